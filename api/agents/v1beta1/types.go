@@ -1,0 +1,143 @@
+package v1beta1
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// ShutdownPolicy says what becomes of a Sandbox object whose shutdown time has passed.
+// +kubebuilder:validation:Enum=Delete;Retain
+type ShutdownPolicy string
+
+// Shutdown policies.
+const (
+	// ShutdownDelete removes the Sandbox object.
+	ShutdownDelete ShutdownPolicy = "Delete"
+	// ShutdownRetain keeps the object and clears what ran for it. The default.
+	ShutdownRetain ShutdownPolicy = "Retain"
+)
+
+// OperatingMode is the state that a user wants a Sandbox in.
+// +kubebuilder:validation:Enum=Running;Suspended
+type OperatingMode string
+
+// Operating modes.
+const (
+	// ModeRunning is the default.
+	ModeRunning OperatingMode = "Running"
+	// ModeSuspended stops the computation and keeps what [BarchanSpec.Suspend] names.
+	ModeSuspended OperatingMode = "Suspended"
+)
+
+// PodMetadata is the part of a Pod's metadata that a template may set.
+type PodMetadata struct {
+	// +optional
+	Labels map[string]string `json:"labels,omitempty"`
+	// +optional
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+// PodTemplate describes the Pod, or on one machine the container, of a sandbox.
+type PodTemplate struct {
+	// Spec is a core/v1 PodSpec. What a node cannot honour is refused by the field's name.
+	Spec corev1.PodSpec `json:"spec"`
+	// +optional
+	ObjectMeta PodMetadata `json:"metadata,omitempty"`
+}
+
+// EmbeddedObjectMetadata is the metadata of a volume claim template.
+type EmbeddedObjectMetadata struct {
+	// Name of the claim; the claim's object is called <name>-<sandbox>.
+	// +optional
+	Name string `json:"name,omitempty"`
+	// +optional
+	Labels map[string]string `json:"labels,omitempty"`
+	// +optional
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+// PersistentVolumeClaimTemplate is one volume that a sandbox keeps for its whole life.
+type PersistentVolumeClaimTemplate struct {
+	// +optional
+	EmbeddedObjectMetadata `json:"metadata,omitempty"`
+	Spec                   corev1.PersistentVolumeClaimSpec `json:"spec"`
+}
+
+// SandboxBlueprint is what Sandbox and SandboxTemplate have in common: all that decides what runs.
+type SandboxBlueprint struct {
+	PodTemplate PodTemplate `json:"podTemplate"`
+	// VolumeClaimTemplates cannot change once the sandbox exists.
+	// +optional
+	// +listType=atomic
+	VolumeClaimTemplates []PersistentVolumeClaimTemplate `json:"volumeClaimTemplates,omitempty"`
+	// Service: unset keeps an existing Service and makes none, true makes a headless one, false deletes it.
+	// +optional
+	Service *bool `json:"service,omitempty"`
+}
+
+// SandboxSpec is what a user wants of a sandbox.
+// +kubebuilder:validation:XValidation:rule="has(self.volumeClaimTemplates) == has(oldSelf.volumeClaimTemplates) && (!has(self.volumeClaimTemplates) || self.volumeClaimTemplates == oldSelf.volumeClaimTemplates)",message="volumeClaimTemplates is immutable"
+type SandboxSpec struct {
+	SandboxBlueprint `json:",inline"`
+	// ShutdownTime is when the sandbox ends. Unset: never.
+	// +optional
+	ShutdownTime *metav1.Time `json:"shutdownTime,omitempty"`
+	// ShutdownPolicy says what becomes of the object at ShutdownTime.
+	// +optional
+	// +kubebuilder:default=Retain
+	ShutdownPolicy ShutdownPolicy `json:"shutdownPolicy,omitempty"`
+	// +optional
+	// +kubebuilder:default=Running
+	OperatingMode OperatingMode `json:"operatingMode,omitempty"`
+	// Barchan holds what Barchan adds to the upstream kind.
+	// +optional
+	Barchan *BarchanSpec `json:"barchan,omitempty"`
+}
+
+// SandboxStatus is what the sandbox's controller last saw. Users never write it.
+type SandboxStatus struct {
+	// +optional
+	ServiceFQDN string `json:"serviceFQDN,omitempty"`
+	// +optional
+	Service string `json:"service,omitempty"`
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	// Selector finds the Pods of the sandbox, in the text form of a label selector.
+	// +optional
+	Selector string `json:"selector,omitempty"`
+	// +optional
+	// +listType=atomic
+	PodIPs []string `json:"podIPs,omitempty"`
+	// +optional
+	NodeName string `json:"nodeName,omitempty"`
+	// Barchan holds what Barchan adds to the upstream kind.
+	// +optional
+	Barchan *BarchanStatus `json:"barchan,omitempty"`
+}
+
+// Sandbox is one isolated computer with a stable identity.
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:shortName=sandbox
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type Sandbox struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+	Spec              SandboxSpec `json:"spec"`
+	// +optional
+	Status SandboxStatus `json:"status,omitempty"`
+}
+
+// SandboxList is a list of sandboxes.
+// +kubebuilder:object:root=true
+type SandboxList struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []Sandbox `json:"items"`
+}

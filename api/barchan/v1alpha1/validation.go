@@ -1,0 +1,49 @@
+package v1alpha1
+
+import (
+	"regexp"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+var sha256Hex = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+// maxPrefix is how much of a key may be stored in clear.
+const maxPrefix = 12
+
+// SetCheckpointDefaults fills what the user left out.
+func SetCheckpointDefaults(c *Checkpoint) {
+	if c.Spec.Content == "" {
+		c.Spec.Content = ContentMemoryAndFiles
+	}
+}
+
+// ValidateCheckpoint checks a checkpoint after defaulting. old is nil on create.
+func ValidateCheckpoint(c, old *Checkpoint) (errs field.ErrorList) {
+	spec := field.NewPath("spec")
+	if c.Spec.SandboxName == "" {
+		errs = append(errs, field.Required(spec.Child("sandboxName"), ""))
+	}
+	if c.Spec.Content != ContentMemoryAndFiles && c.Spec.Content != ContentFiles {
+		errs = append(errs, field.NotSupported(spec.Child("content"), c.Spec.Content, []CheckpointContent{ContentMemoryAndFiles, ContentFiles}))
+	}
+	if c.Spec.TTLSeconds != nil && *c.Spec.TTLSeconds < 0 {
+		errs = append(errs, field.Invalid(spec.Child("ttlSeconds"), *c.Spec.TTLSeconds, "must be 0 or more"))
+	}
+	if old != nil && (c.Spec.SandboxName != old.Spec.SandboxName || c.Spec.Content != old.Spec.Content) {
+		errs = append(errs, field.Forbidden(spec, "sandboxName and content are immutable"))
+	}
+	return errs
+}
+
+// ValidateAPIKey checks a key's object. The error never repeats the hash.
+func ValidateAPIKey(k *APIKey) (errs field.ErrorList) {
+	spec := field.NewPath("spec")
+	if !sha256Hex.MatchString(k.Spec.SHA256) {
+		errs = append(errs, field.Invalid(spec.Child("sha256"), "(hidden)", "must be 64 lower-case hex digits"))
+	}
+	if len(k.Spec.Prefix) > maxPrefix {
+		errs = append(errs, field.TooLong(spec.Child("prefix"), "", maxPrefix))
+	}
+	return errs
+}

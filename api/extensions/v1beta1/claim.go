@@ -1,0 +1,126 @@
+package v1beta1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+)
+
+// ClaimShutdownPolicy says what becomes of a claim that ended.
+// +kubebuilder:validation:Enum=Delete;DeleteForeground;Retain
+type ClaimShutdownPolicy string
+
+// Claim shutdown policies.
+const (
+	// ClaimDelete removes the claim, its sandbox after it.
+	ClaimDelete ClaimShutdownPolicy = "Delete"
+	// ClaimDeleteForeground removes the claim once its sandbox is gone.
+	ClaimDeleteForeground ClaimShutdownPolicy = "DeleteForeground"
+	// ClaimRetain keeps the claim. The default.
+	ClaimRetain ClaimShutdownPolicy = "Retain"
+)
+
+// SandboxWarmPoolRef names a pool of the same namespace.
+type SandboxWarmPoolRef struct {
+	// +kubebuilder:validation:MinLength=1
+	Name string `json:"name"`
+}
+
+// ClaimLifecycle says when a claim ends and what then becomes of it.
+type ClaimLifecycle struct {
+	// +optional
+	ShutdownTime *metav1.Time `json:"shutdownTime,omitempty"`
+	// TTLSecondsAfterFinished counts from the end of the sandbox's work, in seconds.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	TTLSecondsAfterFinished *int32 `json:"ttlSecondsAfterFinished,omitempty"`
+	// +optional
+	// +kubebuilder:default=Retain
+	ShutdownPolicy ClaimShutdownPolicy `json:"shutdownPolicy,omitempty"`
+}
+
+// EnvVar is one variable that a claim brings.
+type EnvVar struct {
+	// +kubebuilder:validation:MinLength=1
+	Name string `json:"name"`
+	// +optional
+	Value string `json:"value,omitempty"`
+	// ContainerName: empty means the first container.
+	// +optional
+	ContainerName string `json:"containerName,omitempty"`
+}
+
+// SandboxClaimSpec is a user's wish for one sandbox of a pool.
+type SandboxClaimSpec struct {
+	WarmPoolRef SandboxWarmPoolRef `json:"warmPoolRef"`
+	// +optional
+	Lifecycle *ClaimLifecycle `json:"lifecycle,omitempty"`
+	// +optional
+	AdditionalPodMetadata agents.PodMetadata `json:"additionalPodMetadata,omitempty"`
+	// +optional
+	// +listType=atomic
+	Env []EnvVar `json:"env,omitempty"`
+	// +optional
+	// +listType=atomic
+	VolumeClaimTemplates []agents.PersistentVolumeClaimTemplate `json:"volumeClaimTemplates,omitempty"`
+}
+
+// ClaimedSandbox is the sandbox that a claim got.
+type ClaimedSandbox struct {
+	// +optional
+	Name string `json:"name,omitempty"`
+	// +optional
+	// +listType=atomic
+	PodIPs []string `json:"podIPs,omitempty"`
+}
+
+// SandboxClaimStatus is what the claim's controller last saw.
+type SandboxClaimStatus struct {
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	// +optional
+	Sandbox ClaimedSandbox `json:"sandbox,omitempty"`
+}
+
+// Reasons of a claim's Ready condition, beside those of its sandbox.
+const (
+	ReasonTemplateNotFound      = "TemplateNotFound"
+	ReasonWarmPoolNotFound      = "WarmPoolNotFound"
+	ReasonAdoptionConflict      = "AdoptionConflict"
+	ReasonSandboxCreatePending  = "SandboxCreatePending"
+	ReasonInvalidMetadata       = "InvalidMetadata"
+	ReasonEnvVarsRejected       = "EnvVarsInjectionRejected"
+	ReasonVolumeClaimsError     = "VolumeClaimTemplatesError"
+	ReasonClaimExpired          = "ClaimExpired"
+	ReasonSandboxMissing        = "SandboxMissing"
+	ReasonSandboxNotReady       = "SandboxNotReady"
+	ReasonClaimReconcilerFailed = "ReconcilerError"
+)
+
+// SandboxClaim is a user's taking of one sandbox.
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:shortName=sandboxclaim
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Sandbox",type=string,JSONPath=`.status.sandbox.name`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type SandboxClaim struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+	Spec              SandboxClaimSpec `json:"spec"`
+	// +optional
+	Status SandboxClaimStatus `json:"status,omitempty"`
+}
+
+// SandboxClaimList is a list of claims.
+// +kubebuilder:object:root=true
+type SandboxClaimList struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []SandboxClaim `json:"items"`
+}

@@ -1,0 +1,99 @@
+package v1beta1
+
+import (
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+)
+
+// NetworkPolicyManagement says who keeps the network policy of a template's sandboxes.
+// +kubebuilder:validation:Enum=Managed;Unmanaged
+type NetworkPolicyManagement string
+
+// Network policy managements.
+const (
+	// NetworkManaged has Barchan apply the template's policy, or the secure default. The default.
+	NetworkManaged NetworkPolicyManagement = "Managed"
+	// NetworkUnmanaged applies none.
+	NetworkUnmanaged NetworkPolicyManagement = "Unmanaged"
+)
+
+// InjectionPolicy says whether a claim may add to what the template sets.
+// +kubebuilder:validation:Enum=Disallowed;Allowed;Overrides
+type InjectionPolicy string
+
+// Injection policies.
+const (
+	// InjectionDisallowed refuses. The default.
+	InjectionDisallowed InjectionPolicy = "Disallowed"
+	// InjectionAllowed lets a claim add names that the template does not set.
+	InjectionAllowed InjectionPolicy = "Allowed"
+	// InjectionOverrides lets a claim also replace what the template sets.
+	InjectionOverrides InjectionPolicy = "Overrides"
+)
+
+// TemplateNetworkPolicy is the ingress and egress of a template's sandboxes; an empty list denies.
+type TemplateNetworkPolicy struct {
+	// +optional
+	// +listType=atomic
+	Ingress []networkingv1.NetworkPolicyIngressRule `json:"ingress,omitempty"`
+	// +optional
+	// +listType=atomic
+	Egress []networkingv1.NetworkPolicyEgressRule `json:"egress,omitempty"`
+}
+
+// SandboxTemplateSpec is a blueprint and what claims may change of it.
+type SandboxTemplateSpec struct {
+	agents.SandboxBlueprint `json:",inline"`
+	// NetworkPolicy: unset means the built-in secure default.
+	// +optional
+	NetworkPolicy *TemplateNetworkPolicy `json:"networkPolicy,omitempty"`
+	// +optional
+	// +kubebuilder:default=Managed
+	NetworkPolicyManagement NetworkPolicyManagement `json:"networkPolicyManagement,omitempty"`
+	// EnvVarsInjectionPolicy says whether a claim may bring environment variables.
+	// +optional
+	// +kubebuilder:default=Disallowed
+	EnvVarsInjectionPolicy InjectionPolicy `json:"envVarsInjectionPolicy,omitempty"`
+	// VolumeClaimTemplatesPolicy says whether a claim may bring volumes.
+	// +optional
+	// +kubebuilder:default=Disallowed
+	VolumeClaimTemplatesPolicy InjectionPolicy `json:"volumeClaimTemplatesPolicy,omitempty"`
+	// Barchan holds what Barchan adds to the upstream kind.
+	// +optional
+	Barchan *TemplateBarchanSpec `json:"barchan,omitempty"`
+}
+
+// TemplateBarchanSpec is what Barchan adds to a SandboxTemplate.
+type TemplateBarchanSpec struct {
+	// Aliases are further names by which clients may ask for the template.
+	// +optional
+	// +listType=set
+	Aliases []string `json:"aliases,omitempty"`
+	// Public lets every namespace use the template. Default false.
+	// +optional
+	Public bool `json:"public,omitempty"`
+	// Sandbox is taken over into each sandbox of the template.
+	// +optional
+	Sandbox *agents.BarchanSpec `json:"sandbox,omitempty"`
+}
+
+// SandboxTemplate is the blueprint of sandboxes. It has no status.
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:shortName=sandboxtemplate
+type SandboxTemplate struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+	Spec              SandboxTemplateSpec `json:"spec"`
+}
+
+// SandboxTemplateList is a list of templates.
+// +kubebuilder:object:root=true
+type SandboxTemplateList struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []SandboxTemplate `json:"items"`
+}

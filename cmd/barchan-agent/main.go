@@ -1,0 +1,57 @@
+// Command barchan-agent is PID 1 of a sandbox. See package agent.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/barchan-dev/barchan/internal/agent"
+	"github.com/barchan-dev/barchan/internal/envd"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	code := run(ctx)
+	stop()
+	os.Exit(code)
+}
+
+func run(ctx context.Context) int {
+	file := flag.String("config", envd.ConfigPath, "path of the configuration")
+	version := flag.Bool("version", false, "print the protocol version and exit")
+	flag.Parse()
+	if flag.NArg() > 0 {
+		fmt.Fprintf(os.Stderr, "barchan-agent: unexpected argument %q\n", flag.Arg(0))
+		return 2
+	}
+	if *version {
+		fmt.Fprintln(os.Stdout, envd.Version)
+		return 0
+	}
+	// Caught, not ignored: children would inherit that. Neither a terminal
+	// that hangs up nor a log that nobody reads may end the sandbox.
+	unheeded := make(chan os.Signal, 1)
+	signal.Notify(unheeded, syscall.SIGHUP, syscall.SIGPIPE)
+	defer signal.Stop(unheeded)
+	cfg, err := envd.ReadConfig(*file)
+	if err != nil {
+		return fail(err)
+	}
+	a, err := agent.New(cfg, os.Stderr)
+	if err != nil {
+		return fail(err)
+	}
+	if err := a.Run(ctx); err != nil {
+		return fail(err)
+	}
+	return 0
+}
+
+func fail(err error) int {
+	fmt.Fprintf(os.Stderr, "barchan-agent: %v\n", err)
+	return 1
+}

@@ -1,0 +1,36 @@
+package main
+
+import (
+	"context"
+	"io"
+
+	"github.com/barchan-dev/barchan/internal/adminclient"
+	"github.com/barchan-dev/barchan/internal/cli"
+	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/daemon"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+)
+
+// deps hands the command line what it cannot do as a client.
+func deps() cli.Deps {
+	return cli.Deps{
+		Version: version,
+		RunServer: func(ctx context.Context, cfg config.Config, log io.Writer) error {
+			logger, err := telemetry.NewLogger(log, telemetry.LogConfig{Format: cfg.LogFormat, Level: cfg.LogLevel})
+			if err != nil {
+				return err
+			}
+			d, err := daemon.New(daemon.Config{Config: cfg, Version: version, Log: logger})
+			if err != nil {
+				return err
+			}
+			return d.Run(ctx)
+		},
+		RemoveAll: func(ctx context.Context, cfg config.Config, progress func(adminclient.Event)) error {
+			return daemon.RemoveAll(ctx, cfg, telemetry.Discard(), progress)
+		},
+		Doctor: func(ctx context.Context, cfg config.Config) []adminclient.Check {
+			return daemon.Doctor(ctx, cfg, true)
+		},
+	}
+}

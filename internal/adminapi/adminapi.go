@@ -1,0 +1,239 @@
+// Package adminapi serves the administration of one server on a unix socket
+// that only the server's own user may open: status, images, shutdown. It
+// decides nothing: each request becomes one call on what it was given.
+package adminapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/adminclient"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+)
+
+// Server is the server that is administered; package daemon has it.
+type Server interface {
+	// Status may be asked for at any time, from the first phase of the boot on.
+	Status(ctx context.Context) (adminclient.Status, error)
+	// Doctor looks for what is not as it should be.
+	Doctor(ctx context.Context) ([]adminclient.Check, error)
+	// Prepare does what must be done before the server ends: with req.All it
+	// ends and removes every sandbox. Repeating it is harmless.
+	Prepare(ctx context.Context, req adminclient.ShutdownRequest, progress func(adminclient.Event)) error
+	// Stop has the server end soon, and returns at once.
+	Stop()
+}
+
+// Images keeps images; all of it may answer errs.ErrUnavailable during the boot.
+type Images interface {
+	List(ctx context.Context) ([]adminclient.Image, error)
+	Pull(ctx context.Context, req adminclient.PullRequest, progress func(adminclient.Event)) (adminclient.Image, error)
+	// Import reads an OCI layout or a `docker save` from a tar.
+	Import(ctx context.Context, tar io.Reader, name string, progress func(adminclient.Event)) ([]adminclient.Image, error)
+	Remove(ctx context.Context, ref string) error
+}
+
+// BaseImage makes the base image and puts it among the others.
+type BaseImage interface {
+	BuildBase(ctx context.Context, req adminclient.BuildBaseRequest, progress func(adminclient.Event)) (adminclient.Image, error)
+}
+
+// Config has the parts of an API. All of it is needed.
+type Config struct {
+	Socket string
+	Server Server
+	Images Images
+	Base   BaseImage
+	Log    *slog.Logger
+}
+
+// API serves the administration.
+type API struct {
+	cfg Config
+	log *slog.Logger
+}
+
+// New checks the configuration and opens nothing.
+func New(cfg Config) (*API, error) {
+	switch {
+	case !filepath.IsAbs(cfg.Socket):
+		return nil, fmt.Errorf("admin socket %q: want an absolute path: %w", cfg.Socket, errs.ErrInvalid)
+	case cfg.Server == nil || cfg.Images == nil || cfg.Base == nil || cfg.Log == nil:
+		return nil, fmt.Errorf("admin API: server, images, base and log are needed: %w", errs.ErrInvalid)
+	}
+	return &API{cfg: cfg, log: cfg.Log.With(telemetry.Component, "adminapi")}, nil
+}
+
+// maxRequest bounds a JSON body; a tar has no bound but the disk.
+const maxRequest = 1 << 20
+
+// lastAnswers is how long a stopping API lets its last answers be read.
+const lastAnswers = 5 * time.Second
+
+// Run serves until ctx is done. The caller holds the data directory's lock: a
+// socket that is there already was left behind, and is replaced.
+func (a *API) Run(ctx context.Context) error {
+	if err := os.MkdirAll(filepath.Dir(a.cfg.Socket), 0o700); err != nil {
+		return fmt.Errorf("make directory of the admin socket: %w", err)
+	}
+	if err := os.Remove(a.cfg.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove old admin socket: %w", err)
+	}
+	l, err := listen(ctx, a.cfg.Socket)
+	if err != nil {
+		return err
+	}
+	return a.serve(ctx, l)
+}
+
+// listen opens the socket under a name of its own and moves it into place when
+// it is closed to others.
+func listen(ctx context.Context, socket string) (net.Listener, error) {
+	tmp := socket + ".new"
+	if err := os.Remove(tmp); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("remove half-made admin socket: %w", err)
+	}
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "unix", tmp)
+	if err != nil {
+		return nil, fmt.Errorf("open admin socket: %w", err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	err = os.Chmod(tmp, 0o600)
+	if err == nil {
+		err = os.Rename(tmp, socket)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("place admin socket: %w", err), l.Close())
+	}
+	return l, nil
+}
+
+func (a *API) serve(ctx context.Context, l net.Listener) error {
+	srv := &http.Server{
+		Handler:           a.Handler(),
+		ReadHeaderTimeout: 10 * time.Second,
+		// Long work ends with the server, not with its last answers.
+		BaseContext: func(net.Listener) context.Context { return ctx },
+		ErrorLog:    slog.NewLogLogger(a.log.Handler(), slog.LevelWarn),
+	}
+	var served error
+	var wg sync.WaitGroup
+	over, end := context.WithCancel(ctx)
+	defer end()
+	wg.Go(func() {
+		served = srv.Serve(l)
+		end()
+	})
+	<-over.Done()
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastAnswers)
+	defer cancel()
+	if srv.Shutdown(grace) != nil {
+		_ = srv.Close() // what is left would not end by itself
+	}
+	wg.Wait()
+	err := os.Remove(a.cfg.Socket)
+	if errors.Is(err, os.ErrNotExist) {
+		err = nil
+	}
+	if !errors.Is(served, http.ErrServerClosed) {
+		err = errors.Join(fmt.Errorf("serve admin socket: %w", served), err)
+	}
+	return err
+}
+
+// Handler serves the routes, for Run and for tests.
+func (a *API) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+adminclient.PathStatus, func(w http.ResponseWriter, r *http.Request) {
+		s, err := a.cfg.Server.Status(r.Context())
+		a.answer(w, r, s, err)
+	})
+	mux.HandleFunc("GET "+adminclient.PathDoctor, func(w http.ResponseWriter, r *http.Request) {
+		checks, err := a.cfg.Server.Doctor(r.Context())
+		a.answer(w, r, orEmpty(checks), err)
+	})
+	mux.HandleFunc("GET "+adminclient.PathImages, func(w http.ResponseWriter, r *http.Request) {
+		images, err := a.cfg.Images.List(r.Context())
+		a.answer(w, r, orEmpty(images), err)
+	})
+	mux.HandleFunc("DELETE "+adminclient.PathImages+"/{ref}", a.removeImage)
+	mux.HandleFunc("POST "+adminclient.PathBuildBase, a.buildBase)
+	mux.HandleFunc("POST "+adminclient.PathPull, a.pull)
+	mux.HandleFunc("POST "+adminclient.PathImport, a.importTar)
+	mux.HandleFunc("POST "+adminclient.PathShutdown, a.shutdown)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		a.refuse(w, r, errs.Public(errs.ErrNotFound, "no route "+r.Method+" "+r.URL.Path))
+	})
+	return mux
+}
+
+func orEmpty[T any](s []T) []T {
+	if s == nil {
+		return []T{}
+	}
+	return s
+}
+
+func (a *API) answer(w http.ResponseWriter, r *http.Request, body any, err error) {
+	if err != nil {
+		a.refuse(w, r, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(body) // the client has gone
+}
+
+// refuse tells the whole error: whoever may open the socket may read the log.
+func (a *API) refuse(w http.ResponseWriter, r *http.Request, err error) {
+	e := wire(err)
+	a.log.WarnContext(r.Context(), "admin request refused", telemetry.Path, r.URL.Path, telemetry.Error, err)
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(e.Code)
+	_ = json.NewEncoder(w).Encode(e) // the client has gone
+}
+
+// codes is the edge's table from kinds to HTTP.
+var codes = map[error]int{
+	errs.ErrInvalid:     http.StatusBadRequest,
+	errs.ErrForbidden:   http.StatusForbidden,
+	errs.ErrNotFound:    http.StatusNotFound,
+	errs.ErrConflict:    http.StatusConflict,
+	errs.ErrTooLarge:    http.StatusRequestEntityTooLarge,
+	errs.ErrUnavailable: http.StatusServiceUnavailable,
+	errs.ErrExhausted:   http.StatusInsufficientStorage,
+	errs.ErrTimeout:     http.StatusGatewayTimeout,
+}
+
+func wire(err error) *adminclient.Error {
+	code, ok := codes[errs.Kind(err)]
+	if !ok {
+		code = http.StatusInternalServerError
+	}
+	text, ok := errs.PublicMessage(err)
+	if !ok {
+		text = err.Error()
+	}
+	return &adminclient.Error{Code: code, Text: text}
+}
+
+// decode reads a JSON body; none at all is the zero value.
+func decode(w http.ResponseWriter, r *http.Request, into any) error {
+	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(into); err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("request body: %w: %w", err, errs.ErrInvalid)
+	}
+	return nil
+}

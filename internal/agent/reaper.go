@@ -1,0 +1,129 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+)
+
+// errGone is the answer to a signal for a process that has ended.
+var errGone = errors.New("process has ended")
+
+// reaper is the only one in this program that forks and waits, because as PID
+// 1 it must wait for any child, and a second waiter (os/exec) would lose exit
+// codes to it. forking is taken before mu.
+type reaper struct {
+	// forking is held for reading from a fork until the child is in waiters,
+	// and for writing while children are waited for; so no child is reaped
+	// before it is known, and none is signalled after its PID is free.
+	forking sync.RWMutex
+	mu      sync.Mutex
+	waiters map[int]chan syscall.WaitStatus // +checklocks:mu
+	sigs    chan os.Signal
+}
+
+// newReaper begins to listen for SIGCHLD; Run must follow.
+func newReaper() *reaper {
+	r := &reaper{waiters: map[int]chan syscall.WaitStatus{}, sigs: make(chan os.Signal, 1)}
+	signal.Notify(r.sigs, syscall.SIGCHLD)
+	return r
+}
+
+// Run reaps until ctx ends.
+func (r *reaper) Run(ctx context.Context) error {
+	defer signal.Stop(r.sigs)
+	for {
+		r.reap()
+		select {
+		case <-r.sigs:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// reap waits for every child that has ended, also those adopted from others.
+func (r *reaper) reap() {
+	r.forking.Lock()
+	defer r.forking.Unlock()
+	for {
+		var ws syscall.WaitStatus
+		pid, err := syscall.Wait4(-1, &ws, syscall.WNOHANG, nil)
+		if errors.Is(err, syscall.EINTR) {
+			continue
+		}
+		if err != nil || pid <= 0 {
+			return
+		}
+		r.mu.Lock()
+		if ch, ok := r.waiters[pid]; ok {
+			delete(r.waiters, pid)
+			ch <- ws
+		}
+		r.mu.Unlock()
+	}
+}
+
+// start runs a program; the channel gives its status once it ends.
+func (r *reaper) start(argv0 string, argv []string, attr *syscall.ProcAttr) (int, <-chan syscall.WaitStatus, error) {
+	r.forking.RLock()
+	defer r.forking.RUnlock()
+	pid, err := syscall.ForkExec(argv0, argv, attr)
+	if err != nil {
+		return 0, nil, &os.PathError{Op: "fork/exec", Path: argv0, Err: err}
+	}
+	ch := make(chan syscall.WaitStatus, 1)
+	r.mu.Lock()
+	r.waiters[pid] = ch
+	r.mu.Unlock()
+	return pid, ch, nil
+}
+
+// signal sends sig to the process group that pid leads, or returns errGone.
+func (r *reaper) signal(pid int, sig syscall.Signal) error {
+	r.forking.RLock()
+	defer r.forking.RUnlock()
+	r.mu.Lock()
+	_, alive := r.waiters[pid]
+	r.mu.Unlock()
+	if !alive {
+		return errGone
+	}
+	err := syscall.Kill(-pid, sig)
+	if errors.Is(err, syscall.ESRCH) {
+		// The child has not made its session yet, or has left the group.
+		err = syscall.Kill(pid, sig)
+	}
+	if err != nil {
+		return fmt.Errorf("signal process %d: %w", pid, err)
+	}
+	return nil
+}
+
+// children lists the processes that start made and that still run.
+func (r *reaper) children() []int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	pids := make([]int, 0, len(r.waiters))
+	for pid := range r.waiters {
+		pids = append(pids, pid)
+	}
+	return pids
+}
+
+// statusText words a status as os.ProcessState does.
+func statusText(ws syscall.WaitStatus) string {
+	switch {
+	case ws.Exited():
+		return fmt.Sprintf("exit status %d", ws.ExitStatus())
+	case ws.Signaled() && ws.CoreDump():
+		return "signal: " + ws.Signal().String() + " (core dumped)"
+	case ws.Signaled():
+		return "signal: " + ws.Signal().String()
+	}
+	return fmt.Sprintf("status %#x", uint32(ws))
+}

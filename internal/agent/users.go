@@ -1,0 +1,178 @@
+package agent
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// errNoUser is the answer to a name that the sandbox does not know.
+var errNoUser = errors.New("no such user")
+
+// account is a user with all that a process of it needs.
+type account struct {
+	name     string
+	uid, gid uint32
+	home     string
+	groups   []uint32
+}
+
+// accounts reads users and groups from files, as a static program cannot ask
+// the C library. It reads them anew each time: programs add users.
+type accounts struct{ passwd, group string }
+
+func systemAccounts() accounts { return accounts{"/etc/passwd", "/etc/group"} }
+
+// lookup finds a user by name. There is always a root, also where no file tells of users.
+func (a accounts) lookup(name string) (account, error) {
+	acc, err := a.find(name, func(f []string) bool { return f[0] == name })
+	if name == "root" && errors.Is(err, errNoUser) {
+		return account{name: name, home: "/", groups: []uint32{0}}, nil
+	}
+	return acc, err
+}
+
+// resolve finds a user as image configurations name it: a name or an ID, with
+// ":group" if wanted. An ID needs no entry.
+func (a accounts) resolve(spec string) (account, error) {
+	name, group, _ := strings.Cut(spec, ":")
+	acc, err := a.lookup(name)
+	if errors.Is(err, errNoUser) {
+		uid, perr := strconv.ParseUint(name, 10, 32)
+		if perr != nil {
+			return account{}, err
+		}
+		acc, err = a.find(name, func(f []string) bool { return f[2] == name })
+		if errors.Is(err, errNoUser) {
+			acc, err = account{name: name, uid: uint32(uid), home: "/"}, nil
+		}
+	}
+	if err != nil || group == "" {
+		return acc, err
+	}
+	gid, err := a.groupID(group)
+	if err != nil {
+		return account{}, err
+	}
+	acc.gid, acc.groups = gid, nil
+	return acc, nil
+}
+
+func (a accounts) find(name string, match func(fields []string) bool) (account, error) {
+	var acc account
+	found := false
+	err := eachLine(a.passwd, 6, func(f []string) bool {
+		if !match(f) {
+			return true
+		}
+		uid, uerr := strconv.ParseUint(f[2], 10, 32)
+		gid, gerr := strconv.ParseUint(f[3], 10, 32)
+		if uerr != nil || gerr != nil {
+			return true
+		}
+		acc = account{name: f[0], uid: uint32(uid), gid: uint32(gid), home: f[5]}
+		found = true
+		return false
+	})
+	if err != nil {
+		return account{}, err
+	}
+	if !found {
+		return account{}, fmt.Errorf("%w: %q", errNoUser, name)
+	}
+	if acc.home == "" {
+		acc.home = "/"
+	}
+	acc.groups, err = a.memberships(acc)
+	return acc, err
+}
+
+// memberships lists the supplementary groups.
+func (a accounts) memberships(acc account) ([]uint32, error) {
+	gids := []uint32{acc.gid}
+	err := eachLine(a.group, 4, func(f []string) bool {
+		gid, err := strconv.ParseUint(f[2], 10, 32)
+		if err == nil && slices.Contains(strings.Split(f[3], ","), acc.name) && !slices.Contains(gids, uint32(gid)) {
+			gids = append(gids, uint32(gid))
+		}
+		return true
+	})
+	return gids, err
+}
+
+func (a accounts) groupID(group string) (uint32, error) {
+	id, err := strconv.ParseUint(group, 10, 32)
+	found := err == nil
+	err = eachLine(a.group, 3, func(f []string) bool {
+		if f[0] != group {
+			return true
+		}
+		gid, err := strconv.ParseUint(f[2], 10, 32)
+		if err == nil {
+			id, found = gid, true
+		}
+		return err != nil
+	})
+	if err == nil && !found {
+		err = fmt.Errorf("no such group: %q", group)
+	}
+	return uint32(id), err
+}
+
+// names has the names of IDs, for describing many files at once.
+type names struct{ users, groups map[uint32]string }
+
+func (a accounts) names() names {
+	read := func(file string) map[uint32]string {
+		m := map[uint32]string{}
+		// A file that cannot be read leaves the numbers to speak for themselves.
+		_ = eachLine(file, 3, func(f []string) bool {
+			id, err := strconv.ParseUint(f[2], 10, 32)
+			if _, ok := m[uint32(id)]; err == nil && !ok {
+				m[uint32(id)] = f[0]
+			}
+			return true
+		})
+		return m
+	}
+	return names{users: read(a.passwd), groups: read(a.group)}
+}
+
+func (n names) owner(uid, gid uint32) (string, string) {
+	name := func(m map[uint32]string, id uint32) string {
+		if s, ok := m[id]; ok {
+			return s
+		}
+		return strconv.FormatUint(uint64(id), 10)
+	}
+	return name(n.users, uid), name(n.groups, gid)
+}
+
+// eachLine calls each with the fields of every line that has at least min of
+// them, until it returns false. A missing file has no lines.
+func eachLine(file string, minimum int, each func(fields []string) bool) error {
+	f, err := os.Open(file)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("open accounts: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	sc := bufio.NewScanner(f)
+	sc.Buffer(nil, 1<<20)
+	for sc.Scan() {
+		fields := strings.Split(sc.Text(), ":")
+		if len(fields) >= minimum && !strings.HasPrefix(fields[0], "#") && !each(fields) {
+			break
+		}
+	}
+	if err := sc.Err(); err != nil {
+		return fmt.Errorf("read %s: %w", file, err)
+	}
+	return nil
+}

@@ -1,0 +1,217 @@
+package agent
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/barchan-dev/barchan/internal/envd/filesystempb"
+)
+
+const (
+	// maxWatchers bounds the watchers of clients that poll.
+	maxWatchers = 1000
+	// maxPending bounds the events that wait for a poll; past it the oldest go.
+	maxPending = 100_000
+)
+
+func watchError(err error) error {
+	return connect.NewError(connect.CodeInternal, fmt.Errorf("watch: %w", err))
+}
+
+// next waits for the next note of the kernel, or until quit ends.
+func (w *watch) next(quit <-chan struct{}, tick <-chan time.Time) (events []*filesystempb.FilesystemEvent, ticked bool, err error) {
+	select {
+	case <-quit:
+		return nil, false, context.Canceled
+	case <-tick:
+		return nil, true, nil
+	case err, ok := <-w.notify.Errors:
+		if !ok {
+			err = errors.New("watcher closed")
+		}
+		return nil, false, watchError(err)
+	case n, ok := <-w.notify.Events:
+		if !ok {
+			return nil, false, watchError(errors.New("watcher closed"))
+		}
+		events, err := w.translate(n)
+		if err != nil {
+			err = watchError(err)
+		}
+		return events, false, err
+	}
+}
+
+// WatchDir streams changes.
+func (s *filesystemService) WatchDir(ctx context.Context, req *connect.Request[filesystempb.WatchDirRequest], stream *connect.ServerStream[filesystempb.WatchDirResponse]) error {
+	path, err := s.watchable(req.Header(), req.Msg.GetPath(), req.Msg.GetAllowNetworkMounts())
+	if err != nil {
+		return err
+	}
+	w, err := newWatch(path, req.Msg.GetRecursive(), req.Msg.GetIncludeEntry(), s.users.accounts, s.uploads)
+	if err != nil {
+		return watchError(err)
+	}
+	defer func() { _ = w.close() }()
+	start := &filesystempb.WatchDirResponse{Event: &filesystempb.WatchDirResponse_Start{Start: &filesystempb.WatchDirResponse_StartEvent{}}}
+	if err := stream.Send(start); err != nil {
+		return err
+	}
+	interval := keepaliveOf(req.Header())
+	keepalive := time.NewTimer(interval)
+	defer keepalive.Stop()
+	for {
+		events, ticked, err := w.next(ctx.Done(), keepalive.C)
+		if ctx.Err() != nil {
+			return contextError(ctx)
+		}
+		for _, ev := range events {
+			if err := stream.Send(&filesystempb.WatchDirResponse{Event: &filesystempb.WatchDirResponse_Filesystem{Filesystem: ev}}); err != nil {
+				return err
+			}
+		}
+		if err != nil {
+			return err
+		}
+		if ticked {
+			alive := &filesystempb.WatchDirResponse{Event: &filesystempb.WatchDirResponse_Keepalive{Keepalive: &filesystempb.WatchDirResponse_KeepAlive{}}}
+			if err := stream.Send(alive); err != nil {
+				return err
+			}
+		}
+		if ticked || len(events) > 0 {
+			keepalive.Reset(interval)
+		}
+	}
+}
+
+// watchers collect events for clients that poll.
+type watchers struct {
+	running sync.WaitGroup
+	mu      sync.Mutex
+	byID    map[string]*watcher // +checklocks:mu
+}
+
+type watcher struct {
+	quit chan struct{}
+
+	mu      sync.Mutex
+	pending []*filesystempb.FilesystemEvent // +checklocks:mu
+	err     error                           // +checklocks:mu
+}
+
+func newWatchers() *watchers { return &watchers{byID: map[string]*watcher{}} }
+
+// CreateWatcher begins to collect events.
+func (s *filesystemService) CreateWatcher(_ context.Context, req *connect.Request[filesystempb.CreateWatcherRequest]) (*connect.Response[filesystempb.CreateWatcherResponse], error) {
+	path, err := s.watchable(req.Header(), req.Msg.GetPath(), req.Msg.GetAllowNetworkMounts())
+	if err != nil {
+		return nil, err
+	}
+	w, err := newWatch(path, req.Msg.GetRecursive(), req.Msg.GetIncludeEntry(), s.users.accounts, s.uploads)
+	if err != nil {
+		return nil, watchError(err)
+	}
+	id, err := s.watchers.add(w)
+	if err != nil {
+		return nil, errors.Join(err, w.close())
+	}
+	return connect.NewResponse(&filesystempb.CreateWatcherResponse{WatcherId: id}), nil
+}
+
+// GetWatcherEvents hands out what was collected since the last call.
+func (s *filesystemService) GetWatcherEvents(_ context.Context, req *connect.Request[filesystempb.GetWatcherEventsRequest]) (*connect.Response[filesystempb.GetWatcherEventsResponse], error) {
+	c, err := s.watchers.find(req.Msg.GetWatcherId())
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	events := c.pending
+	c.pending = nil
+	if len(events) == 0 && c.err != nil {
+		return nil, c.err
+	}
+	return connect.NewResponse(&filesystempb.GetWatcherEventsResponse{Events: events}), nil
+}
+
+// RemoveWatcher stops collecting.
+func (s *filesystemService) RemoveWatcher(_ context.Context, req *connect.Request[filesystempb.RemoveWatcherRequest]) (*connect.Response[filesystempb.RemoveWatcherResponse], error) {
+	if err := s.watchers.remove(req.Msg.GetWatcherId()); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&filesystempb.RemoveWatcherResponse{}), nil
+}
+
+func (ws *watchers) add(w *watch) (string, error) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	if len(ws.byID) >= maxWatchers {
+		return "", connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("%d watchers exist: remove some", maxWatchers))
+	}
+	id := "w" + strings.ToLower(rand.Text())
+	c := &watcher{quit: make(chan struct{})}
+	ws.byID[id] = c
+	ws.running.Go(func() { c.collect(w) })
+	return id, nil
+}
+
+func (ws *watchers) find(id string) (*watcher, error) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	c, ok := ws.byID[id]
+	if !ok {
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("watcher with id %s not found", id))
+	}
+	return c, nil
+}
+
+func (ws *watchers) remove(id string) error {
+	c, err := ws.find(id)
+	if err != nil {
+		return err
+	}
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	if ws.byID[id] == c {
+		delete(ws.byID, id)
+		close(c.quit)
+	}
+	return nil
+}
+
+// closeAll stops all watchers and waits for them.
+func (ws *watchers) closeAll() {
+	ws.mu.Lock()
+	for id, c := range ws.byID {
+		delete(ws.byID, id)
+		close(c.quit)
+	}
+	ws.mu.Unlock()
+	ws.running.Wait()
+}
+
+// collect gathers events until the watcher is removed.
+func (c *watcher) collect(w *watch) {
+	defer func() { _ = w.close() }()
+	for {
+		events, _, err := w.next(c.quit, nil)
+		c.mu.Lock()
+		c.pending = append(c.pending, events...)
+		if over := len(c.pending) - maxPending; over > 0 {
+			c.pending = append([]*filesystempb.FilesystemEvent(nil), c.pending[over:]...)
+		}
+		c.err = err
+		c.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}

@@ -1,0 +1,271 @@
+package gc
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// node is what the graph keeps of an object. It is never changed, only replaced.
+type node struct {
+	kind       schema.GroupKind
+	namespace  string
+	name       string
+	uid        types.UID
+	owners     []ref
+	deleting   bool
+	foreground bool
+	orphaning  bool
+}
+
+type ref struct {
+	uid    types.UID
+	blocks bool
+}
+
+func newNode(kind schema.GroupKind, o metav1.Object) *node {
+	n := &node{
+		kind: kind, namespace: o.GetNamespace(), name: o.GetName(), uid: o.GetUID(),
+		deleting: o.GetDeletionTimestamp() != nil,
+	}
+	for _, r := range o.GetOwnerReferences() {
+		n.owners = append(n.owners, ref{uid: r.UID, blocks: isTrue(r.BlockOwnerDeletion)})
+	}
+	n.foreground = has(o, metav1.FinalizerDeleteDependents)
+	n.orphaning = has(o, metav1.FinalizerOrphanDependents)
+	return n
+}
+
+func (n *node) deletingForeground() bool { return n.deleting && n.foreground }
+
+func (n *node) blocks(owner types.UID) bool {
+	return slices.Contains(n.owners, ref{uid: owner, blocks: true})
+}
+
+// graph is who names whom as owner, as far as the watches have told.
+type graph struct {
+	look     func(types.UID) // has an object looked at; set before the first event
+	complete chan struct{}   // closed when every kind has been listed
+
+	mu       sync.Mutex
+	unlisted int                 // +checklocks:mu
+	nodes    map[types.UID]*node // +checklocks:mu
+	// owner to dependents
+	owned  map[types.UID]map[types.UID]struct{}    // +checklocks:mu
+	byKind map[schema.GroupKind]map[types.UID]bool // +checklocks:mu
+}
+
+func newGraph(kinds int) *graph {
+	g := &graph{
+		complete: make(chan struct{}), unlisted: kinds,
+		nodes:  map[types.UID]*node{},
+		owned:  map[types.UID]map[types.UID]struct{}{},
+		byKind: map[schema.GroupKind]map[types.UID]bool{},
+	}
+	if kinds == 0 {
+		close(g.complete)
+	}
+	return g
+}
+
+func (g *graph) get(uid types.UID) (node, bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if n := g.nodes[uid]; n != nil {
+		return *n, true
+	}
+	return node{}, false
+}
+
+func (g *graph) dependents(uid types.UID) []*node {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	deps := make([]*node, 0, len(g.owned[uid]))
+	for dep := range g.owned[uid] {
+		if n := g.nodes[dep]; n != nil {
+			deps = append(deps, n)
+		}
+	}
+	return deps
+}
+
+// +checklocks:g.mu
+func (g *graph) putLocked(n *node) {
+	old := g.nodes[n.uid]
+	if old != nil {
+		g.disownLocked(old)
+	}
+	g.nodes[n.uid] = n
+	if g.byKind[n.kind] == nil {
+		g.byKind[n.kind] = map[types.UID]bool{}
+	}
+	g.byKind[n.kind][n.uid] = true
+	for _, o := range n.owners {
+		if g.owned[o.uid] == nil {
+			g.owned[o.uid] = map[types.UID]struct{}{}
+		}
+		g.owned[o.uid][n.uid] = struct{}{}
+	}
+	if old != nil { // one that no longer blocks, or no longer names its owner, may free it
+		g.lookAtWaitingLocked(old)
+	}
+	if g.interestingLocked(n) {
+		g.look(n.uid)
+	}
+}
+
+// +checklocks:g.mu
+func (g *graph) removeLocked(uid types.UID) {
+	n := g.nodes[uid]
+	if n == nil {
+		return
+	}
+	g.disownLocked(n)
+	delete(g.nodes, uid)
+	delete(g.byKind[n.kind], uid)
+	for dep := range g.owned[uid] {
+		g.look(dep)
+	}
+	g.lookAtWaitingLocked(n)
+}
+
+// +checklocks:g.mu
+func (g *graph) disownLocked(n *node) {
+	for _, o := range n.owners {
+		delete(g.owned[o.uid], n.uid)
+		if len(g.owned[o.uid]) == 0 {
+			delete(g.owned, o.uid)
+		}
+	}
+}
+
+// lookAtWaitingLocked has those owners of n looked at that wait for their dependents to go.
+// +checklocks:g.mu
+func (g *graph) lookAtWaitingLocked(n *node) {
+	for _, o := range n.owners {
+		if owner := g.nodes[o.uid]; owner != nil && owner.deletingForeground() {
+			g.look(owner.uid)
+		}
+	}
+}
+
+// interestingLocked reports whether there may be something to do for n. While kinds are still
+// unknown nothing is: every owner would look absent.
+// +checklocks:g.mu
+func (g *graph) interestingLocked(n *node) bool {
+	if g.unlisted > 0 {
+		return false
+	}
+	if n.deleting {
+		return n.foreground || n.orphaning
+	}
+	nodes := g.nodes
+	return slices.ContainsFunc(n.owners, func(o ref) bool {
+		owner := nodes[o.uid]
+		return owner == nil || owner.deletingForeground()
+	})
+}
+
+// listedLocked notes that a kind is known in full. With the last one, what was told until then
+// is gone through.
+// +checklocks:g.mu
+func (g *graph) listedLocked() {
+	if g.unlisted--; g.unlisted > 0 {
+		return
+	}
+	for uid, n := range g.nodes {
+		if g.interestingLocked(n) {
+			g.look(uid)
+		}
+	}
+	close(g.complete)
+}
+
+// feed is where the watch of one kind writes to; it implements cache.ReflectorStore.
+type feed struct {
+	graph  *graph
+	kind   schema.GroupKind
+	listed sync.Once
+}
+
+// Add implements cache.ReflectorStore.
+func (f *feed) Add(obj any) error { return f.Update(obj) }
+
+// Update implements cache.ReflectorStore.
+func (f *feed) Update(obj any) error {
+	o, err := meta.Accessor(obj)
+	if err != nil {
+		return fmt.Errorf("watch of %s: %w", f.kind, err)
+	}
+	n := newNode(f.kind, o)
+	f.graph.mu.Lock()
+	defer f.graph.mu.Unlock()
+	f.graph.putLocked(n)
+	return nil
+}
+
+// Delete implements cache.ReflectorStore.
+func (f *feed) Delete(obj any) error {
+	o, err := meta.Accessor(obj)
+	if err != nil {
+		return fmt.Errorf("watch of %s: %w", f.kind, err)
+	}
+	f.graph.mu.Lock()
+	defer f.graph.mu.Unlock()
+	f.graph.removeLocked(o.GetUID())
+	return nil
+}
+
+// Replace implements cache.ReflectorStore.
+func (f *feed) Replace(list []any, _ string) error {
+	nodes := map[types.UID]*node{}
+	for _, obj := range list {
+		o, err := meta.Accessor(obj)
+		if err != nil {
+			return fmt.Errorf("list of %s: %w", f.kind, err)
+		}
+		nodes[o.GetUID()] = newNode(f.kind, o)
+	}
+	f.graph.mu.Lock()
+	defer f.graph.mu.Unlock()
+	for uid := range f.graph.byKind[f.kind] {
+		if nodes[uid] == nil {
+			f.graph.removeLocked(uid)
+		}
+	}
+	for _, n := range nodes {
+		f.graph.putLocked(n)
+	}
+	f.listed.Do(f.graph.listedLocked)
+	return nil
+}
+
+// Resync implements cache.ReflectorStore.
+func (f *feed) Resync() error { return nil }
+
+func has(o metav1.Object, finalizer string) bool {
+	return slices.Contains(o.GetFinalizers(), finalizer)
+}
+
+func isTrue(b *bool) bool { return b != nil && *b }
+
+func dropFinalizer(o metav1.Object, finalizer string) {
+	o.SetFinalizers(slices.DeleteFunc(o.GetFinalizers(), func(f string) bool { return f == finalizer }))
+}
+
+func dropOwners(o metav1.Object, gone map[types.UID]bool) {
+	o.SetOwnerReferences(slices.DeleteFunc(o.GetOwnerReferences(), func(r metav1.OwnerReference) bool { return gone[r.UID] }))
+}
+
+func countUIDs(refs []metav1.OwnerReference) int {
+	uids := map[types.UID]bool{}
+	for _, r := range refs {
+		uids[r.UID] = true
+	}
+	return len(uids)
+}

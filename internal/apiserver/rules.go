@@ -1,0 +1,150 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+)
+
+// The users. Any other is anonymous.
+const (
+	// UserAdmin may do everything.
+	UserAdmin = "barchan:admin"
+	// UserController is for the controllers, the manager and the gateway.
+	UserController = "barchan:controller"
+	// UserNode is for what runs sandboxes on a machine.
+	UserNode = "barchan:node"
+)
+
+const all = "*"
+
+// rule lets users use verbs on resources of a group, or on paths.
+type rule struct {
+	users     []string
+	verbs     []string
+	group     string
+	resources []string // "sandboxes", or "sandboxes/status" for a subresource
+	paths     []string // of requests that are not about resources
+}
+
+var (
+	read    = []string{"get", "list", "watch"}
+	write   = []string{"create", "update", "patch", "delete", "deletecollection"}
+	readAll = append(slices.Clone(read), write...)
+)
+
+// rules is who may do what; what stands nowhere here is refused. The node may patch and update
+// sandboxes for their finalizers only: see [store.finalizersOnly].
+func rules() []rule {
+	known := []string{UserAdmin, UserController, UserNode}
+	return []rule{
+		{users: []string{user.Anonymous, UserAdmin, UserController, UserNode}, verbs: []string{"get", "head"}, paths: []string{
+			"/healthz", "/healthz/*", "/livez", "/livez/*", "/readyz", "/readyz/*", "/version", "/version/",
+		}},
+		{users: known, verbs: []string{"get", "head"}, paths: []string{"/", "/api", "/api/*", "/apis", "/apis/*", "/openapi/*"}},
+
+		{users: []string{UserAdmin}, verbs: []string{all}, group: all, resources: []string{all}},
+		{users: []string{UserAdmin}, verbs: []string{all}, paths: []string{all}},
+
+		{users: []string{UserController}, verbs: readAll, group: agents.GroupVersion.Group, resources: []string{all}},
+		{users: []string{UserController}, verbs: readAll, group: extensions.GroupVersion.Group, resources: []string{all}},
+		{users: []string{UserController}, verbs: readAll, group: barchan.GroupVersion.Group, resources: []string{all}},
+		{users: []string{UserController}, verbs: readAll, resources: []string{"namespaces", "secrets", "configmaps", "events"}},
+		{users: []string{UserController}, verbs: readAll, group: eventsv1.GroupName, resources: []string{"events"}},
+		{users: []string{UserController}, verbs: readAll, group: coordinationv1.GroupName, resources: []string{"leases"}},
+
+		{users: []string{UserNode}, verbs: read, group: agents.GroupVersion.Group, resources: []string{"sandboxes", "sandboxes/status"}},
+		{users: []string{UserNode}, verbs: []string{"update", "patch"}, group: agents.GroupVersion.Group, resources: []string{"sandboxes", "sandboxes/status"}},
+		{users: []string{UserNode}, verbs: read, group: extensions.GroupVersion.Group, resources: []string{"sandboxtemplates"}},
+		{users: []string{UserNode}, verbs: []string{"get"}, resources: []string{"secrets", "configmaps"}},
+		{users: []string{UserNode}, verbs: []string{"create", "patch"}, resources: []string{"events"}},
+		{users: []string{UserNode}, verbs: []string{"create", "patch"}, group: eventsv1.GroupName, resources: []string{"events"}},
+		{users: []string{UserNode}, verbs: []string{"get", "list", "watch", "create", "update", "patch"}, group: coordinationv1.GroupName, resources: []string{"leases"}},
+	}
+}
+
+// newAuthorizer decides by the table, which it reads once.
+func newAuthorizer() authorizer.Authorizer {
+	byUser := map[string][]rule{}
+	for _, r := range rules() {
+		for _, u := range r.users {
+			byUser[u] = append(byUser[u], r)
+		}
+	}
+	return authorizer.AuthorizerFunc(func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+		name := a.GetUser().GetName()
+		for _, r := range byUser[name] {
+			if r.allows(a) {
+				return authorizer.DecisionAllow, "", nil
+			}
+		}
+		return authorizer.DecisionDeny, fmt.Sprintf("%s has no rule for it", name), nil
+	})
+}
+
+func (r *rule) allows(a authorizer.Attributes) bool {
+	if !slices.Contains(r.verbs, all) && !slices.Contains(r.verbs, a.GetVerb()) {
+		return false
+	}
+	if !a.IsResourceRequest() {
+		return slices.ContainsFunc(r.paths, func(p string) bool { return pathMatches(p, a.GetPath()) })
+	}
+	if r.group != all && r.group != a.GetAPIGroup() {
+		return false
+	}
+	resource := a.GetResource()
+	if sub := a.GetSubresource(); sub != "" {
+		resource += "/" + sub
+	}
+	return slices.Contains(r.resources, all) || slices.Contains(r.resources, resource)
+}
+
+// pathMatches compares a path with a pattern that may end in a star.
+func pathMatches(pattern, path string) bool {
+	if n := len(pattern) - 1; n >= 0 && pattern[n] == '*' {
+		return len(path) >= n && path[:n] == pattern[:n]
+	}
+	return pattern == path
+}
+
+// finalizersOnly refuses a node's write to an object that changes more than its finalizers;
+// what a node reports goes to the status subresource.
+func (s *store) finalizersOnly(_ context.Context, obj, old runtime.Object) (runtime.Object, error) {
+	if old == nil {
+		return obj, nil
+	}
+	was := old.DeepCopyObject()
+	is := obj.DeepCopyObject()
+	for _, o := range []runtime.Object{was, is} {
+		a, err := meta.Accessor(o)
+		if err != nil {
+			return nil, err
+		}
+		a.SetFinalizers(nil)
+		a.SetManagedFields(nil)
+		a.SetResourceVersion("")
+		o.GetObjectKind().SetGroupVersionKind(s.r.gv.WithKind(s.r.kind))
+	}
+	if apiequality.Semantic.DeepEqual(was, is) {
+		return obj, nil
+	}
+	a, err := meta.Accessor(obj)
+	if err != nil {
+		return nil, err
+	}
+	return nil, apierrors.NewForbidden(s.r.groupResource(), a.GetName(),
+		fmt.Errorf("%s may change metadata.finalizers and the status subresource only", UserNode))
+}

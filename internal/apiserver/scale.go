@@ -1,0 +1,138 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+)
+
+// scalable says where a kind keeps what its scale subresource shows.
+type scalable struct {
+	get func(runtime.Object) autoscalingv1.Scale // spec and status only
+	set func(o runtime.Object, replicas int32)
+}
+
+// scaleREST is the scale subresource of a kind.
+type scaleREST struct{ store *store }
+
+// New implements rest.Storage.
+func (s *scaleREST) New() runtime.Object { return &autoscalingv1.Scale{} }
+
+// Destroy implements rest.Storage: the kind's own storage is what is destroyed.
+func (s *scaleREST) Destroy() {}
+
+// GroupVersionKind implements rest.GroupVersionKindProvider.
+func (s *scaleREST) GroupVersionKind(schema.GroupVersion) schema.GroupVersionKind {
+	return autoscalingv1.SchemeGroupVersion.WithKind("Scale")
+}
+
+// ConvertToTable implements rest.TableConvertor.
+func (s *scaleREST) ConvertToTable(ctx context.Context, o, opts runtime.Object) (*metav1.Table, error) {
+	gr := schema.GroupResource{Group: autoscalingv1.GroupName, Resource: "scales"}
+	return rest.NewDefaultTableConvertor(gr).ConvertToTable(ctx, o, opts)
+}
+
+// Get implements rest.Getter.
+func (s *scaleREST) Get(ctx context.Context, name string, opts *metav1.GetOptions) (runtime.Object, error) {
+	o, err := s.store.Get(ctx, name, opts)
+	if err != nil {
+		return nil, err
+	}
+	return s.scaleOf(o)
+}
+
+// Update implements rest.Updater.
+func (s *scaleREST) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, _ rest.ValidateObjectFunc,
+	validate rest.ValidateObjectUpdateFunc, _ bool, opts *metav1.UpdateOptions,
+) (runtime.Object, bool, error) {
+	validateParent := func(ctx context.Context, obj, old runtime.Object) error {
+		if validate == nil {
+			return nil
+		}
+		now, err := s.scaleOf(obj)
+		if err != nil {
+			return err
+		}
+		before, err := s.scaleOf(old)
+		if err != nil {
+			return err
+		}
+		return validate(ctx, now, before)
+	}
+	o, _, err := s.store.Update(ctx, name, scaleInfo{info, s}, rest.ValidateAllObjectFunc, validateParent, false, opts)
+	if err != nil {
+		return nil, false, err
+	}
+	scale, err := s.scaleOf(o)
+	return scale, false, err
+}
+
+func (s *scaleREST) scaleOf(o runtime.Object) (*autoscalingv1.Scale, error) {
+	a, err := meta.Accessor(o)
+	if err != nil {
+		return nil, err
+	}
+	scale := s.store.r.scale.get(o)
+	scale.ObjectMeta = metav1.ObjectMeta{
+		Name: a.GetName(), Namespace: a.GetNamespace(), UID: a.GetUID(),
+		ResourceVersion: a.GetResourceVersion(), CreationTimestamp: a.GetCreationTimestamp(),
+	}
+	return &scale, nil
+}
+
+// scaleInfo turns a change of a scale into one of the object that is scaled.
+type scaleInfo struct {
+	change rest.UpdatedObjectInfo
+	s      *scaleREST
+}
+
+// Preconditions implements rest.UpdatedObjectInfo.
+func (i scaleInfo) Preconditions() *metav1.Preconditions { return i.change.Preconditions() }
+
+// UpdatedObject implements rest.UpdatedObjectInfo. Who owns the field is carried over to the
+// scale and back.
+func (i scaleInfo) UpdatedObject(ctx context.Context, old runtime.Object) (runtime.Object, error) {
+	o := old.DeepCopyObject()
+	a, err := meta.Accessor(o)
+	if err != nil {
+		return nil, err
+	}
+	gv := i.s.store.r.gv
+	owners := managedfields.NewScaleHandler(a.GetManagedFields(), gv, managedfields.ResourcePathMappings{
+		gv.String(): fieldpath.MakePathOrDie("spec", "replicas"),
+	})
+	before, err := i.s.scaleOf(o)
+	if err != nil {
+		return nil, err
+	}
+	if before.ManagedFields, err = owners.ToSubresource(); err != nil {
+		return nil, fmt.Errorf("read the scale's field owners: %w", err)
+	}
+	changed, err := i.change.UpdatedObject(ctx, before)
+	if err != nil {
+		return nil, err
+	}
+	scale, ok := changed.(*autoscalingv1.Scale)
+	if !ok {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("expected a Scale, got %T", changed))
+	}
+	i.s.store.r.scale.set(o, scale.Spec.Replicas)
+	if scale.ResourceVersion != "" {
+		a.SetResourceVersion(scale.ResourceVersion)
+	}
+	entries, err := owners.ToParent(scale.ManagedFields)
+	if err != nil {
+		return nil, fmt.Errorf("write the scale's field owners: %w", err)
+	}
+	a.SetManagedFields(entries)
+	return o, nil
+}

@@ -1,0 +1,157 @@
+package apiserver
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	etcdk8s "go.etcd.io/etcd/client/v3/kubernetes"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/registry/generic"
+	"k8s.io/apiserver/pkg/registry/generic/registry"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/cacher"
+	"k8s.io/apiserver/pkg/storage/etcd3"
+	etcdfeature "k8s.io/apiserver/pkg/storage/feature"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
+	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+)
+
+// backend gives each resource its storage: on the embedded etcd if there is one, or else on
+// the endpoints of config.
+type backend struct {
+	config    storagebackend.Config
+	etcd      *embed.Etcd // nil: an existing one, over gRPC
+	compactor etcd3.Compactor
+	cached    bool
+}
+
+// embeddedCount makes the names that feature detection knows in-process clients by unique.
+var embeddedCount atomic.Int64
+
+// namedEndpoint gives the in-process client the endpoint without which it would not be asked
+// whether it can request progress; consistent reads from the watch cache need that.
+type namedEndpoint struct {
+	*clientv3.Client
+	name string
+}
+
+func (n namedEndpoint) Endpoints() []string { return []string{n.name} }
+
+// newBackend returns the backend and what ends it.
+func newBackend(cfg *Config, e *embed.Etcd) (*backend, func()) {
+	b := &backend{config: *storagebackend.NewDefaultConfig(cfg.EtcdPrefix, nil), etcd: e, cached: !cfg.WatchCache.Disabled}
+	if e == nil {
+		b.config.Transport.ServerList = cfg.EtcdEndpoints
+		b.config.Transport.TrustedCAFile = cfg.EtcdCAFile
+		b.config.Transport.CertFile, b.config.Transport.KeyFile = cfg.EtcdCertFile, cfg.EtcdKeyFile
+		return b, func() {}
+	}
+	c := v3client.New(e.Server)
+	name := fmt.Sprintf("embedded-%d", embeddedCount.Add(1))
+	etcdfeature.DefaultFeatureSupportChecker.CheckClient(c.Ctx(), namedEndpoint{c, name}, storage.RequestWatchProgress)
+	compactor := etcd3.NewCompactor(c, storagebackend.DefaultCompactInterval, clock.RealClock{}, nil)
+	b.compactor = compactor
+	return b, func() {
+		compactor.Stop()
+		_ = c.Close()
+	}
+}
+
+// GetRESTOptions implements generic.RESTOptionsGetter without a codec; see [backend.forKind].
+func (b *backend) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
+	return b.options(gr, nil, b.cached), nil
+}
+
+// forKind returns the options of a resource that is stored by codec. Those with a short life
+// are not cached.
+func (b *backend) forKind(gr schema.GroupResource, codec runtime.Codec, cached bool) generic.RESTOptions {
+	return b.options(gr, codec, cached && b.cached)
+}
+
+func (b *backend) options(gr schema.GroupResource, codec runtime.Codec, cached bool) generic.RESTOptions {
+	conf := b.config
+	conf.Codec = codec
+	o := generic.RESTOptions{
+		StorageConfig: conf.ForResource(gr), EnableGarbageCollection: true, DeleteCollectionWorkers: 1,
+		ResourcePrefix: "/" + gr.Group + "/" + gr.Resource,
+	}
+	if gr.Group == "" {
+		o.ResourcePrefix = "/core/" + gr.Resource
+	}
+	switch {
+	case b.etcd != nil:
+		o.Decorator = b.embedded(cached)
+	case cached:
+		o.Decorator = registry.StorageWithCacher()
+	default:
+		o.Decorator = generic.UndecoratedStorage
+	}
+	return o
+}
+
+// embedded makes storages that call the etcd of this process.
+//
+// Each has a client of its own: etcd withholds progress notifications from a whole watch
+// stream while any watcher on it starts above the current revision, so on a shared stream a
+// cache that has just started would stall consistent reads of all the others.
+func (b *backend) embedded(cached bool) generic.StorageDecorator {
+	return func(c *storagebackend.ConfigForResource, resourcePrefix string, keyFunc func(runtime.Object) (string, error),
+		newFunc, newListFunc func() runtime.Object, attrs storage.AttrFunc, trig storage.IndexerFuncs, idx *cache.Indexers,
+	) (storage.Interface, factory.DestroyFunc, error) {
+		client := &etcdk8s.Client{Client: v3client.New(b.etcd.Server)}
+		client.Kubernetes = client
+		v := storage.APIObjectVersioner{}
+		st, err := etcd3.New(client, b.compactor, c.Codec, newFunc, newListFunc, c.Prefix, resourcePrefix, c.GroupResource,
+			identity.NewEncryptCheckTransformer(), c.LeaseManagerConfig, etcd3.NewDefaultDecoder(c.Codec, v), v)
+		if err != nil {
+			return nil, nil, fmt.Errorf("storage of %s: %w", c.GroupResource, err)
+		}
+		var once sync.Once
+		closeStore := func() {
+			st.Close()
+			_ = client.Close()
+		}
+		if !cached {
+			return st, func() { once.Do(closeStore) }, nil
+		}
+		ca, err := cacher.NewCacherFromConfig(cacher.Config{
+			Storage: st, Versioner: v, GroupResource: c.GroupResource, EventsHistoryWindow: c.EventsHistoryWindow,
+			ResourcePrefix: resourcePrefix, KeyFunc: keyFunc, NewFunc: newFunc, NewListFunc: newListFunc,
+			GetAttrsFunc: attrs, IndexerFuncs: trig, Indexers: idx, Codec: c.Codec,
+		})
+		if err != nil {
+			closeStore()
+			return nil, nil, fmt.Errorf("watch cache of %s: %w", c.GroupResource, err)
+		}
+		d := cacher.NewCacheDelegator(ca, st)
+		return d, func() {
+			once.Do(func() {
+				d.Stop()
+				ca.Stop()
+				closeStore()
+			})
+		}, nil
+	}
+}
+
+// etcdFailed returns a channel that is closed when the embedded etcd has ended; nil without one.
+func (b *backend) etcdFailed() <-chan struct{} {
+	if b.etcd == nil {
+		return nil
+	}
+	return b.etcd.Server.StopNotify()
+}
+
+// closeEtcd ends the embedded etcd and waits for it.
+func closeEtcd(e *embed.Etcd) {
+	e.Close()
+	<-e.Server.StopNotify()
+}

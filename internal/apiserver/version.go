@@ -1,0 +1,43 @@
+package apiserver
+
+import (
+	"runtime/debug"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/version"
+	"k8s.io/apiserver/pkg/util/compatibility"
+	basecompatibility "k8s.io/component-base/compatibility"
+)
+
+const apiserverModule = "k8s.io/apiserver"
+
+// effectiveVersion tells which Kubernetes the server is like. Upstream's build stamps that into
+// the binary; here it follows from the version of its module.
+type effectiveVersion struct {
+	basecompatibility.EffectiveVersion
+	git string
+}
+
+func newEffectiveVersion() effectiveVersion {
+	v := effectiveVersion{EffectiveVersion: compatibility.DefaultBuildEffectiveVersion()}
+	v.git = "v" + v.BinaryVersion().String()
+	if v.BinaryVersion().Patch() == 0 && strings.Count(v.git, ".") == 1 {
+		v.git += ".0"
+	}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, m := range info.Deps {
+			if rest, is := strings.CutPrefix(m.Version, "v0."); is && m.Path == apiserverModule {
+				v.git = "v1." + rest
+			}
+		}
+	}
+	v.git += "+barchan"
+	return v
+}
+
+// Info implements basecompatibility.EffectiveVersion.
+func (v effectiveVersion) Info() *version.Info {
+	info := v.EffectiveVersion.Info()
+	info.GitVersion, info.GitCommit, info.GitTreeState = v.git, "", ""
+	return info
+}

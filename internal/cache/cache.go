@@ -1,0 +1,198 @@
+// Package cache reads the objects: typed, indexed, from memory, with waits that are woken by
+// the event that satisfies them. It never writes, and nothing in it polls.
+//
+// What a read returns is the caller's own copy. An error of kind errs.ErrNotFound says that
+// the cache does not hold the object; where a decision would end something living, ask the API
+// server itself ([Cache.Live]).
+//
+// The index functions stand in one list (indexes), used by production and tests alike.
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	crlog "sigs.k8s.io/controller-runtime/pkg/log"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+)
+
+// ErrStopped ends the waits of a cache that stops.
+var ErrStopped = fmt.Errorf("the cache has stopped: %w", errs.ErrUnavailable)
+
+// Config is what New needs.
+type Config struct {
+	// REST reaches the API server. Required.
+	REST *rest.Config
+	// Scheme knows our kinds; nil means [NewScheme]'s.
+	Scheme *runtime.Scheme
+	// Log gets what the informers have to say. Their library has one logger for the whole
+	// process: the first cache sets it. Nil: discarded.
+	Log *slog.Logger
+}
+
+// Cache holds all objects of our kinds.
+type Cache struct {
+	informers crcache.Cache
+	live      client.Client
+	waits     *waits
+}
+
+// New returns a cache that is empty until Run.
+func New(ctx context.Context, cfg Config) (*Cache, error) {
+	if cfg.REST == nil {
+		return nil, fmt.Errorf("cache: REST config is required: %w", errs.ErrInvalid)
+	}
+	if cfg.Scheme == nil {
+		var err error
+		if cfg.Scheme, err = NewScheme(); err != nil {
+			return nil, err
+		}
+	}
+	routeLog(cfg.Log)
+	mapper := fixedMapper(cfg.Scheme)
+	informers, err := crcache.New(cfg.REST, crcache.Options{Scheme: cfg.Scheme, Mapper: mapper, ReaderFailOnMissingInformer: true})
+	if err != nil {
+		return nil, fmt.Errorf("make the object cache: %w", err)
+	}
+	live, err := client.New(cfg.REST, client.Options{Scheme: cfg.Scheme, Mapper: mapper})
+	if err != nil {
+		return nil, fmt.Errorf("make the API client: %w", err)
+	}
+	c := &Cache{informers: informers, live: live, waits: newWaits()}
+	for _, ix := range indexes() {
+		if err := informers.IndexField(ctx, ix.object, ix.name, ix.values); err != nil {
+			return nil, fmt.Errorf("register index %s: %w", ix.name, err)
+		}
+	}
+	for _, obj := range []client.Object{&agents.Sandbox{}, &extensions.SandboxTemplate{}, &extensions.SandboxWarmPool{}, &extensions.SandboxClaim{}, &barchan.APIKey{}, &barchan.Checkpoint{}} {
+		if _, err := informers.GetInformer(ctx, obj, crcache.BlockUntilSynced(false)); err != nil {
+			return nil, fmt.Errorf("watch %T: %w", obj, err)
+		}
+	}
+	if err := c.wakeOn(ctx, &agents.Sandbox{}); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+var routeOnce sync.Once
+
+func routeLog(log *slog.Logger) {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	routeOnce.Do(func() { crlog.SetLogger(logr.FromSlogHandler(log.With("component", "cache").Handler())) })
+}
+
+// Run fills the cache and keeps it until ctx is done; every wait then ends with [ErrStopped].
+func (c *Cache) Run(ctx context.Context) error {
+	defer c.waits.stop()
+	if err := c.informers.Start(ctx); err != nil {
+		return fmt.Errorf("run the object cache: %w", err)
+	}
+	return nil
+}
+
+// WaitSynced blocks until every kind has been listed once.
+func (c *Cache) WaitSynced(ctx context.Context) error {
+	if !c.informers.WaitForCacheSync(ctx) {
+		return errors.Join(fmt.Errorf("sync the object cache: %w", errs.ErrUnavailable), ctx.Err())
+	}
+	return nil
+}
+
+// Live returns a client that asks the API server itself: for writes, and for the reads
+// on which something living depends.
+func (c *Cache) Live() client.Client { return c.live }
+
+// Informers returns what controllers watch.
+func (c *Cache) Informers() crcache.Cache { return c.informers }
+
+// Sandbox returns one sandbox by name.
+func (c *Cache) Sandbox(ctx context.Context, key types.NamespacedName) (*agents.Sandbox, error) {
+	return get(ctx, c, key, &agents.Sandbox{})
+}
+
+// SandboxByID returns the sandbox that has the ID.
+func (c *Cache) SandboxByID(ctx context.Context, id sandbox.ID) (*agents.Sandbox, error) {
+	var list agents.SandboxList
+	if err := c.informers.List(ctx, &list, client.MatchingFields{indexSandboxID: string(id)}); err != nil {
+		return nil, fmt.Errorf("find sandbox %s: %w", id, err)
+	}
+	return first(list.Items, "sandbox "+string(id))
+}
+
+// Sandboxes returns the sandboxes of a namespace, or of all if it is empty.
+func (c *Cache) Sandboxes(ctx context.Context, namespace string) ([]agents.Sandbox, error) {
+	var list agents.SandboxList
+	if err := c.informers.List(ctx, &list, client.InNamespace(namespace)); err != nil {
+		return nil, fmt.Errorf("list sandboxes: %w", err)
+	}
+	return list.Items, nil
+}
+
+// Template returns one template by name.
+func (c *Cache) Template(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, error) {
+	return get(ctx, c, key, &extensions.SandboxTemplate{})
+}
+
+// Templates returns the templates of a namespace, or of all if it is empty.
+func (c *Cache) Templates(ctx context.Context, namespace string) ([]extensions.SandboxTemplate, error) {
+	var list extensions.SandboxTemplateList
+	if err := c.informers.List(ctx, &list, client.InNamespace(namespace)); err != nil {
+		return nil, fmt.Errorf("list templates: %w", err)
+	}
+	return list.Items, nil
+}
+
+// APIKeyByHash returns the key whose SHA-256, in hex, is hash.
+func (c *Cache) APIKeyByHash(ctx context.Context, hash string) (*barchan.APIKey, error) {
+	var list barchan.APIKeyList
+	if err := c.informers.List(ctx, &list, client.MatchingFields{indexKeyHash: hash}); err != nil {
+		return nil, fmt.Errorf("find API key: %w", err)
+	}
+	return first(list.Items, "API key")
+}
+
+// APIKeys returns the keys of a namespace, or of all if it is empty.
+func (c *Cache) APIKeys(ctx context.Context, namespace string) ([]barchan.APIKey, error) {
+	var list barchan.APIKeyList
+	if err := c.informers.List(ctx, &list, client.InNamespace(namespace)); err != nil {
+		return nil, fmt.Errorf("list API keys: %w", err)
+	}
+	return list.Items, nil
+}
+
+func get[T client.Object](ctx context.Context, c *Cache, key types.NamespacedName, into T) (T, error) {
+	if err := c.informers.Get(ctx, key, into); err != nil {
+		var none T
+		if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
+			return none, fmt.Errorf("%T %s: %w", into, key, errs.ErrNotFound)
+		}
+		return none, fmt.Errorf("read %T %s: %w", into, key, err)
+	}
+	return into, nil
+}
+
+func first[T any](items []T, what string) (*T, error) {
+	if len(items) == 0 {
+		return nil, fmt.Errorf("%s: %w", what, errs.ErrNotFound)
+	}
+	return &items[0], nil
+}

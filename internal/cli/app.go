@@ -1,0 +1,234 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/adminclient"
+	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/envd"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/restclient"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+)
+
+// Environment variables of a client that has no data directory.
+const (
+	envAPIURL     = "BARCHAN_API_URL"
+	envAPIKey     = "BARCHAN_API_KEY"
+	envSandboxURL = "BARCHAN_SANDBOX_URL"
+	envKubeconfig = "BARCHAN_KUBECONFIG"
+)
+
+func (a *app) config(flags ...*config.Flags) (*config.Resolved, error) {
+	return config.Load(config.Options{
+		File:      a.configFile,
+		LookupEnv: a.lookupEnv,
+		Flags:     append(flags, a.rootFlags),
+	})
+}
+
+func (a *app) first(flag, env string) string {
+	if flag != "" {
+		return flag
+	}
+	v, _ := a.lookupEnv(env)
+	return v
+}
+
+func (a *app) admin() (*adminclient.Client, error) {
+	cfg, err := a.config()
+	if err != nil {
+		return nil, err
+	}
+	return adminclient.New(cfg.AdminSocket(), cfg.DataDir), nil
+}
+
+// localServer asks the server of the data directory where it listens.
+func (a *app) localServer(ctx context.Context) (adminclient.Status, error) {
+	client, err := a.admin()
+	if err != nil {
+		return adminclient.Status{}, err
+	}
+	s, err := client.Status(ctx)
+	if err == nil && !s.Ready {
+		err = fmt.Errorf("barchan is still starting (phase %q); wait for `barchan status` to say ready: %w", s.Phase, errs.ErrUnavailable)
+	}
+	return s, err
+}
+
+// target is one server as the client of its REST API sees it.
+type target struct {
+	url, key   string
+	sandboxURL string // empty: derived from url
+	http       *http.Client
+	rest       *restclient.Client
+}
+
+func (a *app) target(ctx context.Context) (*target, error) {
+	t := &target{
+		url:  a.first(a.apiURL, envAPIURL),
+		key:  a.first(a.apiKey, envAPIKey),
+		http: &http.Client{Transport: newTransport()},
+	}
+	t.sandboxURL, _ = a.lookupEnv(envSandboxURL)
+	if t.url == "" {
+		s, err := a.localServer(ctx)
+		if err != nil {
+			return nil, err
+		}
+		t.url = "http://" + dialable(s.Addresses.HTTP)
+		if t.key == "" {
+			if t.key, err = readKey(s.Addresses.APIKeyFile); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if t.key == "" {
+		return nil, fmt.Errorf("no key for %s: set %s or --api-key: %w", t.url, envAPIKey, errs.ErrInvalid)
+	}
+	var err error
+	t.rest, err = restclient.New(restclient.Config{URL: t.url, Key: t.key, HTTP: t.http, UserAgent: "barchan/" + a.version().Version})
+	return t, err
+}
+
+// newTransport has no total timeout, for streams, but finds a dead address soon.
+func newTransport() *http.Transport {
+	d := net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}
+	return &http.Transport{
+		Proxy:               http.ProxyFromEnvironment,
+		DialContext:         d.DialContext,
+		ForceAttemptHTTP2:   true,
+		MaxIdleConnsPerHost: 16,
+		IdleConnTimeout:     time.Minute,
+		TLSHandshakeTimeout: 10 * time.Second,
+	}
+}
+
+// dialable turns an address to listen on into one to call.
+func dialable(addr string) string {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return addr
+	}
+	if ip, err := netip.ParseAddr(host); host == "" || (err == nil && ip.IsUnspecified()) {
+		host = "127.0.0.1"
+	}
+	return net.JoinHostPort(host, port)
+}
+
+func readKey(file string) (string, error) {
+	b, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrPermission) {
+		return "", fmt.Errorf("%s is for root only; run this as root, or set %s: %w", file, envAPIKey, errs.ErrForbidden)
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the local key: %w", err)
+	}
+	return strings.TrimSpace(string(b)), nil
+}
+
+// sandboxAddress is how a port of a sandbox is reached: base URL and headers.
+// Addresses and localhost route by header, names by host.
+func (t *target) sandboxAddress(id string, port int) (string, http.Header) {
+	h := http.Header{}
+	h.Set(envd.HeaderSandboxID, id)
+	h.Set(envd.HeaderSandboxPort, strconv.Itoa(port))
+	if t.sandboxURL != "" {
+		return t.sandboxURL, h
+	}
+	u, err := url.Parse(t.url)
+	if err != nil {
+		return t.url, h
+	}
+	host := u.Hostname()
+	if _, err := netip.ParseAddr(host); err == nil || host == "localhost" {
+		return u.Scheme + "://" + u.Host, h
+	}
+	return fmt.Sprintf("%s://%d-%s.%s", u.Scheme, port, id, strings.TrimPrefix(u.Host, "api.")), h
+}
+
+// agent is a client of a running sandbox's agent.
+func (t *target) agent(id, token, user string) (*envd.Client, error) {
+	base, h := t.sandboxAddress(id, envd.Port)
+	return envd.NewClient(envd.ClientConfig{
+		HTTP: t.http, BaseURL: base, User: user, Header: h,
+		Token: func() string { return token },
+	})
+}
+
+// resolve finds the one sandbox that an ID, or the beginning of one, means.
+func (t *target) resolve(ctx context.Context, text string) (string, error) {
+	if id, err := sandbox.ParseID(text); err == nil {
+		return string(id), nil
+	}
+	all, err := t.rest.List(ctx, restclient.ListOptions{States: []string{restclient.StateRunning, restclient.StatePaused}})
+	if err != nil {
+		return "", err
+	}
+	var found []string
+	for _, s := range all {
+		if text != "" && strings.HasPrefix(s.SandboxID, text) {
+			found = append(found, s.SandboxID)
+		}
+	}
+	slices.Sort(found)
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		return "", fmt.Errorf("no sandbox has an ID that begins with %q; `barchan ls` lists them: %w", text, errs.ErrNotFound)
+	}
+	return "", fmt.Errorf("%q begins the IDs of %d sandboxes; give more of one: %s: %w", text, len(found), strings.Join(found, ", "), errs.ErrInvalid)
+}
+
+// running resolves a sandbox and opens a client of its agent.
+func (t *target) running(ctx context.Context, text, user string) (*envd.Client, error) {
+	id, err := t.resolve(ctx, text)
+	if err != nil {
+		return nil, err
+	}
+	d, err := t.rest.Get(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if d.State == restclient.StatePaused {
+		return nil, fmt.Errorf("sandbox %s is paused; wake it with `barchan resume %s`: %w", id, id, errs.ErrConflict)
+	}
+	return t.agent(id, d.AgentToken, user)
+}
+
+// withTarget opens the target before the work of a command.
+func (a *app) withTarget(ctx context.Context, work func(t *target) error) error {
+	t, err := a.target(ctx)
+	if err != nil {
+		return err
+	}
+	return work(t)
+}
+
+func (a *app) printJSON(v any) error {
+	enc := json.NewEncoder(a.stdout)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}
+
+func absFile(path string) string {
+	if abs, err := filepath.Abs(path); err == nil && path != "" {
+		return abs
+	}
+	return path
+}

@@ -1,0 +1,207 @@
+package cli
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/barchan-dev/barchan/internal/adminclient"
+	"github.com/barchan-dev/barchan/internal/errs"
+)
+
+func (a *app) imageCommand() *cobra.Command {
+	return nounCommand("image", "Images that sandboxes run",
+		a.imageBuildCommand(), a.imagePullCommand(), a.imageImportCommand(), a.imageLsCommand(), a.imageRmCommand())
+}
+
+// imageWork does one work of the server's with its progress shown, and prints
+// the images that came of it.
+func (a *app) imageWork(work func(c *adminclient.Client, progress func(adminclient.Event)) (adminclient.Result, error)) error {
+	client, err := a.admin()
+	if err != nil {
+		return err
+	}
+	p := newProgress(a.stderr)
+	result, err := work(client, p.event)
+	p.end()
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(result.Images)
+	}
+	for _, i := range result.Images {
+		fmt.Fprintln(a.stdout, i.Ref)
+	}
+	return nil
+}
+
+func (a *app) imageBuildCommand() *cobra.Command {
+	var req adminclient.BuildBaseRequest
+	base := &cobra.Command{
+		Use:   "base",
+		Short: "Make the base image from the distribution's packages",
+		Long:  "Make the base image from the distribution's packages, unless it is there. No registry is needed.",
+		Args:  exactly(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.imageWork(func(c *adminclient.Client, progress func(adminclient.Event)) (adminclient.Result, error) {
+				return c.BuildBase(cmd.Context(), req, progress)
+			})
+		},
+	}
+	base.Flags().BoolVar(&req.Force, "force", false, "make it again")
+	a.jsonFlag(base)
+	return nounCommand("build", "Make an image", base)
+}
+
+func (a *app) imagePullCommand() *cobra.Command {
+	var req adminclient.PullRequest
+	var passwordStdin bool
+	cmd := &cobra.Command{
+		Use:     "pull IMAGE",
+		Short:   "Fetch an image from its registry",
+		Example: "  barchan image pull docker.io/library/debian:stable-slim",
+		Args:    exactly("IMAGE"),
+	}
+	cmd.Flags().BoolVar(&req.PlainHTTP, "plain-http", false, "the registry has no TLS")
+	cmd.Flags().StringVar(&req.Username, "username", "", "user of the registry; its password is asked for")
+	cmd.Flags().BoolVar(&passwordStdin, "password-stdin", false, "read the password from standard input")
+	a.jsonFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		req.Ref = args[0]
+		if passwordStdin && req.Username == "" {
+			return &usageError{cmd, errors.New("--password-stdin needs --username")}
+		}
+		if req.Username != "" {
+			var err error
+			if req.Password, err = a.password(passwordStdin); err != nil {
+				return err
+			}
+		}
+		return a.imageWork(func(c *adminclient.Client, progress func(adminclient.Event)) (adminclient.Result, error) {
+			return c.Pull(cmd.Context(), req, progress)
+		})
+	}
+	return cmd
+}
+
+func (a *app) password(fromStdin bool) (string, error) {
+	if fromStdin {
+		line, err := bufio.NewReader(io.LimitReader(a.stdin, 64<<10)).ReadString('\n')
+		if err != nil && !errors.Is(err, io.EOF) {
+			return "", fmt.Errorf("read the password: %w", err)
+		}
+		return strings.TrimRight(line, "\r\n"), nil
+	}
+	f, ok := a.stdin.(*os.File)
+	if !ok || !isTerminal(f) {
+		return "", fmt.Errorf("nobody is here to ask for the password; add --password-stdin: %w", errs.ErrInvalid)
+	}
+	fmt.Fprint(a.stderr, "Password: ")
+	b, err := term.ReadPassword(int(f.Fd()))
+	fmt.Fprintln(a.stderr)
+	if err != nil {
+		return "", fmt.Errorf("read the password: %w", err)
+	}
+	return string(bytes.TrimSpace(b)), nil
+}
+
+func (a *app) imageImportCommand() *cobra.Command {
+	var name string
+	cmd := &cobra.Command{
+		Use:     "import FILE",
+		Short:   "Take images from a tar: an OCI layout, or what `docker save` makes",
+		Long:    "Take images from a tar: an OCI layout, or what `docker save` makes. - is standard input.",
+		Example: "  barchan image import app.tar\n  docker save app | barchan image import -",
+		Args:    exactly("FILE"),
+	}
+	cmd.Flags().StringVar(&name, "name", "", "name of an image that has none in the tar")
+	a.jsonFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		in, total := a.stdin, int64(0)
+		if args[0] != "-" {
+			f, err := os.Open(args[0])
+			if err != nil {
+				return err
+			}
+			defer func() { _ = f.Close() }()
+			info, err := f.Stat()
+			if err != nil {
+				return err
+			}
+			in, total = f, info.Size()
+		}
+		return a.imageWork(func(c *adminclient.Client, progress func(adminclient.Event)) (adminclient.Result, error) {
+			if total > 0 {
+				in = &countingReader{Reader: in, step: "send", total: total, tell: progress}
+			}
+			return c.Import(cmd.Context(), in, name, progress)
+		})
+	}
+	return cmd
+}
+
+func (a *app) imageLsCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "ls",
+		Short: "List images",
+		Args:  exactly(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			client, err := a.admin()
+			if err != nil {
+				return err
+			}
+			return a.printImages(cmd.Context(), client)
+		},
+	}
+	a.jsonFlag(cmd)
+	return cmd
+}
+
+func (a *app) printImages(ctx context.Context, client *adminclient.Client) error {
+	list, err := client.Images(ctx)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(list)
+	}
+	tab := newTable("IMAGE", "DIGEST", "SIZE", "AGE")
+	for _, i := range list {
+		digest := strings.TrimPrefix(i.Digest, "sha256:")
+		tab.add(i.Ref, digest[:min(12, len(digest))], size(i.Size), since(i.CreatedAt))
+	}
+	tab.write(a.stdout)
+	return nil
+}
+
+func (a *app) imageRmCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "rm IMAGE...",
+		Short: "Remove images",
+		Args:  atLeast("IMAGE"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			client, err := a.admin()
+			if err != nil {
+				return err
+			}
+			var failed []error
+			for _, ref := range args {
+				if err := client.RemoveImage(cmd.Context(), ref); err != nil {
+					failed = append(failed, err)
+					continue
+				}
+				fmt.Fprintln(a.stdout, ref)
+			}
+			return errors.Join(failed...)
+		},
+	}
+}

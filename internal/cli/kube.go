@@ -1,0 +1,128 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/errs"
+)
+
+// fieldManager names this program's writes to the Kubernetes API.
+const fieldManager = "barchan"
+
+func templatesResource() schema.GroupVersionResource {
+	return extensions.GroupVersion.WithResource("sandboxtemplates")
+}
+
+func poolsResource() schema.GroupVersionResource {
+	return extensions.GroupVersion.WithResource("sandboxwarmpools")
+}
+
+func keysResource() schema.GroupVersionResource {
+	return barchan.GroupVersion.WithResource("apikeys")
+}
+
+func namespacesResource() schema.GroupVersionResource {
+	return schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
+}
+
+// kube is a client of the Kubernetes API.
+type kube struct {
+	config *rest.Config
+	client dynamic.Interface
+}
+
+func (a *app) kube(ctx context.Context) (*kube, error) {
+	file := a.first(a.kubeconfig, envKubeconfig)
+	if file == "" {
+		s, err := a.localServer(ctx)
+		if err != nil {
+			return nil, err
+		}
+		file = s.Addresses.Kubeconfig
+	}
+	cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
+		&clientcmd.ClientConfigLoadingRules{ExplicitPath: file}, &clientcmd.ConfigOverrides{}).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig %s: %w: %w", file, err, errs.ErrInvalid)
+	}
+	cfg.UserAgent = "barchan/" + a.version().Version
+	cfg.QPS, cfg.Burst = -1, 0 // the server knows better
+	client, err := dynamic.NewForConfig(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig %s: %w", file, err)
+	}
+	return &kube{config: cfg, client: client}, nil
+}
+
+// scope is the namespace that a command works in.
+type scope struct {
+	namespace string
+	all       bool
+}
+
+func (s *scope) flags(cmd *cobra.Command, all bool) {
+	cmd.Flags().StringVarP(&s.namespace, "namespace", "n", metav1.NamespaceDefault, "namespace, which is what E2B calls a team")
+	if all {
+		cmd.Flags().BoolVarP(&s.all, "all-namespaces", "A", false, "of all namespaces")
+	}
+}
+
+func (s *scope) list() string {
+	if s.all {
+		return metav1.NamespaceAll
+	}
+	return s.namespace
+}
+
+// listAs reads all objects of a resource as T.
+func listAs[T any](ctx context.Context, k *kube, r schema.GroupVersionResource, namespace string) ([]T, error) {
+	list, err := k.client.Resource(r).Namespace(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, kubeError(err)
+	}
+	out := make([]T, len(list.Items))
+	for i := range list.Items {
+		if out[i], err = as[T](&list.Items[i]); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+func as[T any](u *unstructured.Unstructured) (T, error) {
+	var v T
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &v); err != nil {
+		return v, fmt.Errorf("read %s %s: %w", u.GetKind(), u.GetName(), err)
+	}
+	return v, nil
+}
+
+// kubeError gives a refusal of the API its kind; the API's words stay.
+func kubeError(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case apierrors.IsNotFound(err):
+		return errs.Public(errs.ErrNotFound, err.Error())
+	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
+		return errs.Public(errs.ErrConflict, err.Error())
+	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
+		return errs.Public(errs.ErrInvalid, err.Error())
+	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+		return errs.Public(errs.ErrForbidden, err.Error())
+	}
+	return fmt.Errorf("kubernetes API: %w", err)
+}

@@ -1,0 +1,92 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/barchan-dev/barchan/internal/restclient"
+)
+
+// each does one thing to every sandbox that is named, and prints the IDs where
+// it succeeded. An error does not keep the others from their turn.
+func (a *app) each(ctx context.Context, names []string, do func(t *target, id string) error) error {
+	return a.withTarget(ctx, func(t *target) error {
+		var failed []error
+		for _, name := range names {
+			id, err := t.resolve(ctx, name)
+			if err == nil {
+				err = do(t, id)
+			}
+			if err != nil {
+				failed = append(failed, err)
+				continue
+			}
+			fmt.Fprintln(a.stdout, id)
+		}
+		return errors.Join(failed...)
+	})
+}
+
+func (a *app) killCommand() *cobra.Command {
+	var all bool
+	cmd := &cobra.Command{
+		Use:   "kill ID...",
+		Short: "End sandboxes, for ever",
+		Args:  cobra.ArbitraryArgs,
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "end all sandboxes of the key's namespace")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if all == (len(args) > 0) {
+			return &usageError{cmd, errors.New("want either IDs or --all")}
+		}
+		if all {
+			err := a.withTarget(cmd.Context(), func(t *target) error {
+				list, err := t.rest.List(cmd.Context(), restclient.ListOptions{States: []string{restclient.StateRunning, restclient.StatePaused}})
+				for _, s := range list {
+					args = append(args, s.SandboxID)
+				}
+				return err
+			})
+			if err != nil {
+				return err
+			}
+		}
+		return a.each(cmd.Context(), args, func(t *target, id string) error { return t.rest.Kill(cmd.Context(), id) })
+	}
+	return cmd
+}
+
+func (a *app) pauseCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "pause ID...",
+		Short: "Put sandboxes to sleep",
+		Args:  atLeast("ID"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.each(cmd.Context(), args, func(t *target, id string) error { return t.rest.Pause(cmd.Context(), id) })
+		},
+	}
+}
+
+func (a *app) resumeCommand() *cobra.Command {
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use:   "resume ID...",
+		Short: "Wake sandboxes",
+		Args:  atLeast("ID"),
+	}
+	cmd.Flags().DurationVar(&timeout, "timeout", time.Hour, "life from now on")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if timeout < time.Second {
+			return &usageError{cmd, fmt.Errorf("--timeout: %s is too short, want at least 1s", timeout)}
+		}
+		return a.each(cmd.Context(), args, func(t *target, id string) error {
+			_, err := t.rest.Connect(cmd.Context(), id, int64(timeout/time.Second))
+			return err
+		})
+	}
+	return cmd
+}

@@ -1,0 +1,138 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/term"
+
+	"github.com/barchan-dev/barchan/internal/adminclient"
+)
+
+// progress shows how far a work is: one line that is redrawn on a terminal,
+// else a line for each new step and each tenth of one.
+type progress struct {
+	out io.Writer
+	tty *os.File // nil: not a terminal
+
+	mu sync.Mutex
+	// +checklocks:mu
+	step string
+	// +checklocks:mu
+	tenth int64
+	// +checklocks:mu
+	drawn time.Time
+	// +checklocks:mu
+	open bool // the terminal's line is not ended
+}
+
+const (
+	redrawEvery = 100 * time.Millisecond
+	barWidth    = 24
+)
+
+func newProgress(w io.Writer) *progress {
+	p := &progress{out: w}
+	if f, ok := w.(*os.File); ok && isTerminal(f) {
+		p.tty = f
+	}
+	return p
+}
+
+// event shows one event. It may be called from any goroutine.
+func (p *progress) event(e adminclient.Event) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.tty != nil {
+		p.drawLocked(e)
+		return
+	}
+	changed := e.Step != p.step
+	if changed {
+		p.step, p.tenth = e.Step, 0
+	}
+	if e.Total == 0 {
+		if changed || e.Message != "" {
+			fmt.Fprintln(p.out, label(e))
+		}
+		return
+	}
+	if tenth := e.Done * 10 / e.Total; changed || tenth > p.tenth {
+		p.tenth = tenth
+		fmt.Fprintln(p.out, label(e)+" "+amount(e))
+	}
+}
+
+// +checklocks:p.mu
+func (p *progress) drawLocked(e adminclient.Event) {
+	over := e.Total > 0 && e.Done >= e.Total
+	if e.Step == p.step && !over && time.Since(p.drawn) < redrawEvery {
+		return
+	}
+	if e.Step != p.step && p.open {
+		fmt.Fprintln(p.out)
+	}
+	p.step, p.drawn, p.open = e.Step, time.Now(), true
+	text := label(e)
+	if e.Total > 0 {
+		filled := int(min(e.Done, e.Total) * barWidth / e.Total)
+		text = "[" + strings.Repeat("#", filled) + strings.Repeat(".", barWidth-filled) + "] " + amount(e) + "  " + text
+	}
+	if width, _, err := term.GetSize(int(p.tty.Fd())); err == nil && width > 0 {
+		if runes := []rune(text); len(runes) > width-1 {
+			text = string(runes[:width-1])
+		}
+	}
+	fmt.Fprint(p.out, "\r\x1b[K"+text)
+}
+
+// end leaves the cursor on a line of its own. It may be repeated.
+func (p *progress) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.open {
+		fmt.Fprintln(p.out)
+		p.open = false
+	}
+}
+
+func label(e adminclient.Event) string {
+	switch {
+	case e.Message == "":
+		return e.Step
+	case e.Step == "":
+		return e.Message
+	default:
+		return e.Step + ": " + e.Message
+	}
+}
+
+func amount(e adminclient.Event) string {
+	percent := e.Done * 100 / e.Total
+	if !e.Bytes {
+		return fmt.Sprintf("%3d%%", percent)
+	}
+	return fmt.Sprintf("%3d%% of %s", percent, size(e.Total))
+}
+
+// countingReader tells how much of a stream was read.
+type countingReader struct {
+	io.Reader
+	step        string
+	done, total int64 // bytes
+	tell        func(adminclient.Event)
+}
+
+// Read passes on and tells.
+func (c *countingReader) Read(b []byte) (int, error) {
+	n, err := c.Reader.Read(b)
+	c.done += int64(n)
+	if c.total > 0 {
+		c.tell(adminclient.Event{Step: c.step, Done: c.done, Total: c.total, Bytes: true})
+	}
+	return n, err
+}

@@ -1,0 +1,169 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/restclient"
+)
+
+// Bounds of calls that go on after Ctrl-C.
+const (
+	createWithin = 2 * time.Minute
+	killWithin   = 30 * time.Second
+)
+
+func (a *app) runCommand() *cobra.Command {
+	var o processOptions
+	var template string
+	var timeout time.Duration
+	var keep bool
+	var metadata []string
+	cmd := &cobra.Command{
+		Use:   "run [flags] -- COMMAND [ARG...]",
+		Short: "Run a command in a new sandbox",
+		Long: "Create a sandbox, run a command in it, and end the sandbox when the command ends, or on Ctrl-C.\n" +
+			"Output, errors and the exit code are the command's. With --keep and no command, print the ID of a sandbox that stays.",
+		Example: "  barchan run -- uname -a\n  echo 'print(6*7)' | barchan run -- python3\n  barchan run -it -- bash\n  id=$(barchan run --keep)",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if keep {
+				return nil
+			}
+			return atLeast("COMMAND")(cmd, args)
+		},
+	}
+	o.flags(cmd)
+	f := cmd.Flags()
+	f.StringVar(&template, "template", "", "template of the sandbox (default the setting defaultTemplate)")
+	f.DurationVar(&timeout, "timeout", time.Hour, "longest life of the sandbox")
+	f.BoolVar(&keep, "keep", false, "leave the sandbox running, and tell its ID")
+	f.StringArrayVar(&metadata, "metadata", nil, "NAME=VALUE to keep with the sandbox")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		n, err := a.newSandbox(template, timeout, metadata)
+		if err != nil {
+			return err
+		}
+		if _, err := a.environment(o.env); err != nil {
+			return err
+		}
+		if _, err := a.input(o); err != nil {
+			return err
+		}
+		return a.withTarget(cmd.Context(), func(t *target) error {
+			return a.runInNew(cmd.Context(), t, n, args, o, keep)
+		})
+	}
+	return cmd
+}
+
+func (a *app) newSandbox(template string, timeout time.Duration, metadata []string) (restclient.NewSandbox, error) {
+	n := restclient.NewSandbox{TemplateID: template, Timeout: int64(timeout / time.Second)}
+	if n.Timeout < 1 {
+		return n, fmt.Errorf("--timeout: %s is too short, want at least 1s: %w", timeout, errs.ErrInvalid)
+	}
+	var err error
+	if n.Metadata, err = keyValues("--metadata", metadata); err != nil {
+		return n, err
+	}
+	if n.TemplateID == "" {
+		cfg, err := a.config()
+		if err != nil {
+			return n, err
+		}
+		n.TemplateID = cfg.DefaultTemplate
+	}
+	return n, nil
+}
+
+func keyValues(flag string, list []string) (map[string]string, error) {
+	out := map[string]string{}
+	for _, item := range list {
+		name, value, ok := strings.Cut(item, "=")
+		if !ok || name == "" {
+			return nil, fmt.Errorf("%s: %q is not NAME=VALUE: %w", flag, item, errs.ErrInvalid)
+		}
+		out[name] = value
+	}
+	return out, nil
+}
+
+func (a *app) runInNew(ctx context.Context, t *target, n restclient.NewSandbox, argv []string, o processOptions, keep bool) (err error) {
+	// Cancelled half-way, a create could leave a sandbox that nobody knows.
+	create, cancel := context.WithTimeout(context.WithoutCancel(ctx), createWithin)
+	defer cancel()
+	s, err := t.rest.Create(create, n)
+	if err != nil {
+		return err
+	}
+	switch {
+	case keep && len(argv) == 0:
+		fmt.Fprintln(a.stdout, s.SandboxID)
+		return nil
+	case keep:
+		fmt.Fprintf(a.stderr, "sandbox %s\n", s.SandboxID)
+	default:
+		defer func() { err = errors.Join(err, a.killQuietly(ctx, t, s.SandboxID)) }()
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	client, err := t.agent(s.SandboxID, s.AgentToken, o.user)
+	if err != nil {
+		return err
+	}
+	code, err := a.runProcess(ctx, client, argv, o)
+	if err == nil && code != 0 {
+		return exitCode(code)
+	}
+	return err
+}
+
+// killQuietly ends a sandbox even after Ctrl-C; one that ended already is fine.
+func (a *app) killQuietly(ctx context.Context, t *target, id string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killWithin)
+	defer cancel()
+	if err := t.rest.Kill(ctx, id); err != nil && !errors.Is(err, errs.ErrNotFound) {
+		fmt.Fprintf(a.stderr, "barchan: sandbox %s could not be killed; do it with `barchan kill %s`\n", id, id)
+		return err
+	}
+	return nil
+}
+
+func (a *app) execCommand() *cobra.Command {
+	var o processOptions
+	cmd := &cobra.Command{
+		Use:     "exec [flags] ID -- COMMAND [ARG...]",
+		Short:   "Run a command in a sandbox",
+		Long:    "Run a command in a running sandbox. Output, errors and the exit code are the command's. Ctrl-C ends the command.",
+		Example: "  barchan exec i3k -- ls -l\n  barchan exec -it i3k -- bash",
+		Args:    atLeast("ID", "COMMAND"),
+	}
+	o.flags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		argv := args[1:]
+		if argv[0] == "--" {
+			argv = argv[1:]
+		}
+		if len(argv) == 0 {
+			return &usageError{cmd, errors.New("COMMAND is missing")}
+		}
+		return a.withTarget(cmd.Context(), func(t *target) error {
+			client, err := t.running(cmd.Context(), args[0], o.user)
+			if err != nil {
+				return err
+			}
+			code, err := a.runProcess(cmd.Context(), client, argv, o)
+			if err == nil && code != 0 {
+				return exitCode(code)
+			}
+			return err
+		})
+	}
+	return cmd
+}

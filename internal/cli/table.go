@@ -1,0 +1,153 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/term"
+)
+
+// table prints rows in aligned columns.
+type table struct {
+	rows [][]string
+	// colour paints a whole cell; nil paints nothing.
+	colour func(column int, cell string) string
+}
+
+func newTable(header ...string) *table { return &table{rows: [][]string{header}} }
+
+func (t *table) add(cells ...string) { t.rows = append(t.rows, cells) }
+
+func (t *table) write(w io.Writer) {
+	widths := make([]int, len(t.rows[0]))
+	for _, row := range t.rows {
+		for i, cell := range row {
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+	for n, row := range t.rows {
+		var line strings.Builder
+		for i, cell := range row {
+			gap := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+3)
+			if t.colour != nil && n > 0 {
+				cell = t.colour(i, cell)
+			}
+			line.WriteString(cell)
+			if i < len(row)-1 {
+				line.WriteString(gap)
+			}
+		}
+		fmt.Fprintln(w, strings.TrimRight(line.String(), " "))
+	}
+}
+
+// isTerminal tells whether a stream is a terminal.
+func isTerminal(stream any) bool {
+	f, ok := stream.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// coloured tells whether a stream may be painted.
+func (a *app) coloured(w io.Writer) bool {
+	no, set := a.lookupEnv("NO_COLOR")
+	dumb, _ := a.lookupEnv("TERM")
+	return isTerminal(w) && (!set || no == "") && dumb != "dumb"
+}
+
+// Colours of a terminal.
+const (
+	red    = "31"
+	green  = "32"
+	yellow = "33"
+)
+
+func paint(colour, text string) string { return "\x1b[" + colour + "m" + text + "\x1b[0m" }
+
+// stateColours returns a painter of the states in one column, or nil.
+func (a *app) stateColours(column int) func(int, string) string {
+	if !a.coloured(a.stdout) {
+		return nil
+	}
+	return func(i int, cell string) string {
+		if i != column {
+			return cell
+		}
+		switch strings.ToLower(cell) {
+		case "running", "ready", "ok", "true":
+			return paint(green, cell)
+		case "paused", "warning", "starting":
+			return paint(yellow, cell)
+		case "failed", "dead", "false":
+			return paint(red, cell)
+		}
+		return cell
+	}
+}
+
+// age is a duration in at most two units.
+func age(d time.Duration) string {
+	switch {
+	case d < 0:
+		return "0s"
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", int(d.Hours()))
+	default:
+		return fmt.Sprintf("%dd", int(d.Hours())/24)
+	}
+}
+
+func since(t time.Time) string {
+	if t.IsZero() {
+		return "-"
+	}
+	return age(time.Since(t))
+}
+
+// left is the time until t.
+func left(t time.Time) string {
+	if t.IsZero() || time.Until(t) > 100*365*24*time.Hour {
+		return "-"
+	}
+	return age(time.Until(t))
+}
+
+// size is a number of bytes in a binary unit.
+func size(n int64) string {
+	if n < 1024 {
+		return fmt.Sprintf("%d B", n)
+	}
+	value, unit := float64(n)/1024, "KiB"
+	for _, next := range []string{"MiB", "GiB", "TiB"} {
+		if value < 1024 {
+			break
+		}
+		value, unit = value/1024, next
+	}
+	return fmt.Sprintf("%.1f %s", value, unit)
+}
+
+// pairs prints a map in the order of its keys.
+func pairs(m map[string]string) string {
+	out := make([]string, 0, len(m))
+	for k, v := range m {
+		out = append(out, k+"="+v)
+	}
+	slices.Sort(out)
+	return strings.Join(out, ",")
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}

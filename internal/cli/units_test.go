@@ -1,0 +1,256 @@
+package cli
+
+import (
+	"archive/tar"
+	"bytes"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/adminclient"
+	"github.com/barchan-dev/barchan/internal/envd/processpb"
+)
+
+func TestWords(t *testing.T) {
+	for _, c := range []struct{ got, want string }{
+		{age(-time.Second), "0s"},
+		{age(119 * time.Second), "119s"},
+		{age(2 * time.Minute), "2m"},
+		{age(119 * time.Minute), "119m"},
+		{age(47 * time.Hour), "47h"},
+		{age(49 * time.Hour), "2d"},
+		{since(time.Time{}), "-"},
+		{left(time.Time{}), "-"},
+		{size(0), "0 B"},
+		{size(1023), "1023 B"},
+		{size(1 << 20), "1.0 MiB"},
+		{size(1536 << 20), "1.5 GiB"},
+		{size(1 << 60), "1048576.0 TiB"},
+		{pairs(map[string]string{"b": "2", "a": "1"}), "a=1,b=2"},
+		{quoteShell("it's"), `'it'\''s'`},
+		{quoteFish(`a\'`), `'a\\\''`},
+		{dialable("0.0.0.0:80"), "127.0.0.1:80"},
+		{dialable("[::]:80"), "127.0.0.1:80"},
+		{dialable(":80"), "127.0.0.1:80"},
+		{dialable("10.0.0.1:80"), "10.0.0.1:80"},
+		{milli(0.26), "300µs"},
+	} {
+		if c.got != c.want {
+			t.Errorf("got %q, want %q", c.got, c.want)
+		}
+	}
+}
+
+func TestCutRemote(t *testing.T) {
+	for text, want := range map[string]string{
+		"i3k:/a":   "i3k /a",
+		"i3k:":     "i3k .",
+		"i3k-c1:b": "i3k-c1 b",
+		"./a:b":    "",
+		"/a:b":     "",
+		"plain":    "",
+		"A:b":      "",
+	} {
+		id, p, ok := cutRemote(text)
+		if got := strings.TrimSpace(id + " " + p); ok != (want != "") || ok && got != want {
+			t.Errorf("%s: %q, %v", text, got, ok)
+		}
+	}
+}
+
+func TestExitCodes(t *testing.T) {
+	for _, c := range []struct {
+		end  *processpb.ProcessEvent_EndEvent
+		want int
+	}{
+		{&processpb.ProcessEvent_EndEvent{Exited: true, ExitCode: 0, Status: "exit status 0"}, 0},
+		{&processpb.ProcessEvent_EndEvent{Exited: true, ExitCode: 42}, 42},
+		{&processpb.ProcessEvent_EndEvent{ExitCode: -1, Status: "signal: killed"}, 137},
+		{&processpb.ProcessEvent_EndEvent{ExitCode: -1, Status: "signal: segmentation fault (core dumped)"}, 139},
+		{&processpb.ProcessEvent_EndEvent{ExitCode: -1, Status: "who knows"}, 255},
+	} {
+		if got := exitCodeOf(c.end); got != c.want {
+			t.Errorf("%s: %d, want %d", c.end.GetStatus(), got, c.want)
+		}
+	}
+}
+
+func TestSandboxAddress(t *testing.T) {
+	for url, want := range map[string]string{
+		"http://127.0.0.1:7700":     "http://127.0.0.1:7700",
+		"http://[::1]:7700":         "http://[::1]:7700",
+		"http://localhost:7700":     "http://localhost:7700",
+		"https://api.sbx.test":      "https://80-" + id1 + ".sbx.test",
+		"https://api.sbx.test:8443": "https://80-" + id1 + ".sbx.test:8443",
+	} {
+		base, h := (&target{url: url}).sandboxAddress(id1, 80)
+		if base != want || h.Get("E2b-Sandbox-Id") != id1 || h.Get("E2b-Sandbox-Port") != "80" {
+			t.Errorf("%s: %s %v, want %s", url, base, h, want)
+		}
+	}
+	if base, _ := (&target{url: "http://a", sandboxURL: "https://b"}).sandboxAddress(id1, 80); base != "https://b" {
+		t.Errorf("set: %s", base)
+	}
+}
+
+func TestPortInUse(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // listens at once
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	err = canListen(t.Context(), l.Addr().String())
+	if err == nil || err.Error() != l.Addr().String()+" is in use by another program" {
+		t.Errorf("got %v", err)
+	}
+	if err := canListen(t.Context(), "127.0.0.1:0"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestProgressWithoutTerminal(t *testing.T) {
+	var out bytes.Buffer
+	p := newProgress(&out)
+	for _, e := range []adminclient.Event{
+		{Step: "fetch"},
+		{Step: "fetch"},
+		{Step: "unpack", Done: 0, Total: 1000},
+		{Step: "unpack", Done: 99, Total: 1000},
+		{Step: "unpack", Done: 100, Total: 1000},
+		{Step: "unpack", Done: 1000, Total: 1000},
+		{Message: "almost there"},
+	} {
+		p.event(e)
+	}
+	p.end()
+	want := "fetch\nunpack   0%\nunpack  10%\nunpack 100%\nalmost there\n"
+	if out.String() != want {
+		t.Errorf("got %q, want %q", out.String(), want)
+	}
+}
+
+// hostile is a tar that tries to leave its directory in every way.
+func hostile(t *testing.T, outside string) io.Reader {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	add := func(h tar.Header, content string) {
+		h.Size = int64(len(content))
+		if err := w.WriteHeader(&h); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(w, content); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add(tar.Header{Name: "good", Typeflag: tar.TypeReg, Mode: 0o4755}, "good")
+	add(tar.Header{Name: "dev", Typeflag: tar.TypeChar, Mode: 0o666, Devmajor: 1, Devminor: 3}, "")
+	add(tar.Header{Name: "out", Typeflag: tar.TypeSymlink, Linkname: outside}, "")
+	add(tar.Header{Name: "out/owned", Typeflag: tar.TypeReg, Mode: 0o644}, "evil")
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return &b
+}
+
+func TestUnpackStaysInside(t *testing.T) {
+	outside, dir := t.TempDir(), filepath.Join(t.TempDir(), "in")
+	p := newProgress(io.Discard)
+	if err := unpackDir(hostile(t, outside), dir, p); err == nil {
+		t.Error("a file through a link outside: no error")
+	}
+	if left, err := os.ReadDir(outside); err != nil || len(left) != 0 {
+		t.Errorf("written outside: %v, %v", left, err)
+	}
+	info, err := os.Stat(filepath.Join(dir, "good"))
+	if err != nil || info.Mode() != 0o755 {
+		t.Errorf("good: %v, %v; want no setuid", info, err)
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "dev")); !os.IsNotExist(err) {
+		t.Errorf("a device was made: %v", err)
+	}
+	for _, name := range []string{"../evil", "/evil", "a/../../evil"} {
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		if err := w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644}); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := unpackDir(&b, dir, p); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(filepath.Dir(dir), "evil")); !os.IsNotExist(err) {
+		t.Errorf("written beside the directory: %v", err)
+	}
+}
+
+func FuzzUnpack(f *testing.F) {
+	f.Add([]byte("x"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		parent := t.TempDir()
+		_ = unpackDir(bytes.NewReader(b), filepath.Join(parent, "in"), newProgress(io.Discard)) // most are no tars
+		if left, err := os.ReadDir(parent); err != nil || len(left) != 1 {
+			t.Errorf("beside the directory: %v, %v", left, err)
+		}
+	})
+}
+
+func TestPackLeavesOutWhatIsNoFile(t *testing.T) {
+	dir := t.TempDir()
+	l, err := net.Listen("unix", filepath.Join(dir, "socket")) //nolint:noctx // listens at once
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	if err := os.WriteFile(filepath.Join(dir, "f"), []byte("x"), 0o640); err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	if err := packDir(&b, dir, newProgress(io.Discard)); err != nil {
+		t.Fatal(err)
+	}
+	r := tar.NewReader(&b)
+	h, err := r.Next()
+	if err != nil || h.Name != "f" || fs.FileMode(h.Mode) != 0o640 || h.Uname != "" {
+		t.Errorf("%+v, %v", h, err)
+	}
+	if h, err := r.Next(); err != io.EOF {
+		t.Errorf("more: %+v, %v", h, err)
+	}
+}
+
+func TestDecodeObjects(t *testing.T) {
+	got, err := decodeObjects(strings.NewReader(`
+apiVersion: v1
+kind: List
+items:
+- {apiVersion: v1, kind: A, metadata: {name: a}}
+- {apiVersion: v1, kind: B, metadata: {name: b}}
+---
+---
+{"apiVersion": "v1", "kind": "C", "metadata": {"name": "c"}}
+`))
+	if err != nil || len(got) != 3 || got[1].GetKind() != "B" || got[2].GetName() != "c" {
+		t.Errorf("%v, %v", got, err)
+	}
+	for text, want := range map[string]string{
+		"kind: A\nmetadata: {name: a}":                             "document 1: apiVersion is missing",
+		"apiVersion: v1\nkind: A":                                  "document 1: metadata.name of the A is missing",
+		"apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1}\n": "document 1: kind is missing",
+		"a: [":   "document 1: ",
+		"- a":    "document 1: ",
+		`{"a":1`: "document 1: ",
+	} {
+		if _, err := decodeObjects(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", text, err, want)
+		}
+	}
+}

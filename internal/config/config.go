@@ -1,0 +1,151 @@
+// Package config has every setting of Barchan in one struct, and reads it from
+// flags, BARCHAN_* environment variables and one YAML file, in this order of
+// precedence. It remembers where each value came from. It opens nothing that
+// the settings name, and it changes nothing on the machine but for Save.
+package config
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// Config is all settings, resolved. The key of a field, as files have it, is its
+// name in lower camel case; see table. Start from Default or Load: the zero
+// value is not valid.
+type Config struct {
+	DataDir  string // what must survive a restart
+	RunDir   string // sockets and PIDs
+	CacheDir string // what can be built again: runtimes, packages, images
+	NodeName string // this machine in Sandbox objects
+
+	HTTPAddr string   // REST API and sandbox traffic, plain
+	TLSAddr  string   // the same over TLS; empty: not served
+	KubeAddr string   // Kubernetes API
+	Domains  []string // below which hosts are <port>-<id>; the first is told to clients
+	TLSCert  string   // PEM files; both empty: a local CA in the data directory
+	TLSKey   string
+
+	EtcdEndpoints []string // empty: etcd inside this process
+	EtcdCA        string
+	EtcdCert      string
+	EtcdKey       string
+
+	ContainerdAddress   string // socket of one that runs already; empty: our own is started
+	ContainerdBinary    string // this and those below: empty: found, see package toolchain
+	ContainerdNamespace string
+	RunscBinary         string
+	RunscPlatform       string
+	RuncBinary          string
+	AgentBinary         string
+
+	BridgeName   string
+	Subnet       netip.Prefix
+	NetnsPrefix  string
+	NftTable     string
+	CgroupParent string
+	DNSResolvers []netip.Addr // empty: the machine's
+
+	DefaultTemplate string
+	BaseImageRef    string
+	DefaultRuntime  string // gvisor or runc
+	SandboxCPU      resource.Quantity
+	SandboxMemory   resource.Quantity
+	SandboxPids     int
+	MaxTimeout      time.Duration // longest life that a client may ask for
+
+	LogLevel     string
+	LogFormat    string
+	AccessLog    bool
+	OTLPEndpoint string
+}
+
+// Runtimes of DefaultRuntime.
+const (
+	RuntimeGVisor = "gvisor"
+	RuntimeRunc   = "runc"
+)
+
+// Default returns the settings of a machine where nothing is set. RunDir and
+// NodeName are still empty in it: Load derives them last.
+func Default() Config {
+	return Config{
+		DataDir:             "/var/lib/barchan",
+		CacheDir:            "/var/cache/barchan",
+		HTTPAddr:            "127.0.0.1:7700",
+		TLSAddr:             "127.0.0.1:7743",
+		KubeAddr:            "127.0.0.1:7764",
+		Domains:             []string{"barchan.localhost"},
+		ContainerdNamespace: "barchan",
+		RunscPlatform:       "systrap",
+		BridgeName:          "barchan0",
+		Subnet:              netip.MustParsePrefix("10.87.0.0/16"),
+		NetnsPrefix:         "barchan-",
+		NftTable:            "barchan",
+		CgroupParent:        "/barchan",
+		DefaultTemplate:     "base",
+		BaseImageRef:        "barchan.local/base:latest",
+		DefaultRuntime:      RuntimeGVisor,
+		SandboxCPU:          resource.MustParse("2"),
+		SandboxMemory:       resource.MustParse("512Mi"),
+		SandboxPids:         1024,
+		MaxTimeout:          24 * time.Hour,
+		LogLevel:            "info",
+		LogFormat:           "text",
+	}
+}
+
+// complete derives what has no fixed default.
+func (c *Config) complete() error {
+	if c.RunDir == "" {
+		c.RunDir = filepath.Join(c.DataDir, "run")
+	}
+	if c.NodeName == "" {
+		name, err := os.Hostname()
+		if err != nil {
+			return fmt.Errorf("nodeName: read the host's name: %w", err)
+		}
+		c.NodeName = strings.Trim(strings.ToLower(strings.ReplaceAll(name, "_", "-")), ".-")
+	}
+	return nil
+}
+
+// AdminSocket is where a running server is administered.
+func (c *Config) AdminSocket() string { return filepath.Join(c.RunDir, "admin.sock") }
+
+// APIKeyFile holds the key that the local command line uses; only its owner may read it.
+func (c *Config) APIKeyFile() string {
+	return filepath.Join(c.DataDir, "credentials", "api-key")
+}
+
+// Kubeconfig is the administrator's way to the Kubernetes API.
+func (c *Config) Kubeconfig() string {
+	return filepath.Join(c.DataDir, "credentials", "admin.kubeconfig")
+}
+
+// LogFile takes the log of a server in the background.
+func (c *Config) LogFile() string { return filepath.Join(c.DataDir, "log", "barchan.log") }
+
+// Domain is what E2B calls a domain: the first of Domains, with the port of
+// TLSAddr unless it names one itself or that port is 443.
+func (c *Config) Domain() string {
+	return DomainWithPort(c.Domains[0], c.TLSAddr)
+}
+
+// DomainWithPort adds the port of a listening address to a domain that needs it.
+func DomainWithPort(domain, tlsAddr string) string {
+	if _, _, err := net.SplitHostPort(domain); err == nil {
+		return domain
+	}
+	_, port, err := net.SplitHostPort(tlsAddr)
+	if err != nil || port == "443" {
+		return domain
+	}
+	return net.JoinHostPort(domain, port)
+}

@@ -1,0 +1,282 @@
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+
+	"github.com/barchan-dev/barchan/internal/errs"
+)
+
+func env(pairs ...string) func(string) (string, bool) {
+	m := map[string]string{EnvFile: ""}
+	for i := 0; i < len(pairs); i += 2 {
+		m[pairs[i]] = pairs[i+1]
+	}
+	return func(k string) (string, bool) { v, ok := m[k]; return v, ok }
+}
+
+func write(t *testing.T, content string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "barchan.yaml")
+	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// load reads a file that is always named, so that the machine's own cannot disturb.
+func load(t *testing.T, file string, lookup func(string) (string, bool), args ...string) (*Resolved, error) {
+	t.Helper()
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	flags := AddFlags(fs, func(string) bool { return true })
+	if err := fs.Parse(args); err != nil {
+		return nil, err
+	}
+	return Load(Options{File: write(t, file), LookupEnv: lookup, Flags: []*Flags{flags}})
+}
+
+func TestEveryFieldIsASetting(t *testing.T) {
+	var c Config
+	inTable := map[any]string{}
+	for _, s := range c.table() {
+		if s.Doc == "" {
+			t.Errorf("%s has no doc", s.Key)
+		}
+		inTable[s.ptr] = s.Key
+	}
+	v := reflect.ValueOf(&c).Elem()
+	for i := range v.NumField() {
+		name := v.Type().Field(i).Name
+		key, ok := inTable[v.Field(i).Addr().Interface()]
+		if !ok {
+			t.Errorf("field %s is not in the table", name)
+			continue
+		}
+		if !strings.EqualFold(key, name) {
+			t.Errorf("field %s has the key %s", name, key)
+		}
+	}
+	if v.NumField() != len(inTable) {
+		t.Errorf("%d fields and %d settings", v.NumField(), len(inTable))
+	}
+}
+
+func TestPrecedence(t *testing.T) {
+	file := "httpAddr: 127.0.0.1:1001\ntlsAddr: 127.0.0.1:1002\nkubeAddr: 127.0.0.1:1003\n"
+	r, err := load(t, file,
+		env("BARCHAN_TLS_ADDR", "127.0.0.1:2002", "BARCHAN_KUBE_ADDR", "127.0.0.1:2003"),
+		"--kube-addr", "127.0.0.1:3003")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []struct{ key, got, value, kind, source string }{
+		{"nftTable", r.NftTable, "barchan", FromDefault, "default"},
+		{"httpAddr", r.HTTPAddr, "127.0.0.1:1001", FromFile, r.File + ":1"},
+		{"tlsAddr", r.TLSAddr, "127.0.0.1:2002", FromEnv, "BARCHAN_TLS_ADDR"},
+		{"kubeAddr", r.KubeAddr, "127.0.0.1:3003", FromFlag, "--kube-addr"},
+	} {
+		src := r.Source(want.key)
+		if want.got != want.value || src.Kind != want.kind || src.String() != want.source {
+			t.Errorf("%s = %s from %s %s, want %s from %s %s", want.key, want.got, src.Kind, src, want.value, want.kind, want.source)
+		}
+	}
+}
+
+func TestDerived(t *testing.T) {
+	r, err := load(t, "dataDir: /srv/b\nnodeName: n1\n", env())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.RunDir != "/srv/b/run" || r.AdminSocket() != "/srv/b/run/admin.sock" {
+		t.Errorf("runDir %s, socket %s", r.RunDir, r.AdminSocket())
+	}
+	if got := r.Domain(); got != "barchan.localhost:7743" {
+		t.Errorf("domain %s", got)
+	}
+	r.Domains = []string{"sbx.example.org:8443"}
+	if got := r.Domain(); got != "sbx.example.org:8443" {
+		t.Errorf("domain with port %s", got)
+	}
+}
+
+func TestLists(t *testing.T) {
+	r, err := load(t, "dnsResolvers: [9.9.9.9, 1.1.1.1]\n", env(),
+		"--domains", "a.test,b.test", "--domains", "c.test", "--access-log")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(r.DNSResolvers, r.Domains, r.AccessLog); got != "[9.9.9.9 1.1.1.1] [a.test b.test c.test] true" {
+		t.Error(got)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	for _, c := range []struct {
+		name, file string
+		args       []string
+		want       string
+	}{
+		{"unknown key", "# hello\nhttpAdr: x\n", nil, `barchan.yaml:2: httpAdr: unknown key`},
+		{"key of another spelling", "http_addr: x\n", nil, `it is written httpAddr`},
+		{"twice", "nodeName: a\nnodeName: b\n", nil, `nodeName`},
+		{"not a mapping", "- a\n", nil, `barchan.yaml:1: want a list of`},
+		{"broken YAML", "a: [", nil, `barchan.yaml`},
+		{"nested", "domains:\n  a: b\n", nil, `domains: want a plain value`},
+		{"list for one", "nodeName: [a]\n", nil, `nodeName: is a list`},
+		{"relative directory", "dataDir: var\n", nil, `dataDir: "var" is not absolute`},
+		{"run directory too long", "runDir: /" + strings.Repeat("x", 90) + "\n", nil, `runDir:`},
+		{"same directory", "dataDir: /a\ncacheDir: /a/\n", nil, `cacheDir: is the same`},
+		{"no port", "", []string{"--http-addr", "127.0.0.1"}, `httpAddr: "127.0.0.1" is not an address`},
+		{"port too high", "", []string{"--http-addr", "127.0.0.1:70000"}, `httpAddr: port "70000"`},
+		{"port twice", "", []string{"--http-addr", "127.0.0.1:7764"}, `kubeAddr: port 7764 is also that of httpAddr`},
+		{"host name to listen on", "", []string{"--http-addr", "example.org:1"}, `httpAddr: "example.org" is not an IP address`},
+		{"no HTTP", "httpAddr: ''\n", nil, `httpAddr: "" is not an address`},
+		{"key without certificate", "tlsKey: /k\n", nil, `tlsCert: is missing`},
+		{"certificate without key", "tlsCert: /k\n", nil, `tlsKey: is missing`},
+		{"relative certificate", "tlsCert: c\ntlsKey: /k\n", nil, `tlsCert: "c" is not absolute`},
+		{"domain", "domains: [Foo_Bar]\n", nil, `domains: "Foo_Bar" is not`},
+		{"address as domain", "domains: [10.0.0.1]\n", nil, `domains: "10.0.0.1" is not`},
+		{"etcd", "etcdEndpoints: [10.0.0.1]\n", nil, `etcdEndpoints: "10.0.0.1" is not`},
+		{"CA without etcd", "etcdCA: /ca\n", nil, `etcdEndpoints: is empty`},
+		{"platform", "runscPlatform: vmware\n", nil, `runscPlatform: "vmware"`},
+		{"two containerds", "containerdBinary: /a\ncontainerdAddress: /b\n", nil, `containerdBinary: is set beside`},
+		{"bridge", "bridgeName: a-name-that-is-too-long\n", nil, `bridgeName:`},
+		{"node", "nodeName: A\n", nil, `nodeName:`},
+		{"cgroup", "cgroupParent: a\n", nil, `cgroupParent:`},
+		{"table", "nftTable: 'a b'\n", nil, `nftTable:`},
+		{"subnet text", "subnet: x\n", nil, `subnet: "x" is not a subnet`},
+		{"subnet bits", "subnet: 10.87.1.1/16\n", nil, `want 10.87.0.0/16`},
+		{"subnet small", "subnet: 10.87.1.0/30\n", nil, `subnet: 10.87.1.0/30 has 30 bits`},
+		{"subnet v6", "subnet: fd00::/64\n", nil, `subnet: fd00::/64 is not an IPv4`},
+		{"subnet over address", "httpAddr: 10.87.0.1:80\n", nil, `subnet: 10.87.0.0/16 overlaps httpAddr`},
+		{"subnet loopback", "subnet: 127.0.0.0/8\n", nil, `subnet: 127.0.0.0/8 is a special range`},
+		{"resolver in subnet", "dnsResolvers: 10.87.0.3\n", nil, `dnsResolvers: 10.87.0.3`},
+		{"resolver text", "dnsResolvers: dns\n", nil, `dnsResolvers: "dns" is not an IP`},
+		{"runtime", "defaultRuntime: docker\n", nil, `defaultRuntime: "docker"`},
+		{"memory text", "sandboxMemory: lots\n", nil, `sandboxMemory: "lots" is not a quantity`},
+		{"memory", "sandboxMemory: 1Mi\n", nil, `sandboxMemory: 1Mi is too little`},
+		{"CPU", "sandboxCPU: 1m\n", nil, `sandboxCPU: 1m`},
+		{"pids", "sandboxPids: few\n", nil, `sandboxPids: "few"`},
+		{"timeout", "maxTimeout: 1\n", nil, `maxTimeout: "1" is not a duration`},
+		{"bool", "accessLog: si\n", nil, `accessLog: "si" is neither`},
+		{"level", "logLevel: loud\n", nil, `logLevel: "loud"`},
+		{"format", "", []string{"--log-format", "xml"}, `(set by --log-format)`},
+		{"bad flag at once", "", []string{"--sandbox-pids", "x"}, `sandboxPids: "x"`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := load(t, c.file, env(), c.args...)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Fatalf("got %v, want %s", err, c.want)
+			}
+			if !strings.HasPrefix(err.Error(), "invalid argument") && !errors.Is(err, errs.ErrInvalid) {
+				t.Errorf("%v is not an ErrInvalid", err)
+			}
+		})
+	}
+}
+
+func TestFileThatIsNotThere(t *testing.T) {
+	if _, err := Load(Options{File: "/nonexistent/b.yaml"}); !errors.Is(err, errs.ErrInvalid) {
+		t.Errorf("named by flag: %v", err)
+	}
+	if _, err := Load(Options{LookupEnv: env(EnvFile, "/nonexistent/b.yaml")}); err == nil {
+		t.Error("named by environment: no error")
+	}
+	if _, err := load(t, "", env()); err != nil {
+		t.Errorf("empty file: %v", err)
+	}
+}
+
+func TestWhatIsPrintedCanBeRead(t *testing.T) {
+	first, err := load(t, "subnet: 10.99.0.0/24\ndomains: [a.test, b.test]\n", env("BARCHAN_CACHE", "/c"), "--sandbox-memory=1Gi")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := first.WriteYAML(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{
+		"cacheDir: /c # BARCHAN_CACHE", "sandboxMemory: 1Gi # --sandbox-memory", "nftTable: barchan # default",
+		"subnet: 10.99.0.0/24 # " + first.File + ":1", "domains: [a.test, b.test] # " + first.File + ":2",
+	} {
+		if !strings.Contains(out.String(), line+"\n") {
+			t.Errorf("no line %q in\n%s", line, out.String())
+		}
+	}
+	second, err := load(t, out.String(), env())
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := first.Settings(), second.Settings()
+	for i := range a {
+		if fmt.Sprint(a[i].Value()) != fmt.Sprint(b[i].Value()) {
+			t.Errorf("%s: %v became %v", a[i].Key, a[i].Value(), b[i].Value())
+		}
+	}
+}
+
+func TestJSON(t *testing.T) {
+	r, err := load(t, "", env("BARCHAN_SANDBOX_PIDS", "99"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got map[string]struct {
+		Value        any
+		Source, From string
+	}
+	if err := json.Unmarshal(b, &got); err != nil {
+		t.Fatal(err)
+	}
+	if p := got["sandboxPids"]; p.Value != 99.0 || p.Source != FromEnv || p.From != "BARCHAN_SANDBOX_PIDS" {
+		t.Errorf("%+v", p)
+	}
+}
+
+func TestSaveAndLoadSaved(t *testing.T) {
+	dir := t.TempDir()
+	if _, ok, err := LoadSaved(dir); ok || err != nil {
+		t.Fatalf("before: %v %v", ok, err)
+	}
+	r, err := load(t, "dataDir: "+dir+"\nbridgeName: br7\nrunDir: /run/b7\n", env())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Save(r.Config); err != nil {
+		t.Fatal(err)
+	}
+	got, ok, err := LoadSaved(dir)
+	if err != nil || !ok {
+		t.Fatalf("after: %v %v", ok, err)
+	}
+	if got.BridgeName != "br7" || got.RunDir != "/run/b7" || got.DataDir != dir {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestCheckHost(t *testing.T) {
+	c := Default()
+	if err := c.Subnet.UnmarshalText([]byte("127.0.0.0/16")); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.CheckHost(); err == nil || !strings.Contains(err.Error(), "interface lo") {
+		t.Errorf("got %v", err)
+	}
+	c.BridgeName = "lo" // our own bridge never counts
+	if err := c.CheckHost(); err != nil {
+		t.Error(err)
+	}
+}

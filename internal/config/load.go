@@ -1,0 +1,301 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/barchan-dev/barchan/internal/errs"
+)
+
+// DefaultFile is read if it exists and no other file is named.
+const DefaultFile = "/etc/barchan/config.yaml"
+
+// EnvFile names the environment variable that names the file.
+const EnvFile = "BARCHAN_CONFIG"
+
+// Kinds of Source, in rising precedence.
+const (
+	FromDefault = "default"
+	FromFile    = "file"
+	FromEnv     = "env"
+	FromFlag    = "flag"
+)
+
+// Source is where a value came from.
+type Source struct {
+	Kind string
+	// Name is the file and line, the variable, or the flag with its dashes; of
+	// a default it is empty.
+	Name string
+}
+
+// String is the source in a few words.
+func (s Source) String() string {
+	if s.Name == "" {
+		return s.Kind
+	}
+	return s.Name
+}
+
+// Options says where Load looks.
+type Options struct {
+	// File is the YAML file; empty means $BARCHAN_CONFIG, then DefaultFile if it exists.
+	File string
+	// LookupEnv is os.LookupEnv, or nil to ignore the environment.
+	LookupEnv func(string) (string, bool)
+	// Flags were parsed already; the first set that has a key given decides.
+	Flags []*Flags
+}
+
+// Resolved is a Config that knows where its values came from.
+type Resolved struct {
+	Config
+	// File that was read; empty if none.
+	File    string
+	sources map[string]Source
+}
+
+// Source is where the value of a key came from.
+func (r *Resolved) Source(key string) Source {
+	if s, ok := r.sources[key]; ok {
+		return s
+	}
+	return Source{Kind: FromDefault}
+}
+
+// Load reads all sources, derives what is left, and validates the whole. Its
+// errors name the key, and are errs.ErrInvalid where the user must change something.
+func Load(o Options) (*Resolved, error) {
+	r := &Resolved{Config: Default(), sources: map[string]Source{}}
+	settings := r.table()
+	if o.LookupEnv == nil {
+		o.LookupEnv = func(string) (string, bool) { return "", false }
+	}
+	if err := r.readFile(o, settings); err != nil {
+		return nil, err
+	}
+	for _, s := range settings {
+		text, ok := o.LookupEnv(s.Env())
+		if !ok {
+			continue
+		}
+		if err := s.set(text); err != nil {
+			return nil, fmt.Errorf("%s: %w", s.Env(), err)
+		}
+		r.sources[s.Key] = Source{FromEnv, s.Env()}
+	}
+	for _, s := range settings {
+		text, ok := lookupFlag(o.Flags, s.Key)
+		if !ok {
+			continue
+		}
+		if err := s.set(text); err != nil {
+			return nil, fmt.Errorf("--%s: %w", s.Flag(), err)
+		}
+		r.sources[s.Key] = Source{FromFlag, "--" + s.Flag()}
+	}
+	if err := r.complete(); err != nil {
+		return nil, err
+	}
+	if err := r.Validate(); err != nil {
+		return nil, r.blame(err)
+	}
+	return r, nil
+}
+
+// blame adds to a refused value where it was set.
+func (r *Resolved) blame(err error) error {
+	var bad *keyError
+	if !errors.As(err, &bad) {
+		return err
+	}
+	if src := r.Source(bad.key); src.Kind != FromDefault {
+		return fmt.Errorf("%w (set by %s)", err, src)
+	}
+	return err
+}
+
+func (r *Resolved) readFile(o Options, settings []Setting) error {
+	name, named := o.File, o.File != ""
+	if !named {
+		if name, named = o.LookupEnv(EnvFile); !named || name == "" {
+			name, named = DefaultFile, false
+		}
+	}
+	f, err := os.Open(name)
+	if errors.Is(err, fs.ErrNotExist) && !named {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read configuration: %w: %w", err, errs.ErrInvalid)
+	}
+	defer func() { _ = f.Close() }()
+	if err := r.decode(f, name, settings); err != nil {
+		return err
+	}
+	r.File = name
+	return nil
+}
+
+// decode walks the document itself, so that every refusal has its line.
+func (r *Resolved) decode(in io.Reader, file string, settings []Setting) error {
+	var doc yaml.Node
+	err := yaml.NewDecoder(io.LimitReader(in, 1<<20)).Decode(&doc)
+	if errors.Is(err, io.EOF) {
+		return nil // empty, or comments only
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w: %w", file, err, errs.ErrInvalid)
+	}
+	root := doc.Content[0]
+	if root.Kind == yaml.ScalarNode && root.Tag == "!!null" {
+		return nil
+	}
+	if root.Kind != yaml.MappingNode {
+		return fmt.Errorf("%s:%d: want a list of `key: value` lines: %w", file, root.Line, errs.ErrInvalid)
+	}
+	for i := 0; i+1 < len(root.Content); i += 2 {
+		key, value := root.Content[i], root.Content[i+1]
+		at := fmt.Sprintf("%s:%d", file, key.Line)
+		s, ok := findSetting(settings, key.Value)
+		if !ok {
+			return fmt.Errorf("%s: %w", at, unknownKey(settings, key.Value))
+		}
+		if earlier, ok := r.sources[s.Key]; ok {
+			return fmt.Errorf("%s: %w", at, invalid(s.Key, "is set already at %s", earlier.Name))
+		}
+		text, err := nodeText(s, value)
+		if err == nil {
+			err = s.set(text)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", at, err)
+		}
+		r.sources[s.Key] = Source{FromFile, at}
+	}
+	return nil
+}
+
+func findSetting(settings []Setting, key string) (Setting, bool) {
+	for _, s := range settings {
+		if s.Key == key {
+			return s, true
+		}
+	}
+	return Setting{}, false
+}
+
+// unknownKey refuses a key and names the one that was meant, if that is plain.
+func unknownKey(settings []Setting, key string) error {
+	plain := func(k string) string {
+		return strings.ToLower(strings.NewReplacer("-", "", "_", "", ".", "").Replace(k))
+	}
+	for _, s := range settings {
+		if plain(s.Key) == plain(key) {
+			return invalid(key, "unknown key; it is written %s", s.Key)
+		}
+	}
+	return invalid(key, "unknown key; `barchan config` prints all of them")
+}
+
+// nodeText is a YAML value as its setting's text.
+func nodeText(s Setting, n *yaml.Node) (string, error) {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	switch n.Kind { //nolint:exhaustive // the rest is refused
+	case yaml.ScalarNode:
+		if n.Tag == "!!null" {
+			return "", nil
+		}
+		return n.Value, nil
+	case yaml.SequenceNode:
+		if s.kind() != "list" {
+			return "", invalid(s.Key, "is a list, want one value")
+		}
+		items := make([]string, 0, len(n.Content))
+		for _, item := range n.Content {
+			if item.Kind != yaml.ScalarNode {
+				return "", invalid(s.Key, "has an item that is not a plain value")
+			}
+			items = append(items, item.Value)
+		}
+		return strings.Join(items, ","), nil
+	default:
+		return "", invalid(s.Key, "want a plain value, not keys below it")
+	}
+}
+
+// Flags is one flag for each setting.
+type Flags struct {
+	given map[string]*flagValue
+}
+
+// AddFlags registers a flag for every setting whose key want accepts. Call Load
+// with the result once fs is parsed.
+func AddFlags(fs *pflag.FlagSet, want func(key string) bool) *Flags {
+	f := &Flags{given: map[string]*flagValue{}}
+	defaults := Default()
+	for _, s := range defaults.table() {
+		if !want(s.Key) {
+			continue
+		}
+		v := &flagValue{setting: s, text: defaultText(s)}
+		f.given[s.Key] = v
+		flag := fs.VarPF(v, s.Flag(), "", s.Doc)
+		if s.kind() == "bool" {
+			flag.NoOptDefVal = "true"
+		}
+	}
+	return f
+}
+
+func lookupFlag(sets []*Flags, key string) (string, bool) {
+	for _, f := range sets {
+		if v, ok := f.given[key]; ok && v.isSet {
+			return v.text, true
+		}
+	}
+	return "", false
+}
+
+func defaultText(s Setting) string {
+	switch v := s.Value().(type) {
+	case []string:
+		return strings.Join(v, ",")
+	default:
+		return fmt.Sprint(v)
+	}
+}
+
+// flagValue checks a flag as it is parsed, so that the usage error is at once.
+type flagValue struct {
+	setting Setting
+	text    string
+	isSet   bool
+}
+
+// String is the default until the flag is given.
+func (v *flagValue) String() string { return v.text }
+
+// Type is what the help calls the value.
+func (v *flagValue) Type() string { return v.setting.kind() }
+
+// Set checks and takes a value; a list given twice is joined.
+func (v *flagValue) Set(text string) error {
+	if err := v.setting.set(text); err != nil {
+		return err
+	}
+	if v.isSet && v.setting.kind() == "list" {
+		text = v.text + "," + text
+	}
+	v.text, v.isSet = text, true
+	return nil
+}

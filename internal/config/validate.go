@@ -1,0 +1,287 @@
+package config
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/errs"
+)
+
+// keyError is a refused value; it is an errs.ErrInvalid.
+type keyError struct{ key, message string }
+
+// Error names the key.
+func (e *keyError) Error() string { return e.key + ": " + e.message }
+
+// Unwrap is the kind.
+func (e *keyError) Unwrap() error { return errs.ErrInvalid }
+
+func invalid(key, format string, args ...any) error {
+	return &keyError{key, fmt.Sprintf(format, args...)}
+}
+
+// Limits that Linux sets.
+const (
+	maxSocketPath = 107 // bytes in sockaddr_un
+	maxLinkName   = 15
+	// longestSocket is the longest path of a socket below RunDir.
+	longestSocket = "containerd/containerd.sock.ttrpc"
+)
+
+var (
+	dnsName  = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+	plain    = regexp.MustCompile(`^[A-Za-z0-9][-A-Za-z0-9_.]*$`)
+	imageRef = regexp.MustCompile(`^[a-z0-9][-a-z0-9._/:]*(@sha256:[0-9a-f]{64})?$`)
+)
+
+// Validate returns the first setting that cannot be right, by its key.
+func (c *Config) Validate() error {
+	for _, check := range []func() error{
+		c.checkDirs, c.checkAddrs, c.checkDomains, c.checkTLS, c.checkEtcd, c.checkPrograms,
+		c.checkNames, c.checkSubnet, c.checkSandbox, c.checkTelemetry,
+	} {
+		if err := check(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Config) checkDirs() error {
+	for _, d := range []struct{ key, path string }{
+		{"dataDir", c.DataDir}, {"runDir", c.RunDir}, {"cacheDir", c.CacheDir},
+	} {
+		switch {
+		case d.path == "":
+			return invalid(d.key, "is empty, want an absolute directory")
+		case !filepath.IsAbs(d.path):
+			return invalid(d.key, "%q is not absolute, want a path that begins with /", d.path)
+		case filepath.Clean(d.path) == "/":
+			return invalid(d.key, "is the root directory, want one of its own")
+		}
+	}
+	if n := len(filepath.Join(c.RunDir, longestSocket)); n > maxSocketPath {
+		return invalid("runDir", "%q is %d bytes too long for the sockets in it; set a shorter one",
+			c.RunDir, n-maxSocketPath)
+	}
+	if filepath.Clean(c.DataDir) == filepath.Clean(c.CacheDir) {
+		return invalid("cacheDir", "is the same as dataDir, want another")
+	}
+	return nil
+}
+
+func (c *Config) checkAddrs() error {
+	used := map[string]string{}
+	for _, a := range []struct {
+		key, addr string
+		optional  bool
+	}{{"httpAddr", c.HTTPAddr, false}, {"tlsAddr", c.TLSAddr, true}, {"kubeAddr", c.KubeAddr, false}} {
+		if a.addr == "" && a.optional {
+			continue
+		}
+		host, port, err := net.SplitHostPort(a.addr)
+		if err != nil {
+			return invalid(a.key, "%q is not an address such as 127.0.0.1:7700", a.addr)
+		}
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil {
+			return invalid(a.key, "port %q is not a number from 0 to 65535", port)
+		} else if n == 0 {
+			continue // any free one
+		}
+		if host != "" && host != "localhost" {
+			if _, err := netip.ParseAddr(host); err != nil {
+				return invalid(a.key, "%q is not an IP address of this machine", host)
+			}
+		}
+		if other, taken := used[port]; taken {
+			return invalid(a.key, "port %s is also that of %s, want another", port, other)
+		}
+		used[port] = a.key
+	}
+	return nil
+}
+
+func (c *Config) checkDomains() error {
+	if len(c.Domains) == 0 {
+		return invalid("domains", "is empty, want at least one such as barchan.localhost")
+	}
+	for _, d := range c.Domains {
+		host, port, err := net.SplitHostPort(d)
+		if err != nil {
+			host, port = d, "443"
+		}
+		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+			return invalid("domains", "port %q of %q is not a number from 1 to 65535", port, d)
+		}
+		if _, err := netip.ParseAddr(host); err == nil || !dnsName.MatchString(host) {
+			return invalid("domains", "%q is not a lower-case domain name such as sandbox.example.org", d)
+		}
+	}
+	return nil
+}
+
+func (c *Config) checkTLS() error {
+	if (c.TLSCert == "") != (c.TLSKey == "") {
+		return invalid(either(c.TLSCert == "", "tlsCert", "tlsKey"), "is missing: tlsCert and tlsKey come together")
+	}
+	return absolute("tlsCert", c.TLSCert, "tlsKey", c.TLSKey)
+}
+
+func (c *Config) checkEtcd() error {
+	for _, e := range c.EtcdEndpoints {
+		u, err := url.Parse(e)
+		if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
+			return invalid("etcdEndpoints", "%q is not an address such as https://10.0.0.1:2379", e)
+		}
+	}
+	if (c.EtcdCert == "") != (c.EtcdKey == "") {
+		return invalid(either(c.EtcdCert == "", "etcdCert", "etcdKey"), "is missing: etcdCert and etcdKey come together")
+	}
+	if len(c.EtcdEndpoints) == 0 && c.EtcdCA+c.EtcdCert != "" {
+		return invalid("etcdEndpoints", "is empty, but etcdCA or etcdCert is set; name the etcd they are for")
+	}
+	return absolute("etcdCA", c.EtcdCA, "etcdCert", c.EtcdCert, "etcdKey", c.EtcdKey)
+}
+
+func (c *Config) checkPrograms() error {
+	if c.RunscPlatform != "systrap" && c.RunscPlatform != "kvm" && c.RunscPlatform != "ptrace" {
+		return invalid("runscPlatform", "%q is not a platform, want systrap or kvm", c.RunscPlatform)
+	}
+	if c.ContainerdAddress != "" && c.ContainerdBinary != "" {
+		return invalid("containerdBinary", "is set beside containerdAddress; either use an existing containerd or name one to start")
+	}
+	return absolute(
+		"containerdAddress", strings.TrimPrefix(c.ContainerdAddress, "unix://"), "containerdBinary", c.ContainerdBinary,
+		"runscBinary", c.RunscBinary, "runcBinary", c.RuncBinary, "agentBinary", c.AgentBinary)
+}
+
+func (c *Config) checkNames() error {
+	if !dnsName.MatchString(c.NodeName) || len(c.NodeName) > 63 {
+		return invalid("nodeName", "%q is not a name of up to 63 lower-case letters, digits, dots and dashes", c.NodeName)
+	}
+	if !plain.MatchString(c.BridgeName) || len(c.BridgeName) > maxLinkName {
+		return invalid("bridgeName", "%q is not a name of up to %d letters, digits and dashes", c.BridgeName, maxLinkName)
+	}
+	for _, n := range []struct{ key, name string }{
+		{"netnsPrefix", c.NetnsPrefix},
+		{"nftTable", c.NftTable},
+		{"containerdNamespace", c.ContainerdNamespace},
+	} {
+		if !plain.MatchString(n.name) || len(n.name) > 63 {
+			return invalid(n.key, "%q is not a name of up to 63 letters, digits, dots, dashes and underscores", n.name)
+		}
+	}
+	if !filepath.IsAbs(c.CgroupParent) || c.CgroupParent != filepath.Clean(c.CgroupParent) || c.CgroupParent == "/" {
+		return invalid("cgroupParent", "%q is not a cgroup such as /barchan", c.CgroupParent)
+	}
+	return nil
+}
+
+func (c *Config) checkSubnet() error {
+	s := c.Subnet
+	switch {
+	case !s.IsValid() || !s.Addr().Is4():
+		return invalid("subnet", "%s is not an IPv4 subnet such as 10.87.0.0/16", s)
+	case s != s.Masked():
+		return invalid("subnet", "%s has bits set behind its mask, want %s", s, s.Masked())
+	case s.Bits() < 8 || s.Bits() > 28:
+		return invalid("subnet", "%s has %d bits, want from /8 to /28", s, s.Bits())
+	case s.Addr().IsLoopback() || s.Addr().IsMulticast() || s.Addr().IsLinkLocalUnicast() || s.Addr().IsUnspecified():
+		return invalid("subnet", "%s is a special range; take a private one such as 10.87.0.0/16", s)
+	}
+	for _, a := range []struct{ key, addr string }{
+		{"httpAddr", c.HTTPAddr}, {"tlsAddr", c.TLSAddr}, {"kubeAddr", c.KubeAddr},
+	} {
+		if ap, err := netip.ParseAddrPort(a.addr); err == nil && s.Contains(ap.Addr().Unmap()) {
+			return invalid("subnet", "%s overlaps %s (%s)", s, a.key, a.addr)
+		}
+	}
+	for _, r := range c.DNSResolvers {
+		if s.Contains(r.Unmap()) {
+			return invalid("dnsResolvers", "%s lies in the sandboxes' own subnet %s", r, s)
+		}
+	}
+	return nil
+}
+
+func (c *Config) checkSandbox() error {
+	switch {
+	case !dnsName.MatchString(c.DefaultTemplate):
+		return invalid("defaultTemplate", "%q is not a template's name", c.DefaultTemplate)
+	case !imageRef.MatchString(c.BaseImageRef):
+		return invalid("baseImageRef", "%q is not an image such as barchan.local/base:latest", c.BaseImageRef)
+	case c.DefaultRuntime != RuntimeGVisor && c.DefaultRuntime != RuntimeRunc:
+		return invalid("defaultRuntime", "%q is not a runtime, want %s or %s", c.DefaultRuntime, RuntimeGVisor, RuntimeRunc)
+	case c.SandboxCPU.MilliValue() < 10:
+		return invalid("sandboxCPU", "%s is too little, want at least 10m", c.SandboxCPU.String())
+	case c.SandboxMemory.Value() < 32<<20:
+		return invalid("sandboxMemory", "%s is too little, want at least 32Mi", c.SandboxMemory.String())
+	case c.SandboxPids < 16:
+		return invalid("sandboxPids", "%d is too few, want at least 16", c.SandboxPids)
+	case c.MaxTimeout < time.Second:
+		return invalid("maxTimeout", "%s is too short, want at least 1s", c.MaxTimeout)
+	}
+	return nil
+}
+
+func (c *Config) checkTelemetry() error {
+	switch strings.ToLower(c.LogLevel) {
+	case "debug", "info", "warn", "error":
+	default:
+		return invalid("logLevel", "%q is not a level, want debug, info, warn or error", c.LogLevel)
+	}
+	if c.LogFormat != "text" && c.LogFormat != "json" {
+		return invalid("logFormat", "%q is not a format, want text or json", c.LogFormat)
+	}
+	return nil
+}
+
+// CheckHost looks for an interface of this machine in the sandboxes' subnet, other
+// than our own bridge, whose traffic the bridge would take away.
+func (c *Config) CheckHost() error {
+	links, err := net.Interfaces()
+	if err != nil {
+		return fmt.Errorf("list network interfaces: %w", err)
+	}
+	for _, l := range links {
+		if l.Name == c.BridgeName {
+			continue
+		}
+		addrs, err := l.Addrs()
+		if err != nil {
+			continue // it went away meanwhile
+		}
+		for _, a := range addrs {
+			p, err := netip.ParsePrefix(a.String())
+			if err == nil && p.Addr().Is4() && p.Overlaps(c.Subnet) {
+				return invalid("subnet", "%s overlaps %s of interface %s; choose another with --subnet",
+					c.Subnet, p, l.Name)
+			}
+		}
+	}
+	return nil
+}
+
+// absolute takes pairs of key and path; an empty path is fine.
+func absolute(pairs ...string) error {
+	for i := 0; i < len(pairs); i += 2 {
+		if p := pairs[i+1]; p != "" && !filepath.IsAbs(p) {
+			return invalid(pairs[i], "%q is not absolute, want a path that begins with /", p)
+		}
+	}
+	return nil
+}
+
+func either(first bool, a, b string) string {
+	if first {
+		return a
+	}
+	return b
+}

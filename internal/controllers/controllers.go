@@ -1,0 +1,105 @@
+// Package controllers makes the world what the objects say. Each reconciler is level-based:
+// it reads what is wanted, looks at what is, does one step towards it, and writes what it saw
+// into status. It never remembers what it could observe, and never retries what only a user
+// can mend.
+package controllers
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+)
+
+const (
+	retryFirst = 200 * time.Millisecond
+	retryMost  = time.Minute
+)
+
+// Runner is the machine that runs sandboxes; package node has it. Every method may be called
+// any number of times, in any order, and from several goroutines.
+type Runner interface {
+	// Ensure makes the sandbox run, or adopts it if it does.
+	Ensure(ctx context.Context, s *agents.Sandbox) (sandbox.Observed, error)
+	// Suspend puts it to sleep, Resume wakes it.
+	Suspend(ctx context.Context, ref sandbox.Ref) (sandbox.Observed, error)
+	Resume(ctx context.Context, ref sandbox.Ref) (sandbox.Observed, error)
+	// Remove returns nil only when nothing of the sandbox is left.
+	Remove(ctx context.Context, ref sandbox.Ref) error
+	// Observe tells what is there.
+	Observe(ctx context.Context, ref sandbox.Ref) (sandbox.Observed, error)
+}
+
+// SandboxConfig is what NewSandbox needs; every field is required unless it says so.
+type SandboxConfig struct {
+	Log    *slog.Logger
+	Client client.Client
+	Cache  cache.Cache
+	Runner Runner
+	// Changes tells of sandboxes whose container changed by itself.
+	Changes <-chan sandbox.Ref
+	// Events records what users should see beside the object; nil records nothing.
+	Events events.EventRecorder
+	// Workers bounds how many sandboxes are worked on at once. Default 16.
+	Workers int
+}
+
+// NewSandbox returns the controller of sandboxes on a node. Its Start blocks until ctx is done.
+func NewSandbox(cfg SandboxConfig) (controller.Controller, error) {
+	if cfg.Workers == 0 {
+		cfg.Workers = 16
+	}
+	if cfg.Log == nil || cfg.Client == nil || cfg.Cache == nil || cfg.Runner == nil {
+		return nil, fmt.Errorf("sandbox controller: Log, Client, Cache and Runner are required: %w", errs.ErrInvalid)
+	}
+	log := cfg.Log.With("component", "sandbox-controller")
+	unique := true // several servers may run in one process, in tests
+	c, err := controller.NewUnmanaged("sandbox", controller.Options{
+		MaxConcurrentReconciles: cfg.Workers,
+		SkipNameValidation:      &unique,
+		Reconciler:              &sandboxReconciler{log: log, client: cfg.Client, cache: cfg.Cache, runner: cfg.Runner, events: cfg.Events},
+		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryFirst, retryMost),
+		LogConstructor:          func(*reconcile.Request) logr.Logger { return logr.FromSlogHandler(log.Handler()) },
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make the sandbox controller: %w", err)
+	}
+	if err := c.Watch(source.Kind(cfg.Cache, &agents.Sandbox{}, &handler.TypedEnqueueRequestForObject[*agents.Sandbox]{})); err != nil {
+		return nil, fmt.Errorf("watch sandboxes: %w", err)
+	}
+	if err := c.Watch(changes(cfg.Changes)); err != nil {
+		return nil, fmt.Errorf("watch the node: %w", err)
+	}
+	return c, nil
+}
+
+// changes feeds the node's news into the queue.
+func changes(news <-chan sandbox.Ref) source.Source {
+	return source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+		go func() { // ends with the controller's context, which outlives every reconcile
+			for {
+				select {
+				case ref := <-news:
+					queue.Add(reconcile.Request{NamespacedName: client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}})
+				case <-ctx.Done():
+					return
+				}
+			}
+		}()
+		return nil
+	})
+}

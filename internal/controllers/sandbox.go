@@ -1,0 +1,224 @@
+package controllers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+)
+
+type sandboxReconciler struct {
+	log    *slog.Logger
+	client client.Client
+	cache  client.Reader
+	runner Runner
+	events events.EventRecorder
+}
+
+// Reconcile does one step for one sandbox.
+func (r *sandboxReconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	s := &agents.Sandbox{}
+	if err := r.cache.Get(ctx, req.NamespacedName, s); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	result, err := r.step(ctx, s)
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		// Somebody else wrote first: their write is an event that brings us back.
+		return reconcile.Result{RequeueAfter: retryFirst}, nil
+	}
+	return result, err
+}
+
+func (r *sandboxReconciler) step(ctx context.Context, s *agents.Sandbox) (reconcile.Result, error) {
+	if s.DeletionTimestamp != nil {
+		return reconcile.Result{}, r.remove(ctx, s)
+	}
+	if until, ends := timeLeft(s); ends && until <= 0 {
+		return reconcile.Result{}, r.expire(ctx, s)
+	}
+	if sandbox.PhaseOf(s) == sandbox.Dead {
+		return r.untilEnd(s), nil
+	}
+	if controllerutil.AddFinalizer(s, agents.NodeFinalizer) {
+		// Intent first: what the finalizer does not hold must not be started.
+		if err := r.client.Update(ctx, s); err != nil {
+			return reconcile.Result{}, fmt.Errorf("add finalizer to sandbox %s/%s: %w", s.Namespace, s.Name, err)
+		}
+	}
+	if err := r.announceStart(ctx, s); err != nil {
+		return reconcile.Result{}, err
+	}
+	seen, err := r.drive(ctx, s)
+	if err != nil && ctx.Err() == nil { // a server that stops leaves it to the next one
+		return r.failed(ctx, s, seen, err)
+	}
+	if err != nil {
+		return reconcile.Result{}, fmt.Errorf("run sandbox %s/%s: %w", s.Namespace, s.Name, err)
+	}
+	if err := r.writeStatus(ctx, s, statusOf(s, seen)); err != nil {
+		return reconcile.Result{}, err
+	}
+	return r.untilEnd(s), nil
+}
+
+// announceStart tells people and clients that the node has begun, before it may take long.
+func (r *sandboxReconciler) announceStart(ctx context.Context, s *agents.Sandbox) error {
+	if s.Status.Barchan != nil || s.Spec.OperatingMode == agents.ModeSuspended {
+		return nil
+	}
+	return r.writeStatus(ctx, s, startingStatus(s))
+}
+
+// drive brings the container to what the spec wants and returns what is there.
+func (r *sandboxReconciler) drive(ctx context.Context, s *agents.Sandbox) (sandbox.Observed, error) {
+	ref := refOf(s)
+	seen, err := r.runner.Observe(ctx, ref)
+	if err != nil {
+		return seen, fmt.Errorf("observe: %w", err)
+	}
+	if s.Spec.OperatingMode == agents.ModeSuspended {
+		if seen.State == sandbox.ContainerRunning {
+			return r.runner.Suspend(ctx, ref)
+		}
+		return seen, nil
+	}
+	switch seen.State {
+	case sandbox.ContainerAbsent:
+		return r.runner.Ensure(ctx, s)
+	case sandbox.ContainerPaused:
+		return r.runner.Resume(ctx, ref)
+	case sandbox.ContainerRunning, sandbox.ContainerExited:
+	}
+	return seen, nil
+}
+
+// failed records why the sandbox is not as wanted. What only the user can mend is final.
+func (r *sandboxReconciler) failed(ctx context.Context, s *agents.Sandbox, seen sandbox.Observed, cause error) (reconcile.Result, error) {
+	text := errs.Text(cause)
+	final := errors.Is(cause, errs.ErrInvalid) || errors.Is(cause, errs.ErrNotFound) || errors.Is(cause, errs.ErrForbidden)
+	status := statusOf(s, seen)
+	reason := agents.ReasonReconcilerError
+	if errors.Is(cause, sandbox.ErrImage) {
+		reason = sandbox.ReasonImage
+	}
+	setFailure(s, status, reason, text, final)
+	if r.events != nil {
+		r.events.Eventf(s, nil, corev1.EventTypeWarning, "Failed", "Run", "%s", text)
+	}
+	if err := r.writeStatus(ctx, s, status); err != nil {
+		return reconcile.Result{}, err
+	}
+	if final {
+		r.log.InfoContext(ctx, "sandbox refused", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, cause)
+		return r.untilEnd(s), nil
+	}
+	r.log.WarnContext(ctx, "sandbox not as wanted, retrying", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, cause)
+	return reconcile.Result{}, fmt.Errorf("run sandbox %s/%s: %w", s.Namespace, s.Name, cause)
+}
+
+// remove clears the node first and lets the object go only then.
+func (r *sandboxReconciler) remove(ctx context.Context, s *agents.Sandbox) error {
+	if !controllerutil.ContainsFinalizer(s, agents.NodeFinalizer) {
+		return nil
+	}
+	if err := r.runner.Remove(ctx, refOf(s)); err != nil {
+		if r.events != nil && ctx.Err() == nil {
+			r.events.Eventf(s, nil, corev1.EventTypeWarning, "RemoveFailed", "Remove", "%s", errs.Text(err))
+		}
+		return fmt.Errorf("remove sandbox %s/%s: %w", s.Namespace, s.Name, err)
+	}
+	controllerutil.RemoveFinalizer(s, agents.NodeFinalizer)
+	if err := r.client.Update(ctx, s); err != nil {
+		return fmt.Errorf("release sandbox %s/%s: %w", s.Namespace, s.Name, err)
+	}
+	r.log.InfoContext(ctx, "sandbox removed", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name)
+	return nil
+}
+
+// expire acts on a shutdown time that has passed.
+func (r *sandboxReconciler) expire(ctx context.Context, s *agents.Sandbox) error {
+	if r.events != nil && !expired(s) {
+		r.events.Eventf(s, nil, corev1.EventTypeNormal, "Expired", "Expire", "its shutdownTime %s has passed", s.Spec.ShutdownTime.UTC().Format(time.RFC3339))
+	}
+	if s.Spec.Barchan != nil && s.Spec.Barchan.OnTimeout == agents.TimeoutPause {
+		s.Spec.OperatingMode, s.Spec.ShutdownTime = agents.ModeSuspended, nil
+		if err := r.client.Update(ctx, s); err != nil {
+			return fmt.Errorf("pause expired sandbox %s/%s: %w", s.Namespace, s.Name, err)
+		}
+		return nil
+	}
+	if s.Spec.ShutdownPolicy == agents.ShutdownDelete {
+		same := client.Preconditions{UID: &s.UID, ResourceVersion: &s.ResourceVersion}
+		if err := r.client.Delete(ctx, s, same); err != nil {
+			return fmt.Errorf("delete expired sandbox %s/%s: %w", s.Namespace, s.Name, err)
+		}
+		return nil
+	}
+	if controllerutil.ContainsFinalizer(s, agents.NodeFinalizer) {
+		if err := r.runner.Remove(ctx, refOf(s)); err != nil {
+			return fmt.Errorf("clear expired sandbox %s/%s: %w", s.Namespace, s.Name, err)
+		}
+		if err := r.writeStatus(ctx, s, expiredStatus(s)); err != nil {
+			return err
+		}
+		controllerutil.RemoveFinalizer(s, agents.NodeFinalizer)
+		if err := r.client.Update(ctx, s); err != nil {
+			return fmt.Errorf("release expired sandbox %s/%s: %w", s.Namespace, s.Name, err)
+		}
+		return nil
+	}
+	return r.writeStatus(ctx, s, expiredStatus(s))
+}
+
+// expired reports whether the end of a retained sandbox has been noted.
+func expired(s *agents.Sandbox) bool {
+	c := meta.FindStatusCondition(s.Status.Conditions, agents.ConditionReady)
+	return c != nil && c.Reason == agents.ReasonSandboxExpired
+}
+
+// writeStatus writes only what differs, and only over the version that was read.
+func (r *sandboxReconciler) writeStatus(ctx context.Context, s *agents.Sandbox, status *agents.SandboxStatus) error {
+	if apiequality.Semantic.DeepEqual(&s.Status, status) {
+		return nil
+	}
+	before := s.Status
+	s.Status = *status
+	if err := r.client.Status().Update(ctx, s); err != nil {
+		return fmt.Errorf("write status of sandbox %s/%s: %w", s.Namespace, s.Name, err)
+	}
+	r.tell(s, &before, &s.Status)
+	return nil
+}
+
+func (r *sandboxReconciler) untilEnd(s *agents.Sandbox) reconcile.Result {
+	if left, ends := timeLeft(s); ends {
+		return reconcile.Result{RequeueAfter: max(left, time.Millisecond)}
+	}
+	return reconcile.Result{}
+}
+
+func timeLeft(s *agents.Sandbox) (time.Duration, bool) {
+	if s.Spec.ShutdownTime == nil {
+		return 0, false
+	}
+	return time.Until(s.Spec.ShutdownTime.Time), true
+}
+
+func refOf(s *agents.Sandbox) sandbox.Ref {
+	return sandbox.Ref{Namespace: s.Namespace, Name: s.Name, UID: s.UID}
+}

@@ -1,0 +1,113 @@
+package controllers
+
+import (
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+)
+
+// news is what people should see of a change beside the object.
+type news struct{ kind, reason, action, note string }
+
+// tell records what changed between two statuses of a sandbox.
+func (r *sandboxReconciler) tell(s *agents.Sandbox, before, after *agents.SandboxStatus) {
+	if r.events == nil {
+		return
+	}
+	for _, n := range (step{before, after}).news() {
+		r.events.Eventf(s, nil, n.kind, n.reason, n.action, "%s", n.note)
+	}
+}
+
+// step is what lies between two statuses of a sandbox.
+type step struct{ before, after *agents.SandboxStatus }
+
+func (p step) news() (all []news) {
+	for _, look := range []func() (news, bool){p.started, p.slept, p.woke, p.finished, p.unhealthy, p.ready, p.entrypointEnded} {
+		if n, ok := look(); ok {
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+// became returns a condition that has taken the value in this step.
+func (p step) became(kind string, value metav1.ConditionStatus) *metav1.Condition {
+	now, was := meta.FindStatusCondition(p.after.Conditions, kind), meta.FindStatusCondition(p.before.Conditions, kind)
+	if now == nil || now.Status != value || (was != nil && was.Status == value) {
+		return nil
+	}
+	return now
+}
+
+func (p step) wasAsleep() bool {
+	return meta.IsStatusConditionTrue(p.before.Conditions, agents.ConditionSuspended)
+}
+
+func (p step) started() (news, bool) {
+	if len(p.before.PodIPs) > 0 || len(p.after.PodIPs) == 0 {
+		return news{}, false
+	}
+	note := fmt.Sprintf("runs on node %s with address %s by %s", p.after.NodeName, strings.Join(p.after.PodIPs, ", "), p.after.Barchan.Runtime)
+	return news{corev1.EventTypeNormal, "Started", "Start", note}, true
+}
+
+func (p step) slept() (news, bool) {
+	c := p.became(agents.ConditionSuspended, metav1.ConditionTrue)
+	if c == nil {
+		return news{}, false
+	}
+	return news{corev1.EventTypeNormal, "Suspended", "Suspend", "sleeps; " + c.Message}, true
+}
+
+func (p step) woke() (news, bool) {
+	woke := p.wasAsleep() && p.became(agents.ConditionSuspended, metav1.ConditionFalse) != nil
+	return news{corev1.EventTypeNormal, "Resumed", "Resume", "runs again"}, woke
+}
+
+func (p step) finished() (news, bool) {
+	c := p.became(agents.ConditionFinished, metav1.ConditionTrue)
+	if c == nil {
+		return news{}, false
+	}
+	kind := corev1.EventTypeWarning
+	if c.Reason == agents.ReasonPodSucceeded {
+		kind = corev1.EventTypeNormal
+	}
+	return news{kind, "Finished", "Run", c.Message}, true
+}
+
+func (p step) unhealthy() (news, bool) {
+	c := p.became(agents.ConditionReady, metav1.ConditionFalse)
+	if _, finished := p.finished(); finished || c == nil || c.Reason != agents.ReasonDependenciesNotReady || c.Message == "" {
+		return news{}, false
+	}
+	first := meta.FindStatusCondition(p.before.Conditions, agents.ConditionReady) == nil
+	return news{corev1.EventTypeWarning, "Unhealthy", "Probe", c.Message}, !first
+}
+
+func (p step) ready() (news, bool) {
+	ready := p.became(agents.ConditionReady, metav1.ConditionTrue) != nil && !p.wasAsleep()
+	return news{corev1.EventTypeNormal, "Ready", "Probe", "its agent answers and its probes succeed"}, ready
+}
+
+func (p step) entrypointEnded() (news, bool) {
+	code := exitOf(p.after)
+	if _, finished := p.finished(); finished || code == nil || exitOf(p.before) != nil {
+		return news{}, false
+	}
+	note := fmt.Sprintf("its entrypoint ended with code %d; the sandbox lives on", *code)
+	return news{corev1.EventTypeNormal, "EntrypointEnded", "Run", note}, true
+}
+
+func exitOf(s *agents.SandboxStatus) *int32 {
+	if s.Barchan == nil {
+		return nil
+	}
+	return s.Barchan.ExitCode
+}

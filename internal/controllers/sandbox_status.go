@@ -1,0 +1,102 @@
+package controllers
+
+import (
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+)
+
+// startingStatus is what is known before the node has done anything.
+func startingStatus(s *agents.Sandbox) *agents.SandboxStatus {
+	status := s.Status.DeepCopy()
+	status.Selector = agents.LabelSandboxNameHash + "=" + string(sandbox.IDOf(s.UID))
+	status.Barchan = &agents.BarchanStatus{ID: string(sandbox.IDOf(s.UID)), Phase: string(sandbox.Starting)}
+	set := conditionSetter(s, status)
+	set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonDependenciesNotReady, "the node starts the sandbox")
+	set(agents.ConditionSuspended, metav1.ConditionFalse, agents.ReasonNotSuspended, "")
+	return status
+}
+
+// statusOf translates what the node saw.
+func statusOf(s *agents.Sandbox, seen sandbox.Observed) *agents.SandboxStatus {
+	status := s.Status.DeepCopy()
+	if status.Barchan == nil {
+		status = startingStatus(s)
+	}
+	if seen.Address.IsValid() {
+		status.PodIPs, status.NodeName = []string{seen.Address.String()}, seen.Node
+		status.Barchan.Runtime, status.Barchan.Image = seen.Runtime, seen.Image
+	}
+	if !seen.StartedAt.IsZero() {
+		at := metav1.NewTime(seen.StartedAt.Truncate(1e9))
+		status.Barchan.StartedAt = &at
+	}
+	status.Barchan.ExitCode = seen.EntrypointExit
+	setConditions(s, status, seen)
+	after := *s
+	after.Status = *status
+	status.Barchan.Phase = string(sandbox.PhaseOf(&after))
+	return status
+}
+
+func setConditions(s *agents.Sandbox, status *agents.SandboxStatus, seen sandbox.Observed) {
+	set := conditionSetter(s, status)
+	suspended := s.Spec.OperatingMode == agents.ModeSuspended
+	switch seen.State {
+	case sandbox.ContainerRunning:
+		set(agents.ConditionPodScheduled, metav1.ConditionTrue, "Scheduled", "")
+		if seen.Probed {
+			set(agents.ConditionReady, metav1.ConditionTrue, agents.ReasonDependenciesReady, "")
+		} else {
+			set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonDependenciesNotReady, seen.Message)
+		}
+		set(agents.ConditionSuspended, metav1.ConditionFalse, agents.ReasonNotSuspended, "")
+	case sandbox.ContainerPaused:
+		set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxSuspended, "")
+		set(agents.ConditionSuspended, metav1.ConditionTrue, agents.ReasonPodTerminated, "memory and files are kept")
+	case sandbox.ContainerAbsent:
+		if suspended {
+			set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxSuspended, "")
+			set(agents.ConditionSuspended, metav1.ConditionTrue, agents.ReasonPodTerminated, "it has not been started")
+		}
+	case sandbox.ContainerExited:
+		reason := agents.ReasonPodFailed
+		if seen.EntrypointExit != nil && *seen.EntrypointExit == 0 {
+			reason = agents.ReasonPodSucceeded
+		}
+		set(agents.ConditionReady, metav1.ConditionFalse, reason, seen.Message)
+		set(agents.ConditionFinished, metav1.ConditionTrue, reason, seen.Message)
+	}
+}
+
+// setFailure records an error; a final one ends the sandbox.
+func setFailure(s *agents.Sandbox, status *agents.SandboxStatus, reason, text string, final bool) {
+	set := conditionSetter(s, status)
+	set(agents.ConditionReady, metav1.ConditionFalse, reason, text)
+	if final {
+		set(agents.ConditionFinished, metav1.ConditionTrue, agents.ReasonPodFailed, text)
+	}
+	after := *s
+	after.Status = *status
+	status.Barchan.Phase = string(sandbox.PhaseOf(&after))
+}
+
+// expiredStatus is what upstream leaves of a retained sandbox whose time has passed.
+func expiredStatus(s *agents.Sandbox) *agents.SandboxStatus {
+	status := &agents.SandboxStatus{Barchan: &agents.BarchanStatus{ID: string(sandbox.IDOf(s.UID)), Phase: string(sandbox.Dead)}}
+	if old := meta.FindStatusCondition(s.Status.Conditions, agents.ConditionReady); old != nil {
+		status.Conditions = []metav1.Condition{*old}
+	}
+	conditionSetter(s, status)(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxExpired, "its shutdownTime has passed")
+	return status
+}
+
+func conditionSetter(s *agents.Sandbox, status *agents.SandboxStatus) func(kind string, value metav1.ConditionStatus, reason, message string) {
+	return func(kind string, value metav1.ConditionStatus, reason, message string) {
+		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
+			Type: kind, Status: value, Reason: reason, Message: message, ObservedGeneration: s.Generation,
+		})
+	}
+}

@@ -1,0 +1,99 @@
+package ctrd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/typeurl/v2"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+// Record is the books' entry of one container.
+type Record struct {
+	// ID is unique in the namespace.
+	ID string
+	// Image is the name of what it runs, Runtime what runs it.
+	Image, Runtime string
+	// Snapshot is the key of its root filesystem; the record keeps it from collection.
+	Snapshot string
+	// Labels are the caller's: sandbox, revision, address.
+	Labels map[string]string
+}
+
+// CreateRecord writes a record, replacing one of the same ID.
+func (c *Client) CreateRecord(ctx context.Context, r Record) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	row := containers.Container{
+		ID: r.ID, Image: r.Image, Labels: r.Labels, Snapshotter: snapshotter, SnapshotKey: r.Snapshot,
+		Runtime: containers.RuntimeInfo{Name: r.Runtime}, Spec: emptySpec(),
+	}
+	_, err := c.api.ContainerService().Create(ctx, row)
+	if errdefs.IsAlreadyExists(err) {
+		err = c.api.ContainerService().Delete(ctx, r.ID)
+		if err == nil || errdefs.IsNotFound(err) {
+			_, err = c.api.ContainerService().Create(ctx, row)
+		}
+	}
+	return kind(fmt.Sprintf("record container %s", r.ID), err)
+}
+
+// emptySpec satisfies containerd, which asks for one; the real one is in the bundle.
+func emptySpec() typeurl.Any {
+	return &anypb.Any{TypeUrl: "types.containerd.io/opencontainers/runtime-spec/1/Spec", Value: []byte("{}")}
+}
+
+// RemoveRecord removes a record. One that is not there is success.
+func (c *Client) RemoveRecord(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err := c.api.ContainerService().Delete(ctx, id)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	return kind(fmt.Sprintf("remove record of container %s", id), err)
+}
+
+// Records lists all records.
+func (c *Client) Records(ctx context.Context) ([]Record, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	rows, err := c.api.ContainerService().List(ctx)
+	if err != nil {
+		return nil, kind("list records of containers", err)
+	}
+	records := make([]Record, 0, len(rows))
+	for _, row := range rows {
+		records = append(records, Record{
+			ID: row.ID, Image: row.Image, Runtime: row.Runtime.Name, Snapshot: row.SnapshotKey, Labels: row.Labels,
+		})
+	}
+	return records, nil
+}
+
+// Purge removes all records, snapshots and images of the namespace, and the namespace. It is
+// for the end of an instance on a containerd that is not its own.
+func (c *Client) Purge(ctx context.Context) error {
+	records, err := c.Records(ctx)
+	if err != nil {
+		return err
+	}
+	var failures []error
+	for _, r := range records {
+		failures = append(failures, c.RemoveRecord(ctx, r.ID))
+	}
+	keys, err := c.Snapshots(ctx)
+	failures = append(failures, err)
+	for _, key := range keys {
+		failures = append(failures, c.RemoveSnapshot(ctx, key))
+	}
+	images, err := c.Images(ctx)
+	failures = append(failures, err)
+	for _, img := range images {
+		failures = append(failures, c.RemoveImage(ctx, img.Ref))
+	}
+	return errors.Join(failures...)
+}

@@ -1,0 +1,219 @@
+package daemon
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	eventsclient "k8s.io/client-go/kubernetes/typed/events/v1"
+	"k8s.io/client-go/tools/events"
+
+	"github.com/barchan-dev/barchan/internal/apiserver"
+	"github.com/barchan-dev/barchan/internal/cache"
+	"github.com/barchan-dev/barchan/internal/controllers"
+	"github.com/barchan-dev/barchan/internal/e2b"
+	"github.com/barchan-dev/barchan/internal/gateway"
+	"github.com/barchan-dev/barchan/internal/lifecycle"
+	"github.com/barchan-dev/barchan/internal/localca"
+	"github.com/barchan-dev/barchan/internal/manager"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+)
+
+func (d *Daemon) certificates() (*tls.Config, error) {
+	if d.cfg.TLSCert != "" {
+		files, err := localca.OpenFiles(d.cfg.TLSCert, d.cfg.TLSKey, d.log)
+		if err != nil {
+			return nil, fmt.Errorf("tlsCert: %w", err)
+		}
+		return files.TLSConfig(), nil
+	}
+	ca, err := localca.Open(localca.Config{Dir: filepath.Join(d.cfg.DataDir, "tls"), Domains: d.cfg.Domains})
+	if err != nil {
+		return nil, fmt.Errorf("local CA: %w", err)
+	}
+	d.ca = ca
+	return ca.TLSConfig(), nil
+}
+
+// startAPI opens storage and the API server, and hands the administrator's kubeconfig out.
+func (d *Daemon) startAPI(ctx context.Context, stack *lifecycle.Stack) (err error) {
+	secret, err := loadSecret(filepath.Join(d.cfg.DataDir, "credentials", "token-secret"))
+	if err != nil {
+		return err
+	}
+	if d.tokens, err = sandbox.NewTokens(secret); err != nil {
+		return err
+	}
+	d.api, err = apiserver.New(apiserver.Config{
+		DataDir: filepath.Join(d.cfg.DataDir, "apiserver"), Listen: d.cfg.KubeAddr, Log: d.cfg.Log, Admission: admit,
+		EtcdEndpoints: d.cfg.EtcdEndpoints, EtcdCAFile: d.cfg.EtcdCA, EtcdCertFile: d.cfg.EtcdCert, EtcdKeyFile: d.cfg.EtcdKey,
+	})
+	if err != nil {
+		return err
+	}
+	if err := stack.Push(ctx, "apiserver", func(ctx context.Context, ready func()) error {
+		if err := d.api.Start(ctx); err != nil {
+			return err
+		}
+		ready()
+		return d.api.Run(ctx)
+	}); err != nil {
+		return err
+	}
+	kubeconfig, err := os.ReadFile(d.api.AdminKubeconfig())
+	if err != nil {
+		return fmt.Errorf("read the admin's kubeconfig: %w", err)
+	}
+	return writeSecret(d.cfg.Kubeconfig(), kubeconfig)
+}
+
+func (d *Daemon) startCaches(ctx context.Context, stack *lifecycle.Stack) (err error) {
+	if d.cache, err = cache.New(ctx, cache.Config{REST: d.api.RESTConfig(apiserver.UserController), Log: d.cfg.Log}); err != nil {
+		return err
+	}
+	return stack.Push(ctx, "cache", func(ctx context.Context, ready func()) error {
+		done := make(chan error, 1)
+		go func() { done <- d.cache.Run(ctx) }()
+		synced := d.cache.WaitSynced(ctx)
+		if synced == nil {
+			ready()
+		}
+		return errors.Join(<-done, synced)
+	})
+}
+
+// fillRoutes has the watch fill the route table, and waits until it holds all there is.
+func (d *Daemon) fillRoutes(ctx context.Context, _ *lifecycle.Stack) error {
+	synced, err := d.cache.OnSandbox(ctx, func(e cache.SandboxEvent) {
+		if e.New != nil {
+			d.routes.Apply(e.New)
+		} else {
+			d.routes.ApplyDelete(e.Old)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if err := untilTrue(ctx, synced); err != nil {
+		return fmt.Errorf("wait for the routes: %w", err)
+	}
+	d.routes.MarkSynced()
+	return nil
+}
+
+// untilTrue asks until the answer is yes; the informers offer no other way to hear of their first list.
+func untilTrue(ctx context.Context, ask func() bool) error {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !ask() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// startServing starts the controllers and opens the listeners.
+func (d *Daemon) startServing(ctx context.Context, stack *lifecycle.Stack) (err error) {
+	if err := d.startControllers(ctx, stack); err != nil {
+		return err
+	}
+	d.manager, err = manager.New(manager.Config{
+		Objects: d.cache.Live(), Cache: d.cache, Routes: d.routes, Node: d.machine.node, Tokens: d.tokens,
+		Log: d.cfg.Log, Metrics: d.metrics, MaxTimeout: d.cfg.MaxTimeout,
+		DefaultSize: manager.Size{CPUs: int(d.cfg.SandboxCPU.Value()), MemoryMB: d.cfg.SandboxMemory.Value() >> 20},
+	})
+	if err != nil {
+		return err
+	}
+	api, err := d.httpAPI()
+	if err != nil {
+		return err
+	}
+	d.gateway, err = gateway.New(gateway.Config{
+		Domains: d.cfg.Domains, Routes: d.routes, Tokens: d.tokens, API: api, Waker: d.manager,
+		Names: func(_ context.Context, namespace, name string) (sandbox.ID, bool) {
+			return d.routes.LookupName(namespace, name)
+		},
+		Log: d.cfg.Log, AccessLog: d.accessLog(), Registerer: d.metrics,
+	})
+	if err != nil {
+		return err
+	}
+	d.open(d.gateway.Handler())
+	return stack.Push(ctx, "gateway", func(ctx context.Context, ready func()) error {
+		ready()
+		<-ctx.Done()
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
+		defer cancel()
+		return d.gateway.Drain(grace)
+	})
+}
+
+// httpAPI is what the listeners answer to requests that are not for a sandbox.
+func (d *Daemon) httpAPI() (http.Handler, error) {
+	rest, err := e2b.New(e2b.Config{Manager: d.manager, Log: d.cfg.Log, Metrics: d.metrics})
+	if err != nil {
+		return nil, err
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", healthz)
+	mux.Handle("GET /readyz", &d.phases)
+	mux.Handle("GET /metrics", telemetry.MetricsHandler(d.metrics))
+	mux.Handle("/", telemetry.TraceHandler(d.tracer, "api", rest))
+	return mux, nil
+}
+
+func (d *Daemon) startControllers(ctx context.Context, stack *lifecycle.Stack) error {
+	scheme, err := cache.NewScheme()
+	if err != nil {
+		return err
+	}
+	recorder, flush, err := d.events(ctx, scheme)
+	if err != nil {
+		return err
+	}
+	c, err := controllers.NewSandbox(controllers.SandboxConfig{
+		Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Runner: d.machine.node, Changes: d.machine.node.Changes(), Events: recorder,
+	})
+	if err != nil {
+		flush()
+		return err
+	}
+	return stack.Push(ctx, "controllers", func(ctx context.Context, ready func()) error {
+		defer flush()
+		ready()
+		return c.Start(ctx)
+	})
+}
+
+// events returns a recorder of Events on objects, and its end.
+func (d *Daemon) events(ctx context.Context, scheme *runtime.Scheme) (events.EventRecorder, func(), error) {
+	sink, err := eventsclient.NewForConfig(d.api.RESTConfig(apiserver.UserController))
+	if err != nil {
+		return nil, nil, fmt.Errorf("make the events client: %w", err)
+	}
+	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: sink})
+	if err := broadcaster.StartRecordingToSinkWithContext(context.WithoutCancel(ctx)); err != nil {
+		return nil, nil, fmt.Errorf("record events: %w", err)
+	}
+	return broadcaster.NewRecorder(scheme, "barchan"), broadcaster.Shutdown, nil
+}
+
+// accessLog is where the gateway writes a record per request; nil leaves it to its debug log.
+func (d *Daemon) accessLog() *slog.Logger {
+	if d.cfg.AccessLog {
+		return d.cfg.Log
+	}
+	return nil
+}

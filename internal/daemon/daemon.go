@@ -1,0 +1,205 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/barchan-dev/barchan/internal/adminapi"
+	"github.com/barchan-dev/barchan/internal/apiserver"
+	"github.com/barchan-dev/barchan/internal/cache"
+	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/gateway"
+	"github.com/barchan-dev/barchan/internal/lifecycle"
+	"github.com/barchan-dev/barchan/internal/localca"
+	"github.com/barchan-dev/barchan/internal/manager"
+	"github.com/barchan-dev/barchan/internal/route"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+)
+
+// drainTime is how long requests may go on after the server was asked to stop.
+const drainTime = 5 * time.Second
+
+// Config is what New needs.
+type Config struct {
+	config.Config
+	// Version of the program, as `barchan version` prints it.
+	Version string
+	Log     *slog.Logger
+}
+
+// Daemon is one server.
+type Daemon struct {
+	cfg     Config
+	log     *slog.Logger
+	started time.Time
+	stop    context.CancelCauseFunc // set by Run
+	phases  phases
+	metrics *prometheus.Registry
+	tracer  trace.TracerProvider
+
+	// What the phases make, in their order. Each is written once, before ready.
+	plain, secure *front
+	ca            *localca.CA
+	api           *apiserver.Server
+	tokens        *sandbox.Tokens
+	cache         *cache.Cache
+	machine       *machine
+	routes        *route.Table
+	manager       *manager.Manager
+	gateway       *gateway.Gateway
+	admin         *adminapi.API
+}
+
+var errAsked = errors.New("asked to stop")
+
+// New checks the configuration and starts nothing.
+func New(cfg Config) (*Daemon, error) {
+	if cfg.Log == nil {
+		return nil, fmt.Errorf("daemon: Log is required: %w", errs.ErrInvalid)
+	}
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	d := &Daemon{cfg: cfg, log: cfg.Log.With(telemetry.Component, "daemon"), metrics: telemetry.NewRegistry(cfg.Version), routes: route.NewTable()}
+	d.phases.log = d.log
+	return d, nil
+}
+
+// Run boots the server and serves until ctx is done, or until a part fails, or until the
+// administrator says so. Sandboxes run on, unless all were removed on the administrator's word.
+func (d *Daemon) Run(ctx context.Context) (err error) {
+	d.started = time.Now()
+	ctx, d.stop = context.WithCancelCause(ctx)
+	defer d.stop(nil)
+	tracer, endTracing, err := telemetry.NewTracing(ctx, telemetry.TraceConfig{Endpoint: d.cfg.OTLPEndpoint, Service: "barchan", Version: d.cfg.Version})
+	if err != nil {
+		return fmt.Errorf("otlpEndpoint: %w", err)
+	}
+	d.tracer = tracer
+	defer func() {
+		flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
+		defer cancel()
+		if err := endTracing(flush); err != nil { // a collector that is away costs spans, nothing else
+			d.log.WarnContext(flush, "last traces not delivered", telemetry.Error, err)
+		}
+	}()
+	release, err := d.takeDataDir(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, release()) }()
+	var stack lifecycle.Stack
+	if err := d.boot(ctx, &stack); err != nil {
+		d.phases.setStopping()
+		err = errors.Join(err, stack.Stop())
+		if ctx.Err() != nil { // stopped while it booted: that is no failure
+			return nil
+		}
+		return err
+	}
+	d.phases.setReady()
+	d.log.InfoContext(ctx, "ready", telemetry.Took, time.Since(d.started), "http", d.plain.listener.Addr().String())
+	select {
+	case <-ctx.Done():
+	case <-stack.Failed():
+	}
+	d.phases.setStopping()
+	d.log.InfoContext(ctx, "stopping; sandboxes run on")
+	return stack.Stop()
+}
+
+// takeDataDir is the first phase. It refuses what would end in half a boot.
+func (d *Daemon) takeDataDir(ctx context.Context) (release func() error, err error) {
+	err = d.phases.do(ctx, "lock", func(context.Context) (err error) {
+		if release, err = lockDir(d.cfg.DataDir); err != nil {
+			return err
+		}
+		if err = d.cfg.CheckHost(); err == nil {
+			err = config.Save(d.cfg.Config)
+		}
+		if err != nil {
+			return errors.Join(err, release())
+		}
+		return nil
+	})
+	return release, err
+}
+
+// boot does the phases in order. What it started is on the stack, also when it fails.
+func (d *Daemon) boot(ctx context.Context, stack *lifecycle.Stack) error {
+	for _, p := range []struct {
+		name string
+		step func(context.Context, *lifecycle.Stack) error
+	}{
+		{"bind", d.bindListeners},
+		{"api", d.startAPI},
+		{"defaults", d.makeDefaults},
+		{"caches", d.startCaches},
+		{"node", d.startNode},
+		{"routes", d.fillRoutes},
+		{"serve", d.startServing},
+	} {
+		err := d.phases.do(ctx, p.name, func(ctx context.Context) error { return p.step(ctx, stack) })
+		if err == nil {
+			select {
+			case <-stack.Failed():
+				err = fmt.Errorf("boot phase %q: a part that it started has ended", p.name)
+			default:
+				err = context.Cause(ctx)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// bindListeners takes the ports, so that one in use is told before anything is touched.
+func (d *Daemon) bindListeners(ctx context.Context, stack *lifecycle.Stack) (err error) {
+	early := earlyHandler(&d.phases)
+	if d.plain, err = bind(ctx, d.log, "httpAddr", d.cfg.HTTPAddr, nil, early); err != nil {
+		return err
+	}
+	if err := d.push(ctx, stack, "http", d.plain.run); err != nil {
+		return err
+	}
+	if d.cfg.TLSAddr != "" {
+		tlsConfig, err := d.certificates()
+		if err != nil {
+			return err
+		}
+		if d.secure, err = bind(ctx, d.log, "tlsAddr", d.cfg.TLSAddr, tlsConfig, early); err != nil {
+			return err
+		}
+		if err := d.push(ctx, stack, "https", d.secure.run); err != nil {
+			return err
+		}
+	}
+	return d.startAdmin(ctx, stack)
+}
+
+// push puts a service that is of use at once on the stack.
+func (d *Daemon) push(ctx context.Context, stack *lifecycle.Stack, name string, run func(context.Context) error) error {
+	return stack.Push(ctx, name, func(ctx context.Context, ready func()) error {
+		ready()
+		return run(ctx)
+	})
+}
+
+// open puts the real handler into every listener.
+func (d *Daemon) open(h http.Handler) {
+	d.plain.open(h)
+	if d.secure != nil {
+		d.secure.open(h)
+	}
+}

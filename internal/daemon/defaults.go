@@ -1,0 +1,113 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/apiserver"
+	"github.com/barchan-dev/barchan/internal/cache"
+	"github.com/barchan-dev/barchan/internal/lifecycle"
+	"github.com/barchan-dev/barchan/internal/manager"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+)
+
+const (
+	localKeyName      = "local-cli"
+	localKeyNamespace = metav1.NamespaceDefault
+)
+
+// makeDefaults makes the objects without which the quick start could not be quick: the base
+// template and the key of the local command line. What a user changed or removed later is
+// made again only where it is missing.
+func (d *Daemon) makeDefaults(ctx context.Context, _ *lifecycle.Stack) error {
+	scheme, err := cache.NewScheme()
+	if err != nil {
+		return err
+	}
+	api, err := client.New(d.api.RESTConfig(apiserver.UserAdmin), client.Options{Scheme: scheme})
+	if err != nil {
+		return fmt.Errorf("make the API client: %w", err)
+	}
+	if err := api.Create(ctx, d.baseTemplate()); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("make template %s: %w", d.cfg.DefaultTemplate, err)
+	}
+	return d.ensureLocalKey(ctx, api)
+}
+
+func (d *Daemon) baseTemplate() *extensions.SandboxTemplate {
+	limits := corev1.ResourceList{corev1.ResourceCPU: d.cfg.SandboxCPU, corev1.ResourceMemory: d.cfg.SandboxMemory}
+	return &extensions.SandboxTemplate{
+		ObjectMeta: metav1.ObjectMeta{Namespace: manager.DefaultPublicNamespace, Name: d.cfg.DefaultTemplate},
+		Spec: extensions.SandboxTemplateSpec{
+			SandboxBlueprint: agents.SandboxBlueprint{PodTemplate: agents.PodTemplate{Spec: corev1.PodSpec{
+				Containers: []corev1.Container{{
+					Name: "sandbox", Image: d.cfg.BaseImageRef,
+					Resources: corev1.ResourceRequirements{Limits: limits},
+				}},
+			}}},
+			Barchan: &extensions.TemplateBarchanSpec{Public: true},
+		},
+	}
+}
+
+// ensureLocalKey makes the key that `barchan env` prints. The file has the key, the object its
+// hash; whichever is missing makes a new pair.
+func (d *Daemon) ensureLocalKey(ctx context.Context, api client.Client) error {
+	path := d.cfg.APIKeyFile()
+	text, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read the local API key: %w", err)
+	}
+	key := strings.TrimSpace(string(text))
+	have := &barchan.APIKey{}
+	err = api.Get(ctx, client.ObjectKey{Namespace: localKeyNamespace, Name: localKeyName}, have)
+	if err == nil && key != "" && have.Spec.SHA256 == barchan.HashKey(key) {
+		return nil
+	}
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("read the local API key's object: %w", err)
+	}
+	found := err == nil
+	key = barchan.NewKeySecret()
+	if err := writeSecret(path, []byte(key+"\n")); err != nil {
+		return err
+	}
+	have.Namespace, have.Name = localKeyNamespace, localKeyName
+	have.Spec = barchan.NewAPIKeySpec(key, "the command line on this machine")
+	if found {
+		err = api.Update(ctx, have)
+	} else {
+		err = api.Create(ctx, have)
+	}
+	if err != nil {
+		return fmt.Errorf("store the local API key's hash: %w", err)
+	}
+	return nil
+}
+
+// admit refuses at the door what this machine could not run.
+func admit(_ context.Context, obj, _ runtime.Object) field.ErrorList {
+	pod := field.NewPath("spec", "podTemplate", "spec")
+	switch o := obj.(type) {
+	case *agents.Sandbox:
+		return append(sandbox.CheckRunnable(&o.Spec.PodTemplate.Spec, pod), sandbox.CheckMounts(&o.Spec.SandboxBlueprint, pod)...)
+	case *extensions.SandboxTemplate:
+		return append(sandbox.CheckRunnable(&o.Spec.PodTemplate.Spec, pod), sandbox.CheckMounts(&o.Spec.SandboxBlueprint, pod)...)
+	default:
+		return nil
+	}
+}

@@ -1,0 +1,140 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/barchan-dev/barchan/internal/adminclient"
+	"github.com/barchan-dev/barchan/internal/baseimage"
+	"github.com/barchan-dev/barchan/internal/ctrd"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/toolchain"
+)
+
+// imageStore keeps the images that sandboxes run, for the admin API.
+type imageStore struct{ *Daemon }
+
+func (s imageStore) client() (*ctrd.Client, error) {
+	if ready, current, _ := s.phases.snapshot(); !ready {
+		return nil, errs.Public(errs.ErrUnavailable, fmt.Sprintf("the server is not ready (%s)", current))
+	}
+	return s.machine.containers, nil
+}
+
+// List returns every image.
+func (s imageStore) List(ctx context.Context) ([]adminclient.Image, error) {
+	c, err := s.client()
+	if err != nil {
+		return nil, err
+	}
+	list, err := c.Images(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]adminclient.Image, len(list))
+	for i, x := range list {
+		out[i] = adminclient.Image{Ref: x.Ref, Digest: x.Digest, Size: x.Size, CreatedAt: x.Created}
+	}
+	return out, nil
+}
+
+// Pull fetches an image from its registry.
+func (s imageStore) Pull(ctx context.Context, req adminclient.PullRequest, progress func(adminclient.Event)) (adminclient.Image, error) {
+	c, err := s.client()
+	if err != nil {
+		return adminclient.Image{}, err
+	}
+	var creds ctrd.Credentials
+	if req.Username != "" {
+		creds = func(string) (string, string, error) { return req.Username, req.Password, nil }
+	}
+	img, err := c.Pull(ctx, req.Ref, creds, tellImage(progress))
+	if err != nil {
+		return adminclient.Image{}, err
+	}
+	return s.described(ctx, c, img)
+}
+
+// Import reads images from a tar.
+func (s imageStore) Import(ctx context.Context, tar io.Reader, name string, progress func(adminclient.Event)) ([]adminclient.Image, error) {
+	c, err := s.client()
+	if err != nil {
+		return nil, err
+	}
+	imported, err := c.Import(ctx, tar, 0, name, tellImage(progress))
+	if err != nil {
+		return nil, err
+	}
+	var out []adminclient.Image
+	for _, img := range imported {
+		described, err := s.described(ctx, c, img)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, described)
+	}
+	return out, nil
+}
+
+// Remove removes an image; sandboxes that run it keep what they have.
+func (s imageStore) Remove(ctx context.Context, ref string) error {
+	c, err := s.client()
+	if err != nil {
+		return err
+	}
+	return c.RemoveImage(ctx, ref)
+}
+
+// BuildBase makes the base image from the distribution's packages, or takes the one that was
+// made before, and imports it.
+func (s imageStore) BuildBase(ctx context.Context, req adminclient.BuildBaseRequest, progress func(adminclient.Event)) (adminclient.Image, error) {
+	c, err := s.client()
+	if err != nil {
+		return adminclient.Image{}, err
+	}
+	cfg := baseimage.Config{Dir: filepath.Join(s.cfg.CacheDir, "images"), Ref: s.cfg.BaseImageRef, Rebuild: req.Force}
+	if finder, err := finderOf(&s.cfg.Config); err == nil {
+		cfg.Mmdebstrap, _ = finder.Find(toolchain.Mmdebstrap) // the build says what is missing, if it needs it
+	}
+	built, err := baseimage.Build(ctx, cfg, func(p baseimage.Progress) {
+		progress(adminclient.Event{Step: p.Step, Done: int64(p.Percent), Total: 100})
+	})
+	if err != nil {
+		return adminclient.Image{}, err
+	}
+	if have, err := c.Resolve(ctx, built.Ref); err == nil && have.Digest == built.Digest {
+		return s.described(ctx, c, have)
+	}
+	tar, err := os.Open(built.Path)
+	if err != nil {
+		return adminclient.Image{}, fmt.Errorf("open the base image: %w", err)
+	}
+	defer func() { _ = tar.Close() }() // it was only read
+	imported, err := c.Import(ctx, tar, built.Size, built.Ref, tellImage(progress))
+	if err != nil {
+		return adminclient.Image{}, err
+	}
+	return s.described(ctx, c, imported[0])
+}
+
+func (s imageStore) described(ctx context.Context, c *ctrd.Client, img ctrd.Image) (adminclient.Image, error) {
+	list, err := c.Images(ctx)
+	if err != nil {
+		return adminclient.Image{}, err
+	}
+	for _, x := range list {
+		if x.Ref == img.Ref {
+			return adminclient.Image{Ref: x.Ref, Digest: x.Digest, Size: x.Size, CreatedAt: x.Created}, nil
+		}
+	}
+	return adminclient.Image{Ref: img.Ref, Digest: img.Digest}, nil
+}
+
+func tellImage(progress func(adminclient.Event)) func(ctrd.Progress) {
+	return func(p ctrd.Progress) {
+		progress(adminclient.Event{Step: p.Step, Message: p.Ref, Done: p.Done, Total: p.Total, Bytes: true})
+	}
+}

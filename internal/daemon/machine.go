@@ -1,0 +1,244 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/adminclient"
+	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/ctrd"
+	"github.com/barchan-dev/barchan/internal/lifecycle"
+	"github.com/barchan-dev/barchan/internal/netdev"
+	"github.com/barchan-dev/barchan/internal/node"
+	"github.com/barchan-dev/barchan/internal/oci"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/toolchain"
+)
+
+// machine is what runs sandboxes here: containerd, the OCI runtimes, the node over them.
+type machine struct {
+	finder     *toolchain.Finder
+	supervisor *ctrd.Supervisor // nil where containerd is somebody else's
+	containers *ctrd.Client
+	node       *node.Node
+
+	mu       sync.Mutex
+	versions map[string]toolchain.Program // +checklocks:mu
+}
+
+// hooks are what a machine is told by the server around it; all of them may be left out.
+type hooks struct {
+	exists  func(ctx context.Context, ref sandbox.Ref) (bool, error)
+	tokens  *sandbox.Tokens
+	metrics prometheus.Registerer
+}
+
+func finderOf(cfg *config.Config) (*toolchain.Finder, error) {
+	return toolchain.New(toolchain.Config{Paths: map[string]string{
+		toolchain.Runsc: cfg.RunscBinary, toolchain.Runc: cfg.RuncBinary,
+		toolchain.Containerd: cfg.ContainerdBinary, toolchain.Agent: cfg.AgentBinary,
+	}, CacheDir: cfg.CacheDir})
+}
+
+// newMachine checks the configuration and finds the programs. It starts nothing.
+func newMachine(cfg *config.Config, log *slog.Logger, h hooks) (_ *machine, err error) {
+	m := &machine{versions: map[string]toolchain.Program{}}
+	if m.finder, err = finderOf(cfg); err != nil {
+		return nil, err
+	}
+	address := cfg.ContainerdAddress
+	if address == "" {
+		binary, err := m.finder.Find(toolchain.Containerd)
+		if err != nil {
+			return nil, err
+		}
+		m.supervisor, err = ctrd.NewSupervisor(ctrd.SupervisorConfig{Binary: binary, Dir: filepath.Join(cfg.DataDir, "containerd"), Log: log})
+		if err != nil {
+			return nil, err
+		}
+		address = m.supervisor.Address()
+	}
+	if m.containers, err = ctrd.NewClient(ctrd.Config{Address: address, Namespace: cfg.ContainerdNamespace}); err != nil {
+		return nil, err
+	}
+	nodeConfig, err := m.nodeConfig(cfg, log, h)
+	if err == nil {
+		m.node, err = node.New(nodeConfig)
+	}
+	if err != nil {
+		return nil, errors.Join(err, m.containers.Close())
+	}
+	return m, nil
+}
+
+func (m *machine) nodeConfig(cfg *config.Config, log *slog.Logger, h hooks) (node.Config, error) {
+	runtimes, err := m.runtimes(cfg)
+	if err != nil {
+		return node.Config{}, err
+	}
+	agent, err := m.finder.Find(toolchain.Agent)
+	if err != nil {
+		return node.Config{}, err
+	}
+	out := node.Config{
+		Name: cfg.NodeName, DataDir: filepath.Join(cfg.DataDir, "node"), RunDir: filepath.Join(cfg.RunDir, "node"),
+		Containerd: m.containers, Runtimes: runtimes, DefaultClass: oci.Class(cfg.DefaultRuntime), AgentBinary: agent,
+		Network: netdev.Config{
+			Bridge: cfg.BridgeName, Subnet: cfg.Subnet, Table: cfg.NftTable, NetnsPrefix: cfg.NetnsPrefix, Resolvers: cfg.DNSResolvers, Log: log,
+		},
+		CgroupParent: cfg.CgroupParent,
+		DefaultLimits: oci.Limits{
+			MilliCPU: cfg.SandboxCPU.MilliValue(), Memory: cfg.SandboxMemory.Value(), Pids: int64(cfg.SandboxPids),
+		},
+		Exists: h.exists, Log: log,
+	}
+	if h.tokens != nil {
+		out.AgentToken = h.tokens.Agent
+	}
+	if h.metrics != nil {
+		steps := prometheus.NewHistogramVec(telemetry.DurationOpts("node", "step", "Time of one step in the making of a sandbox."), []string{"runtime", "step"})
+		if err := h.metrics.Register(steps); err != nil {
+			return out, fmt.Errorf("register the node's metrics: %w", err)
+		}
+		out.ObserveStep = func(class, step string, took time.Duration) {
+			steps.WithLabelValues(class, step).Observe(took.Seconds())
+		}
+	}
+	return out, nil
+}
+
+// runtimes finds the classes that this machine offers. gVisor is a must; runc is not.
+func (m *machine) runtimes(cfg *config.Config) ([]oci.Config, error) {
+	runsc, err := m.finder.Find(toolchain.Runsc)
+	if err != nil {
+		return nil, err
+	}
+	out := []oci.Config{{Class: oci.GVisor, Binary: runsc, Root: filepath.Join(cfg.RunDir, "runsc"), ExtraArgs: []string{"--platform=" + cfg.RunscPlatform}}}
+	runc, err := m.finder.Find(toolchain.Runc)
+	if err == nil {
+		out = append(out, oci.Config{Class: oci.Runc, Binary: runc, Root: filepath.Join(cfg.RunDir, "runc")})
+	} else if cfg.DefaultRuntime == config.RuntimeRunc {
+		return nil, err
+	}
+	return out, nil
+}
+
+// startNode starts containerd and adopts what already runs.
+func (d *Daemon) startNode(ctx context.Context, stack *lifecycle.Stack) (err error) {
+	d.machine, err = newMachine(&d.cfg.Config, d.cfg.Log, hooks{exists: d.exists, tokens: d.tokens, metrics: d.metrics})
+	if err != nil {
+		return err
+	}
+	return d.machine.start(ctx, stack)
+}
+
+// start puts containerd and the node on the stack and returns when what ran is adopted.
+func (m *machine) start(ctx context.Context, stack *lifecycle.Stack) error {
+	if m.supervisor != nil {
+		if err := stack.Push(ctx, "containerd", m.supervisor.Run); err != nil {
+			return errors.Join(err, m.close())
+		}
+	} else if err := m.containers.Check(ctx); err != nil {
+		return errors.Join(fmt.Errorf("containerdAddress: %w", err), m.close())
+	}
+	return stack.Push(ctx, "node", func(ctx context.Context, ready func()) (err error) {
+		defer func() { err = errors.Join(err, m.close()) }()
+		done := make(chan error, 1)
+		go func() { done <- m.node.Run(ctx) }()
+		select {
+		case <-m.node.Adopted():
+			ready()
+			return <-done
+		case err := <-done:
+			return err
+		}
+	})
+}
+
+func (m *machine) close() error { return errors.Join(m.node.Close(), m.containers.Close()) }
+
+// exists asks the API server itself, not a cache: something living may hang on the answer.
+func (d *Daemon) exists(ctx context.Context, ref sandbox.Ref) (bool, error) {
+	s := &agents.Sandbox{}
+	err := d.cache.Live().Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, s)
+	switch {
+	case apierrors.IsNotFound(err):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("read sandbox %s/%s: %w", ref.Namespace, ref.Name, err)
+	}
+	return s.UID == ref.UID, nil
+}
+
+// program tells of a program that the server relies on. It is run for its version once, not with
+// each status that somebody asks for.
+func (m *machine) program(ctx context.Context, name string) (toolchain.Program, error) {
+	path, err := m.finder.Find(name)
+	if err != nil {
+		return toolchain.Program{}, err
+	}
+	m.mu.Lock()
+	known, ok := m.versions[path]
+	m.mu.Unlock()
+	if ok {
+		return known, nil
+	}
+	found, err := m.finder.Check(ctx, name)
+	if err == nil {
+		m.mu.Lock()
+		m.versions[path] = found
+		m.mu.Unlock()
+	}
+	return found, err
+}
+
+// components tells of the programs that the server relies on.
+func (m *machine) components(ctx context.Context) (out []adminclient.Component) {
+	for _, name := range []string{toolchain.Containerd, toolchain.Runsc, toolchain.Runc, toolchain.Agent} {
+		c := adminclient.Component{Name: name, State: "found"}
+		if p, err := m.program(ctx, name); err != nil {
+			c.State = "missing"
+		} else {
+			c.Version, c.Path = p.Version, p.Path
+		}
+		if name == toolchain.Containerd {
+			c.State = "running"
+			if err := m.containers.Check(ctx); err != nil {
+				c.State = "away"
+			}
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+// removeLeftovers removes whatever runs or lies on this machine of a data directory.
+func (m *machine) removeLeftovers(ctx context.Context, removed func(string)) error {
+	list, err := m.node.List(ctx)
+	if err != nil {
+		return err
+	}
+	var all error
+	for _, x := range list {
+		if err := m.node.Remove(ctx, x.Ref); err != nil {
+			all = errors.Join(all, err)
+			continue
+		}
+		removed("sandbox " + x.Ref.Namespace + "/" + x.Ref.Name)
+	}
+	if all != nil {
+		return all
+	}
+	return m.node.Destroy(ctx)
+}

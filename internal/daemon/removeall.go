@@ -1,0 +1,60 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+
+	"github.com/barchan-dev/barchan/internal/adminclient"
+	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/lifecycle"
+)
+
+// RemoveAll removes what servers left of a data directory that no server uses: sandboxes,
+// network, cgroups, containerd, and the directory itself. The cache stays. Repeating it is
+// harmless; what could not be removed is an error, and the directory then stays as the record of it.
+func RemoveAll(ctx context.Context, cfg config.Config, log *slog.Logger, progress func(adminclient.Event)) (err error) {
+	if _, err := os.Stat(cfg.DataDir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	release, err := lockDir(cfg.DataDir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, release()) }()
+	removed := func(what string) { progress(adminclient.Event{Step: "removed", Message: what}) }
+	m, err := newMachine(&cfg, log, hooks{})
+	if err != nil {
+		return err
+	}
+	var stack lifecycle.Stack
+	err = m.start(ctx, &stack)
+	if err == nil {
+		err = m.removeLeftovers(ctx, removed)
+	}
+	if err == nil && m.supervisor == nil { // the containerd stays, with nothing of ours in it
+		if err = m.containers.Purge(ctx); err == nil {
+			removed("images in containerd's namespace " + cfg.ContainerdNamespace)
+		}
+	}
+	if err = errors.Join(err, stack.Stop()); err != nil {
+		return fmt.Errorf("remove what runs: %w", err)
+	}
+	removed("network " + cfg.BridgeName)
+	if m.supervisor != nil {
+		if err := m.supervisor.Stop(ctx); err != nil {
+			return err
+		}
+		removed("containerd")
+	}
+	for _, dir := range []string{cfg.RunDir, cfg.DataDir} {
+		if err := os.RemoveAll(dir); err != nil {
+			return fmt.Errorf("remove %s: %w", dir, err)
+		}
+	}
+	removed(cfg.DataDir)
+	return nil
+}

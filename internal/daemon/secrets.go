@@ -1,0 +1,43 @@
+package daemon
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/barchan-dev/barchan/internal/durable"
+)
+
+const (
+	secretBytes = 32
+	secretMode  = 0o600
+)
+
+// loadSecret reads a file of random bytes, or makes it.
+func loadSecret(path string) ([]byte, error) {
+	b, err := os.ReadFile(path)
+	switch {
+	case err == nil && len(b) == secretBytes:
+		return b, nil
+	case err == nil:
+		return nil, fmt.Errorf("secret %s has %d bytes, want %d: restore it from a backup; without it the tokens of all sandboxes change", path, len(b), secretBytes)
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("read secret: %w", err)
+	}
+	b = make([]byte, secretBytes)
+	if _, err := rand.Read(b); err != nil {
+		return nil, fmt.Errorf("make secret: %w", err)
+	}
+	return b, writeSecret(path, b)
+}
+
+// writeSecret puts a file in place whole and durable, or not at all.
+func writeSecret(path string, content []byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), dirMode); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return durable.WriteFile(path, content, secretMode)
+}

@@ -1,0 +1,405 @@
+package e2b
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/barchan-dev/barchan/internal/envd"
+	"github.com/barchan-dev/barchan/internal/manager"
+	"github.com/barchan-dev/barchan/internal/route"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/testkit/standin"
+)
+
+const team, otherTeam = "team-a", "team-b"
+
+type fakeNode struct{}
+
+func (fakeNode) Stats(context.Context, sandbox.Ref) (envd.Metrics, error) {
+	return envd.Metrics{Timestamp: time.Now().Unix(), CPUCount: 2, CPUUsedPct: 1.5, MemTotal: 1 << 30, MemUsed: 1 << 20}, nil
+}
+
+func (fakeNode) Logs(context.Context, sandbox.Ref, time.Time) ([]envd.LogLine, error) {
+	at := time.Unix(1700000000, 0)
+	return []envd.LogLine{
+		{Timestamp: at, Source: envd.SourceEntrypoint, Stream: envd.StreamStdout, Line: "hello"},
+		{Timestamp: at.Add(time.Second), Source: envd.SourceEntrypoint, Stream: envd.StreamStderr, Line: "oops"},
+	}, nil
+}
+
+type fixture struct {
+	*httptest.Server
+	t          *testing.T
+	cluster    *standin.Cluster
+	routes     *route.Table
+	manager    *manager.Manager
+	key, other string
+}
+
+func newFixture(t *testing.T, change ...func(*Config)) *fixture {
+	t.Helper()
+	f := &fixture{t: t, routes: route.NewTable(), cluster: standin.New(
+		t,
+		standin.Template(manager.DefaultPublicNamespace, "base", "base", standin.Public()),
+		standin.Template(team, "broken", standin.ImageBroken),
+	)}
+	tokens, err := sandbox.NewTokens([]byte(strings.Repeat("s", 32)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	metrics := prometheus.NewPedanticRegistry()
+	f.manager, err = manager.New(manager.Config{
+		Objects: f.cluster, Cache: f.cluster, Routes: f.routes, Node: fakeNode{}, Tokens: tokens, Log: telemetry.Discard(), Metrics: metrics,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := Config{Manager: f.manager, Log: telemetry.Discard(), Metrics: metrics, MaxBody: 10_000}
+	for _, c := range change {
+		c(&cfg)
+	}
+	s, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Server = httptest.NewServer(s)
+	t.Cleanup(f.Close)
+	for ns, key := range map[string]*string{team: &f.key, otherTeam: &f.other} {
+		if _, *key, err = f.manager.CreateKey(t.Context(), ns, "test", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return f
+}
+
+// do sends a request with the team's key and returns status, body and headers.
+func (f *fixture) do(method, path, body string, header ...string) (int, string, http.Header) {
+	f.t.Helper()
+	req, err := http.NewRequestWithContext(f.t.Context(), method, f.URL+path, strings.NewReader(body))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	req.Header.Set("X-API-Key", f.key)
+	req.Header.Set("Content-Type", "application/json")
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	res, err := f.Client().Do(req)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	b, err := io.ReadAll(res.Body)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return res.StatusCode, string(b), res.Header
+}
+
+// want fails unless the status is as wanted, and decodes the body if asked to.
+func (f *fixture) want(status int, into any, method, path, body string, header ...string) http.Header {
+	f.t.Helper()
+	got, text, h := f.do(method, path, body, header...)
+	if got != status {
+		f.t.Fatalf("%s %s = %d %s, want %d", method, path, got, text, status)
+	}
+	if into != nil {
+		if err := json.Unmarshal([]byte(text), into); err != nil {
+			f.t.Fatalf("%s %s: %v in %s", method, path, err, text)
+		}
+	}
+	return h
+}
+
+func (f *fixture) create(body string) Sandbox {
+	f.t.Helper()
+	var s Sandbox
+	f.want(http.StatusCreated, &s, "POST", "/v2/sandboxes", body)
+	return s
+}
+
+func TestSandboxObjectHasTheFieldsThatClientsNeed(t *testing.T) {
+	f := newFixture(t)
+	got := map[string]any{}
+	f.want(201, &got, "POST", "/v2/sandboxes", `{"templateID":"base","network":{"allowPublicTraffic":false},"metadata":{"a":"b"}}`)
+	if want := []string{"alias", "clientID", "domain", "envdAccessToken", "envdVersion", "sandboxID", "templateID", "trafficAccessToken"}; !slices.Equal(slices.Sorted(maps.Keys(got)), want) {
+		t.Errorf("keys are %v, want %v", slices.Sorted(maps.Keys(got)), want)
+	}
+	if got["domain"] != nil || got["trafficAccessToken"] == nil || got["envdVersion"] != envd.Version {
+		t.Errorf("sandbox is %v", got)
+	}
+	insecure := map[string]any{}
+	f.want(201, &insecure, "POST", "/sandboxes", `{"templateID":"base"}`)
+	if _, has := insecure["envdAccessToken"]; has || insecure["trafficAccessToken"] != nil {
+		t.Errorf("v1 without secure is %v", insecure)
+	}
+	var v1 SandboxDetail
+	f.want(200, &v1, "GET", fmt.Sprint("/sandboxes/", insecure["sandboxID"]), "")
+	if left := time.Until(v1.EndAt); left > 16*time.Second || left < 10*time.Second {
+		t.Errorf("v1 lives for %s, want 15 s", left)
+	}
+	detail := map[string]any{}
+	f.want(200, &detail, "GET", fmt.Sprint("/sandboxes/", got["sandboxID"]), "")
+	want := []string{
+		"alias", "clientID", "cpuCount", "diskSizeMB", "domain", "endAt", "envdAccessToken", "envdVersion", "lifecycle",
+		"memoryMB", "metadata", "network", "sandboxID", "startedAt", "state", "templateID",
+	}
+	if !slices.Equal(slices.Sorted(maps.Keys(detail)), want) {
+		t.Errorf("keys are %v, want %v", slices.Sorted(maps.Keys(detail)), want)
+	}
+}
+
+func TestErrorsHaveOneShape(t *testing.T) {
+	f := newFixture(t)
+	id := f.create(`{"templateID":"base"}`).SandboxID
+	gone := "i0000000000000000000"
+	for name, give := range map[string]struct {
+		method, path, body string
+		header             []string
+		status             int
+		text               string
+	}{
+		"no key":             {"GET", "/v2/sandboxes", "", []string{"X-API-Key", ""}, 401, "an API key is required"},
+		"wrong key":          {"GET", "/v2/sandboxes", "", []string{"X-API-Key", "e2b_00"}, 401, "unknown, revoked or expired"},
+		"wrong bearer":       {"GET", "/teams", "", []string{"X-API-Key", "", "Authorization", "Bearer e2b_00"}, 401, "unknown"},
+		"malformed JSON":     {"POST", "/v2/sandboxes", `{"templateID":`, nil, 400, "the body is not JSON"},
+		"trailing bytes":     {"POST", "/v2/sandboxes", `{"templateID":"base"} x`, nil, 400, "the body is not JSON"},
+		"no body":            {"POST", "/v2/sandboxes", "", nil, 400, "needs a JSON body"},
+		"JSON null":          {"POST", "/v2/sandboxes", "null", nil, 400, "templateID"},
+		"a list":             {"POST", "/v2/sandboxes", "[]", nil, 400, "the body: must be an object"},
+		"wrong type":         {"POST", "/v2/sandboxes", `{"templateID":"base","timeout":"soon"}`, nil, 400, "timeout: must be an integer, not string"},
+		"fraction":           {"POST", "/v2/sandboxes", `{"templateID":"base","timeout":1.5}`, nil, 400, "timeout: must be an integer"},
+		"oversized":          {"POST", "/v2/sandboxes", `{"templateID":"` + strings.Repeat("x", 10_000) + `"}`, nil, 413, "larger than 10000 bytes"},
+		"unknown template":   {"POST", "/v2/sandboxes", `{"templateID":"nope"}`, nil, 404, "template 'nope' not found"},
+		"bad template":       {"POST", "/v2/sandboxes", `{"templateID":"broken"}`, nil, 400, "the image cannot be used"},
+		"zero timeout":       {"POST", "/v2/sandboxes", `{"templateID":"base","timeout":0}`, nil, 400, "Timeout must be greater than 0"},
+		"huge timeout":       {"POST", "/v2/sandboxes", `{"templateID":"base","timeout":9223372036854775807}`, nil, 400, "Timeout cannot be greater than 24 hours"},
+		"negative timeout":   {"POST", "/sandboxes/" + id + "/timeout", `{"timeout":-9223372036854775807}`, nil, 400, "Timeout must be greater than 0"},
+		"volumes":            {"POST", "/v2/sandboxes", `{"templateID":"base","volumeMounts":[{"name":"a","path":"/a"}]}`, nil, 400, "volumeMounts"},
+		"rules":              {"PUT", "/sandboxes/" + id + "/network", `{"rules":{"a.com":[{}]}}`, nil, 400, "rules"},
+		"proxy":              {"PUT", "/sandboxes/" + id + "/network", `{"egressProxy":{"address":"a:1"}}`, nil, 400, "egressProxy"},
+		"bad network":        {"PUT", "/sandboxes/" + id + "/network", `{"denyOut":["nonsense!"]}`, nil, 400, "network.denyOut[0]"},
+		"dead sandbox":       {"GET", "/sandboxes/" + gone, "", nil, 404, `Sandbox "` + gone + `" doesn't exist or you don't have access to it`},
+		"no ID at all":       {"GET", "/sandboxes/..%2f..%2fetc", "", nil, 404, "doesn't exist"},
+		"foreign sandbox":    {"DELETE", "/sandboxes/" + id, "", []string{"X-API-Key", f.other}, 404, "doesn't exist or you don't have access to it"},
+		"v1 connect bare":    {"POST", "/sandboxes/" + id + "/connect", `{}`, nil, 400, "timeout: is required"},
+		"limit":              {"GET", "/v2/sandboxes?limit=0", "", nil, 400, "limit"},
+		"limit as a word":    {"GET", "/v2/sandboxes?limit=many", "", nil, 400, "limit"},
+		"state":              {"GET", "/v2/sandboxes?state=running,asleep", "", nil, 400, "state"},
+		"order":              {"GET", "/v2/sandboxes?order=up", "", nil, 400, "order"},
+		"startedAfter":       {"GET", "/v2/sandboxes?startedAfter=yesterday", "", nil, 400, "startedAfter"},
+		"cursor":             {"GET", "/v2/sandboxes?nextToken=abc", "", nil, 400, "nextToken"},
+		"metadata":           {"GET", "/v2/sandboxes?metadata=a%3D%25zz", "", nil, 400, "metadata"},
+		"metrics of none":    {"GET", "/sandboxes/metrics", "", nil, 400, "sandbox_ids: is required"},
+		"direction":          {"GET", "/v2/sandboxes/" + id + "/logs?direction=up", "", nil, 400, "direction"},
+		"already running":    {"POST", "/sandboxes/" + id + "/resume", "{}", nil, 409, "already running"},
+		"unknown route":      {"GET", "/nowhere", "", nil, 404, "no such route: GET /nowhere"},
+		"root":               {"GET", "/", "", nil, 404, "no such route"},
+		"method":             {"PATCH", "/v2/sandboxes", "{}", nil, 405, "PATCH is not allowed here; allowed: GET, HEAD, POST"},
+		"snapshots":          {"POST", "/sandboxes/" + id + "/snapshots", "{}", nil, 501, "snapshots: not available"},
+		"fork":               {"POST", "/sandboxes/" + id + "/fork", "{}", nil, 501, "fork: not available"},
+		"builds":             {"POST", "/v3/templates", "{}", nil, 501, "template builds: not available"},
+		"deleting templates": {"DELETE", "/templates/a%2Fb%3Adefault", "", nil, 501, "not available"},
+		"volume":             {"GET", "/volumes/x", "", nil, 501, "volumes: not available"},
+		"alias":              {"GET", "/templates/aliases/nope", "", nil, 404, "template 'nope' not found"},
+		"unknown key":        {"DELETE", "/api-keys/nope", "", nil, 404, "nope"},
+		"nameless key":       {"POST", "/api-keys", `{"name":""}`, nil, 400, "name"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			status, text, h := f.do(give.method, give.path, give.body, give.header...)
+			var body Error
+			if err := json.Unmarshal([]byte(text), &body); err != nil || status != give.status || int(body.Code) != status || !strings.Contains(body.Message, give.text) {
+				t.Errorf("%s %s = %d %s (%v), want %d and %q", give.method, give.path, status, text, err, give.status, give.text)
+			}
+			if h.Get("Content-Type") != "application/json" {
+				t.Errorf("content type %q", h.Get("Content-Type"))
+			}
+			if strings.Contains(text, f.key) || strings.Contains(text, "wait for") {
+				t.Errorf("the answer tells too much: %s", text)
+			}
+		})
+	}
+}
+
+func TestLifeOverTheWire(t *testing.T) {
+	f := newFixture(t)
+	s := f.create(`{"templateID":"base","autoPause":true,"autoResume":{"enabled":true},"allow_internet_access":false}`)
+	at := "/sandboxes/" + s.SandboxID
+	var d SandboxDetail
+	f.want(200, &d, "GET", at+"-client", "")
+	if d.State != StateRunning || d.Lifecycle.OnTimeout != OnTimeoutPause || !d.Lifecycle.AutoResume || d.AllowInternetAccess == nil || *d.AllowInternetAccess {
+		t.Errorf("detail is %+v", d)
+	}
+	f.want(204, nil, "POST", at+"/timeout", `{"timeout":600}`)
+	f.want(204, nil, "POST", at+"/refreshes", "")
+	f.want(204, nil, "PUT", at+"/network", `{"allowOut":["1.1.1.1"],"denyOut":["0.0.0.0/0"],"egressProxy":null}`)
+	var again Sandbox
+	f.want(200, &again, "POST", at+"/connect", `{"timeout":60}`)
+	f.want(200, &again, "POST", "/v2"+at+"/connect", "", "Content-Type", "text/plain")
+	if again.EnvdAccessToken == nil || *again.EnvdAccessToken != *s.EnvdAccessToken {
+		t.Error("the token is another one after connecting")
+	}
+	f.want(204, nil, "POST", at+"/pause", "")
+	f.want(409, nil, "POST", at+"/pause", "{}")
+	f.want(200, &d, "GET", at, "")
+	if d.State != StatePaused || !slices.Equal(d.Network.AllowOut, []string{"1.1.1.1"}) {
+		t.Errorf("detail is %+v", d)
+	}
+	f.want(201, &again, "POST", "/v2"+at+"/connect", `{"timeout":60}`)
+	f.want(204, nil, "POST", at+"/pause", "")
+	f.want(201, &again, "POST", at+"/resume", "")
+
+	f.want(204, nil, "DELETE", at, "")
+	f.want(404, nil, "DELETE", at, "")
+}
+
+func TestMetricsAndLogsOverTheWire(t *testing.T) {
+	f := newFixture(t)
+	s := f.create(`{"templateID":"base"}`)
+	at := "/sandboxes/" + s.SandboxID
+	var samples []SandboxMetric
+	f.want(200, &samples, "GET", at+"/metrics?start=1&end="+fmt.Sprint(time.Now().Unix()+5), "")
+	if len(samples) != 1 || samples[0].MemTotal != 1<<30 {
+		t.Errorf("metrics are %+v", samples)
+	}
+	var many SandboxesWithMetrics
+	f.want(200, &many, "GET", "/sandboxes/metrics?sandbox_ids="+s.SandboxID+",nope", "")
+	if len(many.Sandboxes) != 1 {
+		t.Errorf("metrics are %+v", many)
+	}
+	var logs SandboxLogs
+	f.want(200, &logs, "GET", at+"/logs?start=1700000000500&limit=10", "")
+	if len(logs.Logs) != 1 || logs.Logs[0].Line != "oops" || logs.LogEntries[0].Level != LevelError {
+		t.Errorf("logs are %+v", logs)
+	}
+	var logs2 SandboxLogsV2
+	f.want(200, &logs2, "GET", "/v2"+at+"/logs?direction=backward", "")
+	if len(logs2.Logs) != 2 || logs2.Logs[0].Message != "oops" {
+		t.Errorf("logs are %+v", logs2)
+	}
+}
+
+func TestListOverTheWire(t *testing.T) {
+	f := newFixture(t)
+	const odd = "a & b=ü%2F+"
+	for i := range 5 {
+		body, err := json.Marshal(map[string]any{"templateID": "base", "metadata": map[string]string{odd: fmt.Sprint(i % 2), "k": odd}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.create(string(body))
+	}
+	// The encoding of the SDKs: each key and value, then the form, then the query.
+	form := url.Values{url.PathEscape(odd): {url.PathEscape("0")}, "k": {url.PathEscape(odd)}}.Encode()
+	path := "/v2/sandboxes?limit=2&state=running,paused&metadata=" + url.QueryEscape(form)
+	var page []ListedSandbox
+	h := f.want(200, &page, "GET", path, "")
+	if len(page) != 2 || h.Get("X-Total-Running") != "3" || h.Get("X-Next-Token") == "" {
+		t.Fatalf("page is %+v with %v", page, h)
+	}
+	h = f.want(200, &page, "GET", path+"&nextToken="+url.QueryEscape(h.Get("X-Next-Token")), "")
+	if _, has := h["X-Next-Token"]; len(page) != 1 || has {
+		t.Errorf("last page is %+v with %v", page, h)
+	}
+	f.want(200, &page, "GET", "/sandboxes", "")
+	if len(page) != 5 {
+		t.Errorf("v1 lists %d, want 5", len(page))
+	}
+	if _, text, _ := f.do("GET", "/v2/sandboxes", "", "X-API-Key", f.other); strings.TrimSpace(text) != "[]" {
+		t.Errorf("another team's list is %s", text)
+	}
+}
+
+func TestTemplatesTeamsAndKeys(t *testing.T) {
+	f := newFixture(t)
+	var list []Template
+	f.want(200, &list, "GET", "/templates?teamID=x", "")
+	f.want(200, &list, "GET", "/v2/templates?limit=1", "")
+	if len(list) != 1 || list[0].BuildStatus != "ready" || len(list[0].Names) == 0 {
+		t.Errorf("templates are %+v", list)
+	}
+	var one TemplateWithBuilds
+	f.want(200, &one, "GET", "/templates/base", "")
+	var alias GetTemplateAlias200JSONResponse
+	f.want(200, &alias, "GET", "/templates/aliases/"+url.PathEscape(manager.DefaultPublicNamespace+"/base"), "")
+	if len(one.Builds) != 1 || alias.TemplateID != one.TemplateID || !alias.Public {
+		t.Errorf("template is %+v, alias %+v", one, alias)
+	}
+	var teams []Team
+	f.want(200, &teams, "GET", "/teams", "", "X-API-Key", "", "Authorization", "bearer "+f.key)
+	if len(teams) != 1 || teams[0].TeamID != team || !teams[0].IsDefault {
+		t.Errorf("teams are %+v", teams)
+	}
+	var made CreatedAPIKey
+	f.want(201, &made, "POST", "/api-keys", `{"name":"second"}`)
+	f.want(200, &teams, "GET", "/teams", "", "X-API-Key", made.Key)
+	var keys []APIKey
+	_, text, _ := f.do("GET", "/api-keys", "")
+	if err := json.Unmarshal([]byte(text), &keys); err != nil || len(keys) != 2 || strings.Contains(text, made.Key) {
+		t.Errorf("keys are %s, %v", text, err)
+	}
+	f.want(204, nil, "DELETE", "/api-keys/"+made.ID, "")
+	f.want(401, nil, "GET", "/teams", "", "X-API-Key", made.Key)
+}
+
+func TestPreflightNeedsNoKey(t *testing.T) {
+	f := newFixture(t)
+	h := f.want(204, nil, "OPTIONS", "/v2/sandboxes", "", "X-API-Key", "", "Origin", "https://example.com")
+	if h.Get("Access-Control-Allow-Origin") != "*" || !strings.Contains(h.Get("Access-Control-Expose-Headers"), "X-Next-Token") {
+		t.Errorf("headers are %v", h)
+	}
+}
+
+func TestDomainIsTold(t *testing.T) {
+	f := newFixture(t, func(c *Config) { c.Domain = "sandboxes.example:7743" })
+	if s := f.create(`{"templateID":"base"}`); s.Domain == nil || *s.Domain != "sandboxes.example:7743" {
+		t.Errorf("domain is %v", s.Domain)
+	}
+}
+
+// TestPanicTellsNothing takes the manager away, so that the handler fails as no handler should.
+func TestPanicTellsNothing(t *testing.T) {
+	s, err := New(Config{Manager: &manager.Manager{}, Log: telemetry.Discard()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := httptest.NewRecorder()
+	r := httptest.NewRequestWithContext(t.Context(), "GET", "/teams", nil)
+	r.Header.Set("X-API-Key", "e2b_00")
+	s.ServeHTTP(w, r)
+	if body := w.Body.String(); w.Code != 500 || strings.TrimSpace(body) != `{"code":500,"message":"`+internalText+`"}` {
+		t.Errorf("answer is %d %s", w.Code, body)
+	}
+}
+
+func FuzzMetadata(f *testing.F) {
+	f.Add("user=abc&app=prod")
+	f.Add("a%2520b=c%252Fd")
+	f.Add("%%%&;=")
+	f.Fuzz(func(t *testing.T, text string) {
+		got, err := parseMetadata(text)
+		if err != nil {
+			return
+		}
+		form := url.Values{}
+		for k, v := range got {
+			form.Set(url.PathEscape(k), url.PathEscape(v))
+		}
+		if again, err := parseMetadata(form.Encode()); err != nil || !maps.Equal(again, got) {
+			t.Errorf("%q: %v became %v, %v", text, got, again, err)
+		}
+	})
+}

@@ -1,0 +1,63 @@
+package e2b
+
+import (
+	"fmt"
+	"net/http"
+)
+
+// notYet names what E2B offers and Barchan does not yet, by the routes that ask for it.
+var notYet = map[string][]string{
+	"snapshots": {"POST /sandboxes/{id}/snapshots", "GET /snapshots"},
+	"fork":      {"POST /sandboxes/{id}/fork"},
+	"template builds": {
+		"POST /templates", "POST /v2/templates", "POST /v3/templates", "POST /templates/{id}", "PATCH /templates/{id}", "PATCH /v2/templates/{id}",
+		"/v2/templates/{id}/builds/{rest...}", "/templates/{id}/builds/{rest...}", "GET /templates/{id}/files/{hash}",
+	},
+	"deleting templates and snapshots": {"DELETE /templates/{id}"},
+	"template tags":                    {"POST /templates/tags", "DELETE /templates/tags", "GET /templates/{id}/tags"},
+	"volumes":                          {"/volumes", "/volumes/{rest...}", "/volumecontent/{rest...}"},
+	"secrets":                          {"/secrets", "/secrets/{rest...}"},
+	"team metrics":                     {"GET /teams/{id}/metrics", "GET /teams/{id}/metrics/max"},
+	"renaming API keys":                {"PATCH /api-keys/{id}"},
+	"access tokens":                    {"/access-tokens", "/access-tokens/{rest...}"},
+}
+
+// laterRoutes answers 501 there: a 404 would tell the SDKs that the sandbox is gone.
+func laterRoutes() *http.ServeMux {
+	mux := http.NewServeMux()
+	for what, patterns := range notYet {
+		for _, pattern := range patterns {
+			mux.HandleFunc(pattern, func(w http.ResponseWriter, _ *http.Request) {
+				writeError(w, http.StatusNotImplemented, what+": not available on this server yet")
+			})
+		}
+	}
+	return mux
+}
+
+// noRoute answers what no generated route takes.
+func (s *Server) noRoute(w http.ResponseWriter, r *http.Request) {
+	if h, pattern := s.later.Handler(r); pattern != "" {
+		h.ServeHTTP(w, r)
+		return
+	}
+	h, _ := s.mux.Handler(r)
+	verdict := &verdict{header: http.Header{}}
+	h.ServeHTTP(verdict, r)
+	if verdict.status == http.StatusMethodNotAllowed {
+		w.Header().Set("Allow", verdict.header.Get("Allow"))
+		writeError(w, http.StatusMethodNotAllowed, fmt.Sprintf("%s is not allowed here; allowed: %s", r.Method, verdict.header.Get("Allow")))
+		return
+	}
+	writeError(w, http.StatusNotFound, fmt.Sprintf("no such route: %s %s", r.Method, r.URL.Path))
+}
+
+// verdict keeps what the mux says about a request that it has no route for.
+type verdict struct {
+	header http.Header
+	status int
+}
+
+func (v *verdict) Header() http.Header         { return v.header }
+func (v *verdict) Write(b []byte) (int, error) { return len(b), nil }
+func (v *verdict) WriteHeader(status int)      { v.status = status }

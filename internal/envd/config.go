@@ -1,0 +1,117 @@
+package envd
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// ConfigPath is where the agent looks for its Config.
+const ConfigPath = "/.barchan/config.json"
+
+// Config is what the agent must know from its first instant. The node writes
+// it before the sandbox starts. The zero value is an agent without a program
+// of its own.
+type Config struct {
+	SandboxID  string `json:"sandboxID,omitempty"`
+	TemplateID string `json:"templateID,omitempty"`
+	// Entrypoint is the template's program with its arguments; none is fine.
+	Entrypoint []string `json:"entrypoint,omitempty"`
+	// Env is the environment of the entrypoint and of every process.
+	Env map[string]string `json:"env,omitempty"`
+	// Workdir is where the entrypoint runs; empty means /.
+	Workdir string `json:"workdir,omitempty"`
+	// User runs the entrypoint: name or ID, with ":group" if wanted. Empty means root.
+	User string `json:"user,omitempty"`
+	// DefaultUser runs requests that name no user; empty means DefaultUser
+	// if the image has that user, else root.
+	DefaultUser string `json:"defaultUser,omitempty"`
+	// DefaultWorkdir is where requests start; empty means Workdir, then the user's home.
+	DefaultWorkdir string `json:"defaultWorkdir,omitempty"`
+	// ListenAddress is an IP address; empty means all of them.
+	ListenAddress string `json:"listenAddress,omitempty"`
+	// Port zero means Port.
+	Port int `json:"port,omitempty"`
+	// Hostname and Hosts, if given, are set at the start.
+	Hostname string      `json:"hostname,omitempty"`
+	Hosts    []HostEntry `json:"hosts,omitempty"`
+	// StdoutPath and StderrPath are files that also get the entrypoint's output.
+	StdoutPath string `json:"stdoutPath,omitempty"`
+	StderrPath string `json:"stderrPath,omitempty"`
+	// AccessToken, if given, guards the agent from its first instant.
+	AccessToken string `json:"accessToken,omitempty"`
+	// PortFile, if given, receives the address in use, so that a Port of -1
+	// can mean any free one.
+	PortFile string `json:"portFile,omitempty"`
+}
+
+// HostEntry is a line of /etc/hosts.
+type HostEntry struct {
+	IP    string   `json:"ip"`
+	Names []string `json:"names"`
+}
+
+// Validate names the first field that cannot be right.
+func (c *Config) Validate() error {
+	switch {
+	case c.Port < -1 || c.Port > 65535:
+		return fmt.Errorf("port: %d is not between 1 and 65535", c.Port)
+	case c.Port == -1 && c.PortFile == "":
+		return fmt.Errorf("portFile: needed with port -1")
+	case len(c.Entrypoint) > 0 && c.Entrypoint[0] == "":
+		return fmt.Errorf("entrypoint: the program's name is empty")
+	case c.Workdir != "" && !filepath.IsAbs(c.Workdir):
+		return fmt.Errorf("workdir: %q is not an absolute path", c.Workdir)
+	case c.DefaultWorkdir != "" && !filepath.IsAbs(c.DefaultWorkdir):
+		return fmt.Errorf("defaultWorkdir: %q is not an absolute path", c.DefaultWorkdir)
+	}
+	for k, v := range c.Env {
+		if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
+			return fmt.Errorf("env: %q is not a name of a variable, or its value has a zero byte", k)
+		}
+	}
+	return nil
+}
+
+// ReadConfig reads and validates a Config. Unknown fields are an error, so
+// that an old agent never half obeys a newer node.
+func ReadConfig(file string) (*Config, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, fmt.Errorf("open config: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	dec := json.NewDecoder(io.LimitReader(f, 16<<20))
+	dec.DisallowUnknownFields()
+	var c Config
+	if err := dec.Decode(&c); err != nil {
+		return nil, fmt.Errorf("decode config %s: %w", file, err)
+	}
+	if err := c.Validate(); err != nil {
+		return nil, fmt.Errorf("config %s: %w", file, err)
+	}
+	return &c, nil
+}
+
+// WriteConfig validates a Config and puts it at file, which only root may read,
+// for it may hold a token.
+func WriteConfig(file string, c *Config) error {
+	if err := c.Validate(); err != nil {
+		return fmt.Errorf("config: %w", err)
+	}
+	b, err := json.Marshal(c)
+	if err != nil {
+		return fmt.Errorf("encode config: %w", err)
+	}
+	tmp := file + ".tmp"
+	if err := os.WriteFile(tmp, b, 0o600); err != nil {
+		return fmt.Errorf("write config: %w", err)
+	}
+	if err := os.Rename(tmp, file); err != nil {
+		return fmt.Errorf("place config: %w", err)
+	}
+	return nil
+}

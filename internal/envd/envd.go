@@ -1,0 +1,146 @@
+// Package envd is the contract between a sandbox's agent and whoever talks to
+// it: names and numbers of E2B's envd protocol, the signatures of file URLs,
+// the agent's configuration, and a client. It serves nothing and decides
+// nothing about sandboxes.
+package envd
+
+//go:generate ./generate.sh
+
+import (
+	"path"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Port is where an agent listens unless its Config says otherwise.
+const Port = 49983
+
+// Version is the protocol version that the agent reports and that the E2B
+// SDKs compare to switch features on.
+const Version = "0.6.13"
+
+// DefaultUser runs requests that name no user.
+const DefaultUser = "user"
+
+// Header names of the protocol.
+const (
+	HeaderAccessToken   = "X-Access-Token"
+	HeaderVersion       = "X-Envd-Version"
+	HeaderKeepalive     = "Keepalive-Ping-Interval" // seconds
+	HeaderSandboxID     = "E2b-Sandbox-Id"
+	HeaderSandboxPort   = "E2b-Sandbox-Port"
+	HeaderTrafficToken  = "E2b-Traffic-Access-Token"
+	HeaderConnectMillis = "Connect-Timeout-Ms"
+	// HeaderMetadataPrefix begins the header of a file's metadata at upload;
+	// XattrMetadataPrefix begins the extended attribute that keeps it.
+	HeaderMetadataPrefix = "X-Metadata-"
+	XattrMetadataPrefix  = "user.e2b."
+)
+
+// Routes that are not RPCs.
+const (
+	PathHealth     = "/health"
+	PathMetrics    = "/metrics"
+	PathEnvs       = "/envs"
+	PathFiles      = "/files"
+	PathCompose    = "/files/compose"
+	PathInit       = "/init"
+	PathFreeze     = "/freeze"
+	PathUnfreeze   = "/unfreeze"
+	PathEntrypoint = "/internal/entrypoint"
+	PathLogs       = "/internal/logs"
+)
+
+// internalRoutes are for the control plane alone; so is all below /internal/.
+var internalRoutes = []string{
+	PathInit, "/upgrade", PathFreeze, PathUnfreeze, "/collapse", "/fsfreeze", "/fsthaw", "/internal",
+}
+
+// IsInternal reports whether an URL path is for the control plane alone, so
+// that a gateway must answer 404 to anybody else. It judges the cleaned path,
+// in any case of letters, as a lenient server might read it.
+func IsInternal(urlPath string) bool {
+	clean := strings.ToLower(path.Clean("/" + urlPath))
+	return strings.HasPrefix(clean, "/internal/") || slices.Contains(internalRoutes, clean)
+}
+
+// InitRequest hands the agent what is known only once a sandbox has an owner.
+// A field left empty changes nothing.
+type InitRequest struct {
+	// AccessToken guards all later requests. Once set, another one is taken
+	// only from a caller that presents the old one.
+	AccessToken string `json:"accessToken,omitempty"`
+	// EnvVars are added to those known already.
+	EnvVars        map[string]string `json:"envVars,omitempty"`
+	DefaultUser    string            `json:"defaultUser,omitempty"`
+	DefaultWorkdir string            `json:"defaultWorkdir,omitempty"`
+	// Timestamp orders requests: one older than the last is accepted and ignored.
+	Timestamp   *time.Time `json:"timestamp,omitempty"`
+	LifecycleID string     `json:"lifecycleID,omitempty"`
+	// CABundle is PEM that the sandbox's programs are to trust.
+	CABundle string `json:"caBundle,omitempty"`
+}
+
+// Metrics is the resource usage of a sandbox; sizes are bytes.
+type Metrics struct {
+	Timestamp  int64   `json:"ts"` // seconds
+	CPUCount   int     `json:"cpu_count"`
+	CPUUsedPct float64 `json:"cpu_used_pct"`
+	MemTotal   uint64  `json:"mem_total"`
+	MemUsed    uint64  `json:"mem_used"`
+	MemCache   uint64  `json:"mem_cache"`
+	DiskUsed   uint64  `json:"disk_used"`
+	DiskTotal  uint64  `json:"disk_total"`
+}
+
+// FileInfo answers an upload.
+type FileInfo struct {
+	Path     string            `json:"path"`
+	Name     string            `json:"name"`
+	Type     string            `json:"type"`
+	Metadata map[string]string `json:"metadata,omitempty"`
+}
+
+// ComposeRequest joins files into one and removes the sources.
+type ComposeRequest struct {
+	SourcePaths []string `json:"source_paths"`
+	Destination string   `json:"destination"`
+	Username    string   `json:"username,omitempty"`
+}
+
+// Entrypoint is the state of the template's own program.
+type Entrypoint struct {
+	// Configured is false when the template has none.
+	Configured bool       `json:"configured"`
+	Running    bool       `json:"running"`
+	PID        int        `json:"pid,omitempty"`
+	ExitCode   *int       `json:"exitCode,omitempty"`
+	StartedAt  *time.Time `json:"startedAt,omitempty"`
+	FinishedAt *time.Time `json:"finishedAt,omitempty"`
+	// Error says why it could not be started, or how a signal ended it.
+	Error string `json:"error,omitempty"`
+}
+
+// Sources and streams of log lines.
+const (
+	SourceEntrypoint = "entrypoint"
+	SourceAgent      = "agent"
+
+	StreamStdout = "stdout"
+	StreamStderr = "stderr"
+)
+
+// LogLine is one line of output.
+type LogLine struct {
+	Timestamp time.Time `json:"timestamp"`
+	Source    string    `json:"source"`
+	Stream    string    `json:"stream"`
+	Line      string    `json:"line"`
+}
+
+// errorBody is how routes that are not RPCs tell an error.
+type errorBody struct {
+	Code    int    `json:"code"`
+	Message string `json:"message"`
+}

@@ -1,0 +1,79 @@
+package gateway
+
+import (
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/envd"
+	"github.com/barchan-dev/barchan/internal/route"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+)
+
+// mayPass checks the traffic token. The agent's port has a token of its own, which the agent
+// itself checks.
+func (x *exchange) mayPass(e *route.Entry) bool {
+	if x.port == envd.Port || e.Access.PublicTraffic {
+		return true
+	}
+	return sandbox.EqualToken(x.r.Header.Get(envd.HeaderTrafficToken), x.g.cfg.Tokens.Traffic(x.id))
+}
+
+// mayWake checks what the agent would check, for it cannot while it sleeps.
+func (x *exchange) mayWake(e *route.Entry) bool {
+	if x.port != envd.Port || !e.Access.Secure {
+		return true
+	}
+	token := x.g.cfg.Tokens.Agent(x.id)
+	if got := x.r.Header.Get(envd.HeaderAccessToken); got != "" {
+		return sandbox.EqualToken(got, token)
+	}
+	return signed(x.r, x.url, token)
+}
+
+// signatureLength is that of a signature: its version, and a SHA-256 in base 64.
+const signatureLength = len("v1_") + 43
+
+// bySignature finds the sandbox that a signed file URL is for where nothing else says so: with
+// one base URL for all sandboxes, E2B's SDKs make URLs without a sandbox ID. The signature is
+// made with the token of one sandbox and fits no other, so it is looked for: some microseconds
+// for each secure sandbox. Anything that cannot be a signature is not looked for. The error is
+// envd.ErrSignatureInvalid.
+func (g *Gateway) bySignature(r *http.Request) (target, error) {
+	if len(r.URL.Query().Get(envd.QuerySignature)) != signatureLength {
+		return target{}, envd.ErrSignatureInvalid
+	}
+	for e := range g.cfg.Routes.All() {
+		if e.Access.Secure && signed(r, r.URL, g.cfg.Tokens.Agent(e.ID)) {
+			return target{id: e.ID, port: envd.Port}, nil
+		}
+	}
+	return target{}, envd.ErrSignatureInvalid
+}
+
+// signed reports whether the request is for a file by a valid signature.
+func signed(r *http.Request, u *url.URL, token string) bool {
+	if u.Path != envd.PathFiles {
+		return false
+	}
+	op := envd.OpRead
+	switch r.Method {
+	case http.MethodPost:
+		op = envd.OpWrite
+	case http.MethodGet, http.MethodHead:
+	default:
+		return false
+	}
+	q := u.Query()
+	var expiry *time.Time
+	if text := q.Get(envd.QueryExpiration); text != "" {
+		seconds, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return false
+		}
+		at := time.Unix(seconds, 0)
+		expiry = &at
+	}
+	return envd.Verify(q.Get(envd.QuerySignature), q.Get(envd.QueryPath), op, q.Get(envd.QueryUsername), token, expiry, time.Now()) == nil
+}

@@ -1,0 +1,59 @@
+package gateway
+
+import "sync"
+
+const (
+	smallBlock = 8 << 10
+	bigBlock   = 256 << 10
+)
+
+var (
+	smallBlocks = sync.Pool{New: func() any { return new([smallBlock]byte) }}
+	bigBlocks   = sync.Pool{New: func() any { return new([bigBlock]byte) }}
+)
+
+// block is memory to carry a body through. It is big while much comes at a time, and small for
+// streams that mostly wait, of which there may be many.
+type block struct {
+	small *[smallBlock]byte
+	big   *[bigBlock]byte
+	buf   []byte // of one of them
+}
+
+// newBlock takes the length of the body, negative if unknown.
+func newBlock(length int64) *block {
+	b := &block{}
+	b.resize(length >= bigBlock)
+	return b
+}
+
+func (b *block) resize(big bool) {
+	b.free()
+	if big {
+		b.big = bigBlocks.Get().(*[bigBlock]byte)
+		b.buf = b.big[:]
+	} else {
+		b.small = smallBlocks.Get().(*[smallBlock]byte)
+		b.buf = b.small[:]
+	}
+}
+
+// adapt is told how much of buf was used by the last read. The content of buf is lost.
+func (b *block) adapt(used int) {
+	switch {
+	case b.small != nil && used == smallBlock:
+		b.resize(true)
+	case b.big != nil && used < smallBlock/2:
+		b.resize(false)
+	}
+}
+
+func (b *block) free() {
+	if b.small != nil {
+		smallBlocks.Put(b.small)
+	}
+	if b.big != nil {
+		bigBlocks.Put(b.big)
+	}
+	b.small, b.big, b.buf = nil, nil, nil
+}

@@ -1,0 +1,118 @@
+package gateway
+
+import (
+	"bufio"
+	"errors"
+	"math"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	// maxResponseHead bounds what a sandbox may make us keep before its answer begins.
+	maxResponseHead = 1 << 20
+	readBuffer      = 8 << 10
+	writeBuffer     = 4 << 10
+)
+
+var errHeadTooLarge = errors.New("response head is too large")
+
+// Buffers are held by a connection only while it is in use.
+var (
+	readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, readBuffer) }}
+	writers = sync.Pool{New: func() any { return bufio.NewWriterSize(nil, writeBuffer) }}
+)
+
+// conn is a connection to one port of a sandbox, used by one request at a time.
+type conn struct {
+	nc   net.Conn
+	pool *pool
+	port uint16
+	br   *bufio.Reader
+	bw   *bufio.Writer
+
+	idleSince time.Time
+	// allowance is how many bytes may still be read.
+	allowance int64
+	// beforeWait runs before a read that may block, so that what was got so far is passed on.
+	beforeWait func()
+	closing    sync.Once
+}
+
+// arm gives the connection what it needs in use.
+func (c *conn) arm() {
+	c.br = readers.Get().(*bufio.Reader)
+	c.br.Reset(c)
+	c.bw = writers.Get().(*bufio.Writer)
+	c.bw.Reset(c.nc)
+}
+
+// disarm gives it back. Nothing may use the connection's buffers any more.
+func (c *conn) disarm() {
+	c.br.Reset(nil)
+	readers.Put(c.br)
+	c.bw.Reset(nil)
+	writers.Put(c.bw)
+	c.br, c.bw, c.beforeWait = nil, nil, nil
+}
+
+// Read feeds br.
+func (c *conn) Read(b []byte) (int, error) {
+	if c.beforeWait != nil {
+		c.beforeWait()
+	}
+	if c.allowance <= 0 {
+		return 0, errHeadTooLarge
+	}
+	if int64(len(b)) > c.allowance {
+		b = b[:c.allowance]
+	}
+	n, err := c.nc.Read(b)
+	c.allowance -= int64(n)
+	return n, err
+}
+
+func (c *conn) limitHead() { c.allowance = maxResponseHead }
+func (c *conn) unlimited() { c.allowance = math.MaxInt64 }
+
+// close may be called from any goroutine, and more than once.
+func (c *conn) close() {
+	c.closing.Do(func() {
+		_ = c.nc.Close() // whoever reads or writes it learns that
+		c.pool.forget(c)
+	})
+}
+
+// closeWrite tells the sandbox that nothing more comes.
+func (c *conn) closeWrite() error {
+	if half, ok := c.nc.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return c.nc.Close()
+}
+
+// alive looks whether an idle connection was closed by the other side, or sent what nobody asked
+// for, without waiting.
+func (c *conn) alive() bool {
+	if time.Since(c.idleSince) >= c.pool.idleTimeout(c.port) {
+		return false
+	}
+	sc, ok := c.nc.(syscall.Conn)
+	if !ok {
+		return true
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return false
+	}
+	quiet := false
+	err = raw.Read(func(fd uintptr) bool {
+		var b [1]byte
+		_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		quiet = errors.Is(err, syscall.EAGAIN)
+		return true
+	})
+	return err == nil && quiet
+}

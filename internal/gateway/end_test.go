@@ -1,0 +1,190 @@
+package gateway
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"testing"
+
+	"github.com/coder/websocket"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+)
+
+// TestStreamsEndWithTheSandbox kills, pauses or moves a sandbox under a stream, a WebSocket and
+// an upload. All must end at once, and the next request must be refused or reach the new life.
+func TestStreamsEndWithTheSandbox(t *testing.T) {
+	w := newWorld(t)
+	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/ws":
+			echoWebSocket(w, r)
+		case "/stream":
+			_, _ = io.WriteString(w, "first\n")
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		case "/silent":
+			<-r.Context().Done()
+		default:
+			_, _ = io.WriteString(w, "hello")
+		}
+	})
+	ends := map[string]struct {
+		end  func(*box)
+		want int
+	}{
+		"killed": {(*box).kill, http.StatusBadGateway},
+		"paused": {func(b *box) { b.sleep(); b.apply() }, http.StatusBadGateway},
+		"moved":  {func(b *box) { b.run("10.9.0.77"); b.apply() }, http.StatusOK},
+		"gone":   {func(b *box) { b.w.table.ApplyDelete(b.Sandbox) }, http.StatusBadGateway},
+	}
+	clients := w.clients(t)
+	for how, end := range ends {
+		for name, c := range clients {
+			t.Run(how+"/"+name, func(t *testing.T) {
+				b := w.box(how + name)
+				req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, b.url(port, "/stream"), nil)
+				res, err := c.Do(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = res.Body.Close() }()
+				if line, err := bufio.NewReader(res.Body).ReadString('\n'); err != nil || line != "first\n" {
+					t.Fatalf("got %q, %v", line, err)
+				}
+				before := w.flying()
+				silent := make(chan int, 1)
+				go func() {
+					res, _ := w.do(c, http.MethodGet, b.url(port, "/silent"), nil) //nolint:bodyclose // do closes it
+					silent <- res.StatusCode
+				}()
+				eventually(t, "the silent request is under way", func() bool { return w.flying() > before })
+				end.end(b)
+				if _, err := io.ReadAll(res.Body); err == nil {
+					t.Error("the stream ended as if it were whole")
+				}
+				if status := <-silent; status != http.StatusBadGateway && end.want != http.StatusOK {
+					t.Errorf("silent request got %d", status)
+				}
+				if res, text := w.do(c, http.MethodGet, b.url(port, "/"), nil); res.StatusCode != end.want { //nolint:bodyclose // do closes it
+					t.Errorf("next request got %d %s, want %d", res.StatusCode, text, end.want)
+				}
+			})
+		}
+		t.Run(how+"/websocket", func(t *testing.T) {
+			b := w.box(how + "ws")
+			conn, _, err := websocket.Dial(t.Context(), b.url(port, "/ws"), &websocket.DialOptions{HTTPClient: w.client}) //nolint:bodyclose // the library does
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = conn.CloseNow() }()
+			end.end(b)
+			if _, _, err := conn.Read(t.Context()); err == nil {
+				t.Error("the WebSocket lives on")
+			}
+		})
+	}
+	w.idle()
+}
+
+func (w *world) flying() int {
+	w.gateway.flights.mu.Lock()
+	defer w.gateway.flights.mu.Unlock()
+	return w.gateway.flights.count
+}
+
+// TestServiceDiesMidStream closes the service's connection in the middle of a body.
+func TestServiceDiesMidStream(t *testing.T) {
+	w := newWorld(t)
+	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/sized" {
+			w.Header().Set("Content-Length", "1000000")
+		}
+		_, _ = io.WriteString(w, "part")
+		_ = http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	})
+	b := w.box("a")
+	for name, c := range w.clients(t) {
+		for _, path := range []string{"/sized", "/chunked"} {
+			req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, b.url(port, path), nil)
+			res, err := c.Do(req)
+			if err != nil {
+				continue // the reset came before the head could be read
+			}
+			text, err := io.ReadAll(res.Body)
+			_ = res.Body.Close()
+			if err == nil {
+				t.Errorf("%s %s: broken body %q looks whole", name, path, text)
+			}
+		}
+	}
+}
+
+// TestReusedAddress gives a sandbox's address to another while a connection to the first is idle.
+func TestReusedAddress(t *testing.T) {
+	w := newWorld(t)
+	port := backend(t, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.RemoteAddr) })
+	first := w.box("first")
+	_, one := w.get(first.url(port, "/"))
+	if _, again := w.get(first.url(port, "/")); again != one {
+		t.Fatalf("the connection was not used again: %s, then %s", one, again)
+	}
+	first.kill()
+	second := w.box("second") // same address
+	if _, other := w.get(second.url(port, "/")); other == one {
+		t.Errorf("the second sandbox got the first one's connection %s", one)
+	}
+	_, one = w.get(second.url(port, "/"))
+	second.run("10.9.0.1") // a resume at the same address is another life
+	second.apply()
+	if _, other := w.get(second.url(port, "/")); other == one {
+		t.Errorf("the resumed sandbox got a connection %s of its former life", one)
+	}
+}
+
+func TestDrain(t *testing.T) {
+	w := newWorld(t)
+	finish := make(chan struct{})
+	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/ws" {
+			echoWebSocket(w, r)
+			return
+		}
+		_ = http.NewResponseController(w).Flush()
+		<-finish
+		_, _ = io.WriteString(w, "whole")
+	})
+	b := w.box("a", func(*agents.Sandbox) {})
+	conn, _, err := websocket.Dial(t.Context(), b.url(port, "/ws"), &websocket.DialOptions{HTTPClient: w.client}) //nolint:bodyclose // the library does
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.CloseNow() }()
+	req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, b.url(port, "/"), nil)
+	res, err := w.client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	ctx, cancel := context.WithCancel(t.Context())
+	drained := make(chan error, 1)
+	go func() { drained <- w.gateway.Drain(ctx) }()
+	eventually(t, "new requests are refused", func() bool {
+		status, _ := w.get(b.url(port, "/"))
+		return status == http.StatusServiceUnavailable
+	})
+	close(finish)
+	if text, err := io.ReadAll(res.Body); err != nil || string(text) != "whole" {
+		t.Errorf("request under way got %q, %v", text, err)
+	}
+	cancel() // the WebSocket does not end by itself
+	if err := <-drained; !errors.Is(err, context.Canceled) {
+		t.Errorf("Drain = %v, want that it had to cut", err)
+	}
+	if _, _, err := conn.Read(t.Context()); err == nil {
+		t.Error("the WebSocket outlived the drain")
+	}
+}

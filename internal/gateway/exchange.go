@@ -1,0 +1,264 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/barchan-dev/barchan/internal/envd"
+	"github.com/barchan-dev/barchan/internal/envd/processpb"
+	"github.com/barchan-dev/barchan/internal/route"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+)
+
+// linger is how long a client may go on sending after it got the whole answer.
+const linger = time.Second
+
+// exchange is one request to a sandbox and its answer.
+type exchange struct {
+	target
+	g       *Gateway
+	w       http.ResponseWriter
+	r       *http.Request
+	rc      *http.ResponseController
+	url     *url.URL // as the sandbox should see it
+	uri     string   // the same, as it stands in a request line
+	started time.Time
+
+	status int
+	bytes  int64
+	dirty  bool // the client has not been sent all that was written
+}
+
+// run answers the request. It panics with http.ErrAbortHandler when the answer broke off.
+func (x *exchange) run() {
+	if f := x.prepare(); f != nil {
+		x.refuse(f)
+		return
+	}
+	for try := 0; ; try++ {
+		entry, err := x.reach(x.r.Context())
+		if err != nil {
+			x.refuseError(err)
+			return
+		}
+		err = x.carry(&entry)
+		if errors.Is(err, errOver) && x.status == 0 && try < maxLives {
+			continue // it ended before anything was sent: the route knows what became of it
+		}
+		if err != nil {
+			x.fail(err, &entry)
+		}
+		return
+	}
+}
+
+// maxLives bounds how often a request moves on to a sandbox's next life.
+const maxLives = 3
+
+// carry takes the request to the sandbox.
+func (x *exchange) carry(entry *route.Entry) error {
+	if x.host == "" {
+		x.host = x.r.Host
+	}
+	if mask := entry.Access.MaskRequestHost; mask != "" && x.port != envd.Port {
+		if host := strings.ReplaceAll(mask, "${PORT}", portText(x.port)); httpguts.ValidHostHeader(host) {
+			x.host = host
+		}
+	}
+	if speaksH2(x.r) {
+		return x.overHTTP2(x.g.poolOf(entry))
+	}
+	return x.overHTTP1(x.g.poolOf(entry))
+}
+
+// prepare checks what needs no route.
+func (x *exchange) prepare() *refusal {
+	u := *x.r.URL
+	x.url = &u
+	if x.prefix != "" {
+		u.Path = u.Path[len(x.prefix):]
+		u.RawPath = strings.TrimPrefix(u.RawPath, x.prefix)
+		if u.Path == "" {
+			u.Path = "/"
+		}
+	}
+	x.uri = u.RequestURI()
+	if x.r.Method == http.MethodConnect || !httpguts.ValidHeaderFieldName(x.r.Method) {
+		return &refusal{status: http.StatusMethodNotAllowed, message: "The method is not supported"}
+	}
+	if (x.uri[0] != '/' && x.uri != "*") || !plain(x.uri) {
+		return &refusal{status: http.StatusBadRequest, message: "The request path is not valid"}
+	}
+	if x.port == envd.Port && envd.IsInternal(u.Path) {
+		return &refusal{status: http.StatusNotFound, message: "The path does not exist", path: u.Path}
+	}
+	if x.name != "" {
+		return x.resolve()
+	}
+	return nil
+}
+
+// resolve finds the sandbox that agent-sandbox's headers mean.
+func (x *exchange) resolve() *refusal {
+	if id, err := sandbox.ParseID(x.name); err == nil && string(id) == x.name {
+		if _, ok := x.g.cfg.Routes.Lookup(id); ok || x.g.cfg.Names == nil {
+			x.id = id
+			return nil
+		}
+	}
+	if x.g.cfg.Names != nil {
+		if id, ok := x.g.cfg.Names(x.r.Context(), x.namespace, x.name); ok {
+			x.id = id
+			return nil
+		}
+	}
+	return x.g.unknown()
+}
+
+// fail ends an exchange over a connection that broke.
+func (x *exchange) fail(err error, entry *route.Entry) {
+	if x.status != 0 || x.r.Context().Err() != nil {
+		x.g.log.DebugContext(x.r.Context(), "exchange broke off", telemetry.Sandbox, x.id, telemetry.Port, x.port, telemetry.Error, err)
+		panic(http.ErrAbortHandler)
+	}
+	f := silent
+	switch {
+	case entry.Life.Over() || errors.Is(err, errOver):
+		f = notFound
+	case errors.Is(err, syscall.ECONNREFUSED):
+		f = &refusal{status: http.StatusBadGateway, message: messagePort, port: x.port}
+	case errors.Is(err, errClient):
+		f = &refusal{status: http.StatusBadRequest, message: "The request body broke off"}
+	case errors.Is(err, errMalformed):
+		f = malformed
+	case isDial(err):
+	default:
+		f = lost
+	}
+	x.g.log.DebugContext(x.r.Context(), "exchange failed", telemetry.Sandbox, x.id, telemetry.Port, x.port, telemetry.Error, err)
+	x.refuse(f)
+}
+
+func isDial(err error) bool {
+	op, ok := errors.AsType[*net.OpError](err)
+	return ok && op.Op == "dial" || errors.Is(err, context.DeadlineExceeded)
+}
+
+// plain reports whether a text may stand in a request line.
+func plain(uri string) bool {
+	for i := range len(uri) {
+		if uri[i] <= ' ' || uri[i] == 0x7f {
+			return false
+		}
+	}
+	return true
+}
+
+// answer sends the head of the sandbox's response.
+func (x *exchange) answer(res *http.Response) {
+	took := time.Since(x.started).Seconds()
+	x.g.metrics.firstByte.Observe(took)
+	if x.port == envd.Port && x.url.Path == processpb.ProcessStartProcedure {
+		x.g.metrics.exec.Observe(took)
+	}
+	h := x.w.Header()
+	copyResponseHeader(h, res.Header)
+	if _, typed := h["Content-Type"]; !typed {
+		h["Content-Type"] = nil // else the server would guess one
+	}
+	for name := range res.Trailer {
+		h.Add("Trailer", name)
+	}
+	x.status = res.StatusCode
+	x.w.WriteHeader(res.StatusCode)
+	x.dirty = true
+}
+
+// trailers sends what came after the body, announced or not.
+func (x *exchange) trailers(res *http.Response, announced int) {
+	if len(res.Trailer) == 0 {
+		return
+	}
+	x.dirty = true
+	x.flush() // so that the response is chunked: nothing else can carry trailers
+	prefix := ""
+	if len(res.Trailer) != announced {
+		prefix = http.TrailerPrefix
+	}
+	h := x.w.Header()
+	for name, values := range res.Trailer {
+		for _, v := range values {
+			h.Add(prefix+name, v)
+		}
+	}
+}
+
+// flush sends what has been written so far.
+func (x *exchange) flush() {
+	if x.dirty {
+		x.dirty = false
+		_ = x.rc.Flush() // a client that is gone shows at the next write
+	}
+}
+
+// copyBody carries a response's body of a length, negative if unknown. eager flushes after each
+// read, for sources that cannot tell when they are about to wait.
+func (x *exchange) copyBody(body io.Reader, length int64, eager bool) error {
+	if length == 0 {
+		return nil
+	}
+	b := newBlock(length)
+	defer b.free()
+	for {
+		n, err := body.Read(b.buf)
+		if n > 0 {
+			if _, err := x.w.Write(b.buf[:n]); err != nil {
+				return err
+			}
+			x.bytes += int64(n)
+			x.dirty = true
+			if eager {
+				x.flush()
+			}
+			b.adapt(n)
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// report counts and logs the exchange.
+func (x *exchange) report(ctx context.Context) {
+	x.g.metrics.requests.WithLabelValues(classOf(x.status)).Inc()
+	level := slog.LevelDebug
+	if x.g.cfg.AccessLog != nil {
+		level = slog.LevelInfo
+	}
+	if !x.g.access.Enabled(ctx, level) {
+		return
+	}
+	path := ""
+	if x.url != nil {
+		path = x.url.Path // never the query: it may hold signatures
+	}
+	x.g.access.LogAttrs(ctx, level, "request",
+		slog.String(telemetry.Sandbox, string(x.id)), slog.Int(telemetry.Port, int(x.port)),
+		slog.String(telemetry.Method, x.r.Method), slog.String("host", x.r.Host), slog.String(telemetry.Path, path),
+		slog.String("proto", x.r.Proto), slog.String("remote", x.r.RemoteAddr),
+		slog.Int(telemetry.Status, x.status), slog.Int64("bytes", x.bytes), slog.Duration(telemetry.Took, time.Since(x.started)))
+}

@@ -1,0 +1,63 @@
+package gateway
+
+import "sync"
+
+// flights counts what is under way, so that a shutdown can wait for it.
+type flights struct {
+	cut chan struct{} // closed when waiting is over
+
+	mu       sync.Mutex
+	count    int           // +checklocks:mu
+	draining bool          // +checklocks:mu
+	wasCut   bool          // +checklocks:mu
+	idle     chan struct{} // +checklocks:mu
+}
+
+// begin reports false when no more may begin.
+func (f *flights) begin() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.draining {
+		return false
+	}
+	f.count++
+	return true
+}
+
+// join counts a helper of a flight that is under way.
+func (f *flights) join() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.count++
+}
+
+func (f *flights) end() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.count--; f.count == 0 && f.draining {
+		close(f.idle)
+	}
+}
+
+// drain lets nothing begin; what it returns is closed when nothing is left.
+func (f *flights) drain() <-chan struct{} {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.draining {
+		f.draining = true
+		f.idle = make(chan struct{})
+		if f.count == 0 {
+			close(f.idle)
+		}
+	}
+	return f.idle
+}
+
+func (f *flights) cutAll() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.wasCut {
+		f.wasCut = true
+		close(f.cut)
+	}
+}

@@ -1,0 +1,246 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/barchan-dev/barchan/internal/envd"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/route"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+)
+
+// Routes is what a gateway asks of a route table; route.Table has it.
+type Routes interface {
+	Lookup(id sandbox.ID) (route.Entry, bool)
+	Synced() bool
+	All() iter.Seq[route.Route]
+}
+
+// Waker resumes a sandbox that sleeps. Wake returns when it runs; its error's kind (package
+// errs) decides the answer to those who wait.
+type Waker interface {
+	Wake(ctx context.Context, id sandbox.ID) error
+}
+
+// Tokens are the secrets that requests must show; sandbox.Tokens has them.
+type Tokens interface {
+	Agent(id sandbox.ID) string
+	Traffic(id sandbox.ID) string
+}
+
+// Dialer opens connections to sandboxes; net.Dialer has it.
+type Dialer interface {
+	DialContext(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+// Names finds a sandbox by its object's namespace and name.
+type Names func(ctx context.Context, namespace, name string) (sandbox.ID, bool)
+
+// Config is what a gateway is made of. Routes, Tokens and Log are needed; the rest has defaults.
+type Config struct {
+	// Domains under which sandboxes have hosts. A ":port" at the end is ignored.
+	Domains []string
+	Routes  Routes
+	Tokens  Tokens
+	// API answers what is not meant for a sandbox. Nil: 404.
+	API http.Handler
+	// Waker nil: nothing is woken.
+	Waker Waker
+	// Names makes agent-sandbox's X-Sandbox-ID take names. Names can be guessed, unlike IDs.
+	// Nil: that header takes sandbox IDs only.
+	Names  Names
+	Dialer Dialer
+	Log    *slog.Logger
+	// AccessLog gets a record per request to a sandbox. Nil: Log gets it, at level debug.
+	AccessLog *slog.Logger
+	// Registerer of the metrics. Nil: they are kept to ourselves.
+	Registerer prometheus.Registerer
+
+	// WakeTimeout bounds the wait for a sandbox to run. Default 60 s.
+	WakeTimeout time.Duration
+	// DialTimeout bounds one attempt to connect. Default 5 s.
+	DialTimeout time.Duration
+	// DialBackoff are the waits between attempts to reach a port that is closed, which may be
+	// just opening. Default 10, 25 and 50 ms; not nil and empty: a single attempt.
+	DialBackoff []time.Duration
+	// ClientIdle closes clients' connections without requests. Default 610 s.
+	ClientIdle time.Duration
+	// AgentIdle closes unused connections to agents. Default 60 s.
+	AgentIdle time.Duration
+	// ServiceIdle closes unused connections to other ports. Default 1.5 s, for many servers
+	// close theirs after 2 or 5 s, and a request that crosses the close is lost.
+	ServiceIdle time.Duration
+}
+
+// Gateway is an http.Handler for sandbox traffic. Make one with New.
+type Gateway struct {
+	cfg     Config
+	domains []string // without port, lower case
+	log     *slog.Logger
+	access  *slog.Logger
+	metrics *metrics
+	pools   sync.Map // *route.Life -> *pool
+	flights flights
+	wakes   wakes
+}
+
+// New checks the configuration and makes a gateway. It starts nothing.
+func New(cfg Config) (*Gateway, error) {
+	if cfg.Routes == nil || cfg.Tokens == nil || cfg.Log == nil {
+		return nil, fmt.Errorf("gateway needs routes, tokens and a log: %w", errs.ErrInvalid)
+	}
+	g := &Gateway{cfg: cfg, log: cfg.Log.With(telemetry.Component, "gateway"), access: cfg.AccessLog}
+	for _, d := range cfg.Domains {
+		name := hostname(d)
+		if name == "" || strings.ContainsAny(name, "/ _:*") {
+			return nil, fmt.Errorf("gateway domain %q: want a host name, with :port if need be: %w", d, errs.ErrInvalid)
+		}
+		g.domains = append(g.domains, name)
+	}
+	slices.SortFunc(g.domains, func(a, b string) int { return len(b) - len(a) }) // the most special one first
+	if g.access == nil {
+		g.access = g.log
+	}
+	if g.cfg.API == nil {
+		g.cfg.API = http.NotFoundHandler()
+	}
+	if g.cfg.Dialer == nil {
+		g.cfg.Dialer = &net.Dialer{KeepAlive: 30 * time.Second}
+	}
+	if g.cfg.DialBackoff == nil {
+		g.cfg.DialBackoff = []time.Duration{10 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond}
+	}
+	setDefault(&g.cfg.WakeTimeout, time.Minute)
+	setDefault(&g.cfg.DialTimeout, 5*time.Second)
+	setDefault(&g.cfg.ClientIdle, 610*time.Second)
+	setDefault(&g.cfg.AgentIdle, time.Minute)
+	setDefault(&g.cfg.ServiceIdle, 1500*time.Millisecond)
+	m, err := newMetrics(cfg.Registerer)
+	if err != nil {
+		return nil, fmt.Errorf("register gateway metrics: %w", err)
+	}
+	g.metrics = m
+	g.flights.cut = make(chan struct{})
+	g.wakes.calls = map[sandbox.ID]*wakeCall{}
+	return g, nil
+}
+
+func setDefault(d *time.Duration, value time.Duration) {
+	if *d == 0 {
+		*d = value
+	}
+}
+
+// Handler returns the gateway as a handler for all hosts.
+func (g *Gateway) Handler() http.Handler { return g }
+
+// Server returns a server of the gateway's handler with the timeouts and protocols that sandbox
+// traffic needs: HTTP/1.1, HTTP/2 over TLS, and HTTP/2 without TLS by prior knowledge. It has no
+// limit on how long a request or a response takes. The caller serves and shuts it down.
+func (g *Gateway) Server() *http.Server {
+	protocols := &http.Protocols{}
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true)
+	protocols.SetUnencryptedHTTP2(true)
+	return &http.Server{
+		Handler:           g,
+		Protocols:         protocols,
+		ReadHeaderTimeout: 30 * time.Second,
+		IdleTimeout:       g.cfg.ClientIdle,
+		MaxHeaderBytes:    1 << 20,
+		ErrorLog:          slog.NewLogLogger(g.log.Handler(), slog.LevelDebug),
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams:          1000,
+			MaxReceiveBufferPerConnection: 8 << 20,
+			MaxReceiveBufferPerStream:     2 << 20,
+			SendPingTimeout:               time.Minute,
+		},
+	}
+}
+
+// ServeHTTP implements http.Handler.
+func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	t, kind, err := g.target(r)
+	switch {
+	case errors.Is(err, envd.ErrSignatureInvalid):
+		g.metrics.requests.WithLabelValues("4xx").Inc()
+		openToBrowsers(w.Header())
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusUnauthorized)
+		fmt.Fprintf(w, `{"code":%d,"message":%q}`+"\n", http.StatusUnauthorized, err.Error())
+	case err != nil:
+		g.metrics.requests.WithLabelValues("4xx").Inc()
+		openToBrowsers(w.Header())
+		http.Error(w, err.Error(), http.StatusBadRequest)
+	case kind == forAPI:
+		g.cfg.API.ServeHTTP(w, r)
+	default:
+		g.serveSandbox(w, r, t) //nolint:contextcheck // the request has it
+	}
+}
+
+// serveSandbox counts, logs and contains what happens to one request.
+func (g *Gateway) serveSandbox(w http.ResponseWriter, r *http.Request, t target) {
+	x := &exchange{g: g, w: w, r: r, rc: http.NewResponseController(w), target: t, started: time.Now()}
+	if !g.flights.begin() {
+		w.Header().Set("Connection", "close")
+		x.refuse(&refusal{status: http.StatusServiceUnavailable, message: "The gateway is shutting down", retryAfter: 1})
+		return
+	}
+	g.metrics.inFlight.Inc()
+	defer func() {
+		cause := recover()
+		g.metrics.inFlight.Dec()
+		g.flights.end()
+		x.report(r.Context())
+		if cause == nil {
+			return
+		}
+		if cause == http.ErrAbortHandler { //nolint:errorlint // a panic's value, compared as net/http does
+			panic(cause)
+		}
+		g.log.ErrorContext(r.Context(), "request panicked", telemetry.Sandbox, t.id, telemetry.Reason, cause, "stack", string(debug.Stack()))
+		if x.status != 0 {
+			panic(http.ErrAbortHandler)
+		}
+		http.Error(w, "internal error", http.StatusInternalServerError)
+	}()
+	x.run()
+}
+
+// Drain refuses new requests to sandboxes and waits until those under way have ended,
+// WebSockets included. When ctx ends first, it cuts what is left and returns ctx's cause.
+func (g *Gateway) Drain(ctx context.Context) error {
+	idle := g.flights.drain()
+	var err error
+	select {
+	case <-idle:
+	case <-ctx.Done():
+		err = fmt.Errorf("drain gateway: %w", context.Cause(ctx))
+		g.flights.cutAll()
+	}
+	g.pools.Range(func(_, p any) bool {
+		p.(*pool).close()
+		return true
+	})
+	<-idle
+	return err
+}
+
+// addressOf is where a sandbox's port listens.
+func addressOf(addr netip.Addr, port uint16) string { return netip.AddrPortFrom(addr, port).String() }

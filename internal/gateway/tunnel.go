@@ -1,0 +1,80 @@
+package gateway
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+)
+
+// tunnel carries bytes both ways after the sandbox agreed to another protocol.
+func (x *exchange) tunnel(c *conn, res *http.Response) error {
+	if x.r.ProtoMajor != 1 || !strings.EqualFold(res.Header.Get("Upgrade"), x.r.Header.Get("Upgrade")) || upgradeOf(x.r, x.port) == "" {
+		return errMalformed
+	}
+	client, buffered, err := x.rc.Hijack()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = client.Close() }() // both sides have ended by then
+	x.status = res.StatusCode
+	head := &http.Response{StatusCode: res.StatusCode, ProtoMajor: 1, ProtoMinor: 1, Header: http.Header{}}
+	copyResponseHeader(head.Header, res.Header)
+	head.Header.Set("Connection", "Upgrade")
+	head.Header.Set("Upgrade", res.Header.Get("Upgrade"))
+	if err := head.Write(buffered.Writer); err != nil {
+		return err
+	}
+	if err := buffered.Flush(); err != nil {
+		return err
+	}
+	x.g.metrics.firstByte.Observe(time.Since(x.started).Seconds())
+	x.join(client, buffered.Reader, c)
+	return nil
+}
+
+// join carries bytes both ways until both sides have ended, or one has broken.
+func (x *exchange) join(client net.Conn, ahead *bufio.Reader, c *conn) {
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if _, err := pour(c.nc, client, ahead); err != nil || c.closeWrite() != nil {
+			c.close()
+			return
+		}
+		_ = c.nc.SetReadDeadline(time.Now().Add(tunnelLinger)) // a failure shows in the other direction
+	})
+	n, err := pour(client, c.nc, c.br)
+	x.bytes = n
+	if err != nil || c.pool.life.Over() || closeWriteOf(client) != nil {
+		_ = client.Close() // which unblocks the other direction
+		c.close()
+	} else {
+		_ = client.SetReadDeadline(time.Now().Add(tunnelLinger)) // the sandbox has said its last
+	}
+	wg.Wait()
+}
+
+// tunnelLinger is how long one side may go on sending after the other has closed its own.
+const tunnelLinger = time.Minute
+
+// pour copies src to dst, beginning with what was read ahead of it.
+func pour(dst io.Writer, src io.Reader, ahead *bufio.Reader) (int64, error) {
+	early, _ := ahead.Peek(ahead.Buffered()) // which has them all
+	m, err := dst.Write(early)
+	if err != nil {
+		return int64(m), fmt.Errorf("carry tunnel: %w", err)
+	}
+	n, err := io.Copy(dst, src)
+	return int64(m) + n, err
+}
+
+func closeWriteOf(c net.Conn) error {
+	if half, ok := c.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return c.Close()
+}

@@ -1,0 +1,190 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/route"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+)
+
+// wakes are the wakes under way: one for a sandbox, however many requests wait for it.
+type wakes struct {
+	mu    sync.Mutex
+	calls map[sandbox.ID]*wakeCall // +checklocks:mu
+}
+
+type wakeCall struct {
+	done chan struct{}
+	err  error // set before done is closed
+}
+
+// refusals of a wake by the kind of its error; nil is any other.
+var wakeRefusals = map[error]*refusal{
+	errs.ErrNotFound:        notFound,
+	errs.ErrForbidden:       noWake,
+	errs.ErrUnauthenticated: noWake,
+	errs.ErrConflict:        inMotion,
+	errs.ErrTimeout:         inMotion,
+	errs.ErrExhausted:       overLimit,
+	nil:                     wakeFailed,
+}
+
+func refusalOf(err error) *refusal {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return inMotion
+	}
+	if f, ok := wakeRefusals[errs.Kind(err)]; ok {
+		return f
+	}
+	return wakeFailed
+}
+
+// wake has the sandbox woken, or joins those who wait for that already. The wake itself goes on
+// when the request that began it is gone. The error is a *refusal, or the context's cause.
+func (g *Gateway) wake(ctx context.Context, id sandbox.ID) error {
+	g.wakes.mu.Lock()
+	call, running := g.wakes.calls[id]
+	if !running {
+		call = &wakeCall{done: make(chan struct{})}
+		g.wakes.calls[id] = call
+		g.flights.join()
+		go g.runWake(context.WithoutCancel(ctx), id, call) // flights wait for it
+	}
+	g.wakes.mu.Unlock()
+	select {
+	case <-call.done:
+		if call.err != nil {
+			return refusalOf(call.err)
+		}
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (g *Gateway) runWake(ctx context.Context, id sandbox.ID, call *wakeCall) {
+	defer g.flights.end()
+	ctx, cancel := context.WithTimeout(ctx, g.cfg.WakeTimeout)
+	defer cancel()
+	finished := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		select {
+		case <-g.flights.cut:
+			cancel()
+		case <-finished:
+		}
+	})
+	defer wg.Wait()
+	defer close(finished)
+	start := time.Now()
+	call.err = errors.New("wake panicked")
+	defer func() {
+		if cause := recover(); cause != nil {
+			g.log.ErrorContext(ctx, "wake panicked", telemetry.Sandbox, id, telemetry.Reason, cause)
+		}
+		g.wakes.mu.Lock()
+		delete(g.wakes.calls, id)
+		g.wakes.mu.Unlock()
+		close(call.done)
+	}()
+	call.err = g.cfg.Waker.Wake(ctx, id)
+	g.metrics.wake.Observe(time.Since(start).Seconds())
+	if call.err != nil {
+		g.log.WarnContext(ctx, "wake by traffic refused or failed", telemetry.Sandbox, id, telemetry.Error, call.err)
+	}
+}
+
+// reach returns the route once traffic can be sent on it, waking the sandbox if it sleeps and
+// may be woken by this request. The error is a *refusal, or the context's.
+func (x *exchange) reach(ctx context.Context) (route.Entry, error) {
+	entry, ok := x.g.cfg.Routes.Lookup(x.id)
+	if !ok {
+		return entry, x.g.unknown()
+	}
+	if !entry.Reachable() {
+		return x.await(ctx, entry)
+	}
+	if !x.mayPass(&entry) {
+		return entry, noToken
+	}
+	return entry, nil
+}
+
+func (g *Gateway) unknown() *refusal {
+	if !g.cfg.Routes.Synced() {
+		return notSynced
+	}
+	return notFound
+}
+
+// await follows a route that is not reachable until it is.
+func (x *exchange) await(ctx context.Context, entry route.Entry) (route.Entry, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, x.g.cfg.WakeTimeout, inMotion)
+	defer cancel()
+	for woken := false; ; {
+		if entry.Reachable() {
+			if !x.mayPass(&entry) {
+				return entry, noToken
+			}
+			return entry, nil
+		}
+		var err error
+		if woken, err = x.advance(ctx, &entry, woken); err != nil {
+			return entry, err
+		}
+		var ok bool
+		if entry, ok = x.g.cfg.Routes.Lookup(x.id); !ok {
+			return entry, x.g.unknown()
+		}
+	}
+}
+
+// advance does what there is to do for a sandbox that is not reachable: it has it woken, once
+// for this request, or waits for a change.
+func (x *exchange) advance(ctx context.Context, entry *route.Entry, woken bool) (bool, error) {
+	asleep := entry.State == sandbox.Paused || entry.State == sandbox.Pausing
+	switch {
+	case asleep && (!entry.Wake.OnTraffic || x.g.cfg.Waker == nil):
+		return woken, notFound
+	case !x.mayPass(entry):
+		return woken, noToken
+	case asleep && !x.mayWake(entry):
+		return woken, noWake
+	case asleep && !woken:
+		return true, x.g.wake(ctx, x.id)
+	}
+	select {
+	case <-entry.Changed:
+		return woken, nil
+	case <-x.g.flights.cut:
+		return woken, inMotion
+	case <-ctx.Done():
+		return woken, context.Cause(ctx)
+	}
+}
+
+func (x *exchange) refuse(f *refusal) {
+	x.status = f.status
+	f.write(x.w, x.r, x.id)
+}
+
+// refuseError answers with err if it is meant for the client; else the client is gone.
+func (x *exchange) refuseError(err error) {
+	if f, ok := errors.AsType[*refusal](err); ok {
+		x.refuse(f)
+		return
+	}
+	if x.r.Context().Err() == nil {
+		x.g.log.WarnContext(x.r.Context(), "request to sandbox ended oddly", telemetry.Sandbox, x.id, telemetry.Error, err)
+		x.refuse(silent)
+		return
+	}
+	panic(http.ErrAbortHandler)
+}

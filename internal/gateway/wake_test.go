@@ -1,0 +1,127 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/envd"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+)
+
+// waker resumes a box when it is told to, or fails.
+type waker struct {
+	calls   atomic.Int64
+	release chan struct{}
+	do      func() error
+}
+
+func (k *waker) Wake(ctx context.Context, _ sandbox.ID) error {
+	k.calls.Add(1)
+	select {
+	case <-k.release:
+		return k.do()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func TestWakeOnce(t *testing.T) {
+	k := &waker{release: make(chan struct{})}
+	w := newWorld(t, func(c *Config) { c.Waker = k })
+	port := backend(t, hello)
+	b := w.box("a", wakeable)
+	b.sleep()
+	b.apply()
+	k.do = func() error { b.run("10.9.0.2"); b.apply(); return nil }
+	const waiting = 50
+	answers := make(chan int, waiting)
+	for range waiting {
+		go func() {
+			res, _ := w.do(w.client, http.MethodGet, b.url(port, "/"), nil) //nolint:bodyclose // do closes it
+			answers <- res.StatusCode
+		}()
+	}
+	eventually(t, "all wait", func() bool { return w.flying() == waiting+1 }) // and the wake itself
+	close(k.release)
+	for range waiting {
+		if status := <-answers; status != http.StatusOK {
+			t.Errorf("a waiter got %d", status)
+		}
+	}
+	if n := k.calls.Load(); n != 1 {
+		t.Errorf("woken %d times", n)
+	}
+}
+
+func TestWakeRefusals(t *testing.T) {
+	k := &waker{release: make(chan struct{})}
+	close(k.release)
+	w := newWorld(t, func(c *Config) { c.Waker, c.WakeTimeout = k, 50*time.Millisecond })
+	port := backend(t, hello)
+	for name, c := range map[string]struct {
+		err    error
+		status int
+	}{
+		"not found": {errs.ErrNotFound, 502}, "forbidden": {errs.ErrForbidden, 403}, "conflict": {errs.ErrConflict, 409},
+		"limits": {errs.ErrExhausted, 429}, "busy": {errs.ErrUnavailable, 503}, "odd": {errors.New("odd"), 503},
+		"never ready": {nil, 409},
+	} {
+		b := w.box(name, wakeable)
+		b.sleep()
+		b.apply()
+		k.do = func() error { return c.err }
+		if status, text := w.get(b.url(port, "/")); status != c.status {
+			t.Errorf("%s: got %d %s, want %d", name, status, text, c.status)
+		}
+	}
+}
+
+// TestWakeTokens: who may not pass wakes nobody.
+func TestWakeTokens(t *testing.T) {
+	k := &waker{release: make(chan struct{})}
+	close(k.release)
+	w := newWorld(t, func(c *Config) { c.Waker = k })
+	b := w.box("a", wakeable, private)
+	k.do = func() error { return errs.ErrExhausted } // shows that it was tried
+	b.sleep()
+	b.apply()
+	agent, traffic := w.tokens.Agent(b.id), w.tokens.Traffic(b.id)
+	expiry := time.Now().Add(time.Minute)
+	past := time.Now().Add(-time.Minute)
+	signed := func(op envd.Operation, at time.Time) string {
+		return fmt.Sprintf("/files?path=/a&signature=%s&signature_expiration=%d", url.QueryEscape(envd.Sign("/a", op, "", agent, &at)), at.Unix())
+	}
+	for name, c := range map[string]struct {
+		port    uint16
+		path    string
+		headers []string
+		woken   bool
+	}{
+		"no traffic token":    {80, "/", nil, false},
+		"wrong traffic token": {80, "/", []string{envd.HeaderTrafficToken, agent}, false},
+		"traffic token":       {80, "/", []string{envd.HeaderTrafficToken, traffic}, true},
+		"no agent token":      {envd.Port, "/health", nil, false},
+		"wrong agent token":   {envd.Port, "/health", []string{envd.HeaderAccessToken, traffic}, false},
+		"agent token":         {envd.Port, "/health", []string{envd.HeaderAccessToken, agent}, true},
+		"signed URL":          {envd.Port, signed(envd.OpRead, expiry), nil, true},
+		"signed for writing":  {envd.Port, signed(envd.OpWrite, expiry), nil, false},
+		"expired":             {envd.Port, signed(envd.OpRead, past), nil, false},
+		"internal":            {envd.Port, "/init", []string{envd.HeaderAccessToken, agent}, false},
+	} {
+		before := k.calls.Load()
+		status, text := w.get(b.url(c.port, c.path), c.headers...)
+		if woken := k.calls.Load() > before; woken != c.woken || (status == http.StatusTooManyRequests) != c.woken {
+			t.Errorf("%s: woken %v, got %d %s", name, woken, status, text)
+		}
+	}
+}
+
+func wakeable(s *agents.Sandbox) { s.Spec.Barchan.Wake = &agents.WakePolicy{OnTraffic: true} }

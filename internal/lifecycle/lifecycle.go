@@ -1,0 +1,52 @@
+// Package lifecycle decides when the long-lived parts of a process start and
+// stop. It knows nothing of what they do, and it never kills: a part ends by
+// returning from its Run.
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+)
+
+var errEarly = errors.New("ended without being asked to")
+
+// Service is a part that lives as long as the process, or nearly. Run blocks
+// until ctx is done or the part cannot go on; all goroutines that it started
+// have ended when it returns.
+type Service struct {
+	Name string
+	Run  func(ctx context.Context) error
+}
+
+// Run runs the services side by side until ctx is done or one of them returns.
+// It then asks the others to stop, waits for all of them, and returns their
+// failures joined. A service that returns unasked has failed, even with nil.
+func Run(ctx context.Context, services ...Service) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	failures := make([]error, len(services))
+	var running sync.WaitGroup
+	for i, s := range services {
+		running.Go(func() {
+			failures[i] = runOne(ctx, s)
+			cancel()
+		})
+	}
+	running.Wait()
+	return errors.Join(failures...)
+}
+
+// runOne runs one service and judges how it ended.
+func runOne(ctx context.Context, s Service) error {
+	err := s.Run(ctx)
+	asked := ctx.Err() != nil
+	switch {
+	case asked && (err == nil || errors.Is(err, context.Canceled) || errors.Is(err, ctx.Err())):
+		return nil
+	case err == nil:
+		err = errEarly
+	}
+	return fmt.Errorf("service %s: %w", s.Name, err)
+}

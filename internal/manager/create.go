@@ -1,0 +1,321 @@
+package manager
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+)
+
+// MinWakeTimeout is the least time to live of a sandbox that traffic has woken.
+const MinWakeTimeout = 5 * time.Minute
+
+// undoTimeout bounds the removal of what a failed create has made.
+const undoTimeout = 10 * time.Second
+
+// CreateRequest says what sandbox a tenant wants.
+type CreateRequest struct {
+	Namespace string
+	// Template is a template's name, alias or ID.
+	Template string
+	// Timeout is the time to live, counted from the moment that the sandbox is ready.
+	Timeout  time.Duration
+	Env      map[string]string
+	Metadata map[string]string
+	// Secure makes the agent ask for its token.
+	Secure bool
+	// OnTimeout, Suspend: empty leaves it to the template.
+	OnTimeout agents.TimeoutAction
+	Suspend   agents.SuspendMode
+	// AutoResume lets traffic wake the sandbox.
+	AutoResume bool
+	// PublicTraffic: nil leaves it to the template.
+	PublicTraffic   *bool
+	MaskRequestHost string
+	// Network: nil leaves it to the template.
+	Network *agents.EgressPolicy
+}
+
+// Create makes a sandbox and returns once it is ready. If it does not become so, nothing of it
+// is left and the error says why.
+func (m *Manager) Create(ctx context.Context, req CreateRequest) (_ Sandbox, err error) {
+	start := time.Now()
+	defer func() { m.observe(opCreate, start, err) }()
+	if err := m.checkCreate(&req); err != nil {
+		return Sandbox{}, err
+	}
+	t, err := m.resolve(ctx, req.Namespace, req.Template)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	made, err := m.take(ctx, t, &req)
+	m.observe(opClaim, start, err)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	ready, err := m.awaitStart(ctx, made)
+	if err == nil {
+		ready, err = m.startClock(ctx, ready, req.Timeout)
+	}
+	if err != nil {
+		m.discard(ctx, made)
+		return Sandbox{}, err
+	}
+	m.cfg.Routes.Apply(ready)
+	m.log.InfoContext(ctx, "sandbox created", telemetry.Sandbox, sandbox.IDOf(ready.UID), telemetry.Namespace, ready.Namespace,
+		telemetry.Name, ready.Name, telemetry.Template, t.Name, telemetry.Took, time.Since(start))
+	return m.view(ready), nil
+}
+
+func (m *Manager) checkCreate(req *CreateRequest) error {
+	if req.Template == "" {
+		return refuse(errs.ErrInvalid, "templateID: must name a template")
+	}
+	if err := m.checkTimeout(req.Timeout); err != nil {
+		return err
+	}
+	for name, value := range req.Env {
+		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
+			return refuse(errs.ErrInvalid, "envVars: %q is not a variable's name, or its value has a zero byte", name)
+		}
+	}
+	if req.PublicTraffic != nil && !*req.PublicTraffic && !req.Secure {
+		return refuse(errs.ErrInvalid, "network.allowPublicTraffic: false needs a secure sandbox; set secure to true")
+	}
+	if req.AutoResume && req.Suspend == agents.SuspendFiles {
+		return refuse(errs.ErrInvalid, "autoResume: needs the memory to be kept; set autoPauseMemory to true")
+	}
+	return checkNetwork(req.Network)
+}
+
+func checkNetwork(n *agents.EgressPolicy) error {
+	if n == nil {
+		return nil
+	}
+	return invalidFields(agents.ValidateEgress(n, field.NewPath("network")))
+}
+
+func (m *Manager) checkTimeout(d time.Duration) error {
+	if d <= 0 {
+		return refuse(errs.ErrInvalid, "Timeout must be greater than 0")
+	}
+	if d > m.cfg.MaxTimeout {
+		return refuse(errs.ErrInvalid, "Timeout cannot be greater than %g hours", m.cfg.MaxTimeout.Hours())
+	}
+	return nil
+}
+
+// take decides where a sandbox comes from. All claims of the API go through it.
+func (m *Manager) take(ctx context.Context, t *extensions.SandboxTemplate, req *CreateRequest) (*agents.Sandbox, error) {
+	return m.make(ctx, t, req)
+}
+
+// make creates a sandbox of the template as it is now.
+func (m *Manager) make(ctx context.Context, t *extensions.SandboxTemplate, req *CreateRequest) (*agents.Sandbox, error) {
+	const tries = 4
+	for try := 1; ; try++ {
+		s := m.blueprint(t, req)
+		err := m.objects.Create(ctx, s)
+		if err == nil {
+			return s, nil
+		}
+		if apierrors.IsNotFound(err) {
+			return nil, errs.Public(fromAPI("create sandbox", err), fmt.Sprintf("the team's namespace %q does not exist", req.Namespace))
+		}
+		if !apierrors.IsAlreadyExists(err) || try == tries {
+			return nil, fromAPI("create sandbox", err)
+		}
+	}
+}
+
+func (m *Manager) blueprint(t *extensions.SandboxTemplate, req *CreateRequest) *agents.Sandbox {
+	s := &agents.Sandbox{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: req.Namespace,
+			Name:      nameLike(t.Name),
+			Labels:    map[string]string{agents.LabelCreatedBy: CreatedBy, agents.LabelLaunchType: agents.LaunchCold},
+			Annotations: map[string]string{
+				agents.AnnotationTemplateRef: t.Name,
+				AnnotationTemplateID:         TemplateIDOf(t),
+				AnnotationTemplateNamespace:  t.Namespace,
+			},
+			Finalizers: []string{agents.NodeFinalizer},
+		},
+		Spec: agents.SandboxSpec{
+			SandboxBlueprint: *t.Spec.SandboxBlueprint.DeepCopy(),
+			ShutdownTime:     m.firstDeadline(req.Timeout),
+			ShutdownPolicy:   agents.ShutdownDelete,
+			OperatingMode:    agents.ModeRunning,
+			Barchan:          m.barchanSpec(t, req),
+		},
+	}
+	if len(s.Spec.PodTemplate.Spec.Containers) > 0 {
+		addEnv(&s.Spec.PodTemplate.Spec.Containers[0], req.Env)
+	}
+	agents.SetDefaults(s)
+	return s
+}
+
+// firstDeadline leaves a sandbox with a short life the time that it may take to start.
+func (m *Manager) firstDeadline(timeout time.Duration) *metav1.Time {
+	if timeout <= m.cfg.StartTimeout {
+		timeout += m.cfg.StartTimeout
+	}
+	return deadline(timeout)
+}
+
+// deadline is a duration from now, rounded up to the second, which is all that objects keep.
+func deadline(d time.Duration) *metav1.Time {
+	at := metav1.NewTime(time.Now().Add(d + time.Second - 1).Truncate(time.Second))
+	return &at
+}
+
+func (m *Manager) barchanSpec(t *extensions.SandboxTemplate, req *CreateRequest) *agents.BarchanSpec {
+	b := &agents.BarchanSpec{}
+	if tb := t.Spec.Barchan; tb != nil && tb.Sandbox != nil {
+		b = tb.Sandbox.DeepCopy()
+	}
+	if len(req.Metadata) > 0 {
+		if b.Metadata == nil {
+			b.Metadata = map[string]string{}
+		}
+		maps.Copy(b.Metadata, req.Metadata)
+	}
+	if req.OnTimeout != "" {
+		b.OnTimeout = req.OnTimeout
+	}
+	if req.Suspend != "" {
+		b.Suspend = req.Suspend
+	}
+	if b.Wake == nil {
+		b.Wake = &agents.WakePolicy{}
+	}
+	b.Wake.OnTraffic = b.Wake.OnTraffic || req.AutoResume
+	b.Wake.TimeoutSeconds = int32(m.wakeTimeout(req.Timeout) / time.Second)
+	if b.Access == nil {
+		b.Access = &agents.AccessPolicy{}
+	}
+	b.Access.OpenAgent = !req.Secure
+	if req.PublicTraffic != nil {
+		b.Access.PublicTraffic = req.PublicTraffic
+	}
+	if req.MaskRequestHost != "" {
+		b.Access.MaskRequestHost = req.MaskRequestHost
+	}
+	if req.Network != nil {
+		b.Network = req.Network.DeepCopy()
+	}
+	return b
+}
+
+// addEnv sets variables in the order of their names; what the template sets is replaced.
+func addEnv(c *corev1.Container, env map[string]string) {
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		v := corev1.EnvVar{Name: name, Value: env[name]}
+		if i := slices.IndexFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == name }); i >= 0 {
+			c.Env[i] = v
+		} else {
+			c.Env = append(c.Env, v)
+		}
+	}
+}
+
+// nameLike makes up an object's name that begins as the template's.
+func nameLike(template string) string {
+	const room = 40
+	if len(template) > room {
+		template = template[:room]
+	}
+	template = strings.Trim(strings.ReplaceAll(template, ".", "-"), "-")
+	return template + "-" + strings.ToLower(rand.Text()[:10])
+}
+
+// awaitStart waits until a new sandbox is ready, or cannot become so.
+func (m *Manager) awaitStart(ctx context.Context, made *agents.Sandbox) (*agents.Sandbox, error) {
+	bounded, cancel := context.WithTimeout(ctx, m.cfg.StartTimeout)
+	defer cancel()
+	id, waitingFor := sandbox.IDOf(made.UID), ""
+	ready, err := m.cache.WaitSandbox(bounded, client.ObjectKeyFromObject(made), func(s *agents.Sandbox) (bool, error) {
+		if s == nil || s.UID != made.UID {
+			return false, killed(id)
+		}
+		if reason, message, failed := sandbox.Failure(s); failed {
+			return false, refuse(errs.ErrInvalid, "the sandbox cannot start: %s: %s", reason, message)
+		}
+		if sandbox.DeadForGood(s) {
+			return false, killed(id)
+		}
+		if message, lacks := sandbox.LacksImage(s); lacks { // the node would go on trying
+			return false, refuse(errs.ErrUnavailable, "the sandbox cannot start: %s", message)
+		}
+		waitingFor = readyMessage(s)
+		return sandbox.PhaseOf(s) == sandbox.Running, nil
+	})
+	if errors.Is(err, errs.ErrTimeout) && ctx.Err() == nil {
+		return nil, errs.Public(err, fmt.Sprintf("the sandbox was not ready within %s%s", m.cfg.StartTimeout, waitingFor))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("wait for the start of sandbox %s: %w", id, err)
+	}
+	return ready, nil
+}
+
+func killed(id sandbox.ID) error {
+	return refuse(errs.ErrConflict, "Sandbox %q was killed while it was starting", id)
+}
+
+// readyMessage says what a sandbox waits for, as its controller tells it.
+func readyMessage(s *agents.Sandbox) string {
+	for _, c := range s.Status.Conditions {
+		if c.Type == agents.ConditionReady && c.Status != metav1.ConditionTrue && c.Message != "" {
+			return ": " + c.Reason + ": " + c.Message
+		}
+	}
+	return ""
+}
+
+// startClock sets the end of a sandbox that has become ready, unless what stands there is
+// right to the second.
+func (m *Manager) startClock(ctx context.Context, ready *agents.Sandbox, timeout time.Duration) (*agents.Sandbox, error) {
+	end := deadline(timeout)
+	if was := ready.Spec.ShutdownTime; was != nil && end.Sub(was.Time).Abs() <= time.Second {
+		return ready, nil
+	}
+	set, err := m.changeObject(ctx, ready, func(s *agents.Sandbox) (bool, error) {
+		if s.Spec.OperatingMode == agents.ModeSuspended {
+			return false, nil
+		}
+		s.Spec.ShutdownTime = end
+		return true, nil
+	})
+	if errors.Is(err, errs.ErrNotFound) {
+		return nil, killed(sandbox.IDOf(ready.UID))
+	}
+	return set, err
+}
+
+// discard removes what a failed create has made, even if the caller has gone away.
+func (m *Manager) discard(ctx context.Context, made *agents.Sandbox) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	if err := m.remove(ctx, made); err != nil && !errors.Is(err, errs.ErrNotFound) {
+		m.log.WarnContext(ctx, "sandbox that did not start could not be removed; its timeout will end it",
+			telemetry.Sandbox, sandbox.IDOf(made.UID), telemetry.Namespace, made.Namespace, telemetry.Name, made.Name, telemetry.Error, err)
+	}
+}

@@ -1,0 +1,123 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/barchan-dev/barchan/internal/envd"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+)
+
+// Limits of what one request may ask the node for.
+const (
+	MaxMetricsIDs = 100
+	MaxLogLines   = 1000
+	askAtOnce     = 8
+)
+
+// Metrics returns the samples of the interval; a zero bound is open. Nothing is sampled ahead
+// of time: there is one, of now, if the sandbox runs and the interval holds it.
+func (m *Manager) Metrics(ctx context.Context, namespace, id string, from, to time.Time) ([]envd.Metrics, error) {
+	if !from.IsZero() && !to.IsZero() && from.After(to) {
+		return nil, refuse(errs.ErrInvalid, "start: must not be after end")
+	}
+	s, err := m.find(ctx, namespace, id)
+	if err != nil {
+		return nil, err
+	}
+	if sandbox.PhaseOf(s) != sandbox.Running {
+		return nil, nil
+	}
+	stats, err := m.cfg.Node.Stats(ctx, ref(s))
+	if err != nil {
+		return nil, fmt.Errorf("ask for the usage of sandbox %s: %w", id, err)
+	}
+	at := time.Unix(stats.Timestamp, 0)
+	if (!from.IsZero() && at.Before(from.Truncate(time.Second))) || (!to.IsZero() && at.After(to.Add(time.Second))) {
+		return nil, nil
+	}
+	return []envd.Metrics{stats}, nil
+}
+
+// MetricsOf returns the newest sample of each of the named sandboxes that run, by the ID as it
+// was given. Those that do not live, and those that do not answer, are left out.
+func (m *Manager) MetricsOf(ctx context.Context, namespace string, ids []string) (map[string]envd.Metrics, error) {
+	if len(ids) > MaxMetricsIDs {
+		return nil, refuse(errs.ErrInvalid, "sandbox_ids: name at most %d sandboxes", MaxMetricsIDs)
+	}
+	ids = slices.Compact(slices.Sorted(slices.Values(ids)))
+	samples := make([]*envd.Metrics, len(ids))
+	var group errgroup.Group
+	group.SetLimit(askAtOnce)
+	for i, id := range ids {
+		group.Go(func() error {
+			got, err := m.Metrics(ctx, namespace, id, time.Time{}, time.Time{})
+			if len(got) > 0 {
+				samples[i] = &got[0]
+			}
+			if err != nil && !errors.Is(err, errs.ErrNotFound) {
+				m.log.DebugContext(ctx, "sandbox does not tell its usage", telemetry.Sandbox, id, telemetry.Error, err)
+			}
+			return ctx.Err()
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, fmt.Errorf("ask for usage: %w", err)
+	}
+	all := map[string]envd.Metrics{}
+	for i, id := range ids {
+		if samples[i] != nil {
+			all[id] = *samples[i]
+		}
+	}
+	return all, nil
+}
+
+// LogRequest says which lines of a sandbox to return. Its zero value is the first MaxLogLines.
+type LogRequest struct {
+	// From is where to begin, inclusive: the oldest line, or with Backward the newest. Zero is open.
+	From time.Time
+	// Backward returns the newest line first.
+	Backward bool
+	// Limit is from 1 to MaxLogLines; 0 means MaxLogLines.
+	Limit int
+	// Contains keeps lines with this text; StderrOnly keeps those of stderr.
+	Contains   string
+	StderrOnly bool
+}
+
+// Logs returns what the programs of a sandbox's template and its agent wrote.
+func (m *Manager) Logs(ctx context.Context, namespace, id string, req LogRequest) ([]envd.LogLine, error) {
+	if req.Limit < 0 || req.Limit > MaxLogLines {
+		return nil, refuse(errs.ErrInvalid, "limit: must be from 1 to %d", MaxLogLines)
+	}
+	setIfZero(&req.Limit, MaxLogLines)
+	s, err := m.find(ctx, namespace, id)
+	if err != nil {
+		return nil, err
+	}
+	since := req.From
+	if req.Backward {
+		since = time.Time{}
+	}
+	lines, err := m.cfg.Node.Logs(ctx, ref(s), since)
+	if err != nil {
+		return nil, fmt.Errorf("ask for the logs of sandbox %s: %w", id, err)
+	}
+	if req.Backward {
+		slices.Reverse(lines)
+	}
+	lines = slices.DeleteFunc(lines, func(l envd.LogLine) bool {
+		outside := !req.From.IsZero() && ((req.Backward && l.Timestamp.After(req.From)) || (!req.Backward && l.Timestamp.Before(req.From)))
+		return outside || !strings.Contains(l.Line, req.Contains) || (req.StderrOnly && l.Stream != envd.StreamStderr)
+	})
+	return lines[:min(len(lines), req.Limit)], nil
+}

@@ -1,0 +1,188 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/internal/envd"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/testkit/standin"
+)
+
+func TestTemplates(t *testing.T) {
+	f := newFixture(t)
+	base, err := f.Template(t.Context(), team, "base")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"default-base", base.ID, "base:default", DefaultPublicNamespace + "/base"} {
+		if got, err := f.Template(t.Context(), team, name); err != nil || got.ID != base.ID {
+			t.Errorf("Template(%q) = %q, %v", name, got.ID, err)
+		}
+	}
+	// A tenant's own template goes before a public one of the same name.
+	if err := f.cluster.Create(t.Context(), standin.Template(team, "base", "other")); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := f.Template(t.Context(), team, "base"); err != nil || got.Namespace != team {
+		t.Errorf("Template = %+v, %v", got, err)
+	}
+	var names []string
+	cursor := ""
+	for {
+		page, next, err := f.Templates(t.Context(), team, 2, cursor)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range page {
+			names = append(names, x.Namespace+"/"+x.Name)
+		}
+		if cursor = next; cursor == "" {
+			break
+		}
+	}
+	slices.Sort(names)
+	if want := []string{"barchan-system/base", "team-a/base", "team-a/broken", "team-a/sized", "team-a/slow"}; !slices.Equal(names, want) {
+		t.Errorf("templates are %v, want %v", names, want)
+	}
+}
+
+func TestAKeyIsStoredAsItsHash(t *testing.T) {
+	f := newFixture(t)
+	k, secret, err := f.CreateKey(t.Context(), team, "laptop", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(secret, barchan.KeyPrefix) || len(secret) != len(barchan.KeyPrefix)+40 || k.Prefix != secret[:10] {
+		t.Errorf("key %q, prefix %q", secret, k.Prefix)
+	}
+	var stored barchan.APIKey
+	if err := f.cluster.Get(t.Context(), client.ObjectKey{Namespace: team, Name: k.Name}, &stored); err != nil || stored.Spec.SHA256 != barchan.HashKey(secret) {
+		t.Errorf("stored %+v, %v", stored.Spec, err)
+	}
+	wantKind(t, second2(f.CreateKey(t.Context(), team, " ", nil)), errs.ErrInvalid, "name")
+	past := time.Now().Add(-time.Second)
+	wantKind(t, second2(f.CreateKey(t.Context(), team, "x", &past)), errs.ErrInvalid, "expiresAt")
+}
+
+func TestAuthenticate(t *testing.T) {
+	f := newFixture(t)
+	ctx := t.Context()
+	k, secret, err := f.CreateKey(ctx, team, "laptop", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if who, err := f.Authenticate(ctx, secret); err != nil || who.Namespace != team {
+		t.Errorf("Authenticate = %+v, %v", who, err)
+	}
+	for _, wrong := range []string{"", "e2b_", secret[:len(secret)-1], secret + "0", strings.ToUpper(secret), strings.Repeat("x", 10000)} {
+		if _, err := f.Authenticate(ctx, wrong); !errors.Is(err, errs.ErrUnauthenticated) {
+			t.Errorf("Authenticate(%.20q) = %v", wrong, err)
+		}
+	}
+	wantKind(t, f.DeleteKey(ctx, "team-b", k.ID), errs.ErrNotFound, k.ID)
+	if err := f.DeleteKey(ctx, team, k.ID); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Authenticate(ctx, secret); !errors.Is(err, errs.ErrUnauthenticated) {
+		t.Errorf("a deleted key: %v", err)
+	}
+}
+
+func TestKeysExpire(t *testing.T) {
+	f := newFixture(t)
+	ctx := t.Context()
+	soon := time.Now().Add(50 * time.Millisecond)
+	if _, _, err := f.CreateKey(ctx, team, "long", nil); err != nil {
+		t.Fatal(err)
+	}
+	_, brief, err := f.CreateKey(ctx, team, "brief", &soon)
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, func() bool { _, err := f.Authenticate(ctx, brief); return errors.Is(err, errs.ErrUnauthenticated) })
+	if list, err := f.Keys(ctx, team); err != nil || len(list) != 2 || list[0].Description == "" {
+		t.Errorf("Keys = %+v, %v", list, err)
+	}
+}
+
+// TestFreshKeyWorksBeforeTheCacheHasIt uses a cache that never learns of keys.
+func TestFreshKeyWorksBeforeTheCacheHasIt(t *testing.T) {
+	f := newFixture(t, func(c *Config) { c.Cache = keyless{c.Cache} })
+	k, secret, err := f.CreateKey(t.Context(), team, "new", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Authenticate(t.Context(), secret); err != nil {
+		t.Errorf("Authenticate: %v", err)
+	}
+	if err := f.cluster.Delete(t.Context(), &barchan.APIKey{ObjectMeta: metav1.ObjectMeta{Namespace: team, Name: k.Name}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Authenticate(t.Context(), secret); !errors.Is(err, errs.ErrUnauthenticated) {
+		t.Errorf("a deleted key: %v", err)
+	}
+}
+
+type keyless struct{ Cache }
+
+func (keyless) APIKeyByHash(context.Context, string) (*barchan.APIKey, error) {
+	return nil, errs.ErrNotFound
+}
+
+func TestMetricsAndLogs(t *testing.T) {
+	f := newFixture(t)
+	ctx := t.Context()
+	a, b := f.mustCreate(t, request("base")), f.mustCreate(t, request("base"))
+	if err := f.Pause(ctx, team, string(b.ID), nil); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := f.Metrics(ctx, team, string(a.ID), time.Time{}, time.Time{}); err != nil || len(got) != 1 || got[0].MemUsed != 7 {
+		t.Errorf("Metrics = %+v, %v", got, err)
+	}
+	if got, err := f.Metrics(ctx, team, string(a.ID), time.Time{}, time.Now().Add(-time.Hour)); err != nil || len(got) != 0 {
+		t.Errorf("Metrics of an hour ago = %+v, %v", got, err)
+	}
+	many, err := f.MetricsOf(ctx, team, []string{string(a.ID), string(b.ID), "nonsense", string(a.ID)})
+	if err != nil || len(many) != 1 || many[string(a.ID)].MemUsed != 7 {
+		t.Errorf("MetricsOf = %+v, %v", many, err)
+	}
+	now := time.Now()
+	f.node.lines = []envd.LogLine{
+		{Timestamp: now.Add(-2 * time.Second), Stream: envd.StreamStdout, Line: "one"},
+		{Timestamp: now.Add(-time.Second), Stream: envd.StreamStderr, Line: "two"},
+		{Timestamp: now, Stream: envd.StreamStdout, Line: "three"},
+	}
+	for name, give := range map[string]struct {
+		req  LogRequest
+		want string
+	}{
+		"all":      {LogRequest{}, "one two three"},
+		"from":     {LogRequest{From: now.Add(-time.Second)}, "two three"},
+		"limit":    {LogRequest{Limit: 1}, "one"},
+		"backward": {LogRequest{Backward: true, Limit: 2}, "three two"},
+		"before":   {LogRequest{Backward: true, From: now.Add(-time.Second)}, "two one"},
+		"search":   {LogRequest{Contains: "o", StderrOnly: true}, "two"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lines, err := f.Logs(ctx, team, string(a.ID), give.req)
+			var got []string
+			for _, l := range lines {
+				got = append(got, l.Line)
+			}
+			if err != nil || strings.Join(got, " ") != give.want {
+				t.Errorf("Logs = %v, %v; want %s", got, err, give.want)
+			}
+		})
+	}
+	_, err = f.Logs(ctx, team, string(a.ID), LogRequest{Limit: 1001})
+	wantKind(t, err, errs.ErrInvalid, "limit")
+}

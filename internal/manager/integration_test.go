@@ -1,0 +1,181 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/apiserver"
+	"github.com/barchan-dev/barchan/internal/cache"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/route"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/testkit/standin"
+)
+
+// newReal returns a manager over the real API server and the real cache; only what would run
+// the sandboxes is a stand-in.
+func newReal(t *testing.T) *Manager {
+	t.Helper()
+	api, err := apiserver.New(apiserver.Config{DataDir: t.TempDir(), Log: telemetry.Discard()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := api.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(api.Stop)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	var wg sync.WaitGroup
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	objects, err := cache.New(ctx, cache.Config{REST: api.RESTConfig(apiserver.UserAdmin)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wg.Go(func() { _ = objects.Run(ctx) })
+	wg.Go(func() { control(ctx, t, objects) })
+	if err := objects.WaitSynced(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for _, ns := range []string{team, DefaultPublicNamespace} {
+		err := objects.Live().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+	}
+	if err := objects.Live().Create(ctx, standin.Template(DefaultPublicNamespace, "base", "base", standin.Public())); err != nil {
+		t.Fatal(err)
+	}
+	tokens, err := sandbox.NewTokens([]byte(strings.Repeat("s", 32)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := New(Config{Objects: objects.Live(), Cache: objects, Routes: route.NewTable(), Node: &fakeNode{}, Tokens: tokens, Log: telemetry.Discard()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, func() bool { _, err := m.Template(ctx, team, "base"); return err == nil })
+	return m
+}
+
+// control fulfils the wishes in sandboxes until ctx is done, one change after the other.
+func control(ctx context.Context, t *testing.T, objects *cache.Cache) {
+	changes := make(chan *agents.Sandbox, 1000)
+	_, err := objects.OnSandbox(ctx, func(e cache.SandboxEvent) {
+		if e.New != nil {
+			changes <- e.New.DeepCopy()
+		}
+	})
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	for {
+		select {
+		case s := <-changes:
+			if err := standin.Reconcile(ctx, objects.Live(), s); err != nil && !apierrors.IsConflict(err) && ctx.Err() == nil {
+				t.Errorf("reconcile: %v", err)
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// TestReadsShowWhatWasWritten goes through a sandbox's life on the real API server: each call's
+// effect is there in the very next read.
+func TestReadsShowWhatWasWritten(t *testing.T) {
+	m := newReal(t)
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			for range 3 {
+				if err := live(t.Context(), m, fmt.Sprint(i)); err != nil {
+					t.Errorf("client %d: %v", i, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	page, err := m.List(t.Context(), ListRequest{Namespace: team})
+	if err != nil || len(page.Items) != 0 {
+		t.Errorf("List = %+v, %v", page, err)
+	}
+}
+
+func live(ctx context.Context, m *Manager, who string) error {
+	metadata := map[string]string{"who": who}
+	v, err := m.Create(ctx, CreateRequest{Namespace: team, Template: "base", Timeout: 30 * time.Second, Secure: true, Metadata: metadata})
+	if err != nil {
+		return fmt.Errorf("create: %w", err)
+	}
+	id := string(v.ID)
+	expect := func(state State, minutes int) error {
+		page, err := m.List(ctx, ListRequest{Namespace: team, Metadata: metadata})
+		if err != nil || len(page.Items) != 1 || page.Items[0].State != state {
+			return fmt.Errorf("list shows %+v, want one that is %s: %w", page.Items, state, err)
+		}
+		if left := time.Until(page.Items[0].EndAt).Round(time.Minute); minutes > 0 && left != time.Duration(minutes)*time.Minute {
+			return fmt.Errorf("%s left, want %d minutes", left, minutes)
+		}
+		return nil
+	}
+	for _, step := range []struct {
+		name    string
+		do      func() error
+		state   State
+		minutes int
+	}{
+		{"extend", func() error { return m.SetTimeout(ctx, team, id, 10*time.Minute) }, StateRunning, 10},
+		{"shorten", func() error { return m.SetTimeout(ctx, team, id, 5*time.Minute) }, StateRunning, 5},
+		{"pause", func() error { return m.Pause(ctx, team, id, nil) }, StatePaused, 0},
+		{"connect", func() error { return second2(m.Connect(ctx, team, id, 7*time.Minute, nil)) }, StateRunning, 7},
+		{"network", func() error { return m.SetNetwork(ctx, team, id, &agents.EgressPolicy{Internet: new(false)}) }, StateRunning, 7},
+	} {
+		if err := step.do(); err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
+		if err := expect(step.state, step.minutes); err != nil {
+			return fmt.Errorf("after %s: %w", step.name, err)
+		}
+	}
+	if err := m.Kill(ctx, team, id); err != nil {
+		return fmt.Errorf("kill: %w", err)
+	}
+	if err := m.Kill(ctx, team, id); !errors.Is(err, errs.ErrNotFound) {
+		return fmt.Errorf("second kill: %w", err)
+	}
+	return nil
+}
+
+func TestTheServersOwnRefusalsReachTheUser(t *testing.T) {
+	m := newReal(t)
+	_, err := m.Create(t.Context(), CreateRequest{Namespace: "no-such-team", Template: "base", Timeout: time.Minute})
+	wantKind(t, err, errs.ErrNotFound, `"no-such-team" does not exist`)
+
+	s := &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: team, Name: "x"}}
+	err = fromAPI("create sandbox", m.objects.Create(t.Context(), s))
+	wantKind(t, err, errs.ErrInvalid, "spec.podTemplate.spec.containers")
+
+	k, secret, err := m.CreateKey(t.Context(), team, "laptop", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if who, err := m.Authenticate(t.Context(), secret); err != nil || who.Namespace != team || who.Key != k.Name {
+		t.Errorf("Authenticate at once = %+v, %v", who, err)
+	}
+	if err := client.IgnoreNotFound(m.objects.Get(t.Context(), client.ObjectKey{Namespace: team, Name: "x"}, s)); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,245 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+)
+
+// MaxRefresh bounds how far one Refresh extends a sandbox's life.
+const MaxRefresh = time.Hour
+
+// settleTimeout bounds the wait for the cache to show what was just written.
+const settleTimeout = 5 * time.Second
+
+// maxTries bounds the conditional writes of one change.
+const maxTries = 12
+
+// Get returns one sandbox that lives.
+func (m *Manager) Get(ctx context.Context, namespace, id string) (Sandbox, error) {
+	s, err := m.find(ctx, namespace, id)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	return m.view(s), nil
+}
+
+// Kill ends a sandbox in any state. One that does not live is an errs.ErrNotFound; what is
+// left of it is removed all the same.
+func (m *Manager) Kill(ctx context.Context, namespace, id string) (err error) {
+	start := time.Now()
+	defer func() { m.observe(opKill, start, err) }()
+	s, err := m.findAny(ctx, namespace, id)
+	if err != nil {
+		return err
+	}
+	if s.DeletionTimestamp != nil {
+		return noSandbox(id)
+	}
+	dead := sandbox.DeadForGood(s)
+	if err := m.remove(ctx, s); err != nil {
+		if errors.Is(err, errs.ErrNotFound) {
+			return noSandbox(id)
+		}
+		return err
+	}
+	m.log.InfoContext(ctx, "sandbox killed", telemetry.Sandbox, id, telemetry.Namespace, s.Namespace, telemetry.Name, s.Name)
+	if dead {
+		return noSandbox(id)
+	}
+	return nil
+}
+
+// remove deletes exactly this sandbox, not another that has got its name since.
+func (m *Manager) remove(ctx context.Context, s *agents.Sandbox) error {
+	err := m.objects.Delete(ctx, s, client.Preconditions{UID: &s.UID})
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		m.cfg.Routes.ApplyDelete(s)
+		return fmt.Errorf("delete sandbox: %w: %w", errs.ErrNotFound, err)
+	}
+	if err != nil {
+		return fromAPI("delete sandbox", err)
+	}
+	m.cfg.Routes.ApplyDelete(s)
+	m.settle(ctx, s, func(now *agents.Sandbox) bool { return now.DeletionTimestamp != nil })
+	return nil
+}
+
+// SetTimeout ends a running sandbox after d from now; it may shorten its life.
+func (m *Manager) SetTimeout(ctx context.Context, namespace, id string, d time.Duration) error {
+	if err := m.checkTimeout(d); err != nil {
+		return err
+	}
+	_, err := m.change(ctx, namespace, id, func(s *agents.Sandbox) (bool, error) {
+		if s.Spec.OperatingMode == agents.ModeSuspended {
+			return false, refuse(errs.ErrConflict, "Sandbox %q is paused; connect to it to give it a new timeout", id)
+		}
+		end, err := m.capped(s, d)
+		if err != nil {
+			return false, err
+		}
+		s.Spec.ShutdownTime = end
+		return true, nil
+	})
+	return err
+}
+
+// Refresh lets a running sandbox live for at least d from now. Zero means the most.
+func (m *Manager) Refresh(ctx context.Context, namespace, id string, d time.Duration) error {
+	setIfZero(&d, MaxRefresh)
+	if d < 0 || d > MaxRefresh {
+		return refuse(errs.ErrInvalid, "duration: must be from 1 to %d seconds", int(MaxRefresh/time.Second))
+	}
+	_, err := m.change(ctx, namespace, id, func(s *agents.Sandbox) (bool, error) {
+		if s.Spec.OperatingMode == agents.ModeSuspended {
+			return false, refuse(errs.ErrConflict, "Sandbox %q is paused; connect to it to give it a new timeout", id)
+		}
+		return m.extend(s, d)
+	})
+	return err
+}
+
+// extend moves a running sandbox's end only later.
+func (m *Manager) extend(s *agents.Sandbox, d time.Duration) (bool, error) {
+	if s.Spec.ShutdownTime == nil {
+		return false, nil
+	}
+	end, err := m.capped(s, d)
+	if err != nil || !end.After(s.Spec.ShutdownTime.Time) {
+		return false, err
+	}
+	s.Spec.ShutdownTime = end
+	return true, nil
+}
+
+// capped is d from now, but no later than the longest life allows.
+func (m *Manager) capped(s *agents.Sandbox, d time.Duration) (*metav1.Time, error) {
+	end, limit := deadline(d), metav1.NewTime(startedAt(s).Add(m.cfg.MaxTimeout))
+	if time.Now().After(limit.Time) {
+		return nil, refuse(errs.ErrInvalid, "Max instance length exceeded")
+	}
+	if end.After(limit.Time) {
+		return &limit, nil
+	}
+	return end, nil
+}
+
+// SetNetwork replaces what a sandbox may reach; nil clears it.
+func (m *Manager) SetNetwork(ctx context.Context, namespace, id string, n *agents.EgressPolicy) error {
+	if err := checkNetwork(n); err != nil {
+		return err
+	}
+	_, err := m.change(ctx, namespace, id, func(s *agents.Sandbox) (bool, error) {
+		if s.Spec.Barchan == nil {
+			s.Spec.Barchan = &agents.BarchanSpec{}
+		}
+		s.Spec.Barchan.Network = n.DeepCopy()
+		return true, nil
+	})
+	return err
+}
+
+// find returns the tenant's sandbox if it lives.
+func (m *Manager) find(ctx context.Context, namespace, id string) (*agents.Sandbox, error) {
+	s, err := m.findAny(ctx, namespace, id)
+	if err != nil {
+		return nil, err
+	}
+	if sandbox.DeadForGood(s) {
+		return nil, noSandbox(id)
+	}
+	return s, nil
+}
+
+func (m *Manager) findAny(ctx context.Context, namespace, id string) (*agents.Sandbox, error) {
+	parsed, err := sandbox.ParseID(id)
+	if err != nil {
+		return nil, noSandbox(id)
+	}
+	s, err := m.cache.SandboxByID(ctx, parsed)
+	if errors.Is(err, errs.ErrNotFound) || (err == nil && s.Namespace != namespace) {
+		return nil, noSandbox(id)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up sandbox %s: %w", parsed, err)
+	}
+	return s, nil
+}
+
+// change applies mutate to the tenant's sandbox and writes it, again on a newer version if
+// somebody else wrote meanwhile. It returns the object as written, or as read where mutate
+// reports that nothing is to change.
+func (m *Manager) change(ctx context.Context, namespace, id string, mutate func(*agents.Sandbox) (bool, error)) (*agents.Sandbox, error) {
+	s, err := m.find(ctx, namespace, id)
+	if err != nil {
+		return nil, err
+	}
+	s, err = m.changeObject(ctx, s, mutate)
+	if errors.Is(err, errs.ErrNotFound) {
+		return nil, noSandbox(id)
+	}
+	return s, err
+}
+
+func (m *Manager) changeObject(ctx context.Context, s *agents.Sandbox, mutate func(*agents.Sandbox) (bool, error)) (*agents.Sandbox, error) {
+	uid, key := s.UID, client.ObjectKeyFromObject(s)
+	for try := 1; ; try++ {
+		if changed, err := mutate(s); err != nil || !changed {
+			if try > 1 { // the decision was made on more than the cache may show
+				m.settleAt(ctx, s)
+			}
+			return s, err
+		}
+		err := m.objects.Update(ctx, s)
+		if err == nil {
+			break
+		}
+		if !apierrors.IsConflict(err) || try == maxTries {
+			return nil, fromAPI("update sandbox "+key.String(), err)
+		}
+		s = &agents.Sandbox{}
+		if err := m.objects.Get(ctx, key, s); err != nil {
+			return nil, fromAPI("read sandbox "+key.String(), err)
+		}
+		if s.UID != uid || sandbox.DeadForGood(s) {
+			return nil, fmt.Errorf("update sandbox %s: it is gone: %w", key, errs.ErrNotFound)
+		}
+	}
+	m.cfg.Routes.Apply(s)
+	m.settleAt(ctx, s)
+	return s, nil
+}
+
+// settleAt settles at the version of s or a newer one.
+func (m *Manager) settleAt(ctx context.Context, s *agents.Sandbox) {
+	version := s.ResourceVersion
+	m.settle(ctx, s, func(now *agents.Sandbox) bool {
+		order, err := resourceversion.CompareResourceVersion(now.ResourceVersion, version)
+		return err != nil || order >= 0
+	})
+}
+
+// settle waits until the cache shows a write, so that the caller's next read does too. The
+// write is done in any case: a cache that lags is no reason to tell otherwise.
+func (m *Manager) settle(ctx context.Context, s *agents.Sandbox, shown func(*agents.Sandbox) bool) {
+	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
+	defer cancel()
+	uid := s.UID
+	_, err := m.cache.WaitSandbox(ctx, client.ObjectKeyFromObject(s), func(now *agents.Sandbox) (bool, error) {
+		return now == nil || now.UID != uid || shown(now), nil
+	})
+	if err != nil {
+		m.log.WarnContext(ctx, "cache does not show a write yet", telemetry.Sandbox, sandbox.IDOf(uid), telemetry.Error, err)
+	}
+}

@@ -1,0 +1,179 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/envd"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+)
+
+// Objects writes to the API server, and reads what it holds this instant. A
+// controller-runtime client has it.
+type Objects interface {
+	Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error
+	Create(ctx context.Context, obj client.Object, opts ...client.CreateOption) error
+	Update(ctx context.Context, obj client.Object, opts ...client.UpdateOption) error
+	Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error
+}
+
+// Sandboxes reads sandboxes from memory. What it returns is the caller's own copy; what it does
+// not hold is an errs.ErrNotFound.
+type Sandboxes interface {
+	Sandbox(ctx context.Context, key types.NamespacedName) (*agents.Sandbox, error)
+	SandboxByID(ctx context.Context, id sandbox.ID) (*agents.Sandbox, error)
+	Sandboxes(ctx context.Context, namespace string) ([]agents.Sandbox, error)
+	// WaitSandbox blocks until done says so. done gets nil once the sandbox is gone.
+	WaitSandbox(ctx context.Context, key types.NamespacedName, done func(*agents.Sandbox) (bool, error)) (*agents.Sandbox, error)
+}
+
+// Templates reads templates, as Sandboxes does sandboxes.
+type Templates interface {
+	Template(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, error)
+	Templates(ctx context.Context, namespace string) ([]extensions.SandboxTemplate, error)
+}
+
+// Keys reads API keys, as Sandboxes does sandboxes.
+type Keys interface {
+	APIKeyByHash(ctx context.Context, hash string) (*barchan.APIKey, error)
+	APIKeys(ctx context.Context, namespace string) ([]barchan.APIKey, error)
+}
+
+// Cache is all that a manager reads from memory; package cache has it.
+type Cache interface {
+	Sandboxes
+	Templates
+	Keys
+}
+
+// Routes is told of every change before its caller is; package route has it.
+type Routes interface {
+	Apply(s *agents.Sandbox) bool
+	ApplyDelete(s *agents.Sandbox) bool
+}
+
+// Node knows what runs.
+type Node interface {
+	// Stats is what a running sandbox uses now.
+	Stats(ctx context.Context, ref sandbox.Ref) (envd.Metrics, error)
+	// Logs returns the lines kept of a sandbox that are not older than since, oldest first.
+	Logs(ctx context.Context, ref sandbox.Ref, since time.Time) ([]envd.LogLine, error)
+}
+
+// Size is what a sandbox has where its template does not say.
+type Size struct {
+	CPUs             int
+	MemoryMB, DiskMB int64
+}
+
+// Config is what New needs.
+type Config struct {
+	// Objects, Cache, Routes, Node, Tokens and Log are required.
+	Objects Objects
+	Cache   Cache
+	Routes  Routes
+	Node    Node
+	Tokens  *sandbox.Tokens
+	Log     *slog.Logger
+	// Metrics, if given, gets our histograms.
+	Metrics prometheus.Registerer
+	// PublicNamespace holds the templates that every tenant may use if they are marked public.
+	// Default "barchan-system".
+	PublicNamespace string
+	// MaxTimeout bounds a sandbox's time to live, counted from its start or resume. Default 24 h.
+	MaxTimeout time.Duration
+	// StartTimeout bounds the wait for a new sandbox to be ready. Default 60 s.
+	StartTimeout time.Duration
+	// MoveTimeout bounds the wait for a pause or a resume. Default 60 s.
+	MoveTimeout time.Duration
+	// DefaultSize is told of sandboxes whose template sets no limits. Default 2 CPUs, 1024 and 10240 MiB.
+	DefaultSize Size
+}
+
+// DefaultPublicNamespace is where templates for every tenant lie.
+const DefaultPublicNamespace = "barchan-system"
+
+func (c *Config) setDefaults() error {
+	switch {
+	case c.Objects == nil, c.Cache == nil, c.Routes == nil, c.Node == nil, c.Tokens == nil, c.Log == nil:
+		return fmt.Errorf("manager: Objects, Cache, Routes, Node, Tokens and Log are required: %w", errs.ErrInvalid)
+	case c.MaxTimeout < 0 || c.StartTimeout < 0 || c.MoveTimeout < 0:
+		return fmt.Errorf("manager: timeouts must be positive: %w", errs.ErrInvalid)
+	}
+	setIfZero(&c.PublicNamespace, DefaultPublicNamespace)
+	setIfZero(&c.MaxTimeout, 24*time.Hour)
+	setIfZero(&c.StartTimeout, time.Minute)
+	setIfZero(&c.MoveTimeout, time.Minute)
+	setIfZero(&c.DefaultSize.CPUs, 2)
+	setIfZero(&c.DefaultSize.MemoryMB, 1024)
+	setIfZero(&c.DefaultSize.DiskMB, 10240)
+	return nil
+}
+
+func setIfZero[T comparable](p *T, value T) {
+	var zero T
+	if *p == zero {
+		*p = value
+	}
+}
+
+// Manager acts on sandboxes, templates and keys. It is safe for concurrent use.
+type Manager struct {
+	cfg     Config
+	objects Objects
+	cache   Cache
+	log     *slog.Logger
+	seconds *prometheus.HistogramVec // by operation and result
+
+	mu sync.Mutex
+	// fresh holds keys made here that the cache may not have yet, by hash.
+	fresh map[string]freshKey // +checklocks:mu
+}
+
+// New checks the configuration.
+func New(cfg Config) (*Manager, error) {
+	if err := cfg.setDefaults(); err != nil {
+		return nil, err
+	}
+	m := &Manager{
+		cfg: cfg, objects: cfg.Objects, cache: cfg.Cache,
+		log:     cfg.Log.With(telemetry.Component, "manager"),
+		seconds: prometheus.NewHistogramVec(telemetry.DurationOpts("manager", "operation", "Time that an operation on a sandbox took."), []string{"operation", "result"}),
+		fresh:   map[string]freshKey{},
+	}
+	if cfg.Metrics != nil {
+		if err := cfg.Metrics.Register(m.seconds); err != nil {
+			return nil, fmt.Errorf("register the manager's metrics: %w", err)
+		}
+	}
+	return m, nil
+}
+
+// Operations as the histogram barchan_manager_operation_seconds labels them.
+const (
+	opCreate = "create" // request to ready
+	opClaim  = "claim"  // request to owned: the durable write done
+	opPause  = "pause"
+	opResume = "resume"
+	opKill   = "kill"
+)
+
+func (m *Manager) observe(operation string, start time.Time, err error) {
+	result := "ok"
+	if err != nil {
+		result = "error"
+	}
+	m.seconds.WithLabelValues(operation, result).Observe(time.Since(start).Seconds())
+}

@@ -1,0 +1,419 @@
+package netdev
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// testNetwork opens a network of the test's own and destroys it at the end.
+func testNetwork(t *testing.T, change ...func(*Config)) *Network {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: needs root for network namespaces")
+	}
+	tag := fmt.Sprintf("t%05x", rand.Uint32()&0xfffff)
+	cfg := Config{
+		Bridge: "br" + tag, Table: "barchan-" + tag, NetnsPrefix: "bc" + tag + "-",
+		Subnet: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 200 + byte(rand.IntN(50)), byte(rand.IntN(256)), 0}), 24),
+		Log:    slog.New(slog.DiscardHandler),
+	}
+	for _, c := range change {
+		c(&cfg)
+	}
+	n, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(t.Context())
+		if err := n.Destroy(ctx); err != nil {
+			t.Errorf("destroy: %v", err)
+		}
+		if _, err := net.InterfaceByName(cfg.Bridge); err == nil {
+			t.Errorf("bridge %s outlived Destroy", cfg.Bridge)
+		}
+		n.Close()
+	})
+	if err := n.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// endpoint is the i-th address of a network after the gateway.
+func endpoint(n *Network, i int) Endpoint {
+	a := n.Gateway()
+	for range i {
+		a = a.Next()
+	}
+	return Endpoint{ID: fmt.Sprintf("i%d", i), Address: a}
+}
+
+// inside runs f on a thread in a network namespace.
+func inside(t *testing.T, path string, f func() error) error {
+	t.Helper()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // not unlocked: the thread ends here
+		ns, err := os.Open(path)
+		if err == nil {
+			defer func() { _ = ns.Close() }()
+			err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET)
+		}
+		if err == nil {
+			err = f()
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+// listen serves one line to whoever connects, in the namespace that it is called in.
+func listen(t *testing.T, address string) error {
+	t.Helper()
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", address)
+	if err != nil {
+		return err
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			fmt.Fprint(c, "hello")
+			_ = c.Close()
+		}
+	}()
+	return nil
+}
+
+// dial reports what comes from an address within a time that only a wrong answer uses up.
+func dial(t *testing.T, address string, limit time.Duration) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	c, err := (&net.Dialer{}).DialContext(ctx, "tcp4", address)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	b := make([]byte, 5)
+	if _, err := c.Read(b); err != nil || !bytes.Equal(b, []byte("hello")) {
+		return fmt.Errorf("read %q: %w", b, err)
+	}
+	return nil
+}
+
+const (
+	soon  = 10 * time.Second
+	never = 300 * time.Millisecond
+)
+
+func TestReachOnlyWhatIsAllowed(t *testing.T) {
+	n := testNetwork(t)
+	a, b := endpoint(n, 1), endpoint(n, 2)
+	var paths []string
+	for _, ep := range []Endpoint{a, b} {
+		at, err := n.Attach(t.Context(), ep)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if at.NetnsPath != n.NetnsPath(ep.ID) || at.HostLink != n.HostLink(ep.ID) {
+			t.Errorf("attachment %+v has other names than announced", at)
+		}
+		paths = append(paths, at.NetnsPath)
+		if err := inside(t, at.NetnsPath, func() error { return listen(t, "0.0.0.0:8080") }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := listen(t, n.Gateway().String()+":0"); err != nil {
+		t.Fatal(err)
+	}
+	if err := listen(t, n.Gateway().String()+":18080"); err != nil {
+		t.Fatal(err)
+	}
+	for _, ep := range []Endpoint{a, b} {
+		if err := dial(t, ep.Address.String()+":8080", soon); err != nil {
+			t.Errorf("the host cannot reach %s: %v", ep.Address, err)
+		}
+	}
+	if err := dial(t, n.Gateway().String()+":18080", soon); err != nil {
+		t.Fatalf("the host cannot reach its own listener, so that the next checks prove nothing: %v", err)
+	}
+	for name, address := range map[string]string{
+		"its neighbour": b.Address.String() + ":8080", "the gateway": n.Gateway().String() + ":18080", "metadata": "169.254.169.254:80",
+	} {
+		if err := inside(t, paths[0], func() error { return dial(t, address, never) }); err == nil {
+			t.Errorf("a sandbox reaches %s at %s", name, address)
+		}
+	}
+}
+
+func TestReachableExceptionAndResolver(t *testing.T) {
+	n := testNetwork(t, func(c *Config) { c.Resolvers = []netip.Addr{c.Subnet.Masked().Addr().Next()} })
+	at, err := n.Attach(t.Context(), endpoint(n, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := listen(t, n.Gateway().String()+":53"); err != nil {
+		t.Fatal(err)
+	}
+	if err := inside(t, at.NetnsPath, func() error { return dial(t, n.Gateway().String()+":53", soon) }); err != nil {
+		t.Errorf("a sandbox cannot reach its resolver: %v", err)
+	}
+}
+
+// A sandbox that takes its neighbour's address is not heard.
+func TestSpoofedAddressIsDropped(t *testing.T) {
+	n := testNetwork(t)
+	thief, victim := endpoint(n, 1), endpoint(n, 2)
+	at, err := n.Attach(t.Context(), thief)
+	if err != nil {
+		t.Fatal(err)
+	}
+	serve := func() error { return listen(t, "0.0.0.0:8080") }
+	if err := inside(t, at.NetnsPath, serve); err != nil {
+		t.Fatal(err)
+	}
+	if err := dial(t, thief.Address.String()+":8080", soon); err != nil {
+		t.Fatal(err)
+	}
+	// The port is known under the thief's own name; let only the rule speak about the other.
+	if err := n.rules.forget(at.HostLink, thief.Address); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.rules.admit(at.HostLink, victim.Address); err != nil {
+		t.Fatal(err)
+	}
+	if err := dial(t, thief.Address.String()+":8080", never); err == nil {
+		t.Error("a packet from an address that the port does not own was heard")
+	}
+	if err := n.Adopt(t.Context(), thief); err != nil {
+		t.Fatal(err)
+	}
+	if err := dial(t, thief.Address.String()+":8080", soon); err != nil {
+		t.Errorf("adoption did not admit the port again: %v", err)
+	}
+}
+
+func TestAttachAndDetachRepeat(t *testing.T) {
+	n := testNetwork(t)
+	ep := endpoint(n, 1)
+	if err := n.Detach(t.Context(), ep); err != nil {
+		t.Fatalf("detach of what never was: %v", err)
+	}
+	for range 3 {
+		if _, err := n.Attach(t.Context(), ep); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if ids, err := n.List(t.Context()); err != nil || len(ids) != 1 || ids[0] != ep.ID {
+		t.Errorf("List = %v, %v", ids, err)
+	}
+	// A namespace whose name is gone while its link lives.
+	if err := unix.Unmount(n.NetnsPath(ep.ID), unix.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(n.NetnsPath(ep.ID)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Attach(t.Context(), ep); err != nil {
+		t.Fatalf("attach over a link left behind: %v", err)
+	}
+	for range 2 {
+		if err := n.Detach(t.Context(), Endpoint{ID: ep.ID}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if links, err := n.Links(t.Context()); err != nil || len(links) != 0 {
+		t.Errorf("links %v, %v outlived Detach", links, err)
+	}
+}
+
+// Who waits for a sandbox that goes away is told at once.
+func TestDetachEndsConnections(t *testing.T) {
+	n := testNetwork(t)
+	ep := endpoint(n, 1)
+	at, err := n.Attach(t.Context(), ep)
+	if err != nil {
+		t.Fatal(err)
+	}
+	accepted := make(chan net.Conn, 1)
+	err = inside(t, at.NetnsPath, func() error {
+		l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "0.0.0.0:8080")
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { _ = l.Close() })
+		go func() {
+			if c, err := l.Accept(); err == nil {
+				accepted <- c
+			}
+		}()
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := (&net.Dialer{Timeout: soon}).DialContext(t.Context(), "tcp4", ep.Address.String()+":8080")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	defer func() { _ = (<-accepted).Close() }()
+	if err := n.Detach(t.Context(), ep); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.SetReadDeadline(time.Now().Add(soon)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("read from what is gone: %v, want a reset", err)
+	}
+}
+
+// Rules are replaced under running sandboxes, which do not notice.
+func TestOpenAgainKeepsWhatIsAttached(t *testing.T) {
+	n := testNetwork(t)
+	ep := endpoint(n, 1)
+	at, err := n.Attach(t.Context(), ep)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := inside(t, at.NetnsPath, func() error { return listen(t, "0.0.0.0:8080") }); err != nil {
+		t.Fatal(err)
+	}
+	again, err := New(n.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	if err := again.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := dial(t, ep.Address.String()+":8080", soon); err != nil {
+		t.Error(err)
+	}
+	if err := again.Adopt(t.Context(), ep); err != nil {
+		t.Error(err)
+	}
+	if err := again.Adopt(t.Context(), endpoint(n, 2)); err == nil {
+		t.Error("what is not attached was adopted")
+	}
+}
+
+func TestTwoInstancesSideBySide(t *testing.T) {
+	first, second := testNetwork(t), testNetwork(t)
+	ep1, ep2 := endpoint(first, 1), endpoint(second, 1)
+	for n, ep := range map[*Network]Endpoint{first: ep1, second: ep2} {
+		at, err := n.Attach(t.Context(), ep)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := inside(t, at.NetnsPath, func() error { return listen(t, "0.0.0.0:8080") }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if first.HostLink("x") == second.HostLink("x") {
+		t.Error("two instances would name a link alike")
+	}
+	err := inside(t, first.NetnsPath(ep1.ID), func() error { return dial(t, ep2.Address.String()+":8080", never) })
+	if err == nil {
+		t.Error("a sandbox reaches another instance's")
+	}
+	if err := first.Destroy(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := dial(t, ep2.Address.String()+":8080", soon); err != nil {
+		t.Errorf("the end of one instance hurt the other: %v", err)
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	good := Config{
+		Bridge: "br0", Table: "t", NetnsPrefix: "p-", Subnet: netip.MustParsePrefix("10.1.0.0/24"), Log: slog.New(slog.DiscardHandler),
+	}
+	for name, change := range map[string]func(*Config){
+		"no bridge":           func(c *Config) { c.Bridge = "" },
+		"long bridge":         func(c *Config) { c.Bridge = strings.Repeat("b", 16) },
+		"no subnet":           func(c *Config) { c.Subnet = netip.Prefix{} },
+		"small subnet":        func(c *Config) { c.Subnet = netip.MustParsePrefix("10.1.0.0/31") },
+		"IPv6":                func(c *Config) { c.Subnet = netip.MustParsePrefix("fd00::/64") },
+		"foreign gateway":     func(c *Config) { c.Gateway = netip.MustParseAddr("10.2.0.1") },
+		"no table":            func(c *Config) { c.Table = "" },
+		"no namespace prefix": func(c *Config) { c.NetnsPrefix = "" },
+		"slash in prefix":     func(c *Config) { c.NetnsPrefix = "a/b" },
+		"no logger":           func(c *Config) { c.Log = nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := good
+			change(&cfg)
+			if n, err := New(cfg); err == nil {
+				n.Close()
+				t.Error("accepted")
+			}
+		})
+	}
+}
+
+func TestBridgeNameTakenByAnotherKindOfLink(t *testing.T) {
+	n := testNetwork(t)
+	at, err := n.Attach(t.Context(), endpoint(n, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := n.cfg
+	cfg.Bridge = at.HostLink
+	other, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if err := other.Open(t.Context()); err == nil || errors.Is(err, unix.EEXIST) {
+		t.Errorf("Open over a veth = %v", err)
+	}
+}
+
+func BenchmarkAttach(b *testing.B) {
+	if os.Geteuid() != 0 {
+		b.Skip("needs root")
+	}
+	n, err := New(Config{
+		Bridge: "brbench", Table: "barchan-bench", NetnsPrefix: "bcbench-",
+		Subnet: netip.MustParsePrefix("10.199.0.0/16"), Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer n.Close()
+	if err := n.Open(b.Context()); err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = n.Destroy(context.WithoutCancel(b.Context())) }()
+	for b.Loop() {
+		ep := endpoint(n, 1)
+		if _, err := n.Attach(b.Context(), ep); err != nil {
+			b.Fatal(err)
+		}
+		b.StopTimer()
+		if err := n.Detach(b.Context(), ep); err != nil {
+			b.Fatal(err)
+		}
+		b.StartTimer()
+	}
+}

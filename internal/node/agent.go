@@ -1,0 +1,73 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/envd"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+)
+
+// firstLook and lastLook bound the pauses between two questions to an agent that starts.
+const (
+	firstLook = time.Millisecond
+	lastLook  = 10 * time.Millisecond
+	// oneLook bounds each of them: a packet sent before the sandbox listened is lost, and
+	// would be sent again only after a second.
+	oneLook = 50 * time.Millisecond
+)
+
+func agentDialer() *net.Dialer {
+	return &net.Dialer{Timeout: 2 * time.Second, KeepAlive: 30 * time.Second}
+}
+
+// agentOf is a client of the agent at an address.
+func (n *Node) agentOf(id sandbox.ID, addr netip.Addr) (*envd.Client, error) {
+	cfg := envd.ClientConfig{HTTP: n.agents, BaseURL: "http://" + net.JoinHostPort(addr.String(), strconv.Itoa(envd.Port))}
+	if n.cfg.AgentToken != nil {
+		cfg.Token = func() string { return n.cfg.AgentToken(id) }
+	}
+	c, err := envd.NewClient(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("client of agent: %w", err)
+	}
+	return c, nil
+}
+
+// awaitAgent returns when the agent has answered and knows the time.
+func (w *work) awaitAgent(ctx context.Context) error {
+	agent, err := w.n.agentOf(w.row.Plan.ID, w.row.Address)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, w.n.cfg.StartTimeout)
+	defer cancel()
+	pause := firstLook
+	for {
+		look, done := context.WithTimeout(ctx, oneLook)
+		err := agent.Health(look)
+		done()
+		if err == nil {
+			break
+		}
+		if !w.row.Process.Alive() {
+			return fmt.Errorf("the sandbox ended before its agent answered: %s: %w", w.console.Text(), errs.ErrUnavailable)
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return fmt.Errorf("the agent did not answer within %s: %w: %s: %w", w.n.cfg.StartTimeout, err, w.console.Text(), errs.ErrUnavailable)
+		}
+		pause = min(2*pause, lastLook)
+	}
+	now := time.Now()
+	if err := agent.Init(ctx, envd.InitRequest{Timestamp: &now}); err != nil {
+		return unavailable(fmt.Errorf("init agent: %w", err))
+	}
+	return nil
+}

@@ -1,0 +1,108 @@
+package node
+
+import (
+	"context"
+	"sync"
+
+	"github.com/barchan-dev/barchan/internal/sandbox"
+)
+
+// tasks are functions that run as long as their sandbox does, owned by Run.
+type tasks struct {
+	wake chan struct{}
+
+	mu      sync.Mutex
+	waiting []func(context.Context) // +checklocks:mu
+}
+
+func newTasks() *tasks { return &tasks{wake: make(chan struct{}, 1)} }
+
+// start has Run run f; the context ends with Run.
+func (t *tasks) start(f func(context.Context)) {
+	t.mu.Lock()
+	t.waiting = append(t.waiting, f)
+	t.mu.Unlock()
+	select {
+	case t.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run runs what is started until ctx ends and all of it has ended.
+func (t *tasks) run(ctx context.Context) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	for {
+		t.mu.Lock()
+		begin := t.waiting
+		t.waiting = nil
+		t.mu.Unlock()
+		for _, f := range begin {
+			running.Go(func() { f(ctx) })
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.wake:
+		}
+	}
+}
+
+// dirty collects sandboxes that changed until somebody reads of them.
+type dirty struct {
+	wake chan struct{}
+
+	mu   sync.Mutex
+	refs []sandbox.Ref            // +checklocks:mu
+	in   map[sandbox.Ref]struct{} // +checklocks:mu
+}
+
+func newDirty() *dirty {
+	return &dirty{wake: make(chan struct{}, 1), in: map[sandbox.Ref]struct{}{}}
+}
+
+// mark notes a change; a sandbox that waits to be told of already is not noted twice.
+func (d *dirty) mark(ref sandbox.Ref) {
+	d.mu.Lock()
+	if _, already := d.in[ref]; !already {
+		d.in[ref] = struct{}{}
+		d.refs = append(d.refs, ref)
+	}
+	d.mu.Unlock()
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (d *dirty) next() (ref sandbox.Ref, ok bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.refs) == 0 {
+		return ref, false
+	}
+	ref = d.refs[0]
+	d.refs = d.refs[1:]
+	delete(d.in, ref)
+	return ref, true
+}
+
+// forward sends what is marked until ctx ends.
+func (d *dirty) forward(ctx context.Context, to chan<- sandbox.Ref) {
+	for {
+		ref, ok := d.next()
+		if !ok {
+			select {
+			case <-d.wake:
+				continue
+			case <-ctx.Done():
+				return
+			}
+		}
+		select {
+		case to <- ref:
+		case <-ctx.Done():
+			return
+		}
+	}
+}

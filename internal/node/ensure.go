@@ -1,0 +1,221 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/ctrd"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/oci"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+)
+
+// undoTimeout bounds taking back what a step did, after the request for it has ended.
+const undoTimeout = time.Minute
+
+// ErrCrash makes a step that fails with it leave everything as it is, as the death of the
+// process would. Config.AfterStep returns it, in tests.
+var ErrCrash = errors.New("crash on purpose")
+
+// Ensure makes the sandbox run and returns when its agent answers. One that runs, sleeps or
+// has ended already is left as it is. Calls for the same sandbox take turns.
+//
+// Kinds of error: errs.ErrInvalid and errs.ErrNotFound, where only the user can help (a field
+// that cannot be honoured, an unknown image); errs.ErrExhausted, where the machine has no more
+// to give; errs.ErrUnavailable, where a retry may help.
+func (n *Node) Ensure(ctx context.Context, s *agents.Sandbox) (sandbox.Observed, error) {
+	if err := n.awaitAdopted(ctx); err != nil {
+		return sandbox.Observed{}, err
+	}
+	ref := sandbox.Ref{Namespace: s.Namespace, Name: s.Name, UID: s.UID}
+	for {
+		u := n.unitOf(ref)
+		u.claim()
+		taken, done, err := u.take(ctx)
+		if err != nil {
+			return u.observed(), err
+		}
+		if u.buried() { // removed while we waited; begin with a new one
+			done()
+			continue
+		}
+		seen, err := n.ensure(taken, u, s)
+		if u.current() == nil {
+			u.bury()
+			n.drop(u)
+		}
+		done()
+		return seen, err
+	}
+}
+
+// ensure does the work of Ensure, in the unit's turn.
+func (n *Node) ensure(ctx context.Context, u *unit, s *agents.Sandbox) (sandbox.Observed, error) {
+	if r := u.current(); r != nil {
+		if r.Stage != making && r.Stage != removing {
+			return u.observed(), nil
+		}
+		// An earlier attempt could not be taken back in full.
+		if err := n.clear(ctx, u, r); err != nil {
+			return u.observed(), err
+		}
+	}
+	began := time.Now()
+	p, err := n.newPlan(s)
+	if err != nil {
+		return u.observed(), err
+	}
+	image, err := n.findImage(ctx, &p)
+	if err != nil {
+		return u.observed(), err
+	}
+	n.observeStep(p.Class, "image", time.Since(began))
+	w := &work{n: n, image: image, row: &row{Stage: making, Plan: p, Digest: image.Digest}}
+	if err := n.create(ctx, u, w); err != nil {
+		return u.observed(), fmt.Errorf("create sandbox %s/%s: %w", p.Ref.Namespace, p.Ref.Name, err)
+	}
+	n.observeStep(p.Class, "total", time.Since(began))
+	n.log.InfoContext(ctx, "sandbox runs", telemetry.Namespace, p.Ref.Namespace, telemetry.Sandbox, p.Ref.Name,
+		"id", p.ID, telemetry.Address, w.row.Address, "class", p.Class, telemetry.Took, time.Since(began))
+	return u.observed(), nil
+}
+
+// create does all steps, or takes back those that were done.
+func (n *Node) create(ctx context.Context, u *unit, w *work) error {
+	err := n.note(u, w.row, making)
+	if err == nil {
+		err = w.do(ctx)
+	}
+	if err == nil {
+		err = n.note(u, w.row, live)
+	}
+	if err == nil {
+		n.cameToLife(u, w.row)
+		return nil
+	}
+	if errors.Is(err, ErrCrash) {
+		return err
+	}
+	if ctx.Err() != nil {
+		err = fmt.Errorf("%w: %w", err, errs.ErrUnavailable)
+	}
+	undoCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	return errors.Join(err, n.clear(undoCtx, u, w.row))
+}
+
+// note writes a row with a stage to the journal.
+func (n *Node) note(u *unit, r *row, s stage) error {
+	began := time.Now()
+	changed := *r
+	changed.Stage = s
+	if err := n.journal.put(u.ref, &changed); err != nil {
+		return unavailable(err)
+	}
+	*r = changed
+	u.setRow(&changed)
+	n.observeStep(r.Plan.Class, "journal", time.Since(began))
+	return nil
+}
+
+// cameToLife makes a sandbox that runs seen and watched.
+func (n *Node) cameToLife(u *unit, r *row) {
+	n.appears(u, r)
+	n.watch(u, r)
+}
+
+// appears makes a sandbox seen as running. It is not ready before its probes say so.
+func (n *Node) appears(u *unit, r *row) {
+	u.see(func(o *sandbox.Observed) {
+		*o = sandbox.Observed{
+			State: sandbox.ContainerRunning, Address: r.Address, Node: n.cfg.Name, Runtime: string(r.Plan.Class),
+			Image: r.Digest, StartedAt: r.StartedAt, Probed: r.Plan.Readiness == nil && r.Plan.Startup == nil,
+		}
+		if !o.Probed {
+			o.Message = "its probes have not succeeded yet"
+		}
+	})
+}
+
+// clear undoes all steps of a sandbox, and forgets it when nothing of it is left.
+func (n *Node) clear(ctx context.Context, u *unit, r *row) error {
+	u.setWatch(nil)
+	if r.Stage != removing {
+		if err := n.note(u, r, removing); err != nil {
+			return err
+		}
+	}
+	if err := (&work{n: n, row: r}).undo(ctx); err != nil {
+		return unavailable(err)
+	}
+	if err := n.journal.remove(u.ref); err != nil {
+		return unavailable(err)
+	}
+	u.setRow(nil)
+	u.see(func(o *sandbox.Observed) { *o = n.absent() })
+	return nil
+}
+
+// findImage finds the image, pulling it where its policy says so.
+func (n *Node) findImage(ctx context.Context, p *plan) (ctrd.Image, error) {
+	if p.PullPolicy != corev1.PullAlways {
+		image, err := n.cfg.Containerd.Resolve(ctx, p.Image)
+		if err == nil || !errors.Is(err, errs.ErrNotFound) {
+			return image, err
+		}
+		if p.PullPolicy == corev1.PullNever {
+			return ctrd.Image{}, sandbox.NoImage(fmt.Errorf("image %q is not on this node, and imagePullPolicy is Never: %w", p.Image, errs.ErrNotFound))
+		}
+	}
+	image, err := n.cfg.Containerd.Pull(ctx, p.Image, n.cfg.Credentials, nil)
+	if err != nil {
+		return ctrd.Image{}, sandbox.NoImage(fmt.Errorf("image %q is not on this node and cannot be pulled: %w", p.Image, err))
+	}
+	return image, nil
+}
+
+// Remove takes all of a sandbox off the machine, in whatever state it is, also while it is
+// being made. It returns nil only when nothing is left; repeating it is harmless.
+func (n *Node) Remove(ctx context.Context, ref sandbox.Ref) error {
+	if err := n.awaitAdopted(ctx); err != nil {
+		return err
+	}
+	u := n.unitOf(ref)
+	u.claim()
+	u.interrupt()
+	taken, done, err := u.take(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if u.buried() {
+		return nil
+	}
+	r := u.current()
+	if r == nil { // nothing was noted; look all the same
+		r = &row{Stage: removing, Plan: plan{Ref: ref, ID: u.id}}
+	}
+	began := time.Now()
+	if err := n.clear(taken, u, r); err != nil {
+		return fmt.Errorf("remove sandbox %s/%s: %w", ref.Namespace, ref.Name, err)
+	}
+	u.bury()
+	n.drop(u)
+	n.log.InfoContext(ctx, "sandbox removed", telemetry.Namespace, ref.Namespace, telemetry.Sandbox, ref.Name, telemetry.Took, time.Since(began))
+	return nil
+}
+
+// runtimeOf is the runtime of a class.
+func (n *Node) runtimeOf(c oci.Class) (*oci.Runtime, error) {
+	r := n.runtimes[c]
+	if r == nil {
+		return nil, fmt.Errorf("this node does not offer class %q any more: %w", c, errs.ErrUnavailable)
+	}
+	return r, nil
+}

@@ -1,0 +1,202 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+)
+
+var errBroken = errors.New("broken on purpose")
+
+func breakAfter(step string, with error) func(*Config) {
+	return func(c *Config) {
+		c.AfterStep = func(s string) error {
+			if s == step {
+				return with
+			}
+			return nil
+		}
+	}
+}
+
+// Whatever step fails, nothing is left, and the next attempt succeeds.
+func TestFailureAtEachStepLeaksNothing(t *testing.T) {
+	m := newMachine(t)
+	for _, c := range []string{"gvisor", "runc"} {
+		for name := range (&work{}).steps() {
+			t.Run(c+"/"+name, func(t *testing.T) {
+				n, stop := m.node(breakAfter(name, errBroken))
+				defer stop()
+				s := object(class(c))
+				if _, err := n.Ensure(t.Context(), s); !errors.Is(err, errBroken) {
+					t.Fatalf("error %v, want the broken step's", err)
+				}
+				if left, err := n.Audit(t.Context()); err != nil || len(left) > 0 {
+					t.Errorf("left: %v, %v", left, err)
+				}
+				if seen, err := n.Observe(t.Context(), refOf(s)); err != nil || seen.State != sandbox.ContainerAbsent {
+					t.Errorf("%+v, %v", seen, err)
+				}
+			})
+		}
+	}
+}
+
+// Wherever the process dies, the next one makes it as if nothing had been begun.
+func TestDeathAfterEachStepConverges(t *testing.T) {
+	m := newMachine(t)
+	for name := range (&work{}).steps() {
+		t.Run(name, func(t *testing.T) {
+			n, stop := m.node(breakAfter(name, ErrCrash))
+			s := object()
+			if _, err := n.Ensure(t.Context(), s); !errors.Is(err, ErrCrash) {
+				t.Fatalf("error %v, want the crash", err)
+			}
+			stop()
+			n, stop = m.node()
+			defer stop()
+			if left, err := n.Audit(t.Context()); err != nil || len(left) > 0 {
+				t.Errorf("left after the restart: %v, %v", left, err)
+			}
+			if seen := ensure(t, n, s); seen.State != sandbox.ContainerRunning {
+				t.Errorf("%+v", seen)
+			}
+			must(t, n.Remove(t.Context(), refOf(s)))
+		})
+	}
+}
+
+func TestRemoveWhileStarting(t *testing.T) {
+	m := newMachine(t)
+	for name := range (&work{}).steps() {
+		t.Run(name, func(t *testing.T) {
+			reached, goOn := make(chan struct{}), make(chan struct{})
+			var once sync.Once
+			n, stop := m.node(func(c *Config) {
+				c.AfterStep = func(s string) error {
+					if s == name {
+						once.Do(func() { close(reached) })
+						<-goOn
+					}
+					return nil
+				}
+			})
+			defer stop()
+			s := object()
+			ended := make(chan error, 1)
+			go func() {
+				_, err := n.Ensure(t.Context(), s)
+				ended <- err
+			}()
+			<-reached
+			removed := make(chan error, 1)
+			go func() { removed <- n.Remove(t.Context(), refOf(s)) }()
+			u := n.lookup(s.UID)
+			eventually(t, "the start is interrupted", func() bool {
+				u.mu.Lock()
+				defer u.mu.Unlock()
+				return u.interrupted
+			})
+			close(goOn)
+			if err := <-removed; err != nil {
+				t.Errorf("remove: %v", err)
+			}
+			if err := <-ended; err != nil && !errors.Is(err, errs.ErrUnavailable) {
+				t.Errorf("ensure: %v", err)
+			}
+			if left, err := n.Audit(t.Context()); err != nil || len(left) > 0 {
+				t.Errorf("left: %v, %v", left, err)
+			}
+		})
+	}
+}
+
+func TestContainerdDiesAndComesBack(t *testing.T) {
+	m := newMachine(t)
+	n, _ := m.node()
+	s := object()
+	before := ensure(t, n, s)
+	b, err := os.ReadFile(filepath.Join(filepath.Dir(m.supervisor.Address()), "containerd.pid"))
+	must(t, err)
+	pid, err := strconv.Atoi(strings.TrimLeft(strings.Split(string(b), ",")[0], `{"pid:`))
+	must(t, err)
+	p, err := os.FindProcess(pid)
+	must(t, err)
+	must(t, p.Kill())
+	if out, code := run(t, n, s, "echo still"); code != 0 || out != "still\n" {
+		t.Errorf("without containerd: %d %q", code, out)
+	}
+	// What is asked for meanwhile waits for its return.
+	if seen := ensure(t, n, object()); seen.State != sandbox.ContainerRunning {
+		t.Errorf("%+v", seen)
+	}
+	if seen := ensure(t, n, s); seen != before {
+		t.Errorf("before %+v, after %+v", before, seen)
+	}
+	must(t, n.Remove(t.Context(), refOf(s)))
+}
+
+// An address that a live sandbox has although the books call it free is not given again.
+func TestAddressOfALiveSandboxIsQuarantined(t *testing.T) {
+	m := newMachine(t)
+	n, _ := m.node()
+	first := object()
+	taken := ensure(t, n, first).Address
+	n.lookup(first.UID).setRow(func() *row { // the books lose it, and would give out the next
+		r := *n.lookup(first.UID).current()
+		r.Address = taken.Next()
+		return &r
+	}())
+	second := ensure(t, n, object()).Address
+	if second == taken.Next() {
+		t.Errorf("address %s was given although a live sandbox has it", second)
+	}
+	quarantined := false
+	for _, l := range n.books.List() {
+		quarantined = quarantined || (l.Address == taken.Next() && l.State == "quarantined")
+	}
+	if !quarantined {
+		t.Errorf("books: %+v", n.books.List())
+	}
+	n.lookup(first.UID).setRow(func() *row {
+		r := *n.lookup(first.UID).current()
+		r.Address = taken
+		return &r
+	}())
+}
+
+// A removal that fails keeps the address, and can be repeated.
+func TestFailedRemovalKeepsTheAddress(t *testing.T) {
+	m := newMachine(t)
+	n, _ := m.node()
+	s := object()
+	addr := ensure(t, n, s).Address
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // every call to containerd fails
+	if err := n.Remove(ctx, refOf(s)); err == nil {
+		t.Fatal("removal without containerd succeeded")
+	}
+	if lease, ok := n.books.Of(string(s.UID)); !ok || lease.Address != addr {
+		t.Errorf("lease %+v, %v after a failed removal", lease, ok)
+	}
+	must(t, n.Remove(t.Context(), refOf(s)))
+	if _, ok := n.books.Of(string(s.UID)); ok {
+		t.Error("the lease outlived the removal")
+	}
+}
+
+func TestSecondNodeOnTheSameDataIsRefused(t *testing.T) {
+	m := newMachine(t)
+	_, _ = m.node()
+	if _, err := New(m.cfg); err == nil || !strings.Contains(err.Error(), "only one server") {
+		t.Errorf("error %v", err)
+	}
+}

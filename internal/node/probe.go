@@ -1,0 +1,224 @@
+package node
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/barchan-dev/barchan/internal/envd/processpb"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+)
+
+// execUser is the Authorization of probes that run a command: root's, whatever user the
+// template's program has.
+const execUser = "Basic cm9vdDo="
+
+// prober asks one sandbox.
+type prober struct {
+	n    *Node
+	u    *unit
+	addr netip.Addr
+	http *http.Client
+}
+
+func (n *Node) newProber(u *unit, addr netip.Addr) *prober {
+	return &prober{n: n, u: u, addr: addr, http: &http.Client{
+		// As on Kubernetes, a certificate proves nothing to a probe, and a redirect is an answer.
+		Transport:     &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, //nolint:gosec // see above
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}}
+}
+
+// probe runs the template's probes until ctx ends: the startup probe until it succeeds once,
+// then readiness and liveness side by side.
+func (n *Node) probe(ctx context.Context, u *unit, r *row) {
+	p := n.newProber(u, r.Address)
+	if s := r.Plan.Startup; s != nil {
+		if !p.startup(ctx, s) {
+			n.unwell(ctx, u, r, "its startup probe failed")
+			return
+		}
+	}
+	if r.Plan.Readiness == nil {
+		p.ready(true, "")
+	}
+	var probing sync.WaitGroup
+	defer probing.Wait()
+	if s := r.Plan.Readiness; s != nil {
+		probing.Go(func() {
+			p.watch(ctx, s, false, func(ok bool, why string) bool {
+				p.ready(ok, why)
+				return true
+			})
+		})
+	}
+	if s := r.Plan.Liveness; s != nil {
+		probing.Go(func() {
+			p.watch(ctx, s, true, func(ok bool, why string) bool {
+				if !ok {
+					n.unwell(ctx, u, r, "its liveness probe failed: "+why)
+				}
+				return ok
+			})
+		})
+	}
+}
+
+// ready makes seen whether the sandbox is ready.
+func (p *prober) ready(ok bool, why string) {
+	changed := p.u.see(func(o *sandbox.Observed) {
+		if o.State != sandbox.ContainerExited {
+			o.Probed, o.Message = ok, why
+		}
+	})
+	if changed {
+		p.n.dirty.mark(p.u.ref)
+	}
+}
+
+// startup reports whether the probe succeeded before it failed too often. It is true when ctx
+// ends, for then nobody knows.
+func (p *prober) startup(ctx context.Context, s *corev1.Probe) bool {
+	good := true
+	p.watch(ctx, s, false, func(ok bool, _ string) bool {
+		good = ok
+		return false
+	})
+	return good || ctx.Err() != nil
+}
+
+// watch asks at the probe's period and tells each change from the last verdict, and the
+// first, until tell returns false or ctx ends. A sandbox that sleeps is not asked.
+func (p *prober) watch(ctx context.Context, s *corev1.Probe, initially bool, tell func(ok bool, why string) bool) {
+	if !sleep(ctx, time.Duration(s.InitialDelaySeconds)*time.Second) {
+		return
+	}
+	verdict, told := initially, false
+	successes, failures := int32(0), int32(0)
+	for {
+		if p.u.observed().State == sandbox.ContainerRunning {
+			if err := p.ask(ctx, s); err == nil {
+				successes, failures = successes+1, 0
+				if successes >= orElse(s.SuccessThreshold, 1) && (!verdict || !told) {
+					verdict, told = true, true
+					if !tell(true, "") {
+						return
+					}
+				}
+			} else if ctx.Err() == nil {
+				successes, failures = 0, failures+1
+				if failures >= orElse(s.FailureThreshold, 3) && (verdict || !told) {
+					verdict, told = false, true
+					if !tell(false, err.Error()) {
+						return
+					}
+				}
+			}
+		}
+		if !sleep(ctx, time.Duration(orElse(s.PeriodSeconds, 10))*time.Second) {
+			return
+		}
+	}
+}
+
+// ask asks once.
+func (p *prober) ask(ctx context.Context, s *corev1.Probe) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(orElse(s.TimeoutSeconds, 1))*time.Second)
+	defer cancel()
+	switch {
+	case s.HTTPGet != nil:
+		return p.get(ctx, s.HTTPGet)
+	case s.TCPSocket != nil:
+		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", p.host(s.TCPSocket.Port.IntValue()))
+		if err != nil {
+			return fmt.Errorf("tcpSocket: %w", err)
+		}
+		return conn.Close()
+	default:
+		return p.exec(ctx, s.Exec.Command)
+	}
+}
+
+func (p *prober) host(port int) string { return net.JoinHostPort(p.addr.String(), strconv.Itoa(port)) }
+
+func (p *prober) get(ctx context.Context, g *corev1.HTTPGetAction) error {
+	scheme := strings.ToLower(string(g.Scheme))
+	if scheme == "" {
+		scheme = "http"
+	}
+	url := fmt.Sprintf("%s://%s/%s", scheme, p.host(g.Port.IntValue()), strings.TrimPrefix(g.Path, "/"))
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return fmt.Errorf("httpGet: %w", err)
+	}
+	for _, h := range g.HTTPHeaders {
+		if strings.EqualFold(h.Name, "Host") {
+			req.Host = h.Value
+		}
+		req.Header.Add(h.Name, h.Value)
+	}
+	res, err := p.http.Do(req)
+	if err != nil {
+		return fmt.Errorf("httpGet: %w", err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	if res.StatusCode < 200 || res.StatusCode >= 400 {
+		return fmt.Errorf("httpGet: answered %s", res.Status)
+	}
+	return nil
+}
+
+func (p *prober) exec(ctx context.Context, argv []string) error {
+	agent, err := p.n.agentOf(p.u.id, p.addr)
+	if err != nil {
+		return err
+	}
+	noInput := false
+	req := connect.NewRequest(&processpb.StartRequest{
+		Process: &processpb.ProcessConfig{Cmd: argv[0], Args: argv[1:]}, Stdin: &noInput,
+	})
+	req.Header().Set("Authorization", execUser)
+	stream, err := agent.Process().Start(ctx, req)
+	if err != nil {
+		return fmt.Errorf("exec: %w", err)
+	}
+	defer func() { _ = stream.Close() }()
+	for stream.Receive() {
+		if end := stream.Msg().GetEvent().GetEnd(); end != nil {
+			if code := end.GetExitCode(); code != 0 {
+				return fmt.Errorf("exec: ended with code %d", code)
+			}
+			return nil
+		}
+	}
+	return fmt.Errorf("exec: %w", stream.Err())
+}
+
+// sleep waits, and reports whether ctx lasted.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func orElse(value, otherwise int32) int32 {
+	if value > 0 {
+		return value
+	}
+	return otherwise
+}

@@ -1,0 +1,193 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/barchan-dev/barchan/internal/envd"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+)
+
+// Pauses between restarts of one sandbox: the first at once, then growing, until one lasts.
+const (
+	firstRestartPause = time.Second
+	longRestartPause  = 5 * time.Minute
+	soundRestart      = 10 * time.Minute
+	// entrypointRetry is the pause before the agent's log is followed again.
+	entrypointRetry = time.Second
+)
+
+// What the end of the template's program means, by its restartPolicy:
+//
+//	unset       nothing: a sandbox is a computer, which lives on; the exit code is seen
+//	Always      the container is restarted, keeping its files, address and volumes
+//	OnFailure   the same after a failure; after success the sandbox has ended
+//	Never       the sandbox has ended
+//
+// A liveness or startup probe that fails restarts the container, unless the policy is Never.
+
+// followEntrypoint learns of the end of the template's program from the agent's log, whose
+// every line is a reason to ask.
+func (n *Node) followEntrypoint(ctx context.Context, u *unit, r *row) {
+	for r.Program && ctx.Err() == nil {
+		agent, err := n.agentOf(u.id, r.Address)
+		if err != nil {
+			return
+		}
+		state, err := agent.Entrypoint(ctx)
+		if err == nil && n.entrypointEnded(ctx, u, r, state) {
+			return
+		}
+		// A line may have come before the first question and be read after it: no gap.
+		err = agent.Logs(ctx, envd.SourceAgent, true, func(envd.LogLine) error {
+			state, err := agent.Entrypoint(ctx)
+			if err == nil && n.entrypointEnded(ctx, u, r, state) {
+				return errEnded
+			}
+			return err
+		})
+		if errors.Is(err, errEnded) || !sleep(ctx, entrypointRetry) {
+			return
+		}
+	}
+}
+
+var errEnded = errors.New("the entrypoint has ended")
+
+// entrypointEnded acts on the end of the template's program, and reports whether it has ended.
+func (n *Node) entrypointEnded(ctx context.Context, u *unit, r *row, state envd.Entrypoint) bool {
+	if state.Running || (state.ExitCode == nil && state.Error == "") {
+		return false
+	}
+	code := int32(127) // could not be started, as shells say it
+	if state.ExitCode != nil {
+		code = int32(*state.ExitCode)
+	}
+	why := fmt.Sprintf("its entrypoint ended with code %d", code)
+	if state.Error != "" {
+		why += ": " + state.Error
+	}
+	switch policy := r.Plan.Restart; {
+	case policy == corev1.RestartPolicyAlways, policy == corev1.RestartPolicyOnFailure && code != 0:
+		n.restart(ctx, u, r, why)
+	case policy == corev1.RestartPolicyNever, policy == corev1.RestartPolicyOnFailure:
+		n.end(ctx, u, r, &code, why)
+	default:
+		if u.see(func(o *sandbox.Observed) { o.EntrypointExit = &code }) {
+			n.dirty.mark(u.ref)
+		}
+	}
+	return true
+}
+
+// unwell acts on a probe that says that the sandbox cannot be helped as it is.
+func (n *Node) unwell(ctx context.Context, u *unit, r *row, why string) {
+	if r.Plan.Restart == corev1.RestartPolicyNever {
+		n.end(ctx, u, r, nil, why)
+		return
+	}
+	n.restart(ctx, u, r, why)
+}
+
+// restart replaces the container of a sandbox; the next pause is longer if this one did not last.
+func (n *Node) restart(ctx context.Context, u *unit, r *row, why string) {
+	pause := r.Pause
+	if time.Since(r.StartedAt) > soundRestart {
+		pause = 0
+	}
+	n.log.InfoContext(ctx, "sandbox is restarted", telemetry.Namespace, u.ref.Namespace, telemetry.Sandbox, u.ref.Name,
+		telemetry.Reason, why, "pause", pause)
+	if u.see(func(o *sandbox.Observed) { o.Probed, o.Message = false, why+"; it is restarted" }) {
+		n.dirty.mark(u.ref)
+	}
+	_, done, err := u.take(ctx)
+	if err != nil {
+		return
+	}
+	defer done()
+	now := u.current()
+	if ctx.Err() != nil || u.buried() || now == nil || now.Process != r.Process || now.Stage != live {
+		return
+	}
+	changed := *now
+	changed.Pause = min(max(2*pause, firstRestartPause), longRestartPause)
+	if err := n.note(u, &changed, restarting); err != nil {
+		n.log.ErrorContext(ctx, "restart not noted", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+		return
+	}
+	n.restartLater(u, &changed, pause)
+}
+
+// restartLater has Run replace the container after a pause, and try until it lives or is
+// taken away.
+func (n *Node) restartLater(u *unit, r *row, pause time.Duration) {
+	ending := make(chan struct{})
+	u.setWatch(sync.OnceFunc(func() { close(ending) }))
+	n.tasks.start(func(ctx context.Context) {
+		for {
+			select {
+			case <-ending:
+				return
+			case <-ctx.Done():
+				return
+			case <-time.After(pause):
+			}
+			if n.restartNow(ctx, u, r) {
+				return
+			}
+			pause = min(max(2*pause, firstRestartPause), longRestartPause)
+		}
+	})
+}
+
+// restartNow replaces the container, and reports whether there is no more to do.
+func (n *Node) restartNow(ctx context.Context, u *unit, r *row) (finished bool) {
+	ctx, done, err := u.take(ctx)
+	if err != nil {
+		return true
+	}
+	defer done()
+	now := u.current()
+	if u.buried() || now == nil || now.Stage != restarting || now.Process != r.Process {
+		return true
+	}
+	w := &work{n: n, row: new(row)}
+	*w.row = *now
+	if err := w.again(ctx); err != nil {
+		n.log.WarnContext(ctx, "sandbox not restarted yet", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+		return false
+	}
+	if err := n.note(u, w.row, live); err != nil {
+		n.log.ErrorContext(ctx, "restart not noted", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+		return false
+	}
+	n.cameToLife(u, w.row)
+	n.dirty.mark(u.ref)
+	return true
+}
+
+// again repeats the steps from the container on, in a fresh network namespace, since a
+// runtime takes the address out of the one that it is given.
+func (w *work) again(ctx context.Context) error {
+	if err := w.kill(ctx); err != nil {
+		return err
+	}
+	defer func() {
+		if w.console != nil {
+			_ = w.console.Close()
+		}
+	}()
+	all := w.steps()
+	for _, name := range []string{"network", "start", "agent"} {
+		if err := w.doOne(ctx, all[name]); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,82 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/envd"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/oci"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+)
+
+// Usage is what a sandbox uses of the machine, its runtime's own need included.
+type Usage struct {
+	Time time.Time
+	// CPU is nanoseconds of processor time since the start; CPULimit is thousandths of a processor.
+	CPU      uint64
+	CPULimit int64
+	// Memory is bytes in use, without the cache that could be dropped.
+	Memory, MemoryCache, MemoryLimit uint64
+	// Disk is bytes written to its copy of the image; DiskTotal is what the disk has for all.
+	Disk, DiskTotal uint64
+	Pids            uint64
+}
+
+// Usage reads what a sandbox uses; it need not be asked, and may sleep. One that is not on
+// the node, or has ended, is an errs.ErrNotFound.
+func (n *Node) Usage(ctx context.Context, ref sandbox.Ref) (Usage, error) {
+	if err := n.awaitAdopted(ctx); err != nil {
+		return Usage{}, err
+	}
+	u := n.lookup(ref.UID)
+	if u == nil || u.current() == nil || u.observed().State == sandbox.ContainerExited {
+		return Usage{}, fmt.Errorf("sandbox %s/%s does not run on this node: %w", ref.Namespace, ref.Name, errs.ErrNotFound)
+	}
+	used, err := oci.ReadUsage(n.cgroup(string(u.id)))
+	if err != nil {
+		return Usage{}, unavailable(err)
+	}
+	result := Usage{
+		Time: time.Now(), CPU: used.CPU, CPULimit: u.current().Plan.Limits.MilliCPU,
+		Memory: used.Memory, MemoryCache: used.MemoryCache, MemoryLimit: used.MemoryLimit, Pids: used.Pids,
+	}
+	disk, err := n.cfg.Containerd.SnapshotUsage(ctx, string(u.id))
+	if err != nil {
+		return Usage{}, err
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(n.cfg.DataDir, &fs); err != nil {
+		return Usage{}, fmt.Errorf("measure disk: %w: %w", err, errs.ErrUnavailable)
+	}
+	result.Disk, result.DiskTotal = uint64(disk), fs.Blocks*uint64(fs.Bsize)
+	return result, nil
+}
+
+// Stats is what a running sandbox's agent says of its usage, as seen from inside.
+func (n *Node) Stats(ctx context.Context, ref sandbox.Ref) (envd.Metrics, error) {
+	agent, err := n.Agent(ctx, ref)
+	if err != nil {
+		return envd.Metrics{}, err
+	}
+	return agent.Metrics(ctx)
+}
+
+// Logs returns the lines that a running sandbox's agent keeps and that are not older than
+// since, oldest first.
+func (n *Node) Logs(ctx context.Context, ref sandbox.Ref, since time.Time) (lines []envd.LogLine, err error) {
+	agent, err := n.Agent(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	err = agent.Logs(ctx, "", false, func(l envd.LogLine) error {
+		if !l.Timestamp.Before(since) {
+			lines = append(lines, l)
+		}
+		return nil
+	})
+	return lines, err
+}

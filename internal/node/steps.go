@@ -1,0 +1,329 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/barchan-dev/barchan/internal/ctrd"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/lifecycle"
+	"github.com/barchan-dev/barchan/internal/netdev"
+	"github.com/barchan-dev/barchan/internal/oci"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+)
+
+// Labels of containers' records.
+const (
+	labelSandbox   = "barchan.dev/sandbox"
+	labelNamespace = "barchan.dev/namespace"
+	labelName      = "barchan.dev/name"
+	labelRevision  = "barchan.dev/revision"
+	labelAddress   = "barchan.dev/address"
+)
+
+// maxConflicts is how many addresses in use by others are put aside before a create gives up.
+const maxConflicts = 32
+
+// work is one sandbox on its way through the steps. Each field is set by one step and read
+// by later ones only.
+type work struct {
+	n     *Node
+	row   *row
+	image ctrd.Image
+
+	netns   string
+	rootfs  ctrd.Rootfs
+	console *oci.Console
+}
+
+// step is one thing that a sandbox needs of the machine. Both functions may be repeated, and
+// undo works whether do was ever called, failed, or was called by a process that is gone.
+type step struct {
+	name string
+	do   func(ctx context.Context) error
+	undo func(ctx context.Context) error
+}
+
+func (w *work) steps() map[string]step {
+	all := map[string]step{}
+	for _, s := range []step{
+		{"address", w.takeAddress, w.releaseAddress},
+		{"network", w.attach, w.detach},
+		{"snapshot", w.prepare, w.removeSnapshot},
+		{"mount", w.mount, w.unmount},
+		{"bundle", w.writeBundle, w.removeFiles},
+		{"record", w.writeRecord, w.removeRecord},
+		{"start", w.start, w.kill},
+		{"agent", w.awaitAgent, nothing},
+		{"hold", w.holdAddress, nothing},
+	} {
+		all[s.name] = s
+	}
+	return all
+}
+
+func nothing(context.Context) error { return nil }
+
+// stages are the order of doing: chains of one stage run side by side, and all of them have
+// ended before the next stage begins.
+func stages() [][][]string {
+	return [][][]string{
+		{{"address", "network"}, {"snapshot", "mount"}},
+		{{"bundle"}, {"record"}},
+		{{"start"}},
+		{{"agent"}, {"hold"}},
+	}
+}
+
+// backwards is the order of undoing. What keeps the machine's resources in use goes first;
+// the address goes last, and only when all else is gone.
+func backwards() []string {
+	return []string{"start", "record", "mount", "bundle", "snapshot", "network", "address"}
+}
+
+// do takes the work through all steps. On failure the caller undoes them.
+func (w *work) do(ctx context.Context) error {
+	defer func() {
+		if w.console != nil {
+			_ = w.console.Close()
+		}
+	}()
+	all := w.steps()
+	for _, stage := range stages() {
+		group, groupCtx := errgroup.WithContext(ctx)
+		for _, chain := range stage {
+			group.Go(func() error {
+				for _, name := range chain {
+					if err := w.doOne(groupCtx, all[name]); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}
+		if err := group.Wait(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *work) doOne(ctx context.Context, s step) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("step %s: %w", s.name, context.Cause(ctx))
+	}
+	began := time.Now()
+	if err := s.do(ctx); err != nil {
+		return fmt.Errorf("step %s: %w", s.name, err)
+	}
+	w.n.observeStep(w.row.Plan.Class, s.name, time.Since(began))
+	if w.n.cfg.AfterStep != nil {
+		if err := w.n.cfg.AfterStep(s.name); err != nil {
+			return fmt.Errorf("step %s: %w", s.name, err)
+		}
+	}
+	return nil
+}
+
+func (n *Node) observeStep(class oci.Class, step string, took time.Duration) {
+	if n.cfg.ObserveStep != nil {
+		n.cfg.ObserveStep(string(class), step, took)
+	}
+}
+
+// undo takes all steps back. One that fails does not keep the others from being undone, but
+// it keeps the address.
+func (w *work) undo(ctx context.Context) error {
+	all := w.steps()
+	var failures []error
+	for _, name := range backwards() {
+		if name == "address" && errors.Join(failures...) != nil {
+			break
+		}
+		began := time.Now()
+		if err := all[name].undo(ctx); err != nil {
+			failures = append(failures, fmt.Errorf("undo step %s: %w", name, err))
+			continue
+		}
+		w.n.observeStep(w.row.Plan.Class, "undo_"+name, time.Since(began))
+	}
+	return errors.Join(failures...)
+}
+
+// id is the name of the sandbox's container, snapshot, namespace and directory.
+func (w *work) id() string { return string(w.row.Plan.ID) }
+
+func (w *work) uid() string { return string(w.row.Plan.Ref.UID) }
+
+// dir is the sandbox's directory: bundle, root filesystem's mount point, scratch volumes.
+func (n *Node) dir(id string) string { return filepath.Join(n.cfg.DataDir, "sandboxes", id) }
+
+func (w *work) path(name string) string { return filepath.Join(w.n.dir(w.id()), name) }
+
+func (n *Node) cgroup(id string) string { return path.Join(n.cfg.CgroupParent, id) }
+
+func (w *work) endpoint() netdev.Endpoint {
+	return netdev.Endpoint{ID: w.id(), Address: w.row.Address}
+}
+
+// takeAddress reserves an address that nobody live has: the books may be wrong, the live are not.
+func (w *work) takeAddress(context.Context) error {
+	for range maxConflicts {
+		addr, err := w.n.books.Reserve(w.uid())
+		if err != nil {
+			return err
+		}
+		holder := w.n.liveHolder(addr, w.row.Plan.ID)
+		if holder == "" {
+			w.row.Address = addr
+			return nil
+		}
+		if err := w.n.books.Quarantine(addr, "in use by sandbox "+holder); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("%d addresses in a row are in use by sandboxes that the books do not know: %w", maxConflicts, errs.ErrExhausted)
+}
+
+func (w *work) releaseAddress(context.Context) error {
+	lease, ok := w.n.books.Of(w.uid())
+	if !ok {
+		return nil
+	}
+	return w.n.books.Release(w.uid(), lease.Address)
+}
+
+func (w *work) holdAddress(context.Context) error { return w.n.books.Hold(w.uid(), w.row.Address) }
+
+func (w *work) attach(ctx context.Context) error {
+	at, err := w.n.network.Attach(ctx, w.endpoint())
+	if err != nil {
+		return unavailable(err)
+	}
+	w.netns = at.NetnsPath
+	return nil
+}
+
+func (w *work) detach(ctx context.Context) error {
+	ep := w.endpoint()
+	if lease, ok := w.n.books.Of(w.uid()); ok && !ep.Address.IsValid() {
+		ep.Address = lease.Address
+	}
+	return w.n.network.Detach(ctx, ep)
+}
+
+func (w *work) prepare(ctx context.Context) (err error) {
+	w.rootfs, err = w.n.cfg.Containerd.Prepare(ctx, w.id(), w.image)
+	return err
+}
+
+func (w *work) removeSnapshot(ctx context.Context) error {
+	return w.n.cfg.Containerd.RemoveSnapshot(ctx, w.id())
+}
+
+func (w *work) mount(context.Context) error {
+	dir := w.path("rootfs")
+	if err := os.MkdirAll(dir, 0o711); err != nil {
+		return unavailable(err)
+	}
+	if err := ctrd.Unmount(dir); err != nil {
+		return unavailable(err)
+	}
+	if err := w.rootfs.Mount(dir); err != nil {
+		return unavailable(err)
+	}
+	return nil
+}
+
+func (w *work) unmount(context.Context) error { return ctrd.Unmount(w.path("rootfs")) }
+
+// removeFiles removes the sandbox's directory and the directories of its claims. The root's
+// mount point must be empty: what is still mounted there is not deleted through it.
+func (w *work) removeFiles(context.Context) error {
+	if err := os.Remove(w.path("rootfs")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove mount point: %w", err)
+	}
+	if err := os.RemoveAll(w.n.dir(w.id())); err != nil {
+		return fmt.Errorf("remove files: %w", err)
+	}
+	if err := os.RemoveAll(w.n.claimsDir(w.id())); err != nil {
+		return fmt.Errorf("remove volume claims: %w", err)
+	}
+	return nil
+}
+
+func (w *work) writeRecord(ctx context.Context) error {
+	p := &w.row.Plan
+	return w.n.cfg.Containerd.CreateRecord(ctx, ctrd.Record{
+		ID: w.id(), Image: w.image.Ref, Runtime: string(p.Class), Snapshot: w.id(),
+		Labels: map[string]string{
+			labelSandbox: w.uid(), labelNamespace: p.Ref.Namespace, labelName: p.Ref.Name,
+			labelRevision: p.Revision, labelAddress: w.row.Address.String(),
+		},
+	})
+}
+
+func (w *work) removeRecord(ctx context.Context) error {
+	return w.n.cfg.Containerd.RemoveRecord(ctx, w.id())
+}
+
+func (w *work) start(ctx context.Context) (err error) {
+	if w.console, err = oci.NewConsole(); err != nil {
+		return unavailable(err)
+	}
+	pid, err := w.n.runtimes[w.row.Plan.Class].Run(ctx, w.id(), w.n.dir(w.id()), w.console)
+	if err != nil {
+		return unavailable(err)
+	}
+	if w.row.Process, err = lifecycle.ProcessOf(pid); err != nil {
+		return unavailable(fmt.Errorf("it ended at once: %w: %s", err, w.console.Text()))
+	}
+	w.row.StartedAt = time.Now()
+	return nil
+}
+
+// kill ends the container, and what an interrupted runtime left of one.
+func (w *work) kill(ctx context.Context) error {
+	if w.row.Process.PID != 0 {
+		if err := w.row.Process.Signal(syscall.SIGKILL); err != nil {
+			return err
+		}
+	}
+	for class, r := range w.n.runtimes {
+		if w.row.Plan.Class != "" && w.row.Plan.Class != class {
+			continue // an unknown one is asked of all
+		}
+		if err := r.Remove(ctx, w.id(), w.n.cgroup(w.id())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unavailable marks an error that a retry may well cure, unless it has a kind already.
+func unavailable(err error) error {
+	if err == nil || errs.Kind(err) != nil {
+		return err
+	}
+	return fmt.Errorf("%w: %w", err, errs.ErrUnavailable)
+}
+
+// liveHolder names the sandbox that has an address, if it is another.
+func (n *Node) liveHolder(addr netip.Addr, own sandbox.ID) string {
+	for _, u := range n.allUnits() {
+		if r := u.current(); r != nil && r.Address == addr && r.Plan.ID != own {
+			return string(r.Plan.ID)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,93 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/barchan-dev/barchan/internal/oci"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+)
+
+// watch has Run look after a sandbox until it ends or is watched anew.
+func (n *Node) watch(u *unit, r *row) {
+	stop := make(chan struct{})
+	u.setWatch(sync.OnceFunc(func() { close(stop) }))
+	started := *r
+	n.tasks.start(func(ctx context.Context) {
+		ctx, cancel := context.WithCancel(ctx)
+		var looking sync.WaitGroup
+		defer looking.Wait()
+		defer cancel()
+		looking.Go(func() {
+			select {
+			case <-stop:
+				cancel()
+			case <-ctx.Done():
+			}
+		})
+		n.lookAfter(ctx, u, &started)
+	})
+}
+
+// lookAfter probes a sandbox, follows its entrypoint, and waits for the end of its process,
+// woken by the kernel.
+func (n *Node) lookAfter(ctx context.Context, u *unit, r *row) {
+	var looking sync.WaitGroup
+	defer looking.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	looking.Go(func() { n.probe(ctx, u, r) })
+	looking.Go(func() { n.followEntrypoint(ctx, u, r) })
+	err := r.Process.Wait(ctx)
+	switch {
+	case ctx.Err() != nil:
+		return // removed, stopped or started anew
+	case err != nil:
+		n.log.ErrorContext(ctx, "sandbox cannot be watched", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+		return
+	}
+	why := "its kernel or first process ended"
+	if oci.OutOfMemory(n.cgroup(string(u.id))) {
+		why = fmt.Sprintf("out of memory: it used more than its %d MiB", r.Plan.Limits.Memory>>20)
+	}
+	n.end(ctx, u, r, nil, why)
+}
+
+// end notes that a sandbox has ended for good, and that nothing of it may run on.
+func (n *Node) end(ctx context.Context, u *unit, r *row, exit *int32, why string) {
+	taken, done, err := u.take(ctx)
+	if err != nil {
+		return
+	}
+	defer done()
+	now := u.current()
+	if taken.Err() != nil || u.buried() || now == nil || now.Process != r.Process || now.Stage == ended {
+		return // it is another's affair by now
+	}
+	n.log.InfoContext(ctx, "sandbox ended", telemetry.Namespace, u.ref.Namespace, telemetry.Sandbox, u.ref.Name, telemetry.Reason, why)
+	// What follows must not be cut short by the watch, of which this is a part.
+	taken, cancel := context.WithTimeout(context.WithoutCancel(taken), undoTimeout)
+	defer cancel()
+	changed := *now
+	changed.Exit, changed.Why = exit, why
+	if err := n.note(u, &changed, ended); err != nil {
+		n.log.ErrorContext(ctx, "end of a sandbox not noted", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+	}
+	if err := (&work{n: n, row: &changed}).kill(taken); err != nil {
+		n.log.WarnContext(ctx, "rest of a sandbox that ended still runs", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+	}
+	n.sawEnd(u, &changed)
+	if err := n.network.Cut(changed.Address); err != nil {
+		n.log.WarnContext(ctx, "connections to a sandbox that ended are left to wait", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+	}
+}
+
+// sawEnd makes the end of a sandbox seen.
+func (n *Node) sawEnd(u *unit, r *row) {
+	u.see(func(o *sandbox.Observed) {
+		o.State, o.Probed, o.Message, o.EntrypointExit = sandbox.ContainerExited, false, r.Why, r.Exit
+	})
+	n.dirty.mark(u.ref)
+}

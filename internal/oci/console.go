@@ -1,0 +1,73 @@
+package oci
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// consoleSize is all that a container can ever print into its console, in bytes.
+const consoleSize = 16 << 10
+
+// Console is where a container's first process prints: memory of a fixed size, so that no
+// program can fill a disk with it, which lasts as long as anybody holds it.
+type Console struct {
+	null, out *os.File
+}
+
+// NewConsole makes an empty console.
+func NewConsole() (*Console, error) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, fmt.Errorf("make console: %w", err)
+	}
+	fd, err := unix.MemfdCreate("console", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		_ = null.Close()
+		return nil, fmt.Errorf("make console: %w", err)
+	}
+	c := &Console{null: null, out: os.NewFile(uintptr(fd), "console")}
+	if err := unix.Ftruncate(fd, consoleSize); err != nil {
+		_ = c.Close()
+		return nil, fmt.Errorf("size console: %w", err)
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_GROW|unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL); err != nil {
+		_ = c.Close()
+		return nil, fmt.Errorf("seal console: %w", err)
+	}
+	return c, nil
+}
+
+// Text is what was printed.
+func (c *Console) Text() string {
+	b := make([]byte, consoleSize)
+	n, err := c.out.ReadAt(b, 0)
+	if err != nil && n == 0 {
+		return ""
+	}
+	return strings.TrimSpace(strings.TrimRight(string(b[:n]), "\x00"))
+}
+
+// Close lets go of the console; the container keeps its own hold.
+func (c *Console) Close() error {
+	_ = c.null.Close()
+	return c.out.Close()
+}
+
+// Stdin is not ours to write.
+func (c *Console) Stdin() io.WriteCloser { return nil }
+
+// Stdout is read with Text.
+func (c *Console) Stdout() io.ReadCloser { return nil }
+
+// Stderr is read with Text.
+func (c *Console) Stderr() io.ReadCloser { return nil }
+
+// Set gives a command the console.
+func (c *Console) Set(cmd *exec.Cmd) {
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.null, c.out, c.out
+}

@@ -1,0 +1,61 @@
+package oci
+
+import (
+	"slices"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// harden adds what keeps a process from the machine's kernel where it shares it.
+func harden(l *specs.Linux) {
+	l.MaskedPaths = []string{
+		"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/sched_debug",
+		"/proc/scsi", "/proc/timer_list", "/proc/timer_stats", "/sys/devices/virtual/powercap", "/sys/firmware", "/sys/fs/cgroup",
+	}
+	l.ReadonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
+	l.Seccomp = seccomp()
+}
+
+// forbidden are the system calls that a sandbox without a kernel of its own has no business
+// with: they load code into the kernel, change the machine's clock, mounts, namespaces, swap
+// or keys, look into other processes, or have been ways out of containers too often.
+var forbidden = []string{
+	"acct", "add_key", "bpf", "clock_adjtime", "clock_adjtime64", "clock_settime", "clock_settime64", "create_module", "delete_module",
+	"fanotify_init", "finit_module", "fsconfig", "fsmount", "fsopen", "fspick", "get_kernel_syms", "init_module", "io_uring_enter",
+	"io_uring_register", "io_uring_setup", "ioperm", "iopl", "kcmp", "kexec_file_load", "kexec_load", "keyctl", "lookup_dcookie",
+	"lsm_set_self_attr", "mbind", "migrate_pages", "mount", "mount_setattr", "move_mount", "move_pages", "nfsservctl",
+	"open_by_handle_at", "open_tree", "open_tree_attr", "perf_event_open", "pidfd_getfd", "pivot_root", "process_madvise",
+	"process_vm_readv", "process_vm_writev", "query_module", "quotactl", "quotactl_fd", "reboot", "request_key", "set_mempolicy",
+	"set_mempolicy_home_node", "setns", "settimeofday", "stime", "swapoff", "swapon", "_sysctl", "sysfs", "syslog", "umount",
+	"umount2", "unshare", "uselib", "userfaultfd", "ustat", "vhangup", "vm86", "vm86old",
+}
+
+// newNamespace are the flags of clone that make namespaces.
+var newNamespace = []uint64{
+	unix.CLONE_NEWNS, unix.CLONE_NEWUTS, unix.CLONE_NEWIPC, unix.CLONE_NEWUSER, unix.CLONE_NEWPID, unix.CLONE_NEWNET, unix.CLONE_NEWCGROUP,
+}
+
+// seccomp refuses the forbidden calls, in all ways to call the kernel, and allows the rest: the
+// class runc trades isolation for speed, and says so; untrusted code belongs into gVisor.
+func seccomp() *specs.LinuxSeccomp {
+	refused, unknown := uint(unix.EPERM), uint(unix.ENOSYS)
+	filter := &specs.LinuxSeccomp{
+		DefaultAction: specs.ActAllow,
+		Architectures: []specs.Arch{specs.ArchX86_64, specs.ArchX86, specs.ArchX32, specs.ArchAARCH64, specs.ArchARM},
+		Syscalls: []specs.LinuxSyscall{
+			{Names: slices.Clone(forbidden), Action: specs.ActErrno, ErrnoRet: &refused},
+			// Its flags are behind a pointer; programs fall back to clone, whose flags are not.
+			{Names: []string{"clone3"}, Action: specs.ActErrno, ErrnoRet: &unknown},
+		},
+	}
+	// The conditions of one rule are joined by "and", so each flag is a rule of its own. The
+	// same argument carries the signal in its low byte, which no flag of namespaces shares.
+	for _, flag := range newNamespace {
+		filter.Syscalls = append(filter.Syscalls, specs.LinuxSyscall{
+			Names: []string{"clone"}, Action: specs.ActErrno, ErrnoRet: &refused,
+			Args: []specs.LinuxSeccompArg{{Index: 0, Value: flag, ValueTwo: flag, Op: specs.OpMaskedEqual}},
+		})
+	}
+	return filter
+}

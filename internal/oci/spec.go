@@ -1,0 +1,198 @@
+package oci
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// AgentDir is where the agent's directory is inside a sandbox; AgentPath is the program.
+const (
+	AgentDir  = "/.barchan"
+	AgentPath = AgentDir + "/agent"
+)
+
+// Limits bound what a sandbox uses of the machine.
+type Limits struct {
+	// MilliCPU is thousandths of a processor.
+	MilliCPU int64
+	// CPUShares is the weight where processors are scarce, in millis; zero means MilliCPU.
+	CPUShares int64
+	// Memory is bytes, the runtime's own need included. Swap is off.
+	Memory int64
+	// Pids is the number of processes and threads, as the machine counts them.
+	Pids int64
+}
+
+// Mount is one directory or file of the host, or memory, in a sandbox.
+type Mount struct {
+	// Source is a path of the host; empty means memory.
+	Source, Target string
+	ReadOnly       bool
+	// SizeLimit of memory in bytes; zero means half of the sandbox's.
+	SizeLimit int64
+}
+
+// Security is what a sandbox's processes may become.
+type Security struct {
+	// NoNewPrivileges keeps setuid programs such as sudo from their work.
+	NoNewPrivileges bool
+	// Capabilities are those of the bounding set, with the prefix CAP_; nil means DefaultCapabilities.
+	Capabilities []string
+	// ReadOnlyRoot forbids writes to the root filesystem.
+	ReadOnlyRoot bool
+}
+
+// Sandbox is all that a specification is made of.
+type Sandbox struct {
+	Class    Class
+	Hostname string
+	// Rootfs, NetnsPath and AgentDir are paths of the host.
+	Rootfs, NetnsPath, AgentDir string
+	CgroupsPath                 string
+	Env                         []string
+	Mounts                      []Mount
+	Limits                      Limits
+	Security                    Security
+	Annotations                 map[string]string
+}
+
+// DefaultCapabilities are what a sandbox's root may do within it.
+func DefaultCapabilities() []string {
+	return []string{
+		"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_MKNOD",
+		"CAP_NET_BIND_SERVICE", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
+	}
+}
+
+// Spec writes out a sandbox as an OCI specification whose first process is the agent, as root.
+func Spec(s Sandbox) *specs.Spec {
+	capabilities := s.Security.Capabilities
+	if capabilities == nil {
+		capabilities = DefaultCapabilities()
+	}
+	spec := &specs.Spec{
+		Version:  "1.0.2",
+		Hostname: s.Hostname,
+		Root:     &specs.Root{Path: s.Rootfs, Readonly: s.Security.ReadOnlyRoot},
+		Process: &specs.Process{
+			Args: []string{AgentPath}, Cwd: "/", Env: s.Env,
+			NoNewPrivileges: s.Security.NoNewPrivileges,
+			Capabilities: &specs.LinuxCapabilities{
+				Bounding: capabilities, Effective: capabilities, Permitted: capabilities,
+			},
+			Rlimits: []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Hard: openFiles(), Soft: openFiles()}},
+		},
+		Mounts:      append(systemMounts(s), volumeMounts(s)...),
+		Annotations: s.Annotations,
+		Linux: &specs.Linux{
+			CgroupsPath: s.CgroupsPath,
+			Resources:   resources(s.Limits),
+			Namespaces: []specs.LinuxNamespace{
+				{Type: specs.PIDNamespace},
+				{Type: specs.IPCNamespace},
+				{Type: specs.UTSNamespace},
+				{Type: specs.MountNamespace},
+				{Type: specs.NetworkNamespace, Path: s.NetnsPath},
+			},
+		},
+	}
+	if s.Class == Runc {
+		harden(spec.Linux)
+	}
+	return spec
+}
+
+// openFiles is how many files a process may open: a mebi, or what we may grant.
+var openFiles = sync.OnceValue(func() uint64 {
+	const most = 1 << 20
+	var own unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &own); err != nil {
+		return most
+	}
+	return min(most, own.Max)
+})
+
+// WriteBundle writes the specification into a bundle's directory.
+func WriteBundle(dir string, spec *specs.Spec) error {
+	b, err := json.Marshal(spec)
+	if err != nil {
+		return fmt.Errorf("encode specification: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), b, 0o600); err != nil {
+		return fmt.Errorf("write specification: %w", err)
+	}
+	return nil
+}
+
+// systemMounts are what programs expect of any Linux.
+func systemMounts(s Sandbox) []specs.Mount {
+	mounts := []specs.Mount{
+		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
+		{
+			Destination: "/dev/shm", Type: "tmpfs", Source: "shm",
+			Options: []string{"nosuid", "noexec", "nodev", "mode=1777", fmt.Sprintf("size=%d", s.Limits.Memory/2)},
+		},
+		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
+	}
+	if s.Class == GVisor {
+		return mounts // its kernel adds the rest of /dev itself
+	}
+	return append(mounts,
+		specs.Mount{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
+		specs.Mount{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}})
+}
+
+// volumeMounts are the agent's directory and the template's volumes.
+func volumeMounts(s Sandbox) []specs.Mount {
+	mounts := []specs.Mount{{
+		Destination: AgentDir, Type: "bind", Source: s.AgentDir, Options: []string{"bind", "ro", "nosuid", "nodev"},
+	}}
+	for _, m := range s.Mounts {
+		if m.Source == "" {
+			size := m.SizeLimit
+			if size == 0 {
+				size = s.Limits.Memory / 2
+			}
+			mounts = append(mounts, specs.Mount{
+				Destination: m.Target, Type: "tmpfs", Source: "tmpfs",
+				Options: []string{"nosuid", "nodev", "mode=1777", fmt.Sprintf("size=%d", size)},
+			})
+			continue
+		}
+		options := []string{"rbind", "rprivate", "nosuid", "nodev", "rw"}
+		if m.ReadOnly {
+			options[len(options)-1] = "ro"
+		}
+		mounts = append(mounts, specs.Mount{Destination: m.Target, Type: "bind", Source: m.Source, Options: options})
+	}
+	return mounts
+}
+
+func resources(l Limits) *specs.LinuxResources {
+	const period = uint64(100_000) // microseconds
+	shares := l.CPUShares
+	if shares == 0 {
+		shares = l.MilliCPU
+	}
+	weight := uint64(max(2, shares*1024/1000))
+	quota := max(1000, l.MilliCPU*int64(period)/1000)
+	p := period
+	r := &specs.LinuxResources{
+		CPU:    &specs.LinuxCPU{Quota: &quota, Period: &p, Shares: &weight},
+		Memory: &specs.LinuxMemory{Limit: &l.Memory},
+		Pids:   &specs.LinuxPids{Limit: &l.Pids},
+		// Devices are made by the runtimes in a /dev of the sandbox's own; none else.
+		Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}},
+	}
+	if CanLimitSwap() {
+		r.Memory.Swap = &l.Memory // memory and swap together
+	}
+	return r
+}

@@ -1,0 +1,37 @@
+package sandbox
+
+import (
+	"errors"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+)
+
+// ErrImage is in the chain of the errors that NoImage marks.
+var ErrImage = errors.New("no image")
+
+// NoImage marks the error of an image that is not on the node and cannot be had at the moment.
+// Its text and its kind stay.
+func NoImage(err error) error { return imageError{err} }
+
+type imageError struct{ error }
+
+// Is reports whether an error is what NoImage marks with.
+func (e imageError) Is(target error) bool { return target == ErrImage }
+
+// Unwrap returns what was marked.
+func (e imageError) Unwrap() error { return e.error }
+
+// ReasonImage is the reason of condition Ready while the node cannot get the image. It goes on
+// trying; a client that waits need not.
+const ReasonImage = "ImageUnavailable"
+
+// LacksImage returns why the node could not get the sandbox's image when it last tried.
+func LacksImage(s *agents.Sandbox) (message string, lacks bool) {
+	c := meta.FindStatusCondition(s.Status.Conditions, agents.ConditionReady)
+	if c == nil || c.Reason != ReasonImage {
+		return "", false
+	}
+	return c.Message, true
+}

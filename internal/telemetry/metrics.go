@@ -1,0 +1,60 @@
+package telemetry
+
+import (
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// MetricsNamespace is the first word of every metric of ours.
+const MetricsNamespace = "barchan"
+
+// Buckets returns the upper bounds, in seconds, for histograms of durations:
+// from 0.25 ms, about doubling, to a minute.
+func Buckets() []float64 {
+	return []float64{
+		0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075,
+		0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30, 60,
+	}
+}
+
+// NewRegistry returns a registry that has the Go runtime's and the process's
+// own metrics, and barchan_build_info with the given version.
+func NewRegistry(version string) *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	build := prometheus.NewGauge(prometheus.GaugeOpts{
+		Namespace:   MetricsNamespace,
+		Name:        "build_info",
+		Help:        "Always 1; the label tells the version.",
+		ConstLabels: prometheus.Labels{"version": version},
+	})
+	build.Set(1)
+	r.MustRegister(
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		build,
+	)
+	return r
+}
+
+// DurationOpts returns the options of a histogram of seconds with our buckets.
+// The name is completed to barchan_<subsystem>_<name>_seconds.
+func DurationOpts(subsystem, name, help string) prometheus.HistogramOpts {
+	return prometheus.HistogramOpts{
+		Namespace: MetricsNamespace,
+		Subsystem: subsystem,
+		Name:      name + "_seconds",
+		Help:      help,
+		Buckets:   Buckets(),
+	}
+}
+
+// MetricsHandler serves what the gatherers have, for /metrics. What one of them
+// cannot tell does not hide what the others can.
+func MetricsHandler(gatherers ...prometheus.Gatherer) http.Handler {
+	return promhttp.HandlerFor(prometheus.Gatherers(gatherers), promhttp.HandlerOpts{
+		ErrorHandling: promhttp.ContinueOnError,
+	})
+}

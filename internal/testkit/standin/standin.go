@@ -1,0 +1,308 @@
+// Package standin is a cluster for tests that want none: objects in memory, reads and waits as
+// the cache has them, and a controller that fulfils the wishes in sandboxes at once, without
+// anything running. It never serves production, and it proves nothing about the real parts.
+//
+// The image of a sandbox's first container tells what becomes of it: [ImageBroken] fails,
+// [ImageSlow] never gets ready; anything else runs.
+package standin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+)
+
+// Images that mean something to the controller.
+const (
+	ImageBroken = "broken"
+	ImageSlow   = "slow"
+)
+
+// Cluster holds objects. Its embedded client writes them.
+type Cluster struct {
+	client.Client
+
+	mu      sync.Mutex
+	changed chan struct{} // closed and replaced at each write; +checklocks:mu
+	held    bool          // +checklocks:mu
+}
+
+// New returns a cluster whose controller runs until the test ends.
+func New(tb testing.TB, objects ...client.Object) *Cluster {
+	tb.Helper()
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, agents.AddToScheme, extensions.AddToScheme, barchan.AddToScheme} {
+		if err := add(scheme); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	c := &Cluster{changed: make(chan struct{})}
+	c.Client = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&agents.Sandbox{}).WithInterceptorFuncs(c.hooks()).Build()
+	ctx, cancel := context.WithCancel(tb.Context())
+	for _, obj := range objects {
+		if err := c.Create(ctx, obj); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { c.control(ctx) })
+	tb.Cleanup(func() { cancel(); wg.Wait() })
+	return c
+}
+
+// hooks does what an API server does and the fake client does not, and rings at each write.
+func (c *Cluster) hooks() interceptor.Funcs {
+	return interceptor.Funcs{
+		Create: func(ctx context.Context, w client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
+			defer c.ring()
+			obj.SetUID(uuid.NewUUID())
+			obj.SetCreationTimestamp(metav1.Now())
+			return w.Create(ctx, obj, opts...)
+		},
+		Update: func(ctx context.Context, w client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
+			defer c.ring()
+			return w.Update(ctx, obj, opts...)
+		},
+		Delete: func(ctx context.Context, w client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
+			defer c.ring()
+			return w.Delete(ctx, obj, opts...)
+		},
+		SubResourceUpdate: func(ctx context.Context, w client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
+			defer c.ring()
+			return w.SubResource(sub).Update(ctx, obj, opts...)
+		},
+	}
+}
+
+func (c *Cluster) ring() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+func (c *Cluster) bell() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.changed
+}
+
+// Hold stops the controller from doing anything, until Hold(false).
+func (c *Cluster) Hold(held bool) {
+	c.mu.Lock()
+	c.held = held
+	c.mu.Unlock()
+	c.ring()
+}
+
+func (c *Cluster) isHeld() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.held
+}
+
+// control reconciles all sandboxes at each change. What fails is tried again at the next one,
+// which the write that got in the way has caused.
+func (c *Cluster) control(ctx context.Context) {
+	for ctx.Err() == nil {
+		bell := c.bell()
+		if !c.isHeld() {
+			all, err := c.Sandboxes(ctx, "")
+			for i := range all {
+				err = errors.Join(err, Reconcile(ctx, c.Client, &all[i]))
+			}
+			if err != nil && ctx.Err() == nil {
+				continue
+			}
+		}
+		select {
+		case <-bell:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// Reconcile fulfils at once what a sandbox wishes, as far as its status can tell. c may be any
+// cluster's client.
+func Reconcile(ctx context.Context, c client.Client, s *agents.Sandbox) error {
+	if s.DeletionTimestamp != nil {
+		s.Finalizers = slices.DeleteFunc(s.Finalizers, func(f string) bool { return f == agents.NodeFinalizer })
+		return client.IgnoreNotFound(c.Update(ctx, s))
+	}
+	before := s.DeepCopy()
+	image := ""
+	if len(s.Spec.PodTemplate.Spec.Containers) > 0 {
+		image = s.Spec.PodTemplate.Spec.Containers[0].Image
+	}
+	switch {
+	case image == ImageBroken:
+		set(s, agents.ConditionFinished, true, agents.ReasonPodFailed, "the image cannot be used")
+	case image == ImageSlow:
+		set(s, agents.ConditionReady, false, agents.ReasonDependenciesNotReady, "the image is being unpacked")
+	case s.Spec.OperatingMode == agents.ModeSuspended:
+		set(s, agents.ConditionSuspended, true, agents.ReasonPodTerminated, "")
+		set(s, agents.ConditionReady, false, agents.ReasonSandboxSuspended, "")
+	case !sandbox.Ready(s):
+		s.Status.PodIPs = []string{"127.0.0.1"}
+		s.Status.Barchan = &agents.BarchanStatus{ID: string(sandbox.IDOf(s.UID)), StartedAt: new(metav1.Now())}
+		set(s, agents.ConditionSuspended, false, agents.ReasonNotSuspended, "")
+		set(s, agents.ConditionReady, true, agents.ReasonDependenciesReady, "")
+	}
+	if equal(before, s) {
+		return nil
+	}
+	return client.IgnoreNotFound(c.Status().Update(ctx, s))
+}
+
+func equal(a, b *agents.Sandbox) bool {
+	return fmt.Sprint(a.Status.Conditions) == fmt.Sprint(b.Status.Conditions)
+}
+
+func set(s *agents.Sandbox, kind string, status bool, reason, message string) {
+	c := metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: reason, Message: message, ObservedGeneration: s.Generation}
+	if status {
+		c.Status = metav1.ConditionTrue
+	}
+	meta.SetStatusCondition(&s.Status.Conditions, c)
+}
+
+// Sandbox reads one sandbox.
+func (c *Cluster) Sandbox(ctx context.Context, key types.NamespacedName) (*agents.Sandbox, error) {
+	return get(ctx, c.Client, key, &agents.Sandbox{})
+}
+
+// Template reads one template.
+func (c *Cluster) Template(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, error) {
+	return get(ctx, c.Client, key, &extensions.SandboxTemplate{})
+}
+
+func get[T client.Object](ctx context.Context, r client.Reader, key types.NamespacedName, obj T) (T, error) {
+	err := r.Get(ctx, key, obj)
+	if apierrors.IsNotFound(err) {
+		err = fmt.Errorf("%w: %w", errs.ErrNotFound, err)
+	}
+	return obj, err
+}
+
+// SandboxByID reads one sandbox.
+func (c *Cluster) SandboxByID(ctx context.Context, id sandbox.ID) (*agents.Sandbox, error) {
+	all, err := c.Sandboxes(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	for i := range all {
+		if sandbox.IDOf(all[i].UID) == id {
+			return &all[i], nil
+		}
+	}
+	return nil, fmt.Errorf("sandbox %s: %w", id, errs.ErrNotFound)
+}
+
+// Sandboxes lists a namespace, or with "" all.
+func (c *Cluster) Sandboxes(ctx context.Context, namespace string) ([]agents.Sandbox, error) {
+	var list agents.SandboxList
+	err := c.List(ctx, &list, client.InNamespace(namespace))
+	return list.Items, err
+}
+
+// Templates lists a namespace.
+func (c *Cluster) Templates(ctx context.Context, namespace string) ([]extensions.SandboxTemplate, error) {
+	var list extensions.SandboxTemplateList
+	err := c.List(ctx, &list, client.InNamespace(namespace))
+	return list.Items, err
+}
+
+// APIKeys lists a namespace.
+func (c *Cluster) APIKeys(ctx context.Context, namespace string) ([]barchan.APIKey, error) {
+	var list barchan.APIKeyList
+	err := c.List(ctx, &list, client.InNamespace(namespace))
+	return list.Items, err
+}
+
+// APIKeyByHash reads one key.
+func (c *Cluster) APIKeyByHash(ctx context.Context, hash string) (*barchan.APIKey, error) {
+	all, err := c.APIKeys(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	for i := range all {
+		if all[i].Spec.SHA256 == hash {
+			return &all[i], nil
+		}
+	}
+	return nil, errs.ErrNotFound
+}
+
+// WaitSandbox waits as the cache does.
+func (c *Cluster) WaitSandbox(ctx context.Context, key types.NamespacedName, done func(*agents.Sandbox) (bool, error)) (*agents.Sandbox, error) {
+	for {
+		bell := c.bell()
+		s, err := c.Sandbox(ctx, key)
+		if errors.Is(err, errs.ErrNotFound) {
+			s, err = nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if ok, err := done(s); ok || err != nil {
+			return s, err
+		}
+		select {
+		case <-bell:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for sandbox %s: %w: %w", key, errs.ErrTimeout, ctx.Err())
+		}
+	}
+}
+
+// Template returns a template object for tests.
+func Template(namespace, name, image string, change ...func(*extensions.SandboxTemplate)) *extensions.SandboxTemplate {
+	t := &extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+	t.Spec.PodTemplate.Spec.Containers = []corev1.Container{{Name: "main", Image: image}}
+	for _, f := range change {
+		f(t)
+	}
+	return t
+}
+
+// Public marks a template as one for every tenant.
+func Public(aliases ...string) func(*extensions.SandboxTemplate) {
+	return func(t *extensions.SandboxTemplate) {
+		t.Spec.Barchan = &extensions.TemplateBarchanSpec{Public: true, Aliases: aliases}
+	}
+}
+
+// Aged sets when a sandbox started, for tests of order.
+func (c *Cluster) Aged(ctx context.Context, id sandbox.ID, at time.Time) error {
+	for {
+		s, err := c.SandboxByID(ctx, id)
+		if err != nil {
+			return err
+		}
+		s.Status.Barchan.StartedAt = new(metav1.NewTime(at))
+		if err := c.Status().Update(ctx, s); !apierrors.IsConflict(err) {
+			return err
+		}
+	}
+}

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Looks for what should not be in the code: linters, the lock checker, and a
+# checker of shell scripts.
+source "$(dirname "$0")/lib.sh"
+scripts/tool.sh golangci-lint checklocks
+
+lint_scripts() {
+	git ls-files -z --cached --others --exclude-standard -- '*.sh' .ci/run |
+		xargs -0 shellcheck --external-sources --source-path=SCRIPTDIR --severity=warning
+}
+
+step "golangci-lint" golangci-lint run ./...
+step "checklocks" go vet -vettool="$BIN_DIR/checklocks" -inferred=false -wrappers=false ./...
+step "shellcheck" lint_scripts

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Runs all tests in random order under the race detector.
+# Arguments go to `go test`.
+source "$(dirname "$0")/lib.sh"
+scripts/tool.sh gotestsum
+
+# Two packages at once: tests of real sandboxes want the machine for themselves.
+gotestsum --format=pkgname-and-test-fails --format-hide-empty-pkg -- \
+	-race -shuffle=on -timeout=30m -p=2 "$@" ./...

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"math"
+	"strings"
+	"testing"
+)
+
+func TestSamples(t *testing.T) {
+	var s samples
+	for i := 100; i > 0; i-- {
+		s = append(s, float64(i))
+	}
+	for p, want := range map[float64]float64{0.01: 1, 0.5: 50, 0.99: 99, 1: 100, 0: 1} {
+		if got := s.at(p); got != want {
+			t.Errorf("at(%v) = %v, want %v", p, got, want)
+		}
+	}
+	if got := s.mean(); got != 50.5 {
+		t.Errorf("mean = %v, want 50.5", got)
+	}
+	if s[0] != 100 {
+		t.Error("at changed the order of its samples")
+	}
+	if got := (samples{}).at(0.5); !math.IsNaN(got) {
+		t.Errorf("the median of nothing = %v", got)
+	}
+}
+
+func TestParseBenchmark(t *testing.T) {
+	const out = "goos: linux\n" +
+		"BenchmarkAPI/floor/etcd-create-2 \t 2000\t 639000 ns/op\t 612.5 p50-µs\t 900.0 p99-µs\n" +
+		"BenchmarkAPI/get \t 2000\t 150000 ns/op\t 148.0 p50-µs\n" +
+		"BenchmarkOther/get-2 \t 1\t 7 ns/op\n" +
+		"PASS\n"
+	got := parseBenchmark(out, "BenchmarkAPI/")
+	if len(got) != 2 {
+		t.Fatalf("%d cases, want 2: %v", len(got), got)
+	}
+	if r := got["floor/etcd-create"]; r.n != 2000 || r.metrics["p50-µs"] != 612.5 || r.metrics["p99-µs"] != 900 {
+		t.Errorf("the floor = %+v", r)
+	}
+	if r := got["get"]; r.metrics["p50-µs"] != 148 {
+		t.Errorf("get = %+v", r)
+	}
+}
+
+func TestReadSteps(t *testing.T) {
+	const metrics = "# HELP barchan_node_step_seconds Time.\n" +
+		"barchan_node_step_seconds_bucket{runtime=\"gvisor\",step=\"start\",le=\"0.1\"} 1\n" +
+		"barchan_node_step_seconds_sum{runtime=\"gvisor\",step=\"start\"} 0.25\n" +
+		"barchan_node_step_seconds_count{runtime=\"gvisor\",step=\"start\"} 2\n" +
+		"barchan_node_step_seconds_sum{runtime=\"runc\",step=\"start\"} 9\n"
+	got, err := readSteps(strings.NewReader(metrics), "gvisor")
+	if err != nil || len(got) != 1 || got["start"] != (stepTime{0.25, 2}) {
+		t.Errorf("steps = %v, %v", got, err)
+	}
+}
+
+func TestReport(t *testing.T) {
+	r := newReport()
+	r.add("exec", "slow", "ms", samples{20, 10, 30}).over("nothing", 5).atMost(15)
+	r.one("memory", "count", "sandboxes", 100).atLeast(100)
+	f := r.add("exec", "rate", "MB/s", samples{100, 300, 200})
+	if *f.P99 != 100 {
+		t.Errorf("the bad end of a rate = %v, want 100", *f.P99)
+	}
+	var table, text bytes.Buffer
+	if err := r.writeTable(&table); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"<= 15: missed", ">= 100: met", "5 nothing"} {
+		if !strings.Contains(table.String(), want) {
+			t.Errorf("the table lacks %q:\n%s", want, table.String())
+		}
+	}
+	if n := strings.Count(table.String(), "\nexec"); n != 1 {
+		t.Errorf("the group exec stands in %d places:\n%s", n, table.String())
+	}
+	if err := r.writeJSON(&text); err != nil {
+		t.Fatal(err)
+	}
+	var back report
+	if err := json.Unmarshal(text.Bytes(), &back); err != nil || len(back.Figures) != 3 || back.Figures[0].Floor.Ratio != 4 {
+		t.Errorf("from JSON: %+v, %v", back, err)
+	}
+}
+
+func TestTemplatesAreJSON(t *testing.T) {
+	var v map[string]any
+	if err := json.Unmarshal([]byte(templateOf("runc")), &v); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestParse(t *testing.T) {
+	var talk bytes.Buffer
+	if _, err := parse([]string{"-only", "exec,nope"}, &talk); err == nil || !strings.Contains(err.Error(), "nope") {
+		t.Errorf("an unknown part = %v", err)
+	}
+	o, err := parse([]string{"--quick", "--only", "exec,api"}, &talk)
+	if err != nil || len(o.wanted()) != 2 || o.rounds(500) != 50 || o.rounds(3) != 2 {
+		t.Errorf("options = %+v, %v", o, err)
+	}
+}

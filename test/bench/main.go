@@ -1,0 +1,193 @@
+// Command bench measures a whole server from outside, as its users meet it, and prints one
+// table in which each figure stands beside the floor measured in the same run. It starts a
+// server of its own and removes it with everything that it made. It judges bars, and fails
+// only where it could not measure: speed is never an error.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer context.AfterFunc(ctx, stop)() // a second signal ends the program at once
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "bench: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+// options are the flags.
+type options struct {
+	json     bool
+	quick    bool
+	only     string
+	dir      string
+	programs string
+}
+
+// rounds returns how often to measure: n times, or a few times for a trial.
+func (o options) rounds(n int) int {
+	if o.quick {
+		return max(2, n/10)
+	}
+	return n
+}
+
+// part is one chapter of the table.
+type part struct {
+	name    string
+	measure func(context.Context, *bench) error
+}
+
+// parts lists the chapters in their order. Those that leave the server busy come last.
+func parts() []part {
+	return []part{
+		{"boot", measureBoot},
+		{"api", measureAPI},
+		{"create", measureCreate},
+		{"exec", measureExec},
+		{"transfer", measureTransfer},
+		{"memory", measureMemory},
+	}
+}
+
+// bench is one run.
+type bench struct {
+	options
+	server *server
+	report *report
+	log    io.Writer
+}
+
+func (b *bench) say(format string, args ...any) {
+	fmt.Fprintf(b.log, "==> "+format+"\n", args...)
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	o, err := parse(args, stderr)
+	if err != nil {
+		return err
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("a whole server needs root")
+	}
+	b := &bench{options: o, report: newReport(), log: stderr}
+	if err := b.measure(ctx); err != nil {
+		return err
+	}
+	if o.json {
+		return b.report.writeJSON(stdout)
+	}
+	return b.report.writeTable(stdout)
+}
+
+func parse(args []string, stderr io.Writer) (options, error) {
+	var o options
+	f := flag.NewFlagSet("bench", flag.ContinueOnError)
+	f.SetOutput(stderr)
+	f.BoolVar(&o.json, "json", false, "print JSON instead of a table")
+	f.BoolVar(&o.quick, "quick", false, "a tenth of the rounds, to try whether it works")
+	f.StringVar(&o.only, "only", "", "measure only these `parts`, separated by commas: boot, api, create, exec, transfer, memory")
+	f.StringVar(&o.dir, "dir", "/var/tmp", "where the server's data lie while it runs; on a disk, or the figures are of memory")
+	f.StringVar(&o.programs, "programs", "bin", "directory of barchan and barchan-agent")
+	if err := f.Parse(args); err != nil {
+		return o, err
+	}
+	var known []string
+	for _, p := range parts() {
+		known = append(known, p.name)
+	}
+	for _, name := range o.wanted() {
+		if !slices.Contains(known, name) {
+			return o, fmt.Errorf("-only: %q is none of %s", name, strings.Join(known, ", "))
+		}
+	}
+	return o, nil
+}
+
+func (o options) wanted() []string {
+	if o.only == "" {
+		return nil
+	}
+	return strings.Split(o.only, ",")
+}
+
+// measure does the wanted parts, and removes the server whatever happens.
+func (b *bench) measure(ctx context.Context) (err error) {
+	if b.server, err = newServer(ctx, b.dir, b.programs); err != nil {
+		return err
+	}
+	b.say("a server of its own in %s", b.server.dir)
+	defer func() {
+		b.say("remove the server and all that it made")
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTime)
+		defer cancel()
+		err = errors.Join(err, b.server.remove(undo))
+	}()
+	if err := b.prepare(ctx); err != nil {
+		return err
+	}
+	for _, p := range parts() {
+		if w := b.wanted(); w != nil && !slices.Contains(w, p.name) {
+			continue
+		}
+		began := time.Now()
+		b.say("measure: %s", p.name)
+		if err := p.measure(ctx, b); err != nil {
+			if ctx.Err() != nil {
+				return context.Cause(ctx) // whatever it led to
+			}
+			return fmt.Errorf("measure %s: %w\nend of the server's log:\n%s", p.name, err, b.server.tail())
+		}
+		b.say("measure: %s: done in %.0f s", p.name, time.Since(began).Seconds())
+	}
+	b.report.Ended = time.Now()
+	return nil
+}
+
+// prepare starts the server for the first time and gives it the base image and a template of
+// each runtime class.
+func (b *bench) prepare(ctx context.Context) error {
+	took, err := b.server.start(ctx)
+	if err != nil {
+		return err
+	}
+	b.report.one("boot", "boot to ready, empty data directory", "ms", millis(took))
+	b.say("make the base image, or take it from the cache")
+	if _, err := b.server.command(ctx, "", "image", "build", "base"); err != nil {
+		return err
+	}
+	b.report.Machine = describeMachine(ctx)
+	b.report.Version, err = b.server.command(ctx, "", "version")
+	b.report.Version = strings.TrimSpace(b.report.Version)
+	if err != nil {
+		return err
+	}
+	for _, class := range b.server.classes {
+		if _, err := b.server.command(ctx, templateOf(class), "apply", "-f", "-"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// templateOf is a template as the default one, but for its runtime class.
+func templateOf(class string) string {
+	return fmt.Sprintf(`{"apiVersion":"extensions.agents.x-k8s.io/v1beta1","kind":"SandboxTemplate",
+"metadata":{"name":"bench-%s","namespace":"default"},
+"spec":{"podTemplate":{"spec":{"runtimeClassName":%q,"containers":[{"name":"sandbox","image":"barchan.local/base:latest",
+"resources":{"limits":{"cpu":"1","memory":"512Mi"}}}]}}}}`, class, class)
+}

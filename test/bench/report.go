@@ -1,0 +1,263 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// figure is one line of the table.
+type figure struct {
+	Group  string   `json:"group"`
+	Name   string   `json:"name"`
+	Unit   string   `json:"unit"`
+	Median float64  `json:"median"`
+	P99    *float64 `json:"p99,omitempty"` // of a rate: what 99 % are at least
+	N      int      `json:"n"`
+	Floor  *floor   `json:"floor,omitempty"`
+	Bar    *bar     `json:"bar,omitempty"`
+}
+
+// floor is what the same would cost without us, measured in the same run.
+type floor struct {
+	Name   string  `json:"name"`
+	Median float64 `json:"median"`
+	Ratio  float64 `json:"ratio"` // of the figure's median to the floor's
+}
+
+// bar is what a figure shall keep to.
+type bar struct {
+	Value   float64 `json:"value"`
+	AtLeast bool    `json:"atLeast"` // else at most
+	Met     bool    `json:"met"`
+}
+
+// step is what one step takes of a cold create, on average.
+type step struct {
+	Class string  `json:"class"`
+	Name  string  `json:"name"`
+	Mean  float64 `json:"meanMilliseconds"`
+	Share float64 `json:"share"` // of the whole create by the REST API
+}
+
+// report is all that a run found out.
+type report struct {
+	Began   time.Time `json:"began"`
+	Ended   time.Time `json:"ended"`
+	Machine string    `json:"machine"`
+	Version string    `json:"version"`
+	Load    string    `json:"load"` // when it began
+	Figures []*figure `json:"figures"`
+	Steps   []step    `json:"steps"`
+}
+
+func newReport() *report { return &report{Began: time.Now(), Load: loadAverage()} }
+
+// samples are measurements of one thing in one unit.
+type samples []float64
+
+// at returns a percentile by nearest rank.
+func (s samples) at(p float64) float64 {
+	if len(s) == 0 {
+		return math.NaN()
+	}
+	sorted := slices.Sorted(slices.Values(s))
+	return sorted[max(0, int(math.Ceil(p*float64(len(s))))-1)]
+}
+
+func (s samples) mean() float64 {
+	sum := 0.0
+	for _, v := range s {
+		sum += v
+	}
+	return sum / float64(len(s))
+}
+
+// add puts a figure of several measurements into the report.
+func (r *report) add(group, name, unit string, s samples) *figure {
+	tail := 0.99
+	if unit == "MB/s" { // the bad end of a rate is the low one
+		tail = 0.01
+	}
+	p99 := s.at(tail)
+	f := &figure{Group: group, Name: name, Unit: unit, Median: s.at(0.5), P99: &p99, N: len(s)}
+	r.Figures = append(r.Figures, f)
+	return f
+}
+
+// one puts a figure that was measured once into the report.
+func (r *report) one(group, name, unit string, value float64) *figure {
+	f := &figure{Group: group, Name: name, Unit: unit, Median: value, N: 1}
+	r.Figures = append(r.Figures, f)
+	return f
+}
+
+// over sets the floor of a figure.
+func (f *figure) over(name string, median float64) *figure {
+	f.Floor = &floor{Name: name, Median: median, Ratio: f.Median / median}
+	return f
+}
+
+// atMost and atLeast set the bar of a figure.
+func (f *figure) atMost(v float64) {
+	f.Bar = &bar{Value: v, Met: f.Median <= v}
+}
+
+func (f *figure) atLeast(v float64) {
+	f.Bar = &bar{Value: v, AtLeast: true, Met: f.Median >= v}
+}
+
+func (r *report) writeJSON(w io.Writer) error {
+	r.Figures = r.grouped()
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(r)
+}
+
+func (r *report) writeTable(w io.Writer) error {
+	fmt.Fprintf(w, "%s\n%s\n%s, %.0f s, load at the start %s\n\n", r.Version, r.Machine, r.Began.UTC().Format("2006-01-02 15:04 MST"),
+		r.Ended.Sub(r.Began).Seconds(), r.Load)
+	var text bytes.Buffer
+	tw := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, "FIGURE\tMEDIAN\tP99\tN\tFLOOR\tRATIO\tBAR")
+	group := ""
+	for _, f := range r.grouped() {
+		if f.Group != group {
+			group = f.Group
+			fmt.Fprintf(tw, "%s\t\t\t\t\t\t\n", group)
+		}
+		fmt.Fprintln(tw, strings.Join(f.cells(), "\t"))
+	}
+	if err := tw.Flush(); err != nil {
+		return err
+	}
+	for line := range strings.Lines(text.String()) {
+		fmt.Fprintln(w, strings.TrimRight(line, " \n")) // empty cells are filled up
+	}
+	fmt.Fprintln(w, "\nP99 of a rate is what 99 % of the rounds reach at least. RATIO is the median over the floor's.")
+	return r.writeSteps(w)
+}
+
+// grouped returns the figures with those of a group together, groups as they first came.
+func (r *report) grouped() []*figure {
+	place := map[string]int{}
+	for _, f := range r.Figures {
+		if _, ok := place[f.Group]; !ok {
+			place[f.Group] = len(place)
+		}
+	}
+	sorted := slices.Clone(r.Figures)
+	slices.SortStableFunc(sorted, func(a, b *figure) int { return place[a.Group] - place[b.Group] })
+	return sorted
+}
+
+func (f *figure) cells() []string {
+	cells := []string{"  " + f.Name, number(f.Median) + " " + f.Unit, "", fmt.Sprint(f.N), "", "", ""}
+	if f.P99 != nil {
+		cells[2] = number(*f.P99)
+	}
+	if f.Floor != nil {
+		cells[4], cells[5] = fmt.Sprintf("%s %s", number(f.Floor.Median), f.Floor.Name), number(f.Floor.Ratio)
+	}
+	if f.Bar != nil {
+		sign, verdict := "<=", "missed"
+		if f.Bar.AtLeast {
+			sign = ">="
+		}
+		if f.Bar.Met {
+			verdict = "met"
+		}
+		cells[6] = fmt.Sprintf("%s %s: %s", sign, number(f.Bar.Value), verdict)
+	}
+	return cells
+}
+
+// writeSteps prints where a cold create goes, a column for each class.
+func (r *report) writeSteps(w io.Writer) error {
+	if len(r.Steps) == 0 {
+		return nil
+	}
+	var names, classes []string
+	of := map[[2]string]step{}
+	for _, s := range r.Steps {
+		if !slices.Contains(names, s.Name) {
+			names = append(names, s.Name)
+		}
+		if !slices.Contains(classes, s.Class) {
+			classes = append(classes, s.Class)
+		}
+		of[[2]string{s.Class, s.Name}] = s
+	}
+	fmt.Fprintln(w, "\nSteps of a cold create, mean and share of the whole. Chains run side by side (address and network beside snapshot\n"+
+		"and mount; bundle beside record; agent beside hold), so the shares of the steps add up to more than the node's.")
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintf(tw, "STEP\t%s\t\n", strings.Join(classes, " ms\tshare\t")+" ms\tshare")
+	for _, name := range names {
+		row := []string{name}
+		for _, c := range classes {
+			s := of[[2]string{c, name}]
+			row = append(row, fmt.Sprintf("%.1f", s.Mean), fmt.Sprintf("%.0f %%", 100*s.Share))
+		}
+		fmt.Fprintln(tw, strings.Join(row, "\t")+"\t")
+	}
+	return tw.Flush()
+}
+
+// number prints three significant digits, and whole numbers from 100 on.
+func number(v float64) string {
+	switch a := math.Abs(v); {
+	case a >= 100 || v == math.Trunc(v):
+		return fmt.Sprintf("%.0f", v)
+	case a >= 10:
+		return fmt.Sprintf("%.1f", v)
+	case a >= 1:
+		return fmt.Sprintf("%.2f", v)
+	default:
+		return fmt.Sprintf("%.3f", v)
+	}
+}
+
+func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+func loadAverage() string {
+	b, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return "unknown"
+	}
+	return strings.Join(strings.Fields(string(b))[:3], " ")
+}
+
+// describeMachine says in a line what was measured on.
+func describeMachine(ctx context.Context) string {
+	model := "unknown processor"
+	if b, err := os.ReadFile("/proc/cpuinfo"); err == nil {
+		for line := range strings.Lines(string(b)) {
+			if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == "model name" {
+				model = strings.TrimSpace(value)
+				break
+			}
+		}
+	}
+	memory := "unknown memory"
+	if b, err := os.ReadFile("/proc/meminfo"); err == nil {
+		var kib float64
+		if _, err := fmt.Sscanf(string(b), "MemTotal: %f kB", &kib); err == nil {
+			memory = fmt.Sprintf("%.0f GiB", kib/(1<<20))
+		}
+	}
+	kernel, err := exec.CommandContext(ctx, "uname", "-sr").Output()
+	if err != nil {
+		kernel = []byte("unknown kernel")
+	}
+	return fmt.Sprintf("%d CPUs (%s), %s, %s, %s", runtime.NumCPU(), model, memory, strings.TrimSpace(string(kernel)), runtime.Version())
+}

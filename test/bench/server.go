@@ -1,0 +1,274 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/adminclient"
+	"github.com/barchan-dev/barchan/internal/envd"
+	"github.com/barchan-dev/barchan/internal/restclient"
+)
+
+const (
+	startTime  = 2 * time.Minute
+	stopTime   = time.Minute
+	removeTime = 5 * time.Minute
+)
+
+// server is one barchan with all of its own: directories, ports, names, subnet.
+type server struct {
+	dir, program string
+	env          []string
+	addr         string
+	cgroup       string
+	http         *http.Client // keeps its connections, as an SDK does
+	admin        *adminclient.Client
+
+	cmd  *exec.Cmd // nil while it does not run
+	done chan error
+
+	// Known once it has run for the first time.
+	rest    *restclient.Client
+	classes []string          // that this machine offers, gVisor first
+	paths   map[string]string // programs, by name
+}
+
+// newServer prepares a server. Its programs are copied, so that a build that goes on at the
+// same time does not change what is measured.
+func newServer(ctx context.Context, parent, programs string) (*server, error) {
+	dir, err := os.MkdirTemp(parent, "bb-") // short: sockets lie below
+	if err != nil {
+		return nil, fmt.Errorf("make directory: %w", err)
+	}
+	s := &server{dir: dir, program: filepath.Join(dir, "barchan"), http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}
+	for _, name := range []string{"barchan", "barchan-agent"} {
+		if err := copyProgram(filepath.Join(programs, name), filepath.Join(dir, name)); err != nil {
+			return nil, errors.Join(err, os.RemoveAll(dir))
+		}
+	}
+	var ports [3]string
+	for i := range ports {
+		if ports[i], err = freeAddr(ctx); err != nil {
+			return nil, errors.Join(err, os.RemoveAll(dir))
+		}
+	}
+	s.addr = ports[0]
+	n := os.Getpid()
+	tag := fmt.Sprintf("bb%d", n)
+	s.cgroup = "/" + tag
+	data := filepath.Join(dir, "d")
+	s.env = append(os.Environ(),
+		"BARCHAN_DATA_DIR="+data, "BARCHAN_HTTP_ADDR="+ports[0], "BARCHAN_TLS_ADDR="+ports[1], "BARCHAN_KUBE_ADDR="+ports[2],
+		"BARCHAN_BRIDGE_NAME="+tag, fmt.Sprintf("BARCHAN_SUBNET=10.%d.%d.0/22", 210+n%40, 4*(n/40%64)),
+		"BARCHAN_NETNS_PREFIX="+tag+"-", "BARCHAN_NFT_TABLE="+tag, "BARCHAN_CGROUP_PARENT="+s.cgroup, "BARCHAN_CONTAINERD_NAMESPACE="+tag,
+		"BARCHAN_RUN_DIR=", "BARCHAN_API_URL=", "BARCHAN_API_KEY=",
+	)
+	s.admin = adminclient.New(filepath.Join(data, "run", "admin.sock"), data)
+	return s, nil
+}
+
+func copyProgram(from, to string) error {
+	b, err := os.ReadFile(from)
+	if err != nil {
+		return fmt.Errorf("copy program (is it built?): %w", err)
+	}
+	return os.WriteFile(to, b, 0o755) //nolint:gosec // a program
+}
+
+func freeAddr(ctx context.Context) (string, error) {
+	ln, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", fmt.Errorf("find a free port: %w", err)
+	}
+	return ln.Addr().String(), ln.Close()
+}
+
+func (s *server) logFile() string { return filepath.Join(s.dir, "log") }
+
+// start starts the server and returns how long it took from the start of its process until it
+// said that it is ready.
+func (s *server) start(ctx context.Context) (time.Duration, error) {
+	log, err := os.OpenFile(s.logFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return 0, fmt.Errorf("open log: %w", err)
+	}
+	defer func() { _ = log.Close() }()
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), s.program, "up") // it is stopped, not killed
+	cmd.Env, cmd.Stdout, cmd.Stderr = s.env, log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a terminal's signals are for us
+	began := time.Now()
+	if err := cmd.Start(); err != nil {
+		return 0, fmt.Errorf("start the server: %w", err)
+	}
+	s.cmd, s.done = cmd, make(chan error, 1)
+	go func(done chan<- error) { done <- cmd.Wait() }(s.done)
+	if err := s.awaitReady(ctx); err != nil {
+		return 0, err
+	}
+	took := time.Since(began)
+	return took, s.meet(ctx)
+}
+
+func (s *server) awaitReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startTime)
+	defer cancel()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		if res, err := s.get(ctx, "/readyz"); err == nil {
+			_, _ = io.Copy(io.Discard, res.Body)
+			_ = res.Body.Close()
+			if res.StatusCode == http.StatusOK {
+				return nil
+			}
+		}
+		select {
+		case err := <-s.done:
+			s.cmd = nil
+			return fmt.Errorf("the server ended at its start: %w\n%s", err, s.tail())
+		case <-ctx.Done():
+			return fmt.Errorf("wait until the server is ready: %w\n%s", ctx.Err(), s.tail())
+		case <-tick.C:
+		}
+	}
+}
+
+func (s *server) get(ctx context.Context, path string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.addr+path, nil)
+	if err != nil {
+		return nil, fmt.Errorf("make request: %w", err)
+	}
+	return s.http.Do(req)
+}
+
+// meet learns what clients need to know of a server.
+func (s *server) meet(ctx context.Context) error {
+	status, err := s.admin.Status(ctx)
+	if err != nil {
+		return fmt.Errorf("ask status: %w", err)
+	}
+	s.paths, s.classes = map[string]string{}, []string{"gvisor"}
+	for _, c := range status.Components {
+		s.paths[c.Name] = c.Path
+		if c.Name == "runc" && c.Path != "" {
+			s.classes = append(s.classes, "runc")
+		}
+	}
+	key, err := os.ReadFile(status.Addresses.APIKeyFile)
+	if err != nil {
+		return fmt.Errorf("read the API key: %w", err)
+	}
+	s.rest, err = restclient.New(restclient.Config{URL: "http://" + s.addr, Key: strings.TrimSpace(string(key)), HTTP: s.http, UserAgent: "bench"})
+	return err
+}
+
+// stop ends the server; sandboxes run on.
+func (s *server) stop() error {
+	if s.cmd == nil {
+		return nil
+	}
+	if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("stop the server: %w", err)
+	}
+	return s.awaitEnd()
+}
+
+func (s *server) awaitEnd() error {
+	s.http.CloseIdleConnections()
+	cmd := s.cmd
+	s.cmd = nil
+	select {
+	case err := <-s.done:
+		if err != nil {
+			return fmt.Errorf("the server ended: %w\n%s", err, s.tail())
+		}
+		return nil
+	case <-time.After(stopTime):
+		_ = cmd.Process.Kill()
+		return fmt.Errorf("the server did not end within %s\n%s", stopTime, s.tail())
+	}
+}
+
+// restart measures a boot over what is there.
+func (s *server) restart(ctx context.Context) (time.Duration, error) {
+	if err := s.stop(); err != nil {
+		return 0, err
+	}
+	return s.start(ctx)
+}
+
+// remove takes everything away. The directory stays if anything else did, for it is then
+// needed to try again.
+func (s *server) remove(ctx context.Context) error {
+	if _, err := os.Stat(filepath.Join(s.dir, "d")); err == nil {
+		if _, err := s.command(ctx, "", "down", "--all", "--yes"); err != nil {
+			return fmt.Errorf("%w\n%s\nthe data directory is kept in %s", err, s.tail(), s.dir)
+		}
+	}
+	if s.cmd != nil {
+		if err := s.awaitEnd(); err != nil {
+			return err
+		}
+	}
+	return os.RemoveAll(s.dir)
+}
+
+func (s *server) tail() string {
+	b, err := os.ReadFile(s.logFile())
+	if err != nil {
+		return ""
+	}
+	lines := strings.Split(string(b), "\n")
+	return strings.Join(lines[max(0, len(lines)-20):], "\n")
+}
+
+// command runs one of our commands and returns what it printed.
+func (s *server) command(ctx context.Context, stdin string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, s.program, args...)
+	var out, talk bytes.Buffer
+	cmd.Env, cmd.Stdout, cmd.Stderr, cmd.Stdin = s.env, &out, &talk, strings.NewReader(stdin)
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("barchan %s: %w: %s", strings.Join(args, " "), err, talk.String())
+	}
+	return out.String(), nil
+}
+
+// box is a running sandbox and the client of its agent, through the gateway.
+type box struct {
+	id    string
+	agent *envd.Client
+}
+
+// create makes a sandbox of a class by the REST API.
+func (s *server) create(ctx context.Context, class string) (box, error) {
+	made, err := s.rest.Create(ctx, restclient.NewSandbox{TemplateID: "bench-" + class, Timeout: 3600})
+	if err != nil {
+		return box{}, fmt.Errorf("create sandbox: %w", err)
+	}
+	h := http.Header{}
+	h.Set(envd.HeaderSandboxID, made.SandboxID)
+	h.Set(envd.HeaderSandboxPort, strconv.Itoa(envd.Port))
+	agent, err := envd.NewClient(envd.ClientConfig{
+		HTTP: s.http, BaseURL: "http://" + s.addr, Header: h, Token: func() string { return made.AgentToken },
+	})
+	return box{id: made.SandboxID, agent: agent}, err
+}
+
+func (s *server) kill(ctx context.Context, b box) error {
+	if err := s.rest.Kill(ctx, b.id); err != nil {
+		return fmt.Errorf("kill sandbox %s: %w", b.id, err)
+	}
+	return nil
+}

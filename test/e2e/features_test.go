@@ -1,0 +1,30 @@
+package e2e
+
+import (
+	"strconv"
+	"testing"
+)
+
+// TestFeatures is what a template may ask for and what operators and clients see of it, on one
+// server with the operator's own certificate and domain.
+func TestFeatures(t *testing.T) {
+	s := newServer(t)
+	cert, key, roots := certificateFiles(t, s.dir)
+	spans, address := startCollector(t)
+	s.set("BARCHAN_TLS_CERT", cert)
+	s.set("BARCHAN_TLS_KEY", key)
+	s.set("BARCHAN_DOMAINS", testDomain+",barchan.localhost")
+	s.set("BARCHAN_OTLP_ENDPOINT", address)
+	s.set("BARCHAN_SANDBOX_PIDS", strconv.Itoa(pidsLimit))
+	s.start()
+	s.must("image", "build", "base")
+	for name, test := range map[string]func(*testing.T, *server){
+		"runtimes": testRuntimes, "service": testService, "restart policy": testRestartPolicy, "refusals": testRefusals, "tenancy": testTenancy,
+		"images":        func(t *testing.T, s *server) { testImages(t, s, helloProgram(t)) },
+		"gateway":       func(t *testing.T, s *server) { testGateway(t, s, roots) },
+		"observability": func(t *testing.T, s *server) { testObservability(t, s, spans) },
+	} {
+		t.Run(name, func(t *testing.T) { test(t, s.in(t)) })
+	}
+	eventually(t, "only what lives is left", s.onlyLive)
+}

@@ -1,0 +1,224 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	"google.golang.org/grpc"
+)
+
+// traces is a collector of OTLP traces that keeps the names of spans by service.
+type traces struct {
+	collector.UnimplementedTraceServiceServer
+
+	mu    sync.Mutex
+	spans map[string][]string // +checklocks:mu
+}
+
+// Export keeps spans.
+func (c *traces) Export(_ context.Context, req *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range req.GetResourceSpans() {
+		service := ""
+		for _, a := range r.GetResource().GetAttributes() {
+			if a.GetKey() == "service.name" {
+				service = a.GetValue().GetStringValue()
+			}
+		}
+		for _, scope := range r.GetScopeSpans() {
+			for _, span := range scope.GetSpans() {
+				c.spans[service] = append(c.spans[service], span.GetName())
+			}
+		}
+	}
+	return &collector.ExportTraceServiceResponse{}, nil
+}
+
+func startCollector(t *testing.T) (*traces, string) {
+	t.Helper()
+	ln, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, srv := &traces{spans: map[string][]string{}}, grpc.NewServer()
+	collector.RegisterTraceServiceServer(srv, c)
+	go func() { _ = srv.Serve(ln) }() // ends with Stop
+	t.Cleanup(srv.Stop)
+	return c, ln.Addr().String()
+}
+
+// testObservability wants figures, traces, and reads that programs can read.
+func testObservability(t *testing.T, s *server, c *traces) {
+	id, _ := s.keep("base", "true")
+	t.Run("metrics", func(t *testing.T) {
+		_, text := ask(t, http.DefaultClient, "http://"+s.http+"/metrics", nil)
+		for _, series := range []string{
+			`barchan_manager_operation_seconds_bucket{operation="claim",result="ok",le="0.00025"}`,
+			`barchan_manager_operation_seconds_bucket{operation="create",result="ok",le="0.00025"}`,
+			`barchan_node_step_seconds_bucket{runtime="gvisor",step="start",le="0.00025"}`,
+			`barchan_node_step_seconds_bucket{runtime="gvisor",step="total",le="0.00025"}`,
+			`barchan_gateway_exec_seconds_bucket{le="0.00025"}`,
+			`barchan_gateway_first_byte_seconds_bucket{le="0.00025"}`,
+			`barchan_api_request_seconds_count{route="POST /v2/sandboxes",status="201"}`,
+			`barchan_gateway_requests_total{class="2xx"}`,
+			`barchan_build_info{version=`,
+		} {
+			if !strings.Contains(text, "\n"+series) {
+				t.Errorf("/metrics has no %s", series)
+			}
+		}
+		for line := range strings.Lines(text) {
+			if strings.HasPrefix(line, "barchan_gateway_exec_seconds_count") && strings.HasSuffix(line, " 0\n") {
+				t.Error("no exec was counted")
+			}
+			if strings.Contains(line, id) {
+				t.Errorf("a series per sandbox: %s", line)
+			}
+		}
+	})
+	t.Run("health and phases", func(t *testing.T) {
+		if resp, _ := ask(t, http.DefaultClient, "http://"+s.http+"/healthz", nil); resp.StatusCode != http.StatusOK {
+			t.Errorf("/healthz = %s", resp.Status)
+		}
+		_, text := ask(t, http.DefaultClient, "http://"+s.http+"/readyz", nil)
+		var ready struct {
+			Ready  bool
+			Phase  string
+			Phases []struct {
+				Name string
+				Done bool
+			}
+		}
+		if err := json.Unmarshal([]byte(text), &ready); err != nil || !ready.Ready || ready.Phase != "ready" {
+			t.Errorf("/readyz = %s, %v", text, err)
+		}
+		var names []string
+		for _, p := range ready.Phases {
+			if names = append(names, p.Name); !p.Done {
+				t.Errorf("phase %s is not done", p.Name)
+			}
+		}
+		if at := slices.Index(names, "lock"); at != 0 || slices.Index(names, "node") > slices.Index(names, "serve") {
+			t.Errorf("phases %v", names)
+		}
+	})
+	t.Run("traces", func(t *testing.T) {
+		eventually(t, "a span of the create", func() error {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if len(c.spans["barchan"]) == 0 {
+				return fmt.Errorf("the collector has %v", c.spans)
+			}
+			return nil
+		})
+	})
+	t.Run("json of every read", func(t *testing.T) {
+		s := s.in(t)
+		for _, args := range [][]string{
+			{"status"},
+			{"ls"},
+			{"show", id},
+			{"template", "ls"},
+			{"template", "ls", "-A"},
+			{"template", "show", "base", "-n", "barchan-system"},
+			{"pool", "ls"},
+			{"pool", "ls", "-A"},
+			{"key", "ls"},
+			{"image", "ls"},
+			{"doctor"},
+			{"version"},
+			{"config"},
+			{"port", id, "80"},
+		} {
+			var parsed any
+			s.read(&parsed, args...)
+		}
+		if out := s.data("template", "ls"); !strings.Contains(out, "base ") {
+			t.Errorf("template ls does not show the public template:\n%s", out)
+		}
+		for line := range strings.Lines(s.data("logs", id, "--json")) {
+			if !json.Valid([]byte(line)) {
+				t.Errorf("logs --json: %s", line)
+			}
+		}
+	})
+	t.Run("config tells where each came from", func(t *testing.T) {
+		s := s.in(t)
+		out := s.must("config", "--log-level", "debug")
+		for _, want := range []string{"logLevel: debug # --log-level", "httpAddr: " + s.http + " # BARCHAN_HTTP_ADDR", "# default"} {
+			if !strings.Contains(out, want) {
+				t.Errorf("config has no %q:\n%s", want, out)
+			}
+		}
+	})
+	t.Run("completion", func(t *testing.T) { testCompletion(t, s.in(t)) })
+	t.Run("kubectl explain and watch", func(t *testing.T) { testExplainAndWatch(t, s.in(t)) })
+}
+
+func testCompletion(t *testing.T, s *server) {
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		if out := s.data("completion", shell); !strings.Contains(out, "barchan") {
+			t.Errorf("completion %s:\n%s", shell, out)
+		}
+	}
+	cmd := exec.CommandContext(t.Context(), "bash", "-n")
+	cmd.Stdin = strings.NewReader(s.data("completion", "bash"))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("bash does not read its completion: %v\n%s", err, out)
+	}
+	if out := s.data("__complete", "im"); !strings.Contains(out, "image") {
+		t.Errorf("im<TAB> offers\n%s", out)
+	}
+}
+
+func testExplainAndWatch(t *testing.T, s *server) {
+	for what, want := range map[string]string{
+		"sandbox.spec.podTemplate": "PodSpec", "sandbox.spec.shutdownTime": "when the sandbox ends", "sandboxtemplate.spec": "podTemplate", "apikey.spec": "sha256",
+	} {
+		if out := s.mustKubectl("", "explain", what); !strings.Contains(out, want) {
+			t.Errorf("kubectl explain %s has no %q:\n%s", what, want, out)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	watch := exec.CommandContext(ctx, kubectl(t), "get", "sandboxtemplates", "--watch-only", "-o", "name")
+	watch.Env = append(os.Environ(), "KUBECONFIG="+s.value("BARCHAN_DATA_DIR")+"/credentials/admin.kubeconfig")
+	out, err := watch.StdoutPipe()
+	if err == nil {
+		err = watch.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { cancel(); _ = watch.Wait() }()
+	seen := make(chan string, 1)
+	go func() {
+		buf := make([]byte, 4096)
+		n, _ := out.Read(buf)
+		seen <- string(buf[:n])
+	}()
+	for i := 0; ; i++ { // until the watch has begun
+		s.apply(strings.Replace(imageTemplate("watched", baseImage, ""), "{name: watched}", fmt.Sprintf("{name: watched, labels: {n: \"%d\"}}", i), 1))
+		select {
+		case got := <-seen:
+			if !strings.Contains(got, "/watched") {
+				t.Errorf("the watch shows %q", got)
+			}
+			return
+		case <-ctx.Done():
+			t.Fatal("the watch shows nothing")
+		default:
+		}
+	}
+}

@@ -1,0 +1,259 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const (
+	startTime = 2 * time.Minute
+	stopTime  = time.Minute
+)
+
+// programs are those that users have; they are brought up to date before the tests.
+var programs struct{ barchan string }
+
+func TestMain(m *testing.M) {
+	os.Exit(func() int {
+		if os.Getuid() != 0 {
+			return m.Run() // every test then skips, loudly
+		}
+		if out, err := exec.CommandContext(context.Background(), "../../scripts/build.sh").CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "build: %v\n%s", err, out)
+			return 1
+		}
+		var err error
+		if programs.barchan, err = filepath.Abs("../../bin/barchan"); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return m.Run()
+	}())
+}
+
+var instances atomic.Int32
+
+// server is one barchan with all of its own.
+type server struct {
+	t    *testing.T
+	dir  string
+	env  []string
+	http string
+	tls  string
+	*process
+}
+
+// process is the server's, if it runs.
+type process struct {
+	cmd  *exec.Cmd
+	done chan error
+	log  *os.File
+}
+
+// in is the server for a subtest, which then fails by itself.
+func (s *server) in(t *testing.T) *server {
+	c := *s
+	c.t = t
+	return &c
+}
+
+// newServer prepares a server and removes every trace of it at the test's end.
+func newServer(t *testing.T) *server {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("SKIPPED: a whole server needs root")
+	}
+	dir, err := os.MkdirTemp("/tmp", "be-") //nolint:usetesting // short, for sockets lie below, and removed last
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := int(instances.Add(1)) + os.Getpid()%20*10
+	tag := fmt.Sprintf("be%d", n)
+	s := &server{t: t, dir: dir, http: freeAddr(t), tls: freeAddr(t), process: &process{}}
+	s.env = append(os.Environ(),
+		"BARCHAN_DATA_DIR="+filepath.Join(dir, "d"), "BARCHAN_HTTP_ADDR="+s.http, "BARCHAN_TLS_ADDR="+s.tls, "BARCHAN_KUBE_ADDR="+freeAddr(t),
+		"BARCHAN_BRIDGE_NAME="+tag, fmt.Sprintf("BARCHAN_SUBNET=10.%d.%d.0/24", 100+n%100, n%250),
+		"BARCHAN_NETNS_PREFIX="+tag+"-", "BARCHAN_NFT_TABLE="+tag, "BARCHAN_CGROUP_PARENT=/"+tag, "BARCHAN_CONTAINERD_NAMESPACE="+tag,
+		"BARCHAN_API_URL=", "BARCHAN_API_KEY=",
+	)
+	t.Cleanup(s.remove)
+	return s
+}
+
+func freeAddr(t *testing.T) string {
+	t.Helper()
+	ln, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = ln.Close() }()
+	return ln.Addr().String()
+}
+
+// start runs the server in the foreground of a child and waits until it is ready.
+func (s *server) start() {
+	s.t.Helper()
+	log, err := os.OpenFile(filepath.Join(s.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	cmd := exec.CommandContext(context.Background(), programs.barchan, "up") // it outlives the test's context: see remove
+	cmd.Env, cmd.Stdout, cmd.Stderr = s.env, log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	s.cmd, s.log, s.done = cmd, log, make(chan error, 1)
+	go func(done chan<- error) { done <- cmd.Wait() }(s.done)
+	ctx, cancel := context.WithTimeout(context.Background(), startTime)
+	defer cancel()
+	for {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.http+"/readyz", nil)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		if resp, err := http.DefaultClient.Do(req); err == nil {
+			_ = resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return
+			}
+		}
+		select {
+		case err := <-s.done:
+			s.t.Fatalf("the server ended at its start: %v\n%s", err, s.tail())
+		case <-ctx.Done():
+			s.t.Fatalf("the server is not ready\n%s", s.tail())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// stop ends the server as a service manager would, or by SIGKILL; sandboxes run on.
+func (s *server) stop(sig syscall.Signal) {
+	s.t.Helper()
+	if s.cmd == nil {
+		return
+	}
+	if err := s.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		s.t.Fatal(err)
+	}
+	select {
+	case err := <-s.done:
+		if sig == syscall.SIGTERM && err != nil {
+			s.t.Errorf("the server ended with %v\n%s", err, s.tail())
+		}
+	case <-time.After(stopTime):
+		_ = s.cmd.Process.Kill()
+		s.t.Errorf("the server did not stop within %v\n%s", stopTime, s.tail())
+	}
+	s.cmd = nil
+	_ = s.log.Close()
+}
+
+// remove takes everything away, whether the server runs or not, and checks that nothing stayed.
+func (s *server) remove() {
+	if s.cmd == nil {
+		s.start() // only a server knows all that it made
+	}
+	if out, err := s.try("down", "--all", "--yes"); err != nil {
+		s.t.Errorf("down --all: %v\n%s\n%s", err, out, s.tail())
+	}
+	select {
+	case err := <-s.done:
+		if err != nil {
+			s.t.Errorf("the server ended with %v", err)
+		}
+	case <-time.After(stopTime):
+		_ = s.cmd.Process.Kill()
+		s.t.Errorf("down --all left the server running\n%s", s.tail())
+	}
+	s.checkNothingLeft()
+	if s.t.Failed() {
+		s.t.Logf("end of the server's log:\n%s", s.tail())
+	}
+	_ = os.RemoveAll(s.dir)
+}
+
+func (s *server) checkNothingLeft() {
+	tag := s.value("BARCHAN_BRIDGE_NAME")
+	for what, command := range map[string]string{
+		"links":      "ip -o link | grep -w " + tag,
+		"namespaces": "ls /var/run/netns | grep ^" + tag + "-",
+		"rules":      "nft list tables | grep -w " + tag,
+		"mounts":     "grep " + s.dir + "/ /proc/self/mounts",
+		"processes":  "pgrep -af [b]e-" + strings.TrimPrefix(s.dir, "/tmp/be-") + "/",
+		"cgroups":    "find /sys/fs/cgroup -type d -name " + tag,
+	} {
+		out, _ := exec.CommandContext(context.Background(), "sh", "-c", command).Output() // grep's 1 is what we hope for
+		if text := strings.TrimSpace(string(out)); text != "" && !strings.Contains(text, "not found") {
+			s.t.Errorf("%s left behind:\n%s", what, text)
+		}
+	}
+}
+
+func (s *server) value(key string) string {
+	for _, kv := range s.env {
+		if v, ok := strings.CutPrefix(kv, key+"="); ok {
+			return v
+		}
+	}
+	return ""
+}
+
+func (s *server) tail() string {
+	b, _ := os.ReadFile(filepath.Join(s.dir, "log"))
+	lines := strings.Split(string(b), "\n")
+	return strings.Join(lines[max(0, len(lines)-30):], "\n")
+}
+
+// try runs a command of ours and returns what it printed.
+func (s *server) try(args ...string) (string, error) {
+	return s.tryIn("", args...)
+}
+
+func (s *server) tryIn(stdin string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), startTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, programs.barchan, args...)
+	var out bytes.Buffer
+	cmd.Env, cmd.Stdout, cmd.Stderr, cmd.Stdin = s.env, &out, &out, strings.NewReader(stdin)
+	err := cmd.Run()
+	return out.String(), err
+}
+
+// must is try that has to succeed.
+func (s *server) must(args ...string) string {
+	s.t.Helper()
+	out, err := s.try(args...)
+	if err != nil {
+		s.t.Fatalf("barchan %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return out
+}
+
+// clientEnv is the environment that `barchan env` gives a client.
+func (s *server) clientEnv(flags ...string) []string {
+	s.t.Helper()
+	vars := map[string]string{}
+	if err := json.Unmarshal([]byte(s.must(append([]string{"env", "--shell", "json"}, flags...)...)), &vars); err != nil {
+		s.t.Fatalf("barchan env: %v", err)
+	}
+	env := os.Environ()
+	for k, v := range vars {
+		env = append(env, k+"="+v)
+	}
+	return env
+}

@@ -1,0 +1,101 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// newKey makes a key by the command line.
+func (s *server) newKey(args ...string) string {
+	s.t.Helper()
+	var made struct{ Key string }
+	s.read(&made, append([]string{"key", "create"}, args...)...)
+	if !strings.HasPrefix(made.Key, "e2b_") {
+		s.t.Fatalf("key create gave %q", made.Key)
+	}
+	return made.Key
+}
+
+// listed are the IDs that a key's owner sees.
+func (s *server) listed(key string) (ids []string) {
+	s.t.Helper()
+	status, body := s.call(key, http.MethodGet, "/v2/sandboxes", nil)
+	var list []struct{ SandboxID string }
+	if err := json.Unmarshal([]byte(body), &list); err != nil || status != http.StatusOK {
+		s.t.Fatalf("GET /v2/sandboxes = %d %s", status, body)
+	}
+	for _, x := range list {
+		ids = append(ids, x.SandboxID)
+	}
+	return ids
+}
+
+// testTenancy wants two teams to know nothing of each other.
+func testTenancy(t *testing.T, s *server) {
+	ann, bob := s.newKey("ann", "--namespace", "team-a"), s.newKey("bob", "--namespace", "team-b")
+	its := s.create(ann, "base")
+	t.Cleanup(func() { s.call(ann, http.MethodDelete, "/sandboxes/"+its, nil) })
+	if got := s.listed(ann); !slices.Equal(got, []string{its}) {
+		t.Errorf("its owner lists %v, want %s", got, its)
+	}
+	if got := s.listed(bob); len(got) != 0 {
+		t.Errorf("another team lists %v", got)
+	}
+	if slices.Contains(s.sandboxes(), its) {
+		t.Errorf("the command line's key, of the default namespace, lists %s", its)
+	}
+	for _, r := range []struct {
+		method, path string
+		body         any
+	}{
+		{http.MethodGet, "", nil},
+		{http.MethodDelete, "", nil},
+		{http.MethodPost, "/timeout", map[string]int{"timeout": 1}},
+		{http.MethodPost, "/refreshes", map[string]int{"duration": 60}},
+		{http.MethodPost, "/pause", nil},
+		{http.MethodPost, "/resume", map[string]int{"timeout": 60}},
+		{http.MethodPost, "/connect", map[string]int{"timeout": 60}},
+		{http.MethodGet, "/metrics", nil},
+		{http.MethodGet, "/logs", nil},
+	} {
+		status, body := s.call(bob, r.method, "/sandboxes/"+its+r.path, r.body)
+		if status != http.StatusNotFound || strings.Contains(body, "team-a") {
+			t.Errorf("%s %s by another team = %d %s, want 404", r.method, r.path, status, body)
+		}
+	}
+	if status, _ := s.call(ann, http.MethodGet, "/sandboxes/"+its, nil); status != http.StatusOK {
+		t.Errorf("after all that its owner gets %d", status)
+	}
+	out, err := s.kubectl("", "get", "sandboxes", "-n", "team-b")
+	if err != nil || strings.Contains(out, "base") {
+		t.Errorf("namespace team-b has %s (%v)", out, err)
+	}
+	if out := s.must("key", "ls", "-A"); !strings.Contains(out, "team-a") || strings.Contains(out, ann) {
+		t.Errorf("key ls -A tells no namespace, or a whole key:\n%s", out)
+	}
+	testKeyEnds(t, s, bob)
+}
+
+// testKeyEnds wants revoked and expired keys to be refused like unknown ones.
+func testKeyEnds(t *testing.T, s *server, bob string) {
+	short := s.newKey("--namespace", "team-b", "--expires", "2s")
+	if status, body := s.call(short, http.MethodGet, "/v2/sandboxes", nil); status != http.StatusOK {
+		t.Errorf("a key that has 2 s to live = %d %s", status, body)
+	}
+	s.must("key", "rm", "bob", "--namespace", "team-b")
+	for what, key := range map[string]string{"revoked": bob, "expired": short} {
+		eventually(t, what+" key", func() error {
+			if status, body := s.call(key, http.MethodGet, "/v2/sandboxes", nil); status != http.StatusUnauthorized || !strings.Contains(body, `"code":401`) {
+				return fmt.Errorf("%d %s", status, body)
+			}
+			return nil
+		})
+	}
+	if status, _ := s.call("", http.MethodGet, "/v2/sandboxes", nil); status != http.StatusUnauthorized {
+		t.Errorf("no key = %d", status)
+	}
+}
