@@ -46,9 +46,13 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.CheckpointList{}.OpenAPIModelName():                      schema_barchan_api_barchan_v1alpha1_CheckpointList(ref),
 		v1alpha1.CheckpointSpec{}.OpenAPIModelName():                      schema_barchan_api_barchan_v1alpha1_CheckpointSpec(ref),
 		v1alpha1.CheckpointStatus{}.OpenAPIModelName():                    schema_barchan_api_barchan_v1alpha1_CheckpointStatus(ref),
+		v1alpha1.TemplateRevision{}.OpenAPIModelName():                    schema_barchan_api_barchan_v1alpha1_TemplateRevision(ref),
+		v1alpha1.TemplateRevisionList{}.OpenAPIModelName():                schema_barchan_api_barchan_v1alpha1_TemplateRevisionList(ref),
+		v1alpha1.TemplateRevisionSpec{}.OpenAPIModelName():                schema_barchan_api_barchan_v1alpha1_TemplateRevisionSpec(ref),
 		extensionsv1beta1.ClaimLifecycle{}.OpenAPIModelName():             schema_barchan_api_extensions_v1beta1_ClaimLifecycle(ref),
 		extensionsv1beta1.ClaimedSandbox{}.OpenAPIModelName():             schema_barchan_api_extensions_v1beta1_ClaimedSandbox(ref),
 		extensionsv1beta1.EnvVar{}.OpenAPIModelName():                     schema_barchan_api_extensions_v1beta1_EnvVar(ref),
+		extensionsv1beta1.PoolAutoscale{}.OpenAPIModelName():              schema_barchan_api_extensions_v1beta1_PoolAutoscale(ref),
 		extensionsv1beta1.SandboxClaim{}.OpenAPIModelName():               schema_barchan_api_extensions_v1beta1_SandboxClaim(ref),
 		extensionsv1beta1.SandboxClaimList{}.OpenAPIModelName():           schema_barchan_api_extensions_v1beta1_SandboxClaimList(ref),
 		extensionsv1beta1.SandboxClaimSpec{}.OpenAPIModelName():           schema_barchan_api_extensions_v1beta1_SandboxClaimSpec(ref),
@@ -65,6 +69,8 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		extensionsv1beta1.TemplateBarchanSpec{}.OpenAPIModelName():        schema_barchan_api_extensions_v1beta1_TemplateBarchanSpec(ref),
 		extensionsv1beta1.TemplateNetworkPolicy{}.OpenAPIModelName():      schema_barchan_api_extensions_v1beta1_TemplateNetworkPolicy(ref),
 		extensionsv1beta1.UpdateStrategy{}.OpenAPIModelName():             schema_barchan_api_extensions_v1beta1_UpdateStrategy(ref),
+		extensionsv1beta1.WarmPoolBarchanSpec{}.OpenAPIModelName():        schema_barchan_api_extensions_v1beta1_WarmPoolBarchanSpec(ref),
+		extensionsv1beta1.WarmPoolBarchanStatus{}.OpenAPIModelName():      schema_barchan_api_extensions_v1beta1_WarmPoolBarchanStatus(ref),
 		v1.ContainerResourceMetricSource{}.OpenAPIModelName():             schema_k8sio_api_autoscaling_v1_ContainerResourceMetricSource(ref),
 		v1.ContainerResourceMetricStatus{}.OpenAPIModelName():             schema_k8sio_api_autoscaling_v1_ContainerResourceMetricStatus(ref),
 		v1.CrossVersionObjectReference{}.OpenAPIModelName():               schema_k8sio_api_autoscaling_v1_CrossVersionObjectReference(ref),
@@ -1454,6 +1460,142 @@ func schema_barchan_api_barchan_v1alpha1_CheckpointStatus(ref common.ReferenceCa
 	}
 }
 
+func schema_barchan_api_barchan_v1alpha1_TemplateRevision(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TemplateRevision is one entry of a template's history. It goes with its template.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(metav1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1alpha1.TemplateRevisionSpec{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"spec"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.TemplateRevisionSpec{}.OpenAPIModelName(), metav1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_barchan_api_barchan_v1alpha1_TemplateRevisionList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TemplateRevisionList is a list of revisions.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(metav1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Type: []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.TemplateRevision{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.TemplateRevision{}.OpenAPIModelName(), metav1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_barchan_api_barchan_v1alpha1_TemplateRevisionSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TemplateRevisionSpec is what a template once said. It cannot change.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"templateName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TemplateName is the SandboxTemplate, in the same namespace.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"revision": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Revision is the content's SHA-256, in 52 lower-case letters and digits.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"number": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Number counts a template's revisions from 1, in the order in which they were first seen.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"content": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Content is what was hashed: all of the template that decides what runs.",
+							Ref:         ref(runtime.RawExtension{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"templateName", "revision", "number", "content"},
+			},
+		},
+		Dependencies: []string{
+			runtime.RawExtension{}.OpenAPIModelName()},
+	}
+}
+
 func schema_barchan_api_extensions_v1beta1_ClaimLifecycle(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -1553,6 +1695,49 @@ func schema_barchan_api_extensions_v1beta1_EnvVar(ref common.ReferenceCallback) 
 					},
 				},
 				Required: []string{"name"},
+			},
+		},
+	}
+}
+
+func schema_barchan_api_extensions_v1beta1_PoolAutoscale(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PoolAutoscale says how a pool follows its use.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"minReplicas": {
+						SchemaProps: spec.SchemaProps{
+							Description: "MinReplicas is the least number of members. Default 0.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"maxReplicas": {
+						SchemaProps: spec.SchemaProps{
+							Description: "MaxReplicas is the greatest number of members.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"sparePercent": {
+						SchemaProps: spec.SchemaProps{
+							Description: "SparePercent is the wanted share of spare members among the pool's members and the living sandboxes that were claimed through it. Default 20.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"idleSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "IdleSeconds without a claim let the pool shrink to MinReplicas; until then it keeps one member at least. Default 600.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+				Required: []string{"maxReplicas"},
 			},
 		},
 	}
@@ -2093,12 +2278,18 @@ func schema_barchan_api_extensions_v1beta1_SandboxWarmPoolSpec(ref common.Refere
 							Ref: ref(extensionsv1beta1.UpdateStrategy{}.OpenAPIModelName()),
 						},
 					},
+					"barchan": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Barchan holds what Barchan adds to the upstream kind.",
+							Ref:         ref(extensionsv1beta1.WarmPoolBarchanSpec{}.OpenAPIModelName()),
+						},
+					},
 				},
 				Required: []string{"sandboxTemplateRef"},
 			},
 		},
 		Dependencies: []string{
-			extensionsv1beta1.SandboxTemplateRef{}.OpenAPIModelName(), extensionsv1beta1.UpdateStrategy{}.OpenAPIModelName()},
+			extensionsv1beta1.SandboxTemplateRef{}.OpenAPIModelName(), extensionsv1beta1.UpdateStrategy{}.OpenAPIModelName(), extensionsv1beta1.WarmPoolBarchanSpec{}.OpenAPIModelName()},
 	}
 }
 
@@ -2137,6 +2328,19 @@ func schema_barchan_api_extensions_v1beta1_SandboxWarmPoolStatus(ref common.Refe
 							Format: "int64",
 						},
 					},
+					"currentRevision": {
+						SchemaProps: spec.SchemaProps{
+							Description: "CurrentRevision of the template, which alone claims get; Barchan's addition.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"barchan": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Barchan holds what Barchan adds to the upstream kind.",
+							Ref:         ref(extensionsv1beta1.WarmPoolBarchanStatus{}.OpenAPIModelName()),
+						},
+					},
 					"conditions": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -2162,7 +2366,7 @@ func schema_barchan_api_extensions_v1beta1_SandboxWarmPoolStatus(ref common.Refe
 			},
 		},
 		Dependencies: []string{
-			metav1.Condition{}.OpenAPIModelName()},
+			extensionsv1beta1.WarmPoolBarchanStatus{}.OpenAPIModelName(), metav1.Condition{}.OpenAPIModelName()},
 	}
 }
 
@@ -2278,6 +2482,98 @@ func schema_barchan_api_extensions_v1beta1_UpdateStrategy(ref common.ReferenceCa
 				},
 			},
 		},
+	}
+}
+
+func schema_barchan_api_extensions_v1beta1_WarmPoolBarchanSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "WarmPoolBarchanSpec is what Barchan adds to a SandboxWarmPool. All of it is optional.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"templateNamespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TemplateNamespace is where the template lies, if not beside the pool; it must be public there.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"maxSurge": {
+						SchemaProps: spec.SchemaProps{
+							Description: "MaxSurge is how many members more than wanted may exist while Recreate replaces stale ones: a number, or a share of the wanted. Default 0.",
+							Ref:         ref(intstr.IntOrString{}.OpenAPIModelName()),
+						},
+					},
+					"maxUnavailable": {
+						SchemaProps: spec.SchemaProps{
+							Description: "MaxUnavailable is how many of the wanted members, current or stale, may be missing or unready while Recreate replaces stale ones: a number, or a share of the wanted. Default 100%, which deletes all stale members at once, as upstream does.",
+							Ref:         ref(intstr.IntOrString{}.OpenAPIModelName()),
+						},
+					},
+					"autoscale": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Autoscale has the pool follow its use; spec.replicas is then not looked at.",
+							Ref:         ref(extensionsv1beta1.PoolAutoscale{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			extensionsv1beta1.PoolAutoscale{}.OpenAPIModelName(), intstr.IntOrString{}.OpenAPIModelName()},
+	}
+}
+
+func schema_barchan_api_extensions_v1beta1_WarmPoolBarchanStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "WarmPoolBarchanStatus is what Barchan adds to a SandboxWarmPool's status.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"desiredReplicas": {
+						SchemaProps: spec.SchemaProps{
+							Description: "DesiredReplicas is how many members are wanted now.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"currentReplicas": {
+						SchemaProps: spec.SchemaProps{
+							Description: "CurrentReplicas counts the members of the current revision, CurrentReadyReplicas the ready of them.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"currentReadyReplicas": {
+						SchemaProps: spec.SchemaProps{
+							Default: 0,
+							Type:    []string{"integer"},
+							Format:  "int32",
+						},
+					},
+					"claimedReplicas": {
+						SchemaProps: spec.SchemaProps{
+							Description: "ClaimedReplicas counts the living sandboxes that were claimed through the pool.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"lastClaimTime": {
+						SchemaProps: spec.SchemaProps{
+							Description: "LastClaimTime is when the controller last saw a new claim.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			metav1.Time{}.OpenAPIModelName()},
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 
 // ownKinds are Barchan's kinds and those of agent-sandbox.
 func ownKinds() []*resource {
-	return []*resource{sandboxKind(), templateKind(), warmPoolKind(), claimKind(), checkpointKind(), apiKeyKind()}
+	return []*resource{sandboxKind(), templateKind(), warmPoolKind(), claimKind(), checkpointKind(), apiKeyKind(), templateRevisionKind()}
 }
 
 func sandboxKind() *resource {
@@ -152,5 +152,21 @@ func apiKeyKind() *resource {
 		},
 	}
 	r.newObject, r.newList = object[barchan.APIKey, barchan.APIKeyList]()
+	return r
+}
+
+func templateRevisionKind() *resource {
+	r := &resource{
+		gv: barchan.GroupVersion, plural: "templaterevisions", kind: "TemplateRevision", shortNames: []string{"trev"},
+		namespaced: true, generation: true,
+		validate: checkedChange(barchan.ValidateTemplateRevision),
+		columns: []column{
+			text("Template", func(t *barchan.TemplateRevision) string { return t.Spec.TemplateName }),
+			number("Number", func(t *barchan.TemplateRevision) int64 { return t.Spec.Number }),
+			text("Revision", func(t *barchan.TemplateRevision) string { return t.Spec.Revision }),
+			ageColumn(),
+		},
+	}
+	r.newObject, r.newList = object[barchan.TemplateRevision, barchan.TemplateRevisionList]()
 	return r
 }

@@ -80,7 +80,7 @@ func New(ctx context.Context, cfg Config) (*Cache, error) {
 			return nil, fmt.Errorf("register index %s: %w", ix.name, err)
 		}
 	}
-	for _, obj := range []client.Object{&agents.Sandbox{}, &extensions.SandboxTemplate{}, &extensions.SandboxWarmPool{}, &extensions.SandboxClaim{}, &barchan.APIKey{}, &barchan.Checkpoint{}} {
+	for _, obj := range []client.Object{&agents.Sandbox{}, &extensions.SandboxTemplate{}, &extensions.SandboxWarmPool{}, &extensions.SandboxClaim{}, &barchan.APIKey{}, &barchan.Checkpoint{}, &barchan.TemplateRevision{}} {
 		if _, err := informers.GetInformer(ctx, obj, crcache.BlockUntilSynced(false)); err != nil {
 			return nil, fmt.Errorf("watch %T: %w", obj, err)
 		}
@@ -131,17 +131,54 @@ func (c *Cache) Sandbox(ctx context.Context, key types.NamespacedName) (*agents.
 
 // SandboxByID returns the sandbox that has the ID.
 func (c *Cache) SandboxByID(ctx context.Context, id sandbox.ID) (*agents.Sandbox, error) {
-	var list agents.SandboxList
-	if err := c.informers.List(ctx, &list, client.MatchingFields{indexSandboxID: string(id)}); err != nil {
+	found, err := c.sandboxes(ctx, client.MatchingFields{indexSandboxID: string(id)})
+	if err != nil {
 		return nil, fmt.Errorf("find sandbox %s: %w", id, err)
 	}
-	return first(list.Items, "sandbox "+string(id))
+	return first(found, "sandbox "+string(id))
 }
 
-// Sandboxes returns the sandboxes of a namespace, or of all if it is empty.
+// Sandboxes returns the sandboxes of a namespace, or of all if it is empty; spare members of
+// pools are among them.
 func (c *Cache) Sandboxes(ctx context.Context, namespace string) ([]agents.Sandbox, error) {
+	return c.sandboxes(ctx, client.InNamespace(namespace))
+}
+
+// Members returns the unclaimed members of a pool, of any revision and in any state.
+func (c *Cache) Members(ctx context.Context, pool types.UID) ([]agents.Sandbox, error) {
+	return c.sandboxes(ctx, client.MatchingFields{indexMember: string(pool)})
+}
+
+// MembersOf returns the unclaimed members of a pool that are of a revision.
+func (c *Cache) MembersOf(ctx context.Context, pool types.UID, revision string) ([]agents.Sandbox, error) {
+	return c.sandboxes(ctx, client.MatchingFields{indexMemberRevision: memberKey(pool, revision)})
+}
+
+// ClaimedFrom returns the sandboxes that were claimed through a pool: its former members, and
+// what was started cold because it had none.
+func (c *Cache) ClaimedFrom(ctx context.Context, pool types.UID) ([]agents.Sandbox, error) {
+	return c.sandboxes(ctx, client.MatchingFields{indexOrigin: string(pool)})
+}
+
+// Owned returns the sandboxes that an object controls by its owner reference.
+func (c *Cache) Owned(ctx context.Context, owner types.UID) ([]agents.Sandbox, error) {
+	return c.sandboxes(ctx, client.MatchingFields{indexOwner: string(owner)})
+}
+
+// OnNode returns the sandboxes that a node runs.
+func (c *Cache) OnNode(ctx context.Context, node string) ([]agents.Sandbox, error) {
+	return c.sandboxes(ctx, client.MatchingFields{indexNode: node})
+}
+
+// SandboxesByIdempotency returns the sandboxes of a namespace that were made for a request of
+// this key's hash.
+func (c *Cache) SandboxesByIdempotency(ctx context.Context, namespace, hash string) ([]agents.Sandbox, error) {
+	return c.sandboxes(ctx, client.InNamespace(namespace), client.MatchingFields{indexIdempotency: hash})
+}
+
+func (c *Cache) sandboxes(ctx context.Context, opts ...client.ListOption) ([]agents.Sandbox, error) {
 	var list agents.SandboxList
-	if err := c.informers.List(ctx, &list, client.InNamespace(namespace)); err != nil {
+	if err := c.informers.List(ctx, &list, opts...); err != nil {
 		return nil, fmt.Errorf("list sandboxes: %w", err)
 	}
 	return list.Items, nil
@@ -157,6 +194,68 @@ func (c *Cache) Templates(ctx context.Context, namespace string) ([]extensions.S
 	var list extensions.SandboxTemplateList
 	if err := c.informers.List(ctx, &list, client.InNamespace(namespace)); err != nil {
 		return nil, fmt.Errorf("list templates: %w", err)
+	}
+	return list.Items, nil
+}
+
+// TemplateRevisions returns the history of a template, in no order.
+func (c *Cache) TemplateRevisions(ctx context.Context, template types.NamespacedName) ([]barchan.TemplateRevision, error) {
+	var list barchan.TemplateRevisionList
+	err := c.informers.List(ctx, &list, client.InNamespace(template.Namespace), client.MatchingFields{indexRevisionOf: template.Name})
+	if err != nil {
+		return nil, fmt.Errorf("list revisions of template %s: %w", template, err)
+	}
+	return list.Items, nil
+}
+
+// Pool returns one warm pool by name.
+func (c *Cache) Pool(ctx context.Context, key types.NamespacedName) (*extensions.SandboxWarmPool, error) {
+	return get(ctx, c, key, &extensions.SandboxWarmPool{})
+}
+
+// Pools returns the warm pools of a namespace, or of all if it is empty.
+func (c *Cache) Pools(ctx context.Context, namespace string) ([]extensions.SandboxWarmPool, error) {
+	return c.pools(ctx, client.InNamespace(namespace))
+}
+
+// PoolsOf returns the warm pools of a template, of all namespaces.
+func (c *Cache) PoolsOf(ctx context.Context, template types.NamespacedName) ([]extensions.SandboxWarmPool, error) {
+	return c.pools(ctx, client.MatchingFields{indexPoolTemplate: template.String()})
+}
+
+func (c *Cache) pools(ctx context.Context, opts ...client.ListOption) ([]extensions.SandboxWarmPool, error) {
+	var list extensions.SandboxWarmPoolList
+	if err := c.informers.List(ctx, &list, opts...); err != nil {
+		return nil, fmt.Errorf("list warm pools: %w", err)
+	}
+	return list.Items, nil
+}
+
+// Claim returns one claim by name.
+func (c *Cache) Claim(ctx context.Context, key types.NamespacedName) (*extensions.SandboxClaim, error) {
+	return get(ctx, c, key, &extensions.SandboxClaim{})
+}
+
+// ClaimsOn returns the claims on a pool.
+func (c *Cache) ClaimsOn(ctx context.Context, pool types.NamespacedName) ([]extensions.SandboxClaim, error) {
+	var list extensions.SandboxClaimList
+	err := c.informers.List(ctx, &list, client.InNamespace(pool.Namespace), client.MatchingFields{indexClaimPool: pool.Name})
+	if err != nil {
+		return nil, fmt.Errorf("list claims on pool %s: %w", pool, err)
+	}
+	return list.Items, nil
+}
+
+// Checkpoint returns one checkpoint by name.
+func (c *Cache) Checkpoint(ctx context.Context, key types.NamespacedName) (*barchan.Checkpoint, error) {
+	return get(ctx, c, key, &barchan.Checkpoint{})
+}
+
+// Checkpoints returns the checkpoints of a namespace, or of all if it is empty.
+func (c *Cache) Checkpoints(ctx context.Context, namespace string) ([]barchan.Checkpoint, error) {
+	var list barchan.CheckpointList
+	if err := c.informers.List(ctx, &list, client.InNamespace(namespace)); err != nil {
+		return nil, fmt.Errorf("list checkpoints: %w", err)
 	}
 	return list.Items, nil
 }

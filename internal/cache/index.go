@@ -1,16 +1,29 @@
 package cache
 
 import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 )
 
 const (
-	indexSandboxID = "barchan.sandboxID"
-	indexKeyHash   = "barchan.keyHash"
+	indexSandboxID      = "barchan.sandboxID"
+	indexOwner          = "barchan.owner"
+	indexMember         = "barchan.member"
+	indexMemberRevision = "barchan.memberRevision"
+	indexOrigin         = "barchan.origin"
+	indexNode           = "barchan.node"
+	indexIdempotency    = "barchan.idempotency"
+	indexKeyHash        = "barchan.keyHash"
+	indexPoolTemplate   = "barchan.poolTemplate"
+	indexRevisionOf     = "barchan.revisionOf"
+	indexClaimPool      = "barchan.claimPool"
 )
 
 // index is one way to find objects of one kind.
@@ -20,14 +33,49 @@ type index struct {
 	values func(client.Object) []string
 }
 
-func indexes() []index {
-	return []index{
-		{indexSandboxID, &agents.Sandbox{}, func(o client.Object) []string { return []string{string(sandbox.IDOf(o.GetUID()))} }},
-		{indexKeyHash, &barchan.APIKey{}, func(o client.Object) []string {
-			if k, ok := o.(*barchan.APIKey); ok {
-				return []string{k.Spec.SHA256}
-			}
+// of makes an index function of one that knows its kind. No value leaves the object out.
+func of[T client.Object](f func(T) string) func(client.Object) []string {
+	return func(o client.Object) []string {
+		x, ok := o.(T)
+		if !ok {
 			return nil
-		}},
+		}
+		if v := f(x); v != "" {
+			return []string{v}
+		}
+		return nil
 	}
 }
+
+func indexes() []index {
+	box, swp, claim := &agents.Sandbox{}, &extensions.SandboxWarmPool{}, &extensions.SandboxClaim{}
+	return []index{
+		{indexSandboxID, box, of(func(s *agents.Sandbox) string { return string(sandbox.IDOf(s.UID)) })},
+		{indexOwner, box, of(func(s *agents.Sandbox) string { return string(owner(s)) })},
+		{indexMember, box, of(func(s *agents.Sandbox) string { return string(pool.MemberOf(s)) })},
+		{indexMemberRevision, box, of(memberRevision)},
+		{indexOrigin, box, of(func(s *agents.Sandbox) string { return string(pool.OriginOf(s)) })},
+		{indexNode, box, of(func(s *agents.Sandbox) string { return s.Status.NodeName })},
+		{indexIdempotency, box, of(func(s *agents.Sandbox) string { return s.Annotations[pool.AnnotationIdempotencyKey] })},
+		{indexKeyHash, &barchan.APIKey{}, of(func(k *barchan.APIKey) string { return k.Spec.SHA256 })},
+		{indexPoolTemplate, swp, of(func(p *extensions.SandboxWarmPool) string { return pool.TemplateOf(p).String() })},
+		{indexRevisionOf, &barchan.TemplateRevision{}, of(func(r *barchan.TemplateRevision) string { return r.Spec.TemplateName })},
+		{indexClaimPool, claim, of(func(c *extensions.SandboxClaim) string { return c.Spec.WarmPoolRef.Name })},
+	}
+}
+
+func owner(o metav1.Object) types.UID {
+	if ref := metav1.GetControllerOfNoCopy(o); ref != nil {
+		return ref.UID
+	}
+	return ""
+}
+
+func memberRevision(s *agents.Sandbox) string {
+	if uid := pool.MemberOf(s); uid != "" {
+		return memberKey(uid, pool.RevisionOf(s))
+	}
+	return ""
+}
+
+func memberKey(uid types.UID, revision string) string { return string(uid) + "/" + revision }

@@ -101,6 +101,12 @@ func kind(action string, err error) error {
 	return fmt.Errorf("%s: %w: %w", action, err, k)
 }
 
+// toTheEnd bounds a call that changes something, and lets nothing else end it: containerd goes
+// on with a call whose caller has gone, and would do it after the caller had undone it.
+func toTheEnd(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+}
+
 // Progress is how far a transfer of an image is.
 type Progress struct {
 	// Ref is the image's name.

@@ -285,6 +285,31 @@ func allGoTwice(t *testing.T, c *Client, dir string) {
 	}
 }
 
+// A call that changes something is not left half way when its caller gives up: containerd would
+// finish it after the caller had taken it back.
+func TestGivingUpDoesNotOvertakeRemoval(t *testing.T) {
+	c := started(t)
+	imgs, err := c.Import(t.Context(), tarOf(t, "x.test/a:1", image(t, "one")), 0, "", nil)
+	must(t, err)
+	for i := range 60 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*50*time.Microsecond)
+		_, _ = c.Prepare(ctx, "k", imgs[0])
+		_ = c.CreateRecord(ctx, Record{ID: "k", Image: imgs[0].Ref, Runtime: "gvisor", Snapshot: "k"})
+		cancel()
+		must(t, c.RemoveRecord(t.Context(), "k"))
+		must(t, c.RemoveSnapshot(t.Context(), "k"))
+	}
+	time.Sleep(50 * time.Millisecond) // for what would come late
+	keys, err := c.Snapshots(t.Context())
+	if err != nil || len(keys) != 0 {
+		t.Errorf("snapshots %v, %v", keys, err)
+	}
+	records, err := c.Records(t.Context())
+	if err != nil || len(records) != 0 {
+		t.Errorf("records %v, %v", records, err)
+	}
+}
+
 func TestPurgeEmptiesTheNamespace(t *testing.T) {
 	c := started(t)
 	imgs, err := c.Import(t.Context(), tarOf(t, "x.test/a:1", image(t, "one")), 0, "", nil)

@@ -25,7 +25,7 @@ type Record struct {
 
 // CreateRecord writes a record, replacing one of the same ID.
 func (c *Client) CreateRecord(ctx context.Context, r Record) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := toTheEnd(ctx)
 	defer cancel()
 	row := containers.Container{
 		ID: r.ID, Image: r.Image, Labels: r.Labels, Snapshotter: snapshotter, SnapshotKey: r.Snapshot,
@@ -48,7 +48,7 @@ func emptySpec() typeurl.Any {
 
 // RemoveRecord removes a record. One that is not there is success.
 func (c *Client) RemoveRecord(ctx context.Context, id string) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := toTheEnd(ctx)
 	defer cancel()
 	err := c.api.ContainerService().Delete(ctx, id)
 	if errdefs.IsNotFound(err) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -44,6 +45,9 @@ func (n *Node) adopt(ctx context.Context) error {
 			undone++
 			n.undoLeft(ctx, n.unitOf(r.Plan.Ref), r)
 		}
+	}
+	if err := n.dropStraySnapshots(ctx); err != nil {
+		n.log.WarnContext(ctx, "snapshots without a sandbox may be left", telemetry.Error, err)
 	}
 	n.log.InfoContext(ctx, "adopted what runs", "lives", lives, "undone", undone, telemetry.Took, time.Since(began))
 	return nil
@@ -157,6 +161,41 @@ func (n *Node) Sweep(ctx context.Context) {
 	}
 }
 
+// dropStraySnapshots removes snapshots that no sandbox, record or mount knows: containerd may
+// do what it was asked long after the call for it has failed. Nothing may be in the making.
+func (n *Node) dropStraySnapshots(ctx context.Context) error {
+	keys, err := n.cfg.Containerd.Snapshots(ctx)
+	if err != nil || len(keys) == 0 {
+		return err
+	}
+	records, err := n.cfg.Containerd.Records(ctx)
+	if err != nil {
+		return err
+	}
+	mounted, err := mountsBelow(filepath.Join(n.cfg.DataDir, "sandboxes"))
+	if err != nil {
+		return err
+	}
+	used := map[string]bool{}
+	for _, id := range mounted {
+		used[id] = true
+	}
+	for _, r := range records {
+		used[r.Snapshot] = true
+	}
+	for _, u := range n.allUnits() {
+		used[string(u.id)] = used[string(u.id)] || u.current() != nil
+	}
+	var failures []error
+	for _, key := range keys {
+		if !used[key] {
+			n.log.InfoContext(ctx, "removing a snapshot without a sandbox", "snapshot", key)
+			failures = append(failures, n.cfg.Containerd.RemoveSnapshot(ctx, key))
+		}
+	}
+	return errors.Join(failures...)
+}
+
 // orphans are sandboxes that nobody has asked for: of the journal, and of containers' records.
 func (n *Node) orphans(ctx context.Context) (refs []sandbox.Ref) {
 	known := map[types.UID]bool{}
@@ -197,6 +236,7 @@ func (n *Node) Destroy(ctx context.Context) error {
 			failures = append(failures, n.clear(ctx, u, r))
 		}
 	}
+	failures = append(failures, n.dropStraySnapshots(ctx))
 	for _, r := range n.runtimes {
 		failures = append(failures, r.Destroy())
 	}

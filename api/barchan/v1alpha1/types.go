@@ -3,6 +3,7 @@ package v1alpha1
 import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 )
 
 // CheckpointContent is what a checkpoint holds.
@@ -121,4 +122,44 @@ type APIKeyList struct {
 	// +optional
 	metav1.ListMeta `json:"metadata,omitempty"`
 	Items           []APIKey `json:"items"`
+}
+
+// TemplateRevisionSpec is what a template once said. It cannot change.
+// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a revision is immutable"
+type TemplateRevisionSpec struct {
+	// TemplateName is the SandboxTemplate, in the same namespace.
+	// +kubebuilder:validation:MinLength=1
+	TemplateName string `json:"templateName"`
+	// Revision is the content's SHA-256, in 52 lower-case letters and digits.
+	// +kubebuilder:validation:Pattern=`^[0-9a-v]{52}$`
+	Revision string `json:"revision"`
+	// Number counts a template's revisions from 1, in the order in which they were first seen.
+	// +kubebuilder:validation:Minimum=1
+	Number int64 `json:"number"`
+	// Content is what was hashed: all of the template that decides what runs.
+	// +kubebuilder:pruning:PreserveUnknownFields
+	Content runtime.RawExtension `json:"content"`
+}
+
+// TemplateRevision is one entry of a template's history. It goes with its template.
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:shortName=trev
+// +kubebuilder:printcolumn:name="Template",type=string,JSONPath=`.spec.templateName`
+// +kubebuilder:printcolumn:name="Number",type=integer,JSONPath=`.spec.number`
+// +kubebuilder:printcolumn:name="Revision",type=string,JSONPath=`.spec.revision`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type TemplateRevision struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+	Spec              TemplateRevisionSpec `json:"spec"`
+}
+
+// TemplateRevisionList is a list of revisions.
+// +kubebuilder:object:root=true
+type TemplateRevisionList struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []TemplateRevision `json:"items"`
 }

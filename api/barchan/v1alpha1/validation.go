@@ -3,10 +3,14 @@ package v1alpha1
 import (
 	"regexp"
 
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-var sha256Hex = regexp.MustCompile(`^[0-9a-f]{64}$`)
+var (
+	sha256Hex = regexp.MustCompile(`^[0-9a-f]{64}$`)
+	revision  = regexp.MustCompile(`^[0-9a-v]{52}$`)
+)
 
 // maxPrefix is how much of a key may be stored in clear.
 const maxPrefix = 12
@@ -44,6 +48,27 @@ func ValidateAPIKey(k *APIKey) (errs field.ErrorList) {
 	}
 	if len(k.Spec.Prefix) > maxPrefix {
 		errs = append(errs, field.TooLong(spec.Child("prefix"), "", maxPrefix))
+	}
+	return errs
+}
+
+// ValidateTemplateRevision checks an entry of a template's history. old is nil on create.
+func ValidateTemplateRevision(r, old *TemplateRevision) (errs field.ErrorList) {
+	spec := field.NewPath("spec")
+	if r.Spec.TemplateName == "" {
+		errs = append(errs, field.Required(spec.Child("templateName"), ""))
+	}
+	if !revision.MatchString(r.Spec.Revision) {
+		errs = append(errs, field.Invalid(spec.Child("revision"), r.Spec.Revision, "must be 52 of the digits and letters 0-9a-v"))
+	}
+	if r.Spec.Number < 1 {
+		errs = append(errs, field.Invalid(spec.Child("number"), r.Spec.Number, "must be 1 or more"))
+	}
+	if len(r.Spec.Content.Raw) == 0 {
+		errs = append(errs, field.Required(spec.Child("content"), ""))
+	}
+	if old != nil && !apiequality.Semantic.DeepEqual(r.Spec, old.Spec) {
+		errs = append(errs, field.Forbidden(spec, "a revision is immutable"))
 	}
 	return errs
 }

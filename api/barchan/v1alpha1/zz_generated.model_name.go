@@ -39,3 +39,18 @@ func (in CheckpointSpec) OpenAPIModelName() string {
 func (in CheckpointStatus) OpenAPIModelName() string {
 	return "dev.barchan.v1alpha1.CheckpointStatus"
 }
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in TemplateRevision) OpenAPIModelName() string {
+	return "dev.barchan.v1alpha1.TemplateRevision"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in TemplateRevisionList) OpenAPIModelName() string {
+	return "dev.barchan.v1alpha1.TemplateRevisionList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in TemplateRevisionSpec) OpenAPIModelName() string {
+	return "dev.barchan.v1alpha1.TemplateRevisionSpec"
+}

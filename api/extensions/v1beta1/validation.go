@@ -1,8 +1,11 @@
 package v1beta1
 
 import (
+	"fmt"
+	"math"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -28,6 +31,10 @@ func SetWarmPoolDefaults(p *SandboxWarmPool) {
 		p.Spec.UpdateStrategy = &UpdateStrategy{}
 	}
 	setIfEmpty(&p.Spec.UpdateStrategy.Type, UpdateOnReplenish)
+	if b := p.Spec.Barchan; b != nil && b.Autoscale != nil {
+		setIfEmpty(&b.Autoscale.SparePercent, 20)
+		setIfEmpty(&b.Autoscale.IdleSeconds, 600)
+	}
 }
 
 // SetClaimDefaults fills what the user left out.
@@ -57,16 +64,58 @@ func ValidateTemplate(t *SandboxTemplate) field.ErrorList {
 	return errs
 }
 
+// MaxPoolReplicas is the greatest size of a pool.
+const MaxPoolReplicas = 1000
+
 // ValidateWarmPool checks a pool after defaulting.
 func ValidateWarmPool(p *SandboxWarmPool) (errs field.ErrorList) {
 	spec := field.NewPath("spec")
-	if *p.Spec.Replicas < 0 {
-		errs = append(errs, field.Invalid(spec.Child("replicas"), *p.Spec.Replicas, "must be 0 or more"))
+	errs = append(errs, between(spec.Child("replicas"), *p.Spec.Replicas, 0, MaxPoolReplicas)...)
+	if b := p.Spec.Barchan; b != nil {
+		errs = append(errs, validatePoolBarchan(b, spec.Child("barchan"))...)
 	}
 	if p.Spec.SandboxTemplateRef.Name == "" {
 		errs = append(errs, field.Required(spec.Child("sandboxTemplateRef", "name"), ""))
 	}
 	return append(errs, agents.OneOf(spec.Child("updateStrategy", "type"), p.Spec.UpdateStrategy.Type, UpdateRecreate, UpdateOnReplenish)...)
+}
+
+func validatePoolBarchan(b *WarmPoolBarchanSpec, path *field.Path) (errs field.ErrorList) {
+	errs = append(errs, validateBound(b.MaxSurge, path.Child("maxSurge"))...)
+	errs = append(errs, validateBound(b.MaxUnavailable, path.Child("maxUnavailable"))...)
+	if zero(b.MaxSurge) && b.MaxUnavailable != nil && zero(b.MaxUnavailable) {
+		errs = append(errs, field.Invalid(path.Child("maxUnavailable"), b.MaxUnavailable.String(), "must not be 0 while maxSurge is 0"))
+	}
+	if a := b.Autoscale; a != nil {
+		at := path.Child("autoscale")
+		errs = append(errs, between(at.Child("maxReplicas"), a.MaxReplicas, 1, MaxPoolReplicas)...)
+		errs = append(errs, between(at.Child("minReplicas"), a.MinReplicas, 0, a.MaxReplicas)...)
+		errs = append(errs, between(at.Child("sparePercent"), a.SparePercent, 1, 99)...)
+		errs = append(errs, between(at.Child("idleSeconds"), a.IdleSeconds, 1, math.MaxInt32)...)
+	}
+	return errs
+}
+
+// validateBound checks a number of members, or a share of them in percent.
+func validateBound(v *intstr.IntOrString, path *field.Path) field.ErrorList {
+	if v == nil {
+		return nil
+	}
+	if n, err := intstr.GetScaledValueFromIntOrPercent(v, 100, true); err != nil || n < 0 || (v.Type == intstr.String && n > 100) {
+		return field.ErrorList{field.Invalid(path, v.String(), "must be a number of 0 or more, or a share from 0% to 100%")}
+	}
+	return nil
+}
+
+func zero(v *intstr.IntOrString) bool {
+	return v == nil || v.String() == "0" || v.String() == "0%"
+}
+
+func between(path *field.Path, value, low, high int32) field.ErrorList {
+	if value < low || value > high {
+		return field.ErrorList{field.Invalid(path, value, fmt.Sprintf("must be from %d to %d", low, high))}
+	}
+	return nil
 }
 
 // ValidateClaim checks a claim after defaulting.
@@ -94,8 +143,9 @@ func validateInjection(path *field.Path, p InjectionPolicy) field.ErrorList {
 	return agents.OneOf(path, p, InjectionDisallowed, InjectionAllowed, InjectionOverrides)
 }
 
-func setIfEmpty[T ~string](p *T, value T) {
-	if *p == "" {
+func setIfEmpty[T comparable](p *T, value T) {
+	var empty T
+	if *p == empty {
 		*p = value
 	}
 }

@@ -2,6 +2,7 @@ package v1beta1
 
 import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
 // UpdateStrategyType says what happens to the members of a pool whose template has changed.
@@ -39,6 +40,53 @@ type SandboxWarmPoolSpec struct {
 	// +optional
 	// +kubebuilder:default={type:OnReplenish}
 	UpdateStrategy *UpdateStrategy `json:"updateStrategy,omitempty"`
+	// Barchan holds what Barchan adds to the upstream kind.
+	// +optional
+	Barchan *WarmPoolBarchanSpec `json:"barchan,omitempty"`
+}
+
+// WarmPoolBarchanSpec is what Barchan adds to a SandboxWarmPool. All of it is optional.
+type WarmPoolBarchanSpec struct {
+	// TemplateNamespace is where the template lies, if not beside the pool; it must be public there.
+	// +optional
+	TemplateNamespace string `json:"templateNamespace,omitempty"`
+	// MaxSurge is how many members more than wanted may exist while Recreate replaces stale ones:
+	// a number, or a share of the wanted. Default 0.
+	// +optional
+	MaxSurge *intstr.IntOrString `json:"maxSurge,omitempty"`
+	// MaxUnavailable is how many of the wanted members, current or stale, may be missing or unready
+	// while Recreate replaces stale ones: a number, or a share of the wanted. Default 100%, which
+	// deletes all stale members at once, as upstream does.
+	// +optional
+	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
+	// Autoscale has the pool follow its use; spec.replicas is then not looked at.
+	// +optional
+	Autoscale *PoolAutoscale `json:"autoscale,omitempty"`
+}
+
+// PoolAutoscale says how a pool follows its use.
+type PoolAutoscale struct {
+	// MinReplicas is the least number of members. Default 0.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	MinReplicas int32 `json:"minReplicas,omitempty"`
+	// MaxReplicas is the greatest number of members.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000
+	MaxReplicas int32 `json:"maxReplicas"`
+	// SparePercent is the wanted share of spare members among the pool's members and the living
+	// sandboxes that were claimed through it. Default 20.
+	// +optional
+	// +kubebuilder:default=20
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=99
+	SparePercent int32 `json:"sparePercent,omitempty"`
+	// IdleSeconds without a claim let the pool shrink to MinReplicas; until then it keeps one
+	// member at least. Default 600.
+	// +optional
+	// +kubebuilder:default=600
+	// +kubebuilder:validation:Minimum=1
+	IdleSeconds int32 `json:"idleSeconds,omitempty"`
 }
 
 // SandboxWarmPoolStatus is what the pool's controller last saw.
@@ -53,12 +101,56 @@ type SandboxWarmPoolStatus struct {
 	Selector string `json:"selector,omitempty"`
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// CurrentRevision of the template, which alone claims get; Barchan's addition.
+	// +optional
+	CurrentRevision string `json:"currentRevision,omitempty"`
+	// Barchan holds what Barchan adds to the upstream kind.
+	// +optional
+	Barchan *WarmPoolBarchanStatus `json:"barchan,omitempty"`
 	// Conditions say what the pool waits for; Barchan's addition.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
+
+// WarmPoolBarchanStatus is what Barchan adds to a SandboxWarmPool's status.
+type WarmPoolBarchanStatus struct {
+	// DesiredReplicas is how many members are wanted now.
+	// +optional
+	DesiredReplicas int32 `json:"desiredReplicas"`
+	// CurrentReplicas counts the members of the current revision, CurrentReadyReplicas the ready of them.
+	// +optional
+	CurrentReplicas int32 `json:"currentReplicas"`
+	// +optional
+	CurrentReadyReplicas int32 `json:"currentReadyReplicas"`
+	// ClaimedReplicas counts the living sandboxes that were claimed through the pool.
+	// +optional
+	ClaimedReplicas int32 `json:"claimedReplicas"`
+	// LastClaimTime is when the controller last saw a new claim.
+	// +optional
+	LastClaimTime *metav1.Time `json:"lastClaimTime,omitempty"`
+}
+
+// Conditions of a pool.
+const (
+	// PoolReady is true when as many members of the current revision are ready as are wanted.
+	PoolReady = "Ready"
+	// PoolProgressing is true while members are made, removed or replaced.
+	PoolProgressing = "Progressing"
+)
+
+// Reasons of a pool's conditions, beside ReasonTemplateNotFound.
+const (
+	ReasonPoolFull        = "Full"
+	ReasonPoolFilling     = "Filling"
+	ReasonPoolShrinking   = "Shrinking"
+	ReasonPoolRollingOut  = "RollingOut"
+	ReasonPoolIdle        = "Idle"
+	ReasonMembersFailing  = "MembersFailing"
+	ReasonTemplateInvalid = "TemplateInvalid"
+	ReasonTemplatePrivate = "TemplatePrivate"
+)
 
 // SandboxWarmPool holds ready sandboxes of one template.
 // +kubebuilder:object:root=true
@@ -68,6 +160,8 @@ type SandboxWarmPoolStatus struct {
 // +kubebuilder:printcolumn:name="Ready",type=integer,JSONPath=`.status.readyReplicas`
 // +kubebuilder:printcolumn:name="Desired",type=integer,JSONPath=`.spec.replicas`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:printcolumn:name="Revision",type=string,JSONPath=`.status.currentRevision`,priority=1
+// +kubebuilder:printcolumn:name="Status",type=string,JSONPath=`.status.conditions[?(@.type=="Progressing")].reason`,priority=1
 type SandboxWarmPool struct {
 	metav1.TypeMeta `json:",inline"`
 	// +optional

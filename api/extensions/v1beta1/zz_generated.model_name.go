@@ -21,6 +21,11 @@ func (in EnvVar) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PoolAutoscale) OpenAPIModelName() string {
+	return "io.x-k8s.agents.extensions.v1beta1.PoolAutoscale"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in SandboxClaim) OpenAPIModelName() string {
 	return "io.x-k8s.agents.extensions.v1beta1.SandboxClaim"
 }
@@ -98,4 +103,14 @@ func (in TemplateNetworkPolicy) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in UpdateStrategy) OpenAPIModelName() string {
 	return "io.x-k8s.agents.extensions.v1beta1.UpdateStrategy"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in WarmPoolBarchanSpec) OpenAPIModelName() string {
+	return "io.x-k8s.agents.extensions.v1beta1.WarmPoolBarchanSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in WarmPoolBarchanStatus) OpenAPIModelName() string {
+	return "io.x-k8s.agents.extensions.v1beta1.WarmPoolBarchanStatus"
 }
