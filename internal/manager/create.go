@@ -19,6 +19,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 )
@@ -129,8 +130,12 @@ func (m *Manager) take(ctx context.Context, t *extensions.SandboxTemplate, req *
 // make creates a sandbox of the template as it is now.
 func (m *Manager) make(ctx context.Context, t *extensions.SandboxTemplate, req *CreateRequest) (*agents.Sandbox, error) {
 	const tries = 4
+	revision, _, err := pool.Revision(t)
+	if err != nil {
+		return nil, err
+	}
 	for try := 1; ; try++ {
-		s := m.blueprint(t, req)
+		s := m.blueprint(t, revision, req)
 		err := m.objects.Create(ctx, s)
 		if err == nil {
 			return s, nil
@@ -144,27 +149,12 @@ func (m *Manager) make(ctx context.Context, t *extensions.SandboxTemplate, req *
 	}
 }
 
-func (m *Manager) blueprint(t *extensions.SandboxTemplate, req *CreateRequest) *agents.Sandbox {
-	s := &agents.Sandbox{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: req.Namespace,
-			Name:      nameLike(t.Name),
-			Labels:    map[string]string{agents.LabelCreatedBy: CreatedBy, agents.LabelLaunchType: agents.LaunchCold},
-			Annotations: map[string]string{
-				agents.AnnotationTemplateRef: t.Name,
-				AnnotationTemplateID:         TemplateIDOf(t),
-				AnnotationTemplateNamespace:  t.Namespace,
-			},
-			Finalizers: []string{agents.NodeFinalizer},
-		},
-		Spec: agents.SandboxSpec{
-			SandboxBlueprint: *t.Spec.SandboxBlueprint.DeepCopy(),
-			ShutdownTime:     m.firstDeadline(req.Timeout),
-			ShutdownPolicy:   agents.ShutdownDelete,
-			OperatingMode:    agents.ModeRunning,
-			Barchan:          m.barchanSpec(t, req),
-		},
-	}
+func (m *Manager) blueprint(t *extensions.SandboxTemplate, revision string, req *CreateRequest) *agents.Sandbox {
+	s := pool.NewSandbox(t, revision, req.Namespace)
+	s.Name = nameLike(t.Name)
+	s.Labels[agents.LabelCreatedBy] = CreatedBy
+	s.Spec.ShutdownTime = m.firstDeadline(req.Timeout)
+	s.Spec.Barchan = m.barchanSpec(t, req)
 	if len(s.Spec.PodTemplate.Spec.Containers) > 0 {
 		addEnv(&s.Spec.PodTemplate.Spec.Containers[0], req.Env)
 	}

@@ -13,6 +13,7 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 )
 
@@ -62,7 +63,7 @@ func (m *Manager) List(ctx context.Context, req ListRequest) (Page, error) {
 	if req.Template != "" {
 		t, err := m.resolve(ctx, req.Namespace, req.Template)
 		if err == nil {
-			templateID = TemplateIDOf(t)
+			templateID = pool.TemplateID(t)
 		} else if !errors.Is(err, errs.ErrNotFound) { // a template that is gone may have sandboxes left
 			return Page{}, err
 		}
@@ -98,7 +99,7 @@ func matches(s *agents.Sandbox, req *ListRequest, templateID string) bool {
 		}
 	}
 	if t := req.Template; t != "" {
-		id := s.Annotations[AnnotationTemplateID]
+		id := s.Annotations[pool.AnnotationTemplateID]
 		if t != id && t != s.Annotations[agents.AnnotationTemplateRef] && (templateID == "" || templateID != id) {
 			return false
 		}

@@ -13,7 +13,7 @@ import (
 
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/errs"
-	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/pool"
 )
 
 // Template is one blueprint as a tenant sees it.
@@ -30,14 +30,6 @@ type Template struct {
 
 // Team is a tenant.
 type Team struct{ ID, Name string }
-
-// templateLead begins the ID of a template, as "i" does that of a sandbox.
-const templateLead = "t"
-
-// TemplateIDOf is the ID of a template: 20 lower-case letters and digits.
-func TemplateIDOf(t *extensions.SandboxTemplate) string {
-	return templateLead + string(sandbox.IDOf(t.UID))[1:]
-}
 
 // Template returns the template that a tenant means by a name, an alias or an ID.
 func (m *Manager) Template(ctx context.Context, namespace, name string) (Template, error) {
@@ -146,7 +138,7 @@ func (m *Manager) templateIn(ctx context.Context, from, name, tenant string) (*e
 		func(t *extensions.SandboxTemplate) bool {
 			return t.Spec.Barchan != nil && slices.Contains(t.Spec.Barchan.Aliases, name)
 		},
-		func(t *extensions.SandboxTemplate) bool { return TemplateIDOf(t) == name },
+		func(t *extensions.SandboxTemplate) bool { return pool.TemplateID(t) == name },
 	} {
 		for i := range list {
 			if t := &list[i]; usable(t, tenant) && fits(t) {
@@ -159,7 +151,7 @@ func (m *Manager) templateIn(ctx context.Context, from, name, tenant string) (*e
 
 func (m *Manager) viewTemplate(t *extensions.SandboxTemplate) Template {
 	v := Template{
-		ID: TemplateIDOf(t), Namespace: t.Namespace, Name: t.Name, UID: t.UID,
+		ID: pool.TemplateID(t), Namespace: t.Namespace, Name: t.Name, UID: t.UID,
 		Aliases:   []string{t.Name},
 		Size:      m.size(&t.Spec.PodTemplate.Spec),
 		CreatedAt: t.CreationTimestamp.UTC(),

@@ -10,13 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/sandbox"
-)
-
-// Annotations by which a sandbox remembers the template that it was made from.
-const (
-	AnnotationTemplateID        = "barchan.dev/template-id"
-	AnnotationTemplateNamespace = "barchan.dev/template-namespace"
 )
 
 // CreatedBy is the value of the label [agents.LabelCreatedBy] on what a manager makes.
@@ -61,7 +56,7 @@ func (m *Manager) view(s *agents.Sandbox) Sandbox {
 	id := sandbox.IDOf(s.UID)
 	v := Sandbox{
 		ID: id, Namespace: s.Namespace, Name: s.Name,
-		TemplateID:    s.Annotations[AnnotationTemplateID],
+		TemplateID:    s.Annotations[pool.AnnotationTemplateID],
 		TemplateName:  s.Annotations[agents.AnnotationTemplateRef],
 		State:         stateOf(s),
 		Phase:         sandbox.PhaseOf(s),

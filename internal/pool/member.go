@@ -2,6 +2,7 @@ package pool
 
 import (
 	"maps"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -14,6 +15,12 @@ import (
 const (
 	// LabelOrigin is the UID of the pool through which a sandbox was claimed, warm or cold.
 	LabelOrigin = "barchan.dev/warm-pool"
+	// AnnotationTemplateID is the ID of the template that a sandbox was made of, and
+	// AnnotationTemplateNamespace where that lies. Its name is in [agents.AnnotationTemplateRef].
+	AnnotationTemplateID        = "barchan.dev/template-id"
+	AnnotationTemplateNamespace = "barchan.dev/template-namespace"
+	// AnnotationClaimedAt is when a member got its owner, as RFC 3339 with nanoseconds.
+	AnnotationClaimedAt = "barchan.dev/claimed-at"
 	// AnnotationIdempotencyKey is the hash of the key of the request that a sandbox was made for.
 	AnnotationIdempotencyKey = "barchan.dev/idempotency-key"
 )
@@ -25,6 +32,52 @@ func TemplateOf(p *extensions.SandboxWarmPool) types.NamespacedName {
 		key.Namespace = b.TemplateNamespace
 	}
 	return key
+}
+
+// templateLead is the first letter of templates' IDs, by which they differ from sandboxes'.
+const templateLead = "t"
+
+// TemplateID is the ID of a template: 20 lower-case letters and digits.
+func TemplateID(t *extensions.SandboxTemplate) string {
+	return templateLead + string(sandbox.IDOf(t.UID))[1:]
+}
+
+// NewSandbox is a sandbox of a template that is not written yet, with the template's revision.
+// Whoever makes it sets its name and what is its own.
+func NewSandbox(t *extensions.SandboxTemplate, revision, namespace string) *agents.Sandbox {
+	s := &agents.Sandbox{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace,
+			Labels:    map[string]string{agents.LabelTemplateHash: revision, agents.LabelLaunchType: agents.LaunchCold},
+			Annotations: map[string]string{
+				agents.AnnotationTemplateRef: t.Name,
+				AnnotationTemplateID:         TemplateID(t),
+				AnnotationTemplateNamespace:  t.Namespace,
+			},
+			Finalizers: []string{agents.NodeFinalizer},
+		},
+		Spec: agents.SandboxSpec{
+			SandboxBlueprint: *t.Spec.SandboxBlueprint.DeepCopy(),
+			ShutdownPolicy:   agents.ShutdownDelete,
+			OperatingMode:    agents.ModeRunning,
+		},
+	}
+	if b := t.Spec.Barchan; b != nil && b.Sandbox != nil {
+		s.Spec.Barchan = b.Sandbox.DeepCopy()
+	}
+	agents.SetDefaults(s)
+	return s
+}
+
+// NewMember is a member of a pool that is not written yet. The server makes up its name.
+func NewMember(p *extensions.SandboxWarmPool, t *extensions.SandboxTemplate, revision string) *agents.Sandbox {
+	s := NewSandbox(t, revision, p.Namespace)
+	s.GenerateName = p.Name + "-"
+	s.Labels[agents.LabelWarmPoolSandbox] = string(p.UID)
+	s.Labels[agents.LabelLaunchType] = agents.LaunchWarm
+	s.Spec.ShutdownPolicy = agents.ShutdownDelete
+	s.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(p, extensions.GroupVersion.WithKind("SandboxWarmPool"))}
+	return s
 }
 
 // MemberOf is the UID of the pool that an unclaimed sandbox is a member of; empty for others.
@@ -56,6 +109,11 @@ func Adopt(member *agents.Sandbox, owner *metav1.OwnerReference) *agents.Sandbox
 	s.Labels[LabelOrigin] = string(MemberOf(member))
 	s.Labels[agents.LabelLaunchType] = agents.LaunchWarm
 	delete(s.Labels, agents.LabelWarmPoolSandbox)
+	s.Annotations = maps.Clone(s.Annotations)
+	if s.Annotations == nil {
+		s.Annotations = map[string]string{}
+	}
+	s.Annotations[AnnotationClaimedAt] = time.Now().UTC().Format(time.RFC3339Nano)
 	s.OwnerReferences = nil
 	if owner != nil {
 		s.OwnerReferences = []metav1.OwnerReference{*owner}
