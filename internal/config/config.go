@@ -59,6 +59,12 @@ type Config struct {
 	SandboxMemory   resource.Quantity
 	SandboxPids     int
 	MaxTimeout      time.Duration // longest life that a client may ask for
+	PoolSize        int           // of the default template's pool, when it is made
+
+	QuotaSandboxes int               // of each namespace that does not set its own; 0: none
+	QuotaCPU       resource.Quantity // zero: none
+	QuotaMemory    resource.Quantity // zero: none
+	QuotaCounts    string            // running or all
 
 	LogLevel     string
 	LogFormat    string
@@ -70,6 +76,12 @@ type Config struct {
 const (
 	RuntimeGVisor = "gvisor"
 	RuntimeRunc   = "runc"
+)
+
+// What QuotaCounts counts.
+const (
+	QuotaRunning = "running"
+	QuotaAll     = "all"
 )
 
 // Default returns the settings of a machine where nothing is set. RunDir and
@@ -96,6 +108,8 @@ func Default() Config {
 		SandboxMemory:       resource.MustParse("512Mi"),
 		SandboxPids:         1024,
 		MaxTimeout:          24 * time.Hour,
+		PoolSize:            1,
+		QuotaCounts:         QuotaRunning,
 		LogLevel:            "info",
 		LogFormat:           "text",
 	}

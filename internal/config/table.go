@@ -73,6 +73,12 @@ func (c *Config) table() []Setting {
 		{Key: "sandboxMemory", ptr: &c.SandboxMemory, Doc: "memory limit of sandboxes whose template sets none"},
 		{Key: "sandboxPids", ptr: &c.SandboxPids, Doc: "limit of processes and threads of a sandbox"},
 		{Key: "maxTimeout", ptr: &c.MaxTimeout, Doc: "longest life that a client may ask for"},
+		{Key: "poolSize", ptr: &c.PoolSize, Doc: "ready sandboxes of the default template to hold, as its pool begins; 0: no pool"},
+
+		{Key: "quotaSandboxes", ptr: &c.QuotaSandboxes, Doc: "sandboxes that a namespace may have, if it does not say itself; 0: any number"},
+		{Key: "quotaCPU", ptr: &c.QuotaCPU, Doc: "CPUs that a namespace's sandboxes may have together; 0: any number"},
+		{Key: "quotaMemory", ptr: &c.QuotaMemory, Doc: "memory that a namespace's sandboxes may have together; 0: any amount"},
+		{Key: "quotaCounts", ptr: &c.QuotaCounts, Doc: "which sandboxes count: running, or all (paused ones too)"},
 
 		{Key: "logLevel", ptr: &c.LogLevel, Doc: "debug, info, warn or error"},
 		{Key: "logFormat", ptr: &c.LogFormat, Doc: "text or json"},

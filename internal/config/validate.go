@@ -27,6 +27,9 @@ func invalid(key, format string, args ...any) error {
 	return &keyError{key, fmt.Sprintf(format, args...)}
 }
 
+// maxPoolSize is the greatest size of a pool.
+const maxPoolSize = 1000
+
 // Limits that Linux sets.
 const (
 	maxSocketPath = 107 // bytes in sockaddr_un
@@ -45,7 +48,7 @@ var (
 func (c *Config) Validate() error {
 	for _, check := range []func() error{
 		c.checkDirs, c.checkAddrs, c.checkDomains, c.checkTLS, c.checkEtcd, c.checkPrograms,
-		c.checkNames, c.checkSubnet, c.checkSandbox, c.checkTelemetry,
+		c.checkNames, c.checkSubnet, c.checkSandbox, c.checkPools, c.checkTelemetry,
 	} {
 		if err := check(); err != nil {
 			return err
@@ -227,6 +230,22 @@ func (c *Config) checkSandbox() error {
 		return invalid("sandboxPids", "%d is too few, want at least 16", c.SandboxPids)
 	case c.MaxTimeout < time.Second:
 		return invalid("maxTimeout", "%s is too short, want at least 1s", c.MaxTimeout)
+	}
+	return nil
+}
+
+func (c *Config) checkPools() error {
+	switch {
+	case c.PoolSize < 0 || c.PoolSize > maxPoolSize:
+		return invalid("poolSize", "%d is out of range, want 0 to %d", c.PoolSize, maxPoolSize)
+	case c.QuotaSandboxes < 0:
+		return invalid("quotaSandboxes", "%d is negative, want 0 for none, or more", c.QuotaSandboxes)
+	case c.QuotaCPU.Sign() < 0:
+		return invalid("quotaCPU", "%s is negative, want 0 for none, or more", &c.QuotaCPU)
+	case c.QuotaMemory.Sign() < 0:
+		return invalid("quotaMemory", "%s is negative, want 0 for none, or more", &c.QuotaMemory)
+	case c.QuotaCounts != QuotaRunning && c.QuotaCounts != QuotaAll:
+		return invalid("quotaCounts", "%q is neither %s nor %s", c.QuotaCounts, QuotaRunning, QuotaAll)
 	}
 	return nil
 }

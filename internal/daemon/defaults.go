@@ -31,7 +31,7 @@ const (
 )
 
 // makeDefaults makes the objects without which the quick start could not be quick: the base
-// template and the key of the local command line. What a user changed or removed later is
+// template, its pool in the namespace of the local command line, and the key of that. What a user changed or removed later is
 // made again only where it is missing.
 func (d *Daemon) makeDefaults(ctx context.Context, _ *lifecycle.Stack) error {
 	scheme, err := cache.NewScheme()
@@ -44,6 +44,11 @@ func (d *Daemon) makeDefaults(ctx context.Context, _ *lifecycle.Stack) error {
 	}
 	if err := api.Create(ctx, d.baseTemplate()); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("make template %s: %w", d.cfg.DefaultTemplate, err)
+	}
+	if d.cfg.PoolSize > 0 {
+		if err := api.Create(ctx, d.basePool()); err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("make pool %s: %w", d.cfg.DefaultTemplate, err)
+		}
 	}
 	return d.ensureLocalKey(ctx, api)
 }
@@ -60,6 +65,18 @@ func (d *Daemon) baseTemplate() *extensions.SandboxTemplate {
 				}},
 			}}},
 			Barchan: &extensions.TemplateBarchanSpec{Public: true},
+		},
+	}
+}
+
+func (d *Daemon) basePool() *extensions.SandboxWarmPool {
+	size := int32(d.cfg.PoolSize) //nolint:gosec // bounded by Validate
+	return &extensions.SandboxWarmPool{
+		ObjectMeta: metav1.ObjectMeta{Namespace: localKeyNamespace, Name: d.cfg.DefaultTemplate},
+		Spec: extensions.SandboxWarmPoolSpec{
+			Replicas:           &size,
+			SandboxTemplateRef: extensions.SandboxTemplateRef{Name: d.cfg.DefaultTemplate},
+			Barchan:            &extensions.WarmPoolBarchanSpec{TemplateNamespace: manager.DefaultPublicNamespace},
 		},
 	}
 }

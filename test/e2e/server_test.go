@@ -88,6 +88,7 @@ func newServer(t *testing.T) *server {
 		"BARCHAN_BRIDGE_NAME="+tag, fmt.Sprintf("BARCHAN_SUBNET=10.%d.%d.0/24", 100+n%100, n%250),
 		"BARCHAN_NETNS_PREFIX="+tag+"-", "BARCHAN_NFT_TABLE="+tag, "BARCHAN_CGROUP_PARENT=/"+tag, "BARCHAN_CONTAINERD_NAMESPACE="+tag,
 		"BARCHAN_API_URL=", "BARCHAN_API_KEY=",
+		"BARCHAN_POOL_SIZE=0", // tests of pools make their own
 	)
 	t.Cleanup(s.remove)
 	return s
