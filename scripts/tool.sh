@@ -20,6 +20,14 @@ recipe() {
 		# Snapshots are overlayfs's, and there is no kubelet to talk to.
 		tags='no_btrfs no_zfs no_devmapper no_cri no_tracing'
 		;;
+	kube-apiserver)
+		module=runtimes/kubernetes package=k8s.io/kubernetes/cmd/kube-apiserver
+		local release minor
+		release=$(pinned k8s.io/kubernetes)
+		minor=${release#v1.}
+		version=k8s.io/component-base/version.gitVersion=$release
+		version+=" -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=${minor%%.*}"
+		;;
 	kubectl)
 		module=tools/kubectl package=.
 		version=$(pinned k8s.io/kubectl)

@@ -1,0 +1,9 @@
+// Package kube shows that what runs on the embedded API server runs on Kubernetes' own as well:
+// it installs our CRDs in a real kube-apiserver with a real etcd, holds its verdicts against
+// those of the embedded server, and runs the suites of the controllers there. It has tests
+// alone; each server that they start has an address, a directory and certificates of its own
+// and is gone when its test ends.
+//
+// There is no controller-manager: nothing collects garbage and no namespace goes away, so what
+// depends on either is tested on the embedded server, which does both itself.
+package kube

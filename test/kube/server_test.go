@@ -1,0 +1,267 @@
+package kube
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	mathrand "math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+	"k8s.io/client-go/rest"
+)
+
+const (
+	// startTime bounds the start of a server; it is no measure of speed.
+	startTime = 3 * time.Minute
+	// stopTime is how long a server may take to end before it is killed.
+	stopTime = 30 * time.Second
+	// apiPort is the port at an address that no other run has.
+	apiPort = "6443"
+)
+
+// startKube runs a kube-apiserver over an etcd of its own until the test ends, and returns how
+// an administrator reaches it. Both listen on the loopback device or a socket only, so nothing
+// of the machine is changed and runs do not meet.
+func startKube(t *testing.T) *rest.Config {
+	t.Helper()
+	program := findProgram(t, "kube-apiserver")
+	dir := t.TempDir()
+	host := loopbackAddress()
+	pki, err := newPKI(dir, host)
+	if err != nil {
+		t.Fatalf("make certificates: %v", err)
+	}
+	etcd := startEtcd(t, dir)
+	cmd := exec.Command(program, flags(dir, host, etcd)...) //nolint:noctx // ended by stop, in order
+	var said tail
+	cmd.Stdout, cmd.Stderr = &said, &said
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // also if the test is killed
+	if err := cmd.Start(); err != nil {
+		t.Fatalf("start kube-apiserver: %v", err)
+	}
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	t.Cleanup(func() { stop(t, cmd.Process, exited) })
+
+	cfg := pki.config(host)
+	if err := awaitReady(t.Context(), cfg, exited); err != nil {
+		t.Fatalf("kube-apiserver: %v\n%s", err, said.String())
+	}
+	return cfg
+}
+
+func flags(dir, host, etcd string) []string {
+	file := func(name string) string { return filepath.Join(dir, name) }
+	return []string{
+		"--etcd-servers=" + etcd,
+		"--bind-address=" + host, "--secure-port=" + apiPort, "--advertise-address=" + host,
+		"--endpoint-reconciler-type=none", // it takes no loopback address, and nobody looks here for the server
+		"--cert-dir=" + dir, "--tls-cert-file=" + file("server.crt"), "--tls-private-key-file=" + file("server.key"),
+		"--client-ca-file=" + file("ca.crt"), "--authorization-mode=RBAC",
+		"--service-cluster-ip-range=192.0.2.0/24",
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file=" + file("server.key"), "--service-account-signing-key-file=" + file("server.key"),
+		"--profiling=false",
+	}
+}
+
+// stop ends the server in order, so that etcd loses no client that still writes.
+func stop(t *testing.T, p *os.Process, exited chan error) {
+	t.Helper()
+	if err := p.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		t.Errorf("stop kube-apiserver: %v", err)
+	}
+	select {
+	case <-exited:
+	case <-time.After(stopTime):
+		t.Errorf("kube-apiserver ran on for %v after SIGTERM", stopTime)
+		_ = p.Kill()
+		<-exited
+	}
+}
+
+// awaitReady asks /readyz, less and less often, until the server is ready or gone.
+func awaitReady(ctx context.Context, cfg *rest.Config, exited chan error) error {
+	ctx, cancel := context.WithTimeout(ctx, startTime)
+	defer cancel()
+	c, err := rest.HTTPClientFor(cfg)
+	if err != nil {
+		return err
+	}
+	defer c.CloseIdleConnections()
+	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		err := askReady(ctx, c, cfg.Host)
+		if err == nil {
+			return nil
+		}
+		select {
+		case end := <-exited:
+			exited <- end // for stop
+			return fmt.Errorf("ended at its start: %w", errors.Join(end, err))
+		case <-ctx.Done():
+			return fmt.Errorf("not ready within %v: %w", startTime, err)
+		case <-time.After(pause):
+		}
+	}
+}
+
+func askReady(ctx context.Context, c *http.Client, host string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, host+"/readyz", http.NoBody)
+	if err != nil {
+		return err
+	}
+	resp, err := c.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("GET /readyz: %s", resp.Status)
+	}
+	return nil
+}
+
+// startEtcd runs an etcd in the process, on a socket in dir, and returns the socket's URL.
+func startEtcd(t *testing.T, dir string) string {
+	t.Helper()
+	// The path of a socket must be short, which the directory of a test need not be.
+	sockets, err := os.MkdirTemp("", "kube")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(sockets) })
+	client := url.URL{Scheme: "unix", Path: filepath.Join(sockets, "c")}
+	peer := url.URL{Scheme: "unix", Path: filepath.Join(sockets, "p")}
+	cfg := embed.NewConfig()
+	cfg.Name, cfg.Dir = "test", filepath.Join(dir, "etcd")
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
+	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
+	cfg.InitialCluster = cfg.Name + "=" + peer.String()
+	e, err := embed.StartEtcd(cfg)
+	if err != nil {
+		t.Fatalf("start etcd: %v", err)
+	}
+	t.Cleanup(e.Close)
+	select {
+	case <-e.Server.ReadyNotify():
+	case err := <-e.Err():
+		t.Fatalf("start etcd: %v", err)
+	case <-time.After(startTime):
+		t.Fatalf("etcd is not ready within %v", startTime)
+	}
+	return client.String()
+}
+
+// loopbackAddress is one of the sixteen million that the loopback device answers, so that the
+// port is free and runs do not meet.
+func loopbackAddress() string {
+	return net.IPv4(127, byte(1+mathrand.IntN(254)), byte(mathrand.IntN(256)), byte(1+mathrand.IntN(254))).String()
+}
+
+func findProgram(t *testing.T, name string) string {
+	t.Helper()
+	cache := os.Getenv("BARCHAN_CACHE")
+	if cache == "" {
+		cache = "/var/cache/barchan"
+	}
+	p := filepath.Join(cache, "bin", name)
+	if _, err := os.Stat(p); err == nil {
+		return p
+	}
+	if os.Getenv("CI") == "true" {
+		t.Fatalf("%s is missing: scripts/tool.sh kube-apiserver builds it", p)
+	}
+	t.Skipf("SKIPPED: %s is missing: scripts/tool.sh kube-apiserver builds it", p)
+	return ""
+}
+
+// pki is an authority of the test's own with what it issued: files for the server, and the
+// certificate of an administrator.
+type pki struct{ ca, cert, key []byte }
+
+func newPKI(dir, host string) (p pki, err error) {
+	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return p, err
+	}
+	ca := certificate("test authority")
+	ca.IsCA, ca.BasicConstraintsValid, ca.KeyUsage = true, true, x509.KeyUsageCertSign
+	if p.ca, err = sign(ca, ca, caKey, caKey); err != nil {
+		return p, err
+	}
+	admin := certificate("admin")
+	admin.Subject.Organization = []string{"system:masters"}
+	admin.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	if p.cert, p.key, err = issue(admin, ca, caKey); err != nil {
+		return p, err
+	}
+	server := certificate("kube-apiserver")
+	server.ExtKeyUsage, server.IPAddresses = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, []net.IP{net.ParseIP(host)}
+	cert, key, err := issue(server, ca, caKey)
+	if err != nil {
+		return p, err
+	}
+	for name, content := range map[string][]byte{"ca.crt": p.ca, "server.crt": cert, "server.key": key} {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			return p, err
+		}
+	}
+	return p, nil
+}
+
+// config is how the administrator reaches a server. The client does not hold itself back.
+func (p pki) config(host string) *rest.Config {
+	return &rest.Config{
+		Host: "https://" + net.JoinHostPort(host, apiPort), QPS: -1,
+		TLSClientConfig: rest.TLSClientConfig{CAData: p.ca, CertData: p.cert, KeyData: p.key},
+	}
+}
+
+func certificate(name string) *x509.Certificate {
+	return &x509.Certificate{
+		SerialNumber: big.NewInt(mathrand.Int64()), Subject: pkix.Name{CommonName: name},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		KeyUsage: x509.KeyUsageDigitalSignature,
+	}
+}
+
+func issue(c, ca *x509.Certificate, caKey *ecdsa.PrivateKey) (cert, key []byte, err error) {
+	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, err
+	}
+	if cert, err = sign(c, ca, k, caKey); err != nil {
+		return nil, nil, err
+	}
+	der, err := x509.MarshalECPrivateKey(k)
+	if err != nil {
+		return nil, nil, err
+	}
+	return cert, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), nil
+}
+
+func sign(c, ca *x509.Certificate, key, caKey *ecdsa.PrivateKey) ([]byte, error) {
+	der, err := x509.CreateCertificate(rand.Reader, c, ca, key.Public(), caKey)
+	if err != nil {
+		return nil, err
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), nil
+}
