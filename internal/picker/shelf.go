@@ -1,0 +1,157 @@
+package picker
+
+import (
+	"container/heap"
+	"container/list"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// key is one pool and one revision of its template.
+type key struct {
+	pool     types.UID
+	revision string
+}
+
+// group is what is known of the members of a key.
+type group struct {
+	nodes   map[string]*shelf
+	fullest shelves
+	ready   int        // on the shelves
+	making  int        // may become ready
+	behind  *list.List // of *member: written by somebody else since the newest event
+	waiting *list.List // of *ticket, by number; empty while a member is ready
+}
+
+func newGroup() *group {
+	return &group{nodes: map[string]*shelf{}, behind: list.New(), waiting: list.New()}
+}
+
+// empty reports whether a group may be forgotten.
+func (g *group) empty() bool {
+	return g.ready+g.making+g.behind.Len()+g.waiting.Len() == 0
+}
+
+// add puts a member on its node's shelf, in the order of the members' turns.
+func (g *group) add(m *member) {
+	node := m.seen.Status.NodeName
+	s := g.nodes[node]
+	if s == nil {
+		s = &shelf{node: node, members: list.New()}
+		g.nodes[node] = s
+	}
+	m.shelf, m.at = s, s.insert(m)
+	if s.members.Len() == 1 {
+		heap.Push(&g.fullest, s)
+	} else {
+		heap.Fix(&g.fullest, s.index)
+	}
+	g.ready++
+}
+
+// remove takes a member off its shelf.
+func (g *group) remove(m *member) {
+	s := m.shelf
+	s.members.Remove(m.at)
+	m.shelf, m.at = nil, nil
+	if s.members.Len() == 0 {
+		heap.Remove(&g.fullest, s.index)
+		delete(g.nodes, s.node)
+	} else {
+		heap.Fix(&g.fullest, s.index)
+	}
+	g.ready--
+}
+
+// best is the member whose turn it is; nil if none is ready.
+func (g *group) best() *member {
+	if len(g.fullest) == 0 {
+		return nil
+	}
+	return g.fullest[0].first()
+}
+
+// join lets a ticket wait behind all that have lower numbers.
+func (g *group) join(t *ticket, k key) {
+	t.key, t.bell = k, make(chan *member, 1)
+	for e := g.waiting.Back(); e != nil; e = e.Prev() {
+		if of[*ticket](e).number < t.number {
+			t.at = g.waiting.InsertAfter(t, e)
+			return
+		}
+	}
+	t.at = g.waiting.PushFront(t)
+}
+
+// leave ends the wait of a ticket. m is what it waited for; nil if there will be none.
+func (g *group) leave(t *ticket, m *member) {
+	g.waiting.Remove(t.at)
+	t.at = nil
+	t.bell <- m
+}
+
+// of is the value of a list's element.
+func of[T any](e *list.Element) T {
+	v, _ := e.Value.(T)
+	return v
+}
+
+// shelf is the queue of one node's ready members.
+type shelf struct {
+	node    string
+	members *list.List // of *member, by turn
+	index   int        // in the heap
+}
+
+func (s *shelf) first() *member { return of[*member](s.members.Front()) }
+
+// insert keeps the order of turns: a new member is the last, one that was put back the first.
+func (s *shelf) insert(m *member) *list.Element {
+	if last := s.members.Back(); last == nil || of[*member](last).turn < m.turn {
+		return s.members.PushBack(m)
+	}
+	for e := s.members.Front(); e != nil; e = e.Next() {
+		if m.turn < of[*member](e).turn {
+			return s.members.InsertBefore(m, e)
+		}
+	}
+	return s.members.PushBack(m)
+}
+
+// shelves is a heap that has the fullest shelf on top; of equally full ones, that whose first
+// member has been ready for longest.
+type shelves []*shelf
+
+func (h shelves) Len() int { return len(h) }
+
+func (h shelves) Less(i, j int) bool {
+	if a, b := h[i].members.Len(), h[j].members.Len(); a != b {
+		return a > b
+	}
+	if h[i].members.Len() == 0 {
+		return h[i].node < h[j].node
+	}
+	return h[i].first().turn < h[j].first().turn
+}
+
+func (h shelves) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].index, h[j].index = i, j
+}
+
+// Push is part of heap.Interface.
+func (h *shelves) Push(x any) {
+	if s, ok := x.(*shelf); ok {
+		s.index = len(*h)
+		*h = append(*h, s)
+	}
+}
+
+// Pop is part of heap.Interface.
+func (h *shelves) Pop() any {
+	last := len(*h) - 1
+	s := (*h)[last]
+	(*h)[last] = nil
+	*h = (*h)[:last]
+	return s
+}
