@@ -5,9 +5,11 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -99,6 +101,73 @@ func TestInit(t *testing.T) {
 	if r := run(t, c, sh("pwd; echo $A$D")); r.stdout != "/usr\n1020\n" {
 		t.Errorf("%+v", r)
 	}
+}
+
+// TestEnvironmentBoundLate wants a process not to see whether its variables came at the start
+// of the sandbox or later, and the template's program to run on.
+func TestEnvironmentBoundLate(t *testing.T) {
+	template := map[string]string{"PATH": "/bin:/usr/bin", "BOTH": "template", "KEPT": "template", "E2B_TEMPLATE_ID": "mine"}
+	claim := map[string]string{"BOTH": "claim", "HOME": "/claimed", "E2B_SANDBOX": "claim", "SECRET": "a $(b) $$ c", "EMPTY": ""}
+	program := []string{"/bin/sleep", "1000"}
+	both := maps.Clone(template)
+	maps.Copy(both, claim)
+	early := start(t, envd.Config{SandboxID: "i1", TemplateID: "t1", Env: both, Entrypoint: program})
+	late := start(t, envd.Config{SandboxID: "i1", TemplateID: "t1", Env: template, Entrypoint: program, AccessToken: "secret"})
+	c := late.client("", "secret")
+	before := entrypointOnceRunning(t, c)
+	noError(t, c.Init(t.Context(), envd.InitRequest{EnvVars: map[string]string{"BOTH": "first", "SECRET": "first"}}))
+	noError(t, c.Init(t.Context(), envd.InitRequest{EnvVars: claim})) // a second one is merged into the first
+
+	show := func(c *envd.Client) string {
+		cmd := sh("env | sort")
+		cmd.Process.Envs = map[string]string{"KEPT": "request"}
+		r := run(t, c, cmd)
+		return r.stdout + r.stderr
+	}
+	want, got := show(early.client("")), show(c)
+	if got != want {
+		t.Errorf("bound late, a process has\n%s\nand bound early\n%s", got, want)
+	}
+	for _, line := range []string{"BOTH=claim", "KEPT=request", "HOME=/claimed", "E2B_SANDBOX=claim", "E2B_SANDBOX_ID=i1", "E2B_TEMPLATE_ID=mine", "SECRET=a $(b) $$ c", "EMPTY="} {
+		if !slices.Contains(strings.Split(got, "\n"), line) {
+			t.Errorf("%q is missing from\n%s", line, got)
+		}
+	}
+	if after := entrypointOnceRunning(t, c); after.PID != before.PID || !after.StartedAt.Equal(*before.StartedAt) {
+		t.Errorf("the template's program was %+v and is %+v", before, after)
+	}
+}
+
+func entrypointOnceRunning(t *testing.T, c *envd.Client) (e envd.Entrypoint) {
+	t.Helper()
+	eventually(t, "the template's program", func() bool {
+		var err error
+		e, err = c.Entrypoint(t.Context())
+		return err == nil && e.Running
+	})
+	return e
+}
+
+func TestOpen(t *testing.T) {
+	a := start(t, envd.Config{AccessToken: "secret"})
+	stranger, owner := a.client("root"), a.client("root", "secret")
+	ctx := t.Context()
+	for _, c := range []*envd.Client{stranger, a.client("root", "wrong")} {
+		wantStatus(t, c.Init(ctx, envd.InitRequest{Open: true}), 401, "X-Access-Token")
+	}
+	wantStatus(t, owner.Init(ctx, envd.InitRequest{Open: true, AccessToken: "secret"}), 400, "open")
+	_, err := stranger.Envs(ctx)
+	wantStatus(t, err, 401, "")
+	for range 2 { // repeating it is harmless
+		noError(t, owner.Init(ctx, envd.InitRequest{Open: true, EnvVars: map[string]string{"A": "1"}}))
+	}
+	if envs, err := stranger.Envs(ctx); err != nil || envs["A"] != "1" {
+		t.Errorf("once open: %v, %v", envs, err)
+	}
+	noError(t, run(t, stranger, sh("true")).err)
+	noError(t, owner.Init(ctx, envd.InitRequest{AccessToken: "secret"}))
+	_, err = stranger.Envs(ctx)
+	wantStatus(t, err, 401, "")
 }
 
 func TestInitRefuses(t *testing.T) {

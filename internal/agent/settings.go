@@ -105,7 +105,7 @@ func (s *settings) apply(req envd.InitRequest, presented string) (applied bool, 
 		}
 		s.last = *req.Timestamp
 	}
-	if req.AccessToken != "" {
+	if req.AccessToken != "" || req.Open {
 		s.token = req.AccessToken
 	}
 	if req.DefaultUser != "" {
@@ -119,6 +119,9 @@ func (s *settings) apply(req envd.InitRequest, presented string) (applied bool, 
 }
 
 func (s *settings) check(req envd.InitRequest) error {
+	if req.Open && req.AccessToken != "" {
+		return errors.New("open: cannot come with an accessToken")
+	}
 	for k, v := range req.EnvVars {
 		if err := checkEnv(k, v); err != nil {
 			return fmt.Errorf("envVars: %w", err)

@@ -35,6 +35,9 @@ const (
 type Runner interface {
 	// Ensure makes the sandbox run, or adopts it if it does.
 	Ensure(ctx context.Context, s *agents.Sandbox) (sandbox.Observed, error)
+	// Bind gives one that runs what its object has got since it was made, and makes it last.
+	// Where nothing is missing, it does nothing, quickly.
+	Bind(ctx context.Context, s *agents.Sandbox) error
 	// Suspend puts it to sleep, Resume wakes it.
 	Suspend(ctx context.Context, ref sandbox.Ref) (sandbox.Observed, error)
 	Resume(ctx context.Context, ref sandbox.Ref) (sandbox.Observed, error)

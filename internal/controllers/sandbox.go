@@ -73,7 +73,29 @@ func (r *sandboxReconciler) step(ctx context.Context, s *agents.Sandbox) (reconc
 	if err := r.writeStatus(ctx, s, statusOf(s, seen)); err != nil {
 		return reconcile.Result{}, err
 	}
+	if seen.State == sandbox.ContainerRunning {
+		if err := r.bind(ctx, s); err != nil {
+			return reconcile.Result{}, err
+		}
+	}
 	return r.untilEnd(s), nil
+}
+
+// bind has the node keep what a sandbox got when it was claimed. It runs either way: a failure
+// says nothing about its health, and changes no status.
+func (r *sandboxReconciler) bind(ctx context.Context, s *agents.Sandbox) error {
+	err := r.runner.Bind(ctx, s)
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	if r.events != nil {
+		r.events.Eventf(s, nil, corev1.EventTypeWarning, "BindFailed", "Bind", "%s", errs.Text(err))
+	}
+	if errors.Is(err, errs.ErrInvalid) { // another try would not help
+		r.log.InfoContext(ctx, "change of a sandbox refused", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, err)
+		return nil
+	}
+	return fmt.Errorf("bind sandbox %s/%s: %w", s.Namespace, s.Name, err)
 }
 
 // announceStart tells people and clients that the node has begun, before it may take long.

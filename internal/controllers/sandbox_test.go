@@ -28,7 +28,8 @@ import (
 type machine struct {
 	states map[sandbox.Ref]sandbox.ContainerState
 	calls  []string
-	fail   error // returned by Ensure and Remove
+	fail   error // returned by Ensure, Bind and Remove
+	bound  map[sandbox.Ref][]corev1.EnvVar
 }
 
 func (m *machine) seen(ref sandbox.Ref) sandbox.Observed {
@@ -50,6 +51,16 @@ func (m *machine) Ensure(_ context.Context, s *agents.Sandbox) (sandbox.Observed
 		return m.seen(refOf(s)), m.fail
 	}
 	return m.set("ensure", refOf(s), sandbox.ContainerRunning)
+}
+
+func (m *machine) Bind(_ context.Context, s *agents.Sandbox) error {
+	if m.states[refOf(s)] != sandbox.ContainerRunning {
+		panic("bind of a sandbox that does not run")
+	}
+	if m.fail == nil {
+		m.bound[refOf(s)] = s.Spec.PodTemplate.Spec.Containers[0].Env
+	}
+	return m.fail
 }
 
 func (m *machine) Suspend(_ context.Context, ref sandbox.Ref) (sandbox.Observed, error) {
@@ -88,7 +99,7 @@ func newWorld(t *testing.T, s *agents.Sandbox) *world {
 	}
 	agents.SetDefaults(s)
 	c := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&agents.Sandbox{}).WithObjects(s).Build()
-	m := &machine{states: map[sandbox.Ref]sandbox.ContainerState{}}
+	m := &machine{states: map[sandbox.Ref]sandbox.ContainerState{}, bound: map[sandbox.Ref][]corev1.EnvVar{}}
 	return &world{t, c, m, &sandboxReconciler{log: telemetry.Discard(), client: c, cache: c, runner: m}}
 }
 
@@ -313,5 +324,33 @@ func TestNews(t *testing.T) {
 	seen.State, seen.Message = sandbox.ContainerExited, "killed"
 	if got := (step{running, statusOf(s, seen)}).news(); len(got) != 1 || got[0].kind != corev1.EventTypeWarning || got[0].reason != "Finished" {
 		t.Errorf("the end is told as %v", got)
+	}
+}
+
+func TestSandboxIsBoundToWhatItsObjectGets(t *testing.T) {
+	w := newWorld(t, newSandbox())
+	s, _, err := w.settle()
+	if err != nil {
+		t.Fatal(err)
+	}
+	env := []corev1.EnvVar{{Name: "OWNER", Value: "me"}}
+	w.update(s, func(s *agents.Sandbox) {
+		s.Spec.OperatingMode = agents.ModeSuspended
+		s.Spec.PodTemplate.Spec.Containers[0].Env = env
+	})
+	if s, _, err = w.settle(); err != nil || len(w.machine.bound[refOf(s)]) > 0 {
+		t.Fatalf("asleep: %v, bound to %v", err, w.machine.bound[refOf(s)])
+	}
+	w.update(s, func(s *agents.Sandbox) { s.Spec.OperatingMode = agents.ModeRunning })
+	if s, _, err = w.settle(); err != nil || !slices.Equal(w.machine.bound[refOf(s)], env) {
+		t.Fatalf("awake: %v, bound to %v", err, w.machine.bound[refOf(s)])
+	}
+	w.machine.fail = fmt.Errorf("agent: %w", errs.ErrUnavailable)
+	if s, _, err = w.settle(); !errors.Is(err, errs.ErrUnavailable) || !sandbox.Ready(s) {
+		t.Errorf("an agent that does not answer: %v, status %+v", err, s.Status)
+	}
+	w.machine.fail = fmt.Errorf("env: %w", errs.ErrInvalid)
+	if s, _, err = w.settle(); err != nil || !sandbox.Ready(s) {
+		t.Errorf("what no sandbox may have: %v, status %+v", err, s.Status)
 	}
 }

@@ -71,11 +71,16 @@ type InitRequest struct {
 	// AccessToken guards all later requests. Once set, another one is taken
 	// only from a caller that presents the old one.
 	AccessToken string `json:"accessToken,omitempty"`
-	// EnvVars are added to those known already.
+	// Open gives the token up, so that nobody is asked for one any more. It is
+	// our addition to the protocol, needs the token, and excludes AccessToken.
+	Open bool `json:"open,omitempty"`
+	// EnvVars are added to those known already, replacing those of the same
+	// name. Every process started afterwards has them.
 	EnvVars        map[string]string `json:"envVars,omitempty"`
 	DefaultUser    string            `json:"defaultUser,omitempty"`
 	DefaultWorkdir string            `json:"defaultWorkdir,omitempty"`
-	// Timestamp orders requests: one older than the last is accepted and ignored.
+	// Timestamp orders requests: one older than the last is accepted and
+	// ignored. A request without one is always obeyed.
 	Timestamp   *time.Time `json:"timestamp,omitempty"`
 	LifecycleID string     `json:"lifecycleID,omitempty"`
 	// CABundle is PEM that the sandbox's programs are to trust.

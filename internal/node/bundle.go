@@ -149,19 +149,7 @@ func volumeDir(dir, sub string) (string, error) {
 // agentConfig is what the agent must know from its first instant.
 func (w *work) agentConfig() (*envd.Config, error) {
 	p := &w.row.Plan
-	env := map[string]string{"PATH": defaultPath}
-	for _, pair := range w.image.Config.Env {
-		if name, value, ok := strings.Cut(pair, "="); ok {
-			env[name] = value
-		}
-	}
-	for _, e := range p.Env {
-		value := expand(e.Value, env)
-		if e.ValueFrom != nil && e.ValueFrom.FieldRef != nil {
-			value = w.reference(e.ValueFrom.FieldRef.FieldPath)
-		}
-		env[e.Name] = value
-	}
+	env := w.environment()
 	cfg := &envd.Config{
 		SandboxID: w.id(), TemplateID: p.Template, Entrypoint: entrypoint(p, w.image.Config.Entrypoint, w.image.Config.Cmd, env),
 		Env: env, Workdir: p.Workdir, DefaultWorkdir: p.Workdir, User: p.User, DefaultUser: "",
@@ -179,6 +167,24 @@ func (w *work) agentConfig() (*envd.Config, error) {
 		cfg.AccessToken = w.n.cfg.AgentToken(p.ID)
 	}
 	return cfg, nil
+}
+
+// environment is the image's, changed by the object's, whenever that was read.
+func (w *work) environment() map[string]string {
+	env := map[string]string{"PATH": defaultPath}
+	for _, pair := range w.row.ImageEnv {
+		if name, value, ok := strings.Cut(pair, "="); ok {
+			env[name] = value
+		}
+	}
+	for _, e := range w.row.Plan.Env {
+		value := expand(e.Value, env)
+		if e.ValueFrom != nil && e.ValueFrom.FieldRef != nil {
+			value = w.reference(e.ValueFrom.FieldRef.FieldPath)
+		}
+		env[e.Name] = value
+	}
+	return env
 }
 
 func isRoot(user string) bool {

@@ -76,7 +76,9 @@ func (n *Node) ensure(ctx context.Context, u *unit, s *agents.Sandbox) (sandbox.
 		return u.observed(), err
 	}
 	n.observeStep(p.Class, "image", time.Since(began))
-	w := &work{n: n, image: image, row: &row{Stage: making, Plan: p, Digest: image.Digest}}
+	w := &work{n: n, image: image, row: &row{
+		Stage: making, Plan: p, Digest: image.Digest, ImageEnv: append([]string{}, image.Config.Env...),
+	}}
 	if err := n.create(ctx, u, w); err != nil {
 		return u.observed(), fmt.Errorf("create sandbox %s/%s: %w", p.Ref.Namespace, p.Ref.Name, err)
 	}

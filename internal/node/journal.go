@@ -35,6 +35,9 @@ type row struct {
 	Address   netip.Addr        `json:"address,omitzero"`
 	Process   lifecycle.Process `json:"process,omitzero"`
 	StartedAt time.Time         `json:"startedAt,omitzero"`
+	// ImageEnv is the image's own environment, upon which the plan's is made. Nil, as in rows
+	// of before there was this field, means that it is not known.
+	ImageEnv []string `json:"imageEnv,omitzero"`
 	// Program says that the template or the image has a program of its own.
 	Program bool `json:"program,omitempty"`
 	// Pause is the wait before the next restart.

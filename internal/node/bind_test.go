@@ -1,0 +1,201 @@
+package node
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/envd"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+)
+
+// member is a sandbox as a pool makes it: its program writes its environment down and stays.
+func member(change ...func(*agents.Sandbox)) *agents.Sandbox {
+	return object(append([]func(*agents.Sandbox){func(s *agents.Sandbox) {
+		pod(s).RestartPolicy = corev1.RestartPolicyAlways
+		container(s).Command = []string{"sh", "-c", "env > /program; echo x >> /starts; exec sleep 10000"}
+		container(s).Env = []corev1.EnvVar{{Name: "BOTH", Value: "template"}, {Name: "PATH", Value: "$(PATH):/opt"}}
+	}}, change...)...)
+}
+
+// claimed is a member's object after adoption.
+func claimed(s *agents.Sandbox) *agents.Sandbox {
+	c := s.DeepCopy()
+	c.Spec.Barchan = &agents.BarchanSpec{Access: &agents.AccessPolicy{OpenAgent: true}}
+	container(c).Env = append(container(c).Env, corev1.EnvVar{Name: "BOTH", Value: "claim"}, corev1.EnvVar{Name: "OWNER", Value: "$(BOTH) $$(BOTH)"})
+	return c
+}
+
+const whatClaimedHas = "BOTH=claim\nFROM_IMAGE=yes\nOWNER=claim $(BOTH)\nPATH=/bin:/opt\n"
+
+func token(id sandbox.ID) string { return "token of " + string(id) }
+
+// wantBound checks that a process of the sandbox has what its claim brought.
+func wantBound(t *testing.T, n *Node, s *agents.Sandbox, when string) {
+	t.Helper()
+	out, _ := run(t, n, s, "env")
+	var got []string
+	for line := range strings.Lines(out) {
+		if name, _, _ := strings.Cut(line, "="); slices.Contains([]string{"BOTH", "FROM_IMAGE", "OWNER", "PATH"}, name) {
+			got = append(got, line)
+		}
+	}
+	slices.Sort(got)
+	if strings.Join(got, "") != whatClaimedHas {
+		t.Errorf("%s a process has\n%s", when, out)
+	}
+}
+
+// isOpen reports whether the agent answers one who has no token.
+func isOpen(t *testing.T, n *Node, s *agents.Sandbox) bool {
+	t.Helper()
+	seen, err := n.Observe(t.Context(), refOf(s))
+	must(t, err)
+	c, err := envd.NewClient(envd.ClientConfig{HTTP: n.agents, BaseURL: "http://" + seen.Address.String() + ":49983"})
+	must(t, err)
+	_, err = c.Envs(t.Context())
+	return err == nil
+}
+
+// starts is how often the template's program was started.
+func starts(t *testing.T, n *Node, s *agents.Sandbox) int {
+	t.Helper()
+	out, _, err := tryRun(t.Context(), n, s, "cat /starts")
+	if err != nil {
+		return 0 // between two containers
+	}
+	return strings.Count(out, "x")
+}
+
+// restartContainer ends the template's program, by which the container is restarted.
+func restartContainer(t *testing.T, n *Node, s *agents.Sandbox) {
+	t.Helper()
+	before := starts(t, n, s)
+	run(t, n, s, "kill $(ls /proc | while read p; do grep -qs '^sleep' /proc/$p/cmdline && echo $p; done) 2>/dev/null; true")
+	eventually(t, "the container is restarted", func() bool { return starts(t, n, s) > before })
+}
+
+func TestBindOutlivesContainerAndServer(t *testing.T) {
+	m := newMachine(t)
+	m.cfg.AgentToken = token
+	n, stop := m.node()
+	for _, c := range []string{"gvisor", "runc"} {
+		t.Run(c, func(t *testing.T) {
+			s := member(class(c))
+			seen := ensure(t, n, s)
+			eventually(t, "the program runs", func() bool { return starts(t, n, s) == 1 })
+			if isOpen(t, n, s) {
+				t.Fatal("the agent of a member answers anybody")
+			}
+			for range 2 {
+				must(t, n.Bind(t.Context(), claimed(s)))
+			}
+			wantBound(t, n, s, "once bound")
+			if !isOpen(t, n, s) {
+				t.Error("the agent is not open")
+			}
+			if now, err := n.Observe(t.Context(), refOf(s)); err != nil || now != seen || starts(t, n, s) != 1 {
+				t.Errorf("binding restarted something: %+v, was %+v, %v", now, seen, err)
+			}
+
+			restartContainer(t, n, s)
+			wantBound(t, n, s, "after a restart of the container")
+			if out, _ := run(t, n, s, "grep -c OWNER=claim /program"); out != "1\n" {
+				t.Errorf("its program, started anew, does not have it: %q", out)
+			}
+
+			stop()
+			n, stop = m.node()
+			if r := n.lookup(s.UID).current(); unbound(r, claimed(s)) {
+				t.Errorf("the next server does not know: %+v", r.Plan)
+			}
+			wantBound(t, n, s, "after a restart of the server")
+			restartContainer(t, n, s)
+			wantBound(t, n, s, "after a restart of the server, and then of the container")
+			if !isOpen(t, n, s) {
+				t.Error("the agent is not open any more")
+			}
+			must(t, n.Bind(t.Context(), s)) // closed again
+			if isOpen(t, n, s) {
+				t.Error("the agent is not closed again")
+			}
+			must(t, n.Remove(t.Context(), refOf(s)))
+		})
+	}
+}
+
+func TestDeathWhileBinding(t *testing.T) {
+	m := newMachine(t)
+	m.cfg.AgentToken = token
+	for _, at := range []string{"bind_config", "bind_agent"} {
+		t.Run("after "+at, func(t *testing.T) {
+			n, stop := m.node(func(c *Config) {
+				c.AfterStep = func(step string) error {
+					if step == at {
+						return ErrCrash
+					}
+					return nil
+				}
+			})
+			s := member()
+			ensure(t, n, s)
+			eventually(t, "the program runs", func() bool { return starts(t, n, s) == 1 })
+			if err := n.Bind(t.Context(), claimed(s)); !errors.Is(err, ErrCrash) {
+				t.Fatalf("bind: %v", err)
+			}
+			stop()
+			n, stop = m.node()
+			defer stop()
+			must(t, n.Bind(t.Context(), claimed(s)))
+			wantBound(t, n, s, "bound by the next server")
+			if !isOpen(t, n, s) {
+				t.Error("the agent is not open")
+			}
+			restartContainer(t, n, s)
+			wantBound(t, n, s, "after a restart of the container")
+			must(t, n.Remove(t.Context(), refOf(s)))
+		})
+	}
+}
+
+func TestBindWaitsForItsTime(t *testing.T) {
+	m := newMachine(t)
+	n, _ := m.node()
+	s := member()
+	if err := n.Bind(t.Context(), claimed(s)); err != nil || n.lookup(s.UID) != nil {
+		t.Errorf("a sandbox that is not there: %v", err)
+	}
+	ensure(t, n, s)
+	bad := claimed(s)
+	container(bad).Env = append(container(bad).Env, corev1.EnvVar{Name: "S", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{Key: "k"}}})
+	if err := n.Bind(t.Context(), bad); !errors.Is(err, errs.ErrInvalid) || !strings.Contains(err.Error(), "spec.podTemplate.spec.containers[0].env") {
+		t.Errorf("what no sandbox may have: %v", err)
+	}
+	_, err := n.Suspend(t.Context(), refOf(s))
+	must(t, err)
+	must(t, n.Bind(t.Context(), claimed(s)))
+	if r := n.lookup(s.UID).current(); r.Stage != paused || len(r.Plan.Env) != 2 {
+		t.Errorf("a sleeper was bound: %+v", r)
+	}
+	_, err = n.Resume(t.Context(), refOf(s))
+	must(t, err)
+	must(t, n.Bind(t.Context(), claimed(s)))
+	wantBound(t, n, s, "once awake")
+
+	// A row of a server that did not note the image's environment.
+	old := member()
+	ensure(t, n, old)
+	u := n.lookup(old.UID)
+	row := *u.current()
+	row.ImageEnv = nil
+	must(t, n.note(u, &row, live))
+	must(t, n.Bind(t.Context(), claimed(old)))
+	if out, _ := run(t, n, old, "echo $FROM_IMAGE $BOTH"); out != "yes claim\n" {
+		t.Errorf("a row of before: %q", out)
+	}
+}
