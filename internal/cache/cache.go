@@ -13,11 +13,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
+	"strings"
 	"sync"
 
 	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -51,6 +55,7 @@ type Cache struct {
 	informers crcache.Cache
 	live      client.Client
 	waits     *waits
+	fresh     *fresh
 }
 
 // New returns a cache that is empty until Run.
@@ -75,12 +80,15 @@ func New(ctx context.Context, cfg Config) (*Cache, error) {
 		return nil, fmt.Errorf("make the API client: %w", err)
 	}
 	c := &Cache{informers: informers, live: live, waits: newWaits()}
+	c.fresh = newFresh(func(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, error) {
+		return read(ctx, live, key, &extensions.SandboxTemplate{})
+	})
 	for _, ix := range indexes() {
 		if err := informers.IndexField(ctx, ix.object, ix.name, ix.values); err != nil {
 			return nil, fmt.Errorf("register index %s: %w", ix.name, err)
 		}
 	}
-	for _, obj := range []client.Object{&agents.Sandbox{}, &extensions.SandboxTemplate{}, &extensions.SandboxWarmPool{}, &extensions.SandboxClaim{}, &barchan.APIKey{}, &barchan.Checkpoint{}, &barchan.TemplateRevision{}} {
+	for _, obj := range []client.Object{&agents.Sandbox{}, &extensions.SandboxTemplate{}, &extensions.SandboxWarmPool{}, &extensions.SandboxClaim{}, &barchan.APIKey{}, &barchan.Checkpoint{}, &barchan.TemplateRevision{}, &corev1.Namespace{}} {
 		if _, err := informers.GetInformer(ctx, obj, crcache.BlockUntilSynced(false)); err != nil {
 			return nil, fmt.Errorf("watch %T: %w", obj, err)
 		}
@@ -102,6 +110,7 @@ func routeLog(log *slog.Logger) {
 
 // Run fills the cache and keeps it until ctx is done; every wait then ends with [ErrStopped].
 func (c *Cache) Run(ctx context.Context) error {
+	defer c.fresh.stop()
 	defer c.waits.stop()
 	if err := c.informers.Start(ctx); err != nil {
 		return fmt.Errorf("run the object cache: %w", err)
@@ -126,7 +135,7 @@ func (c *Cache) Informers() crcache.Cache { return c.informers }
 
 // Sandbox returns one sandbox by name.
 func (c *Cache) Sandbox(ctx context.Context, key types.NamespacedName) (*agents.Sandbox, error) {
-	return get(ctx, c, key, &agents.Sandbox{})
+	return read(ctx, c.informers, key, &agents.Sandbox{})
 }
 
 // SandboxByID returns the sandbox that has the ID.
@@ -186,7 +195,7 @@ func (c *Cache) sandboxes(ctx context.Context, opts ...client.ListOption) ([]age
 
 // Template returns one template by name.
 func (c *Cache) Template(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, error) {
-	return get(ctx, c, key, &extensions.SandboxTemplate{})
+	return read(ctx, c.informers, key, &extensions.SandboxTemplate{})
 }
 
 // Templates returns the templates of a namespace, or of all if it is empty.
@@ -210,7 +219,7 @@ func (c *Cache) TemplateRevisions(ctx context.Context, template types.Namespaced
 
 // Pool returns one warm pool by name.
 func (c *Cache) Pool(ctx context.Context, key types.NamespacedName) (*extensions.SandboxWarmPool, error) {
-	return get(ctx, c, key, &extensions.SandboxWarmPool{})
+	return read(ctx, c.informers, key, &extensions.SandboxWarmPool{})
 }
 
 // Pools returns the warm pools of a namespace, or of all if it is empty.
@@ -233,7 +242,7 @@ func (c *Cache) pools(ctx context.Context, opts ...client.ListOption) ([]extensi
 
 // Claim returns one claim by name.
 func (c *Cache) Claim(ctx context.Context, key types.NamespacedName) (*extensions.SandboxClaim, error) {
-	return get(ctx, c, key, &extensions.SandboxClaim{})
+	return read(ctx, c.informers, key, &extensions.SandboxClaim{})
 }
 
 // ClaimsOn returns the claims on a pool.
@@ -248,7 +257,7 @@ func (c *Cache) ClaimsOn(ctx context.Context, pool types.NamespacedName) ([]exte
 
 // Checkpoint returns one checkpoint by name.
 func (c *Cache) Checkpoint(ctx context.Context, key types.NamespacedName) (*barchan.Checkpoint, error) {
-	return get(ctx, c, key, &barchan.Checkpoint{})
+	return read(ctx, c.informers, key, &barchan.Checkpoint{})
 }
 
 // Checkpoints returns the checkpoints of a namespace, or of all if it is empty.
@@ -278,15 +287,50 @@ func (c *Cache) APIKeys(ctx context.Context, namespace string) ([]barchan.APIKey
 	return list.Items, nil
 }
 
-func get[T client.Object](ctx context.Context, c *Cache, key types.NamespacedName, into T) (T, error) {
-	if err := c.informers.Get(ctx, key, into); err != nil {
+// read fills into with one object, of the cache or of the API server.
+func read[T client.Object](ctx context.Context, from client.Reader, key types.NamespacedName, into T) (T, error) {
+	if err := from.Get(ctx, key, into); err != nil {
 		var none T
 		if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
-			return none, fmt.Errorf("%T %s: %w", into, key, errs.ErrNotFound)
+			return none, fmt.Errorf("%s %s: %w", nameOf(into), name(key), errs.ErrNotFound)
 		}
-		return none, fmt.Errorf("read %T %s: %w", into, key, err)
+		return none, fmt.Errorf("read %s %s: %w", nameOf(into), name(key), withKind(err))
 	}
 	return into, nil
+}
+
+// name is a key as people write it; that of a kind without namespaces has none.
+func name(key types.NamespacedName) string {
+	return strings.TrimPrefix(key.String(), string(types.Separator))
+}
+
+// nameOf is the kind of an object.
+func nameOf(o client.Object) string { return reflect.TypeOf(o).Elem().Name() }
+
+// withKind wraps the API server's errors with the kind that callers ask for.
+func withKind(err error) error {
+	kind := error(nil)
+	switch {
+	case errs.Kind(err) != nil:
+	case apierrors.IsForbidden(err):
+		kind = errs.ErrForbidden
+	case apierrors.IsUnauthorized(err):
+		kind = errs.ErrUnauthenticated
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), apierrors.IsTimeout(err):
+		kind = errs.ErrTimeout
+	case apierrors.ReasonForError(err) == metav1.StatusReasonUnknown, apierrors.IsTooManyRequests(err),
+		apierrors.IsServiceUnavailable(err), apierrors.IsServerTimeout(err), apierrors.IsInternalError(err):
+		kind = errs.ErrUnavailable
+	}
+	if kind == nil {
+		return err
+	}
+	return fmt.Errorf("%w: %w", kind, err)
+}
+
+// Namespace returns one namespace by name.
+func (c *Cache) Namespace(ctx context.Context, name string) (*corev1.Namespace, error) {
+	return read(ctx, c.informers, types.NamespacedName{Name: name}, &corev1.Namespace{})
 }
 
 func first[T any](items []T, what string) (*T, error) {
