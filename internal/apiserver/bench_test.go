@@ -1,6 +1,7 @@
 package apiserver_test
 
 import (
+	"context"
 	"fmt"
 	"net/url"
 	"slices"
@@ -62,6 +63,15 @@ func BenchmarkAPI(b *testing.B) {
 		})
 		b.Run(fmt.Sprintf("update/%d", workers), func(b *testing.B) { benchmarkUpdate(b, c, name(), workers) })
 	}
+	d := s.Direct(apiserver.UserController)
+	for _, workers := range []int{1, 16} {
+		b.Run(fmt.Sprintf("update/direct/%d", workers), func(b *testing.B) { benchmarkUpdate(b, d, name(), workers) })
+	}
+	b.Run("get/direct", func(b *testing.B) {
+		sb := sandbox(name())
+		create(b, c, sb)
+		timed(b, 1, func(int) error { return d.Get(b.Context(), client.ObjectKeyFromObject(sb), &agents.Sandbox{}) })
+	})
 	target := sandbox("target")
 	create(b, c, target)
 	b.Run("get", func(b *testing.B) {
@@ -117,12 +127,20 @@ func benchmarkFloor(b *testing.B) {
 	})
 }
 
+// writer is what requests and direct calls have in common.
+type writer interface {
+	Create(ctx context.Context, obj client.Object, opts ...client.CreateOption) error
+	Update(ctx context.Context, obj client.Object, opts ...client.UpdateOption) error
+}
+
 // benchmarkUpdate has each worker change a sandbox of its own, as a claim does.
-func benchmarkUpdate(b *testing.B, c client.Client, prefix string, workers int) {
+func benchmarkUpdate(b *testing.B, c writer, prefix string, workers int) {
 	free := make(chan *agents.Sandbox, workers)
 	for i := range workers {
 		sb := sandbox(fmt.Sprintf("%s-%d", prefix, i))
-		create(b, c, sb)
+		if err := c.Create(b.Context(), sb); err != nil {
+			b.Fatal(err)
+		}
 		free <- sb
 	}
 	timed(b, workers, func(i int) error {

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -32,6 +33,8 @@ type Server struct {
 	cfg   Config
 	log   *slog.Logger
 	local atomic.Pointer[drainer] // for in-process requests; nil while not running
+	// stores are the kinds' by the type of their objects, for direct calls.
+	stores atomic.Pointer[map[reflect.Type]*store]
 
 	mu      sync.Mutex
 	started bool       // +checklocks:mu
@@ -124,6 +127,8 @@ func (s *Server) startLocked(ctx context.Context) error {
 	s.engine.runHooks(run)
 	inside := newDrainer(s.engine.inside)
 	s.local.Store(inside)
+	stores := s.engine.byType()
+	s.stores.Store(&stores)
 	s.undo = append(s.undo, func() {
 		s.local.Store(nil)
 		drain(run, inside)
