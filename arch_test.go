@@ -23,11 +23,11 @@ const module = "github.com/barchan-dev/barchan"
 var layers = [][]string{
 	0: {"api/agents/v1beta1", "internal/errs", "internal/lifecycle", "internal/telemetry"},
 	1: {"api/extensions/v1beta1", "api/barchan/v1alpha1", "internal/sandbox", "internal/durable"},
-	2: {"api/openapi", "internal/ipam", "internal/route", "internal/testkit", "internal/localca", "internal/pool"},
+	2: {"api/openapi", "internal/ipam", "internal/route", "internal/localca", "internal/pool"},
 	3: {
 		"internal/apiserver", "internal/cache", "internal/ctrd", "internal/oci", "internal/netdev",
 		"internal/peers", "internal/envd", "internal/baseimage", "internal/toolchain",
-		"internal/adminclient", "internal/restclient", "internal/picker",
+		"internal/adminclient", "internal/restclient", "internal/picker", "internal/quota", "internal/testkit",
 	},
 	4: {"internal/controllers", "internal/node", "internal/manager", "internal/gateway", "internal/agent"},
 	5: {"internal/e2b", "internal/adminapi", "internal/config"},
