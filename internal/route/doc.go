@@ -1,6 +1,7 @@
 // Package route is the one table that says where a sandbox's traffic goes. Manager and gateway
 // use the same type, and every writer (the watch, a local writer, later a peer) goes through the
-// same predicate, [FromSandbox]: a route is deleted only when its sandbox is dead for good.
+// same predicate, [FromSandbox]: a route is deleted only when its sandbox is dead for good. One
+// that is a spare member of a pool has none.
 //
 // Writes are ordered by resourceVersion alone, never by clock or arrival: what is not newer than
 // the record or its tombstone changes nothing. Reads take no lock: they look into an immutable

@@ -58,6 +58,8 @@ func (r *Route) Asleep() bool {
 
 // FromSandbox makes the route of an object. It is the one predicate for all writers: keep is
 // false when the sandbox is dead for good, and its route must be deleted; a paused one stays.
+// A pool's member that nobody has claimed has no route either: nobody may reach it, and it gets
+// one with the version that gives it an owner.
 func FromSandbox(s *agents.Sandbox) (r Route, keep bool) {
 	r = Route{
 		ID:              sandbox.IDOf(s.UID),
@@ -77,7 +79,8 @@ func FromSandbox(s *agents.Sandbox) (r Route, keep bool) {
 	if b := s.Spec.Barchan; b != nil {
 		r.applyPolicies(b)
 	}
-	return r, !sandbox.DeadForGood(s)
+	_, unclaimed := s.Labels[agents.LabelWarmPoolSandbox]
+	return r, !unclaimed && !sandbox.DeadForGood(s)
 }
 
 func (r *Route) applyPolicies(b *agents.BarchanSpec) {

@@ -475,3 +475,36 @@ func BenchmarkUpsert(b *testing.B) {
 		})
 	}
 }
+
+// TestUnclaimedMembersHaveNoRoute: neither ID nor name leads to a spare member of a pool, whatever
+// the order in which its versions arrive; its claim gives it a route, which nothing older takes.
+func TestUnclaimedMembersHaveNoRoute(t *testing.T) {
+	member := func(version int) *agents.Sandbox {
+		s := object("a", "uid-a", version)
+		s.Labels = map[string]string{agents.LabelWarmPoolSandbox: "pool"}
+		return s
+	}
+	claimed := object("a", "uid-a", 7)
+	id := sandbox.IDOf(claimed.UID)
+	x := NewTable()
+	for _, version := range []int{1, 2} {
+		x.Apply(member(version))
+		if _, ok := x.Lookup(id); ok {
+			t.Error("the ID of a spare member has a route")
+		}
+		if _, ok := x.LookupName(claimed.Namespace, claimed.Name); ok {
+			t.Error("the name of a spare member has a route")
+		}
+	}
+	x.Apply(claimed)
+	for range 2 {
+		e, ok := x.Lookup(id)
+		if !ok || !e.Reachable() {
+			t.Errorf("the claimed one has route %+v, %v", e.Route, ok)
+		}
+		if e.Life.Over() {
+			t.Error("its life is over")
+		}
+		x.Apply(member(6)) // the watch lags behind
+	}
+}
