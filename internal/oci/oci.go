@@ -17,6 +17,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 
 	runc "github.com/containerd/go-runc"
@@ -64,6 +65,9 @@ type Config struct {
 type Runtime struct {
 	cfg  Config
 	args []string
+
+	mu    sync.Mutex
+	known *builtFrom // +checklocks:mu
 }
 
 // New checks the configuration and starts nothing.
@@ -89,12 +93,14 @@ func New(cfg Config) (*Runtime, error) {
 // For gVisor: systrap needs no virtualisation of the machine; overlay2=none has every write
 // land in the snapshot, where a checkpoint of files finds it, instead of a file that runsc
 // hides; allow-suid lets sudo work for the sandbox's own users inside its kernel, while
-// nothing of it ever gains a privilege on the machine.
+// nothing of it ever gains a privilege on the machine; without live TCP migration connections
+// to the outside end with every restore, and not only with most.
 func flags(class Class) []string {
 	if class == GVisor {
 		return []string{
 			"--platform=systrap", "--network=sandbox", "--overlay2=none", "--file-access=exclusive",
 			"--allow-suid=true", "--host-settings=ignore", "--in-sandbox-cgroup=v2",
+			"--allow-live-tcp-migration=false",
 		}
 	}
 	return nil
@@ -149,7 +155,9 @@ func (r *Runtime) cause(bundle string, console *Console, err error) error {
 			}
 		}
 	}
-	if text := console.Text(); text != "" {
+	if console == nil {
+		// nothing was run
+	} else if text := console.Text(); text != "" {
 		said = append(said, text)
 	}
 	if len(said) == 0 {
@@ -175,9 +183,12 @@ func (r *Runtime) State(ctx context.Context, id string) (Status, error) {
 }
 
 // Pause stops a container's processes where they are; Resume lets them go on. Neither needs
-// the process that called the other.
+// the process that called the other. Once begun, neither is cut short by the end of ctx or by
+// ours: half a pause is a container that stands still and that the runtime calls running.
 func (r *Runtime) Pause(ctx context.Context, id string) error {
-	if err := r.cli("").Pause(ctx, id); err != nil {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	if err := r.whole().Pause(ctx, id); err != nil {
 		return fmt.Errorf("pause container %s: %w", id, err)
 	}
 	return nil
@@ -185,7 +196,9 @@ func (r *Runtime) Pause(ctx context.Context, id string) error {
 
 // Resume lets a paused container go on.
 func (r *Runtime) Resume(ctx context.Context, id string) error {
-	if err := r.cli("").Resume(ctx, id); err != nil {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	if err := r.whole().Resume(ctx, id); err != nil {
 		return fmt.Errorf("resume container %s: %w", id, err)
 	}
 	return nil

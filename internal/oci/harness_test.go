@@ -1,0 +1,278 @@
+package oci
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// need finds a program, or skips loudly; under CI a missing one is a failure.
+func need(t testing.TB, program string) string {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: needs root for namespaces and cgroups")
+	}
+	cache := os.Getenv("BARCHAN_CACHE")
+	if cache == "" {
+		cache = "/var/cache/barchan"
+	}
+	path := filepath.Join(cache, "bin", program)
+	if _, err := os.Stat(path); err == nil {
+		return path
+	}
+	path, err := exec.LookPath(program)
+	if err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatalf("%s is missing: %v", program, err)
+		}
+		t.Skipf("SKIPPED: %s is missing: %v", program, err)
+	}
+	return path
+}
+
+// probe is the first process of all sandboxes here, built once.
+var probe = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "barchan-probe-")
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.Command("go", "build", "-o", filepath.Join(dir, "agent"), "./testdata/probe") //nolint:noctx // for all tests of the package
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, out)
+	}
+	return dir, nil
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if dir, err := probe(); err == nil {
+		_ = os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
+
+// lab is a gVisor of the test's own, and a network whose hub is a namespace too, so that the
+// machine's own is left alone.
+type lab struct {
+	*Runtime
+	dir, hub, cgroup string
+	boxes            int
+}
+
+func newLab(t testing.TB) *lab {
+	t.Helper()
+	binary := need(t, "runsc")
+	need(t, "ip")
+	tag := fmt.Sprintf("bco%06x", rand.Uint32()&0xffffff)
+	dir, err := os.MkdirTemp("/tmp", tag) //nolint:usetesting // short, for sockets
+	must(t, err)
+	r, err := New(Config{Class: GVisor, Binary: binary, Root: filepath.Join(dir, "r")})
+	must(t, err)
+	l := &lab{Runtime: r, dir: dir, hub: tag, cgroup: "/" + tag}
+	t.Cleanup(func() {
+		must(t, r.Destroy())
+		must(t, RemoveCgroups(l.cgroup))
+		must(t, os.RemoveAll(dir))
+	})
+	l.ip(t, "netns add "+l.hub)
+	t.Cleanup(func() { l.ip(t, "netns del "+l.hub) })
+	l.ip(t, "-n "+l.hub+" link add hub0 type bridge")
+	l.ip(t, "-n "+l.hub+" addr add 10.9.0.1/24 dev hub0")
+	l.ip(t, "-n "+l.hub+" link set hub0 up")
+	return l
+}
+
+func (l *lab) ip(t testing.TB, args string) {
+	t.Helper()
+	out, err := exec.CommandContext(context.WithoutCancel(t.Context()), "ip", strings.Fields(args)...).CombinedOutput()
+	if err != nil {
+		t.Errorf("ip %s: %v: %s", args, err, out)
+	}
+}
+
+// box is what one sandbox is made of.
+type box struct {
+	*lab
+	id, bundle, rootfs, addr, ns string
+	spec                         Sandbox
+	console                      *Console
+}
+
+// box makes the parts of a sandbox with a network, an address and directories of its own.
+func (l *lab) box(t testing.TB, change ...func(*Sandbox)) *box {
+	t.Helper()
+	agent, err := probe()
+	must(t, err)
+	l.boxes++
+	id := fmt.Sprintf("box%d", l.boxes)
+	ns := l.hub + "-" + id
+	b := &box{
+		lab: l, id: id, bundle: filepath.Join(l.dir, id+"-bundle"), rootfs: filepath.Join(l.dir, id+"-root"), addr: fmt.Sprintf("10.9.0.%d", l.boxes+1),
+	}
+	for _, dir := range []string{b.bundle, b.rootfs, filepath.Join(b.rootfs, "tmp")} {
+		must(t, os.MkdirAll(dir, 0o755))
+	}
+	l.ip(t, "netns add "+ns)
+	t.Cleanup(func() { l.ip(t, "netns del "+ns) })
+	l.ip(t, fmt.Sprintf("-n %s link add v%d type veth peer name eth0 netns %s", l.hub, l.boxes, ns))
+	l.ip(t, fmt.Sprintf("-n %s link set v%d master hub0 up", l.hub, l.boxes))
+	l.ip(t, fmt.Sprintf("-n %s link set lo up", ns))
+	b.ns = ns
+	b.readdress(t)
+	l.ip(t, fmt.Sprintf("-n %s link set eth0 up", ns))
+	b.spec = Sandbox{
+		Class: GVisor, Hostname: id, Rootfs: b.rootfs, NetnsPath: "/run/netns/" + ns, AgentDir: agent,
+		CgroupsPath: filepath.Join(l.cgroup, id), Env: []string{"NAME=" + id}, Mounts: []Mount{{Target: "/memory", SizeLimit: 16 << 20}},
+		Limits: Limits{MilliCPU: 2000, Memory: 3 << 30, Pids: 1000},
+	}
+	for _, c := range change {
+		c(&b.spec)
+	}
+	must(t, WriteBundle(b.bundle, Spec(b.spec)))
+	b.console, err = NewConsole()
+	must(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
+		defer cancel()
+		must(t, l.Remove(ctx, b.id, b.spec.CgroupsPath))
+		must(t, b.console.Close())
+	})
+	return b
+}
+
+// run starts the sandbox and waits until it answers.
+func (b *box) run(t testing.TB) *box {
+	t.Helper()
+	if _, err := b.Run(t.Context(), b.id, b.bundle, b.console); err != nil {
+		t.Fatal(err)
+	}
+	b.dial(t).close()
+	return b
+}
+
+// after makes a box whose files are copies of another's, as they are now.
+func (b *box) after(t testing.TB, change ...func(*Sandbox)) *box {
+	t.Helper()
+	next := b.lab.box(t, change...)
+	if out, err := exec.CommandContext(t.Context(), "cp", "-a", b.rootfs+"/.", next.rootfs).CombinedOutput(); err != nil {
+		t.Fatalf("copy files: %v: %s", err, out)
+	}
+	return next
+}
+
+// readdress gives the box's network namespace its address, which whatever starts there takes.
+func (b *box) readdress(t testing.TB) {
+	t.Helper()
+	b.ip(t, fmt.Sprintf("-n %s addr replace %s/24 dev eth0", b.ns, b.addr))
+}
+
+func (b *box) restore(t testing.TB, image string, o RestoreOptions) *box {
+	t.Helper()
+	if _, err := b.Restore(t.Context(), b.id, b.bundle, image, b.console, o); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// within calls f on a thread of the hub's network.
+func (l *lab) within(f func() error) error {
+	ended := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		ns, err := os.Open("/run/netns/" + l.hub)
+		if err == nil {
+			err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET)
+			_ = ns.Close()
+		}
+		if err == nil {
+			err = f()
+		}
+		ended <- err
+	}()
+	return <-ended
+}
+
+// talk is a connection to a sandbox's probe.
+type talk struct {
+	conn  net.Conn
+	lines *bufio.Scanner
+}
+
+// dial connects, as soon as somebody listens.
+func (b *box) dial(t testing.TB) *talk {
+	t.Helper()
+	var c talk
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	err := again(ctx, func() (bool, error) {
+		err := b.within(func() (err error) {
+			limited, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			c.conn, err = (&net.Dialer{}).DialContext(limited, "tcp", net.JoinHostPort(b.addr, "7000"))
+			return err
+		})
+		return err == nil, err
+	})
+	if err != nil {
+		t.Fatalf("%s does not answer: %v; it says %q", b.id, err, b.console.Text())
+	}
+	must(t, c.conn.SetDeadline(time.Now().Add(time.Minute)))
+	c.lines = bufio.NewScanner(c.conn)
+	return &c
+}
+
+func (c *talk) close() { _ = c.conn.Close() }
+
+// try asks; an error is how the connection ended.
+func (c *talk) try(question string) (string, error) {
+	if _, err := fmt.Fprintln(c.conn, question); err != nil {
+		return "", err
+	}
+	if !c.lines.Scan() {
+		if err := c.lines.Err(); err != nil {
+			return "", err
+		}
+		return "", errors.New("end of stream")
+	}
+	return c.lines.Text(), nil
+}
+
+// ask asks over a connection of its own.
+func (b *box) ask(t testing.TB, question string) string {
+	t.Helper()
+	c := b.dial(t)
+	defer c.close()
+	answer, err := c.try(question)
+	if err != nil {
+		t.Fatalf("ask %s %q: %v; it says %q", b.id, question, err, b.console.Text())
+	}
+	return answer
+}
+
+func (b *box) expect(t testing.TB, question, want string) {
+	t.Helper()
+	if got := b.ask(t, question); got != want {
+		t.Errorf("%s: %s: got %q, want %q", b.id, question, got, want)
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
