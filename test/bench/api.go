@@ -20,6 +20,8 @@ var apiFigures = []struct{ name, title, floor, bare string }{
 	{"create/16", "create, 16 at once", "floor/create/16", "the same of bare etcd"},
 	{"update/1", "update a sandbox object", "floor/create/1", "bare etcd transaction"},
 	{"update/16", "update, 16 at once", "floor/create/16", "the same of bare etcd"},
+	{"update/direct/1", "update as claims do it", "floor/create/1", "bare etcd transaction"},
+	{"update/direct/16", "update as claims do it, 16 at once", "floor/create/16", "the same of bare etcd"},
 	{"status", "update a status", "floor/create/1", "bare etcd transaction"},
 	{"write-to-watch", "update, until a watch has it", "floor/create/1", "bare etcd transaction"},
 }
@@ -33,19 +35,15 @@ type result struct {
 // measureAPI runs the API server's own benchmark, which has its floor with it: a transaction
 // of a bare etcd on the same disk.
 func measureAPI(ctx context.Context, b *bench) error {
-	cmd := exec.CommandContext(ctx, "go", "test", "-run=^$", "-bench=^BenchmarkAPI$", fmt.Sprintf("-benchtime=%dx", b.rounds(2000)), apiBenchmark)
-	cmd.Env = append(os.Environ(), "TMPDIR="+b.server.dir) // on the same disk as the server's data
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("go test -bench: %w\n%s", err, out.String())
+	found, err := b.benchmarks(ctx, apiBenchmark, "BenchmarkAPI", b.rounds(2000))
+	if err != nil {
+		return err
 	}
-	found := parseBenchmark(out.String(), "BenchmarkAPI/")
 	for _, f := range apiFigures {
 		r, ok := found[f.name]
 		bare, alsoOK := found[f.floor]
 		if !ok || !alsoOK {
-			return fmt.Errorf("the benchmark did not print both %s and %s:\n%s", f.name, f.floor, out.String())
+			return fmt.Errorf("the benchmark did not print both %s and %s", f.name, f.floor)
 		}
 		p99 := r.metrics["p99-µs"] / 1000
 		b.report.Figures = append(b.report.Figures, (&figure{
@@ -53,6 +51,21 @@ func measureAPI(ctx context.Context, b *bench) error {
 		}).over(f.bare, bare.metrics["p50-µs"]/1000))
 	}
 	return nil
+}
+
+// benchmarks runs a Go benchmark of a package, on the same disk as the server's data, and returns
+// its cases by what follows its own name.
+func (b *bench) benchmarks(ctx context.Context, pkg, name string, n int) (map[string]result, error) {
+	exact := "^" + strings.ReplaceAll(name, "/", "$/^") + "$"
+	cmd := exec.CommandContext(ctx, "go", "test", "-run=^$", "-bench="+exact, fmt.Sprintf("-benchtime=%dx", n), pkg)
+	cmd.Env = append(os.Environ(), "TMPDIR="+b.server.dir)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("go test -bench %s: %w\n%s", name, err, out.String())
+	}
+	top, _, _ := strings.Cut(name, "/")
+	return parseBenchmark(out.String(), top+"/"), nil
 }
 
 // parseBenchmark reads lines such as "BenchmarkAPI/get-2  2000  50 ns/op  48 p50-µs".

@@ -100,14 +100,20 @@ func (b *bench) warm(ctx context.Context, class string) error {
 // awaitGone returns when all sandboxes of a class that were made are also undone, so that the
 // end of one does not burden the beginning of the next.
 func (b *bench) awaitGone(ctx context.Context, class string) error {
+	return b.awaitUndone(ctx, class, func(now map[string]stepTime) bool {
+		return now["undo_"+lastUndone].count >= now["total"].count
+	})
+}
+
+func (b *bench) awaitUndone(ctx context.Context, class string, enough func(now map[string]stepTime) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, stopTime)
 	defer cancel()
 	for {
-		t, err := b.stepTimes(ctx, class)
+		now, err := b.stepTimes(ctx, class)
 		if err != nil {
 			return err
 		}
-		if t["undo_"+lastUndone].count >= t["total"].count {
+		if enough(now) {
 			return nil
 		}
 		if err := rest(ctx, goneTick); err != nil {

@@ -59,6 +59,7 @@ func parts() []part {
 		{"api", measureAPI},
 		{"create", measureCreate},
 		{"exec", measureExec},
+		{"claim", measureClaim},
 		{"transfer", measureTransfer},
 		{"memory", measureMemory},
 	}
@@ -100,7 +101,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.SetOutput(stderr)
 	f.BoolVar(&o.json, "json", false, "print JSON instead of a table")
 	f.BoolVar(&o.quick, "quick", false, "a tenth of the rounds, to try whether it works")
-	f.StringVar(&o.only, "only", "", "measure only these `parts`, separated by commas: boot, api, create, exec, transfer, memory")
+	f.StringVar(&o.only, "only", "", "measure only these `parts`, separated by commas: boot, api, create, exec, claim, transfer, memory")
 	f.StringVar(&o.dir, "dir", "/var/tmp", "where the server's data lie while it runs; on a disk, or the figures are of memory")
 	f.StringVar(&o.programs, "programs", "bin", "directory of barchan and barchan-agent")
 	if err := f.Parse(args); err != nil {
@@ -189,5 +190,5 @@ func templateOf(class string) string {
 	return fmt.Sprintf(`{"apiVersion":"extensions.agents.x-k8s.io/v1beta1","kind":"SandboxTemplate",
 "metadata":{"name":"bench-%s","namespace":"default"},
 "spec":{"podTemplate":{"spec":{"runtimeClassName":%q,"containers":[{"name":"sandbox","image":"barchan.local/base:latest",
-"resources":{"limits":{"cpu":"1","memory":"512Mi"}}}]}}}}`, class, class)
+"resources":{"limits":{"cpu":"2","memory":"512Mi"}}}]}}}}`, class, class)
 }

@@ -52,7 +52,7 @@ func newServer(ctx context.Context, parent, programs string) (*server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make directory: %w", err)
 	}
-	s := &server{dir: dir, program: filepath.Join(dir, "barchan"), http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}
+	s := &server{dir: dir, program: filepath.Join(dir, "barchan"), http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 128}}}
 	for _, name := range []string{"barchan", "barchan-agent"} {
 		if err := copyProgram(filepath.Join(programs, name), filepath.Join(dir, name)); err != nil {
 			return nil, errors.Join(err, os.RemoveAll(dir))
@@ -74,6 +74,7 @@ func newServer(ctx context.Context, parent, programs string) (*server, error) {
 		"BARCHAN_BRIDGE_NAME="+tag, fmt.Sprintf("BARCHAN_SUBNET=10.%d.%d.0/22", 210+n%40, 4*(n/40%64)),
 		"BARCHAN_NETNS_PREFIX="+tag+"-", "BARCHAN_NFT_TABLE="+tag, "BARCHAN_CGROUP_PARENT="+s.cgroup, "BARCHAN_CONTAINERD_NAMESPACE="+tag,
 		"BARCHAN_RUN_DIR=", "BARCHAN_API_URL=", "BARCHAN_API_KEY=",
+		"BARCHAN_POOL_SIZE=0", // what is measured makes its own
 	)
 	s.admin = adminclient.New(filepath.Join(data, "run", "admin.sock"), data)
 	return s, nil
@@ -253,7 +254,12 @@ type box struct {
 
 // create makes a sandbox of a class by the REST API.
 func (s *server) create(ctx context.Context, class string) (box, error) {
-	made, err := s.rest.Create(ctx, restclient.NewSandbox{TemplateID: "bench-" + class, Timeout: 3600})
+	return s.claim(ctx, restclient.NewSandbox{TemplateID: "bench-" + class, Timeout: 3600})
+}
+
+// claim asks for a sandbox by the REST API.
+func (s *server) claim(ctx context.Context, req restclient.NewSandbox) (box, error) {
+	made, err := s.rest.Create(ctx, req)
 	if err != nil {
 		return box{}, fmt.Errorf("create sandbox: %w", err)
 	}
