@@ -1,0 +1,222 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/barchan-dev/barchan/internal/restclient"
+)
+
+// Bars of claims.
+const (
+	warmClaimBar   = 3   // ms, median
+	firstOutputBar = 15  // ms, median
+	boundClaimBar  = 1.3 // of a claim that brings nothing
+	burstBar       = 300 // ms, the last of a hundred at once
+	claimsBar      = 1500
+)
+
+const (
+	smallPool = 10
+	bigPool   = 100
+	fillTime  = 3 * time.Minute
+)
+
+// claimBenchmark is the package whose benchmark claims from a pool of a thousand without a node.
+const claimBenchmark = "./internal/e2b"
+
+// measureClaim takes warm sandboxes from pools: one at a time, each from a full pool while nothing
+// else goes on, and a hundred at once.
+func measureClaim(ctx context.Context, b *bench) error {
+	floor, err := b.benchmarks(ctx, apiBenchmark, "BenchmarkAPI/floor", b.rounds(1000))
+	if err != nil {
+		return err
+	}
+	transaction := floor["floor/create/1"].metrics["p50-µs"] / 1000
+	synced, err := fsyncs(b.server.dir, b.rounds(500))
+	if err != nil {
+		return err
+	}
+	b.report.add("claim", "bare fsync of 1 KiB", "ms", synced)
+	if err := b.claimOneByOne(ctx, transaction); err != nil {
+		return err
+	}
+	if err := b.claimAtOnce(ctx); err != nil {
+		return err
+	}
+	return b.claimWithoutNode(ctx)
+}
+
+func (b *bench) claimOneByOne(ctx context.Context, transaction float64) error {
+	if err := b.pool(ctx, smallPool); err != nil {
+		return err
+	}
+	const bare = "bare etcd transaction"
+	env := map[string]string{"GREETING": "hello", "API_TOKEN": "s3cret-s3cret-s3cret", "EMPTY": ""}
+	var plain, output, bound samples
+	for i := range b.rounds(100) + 5 {
+		for _, with := range []map[string]string{nil, env} {
+			if err := b.awaitMembers(ctx, smallPool); err != nil {
+				return err
+			}
+			began := time.Now()
+			x, err := b.server.claim(ctx, restclient.NewSandbox{TemplateID: "bench-gvisor", Timeout: 3600, EnvVars: with})
+			if err != nil {
+				return err
+			}
+			took := millis(time.Since(began))
+			first, err := x.run(ctx, "/bin/echo", "here")
+			if err != nil {
+				return err
+			}
+			switch {
+			case i < 5: // the first few only warm
+			case with == nil:
+				plain, output = append(plain, took), append(output, millis(first.output.Sub(began)))
+			default:
+				bound = append(bound, took)
+			}
+			if err := b.clear(ctx, x); err != nil {
+				return err
+			}
+		}
+	}
+	b.report.add("claim", "warm claim by REST, one at a time", "ms", plain).over(bare, transaction).atMost(warmClaimBar)
+	f := b.report.add("claim", "warm claim that brings variables", "ms", bound).over("one that brings nothing", plain.at(0.5))
+	f.atMost(boundClaimBar * plain.at(0.5))
+	b.report.add("claim", "claim to first output of a command", "ms", output).over(bare, transaction).atMost(firstOutputBar)
+	return nil
+}
+
+func (b *bench) claimAtOnce(ctx context.Context) error {
+	began := time.Now()
+	if err := b.pool(ctx, bigPool); err != nil {
+		return err
+	}
+	if err := b.awaitMembers(ctx, bigPool); err != nil {
+		return err
+	}
+	made := float64(bigPool - smallPool)
+	b.report.one("claim", "pool filled with real sandboxes", "/s", made/time.Since(began).Seconds())
+	took, boxes := make(samples, bigPool), make([]box, bigPool)
+	var all errgroup.Group
+	began = time.Now()
+	for i := range bigPool {
+		all.Go(func() (err error) {
+			boxes[i], err = b.server.claim(ctx, restclient.NewSandbox{TemplateID: "bench-gvisor", Timeout: 3600})
+			took[i] = millis(time.Since(began))
+			return err
+		})
+	}
+	if err := all.Wait(); err != nil {
+		return fmt.Errorf("a claim of a hundred at once: %w", err)
+	}
+	b.report.add("claim", "each of 100 claims at once, 100 real sandboxes", "ms", took)
+	b.report.one("claim", "the last of 100 claims at once", "ms", took.at(1)).atMost(burstBar)
+	if err := b.pool(ctx, 0); err != nil {
+		return err
+	}
+	for _, x := range boxes {
+		if err := b.server.kill(ctx, x); err != nil {
+			return err
+		}
+	}
+	return b.awaitGone(ctx, "gvisor")
+}
+
+// clear kills a sandbox and returns when nothing of it is left.
+func (b *bench) clear(ctx context.Context, x box) error {
+	const class = "gvisor"
+	before, err := b.stepTimes(ctx, class)
+	if err != nil {
+		return err
+	}
+	if err := b.server.kill(ctx, x); err != nil {
+		return err
+	}
+	return b.awaitUndone(ctx, class, func(now map[string]stepTime) bool {
+		return now["undo_"+lastUndone].count > before["undo_"+lastUndone].count
+	})
+}
+
+// claimWithoutNode runs the benchmark whose members are made ready by a stand-in for the node.
+func (b *bench) claimWithoutNode(ctx context.Context) error {
+	found, err := b.benchmarks(ctx, claimBenchmark, "BenchmarkClaim", 1000)
+	if err != nil {
+		return err
+	}
+	r, ok := found["16"]
+	if !ok {
+		return fmt.Errorf("the benchmark of %s did not print BenchmarkClaim/16", claimBenchmark)
+	}
+	b.report.one("claim", "claims by REST, 16 clients, pool of 1000, node stand-in", "/s", r.metrics["ops/s"]).atLeast(claimsBar)
+	p99 := r.metrics["p99-µs"] / 1000
+	b.report.Figures = append(b.report.Figures, &figure{
+		Group: "claim", Name: "each of them", Unit: "ms", Median: r.metrics["p50-µs"] / 1000, P99: &p99, N: r.n,
+	})
+	return nil
+}
+
+// pool makes the pool of the gVisor template, or changes its size.
+func (b *bench) pool(ctx context.Context, size int) error {
+	_, err := b.server.command(ctx, fmt.Sprintf(`{"apiVersion":"extensions.agents.x-k8s.io/v1beta1","kind":"SandboxWarmPool",
+"metadata":{"name":"bench","namespace":"default"},"spec":{"replicas":%d,"sandboxTemplateRef":{"name":"bench-gvisor"}}}`, size), "apply", "-f", "-")
+	return err
+}
+
+// awaitMembers returns when so many members can be handed out.
+func (b *bench) awaitMembers(ctx context.Context, n int) error {
+	ctx, cancel := context.WithTimeout(ctx, fillTime)
+	defer cancel()
+	for {
+		ready, err := b.membersReady(ctx)
+		if err != nil {
+			return err
+		}
+		if ready >= n {
+			return nil
+		}
+		if err := rest(ctx, goneTick); err != nil {
+			return fmt.Errorf("wait for %d members of the pool (%d are ready): %w", n, ready, err)
+		}
+	}
+}
+
+func (b *bench) membersReady(ctx context.Context) (int, error) {
+	res, err := b.server.get(ctx, "/metrics")
+	if err != nil {
+		return 0, fmt.Errorf("read metrics: %w", err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	lines := bufio.NewScanner(res.Body)
+	for lines.Scan() {
+		if text, ok := strings.CutPrefix(lines.Text(), "barchan_picker_ready "); ok {
+			v, err := strconv.ParseFloat(text, 64)
+			return int(v), err
+		}
+	}
+	return 0, fmt.Errorf("the server's metrics have no barchan_picker_ready: %w", lines.Err())
+}
+
+// fsyncs measures what it takes to make 1 KiB durable at the end of a file.
+func fsyncs(dir string, n int) (took samples, err error) {
+	f, err := os.Create(filepath.Join(dir, "fsync"))
+	if err != nil {
+		return nil, fmt.Errorf("measure fsync: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	return times(n, func() error {
+		if _, err := f.Write(make([]byte, 1024)); err != nil {
+			return err
+		}
+		return f.Sync()
+	})
+}
