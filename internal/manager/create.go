@@ -17,7 +17,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
-	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/sandbox"
@@ -51,37 +50,49 @@ type CreateRequest struct {
 	MaskRequestHost string
 	// Network: nil leaves it to the template.
 	Network *agents.EgressPolicy
+	// IdempotencyKey makes it safe to send the request again: from 1 to 255 printable ASCII
+	// characters, the tenant's own choice. Empty: each request makes a sandbox.
+	IdempotencyKey string
 }
 
-// Create makes a sandbox and returns once it is ready. If it does not become so, nothing of it
-// is left and the error says why.
+// Create makes a sandbox and returns once it is ready: a warm member of a pool if there is one,
+// else one started for it. If it does not become ready, nothing of it is left and the error says
+// why. One that a quota forbids is an errs.ErrExhausted.
+//
+// With an IdempotencyKey it returns the sandbox that lives of the same request made before, if
+// there is one; the same key on another request is an [ErrKeyReused]. It then goes on to its end
+// even if ctx is done.
 func (m *Manager) Create(ctx context.Context, req CreateRequest) (_ Sandbox, err error) {
 	start := time.Now()
 	defer func() { m.observe(opCreate, start, err) }()
 	if err := m.checkCreate(&req); err != nil {
 		return Sandbox{}, err
 	}
-	t, err := m.resolve(ctx, req.Namespace, req.Template)
+	create := m.createOnce
+	if req.IdempotencyKey == "" {
+		create = m.create
+	}
+	s, err := create(ctx, &claim{m: m, CreateRequest: &req, start: start})
 	if err != nil {
 		return Sandbox{}, err
 	}
-	made, err := m.take(ctx, t, &req)
-	m.observe(opClaim, start, err)
+	return m.view(s), nil
+}
+
+func (m *Manager) create(ctx context.Context, c *claim) (*agents.Sandbox, error) {
+	t, err := m.resolve(ctx, c.Namespace, c.Template)
 	if err != nil {
-		return Sandbox{}, err
+		return nil, err
 	}
-	ready, err := m.awaitStart(ctx, made)
-	if err == nil {
-		ready, err = m.startClock(ctx, ready, req.Timeout)
-	}
+	c.key = client.ObjectKeyFromObject(t)
+	s, err := m.take(ctx, c)
 	if err != nil {
-		m.discard(ctx, made)
-		return Sandbox{}, err
+		return nil, err
 	}
-	m.cfg.Routes.Apply(ready)
-	m.log.InfoContext(ctx, "sandbox created", telemetry.Sandbox, sandbox.IDOf(ready.UID), telemetry.Namespace, ready.Namespace,
-		telemetry.Name, ready.Name, telemetry.Template, t.Name, telemetry.Took, time.Since(start))
-	return m.view(ready), nil
+	m.cfg.Routes.Apply(s)
+	m.log.InfoContext(ctx, "sandbox created", telemetry.Sandbox, sandbox.IDOf(s.UID), telemetry.Namespace, s.Namespace,
+		telemetry.Name, s.Name, telemetry.Template, t.Name, telemetry.Took, time.Since(c.start))
+	return s, nil
 }
 
 func (m *Manager) checkCreate(req *CreateRequest) error {
@@ -95,6 +106,9 @@ func (m *Manager) checkCreate(req *CreateRequest) error {
 		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
 			return refuse(errs.ErrInvalid, "envVars: %q is not a variable's name, or its value has a zero byte", name)
 		}
+	}
+	if err := checkKey(req.IdempotencyKey); err != nil {
+		return err
 	}
 	if req.PublicTraffic != nil && !*req.PublicTraffic && !req.Secure {
 		return refuse(errs.ErrInvalid, "network.allowPublicTraffic: false needs a secure sandbox; set secure to true")
@@ -122,44 +136,61 @@ func (m *Manager) checkTimeout(d time.Duration) error {
 	return nil
 }
 
-// take decides where a sandbox comes from. All claims of the API go through it.
-func (m *Manager) take(ctx context.Context, t *extensions.SandboxTemplate, req *CreateRequest) (*agents.Sandbox, error) {
-	return m.make(ctx, t, req)
-}
-
-// make creates a sandbox of the template as it is now.
-func (m *Manager) make(ctx context.Context, t *extensions.SandboxTemplate, req *CreateRequest) (*agents.Sandbox, error) {
+// make creates a sandbox of the template as it is now. joined says that another did so before, for
+// the same request.
+func (m *Manager) make(ctx context.Context, c *claim) (s *agents.Sandbox, joined bool, err error) {
 	const tries = 4
-	revision, _, err := pool.Revision(t)
-	if err != nil {
-		return nil, err
-	}
 	for try := 1; ; try++ {
-		s := m.blueprint(t, revision, req)
+		s := c.blueprint(try)
+		c.holding().For(s.Name)
 		err := m.objects.Create(ctx, s)
 		if err == nil {
-			return s, nil
+			return s, false, nil
 		}
 		if apierrors.IsNotFound(err) {
-			return nil, errs.Public(fromAPI("create sandbox", err), fmt.Sprintf("the team's namespace %q does not exist", req.Namespace))
+			return nil, false, errs.Public(fromAPI("create sandbox", err), fmt.Sprintf("the team's namespace %q does not exist", c.Namespace))
 		}
 		if !apierrors.IsAlreadyExists(err) || try == tries {
-			return nil, fromAPI("create sandbox", err)
+			return nil, false, fromAPI("create sandbox", err)
+		}
+		if c.mark == (mark{}) {
+			continue
+		}
+		other, err := m.holder(ctx, client.ObjectKeyFromObject(s), c.mark)
+		if other != nil || err != nil {
+			return other, true, err
 		}
 	}
 }
 
-func (m *Manager) blueprint(t *extensions.SandboxTemplate, revision string, req *CreateRequest) *agents.Sandbox {
-	s := pool.NewSandbox(t, revision, req.Namespace)
-	s.Name = nameLike(t.Name)
+// blueprint is the sandbox of a cold start.
+func (c *claim) blueprint(try int) *agents.Sandbox {
+	now := c.asRead()
+	s := pool.NewSandbox(now.template, now.revision, c.Namespace)
+	s.Name = nameLike(now.template.Name)
+	if c.mark != (mark{}) {
+		s.Name = c.mark.name(try)
+	}
+	if len(c.pools) > 0 {
+		s.Labels[pool.LabelOrigin] = string(c.pools[0].UID)
+	}
+	c.own(s, c.m.firstDeadline(c.Timeout))
+	return s
+}
+
+// own writes what a claim wants into a sandbox that is new, or a member just adopted.
+func (c *claim) own(s *agents.Sandbox, end *metav1.Time) {
 	s.Labels[agents.LabelCreatedBy] = CreatedBy
-	s.Spec.ShutdownTime = m.firstDeadline(req.Timeout)
-	s.Spec.Barchan = m.barchanSpec(t, req)
+	s.Spec.ShutdownTime = end
+	s.Spec.Barchan = c.m.barchanSpec(s.Spec.Barchan, c.CreateRequest)
 	if len(s.Spec.PodTemplate.Spec.Containers) > 0 {
-		addEnv(&s.Spec.PodTemplate.Spec.Containers[0], req.Env)
+		addEnv(&s.Spec.PodTemplate.Spec.Containers[0], c.Env)
+	}
+	if c.mark != (mark{}) {
+		s.Annotations[pool.AnnotationIdempotencyKey] = c.mark.key
+		s.Annotations[AnnotationIdempotencyBody] = c.mark.body
 	}
 	agents.SetDefaults(s)
-	return s
 }
 
 // firstDeadline leaves a sandbox with a short life the time that it may take to start.
@@ -176,10 +207,11 @@ func deadline(d time.Duration) *metav1.Time {
 	return &at
 }
 
-func (m *Manager) barchanSpec(t *extensions.SandboxTemplate, req *CreateRequest) *agents.BarchanSpec {
-	b := &agents.BarchanSpec{}
-	if tb := t.Spec.Barchan; tb != nil && tb.Sandbox != nil {
-		b = tb.Sandbox.DeepCopy()
+// barchanSpec is what the template asks for, nil for nothing, changed by what the request does.
+func (m *Manager) barchanSpec(template *agents.BarchanSpec, req *CreateRequest) *agents.BarchanSpec {
+	b := template.DeepCopy()
+	if b == nil {
+		b = &agents.BarchanSpec{}
 	}
 	if len(req.Metadata) > 0 {
 		if b.Metadata == nil {
@@ -214,10 +246,11 @@ func (m *Manager) barchanSpec(t *extensions.SandboxTemplate, req *CreateRequest)
 	return b
 }
 
-// addEnv sets variables in the order of their names; what the template sets is replaced.
+// addEnv sets variables in the order of their names; what the template sets is replaced. Values
+// mean themselves: whoever reads a container's environment would expand "$(NAME)".
 func addEnv(c *corev1.Container, env map[string]string) {
 	for _, name := range slices.Sorted(maps.Keys(env)) {
-		v := corev1.EnvVar{Name: name, Value: env[name]}
+		v := corev1.EnvVar{Name: name, Value: strings.ReplaceAll(env[name], "$", "$$")}
 		if i := slices.IndexFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == name }); i >= 0 {
 			c.Env[i] = v
 		} else {

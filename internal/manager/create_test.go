@@ -10,6 +10,7 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/pool"
 )
 
 func TestCreateWritesTheWholeWish(t *testing.T) {
@@ -22,7 +23,7 @@ func TestCreateWritesTheWholeWish(t *testing.T) {
 	v := f.mustCreate(t, req)
 	s := f.object(t, v)
 
-	b := s.Spec.Barchan
+	b, origin := s.Spec.Barchan, f.pool(t, "sized")
 	for name, pair := range map[string][2]any{
 		"env":          {s.Spec.PodTemplate.Spec.Containers[0].Env, []corev1.EnvVar{{Name: "A", Value: "template"}, {Name: "B", Value: "mine"}, {Name: "C", Value: "new"}}},
 		"metadata":     {b.Metadata, map[string]string{"from": "user", "keep": "yes"}},
@@ -34,7 +35,7 @@ func TestCreateWritesTheWholeWish(t *testing.T) {
 		"internet":     {*b.Network.Internet, false},
 		"shutdown":     {s.Spec.ShutdownPolicy, agents.ShutdownDelete},
 		"finalizers":   {s.Finalizers, []string{agents.NodeFinalizer}},
-		"labels":       {s.Labels, map[string]string{agents.LabelCreatedBy: CreatedBy, agents.LabelLaunchType: agents.LaunchCold}},
+		"labels":       {s.Labels, map[string]string{agents.LabelCreatedBy: CreatedBy, agents.LabelLaunchType: agents.LaunchCold, agents.LabelTemplateHash: f.revision(t, "sized"), pool.LabelOrigin: origin}},
 		"template ref": {s.Annotations[agents.AnnotationTemplateRef], "sized"},
 		"size":         {v.Size, Size{CPUs: 2, MemoryMB: 512, DiskMB: 10240}},
 		"agent token":  {len(v.AgentToken), 64},

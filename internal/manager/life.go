@@ -13,6 +13,7 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 )
@@ -162,13 +163,14 @@ func (m *Manager) find(ctx context.Context, namespace, id string) (*agents.Sandb
 	return s, nil
 }
 
+// findAny returns the tenant's sandbox, dead or alive. What a pool still has is nobody's.
 func (m *Manager) findAny(ctx context.Context, namespace, id string) (*agents.Sandbox, error) {
 	parsed, err := sandbox.ParseID(id)
 	if err != nil {
 		return nil, noSandbox(id)
 	}
 	s, err := m.cache.SandboxByID(ctx, parsed)
-	if errors.Is(err, errs.ErrNotFound) || (err == nil && s.Namespace != namespace) {
+	if errors.Is(err, errs.ErrNotFound) || (err == nil && (s.Namespace != namespace || pool.MemberOf(s) != "")) {
 		return nil, noSandbox(id)
 	}
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -16,6 +17,8 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/picker"
+	"github.com/barchan-dev/barchan/internal/quota"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 )
@@ -35,6 +38,8 @@ type Sandboxes interface {
 	Sandbox(ctx context.Context, key types.NamespacedName) (*agents.Sandbox, error)
 	SandboxByID(ctx context.Context, id sandbox.ID) (*agents.Sandbox, error)
 	Sandboxes(ctx context.Context, namespace string) ([]agents.Sandbox, error)
+	// SandboxesByIdempotency finds those with this value of pool.AnnotationIdempotencyKey.
+	SandboxesByIdempotency(ctx context.Context, namespace, hash string) ([]agents.Sandbox, error)
 	// WaitSandbox blocks until done says so. done gets nil once the sandbox is gone.
 	WaitSandbox(ctx context.Context, key types.NamespacedName, done func(*agents.Sandbox) (bool, error)) (*agents.Sandbox, error)
 }
@@ -43,6 +48,11 @@ type Sandboxes interface {
 type Templates interface {
 	Template(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, error)
 	Templates(ctx context.Context, namespace string) ([]extensions.SandboxTemplate, error)
+	// CurrentTemplate is a template, with its revision, as a read of the API server found it that
+	// began after the call.
+	CurrentTemplate(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, string, error)
+	// PoolsOf lists the warm pools of a template in all namespaces.
+	PoolsOf(ctx context.Context, template types.NamespacedName) ([]extensions.SandboxWarmPool, error)
 }
 
 // Keys reads API keys, as Sandboxes does sandboxes.
@@ -72,6 +82,24 @@ type Node interface {
 	Logs(ctx context.Context, ref sandbox.Ref, since time.Time) ([]envd.LogLine, error)
 }
 
+// Picker hands out the warm members of pools; package picker has it.
+type Picker interface {
+	Pick(ctx context.Context, req picker.Request) (*agents.Sandbox, error)
+	Ready(pool types.UID, revision string) int
+}
+
+// Quota grants a namespace what a sandbox uses, or refuses with an errs.ErrExhausted; package
+// quota has it.
+type Quota interface {
+	Hold(ctx context.Context, req quota.Request) (*quota.Reservation, error)
+	SizeOf(pod *corev1.PodSpec) quota.Size
+}
+
+// Binder hands the agent of a running sandbox what only came with its claim; [AgentBinder] does.
+type Binder interface {
+	Bind(ctx context.Context, s *agents.Sandbox, req envd.InitRequest) error
+}
+
 // Size is what a sandbox has where its template does not say.
 type Size struct {
 	CPUs             int
@@ -87,6 +115,13 @@ type Config struct {
 	Node    Node
 	Tokens  *sandbox.Tokens
 	Log     *slog.Logger
+	// Picker hands out warm members. Nil: every sandbox is started for its claim.
+	// Its Orphaned should be [Manager.Orphaned].
+	Picker Picker
+	// Quota bounds what namespaces use. Nil: nothing does.
+	Quota Quota
+	// Binder reaches the agents of claimed members. Default: an [AgentBinder] with Tokens.
+	Binder Binder
 	// Metrics, if given, gets our histograms.
 	Metrics prometheus.Registerer
 	// PublicNamespace holds the templates that every tenant may use if they are marked public.
@@ -116,6 +151,9 @@ func (c *Config) setDefaults() error {
 	setIfZero(&c.MaxTimeout, 24*time.Hour)
 	setIfZero(&c.StartTimeout, time.Minute)
 	setIfZero(&c.MoveTimeout, time.Minute)
+	if c.Binder == nil {
+		c.Binder = NewBinder(BinderConfig{Tokens: c.Tokens})
+	}
 	setIfZero(&c.DefaultSize.CPUs, 2)
 	setIfZero(&c.DefaultSize.MemoryMB, 1024)
 	setIfZero(&c.DefaultSize.DiskMB, 10240)
@@ -136,10 +174,13 @@ type Manager struct {
 	cache   Cache
 	log     *slog.Logger
 	seconds *prometheus.HistogramVec // by operation and result
+	orphans chan *agents.Sandbox
 
 	mu sync.Mutex
 	// fresh holds keys made here that the cache may not have yet, by hash.
 	fresh map[string]freshKey // +checklocks:mu
+	// flights are the idempotent creates under way.
+	flights map[flightKey]*flight // +checklocks:mu
 }
 
 // New checks the configuration.
@@ -151,7 +192,9 @@ func New(cfg Config) (*Manager, error) {
 		cfg: cfg, objects: cfg.Objects, cache: cfg.Cache,
 		log:     cfg.Log.With(telemetry.Component, "manager"),
 		seconds: prometheus.NewHistogramVec(telemetry.DurationOpts("manager", "operation", "Time that an operation on a sandbox took."), []string{"operation", "result"}),
+		orphans: make(chan *agents.Sandbox, maxOrphans),
 		fresh:   map[string]freshKey{},
+		flights: map[flightKey]*flight{},
 	}
 	if cfg.Metrics != nil {
 		if err := cfg.Metrics.Register(m.seconds); err != nil {

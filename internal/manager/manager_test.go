@@ -5,11 +5,15 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -17,6 +21,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/cache"
 	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/picker"
+	"github.com/barchan-dev/barchan/internal/quota"
 	"github.com/barchan-dev/barchan/internal/route"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
@@ -27,6 +33,8 @@ import (
 var (
 	_ Cache  = (*cache.Cache)(nil)
 	_ Routes = (*route.Table)(nil)
+	_ Picker = (*picker.Picker)(nil)
+	_ Quota  = (*quota.Quotas)(nil)
 )
 
 const team = "team-a"
@@ -41,11 +49,69 @@ func (f *fakeNode) Logs(context.Context, sandbox.Ref, time.Time) ([]envd.LogLine
 	return slices.Clone(f.lines), nil
 }
 
+// fakeAgents stands for the agents of all sandboxes.
+type fakeAgents struct {
+	mu    sync.Mutex
+	fails int // so many requests fail; +checklocks:mu
+	// +checklocks:mu
+	heard map[types.UID][]envd.InitRequest
+}
+
+func (f *fakeAgents) Bind(_ context.Context, s *agents.Sandbox, req envd.InitRequest) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.fails > 0 {
+		f.fails--
+		return errs.ErrUnavailable
+	}
+	if f.heard == nil {
+		f.heard = map[types.UID][]envd.InitRequest{}
+	}
+	f.heard[s.UID] = append(f.heard[s.UID], req)
+	return nil
+}
+
+func (f *fakeAgents) fail(times int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fails = times
+}
+
+func (f *fakeAgents) of(s *agents.Sandbox) []envd.InitRequest {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.heard[s.UID]
+}
+
+// counted counts writes.
+type counted struct {
+	Objects
+	writes atomic.Int64
+}
+
+func (c *counted) Create(ctx context.Context, obj client.Object, opts ...client.CreateOption) error {
+	c.writes.Add(1)
+	return c.Objects.Create(ctx, obj, opts...)
+}
+
+func (c *counted) Update(ctx context.Context, obj client.Object, opts ...client.UpdateOption) error {
+	c.writes.Add(1)
+	return c.Objects.Update(ctx, obj, opts...)
+}
+
+func (c *counted) Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error {
+	c.writes.Add(1)
+	return c.Objects.Delete(ctx, obj, opts...)
+}
+
 type fixture struct {
 	*Manager
 	cluster *standin.Cluster
+	objects *counted
 	routes  *route.Table
 	node    *fakeNode
+	agents  *fakeAgents
+	quotas  *quota.Quotas
 }
 
 func newFixture(t *testing.T, change ...func(*Config)) fixture {
@@ -59,22 +125,73 @@ func newFixture(t *testing.T, change ...func(*Config)) fixture {
 			standin.Template(team, "slow", standin.ImageSlow),
 			standin.Template("team-b", "secret", "base"),
 			standin.Template(team, "sized", "base", sized),
+			standin.Pool(team, "base", DefaultPublicNamespace, "base"),
+			standin.Pool("team-b", "base", DefaultPublicNamespace, "base"),
+			standin.Pool(team, "sized", "", "sized"),
+			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: team}},
 		),
-		routes: route.NewTable(),
-		node:   &fakeNode{},
+		routes: route.NewTable(), node: &fakeNode{}, agents: &fakeAgents{},
 	}
+	f.objects = &counted{Objects: f.cluster}
+	f.Manager = f.replica(t, change...)
+	f.quotas, _ = f.cfg.Quota.(*quota.Quotas)
+	return f
+}
+
+// replica returns one more manager of the same cluster, with a picker and quotas of its own.
+func (f fixture) replica(t *testing.T, change ...func(*Config)) *Manager {
+	t.Helper()
 	tokens, err := sandbox.NewTokens([]byte(strings.Repeat("s", 32)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := Config{Objects: f.cluster, Cache: f.cluster, Routes: f.routes, Node: f.node, Tokens: tokens, Log: telemetry.Discard()}
+	var m *Manager
+	members, err := picker.New(picker.Config{Writer: f.objects, Orphaned: func(s *agents.Sandbox) { m.Orphaned(s) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	quotas, err := quota.New(quota.Config{Reader: f.cluster, Log: telemetry.Discard()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.cluster.Watch(func(older, newer *agents.Sandbox) {
+		members.Observe(older, newer)
+		quotas.Observe(older, newer)
+		if newer != nil {
+			f.routes.Apply(newer)
+		}
+	})
+	cfg := Config{
+		Objects: f.objects, Cache: f.cluster, Routes: f.routes, Node: f.node, Tokens: tokens, Log: telemetry.Discard(),
+		Picker: members, Quota: quotas, Binder: f.agents,
+	}
 	for _, c := range change {
 		c(&cfg)
 	}
-	if f.Manager, err = New(cfg); err != nil {
+	if m, err = New(cfg); err != nil {
 		t.Fatal(err)
 	}
-	return f
+	return m
+}
+
+// pool is the UID of a pool of the team.
+func (f fixture) pool(t *testing.T, name string) string {
+	t.Helper()
+	p := &extensions.SandboxWarmPool{}
+	if err := f.cluster.Get(t.Context(), client.ObjectKey{Namespace: team, Name: name}, p); err != nil {
+		t.Fatal(err)
+	}
+	return string(p.UID)
+}
+
+// revision is that of a template of the team.
+func (f fixture) revision(t *testing.T, name string) string {
+	t.Helper()
+	_, revision, err := f.cluster.CurrentTemplate(t.Context(), types.NamespacedName{Namespace: team, Name: name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return revision
 }
 
 func sized(t *extensions.SandboxTemplate) {

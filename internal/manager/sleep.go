@@ -10,6 +10,8 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/pool"
+	"github.com/barchan-dev/barchan/internal/quota"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 )
 
@@ -82,7 +84,7 @@ func (m *Manager) Wake(ctx context.Context, id sandbox.ID) error {
 	if err != nil {
 		return fmt.Errorf("look up sandbox %s: %w", id, err)
 	}
-	if sandbox.DeadForGood(s) {
+	if sandbox.DeadForGood(s) || pool.MemberOf(s) != "" {
 		return noSandbox(string(id))
 	}
 	if sandbox.PhaseOf(s) == sandbox.Running {
@@ -116,10 +118,7 @@ func (m *Manager) connect(ctx context.Context, namespace, id string, timeout tim
 		if err = m.awaitMove(ctx, s, id, steady); err != nil {
 			return nil, false, err
 		}
-		s, err = m.change(ctx, namespace, id, func(s *agents.Sandbox) (changed bool, err error) {
-			changed, resumed, err = m.arouse(s, timeout, keepMemory)
-			return changed, err
-		})
+		s, resumed, err = m.arouse(ctx, namespace, id, timeout, keepMemory)
 		if !errors.Is(err, errMoving) {
 			break
 		}
@@ -135,8 +134,30 @@ func (m *Manager) connect(ctx context.Context, namespace, id string, timeout tim
 	return s, true, err
 }
 
-// arouse is what connecting means for a sandbox in a steady state.
-func (m *Manager) arouse(s *agents.Sandbox, timeout time.Duration, keepMemory *bool) (changed, resumed bool, err error) {
+// arouse writes what connecting means, within the quota.
+func (m *Manager) arouse(ctx context.Context, namespace, id string, timeout time.Duration, keepMemory *bool) (s *agents.Sandbox, resumed bool, err error) {
+	if s, err = m.find(ctx, namespace, id); err != nil {
+		return nil, false, err
+	}
+	var hold *quota.Reservation
+	if sandbox.PhaseOf(s) == sandbox.Paused {
+		if hold, err = m.reserve(ctx, s.Namespace, &s.Spec.PodTemplate.Spec, true); err != nil {
+			return nil, false, err
+		}
+		hold.For(s.Name)
+	}
+	s, err = m.change(ctx, namespace, id, func(s *agents.Sandbox) (changed bool, err error) {
+		changed, resumed, err = m.connected(s, timeout, keepMemory)
+		return changed, err
+	})
+	if err != nil || !resumed {
+		hold.Release()
+	}
+	return s, resumed, err
+}
+
+// connected is what connecting means for a sandbox in a steady state.
+func (m *Manager) connected(s *agents.Sandbox, timeout time.Duration, keepMemory *bool) (changed, resumed bool, err error) {
 	phase := sandbox.PhaseOf(s)
 	if phase == sandbox.Running {
 		changed, err = m.extend(s, timeout)

@@ -99,7 +99,7 @@ func stateOf(s *agents.Sandbox) State {
 // listed reports whether lists show a sandbox: not while it starts for the first time, when
 // nobody has it yet, nor as a pool's member that nobody has claimed.
 func listed(s *agents.Sandbox) bool {
-	if _, pooled := s.Labels[agents.LabelWarmPoolSandbox]; pooled || sandbox.DeadForGood(s) {
+	if pool.MemberOf(s) != "" || sandbox.DeadForGood(s) {
 		return false
 	}
 	if p := sandbox.PhaseOf(s); p != sandbox.Pending && p != sandbox.Starting {
@@ -108,11 +108,16 @@ func listed(s *agents.Sandbox) bool {
 	return s.Status.Barchan != nil && s.Status.Barchan.StartedAt != nil
 }
 
+// startedAt is when a sandbox last began to run, but no time before its owner got it.
 func startedAt(s *agents.Sandbox) time.Time {
+	at := s.CreationTimestamp.UTC()
 	if b := s.Status.Barchan; b != nil && b.StartedAt != nil {
-		return b.StartedAt.UTC()
+		at = b.StartedAt.UTC()
 	}
-	return s.CreationTimestamp.UTC()
+	if claimed, err := time.Parse(time.RFC3339Nano, s.Annotations[pool.AnnotationClaimedAt]); err == nil && claimed.After(at) {
+		at = claimed.UTC()
+	}
+	return at
 }
 
 func endAt(s *agents.Sandbox) time.Time {

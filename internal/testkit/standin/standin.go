@@ -2,6 +2,8 @@
 // the cache has them, and a controller that fulfils the wishes in sandboxes at once, without
 // anything running. It never serves production, and it proves nothing about the real parts.
 //
+// A pool is filled by [Cluster.Fill] alone: nothing replaces what is claimed.
+//
 // The image of a sandbox's first container tells what becomes of it: [ImageBroken] fails,
 // [ImageSlow] never gets ready; anything else runs.
 package standin
@@ -30,6 +32,7 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 )
 
@@ -46,6 +49,11 @@ type Cluster struct {
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced at each write; +checklocks:mu
 	held    bool          // +checklocks:mu
+
+	// showing is taken while watchers are told, and orders what they hear.
+	showing  sync.Mutex
+	watchers []func(older, newer *agents.Sandbox)     // +checklocks:showing
+	shown    map[types.NamespacedName]*agents.Sandbox // what they heard last; +checklocks:showing
 }
 
 // New returns a cluster whose controller runs until the test ends.
@@ -57,7 +65,7 @@ func New(tb testing.TB, objects ...client.Object) *Cluster {
 			tb.Fatal(err)
 		}
 	}
-	c := &Cluster{changed: make(chan struct{})}
+	c := &Cluster{changed: make(chan struct{}), shown: map[types.NamespacedName]*agents.Sandbox{}}
 	c.Client = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&agents.Sandbox{}).WithInterceptorFuncs(c.hooks()).Build()
 	ctx, cancel := context.WithCancel(tb.Context())
 	for _, obj := range objects {
@@ -71,28 +79,62 @@ func New(tb testing.TB, objects ...client.Object) *Cluster {
 	return c
 }
 
-// hooks does what an API server does and the fake client does not, and rings at each write.
+// hooks does what an API server does and the fake client does not, and tells of each write.
 func (c *Cluster) hooks() interceptor.Funcs {
 	return interceptor.Funcs{
 		Create: func(ctx context.Context, w client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
-			defer c.ring()
+			defer c.wrote(ctx, w, obj)
 			obj.SetUID(uuid.NewUUID())
 			obj.SetCreationTimestamp(metav1.Now())
 			return w.Create(ctx, obj, opts...)
 		},
 		Update: func(ctx context.Context, w client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
-			defer c.ring()
+			defer c.wrote(ctx, w, obj)
 			return w.Update(ctx, obj, opts...)
 		},
 		Delete: func(ctx context.Context, w client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
-			defer c.ring()
+			defer c.wrote(ctx, w, obj)
 			return w.Delete(ctx, obj, opts...)
 		},
 		SubResourceUpdate: func(ctx context.Context, w client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
-			defer c.ring()
+			defer c.wrote(ctx, w, obj)
 			return w.SubResource(sub).Update(ctx, obj, opts...)
 		},
 	}
+}
+
+// wrote tells the watchers, then those who wait.
+func (c *Cluster) wrote(ctx context.Context, r client.Reader, obj client.Object) {
+	defer c.ring()
+	if _, ok := obj.(*agents.Sandbox); ok {
+		c.show(context.WithoutCancel(ctx), r, client.ObjectKeyFromObject(obj))
+	}
+}
+
+func (c *Cluster) show(ctx context.Context, r client.Reader, key types.NamespacedName) {
+	c.showing.Lock()
+	defer c.showing.Unlock()
+	older, newer := c.shown[key], &agents.Sandbox{}
+	if err := r.Get(ctx, key, newer); err != nil {
+		newer = nil
+	}
+	if older == nil && newer == nil {
+		return
+	}
+	if c.shown[key] = newer; newer == nil {
+		delete(c.shown, key)
+	}
+	for _, watch := range c.watchers {
+		watch(older, newer)
+	}
+}
+
+// Watch calls do for each change of a sandbox from now on, one after the other, as the cache does:
+// newer is nil when it is gone, older when it is new. Before a write returns, do has been called.
+func (c *Cluster) Watch(do func(older, newer *agents.Sandbox)) {
+	c.showing.Lock()
+	defer c.showing.Unlock()
+	c.watchers = append(c.watchers, do)
 }
 
 func (c *Cluster) ring() {
@@ -224,6 +266,90 @@ func (c *Cluster) Sandboxes(ctx context.Context, namespace string) ([]agents.San
 	var list agents.SandboxList
 	err := c.List(ctx, &list, client.InNamespace(namespace))
 	return list.Items, err
+}
+
+// SandboxesByIdempotency lists those of a namespace that were made for a key.
+func (c *Cluster) SandboxesByIdempotency(ctx context.Context, namespace, hash string) ([]agents.Sandbox, error) {
+	all, err := c.Sandboxes(ctx, namespace)
+	return slices.DeleteFunc(all, func(s agents.Sandbox) bool { return s.Annotations[pool.AnnotationIdempotencyKey] != hash }), err
+}
+
+// CurrentTemplate reads one template and its revision.
+func (c *Cluster) CurrentTemplate(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, string, error) {
+	t, err := c.Template(ctx, key)
+	if err != nil {
+		return nil, "", err
+	}
+	revision, _, err := pool.Revision(t)
+	return t, revision, err
+}
+
+// PoolsOf lists the pools of a template.
+func (c *Cluster) PoolsOf(ctx context.Context, template types.NamespacedName) ([]extensions.SandboxWarmPool, error) {
+	var list extensions.SandboxWarmPoolList
+	err := c.List(ctx, &list)
+	return slices.DeleteFunc(list.Items, func(p extensions.SandboxWarmPool) bool { return pool.TemplateOf(&p) != template }), err
+}
+
+// Namespace reads one namespace.
+func (c *Cluster) Namespace(ctx context.Context, name string) (*corev1.Namespace, error) {
+	return get(ctx, c.Client, types.NamespacedName{Name: name}, &corev1.Namespace{})
+}
+
+// Fill adds members of the template as it is now to a pool, and returns when they are ready.
+func (c *Cluster) Fill(tb testing.TB, namespace, name string, members int) []agents.Sandbox {
+	tb.Helper()
+	ctx := tb.Context()
+	p, err := get(ctx, c.Client, types.NamespacedName{Namespace: namespace, Name: name}, &extensions.SandboxWarmPool{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	made, err := Fill(ctx, c.Client, p, members)
+	for i := range made {
+		if err != nil {
+			break
+		}
+		var s *agents.Sandbox
+		s, err = c.WaitSandbox(ctx, client.ObjectKeyFromObject(&made[i]), func(s *agents.Sandbox) (bool, error) { return s != nil && pool.Spare(s), nil })
+		if err == nil {
+			made[i] = *s
+		}
+	}
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return made
+}
+
+// Fill adds members to a pool of any cluster, which are not ready yet.
+func Fill(ctx context.Context, c client.Client, p *extensions.SandboxWarmPool, members int) ([]agents.Sandbox, error) {
+	t, err := get(ctx, c, pool.TemplateOf(p), &extensions.SandboxTemplate{})
+	if err != nil {
+		return nil, err
+	}
+	revision, _, err := pool.Revision(t)
+	if err != nil {
+		return nil, err
+	}
+	made := make([]agents.Sandbox, members)
+	for i := range made {
+		made[i] = *pool.NewMember(p, t, revision)
+		if err := c.Create(ctx, &made[i]); err != nil {
+			return nil, err
+		}
+	}
+	return made, nil
+}
+
+// Pool returns a pool object for tests; templateNamespace may be empty.
+func Pool(namespace, name, templateNamespace, template string) *extensions.SandboxWarmPool {
+	p := &extensions.SandboxWarmPool{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+	p.Spec.SandboxTemplateRef.Name = template
+	p.Spec.Replicas = new(int32(0))
+	if templateNamespace != "" {
+		p.Spec.Barchan = &extensions.WarmPoolBarchanSpec{TemplateNamespace: templateNamespace}
+	}
+	return p
 }
 
 // Templates lists a namespace.
