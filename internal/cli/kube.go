@@ -13,7 +13,9 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/yaml"
 
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/errs"
@@ -28,6 +30,18 @@ func templatesResource() schema.GroupVersionResource {
 
 func poolsResource() schema.GroupVersionResource {
 	return extensions.GroupVersion.WithResource("sandboxwarmpools")
+}
+
+func sandboxesResource() schema.GroupVersionResource {
+	return agents.GroupVersion.WithResource("sandboxes")
+}
+
+func revisionsResource() schema.GroupVersionResource {
+	return barchan.GroupVersion.WithResource("templaterevisions")
+}
+
+func eventsResource() schema.GroupVersionResource {
+	return schema.GroupVersionResource{Version: "v1", Resource: "events"}
 }
 
 func keysResource() schema.GroupVersionResource {
@@ -100,6 +114,38 @@ func listAs[T any](ctx context.Context, k *kube, r schema.GroupVersionResource, 
 		}
 	}
 	return out, nil
+}
+
+// getAs reads one object as T.
+func getAs[T any](ctx context.Context, k *kube, r schema.GroupVersionResource, namespace, name string) (T, error) {
+	u, err := k.client.Resource(r).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		var none T
+		return none, kubeError(err)
+	}
+	return as[T](u)
+}
+
+// showObject prints one object as YAML or JSON.
+func (a *app) showObject(ctx context.Context, r schema.GroupVersionResource, namespace, name string) error {
+	k, err := a.kube(ctx)
+	if err != nil {
+		return err
+	}
+	u, err := k.client.Resource(r).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return kubeError(err)
+	}
+	u.SetManagedFields(nil)
+	if a.json {
+		return a.printJSON(u.Object)
+	}
+	b, err := yaml.Marshal(u.Object)
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", name, err)
+	}
+	_, err = a.stdout.Write(b)
+	return err
 }
 
 func as[T any](u *unstructured.Unstructured) (T, error) {

@@ -4,12 +4,19 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/apiserver"
+	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 )
 
@@ -47,6 +54,7 @@ func TestObjects(t *testing.T) {
 	s := newServer(t, nil)
 	s.status.Addresses.Kubeconfig = api.AdminKubeconfig()
 	t.Run("apply", s.testApply)
+	t.Run("history", s.testHistory)
 	t.Run("pool", s.testPool)
 	t.Run("key", s.testKey)
 }
@@ -74,11 +82,191 @@ func (s *server) testApply(t *testing.T) {
 }
 
 func (s *server) testPool(t *testing.T) {
-	s.run("", "pool", "ls").want(t, 0, "default     py-pool   py         0       2         OnReplenish   ", "")
+	k, pools := s.kubeClient(t), poolsResource()
+	s.run("", "pool", "ls").want(t, 0, "default     py-pool   py         0       2         -          OnReplenish   -        ", "")
+	s.run("", "pool", "show", "py-pool").want(t, 0, "Desired    2\n", "")
 	s.run("", "pool", "scale", "py-pool", "5").want(t, 0, "py-pool scaled to 5\n", "")
-	s.run("", "pool", "show", "py-pool").want(t, 0, "replicas: 5\n", "")
+	s.run("", "pool", "show", "py-pool", "--json").want(t, 0, `"replicas": 5`, "")
+	s.run("", "pool", "scale", "py-pool", "0").want(t, 0, "py-pool scaled to 0\n", "")
+	for _, count := range []string{"1001", "-1", "many", "", "99999999999999999999"} {
+		s.run("", "pool", "scale", "py-pool", "--", count).want(t, 2, "", `barchan: COUNT: "`+count+`" is not a whole number from 0 to 1000`)
+	}
 	s.run("", "pool", "scale", "nope", "5").want(t, 1, "", `"nope" not found`)
+	s.run("", "pool", "show", "nope").want(t, 1, "", `"nope" not found`)
 	s.run("", "pool", "ls", "-n", "elsewhere", "--json").want(t, 0, "[]\n", "")
+
+	s.run("", "pool", "create", "made", "--template", "py", "--size", "3").want(t, 0, "made\n", "")
+	s.run("", "pool", "create", "made", "--template", "py").want(t, 1, "", `"made" already exists`)
+	s.run("", "pool", "create", "bad").want(t, 2, "", "--template is missing")
+	s.run("", "pool", "create", "bad", "--template", "py", "--size", "1001").want(t, 2, "", `--size: "1001" is not`)
+	s.run("", "pool", "create", "bad", "--template", "py", "--update", "Never").want(t, 2, "", `--update: "Never" is neither`)
+	s.run("", "pool", "create", "bad", "--template", "private").want(t, 1, "", `"private" not found`)
+	s.run("", "pool", "create", "of-public", "--template", "shared", "--update", "Recreate").want(t, 0, "of-public\n", "")
+	s.run("", "pool", "ls").want(t, 0, "of-public   barchan-system/shared   0       1         -          Recreate", "")
+	s.run("", "template", "show", "shared").want(t, 0, "namespace: barchan-system\n", "")
+
+	setStatus(t, k, 0, extensions.SandboxWarmPoolStatus{Replicas: 2, ReadyReplicas: 2, CurrentRevision: revisionA, Conditions: []metav1.Condition{
+		{Type: extensions.PoolReady, Status: metav1.ConditionFalse, Reason: extensions.ReasonPoolFilling, Message: "1 of 3 is missing"},
+	}, Barchan: &extensions.WarmPoolBarchanStatus{DesiredReplicas: 3, CurrentReplicas: 2, CurrentReadyReplicas: 1, ClaimedReplicas: 7}})
+	s.run("", "pool", "ls").want(t, 0, "made        py                      1       3         0000000000   OnReplenish   Filling", "")
+	p, err := getAs[extensions.SandboxWarmPool](t.Context(), k, pools, "default", "made")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.run(fmt.Sprintf(members, p.UID, p.UID), "apply", "-f", "-").want(t, 0, "sandbox/made-old created\nevent/made.1 created\n", "")
+	shown := s.run("", "pool", "show", "made")
+	shown.want(t, 0, "Ready      1 of the current revision; 2 ready of 2 in all\n", "")
+	shown.want(t, 0, "Claimed    7\n", "")
+	shown.want(t, 0, "Status     Filling: 1 of 3 is missing\n", "")
+	shown.want(t, 0, "made-old   Pending   1111111111 (stale)   -", "")
+	shown.want(t, 0, "Made    Normal   ", "")
+
+	s.testWaitForPool(t, k)
+
+	s.run(autoscaled, "apply", "-f", "-").want(t, 0, "sandboxwarmpool/auto created\n", "")
+	s.run("", "pool", "scale", "auto", "5").want(t, 1, "", "pool auto scales itself between 2 and 40 by its use")
+	s.run("", "pool", "show", "auto").want(t, 0, "Autoscale  2 to 40, 20% spare, down to 2 after 10m without a claim\n", "")
+	s.run("", "pool", "rm", "made", "nope", "auto").want(t, 1, "made\nauto\n", `"nope" not found`)
+	s.run("", "pool", "rm", "of-public").want(t, 0, "of-public\n", "")
+}
+
+const revisionA, revisionB = "0000000000000000000000000000000000000000000000000000", "1111111111111111111111111111111111111111111111111111"
+
+const shared = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: barchan-system}
+---
+apiVersion: extensions.agents.x-k8s.io/v1beta1
+kind: SandboxTemplate
+metadata: {name: shared, namespace: barchan-system}
+spec:
+  podTemplate: {spec: {containers: [{name: main, image: "barchan.local/base:latest"}]}}
+  barchan: {public: true}
+---
+apiVersion: extensions.agents.x-k8s.io/v1beta1
+kind: SandboxTemplate
+metadata: {name: private, namespace: barchan-system}
+spec:
+  podTemplate: {spec: {containers: [{name: main, image: "barchan.local/base:latest"}]}}
+`
+
+const members = `
+apiVersion: agents.x-k8s.io/v1beta1
+kind: Sandbox
+metadata:
+  name: made-old
+  labels: {agents.x-k8s.io/warm-pool-sandbox: %s, agents.x-k8s.io/sandbox-template-hash: "` + revisionB + `"}
+spec:
+  podTemplate: {spec: {containers: [{name: main, image: "barchan.local/base:latest"}]}}
+---
+apiVersion: v1
+kind: Event
+metadata: {name: made.1, namespace: default}
+involvedObject: {kind: SandboxWarmPool, name: made, namespace: default, uid: %s}
+reason: Made
+type: Normal
+message: two sandboxes were made
+lastTimestamp: "2026-01-01T00:00:00Z"
+reportingComponent: test
+`
+
+const autoscaled = `
+apiVersion: extensions.agents.x-k8s.io/v1beta1
+kind: SandboxWarmPool
+metadata: {name: auto}
+spec:
+  sandboxTemplateRef: {name: py}
+  barchan: {autoscale: {minReplicas: 2, maxReplicas: 40}}
+`
+
+// kubeClient is the client that commands have.
+func (s *server) kubeClient(t *testing.T) *kube {
+	t.Helper()
+	k, err := (&app{kubeconfig: s.status.Addresses.Kubeconfig, lookupEnv: os.LookupEnv}).kube(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// setStatus does the part of the controller for the pool made, once that has the generation.
+func setStatus(t *testing.T, k *kube, generation int64, status extensions.SandboxWarmPoolStatus) {
+	t.Helper()
+	const name = "made"
+	client := k.client.Resource(poolsResource()).Namespace("default")
+	eventually(t, "the status of "+name, func() bool {
+		u, err := client.Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			t.Error(err)
+			return true
+		}
+		if u.GetGeneration() < generation {
+			return false
+		}
+		status.ObservedGeneration = u.GetGeneration()
+		for i := range status.Conditions {
+			status.Conditions[i].LastTransitionTime = metav1.Now()
+		}
+		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&status)
+		if err == nil {
+			u.Object["status"] = content
+			_, err = client.UpdateStatus(t.Context(), u, metav1.UpdateOptions{})
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		return true
+	})
+}
+
+func (s *server) testWaitForPool(t *testing.T, k *kube) {
+	t.Helper()
+	ready := func(status metav1.ConditionStatus, message string, count int32) extensions.SandboxWarmPoolStatus {
+		return extensions.SandboxWarmPoolStatus{Replicas: count, ReadyReplicas: count, Conditions: []metav1.Condition{
+			{Type: extensions.PoolReady, Status: status, Reason: extensions.ReasonPoolFilling, Message: message},
+		}, Barchan: &extensions.WarmPoolBarchanStatus{DesiredReplicas: 4, CurrentReplicas: count, CurrentReadyReplicas: count}}
+	}
+	setStatus(t, k, 0, ready(metav1.ConditionTrue, "full", 3)) // true of the last size
+	var controller sync.WaitGroup
+	controller.Go(func() {
+		setStatus(t, k, 2, ready(metav1.ConditionFalse, "one is being made", 3))
+		setStatus(t, k, 2, ready(metav1.ConditionTrue, "full", 4))
+	})
+	s.run("", "pool", "scale", "made", "4", "--wait").want(t, 0, "made scaled to 4\n", "")
+	controller.Wait()
+	p, err := getAs[extensions.SandboxWarmPool](t.Context(), k, poolsResource(), "default", "made")
+	if err != nil || !isFull(&p) {
+		t.Errorf("--wait returned over %+v, %v", p.Status, err)
+	}
+	s.run("", "pool", "scale", "made", "5", "--wait", "--timeout", "50ms").want(t, 1, "made scaled to 5\n", "pool made is not as wanted after 50ms")
+}
+
+func (s *server) testHistory(t *testing.T) {
+	s.run(shared, "apply", "-f", "-").want(t, 0, "sandboxtemplate/private created\n", "")
+	k := s.kubeClient(t)
+	tpl, err := getAs[extensions.SandboxTemplate](t.Context(), k, templatesResource(), publicNamespace, "shared")
+	if err != nil {
+		t.Fatal(err)
+	}
+	current, _, err := pool.Revision(&tpl)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.run("", "template", "history", "shared").want(t, 0, "NUMBER   REVISION   AGE   CURRENT\n", "")
+	for i, r := range []struct{ name, template, revision string }{{"a", "shared", current}, {"b", "shared", revisionA}, {"c", "private", revisionB}} {
+		s.run(fmt.Sprintf(`{apiVersion: barchan.dev/v1alpha1, kind: TemplateRevision, metadata: {name: %s, namespace: barchan-system},
+			spec: {templateName: %s, revision: "%s", number: %d, content: {}}}`, r.name, r.template, r.revision, 2-i%2), "apply", "-f", "-").
+			want(t, 0, "templaterevision/"+r.name+" created\n", "")
+	}
+	out := s.run("", "template", "history", "shared")
+	lines := strings.Split(strings.TrimSpace(out.stdout), "\n")
+	if len(lines) != 3 || !strings.HasPrefix(lines[1], "1        0000000000 ") || !strings.HasPrefix(lines[2], "2        "+current[:10]) || !strings.HasSuffix(lines[2], "*") || strings.HasSuffix(lines[1], "*") {
+		t.Errorf("history:\n%s", out.stdout)
+	}
+	s.run("", "template", "history", "shared", "-n", "barchan-system", "--json").want(t, 0, `"revision": "`+current+`"`, "")
+	s.run("", "template", "history", "private").want(t, 1, "", `"private" not found`)
+	s.run("", "template", "history", "nope").want(t, 1, "", `"nope" not found`)
 }
 
 func (s *server) testKey(t *testing.T) {

@@ -1,7 +1,11 @@
 package cli
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -9,11 +13,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/pool"
 )
 
 func (a *app) templateCommand() *cobra.Command {
-	return nounCommand("template", "Blueprints of sandboxes", a.templateLsCommand(), a.templateShowCommand())
+	return nounCommand("template", "Blueprints of sandboxes", a.templateHistoryCommand(), a.templateLsCommand(), a.templateShowCommand())
 }
 
 func (a *app) templateLsCommand() *cobra.Command {
@@ -92,13 +99,94 @@ func templateRow(t extensions.SandboxTemplate) []string {
 	return []string{t.Namespace, t.Name, image, runtimeClass, cpu, memory, since(t.CreationTimestamp.Time), aliases}
 }
 
+// template finds a template that a namespace can use: its own, or a public one.
+func (k *kube) template(ctx context.Context, namespace, name string) (extensions.SandboxTemplate, error) {
+	t, err := getAs[extensions.SandboxTemplate](ctx, k, templatesResource(), namespace, name)
+	if err == nil || !errors.Is(err, errs.ErrNotFound) || namespace == publicNamespace {
+		return t, err
+	}
+	public, publicErr := getAs[extensions.SandboxTemplate](ctx, k, templatesResource(), publicNamespace, name)
+	switch {
+	case publicErr == nil && public.Spec.Barchan != nil && public.Spec.Barchan.Public:
+		return public, nil
+	case publicErr != nil && !errors.Is(publicErr, errs.ErrNotFound):
+		return t, publicErr
+	}
+	return t, err
+}
+
 func (a *app) templateShowCommand() *cobra.Command {
 	var s scope
 	cmd := &cobra.Command{Use: "show NAME", Short: "Show one template, as `apply` takes it", Args: exactly("NAME")}
 	s.flags(cmd, false)
 	a.jsonFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return a.showObject(cmd.Context(), templatesResource(), s.namespace, args[0])
+		k, err := a.kube(cmd.Context())
+		if err != nil {
+			return err
+		}
+		t, err := k.template(cmd.Context(), s.namespace, args[0])
+		if err != nil {
+			return err
+		}
+		return a.showObject(cmd.Context(), templatesResource(), t.Namespace, t.Name)
 	}
 	return cmd
+}
+
+func (a *app) templateHistoryCommand() *cobra.Command {
+	var s scope
+	cmd := &cobra.Command{
+		Use: "history NAME", Short: "List the revisions of one template",
+		Long: "List the revisions of one template, the first first. A revision is the hash of all that decides what a sandbox\n" +
+			"runs; the current one, marked by *, is the only one that claims get.",
+		Args: exactly("NAME"),
+	}
+	s.flags(cmd, false)
+	a.jsonFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		k, err := a.kube(cmd.Context())
+		if err != nil {
+			return err
+		}
+		t, err := k.template(cmd.Context(), s.namespace, args[0])
+		if err != nil {
+			return err
+		}
+		list, err := listAs[barchan.TemplateRevision](cmd.Context(), k, revisionsResource(), t.Namespace)
+		if err != nil {
+			return err
+		}
+		list = slices.DeleteFunc(list, func(r barchan.TemplateRevision) bool { return !ofTemplate(&r, &t) })
+		slices.SortFunc(list, func(x, y barchan.TemplateRevision) int { return cmp.Compare(x.Spec.Number, y.Spec.Number) })
+		if a.json {
+			return a.printJSON(list)
+		}
+		return a.printHistory(&t, list)
+	}
+	return cmd
+}
+
+// ofTemplate reports whether a revision is a template's, and not of one of the same name
+// that was there before.
+func ofTemplate(r *barchan.TemplateRevision, t *extensions.SandboxTemplate) bool {
+	owner := metav1.GetControllerOf(r)
+	return r.Spec.TemplateName == t.Name && (owner == nil || owner.UID == t.UID)
+}
+
+func (a *app) printHistory(t *extensions.SandboxTemplate, list []barchan.TemplateRevision) error {
+	current, _, err := pool.Revision(t)
+	if err != nil {
+		return err
+	}
+	tab := newTable("NUMBER", "REVISION", "AGE", "CURRENT")
+	for _, r := range list {
+		mark := ""
+		if r.Spec.Revision == current {
+			mark = "*"
+		}
+		tab.add(fmt.Sprint(r.Spec.Number), short(r.Spec.Revision), since(r.CreationTimestamp.Time), mark)
+	}
+	tab.write(a.stdout)
+	return nil
 }
