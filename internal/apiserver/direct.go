@@ -28,7 +28,7 @@ const directTimeout = 30 * time.Second
 // left out is the ownership of fields: managedFields stay as the caller hands them over, so that
 // what a direct write changed belongs to nobody.
 //
-// Options of calls are not supported. The server must run; until then, and afterwards, calls fail
+// Options of calls are not supported, but those of Delete. The server must run; until then, and afterwards, calls fail
 // with errs.ErrUnavailable.
 type Direct struct {
 	server *Server
@@ -67,6 +67,16 @@ func (d *Direct) Update(ctx context.Context, obj client.Object, opts ...client.U
 	})
 }
 
+// Delete asks for the end of an object; finalizers and owners have their say as ever. It alone takes
+// options: preconditions and the propagation.
+func (d *Direct) Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error {
+	options := (&client.DeleteOptions{}).ApplyOptions(opts).AsDeleteOptions()
+	return d.do(ctx, "delete", client.ObjectKeyFromObject(obj), obj, 0, func(ctx context.Context, st *store) (runtime.Object, error) {
+		_, _, err := st.Delete(ctx, obj.GetName(), rest.ValidateAllObjectFunc, options)
+		return nil, err
+	})
+}
+
 func (d *Direct) do(ctx context.Context, verb string, key client.ObjectKey, obj client.Object, options int,
 	call func(context.Context, *store) (runtime.Object, error),
 ) error {
@@ -92,7 +102,7 @@ func (d *Direct) do(ctx context.Context, verb string, key client.ObjectKey, obj 
 	}
 	ctx = genericapirequest.WithUser(genericapirequest.WithNamespace(ctx, key.Namespace), d.user)
 	got, err := call(ctx, st)
-	if err != nil {
+	if err != nil || got == nil {
 		return err
 	}
 	// What storage returns was decoded for this call, or is a cache's, which nobody may change.

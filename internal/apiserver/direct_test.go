@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -44,6 +45,17 @@ func TestDirectDoesAsRequestsDo(t *testing.T) {
 		if got.Labels["mine"] != "yes" || got.ResourceVersion != made.ResourceVersion || got.Status.NodeName != "" {
 			t.Errorf("by %s: %+v", how, got)
 		}
+	}
+	other := types.UID("other")
+	if err := d.Delete(ctx, made, client.Preconditions{UID: &other}); !apierrors.IsConflict(err) {
+		t.Errorf("delete of another life: %v", err)
+	}
+	doomed := sandbox("doomed")
+	if err := errors.Join(d.Create(ctx, doomed), d.Delete(ctx, doomed, client.Preconditions{UID: &doomed.UID})); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Get(ctx, client.ObjectKeyFromObject(doomed), &agents.Sandbox{}); !apierrors.IsNotFound(err) {
+		t.Errorf("after a delete: %v", err)
 	}
 	broken := made.DeepCopy()
 	broken.Spec.OperatingMode = "Sideways"

@@ -66,6 +66,10 @@ func warmPoolKind() *resource {
 			number("Ready", func(p *extensions.SandboxWarmPool) int64 { return int64(p.Status.ReadyReplicas) }),
 			number("Desired", func(p *extensions.SandboxWarmPool) int64 { return int64(desired(p)) }),
 			ageColumn(),
+			wide(text("Revision", func(p *extensions.SandboxWarmPool) string { return p.Status.CurrentRevision })),
+			wide(text("Status", func(p *extensions.SandboxWarmPool) string {
+				return condition(p.Status.Conditions, extensions.PoolProgressing).Reason
+			})),
 		},
 		scale: &scalable{
 			get: func(o runtime.Object) (s autoscalingv1.Scale) {

@@ -103,12 +103,21 @@ func age(t metav1.Time) string {
 	return duration.HumanDuration(time.Since(t.Time))
 }
 
+// wide has a column shown only to who asks for more.
+func wide(c column) column {
+	c.Priority = 1
+	return c
+}
+
 // ready returns the condition Ready, or an empty one.
 func ready(all []metav1.Condition) metav1.Condition {
-	for i := range all {
-		if all[i].Type == agents.ConditionReady {
-			return all[i]
-		}
+	return condition(all, agents.ConditionReady)
+}
+
+// condition returns the condition of a type, or an empty one.
+func condition(all []metav1.Condition, kind string) metav1.Condition {
+	if c := meta.FindStatusCondition(all, kind); c != nil {
+		return *c
 	}
 	return metav1.Condition{}
 }

@@ -17,7 +17,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
@@ -128,7 +127,7 @@ func newClaimServer(b *testing.B) *claimServer {
 	tokens, err := sandbox.NewTokens([]byte(strings.Repeat("s", 32)))
 	must(err)
 	m, err := manager.New(manager.Config{
-		Objects: direct2{s.objects.Live(), direct}, Cache: s.objects, Picker: s.picker, Quota: quotas, Routes: routes, Node: noNode{}, Tokens: tokens, Log: telemetry.Discard(),
+		Objects: direct, Cache: s.objects, Picker: s.picker, Quota: quotas, Routes: routes, Node: noNode{}, Tokens: tokens, Log: telemetry.Discard(),
 	})
 	must(err)
 	rest, err := e2b.New(e2b.Config{Manager: m, Log: telemetry.Discard()})
@@ -143,24 +142,6 @@ func newClaimServer(b *testing.B) *claimServer {
 	}}})
 	must(err)
 	return s
-}
-
-// direct2 writes single objects directly, and does the rest as requests.
-type direct2 struct {
-	client.Client
-	direct *apiserver.Direct
-}
-
-func (d direct2) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-	return d.direct.Get(ctx, key, obj, opts...)
-}
-
-func (d direct2) Create(ctx context.Context, obj client.Object, opts ...client.CreateOption) error {
-	return d.direct.Create(ctx, obj, opts...)
-}
-
-func (d direct2) Update(ctx context.Context, obj client.Object, opts ...client.UpdateOption) error {
-	return d.direct.Update(ctx, obj, opts...)
 }
 
 func (s *claimServer) writeObjects(ctx context.Context, b *testing.B, must func(error)) {
