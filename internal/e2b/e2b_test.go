@@ -15,9 +15,14 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/manager"
+	"github.com/barchan-dev/barchan/internal/picker"
+	"github.com/barchan-dev/barchan/internal/quota"
 	"github.com/barchan-dev/barchan/internal/route"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
@@ -40,6 +45,11 @@ func (fakeNode) Logs(context.Context, sandbox.Ref, time.Time) ([]envd.LogLine, e
 	}, nil
 }
 
+// silentAgents take whatever they are told.
+type silentAgents struct{}
+
+func (silentAgents) Bind(context.Context, *agents.Sandbox, envd.InitRequest) error { return nil }
+
 type fixture struct {
 	*httptest.Server
 	t          *testing.T
@@ -61,8 +71,21 @@ func newFixture(t *testing.T, change ...func(*Config)) *fixture {
 		t.Fatal(err)
 	}
 	metrics := prometheus.NewPedanticRegistry()
+	members, err := picker.New(picker.Config{Writer: f.cluster, Metrics: metrics})
+	if err != nil {
+		t.Fatal(err)
+	}
+	quotas, err := quota.New(quota.Config{Reader: f.cluster, Log: telemetry.Discard()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.cluster.Watch(func(older, newer *agents.Sandbox) {
+		members.Observe(older, newer)
+		quotas.Observe(older, newer)
+	})
 	f.manager, err = manager.New(manager.Config{
 		Objects: f.cluster, Cache: f.cluster, Routes: f.routes, Node: fakeNode{}, Tokens: tokens, Log: telemetry.Discard(), Metrics: metrics,
+		Picker: members, Quota: quotas, Binder: silentAgents{},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -165,6 +188,7 @@ func TestSandboxObjectHasTheFieldsThatClientsNeed(t *testing.T) {
 func TestErrorsHaveOneShape(t *testing.T) {
 	f := newFixture(t)
 	id := f.create(`{"templateID":"base"}`).SandboxID
+	f.want(201, nil, "POST", "/v2/sandboxes", `{"templateID":"base"}`, "Idempotency-Key", "used")
 	gone := "i0000000000000000000"
 	for name, give := range map[string]struct {
 		method, path, body string
@@ -187,6 +211,23 @@ func TestErrorsHaveOneShape(t *testing.T) {
 		"bad template":       {"POST", "/v2/sandboxes", `{"templateID":"broken"}`, nil, 400, "the image cannot be used"},
 		"zero timeout":       {"POST", "/v2/sandboxes", `{"templateID":"base","timeout":0}`, nil, 400, "Timeout must be greater than 0"},
 		"huge timeout":       {"POST", "/v2/sandboxes", `{"templateID":"base","timeout":9223372036854775807}`, nil, 400, "Timeout cannot be greater than 24 hours"},
+		"zero of v1":         {"POST", "/sandboxes", `{"templateID":"base","timeout":0}`, nil, 400, "Timeout must be greater than 0"},
+		"zero to connect":    {"POST", "/v2/sandboxes/" + id + "/connect", `{"timeout":0}`, nil, 400, "Timeout must be greater than 0"},
+		"huge to connect":    {"POST", "/sandboxes/" + id + "/connect", `{"timeout":90000}`, nil, 400, "Timeout cannot be greater than 24 hours"},
+		"huge new timeout":   {"POST", "/sandboxes/" + id + "/timeout", `{"timeout":90000}`, nil, 400, "Timeout cannot be greater than 24 hours"},
+		"empty key":          {"POST", "/v2/sandboxes", `{"templateID":"base"}`, []string{"Idempotency-Key", ""}, 400, "Idempotency-Key"},
+		"long key":           {"POST", "/sandboxes", `{"templateID":"base"}`, []string{"Idempotency-Key", strings.Repeat("k", 256)}, 400, "Idempotency-Key: must have from 1 to 255"},
+		"odd key":            {"POST", "/v2/sandboxes", `{"templateID":"base"}`, []string{"Idempotency-Key", "\xc3\xa9"}, 400, "Idempotency-Key"},
+		"key used before":    {"POST", "/v2/sandboxes", `{"templateID":"base","timeout":7}`, []string{"Idempotency-Key", "used"}, 422, "Idempotency-Key: was used for a different request"},
+		"malformed, v1":      {"POST", "/sandboxes", `{]`, nil, 400, "the body is not JSON"},
+		"malformed timeout":  {"POST", "/sandboxes/" + id + "/timeout", `{"timeout":`, nil, 400, "the body is not JSON"},
+		"oversized, v1":      {"POST", "/sandboxes", `{"metadata":{"a":"` + strings.Repeat("x", 10_000) + `"}}`, nil, 413, "larger than 10000 bytes"},
+		"bad variable":       {"POST", "/v2/sandboxes", `{"templateID":"base","envVars":{"A=B":"x"}}`, nil, 400, "envVars"},
+		"foreign: get":       {"GET", "/sandboxes/" + id, "", []string{"X-API-Key", f.other}, 404, "doesn't exist or you don't have access to it"},
+		"foreign: connect":   {"POST", "/v2/sandboxes/" + id + "/connect", "{}", []string{"X-API-Key", f.other}, 404, "doesn't exist"},
+		"foreign: pause":     {"POST", "/sandboxes/" + id + "/pause", "", []string{"X-API-Key", f.other}, 404, "doesn't exist"},
+		"foreign: timeout":   {"POST", "/sandboxes/" + id + "/timeout", `{"timeout":9}`, []string{"X-API-Key", f.other}, 404, "doesn't exist"},
+		"foreign: logs":      {"GET", "/sandboxes/" + id + "/logs", "", []string{"X-API-Key", f.other}, 404, "doesn't exist"},
 		"negative timeout":   {"POST", "/sandboxes/" + id + "/timeout", `{"timeout":-9223372036854775807}`, nil, 400, "Timeout must be greater than 0"},
 		"volumes":            {"POST", "/v2/sandboxes", `{"templateID":"base","volumeMounts":[{"name":"a","path":"/a"}]}`, nil, 400, "volumeMounts"},
 		"rules":              {"PUT", "/sandboxes/" + id + "/network", `{"rules":{"a.com":[{}]}}`, nil, 400, "rules"},
@@ -232,6 +273,80 @@ func TestErrorsHaveOneShape(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestIdempotencyOverTheWire(t *testing.T) {
+	f := newFixture(t)
+	var first, again Sandbox
+	f.want(201, &first, "POST", "/v2/sandboxes", `{"templateID":"base","metadata":{"a":"1","b":"2"}}`, "Idempotency-Key", "a key, 1")
+	f.want(201, &again, "POST", "/v2/sandboxes", `{"metadata":{"b":"2","a":"1"}, "templateID":"base"}`, "Idempotency-Key", "a key, 1")
+	if first.SandboxID != again.SandboxID || *first.EnvdAccessToken != *again.EnvdAccessToken {
+		t.Errorf("%+v, and again %+v", first, again)
+	}
+	f.want(422, nil, "POST", "/sandboxes", `{"templateID":"base","metadata":{"a":"1","b":"2"}}`, "Idempotency-Key", "a key, 1")
+	f.want(201, &again, "POST", "/v2/sandboxes", `{"templateID":"base","metadata":{"a":"1","b":"2"}}`, "Idempotency-Key", "a key, 1", "X-API-Key", f.other)
+	if first.SandboxID == again.SandboxID {
+		t.Error("another team got the sandbox")
+	}
+	req, err := http.NewRequestWithContext(t.Context(), "POST", f.URL+"/v2/sandboxes", strings.NewReader(`{"templateID":"base"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header = http.Header{"X-Api-Key": {f.key}, "Idempotency-Key": {"a", "b"}}
+	res, err := f.Client().Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	if res.StatusCode != 400 {
+		t.Errorf("two keys: %d", res.StatusCode)
+	}
+	var page []ListedSandbox
+	if f.want(200, &page, "GET", "/v2/sandboxes", ""); len(page) != 1 {
+		t.Errorf("%d sandboxes, want 1", len(page))
+	}
+}
+
+func TestQuotaOverTheWire(t *testing.T) {
+	f := newFixture(t)
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: team, Annotations: map[string]string{quota.AnnotationSandboxes: "1"}}}
+	if err := f.cluster.Client.Create(t.Context(), ns); err != nil {
+		t.Fatal(err)
+	}
+	s := f.create(`{"templateID":"base"}`)
+	status, text, _ := f.do("POST", "/v2/sandboxes", `{"templateID":"base"}`)
+	if status != 429 || !strings.Contains(text, "quota of the namespace: at most 1 sandboxes; 1 are running") {
+		t.Errorf("beyond the quota: %d %s", status, text)
+	}
+	f.want(204, nil, "DELETE", "/sandboxes/"+s.SandboxID, "")
+	f.create(`{"templateID":"base"}`)
+}
+
+func TestUnclaimedMembersOverTheWire(t *testing.T) {
+	f := newFixture(t)
+	if err := f.cluster.Client.Create(t.Context(), standin.Pool(team, "base", manager.DefaultPublicNamespace, "base")); err != nil {
+		t.Fatal(err)
+	}
+	member := f.cluster.Fill(t, team, "base", 1)[0]
+	id := string(sandbox.IDOf(member.UID))
+	for _, ask := range [][2]string{
+		{"GET", ""}, {"DELETE", ""}, {"GET", "/metrics"}, {"GET", "/logs"}, {"POST", "/pause"}, {"POST", "/resume"},
+		{"POST", "/connect"}, {"POST", "/timeout"}, {"POST", "/refreshes"}, {"PUT", "/network"},
+	} {
+		body := ""
+		if ask[0] != "GET" {
+			body = `{"timeout":9}`
+		}
+		status, text, _ := f.do(ask[0], "/sandboxes/"+id+ask[1], body)
+		unknown, same, _ := f.do(ask[0], "/sandboxes/i0000000000000000000"+ask[1], body)
+		if status != 404 || unknown != 404 || strings.ReplaceAll(text, id, "i0000000000000000000") != same {
+			t.Errorf("%s %s of a member = %d %s; of nothing = %d %s", ask[0], ask[1], status, text, unknown, same)
+		}
+	}
+	if s := f.create(`{"templateID":"base"}`); s.SandboxID != id {
+		t.Errorf("the claim got %s, want the member %s", s.SandboxID, id)
+	}
+	f.want(200, nil, "GET", "/sandboxes/"+id, "")
 }
 
 func TestLifeOverTheWire(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"reflect"
 
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/manager"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 )
 
@@ -43,6 +44,8 @@ func answerTo(err error) answer {
 	switch {
 	case errors.Is(err, context.Canceled):
 		return answer{statusClosed, "the client went away"}
+	case errors.Is(err, manager.ErrKeyReused):
+		a.status = http.StatusUnprocessableEntity
 	case !known && errors.Is(err, context.DeadlineExceeded):
 		a = answers[errs.ErrTimeout]
 	case !known:
@@ -119,6 +122,9 @@ func badParameter(err error) error {
 	cause := fmt.Errorf("%w: %w", errs.ErrInvalid, err)
 	if missing := (*RequiredParamError)(nil); errors.As(err, &missing) {
 		return errs.Public(cause, missing.ParamName+": is required")
+	}
+	if many := (*TooManyValuesForParamError)(nil); errors.As(err, &many) {
+		return errs.Public(cause, many.ParamName+": must be given once")
 	}
 	if wrong := (*InvalidParamFormatError)(nil); errors.As(err, &wrong) {
 		return errs.Public(cause, wrong.ParamName+": has the wrong form")

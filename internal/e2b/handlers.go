@@ -18,7 +18,7 @@ var _ StrictServerInterface = (*handlers)(nil)
 
 // CreateSandbox is POST /sandboxes.
 func (h *handlers) CreateSandbox(ctx context.Context, r CreateSandboxRequestObject) (CreateSandboxResponseObject, error) {
-	v, err := h.create(ctx, r.Body, deref(r.Body.Secure), defaultTimeoutV1)
+	v, err := h.create(ctx, r.Body, r.Params.IdempotencyKey, deref(r.Body.Secure), defaultTimeoutV1)
 	if err != nil {
 		return nil, err
 	}
@@ -27,16 +27,19 @@ func (h *handlers) CreateSandbox(ctx context.Context, r CreateSandboxRequestObje
 
 // CreateSandboxV2 is POST /v2/sandboxes.
 func (h *handlers) CreateSandboxV2(ctx context.Context, r CreateSandboxV2RequestObject) (CreateSandboxV2ResponseObject, error) {
-	v, err := h.create(ctx, r.Body, true, h.defaultTimeout)
+	v, err := h.create(ctx, r.Body, r.Params.IdempotencyKey, true, h.defaultTimeout)
 	if err != nil {
 		return nil, err
 	}
 	return CreateSandboxV2201JSONResponse(h.sandbox(v)), nil
 }
 
-func (h *handlers) create(ctx context.Context, b *NewSandbox, secure bool, timeout time.Duration) (manager.Sandbox, error) {
+func (h *handlers) create(ctx context.Context, b *NewSandbox, key *IdempotencyKey, secure bool, timeout time.Duration) (manager.Sandbox, error) {
 	if err := refuseUnavailable(b); err != nil {
 		return manager.Sandbox{}, err
+	}
+	if key != nil && *key == "" { // what the manager takes for none
+		return manager.Sandbox{}, invalid("Idempotency-Key: must not be empty")
 	}
 	if b.Timeout != nil {
 		timeout = seconds(*b.Timeout)
@@ -53,6 +56,7 @@ func (h *handlers) create(ctx context.Context, b *NewSandbox, secure bool, timeo
 		PublicTraffic:   n.AllowPublicTraffic,
 		MaskRequestHost: deref(n.MaskRequestHost),
 		Network:         egress(b.AllowInternetAccess, n.AllowOut, n.DenyOut),
+		IdempotencyKey:  deref(key),
 	}
 	if b.AutoPause != nil {
 		req.OnTimeout = agents.TimeoutShutdown

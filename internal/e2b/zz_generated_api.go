@@ -369,6 +369,9 @@ type VolumeMount struct {
 	Path string `json:"path"`
 }
 
+// IdempotencyKey defines model for IdempotencyKey.
+type IdempotencyKey = string
+
 // Limit defines model for Limit.
 type Limit = int32
 
@@ -393,6 +396,14 @@ type CreateAPIKeyJSONBody struct {
 type ListSandboxesParams struct {
 	// Metadata Pairs k=v that must all match, form-encoded, with keys and values encoded once more.
 	Metadata *Metadata `form:"metadata,omitempty" json:"metadata,omitempty"`
+}
+
+// CreateSandboxParams defines parameters for CreateSandbox.
+type CreateSandboxParams struct {
+	// IdempotencyKey The client's own name for this request, from 1 to 255 printable ASCII characters. While the
+	// sandbox lives, the same request with the same key returns it; another request with that key
+	// is refused with 422.
+	IdempotencyKey *IdempotencyKey `json:"Idempotency-Key,omitempty"`
 }
 
 // ListSandboxMetricsParams defines parameters for ListSandboxMetrics.
@@ -474,6 +485,14 @@ type ListSandboxesV2Params struct {
 // ListSandboxesV2ParamsOrder defines parameters for ListSandboxesV2.
 type ListSandboxesV2ParamsOrder string
 
+// CreateSandboxV2Params defines parameters for CreateSandboxV2.
+type CreateSandboxV2Params struct {
+	// IdempotencyKey The client's own name for this request, from 1 to 255 printable ASCII characters. While the
+	// sandbox lives, the same request with the same key returns it; another request with that key
+	// is refused with 422.
+	IdempotencyKey *IdempotencyKey `json:"Idempotency-Key,omitempty"`
+}
+
 // GetSandboxLogsV2Params defines parameters for GetSandboxLogsV2.
 type GetSandboxLogsV2Params struct {
 	// Cursor Unix milliseconds.
@@ -542,7 +561,7 @@ type ServerInterface interface {
 	ListSandboxes(w http.ResponseWriter, r *http.Request, params ListSandboxesParams)
 
 	// (POST /sandboxes)
-	CreateSandbox(w http.ResponseWriter, r *http.Request)
+	CreateSandbox(w http.ResponseWriter, r *http.Request, params CreateSandboxParams)
 
 	// (GET /sandboxes/metrics)
 	ListSandboxMetrics(w http.ResponseWriter, r *http.Request, params ListSandboxMetricsParams)
@@ -593,7 +612,7 @@ type ServerInterface interface {
 	ListSandboxesV2(w http.ResponseWriter, r *http.Request, params ListSandboxesV2Params)
 
 	// (POST /v2/sandboxes)
-	CreateSandboxV2(w http.ResponseWriter, r *http.Request)
+	CreateSandboxV2(w http.ResponseWriter, r *http.Request, params CreateSandboxV2Params)
 
 	// (POST /v2/sandboxes/{sandboxID}/connect)
 	ConnectSandboxV2(w http.ResponseWriter, r *http.Request, sandboxID SandboxID)
@@ -704,8 +723,35 @@ func (siw *ServerInterfaceWrapper) ListSandboxes(w http.ResponseWriter, r *http.
 // CreateSandbox operation middleware
 func (siw *ServerInterfaceWrapper) CreateSandbox(w http.ResponseWriter, r *http.Request) {
 
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params CreateSandboxParams
+
+	headers := r.Header
+
+	// ------------- Optional header parameter "Idempotency-Key" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("Idempotency-Key")]; found {
+		var IdempotencyKey IdempotencyKey
+		n := len(valueList)
+		if n != 1 {
+			siw.ErrorHandlerFunc(w, r, &TooManyValuesForParamError{ParamName: "Idempotency-Key", Count: n})
+			return
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "Idempotency-Key", valueList[0], &IdempotencyKey, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""})
+		if err != nil {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "Idempotency-Key", Err: err})
+			return
+		}
+
+		params.IdempotencyKey = &IdempotencyKey
+
+	}
+
 	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		siw.Handler.CreateSandbox(w, r)
+		siw.Handler.CreateSandbox(w, r, params)
 	}))
 
 	for _, middleware := range siw.HandlerMiddlewares {
@@ -1308,8 +1354,35 @@ func (siw *ServerInterfaceWrapper) ListSandboxesV2(w http.ResponseWriter, r *htt
 // CreateSandboxV2 operation middleware
 func (siw *ServerInterfaceWrapper) CreateSandboxV2(w http.ResponseWriter, r *http.Request) {
 
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params CreateSandboxV2Params
+
+	headers := r.Header
+
+	// ------------- Optional header parameter "Idempotency-Key" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("Idempotency-Key")]; found {
+		var IdempotencyKey IdempotencyKey
+		n := len(valueList)
+		if n != 1 {
+			siw.ErrorHandlerFunc(w, r, &TooManyValuesForParamError{ParamName: "Idempotency-Key", Count: n})
+			return
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "Idempotency-Key", valueList[0], &IdempotencyKey, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""})
+		if err != nil {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "Idempotency-Key", Err: err})
+			return
+		}
+
+		params.IdempotencyKey = &IdempotencyKey
+
+	}
+
 	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		siw.Handler.CreateSandboxV2(w, r)
+		siw.Handler.CreateSandboxV2(w, r, params)
 	}))
 
 	for _, middleware := range siw.HandlerMiddlewares {
@@ -1799,7 +1872,8 @@ func (response ListSandboxesdefaultJSONResponse) VisitListSandboxesResponse(w ht
 }
 
 type CreateSandboxRequestObject struct {
-	Body *CreateSandboxJSONRequestBody
+	Params CreateSandboxParams
+	Body   *CreateSandboxJSONRequestBody
 }
 
 type CreateSandboxResponseObject interface {
@@ -2457,7 +2531,8 @@ func (response ListSandboxesV2defaultJSONResponse) VisitListSandboxesV2Response(
 }
 
 type CreateSandboxV2RequestObject struct {
-	Body *CreateSandboxV2JSONRequestBody
+	Params CreateSandboxV2Params
+	Body   *CreateSandboxV2JSONRequestBody
 }
 
 type CreateSandboxV2ResponseObject interface {
@@ -2854,8 +2929,10 @@ func (sh *strictHandler) ListSandboxes(w http.ResponseWriter, r *http.Request, p
 }
 
 // CreateSandbox operation middleware
-func (sh *strictHandler) CreateSandbox(w http.ResponseWriter, r *http.Request) {
+func (sh *strictHandler) CreateSandbox(w http.ResponseWriter, r *http.Request, params CreateSandboxParams) {
 	var request CreateSandboxRequestObject
+
+	request.Params = params
 
 	var body CreateSandboxJSONRequestBody
 	if err := runtime.BindJSONBody(r, &body); err != nil {
@@ -3353,8 +3430,10 @@ func (sh *strictHandler) ListSandboxesV2(w http.ResponseWriter, r *http.Request,
 }
 
 // CreateSandboxV2 operation middleware
-func (sh *strictHandler) CreateSandboxV2(w http.ResponseWriter, r *http.Request) {
+func (sh *strictHandler) CreateSandboxV2(w http.ResponseWriter, r *http.Request, params CreateSandboxV2Params) {
 	var request CreateSandboxV2RequestObject
+
+	request.Params = params
 
 	var body CreateSandboxV2JSONRequestBody
 	if err := runtime.BindJSONBody(r, &body); err != nil {
