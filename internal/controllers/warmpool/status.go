@@ -1,0 +1,240 @@
+package warmpool
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+)
+
+// tally counts members by what they are good for.
+type tally struct {
+	active, ready         int // of any revision, neither failed nor being deleted
+	current, currentReady int
+	starting, waiting     int    // current ones that are not ready
+	failed, stale, ending int    // failed and stale ones overlap
+	waitingFor            string // what one of those that wait waits for
+}
+
+func count(w wish, members []member) (t tally) {
+	for _, m := range members {
+		stale := m.revision != w.revision
+		switch {
+		case m.state == ending:
+			t.ending++
+			continue
+		case m.state == failed:
+			t.failed++
+			continue
+		case m.state == ready:
+			t.ready++
+		case m.state == waiting && !stale:
+			t.waiting++
+			t.waitingFor = m.note
+		case m.state == starting && !stale:
+			t.starting++
+		}
+		t.active++
+		if stale {
+			t.stale++
+			continue
+		}
+		t.current++
+		if m.state == ready {
+			t.currentReady++
+		}
+	}
+	return t
+}
+
+// statusOf is the status of a pool in a situation.
+func statusOf(s *situation) *extensions.SandboxWarmPoolStatus {
+	t := count(s.wish, s.members)
+	status := s.pool.Status.DeepCopy()
+	status.Replicas, status.ReadyReplicas = int32(t.active), int32(t.ready) //nolint:gosec // at most thousands
+	status.Selector = agents.LabelWarmPoolSandbox + "=" + string(s.pool.UID)
+	status.ObservedGeneration = s.pool.Generation
+	status.CurrentRevision = s.wish.revision
+	status.Barchan = &extensions.WarmPoolBarchanStatus{
+		DesiredReplicas: int32(s.wish.desired), CurrentReplicas: int32(t.current), //nolint:gosec // at most thousands
+		CurrentReadyReplicas: int32(t.currentReady), ClaimedReplicas: int32(s.usage.claimed), //nolint:gosec // likewise
+	}
+	if !s.usage.last.IsZero() {
+		at := metav1.NewTime(s.usage.last.Truncate(time.Second))
+		status.Barchan.LastClaimTime = &at
+	}
+	for _, c := range conditions(s, t) {
+		c.ObservedGeneration = s.pool.Generation
+		meta.SetStatusCondition(&status.Conditions, c)
+	}
+	return status
+}
+
+// conditions say what the pool waits for.
+func conditions(s *situation, t tally) []metav1.Condition {
+	text := story(s, t)
+	isReady := metav1.Condition{Type: extensions.PoolReady, Status: metav1.ConditionFalse, Message: text}
+	progress := metav1.Condition{Type: extensions.PoolProgressing, Status: metav1.ConditionFalse, Message: text}
+	reason, moves := movement(s, t)
+	isReady.Reason, progress.Reason = reason, reason
+	if moves {
+		progress.Status = metav1.ConditionTrue
+	}
+	if s.problem.reason == "" && t.currentReady >= s.wish.desired {
+		isReady.Status, isReady.Reason = metav1.ConditionTrue, rest(s)
+	}
+	return []metav1.Condition{isReady, progress}
+}
+
+// rest is the reason of a pool that has all it wants.
+func rest(s *situation) string {
+	if s.wish.desired == 0 {
+		return extensions.ReasonPoolIdle
+	}
+	return extensions.ReasonPoolFull
+}
+
+// movement is what is going on in a pool, and whether it goes on by itself.
+func movement(s *situation, t tally) (reason string, moves bool) {
+	toMake := s.todo.create > s.made
+	switch {
+	case s.problem.reason != "":
+		return s.problem.reason, false
+	case s.trouble.refused != "" && t.current < s.wish.desired:
+		return extensions.ReasonTemplateInvalid, false
+	case s.trouble.failures > 0 && t.currentReady < s.wish.desired:
+		return extensions.ReasonMembersFailing, false
+	case t.stale > 0 && (s.wish.recreate || t.ending > 0 || t.starting > 0 || toMake):
+		return extensions.ReasonPoolRollingOut, true
+	case t.stale > 0:
+		return extensions.ReasonPoolRollingOut, false // claims bring it on
+	case t.current < s.wish.desired || t.currentReady < s.wish.desired:
+		return filling(s), t.starting > 0 || t.ending > 0 || toMake || t.waiting == 0
+	case t.ending > 0 || t.active > s.wish.desired:
+		return extensions.ReasonPoolShrinking, true
+	default:
+		return rest(s), false
+	}
+}
+
+// filling tells the end of a rollout from a pool that never had other members.
+func filling(s *situation) string {
+	c := meta.FindStatusCondition(s.pool.Status.Conditions, extensions.PoolProgressing)
+	changed := s.pool.Status.CurrentRevision != "" && s.pool.Status.CurrentRevision != s.wish.revision
+	if changed || (c != nil && c.Reason == extensions.ReasonPoolRollingOut) {
+		return extensions.ReasonPoolRollingOut
+	}
+	return extensions.ReasonPoolFilling
+}
+
+// story says in words what a pool has and waits for.
+func story(s *situation, t tally) string {
+	if s.problem.reason != "" {
+		if t.active == 0 {
+			return s.problem.text
+		}
+		return fmt.Sprintf("%s; %d %s kept, which no claim gets", s.problem.text, t.active, plural(t.active, "member is", "members are"))
+	}
+	parts := []string{"no members are wanted now"}
+	if s.wish.desired > 0 {
+		parts[0] = fmt.Sprintf("%d of %d %s of the current revision %s ready",
+			t.currentReady, s.wish.desired, plural(s.wish.desired, "member", "members"), plural(t.currentReady, "is", "are"))
+	}
+	add := func(n int, format string, args ...any) {
+		if n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s ", n, plural(n, "is", "are"))+fmt.Sprintf(format, args...))
+		}
+	}
+	add(t.starting, "starting")
+	add(t.waiting, "waiting for room on a node (%s)", cmp.Or(t.waitingFor, "no reason given"))
+	if s.wish.recreate {
+		add(t.stale, "of an older revision")
+	} else {
+		add(t.stale, "of an older revision, to be replaced as claims come")
+	}
+	add(t.ending, "being removed")
+	if t.failed > 0 {
+		parts = append(parts, fmt.Sprintf("%d failed", t.failed))
+	}
+	if s.trouble.failures > 0 {
+		parts = append(parts, trial(s.trouble))
+	}
+	return strings.Join(parts, "; ")
+}
+
+// trial says why members fail and when the next is tried.
+func trial(t *trouble) string {
+	if t.refused != "" {
+		return fmt.Sprintf("the API server refuses members: %s; the next try is at %s", t.refused, clock(t.retryAt))
+	}
+	return fmt.Sprintf("the last failure was: %s; the next try is at %s", cmp.Or(t.cause, "not told"), clock(t.retryAt))
+}
+
+func clock(t time.Time) string { return t.UTC().Format("15:04:05 UTC") }
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return one
+	}
+	return many
+}
+
+// writeStatus writes a status that differs, over what was read in this pass, and tells of what
+// people should see.
+func (r *reconciler) writeStatus(ctx context.Context, s *situation) error {
+	status := statusOf(s)
+	if apiequality.Semantic.DeepEqual(&s.pool.Status, status) {
+		return nil
+	}
+	before := s.pool.Status
+	s.pool.Status = *status
+	if err := r.client.Status().Update(ctx, s.pool); err != nil {
+		return fmt.Errorf("write status of warm pool %s/%s: %w", s.pool.Namespace, s.pool.Name, err)
+	}
+	for _, n := range newsOf(&before, status) {
+		r.tell(s.pool, n.warning, n.reason, n.action, n.note)
+	}
+	return nil
+}
+
+// news is what people should see of a change beside the object.
+type news struct {
+	warning              bool
+	reason, action, note string
+}
+
+// newsOf tells what lies between two statuses of a pool.
+func newsOf(before, after *extensions.SandboxWarmPoolStatus) (all []news) {
+	was, is := meta.FindStatusCondition(before.Conditions, extensions.PoolReady), meta.FindStatusCondition(after.Conditions, extensions.PoolReady)
+	if before.Barchan != nil && before.Barchan.DesiredReplicas != after.Barchan.DesiredReplicas {
+		note := fmt.Sprintf("wants %d members instead of %d", after.Barchan.DesiredReplicas, before.Barchan.DesiredReplicas)
+		all = append(all, news{reason: "Scaled", action: "Scale", note: note})
+	}
+	if was == nil {
+		was = &metav1.Condition{}
+	}
+	switch {
+	case is.Reason == was.Reason:
+	case is.Status == metav1.ConditionTrue && was.Reason == extensions.ReasonPoolRollingOut:
+		all = append(all, news{reason: "RolledOut", action: "RollOut", note: "all members are of revision " + after.CurrentRevision})
+	case bad(is.Reason):
+		all = append(all, news{warning: true, reason: is.Reason, action: "Fill", note: is.Message})
+	}
+	return all
+}
+
+func bad(reason string) bool {
+	switch reason {
+	case extensions.ReasonMembersFailing, extensions.ReasonTemplateInvalid, extensions.ReasonTemplateNotFound, extensions.ReasonTemplatePrivate:
+		return true
+	}
+	return false
+}

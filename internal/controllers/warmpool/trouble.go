@@ -1,0 +1,77 @@
+package warmpool
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+const (
+	firstRetry   = time.Second
+	longestRetry = 5 * time.Minute
+)
+
+// trouble is what a pool's members of one revision have been through. Its zero value knows of
+// none. It is lost with the process, which then tries once more: that harms nobody.
+type trouble struct {
+	revision string
+	failures int       // rounds of failures since the last success
+	retryAt  time.Time // when what failed may be replaced
+	cause    string    // of the last failure
+	refused  string    // why the API server calls the members to be made invalid
+	ready    map[types.UID]struct{}
+	failed   map[types.UID]struct{}
+}
+
+// look learns from the members as they are now.
+func (t *trouble) look(revision string, members []member, now time.Time) {
+	if t.revision != revision {
+		*t = trouble{revision: revision}
+	}
+	isReady, hasFailed := map[types.UID]struct{}{}, map[types.UID]struct{}{}
+	success, fresh := false, false
+	for _, m := range members {
+		switch {
+		case m.revision != revision:
+		case m.state == ready:
+			isReady[m.uid] = struct{}{}
+			_, known := t.ready[m.uid]
+			success = success || !known
+		case m.state == failed:
+			hasFailed[m.uid] = struct{}{}
+			if _, known := t.failed[m.uid]; !known {
+				fresh, t.cause = true, m.note
+			}
+		}
+	}
+	t.ready, t.failed = isReady, hasFailed
+	if success {
+		t.failures, t.retryAt, t.refused = 0, time.Time{}, ""
+	}
+	if fresh {
+		t.fail(now)
+	}
+}
+
+// fail begins a round of waiting, unless one lasts.
+func (t *trouble) fail(now time.Time) {
+	if now.Before(t.retryAt) {
+		return
+	}
+	t.failures++
+	t.retryAt = now.Add(min(firstRetry<<min(t.failures-1, 20), longestRetry))
+}
+
+// refuse notes that the API server will have no such member: because it is invalid, or for
+// another reason.
+func (t *trouble) refuse(text string, invalid bool, now time.Time) {
+	t.cause, t.refused = text, ""
+	if invalid {
+		t.refused = text
+	}
+	t.fail(now)
+}
+
+func (t *trouble) hold(now time.Time) bool { return t.failures > 0 && now.Before(t.retryAt) }
+
+func (t *trouble) probe() bool { return t.failures > 0 }

@@ -1,0 +1,454 @@
+// Package poolsuite tests the controller of warm pools against an API server, whichever it is,
+// with a stand-in for the nodes that marks sandboxes ready. It does not know how the controller
+// is made: whoever runs the suite tells.
+package poolsuite
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/pool"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/testkit/standin"
+)
+
+// patience bounds every wait; it is no measure of how long anything should take.
+const patience = 90 * time.Second
+
+// Tuning is what a test asks of the controller.
+type Tuning struct {
+	// StuckAfter is as in the controller's Config; zero leaves the default.
+	StuckAfter time.Duration
+}
+
+// Config says what to test.
+type Config struct {
+	// REST reaches the API server as one who may do everything. Our kinds are served there.
+	REST *rest.Config
+	// Start runs a cache and the controller, both over the REST config that it is given, and
+	// returns once they run. The function that it returns ends them and waits until they have.
+	Start func(t *testing.T, cfg *rest.Config, tuning Tuning) (stop func())
+	// Collects says that the API server deletes what has lost its owner. A kube-apiserver
+	// without its controller manager does not.
+	Collects bool
+}
+
+// Run runs the suite.
+func Run(t *testing.T, cfg Config) {
+	t.Helper()
+	for _, test := range []struct {
+		name string
+		run  func(*testing.T, Config)
+	}{
+		{"Fill", fill},
+		{"Scale", scale},
+		{"ScaleDownSparesTheClaimed", scaleDownSpares},
+		{"Recreate", recreate},
+		{"RecreateWithinBounds", recreateBounded},
+		{"OnReplenish", onReplenish},
+		{"Stuck", stuck},
+		{"Dead", dead},
+		{"SlowDeletion", slowDeletion},
+		{"PoolDeleted", poolDeleted},
+		{"Orphans", orphans},
+		{"TemplateDeletedAndBack", templateGone},
+		{"TemplatePrivate", templatePrivate},
+		{"CacheHeldBack", heldBack},
+		{"Restart", restart},
+		{"RestartInTheMiddle", restartInTheMiddle},
+		{"Autoscale", autoscale},
+	} {
+		t.Run(test.name, func(t *testing.T) { test.run(t, cfg) })
+	}
+}
+
+func scheme(t *testing.T) *runtime.Scheme {
+	t.Helper()
+	s := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, agents.AddToScheme, extensions.AddToScheme, barchan.AddToScheme} {
+		if err := add(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s
+}
+
+// world is one namespace with nodes that are none.
+type world struct {
+	t         *testing.T
+	cfg       Config
+	client    client.WithWatch
+	namespace string
+
+	mu      sync.Mutex
+	changed chan struct{}                        // closed and replaced at each event; +checklocks:mu
+	boxes   map[types.UID]*agents.Sandbox        // as the watch told last; +checklocks:mu
+	made    map[types.UID]map[types.UID]struct{} // members ever, by pool; +checklocks:mu
+	peak    map[types.UID]int                    // most members of a pool that ever existed at once; +checklocks:mu
+	low     map[types.UID]int                    // fewest ready members since mark; +checklocks:mu
+	holding bool                                 // nothing that is deleted goes; +checklocks:mu
+	claims  int                                  // +checklocks:mu
+}
+
+// newWorld makes a namespace and starts its stand-in.
+func newWorld(t *testing.T, cfg Config) *world {
+	t.Helper()
+	c, err := client.NewWithWatch(cfg.REST, client.Options{Scheme: scheme(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{
+		t: t, cfg: cfg, client: c, changed: make(chan struct{}), boxes: map[types.UID]*agents.Sandbox{},
+		made: map[types.UID]map[types.UID]struct{}{}, peak: map[types.UID]int{}, low: map[types.UID]int{},
+	}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "pools-"}}
+	if err := c.Create(t.Context(), ns); err != nil {
+		t.Fatal(err)
+	}
+	w.namespace = ns.Name
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { w.follow(ctx, &agents.SandboxList{}, w.saw) })
+	running.Go(func() {
+		w.follow(ctx, &extensions.SandboxWarmPoolList{}, func(context.Context, watch.Event) { w.ring() })
+	})
+	t.Cleanup(func() { cancel(); running.Wait() })
+	return w
+}
+
+// follow hands over all events of a kind in the namespace, which is empty at first.
+func (w *world) follow(ctx context.Context, list client.ObjectList, saw func(context.Context, watch.Event)) {
+	if err := w.client.List(ctx, list, client.InNamespace(w.namespace)); err != nil {
+		w.t.Errorf("list: %v", err)
+		return
+	}
+	version := list.GetResourceVersion()
+	for ctx.Err() == nil {
+		events, err := w.client.Watch(ctx, list, client.InNamespace(w.namespace), &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: version}})
+		if err != nil {
+			if ctx.Err() == nil {
+				w.t.Errorf("watch: %v", err)
+			}
+			return
+		}
+		for e := range events.ResultChan() {
+			if o, ok := e.Object.(client.Object); ok {
+				version = o.GetResourceVersion()
+			}
+			saw(ctx, e)
+		}
+		events.Stop()
+	}
+}
+
+func (w *world) ring() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	close(w.changed)
+	w.changed = make(chan struct{})
+}
+
+// saw keeps the books and does what a node would.
+func (w *world) saw(ctx context.Context, e watch.Event) {
+	s, ok := e.Object.(*agents.Sandbox)
+	if !ok {
+		return
+	}
+	holding := w.note(e.Type, s.DeepCopy())
+	defer w.ring()
+	if e.Type == watch.Deleted || (holding && s.DeletionTimestamp != nil) {
+		return
+	}
+	err := standin.Reconcile(ctx, w.client, s)
+	if err != nil && !apierrors.IsConflict(err) && ctx.Err() == nil { // a conflict is followed by its event
+		w.t.Errorf("stand in for the node of %s: %v", s.Name, err)
+	}
+}
+
+func (w *world) note(kind watch.EventType, s *agents.Sandbox) (holding bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.boxes[s.UID] = s
+	if kind == watch.Deleted {
+		delete(w.boxes, s.UID)
+	}
+	if uid := pool.MemberOf(s); uid != "" {
+		if w.made[uid] == nil {
+			w.made[uid] = map[types.UID]struct{}{}
+		}
+		w.made[uid][s.UID] = struct{}{}
+	}
+	all, spare := map[types.UID]int{}, map[types.UID]int{}
+	for _, b := range w.boxes {
+		uid := pool.MemberOf(b)
+		all[uid]++
+		if pool.Spare(b) {
+			spare[uid]++
+		}
+	}
+	for uid, n := range all {
+		w.peak[uid] = max(w.peak[uid], n)
+	}
+	for uid := range w.low {
+		w.low[uid] = min(w.low[uid], spare[uid])
+	}
+	return w.holding
+}
+
+// mark forgets peaks and lows of a pool.
+func (w *world) mark(uid types.UID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.peak[uid], w.low[uid] = 0, 1<<30
+}
+
+func (w *world) extremes(uid types.UID) (made, peak, low int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.made[uid]), w.peak[uid], w.low[uid]
+}
+
+// hold has what is deleted stay, until hold(false).
+func (w *world) hold(held bool) {
+	w.mu.Lock()
+	w.holding = held
+	var ending []*agents.Sandbox
+	for _, s := range w.boxes {
+		if s.DeletionTimestamp != nil {
+			ending = append(ending, s.DeepCopy())
+		}
+	}
+	w.mu.Unlock()
+	for _, s := range ending {
+		if err := standin.Reconcile(w.t.Context(), w.client, s); !held && err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// start runs the controller until the test ends, or stop is called.
+func (w *world) start(tuning Tuning) (stop func()) { return w.startOver(w.cfg.REST, tuning) }
+
+func (w *world) startOver(cfg *rest.Config, tuning Tuning) (stop func()) {
+	w.t.Helper()
+	stop = sync.OnceFunc(w.cfg.Start(w.t, cfg, tuning))
+	w.t.Cleanup(stop)
+	return stop
+}
+
+// until waits for events until what is asked for is so. The text that done returns says what is.
+func (w *world) until(what string, done func() (bool, string)) {
+	w.t.Helper()
+	end := time.After(patience)
+	for {
+		w.mu.Lock()
+		changed := w.changed
+		w.mu.Unlock()
+		ok, is := done()
+		if ok {
+			return
+		}
+		select {
+		case <-changed:
+		case <-end:
+			w.t.Fatalf("still not so after %s: %s; it is: %s", patience, what, is)
+		}
+	}
+}
+
+// members are a pool's, as the API server has them.
+func (w *world) members(p *extensions.SandboxWarmPool) []agents.Sandbox {
+	w.t.Helper()
+	return w.list(client.MatchingLabels{agents.LabelWarmPoolSandbox: string(p.UID)})
+}
+
+func (w *world) list(opts ...client.ListOption) []agents.Sandbox {
+	w.t.Helper()
+	var list agents.SandboxList
+	if err := w.client.List(w.t.Context(), &list, append(opts, client.InNamespace(w.namespace))...); err != nil {
+		w.t.Fatal(err)
+	}
+	return list.Items
+}
+
+func (w *world) get(p *extensions.SandboxWarmPool) *extensions.SandboxWarmPool {
+	w.t.Helper()
+	now := &extensions.SandboxWarmPool{}
+	if err := w.client.Get(w.t.Context(), client.ObjectKeyFromObject(p), now); err != nil {
+		w.t.Fatal(err)
+	}
+	return now
+}
+
+func (w *world) create(o client.Object) {
+	w.t.Helper()
+	if o.GetNamespace() == "" {
+		o.SetNamespace(w.namespace)
+	}
+	if err := w.client.Create(w.t.Context(), o); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) template(name, image string) *extensions.SandboxTemplate {
+	w.t.Helper()
+	t := standin.Template(w.namespace, name, image)
+	w.create(t)
+	return t
+}
+
+// change updates an object as often as it takes.
+func change[T client.Object](w *world, o T, edit func(T)) T {
+	w.t.Helper()
+	for {
+		if err := w.client.Get(w.t.Context(), client.ObjectKeyFromObject(o), o); err != nil {
+			w.t.Fatal(err)
+		}
+		edit(o)
+		err := w.client.Update(w.t.Context(), o)
+		if err == nil {
+			return o
+		}
+		if !apierrors.IsConflict(err) {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+func setImage(image string) func(*extensions.SandboxTemplate) {
+	return func(t *extensions.SandboxTemplate) { t.Spec.PodTemplate.Spec.Containers[0].Image = image }
+}
+
+func setReplicas(n int32) func(*extensions.SandboxWarmPool) {
+	return func(p *extensions.SandboxWarmPool) { p.Spec.Replicas = &n }
+}
+
+// pool makes a pool of the template t.
+func (w *world) pool(replicas int32, changes ...func(*extensions.SandboxWarmPool)) *extensions.SandboxWarmPool {
+	w.t.Helper()
+	p := &extensions.SandboxWarmPool{ObjectMeta: metav1.ObjectMeta{Name: "p"}}
+	p.Spec.Replicas, p.Spec.SandboxTemplateRef.Name = &replicas, "t"
+	for _, f := range changes {
+		f(p)
+	}
+	w.create(p)
+	return p
+}
+
+func strategy(kind extensions.UpdateStrategyType) func(*extensions.SandboxWarmPool) {
+	return func(p *extensions.SandboxWarmPool) { p.Spec.UpdateStrategy = &extensions.UpdateStrategy{Type: kind} }
+}
+
+// revision is that of the template t.
+func (w *world) revision() string {
+	w.t.Helper()
+	t := &extensions.SandboxTemplate{}
+	if err := w.client.Get(w.t.Context(), types.NamespacedName{Namespace: w.namespace, Name: "t"}, t); err != nil {
+		w.t.Fatal(err)
+	}
+	r, _, err := pool.Revision(t)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return r
+}
+
+// full waits until exactly n members exist, all ready and of the template as it is, and the
+// pool says so.
+func (w *world) full(p *extensions.SandboxWarmPool, n int) *extensions.SandboxWarmPool {
+	w.t.Helper()
+	revision, now := w.revision(), p
+	w.until(fmt.Sprintf("a pool of %d", n), func() (bool, string) {
+		now = w.get(p)
+		members, good := w.members(p), 0
+		for i := range members {
+			if pool.Spare(&members[i]) && pool.Fits(&members[i], revision) {
+				good++
+			}
+		}
+		st := now.Status
+		says := st.Barchan != nil && int(st.Barchan.CurrentReadyReplicas) == n && int(st.Replicas) == n && st.CurrentRevision == revision &&
+			st.ObservedGeneration == now.Generation && condition(now, extensions.PoolReady).Status == metav1.ConditionTrue &&
+			condition(now, extensions.PoolProgressing).Status == metav1.ConditionFalse
+		return says && good == n && len(members) == n, w.describe(now)
+	})
+	return now
+}
+
+// saying waits until a condition of a pool has a reason.
+func (w *world) saying(p *extensions.SandboxWarmPool, kind, reason string) *extensions.SandboxWarmPool {
+	w.t.Helper()
+	now := p
+	w.until("condition "+kind+" has reason "+reason, func() (bool, string) {
+		now = w.get(p)
+		return now.Status.ObservedGeneration == now.Generation && condition(now, kind).Reason == reason, w.describe(now)
+	})
+	return now
+}
+
+func condition(p *extensions.SandboxWarmPool, kind string) metav1.Condition {
+	for _, c := range p.Status.Conditions {
+		if c.Type == kind {
+			return c
+		}
+	}
+	return metav1.Condition{}
+}
+
+func (w *world) describe(p *extensions.SandboxWarmPool) string {
+	text := fmt.Sprintf("%+v %+v;", p.Status, p.Status.Barchan)
+	for _, s := range w.list() {
+		text += fmt.Sprintf(" %s(%s %.4s)", s.Name, sandbox.PhaseOf(&s), pool.RevisionOf(&s))
+	}
+	return text
+}
+
+// take adopts a spare member as a claim does. It is nil if there is none.
+func (w *world) take(p *extensions.SandboxWarmPool) *agents.Sandbox {
+	w.t.Helper()
+	for _, s := range w.members(p) {
+		if !pool.Spare(&s) || !pool.Fits(&s, w.revision()) {
+			continue
+		}
+		mine := pool.Adopt(&s, nil)
+		if err := w.client.Update(w.t.Context(), mine); err == nil {
+			return mine
+		} else if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			w.t.Error(err)
+			return nil
+		}
+	}
+	return nil
+}
+
+// cold starts a sandbox through a pool that had none ready.
+func (w *world) cold(p *extensions.SandboxWarmPool) *agents.Sandbox {
+	w.t.Helper()
+	t := &extensions.SandboxTemplate{}
+	if err := w.client.Get(w.t.Context(), types.NamespacedName{Namespace: w.namespace, Name: "t"}, t); err != nil {
+		w.t.Fatal(err)
+	}
+	s := pool.NewSandbox(t, w.revision(), w.namespace)
+	w.mu.Lock()
+	w.claims++
+	s.Name = fmt.Sprintf("cold-%d", w.claims)
+	w.mu.Unlock()
+	s.Labels[pool.LabelOrigin] = string(p.UID)
+	w.create(s)
+	return s
+}
