@@ -60,7 +60,7 @@ func bears(s *agents.Sandbox, of mark) bool {
 }
 
 // over reports whether a sandbox will never be handed out again, whatever comes.
-func over(s *agents.Sandbox) bool { return pool.MemberOf(s) == "" || sandbox.DeadForGood(s) }
+func over(s *agents.Sandbox) bool { return pool.MemberOf(s) == "" || s.DeletionTimestamp != nil }
 
 // placeOf is where a member belongs as it was seen.
 func placeOf(s *agents.Sandbox) place {
