@@ -74,7 +74,7 @@ func (c *Client) Records(ctx context.Context) ([]Record, error) {
 	return records, nil
 }
 
-// Purge removes all records, snapshots and images of the namespace, and the namespace. It is
+// Purge removes all records, snapshots, writable and committed, and images of the namespace, and the namespace. It is
 // for the end of an instance on a containerd that is not its own.
 func (c *Client) Purge(ctx context.Context) error {
 	records, err := c.Records(ctx)
@@ -89,6 +89,11 @@ func (c *Client) Purge(ctx context.Context) error {
 	failures = append(failures, err)
 	for _, key := range keys {
 		failures = append(failures, c.RemoveSnapshot(ctx, key))
+	}
+	committed, err := c.Committed(ctx)
+	failures = append(failures, err)
+	for _, one := range committed {
+		failures = append(failures, c.RemoveCommitted(ctx, one.Name))
 	}
 	images, err := c.Images(ctx)
 	failures = append(failures, err)

@@ -1,0 +1,280 @@
+package ctrd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// copyChunk bounds what is copied between two looks at the context, in bytes.
+const copyChunk = 64 << 20
+
+// folder is an open directory. What is in it is named through its descriptor, so that nobody
+// who renames or links above it can lead us elsewhere, however deep it is.
+type folder struct {
+	file *os.File
+	rel  string // from the tree's root, for messages and links
+}
+
+func openFolder(at, rel string) (*folder, error) {
+	fd, err := unix.Open(at, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open directory %q: %w", rel, err)
+	}
+	return &folder{file: os.NewFile(uintptr(fd), rel), rel: rel}, nil
+}
+
+// at is a path to an entry; what is done to it must not follow it.
+func (f *folder) at(name string) string {
+	return "/proc/self/fd/" + strconv.Itoa(int(f.file.Fd())) + "/" + name
+}
+
+// self is a path to the directory itself.
+func (f *folder) self() string { return f.at(".") }
+
+// entry is something in a tree.
+type entry struct {
+	name, at, rel string
+	unix.Stat_t
+}
+
+func (e entry) kind() uint32 { return e.Mode & unix.S_IFMT }
+
+// whiteout reports whether an entry of an upper directory hides one of the layers below.
+func (e entry) whiteout() bool { return e.kind() == unix.S_IFCHR && e.Rdev == 0 }
+
+// each calls do for each entry of the directory, by name, until ctx ends.
+func (f *folder) each(ctx context.Context, do func(entry) error) error {
+	names, err := f.file.Readdirnames(-1)
+	if err != nil {
+		return fmt.Errorf("read directory %q: %w", f.rel, err)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		e := entry{name: name, at: f.at(name), rel: path.Join(f.rel, name)}
+		if err := unix.Lstat(e.at, &e.Stat_t); err != nil {
+			return fmt.Errorf("look at %q: %w", e.rel, err)
+		}
+		if err := do(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copier copies a tree with all that a file system knows of it: owners, modes, times to the
+// nanosecond, extended attributes, hard links, devices and so whiteouts, sockets, holes.
+type copier struct {
+	root  string            // of the copy
+	links map[uint64]string // inode number to the first path in the copy
+}
+
+// copyTree copies what is in src, and what src itself is, to the empty directory dst.
+func copyTree(ctx context.Context, dst, src string) error {
+	c := copier{root: dst, links: map[uint64]string{}}
+	from, err := openFolder(src, "")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = from.file.Close() }()
+	to, err := openFolder(dst, "")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = to.file.Close() }()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(from.file.Fd()), &st); err != nil {
+		return fmt.Errorf("look at %q: %w", src, err)
+	}
+	return c.fill(ctx, to, from, entry{at: from.self(), Stat_t: st})
+}
+
+// fill copies the entries of a directory and then its own properties, times last.
+func (c *copier) fill(ctx context.Context, to, from *folder, self entry) error {
+	err := from.each(ctx, func(e entry) error { return c.copy(ctx, to, e) })
+	if err != nil {
+		return err
+	}
+	return c.properties(to.self(), self)
+}
+
+func (c *copier) copy(ctx context.Context, to *folder, e entry) error {
+	dst := to.at(e.name)
+	if e.kind() != unix.S_IFDIR && e.Nlink > 1 {
+		if first, ok := c.links[e.Ino]; ok {
+			if err := os.Link(first, dst); err != nil {
+				return fmt.Errorf("link %q: %w", e.rel, err)
+			}
+			return nil
+		}
+		c.links[e.Ino] = path.Join(c.root, e.rel)
+	}
+	var err error
+	switch e.kind() {
+	case unix.S_IFDIR:
+		return c.copyFolder(ctx, dst, e)
+	case unix.S_IFREG:
+		err = copyFile(ctx, dst, e)
+	case unix.S_IFLNK:
+		var target string
+		if target, err = os.Readlink(e.at); err == nil {
+			err = os.Symlink(target, dst)
+		}
+	default:
+		err = unix.Mknod(dst, e.Mode, int(e.Rdev))
+	}
+	if err != nil {
+		return fmt.Errorf("copy %q: %w", e.rel, err)
+	}
+	return c.properties(dst, e)
+}
+
+func (c *copier) copyFolder(ctx context.Context, dst string, e entry) error {
+	if err := os.Mkdir(dst, 0o700); err != nil {
+		return fmt.Errorf("copy %q: %w", e.rel, err)
+	}
+	from, err := openFolder(e.at, e.rel)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = from.file.Close() }()
+	to, err := openFolder(dst, e.rel)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = to.file.Close() }()
+	return c.fill(ctx, to, from, e)
+}
+
+// properties sets what is not content. A change of owner takes modes and attributes away, so
+// it comes first.
+func (c *copier) properties(dst string, e entry) error {
+	err := os.Lchown(dst, int(e.Uid), int(e.Gid))
+	if err == nil {
+		err = copyAttributes(dst, e.at)
+	}
+	if err == nil && e.kind() != unix.S_IFLNK {
+		err = unix.Chmod(dst, e.Mode&^unix.S_IFMT)
+	}
+	if err == nil {
+		err = unix.UtimesNanoAt(unix.AT_FDCWD, dst, []unix.Timespec{e.Atim, e.Mtim}, unix.AT_SYMLINK_NOFOLLOW)
+	}
+	if err != nil {
+		return fmt.Errorf("set properties of %q: %w", e.rel, err)
+	}
+	return nil
+}
+
+// copyFile copies content, and not holes.
+func copyFile(ctx context.Context, dst string, e entry) error {
+	src, err := os.OpenFile(e.at, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = src.Close() }()
+	to, err := os.OpenFile(dst, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = to.Close() }()
+	if err := to.Truncate(e.Size); err != nil {
+		return err
+	}
+	for at := int64(0); at < e.Size; {
+		begin, err := src.Seek(at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			break
+		} else if err != nil {
+			return err
+		}
+		end, err := src.Seek(begin, unix.SEEK_HOLE)
+		if err != nil {
+			return err
+		}
+		if at, err = copyRange(to, src, begin, min(end, begin+copyChunk)); err != nil {
+			return err
+		}
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+	}
+	return to.Close()
+}
+
+// copyRange lets the kernel copy, which shares blocks where the file system can.
+func copyRange(to, src *os.File, begin, end int64) (at int64, err error) {
+	if _, err := src.Seek(begin, io.SeekStart); err != nil {
+		return begin, err
+	}
+	if _, err := to.Seek(begin, io.SeekStart); err != nil {
+		return begin, err
+	}
+	n, err := io.CopyN(to, src, end-begin) // copy_file_range where it can be
+	return begin + n, err
+}
+
+// attributes reads the extended attributes of a path, which it does not follow.
+func attributes(at string) (map[string][]byte, error) {
+	size, err := unix.Llistxattr(at, nil)
+	if errors.Is(err, unix.ENOTSUP) || (err == nil && size == 0) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	b := make([]byte, size)
+	if size, err = unix.Llistxattr(at, b); err != nil || size == 0 { // an overlay asks for more than it fills
+		return nil, err
+	}
+	found := map[string][]byte{}
+	for name := range strings.SplitSeq(strings.TrimRight(string(b[:size]), "\x00"), "\x00") {
+		size, err := unix.Lgetxattr(at, name, nil)
+		if err != nil {
+			return nil, fmt.Errorf("attribute %q: %w", name, err)
+		}
+		value := make([]byte, size)
+		if size > 0 {
+			if size, err = unix.Lgetxattr(at, name, value); err != nil {
+				return nil, fmt.Errorf("attribute %q: %w", name, err)
+			}
+		}
+		found[name] = value[:size]
+	}
+	return found, nil
+}
+
+func copyAttributes(dst, src string) error {
+	found, err := attributes(src)
+	if err != nil {
+		return err
+	}
+	for name, value := range found {
+		if err := unix.Lsetxattr(dst, name, value, 0); err != nil {
+			return fmt.Errorf("attribute %q: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// syncTree makes all that was written to the file system of a directory durable.
+func syncTree(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	if err := unix.Syncfs(int(f.Fd())); err != nil {
+		return fmt.Errorf("sync the file system of %s: %w", dir, err)
+	}
+	return nil
+}
