@@ -49,6 +49,9 @@ func (r *reconciler) resume(ctx context.Context, w *work) (ready, starting *agen
 	}
 	for i := range owned {
 		s := &owned[i]
+		if w.known.gone[s.UID] {
+			continue
+		}
 		switch w.plan.judge(s) {
 		case name:
 			ready = s

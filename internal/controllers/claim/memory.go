@@ -23,6 +23,8 @@ type attempt struct {
 	unsure bool
 	// got is the sandbox that was taken last, as it was written; nil if none was.
 	got *agents.Sandbox
+	// gone are the sandboxes that were deleted; the cache may show them as if they were not.
+	gone map[types.UID]bool
 	// named is the claim as it was written with its sandbox in its status; nil if it was not.
 	named *extensions.SandboxClaim
 }
@@ -44,7 +46,7 @@ func (m *memory) of(who reconcile.Request, claim types.UID) *attempt {
 	defer m.mu.Unlock()
 	a := m.attempts[who]
 	if a == nil || a.claim != claim {
-		a = &attempt{claim: claim}
+		a = &attempt{claim: claim, gone: map[types.UID]bool{}}
 		m.attempts[who] = a
 	}
 	return a

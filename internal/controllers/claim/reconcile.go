@@ -306,6 +306,9 @@ func (r *reconciler) dropOthers(ctx context.Context, w *work) error {
 // drop deletes a sandbox that the claim owns and does not name. Because the claim that was read
 // may be old, the API server is asked first whether it does by now.
 func (r *reconciler) drop(ctx context.Context, w *work, s *agents.Sandbox) error {
+	if s.DeletionTimestamp != nil || w.known.gone[s.UID] {
+		return nil
+	}
 	now := &extensions.SandboxClaim{}
 	err := r.client.Get(ctx, w.who.NamespacedName, now)
 	if err == nil && now.UID == w.claim.UID && now.Status.Sandbox.Name == s.Name {
@@ -325,13 +328,14 @@ func (r *reconciler) remove(ctx context.Context, w *work, s *agents.Sandbox) err
 	if got := w.known.got; got != nil && got.UID == s.UID {
 		w.known.got = nil
 	}
-	if s.DeletionTimestamp != nil {
+	if s.DeletionTimestamp != nil || w.known.gone[s.UID] {
 		return nil
 	}
 	err := r.client.Delete(ctx, s, client.Preconditions{UID: &s.UID})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete sandbox %s/%s: %w", s.Namespace, s.Name, err)
 	}
+	w.known.gone[s.UID] = true
 	return nil
 }
 

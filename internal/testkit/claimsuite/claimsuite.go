@@ -1,0 +1,88 @@
+// Package claimsuite tests a controller of SandboxClaims on an API server: the embedded one, or
+// that of a cluster. The cache and the picker are the real ones; sandboxes are a stand-in's, which
+// makes them ready in word alone, and pools are filled by the tests.
+package claimsuite
+
+import (
+	"context"
+	"testing"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/cache"
+	"github.com/barchan-dev/barchan/internal/picker"
+	"github.com/barchan-dev/barchan/internal/quota"
+)
+
+// Config says what is tested. REST and New are required.
+type Config struct {
+	// REST reaches an API server that serves the kinds, as a user who may do everything.
+	REST *rest.Config
+	// New makes the controller under test.
+	New func(Parts) (Starter, error)
+	// NoCollector says that nothing deletes objects whose owner is gone, as on a kube-apiserver
+	// without a controller manager: what needs it is left out.
+	NoCollector bool
+}
+
+// Starter is a controller; Start blocks until ctx is done.
+type Starter interface {
+	Start(ctx context.Context) error
+}
+
+// Binder hands variables to a running sandbox.
+type Binder interface {
+	Bind(ctx context.Context, s *agents.Sandbox, env map[string]string) error
+}
+
+// Parts are what a controller is made of.
+type Parts struct {
+	Client client.Client
+	Cache  *cache.Cache
+	Picker *picker.Picker
+	Binder Binder
+	Quota  *quota.Quotas
+	Events events.EventRecorder
+}
+
+// Run runs the suite.
+func Run(t *testing.T, cfg Config) {
+	for _, test := range []struct {
+		name      string
+		collector bool
+		run       func(*testing.T, *Config)
+	}{
+		{"Warm", false, warm},
+		{"Cold", false, cold},
+		{"PoolAndTemplateToCome", false, poolAndTemplateToCome},
+		{"Env", false, env},
+		{"EnvNotTaken", false, envNotTaken},
+		{"EnvNeverTaken", false, envNeverTaken},
+		{"Metadata", false, metadata},
+		{"Volumes", false, volumes},
+		{"NameTaken", false, nameTaken},
+		{"Quota", false, overQuota},
+		{"ExpiryRetains", false, expiryRetains},
+		{"ExpiryDeletes", true, expiryDeletes},
+		{"TTL", false, ttl},
+		{"OutlivesPoolAndTemplate", false, outlives},
+		{"SandboxMissing", false, sandboxMissing},
+		{"ClaimDeleted", true, claimDeleted},
+		{"ClaimDeletedWhileServed", false, claimDeletedWhileServed},
+		{"Promise9KilledBetweenWrites", false, killed},
+		{"Promise2KilledBetweenWritesTemplateUpdated", false, killedUpdated},
+		{"Promise2ColdTemplateUpdated", false, coldUpdated},
+		{"Waits", false, waits},
+		{"Promise2UpdatedUnderClaims", false, updatedUnderClaims},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if test.collector && cfg.NoCollector {
+				t.Skip("the server has no garbage collector")
+			}
+			test.run(t, &cfg)
+		})
+	}
+}

@@ -1,0 +1,238 @@
+package claimsuite
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/pool"
+	"github.com/barchan-dev/barchan/internal/quota"
+)
+
+func warm(t *testing.T, cfg *Config) {
+	w := start(t, cfg, options{binder: &agent{}})
+	p := w.pool("pool", w.template("blueprint", envPolicy(extensions.InjectionAllowed)), 2)
+	for _, change := range [][]func(*extensions.SandboxClaim){nil, {brings("COLOUR", "red")}} {
+		before, told := len(w.writes.all()), len(w.events.all())
+		c, s := w.served(w.claim(string(rune('a'+before)), "pool", change...))
+		if s.Labels[agents.LabelLaunchType] != agents.LaunchWarm || s.Labels[agents.LabelClaimUID] != string(c.UID) || pool.OriginOf(s) != p.UID || pool.MemberOf(s) != "" {
+			t.Errorf("labels of a member that was taken: %v", s.Labels)
+		}
+		if !slices.Equal(c.Status.Sandbox.PodIPs, s.Status.PodIPs) || len(s.Status.PodIPs) == 0 || ready(c).Reason != agents.ReasonDependenciesReady {
+			t.Errorf("status %+v of a claim for sandbox %+v", c.Status, s.Status)
+		}
+		if len(c.Finalizers) > 0 {
+			t.Errorf("the claim has finalizers %v", c.Finalizers)
+		}
+		// Whatever the controller still does for the first claim is done before the second is seen.
+		writes, events := w.writes.all()[before:], w.events.all()[told:]
+		t.Logf("writes of a warm claim: %v, events %v", writes, events)
+		if len(writes)+len(events) > 3 {
+			t.Errorf("a warm claim took the writes %v and the events %v, want 3 at most", writes, events)
+		}
+	}
+}
+
+func cold(t *testing.T, cfg *Config) {
+	w := start(t, cfg, options{})
+	p := w.pool("pool", w.template("blueprint"), 0)
+	c, s := w.served(w.claim("cold", "pool"))
+	if s.Name != c.Name || s.Labels[agents.LabelLaunchType] != agents.LaunchCold || s.Labels[agents.LabelClaimUID] != string(c.UID) || pool.OriginOf(s) != p.UID {
+		t.Errorf("sandbox %s of a cold start has labels %v", s.Name, s.Labels)
+	}
+}
+
+// waits has a hundred claims on a pool that is being filled: nobody starts cold as long as there
+// is a member in the making for each, and nobody is forgotten.
+func waits(t *testing.T, cfg *Config) {
+	w := start(t, cfg, options{})
+	w.nodes.holding(func(s *agents.Sandbox) bool { return pool.MemberOf(s) != "" })
+	x := w.template("blueprint")
+	p := w.pool("pool", x, 0)
+	const many = 100
+	for _, s := range w.grow(p, x, many) {
+		w.settled(s, func(s *agents.Sandbox) bool { return s != nil })
+	}
+	var claims []*extensions.SandboxClaim
+	for i := range many {
+		claims = append(claims, w.claim("c"+string(rune('a'+i/26))+string(rune('a'+i%26)), "pool"))
+	}
+	w.awaitClaim(claims[0], "waited", func(c *extensions.SandboxClaim) bool { return ready(c).Reason == extensions.ReasonSandboxCreatePending })
+	w.nodes.holding(nil)
+	got := map[string]bool{}
+	for _, c := range claims {
+		_, s := w.served(c)
+		if s.Labels[agents.LabelLaunchType] != agents.LaunchWarm || got[s.Name] {
+			t.Errorf("claim %s got sandbox %s, launched %s", c.Name, s.Name, s.Labels[agents.LabelLaunchType])
+		}
+		got[s.Name] = true
+	}
+}
+
+func poolAndTemplateToCome(t *testing.T, cfg *Config) {
+	w := start(t, cfg, options{})
+	c := w.claim("early", "pool")
+	w.refused(c, extensions.ReasonWarmPoolNotFound, "spec.warmPoolRef.name")
+	p := &extensions.SandboxWarmPool{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "pool"}}
+	p.Spec.SandboxTemplateRef.Name = "blueprint"
+	must(t, w.api.Create(t.Context(), p))
+	w.refused(c, extensions.ReasonTemplateNotFound, "blueprint")
+	w.template("blueprint")
+	w.served(c)
+}
+
+func envPolicy(p extensions.InjectionPolicy) func(*extensions.SandboxTemplate) {
+	return func(x *extensions.SandboxTemplate) {
+		x.Spec.EnvVarsInjectionPolicy = p
+		c := &x.Spec.PodTemplate.Spec.Containers
+		(*c)[0].Env = []corev1.EnvVar{{Name: "SHAPE", Value: "round"}}
+	}
+}
+
+func brings(name, value string) func(*extensions.SandboxClaim) {
+	return func(c *extensions.SandboxClaim) {
+		c.Spec.Env = append(c.Spec.Env, extensions.EnvVar{Name: name, Value: value})
+	}
+}
+
+func valueOf(s *agents.Sandbox, container int, name string) (value string) {
+	for _, v := range s.Spec.PodTemplate.Spec.Containers[container].Env {
+		if v.Name == name {
+			value += v.Value
+		}
+	}
+	return value
+}
+
+func env(t *testing.T, cfg *Config) {
+	a := &agent{}
+	w := start(t, cfg, options{binder: a})
+	x := w.template("blueprint", envPolicy(extensions.InjectionDisallowed), func(x *extensions.SandboxTemplate) {
+		c := &x.Spec.PodTemplate.Spec.Containers
+		*c = append(*c, corev1.Container{Name: "side", Image: "second"})
+	})
+	w.pool("pool", x, 4)
+	plain := w.claim("plain", "pool", brings("COLOUR", "red"))
+	other := w.claim("other", "pool", brings("COLOUR", "red"), brings("SHAPE", "square"))
+	w.refused(plain, extensions.ReasonEnvVarsRejected, "spec.env: ")
+
+	update(w, x, func(x *extensions.SandboxTemplate) { x.Spec.EnvVarsInjectionPolicy = extensions.InjectionAllowed })
+	_, s := w.served(plain)
+	if s.Labels[agents.LabelLaunchType] != agents.LaunchWarm || valueOf(s, 0, "COLOUR") != "red" || a.told(s.Name)["COLOUR"] != "red" {
+		t.Errorf("launch %s, object has %q, agent was told %v", s.Labels[agents.LabelLaunchType], valueOf(s, 0, "COLOUR"), a.told(s.Name))
+	}
+	w.refused(other, extensions.ReasonEnvVarsRejected, "spec.env[1].name: ")
+	w.refused(w.claim("nowhere", "pool", brings("A", "b"), func(c *extensions.SandboxClaim) { c.Spec.Env[0].ContainerName = "none" }),
+		extensions.ReasonEnvVarsRejected, "spec.env[0].containerName: ")
+
+	update(w, x, func(x *extensions.SandboxTemplate) { x.Spec.EnvVarsInjectionPolicy = extensions.InjectionOverrides })
+	_, s = w.served(other)
+	if valueOf(s, 0, "SHAPE") != "square" || a.told(s.Name)["SHAPE"] != "square" {
+		t.Errorf("an override is %q in the object; agent was told %v", valueOf(s, 0, "SHAPE"), a.told(s.Name))
+	}
+	_, s = w.served(w.claim("side", "pool", brings("A", "b"), func(c *extensions.SandboxClaim) { c.Spec.Env[0].ContainerName = "side" }))
+	if s.Labels[agents.LabelLaunchType] != agents.LaunchCold || valueOf(s, 1, "A") != "b" || valueOf(s, 0, "A") != "" || a.told(s.Name) != nil {
+		t.Errorf("variables for the second container: launch %s, %+v", s.Labels[agents.LabelLaunchType], s.Spec.PodTemplate.Spec.Containers)
+	}
+}
+
+func envNotTaken(t *testing.T, cfg *Config) {
+	a := &agent{fail: 1}
+	w := start(t, cfg, options{binder: a})
+	w.pool("pool", w.template("blueprint", envPolicy(extensions.InjectionAllowed)), 2)
+	c, s := w.served(w.claim("c", "pool", brings("COLOUR", "red")))
+	a.mu.Lock()
+	tried := len(a.bound)
+	a.mu.Unlock()
+	if tried != 2 || a.told(s.Name)["COLOUR"] != "red" {
+		t.Errorf("%d agents were told, the one of sandbox %s: %v", tried, s.Name, a.told(s.Name))
+	}
+	if all := w.owned(c); len(all) != 1 {
+		t.Errorf("the claim owns %d sandboxes", len(all))
+	}
+}
+
+func envNeverTaken(t *testing.T, cfg *Config) {
+	a := &agent{fail: 1 << 30}
+	w := start(t, cfg, options{binder: a})
+	w.pool("pool", w.template("blueprint", envPolicy(extensions.InjectionAllowed)), 3)
+	c := w.refused(w.claim("c", "pool", brings("COLOUR", "red")), extensions.ReasonClaimReconcilerFailed, "connection refused")
+	if c.Status.Sandbox.Name != "" {
+		t.Errorf("a sandbox that did not take the variables is named: %+v", c.Status)
+	}
+}
+
+func metadata(t *testing.T, cfg *Config) {
+	w := start(t, cfg, options{})
+	w.pool("pool", w.template("blueprint", func(x *extensions.SandboxTemplate) {
+		x.Spec.PodTemplate.ObjectMeta.Labels = map[string]string{"tier": "one"}
+	}), 2)
+	label := func(key, value string) func(*extensions.SandboxClaim) {
+		return func(c *extensions.SandboxClaim) {
+			c.Spec.AdditionalPodMetadata.Labels = map[string]string{key: value}
+			c.Spec.AdditionalPodMetadata.Annotations = map[string]string{"note": "free text, with blanks"}
+		}
+	}
+	for name, give := range map[string]struct{ key, value, message string }{
+		"reserved":  {"agents.x-k8s.io/claim-uid", "x", "spec.additionalPodMetadata.labels[agents.x-k8s.io/claim-uid]: "},
+		"malformed": {"a", "no blanks", "spec.additionalPodMetadata.labels[a]: "},
+		"set":       {"tier", "two", "spec.additionalPodMetadata.labels[tier]: "},
+	} {
+		w.refused(w.claim(name, "pool", label(give.key, give.value)), extensions.ReasonInvalidMetadata, give.message)
+	}
+	_, s := w.served(w.claim("fine", "pool", label("example.com/team", "blue")))
+	got := s.Spec.PodTemplate.ObjectMeta
+	if s.Labels[agents.LabelLaunchType] != agents.LaunchWarm || got.Labels["example.com/team"] != "blue" || got.Labels["tier"] != "one" || got.Annotations["note"] == "" {
+		t.Errorf("launch %s, metadata %+v", s.Labels[agents.LabelLaunchType], got)
+	}
+}
+
+func volumes(t *testing.T, cfg *Config) {
+	w := start(t, cfg, options{})
+	x := w.template("blueprint")
+	w.pool("pool", x, 1)
+	c := w.claim("c", "pool", func(c *extensions.SandboxClaim) {
+		c.Spec.VolumeClaimTemplates = []agents.PersistentVolumeClaimTemplate{{EmbeddedObjectMetadata: agents.EmbeddedObjectMetadata{Name: "data"}}}
+	})
+	w.refused(c, extensions.ReasonVolumeClaimsError, "spec.volumeClaimTemplates: ")
+	w.nodes.holding(func(*agents.Sandbox) bool { return true })
+	update(w, x, func(x *extensions.SandboxTemplate) { x.Spec.VolumeClaimTemplatesPolicy = extensions.InjectionAllowed })
+	w.refused(c, extensions.ReasonSandboxCreatePending, "spec.volumeClaimTemplates cannot be mounted into a running sandbox")
+	w.nodes.holding(nil)
+	_, s := w.served(c)
+	if s.Labels[agents.LabelLaunchType] != agents.LaunchCold || len(s.Spec.VolumeClaimTemplates) != 1 {
+		t.Errorf("launch %s, volumes %+v", s.Labels[agents.LabelLaunchType], s.Spec.VolumeClaimTemplates)
+	}
+}
+
+func nameTaken(t *testing.T, cfg *Config) {
+	w := start(t, cfg, options{})
+	x := w.template("blueprint")
+	w.pool("pool", x, 0)
+	s := &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "mine"}}
+	s.Spec.SandboxBlueprint = *x.Spec.SandboxBlueprint.DeepCopy()
+	must(t, w.api.Create(t.Context(), s))
+	c := w.claim("mine", "pool")
+	w.refused(c, extensions.ReasonAdoptionConflict, "metadata.name: ")
+	must(t, w.api.Delete(t.Context(), s))
+	w.served(c)
+}
+
+func overQuota(t *testing.T, cfg *Config) {
+	w := start(t, cfg, options{limits: quota.Limits{Sandboxes: quota.AtMost(1)}})
+	w.pool("pool", w.template("blueprint"), 2)
+	_, first := w.served(w.claim("first", "pool"))
+	second := w.claim("second", "pool")
+	c := w.refused(second, "QuotaExceeded", "at most 1 sandboxes")
+	if strings.Contains(ready(c).Message, "exhausted") {
+		t.Errorf("message %q", ready(c).Message)
+	}
+	must(t, w.api.Delete(t.Context(), first, client.Preconditions{UID: &first.UID}))
+	w.served(second)
+}

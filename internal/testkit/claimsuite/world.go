@@ -1,0 +1,459 @@
+package claimsuite
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/cache"
+	"github.com/barchan-dev/barchan/internal/picker"
+	"github.com/barchan-dev/barchan/internal/pool"
+	"github.com/barchan-dev/barchan/internal/quota"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/testkit/standin"
+)
+
+// patience bounds each wait of the suite; it decides nothing but when a test gives up.
+const patience = time.Minute
+
+// options are what a test changes of a world.
+type options struct {
+	hooks     interceptor.Funcs // between the controller and the API server
+	binder    Binder
+	limits    quota.Limits
+	namespace string // of an earlier world; empty makes one
+}
+
+// world is a controller under test with all that is around it.
+type world struct {
+	t         *testing.T
+	cfg       *Config
+	namespace string
+	api       client.WithWatch // the test's own, past counter and hooks
+	cache     *cache.Cache
+	events    *eventLog
+	writes    *counter
+	nodes     *node
+	stop      func()
+}
+
+func start(t *testing.T, cfg *Config, opt options) *world {
+	t.Helper()
+	scheme, err := cache.NewScheme()
+	must(t, err)
+	api, err := client.NewWithWatch(cfg.REST, client.Options{Scheme: scheme})
+	must(t, err)
+	w := &world{t: t, cfg: cfg, namespace: opt.namespace, api: api, events: &eventLog{}, writes: &counter{}}
+	if w.namespace == "" {
+		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "claims-"}}
+		must(t, api.Create(t.Context(), ns))
+		w.namespace = ns.Name
+	}
+	counted := rest.CopyConfig(cfg.REST)
+	counted.Wrap(w.writes.wrap)
+	base, err := client.NewWithWatch(counted, client.Options{Scheme: scheme})
+	must(t, err)
+	controlled := interceptor.NewClient(base, opt.hooks)
+	w.cache, err = cache.New(t.Context(), cache.Config{REST: cfg.REST})
+	must(t, err)
+	quotas, err := quota.New(quota.Config{Reader: w.cache, Log: telemetry.Discard(), Defaults: opt.limits})
+	must(t, err)
+	p, err := picker.New(picker.Config{Writer: controlled})
+	must(t, err)
+	w.nodes = newNode(api)
+	_, err = w.cache.OnSandbox(t.Context(), func(e cache.SandboxEvent) {
+		p.Observe(e.Old, e.New)
+		quotas.Observe(e.Old, e.New)
+		w.nodes.observe(e.New)
+	})
+	must(t, err)
+	c, err := cfg.New(Parts{Client: controlled, Cache: w.cache, Picker: p, Binder: opt.binder, Quota: quotas, Events: w.events})
+	must(t, err)
+	w.run(c)
+	return w
+}
+
+// run starts what runs; stop, or the end of the test, ends it.
+func (w *world) run(c Starter) {
+	w.t.Helper()
+	ctx, cancel := context.WithCancel(w.t.Context())
+	var running sync.WaitGroup
+	service := func(name string, f func(context.Context) error) {
+		running.Go(func() {
+			if err := f(ctx); err != nil && ctx.Err() == nil {
+				w.t.Errorf("%s: %v", name, err)
+			}
+		})
+	}
+	w.stop = sync.OnceFunc(func() { cancel(); w.nodes.queue.ShutDown(); running.Wait() })
+	w.t.Cleanup(w.stop)
+	service("cache", w.cache.Run)
+	must(w.t, w.cache.WaitSynced(ctx))
+	service("stand-in", w.nodes.run)
+	service("controller", c.Start)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// counter counts the writes of a client, by method and kind of object.
+type counter struct {
+	mu sync.Mutex
+	// +checklocks:mu
+	seen []string
+}
+
+func (c *counter) wrap(next http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(r *http.Request) (*http.Response, error) {
+		if r.Method != http.MethodGet {
+			c.mu.Lock()
+			c.seen = append(c.seen, r.Method+" "+r.URL.Path)
+			c.mu.Unlock()
+		}
+		return next.RoundTrip(r)
+	})
+}
+
+func (c *counter) all() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.seen)
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+// RoundTrip is part of http.RoundTripper.
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// eventLog notes the events that would be written.
+type eventLog struct {
+	mu sync.Mutex
+	// +checklocks:mu
+	reasons []string
+}
+
+// Eventf is part of events.EventRecorder.
+func (e *eventLog) Eventf(_, _ runtime.Object, _, reason, _, _ string, _ ...any) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.reasons = append(e.reasons, reason)
+}
+
+func (e *eventLog) all() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.reasons)
+}
+
+// node makes sandboxes what they wish to be, except for those it holds.
+type node struct {
+	api   client.Client
+	queue workqueue.TypedRateLimitingInterface[types.NamespacedName]
+
+	mu sync.Mutex
+	// +checklocks:mu
+	hold func(*agents.Sandbox) bool
+	// +checklocks:mu
+	held map[types.NamespacedName]bool
+}
+
+func newNode(api client.Client) *node {
+	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](time.Millisecond, 100*time.Millisecond)
+	return &node{
+		api: api, queue: workqueue.NewTypedRateLimitingQueue(limiter),
+		hold: func(*agents.Sandbox) bool { return false }, held: map[types.NamespacedName]bool{},
+	}
+}
+
+// holding leaves those sandboxes alone from now on that hold says; nil lets go of all.
+func (n *node) holding(hold func(*agents.Sandbox) bool) {
+	if hold == nil {
+		hold = func(*agents.Sandbox) bool { return false }
+	}
+	n.mu.Lock()
+	n.hold = hold
+	again := n.held
+	n.held = map[types.NamespacedName]bool{}
+	n.mu.Unlock()
+	for key := range again {
+		n.queue.Add(key)
+	}
+}
+
+func (n *node) observe(s *agents.Sandbox) {
+	if s != nil {
+		n.queue.Add(client.ObjectKeyFromObject(s))
+	}
+}
+
+func (n *node) holds(s *agents.Sandbox) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.hold(s) {
+		return false
+	}
+	n.held[client.ObjectKeyFromObject(s)] = true
+	return true
+}
+
+func (n *node) run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for n.one(ctx) {
+			}
+		})
+	}
+	wg.Wait()
+	return nil
+}
+
+func (n *node) one(ctx context.Context) bool {
+	key, ended := n.queue.Get()
+	if ended {
+		return false
+	}
+	defer n.queue.Done(key)
+	s := &agents.Sandbox{}
+	err := n.api.Get(ctx, key, s)
+	if err == nil && !n.holds(s) {
+		err = standin.Reconcile(ctx, n.api, s)
+	}
+	if err == nil || apierrors.IsNotFound(err) || ctx.Err() != nil {
+		n.queue.Forget(key)
+		return true
+	}
+	n.queue.AddRateLimited(key)
+	return true
+}
+
+// template makes a template; change may alter it first.
+func (w *world) template(name string, change ...func(*extensions.SandboxTemplate)) *extensions.SandboxTemplate {
+	w.t.Helper()
+	x := standin.Template(w.namespace, name, "first", change...)
+	must(w.t, w.api.Create(w.t.Context(), x))
+	return x
+}
+
+// pool makes a pool of a template with ready members.
+func (w *world) pool(name string, of *extensions.SandboxTemplate, members int) *extensions.SandboxWarmPool {
+	w.t.Helper()
+	p := &extensions.SandboxWarmPool{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name}}
+	p.Spec.SandboxTemplateRef.Name = of.Name
+	must(w.t, w.api.Create(w.t.Context(), p))
+	w.fill(p, of, members)
+	return p
+}
+
+// fill adds members to a pool and waits until the picker could know of them.
+func (w *world) fill(p *extensions.SandboxWarmPool, of *extensions.SandboxTemplate, members int) {
+	w.t.Helper()
+	for _, s := range w.grow(p, of, members) {
+		w.settled(s, func(s *agents.Sandbox) bool { return s != nil && pool.Spare(s) })
+	}
+}
+
+// grow adds members to a pool and does not wait.
+func (w *world) grow(p *extensions.SandboxWarmPool, of *extensions.SandboxTemplate, members int) (all []*agents.Sandbox) {
+	w.t.Helper()
+	revision, _, err := pool.Revision(of)
+	must(w.t, err)
+	for range members {
+		s := pool.NewMember(p, of, revision)
+		must(w.t, w.api.Create(w.t.Context(), s))
+		all = append(all, s)
+	}
+	return all
+}
+
+// settled waits for the cache to show a sandbox as ok says.
+func (w *world) settled(s *agents.Sandbox, ok func(*agents.Sandbox) bool) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	defer cancel()
+	_, err := w.cache.WaitSandbox(ctx, client.ObjectKeyFromObject(s), func(s *agents.Sandbox) (bool, error) { return ok(s), nil })
+	must(w.t, err)
+}
+
+// claim makes a claim on a pool.
+func (w *world) claim(name, on string, change ...func(*extensions.SandboxClaim)) *extensions.SandboxClaim {
+	w.t.Helper()
+	c := &extensions.SandboxClaim{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name}}
+	c.Spec.WarmPoolRef.Name = on
+	for _, f := range change {
+		f(c)
+	}
+	must(w.t, w.api.Create(w.t.Context(), c))
+	return c
+}
+
+// update changes an object as it is now.
+func update[T client.Object](w *world, obj T, change func(T)) T {
+	w.t.Helper()
+	for {
+		must(w.t, w.api.Get(w.t.Context(), client.ObjectKeyFromObject(obj), obj))
+		change(obj)
+		err := w.api.Update(w.t.Context(), obj)
+		if apierrors.IsConflict(err) {
+			continue
+		}
+		must(w.t, err)
+		return obj
+	}
+}
+
+// await waits for the API server to hold an object as ok says; ok gets nil once it is gone.
+func await[T client.Object](w *world, obj T, list client.ObjectList, what string, ok func(T) bool) T {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	defer cancel()
+	var last, none T
+	if now, err := get(ctx, w, obj); err != nil || ok(now) {
+		must(w.t, err)
+		return now
+	}
+	for {
+		events, err := w.api.Watch(ctx, list, client.InNamespace(obj.GetNamespace()))
+		must(w.t, err)
+		if now, err := get(ctx, w, obj); err == nil && ok(now) {
+			events.Stop()
+			return now
+		}
+		for e := range events.ResultChan() {
+			now, isOne := e.Object.(T)
+			if !isOne || now.GetName() != obj.GetName() {
+				continue
+			}
+			last = now
+			if e.Type == watch.Deleted {
+				now = none
+			}
+			if ok(now) {
+				events.Stop()
+				return now
+			}
+		}
+		if ctx.Err() != nil {
+			w.t.Fatalf("%T %s never %s; last: %+v", obj, obj.GetName(), what, last)
+		}
+	}
+}
+
+// get reads an object anew; nil if there is none.
+func get[T client.Object](ctx context.Context, w *world, obj T) (T, error) {
+	now, _ := obj.DeepCopyObject().(T)
+	if err := w.api.Get(ctx, client.ObjectKeyFromObject(obj), now); err != nil {
+		var none T
+		return none, client.IgnoreNotFound(err)
+	}
+	return now, nil
+}
+
+func (w *world) awaitClaim(c *extensions.SandboxClaim, what string, ok func(*extensions.SandboxClaim) bool) *extensions.SandboxClaim {
+	w.t.Helper()
+	return await(w, c, &extensions.SandboxClaimList{}, what, ok)
+}
+
+// served waits for a claim to be Ready and returns it with its sandbox.
+func (w *world) served(c *extensions.SandboxClaim) (*extensions.SandboxClaim, *agents.Sandbox) {
+	w.t.Helper()
+	c = w.awaitClaim(c, "got ready", func(c *extensions.SandboxClaim) bool { return ready(c).Status == metav1.ConditionTrue })
+	s := &agents.Sandbox{}
+	must(w.t, w.api.Get(w.t.Context(), client.ObjectKey{Namespace: c.Namespace, Name: c.Status.Sandbox.Name}, s))
+	if ref := metav1.GetControllerOf(s); ref == nil || ref.UID != c.UID {
+		w.t.Errorf("claim %s names sandbox %s, which is owned by %+v", c.Name, s.Name, ref)
+	}
+	return c, s
+}
+
+// refused waits for a claim to be refused for a reason, and for its message to hold a text.
+func (w *world) refused(c *extensions.SandboxClaim, reason, text string) *extensions.SandboxClaim {
+	w.t.Helper()
+	return w.awaitClaim(c, "was refused: "+reason+": "+text, func(c *extensions.SandboxClaim) bool {
+		return ready(c).Reason == reason && ready(c).Status == metav1.ConditionFalse && strings.Contains(ready(c).Message, text)
+	})
+}
+
+// gone waits for a sandbox to be no more.
+func (w *world) gone(s *agents.Sandbox) {
+	w.t.Helper()
+	await(w, s, &agents.SandboxList{}, "went", func(now *agents.Sandbox) bool { return now == nil || now.UID != s.UID })
+}
+
+// owned lists the living sandboxes of a claim.
+func (w *world) owned(c *extensions.SandboxClaim) (all []agents.Sandbox) {
+	w.t.Helper()
+	var list agents.SandboxList
+	must(w.t, w.api.List(w.t.Context(), &list, client.InNamespace(c.Namespace)))
+	for i := range list.Items {
+		ref := metav1.GetControllerOf(&list.Items[i])
+		if ref != nil && ref.UID == c.UID && list.Items[i].DeletionTimestamp == nil {
+			all = append(all, list.Items[i])
+		}
+	}
+	return all
+}
+
+// ready is a claim's condition of that name; empty if it has none, or if there is no claim.
+func ready(c *extensions.SandboxClaim) metav1.Condition {
+	if c != nil {
+		for _, x := range c.Status.Conditions {
+			if x.Type == agents.ConditionReady {
+				return x
+			}
+		}
+	}
+	return metav1.Condition{}
+}
+
+// agent is a Binder that notes what it is told.
+type agent struct {
+	mu sync.Mutex
+	// +checklocks:mu
+	bound map[string]map[string]string // by sandbox
+	// +checklocks:mu
+	fail int // how many calls are to fail
+}
+
+// Bind is part of Binder.
+func (a *agent) Bind(_ context.Context, s *agents.Sandbox, env map[string]string) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.bound == nil {
+		a.bound = map[string]map[string]string{}
+	}
+	a.bound[s.Name] = env
+	if a.fail > 0 {
+		a.fail--
+		return errors.New("connection refused")
+	}
+	return nil
+}
+
+func (a *agent) told(s string) map[string]string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.bound[s]
+}
