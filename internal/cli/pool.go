@@ -131,10 +131,10 @@ func waitsFor(p *extensions.SandboxWarmPool) (reason, message string) {
 	return "-", "the pool's controller has not looked at it yet"
 }
 
-// isFull reports whether a pool is as its specification wants it.
+// isFull reports whether a pool is as its specification wants it, and at rest.
 func isFull(p *extensions.SandboxWarmPool) bool {
 	return p.Status.ObservedGeneration >= p.Generation && meta.IsStatusConditionTrue(p.Status.Conditions, extensions.PoolReady) &&
-		(desiredMembers(p) > 0 || p.Status.Replicas == 0)
+		!meta.IsStatusConditionTrue(p.Status.Conditions, extensions.PoolProgressing)
 }
 
 func (a *app) poolShowCommand() *cobra.Command {
