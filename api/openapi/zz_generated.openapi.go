@@ -657,7 +657,7 @@ func schema_barchan_api_agents_v1beta1_EmbeddedObjectMetadata(ref common.Referen
 				Properties: map[string]spec.Schema{
 					"name": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the claim; the claim's object is called <name>-<sandbox>.",
+							Description: "Name of the claim, a DNS label; the claim's object is called <name>-<sandbox>.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -691,6 +691,7 @@ func schema_barchan_api_agents_v1beta1_EmbeddedObjectMetadata(ref common.Referen
 						},
 					},
 				},
+				Required: []string{"name"},
 			},
 		},
 	}
@@ -716,7 +717,7 @@ func schema_barchan_api_agents_v1beta1_PersistentVolumeClaimTemplate(ref common.
 						},
 					},
 				},
-				Required: []string{"spec"},
+				Required: []string{"metadata", "spec"},
 			},
 		},
 		Dependencies: []string{
@@ -862,7 +863,7 @@ func schema_barchan_api_agents_v1beta1_SandboxBlueprint(ref common.ReferenceCall
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "VolumeClaimTemplates cannot change once the sandbox exists.",
+							Description: "VolumeClaimTemplates cannot change once the sandbox exists. No two have one name.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -957,7 +958,7 @@ func schema_barchan_api_agents_v1beta1_SandboxSpec(ref common.ReferenceCallback)
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "VolumeClaimTemplates cannot change once the sandbox exists.",
+							Description: "VolumeClaimTemplates cannot change once the sandbox exists. No two have one name.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1226,7 +1227,7 @@ func schema_barchan_api_barchan_v1alpha1_APIKeySpec(ref common.ReferenceCallback
 					},
 					"sha256": {
 						SchemaProps: spec.SchemaProps{
-							Description: "SHA256 of the key's text, 64 lower-case hex digits.",
+							Description: "SHA256 of the key's text, 64 lower-case hex digits. It is checked by a rule, since the error over a pattern would repeat what may be the key itself.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -2078,7 +2079,7 @@ func schema_barchan_api_extensions_v1beta1_SandboxTemplateSpec(ref common.Refere
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "VolumeClaimTemplates cannot change once the sandbox exists.",
+							Description: "VolumeClaimTemplates cannot change once the sandbox exists. No two have one name.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

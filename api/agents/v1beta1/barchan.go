@@ -59,7 +59,7 @@ type WakePolicy struct {
 	OnTraffic bool `json:"onTraffic,omitempty"`
 	// TimeoutSeconds is the sandbox's new time to live after such a wake, in seconds. Default 300.
 	// +optional
-	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Minimum=0
 	TimeoutSeconds int32 `json:"timeoutSeconds,omitempty"`
 }
 
@@ -79,6 +79,7 @@ type AccessPolicy struct {
 }
 
 // EgressPolicy says what a sandbox may reach. Unset: public addresses only.
+// +kubebuilder:validation:XValidation:rule="!has(self.allowOut) || self.allowOut.all(a, isIP(a) || isCIDR(a)) || (has(self.denyOut) && '0.0.0.0/0' in self.denyOut) || (has(self.internet) && !self.internet)",message="a domain name needs 0.0.0.0/0 in denyOut",fieldPath=".allowOut"
 type EgressPolicy struct {
 	// Internet false cuts all egress but AllowOut. Default true.
 	// +optional
@@ -87,10 +88,16 @@ type EgressPolicy struct {
 	// AllowOut lists addresses, CIDRs and domain names that win over DenyOut.
 	// +optional
 	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MaxLength=253
+	// +kubebuilder:validation:items:XValidation:rule="isIP(self) || isCIDR(self) || self.matches('^([*][.])?[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",message="must be an IP address, a CIDR or a domain name"
 	AllowOut []string `json:"allowOut,omitempty"`
 	// DenyOut lists addresses and CIDRs.
 	// +optional
 	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MaxLength=253
+	// +kubebuilder:validation:items:XValidation:rule="isIP(self) || isCIDR(self)",message="must be an IP address or a CIDR"
 	DenyOut []string `json:"denyOut,omitempty"`
 }
 

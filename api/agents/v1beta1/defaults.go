@@ -1,5 +1,7 @@
 package v1beta1
 
+import corev1 "k8s.io/api/core/v1"
+
 // SetDefaults fills what the user left out. It may be called any number of times.
 func SetDefaults(s *Sandbox) {
 	if s.Spec.ShutdownPolicy == "" {
@@ -8,8 +10,39 @@ func SetDefaults(s *Sandbox) {
 	if s.Spec.OperatingMode == "" {
 		s.Spec.OperatingMode = ModeRunning
 	}
+	SetBlueprintDefaults(&s.Spec.SandboxBlueprint)
 	if b := s.Spec.Barchan; b != nil {
 		SetBarchanDefaults(b)
+	}
+}
+
+// SetBlueprintDefaults fills what Kubernetes fills in a pod spec that lies in another object:
+// the defaults that its schema names, not those of a Pod.
+func SetBlueprintDefaults(b *SandboxBlueprint) {
+	pod := &b.PodTemplate.Spec
+	for i := range pod.InitContainers {
+		setContainerDefaults(&pod.InitContainers[i])
+	}
+	for i := range pod.Containers {
+		setContainerDefaults(&pod.Containers[i])
+	}
+}
+
+func setContainerDefaults(c *corev1.Container) {
+	for i := range c.Ports {
+		if c.Ports[i].Protocol == "" {
+			c.Ports[i].Protocol = corev1.ProtocolTCP
+		}
+	}
+	for _, p := range []*corev1.Probe{c.LivenessProbe, c.ReadinessProbe, c.StartupProbe} {
+		if p != nil && p.GRPC != nil && p.GRPC.Service == nil {
+			p.GRPC.Service = new(string)
+		}
+	}
+	for i := range c.Env {
+		if from := c.Env[i].ValueFrom; from != nil && from.FileKeyRef != nil && from.FileKeyRef.Optional == nil {
+			from.FileKeyRef.Optional = new(bool)
+		}
 	}
 }
 

@@ -47,8 +47,10 @@ type PodTemplate struct {
 
 // EmbeddedObjectMetadata is the metadata of a volume claim template.
 type EmbeddedObjectMetadata struct {
-	// Name of the claim; the claim's object is called <name>-<sandbox>.
-	// +optional
+	// Name of the claim, a DNS label; the claim's object is called <name>-<sandbox>.
+	// +required
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	Name string `json:"name,omitempty"`
 	// +optional
 	Labels map[string]string `json:"labels,omitempty"`
@@ -58,7 +60,7 @@ type EmbeddedObjectMetadata struct {
 
 // PersistentVolumeClaimTemplate is one volume that a sandbox keeps for its whole life.
 type PersistentVolumeClaimTemplate struct {
-	// +optional
+	// +required
 	EmbeddedObjectMetadata `json:"metadata,omitempty"`
 	Spec                   corev1.PersistentVolumeClaimSpec `json:"spec"`
 }
@@ -66,9 +68,11 @@ type PersistentVolumeClaimTemplate struct {
 // SandboxBlueprint is what Sandbox and SandboxTemplate have in common: all that decides what runs.
 type SandboxBlueprint struct {
 	PodTemplate PodTemplate `json:"podTemplate"`
-	// VolumeClaimTemplates cannot change once the sandbox exists.
+	// VolumeClaimTemplates cannot change once the sandbox exists. No two have one name.
 	// +optional
 	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:XValidation:rule="self.all(a, self.exists_one(b, a.metadata.name == b.metadata.name))",message="no two volumes may have one name"
 	VolumeClaimTemplates []PersistentVolumeClaimTemplate `json:"volumeClaimTemplates,omitempty"`
 	// Service: unset keeps an existing Service and makes none, true makes a headless one, false deletes it.
 	// +optional
@@ -76,7 +80,7 @@ type SandboxBlueprint struct {
 }
 
 // SandboxSpec is what a user wants of a sandbox.
-// +kubebuilder:validation:XValidation:rule="has(self.volumeClaimTemplates) == has(oldSelf.volumeClaimTemplates) && (!has(self.volumeClaimTemplates) || self.volumeClaimTemplates == oldSelf.volumeClaimTemplates)",message="volumeClaimTemplates is immutable"
+// +kubebuilder:validation:XValidation:rule="(has(self.volumeClaimTemplates) ? self.volumeClaimTemplates.size() : 0) == (has(oldSelf.volumeClaimTemplates) ? oldSelf.volumeClaimTemplates.size() : 0) && (!has(self.volumeClaimTemplates) || !has(oldSelf.volumeClaimTemplates) || self.volumeClaimTemplates == oldSelf.volumeClaimTemplates)",message="is immutable",fieldPath=".volumeClaimTemplates"
 type SandboxSpec struct {
 	SandboxBlueprint `json:",inline"`
 	// ShutdownTime is when the sandbox ends. Unset: never.

@@ -10,6 +10,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
+const (
+	// maxVolumes is how many volumes a sandbox may have.
+	maxVolumes = 32
+	// maxEgressEntries is how long a list of an egress policy may be.
+	maxEgressEntries = 1000
+)
+
 // Validate checks a Sandbox after defaulting. old is nil on create. Each error names its field.
 func Validate(s, old *Sandbox) field.ErrorList {
 	spec := field.NewPath("spec")
@@ -44,17 +51,23 @@ func ValidateBlueprint(b *SandboxBlueprint, path *field.Path) (errs field.ErrorL
 		}
 		seen[c.Name] = true
 	}
-	errs = append(errs, validateVolumeClaims(b.VolumeClaimTemplates, path.Child("volumeClaimTemplates"))...)
+	errs = append(errs, ValidateVolumeClaims(b.VolumeClaimTemplates, path.Child("volumeClaimTemplates"))...)
 	return errs
 }
 
-func validateVolumeClaims(claims []PersistentVolumeClaimTemplate, path *field.Path) (errs field.ErrorList) {
+// ValidateVolumeClaims checks the volumes of a sandbox, or those that a claim brings.
+func ValidateVolumeClaims(claims []PersistentVolumeClaimTemplate, path *field.Path) (errs field.ErrorList) {
+	if len(claims) > maxVolumes {
+		return field.ErrorList{field.TooMany(path, len(claims), maxVolumes)}
+	}
 	seen := map[string]bool{}
 	for i := range claims {
 		at := path.Index(i).Child("metadata", "name")
 		switch name := claims[i].Name; {
 		case name == "":
 			errs = append(errs, field.Required(at, "the claim needs a name"))
+		case len(validation.IsDNS1123Label(name)) > 0:
+			errs = append(errs, field.Invalid(at, name, strings.Join(validation.IsDNS1123Label(name), "; ")))
 		case seen[name]:
 			errs = append(errs, field.Duplicate(at, name))
 		}
@@ -79,6 +92,12 @@ func ValidateBarchan(b *BarchanSpec, path *field.Path) (errs field.ErrorList) {
 // ValidateEgress checks an egress policy: a domain name in allowOut needs 0.0.0.0/0 in denyOut,
 // or no internet at all; without that it would allow nothing that is not allowed already.
 func ValidateEgress(n *EgressPolicy, path *field.Path) (errs field.ErrorList) {
+	if len(n.AllowOut) > maxEgressEntries {
+		return field.ErrorList{field.TooMany(path.Child("allowOut"), len(n.AllowOut), maxEgressEntries)}
+	}
+	if len(n.DenyOut) > maxEgressEntries {
+		return field.ErrorList{field.TooMany(path.Child("denyOut"), len(n.DenyOut), maxEgressEntries)}
+	}
 	denyAll := slices.Contains(n.DenyOut, "0.0.0.0/0") || (n.Internet != nil && !*n.Internet)
 	for i, entry := range n.AllowOut {
 		at := path.Child("allowOut").Index(i)
@@ -98,13 +117,15 @@ func ValidateEgress(n *EgressPolicy, path *field.Path) (errs field.ErrorList) {
 	return errs
 }
 
-// IsAddressOrPrefix reports whether text is an IP address or a CIDR prefix.
+// IsAddressOrPrefix reports whether text is an IP address or a CIDR prefix. An address with a
+// zone is none, nor is an IPv4 address in the clothes of IPv6.
 func IsAddressOrPrefix(text string) bool {
-	if _, err := netip.ParseAddr(text); err == nil {
-		return true
+	a, err := netip.ParseAddr(text)
+	if err != nil {
+		p, err := netip.ParsePrefix(text)
+		return err == nil && !p.Addr().Is4In6()
 	}
-	_, err := netip.ParsePrefix(text)
-	return err == nil
+	return a.Zone() == "" && !a.Is4In6()
 }
 
 // OneOf checks that a value is one of those allowed.

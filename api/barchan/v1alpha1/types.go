@@ -90,8 +90,10 @@ type APIKeySpec struct {
 	// Description is the user's own note.
 	// +optional
 	Description string `json:"description,omitempty"`
-	// SHA256 of the key's text, 64 lower-case hex digits.
-	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
+	// SHA256 of the key's text, 64 lower-case hex digits. It is checked by a rule, since the error
+	// over a pattern would repeat what may be the key itself.
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[0-9a-f]{64}$')",message="must be 64 lower-case hex digits"
 	SHA256 string `json:"sha256"`
 	// Prefix is the start of the key, by which people recognise it.
 	// +optional

@@ -1,7 +1,9 @@
 package v1alpha1
 
 import (
+	"bytes"
 	"regexp"
+	"unicode/utf8"
 
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -12,7 +14,7 @@ var (
 	revision  = regexp.MustCompile(`^[0-9a-v]{52}$`)
 )
 
-// maxPrefix is how much of a key may be stored in clear.
+// maxPrefix is how many characters of a key may be stored in clear.
 const maxPrefix = 12
 
 // SetCheckpointDefaults fills what the user left out.
@@ -46,7 +48,7 @@ func ValidateAPIKey(k *APIKey) (errs field.ErrorList) {
 	if !sha256Hex.MatchString(k.Spec.SHA256) {
 		errs = append(errs, field.Invalid(spec.Child("sha256"), "(hidden)", "must be 64 lower-case hex digits"))
 	}
-	if len(k.Spec.Prefix) > maxPrefix {
+	if utf8.RuneCountInString(k.Spec.Prefix) > maxPrefix {
 		errs = append(errs, field.TooLong(spec.Child("prefix"), "", maxPrefix))
 	}
 	return errs
@@ -64,8 +66,11 @@ func ValidateTemplateRevision(r, old *TemplateRevision) (errs field.ErrorList) {
 	if r.Spec.Number < 1 {
 		errs = append(errs, field.Invalid(spec.Child("number"), r.Spec.Number, "must be 1 or more"))
 	}
-	if len(r.Spec.Content.Raw) == 0 {
+	switch content := bytes.TrimSpace(r.Spec.Content.Raw); {
+	case len(content) == 0:
 		errs = append(errs, field.Required(spec.Child("content"), ""))
+	case content[0] != '{':
+		errs = append(errs, field.TypeInvalid(spec.Child("content"), "(not shown)", "must be an object"))
 	}
 	if old != nil && !apiequality.Semantic.DeepEqual(r.Spec, old.Spec) {
 		errs = append(errs, field.Forbidden(spec, "a revision is immutable"))

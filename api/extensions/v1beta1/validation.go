@@ -3,6 +3,7 @@ package v1beta1
 import (
 	"fmt"
 	"math"
+	"regexp"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -13,6 +14,7 @@ import (
 
 // SetTemplateDefaults fills what the user left out.
 func SetTemplateDefaults(t *SandboxTemplate) {
+	agents.SetBlueprintDefaults(&t.Spec.SandboxBlueprint)
 	setIfEmpty(&t.Spec.NetworkPolicyManagement, NetworkManaged)
 	setIfEmpty(&t.Spec.EnvVarsInjectionPolicy, InjectionDisallowed)
 	setIfEmpty(&t.Spec.VolumeClaimTemplatesPolicy, InjectionDisallowed)
@@ -96,12 +98,15 @@ func validatePoolBarchan(b *WarmPoolBarchanSpec, path *field.Path) (errs field.E
 	return errs
 }
 
+// share is one of the whole, in percent.
+var share = regexp.MustCompile(`^(100|[1-9]?[0-9])%$`)
+
 // validateBound checks a number of members, or a share of them in percent.
 func validateBound(v *intstr.IntOrString, path *field.Path) field.ErrorList {
 	if v == nil {
 		return nil
 	}
-	if n, err := intstr.GetScaledValueFromIntOrPercent(v, 100, true); err != nil || n < 0 || (v.Type == intstr.String && n > 100) {
+	if (v.Type == intstr.Int && v.IntVal < 0) || (v.Type == intstr.String && !share.MatchString(v.StrVal)) {
 		return field.ErrorList{field.Invalid(path, v.String(), "must be a number of 0 or more, or a share from 0% to 100%")}
 	}
 	return nil
@@ -136,7 +141,7 @@ func ValidateClaim(c *SandboxClaim) (errs field.ErrorList) {
 			errs = append(errs, field.Required(spec.Child("env").Index(i).Child("name"), ""))
 		}
 	}
-	return errs
+	return append(errs, agents.ValidateVolumeClaims(c.Spec.VolumeClaimTemplates, spec.Child("volumeClaimTemplates"))...)
 }
 
 func validateInjection(path *field.Path, p InjectionPolicy) field.ErrorList {

@@ -35,6 +35,7 @@ type SandboxWarmPoolSpec struct {
 	// +optional
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
 	Replicas           *int32             `json:"replicas,omitempty"`
 	SandboxTemplateRef SandboxTemplateRef `json:"sandboxTemplateRef"`
 	// +optional
@@ -46,6 +47,7 @@ type SandboxWarmPoolSpec struct {
 }
 
 // WarmPoolBarchanSpec is what Barchan adds to a SandboxWarmPool. All of it is optional.
+// +kubebuilder:validation:XValidation:rule="!has(self.maxUnavailable) || (self.maxUnavailable != 0 && self.maxUnavailable != '0%') || (has(self.maxSurge) && self.maxSurge != 0 && self.maxSurge != '0%')",message="must not be 0 while maxSurge is 0",fieldPath=".maxUnavailable"
 type WarmPoolBarchanSpec struct {
 	// TemplateNamespace is where the template lies, if not beside the pool; it must be public there.
 	// +optional
@@ -53,11 +55,17 @@ type WarmPoolBarchanSpec struct {
 	// MaxSurge is how many members more than wanted may exist while Recreate replaces stale ones:
 	// a number, or a share of the wanted. Default 0.
 	// +optional
+	// +kubebuilder:validation:XIntOrString
+	// +kubebuilder:validation:Pattern=`^(100|[1-9]?[0-9])%$`
+	// +kubebuilder:validation:XValidation:rule="type(self) != int || (self >= 0 && self <= 2147483647)",message="must be a number of 0 or more, or a share from 0% to 100%"
 	MaxSurge *intstr.IntOrString `json:"maxSurge,omitempty"`
 	// MaxUnavailable is how many of the wanted members, current or stale, may be missing or unready
 	// while Recreate replaces stale ones: a number, or a share of the wanted. Default 100%, which
 	// deletes all stale members at once, as upstream does.
 	// +optional
+	// +kubebuilder:validation:XIntOrString
+	// +kubebuilder:validation:Pattern=`^(100|[1-9]?[0-9])%$`
+	// +kubebuilder:validation:XValidation:rule="type(self) != int || (self >= 0 && self <= 2147483647)",message="must be a number of 0 or more, or a share from 0% to 100%"
 	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
 	// Autoscale has the pool follow its use; spec.replicas is then not looked at.
 	// +optional
@@ -65,6 +73,7 @@ type WarmPoolBarchanSpec struct {
 }
 
 // PoolAutoscale says how a pool follows its use.
+// +kubebuilder:validation:XValidation:rule="!has(self.minReplicas) || self.minReplicas <= self.maxReplicas",message="must not be greater than maxReplicas",fieldPath=".minReplicas"
 type PoolAutoscale struct {
 	// MinReplicas is the least number of members. Default 0.
 	// +optional

@@ -1,0 +1,71 @@
+//go:build ignore
+
+// Tighten adds to CRDs what our rules ask of a pod spec and a marker cannot say, because the
+// type is not ours: that there is a container, and that names of containers are DNS labels.
+//
+//	go run api/tighten.go api/crds/*.yaml
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"sigs.k8s.io/yaml"
+)
+
+func main() {
+	for _, path := range os.Args[1:] {
+		if err := tighten(path); err != nil {
+			fmt.Fprintf(os.Stderr, "tighten %s: %v\n", path, err)
+			os.Exit(1)
+		}
+	}
+}
+
+func tighten(path string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	var crd map[string]any
+	if err := yaml.Unmarshal(text, &crd); err != nil {
+		return err
+	}
+	walk(crd)
+	if text, err = yaml.Marshal(crd); err != nil {
+		return err
+	}
+	return os.WriteFile(path, append([]byte("---\n"), text...), 0o644)
+}
+
+// walk looks for schemas of pod templates below a node.
+func walk(node any) {
+	switch n := node.(type) {
+	case []any:
+		for _, item := range n {
+			walk(item)
+		}
+	case map[string]any:
+		if template, ok := n["podTemplate"].(map[string]any); ok {
+			tightenContainers(at(template, "properties", "spec", "properties", "containers"))
+		}
+		for _, child := range n {
+			walk(child)
+		}
+	}
+}
+
+func tightenContainers(containers map[string]any) {
+	containers["minItems"] = 1
+	name := at(containers, "items", "properties", "name")
+	name["maxLength"] = 63
+	name["pattern"] = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+}
+
+// at follows keys; what is not there ends the program, for then the schema has changed.
+func at(node map[string]any, keys ...string) map[string]any {
+	for _, k := range keys {
+		node = node[k].(map[string]any)
+	}
+	return node
+}

@@ -1,0 +1,262 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/apiserver"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+)
+
+// kind is one of ours, with a valid object of it.
+type kind struct {
+	gvk   schema.GroupVersionKind
+	typed func() client.Object
+	spec  string // YAML
+}
+
+const revision = "0123456789abcdefghijklmnopqrstuv0123456789abcdefghij"
+
+// kinds are all of ours by name.
+func kinds() map[string]kind {
+	pod := "podTemplate: {spec: {containers: [{name: main, image: x}]}}"
+	all := map[string]kind{
+		"Sandbox":         {agents.GroupVersion.WithKind(""), func() client.Object { return &agents.Sandbox{} }, pod},
+		"SandboxTemplate": {extensions.GroupVersion.WithKind(""), func() client.Object { return &extensions.SandboxTemplate{} }, pod},
+		"SandboxWarmPool": {extensions.GroupVersion.WithKind(""), func() client.Object { return &extensions.SandboxWarmPool{} }, "sandboxTemplateRef: {name: t}"},
+		"SandboxClaim":    {extensions.GroupVersion.WithKind(""), func() client.Object { return &extensions.SandboxClaim{} }, "warmPoolRef: {name: p}"},
+		"Checkpoint":      {barchan.GroupVersion.WithKind(""), func() client.Object { return &barchan.Checkpoint{} }, "sandboxName: s"},
+		"APIKey":          {barchan.GroupVersion.WithKind(""), func() client.Object { return &barchan.APIKey{} }, "sha256: " + strings.Repeat("0123456789abcdef", 4)},
+		"TemplateRevision": {
+			barchan.GroupVersion.WithKind(""), func() client.Object { return &barchan.TemplateRevision{} },
+			"{templateName: t, revision: " + revision + ", number: 1, content: {a: {b: [1, x]}}}",
+		},
+	}
+	for name, k := range all {
+		k.gvk.Kind = name
+		all[name] = k
+	}
+	return all
+}
+
+// object returns a valid object with the changes made; null takes a field away.
+func (k kind) object(t *testing.T, name, changes string) *unstructured.Unstructured {
+	t.Helper()
+	u := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{}, "spec": read(t, k.spec)}}
+	u.SetGroupVersionKind(k.gvk)
+	u.SetName(name)
+	u.SetNamespace(metav1.NamespaceDefault)
+	merge(u.Object, read(t, changes))
+	return u
+}
+
+func read(t *testing.T, text string) map[string]any {
+	t.Helper()
+	j, err := yaml.YAMLToJSONStrict([]byte(text))
+	if err != nil {
+		t.Fatalf("%v in %s", err, text)
+	}
+	var u unstructured.Unstructured // numbers as Kubernetes wants them
+	if err := json.Unmarshal(fmt.Appendf(nil, `{"apiVersion":"v1","kind":"X","o":%s}`, j), &u); err != nil {
+		t.Fatalf("%v in %s", err, text)
+	}
+	o, _, err := unstructured.NestedMap(u.Object, "o")
+	if err != nil {
+		t.Fatalf("%v in %s", err, text)
+	}
+	return o
+}
+
+// merge does to an object what a JSON merge patch says; nulls in new objects stay.
+func merge(into, changes map[string]any) {
+	for key, change := range changes {
+		have, isMap := into[key].(map[string]any)
+		wanted, wantMap := change.(map[string]any)
+		_, there := into[key]
+		switch {
+		case isMap && wantMap:
+			merge(have, wanted)
+		case change == nil && there:
+			delete(into, key)
+		default:
+			into[key] = change
+		}
+	}
+}
+
+// server is one of the two that must agree.
+type server struct {
+	name   string
+	config *rest.Config
+	client.WithWatch
+}
+
+// both starts the two servers.
+func both(t *testing.T) (embedded, real server) {
+	t.Helper()
+	e, err := apiserver.New(apiserver.Config{DataDir: t.TempDir(), Log: telemetry.Discard()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Stop)
+	cfg := startKube(t)
+	install(t, cfg)
+	own := e.RESTConfig(apiserver.UserAdmin)
+	return server{"embedded", own, newClient(t, own)}, server{"real", cfg, newClient(t, cfg)}
+}
+
+// answer is what a server said to an object.
+type answer struct {
+	object *unstructured.Unstructured
+	err    error
+}
+
+// ask creates the object, and changes it as a merge patch says.
+func (s server) ask(ctx context.Context, o *unstructured.Unstructured, change map[string]any) (a answer) {
+	a.object = o.DeepCopy()
+	a.err = s.Create(ctx, a.object)
+	if change == nil {
+		return a
+	}
+	if a.err != nil {
+		a.err = fmt.Errorf("a valid object was refused: %w", errors.New(a.err.Error())) // not as a refusal
+		return a
+	}
+	patch, err := json.Marshal(change)
+	if err != nil {
+		return answer{err: err}
+	}
+	a.err = s.Patch(ctx, a.object, client.RawPatch(types.MergePatchType, patch))
+	return a
+}
+
+// fields are those that a refusal names; nil if it is none.
+func (a answer) fields(want string) []string {
+	var status apierrors.APIStatus
+	if !errors.As(a.err, &status) || (!apierrors.IsInvalid(a.err) && !apierrors.IsBadRequest(a.err)) {
+		return nil
+	}
+	named := sets.New[string]()
+	if d := status.Status().Details; d != nil {
+		for _, c := range d.Causes {
+			if c.Field != "<nil>" { // says that there may be more
+				named.Insert(strings.TrimPrefix(c.Field, ".")) // it stands before the paths of subresources
+			}
+		}
+	}
+	// What cannot even be decoded has no causes; its message names the field.
+	if len(named) == 0 && strings.Contains(a.err.Error(), want[strings.LastIndexByte(want, '.'):]) {
+		named.Insert(want)
+	}
+	return sets.List(named)
+}
+
+// TestAgreement: the embedded server and Kubernetes with our CRDs say the same of the same
+// objects, and store the same of those that they take.
+func TestAgreement(t *testing.T) {
+	embedded, real := both(t)
+	all := kinds()
+	for i, tt := range verdicts() {
+		t.Run(tt.kind+"/"+tt.name, func(t *testing.T) {
+			o := all[tt.kind].object(t, fmt.Sprintf("o%d", i), tt.object)
+			var change map[string]any
+			if tt.change != "" {
+				change = read(t, tt.change)
+			}
+			var answers [2]answer
+			var wg sync.WaitGroup
+			for i, s := range []server{embedded, real} {
+				wg.Go(func() { answers[i] = s.ask(t.Context(), o, change) })
+			}
+			wg.Wait()
+			tt.check(t, embedded.name, answers[0], tt.field)
+			tt.check(t, real.name, answers[1], tt.realField())
+			if answers[0].err == nil && answers[1].err == nil {
+				compare(t, all[tt.kind], answers[0].object, answers[1].object)
+			}
+		})
+	}
+	seen := sets.New[string]()
+	for _, tt := range verdicts() {
+		seen.Insert(tt.kind)
+	}
+	if missing := sets.KeySet(all).Difference(seen); missing.Len() > 0 {
+		t.Errorf("no verdicts on %v", sets.List(missing))
+	}
+}
+
+func (v verdict) check(t *testing.T, server string, a answer, field string) {
+	t.Helper()
+	switch got := a.fields(field); {
+	case field == "" && a.err != nil:
+		t.Errorf("%s: %v, want it taken", server, a.err)
+	case field != "" && !slices.Equal(got, []string{field}):
+		t.Errorf("%s: %v, names %q, want only %s refused", server, a.err, got, field)
+	}
+}
+
+// compare says where what two servers stored differs, as our types see it.
+func compare(t *testing.T, k kind, a, b *unstructured.Unstructured) {
+	t.Helper()
+	specA, specB := stored(t, k, a), stored(t, k, b)
+	for _, key := range slices.Sorted(maps.Keys(specA)) {
+		if !apiequality.Semantic.DeepEqual(specA[key], specB[key]) {
+			t.Errorf("%s: embedded has %v, real has %v", key, specA[key], specB[key])
+		}
+	}
+	if len(specA) != len(specB) {
+		t.Errorf("embedded has %v, real has %v", specA, specB)
+	}
+	if a.GetGeneration() != b.GetGeneration() {
+		t.Errorf("generation: embedded has %d, real has %d", a.GetGeneration(), b.GetGeneration())
+	}
+	if !maps.Equal(a.GetLabels(), b.GetLabels()) || !maps.Equal(a.GetAnnotations(), b.GetAnnotations()) || !slices.Equal(a.GetFinalizers(), b.GetFinalizers()) {
+		t.Errorf("metadata: embedded has %v, real has %v", a.Object["metadata"], b.Object["metadata"])
+	}
+}
+
+// stored reads a spec into our type and back, so that what is empty is left out alike.
+func stored(t *testing.T, k kind, u *unstructured.Unstructured) map[string]any {
+	t.Helper()
+	typed := k.typed()
+	text, err := u.MarshalJSON()
+	if err == nil {
+		err = json.Unmarshal(text, typed)
+	}
+	if err == nil {
+		text, err = json.Marshal(typed)
+	}
+	var back map[string]any
+	if err == nil {
+		err = json.Unmarshal(text, &back)
+	}
+	spec, ok := back["spec"].(map[string]any)
+	if err != nil || !ok {
+		t.Fatalf("%s: %v in %v", k.gvk.Kind, err, u.Object)
+	}
+	return spec
+}
