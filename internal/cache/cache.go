@@ -16,6 +16,7 @@ import (
 	"reflect"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
@@ -34,6 +35,7 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
 )
 
 // ErrStopped ends the waits of a cache that stops.
@@ -56,9 +58,12 @@ type Cache struct {
 	live      client.Client
 	waits     *waits
 	fresh     *fresh
+	kinds     []kind // set by New
+	troubles  *troubles
+	running   atomic.Bool
 }
 
-// New returns a cache that is empty until Run.
+// New returns a cache that is empty until Run. It asks nothing of the API server.
 func New(ctx context.Context, cfg Config) (*Cache, error) {
 	if cfg.REST == nil {
 		return nil, fmt.Errorf("cache: REST config is required: %w", errs.ErrInvalid)
@@ -69,9 +74,20 @@ func New(ctx context.Context, cfg Config) (*Cache, error) {
 			return nil, err
 		}
 	}
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("make the object cache: %w", withKind(err))
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
 	routeLog(cfg.Log)
+	troubles := &troubles{log: cfg.Log.With(telemetry.Component, "cache"), last: map[string]error{}}
 	mapper := fixedMapper(cfg.Scheme)
-	informers, err := crcache.New(cfg.REST, crcache.Options{Scheme: cfg.Scheme, Mapper: mapper, ReaderFailOnMissingInformer: true})
+	watched := rest.CopyConfig(cfg.REST)
+	watched.Wrap(troubles.listen)
+	informers, err := crcache.New(watched, crcache.Options{
+		Scheme: cfg.Scheme, Mapper: mapper, ReaderFailOnMissingInformer: true, DefaultWatchErrorHandler: troubles.note,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("make the object cache: %w", err)
 	}
@@ -79,21 +95,11 @@ func New(ctx context.Context, cfg Config) (*Cache, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the API client: %w", err)
 	}
-	c := &Cache{informers: informers, live: live, waits: newWaits()}
+	c := &Cache{informers: informers, live: live, waits: newWaits(), troubles: troubles}
 	c.fresh = newFresh(func(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, error) {
 		return read(ctx, live, key, &extensions.SandboxTemplate{})
 	})
-	for _, ix := range indexes() {
-		if err := informers.IndexField(ctx, ix.object, ix.name, ix.values); err != nil {
-			return nil, fmt.Errorf("register index %s: %w", ix.name, err)
-		}
-	}
-	for _, obj := range []client.Object{&agents.Sandbox{}, &extensions.SandboxTemplate{}, &extensions.SandboxWarmPool{}, &extensions.SandboxClaim{}, &barchan.APIKey{}, &barchan.Checkpoint{}, &barchan.TemplateRevision{}, &corev1.Namespace{}} {
-		if _, err := informers.GetInformer(ctx, obj, crcache.BlockUntilSynced(false)); err != nil {
-			return nil, fmt.Errorf("watch %T: %w", obj, err)
-		}
-	}
-	if err := c.wakeOn(ctx, &agents.Sandbox{}); err != nil {
+	if err := c.watch(ctx); err != nil {
 		return nil, err
 	}
 	return c, nil
@@ -102,26 +108,21 @@ func New(ctx context.Context, cfg Config) (*Cache, error) {
 var routeOnce sync.Once
 
 func routeLog(log *slog.Logger) {
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
 	routeOnce.Do(func() { crlog.SetLogger(logr.FromSlogHandler(log.With("component", "cache").Handler())) })
 }
 
 // Run fills the cache and keeps it until ctx is done; every wait then ends with [ErrStopped].
+// It runs once. An API server that cannot be reached or refuses is no reason to return: Run
+// tries again until it answers, and [Cache.WaitSynced] tells what it said.
 func (c *Cache) Run(ctx context.Context) error {
+	if c.running.Swap(true) {
+		return fmt.Errorf("run the object cache: it runs once: %w", errs.ErrConflict)
+	}
 	defer c.fresh.stop()
 	defer c.waits.stop()
+	defer context.AfterFunc(ctx, c.waits.stop)()
 	if err := c.informers.Start(ctx); err != nil {
 		return fmt.Errorf("run the object cache: %w", err)
-	}
-	return nil
-}
-
-// WaitSynced blocks until every kind has been listed once.
-func (c *Cache) WaitSynced(ctx context.Context) error {
-	if !c.informers.WaitForCacheSync(ctx) {
-		return errors.Join(fmt.Errorf("sync the object cache: %w", errs.ErrUnavailable), ctx.Err())
 	}
 	return nil
 }
@@ -135,7 +136,7 @@ func (c *Cache) Informers() crcache.Cache { return c.informers }
 
 // Sandbox returns one sandbox by name.
 func (c *Cache) Sandbox(ctx context.Context, key types.NamespacedName) (*agents.Sandbox, error) {
-	return read(ctx, c.informers, key, &agents.Sandbox{})
+	return read(ctx, c.memory(), key, &agents.Sandbox{})
 }
 
 // SandboxByID returns the sandbox that has the ID.
@@ -187,7 +188,7 @@ func (c *Cache) SandboxesByIdempotency(ctx context.Context, namespace, hash stri
 
 func (c *Cache) sandboxes(ctx context.Context, opts ...client.ListOption) ([]agents.Sandbox, error) {
 	var list agents.SandboxList
-	if err := c.informers.List(ctx, &list, opts...); err != nil {
+	if err := c.memory().List(ctx, &list, opts...); err != nil {
 		return nil, fmt.Errorf("list sandboxes: %w", err)
 	}
 	return list.Items, nil
@@ -195,13 +196,13 @@ func (c *Cache) sandboxes(ctx context.Context, opts ...client.ListOption) ([]age
 
 // Template returns one template by name.
 func (c *Cache) Template(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, error) {
-	return read(ctx, c.informers, key, &extensions.SandboxTemplate{})
+	return read(ctx, c.memory(), key, &extensions.SandboxTemplate{})
 }
 
 // Templates returns the templates of a namespace, or of all if it is empty.
 func (c *Cache) Templates(ctx context.Context, namespace string) ([]extensions.SandboxTemplate, error) {
 	var list extensions.SandboxTemplateList
-	if err := c.informers.List(ctx, &list, client.InNamespace(namespace)); err != nil {
+	if err := c.memory().List(ctx, &list, client.InNamespace(namespace)); err != nil {
 		return nil, fmt.Errorf("list templates: %w", err)
 	}
 	return list.Items, nil
@@ -210,7 +211,7 @@ func (c *Cache) Templates(ctx context.Context, namespace string) ([]extensions.S
 // TemplateRevisions returns the history of a template, in no order.
 func (c *Cache) TemplateRevisions(ctx context.Context, template types.NamespacedName) ([]barchan.TemplateRevision, error) {
 	var list barchan.TemplateRevisionList
-	err := c.informers.List(ctx, &list, client.InNamespace(template.Namespace), client.MatchingFields{indexRevisionOf: template.Name})
+	err := c.memory().List(ctx, &list, client.InNamespace(template.Namespace), client.MatchingFields{indexRevisionOf: template.Name})
 	if err != nil {
 		return nil, fmt.Errorf("list revisions of template %s: %w", template, err)
 	}
@@ -219,7 +220,7 @@ func (c *Cache) TemplateRevisions(ctx context.Context, template types.Namespaced
 
 // Pool returns one warm pool by name.
 func (c *Cache) Pool(ctx context.Context, key types.NamespacedName) (*extensions.SandboxWarmPool, error) {
-	return read(ctx, c.informers, key, &extensions.SandboxWarmPool{})
+	return read(ctx, c.memory(), key, &extensions.SandboxWarmPool{})
 }
 
 // Pools returns the warm pools of a namespace, or of all if it is empty.
@@ -234,7 +235,7 @@ func (c *Cache) PoolsOf(ctx context.Context, template types.NamespacedName) ([]e
 
 func (c *Cache) pools(ctx context.Context, opts ...client.ListOption) ([]extensions.SandboxWarmPool, error) {
 	var list extensions.SandboxWarmPoolList
-	if err := c.informers.List(ctx, &list, opts...); err != nil {
+	if err := c.memory().List(ctx, &list, opts...); err != nil {
 		return nil, fmt.Errorf("list warm pools: %w", err)
 	}
 	return list.Items, nil
@@ -242,13 +243,13 @@ func (c *Cache) pools(ctx context.Context, opts ...client.ListOption) ([]extensi
 
 // Claim returns one claim by name.
 func (c *Cache) Claim(ctx context.Context, key types.NamespacedName) (*extensions.SandboxClaim, error) {
-	return read(ctx, c.informers, key, &extensions.SandboxClaim{})
+	return read(ctx, c.memory(), key, &extensions.SandboxClaim{})
 }
 
 // ClaimsOn returns the claims on a pool.
 func (c *Cache) ClaimsOn(ctx context.Context, pool types.NamespacedName) ([]extensions.SandboxClaim, error) {
 	var list extensions.SandboxClaimList
-	err := c.informers.List(ctx, &list, client.InNamespace(pool.Namespace), client.MatchingFields{indexClaimPool: pool.Name})
+	err := c.memory().List(ctx, &list, client.InNamespace(pool.Namespace), client.MatchingFields{indexClaimPool: pool.Name})
 	if err != nil {
 		return nil, fmt.Errorf("list claims on pool %s: %w", pool, err)
 	}
@@ -257,13 +258,13 @@ func (c *Cache) ClaimsOn(ctx context.Context, pool types.NamespacedName) ([]exte
 
 // Checkpoint returns one checkpoint by name.
 func (c *Cache) Checkpoint(ctx context.Context, key types.NamespacedName) (*barchan.Checkpoint, error) {
-	return read(ctx, c.informers, key, &barchan.Checkpoint{})
+	return read(ctx, c.memory(), key, &barchan.Checkpoint{})
 }
 
 // Checkpoints returns the checkpoints of a namespace, or of all if it is empty.
 func (c *Cache) Checkpoints(ctx context.Context, namespace string) ([]barchan.Checkpoint, error) {
 	var list barchan.CheckpointList
-	if err := c.informers.List(ctx, &list, client.InNamespace(namespace)); err != nil {
+	if err := c.memory().List(ctx, &list, client.InNamespace(namespace)); err != nil {
 		return nil, fmt.Errorf("list checkpoints: %w", err)
 	}
 	return list.Items, nil
@@ -272,7 +273,7 @@ func (c *Cache) Checkpoints(ctx context.Context, namespace string) ([]barchan.Ch
 // APIKeyByHash returns the key whose SHA-256, in hex, is hash.
 func (c *Cache) APIKeyByHash(ctx context.Context, hash string) (*barchan.APIKey, error) {
 	var list barchan.APIKeyList
-	if err := c.informers.List(ctx, &list, client.MatchingFields{indexKeyHash: hash}); err != nil {
+	if err := c.memory().List(ctx, &list, client.MatchingFields{indexKeyHash: hash}); err != nil {
 		return nil, fmt.Errorf("find API key: %w", err)
 	}
 	return first(list.Items, "API key")
@@ -281,7 +282,7 @@ func (c *Cache) APIKeyByHash(ctx context.Context, hash string) (*barchan.APIKey,
 // APIKeys returns the keys of a namespace, or of all if it is empty.
 func (c *Cache) APIKeys(ctx context.Context, namespace string) ([]barchan.APIKey, error) {
 	var list barchan.APIKeyList
-	if err := c.informers.List(ctx, &list, client.InNamespace(namespace)); err != nil {
+	if err := c.memory().List(ctx, &list, client.InNamespace(namespace)); err != nil {
 		return nil, fmt.Errorf("list API keys: %w", err)
 	}
 	return list.Items, nil
@@ -297,6 +298,36 @@ func read[T client.Object](ctx context.Context, from client.Reader, key types.Na
 		return none, fmt.Errorf("read %s %s: %w", nameOf(into), name(key), withKind(err))
 	}
 	return into, nil
+}
+
+// memory reads what the cache holds, as soon as it holds all.
+type memory struct{ c *Cache }
+
+func (c *Cache) memory() memory { return memory{c} }
+
+func (m memory) Get(ctx context.Context, key types.NamespacedName, into client.Object, opts ...client.GetOption) error {
+	if err := m.c.ready(ctx); err != nil {
+		return err
+	}
+	return m.c.informers.Get(ctx, key, into, opts...)
+}
+
+func (m memory) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
+	if err := m.c.ready(ctx); err != nil {
+		return err
+	}
+	return m.c.informers.List(ctx, into, opts...)
+}
+
+// ready returns once the cache can answer.
+func (c *Cache) ready(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return withKind(err)
+	}
+	if !c.running.Load() {
+		return fmt.Errorf("the cache does not run yet: %w", errs.ErrUnavailable)
+	}
+	return c.WaitSynced(ctx)
 }
 
 // name is a key as people write it; that of a kind without namespaces has none.
@@ -330,7 +361,7 @@ func withKind(err error) error {
 
 // Namespace returns one namespace by name.
 func (c *Cache) Namespace(ctx context.Context, name string) (*corev1.Namespace, error) {
-	return read(ctx, c.informers, types.NamespacedName{Name: name}, &corev1.Namespace{})
+	return read(ctx, c.memory(), types.NamespacedName{Name: name}, &corev1.Namespace{})
 }
 
 func first[T any](items []T, what string) (*T, error) {

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -21,8 +22,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/telemetry"
 )
 
-// start returns a synced cache over a real API server, and what stops the cache.
-func start(t *testing.T) (*cache.Cache, func()) {
+// serve returns how to reach a real API server that runs until the test ends.
+func serve(t testing.TB) *rest.Config {
 	t.Helper()
 	api, err := apiserver.New(apiserver.Config{DataDir: t.TempDir(), Log: telemetry.Discard()})
 	if err != nil {
@@ -32,7 +33,18 @@ func start(t *testing.T) (*cache.Cache, func()) {
 		t.Fatal(err)
 	}
 	t.Cleanup(api.Stop)
-	c, err := cache.New(t.Context(), cache.Config{REST: api.RESTConfig(apiserver.UserController)})
+	return api.RESTConfig(apiserver.UserController)
+}
+
+// start returns a synced cache over a real API server, and what stops the cache.
+func start(t testing.TB) (*cache.Cache, func()) {
+	t.Helper()
+	return startOn(t, serve(t))
+}
+
+func startOn(t testing.TB, cfg *rest.Config) (*cache.Cache, func()) {
+	t.Helper()
+	c, err := cache.New(t.Context(), cache.Config{REST: cfg})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,6 +77,8 @@ func create(t *testing.T, c *cache.Cache) *agents.Sandbox {
 }
 
 func there(s *agents.Sandbox) (bool, error) { return s != nil, nil }
+
+func gone(s *agents.Sandbox) (bool, error) { return s == nil, nil }
 
 func TestReads(t *testing.T) {
 	c, _ := start(t)
@@ -150,7 +164,6 @@ func TestWaitSeesTheEnd(t *testing.T) {
 	c, _ := start(t)
 	made := create(t, c)
 	key := client.ObjectKeyFromObject(made)
-	gone := func(s *agents.Sandbox) (bool, error) { return s == nil, nil }
 	done := make(chan error, 1)
 	go func() {
 		_, err := c.WaitSandbox(t.Context(), key, gone)

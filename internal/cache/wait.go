@@ -4,56 +4,61 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"sync"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/errs"
 )
 
-// waits knows who waits for which sandbox.
+// awaited names one object.
+type awaited struct {
+	kind reflect.Type
+	key  types.NamespacedName
+}
+
+// waits knows who waits for which object.
 type waits struct {
 	mu sync.Mutex
 	// +checklocks:mu
-	byKey map[types.NamespacedName]map[chan struct{}]struct{}
+	bells map[awaited]map[chan struct{}]struct{}
 	// stopped is closed once, when the cache stops.
 	stopped chan struct{}
 	once    sync.Once
 }
 
 func newWaits() *waits {
-	return &waits{byKey: map[types.NamespacedName]map[chan struct{}]struct{}{}, stopped: make(chan struct{})}
+	return &waits{bells: map[awaited]map[chan struct{}]struct{}{}, stopped: make(chan struct{})}
 }
 
 func (w *waits) stop() { w.once.Do(func() { close(w.stopped) }) }
 
 // join returns a channel that holds a token after each change of the object, and its undo.
-func (w *waits) join(key types.NamespacedName) (<-chan struct{}, func()) {
+func (w *waits) join(what awaited) (<-chan struct{}, func()) {
 	bell := make(chan struct{}, 1)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.byKey[key] == nil {
-		w.byKey[key] = map[chan struct{}]struct{}{}
+	if w.bells[what] == nil {
+		w.bells[what] = map[chan struct{}]struct{}{}
 	}
-	w.byKey[key][bell] = struct{}{}
+	w.bells[what][bell] = struct{}{}
 	return bell, func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		delete(w.byKey[key], bell)
-		if len(w.byKey[key]) == 0 {
-			delete(w.byKey, key)
+		delete(w.bells[what], bell)
+		if len(w.bells[what]) == 0 {
+			delete(w.bells, what)
 		}
 	}
 }
 
-func (w *waits) ring(key types.NamespacedName) {
+func (w *waits) ring(what awaited) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for bell := range w.byKey[key] {
+	for bell := range w.bells[what] {
 		select {
 		case bell <- struct{}{}:
 		default: // a token is there already, and its reader will see this change too
@@ -61,100 +66,71 @@ func (w *waits) ring(key types.NamespacedName) {
 	}
 }
 
-func (c *Cache) wakeOn(ctx context.Context, obj client.Object) error {
-	informer, err := c.informers.GetInformer(ctx, obj)
-	if err != nil {
-		return fmt.Errorf("watch %T: %w", obj, err)
+// Wait blocks until done says so or returns an error, which Wait returns as it is. T is any
+// kind that the cache holds. done gets a copy of the object as the cache holds it, at the start
+// and after each change; it gets nil once the object is gone, or if there is none: what the
+// cache does not hold yet is asked of the API server. ctx bounds the wait: its end is an
+// errs.ErrTimeout. The object returned is the caller's own, and the one that satisfied done.
+func Wait[T client.Object](ctx context.Context, c *Cache, key types.NamespacedName, done func(T) (bool, error)) (T, error) {
+	var none T
+	if !holds[T]() {
+		return none, fmt.Errorf("wait for %T %s: the cache does not hold that kind: %w", none, key, errs.ErrInvalid)
 	}
-	ring := func(o any) {
-		if gone, ok := o.(toolscache.DeletedFinalStateUnknown); ok {
-			o = gone.Obj
-		}
-		if x, ok := o.(client.Object); ok {
-			c.waits.ring(client.ObjectKeyFromObject(x))
-		}
-	}
-	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc: ring, UpdateFunc: func(_, o any) { ring(o) }, DeleteFunc: ring,
-	})
-	if err != nil {
-		return fmt.Errorf("watch %T: %w", obj, err)
-	}
-	return nil
-}
-
-// WaitSandbox blocks until done says so or returns an error, which WaitSandbox returns as it
-// is. done gets a copy of the sandbox as the cache holds it, at the start and after each
-// change; it gets nil once the sandbox is gone. ctx bounds the wait: its end is an
-// errs.ErrTimeout. The sandbox returned is the one that satisfied done.
-func (c *Cache) WaitSandbox(ctx context.Context, key types.NamespacedName, done func(*agents.Sandbox) (bool, error)) (*agents.Sandbox, error) {
-	bell, leave := c.waits.join(key)
+	bell, leave := c.waits.join(awaited{kind: reflect.TypeFor[T](), key: key})
 	defer leave()
 	seen := false
 	for {
-		s, err := c.Sandbox(ctx, key)
+		now, err := read(ctx, c.memory(), key, newOf[T]())
 		switch {
 		case err == nil:
 			seen = true
 		case !errors.Is(err, errs.ErrNotFound):
-			return nil, err
+			return none, err
 		case !seen:
-			if seen, err = c.missed(ctx, key); err != nil {
-				return nil, err
+			if seen, err = missed[T](ctx, c, key); err != nil {
+				return none, err
 			}
 		}
 		if seen {
-			if ok, err := done(s); ok || err != nil {
-				return s, err
+			if ok, err := done(now); ok || err != nil {
+				return now, err
 			}
 		}
 		select {
 		case <-bell:
 		case <-c.waits.stopped:
-			return nil, ErrStopped
+			return none, ErrStopped
 		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for sandbox %s: %w: %w", key, errs.ErrTimeout, ctx.Err())
+			return none, fmt.Errorf("wait for %s %s: %w: %w", nameOf(newOf[T]()), name(key), errs.ErrTimeout, ctx.Err())
 		}
 	}
 }
 
-// missed tells a sandbox that is gone from one that the cache does not hold yet.
-func (c *Cache) missed(ctx context.Context, key types.NamespacedName) (bool, error) {
-	err := c.live.Get(ctx, key, &agents.Sandbox{})
-	if err == nil {
-		return false, nil
-	}
-	if apierrors.IsNotFound(err) {
+// missed tells an object that is gone from one that the cache does not hold yet.
+func missed[T client.Object](ctx context.Context, c *Cache, key types.NamespacedName) (bool, error) {
+	_, err := read(ctx, c.live, key, newOf[T]())
+	if errors.Is(err, errs.ErrNotFound) {
 		return true, nil
 	}
-	return false, fmt.Errorf("read sandbox %s: %w", key, err)
+	return false, err
 }
 
-// SandboxEvent tells one change. New is nil when the sandbox is gone, Old when it is new here.
-type SandboxEvent struct{ Old, New *agents.Sandbox }
+// WaitSandbox is [Wait] for a sandbox.
+func (c *Cache) WaitSandbox(ctx context.Context, key types.NamespacedName, done func(*agents.Sandbox) (bool, error)) (*agents.Sandbox, error) {
+	return Wait(ctx, c, key, done)
+}
 
-// OnSandbox calls do for every sandbox and then for each change, one after the other, until
-// the cache stops. Both objects are shared: do must not change them, and must not block.
-// The function returned reports whether do has been called for all that the first list held.
-func (c *Cache) OnSandbox(ctx context.Context, do func(SandboxEvent)) (synced func() bool, err error) {
-	informer, err := c.informers.GetInformer(ctx, &agents.Sandbox{})
-	if err != nil {
-		return nil, fmt.Errorf("watch sandboxes: %w", err)
-	}
-	as := func(o any) *agents.Sandbox {
-		if gone, ok := o.(toolscache.DeletedFinalStateUnknown); ok {
-			o = gone.Obj
+// newOf returns an empty object of a kind.
+func newOf[T client.Object]() T {
+	o, _ := reflect.New(reflect.TypeFor[T]().Elem()).Interface().(T)
+	return o
+}
+
+func holds[T client.Object]() bool {
+	for _, o := range kinds() {
+		if _, ok := o.(T); ok {
+			return reflect.TypeFor[T]() == reflect.TypeOf(o)
 		}
-		s, _ := o.(*agents.Sandbox)
-		return s
 	}
-	reg, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc:    func(o any) { do(SandboxEvent{New: as(o)}) },
-		UpdateFunc: func(old, o any) { do(SandboxEvent{Old: as(old), New: as(o)}) },
-		DeleteFunc: func(o any) { do(SandboxEvent{Old: as(o)}) },
-	})
-	if err != nil {
-		return nil, fmt.Errorf("watch sandboxes: %w", err)
-	}
-	return reg.HasSynced, nil
+	return false
 }
