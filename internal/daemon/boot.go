@@ -17,12 +17,10 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/apiserver"
 	"github.com/barchan-dev/barchan/internal/cache"
-	"github.com/barchan-dev/barchan/internal/controllers"
 	"github.com/barchan-dev/barchan/internal/e2b"
 	"github.com/barchan-dev/barchan/internal/gateway"
 	"github.com/barchan-dev/barchan/internal/lifecycle"
 	"github.com/barchan-dev/barchan/internal/localca"
-	"github.com/barchan-dev/barchan/internal/manager"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 )
@@ -90,25 +88,6 @@ func (d *Daemon) startCaches(ctx context.Context, stack *lifecycle.Stack) (err e
 	})
 }
 
-// fillRoutes has the watch fill the route table, and waits until it holds all there is.
-func (d *Daemon) fillRoutes(ctx context.Context, _ *lifecycle.Stack) error {
-	synced, err := d.cache.OnSandbox(ctx, func(e cache.SandboxEvent) {
-		if e.New != nil {
-			d.routes.Apply(e.New)
-		} else {
-			d.routes.ApplyDelete(e.Old)
-		}
-	})
-	if err != nil {
-		return err
-	}
-	if err := untilTrue(ctx, synced); err != nil {
-		return fmt.Errorf("wait for the routes: %w", err)
-	}
-	d.routes.MarkSynced()
-	return nil
-}
-
 // untilTrue asks until the answer is yes; the informers offer no other way to hear of their first list.
 func untilTrue(ctx context.Context, ask func() bool) error {
 	tick := time.NewTicker(time.Millisecond)
@@ -123,19 +102,8 @@ func untilTrue(ctx context.Context, ask func() bool) error {
 	return nil
 }
 
-// startServing starts the controllers and opens the listeners.
-func (d *Daemon) startServing(ctx context.Context, stack *lifecycle.Stack) (err error) {
-	if err := d.startControllers(ctx, stack); err != nil {
-		return err
-	}
-	d.manager, err = manager.New(manager.Config{
-		Objects: d.cache.Live(), Cache: d.cache, Routes: d.routes, Node: d.machine.node, Tokens: d.tokens,
-		Log: d.cfg.Log, Metrics: d.metrics, MaxTimeout: d.cfg.MaxTimeout,
-		DefaultSize: manager.Size{CPUs: int(d.cfg.SandboxCPU.Value()), MemoryMB: d.cfg.SandboxMemory.Value() >> 20},
-	})
-	if err != nil {
-		return err
-	}
+// startServing opens the listeners.
+func (d *Daemon) startServing(ctx context.Context, stack *lifecycle.Stack) error {
 	api, err := d.httpAPI()
 	if err != nil {
 		return err
@@ -172,29 +140,6 @@ func (d *Daemon) httpAPI() (http.Handler, error) {
 	mux.Handle("GET /metrics", telemetry.MetricsHandler(d.metrics))
 	mux.Handle("/", telemetry.TraceHandler(d.tracer, "api", rest))
 	return mux, nil
-}
-
-func (d *Daemon) startControllers(ctx context.Context, stack *lifecycle.Stack) error {
-	scheme, err := cache.NewScheme()
-	if err != nil {
-		return err
-	}
-	recorder, flush, err := d.events(ctx, scheme)
-	if err != nil {
-		return err
-	}
-	c, err := controllers.NewSandbox(controllers.SandboxConfig{
-		Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Runner: d.machine.node, Changes: d.machine.node.Changes(), Events: recorder,
-	})
-	if err != nil {
-		flush()
-		return err
-	}
-	return stack.Push(ctx, "controllers", func(ctx context.Context, ready func()) error {
-		defer flush()
-		ready()
-		return c.Start(ctx)
-	})
 }
 
 // events returns a recorder of Events on objects, and its end.

@@ -20,6 +20,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/lifecycle"
 	"github.com/barchan-dev/barchan/internal/localca"
 	"github.com/barchan-dev/barchan/internal/manager"
+	"github.com/barchan-dev/barchan/internal/picker"
+	"github.com/barchan-dev/barchan/internal/quota"
 	"github.com/barchan-dev/barchan/internal/route"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
@@ -54,6 +56,8 @@ type Daemon struct {
 	cache         *cache.Cache
 	machine       *machine
 	routes        *route.Table
+	picker        *picker.Picker
+	quotas        *quota.Quotas
 	manager       *manager.Manager
 	gateway       *gateway.Gateway
 	admin         *adminapi.API
@@ -145,7 +149,8 @@ func (d *Daemon) boot(ctx context.Context, stack *lifecycle.Stack) error {
 		{"defaults", d.makeDefaults},
 		{"caches", d.startCaches},
 		{"node", d.startNode},
-		{"routes", d.fillRoutes},
+		{"routes", d.startFeeds},
+		{"controllers", d.startControllers},
 		{"serve", d.startServing},
 	} {
 		err := d.phases.do(ctx, p.name, func(ctx context.Context) error { return p.step(ctx, stack) })

@@ -1,0 +1,145 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/client-go/tools/events"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/apiserver"
+	"github.com/barchan-dev/barchan/internal/cache"
+	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/controllers"
+	"github.com/barchan-dev/barchan/internal/controllers/claim"
+	"github.com/barchan-dev/barchan/internal/controllers/history"
+	"github.com/barchan-dev/barchan/internal/controllers/warmpool"
+	"github.com/barchan-dev/barchan/internal/envd"
+	"github.com/barchan-dev/barchan/internal/lifecycle"
+	"github.com/barchan-dev/barchan/internal/manager"
+	"github.com/barchan-dev/barchan/internal/picker"
+	"github.com/barchan-dev/barchan/internal/quota"
+)
+
+// startFeeds has the watch fill what decides from memory (routes, ready members, quotas), and
+// waits until each knows all there is.
+func (d *Daemon) startFeeds(ctx context.Context, _ *lifecycle.Stack) (err error) {
+	if d.picker, err = picker.New(picker.Config{
+		Writer: d.api.Direct(apiserver.UserController), Log: d.cfg.Log, Metrics: d.metrics,
+		Orphaned: func(s *agents.Sandbox) { d.manager.Orphaned(s) },
+	}); err != nil {
+		return err
+	}
+	if d.quotas, err = quota.New(quota.Config{Reader: d.cache, Log: d.cfg.Log, Defaults: d.quotaDefaults(), DefaultSize: quota.Size{
+		MilliCPU: d.cfg.SandboxCPU.MilliValue(), Memory: d.cfg.SandboxMemory.Value(),
+	}}); err != nil {
+		return err
+	}
+	synced, err := d.cache.OnSandbox(ctx, func(e cache.SandboxEvent) {
+		if e.New != nil {
+			d.routes.Apply(e.New)
+		} else {
+			d.routes.ApplyDelete(e.Old)
+		}
+		d.picker.Observe(e.Old, e.New)
+		d.quotas.Observe(e.Old, e.New)
+	})
+	if err != nil {
+		return err
+	}
+	if err := untilTrue(ctx, synced); err != nil {
+		return fmt.Errorf("wait for the routes: %w", err)
+	}
+	d.routes.MarkSynced()
+	return nil
+}
+
+// quotaDefaults are those of the settings, in which zero means that there is none.
+func (d *Daemon) quotaDefaults() quota.Limits {
+	limit := func(n int64) quota.Limit { return quota.Limit{Set: n > 0, Most: n} }
+	return quota.Limits{
+		Sandboxes: limit(int64(d.cfg.QuotaSandboxes)), MilliCPU: limit(d.cfg.QuotaCPU.MilliValue()),
+		Memory: limit(d.cfg.QuotaMemory.Value()), CountPaused: d.cfg.QuotaCounts == config.QuotaAll,
+	}
+}
+
+// startControllers makes the manager and starts what acts on objects: sandboxes, pools, claims.
+func (d *Daemon) startControllers(ctx context.Context, stack *lifecycle.Stack) (err error) {
+	binder := manager.NewBinder(manager.BinderConfig{Tokens: d.tokens})
+	d.manager, err = manager.New(manager.Config{
+		Objects: d.api.Direct(apiserver.UserController), Cache: d.cache, Picker: d.picker, Quota: d.quotas, Binder: binder,
+		Routes: d.routes, Node: d.machine.node, Tokens: d.tokens, Log: d.cfg.Log, Metrics: d.metrics, MaxTimeout: d.cfg.MaxTimeout,
+		DefaultSize: manager.Size{CPUs: int(d.cfg.SandboxCPU.Value()), MemoryMB: d.cfg.SandboxMemory.Value() >> 20},
+	})
+	if err != nil {
+		return err
+	}
+	if err := d.push(ctx, stack, "manager", d.manager.Run); err != nil {
+		return err
+	}
+	scheme, err := cache.NewScheme()
+	if err != nil {
+		return err
+	}
+	recorder, flush, err := d.events(ctx, scheme)
+	if err != nil {
+		return err
+	}
+	if err := stack.Push(ctx, "events", func(ctx context.Context, ready func()) error {
+		ready()
+		<-ctx.Done()
+		flush()
+		return nil
+	}); err != nil {
+		return err
+	}
+	return d.pushControllers(ctx, stack, recorder, binder)
+}
+
+// starter is a controller.
+type starter interface {
+	Start(ctx context.Context) error
+}
+
+func (d *Daemon) pushControllers(ctx context.Context, stack *lifecycle.Stack, recorder events.EventRecorder, binder *manager.AgentBinder) error {
+	live, watched := d.cache.Live(), d.cache.Informers()
+	for _, c := range []struct {
+		name string
+		make func() (starter, error)
+	}{
+		{"sandboxes", func() (starter, error) {
+			return controllers.NewSandbox(controllers.SandboxConfig{
+				Log: d.cfg.Log, Client: live, Cache: watched, Runner: d.machine.node, Changes: d.machine.node.Changes(), Events: recorder,
+			})
+		}},
+		{"history", func() (starter, error) {
+			return history.New(history.Config{Log: d.cfg.Log, Client: live, Cache: watched, Objects: d.cache})
+		}},
+		{"pools", func() (starter, error) {
+			return warmpool.New(warmpool.Config{Log: d.cfg.Log, Client: live, Cache: watched, Objects: d.cache, Events: recorder})
+		}},
+		{"claims", func() (starter, error) {
+			return claim.New(claim.Config{
+				Log: d.cfg.Log, Client: live, Watched: watched, Cache: d.cache, Picker: d.picker, Quota: d.quotas,
+				Binder: envBinder{binder}, Events: recorder, Metrics: d.metrics,
+			})
+		}},
+	} {
+		started, err := c.make()
+		if err != nil {
+			return err
+		}
+		if err := d.push(ctx, stack, c.name, started.Start); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// envBinder hands variables to agents for claims that are objects.
+type envBinder struct{ agents *manager.AgentBinder }
+
+// Bind implements claim.Binder.
+func (b envBinder) Bind(ctx context.Context, s *agents.Sandbox, env map[string]string) error {
+	return b.agents.Bind(ctx, s, envd.InitRequest{EnvVars: env})
+}
