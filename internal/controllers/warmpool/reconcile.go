@@ -25,8 +25,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return r.collect(ctx, req.Namespace, uid)
 	}
 	p := &extensions.SandboxWarmPool{}
-	err := r.client.Get(ctx, req.NamespacedName, p)
-	if client.IgnoreNotFound(err) != nil {
+	if err := r.client.Get(ctx, req.NamespacedName, p); client.IgnoreNotFound(err) != nil {
 		return reconcile.Result{}, fmt.Errorf("read warm pool %s: %w", req.NamespacedName, err)
 	}
 	for _, uid := range r.names.others(req.NamespacedName, p.UID) {
@@ -34,7 +33,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 			return again, err
 		}
 	}
-	if err != nil || p.DeletionTimestamp != nil {
+	if p.UID == "" || p.DeletionTimestamp != nil { // gone, or going
 		return reconcile.Result{}, nil
 	}
 	r.names.learn(p.UID, req.NamespacedName)

@@ -104,24 +104,34 @@ func rest(s *situation) string {
 
 // movement is what is going on in a pool, and whether it goes on by itself.
 func movement(s *situation, t tally) (reason string, moves bool) {
+	if reason = blocked(s, t); reason != "" {
+		return reason, false
+	}
 	toMake := s.todo.create > s.made
+	busy := t.starting > 0 || t.ending > 0 || toMake
 	switch {
-	case s.problem.reason != "":
-		return s.problem.reason, false
-	case s.trouble.refused != "" && t.current < s.wish.desired:
-		return extensions.ReasonTemplateInvalid, false
-	case s.trouble.failures > 0 && t.currentReady < s.wish.desired:
-		return extensions.ReasonMembersFailing, false
-	case t.stale > 0 && (s.wish.recreate || t.ending > 0 || t.starting > 0 || toMake):
-		return extensions.ReasonPoolRollingOut, true
 	case t.stale > 0:
-		return extensions.ReasonPoolRollingOut, false // claims bring it on
-	case t.current < s.wish.desired || t.currentReady < s.wish.desired:
-		return filling(s), t.starting > 0 || t.ending > 0 || toMake || t.waiting == 0
+		return extensions.ReasonPoolRollingOut, s.wish.recreate || busy // else claims bring it on
+	case t.currentReady < s.wish.desired:
+		return filling(s), busy || t.waiting == 0
 	case t.ending > 0 || t.active > s.wish.desired:
 		return extensions.ReasonPoolShrinking, true
 	default:
 		return rest(s), false
+	}
+}
+
+// blocked is what keeps a pool from going on; empty if nothing does.
+func blocked(s *situation, t tally) string {
+	switch {
+	case s.problem.reason != "":
+		return s.problem.reason
+	case s.trouble.failures == 0 || t.currentReady >= s.wish.desired:
+		return ""
+	case s.trouble.refused != "" && t.current < s.wish.desired:
+		return extensions.ReasonTemplateInvalid
+	default:
+		return extensions.ReasonMembersFailing
 	}
 }
 

@@ -6,6 +6,7 @@ package poolsuite
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -305,9 +306,10 @@ func (w *world) create(o client.Object) {
 	}
 }
 
-func (w *world) template(name, image string) *extensions.SandboxTemplate {
+// template makes the template t.
+func (w *world) template(image string) *extensions.SandboxTemplate {
 	w.t.Helper()
-	t := standin.Template(w.namespace, name, image)
+	t := standin.Template(w.namespace, "t", image)
 	w.create(t)
 	return t
 }
@@ -350,8 +352,8 @@ func (w *world) pool(replicas int32, changes ...func(*extensions.SandboxWarmPool
 	return p
 }
 
-func strategy(kind extensions.UpdateStrategyType) func(*extensions.SandboxWarmPool) {
-	return func(p *extensions.SandboxWarmPool) { p.Spec.UpdateStrategy = &extensions.UpdateStrategy{Type: kind} }
+func recreating(p *extensions.SandboxWarmPool) {
+	p.Spec.UpdateStrategy = &extensions.UpdateStrategy{Type: extensions.UpdateRecreate}
 }
 
 // revision is that of the template t.
@@ -390,13 +392,13 @@ func (w *world) full(p *extensions.SandboxWarmPool, n int) *extensions.SandboxWa
 	return now
 }
 
-// saying waits until a condition of a pool has a reason.
-func (w *world) saying(p *extensions.SandboxWarmPool, kind, reason string) *extensions.SandboxWarmPool {
+// saying waits until the condition Ready of a pool has a reason.
+func (w *world) saying(p *extensions.SandboxWarmPool, reason string) *extensions.SandboxWarmPool {
 	w.t.Helper()
 	now := p
-	w.until("condition "+kind+" has reason "+reason, func() (bool, string) {
+	w.until("the pool gives the reason "+reason, func() (bool, string) {
 		now = w.get(p)
-		return now.Status.ObservedGeneration == now.Generation && condition(now, kind).Reason == reason, w.describe(now)
+		return now.Status.ObservedGeneration == now.Generation && condition(now, extensions.PoolReady).Reason == reason, w.describe(now)
 	})
 	return now
 }
@@ -411,11 +413,12 @@ func condition(p *extensions.SandboxWarmPool, kind string) metav1.Condition {
 }
 
 func (w *world) describe(p *extensions.SandboxWarmPool) string {
-	text := fmt.Sprintf("%+v %+v;", p.Status, p.Status.Barchan)
+	var text strings.Builder
+	fmt.Fprintf(&text, "%+v %+v;", p.Status, p.Status.Barchan)
 	for _, s := range w.list() {
-		text += fmt.Sprintf(" %s(%s %.4s)", s.Name, sandbox.PhaseOf(&s), pool.RevisionOf(&s))
+		fmt.Fprintf(&text, " %s(%s %.4s)", s.Name, sandbox.PhaseOf(&s), pool.RevisionOf(&s))
 	}
-	return text
+	return text.String()
 }
 
 // take adopts a spare member as a claim does. It is nil if there is none.

@@ -26,7 +26,7 @@ import (
 func fill(t *testing.T, cfg Config) {
 	w := newWorld(t, cfg)
 	w.start(Tuning{})
-	w.template("t", "x")
+	w.template("x")
 	p := w.full(w.pool(30), 30)
 	if made, peak, _ := w.extremes(p.UID); made != 30 || peak != 30 {
 		t.Errorf("%d members were made, at most %d at once", made, peak)
@@ -59,7 +59,7 @@ func (w *world) setScale(p *extensions.SandboxWarmPool, n int32) {
 func scale(t *testing.T, cfg Config) {
 	w := newWorld(t, cfg)
 	w.start(Tuning{})
-	w.template("t", "x")
+	w.template("x")
 	p := w.full(w.pool(2), 2)
 	w.setScale(p, 6)
 	w.full(p, 6)
@@ -87,7 +87,7 @@ func uids(all []agents.Sandbox) map[types.UID]struct{} {
 func scaleDownSpares(t *testing.T, cfg Config) {
 	w := newWorld(t, cfg)
 	w.start(Tuning{})
-	w.template("t", "x")
+	w.template("x")
 	p := w.full(w.pool(30), 30)
 	var mu sync.Mutex
 	var taken []*agents.Sandbox
@@ -120,8 +120,8 @@ func scaleDownSpares(t *testing.T, cfg Config) {
 func recreate(t *testing.T, cfg Config) {
 	w := newWorld(t, cfg)
 	w.start(Tuning{})
-	template := w.template("t", "x")
-	p := w.full(w.pool(6, strategy(extensions.UpdateRecreate)), 6)
+	template := w.template("x")
+	p := w.full(w.pool(6, recreating), 6)
 	w.mark(p.UID)
 	change(w, template, setImage("y"))
 	w.full(p, 6)
@@ -145,8 +145,8 @@ func recreateBounded(t *testing.T, cfg Config) {
 		t.Run(fmt.Sprintf("surge %d unavailable %d", bounds.surge, bounds.unavailable), func(t *testing.T) {
 			w := newWorld(t, cfg)
 			w.start(Tuning{})
-			template := w.template("t", "x")
-			p := w.pool(5, strategy(extensions.UpdateRecreate), func(p *extensions.SandboxWarmPool) {
+			template := w.template("x")
+			p := w.pool(5, recreating, func(p *extensions.SandboxWarmPool) {
 				p.Spec.Barchan = &extensions.WarmPoolBarchanSpec{MaxSurge: new(intstr.FromInt(bounds.surge)), MaxUnavailable: new(intstr.FromInt(bounds.unavailable))}
 			})
 			w.full(p, 5)
@@ -163,7 +163,7 @@ func recreateBounded(t *testing.T, cfg Config) {
 func onReplenish(t *testing.T, cfg Config) {
 	w := newWorld(t, cfg)
 	w.start(Tuning{})
-	template := w.template("t", "x")
+	template := w.template("x")
 	p := w.full(w.pool(4), 4)
 	old := uids(w.members(p))
 	change(w, template, setImage("y"))
@@ -208,9 +208,9 @@ func onReplenish(t *testing.T, cfg Config) {
 func stuck(t *testing.T, cfg Config) {
 	w := newWorld(t, cfg)
 	w.start(Tuning{StuckAfter: 2 * time.Second})
-	template := w.template("t", standin.ImageSlow)
+	template := w.template(standin.ImageSlow)
 	p := w.pool(3)
-	w.saying(p, extensions.PoolReady, extensions.ReasonMembersFailing)
+	w.saying(p, extensions.ReasonMembersFailing)
 	w.until("stuck members are replaced, one by one", func() (bool, string) {
 		made, _, _ := w.extremes(p.UID)
 		return made > 4, w.describe(w.get(p))
@@ -225,7 +225,7 @@ func stuck(t *testing.T, cfg Config) {
 func dead(t *testing.T, cfg Config) {
 	w := newWorld(t, cfg)
 	w.start(Tuning{})
-	w.template("t", "x")
+	w.template("x")
 	p := w.full(w.pool(3), 3)
 	victim := w.members(p)[0]
 	for {
@@ -255,8 +255,8 @@ func dead(t *testing.T, cfg Config) {
 func slowDeletion(t *testing.T, cfg Config) {
 	w := newWorld(t, cfg)
 	stop := w.start(Tuning{})
-	template := w.template("t", "x")
-	p := w.full(w.pool(3, strategy(extensions.UpdateRecreate)), 3)
+	template := w.template("x")
+	p := w.full(w.pool(3, recreating), 3)
 	w.hold(true)
 	change(w, template, setImage("y"))
 	w.until("all stale members are being deleted", func() (bool, string) {
@@ -285,7 +285,7 @@ func poolDeleted(t *testing.T, cfg Config) {
 	}
 	w := newWorld(t, cfg)
 	w.start(Tuning{})
-	w.template("t", "x")
+	w.template("x")
 	p := w.full(w.pool(4), 4)
 	taken := w.take(p)
 	w.full(p, 4)
@@ -305,7 +305,7 @@ func poolDeleted(t *testing.T, cfg Config) {
 // Members of a pool that nobody knows, which nobody owns, go; what was claimed stays.
 func orphans(t *testing.T, cfg Config) {
 	w := newWorld(t, cfg)
-	template := w.template("t", "x")
+	template := w.template("x")
 	gone := &extensions.SandboxWarmPool{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "gone", UID: "2b1c7a3e-0000-4000-8000-000000000001"}}
 	member := func() *agents.Sandbox {
 		s := pool.NewMember(gone, template, w.revision())
@@ -332,18 +332,18 @@ func templateGone(t *testing.T, cfg Config) {
 	w := newWorld(t, cfg)
 	w.start(Tuning{})
 	p := w.pool(2)
-	w.saying(p, extensions.PoolReady, extensions.ReasonTemplateNotFound)
-	template := w.template("t", "x")
+	w.saying(p, extensions.ReasonTemplateNotFound)
+	template := w.template("x")
 	w.full(p, 2)
 	before := uids(w.members(p))
 	if err := w.client.Delete(t.Context(), template); err != nil {
 		t.Fatal(err)
 	}
-	now := w.saying(p, extensions.PoolReady, extensions.ReasonTemplateNotFound)
+	now := w.saying(p, extensions.ReasonTemplateNotFound)
 	if now.Status.CurrentRevision != "" || len(w.members(p)) != 2 || !strings.Contains(condition(now, extensions.PoolReady).Message, "2 members are kept") {
 		t.Errorf("without its template the pool says %+v", now.Status)
 	}
-	w.template("t", "x")
+	w.template("x")
 	w.full(p, 2)
 	for uid := range uids(w.members(p)) {
 		if _, same := before[uid]; !same {
@@ -362,11 +362,11 @@ func templatePrivate(t *testing.T, cfg Config) {
 	p := w.pool(1, func(p *extensions.SandboxWarmPool) {
 		p.Spec.Barchan = &extensions.WarmPoolBarchanSpec{TemplateNamespace: elsewhere.Name}
 	})
-	w.saying(p, extensions.PoolReady, extensions.ReasonTemplatePrivate)
+	w.saying(p, extensions.ReasonTemplatePrivate)
 	change(w, template, standin.Public())
-	w.saying(p, extensions.PoolReady, extensions.ReasonPoolFull)
+	w.saying(p, extensions.ReasonPoolFull)
 	change(w, template, func(t *extensions.SandboxTemplate) { t.Spec.Barchan.Public = false })
-	w.saying(p, extensions.PoolReady, extensions.ReasonTemplatePrivate)
+	w.saying(p, extensions.ReasonTemplatePrivate)
 }
 
 // A cache that shows nothing of what the controller does leads to nothing being done twice.
@@ -375,8 +375,8 @@ func heldBack(t *testing.T, cfg Config) {
 	held, hold := NewHold(cfg.REST, "sandboxes")
 	w.startOver(held, Tuning{})
 	t.Cleanup(func() { hold.Set(false) }) // before the controller is stopped
-	template := w.template("t", "x")
-	p := w.full(w.pool(3, strategy(extensions.UpdateRecreate)), 3)
+	template := w.template("x")
+	p := w.full(w.pool(3, recreating), 3)
 	hold.Set(true)
 	w.setScale(p, 10)
 	for round := range 4 { // each makes the controller look again
@@ -418,7 +418,7 @@ func heldBack(t *testing.T, cfg Config) {
 func restart(t *testing.T, cfg Config) {
 	w := newWorld(t, cfg)
 	stop := w.start(Tuning{})
-	w.template("t", "x")
+	w.template("x")
 	p := w.full(w.pool(5), 5)
 	stop()
 	if w.take(p) == nil {
@@ -442,7 +442,7 @@ func restart(t *testing.T, cfg Config) {
 func restartInTheMiddle(t *testing.T, cfg Config) {
 	w := newWorld(t, cfg)
 	stop := w.start(Tuning{})
-	w.template("t", "x")
+	w.template("x")
 	p := w.pool(60)
 	for _, n := range []int{5, 25, 45} {
 		w.until(fmt.Sprintf("%d members exist", n), func() (bool, string) {
@@ -461,11 +461,11 @@ func restartInTheMiddle(t *testing.T, cfg Config) {
 func autoscale(t *testing.T, cfg Config) {
 	w := newWorld(t, cfg)
 	w.start(Tuning{})
-	w.template("t", "x")
+	w.template("x")
 	p := w.pool(7, func(p *extensions.SandboxWarmPool) { // which nobody looks at
 		p.Spec.Barchan = &extensions.WarmPoolBarchanSpec{Autoscale: &extensions.PoolAutoscale{MaxReplicas: 5, SparePercent: 50, IdleSeconds: 3600}}
 	})
-	w.saying(p, extensions.PoolReady, extensions.ReasonPoolIdle)
+	w.saying(p, extensions.ReasonPoolIdle)
 	var claimed []*agents.Sandbox
 	for range 3 {
 		claimed = append(claimed, w.cold(p))
