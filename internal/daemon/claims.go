@@ -113,7 +113,7 @@ func (d *Daemon) pushControllers(ctx context.Context, stack *lifecycle.Stack, re
 			})
 		}},
 		{"history", func() (starter, error) {
-			return history.New(history.Config{Log: d.cfg.Log, Client: live, Cache: watched, Objects: d.cache})
+			return history.New(history.Config{Log: d.cfg.Log, Client: live, Cache: watched, Revisions: d.cache})
 		}},
 		{"pools", func() (starter, error) {
 			return warmpool.New(warmpool.Config{Log: d.cfg.Log, Client: live, Cache: watched, Objects: d.cache, Events: recorder})
