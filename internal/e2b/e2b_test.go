@@ -310,7 +310,7 @@ func TestIdempotencyOverTheWire(t *testing.T) {
 func TestQuotaOverTheWire(t *testing.T) {
 	f := newFixture(t)
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: team, Annotations: map[string]string{quota.AnnotationSandboxes: "1"}}}
-	if err := f.cluster.Client.Create(t.Context(), ns); err != nil {
+	if err := f.cluster.Create(t.Context(), ns); err != nil {
 		t.Fatal(err)
 	}
 	s := f.create(`{"templateID":"base"}`)
@@ -324,14 +324,22 @@ func TestQuotaOverTheWire(t *testing.T) {
 
 func TestUnclaimedMembersOverTheWire(t *testing.T) {
 	f := newFixture(t)
-	if err := f.cluster.Client.Create(t.Context(), standin.Pool(team, "base", manager.DefaultPublicNamespace, "base")); err != nil {
+	if err := f.cluster.Create(t.Context(), standin.Pool(team, "base", manager.DefaultPublicNamespace, "base")); err != nil {
 		t.Fatal(err)
 	}
 	member := f.cluster.Fill(t, team, "base", 1)[0]
 	id := string(sandbox.IDOf(member.UID))
 	for _, ask := range [][2]string{
-		{"GET", ""}, {"DELETE", ""}, {"GET", "/metrics"}, {"GET", "/logs"}, {"POST", "/pause"}, {"POST", "/resume"},
-		{"POST", "/connect"}, {"POST", "/timeout"}, {"POST", "/refreshes"}, {"PUT", "/network"},
+		{"GET", ""},
+		{"DELETE", ""},
+		{"GET", "/metrics"},
+		{"GET", "/logs"},
+		{"POST", "/pause"},
+		{"POST", "/resume"},
+		{"POST", "/connect"},
+		{"POST", "/timeout"},
+		{"POST", "/refreshes"},
+		{"PUT", "/network"},
 	} {
 		body := ""
 		if ask[0] != "GET" {

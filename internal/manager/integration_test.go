@@ -18,15 +18,51 @@ import (
 	"github.com/barchan-dev/barchan/internal/apiserver"
 	"github.com/barchan-dev/barchan/internal/cache"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/picker"
+	"github.com/barchan-dev/barchan/internal/quota"
 	"github.com/barchan-dev/barchan/internal/route"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 	"github.com/barchan-dev/barchan/internal/testkit/standin"
 )
 
-// newReal returns a manager over the real API server and the real cache; only what would run
-// the sandboxes is a stand-in.
+// world is the real API server, with what managers over it share.
+type world struct {
+	api *apiserver.Server
+	// objects is the first manager's cache.
+	objects *cache.Cache
+	agents  *fakeAgents
+}
+
+// newReal returns a manager over the real API server, the real cache and the real picker; only what
+// would run the sandboxes is a stand-in.
 func newReal(t *testing.T) *Manager {
+	t.Helper()
+	m, _ := newWorld(t)
+	return m
+}
+
+func newWorld(t *testing.T) (*Manager, *world) {
+	t.Helper()
+	api := startAPI(t)
+	w := &world{api: api, agents: &fakeAgents{}}
+	w.objects = w.cache(t)
+	w.fulfil(t)
+	for _, ns := range []string{team, DefaultPublicNamespace} {
+		err := w.objects.Live().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+	}
+	if err := w.objects.Live().Create(t.Context(), standin.Template(DefaultPublicNamespace, "base", "base", standin.Public())); err != nil {
+		t.Fatal(err)
+	}
+	m, _ := w.manager(t, w.objects)
+	await(t, func() bool { _, err := m.Template(t.Context(), team, "base"); return err == nil })
+	return m, w
+}
+
+func startAPI(t *testing.T) *apiserver.Server {
 	t.Helper()
 	api, err := apiserver.New(apiserver.Config{DataDir: t.TempDir(), Log: telemetry.Discard()})
 	if err != nil {
@@ -36,42 +72,76 @@ func newReal(t *testing.T) *Manager {
 		t.Fatal(err)
 	}
 	t.Cleanup(api.Stop)
+	return api
+}
+
+// cache starts one more cache.
+func (w *world) cache(t *testing.T) *cache.Cache {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	var wg sync.WaitGroup
 	t.Cleanup(func() { cancel(); wg.Wait() })
-	objects, err := cache.New(ctx, cache.Config{REST: api.RESTConfig(apiserver.UserAdmin)})
+	objects, err := cache.New(ctx, cache.Config{REST: w.api.RESTConfig(apiserver.UserAdmin)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	wg.Go(func() { _ = objects.Run(ctx) })
-	wg.Go(func() { control(ctx, t, objects) })
 	if err := objects.WaitSynced(ctx); err != nil {
 		t.Fatal(err)
 	}
-	for _, ns := range []string{team, DefaultPublicNamespace} {
-		err := objects.Live().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})
-		if err != nil && !apierrors.IsAlreadyExists(err) {
-			t.Fatal(err)
-		}
-	}
-	if err := objects.Live().Create(ctx, standin.Template(DefaultPublicNamespace, "base", "base", standin.Public())); err != nil {
+	return objects
+}
+
+// fulfil has what sandboxes wish done until the test ends.
+func (w *world) fulfil(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	var wg sync.WaitGroup
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	wg.Go(func() { control(ctx, t, w.objects) })
+}
+
+// manager returns a manager over a cache, with a picker and quotas of its own, and what counts its
+// writes and the picker's.
+func (w *world) manager(t *testing.T, objects *cache.Cache, change ...func(*Config)) (*Manager, *counted) {
+	t.Helper()
+	writer := &counted{Objects: objects.Live()}
+	members, err := picker.New(picker.Config{Writer: writer})
+	if err != nil {
 		t.Fatal(err)
 	}
+	quotas, err := quota.New(quota.Config{Reader: objects, Log: telemetry.Discard()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	synced, err := objects.OnSandbox(t.Context(), func(e cache.SandboxEvent) {
+		members.Observe(e.Old, e.New)
+		quotas.Observe(e.Old, e.New)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, synced)
 	tokens, err := sandbox.NewTokens([]byte(strings.Repeat("s", 32)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := New(Config{Objects: objects.Live(), Cache: objects, Routes: route.NewTable(), Node: &fakeNode{}, Tokens: tokens, Log: telemetry.Discard()})
+	cfg := Config{
+		Objects: writer, Cache: objects, Routes: route.NewTable(), Node: &fakeNode{}, Tokens: tokens, Log: telemetry.Discard(),
+		Picker: members, Quota: quotas, Binder: w.agents,
+	}
+	for _, c := range change {
+		c(&cfg)
+	}
+	m, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	await(t, func() bool { _, err := m.Template(ctx, team, "base"); return err == nil })
-	return m
+	return m, writer
 }
 
 // control fulfils the wishes in sandboxes until ctx is done, one change after the other.
 func control(ctx context.Context, t *testing.T, objects *cache.Cache) {
-	changes := make(chan *agents.Sandbox, 1000)
+	changes := make(chan *agents.Sandbox, 10_000)
 	_, err := objects.OnSandbox(ctx, func(e cache.SandboxEvent) {
 		if e.New != nil {
 			changes <- e.New.DeepCopy()
