@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"slices"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -48,12 +49,9 @@ func (t *turns) take(who reconcile.Request, pool types.UID) bool {
 		t.used[pool]++
 		return true
 	}
-	for _, other := range t.parked[pool] {
-		if other == who {
-			return false
-		}
+	if !slices.Contains(t.parked[pool], who) {
+		t.parked[pool] = append(t.parked[pool], who)
 	}
-	t.parked[pool] = append(t.parked[pool], who)
 	return false
 }
 

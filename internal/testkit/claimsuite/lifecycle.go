@@ -30,9 +30,9 @@ func ends(policy extensions.ClaimShutdownPolicy) func(*extensions.SandboxClaim) 
 
 func expiryRetains(t *testing.T, cfg *Config) {
 	w := start(t, cfg, options{})
-	w.pool("pool", w.template("blueprint"), 1)
+	w.pool(w.template(), 1)
 	// By its own timer, not by a change of the claim.
-	c, s := w.served(w.claim("c", "pool", func(c *extensions.SandboxClaim) {
+	c, s := w.served(w.claim("c", func(c *extensions.SandboxClaim) {
 		c.Spec.Lifecycle = &extensions.ClaimLifecycle{ShutdownTime: new(metav1.NewTime(time.Now().Add(3 * time.Second)))}
 	}))
 	w.gone(s)
@@ -42,7 +42,7 @@ func expiryRetains(t *testing.T, cfg *Config) {
 	}
 	// What has expired never comes back.
 	update(w, c, func(c *extensions.SandboxClaim) { c.Spec.Lifecycle = nil })
-	w.served(w.claim("later", "pool"))
+	w.served(w.claim("later"))
 	if all := w.owned(c); len(all) > 0 {
 		t.Errorf("an expired claim got %d sandboxes", len(all))
 	}
@@ -50,15 +50,15 @@ func expiryRetains(t *testing.T, cfg *Config) {
 
 func expiryDeletes(t *testing.T, cfg *Config) {
 	w := start(t, cfg, options{})
-	w.pool("pool", w.template("blueprint"), 2)
+	w.pool(w.template(), 2)
 	none := func(c *extensions.SandboxClaim) bool { return c == nil }
 
-	c, s := w.served(w.claim("background", "pool"))
+	c, s := w.served(w.claim("background"))
 	update(w, c, ends(extensions.ClaimDelete))
 	w.awaitClaim(c, "went", none)
 	w.gone(s)
 
-	c, s = w.served(w.claim("foreground", "pool"))
+	c, s = w.served(w.claim("foreground"))
 	w.nodes.holding(func(s *agents.Sandbox) bool { return s.DeletionTimestamp != nil })
 	update(w, c, ends(extensions.ClaimDeleteForeground))
 	await(w, s, &agents.SandboxList{}, "was being deleted", func(s *agents.Sandbox) bool { return s != nil && s.DeletionTimestamp != nil })
@@ -74,8 +74,8 @@ func expiryDeletes(t *testing.T, cfg *Config) {
 
 func ttl(t *testing.T, cfg *Config) {
 	w := start(t, cfg, options{})
-	w.pool("pool", w.template("blueprint"), 1)
-	c, s := w.served(w.claim("c", "pool", func(c *extensions.SandboxClaim) {
+	w.pool(w.template(), 1)
+	c, s := w.served(w.claim("c", func(c *extensions.SandboxClaim) {
 		c.Spec.Lifecycle = &extensions.ClaimLifecycle{TTLSecondsAfterFinished: new(int32(1))}
 	}))
 	s = w.report(s, func(s *agents.Sandbox) {
@@ -106,12 +106,12 @@ func (w *world) report(s *agents.Sandbox, change func(*agents.Sandbox)) *agents.
 
 func outlives(t *testing.T, cfg *Config) {
 	w := start(t, cfg, options{})
-	x := w.template("blueprint")
-	p := w.pool("pool", x, 1)
-	c, s := w.served(w.claim("c", "pool"))
+	x := w.template()
+	p := w.pool(x, 1)
+	c, s := w.served(w.claim("c"))
 	must(t, w.api.Delete(t.Context(), p))
 	must(t, w.api.Delete(t.Context(), x))
-	w.refused(w.claim("late", "pool"), extensions.ReasonWarmPoolNotFound, "spec.warmPoolRef.name") // so they are seen
+	w.refused(w.claim("late"), extensions.ReasonWarmPoolNotFound, "spec.warmPoolRef.name") // so they are seen
 	w.report(s, func(s *agents.Sandbox) { s.Status.PodIPs = []string{"10.1.2.3"} })
 	c = w.awaitClaim(c, "showed the new address", func(c *extensions.SandboxClaim) bool {
 		return slices.Equal(c.Status.Sandbox.PodIPs, []string{"10.1.2.3"})
@@ -127,11 +127,11 @@ func outlives(t *testing.T, cfg *Config) {
 
 func sandboxMissing(t *testing.T, cfg *Config) {
 	w := start(t, cfg, options{})
-	w.pool("pool", w.template("blueprint"), 2)
-	c, s := w.served(w.claim("c", "pool"))
+	w.pool(w.template(), 2)
+	c, s := w.served(w.claim("c"))
 	must(t, w.api.Delete(t.Context(), s))
 	w.refused(c, extensions.ReasonSandboxMissing, s.Name)
-	w.served(w.claim("another", "pool"))
+	w.served(w.claim("another"))
 	if all := w.owned(c); len(all) > 0 {
 		t.Errorf("a claim whose sandbox is gone got %d others", len(all))
 	}
@@ -139,8 +139,8 @@ func sandboxMissing(t *testing.T, cfg *Config) {
 
 func claimDeleted(t *testing.T, cfg *Config) {
 	w := start(t, cfg, options{})
-	w.pool("pool", w.template("blueprint"), 1)
-	c, s := w.served(w.claim("c", "pool"))
+	w.pool(w.template(), 1)
+	c, s := w.served(w.claim("c"))
 	must(t, w.api.Delete(t.Context(), c))
 	w.gone(s)
 }
@@ -168,8 +168,8 @@ func claimDeletedWhileServed(t *testing.T, cfg *Config) {
 		})
 		return err
 	})})
-	w.pool("pool", w.template("blueprint"), 1)
-	w.claim("c", "pool")
+	w.pool(w.template(), 1)
+	w.claim("c")
 	s := &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: <-named}}
 	if s.Name == "" {
 		t.Fatal("the first status names no sandbox")
@@ -188,8 +188,8 @@ func kill(t *testing.T, cfg *Config, update func(*world)) (*world, *extensions.S
 		<-ctx.Done()
 		return ctx.Err()
 	})})
-	first.pool("pool", first.template("blueprint"), 2)
-	c := first.claim("c", "pool")
+	first.pool(first.template(), 2)
+	c := first.claim("c")
 	select {
 	case <-killed:
 	case <-time.After(patience):
@@ -212,7 +212,7 @@ func killed(t *testing.T, cfg *Config) {
 	if s.UID != taken.UID {
 		t.Errorf("the claim got %s although it owned %s", s.Name, taken.Name)
 	}
-	w.served(w.claim("another", "pool")) // so that the first is done with
+	w.served(w.claim("another")) // so that the first is done with
 	if all := w.owned(c); len(all) != 1 {
 		t.Errorf("the claim owns %d sandboxes", len(all))
 	}
@@ -221,7 +221,7 @@ func killed(t *testing.T, cfg *Config) {
 func killedUpdated(t *testing.T, cfg *Config) {
 	revision := ""
 	w, c, taken := kill(t, cfg, func(w *world) {
-		x := &extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "blueprint"}}
+		x := &extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: templateName}}
 		x = update(w, x, image("second"))
 		var err error
 		revision, _, err = pool.Revision(x)
@@ -242,9 +242,9 @@ func image(name string) func(*extensions.SandboxTemplate) {
 func coldUpdated(t *testing.T, cfg *Config) {
 	w := start(t, cfg, options{})
 	w.nodes.holding(func(s *agents.Sandbox) bool { return s.DeletionTimestamp == nil })
-	x := w.template("blueprint")
-	w.pool("pool", x, 0)
-	c := w.claim("c", "pool")
+	x := w.template()
+	w.pool(x, 0)
+	c := w.claim("c")
 	w.refused(c, extensions.ReasonSandboxCreatePending, "starts cold")
 	old := w.owned(c)
 	if len(old) != 1 {
@@ -264,8 +264,8 @@ func coldUpdated(t *testing.T, cfg *Config) {
 func updatedUnderClaims(t *testing.T, cfg *Config) {
 	const many, members = 200, 60
 	w := start(t, cfg, options{})
-	x := w.template("blueprint")
-	p := w.pool("pool", x, members)
+	x := w.template()
+	p := w.pool(x, members)
 	w.nodes.holding(func(s *agents.Sandbox) bool { return s.DeletionTimestamp != nil })
 	claims := make([]*extensions.SandboxClaim, many)
 	halfway := make(chan struct{})
@@ -275,7 +275,7 @@ func updatedUnderClaims(t *testing.T, cfg *Config) {
 		wg.Go(func() {
 			for i := range next {
 				c := &extensions.SandboxClaim{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: fmt.Sprintf("c%d", i)}}
-				c.Spec.WarmPoolRef.Name = "pool"
+				c.Spec.WarmPoolRef.Name = poolName
 				if err := w.api.Create(t.Context(), c); err != nil {
 					t.Error(err)
 				}

@@ -17,10 +17,10 @@ import (
 
 func warm(t *testing.T, cfg *Config) {
 	w := start(t, cfg, options{binder: &agent{}})
-	p := w.pool("pool", w.template("blueprint", envPolicy(extensions.InjectionAllowed)), 2)
+	p := w.pool(w.template(envPolicy(extensions.InjectionAllowed)), 2)
 	for _, change := range [][]func(*extensions.SandboxClaim){nil, {brings("COLOUR", "red")}} {
 		before, told := len(w.writes.all()), len(w.events.all())
-		c, s := w.served(w.claim(string(rune('a'+before)), "pool", change...))
+		c, s := w.served(w.claim(string(rune('a'+before)), change...))
 		if s.Labels[agents.LabelLaunchType] != agents.LaunchWarm || s.Labels[agents.LabelClaimUID] != string(c.UID) || pool.OriginOf(s) != p.UID || pool.MemberOf(s) != "" {
 			t.Errorf("labels of a member that was taken: %v", s.Labels)
 		}
@@ -41,8 +41,8 @@ func warm(t *testing.T, cfg *Config) {
 
 func cold(t *testing.T, cfg *Config) {
 	w := start(t, cfg, options{})
-	p := w.pool("pool", w.template("blueprint"), 0)
-	c, s := w.served(w.claim("cold", "pool"))
+	p := w.pool(w.template(), 0)
+	c, s := w.served(w.claim("cold"))
 	if s.Name != c.Name || s.Labels[agents.LabelLaunchType] != agents.LaunchCold || s.Labels[agents.LabelClaimUID] != string(c.UID) || pool.OriginOf(s) != p.UID {
 		t.Errorf("sandbox %s of a cold start has labels %v", s.Name, s.Labels)
 	}
@@ -53,15 +53,15 @@ func cold(t *testing.T, cfg *Config) {
 func waits(t *testing.T, cfg *Config) {
 	w := start(t, cfg, options{})
 	w.nodes.holding(func(s *agents.Sandbox) bool { return pool.MemberOf(s) != "" })
-	x := w.template("blueprint")
-	p := w.pool("pool", x, 0)
+	x := w.template()
+	p := w.pool(x, 0)
 	const many = 100
 	for _, s := range w.grow(p, x, many) {
 		w.settled(s, func(s *agents.Sandbox) bool { return s != nil })
 	}
 	var claims []*extensions.SandboxClaim
 	for i := range many {
-		claims = append(claims, w.claim("c"+string(rune('a'+i/26))+string(rune('a'+i%26)), "pool"))
+		claims = append(claims, w.claim("c"+string(rune('a'+i/26))+string(rune('a'+i%26))))
 	}
 	w.awaitClaim(claims[0], "waited", func(c *extensions.SandboxClaim) bool { return ready(c).Reason == extensions.ReasonSandboxCreatePending })
 	w.nodes.holding(nil)
@@ -77,13 +77,13 @@ func waits(t *testing.T, cfg *Config) {
 
 func poolAndTemplateToCome(t *testing.T, cfg *Config) {
 	w := start(t, cfg, options{})
-	c := w.claim("early", "pool")
+	c := w.claim("early")
 	w.refused(c, extensions.ReasonWarmPoolNotFound, "spec.warmPoolRef.name")
-	p := &extensions.SandboxWarmPool{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "pool"}}
-	p.Spec.SandboxTemplateRef.Name = "blueprint"
+	p := &extensions.SandboxWarmPool{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: poolName}}
+	p.Spec.SandboxTemplateRef.Name = templateName
 	must(t, w.api.Create(t.Context(), p))
-	w.refused(c, extensions.ReasonTemplateNotFound, "blueprint")
-	w.template("blueprint")
+	w.refused(c, extensions.ReasonTemplateNotFound, templateName)
+	w.template()
 	w.served(c)
 }
 
@@ -113,13 +113,13 @@ func valueOf(s *agents.Sandbox, container int, name string) (value string) {
 func env(t *testing.T, cfg *Config) {
 	a := &agent{}
 	w := start(t, cfg, options{binder: a})
-	x := w.template("blueprint", envPolicy(extensions.InjectionDisallowed), func(x *extensions.SandboxTemplate) {
+	x := w.template(envPolicy(extensions.InjectionDisallowed), func(x *extensions.SandboxTemplate) {
 		c := &x.Spec.PodTemplate.Spec.Containers
 		*c = append(*c, corev1.Container{Name: "side", Image: "second"})
 	})
-	w.pool("pool", x, 4)
-	plain := w.claim("plain", "pool", brings("COLOUR", "red"))
-	other := w.claim("other", "pool", brings("COLOUR", "red"), brings("SHAPE", "square"))
+	w.pool(x, 4)
+	plain := w.claim("plain", brings("COLOUR", "red"))
+	other := w.claim("other", brings("COLOUR", "red"), brings("SHAPE", "square"))
 	w.refused(plain, extensions.ReasonEnvVarsRejected, "spec.env: ")
 
 	update(w, x, func(x *extensions.SandboxTemplate) { x.Spec.EnvVarsInjectionPolicy = extensions.InjectionAllowed })
@@ -128,7 +128,7 @@ func env(t *testing.T, cfg *Config) {
 		t.Errorf("launch %s, object has %q, agent was told %v", s.Labels[agents.LabelLaunchType], valueOf(s, 0, "COLOUR"), a.told(s.Name))
 	}
 	w.refused(other, extensions.ReasonEnvVarsRejected, "spec.env[1].name: ")
-	w.refused(w.claim("nowhere", "pool", brings("A", "b"), func(c *extensions.SandboxClaim) { c.Spec.Env[0].ContainerName = "none" }),
+	w.refused(w.claim("nowhere", brings("A", "b"), func(c *extensions.SandboxClaim) { c.Spec.Env[0].ContainerName = "none" }),
 		extensions.ReasonEnvVarsRejected, "spec.env[0].containerName: ")
 
 	update(w, x, func(x *extensions.SandboxTemplate) { x.Spec.EnvVarsInjectionPolicy = extensions.InjectionOverrides })
@@ -136,7 +136,7 @@ func env(t *testing.T, cfg *Config) {
 	if valueOf(s, 0, "SHAPE") != "square" || a.told(s.Name)["SHAPE"] != "square" {
 		t.Errorf("an override is %q in the object; agent was told %v", valueOf(s, 0, "SHAPE"), a.told(s.Name))
 	}
-	_, s = w.served(w.claim("side", "pool", brings("A", "b"), func(c *extensions.SandboxClaim) { c.Spec.Env[0].ContainerName = "side" }))
+	_, s = w.served(w.claim("side", brings("A", "b"), func(c *extensions.SandboxClaim) { c.Spec.Env[0].ContainerName = "side" }))
 	if s.Labels[agents.LabelLaunchType] != agents.LaunchCold || valueOf(s, 1, "A") != "b" || valueOf(s, 0, "A") != "" || a.told(s.Name) != nil {
 		t.Errorf("variables for the second container: launch %s, %+v", s.Labels[agents.LabelLaunchType], s.Spec.PodTemplate.Spec.Containers)
 	}
@@ -145,8 +145,8 @@ func env(t *testing.T, cfg *Config) {
 func envNotTaken(t *testing.T, cfg *Config) {
 	a := &agent{fail: 1}
 	w := start(t, cfg, options{binder: a})
-	w.pool("pool", w.template("blueprint", envPolicy(extensions.InjectionAllowed)), 2)
-	c, s := w.served(w.claim("c", "pool", brings("COLOUR", "red")))
+	w.pool(w.template(envPolicy(extensions.InjectionAllowed)), 2)
+	c, s := w.served(w.claim("c", brings("COLOUR", "red")))
 	a.mu.Lock()
 	tried := len(a.bound)
 	a.mu.Unlock()
@@ -161,8 +161,8 @@ func envNotTaken(t *testing.T, cfg *Config) {
 func envNeverTaken(t *testing.T, cfg *Config) {
 	a := &agent{fail: 1 << 30}
 	w := start(t, cfg, options{binder: a})
-	w.pool("pool", w.template("blueprint", envPolicy(extensions.InjectionAllowed)), 3)
-	c := w.refused(w.claim("c", "pool", brings("COLOUR", "red")), extensions.ReasonClaimReconcilerFailed, "connection refused")
+	w.pool(w.template(envPolicy(extensions.InjectionAllowed)), 3)
+	c := w.refused(w.claim("c", brings("COLOUR", "red")), extensions.ReasonClaimReconcilerFailed, "connection refused")
 	if c.Status.Sandbox.Name != "" {
 		t.Errorf("a sandbox that did not take the variables is named: %+v", c.Status)
 	}
@@ -170,7 +170,7 @@ func envNeverTaken(t *testing.T, cfg *Config) {
 
 func metadata(t *testing.T, cfg *Config) {
 	w := start(t, cfg, options{})
-	w.pool("pool", w.template("blueprint", func(x *extensions.SandboxTemplate) {
+	w.pool(w.template(func(x *extensions.SandboxTemplate) {
 		x.Spec.PodTemplate.ObjectMeta.Labels = map[string]string{"tier": "one"}
 	}), 2)
 	label := func(key, value string) func(*extensions.SandboxClaim) {
@@ -184,9 +184,9 @@ func metadata(t *testing.T, cfg *Config) {
 		"malformed": {"a", "no blanks", "spec.additionalPodMetadata.labels[a]: "},
 		"set":       {"tier", "two", "spec.additionalPodMetadata.labels[tier]: "},
 	} {
-		w.refused(w.claim(name, "pool", label(give.key, give.value)), extensions.ReasonInvalidMetadata, give.message)
+		w.refused(w.claim(name, label(give.key, give.value)), extensions.ReasonInvalidMetadata, give.message)
 	}
-	_, s := w.served(w.claim("fine", "pool", label("example.com/team", "blue")))
+	_, s := w.served(w.claim("fine", label("example.com/team", "blue")))
 	got := s.Spec.PodTemplate.ObjectMeta
 	if s.Labels[agents.LabelLaunchType] != agents.LaunchWarm || got.Labels["example.com/team"] != "blue" || got.Labels["tier"] != "one" || got.Annotations["note"] == "" {
 		t.Errorf("launch %s, metadata %+v", s.Labels[agents.LabelLaunchType], got)
@@ -195,9 +195,9 @@ func metadata(t *testing.T, cfg *Config) {
 
 func volumes(t *testing.T, cfg *Config) {
 	w := start(t, cfg, options{})
-	x := w.template("blueprint")
-	w.pool("pool", x, 1)
-	c := w.claim("c", "pool", func(c *extensions.SandboxClaim) {
+	x := w.template()
+	w.pool(x, 1)
+	c := w.claim("c", func(c *extensions.SandboxClaim) {
 		c.Spec.VolumeClaimTemplates = []agents.PersistentVolumeClaimTemplate{{EmbeddedObjectMetadata: agents.EmbeddedObjectMetadata{Name: "data"}}}
 	})
 	w.refused(c, extensions.ReasonVolumeClaimsError, "spec.volumeClaimTemplates: ")
@@ -213,12 +213,12 @@ func volumes(t *testing.T, cfg *Config) {
 
 func nameTaken(t *testing.T, cfg *Config) {
 	w := start(t, cfg, options{})
-	x := w.template("blueprint")
-	w.pool("pool", x, 0)
+	x := w.template()
+	w.pool(x, 0)
 	s := &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "mine"}}
 	s.Spec.SandboxBlueprint = *x.Spec.SandboxBlueprint.DeepCopy()
 	must(t, w.api.Create(t.Context(), s))
-	c := w.claim("mine", "pool")
+	c := w.claim("mine")
 	w.refused(c, extensions.ReasonAdoptionConflict, "metadata.name: ")
 	must(t, w.api.Delete(t.Context(), s))
 	w.served(c)
@@ -226,9 +226,9 @@ func nameTaken(t *testing.T, cfg *Config) {
 
 func overQuota(t *testing.T, cfg *Config) {
 	w := start(t, cfg, options{limits: quota.Limits{Sandboxes: quota.AtMost(1)}})
-	w.pool("pool", w.template("blueprint"), 2)
-	_, first := w.served(w.claim("first", "pool"))
-	second := w.claim("second", "pool")
+	w.pool(w.template(), 2)
+	_, first := w.served(w.claim("first"))
+	second := w.claim("second")
 	c := w.refused(second, "QuotaExceeded", "at most 1 sandboxes")
 	if strings.Contains(ready(c).Message, "exhausted") {
 		t.Errorf("message %q", ready(c).Message)

@@ -34,6 +34,12 @@ import (
 // patience bounds each wait of the suite; it decides nothing but when a test gives up.
 const patience = time.Minute
 
+// Each world has one pool, of one template.
+const (
+	templateName = "blueprint"
+	poolName     = "pool"
+)
+
 // options are what a test changes of a world.
 type options struct {
 	hooks     interceptor.Funcs // between the controller and the API server
@@ -250,17 +256,17 @@ func (n *node) one(ctx context.Context) bool {
 }
 
 // template makes a template; change may alter it first.
-func (w *world) template(name string, change ...func(*extensions.SandboxTemplate)) *extensions.SandboxTemplate {
+func (w *world) template(change ...func(*extensions.SandboxTemplate)) *extensions.SandboxTemplate {
 	w.t.Helper()
-	x := standin.Template(w.namespace, name, "first", change...)
+	x := standin.Template(w.namespace, templateName, "first", change...)
 	must(w.t, w.api.Create(w.t.Context(), x))
 	return x
 }
 
 // pool makes a pool of a template with ready members.
-func (w *world) pool(name string, of *extensions.SandboxTemplate, members int) *extensions.SandboxWarmPool {
+func (w *world) pool(of *extensions.SandboxTemplate, members int) *extensions.SandboxWarmPool {
 	w.t.Helper()
-	p := &extensions.SandboxWarmPool{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name}}
+	p := &extensions.SandboxWarmPool{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: poolName}}
 	p.Spec.SandboxTemplateRef.Name = of.Name
 	must(w.t, w.api.Create(w.t.Context(), p))
 	w.fill(p, of, members)
@@ -298,10 +304,10 @@ func (w *world) settled(s *agents.Sandbox, ok func(*agents.Sandbox) bool) {
 }
 
 // claim makes a claim on a pool.
-func (w *world) claim(name, on string, change ...func(*extensions.SandboxClaim)) *extensions.SandboxClaim {
+func (w *world) claim(name string, change ...func(*extensions.SandboxClaim)) *extensions.SandboxClaim {
 	w.t.Helper()
 	c := &extensions.SandboxClaim{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name}}
-	c.Spec.WarmPoolRef.Name = on
+	c.Spec.WarmPoolRef.Name = poolName
 	for _, f := range change {
 		f(c)
 	}
