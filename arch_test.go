@@ -29,7 +29,7 @@ var layers = [][]string{
 		"internal/peers", "internal/envd", "internal/baseimage", "internal/toolchain",
 		"internal/adminclient", "internal/restclient", "internal/picker", "internal/quota", "internal/testkit",
 	},
-	4: {"internal/controllers", "internal/node", "internal/manager", "internal/gateway", "internal/agent"},
+	4: {"internal/controllers", "internal/node", "internal/manager", "internal/gateway", "internal/agent", "internal/testkit/claimsuite"},
 	5: {"internal/e2b", "internal/adminapi", "internal/config"},
 	6: {"internal/daemon"},
 	7: {"internal/cli"},
