@@ -223,11 +223,14 @@ func testTemplateChanges(t *testing.T, s *server, version int, strategy string) 
 		}
 		s.must("kill", id)
 	}
-	var history []struct{ Spec struct{ Number int } }
-	s.read(&history, "template", "history", "py")
-	if len(history) != version || history[version-1].Spec.Number != version {
-		t.Errorf("history after version %d: %+v", version, history)
-	}
+	eventually(t, "the history has the change", func() error {
+		var history []struct{ Spec struct{ Number int } }
+		s.read(&history, "template", "history", "py")
+		if len(history) != version || history[version-1].Spec.Number != version {
+			return fmt.Errorf("%+v", history)
+		}
+		return nil
+	})
 }
 
 func testClaimByKubectl(t *testing.T, s *server) {
