@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -79,12 +80,13 @@ func (o CheckpointOptions) check() error {
 // The image has processes, their memory, memory filesystems, sockets, clocks and the spec, and
 // no files of the root filesystem or of volumes: those are flushed to the host before it returns, so
 // that a copy taken while the container is still paused fits the memory. Whatever they
-// still lack of deleted but open files is in the image. A process that was started by the
+// still lack of deleted but open files is in the image; an open named pipe that lost its name
+// makes checkpoints fail while it is open. A process that was started by the
 // runtime's exec ends with a restore; children of the first process live on.
 //
-// Connections over the network stay open in the container that runs on and are gone in
-// those restored from the image: both ends see a reset. A container of the class [Runc] is an
-// errs.ErrInvalid.
+// Connections over the network stay open in the container that runs on. In those restored from
+// the image they have ended; their peers hear nothing until they send something to an
+// address that has an owner again. A container of the class [Runc] is an errs.ErrInvalid.
 func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, o CheckpointOptions) (img Image, err error) {
 	action := "checkpoint container " + id
 	if err := errors.Join(r.keepsMemory(), o.check()); err != nil {
@@ -165,7 +167,12 @@ func (r *Runtime) save(ctx context.Context, id, part string, o CheckpointOptions
 	extra := func(args []string) []string { return append(args, o.args()...) }
 	err := r.cli(part).Checkpoint(ctx, id, &runc.CheckpointOpts{ImagePath: part}, extra)
 	if err != nil {
-		return r.cause(part, nil, err)
+		// What it printed has the log's words again, and stacks of its kernel.
+		first, _, _ := strings.Cut(err.Error(), "\n")
+		if said := said(part); said != "" {
+			first = said
+		}
+		return errors.Join(context.Cause(ctx), errors.New(brief(first)))
 	}
 	if err := os.Remove(filepath.Join(part, runtimeLog)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove log: %w", err)
@@ -209,10 +216,13 @@ func (o RestoreOptions) args() (args []string) {
 // root path and in the mounts must be those of the moment of the checkpoint: a file that is
 // open there must be found under the same path.
 //
-// Sandboxes restored from one image are the same in all that they remember, identifiers
-// and the state of random generators in their programs included; the kernel's random
-// numbers differ. Wall clocks are right at once; monotonic ones and timers go on from
-// where they stopped.
+// A network namespace serves one start: runsc takes its addresses away, so that it must get
+// them again before the next try, after a failure too.
+//
+// Sandboxes restored from one image are the same in all that they remember, the boot ID,
+// identifiers and the state of random generators in their programs included; the kernel's
+// random numbers differ. Clocks, the monotonic one too, are as far as if the sandbox had
+// run all the time, so that timers which fell due meanwhile fire at once.
 func (r *Runtime) Restore(ctx context.Context, id, bundle, image string, console *Console, o RestoreOptions) (pid int, err error) {
 	action := "restore container " + id
 	if err := r.checkRestore(ctx, id, image, o); err != nil {
@@ -229,7 +239,7 @@ func (r *Runtime) Restore(ctx context.Context, id, bundle, image string, console
 		CheckpointOpts: runc.CheckpointOpts{ImagePath: image}, IO: console, PidFile: pidFile, Detach: true, ExtraArgs: o.args(),
 	})
 	if err != nil {
-		err = r.cause(bundle, console, err)
+		err = cause(bundle, console.Text(), err)
 	} else {
 		pid, err = runc.ReadPidFile(pidFile)
 	}
@@ -271,7 +281,7 @@ func (r *Runtime) undoRestore(ctx context.Context, id, bundle string) error {
 	}
 	var spec specs.Spec
 	if err := json.Unmarshal(b, &spec); err != nil || spec.Linux == nil || spec.Linux.CgroupsPath == "" {
-		return nil //nolint:nilerr // the runtime could not read it either, and has started nothing
+		return nil // the runtime could not read it either, and has started nothing
 	}
 	return r.Remove(ctx, id, spec.Linux.CgroupsPath)
 }

@@ -33,6 +33,9 @@ var survivors = []struct{ question, before, after string }{
 	{"shm", "here <nil>", "here <nil>"},
 	{"mapped", "1 <nil>", "2 <nil>"},
 	{"open a", "a", "a,a"},
+	{"fifo", "hi <nil>", "hi <nil>"},
+	{"inotify n", "true <nil>", "true <nil>"},
+	{"lock", "resource temporarily unavailable", "resource temporarily unavailable"},
 	{"write /memory/f kept", "ok", "ok"},
 	{"read /memory/f", "kept", "kept"},
 	{"env NAME", "first", "first"}, // the processes keep the environment that they have
@@ -105,6 +108,26 @@ func TestRestoreElsewhere(t *testing.T) {
 			}
 			first.expect(t, "add", "2") // whether it was paused or not, it knows nothing of the other
 		})
+	}
+}
+
+// Neither clock stands still while a sandbox is away.
+func TestClocksGoOn(t *testing.T) {
+	const away = 2000 // milliseconds
+	l := newLab(t)
+	first := l.box(t).run(t)
+	read := func(b *box) (wall, monotonic int64) {
+		_, err := fmt.Sscan(b.ask(t, "clocks"), &wall, &monotonic)
+		must(t, err)
+		return wall, monotonic
+	}
+	wall, monotonic := read(first)
+	image := first.checkpoint(t, CheckpointOptions{})
+	<-time.After(time.Until(time.UnixMilli(wall + away)))
+	wallNow, monotonicNow := read(first.after(t).restore(t, image, RestoreOptions{}))
+	passed, felt := wallNow-wall, monotonicNow-monotonic
+	if passed < away || max(passed, felt)-min(passed, felt) > away/2 {
+		t.Errorf("the wall clock went on by %d ms, the monotonic one by %d", passed, felt)
 	}
 }
 
@@ -307,6 +330,14 @@ func TestFailedCheckpointLeavesRunning(t *testing.T) {
 		must(t, RemoveImage(image))
 		noImages(t, images)
 	}
+	b.expect(t, "unsavable", "hi <nil>")
+	_, err := l.Checkpoint(t.Context(), b.id, filepath.Join(l.dir, "none"), CheckpointOptions{})
+	t.Logf("what gVisor cannot write: %v", err)
+	if err == nil || strings.Contains(err.Error(), "\n") {
+		t.Errorf("an error that is not one line: %v", err)
+	}
+	b.is(t, Running)
+	b.expect(t, "held", "1 0")
 	if _, err := l.Checkpoint(t.Context(), "none", filepath.Join(l.dir, "none"), CheckpointOptions{}); !errors.Is(err, errs.ErrNotFound) {
 		t.Errorf("an unknown container: %v", err)
 	}

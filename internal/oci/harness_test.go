@@ -49,7 +49,7 @@ var probe = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	cmd := exec.Command("go", "build", "-o", filepath.Join(dir, "agent"), "./testdata/probe") //nolint:noctx // for all tests of the package
+	cmd := exec.Command("go", "build", "-o", filepath.Join(dir, "agent"), "./testdata/probe")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%w: %s", err, out)
@@ -167,7 +167,7 @@ func (b *box) run(t testing.TB) *box {
 // after makes a box whose files are copies of another's, as they are now.
 func (b *box) after(t testing.TB, change ...func(*Sandbox)) *box {
 	t.Helper()
-	next := b.lab.box(t, change...)
+	next := b.box(t, change...)
 	if out, err := exec.CommandContext(t.Context(), "cp", "-a", b.rootfs+"/.", next.rootfs).CombinedOutput(); err != nil {
 		t.Fatalf("copy files: %v: %s", err, out)
 	}

@@ -133,7 +133,7 @@ func (r *Runtime) Run(ctx context.Context, id, bundle string, console *Console) 
 	pidFile := filepath.Join(bundle, "pid")
 	_, err = r.cli(bundle).Run(ctx, id, bundle, &runc.CreateOpts{IO: console, PidFile: pidFile, Detach: true})
 	if err != nil {
-		return 0, fmt.Errorf("run container %s: %w", id, r.cause(bundle, console, err))
+		return 0, fmt.Errorf("run container %s: %w", id, cause(bundle, console.Text(), err))
 	}
 	pid, err = runc.ReadPidFile(pidFile)
 	if err != nil {
@@ -142,28 +142,46 @@ func (r *Runtime) Run(ctx context.Context, id, bundle string, console *Console) 
 	return pid, nil
 }
 
-// cause adds to an error what the runtime wrote about it.
-func (r *Runtime) cause(bundle string, console *Console, err error) error {
-	var said []string
-	if f, openErr := os.Open(filepath.Join(bundle, runtimeLog)); openErr == nil {
-		defer func() { _ = f.Close() }()
-		lines := bufio.NewScanner(f)
-		for lines.Scan() {
-			var line struct{ Level, Msg string }
-			if json.Unmarshal(lines.Bytes(), &line) == nil && (line.Level == "error" || line.Level == "fatal") {
-				said = []string{strings.TrimSpace(line.Msg)}
-			}
-		}
+// cause adds to an error what the runtime wrote about it, and what was printed.
+func cause(bundle, printed string, err error) error {
+	text := said(bundle)
+	switch {
+	case text == "":
+		text = printed
+	case printed != "":
+		text += "; " + printed
 	}
-	if console == nil {
-		// nothing was run
-	} else if text := console.Text(); text != "" {
-		said = append(said, text)
-	}
-	if len(said) == 0 {
+	if text == "" {
 		return err
 	}
-	return fmt.Errorf("%w: %s", err, strings.Join(said, "; "))
+	return fmt.Errorf("%w: %s", err, text)
+}
+
+// said is the first line of the last error in the log of a bundle, if there is one.
+func said(bundle string) (text string) {
+	f, err := os.Open(filepath.Join(bundle, runtimeLog))
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = f.Close() }()
+	lines := bufio.NewScanner(f)
+	lines.Buffer(nil, 16<<20) // runsc may print all that it could not write
+	for lines.Scan() {
+		var line struct{ Level, Msg string }
+		if json.Unmarshal(lines.Bytes(), &line) == nil && (line.Level == "error" || line.Level == "fatal") {
+			text, _, _ = strings.Cut(strings.TrimSpace(line.Msg), "\n")
+		}
+	}
+	return brief(text)
+}
+
+// brief takes the middle out of what is too long to be read.
+func brief(text string) string {
+	const end = 300
+	if len(text) <= 2*end {
+		return text
+	}
+	return strings.ToValidUTF8(text[:end], "") + " ... " + strings.ToValidUTF8(text[len(text)-end:], "")
 }
 
 // State asks what a container does.

@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"crypto/rand"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"io"
@@ -18,6 +19,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+	"unsafe"
 )
 
 func main() {
@@ -64,7 +66,7 @@ var open atomic.Int64
 
 func setUp() map[string]func(string) string {
 	var counter atomic.Int64
-	var hold [][]byte
+	var hold, zeros [][]byte
 	random := make([]byte, 16)
 	_, _ = rand.Read(random)
 	return map[string]func(string) string{
@@ -86,19 +88,25 @@ func setUp() map[string]func(string) string {
 			n, _ := strconv.Atoi(mebi)
 			b := make([]byte, n<<20)
 			for i := 0; i < len(b); i += 8 {
-				v := uint64(i)*0x9e3779b97f4a7c15 + 1
-				for j := range 8 {
-					b[i+j] = byte(v >> (8 * j))
-				}
+				binary.LittleEndian.PutUint64(b[i:], noise(uint64(i)))
 			}
 			hold = append(hold, b)
+			return "ok"
+		},
+		"zeros": func(mebi string) string {
+			n, _ := strconv.Atoi(mebi)
+			b := make([]byte, n<<20)
+			for i := 0; i < len(b); i += 4096 {
+				b[i] = 0 // a page that is there
+			}
+			zeros = append(zeros, b)
 			return "ok"
 		},
 		"held": func(string) string {
 			bad := 0
 			for _, b := range hold {
 				for i := 0; i < len(b); i += 8 {
-					if b[i] != byte(uint64(i)*0x9e3779b97f4a7c15+1) {
+					if binary.LittleEndian.Uint64(b[i:]) != noise(uint64(i)) {
 						bad++
 					}
 				}
@@ -124,8 +132,25 @@ func setUp() map[string]func(string) string {
 		"shm":     deletedFile("/dev/shm/deleted"),
 		"open":    openFile("/open"),
 		"mapped":  mapped("/mapped"),
-		"child":   children(),
+		"fifo":    fifo("/fifo"),
+		"inotify": inotify("/tmp"),
+		"lock":    lock("/lock"),
+		"clocks":  clocks,
+		"unsavable": func(string) string { // an open pipe that lost its name
+			f := fifo("/unsavable")
+			check(os.Remove("/unsavable"))
+			return f("")
+		},
+		"child": children(),
 	}
+}
+
+// noise is a number that looks random, and cannot be made smaller.
+func noise(i uint64) uint64 {
+	i *= 0x9e3779b97f4a7c15
+	i = (i ^ i>>30) * 0xbf58476d1ce4e5b9
+	i = (i ^ i>>27) * 0x94d049bb133111eb
+	return i ^ i>>31
 }
 
 func text(path string) string {
@@ -316,6 +341,57 @@ func mapped(path string) func(string) string {
 		_, err := f.ReadAt(b, 0)
 		return fmt.Sprintf("%s %v", b, err)
 	}
+}
+
+// fifo is a pipe with a name.
+func fifo(path string) func(string) string {
+	_ = os.Remove(path)
+	check(syscall.Mkfifo(path, 0o600))
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	check(err)
+	return func(string) string {
+		_, _ = f.WriteString("hi")
+		b := make([]byte, 2)
+		_, err := f.Read(b)
+		return fmt.Sprintf("%s %v", b, err)
+	}
+}
+
+// inotify is told of new files.
+func inotify(dir string) func(string) string {
+	fd, err := syscall.InotifyInit()
+	check(err)
+	_, err = syscall.InotifyAddWatch(fd, dir, syscall.IN_CREATE)
+	check(err)
+	return func(name string) string {
+		path := filepath.Join(dir, name)
+		_ = os.WriteFile(path, nil, 0o600)
+		_ = os.Remove(path)
+		n, err := syscall.Read(fd, make([]byte, 512))
+		return fmt.Sprint(n > 0, err)
+	}
+}
+
+// lock holds a file that nobody else may lock.
+func lock(path string) func(string) string {
+	held, err := os.Create(path)
+	check(err)
+	check(syscall.Flock(int(held.Fd()), syscall.LOCK_EX))
+	return func(string) string {
+		f, err := os.Open(path)
+		check(err)
+		defer f.Close()
+		defer runtime.KeepAlive(held)
+		return fmt.Sprint(syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB))
+	}
+}
+
+// clocks are the wall clock and the monotonic one in milliseconds.
+func clocks(string) string {
+	var real, monotonic syscall.Timespec
+	_, _, _ = syscall.Syscall(syscall.SYS_CLOCK_GETTIME, 0, uintptr(unsafe.Pointer(&real)), 0)
+	_, _, _ = syscall.Syscall(syscall.SYS_CLOCK_GETTIME, 1, uintptr(unsafe.Pointer(&monotonic)), 0)
+	return fmt.Sprint(real.Nano()/1e6, " ", monotonic.Nano()/1e6)
 }
 
 // children asks a child process for its number and its parent's.
