@@ -157,6 +157,13 @@ func (m *Manager) reserve(ctx context.Context, namespace string, pod *corev1.Pod
 	return m.cfg.Quota.Hold(ctx, quota.Request{Namespace: namespace, Size: m.cfg.Quota.SizeOf(pod), Paused: paused})
 }
 
+// vacated tells the quota what it will hear from the cache in a moment: newer is nil if s is gone.
+func (m *Manager) vacated(s, newer *agents.Sandbox) {
+	if m.cfg.Quota != nil {
+		m.cfg.Quota.Observe(s, newer)
+	}
+}
+
 // holds makes sure that the claim has what its sandbox will use.
 func (c *claim) holds(ctx context.Context) error {
 	if c.holding() != nil {

@@ -74,6 +74,7 @@ func (m *Manager) remove(ctx context.Context, s *agents.Sandbox) error {
 	}
 	m.cfg.Routes.ApplyDelete(s)
 	m.settle(ctx, s, func(now *agents.Sandbox) bool { return now.DeletionTimestamp != nil })
+	m.vacated(s, nil)
 	return nil
 }
 

@@ -93,6 +93,8 @@ type Picker interface {
 type Quota interface {
 	Hold(ctx context.Context, req quota.Request) (*quota.Reservation, error)
 	SizeOf(pod *corev1.PodSpec) quota.Size
+	// Observe is told what was ended or paused here, so that the next request finds the room.
+	Observe(older, newer *agents.Sandbox)
 }
 
 // Binder hands the agent of a running sandbox what only came with its claim; [AgentBinder] does.

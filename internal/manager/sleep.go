@@ -47,7 +47,13 @@ func (m *Manager) Pause(ctx context.Context, namespace, id string, keepMemory *b
 	if err != nil {
 		return err
 	}
-	return m.awaitMove(ctx, s, id, func(p sandbox.Phase) bool { return p != sandbox.Pausing })
+	if err := m.awaitMove(ctx, s, id, func(p sandbox.Phase) bool { return p != sandbox.Pausing }); err != nil {
+		return err
+	}
+	if now, err := m.find(ctx, namespace, id); err == nil {
+		m.vacated(s, now)
+	}
+	return nil
 }
 
 // Connect makes sure that a sandbox runs: it resumes a paused one with a new timeout, and

@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/errs"
@@ -69,9 +70,11 @@ type books struct {
 
 // entry is what one sandbox counts for.
 type entry struct {
-	uid    string
-	size   Size
-	paused bool
+	uid string
+	// version orders what is heard of one sandbox.
+	version string
+	size    Size
+	paused  bool
 }
 
 // Use is how much is used.
@@ -257,7 +260,8 @@ func (q *Quotas) Used(namespace string) (running, paused Use) {
 	return b.running.plus(b.reserved), b.paused
 }
 
-// Observe takes a change of any Sandbox: newer is nil when it is gone, older when it is new.
+// Observe takes a change of any Sandbox: newer is nil when it is gone, older when it is new. Beside
+// the cache's events, whoever has ended or paused a sandbox may tell at once.
 func (q *Quotas) Observe(older, newer *agents.Sandbox) {
 	s := newer
 	if s == nil {
@@ -270,6 +274,9 @@ func (q *Quotas) Observe(older, newer *agents.Sandbox) {
 	if was, known := b.sandboxes[s.Name]; known {
 		if newer == nil && was.uid != string(s.UID) {
 			return // the end of one whose name another has got
+		}
+		if newer != nil && was.uid == string(s.UID) && precedes(s.ResourceVersion, was.version) {
+			return
 		}
 		b.total(was).add(was.size, -1)
 		delete(b.sandboxes, s.Name)
@@ -289,7 +296,12 @@ func (q *Quotas) entry(s *agents.Sandbox) (entry, bool) {
 	if s == nil || pool.MemberOf(s) != "" || sandbox.DeadForGood(s) {
 		return entry{}, false
 	}
-	return entry{uid: string(s.UID), size: q.SizeOf(&s.Spec.PodTemplate.Spec), paused: sandbox.PhaseOf(s) == sandbox.Paused}, true
+	return entry{uid: string(s.UID), version: s.ResourceVersion, size: q.SizeOf(&s.Spec.PodTemplate.Spec), paused: sandbox.PhaseOf(s) == sandbox.Paused}, true
+}
+
+func precedes(a, b string) bool {
+	order, err := resourceversion.CompareResourceVersion(a, b)
+	return err == nil && order < 0
 }
 
 func (b *books) total(e entry) *Use {

@@ -220,6 +220,15 @@ func TestLifeOfAReservation(t *testing.T) {
 	q.Observe(asleep, awake)
 	used("resumed", 1, 0)
 
+	at := func(s *agents.Sandbox, version string) *agents.Sandbox {
+		s.ResourceVersion = version
+		return s
+	}
+	q.Observe(nil, at(box("a", paused), "10"))
+	q.Observe(nil, at(box("a"), "9"))
+	used("heard late that it was awake", 0, 1)
+	q.Observe(nil, at(box("a"), "11"))
+	used("awake again", 1, 0)
 	q.Observe(box("a", func(s *agents.Sandbox) { s.UID = "older" }), nil)
 	used("the end of another of that name", 1, 0)
 	q.Observe(awake, nil)
