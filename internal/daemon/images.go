@@ -7,10 +7,13 @@ import (
 	"os"
 	"path/filepath"
 
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/adminclient"
 	"github.com/barchan-dev/barchan/internal/baseimage"
 	"github.com/barchan-dev/barchan/internal/ctrd"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
 	"github.com/barchan-dev/barchan/internal/toolchain"
 )
 
@@ -55,6 +58,7 @@ func (s imageStore) Pull(ctx context.Context, req adminclient.PullRequest, progr
 	if err != nil {
 		return adminclient.Image{}, err
 	}
+	s.recheck(ctx)
 	return s.described(ctx, c, img)
 }
 
@@ -68,6 +72,7 @@ func (s imageStore) Import(ctx context.Context, tar io.Reader, name string, prog
 	if err != nil {
 		return nil, err
 	}
+	s.recheck(ctx)
 	var out []adminclient.Image
 	for _, img := range imported {
 		described, err := s.described(ctx, c, img)
@@ -77,6 +82,24 @@ func (s imageStore) Import(ctx context.Context, tar io.Reader, name string, prog
 		out = append(out, described)
 	}
 	return out, nil
+}
+
+// recheck has the sandboxes that lack an image tried again now, and not when their turn comes.
+func (s imageStore) recheck(ctx context.Context) {
+	all, err := s.cache.Sandboxes(ctx, "")
+	if err != nil {
+		s.log.WarnContext(ctx, "sandboxes that wait for an image are not told of it", telemetry.Error, err)
+	}
+	for i := range all {
+		if x := &all[i]; isLacking(x) {
+			s.machine.node.Recheck(sandbox.Ref{Namespace: x.Namespace, Name: x.Name, UID: x.UID})
+		}
+	}
+}
+
+func isLacking(s *agents.Sandbox) bool {
+	_, lacks := sandbox.LacksImage(s)
+	return lacks
 }
 
 // Remove removes an image; sandboxes that run it keep what they have.
@@ -117,6 +140,7 @@ func (s imageStore) BuildBase(ctx context.Context, req adminclient.BuildBaseRequ
 	if err != nil {
 		return adminclient.Image{}, err
 	}
+	s.recheck(ctx)
 	return s.described(ctx, c, imported[0])
 }
 

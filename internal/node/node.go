@@ -257,6 +257,10 @@ func (n *Node) Adopted() <-chan struct{} { return n.adopted }
 // once; none is lost.
 func (n *Node) Changes() <-chan sandbox.Ref { return n.changes }
 
+// Recheck has Changes tell of a sandbox that did not change, because something it lacked may be
+// there now, such as its image.
+func (n *Node) Recheck(ref sandbox.Ref) { n.dirty.mark(ref) }
+
 // Observe tells what the node last saw of a sandbox.
 func (n *Node) Observe(ctx context.Context, ref sandbox.Ref) (sandbox.Observed, error) {
 	if err := n.awaitAdopted(ctx); err != nil {
