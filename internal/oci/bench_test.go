@@ -35,13 +35,18 @@ func BenchmarkMemory(b *testing.B) {
 		ways           []way
 	}{
 		{"small", "hold 0", []way{
-			{"plain", plain, RestoreOptions{}, 1}, {"paused", CheckpointOptions{}, RestoreOptions{}, 1}, {"background", plain, background, 1},
-			{"flate", CheckpointOptions{LeaveRunning: true, Compression: Flate}, RestoreOptions{}, 1}, {"background", plain, background, 4},
+			{"plain", plain, RestoreOptions{}, 1},
+			{"paused", CheckpointOptions{}, RestoreOptions{}, 1},
+			{"background", plain, background, 1},
+			{"flate", CheckpointOptions{LeaveRunning: true, Compression: Flate}, RestoreOptions{}, 1},
+			{"background", plain, background, 4},
 		}},
 		{"512MiB", "hold 512", []way{
-			{"plain", plain, RestoreOptions{}, 1}, {"background", plain, background, 1},
+			{"plain", plain, RestoreOptions{}, 1},
+			{"background", plain, background, 1},
 			{"direct", CheckpointOptions{LeaveRunning: true, Direct: true}, direct, 1},
-			{"flate", CheckpointOptions{LeaveRunning: true, Compression: Flate}, RestoreOptions{}, 1}, {"background", plain, background, 4},
+			{"flate", CheckpointOptions{LeaveRunning: true, Compression: Flate}, RestoreOptions{}, 1},
+			{"background", plain, background, 4},
 		}},
 		{"512MiB-zeros", "zeros 512", []way{
 			{"plain", plain, RestoreOptions{}, 1}, {"exclude", CheckpointOptions{LeaveRunning: true, ExcludeCommittedZeroPages: true}, RestoreOptions{}, 1},
