@@ -72,7 +72,7 @@ func whyCold(c *extensions.SandboxClaim, t *extensions.SandboxTemplate, late boo
 			return "spec.env cannot be brought to a running sandbox here"
 		case e.ContainerName != "" && e.ContainerName != t.Spec.PodTemplate.Spec.Containers[0].Name:
 			return fmt.Sprintf("spec.env[%d].containerName: only the first container takes variables while it runs", i)
-		case strings.Contains(e.Value, "$("):
+		case strings.Contains(e.Value, "$(") || strings.Contains(e.Value, "$$"): // "$$" stands for "$"
 			return fmt.Sprintf("spec.env[%d].value: references are expanded only when a container starts", i)
 		}
 	}

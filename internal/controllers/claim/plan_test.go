@@ -78,6 +78,7 @@ func TestPlan(t *testing.T) {
 		"env set elsewhere":    {allowed, true, env("SET", "b", "side"), "", "spec.env[1].containerName"},
 		"env overridden":       {overrides, true, env("SET", "b", ""), "", ""},
 		"env malformed":        {overrides, true, env("A=", "b", ""), extensions.ReasonEnvVarsRejected, "spec.env[1].name: "},
+		"env escape":           {allowed, true, env("A", "$$", ""), "", "spec.env[1].value"},
 		"env reference":        {allowed, true, env("A", "$(SET)", ""), "", "spec.env[1].value"},
 		"env without binder":   {allowed, false, env("A", "b", ""), "", "spec.env "},
 		"volumes disallowed":   {disallowed, true, vols("more"), extensions.ReasonVolumeClaimsError, "spec.volumeClaimTemplates: "},
