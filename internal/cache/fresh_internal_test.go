@@ -35,6 +35,13 @@ func newServer() (*Cache, *server) {
 	return &Cache{fresh: newFresh(s.get)}, s
 }
 
+// size is how many templates are being read, and how many revisions are remembered.
+func (f *fresh) size() [2]int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return [2]int{len(f.queues), len(f.hashed)}
+}
+
 var key = types.NamespacedName{Namespace: "default", Name: "t"}
 
 // ask calls CurrentTemplate n times at once.
@@ -68,7 +75,7 @@ func TestCallersShareReadsThatBeginAfterThem(t *testing.T) {
 		if len(late) != 100 || len(s.begun) != 2 {
 			t.Errorf("%d callers answered by %d reads, want 100 by 2", len(late), len(s.begun))
 		}
-		if len(c.fresh.queues) != 0 {
+		if c.fresh.size() != [2]int{0, 1} {
 			t.Error("something is left in the books")
 		}
 	})
@@ -77,24 +84,29 @@ func TestCallersShareReadsThatBeginAfterThem(t *testing.T) {
 func TestContextEndsOneWaitAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, s := newServer()
-		ctx, cancel := context.WithCancel(t.Context())
-		first := ask(ctx, c, 1)
-		struck := ask(ctx, c, 1)
-		cancel()
-		for _, got := range []<-chan error{first, struck} {
-			if err := <-got; !errors.Is(err, errs.ErrTimeout) || !errors.Is(err, context.Canceled) {
+		first, cancelFirst := context.WithCancel(t.Context())
+		next, cancelNext := context.WithCancel(t.Context())
+		now, struck := ask(first, c, 1), ask(next, c, 1)
+		for _, one := range []struct {
+			cancel context.CancelFunc
+			got    <-chan error
+		}{{cancelNext, struck}, {cancelFirst, now}} {
+			one.cancel()
+			if err := <-one.got; !errors.Is(err, errs.ErrTimeout) || !errors.Is(err, context.Canceled) {
 				t.Errorf("cancelled = %v", err)
 			}
+			synctest.Wait()
 		}
-		synctest.Wait()
 		if ctx := <-s.begun; ctx.Err() == nil || len(s.begun) != 0 {
 			t.Error("reads go on that nobody waits for")
 		}
-		ctx, cancel = context.WithCancel(t.Context())
+		ctx, cancel := context.WithCancel(t.Context())
 		_ = ask(t.Context(), c, 1)
 		given, kept := ask(ctx, c, 1), ask(t.Context(), c, 1)
 		cancel()
-		<-given
+		if err := <-given; !errors.Is(err, context.Canceled) {
+			t.Errorf("the caller who left = %v", err)
+		}
 		s.answers <- nil
 		s.answers <- nil
 		if err := <-kept; err != nil {
@@ -159,8 +171,8 @@ func TestRevisionIsRememberedByVersion(t *testing.T) {
 	for i := range 2 * maxHashed {
 		of(strconv.Itoa(i), "a", "1")
 	}
-	if len(f.hashed) > maxHashed {
-		t.Errorf("%d revisions are remembered, want at most %d", len(f.hashed), maxHashed)
+	if n := f.size()[1]; n > maxHashed {
+		t.Errorf("%d revisions are remembered, want at most %d", n, maxHashed)
 	}
 	bad := &extensions.SandboxTemplate{}
 	bad.Name = "bad"

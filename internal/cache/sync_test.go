@@ -23,17 +23,17 @@ func TestNewRefuses(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	for name, tt := range map[string]struct {
-		ctx  context.Context
+		ctx  func() context.Context
 		rest *rest.Config
 		want error
 	}{
-		"no config":     {t.Context(), nil, errs.ErrInvalid},
-		"bad host":      {t.Context(), &rest.Config{Host: "http://[::bad"}, nil},
-		"bad files":     {t.Context(), &rest.Config{Host: "https://x", TLSClientConfig: rest.TLSClientConfig{CAFile: "/none"}}, nil},
-		"ended context": {ended, &rest.Config{Host: "http://127.0.0.1:1"}, errs.ErrTimeout},
+		"no config":     {t.Context, nil, errs.ErrInvalid},
+		"bad host":      {t.Context, &rest.Config{Host: "http://[::bad"}, nil},
+		"bad files":     {t.Context, &rest.Config{Host: "https://x", TLSClientConfig: rest.TLSClientConfig{CAFile: "/none"}}, nil},
+		"ended context": {func() context.Context { return ended }, &rest.Config{Host: "http://127.0.0.1:1"}, errs.ErrTimeout},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := cache.New(tt.ctx, cache.Config{REST: tt.rest}); err == nil || (tt.want != nil && !errors.Is(err, tt.want)) {
+			if _, err := cache.New(tt.ctx(), cache.Config{REST: tt.rest}); err == nil || (tt.want != nil && !errors.Is(err, tt.want)) {
 				t.Errorf("New = %v, want %v", err, tt.want)
 			}
 		})

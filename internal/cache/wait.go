@@ -122,7 +122,7 @@ func (c *Cache) WaitSandbox(ctx context.Context, key types.NamespacedName, done 
 
 // newOf returns an empty object of a kind.
 func newOf[T client.Object]() T {
-	o, _ := reflect.New(reflect.TypeFor[T]().Elem()).Interface().(T)
+	o, _ := reflect.TypeAssert[T](reflect.New(reflect.TypeFor[T]().Elem()))
 	return o
 }
 

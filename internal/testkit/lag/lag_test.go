@@ -92,7 +92,7 @@ func do(ctx context.Context, t *testing.T, cfg *rest.Config, url string) *http.R
 	if err != nil {
 		t.Fatal(err)
 	}
-	resp, err := rt.RoundTrip(req) //nolint:bodyclose // its callers do
+	resp, err := rt.RoundTrip(req)
 	if err != nil {
 		t.Fatal(err)
 	}
