@@ -1215,7 +1215,7 @@ func schema_barchan_api_barchan_v1alpha1_APIKeySpec(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "APIKeySpec is a key's hash; the key itself is shown once, at its creation, and stored nowhere.",
+				Description: "APIKeySpec is a key's hash; the key itself is shown once, at its creation, and stored nowhere. A rule of the whole spec checks the hash, since an error over a pattern, or over a rule of the field itself, repeats the value, which may be a key by mistake.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"description": {
@@ -1227,7 +1227,7 @@ func schema_barchan_api_barchan_v1alpha1_APIKeySpec(ref common.ReferenceCallback
 					},
 					"sha256": {
 						SchemaProps: spec.SchemaProps{
-							Description: "SHA256 of the key's text, 64 lower-case hex digits. It is checked by a rule, since the error over a pattern would repeat what may be the key itself.",
+							Description: "SHA256 of the key's text, 64 lower-case hex digits.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",

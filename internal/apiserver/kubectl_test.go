@@ -100,7 +100,7 @@ func TestKubectlWrites(t *testing.T) {
 	k.ok(poolYAML, "create", "-f", "-")
 	expect(t, k.ok("", "scale", "swp/pool", "--replicas=7"), "scaled")
 	expect(t, k.ok("", "get", "swp", "pool", "-o", "jsonpath={.spec.replicas}"), "7")
-	k.fails("", []string{"spec.replicas", "must be 0 or more"}, "patch", "swp", "pool", "--subresource=scale", "--type=merge", "-p", `{"spec":{"replicas":-1}}`)
+	k.fails("", []string{"spec.replicas", "must be from 0 to 1000"}, "patch", "swp", "pool", "--subresource=scale", "--type=merge", "-p", `{"spec":{"replicas":-1}}`)
 
 	k.ok("", "create", "namespace", "tenant")
 	k.ok("", "create", "secret", "generic", "s", "--from-literal=a=b", "-n", "tenant")

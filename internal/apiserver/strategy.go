@@ -28,8 +28,9 @@ func (s strategy) NamespaceScoped() bool { return s.r.namespaced }
 // AllowCreateOnUpdate implements the update strategy: a PUT never creates.
 func (s strategy) AllowCreateOnUpdate(context.Context) bool { return false }
 
-// AllowUnconditionalUpdate implements the update strategy.
-func (s strategy) AllowUnconditionalUpdate(context.Context) bool { return true }
+// AllowUnconditionalUpdate implements the update strategy: a PUT of our kinds names the version
+// that it changes, as Kubernetes asks of what CRDs define.
+func (s strategy) AllowUnconditionalUpdate(context.Context) bool { return !s.r.generation }
 
 // WarningsOnCreate implements the create strategy.
 func (s strategy) WarningsOnCreate(context.Context, runtime.Object) []string { return nil }

@@ -86,14 +86,15 @@ type CheckpointList struct {
 }
 
 // APIKeySpec is a key's hash; the key itself is shown once, at its creation, and stored nowhere.
+// A rule of the whole spec checks the hash, since an error over a pattern, or over a rule of the
+// field itself, repeats the value, which may be a key by mistake.
+// +kubebuilder:validation:XValidation:rule="self.sha256.matches('^[0-9a-f]{64}$')",message="must be 64 lower-case hex digits",fieldPath=".sha256"
 type APIKeySpec struct {
 	// Description is the user's own note.
 	// +optional
 	Description string `json:"description,omitempty"`
-	// SHA256 of the key's text, 64 lower-case hex digits. It is checked by a rule, since the error
-	// over a pattern would repeat what may be the key itself.
+	// SHA256 of the key's text, 64 lower-case hex digits.
 	// +kubebuilder:validation:MaxLength=64
-	// +kubebuilder:validation:XValidation:rule="self.matches('^[0-9a-f]{64}$')",message="must be 64 lower-case hex digits"
 	SHA256 string `json:"sha256"`
 	// Prefix is the start of the key, by which people recognise it.
 	// +optional
