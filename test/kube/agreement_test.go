@@ -113,7 +113,7 @@ type server struct {
 }
 
 // both starts the two servers.
-func both(t *testing.T) (embedded, real server) {
+func both(t *testing.T) (embedded, kube server) {
 	t.Helper()
 	e, err := apiserver.New(apiserver.Config{DataDir: t.TempDir(), Log: telemetry.Discard()})
 	if err != nil {
@@ -178,7 +178,7 @@ func (a answer) fields(want string) []string {
 // TestAgreement: the embedded server and Kubernetes with our CRDs say the same of the same
 // objects, and store the same of those that they take.
 func TestAgreement(t *testing.T) {
-	embedded, real := both(t)
+	embedded, kube := both(t)
 	all := kinds()
 	for i, tt := range verdicts() {
 		t.Run(tt.kind+"/"+tt.name, func(t *testing.T) {
@@ -189,12 +189,12 @@ func TestAgreement(t *testing.T) {
 			}
 			var answers [2]answer
 			var wg sync.WaitGroup
-			for i, s := range []server{embedded, real} {
+			for i, s := range []server{embedded, kube} {
 				wg.Go(func() { answers[i] = s.ask(t.Context(), o, change) })
 			}
 			wg.Wait()
 			tt.check(t, embedded.name, answers[0], tt.field)
-			tt.check(t, real.name, answers[1], tt.realField())
+			tt.check(t, kube.name, answers[1], tt.realField())
 			if answers[0].err == nil && answers[1].err == nil {
 				compare(t, all[tt.kind], answers[0].object, answers[1].object)
 			}

@@ -22,7 +22,7 @@ import (
 	"testing"
 	"time"
 
-	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/embed" //nolint:depguard // the etcd of a cluster that is not ours
 	"go.uber.org/zap"
 	"k8s.io/client-go/rest"
 )
@@ -41,6 +41,9 @@ const (
 // of the machine is changed and runs do not meet.
 func startKube(t *testing.T) *rest.Config {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("SKIPPED: starting a kube-apiserver takes time")
+	}
 	program := findProgram(t, "kube-apiserver")
 	dir := t.TempDir()
 	host := loopbackAddress()
@@ -89,11 +92,11 @@ func stop(t *testing.T, p *os.Process, exited chan error) {
 		t.Errorf("stop kube-apiserver: %v", err)
 	}
 	select {
-	case <-exited:
+	case <-exited: //nolint:errcheck // it was told to end
 	case <-time.After(stopTime):
 		t.Errorf("kube-apiserver ran on for %v after SIGTERM", stopTime)
 		_ = p.Kill()
-		<-exited
+		<-exited //nolint:errcheck // it was killed
 	}
 }
 
@@ -142,7 +145,7 @@ func askReady(ctx context.Context, c *http.Client, host string) error {
 func startEtcd(t *testing.T, dir string) string {
 	t.Helper()
 	// The path of a socket must be short, which the directory of a test need not be.
-	sockets, err := os.MkdirTemp("", "kube")
+	sockets, err := os.MkdirTemp("", "kube") //nolint:usetesting // too long a path
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,12 +23,12 @@ import (
 
 // TestSubresourcesAgree: scale, status, tables and conditional writes are alike on both servers.
 func TestSubresourcesAgree(t *testing.T) {
-	embedded, real := both(t)
+	embedded, kube := both(t)
 	for name, on := range map[string]func(*testing.T, server) []string{
 		"scale": scales, "status": statuses, "tables": tables, "versions": versions, "secrecy": secrecy,
 	} {
 		t.Run(name, func(t *testing.T) {
-			a, b := on(t, embedded), on(t, real)
+			a, b := on(t, embedded), on(t, kube)
 			if len(a) == 0 || !slices.Equal(a, b) {
 				t.Errorf("embedded:\n  %s\nreal:\n  %s", strings.Join(a, "\n  "), strings.Join(b, "\n  "))
 			}
