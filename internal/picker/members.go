@@ -75,12 +75,10 @@ func placeOf(s *agents.Sandbox) place {
 	if _, lacks := sandbox.LacksImage(s); lacks {
 		return idle
 	}
-	switch sandbox.PhaseOf(s) {
-	case sandbox.Pending, sandbox.Starting:
+	if phase := sandbox.PhaseOf(s); phase == sandbox.Pending || phase == sandbox.Starting {
 		return making
-	default:
-		return idle
 	}
+	return idle
 }
 
 // newer reports whether an object is a later state of the same one. A server whose versions

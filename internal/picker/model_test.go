@@ -100,6 +100,11 @@ func (m *model) step(do func()) {
 			x.revisions = nil
 		}
 	}
+	m.checkOrder(waiting)
+}
+
+// checkOrder: of those who waited, in this order, nobody overtook anybody.
+func (m *model) checkOrder(waiting []*try) {
 	for i, early := range waiting {
 		for _, lately := range waiting[i+1:] {
 			switch {
@@ -150,16 +155,11 @@ func (m *model) act() {
 		uids = append(uids, uid)
 	}
 	slices.Sort(uids)
-	edits := []func(*agents.Sandbox){setReady, setReady, setReady, setUnready, setFinished, setTerminating, setTouched, setTaken}
 	switch n := m.r.IntN(100); {
 	case n < 15:
 		m.note("new %s of %s", m.w.member(m.current), m.current)
 	case n < 40 && len(uids) > 0:
-		uid, i := uids[m.r.IntN(len(uids))], m.r.IntN(len(edits))
-		m.note("edit %d of %s", i, uid)
-		if i < 7 || m.writer(uid) == "" {
-			m.w.edit(uid, edits[i])
-		}
+		m.edit(uids[m.r.IntN(len(uids))])
 	case n < 42 && len(uids) > 0:
 		uid := uids[m.r.IntN(len(uids))]
 		m.note("remove %s", uid)
@@ -184,6 +184,16 @@ func (m *model) act() {
 	default:
 		m.note("deliver all")
 		m.w.deliver(m.p)
+	}
+}
+
+// edit changes an object as others do: its node, its pool, its users, another picker.
+func (m *model) edit(uid types.UID) {
+	edits := []func(*agents.Sandbox){setReady, setReady, setReady, setUnready, setFinished, setTerminating, setTouched, setTaken}
+	i := m.r.IntN(len(edits))
+	m.note("edit %d of %s", i, uid)
+	if i < 7 || m.writer(uid) == "" {
+		m.w.edit(uid, edits[i])
 	}
 }
 
@@ -255,28 +265,33 @@ func (m *model) settle() {
 	m.w.deliver(m.p)
 	m.checkOrphans()
 	for _, revision := range []string{"r0", "r1", "r2"} {
-		m.roll(revision)
-		spare := m.w.count(func(s *agents.Sandbox) bool { return pool.Spare(s) && pool.Fits(s, revision) })
-		if got := m.p.Ready(poolUID, revision); got != spare {
-			m.t.Errorf("%d are ready of %s, want %d", got, revision, spare)
-		}
-		for ; ; spare-- {
-			var x *try
-			m.step(func() { x = m.pick() })
-			if !x.done || x.err != nil {
-				if !errors.Is(x.err, ErrNone) || spare != 0 {
-					m.t.Errorf("pick of %s = %v with %d left", revision, x.err, spare)
-				}
-				break
-			}
-		}
+		m.drain(revision)
 	}
 	for uid := range m.w.objects {
 		m.w.remove(uid)
 	}
 	m.w.deliver(m.p)
-	if len(m.p.members)+len(m.p.groups) != 0 {
-		m.t.Errorf("kept of nothing: %d members, %d groups", len(m.p.members), len(m.p.groups))
+	if members, groups := remembers(m.p); members+groups != 0 {
+		m.t.Errorf("kept of nothing: %d members, %d groups", members, groups)
+	}
+}
+
+// drain takes all that is left of a revision.
+func (m *model) drain(revision string) {
+	m.roll(revision)
+	spare := m.w.count(func(s *agents.Sandbox) bool { return pool.Spare(s) && pool.Fits(s, revision) })
+	if got := m.p.Ready(poolUID, revision); got != spare {
+		m.t.Errorf("%d are ready of %s, want %d", got, revision, spare)
+	}
+	for ; ; spare-- {
+		var x *try
+		m.step(func() { x = m.pick() })
+		if !x.done || x.err != nil {
+			if !errors.Is(x.err, ErrNone) || spare != 0 {
+				m.t.Errorf("pick of %s = %v with %d left", revision, x.err, spare)
+			}
+			return
+		}
 	}
 }
 

@@ -260,3 +260,10 @@ func newPicker(t testing.TB, w Writer, orphaned func(*agents.Sandbox)) *Picker {
 func always(revision string) func(context.Context) (string, error) {
 	return func(context.Context) (string, error) { return revision, nil }
 }
+
+// remembers counts what a picker keeps.
+func remembers(p *Picker) (members, groups int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.members), len(p.groups)
+}

@@ -127,11 +127,11 @@ func canonReach(e *agents.EgressPolicy) *agents.EgressPolicy {
 func tidy(to any) { tidyValue(reflect.ValueOf(to).Elem()) }
 
 func tidyValue(v reflect.Value) {
-	if q, ok := v.Addr().Interface().(*resource.Quantity); ok {
+	if q, ok := reflect.TypeAssert[*resource.Quantity](v.Addr()); ok {
 		*q = *resource.NewDecimalQuantity(*q.AsDec(), resource.DecimalSI)
 		return
 	}
-	switch v.Kind() {
+	switch v.Kind() { //nolint:exhaustive // the others have no parts
 	case reflect.Pointer:
 		if !v.IsNil() {
 			tidyValue(v.Elem())

@@ -15,9 +15,10 @@ import (
 const (
 	// LabelOrigin is the UID of the pool through which a sandbox was claimed, warm or cold.
 	LabelOrigin = "barchan.dev/warm-pool"
-	// AnnotationTemplateID is the ID of the template that a sandbox was made of, and
-	// AnnotationTemplateNamespace where that lies. Its name is in [agents.AnnotationTemplateRef].
-	AnnotationTemplateID        = "barchan.dev/template-id"
+	// AnnotationTemplateID is the ID of the template that a sandbox was made of. Its name is in
+	// [agents.AnnotationTemplateRef].
+	AnnotationTemplateID = "barchan.dev/template-id"
+	// AnnotationTemplateNamespace is where that template lies.
 	AnnotationTemplateNamespace = "barchan.dev/template-namespace"
 	// AnnotationClaimedAt is when a member got its owner, as RFC 3339 with nanoseconds.
 	AnnotationClaimedAt = "barchan.dev/claimed-at"

@@ -114,7 +114,7 @@ func none(*extensions.SandboxTemplate, *corev1.PodSpec, *corev1.Container) {}
 func TestRevisionIsTheSame(t *testing.T) {
 	probe := func(p corev1.Probe) change {
 		p.Exec = nil
-		p.HTTPGet = &corev1.HTTPGetAction{Port: intstr.FromInt32(80), Path: p.ProbeHandler.HTTPGet.Path, Scheme: p.ProbeHandler.HTTPGet.Scheme}
+		p.HTTPGet = &corev1.HTTPGetAction{Port: intstr.FromInt32(80), Path: p.HTTPGet.Path, Scheme: p.HTTPGet.Scheme}
 		return container(func(c *corev1.Container) { c.ReadinessProbe = &p })
 	}
 	for name, pair := range map[string][2]change{
@@ -324,7 +324,7 @@ func set(v reflect.Value, yes bool, depth int) {
 	if depth > 6 {
 		return
 	}
-	switch v.Kind() {
+	switch v.Kind() { //nolint:exhaustive // Kubernetes' types are of these
 	case reflect.String:
 		v.SetString("odd")
 	case reflect.Bool:
@@ -374,7 +374,8 @@ func dimensions() []dimension {
 		{{none, env()}, {env("A", "1")}, {env("A", "1", "B", "2")}, {env("B", "2", "A", "1")}, {env("A", "1,B=2")}},
 		{{service(nil)}, {service(new(true))}, {service(new(false))}},
 		{
-			{policy(nil, ""), policy(nil, extensions.NetworkManaged)}, {policy(&extensions.TemplateNetworkPolicy{}, "")},
+			{policy(nil, ""), policy(nil, extensions.NetworkManaged)},
+			{policy(&extensions.TemplateNetworkPolicy{}, "")},
 			{policy(nil, extensions.NetworkUnmanaged), policy(&extensions.TemplateNetworkPolicy{}, extensions.NetworkUnmanaged)},
 		},
 		{{none, reach(nil), reach(&agents.EgressPolicy{Internet: new(true)})}, {reach(&agents.EgressPolicy{Internet: new(false)})}, {reach(&agents.EgressPolicy{AllowOut: []string{"a"}})}, {reach(&agents.EgressPolicy{DenyOut: []string{"a"}})}},
