@@ -13,6 +13,7 @@ wanted() {
 		command -v "${pair%%:*}" >/dev/null || echo "${pair#*:}"
 	done
 	[[ -e /usr/include/stdlib.h ]] || echo libc6-dev # the race detector links C
+	[[ -e /usr/include/google/protobuf/timestamp.proto ]] || echo libprotobuf-dev
 	[[ -e /etc/ssl/certs/ca-certificates.crt ]] || echo ca-certificates
 	[[ -e /usr/share/keyrings/debian-archive-keyring.gpg ]] || echo debian-archive-keyring
 	# Any Go can fetch the one that we want.
