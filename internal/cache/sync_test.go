@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/cache"
 	"github.com/barchan-dev/barchan/internal/errs"
 )
@@ -118,7 +119,20 @@ func TestRunsOnce(t *testing.T) {
 	if err := c.Run(t.Context()); !errors.Is(err, errs.ErrConflict) {
 		t.Errorf("second Run = %v", err)
 	}
-	if _, err := c.WaitSandbox(t.Context(), types.NamespacedName{Namespace: "default", Name: "none"}, gone); err != nil {
+	waiting := make(chan error, 1)
+	asked := make(chan struct{})
+	go func() {
+		_, err := c.WaitSandbox(t.Context(), types.NamespacedName{Namespace: "default", Name: "a"}, func(s *agents.Sandbox) (bool, error) {
+			if s == nil {
+				close(asked)
+			}
+			return s != nil, nil
+		})
+		waiting <- err
+	}()
+	<-asked
+	create(t, c)
+	if err := <-waiting; err != nil {
 		t.Errorf("the second Run ended the waits of the first: %v", err)
 	}
 }
