@@ -345,3 +345,73 @@ func TestGraves(t *testing.T) {
 		t.Errorf("%d are remembered", len(g.set))
 	}
 }
+
+func TestWhatIsGoneStaysGone(t *testing.T) {
+	for name, end := range map[string]func(*world, types.UID){
+		"deleted":     func(w *world, uid types.UID) { w.remove(uid) },
+		"taken":       func(w *world, uid types.UID) { w.edit(uid, setTaken) },
+		"terminating": func(w *world, uid types.UID) { w.edit(uid, setTerminating) },
+	} {
+		w := newWorld()
+		p := newPicker(t, w, nil)
+		uid := w.member("r")
+		w.edit(uid, setReady)
+		w.mu.Lock()
+		early := w.pending[uid][1]
+		w.mu.Unlock()
+		end(w, uid)
+		w.deliver(p)
+		p.Observe(early.from, early.to)
+		if members, _ := remembers(p); members != 0 || p.Ready(poolUID, "r") != 0 {
+			t.Errorf("%s: an event that comes late brings it back", name)
+		}
+	}
+}
+
+// The last member was written by somebody else, and the event has not come: it is read.
+func TestLastMemberIsReadAnew(t *testing.T) {
+	for name, tt := range map[string]struct {
+		edit func(*agents.Sandbox)
+		want error
+	}{
+		"still spare": {setTouched, nil},
+		"taken":       {setTaken, ErrNone},
+		"terminating": {setTerminating, ErrNone},
+		"stale":       {func(s *agents.Sandbox) { s.Labels[agents.LabelTemplateHash] = "other" }, ErrNone},
+	} {
+		w := newWorld()
+		p := newPicker(t, w, nil)
+		uid := w.member("r")
+		w.edit(uid, setReady)
+		w.deliver(p)
+		w.edit(uid, tt.edit)
+		if s, err := p.Pick(t.Context(), Request{Pool: poolUID, Current: always("r"), Adopt: adoptAs("x")}); !errors.Is(err, tt.want) || (s == nil) != (err != nil) {
+			t.Errorf("%s: Pick = %v, %v", name, s, err)
+		}
+	}
+}
+
+// A claim that ends in the moment in which it is given a member passes it on.
+func TestGivingUpPassesOn(t *testing.T) {
+	for range 50 {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld()
+			p := newPicker(t, w, nil)
+			uid := w.member("r")
+			w.deliver(p)
+			ctx, cancel := context.WithCancel(t.Context())
+			results := make(chan ended, 1)
+			queue(ctx, p, 1, results)
+			w.edit(uid, setReady)
+			p.mu.Lock() // both at once: neither goes on before both have come
+			go cancel()
+			go w.deliver(p)
+			<-ctx.Done()
+			p.mu.Unlock()
+			synctest.Wait()
+			if e := <-results; e.err != nil && p.Ready(poolUID, "r") != 1 {
+				t.Errorf("%v, and the member is lost", e.err)
+			}
+		})
+	}
+}
