@@ -23,7 +23,7 @@ import (
 
 // startFeeds has the watch fill what decides from memory (routes, ready members, quotas), and
 // waits until each knows all there is.
-func (d *Daemon) startFeeds(ctx context.Context, _ *lifecycle.Stack) (err error) {
+func (d *Daemon) startFeeds(ctx context.Context, stack *lifecycle.Stack) (err error) {
 	if d.picker, err = picker.New(picker.Config{
 		Writer: d.api.Direct(apiserver.UserController), Log: d.cfg.Log, Metrics: d.metrics,
 		Orphaned: func(s *agents.Sandbox) { d.manager.Orphaned(s) },
@@ -35,6 +35,10 @@ func (d *Daemon) startFeeds(ctx context.Context, _ *lifecycle.Stack) (err error)
 	}}); err != nil {
 		return err
 	}
+	d.binder = manager.NewBinder(manager.BinderConfig{Tokens: d.tokens})
+	if err := d.push(ctx, stack, "binder", d.binder.Run); err != nil {
+		return err
+	}
 	synced, err := d.cache.OnSandbox(ctx, func(e cache.SandboxEvent) {
 		if e.New != nil {
 			d.routes.Apply(e.New)
@@ -43,6 +47,7 @@ func (d *Daemon) startFeeds(ctx context.Context, _ *lifecycle.Stack) (err error)
 		}
 		d.picker.Observe(e.Old, e.New)
 		d.quotas.Observe(e.Old, e.New)
+		d.binder.Observe(e.Old, e.New)
 	})
 	if err != nil {
 		return err
@@ -65,9 +70,8 @@ func (d *Daemon) quotaDefaults() quota.Limits {
 
 // startControllers makes the manager and starts what acts on objects: sandboxes, pools, claims.
 func (d *Daemon) startControllers(ctx context.Context, stack *lifecycle.Stack) (err error) {
-	binder := manager.NewBinder(manager.BinderConfig{Tokens: d.tokens})
 	d.manager, err = manager.New(manager.Config{
-		Objects: d.api.Direct(apiserver.UserController), Cache: d.cache, Picker: d.picker, Quota: d.quotas, Binder: binder,
+		Objects: d.api.Direct(apiserver.UserController), Cache: d.cache, Picker: d.picker, Quota: d.quotas, Binder: d.binder,
 		Routes: d.routes, Node: d.machine.node, Tokens: d.tokens, Log: d.cfg.Log, Metrics: d.metrics, MaxTimeout: d.cfg.MaxTimeout,
 		DefaultSize: manager.Size{CPUs: int(d.cfg.SandboxCPU.Value()), MemoryMB: d.cfg.SandboxMemory.Value() >> 20},
 	})
@@ -93,7 +97,7 @@ func (d *Daemon) startControllers(ctx context.Context, stack *lifecycle.Stack) (
 	}); err != nil {
 		return err
 	}
-	return d.pushControllers(ctx, stack, recorder, binder)
+	return d.pushControllers(ctx, stack, recorder)
 }
 
 // starter is a controller.
@@ -101,7 +105,7 @@ type starter interface {
 	Start(ctx context.Context) error
 }
 
-func (d *Daemon) pushControllers(ctx context.Context, stack *lifecycle.Stack, recorder events.EventRecorder, binder *manager.AgentBinder) error {
+func (d *Daemon) pushControllers(ctx context.Context, stack *lifecycle.Stack, recorder events.EventRecorder) error {
 	live, watched := d.cache.Live(), d.cache.Informers()
 	for _, c := range []struct {
 		name string
@@ -121,7 +125,7 @@ func (d *Daemon) pushControllers(ctx context.Context, stack *lifecycle.Stack, re
 		{"claims", func() (starter, error) {
 			return claim.New(claim.Config{
 				Log: d.cfg.Log, Client: live, Watched: watched, Cache: d.cache, Picker: d.picker, Quota: d.quotas,
-				Binder: envBinder{binder}, Events: recorder, Metrics: d.metrics,
+				Binder: envBinder{d.binder}, Events: recorder, Metrics: d.metrics,
 			})
 		}},
 	} {

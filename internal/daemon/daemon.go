@@ -58,6 +58,7 @@ type Daemon struct {
 	routes        *route.Table
 	picker        *picker.Picker
 	quotas        *quota.Quotas
+	binder        *manager.AgentBinder
 	manager       *manager.Manager
 	gateway       *gateway.Gateway
 	admin         *adminapi.API

@@ -205,8 +205,11 @@ func (m *Manager) takeWarm(ctx context.Context, c *claim) (*agents.Sandbox, erro
 		c.letGo()
 		return nil, err
 	}
-	if err = m.bind(ctx, c, s); err == nil {
-		m.settleAt(ctx, s)
+	var settled sync.WaitGroup
+	settled.Go(func() { m.settleAt(ctx, s) })
+	err = m.bind(ctx, c, s)
+	settled.Wait()
+	if err == nil {
 		err = ctx.Err()
 	}
 	if err == nil {
