@@ -295,6 +295,9 @@ func read[T client.Object](ctx context.Context, from client.Reader, key types.Na
 		if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
 			return none, fmt.Errorf("%s %s: %w", nameOf(into), name(key), errs.ErrNotFound)
 		}
+		if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
+			err = fmt.Errorf("%w: %w", ended, err) // the server may have been first to notice
+		}
 		return none, fmt.Errorf("read %s %s: %w", nameOf(into), name(key), withKind(err))
 	}
 	return into, nil
