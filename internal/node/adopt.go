@@ -24,12 +24,22 @@ const sweepEvery = 5 * time.Minute
 func (n *Node) adopt(ctx context.Context) error {
 	began := time.Now()
 	var rows []*row
+	asleep := map[string]bool{}
 	err := n.journal.each(func(r *row) { rows = append(rows, r) }, func(key, value []byte, err error) {
+		asleep[string(sandbox.IDOf(types.UID(key)))] = true // for all we know
 		n.log.ErrorContext(ctx, "row of the journal cannot be read; it and its sandbox are kept",
 			"key", fmt.Sprintf("%q", key), "value", fmt.Sprintf("%q", value), telemetry.Error, err)
 	})
 	if err != nil {
 		return fmt.Errorf("read the journal: %w", err)
+	}
+	for _, r := range rows {
+		if r.onDisk() {
+			asleep[string(r.Plan.ID)] = true
+		}
+	}
+	if err := n.dropStrayMemory(ctx, asleep); err != nil {
+		n.log.WarnContext(ctx, "memory on disk that no sandbox waits for may be left", telemetry.Error, err)
 	}
 	lives, undone := 0, 0
 	for _, r := range rows {
@@ -67,6 +77,9 @@ func (n *Node) takeOver(ctx context.Context, u *unit, r *row) {
 	case r.Stage == restarting:
 		n.restartLater(u, r, 0)
 		return
+	case r.onDisk():
+		n.takeOverStored(ctx, u, r)
+		return
 	case !r.Process.Alive():
 		n.end(ctx, u, r, nil, "it ended while the server was down")
 		return
@@ -82,8 +95,8 @@ func (n *Node) takeOver(ctx context.Context, u *unit, r *row) {
 	if r.Stage != paused { // asked to pause or resume, and the answer was lost
 		n.settle(ctx, u, r)
 	}
-	if u.current().Stage == paused {
-		u.see(func(o *sandbox.Observed) { o.State = sandbox.ContainerPaused })
+	if now := u.current(); now.Stage == paused {
+		n.fellAsleep(u, now)
 	}
 }
 
@@ -98,6 +111,9 @@ func (n *Node) settle(ctx context.Context, u *unit, r *row) {
 		}
 	}
 	if err == nil {
+		if became == paused && r.PausedAt.IsZero() {
+			r.PausedAt = time.Now()
+		}
 		err = n.note(u, r, became)
 	}
 	if err != nil {
@@ -142,8 +158,12 @@ func (n *Node) sweep(ctx context.Context) {
 // Run calls it every few minutes.
 func (n *Node) Sweep(ctx context.Context) {
 	for _, u := range n.allUnits() {
-		if r := u.current(); r != nil && r.Stage == removing {
+		switch r := u.current(); {
+		case r == nil:
+		case r.Stage == removing:
 			n.undoLeft(ctx, u, r)
+		case r.onDisk() && r.Stage != stored:
+			n.layToRest(ctx, u)
 		}
 	}
 	for _, ref := range n.orphans(ctx) {

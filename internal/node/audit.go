@@ -54,6 +54,8 @@ func (n *Node) Audit(ctx context.Context) (left []string, err error) {
 		names, err := entries(filepath.Join(n.cfg.DataDir, dir))
 		look("directory "+dir, known, names, err)
 	}
+	images, err := oci.ListImages(n.cfg.MemoryDir)
+	look("memory", known, images, err)
 	cgroups, err := oci.Cgroups(n.cfg.CgroupParent)
 	look("cgroup", known, cgroups, err)
 	mounts, err := mountsBelow(filepath.Join(n.cfg.DataDir, "sandboxes"))

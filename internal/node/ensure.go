@@ -148,6 +148,7 @@ func (n *Node) appears(u *unit, r *row) {
 // clear undoes all steps of a sandbox, and forgets it when nothing of it is left.
 func (n *Node) clear(ctx context.Context, u *unit, r *row) error {
 	u.setWatch(nil)
+	u.setStore(nil)
 	if r.Stage != removing {
 		if err := n.note(u, r, removing); err != nil {
 			return err

@@ -21,6 +21,9 @@ const (
 	pausing    stage = "pausing"    // the runtime was asked to pause
 	paused     stage = "paused"     // it sleeps
 	resuming   stage = "resuming"   // the runtime was asked to resume
+	storing    stage = "storing"    // its memory is on disk; its container is being removed
+	stored     stage = "stored"     // its memory is on disk; nothing of it runs
+	waking     stage = "waking"     // its memory is on disk; its container is being restored
 	restarting stage = "restarting" // its container is being replaced; its files stay
 	ended      stage = "ended"      // it ran, and will not again
 	removing   stage = "removing"   // steps are being undone
@@ -42,6 +45,9 @@ type row struct {
 	Program bool `json:"program,omitempty"`
 	// Pause is the wait before the next restart.
 	Pause time.Duration `json:"pause,omitempty"`
+	// PausedAt is since when it sleeps; Memory describes its memory on disk, if it is there.
+	PausedAt time.Time `json:"pausedAt,omitzero"`
+	Memory   *memory   `json:"memory,omitempty"`
 	// Exit and Why tell how it ended.
 	Exit *int32 `json:"exit,omitempty"`
 	Why  string `json:"why,omitempty"`

@@ -16,6 +16,18 @@
 // steps and lets the caller begin again, or finds it noted as live and adopts it. The row is
 // deleted last.
 //
+// # Sleep
+//
+// A sandbox that is suspended is frozen at once. Later its memory is moved to disk (store.go),
+// and it comes back from wherever its memory is (wake.go):
+//
+//	live → pausing → paused → storing → stored → waking → live
+//	         paused → resuming → live     ↑         ┘ failed
+//
+// The journal has the truth: until it says storing, the frozen processes are the sandbox, and
+// what is on disk is litter; until it says live again, the memory on disk is the sandbox, and
+// what is left or made of a container is litter.
+//
 // # Locks
 //
 // Each sandbox has one turn ([unit.turn]) that whoever changes it holds; turns are taken
@@ -61,6 +73,12 @@ type Config struct {
 	Name string
 	// DataDir keeps what must survive a restart, RunDir what need not survive a reboot.
 	DataDir, RunDir string
+	// MemoryDir keeps the memory of sandboxes that sleep; empty means below DataDir. It should
+	// be on the disk that DataDir is on, or one as durable.
+	MemoryDir string
+	// StoreAfter is how long a sandbox of the class gVisor is frozen before its memory is moved
+	// to disk, which frees the machine's; zero means never.
+	StoreAfter time.Duration
 	// Containerd has images, snapshots and records.
 	Containerd *ctrd.Client
 	// Runtimes are the classes that the node offers, at least one.
@@ -109,6 +127,7 @@ type Node struct {
 	changes  chan sandbox.Ref
 	tasks    *tasks
 	dirty    *dirty
+	stores   chan struct{} // has a place for each memory that may be moved to disk at the same time
 	// agentFile is the node's copy of the agent; Run sets it before anything else.
 	agentFile string
 
@@ -125,7 +144,7 @@ func New(cfg Config) (*Node, error) {
 	n := &Node{
 		cfg: cfg, log: cfg.Log.With("component", "node"), runtimes: map[oci.Class]*oci.Runtime{},
 		adopted: make(chan struct{}), changes: make(chan sandbox.Ref), tasks: newTasks(), dirty: newDirty(),
-		units: map[types.UID]*unit{},
+		stores: make(chan struct{}, storesAtOnce), units: map[types.UID]*unit{},
 		agents: &http.Client{Transport: &http.Transport{
 			DialContext:        agentDialer().DialContext,
 			DisableCompression: true, MaxIdleConnsPerHost: 4, IdleConnTimeout: 5 * time.Minute,
@@ -159,6 +178,8 @@ func complete(cfg *Config) error {
 		return fmt.Errorf("node: a logger and containerd are needed: %w", errs.ErrInvalid)
 	case !filepath.IsAbs(cfg.DataDir) || !filepath.IsAbs(cfg.RunDir):
 		return fmt.Errorf("node directories %q and %q: must be absolute: %w", cfg.DataDir, cfg.RunDir, errs.ErrInvalid)
+	case cfg.MemoryDir != "" && !filepath.IsAbs(cfg.MemoryDir):
+		return fmt.Errorf("node memory directory %q: must be absolute: %w", cfg.MemoryDir, errs.ErrInvalid)
 	case len(cfg.CgroupParent) < 2 || cfg.CgroupParent[0] != '/':
 		return fmt.Errorf("node cgroup parent %q: must begin with a slash: %w", cfg.CgroupParent, errs.ErrInvalid)
 	}
@@ -168,6 +189,7 @@ func complete(cfg *Config) error {
 	if cfg.Network.Log == nil {
 		cfg.Network.Log = cfg.Log
 	}
+	setDefault(&cfg.MemoryDir, filepath.Join(cfg.DataDir, "memory"))
 	setDefault(&cfg.DefaultClass, oci.GVisor)
 	setDefault(&cfg.CoolDown, DefaultCoolDown)
 	setDefault(&cfg.StartTimeout, DefaultStartTimeout)
@@ -193,6 +215,9 @@ func (n *Node) open() error {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
 			return fmt.Errorf("make directory of the node: %w", err)
 		}
+	}
+	if err := os.MkdirAll(n.cfg.MemoryDir, 0o700); err != nil {
+		return fmt.Errorf("make directory of sandboxes' memory: %w", err)
 	}
 	path := filepath.Join(n.cfg.DataDir, "node.db")
 	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: time.Second})
@@ -246,6 +271,7 @@ func (n *Node) Run(ctx context.Context) error {
 	defer running.Wait()
 	running.Go(func() { n.dirty.forward(ctx, n.changes) })
 	running.Go(func() { n.sweep(ctx) })
+	running.Go(func() { n.identify(ctx) })
 	n.tasks.run(ctx)
 	return nil
 }

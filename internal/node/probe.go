@@ -78,7 +78,10 @@ func (n *Node) probe(ctx context.Context, u *unit, r *row) {
 func (p *prober) ready(ok bool, why string) {
 	changed := p.u.see(func(o *sandbox.Observed) {
 		if o.State != sandbox.ContainerExited {
-			o.Probed, o.Message = ok, why
+			o.Probed = ok
+		}
+		if o.State == sandbox.ContainerRunning {
+			o.Message = why
 		}
 	})
 	if changed {

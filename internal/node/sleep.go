@@ -12,13 +12,19 @@ import (
 	"github.com/barchan-dev/barchan/internal/telemetry"
 )
 
-// Suspend freezes a sandbox: its processes stop where they are and keep their memory. One
-// that sleeps already is left as it is.
+// Suspend freezes a sandbox: its processes stop where they are and keep their memory, which is
+// moved to disk after Config.StoreAfter. One that sleeps already is left as it is.
 func (n *Node) Suspend(ctx context.Context, ref sandbox.Ref) (sandbox.Observed, error) {
 	return n.sleepOrWake(ctx, ref, live, pausing, paused)
 }
 
-// Resume lets a frozen sandbox go on where it was. One that runs is left as it is.
+// Resume lets a sandbox that sleeps go on where it was, wherever its memory is; while that is
+// being moved, it waits. One that runs is left as it is.
+//
+// From disk the sandbox has the address that it had, the processes, their numbers, memory,
+// files and listening sockets; connections to the outside have ended. An errs.ErrConflict says
+// what of the server must change first: memory on disk needs the runtime's build and the
+// features of the processor that it was written with. After any error it sleeps as before.
 func (n *Node) Resume(ctx context.Context, ref sandbox.Ref) (sandbox.Observed, error) {
 	return n.sleepOrWake(ctx, ref, paused, resuming, live)
 }
@@ -42,7 +48,12 @@ func (n *Node) sleepOrWake(ctx context.Context, ref sandbox.Ref, from, by, to st
 	switch {
 	case u.buried() || r == nil || u.observed().State == sandbox.ContainerExited:
 		return u.observed(), fmt.Errorf("sandbox %s/%s is %s: %w", ref.Namespace, ref.Name, u.observed().State, errs.ErrConflict)
-	case r.Stage == to:
+	case r.Stage == to, r.onDisk() && to == paused:
+		return u.observed(), nil
+	case r.onDisk():
+		if err := n.wake(ctx, u, r); err != nil {
+			return u.observed(), fmt.Errorf("sandbox %s/%s: %w", ref.Namespace, ref.Name, err)
+		}
 		return u.observed(), nil
 	case r.Stage != from && r.Stage != by:
 		return u.observed(), fmt.Errorf("sandbox %s/%s is %s: %w", ref.Namespace, ref.Name, r.Stage, errs.ErrConflict)
@@ -67,20 +78,27 @@ func (n *Node) freezeOrThaw(ctx context.Context, u *unit, r *row, to stage) erro
 		if err := runtime.Pause(ctx, string(u.id)); err != nil {
 			return unavailable(err)
 		}
+		r.PausedAt = time.Now()
 		if err := n.note(u, r, paused); err != nil {
 			return err
 		}
-		u.see(func(o *sandbox.Observed) { o.State = sandbox.ContainerPaused })
+		n.fellAsleep(u, r)
 		return nil
 	}
 	if err := runtime.Resume(ctx, string(u.id)); err != nil {
 		return unavailable(err)
 	}
-	r.StartedAt = time.Now()
+	u.setStore(nil)
+	r.StartedAt, r.PausedAt = time.Now(), time.Time{}
 	if err := n.note(u, r, live); err != nil {
 		return err
 	}
-	u.see(func(o *sandbox.Observed) { o.State, o.StartedAt = sandbox.ContainerRunning, r.StartedAt })
+	u.see(func(o *sandbox.Observed) {
+		o.State, o.StartedAt, o.Message = sandbox.ContainerRunning, r.StartedAt, ""
+		if !o.Probed {
+			o.Message = probesNotAgain
+		}
+	})
 	agent, err := n.agentOf(u.id, r.Address)
 	if err != nil {
 		return err
@@ -90,4 +108,10 @@ func (n *Node) freezeOrThaw(ctx context.Context, u *unit, r *row, to stage) erro
 		n.log.WarnContext(ctx, "agent not told of the time after a resume", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
 	}
 	return nil
+}
+
+// fellAsleep makes a sandbox seen as frozen, and plans to move its memory to disk.
+func (n *Node) fellAsleep(u *unit, r *row) {
+	u.see(func(o *sandbox.Observed) { o.State, o.Message = sandbox.ContainerPaused, r.where() })
+	n.storeLater(u, r)
 }

@@ -21,7 +21,8 @@ type Usage struct {
 	CPULimit int64
 	// Memory is bytes in use, without the cache that could be dropped.
 	Memory, MemoryCache, MemoryLimit uint64
-	// Disk is bytes written to its copy of the image; DiskTotal is what the disk has for all.
+	// Disk is bytes written to its copy of the image, and those of its memory where that is on
+	// disk; DiskTotal is what the disk has for all.
 	Disk, DiskTotal uint64
 	Pids            uint64
 }
@@ -33,27 +34,45 @@ func (n *Node) Usage(ctx context.Context, ref sandbox.Ref) (Usage, error) {
 		return Usage{}, err
 	}
 	u := n.lookup(ref.UID)
-	if u == nil || u.current() == nil || u.observed().State == sandbox.ContainerExited {
+	var r *row
+	if u != nil {
+		r = u.current()
+	}
+	if r == nil || u.observed().State == sandbox.ContainerExited {
 		return Usage{}, fmt.Errorf("sandbox %s/%s does not run on this node: %w", ref.Namespace, ref.Name, errs.ErrNotFound)
+	}
+	if r.onDisk() && r.Memory != nil {
+		result := Usage{
+			Time: time.Now(), CPULimit: r.Plan.Limits.MilliCPU, MemoryLimit: uint64(r.Plan.Limits.Memory),
+			Disk: uint64(r.Memory.Disk + r.Memory.Size),
+		}
+		err := n.measureDisk(&result)
+		return result, err
 	}
 	used, err := oci.ReadUsage(n.cgroup(string(u.id)))
 	if err != nil {
 		return Usage{}, unavailable(err)
 	}
 	result := Usage{
-		Time: time.Now(), CPU: used.CPU, CPULimit: u.current().Plan.Limits.MilliCPU,
+		Time: time.Now(), CPU: used.CPU, CPULimit: r.Plan.Limits.MilliCPU,
 		Memory: used.Memory, MemoryCache: used.MemoryCache, MemoryLimit: used.MemoryLimit, Pids: used.Pids,
 	}
 	disk, err := n.cfg.Containerd.SnapshotUsage(ctx, string(u.id))
 	if err != nil {
 		return Usage{}, err
 	}
+	result.Disk = uint64(disk)
+	err = n.measureDisk(&result)
+	return result, err
+}
+
+func (n *Node) measureDisk(u *Usage) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(n.cfg.DataDir, &fs); err != nil {
-		return Usage{}, fmt.Errorf("measure disk: %w: %w", err, errs.ErrUnavailable)
+		return fmt.Errorf("measure disk: %w: %w", err, errs.ErrUnavailable)
 	}
-	result.Disk, result.DiskTotal = uint64(disk), fs.Blocks*uint64(fs.Bsize)
-	return result, nil
+	u.DiskTotal = fs.Blocks * uint64(fs.Bsize)
+	return nil
 }
 
 // Stats is what a running sandbox's agent says of its usage, as seen from inside.

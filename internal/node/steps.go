@@ -127,10 +127,16 @@ func (w *work) doOne(ctx context.Context, s step) error {
 		return fmt.Errorf("step %s: %w", s.name, err)
 	}
 	w.n.observeStep(w.row.Plan.Class, s.name, time.Since(began))
-	if w.n.cfg.AfterStep != nil {
-		if err := w.n.cfg.AfterStep(s.name); err != nil {
-			return fmt.Errorf("step %s: %w", s.name, err)
-		}
+	return w.after(s.name)
+}
+
+// after lets a test break things after a step.
+func (w *work) after(step string) error {
+	if w.n.cfg.AfterStep == nil {
+		return nil
+	}
+	if err := w.n.cfg.AfterStep(step); err != nil {
+		return fmt.Errorf("step %s: %w", step, err)
 	}
 	return nil
 }
@@ -247,9 +253,13 @@ func (w *work) mount(context.Context) error {
 
 func (w *work) unmount(context.Context) error { return ctrd.Unmount(w.path("rootfs")) }
 
-// removeFiles removes the sandbox's directory and the directories of its claims. The root's
-// mount point must be empty: what is still mounted there is not deleted through it.
-func (w *work) removeFiles(context.Context) error {
+// removeFiles removes the sandbox's directory, its memory on disk and the directories of its
+// claims. The root's mount point must be empty: what is still mounted there is not deleted
+// through it.
+func (w *work) removeFiles(ctx context.Context) error {
+	if err := w.removeMemory(ctx); err != nil {
+		return err
+	}
 	if err := os.Remove(w.path("rootfs")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove mount point: %w", err)
 	}

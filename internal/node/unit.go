@@ -24,6 +24,7 @@ type unit struct {
 	claimed bool               // +checklocks:mu
 	cancel  context.CancelFunc // +checklocks:mu
 	unwatch context.CancelFunc // +checklocks:mu
+	unstore context.CancelFunc // +checklocks:mu
 	// interrupted is set while an interruption waits for its turn.
 	interrupted bool // +checklocks:mu
 }
@@ -127,4 +128,14 @@ func (u *unit) setWatch(stop context.CancelFunc) {
 		u.unwatch()
 	}
 	u.unwatch = stop
+}
+
+// setStore replaces what ends the plan to move the unit's memory to disk, ending the former.
+func (u *unit) setStore(stop context.CancelFunc) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.unstore != nil {
+		u.unstore()
+	}
+	u.unstore = stop
 }

@@ -222,6 +222,21 @@ func SweepImages(parent string) error {
 	return nil
 }
 
+// ListImages names the images in a directory, those that are being written or removed too. No
+// directory is none.
+func ListImages(parent string) (names []string, err error) {
+	entries, err := os.ReadDir(parent)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("list checkpoints: %w", err)
+	}
+	for _, e := range entries {
+		if name := strings.TrimSuffix(e.Name(), partSuffix); !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
 // beginImage makes the directory under whose name an image is written.
 func beginImage(dir string) (part string, err error) {
 	if _, err := os.Lstat(dir); err == nil {

@@ -1,0 +1,257 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/lifecycle"
+	"github.com/barchan-dev/barchan/internal/oci"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+)
+
+// How the memory of frozen sandboxes is moved to disk.
+const (
+	storesAtOnce    = 4
+	storeTries      = 5
+	firstStorePause = time.Second // between two tries; each is four times the one before
+)
+
+// memory is what the journal has of a sandbox's memory on disk. Its directory has the name of
+// the sandbox; see [Node.memoryDir].
+type memory struct {
+	Build oci.Build `json:"build"`
+	// Size is bytes of the image, Disk bytes written to the copy of the sandbox's own image.
+	Size    int64     `json:"size"`
+	Disk    int64     `json:"disk"`
+	Created time.Time `json:"created"`
+	// Exit is the exit code of the template's program, where that had ended.
+	Exit *int32 `json:"exit,omitempty"`
+}
+
+// onDisk reports whether the sandbox's memory on disk is the one that counts.
+func (r *row) onDisk() bool { return r.Stage == storing || r.Stage == stored || r.Stage == waking }
+
+func (n *Node) memoryDir(id string) string { return filepath.Join(n.cfg.MemoryDir, id) }
+
+// storeLater has Run move the memory of a frozen sandbox to disk, once it has slept for
+// Config.StoreAfter, and try a few times.
+func (n *Node) storeLater(u *unit, r *row) {
+	if n.cfg.StoreAfter <= 0 || r.Plan.Class != oci.GVisor {
+		return
+	}
+	stop := make(chan struct{})
+	u.setStore(sync.OnceFunc(func() { close(stop) }))
+	since := r.PausedAt
+	n.tasks.start(func(ctx context.Context) {
+		wait, pause := min(time.Until(since.Add(n.cfg.StoreAfter)), n.cfg.StoreAfter), firstStorePause
+		for range storeTries {
+			select {
+			case <-stop:
+				return
+			case <-ctx.Done():
+				return
+			case <-time.After(wait):
+			}
+			if n.storeNow(ctx, u, since) {
+				return
+			}
+			wait, pause = pause, 4*pause
+		}
+	})
+}
+
+// storeNow moves the memory of a sandbox that has been frozen since then to disk, and reports
+// whether there is no more to do.
+func (n *Node) storeNow(ctx context.Context, u *unit, since time.Time) (finished bool) {
+	select {
+	case n.stores <- struct{}{}:
+	case <-ctx.Done():
+		return true
+	}
+	defer func() { <-n.stores }()
+	ctx, done, err := u.take(ctx)
+	if err != nil {
+		return true
+	}
+	defer done()
+	r := u.current()
+	if u.buried() || r == nil || (r.Stage != paused && r.Stage != storing) || !r.PausedAt.Equal(since) {
+		return true
+	}
+	began := time.Now()
+	w := &work{n: n, row: new(row)}
+	*w.row = *r
+	err = w.store(ctx, u)
+	switch {
+	case errors.Is(err, ErrCrash):
+		return true
+	case err != nil:
+		n.log.WarnContext(ctx, "memory of a sandbox not moved to disk", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+		if u.current().Stage == paused {
+			u.see(func(o *sandbox.Observed) {
+				o.Message = inMemory + "; it could not be written to disk: " + errs.Text(err)
+			})
+			n.dirty.mark(u.ref)
+		}
+		return ctx.Err() != nil // stopped, or somebody wants something else of it
+	}
+	n.observeStep(r.Plan.Class, "store", time.Since(began))
+	n.log.InfoContext(ctx, "memory of a sandbox moved to disk", telemetry.Namespace, u.ref.Namespace, telemetry.Sandbox, u.ref.Name,
+		"bytes", w.row.Memory.Size, telemetry.Took, time.Since(began))
+	return true
+}
+
+// store moves the memory of a frozen sandbox to disk. Up to the write of the journal, all is
+// taken back on failure, and the sandbox is frozen as before. From then on the memory on disk
+// is the sandbox's, and what is left of the container only waits to be removed.
+func (w *work) store(ctx context.Context, u *unit) error {
+	if w.row.Stage == paused {
+		if err := w.save(ctx, u); err != nil {
+			if errors.Is(err, ErrCrash) {
+				return err
+			}
+			return errors.Join(err, w.removeMemory(context.WithoutCancel(ctx)))
+		}
+		u.see(func(o *sandbox.Observed) { o.Message = w.row.where() })
+		w.n.dirty.mark(u.ref)
+		if err := w.after("keep"); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	return w.rest(ctx, u)
+}
+
+// save writes memory and files to disk, and notes that.
+func (w *work) save(ctx context.Context, u *unit) error {
+	for _, s := range []step{{name: "checkpoint", do: w.checkpoint}, {name: "flush", do: w.flush}} {
+		if err := w.doOne(ctx, s); err != nil {
+			return err
+		}
+	}
+	w.row.Memory.Exit = u.observed().EntrypointExit
+	changed := *w.row
+	changed.Process = lifecycle.Process{} // whoever watches it must not take what follows for its end
+	if err := w.n.note(u, &changed, storing); err != nil {
+		w.row.Memory = nil
+		return err
+	}
+	u.setWatch(nil)
+	w.row.Stage = storing
+	return nil
+}
+
+func (w *work) checkpoint(ctx context.Context) error {
+	runtime, err := w.n.runtimeOf(w.row.Plan.Class)
+	if err != nil {
+		return err
+	}
+	if err := w.removeMemory(ctx); err != nil { // of an earlier try
+		return unavailable(err)
+	}
+	img, err := runtime.Checkpoint(ctx, w.id(), w.n.memoryDir(w.id()), oci.CheckpointOptions{})
+	if err != nil {
+		return unavailable(err)
+	}
+	w.row.Memory = &memory{Build: img.Build, Size: img.Size(), Created: img.Created}
+	return nil
+}
+
+func (w *work) removeMemory(context.Context) error { return oci.RemoveImage(w.n.memoryDir(w.id())) }
+
+// flush makes durable what the sandbox wrote to its copy of the image and to its volumes, for
+// its memory must not know more than its files do.
+func (w *work) flush(ctx context.Context) error {
+	var err error
+	if w.rootfs, err = w.n.cfg.Containerd.Snapshot(ctx, w.id()); err != nil {
+		return err
+	}
+	if w.row.Memory.Disk, err = w.n.cfg.Containerd.SnapshotUsage(ctx, w.id()); err != nil {
+		return err
+	}
+	dirs := []string{w.n.cfg.DataDir}
+	if upper, ok := w.rootfs.UpperDir(); ok {
+		dirs = append(dirs, upper)
+	}
+	for _, dir := range dirs {
+		if err := syncFilesystem(dir); err != nil {
+			return unavailable(err)
+		}
+	}
+	return nil
+}
+
+// syncFilesystem makes all durable that was written to the filesystem of a directory.
+func syncFilesystem(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("sync filesystem: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	if err := unix.Syncfs(int(f.Fd())); err != nil {
+		return fmt.Errorf("sync filesystem of %s: %w", dir, err)
+	}
+	return nil
+}
+
+// rest takes off the machine what a sandbox does not need while its memory is on disk, and
+// notes that. Its address, snapshot, directories and record stay. It may be repeated.
+func (w *work) rest(ctx context.Context, u *unit) error {
+	for _, s := range []step{
+		{name: "stop", do: w.kill}, {name: "unmount", do: w.unmount}, {name: "detach", do: w.detach},
+	} {
+		if err := w.doOne(ctx, s); err != nil {
+			return unavailable(err)
+		}
+	}
+	w.row.Process = lifecycle.Process{}
+	if err := w.n.note(u, w.row, stored); err != nil {
+		return err
+	}
+	return w.after("stored")
+}
+
+// What is said of a sandbox that sleeps.
+const (
+	inMemory       = "it is frozen; its memory is in RAM"
+	staysInMemory  = inMemory + ", since only that of class gvisor can be kept on disk"
+	probesNotAgain = "its probes have not succeeded since it was resumed"
+)
+
+// where says where the memory of a sandbox that sleeps is.
+func (r *row) where() string {
+	switch {
+	case r.onDisk() && r.Memory != nil:
+		return fmt.Sprintf("its memory is on disk: %.1f MiB, written at %s", float64(r.Memory.Size)/(1<<20), r.Memory.Created.UTC().Format(time.RFC3339))
+	case r.Plan.Class != oci.GVisor:
+		return staysInMemory
+	default:
+		return inMemory
+	}
+}
+
+// dropStrayMemory removes images of memory that do not count: those of sandboxes that run or
+// are unknown, and what an interruption left. Those of the sandboxes in keep stay. Nothing may
+// be writing there.
+func (n *Node) dropStrayMemory(ctx context.Context, keep map[string]bool) error {
+	failures := []error{oci.SweepImages(n.cfg.MemoryDir)}
+	names, err := oci.ListImages(n.cfg.MemoryDir)
+	failures = append(failures, err)
+	for _, id := range names {
+		if !keep[id] {
+			n.log.InfoContext(ctx, "removing memory on disk that no sandbox waits for", "id", id)
+			failures = append(failures, oci.RemoveImage(n.memoryDir(id)))
+		}
+	}
+	return errors.Join(failures...)
+}

@@ -1,0 +1,670 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/ipam"
+	"github.com/barchan-dev/barchan/internal/oci"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+)
+
+// What is done on the way to disk and back. After "keep" and "awake" the journal was written.
+var (
+	storeSteps = []string{"checkpoint", "flush", "keep", "stop", "unmount", "detach", "stored"}
+	wakeSteps  = []string{"network", "mount", "restore", "agent", "awake"}
+)
+
+// atOnce has frozen sandboxes moved to disk without delay.
+func atOnce(c *Config) { c.StoreAfter = time.Nanosecond }
+
+// fault breaks one step, once, when it is armed.
+type fault struct {
+	mu      sync.Mutex
+	step    string
+	err     error
+	hit     chan struct{} // closed when the step is broken
+	release chan struct{} // if not nil, waited for then
+}
+
+func (f *fault) arm(step string, err error) (hit <-chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.step, f.err, f.hit, f.release = step, err, make(chan struct{}), nil
+	return f.hit
+}
+
+// hold has a step wait until release is closed.
+func (f *fault) hold(step string) (hit <-chan struct{}, release chan<- struct{}) {
+	hit = f.arm(step, nil)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.release = make(chan struct{})
+	return hit, f.release
+}
+
+func (f *fault) into(c *Config) {
+	c.AfterStep = func(step string) error {
+		f.mu.Lock()
+		if step != f.step {
+			f.mu.Unlock()
+			return nil
+		}
+		f.step = ""
+		close(f.hit)
+		err, release := f.err, f.release
+		f.mu.Unlock()
+		if release != nil {
+			<-release
+		}
+		return err
+	}
+}
+
+// program is what runs in a sandbox and must go on: a loop that counts in memory and has a
+// deleted file open, and a server.
+type program struct {
+	t       testing.TB
+	s       *agents.Sandbox
+	pid     string
+	started string
+	counted int
+	lines   int
+}
+
+func startProgram(t testing.TB, n *Node, s *agents.Sandbox) *program {
+	t.Helper()
+	out, code := run(t, n, s, `
+		mkdir /www; echo hi > /www/x; httpd -p 8000 -h /www
+		echo in memory > /dev/shm/x
+		i=0; while [ $i -lt 99 ]; do i=$((i+1)); echo line$i; done > /root/gone
+		(exec 6< /root/gone; busybox rm /root/gone; i=0
+		 while true; do
+			i=$((i+1))
+			if [ -e /root/ask ]; then
+				read line <&6; busybox rm /root/ask; echo $i $line > /root/new; busybox mv /root/new /root/answer
+			fi
+			sleep 0.01
+		 done) > /dev/null 2>&1 &
+		echo $!`)
+	if code != 0 {
+		t.Fatalf("start of the program: %d %q", code, out)
+	}
+	p := &program{t: t, s: s, pid: strings.TrimSpace(out)}
+	p.started = p.startOf(n)
+	p.goesOn(n)
+	return p
+}
+
+// startOf is when the sandbox's kernel says that the process began.
+func (p *program) startOf(n *Node) string {
+	p.t.Helper()
+	out, _ := run(p.t, n, p.s, "cat /proc/"+p.pid+"/stat")
+	fields := strings.Fields(out[strings.LastIndexByte(out, ')')+1:])
+	if len(fields) < 20 {
+		p.t.Fatalf("process %s: %q", p.pid, out)
+	}
+	return fields[19]
+}
+
+// goesOn fails unless everything goes on where it was when it was last asked.
+func (p *program) goesOn(n *Node) {
+	p.t.Helper()
+	out, code := run(p.t, n, p.s, "touch /root/ask; until [ -e /root/answer ]; do sleep 0.01; done; cat /root/answer /dev/shm/x; busybox rm /root/answer")
+	count, lines := p.counted, p.lines+1
+	var line string
+	if _, err := fmt.Sscan(out, &count, &line); code != 0 || err != nil || count <= p.counted || line != fmt.Sprint("line", lines) || !strings.HasSuffix(out, "\nin memory\n") {
+		p.t.Errorf("after count %d and line %d it answers %q, code %d, %v", p.counted, p.lines, out, code, err)
+	}
+	p.counted, p.lines = count, lines
+	if started := p.startOf(n); started != p.started {
+		p.t.Errorf("process %s began at %s, before at %s", p.pid, started, p.started)
+	}
+	req, err := http.NewRequestWithContext(p.t.Context(), http.MethodGet, "http://"+n.lookup(p.s.UID).observed().Address.String()+":8000/x", nil)
+	must(p.t, err)
+	res, err := (&http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
+	if err != nil {
+		p.t.Errorf("its server: %v", err)
+		return
+	}
+	defer func() { _ = res.Body.Close() }()
+	if body, err := io.ReadAll(res.Body); err != nil || string(body) != "hi\n" {
+		p.t.Errorf("its server says %q, %v", body, err)
+	}
+}
+
+func suspend(t testing.TB, n *Node, s *agents.Sandbox) {
+	t.Helper()
+	if seen, err := n.Suspend(t.Context(), refOf(s)); err != nil || seen.State != sandbox.ContainerPaused {
+		t.Fatalf("suspend: %+v, %v", seen, err)
+	}
+}
+
+func resume(t testing.TB, n *Node, s *agents.Sandbox) {
+	t.Helper()
+	if seen, err := n.Resume(t.Context(), refOf(s)); err != nil || seen.State != sandbox.ContainerRunning {
+		t.Fatalf("resume: %+v, %v", seen, err)
+	}
+}
+
+func stageOf(n *Node, s *agents.Sandbox) stage { return n.lookup(s.UID).current().Stage }
+
+func awaitStored(t testing.TB, n *Node, s *agents.Sandbox) {
+	t.Helper()
+	eventually(t, "its memory is on disk", func() bool { return stageOf(n, s) == stored })
+}
+
+// atRest fails unless a sandbox is on disk and nothing of it is anywhere else.
+func atRest(t testing.TB, n *Node, s *agents.Sandbox, was *row) {
+	t.Helper()
+	u := n.lookup(s.UID)
+	seenAtRest(t, n, s, was)
+	if r := u.current(); r.Stage != stored || r.Memory == nil || r.Memory.Size == 0 || r.Memory.Build.SHA256 == "" {
+		t.Errorf("journal has %+v", r)
+	}
+	if was.Process.Alive() {
+		t.Errorf("process %d lives", was.Process.PID)
+	}
+	if _, err := oci.ReadImage(n.memoryDir(string(u.id))); err != nil {
+		t.Error(err)
+	}
+	nothingRuns(t, n, string(u.id))
+	clean(t, n)
+}
+
+// seenAtRest fails unless others see that a sandbox sleeps on disk.
+func seenAtRest(t testing.TB, n *Node, s *agents.Sandbox, was *row) {
+	t.Helper()
+	seen, err := n.Observe(t.Context(), refOf(s))
+	if err != nil || seen.State != sandbox.ContainerPaused || !strings.Contains(seen.Message, "on disk") || seen.Address != was.Address {
+		t.Errorf("%+v, %v", seen, err)
+	}
+	if lease, ok := n.books.Of(string(s.UID)); !ok || lease.State != ipam.Held || lease.Address != was.Address {
+		t.Errorf("lease %+v, %v", lease, ok)
+	}
+	if used, err := n.Usage(t.Context(), refOf(s)); err != nil || used.Memory != 0 || used.CPU != 0 || used.Disk < uint64(n.lookup(s.UID).current().Memory.Size) || used.MemoryLimit == 0 {
+		t.Errorf("usage %+v, %v", used, err)
+	}
+}
+
+// nothingRuns fails if there is a container, or anything that only one needs.
+func nothingRuns(t testing.TB, n *Node, id string) {
+	t.Helper()
+	absent := func(what string, names []string, err error) {
+		t.Helper()
+		if err != nil || slices.Contains(names, id) {
+			t.Errorf("%s: %v, %v", what, names, err)
+		}
+	}
+	names, err := n.network.List(t.Context())
+	absent("network namespaces", names, err)
+	names, err = n.runtimes[oci.GVisor].List()
+	absent("containers", names, err)
+	names, err = oci.Cgroups(n.cfg.CgroupParent)
+	absent("cgroups", names, err)
+	names, err = mountsBelow(filepath.Join(n.cfg.DataDir, "sandboxes"))
+	absent("mounts", names, err)
+	names, err = n.processes(map[string]bool{})
+	if err != nil || strings.Contains(strings.Join(names, " "), id) {
+		t.Errorf("processes: %v, %v", names, err)
+	}
+}
+
+func clean(t testing.TB, n *Node) {
+	t.Helper()
+	if left, err := n.Audit(t.Context()); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// noMemory fails if there is an image.
+func noMemory(t testing.TB, n *Node) {
+	t.Helper()
+	if names, err := entries(n.cfg.MemoryDir); err != nil || len(names) > 0 {
+		t.Errorf("memory left on disk: %v, %v", names, err)
+	}
+}
+
+func TestMemoryMovesToDiskAndBack(t *testing.T) {
+	m := newMachine(t)
+	n, stop := m.node(atOnce)
+	s := object(func(s *agents.Sandbox) {
+		s.Spec.VolumeClaimTemplates = []agents.PersistentVolumeClaimTemplate{{EmbeddedObjectMetadata: agents.EmbeddedObjectMetadata{Name: "data"}}}
+		pod(s).Volumes = []corev1.Volume{
+			{Name: "disk", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
+			{Name: "mem", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}},
+		}
+		container(s).VolumeMounts = []corev1.VolumeMount{{Name: "data", MountPath: "/data", SubPath: "a"}, {Name: "disk", MountPath: "/disk"}, {Name: "mem", MountPath: "/mem"}}
+		container(s).Command = []string{"/bin/sh", "-c", "echo said; exit 3"}
+		container(s).Env = []corev1.EnvVar{{Name: "PATH", Value: "/bin"}}
+		container(s).ReadinessProbe = &corev1.Probe{PeriodSeconds: 1, ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/x", Port: intstr.FromInt32(8000)}}}
+	})
+	ensure(t, n, s)
+	p := startProgram(t, n, s)
+	run(t, n, s, "for v in data disk mem; do echo in $v > /$v/f; done")
+	ready := func() bool {
+		seen := n.lookup(s.UID).observed()
+		return seen.Probed && seen.Message == "" && seen.EntrypointExit != nil && *seen.EntrypointExit == 3
+	}
+	eventually(t, "it is ready", ready)
+	for range 3 {
+		was := *n.lookup(s.UID).current()
+		suspend(t, n, s)
+		awaitStored(t, n, s)
+		atRest(t, n, s, &was)
+		suspend(t, n, s)
+		if seen := ensure(t, n, s); seen.State != sandbox.ContainerPaused || seen.EntrypointExit == nil {
+			t.Errorf("ensure of what sleeps: %+v", seen)
+		}
+		must(t, n.Bind(t.Context(), s))
+		if _, err := n.Agent(t.Context(), refOf(s)); !errors.Is(err, errs.ErrNotFound) {
+			t.Errorf("agent of what sleeps: %v", err)
+		}
+		stop()
+		n, stop = m.node(atOnce)
+		atRest(t, n, s, &was) // no other node has touched it
+		if seen := n.lookup(s.UID).observed(); seen.EntrypointExit == nil || *seen.EntrypointExit != 3 {
+			t.Errorf("after a restart of the node: %+v", seen)
+		}
+		resume(t, n, s)
+		resume(t, n, s)
+		p.goesOn(n)
+		noMemory(t, n)
+		eventually(t, "it is ready again", ready)
+		if out, _ := run(t, n, s, "cat /data/f /disk/f /mem/f"); out != "in data\nin disk\nin mem\n" {
+			t.Errorf("volumes have %q", out)
+		}
+		if lines, err := n.Logs(t.Context(), refOf(s), time.Time{}); err != nil || !strings.Contains(fmt.Sprint(lines), "said") {
+			t.Errorf("logs %v, %v", lines, err)
+		}
+		clean(t, n)
+	}
+	// It is watched as if it had never slept.
+	must(t, n.lookup(s.UID).current().Process.Signal(9))
+	eventually(t, "its end is seen", func() bool { return n.lookup(s.UID).observed().State == sandbox.ContainerExited })
+}
+
+// Without the order to move it, or where it cannot be moved, memory stays where it is.
+func TestMemoryThatStays(t *testing.T) {
+	m := newMachine(t)
+	for name, c := range map[string]struct{ class, says string }{"never": {"gvisor", "RAM"}, "runc": {"runc", "class gvisor"}} {
+		t.Run(name, func(t *testing.T) {
+			n, stop := m.node(func(cfg *Config) {
+				if c.class == "runc" {
+					atOnce(cfg)
+				}
+			})
+			defer stop()
+			s := object(class(c.class))
+			ensure(t, n, s)
+			suspend(t, n, s)
+			u := n.lookup(s.UID)
+			u.mu.Lock()
+			planned := u.unstore != nil
+			u.mu.Unlock()
+			if seen := u.observed(); !strings.Contains(seen.Message, c.says) || planned {
+				t.Errorf("%+v, planned to be stored: %t", seen, planned)
+			}
+			resume(t, n, s)
+			if seen := n.lookup(s.UID).observed(); seen.Message != "" {
+				t.Errorf("%+v", seen)
+			}
+			must(t, n.Remove(t.Context(), refOf(s)))
+		})
+	}
+}
+
+// Whatever step fails, once, the sandbox sleeps on and can be resumed, and so it does on disk
+// when storing it was tried again.
+func TestFailureOfASleepOrWakeStep(t *testing.T) {
+	m := newMachine(t)
+	var f fault
+	n, _ := m.node(atOnce, f.into)
+	s := object()
+	ensure(t, n, s)
+	p := startProgram(t, n, s)
+	for _, name := range storeSteps {
+		t.Run("store/"+name, func(t *testing.T) {
+			p.t = t
+			hit := f.arm(name, errBroken)
+			suspend(t, n, s)
+			<-hit
+			resume(t, n, s)
+			p.goesOn(n)
+			noMemory(t, n)
+
+			was := *n.lookup(s.UID).current()
+			f.arm(name, errBroken)
+			suspend(t, n, s)
+			awaitStored(t, n, s)
+			atRest(t, n, s, &was)
+			resume(t, n, s)
+			p.goesOn(n)
+			clean(t, n)
+		})
+	}
+	for _, name := range wakeSteps {
+		t.Run("wake/"+name, func(t *testing.T) {
+			p.t = t
+			was := *n.lookup(s.UID).current()
+			suspend(t, n, s)
+			awaitStored(t, n, s)
+			f.arm(name, errBroken)
+			if _, err := n.Resume(t.Context(), refOf(s)); !errors.Is(err, errBroken) || !errors.Is(err, errs.ErrUnavailable) {
+				t.Errorf("resume: %v", err)
+			}
+			atRest(t, n, s, &was)
+			resume(t, n, s)
+			p.goesOn(n)
+			noMemory(t, n)
+			clean(t, n)
+		})
+	}
+}
+
+// Wherever the process dies, the next one finds the sandbox asleep, or awake where the journal
+// says so, and nothing lost.
+func TestDeathAfterEachSleepOrWakeStep(t *testing.T) {
+	m := newMachine(t)
+	s := object()
+	n, stop := m.node()
+	ensure(t, n, s)
+	p := startProgram(t, n, s)
+	stop()
+	for i, name := range slices.Concat(storeSteps, wakeSteps) {
+		t.Run(name, func(t *testing.T) {
+			p.t = t
+			var f fault
+			n, stop := m.node(atOnce, f.into)
+			was := *n.lookup(s.UID).current()
+			if i < len(storeSteps) {
+				hit := f.arm(name, ErrCrash)
+				suspend(t, n, s)
+				<-hit
+			} else {
+				suspend(t, n, s)
+				awaitStored(t, n, s)
+				f.arm(name, ErrCrash)
+				if _, err := n.Resume(t.Context(), refOf(s)); !errors.Is(err, ErrCrash) {
+					t.Fatalf("resume: %v", err)
+				}
+			}
+			stop()
+			n, stop = m.node()
+			defer stop()
+			clean(t, n)
+			switch name {
+			case "checkpoint", "flush":
+				if got := stageOf(n, s); got != paused || !was.Process.Alive() {
+					t.Errorf("it is %s", got)
+				}
+				noMemory(t, n)
+			case "awake":
+				if got := stageOf(n, s); got != live {
+					t.Errorf("it is %s", got)
+				}
+			default:
+				atRest(t, n, s, &was)
+			}
+			resume(t, n, s)
+			p.goesOn(n)
+			noMemory(t, n)
+		})
+	}
+}
+
+// A server that ends while memory is being written leaves a frozen sandbox, and the next writes it.
+func TestRestartWhileStoring(t *testing.T) {
+	m := newMachine(t)
+	n, stop := m.node(atOnce)
+	s := object()
+	ensure(t, n, s)
+	p := startProgram(t, n, s)
+	run(t, n, s, "dd if=/dev/urandom of=/dev/shm/big bs=1M count=200")
+	for range 3 {
+		suspend(t, n, s)
+		eventually(t, "memory is being written", func() bool {
+			_, err := os.Stat(n.memoryDir(string(n.lookup(s.UID).id)) + ".part")
+			return err == nil || stageOf(n, s) == stored
+		})
+		stop()
+		n, stop = m.node(atOnce)
+		awaitStored(t, n, s)
+		resume(t, n, s)
+		p.goesOn(n)
+		noMemory(t, n)
+		clean(t, n)
+	}
+}
+
+func TestRemoveWhileFallingAsleepOrWaking(t *testing.T) {
+	m := newMachine(t)
+	var f fault
+	n, _ := m.node(atOnce, f.into)
+	removed := func(t *testing.T, s *agents.Sandbox, release chan<- struct{}) {
+		t.Helper()
+		ended := make(chan error, 1)
+		go func() { ended <- n.Remove(t.Context(), refOf(s)) }()
+		u := n.lookup(s.UID)
+		eventually(t, "it is interrupted", func() bool {
+			u.mu.Lock()
+			defer u.mu.Unlock()
+			return u.interrupted
+		})
+		close(release)
+		if err := <-ended; err != nil {
+			t.Errorf("remove: %v", err)
+		}
+		if n.lookup(s.UID) != nil {
+			t.Error("it is still there")
+		}
+		noMemory(t, n)
+		clean(t, n)
+	}
+	for _, name := range storeSteps {
+		t.Run("store/"+name, func(t *testing.T) {
+			s := object()
+			ensure(t, n, s)
+			hit, release := f.hold(name)
+			suspend(t, n, s)
+			<-hit
+			removed(t, s, release)
+		})
+	}
+	for _, name := range wakeSteps {
+		t.Run("wake/"+name, func(t *testing.T) {
+			s := object()
+			ensure(t, n, s)
+			suspend(t, n, s)
+			awaitStored(t, n, s)
+			hit, release := f.hold(name)
+			ended := make(chan error, 1)
+			go func() {
+				_, err := n.Resume(t.Context(), refOf(s))
+				ended <- err
+			}()
+			<-hit
+			removed(t, s, release)
+			if err := <-ended; err != nil && !errors.Is(err, errs.ErrUnavailable) {
+				t.Errorf("resume: %v", err)
+			}
+		})
+	}
+	t.Run("stored", func(t *testing.T) {
+		s := object()
+		ensure(t, n, s)
+		suspend(t, n, s)
+		awaitStored(t, n, s)
+		must(t, n.Remove(t.Context(), refOf(s)))
+		must(t, n.Remove(t.Context(), refOf(s)))
+		noMemory(t, n)
+		clean(t, n)
+	})
+}
+
+// Who resumes while memory is being written waits, and several that resume wake it once.
+func TestResumeWhileStoring(t *testing.T) {
+	m := newMachine(t)
+	var f fault
+	n, _ := m.node(atOnce, f.into)
+	s := object()
+	ensure(t, n, s)
+	p := startProgram(t, n, s)
+	for _, name := range storeSteps {
+		t.Run(name, func(t *testing.T) {
+			p.t = t
+			hit, release := f.hold(name)
+			suspend(t, n, s)
+			<-hit
+			// One that gives up harms nobody.
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			if _, err := n.Resume(ctx, refOf(s)); !errors.Is(err, errs.ErrUnavailable) {
+				t.Errorf("resume with an ended context: %v", err)
+			}
+			var all [2]error
+			var resuming sync.WaitGroup
+			for i := range all {
+				resuming.Go(func() { _, all[i] = n.Resume(t.Context(), refOf(s)) })
+			}
+			close(release)
+			resuming.Wait()
+			must(t, errors.Join(all[:]...))
+			p.goesOn(n)
+			noMemory(t, n)
+		})
+	}
+}
+
+// Where the disk is full, memory stays in RAM, and says so.
+func TestFullDiskWhileStoring(t *testing.T) {
+	m := newMachine(t)
+	small := t.TempDir()
+	must(t, unix.Mount("tmpfs", small, "tmpfs", 0, "size=1m"))
+	t.Cleanup(func() { must(t, unix.Unmount(small, unix.MNT_DETACH)) })
+	n, _ := m.node(atOnce, func(c *Config) { c.MemoryDir = small })
+	s := object()
+	ensure(t, n, s)
+	p := startProgram(t, n, s)
+	for range 2 {
+		suspend(t, n, s)
+		eventually(t, "the failure is seen", func() bool {
+			return strings.Contains(n.lookup(s.UID).observed().Message, "could not be written")
+		})
+		resume(t, n, s)
+		p.goesOn(n)
+		noMemory(t, n)
+	}
+	if seen := n.lookup(s.UID).observed(); seen.Message != "" {
+		t.Errorf("%+v", seen)
+	}
+	must(t, n.Remove(t.Context(), refOf(s)))
+	clean(t, n)
+}
+
+// Memory that the server cannot use now is kept until it can.
+func TestMemoryThatCannotBeUsedNow(t *testing.T) {
+	m := newMachine(t)
+	n, stop := m.node(atOnce)
+	s := object()
+	ensure(t, n, s)
+	p := startProgram(t, n, s)
+	was := *n.lookup(s.UID).current()
+	suspend(t, n, s)
+	awaitStored(t, n, s)
+	refused := func(says ...string) {
+		t.Helper()
+		_, err := n.Resume(t.Context(), refOf(s))
+		if !errors.Is(err, errs.ErrConflict) || errors.Is(err, errs.ErrInvalid) || errors.Is(err, errs.ErrNotFound) {
+			t.Errorf("resume: %v", err)
+		}
+		for _, text := range says {
+			if !strings.Contains(fmt.Sprint(err), text) {
+				t.Errorf("error %v does not say %q", err, text)
+			}
+		}
+	}
+	stop()
+
+	other := filepath.Join(filepath.Dir(m.cfg.DataDir), "other-runsc")
+	b, err := os.ReadFile(m.cfg.Runtimes[0].Binary)
+	must(t, err)
+	must(t, os.WriteFile(other, append(b, 'x'), 0o755))
+	n, stop = m.node(atOnce, func(c *Config) {
+		c.Runtimes = slices.Clone(c.Runtimes)
+		c.Runtimes[0].Binary = other
+	})
+	now, err := n.runtimes[oci.GVisor].Build(t.Context())
+	must(t, err)
+	refused(now.SHA256[:12], n.lookup(s.UID).current().Memory.Build.SHA256[:12], "until the server runs with")
+	atRest(t, n, s, &was)
+	stop()
+
+	n, _ = m.node(atOnce)
+	image := n.memoryDir(string(n.lookup(s.UID).id))
+	must(t, os.Rename(image, image+"-away"))
+	refused("damaged")
+	must(t, os.Rename(image+"-away", image))
+	atRest(t, n, s, &was)
+	resume(t, n, s)
+	p.goesOn(n)
+}
+
+func TestFiveStoredAtOnce(t *testing.T) {
+	m := newMachine(t)
+	n, _ := m.node(atOnce)
+	all := make([]*program, 5)
+	var busy sync.WaitGroup
+	each := func(do func(p *program)) {
+		for _, p := range all {
+			busy.Go(func() { do(p) })
+		}
+		busy.Wait()
+	}
+	for i := range all {
+		s := object()
+		ensure(t, n, s)
+		all[i] = startProgram(t, n, s)
+	}
+	for range 2 {
+		rows := map[*program]row{}
+		for _, p := range all {
+			rows[p] = *n.lookup(p.s.UID).current()
+		}
+		each(func(p *program) {
+			if _, err := n.Suspend(t.Context(), refOf(p.s)); err != nil {
+				t.Error(err)
+			}
+		})
+		for _, p := range all {
+			awaitStored(t, n, p.s)
+			was := rows[p]
+			atRest(t, n, p.s, &was)
+		}
+		each(func(p *program) {
+			if _, err := n.Resume(t.Context(), refOf(p.s)); err != nil {
+				t.Error(err)
+			}
+		})
+		for _, p := range all {
+			p.goesOn(n)
+		}
+		noMemory(t, n)
+	}
+}
