@@ -260,7 +260,7 @@ func testRestartPolicy(t *testing.T, s *server) {
 	before := s.mustKubectl("", "get", "sandbox", "again", "-o", "jsonpath={.status.podIPs}")
 	s.exec(id, "echo kept > /data/kept; touch /scratch/stop")
 	eventually(t, "it has begun again", func() error {
-		out, err := s.try("exec", id, "--", "sh", "-c", "rm -f /scratch/stop; cat /data/kept; wc -l < /data/starts")
+		out, err := s.try("exec", id, "--", "sh", "-c", `cat /data/kept; n=$(wc -l < /data/starts); echo $n; [ $n = 1 ] || rm -f /scratch/stop`) // not before it was seen
 		if fields := strings.Fields(out); err != nil || len(fields) != 2 || fields[0] != "kept" || fields[1] == "1" {
 			return fmt.Errorf("%w: %s", err, out)
 		}
