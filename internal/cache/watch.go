@@ -113,19 +113,6 @@ func On[T client.Object](ctx context.Context, c *Cache, do func(old, now T)) (sy
 	return handler.HasSyncedChecker().Done(), nil
 }
 
-// SandboxEvent tells one change. New is nil when the sandbox is gone, Old when it is new here.
-type SandboxEvent struct{ Old, New *agents.Sandbox }
-
-// OnSandbox is [On] for sandboxes. The function returned reports whether do has been called for
-// all that the first list held.
-func (c *Cache) OnSandbox(ctx context.Context, do func(SandboxEvent)) (synced func() bool, err error) {
-	done, err := On(ctx, c, func(old, now *agents.Sandbox) { do(SandboxEvent{Old: old, New: now}) })
-	if err != nil {
-		return nil, err
-	}
-	return func() bool { return closed(done) }, nil
-}
-
 // WaitSynced blocks until every kind has been listed once. If ctx ends first, or the cache
 // stops, the error names what was not listed and why: what the API server said last, and its
 // kind (errs.ErrForbidden, errs.ErrUnavailable).

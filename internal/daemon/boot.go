@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	eventsclient "k8s.io/client-go/kubernetes/typed/events/v1"
@@ -86,20 +85,6 @@ func (d *Daemon) startCaches(ctx context.Context, stack *lifecycle.Stack) (err e
 		}
 		return errors.Join(<-done, synced)
 	})
-}
-
-// untilTrue asks until the answer is yes; the informers offer no other way to hear of their first list.
-func untilTrue(ctx context.Context, ask func() bool) error {
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for !ask() {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	return nil
 }
 
 // startServing opens the listeners.

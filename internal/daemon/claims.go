@@ -39,21 +39,23 @@ func (d *Daemon) startFeeds(ctx context.Context, stack *lifecycle.Stack) (err er
 	if err := d.push(ctx, stack, "binder", d.binder.Run); err != nil {
 		return err
 	}
-	synced, err := d.cache.OnSandbox(ctx, func(e cache.SandboxEvent) {
-		if e.New != nil {
-			d.routes.Apply(e.New)
+	synced, err := cache.On(ctx, d.cache, func(older, newer *agents.Sandbox) {
+		if newer != nil {
+			d.routes.Apply(newer)
 		} else {
-			d.routes.ApplyDelete(e.Old)
+			d.routes.ApplyDelete(older)
 		}
-		d.picker.Observe(e.Old, e.New)
-		d.quotas.Observe(e.Old, e.New)
-		d.binder.Observe(e.Old, e.New)
+		d.picker.Observe(older, newer)
+		d.quotas.Observe(older, newer)
+		d.binder.Observe(older, newer)
 	})
 	if err != nil {
 		return err
 	}
-	if err := untilTrue(ctx, synced); err != nil {
-		return fmt.Errorf("wait for the routes: %w", err)
+	select {
+	case <-synced:
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the routes: %w", context.Cause(ctx))
 	}
 	d.routes.MarkSynced()
 	return nil

@@ -114,11 +114,11 @@ func newClaimServer(b *testing.B) *claimServer {
 	routes := route.NewTable()
 	quotas, err := quota.New(quota.Config{Reader: s.objects, Log: telemetry.Discard()})
 	must(err)
-	_, err = s.objects.OnSandbox(ctx, func(e cache.SandboxEvent) {
-		s.picker.Observe(e.Old, e.New)
-		quotas.Observe(e.Old, e.New)
-		if e.New != nil {
-			routes.Apply(e.New)
+	_, err = cache.On(ctx, s.objects, func(older, newer *agents.Sandbox) {
+		s.picker.Observe(older, newer)
+		quotas.Observe(older, newer)
+		if newer != nil {
+			routes.Apply(newer)
 		}
 	})
 	must(err)

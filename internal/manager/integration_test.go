@@ -113,14 +113,14 @@ func (w *world) manager(t *testing.T, objects *cache.Cache, change ...func(*Conf
 	if err != nil {
 		t.Fatal(err)
 	}
-	synced, err := objects.OnSandbox(t.Context(), func(e cache.SandboxEvent) {
-		members.Observe(e.Old, e.New)
-		quotas.Observe(e.Old, e.New)
+	synced, err := cache.On(t.Context(), objects, func(older, newer *agents.Sandbox) {
+		members.Observe(older, newer)
+		quotas.Observe(older, newer)
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	await(t, synced)
+	<-synced
 	tokens, err := sandbox.NewTokens([]byte(strings.Repeat("s", 32)))
 	if err != nil {
 		t.Fatal(err)
@@ -142,9 +142,9 @@ func (w *world) manager(t *testing.T, objects *cache.Cache, change ...func(*Conf
 // control fulfils the wishes in sandboxes until ctx is done, one change after the other.
 func control(ctx context.Context, t *testing.T, objects *cache.Cache) {
 	changes := make(chan *agents.Sandbox, 10_000)
-	_, err := objects.OnSandbox(ctx, func(e cache.SandboxEvent) {
-		if e.New != nil {
-			changes <- e.New.DeepCopy()
+	_, err := cache.On(ctx, objects, func(_, newer *agents.Sandbox) {
+		if newer != nil {
+			changes <- newer.DeepCopy()
 		}
 	})
 	if err != nil {

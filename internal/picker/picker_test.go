@@ -59,8 +59,8 @@ func over(t *testing.T, api *apiserver.Server, writer func(client.Client) picker
 		t.Fatal(err)
 	}
 	r := &rig{Picker: p, cache: c, seen: make(chan struct{}, 1)}
-	_, err = c.OnSandbox(t.Context(), func(e cache.SandboxEvent) {
-		p.Observe(e.Old, e.New)
+	_, err = cache.On(t.Context(), c, func(older, newer *agents.Sandbox) {
+		p.Observe(older, newer)
 		select {
 		case r.seen <- struct{}{}:
 		default:

@@ -85,10 +85,10 @@ func start(t *testing.T, cfg *Config, opt options) *world {
 	p, err := picker.New(picker.Config{Writer: controlled})
 	must(t, err)
 	w.nodes = newNode(api)
-	_, err = w.cache.OnSandbox(t.Context(), func(e cache.SandboxEvent) {
-		p.Observe(e.Old, e.New)
-		quotas.Observe(e.Old, e.New)
-		w.nodes.observe(e.New)
+	_, err = cache.On(t.Context(), w.cache, func(older, newer *agents.Sandbox) {
+		p.Observe(older, newer)
+		quotas.Observe(older, newer)
+		w.nodes.observe(newer)
 	})
 	must(t, err)
 	c, err := cfg.New(Parts{Client: controlled, Cache: w.cache, Picker: p, Binder: opt.binder, Quota: quotas, Events: w.events})
