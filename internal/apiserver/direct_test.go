@@ -30,7 +30,6 @@ func TestDirectDoesAsRequestsDo(t *testing.T) {
 	if made.UID == "" || made.ResourceVersion == "" || made.Spec.OperatingMode != agents.ModeRunning {
 		t.Errorf("created without a UID, a version or defaults: %+v", made)
 	}
-	old := made.DeepCopy()
 	made.Labels = map[string]string{"mine": "yes"}
 	made.Status.NodeName = "forged"
 	if err := d.Update(ctx, made); err != nil {
@@ -46,16 +45,37 @@ func TestDirectDoesAsRequestsDo(t *testing.T) {
 			t.Errorf("by %s: %+v", how, got)
 		}
 	}
-	other := types.UID("other")
-	if err := d.Delete(ctx, made, client.Preconditions{UID: &other}); !apierrors.IsConflict(err) {
+}
+
+func TestDirectDeletes(t *testing.T) {
+	s := start(t, func(c *apiserver.Config) { c.Listen = "" })
+	c, d, ctx := clientAs(t, s, apiserver.UserController), s.Direct(apiserver.UserController), t.Context()
+	doomed, other := sandbox("doomed"), types.UID("other")
+	if err := d.Create(ctx, doomed); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Delete(ctx, doomed, client.Preconditions{UID: &other}); !apierrors.IsConflict(err) {
 		t.Errorf("delete of another life: %v", err)
 	}
-	doomed := sandbox("doomed")
-	if err := errors.Join(d.Create(ctx, doomed), d.Delete(ctx, doomed, client.Preconditions{UID: &doomed.UID})); err != nil {
+	if err := d.Delete(ctx, doomed, client.Preconditions{UID: &doomed.UID}); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.Get(ctx, client.ObjectKeyFromObject(doomed), &agents.Sandbox{}); !apierrors.IsNotFound(err) {
 		t.Errorf("after a delete: %v", err)
+	}
+}
+
+func TestDirectRefusesAsRequestsDo(t *testing.T) {
+	s := start(t, func(c *apiserver.Config) { c.Listen = "" })
+	d, ctx := s.Direct(apiserver.UserController), t.Context()
+	made := sandbox("a")
+	if err := d.Create(ctx, made); err != nil {
+		t.Fatal(err)
+	}
+	old := made.DeepCopy()
+	made.Labels = map[string]string{"mine": "yes"}
+	if err := d.Update(ctx, made); err != nil {
+		t.Fatal(err)
 	}
 	broken := made.DeepCopy()
 	broken.Spec.OperatingMode = "Sideways"

@@ -281,8 +281,9 @@ func (b *AgentBinder) greet(ctx context.Context, s *agents.Sandbox) (_ net.Conn,
 	if err != nil {
 		return nil, err
 	}
-	if _, err := io.Copy(io.Discard, res.Body); err != nil {
+	_, err = io.Copy(io.Discard, res.Body)
+	if err := errors.Join(err, res.Body.Close(), conn.SetDeadline(time.Time{})); err != nil {
 		return nil, err
 	}
-	return conn, conn.SetDeadline(time.Time{})
+	return conn, nil
 }
