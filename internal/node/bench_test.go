@@ -4,6 +4,9 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -57,4 +60,75 @@ func millis(all []time.Duration, percentile int) float64 {
 	}
 	slices.SortFunc(all, cmp.Compare[time.Duration])
 	return float64(all[min(len(all)-1, len(all)*percentile/100)].Microseconds()) / 1000
+}
+
+// BenchmarkSleepOnDisk moves the memory of a sandbox to disk and back, by what it holds, and
+// tells the share of each step. "answered" is a command's output after the resume was asked
+// for; "dd" writes as many bytes as the memory has and syncs them, the floor.
+//
+//	go test -run '^$' -bench SleepOnDisk -benchtime 10x ./internal/node
+func BenchmarkSleepOnDisk(b *testing.B) {
+	for _, mebi := range []int{0, 256} {
+		b.Run(fmt.Sprintf("%dMiB", mebi), func(b *testing.B) {
+			m := newMachine(b)
+			var mu sync.Mutex
+			took := map[string][]time.Duration{}
+			note := func(step string, d time.Duration) {
+				mu.Lock()
+				defer mu.Unlock()
+				took[step] = append(took[step], d)
+			}
+			n, _ := m.node(atOnce, func(cfg *Config) {
+				cfg.ObserveStep = func(_, step string, d time.Duration) { note(step, d) }
+			})
+			s := object()
+			ensure(b, n, s)
+			run(b, n, s, fmt.Sprintf("dd if=/dev/urandom of=/dev/shm/x bs=1M count=%d", mebi))
+			var size int64
+			used, err := n.Usage(b.Context(), refOf(s))
+			must(b, err)
+			mu.Lock()
+			clear(took)
+			mu.Unlock()
+			for b.Loop() {
+				began := time.Now()
+				suspend(b, n, s)
+				note("suspend", time.Since(began))
+				awaitStored(b, n, s)
+				size = n.lookup(s.UID).current().Memory.Size
+				began = time.Now()
+				resume(b, n, s)
+				note("resume", time.Since(began))
+				run(b, n, s, "echo hi")
+				note("answered", time.Since(began))
+				note("dd", floor(b, m.cfg.DataDir, size))
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			b.ReportMetric(float64(size)/(1<<20), "image-MiB")
+			b.ReportMetric(float64(used.Memory)/(1<<20), "freed-MiB")
+			for _, name := range []string{"suspend", "store", "resume", "answered", "dd"} {
+				b.ReportMetric(millis(took[name], 50), name+"-p50-ms")
+			}
+			var shares strings.Builder
+			for _, step := range slices.Sorted(maps.Keys(took)) {
+				fmt.Fprintf(&shares, "\n%-16s p50 %8.2f ms  p99 %8.2f ms", step, millis(took[step], 50), millis(took[step], 99))
+			}
+			b.Log(shares.String())
+		})
+	}
+}
+
+// floor is how long it takes to write and sync as many bytes.
+func floor(b *testing.B, dir string, size int64) time.Duration {
+	b.Helper()
+	path := filepath.Join(dir, "floor")
+	defer func() { _ = os.Remove(path) }()
+	began := time.Now()
+	mebi := max(1, size>>20)
+	cmd := exec.CommandContext(b.Context(), "dd", "if=/dev/zero", "of="+path, "bs=1M", fmt.Sprintf("count=%d", mebi), "conv=fsync")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		b.Fatalf("dd: %v: %s", err, out)
+	}
+	return time.Since(began)
 }

@@ -23,6 +23,8 @@ const (
 	storesAtOnce    = 4
 	storeTries      = 5
 	firstStorePause = time.Second // between two tries; each is four times the one before
+	// diskTimeout bounds the way of one memory to disk or back: runtimes may hang, disks be slow.
+	diskTimeout = 10 * time.Minute
 )
 
 // memory is what the journal has of a sandbox's memory on disk. Its directory has the name of
@@ -115,7 +117,9 @@ func (n *Node) storeNow(ctx context.Context, u *unit, since time.Time) (finished
 // is the sandbox's, and what is left of the container only waits to be removed.
 func (w *work) store(ctx context.Context, u *unit) error {
 	if w.row.Stage == paused {
-		if err := w.save(ctx, u); err != nil {
+		limited, cancel := context.WithTimeout(ctx, diskTimeout)
+		defer cancel()
+		if err := w.save(limited, u); err != nil {
 			if errors.Is(err, ErrCrash) {
 				return err
 			}
@@ -127,9 +131,9 @@ func (w *work) store(ctx context.Context, u *unit) error {
 			return err
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	return w.rest(ctx, u)
+	return w.rest(whole, u)
 }
 
 // save writes memory and files to disk, and notes that.

@@ -233,12 +233,13 @@ func clean(t testing.TB, n *Node) {
 	}
 }
 
-// noMemory fails if there is an image.
+// noMemory waits until there is no image.
 func noMemory(t testing.TB, n *Node) {
 	t.Helper()
-	if names, err := entries(n.cfg.MemoryDir); err != nil || len(names) > 0 {
-		t.Errorf("memory left on disk: %v, %v", names, err)
-	}
+	eventually(t, "no memory is left on disk", func() bool {
+		names, err := entries(n.cfg.MemoryDir)
+		return err == nil && len(names) == 0
+	})
 }
 
 func TestMemoryMovesToDiskAndBack(t *testing.T) {
@@ -667,4 +668,34 @@ func TestFiveStoredAtOnce(t *testing.T) {
 		}
 		noMemory(t, n)
 	}
+}
+
+// What a sandbox was bound to stays so through its sleep; what its object gets meanwhile waits.
+func TestBindAroundSleep(t *testing.T) {
+	m := newMachine(t)
+	n, _ := m.node(atOnce)
+	s := object()
+	ensure(t, n, s)
+	has := func(want string) {
+		t.Helper()
+		if out, _ := run(t, n, s, "echo $A"); out != want+"\n" {
+			t.Errorf("the environment has %q, want %s", out, want)
+		}
+	}
+	bind := func(value string) {
+		t.Helper()
+		container(s).Env = []corev1.EnvVar{{Name: "A", Value: value}}
+		must(t, n.Bind(t.Context(), s))
+	}
+	bind("one")
+	suspend(t, n, s)
+	awaitStored(t, n, s)
+	bind("two")
+	if got := stageOf(n, s); got != stored {
+		t.Errorf("it is %s", got)
+	}
+	resume(t, n, s)
+	has("one")
+	bind("two")
+	has("two")
 }

@@ -48,12 +48,28 @@ func (n *Node) wake(ctx context.Context, u *unit, r *row) error {
 		return n.asleepAgain(ctx, u, w, err)
 	}
 	n.cameToLife(u, &awake)
-	if err := w.removeMemory(ctx); err != nil {
-		n.log.WarnContext(ctx, "memory of a sandbox that was resumed is left on disk", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
-	}
+	n.forgetMemory(u)
 	n.observeStep(awake.Plan.Class, "wake", time.Since(began))
 	n.log.InfoContext(ctx, "sandbox resumed from disk", telemetry.Namespace, u.ref.Namespace, telemetry.Sandbox, u.ref.Name, telemetry.Took, time.Since(began))
 	return nil
+}
+
+// forgetMemory has Run remove the image of a sandbox that was resumed from it, for which nobody
+// has to wait. If that is not done, the next checkpoint, the removal or the next start does it.
+func (n *Node) forgetMemory(u *unit) {
+	n.tasks.start(func(ctx context.Context) {
+		ctx, done, err := u.take(ctx)
+		if err != nil {
+			return
+		}
+		defer done()
+		if r := u.current(); u.buried() || r == nil || r.onDisk() {
+			return // removed, or asleep again
+		}
+		if err := oci.RemoveImage(n.memoryDir(string(u.id))); err != nil {
+			n.log.WarnContext(ctx, "memory of a sandbox that was resumed is left on disk", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+		}
+	})
 }
 
 // asleepAgain takes back what a failed try to wake a sandbox has done.
@@ -97,6 +113,8 @@ func (w *work) restore(ctx context.Context) error {
 			_ = w.console.Close()
 		}
 	}()
+	ctx, cancel := context.WithTimeout(ctx, diskTimeout)
+	defer cancel()
 	for _, s := range []step{
 		{name: "network", do: w.attach}, {name: "mount", do: w.mountAgain}, {name: "restore", do: w.load}, {name: "agent", do: w.awaitAgent},
 	} {
