@@ -699,3 +699,32 @@ func TestBindAroundSleep(t *testing.T) {
 	bind("two")
 	has("two")
 }
+
+// A sandbox wakes although nobody waits for it any more, for its processes may have begun.
+func TestWakeOutlivesWhoAskedForIt(t *testing.T) {
+	m := newMachine(t)
+	var f fault
+	n, _ := m.node(atOnce, f.into)
+	s := object()
+	ensure(t, n, s)
+	p := startProgram(t, n, s)
+	for _, name := range wakeSteps {
+		t.Run(name, func(t *testing.T) {
+			p.t = t
+			suspend(t, n, s)
+			awaitStored(t, n, s)
+			hit, release := f.hold(name)
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() {
+				_, err := n.Resume(ctx, refOf(s))
+				ended <- err
+			}()
+			<-hit
+			cancel()
+			close(release)
+			must(t, <-ended)
+			p.goesOn(n)
+		})
+	}
+}

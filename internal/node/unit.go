@@ -66,6 +66,19 @@ func (u *unit) interrupt() {
 	}
 }
 
+// unlessInterrupted makes of a turn's context one that ends when somebody interrupts, and not
+// when whoever took the turn gives up.
+func (u *unit) unlessInterrupted(turn context.Context) (_ context.Context, done func()) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(turn))
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.interrupted {
+		cancel()
+	}
+	u.cancel = cancel
+	return ctx, cancel
+}
+
 func (u *unit) observed() sandbox.Observed {
 	u.mu.Lock()
 	defer u.mu.Unlock()

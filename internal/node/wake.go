@@ -16,9 +16,13 @@ import (
 // wake brings a sandbox back whose memory is on disk, in its turn. After a failure it sleeps
 // as before, with its memory on disk, and the next try may succeed.
 //
-// What its processes wrote to files between the start of a try and its failure stays written.
+// What its processes wrote to files between the start of a try and its failure stays written,
+// and their memory knows nothing of it. So a try goes on if the one who asked for it does not
+// wait any more; only the removal of the sandbox interrupts it.
 func (n *Node) wake(ctx context.Context, u *unit, r *row) error {
 	began := time.Now()
+	ctx, done := u.unlessInterrupted(ctx)
+	defer done()
 	w := &work{n: n, row: new(row)}
 	*w.row = *r
 	if err := w.checkMemory(ctx); err != nil {
