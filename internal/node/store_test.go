@@ -621,6 +621,12 @@ func TestMemoryThatCannotBeUsedNow(t *testing.T) {
 	image := n.memoryDir(string(n.lookup(s.UID).id))
 	must(t, os.Rename(image, image+"-away"))
 	refused("damaged")
+	must(t, os.CopyFS(image, os.DirFS(image+"-away")))
+	img, err := oci.ReadImage(image)
+	must(t, err)
+	must(t, os.Truncate(filepath.Join(image, img.Files[0].Name), img.Files[0].Size-1))
+	refused("damaged", img.Files[0].Name)
+	must(t, os.RemoveAll(image))
 	must(t, os.Rename(image+"-away", image))
 	atRest(t, n, s, &was)
 	resume(t, n, s)
@@ -726,5 +732,34 @@ func TestWakeOutlivesWhoAskedForIt(t *testing.T) {
 			must(t, <-ended)
 			p.goesOn(n)
 		})
+	}
+}
+
+// Frozen processes that die cost the sandbox nothing once its memory is written.
+func TestFrozenSandboxDies(t *testing.T) {
+	m := newMachine(t)
+	var f fault
+	n, _ := m.node(atOnce, f.into)
+	s := object()
+	ensure(t, n, s)
+	p := startProgram(t, n, s)
+	hit, release := f.hold("checkpoint")
+	suspend(t, n, s)
+	<-hit
+	was := *n.lookup(s.UID).current()
+	must(t, was.Process.Signal(9))
+	must(t, was.Process.Wait(t.Context()))
+	close(release)
+	awaitStored(t, n, s)
+	atRest(t, n, s, &was)
+	resume(t, n, s)
+	p.goesOn(n)
+
+	n.cfg.StoreAfter = time.Hour // read by the next Suspend alone
+	suspend(t, n, s)
+	must(t, n.lookup(s.UID).current().Process.Signal(9))
+	eventually(t, "its end is seen", func() bool { return n.lookup(s.UID).observed().State == sandbox.ContainerExited })
+	if _, err := n.Resume(t.Context(), refOf(s)); !errors.Is(err, errs.ErrConflict) {
+		t.Errorf("resume of the dead: %v", err)
 	}
 }
