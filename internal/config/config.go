@@ -60,6 +60,7 @@ type Config struct {
 	SandboxPids     int
 	MaxTimeout      time.Duration // longest life that a client may ask for
 	PoolSize        int           // of the default template's pool, when it is made
+	StoreAfter      time.Duration // for which a sandbox sleeps in RAM; 0: for ever
 
 	QuotaSandboxes int               // of each namespace that does not set its own; 0: none
 	QuotaCPU       resource.Quantity // zero: none
@@ -109,6 +110,7 @@ func Default() Config {
 		SandboxPids:         1024,
 		MaxTimeout:          24 * time.Hour,
 		PoolSize:            1,
+		StoreAfter:          30 * time.Second,
 		QuotaCounts:         QuotaRunning,
 		LogLevel:            "info",
 		LogFormat:           "text",

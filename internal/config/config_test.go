@@ -167,6 +167,7 @@ func TestRefusals(t *testing.T) {
 		{"CPU", "sandboxCPU: 1m\n", nil, `sandboxCPU: 1m`},
 		{"pids", "sandboxPids: few\n", nil, `sandboxPids: "few"`},
 		{"pool size", "poolSize: 1001\n", nil, `poolSize: 1001`},
+		{"time in RAM", "storeAfter: -1s\n", nil, `storeAfter: -1s`},
 		{"quota of sandboxes", "quotaSandboxes: -1\n", nil, `quotaSandboxes: -1`},
 		{"quota of CPUs", "quotaCPU: \"-1\"\n", nil, `quotaCPU: -1`},
 		{"quota of memory", "quotaMemory: -1Gi\n", nil, `quotaMemory: -1Gi`},

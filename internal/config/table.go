@@ -74,6 +74,7 @@ func (c *Config) table() []Setting {
 		{Key: "sandboxPids", ptr: &c.SandboxPids, Doc: "limit of processes and threads of a sandbox"},
 		{Key: "maxTimeout", ptr: &c.MaxTimeout, Doc: "longest life that a client may ask for"},
 		{Key: "poolSize", ptr: &c.PoolSize, Doc: "ready sandboxes of the default template to hold, as its pool begins; 0: no pool"},
+		{Key: "storeAfter", ptr: &c.StoreAfter, Doc: "time after which the memory of a sandbox that sleeps goes to disk (gVisor); 0: it stays in RAM"},
 
 		{Key: "quotaSandboxes", ptr: &c.QuotaSandboxes, Doc: "sandboxes that a namespace may have, if it does not say itself; 0: any number"},
 		{Key: "quotaCPU", ptr: &c.QuotaCPU, Doc: "CPUs that a namespace's sandboxes may have together; 0: any number"},

@@ -238,6 +238,8 @@ func (c *Config) checkPools() error {
 	switch {
 	case c.PoolSize < 0 || c.PoolSize > maxPoolSize:
 		return invalid("poolSize", "%d is out of range, want 0 to %d", c.PoolSize, maxPoolSize)
+	case c.StoreAfter < 0:
+		return invalid("storeAfter", "%s is negative, want 0 for never, or more", c.StoreAfter)
 	case c.QuotaSandboxes < 0:
 		return invalid("quotaSandboxes", "%d is negative, want 0 for none, or more", c.QuotaSandboxes)
 	case c.QuotaCPU.Sign() < 0:

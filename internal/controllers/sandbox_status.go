@@ -1,6 +1,8 @@
 package controllers
 
 import (
+	"cmp"
+
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -55,7 +57,7 @@ func setConditions(s *agents.Sandbox, status *agents.SandboxStatus, seen sandbox
 		set(agents.ConditionSuspended, metav1.ConditionFalse, agents.ReasonNotSuspended, "")
 	case sandbox.ContainerPaused:
 		set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxSuspended, "")
-		set(agents.ConditionSuspended, metav1.ConditionTrue, agents.ReasonPodTerminated, "memory and files are kept")
+		set(agents.ConditionSuspended, metav1.ConditionTrue, agents.ReasonPodTerminated, cmp.Or(seen.Message, "memory and files are kept"))
 	case sandbox.ContainerAbsent:
 		if suspended {
 			set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxSuspended, "")

@@ -101,7 +101,7 @@ func (m *machine) nodeConfig(cfg *config.Config, log *slog.Logger, h hooks) (nod
 		DefaultLimits: oci.Limits{
 			MilliCPU: cfg.SandboxCPU.MilliValue(), Memory: cfg.SandboxMemory.Value(), Pids: int64(cfg.SandboxPids),
 		},
-		Exists: h.exists, Log: log,
+		StoreAfter: cfg.StoreAfter, Exists: h.exists, Log: log,
 	}
 	if h.tokens != nil {
 		out.AgentToken = h.tokens.Agent

@@ -41,6 +41,7 @@ type Observed struct {
 	Probed bool
 	// EntrypointExit is the exit code of the template's entrypoint once that has ended.
 	EntrypointExit *int32
-	// Message says why, where State is exited or Probed false.
+	// Message says why, where State is exited or Probed false, and where the memory is of what is
+	// paused.
 	Message string
 }

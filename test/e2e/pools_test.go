@@ -429,3 +429,30 @@ func testPoolDeleted(t *testing.T, s *server) {
 		return nil
 	})
 }
+
+// TestDefaultPool has the pool that a new server begins with fill as soon as its image is there.
+func TestDefaultPool(t *testing.T) {
+	s := newServer(t)
+	s.env = append(s.env, "BARCHAN_POOL_SIZE=2")
+	s.start()
+	eventually(t, "a member lacks its image", func() error {
+		for _, x := range objects[agents.Sandbox](s, "sandboxes") {
+			if c := meta.FindStatusCondition(x.Status.Conditions, agents.ConditionReady); c != nil && c.Reason == "ImageUnavailable" {
+				return nil
+			}
+		}
+		return errors.New("none does")
+	})
+	s.must("image", "build", "base")
+	eventually(t, "the pool is full", func() error {
+		if out := s.must("pool", "ls"); !strings.Contains(out, "Full") {
+			return errors.New(out)
+		}
+		return nil
+	})
+	id, out := s.keep("base", "echo", "here")
+	if x := s.sandbox(id); out != "here\n" || x.Labels[agents.LabelLaunchType] != agents.LaunchWarm {
+		t.Errorf("run: %q, sandbox %+v", out, x.Labels)
+	}
+	s.must("kill", id)
+}
