@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -59,6 +60,9 @@ type SandboxConfig struct {
 	Events events.EventRecorder
 	// Workers bounds how many sandboxes are worked on at once. Default 16.
 	Workers int
+	// Starts bounds how many members of pools are started at once. Default half the processors, at
+	// least 1, which leaves the others to those who wait.
+	Starts int
 }
 
 // NewSandbox returns the controller of sandboxes on a node. Its Start blocks until ctx is done.
@@ -69,12 +73,15 @@ func NewSandbox(cfg SandboxConfig) (controller.Controller, error) {
 	if cfg.Log == nil || cfg.Client == nil || cfg.Cache == nil || cfg.Runner == nil {
 		return nil, fmt.Errorf("sandbox controller: Log, Client, Cache and Runner are required: %w", errs.ErrInvalid)
 	}
-	log := cfg.Log.With("component", "sandbox-controller")
+	if cfg.Starts == 0 {
+		cfg.Starts = max(1, runtime.NumCPU()/2)
+	}
+	log, members := cfg.Log.With("component", "sandbox-controller"), newGate(cfg.Starts)
 	unique := true // several servers may run in one process, in tests
 	c, err := controller.NewUnmanaged("sandbox", controller.Options{
 		MaxConcurrentReconciles: cfg.Workers,
 		SkipNameValidation:      &unique,
-		Reconciler:              &sandboxReconciler{log: log, client: cfg.Client, cache: cfg.Cache, runner: cfg.Runner, events: cfg.Events},
+		Reconciler:              &sandboxReconciler{log: log, client: cfg.Client, cache: cfg.Cache, runner: cfg.Runner, events: cfg.Events, members: members},
 		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryFirst, retryMost),
 		LogConstructor:          func(*reconcile.Request) logr.Logger { return logr.FromSlogHandler(log.Handler()) },
 	})
@@ -86,6 +93,9 @@ func NewSandbox(cfg SandboxConfig) (controller.Controller, error) {
 	}
 	if err := c.Watch(changes(cfg.Changes)); err != nil {
 		return nil, fmt.Errorf("watch the node: %w", err)
+	}
+	if err := c.Watch(members.source()); err != nil {
+		return nil, fmt.Errorf("watch the gate of members: %w", err)
 	}
 	return c, nil
 }

@@ -18,6 +18,7 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 )
@@ -28,10 +29,13 @@ type sandboxReconciler struct {
 	cache  client.Reader
 	runner Runner
 	events events.EventRecorder
+	// members is passed by unclaimed members of pools that have never run.
+	members *gate
 }
 
 // Reconcile does one step for one sandbox.
 func (r *sandboxReconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	defer r.members.pass(req.NamespacedName)
 	s := &agents.Sandbox{}
 	if err := r.cache.Get(ctx, req.NamespacedName, s); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
@@ -59,6 +63,9 @@ func (r *sandboxReconciler) step(ctx context.Context, s *agents.Sandbox) (reconc
 		if err := r.client.Update(ctx, s); err != nil {
 			return reconcile.Result{}, fmt.Errorf("add finalizer to sandbox %s/%s: %w", s.Namespace, s.Name, err)
 		}
+	}
+	if pool.MemberOf(s) != "" && !sandbox.Started(s) && !r.members.enter(client.ObjectKeyFromObject(s)) {
+		return r.untilEnd(s), nil
 	}
 	if err := r.announceStart(ctx, s); err != nil {
 		return reconcile.Result{}, err

@@ -100,7 +100,7 @@ func newWorld(t *testing.T, s *agents.Sandbox) *world {
 	agents.SetDefaults(s)
 	c := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&agents.Sandbox{}).WithObjects(s).Build()
 	m := &machine{states: map[sandbox.Ref]sandbox.ContainerState{}, bound: map[sandbox.Ref][]corev1.EnvVar{}}
-	return &world{t, c, m, &sandboxReconciler{log: telemetry.Discard(), client: c, cache: c, runner: m}}
+	return &world{t, c, m, &sandboxReconciler{log: telemetry.Discard(), client: c, cache: c, runner: m, members: newGate(1)}}
 }
 
 // settle reconciles until nothing changes any more and returns the object, nil once it is gone.

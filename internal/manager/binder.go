@@ -12,10 +12,12 @@ import (
 	"sync"
 	"time"
 
+	"connectrpc.com/connect"
 	"k8s.io/apimachinery/pkg/types"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/envd"
+	"github.com/barchan-dev/barchan/internal/envd/processpb"
 	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/sandbox"
@@ -82,7 +84,7 @@ func (b *AgentBinder) Bind(ctx context.Context, s *agents.Sandbox, req envd.Init
 	if len(s.Status.PodIPs) == 0 {
 		return fmt.Errorf("sandbox %s has no address: %w", id, errs.ErrUnavailable)
 	}
-	agent, err := envd.NewClient(envd.ClientConfig{HTTP: b.http, BaseURL: agentURL(s), Token: func() string { return b.tokens.Agent(id) }})
+	agent, err := b.agentOf(s)
 	if err != nil {
 		return fmt.Errorf("client of the agent of sandbox %s: %w", id, err)
 	}
@@ -96,6 +98,11 @@ func (b *AgentBinder) Bind(ctx context.Context, s *agents.Sandbox, req envd.Init
 		return fmt.Errorf("tell the agent of sandbox %s of its claim: %w: %w", id, errs.ErrUnavailable, err)
 	}
 	return nil
+}
+
+func (b *AgentBinder) agentOf(s *agents.Sandbox) (*envd.Client, error) {
+	id := sandbox.IDOf(s.UID)
+	return envd.NewClient(envd.ClientConfig{HTTP: b.http, BaseURL: agentURL(s), Token: func() string { return b.tokens.Agent(id) }})
 }
 
 func agentURL(s *agents.Sandbox) string {
@@ -238,11 +245,38 @@ func (b *AgentBinder) closeLocked(uid types.UID) {
 }
 
 // prepare opens a connection and has the agent answer on it: one that has never been spoken on
-// would soon be closed at the other end.
+// would soon be closed at the other end. Then it has the sandbox start a process.
 func (b *AgentBinder) prepare(ctx context.Context, s *agents.Sandbox) {
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	conn, err := b.greet(ctx, s)
+	b.keep(s, conn, err)
+	if err == nil {
+		b.exercise(ctx, s)
+	}
+}
+
+// exercise runs a shell to its end, as clients have commands run. The first process of a sandbox
+// has the kernel inside set up, and load, what all later ones find there; so the owner's first
+// command is not the one that waits. An image without that shell is as good as it was.
+func (b *AgentBinder) exercise(ctx context.Context, s *agents.Sandbox) {
+	agent, err := b.agentOf(s)
+	if err != nil {
+		return
+	}
+	stream, err := agent.Process().Start(ctx, connect.NewRequest(&processpb.StartRequest{
+		Process: &processpb.ProcessConfig{Cmd: "/bin/bash", Args: []string{"-l", "-c", "/bin/true"}},
+	}))
+	if err != nil {
+		return
+	}
+	for stream.Receive() { //nolint:revive // until it has ended
+	}
+	_ = stream.Close()
+}
+
+// keep puts a greeted connection where its claim finds it.
+func (b *AgentBinder) keep(s *agents.Sandbox, conn net.Conn, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	o, wanted := b.open[s.UID]
