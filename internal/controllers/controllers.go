@@ -29,6 +29,11 @@ import (
 const (
 	retryFirst = 200 * time.Millisecond
 	retryMost  = time.Minute
+	// calm is how long after a claim a member may be started, and patience how long one waits for
+	// that at most. Both are above the resolution of what they are measured by: patience is of the
+	// object's age, in whole seconds.
+	calm     = 100 * time.Millisecond
+	patience = 2 * time.Second
 )
 
 // Runner is the machine that runs sandboxes; package node has it. Every method may be called
@@ -63,6 +68,10 @@ type SandboxConfig struct {
 	// Starts bounds how many members of pools are started at once. Default half the processors, at
 	// least 1, which leaves the others to those who wait.
 	Starts int
+	// Served, if set, tells when a claim was last served of a stock that has not run out. Members are
+	// not started within a tenth of a second after it, but within one second in any case, so that
+	// refills do not hold up claims that follow each other.
+	Served func() time.Time
 }
 
 // NewSandbox returns the controller of sandboxes on a node. Its Start blocks until ctx is done.
@@ -81,7 +90,7 @@ func NewSandbox(cfg SandboxConfig) (controller.Controller, error) {
 	c, err := controller.NewUnmanaged("sandbox", controller.Options{
 		MaxConcurrentReconciles: cfg.Workers,
 		SkipNameValidation:      &unique,
-		Reconciler:              &sandboxReconciler{log: log, client: cfg.Client, cache: cfg.Cache, runner: cfg.Runner, events: cfg.Events, members: members},
+		Reconciler:              &sandboxReconciler{log: log, client: cfg.Client, cache: cfg.Cache, runner: cfg.Runner, events: cfg.Events, members: members, served: cfg.Served},
 		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryFirst, retryMost),
 		LogConstructor:          func(*reconcile.Request) logr.Logger { return logr.FromSlogHandler(log.Handler()) },
 	})

@@ -3,11 +3,36 @@ package controllers
 import (
 	"fmt"
 	"testing"
+	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 )
+
+// A member waits while claims are being served, but not for ever, and not for an empty stock.
+func TestMembersWaitForCalm(t *testing.T) {
+	fresh, old := newSandbox(), newSandbox()
+	fresh.CreationTimestamp, old.CreationTimestamp = metav1.Now(), metav1.NewTime(time.Now().Add(-patience))
+	for name, c := range map[string]struct {
+		served time.Time
+		s      *agents.Sandbox
+		waits  bool
+	}{
+		"a claim just now":            {time.Now(), fresh, true},
+		"a claim long ago":            {time.Now().Add(-calm), fresh, false},
+		"none, or the stock ran out":  {time.Time{}, fresh, false},
+		"it has waited for very long": {time.Now(), old, false},
+	} {
+		r := &sandboxReconciler{served: func() time.Time { return c.served }}
+		if wait := r.untilCalm(c.s); (wait > 0) != c.waits || wait > calm {
+			t.Errorf("%s: waits %s", name, wait)
+		}
+	}
+}
 
 // Members start few at a time, in their order, and one that has gone holds nobody up.
 func TestGate(t *testing.T) {

@@ -31,6 +31,7 @@ type sandboxReconciler struct {
 	events events.EventRecorder
 	// members is passed by unclaimed members of pools that have never run.
 	members *gate
+	served  func() time.Time // nil: unknown
 }
 
 // Reconcile does one step for one sandbox.
@@ -64,8 +65,11 @@ func (r *sandboxReconciler) step(ctx context.Context, s *agents.Sandbox) (reconc
 			return reconcile.Result{}, fmt.Errorf("add finalizer to sandbox %s/%s: %w", s.Namespace, s.Name, err)
 		}
 	}
-	if pool.MemberOf(s) != "" && !sandbox.Started(s) && !r.members.enter(client.ObjectKeyFromObject(s)) {
-		return r.untilEnd(s), nil
+	if pool.MemberOf(s) != "" && !sandbox.Started(s) {
+		if !r.members.enter(client.ObjectKeyFromObject(s)) {
+			return r.untilEnd(s), nil
+		}
+		r.awaitCalm(ctx, s)
 	}
 	if err := r.announceStart(ctx, s); err != nil {
 		return reconcile.Result{}, err
@@ -103,6 +107,25 @@ func (r *sandboxReconciler) bind(ctx context.Context, s *agents.Sandbox) error {
 		return nil
 	}
 	return fmt.Errorf("bind sandbox %s/%s: %w", s.Namespace, s.Name, err)
+}
+
+// awaitCalm has a member whose turn it is wait for claims to stop coming. The gate bounds how many
+// workers wait so.
+func (r *sandboxReconciler) awaitCalm(ctx context.Context, s *agents.Sandbox) {
+	for wait := r.untilCalm(s); wait > 0 && ctx.Err() == nil; wait = r.untilCalm(s) {
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// untilCalm is how long a member should wait for claims to stop coming.
+func (r *sandboxReconciler) untilCalm(s *agents.Sandbox) time.Duration {
+	if r.served == nil || time.Since(s.CreationTimestamp.Time) >= patience {
+		return 0
+	}
+	return calm - time.Since(r.served())
 }
 
 // announceStart tells people and clients that the node has begun, before it may take long.

@@ -116,6 +116,7 @@ func (d *Daemon) pushControllers(ctx context.Context, stack *lifecycle.Stack, re
 		{"sandboxes", func() (starter, error) {
 			return controllers.NewSandbox(controllers.SandboxConfig{
 				Log: d.cfg.Log, Client: live, Cache: watched, Runner: d.machine.node, Changes: d.machine.node.Changes(), Events: recorder,
+				Served: d.picker.Served,
 			})
 		}},
 		{"history", func() (starter, error) {

@@ -73,6 +73,8 @@ type Picker struct {
 	turns uint64 // the last member's
 	// +checklocks:mu
 	tickets uint64 // the last claim's
+	// +checklocks:mu
+	served time.Time
 }
 
 // New returns a picker that knows no members until Observe tells it of them.
@@ -91,6 +93,24 @@ func New(cfg Config) (*Picker, error) {
 		cfg: cfg, log: cfg.Log.With(telemetry.Component, "picker"), metrics: m,
 		members: map[types.UID]*member{}, groups: map[key]*group{}, graves: graves{set: map[types.UID]struct{}{}},
 	}, nil
+}
+
+// noteLocked notes that a claim came, and whether the next would find a member, too.
+// +checklocks:p.mu
+func (p *Picker) noteLocked(more bool) {
+	p.served = time.Time{}
+	if more {
+		p.served = time.Now()
+	}
+}
+
+// Served tells when a claim was last served of a stock that has not run out: what only refills may
+// wait until no more claims come. It is zero if there was none, or the last one found the end of
+// its stock.
+func (p *Picker) Served() time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.served
 }
 
 // Ready tells how many members of a revision could be handed out at once.
@@ -224,8 +244,10 @@ func (p *Picker) take(k key, t *ticket) (m *member, look, waits bool) {
 	g := p.groupLocked(k)
 	if m := g.best(); m != nil {
 		p.putLocked(m, held)
+		p.noteLocked(g.ready > 0)
 		return m, false, false
 	}
+	p.noteLocked(false)
 	for e := g.behind.Front(); e != nil; e = e.Next() {
 		if m := of[*member](e); !t.looked[m.seen.UID] {
 			if t.looked == nil {

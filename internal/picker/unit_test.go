@@ -116,10 +116,13 @@ func TestSpreadOverNodes(t *testing.T) {
 	}
 	w.deliver(p)
 	var order []string
-	for range 9 {
+	for i := range 9 {
 		s, err := p.Pick(t.Context(), Request{Pool: poolUID, Current: always("r"), Adopt: adoptAs("x")})
 		if err != nil {
 			t.Fatal(err)
+		}
+		if more := !p.Served().IsZero(); more != (i < 8) {
+			t.Errorf("after pick %d of 9 there are more: %v", i+1, more)
 		}
 		order = append(order, s.Status.NodeName+s.Name[1:])
 	}
