@@ -2,6 +2,7 @@ package controllers
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -44,12 +45,9 @@ func (g *gate) enter(key types.NamespacedName) bool {
 		g.inside[key] = struct{}{}
 		return true
 	}
-	for _, w := range g.waiting {
-		if w == key {
-			return false
-		}
+	if !slices.Contains(g.waiting, key) {
+		g.waiting = append(g.waiting, key)
 	}
-	g.waiting = append(g.waiting, key)
 	return false
 }
 

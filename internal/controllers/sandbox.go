@@ -65,11 +65,8 @@ func (r *sandboxReconciler) step(ctx context.Context, s *agents.Sandbox) (reconc
 			return reconcile.Result{}, fmt.Errorf("add finalizer to sandbox %s/%s: %w", s.Namespace, s.Name, err)
 		}
 	}
-	if pool.MemberOf(s) != "" && !sandbox.Started(s) {
-		if !r.members.enter(client.ObjectKeyFromObject(s)) {
-			return r.untilEnd(s), nil
-		}
-		r.awaitCalm(ctx, s)
+	if !r.mayStart(ctx, s) {
+		return r.untilEnd(s), nil
 	}
 	if err := r.announceStart(ctx, s); err != nil {
 		return reconcile.Result{}, err
@@ -107,6 +104,18 @@ func (r *sandboxReconciler) bind(ctx context.Context, s *agents.Sandbox) error {
 		return nil
 	}
 	return fmt.Errorf("bind sandbox %s/%s: %w", s.Namespace, s.Name, err)
+}
+
+// mayStart reports whether it is a sandbox's turn. Only unclaimed members that have never run wait.
+func (r *sandboxReconciler) mayStart(ctx context.Context, s *agents.Sandbox) bool {
+	if pool.MemberOf(s) == "" || sandbox.Started(s) {
+		return true
+	}
+	if !r.members.enter(client.ObjectKeyFromObject(s)) {
+		return false
+	}
+	r.awaitCalm(ctx, s)
+	return true
 }
 
 // awaitCalm has a member whose turn it is wait for claims to stop coming. The gate bounds how many

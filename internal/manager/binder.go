@@ -270,7 +270,8 @@ func (b *AgentBinder) exercise(ctx context.Context, s *agents.Sandbox) {
 	if err != nil {
 		return
 	}
-	for stream.Receive() { //nolint:revive // until it has ended
+	for stream.Receive() {
+		continue // until it has ended
 	}
 	_ = stream.Close()
 }
