@@ -205,11 +205,8 @@ func (m *Manager) takeWarm(ctx context.Context, c *claim) (*agents.Sandbox, erro
 		c.letGo()
 		return nil, err
 	}
-	var settled sync.WaitGroup
-	settled.Go(func() { m.settleAt(ctx, s) })
-	err = m.bind(ctx, c, s)
-	settled.Wait()
-	if err == nil {
+	m.ahead.note(ctx, m, s)
+	if err = m.bind(ctx, c, s); err == nil {
 		err = ctx.Err()
 	}
 	if err == nil {
@@ -318,6 +315,7 @@ func (m *Manager) Orphaned(s *agents.Sandbox) {
 
 // Run removes orphans until ctx is done. Nothing else of a manager needs it.
 func (m *Manager) Run(ctx context.Context) error {
+	defer m.ahead.running.Wait()
 	for {
 		select {
 		case s := <-m.orphans:

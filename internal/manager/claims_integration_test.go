@@ -16,7 +16,9 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/errs"
@@ -118,13 +120,13 @@ func TestTwoManagersShareAPool(t *testing.T) {
 	if len(owners) != members {
 		t.Errorf("%d distinct sandboxes, want %d", len(owners), members)
 	}
-	all, err := w.objects.Sandboxes(t.Context(), team)
-	if err != nil {
+	var all agents.SandboxList // of the API server: the cache may be behind
+	if err := w.objects.Live().List(t.Context(), &all, client.InNamespace(team)); err != nil {
 		t.Fatal(err)
 	}
 	seen, warm := map[string]bool{}, 0
-	for i := range all {
-		s := &all[i]
+	for i := range all.Items {
+		s := &all.Items[i]
 		if pool.MemberOf(s) != "" {
 			continue
 		}

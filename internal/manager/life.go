@@ -170,6 +170,7 @@ func (m *Manager) findAny(ctx context.Context, namespace, id string) (*agents.Sa
 	if err != nil {
 		return nil, noSandbox(id)
 	}
+	m.ahead.wait(ctx, func(id sandbox.ID, _ string) bool { return id == parsed })
 	s, err := m.cache.SandboxByID(ctx, parsed)
 	if errors.Is(err, errs.ErrNotFound) || (err == nil && (s.Namespace != namespace || pool.MemberOf(s) != "")) {
 		return nil, noSandbox(id)

@@ -55,6 +55,7 @@ func (m *Manager) List(ctx context.Context, req ListRequest) (Page, error) {
 	if err != nil {
 		return Page{}, err
 	}
+	m.ahead.waitFor(ctx, req.Namespace)
 	all, err := m.cache.Sandboxes(ctx, req.Namespace)
 	if err != nil {
 		return Page{}, fmt.Errorf("list sandboxes: %w", err)

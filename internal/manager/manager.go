@@ -177,6 +177,7 @@ type Manager struct {
 	log     *slog.Logger
 	seconds *prometheus.HistogramVec // by operation and result
 	orphans chan *agents.Sandbox
+	ahead   ahead
 
 	mu sync.Mutex
 	// fresh holds keys made here that the cache may not have yet, by hash.

@@ -128,6 +128,7 @@ func keyReused() error {
 // madeBefore returns the sandbox that lives of the same request, once it is ready; nil if there is
 // none.
 func (m *Manager) madeBefore(ctx context.Context, c *claim) (*agents.Sandbox, error) {
+	m.ahead.waitFor(ctx, c.Namespace)
 	found, err := m.cache.SandboxesByIdempotency(ctx, c.Namespace, c.mark.key)
 	if err != nil {
 		return nil, fmt.Errorf("look up the idempotency key: %w", err)

@@ -86,6 +86,7 @@ func (m *Manager) Resume(ctx context.Context, namespace, id string, timeout time
 // wake; else the error is an errs.ErrForbidden. The caller has checked the request's tokens.
 // One that runs is left as it is.
 func (m *Manager) Wake(ctx context.Context, id sandbox.ID) error {
+	m.ahead.wait(ctx, func(other sandbox.ID, _ string) bool { return id == other })
 	s, err := m.cache.SandboxByID(ctx, id)
 	if err != nil {
 		return fmt.Errorf("look up sandbox %s: %w", id, err)
