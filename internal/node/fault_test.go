@@ -1,7 +1,6 @@
 package node
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -9,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/sandbox"
@@ -179,10 +180,13 @@ func TestFailedRemovalKeepsTheAddress(t *testing.T) {
 	n, _ := m.node()
 	s := object()
 	addr := ensure(t, n, s).Address
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel() // every call to containerd fails
-	if err := n.Remove(ctx, refOf(s)); err == nil {
-		t.Fatal("removal without containerd succeeded")
+	busy := filepath.Join(n.dir(string(sandbox.IDOf(s.UID))), "busy")
+	must(t, os.Mkdir(busy, 0o700))
+	must(t, unix.Mount("tmpfs", busy, "tmpfs", 0, "")) // its files cannot be removed
+	err := n.Remove(t.Context(), refOf(s))
+	must(t, unix.Unmount(busy, 0))
+	if err == nil {
+		t.Fatal("the removal of a busy directory succeeded")
 	}
 	if lease, ok := n.books.Of(string(s.UID)); !ok || lease.Address != addr {
 		t.Errorf("lease %+v, %v after a failed removal", lease, ok)
