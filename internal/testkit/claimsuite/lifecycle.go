@@ -112,7 +112,7 @@ func outlives(t *testing.T, cfg *Config) {
 	must(t, w.api.Delete(t.Context(), p))
 	must(t, w.api.Delete(t.Context(), x))
 	w.refused(w.claim("late"), extensions.ReasonWarmPoolNotFound, "spec.warmPoolRef.name") // so they are seen
-	w.nodes.holding(func(*agents.Sandbox) bool { return true }) // the node would report otherwise
+	w.nodes.holding(func(*agents.Sandbox) bool { return true })                            // the node would report otherwise
 	w.report(s, func(s *agents.Sandbox) { s.Status.PodIPs = []string{"10.1.2.3"} })
 	c = w.awaitClaim(c, "showed the new address", func(c *extensions.SandboxClaim) bool {
 		return slices.Equal(c.Status.Sandbox.PodIPs, []string{"10.1.2.3"})
