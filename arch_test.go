@@ -21,13 +21,13 @@ const module = "github.com/barchan-dev/barchan"
 // parts of one layer never know each other. A package below a listed one, such
 // as internal/envd/processpb, is in the layer of its nearest listed parent.
 var layers = [][]string{
-	0: {"api/agents/v1beta1", "internal/errs", "internal/lifecycle", "internal/telemetry"},
-	1: {"api/extensions/v1beta1", "api/barchan/v1alpha1", "internal/sandbox", "internal/durable"},
-	2: {"api/openapi", "internal/ipam", "internal/route", "internal/localca", "internal/pool"},
+	0: {"api/agents/v1beta1", "internal/errs", "internal/lifecycle", "internal/telemetry", "internal/failpoint", "internal/testkit/eventually"},
+	1: {"api/extensions/v1beta1", "api/barchan/v1alpha1", "internal/sandbox", "internal/durable", "internal/egress", "internal/health"},
+	2: {"api/openapi", "internal/ipam", "internal/migrate", "internal/route", "internal/localca", "internal/pool", "internal/portable"},
 	3: {
 		"internal/apiserver", "internal/cache", "internal/ctrd", "internal/oci", "internal/netdev",
 		"internal/peers", "internal/envd", "internal/baseimage", "internal/toolchain",
-		"internal/adminclient", "internal/restclient", "internal/picker", "internal/quota", "internal/testkit",
+		"internal/adminclient", "internal/restclient", "internal/picker", "internal/quota", "internal/resolver", "internal/acme", "internal/testkit",
 	},
 	4: {"internal/controllers", "internal/node", "internal/manager", "internal/gateway", "internal/agent", "internal/testkit/claimsuite"},
 	5: {"internal/e2b", "internal/adminapi", "internal/config"},
@@ -57,8 +57,10 @@ var owners = map[string][]string{
 	module + "/internal/agent":               {"cmd/barchan-agent"},
 	module + "/internal/testkit":             {}, // tests alone
 	"github.com/hashicorp/memberlist":        {"internal/peers"},
+	"github.com/miekg/dns":                   {"internal/resolver"},
+	"golang.org/x/crypto/acme":               {"internal/acme"},
 	"github.com/spf13/cobra":                 {"internal/cli"},
-	"github.com/google/go-containerregistry": {"internal/baseimage", "internal/ctrd"},
+	"github.com/google/go-containerregistry": {"internal/baseimage", "internal/ctrd", "internal/portable"},
 }
 
 // pkg is what `go list` tells of a package.

@@ -8,7 +8,7 @@ wanted() {
 	local pair
 	for pair in \
 		git:git curl:curl gcc:gcc make:make tar:tar unshare:util-linux \
-		mmdebstrap:mmdebstrap runc:runc ip:iproute2 nft:nftables busybox:busybox-static pgrep:procps protoc:protobuf-compiler \
+		mmdebstrap:mmdebstrap runc:runc ip:iproute2 nft:nftables mkfs.ext4:e2fsprogs busybox:busybox-static pgrep:procps protoc:protobuf-compiler \
 		node:nodejs npm:npm shellcheck:shellcheck; do
 		command -v "${pair%%:*}" >/dev/null || echo "${pair#*:}"
 	done

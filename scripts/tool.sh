@@ -6,12 +6,15 @@
 source "$(dirname "$0")/lib.sh"
 
 # recipe NAME sets how a program is built. Programs that are asked for their
-# version are told it, as their own makefiles would do.
+# version are told it, as their own makefiles would do. What prepares is a program of our module that is
+# run on a copy of the package's module, which is then built instead.
 recipe() {
-	tags='' version=''
+	tags='' version='' prepare=''
 	case $1 in
 	runsc)
 		module=runtimes/gvisor package=gvisor.dev/gvisor/runsc
+		# Seccomp filters, compiled now instead of at each start of a sandbox.
+		prepare=./precompile
 		version=gvisor.dev/gvisor/runsc/version.version=$(pinned gvisor.dev/gvisor)
 		;;
 	containerd)
@@ -33,6 +36,7 @@ recipe() {
 		version=$(pinned k8s.io/kubectl)
 		version=k8s.io/component-base/version.gitVersion=v1.${version#v0.}
 		;;
+	pebble) module=tools/pebble package=github.com/letsencrypt/pebble/v2/cmd/pebble ;;
 	golangci-lint) module=tools package=github.com/golangci/golangci-lint/v2/cmd/golangci-lint ;;
 	checklocks) module=tools package=gvisor.dev/gvisor/tools/checklocks/cmd/checklocks ;;
 	gotestsum) module=tools package=gotest.tools/gotestsum ;;
@@ -50,7 +54,8 @@ stamp() {
 	{
 		cat "$module/go.mod" "$module/go.sum"
 		[[ $package != . ]] || cat "$module"/*.go
-		echo "$package $tags $version"
+		[[ -z $prepare ]] || cat "$module/$prepare"/*.go
+		echo "$package $tags $version${prepare:+ $prepare}"
 		go env GOVERSION GOARCH
 	} | sha256sum | cut -d' ' -f1
 }
@@ -58,11 +63,27 @@ stamp() {
 build() {
 	local name=$1
 	scratch=$(mktemp -d "$BIN_DIR/.build.XXXXXX")
-	(cd "$module" && CGO_ENABLED=0 GOFLAGS=-buildvcs=false \
-		go build -trimpath -ldflags "-s -w ${version:+-X $version}" -tags "$tags" -o "$scratch/$name" "$package")
+	(
+		export CGO_ENABLED=0 GOFLAGS=-buildvcs=false
+		cd "$module"
+		[[ -z $prepare ]] || prepared
+		go build -trimpath -ldflags "-s -w ${version:+-X $version}" -tags "$tags" -o "$scratch/$name" "$package"
+	)
 	mv -f "$scratch/$name" "$BIN_DIR/$name"
-	rmdir "$scratch"
+	rm -rf "$scratch"
 	scratch=''
+}
+
+# prepared goes to a copy of our module that builds the package from a prepared copy
+# of its own. Paths are relative, so that the program is the same wherever it is built.
+prepared() {
+	local source path
+	read -r path source < <(go list -f '{{with .Module}}{{.Path}} {{.Dir}}{{end}}' "$package")
+	cp go.mod go.sum "$scratch"
+	cp -r --no-preserve=mode "$source" "$scratch/source"
+	go run -trimpath "$prepare" "$scratch/source"
+	cd "$scratch"
+	go mod edit -replace "$path=./source"
 }
 
 only_one tools

@@ -30,20 +30,26 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1beta1.BarchanStatus{}.OpenAPIModelName():                        schema_barchan_api_agents_v1beta1_BarchanStatus(ref),
 		v1beta1.EgressPolicy{}.OpenAPIModelName():                         schema_barchan_api_agents_v1beta1_EgressPolicy(ref),
 		v1beta1.EmbeddedObjectMetadata{}.OpenAPIModelName():               schema_barchan_api_agents_v1beta1_EmbeddedObjectMetadata(ref),
+		v1beta1.ForkPolicy{}.OpenAPIModelName():                           schema_barchan_api_agents_v1beta1_ForkPolicy(ref),
+		v1beta1.IdlePolicy{}.OpenAPIModelName():                           schema_barchan_api_agents_v1beta1_IdlePolicy(ref),
+		v1beta1.NetworkPolicy{}.OpenAPIModelName():                        schema_barchan_api_agents_v1beta1_NetworkPolicy(ref),
 		v1beta1.PersistentVolumeClaimTemplate{}.OpenAPIModelName():        schema_barchan_api_agents_v1beta1_PersistentVolumeClaimTemplate(ref),
 		v1beta1.PodMetadata{}.OpenAPIModelName():                          schema_barchan_api_agents_v1beta1_PodMetadata(ref),
 		v1beta1.PodTemplate{}.OpenAPIModelName():                          schema_barchan_api_agents_v1beta1_PodTemplate(ref),
+		v1beta1.RestoreSource{}.OpenAPIModelName():                        schema_barchan_api_agents_v1beta1_RestoreSource(ref),
 		v1beta1.Sandbox{}.OpenAPIModelName():                              schema_barchan_api_agents_v1beta1_Sandbox(ref),
 		v1beta1.SandboxBlueprint{}.OpenAPIModelName():                     schema_barchan_api_agents_v1beta1_SandboxBlueprint(ref),
 		v1beta1.SandboxList{}.OpenAPIModelName():                          schema_barchan_api_agents_v1beta1_SandboxList(ref),
 		v1beta1.SandboxSpec{}.OpenAPIModelName():                          schema_barchan_api_agents_v1beta1_SandboxSpec(ref),
 		v1beta1.SandboxStatus{}.OpenAPIModelName():                        schema_barchan_api_agents_v1beta1_SandboxStatus(ref),
 		v1beta1.WakePolicy{}.OpenAPIModelName():                           schema_barchan_api_agents_v1beta1_WakePolicy(ref),
+		v1beta1.WarmUp{}.OpenAPIModelName():                               schema_barchan_api_agents_v1beta1_WarmUp(ref),
 		v1alpha1.APIKey{}.OpenAPIModelName():                              schema_barchan_api_barchan_v1alpha1_APIKey(ref),
 		v1alpha1.APIKeyList{}.OpenAPIModelName():                          schema_barchan_api_barchan_v1alpha1_APIKeyList(ref),
 		v1alpha1.APIKeySpec{}.OpenAPIModelName():                          schema_barchan_api_barchan_v1alpha1_APIKeySpec(ref),
 		v1alpha1.Checkpoint{}.OpenAPIModelName():                          schema_barchan_api_barchan_v1alpha1_Checkpoint(ref),
 		v1alpha1.CheckpointList{}.OpenAPIModelName():                      schema_barchan_api_barchan_v1alpha1_CheckpointList(ref),
+		v1alpha1.CheckpointSource{}.OpenAPIModelName():                    schema_barchan_api_barchan_v1alpha1_CheckpointSource(ref),
 		v1alpha1.CheckpointSpec{}.OpenAPIModelName():                      schema_barchan_api_barchan_v1alpha1_CheckpointSpec(ref),
 		v1alpha1.CheckpointStatus{}.OpenAPIModelName():                    schema_barchan_api_barchan_v1alpha1_CheckpointStatus(ref),
 		v1alpha1.TemplateRevision{}.OpenAPIModelName():                    schema_barchan_api_barchan_v1alpha1_TemplateRevision(ref),
@@ -466,6 +472,13 @@ func schema_barchan_api_agents_v1beta1_AccessPolicy(ref common.ReferenceCallback
 							Format:      "",
 						},
 					},
+					"requestsPerSecond": {
+						SchemaProps: spec.SchemaProps{
+							Description: "RequestsPerSecond bounds the requests that pass the gateway, with bursts of as many. What is beyond is answered 429. 0: the gateway's own setting.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
 				},
 			},
 		},
@@ -508,10 +521,41 @@ func schema_barchan_api_agents_v1beta1_BarchanSpec(ref common.ReferenceCallback)
 							Format:      "",
 						},
 					},
+					"resume": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Resume is what the next resume goes on with. A resume from files is how a sandbox comes back whose memory cannot: it was written by another build of the runtime, or is damaged.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"restore": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Restore starts the sandbox from a checkpoint and not from its image. It cannot change.",
+							Ref:         ref(v1beta1.RestoreSource{}.OpenAPIModelName()),
+						},
+					},
+					"warmUp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "WarmUp is run in the sandbox before it is ready for the first time. Members of a warm pool are restored from the checkpoint of one in which it has run.",
+							Ref:         ref(v1beta1.WarmUp{}.OpenAPIModelName()),
+						},
+					},
+					"fork": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Fork says what of the sandbox others may start with. Unset: all but what its claim brought.",
+							Ref:         ref(v1beta1.ForkPolicy{}.OpenAPIModelName()),
+						},
+					},
 					"wake": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Wake says whether traffic wakes a suspended sandbox.",
 							Ref:         ref(v1beta1.WakePolicy{}.OpenAPIModelName()),
+						},
+					},
+					"idle": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Idle says what becomes of the sandbox when nobody uses it. Unset: nothing.",
+							Ref:         ref(v1beta1.IdlePolicy{}.OpenAPIModelName()),
 						},
 					},
 					"access": {
@@ -526,11 +570,17 @@ func schema_barchan_api_agents_v1beta1_BarchanSpec(ref common.ReferenceCallback)
 							Ref:         ref(v1beta1.EgressPolicy{}.OpenAPIModelName()),
 						},
 					},
+					"networkPolicy": {
+						SchemaProps: spec.SchemaProps{
+							Description: "NetworkPolicy bounds what Network says: a packet leaves only where both allow it. Whoever makes a sandbox of a template takes it over from the template's spec.networkPolicy; in a template it stands there, and not here. Unset: no bounds.",
+							Ref:         ref(v1beta1.NetworkPolicy{}.OpenAPIModelName()),
+						},
+					},
 				},
 			},
 		},
 		Dependencies: []string{
-			v1beta1.AccessPolicy{}.OpenAPIModelName(), v1beta1.EgressPolicy{}.OpenAPIModelName(), v1beta1.WakePolicy{}.OpenAPIModelName()},
+			v1beta1.AccessPolicy{}.OpenAPIModelName(), v1beta1.EgressPolicy{}.OpenAPIModelName(), v1beta1.ForkPolicy{}.OpenAPIModelName(), v1beta1.IdlePolicy{}.OpenAPIModelName(), v1beta1.NetworkPolicy{}.OpenAPIModelName(), v1beta1.RestoreSource{}.OpenAPIModelName(), v1beta1.WakePolicy{}.OpenAPIModelName(), v1beta1.WarmUp{}.OpenAPIModelName()},
 	}
 }
 
@@ -551,6 +601,13 @@ func schema_barchan_api_agents_v1beta1_BarchanStatus(ref common.ReferenceCallbac
 					"phase": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Phase is one word for people and clients: Pending, Starting, Running, Pausing, Paused, Resuming, Stopping, Dead.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"memory": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Memory is where the memory of a sandbox is that sleeps and keeps it: RAM or Disk. Empty of all others.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -697,6 +754,88 @@ func schema_barchan_api_agents_v1beta1_EmbeddedObjectMetadata(ref common.Referen
 	}
 }
 
+func schema_barchan_api_agents_v1beta1_ForkPolicy(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ForkPolicy says what of a sandbox others may start with.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"secrets": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Secrets says whether forks may have the environment variables that a claim brought: they are in the memory, and cannot be taken out of it. Default Refuse.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_barchan_api_agents_v1beta1_IdlePolicy(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "IdlePolicy says what becomes of a sandbox that has had no traffic for a time. Requests, open streams and WebSockets through the gateway count as traffic, calls of its agent among them; what the sandbox does by itself does not.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"afterSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "AfterSeconds is how long the sandbox may be without traffic, in seconds. A resume begins the time anew, and so does a restart of the server.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"action": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Action is what happens then: Pause as by operatingMode Suspended, Shutdown as at spec.shutdownTime. Default Pause.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"afterSeconds"},
+			},
+		},
+	}
+}
+
+func schema_barchan_api_agents_v1beta1_NetworkPolicy(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NetworkPolicy is what of a Kubernetes NetworkPolicy a sandbox is kept to.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"egress": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Egress lists what the sandbox may reach: what no rule allows is closed, so none at all close everything. Peers that are Pods or namespaces allow nothing: no sandbox reaches any.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(networkingv1.NetworkPolicyEgressRule{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			networkingv1.NetworkPolicyEgressRule{}.OpenAPIModelName()},
+	}
+}
+
 func schema_barchan_api_agents_v1beta1_PersistentVolumeClaimTemplate(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -792,6 +931,35 @@ func schema_barchan_api_agents_v1beta1_PodTemplate(ref common.ReferenceCallback)
 		},
 		Dependencies: []string{
 			v1beta1.PodMetadata{}.OpenAPIModelName(), corev1.PodSpec{}.OpenAPIModelName()},
+	}
+}
+
+func schema_barchan_api_agents_v1beta1_RestoreSource(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RestoreSource is a checkpoint that a sandbox starts from. The sandbox must be made as the one that was checkpointed: of the same image, runtime class, command, user, security context, memory limit and volumes.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"checkpointName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "CheckpointName is a Checkpoint in the same namespace.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"filesOnly": {
+						SchemaProps: spec.SchemaProps{
+							Description: "FilesOnly leaves out the memory, where the checkpoint has any. Default false.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"checkpointName"},
+			},
+		},
 	}
 }
 
@@ -1121,6 +1289,46 @@ func schema_barchan_api_agents_v1beta1_WakePolicy(ref common.ReferenceCallback) 
 	}
 }
 
+func schema_barchan_api_agents_v1beta1_WarmUp(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "WarmUp is a program that prepares a sandbox, such as one that loads an interpreter and leaves it running in the background.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"command": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Command is the program with its arguments, run by the agent as its default user. It must end with 0; whatever it leaves running stays.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"timeoutSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TimeoutSeconds bounds it, in seconds. Default 300.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+				Required: []string{"command"},
+			},
+		},
+	}
+}
+
 func schema_barchan_api_barchan_v1alpha1_APIKey(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -1351,37 +1559,121 @@ func schema_barchan_api_barchan_v1alpha1_CheckpointList(ref common.ReferenceCall
 	}
 }
 
+func schema_barchan_api_barchan_v1alpha1_CheckpointSource(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "CheckpointSource is what is kept of the sandbox that a checkpoint was taken of, which may be gone.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"id": {
+						SchemaProps: spec.SchemaProps{
+							Description: "ID of the sandbox.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"uid": {
+						SchemaProps: spec.SchemaProps{
+							Description: "UID of the sandbox's object. Another sandbox of its name is never captured instead.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"node": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Node is the machine that has the data.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"templateName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TemplateName is the template that the sandbox was made of, empty for none.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"templateID": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TemplateID is that template's ID.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"templateNamespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "TemplateNamespace is where that template lies.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"blueprint": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Blueprint is the sandbox's podTemplate, volumeClaimTemplates and service, by which others are made that start from the checkpoint.",
+							Ref:         ref(runtime.RawExtension{}.OpenAPIModelName()),
+						},
+					},
+					"policies": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Policies is the sandbox's spec.barchan, without its metadata, restore and resume.",
+							Ref:         ref(runtime.RawExtension{}.OpenAPIModelName()),
+						},
+					},
+					"secrets": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Secrets says that it holds what a claim brought, and that the sandbox's spec.barchan.fork does not let others have it.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			runtime.RawExtension{}.OpenAPIModelName()},
+	}
+}
+
 func schema_barchan_api_barchan_v1alpha1_CheckpointSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "CheckpointSpec is what to keep of which sandbox. It cannot change.",
+				Description: "CheckpointSpec is what to keep of which sandbox. It cannot change, but for ttlSeconds.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"sandboxName": {
 						SchemaProps: spec.SchemaProps{
-							Description: "SandboxName is the source, in the same namespace.",
+							Description: "SandboxName is the source, in the same namespace. Of an import it is where the data were taken, and names nothing here.",
 							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"origin": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Origin says where the data come from.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"keepRunning": {
 						SchemaProps: spec.SchemaProps{
-							Description: "KeepRunning lets the source run on afterwards. Default false.",
+							Description: "KeepRunning lets the source run on afterwards; without it, it is suspended first. A source that sleeps goes on sleeping either way. Default false.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"content": {
 						SchemaProps: spec.SchemaProps{
-							Type:   []string{"string"},
-							Format: "",
+							Description: "Content is what is kept: memory and files, or files only. Of a sandbox that has no memory to keep, such as one of class runc, it is files either way; status.content tells.",
+							Type:        []string{"string"},
+							Format:      "",
 						},
 					},
 					"ttlSeconds": {
 						SchemaProps: spec.SchemaProps{
-							Description: "TTLSeconds after completion, in seconds; unset: kept until deleted.",
+							Description: "TTLSeconds is how long after its completion, or its failure, the checkpoint is deleted, in seconds. Unset: it is kept until somebody deletes it.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -1402,7 +1694,7 @@ func schema_barchan_api_barchan_v1alpha1_CheckpointStatus(ref common.ReferenceCa
 				Properties: map[string]spec.Schema{
 					"phase": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Phase: Pending, Writing, Ready or Failed.",
+							Description: "Phase is one word for people and clients: Pending, Writing, Ready or Failed.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -1417,7 +1709,8 @@ func schema_barchan_api_barchan_v1alpha1_CheckpointStatus(ref common.ReferenceCa
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Type: []string{"array"},
+							Description: "Conditions has one, Ready. Its message says what a checkpoint waits for, why it failed, or who still needs one that was deleted.",
+							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
 									SchemaProps: spec.SchemaProps{
@@ -1427,24 +1720,76 @@ func schema_barchan_api_barchan_v1alpha1_CheckpointStatus(ref common.ReferenceCa
 							},
 						},
 					},
+					"content": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Content is what it holds: Files for a sandbox of class runc, whatever was asked for.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"size": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Size on disk.",
+							Description: "Size on disk: memory and files together.",
+							Ref:         ref(resource.Quantity{}.OpenAPIModelName()),
+						},
+					},
+					"memorySize": {
+						SchemaProps: spec.SchemaProps{
+							Description: "MemorySize on disk; unset where there is none.",
 							Ref:         ref(resource.Quantity{}.OpenAPIModelName()),
 						},
 					},
 					"digest": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Digest of the data, \"sha256:\" and 64 hex digits.",
+							Description: "Digest of the memory's data, \"sha256:\" and 64 hex digits; empty where there is none.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"runtime": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Runtime is the class that it was taken of: gvisor or runc.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"runtimeBuild": {
 						SchemaProps: spec.SchemaProps{
-							Description: "RuntimeBuild is the runsc build that alone can restore the memory.",
+							Description: "RuntimeBuild is the runsc build that alone can restore the memory: its version and SHA-256.",
 							Type:        []string{"string"},
 							Format:      "",
+						},
+					},
+					"cpuFeatures": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "CPUFeatures are what a processor must have to restore the memory.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"image": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Image is the digest of the image that the files lie on.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"source": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Source is the sandbox that it was taken of.",
+							Ref:         ref(v1alpha1.CheckpointSource{}.OpenAPIModelName()),
 						},
 					},
 					"completedAt": {
@@ -1457,7 +1802,7 @@ func schema_barchan_api_barchan_v1alpha1_CheckpointStatus(ref common.ReferenceCa
 			},
 		},
 		Dependencies: []string{
-			resource.Quantity{}.OpenAPIModelName(), metav1.Condition{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
+			v1alpha1.CheckpointSource{}.OpenAPIModelName(), resource.Quantity{}.OpenAPIModelName(), metav1.Condition{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -2422,7 +2767,7 @@ func schema_barchan_api_extensions_v1beta1_TemplateNetworkPolicy(ref common.Refe
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "TemplateNetworkPolicy is the ingress and egress of a template's sandboxes; an empty list denies.",
+				Description: "TemplateNetworkPolicy is the ingress and egress of a template's sandboxes.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"ingress": {
@@ -2432,7 +2777,8 @@ func schema_barchan_api_extensions_v1beta1_TemplateNetworkPolicy(ref common.Refe
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Type: []string{"array"},
+							Description: "Ingress is kept, and closes and opens nothing: the gateway alone reaches a sandbox, and spec.barchan.sandbox.access says whom it lets through.",
+							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
 									SchemaProps: spec.SchemaProps{
@@ -2449,7 +2795,8 @@ func schema_barchan_api_extensions_v1beta1_TemplateNetworkPolicy(ref common.Refe
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Type: []string{"array"},
+							Description: "Egress lists what the sandboxes may reach; an empty list denies. See the field of the same name of a Sandbox's spec.barchan.networkPolicy.",
+							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
 									SchemaProps: spec.SchemaProps{

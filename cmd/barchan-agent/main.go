@@ -23,6 +23,7 @@ func main() {
 func run(ctx context.Context) int {
 	file := flag.String("config", envd.ConfigPath, "path of the configuration")
 	version := flag.Bool("version", false, "print the protocol version and exit")
+	owners := flag.String(agent.FlagOwners, "", "print whose the sockets of these inodes are and exit")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		fmt.Fprintf(os.Stderr, "barchan-agent: unexpected argument %q\n", flag.Arg(0))
@@ -32,16 +33,18 @@ func run(ctx context.Context) int {
 		fmt.Fprintln(os.Stdout, envd.Version)
 		return 0
 	}
+	if *owners != "" {
+		if err := agent.PrintOwners(os.Stdout, *owners); err != nil {
+			return fail(err)
+		}
+		return 0
+	}
 	// Caught, not ignored: children would inherit that. Neither a terminal
 	// that hangs up nor a log that nobody reads may end the sandbox.
 	unheeded := make(chan os.Signal, 1)
 	signal.Notify(unheeded, syscall.SIGHUP, syscall.SIGPIPE)
 	defer signal.Stop(unheeded)
-	cfg, err := envd.ReadConfig(*file)
-	if err != nil {
-		return fail(err)
-	}
-	a, err := agent.New(cfg, os.Stderr)
+	a, err := agent.New(*file, os.Stderr)
 	if err != nil {
 		return fail(err)
 	}

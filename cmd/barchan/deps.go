@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"io"
 
 	"github.com/barchan-dev/barchan/internal/adminclient"
@@ -20,17 +21,24 @@ func deps() cli.Deps {
 			if err != nil {
 				return err
 			}
-			d, err := daemon.New(daemon.Config{Config: cfg, Version: version, Log: logger})
+			d, err := daemon.New(daemon.Config{Config: cfg, Version: version, Log: logger, Anew: begunAnew()})
 			if err != nil {
 				return err
 			}
-			return d.Run(ctx)
+			err = d.Run(ctx)
+			if errors.Is(err, daemon.ErrBeginAnew) {
+				return beginAnew(err)
+			}
+			return err
 		},
 		RemoveAll: func(ctx context.Context, cfg config.Config, progress func(adminclient.Event)) error {
 			return daemon.RemoveAll(ctx, cfg, telemetry.Discard(), progress)
 		},
 		Doctor: func(ctx context.Context, cfg config.Config) []adminclient.Check {
 			return daemon.Doctor(ctx, cfg, true)
+		},
+		Audit: func(ctx context.Context, cfg config.Config) ([]adminclient.Finding, error) {
+			return daemon.AuditMachine(ctx, cfg, telemetry.Discard())
 		},
 	}
 }

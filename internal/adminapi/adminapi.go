@@ -1,5 +1,5 @@
 // Package adminapi serves the administration of one server on a unix socket
-// that only the server's own user may open: status, images, shutdown. It
+// that only the server's own user may open: status, images, addresses, shutdown. It
 // decides nothing: each request becomes one call on what it was given.
 package adminapi
 
@@ -49,13 +49,23 @@ type BaseImage interface {
 	BuildBase(ctx context.Context, req adminclient.BuildBaseRequest, progress func(adminclient.Event)) (adminclient.Image, error)
 }
 
-// Config has the parts of an API. All of it is needed.
+// Config has the parts of an API. All of it is needed but for Audit, Addresses, Egress and Checkpoints.
 type Config struct {
 	Socket string
 	Server Server
 	Images Images
 	Base   BaseImage
-	Log    *slog.Logger
+	// Audit compares what the server has in its several places; without it nobody can ask for that.
+	Audit func(ctx context.Context) ([]adminclient.Finding, error)
+	// Addresses and Egress are of a server that runs sandboxes itself; without them there are no
+	// such routes.
+	Addresses Addresses
+	Egress    Egress
+	// Peers are there on every server; without them there are no such routes.
+	Peers Peers
+	// Checkpoints are of a server that runs sandboxes itself; without them there are no such routes.
+	Checkpoints Checkpoints
+	Log         *slog.Logger
 }
 
 // API serves the administration.
@@ -164,6 +174,12 @@ func (a *API) Handler() http.Handler {
 		checks, err := a.cfg.Server.Doctor(r.Context())
 		a.answer(w, r, orEmpty(checks), err)
 	})
+	if a.cfg.Audit != nil {
+		mux.HandleFunc("GET "+adminclient.PathAudit, func(w http.ResponseWriter, r *http.Request) {
+			found, err := a.cfg.Audit(r.Context())
+			a.answer(w, r, orEmpty(found), err)
+		})
+	}
 	mux.HandleFunc("GET "+adminclient.PathImages, func(w http.ResponseWriter, r *http.Request) {
 		images, err := a.cfg.Images.List(r.Context())
 		a.answer(w, r, orEmpty(images), err)
@@ -173,6 +189,9 @@ func (a *API) Handler() http.Handler {
 	mux.HandleFunc("POST "+adminclient.PathPull, a.pull)
 	mux.HandleFunc("POST "+adminclient.PathImport, a.importTar)
 	mux.HandleFunc("POST "+adminclient.PathShutdown, a.shutdown)
+	a.handleNet(mux)
+	a.handlePeers(mux)
+	a.handleCheckpoints(mux)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		a.refuse(w, r, errs.Public(errs.ErrNotFound, "no route "+r.Method+" "+r.URL.Path))
 	})

@@ -13,14 +13,13 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/barchan-dev/barchan/internal/adminclient"
 	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { eventually.LeaveNoGoroutines(m) }
 
 // backend behaves like a server with two images.
 type backend struct {
@@ -42,6 +41,10 @@ func newBackend() *backend {
 
 func (b *backend) Status(context.Context) (adminclient.Status, error) {
 	return adminclient.Status{Version: "1.2.3", PID: os.Getpid(), Ready: b.ready, Sandboxes: map[string]int{"Running": b.sandbox}}, nil
+}
+
+func (b *backend) audit(context.Context) ([]adminclient.Finding, error) {
+	return []adminclient.Finding{{Where: adminclient.InFiles, What: "x", Remedy: "y"}}, nil
 }
 
 func (b *backend) Doctor(context.Context) ([]adminclient.Check, error) { return nil, nil }
@@ -115,8 +118,14 @@ func (b *backend) BuildBase(_ context.Context, req adminclient.BuildBaseRequest,
 // start serves a backend on a real socket until the test ends.
 func start(t *testing.T, b *backend) (*adminclient.Client, string, func() error) {
 	t.Helper()
+	return startConfig(t, Config{Server: b, Images: b, Base: b, Audit: b.audit, Log: telemetry.Discard()})
+}
+
+func startConfig(t *testing.T, cfg Config) (*adminclient.Client, string, func() error) {
+	t.Helper()
 	socket := filepath.Join(t.TempDir(), "run", "admin.sock")
-	api, err := New(Config{Socket: socket, Server: b, Images: b, Base: b, Log: telemetry.Discard()})
+	cfg.Socket = socket
+	api, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,6 +152,14 @@ func start(t *testing.T, b *backend) (*adminclient.Client, string, func() error)
 			t.Fatalf("ended early: %v", err)
 		default:
 		}
+	}
+}
+
+func TestAudit(t *testing.T) {
+	client, _, _ := start(t, newBackend())
+	found, err := client.Audit(t.Context())
+	if want := (adminclient.Finding{Where: adminclient.InFiles, What: "x", Remedy: "y"}); err != nil || len(found) != 1 || found[0] != want {
+		t.Errorf("audit %v, %v", found, err)
 	}
 }
 
@@ -226,6 +243,11 @@ func TestErrorsKeepTheirKind(t *testing.T) {
 
 func post(t *testing.T, socket, path, body string) int {
 	t.Helper()
+	return request(t, socket, http.MethodPost, path, body)
+}
+
+func request(t *testing.T, socket, method, path, body string) int {
+	t.Helper()
 	transport := &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -233,7 +255,7 @@ func post(t *testing.T, socket, path, body string) int {
 			return d.DialContext(ctx, "unix", socket)
 		},
 	}
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://x"+path, strings.NewReader(body))
+	req, err := http.NewRequestWithContext(t.Context(), method, "http://x"+path, strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}

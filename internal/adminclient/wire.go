@@ -32,8 +32,42 @@ type Status struct {
 	DataDir   string    `json:"dataDir"`
 	// Sandboxes counts sandboxes by their phase.
 	Sandboxes map[string]int `json:"sandboxes"`
+	// Conditions are what is wrong now; while there is any, new work is refused.
+	Conditions []Condition `json:"conditions,omitempty"`
 	// Components are the programs that the server relies on.
 	Components []Component `json:"components"`
+	// Peers are the other replicas that are here now.
+	Peers []Peer `json:"peers,omitempty"`
+	// Certificates are those that an ACME authority is asked for.
+	Certificates []Certificate `json:"certificates,omitempty"`
+}
+
+// Certificate is one of the server's, as an authority issues it.
+type Certificate struct {
+	Names []string `json:"names"`
+	// Expires is zero while there is none.
+	Expires time.Time `json:"expires,omitzero"`
+	Issuer  string    `json:"issuer,omitempty"`
+	// Next is when it is asked for next; zero: now.
+	Next     time.Time `json:"next,omitzero"`
+	Failures int       `json:"failures,omitempty"` // since the last success
+	Failure  string    `json:"failure,omitempty"`  // the last
+}
+
+// Peer is another replica of manager and gateway.
+type Peer struct {
+	Name   string `json:"name"`
+	Gossip string `json:"gossip"` // host:port
+	Push   string `json:"push"`   // host:port
+}
+
+// Condition is one thing that is wrong with a server that runs.
+type Condition struct {
+	Name string `json:"name"`
+	// Reason is what users are told, Detail the whole of it.
+	Reason string    `json:"reason"`
+	Detail string    `json:"detail"`
+	Since  time.Time `json:"since"`
 }
 
 // Phase is one named step of the boot.
@@ -47,7 +81,7 @@ type Phase struct {
 type Addresses struct {
 	HTTP string `json:"http"`          // host:port
 	TLS  string `json:"tls,omitempty"` // host:port; empty: not served
-	Kube string `json:"kube"`          // host:port
+	Kube string `json:"kube"`          // host:port; of a replica the URL of the API server
 	// Domain is E2B's: with the port, if clients need it.
 	Domain string `json:"domain"`
 	// CAFile has the local CA; empty if TLS has a certificate of its own.
@@ -108,6 +142,8 @@ type Event struct {
 // Result ends a stream that succeeded.
 type Result struct {
 	Images []Image `json:"images,omitempty"`
+	// Checkpoint is one that was imported.
+	Checkpoint *Imported `json:"checkpoint,omitempty"`
 }
 
 // Error is a refusal, in a body or at the end of a stream.

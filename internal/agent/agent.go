@@ -40,6 +40,7 @@ const (
 // Agent serves one sandbox.
 type Agent struct {
 	cfg        *envd.Config
+	file       string // where cfg was read
 	log        *slog.Logger
 	book       *logbook
 	settings   *settings
@@ -51,13 +52,16 @@ type Agent struct {
 	watchers   *watchers
 	meter      *meter
 	trust      *trust
+	etc        *etc
+	requests   *requests
 }
 
-// New prepares an agent; it starts nothing. Logs go to out and are kept for
-// the control plane to read.
-func New(cfg *envd.Config, out io.Writer) (*Agent, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, fmt.Errorf("configuration: %w", err)
+// New reads the configuration from a file and prepares an agent; it starts nothing. Logs go to
+// out and are kept for the control plane to read.
+func New(file string, out io.Writer) (*Agent, error) {
+	cfg, err := envd.ReadConfig(file)
+	if err != nil {
+		return nil, err
 	}
 	book := newLogbook()
 	lines := &lineWriter{book: book, source: envd.SourceAgent, stream: envd.StreamStderr}
@@ -66,10 +70,11 @@ func New(cfg *envd.Config, out io.Writer) (*Agent, error) {
 	s := newSettings(cfg, acc)
 	r := newReaper()
 	return &Agent{
-		cfg: cfg, log: log, book: book, settings: s, users: users{accounts: acc, settings: s}, reaper: r,
+		cfg: cfg, file: file, log: log, book: book, settings: s, users: users{accounts: acc, settings: s}, reaper: r,
 		processes:  newProcesses(log, r, s),
 		entrypoint: &entrypoint{log: log, cfg: cfg, settings: s, reaper: r, book: book},
 		uploads:    newUploads(), watchers: newWatchers(), meter: newMeter(), trust: systemTrust(),
+		etc: &etc{root: "/"}, requests: newRequests(),
 	}, nil
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/envd/processpb"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 func wantStatus(t *testing.T, err error, status int, text string) {
@@ -140,7 +141,7 @@ func TestEnvironmentBoundLate(t *testing.T) {
 
 func entrypointOnceRunning(t *testing.T, c *envd.Client) (e envd.Entrypoint) {
 	t.Helper()
-	eventually(t, "the template's program", func() bool {
+	eventually.True(t, "the template's program", func() bool {
 		var err error
 		e, err = c.Entrypoint(t.Context())
 		return err == nil && e.Running
@@ -234,7 +235,7 @@ func TestMetrics(t *testing.T) {
 	a := start(t, envd.Config{})
 	m, err := a.client("root").Metrics(t.Context())
 	noError(t, err)
-	if m.CPUCount < 1 || m.CPUUsedPct < 0 || m.CPUUsedPct > 110 || m.MemTotal == 0 || m.MemUsed == 0 || m.MemUsed > m.MemTotal ||
+	if m.CPUCount < 1 || m.CPUUsedPct < 0 || m.CPUUsedPct > 100 || m.MemTotal == 0 || m.MemUsed == 0 || m.MemUsed > m.MemTotal ||
 		m.DiskTotal == 0 || m.DiskUsed > m.DiskTotal || time.Since(time.Unix(m.Timestamp, 0)).Abs() > time.Minute {
 		t.Errorf("%+v", m)
 	}
@@ -319,7 +320,7 @@ func TestEntrypoint(t *testing.T) {
 	})
 	c := a.client("root")
 	var e envd.Entrypoint
-	eventually(t, "entrypoint's end", func() bool {
+	eventually.True(t, "entrypoint's end", func() bool {
 		var err error
 		if e, err = c.Entrypoint(t.Context()); err != nil {
 			t.Fatal(err)
@@ -330,7 +331,10 @@ func TestEntrypoint(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	lines := func() map[string]string { return entrypointLines(t, c) }
-	eventually(t, "last line", func() bool { return strings.Contains(lines()["stdout"], "unended") })
+	eventually.True(t, "last lines", func() bool { // each stream is carried by itself
+		got := lines()
+		return strings.Contains(got["stdout"], "unended") && got["stderr"] != ""
+	})
 	if got := lines(); got["stdout"] != "12345\n/usr\nvalue\nunended\n" || got["stderr"] != "problem\n" {
 		t.Errorf("lines %q", got)
 	}
@@ -368,7 +372,7 @@ func TestEntrypointThatFails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := start(t, tc.cfg).client("root")
-			eventually(t, "error", func() bool {
+			eventually.True(t, "error", func() bool {
 				e, err := c.Entrypoint(t.Context())
 				return err == nil && !e.Running && strings.Contains(e.Error, tc.text)
 			})
@@ -459,13 +463,13 @@ func TestPID1(t *testing.T) {
 	}
 	// A grandchild in a session of its own.
 	run(t, c, sh("setsid sh -c 'trap \"echo ended > "+mark+"; exit\" TERM; : > "+mark+".up; while :; do sleep 0.02; done' >/dev/null 2>&1 &"))
-	eventually(t, "stranger", func() bool { _, err := os.Stat(mark + ".up"); return err == nil })
+	eventually.True(t, "stranger", func() bool { _, err := os.Stat(mark + ".up"); return err == nil })
 	for range 20 {
 		if r := run(t, c, sh("(true &) ; (sleep 0.01 &) ; exit 4")); r.err != nil || r.end.GetExitCode() != 4 {
 			t.Errorf("%+v", r)
 		}
 	}
-	eventually(t, "no zombies", func() bool {
+	eventually.True(t, "no zombies", func() bool {
 		r := run(t, c, sh("grep -l '^State:.Z' /proc/[0-9]*/status"))
 		return r.stdout == ""
 	})

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/envd"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 const octets = "application/octet-stream"
@@ -285,12 +286,12 @@ func TestBrokenUploadChangesNothing(t *testing.T) {
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(a.base, "http://"))
 	noError(t, err)
 	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: %s\r\nContent-Length: 1000000\r\n\r\npart of it", filesURL(file), octets)
-	eventually(t, "upload under way", func() bool {
+	eventually.True(t, "upload under way", func() bool {
 		m, err := filepath.Glob(a.dir + "/.barchan-upload-*")
 		return err == nil && len(m) == 1
 	})
 	noError(t, conn.Close())
-	eventually(t, "staged file gone", func() bool {
+	eventually.True(t, "staged file gone", func() bool {
 		m, err := filepath.Glob(a.dir + "/.barchan-upload-*")
 		return err == nil && len(m) == 0
 	})

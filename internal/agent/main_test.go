@@ -17,11 +17,10 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/barchan-dev/barchan/internal/agent"
 	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/envd/processpb"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // childConfig names, in the environment of this test's own program started
@@ -46,18 +45,15 @@ func runAgent(file string) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	cfg, err := envd.ReadConfig(file)
+	a, err := agent.New(file, os.Stderr)
 	if err != nil {
 		return err
 	}
-	a, err := agent.New(cfg, os.Stderr)
-	if err != nil {
-		return err
-	}
+	agent.SetRoot(a, filepath.Join(filepath.Dir(file), "root"))
 	err = a.Run(ctx)
 	stop()
 	// Timers that only forget an ended process may be left; goroutines not.
-	return errors.Join(err, goleak.Find())
+	return errors.Join(err, eventually.NoGoroutines())
 }
 
 // testAgent is a running agent.
@@ -112,7 +108,7 @@ func start(t *testing.T, cfg envd.Config, wrapper ...string) *testAgent {
 		close(a.exited)
 	}()
 	t.Cleanup(a.stop)
-	eventually(t, "port file", func() bool {
+	eventually.True(t, "port file", func() bool {
 		b, err := os.ReadFile(cfg.PortFile)
 		a.base = "http://" + string(b)
 		select {
@@ -145,7 +141,7 @@ func (a *testAgent) stop() {
 		if !a.cmd.ProcessState.Success() {
 			a.t.Errorf("agent ended with %s: %s", a.cmd.ProcessState, a.stderr)
 		}
-	case <-time.After(30 * time.Second):
+	case <-time.After(eventually.Patience):
 		_ = a.cmd.Process.Signal(syscall.SIGQUIT)
 		<-a.exited
 		a.t.Errorf("agent did not end: %s", a.stderr)
@@ -190,21 +186,6 @@ func (a *testAgent) do(method, path, body string, header ...string) (int, http.H
 		a.t.Fatal(err)
 	}
 	return res.StatusCode, res.Header, string(b)
-}
-
-// eventually polls until cond holds.
-func eventually(t *testing.T, what string, cond func() bool) {
-	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	deadline := time.After(20 * time.Second)
-	for !cond() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("%s: not in time", what)
-		}
-	}
 }
 
 // needRoot skips loudly, yet never in CI.

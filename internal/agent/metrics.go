@@ -70,7 +70,7 @@ func (m *meter) cpu(now time.Time) float64 {
 		return m.latest
 	}
 	busy := cpuSeconds()
-	m.latest = max(0, 100*(busy-m.busy)/span.Seconds()/float64(runtime.NumCPU()))
+	m.latest = min(100, max(0, 100*(busy-m.busy)/span.Seconds()/float64(runtime.NumCPU()))) // busy is read a little later than now
 	m.busy, m.at = busy, now
 	return m.latest
 }

@@ -21,6 +21,8 @@ const (
 	outputGrace = 300 * time.Millisecond
 	// exitKept is how long Connect finds a process after its end.
 	exitKept = 30 * time.Second
+	// exitSteps is in how many steps that time is counted.
+	exitSteps = 6
 	// chunk is the most output in one event.
 	chunk = 32 << 10
 	// pipeCapacity is assumed where the kernel does not tell.
@@ -195,7 +197,7 @@ func (g *inputGate) enter(ctx context.Context) (leave func(), err error) {
 	case g.slot <- struct{}{}:
 		return func() { <-g.slot }, nil
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return nil, context.Cause(ctx)
 	}
 }
 
@@ -240,7 +242,7 @@ func (p *process) write(ctx context.Context, in *processpb.ProcessInput) error {
 	_, err = f.Write(b)
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded) && ctx.Err() != nil:
-		return ctx.Err()
+		return context.Cause(ctx)
 	case errors.Is(err, os.ErrClosed) || errors.Is(err, syscall.EPIPE):
 		return errNoStdin
 	}

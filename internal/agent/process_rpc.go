@@ -198,6 +198,9 @@ func (s *processService) SendSignal(_ context.Context, req *connect.Request[proc
 }
 
 func inputError(err error) error {
+	if errors.Is(err, errRestored) {
+		return connect.NewError(connect.CodeUnavailable, errRestored)
+	}
 	for _, state := range []error{errNoStdin, errUsePty, errNoPty, errPtyClose} {
 		if errors.Is(err, state) {
 			return connect.NewError(connect.CodeFailedPrecondition, err)
@@ -213,6 +216,9 @@ func inputError(err error) error {
 }
 
 func contextError(ctx context.Context) error {
+	if errors.Is(context.Cause(ctx), errRestored) {
+		return connect.NewError(connect.CodeUnavailable, errRestored)
+	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return connect.NewError(connect.CodeDeadlineExceeded, ctx.Err())
 	}

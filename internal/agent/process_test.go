@@ -15,6 +15,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/envd/processpb"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // result is all that came of a process.
@@ -173,7 +174,7 @@ func TestChildThatKeepsThePipe(t *testing.T) {
 	}
 	noError(t, os.WriteFile(mark+".go", nil, 0o600))
 	// It lives on, and its writing to nobody does not kill it.
-	eventually(t, "child's mark", func() bool {
+	eventually.True(t, "child's mark", func() bool {
 		b, err := os.ReadFile(mark)
 		return err == nil && string(b) == "written\n"
 	})
@@ -183,15 +184,19 @@ func TestTimeoutKills(t *testing.T) {
 	c := start(t, envd.Config{}).client("root")
 	r := run(t, c, sh("sleep 1000 & sleep 1000"), "Connect-Timeout-Ms", "200")
 	wantCode(t, r.err, connect.CodeDeadlineExceeded, "")
-	eventually(t, "end of the process", func() bool { return len(list(t, c)) == 0 })
+	eventually.True(t, "end of the process", func() bool { return len(list(t, c)) == 0 })
 
 	ctx, cancel := context.WithCancel(t.Context())
-	r = runWith(ctx, t, c, sh("sleep 1000"), func(*result) { cancel() }, "Connect-Timeout-Ms", "1500")
+	r = runWith(ctx, t, c, sh("sleep 1000"), func(*result) { cancel() }, "Connect-Timeout-Ms", "600000")
 	wantCode(t, r.err, connect.CodeCanceled, "")
 	if len(list(t, c)) != 1 {
 		t.Error("the process ended with its client")
 	}
-	eventually(t, "end of the process nobody listens to", func() bool { return len(list(t, c)) == 0 })
+	kill(t, c, r.pid)
+	eventually.True(t, "end of the killed process", func() bool { return len(list(t, c)) == 0 })
+	ctx, cancel = context.WithCancel(t.Context())
+	runWith(ctx, t, c, sh("sleep 1000"), func(*result) { cancel() }, "Connect-Timeout-Ms", "1500")
+	eventually.True(t, "end of the process nobody listens to", func() bool { return len(list(t, c)) == 0 })
 	wantCode(t, run(t, c, sh("true"), "Connect-Timeout-Ms", "soon").err, connect.CodeInvalidArgument, "")
 }
 
@@ -294,7 +299,7 @@ func TestSignals(t *testing.T) {
 	if r.end.GetError() != "signal: killed" {
 		t.Errorf("KILL: %+v", r)
 	}
-	eventually(t, "end of the grandchild", func() bool {
+	eventually.True(t, "end of the grandchild", func() bool {
 		_, err := os.Stat("/proc/" + strings.TrimSpace(r.stdout))
 		return os.IsNotExist(err)
 	})
@@ -514,7 +519,7 @@ func TestOrphansAreReaped(t *testing.T) {
 	if r.err != nil || r.end.GetExitCode() != 0 {
 		t.Fatalf("%+v", r)
 	}
-	eventually(t, "no children left", func() bool {
+	eventually.True(t, "no children left", func() bool {
 		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", a.cmd.Process.Pid))
 		if err != nil || len(tasks) == 0 {
 			t.Fatal("no list of children: ", err)

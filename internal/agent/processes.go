@@ -27,6 +27,7 @@ type processes struct {
 	mu    sync.Mutex
 	seq   uint64              // +checklocks:mu
 	byPID map[uint32]*process // +checklocks:mu
+	over  bool                // +checklocks:mu
 }
 
 func newProcesses(log *slog.Logger, r *reaper, s *settings) *processes {
@@ -36,6 +37,15 @@ func newProcesses(log *slog.Logger, r *reaper, s *settings) *processes {
 // start runs what req asks for and subscribes before the first output. A
 // timeout above zero kills the process, whether somebody listens or not.
 func (t *processes) start(acc account, req *processpb.StartRequest, timeout time.Duration) (*process, *subscriber, error) {
+	if !t.begin() {
+		return nil, nil, connect.NewError(connect.CodeUnavailable, errors.New("the agent stops"))
+	}
+	begun := false
+	defer func() {
+		if !begun {
+			t.running.Done()
+		}
+	}()
 	cmd, files, err := t.prepare(acc, req)
 	if err != nil {
 		return nil, nil, err
@@ -52,11 +62,25 @@ func (t *processes) start(acc account, req *processpb.StartRequest, timeout time
 	}
 	sub := p.subscribe()
 	t.add(p)
-	t.running.Go(func() {
+	begun = true
+	go func() { // wait waits for it
+		defer t.running.Done()
 		p.follow(exit)
-		time.AfterFunc(exitKept, func() { t.forget(p) })
-	})
+		t.forgetLater(p, exitSteps)
+	}()
 	return p, sub, nil
+}
+
+// begin counts a start before there is a process, which may end the agent at once. It reports
+// false where nobody would wait for it any more.
+func (t *processes) begin() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.over {
+		return false
+	}
+	t.running.Add(1)
+	return true
 }
 
 // prepare checks a request and opens the files of the process.
@@ -139,6 +163,19 @@ func (t *processes) add(p *process) {
 	t.byPID[uint32(p.pid)] = p
 }
 
+// forgetLater drops a process after a while of running. The clock jumps when a sandbox is restored
+// from a checkpoint, whose clients want to know then how a process ended that they had not heard
+// of; counted in steps, all but one of them are still to come.
+func (t *processes) forgetLater(p *process, steps int) {
+	time.AfterFunc(exitKept/exitSteps, func() {
+		if steps > 1 {
+			t.forgetLater(p, steps-1)
+			return
+		}
+		t.forget(p)
+	})
+}
+
 // forget drops a process, unless its PID is another's by now.
 func (t *processes) forget(p *process) {
 	t.mu.Lock()
@@ -210,6 +247,9 @@ func selectorText(sel *processpb.ProcessSelector) string {
 // wait returns once no process runs and nobody holds its output, or ctx ends;
 // then it closes the outputs that are left.
 func (t *processes) wait(ctx context.Context) {
+	t.mu.Lock()
+	t.over = true
+	t.mu.Unlock()
 	done := make(chan struct{})
 	go func() {
 		t.running.Wait()

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -41,15 +42,18 @@ func (a *Agent) handler() http.Handler {
 		"POST " + envd.PathInit:      a.postInit,
 		"POST " + envd.PathFreeze:    a.postFreeze,
 		"POST " + envd.PathUnfreeze:  noContent,
+		"POST " + envd.PathRestored:  a.postRestored,
 		"GET " + envd.PathEntrypoint: a.getEntrypoint,
 		"GET " + envd.PathLogs:       a.getLogs,
+		"GET " + envd.PathPorts:      a.getPorts,
+		"GET " + envd.PathConnect:    a.getConnect,
 	} {
 		mux.Handle(route, answer(a.log, h))
 	}
 	mux.Handle("/", answer(a.log, func(_ http.ResponseWriter, r *http.Request) error {
 		return refuse(http.StatusNotFound, "no route %s %s", r.Method, r.URL.Path)
 	}))
-	return allowBrowsers(guard(a.settings, fullDuplex(mux)))
+	return allowBrowsers(guard(a.settings, a.requests.track(fullDuplex(mux))))
 }
 
 // fullDuplex lets HTTP/1.1 handlers answer before they have read all.
@@ -169,6 +173,7 @@ func (a *Agent) getLogs(w http.ResponseWriter, r *http.Request) error {
 		return refuse(http.StatusBadRequest, "follow: %q is neither true nor false", follow)
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")
+	w.Header().Set("Trailer", envd.TrailerError)
 	enc := json.NewEncoder(w)
 	rc := http.NewResponseController(w)
 	var seq uint64
@@ -192,6 +197,9 @@ func (a *Agent) getLogs(w http.ResponseWriter, r *http.Request) error {
 		select {
 		case <-update:
 		case <-r.Context().Done():
+			if err := context.Cause(r.Context()); errors.Is(err, errRestored) {
+				w.Header().Set(envd.TrailerError, err.Error())
+			}
 			return nil
 		}
 	}

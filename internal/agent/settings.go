@@ -27,6 +27,7 @@ type settings struct {
 	accounts accounts
 
 	mu      sync.RWMutex
+	id      string            // +checklocks:mu
 	token   string            // +checklocks:mu
 	env     map[string]string // +checklocks:mu
 	user    string            // +checklocks:mu
@@ -36,16 +37,8 @@ type settings struct {
 
 func newSettings(cfg *envd.Config, acc accounts) *settings {
 	s := &settings{
-		accounts: acc, token: cfg.AccessToken, user: cfg.DefaultUser, workdir: cfg.DefaultWorkdir,
-		env: map[string]string{"E2B_SANDBOX": "true"},
+		accounts: acc, id: cfg.SandboxID, token: cfg.AccessToken, user: cfg.DefaultUser, workdir: cfg.DefaultWorkdir, env: envOf(cfg),
 	}
-	if cfg.SandboxID != "" {
-		s.env["E2B_SANDBOX_ID"] = cfg.SandboxID
-	}
-	if cfg.TemplateID != "" {
-		s.env["E2B_TEMPLATE_ID"] = cfg.TemplateID
-	}
-	maps.Copy(s.env, cfg.Env)
 	if s.workdir == "" {
 		s.workdir = cfg.Workdir // the template's, or the image's
 	}
@@ -59,6 +52,30 @@ func newSettings(cfg *envd.Config, acc accounts) *settings {
 		}
 	}
 	return s
+}
+
+// envOf is the environment that a configuration asks for.
+func envOf(cfg *envd.Config) map[string]string {
+	env := map[string]string{"E2B_SANDBOX": "true"}
+	if cfg.SandboxID != "" {
+		env["E2B_SANDBOX_ID"] = cfg.SandboxID
+	}
+	if cfg.TemplateID != "" {
+		env["E2B_TEMPLATE_ID"] = cfg.TemplateID
+	}
+	maps.Copy(env, cfg.Env)
+	return env
+}
+
+// restore replaces what makes a sandbox this one by what its configuration says now; what /init
+// had added is in there. It reports whether the sandbox has become another one.
+func (s *settings) restore(cfg *envd.Config) (another bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	another = s.id != cfg.SandboxID
+	s.id, s.token, s.env = cfg.SandboxID, cfg.AccessToken, envOf(cfg)
+	s.last = time.Time{} // an owner of before may have said what it liked
+	return another
 }
 
 // secured reports whether there is a token.

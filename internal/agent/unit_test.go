@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -9,6 +10,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/barchan-dev/barchan/internal/envd"
 )
@@ -205,6 +207,38 @@ func TestCheckBundle(t *testing.T) {
 		if err := checkBundle(text); (err == nil) != ok {
 			t.Errorf("%q: %v", text, err)
 		}
+	}
+}
+
+// The kernel's note of what a listing has shown may be read late; that of another file at the same
+// path is news.
+func TestListedOnce(t *testing.T) {
+	dir := t.TempDir()
+	w := &watch{listed: map[string]listing{}}
+	list := func(name string, ago time.Duration) string {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		file, err := os.Lstat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.listed[path] = listing{time.Now().Add(-ago), file}
+		return path
+	}
+	late, gone, replaced := list("late", doubleWithin/2), list("gone", 0), list("replaced", 0)
+	if err := errors.Join(os.Remove(gone), os.Rename(list("other", 0), replaced)); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]bool{late: true, gone: true, replaced: false, list("old", 2*doubleWithin): false, dir: false} {
+		if got := w.wasListed(path); got != want {
+			t.Errorf("%s: told already: %v", path, got)
+		}
+	}
+	if w.wasListed(late) {
+		t.Error("two notes are taken for one")
 	}
 }
 

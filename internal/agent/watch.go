@@ -13,9 +13,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/envd/filesystempb"
 )
 
-// doubleWithin is how long after a directory's first listing the kernel may
-// still report what that listing has shown already.
-const doubleWithin = time.Second
+// doubleWithin is how long after a directory's first listing the kernel's note
+// of what that listing has shown may still be read.
+const doubleWithin = 10 * time.Second
 
 // watch turns the kernel's notes about a directory into events. One goroutine
 // at a time may use it.
@@ -26,8 +26,15 @@ type watch struct {
 	accounts  accounts
 	uploads   *uploads
 	notify    *fsnotify.Watcher
-	listed    map[string]time.Time // found by listing, so not to be told twice
-	told      map[string]placed    // the last upload to a path that was told
+	listed    map[string]listing // found by listing, so not to be told twice
+	swept     time.Time          // when listed was last gone through
+	told      map[string]placed  // the last upload to a path that was told
+}
+
+// listing is what a listing found at a path.
+type listing struct {
+	at   time.Time
+	file os.FileInfo // nil: gone at once
 }
 
 // newWatch watches from its return on; close it.
@@ -38,7 +45,7 @@ func newWatch(root string, recursive, entries bool, acc accounts, up *uploads) (
 	}
 	w := &watch{
 		root: root, recursive: recursive, entries: entries, accounts: acc, uploads: up,
-		notify: n, listed: map[string]time.Time{}, told: map[string]placed{},
+		notify: n, listed: map[string]listing{}, told: map[string]placed{},
 	}
 	if err = n.Add(root); err == nil && recursive {
 		_, err = w.descend(root)
@@ -167,25 +174,35 @@ func (w *watch) welcome(path string) ([]string, error) {
 	fresh := found[:0]
 	for _, f := range found {
 		if !isStaged(f) {
-			w.listed[f] = now
+			file, err := os.Lstat(f)
+			if err != nil {
+				file = nil
+			}
+			w.listed[f] = listing{now, file}
 			fresh = append(fresh, f)
 		}
 	}
 	return fresh, err
 }
 
-// wasListed reports whether a creation was told already.
+// wasListed reports whether a creation was told already: that of another file
+// at the same path was not.
 func (w *watch) wasListed(path string) bool {
-	at, ok := w.listed[path]
+	found, ok := w.listed[path]
 	delete(w.listed, path)
-	if len(w.listed) > 0 {
-		for p, t := range w.listed {
-			if time.Since(t) > doubleWithin {
+	if time.Since(w.swept) > doubleWithin { // there may be many
+		w.swept = time.Now()
+		for p, l := range w.listed {
+			if time.Since(l.at) > doubleWithin {
 				delete(w.listed, p)
 			}
 		}
 	}
-	return ok && time.Since(at) <= doubleWithin
+	if !ok || time.Since(found.at) > doubleWithin {
+		return false
+	}
+	now, err := os.Lstat(path)
+	return err != nil || found.file != nil && os.SameFile(found.file, now)
 }
 
 // dropBelow stops watching what was moved away or removed.

@@ -29,6 +29,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/apiserver"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // TestClaimIsExclusive: of many conditional writes to one object, one wins.
@@ -156,7 +157,7 @@ func TestWatch(t *testing.T) {
 						t.Fatalf("event %s %v, want %s", e.Type, e.Object, want)
 					}
 					return e.Object.(*corev1.ConfigMap)
-				case <-time.After(patience):
+				case <-time.After(eventually.Patience):
 					t.Fatalf("no %s", want)
 					return nil
 				}
@@ -286,10 +287,12 @@ func TestDryRunChangesNothing(t *testing.T) {
 // index, leader election and events.
 func TestManager(t *testing.T) {
 	s := start(t)
+	lease, renew := 2*eventually.Patience, eventually.Patience // who stands still for long loses its lead
 	ctx, cancel := context.WithCancel(t.Context())
 	mgr, err := ctrl.NewManager(s.RESTConfig(apiserver.UserController), ctrl.Options{
 		Scheme: testScheme(t), Metrics: metricsserver.Options{BindAddress: "0"},
 		LeaderElection: true, LeaderElectionID: "test", LeaderElectionNamespace: apiserver.SystemNamespace, LeaderElectionReleaseOnCancel: true,
+		LeaseDuration: &lease, RenewDeadline: &renew,
 		Controller: ctrlConfig(),
 	})
 	if err != nil {
@@ -314,7 +317,7 @@ func TestManager(t *testing.T) {
 	for i := range 20 {
 		create(t, c, sandbox(fmt.Sprintf("m%d", i)))
 	}
-	eventually(t, "20 marked sandboxes", func(ctx context.Context) (bool, error) {
+	until(t, "20 marked sandboxes", func(ctx context.Context) (bool, error) {
 		var list agents.SandboxList
 		err := mgr.GetClient().List(ctx, &list, client.MatchingFields{"mode": string(agents.ModeRunning)})
 		n := 0
@@ -325,7 +328,7 @@ func TestManager(t *testing.T) {
 		}
 		return n == 20, err
 	})
-	eventually(t, "an event", func(ctx context.Context) (bool, error) {
+	until(t, "an event", func(ctx context.Context) (bool, error) {
 		var events corev1.EventList
 		err := c.List(ctx, &events, client.InNamespace("default"))
 		return len(events.Items) > 0 && events.Items[0].Reason == "Marked", err

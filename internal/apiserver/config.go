@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/health"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 )
 
@@ -59,7 +60,10 @@ type Config struct {
 	QuotaBackendBytes int64
 
 	// Admission may be nil.
-	Admission  AdmissionFunc
+	Admission AdmissionFunc
+	// Gate is told when storage is short of room, or away. While it is closed, nothing new can
+	// be made but namespaces and events. Nil: nobody is told, and nothing refused.
+	Gate       *health.Gate
 	WatchCache WatchCache
 	Log        *slog.Logger
 }

@@ -43,6 +43,9 @@ func (m *machinery) controllers(log *slog.Logger) map[string]func(context.Contex
 func (m *machinery) ensureNamespaces(ctx context.Context) error {
 	ctx = genericapirequest.WithNamespace(ctx, metav1.NamespaceNone)
 	for _, name := range permanentNamespaces() {
+		if _, err := m.gate.namespaces.Get(ctx, name, &metav1.GetOptions{}); err == nil {
+			continue // a full store would refuse even to say that it is there
+		}
 		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		_, err := m.gate.namespaces.Create(ctx, ns, rest.ValidateAllObjectFunc, &metav1.CreateOptions{})
 		if err != nil && !apierrors.IsAlreadyExists(err) {

@@ -16,6 +16,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"golang.org/x/sys/unix"
 
 	"github.com/barchan-dev/barchan/internal/durable"
 	"github.com/barchan-dev/barchan/internal/errs"
@@ -37,23 +38,23 @@ var errNotReady = errors.New("not ready in time")
 // startEtcd runs a single-member etcd over dir in this process. It has no listener at all,
 // neither for clients nor for peers: it is called directly. Every write is synced to disk
 // before it is acknowledged.
-func startEtcd(ctx context.Context, dir string, quota int64, log *slog.Logger) (*embed.Etcd, error) {
+func startEtcd(ctx context.Context, dir string, quota int64, log *slog.Logger) (*embed.Etcd, *lastWords, error) {
 	begun, err := beginEtcd(dir)
 	if err != nil {
-		return nil, fmt.Errorf("make etcd directory: %w", err)
+		return nil, nil, fmt.Errorf("make etcd directory: %w", err)
 	}
 	words := newLastWords()
 	ctx, cancel := context.WithTimeoutCause(ctx, etcdStartTimeout, errNotReady)
 	defer cancel()
 	e, err := openEtcd(ctx, etcdConfig(dir, quota, newZap(ctx, log, words)), words)
 	if err != nil {
-		return nil, fmt.Errorf("open the data in %s: %w (restore it from a backup, or move it away to begin anew)", dir, err)
+		return nil, nil, fmt.Errorf("open the data in %s: %w%s", dir, err, advice(err))
 	}
 	select {
 	case <-e.Server.ReadyNotify():
 		words.starting.Store(false)
 		if err = begun(); err == nil {
-			return e, nil
+			return e, words, nil
 		}
 	case err = <-e.Err():
 	case err = <-words.said:
@@ -63,7 +64,17 @@ func startEtcd(ctx context.Context, dir string, quota int64, log *slog.Logger) (
 		err = context.Cause(ctx)
 	}
 	e.Close()
-	return nil, fmt.Errorf("start etcd in %s: %w", dir, err)
+	return nil, nil, fmt.Errorf("start etcd in %s: %w", dir, err)
+}
+
+// advice is what to do about files that cannot be opened, if the disk is not what is wrong.
+func advice(err error) string {
+	for _, disk := range []error{unix.ENOSPC, unix.EROFS, unix.EDQUOT} {
+		if errors.Is(err, disk) {
+			return ""
+		}
+	}
+	return " (restore it from a backup, or move it away to begin anew)"
 }
 
 // beginEtcd makes the directory. The first start of an etcd is all or nothing: one that ended
@@ -153,18 +164,9 @@ func openEtcd(ctx context.Context, cfg *embed.Config, words *lastWords) (*embed.
 func probeEtcd(ctx context.Context, cfg *Config, log *slog.Logger) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, etcdProbeTimeout, errNotReady)
 	defer cancel()
-	cc := clientv3.Config{Endpoints: cfg.EtcdEndpoints, Context: ctx, DialTimeout: etcdProbeTimeout, Logger: newZap(ctx, log, zapcore.WriteThenPanic)}
-	if cfg.EtcdCAFile != "" || cfg.EtcdCertFile != "" {
-		tlsInfo := transport.TLSInfo{TrustedCAFile: cfg.EtcdCAFile, CertFile: cfg.EtcdCertFile, KeyFile: cfg.EtcdKeyFile}
-		t, err := tlsInfo.ClientConfig()
-		if err != nil {
-			return fmt.Errorf("read etcd's certificates: %w", err)
-		}
-		cc.TLS = t
-	}
-	c, err := clientv3.New(cc)
+	c, err := dialEtcd(ctx, cfg, log)
 	if err != nil {
-		return fmt.Errorf("connect to etcd: %w", err)
+		return err
 	}
 	_, err = c.Get(ctx, filepath.Join(cfg.EtcdPrefix, "probe"))
 	_ = c.Close()
@@ -172,4 +174,22 @@ func probeEtcd(ctx context.Context, cfg *Config, log *slog.Logger) error {
 		return fmt.Errorf("reach etcd at %v: %w: %w", cfg.EtcdEndpoints, errs.ErrUnavailable, err)
 	}
 	return nil
+}
+
+// dialEtcd makes a client of an existing etcd.
+func dialEtcd(ctx context.Context, cfg *Config, log *slog.Logger) (*clientv3.Client, error) {
+	cc := clientv3.Config{Endpoints: cfg.EtcdEndpoints, Context: ctx, DialTimeout: etcdProbeTimeout, Logger: newZap(ctx, log, zapcore.WriteThenPanic)}
+	if cfg.EtcdCAFile != "" || cfg.EtcdCertFile != "" {
+		tlsInfo := transport.TLSInfo{TrustedCAFile: cfg.EtcdCAFile, CertFile: cfg.EtcdCertFile, KeyFile: cfg.EtcdKeyFile}
+		t, err := tlsInfo.ClientConfig()
+		if err != nil {
+			return nil, fmt.Errorf("read etcd's certificates: %w", err)
+		}
+		cc.TLS = t
+	}
+	c, err := clientv3.New(cc)
+	if err != nil {
+		return nil, fmt.Errorf("connect to etcd: %w", err)
+	}
+	return c, nil
 }

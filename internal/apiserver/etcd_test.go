@@ -13,7 +13,7 @@ func TestFirstStartBrokenOff(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "etcd")
 	open := func() {
 		t.Helper()
-		e, err := startEtcd(t.Context(), dir, 0, telemetry.Discard())
+		e, _, err := startEtcd(t.Context(), dir, 0, telemetry.Discard())
 		if err != nil {
 			t.Fatal(err)
 		}

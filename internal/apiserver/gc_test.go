@@ -64,7 +64,7 @@ func exists(t testing.TB, c client.Client, o client.Object) bool {
 
 func gone(t testing.TB, c client.Client, o client.Object) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("end of %T %s", o, o.GetName()), func(ctx context.Context) (bool, error) {
+	until(t, fmt.Sprintf("end of %T %s", o, o.GetName()), func(ctx context.Context) (bool, error) {
 		err := c.Get(ctx, client.ObjectKeyFromObject(o), o.DeepCopyObject().(client.Object))
 		return apierrors.IsNotFound(err), client.IgnoreNotFound(err)
 	})
@@ -214,7 +214,7 @@ func testForeground(t *testing.T, c client.Client) {
 	if err := c.Delete(t.Context(), p, client.PropagationPolicy(metav1.DeletePropagationForeground)); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "deletion of the blocking dependent", func(ctx context.Context) (bool, error) {
+	until(t, "deletion of the blocking dependent", func(ctx context.Context) (bool, error) {
 		err := c.Get(ctx, client.ObjectKeyFromObject(blocking), blocking)
 		return blocking.DeletionTimestamp != nil, err
 	})

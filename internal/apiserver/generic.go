@@ -59,7 +59,7 @@ func build(cfg *Config, b *backend, adminToken string) (m *machinery, err error)
 		}
 	}()
 	for _, r := range resources {
-		st, err := newStore(r, sch, b, m.gate, cfg.Admission)
+		st, err := newStore(r, sch, b, m.gate, cfg)
 		if err != nil {
 			return nil, err
 		}

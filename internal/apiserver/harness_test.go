@@ -19,10 +19,8 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/apiserver"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
-
-// patience is how long a test waits for what must happen; it is no measure of speed.
-const patience = 60 * time.Second
 
 // start runs a server that stops with the test.
 func start(t testing.TB, change ...func(*apiserver.Config)) *apiserver.Server {
@@ -80,10 +78,10 @@ func clientAs(t testing.TB, s *apiserver.Server, user string) client.WithWatch {
 	return c
 }
 
-// eventually waits until f holds.
-func eventually(t testing.TB, what string, f func(ctx context.Context) (bool, error)) {
+// until waits until f holds.
+func until(t testing.TB, what string, f func(ctx context.Context) (bool, error)) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), eventually.Patience)
 	defer cancel()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -96,7 +94,7 @@ func eventually(t testing.TB, what string, f func(ctx context.Context) (bool, er
 		last = err
 		select {
 		case <-ctx.Done():
-			t.Fatalf("%s: not within %s (last error: %v)", what, patience, last)
+			t.Fatalf("%s: not within %s (last error: %v)", what, eventually.Patience, last)
 		case <-tick.C:
 		}
 	}
@@ -139,7 +137,7 @@ func findKubectl(t *testing.T) string {
 // try runs kubectl with stdin and returns what it wrote.
 func (k kubectl) try(stdin string, args ...string) (string, error) {
 	k.t.Helper()
-	ctx, cancel := context.WithTimeout(k.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(k.t.Context(), eventually.Patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, k.bin, args...)
 	cmd.Env = []string{"KUBECONFIG=" + k.kubeconfig, "HOME=" + k.home, "PATH=" + os.Getenv("PATH")}

@@ -103,6 +103,7 @@ func TestTransportWatch(t *testing.T) {
 		if _, err := io.ReadFull(resp.Body, make([]byte, 4*watchBuffer)); err != nil {
 			t.Error(err)
 		}
+		synctest.Wait() // it waits again, in the middle of a write: closing must end that too
 		_ = resp.Body.Close()
 		<-ended
 	})

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	resourceapi "k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -50,6 +51,7 @@ func templateKind() *resource {
 		namespaced: true, generation: true,
 		defaults: on(extensions.SetTemplateDefaults),
 		validate: checked(extensions.ValidateTemplate),
+		warn:     func(o runtime.Object) []string { return extensions.TemplateWarnings(o.(*extensions.SandboxTemplate)) },
 		columns:  []column{ageColumn()},
 	}
 	r.newObject, r.newList = object[extensions.SandboxTemplate, extensions.SandboxTemplateList]()
@@ -121,18 +123,23 @@ func checkpointKind() *resource {
 		validate: checkedChange(barchan.ValidateCheckpoint),
 		columns: []column{
 			text("Sandbox", func(c *barchan.Checkpoint) string { return c.Spec.SandboxName }),
-			text("Phase", func(c *barchan.Checkpoint) string { return c.Status.Phase }),
-			text("Size", func(c *barchan.Checkpoint) string {
-				if c.Status.Size == nil {
-					return ""
-				}
-				return c.Status.Size.String()
-			}),
+			text("Phase", func(c *barchan.Checkpoint) string { return string(c.Status.Phase) }),
+			text("Content", func(c *barchan.Checkpoint) string { return string(c.Status.Content) }),
+			text("Size", func(c *barchan.Checkpoint) string { return size(c.Status.Size) }),
+			wide(text("Memory", func(c *barchan.Checkpoint) string { return size(c.Status.MemorySize) })),
+			wide(text("Reason", func(c *barchan.Checkpoint) string { return ready(c.Status.Conditions).Reason })),
 			ageColumn(),
 		},
 	}
 	r.newObject, r.newList = object[barchan.Checkpoint, barchan.CheckpointList]()
 	return r
+}
+
+func size(q *resourceapi.Quantity) string {
+	if q == nil {
+		return ""
+	}
+	return q.String()
 }
 
 func apiKeyKind() *resource {

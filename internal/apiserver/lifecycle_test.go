@@ -28,6 +28,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/apiserver"
 	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/localca"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 func configMap(name string) *corev1.ConfigMap {
@@ -93,7 +94,7 @@ func TestRestartKeepsData(t *testing.T) {
 
 func TestKillKeepsWrites(t *testing.T) {
 	dir := t.TempDir()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), eventually.Patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, os.Args[0])
 	cmd.Env = append(os.Environ(), writerDir+"="+dir)
@@ -243,7 +244,7 @@ func startOtherEtcd(t *testing.T) string {
 	t.Cleanup(e.Close)
 	select {
 	case <-e.Server.ReadyNotify():
-	case <-time.After(patience):
+	case <-time.After(eventually.Patience):
 		t.Fatal("etcd is not ready")
 	}
 	return listen.String()
@@ -264,10 +265,13 @@ func TestExternalEtcd(t *testing.T) {
 }
 
 func TestNothingIsLeft(t *testing.T) {
-	defer goleak.VerifyNone(t, goleak.IgnoreCurrent(),
+	known := []goleak.Option{
+		goleak.IgnoreCurrent(),
 		goleak.IgnoreAnyFunction("k8s.io/klog/v2.(*flushDaemon).run.func1"), // one for the process
 		// A timer of three seconds that each consistent read leaves to run out.
-		goleak.IgnoreAnyFunction("k8s.io/apiserver/pkg/storage/cacher.(*watchCache).waitUntilFreshLocked.func2"))
+		goleak.IgnoreAnyFunction("k8s.io/apiserver/pkg/storage/cacher.(*watchCache).waitUntilFreshLocked.func2"),
+	}
+	defer eventually.NoError(t, "nothing is left", func() error { return goleak.Find(known...) })
 	for range 2 {
 		s := newServer(t)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -321,7 +325,7 @@ func get(t testing.TB, s *apiserver.Server, path, token string) int {
 	if token != "" {
 		req.Header.Set("Authorization", "Bearer "+token)
 	}
-	resp, err := (&http.Client{Transport: tr, Timeout: patience}).Do(req)
+	resp, err := (&http.Client{Transport: tr, Timeout: eventually.Patience}).Do(req)
 	if err != nil {
 		t.Fatalf("GET %s: %v", path, err)
 	}

@@ -61,9 +61,12 @@ type zapSlog struct {
 // lastWords is what becomes of a log entry after which a library wants the process to end.
 // While etcd starts, the entry is handed over and the goroutine ends: files that cannot be
 // opened are an error of Start, and etcd opens some of them on goroutines where nobody could
-// catch a panic. Afterwards it panics, as etcd must not go on.
+// catch a panic. Afterwards the entry is handed over and the goroutine stands still for ever,
+// with all that it has locked: etcd must not go on, and what it has acknowledged is on disk. So
+// the rest of the process comes to an orderly end, with words and not with a stack.
 type lastWords struct {
 	starting atomic.Bool
+	over     atomic.Bool // etcd stands still
 	said     chan error
 }
 
@@ -75,9 +78,8 @@ func newLastWords() *lastWords {
 
 // OnWrite implements zapcore.CheckWriteHook.
 func (w *lastWords) OnWrite(ce *zapcore.CheckedEntry, fields []zapcore.Field) {
-	if !w.starting.Load() {
-		panic(ce.Message)
-	}
+	starting := w.starting.Load()
+	w.over.Store(!starting)
 	err := errors.New(ce.Message)
 	for _, f := range fields {
 		if cause, ok := f.Interface.(error); ok && f.Type == zapcore.ErrorType {
@@ -88,7 +90,10 @@ func (w *lastWords) OnWrite(ce *zapcore.CheckedEntry, fields []zapcore.Field) {
 	case w.said <- err:
 	default:
 	}
-	runtime.Goexit()
+	if starting {
+		runtime.Goexit()
+	}
+	select {}
 }
 
 // newZap returns etcd's logger.

@@ -104,7 +104,7 @@ func TestNothingOutlivesItsNamespace(t *testing.T) {
 				}
 			})
 		}
-		eventually(t, "some sandboxes", func(ctx context.Context) (bool, error) {
+		until(t, "some sandboxes", func(ctx context.Context) (bool, error) {
 			var list agents.SandboxList
 			err := c.List(ctx, &list, client.InNamespace("race"))
 			return len(list.Items) > 20, err

@@ -17,6 +17,8 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/storage/names"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"github.com/barchan-dev/barchan/internal/health"
 )
 
 // store is the REST storage of one kind.
@@ -25,6 +27,8 @@ type store struct {
 	r     *resource
 	table tableConvertor
 	gate  *namespaceGate // nil for kinds outside namespaces
+	// health says whether anything new may be made.
+	health *health.Gate
 }
 
 var (
@@ -36,9 +40,9 @@ var (
 	_ rest.Patcher              = (*scaleREST)(nil)
 )
 
-// newStore builds the storage of r. admit may be nil.
-func newStore(r *resource, sch *scheme, b *backend, gate *namespaceGate, admit AdmissionFunc) (*store, error) {
-	s := strategy{ObjectTyper: sch.Scheme, NameGenerator: names.SimpleNameGenerator, r: r, admit: admit}
+// newStore builds the storage of r.
+func newStore(r *resource, sch *scheme, b *backend, gate *namespaceGate, cfg *Config) (*store, error) {
+	s := strategy{ObjectTyper: sch.Scheme, NameGenerator: names.SimpleNameGenerator, r: r, admit: cfg.Admission}
 	gr := r.groupResource()
 	table := tableConvertor{r}
 	g := &genericregistry.Store{
@@ -58,7 +62,7 @@ func newStore(r *resource, sch *scheme, b *backend, gate *namespaceGate, admit A
 	if !r.namespaced {
 		gate = nil
 	}
-	return &store{Store: g, r: r, table: table, gate: gate}, nil
+	return &store{Store: g, r: r, table: table, gate: gate, health: cfg.Gate}, nil
 }
 
 // finalizing returns the same storage without what keeps others from removing our finalizer.
@@ -81,12 +85,16 @@ func (s *store) ConvertToTable(ctx context.Context, o, opts runtime.Object) (*me
 
 // Create makes an object. It holds the namespace open while it writes.
 func (s *store) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, opts *metav1.CreateOptions) (runtime.Object, error) {
+	if err := s.closed(); err != nil {
+		return nil, err
+	}
 	leave, err := s.enter(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
-	return s.Store.Create(ctx, obj, validate, opts)
+	made, err := s.Store.Create(ctx, obj, validate, opts)
+	return made, full(err)
 }
 
 // Update implements rest.Updater. Server-side apply creates through it.
@@ -97,10 +105,14 @@ func (s *store) Update(ctx context.Context, name string, info rest.UpdatedObject
 		info = rest.WrapUpdatedObjectInfo(info, s.finalizersOnly)
 	}
 	if !forceAllowCreate {
-		return s.Store.Update(ctx, name, info, create, update, false, opts)
+		o, created, err := s.Store.Update(ctx, name, info, create, update, false, opts)
+		return o, created, full(err)
 	}
 	inside := create
 	create = func(ctx context.Context, obj runtime.Object) error {
+		if err := s.closed(); err != nil {
+			return err
+		}
 		if s.gate != nil {
 			if err := s.gate.check(ctx, genericapirequest.NamespaceValue(ctx)); err != nil {
 				return err
@@ -113,7 +125,8 @@ func (s *store) Update(ctx context.Context, name string, info rest.UpdatedObject
 	}
 	leave := s.hold(ctx)
 	defer leave()
-	return s.Store.Update(ctx, name, info, create, update, true, opts)
+	o, created, err := s.Store.Update(ctx, name, info, create, update, true, opts)
+	return o, created, full(err)
 }
 
 // Delete implements rest.GracefulDeleter. Some namespaces stay for ever.
@@ -121,7 +134,8 @@ func (s *store) Delete(ctx context.Context, name string, validate rest.ValidateO
 	if s.isNamespaces() && slices.Contains(permanentNamespaces(), name) {
 		return nil, false, apierrors.NewForbidden(s.r.groupResource(), name, errors.New("this namespace may not be deleted"))
 	}
-	return s.Store.Delete(ctx, name, validate, opts)
+	o, now, err := s.Store.Delete(ctx, name, validate, opts)
+	return o, now, full(err)
 }
 
 // DeleteCollection implements rest.CollectionDeleter. Namespaces are deleted one by one, as in
@@ -185,7 +199,8 @@ func (s *statusREST) Get(ctx context.Context, name string, opts *metav1.GetOptio
 func (s *statusREST) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, create rest.ValidateObjectFunc,
 	update rest.ValidateObjectUpdateFunc, _ bool, opts *metav1.UpdateOptions,
 ) (runtime.Object, bool, error) {
-	return s.store.Update(ctx, name, info, create, update, false, opts)
+	o, created, err := s.store.Update(ctx, name, info, create, update, false, opts)
+	return o, created, full(err)
 }
 
 // GetResetFields implements rest.ResetFieldsStrategy.

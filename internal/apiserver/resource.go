@@ -34,6 +34,7 @@ type resource struct {
 	defaults  func(runtime.Object)                          // registered in the scheme: applies to whatever is decoded
 	prepare   func(obj, old runtime.Object)                 // before a write; old is nil on create
 	validate  func(obj, old runtime.Object) field.ErrorList // after defaulting; old is nil on create
+	warn      func(runtime.Object) []string                 // what to tell the writer of a valid object; may be nil
 	checkName apivalidation.ValidateNameFunc
 	columns   []column
 	fields    func(runtime.Object) fields.Set // selectable, beside metadata.name and metadata.namespace

@@ -26,6 +26,8 @@ const (
 	etcdDir           = "etcd"
 	readHeaderTimeout = 30 * time.Second
 	drainTimeout      = 5 * time.Second
+	// leaveBehindAfter is how long a server whose etcd stands still tries to stop in order.
+	leaveBehindAfter = 2 * time.Second
 )
 
 // Server is an API server. Start or Run it once.
@@ -40,9 +42,11 @@ type Server struct {
 	started bool       // +checklocks:mu
 	undo    []func()   // +checklocks:mu
 	engine  *machinery // +checklocks:mu
+	words   *lastWords // of the embedded etcd, nil without one; +checklocks:mu
 
-	failed chan error   // receives why a part ended unasked
-	addr   atomic.Value // net.Addr
+	failed chan error    // receives why a part ended unasked
+	lost   chan struct{} // closed when the embedded etcd has given up
+	addr   atomic.Value  // net.Addr
 }
 
 // New checks the configuration. It starts nothing and touches no file.
@@ -51,7 +55,7 @@ func New(cfg Config) (*Server, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Server{cfg: cfg, log: cfg.Log.With(telemetry.Component, "apiserver"), failed: make(chan error, 4)}, nil
+	return &Server{cfg: cfg, log: cfg.Log.With(telemetry.Component, "apiserver"), failed: make(chan error, 4), lost: make(chan struct{})}, nil
 }
 
 // RESTConfig returns a client configuration that calls the server directly as user, one of
@@ -94,7 +98,7 @@ func (s *Server) Start(ctx context.Context) (err error) {
 	}()
 	begin := time.Now()
 	if err := s.startLocked(ctx); err != nil {
-		return fmt.Errorf("start API server: %w", err)
+		return fmt.Errorf("start API server: %w", errors.Join(err, s.lastWordsLocked()))
 	}
 	s.log.InfoContext(ctx, "API server ready", telemetry.Took, time.Since(begin), telemetry.Address, s.cfg.Listen)
 	return nil
@@ -142,6 +146,20 @@ func (s *Server) startLocked(ctx context.Context) error {
 	return s.serveLocked(run, front)
 }
 
+// lastWordsLocked is what the embedded etcd said when it gave up, if it did.
+// +checklocks:s.mu
+func (s *Server) lastWordsLocked() error {
+	if s.words == nil || !s.words.over.Load() {
+		return nil
+	}
+	select {
+	case err := <-s.words.said:
+		return fmt.Errorf("%w: %w", ErrStorage, err)
+	default:
+		return ErrStorage
+	}
+}
+
 // openStorageLocked opens the embedded etcd, or looks whether the other one answers.
 // +checklocks:s.mu
 func (s *Server) openStorageLocked(ctx context.Context) (*backend, error) {
@@ -149,16 +167,17 @@ func (s *Server) openStorageLocked(ctx context.Context) (*backend, error) {
 		if err := probeEtcd(ctx, &s.cfg, s.log); err != nil {
 			return nil, err
 		}
-		b, closeBackend := newBackend(&s.cfg, nil) //nolint:contextcheck // what it starts ends with closeBackend
+		b, closeBackend := newBackend(&s.cfg, nil, nil) //nolint:contextcheck // what it starts ends with closeBackend
 		s.undo = append(s.undo, closeBackend)
 		return b, nil
 	}
-	e, err := startEtcd(ctx, filepath.Join(s.cfg.DataDir, etcdDir), s.cfg.QuotaBackendBytes, s.log)
+	e, words, err := startEtcd(ctx, filepath.Join(s.cfg.DataDir, etcdDir), s.cfg.QuotaBackendBytes, s.log)
 	if err != nil {
 		return nil, err
 	}
+	s.words = words
 	s.undo = append(s.undo, func() { closeEtcd(e) })
-	b, closeBackend := newBackend(&s.cfg, e) //nolint:contextcheck // what it starts ends with closeBackend
+	b, closeBackend := newBackend(&s.cfg, e, words) //nolint:contextcheck // what it starts ends with closeBackend
 	s.undo = append(s.undo, closeBackend)
 	return b, nil
 }
@@ -182,15 +201,25 @@ func (s *Server) startControllersLocked(ctx, run context.Context, b *backend) er
 			}
 		})
 	}
-	if stopped := b.etcdFailed(); stopped != nil {
+	if b.etcd == nil {
 		wg.Go(func() {
-			select {
-			case <-stopped:
-				s.fail(errors.New("etcd stopped by itself"))
-			case <-work.Done():
+			if err := s.watchOutside(work); err != nil {
+				s.fail(err)
 			}
 		})
+		return nil
 	}
+	wg.Go(func() {
+		err := b.awaitEnd(work)
+		if errors.Is(err, ErrStorage) {
+			close(s.lost)
+		}
+		if err != nil {
+			s.fail(err)
+		}
+	})
+	care := &upkeep{etcd: b.etcd, quota: s.cfg.QuotaBackendBytes, gate: s.cfg.Gate, log: s.log}
+	wg.Go(func() { _ = care.run(work) }) // it ends with work alone
 	return nil
 }
 
@@ -222,6 +251,10 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
+// StorageFailed returns a channel that is closed when the embedded etcd has given up over its
+// files, which Run returns as an ErrStorage. Whatever waits for it then may wait for ever.
+func (s *Server) StorageFailed() <-chan struct{} { return s.lost }
+
 // Stop ends the server: first the listener and the requests, then the controllers, then
 // storage. It returns when nothing is left, and may be called any number of times.
 func (s *Server) Stop() {
@@ -231,12 +264,30 @@ func (s *Server) Stop() {
 	s.unwindLocked()
 }
 
+// unwindLocked takes back what was started. What an etcd that stands still has locked can hold
+// that up for ever, so the rest is then left behind after a while; the process is to end.
 // +checklocks:s.mu
 func (s *Server) unwindLocked() {
-	for _, undo := range slices.Backward(s.undo) {
-		undo()
-	}
+	undo := s.undo
 	s.undo = nil
+	all := func() {
+		for _, f := range slices.Backward(undo) {
+			f()
+		}
+	}
+	if s.words == nil || !s.words.over.Load() {
+		all()
+		return
+	}
+	done := make(chan struct{})
+	go func() { // may never end: see above
+		defer close(done)
+		all()
+	}()
+	select {
+	case <-done:
+	case <-time.After(leaveBehindAfter):
+	}
 }
 
 // front is what others see of the server; all of it is empty without a listener.

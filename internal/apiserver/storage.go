@@ -1,6 +1,8 @@
 package apiserver
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -29,6 +31,7 @@ import (
 type backend struct {
 	config    storagebackend.Config
 	etcd      *embed.Etcd // nil: an existing one, over gRPC
+	words     *lastWords  // of etcd
 	compactor etcd3.Compactor
 	cached    bool
 }
@@ -46,8 +49,8 @@ type namedEndpoint struct {
 func (n namedEndpoint) Endpoints() []string { return []string{n.name} }
 
 // newBackend returns the backend and what ends it.
-func newBackend(cfg *Config, e *embed.Etcd) (*backend, func()) {
-	b := &backend{config: *storagebackend.NewDefaultConfig(cfg.EtcdPrefix, nil), etcd: e, cached: !cfg.WatchCache.Disabled}
+func newBackend(cfg *Config, e *embed.Etcd, words *lastWords) (*backend, func()) {
+	b := &backend{config: *storagebackend.NewDefaultConfig(cfg.EtcdPrefix, nil), etcd: e, words: words, cached: !cfg.WatchCache.Disabled}
 	if e == nil {
 		b.config.Transport.ServerList = cfg.EtcdEndpoints
 		b.config.Transport.TrustedCAFile = cfg.EtcdCAFile
@@ -142,12 +145,17 @@ func (b *backend) embedded(cached bool) generic.StorageDecorator {
 	}
 }
 
-// etcdFailed returns a channel that is closed when the embedded etcd has ended; nil without one.
-func (b *backend) etcdFailed() <-chan struct{} {
-	if b.etcd == nil {
+// awaitEnd returns why the embedded etcd has ended, an ErrStorage where it gave up over its
+// files; nil if ctx was done before.
+func (b *backend) awaitEnd(ctx context.Context) error {
+	select {
+	case err := <-b.words.said:
+		return fmt.Errorf("%w: etcd in %s: %w", ErrStorage, b.etcd.Config().Dir, err)
+	case <-b.etcd.Server.StopNotify():
+		return errors.New("etcd stopped by itself")
+	case <-ctx.Done():
 		return nil
 	}
-	return b.etcd.Server.StopNotify()
 }
 
 // closeEtcd ends the embedded etcd and waits for it.

@@ -33,10 +33,17 @@ func (s strategy) AllowCreateOnUpdate(context.Context) bool { return false }
 func (s strategy) AllowUnconditionalUpdate(context.Context) bool { return !s.r.generation }
 
 // WarningsOnCreate implements the create strategy.
-func (s strategy) WarningsOnCreate(context.Context, runtime.Object) []string { return nil }
+func (s strategy) WarningsOnCreate(_ context.Context, o runtime.Object) []string {
+	if s.r.warn == nil {
+		return nil
+	}
+	return s.r.warn(o)
+}
 
 // WarningsOnUpdate implements the update strategy.
-func (s strategy) WarningsOnUpdate(_ context.Context, _, _ runtime.Object) []string { return nil }
+func (s strategy) WarningsOnUpdate(ctx context.Context, o, _ runtime.Object) []string {
+	return s.WarningsOnCreate(ctx, o)
+}
 
 // Canonicalize implements the registry's strategies.
 func (s strategy) Canonicalize(runtime.Object) {}

@@ -42,10 +42,10 @@ func (t *localTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, fmt.Errorf("%w: the API server is not running", errs.ErrUnavailable)
 	}
 	ctx, cancel := context.WithCancel(context.WithValue(req.Context(), userKey{}, t.user))
-	w := newMemResponse()
+	w := newMemResponse(isWatch(req))
 	w.release = cancel
 	sreq := serverRequest(ctx, req)
-	if !isWatch(req) {
+	if !w.stream {
 		w.serve(h, sreq)
 		cancel()
 		return w.response(req)
@@ -83,6 +83,7 @@ func serverRequest(ctx context.Context, req *http.Request) *http.Request {
 // memResponse is the server's ResponseWriter and the client's Body at once.
 type memResponse struct {
 	header  http.Header
+	stream  bool          // a reader takes what is written while it is written; never changed
 	ready   chan struct{} // closed when the status is known
 	release func()        // ends what serves the request
 	once    sync.Once
@@ -94,13 +95,12 @@ type memResponse struct {
 	code     int          // +checklocks:mu
 	done     bool         // +checklocks:mu
 	closed   bool         // +checklocks:mu
-	stream   bool         // +checklocks:mu
 	err      error        // +checklocks:mu
 	panicked any          // +checklocks:mu
 }
 
-func newMemResponse() *memResponse {
-	w := &memResponse{header: http.Header{}, ready: make(chan struct{})}
+func newMemResponse(stream bool) *memResponse {
+	w := &memResponse{stream: stream, header: http.Header{}, ready: make(chan struct{})}
 	w.cond.L = &w.mu
 	return w
 }
@@ -122,7 +122,6 @@ func (w *memResponse) serve(h http.Handler, r *http.Request) {
 func (w *memResponse) response(req *http.Request) (*http.Response, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.stream = true
 	if w.panicked != nil {
 		return nil, fmt.Errorf("the API server gave up on the request: %v", w.panicked)
 	}
@@ -159,10 +158,10 @@ func (w *memResponse) Write(p []byte) (int, error) {
 	w.WriteHeader(http.StatusOK)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for w.stream && w.buf.Len() > watchBuffer && !w.done {
+	for w.stream && w.buf.Len() > watchBuffer && !w.done && !w.closed {
 		w.cond.Wait()
 	}
-	if w.done {
+	if w.done || w.closed {
 		return 0, io.ErrClosedPipe
 	}
 	w.cond.Broadcast()

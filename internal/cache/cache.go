@@ -228,9 +228,9 @@ func (c *Cache) Pools(ctx context.Context, namespace string) ([]extensions.Sandb
 	return c.pools(ctx, client.InNamespace(namespace))
 }
 
-// PoolsOf returns the warm pools of a template, of all namespaces.
-func (c *Cache) PoolsOf(ctx context.Context, template types.NamespacedName) ([]extensions.SandboxWarmPool, error) {
-	return c.pools(ctx, client.MatchingFields{indexPoolTemplate: template.String()})
+// PoolsOf returns the warm pools of a template in a namespace, or in all if that is empty.
+func (c *Cache) PoolsOf(ctx context.Context, namespace string, template types.NamespacedName) ([]extensions.SandboxWarmPool, error) {
+	return c.pools(ctx, client.InNamespace(namespace), client.MatchingFields{indexPoolTemplate: template.String()})
 }
 
 func (c *Cache) pools(ctx context.Context, opts ...client.ListOption) ([]extensions.SandboxWarmPool, error) {
@@ -252,20 +252,6 @@ func (c *Cache) ClaimsOn(ctx context.Context, pool types.NamespacedName) ([]exte
 	err := c.memory().List(ctx, &list, client.InNamespace(pool.Namespace), client.MatchingFields{indexClaimPool: pool.Name})
 	if err != nil {
 		return nil, fmt.Errorf("list claims on pool %s: %w", pool, err)
-	}
-	return list.Items, nil
-}
-
-// Checkpoint returns one checkpoint by name.
-func (c *Cache) Checkpoint(ctx context.Context, key types.NamespacedName) (*barchan.Checkpoint, error) {
-	return read(ctx, c.memory(), key, &barchan.Checkpoint{})
-}
-
-// Checkpoints returns the checkpoints of a namespace, or of all if it is empty.
-func (c *Cache) Checkpoints(ctx context.Context, namespace string) ([]barchan.Checkpoint, error) {
-	var list barchan.CheckpointList
-	if err := c.memory().List(ctx, &list, client.InNamespace(namespace)); err != nil {
-		return nil, fmt.Errorf("list checkpoints: %w", err)
 	}
 	return list.Items, nil
 }

@@ -136,14 +136,23 @@ func TestWaitsAreWokenByTheirOwnEvent(t *testing.T) {
 	labelled := func(want string) func(*agents.Sandbox) (bool, error) {
 		return func(s *agents.Sandbox) (bool, error) { return s != nil && s.Labels["step"] == want, nil }
 	}
-	var wg sync.WaitGroup
+	var entered sync.WaitGroup
+	waiters := map[string]*sync.WaitGroup{"1": {}, "2": {}}
 	for _, want := range []string{"1", "2", "2"} {
-		wg.Go(func() {
-			if s, err := c.WaitSandbox(t.Context(), key, labelled(want)); err != nil || s.Labels["step"] != want {
+		entered.Add(1)
+		waiters[want].Go(func() {
+			in := sync.OnceFunc(entered.Done)
+			defer in()
+			s, err := c.WaitSandbox(t.Context(), key, func(s *agents.Sandbox) (bool, error) {
+				in()
+				return labelled(want)(s)
+			})
+			if err != nil || s.Labels["step"] != want {
 				t.Errorf("wait for %s = %v, %v", want, s, err)
 			}
 		})
 	}
+	entered.Wait()
 	for _, step := range []string{"1", "2"} {
 		s, err := c.WaitSandbox(t.Context(), key, there)
 		if err != nil {
@@ -153,11 +162,8 @@ func TestWaitsAreWokenByTheirOwnEvent(t *testing.T) {
 		if err := c.Live().Update(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := c.WaitSandbox(t.Context(), key, labelled(step)); err != nil {
-			t.Fatal(err)
-		}
+		waiters[step].Wait() // who comes late to an event does not see it
 	}
-	wg.Wait()
 }
 
 func TestWaitSeesTheEnd(t *testing.T) {

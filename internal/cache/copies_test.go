@@ -73,7 +73,7 @@ func reads(c *cache.Cache) map[string]func(context.Context) ([]client.Object, er
 		"Members":   func(ctx context.Context) ([]client.Object, error) { return many(c.Members(ctx, "p")) },
 		"Templates": func(ctx context.Context) ([]client.Object, error) { return many(c.Templates(ctx, "default")) },
 		"Pools":     func(ctx context.Context) ([]client.Object, error) { return many(c.Pools(ctx, "default")) },
-		"PoolsOf":   func(ctx context.Context) ([]client.Object, error) { return many(c.PoolsOf(ctx, key)) },
+		"PoolsOf":   func(ctx context.Context) ([]client.Object, error) { return many(c.PoolsOf(ctx, "", key)) },
 		"ClaimsOn":  func(ctx context.Context) ([]client.Object, error) { return many(c.ClaimsOn(ctx, key)) },
 		"Checkpoints": func(ctx context.Context) ([]client.Object, error) {
 			return many[barchan.Checkpoint](c.Checkpoints(ctx, "default"))

@@ -24,6 +24,10 @@ const (
 	indexPoolTemplate   = "barchan.poolTemplate"
 	indexRevisionOf     = "barchan.revisionOf"
 	indexClaimPool      = "barchan.claimPool"
+	indexRestore        = "barchan.restore"
+	indexTemplateOrigin = "barchan.templateOrigin"
+	indexUnfinished     = "barchan.unfinished"
+	indexWarm           = "barchan.warm"
 )
 
 // index is one way to find objects of one kind.
@@ -61,7 +65,42 @@ func indexes() []index {
 		{indexPoolTemplate, swp, of(func(p *extensions.SandboxWarmPool) string { return pool.TemplateOf(p).String() })},
 		{indexRevisionOf, &barchan.TemplateRevision{}, of(func(r *barchan.TemplateRevision) string { return r.Spec.TemplateName })},
 		{indexClaimPool, claim, of(func(c *extensions.SandboxClaim) string { return c.Spec.WarmPoolRef.Name })},
+		{indexRestore, box, of(func(s *agents.Sandbox) string { return originOf(s.Spec.Barchan) })},
+		{indexTemplateOrigin, &extensions.SandboxTemplate{}, of(templateOrigin)},
+		{indexUnfinished, &barchan.Checkpoint{}, of(unfinished)},
+		{indexWarm, &barchan.Checkpoint{}, of(warmUpOf)},
 	}
+}
+
+// originOf names the checkpoint that a sandbox starts from.
+func originOf(b *agents.BarchanSpec) string {
+	if b == nil || b.Restore == nil {
+		return ""
+	}
+	return b.Restore.CheckpointName
+}
+
+func templateOrigin(t *extensions.SandboxTemplate) string {
+	if t.Spec.Barchan == nil {
+		return ""
+	}
+	return originOf(t.Spec.Barchan.Sandbox)
+}
+
+// unfinished names the sandbox that a checkpoint is still to be taken of.
+func unfinished(c *barchan.Checkpoint) string {
+	if c.Spec.Origin == barchan.OriginImport || c.Status.Phase == barchan.CheckpointReady || c.Status.Phase == barchan.CheckpointFailed {
+		return ""
+	}
+	return c.Spec.SandboxName
+}
+
+// warmUpOf names the template of whose warm-up a checkpoint is.
+func warmUpOf(c *barchan.Checkpoint) string {
+	if c.Labels[barchan.LabelPurpose] != barchan.PurposeWarm {
+		return ""
+	}
+	return types.NamespacedName{Namespace: c.Annotations[pool.AnnotationTemplateNamespace], Name: c.Annotations[agents.AnnotationTemplateRef]}.String()
 }
 
 func owner(o metav1.Object) types.UID {

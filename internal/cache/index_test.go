@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/cache"
 	"github.com/barchan-dev/barchan/internal/pool"
@@ -159,8 +160,9 @@ func TestIndexValues(t *testing.T) {
 		OwnerReferences: []metav1.OwnerReference{{UID: "other"}, {UID: "o", Controller: &yes}},
 	}}
 	full.Status.NodeName = "n"
+	full.Spec.Barchan = &agents.BarchanSpec{Restore: &agents.RestoreSource{CheckpointName: "c"}}
 	want := map[string]string{
-		"barchan.owner": "o", "barchan.member": "p", "barchan.memberRevision": "p/r", "barchan.origin": "q", "barchan.node": "n", "barchan.idempotency": "k",
+		"barchan.owner": "o", "barchan.member": "p", "barchan.memberRevision": "p/r", "barchan.origin": "q", "barchan.node": "n", "barchan.idempotency": "k", "barchan.restore": "c",
 	}
 	got := cache.IndexValues(full)
 	delete(got, "barchan.sandboxID")
@@ -181,5 +183,31 @@ func TestIndexValues(t *testing.T) {
 	claim.Spec.WarmPoolRef.Name = "p"
 	if got := cache.IndexValues(claim); !maps.Equal(got, map[string]string{"barchan.claimPool": "p"}) {
 		t.Errorf("values of a claim = %v", got)
+	}
+}
+
+// TestIndexValuesOfCheckpoints tells which checkpoints a sandbox and a template are asked about.
+func TestIndexValuesOfCheckpoints(t *testing.T) {
+	c := &barchan.Checkpoint{Spec: barchan.CheckpointSpec{SandboxName: "s"}}
+	if got := cache.IndexValues(c); !maps.Equal(got, map[string]string{"barchan.unfinished": "s"}) {
+		t.Errorf("values of a new one = %v", got)
+	}
+	for _, phase := range []barchan.CheckpointPhase{barchan.CheckpointReady, barchan.CheckpointFailed} {
+		c.Status.Phase = phase
+		if got := cache.IndexValues(c); len(got) > 0 {
+			t.Errorf("values of one that is %s = %v", phase, got)
+		}
+	}
+	imported := &barchan.Checkpoint{Spec: barchan.CheckpointSpec{SandboxName: "s", Origin: barchan.OriginImport}}
+	if got := cache.IndexValues(imported); len(got) > 0 {
+		t.Errorf("values of an import = %v", got)
+	}
+	of := &extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "t"}}
+	if got := cache.IndexValues(pool.NewWarmCheckpoint(of, "r", "b", nil)); got["barchan.warm"] != "a/t" || len(got) != 2 {
+		t.Errorf("values of a warm-up's = %v", got)
+	}
+	of.Spec.Barchan = &extensions.TemplateBarchanSpec{Sandbox: &agents.BarchanSpec{Restore: &agents.RestoreSource{CheckpointName: "c"}}}
+	if got := cache.IndexValues(of); !maps.Equal(got, map[string]string{"barchan.templateOrigin": "c"}) {
+		t.Errorf("values of a template = %v", got)
 	}
 }

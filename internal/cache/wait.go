@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/errs"
 )
 
@@ -117,6 +118,11 @@ func missed[T client.Object](ctx context.Context, c *Cache, key types.Namespaced
 
 // WaitSandbox is [Wait] for a sandbox.
 func (c *Cache) WaitSandbox(ctx context.Context, key types.NamespacedName, done func(*agents.Sandbox) (bool, error)) (*agents.Sandbox, error) {
+	return Wait(ctx, c, key, done)
+}
+
+// WaitCheckpoint is [Wait] for a checkpoint.
+func (c *Cache) WaitCheckpoint(ctx context.Context, key types.NamespacedName, done func(*barchan.Checkpoint) (bool, error)) (*barchan.Checkpoint, error) {
 	return Wait(ctx, c, key, done)
 }
 

@@ -113,6 +113,24 @@ func On[T client.Object](ctx context.Context, c *Cache, do func(old, now T)) (sy
 	return handler.HasSyncedChecker().Done(), nil
 }
 
+// Passed returns the version up to which the cache holds all that happened to the objects of a kind,
+// by their events and by the watch's bookmarks. It is empty before the first list. Those whom On
+// calls may not have been called yet for what came last.
+func Passed[T client.Object](ctx context.Context, c *Cache) (version string, err error) {
+	if !holds[T]() {
+		var none T
+		return "", fmt.Errorf("watch %T: the cache does not hold that kind: %w", none, errs.ErrInvalid)
+	}
+	informer, err := c.informer(ctx, newOf[T]())
+	if err != nil {
+		return "", err
+	}
+	if shared, ok := informer.(toolscache.SharedIndexInformer); ok {
+		version = shared.GetStore().LastStoreSyncResourceVersion()
+	}
+	return version, nil
+}
+
 // WaitSynced blocks until every kind has been listed once. If ctx ends first, or the cache
 // stops, the error names what was not listed and why: what the API server said last, and its
 // kind (errs.ErrForbidden, errs.ErrUnavailable).

@@ -30,6 +30,8 @@ type Deps struct {
 	RemoveAll func(ctx context.Context, cfg config.Config, progress func(adminclient.Event)) error
 	// Doctor checks whether this machine can run a server. None runs yet.
 	Doctor func(ctx context.Context, cfg config.Config) []adminclient.Check
+	// Audit looks for what was leaked on a machine where no server runs. It may return both.
+	Audit func(ctx context.Context, cfg config.Config) ([]adminclient.Finding, error)
 }
 
 // Exit codes. run and exec give the remote command's instead.
@@ -139,9 +141,9 @@ func (a *app) root() *cobra.Command {
 	root.AddCommand(
 		a.upCommand(), a.downCommand(), a.statusCommand(), a.envCommand(),
 		a.runCommand(), a.execCommand(), a.lsCommand(), a.showCommand(), a.logsCommand(), a.cpCommand(),
-		a.killCommand(), a.pauseCommand(), a.resumeCommand(), a.portCommand(),
-		a.keyCommand(), a.applyCommand(), a.templateCommand(), a.poolCommand(), a.imageCommand(),
-		a.doctorCommand(), a.configCommand(), a.versionCommand(),
+		a.killCommand(), a.pauseCommand(), a.resumeCommand(), a.snapshotCommand(), a.forkCommand(), a.portCommand(), a.portsCommand(),
+		a.keyCommand(), a.applyCommand(), a.templateCommand(), a.poolCommand(), a.checkpointCommand(), a.imageCommand(),
+		a.netCommand(), a.peersCommand(), a.doctorCommand(), a.configCommand(), a.versionCommand(),
 	)
 	return root
 }

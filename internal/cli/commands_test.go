@@ -9,12 +9,14 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/adminclient"
 	"github.com/barchan-dev/barchan/internal/restclient"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 const (
@@ -121,7 +123,7 @@ func TestImages(t *testing.T) {
 	s.run("", "image", "import", file, "--name", "y").want(t, 0, "y\n", "send 100% of 2.0 KiB")
 	s.run("", "image", "import", "/nonexistent").want(t, 1, "", "no such file")
 	s.run("", "image", "build", "base", "--json").want(t, 0, `"ref": "base:latest"`, "")
-	s.run("", "image", "ls").want(t, 0, "reg.test/a:1   0123456789ab   3.0 MiB   0s\n", "")
+	s.run("", "image", "ls").want(t, 0, "reg.test/a:1   0123456789ab   3.0 MiB   3m\n", "")
 	s.run("", "image", "rm", "none", "x").want(t, 1, "x\n", "barchan: no image none\n")
 }
 
@@ -217,7 +219,7 @@ func TestExec(t *testing.T) {
 	if code := <-done; code != 130 {
 		t.Errorf("exit code %d", code)
 	}
-	eventually(t, "the command's end", func() bool { _, err := os.Stat(mark); return err == nil })
+	eventually.True(t, "the command's end", func() bool { _, err := os.Stat(mark); return err == nil })
 }
 
 func TestCopy(t *testing.T) {
@@ -263,9 +265,16 @@ func TestCopy(t *testing.T) {
 	if info, err := os.Stat(filepath.Join(back, "tool")); err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("mode %v, %v", info, err)
 	}
-	left, err := filepath.Glob("/tmp/.barchan-cp-*")
-	if err != nil || len(left) != 0 {
-		t.Errorf("left behind: %v, %v", left, err)
+	s.mu.Lock()
+	staged := slices.Clone(s.staged)
+	s.mu.Unlock()
+	if len(staged) != 2 {
+		t.Errorf("%v were sent for two directories", staged)
+	}
+	for _, file := range staged {
+		if _, err := os.Stat(file); !os.IsNotExist(err) {
+			t.Errorf("left behind: %s, %v", file, err)
+		}
 	}
 
 	s.run("", "cp", "iaaa:/nonexistent/f", local).want(t, 1, "", "/nonexistent/f")
@@ -322,6 +331,7 @@ func TestPort(t *testing.T) {
 	}
 	s.run("", "port", "iaaa", "8000").want(t, 0, "http://8000-"+id1+".barchan.localhost:"+port+"\n", "")
 	s.run("", "port", "iaaa", "8000", "--tls").want(t, 0, "https://8000-"+id1+".barchan.localhost:7743\n", "")
+	s.run("", "open", "iaaa", "8000").want(t, 0, "http://8000-"+id1+".barchan.localhost:"+port+"\n", "")
 	s.run("", "port", "iaaa", "0").want(t, 2, "", `PORT: "0" is not a number`)
 	s.run("", "port", "iaaa").want(t, 2, "", "PORT is missing")
 
@@ -354,4 +364,15 @@ func TestPort(t *testing.T) {
 func TestDoctor(t *testing.T) {
 	s := newServer(t, nil)
 	s.run("", "doctor").want(t, 0, "server   ok      all well\n", "")
+}
+
+func TestDoctorDeep(t *testing.T) {
+	s := newServer(t, nil)
+	s.run("", "doctor", "--deep").want(t, 0, "Nothing is leaked.\n", "")
+	s.run("", "doctor", "--deep", "--json").want(t, 0, "[]\n", "")
+	s.mu.Lock()
+	s.findings = []adminclient.Finding{{Where: adminclient.OnMachine, What: "link be0", Remedy: "mend it"}}
+	s.mu.Unlock()
+	s.run("", "doctor", "--deep").want(t, 1, "WHERE     WHAT       REMEDY\nmachine   link be0   mend it\n", "barchan: 1 found\n")
+	s.run("", "doctor", "--deep", "--json").want(t, 1, `"what": "link be0"`, "barchan: 1 found\n")
 }

@@ -53,11 +53,18 @@ func writeCommand(w io.Writer, c *cobra.Command, settings map[string]bool) {
 		return
 	}
 	if c.HasSubCommands() {
+		if strings.Contains(c.Use, " ") { // but for a noun that is a verb too, it does nothing by itself
+			writeOne(w, c, settings)
+		}
 		for _, sub := range c.Commands() {
 			writeCommand(w, sub, settings)
 		}
 		return
 	}
+	writeOne(w, c, settings)
+}
+
+func writeOne(w io.Writer, c *cobra.Command, settings map[string]bool) {
 	text := c.Long
 	if text == "" {
 		text = c.Short + "."

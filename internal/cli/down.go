@@ -167,5 +167,5 @@ func (a *app) confirm(question string, yes bool) error {
 	if answer := strings.ToLower(strings.TrimSpace(line)); err == nil && (answer == "y" || answer == "yes") {
 		return nil
 	}
-	return errors.New("nothing was removed")
+	return errors.New("nothing was done")
 }

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -43,7 +42,8 @@ func (a *app) keyCreateCommand() *cobra.Command {
 			object.Name = args[0]
 		}
 		if expires > 0 {
-			object.Spec.ExpiresAt = &metav1.Time{Time: time.Now().Add(expires)}
+			// Objects keep whole seconds: rounded up, or it would live for less than was asked for.
+			object.Spec.ExpiresAt = &metav1.Time{Time: time.Now().Add(expires + time.Second - 1).Truncate(time.Second)}
 		}
 		k, err := a.kube(cmd.Context())
 		if err != nil {
@@ -92,55 +92,20 @@ func (k *kube) createKey(ctx context.Context, key *barchan.APIKey) error {
 }
 
 func (a *app) keyLsCommand() *cobra.Command {
-	var s scope
-	cmd := &cobra.Command{Use: "ls", Short: "List keys", Args: exactly()}
-	s.flags(cmd, true)
-	a.jsonFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		k, err := a.kube(cmd.Context())
-		if err != nil {
-			return err
-		}
-		keys, err := listAs[barchan.APIKey](cmd.Context(), k, keysResource(), s.list())
-		if err != nil {
-			return err
-		}
-		if a.json {
-			return a.printJSON(keys)
-		}
-		tab := newTable("NAMESPACE", "NAME", "KEY", "EXPIRES IN", "AGE", "DESCRIPTION")
-		for _, key := range keys {
+	return lsCommand(a, lister[barchan.APIKey]{
+		short:   "List keys",
+		find:    allOf[barchan.APIKey](keysResource()),
+		columns: []string{"NAMESPACE", "NAME", "KEY", "EXPIRES IN", "AGE", "DESCRIPTION"},
+		row: func(key *barchan.APIKey) []string {
 			expires := "-"
 			if key.Spec.ExpiresAt != nil {
 				expires = left(key.Spec.ExpiresAt.Time)
 			}
-			tab.add(key.Namespace, key.Name, key.Spec.Prefix+"…", expires, since(key.CreationTimestamp.Time), key.Spec.Description)
-		}
-		tab.write(a.stdout)
-		return nil
-	}
-	return cmd
+			return []string{key.Namespace, key.Name, key.Spec.Prefix + "…", expires, since(key.CreationTimestamp.Time), key.Spec.Description}
+		},
+	})
 }
 
 func (a *app) keyRmCommand() *cobra.Command {
-	var s scope
-	cmd := &cobra.Command{Use: "rm NAME...", Short: "Remove keys; they are refused from then on", Args: atLeast("NAME")}
-	s.flags(cmd, false)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		k, err := a.kube(cmd.Context())
-		if err != nil {
-			return err
-		}
-		var failed []error
-		for _, name := range args {
-			err := k.client.Resource(keysResource()).Namespace(s.namespace).Delete(cmd.Context(), name, metav1.DeleteOptions{})
-			if err != nil {
-				failed = append(failed, kubeError(err))
-				continue
-			}
-			fmt.Fprintln(a.stdout, name)
-		}
-		return errors.Join(failed...)
-	}
-	return cmd
+	return a.rmCommand("Remove keys; they are refused from then on", keysResource())
 }

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -42,6 +43,10 @@ func revisionsResource() schema.GroupVersionResource {
 
 func eventsResource() schema.GroupVersionResource {
 	return schema.GroupVersionResource{Version: "v1", Resource: "events"}
+}
+
+func checkpointsResource() schema.GroupVersionResource {
+	return barchan.GroupVersion.WithResource("checkpoints")
 }
 
 func keysResource() schema.GroupVersionResource {
@@ -99,6 +104,54 @@ func (s *scope) list() string {
 		return metav1.NamespaceAll
 	}
 	return s.namespace
+}
+
+// lister says how the objects of a noun are listed.
+type lister[T any] struct {
+	short, long string
+	// find lists those of a namespace; empty means of all.
+	find    func(ctx context.Context, k *kube, namespace string) ([]T, error)
+	columns []string
+	row     func(*T) []string
+	states  int // the column of states, which is painted; 0: there is none
+}
+
+// lsCommand lists objects as a table or, with --json, as they are.
+func lsCommand[T any](a *app, l lister[T]) *cobra.Command {
+	var s scope
+	cmd := &cobra.Command{Use: "ls", Short: l.short, Long: l.long, Args: exactly()}
+	s.flags(cmd, true)
+	a.jsonFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		k, err := a.kube(cmd.Context())
+		if err != nil {
+			return err
+		}
+		list, err := l.find(cmd.Context(), k, s.list())
+		if err != nil {
+			return err
+		}
+		if a.json {
+			return a.printJSON(list)
+		}
+		tab := newTable(l.columns...)
+		if l.states != 0 {
+			tab.colour = a.stateColours(l.states)
+		}
+		for i := range list {
+			tab.add(l.row(&list[i])...)
+		}
+		tab.write(a.stdout)
+		return nil
+	}
+	return cmd
+}
+
+// allOf finds all objects of a kind.
+func allOf[T any](r schema.GroupVersionResource) func(context.Context, *kube, string) ([]T, error) {
+	return func(ctx context.Context, k *kube, namespace string) ([]T, error) {
+		return listAs[T](ctx, k, r, namespace)
+	}
 }
 
 // listAs reads all objects of a resource as T.
@@ -171,4 +224,28 @@ func kubeError(err error) error {
 		return errs.Public(errs.ErrForbidden, err.Error())
 	}
 	return fmt.Errorf("kubernetes API: %w", err)
+}
+
+// rmCommand removes named objects of a kind. One that cannot be removed does not keep the others.
+func (a *app) rmCommand(short string, kind schema.GroupVersionResource) *cobra.Command {
+	var s scope
+	cmd := &cobra.Command{Use: "rm NAME...", Short: short, Args: atLeast("NAME")}
+	s.flags(cmd, false)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		k, err := a.kube(cmd.Context())
+		if err != nil {
+			return err
+		}
+		var failed []error
+		for _, name := range args {
+			err := k.client.Resource(kind).Namespace(s.namespace).Delete(cmd.Context(), name, metav1.DeleteOptions{})
+			if err != nil {
+				failed = append(failed, kubeError(err))
+				continue
+			}
+			fmt.Fprintln(a.stdout, name)
+		}
+		return errors.Join(failed...)
+	}
+	return cmd
 }

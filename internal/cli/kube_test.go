@@ -10,14 +10,18 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/apiserver"
 	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 const objects = `
@@ -57,6 +61,57 @@ func TestObjects(t *testing.T) {
 	t.Run("history", s.testHistory)
 	t.Run("pool", s.testPool)
 	t.Run("key", s.testKey)
+	t.Run("checkpoint", s.testCheckpoint)
+}
+
+const checkpointObjects = `
+apiVersion: barchan.dev/v1alpha1
+kind: Checkpoint
+metadata: {name: mine-v1, labels: {barchan.dev/snapshot: mine, barchan.dev/snapshot-tag: v1}}
+spec: {sandboxName: worker, keepRunning: true, ttlSeconds: 3600}
+---
+apiVersion: barchan.dev/v1alpha1
+kind: Checkpoint
+metadata: {name: passing, labels: {barchan.dev/purpose: fork}}
+spec: {sandboxName: worker, keepRunning: true}
+`
+
+func (s *server) testCheckpoint(t *testing.T) {
+	s.run("", "checkpoint", "ls", "--json").want(t, 0, "[]\n", "")
+	s.run(checkpointObjects, "apply", "-f", "-").want(t, 0, "checkpoint/mine-v1 created\n", "")
+	s.setCheckpoint(t, "mine-v1", barchan.CheckpointStatus{
+		Phase: barchan.CheckpointReady, Content: barchan.ContentMemoryAndFiles, Size: resource.NewQuantity(3<<20, resource.BinarySI),
+		MemorySize: resource.NewQuantity(2<<20, resource.BinarySI), Runtime: "gvisor", RuntimeBuild: "release-1 sha256:ab", CPUFeatures: []string{"avx", "sse"},
+		CompletedAt: new(metav1.Now()), Source: &barchan.CheckpointSource{ID: id1, TemplateName: "py", TemplateNamespace: "default", Secrets: true},
+	})
+	s.setCheckpoint(t, "passing", barchan.CheckpointStatus{Phase: barchan.CheckpointFailed, Conditions: []metav1.Condition{{
+		Type: barchan.ConditionReady, Status: metav1.ConditionFalse, Reason: barchan.ReasonFailed, Message: "the disk is full", LastTransitionTime: metav1.Now(),
+	}}})
+	s.run("", "checkpoint", "ls").want(t, 0, "default     mine-v1   worker    py         Ready    MemoryAndFiles   3.0 MiB   mine:v1   ", "")
+	s.run("", "checkpoint", "ls", "-A").want(t, 0, "default     passing   worker    -          Failed   -                -         fork      ", "")
+	s.run("", "checkpoint", "ls").want(t, 0, "the disk is full\n", "")
+	s.run("", "checkpoint", "show", "mine-v1").want(t, 0, "Runtime     gvisor release-1 sha256:ab\nCPU needs   avx sse\n", "")
+	s.run("", "checkpoint", "show", "mine-v1").want(t, 0, "Secrets     yes\n", "")
+	s.run("", "checkpoint", "show", "mine-v1", "--json").want(t, 0, `"kind": "Checkpoint"`, "")
+	s.run("", "checkpoint", "show", "nope").want(t, 1, "", `"nope" not found`)
+	s.run("", "checkpoint", "rm", "nope", "mine-v1", "passing").want(t, 1, "mine-v1\npassing\n", `"nope" not found`)
+	s.run("", "checkpoint", "ls", "-A", "--json").want(t, 0, "[]\n", "")
+	s.run("", "checkpoint", "show").want(t, 2, "", "NAME is missing")
+}
+
+func (s *server) setCheckpoint(t *testing.T, name string, status barchan.CheckpointStatus) {
+	t.Helper()
+	client := s.kubeClient(t).client.Resource(checkpointsResource()).Namespace("default")
+	u, err := client.Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if u.Object["status"], err = runtime.DefaultUnstructuredConverter.ToUnstructured(&status); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.UpdateStatus(t.Context(), u, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func (s *server) testApply(t *testing.T) {
@@ -195,7 +250,7 @@ func setStatus(t *testing.T, k *kube, generation int64, status extensions.Sandbo
 	t.Helper()
 	const name = "made"
 	client := k.client.Resource(poolsResource()).Namespace("default")
-	eventually(t, "the status of "+name, func() bool {
+	eventually.True(t, "the status of "+name, func() bool {
 		u, err := client.Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
 			t.Error(err)
@@ -270,7 +325,8 @@ func (s *server) testHistory(t *testing.T) {
 }
 
 func (s *server) testKey(t *testing.T) {
-	made := s.run("", "key", "create", "ci", "-n", "team-a", "--description", "for CI", "--expires", "48h")
+	atLeast := time.Now().Add(47*time.Hour + 30*time.Minute)
+	made := s.run("", "key", "create", "ci", "-n", "team-a", "--description", "for CI", "--expires", "47h30m")
 	made.want(t, 0, "e2b_", "key ci of namespace team-a; it is not shown again:\n")
 	text := strings.TrimSpace(made.stdout)
 	if len(text) != 44 {
@@ -280,7 +336,10 @@ func (s *server) testKey(t *testing.T) {
 	list.want(t, 0, "team-a      ci     "+text[:10]+"…   47h", "")
 	list.want(t, 0, "for CI\n", "")
 	var kept []struct {
-		Spec struct{ SHA256, Prefix string }
+		Spec struct {
+			SHA256, Prefix string
+			ExpiresAt      time.Time
+		}
 	}
 	out := s.run("", "key", "ls", "-A", "--json").stdout
 	if err := json.Unmarshal([]byte(out), &kept); err != nil || len(kept) != 1 {
@@ -289,6 +348,9 @@ func (s *server) testKey(t *testing.T) {
 	sum := sha256.Sum256([]byte(text))
 	if kept[0].Spec.SHA256 != hex.EncodeToString(sum[:]) || strings.Contains(out, text) {
 		t.Errorf("kept %s", out)
+	}
+	if kept[0].Spec.ExpiresAt.Before(atLeast) {
+		t.Errorf("it ends at %s, before %s", kept[0].Spec.ExpiresAt, atLeast)
 	}
 	s.run("", "key", "create", "ci", "-n", "team-a").want(t, 1, "", `"ci" already exists`)
 	s.run("", "key", "create", "Bad_Name").want(t, 1, "", "Bad_Name")

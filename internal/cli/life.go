@@ -61,30 +61,50 @@ func (a *app) killCommand() *cobra.Command {
 }
 
 func (a *app) pauseCommand() *cobra.Command {
-	return &cobra.Command{
+	var filesOnly bool
+	cmd := &cobra.Command{
 		Use:   "pause ID...",
 		Short: "Put sandboxes to sleep",
-		Args:  atLeast("ID"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.each(cmd.Context(), args, func(t *target, id string) error { return t.rest.Pause(cmd.Context(), id) })
-		},
+		Long: "Put sandboxes to sleep. They keep their memory, and go on with it when they are resumed; with --files-only they keep\n" +
+			"their files, and their programs end.",
+		Example: "  barchan pause i3k\n  barchan pause i3k --files-only",
+		Args:    atLeast("ID"),
 	}
+	cmd.Flags().BoolVar(&filesOnly, "files-only", false, "keep the files and end the programs")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return a.each(cmd.Context(), args, func(t *target, id string) error {
+			if filesOnly {
+				return t.rest.PauseFiles(cmd.Context(), id)
+			}
+			return t.rest.Pause(cmd.Context(), id)
+		})
+	}
+	return cmd
 }
 
 func (a *app) resumeCommand() *cobra.Command {
 	var timeout time.Duration
+	var filesOnly bool
 	cmd := &cobra.Command{
 		Use:   "resume ID...",
 		Short: "Wake sandboxes",
-		Args:  atLeast("ID"),
+		Long: "Wake sandboxes. With --files-only they give up the memory that they have kept, for good, and start anew from their\n" +
+			"files: the way back for one whose memory cannot be restored.",
+		Example: "  barchan resume i3k\n  barchan resume i3k --files-only",
+		Args:    atLeast("ID"),
 	}
+	cmd.Flags().BoolVar(&filesOnly, "files-only", false, "give up the memory, and start anew from the files")
 	cmd.Flags().DurationVar(&timeout, "timeout", time.Hour, "life from now on")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if timeout < time.Second {
 			return &usageError{cmd, fmt.Errorf("--timeout: %s is too short, want at least 1s", timeout)}
 		}
 		return a.each(cmd.Context(), args, func(t *target, id string) error {
-			_, err := t.rest.Connect(cmd.Context(), id, int64(timeout/time.Second))
+			connect := t.rest.Connect
+			if filesOnly {
+				connect = t.rest.ConnectFiles
+			}
+			_, err := connect(cmd.Context(), id, int64(timeout/time.Second))
 			return err
 		})
 	}

@@ -41,38 +41,20 @@ func (a *app) poolCommand() *cobra.Command {
 }
 
 func (a *app) poolLsCommand() *cobra.Command {
-	var s scope
-	cmd := &cobra.Command{
-		Use: "ls", Short: "List warm pools",
-		Long: "List warm pools. READY counts sandboxes of the template's current revision, which alone are handed out;\n" +
+	return lsCommand(a, lister[extensions.SandboxWarmPool]{
+		short: "List warm pools",
+		long: "List warm pools. READY counts sandboxes of the template's current revision, which alone are handed out;\n" +
 			"STATUS says what a pool that is not full waits for.",
-		Args: exactly(),
-	}
-	s.flags(cmd, true)
-	a.jsonFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		k, err := a.kube(cmd.Context())
-		if err != nil {
-			return err
-		}
-		list, err := listAs[extensions.SandboxWarmPool](cmd.Context(), k, poolsResource(), s.list())
-		if err != nil {
-			return err
-		}
-		if a.json {
-			return a.printJSON(list)
-		}
-		tab := newTable("NAMESPACE", "NAME", "TEMPLATE", "READY", "DESIRED", "REVISION", "UPDATE", "STATUS", "AGE")
-		for i := range list {
-			p := &list[i]
+		find:    allOf[extensions.SandboxWarmPool](poolsResource()),
+		columns: []string{"NAMESPACE", "NAME", "TEMPLATE", "READY", "DESIRED", "REVISION", "UPDATE", "STATUS", "AGE"},
+		row: func(p *extensions.SandboxWarmPool) []string {
 			reason, _ := waitsFor(p)
-			tab.add(p.Namespace, p.Name, templateName(p), fmt.Sprint(readyMembers(p)), fmt.Sprint(desiredMembers(p)),
-				dash(short(p.Status.CurrentRevision)), strategy(p), reason, since(p.CreationTimestamp.Time))
-		}
-		tab.write(a.stdout)
-		return nil
-	}
-	return cmd
+			return []string{
+				p.Namespace, p.Name, templateName(p), fmt.Sprint(readyMembers(p)), fmt.Sprint(desiredMembers(p)),
+				dash(short(p.Status.CurrentRevision)), strategy(p), reason, since(p.CreationTimestamp.Time),
+			}
+		},
+	})
 }
 
 // short is as much of a revision as people compare.
@@ -478,27 +460,5 @@ func (k *kube) createPool(ctx context.Context, namespace, name string, t *extens
 }
 
 func (a *app) poolRmCommand() *cobra.Command {
-	var s scope
-	cmd := &cobra.Command{
-		Use: "rm NAME...", Short: "Remove warm pools with the sandboxes that nobody has claimed",
-		Args: atLeast("NAME"),
-	}
-	s.flags(cmd, false)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		k, err := a.kube(cmd.Context())
-		if err != nil {
-			return err
-		}
-		var failed []error
-		for _, name := range args {
-			err := k.client.Resource(poolsResource()).Namespace(s.namespace).Delete(cmd.Context(), name, metav1.DeleteOptions{})
-			if err != nil {
-				failed = append(failed, kubeError(err))
-				continue
-			}
-			fmt.Fprintln(a.stdout, name)
-		}
-		return errors.Join(failed...)
-	}
-	return cmd
+	return a.rmCommand("Remove warm pools with the sandboxes that nobody has claimed", poolsResource())
 }

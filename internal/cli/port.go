@@ -18,27 +18,38 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/gateway"
+	"github.com/barchan-dev/barchan/internal/restclient"
 )
 
 func (a *app) portCommand() *cobra.Command {
 	var forward string
 	var tls bool
+	var expires time.Duration
 	cmd := &cobra.Command{
-		Use:   "port ID PORT",
-		Short: "Print the URL of a port of a sandbox, or forward a local port to it",
+		Use:     "port ID PORT",
+		Aliases: []string{"open"},
+		Short:   "Print the URL of a port of a sandbox, or forward a local port to it",
 		Long: "Print the URL under which the gateway serves a port of a sandbox.\n" +
+			"With --expires, it is signed: for that long, whoever has the URL may pass to this port of a private sandbox, by any path.\n" +
 			"With --forward, serve it on a local port until Ctrl-C; HTTP and WebSocket are forwarded, no other protocol.",
-		Example: "  barchan port i3k 8000\n  barchan port i3k 8000 --forward 127.0.0.1:9000",
+		Example: "  barchan port i3k 8000\n  barchan port i3k 8000 --forward 127.0.0.1:9000\n  barchan open i3k 8000 --expires 10m",
 		Args:    exactly("ID", "PORT"),
 	}
 	cmd.Flags().StringVar(&forward, "forward", "", "local ADDRESS:PORT or PORT to serve on")
 	cmd.Flags().BoolVar(&tls, "tls", false, "print the URL of the TLS listener")
+	cmd.Flags().DurationVar(&expires, "expires", 0, "sign the URL, for this long")
 	a.jsonFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		port, err := strconv.ParseUint(args[1], 10, 16)
 		if err != nil || port == 0 {
 			return &usageError{cmd, fmt.Errorf("PORT: %q is not a number from 1 to 65535", args[1])}
+		}
+		signs := cmd.Flags().Changed("expires")
+		if err := checkExpires(signs, expires, port, forward); err != nil {
+			return &usageError{cmd, err}
 		}
 		ctx := cmd.Context()
 		return a.withTarget(ctx, func(t *target) error {
@@ -46,7 +57,8 @@ func (a *app) portCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if _, err := t.rest.Get(ctx, id); err != nil {
+			detail, err := t.rest.Get(ctx, id)
+			if err != nil {
 				return err
 			}
 			if forward != "" {
@@ -56,10 +68,60 @@ func (a *app) portCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if signs {
+				query, err := a.signedQuery(ctx, t, &detail, uint16(port), expires)
+				if err != nil {
+					return err
+				}
+				plain, secure = withQuery(plain, query), withQuery(secure, query)
+			}
 			return a.printURLs(plain, secure, tls)
 		})
 	}
 	return cmd
+}
+
+func checkExpires(signs bool, expires time.Duration, port uint64, forward string) error {
+	switch {
+	case !signs:
+		return nil
+	case expires < time.Second:
+		return fmt.Errorf("--expires: %s is too short, want at least 1s", expires)
+	case forward != "":
+		return errors.New("--expires: what --forward serves is not a signed URL; leave out one of them")
+	case port == envd.Port:
+		return fmt.Errorf("--expires: port %d is the agent's, which has signatures of its own for files", port)
+	}
+	return nil
+}
+
+// signedQuery lets whoever has it pass. The API tells the token that it is signed with to who
+// connects; that changes nothing for a sandbox that runs. Empty: none is needed.
+func (a *app) signedQuery(ctx context.Context, t *target, d *restclient.Detail, port uint16, expires time.Duration) (url.Values, error) {
+	if d.Network == nil || d.Network.AllowPublicTraffic == nil || *d.Network.AllowPublicTraffic {
+		fmt.Fprintln(a.stderr, "traffic to this sandbox is public: its URL needs no signature, and does not expire")
+		return nil, nil //nolint:nilnil // it is a map
+	}
+	if d.State != restclient.StateRunning {
+		return nil, fmt.Errorf("sandbox %s is %s, and what signs its URLs is told only while it runs; resume it first: %w", d.SandboxID, d.State, errs.ErrConflict)
+	}
+	// Were it to fall asleep just now, it would be resumed, for what was left of its time.
+	s, err := t.rest.Connect(ctx, d.SandboxID, max(1, int64(time.Until(d.EndAt).Seconds())))
+	if err != nil {
+		return nil, err
+	}
+	if s.TrafficToken == "" {
+		return nil, fmt.Errorf("the server told no traffic token of sandbox %s: %w", d.SandboxID, errs.ErrUnavailable)
+	}
+	return gateway.SignedQuery(s.TrafficToken, port, time.Now().Add(expires)), nil
+}
+
+// withQuery adds a query to a URL of ours, if there is one.
+func withQuery(address string, query url.Values) string {
+	if address == "" || len(query) == 0 {
+		return address
+	}
+	return address + "/?" + query.Encode()
 }
 
 func (a *app) printURLs(plain, secure string, tls bool) error {

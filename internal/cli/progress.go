@@ -16,8 +16,9 @@ import (
 // progress shows how far a work is: one line that is redrawn on a terminal,
 // else a line for each new step and each tenth of one.
 type progress struct {
-	out io.Writer
-	tty *os.File // nil: not a terminal
+	out   io.Writer
+	tty   *os.File // nil: not a terminal
+	quiet bool     // nothing is said but on a terminal
 
 	mu sync.Mutex
 	// +checklocks:mu
@@ -28,6 +29,8 @@ type progress struct {
 	drawn time.Time
 	// +checklocks:mu
 	open bool // the terminal's line is not ended
+	// +checklocks:mu
+	latest *adminclient.Event // it is not drawn yet
 }
 
 const (
@@ -43,12 +46,22 @@ func newProgress(w io.Writer) *progress {
 	return p
 }
 
+// newQuietProgress shows nothing where there is no terminal.
+func newQuietProgress(w io.Writer) *progress {
+	p := newProgress(w)
+	p.quiet = true
+	return p
+}
+
 // event shows one event. It may be called from any goroutine.
 func (p *progress) event(e adminclient.Event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.tty != nil {
 		p.drawLocked(e)
+		return
+	}
+	if p.quiet {
 		return
 	}
 	changed := e.Step != p.step
@@ -71,16 +84,28 @@ func (p *progress) event(e adminclient.Event) {
 func (p *progress) drawLocked(e adminclient.Event) {
 	over := e.Total > 0 && e.Done >= e.Total
 	if e.Step == p.step && !over && time.Since(p.drawn) < redrawEvery {
+		p.latest = &e
 		return
 	}
+	p.paintLocked(e)
+}
+
+// +checklocks:p.mu
+func (p *progress) paintLocked(e adminclient.Event) {
 	if e.Step != p.step && p.open {
+		if last := p.latest; last != nil { // what a step came to
+			p.latest = nil
+			p.paintLocked(*last)
+		}
 		fmt.Fprintln(p.out)
 	}
-	p.step, p.drawn, p.open = e.Step, time.Now(), true
+	p.step, p.drawn, p.open, p.latest = e.Step, time.Now(), true, nil
 	text := label(e)
 	if e.Total > 0 {
 		filled := int(min(e.Done, e.Total) * barWidth / e.Total)
 		text = "[" + strings.Repeat("#", filled) + strings.Repeat(".", barWidth-filled) + "] " + amount(e) + "  " + text
+	} else if e.Bytes && e.Done > 0 {
+		text = size(e.Done) + "  " + text
 	}
 	if width, _, err := term.GetSize(int(p.tty.Fd())); err == nil && width > 0 {
 		if runes := []rune(text); len(runes) > width-1 {
@@ -90,10 +115,13 @@ func (p *progress) drawLocked(e adminclient.Event) {
 	fmt.Fprint(p.out, "\r\x1b[K"+text)
 }
 
-// end leaves the cursor on a line of its own. It may be repeated.
+// end leaves the cursor on a line of its own, below what was last. It may be repeated.
 func (p *progress) end() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.latest != nil {
+		p.paintLocked(*p.latest)
+	}
 	if p.open {
 		fmt.Fprintln(p.out)
 		p.open = false
@@ -131,7 +159,7 @@ type countingReader struct {
 func (c *countingReader) Read(b []byte) (int, error) {
 	n, err := c.Reader.Read(b)
 	c.done += int64(n)
-	if c.total > 0 {
+	if n > 0 {
 		c.tell(adminclient.Event{Step: c.step, Done: c.done, Total: c.total, Bytes: true})
 	}
 	return n, err

@@ -21,16 +21,16 @@ const (
 
 func (a *app) runCommand() *cobra.Command {
 	var o processOptions
-	var template string
+	var template, from string
 	var timeout time.Duration
-	var keep bool
+	var keep, filesOnly, allowSecrets bool
 	var metadata []string
 	cmd := &cobra.Command{
 		Use:   "run [flags] -- COMMAND [ARG...]",
 		Short: "Run a command in a new sandbox",
 		Long: "Create a sandbox, run a command in it, and end the sandbox when the command ends, or on Ctrl-C.\n" +
 			"Output, errors and the exit code are the command's. With --keep and no command, print the ID of a sandbox that stays.",
-		Example: "  barchan run -- uname -a\n  echo 'print(6*7)' | barchan run -- python3\n  barchan run -it -- bash\n  id=$(barchan run --keep)",
+		Example: "  barchan run -- uname -a\n  echo 'print(6*7)' | barchan run -- python3\n  barchan run -it -- bash\n  id=$(barchan run --keep)\n  barchan run --from base:mh8x2k1qabcd -- ps",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if keep {
 				return nil
@@ -41,13 +41,28 @@ func (a *app) runCommand() *cobra.Command {
 	o.flags(cmd)
 	f := cmd.Flags()
 	f.StringVar(&template, "template", "", "template of the sandbox (default the setting defaultTemplate)")
+	f.StringVar(&from, "from", "", "snapshot to start from instead, by its ID, or its name for the newest of it")
+	f.BoolVar(&filesOnly, "files-only", false, "with --from: leave out its memory")
+	f.BoolVar(&allowSecrets, "allow-secrets", false, "with --from: although it holds variables that its sandbox was created with")
 	f.DurationVar(&timeout, "timeout", time.Hour, "longest life of the sandbox")
 	f.BoolVar(&keep, "keep", false, "leave the sandbox running, and tell its ID")
 	f.StringArrayVar(&metadata, "metadata", nil, "NAME=VALUE to keep with the sandbox")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		switch {
+		case from == "" && (filesOnly || allowSecrets):
+			return &usageError{cmd, errors.New("--files-only and --allow-secrets need --from")}
+		case from != "" && template != "":
+			return &usageError{cmd, errors.New("want either --template or --from")}
+		case from != "":
+			template = from
+		}
 		n, err := a.newSandbox(template, timeout, metadata)
 		if err != nil {
 			return err
+		}
+		n.AllowSecrets = allowSecrets
+		if filesOnly {
+			n.Memory = new(false)
 		}
 		if _, err := a.environment(o.env); err != nil {
 			return err

@@ -28,7 +28,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/restclient"
 	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
+
+// leeway is what a time that is shown in minutes may pass by before it is shown as another.
+const leeway = 30 * time.Second
 
 const testKey = "e2b_00112233445566778899aabbccddeeff00112233"
 
@@ -71,7 +75,7 @@ func startAgent(t *testing.T) *url.URL {
 		}
 	})
 	var addr string
-	eventually(t, "the agent's port file", func() bool {
+	eventually.True(t, "the agent's port file", func() bool {
 		b, err := os.ReadFile(cfg.PortFile)
 		addr = strings.TrimSpace(string(b))
 		return err == nil && addr != ""
@@ -80,22 +84,6 @@ func startAgent(t *testing.T) *url.URL {
 		addr = "127.0.0.1:" + addr
 	}
 	return &url.URL{Scheme: "http", Host: addr}
-}
-
-// eventually waits for a condition that no event tells of.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.NewTimer(20 * time.Second)
-	defer deadline.Stop()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-deadline.C:
-			t.Fatalf("%s: not within 20 s", what)
-		case <-tick.C:
-		}
-	}
 }
 
 // server stands for a whole server: REST API, gateway by headers, and the admin
@@ -111,9 +99,20 @@ type server struct {
 	sandboxes map[string]*restclient.Detail
 	order     []string
 	created   []restclient.NewSandbox
+	snapshots []restclient.Snapshot
+	bodies    []string        // of pauses, connects, snapshots and forks
+	heard     <-chan struct{} // what forks wait for after the first; nil: nothing
 	images    []adminclient.Image
+	leases    []adminclient.Lease
+	repairs   []adminclient.Repair
 	logs      []restclient.LogEntry
-	down      func()
+	// trafficToken is that of all sandboxes; empty: their traffic is public.
+	trafficToken string
+	staged       []string // files below /tmp that were sent to the agent; +checklocks:mu
+	down         func()
+	findings     []adminclient.Finding // +checklocks:mu
+	peerKeys     []string              // +checklocks:mu
+	travel       travel
 }
 
 func newServer(t *testing.T, agent *url.URL) *server {
@@ -139,7 +138,10 @@ func newServer(t *testing.T, agent *url.URL) *server {
 		},
 	}
 	cfg := config.Config{RunDir: filepath.Join(s.dir, "run")}
-	api, err := adminapi.New(adminapi.Config{Socket: cfg.AdminSocket(), Server: s, Images: imageList{s}, Base: imageList{s}, Log: telemetry.Discard()})
+	api, err := adminapi.New(adminapi.Config{
+		Socket: cfg.AdminSocket(), Server: s, Images: imageList{s}, Base: imageList{s}, Audit: s.audit,
+		Addresses: network{s}, Egress: network{s}, Peers: gossip{s}, Checkpoints: &s.travel, Log: telemetry.Discard(),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,7 +154,7 @@ func newServer(t *testing.T, agent *url.URL) *server {
 		}
 	})
 	t.Cleanup(func() { cancel(); wg.Wait() })
-	eventually(t, "the admin socket", func() bool {
+	eventually.True(t, "the admin socket", func() bool {
 		_, err := os.Stat(cfg.AdminSocket())
 		return err == nil
 	})
@@ -166,7 +168,7 @@ func (s *server) add(id, state string, metadata map[string]string) {
 	s.order = append(s.order, id)
 	s.sandboxes[id] = &restclient.Detail{Listed: restclient.Listed{
 		SandboxID: id, TemplateID: "base", State: state, StartedAt: time.Now().Add(-90 * time.Minute),
-		EndAt: time.Now().Add(10*time.Minute + time.Second/2), CPUCount: 1, MemoryMB: 512, Metadata: metadata,
+		EndAt: time.Now().Add(10*time.Minute + leeway), CPUCount: 1, MemoryMB: 512, Metadata: metadata,
 	}, Lifecycle: restclient.Lifecycle{OnTimeout: "kill"}}
 }
 
@@ -181,6 +183,10 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if strings.HasPrefix(r.URL.Path, "/snapshots") || strings.HasPrefix(r.URL.Path, "/templates/") {
+		s.snapshotList(w, r)
+		return
+	}
 	parts := strings.Split(strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/v2"), "/sandboxes"), "/")
 	if len(parts) == 1 {
 		s.collection(w, r)
@@ -197,7 +203,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (s *server) collection(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodPost {
 		var n restclient.NewSandbox
-		if err := json.NewDecoder(r.Body).Decode(&n); err != nil || n.TemplateID != "base" {
+		if err := json.NewDecoder(r.Body).Decode(&n); err != nil || (n.TemplateID != "base" && !s.hasSnapshot(n.TemplateID)) {
 			refuse(w, http.StatusNotFound, fmt.Sprintf("template '%s' not found", n.TemplateID))
 			return
 		}
@@ -228,7 +234,16 @@ func (s *server) collection(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *server) one(w http.ResponseWriter, r *http.Request, d *restclient.Detail, verb string) {
+	if r.Method == http.MethodPost {
+		b, _ := io.ReadAll(r.Body)
+		s.bodies = append(s.bodies, verb+" "+string(b))
+		r.Body = io.NopCloser(bytes.NewReader(b))
+	}
 	switch r.Method + " " + verb {
+	case "POST snapshots":
+		s.snapshot(w, r, d)
+	case "POST fork":
+		s.fork(w, r)
 	case "GET ":
 		_ = json.NewEncoder(w).Encode(d)
 	case "DELETE ":
@@ -243,7 +258,7 @@ func (s *server) one(w http.ResponseWriter, r *http.Request, d *restclient.Detai
 		w.WriteHeader(http.StatusNoContent)
 	case "POST connect":
 		d.State = "running"
-		_ = json.NewEncoder(w).Encode(restclient.Sandbox{SandboxID: d.SandboxID})
+		_ = json.NewEncoder(w).Encode(restclient.Sandbox{SandboxID: d.SandboxID, TrafficToken: s.trafficToken})
 	case "GET metrics":
 		fmt.Fprint(w, `[{"cpuUsedPct":12.4,"memUsed":1048576,"diskUsed":2048}]`)
 	case "GET logs":
@@ -256,6 +271,9 @@ func (s *server) one(w http.ResponseWriter, r *http.Request, d *restclient.Detai
 func (s *server) gateway(w http.ResponseWriter, r *http.Request, id string) {
 	s.mu.Lock()
 	d, ok := s.sandboxes[id]
+	if file := r.URL.Query().Get("path"); strings.HasPrefix(file, "/tmp/.barchan-cp-") {
+		s.staged = append(s.staged, file)
+	}
 	s.mu.Unlock()
 	if !ok || d.State != "running" {
 		refuse(w, http.StatusBadGateway, "The sandbox was not found")
@@ -293,6 +311,12 @@ func (s *server) Doctor(context.Context) ([]adminclient.Check, error) {
 	return []adminclient.Check{{Name: "server", State: adminclient.CheckOK, Detail: "all well"}}, nil
 }
 
+func (s *server) audit(context.Context) ([]adminclient.Finding, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.findings, nil
+}
+
 func (s *server) Prepare(context.Context, adminclient.ShutdownRequest, func(adminclient.Event)) error {
 	return nil
 }
@@ -322,7 +346,7 @@ func (l imageList) Pull(_ context.Context, req adminclient.PullRequest, progress
 	for done := int64(0); done <= 100; done++ {
 		progress(adminclient.Event{Step: "pull", Done: done, Total: 100, Bytes: true})
 	}
-	return l.add(adminclient.Image{Ref: req.Ref, Digest: "sha256:0123456789abcdef", Size: 3 << 20, CreatedAt: time.Now()}), nil
+	return l.add(adminclient.Image{Ref: req.Ref, Digest: "sha256:0123456789abcdef", Size: 3 << 20, CreatedAt: time.Now().Add(-3 * time.Minute)}), nil
 }
 
 func (l imageList) Import(_ context.Context, tar io.Reader, name string, _ func(adminclient.Event)) ([]adminclient.Image, error) {

@@ -1,10 +1,12 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -50,6 +52,9 @@ func (a *app) printStatus(s adminclient.Status) {
 		state = paint(map[bool]string{true: green, false: yellow}[s.Ready], state)
 	}
 	line("State", state)
+	for _, c := range s.Conditions {
+		line("Wrong", c.Name+": "+cmp.Or(c.Reason, c.Detail)+" (for "+since(c.Since)+"; no new work is taken meanwhile)")
+	}
 	line("Version", s.Version)
 	line("Process", strconv.Itoa(s.PID)+", up "+since(s.StartedAt))
 	line("Node", s.Node)
@@ -58,7 +63,17 @@ func (a *app) printStatus(s adminclient.Status) {
 	if s.Addresses.TLS != "" {
 		line("TLS", "https://"+s.Addresses.TLS+", domain "+s.Addresses.Domain)
 	}
-	line("Kubernetes", "https://"+s.Addresses.Kube+", kubeconfig "+s.Addresses.Kubeconfig)
+	if kube := s.Addresses.Kube; strings.Contains(kube, "://") {
+		line("Kubernetes", kube+", kubeconfig "+s.Addresses.Kubeconfig)
+	} else {
+		line("Kubernetes", "https://"+kube+", kubeconfig "+s.Addresses.Kubeconfig)
+	}
+	for _, c := range s.Certificates {
+		line("Certificate", certificateLine(c))
+	}
+	for _, p := range s.Peers {
+		line("Peer", p.Name+" at "+p.Gossip)
+	}
 	line("Sandboxes", counts(s.Sandboxes))
 	for _, c := range s.Components {
 		line(c.Name, strings.TrimSpace(c.Version+" "+c.State+" "+c.Path))
@@ -72,6 +87,19 @@ func (a *app) printStatus(s adminclient.Status) {
 			line("Phase", p.Name+" "+took)
 		}
 	}
+}
+
+func certificateLine(c adminclient.Certificate) string {
+	text := strings.Join(c.Names, ", ") + ": "
+	if c.Expires.IsZero() {
+		text += "not issued yet"
+	} else {
+		text += "until " + c.Expires.Format(time.DateOnly) + ", by " + c.Issuer
+	}
+	if c.Failures > 0 {
+		text += fmt.Sprintf("; %d failed tries, the last: %s; next at %s", c.Failures, c.Failure, c.Next.Format(time.RFC3339))
+	}
+	return text
 }
 
 func counts(m map[string]int) string {

@@ -24,34 +24,13 @@ func (a *app) templateCommand() *cobra.Command {
 }
 
 func (a *app) templateLsCommand() *cobra.Command {
-	var s scope
-	cmd := &cobra.Command{
-		Use: "ls", Short: "List templates",
-		Long: "List the templates that a namespace can use: its own, and the public ones of " + publicNamespace + ".",
-		Args: exactly(),
-	}
-	s.flags(cmd, true)
-	a.jsonFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		k, err := a.kube(cmd.Context())
-		if err != nil {
-			return err
-		}
-		list, err := usableTemplates(cmd.Context(), k, s.list())
-		if err != nil {
-			return err
-		}
-		if a.json {
-			return a.printJSON(list)
-		}
-		tab := newTable("NAMESPACE", "NAME", "IMAGE", "RUNTIME", "CPU", "MEMORY", "AGE", "ALIASES")
-		for _, t := range list {
-			tab.add(templateRow(t)...)
-		}
-		tab.write(a.stdout)
-		return nil
-	}
-	return cmd
+	return lsCommand(a, lister[extensions.SandboxTemplate]{
+		short:   "List templates",
+		long:    "List the templates that a namespace can use: its own, and the public ones of " + publicNamespace + ".",
+		find:    usableTemplates,
+		columns: []string{"NAMESPACE", "NAME", "IMAGE", "RUNTIME", "CPU", "MEMORY", "AGE", "ALIASES"},
+		row:     func(t *extensions.SandboxTemplate) []string { return templateRow(*t) },
+	})
 }
 
 // publicNamespace has the templates that every namespace can use.

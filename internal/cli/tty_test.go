@@ -12,6 +12,8 @@ import (
 
 	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // screen collects what a terminal shows.
@@ -67,7 +69,7 @@ func TestTerminal(t *testing.T) {
 	}
 	sees := func(text string) {
 		t.Helper()
-		eventually(t, "the terminal shows "+text, func() bool { return shows.has(text) })
+		eventually.True(t, "the terminal shows "+text, func() bool { return shows.has(text) })
 	}
 	sees("ready> ")
 	typed("stty size\r")

@@ -88,17 +88,18 @@ func (a *app) checkStart(ctx context.Context, cfg *config.Resolved) error {
 	if a.deps.RunServer == nil {
 		return errors.New("this build of barchan has no server")
 	}
-	if os.Geteuid() != 0 {
-		return needRoot()
+	type address struct{ key, flag, addr string }
+	listen := []address{{"httpAddr", "http-addr", cfg.HTTPAddr}, {"tlsAddr", "tls-addr", cfg.TLSAddr}, {"peerAddr", "peer-addr", cfg.PeerAddr}}
+	if cfg.Role == config.RoleServer {
+		if os.Geteuid() != 0 {
+			return needRoot()
+		}
+		if err := cfg.CheckHost(); err != nil {
+			return err
+		}
+		listen = append(listen, address{"kubeAddr", "kube-addr", cfg.KubeAddr})
 	}
-	if err := cfg.CheckHost(); err != nil {
-		return err
-	}
-	for _, l := range []struct{ key, flag, addr string }{
-		{"httpAddr", "http-addr", cfg.HTTPAddr},
-		{"tlsAddr", "tls-addr", cfg.TLSAddr},
-		{"kubeAddr", "kube-addr", cfg.KubeAddr},
-	} {
+	for _, l := range listen {
 		if l.addr == "" {
 			continue
 		}

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/barchan-dev/barchan/internal/acme"
 )
 
 // Config is all settings, resolved. The key of a field, as files have it, is its
@@ -24,6 +26,16 @@ type Config struct {
 	RunDir   string // sockets and PIDs
 	CacheDir string // what can be built again: runtimes, packages, images
 	NodeName string // this machine in Sandbox objects
+	Role     string // server or replica
+
+	// Of a replica alone.
+	APIKubeconfig string // of the API server that it serves
+	TokenSecret   string // file with the secret of all replicas; empty: in the data directory
+
+	PeerAddr     string   // gossip with other replicas; empty: there are none
+	PeerPushAddr string   // routes from them
+	PeerSeeds    []string // gossip of others
+	PeerDir      string   // key and authority that all replicas share
 
 	HTTPAddr string   // REST API and sandbox traffic, plain
 	TLSAddr  string   // the same over TLS; empty: not served
@@ -31,6 +43,19 @@ type Config struct {
 	Domains  []string // below which hosts are <port>-<id>; the first is told to clients
 	TLSCert  string   // PEM files; both empty: a local CA in the data directory
 	TLSKey   string
+
+	ACME                bool   // certificates of Domains by ACME; TLSCert wins
+	ACMEDirectory       string // URL of the authority
+	ACMECA              string // PEM file of the roots that it is trusted by; empty: the system's
+	ACMEEmail           string
+	ACMEAgree           bool   // to its terms of service
+	ACMEUpdateServer    string // DNS server (host:port) that takes signed updates; empty: see ACMEHook
+	ACMEUpdateZone      string
+	ACMEUpdateKeyName   string
+	ACMEUpdateKeyFile   string // file with the TSIG secret, in base64
+	ACMEUpdateAlgorithm string
+	ACMEHook            string        // program that changes DNS records; empty, and no server: no wildcards
+	ACMEWait            time.Duration // until a changed record is seen everywhere
 
 	EtcdEndpoints []string // empty: etcd inside this process
 	EtcdCA        string
@@ -45,12 +70,15 @@ type Config struct {
 	RuncBinary          string
 	AgentBinary         string
 
-	BridgeName   string
-	Subnet       netip.Prefix
-	NetnsPrefix  string
-	NftTable     string
-	CgroupParent string
-	DNSResolvers []netip.Addr // empty: the machine's
+	BridgeName    string
+	Subnet        netip.Prefix
+	Subnet6       netip.Prefix // invalid: no IPv6
+	NetnsPrefix   string
+	NftTable      string
+	CgroupParent  string
+	DNSResolvers  []netip.Addr   // empty: the machine's
+	Reachable     []netip.Prefix // private ranges that sandboxes may reach
+	SpareNetworks int            // network namespaces made ahead
 
 	DefaultTemplate string
 	BaseImageRef    string
@@ -61,11 +89,22 @@ type Config struct {
 	MaxTimeout      time.Duration // longest life that a client may ask for
 	PoolSize        int           // of the default template's pool, when it is made
 	StoreAfter      time.Duration // for which a sandbox sleeps in RAM; 0: for ever
+	ForkSecrets     bool          // forks may have the variables that their source was created with
+	PausedAddresses string        // keep or release
+
+	EtcdQuota     resource.Quantity // largest size of the embedded etcd's file
+	ReserveDisk   resource.Quantity // free space below which no new work is taken; zero: none
+	ReserveMemory resource.Quantity // free memory below which no new work is taken; zero: none
 
 	QuotaSandboxes int               // of each namespace that does not set its own; 0: none
 	QuotaCPU       resource.Quantity // zero: none
 	QuotaMemory    resource.Quantity // zero: none
 	QuotaCounts    string            // running or all
+
+	ClientIdle  time.Duration // of connections without requests
+	StreamIdle  time.Duration // of exchanges in which nothing moves; 0: for ever
+	SandboxRate int           // requests a second; 0: any number
+	KeyRate     int           // requests a second; 0: any number
 
 	LogLevel     string
 	LogFormat    string
@@ -73,10 +112,24 @@ type Config struct {
 	OTLPEndpoint string
 }
 
+// Roles.
+const (
+	// RoleServer is all in one: API server, controllers, manager, gateway, and this machine as node.
+	RoleServer = "server"
+	// RoleReplica is one more manager and gateway for an API server that runs elsewhere.
+	RoleReplica = "replica"
+)
+
 // Runtimes of DefaultRuntime.
 const (
 	RuntimeGVisor = "gvisor"
 	RuntimeRunc   = "runc"
+)
+
+// What becomes of the addresses of sandboxes that sleep on disk, by PausedAddresses.
+const (
+	AddressesKept     = "keep"
+	AddressesReleased = "release"
 )
 
 // What QuotaCounts counts.
@@ -91,14 +144,19 @@ func Default() Config {
 	return Config{
 		DataDir:             "/var/lib/barchan",
 		CacheDir:            "/var/cache/barchan",
+		Role:                RoleServer,
 		HTTPAddr:            "127.0.0.1:7700",
 		TLSAddr:             "127.0.0.1:7743",
 		KubeAddr:            "127.0.0.1:7764",
 		Domains:             []string{"barchan.localhost"},
+		ACMEDirectory:       acme.LetsEncrypt,
+		ACMEUpdateAlgorithm: "hmac-sha256",
+		ACMEWait:            10 * time.Second,
 		ContainerdNamespace: "barchan",
 		RunscPlatform:       "systrap",
 		BridgeName:          "barchan0",
 		Subnet:              netip.MustParsePrefix("10.87.0.0/16"),
+		SpareNetworks:       8,
 		NetnsPrefix:         "barchan-",
 		NftTable:            "barchan",
 		CgroupParent:        "/barchan",
@@ -111,7 +169,12 @@ func Default() Config {
 		MaxTimeout:          24 * time.Hour,
 		PoolSize:            1,
 		StoreAfter:          30 * time.Second,
+		PausedAddresses:     AddressesKept,
+		EtcdQuota:           resource.MustParse("8Gi"),
+		ReserveDisk:         resource.MustParse("1Gi"),
+		ReserveMemory:       resource.MustParse("256Mi"),
 		QuotaCounts:         QuotaRunning,
+		ClientIdle:          610 * time.Second,
 		LogLevel:            "info",
 		LogFormat:           "text",
 	}
@@ -121,6 +184,12 @@ func Default() Config {
 func (c *Config) complete() error {
 	if c.RunDir == "" {
 		c.RunDir = filepath.Join(c.DataDir, "run")
+	}
+	if c.PeerDir == "" {
+		c.PeerDir = filepath.Join(c.DataDir, "peers")
+	}
+	if c.TokenSecret == "" {
+		c.TokenSecret = filepath.Join(c.DataDir, "credentials", "token-secret")
 	}
 	if c.NodeName == "" {
 		name, err := os.Hostname()

@@ -143,6 +143,20 @@ func TestRefusals(t *testing.T) {
 		{"key without certificate", "tlsKey: /k\n", nil, `tlsCert: is missing`},
 		{"certificate without key", "tlsCert: /k\n", nil, `tlsKey: is missing`},
 		{"relative certificate", "tlsCert: c\ntlsKey: /k\n", nil, `tlsCert: "c" is not absolute`},
+		{"ACME without TLS", "acme: true\nacmeAgree: true\ndomains: [box.example.org]\ntlsAddr: ''\n", nil, `acme: is on, but tlsAddr`},
+		{"ACME without consent", "acme: true\ndomains: [box.example.org]\n", nil, `acmeAgree: is false`},
+		{"ACME by HTTP", "acme: true\nacmeAgree: true\ndomains: [box.example.org]\nacmeDirectory: http://a/dir\n", nil, `acmeDirectory: "http://a/dir" is not`},
+		{"ACME for nobody", "acme: true\nacmeAgree: true\n", nil, `domains: none of barchan.localhost`},
+		{"ACME e-mail", "acme: true\nacmeAgree: true\ndomains: [box.example.org]\nacmeEmail: ops\n", nil, `acmeEmail: "ops" is not`},
+		{"ACME in a replica", "acme: true\nacmeAgree: true\ndomains: [box.example.org]\nrole: replica\napiKubeconfig: /k\n", nil, `acme: is on in a replica`},
+		{"ACME wait", "acme: true\nacmeAgree: true\ndomains: [box.example.org]\nacmeWait: 1h\n", nil, `acmeWait: 1h0m0s is out of range`},
+		{"relative hook", "acme: true\nacmeAgree: true\ndomains: [box.example.org]\nacmeHook: hook\n", nil, `acmeHook: "hook" is not absolute`},
+		{"updates without a server", "acme: true\nacmeAgree: true\ndomains: [box.example.org]\nacmeUpdateZone: example.org\n", nil, `acmeUpdateServer: is empty, but a zone`},
+		{"updates and a hook", "acme: true\nacmeAgree: true\ndomains: [box.example.org]\nacmeHook: /h\nacmeUpdateServer: a:53\n", nil, `acmeHook: is set beside`},
+		{"updates by name", "acme: true\nacmeAgree: true\ndomains: [box.example.org]\nacmeUpdateServer: a\n", nil, `acmeUpdateServer: "a" is not host:port`},
+		{"updates without a key", "acme: true\nacmeAgree: true\ndomains: [box.example.org]\nacmeUpdateServer: a:53\nacmeUpdateZone: example.org\n", nil, `acmeUpdateKeyName: is missing`},
+		{"updates of another zone", "acme: true\nacmeAgree: true\ndomains: [box.example.org]\nacmeUpdateServer: a:53\nacmeUpdateZone: example.com\nacmeUpdateKeyName: k\nacmeUpdateKeyFile: /k\n", nil, `acmeUpdateZone: box.example.org is not in the zone example.com`},
+		{"algorithm", "acme: true\nacmeAgree: true\ndomains: [box.example.org]\nacmeUpdateServer: a:53\nacmeUpdateZone: example.org\nacmeUpdateKeyName: k\nacmeUpdateKeyFile: /k\nacmeUpdateAlgorithm: md5\n", nil, `acmeUpdateAlgorithm: "md5" is none of`},
 		{"domain", "domains: [Foo_Bar]\n", nil, `domains: "Foo_Bar" is not`},
 		{"address as domain", "domains: [10.0.0.1]\n", nil, `domains: "10.0.0.1" is not`},
 		{"etcd", "etcdEndpoints: [10.0.0.1]\n", nil, `etcdEndpoints: "10.0.0.1" is not`},
@@ -159,6 +173,26 @@ func TestRefusals(t *testing.T) {
 		{"subnet v6", "subnet: fd00::/64\n", nil, `subnet: fd00::/64 is not an IPv4`},
 		{"subnet over address", "httpAddr: 10.87.0.1:80\n", nil, `subnet: 10.87.0.0/16 overlaps httpAddr`},
 		{"subnet loopback", "subnet: 127.0.0.0/8\n", nil, `subnet: 127.0.0.0/8 is a special range`},
+		{"no subnet", "subnet: ''\n", nil, `subnet: is empty`},
+		{"subnet6 text", "subnet6: fd00::x/64\n", nil, `subnet6: "fd00::x/64" is not a subnet`},
+		{"subnet6 v4", "subnet6: 10.1.0.0/16\n", nil, `subnet6: 10.1.0.0/16 is not an IPv6`},
+		{"subnet6 bits", "subnet6: fd87::1/64\n", nil, `want fd87::/64`},
+		{"subnet6 small", "subnet6: fd87::/112\n", nil, `subnet6: fd87::/112 has 112 bits`},
+		{"subnet6 special", "subnet6: fe80::/64\n", nil, `subnet6: fe80::/64 is a special range`},
+		{"reachable text", "reachable: [10.1.0.0]\n", nil, `reachable: "10.1.0.0" is not a range`},
+		{"reachable bits", "reachable: [10.1.0.1/16]\n", nil, `reachable: 10.1.0.1/16 has bits set behind its mask`},
+		{"reachable of our own", "reachable: [10.87.3.0/24]\n", nil, `reachable: 10.87.3.0/24 overlaps`},
+		{"spares", "spareNetworks: -1\n", nil, `spareNetworks: -1`},
+		{"least free disk", "reserveDisk: -1Gi\n", nil, `reserveDisk: -1Gi`},
+		{"least free memory", "reserveMemory: -1Gi\n", nil, `reserveMemory: -1Gi`},
+		{"role", "role: boss\n", nil, `role: "boss" is neither`},
+		{"replica of nothing", "role: replica\n", nil, `apiKubeconfig: is missing`},
+		{"server of another", "apiKubeconfig: /k\n", nil, `apiKubeconfig: is set, but`},
+		{"relative kubeconfig", "role: replica\napiKubeconfig: k\n", nil, `apiKubeconfig: "k" is not absolute`},
+		{"gossip on all addresses", "peerAddr: 0.0.0.0:1\n", nil, `peerAddr: "0.0.0.0:1" is not an address`},
+		{"pushes by name", "peerAddr: 10.0.0.1:1\npeerPushAddr: a:1\n", nil, `peerPushAddr: "a:1" is not an address`},
+		{"seed", "peerAddr: 10.0.0.1:1\npeerSeeds: [a]\n", nil, `peerSeeds: "a" is not host:port`},
+		{"seeds without gossip", "peerSeeds: [a:1]\n", nil, `peerAddr: is empty`},
 		{"resolver in subnet", "dnsResolvers: 10.87.0.3\n", nil, `dnsResolvers: 10.87.0.3`},
 		{"resolver text", "dnsResolvers: dns\n", nil, `dnsResolvers: "dns" is not an IP`},
 		{"runtime", "defaultRuntime: docker\n", nil, `defaultRuntime: "docker"`},
@@ -168,10 +202,16 @@ func TestRefusals(t *testing.T) {
 		{"pids", "sandboxPids: few\n", nil, `sandboxPids: "few"`},
 		{"pool size", "poolSize: 1001\n", nil, `poolSize: 1001`},
 		{"time in RAM", "storeAfter: -1s\n", nil, `storeAfter: -1s`},
+		{"addresses", "pausedAddresses: lose\n", nil, `pausedAddresses: "lose" is neither keep nor release`},
+		{"quota of etcd", "etcdQuota: 1Mi\n", nil, `etcdQuota: 1Mi is too little`},
 		{"quota of sandboxes", "quotaSandboxes: -1\n", nil, `quotaSandboxes: -1`},
 		{"quota of CPUs", "quotaCPU: \"-1\"\n", nil, `quotaCPU: -1`},
 		{"quota of memory", "quotaMemory: -1Gi\n", nil, `quotaMemory: -1Gi`},
 		{"what a quota counts", "quotaCounts: some\n", nil, `quotaCounts: "some"`},
+		{"idle clients", "clientIdle: 1ms\n", nil, `clientIdle: 1ms`},
+		{"idle streams", "streamIdle: -1s\n", nil, `streamIdle: -1s`},
+		{"rate of a sandbox", "sandboxRate: -1\n", nil, `sandboxRate: -1`},
+		{"rate of a key", "keyRate: -1\n", nil, `keyRate: -1`},
 		{"timeout", "maxTimeout: 1\n", nil, `maxTimeout: "1" is not a duration`},
 		{"bool", "accessLog: si\n", nil, `accessLog: "si" is neither`},
 		{"level", "logLevel: loud\n", nil, `logLevel: "loud"`},
@@ -203,7 +243,7 @@ func TestFileThatIsNotThere(t *testing.T) {
 }
 
 func TestWhatIsPrintedCanBeRead(t *testing.T) {
-	first, err := load(t, "subnet: 10.99.0.0/24\ndomains: [a.test, b.test]\n", env("BARCHAN_CACHE", "/c"), "--sandbox-memory=1Gi")
+	first, err := load(t, "subnet: 10.99.0.0/24\ndomains: [a.test, b.test]\n", env("BARCHAN_CACHE", "/c"), "--sandbox-memory=1Gi", "--reachable=10.1.0.0/16,10.2.0.0/16")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,6 +253,7 @@ func TestWhatIsPrintedCanBeRead(t *testing.T) {
 	}
 	for _, line := range []string{
 		"cacheDir: /c # BARCHAN_CACHE", "sandboxMemory: 1Gi # --sandbox-memory", "nftTable: barchan # default",
+		`subnet6: "" # default`, "reachable: [10.1.0.0/16, 10.2.0.0/16] # --reachable",
 		"subnet: 10.99.0.0/24 # " + first.File + ":1", "domains: [a.test, b.test] # " + first.File + ":2",
 	} {
 		if !strings.Contains(out.String(), line+"\n") {

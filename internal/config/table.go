@@ -38,6 +38,14 @@ func (c *Config) table() []Setting {
 		{Key: "runDir", ptr: &c.RunDir, Doc: "directory of sockets (default <dataDir>/run)"},
 		{Key: "cacheDir", ptr: &c.CacheDir, env: "BARCHAN_CACHE", Doc: "directory of what can be built again: runtimes, packages, images"},
 		{Key: "nodeName", ptr: &c.NodeName, Doc: "name of this machine in objects (default the host's name)"},
+		{Key: "role", ptr: &c.Role, Doc: "server: everything on this machine; replica: one more manager and gateway for the API server of apiKubeconfig"},
+
+		{Key: "apiKubeconfig", ptr: &c.APIKubeconfig, Doc: "kubeconfig of the API server that a replica serves"},
+		{Key: "tokenSecret", ptr: &c.TokenSecret, Doc: "file with the secret of sandboxes' tokens, the same for all replicas (default <dataDir>/credentials/token-secret)"},
+		{Key: "peerAddr", ptr: &c.PeerAddr, Doc: "address of the gossip with other replicas, TCP and UDP; empty: there are none"},
+		{Key: "peerPushAddr", ptr: &c.PeerPushAddr, Doc: "address at which other replicas tell of routes, TLS (default any port beside peerAddr)"},
+		{Key: "peerSeeds", ptr: &c.PeerSeeds, Doc: "gossip addresses (host:port) of other replicas to begin with"},
+		{Key: "peerDir", ptr: &c.PeerDir, Doc: "directory of the gossip key and the replicas' authority, the same for all replicas (default <dataDir>/peers)"},
 
 		{Key: "httpAddr", ptr: &c.HTTPAddr, Doc: "address of the REST API and of sandbox traffic, plain HTTP"},
 		{Key: "tlsAddr", ptr: &c.TLSAddr, Doc: "the same over TLS; empty: not served"},
@@ -45,6 +53,19 @@ func (c *Config) table() []Setting {
 		{Key: "domains", ptr: &c.Domains, Doc: "domains whose hosts <port>-<id>.<domain> are sandboxes; the first is told to clients"},
 		{Key: "tlsCert", ptr: &c.TLSCert, Doc: "PEM certificate for tlsAddr (default one of a local CA)"},
 		{Key: "tlsKey", ptr: &c.TLSKey, Doc: "PEM key of tlsCert"},
+
+		{Key: "acme", ptr: &c.ACME, Doc: "have certificates of domains issued by an ACME authority; tlsCert, where set, wins"},
+		{Key: "acmeDirectory", ptr: &c.ACMEDirectory, Doc: "directory URL of the authority"},
+		{Key: "acmeCA", ptr: &c.ACMECA, Doc: "PEM roots that acmeDirectory is trusted by (default the machine's)"},
+		{Key: "acmeEmail", ptr: &c.ACMEEmail, Doc: "e-mail address to tell the authority, if any"},
+		{Key: "acmeAgree", ptr: &c.ACMEAgree, Doc: "agree to the authority's terms of service"},
+		{Key: "acmeUpdateServer", ptr: &c.ACMEUpdateServer, Doc: "DNS server (host:port) that takes signed updates (RFC 2136), for certificates of *.<domain>"},
+		{Key: "acmeUpdateZone", ptr: &c.ACMEUpdateZone, Doc: "zone at acmeUpdateServer that the domains are in"},
+		{Key: "acmeUpdateKeyName", ptr: &c.ACMEUpdateKeyName, Doc: "name of the TSIG key for the updates"},
+		{Key: "acmeUpdateKeyFile", ptr: &c.ACMEUpdateKeyFile, Doc: "file with the TSIG key's secret, in base64"},
+		{Key: "acmeUpdateAlgorithm", ptr: &c.ACMEUpdateAlgorithm, Doc: "algorithm of the TSIG key"},
+		{Key: "acmeHook", ptr: &c.ACMEHook, Doc: "program that changes DNS records instead: run with present or cleanup, the record's name and its value"},
+		{Key: "acmeWait", ptr: &c.ACMEWait, Doc: "time for the domain's DNS servers to hear of a record before the authority looks"},
 
 		{Key: "etcdEndpoints", ptr: &c.EtcdEndpoints, Doc: "an existing etcd, instead of the one inside"},
 		{Key: "etcdCA", ptr: &c.EtcdCA, Doc: "PEM file of the CA of etcdEndpoints"},
@@ -61,10 +82,13 @@ func (c *Config) table() []Setting {
 
 		{Key: "bridgeName", ptr: &c.BridgeName, Doc: "network bridge that joins the sandboxes"},
 		{Key: "subnet", ptr: &c.Subnet, Doc: "IPv4 subnet of sandbox addresses"},
+		{Key: "subnet6", ptr: &c.Subnet6, Doc: "IPv6 subnet beside it, such as fd87::/64; empty: sandboxes have no IPv6"},
 		{Key: "netnsPrefix", ptr: &c.NetnsPrefix, Doc: "start of the names of network namespaces"},
 		{Key: "nftTable", ptr: &c.NftTable, Doc: "nftables table of our rules"},
 		{Key: "cgroupParent", ptr: &c.CgroupParent, Doc: "cgroup that the sandboxes' cgroups are in"},
-		{Key: "dnsResolvers", ptr: &c.DNSResolvers, Doc: "DNS servers of sandboxes (default the machine's)"},
+		{Key: "dnsResolvers", ptr: &c.DNSResolvers, Doc: "DNS servers that sandboxes' questions go to (default the machine's)"},
+		{Key: "reachable", ptr: &c.Reachable, Doc: "private ranges that sandboxes may reach; all others are closed to them, whatever they ask for"},
+		{Key: "spareNetworks", ptr: &c.SpareNetworks, Doc: "network namespaces to make ahead, so that a new sandbox need not wait for one; 0: none"},
 
 		{Key: "defaultTemplate", ptr: &c.DefaultTemplate, Doc: "template of sandboxes that name none"},
 		{Key: "baseImageRef", ptr: &c.BaseImageRef, Doc: "name of the image that the default template runs"},
@@ -75,11 +99,21 @@ func (c *Config) table() []Setting {
 		{Key: "maxTimeout", ptr: &c.MaxTimeout, Doc: "longest life that a client may ask for"},
 		{Key: "poolSize", ptr: &c.PoolSize, Doc: "ready sandboxes of the default template to hold, as its pool begins; 0: no pool"},
 		{Key: "storeAfter", ptr: &c.StoreAfter, Doc: "time after which the memory of a sandbox that sleeps goes to disk (gVisor); 0: it stays in RAM"},
+		{Key: "forkSecrets", ptr: &c.ForkSecrets, Doc: "sandboxes may start from the memory of others that hold variables which they were created with, without a word in the request"},
+		{Key: "pausedAddresses", ptr: &c.PausedAddresses, Doc: "addresses of sandboxes that sleep on disk: keep, or release: they wake with others"},
+		{Key: "etcdQuota", ptr: &c.EtcdQuota, Doc: "largest size of the file of the etcd inside; from 80% of it on, no new work is taken"},
+		{Key: "reserveDisk", ptr: &c.ReserveDisk, Doc: "free disk space below which no new work is taken (default 1Gi, or 5% of a smaller disk); 0: not looked at"},
+		{Key: "reserveMemory", ptr: &c.ReserveMemory, Doc: "free memory below which no new work is taken (default 256Mi, or 5% of a smaller one); 0: not looked at"},
 
 		{Key: "quotaSandboxes", ptr: &c.QuotaSandboxes, Doc: "sandboxes that a namespace may have, if it does not say itself; 0: any number"},
 		{Key: "quotaCPU", ptr: &c.QuotaCPU, Doc: "CPUs that a namespace's sandboxes may have together; 0: any number"},
 		{Key: "quotaMemory", ptr: &c.QuotaMemory, Doc: "memory that a namespace's sandboxes may have together; 0: any amount"},
 		{Key: "quotaCounts", ptr: &c.QuotaCounts, Doc: "which sandboxes count: running, or all (paused ones too)"},
+
+		{Key: "clientIdle", ptr: &c.ClientIdle, Doc: "time after which a client's connection without requests is closed"},
+		{Key: "streamIdle", ptr: &c.StreamIdle, Doc: "time after which an exchange with a sandbox is ended in which nothing moves, WebSockets too; 0: never"},
+		{Key: "sandboxRate", ptr: &c.SandboxRate, Doc: "requests a second that pass to a sandbox whose access policy does not say; 0: any number"},
+		{Key: "keyRate", ptr: &c.KeyRate, Doc: "requests a second that the REST API takes of one key; 0: any number"},
 
 		{Key: "logLevel", ptr: &c.LogLevel, Doc: "debug, info, warn or error"},
 		{Key: "logFormat", ptr: &c.LogFormat, Doc: "text or json"},
@@ -110,7 +144,16 @@ func (s Setting) Value() any {
 		return out
 	case *time.Duration:
 		return p.String()
+	case *[]netip.Prefix:
+		out := make([]string, 0, len(*p))
+		for _, x := range *p {
+			out = append(out, x.String())
+		}
+		return out
 	case *netip.Prefix:
+		if !p.IsValid() {
+			return ""
+		}
 		return p.String()
 	case *resource.Quantity:
 		return p.String()
@@ -135,20 +178,37 @@ func (s Setting) set(text string) error {
 		}
 	case *[]string:
 		*p = splitList(text)
-	case *[]netip.Addr:
-		return s.setAddrs(p, text)
 	case *time.Duration:
 		if *p, err = time.ParseDuration(text); err != nil {
 			return invalid(s.Key, "%q is not a duration such as 90s or 24h", text)
-		}
-	case *netip.Prefix:
-		if *p, err = netip.ParsePrefix(text); err != nil {
-			return invalid(s.Key, "%q is not a subnet such as 10.87.0.0/16", text)
 		}
 	case *resource.Quantity:
 		if *p, err = resource.ParseQuantity(text); err != nil {
 			return invalid(s.Key, "%q is not a quantity such as 500m, 2 or 512Mi", text)
 		}
+	default:
+		return s.setNetwork(text)
+	}
+	return nil
+}
+
+// setNetwork is set for addresses and ranges.
+func (s Setting) setNetwork(text string) error {
+	switch p := s.ptr.(type) {
+	case *[]netip.Addr:
+		return s.setAddrs(p, text)
+	case *[]netip.Prefix:
+		return s.setPrefixes(p, text)
+	case *netip.Prefix:
+		if text == "" { // where a subnet is needed, Validate says so
+			*p = netip.Prefix{}
+			return nil
+		}
+		subnet, err := netip.ParsePrefix(text)
+		if err != nil {
+			return invalid(s.Key, "%q is not a subnet such as 10.87.0.0/16", text)
+		}
+		*p = subnet
 	}
 	return nil
 }
@@ -166,6 +226,19 @@ func (s Setting) setAddrs(p *[]netip.Addr, text string) error {
 	return nil
 }
 
+func (s Setting) setPrefixes(p *[]netip.Prefix, text string) error {
+	var out []netip.Prefix
+	for _, item := range splitList(text) {
+		x, err := netip.ParsePrefix(item)
+		if err != nil {
+			return invalid(s.Key, "%q is not a range such as 10.1.0.0/16", item)
+		}
+		out = append(out, x)
+	}
+	*p = out
+	return nil
+}
+
 // kind is how the help names the type of a setting's value.
 func (s Setting) kind() string {
 	switch s.ptr.(type) {
@@ -173,7 +246,7 @@ func (s Setting) kind() string {
 		return "bool"
 	case *int:
 		return "int"
-	case *[]string, *[]netip.Addr:
+	case *[]string, *[]netip.Addr, *[]netip.Prefix:
 		return "list"
 	case *time.Duration:
 		return "duration"

@@ -27,6 +27,9 @@ func invalid(key, format string, args ...any) error {
 	return &keyError{key, fmt.Sprintf(format, args...)}
 }
 
+// minEtcdQuota is the least size of etcd's file, in bytes.
+const minEtcdQuota = 16 << 20
+
 // maxPoolSize is the greatest size of a pool.
 const maxPoolSize = 1000
 
@@ -47,12 +50,46 @@ var (
 // Validate returns the first setting that cannot be right, by its key.
 func (c *Config) Validate() error {
 	for _, check := range []func() error{
-		c.checkDirs, c.checkAddrs, c.checkDomains, c.checkTLS, c.checkEtcd, c.checkPrograms,
-		c.checkNames, c.checkSubnet, c.checkSandbox, c.checkPools, c.checkTelemetry,
+		c.checkDirs, c.checkRole, c.checkPeers, c.checkAddrs, c.checkDomains, c.checkTLS, c.checkACME, c.checkEtcd, c.checkPrograms,
+		c.checkNames, c.checkSubnet, c.checkReach, c.checkSandbox, c.checkPools, c.checkTraffic, c.checkTelemetry,
 	} {
 		if err := check(); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+func (c *Config) checkRole() error {
+	switch {
+	case c.Role != RoleServer && c.Role != RoleReplica:
+		return invalid("role", "%q is neither %s nor %s", c.Role, RoleServer, RoleReplica)
+	case c.Role == RoleReplica && c.APIKubeconfig == "":
+		return invalid("apiKubeconfig", "is missing; a replica needs the kubeconfig of the API server that it serves")
+	case c.Role == RoleServer && c.APIKubeconfig != "":
+		return invalid("apiKubeconfig", "is set, but the role is %s, which has an API server of its own", c.Role)
+	}
+	return absolute("apiKubeconfig", c.APIKubeconfig, "tokenSecret", c.TokenSecret, "peerDir", c.PeerDir)
+}
+
+func (c *Config) checkPeers() error {
+	for _, a := range []struct{ key, addr string }{{"peerAddr", c.PeerAddr}, {"peerPushAddr", c.PeerPushAddr}} {
+		if a.addr == "" {
+			continue
+		}
+		ap, err := netip.ParseAddrPort(a.addr)
+		if err != nil || ap.Addr().IsUnspecified() || ap.Addr().Zone() != "" {
+			return invalid(a.key, "%q is not an address that other replicas reach, such as 10.0.0.5:7701", a.addr)
+		}
+	}
+	for _, s := range c.PeerSeeds {
+		host, port, err := net.SplitHostPort(s)
+		if _, bad := strconv.ParseUint(port, 10, 16); err != nil || bad != nil || host == "" {
+			return invalid("peerSeeds", "%q is not host:port", s)
+		}
+	}
+	if c.PeerAddr == "" && (len(c.PeerSeeds) > 0 || c.PeerPushAddr != "") {
+		return invalid("peerAddr", "is empty, but peerSeeds or peerPushAddr is set")
 	}
 	return nil
 }
@@ -138,6 +175,9 @@ func (c *Config) checkTLS() error {
 }
 
 func (c *Config) checkEtcd() error {
+	if c.EtcdQuota.Value() < minEtcdQuota {
+		return invalid("etcdQuota", "%s is too little, want at least 16Mi", c.EtcdQuota.String())
+	}
 	for _, e := range c.EtcdEndpoints {
 		u, err := url.Parse(e)
 		if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
@@ -187,33 +227,6 @@ func (c *Config) checkNames() error {
 	return nil
 }
 
-func (c *Config) checkSubnet() error {
-	s := c.Subnet
-	switch {
-	case !s.IsValid() || !s.Addr().Is4():
-		return invalid("subnet", "%s is not an IPv4 subnet such as 10.87.0.0/16", s)
-	case s != s.Masked():
-		return invalid("subnet", "%s has bits set behind its mask, want %s", s, s.Masked())
-	case s.Bits() < 8 || s.Bits() > 28:
-		return invalid("subnet", "%s has %d bits, want from /8 to /28", s, s.Bits())
-	case s.Addr().IsLoopback() || s.Addr().IsMulticast() || s.Addr().IsLinkLocalUnicast() || s.Addr().IsUnspecified():
-		return invalid("subnet", "%s is a special range; take a private one such as 10.87.0.0/16", s)
-	}
-	for _, a := range []struct{ key, addr string }{
-		{"httpAddr", c.HTTPAddr}, {"tlsAddr", c.TLSAddr}, {"kubeAddr", c.KubeAddr},
-	} {
-		if ap, err := netip.ParseAddrPort(a.addr); err == nil && s.Contains(ap.Addr().Unmap()) {
-			return invalid("subnet", "%s overlaps %s (%s)", s, a.key, a.addr)
-		}
-	}
-	for _, r := range c.DNSResolvers {
-		if s.Contains(r.Unmap()) {
-			return invalid("dnsResolvers", "%s lies in the sandboxes' own subnet %s", r, s)
-		}
-	}
-	return nil
-}
-
 func (c *Config) checkSandbox() error {
 	switch {
 	case !dnsName.MatchString(c.DefaultTemplate):
@@ -240,6 +253,12 @@ func (c *Config) checkPools() error {
 		return invalid("poolSize", "%d is out of range, want 0 to %d", c.PoolSize, maxPoolSize)
 	case c.StoreAfter < 0:
 		return invalid("storeAfter", "%s is negative, want 0 for never, or more", c.StoreAfter)
+	case c.PausedAddresses != AddressesKept && c.PausedAddresses != AddressesReleased:
+		return invalid("pausedAddresses", "%q is neither %s nor %s", c.PausedAddresses, AddressesKept, AddressesReleased)
+	case c.ReserveDisk.Sign() < 0:
+		return invalid("reserveDisk", "%s is negative, want 0 for none, or more", &c.ReserveDisk)
+	case c.ReserveMemory.Sign() < 0:
+		return invalid("reserveMemory", "%s is negative, want 0 for none, or more", &c.ReserveMemory)
 	case c.QuotaSandboxes < 0:
 		return invalid("quotaSandboxes", "%d is negative, want 0 for none, or more", c.QuotaSandboxes)
 	case c.QuotaCPU.Sign() < 0:
@@ -252,6 +271,20 @@ func (c *Config) checkPools() error {
 	return nil
 }
 
+func (c *Config) checkTraffic() error {
+	switch {
+	case c.ClientIdle < time.Second:
+		return invalid("clientIdle", "%s is too short, want at least 1s", c.ClientIdle)
+	case c.StreamIdle < 0:
+		return invalid("streamIdle", "%s is negative, want 0 for never, or more", c.StreamIdle)
+	case c.SandboxRate < 0:
+		return invalid("sandboxRate", "%d is negative, want 0 for any number, or more", c.SandboxRate)
+	case c.KeyRate < 0:
+		return invalid("keyRate", "%d is negative, want 0 for any number, or more", c.KeyRate)
+	}
+	return nil
+}
+
 func (c *Config) checkTelemetry() error {
 	switch strings.ToLower(c.LogLevel) {
 	case "debug", "info", "warn", "error":
@@ -260,32 +293,6 @@ func (c *Config) checkTelemetry() error {
 	}
 	if c.LogFormat != "text" && c.LogFormat != "json" {
 		return invalid("logFormat", "%q is not a format, want text or json", c.LogFormat)
-	}
-	return nil
-}
-
-// CheckHost looks for an interface of this machine in the sandboxes' subnet, other
-// than our own bridge, whose traffic the bridge would take away.
-func (c *Config) CheckHost() error {
-	links, err := net.Interfaces()
-	if err != nil {
-		return fmt.Errorf("list network interfaces: %w", err)
-	}
-	for _, l := range links {
-		if l.Name == c.BridgeName {
-			continue
-		}
-		addrs, err := l.Addrs()
-		if err != nil {
-			continue // it went away meanwhile
-		}
-		for _, a := range addrs {
-			p, err := netip.ParsePrefix(a.String())
-			if err == nil && p.Addr().Is4() && p.Overlaps(c.Subnet) {
-				return invalid("subnet", "%s overlaps %s of interface %s; choose another with --subnet",
-					c.Subnet, p, l.Name)
-			}
-		}
 	}
 	return nil
 }

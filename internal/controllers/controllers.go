@@ -11,7 +11,6 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/go-logr/logr"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -44,11 +43,18 @@ type Runner interface {
 	// Bind gives one that runs what its object has got since it was made, and makes it last.
 	// Where nothing is missing, it does nothing, quickly.
 	Bind(ctx context.Context, s *agents.Sandbox) error
-	// Suspend puts it to sleep, Resume wakes it.
-	Suspend(ctx context.Context, ref sandbox.Ref) (sandbox.Observed, error)
-	Resume(ctx context.Context, ref sandbox.Ref) (sandbox.Observed, error)
+	// SetEgress has one that is there reach what its object says, from the moment that it returns.
+	// Where that is so already, it does nothing, quickly.
+	SetEgress(ctx context.Context, s *agents.Sandbox) error
+	// Suspend puts it to sleep with what the mode keeps; empty means agents.SuspendMemory. Resume
+	// wakes it; filesOnly gives up its memory, for good.
+	Suspend(ctx context.Context, ref sandbox.Ref, mode agents.SuspendMode) (sandbox.Observed, error)
+	Resume(ctx context.Context, ref sandbox.Ref, filesOnly bool) (sandbox.Observed, error)
 	// Remove returns nil only when nothing of the sandbox is left.
 	Remove(ctx context.Context, ref sandbox.Ref) error
+	// Doubt says that the object of a name is gone, which a finalizer taken away by force does
+	// before Remove was asked for: what is left of it is found out about, and removed.
+	Doubt(namespace, name string)
 	// Observe tells what is there.
 	Observe(ctx context.Context, ref sandbox.Ref) (sandbox.Observed, error)
 }
@@ -59,6 +65,10 @@ type SandboxConfig struct {
 	Client client.Client
 	Cache  cache.Cache
 	Runner Runner
+	// Origins lets sandboxes that start from a checkpoint wait for it; nil leaves that to the Runner.
+	Origins Origins
+	// ForkSecrets lets all sandboxes start from checkpoints that hold what the claims of others brought.
+	ForkSecrets bool
 	// Changes tells of sandboxes whose container changed by itself.
 	Changes <-chan sandbox.Ref
 	// Events records what users should see beside the object; nil records nothing.
@@ -69,7 +79,7 @@ type SandboxConfig struct {
 	// least 1, which leaves the others to those who wait.
 	Starts int
 	// Served, if set, tells when a claim was last served of a stock that has not run out. Members are
-	// not started within a tenth of a second after it, but within one second in any case, so that
+	// not started within a tenth of a second after it, but within two seconds in any case, so that
 	// refills do not hold up claims that follow each other.
 	Served func() time.Time
 }
@@ -86,32 +96,26 @@ func NewSandbox(cfg SandboxConfig) (controller.Controller, error) {
 		cfg.Starts = max(1, runtime.NumCPU()/2)
 	}
 	log, members := cfg.Log.With("component", "sandbox-controller"), newGate(cfg.Starts)
-	unique := true // several servers may run in one process, in tests
-	c, err := controller.NewUnmanaged("sandbox", controller.Options{
-		MaxConcurrentReconciles: cfg.Workers,
-		SkipNameValidation:      &unique,
-		Reconciler:              &sandboxReconciler{log: log, client: cfg.Client, cache: cfg.Cache, runner: cfg.Runner, events: cfg.Events, members: members, served: cfg.Served},
-		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryFirst, retryMost),
-		LogConstructor:          func(*reconcile.Request) logr.Logger { return logr.FromSlogHandler(log.Handler()) },
-	})
-	if err != nil {
-		return nil, fmt.Errorf("make the sandbox controller: %w", err)
+	r := &sandboxReconciler{
+		log: log, client: cfg.Client, cache: cfg.Cache, runner: cfg.Runner, events: cfg.Events, members: members, served: cfg.Served,
+		origins: cfg.Origins, forkSecrets: cfg.ForkSecrets, refused: newRefusals(),
 	}
-	if err := c.Watch(source.Kind(cfg.Cache, &agents.Sandbox{}, &handler.TypedEnqueueRequestForObject[*agents.Sandbox]{})); err != nil {
-		return nil, fmt.Errorf("watch sandboxes: %w", err)
+	sources := []source.Source{
+		source.Kind(cfg.Cache, &agents.Sandbox{}, &handler.TypedEnqueueRequestForObject[*agents.Sandbox]{}),
+		changes(cfg.Changes),
+		members.source(),
 	}
-	if err := c.Watch(changes(cfg.Changes)); err != nil {
-		return nil, fmt.Errorf("watch the node: %w", err)
+	if cfg.Origins != nil {
+		sources = append(sources, r.ready(cfg.Cache))
 	}
-	if err := c.Watch(members.source()); err != nil {
-		return nil, fmt.Errorf("watch the gate of members: %w", err)
-	}
-	return c, nil
+	return New(Work{Name: "sandbox", Log: log, Workers: cfg.Workers, RetryFirst: retryFirst, RetryMost: retryMost, Reconciler: r, Sources: sources})
 }
+
+type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
 // changes feeds the node's news into the queue.
 func changes(news <-chan sandbox.Ref) source.Source {
-	return source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+	return source.Func(func(ctx context.Context, queue queue) error {
 		go func() { // ends with the controller's context, which outlives every reconcile
 			for {
 				select {

@@ -3,6 +3,7 @@ package controllers
 import (
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,7 +15,9 @@ import (
 )
 
 // A member waits while claims are being served, but not for ever, and not for an empty stock.
-func TestMembersWaitForCalm(t *testing.T) {
+func TestMembersWaitForCalm(t *testing.T) { synctest.Test(t, testMembersWaitForCalm) }
+
+func testMembersWaitForCalm(t *testing.T) {
 	fresh, old := newSandbox(), newSandbox()
 	fresh.CreationTimestamp, old.CreationTimestamp = metav1.Now(), metav1.NewTime(time.Now().Add(-patience))
 	for name, c := range map[string]struct {

@@ -18,6 +18,7 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/failpoint"
 	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
@@ -32,6 +33,10 @@ type sandboxReconciler struct {
 	// members is passed by unclaimed members of pools that have never run.
 	members *gate
 	served  func() time.Time // nil: unknown
+	origins Origins          // nil: what a sandbox starts from is not waited for
+	// forkSecrets lets all start from what holds secrets.
+	forkSecrets bool
+	refused     *refusals
 }
 
 // Reconcile does one step for one sandbox.
@@ -39,6 +44,9 @@ func (r *sandboxReconciler) Reconcile(ctx context.Context, req reconcile.Request
 	defer r.members.pass(req.NamespacedName)
 	s := &agents.Sandbox{}
 	if err := r.cache.Get(ctx, req.NamespacedName, s); err != nil {
+		if apierrors.IsNotFound(err) {
+			r.runner.Doubt(req.Namespace, req.Name)
+		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	result, err := r.step(ctx, s)
@@ -65,18 +73,32 @@ func (r *sandboxReconciler) step(ctx context.Context, s *agents.Sandbox) (reconc
 			return reconcile.Result{}, fmt.Errorf("add finalizer to sandbox %s/%s: %w", s.Namespace, s.Name, err)
 		}
 	}
+	if waits, err := r.awaitsOrigin(ctx, s); err != nil && ctx.Err() == nil {
+		return r.failed(ctx, s, sandbox.Observed{}, err)
+	} else if waits || err != nil {
+		return r.untilEnd(s), err
+	}
+	return r.bring(ctx, s)
+}
+
+// bring has the node make of a sandbox what its spec wants, if it is its turn, and writes what came of
+// it.
+func (r *sandboxReconciler) bring(ctx context.Context, s *agents.Sandbox) (reconcile.Result, error) {
 	if !r.mayStart(ctx, s) {
 		return r.untilEnd(s), nil
 	}
-	if err := r.announceStart(ctx, s); err != nil {
+	if err := r.prepare(ctx, s); err != nil {
 		return reconcile.Result{}, err
 	}
-	seen, err := r.drive(ctx, s)
-	if err != nil && ctx.Err() == nil { // a server that stops leaves it to the next one
-		return r.failed(ctx, s, seen, err)
-	}
-	if err != nil {
+	seen, tried, err := r.drive(ctx, s)
+	switch {
+	case err == nil:
+	case ctx.Err() != nil: // a server that stops leaves it to the next one
 		return reconcile.Result{}, fmt.Errorf("run sandbox %s/%s: %w", s.Namespace, s.Name, err)
+	case tried == suspend || tried == resume:
+		return r.missed(ctx, s, seen, tried, err)
+	default:
+		return r.failed(ctx, s, seen, err)
 	}
 	if err := r.writeStatus(ctx, s, statusOf(s, seen)); err != nil {
 		return reconcile.Result{}, err
@@ -104,6 +126,28 @@ func (r *sandboxReconciler) bind(ctx context.Context, s *agents.Sandbox) error {
 		return nil
 	}
 	return fmt.Errorf("bind sandbox %s/%s: %w", s.Namespace, s.Name, err)
+}
+
+// prepare does what comes before a sandbox is started or woken, and before its status is of this
+// generation.
+func (r *sandboxReconciler) prepare(ctx context.Context, s *agents.Sandbox) error {
+	if err := r.announceStart(ctx, s); err != nil {
+		return err
+	}
+	return r.limit(ctx, s)
+}
+
+// limit has the node put in force what the sandbox may reach now. Whoever changed it waits for a
+// status of the same generation, which there is not before this has succeeded.
+func (r *sandboxReconciler) limit(ctx context.Context, s *agents.Sandbox) error {
+	err := r.runner.SetEgress(ctx, s)
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	if r.events != nil {
+		r.events.Eventf(s, nil, corev1.EventTypeWarning, "NetworkFailed", "SetNetwork", "%s", errs.Text(err))
+	}
+	return fmt.Errorf("set what sandbox %s/%s may reach: %w", s.Namespace, s.Name, err)
 }
 
 // mayStart reports whether it is a sandbox's turn. Only unclaimed members that have never run wait.
@@ -142,36 +186,14 @@ func (r *sandboxReconciler) announceStart(ctx context.Context, s *agents.Sandbox
 	if s.Status.Barchan != nil || s.Spec.OperatingMode == agents.ModeSuspended {
 		return nil
 	}
+	failpoint.Reach("sandbox/seen")
 	return r.writeStatus(ctx, s, startingStatus(s))
-}
-
-// drive brings the container to what the spec wants and returns what is there.
-func (r *sandboxReconciler) drive(ctx context.Context, s *agents.Sandbox) (sandbox.Observed, error) {
-	ref := refOf(s)
-	seen, err := r.runner.Observe(ctx, ref)
-	if err != nil {
-		return seen, fmt.Errorf("observe: %w", err)
-	}
-	if s.Spec.OperatingMode == agents.ModeSuspended {
-		if seen.State == sandbox.ContainerRunning {
-			return r.runner.Suspend(ctx, ref)
-		}
-		return seen, nil
-	}
-	switch seen.State {
-	case sandbox.ContainerAbsent:
-		return r.runner.Ensure(ctx, s)
-	case sandbox.ContainerPaused:
-		return r.runner.Resume(ctx, ref)
-	case sandbox.ContainerRunning, sandbox.ContainerExited:
-	}
-	return seen, nil
 }
 
 // failed records why the sandbox is not as wanted. What only the user can mend is final.
 func (r *sandboxReconciler) failed(ctx context.Context, s *agents.Sandbox, seen sandbox.Observed, cause error) (reconcile.Result, error) {
 	text := errs.Text(cause)
-	final := errors.Is(cause, errs.ErrInvalid) || errors.Is(cause, errs.ErrNotFound) || errors.Is(cause, errs.ErrForbidden)
+	final := isFinal(cause)
 	status := statusOf(s, seen)
 	reason := agents.ReasonReconcilerError
 	if errors.Is(cause, sandbox.ErrImage) {
@@ -197,16 +219,19 @@ func (r *sandboxReconciler) remove(ctx context.Context, s *agents.Sandbox) error
 	if !controllerutil.ContainsFinalizer(s, agents.NodeFinalizer) {
 		return nil
 	}
+	r.refused.drop(s.UID)
 	if err := r.runner.Remove(ctx, refOf(s)); err != nil {
 		if r.events != nil && ctx.Err() == nil {
 			r.events.Eventf(s, nil, corev1.EventTypeWarning, "RemoveFailed", "Remove", "%s", errs.Text(err))
 		}
 		return fmt.Errorf("remove sandbox %s/%s: %w", s.Namespace, s.Name, err)
 	}
+	failpoint.Reach("sandbox/removed")
 	controllerutil.RemoveFinalizer(s, agents.NodeFinalizer)
 	if err := r.client.Update(ctx, s); err != nil {
 		return fmt.Errorf("release sandbox %s/%s: %w", s.Namespace, s.Name, err)
 	}
+	failpoint.Reach("sandbox/released")
 	r.log.InfoContext(ctx, "sandbox removed", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name)
 	return nil
 }
@@ -218,6 +243,7 @@ func (r *sandboxReconciler) expire(ctx context.Context, s *agents.Sandbox) error
 	}
 	if s.Spec.Barchan != nil && s.Spec.Barchan.OnTimeout == agents.TimeoutPause {
 		s.Spec.OperatingMode, s.Spec.ShutdownTime = agents.ModeSuspended, nil
+		s.Spec.Barchan.Resume = agents.ResumeMemory // what was wanted of an earlier resume is done
 		if err := r.client.Update(ctx, s); err != nil {
 			return fmt.Errorf("pause expired sandbox %s/%s: %w", s.Namespace, s.Name, err)
 		}
@@ -259,9 +285,11 @@ func (r *sandboxReconciler) writeStatus(ctx context.Context, s *agents.Sandbox, 
 	}
 	before := s.Status
 	s.Status = *status
+	failpoint.Reach("sandbox/driven")
 	if err := r.client.Status().Update(ctx, s); err != nil {
 		return fmt.Errorf("write status of sandbox %s/%s: %w", s.Namespace, s.Name, err)
 	}
+	failpoint.Reach("sandbox/status")
 	r.tell(s, &before, &s.Status)
 	return nil
 }

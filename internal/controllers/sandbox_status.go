@@ -12,11 +12,16 @@ import (
 
 // startingStatus is what is known before the node has done anything.
 func startingStatus(s *agents.Sandbox) *agents.SandboxStatus {
+	return waitingStatus(s, "the node starts the sandbox")
+}
+
+// waitingStatus is that of a sandbox that has not been started, and what it waits for.
+func waitingStatus(s *agents.Sandbox, what string) *agents.SandboxStatus {
 	status := s.Status.DeepCopy()
 	status.Selector = agents.LabelSandboxNameHash + "=" + string(sandbox.IDOf(s.UID))
 	status.Barchan = &agents.BarchanStatus{ID: string(sandbox.IDOf(s.UID)), Phase: string(sandbox.Starting)}
 	set := conditionSetter(s, status)
-	set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonDependenciesNotReady, "the node starts the sandbox")
+	set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonDependenciesNotReady, what)
 	set(agents.ConditionSuspended, metav1.ConditionFalse, agents.ReasonNotSuspended, "")
 	return status
 }
@@ -27,15 +32,18 @@ func statusOf(s *agents.Sandbox, seen sandbox.Observed) *agents.SandboxStatus {
 	if status.Barchan == nil {
 		status = startingStatus(s)
 	}
-	if seen.Address.IsValid() {
+	switch {
+	case seen.Address.IsValid():
 		status.PodIPs, status.NodeName = []string{seen.Address.String()}, seen.Node
 		status.Barchan.Runtime, status.Barchan.Image = seen.Runtime, seen.Image
+	case seen.State == sandbox.ContainerPaused, seen.State == sandbox.ContainerAbsent && s.Spec.OperatingMode == agents.ModeSuspended:
+		status.PodIPs = nil // asleep, it may have given its address back
 	}
 	if !seen.StartedAt.IsZero() {
 		at := metav1.NewTime(seen.StartedAt.Truncate(1e9))
 		status.Barchan.StartedAt = &at
 	}
-	status.Barchan.ExitCode = seen.EntrypointExit
+	status.Barchan.ExitCode, status.Barchan.Memory = seen.EntrypointExit, seen.Memory
 	setConditions(s, status, seen)
 	after := *s
 	after.Status = *status
@@ -56,12 +64,14 @@ func setConditions(s *agents.Sandbox, status *agents.SandboxStatus, seen sandbox
 		}
 		set(agents.ConditionSuspended, metav1.ConditionFalse, agents.ReasonNotSuspended, "")
 	case sandbox.ContainerPaused:
-		set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxSuspended, "")
+		if _, failed := sandbox.ResumeFailure(s); !failed {
+			set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxSuspended, "")
+		}
 		set(agents.ConditionSuspended, metav1.ConditionTrue, agents.ReasonPodTerminated, cmp.Or(seen.Message, "memory and files are kept"))
 	case sandbox.ContainerAbsent:
 		if suspended {
 			set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxSuspended, "")
-			set(agents.ConditionSuspended, metav1.ConditionTrue, agents.ReasonPodTerminated, "it has not been started")
+			set(agents.ConditionSuspended, metav1.ConditionTrue, agents.ReasonPodTerminated, cmp.Or(seen.Message, keptOfAbsent(s)))
 		}
 	case sandbox.ContainerExited:
 		reason := agents.ReasonPodFailed
@@ -71,6 +81,22 @@ func setConditions(s *agents.Sandbox, status *agents.SandboxStatus, seen sandbox
 		set(agents.ConditionReady, metav1.ConditionFalse, reason, seen.Message)
 		set(agents.ConditionFinished, metav1.ConditionTrue, reason, seen.Message)
 	}
+}
+
+// keptOfAbsent says of a suspended sandbox that is not on the node what there is of it.
+func keptOfAbsent(s *agents.Sandbox) string {
+	if hasRun(s) && keepsAsleep(s) == agents.SuspendDelete {
+		return "its volumes are kept"
+	}
+	return "it has not been started"
+}
+
+// setAwake records why a sandbox could not be put to sleep. It is as ready as it was.
+func setAwake(s *agents.Sandbox, status *agents.SandboxStatus, text string) {
+	conditionSetter(s, status)(agents.ConditionSuspended, metav1.ConditionFalse, sandbox.ReasonSuspendFailed, text)
+	after := *s
+	after.Status = *status
+	status.Barchan.Phase = string(sandbox.PhaseOf(&after))
 }
 
 // setFailure records an error; a final one ends the sandbox.

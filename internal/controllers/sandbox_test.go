@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
@@ -30,12 +31,24 @@ type machine struct {
 	calls  []string
 	fail   error // returned by Ensure, Bind and Remove
 	bound  map[sandbox.Ref][]corev1.EnvVar
+	// limited is what SetEgress was told; limitFails is its answer.
+	limited    map[sandbox.Ref]*agents.EgressPolicy
+	limitFails error
+	// sleepFails and wakeFails are the answers of Suspend and Resume.
+	sleepFails, wakeFails error
+	// homeless is what has no address.
+	homeless map[sandbox.ContainerState]bool
+	// origin is the checkpoint that Ensure was told of last.
+	origin string
 }
 
 func (m *machine) seen(ref sandbox.Ref) sandbox.Observed {
 	o := sandbox.Observed{State: sandbox.ContainerAbsent, Node: "n1", Runtime: agents.RuntimeGVisor, Probed: true}
 	if s, ok := m.states[ref]; ok {
-		o.State, o.Address, o.StartedAt = s, netip.MustParseAddr("10.9.0.2"), time.Unix(1000, 0)
+		o.State, o.StartedAt = s, time.Unix(1000, 0)
+		if !m.homeless[s] {
+			o.Address = netip.MustParseAddr("10.9.0.2")
+		}
 	}
 	return o
 }
@@ -50,6 +63,10 @@ func (m *machine) Ensure(_ context.Context, s *agents.Sandbox) (sandbox.Observed
 	if m.fail != nil {
 		return m.seen(refOf(s)), m.fail
 	}
+	m.origin = ""
+	if s.Spec.Barchan != nil && s.Spec.Barchan.Restore != nil {
+		m.origin = s.Spec.Barchan.Restore.CheckpointName
+	}
 	return m.set("ensure", refOf(s), sandbox.ContainerRunning)
 }
 
@@ -63,12 +80,35 @@ func (m *machine) Bind(_ context.Context, s *agents.Sandbox) error {
 	return m.fail
 }
 
-func (m *machine) Suspend(_ context.Context, ref sandbox.Ref) (sandbox.Observed, error) {
-	return m.set("suspend", ref, sandbox.ContainerPaused)
+func (m *machine) SetEgress(_ context.Context, s *agents.Sandbox) error {
+	if s.Spec.Barchan != nil {
+		m.limited[refOf(s)] = s.Spec.Barchan.Network
+	}
+	return m.limitFails
 }
 
-func (m *machine) Resume(_ context.Context, ref sandbox.Ref) (sandbox.Observed, error) {
-	return m.set("resume", ref, sandbox.ContainerRunning)
+func (m *machine) Suspend(_ context.Context, ref sandbox.Ref, mode agents.SuspendMode) (sandbox.Observed, error) {
+	call := "suspend"
+	if mode != "" && mode != agents.SuspendMemory {
+		call += " " + string(mode)
+	}
+	if m.sleepFails != nil {
+		m.calls = append(m.calls, call)
+		return m.seen(ref), m.sleepFails
+	}
+	return m.set(call, ref, sandbox.ContainerPaused)
+}
+
+func (m *machine) Resume(_ context.Context, ref sandbox.Ref, filesOnly bool) (sandbox.Observed, error) {
+	call := "resume"
+	if filesOnly {
+		call += " from files"
+	}
+	if m.wakeFails != nil && !filesOnly {
+		m.calls = append(m.calls, call)
+		return sandbox.Observed{}, m.wakeFails
+	}
+	return m.set(call, ref, sandbox.ContainerRunning)
 }
 
 func (m *machine) Remove(_ context.Context, ref sandbox.Ref) error {
@@ -78,6 +118,10 @@ func (m *machine) Remove(_ context.Context, ref sandbox.Ref) error {
 	m.calls = append(m.calls, "remove")
 	delete(m.states, ref)
 	return nil
+}
+
+func (m *machine) Doubt(namespace, name string) {
+	m.calls = append(m.calls, "doubt "+namespace+"/"+name)
 }
 
 func (m *machine) Observe(_ context.Context, ref sandbox.Ref) (sandbox.Observed, error) {
@@ -94,13 +138,17 @@ type world struct {
 func newWorld(t *testing.T, s *agents.Sandbox) *world {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	if err := agents.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
+	for _, add := range []func(*runtime.Scheme) error{agents.AddToScheme, barchan.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
 	}
 	agents.SetDefaults(s)
 	c := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&agents.Sandbox{}).WithObjects(s).Build()
-	m := &machine{states: map[sandbox.Ref]sandbox.ContainerState{}, bound: map[sandbox.Ref][]corev1.EnvVar{}}
-	return &world{t, c, m, &sandboxReconciler{log: telemetry.Discard(), client: c, cache: c, runner: m, members: newGate(1)}}
+	m := &machine{
+		states: map[sandbox.Ref]sandbox.ContainerState{}, bound: map[sandbox.Ref][]corev1.EnvVar{}, limited: map[sandbox.Ref]*agents.EgressPolicy{},
+	}
+	return &world{t, c, m, &sandboxReconciler{log: telemetry.Discard(), client: c, cache: c, runner: m, members: newGate(1), refused: newRefusals()}}
 }
 
 // settle reconciles until nothing changes any more and returns the object, nil once it is gone.
@@ -264,11 +312,14 @@ func TestSandboxExpiryRetains(t *testing.T) {
 func TestSandboxExpiryPauses(t *testing.T) {
 	w, s := ran(t)
 	w.update(s, func(s *agents.Sandbox) {
-		s.Spec.ShutdownTime, s.Spec.Barchan = &past, &agents.BarchanSpec{OnTimeout: agents.TimeoutPause}
+		s.Spec.ShutdownTime, s.Spec.Barchan = &past, &agents.BarchanSpec{OnTimeout: agents.TimeoutPause, Resume: agents.ResumeFiles}
 	})
 	s, _, err := w.settle()
 	if err != nil || sandbox.PhaseOf(s) != sandbox.Paused || s.Spec.ShutdownTime != nil {
 		t.Fatalf("paused: %v, phase %s, shutdown %v", err, sandbox.PhaseOf(s), s.Spec.ShutdownTime)
+	}
+	if s.Spec.Barchan.Resume != agents.ResumeMemory {
+		t.Errorf("the next resume would go on with %s", s.Spec.Barchan.Resume)
 	}
 }
 
@@ -352,5 +403,43 @@ func TestSandboxIsBoundToWhatItsObjectGets(t *testing.T) {
 	w.machine.fail = fmt.Errorf("env: %w", errs.ErrInvalid)
 	if s, _, err = w.settle(); err != nil || !sandbox.Ready(s) {
 		t.Errorf("what no sandbox may have: %v, status %+v", err, s.Status)
+	}
+}
+
+// What a sandbox may reach is in force before it wakes, and before its status says that it is.
+func TestSandboxIsLimitedBeforeAllElse(t *testing.T) {
+	w := newWorld(t, newSandbox())
+	s, _, err := w.settle()
+	if err != nil {
+		t.Fatal(err)
+	}
+	generation := func(s *agents.Sandbox) int64 {
+		return meta.FindStatusCondition(s.Status.Conditions, agents.ConditionReady).ObservedGeneration
+	}
+	w.update(s, func(s *agents.Sandbox) { s.Spec.OperatingMode = agents.ModeSuspended })
+	if s, _, err = w.settle(); err != nil {
+		t.Fatal(err)
+	}
+	w.machine.limitFails = fmt.Errorf("rules: %w", errs.ErrUnavailable)
+	w.machine.calls = nil
+	w.update(s, func(s *agents.Sandbox) {
+		s.Spec.Barchan = &agents.BarchanSpec{Network: &agents.EgressPolicy{DenyOut: []string{"0.0.0.0/0"}}}
+		s.Spec.OperatingMode = agents.ModeRunning
+		s.Generation = 7
+	})
+	if s, _, err = w.settle(); !errors.Is(err, errs.ErrUnavailable) || len(w.machine.calls) > 0 || generation(s) == 7 {
+		t.Errorf("without its rules: %v, calls %v, status of generation %d", err, w.machine.calls, generation(s))
+	}
+	w.machine.limitFails = nil
+	if s, _, err = w.settle(); err != nil || !slices.Equal(w.machine.calls, []string{"resume"}) || generation(s) != 7 || w.machine.limited[refOf(s)] == nil {
+		t.Errorf("with its rules: %v, calls %v, status of generation %d", err, w.machine.calls, generation(s))
+	}
+}
+
+// An object that is gone without its finalizer is one that the node finds out about.
+func TestGoneObjectIsDoubted(t *testing.T) {
+	w := newWorld(t, &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "other"}})
+	if s, _, err := w.settle(); s != nil || err != nil || !slices.Equal(w.machine.calls, []string{"doubt a/s"}) {
+		t.Errorf("%v, %v, calls %q", s, err, w.machine.calls)
 	}
 }

@@ -84,76 +84,6 @@ func (c *Client) commit(ctx context.Context, key, name, action string) (Committe
 	return c.committed(ctx, name)
 }
 
-// CopySnapshot makes a committed snapshot that is now what a writable one is, which stays as it
-// is. Its owner must not be writing to it: a gVisor sandbox is paused, and has flushed what it
-// holds, once oci.Checkpoint has returned. copied, unless nil, is called as soon as the owner may
-// write again, before the copy is durable. It may be repeated after a crash or a failure, which leave
-// nothing but what the next call or, after hours, containerd's collector removes. A name that is
-// taken is an errs.ErrConflict.
-func (c *Client) CopySnapshot(ctx context.Context, key, name string, copied func()) (Committed, error) {
-	action := fmt.Sprintf("copy snapshot %s to %s", key, name)
-	source, err := c.Snapshot(ctx, key)
-	if err != nil {
-		return Committed{}, kind(action, err)
-	}
-	from, ok := source.writes()
-	if !ok {
-		return Committed{}, fmt.Errorf("%s: it cannot be written: %w", action, errs.ErrInvalid)
-	}
-	info, err := c.stat(ctx, key)
-	if err != nil {
-		return Committed{}, kind(action, err)
-	}
-	return c.build(ctx, name, info.Parent, action, func(dir string) error {
-		err := copyTree(ctx, dir, from)
-		if err == nil && copied != nil {
-			copied()
-		}
-		return err
-	})
-}
-
-// build makes a committed snapshot of what fill puts into a new directory.
-func (c *Client) build(ctx context.Context, name, parent, action string, fill func(dir string) error) (_ Committed, err error) {
-	if _, err := c.stat(ctx, name); err == nil {
-		return Committed{}, fmt.Errorf("%s: the name is taken: %w", action, errs.ErrConflict)
-	} else if !errdefs.IsNotFound(err) {
-		return Committed{}, kind(action, err)
-	}
-	if err := c.checkDepth(ctx, parent); err != nil {
-		return Committed{}, kind(action, err)
-	}
-	leased, release, err := c.lease(ctx)
-	if err != nil {
-		return Committed{}, kind(action, err)
-	}
-	defer release()
-	part := name + partSuffix
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, c.RemoveSnapshot(ctx, part))
-		}
-	}()
-	if err := c.RemoveSnapshot(ctx, part); err != nil {
-		return Committed{}, err
-	}
-	rootfs, err := c.preparePart(leased, part, parent)
-	if err != nil {
-		return Committed{}, kind(action, err)
-	}
-	dir, ok := rootfs.writes()
-	if !ok {
-		return Committed{}, fmt.Errorf("%s: its snapshot has no directory to write to: %w", action, errs.ErrUnavailable)
-	}
-	if err := fill(dir); err != nil {
-		return Committed{}, fmt.Errorf("%s: %w", action, err)
-	}
-	if err := syncTree(dir); err != nil {
-		return Committed{}, fmt.Errorf("%s: %w", action, err)
-	}
-	return c.commit(leased, part, name, action)
-}
-
 // preparePart makes a writable snapshot that only the lease of the context keeps.
 func (c *Client) preparePart(ctx context.Context, key, parent string) (Rootfs, error) {
 	ctx, cancel := toTheEnd(ctx)
@@ -162,20 +92,19 @@ func (c *Client) preparePart(ctx context.Context, key, parent string) (Rootfs, e
 	return Rootfs{Key: key, mounts: mounts}, err
 }
 
-// lease keeps what is made with the context from collection until release, or for partTime if
+// lease keeps what is made with it from collection until release, or for partTime if
 // we never get there or fail at it.
-func (c *Client) lease(ctx context.Context) (leased context.Context, release func(), err error) {
-	limited, cancel := toTheEnd(ctx)
+func (c *Client) lease(ctx context.Context) (leases.Lease, error) {
+	ctx, cancel := toTheEnd(ctx)
 	defer cancel()
-	l, err := c.api.LeasesService().Create(limited, leases.WithRandomID(), leases.WithExpiration(partTime))
-	if err != nil {
-		return nil, nil, kind("make lease", err)
-	}
-	return leases.WithLease(ctx, l.ID), func() {
-		limited, cancel := toTheEnd(ctx)
-		defer cancel()
-		_ = c.api.LeasesService().Delete(limited, l)
-	}, nil
+	l, err := c.api.LeasesService().Create(ctx, leases.WithRandomID(), leases.WithExpiration(partTime))
+	return l, kind("make lease", err)
+}
+
+func (c *Client) release(ctx context.Context, l leases.Lease) {
+	ctx, cancel := toTheEnd(ctx)
+	defer cancel()
+	_ = c.api.LeasesService().Delete(ctx, l)
 }
 
 // PrepareFrom makes a writable snapshot of a committed one under a key, or finds the one made
@@ -302,14 +231,14 @@ func (c *Client) ExportCommitted(ctx context.Context, name string, w io.Writer) 
 	if _, err := c.committed(ctx, name); err != nil {
 		return kind(action, err)
 	}
-	leased, release, err := c.lease(ctx)
+	l, err := c.lease(ctx)
 	if err != nil {
 		return kind(action, err)
 	}
-	defer release()
+	defer c.release(ctx, l)
 	// One that starts from it has its directory as the uppermost of the lower ones.
 	key := name + "-view-" + time.Now().UTC().Format("150405.000000000")
-	view, err := c.preparePart(leased, key, name)
+	view, err := c.preparePart(leases.WithLease(ctx, l.ID), key, name)
 	if err != nil {
 		return kind(action, err)
 	}

@@ -298,8 +298,9 @@ func TestCopySnapshotInterrupted(t *testing.T) {
 		t.Errorf("the failed copy left something: %v", err)
 	}
 	// As after a crash: a part, and a lease that keeps it while it lasts.
-	leased, release, err := c.lease(t.Context())
+	l, err := c.lease(t.Context())
 	must(t, err)
+	leased := leases.WithLease(t.Context(), l.ID)
 	info, err := c.stat(t.Context(), "k")
 	must(t, err)
 	_, err = c.preparePart(leased, "one"+partSuffix, info.Parent)
@@ -314,7 +315,7 @@ func TestCopySnapshotInterrupted(t *testing.T) {
 	must(t, err)
 	_, err = c.CopySnapshot(t.Context(), "k", "one", nil)
 	must(t, err)
-	release()
+	c.release(t.Context(), l)
 	collect(t, c)
 	if _, err := c.stat(t.Context(), "other"+partSuffix); !errdefs.IsNotFound(err) {
 		t.Errorf("a part outlived its lease: %v", err)

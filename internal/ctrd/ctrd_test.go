@@ -28,6 +28,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/lifecycle"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 func containerdProgram(t *testing.T) string {
@@ -83,7 +84,7 @@ func (d *daemon) await(t *testing.T) {
 	t.Helper()
 	select {
 	case <-d.answers:
-	case <-time.After(20 * time.Second):
+	case <-time.After(eventually.Patience):
 		t.Fatal("containerd does not answer")
 	}
 }
@@ -299,7 +300,7 @@ func TestGivingUpDoesNotOvertakeRemoval(t *testing.T) {
 		must(t, c.RemoveRecord(t.Context(), "k"))
 		must(t, c.RemoveSnapshot(t.Context(), "k"))
 	}
-	time.Sleep(50 * time.Millisecond) // for what would come late
+	collect(t, c) // waits for what containerd has begun
 	keys, err := c.Snapshots(t.Context())
 	if err != nil || len(keys) != 0 {
 		t.Errorf("snapshots %v, %v", keys, err)

@@ -58,10 +58,17 @@ func (c *Client) RemoveRecord(ctx context.Context, id string) error {
 }
 
 // Records lists all records.
-func (c *Client) Records(ctx context.Context) ([]Record, error) {
+func (c *Client) Records(ctx context.Context) ([]Record, error) { return c.list(ctx) }
+
+// RecordsWith lists the records that have a label with a value, which costs less than all.
+func (c *Client) RecordsWith(ctx context.Context, label, value string) ([]Record, error) {
+	return c.list(ctx, fmt.Sprintf("labels.%q==%q", label, value))
+}
+
+func (c *Client) list(ctx context.Context, filters ...string) ([]Record, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	rows, err := c.api.ContainerService().List(ctx)
+	rows, err := c.api.ContainerService().List(ctx, filters...)
 	if err != nil {
 		return nil, kind("list records of containers", err)
 	}

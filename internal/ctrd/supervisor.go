@@ -87,6 +87,8 @@ func (s *Supervisor) Run(ctx context.Context, ready func()) error {
 			err = p.Wait(ctx)
 			if child != nil && !p.Alive() {
 				child.Reap()
+			} else if !p.Alive() { // a child of ours too, if this program started itself again
+				_, _ = unix.Wait4(p.PID, nil, unix.WNOHANG, nil)
 			}
 		}
 		if ctx.Err() != nil {

@@ -63,7 +63,9 @@ func (f *folder) each(ctx context.Context, do func(entry) error) error {
 			return err
 		}
 		e := entry{name: name, at: f.at(name), rel: path.Join(f.rel, name)}
-		if err := unix.Lstat(e.at, &e.Stat_t); err != nil {
+		if err := unix.Lstat(e.at, &e.Stat_t); errors.Is(err, unix.ENOENT) {
+			continue // somebody else removed it
+		} else if err != nil {
 			return fmt.Errorf("look at %q: %w", e.rel, err)
 		}
 		if err := do(e); err != nil {
@@ -78,31 +80,20 @@ func (f *folder) each(ctx context.Context, do func(entry) error) error {
 type copier struct {
 	root  string            // of the copy
 	links map[uint64]string // inode number to the first path in the copy
-}
-
-// copyTree copies what is in src, and what src itself is, to the empty directory dst.
-func copyTree(ctx context.Context, dst, src string) error {
-	c := copier{root: dst, links: map[uint64]string{}}
-	from, err := openFolder(src, "")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = from.file.Close() }()
-	to, err := openFolder(dst, "")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = to.file.Close() }()
-	var st unix.Stat_t
-	if err := unix.Fstat(int(from.file.Fd()), &st); err != nil {
-		return fmt.Errorf("look at %q: %w", src, err)
-	}
-	return c.fill(ctx, to, from, entry{at: from.self(), Stat_t: st})
+	// ahead learns what is copied while it may be changing; after knows what was copied so.
+	ahead, after *TreeCopy
 }
 
 // fill copies the entries of a directory and then its own properties, times last.
 func (c *copier) fill(ctx context.Context, to, from *folder, self entry) error {
-	err := from.each(ctx, func(e entry) error { return c.copy(ctx, to, e) })
+	have := map[string]bool{}
+	err := from.each(ctx, func(e entry) error {
+		have[e.name] = true
+		return c.copy(ctx, to, e)
+	})
+	if err == nil {
+		err = c.forget(ctx, to, have)
+	}
 	if err != nil {
 		return err
 	}
@@ -110,6 +101,18 @@ func (c *copier) fill(ctx context.Context, to, from *folder, self entry) error {
 }
 
 func (c *copier) copy(ctx context.Context, to *folder, e entry) error {
+	switch {
+	case c.ahead != nil:
+		return c.copyAhead(ctx, to, e)
+	case c.after != nil:
+		return c.copyAfter(ctx, to, e)
+	default:
+		return c.copyNew(ctx, to, e)
+	}
+}
+
+// copyNew copies an entry to where nothing is.
+func (c *copier) copyNew(ctx context.Context, to *folder, e entry) error {
 	dst := to.at(e.name)
 	if e.kind() != unix.S_IFDIR && e.Nlink > 1 {
 		if first, ok := c.links[e.Ino]; ok {
@@ -144,6 +147,10 @@ func (c *copier) copyFolder(ctx context.Context, dst string, e entry) error {
 	if err := os.Mkdir(dst, 0o700); err != nil {
 		return fmt.Errorf("copy %q: %w", e.rel, err)
 	}
+	return c.fillFolder(ctx, dst, e)
+}
+
+func (c *copier) fillFolder(ctx context.Context, dst string, e entry) error {
 	from, err := openFolder(e.at, e.rel)
 	if err != nil {
 		return err
@@ -260,6 +267,19 @@ func copyAttributes(dst, src string) error {
 	}
 	for name, value := range found {
 		if err := unix.Lsetxattr(dst, name, value, 0); err != nil {
+			return fmt.Errorf("attribute %q: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func dropAttributes(at string) error {
+	found, err := attributes(at)
+	if err != nil {
+		return err
+	}
+	for name := range found {
+		if err := unix.Lremovexattr(at, name); err != nil && !errors.Is(err, unix.ENODATA) {
 			return fmt.Errorf("attribute %q: %w", name, err)
 		}
 	}

@@ -25,6 +25,8 @@ type administration struct{ *Daemon }
 func (d *Daemon) startAdmin(ctx context.Context, stack *lifecycle.Stack) (err error) {
 	d.admin, err = adminapi.New(adminapi.Config{
 		Socket: d.cfg.AdminSocket(), Server: administration{d}, Images: imageStore{d}, Base: imageStore{d}, Log: d.cfg.Log,
+		Audit: administration{d}.Audit, Addresses: network{d}, Egress: network{d}, Peers: gossip{d},
+		Checkpoints: transfers{d},
 	})
 	if err != nil {
 		return err
@@ -52,11 +54,15 @@ func (a administration) Status(ctx context.Context) (adminclient.Status, error) 
 	if a.ca != nil {
 		status.Addresses.CAFile = a.ca.CertPath()
 	}
+	status.Conditions, status.Certificates = conditions(a.health), issued(a.acme)
 	if !ready { // what follows is written by phases that may still run
 		return status, nil
 	}
-	if addr := a.api.Addr(); addr != nil {
-		status.Addresses.Kube = addr.String()
+	if a.api == nil {
+		status.Addresses.Kube, status.Addresses.Kubeconfig = a.rest.Host, a.cfg.APIKubeconfig
+	}
+	if a.api != nil && a.api.Addr() != nil {
+		status.Addresses.Kube = a.api.Addr().String()
 	}
 	list, err := a.cache.Sandboxes(ctx, "")
 	if err != nil {
@@ -65,13 +71,32 @@ func (a administration) Status(ctx context.Context) (adminclient.Status, error) 
 	for i := range list {
 		status.Sandboxes[string(sandbox.PhaseOf(&list[i]))]++
 	}
-	status.Components = a.machine.components(ctx)
+	if a.machine != nil {
+		status.Components = a.machine.components(ctx)
+	}
+	if a.peers != nil {
+		for _, m := range a.peers.Members() {
+			status.Peers = append(status.Peers, adminclient.Peer{Name: m.Name, Gossip: m.Gossip.String(), Push: m.Push.String()})
+		}
+	}
 	return status, nil
 }
 
 // Doctor checks the machine beneath a server that runs.
 func (a administration) Doctor(ctx context.Context) ([]adminclient.Check, error) {
-	return Doctor(ctx, a.cfg.Config, false), nil
+	if a.machine == nil {
+		return append(a.checkAPI(ctx), checkIssued(a.acme)...), nil
+	}
+	return append(append(checkHealth(a.health), checkIssued(a.acme)...), Doctor(ctx, a.cfg.Config, false)...), nil
+}
+
+// checkAPI says whether the API server that a replica serves answers.
+func (a administration) checkAPI(ctx context.Context) []adminclient.Check {
+	check := adminclient.Check{Name: "API server", State: adminclient.CheckOK, Detail: a.rest.Host}
+	if err := a.cache.Live().List(ctx, &agents.SandboxList{}, client.Limit(1)); err != nil {
+		check.State, check.Detail, check.Remedy = adminclient.CheckFailed, errs.Text(err), "see apiKubeconfig, "+a.cfg.APIKubeconfig
+	}
+	return []adminclient.Check{check}
 }
 
 // Stop has Run return.
@@ -79,7 +104,7 @@ func (a administration) Stop() { a.stop(errAsked) }
 
 // Prepare removes every sandbox, if all is to go, through the API: as if its user had.
 func (a administration) Prepare(ctx context.Context, req adminclient.ShutdownRequest, progress func(adminclient.Event)) error {
-	if !req.All {
+	if !req.All || a.api == nil { // sandboxes are not a replica's to remove
 		return nil
 	}
 	if ready, current, _ := a.phases.snapshot(); !ready {

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,41 +15,21 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/apiserver"
 	"github.com/barchan-dev/barchan/internal/cache"
+	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/e2b"
 	"github.com/barchan-dev/barchan/internal/gateway"
 	"github.com/barchan-dev/barchan/internal/lifecycle"
-	"github.com/barchan-dev/barchan/internal/localca"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 )
 
-func (d *Daemon) certificates() (*tls.Config, error) {
-	if d.cfg.TLSCert != "" {
-		files, err := localca.OpenFiles(d.cfg.TLSCert, d.cfg.TLSKey, d.log)
-		if err != nil {
-			return nil, fmt.Errorf("tlsCert: %w", err)
-		}
-		return files.TLSConfig(), nil
-	}
-	ca, err := localca.Open(localca.Config{Dir: filepath.Join(d.cfg.DataDir, "tls"), Domains: d.cfg.Domains})
-	if err != nil {
-		return nil, fmt.Errorf("local CA: %w", err)
-	}
-	d.ca = ca
-	return ca.TLSConfig(), nil
-}
-
 // startAPI opens storage and the API server, and hands the administrator's kubeconfig out.
 func (d *Daemon) startAPI(ctx context.Context, stack *lifecycle.Stack) (err error) {
-	secret, err := loadSecret(filepath.Join(d.cfg.DataDir, "credentials", "token-secret"))
-	if err != nil {
-		return err
-	}
-	if d.tokens, err = sandbox.NewTokens(secret); err != nil {
+	if err := d.openTokens(); err != nil {
 		return err
 	}
 	d.api, err = apiserver.New(apiserver.Config{
-		DataDir: filepath.Join(d.cfg.DataDir, "apiserver"), Listen: d.cfg.KubeAddr, Log: d.cfg.Log, Admission: admit,
+		DataDir: filepath.Join(d.cfg.DataDir, "apiserver"), Listen: d.cfg.KubeAddr, Log: d.cfg.Log, Admission: admit, Gate: d.health, QuotaBackendBytes: d.cfg.EtcdQuota.Value(),
 		EtcdEndpoints: d.cfg.EtcdEndpoints, EtcdCAFile: d.cfg.EtcdCA, EtcdCertFile: d.cfg.EtcdCert, EtcdKeyFile: d.cfg.EtcdKey,
 	})
 	if err != nil {
@@ -65,6 +44,7 @@ func (d *Daemon) startAPI(ctx context.Context, stack *lifecycle.Stack) (err erro
 	}); err != nil {
 		return err
 	}
+	d.rest, d.objects = d.api.RESTConfig(apiserver.UserController), d.api.Direct(apiserver.UserController)
 	kubeconfig, err := os.ReadFile(d.api.AdminKubeconfig())
 	if err != nil {
 		return fmt.Errorf("read the admin's kubeconfig: %w", err)
@@ -73,8 +53,11 @@ func (d *Daemon) startAPI(ctx context.Context, stack *lifecycle.Stack) (err erro
 }
 
 func (d *Daemon) startCaches(ctx context.Context, stack *lifecycle.Stack) (err error) {
-	if d.cache, err = cache.New(ctx, cache.Config{REST: d.api.RESTConfig(apiserver.UserController), Log: d.cfg.Log}); err != nil {
+	if d.cache, err = cache.New(ctx, cache.Config{REST: d.rest, Log: d.cfg.Log}); err != nil {
 		return err
+	}
+	if d.objects == nil {
+		d.objects = d.cache.Live()
 	}
 	return stack.Push(ctx, "cache", func(ctx context.Context, ready func()) error {
 		done := make(chan error, 1)
@@ -93,15 +76,28 @@ func (d *Daemon) startServing(ctx context.Context, stack *lifecycle.Stack) error
 	if err != nil {
 		return err
 	}
-	d.gateway, err = gateway.New(gateway.Config{
+	cfg := gateway.Config{
 		Domains: d.cfg.Domains, Routes: d.routes, Tokens: d.tokens, API: api, Waker: d.manager,
 		Names: func(_ context.Context, namespace, name string) (sandbox.ID, bool) {
 			return d.routes.LookupName(namespace, name)
 		},
+		ClientIdle: d.cfg.ClientIdle, StreamIdle: d.cfg.StreamIdle, SandboxRate: float64(d.cfg.SandboxRate), KeyRate: float64(d.cfg.KeyRate),
+		KeyExists: func(ctx context.Context, key string) bool {
+			_, err := d.manager.Authenticate(ctx, key)
+			return err == nil
+		},
 		Log: d.cfg.Log, AccessLog: d.accessLog(), Registerer: d.metrics,
-	})
-	if err != nil {
+	}
+	if d.cfg.OTLPEndpoint != "" {
+		cfg.Tracing = d.tracer
+	}
+	if d.gateway, err = gateway.New(cfg); err != nil {
 		return err
+	}
+	if d.cfg.Role == config.RoleServer && d.cfg.PeerAddr == "" { // all traffic passes here
+		if err := d.push(ctx, stack, "idle", func(ctx context.Context) error { return d.gateway.WatchIdle(ctx, d.manager) }); err != nil {
+			return err
+		}
 	}
 	d.open(d.gateway.Handler())
 	return stack.Push(ctx, "gateway", func(ctx context.Context, ready func()) error {
@@ -129,7 +125,7 @@ func (d *Daemon) httpAPI() (http.Handler, error) {
 
 // events returns a recorder of Events on objects, and its end.
 func (d *Daemon) events(ctx context.Context, scheme *runtime.Scheme) (events.EventRecorder, func(), error) {
-	sink, err := eventsclient.NewForConfig(d.api.RESTConfig(apiserver.UserController))
+	sink, err := eventsclient.NewForConfig(d.rest)
 	if err != nil {
 		return nil, nil, fmt.Errorf("make the events client: %w", err)
 	}

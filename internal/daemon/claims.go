@@ -7,13 +7,14 @@ import (
 	"k8s.io/client-go/tools/events"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
-	"github.com/barchan-dev/barchan/internal/apiserver"
 	"github.com/barchan-dev/barchan/internal/cache"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/controllers"
+	"github.com/barchan-dev/barchan/internal/controllers/checkpoint"
 	"github.com/barchan-dev/barchan/internal/controllers/claim"
 	"github.com/barchan-dev/barchan/internal/controllers/history"
 	"github.com/barchan-dev/barchan/internal/controllers/warmpool"
+	"github.com/barchan-dev/barchan/internal/controllers/warmup"
 	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/lifecycle"
 	"github.com/barchan-dev/barchan/internal/manager"
@@ -25,7 +26,7 @@ import (
 // waits until each knows all there is.
 func (d *Daemon) startFeeds(ctx context.Context, stack *lifecycle.Stack) (err error) {
 	if d.picker, err = picker.New(picker.Config{
-		Writer: d.api.Direct(apiserver.UserController), Log: d.cfg.Log, Metrics: d.metrics,
+		Writer: d.objects, Log: d.cfg.Log, Metrics: d.metrics,
 		Orphaned: func(s *agents.Sandbox) { d.manager.Orphaned(s) },
 	}); err != nil {
 		return err
@@ -40,10 +41,9 @@ func (d *Daemon) startFeeds(ctx context.Context, stack *lifecycle.Stack) (err er
 		return err
 	}
 	synced, err := cache.On(ctx, d.cache, func(older, newer *agents.Sandbox) {
-		if newer != nil {
-			d.routes.Apply(newer)
-		} else {
-			d.routes.ApplyDelete(older)
+		d.observeRoute(older, newer)
+		if newer == nil && d.machine != nil {
+			d.machine.node.Doubt(older.Namespace, older.Name)
 		}
 		d.picker.Observe(older, newer)
 		d.quotas.Observe(older, newer)
@@ -57,8 +57,14 @@ func (d *Daemon) startFeeds(ctx context.Context, stack *lifecycle.Stack) (err er
 	case <-ctx.Done():
 		return fmt.Errorf("wait for the routes: %w", context.Cause(ctx))
 	}
+	if d.watches != nil {
+		d.routes.TrustUntil(d.started.Add(d.stale))
+		if err := d.push(ctx, stack, "watch proof", d.proveWatch(d.started).run); err != nil {
+			return err
+		}
+	}
 	d.routes.MarkSynced()
-	return nil
+	return d.push(ctx, stack, "routes", d.followWatch)
 }
 
 // quotaDefaults are those of the settings, in which zero means that there is none.
@@ -70,19 +76,23 @@ func (d *Daemon) quotaDefaults() quota.Limits {
 	}
 }
 
-// startControllers makes the manager and starts what acts on objects: sandboxes, pools, claims.
-func (d *Daemon) startControllers(ctx context.Context, stack *lifecycle.Stack) (err error) {
+// startManager makes what the APIs and the gateway ask.
+func (d *Daemon) startManager(ctx context.Context, stack *lifecycle.Stack) (err error) {
 	d.manager, err = manager.New(manager.Config{
-		Objects: d.api.Direct(apiserver.UserController), Cache: d.cache, Picker: d.picker, Quota: d.quotas, Binder: d.binder,
-		Routes: d.routes, Node: d.machine.node, Tokens: d.tokens, Log: d.cfg.Log, Metrics: d.metrics, MaxTimeout: d.cfg.MaxTimeout,
+		Gate:    d.health,
+		Objects: d.objects, Cache: d.cache, Picker: d.picker, Quota: d.quotas, Binder: d.binder,
+		Routes: toldRoutes{d}, Witness: d.binder, Tokens: d.tokens, Log: d.cfg.Log, Metrics: d.metrics, MaxTimeout: d.cfg.MaxTimeout,
+		ForkSecrets: d.cfg.ForkSecrets,
 		DefaultSize: manager.Size{CPUs: int(d.cfg.SandboxCPU.Value()), MemoryMB: d.cfg.SandboxMemory.Value() >> 20},
 	})
 	if err != nil {
 		return err
 	}
-	if err := d.push(ctx, stack, "manager", d.manager.Run); err != nil {
-		return err
-	}
+	return d.push(ctx, stack, "manager", d.manager.Run)
+}
+
+// startControllers starts what acts on objects: sandboxes, pools, claims.
+func (d *Daemon) startControllers(ctx context.Context, stack *lifecycle.Stack) error {
 	scheme, err := cache.NewScheme()
 	if err != nil {
 		return err
@@ -97,6 +107,9 @@ func (d *Daemon) startControllers(ctx context.Context, stack *lifecycle.Stack) (
 		flush()
 		return nil
 	}); err != nil {
+		return err
+	}
+	if err := d.push(ctx, stack, "repairs", func(ctx context.Context) error { return d.tellRepairs(ctx, recorder) }); err != nil {
 		return err
 	}
 	return d.pushControllers(ctx, stack, recorder)
@@ -115,15 +128,23 @@ func (d *Daemon) pushControllers(ctx context.Context, stack *lifecycle.Stack, re
 	}{
 		{"sandboxes", func() (starter, error) {
 			return controllers.NewSandbox(controllers.SandboxConfig{
-				Log: d.cfg.Log, Client: live, Cache: watched, Runner: d.machine.node, Changes: d.machine.node.Changes(), Events: recorder,
-				Served: d.picker.Served,
+				Log: d.cfg.Log, Client: live, Cache: watched, Runner: d.machine.node, Changes: d.machine.node.Changes(), Events: recorder, Origins: d.cache,
+				ForkSecrets: d.cfg.ForkSecrets, Served: d.picker.Served,
 			})
 		}},
 		{"history", func() (starter, error) {
 			return history.New(history.Config{Log: d.cfg.Log, Client: live, Cache: watched, Revisions: d.cache})
 		}},
+		{"checkpoints", func() (starter, error) {
+			return checkpoint.New(checkpoint.Config{
+				Log: d.cfg.Log, Client: live, Cache: watched, Objects: d.cache, Runner: d.machine.node, Events: recorder,
+			})
+		}},
 		{"pools", func() (starter, error) {
-			return warmpool.New(warmpool.Config{Log: d.cfg.Log, Client: live, Cache: watched, Objects: d.cache, Events: recorder})
+			return warmpool.New(warmpool.Config{Log: d.cfg.Log, Client: live, Cache: watched, Objects: d.cache, WarmUps: d.cache, Events: recorder})
+		}},
+		{"warm-ups", func() (starter, error) {
+			return warmup.New(warmup.Config{Log: d.cfg.Log, Client: live, Cache: watched, Objects: d.cache, Events: recorder})
 		}},
 		{"claims", func() (starter, error) {
 			return claim.New(claim.Config{

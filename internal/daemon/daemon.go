@@ -10,16 +10,22 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
+	"k8s.io/client-go/rest"
 
+	"github.com/barchan-dev/barchan/internal/acme"
 	"github.com/barchan-dev/barchan/internal/adminapi"
 	"github.com/barchan-dev/barchan/internal/apiserver"
 	"github.com/barchan-dev/barchan/internal/cache"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/gateway"
+	"github.com/barchan-dev/barchan/internal/health"
+	"github.com/barchan-dev/barchan/internal/ipam"
 	"github.com/barchan-dev/barchan/internal/lifecycle"
 	"github.com/barchan-dev/barchan/internal/localca"
 	"github.com/barchan-dev/barchan/internal/manager"
+	"github.com/barchan-dev/barchan/internal/migrate"
+	"github.com/barchan-dev/barchan/internal/peers"
 	"github.com/barchan-dev/barchan/internal/picker"
 	"github.com/barchan-dev/barchan/internal/quota"
 	"github.com/barchan-dev/barchan/internal/route"
@@ -36,6 +42,8 @@ type Config struct {
 	// Version of the program, as `barchan version` prints it.
 	Version string
 	Log     *slog.Logger
+	// Anew says that the program started itself again after an ErrBeginAnew.
+	Anew bool
 }
 
 // Daemon is one server.
@@ -46,16 +54,27 @@ type Daemon struct {
 	stop    context.CancelCauseFunc // set by Run
 	phases  phases
 	metrics *prometheus.Registry
+	health  *health.Gate
+	repairs chan ipam.Repair // of the books of addresses, for their Events
+	broken  chan error       // receives why the files of this process can no longer be trusted
 	tracer  trace.TracerProvider
 
 	// What the phases make, in their order. Each is written once, before ready.
+	before        before
+	migrations    *migrate.Migrations // nil in a replica
 	plain, secure *front
 	ca            *localca.CA
-	api           *apiserver.Server
+	acme          *acme.Manager // nil: no authority is asked for certificates
 	tokens        *sandbox.Tokens
+	api           *apiserver.Server // nil in a replica
+	stale         time.Duration     // after which a replica's routes are trusted no more
+	watches       *shortWatches     // nil but in a replica
+	rest          *rest.Config      // reaches the API server as our own parts
 	cache         *cache.Cache
-	machine       *machine
+	objects       manager.Objects // past HTTP, where the API server is in this process
+	machine       *machine        // nil in a replica
 	routes        *route.Table
+	peers         *peers.Replica // nil where there are none
 	picker        *picker.Picker
 	quotas        *quota.Quotas
 	binder        *manager.AgentBinder
@@ -75,7 +94,13 @@ func New(cfg Config) (*Daemon, error) {
 		return nil, err
 	}
 	d := &Daemon{cfg: cfg, log: cfg.Log.With(telemetry.Component, "daemon"), metrics: telemetry.NewRegistry(cfg.Version), routes: route.NewTable()}
-	d.phases.log = d.log
+	gate, err := health.NewGate(cfg.Log, d.metrics)
+	if err != nil {
+		return nil, err
+	}
+	d.health, d.phases.log, d.phases.health, d.broken = gate, d.log, gate, make(chan error, 1)
+	d.phases.serves = d.routes.Synced
+	d.repairs = make(chan ipam.Repair, mostRepairs)
 	return d, nil
 }
 
@@ -97,6 +122,9 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 			d.log.WarnContext(flush, "last traces not delivered", telemetry.Error, err)
 		}
 	}()
+	if err := d.phases.do(ctx, "room", d.awaitRoom); err != nil {
+		return d.stopped(ctx, err)
+	}
 	release, err := d.takeDataDir(ctx)
 	if err != nil {
 		return err
@@ -105,21 +133,27 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	var stack lifecycle.Stack
 	if err := d.boot(ctx, &stack); err != nil {
 		d.phases.setStopping()
-		err = errors.Join(err, stack.Stop())
-		if ctx.Err() != nil { // stopped while it booted: that is no failure
-			return nil
-		}
-		return err
+		return d.stopped(ctx, errors.Join(err, d.stopAll(&stack)))
 	}
 	d.phases.setReady()
 	d.log.InfoContext(ctx, "ready", telemetry.Took, time.Since(d.started), "http", d.plain.listener.Addr().String())
+	var broken error
 	select {
 	case <-ctx.Done():
 	case <-stack.Failed():
+	case broken = <-d.broken:
 	}
 	d.phases.setStopping()
 	d.log.InfoContext(ctx, "stopping; sandboxes run on")
-	return stack.Stop()
+	return d.lost(ctx, errors.Join(broken, d.stopAll(&stack)))
+}
+
+// stopped is what comes of a boot that ended with err. One that was stopped has not failed.
+func (d *Daemon) stopped(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil //nolint:nilerr // see above
+	}
+	return d.lost(ctx, err)
 }
 
 // takeDataDir is the first phase. It refuses what would end in half a boot.
@@ -128,7 +162,16 @@ func (d *Daemon) takeDataDir(ctx context.Context) (release func() error, err err
 		if release, err = lockDir(d.cfg.DataDir); err != nil {
 			return err
 		}
-		if err = d.cfg.CheckHost(); err == nil {
+		if d.cfg.Role == config.RoleServer {
+			err = d.cfg.CheckHost()
+		}
+		if err == nil {
+			err = sweepFiles(&d.cfg.Config)
+		}
+		if err == nil {
+			d.before, err = lookBefore(&d.cfg.Config)
+		}
+		if err == nil {
 			err = config.Save(d.cfg.Config)
 		}
 		if err != nil {
@@ -139,21 +182,44 @@ func (d *Daemon) takeDataDir(ctx context.Context) (release func() error, err err
 	return release, err
 }
 
-// boot does the phases in order. What it started is on the stack, also when it fails.
-func (d *Daemon) boot(ctx context.Context, stack *lifecycle.Stack) error {
-	for _, p := range []struct {
-		name string
-		step func(context.Context, *lifecycle.Stack) error
-	}{
+// bootPhase is one step of the boot. What it starts it puts on the stack.
+type bootPhase struct {
+	name string
+	step func(context.Context, *lifecycle.Stack) error
+}
+
+// bootPhases are the steps of a role in their order; the one before them takes the data directory.
+func (d *Daemon) bootPhases() []bootPhase {
+	if d.cfg.Role == config.RoleReplica {
+		return []bootPhase{
+			{"bind", d.bindListeners},
+			{"connect", d.connect},
+			{"caches", d.startCaches},
+			{"routes", d.startFeeds},
+			{"peers", d.startPeers},
+			{"manager", d.startManager},
+			{"serve", d.startServing},
+		}
+	}
+	return []bootPhase{
 		{"bind", d.bindListeners},
+		{"migrate", d.migrateStorage},
 		{"api", d.startAPI},
+		{"migrate-objects", d.migrateObjects},
 		{"defaults", d.makeDefaults},
 		{"caches", d.startCaches},
 		{"node", d.startNode},
 		{"routes", d.startFeeds},
+		{"peers", d.startPeers},
+		{"manager", d.startManager},
 		{"controllers", d.startControllers},
 		{"serve", d.startServing},
-	} {
+	}
+}
+
+// boot does the phases in order. What it started is on the stack, also when it fails.
+func (d *Daemon) boot(ctx context.Context, stack *lifecycle.Stack) error {
+	for _, p := range d.bootPhases() {
 		err := d.phases.do(ctx, p.name, func(ctx context.Context) error { return p.step(ctx, stack) })
 		if err == nil {
 			select {
@@ -172,24 +238,32 @@ func (d *Daemon) boot(ctx context.Context, stack *lifecycle.Stack) error {
 
 // bindListeners takes the ports, so that one in use is told before anything is touched.
 func (d *Daemon) bindListeners(ctx context.Context, stack *lifecycle.Stack) (err error) {
-	early := earlyHandler(&d.phases)
-	if d.plain, err = bind(ctx, d.log, "httpAddr", d.cfg.HTTPAddr, nil, early); err != nil {
+	if d.plain, err = d.bind(ctx, "httpAddr", d.cfg.HTTPAddr, nil); err != nil {
 		return err
 	}
 	if err := d.push(ctx, stack, "http", d.plain.run); err != nil {
 		return err
 	}
 	if d.cfg.TLSAddr != "" {
-		tlsConfig, err := d.certificates()
+		tlsConfig, err := d.certificates(ctx)
 		if err != nil {
 			return err
 		}
-		if d.secure, err = bind(ctx, d.log, "tlsAddr", d.cfg.TLSAddr, tlsConfig, early); err != nil {
+		if d.secure, err = d.bind(ctx, "tlsAddr", d.cfg.TLSAddr, tlsConfig); err != nil {
 			return err
 		}
 		if err := d.push(ctx, stack, "https", d.secure.run); err != nil {
 			return err
 		}
+	}
+	if d.acme != nil { // both ports are open for the authority's questions
+		d.plain.before(d.acme.ServeChallenge)
+		if err := d.push(ctx, stack, "acme", d.acme.Run); err != nil {
+			return err
+		}
+	}
+	if err := d.startHealth(ctx, stack); err != nil {
+		return err
 	}
 	return d.startAdmin(ctx, stack)
 }

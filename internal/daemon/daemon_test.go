@@ -66,13 +66,14 @@ func TestEarlyHandlerTellsTheTruth(t *testing.T) {
 }
 
 func TestListenerInUse(t *testing.T) {
-	first, err := bind(t.Context(), telemetry.Discard(), "httpAddr", "127.0.0.1:0", nil, http.NotFoundHandler())
+	d := &Daemon{cfg: Config{Log: telemetry.Discard()}}
+	first, err := d.bind(t.Context(), "httpAddr", "127.0.0.1:0", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = first.listener.Close() }()
 	addr := first.listener.Addr().String()
-	_, err = bind(t.Context(), telemetry.Discard(), "httpAddr", addr, nil, http.NotFoundHandler())
+	_, err = d.bind(t.Context(), "httpAddr", addr, nil)
 	if !errors.Is(err, errs.ErrConflict) || !strings.Contains(err.Error(), "httpAddr: "+addr) {
 		t.Errorf("bind = %v, want it to name key and address", err)
 	}

@@ -20,6 +20,7 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/apiserver"
 	"github.com/barchan-dev/barchan/internal/cache"
+	"github.com/barchan-dev/barchan/internal/egress"
 	"github.com/barchan-dev/barchan/internal/lifecycle"
 	"github.com/barchan-dev/barchan/internal/manager"
 	"github.com/barchan-dev/barchan/internal/sandbox"
@@ -42,15 +43,28 @@ func (d *Daemon) makeDefaults(ctx context.Context, _ *lifecycle.Stack) error {
 	if err != nil {
 		return fmt.Errorf("make the API client: %w", err)
 	}
-	if err := api.Create(ctx, d.baseTemplate()); err != nil && !apierrors.IsAlreadyExists(err) {
+	if err := ensure(ctx, api, d.baseTemplate()); err != nil {
 		return fmt.Errorf("make template %s: %w", d.cfg.DefaultTemplate, err)
 	}
 	if d.cfg.PoolSize > 0 {
-		if err := api.Create(ctx, d.basePool()); err != nil && !apierrors.IsAlreadyExists(err) {
+		if err := ensure(ctx, api, d.basePool()); err != nil {
 			return fmt.Errorf("make pool %s: %w", d.cfg.DefaultTemplate, err)
 		}
 	}
 	return d.ensureLocalKey(ctx, api)
+}
+
+// ensure makes an object that is missing. It looks first: a store that takes no writes is no
+// reason not to boot over what is there.
+func ensure(ctx context.Context, api client.Client, obj client.Object) error {
+	err := api.Get(ctx, client.ObjectKeyFromObject(obj), obj.DeepCopyObject().(client.Object))
+	if !apierrors.IsNotFound(err) {
+		return err
+	}
+	if err := api.Create(ctx, obj); err != nil && !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	return nil
 }
 
 func (d *Daemon) baseTemplate() *extensions.SandboxTemplate {
@@ -121,9 +135,17 @@ func admit(_ context.Context, obj, _ runtime.Object) field.ErrorList {
 	pod := field.NewPath("spec", "podTemplate", "spec")
 	switch o := obj.(type) {
 	case *agents.Sandbox:
-		return append(sandbox.CheckRunnable(&o.Spec.PodTemplate.Spec, pod), sandbox.CheckMounts(&o.Spec.SandboxBlueprint, pod)...)
+		errs := append(sandbox.CheckRunnable(&o.Spec.PodTemplate.Spec, pod), sandbox.CheckMounts(&o.Spec.SandboxBlueprint, pod)...)
+		if b := o.Spec.Barchan; b != nil && b.NetworkPolicy != nil {
+			errs = append(errs, egress.CheckRules(b.NetworkPolicy.Egress, field.NewPath("spec", "barchan", "networkPolicy", "egress"))...)
+		}
+		return errs
 	case *extensions.SandboxTemplate:
-		return append(sandbox.CheckRunnable(&o.Spec.PodTemplate.Spec, pod), sandbox.CheckMounts(&o.Spec.SandboxBlueprint, pod)...)
+		errs := append(sandbox.CheckRunnable(&o.Spec.PodTemplate.Spec, pod), sandbox.CheckMounts(&o.Spec.SandboxBlueprint, pod)...)
+		if p := extensions.ManagedPolicy(o); p != nil {
+			errs = append(errs, egress.CheckRules(p.Egress, field.NewPath("spec", "networkPolicy", "egress"))...)
+		}
+		return errs
 	default:
 		return nil
 	}

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 
-	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/adminclient"
 	"github.com/barchan-dev/barchan/internal/baseimage"
 	"github.com/barchan-dev/barchan/internal/ctrd"
@@ -25,6 +24,14 @@ func (s imageStore) client() (*ctrd.Client, error) {
 		return nil, errs.Public(errs.ErrUnavailable, fmt.Sprintf("the server is not ready (%s)", current))
 	}
 	return s.machine.containers, nil
+}
+
+// receiver is the client for what puts more on the disk; while something is wrong, there is none.
+func (s imageStore) receiver() (*ctrd.Client, error) {
+	if err := s.health.Err(); err != nil {
+		return nil, err
+	}
+	return s.client()
 }
 
 // List returns every image.
@@ -46,7 +53,7 @@ func (s imageStore) List(ctx context.Context) ([]adminclient.Image, error) {
 
 // Pull fetches an image from its registry.
 func (s imageStore) Pull(ctx context.Context, req adminclient.PullRequest, progress func(adminclient.Event)) (adminclient.Image, error) {
-	c, err := s.client()
+	c, err := s.receiver()
 	if err != nil {
 		return adminclient.Image{}, err
 	}
@@ -64,7 +71,7 @@ func (s imageStore) Pull(ctx context.Context, req adminclient.PullRequest, progr
 
 // Import reads images from a tar.
 func (s imageStore) Import(ctx context.Context, tar io.Reader, name string, progress func(adminclient.Event)) ([]adminclient.Image, error) {
-	c, err := s.client()
+	c, err := s.receiver()
 	if err != nil {
 		return nil, err
 	}
@@ -91,15 +98,11 @@ func (s imageStore) recheck(ctx context.Context) {
 		s.log.WarnContext(ctx, "sandboxes that wait for an image are not told of it", telemetry.Error, err)
 	}
 	for i := range all {
-		if x := &all[i]; isLacking(x) {
+		x := &all[i]
+		if _, lacks := sandbox.LacksImage(x); lacks {
 			s.machine.node.Recheck(sandbox.Ref{Namespace: x.Namespace, Name: x.Name, UID: x.UID})
 		}
 	}
-}
-
-func isLacking(s *agents.Sandbox) bool {
-	_, lacks := sandbox.LacksImage(s)
-	return lacks
 }
 
 // Remove removes an image; sandboxes that run it keep what they have.
@@ -114,7 +117,7 @@ func (s imageStore) Remove(ctx context.Context, ref string) error {
 // BuildBase makes the base image from the distribution's packages, or takes the one that was
 // made before, and imports it.
 func (s imageStore) BuildBase(ctx context.Context, req adminclient.BuildBaseRequest, progress func(adminclient.Event)) (adminclient.Image, error) {
-	c, err := s.client()
+	c, err := s.receiver()
 	if err != nil {
 		return adminclient.Image{}, err
 	}

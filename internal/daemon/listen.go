@@ -3,23 +3,16 @@ package daemon
 import (
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/http"
 	"sync/atomic"
 	"syscall"
-	"time"
 
 	"github.com/barchan-dev/barchan/internal/errs"
-)
-
-const (
-	headerTimeout = 30 * time.Second
-	// idleTimeout is beyond that of the proxies in front of us, so that they close first.
-	idleTimeout = 620 * time.Second
-	maxHeader   = 64 << 10
+	"github.com/barchan-dev/barchan/internal/gateway"
 )
 
 // front is a listener that is bound before anything is ready, so that a port in use is told at
@@ -29,10 +22,11 @@ type front struct {
 	server   *http.Server
 	handler  atomic.Pointer[http.Handler] // +checklocksignore
 	early    http.Handler
+	first    atomic.Pointer[func(http.ResponseWriter, *http.Request) bool] // see before; +checklocksignore
 }
 
 // bind takes an address. tlsConfig nil means plain HTTP, with HTTP/2 by prior knowledge too.
-func bind(ctx context.Context, log *slog.Logger, key, addr string, tlsConfig *tls.Config, early http.Handler) (*front, error) {
+func (d *Daemon) bind(ctx context.Context, key, addr string, tlsConfig *tls.Config) (*front, error) {
 	var lc net.ListenConfig
 	ln, err := lc.Listen(ctx, "tcp", addr)
 	if err != nil {
@@ -41,32 +35,30 @@ func bind(ctx context.Context, log *slog.Logger, key, addr string, tlsConfig *tl
 		}
 		return nil, fmt.Errorf("%s: listen on %s: %w", key, addr, err)
 	}
-	f := &front{listener: ln, early: early}
-	var protocols http.Protocols
-	protocols.SetHTTP1(true)
+	f := &front{listener: ln, early: earlyHandler(&d.phases)}
+	f.server = gateway.NewServer(f, d.cfg.Log, d.cfg.ClientIdle)
 	if tlsConfig != nil {
-		protocols.SetHTTP2(true)
+		f.server.Protocols.SetUnencryptedHTTP2(false)
+		f.server.TLSConfig = tlsConfig
 		f.listener = tls.NewListener(ln, tlsConfig)
-	} else {
-		protocols.SetUnencryptedHTTP2(true)
-	}
-	f.server = &http.Server{
-		Handler: f, Protocols: &protocols, TLSConfig: tlsConfig, MaxHeaderBytes: maxHeader,
-		ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
-		HTTP2:    &http.HTTP2Config{MaxConcurrentStreams: 1000},
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 	return f, nil
 }
 
-// ServeHTTP passes to what has been put in, else to early.
+// ServeHTTP passes to what has been put in, else to early, once before has had its say.
 func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if first := f.first.Load(); first != nil && (*first)(w, r) {
+		return
+	}
 	if h := f.handler.Load(); h != nil {
 		(*h).ServeHTTP(w, r)
 		return
 	}
 	f.early.ServeHTTP(w, r)
 }
+
+// before has f asked before all else; it reports whether it has answered.
+func (f *front) before(first func(http.ResponseWriter, *http.Request) bool) { f.first.Store(&first) }
 
 func (f *front) open(h http.Handler) { f.handler.Store(&h) }
 
@@ -100,7 +92,11 @@ func earlyHandler(p *phases) http.Handler {
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Retry-After", "1")
 		w.WriteHeader(http.StatusServiceUnavailable)
-		fmt.Fprintf(w, `{"code":503,"message":"the server is starting (%s)"}`+"\n", current)
+		message := "the server is starting (" + current + ")"
+		if text, wrong := errs.PublicMessage(p.health.Err()); wrong {
+			message += ": " + text
+		}
+		_ = json.NewEncoder(w).Encode(map[string]any{"code": http.StatusServiceUnavailable, "message": message}) // the client has gone
 	})
 	return mux
 }

@@ -17,6 +17,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/adminclient"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/ctrd"
+	"github.com/barchan-dev/barchan/internal/failpoint"
+	"github.com/barchan-dev/barchan/internal/health"
+	"github.com/barchan-dev/barchan/internal/ipam"
 	"github.com/barchan-dev/barchan/internal/lifecycle"
 	"github.com/barchan-dev/barchan/internal/netdev"
 	"github.com/barchan-dev/barchan/internal/node"
@@ -39,9 +42,12 @@ type machine struct {
 
 // hooks are what a machine is told by the server around it; all of them may be left out.
 type hooks struct {
-	exists  func(ctx context.Context, ref sandbox.Ref) (bool, error)
-	tokens  *sandbox.Tokens
-	metrics prometheus.Registerer
+	exists   func(ctx context.Context, ref sandbox.Ref) (bool, error)
+	tokens   *sandbox.Tokens
+	metrics  prometheus.Registerer
+	health   *health.Gate
+	written  func(error)
+	repaired func(ctx context.Context, r ipam.Repair)
 }
 
 func finderOf(cfg *config.Config) (*toolchain.Finder, error) {
@@ -95,13 +101,17 @@ func (m *machine) nodeConfig(cfg *config.Config, log *slog.Logger, h hooks) (nod
 		Name: cfg.NodeName, DataDir: filepath.Join(cfg.DataDir, "node"), RunDir: filepath.Join(cfg.RunDir, "node"),
 		Containerd: m.containers, Runtimes: runtimes, DefaultClass: oci.Class(cfg.DefaultRuntime), AgentBinary: agent,
 		Network: netdev.Config{
-			Bridge: cfg.BridgeName, Subnet: cfg.Subnet, Table: cfg.NftTable, NetnsPrefix: cfg.NetnsPrefix, Resolvers: cfg.DNSResolvers, Log: log,
+			Bridge: cfg.BridgeName, Subnet: cfg.Subnet, Subnet6: cfg.Subnet6, Table: cfg.NftTable, NetnsPrefix: cfg.NetnsPrefix,
+			Spares: cfg.SpareNetworks, Resolvers: cfg.DNSResolvers, Reachable: cfg.Reachable, Log: log,
 		},
 		CgroupParent: cfg.CgroupParent,
 		DefaultLimits: oci.Limits{
 			MilliCPU: cfg.SandboxCPU.MilliValue(), Memory: cfg.SandboxMemory.Value(), Pids: int64(cfg.SandboxPids),
 		},
-		StoreAfter: cfg.StoreAfter, Exists: h.exists, Log: log,
+		StoreAfter: cfg.StoreAfter, ReleaseAddresses: cfg.PausedAddresses == config.AddressesReleased, Exists: h.exists, Log: log, Refuse: h.health.Err, Room: room(cfg), Journalled: h.written, OnRepair: h.repaired, Metrics: h.metrics,
+	}
+	if failpoint.Enabled {
+		out.AfterStep = func(step string) error { return failpoint.Err("node/" + step) }
 	}
 	if h.tokens != nil {
 		out.AgentToken = h.tokens.Agent
@@ -136,11 +146,14 @@ func (m *machine) runtimes(cfg *config.Config) ([]oci.Config, error) {
 
 // startNode starts containerd and adopts what already runs.
 func (d *Daemon) startNode(ctx context.Context, stack *lifecycle.Stack) (err error) {
-	d.machine, err = newMachine(&d.cfg.Config, d.cfg.Log, hooks{exists: d.exists, tokens: d.tokens, metrics: d.metrics})
+	d.machine, err = newMachine(&d.cfg.Config, d.cfg.Log, hooks{exists: d.exists, tokens: d.tokens, metrics: d.metrics, health: d.health, written: d.journalWritten, repaired: d.repaired})
 	if err != nil {
 		return err
 	}
-	return d.machine.start(ctx, stack)
+	if err := d.machine.start(ctx, stack); err != nil {
+		return err
+	}
+	return d.startContainerdHealth(ctx, stack)
 }
 
 // start puts containerd and the node on the stack and returns when what ran is adopted.

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/health"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 )
 
@@ -22,6 +23,10 @@ type Phase struct {
 // phases runs the boot's steps in order and tells how far it is.
 type phases struct {
 	log *slog.Logger
+	// health tells what is wrong; nil: nothing.
+	health *health.Gate
+	// serves says whether a server that has booted leads to sandboxes; nil: it does.
+	serves func() bool
 
 	mu sync.Mutex
 	// +checklocks:mu
@@ -81,9 +86,12 @@ func (p *phases) snapshot() (ready bool, current string, all []Phase) {
 	return p.ready, current, append([]Phase(nil), p.list...)
 }
 
-// ServeHTTP answers /readyz: 200 once the boot is over, else 503 with the phase.
+// ServeHTTP answers /readyz: 200 once the boot is over, else 503 with the phase. What is wrong with
+// a server that is ready is listed, and it stays ready: what runs is served. A replica that may not
+// serve it, because it is cut off, is not ready.
 func (p *phases) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	ready, current, all := p.snapshot()
+	ready = ready && (p.serves == nil || p.serves())
 	type row struct {
 		Name  string  `json:"name"`
 		Done  bool    `json:"done"`
@@ -98,5 +106,13 @@ func (p *phases) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Retry-After", "1")
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
-	_ = json.NewEncoder(w).Encode(map[string]any{"ready": ready, "phase": current, "phases": rows}) // the client has gone
+	body := map[string]any{"ready": ready, "phase": current, "phases": rows}
+	if list := p.health.Conditions(); len(list) > 0 {
+		wrong := map[string]string{}
+		for _, c := range list {
+			wrong[c.Name] = c.Reason
+		}
+		body["degraded"] = wrong
+	}
+	_ = json.NewEncoder(w).Encode(body) // the client has gone
 }

@@ -26,6 +26,22 @@ func RemoveAll(ctx context.Context, cfg config.Config, log *slog.Logger, progres
 	}
 	defer func() { err = errors.Join(err, release()) }()
 	removed := func(what string) { progress(adminclient.Event{Step: "removed", Message: what}) }
+	if cfg.Role == config.RoleServer {
+		if err := removeMachine(ctx, cfg, log, removed); err != nil {
+			return err
+		}
+	}
+	for _, dir := range []string{cfg.RunDir, cfg.DataDir} {
+		if err := os.RemoveAll(dir); err != nil {
+			return fmt.Errorf("remove %s: %w", dir, err)
+		}
+	}
+	removed(cfg.DataDir)
+	return nil
+}
+
+// removeMachine removes what runs or lies on this machine outside the directories.
+func removeMachine(ctx context.Context, cfg config.Config, log *slog.Logger, removed func(string)) error {
 	m, err := newMachine(&cfg, log, hooks{})
 	if err != nil {
 		return err
@@ -50,11 +66,5 @@ func RemoveAll(ctx context.Context, cfg config.Config, log *slog.Logger, progres
 		}
 		removed("containerd")
 	}
-	for _, dir := range []string{cfg.RunDir, cfg.DataDir} {
-		if err := os.RemoveAll(dir); err != nil {
-			return fmt.Errorf("remove %s: %w", dir, err)
-		}
-	}
-	removed(cfg.DataDir)
 	return nil
 }

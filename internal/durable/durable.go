@@ -89,3 +89,31 @@ func Lock(path string) (release func() error, holder string, err error) {
 	}
 	return f.Close, "", nil
 }
+
+// CheckWrites writes a small file in a directory, syncs it, renames it and removes it: what all
+// else here relies on. The error is what the kernel said.
+func CheckWrites(dir string) error {
+	path := filepath.Join(dir, ".write-check")
+	if err := WriteFile(path, []byte("ok\n"), 0o600); err != nil {
+		return err
+	}
+	return Remove(path)
+}
+
+// Reserve takes size bytes of the disk for a file of nothing, which can be removed when the
+// room is needed. One that is there already, of that size or more, is left.
+func Reserve(path string, size int64) error {
+	if info, err := os.Stat(path); err == nil && info.Size() >= size {
+		return nil
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("reserve room: %w", err)
+	}
+	err = unix.Fallocate(int(f.Fd()), 0, 0, size)
+	if err = errors.Join(err, f.Close()); err != nil {
+		_ = os.Remove(path) // what was taken of the room is of no use
+		return fmt.Errorf("reserve room in %s: %w", path, err)
+	}
+	return nil
+}

@@ -24,7 +24,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/apiserver"
 	"github.com/barchan-dev/barchan/internal/cache"
 	"github.com/barchan-dev/barchan/internal/e2b"
-	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/manager"
 	"github.com/barchan-dev/barchan/internal/picker"
 	"github.com/barchan-dev/barchan/internal/pool"
@@ -127,7 +126,7 @@ func newClaimServer(b *testing.B) *claimServer {
 	tokens, err := sandbox.NewTokens([]byte(strings.Repeat("s", 32)))
 	must(err)
 	m, err := manager.New(manager.Config{
-		Objects: direct, Cache: s.objects, Picker: s.picker, Quota: quotas, Routes: routes, Node: noNode{}, Tokens: tokens, Log: telemetry.Discard(),
+		Objects: direct, Cache: s.objects, Picker: s.picker, Quota: quotas, Routes: routes, Tokens: tokens, Log: telemetry.Discard(),
 	})
 	must(err)
 	rest, err := e2b.New(e2b.Config{Manager: m, Log: telemetry.Discard()})
@@ -193,10 +192,3 @@ func (s *claimServer) fill(b *testing.B, n int) {
 		b.Fatal(err)
 	}
 }
-
-// noNode runs nothing.
-type noNode struct{}
-
-func (noNode) Stats(context.Context, sandbox.Ref) (envd.Metrics, error) { return envd.Metrics{}, nil }
-
-func (noNode) Logs(context.Context, sandbox.Ref, time.Time) ([]envd.LogLine, error) { return nil, nil }

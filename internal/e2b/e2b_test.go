@@ -31,13 +31,13 @@ import (
 
 const team, otherTeam = "team-a", "team-b"
 
-type fakeNode struct{}
+type fakeWitness struct{}
 
-func (fakeNode) Stats(context.Context, sandbox.Ref) (envd.Metrics, error) {
+func (fakeWitness) Stats(context.Context, *agents.Sandbox) (envd.Metrics, error) {
 	return envd.Metrics{Timestamp: time.Now().Unix(), CPUCount: 2, CPUUsedPct: 1.5, MemTotal: 1 << 30, MemUsed: 1 << 20}, nil
 }
 
-func (fakeNode) Logs(context.Context, sandbox.Ref, time.Time) ([]envd.LogLine, error) {
+func (fakeWitness) Logs(context.Context, *agents.Sandbox, time.Time) ([]envd.LogLine, error) {
 	at := time.Unix(1700000000, 0)
 	return []envd.LogLine{
 		{Timestamp: at, Source: envd.SourceEntrypoint, Stream: envd.StreamStdout, Line: "hello"},
@@ -61,6 +61,11 @@ type fixture struct {
 
 func newFixture(t *testing.T, change ...func(*Config)) *fixture {
 	t.Helper()
+	return newFixtureOf(t, func(*manager.Config) {}, change...)
+}
+
+func newFixtureOf(t *testing.T, managed func(*manager.Config), change ...func(*Config)) *fixture {
+	t.Helper()
 	f := &fixture{t: t, routes: route.NewTable(), cluster: standin.New(
 		t,
 		standin.Template(manager.DefaultPublicNamespace, "base", "base", standin.Public()),
@@ -83,10 +88,12 @@ func newFixture(t *testing.T, change ...func(*Config)) *fixture {
 		members.Observe(older, newer)
 		quotas.Observe(older, newer)
 	})
-	f.manager, err = manager.New(manager.Config{
-		Objects: f.cluster, Cache: f.cluster, Routes: f.routes, Node: fakeNode{}, Tokens: tokens, Log: telemetry.Discard(), Metrics: metrics,
+	mc := manager.Config{
+		Objects: f.cluster, Cache: f.cluster, Routes: f.routes, Witness: fakeWitness{}, Tokens: tokens, Log: telemetry.Discard(), Metrics: metrics,
 		Picker: members, Quota: quotas, Binder: silentAgents{},
-	})
+	}
+	managed(&mc)
+	f.manager, err = manager.New(mc)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,15 +171,16 @@ func TestSandboxObjectHasTheFieldsThatClientsNeed(t *testing.T) {
 	if got["domain"] != nil || got["trafficAccessToken"] == nil || got["envdVersion"] != envd.Version {
 		t.Errorf("sandbox is %v", got)
 	}
-	insecure := map[string]any{}
+	insecure, before := map[string]any{}, time.Now()
 	f.want(201, &insecure, "POST", "/sandboxes", `{"templateID":"base"}`)
+	after := time.Now()
 	if _, has := insecure["envdAccessToken"]; has || insecure["trafficAccessToken"] != nil {
 		t.Errorf("v1 without secure is %v", insecure)
 	}
 	var v1 SandboxDetail
 	f.want(200, &v1, "GET", fmt.Sprint("/sandboxes/", insecure["sandboxID"]), "")
-	if left := time.Until(v1.EndAt); left > 16*time.Second || left < 10*time.Second {
-		t.Errorf("v1 lives for %s, want 15 s", left)
+	if v1.EndAt.Before(before.Add(15*time.Second)) || v1.EndAt.After(after.Add(16*time.Second)) {
+		t.Errorf("v1 was made from %s to %s and ends at %s, want 15 s later", before, after, v1.EndAt)
 	}
 	detail := map[string]any{}
 	f.want(200, &detail, "GET", fmt.Sprint("/sandboxes/", got["sandboxID"]), "")
@@ -250,10 +258,18 @@ func TestErrorsHaveOneShape(t *testing.T) {
 		"unknown route":      {"GET", "/nowhere", "", nil, 404, "no such route: GET /nowhere"},
 		"root":               {"GET", "/", "", nil, 404, "no such route"},
 		"method":             {"PATCH", "/v2/sandboxes", "{}", nil, 405, "PATCH is not allowed here; allowed: GET, HEAD, POST"},
-		"snapshots":          {"POST", "/sandboxes/" + id + "/snapshots", "{}", nil, 501, "snapshots: not available"},
-		"fork":               {"POST", "/sandboxes/" + id + "/fork", "{}", nil, 501, "fork: not available"},
+		"snapshot's name":    {"POST", "/sandboxes/" + id + "/snapshots", `{"name":"A B"}`, nil, 400, `name: "A B"`},
+		"snapshot's ttl":     {"POST", "/sandboxes/" + id + "/snapshots", `{"ttl":0}`, nil, 400, "ttl: must be 1 or more"},
+		"snapshot's form":    {"POST", "/sandboxes/" + id + "/snapshots", `{"memory":"no"}`, nil, 400, "memory: must be true or false"},
+		"snapshot of none":   {"POST", "/sandboxes/i0000000000000000000/snapshots", "", nil, 404, "doesn't exist"},
+		"snapshots' limit":   {"GET", "/snapshots?limit=0", "", nil, 400, "limit"},
+		"snapshots' source":  {"GET", "/snapshots?sandboxID=x", "", nil, 400, "sandboxID"},
+		"no forks":           {"POST", "/sandboxes/" + id + "/fork", `{"count":0}`, nil, 400, "count: must be from 1 to 100"},
+		"many forks":         {"POST", "/sandboxes/" + id + "/fork", `{"count":101}`, nil, 400, "count: must be from 1 to 100"},
+		"fork of none":       {"POST", "/sandboxes/i0000000000000000000/fork", "", nil, 404, "doesn't exist"},
 		"builds":             {"POST", "/v3/templates", "{}", nil, 501, "template builds: not available"},
-		"deleting templates": {"DELETE", "/templates/a%2Fb%3Adefault", "", nil, 501, "not available"},
+		"deleting templates": {"DELETE", "/templates/base", "", nil, 501, "not available"},
+		"deleting nothing":   {"DELETE", "/templates/a%2Fb%3Adefault", "", nil, 404, "snapshot 'a/b:default' not found"},
 		"volume":             {"GET", "/volumes/x", "", nil, 501, "volumes: not available"},
 		"alias":              {"GET", "/templates/aliases/nope", "", nil, 404, "template 'nope' not found"},
 		"unknown key":        {"DELETE", "/api-keys/nope", "", nil, 404, "nope"},
@@ -340,6 +356,8 @@ func TestUnclaimedMembersOverTheWire(t *testing.T) {
 		{"POST", "/timeout"},
 		{"POST", "/refreshes"},
 		{"PUT", "/network"},
+		{"POST", "/snapshots"},
+		{"POST", "/fork"},
 	} {
 		body := ""
 		if ask[0] != "GET" {

@@ -8,8 +8,10 @@ import (
 	"io"
 	"net/http"
 	"reflect"
+	"strconv"
 
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/health"
 	"github.com/barchan-dev/barchan/internal/manager"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 )
@@ -68,6 +70,9 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		log = s.log.WarnContext
 	}
 	log(r.Context(), "request failed", telemetry.Method, r.Method, telemetry.Path, r.URL.Path, telemetry.Status, a.status, telemetry.Error, err)
+	if a.status == http.StatusServiceUnavailable {
+		w.Header().Set("Retry-After", strconv.Itoa(int(health.RetryAfter.Seconds())))
+	}
 	writeError(w, a.status, a.text)
 }
 

@@ -3,11 +3,14 @@ package e2b
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"net/http"
 	"strconv"
 	"time"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/manager"
 )
 
@@ -56,6 +59,8 @@ func (h *handlers) create(ctx context.Context, b *NewSandbox, key *IdempotencyKe
 		PublicTraffic:   n.AllowPublicTraffic,
 		MaskRequestHost: deref(n.MaskRequestHost),
 		Network:         egress(b.AllowInternetAccess, n.AllowOut, n.DenyOut),
+		FilesOnly:       b.Memory != nil && !*b.Memory,
+		AllowSecrets:    deref(b.AllowSecrets),
 		IdempotencyKey:  deref(key),
 	}
 	if b.AutoPause != nil {
@@ -243,10 +248,25 @@ func (h *handlers) RefreshSandbox(ctx context.Context, r RefreshSandboxRequestOb
 
 // PauseSandbox is POST /sandboxes/{sandboxID}/pause.
 func (h *handlers) PauseSandbox(ctx context.Context, r PauseSandboxRequestObject) (PauseSandboxResponseObject, error) {
-	if err := h.manager.Pause(ctx, callerOf(ctx).Namespace, r.SandboxID, deref(r.Body).Memory); err != nil {
+	namespace, memory := callerOf(ctx).Namespace, deref(r.Body).Memory
+	err := h.manager.Pause(ctx, namespace, r.SandboxID, memory)
+	if errors.Is(err, errs.ErrConflict) && memory != nil && !*memory {
+		return nil, h.staysPaused(ctx, namespace, r.SandboxID, err)
+	}
+	if err != nil {
 		return nil, err
 	}
 	return PauseSandbox204Response{}, nil
+}
+
+// staysPaused adds to a refusal how the memory of a sandbox that is paused is given up: not by another pause.
+func (h *handlers) staysPaused(ctx context.Context, namespace, id string, refused error) error {
+	v, err := h.manager.Get(ctx, namespace, id)
+	if err != nil || v.State != manager.StatePaused {
+		return refused
+	}
+	return errs.Public(refused, fmt.Sprintf("Sandbox %q is already paused, and keeps what it was paused with; "+
+		"a connect with memory: false (barchan resume --files-only) gives up memory that it has", id))
 }
 
 // ResumeSandbox is POST /sandboxes/{sandboxID}/resume.

@@ -7,19 +7,16 @@ import (
 
 // notYet names what E2B offers and Barchan does not yet, by the routes that ask for it.
 var notYet = map[string][]string{
-	"snapshots": {"POST /sandboxes/{id}/snapshots", "GET /snapshots"},
-	"fork":      {"POST /sandboxes/{id}/fork"},
 	"template builds": {
 		"POST /templates", "POST /v2/templates", "POST /v3/templates", "POST /templates/{id}", "PATCH /templates/{id}", "PATCH /v2/templates/{id}",
 		"/v2/templates/{id}/builds/{rest...}", "/templates/{id}/builds/{rest...}", "GET /templates/{id}/files/{hash}",
 	},
-	"deleting templates and snapshots": {"DELETE /templates/{id}"},
-	"template tags":                    {"POST /templates/tags", "DELETE /templates/tags", "GET /templates/{id}/tags"},
-	"volumes":                          {"/volumes", "/volumes/{rest...}", "/volumecontent/{rest...}"},
-	"secrets":                          {"/secrets", "/secrets/{rest...}"},
-	"team metrics":                     {"GET /teams/{id}/metrics", "GET /teams/{id}/metrics/max"},
-	"renaming API keys":                {"PATCH /api-keys/{id}"},
-	"access tokens":                    {"/access-tokens", "/access-tokens/{rest...}"},
+	"template tags":     {"POST /templates/tags", "DELETE /templates/tags", "GET /templates/{id}/tags"},
+	"volumes":           {"/volumes", "/volumes/{rest...}", "/volumecontent/{rest...}"},
+	"secrets":           {"/secrets", "/secrets/{rest...}"},
+	"team metrics":      {"GET /teams/{id}/metrics", "GET /teams/{id}/metrics/max"},
+	"renaming API keys": {"PATCH /api-keys/{id}"},
+	"access tokens":     {"/access-tokens", "/access-tokens/{rest...}"},
 }
 
 // laterRoutes answers 501 there: a 404 would tell the SDKs that the sandbox is gone.

@@ -148,6 +148,12 @@ type Error struct {
 	Message string `json:"message"`
 }
 
+// ForkResult Either a sandbox or an error.
+type ForkResult struct {
+	Error   *Error   `json:"error,omitempty"`
+	Sandbox *Sandbox `json:"sandbox,omitempty"`
+}
+
 // KeyMask defines model for KeyMask.
 type KeyMask struct {
 	MaskedValuePrefix string `json:"maskedValuePrefix"`
@@ -195,29 +201,60 @@ type NetworkUpdate struct {
 	Rules               *map[string]interface{} `json:"rules,omitempty"`
 }
 
+// NewFork defines model for NewFork.
+type NewFork struct {
+	// AllowSecrets Ours, as metadata and envVars, which are added to the source's. Fork although the sandbox was created with variables, which the forks get. Default false, which is answered 403.
+	AllowSecrets *bool `json:"allowSecrets,omitempty"`
+
+	// Count From 1 to 100. Default 1.
+	Count    *int32     `json:"count,omitempty"`
+	EnvVars  *StringMap `json:"envVars,omitempty"`
+	Metadata *StringMap `json:"metadata,omitempty"`
+
+	// Timeout Seconds that each lives. Default 15.
+	Timeout *int64 `json:"timeout,omitempty"`
+}
+
 // NewSandbox defines model for NewSandbox.
 type NewSandbox struct {
+	// AllowSecrets Ours. Start from a snapshot although it holds variables that its sandbox was created with. Default false, which is answered 403.
+	AllowSecrets        *bool `json:"allowSecrets,omitempty"`
 	AllowInternetAccess *bool `json:"allow_internet_access,omitempty"`
 	AutoPause           *bool `json:"autoPause,omitempty"`
 	AutoPauseMemory     *bool `json:"autoPauseMemory,omitempty"`
 	AutoResume          *struct {
 		Enabled *bool `json:"enabled,omitempty"`
 	} `json:"autoResume,omitempty"`
-	EnvVars  *StringMap              `json:"envVars,omitempty"`
-	Iam      *map[string]interface{} `json:"iam,omitempty"`
-	Mcp      *map[string]interface{} `json:"mcp,omitempty"`
-	Metadata *StringMap              `json:"metadata,omitempty"`
-	Network  *Network                `json:"network,omitempty"`
+	EnvVars *StringMap              `json:"envVars,omitempty"`
+	Iam     *map[string]interface{} `json:"iam,omitempty"`
+	Mcp     *map[string]interface{} `json:"mcp,omitempty"`
+
+	// Memory Ours. False starts from a snapshot's files only. Default true.
+	Memory   *bool      `json:"memory,omitempty"`
+	Metadata *StringMap `json:"metadata,omitempty"`
+	Network  *Network   `json:"network,omitempty"`
 
 	// Secure v1 only.
 	Secure *bool `json:"secure,omitempty"`
 
-	// TemplateID A template's ID, name or alias.
+	// TemplateID A template's ID, name or alias; or a snapshot's ID, or its name for the newest of it.
 	TemplateID string `json:"templateID"`
 
 	// Timeout Seconds to live. Default 15, in v2 300.
 	Timeout      *int64         `json:"timeout,omitempty"`
 	VolumeMounts *[]VolumeMount `json:"volumeMounts,omitempty"`
+}
+
+// NewSnapshot defines model for NewSnapshot.
+type NewSnapshot struct {
+	// Memory Ours. False keeps files only. Default true.
+	Memory *bool `json:"memory,omitempty"`
+
+	// Name A name, or <name>:<tag>. Default name: the template's; default tag: a new one.
+	Name *string `json:"name,omitempty"`
+
+	// TTL Ours. Seconds after which it is deleted. Default: kept until it is deleted.
+	TTL *int64 `json:"ttl,omitempty"`
 }
 
 // Sandbox defines model for Sandbox.
@@ -303,6 +340,36 @@ type SandboxState string
 // SandboxesWithMetrics defines model for SandboxesWithMetrics.
 type SandboxesWithMetrics struct {
 	Sandboxes map[string]SandboxMetric `json:"sandboxes"`
+}
+
+// Snapshot defines model for Snapshot.
+type Snapshot struct {
+	CreatedAt time.Time  `json:"createdAt"`
+	ExpiresAt *time.Time `json:"expiresAt,omitempty"`
+
+	// Memory False: it holds files only.
+	Memory bool `json:"memory"`
+
+	// MemoryBytes The part of it that is memory.
+	MemoryBytes int64 `json:"memoryBytes"`
+
+	// Names <team>/<name>:<tag>.
+	Names []string `json:"names"`
+
+	// SandboxID Ours, as all that follows. What it was taken of.
+	SandboxID string `json:"sandboxID"`
+
+	// Secrets It holds variables that its sandbox was created with.
+	Secrets bool `json:"secrets"`
+
+	// SizeBytes On disk.
+	SizeBytes int64 `json:"sizeBytes"`
+
+	// SnapshotID <name>:<tag>, for templateID of a create.
+	SnapshotID string `json:"snapshotID"`
+
+	// TemplateID What that was made of; empty for no template.
+	TemplateID string `json:"templateID"`
 }
 
 // StringMap defines model for StringMap.
@@ -411,6 +478,12 @@ type ListSandboxMetricsParams struct {
 	SandboxIds []string `form:"sandbox_ids" json:"sandbox_ids"`
 }
 
+// ForkSandboxParams defines parameters for ForkSandbox.
+type ForkSandboxParams struct {
+	// Stream Ours. Answer with a ForkResult a line, as application/x-ndjson, each as soon as its sandbox is ready or has failed, in any order and with its index. Default false.
+	Stream *bool `form:"stream,omitempty" json:"stream,omitempty"`
+}
+
 // GetSandboxLogsParams defines parameters for GetSandboxLogs.
 type GetSandboxLogsParams struct {
 	// Start Unix milliseconds.
@@ -452,6 +525,19 @@ type ResumeSandboxJSONBody struct {
 type SetSandboxTimeoutJSONBody struct {
 	// Timeout Seconds from now.
 	Timeout int64 `json:"timeout"`
+}
+
+// ListSnapshotsParams defines parameters for ListSnapshots.
+type ListSnapshotsParams struct {
+	// SandboxID Only those of one sandbox, which may be gone.
+	SandboxID *string `form:"sandboxID,omitempty" json:"sandboxID,omitempty"`
+
+	// Name Only those of a name, or the one of a name and a tag.
+	Name *string `form:"name,omitempty" json:"name,omitempty"`
+
+	// Limit From 1 to 100; 100 unless given.
+	Limit     *Limit     `form:"limit,omitempty" json:"limit,omitempty"`
+	NextToken *NextToken `form:"nextToken,omitempty" json:"nextToken,omitempty"`
 }
 
 // ListTemplatesParams defines parameters for ListTemplates.
@@ -524,6 +610,9 @@ type CreateSandboxJSONRequestBody = NewSandbox
 // ConnectSandboxJSONRequestBody defines body for ConnectSandbox for application/json ContentType.
 type ConnectSandboxJSONRequestBody = ConnectSandbox
 
+// ForkSandboxJSONRequestBody defines body for ForkSandbox for application/json ContentType.
+type ForkSandboxJSONRequestBody = NewFork
+
 // UpdateSandboxNetworkJSONRequestBody defines body for UpdateSandboxNetwork for application/json ContentType.
 type UpdateSandboxNetworkJSONRequestBody = NetworkUpdate
 
@@ -535,6 +624,9 @@ type RefreshSandboxJSONRequestBody RefreshSandboxJSONBody
 
 // ResumeSandboxJSONRequestBody defines body for ResumeSandbox for application/json ContentType.
 type ResumeSandboxJSONRequestBody ResumeSandboxJSONBody
+
+// CreateSnapshotJSONRequestBody defines body for CreateSnapshot for application/json ContentType.
+type CreateSnapshotJSONRequestBody = NewSnapshot
 
 // SetSandboxTimeoutJSONRequestBody defines body for SetSandboxTimeout for application/json ContentType.
 type SetSandboxTimeoutJSONRequestBody SetSandboxTimeoutJSONBody
@@ -575,6 +667,9 @@ type ServerInterface interface {
 	// (POST /sandboxes/{sandboxID}/connect)
 	ConnectSandbox(w http.ResponseWriter, r *http.Request, sandboxID SandboxID)
 
+	// (POST /sandboxes/{sandboxID}/fork)
+	ForkSandbox(w http.ResponseWriter, r *http.Request, sandboxID SandboxID, params ForkSandboxParams)
+
 	// (GET /sandboxes/{sandboxID}/logs)
 	GetSandboxLogs(w http.ResponseWriter, r *http.Request, sandboxID SandboxID, params GetSandboxLogsParams)
 
@@ -593,8 +688,14 @@ type ServerInterface interface {
 	// (POST /sandboxes/{sandboxID}/resume)
 	ResumeSandbox(w http.ResponseWriter, r *http.Request, sandboxID SandboxID)
 
+	// (POST /sandboxes/{sandboxID}/snapshots)
+	CreateSnapshot(w http.ResponseWriter, r *http.Request, sandboxID SandboxID)
+
 	// (POST /sandboxes/{sandboxID}/timeout)
 	SetSandboxTimeout(w http.ResponseWriter, r *http.Request, sandboxID SandboxID)
+
+	// (GET /snapshots)
+	ListSnapshots(w http.ResponseWriter, r *http.Request, params ListSnapshotsParams)
 
 	// (GET /teams)
 	ListTeams(w http.ResponseWriter, r *http.Request)
@@ -604,6 +705,9 @@ type ServerInterface interface {
 
 	// (GET /templates/aliases/{alias})
 	GetTemplateAlias(w http.ResponseWriter, r *http.Request, alias string)
+
+	// (DELETE /templates/{templateID})
+	DeleteTemplate(w http.ResponseWriter, r *http.Request, templateID string)
 
 	// (GET /templates/{templateID})
 	GetTemplate(w http.ResponseWriter, r *http.Request, templateID string, params GetTemplateParams)
@@ -872,6 +976,48 @@ func (siw *ServerInterfaceWrapper) ConnectSandbox(w http.ResponseWriter, r *http
 	handler.ServeHTTP(w, r)
 }
 
+// ForkSandbox operation middleware
+func (siw *ServerInterfaceWrapper) ForkSandbox(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "sandboxID" -------------
+	var sandboxID SandboxID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "sandboxID", r.PathValue("sandboxID"), &sandboxID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "sandboxID", Err: err})
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ForkSandboxParams
+
+	// ------------- Optional query parameter "stream" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "stream", r.URL.Query(), &params.Stream, runtime.BindQueryParameterOptions{Type: "boolean", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "stream"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "stream", Err: err})
+		}
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.ForkSandbox(w, r, sandboxID, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
 // GetSandboxLogs operation middleware
 func (siw *ServerInterfaceWrapper) GetSandboxLogs(w http.ResponseWriter, r *http.Request) {
 
@@ -1086,6 +1232,32 @@ func (siw *ServerInterfaceWrapper) ResumeSandbox(w http.ResponseWriter, r *http.
 	handler.ServeHTTP(w, r)
 }
 
+// CreateSnapshot operation middleware
+func (siw *ServerInterfaceWrapper) CreateSnapshot(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "sandboxID" -------------
+	var sandboxID SandboxID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "sandboxID", r.PathValue("sandboxID"), &sandboxID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "sandboxID", Err: err})
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.CreateSnapshot(w, r, sandboxID)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
 // SetSandboxTimeout operation middleware
 func (siw *ServerInterfaceWrapper) SetSandboxTimeout(w http.ResponseWriter, r *http.Request) {
 
@@ -1103,6 +1275,78 @@ func (siw *ServerInterfaceWrapper) SetSandboxTimeout(w http.ResponseWriter, r *h
 
 	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		siw.Handler.SetSandboxTimeout(w, r, sandboxID)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// ListSnapshots operation middleware
+func (siw *ServerInterfaceWrapper) ListSnapshots(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListSnapshotsParams
+
+	// ------------- Optional query parameter "sandboxID" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "sandboxID", r.URL.Query(), &params.SandboxID, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "sandboxID"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "sandboxID", Err: err})
+		}
+		return
+	}
+
+	// ------------- Optional query parameter "name" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "name", r.URL.Query(), &params.Name, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "name"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "name", Err: err})
+		}
+		return
+	}
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", r.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "limit"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "limit", Err: err})
+		}
+		return
+	}
+
+	// ------------- Optional query parameter "nextToken" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "nextToken", r.URL.Query(), &params.NextToken, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "nextToken"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "nextToken", Err: err})
+		}
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.ListSnapshots(w, r, params)
 	}))
 
 	for _, middleware := range siw.HandlerMiddlewares {
@@ -1176,6 +1420,32 @@ func (siw *ServerInterfaceWrapper) GetTemplateAlias(w http.ResponseWriter, r *ht
 
 	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		siw.Handler.GetTemplateAlias(w, r, alias)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// DeleteTemplate operation middleware
+func (siw *ServerInterfaceWrapper) DeleteTemplate(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "templateID" -------------
+	var templateID string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "templateID", r.PathValue("templateID"), &templateID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "templateID", Err: err})
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.DeleteTemplate(w, r, templateID)
 	}))
 
 	for _, middleware := range siw.HandlerMiddlewares {
@@ -1704,12 +1974,16 @@ func HandlerWithOptions(si ServerInterface, options StdHTTPServerOptions) http.H
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/sandboxes/{sandboxID}/refreshes", wrapper.RefreshSandbox)
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/sandboxes/{sandboxID}/pause", wrapper.PauseSandbox)
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/sandboxes/{sandboxID}/resume", wrapper.ResumeSandbox)
+	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/sandboxes/{sandboxID}/snapshots", wrapper.CreateSnapshot)
+	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/snapshots", wrapper.ListSnapshots)
+	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/sandboxes/{sandboxID}/fork", wrapper.ForkSandbox)
 	m.HandleFunc(http.MethodPut+" "+options.BaseURL+"/sandboxes/{sandboxID}/network", wrapper.UpdateSandboxNetwork)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/sandboxes/{sandboxID}/metrics", wrapper.GetSandboxMetrics)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/sandboxes/{sandboxID}/logs", wrapper.GetSandboxLogs)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/v2/sandboxes/{sandboxID}/logs", wrapper.GetSandboxLogsV2)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/templates", wrapper.ListTemplates)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/v2/templates", wrapper.ListTemplatesV2)
+	m.HandleFunc(http.MethodDelete+" "+options.BaseURL+"/templates/{templateID}", wrapper.DeleteTemplate)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/templates/{templateID}", wrapper.GetTemplate)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/templates/aliases/{alias}", wrapper.GetTemplateAlias)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/teams", wrapper.ListTeams)
@@ -2076,6 +2350,47 @@ func (response ConnectSandboxdefaultJSONResponse) VisitConnectSandboxResponse(w 
 	return err
 }
 
+type ForkSandboxRequestObject struct {
+	SandboxID SandboxID `json:"sandboxID"`
+	Params    ForkSandboxParams
+	Body      *ForkSandboxJSONRequestBody
+}
+
+type ForkSandboxResponseObject interface {
+	VisitForkSandboxResponse(w http.ResponseWriter) error
+}
+
+type ForkSandbox201JSONResponse []ForkResult
+
+func (response ForkSandbox201JSONResponse) VisitForkSandboxResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ForkSandboxdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response ForkSandboxdefaultJSONResponse) VisitForkSandboxResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type GetSandboxLogsRequestObject struct {
 	SandboxID SandboxID `json:"sandboxID"`
 	Params    GetSandboxLogsParams
@@ -2298,6 +2613,46 @@ func (response ResumeSandboxdefaultJSONResponse) VisitResumeSandboxResponse(w ht
 	return err
 }
 
+type CreateSnapshotRequestObject struct {
+	SandboxID SandboxID `json:"sandboxID"`
+	Body      *CreateSnapshotJSONRequestBody
+}
+
+type CreateSnapshotResponseObject interface {
+	VisitCreateSnapshotResponse(w http.ResponseWriter) error
+}
+
+type CreateSnapshot201JSONResponse Snapshot
+
+func (response CreateSnapshot201JSONResponse) VisitCreateSnapshotResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateSnapshotdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response CreateSnapshotdefaultJSONResponse) VisitCreateSnapshotResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type SetSandboxTimeoutRequestObject struct {
 	SandboxID SandboxID `json:"sandboxID"`
 	Body      *SetSandboxTimeoutJSONRequestBody
@@ -2321,6 +2676,45 @@ type SetSandboxTimeoutdefaultJSONResponse struct {
 }
 
 func (response SetSandboxTimeoutdefaultJSONResponse) VisitSetSandboxTimeoutResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListSnapshotsRequestObject struct {
+	Params ListSnapshotsParams
+}
+
+type ListSnapshotsResponseObject interface {
+	VisitListSnapshotsResponse(w http.ResponseWriter) error
+}
+
+type ListSnapshots200JSONResponse []Snapshot
+
+func (response ListSnapshots200JSONResponse) VisitListSnapshotsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListSnapshotsdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response ListSnapshotsdefaultJSONResponse) VisitListSnapshotsResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -2440,6 +2834,39 @@ type GetTemplateAliasdefaultJSONResponse struct {
 }
 
 func (response GetTemplateAliasdefaultJSONResponse) VisitGetTemplateAliasResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type DeleteTemplateRequestObject struct {
+	TemplateID string `json:"templateID"`
+}
+
+type DeleteTemplateResponseObject interface {
+	VisitDeleteTemplateResponse(w http.ResponseWriter) error
+}
+
+type DeleteTemplate204Response struct {
+}
+
+func (response DeleteTemplate204Response) VisitDeleteTemplateResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type DeleteTemplatedefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response DeleteTemplatedefaultJSONResponse) VisitDeleteTemplateResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -2733,6 +3160,9 @@ type StrictServerInterface interface {
 	// (POST /sandboxes/{sandboxID}/connect)
 	ConnectSandbox(ctx context.Context, request ConnectSandboxRequestObject) (ConnectSandboxResponseObject, error)
 
+	// (POST /sandboxes/{sandboxID}/fork)
+	ForkSandbox(ctx context.Context, request ForkSandboxRequestObject) (ForkSandboxResponseObject, error)
+
 	// (GET /sandboxes/{sandboxID}/logs)
 	GetSandboxLogs(ctx context.Context, request GetSandboxLogsRequestObject) (GetSandboxLogsResponseObject, error)
 
@@ -2751,8 +3181,14 @@ type StrictServerInterface interface {
 	// (POST /sandboxes/{sandboxID}/resume)
 	ResumeSandbox(ctx context.Context, request ResumeSandboxRequestObject) (ResumeSandboxResponseObject, error)
 
+	// (POST /sandboxes/{sandboxID}/snapshots)
+	CreateSnapshot(ctx context.Context, request CreateSnapshotRequestObject) (CreateSnapshotResponseObject, error)
+
 	// (POST /sandboxes/{sandboxID}/timeout)
 	SetSandboxTimeout(ctx context.Context, request SetSandboxTimeoutRequestObject) (SetSandboxTimeoutResponseObject, error)
+
+	// (GET /snapshots)
+	ListSnapshots(ctx context.Context, request ListSnapshotsRequestObject) (ListSnapshotsResponseObject, error)
 
 	// (GET /teams)
 	ListTeams(ctx context.Context, request ListTeamsRequestObject) (ListTeamsResponseObject, error)
@@ -2762,6 +3198,9 @@ type StrictServerInterface interface {
 
 	// (GET /templates/aliases/{alias})
 	GetTemplateAlias(ctx context.Context, request GetTemplateAliasRequestObject) (GetTemplateAliasResponseObject, error)
+
+	// (DELETE /templates/{templateID})
+	DeleteTemplate(ctx context.Context, request DeleteTemplateRequestObject) (DeleteTemplateResponseObject, error)
 
 	// (GET /templates/{templateID})
 	GetTemplate(ctx context.Context, request GetTemplateRequestObject) (GetTemplateResponseObject, error)
@@ -3072,6 +3511,43 @@ func (sh *strictHandler) ConnectSandbox(w http.ResponseWriter, r *http.Request, 
 	}
 }
 
+// ForkSandbox operation middleware
+func (sh *strictHandler) ForkSandbox(w http.ResponseWriter, r *http.Request, sandboxID SandboxID, params ForkSandboxParams) {
+	var request ForkSandboxRequestObject
+
+	request.SandboxID = sandboxID
+	request.Params = params
+
+	var body ForkSandboxJSONRequestBody
+	if err := runtime.BindJSONBody(r, &body); err != nil {
+		if !errors.Is(err, io.EOF) {
+			sh.options.RequestErrorHandlerFunc(w, r, fmt.Errorf("can't decode JSON body: %w", err))
+			return
+		}
+	} else {
+		request.Body = &body
+	}
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.ForkSandbox(ctx, request.(ForkSandboxRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ForkSandbox")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(ForkSandboxResponseObject); ok {
+		if err := validResponse.VisitForkSandboxResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
 // GetSandboxLogs operation middleware
 func (sh *strictHandler) GetSandboxLogs(w http.ResponseWriter, r *http.Request, sandboxID SandboxID, params GetSandboxLogsParams) {
 	var request GetSandboxLogsRequestObject
@@ -3267,6 +3743,42 @@ func (sh *strictHandler) ResumeSandbox(w http.ResponseWriter, r *http.Request, s
 	}
 }
 
+// CreateSnapshot operation middleware
+func (sh *strictHandler) CreateSnapshot(w http.ResponseWriter, r *http.Request, sandboxID SandboxID) {
+	var request CreateSnapshotRequestObject
+
+	request.SandboxID = sandboxID
+
+	var body CreateSnapshotJSONRequestBody
+	if err := runtime.BindJSONBody(r, &body); err != nil {
+		if !errors.Is(err, io.EOF) {
+			sh.options.RequestErrorHandlerFunc(w, r, fmt.Errorf("can't decode JSON body: %w", err))
+			return
+		}
+	} else {
+		request.Body = &body
+	}
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.CreateSnapshot(ctx, request.(CreateSnapshotRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "CreateSnapshot")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(CreateSnapshotResponseObject); ok {
+		if err := validResponse.VisitCreateSnapshotResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
 // SetSandboxTimeout operation middleware
 func (sh *strictHandler) SetSandboxTimeout(w http.ResponseWriter, r *http.Request, sandboxID SandboxID) {
 	var request SetSandboxTimeoutRequestObject
@@ -3293,6 +3805,32 @@ func (sh *strictHandler) SetSandboxTimeout(w http.ResponseWriter, r *http.Reques
 		sh.options.ResponseErrorHandlerFunc(w, r, err)
 	} else if validResponse, ok := response.(SetSandboxTimeoutResponseObject); ok {
 		if err := validResponse.VisitSetSandboxTimeoutResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListSnapshots operation middleware
+func (sh *strictHandler) ListSnapshots(w http.ResponseWriter, r *http.Request, params ListSnapshotsParams) {
+	var request ListSnapshotsRequestObject
+
+	request.Params = params
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.ListSnapshots(ctx, request.(ListSnapshotsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListSnapshots")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(ListSnapshotsResponseObject); ok {
+		if err := validResponse.VisitListSnapshotsResponse(w); err != nil {
 			sh.options.ResponseErrorHandlerFunc(w, r, err)
 		}
 	} else if response != nil {
@@ -3369,6 +3907,32 @@ func (sh *strictHandler) GetTemplateAlias(w http.ResponseWriter, r *http.Request
 		sh.options.ResponseErrorHandlerFunc(w, r, err)
 	} else if validResponse, ok := response.(GetTemplateAliasResponseObject); ok {
 		if err := validResponse.VisitGetTemplateAliasResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// DeleteTemplate operation middleware
+func (sh *strictHandler) DeleteTemplate(w http.ResponseWriter, r *http.Request, templateID string) {
+	var request DeleteTemplateRequestObject
+
+	request.TemplateID = templateID
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.DeleteTemplate(ctx, request.(DeleteTemplateRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "DeleteTemplate")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(DeleteTemplateResponseObject); ok {
+		if err := validResponse.VisitDeleteTemplateResponse(w); err != nil {
 			sh.options.ResponseErrorHandlerFunc(w, r, err)
 		}
 	} else if response != nil {

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -127,6 +128,15 @@ func (c *Client) Unfreeze(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, PathUnfreeze, nil, nil)
 }
 
+// Restored has the agent of a sandbox that was restored from a checkpoint read its configuration
+// anew and take on what that says: ID, token, environment, names and system files. Requests that were
+// under way at the checkpoint end with an error, processes go on. It needs no token. Repeated
+// with the same time, which must be later than that of the sandbox's last restore, it does no more harm
+// than the first. An agent that is older than this route answers 404, an [Error].
+func (c *Client) Restored(ctx context.Context, at time.Time) error {
+	return c.call(ctx, http.MethodPost, PathRestored, RestoredRequest{Timestamp: &at}, nil)
+}
+
 // Entrypoint reads the state of the template's program.
 func (c *Client) Entrypoint(ctx context.Context) (Entrypoint, error) {
 	var e Entrypoint
@@ -136,7 +146,8 @@ func (c *Client) Entrypoint(ctx context.Context) (Entrypoint, error) {
 
 // Logs calls each for every line kept of a source (SourceEntrypoint,
 // SourceAgent, or empty for both), oldest first. With follow it goes on until
-// ctx ends or each returns an error, which it then returns.
+// ctx ends or each returns an error, which it then returns. An [Error] of status 503 says that the
+// sandbox was restored from a checkpoint meanwhile.
 func (c *Client) Logs(ctx context.Context, source string, follow bool, each func(LogLine) error) error {
 	q := url.Values{}
 	if follow {
@@ -154,6 +165,9 @@ func (c *Client) Logs(ctx context.Context, source string, follow bool, each func
 	for {
 		var l LogLine
 		if err := dec.Decode(&l); errors.Is(err, io.EOF) {
+			if why := res.Trailer.Get(TrailerError); why != "" {
+				return &Error{Status: http.StatusServiceUnavailable, Message: why}
+			}
 			return nil
 		} else if err != nil {
 			return fmt.Errorf("read log line: %w", err)

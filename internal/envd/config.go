@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -43,9 +44,18 @@ type Config struct {
 	StderrPath string `json:"stderrPath,omitempty"`
 	// AccessToken, if given, guards the agent from its first instant.
 	AccessToken string `json:"accessToken,omitempty"`
+	// SystemFiles are files' contents by path, of those in SystemPaths. The node has written them
+	// before a sandbox starts; an agent writes them when its sandbox was restored from a
+	// checkpoint, whose kernel may remember what was in them.
+	SystemFiles map[string]string `json:"systemFiles,omitempty"`
 	// PortFile, if given, receives the address in use, so that a Port of -1
 	// can mean any free one.
 	PortFile string `json:"portFile,omitempty"`
+}
+
+// SystemPaths are the paths that Config.SystemFiles may have.
+func SystemPaths() []string {
+	return []string{"/etc/hosts", "/etc/resolv.conf", "/etc/hostname", "/etc/machine-id"}
 }
 
 // HostEntry is a line of /etc/hosts.
@@ -68,6 +78,15 @@ func (c *Config) Validate() error {
 	case c.DefaultWorkdir != "" && !filepath.IsAbs(c.DefaultWorkdir):
 		return fmt.Errorf("defaultWorkdir: %q is not an absolute path", c.DefaultWorkdir)
 	}
+	for path := range c.SystemFiles {
+		if !slices.Contains(SystemPaths(), path) {
+			return fmt.Errorf("systemFiles: %q is none of %s", path, strings.Join(SystemPaths(), ", "))
+		}
+	}
+	return c.checkEnv()
+}
+
+func (c *Config) checkEnv() error {
 	for k, v := range c.Env {
 		if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
 			return fmt.Errorf("env: %q is not a name of a variable, or its value has a zero byte", k)
@@ -78,14 +97,23 @@ func (c *Config) Validate() error {
 
 // ReadConfig reads and validates a Config. Unknown fields are an error, so
 // that an old agent never half obeys a newer node.
-func ReadConfig(file string) (*Config, error) {
+func ReadConfig(file string) (*Config, error) { return readConfig(file, true) }
+
+// RereadConfig is ReadConfig for an agent that runs already and was restored from a checkpoint. It
+// may be older than the node, which had no say in that, and what it knows of the
+// configuration is better than what it remembers: unknown fields are ignored.
+func RereadConfig(file string) (*Config, error) { return readConfig(file, false) }
+
+func readConfig(file string, strict bool) (*Config, error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return nil, fmt.Errorf("open config: %w", err)
 	}
 	defer func() { _ = f.Close() }()
 	dec := json.NewDecoder(io.LimitReader(f, 16<<20))
-	dec.DisallowUnknownFields()
+	if strict {
+		dec.DisallowUnknownFields()
+	}
 	var c Config
 	if err := dec.Decode(&c); err != nil {
 		return nil, fmt.Errorf("decode config %s: %w", file, err)

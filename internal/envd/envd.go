@@ -40,21 +40,24 @@ const (
 
 // Routes that are not RPCs.
 const (
-	PathHealth     = "/health"
-	PathMetrics    = "/metrics"
-	PathEnvs       = "/envs"
-	PathFiles      = "/files"
-	PathCompose    = "/files/compose"
-	PathInit       = "/init"
-	PathFreeze     = "/freeze"
-	PathUnfreeze   = "/unfreeze"
+	PathHealth   = "/health"
+	PathMetrics  = "/metrics"
+	PathEnvs     = "/envs"
+	PathFiles    = "/files"
+	PathCompose  = "/files/compose"
+	PathInit     = "/init"
+	PathFreeze   = "/freeze"
+	PathUnfreeze = "/unfreeze"
+	// PathRestored tells an agent that its sandbox was restored from a checkpoint, maybe as another
+	// one. It is our addition to the protocol.
+	PathRestored   = "/restored"
 	PathEntrypoint = "/internal/entrypoint"
 	PathLogs       = "/internal/logs"
 )
 
 // internalRoutes are for the control plane alone; so is all below /internal/.
 var internalRoutes = []string{
-	PathInit, "/upgrade", PathFreeze, PathUnfreeze, "/collapse", "/fsfreeze", "/fsthaw", "/internal",
+	PathInit, "/upgrade", PathFreeze, PathUnfreeze, PathRestored, "/collapse", "/fsfreeze", "/fsthaw", "/internal",
 }
 
 // IsInternal reports whether an URL path is for the control plane alone, so
@@ -86,6 +89,20 @@ type InitRequest struct {
 	// CABundle is PEM that the sandbox's programs are to trust.
 	CABundle string `json:"caBundle,omitempty"`
 }
+
+// RestoredRequest tells when a sandbox was restored. It carries nothing else: what has changed is in
+// the configuration, which only the node can write, so that nobody needs a token to say so.
+type RestoredRequest struct {
+	// Timestamp is the restorer's time. Requests of one restore have the same, so that a repeated
+	// one ends no request that came after the first. None is a restore of its own.
+	Timestamp *time.Time `json:"timestamp,omitempty"`
+}
+
+// RestoredText is what an agent says to whoever was connected when the checkpoint was made.
+const RestoredText = "the sandbox was restored from a checkpoint"
+
+// TrailerError has, after the body of a stream that is no RPC, why it ended before its time.
+const TrailerError = "X-Barchan-Error"
 
 // Metrics is the resource usage of a sandbox; sizes are bytes.
 type Metrics struct {

@@ -75,7 +75,7 @@ func FuzzVerify(f *testing.F) {
 
 func TestIsInternal(t *testing.T) {
 	for path, want := range map[string]bool{
-		"/init": true, "/upgrade": true, "/freeze": true, "/unfreeze": true, "/collapse": true, "/fsfreeze": true,
+		"/init": true, "/upgrade": true, "/freeze": true, "/unfreeze": true, "/restored": true, "/collapse": true, "/fsfreeze": true,
 		"/fsthaw": true, "/internal/entrypoint": true, "/internal/logs": true, "/internal": true,
 		"//init": true, "/init/": true, "/x/../init": true, "/INIT": true, "init": true, "/./freeze/.": true,
 		"/": false, "": false, "/health": false, "/files": false, "/files/compose": false, "/metrics": false, "/envs": false,
@@ -122,6 +122,7 @@ func TestReadConfigRefuses(t *testing.T) {
 		"workdir":        {`{"workdir":"here"}`, "workdir"},
 		"defaultWorkdir": {`{"defaultWorkdir":"here"}`, "defaultWorkdir"},
 		"entrypoint":     {`{"entrypoint":[""]}`, "entrypoint"},
+		"systemFiles":    {`{"systemFiles":{"/etc/passwd":""}}`, "systemFiles"},
 		"env":            {`{"env":{"A=B":"c"}}`, "env"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -11,15 +11,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/sandbox"
 )
 
-// mayPass checks the traffic token. The agent's port has a token of its own, which the agent
-// itself checks.
-func (x *exchange) mayPass(e *route.Entry) bool {
-	if x.port == envd.Port || e.Access.PublicTraffic {
-		return true
-	}
-	return sandbox.EqualToken(x.r.Header.Get(envd.HeaderTrafficToken), x.g.cfg.Tokens.Traffic(x.id))
-}
-
 // mayWake checks what the agent would check, for it cannot while it sleeps.
 func (x *exchange) mayWake(e *route.Entry) bool {
 	if x.port != envd.Port || !e.Access.Secure {
@@ -30,6 +21,12 @@ func (x *exchange) mayWake(e *route.Entry) bool {
 		return sandbox.EqualToken(got, token)
 	}
 	return signed(x.r, x.url, token)
+}
+
+// asksWhetherItRuns reports whether a request only wants to know that, of the agent. E2B's SDKs ask so when
+// a stream broke, which it does when its sandbox falls asleep; the answer must not be to wake it.
+func (x *exchange) asksWhetherItRuns() bool {
+	return x.port == envd.Port && x.url.Path == envd.PathHealth
 }
 
 // signatureLength is that of a signature: its version, and a SHA-256 in base 64.

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,10 +16,12 @@ import (
 	"testing"
 
 	"connectrpc.com/connect"
+	"github.com/coder/websocket"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/envd/processpb"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // portDialer leads the agent's port to where a test's agent listens.
@@ -54,7 +57,7 @@ func startAgent(t *testing.T, token string) string {
 	}
 	t.Cleanup(func() { _ = run.Wait() }) // the test's context has ended it by now
 	var addr []byte
-	eventually(t, "the agent listens", func() bool {
+	eventually.True(t, "the agent listens", func() bool {
 		addr, _ = os.ReadFile(portFile)
 		return len(addr) > 0
 	})
@@ -161,5 +164,60 @@ func moveFile(t *testing.T, client *envd.Client, path string) {
 	_ = body.Close()
 	if err != nil || n != size || !bytes.Equal(got.Sum(nil), want.Sum(nil)) {
 		t.Errorf("downloaded %d bytes, %v; or other bytes", n, err)
+	}
+}
+
+// boxDialer is a sandbox whose services all listen on its own loopback: but for the agent, every
+// port refuses.
+type boxDialer struct {
+	net.Dialer
+	agent, closed string
+}
+
+func (d *boxDialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	if _, port, err := net.SplitHostPort(address); err == nil && port == portText(envd.Port) {
+		return d.Dialer.DialContext(ctx, network, d.agent)
+	}
+	return d.Dialer.DialContext(ctx, network, d.closed)
+}
+
+// TestServiceOnLoopback reaches services that listen on the loopback of their sandbox alone.
+func TestServiceOnLoopback(t *testing.T) {
+	dialer := &boxDialer{closed: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), closedPort(t)).String()}
+	w := newWorld(t, func(c *Config) { c.Dialer = dialer })
+	b := w.box("local")
+	dialer.agent = startAgent(t, w.tokens.Agent(b.id))
+	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/ws" {
+			echoWebSocket(w, r)
+			return
+		}
+		_, _ = io.Copy(w, r.Body)
+	})
+	for name, httpClient := range w.clients(t) {
+		for range 2 { // a new connection, and one that was used before
+			res, text := w.do(httpClient, http.MethodPost, b.url(port, "/"), strings.NewReader(name)) //nolint:bodyclose // do closes it
+			if res.StatusCode != http.StatusOK || text != name {
+				t.Errorf("%s: got %d %q", name, res.StatusCode, text)
+			}
+		}
+	}
+	c, _, err := websocket.Dial(t.Context(), b.url(port, "/ws"), &websocket.DialOptions{HTTPClient: w.client}) //nolint:bodyclose // the library does
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.CloseNow() }()
+	if err := c.Write(t.Context(), websocket.MessageText, []byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	if _, got, err := c.Read(t.Context()); err != nil || string(got) != "hello" {
+		t.Errorf("WebSocket: %q, %v", got, err)
+	}
+	if status, text := w.get(b.url(closedPort(t), "/")); status != http.StatusBadGateway || !strings.Contains(text, messagePort) {
+		t.Errorf("a port that nobody listens on: %d %q", status, text)
+	}
+	b.kill()
+	if _, _, err := c.Read(t.Context()); err == nil {
+		t.Error("a WebSocket outlives its sandbox")
 	}
 }

@@ -38,7 +38,33 @@ type conn struct {
 	allowance int64
 	// beforeWait runs before a read that may block, so that what was got so far is passed on.
 	beforeWait func()
-	closing    sync.Once
+	// ahead is what was read before br.
+	ahead   []byte
+	closing sync.Once
+
+	// hurried is true where a deadline for reading was set.
+	hurried bool
+	raw     syscall.RawConn // nil: not a socket
+	peek    func(fd uintptr) bool
+	silent  bool // what peek found
+}
+
+func newConn(nc net.Conn, p *pool, port uint16) *conn {
+	c := &conn{nc: nc, pool: p, port: port}
+	if sc, ok := nc.(syscall.Conn); ok {
+		if raw, err := sc.SyscallConn(); err == nil {
+			c.raw, c.peek = raw, c.peekAt
+		}
+	}
+	return c
+}
+
+// hurry sets a deadline for reading; the zero time takes it back. A failure shows when it is read.
+func (c *conn) hurry(until time.Time) {
+	if !until.IsZero() || c.hurried {
+		_ = c.nc.SetReadDeadline(until)
+	}
+	c.hurried = !until.IsZero()
 }
 
 // arm gives the connection what it needs in use.
@@ -60,6 +86,12 @@ func (c *conn) disarm() {
 
 // Read feeds br.
 func (c *conn) Read(b []byte) (int, error) {
+	if len(c.ahead) > 0 {
+		n := copy(b, c.ahead)
+		c.ahead = c.ahead[n:]
+		c.allowance -= int64(n)
+		return n, nil
+	}
 	if c.beforeWait != nil {
 		c.beforeWait()
 	}
@@ -99,20 +131,15 @@ func (c *conn) alive() bool {
 	if time.Since(c.idleSince) >= c.pool.idleTimeout(c.port) {
 		return false
 	}
-	sc, ok := c.nc.(syscall.Conn)
-	if !ok {
+	if c.raw == nil {
 		return true
 	}
-	raw, err := sc.SyscallConn()
-	if err != nil {
-		return false
-	}
-	quiet := false
-	err = raw.Read(func(fd uintptr) bool {
-		var b [1]byte
-		_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
-		quiet = errors.Is(err, syscall.EAGAIN)
-		return true
-	})
-	return err == nil && quiet
+	return c.raw.Read(c.peek) == nil && c.silent
+}
+
+func (c *conn) peekAt(fd uintptr) bool {
+	var b [1]byte
+	_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+	c.silent = errors.Is(err, syscall.EAGAIN)
+	return true
 }

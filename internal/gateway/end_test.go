@@ -6,17 +6,20 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"sync/atomic"
 	"testing"
 
 	"github.com/coder/websocket"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // TestStreamsEndWithTheSandbox kills, pauses or moves a sandbox under a stream, a WebSocket and
 // an upload. All must end at once, and the next request must be refused or reach the new life.
 func TestStreamsEndWithTheSandbox(t *testing.T) {
 	w := newWorld(t)
+	var silences atomic.Int32
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/ws":
@@ -26,6 +29,7 @@ func TestStreamsEndWithTheSandbox(t *testing.T) {
 			_ = http.NewResponseController(w).Flush()
 			<-r.Context().Done()
 		case "/silent":
+			silences.Add(1)
 			<-r.Context().Done()
 		default:
 			_, _ = io.WriteString(w, "hello")
@@ -54,13 +58,14 @@ func TestStreamsEndWithTheSandbox(t *testing.T) {
 				if line, err := bufio.NewReader(res.Body).ReadString('\n'); err != nil || line != "first\n" {
 					t.Fatalf("got %q, %v", line, err)
 				}
-				before := w.flying()
+				before := silences.Load()
 				silent := make(chan int, 1)
 				go func() {
 					res, _ := w.do(c, http.MethodGet, b.url(port, "/silent"), nil) //nolint:bodyclose // do closes it
 					silent <- res.StatusCode
 				}()
-				eventually(t, "the silent request is under way", func() bool { return w.flying() > before })
+				// One that has not been sent when the life ends may go on to the next.
+				eventually.True(t, "the silent request has been sent", func() bool { return silences.Load() > before })
 				end.end(b)
 				if _, err := io.ReadAll(res.Body); err == nil {
 					t.Error("the stream ended as if it were whole")
@@ -125,7 +130,7 @@ func TestServiceDiesMidStream(t *testing.T) {
 
 // TestReusedAddress gives a sandbox's address to another while a connection to the first is idle.
 func TestReusedAddress(t *testing.T) {
-	w := newWorld(t)
+	w := newWorld(t, func(c *Config) { c.ServiceIdle = eventually.Patience })
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.RemoteAddr) })
 	first := w.box("first")
 	_, one := w.get(first.url(port, "/"))
@@ -133,12 +138,12 @@ func TestReusedAddress(t *testing.T) {
 		t.Fatalf("the connection was not used again: %s, then %s", one, again)
 	}
 	first.kill()
-	second := w.box("second") // same address
+	second := w.box("second", func(s *agents.Sandbox) { s.Status.PodIPs = first.Status.PodIPs })
 	if _, other := w.get(second.url(port, "/")); other == one {
 		t.Errorf("the second sandbox got the first one's connection %s", one)
 	}
 	_, one = w.get(second.url(port, "/"))
-	second.run("10.9.0.1") // a resume at the same address is another life
+	second.run(first.Status.PodIPs[0]) // a resume at the same address is another life
 	second.apply()
 	if _, other := w.get(second.url(port, "/")); other == one {
 		t.Errorf("the resumed sandbox got a connection %s of its former life", one)
@@ -172,10 +177,14 @@ func TestDrain(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	drained := make(chan error, 1)
 	go func() { drained <- w.gateway.Drain(ctx) }()
-	eventually(t, "new requests are refused", func() bool {
-		status, _ := w.get(b.url(port, "/"))
-		return status == http.StatusServiceUnavailable
+	eventually.True(t, "the drain has begun", func() bool { // a request before that would be served
+		w.gateway.flights.mu.Lock()
+		defer w.gateway.flights.mu.Unlock()
+		return w.gateway.flights.draining
 	})
+	if status, text := w.get(b.url(port, "/")); status != http.StatusServiceUnavailable {
+		t.Errorf("a new request got %d %s", status, text)
+	}
 	close(finish)
 	if text, err := io.ReadAll(res.Body); err != nil || string(text) != "whole" {
 		t.Errorf("request under way got %q, %v", text, err)

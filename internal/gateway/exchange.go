@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -35,9 +35,25 @@ type exchange struct {
 	uri     string   // the same, as it stands in a request line
 	started time.Time
 
-	status int
-	bytes  int64
-	dirty  bool // the client has not been sent all that was written
+	// body carries the request's body, once that has begun. Nil before, and in HTTP/2.
+	body *sender
+
+	pass    pass
+	cookies []string // those of the client that the sandbox sees; nil: all
+	traced  http.Header
+	traceID string
+	quiet   *quiet // of the connection in use
+	begun   *underway
+	counted bool   // against the sandbox's rate
+	woken   bool   // it had the sandbox woken, or waited for that
+	reason  string // of a refusal
+
+	status   int
+	bytes    int64        // of the response's body
+	received atomic.Int64 // of the request's body
+	// firstByte is how long the head of the response took; 0 without one.
+	firstByte time.Duration
+	dirty     bool // the client has not been sent all that was written
 }
 
 // run answers the request. It panics with http.ErrAbortHandler when the answer broke off.
@@ -47,17 +63,17 @@ func (x *exchange) run() {
 		return
 	}
 	for try := 0; ; try++ {
-		entry, err := x.reach(x.r.Context())
+		entry, p, err := x.enter(x.r.Context())
 		if err != nil {
 			x.refuseError(err)
 			return
 		}
-		err = x.carry(&entry)
+		err = x.carry(entry, p)
 		if errors.Is(err, errOver) && x.status == 0 && try < maxLives {
 			continue // it ended before anything was sent: the route knows what became of it
 		}
 		if err != nil {
-			x.fail(err, &entry)
+			x.fail(err, entry)
 		}
 		return
 	}
@@ -66,8 +82,9 @@ func (x *exchange) run() {
 // maxLives bounds how often a request moves on to a sandbox's next life.
 const maxLives = 3
 
-// carry takes the request to the sandbox.
-func (x *exchange) carry(entry *route.Entry) error {
+// carry takes the request to the sandbox, over connections of the life that counts it.
+func (x *exchange) carry(entry *route.Entry, p *pool) error {
+	defer func() { p.traffic.end(x.g.clock()) }()
 	if x.host == "" {
 		x.host = x.r.Host
 	}
@@ -77,9 +94,9 @@ func (x *exchange) carry(entry *route.Entry) error {
 		}
 	}
 	if speaksH2(x.r) {
-		return x.overHTTP2(x.g.poolOf(entry))
+		return x.overHTTP2(p)
 	}
-	return x.overHTTP1(x.g.poolOf(entry))
+	return x.overHTTP1(p)
 }
 
 // prepare checks what needs no route.
@@ -93,11 +110,12 @@ func (x *exchange) prepare() *refusal {
 			u.Path = "/"
 		}
 	}
+	x.takePass()
 	x.uri = u.RequestURI()
 	if x.r.Method == http.MethodConnect || !httpguts.ValidHeaderFieldName(x.r.Method) {
 		return &refusal{status: http.StatusMethodNotAllowed, message: "The method is not supported"}
 	}
-	if (x.uri[0] != '/' && x.uri != "*") || !plain(x.uri) {
+	if (x.uri[0] != '/' && (x.uri != "*" || x.r.Method != http.MethodOptions)) || !plain(x.uri) {
 		return &refusal{status: http.StatusBadRequest, message: "The request path is not valid"}
 	}
 	if x.port == envd.Port && envd.IsInternal(u.Path) {
@@ -134,6 +152,8 @@ func (x *exchange) fail(err error, entry *route.Entry) {
 	}
 	f := silent
 	switch {
+	case x.quiet != nil && x.quiet.fired.Load():
+		f = tooQuiet
 	case entry.Life.Over() || errors.Is(err, errOver):
 		f = notFound
 	case errors.Is(err, syscall.ECONNREFUSED):
@@ -167,7 +187,8 @@ func plain(uri string) bool {
 
 // answer sends the head of the sandbox's response.
 func (x *exchange) answer(res *http.Response) {
-	took := time.Since(x.started).Seconds()
+	x.firstByte = time.Since(x.started)
+	took := x.firstByte.Seconds()
 	x.g.metrics.firstByte.Observe(took)
 	if x.port == envd.Port && x.url.Path == processpb.ProcessStartProcedure {
 		x.g.metrics.exec.Observe(took)
@@ -178,11 +199,26 @@ func (x *exchange) answer(res *http.Response) {
 		h["Content-Type"] = nil // else the server would guess one
 	}
 	for name := range res.Trailer {
-		h.Add("Trailer", name)
+		if mayTrail(name) {
+			h.Add("Trailer", name)
+		}
 	}
+	if x.pass.grant != "" {
+		h.Add("Set-Cookie", x.pass.grant)
+	}
+	x.closeIfEarly()
 	x.status = res.StatusCode
 	x.w.WriteHeader(res.StatusCode)
 	x.dirty = true
+}
+
+// closeIfEarly has the server close the client's connection after an answer that comes before
+// the request's end. The server would look for the next request where the last left off, and that
+// is in the middle of a body: what stands there must never be read as a request.
+func (x *exchange) closeIfEarly() {
+	if x.body != nil && x.r.ProtoMajor == 1 && (x.body.lingers || !x.body.read.Load()) {
+		x.w.Header().Set("Connection", "close")
+	}
 }
 
 // trailers sends what came after the body, announced or not.
@@ -198,6 +234,9 @@ func (x *exchange) trailers(res *http.Response, announced int) {
 	}
 	h := x.w.Header()
 	for name, values := range res.Trailer {
+		if !mayTrail(name) {
+			continue
+		}
 		for _, v := range values {
 			h.Add(prefix+name, v)
 		}
@@ -223,6 +262,7 @@ func (x *exchange) copyBody(body io.Reader, length int64, eager bool) error {
 	for {
 		n, err := body.Read(b.buf)
 		if n > 0 {
+			x.quiet.touch()
 			if _, err := x.w.Write(b.buf[:n]); err != nil {
 				return err
 			}
@@ -244,21 +284,18 @@ func (x *exchange) copyBody(body io.Reader, length int64, eager bool) error {
 
 // report counts and logs the exchange.
 func (x *exchange) report(ctx context.Context) {
-	x.g.metrics.requests.WithLabelValues(classOf(x.status)).Inc()
-	level := slog.LevelDebug
-	if x.g.cfg.AccessLog != nil {
-		level = slog.LevelInfo
-	}
-	if !x.g.access.Enabled(ctx, level) {
+	x.g.metrics.answered(x.status)
+	level, wanted := x.g.logged(ctx)
+	if !wanted {
 		return
 	}
 	path := ""
 	if x.url != nil {
 		path = x.url.Path // never the query: it may hold signatures
 	}
-	x.g.access.LogAttrs(ctx, level, "request",
-		slog.String(telemetry.Sandbox, string(x.id)), slog.Int(telemetry.Port, int(x.port)),
-		slog.String(telemetry.Method, x.r.Method), slog.String("host", x.r.Host), slog.String(telemetry.Path, path),
-		slog.String("proto", x.r.Proto), slog.String("remote", x.r.RemoteAddr),
-		slog.Int(telemetry.Status, x.status), slog.Int64("bytes", x.bytes), slog.Duration(telemetry.Took, time.Since(x.started)))
+	x.g.logRequest(ctx, level, &accessRecord{
+		sandbox: x.id, port: x.port, method: x.r.Method, host: x.r.Host, path: path, proto: x.r.Proto, remote: x.r.RemoteAddr,
+		status: x.status, bytes: x.bytes, received: x.received.Load(), firstByte: x.firstByte, started: x.started,
+		woken: x.woken, reason: x.reason, trace: x.traceID, agent: x.r.UserAgent(),
+	})
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/errs"
@@ -26,7 +27,7 @@ import (
 
 // Routes is what a gateway asks of a route table; route.Table has it.
 type Routes interface {
-	Lookup(id sandbox.ID) (route.Entry, bool)
+	Lookup(id sandbox.ID) (*route.Entry, bool)
 	Synced() bool
 	All() iter.Seq[route.Route]
 }
@@ -71,6 +72,17 @@ type Config struct {
 	// Registerer of the metrics. Nil: they are kept to ourselves.
 	Registerer prometheus.Registerer
 
+	// Tracing makes a span for each request to a sandbox. Nil: the caller's trace passes unchanged.
+	Tracing trace.TracerProvider
+
+	// SandboxRate is how many requests a second pass to a sandbox whose access policy says nothing
+	// of it, with bursts of a second's worth. 0: any number.
+	SandboxRate float64
+	// KeyRate is how many requests a second the API gets of one key. 0: any number.
+	KeyRate float64
+	// KeyExists reports whether the API has such a key: others are not counted. Nil: each is.
+	KeyExists func(ctx context.Context, key string) bool
+
 	// WakeTimeout bounds the wait for a sandbox to run. Default 60 s.
 	WakeTimeout time.Duration
 	// DialTimeout bounds one attempt to connect. Default 5 s.
@@ -82,6 +94,14 @@ type Config struct {
 	ClientIdle time.Duration
 	// AgentIdle closes unused connections to agents. Default 60 s.
 	AgentIdle time.Duration
+	// StreamIdle ends an exchange in which nothing has moved either way for the time, WebSockets
+	// included. 0: never; there is no limit on how long one may take in all.
+	StreamIdle time.Duration
+	// answerTime is how long lanes wait for a whole answer. Default 50 ms; tests set it.
+	answerTime time.Duration
+	// continueWait is how long a body that expects "100 Continue" is held back. Default 1 s; tests
+	// set it.
+	continueWait time.Duration
 	// ServiceIdle closes unused connections to other ports. Default 1.5 s, for many servers
 	// close theirs after 2 or 5 s, and a request that crosses the close is lost.
 	ServiceIdle time.Duration
@@ -96,7 +116,14 @@ type Gateway struct {
 	metrics *metrics
 	pools   sync.Map // *route.Life -> *pool
 	flights flights
+	lanes   lanes
+	back    *http.Server // has the connections that lanes gave away
 	wakes   wakes
+	born    time.Time
+	// idleLook is how often idle policies are looked at.
+	idleLook time.Duration
+	tracer   trace.Tracer // nil: off
+	keys     keyLimits
 }
 
 // New checks the configuration and makes a gateway. It starts nothing.
@@ -104,7 +131,7 @@ func New(cfg Config) (*Gateway, error) {
 	if cfg.Routes == nil || cfg.Tokens == nil || cfg.Log == nil {
 		return nil, fmt.Errorf("gateway needs routes, tokens and a log: %w", errs.ErrInvalid)
 	}
-	g := &Gateway{cfg: cfg, log: cfg.Log.With(telemetry.Component, "gateway"), access: cfg.AccessLog}
+	g := &Gateway{cfg: cfg, log: cfg.Log.With(telemetry.Component, "gateway"), access: cfg.AccessLog, born: time.Now(), idleLook: idleLook}
 	for _, d := range cfg.Domains {
 		name := hostname(d)
 		if name == "" || strings.ContainsAny(name, "/ _:*") {
@@ -125,10 +152,16 @@ func New(cfg Config) (*Gateway, error) {
 	if g.cfg.DialBackoff == nil {
 		g.cfg.DialBackoff = []time.Duration{10 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond}
 	}
+	if cfg.Tracing != nil {
+		g.tracer = cfg.Tracing.Tracer("github.com/barchan-dev/barchan/internal/gateway")
+	}
+	g.keys.perSecond, g.keys.exists = cfg.KeyRate, cfg.KeyExists
 	setDefault(&g.cfg.WakeTimeout, time.Minute)
 	setDefault(&g.cfg.DialTimeout, 5*time.Second)
 	setDefault(&g.cfg.ClientIdle, 610*time.Second)
 	setDefault(&g.cfg.AgentIdle, time.Minute)
+	setDefault(&g.cfg.answerTime, answerTime)
+	setDefault(&g.cfg.continueWait, continueWait)
 	setDefault(&g.cfg.ServiceIdle, 1500*time.Millisecond)
 	m, err := newMetrics(cfg.Registerer)
 	if err != nil {
@@ -137,6 +170,7 @@ func New(cfg Config) (*Gateway, error) {
 	g.metrics = m
 	g.flights.cut = make(chan struct{})
 	g.wakes.calls = map[sandbox.ID]*wakeCall{}
+	g.back = g.newBack()
 	return g, nil
 }
 
@@ -149,21 +183,25 @@ func setDefault(d *time.Duration, value time.Duration) {
 // Handler returns the gateway as a handler for all hosts.
 func (g *Gateway) Handler() http.Handler { return g }
 
-// Server returns a server of the gateway's handler with the timeouts and protocols that sandbox
-// traffic needs: HTTP/1.1, HTTP/2 over TLS, and HTTP/2 without TLS by prior knowledge. It has no
-// limit on how long a request or a response takes. The caller serves and shuts it down.
-func (g *Gateway) Server() *http.Server {
+// Server returns a server of the gateway's handler; see NewServer.
+func (g *Gateway) Server() *http.Server { return NewServer(g, g.log, g.cfg.ClientIdle) }
+
+// NewServer returns a server with the timeouts and protocols that sandbox traffic needs: HTTP/1.1,
+// HTTP/2 over TLS, and HTTP/2 without TLS by prior knowledge. It has no limit on how long a request
+// or a response takes, and closes clients' connections without requests after clientIdle. The
+// caller serves and shuts it down.
+func NewServer(h http.Handler, log *slog.Logger, clientIdle time.Duration) *http.Server {
 	protocols := &http.Protocols{}
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true)
 	protocols.SetUnencryptedHTTP2(true)
 	return &http.Server{
-		Handler:           g,
+		Handler:           h,
 		Protocols:         protocols,
 		ReadHeaderTimeout: 30 * time.Second,
-		IdleTimeout:       g.cfg.ClientIdle,
+		IdleTimeout:       clientIdle,
 		MaxHeaderBytes:    1 << 20,
-		ErrorLog:          slog.NewLogLogger(g.log.Handler(), slog.LevelDebug),
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams:          1000,
 			MaxReceiveBufferPerConnection: 8 << 20,
@@ -178,36 +216,62 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	t, kind, err := g.target(r)
 	switch {
 	case errors.Is(err, envd.ErrSignatureInvalid):
-		g.metrics.requests.WithLabelValues("4xx").Inc()
+		g.metrics.answered(http.StatusBadRequest)
 		openToBrowsers(w.Header())
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusUnauthorized)
 		fmt.Fprintf(w, `{"code":%d,"message":%q}`+"\n", http.StatusUnauthorized, err.Error())
 	case err != nil:
-		g.metrics.requests.WithLabelValues("4xx").Inc()
+		g.metrics.answered(http.StatusBadRequest)
 		openToBrowsers(w.Header())
 		http.Error(w, err.Error(), http.StatusBadRequest)
 	case kind == forAPI:
-		g.cfg.API.ServeHTTP(w, r)
+		g.serveAPI(w, r)
 	default:
-		g.serveSandbox(w, r, t) //nolint:contextcheck // the request has it
+		u := takeUp(r, &t)
+		if u == nil && g.takeOver(w, r, &t) {
+			return
+		}
+		g.serveSandbox(w, r, t, u) //nolint:contextcheck // the request has it
 	}
 }
 
+// serveAPI hands a request to the API, if its key's rate allows it.
+func (g *Gateway) serveAPI(w http.ResponseWriter, r *http.Request) {
+	if after := g.keys.take(r.Context(), apiKeyOf(r)); after > 0 {
+		g.metrics.answered(http.StatusBadRequest)
+		openToBrowsers(w.Header())
+		tooMany("with this API key", after).write(w, r, "")
+		return
+	}
+	g.cfg.API.ServeHTTP(w, r)
+}
+
 // serveSandbox counts, logs and contains what happens to one request.
-func (g *Gateway) serveSandbox(w http.ResponseWriter, r *http.Request, t target) {
+// u is the request if it has begun on a lane.
+func (g *Gateway) serveSandbox(w http.ResponseWriter, r *http.Request, t target, u *underway) {
 	x := &exchange{g: g, w: w, r: r, rc: http.NewResponseController(w), target: t, started: time.Now()}
-	if !g.flights.begin() {
+	if u != nil {
+		x.resume(u)
+	} else if !g.flights.begin() {
 		w.Header().Set("Connection", "close")
 		x.refuse(&refusal{status: http.StatusServiceUnavailable, message: "The gateway is shutting down", retryAfter: 1})
 		return
 	}
-	g.metrics.inFlight.Inc()
+	if u == nil {
+		g.metrics.inFlight.Inc()
+	}
+	end := x.span()
 	defer func() {
 		cause := recover()
+		if x.begun != nil { // and refused after all
+			x.begun.conn.close()
+			x.begun.pool.traffic.end(g.clock())
+		}
 		g.metrics.inFlight.Dec()
 		g.flights.end()
 		x.report(r.Context())
+		end()
 		if cause == nil {
 			return
 		}
@@ -227,6 +291,7 @@ func (g *Gateway) serveSandbox(w http.ResponseWriter, r *http.Request, t target)
 // WebSockets included. When ctx ends first, it cuts what is left and returns ctx's cause.
 func (g *Gateway) Drain(ctx context.Context) error {
 	idle := g.flights.drain()
+	g.lanes.drain(false)
 	var err error
 	select {
 	case <-idle:
@@ -238,7 +303,11 @@ func (g *Gateway) Drain(ctx context.Context) error {
 		p.(*pool).close()
 		return true
 	})
+	<-g.lanes.drain(err != nil)
 	<-idle
+	if g.back.Shutdown(ctx) != nil { // the API is on some of the connections, too
+		_ = g.back.Close()
+	}
 	return err
 }
 

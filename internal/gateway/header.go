@@ -37,6 +37,23 @@ func isOurs(name string) bool {
 	}
 }
 
+// mayTrail reports whether a field may come after a body. What frames a message or says where it
+// goes or who sent it may not: it was decided upon when the head was read.
+func mayTrail(name string) bool {
+	return !isHop(name) && !isOurs(name) && httpguts.ValidTrailerHeader(name)
+}
+
+// trailersOf are the fields that may follow a request's body. Its end must have been read.
+func trailersOf(r *http.Request) http.Header {
+	out := http.Header{}
+	for name, values := range r.Trailer {
+		if mayTrail(name) {
+			out[name] = values
+		}
+	}
+	return out
+}
+
 const headerPodIP = "X-Sandbox-Pod-Ip"
 
 // listed are the headers that Connection declares to be for one hop.
@@ -61,12 +78,23 @@ func (x *exchange) passed(yield func(name string, values []string)) {
 		if isHop(name) || isOurs(name) || (drop != nil && slices.Contains(drop, name)) {
 			continue
 		}
+		if x.cookies != nil && name == "Cookie" {
+			values = x.cookies
+		}
+		if x.traced != nil && (name == "Traceparent" || name == "Tracestate") {
+			continue // ours come instead
+		}
 		yield(name, values)
 	}
 }
 
 // forwarded yields what the gateway tells about the client.
 func (x *exchange) forwarded(yield func(name, value string)) {
+	for name := range x.traced {
+		if name != "Baggage" { // which passed as the client's own
+			yield(name, x.traced.Get(name))
+		}
+	}
 	ip, _, err := net.SplitHostPort(x.r.RemoteAddr)
 	if err == nil {
 		yield("X-Forwarded-For", ip)
@@ -124,7 +152,9 @@ func (x *exchange) writeHead(w *bufio.Writer) error {
 	case length < 0:
 		line("Transfer-Encoding: chunked")
 		for name := range x.r.Trailer {
-			line("Trailer: ", name)
+			if mayTrail(name) {
+				line("Trailer: ", name)
+			}
 		}
 	case x.r.Method != http.MethodGet && x.r.Method != http.MethodHead && x.r.Method != http.MethodOptions:
 		line("Content-Length: 0")
@@ -136,14 +166,17 @@ func (x *exchange) writeHead(w *bufio.Writer) error {
 	return nil
 }
 
-// copyResponseHeader takes over what is not for one hop.
+// copyResponseHeader takes over what is not for one hop. from must not be used any more.
 func copyResponseHeader(to, from http.Header) {
 	drop := listed(from)
 	for name, values := range from {
 		if isHop(name) || (drop != nil && slices.Contains(drop, name)) {
 			continue
 		}
-		to[name] = append(to[name], values...)
+		if had, ok := to[name]; ok {
+			values = append(slices.Clip(had), values...)
+		}
+		to[name] = values
 	}
 }
 

@@ -22,19 +22,27 @@ var errClient = errors.New("client's body broke off")
 const (
 	// maxInterim bounds the 1xx answers before a final one.
 	maxInterim = 16
-	// continueWait is how long a body that expects "100 Continue" is held back.
+	// continueWait is the default of Config's.
 	continueWait = time.Second
 )
 
 // overHTTP1 carries the exchange over a connection of HTTP/1.1. An error before x.status is set
 // means that the client has been told nothing.
 func (x *exchange) overHTTP1(p *pool) error {
+	if u := x.begun; u != nil {
+		x.begun = nil
+		u.conn.arm()
+		u.conn.ahead = u.ahead
+		if again, err := x.attempt(u.conn, true, true); !again {
+			return err
+		}
+	}
 	for {
 		c, reused, err := p.acquire(x.r.Context(), x.port)
 		if err != nil {
 			return err
 		}
-		again, err := x.attempt(c, reused)
+		again, err := x.attempt(c, reused, false)
 		if !again {
 			return err
 		}
@@ -42,16 +50,21 @@ func (x *exchange) overHTTP1(p *pool) error {
 }
 
 // attempt uses one connection. again is true when a connection that had been idle turned out to
-// be dead, and the request may be sent anew.
-func (x *exchange) attempt(c *conn, reused bool) (again bool, err error) {
+// be dead, and the request may be sent anew. With sent, the request is there already.
+func (x *exchange) attempt(c *conn, reused, sent bool) (again bool, err error) {
 	stopWatch := context.AfterFunc(x.r.Context(), c.close)
 	s := &sender{x: x, c: c, proceed: make(chan struct{})}
 	keep := false
+	x.quiet = x.g.watch(c.close)
 	defer func() {
-		s.finish(stopWatch() && keep)
+		cut := x.quiet.stop()
+		s.finish(stopWatch() && keep && !cut)
 	}()
-	if err = x.writeHead(c.bw); err == nil {
-		s.start()
+	if !sent {
+		err = x.writeHead(c.bw)
+	}
+	if err == nil {
+		s.start(sent)
 		c.limitHead()
 		_, err = c.br.Peek(1)
 	}
@@ -138,6 +151,10 @@ type sender struct {
 	once    sync.Once
 	state   atomic.Int32 // sending and what follows
 	broken  atomic.Bool  // the client did not send all of it
+	read    atomic.Bool  // all of it has come from the client
+	// lingers is true where the client's connection will be closed under the rest of the body; the
+	// handler's alone.
+	lingers bool
 }
 
 // States of a sender.
@@ -151,9 +168,9 @@ const (
 
 func (s *sender) goAhead() { s.once.Do(func() { close(s.proceed) }) }
 
-// start begins to send the body.
-func (s *sender) start() {
-	if s.x.r.ContentLength == 0 {
+// start begins to send the body, if that has not been sent.
+func (s *sender) start(done bool) {
+	if done || s.x.r.ContentLength == 0 {
 		s.state.Store(sent)
 		return
 	}
@@ -161,6 +178,7 @@ func (s *sender) start() {
 		_ = s.x.rc.EnableFullDuplex() // HTTP/1.1 has it; nothing else comes here
 	}
 	s.state.Store(sending)
+	s.x.body = s
 	s.x.g.flights.join()
 	go s.run() // flights wait for it
 }
@@ -173,8 +191,13 @@ func (s *sender) finish(keep bool) {
 	}
 	s.goAhead()
 	if s.state.CompareAndSwap(sending, left) {
-		if s.x.r.ProtoMajor == 1 {
-			_ = s.x.rc.SetReadDeadline(time.Now().Add(linger)) // HTTP/2 ends it by itself
+		// HTTP/2 ends it by itself. Where all of it has come, only its last bytes are on their way to
+		// the sandbox: the connection goes on then, and a deadline would meet the next request.
+		if rc := s.x.rc; s.x.r.ProtoMajor == 1 && !s.read.Load() {
+			// The server reads on in the body when the handler has returned, and lifts a deadline
+			// that was set before. It closes the connection after that: see closeIfEarly.
+			s.lingers = true
+			time.AfterFunc(linger, func() { _ = rc.SetReadDeadline(time.Unix(1, 0)) })
 		}
 		return
 	}
@@ -202,10 +225,10 @@ func (s *sender) run() {
 	if s.x.r.Header.Get("Expect") != "" {
 		select {
 		case <-s.proceed:
-		case <-time.After(continueWait):
+		case <-time.After(s.x.g.cfg.continueWait):
 		}
 	}
-	body := &clientBody{r: s.x.r.Body}
+	body := &clientBody{r: s.x.r.Body, whole: &s.read, count: &s.x.received, quiet: s.x.quiet}
 	var err error
 	if s.x.r.ContentLength > 0 {
 		err = sendPlain(s.c.nc, body, s.x.r.ContentLength)
@@ -229,11 +252,19 @@ func (s *sender) run() {
 // clientBody remembers whether it was the reading that failed.
 type clientBody struct {
 	r      io.Reader
+	count  *atomic.Int64
+	quiet  *quiet
+	whole  *atomic.Bool // set at the end, before the last of it is passed on
 	failed bool
 }
 
 func (b *clientBody) Read(p []byte) (int, error) {
 	n, err := b.r.Read(p)
+	b.count.Add(int64(n))
+	b.quiet.touch()
+	if errors.Is(err, io.EOF) {
+		b.whole.Store(true)
+	}
 	if err != nil && !errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		b.failed = true
 	}
@@ -289,7 +320,7 @@ func sendChunked(to io.Writer, body *clientBody, r *http.Request) error {
 	}
 	end := bufio.NewWriterSize(to, 512)
 	_, _ = end.WriteString("0\r\n")
-	_ = r.Trailer.Write(end)
+	_ = trailersOf(r).Write(end)
 	_, _ = end.WriteString("\r\n")
 	return end.Flush() // which has the errors of the writes before
 }

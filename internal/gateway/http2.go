@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -69,19 +70,40 @@ func (p pooled) Close() error {
 	return nil
 }
 
+// countedBody counts what is read of a request's body.
+type countedBody struct {
+	io.ReadCloser
+	x *exchange
+}
+
+// Read implements io.Reader.
+func (b countedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.x.received.Add(int64(n))
+	b.x.quiet.touch()
+	return n, err
+}
+
 // overHTTP2 carries the exchange over HTTP/2 without TLS.
 func (x *exchange) overHTTP2(p *pool) error {
 	u, err := p.h2Of(x.port)
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithCancel(x.r.Context())
+	defer cancel()
+	x.quiet = x.g.watch(cancel)
+	defer x.quiet.stop()
 	out := (&http.Request{
 		Method: x.r.Method,
 		URL:    &url.URL{Scheme: "http", Host: p.at(x.port), Path: x.url.Path, RawPath: x.url.RawPath, RawQuery: x.url.RawQuery},
 		Host:   x.host,
 		Header: http.Header{},
 		Body:   x.r.Body, ContentLength: x.r.ContentLength, Trailer: x.r.Trailer,
-	}).WithContext(x.r.Context())
+	}).WithContext(ctx)
+	if x.r.ContentLength != 0 {
+		out.Body = countedBody{x.r.Body, x}
+	}
 	x.passed(func(name string, values []string) { out.Header[name] = values })
 	x.forwarded(out.Header.Set)
 	if httpguts.HeaderValuesContainsToken(x.r.Header["Te"], "trailers") {

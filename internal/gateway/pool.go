@@ -23,6 +23,11 @@ type pool struct {
 	g    *Gateway
 	life *route.Life
 	at   func(port uint16) string
+	// token is the agent's.
+	token func() string
+
+	traffic   traffic
+	allowance allowance
 
 	mu     sync.Mutex
 	closed bool // +checklocks:mu
@@ -40,19 +45,21 @@ func (g *Gateway) poolOf(e *route.Entry) *pool {
 	if p, ok := g.pools.Load(e.Life); ok {
 		return p.(*pool)
 	}
-	addr := e.Address
+	addr, id := e.Address, e.ID
 	p := &pool{
 		g: g, life: e.Life,
+		token: func() string { return g.cfg.Tokens.Agent(id) },
 		at:    func(port uint16) string { return addressOf(addr, port) },
 		conns: map[*conn]struct{}{},
 		idle:  map[uint16][]*conn{},
 		dials: map[*context.CancelFunc]bool{},
 	}
+	p.traffic.last.Store(int64(g.clock()))
 	if other, loaded := g.pools.LoadOrStore(e.Life, p); loaded {
 		return other.(*pool)
 	}
 	e.Life.OnEnd(func() {
-		g.pools.Delete(e.Life)
+		g.pools.Delete(p.life)
 		p.close()
 	})
 	return p
@@ -69,6 +76,7 @@ func (p *pool) acquire(ctx context.Context, port uint16) (c *conn, reused bool, 
 		if c == nil {
 			break
 		}
+		c.hurry(time.Time{})
 		if c.alive() {
 			c.arm()
 			return c, true, nil
@@ -77,6 +85,29 @@ func (p *pool) acquire(ctx context.Context, port uint16) (c *conn, reused bool, 
 	}
 	c, err = p.open(ctx, port)
 	return c, false, err
+}
+
+// unused returns a connection to a port that was used before and is alive, with a deadline for
+// reading, and not armed. Nil: there is none.
+func (p *pool) unused(port uint16, deadline time.Time) *conn {
+	for {
+		c, err := p.pop(port)
+		if c == nil || err != nil {
+			return nil
+		}
+		c.hurry(deadline)
+		if c.alive() {
+			return c
+		}
+		c.close()
+	}
+}
+
+// ready reports whether a connection to a port is unused.
+func (p *pool) ready(port uint16) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.idle[port]) > 0
 }
 
 func (p *pool) pop(port uint16) (*conn, error) {
@@ -97,7 +128,9 @@ func (p *pool) pop(port uint16) (*conn, error) {
 
 // release keeps a connection for the next request.
 func (p *pool) release(c *conn) {
-	c.disarm()
+	if c.br != nil {
+		c.disarm()
+	}
 	p.mu.Lock()
 	if _, open := p.conns[c]; !open || len(p.idle[c.port]) >= maxIdle {
 		p.mu.Unlock()
@@ -197,7 +230,7 @@ func (p *pool) open(ctx context.Context, port uint16) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{nc: nc, pool: p, port: port}
+	c := newConn(nc, p, port)
 	c.arm()
 	p.conns[c] = struct{}{}
 	return c, nil
@@ -225,7 +258,23 @@ func (p *pool) dial(ctx context.Context, port uint16) (net.Conn, error) {
 func (p *pool) dialOnce(ctx context.Context, port uint16) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.g.cfg.DialTimeout)
 	defer cancel()
-	return p.g.cfg.Dialer.DialContext(ctx, "tcp", p.at(port))
+	nc, err := p.g.cfg.Dialer.DialContext(ctx, "tcp", p.at(port))
+	if port == envd.Port || !errors.Is(err, syscall.ECONNREFUSED) {
+		return nc, err
+	}
+	if local, refused := p.dialLocal(ctx, port); refused == nil {
+		return local, nil
+	}
+	return nil, err
+}
+
+// dialLocal reaches what listens on the sandbox's own loopback alone: its agent leads there.
+func (p *pool) dialLocal(ctx context.Context, port uint16) (net.Conn, error) {
+	agent, err := p.g.cfg.Dialer.DialContext(ctx, "tcp", p.at(envd.Port))
+	if err != nil {
+		return nil, err
+	}
+	return envd.ConnectLocal(ctx, agent, p.token(), port)
 }
 
 func (p *pool) forget(c *conn) {

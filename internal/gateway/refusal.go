@@ -31,12 +31,26 @@ type refusal struct {
 // Error implements error.
 func (f *refusal) Error() string { return strconv.Itoa(f.status) + ": " + f.message }
 
+// mostReason bounds what is told of why a sandbox could not be woken, in bytes.
+const mostReason = 500
+
+// because returns the refusal of a wake with its reason in the place of general words.
+func (f *refusal) because(reason string) *refusal {
+	told := *f
+	if len(reason) > mostReason {
+		reason = strings.ToValidUTF8(reason[:mostReason], "") + "…"
+	}
+	told.message = "The sandbox could not be woken: " + reason
+	return &told
+}
+
 var (
 	notFound   = &refusal{status: http.StatusBadGateway, message: messageNotFound}
 	notSynced  = &refusal{status: http.StatusServiceUnavailable, message: "The gateway is still learning its routes", retryAfter: 1}
 	noToken    = &refusal{status: http.StatusForbidden, message: "The traffic access token is missing or wrong"}
 	noWake     = &refusal{status: http.StatusForbidden, message: "The sandbox sleeps, and this request may not wake it"}
 	inMotion   = &refusal{status: http.StatusConflict, message: "The sandbox is changing its state; try again", retryAfter: 1}
+	tooSlow    = &refusal{status: http.StatusConflict, message: "The sandbox was not ready in time; try again", retryAfter: 1}
 	overLimit  = &refusal{status: http.StatusTooManyRequests, message: "The sandbox cannot be woken: a limit is reached", retryAfter: 5}
 	wakeFailed = &refusal{status: http.StatusServiceUnavailable, message: "The sandbox could not be woken; try again", retryAfter: 1}
 	silent     = &refusal{status: http.StatusBadGateway, message: "The sandbox did not answer"}

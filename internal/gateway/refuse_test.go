@@ -296,15 +296,19 @@ func TestOddAnswers(t *testing.T) {
 		"more than it said": {"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong", 200, "ok"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			closed := make(chan struct{}, 1)
 			port := rawService(t, func(conn net.Conn) {
 				_, _ = conn.Read(make([]byte, 4096))
 				_, _ = io.WriteString(conn, c.send)
+				_ = conn.Close()
+				closed <- struct{}{}
 			})
 			for range 2 {
 				res, text := w.do(w.client, http.MethodPost, b.url(port, "/"), nil) //nolint:bodyclose // do closes it
 				if res.StatusCode != c.status || !strings.Contains(text, c.body) {
 					t.Errorf("got %d %q, want %d %q", res.StatusCode, text, c.status, c.body)
 				}
+				<-closed // what crosses the close would be lost
 			}
 		})
 	}
@@ -344,7 +348,7 @@ func TestAccessLogAndMetrics(t *testing.T) {
 	if err := w.gateway.Drain(t.Context()); err != nil { // nothing writes the log any more
 		t.Fatal(err)
 	}
-	for _, want := range []string{`"sandbox":"` + string(b.id), `"status":200`, `"bytes":5`, `"path":"/x"`} {
+	for _, want := range []string{`"sandbox":"` + string(b.id), `"status":200`, `"bytes":5`, `"path":"/x"`, `"method":"GET"`, `"remote":"127.0.0.1:`, `"received":0`, `"first_byte":`, `"took":`, `"user_agent":"Go-`} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%s is not in %s", want, out.String())
 		}
@@ -358,8 +362,9 @@ func TestAccessLogAndMetrics(t *testing.T) {
 	}
 	got := map[string]float64{}
 	for _, f := range families {
-		m := f.GetMetric()[0]
-		got[f.GetName()] = m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
+		for _, m := range f.GetMetric() {
+			got[f.GetName()] += m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
+		}
 	}
 	for _, name := range []string{"barchan_gateway_requests_total", "barchan_gateway_first_byte_seconds", "barchan_gateway_dials_total"} {
 		if got[name] != 1 {
@@ -380,9 +385,9 @@ func TestPanicsAreContained(t *testing.T) {
 
 type panicky struct{}
 
-func (panicky) Lookup(sandbox.ID) (route.Entry, bool) { panic("odd") }
-func (panicky) Synced() bool                          { return true }
-func (panicky) All() iter.Seq[route.Route]            { return func(func(route.Route) bool) {} }
+func (panicky) Lookup(sandbox.ID) (*route.Entry, bool) { panic("odd") }
+func (panicky) Synced() bool                           { return true }
+func (panicky) All() iter.Seq[route.Route]             { return func(func(route.Route) bool) {} }
 
 func FuzzTarget(f *testing.F) {
 	id := string(sandbox.IDOf("x"))

@@ -16,12 +16,13 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/coder/websocket"
 
 	"github.com/barchan-dev/barchan/internal/localca"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // clients are the ways to speak to a gateway, by name. TLS goes through a listener of its own.
@@ -235,20 +236,12 @@ func TestBigBodiesBothWays(t *testing.T) {
 // TestBackPressure checks that a client that does not read stops the service.
 func TestBackPressure(t *testing.T) {
 	w := newWorld(t)
-	var mu sync.Mutex
-	sent := 0
-	progress := make(chan struct{}, 1)
+	var sent atomic.Int64
 	port := backend(t, func(w http.ResponseWriter, _ *http.Request) {
 		block := make([]byte, 64<<10)
 		for range (1 << 30) / len(block) {
 			n, err := w.Write(block)
-			mu.Lock()
-			sent += n
-			mu.Unlock()
-			select {
-			case progress <- struct{}{}:
-			default:
-			}
+			sent.Add(int64(n))
 			if err != nil {
 				return
 			}
@@ -263,17 +256,9 @@ func TestBackPressure(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = res.Body.Close() }()
-	for quiet := false; !quiet; { // until the service makes no progress for a while
-		select {
-		case <-progress:
-		case <-time.After(300 * time.Millisecond):
-			quiet = true
-		}
-	}
-	mu.Lock()
-	defer mu.Unlock()
-	if sent == 0 || sent > 64<<20 {
-		t.Errorf("the service sent %d bytes to a client that read none", sent)
+	settled(t, &sent)
+	if n := sent.Load(); n > 64<<20 {
+		t.Errorf("the service sent %d bytes to a client that read none", n)
 	}
 }
 
@@ -368,7 +353,7 @@ func echoWebSocket(w http.ResponseWriter, r *http.Request) {
 // idle waits until the gateway carries nothing.
 func (w *world) idle() {
 	w.t.Helper()
-	eventually(w.t, "the gateway is idle", func() bool {
+	eventually.True(w.t, "the gateway is idle", func() bool {
 		w.gateway.flights.mu.Lock()
 		defer w.gateway.flights.mu.Unlock()
 		return w.gateway.flights.count == 0

@@ -42,6 +42,8 @@ type target struct {
 	host string
 	// prefix of the path that is ours and not the sandbox's.
 	prefix string
+	// byHeader is true where headers said which sandbox is meant.
+	byHeader bool
 }
 
 type kind int
@@ -139,7 +141,7 @@ func headerTarget(h http.Header, domain string) (target, error) {
 	if err != nil {
 		return target{}, errID
 	}
-	t := target{id: id, port: envd.Port}
+	t := target{id: id, port: envd.Port, byHeader: true}
 	if text := h.Get(envd.HeaderSandboxPort); text != "" {
 		if t.port, err = parsePort(text); err != nil {
 			return target{}, err
@@ -153,7 +155,7 @@ func headerTarget(h http.Header, domain string) (target, error) {
 
 // routerTarget reads agent-sandbox's headers.
 func routerTarget(h http.Header) (target, error) {
-	t := target{name: h.Get(headerName), namespace: h.Get(headerNamespace), port: defaultRouterPort}
+	t := target{name: h.Get(headerName), namespace: h.Get(headerNamespace), port: defaultRouterPort, byHeader: true}
 	if t.namespace == "" {
 		t.namespace = defaultNamespace
 	}

@@ -32,7 +32,8 @@ func (x *exchange) tunnel(c *conn, res *http.Response) error {
 	if err := buffered.Flush(); err != nil {
 		return err
 	}
-	x.g.metrics.firstByte.Observe(time.Since(x.started).Seconds())
+	x.firstByte = time.Since(x.started)
+	x.g.metrics.firstByte.Observe(x.firstByte.Seconds())
 	x.join(client, buffered.Reader, c)
 	return nil
 }
@@ -41,13 +42,13 @@ func (x *exchange) tunnel(c *conn, res *http.Response) error {
 func (x *exchange) join(client net.Conn, ahead *bufio.Reader, c *conn) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if _, err := pour(c.nc, client, ahead); err != nil || c.closeWrite() != nil {
+		if _, err := pour(c.nc, x.quiet.reading(client), ahead); err != nil || c.closeWrite() != nil {
 			c.close()
 			return
 		}
 		_ = c.nc.SetReadDeadline(time.Now().Add(tunnelLinger)) // a failure shows in the other direction
 	})
-	n, err := pour(client, c.nc, c.br)
+	n, err := pour(client, x.quiet.reading(c.nc), c.br)
 	x.bytes = n
 	if err != nil || c.pool.life.Over() || closeWriteOf(client) != nil {
 		_ = client.Close() // which unblocks the other direction

@@ -30,42 +30,66 @@ var wakeRefusals = map[error]*refusal{
 	errs.ErrForbidden:       noWake,
 	errs.ErrUnauthenticated: noWake,
 	errs.ErrConflict:        inMotion,
-	errs.ErrTimeout:         inMotion,
+	errs.ErrTimeout:         tooSlow,
 	errs.ErrExhausted:       overLimit,
 	nil:                     wakeFailed,
 }
 
+// refusalOf tells what may be told of the reason: the part of the error that is meant for users.
 func refusalOf(err error) *refusal {
-	if errors.Is(err, context.DeadlineExceeded) {
-		return inMotion
+	f, ok := wakeRefusals[errs.Kind(err)]
+	switch {
+	case !ok:
+		f = wakeFailed
+	case f == notFound:
+		return f // clients compare its text
 	}
-	if f, ok := wakeRefusals[errs.Kind(err)]; ok {
-		return f
+	if reason, told := errs.PublicMessage(err); told {
+		return f.because(reason)
 	}
-	return wakeFailed
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errs.ErrTimeout) {
+		return tooSlow
+	}
+	return f
 }
 
 // wake has the sandbox woken, or joins those who wait for that already. The wake itself goes on
-// when the request that began it is gone. The error is a *refusal, or the context's cause.
-func (g *Gateway) wake(ctx context.Context, id sandbox.ID) error {
-	g.wakes.mu.Lock()
-	call, running := g.wakes.calls[id]
-	if !running {
-		call = &wakeCall{done: make(chan struct{})}
-		g.wakes.calls[id] = call
-		g.flights.join()
-		go g.runWake(context.WithoutCancel(ctx), id, call) // flights wait for it
+// when the request that began it is gone. woken is false where the route has changed since it was
+// looked up: somebody else's wake may just have ended. The error is a *refusal, or the context's
+// cause.
+func (g *Gateway) wake(ctx context.Context, entry *route.Entry) (woken bool, err error) {
+	call := g.joinWake(ctx, entry)
+	if call == nil {
+		return false, nil
 	}
-	g.wakes.mu.Unlock()
 	select {
 	case <-call.done:
 		if call.err != nil {
-			return refusalOf(call.err)
+			return true, refusalOf(call.err)
 		}
-		return nil
+		return true, nil
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return true, context.Cause(ctx)
 	}
+}
+
+// joinWake returns the wake that is under way, or begins one. Nil: the route has changed.
+func (g *Gateway) joinWake(ctx context.Context, entry *route.Entry) *wakeCall {
+	g.wakes.mu.Lock()
+	defer g.wakes.mu.Unlock()
+	if call := g.wakes.calls[entry.ID]; call != nil {
+		return call
+	}
+	select {
+	case <-entry.Changed:
+		return nil
+	default:
+	}
+	call := &wakeCall{done: make(chan struct{})}
+	g.wakes.calls[entry.ID] = call
+	g.flights.join()
+	go g.runWake(context.WithoutCancel(ctx), entry.ID, call) // flights wait for it
+	return call
 }
 
 func (g *Gateway) runWake(ctx context.Context, id sandbox.ID, call *wakeCall) {
@@ -103,7 +127,7 @@ func (g *Gateway) runWake(ctx context.Context, id sandbox.ID, call *wakeCall) {
 
 // reach returns the route once traffic can be sent on it, waking the sandbox if it sleeps and
 // may be woken by this request. The error is a *refusal, or the context's.
-func (x *exchange) reach(ctx context.Context) (route.Entry, error) {
+func (x *exchange) reach(ctx context.Context) (*route.Entry, error) {
 	entry, ok := x.g.cfg.Routes.Lookup(x.id)
 	if !ok {
 		return entry, x.g.unknown()
@@ -111,7 +135,7 @@ func (x *exchange) reach(ctx context.Context) (route.Entry, error) {
 	if !entry.Reachable() {
 		return x.await(ctx, entry)
 	}
-	if !x.mayPass(&entry) {
+	if !x.mayPass(entry.Access.PublicTraffic) {
 		return entry, noToken
 	}
 	return entry, nil
@@ -125,18 +149,18 @@ func (g *Gateway) unknown() *refusal {
 }
 
 // await follows a route that is not reachable until it is.
-func (x *exchange) await(ctx context.Context, entry route.Entry) (route.Entry, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, x.g.cfg.WakeTimeout, inMotion)
+func (x *exchange) await(ctx context.Context, entry *route.Entry) (*route.Entry, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, x.g.cfg.WakeTimeout, tooSlow)
 	defer cancel()
 	for woken := false; ; {
 		if entry.Reachable() {
-			if !x.mayPass(&entry) {
+			if !x.mayPass(entry.Access.PublicTraffic) {
 				return entry, noToken
 			}
 			return entry, nil
 		}
 		var err error
-		if woken, err = x.advance(ctx, &entry, woken); err != nil {
+		if woken, err = x.advance(ctx, entry, woken); err != nil {
 			return entry, err
 		}
 		var ok bool
@@ -151,14 +175,16 @@ func (x *exchange) await(ctx context.Context, entry route.Entry) (route.Entry, e
 func (x *exchange) advance(ctx context.Context, entry *route.Entry, woken bool) (bool, error) {
 	asleep := entry.State == sandbox.Paused || entry.State == sandbox.Pausing
 	switch {
-	case asleep && (!entry.Wake.OnTraffic || x.g.cfg.Waker == nil):
+	case asleep && (!entry.Wake.OnTraffic || x.g.cfg.Waker == nil || x.asksWhetherItRuns()):
 		return woken, notFound
-	case !x.mayPass(entry):
+	case !x.mayPass(entry.Access.PublicTraffic):
 		return woken, noToken
 	case asleep && !x.mayWake(entry):
 		return woken, noWake
 	case asleep && !woken:
-		return true, x.g.wake(ctx, x.id)
+		woken, err := x.g.wake(ctx, entry)
+		x.woken = x.woken || woken
+		return woken, err
 	}
 	select {
 	case <-entry.Changed:
@@ -171,7 +197,8 @@ func (x *exchange) advance(ctx context.Context, entry *route.Entry, woken bool) 
 }
 
 func (x *exchange) refuse(f *refusal) {
-	x.status = f.status
+	x.status, x.reason = f.status, f.message
+	x.closeIfEarly()
 	f.write(x.w, x.r, x.id)
 }
 

@@ -6,15 +6,17 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-var leasesBucket = []byte("leases")
+// subnetsBucket has a bucket per subnet, named by its prefix; in it is a row per address.
+var subnetsBucket = []byte("subnets")
 
 // BoltStore is a Store in one bucket of a bbolt database.
 type BoltStore struct{ db *bolt.DB }
 
-// NewBoltStore makes the bucket if need be. The caller closes the database.
+// NewBoltStore makes the bucket if need be. The caller closes the database. Rows of before
+// there were buckets per subnet are not looked at: [MigrateFlat] must have moved them.
 func NewBoltStore(db *bolt.DB) (*BoltStore, error) {
 	err := db.Update(func(tx *bolt.Tx) error {
-		_, err := tx.CreateBucketIfNotExists(leasesBucket)
+		_, err := tx.CreateBucketIfNotExists(subnetsBucket)
 		return err
 	})
 	if err != nil {
@@ -23,26 +25,50 @@ func NewBoltStore(db *bolt.DB) (*BoltStore, error) {
 	return &BoltStore{db: db}, nil
 }
 
-// Each visits all rows in the order of their keys. What it passes is valid during the visit only.
-func (s *BoltStore) Each(visit func(key, value []byte) error) error {
-	return s.db.View(func(tx *bolt.Tx) error { return tx.Bucket(leasesBucket).ForEach(visit) })
+// Each visits all rows in the order of subnets and keys, as texts. A row that is in no subnet's
+// bucket, where none belongs, has an empty Subnet.
+func (s *BoltStore) Each(visit func(Row) error) error {
+	return s.db.View(func(tx *bolt.Tx) error {
+		root := tx.Bucket(subnetsBucket)
+		return root.ForEach(func(name, value []byte) error {
+			bucket := root.Bucket(name)
+			if bucket == nil {
+				return visit(Row{Key: name, Value: value})
+			}
+			return bucket.ForEach(func(key, value []byte) error {
+				return visit(Row{Subnet: string(name), Key: key, Value: value})
+			})
+		})
+	})
 }
 
 // Apply makes the changes in one transaction.
-func (s *BoltStore) Apply(changes ...Change) error {
+func (s *BoltStore) Apply(changes ...Row) error {
 	return s.db.Update(func(tx *bolt.Tx) error {
-		bucket := tx.Bucket(leasesBucket)
 		for _, c := range changes {
-			var err error
-			if c.Value == nil {
-				err = bucket.Delete(c.Key)
-			} else {
-				err = bucket.Put(c.Key, c.Value)
-			}
-			if err != nil {
-				return fmt.Errorf("change row %q: %w", c.Key, err)
+			if err := apply(tx.Bucket(subnetsBucket), c); err != nil {
+				return fmt.Errorf("change row %q of subnet %q: %w", c.Key, c.Subnet, err)
 			}
 		}
 		return nil
 	})
+}
+
+func apply(root *bolt.Bucket, c Row) (err error) {
+	bucket := root
+	switch {
+	case c.Subnet == "":
+	case c.Value == nil:
+		if bucket = root.Bucket([]byte(c.Subnet)); bucket == nil {
+			return nil
+		}
+	default:
+		if bucket, err = root.CreateBucketIfNotExists([]byte(c.Subnet)); err != nil {
+			return err
+		}
+	}
+	if c.Value == nil {
+		return bucket.Delete(c.Key)
+	}
+	return bucket.Put(c.Key, c.Value)
 }

@@ -7,18 +7,36 @@
 //
 // Every change is in the store before it is visible. An address that was given back rests for
 // the cool-down and is never handed out earlier, not even when there is no other.
+//
+// # Subnets
+//
+// Books hand out addresses of one subnet. Leases in others, which the books had before they were
+// given this one, stay known and can be released; nothing is handed out from there any more.
+//
+// # Clocks
+//
+// Within one process a cool-down is measured by the monotonic clock, whatever the wall clock
+// does. When books are opened, what is left of one is reckoned from the wall clock and is never
+// more than the whole: a clock that was set back makes it begin anew, and one that was set ahead
+// by some time shortens it by no more than that time.
+//
+// # Locks
+//
+// [Books.turn] is taken first, by whoever changes something, and kept while the store is
+// written. [Books.mu] guards what readers see, and is never kept over a call to the store; what
+// it guards changes only while both are held.
 package ipam
 
 import (
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/telemetry"
 )
 
 // State is what an address is doing.
@@ -34,27 +52,20 @@ const (
 
 // Lease is what the books say of one address.
 type Lease struct {
-	Address netip.Addr `json:"address"`
+	Address netip.Addr
 	// Owner is empty for quarantined and cooling addresses.
-	Owner string    `json:"owner,omitempty"`
-	State State     `json:"state"`
-	Since time.Time `json:"since"`
+	Owner string
+	State State
+	Since time.Time
+	// Until is when a cooling address may be handed out again; zero for others.
+	Until time.Time
 	// Reason says why an address is quarantined.
-	Reason string `json:"reason,omitempty"`
-}
-
-// Change is one row to put, or with a nil Value to remove.
-type Change struct{ Key, Value []byte }
-
-// Store keeps rows durably. Apply makes all changes at once or none, and returns when they
-// would survive a power cut.
-type Store interface {
-	Each(visit func(key, value []byte) error) error
-	Apply(changes ...Change) error
+	Reason string
 }
 
 // Config is a range of addresses and its rules.
 type Config struct {
+	// Subnet is what addresses are handed out from; see [CheckSubnet].
 	Subnet netip.Prefix
 	// Excluded addresses are never handed out; the network's own and the broadcast address
 	// are excluded by themselves.
@@ -65,159 +76,165 @@ type Config struct {
 	Log      *slog.Logger
 }
 
+// entry is a lease as the books keep it.
+type entry struct {
+	Lease
+	home  string // the subnet that its row is filed under
+	place *rest  // of a cooling address, in the queue
+}
+
+// rest is an address in the queue of those that cool down.
+type rest struct {
+	addr  netip.Addr
+	until time.Time
+}
+
 // Books is one range of addresses. It is safe for concurrent use. The store must have no
 // other writer.
 type Books struct {
 	// Set once, before anybody else has the books.
-	cfg   Config       // +checklocksignore
-	log   *slog.Logger // +checklocksignore
-	first netip.Addr   // +checklocksignore
-	last  netip.Addr   // +checklocksignore
+	cfg      Config                  // +checklocksignore
+	log      *slog.Logger            // +checklocksignore
+	home     string                  // +checklocksignore
+	excluded map[netip.Addr]struct{} // +checklocksignore
 
-	mu       sync.Mutex
-	leases   map[netip.Addr]Lease    // +checklocks:mu
-	owners   map[string]netip.Addr   // +checklocks:mu
-	unread   map[netip.Addr]struct{} // +checklocks:mu
-	lastUsed netip.Addr              // +checklocks:mu
+	turn sync.Mutex
+
+	mu     sync.Mutex
+	leases map[netip.Addr]entry // +checklocks:mu
+	// owners has the lease of each owner: the best one, where an interrupted change left two.
+	owners map[string]netip.Addr // +checklocks:mu
+	// unread are rows that cannot be read, and those of them that are filed under an address.
+	unread   []Row                // +checklocks:mu
+	unreadAt map[netip.Addr][]Row // +checklocks:mu
+	// space has the addresses of the subnet that are not free.
+	space *space // +checklocks:mu
+	// homes are the other subnets that rows are filed under.
+	homes []netip.Prefix // +checklocks:mu
+	// count has the leases in the subnet by state.
+	count map[State]int // +checklocks:mu
+	// cooling is in the order in which the addresses will have rested. An address may have left
+	// that state since, and be in it again: its place in the queue tells.
+	cooling []*rest // +checklocks:mu
+	// rested are rows of addresses that are free again, by address; they go with later changes.
+	rested   map[netip.Addr]string // +checklocks:mu
+	lastUsed uint32                // +checklocks:mu
 }
 
 // Open reads the books. Rows that cannot be read are logged with their bytes and kept; where
 // such a row's key is an address, that address is not handed out.
 func Open(cfg Config) (*Books, error) {
-	switch {
-	case !cfg.Subnet.IsValid() || cfg.Subnet.Addr().BitLen()-cfg.Subnet.Bits() < 2:
-		return nil, fmt.Errorf("address range %s: want a prefix with at least 4 addresses: %w", cfg.Subnet, errs.ErrInvalid)
-	case cfg.Store == nil || cfg.Log == nil:
-		return nil, fmt.Errorf("address range %s: a store and a logger are needed: %w", cfg.Subnet, errs.ErrInvalid)
+	if err := CheckSubnet(cfg.Subnet); err != nil {
+		return nil, fmt.Errorf("books of addresses: %w", err)
 	}
+	if cfg.Store == nil || cfg.Log == nil {
+		return nil, fmt.Errorf("books of %s: a store and a logger are needed: %w", cfg.Subnet, errs.ErrInvalid)
+	}
+	cfg.Subnet = cfg.Subnet.Masked()
 	b := &Books{
-		cfg: cfg, log: cfg.Log.With("component", "ipam"),
-		first: cfg.Subnet.Masked().Addr().Next(), last: lastOf(cfg.Subnet).Prev(),
-		leases: map[netip.Addr]Lease{}, owners: map[string]netip.Addr{}, unread: map[netip.Addr]struct{}{},
+		cfg: cfg, log: cfg.Log.With(telemetry.Component, "ipam"), home: cfg.Subnet.String(), excluded: map[netip.Addr]struct{}{},
+		leases: map[netip.Addr]entry{}, owners: map[string]netip.Addr{}, unreadAt: map[netip.Addr][]Row{},
+		space: newSpace(cfg.Subnet), count: map[State]int{}, rested: map[netip.Addr]string{},
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.lastUsed = cfg.Subnet.Masked().Addr()
-	if err := cfg.Store.Each(b.readLocked); err != nil {
+	ends := []netip.Addr{b.space.addr(0), b.space.addr(b.space.size - 1)}
+	for _, addr := range append(ends, cfg.Excluded...) {
+		if cfg.Subnet.Contains(addr) {
+			b.excluded[addr] = struct{}{}
+			b.space.set(b.space.offset(addr), true)
+		}
+	}
+	if err := b.readLocked(); err != nil {
 		return nil, fmt.Errorf("read leases: %w", err)
 	}
 	return b, nil
 }
 
-// readLocked takes one row in.
-//
-// +checklocks:b.mu
-func (b *Books) readLocked(key, value []byte) error {
-	l, err := decode(key, value)
-	if other, taken := b.owners[l.Owner]; err == nil && taken && l.Owner != "" {
-		err = fmt.Errorf("owner %q has %s already", l.Owner, other)
+// Subnet is what addresses are handed out from.
+func (b *Books) Subnet() netip.Prefix { return b.cfg.Subnet }
+
+// Reserve gives the owner an address. One who has a lease gets the same again, whatever
+// happened in between, unless that is of another subnet: such an address is given back for a
+// new one. The error is an errs.ErrExhausted with counts where none is free; after any error
+// the books are as they were.
+func (b *Books) Reserve(owner string) (netip.Addr, error) {
+	if err := checkOwner(owner); err != nil {
+		return netip.Addr{}, fmt.Errorf("reserve an address: %w", err)
 	}
+	b.turn.Lock()
+	defer b.turn.Unlock()
+	now := time.Now()
+	old, owns := b.Of(owner)
+	if owns && b.cfg.Subnet.Contains(old.Address) {
+		return old.Address, nil
+	}
+	addr, err := b.next(now)
 	if err != nil {
-		b.log.Error("lease cannot be read; it is kept", "key", fmt.Sprintf("%q", key), "value", fmt.Sprintf("%q", value), "error", err)
-		var addr netip.Addr
-		if addr.UnmarshalText(key) == nil {
-			b.unread[addr] = struct{}{}
-		}
-		return nil
+		return netip.Addr{}, err
 	}
-	b.leases[l.Address] = l
-	if l.Owner != "" {
-		b.owners[l.Owner] = l.Address
+	leases := []Lease{{Address: addr, Owner: owner, State: Reserved, Since: now}}
+	if owns {
+		leases = append([]Lease{{Address: old.Address, State: Cooling, Since: now}}, leases...)
+	}
+	if err := b.write(leases...); err != nil {
+		return netip.Addr{}, fmt.Errorf("reserve %s: %w", addr, err)
+	}
+	return addr, nil
+}
+
+func checkOwner(owner string) error {
+	if owner == "" || !utf8.ValidString(owner) {
+		return fmt.Errorf("owner %q: want a text that is not empty: %w", owner, errs.ErrInvalid)
 	}
 	return nil
 }
 
-// decode reads a row; its key is the address as text.
-func decode(key, value []byte) (l Lease, err error) {
-	if err := json.Unmarshal(value, &l); err != nil {
-		return Lease{}, fmt.Errorf("decode lease: %w", err)
+func checkAddress(addr netip.Addr) error {
+	if !addr.Is4() || addr.IsUnspecified() {
+		return fmt.Errorf("address %s: want one of IPv4: %w", addr, errs.ErrInvalid)
 	}
-	owned := l.State == Reserved || l.State == Held
-	switch {
-	case !l.Address.IsValid() || l.Address.String() != string(key):
-		return Lease{}, fmt.Errorf("decode lease: address %s under key %q", l.Address, key)
-	case !owned && l.State != Quarantined && l.State != Cooling:
-		return Lease{}, fmt.Errorf("decode lease: unknown state %q", l.State)
-	case owned != (l.Owner != ""):
-		return Lease{}, fmt.Errorf("decode lease: state %s with owner %q", l.State, l.Owner)
-	}
-	return l, nil
+	return nil
 }
 
-// Reserve gives the owner an address. One who has a lease gets the same again, whatever
-// happened in between. The error is an errs.ErrExhausted with counts where none is free.
-func (b *Books) Reserve(owner string) (netip.Addr, error) {
-	if owner == "" {
-		return netip.Addr{}, fmt.Errorf("reserve an address: the owner is empty: %w", errs.ErrInvalid)
-	}
+// next finds the free address that follows the one given last, so that an address rests as
+// long as the range allows.
+//
+// +checklocks:b.turn
+func (b *Books) next(now time.Time) (netip.Addr, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if addr, ok := b.owners[owner]; ok {
-		return addr, nil
+	b.wakeLocked(now)
+	if offset, ok := b.space.follow(b.lastUsed); ok {
+		return b.space.addr(offset), nil
 	}
-	addr, err := b.nextLocked(time.Now())
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	if err := b.putLocked(Lease{Address: addr, Owner: owner, State: Reserved, Since: time.Now()}); err != nil {
-		return netip.Addr{}, fmt.Errorf("reserve %s: %w", addr, err)
-	}
-	b.lastUsed = addr
-	return addr, nil
+	c := b.countsLocked(now)
+	return netip.Addr{}, fmt.Errorf(
+		"no free address in %s: %d held, %d reserved, %d cooling down for %s after use, %d quarantined, %d excluded: %w",
+		b.cfg.Subnet, c.Held, c.Reserved, c.Cooling, b.cfg.CoolDown, c.Quarantined+c.Unread, c.Excluded, errs.ErrExhausted)
 }
 
-// nextLocked finds the free address that follows the one given last, so that an address
-// rests as long as the range allows.
+// wakeLocked frees the addresses that have rested. The caller has the turn.
 //
 // +checklocks:b.mu
-func (b *Books) nextLocked(now time.Time) (netip.Addr, error) {
-	counts := map[State]int{}
-	start := b.lastUsed
-	for addr := b.followLocked(start); ; addr = b.followLocked(addr) {
-		state := b.stateLocked(addr, now)
-		if state == "" {
-			return addr, nil
-		}
-		counts[state]++
-		if addr == start || (start == b.cfg.Subnet.Masked().Addr() && addr == b.last) {
-			return netip.Addr{}, fmt.Errorf(
-				"no free address in %s: %d held, %d reserved, %d cooling down for %s after use, %d quarantined, %d excluded: %w",
-				b.cfg.Subnet, counts[Held], counts[Reserved], counts[Cooling], b.cfg.CoolDown, counts[Quarantined], counts["excluded"], errs.ErrExhausted)
+func (b *Books) wakeLocked(now time.Time) {
+	n := 0
+	for ; n < len(b.cooling) && !now.Before(b.cooling[n].until); n++ {
+		r := b.cooling[n]
+		if e, ok := b.leases[r.addr]; ok && e.place == r {
+			b.dropLocked(r.addr)
+			b.rested[r.addr] = e.home
 		}
 	}
-}
-
-// +checklocks:b.mu
-func (b *Books) followLocked(addr netip.Addr) netip.Addr {
-	if addr == b.last {
-		return b.first
-	}
-	return addr.Next()
-}
-
-// stateLocked is empty for a free address.
-//
-// +checklocks:b.mu
-func (b *Books) stateLocked(addr netip.Addr, now time.Time) State {
-	if slices.Contains(b.cfg.Excluded, addr) {
-		return "excluded"
-	}
-	if _, bad := b.unread[addr]; bad {
-		return Quarantined
-	}
-	l, ok := b.leases[addr]
-	if !ok || (l.State == Cooling && now.Sub(l.Since) >= b.cfg.CoolDown) {
-		return ""
-	}
-	return l.State
+	b.cooling = b.cooling[n:]
 }
 
 // Hold says that the owner of a reserved address is alive. An address that is not the
 // owner's is an errs.ErrConflict.
 func (b *Books) Hold(owner string, addr netip.Addr) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	l, ok := b.leases[addr]
+	b.turn.Lock()
+	defer b.turn.Unlock()
+	l, ok := b.At(addr)
 	if !ok || l.Owner != owner || owner == "" {
 		return fmt.Errorf("hold %s for %q: it is %s: %w", addr, owner, describe(l, ok), errs.ErrConflict)
 	}
@@ -225,28 +242,41 @@ func (b *Books) Hold(owner string, addr netip.Addr) error {
 		return nil
 	}
 	l.State, l.Since = Held, time.Now()
-	if err := b.putLocked(l); err != nil {
+	if err := b.write(l); err != nil {
 		return fmt.Errorf("hold %s: %w", addr, err)
 	}
 	return nil
 }
 
 // Claim writes a live owner's address into the books where they do not have it, as a
-// reconciler must. Another owner's address, or another address of the owner, is an errs.ErrConflict.
+// reconciler must: one that is free, cooling, quarantined, in a row that cannot be read, or of
+// another subnet. Another owner's address, or another address of the owner, is an
+// errs.ErrConflict.
 func (b *Books) Claim(owner string, addr netip.Addr) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	l, ok := b.leases[addr]
-	has, owns := b.owners[owner]
+	b.turn.Lock()
+	defer b.turn.Unlock()
+	return b.claim(owner, addr)
+}
+
+// claim does the work of Claim, in the caller's turn.
+//
+// +checklocks:b.turn
+func (b *Books) claim(owner string, addr netip.Addr) error {
+	if err := checkOwner(owner); err != nil {
+		return fmt.Errorf("claim %s: %w", addr, err)
+	}
+	if err := checkAddress(addr); err != nil {
+		return fmt.Errorf("claim for %q: %w", owner, err)
+	}
+	l, ok := b.At(addr)
+	has, owns := b.Of(owner)
 	switch {
-	case owner == "" || !b.cfg.Subnet.Contains(addr):
-		return fmt.Errorf("claim %s for %q: not of %s, or no owner: %w", addr, owner, b.cfg.Subnet, errs.ErrInvalid)
 	case ok && l.Owner == owner && l.State == Held:
 		return nil
-	case ok && l.Owner != "" && l.Owner != owner, owns && has != addr:
-		return fmt.Errorf("claim %s for %q: it is %s, and the owner has %s: %w", addr, owner, describe(l, ok), has, errs.ErrConflict)
+	case ok && l.Owner != "" && l.Owner != owner, owns && has.Address != addr && l.Owner != owner:
+		return fmt.Errorf("claim %s for %q: it is %s, and the owner has %s: %w", addr, owner, describe(l, ok), orNone(has, owns), errs.ErrConflict)
 	}
-	if err := b.putLocked(Lease{Address: addr, Owner: owner, State: Held, Since: time.Now()}); err != nil {
+	if err := b.write(Lease{Address: addr, Owner: owner, State: Held, Since: time.Now()}); err != nil {
 		return fmt.Errorf("claim %s: %w", addr, err)
 	}
 	return nil
@@ -255,89 +285,49 @@ func (b *Books) Claim(owner string, addr netip.Addr) error {
 // Release gives an address back; it cools down from then on. Only the owner can: another's
 // address is an errs.ErrConflict. One that the owner does not have any more is success.
 func (b *Books) Release(owner string, addr netip.Addr) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	l, ok := b.leases[addr]
+	b.turn.Lock()
+	defer b.turn.Unlock()
+	l, ok := b.At(addr)
 	switch {
 	case !ok || l.Owner == "":
 		return nil
 	case l.Owner != owner:
 		return fmt.Errorf("release %s by %q: it is %s: %w", addr, owner, describe(l, ok), errs.ErrConflict)
 	}
-	if err := b.putLocked(Lease{Address: addr, State: Cooling, Since: time.Now()}); err != nil {
+	if err := b.write(Lease{Address: addr, State: Cooling, Since: time.Now()}); err != nil {
 		return fmt.Errorf("release %s: %w", addr, err)
 	}
 	return nil
 }
 
 // Quarantine takes an address out of use because somebody unknown answers on it. Its owner,
-// if it has one, loses it and may reserve another.
+// if it has one, loses it and may reserve another. It ends with Free, or with a Claim once the
+// one who answers is known.
 func (b *Books) Quarantine(addr netip.Addr, reason string) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if l := b.leases[addr]; l.State == Quarantined {
+	if err := checkAddress(addr); err != nil {
+		return fmt.Errorf("quarantine: %w", err)
+	}
+	b.turn.Lock()
+	defer b.turn.Unlock()
+	if l, _ := b.At(addr); l.State == Quarantined || b.isUnread(addr) {
 		return nil
 	}
-	if err := b.putLocked(Lease{Address: addr, State: Quarantined, Since: time.Now(), Reason: reason}); err != nil {
+	if err := b.write(Lease{Address: addr, State: Quarantined, Since: time.Now(), Reason: reason}); err != nil {
 		return fmt.Errorf("quarantine %s: %w", addr, err)
 	}
 	return nil
 }
 
-// Free ends a quarantine; the address cools down. It is for people.
+// Free ends a quarantine, also that of an address whose row cannot be read; the address cools
+// down. It is for people. Any other address is an errs.ErrConflict that says who has it.
 func (b *Books) Free(addr netip.Addr) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	l, ok := b.leases[addr]
-	if !ok || l.State != Quarantined {
+	b.turn.Lock()
+	defer b.turn.Unlock()
+	if l, ok := b.At(addr); l.State != Quarantined && !b.isUnread(addr) {
 		return fmt.Errorf("free %s: it is %s: %w", addr, describe(l, ok), errs.ErrConflict)
 	}
-	if err := b.putLocked(Lease{Address: addr, State: Cooling, Since: time.Now()}); err != nil {
+	if err := b.write(Lease{Address: addr, State: Cooling, Since: time.Now()}); err != nil {
 		return fmt.Errorf("free %s: %w", addr, err)
-	}
-	return nil
-}
-
-// Of returns the owner's lease.
-func (b *Books) Of(owner string) (Lease, bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	addr, ok := b.owners[owner]
-	return b.leases[addr], ok
-}
-
-// List returns all leases by address, without the cooling ones that have rested.
-func (b *Books) List() []Lease {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	now := time.Now()
-	all := make([]Lease, 0, len(b.leases))
-	for addr, l := range b.leases {
-		if b.stateLocked(addr, now) != "" {
-			all = append(all, l)
-		}
-	}
-	slices.SortFunc(all, func(x, y Lease) int { return x.Address.Compare(y.Address) })
-	return all
-}
-
-// putLocked writes a lease through to the store and forgets what it replaces.
-//
-// +checklocks:b.mu
-func (b *Books) putLocked(l Lease) error {
-	value, err := json.Marshal(l)
-	if err != nil {
-		return fmt.Errorf("encode lease: %w", err)
-	}
-	if err := b.cfg.Store.Apply(Change{Key: []byte(l.Address.String()), Value: value}); err != nil {
-		return fmt.Errorf("write lease: %w", err)
-	}
-	if old := b.leases[l.Address]; old.Owner != "" {
-		delete(b.owners, old.Owner)
-	}
-	b.leases[l.Address] = l
-	if l.Owner != "" {
-		b.owners[l.Owner] = l.Address
 	}
 	return nil
 }
@@ -352,12 +342,9 @@ func describe(l Lease, ok bool) string {
 	return fmt.Sprintf("%s by %q", l.State, l.Owner)
 }
 
-// lastOf is the highest address of a prefix.
-func lastOf(p netip.Prefix) netip.Addr {
-	b := p.Masked().Addr().AsSlice()
-	for bit := p.Bits(); bit < len(b)*8; bit++ {
-		b[bit/8] |= 1 << (7 - bit%8)
+func orNone(l Lease, ok bool) string {
+	if !ok {
+		return "none"
 	}
-	last, _ := netip.AddrFromSlice(b)
-	return last
+	return l.Address.String()
 }

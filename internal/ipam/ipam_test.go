@@ -1,12 +1,9 @@
 package ipam
 
 import (
-	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
-	"math/rand/v2"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -20,33 +17,38 @@ import (
 	"github.com/barchan-dev/barchan/internal/errs"
 )
 
-// memory is a store that can be told to fail.
+// memory is a store that can be told to fail. A row's place is its subnet and its key.
 type memory struct {
 	rows map[string]string
 	fail error
+	late bool // it fails when all is written
 }
 
-func (m *memory) Each(visit func(key, value []byte) error) error {
+func newMemory() *memory { return &memory{rows: map[string]string{}} }
+
+func (m *memory) Each(visit func(Row) error) error {
 	for _, k := range slices.Sorted(maps.Keys(m.rows)) {
-		if err := visit([]byte(k), []byte(m.rows[k])); err != nil {
+		subnet, key, _ := strings.Cut(k, " ")
+		if err := visit(Row{subnet, []byte(key), []byte(m.rows[k])}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (m *memory) Apply(changes ...Change) error {
-	if m.fail != nil {
+func (m *memory) Apply(changes ...Row) error {
+	if m.fail != nil && !m.late {
 		return m.fail
 	}
 	for _, c := range changes {
+		place := c.Subnet + " " + string(c.Key)
 		if c.Value == nil {
-			delete(m.rows, string(c.Key))
+			delete(m.rows, place)
 		} else {
-			m.rows[string(c.Key)] = string(c.Value)
+			m.rows[place] = string(c.Value)
 		}
 	}
-	return nil
+	return m.fail
 }
 
 func open(t *testing.T, store Store, subnet string, change ...func(*Config)) *Books {
@@ -73,7 +75,7 @@ func reserve(t *testing.T, b *Books, owner string) netip.Addr {
 }
 
 func TestReserveTwiceIsOneAddressAlsoAfterARestart(t *testing.T) {
-	store := &memory{rows: map[string]string{}}
+	store := newMemory()
 	b := open(t, store, "10.0.0.0/29")
 	addr := reserve(t, b, "a")
 	if again := reserve(t, b, "a"); again != addr {
@@ -89,7 +91,7 @@ func TestReserveTwiceIsOneAddressAlsoAfterARestart(t *testing.T) {
 }
 
 func TestOnlyTheOwnerReleases(t *testing.T) {
-	b := open(t, &memory{rows: map[string]string{}}, "10.0.0.0/29")
+	b := open(t, newMemory(), "10.0.0.0/29")
 	addr := reserve(t, b, "a")
 	if err := b.Hold("b", addr); !errors.Is(err, errs.ErrConflict) {
 		t.Errorf("hold by another: %v", err)
@@ -112,7 +114,7 @@ func TestOnlyTheOwnerReleases(t *testing.T) {
 
 func TestCoolDownIsNeverBypassed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := open(t, &memory{rows: map[string]string{}}, "10.0.0.0/30", func(c *Config) { c.Excluded = nil })
+		b := open(t, newMemory(), "10.0.0.0/30", func(c *Config) { c.Excluded = nil })
 		first := reserve(t, b, "a")
 		second := reserve(t, b, "b")
 		if first == second {
@@ -137,7 +139,7 @@ func TestCoolDownIsNeverBypassed(t *testing.T) {
 }
 
 func TestQuarantineAndFree(t *testing.T) {
-	b := open(t, &memory{rows: map[string]string{}}, "10.0.0.0/29", func(c *Config) { c.CoolDown = 0 })
+	b := open(t, newMemory(), "10.0.0.0/29", func(c *Config) { c.CoolDown = 0 })
 	addr := reserve(t, b, "a")
 	for range 2 {
 		if err := b.Quarantine(addr, "somebody answers"); err != nil {
@@ -159,7 +161,7 @@ func TestQuarantineAndFree(t *testing.T) {
 }
 
 func TestClaimOfALiveOwner(t *testing.T) {
-	store := &memory{rows: map[string]string{}}
+	store := newMemory()
 	b := open(t, store, "10.0.0.0/29")
 	addr := netip.MustParseAddr("10.0.0.4")
 	for range 2 {
@@ -173,8 +175,15 @@ func TestClaimOfALiveOwner(t *testing.T) {
 	if err := b.Claim("a", addr.Next()); !errors.Is(err, errs.ErrConflict) {
 		t.Errorf("claim of a second address: %v", err)
 	}
-	if err := b.Claim("c", netip.MustParseAddr("10.9.9.9")); !errors.Is(err, errs.ErrInvalid) {
-		t.Errorf("claim of a foreign address: %v", err)
+	for _, bad := range []string{"fd00::1", "0.0.0.0", "::ffff:10.0.0.5"} {
+		if err := b.Claim("c", netip.MustParseAddr(bad)); !errors.Is(err, errs.ErrInvalid) {
+			t.Errorf("claim of %s: %v", bad, err)
+		}
+	}
+	for _, bad := range []string{"", "\xff"} {
+		if _, err := b.Reserve(bad); !errors.Is(err, errs.ErrInvalid) {
+			t.Errorf("reserve for %q: %v", bad, err)
+		}
 	}
 	if l, ok := open(t, store, "10.0.0.0/29").Of("a"); !ok || l.State != Held || l.Address != addr {
 		t.Errorf("after a restart: %+v, %v", l, ok)
@@ -184,40 +193,53 @@ func TestClaimOfALiveOwner(t *testing.T) {
 func TestUnreadableRowsAreLoggedAndKept(t *testing.T) {
 	var logged strings.Builder
 	rows := map[string]string{
-		"10.0.0.2": "{not json", "junk": "\xff\x00", "10.0.0.3": `{"address":"10.0.0.3","state":"held"}`,
-		"10.0.0.4": `{"address":"10.0.0.5","owner":"x","state":"held"}`, "10.0.0.6": `{"address":"10.0.0.6","owner":"a","state":"held"}`,
+		"10.0.0.0/29 10.0.0.2": "{not json", "10.0.0.0/29 junk": "\xff\x00", "10.0.0.0/29 10.0.0.3": `{"version":1,"address":"10.0.0.3","state":"held"}`,
+		"10.0.0.0/29 10.0.0.4": `{"version":2,"address":"10.0.0.4","owner":"x","state":"held"}`, " stray": "",
+		"10.9.0.0/16 10.0.0.5": `{"version":1,"address":"10.0.0.5","owner":"y","state":"held"}`,
+		"10.0.0.0/29 10.0.0.6": `{"version":1,"address":"10.0.0.6","owner":"a","state":"held"}`,
 	}
 	store := &memory{rows: maps.Clone(rows)}
 	b := open(t, store, "10.0.0.0/29", func(c *Config) { c.Log = slog.New(slog.NewTextHandler(&logged, nil)) })
-	if addr := reserve(t, b, "b"); addr != netip.MustParseAddr("10.0.0.5") {
-		t.Errorf("got %s, want the only one that no row may mean", addr)
-	}
-	if _, err := b.Reserve("c"); !errors.Is(err, errs.ErrExhausted) {
+	if _, err := b.Reserve("c"); !errors.Is(err, errs.ErrExhausted) || !strings.Contains(err.Error(), "1 held, 0 reserved") || !strings.Contains(err.Error(), "4 quarantined") {
 		t.Errorf("error %v", err)
 	}
-	if !strings.Contains(logged.String(), "{not json") || !strings.Contains(logged.String(), "junk") {
-		t.Errorf("log lacks the rows: %s", logged.String())
+	if !strings.Contains(logged.String(), "{not json") || !strings.Contains(logged.String(), "junk") || len(b.Unread()) != 6 {
+		t.Errorf("%d unread, log %s", len(b.Unread()), logged.String())
 	}
-	for k, v := range rows {
-		if store.rows[k] != v {
-			t.Errorf("row %q became %q", k, store.rows[k])
-		}
+	if !maps.Equal(rows, store.rows) {
+		t.Errorf("rows became %q", store.rows)
+	}
+	// The living wins over a row that nobody can read, and so does a person.
+	live, freed := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.5")
+	if err := errors.Join(b.Quarantine(live, "test"), b.Claim("c", live), b.Free(freed)); err != nil {
+		t.Fatal(err)
+	}
+	if _, there := store.rows["10.9.0.0/16 10.0.0.5"]; there || len(b.Unread()) != 4 {
+		t.Errorf("%d unread, rows %q", len(b.Unread()), store.rows)
+	}
+	if l, ok := open(t, store, "10.0.0.0/29").Of("c"); !ok || l.Address != live {
+		t.Errorf("after a restart: %+v, %v", l, ok)
 	}
 }
 
 func TestFailingStoreChangesNothing(t *testing.T) {
-	store := &memory{rows: map[string]string{}}
+	store := newMemory()
 	b := open(t, store, "10.0.0.0/29")
 	addr := reserve(t, b, "a")
+	rows, counts, leases := maps.Clone(store.rows), b.Counts(), b.List()
 	store.fail = errors.New("disk full")
-	if _, err := b.Reserve("b"); !errors.Is(err, store.fail) {
+	if _, err := b.Reserve("b"); !errors.Is(err, store.fail) || !errors.Is(err, errs.ErrUnavailable) {
 		t.Errorf("reserve: %v", err)
 	}
-	if err := b.Release("a", addr); !errors.Is(err, store.fail) {
-		t.Errorf("release: %v", err)
+	for what, err := range map[string]error{
+		"hold": b.Hold("a", addr), "release": b.Release("a", addr), "claim": b.Claim("c", addr.Next()), "quarantine": b.Quarantine(addr, "test"),
+	} {
+		if !errors.Is(err, store.fail) {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
-	if l, ok := b.Of("a"); !ok || l.Address != addr {
-		t.Error("a release that was not written took effect")
+	if !maps.Equal(rows, store.rows) || !slices.Equal(counts, b.Counts()) || !slices.Equal(leases, b.List()) {
+		t.Errorf("what was not written took effect: %v, %v, %q", b.Counts(), b.List(), store.rows)
 	}
 	store.fail = nil
 	if other := reserve(t, b, "b"); other == addr {
@@ -227,6 +249,8 @@ func TestFailingStoreChangesNothing(t *testing.T) {
 
 func TestOpenRefuses(t *testing.T) {
 	for name, cfg := range map[string]Config{
+		"IPv6":         {Subnet: netip.MustParsePrefix("fd00::/64"), Store: &memory{}, Log: slog.New(slog.DiscardHandler)},
+		"wide subnet":  {Subnet: netip.MustParsePrefix("10.0.0.0/7"), Store: &memory{}, Log: slog.New(slog.DiscardHandler)},
 		"no subnet":    {Store: &memory{}, Log: slog.New(slog.DiscardHandler)},
 		"small subnet": {Subnet: netip.MustParsePrefix("10.0.0.0/31"), Store: &memory{}, Log: slog.New(slog.DiscardHandler)},
 		"no store":     {Subnet: netip.MustParsePrefix("10.0.0.0/24"), Log: slog.New(slog.DiscardHandler)},
@@ -253,7 +277,7 @@ func TestBoltStoreKeeps(t *testing.T) {
 		if addr != netip.MustParseAddr("10.0.0.2") {
 			t.Errorf("round %d: %s", round, addr)
 		}
-		if err := store.Apply(Change{Key: []byte("none")}); err != nil {
+		if err := store.Apply(Row{Key: []byte("none")}, Row{Subnet: "none", Key: []byte("none")}); err != nil {
 			t.Error(err)
 		}
 		if err := db.Close(); err != nil {
@@ -262,117 +286,25 @@ func TestBoltStoreKeeps(t *testing.T) {
 	}
 }
 
-// model is the rule in few words: one owner per address, one address per owner, rest after use.
-type model struct {
-	owner  map[netip.Addr]string
-	rested map[netip.Addr]time.Time
-	out    map[netip.Addr]bool
-}
-
-func (m *model) of(owner string) (netip.Addr, bool) {
-	for a, o := range m.owner {
-		if o == owner {
-			return a, true
-		}
-	}
-	return netip.Addr{}, false
-}
-
-// TestAgainstModel drives books and model with the same random calls, and opens the books
-// anew now and then, as after a crash.
-func TestAgainstModel(t *testing.T) {
-	for seed := range uint64(40) {
-		synctest.Test(t, func(t *testing.T) {
-			random := rand.New(rand.NewPCG(seed, 1))
-			store := &memory{rows: map[string]string{}}
-			b := open(t, store, "10.0.0.0/28")
-			m := &model{owner: map[netip.Addr]string{}, rested: map[netip.Addr]time.Time{}, out: map[netip.Addr]bool{}}
-			for i := range 400 {
-				owner := fmt.Sprint(random.IntN(18))
-				what := fmt.Sprintf("seed %d, call %d, owner %s", seed, i, owner)
-				switch random.IntN(7) {
-				case 0, 1:
-					m.reserve(t, b, owner, what)
-				case 2, 3:
-					m.release(t, b, owner, what, random)
-				case 4:
-					time.Sleep(time.Duration(random.IntN(30)) * time.Second)
-				case 5:
-					if addr, ok := m.of(owner); ok && random.IntN(8) == 0 {
-						if err := b.Quarantine(addr, "test"); err != nil {
-							t.Fatal(err)
-						}
-						delete(m.owner, addr)
-						m.out[addr] = true
-					}
-				default:
-					b = open(t, store, "10.0.0.0/28")
-				}
-				m.compare(t, b, what)
-			}
-		})
-	}
-}
-
-func (m *model) reserve(t *testing.T, b *Books, owner, what string) {
-	addr, err := b.Reserve(owner)
-	if have, ok := m.of(owner); ok {
-		if err != nil || addr != have {
-			t.Fatalf("%s: reserved %s, %v, has %s", what, addr, err, have)
-		}
-		return
-	}
-	free := 0
-	for i := byte(2); i < 15; i++ {
-		a := netip.AddrFrom4([4]byte{10, 0, 0, i})
-		if m.owner[a] == "" && !m.out[a] && time.Now().Compare(m.rested[a]) >= 0 {
-			free++
-		}
-	}
-	if (err == nil) != (free > 0) {
-		t.Fatalf("%s: error %v with %d free", what, err, free)
-	}
-	if err != nil {
-		return
-	}
-	if m.owner[addr] != "" || m.out[addr] || time.Now().Before(m.rested[addr]) {
-		t.Fatalf("%s: got %s, which is not free", what, addr)
-	}
-	m.owner[addr] = owner
-}
-
-func (m *model) release(t *testing.T, b *Books, owner, what string, random *rand.Rand) {
-	addr := netip.AddrFrom4([4]byte{10, 0, 0, byte(2 + random.IntN(13))})
-	err := b.Release(owner, addr)
-	if holder := m.owner[addr]; (holder != "" && holder != owner) != (err != nil) {
-		t.Fatalf("%s: release %s of %q: %v", what, addr, holder, err)
-	}
-	if m.owner[addr] == owner {
-		delete(m.owner, addr)
-		m.rested[addr] = time.Now().Add(time.Minute)
-	}
-}
-
-func (m *model) compare(t *testing.T, b *Books, what string) {
-	got := map[netip.Addr]string{}
-	for _, l := range b.List() {
-		if l.Owner != "" {
-			got[l.Address] = l.Owner
-		}
-	}
-	if !maps.Equal(got, m.owner) {
-		t.Fatalf("%s: books %v, model %v", what, got, m.owner)
-	}
-}
-
 func FuzzDecode(f *testing.F) {
-	good, _ := json.Marshal(Lease{Address: netip.MustParseAddr("10.0.0.2"), Owner: "a", State: Held})
+	good, _ := encode(Lease{Address: netip.MustParseAddr("10.0.0.2"), Owner: "a", State: Held})
 	f.Add([]byte("10.0.0.2"), good)
+	f.Add([]byte("10.0.0.2"), []byte(`{"version":1,"address":"10.0.0.2","state":"quarantined","since":"2026-01-01T00:00:00Z","reason":"\u0000"}`))
 	f.Add([]byte("x"), []byte("{"))
 	f.Fuzz(func(t *testing.T, key, value []byte) {
-		l, err := decode(key, value)
-		if err == nil && (l.Address.String() != string(key) || (l.Owner == "") == (l.State == Held)) {
+		l, err := decode(key, value, rowVersion)
+		if err != nil {
+			return
+		}
+		if l.Address.String() != string(key) || (l.Owner != "") != (l.State == Held || l.State == Reserved) {
 			t.Errorf("decoded %+v from key %q", l, key)
+		}
+		again, err := encode(l)
+		if err != nil {
+			t.Fatalf("encode %+v: %v", l, err)
+		}
+		if same, err := decode(key, again, rowVersion); err != nil || !same.Since.Equal(l.Since) || same.Owner != l.Owner || same.State != l.State || same.Reason != l.Reason {
+			t.Errorf("%+v became %+v, %v", l, same, err)
 		}
 	})
 }

@@ -137,6 +137,20 @@ func (ca *CA) TLSConfig() *tls.Config {
 	return serverConfig(func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return ca.current() })
 }
 
+// TLSConfigBehind is TLSConfig for names that another has a certificate for, now or later: first is
+// asked at each handshake, and where it returns nil the authority's own is used. protocols are
+// further ones that the server offers in ALPN.
+func (ca *CA) TLSConfigBehind(first func(*tls.ClientHelloInfo) *tls.Certificate, protocols ...string) *tls.Config {
+	cfg := serverConfig(func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+		if c := first(hello); c != nil {
+			return c, nil
+		}
+		return ca.current()
+	})
+	cfg.NextProtos = append(cfg.NextProtos, protocols...)
+	return cfg
+}
+
 func serverConfig(get func(*tls.ClientHelloInfo) (*tls.Certificate, error)) *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}, GetCertificate: get}
 }

@@ -15,13 +15,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { eventually.LeaveNoGoroutines(m) }
 
 // handshake connects over a pipe and returns what the client verified.
 func handshake(t *testing.T, server *tls.Config, ca []byte, name string) (tls.ConnectionState, error) {

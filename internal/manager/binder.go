@@ -51,6 +51,7 @@ type AgentBinder struct {
 	dial   func(ctx context.Context, network, address string) (net.Conn, error)
 	http   *http.Client
 	wanted chan *agents.Sandbox
+	openIn time.Duration // openTimeout; tests are more patient
 
 	mu      sync.Mutex
 	open    map[types.UID]opened // +checklocks:mu
@@ -70,7 +71,7 @@ type boundTo struct{}
 
 // NewBinder opens nothing.
 func NewBinder(cfg BinderConfig) *AgentBinder {
-	b := &AgentBinder{tokens: cfg.Tokens, dial: cfg.Dial, wanted: make(chan *agents.Sandbox, maxOpen), open: map[types.UID]opened{}}
+	b := &AgentBinder{tokens: cfg.Tokens, dial: cfg.Dial, wanted: make(chan *agents.Sandbox, maxOpen), openIn: openTimeout, open: map[types.UID]opened{}}
 	if b.dial == nil {
 		b.dial = (&net.Dialer{Timeout: time.Second}).DialContext
 	}
@@ -81,9 +82,6 @@ func NewBinder(cfg BinderConfig) *AgentBinder {
 // Bind has the agent of a sandbox take a request. ctx must have a deadline.
 func (b *AgentBinder) Bind(ctx context.Context, s *agents.Sandbox, req envd.InitRequest) error {
 	id := sandbox.IDOf(s.UID)
-	if len(s.Status.PodIPs) == 0 {
-		return fmt.Errorf("sandbox %s has no address: %w", id, errs.ErrUnavailable)
-	}
 	agent, err := b.agentOf(s)
 	if err != nil {
 		return fmt.Errorf("client of the agent of sandbox %s: %w", id, err)
@@ -100,8 +98,36 @@ func (b *AgentBinder) Bind(ctx context.Context, s *agents.Sandbox, req envd.Init
 	return nil
 }
 
+// Stats implements [Witness].
+func (b *AgentBinder) Stats(ctx context.Context, s *agents.Sandbox) (envd.Metrics, error) {
+	agent, err := b.agentOf(s)
+	if err != nil {
+		return envd.Metrics{}, err
+	}
+	return agent.Metrics(ctx)
+}
+
+// Logs implements [Witness].
+func (b *AgentBinder) Logs(ctx context.Context, s *agents.Sandbox, since time.Time) (lines []envd.LogLine, err error) {
+	agent, err := b.agentOf(s)
+	if err != nil {
+		return nil, err
+	}
+	err = agent.Logs(ctx, "", false, func(l envd.LogLine) error {
+		if !l.Timestamp.Before(since) {
+			lines = append(lines, l)
+		}
+		return nil
+	})
+	return lines, err
+}
+
+// agentOf is a client of a sandbox's agent; one that runs nowhere is an errs.ErrUnavailable.
 func (b *AgentBinder) agentOf(s *agents.Sandbox) (*envd.Client, error) {
 	id := sandbox.IDOf(s.UID)
+	if len(s.Status.PodIPs) == 0 {
+		return nil, fmt.Errorf("sandbox %s has no address: %w", id, errs.ErrUnavailable)
+	}
 	return envd.NewClient(envd.ClientConfig{HTTP: b.http, BaseURL: agentURL(s), Token: func() string { return b.tokens.Agent(id) }})
 }
 
@@ -247,7 +273,7 @@ func (b *AgentBinder) closeLocked(uid types.UID) {
 // prepare opens a connection and has the agent answer on it: one that has never been spoken on
 // would soon be closed at the other end. Then it has the sandbox start a process.
 func (b *AgentBinder) prepare(ctx context.Context, s *agents.Sandbox) {
-	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	ctx, cancel := context.WithTimeout(ctx, b.openIn)
 	defer cancel()
 	conn, err := b.greet(ctx, s)
 	b.keep(s, conn, err)

@@ -16,6 +16,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // listener is an agent that notes on which connection each path was asked for.
@@ -54,6 +55,7 @@ func newBinderTo(t *testing.T, l *listener) *AgentBinder {
 	b := NewBinder(BinderConfig{Tokens: tokens, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", l.Listener.Addr().String())
 	}})
+	b.openIn = eventually.Patience // who gives up on a greeting does not try again
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	var running sync.WaitGroup
 	running.Go(func() { _ = b.Run(ctx) })

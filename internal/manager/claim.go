@@ -16,6 +16,7 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/failpoint"
 	"github.com/barchan-dev/barchan/internal/picker"
 	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/quota"
@@ -26,14 +27,14 @@ import (
 const (
 	// warmTries is how many members a claim takes whose agents cannot be reached.
 	warmTries = 2
-	// bindTimeout bounds what one agent may take to hear of its claim.
+	// bindTimeout bounds what one agent may take to hear of its claim, and the node to set its rules.
 	bindTimeout = 5 * time.Second
 	// maxOrphans is how many adopted members may wait for their removal.
 	maxOrphans = 1024
 )
 
 // errUnbound says that a member was taken, could not be used, and is removed.
-var errUnbound = errors.New("the member's agent could not be told of its claim")
+var errUnbound = errors.New("the member could not be made its claim's")
 
 // claim is one create on its way to a sandbox.
 type claim struct {
@@ -43,6 +44,10 @@ type claim struct {
 	mark  mark
 	key   types.NamespacedName // of the template
 	pools []extensions.SandboxWarmPool
+	// origin is what the sandbox starts from, if not from a template.
+	origin *origin
+	// warm is the checkpoint of the template's warm-up that a cold start begins from; empty: none.
+	warm string
 
 	// mu guards what the picker may ask for at any time, even after it was done for us.
 	mu      sync.Mutex
@@ -84,12 +89,12 @@ func (c *claim) look(ctx context.Context) error {
 	if err := c.read(ctx); err != nil {
 		return err
 	}
-	pools, err := c.m.cache.PoolsOf(ctx, c.key)
+	pools, err := c.m.cache.PoolsOf(ctx, c.Namespace, c.key)
 	if err != nil {
 		return fmt.Errorf("look up the pools of template %s: %w", c.key, err)
 	}
 	c.pools = slices.DeleteFunc(pools, func(p extensions.SandboxWarmPool) bool {
-		return p.Namespace != c.Namespace || p.DeletionTimestamp != nil
+		return p.DeletionTimestamp != nil
 	})
 	if p := c.m.cfg.Picker; p != nil && len(c.pools) > 1 {
 		revision := c.asRead().revision
@@ -206,7 +211,14 @@ func (m *Manager) takeWarm(ctx context.Context, c *claim) (*agents.Sandbox, erro
 		return nil, err
 	}
 	m.ahead.note(ctx, m, s)
-	if err = m.bind(ctx, c, s); err == nil {
+	if c.Network != nil { // before it hears anything: nothing may leave by a way that is about to be shut
+		err = m.awaitNetwork(ctx, s, m.bindIn)
+	}
+	if err == nil {
+		err = m.bind(ctx, c, s)
+	}
+	if err == nil {
+		failpoint.Reach("claim/bound")
 		err = ctx.Err()
 	}
 	if err == nil {
@@ -217,7 +229,7 @@ func (m *Manager) takeWarm(ctx context.Context, c *claim) (*agents.Sandbox, erro
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("claim sandbox %s: %w: %w", sandbox.IDOf(s.UID), errs.ErrTimeout, ctx.Err())
 	}
-	m.log.WarnContext(ctx, "agent of a warm sandbox cannot be reached; taking another", telemetry.Sandbox, sandbox.IDOf(s.UID),
+	m.log.WarnContext(ctx, "warm sandbox cannot be made its claim's; taking another", telemetry.Sandbox, sandbox.IDOf(s.UID),
 		telemetry.Namespace, s.Namespace, telemetry.Name, s.Name, telemetry.Error, err)
 	return nil, fmt.Errorf("%w: %w", errUnbound, err)
 }
@@ -258,7 +270,7 @@ func (m *Manager) bind(ctx context.Context, c *claim, s *agents.Sandbox) error {
 }
 
 func (m *Manager) tellAgent(ctx context.Context, s *agents.Sandbox, req envd.InitRequest) error {
-	ctx, cancel := context.WithTimeout(ctx, bindTimeout)
+	ctx, cancel := context.WithTimeout(ctx, m.bindIn)
 	defer cancel()
 	return m.cfg.Binder.Bind(ctx, s, req)
 }
@@ -273,6 +285,10 @@ func (m *Manager) takeCold(ctx context.Context, c *claim) (*agents.Sandbox, erro
 	if err := c.holds(ctx); err != nil {
 		return nil, err
 	}
+	if err := c.warmUp(ctx); err != nil {
+		c.letGo()
+		return nil, err
+	}
 	made, joined, err := m.make(ctx, c)
 	m.observe(opClaim, c.start, err)
 	if err != nil {
@@ -285,6 +301,7 @@ func (m *Manager) takeCold(ctx context.Context, c *claim) (*agents.Sandbox, erro
 	}
 	if err == nil {
 		ready, err = m.startClock(ctx, ready, c.Timeout)
+		failpoint.Reach("create/timed")
 	}
 	if err != nil {
 		m.discard(ctx, made)
@@ -292,6 +309,20 @@ func (m *Manager) takeCold(ctx context.Context, c *claim) (*agents.Sandbox, erro
 		return nil, err
 	}
 	return ready, nil
+}
+
+// warmUp finds what spares the sandbox the template's warm-up, if anything does.
+func (c *claim) warmUp(ctx context.Context) error {
+	now := c.asRead()
+	if c.origin != nil || !pool.KeepsWarmMemory(now.template) {
+		return nil
+	}
+	all, err := c.m.cache.Checkpoints(ctx, c.Namespace)
+	if err != nil {
+		return fmt.Errorf("look up the warm-up of template %s: %w", c.key, err)
+	}
+	c.warm = pool.WarmCheckpoint(now.template, now.revision, all)
+	return nil
 }
 
 // fresh reports whether the template is as the claim found it when it began, without a wait since.

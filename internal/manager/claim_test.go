@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -22,7 +23,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/sandbox"
 )
 
-func TestWarmClaim(t *testing.T) {
+func TestWarmClaim(t *testing.T) { synctest.Test(t, testWarmClaim) }
+
+func testWarmClaim(t *testing.T) {
 	f := newFixture(t)
 	member := f.cluster.Fill(t, team, "sized", 1)[0]
 	before, writes := time.Now(), f.objects.writes.Load()
@@ -42,7 +45,7 @@ func TestWarmClaim(t *testing.T) {
 	b := s.Spec.Barchan
 	for name, pair := range map[string][2]any{
 		"labels": {s.Labels, map[string]string{
-			agents.LabelCreatedBy: CreatedBy, agents.LabelLaunchType: agents.LaunchWarm, agents.LabelTemplateHash: f.revision(t, "sized"),
+			agents.LabelCreatedBy: CreatedBy, agents.LabelLaunchType: agents.LaunchWarm, agents.LabelTemplateHash: f.revision(t),
 			pool.LabelOrigin: member.Labels[agents.LabelWarmPoolSandbox],
 		}},
 		"owners":     {len(s.OwnerReferences), 0},

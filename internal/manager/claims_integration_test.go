@@ -12,9 +12,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -46,9 +46,41 @@ func (w *world) fill(t *testing.T, members int, managers ...*Manager) {
 	}
 	for _, m := range managers {
 		await(t, func() bool {
-			pools, err := m.cache.PoolsOf(ctx, pool.TemplateOf(p))
+			pools, err := m.cache.PoolsOf(ctx, "", pool.TemplateOf(p))
 			return err == nil && len(pools) == 1 && m.cfg.Picker.Ready(p.UID, revision) == members
 		})
+	}
+}
+
+// TestNetworkIsInForceBeforeTheAnswer reads, as soon as the answer is there, whether the status is
+// of what was asked for: the controller writes it after the node has set the rules.
+func TestNetworkIsInForceBeforeTheAnswer(t *testing.T) {
+	_, w := newWorld(t)
+	m, _ := w.manager(t, w.objects)
+	w.fill(t, 10, m)
+	inForce := func(what string, v Sandbox) {
+		t.Helper()
+		s := &agents.Sandbox{}
+		if err := w.objects.Live().Get(t.Context(), client.ObjectKey{Namespace: v.Namespace, Name: v.Name}, s); err != nil {
+			t.Fatal(err)
+		}
+		ready := meta.FindStatusCondition(s.Status.Conditions, agents.ConditionReady)
+		if s.Generation < 2 || ready.ObservedGeneration < s.Generation {
+			t.Errorf("%s: answered with a status of generation %d, the object has %d", what, ready.ObservedGeneration, s.Generation)
+		}
+	}
+	for range 10 {
+		req := request("base")
+		req.Network = &agents.EgressPolicy{Internet: new(false)}
+		v, err := m.Create(t.Context(), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		inForce("claim", v)
+		if err := m.SetNetwork(t.Context(), team, string(v.ID), &agents.EgressPolicy{DenyOut: []string{"8.8.8.8"}}); err != nil {
+			t.Fatal(err)
+		}
+		inForce("change", v)
 	}
 }
 
@@ -156,7 +188,7 @@ func TestUpdateUnderClaims(t *testing.T) {
 				return
 			default:
 			}
-			if err := w.setImage(t.Context(), fmt.Sprintf("image-%03d", n)); err != nil {
+			if err := w.setImage(t.Context(), imageOf(n)); err != nil {
 				t.Error(err)
 				return
 			}
@@ -167,7 +199,7 @@ func TestUpdateUnderClaims(t *testing.T) {
 	for range 8 {
 		wg.Go(func() {
 			for range 25 {
-				least := fmt.Sprintf("image-%03d", latest.Load())
+				least := imageOf(latest.Load())
 				v, err := m.Create(t.Context(), request("base"))
 				if err != nil {
 					t.Errorf("Create: %v", err)
@@ -180,7 +212,7 @@ func TestUpdateUnderClaims(t *testing.T) {
 				}
 				got := s.Spec.PodTemplate.Spec.Containers[0].Image
 				if got == "base" {
-					got = "image-000"
+					got = imageOf(0)
 				}
 				if got < least {
 					t.Errorf("a claim that began after %s was durable got %s", least, got)
@@ -195,6 +227,9 @@ func TestUpdateUnderClaims(t *testing.T) {
 		t.Error("the template was not updated")
 	}
 }
+
+// imageOf names images in the order of their numbers.
+func imageOf(n int64) string { return fmt.Sprintf("image-%09d", n) }
 
 func (w *world) setImage(ctx context.Context, image string) error {
 	for {
@@ -296,7 +331,7 @@ func TestTheAgentHearsOverHTTP(t *testing.T) {
 			if want := net.JoinHostPort("127.0.0.1", fmt.Sprint(envd.Port)); address != want {
 				t.Errorf("dialled %s, want %s", address, want)
 			}
-			return (&net.Dialer{Timeout: time.Second}).DialContext(ctx, network, agent.Listener.Addr().String())
+			return (&net.Dialer{}).DialContext(ctx, network, agent.Listener.Addr().String())
 		}})
 	})
 	w.fill(t, 2, m)

@@ -12,12 +12,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/failpoint"
 	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
@@ -32,7 +34,7 @@ const undoTimeout = 10 * time.Second
 // CreateRequest says what sandbox a tenant wants.
 type CreateRequest struct {
 	Namespace string
-	// Template is a template's name, alias or ID.
+	// Template is a template's name, alias or ID; or a snapshot's ID or name, where no template has it.
 	Template string
 	// Timeout is the time to live, counted from the moment that the sandbox is ready.
 	Timeout  time.Duration
@@ -50,14 +52,18 @@ type CreateRequest struct {
 	MaskRequestHost string
 	// Network: nil leaves it to the template.
 	Network *agents.EgressPolicy
+	// FilesOnly leaves out a snapshot's memory. AllowSecrets starts from one that holds what the claim of its
+	// source brought. Neither means anything for a template.
+	FilesOnly    bool `json:",omitempty"`
+	AllowSecrets bool `json:",omitempty"`
 	// IdempotencyKey makes it safe to send the request again: from 1 to 255 printable ASCII
 	// characters, the tenant's own choice. Empty: each request makes a sandbox.
 	IdempotencyKey string
 }
 
 // Create makes a sandbox and returns once it is ready: a warm member of a pool if there is one,
-// else one started for it. If it does not become ready, nothing of it is left and the error says
-// why. One that a quota forbids is an errs.ErrExhausted.
+// else one started for it, or from a snapshot. If it does not become ready, nothing of it is left and the error says
+// why. One that a quota forbids is an errs.ErrExhausted; one that the gate refuses an errs.ErrUnavailable.
 //
 // With an IdempotencyKey it returns the sandbox that lives of the same request made before, if
 // there is one; the same key on another request is an [ErrKeyReused]. It then goes on to its end
@@ -80,19 +86,41 @@ func (m *Manager) Create(ctx context.Context, req CreateRequest) (_ Sandbox, err
 }
 
 func (m *Manager) create(ctx context.Context, c *claim) (*agents.Sandbox, error) {
-	t, err := m.resolve(ctx, c.Namespace, c.Template)
-	if err != nil {
+	if err := m.cfg.Gate.Err(); err != nil {
 		return nil, err
 	}
-	c.key = client.ObjectKeyFromObject(t)
-	s, err := m.take(ctx, c)
+	s, err := m.obtain(ctx, c)
 	if err != nil {
 		return nil, err
 	}
 	m.cfg.Routes.Apply(s)
+	failpoint.Reach("create/routed")
 	m.log.InfoContext(ctx, "sandbox created", telemetry.Sandbox, sandbox.IDOf(s.UID), telemetry.Namespace, s.Namespace,
-		telemetry.Name, s.Name, telemetry.Template, t.Name, telemetry.Took, time.Since(c.start))
+		telemetry.Name, s.Name, telemetry.Template, c.Template, telemetry.Took, time.Since(c.start))
 	return s, nil
+}
+
+// obtain finds what the sandbox is to be made of, and makes or takes it.
+func (m *Manager) obtain(ctx context.Context, c *claim) (*agents.Sandbox, error) {
+	t, err := m.resolve(ctx, c.Namespace, c.Template)
+	if err == nil {
+		c.key = client.ObjectKeyFromObject(t)
+		return m.take(ctx, c)
+	}
+	if !errors.Is(err, errs.ErrNotFound) {
+		return nil, err
+	}
+	snap, other := m.snapshot(ctx, c.Namespace, c.Template)
+	if errors.Is(other, errs.ErrNotFound) {
+		return nil, err
+	}
+	if other == nil {
+		other = m.from(ctx, c, snap)
+	}
+	if other != nil {
+		return nil, other
+	}
+	return m.takeCold(ctx, c)
 }
 
 func (m *Manager) checkCreate(req *CreateRequest) error {
@@ -102,10 +130,8 @@ func (m *Manager) checkCreate(req *CreateRequest) error {
 	if err := m.checkTimeout(req.Timeout); err != nil {
 		return err
 	}
-	for name, value := range req.Env {
-		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
-			return refuse(errs.ErrInvalid, "envVars: %q is not a variable's name, or its value has a zero byte", name)
-		}
+	if err := checkEnv(req.Env); err != nil {
+		return err
 	}
 	if err := checkKey(req.IdempotencyKey); err != nil {
 		return err
@@ -117,6 +143,15 @@ func (m *Manager) checkCreate(req *CreateRequest) error {
 		return refuse(errs.ErrInvalid, "autoResume: needs the memory to be kept; set autoPauseMemory to true")
 	}
 	return checkNetwork(req.Network)
+}
+
+func checkEnv(env map[string]string) error {
+	for name, value := range env {
+		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
+			return refuse(errs.ErrInvalid, "envVars: %q is not a variable's name, or its value has a zero byte", name)
+		}
+	}
+	return nil
 }
 
 func checkNetwork(n *agents.EgressPolicy) error {
@@ -145,6 +180,7 @@ func (m *Manager) make(ctx context.Context, c *claim) (s *agents.Sandbox, joined
 		c.holding().For(s.Name)
 		err := m.objects.Create(ctx, s)
 		if err == nil {
+			failpoint.Reach("create/written")
 			return s, false, nil
 		}
 		if apierrors.IsNotFound(err) {
@@ -171,6 +207,10 @@ func (c *claim) blueprint(try int) *agents.Sandbox {
 	if c.mark != (mark{}) {
 		s.Name = c.mark.name(try)
 	}
+	pool.StartWarm(s, c.warm)
+	if c.origin != nil {
+		c.origin.apply(s)
+	}
 	if len(c.pools) > 0 {
 		s.Labels[pool.LabelOrigin] = string(c.pools[0].UID)
 	}
@@ -186,6 +226,7 @@ func (c *claim) own(s *agents.Sandbox, end *metav1.Time) {
 	if len(s.Spec.PodTemplate.Spec.Containers) > 0 {
 		addEnv(&s.Spec.PodTemplate.Spec.Containers[0], c.Env)
 	}
+	bringsEnv(s, c.Env)
 	if c.mark != (mark{}) {
 		s.Annotations[pool.AnnotationIdempotencyKey] = c.mark.key
 		s.Annotations[AnnotationIdempotencyBody] = c.mark.body
@@ -284,12 +325,18 @@ func (m *Manager) awaitStart(ctx context.Context, made *agents.Sandbox) (*agents
 		if sandbox.DeadForGood(s) {
 			return false, killed(id)
 		}
-		if message, lacks := sandbox.LacksImage(s); lacks { // the node would go on trying
-			return false, refuse(errs.ErrUnavailable, "the sandbox cannot start: %s", message)
+		if err := heldUp(s); err != nil {
+			return false, err
+		}
+		if err := m.cfg.Gate.Err(); err != nil && sandbox.PhaseOf(s) != sandbox.Running && troubled(s) {
+			return false, err // the node would go on trying, and wait for this to pass
 		}
 		waitingFor = readyMessage(s)
 		return sandbox.PhaseOf(s) == sandbox.Running, nil
 	})
+	if refused := m.cfg.Gate.Err(); refused != nil && errors.Is(err, errs.ErrTimeout) && ctx.Err() == nil {
+		return nil, fmt.Errorf("wait for the start of sandbox %s: %w", id, refused)
+	}
 	if errors.Is(err, errs.ErrTimeout) && ctx.Err() == nil {
 		return nil, errs.Public(err, fmt.Sprintf("the sandbox was not ready within %s%s", m.cfg.StartTimeout, waitingFor))
 	}
@@ -299,8 +346,25 @@ func (m *Manager) awaitStart(ctx context.Context, made *agents.Sandbox) (*agents
 	return ready, nil
 }
 
+// heldUp is why a sandbox does not start that would be started later, for which nobody waits.
+func heldUp(s *agents.Sandbox) error {
+	if message, lacks := sandbox.LacksImage(s); lacks {
+		return refuse(errs.ErrUnavailable, "the sandbox cannot start: %s", message)
+	}
+	if message, refused := sandbox.RefusedSecrets(s); refused {
+		return refuse(errs.ErrForbidden, "the sandbox cannot start: %s", message)
+	}
+	return nil
+}
+
 func killed(id sandbox.ID) error {
 	return refuse(errs.ErrConflict, "Sandbox %q was killed while it was starting", id)
+}
+
+// troubled reports whether the last try to make a sandbox run has failed.
+func troubled(s *agents.Sandbox) bool {
+	c := meta.FindStatusCondition(s.Status.Conditions, agents.ConditionReady)
+	return c != nil && c.Reason == agents.ReasonReconcilerError
 }
 
 // readyMessage says what a sandbox waits for, as its controller tells it.

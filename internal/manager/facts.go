@@ -36,7 +36,7 @@ func (m *Manager) Metrics(ctx context.Context, namespace, id string, from, to ti
 	if sandbox.PhaseOf(s) != sandbox.Running {
 		return nil, nil
 	}
-	stats, err := m.cfg.Node.Stats(ctx, ref(s))
+	stats, err := m.cfg.Witness.Stats(ctx, s)
 	if err != nil {
 		return nil, fmt.Errorf("ask for the usage of sandbox %s: %w", id, err)
 	}
@@ -108,7 +108,7 @@ func (m *Manager) Logs(ctx context.Context, namespace, id string, req LogRequest
 	if req.Backward {
 		since = time.Time{}
 	}
-	lines, err := m.cfg.Node.Logs(ctx, ref(s), since)
+	lines, err := m.cfg.Witness.Logs(ctx, s, since)
 	if err != nil {
 		return nil, fmt.Errorf("ask for the logs of sandbox %s: %w", id, err)
 	}

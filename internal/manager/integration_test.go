@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/apiserver"
 	"github.com/barchan-dev/barchan/internal/cache"
 	"github.com/barchan-dev/barchan/internal/errs"
@@ -23,6 +24,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/route"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 	"github.com/barchan-dev/barchan/internal/testkit/standin"
 )
 
@@ -126,8 +128,9 @@ func (w *world) manager(t *testing.T, objects *cache.Cache, change ...func(*Conf
 		t.Fatal(err)
 	}
 	cfg := Config{
-		Objects: writer, Cache: objects, Routes: route.NewTable(), Node: &fakeNode{}, Tokens: tokens, Log: telemetry.Discard(),
+		Objects: writer, Cache: objects, Routes: route.NewTable(), Witness: &fakeWitness{}, Tokens: tokens, Log: telemetry.Discard(),
 		Picker: members, Quota: quotas, Binder: w.agents,
+		StartTimeout: eventually.Patience, MoveTimeout: eventually.Patience,
 	}
 	for _, c := range change {
 		c(&cfg)
@@ -136,17 +139,25 @@ func (w *world) manager(t *testing.T, objects *cache.Cache, change ...func(*Conf
 	if err != nil {
 		t.Fatal(err)
 	}
+	m.settleIn, m.bindIn = eventually.Patience, eventually.Patience
 	return m, writer
 }
 
 // control fulfils the wishes in sandboxes until ctx is done, one change after the other.
 func control(ctx context.Context, t *testing.T, objects *cache.Cache) {
-	changes := make(chan *agents.Sandbox, 10_000)
+	changes, captures := make(chan *agents.Sandbox, 10_000), make(chan *barchan.Checkpoint, 10_000)
 	_, err := cache.On(ctx, objects, func(_, newer *agents.Sandbox) {
 		if newer != nil {
 			changes <- newer.DeepCopy()
 		}
 	})
+	if err == nil {
+		_, err = cache.On(ctx, objects, func(_, newer *barchan.Checkpoint) {
+			if newer != nil {
+				captures <- newer.DeepCopy()
+			}
+		})
+	}
 	if err != nil {
 		t.Error(err)
 		return
@@ -156,6 +167,10 @@ func control(ctx context.Context, t *testing.T, objects *cache.Cache) {
 		case s := <-changes:
 			if err := standin.Reconcile(ctx, objects.Live(), s); err != nil && !apierrors.IsConflict(err) && ctx.Err() == nil {
 				t.Errorf("reconcile: %v", err)
+			}
+		case c := <-captures:
+			if err := standin.Capture(ctx, objects.Live(), c); err != nil && !apierrors.IsConflict(err) && ctx.Err() == nil {
+				t.Errorf("capture: %v", err)
 			}
 		case <-ctx.Done():
 			return
@@ -247,5 +262,67 @@ func TestTheServersOwnRefusalsReachTheUser(t *testing.T) {
 	}
 	if err := client.IgnoreNotFound(m.objects.Get(t.Context(), client.ObjectKey{Namespace: team, Name: "x"}, s)); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestForksOnTheRealServer: the API server's rules hold for what forks write, and each effect is there in
+// the very next read.
+func TestForksOnTheRealServer(t *testing.T) {
+	m, w := newWorld(t)
+	ctx := t.Context()
+	source := m.mustCreate(t, CreateRequest{Namespace: team, Template: "base", Timeout: time.Hour, Secure: true, Metadata: map[string]string{"k": "v"}})
+	got, err := m.Fork(ctx, ForkRequest{Namespace: team, ID: string(source.ID), Count: 20, Timeout: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, one := range got {
+		if one.Err != nil || one.Sandbox.Metadata["k"] != "v" {
+			t.Errorf("fork %d: %+v, %v", i, one.Sandbox, one.Err)
+		}
+	}
+	if page, err := m.List(ctx, ListRequest{Namespace: team}); err != nil || len(page.Items) != 21 {
+		t.Errorf("%d are listed, %v", len(page.Items), err)
+	}
+	await(t, func() bool {
+		left, err := w.objects.Checkpoints(ctx, "")
+		return err == nil && len(left) == 0
+	})
+	if err := m.Pause(ctx, team, string(source.ID), nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, resumed, err := m.Connect(ctx, team, string(source.ID), time.Minute, new(false)); err != nil || !resumed {
+		t.Errorf("Connect = %v, %v", resumed, err)
+	}
+}
+
+func (m *Manager) mustCreate(t *testing.T, req CreateRequest) Sandbox {
+	t.Helper()
+	v, err := m.Create(t.Context(), req)
+	if err != nil {
+		t.Fatalf("Create: %v", err)
+	}
+	return v
+}
+
+// TestSnapshotsOnTheRealServer does the same for snapshots.
+func TestSnapshotsOnTheRealServer(t *testing.T) {
+	m := newReal(t)
+	ctx := t.Context()
+	source := m.mustCreate(t, CreateRequest{Namespace: team, Template: "base", Timeout: time.Hour, Secure: true})
+	snap, err := m.Snapshot(ctx, SnapshotRequest{Namespace: team, ID: string(source.ID), Name: "mine:v1", TTL: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if page, _, err := m.Snapshots(ctx, SnapshotListRequest{Namespace: team}); err != nil || len(page) != 1 || page[0].ID != snap.ID {
+		t.Errorf("Snapshots = %+v, %v", page, err)
+	}
+	if again := m.mustCreate(t, CreateRequest{Namespace: team, Template: snap.ID, Timeout: time.Hour}); again.TemplateID != source.TemplateID {
+		t.Errorf("Create = %+v", again)
+	}
+	if err := m.DeleteSnapshot(ctx, team, snap.ID); err != nil {
+		t.Error(err)
+	}
+	if err := m.DeleteSnapshot(ctx, team, snap.ID); !errors.Is(err, errs.ErrNotFound) {
+		t.Errorf("Delete again = %v", err)
 	}
 }

@@ -7,12 +7,14 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/failpoint"
 	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
@@ -72,6 +74,7 @@ func (m *Manager) remove(ctx context.Context, s *agents.Sandbox) error {
 	if err != nil {
 		return fromAPI("delete sandbox", err)
 	}
+	failpoint.Reach("delete/written")
 	m.cfg.Routes.ApplyDelete(s)
 	m.settle(ctx, s, func(now *agents.Sandbox) bool { return now.DeletionTimestamp != nil })
 	m.vacated(s, nil)
@@ -137,19 +140,45 @@ func (m *Manager) capped(s *agents.Sandbox, d time.Duration) (*metav1.Time, erro
 	return end, nil
 }
 
-// SetNetwork replaces what a sandbox may reach; nil clears it.
+// SetNetwork replaces what a sandbox may reach; nil clears it. It returns when that is in force. A
+// wait that is too long is an errs.ErrUnavailable: the wish is written, and its node goes on trying.
 func (m *Manager) SetNetwork(ctx context.Context, namespace, id string, n *agents.EgressPolicy) error {
 	if err := checkNetwork(n); err != nil {
 		return err
 	}
-	_, err := m.change(ctx, namespace, id, func(s *agents.Sandbox) (bool, error) {
+	s, err := m.change(ctx, namespace, id, func(s *agents.Sandbox) (bool, error) {
 		if s.Spec.Barchan == nil {
 			s.Spec.Barchan = &agents.BarchanSpec{}
 		}
 		s.Spec.Barchan.Network = n.DeepCopy()
 		return true, nil
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	return m.awaitNetwork(ctx, s, m.cfg.MoveTimeout)
+}
+
+// awaitNetwork waits until a sandbox may reach what its object says: until its status is of the
+// same generation, which its controller writes after the node has set the rules.
+func (m *Manager) awaitNetwork(ctx context.Context, s *agents.Sandbox, limit time.Duration) error {
+	bounded, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	uid, id := s.UID, sandbox.IDOf(s.UID)
+	_, err := m.cache.WaitSandbox(bounded, client.ObjectKeyFromObject(s), func(now *agents.Sandbox) (bool, error) {
+		if now == nil || now.UID != uid || sandbox.DeadForGood(now) {
+			return false, noSandbox(string(id))
+		}
+		ready := meta.FindStatusCondition(now.Status.Conditions, agents.ConditionReady)
+		return ready != nil && ready.ObservedGeneration >= s.Generation, nil
+	})
+	if errors.Is(err, errs.ErrTimeout) && ctx.Err() == nil {
+		return refuse(errs.ErrUnavailable, "what sandbox %q may reach was changed, and is not in force after %s", id, limit)
+	}
+	if err != nil {
+		return fmt.Errorf("wait for the network of sandbox %s: %w", id, err)
+	}
+	return nil
 }
 
 // find returns the tenant's sandbox if it lives.
@@ -172,6 +201,9 @@ func (m *Manager) findAny(ctx context.Context, namespace, id string) (*agents.Sa
 	}
 	m.ahead.wait(ctx, func(id sandbox.ID, _ string) bool { return id == parsed })
 	s, err := m.cache.SandboxByID(ctx, parsed)
+	if errors.Is(err, errs.ErrNotFound) || (err == nil && pool.MemberOf(s) != "") {
+		s, err = m.toldOf(ctx, parsed)
+	}
 	if errors.Is(err, errs.ErrNotFound) || (err == nil && (s.Namespace != namespace || pool.MemberOf(s) != "")) {
 		return nil, noSandbox(id)
 	}
@@ -179,6 +211,21 @@ func (m *Manager) findAny(ctx context.Context, namespace, id string) (*agents.Sa
 		return nil, fmt.Errorf("look up sandbox %s: %w", parsed, err)
 	}
 	return s, nil
+}
+
+// toldOf reads a sandbox that another replica has made or claimed, and told of before the watch
+// could; without a route nobody has, and the API server is not asked. None is an errs.ErrNotFound.
+func (m *Manager) toldOf(ctx context.Context, id sandbox.ID) (*agents.Sandbox, error) {
+	known, ok := m.cfg.Routes.Lookup(id)
+	if !ok {
+		return nil, errs.ErrNotFound
+	}
+	s := &agents.Sandbox{}
+	err := m.objects.Get(ctx, client.ObjectKey{Namespace: known.Namespace, Name: known.Name}, s)
+	if apierrors.IsNotFound(err) || (err == nil && sandbox.IDOf(s.UID) != id) {
+		return nil, errs.ErrNotFound
+	}
+	return s, err
 }
 
 // change applies mutate to the tenant's sandbox and writes it, again on a newer version if
@@ -237,7 +284,7 @@ func (m *Manager) settleAt(ctx context.Context, s *agents.Sandbox) {
 // settle waits until the cache shows a write, so that the caller's next read does too. The
 // write is done in any case: a cache that lags is no reason to tell otherwise.
 func (m *Manager) settle(ctx context.Context, s *agents.Sandbox, shown func(*agents.Sandbox) bool) {
-	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
+	ctx, cancel := context.WithTimeout(ctx, m.settleIn)
 	defer cancel()
 	uid := s.UID
 	_, err := m.cache.WaitSandbox(ctx, client.ObjectKeyFromObject(s), func(now *agents.Sandbox) (bool, error) {

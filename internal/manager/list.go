@@ -14,7 +14,6 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/pool"
-	"github.com/barchan-dev/barchan/internal/sandbox"
 )
 
 // MaxPage is the most that one page of a list holds.
@@ -186,9 +185,4 @@ func parseCursor(cursor string) (p place, dir int, err error) {
 		return place{}, 0, bad
 	}
 	return place{key, parts[3]}, direction(parts[1] == "1"), nil
-}
-
-// ref names a sandbox for the node.
-func ref(s *agents.Sandbox) sandbox.Ref {
-	return sandbox.Ref{Namespace: s.Namespace, Name: s.Name, UID: s.UID}
 }

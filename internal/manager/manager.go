@@ -17,8 +17,10 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/health"
 	"github.com/barchan-dev/barchan/internal/picker"
 	"github.com/barchan-dev/barchan/internal/quota"
+	"github.com/barchan-dev/barchan/internal/route"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 )
@@ -51,8 +53,15 @@ type Templates interface {
 	// CurrentTemplate is a template, with its revision, as a read of the API server found it that
 	// began after the call.
 	CurrentTemplate(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, string, error)
-	// PoolsOf lists the warm pools of a template in all namespaces.
-	PoolsOf(ctx context.Context, template types.NamespacedName) ([]extensions.SandboxWarmPool, error)
+	// PoolsOf lists the warm pools of a template in a namespace, or in all if that is empty.
+	PoolsOf(ctx context.Context, namespace string, template types.NamespacedName) ([]extensions.SandboxWarmPool, error)
+}
+
+// Checkpoints reads checkpoints, as Sandboxes does sandboxes.
+type Checkpoints interface {
+	Checkpoints(ctx context.Context, namespace string) ([]barchan.Checkpoint, error)
+	// WaitCheckpoint blocks until done says so. done gets nil once the checkpoint is gone.
+	WaitCheckpoint(ctx context.Context, key types.NamespacedName, done func(*barchan.Checkpoint) (bool, error)) (*barchan.Checkpoint, error)
 }
 
 // Keys reads API keys, as Sandboxes does sandboxes.
@@ -65,6 +74,7 @@ type Keys interface {
 type Cache interface {
 	Sandboxes
 	Templates
+	Checkpoints
 	Keys
 }
 
@@ -72,14 +82,16 @@ type Cache interface {
 type Routes interface {
 	Apply(s *agents.Sandbox) bool
 	ApplyDelete(s *agents.Sandbox) bool
+	// Lookup finds a route, also one that another replica told of.
+	Lookup(id sandbox.ID) (*route.Entry, bool)
 }
 
-// Node knows what runs.
-type Node interface {
+// Witness knows what a sandbox uses and says; [AgentBinder] asks its agent.
+type Witness interface {
 	// Stats is what a running sandbox uses now.
-	Stats(ctx context.Context, ref sandbox.Ref) (envd.Metrics, error)
+	Stats(ctx context.Context, s *agents.Sandbox) (envd.Metrics, error)
 	// Logs returns the lines kept of a sandbox that are not older than since, oldest first.
-	Logs(ctx context.Context, ref sandbox.Ref, since time.Time) ([]envd.LogLine, error)
+	Logs(ctx context.Context, s *agents.Sandbox, since time.Time) ([]envd.LogLine, error)
 }
 
 // Picker hands out the warm members of pools; package picker has it.
@@ -110,11 +122,10 @@ type Size struct {
 
 // Config is what New needs.
 type Config struct {
-	// Objects, Cache, Routes, Node, Tokens and Log are required.
+	// Objects, Cache, Routes, Tokens and Log are required.
 	Objects Objects
 	Cache   Cache
 	Routes  Routes
-	Node    Node
 	Tokens  *sandbox.Tokens
 	Log     *slog.Logger
 	// Picker hands out warm members. Nil: every sandbox is started for its claim.
@@ -124,6 +135,10 @@ type Config struct {
 	Quota Quota
 	// Binder reaches the agents of claimed members. Default: an [AgentBinder] with Tokens.
 	Binder Binder
+	// Witness of what sandboxes use and say. Default: an [AgentBinder] with Tokens.
+	Witness Witness
+	// Gate refuses what is new while something is wrong. Nil: nothing does.
+	Gate *health.Gate
 	// Metrics, if given, gets our histograms.
 	Metrics prometheus.Registerer
 	// PublicNamespace holds the templates that every tenant may use if they are marked public.
@@ -135,6 +150,11 @@ type Config struct {
 	StartTimeout time.Duration
 	// MoveTimeout bounds the wait for a pause or a resume. Default 60 s.
 	MoveTimeout time.Duration
+	// CaptureTimeout bounds the wait for a snapshot to be durable. Default 10 min.
+	CaptureTimeout time.Duration
+	// ForkSecrets lets sandboxes start from the memory of others whose claims brought variables,
+	// without a word in the request. Default false.
+	ForkSecrets bool
 	// DefaultSize is told of sandboxes whose template sets no limits. Default 2 CPUs, 1024 and 10240 MiB.
 	DefaultSize Size
 }
@@ -144,17 +164,24 @@ const DefaultPublicNamespace = "barchan-system"
 
 func (c *Config) setDefaults() error {
 	switch {
-	case c.Objects == nil, c.Cache == nil, c.Routes == nil, c.Node == nil, c.Tokens == nil, c.Log == nil:
-		return fmt.Errorf("manager: Objects, Cache, Routes, Node, Tokens and Log are required: %w", errs.ErrInvalid)
-	case c.MaxTimeout < 0 || c.StartTimeout < 0 || c.MoveTimeout < 0:
+	case c.Objects == nil, c.Cache == nil, c.Routes == nil, c.Tokens == nil, c.Log == nil:
+		return fmt.Errorf("manager: Objects, Cache, Routes, Tokens and Log are required: %w", errs.ErrInvalid)
+	case c.MaxTimeout < 0 || c.StartTimeout < 0 || c.MoveTimeout < 0 || c.CaptureTimeout < 0:
 		return fmt.Errorf("manager: timeouts must be positive: %w", errs.ErrInvalid)
 	}
 	setIfZero(&c.PublicNamespace, DefaultPublicNamespace)
 	setIfZero(&c.MaxTimeout, 24*time.Hour)
 	setIfZero(&c.StartTimeout, time.Minute)
 	setIfZero(&c.MoveTimeout, time.Minute)
-	if c.Binder == nil {
-		c.Binder = NewBinder(BinderConfig{Tokens: c.Tokens})
+	setIfZero(&c.CaptureTimeout, 10*time.Minute)
+	if c.Binder == nil || c.Witness == nil {
+		byAddress := NewBinder(BinderConfig{Tokens: c.Tokens})
+		if c.Binder == nil {
+			c.Binder = byAddress
+		}
+		if c.Witness == nil {
+			c.Witness = byAddress
+		}
 	}
 	setIfZero(&c.DefaultSize.CPUs, 2)
 	setIfZero(&c.DefaultSize.MemoryMB, 1024)
@@ -178,6 +205,9 @@ type Manager struct {
 	seconds *prometheus.HistogramVec // by operation and result
 	orphans chan *agents.Sandbox
 	ahead   ahead
+	// settleIn and bindIn are settleTimeout and bindTimeout; tests over a real API server are more patient.
+	settleIn time.Duration
+	bindIn   time.Duration
 
 	mu sync.Mutex
 	// fresh holds keys made here that the cache may not have yet, by hash.
@@ -195,7 +225,7 @@ func New(cfg Config) (*Manager, error) {
 		cfg: cfg, objects: cfg.Objects, cache: cfg.Cache,
 		log:     cfg.Log.With(telemetry.Component, "manager"),
 		seconds: prometheus.NewHistogramVec(telemetry.DurationOpts("manager", "operation", "Time that an operation on a sandbox took."), []string{"operation", "result"}),
-		orphans: make(chan *agents.Sandbox, maxOrphans),
+		orphans: make(chan *agents.Sandbox, maxOrphans), settleIn: settleTimeout, bindIn: bindTimeout,
 		fresh:   map[string]freshKey{},
 		flights: map[flightKey]*flight{},
 	}
@@ -214,6 +244,9 @@ const (
 	opPause  = "pause"
 	opResume = "resume"
 	opKill   = "kill"
+
+	opSnapshot = "snapshot" // request to durable
+	opFork     = "fork"     // request to the last fork ready
 )
 
 func (m *Manager) observe(operation string, start time.Time, err error) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -26,6 +27,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/route"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 	"github.com/barchan-dev/barchan/internal/testkit/standin"
 )
 
@@ -39,13 +41,13 @@ var (
 
 const team = "team-a"
 
-type fakeNode struct{ lines []envd.LogLine }
+type fakeWitness struct{ lines []envd.LogLine }
 
-func (f *fakeNode) Stats(context.Context, sandbox.Ref) (envd.Metrics, error) {
+func (f *fakeWitness) Stats(context.Context, *agents.Sandbox) (envd.Metrics, error) {
 	return envd.Metrics{Timestamp: time.Now().Unix(), CPUCount: 2, MemUsed: 7}, nil
 }
 
-func (f *fakeNode) Logs(context.Context, sandbox.Ref, time.Time) ([]envd.LogLine, error) {
+func (f *fakeWitness) Logs(context.Context, *agents.Sandbox, time.Time) ([]envd.LogLine, error) {
 	return slices.Clone(f.lines), nil
 }
 
@@ -109,7 +111,7 @@ type fixture struct {
 	cluster *standin.Cluster
 	objects *counted
 	routes  *route.Table
-	node    *fakeNode
+	witness *fakeWitness
 	agents  *fakeAgents
 	quotas  *quota.Quotas
 }
@@ -130,7 +132,7 @@ func newFixture(t *testing.T, change ...func(*Config)) fixture {
 			standin.Pool(team, "sized", "", "sized"),
 			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: team}},
 		),
-		routes: route.NewTable(), node: &fakeNode{}, agents: &fakeAgents{},
+		routes: route.NewTable(), witness: &fakeWitness{}, agents: &fakeAgents{},
 	}
 	f.objects = &counted{Objects: f.cluster}
 	f.Manager = f.replica(t, change...)
@@ -162,8 +164,9 @@ func (f fixture) replica(t *testing.T, change ...func(*Config)) *Manager {
 		}
 	})
 	cfg := Config{
-		Objects: f.objects, Cache: f.cluster, Routes: f.routes, Node: f.node, Tokens: tokens, Log: telemetry.Discard(),
+		Objects: f.objects, Cache: f.cluster, Routes: f.routes, Witness: f.witness, Tokens: tokens, Log: telemetry.Discard(),
 		Picker: members, Quota: quotas, Binder: f.agents,
+		StartTimeout: eventually.Patience, MoveTimeout: eventually.Patience,
 	}
 	for _, c := range change {
 		c(&cfg)
@@ -184,10 +187,10 @@ func (f fixture) pool(t *testing.T, name string) string {
 	return string(p.UID)
 }
 
-// revision is that of a template of the team.
-func (f fixture) revision(t *testing.T, name string) string {
+// revision is that of the template "sized".
+func (f fixture) revision(t *testing.T) string {
 	t.Helper()
-	_, revision, err := f.cluster.CurrentTemplate(t.Context(), types.NamespacedName{Namespace: team, Name: name})
+	_, revision, err := f.cluster.CurrentTemplate(t.Context(), types.NamespacedName{Namespace: team, Name: "sized"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,6 +237,22 @@ func (f fixture) object(t *testing.T, v Sandbox) *agents.Sandbox {
 	return s
 }
 
+// edit writes a sandbox anew, as often as its controller does so meanwhile.
+func (f fixture) edit(t *testing.T, v Sandbox, change func(*agents.Sandbox)) {
+	t.Helper()
+	for {
+		s := f.object(t, v)
+		change(s)
+		err := f.cluster.Update(t.Context(), s)
+		if err == nil {
+			return
+		}
+		if !apierrors.IsConflict(err) {
+			t.Fatal(err)
+		}
+	}
+}
+
 func wantKind(t *testing.T, err, kind error, text string) {
 	t.Helper()
 	message, _ := errs.PublicMessage(err)
@@ -242,19 +261,10 @@ func wantKind(t *testing.T, err, kind error, text string) {
 	}
 }
 
-// await polls with a deadline, for what has no event of its own.
+// await polls, for what has no event of its own.
 func await(t *testing.T, done func() bool) {
 	t.Helper()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	deadline := time.After(time.Minute)
-	for !done() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatal("waited in vain")
-		}
-	}
+	eventually.True(t, "waited in vain", done)
 }
 
 func second[T any](_ T, err error) error { return err }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
@@ -156,7 +157,9 @@ func TestAClaimOfADeadManagerIsFinished(t *testing.T) {
 }
 
 // TestAFailedCreateKeepsNoKey: what did not become ready does not answer the next request.
-func TestAFailedCreateKeepsNoKey(t *testing.T) {
+func TestAFailedCreateKeepsNoKey(t *testing.T) { synctest.Test(t, testAFailedCreateKeepsNoKey) }
+
+func testAFailedCreateKeepsNoKey(t *testing.T) {
 	f := newFixture(t, func(c *Config) { c.StartTimeout = 50 * time.Millisecond })
 	req := keyed("k")
 	req.Template = "slow"

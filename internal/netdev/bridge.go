@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -29,21 +30,32 @@ func (n *Network) ensureBridge() (netlink.Link, error) {
 	if link.Type() != "bridge" {
 		return nil, fmt.Errorf("link %s exists and is a %s, not a bridge; choose another name", n.cfg.Bridge, link.Type())
 	}
-	if err := writeSysctl("ipv6", n.cfg.Bridge, "disable_ipv6", "1"); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := prepareIPv6(n.cfg.Bridge, n.cfg.Subnet6.IsValid()); err != nil {
 		return nil, err
 	}
 	address := prefixNet(netip.PrefixFrom(n.cfg.Gateway, n.cfg.Subnet.Bits()))
-	if err := n.replaceBridgeAddress(link, address); err != nil {
+	if err := n.replaceBridgeAddress(link, netlink.FAMILY_V4, address); err != nil {
 		return nil, err
+	}
+	if n.cfg.Subnet6.IsValid() {
+		address := prefixNet(netip.PrefixFrom(n.Gateway6(), n.cfg.Subnet6.Bits()))
+		if err := n.replaceBridgeAddress(link, netlink.FAMILY_V6, address); err != nil {
+			return nil, err
+		}
 	}
 	if err := n.host.LinkSetUp(link); err != nil {
 		return nil, fmt.Errorf("bring up bridge %s: %w", n.cfg.Bridge, err)
 	}
+	if n.cfg.Subnet6.IsValid() {
+		if err := n.host.RouteReplace(localRoute(link, n.Gateway6())); err != nil {
+			return nil, fmt.Errorf("add local route of %s: %w", n.Gateway6(), err)
+		}
+	}
 	return link, nil
 }
 
-func (n *Network) replaceBridgeAddress(link netlink.Link, want *net.IPNet) error {
-	have, err := n.host.AddrList(link, netlink.FAMILY_V4)
+func (n *Network) replaceBridgeAddress(link netlink.Link, family int, want *net.IPNet) error {
+	have, err := whole(func() ([]netlink.Addr, error) { return n.host.AddrList(link, family) })
 	if err != nil {
 		return fmt.Errorf("list addresses of %s: %w", n.cfg.Bridge, err)
 	}
@@ -56,50 +68,93 @@ func (n *Network) replaceBridgeAddress(link netlink.Link, want *net.IPNet) error
 		if err := n.host.AddrDel(link, &have[i]); err != nil {
 			return fmt.Errorf("remove address %s from %s: %w", have[i].IPNet, n.cfg.Bridge, err)
 		}
+		if a, ok := netip.AddrFromSlice(have[i].IP); ok && a.Is6() {
+			_ = n.host.RouteDel(localRoute(link, a)) // there is none where an older version made the bridge
+		}
 	}
 	if found {
 		return nil
 	}
-	if err := n.host.AddrAdd(link, &netlink.Addr{IPNet: want}); err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := n.host.AddrAdd(link, addressOf(want)); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add address %s to %s: %w", want, n.cfg.Bridge, err)
 	}
 	return nil
 }
 
+// localRoute has an IPv6 address of the bridge answer. The kernel adds one like it when it has
+// noticed that the bridge has a port that is up; a connection that is begun before would hang.
+func localRoute(link netlink.Link, addr netip.Addr) *netlink.Route {
+	return &netlink.Route{
+		LinkIndex: link.Attrs().Index, Dst: prefixNet(netip.PrefixFrom(addr, addr.BitLen())),
+		Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL,
+	}
+}
+
+// addressOf is an address that is in use at once: nobody else can have an IPv6 address of ours, so
+// that there is no waiting for duplicates.
+func addressOf(n *net.IPNet) *netlink.Addr {
+	a := &netlink.Addr{IPNet: n}
+	if n.IP.To4() == nil {
+		a.Flags = unix.IFA_F_NODAD
+	}
+	return a
+}
+
 // allowForwarding lets packets pass between the bridge and the links that have a default
 // route, and no others: the machine does not become a router for the rest of its networks.
 func (n *Network) allowForwarding(ctx context.Context) error {
-	names := []string{n.cfg.Bridge}
-	routes, err := n.host.RouteList(nil, netlink.FAMILY_V4)
+	uplinks, err := n.linksWithDefaultRoute(netlink.FAMILY_V4)
 	if err != nil {
-		return fmt.Errorf("list routes: %w", err)
+		return err
+	}
+	for _, name := range append(uplinks, n.cfg.Bridge) {
+		if err := writeSysctl("ipv4", name, "forwarding", "1"); err != nil {
+			n.log.WarnContext(ctx, "forwarding not enabled; sandboxes may lack egress", "link", name, "error", err)
+		}
+	}
+	return n.allowForwarding6(ctx)
+}
+
+func (n *Network) linksWithDefaultRoute(family int) (names []string, err error) {
+	routes, err := whole(func() ([]netlink.Route, error) { return n.host.RouteList(nil, family) })
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
 	}
 	for _, r := range routes {
-		if r.Dst != nil && r.Dst.String() != "0.0.0.0/0" {
-			continue
+		if r.Dst != nil {
+			if ones, _ := r.Dst.Mask.Size(); ones != 0 {
+				continue
+			}
 		}
 		if link, err := n.host.LinkByIndex(r.LinkIndex); err == nil {
 			names = append(names, link.Attrs().Name)
 		}
 	}
-	for _, name := range names {
-		if err := writeSysctl("ipv4", name, "forwarding", "1"); err != nil {
-			n.log.WarnContext(ctx, "forwarding not enabled; sandboxes may lack egress", "link", name, "error", err)
-		}
-	}
-	return nil
+	return names, nil
 }
 
 // writeSysctl sets a value of a link in the network namespace of the calling thread.
 func writeSysctl(family, link, key, value string) error {
-	path := filepath.Join("/proc/sys/net", family, "conf", link, key)
-	if have, err := os.ReadFile(path); err == nil && len(have) > 0 && string(have[:len(have)-1]) == value {
+	if have, err := readSysctl(family, link, key); err == nil && have == value {
 		return nil
 	}
+	path := sysctlPath(family, link, key)
 	if err := os.WriteFile(path, []byte(value), 0o644); err != nil {
 		return fmt.Errorf("set %s: %w", path, err)
 	}
 	return nil
+}
+
+func readSysctl(family, link, key string) (string, error) {
+	have, err := os.ReadFile(sysctlPath(family, link, key))
+	if err != nil {
+		return "", fmt.Errorf("read setting of %s: %w", link, err)
+	}
+	return strings.TrimSpace(string(have)), nil
+}
+
+func sysctlPath(family, link, key string) string {
+	return filepath.Join("/proc/sys/net", family, "conf", link, key)
 }
 
 func prefixNet(p netip.Prefix) *net.IPNet {

@@ -4,11 +4,13 @@
 // chooses no addresses and knows nothing of what runs in a namespace.
 //
 // All that it makes carries a name from its [Config], so that several instances can share a
-// machine, and can be found and removed without any record of it.
+// machine, and can be found and removed without any record of it. Namespaces that [Network.Run]
+// makes ahead have no name yet: the kernel removes them with the process, however that ends.
 package netdev
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base32"
 	"errors"
@@ -43,6 +45,10 @@ type Config struct {
 	Bridge string
 	// Subnet is the IPv4 range of bridge and sandboxes.
 	Subnet netip.Prefix
+	// Subnet6 is the IPv6 range beside it; the zero value means that sandboxes have no IPv6.
+	Subnet6 netip.Prefix
+	// Spares is how many namespaces Run makes ahead, for Attach to take; zero means none.
+	Spares int
 	// Gateway is the bridge's own address; the zero value means the first of the subnet.
 	Gateway netip.Addr
 	// Table names the nftables tables.
@@ -65,6 +71,8 @@ type Endpoint struct {
 	// ID is unique in the instance; it becomes part of file names.
 	ID      string
 	Address netip.Addr
+	// Address6 is the zero value where there is no IPv6.
+	Address6 netip.Addr
 }
 
 // Attachment is what an attached sandbox got.
@@ -82,6 +90,8 @@ type Network struct {
 	log   *slog.Logger
 	host  *netlink.Handle
 	rules *ruleset
+
+	spares *spares
 
 	mu     sync.Mutex
 	bridge netlink.Link // +checklocks:mu
@@ -106,7 +116,7 @@ func New(cfg Config) (*Network, error) {
 		return nil, fmt.Errorf("open netlink: %w", err)
 	}
 	return &Network{
-		cfg: cfg, host: host, rules: newRuleset(cfg),
+		cfg: cfg, host: host, rules: newRuleset(cfg), spares: newSpares(cfg.Spares),
 		log: cfg.Log.With("component", "netdev"),
 	}, nil
 }
@@ -121,6 +131,10 @@ func check(cfg Config) error {
 		return fmt.Errorf("network subnet %s: want an IPv4 prefix of /30 or larger: %w", cfg.Subnet, errs.ErrInvalid)
 	case !cfg.Subnet.Contains(cfg.Gateway):
 		return fmt.Errorf("network gateway %s: not in %s: %w", cfg.Gateway, cfg.Subnet, errs.ErrInvalid)
+	case cfg.Subnet6.IsValid() && !holdsIPv4(cfg.Subnet6):
+		return fmt.Errorf("network IPv6 subnet %s: want an IPv6 prefix of /96 or larger: %w", cfg.Subnet6, errs.ErrInvalid)
+	case cfg.Spares < 0:
+		return fmt.Errorf("network spares %d: want 0 or more: %w", cfg.Spares, errs.ErrInvalid)
 	case cfg.Table == "" || cfg.NetnsPrefix == "":
 		return fmt.Errorf("network: table and namespace prefix are needed: %w", errs.ErrInvalid)
 	case strings.ContainsRune(cfg.NetnsPrefix, '/'):
@@ -129,16 +143,26 @@ func check(cfg Config) error {
 	return nil
 }
 
-// Close gives back what New opened. It leaves the network as it is.
-func (n *Network) Close() { n.host.Close() }
+// Close gives back what New opened, and the spares. It leaves the network as it is. Run must have
+// ended.
+func (n *Network) Close() {
+	n.spares.drop()
+	n.rules.close()
+	n.host.Close()
+}
 
 // Gateway is the bridge's address, the sandboxes' default route.
 func (n *Network) Gateway() netip.Addr { return n.cfg.Gateway }
 
+// Gateway6 is the bridge's IPv6 address, the first of the IPv6 range; the zero value where there is
+// no IPv6.
+func (n *Network) Gateway6() netip.Addr { return gateway6(n.cfg) }
+
 // Subnet is the range of bridge and sandboxes.
 func (n *Network) Subnet() netip.Prefix { return n.cfg.Subnet }
 
-// Open makes the bridge and the rules, or corrects them where they exist. What is attached stays so.
+// Open makes the bridge and the rules, or corrects them where they exist. What is attached stays
+// so; spares and links being removed, of this process or of one before it, go.
 func (n *Network) Open(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("open network: %w", err)
@@ -148,6 +172,7 @@ func (n *Network) Open(ctx context.Context) error {
 			return err
 		}
 	}
+	n.spares.drop()
 	bridge, err := n.ensureBridge()
 	if err != nil {
 		return err
@@ -155,6 +180,9 @@ func (n *Network) Open(ctx context.Context) error {
 	n.mu.Lock()
 	n.bridge = bridge
 	n.mu.Unlock()
+	if err := n.sweep(); err != nil {
+		return err
+	}
 	if err := n.allowForwarding(ctx); err != nil {
 		return err
 	}
@@ -164,7 +192,8 @@ func (n *Network) Open(ctx context.Context) error {
 	return nil
 }
 
-// Destroy removes every namespace, link and rule of the instance, and the bridge.
+// Destroy removes every namespace, link and rule of the instance, and the bridge. Run must have
+// ended.
 func (n *Network) Destroy(ctx context.Context) error {
 	ids, err := n.List(ctx)
 	if err != nil {
@@ -174,7 +203,11 @@ func (n *Network) Destroy(ctx context.Context) error {
 	for _, id := range ids {
 		failures = append(failures, n.Detach(ctx, Endpoint{ID: id}))
 	}
-	failures = append(failures, n.rules.remove())
+	n.mu.Lock()
+	n.bridge = nil
+	n.mu.Unlock()
+	n.spares.drop()
+	failures = append(failures, n.sweep(), n.rules.remove())
 	if link, err := n.host.LinkByName(n.cfg.Bridge); err == nil {
 		if err := n.host.LinkDel(link); err != nil && !missing(err) {
 			failures = append(failures, fmt.Errorf("remove bridge %s: %w", n.cfg.Bridge, err))
@@ -200,7 +233,7 @@ func (n *Network) List(_ context.Context) ([]string, error) {
 	return ids, nil
 }
 
-// Links names the host's links that are ports of the bridge.
+// Links names the host's links that are ports of the bridge, spares left out.
 func (n *Network) Links(_ context.Context) ([]string, error) {
 	bridge, err := n.host.LinkByName(n.cfg.Bridge)
 	if missing(err) {
@@ -208,13 +241,13 @@ func (n *Network) Links(_ context.Context) ([]string, error) {
 	} else if err != nil {
 		return nil, fmt.Errorf("find bridge %s: %w", n.cfg.Bridge, err)
 	}
-	links, err := n.host.LinkList()
+	links, err := whole(n.host.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
 	var names []string
 	for _, l := range links {
-		if l.Attrs().MasterIndex == bridge.Attrs().Index {
+		if l.Attrs().MasterIndex == bridge.Attrs().Index && !n.isSpare(l.Attrs().Name) {
 			names = append(names, l.Attrs().Name)
 		}
 	}
@@ -229,6 +262,25 @@ func (n *Network) NetnsPath(id string) string {
 // HostLink is the name of the host's end of an ID's veth pair.
 func (n *Network) HostLink(id string) string {
 	return linkPrefix(n.cfg.NetnsPrefix) + shortHash(id, maxLinkName-linkPrefixLength)
+}
+
+// Host links that are nobody's have, after the instance's prefix, a character that no hash has.
+const (
+	spareMark  = "-" // not yet anybody's
+	doomedMark = "_" // no longer anybody's
+)
+
+// newLinkName is a name that no other link has.
+func (n *Network) newLinkName(mark string) string {
+	return linkPrefix(n.cfg.NetnsPrefix) + mark + strings.ToLower(rand.Text())[:maxLinkName-linkPrefixLength-1]
+}
+
+func (n *Network) isSpare(link string) bool {
+	return strings.HasPrefix(link, linkPrefix(n.cfg.NetnsPrefix)+spareMark)
+}
+
+func (n *Network) isDoomed(link string) bool {
+	return strings.HasPrefix(link, linkPrefix(n.cfg.NetnsPrefix)+doomedMark)
 }
 
 const linkPrefixLength = 6

@@ -11,11 +11,14 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // testNetwork opens a network of the test's own and destroys it at the end.
@@ -120,7 +123,7 @@ func dial(t *testing.T, address string, limit time.Duration) error {
 }
 
 const (
-	soon  = 10 * time.Second
+	soon  = eventually.Patience
 	never = 300 * time.Millisecond
 )
 
@@ -355,6 +358,9 @@ func TestNewRefuses(t *testing.T) {
 		"small subnet":        func(c *Config) { c.Subnet = netip.MustParsePrefix("10.1.0.0/31") },
 		"IPv6":                func(c *Config) { c.Subnet = netip.MustParsePrefix("fd00::/64") },
 		"foreign gateway":     func(c *Config) { c.Gateway = netip.MustParseAddr("10.2.0.1") },
+		"IPv4 as IPv6":        func(c *Config) { c.Subnet6 = netip.MustParsePrefix("10.1.0.0/24") },
+		"small IPv6":          func(c *Config) { c.Subnet6 = netip.MustParsePrefix("fd00::/97") },
+		"negative spares":     func(c *Config) { c.Spares = -1 },
 		"no table":            func(c *Config) { c.Table = "" },
 		"no namespace prefix": func(c *Config) { c.NetnsPrefix = "" },
 		"slash in prefix":     func(c *Config) { c.NetnsPrefix = "a/b" },
@@ -389,12 +395,23 @@ func TestBridgeNameTakenByAnotherKindOfLink(t *testing.T) {
 	}
 }
 
+// BenchmarkAttach compares attachments from a spare with those that are built anew. Each ends
+// with Detach, as Run has it, which is measured too.
 func BenchmarkAttach(b *testing.B) {
+	for _, c := range []struct {
+		name   string
+		spares int
+	}{{"spare", 1}, {"new", 0}} {
+		b.Run(c.name, func(b *testing.B) { benchmarkAttach(b, c.spares) })
+	}
+}
+
+func benchmarkAttach(b *testing.B, spares int) {
 	if os.Geteuid() != 0 {
 		b.Skip("needs root")
 	}
 	n, err := New(Config{
-		Bridge: "brbench", Table: "barchan-bench", NetnsPrefix: "bcbench-",
+		Bridge: "brbench", Table: "barchan-bench", NetnsPrefix: "bcbench-", Spares: spares,
 		Subnet: netip.MustParsePrefix("10.199.0.0/16"), Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -405,15 +422,28 @@ func BenchmarkAttach(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer func() { _ = n.Destroy(context.WithoutCancel(b.Context())) }()
-	for b.Loop() {
-		ep := endpoint(n, 1)
-		if _, err := n.Attach(b.Context(), ep); err != nil {
+	n.spares.setRunning(true) // the kernel removes what is detached
+	var took [2][]time.Duration
+	timed := func(i int, f func() error) {
+		begin := time.Now()
+		if err := f(); err != nil {
 			b.Fatal(err)
 		}
+		took[i] = append(took[i], time.Since(begin))
+	}
+	for i := 0; b.Loop(); i++ {
 		b.StopTimer()
-		if err := n.Detach(b.Context(), ep); err != nil {
-			b.Fatal(err)
-		}
+		fill(b, n)
+		ep := endpoint(n, 1+i%1000)
 		b.StartTimer()
+		timed(0, func() error { _, err := n.Attach(b.Context(), ep); return err })
+		b.StopTimer()
+		timed(1, func() error { return n.Detach(b.Context(), ep) })
+		b.StartTimer()
+	}
+	for i, name := range []string{"attach", "detach"} {
+		slices.Sort(took[i])
+		b.ReportMetric(float64(took[i][len(took[i])/2].Microseconds()), "p50-us-"+name)
+		b.ReportMetric(float64(took[i][len(took[i])*99/100].Microseconds()), "p99-us-"+name)
 	}
 }

@@ -1,13 +1,15 @@
 package netdev
 
 import (
-	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/egress"
 )
 
 // beforeOthers is where our filters hook: before the machine's own, whose accept is final
@@ -26,68 +28,167 @@ func (r *ruleset) addInet(conn *nftables.Conn) error {
 	return nil
 }
 
-func (r *ruleset) addAddressSets(conn *nftables.Conn) (map[string]*nftables.Set, error) {
-	resolvers := make([]netip.Prefix, 0, len(r.cfg.Resolvers))
-	for _, a := range r.cfg.Resolvers {
-		if a.Unmap().Is4() {
-			resolvers = append(resolvers, netip.PrefixFrom(a.Unmap(), 32))
-		}
+// addressSets are the sets of destinations, each by family.
+type addressSets map[string][2]*nftables.Set
+
+func (r *ruleset) addAddressSets(conn *nftables.Conn) (addressSets, error) {
+	ground := r.ground()
+	var resolvers []netip.Prefix
+	for _, a := range slices.Concat(ground.Gateways, ground.Resolvers) {
+		resolvers = append(resolvers, netip.PrefixFrom(a, a.BitLen()))
 	}
-	sets := map[string]*nftables.Set{}
+	sets := addressSets{}
 	for name, prefixes := range map[string][]netip.Prefix{
-		setNotPublic: notPublic, setReachable: r.cfg.Reachable, setResolvers: resolvers,
+		setNotPublic: egress.NotPublic(), setReachable: ground.Reachable, setResolvers: resolvers,
 	} {
-		set := &nftables.Set{Table: r.inet, Name: name, Interval: true, KeyType: nftables.TypeIPAddr}
-		if err := conn.AddSet(set, intervals(prefixes)); err != nil {
-			return nil, fmt.Errorf("add set %s: %w", name, err)
+		var err error
+		if sets[name], err = addPrefixSets(conn, r.inet, name, prefixes); err != nil {
+			return nil, err
 		}
-		sets[name] = set
 	}
 	return sets, nil
 }
 
-// intervals writes prefixes as the half-open intervals that the kernel wants. One that
-// reaches the end of the address space has no end.
-func intervals(prefixes []netip.Prefix) (elements []nftables.SetElement) {
-	for _, p := range prefixes {
-		first := p.Masked().Addr()
-		elements = append(elements, nftables.SetElement{Key: first.AsSlice()})
-		a := first.As4()
-		size := uint64(1) << (32 - p.Bits())
-		end := uint64(binaryutil.BigEndian.Uint32(a[:])) + size
-		if end <= 0xffffffff {
-			elements = append(elements, nftables.SetElement{Key: binaryutil.BigEndian.PutUint32(uint32(end)), IntervalEnd: true})
+// addPrefixSets adds a set for each family.
+func addPrefixSets(conn *nftables.Conn, table *nftables.Table, name string, prefixes []netip.Prefix) (sets [2]*nftables.Set, err error) {
+	for i, f := range families {
+		sets[i] = &nftables.Set{Table: table, Name: name + f.suffix, Interval: true, KeyType: f.key}
+		var own []netip.Prefix
+		for _, p := range prefixes {
+			if familyOf(p.Addr()) == i {
+				own = append(own, p)
+			}
 		}
+		if err := addSet(conn, sets[i], intervals(own)); err != nil {
+			return sets, err
+		}
+	}
+	return sets, nil
+}
+
+// span is the addresses from one up to another, which is not part of it; the zero value of that
+// means the end of the address space.
+type span struct{ from, to netip.Addr }
+
+func spanOf(p netip.Prefix) span { return span{p.Masked().Addr(), after(p.Masked())} }
+
+// intervals are those of prefixes of one family.
+func intervals(prefixes []netip.Prefix) []nftables.SetElement {
+	var spans []span
+	for _, p := range prefixes {
+		spans = append(spans, spanOf(p))
+	}
+	return union(spans)
+}
+
+// union writes spans of one family as the half-open intervals that the kernel wants: in order,
+// without overlap. One that reaches the end of the address space has no end.
+func union(spans []span) (elements []nftables.SetElement) {
+	slices.SortFunc(spans, func(a, b span) int { return a.from.Compare(b.from) })
+	for i := 0; i < len(spans); {
+		first, next := spans[i].from, spans[i].to
+		for i++; i < len(spans) && next.IsValid() && !next.Less(spans[i].from); i++ {
+			if end := spans[i].to; !end.IsValid() || next.Less(end) {
+				next = end
+			}
+		}
+		elements = append(elements, nftables.SetElement{Key: first.AsSlice()})
+		if !next.IsValid() {
+			break // nothing is above it
+		}
+		elements = append(elements, nftables.SetElement{Key: next.AsSlice(), IntervalEnd: true})
 	}
 	return elements
 }
 
-// addInput keeps sandboxes from the host: they may answer it, and ask a resolver on it.
-func (r *ruleset) addInput(conn *nftables.Conn, sets map[string]*nftables.Set) {
-	chain := r.filterChain(conn, "input", nftables.ChainHookInput)
+// without is what is left of a prefix when others are taken out.
+func without(p netip.Prefix, others []netip.Prefix) (left []span) {
+	whole, holes := spanOf(p), []span{}
+	for _, o := range others {
+		if o.Overlaps(p) {
+			holes = append(holes, spanOf(o))
+		}
+	}
+	slices.SortFunc(holes, func(a, b span) int { return a.from.Compare(b.from) })
+	at := whole.from
+	for _, h := range holes {
+		if at.Less(h.from) {
+			left = append(left, span{at, h.from})
+		}
+		if !h.to.IsValid() {
+			return left
+		}
+		if at.Less(h.to) {
+			at = h.to
+		}
+	}
+	if !whole.to.IsValid() || at.Less(whole.to) {
+		left = append(left, span{at, whole.to})
+	}
+	return left
+}
+
+// after is the address that follows a prefix; the zero value if none does.
+func after(p netip.Prefix) netip.Addr {
+	last := p.Addr().AsSlice()
+	for bit := p.Bits(); bit < len(last)*8; bit++ {
+		last[bit/8] |= 0x80 >> (bit % 8)
+	}
+	a, _ := netip.AddrFromSlice(last)
+	return a.Next()
+}
+
+// ground is what the rules of this instance keep all sandboxes to.
+func (r *ruleset) ground() egress.Ground {
+	g := egress.Ground{
+		Sandboxes: []netip.Prefix{r.cfg.Subnet.Masked()}, Gateways: []netip.Addr{r.cfg.Gateway}, Reachable: r.cfg.Reachable,
+	}
+	if r.gateway6.IsValid() {
+		g.Sandboxes, g.Gateways = append(g.Sandboxes, r.cfg.Subnet6.Masked()), append(g.Gateways, r.gateway6)
+	}
+	for _, a := range r.cfg.Resolvers {
+		g.Resolvers = append(g.Resolvers, a.Unmap().WithZone(""))
+	}
+	return g
+}
+
+// addInput keeps sandboxes from the host: they may answer it, find their gateway's hardware
+// address, and ask a resolver on it.
+func (r *ruleset) addInput(conn *nftables.Conn, sets addressSets) {
+	chain := r.filterChain(conn, r.inet, "input", nftables.ChainHookInput, beforeOthers)
 	r.rule(conn, chain, r.from(), established(), accept())
-	for _, protocol := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
-		r.rule(conn, chain, r.from(), toPort(protocol, 53), inSet(sets[setResolvers]), accept())
+	for i := range families {
+		for _, protocol := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
+			r.rule(conn, chain, r.from(), toDNS(protocol), inSet(sets[setResolvers][i], i), accept())
+		}
+	}
+	if r.gateway6.IsValid() {
+		for _, kind := range []byte{neighbourSolicitation, neighbourAdvertisement} {
+			r.rule(conn, chain, r.from(), icmp6(kind), accept())
+		}
 	}
 	r.rule(conn, chain, r.from(), drop())
 }
 
 // addForward lets sandboxes out to public addresses, and answers back in.
-func (r *ruleset) addForward(conn *nftables.Conn, sets map[string]*nftables.Set) {
-	chain := r.filterChain(conn, "forward", nftables.ChainHookForward)
+func (r *ruleset) addForward(conn *nftables.Conn, sets addressSets) {
+	chain := r.filterChain(conn, r.inet, "forward", nftables.ChainHookForward, beforeOthers)
 	r.rule(conn, chain, r.from(), r.to(), drop())
 	r.rule(conn, chain, r.to(), established(), accept())
 	r.rule(conn, chain, r.to(), drop())
-	for _, protocol := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
-		r.rule(conn, chain, r.from(), toPort(protocol, 53), inSet(sets[setResolvers]), accept())
-		r.rule(conn, chain, r.from(), toPort(protocol, 53), drop())
+	if !r.gateway6.IsValid() {
+		r.rule(conn, chain, r.from(), notFamily(0), drop())
 	}
-	r.rule(conn, chain, r.from(), inSet(sets[setReachable]), accept())
-	r.rule(conn, chain, r.from(), inSet(sets[setNotPublic]), drop())
-	r.rule(conn, chain, r.from(), []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{unix.NFPROTO_IPV4}},
-	}, drop())
+	for _, protocol := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
+		for i := range families {
+			r.rule(conn, chain, r.from(), toDNS(protocol), inSet(sets[setResolvers][i], i), accept())
+		}
+		r.rule(conn, chain, r.from(), toDNS(protocol), drop())
+	}
+	for i := range families {
+		r.rule(conn, chain, r.from(), inSet(sets[setReachable][i], i), accept())
+		r.rule(conn, chain, r.from(), inSet(sets[setNotPublic][i], i), drop())
+	}
 }
 
 // addTranslation has sandboxes' packets leave in the host's name.
@@ -96,23 +197,24 @@ func (r *ruleset) addTranslation(conn *nftables.Conn) {
 		Name: "translate", Table: r.inet, Type: nftables.ChainTypeNAT,
 		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource,
 	})
-	mask := prefixNet(r.cfg.Subnet).Mask
-	r.rule(conn, chain, []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.NFPROTO_IPV4}},
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 12, Len: 4},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: mask, Xor: make([]byte, 4)},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: r.cfg.Subnet.Masked().Addr().AsSlice()},
-		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: linkKey(r.cfg.Bridge)},
-		&expr.Masq{},
-	})
+	for _, p := range r.ground().Sandboxes {
+		i := familyOf(p.Addr())
+		f := families[i]
+		r.rule(conn, chain, isFamily(i), []expr.Any{
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: f.source, Len: f.size},
+			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: f.size, Mask: prefixNet(p).Mask, Xor: make([]byte, f.size)},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: p.Addr().AsSlice()},
+			&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: linkKey(r.cfg.Bridge)},
+			&expr.Masq{},
+		})
+	}
 }
 
-func (r *ruleset) filterChain(conn *nftables.Conn, name string, hook *nftables.ChainHook) *nftables.Chain {
+func (r *ruleset) filterChain(conn *nftables.Conn, table *nftables.Table, name string, hook *nftables.ChainHook, priority nftables.ChainPriority) *nftables.Chain {
 	return conn.AddChain(&nftables.Chain{
-		Name: name, Table: r.inet, Type: nftables.ChainTypeFilter,
-		Hooknum: hook, Priority: nftables.ChainPriorityRef(beforeOthers),
+		Name: name, Table: table, Type: nftables.ChainTypeFilter,
+		Hooknum: hook, Priority: new(priority),
 	})
 }
 
@@ -121,7 +223,7 @@ func (r *ruleset) rule(conn *nftables.Conn, chain *nftables.Chain, parts ...[]ex
 	for _, p := range parts {
 		all = append(all, p...)
 	}
-	conn.AddRule(&nftables.Rule{Table: r.inet, Chain: chain, Exprs: all})
+	conn.AddRule(&nftables.Rule{Table: chain.Table, Chain: chain, Exprs: all})
 }
 
 func (r *ruleset) from() []expr.Any {
@@ -147,23 +249,54 @@ func established() []expr.Any {
 	}
 }
 
-// inSet matches IPv4 packets by their destination.
-func inSet(set *nftables.Set) []expr.Any {
+// inSet matches packets of a family by their destination.
+func inSet(set *nftables.Set, i int) []expr.Any {
+	return append(isFamily(i),
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: families[i].to, Len: families[i].size},
+		&expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID},
+	)
+}
+
+func isFamily(i int) []expr.Any { return compareFamily(expr.CmpOpEq, i) }
+
+func notFamily(i int) []expr.Any { return compareFamily(expr.CmpOpNeq, i) }
+
+func compareFamily(op expr.CmpOp, i int) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.NFPROTO_IPV4}},
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
-		&expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID},
+		&expr.Cmp{Op: op, Register: 1, Data: []byte{families[i].number}},
 	}
 }
 
-func toPort(protocol byte, port uint16) []expr.Any {
+// Kinds of ICMPv6 by which neighbours find each other.
+const (
+	neighbourSolicitation  = 135
+	neighbourAdvertisement = 136
+)
+
+func icmp6(kind byte) []expr.Any {
+	return append(protocol(unix.IPPROTO_ICMPV6),
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Len: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{kind}},
+	)
+}
+
+func protocol(number byte) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{protocol}},
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint16(port)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{number}},
 	}
+}
+
+// dnsPort is where DNS is asked for.
+const dnsPort = 53
+
+// toDNS matches packets of a protocol that ask for DNS.
+func toDNS(number byte) []expr.Any {
+	return append(protocol(number),
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint16(dnsPort)},
+	)
 }
 
 func accept() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}} }

@@ -11,27 +11,13 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/ipam"
 )
 
-// notPublic are the ranges that a sandbox never reaches by default: private, link-local (with
-// the metadata address of clouds), shared, documentation, multicast and reserved ones.
-var notPublic = []netip.Prefix{
-	netip.MustParsePrefix("0.0.0.0/8"),
-	netip.MustParsePrefix("10.0.0.0/8"),
-	netip.MustParsePrefix("100.64.0.0/10"),
-	netip.MustParsePrefix("127.0.0.0/8"),
-	netip.MustParsePrefix("169.254.0.0/16"),
-	netip.MustParsePrefix("172.16.0.0/12"),
-	netip.MustParsePrefix("192.0.0.0/24"),
-	netip.MustParsePrefix("192.0.2.0/24"),
-	netip.MustParsePrefix("192.168.0.0/16"),
-	netip.MustParsePrefix("198.18.0.0/15"),
-	netip.MustParsePrefix("198.51.100.0/24"),
-	netip.MustParsePrefix("203.0.113.0/24"),
-	netip.MustParsePrefix("224.0.0.0/3"),
-}
-
+// Names of sets. Those of IPv6 end in a 6.
 const (
 	setPorts     = "ports"     // who may send: link, hardware address, address
 	setNotPublic = "notpublic" // where nobody may send
@@ -39,41 +25,78 @@ const (
 	setResolvers = "resolvers" // who may be asked on port 53
 )
 
-// ruleset is an instance's two tables of the same name. The bridge table drops all that a
-// port sends in a name that is not its own, before anything else sees it; the inet table
-// decides where sandboxes may send to, and translates.
+// ruleset is an instance's tables. The bridge table drops all that a port sends in a name that
+// is not its own, before anything else sees it; the inet table of the same name decides where
+// any sandbox may send to, and translates. What single sandboxes may not reach besides is in a
+// table of its own (egress.go): a packet passes only where both let it.
 type ruleset struct {
-	cfg    Config
-	bridge *nftables.Table
-	inet   *nftables.Table
-	ports  *nftables.Set
+	cfg      Config
+	gateway6 netip.Addr // the zero value where there is no IPv6
+	bridge   *nftables.Table
+	inet     *nftables.Table
+	ports    [2]*nftables.Set // by family, as all pairs here: IPv4 first
+	egress   *egressTable
+	flows    *netlink.Handle // to connections; nil before it is needed; +checklocks:mu
 
-	mu sync.Mutex // one transaction at a time
+	mu      sync.Mutex     // one transaction at a time
+	conn    *nftables.Conn // +checklocks:mu
+	settled bool           // +checklocks:mu
 }
 
 func newRuleset(cfg Config) *ruleset {
 	r := &ruleset{
-		cfg:    cfg,
-		bridge: &nftables.Table{Name: cfg.Table, Family: nftables.TableFamilyBridge},
-		inet:   &nftables.Table{Name: cfg.Table, Family: nftables.TableFamilyINet},
+		cfg:      cfg,
+		gateway6: gateway6(cfg),
+		bridge:   &nftables.Table{Name: cfg.Table, Family: nftables.TableFamilyBridge},
+		inet:     &nftables.Table{Name: cfg.Table, Family: nftables.TableFamilyINet},
 	}
-	r.ports = &nftables.Set{
-		Table: r.bridge, Name: setPorts, Concatenation: true,
-		KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeEtherAddr, nftables.TypeIPAddr),
+	for i, f := range families {
+		r.ports[i] = &nftables.Set{
+			Table: r.bridge, Name: setPorts + f.suffix, Concatenation: true,
+			KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeEtherAddr, f.key),
+		}
 	}
+	r.egress = newEgressTable(cfg.Table)
 	return r
+}
+
+// family is what differs between IPv4 and IPv6.
+type family struct {
+	suffix           string // of sets' names
+	key              nftables.SetDatatype
+	number           byte
+	etherType        uint16
+	source, to, size uint32 // offsets and length of addresses in the header
+}
+
+var families = [2]family{
+	{"", nftables.TypeIPAddr, unix.NFPROTO_IPV4, unix.ETH_P_IP, 12, 16, 4},
+	{"6", nftables.TypeIP6Addr, unix.NFPROTO_IPV6, unix.ETH_P_IPV6, 8, 24, 16},
+}
+
+// familyOf is the index of an address's family.
+func familyOf(a netip.Addr) int {
+	if a.Is4() {
+		return 0
+	}
+	return 1
 }
 
 // install replaces both tables in one transaction, keeping the ports that are known already.
 func (r *ruleset) install() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	conn, err := nftables.New()
+	conn, err := r.connect()
 	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
+		return err
 	}
-	known, err := r.knownPorts(conn)
-	if err != nil {
+	var known [2][]nftables.SetElement
+	for i, set := range r.ports {
+		if known[i], err = elementsOf(conn, set); err != nil {
+			return err
+		}
+	}
+	if err := r.egress.load(conn); err != nil {
 		return err
 	}
 	for _, t := range []*nftables.Table{r.bridge, r.inet} {
@@ -81,107 +104,213 @@ func (r *ruleset) install() error {
 		conn.DelTable(t)
 		conn.AddTable(t)
 	}
-	if err := conn.AddSet(r.ports, known); err != nil {
-		return fmt.Errorf("add set %s: %w", setPorts, err)
+	for i, set := range r.ports {
+		if err := addSet(conn, set, known[i]); err != nil {
+			return err
+		}
 	}
 	r.addBridgeChain(conn)
 	if err := r.addInet(conn); err != nil {
 		return err
 	}
-	if err := conn.Flush(); err != nil {
+	if err := r.addEgress(conn); err != nil {
+		return err
+	}
+	if err := r.commit(conn); err != nil {
 		return fmt.Errorf("commit: %w", err)
 	}
 	return nil
 }
 
-func (r *ruleset) knownPorts(conn *nftables.Conn) ([]nftables.SetElement, error) {
-	// Asked first, because the library does not tell the cause when a set is missing.
-	tables, err := conn.ListTablesOfFamily(nftables.TableFamilyBridge)
+// elementsOf reads a set; one that does not exist has none.
+func elementsOf(conn *nftables.Conn, set *nftables.Set) ([]nftables.SetElement, error) {
+	sets, err := setsOf(conn, set.Table)
 	if err != nil {
-		return nil, fmt.Errorf("list tables: %w", err)
+		return nil, err
 	}
-	ours := func(t *nftables.Table) bool { return t.Name == r.cfg.Table }
-	if !slices.ContainsFunc(tables, ours) {
+	if !slices.ContainsFunc(sets, func(s *nftables.Set) bool { return s.Name == set.Name }) {
 		return nil, nil
 	}
-	elements, err := conn.GetSetElements(r.ports)
+	elements, err := conn.GetSetElements(set)
 	if err != nil {
-		return nil, fmt.Errorf("read set %s: %w", setPorts, err)
+		return nil, fmt.Errorf("read set %s: %w", set.Name, err)
 	}
 	return elements, nil
 }
 
-// remove takes both tables away.
+// setsOf lists a table's sets. The table is looked for first, because the library does not tell
+// the cause when one is missing.
+func setsOf(conn *nftables.Conn, table *nftables.Table) ([]*nftables.Set, error) {
+	tables, err := conn.ListTablesOfFamily(table.Family)
+	if err != nil {
+		return nil, fmt.Errorf("list tables: %w", err)
+	}
+	if !slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == table.Name }) {
+		return nil, nil
+	}
+	sets, err := conn.GetSets(table)
+	if err != nil {
+		return nil, fmt.Errorf("list sets of %s: %w", table.Name, err)
+	}
+	return sets, nil
+}
+
+// maxElements is how many elements fit into one message with room to spare.
+const maxElements = 500
+
+// addSet adds a set with any number of elements.
+func addSet(conn *nftables.Conn, set *nftables.Set, elements []nftables.SetElement) error {
+	if err := conn.AddSet(set, nil); err != nil {
+		return fmt.Errorf("add set %s: %w", set.Name, err)
+	}
+	for part := range slices.Chunk(elements, maxElements) {
+		if err := conn.SetAddElements(set, part); err != nil {
+			return fmt.Errorf("fill set %s: %w", set.Name, err)
+		}
+	}
+	return nil
+}
+
+// remove takes all tables away.
 func (r *ruleset) remove() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	conn, err := nftables.New()
+	conn, err := r.connect()
 	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
+		return err
 	}
-	for _, t := range []*nftables.Table{r.bridge, r.inet} {
+	for _, t := range []*nftables.Table{r.bridge, r.inet, r.egress.table} {
 		conn.AddTable(t)
 		conn.DelTable(t)
 	}
-	if err := conn.Flush(); err != nil {
+	if err := r.commit(conn); err != nil {
 		return fmt.Errorf("remove rules of %s: %w", r.cfg.Table, err)
 	}
+	r.egress.reset()
 	return nil
 }
 
-// admit lets a port send in the name of an address.
-func (r *ruleset) admit(link string, addr netip.Addr) error {
+// admit lets a port send in the name of its IPv4 address, and of the IPv6 address beside it
+// where there is one. Addresses that are the zero value are left out.
+func (r *ruleset) admit(link string, addrs ...netip.Addr) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	conn, err := nftables.New()
+	conn, err := r.connect()
 	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
-	}
-	if err := conn.SetAddElements(r.ports, []nftables.SetElement{{Key: portKey(link, addr)}}); err != nil {
-		return fmt.Errorf("admit %s: %w", link, err)
-	}
-	if err := conn.Flush(); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("admit %s: %w", link, err)
-	}
-	return nil
-}
-
-// forget takes back what admit gave; without an address, it looks for the link's.
-func (r *ruleset) forget(link string, addr netip.Addr) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	conn, err := nftables.New()
-	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
-	}
-	keys := [][]byte{}
-	if addr.IsValid() {
-		keys = append(keys, portKey(link, addr))
-	} else if keys, err = r.keysOf(conn, link); err != nil {
 		return err
 	}
-	for _, key := range keys {
-		if err := conn.SetDeleteElements(r.ports, []nftables.SetElement{{Key: key}}); err != nil {
-			return fmt.Errorf("forget %s: %w", link, err)
+	for i, keys := range portKeys(link, addrs) {
+		if len(keys) == 0 {
+			continue
 		}
-		if err := conn.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("forget %s: %w", link, err)
+		if err := conn.SetAddElements(r.ports[i], keys); err != nil {
+			return fmt.Errorf("admit %s: %w", link, err)
 		}
+	}
+	if err := r.commit(conn); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("admit %s: %w", link, err)
 	}
 	return nil
 }
 
-func (r *ruleset) keysOf(conn *nftables.Conn, link string) (keys [][]byte, err error) {
-	known, err := r.knownPorts(conn)
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range known {
-		if bytes.HasPrefix(e.Key, linkKey(link)) {
-			keys = append(keys, e.Key)
+// forget takes back what admit gave a port. Nothing there is success.
+func (r *ruleset) forget(link string, addrs ...netip.Addr) error {
+	return r.forgetEndpoint("", link, addrs...)
+}
+
+// forgetEndpoint takes back what admit gave a port and the egress rules of an ID, in one
+// transaction. Addresses that are not known are looked for. Nothing there is success.
+func (r *ruleset) forgetEndpoint(id, link string, addrs ...netip.Addr) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	addrs = slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return !a.IsValid() })
+	if len(addrs) == 1 {
+		if beside := ipam.Beside(r.cfg.Subnet6, addrs[0]); beside.IsValid() {
+			addrs = append(addrs, beside)
 		}
 	}
+	if len(addrs) > 0 {
+		if err := r.forgetLocked(id, portKeys(link, addrs)); !errors.Is(err, unix.ENOENT) {
+			return err
+		}
+	}
+	err := r.lookAndForget(id, link) // something is not as known
+	if r.reloaded(&err) {
+		err = r.lookAndForget(id, link)
+	}
+	return err
+}
+
+// +checklocks:r.mu
+func (r *ruleset) lookAndForget(id, link string) error {
+	keys, err := r.keysOf(link)
+	if err != nil {
+		return err
+	}
+	return r.forgetLocked(id, keys)
+}
+
+// +checklocks:r.mu
+func (r *ruleset) forgetLocked(id string, keys [2][]nftables.SetElement) error {
+	conn, err := r.connect()
+	if err != nil {
+		return err
+	}
+	for i, elements := range keys {
+		if len(elements) == 0 {
+			continue
+		}
+		if err := conn.SetDeleteElements(r.ports[i], elements); err != nil {
+			return fmt.Errorf("forget port: %w", err)
+		}
+	}
+	if old := r.egress.get(id); old != nil {
+		if err := r.egress.remove(conn, old); err != nil {
+			return fmt.Errorf("forget egress of %s: %w", id, err)
+		}
+	}
+	if err := r.commit(conn); err != nil {
+		return fmt.Errorf("forget rules: %w", err)
+	}
+	r.egress.drop(id)
+	return nil
+}
+
+// keysOf finds a link's elements of the sets of ports.
+//
+// +checklocks:r.mu
+func (r *ruleset) keysOf(link string) (keys [2][]nftables.SetElement, err error) {
+	conn, err := r.connect()
+	if err != nil {
+		return keys, err
+	}
+	for i, set := range r.ports {
+		known, err := elementsOf(conn, set)
+		if err != nil {
+			return keys, err
+		}
+		keys[i] = slices.DeleteFunc(known, func(e nftables.SetElement) bool { return !bytes.HasPrefix(e.Key, linkKey(link)) })
+	}
 	return keys, nil
+}
+
+// reloaded reads anew what is in the kernel, if a transaction failed because something was not
+// there as known: others may have flushed rules, and elements with a timeout go by themselves.
+// Then it reports that the transaction is worth another try.
+//
+// +checklocks:r.mu
+func (r *ruleset) reloaded(failure *error) bool {
+	if !errors.Is(*failure, unix.ENOENT) && !errors.Is(*failure, unix.EEXIST) {
+		return false
+	}
+	conn, err := r.connect()
+	if err == nil {
+		err = r.egress.load(conn)
+	}
+	if err != nil {
+		*failure = errors.Join(*failure, err)
+	}
+	return err == nil
 }
 
 // linkKey is a link's name as the kernel compares it.
@@ -191,12 +320,18 @@ func linkKey(link string) []byte {
 	return key
 }
 
-// portKey is an element of the set of ports; each part fills whole 32-bit registers.
-func portKey(link string, addr netip.Addr) []byte {
-	key := append(linkKey(link), MACOf(addr)...)
-	key = append(key, 0, 0)
-	ip := addr.As4()
-	return append(key, ip[:]...)
+// portKeys are a port's elements of the sets of ports, by family; each part of a key fills whole
+// 32-bit registers. The hardware address is that of the IPv4 address, which comes first.
+func portKeys(link string, addrs []netip.Addr) (keys [2][]nftables.SetElement) {
+	for _, a := range addrs {
+		if !a.IsValid() {
+			continue
+		}
+		key := append(linkKey(link), MACOf(addrs[0])...)
+		key = append(append(key, 0, 0), a.AsSlice()...)
+		keys[familyOf(a)] = append(keys[familyOf(a)], nftables.SetElement{Key: key})
+	}
+	return keys
 }
 
 // Registers that the parts of a port's key are loaded into, one after the other.
@@ -206,7 +341,11 @@ const (
 	regIP   = unix.NFT_REG32_06
 )
 
-// addBridgeChain lets a port of ours send IPv4 and ARP in its own name only.
+// arpSender is where ARP has the sender's protocol address.
+const arpSender = 14
+
+// addBridgeChain lets a port of ours send IPv4, ARP and, where there is any, IPv6 in its own
+// name only.
 func (r *ruleset) addBridgeChain(conn *nftables.Conn) {
 	chain := conn.AddChain(&nftables.Chain{
 		Name: "spoof", Table: r.bridge, Type: nftables.ChainTypeFilter,
@@ -218,18 +357,24 @@ func (r *ruleset) addBridgeChain(conn *nftables.Conn) {
 		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte(linkPrefix(r.cfg.NetnsPrefix))},
 	}
-	// Where the sender's protocol address stands: in the IP header, and in ARP's.
-	for protocol, offset := range map[uint16]uint32{unix.ETH_P_IP: 12, unix.ETH_P_ARP: 14} {
+	r.addDiscovery(conn, chain, ours)
+	permit := func(etherType uint16, i int, offset uint32) {
 		rule := append(append([]expr.Any{}, ours...),
 			&expr.Meta{Key: expr.MetaKeyPROTOCOL, Register: 1},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint16(protocol)},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint16(etherType)},
 			&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: regLink},
 			&expr.Payload{DestRegister: regMAC, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6},
-			&expr.Payload{DestRegister: regIP, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: 4},
-			&expr.Lookup{SourceRegister: regLink, SetName: setPorts, SetID: r.ports.ID},
+			&expr.Payload{DestRegister: regIP, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: families[i].size},
+			&expr.Lookup{SourceRegister: regLink, SetName: r.ports[i].Name, SetID: r.ports[i].ID},
 			&expr.Verdict{Kind: expr.VerdictAccept},
 		)
 		conn.AddRule(&nftables.Rule{Table: r.bridge, Chain: chain, Exprs: rule})
+	}
+	permit(unix.ETH_P_ARP, 0, arpSender)
+	for i, f := range families {
+		if i == 0 || r.gateway6.IsValid() {
+			permit(f.etherType, i, f.source)
+		}
 	}
 	conn.AddRule(&nftables.Rule{Table: r.bridge, Chain: chain, Exprs: append(ours, &expr.Verdict{Kind: expr.VerdictDrop})})
 }

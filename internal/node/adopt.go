@@ -5,84 +5,167 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/barchan-dev/barchan/internal/ctrd"
+	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/oci"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 )
 
-// sweepEvery is how often the node looks for what nobody asks for and for what could not be removed.
-const sweepEvery = 5 * time.Minute
+// How a node begins.
+const (
+	// adoptAtOnce is how many sandboxes are taken over at the same time.
+	adoptAtOnce = 8
+	// bootPatience bounds the wait for containerd at the start, bootPause the pause between two
+	// questions.
+	bootPatience = 3 * time.Minute
+	bootPause    = 500 * time.Millisecond
+)
 
 // adopt finds what a node before this one left: what lives is taken over, what was half done
-// is undone. Nothing is removed that might live.
+// is undone, and the books of addresses are made to agree with what lives. Nothing is removed
+// that might live, and nothing is decided before journal and containerd have both answered.
 func (n *Node) adopt(ctx context.Context) error {
 	began := time.Now()
-	var rows []*row
-	asleep := map[string]bool{}
-	err := n.journal.each(func(r *row) { rows = append(rows, r) }, func(key, value []byte, err error) {
-		asleep[string(sandbox.IDOf(types.UID(key)))] = true // for all we know
-		n.log.ErrorContext(ctx, "row of the journal cannot be read; it and its sandbox are kept",
-			"key", fmt.Sprintf("%q", key), "value", fmt.Sprintf("%q", value), telemetry.Error, err)
-	})
+	rows, err := n.readJournal(ctx)
 	if err != nil {
-		return fmt.Errorf("read the journal: %w", err)
+		return err
 	}
-	for _, r := range rows {
-		if r.onDisk() {
-			asleep[string(r.Plan.ID)] = true
-		}
+	if err := n.loadCheckpoints(ctx); err != nil {
+		return err
 	}
-	if err := n.dropStrayMemory(ctx, asleep); err != nil {
+	records, err := n.awaitRecords(ctx)
+	if err != nil {
+		return err
+	}
+	if err := n.dropStrayMemory(ctx, n.sleepers(rows, records)); err != nil {
 		n.log.WarnContext(ctx, "memory on disk that no sandbox waits for may be left", telemetry.Error, err)
 	}
-	lives, undone := 0, 0
-	for _, r := range rows {
-		u := n.unitOf(r.Plan.Ref)
-		u.setRow(r)
-		if r.Stage != making && r.Stage != removing {
-			lives++
-			n.takeOver(ctx, u, r)
-		}
+	for _, r := range rows { // all addresses are known to be taken before anything else happens
+		n.unitOf(r.Plan.Ref).setRow(r)
+		n.claimAddress(ctx, r)
 	}
-	for _, r := range rows {
-		if r.Stage == making || r.Stage == removing {
-			undone++
-			n.undoLeft(ctx, n.unitOf(r.Plan.Ref), r)
-		}
-	}
+	lives := n.eachRow(rows, func(r *row) bool { return r.Stage.begun() }, func(r *row) { n.takeOver(ctx, n.unitOf(r.Plan.Ref), r) })
+	undone := n.eachRow(rows, func(r *row) bool { return !r.Stage.begun() }, func(r *row) { n.undoLeft(ctx, n.unitOf(r.Plan.Ref)) })
+	n.adoptCheckpoints(ctx)
 	if err := n.dropStraySnapshots(ctx); err != nil {
 		n.log.WarnContext(ctx, "snapshots without a sandbox may be left", telemetry.Error, err)
+	}
+	if err := n.firstLook(ctx); err != nil {
+		return err
 	}
 	n.log.InfoContext(ctx, "adopted what runs", "lives", lives, "undone", undone, telemetry.Took, time.Since(began))
 	return nil
 }
 
-// takeOver makes a sandbox of the journal this node's own.
-func (n *Node) takeOver(ctx context.Context, u *unit, r *row) {
-	if err := n.books.Claim(string(u.ref.UID), r.Address); err != nil {
-		n.log.ErrorContext(ctx, "a live sandbox's address is not its own in the books", telemetry.Sandbox, u.ref.Name,
+// readJournal reads all rows, and notes whose cannot be read.
+func (n *Node) readJournal(ctx context.Context) (rows []*row, err error) {
+	err = n.journal.each(func(r *row) { rows = append(rows, r) }, func(key, value []byte, err error) {
+		n.mu.Lock()
+		n.unread[types.UID(key)] = err
+		n.mu.Unlock()
+		n.log.ErrorContext(ctx, "row of the journal cannot be read; it and its sandbox are kept",
+			"key", fmt.Sprintf("%q", key), "value", fmt.Sprintf("%q", value), telemetry.Error, err)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the journal: %w", err)
+	}
+	return rows, nil
+}
+
+// awaitRecords waits for containerd, which may have been started a moment ago, and lists its
+// records. One that does not come is an errs.ErrUnavailable: on half a view nothing is adopted.
+func (n *Node) awaitRecords(ctx context.Context) ([]ctrd.Record, error) {
+	ctx, cancel := context.WithTimeout(ctx, n.bootPatience)
+	defer cancel()
+	for {
+		records, err := n.cfg.Containerd.Records(ctx)
+		if err == nil {
+			return records, nil
+		}
+		n.log.WarnContext(ctx, "containerd does not answer yet; nothing is adopted before it does", telemetry.Error, err)
+		if !sleep(ctx, bootPause) {
+			return nil, fmt.Errorf("adopt what runs: %w", unavailable(err))
+		}
+	}
+}
+
+// sleepers are the IDs of sandboxes whose memory on disk may be all that there is of them.
+func (n *Node) sleepers(rows []*row, records []ctrd.Record) map[string]bool {
+	keep, known := map[string]bool{}, map[string]bool{}
+	for _, r := range rows {
+		known[string(r.Plan.ID)] = true
+		if r.onDisk() && r.keepsMemory() {
+			keep[string(r.Plan.ID)] = true
+		}
+	}
+	for _, r := range records {
+		if !known[r.ID] { // the journal lost it; the watchdog asks whether it still exists
+			keep[r.ID] = true
+		}
+	}
+	for id := range n.unreadIDs() {
+		keep[id] = true
+	}
+	return keep
+}
+
+// eachRow does something with all rows that are meant, several at once, and counts them.
+func (n *Node) eachRow(rows []*row, meant func(*row) bool, do func(*row)) (count int) {
+	var group errgroup.Group
+	group.SetLimit(adoptAtOnce)
+	for _, r := range rows {
+		if meant(r) {
+			count++
+			group.Go(func() error {
+				do(r)
+				return nil
+			})
+		}
+	}
+	_ = group.Wait()
+	return count
+}
+
+// claimAddress writes the address of a sandbox that has lived into the books, where they do not
+// have it.
+func (n *Node) claimAddress(ctx context.Context, r *row) {
+	if !r.Stage.begun() || !r.Address.IsValid() {
+		return
+	}
+	if err := n.books.Claim(string(r.Plan.Ref.UID), r.Address); err != nil {
+		n.log.ErrorContext(ctx, "a live sandbox's address is not its own in the books", telemetry.Sandbox, r.Plan.Ref.Name,
 			telemetry.Address, r.Address, telemetry.Error, err)
 	}
+}
+
+// takeOver makes a sandbox of the journal this node's own.
+func (n *Node) takeOver(ctx context.Context, u *unit, r *row) {
 	n.appears(u, r)
+	n.adoptEgress(ctx, u, r)
 	switch {
 	case r.Stage == ended:
 		n.sawEnd(u, r)
 		return
 	case r.Stage == restarting:
+		n.seeRestart(u, "its container was being replaced when the server ended")
 		n.restartLater(u, r, 0)
 		return
 	case r.onDisk():
 		n.takeOverStored(ctx, u, r)
 		return
 	case !r.Process.Alive():
-		n.end(ctx, u, r, nil, "it ended while the server was down")
+		r = n.uncaptured(u, r)
+		n.died(ctx, u, r, "it ended while the server was down")
 		return
+	}
+	if r.Stage == capturing {
+		r = n.thawLeft(ctx, u, r)
 	}
 	n.watch(u, r)
 	work := &work{n: n, row: r}
@@ -100,10 +183,72 @@ func (n *Node) takeOver(ctx context.Context, u *unit, r *row) {
 	}
 }
 
+// rediscover takes over a sandbox that the journal has and the units have not. They are an index
+// of it, and nothing is decided on what an index lacks.
+func (n *Node) rediscover(ctx context.Context, uid types.UID) error {
+	if n.lookup(uid) != nil {
+		return nil
+	}
+	r, err := n.journal.get(uid)
+	if err != nil || r == nil {
+		return unavailable(err)
+	}
+	u := n.unitOf(r.Plan.Ref)
+	_, done, err := u.take(ctx)
+	if err != nil {
+		return err
+	}
+	r, err = n.journal.get(uid) // as it is now that nobody changes it
+	found := err == nil && r != nil && !u.buried() && u.current() == nil
+	if found {
+		u.setRow(r)
+	} else if u.current() == nil {
+		u.bury()
+		n.drop(u)
+	}
+	done()
+	if !found {
+		return unavailable(err)
+	}
+	n.log.ErrorContext(ctx, "a sandbox of the journal was not known; it is taken over", telemetry.Namespace, u.ref.Namespace, telemetry.Sandbox, u.ref.Name)
+	if !r.Stage.begun() {
+		n.undoLeft(ctx, u)
+		return nil
+	}
+	n.claimAddress(ctx, r)
+	n.takeOver(ctx, u, r)
+	return nil
+}
+
+// unreadIDs are the IDs of sandboxes whose rows of the journal cannot be read.
+func (n *Node) unreadIDs() map[string]types.UID {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	ids := map[string]types.UID{}
+	for uid := range n.unread {
+		ids[string(sandbox.IDOf(uid))] = uid
+	}
+	return ids
+}
+
+// checkRead refuses a sandbox whose row of the journal cannot be read: what may run of it must
+// not be made twice.
+func (n *Node) checkRead(ref sandbox.Ref) error {
+	n.mu.Lock()
+	err := n.unread[ref.UID]
+	n.mu.Unlock()
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("what the node noted of sandbox %s/%s cannot be read, and is kept (%w); delete the sandbox to be rid of it: %w",
+		ref.Namespace, ref.Name, err, errs.ErrUnavailable)
+}
+
 // settle asks the runtime whether a sandbox sleeps.
 func (n *Node) settle(ctx context.Context, u *unit, r *row) {
 	became := live
-	runtime, err := n.runtimeOf(r.Plan.Class)
+	r = new(*r) // others read the one that the unit has
+	runtime, err := n.runtimeOfRow(r)
 	if err == nil {
 		var status oci.Status
 		if status, err = runtime.State(ctx, string(u.id)); status == oci.Paused {
@@ -121,64 +266,26 @@ func (n *Node) settle(ctx context.Context, u *unit, r *row) {
 	}
 }
 
-// undoLeft takes back what was half done. Failing is no reason not to start: the row stays,
-// its address stays taken, and the sweep or the next Ensure or Remove tries again.
-func (n *Node) undoLeft(ctx context.Context, u *unit, r *row) {
+// undoLeft takes back what was half done. Failing is no reason not to start: the row stays, its
+// address stays taken, and Run tries again.
+func (n *Node) undoLeft(ctx context.Context, u *unit) {
 	taken, done, err := u.take(ctx)
 	if err != nil {
 		return
 	}
 	defer done()
+	r := u.current()
+	if u.buried() || r == nil || r.Stage.begun() {
+		return
+	}
 	limited, cancel := context.WithTimeout(taken, undoTimeout)
 	defer cancel()
 	if err := n.clear(limited, u, r); err != nil {
-		n.log.WarnContext(ctx, "sandbox left half made cannot be removed yet", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+		n.log.WarnContext(ctx, "sandbox cannot be removed yet", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
 		return
 	}
 	u.bury()
 	n.drop(u)
-}
-
-// sweep looks now and then for what could not be removed, and for what nobody asks for.
-func (n *Node) sweep(ctx context.Context) {
-	tick := time.NewTicker(sweepEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			n.Sweep(ctx)
-		}
-	}
-}
-
-// Sweep tries again to remove what could not be removed, and removes sandboxes that nobody
-// has asked for since the start if the source of truth clearly says that they do not exist.
-// Run calls it every few minutes.
-func (n *Node) Sweep(ctx context.Context) {
-	for _, u := range n.allUnits() {
-		switch r := u.current(); {
-		case r == nil:
-		case r.Stage == removing:
-			n.undoLeft(ctx, u, r)
-		case r.onDisk() && r.Stage != stored:
-			n.layToRest(ctx, u)
-		}
-	}
-	for _, ref := range n.orphans(ctx) {
-		if n.cfg.Exists == nil {
-			return
-		}
-		exists, err := n.cfg.Exists(ctx, ref)
-		if err != nil || exists {
-			continue
-		}
-		n.log.InfoContext(ctx, "removing a sandbox that does not exist any more", telemetry.Namespace, ref.Namespace, telemetry.Sandbox, ref.Name)
-		if err := n.Remove(ctx, ref); err != nil {
-			n.log.WarnContext(ctx, "orphan not removed", telemetry.Sandbox, ref.Name, telemetry.Error, err)
-		}
-	}
 }
 
 // dropStraySnapshots removes snapshots that no sandbox, record or mount knows: containerd may
@@ -206,6 +313,9 @@ func (n *Node) dropStraySnapshots(ctx context.Context) error {
 	for _, u := range n.allUnits() {
 		used[string(u.id)] = used[string(u.id)] || u.current() != nil
 	}
+	for id := range n.unreadIDs() {
+		used[id] = true
+	}
 	var failures []error
 	for _, key := range keys {
 		if !used[key] {
@@ -216,32 +326,6 @@ func (n *Node) dropStraySnapshots(ctx context.Context) error {
 	return errors.Join(failures...)
 }
 
-// orphans are sandboxes that nobody has asked for: of the journal, and of containers' records.
-func (n *Node) orphans(ctx context.Context) (refs []sandbox.Ref) {
-	known := map[types.UID]bool{}
-	for _, u := range n.allUnits() {
-		known[u.ref.UID] = true
-		if !u.isClaimed() {
-			refs = append(refs, u.ref)
-		}
-	}
-	records, err := n.cfg.Containerd.Records(ctx)
-	if err != nil {
-		n.log.WarnContext(ctx, "records not looked at", telemetry.Error, err)
-		return refs
-	}
-	for _, r := range records {
-		if ref := refOfRecord(r); ref.UID != "" && !known[ref.UID] && !slices.Contains(refs, ref) && n.lookup(ref.UID) == nil {
-			refs = append(refs, ref)
-		}
-	}
-	return refs
-}
-
-func refOfRecord(r ctrd.Record) sandbox.Ref {
-	return sandbox.Ref{Namespace: r.Labels[labelNamespace], Name: r.Labels[labelName], UID: types.UID(r.Labels[labelSandbox])}
-}
-
 // Destroy removes every sandbox, whoever wants it, and the instance's network. Run must have
 // returned, and the node must not be used afterwards but for Close.
 func (n *Node) Destroy(ctx context.Context) error {
@@ -249,17 +333,33 @@ func (n *Node) Destroy(ctx context.Context) error {
 	err := n.journal.each(func(r *row) {
 		u := n.unitOf(r.Plan.Ref)
 		u.setRow(r)
-	}, func(key, _ []byte, err error) { failures = append(failures, fmt.Errorf("row %q: %w", key, err)) })
+	}, func(key, _ []byte, _ error) { // found by the names that derive from the UID
+		ref := sandbox.Ref{UID: types.UID(key)}
+		n.unitOf(ref).setRow(&row{Stage: removing, Plan: plan{Ref: ref, ID: sandbox.IDOf(ref.UID)}})
+	})
 	failures = append(failures, err)
 	for _, u := range n.allUnits() {
 		if r := u.current(); r != nil {
 			failures = append(failures, n.clear(ctx, u, r))
 		}
 	}
-	failures = append(failures, n.dropStraySnapshots(ctx))
+	failures = append(failures, n.clearLeftovers(ctx), n.destroyCheckpoints(ctx), n.dropStraySnapshots(ctx))
 	for _, r := range n.runtimes {
 		failures = append(failures, r.Destroy())
 	}
 	failures = append(failures, n.network.Destroy(ctx), oci.RemoveCgroups(n.cfg.CgroupParent))
+	return errors.Join(failures...)
+}
+
+// clearLeftovers removes what is on the machine without a row of the journal.
+func (n *Node) clearLeftovers(ctx context.Context) error {
+	v, err := n.look(ctx)
+	failures := []error{err}
+	for id := range v.leftovers() {
+		if id != "" {
+			w := &work{n: n, row: &row{Stage: removing, Plan: plan{ID: sandbox.ID(id)}}}
+			failures = append(failures, w.undo(ctx))
+		}
+	}
 	return errors.Join(failures...)
 }

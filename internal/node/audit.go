@@ -9,67 +9,87 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/barchan-dev/barchan/internal/ipam"
 	"github.com/barchan-dev/barchan/internal/oci"
+	"github.com/barchan-dev/barchan/internal/sandbox"
 )
 
-// Audit lists what of the instance is on the machine without a sandbox that the node knows,
-// one line each: it should be nothing. What is being made or removed just now may be listed.
+// Audit lists what of the instance is on the machine without a sandbox that the node knows, one
+// line each: it should be nothing. What is being made or removed just now may be listed.
 func (n *Node) Audit(ctx context.Context) (left []string, err error) {
-	known := map[string]bool{}
-	owners := map[string]bool{}
-	links := map[string]bool{}
-	for _, u := range n.allUnits() {
-		if u.current() != nil {
-			known[string(u.id)], owners[string(u.ref.UID)] = true, true
-			links[n.network.HostLink(string(u.id))] = true
+	v, err := n.look(ctx)
+	failures := []error{err}
+	namespaces := map[string]bool{}
+	for _, t := range v.things {
+		if t.kind == kindNetns {
+			namespaces[n.network.HostLink(t.name)] = true
 		}
 	}
-	var failures []error
-	look := func(kind string, known map[string]bool, names []string, err error) {
-		failures = append(failures, err)
-		for _, name := range names {
-			if !known[name] {
-				left = append(left, kind+" "+name)
-			}
+	for _, t := range v.things {
+		switch {
+		case !v.known[t.id]:
+			left = append(left, t.String())
+		case t.kind == kindLink && !namespaces[t.name]:
+			left = append(left, t.String()+" without a network namespace")
 		}
 	}
-	namespaces, err := n.network.List(ctx)
-	look("network namespace", known, namespaces, err)
-	ports, err := n.network.Links(ctx)
-	look("link", links, ports, err)
-	snapshots, err := n.cfg.Containerd.Snapshots(ctx)
-	look("snapshot", known, snapshots, err)
-	records, err := n.cfg.Containerd.Records(ctx)
-	failures = append(failures, err)
-	for _, r := range records {
-		look("record", known, []string{r.ID}, nil)
-	}
-	for class, r := range n.runtimes {
-		ids, err := r.List()
-		look(string(class)+" container", known, ids, err)
-	}
-	for _, dir := range []string{"sandboxes", "claims"} {
-		names, err := entries(filepath.Join(n.cfg.DataDir, dir))
-		look("directory "+dir, known, names, err)
-	}
-	images, err := oci.ListImages(n.cfg.MemoryDir)
-	look("memory", known, images, err)
-	cgroups, err := oci.Cgroups(n.cfg.CgroupParent)
-	look("cgroup", known, cgroups, err)
-	mounts, err := mountsBelow(filepath.Join(n.cfg.DataDir, "sandboxes"))
-	look("mount", known, mounts, err)
 	for _, l := range n.books.List() {
-		if l.State == ipam.Reserved || l.State == ipam.Held {
-			look("lease "+l.Address.String()+" of", owners, []string{l.Owner}, nil)
+		if l.Owner != "" && !v.known[string(sandbox.IDOf(types.UID(l.Owner)))] {
+			left = append(left, fmt.Sprintf("lease %s of %s", l.Address, l.Owner))
 		}
 	}
-	processes, err := n.processes(known)
+	rules, err := n.network.EgressRules(ctx)
+	failures = append(failures, err)
+	for _, id := range rules {
+		if !v.known[id] {
+			left = append(left, "egress rules of "+id)
+		}
+	}
+	spares, err := n.network.Spares(ctx)
+	failures = append(failures, err)
+	for _, name := range spares[min(len(spares), n.cfg.Network.Spares):] {
+		left = append(left, "spare network "+name)
+	}
+	processes, err := n.processes(v.known)
 	failures = append(failures, err)
 	left = append(left, processes...)
+	stray, lame, err := n.strayCheckpoints(ctx)
+	failures = append(failures, err)
+	left = append(left, lame...)
+	for _, what := range stray {
+		left = append(left, what...)
+	}
 	slices.Sort(left)
 	return left, errors.Join(failures...)
+}
+
+// Remarks lists what people should know of and what is no leak, one line each: rows of the journal
+// that cannot be read, addresses in quarantine, sandboxes that cannot be removed yet.
+func (n *Node) Remarks() (remarks []string) {
+	n.mu.Lock()
+	for uid, err := range n.unread {
+		remarks = append(remarks, fmt.Sprintf("the journal's row of %s cannot be read: %v", uid, err))
+	}
+	n.mu.Unlock()
+	for uid, err := range n.shelf.unread() {
+		remarks = append(remarks, fmt.Sprintf("the row of checkpoint %s cannot be read: %v", uid, err))
+	}
+	for _, l := range n.books.List() {
+		if l.State == ipam.Quarantined {
+			remarks = append(remarks, fmt.Sprintf("address %s is in quarantine since %s: %s", l.Address, l.Since.UTC().Format(time.RFC3339), l.Reason))
+		}
+	}
+	for _, u := range n.allUnits() {
+		if r := u.current(); r != nil && r.Stage == removing && !u.busy() {
+			remarks = append(remarks, fmt.Sprintf("sandbox %s/%s (%s) cannot be removed yet", u.ref.Namespace, u.ref.Name, u.id))
+		}
+	}
+	slices.Sort(remarks)
+	return remarks
 }
 
 func entries(dir string) (names []string, err error) {
@@ -104,22 +124,29 @@ func mountsBelow(dir string) (names []string, err error) {
 
 // processes finds the runtimes' processes of this instance by their roots on the command line.
 func (n *Node) processes(known map[string]bool) (left []string, err error) {
+	err = eachCommand(func(pid string, words []string) {
+		ours := slices.ContainsFunc(n.cfg.Runtimes, func(r oci.Config) bool {
+			return slices.Contains(words, r.Root) || slices.Contains(words, "--root="+r.Root)
+		})
+		if ours && !slices.ContainsFunc(words, func(w string) bool { return known[w] }) {
+			left = append(left, fmt.Sprintf("process %s %s", pid, strings.Join(words, " ")))
+		}
+	})
+	return left, err
+}
+
+// eachCommand visits the command lines of the machine's processes.
+func eachCommand(visit func(pid string, words []string)) error {
 	found, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
-		return nil, fmt.Errorf("list processes: %w", err)
+		return fmt.Errorf("list processes: %w", err)
 	}
 	for _, file := range found {
 		b, err := os.ReadFile(file)
 		if err != nil {
 			continue // it ended
 		}
-		words := strings.Split(strings.TrimRight(string(b), "\x00"), "\x00")
-		ours := slices.ContainsFunc(n.cfg.Runtimes, func(r oci.Config) bool {
-			return slices.Contains(words, r.Root) || slices.Contains(words, "--root="+r.Root)
-		})
-		if ours && !slices.ContainsFunc(words, func(w string) bool { return known[w] }) {
-			left = append(left, fmt.Sprintf("process %s %s", filepath.Base(filepath.Dir(file)), strings.Join(words, " ")))
-		}
+		visit(filepath.Base(filepath.Dir(file)), strings.Split(strings.TrimRight(string(b), "\x00"), "\x00"))
 	}
-	return left, nil
+	return nil
 }

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/barchan-dev/barchan/internal/lifecycle"
 )
 
 // BenchmarkColdCreate makes sandboxes until their agents answer, and tells the share of each step.
@@ -131,4 +133,53 @@ func floor(b *testing.B, dir string, size int64) time.Duration {
 		b.Fatalf("dd: %v: %s", err, out)
 	}
 	return time.Since(began)
+}
+
+// BenchmarkAdopt starts a node over sandboxes that live, with stand-ins for their processes: all
+// else of them, network, record, snapshot and mount, is real.
+func BenchmarkAdopt(b *testing.B) {
+	for _, count := range []int{0, 100} {
+		b.Run(fmt.Sprint(count), func(b *testing.B) {
+			m := newMachine(b)
+			n, stop := m.node()
+			for range count {
+				standIn(b, n)
+			}
+			for b.Loop() {
+				stop()
+				n, stop = m.node()
+				if list, err := n.List(b.Context()); err != nil || len(list) != count {
+					b.Fatalf("%d sandboxes, %v", len(list), err)
+				}
+			}
+			if left, err := n.Audit(b.Context()); err != nil || len(left) > 0 {
+				b.Errorf("left: %v, %v", left, err)
+			}
+		})
+	}
+}
+
+// standIn is a sandbox whose only process is one that sleeps, in its cgroup.
+func standIn(b *testing.B, n *Node) {
+	b.Helper()
+	s := object(class("runc"))
+	u := n.unitOf(refOf(s))
+	p, err := n.newPlan(s)
+	must(b, err)
+	image, err := n.findImage(b.Context(), &p)
+	must(b, err)
+	w := &work{n: n, image: image, row: &row{Stage: making, Plan: p, Digest: image.Digest}}
+	must(b, n.note(u, w.row, making))
+	for _, name := range []string{"address", "network", "snapshot", "mount", "bundle", "record", "hold"} {
+		must(b, w.doOne(b.Context(), w.steps()[name]))
+	}
+	child, err := lifecycle.StartChild(exec.Command("sleep", "1000")) //nolint:noctx // outlives the server
+	must(b, err)
+	go child.Reap() // as init would, when the sandbox is removed
+	w.row.Process, w.row.StartedAt = child.Process, time.Now()
+	cgroup := cgroupDir(n.cgroup(w.id()))
+	must(b, os.MkdirAll(cgroup, 0o755))
+	must(b, os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte(fmt.Sprint(child.PID)), 0o644))
+	must(b, n.note(u, w.row, live))
+	n.cameToLife(u, w.row)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // member is a sandbox as a pool makes it: its program writes its environment down and stays.
@@ -76,8 +77,8 @@ func starts(t *testing.T, n *Node, s *agents.Sandbox) int {
 func restartContainer(t *testing.T, n *Node, s *agents.Sandbox) {
 	t.Helper()
 	before := starts(t, n, s)
-	run(t, n, s, "kill $(ls /proc | while read p; do grep -qs '^sleep' /proc/$p/cmdline && echo $p; done) 2>/dev/null; true")
-	eventually(t, "the container is restarted", func() bool { return starts(t, n, s) > before })
+	provoke(t, n, s, "kill $(ls /proc | while read p; do grep -qs '^sleep' /proc/$p/cmdline && echo $p; done) 2>/dev/null; true")
+	eventually.True(t, "the container is restarted", func() bool { return starts(t, n, s) > before })
 }
 
 func TestBindOutlivesContainerAndServer(t *testing.T) {
@@ -88,7 +89,7 @@ func TestBindOutlivesContainerAndServer(t *testing.T) {
 		t.Run(c, func(t *testing.T) {
 			s := member(class(c))
 			seen := ensure(t, n, s)
-			eventually(t, "the program runs", func() bool { return starts(t, n, s) == 1 })
+			eventually.True(t, "the program runs", func() bool { return starts(t, n, s) == 1 })
 			if isOpen(t, n, s) {
 				t.Fatal("the agent of a member answers anybody")
 			}
@@ -144,7 +145,7 @@ func TestDeathWhileBinding(t *testing.T) {
 			})
 			s := member()
 			ensure(t, n, s)
-			eventually(t, "the program runs", func() bool { return starts(t, n, s) == 1 })
+			eventually.True(t, "the program runs", func() bool { return starts(t, n, s) == 1 })
 			if err := n.Bind(t.Context(), claimed(s)); !errors.Is(err, ErrCrash) {
 				t.Fatalf("bind: %v", err)
 			}
@@ -176,13 +177,13 @@ func TestBindWaitsForItsTime(t *testing.T) {
 	if err := n.Bind(t.Context(), bad); !errors.Is(err, errs.ErrInvalid) || !strings.Contains(err.Error(), "spec.podTemplate.spec.containers[0].env") {
 		t.Errorf("what no sandbox may have: %v", err)
 	}
-	_, err := n.Suspend(t.Context(), refOf(s))
+	_, err := n.Suspend(t.Context(), refOf(s), agents.SuspendMemory)
 	must(t, err)
 	must(t, n.Bind(t.Context(), claimed(s)))
 	if r := n.lookup(s.UID).current(); r.Stage != paused || len(r.Plan.Env) != 2 {
 		t.Errorf("a sleeper was bound: %+v", r)
 	}
-	_, err = n.Resume(t.Context(), refOf(s))
+	_, err = n.Resume(t.Context(), refOf(s), false)
 	must(t, err)
 	must(t, n.Bind(t.Context(), claimed(s)))
 	wantBound(t, n, s, "once awake")

@@ -70,14 +70,14 @@ func copyFile(from io.Reader, to string) error {
 func (n *Node) claimsDir(id string) string { return filepath.Join(n.cfg.DataDir, "claims", id) }
 
 // writeBundle writes all files that the container starts from.
-func (w *work) writeBundle(context.Context) error {
+func (w *work) writeBundle(ctx context.Context) error {
 	p := &w.row.Plan
 	agentDir := w.path("agent")
 	if err := os.MkdirAll(agentDir, 0o755); err != nil {
 		return unavailable(fmt.Errorf("make agent's directory: %w", err))
 	}
 	link := filepath.Join(agentDir, path.Base(oci.AgentPath))
-	if err := os.Link(w.n.agentFile, link); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := os.Link(w.agentProgram(), link); err != nil && !errors.Is(err, fs.ErrExist) {
 		return unavailable(fmt.Errorf("link agent: %w", err))
 	}
 	cfg, err := w.agentConfig()
@@ -85,11 +85,16 @@ func (w *work) writeBundle(context.Context) error {
 		return err
 	}
 	w.row.Program = len(cfg.Entrypoint) > 0
+	if w.restoresMemory() { // the kernel in the memory knows the files as they were: its agent writes them
+		cfg.SystemFiles = systemFiles(p, w.row.Address, w.n.beside(w.row.Address), w.n.resolverText(p))
+	} else if err := writeSystemFiles(w.path("rootfs"), p, w.row.Address, w.n.beside(w.row.Address), w.n.resolverText(p)); err != nil {
+		return unavailable(err)
+	}
 	if err := envd.WriteConfig(filepath.Join(agentDir, path.Base(envd.ConfigPath)), cfg); err != nil {
 		return fmt.Errorf("agent's configuration: %w: %w", err, errs.ErrInvalid)
 	}
-	if err := writeSystemFiles(w.path("rootfs"), p, w.row.Address, w.n.resolverText(p)); err != nil {
-		return unavailable(err)
+	if err := w.fillVolumes(ctx); err != nil {
+		return err
 	}
 	mounts, err := w.mounts()
 	if err != nil {
@@ -264,21 +269,19 @@ func expand(text string, env map[string]string) string {
 // writeSystemFiles writes what a sandbox finds in /etc about its place in the network into
 // its own copy of the image, never following a link out of it. It also keeps /tmp from being
 // empty, because gVisor would put memory over an empty one, which no checkpoint of files has.
-func writeSystemFiles(rootfs string, p *plan, addr netip.Addr, resolver string) error {
+//
+// The second address is of IPv6; it may be the zero value.
+func writeSystemFiles(rootfs string, p *plan, addr, addr6 netip.Addr, resolver string) error {
 	root, err := os.OpenRoot(rootfs)
 	if err != nil {
 		return fmt.Errorf("open root filesystem: %w", err)
 	}
 	defer func() { _ = root.Close() }()
-	var hosts strings.Builder
-	fmt.Fprintf(&hosts, "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n%s\t%s\n", addr, p.Hostname)
-	for _, alias := range p.HostAliases {
-		fmt.Fprintf(&hosts, "%s\t%s\n", alias.IP, strings.Join(alias.Hostnames, "\t"))
-	}
 	if err := root.MkdirAll("etc", 0o755); err != nil {
 		return fmt.Errorf("write system files: %w", err)
 	}
-	for name, text := range map[string]string{"etc/hosts": hosts.String(), "etc/hostname": p.Hostname + "\n", "etc/resolv.conf": resolver} {
+	for path, text := range systemFiles(p, addr, addr6, resolver) {
+		name := strings.TrimPrefix(path, "/")
 		// Removed first: it may be a link, and to where is the image's affair.
 		if err := root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("write system files: %w", err)
@@ -298,36 +301,24 @@ func writeSystemFiles(rootfs string, p *plan, addr netip.Addr, resolver string) 
 	return nil
 }
 
-// hostResolvers are the machine's own resolvers that a sandbox could reach, or public ones
-// where the machine's listen on loopback only.
-func hostResolvers() []netip.Addr {
-	for _, file := range []string{"/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"} {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			continue
-		}
-		var found []netip.Addr
-		for line := range strings.Lines(string(text)) {
-			fields := strings.Fields(line)
-			if len(fields) < 2 || fields[0] != "nameserver" {
-				continue
-			}
-			if a, err := netip.ParseAddr(fields[1]); err == nil && a.Is4() && !a.IsLoopback() {
-				found = append(found, a)
-			}
-		}
-		if len(found) > 0 {
-			return found
-		}
+// systemFiles are the contents of what writeSystemFiles writes about a place in the network, by path.
+func systemFiles(p *plan, addr, addr6 netip.Addr, resolver string) map[string]string {
+	var hosts strings.Builder
+	fmt.Fprintf(&hosts, "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n%s\t%s\n", addr, p.Hostname)
+	if addr6.IsValid() {
+		fmt.Fprintf(&hosts, "%s\t%s\n", addr6, p.Hostname)
 	}
-	return []netip.Addr{netip.AddrFrom4([4]byte{1, 1, 1, 1}), netip.AddrFrom4([4]byte{8, 8, 8, 8})}
+	for _, alias := range p.HostAliases {
+		fmt.Fprintf(&hosts, "%s\t%s\n", alias.IP, strings.Join(alias.Hostnames, "\t"))
+	}
+	return map[string]string{"/etc/hosts": hosts.String(), "/etc/hostname": p.Hostname + "\n", "/etc/resolv.conf": resolver}
 }
 
 // resolverText is a sandbox's resolv.conf.
 func (n *Node) resolverText(p *plan) string {
 	var b strings.Builder
 	if p.DNSPolicy != corev1.DNSNone {
-		for _, r := range n.cfg.Network.Resolvers {
+		for _, r := range n.sandboxResolvers() {
 			fmt.Fprintf(&b, "nameserver %s\n", r)
 		}
 	}

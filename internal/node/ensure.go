@@ -11,6 +11,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/ctrd"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/failpoint"
 	"github.com/barchan-dev/barchan/internal/oci"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
@@ -24,7 +25,8 @@ const undoTimeout = time.Minute
 var ErrCrash = errors.New("crash on purpose")
 
 // Ensure makes the sandbox run and returns when its agent answers. One that runs, sleeps or
-// has ended already is left as it is. Calls for the same sandbox take turns.
+// has ended already is left as it is, but for one of which only the volume claims were kept: that
+// is made anew of them and the object. Calls for the same sandbox take turns.
 //
 // Kinds of error: errs.ErrInvalid and errs.ErrNotFound, where only the user can help (a field
 // that cannot be honoured, an unknown image); errs.ErrExhausted, where the machine has no more
@@ -34,6 +36,10 @@ func (n *Node) Ensure(ctx context.Context, s *agents.Sandbox) (sandbox.Observed,
 		return sandbox.Observed{}, err
 	}
 	ref := sandbox.Ref{Namespace: s.Namespace, Name: s.Name, UID: s.UID}
+	if err := n.find(ctx, ref); err != nil {
+		return n.absent(), err
+	}
+	n.doubtNamesakes(ref)
 	for {
 		u := n.unitOf(ref)
 		u.claim()
@@ -55,9 +61,42 @@ func (n *Node) Ensure(ctx context.Context, s *agents.Sandbox) (sandbox.Observed,
 	}
 }
 
+// find makes sure that the node knows of a sandbox all that the journal does.
+func (n *Node) find(ctx context.Context, ref sandbox.Ref) error {
+	if err := n.checkRead(ref); err != nil {
+		return err
+	}
+	return n.rediscover(ctx, ref.UID)
+}
+
+// doubtNamesakes has the watchdog ask for what has the name of a sandbox and is another.
+func (n *Node) doubtNamesakes(ref sandbox.Ref) {
+	for _, u := range n.allUnits() {
+		if u.ref.Namespace == ref.Namespace && u.ref.Name == ref.Name && u.ref.UID != ref.UID {
+			u.doubt()
+		}
+	}
+}
+
+// checkUnused refuses to begin a sandbox of which something runs that the journal does not have,
+// which is older than its loss.
+func (n *Node) checkUnused(id sandbox.ID) error {
+	inside, err := oci.Occupied(n.cgroup(string(id)))
+	if err != nil {
+		return unavailable(err)
+	}
+	if inside {
+		return fmt.Errorf("processes of this sandbox run that the node has not noted, and are kept; delete the sandbox to be rid of them: %w", errs.ErrUnavailable)
+	}
+	return nil
+}
+
 // ensure does the work of Ensure, in the unit's turn.
 func (n *Node) ensure(ctx context.Context, u *unit, s *agents.Sandbox) (sandbox.Observed, error) {
 	if r := u.current(); r != nil {
+		if r.keepsClaims() {
+			return n.beginAgain(ctx, u, r, s)
+		}
 		if r.Stage != making && r.Stage != removing {
 			return u.observed(), nil
 		}
@@ -66,18 +105,32 @@ func (n *Node) ensure(ctx context.Context, u *unit, s *agents.Sandbox) (sandbox.
 			return u.observed(), err
 		}
 	}
+	if err := n.refused(); err != nil {
+		return u.observed(), err
+	}
+	if err := n.awaitHunt(ctx, u.id); err != nil {
+		return u.observed(), err
+	}
+	if err := n.checkUnused(u.id); err != nil {
+		return u.observed(), err
+	}
 	began := time.Now()
 	p, err := n.newPlan(s)
 	if err != nil {
 		return u.observed(), err
 	}
-	image, err := n.findImage(ctx, &p)
+	from, err := n.originOf(ctx, s, &p)
+	if err != nil {
+		return u.observed(), err
+	}
+	defer from.close()
+	image, err := n.imageFor(ctx, &p, from)
 	if err != nil {
 		return u.observed(), err
 	}
 	n.observeStep(p.Class, "image", time.Since(began))
-	w := &work{n: n, image: image, row: &row{
-		Stage: making, Plan: p, Digest: image.Digest, ImageEnv: append([]string{}, image.Config.Env...),
+	w := &work{n: n, image: image, origin: from, row: &row{
+		Stage: making, Plan: p, Digest: image.Digest, ImageEnv: append([]string{}, image.Config.Env...), ImageRun: runOf(image),
 	}}
 	if err := n.create(ctx, u, w); err != nil {
 		return u.observed(), fmt.Errorf("create sandbox %s/%s: %w", p.Ref.Namespace, p.Ref.Name, err)
@@ -99,6 +152,9 @@ func (n *Node) create(ctx context.Context, u *unit, w *work) error {
 	}
 	if err == nil {
 		n.cameToLife(u, w.row)
+		if w.restoresMemory() {
+			u.see(func(o *sandbox.Observed) { o.EntrypointExit = w.origin.Exit })
+		}
 		return nil
 	}
 	if errors.Is(err, ErrCrash) {
@@ -114,14 +170,27 @@ func (n *Node) create(ctx context.Context, u *unit, w *work) error {
 
 // note writes a row with a stage to the journal.
 func (n *Node) note(u *unit, r *row, s stage) error {
-	began := time.Now()
 	changed := *r
 	changed.Stage = s
-	if err := n.journal.put(u.ref, &changed); err != nil {
-		return unavailable(err)
+	if err := n.write(u, &changed); err != nil {
+		return err
 	}
 	*r = changed
 	u.setRow(&changed)
+	return nil
+}
+
+// write writes a row to the journal, and leaves the unit's as it is.
+func (n *Node) write(u *unit, r *row) error {
+	began := time.Now()
+	err := n.journal.put(u.ref, r)
+	if n.cfg.Journalled != nil {
+		n.cfg.Journalled(err)
+	}
+	if err != nil {
+		return unavailable(err)
+	}
+	failpoint.ReachIn("row", string(r.Stage))
 	n.observeStep(r.Plan.Class, "journal", time.Since(began))
 	return nil
 }
@@ -137,7 +206,7 @@ func (n *Node) appears(u *unit, r *row) {
 	u.see(func(o *sandbox.Observed) {
 		*o = sandbox.Observed{
 			State: sandbox.ContainerRunning, Address: r.Address, Node: n.cfg.Name, Runtime: string(r.Plan.Class),
-			Image: r.Digest, StartedAt: r.StartedAt, Probed: r.Plan.Readiness == nil && r.Plan.Startup == nil,
+			Image: r.Digest, StartedAt: r.StartedAt, Probed: r.Ready || !r.Plan.probed(),
 		}
 		if !o.Probed {
 			o.Message = "its probes have not succeeded yet"
@@ -145,10 +214,17 @@ func (n *Node) appears(u *unit, r *row) {
 	})
 }
 
-// clear undoes all steps of a sandbox, and forgets it when nothing of it is left.
-func (n *Node) clear(ctx context.Context, u *unit, r *row) error {
+// clear undoes all steps of a sandbox, and forgets it when nothing of it is left. After a failure
+// its row and address stay, and Run tries again.
+func (n *Node) clear(ctx context.Context, u *unit, r *row) (err error) {
+	defer func() {
+		if err != nil && u.current() != nil {
+			n.removeLater(u)
+		}
+	}()
 	u.setWatch(nil)
 	u.setStore(nil)
+	r = new(*r) // others read the one that the unit has
 	if r.Stage != removing {
 		if err := n.note(u, r, removing); err != nil {
 			return err
@@ -160,6 +236,8 @@ func (n *Node) clear(ctx context.Context, u *unit, r *row) error {
 	if err := n.journal.remove(u.ref); err != nil {
 		return unavailable(err)
 	}
+	failpoint.Reach("row/gone")
+	n.forgetUnread(u.ref.UID)
 	u.setRow(nil)
 	u.see(func(o *sandbox.Observed) { *o = n.absent() })
 	return nil
@@ -189,6 +267,11 @@ func (n *Node) Remove(ctx context.Context, ref sandbox.Ref) error {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return err
 	}
+	if n.checkRead(ref) == nil { // what cannot be read is removed by the names that derive from the UID
+		if err := n.rediscover(ctx, ref.UID); err != nil {
+			return err
+		}
+	}
 	u := n.unitOf(ref)
 	u.claim()
 	u.interrupt()
@@ -203,6 +286,9 @@ func (n *Node) Remove(ctx context.Context, ref sandbox.Ref) error {
 	r := u.current()
 	if r == nil { // nothing was noted; look all the same
 		r = &row{Stage: removing, Plan: plan{Ref: ref, ID: u.id}}
+	}
+	if err := n.awaitHunt(taken, u.id); err != nil {
+		return err
 	}
 	began := time.Now()
 	if err := n.clear(taken, u, r); err != nil {

@@ -3,6 +3,7 @@ package node
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,6 +38,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/netdev"
 	"github.com/barchan-dev/barchan/internal/oci"
 	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 const testImage = "barchan.local/test:latest"
@@ -167,6 +169,7 @@ type machine struct {
 	cfg        Config
 	supervisor *ctrd.Supervisor
 	stopCtrd   func()
+	sweepEvery time.Duration // zero means as ever
 }
 
 // newMachine starts containerd with the test's image, and takes all away at the end, when
@@ -203,6 +206,7 @@ func newMachine(t testing.TB) *machine {
 			Subnet: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 90 + byte(rand.IntN(100)), byte(rand.IntN(256)), 0}), 24),
 		},
 		CgroupParent: "/barchan-t" + tag, CoolDown: time.Second,
+		StartTimeout: eventually.Patience, // no test of ours waits for one that does not answer
 	}}
 	t.Cleanup(func() { m.destroy(dir) })
 	m.startContainerd()
@@ -291,6 +295,7 @@ func (m *machine) node(change ...func(*Config)) (n *Node, stop func()) {
 	if err != nil {
 		m.t.Fatal(err)
 	}
+	n.sweepEvery = cmp.Or(m.sweepEvery, n.sweepEvery)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(m.t.Context()))
 	ended := make(chan error, 1)
 	go func() { ended <- n.Run(ctx) }()
@@ -357,12 +362,21 @@ func run(t testing.TB, n *Node, s *agents.Sandbox, command string) (string, int)
 	return out, code
 }
 
+// provoke runs a shell command that may end the container before its own end is told. What it was to
+// bring about is for the caller to see.
+func provoke(t testing.TB, n *Node, s *agents.Sandbox, command string) {
+	t.Helper()
+	if _, _, err := tryRun(t.Context(), n, s, command); err != nil {
+		t.Logf("run %q: %v", command, err)
+	}
+}
+
 func tryRun(ctx context.Context, n *Node, s *agents.Sandbox, command string) (string, int, error) {
 	agent, err := n.Agent(ctx, refOf(s))
 	if err != nil {
 		return "", 0, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, eventually.Patience)
 	defer cancel()
 	req := connect.NewRequest(&processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: "/bin/sh", Args: []string{"-c", command}}})
 	req.Header().Set("Authorization", "Basic cm9vdDo=") // root
@@ -381,21 +395,6 @@ func tryRun(ctx context.Context, n *Node, s *agents.Sandbox, command string) (st
 		}
 	}
 	return out.String(), 0, errors.Join(errors.New("the stream ended early"), stream.Err())
-}
-
-// eventually asks until the answer is yes or a deadline that only a fault uses up.
-func eventually(t testing.TB, what string, ask func() bool) {
-	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	deadline := time.After(20 * time.Second)
-	for !ask() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("never happened: %s", what)
-		}
-	}
 }
 
 // must ends the test on an error.

@@ -10,6 +10,9 @@
 //	                  ├ both finished →┤        ├ start → ┤               ├ noted as live
 //	snapshot → mount  ┘                └ record ┘         └ address held  ┘
 //
+// One that is made from a checkpoint has its snapshot from there, and is restored where others are
+// started (origin.go); capture.go makes checkpoints.
+//
 // Before the first of them acts, one row of the journal, synced to disk, names the sandbox
 // and all that its steps need; every name on the machine is derived from it. So one write
 // stands for all steps: wherever the process dies, the next one finds the row, undoes all
@@ -19,7 +22,8 @@
 // # Sleep
 //
 // A sandbox that is suspended is frozen at once. Later its memory is moved to disk (store.go),
-// and it comes back from wherever its memory is (wake.go):
+// and it comes back from wherever its memory is (wake.go). One that keeps files only, or volume
+// claims only, goes from live to storing (modes.go):
 //
 //	live → pausing → paused → storing → stored → waking → live
 //	         paused → resuming → live     ↑         ┘ failed
@@ -31,7 +35,8 @@
 // # Locks
 //
 // Each sandbox has one turn ([unit.turn]) that whoever changes it holds; turns are taken
-// before Node.mu and unit.mu, and neither of those two is held while taking the other.
+// before Node.mu and unit.mu, and neither of those two is held while taking the other. So it is with
+// checkpoints ([kept.turn]), whose turn is taken before a sandbox's.
 package node
 
 import (
@@ -44,18 +49,22 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	bolt "go.etcd.io/bbolt"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/barchan-dev/barchan/internal/ctrd"
-	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/ipam"
+	"github.com/barchan-dev/barchan/internal/lifecycle"
 	"github.com/barchan-dev/barchan/internal/netdev"
 	"github.com/barchan-dev/barchan/internal/oci"
+	"github.com/barchan-dev/barchan/internal/resolver"
 	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
 )
 
 // Defaults where a Config leaves a field empty.
@@ -79,6 +88,8 @@ type Config struct {
 	// StoreAfter is how long a sandbox of the class gVisor is frozen before its memory is moved
 	// to disk, which frees the machine's; zero means never.
 	StoreAfter time.Duration
+	// ReleaseAddresses gives back the addresses of sandboxes that sleep on disk; they wake with others.
+	ReleaseAddresses bool
 	// Containerd has images, snapshots and records.
 	Containerd *ctrd.Client
 	// Runtimes are the classes that the node offers, at least one.
@@ -89,6 +100,9 @@ type Config struct {
 	AgentBinary string
 	// Network is the instance's network; its logger may be empty.
 	Network netdev.Config
+	// Upstreams are the DNS servers that the sandboxes' resolver asks; empty means those of
+	// Network, or the machine's own where those are empty too.
+	Upstreams []netip.AddrPort
 	// CoolDown is how long an address rests after use; zero means DefaultCoolDown.
 	CoolDown time.Duration
 	// CgroupParent is the path below which sandboxes are; it begins with a slash.
@@ -104,12 +118,29 @@ type Config struct {
 	// Exists asks the source of truth, not a cache, whether a sandbox exists. Only a clear no
 	// lets the node remove what nobody asks for. Nil keeps everything.
 	Exists func(ctx context.Context, ref sandbox.Ref) (bool, error)
+	// Refuse says why nothing may be begun now that takes room on the machine, an
+	// errs.ErrUnavailable; nil never refuses.
+	Refuse func() error
+	// Room says why so many more bytes may not be written below a directory, which need not be there
+	// yet: an errs.ErrExhausted. It is asked before the memory of a sandbox is written, of which
+	// there may be much. Nil has room for all.
+	Room func(dir string, bytes int64) error
+	// Journalled is told how each write of the journal went; nil is fine.
+	Journalled func(error)
 	// ObserveStep gets the time of each step, by class; nil is fine.
 	ObserveStep func(class, step string, took time.Duration)
+	// OnRepair is told of each difference between the books of addresses and what lives, after it
+	// was repaired or found to be beyond repair; nil is fine.
+	OnRepair func(ctx context.Context, r ipam.Repair)
+	// Metrics gets the node's counters; nil means that nobody reads them.
+	Metrics prometheus.Registerer
 	// AfterStep is called after each step's do, for tests that break things: its error fails
 	// the step. Nil in production.
 	AfterStep func(step string) error
-	Log       *slog.Logger
+	// BeforeUndo is called before each step's undo, for tests that break things: its error fails
+	// the undo. Nil in production.
+	BeforeUndo func(step string) error
+	Log        *slog.Logger
 }
 
 // Node runs sandboxes. It is safe for concurrent use. Its methods wait until Run has adopted
@@ -119,6 +150,7 @@ type Node struct {
 	log      *slog.Logger
 	runtimes map[oci.Class]*oci.Runtime
 	network  *netdev.Network
+	resolver *resolver.Resolver
 	db       *bolt.DB
 	journal  *journal
 	books    *ipam.Books
@@ -127,12 +159,35 @@ type Node struct {
 	changes  chan sandbox.Ref
 	tasks    *tasks
 	dirty    *dirty
+	builds   *builds       // of gVisor; Run sets it before anything else
 	stores   chan struct{} // has a place for each memory that may be moved to disk at the same time
+	shelf    *shelf
+	captures chan struct{} // has a place for each checkpoint that may be made at the same time
+	verified *verified
+	restores chan struct{} // has a place for each memory of a checkpoint that may be restored at the same time
 	// agentFile is the node's copy of the agent; Run sets it before anything else.
 	agentFile string
 
+	// reconciler compares the books with what lives; removals counts what the watchdog removed.
+	reconciler *ipam.Reconciler
+	removals   *prometheus.CounterVec
+	// sighted says that the last look at what lives saw all of it.
+	sighted atomic.Bool
+	// looking has a place for the one who looks for leftovers, who alone uses suspects: in how many
+	// looks in a row something was without a sandbox, by its ID.
+	looking  chan struct{}
+	suspects map[string]int
+	// bootPatience bounds the waits at the start; tests shorten it.
+	bootPatience time.Duration
+	// sweepEvery is how often Run sweeps; tests that count looks make it longer.
+	sweepEvery time.Duration
+
 	mu    sync.Mutex
 	units map[types.UID]*unit // +checklocks:mu
+	// unread are the sandboxes whose rows of the journal cannot be read, and why.
+	unread map[types.UID]error // +checklocks:mu
+	// hunts are the IDs of which the watchdog removes something; each is closed at the end.
+	hunts map[string]chan struct{} // +checklocks:mu
 }
 
 // New checks the configuration and opens the journal, which only one process can have at a
@@ -145,6 +200,10 @@ func New(cfg Config) (*Node, error) {
 		cfg: cfg, log: cfg.Log.With("component", "node"), runtimes: map[oci.Class]*oci.Runtime{},
 		adopted: make(chan struct{}), changes: make(chan sandbox.Ref), tasks: newTasks(), dirty: newDirty(),
 		stores: make(chan struct{}, storesAtOnce), units: map[types.UID]*unit{},
+		captures: make(chan struct{}, capturesAtOnce), verified: newVerified(),
+		restores: make(chan struct{}, restoresAtOnce()),
+		looking:  make(chan struct{}, 1), bootPatience: bootPatience, sweepEvery: sweepEvery,
+		unread: map[types.UID]error{}, hunts: map[string]chan struct{}{},
 		agents: &http.Client{Transport: &http.Transport{
 			DialContext:        agentDialer().DialContext,
 			DisableCompression: true, MaxIdleConnsPerHost: 4, IdleConnTimeout: 5 * time.Minute,
@@ -168,6 +227,14 @@ func New(cfg Config) (*Node, error) {
 	if err := n.open(); err != nil {
 		network.Close()
 		return nil, err
+	}
+	n.resolver, err = n.newResolver()
+	if err == nil {
+		err = n.openReconciler()
+	}
+	if err != nil {
+		network.Close()
+		return nil, errors.Join(err, n.db.Close())
 	}
 	return n, nil
 }
@@ -196,6 +263,9 @@ func complete(cfg *Config) error {
 	setDefault(&cfg.DefaultLimits.MilliCPU, DefaultCPU)
 	setDefault(&cfg.DefaultLimits.Memory, DefaultMemory)
 	setDefault(&cfg.DefaultLimits.Pids, DefaultPids)
+	if len(cfg.Upstreams) == 0 {
+		cfg.Upstreams = upstreams(cfg.Network.Resolvers)
+	}
 	if len(cfg.Network.Resolvers) == 0 {
 		cfg.Network.Resolvers = hostResolvers()
 	}
@@ -228,6 +298,9 @@ func (n *Node) open() error {
 	if n.journal, err = openJournal(db); err == nil {
 		n.books, err = n.openBooks()
 	}
+	if err == nil {
+		n.shelf, err = openShelf(db)
+	}
 	if err != nil {
 		return errors.Join(err, db.Close())
 	}
@@ -244,6 +317,26 @@ func (n *Node) openBooks() (*ipam.Books, error) {
 	})
 }
 
+func (n *Node) openReconciler() (err error) {
+	n.removals = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Namespace: telemetry.MetricsNamespace, Subsystem: "node", Name: "leftovers_removed_total",
+		Help: "Things that were on the machine without a sandbox and were removed.",
+	}, []string{"kind"})
+	if n.cfg.Metrics != nil {
+		if err := n.cfg.Metrics.Register(n.removals); err != nil {
+			return fmt.Errorf("register the node's metrics: %w", err)
+		}
+	}
+	n.reconciler, err = ipam.NewReconciler(ipam.ReconcilerConfig{
+		Books: n.books, Live: func(ctx context.Context) ([]ipam.Live, error) {
+			all, err := n.live(ctx)
+			n.sighted.Store(err == nil)
+			return all, err
+		}, OnRepair: n.cfg.OnRepair, Log: n.cfg.Log, Metrics: n.cfg.Metrics,
+	})
+	return err
+}
+
 // Close gives back what New opened. Sandboxes run on. Run must have returned.
 func (n *Node) Close() error {
 	n.agents.CloseIdleConnections()
@@ -257,7 +350,7 @@ func (n *Node) Close() error {
 // Run opens the network, adopts what already runs and undoes what was left half done, then
 // watches sandboxes until ctx ends. It leaves them running.
 func (n *Node) Run(ctx context.Context) error {
-	if err := n.installAgent(); err != nil {
+	if err := errors.Join(n.installAgent(), n.installRuntime(ctx)); err != nil {
 		return err
 	}
 	if err := n.network.Open(ctx); err != nil {
@@ -270,8 +363,12 @@ func (n *Node) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	running.Go(func() { n.dirty.forward(ctx, n.changes) })
-	running.Go(func() { n.sweep(ctx) })
+	running.Go(func() { _ = lifecycle.Every(ctx, n.sweepEvery, func() { n.Sweep(ctx) }) })
+	running.Go(func() { _ = lifecycle.Every(ctx, sweepBuildsEvery, func() { n.sweepBuilds(ctx) }) })
+	running.Go(func() { _ = n.reconciler.Run(ctx) }) // it tells what fails
+	running.Go(func() { _ = n.network.Run(ctx) })    // so does this
 	running.Go(func() { n.identify(ctx) })
+	running.Go(func() { _ = n.resolver.Run(ctx) }) // it tells what fails
 	n.tasks.run(ctx)
 	return nil
 }
@@ -292,45 +389,14 @@ func (n *Node) Observe(ctx context.Context, ref sandbox.Ref) (sandbox.Observed, 
 	if err := n.awaitAdopted(ctx); err != nil {
 		return sandbox.Observed{}, err
 	}
+	if err := n.find(ctx, ref); err != nil {
+		return n.absent(), err
+	}
 	if u := n.lookup(ref.UID); u != nil {
 		u.claim()
 		return u.observed(), nil
 	}
 	return n.absent(), nil
-}
-
-// Status is a sandbox and what was seen of it.
-type Status struct {
-	Ref      sandbox.Ref
-	Observed sandbox.Observed
-}
-
-// List tells of all sandboxes on the node, in no order.
-func (n *Node) List(ctx context.Context) ([]Status, error) {
-	if err := n.awaitAdopted(ctx); err != nil {
-		return nil, err
-	}
-	var all []Status
-	for _, u := range n.allUnits() {
-		all = append(all, Status{Ref: u.ref, Observed: u.observed()})
-	}
-	return all, nil
-}
-
-// Agent is a client of a running sandbox's agent; none runs is an errs.ErrNotFound.
-func (n *Node) Agent(ctx context.Context, ref sandbox.Ref) (*envd.Client, error) {
-	if err := n.awaitAdopted(ctx); err != nil {
-		return nil, err
-	}
-	u := n.lookup(ref.UID)
-	if u == nil {
-		return nil, fmt.Errorf("sandbox %s/%s is not on this node: %w", ref.Namespace, ref.Name, errs.ErrNotFound)
-	}
-	seen := u.observed()
-	if seen.State != sandbox.ContainerRunning {
-		return nil, fmt.Errorf("sandbox %s/%s is %s: %w", ref.Namespace, ref.Name, seen.State, errs.ErrNotFound)
-	}
-	return n.agentOf(u.id, seen.Address)
 }
 
 func (n *Node) awaitAdopted(ctx context.Context) error {
@@ -346,6 +412,13 @@ func (n *Node) absent() sandbox.Observed {
 	return sandbox.Observed{State: sandbox.ContainerAbsent, Node: n.cfg.Name}
 }
 
+func (n *Node) forgetUnread(uid types.UID) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.unread, uid)
+}
+
+// lookup finds a unit; nil where the node knows of none.
 func (n *Node) lookup(uid types.UID) *unit {
 	n.mu.Lock()
 	defer n.mu.Unlock()

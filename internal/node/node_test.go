@@ -1,11 +1,17 @@
 package node
 
 import (
+	"net/http"
+	"net/netip"
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/ipam"
 	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 func TestSandboxRunsAndGoes(t *testing.T) {
@@ -42,5 +48,45 @@ func goesWithoutATrace(t *testing.T, n *Node, s *agents.Sandbox) {
 	left, err := n.Audit(t.Context())
 	if err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// With IPv6, each sandbox has an address beside the other, under either class; without, none.
+func TestIPv6InSandboxes(t *testing.T) {
+	m := newMachine(t)
+	m.cfg.Network.Subnet6 = netip.MustParsePrefix("fd00:ba5c:a4::/64")
+	m.cfg.Network.Spares = 2
+	n, stop := m.node()
+	for _, c := range []string{"gvisor", "runc"} {
+		s := object(class(c), func(s *agents.Sandbox) { s.Spec.PodTemplate.Spec.RestartPolicy = corev1.RestartPolicyAlways })
+		seen := ensure(t, n, s)
+		beside := ipam.Beside(m.cfg.Network.Subnet6, seen.Address).String()
+		has := func(when string) {
+			t.Helper()
+			out, _ := run(t, n, s, "cat /etc/hosts; ip addr; ip -6 route")
+			for _, want := range []string{beside + "\t" + s.Name, "inet6 " + beside + "/64", "default via "} {
+				if !strings.Contains(out, want) {
+					t.Errorf("%s, %s: %q lacks %q", c, when, out, want)
+				}
+			}
+			res, err := http.Get("http://[" + beside + "]:49983/health") //nolint:noctx // a test's
+			if err != nil {
+				t.Errorf("%s, %s: %v", c, when, err)
+				return
+			}
+			defer func() { _ = res.Body.Close() }() // open until the sandbox is gone
+		}
+		has("at first")
+		stop()
+		n, stop = m.node()
+		has("after a restart of the server")
+		was := *n.lookup(s.UID).current()
+		die(t, was)
+		eventually.True(t, "it lives again", func() bool {
+			r := n.lookup(s.UID).current()
+			return r.Stage == live && r.Process != was.Process
+		})
+		has("after a restart of the sandbox")
+		goesWithoutATrace(t, n, s)
 	}
 }

@@ -45,11 +45,22 @@ type plan struct {
 	Volumes  []volume     `json:"volumes,omitempty"`
 	Secure   bool         `json:"secure,omitempty"`
 
+	// Restore is the checkpoint that the sandbox was made from, if any. Once it has lived it needs
+	// the checkpoint no more.
+	Restore *restoring     `json:"restore,omitempty"`
+	WarmUp  *agents.WarmUp `json:"warmUp,omitempty"`
+
+	Network       *agents.EgressPolicy  `json:"network,omitempty"`
+	NetworkPolicy *agents.NetworkPolicy `json:"networkPolicy,omitempty"`
+
 	Restart   corev1.RestartPolicy `json:"restart,omitempty"`
 	Startup   *corev1.Probe        `json:"startup,omitempty"`
 	Readiness *corev1.Probe        `json:"readiness,omitempty"`
 	Liveness  *corev1.Probe        `json:"liveness,omitempty"`
 }
+
+// probed reports whether a sandbox is ready only once its probes say so.
+func (p *plan) probed() bool { return p.Readiness != nil || p.Startup != nil }
 
 // volume is one mount of a template.
 type volume struct {
@@ -79,6 +90,10 @@ func (n *Node) newPlan(s *agents.Sandbox) (plan, error) {
 		Startup: withPort(c.StartupProbe, c), Readiness: withPort(c.ReadinessProbe, c), Liveness: withPort(c.LivenessProbe, c),
 		Secure: s.Spec.AgentSecured(),
 	}
+	p.setNetwork(s)
+	if b := s.Spec.Barchan; b != nil {
+		p.WarmUp = b.WarmUp.DeepCopy()
+	}
 	if spec.RuntimeClassName != nil && *spec.RuntimeClassName != "" {
 		p.Class = oci.Class(*spec.RuntimeClassName)
 	}
@@ -88,6 +103,9 @@ func (n *Node) newPlan(s *agents.Sandbox) (plan, error) {
 	p.User, p.Security = security(spec, c, p.Class)
 	p.NonRoot = nonRoot(spec, c)
 	var err error
+	if _, err = p.egress(); err != nil {
+		return plan{}, err
+	}
 	p.Volumes, err = volumes(s, c, at)
 	return p, err
 }

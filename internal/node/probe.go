@@ -17,6 +17,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/envd/processpb"
 	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
 )
 
 // execUser is the Authorization of probes that run a command: root's, whatever user the
@@ -27,12 +28,13 @@ const execUser = "Basic cm9vdDo="
 type prober struct {
 	n    *Node
 	u    *unit
+	row  *row
 	addr netip.Addr
 	http *http.Client
 }
 
-func (n *Node) newProber(u *unit, addr netip.Addr) *prober {
-	return &prober{n: n, u: u, addr: addr, http: &http.Client{
+func (n *Node) newProber(u *unit, r *row) *prober {
+	return &prober{n: n, u: u, row: r, addr: r.Address, http: &http.Client{
 		// As on Kubernetes, a certificate proves nothing to a probe, and a redirect is an answer.
 		Transport:     &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, //nolint:gosec // see above
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -40,24 +42,25 @@ func (n *Node) newProber(u *unit, addr netip.Addr) *prober {
 }
 
 // probe runs the template's probes until ctx ends: the startup probe until it succeeds once,
-// then readiness and liveness side by side.
+// then readiness and liveness side by side. What was ready when a server before this one went
+// has started, and stays ready until its probe fails.
 func (n *Node) probe(ctx context.Context, u *unit, r *row) {
-	p := n.newProber(u, r.Address)
-	if s := r.Plan.Startup; s != nil {
+	p := n.newProber(u, r)
+	if s := r.Plan.Startup; s != nil && !r.Ready {
 		if !p.startup(ctx, s) {
 			n.unwell(ctx, u, r, "its startup probe failed")
 			return
 		}
 	}
 	if r.Plan.Readiness == nil {
-		p.ready(true, "")
+		p.ready(ctx, true, "")
 	}
 	var probing sync.WaitGroup
 	defer probing.Wait()
 	if s := r.Plan.Readiness; s != nil {
 		probing.Go(func() {
 			p.watch(ctx, s, false, func(ok bool, why string) bool {
-				p.ready(ok, why)
+				p.ready(ctx, ok, why)
 				return true
 			})
 		})
@@ -74,8 +77,8 @@ func (n *Node) probe(ctx context.Context, u *unit, r *row) {
 	}
 }
 
-// ready makes seen whether the sandbox is ready.
-func (p *prober) ready(ok bool, why string) {
+// ready makes seen, and notes, whether the sandbox is ready.
+func (p *prober) ready(ctx context.Context, ok bool, why string) {
 	changed := p.u.see(func(o *sandbox.Observed) {
 		if o.State != sandbox.ContainerExited {
 			o.Probed = ok
@@ -86,6 +89,28 @@ func (p *prober) ready(ok bool, why string) {
 	})
 	if changed {
 		p.n.dirty.mark(p.u.ref)
+	}
+	if p.row.Plan.probed() {
+		p.note(ctx, ok)
+	}
+}
+
+// note keeps in the journal what the probes say. Failing costs no more than a moment of being
+// not ready after the next start of the server.
+func (p *prober) note(ctx context.Context, ok bool) {
+	_, done, err := p.u.take(ctx)
+	if err != nil {
+		return
+	}
+	defer done()
+	now := p.u.current()
+	if p.u.buried() || now == nil || now.Process != p.row.Process || now.Stage != live || now.Ready == ok {
+		return
+	}
+	changed := *now
+	changed.Ready = ok
+	if err := p.n.note(p.u, &changed, live); err != nil {
+		p.n.log.WarnContext(ctx, "readiness not noted", telemetry.Sandbox, p.u.ref.Name, telemetry.Error, err)
 	}
 }
 

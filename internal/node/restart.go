@@ -31,6 +31,16 @@ const (
 //	Never       the sandbox has ended
 //
 // A liveness or startup probe that fails restarts the container, unless the policy is Never.
+//
+// The end of the sandbox's kernel, or of the agent, its first process, is another thing: memory
+// is lost, and no program has said so. By the policy:
+//
+//	Always, OnFailure   the container is restarted, keeping its files, address and volumes; one
+//	                    that slept in memory runs then, and whoever wants it asleep suspends it
+//	Never, unset        the sandbox has ended: whoever set no policy was promised no second life,
+//	                    and must not find an empty memory where there was a full one
+//
+// So it is too where a sandbox died while the server was down, or the machine was rebooted.
 
 // followEntrypoint learns of the end of the template's program from the agent's log, whose
 // every line is a reason to ask.
@@ -95,6 +105,15 @@ func (n *Node) unwell(ctx context.Context, u *unit, r *row, why string) {
 	n.restart(ctx, u, r, why)
 }
 
+// died acts on the end of a sandbox's kernel or first process, which nobody asked for.
+func (n *Node) died(ctx context.Context, u *unit, r *row, why string) {
+	if p := r.Plan.Restart; p == corev1.RestartPolicyAlways || p == corev1.RestartPolicyOnFailure {
+		n.restart(ctx, u, r, why)
+		return
+	}
+	n.end(ctx, u, r, nil, why)
+}
+
 // restart replaces the container of a sandbox; the next pause is longer if this one did not last.
 func (n *Node) restart(ctx context.Context, u *unit, r *row, why string) {
 	pause := r.Pause
@@ -103,25 +122,43 @@ func (n *Node) restart(ctx context.Context, u *unit, r *row, why string) {
 	}
 	n.log.InfoContext(ctx, "sandbox is restarted", telemetry.Namespace, u.ref.Namespace, telemetry.Sandbox, u.ref.Name,
 		telemetry.Reason, why, "pause", pause)
-	if u.see(func(o *sandbox.Observed) { o.Probed, o.Message = false, why+"; it is restarted" }) {
-		n.dirty.mark(u.ref)
-	}
 	_, done, err := u.take(ctx)
 	if err != nil {
 		return
 	}
 	defer done()
 	now := u.current()
-	if ctx.Err() != nil || u.buried() || now == nil || now.Process != r.Process || now.Stage != live {
+	if ctx.Err() != nil || u.buried() || now == nil || now.Process != r.Process || !restartable(now) {
 		return
 	}
 	changed := *now
+	changed.Ready, changed.PausedAt = false, time.Time{}
 	changed.Pause = min(max(2*pause, firstRestartPause), longRestartPause)
-	if err := n.note(u, &changed, restarting); err != nil {
-		n.log.ErrorContext(ctx, "restart not noted", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
-		return
+	u.setStore(nil)
+	n.seeRestart(u, why)
+	if err := n.note(u, &changed, restarting); err != nil { // noted with the first try
+		n.log.ErrorContext(ctx, "restart not noted yet", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+		changed.Stage = restarting
+		u.setRow(&changed)
 	}
 	n.restartLater(u, &changed, pause)
+}
+
+// restartable reports whether a container may be replaced: one that is awake, or asleep in a
+// memory that is gone.
+func restartable(r *row) bool {
+	asleep := r.Stage == pausing || r.Stage == paused || r.Stage == resuming
+	return r.Stage == live || (asleep && !r.Process.Alive())
+}
+
+// seeRestart makes seen that the container of a sandbox is being replaced.
+func (n *Node) seeRestart(u *unit, why string) {
+	changed := u.see(func(o *sandbox.Observed) {
+		o.State, o.Probed, o.Message = sandbox.ContainerRunning, false, why+"; it is restarted"
+	})
+	if changed {
+		n.dirty.mark(u.ref)
+	}
 }
 
 // restartLater has Run replace the container after a pause, and try until it lives or is
@@ -172,22 +209,12 @@ func (n *Node) restartNow(ctx context.Context, u *unit, r *row) (finished bool) 
 	return true
 }
 
-// again repeats the steps from the container on, in a fresh network namespace, since a
-// runtime takes the address out of the one that it is given.
+// again makes a container anew over the files that it has, in a fresh network namespace, since a
+// runtime takes the address out of the one that it is given, and on a fresh mount of its files,
+// which a reboot takes away.
 func (w *work) again(ctx context.Context) error {
 	if err := w.kill(ctx); err != nil {
 		return err
 	}
-	defer func() {
-		if w.console != nil {
-			_ = w.console.Close()
-		}
-	}()
-	all := w.steps()
-	for _, name := range []string{"network", "start", "agent"} {
-		if err := w.doOne(ctx, all[name]); err != nil {
-			return err
-		}
-	}
-	return nil
+	return w.anew(ctx)
 }

@@ -1,36 +1,58 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"time"
 
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/failpoint"
+	"github.com/barchan-dev/barchan/internal/oci"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 )
 
-// Suspend freezes a sandbox: its processes stop where they are and keep their memory, which is
-// moved to disk after Config.StoreAfter. One that sleeps already is left as it is.
-func (n *Node) Suspend(ctx context.Context, ref sandbox.Ref) (sandbox.Observed, error) {
-	return n.sleepOrWake(ctx, ref, live, pausing, paused)
+// Suspend puts a sandbox to sleep, with what the mode keeps; empty means agents.SuspendMemory:
+//
+//	Memory  its processes stop where they are and keep their memory, which is moved to disk after
+//	        Config.StoreAfter. A sandbox of class runc keeps its files only
+//	Files   its processes end; its files, volumes and identity stay
+//	Delete  all of it goes but its volume claims, and it is observed as absent
+//
+// One that sleeps already is left as it is, whatever it keeps: only what runs can be asked to keep
+// something else. After an error it runs on, or, where the decision was noted, it sleeps and the
+// rest is tried again.
+func (n *Node) Suspend(ctx context.Context, ref sandbox.Ref, mode agents.SuspendMode) (sandbox.Observed, error) {
+	switch mode {
+	case "", agents.SuspendMemory, agents.SuspendFiles, agents.SuspendDelete:
+	default:
+		return sandbox.Observed{}, fmt.Errorf("spec.barchan.suspend: %q is none of %s, %s, %s: %w",
+			mode, agents.SuspendMemory, agents.SuspendFiles, agents.SuspendDelete, errs.ErrInvalid)
+	}
+	return n.inTurn(ctx, ref, func(ctx context.Context, u *unit, r *row) error { return n.suspend(ctx, u, r, mode) })
 }
 
 // Resume lets a sandbox that sleeps go on where it was, wherever its memory is; while that is
-// being moved, it waits. One that runs is left as it is.
+// being moved, it waits. One that keeps no memory is started anew from what it keeps. One that runs
+// is left as it is.
 //
-// From disk the sandbox has the address that it had, the processes, their numbers, memory,
-// files and listening sockets; connections to the outside have ended. An errs.ErrConflict says
-// what of the server must change first: memory on disk needs the runtime's build and the
-// features of the processor that it was written with. After any error it sleeps as before.
-func (n *Node) Resume(ctx context.Context, ref sandbox.Ref) (sandbox.Observed, error) {
-	return n.sleepOrWake(ctx, ref, paused, resuming, live)
+// From disk the sandbox has the address that it had, unless that was given back, the processes,
+// their numbers, memory, files and listening sockets; connections to the outside have ended. An
+// errs.ErrConflict says why its memory cannot be used: that needs the runtime's build and the
+// features of the processor that it was written with, and must be undamaged. After any error it
+// sleeps as before.
+//
+// With filesOnly the memory is given up, for good, and the sandbox started anew from its files.
+func (n *Node) Resume(ctx context.Context, ref sandbox.Ref, filesOnly bool) (sandbox.Observed, error) {
+	return n.inTurn(ctx, ref, func(ctx context.Context, u *unit, r *row) error { return n.resume(ctx, u, r, filesOnly) })
 }
 
-// sleepOrWake moves a sandbox between two stages by way of a third.
-func (n *Node) sleepOrWake(ctx context.Context, ref sandbox.Ref, from, by, to stage) (sandbox.Observed, error) {
+// inTurn does something with a sandbox that lives or sleeps, in its turn.
+func (n *Node) inTurn(ctx context.Context, ref sandbox.Ref, do func(ctx context.Context, u *unit, r *row) error) (sandbox.Observed, error) {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return sandbox.Observed{}, err
 	}
@@ -45,49 +67,89 @@ func (n *Node) sleepOrWake(ctx context.Context, ref sandbox.Ref, from, by, to st
 	}
 	defer done()
 	r := u.current()
-	switch {
-	case u.buried() || r == nil || u.observed().State == sandbox.ContainerExited:
+	if u.buried() || r == nil || u.observed().State == sandbox.ContainerExited {
 		return u.observed(), fmt.Errorf("sandbox %s/%s is %s: %w", ref.Namespace, ref.Name, u.observed().State, errs.ErrConflict)
-	case r.Stage == to, r.onDisk() && to == paused:
-		return u.observed(), nil
-	case r.onDisk():
-		if err := n.wake(ctx, u, r); err != nil {
-			return u.observed(), fmt.Errorf("sandbox %s/%s: %w", ref.Namespace, ref.Name, err)
-		}
-		return u.observed(), nil
-	case r.Stage != from && r.Stage != by:
-		return u.observed(), fmt.Errorf("sandbox %s/%s is %s: %w", ref.Namespace, ref.Name, r.Stage, errs.ErrConflict)
 	}
-	changed := *r
-	if err := n.note(u, &changed, by); err != nil {
-		return u.observed(), err
-	}
-	if err := n.freezeOrThaw(ctx, u, &changed, to); err != nil {
-		n.settle(context.WithoutCancel(ctx), u, &changed)
+	if err := do(ctx, u, r); err != nil {
 		return u.observed(), fmt.Errorf("sandbox %s/%s: %w", ref.Namespace, ref.Name, err)
 	}
 	return u.observed(), nil
 }
 
-func (n *Node) freezeOrThaw(ctx context.Context, u *unit, r *row, to stage) error {
-	runtime, err := n.runtimeOf(r.Plan.Class)
+// suspend does the work of Suspend, in the unit's turn.
+func (n *Node) suspend(ctx context.Context, u *unit, r *row, mode agents.SuspendMode) error {
+	mode = cmp.Or(mode, agents.SuspendMemory)
+	if mode == agents.SuspendMemory && r.Plan.Class != oci.GVisor {
+		mode = agents.SuspendFiles
+	}
+	if r.Stage == pausing && mode != agents.SuspendMemory {
+		n.settle(ctx, u, r) // asked to keep its memory before, and the answer was lost
+		if r = u.current(); r.Stage == paused {
+			n.fellAsleep(u, r)
+		}
+	}
+	switch {
+	case r.Stage == paused || r.onDisk():
+		return nil
+	case r.Stage == live && mode != agents.SuspendMemory:
+		return n.shelve(ctx, u, r, mode)
+	case r.Stage != live && r.Stage != pausing:
+		return fmt.Errorf("it is %s: %w", r.Stage, errs.ErrConflict)
+	}
+	return n.freezeOrThaw(ctx, u, r, pausing, n.freeze)
+}
+
+// resume does the work of Resume, in the unit's turn.
+func (n *Node) resume(ctx context.Context, u *unit, r *row, filesOnly bool) error {
+	switch {
+	case r.Stage == live:
+		return nil
+	case r.onDisk(), filesOnly && (r.Stage == paused || r.Stage == resuming):
+		return n.wake(ctx, u, r, filesOnly)
+	case r.Stage != paused && r.Stage != resuming:
+		return fmt.Errorf("it is %s: %w", r.Stage, errs.ErrConflict)
+	}
+	return n.freezeOrThaw(ctx, u, r, resuming, n.thaw)
+}
+
+// freezeOrThaw notes a stage and does what it stands for. After a failure the runtime is asked what
+// the sandbox does.
+func (n *Node) freezeOrThaw(ctx context.Context, u *unit, r *row, by stage, do func(context.Context, *oci.Runtime, *unit, *row) error) error {
+	runtime, err := n.runtimeOfRow(r)
 	if err != nil {
+		return orFiles(err)
+	}
+	changed := *r
+	if err := n.note(u, &changed, by); err != nil {
 		return err
 	}
-	if to == paused {
-		if err := runtime.Pause(ctx, string(u.id)); err != nil {
-			return unavailable(err)
-		}
-		r.PausedAt = time.Now()
-		if err := n.note(u, r, paused); err != nil {
-			return err
-		}
-		n.fellAsleep(u, r)
-		return nil
+	if err := do(ctx, runtime, u, &changed); err != nil {
+		n.settle(context.WithoutCancel(ctx), u, &changed)
+		return err
 	}
+	return nil
+}
+
+// freeze stops a sandbox's processes where they are.
+func (n *Node) freeze(ctx context.Context, runtime *oci.Runtime, u *unit, r *row) error {
+	if err := runtime.Pause(ctx, string(u.id)); err != nil {
+		return unavailable(err)
+	}
+	failpoint.Reach("node/frozen")
+	r.PausedAt = time.Now()
+	if err := n.note(u, r, paused); err != nil {
+		return err
+	}
+	n.fellAsleep(u, r)
+	return nil
+}
+
+// thaw lets frozen processes go on.
+func (n *Node) thaw(ctx context.Context, runtime *oci.Runtime, u *unit, r *row) error {
 	if err := runtime.Resume(ctx, string(u.id)); err != nil {
 		return unavailable(err)
 	}
+	failpoint.Reach("node/thawed")
 	u.setStore(nil)
 	r.StartedAt, r.PausedAt = time.Now(), time.Time{}
 	if err := n.note(u, r, live); err != nil {
@@ -112,6 +174,8 @@ func (n *Node) freezeOrThaw(ctx context.Context, u *unit, r *row, to stage) erro
 
 // fellAsleep makes a sandbox seen as frozen, and plans to move its memory to disk.
 func (n *Node) fellAsleep(u *unit, r *row) {
-	u.see(func(o *sandbox.Observed) { o.State, o.Message = sandbox.ContainerPaused, r.where() })
+	u.see(func(o *sandbox.Observed) {
+		o.State, o.Memory, o.Message = sandbox.ContainerPaused, r.place(), r.where()
+	})
 	n.storeLater(u, r)
 }

@@ -7,7 +7,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/oci"
 	"github.com/barchan-dev/barchan/internal/sandbox"
@@ -41,13 +40,8 @@ func (n *Node) Usage(ctx context.Context, ref sandbox.Ref) (Usage, error) {
 	if r == nil || u.observed().State == sandbox.ContainerExited {
 		return Usage{}, fmt.Errorf("sandbox %s/%s does not run on this node: %w", ref.Namespace, ref.Name, errs.ErrNotFound)
 	}
-	if r.onDisk() && r.Memory != nil {
-		result := Usage{
-			Time: time.Now(), CPULimit: r.Plan.Limits.MilliCPU, MemoryLimit: uint64(r.Plan.Limits.Memory),
-			Disk: uint64(r.Memory.Disk + r.Memory.Size),
-		}
-		err := n.measureDisk(&result)
-		return result, err
+	if r.onDisk() {
+		return n.usageAsleep(ctx, r)
 	}
 	used, err := oci.ReadUsage(n.cgroup(string(u.id)))
 	if err != nil {
@@ -66,6 +60,23 @@ func (n *Node) Usage(ctx context.Context, ref sandbox.Ref) (Usage, error) {
 	return result, err
 }
 
+// usageAsleep is what a sandbox that sleeps on disk uses.
+func (n *Node) usageAsleep(ctx context.Context, r *row) (Usage, error) {
+	result := Usage{Time: time.Now(), CPULimit: r.Plan.Limits.MilliCPU, MemoryLimit: uint64(r.Plan.Limits.Memory)}
+	switch {
+	case r.Memory != nil:
+		result.Disk = uint64(r.Memory.Disk + r.Memory.Size)
+	case !r.keepsClaims():
+		disk, err := n.cfg.Containerd.SnapshotUsage(ctx, string(r.Plan.ID))
+		if err != nil {
+			return Usage{}, err
+		}
+		result.Disk = uint64(disk)
+	}
+	err := n.measureDisk(&result)
+	return result, err
+}
+
 func (n *Node) measureDisk(u *Usage) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(n.cfg.DataDir, &fs); err != nil {
@@ -73,29 +84,4 @@ func (n *Node) measureDisk(u *Usage) error {
 	}
 	u.DiskTotal = fs.Blocks * uint64(fs.Bsize)
 	return nil
-}
-
-// Stats is what a running sandbox's agent says of its usage, as seen from inside.
-func (n *Node) Stats(ctx context.Context, ref sandbox.Ref) (envd.Metrics, error) {
-	agent, err := n.Agent(ctx, ref)
-	if err != nil {
-		return envd.Metrics{}, err
-	}
-	return agent.Metrics(ctx)
-}
-
-// Logs returns the lines that a running sandbox's agent keeps and that are not older than
-// since, oldest first.
-func (n *Node) Logs(ctx context.Context, ref sandbox.Ref, since time.Time) (lines []envd.LogLine, err error) {
-	agent, err := n.Agent(ctx, ref)
-	if err != nil {
-		return nil, err
-	}
-	err = agent.Logs(ctx, "", false, func(l envd.LogLine) error {
-		if !l.Timestamp.Before(since) {
-			lines = append(lines, l)
-		}
-		return nil
-	})
-	return lines, err
 }

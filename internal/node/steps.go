@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/netip"
 	"os"
 	"path"
 	"path/filepath"
@@ -16,10 +15,11 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/ctrd"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/failpoint"
 	"github.com/barchan-dev/barchan/internal/lifecycle"
 	"github.com/barchan-dev/barchan/internal/netdev"
 	"github.com/barchan-dev/barchan/internal/oci"
-	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
 )
 
 // Labels of containers' records.
@@ -41,6 +41,10 @@ type work struct {
 	row   *row
 	image ctrd.Image
 
+	// origin is what a new sandbox is made from, if not from its image alone.
+	origin *origin
+	// moved says that a sandbox that wakes has another address than it had.
+	moved   bool
 	netns   string
 	rootfs  ctrd.Rootfs
 	console *oci.Console
@@ -59,12 +63,14 @@ func (w *work) steps() map[string]step {
 	for _, s := range []step{
 		{"address", w.takeAddress, w.releaseAddress},
 		{"network", w.attach, w.detach},
-		{"snapshot", w.prepare, w.removeSnapshot},
+		{"snapshot", w.prepareRoot, w.removeSnapshot},
 		{"mount", w.mount, w.unmount},
 		{"bundle", w.writeBundle, w.removeFiles},
 		{"record", w.writeRecord, w.removeRecord},
-		{"start", w.start, w.kill},
-		{"agent", w.awaitAgent, nothing},
+		{"verify", w.verifyOrigin, nothing},
+		{"start", w.begin, w.kill},
+		{"agent", w.meetAgent, nothing},
+		{"warmup", w.warmUp, nothing},
 		{"hold", w.holdAddress, nothing},
 	} {
 		all[s.name] = s
@@ -78,10 +84,10 @@ func nothing(context.Context) error { return nil }
 // ended before the next stage begins.
 func stages() [][][]string {
 	return [][][]string{
-		{{"address", "network"}, {"snapshot", "mount"}},
+		{{"address", "network"}, {"snapshot", "mount"}, {"verify"}},
 		{{"bundle"}, {"record"}},
 		{{"start"}},
-		{{"agent"}, {"hold"}},
+		{{"agent", "warmup"}, {"hold"}},
 	}
 }
 
@@ -157,13 +163,23 @@ func (w *work) undo(ctx context.Context) error {
 			break
 		}
 		began := time.Now()
-		if err := all[name].undo(ctx); err != nil {
+		if err := w.undoOne(ctx, all[name]); err != nil {
 			failures = append(failures, fmt.Errorf("undo step %s: %w", name, err))
 			continue
 		}
 		w.n.observeStep(w.row.Plan.Class, "undo_"+name, time.Since(began))
+		failpoint.ReachIn("undo", name)
 	}
 	return errors.Join(failures...)
+}
+
+func (w *work) undoOne(ctx context.Context, s step) error {
+	if w.n.cfg.BeforeUndo != nil {
+		if err := w.n.cfg.BeforeUndo(s.name); err != nil {
+			return err
+		}
+	}
+	return s.undo(ctx)
 }
 
 // id is the name of the sandbox's container, snapshot, namespace and directory.
@@ -179,26 +195,31 @@ func (w *work) path(name string) string { return filepath.Join(w.n.dir(w.id()), 
 func (n *Node) cgroup(id string) string { return path.Join(n.cfg.CgroupParent, id) }
 
 func (w *work) endpoint() netdev.Endpoint {
-	return netdev.Endpoint{ID: w.id(), Address: w.row.Address}
+	return netdev.Endpoint{ID: w.id(), Address: w.row.Address, Address6: w.n.beside(w.row.Address)}
 }
 
 // takeAddress reserves an address that nobody live has: the books may be wrong, the live are not.
-func (w *work) takeAddress(context.Context) error {
+func (w *work) takeAddress(ctx context.Context) error {
 	for range maxConflicts {
 		addr, err := w.n.books.Reserve(w.uid())
 		if err != nil {
 			return err
 		}
-		holder := w.n.liveHolder(addr, w.row.Plan.ID)
+		holder, err := w.n.holder(ctx, addr, w.row.Plan.ID)
+		if err != nil {
+			return fmt.Errorf("who uses %s is not known: %w", addr, err)
+		}
 		if holder == "" {
 			w.row.Address = addr
 			return nil
 		}
-		if err := w.n.books.Quarantine(addr, "in use by sandbox "+holder); err != nil {
+		w.n.log.ErrorContext(ctx, "a free address is in use; it is quarantined", telemetry.Address, addr, "by", holder)
+		if err := w.n.books.Quarantine(addr, "in use by "+holder); err != nil {
 			return err
 		}
 	}
-	return fmt.Errorf("%d addresses in a row are in use by sandboxes that the books do not know: %w", maxConflicts, errs.ErrExhausted)
+	return fmt.Errorf("%d addresses in a row are in use by what the books do not know, and are quarantined; see `barchan net leases`: %w",
+		maxConflicts, errs.ErrExhausted)
 }
 
 func (w *work) releaseAddress(context.Context) error {
@@ -217,13 +238,13 @@ func (w *work) attach(ctx context.Context) error {
 		return unavailable(err)
 	}
 	w.netns = at.NetnsPath
-	return nil
+	return w.n.applyEgress(ctx, w.row) // before anything of it can run
 }
 
 func (w *work) detach(ctx context.Context) error {
 	ep := w.endpoint()
 	if lease, ok := w.n.books.Of(w.uid()); ok && !ep.Address.IsValid() {
-		ep.Address = lease.Address
+		ep.Address, ep.Address6 = lease.Address, w.n.beside(lease.Address)
 	}
 	return w.n.network.Detach(ctx, ep)
 }
@@ -253,10 +274,20 @@ func (w *work) mount(context.Context) error {
 
 func (w *work) unmount(context.Context) error { return ctrd.Unmount(w.path("rootfs")) }
 
-// removeFiles removes the sandbox's directory, its memory on disk and the directories of its
-// claims. The root's mount point must be empty: what is still mounted there is not deleted
-// through it.
+// removeFiles removes all files of the sandbox, the directories of its claims too.
 func (w *work) removeFiles(ctx context.Context) error {
+	if err := w.removeOwnFiles(ctx); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(w.n.claimsDir(w.id())); err != nil {
+		return fmt.Errorf("remove volume claims: %w", err)
+	}
+	return nil
+}
+
+// removeOwnFiles removes the sandbox's directory and its memory on disk. The root's mount point
+// must be empty: what is still mounted there is not deleted through it.
+func (w *work) removeOwnFiles(ctx context.Context) error {
 	if err := w.removeMemory(ctx); err != nil {
 		return err
 	}
@@ -265,9 +296,6 @@ func (w *work) removeFiles(ctx context.Context) error {
 	}
 	if err := os.RemoveAll(w.n.dir(w.id())); err != nil {
 		return fmt.Errorf("remove files: %w", err)
-	}
-	if err := os.RemoveAll(w.n.claimsDir(w.id())); err != nil {
-		return fmt.Errorf("remove volume claims: %w", err)
 	}
 	return nil
 }
@@ -291,7 +319,12 @@ func (w *work) start(ctx context.Context) (err error) {
 	if w.console, err = oci.NewConsole(); err != nil {
 		return unavailable(err)
 	}
-	pid, err := w.n.runtimes[w.row.Plan.Class].Run(ctx, w.id(), w.n.dir(w.id()), w.console)
+	runtime, err := w.n.runtimeOf(w.row.Plan.Class)
+	if err != nil {
+		return err
+	}
+	w.row.Build = w.n.buildNow(w.row.Plan.Class)
+	pid, err := runtime.Run(ctx, w.id(), w.n.dir(w.id()), w.console)
 	if err != nil {
 		return unavailable(err)
 	}
@@ -310,8 +343,8 @@ func (w *work) kill(ctx context.Context) error {
 		}
 	}
 	for class, r := range w.n.runtimes {
-		if w.row.Plan.Class != "" && w.row.Plan.Class != class {
-			continue // an unknown one is asked of all
+		if class != w.row.Plan.Class && w.n.runtimes[w.row.Plan.Class] != nil {
+			continue // one that is unknown, or not offered any more, is asked of all: they kill by cgroup
 		}
 		if err := r.Remove(ctx, w.id(), w.n.cgroup(w.id())); err != nil {
 			return err
@@ -326,14 +359,4 @@ func unavailable(err error) error {
 		return err
 	}
 	return fmt.Errorf("%w: %w", err, errs.ErrUnavailable)
-}
-
-// liveHolder names the sandbox that has an address, if it is another.
-func (n *Node) liveHolder(addr netip.Addr, own sandbox.ID) string {
-	for _, u := range n.allUnits() {
-		if r := u.current(); r != nil && r.Address == addr && r.Plan.ID != own {
-			return string(r.Plan.ID)
-		}
-	}
-	return ""
 }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/lifecycle"
 	"github.com/barchan-dev/barchan/internal/oci"
@@ -20,9 +21,11 @@ import (
 
 // How the memory of frozen sandboxes is moved to disk.
 const (
-	storesAtOnce    = 4
-	storeTries      = 5
-	firstStorePause = time.Second // between two tries; each is four times the one before
+	storesAtOnce = 4
+	// firstStorePause is between two tries; each is four times the one before, and lastStorePause at
+	// most. There is no last try: what stays in RAM holds it until it can go.
+	firstStorePause = time.Second
+	lastStorePause  = 5 * time.Minute
 	// diskTimeout bounds the way of one memory to disk or back: runtimes may hang, disks be slow.
 	diskTimeout = 10 * time.Minute
 )
@@ -39,13 +42,13 @@ type memory struct {
 	Exit *int32 `json:"exit,omitempty"`
 }
 
-// onDisk reports whether the sandbox's memory on disk is the one that counts.
+// onDisk reports whether what the sandbox keeps on disk is all that counts of it.
 func (r *row) onDisk() bool { return r.Stage == storing || r.Stage == stored || r.Stage == waking }
 
 func (n *Node) memoryDir(id string) string { return filepath.Join(n.cfg.MemoryDir, id) }
 
 // storeLater has Run move the memory of a frozen sandbox to disk, once it has slept for
-// Config.StoreAfter, and try a few times.
+// Config.StoreAfter, and try until it is there or the sandbox does not sleep any more.
 func (n *Node) storeLater(u *unit, r *row) {
 	if n.cfg.StoreAfter <= 0 || r.Plan.Class != oci.GVisor {
 		return
@@ -55,7 +58,7 @@ func (n *Node) storeLater(u *unit, r *row) {
 	since := r.PausedAt
 	n.tasks.start(func(ctx context.Context) {
 		wait, pause := min(time.Until(since.Add(n.cfg.StoreAfter)), n.cfg.StoreAfter), firstStorePause
-		for range storeTries {
+		for {
 			select {
 			case <-stop:
 				return
@@ -66,7 +69,7 @@ func (n *Node) storeLater(u *unit, r *row) {
 			if n.storeNow(ctx, u, since) {
 				return
 			}
-			wait, pause = pause, 4*pause
+			wait, pause = pause, min(4*pause, lastStorePause)
 		}
 	})
 }
@@ -125,7 +128,7 @@ func (w *work) store(ctx context.Context, u *unit) error {
 			}
 			return errors.Join(err, w.removeMemory(context.WithoutCancel(ctx)))
 		}
-		u.see(func(o *sandbox.Observed) { o.Message = w.row.where() })
+		u.see(func(o *sandbox.Observed) { o.Memory, o.Message = w.row.place(), w.row.where() })
 		w.n.dirty.mark(u.ref)
 		if err := w.after("keep"); err != nil {
 			return err
@@ -156,12 +159,15 @@ func (w *work) save(ctx context.Context, u *unit) error {
 }
 
 func (w *work) checkpoint(ctx context.Context) error {
-	runtime, err := w.n.runtimeOf(w.row.Plan.Class)
+	runtime, err := w.n.runtimeOfRow(w.row)
 	if err != nil {
 		return err
 	}
 	if err := w.removeMemory(ctx); err != nil { // of an earlier try
 		return unavailable(err)
+	}
+	if err := w.n.roomForMemory(w.row, w.n.cfg.MemoryDir); err != nil {
+		return err
 	}
 	img, err := runtime.Checkpoint(ctx, w.id(), w.n.memoryDir(w.id()), oci.CheckpointOptions{})
 	if err != nil {
@@ -180,8 +186,10 @@ func (w *work) flush(ctx context.Context) error {
 	if w.rootfs, err = w.n.cfg.Containerd.Snapshot(ctx, w.id()); err != nil {
 		return err
 	}
-	if w.row.Memory.Disk, err = w.n.cfg.Containerd.SnapshotUsage(ctx, w.id()); err != nil {
-		return err
+	if w.row.Memory != nil {
+		if w.row.Memory.Disk, err = w.n.cfg.Containerd.SnapshotUsage(ctx, w.id()); err != nil {
+			return err
+		}
 	}
 	dirs := []string{w.n.cfg.DataDir}
 	if upper, ok := w.rootfs.UpperDir(); ok {
@@ -208,37 +216,65 @@ func syncFilesystem(dir string) error {
 	return nil
 }
 
-// rest takes off the machine what a sandbox does not need while its memory is on disk, and
-// notes that. Its address, snapshot, directories and record stay. It may be repeated.
+// rest takes off the machine what a sandbox does not need or keep while it sleeps on disk, and
+// notes that. What it keeps stays, and its address, unless that is given back. It may be repeated.
 func (w *work) rest(ctx context.Context, u *unit) error {
 	for _, s := range []step{
-		{name: "stop", do: w.kill}, {name: "unmount", do: w.unmount}, {name: "detach", do: w.detach},
+		{name: "stop", do: w.stop},
+		{name: "unmount", do: w.unmount},
+		{name: "detach", do: w.leave},
+		{name: "discard", do: func(ctx context.Context) error { return errors.Join(w.discard(ctx), w.vacate(ctx, u)) }},
 	} {
 		if err := w.doOne(ctx, s); err != nil {
 			return unavailable(err)
 		}
 	}
 	w.row.Process = lifecycle.Process{}
+	if !w.row.keepsMemory() {
+		w.row.Build = ""
+	}
 	if err := w.n.note(u, w.row, stored); err != nil {
 		return err
 	}
-	return w.after("stored")
+	w.n.seeAsleep(u, w.row)
+	if err := w.after("stored"); err != nil {
+		return err
+	}
+	return w.giveBack(ctx)
 }
 
 // What is said of a sandbox that sleeps.
 const (
 	inMemory       = "it is frozen; its memory is in RAM"
-	staysInMemory  = inMemory + ", since only that of class gvisor can be kept on disk"
+	filesKept      = "its files are kept; its processes ended"
+	runcKeepsFiles = filesKept + ": class runc keeps files only"
+	claimsKept     = "its volumes are kept; all else of it is gone"
 	probesNotAgain = "its probes have not succeeded since it was resumed"
 )
 
-// where says where the memory of a sandbox that sleeps is.
+// place is where the memory is of a sandbox that sleeps; empty where it keeps none.
+func (r *row) place() agents.MemoryPlace {
+	switch {
+	case !r.onDisk():
+		return agents.MemoryInRAM
+	case r.Memory != nil:
+		return agents.MemoryOnDisk
+	default:
+		return ""
+	}
+}
+
+// where says what a sandbox that sleeps keeps, and where its memory is.
 func (r *row) where() string {
 	switch {
 	case r.onDisk() && r.Memory != nil:
 		return fmt.Sprintf("its memory is on disk: %.1f MiB, written at %s", float64(r.Memory.Size)/(1<<20), r.Memory.Created.UTC().Format(time.RFC3339))
-	case r.Plan.Class != oci.GVisor:
-		return staysInMemory
+	case r.onDisk() && r.Kept == agents.SuspendDelete:
+		return claimsKept
+	case r.onDisk() && r.Kept == agents.SuspendFiles && r.Plan.Class == oci.Runc:
+		return runcKeepsFiles
+	case r.onDisk() && r.Kept == agents.SuspendFiles:
+		return filesKept
 	default:
 		return inMemory
 	}

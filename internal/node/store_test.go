@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,12 +25,13 @@ import (
 	"github.com/barchan-dev/barchan/internal/ipam"
 	"github.com/barchan-dev/barchan/internal/oci"
 	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // What is done on the way to disk and back. After "keep" and "awake" the journal was written.
 var (
-	storeSteps = []string{"checkpoint", "flush", "keep", "stop", "unmount", "detach", "stored"}
-	wakeSteps  = []string{"network", "mount", "restore", "agent", "awake"}
+	storeSteps = []string{"checkpoint", "flush", "keep", "stop", "unmount", "detach", "discard", "stored"}
+	wakeSteps  = []string{"verify", "network", "mount", "tell", "restore", "agent", "awake"}
 )
 
 // atOnce has frozen sandboxes moved to disk without delay.
@@ -138,7 +141,7 @@ func (p *program) goesOn(n *Node) {
 	}
 	req, err := http.NewRequestWithContext(p.t.Context(), http.MethodGet, "http://"+n.lookup(p.s.UID).observed().Address.String()+":8000/x", nil)
 	must(p.t, err)
-	res, err := (&http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
+	res, err := (&http.Client{Timeout: eventually.Patience, Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
 	if err != nil {
 		p.t.Errorf("its server: %v", err)
 		return
@@ -151,14 +154,14 @@ func (p *program) goesOn(n *Node) {
 
 func suspend(t testing.TB, n *Node, s *agents.Sandbox) {
 	t.Helper()
-	if seen, err := n.Suspend(t.Context(), refOf(s)); err != nil || seen.State != sandbox.ContainerPaused {
+	if seen, err := n.Suspend(t.Context(), refOf(s), agents.SuspendMemory); err != nil || seen.State != sandbox.ContainerPaused {
 		t.Fatalf("suspend: %+v, %v", seen, err)
 	}
 }
 
 func resume(t testing.TB, n *Node, s *agents.Sandbox) {
 	t.Helper()
-	if seen, err := n.Resume(t.Context(), refOf(s)); err != nil || seen.State != sandbox.ContainerRunning {
+	if seen, err := n.Resume(t.Context(), refOf(s), false); err != nil || seen.State != sandbox.ContainerRunning {
 		t.Fatalf("resume: %+v, %v", seen, err)
 	}
 }
@@ -167,7 +170,7 @@ func stageOf(n *Node, s *agents.Sandbox) stage { return n.lookup(s.UID).current(
 
 func awaitStored(t testing.TB, n *Node, s *agents.Sandbox) {
 	t.Helper()
-	eventually(t, "its memory is on disk", func() bool { return stageOf(n, s) == stored })
+	eventually.True(t, "its memory is on disk", func() bool { return stageOf(n, s) == stored })
 }
 
 // atRest fails unless a sandbox is on disk and nothing of it is anywhere else.
@@ -236,7 +239,7 @@ func clean(t testing.TB, n *Node) {
 // noMemory waits until there is no image.
 func noMemory(t testing.TB, n *Node) {
 	t.Helper()
-	eventually(t, "no memory is left on disk", func() bool {
+	eventually.True(t, "no memory is left on disk", func() bool {
 		names, err := entries(n.cfg.MemoryDir)
 		return err == nil && len(names) == 0
 	})
@@ -263,7 +266,7 @@ func TestMemoryMovesToDiskAndBack(t *testing.T) {
 		seen := n.lookup(s.UID).observed()
 		return seen.Probed && seen.Message == "" && seen.EntrypointExit != nil && *seen.EntrypointExit == 3
 	}
-	eventually(t, "it is ready", ready)
+	eventually.True(t, "it is ready", ready)
 	for range 3 {
 		was := *n.lookup(s.UID).current()
 		suspend(t, n, s)
@@ -287,7 +290,7 @@ func TestMemoryMovesToDiskAndBack(t *testing.T) {
 		resume(t, n, s)
 		p.goesOn(n)
 		noMemory(t, n)
-		eventually(t, "it is ready again", ready)
+		eventually.True(t, "it is ready again", ready)
 		if out, _ := run(t, n, s, "cat /data/f /disk/f /mem/f"); out != "in data\nin disk\nin mem\n" {
 			t.Errorf("volumes have %q", out)
 		}
@@ -298,37 +301,28 @@ func TestMemoryMovesToDiskAndBack(t *testing.T) {
 	}
 	// It is watched as if it had never slept.
 	must(t, n.lookup(s.UID).current().Process.Signal(9))
-	eventually(t, "its end is seen", func() bool { return n.lookup(s.UID).observed().State == sandbox.ContainerExited })
+	eventually.True(t, "its end is seen", func() bool { return n.lookup(s.UID).observed().State == sandbox.ContainerExited })
 }
 
-// Without the order to move it, or where it cannot be moved, memory stays where it is.
+// Without the order to move it, memory stays where it is.
 func TestMemoryThatStays(t *testing.T) {
 	m := newMachine(t)
-	for name, c := range map[string]struct{ class, says string }{"never": {"gvisor", "RAM"}, "runc": {"runc", "class gvisor"}} {
-		t.Run(name, func(t *testing.T) {
-			n, stop := m.node(func(cfg *Config) {
-				if c.class == "runc" {
-					atOnce(cfg)
-				}
-			})
-			defer stop()
-			s := object(class(c.class))
-			ensure(t, n, s)
-			suspend(t, n, s)
-			u := n.lookup(s.UID)
-			u.mu.Lock()
-			planned := u.unstore != nil
-			u.mu.Unlock()
-			if seen := u.observed(); !strings.Contains(seen.Message, c.says) || planned {
-				t.Errorf("%+v, planned to be stored: %t", seen, planned)
-			}
-			resume(t, n, s)
-			if seen := n.lookup(s.UID).observed(); seen.Message != "" {
-				t.Errorf("%+v", seen)
-			}
-			must(t, n.Remove(t.Context(), refOf(s)))
-		})
+	n, _ := m.node()
+	s := object()
+	ensure(t, n, s)
+	suspend(t, n, s)
+	u := n.lookup(s.UID)
+	u.mu.Lock()
+	planned := u.unstore != nil
+	u.mu.Unlock()
+	if seen := u.observed(); !strings.Contains(seen.Message, "RAM") || planned {
+		t.Errorf("%+v, planned to be stored: %t", seen, planned)
 	}
+	resume(t, n, s)
+	if seen := n.lookup(s.UID).observed(); seen.Message != "" {
+		t.Errorf("%+v", seen)
+	}
+	must(t, n.Remove(t.Context(), refOf(s)))
 }
 
 // Whatever step fails, once, the sandbox sleeps on and can be resumed, and so it does on disk
@@ -367,7 +361,7 @@ func TestFailureOfASleepOrWakeStep(t *testing.T) {
 			suspend(t, n, s)
 			awaitStored(t, n, s)
 			f.arm(name, errBroken)
-			if _, err := n.Resume(t.Context(), refOf(s)); !errors.Is(err, errBroken) || !errors.Is(err, errs.ErrUnavailable) {
+			if _, err := n.Resume(t.Context(), refOf(s), false); !errors.Is(err, errBroken) || !errors.Is(err, errs.ErrUnavailable) {
 				t.Errorf("resume: %v", err)
 			}
 			atRest(t, n, s, &was)
@@ -402,7 +396,7 @@ func TestDeathAfterEachSleepOrWakeStep(t *testing.T) {
 				suspend(t, n, s)
 				awaitStored(t, n, s)
 				f.arm(name, ErrCrash)
-				if _, err := n.Resume(t.Context(), refOf(s)); !errors.Is(err, ErrCrash) {
+				if _, err := n.Resume(t.Context(), refOf(s), false); !errors.Is(err, ErrCrash) {
 					t.Fatalf("resume: %v", err)
 				}
 			}
@@ -440,7 +434,7 @@ func TestRestartWhileStoring(t *testing.T) {
 	run(t, n, s, "dd if=/dev/urandom of=/dev/shm/big bs=1M count=200")
 	for range 3 {
 		suspend(t, n, s)
-		eventually(t, "memory is being written", func() bool {
+		eventually.True(t, "memory is being written", func() bool {
 			_, err := os.Stat(n.memoryDir(string(n.lookup(s.UID).id)) + ".part")
 			return err == nil || stageOf(n, s) == stored
 		})
@@ -463,7 +457,7 @@ func TestRemoveWhileFallingAsleepOrWaking(t *testing.T) {
 		ended := make(chan error, 1)
 		go func() { ended <- n.Remove(t.Context(), refOf(s)) }()
 		u := n.lookup(s.UID)
-		eventually(t, "it is interrupted", func() bool {
+		eventually.True(t, "it is interrupted", func() bool {
 			u.mu.Lock()
 			defer u.mu.Unlock()
 			return u.interrupted
@@ -497,7 +491,7 @@ func TestRemoveWhileFallingAsleepOrWaking(t *testing.T) {
 			hit, release := f.hold(name)
 			ended := make(chan error, 1)
 			go func() {
-				_, err := n.Resume(t.Context(), refOf(s))
+				_, err := n.Resume(t.Context(), refOf(s), false)
 				ended <- err
 			}()
 			<-hit
@@ -536,13 +530,13 @@ func TestResumeWhileStoring(t *testing.T) {
 			// One that gives up harms nobody.
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
-			if _, err := n.Resume(ctx, refOf(s)); !errors.Is(err, errs.ErrUnavailable) {
+			if _, err := n.Resume(ctx, refOf(s), false); !errors.Is(err, errs.ErrUnavailable) {
 				t.Errorf("resume with an ended context: %v", err)
 			}
 			var all [2]error
 			var resuming sync.WaitGroup
 			for i := range all {
-				resuming.Go(func() { _, all[i] = n.Resume(t.Context(), refOf(s)) })
+				resuming.Go(func() { _, all[i] = n.Resume(t.Context(), refOf(s), false) })
 			}
 			close(release)
 			resuming.Wait()
@@ -565,7 +559,7 @@ func TestFullDiskWhileStoring(t *testing.T) {
 	p := startProgram(t, n, s)
 	for range 2 {
 		suspend(t, n, s)
-		eventually(t, "the failure is seen", func() bool {
+		eventually.True(t, "the failure is seen", func() bool {
 			return strings.Contains(n.lookup(s.UID).observed().Message, "could not be written")
 		})
 		resume(t, n, s)
@@ -579,58 +573,125 @@ func TestFullDiskWhileStoring(t *testing.T) {
 	clean(t, n)
 }
 
-// Memory that the server cannot use now is kept until it can.
-func TestMemoryThatCannotBeUsedNow(t *testing.T) {
+// Memory is not written where it would take what is kept for the others: it stays in RAM, and goes to
+// disk once there is room. Nor are checkpoints made there.
+func TestNoRoomToStore(t *testing.T) {
 	m := newMachine(t)
-	n, stop := m.node(atOnce)
+	var asked atomic.Int64
+	var full atomic.Bool
+	full.Store(true)
+	n, _ := m.node(atOnce, func(c *Config) {
+		c.Room = func(_ string, bytes int64) error {
+			asked.Store(max(bytes, asked.Load()))
+			if full.Load() {
+				return errs.Public(errs.ErrExhausted, "too little room")
+			}
+			return nil
+		}
+	})
+	s := object()
+	ensure(t, n, s)
+	p := startProgram(t, n, s)
+	run(t, n, s, "dd if=/dev/urandom of=/dev/shm/big bs=1M count=40")
+	if _, err := n.Capture(t.Context(), checkpointOf(s)); !errors.Is(err, errs.ErrExhausted) || asked.Load() < 40<<20 {
+		t.Errorf("Capture = %v after room for %d bytes was asked for", err, asked.Load())
+	}
+	noCheckpoint(t, n)
+	asked.Store(0)
+	suspend(t, n, s)
+	eventually.True(t, "the failure is seen", func() bool {
+		seen := n.lookup(s.UID).observed()
+		return seen.Memory == agents.MemoryInRAM && strings.HasSuffix(seen.Message, "could not be written to disk: too little room")
+	})
+	noMemory(t, n)
+	if asked.Load() < 40<<20 {
+		t.Errorf("room for %d bytes was asked for", asked.Load())
+	}
+	full.Store(false)
+	awaitStored(t, n, s)
+	if seen := n.lookup(s.UID).observed(); seen.Memory != agents.MemoryOnDisk {
+		t.Errorf("on disk it is %+v", seen)
+	}
+	resume(t, n, s)
+	p.goesOn(n)
+	if seen := n.lookup(s.UID).observed(); seen.Memory != "" {
+		t.Errorf("awake it is %+v", seen)
+	}
+	must(t, n.Remove(t.Context(), refOf(s)))
+	clean(t, n)
+}
+
+// Memory that is damaged is not used, and is kept for whoever can mend it: nothing is started of it.
+func TestDamagedMemory(t *testing.T) {
+	m := newMachine(t)
+	var started atomic.Int32
+	n, _ := m.node(atOnce, func(c *Config) {
+		c.AfterStep = func(step string) error {
+			if step == "restore" {
+				started.Add(1)
+			}
+			return nil
+		}
+	})
 	s := object()
 	ensure(t, n, s)
 	p := startProgram(t, n, s)
 	was := *n.lookup(s.UID).current()
 	suspend(t, n, s)
 	awaitStored(t, n, s)
-	refused := func(says ...string) {
-		t.Helper()
-		_, err := n.Resume(t.Context(), refOf(s))
-		if !errors.Is(err, errs.ErrConflict) || errors.Is(err, errs.ErrInvalid) || errors.Is(err, errs.ErrNotFound) {
-			t.Errorf("resume: %v", err)
-		}
-		for _, text := range says {
-			if !strings.Contains(fmt.Sprint(err), text) {
-				t.Errorf("error %v does not say %q", err, text)
-			}
-		}
-	}
-	stop()
-
-	other := filepath.Join(filepath.Dir(m.cfg.DataDir), "other-runsc")
-	b, err := os.ReadFile(m.cfg.Runtimes[0].Binary)
-	must(t, err)
-	must(t, os.WriteFile(other, append(b, 'x'), 0o755))
-	n, stop = m.node(atOnce, func(c *Config) {
-		c.Runtimes = slices.Clone(c.Runtimes)
-		c.Runtimes[0].Binary = other
-	})
-	now, err := n.runtimes[oci.GVisor].Build(t.Context())
-	must(t, err)
-	refused(now.SHA256[:12], n.lookup(s.UID).current().Memory.Build.SHA256[:12], "until the server runs with")
-	atRest(t, n, s, &was)
-	stop()
-
-	n, _ = m.node(atOnce)
 	image := n.memoryDir(string(n.lookup(s.UID).id))
-	must(t, os.Rename(image, image+"-away"))
-	refused("damaged")
-	must(t, os.CopyFS(image, os.DirFS(image+"-away")))
 	img, err := oci.ReadImage(image)
 	must(t, err)
-	must(t, os.Truncate(filepath.Join(image, img.Files[0].Name), img.Files[0].Size-1))
-	refused("damaged", img.Files[0].Name)
-	must(t, os.RemoveAll(image))
-	must(t, os.Rename(image+"-away", image))
-	atRest(t, n, s, &was)
+	largest := slices.MaxFunc(img.Files, func(a, b oci.ImageFile) int { return cmp.Compare(a.Size, b.Size) })
+	for name, tt := range map[string]struct {
+		harm func(dir string)
+		says string
+	}{
+		"missing":   {func(dir string) { must(t, os.RemoveAll(dir)) }, "damaged"},
+		"truncated": {func(dir string) { must(t, os.Truncate(filepath.Join(dir, largest.Name), largest.Size-1)) }, largest.Name},
+		"one bit": {func(dir string) {
+			f, err := os.OpenFile(filepath.Join(dir, largest.Name), os.O_RDWR, 0)
+			must(t, err)
+			var b [1]byte
+			_, err = f.ReadAt(b[:], largest.Size/2)
+			must(t, err)
+			b[0] ^= 1
+			_, err = f.WriteAt(b[:], largest.Size/2)
+			must(t, errors.Join(err, f.Close()))
+		}, largest.Name},
+		"no description": {func(dir string) { must(t, os.Truncate(filepath.Join(dir, imageDescription), 3)) }, "damaged"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			must(t, os.Rename(image, image+"-away"))
+			must(t, os.CopyFS(image, os.DirFS(image+"-away")))
+			tt.harm(image)
+			_, err := n.Resume(t.Context(), refOf(s), false)
+			if errs.Kind(err) != errs.ErrConflict { //nolint:errorlint // this kind, and no other before it
+				t.Errorf("resume: %v", err)
+			}
+			for _, text := range []string{"damaged", tt.says, "spec.barchan.resume: Files", "memory=false"} {
+				if !strings.Contains(errs.Text(err), text) {
+					t.Errorf("error %v does not say %q", err, text)
+				}
+			}
+			must(t, os.RemoveAll(image))
+			must(t, os.Rename(image+"-away", image))
+			atRest(t, n, s, &was)
+		})
+	}
+	if started.Load() != 0 {
+		t.Errorf("%d times something was started of damaged memory", started.Load())
+	}
 	resume(t, n, s)
 	p.goesOn(n)
+	suspend(t, n, s)
+	awaitStored(t, n, s)
+	must(t, os.Truncate(filepath.Join(image, largest.Name), 1))
+	resumeFiles(t, n, s)
+	if out, code := run(t, n, s, "cat /www/x"); code != 0 || out != "hi\n" {
+		t.Errorf("its file: %d %q", code, out)
+	}
+	noMemory(t, n)
 }
 
 func TestFiveStoredAtOnce(t *testing.T) {
@@ -655,7 +716,7 @@ func TestFiveStoredAtOnce(t *testing.T) {
 			rows[p] = *n.lookup(p.s.UID).current()
 		}
 		each(func(p *program) {
-			if _, err := n.Suspend(t.Context(), refOf(p.s)); err != nil {
+			if _, err := n.Suspend(t.Context(), refOf(p.s), agents.SuspendMemory); err != nil {
 				t.Error(err)
 			}
 		})
@@ -665,7 +726,7 @@ func TestFiveStoredAtOnce(t *testing.T) {
 			atRest(t, n, p.s, &was)
 		}
 		each(func(p *program) {
-			if _, err := n.Resume(t.Context(), refOf(p.s)); err != nil {
+			if _, err := n.Resume(t.Context(), refOf(p.s), false); err != nil {
 				t.Error(err)
 			}
 		})
@@ -723,7 +784,7 @@ func TestWakeOutlivesWhoAskedForIt(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
 			go func() {
-				_, err := n.Resume(ctx, refOf(s))
+				_, err := n.Resume(ctx, refOf(s), false)
 				ended <- err
 			}()
 			<-hit
@@ -758,8 +819,8 @@ func TestFrozenSandboxDies(t *testing.T) {
 	n.cfg.StoreAfter = time.Hour // read by the next Suspend alone
 	suspend(t, n, s)
 	must(t, n.lookup(s.UID).current().Process.Signal(9))
-	eventually(t, "its end is seen", func() bool { return n.lookup(s.UID).observed().State == sandbox.ContainerExited })
-	if _, err := n.Resume(t.Context(), refOf(s)); !errors.Is(err, errs.ErrConflict) {
+	eventually.True(t, "its end is seen", func() bool { return n.lookup(s.UID).observed().State == sandbox.ContainerExited })
+	if _, err := n.Resume(t.Context(), refOf(s), false); !errors.Is(err, errs.ErrConflict) {
 		t.Errorf("resume of the dead: %v", err)
 	}
 }

@@ -27,6 +27,8 @@ type unit struct {
 	unstore context.CancelFunc // +checklocks:mu
 	// interrupted is set while an interruption waits for its turn.
 	interrupted bool // +checklocks:mu
+	// retrying is set while Run tries again and again to remove the unit.
+	retrying bool // +checklocks:mu
 }
 
 func newUnit(ref sandbox.Ref, seen sandbox.Observed) *unit {
@@ -55,6 +57,9 @@ func (u *unit) take(ctx context.Context) (_ context.Context, done func(), err er
 		u.turn <- struct{}{}
 	}, nil
 }
+
+// busy reports whether somebody has the unit's turn.
+func (u *unit) busy() bool { return len(u.turn) == 0 }
 
 // interrupt ends what is being done to the unit, if anything.
 func (u *unit) interrupt() {
@@ -112,6 +117,23 @@ func (u *unit) claim() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.claimed = true
+}
+
+// doubt takes claim back: whoever asked for the sandbox may not know it any more.
+func (u *unit) doubt() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.claimed = false
+}
+
+// retries notes whether the unit's removal is tried again by itself, and reports whether that is
+// a change.
+func (u *unit) retries(on bool) (changed bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	changed = u.retrying != on
+	u.retrying = on
+	return changed
 }
 
 func (u *unit) isClaimed() bool {

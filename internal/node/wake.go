@@ -4,41 +4,48 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/failpoint"
 	"github.com/barchan-dev/barchan/internal/lifecycle"
 	"github.com/barchan-dev/barchan/internal/oci"
-	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 )
 
-// wake brings a sandbox back whose memory is on disk, in its turn. After a failure it sleeps
-// as before, with its memory on disk, and the next try may succeed.
+// wake brings a sandbox back from what it keeps on disk, in its turn. After a failure it sleeps
+// as before, and the next try may succeed. With filesOnly its memory is given up first, wherever
+// that is; there is no way back from there.
 //
 // What its processes wrote to files between the start of a try and its failure stays written,
 // and their memory knows nothing of it. So a try goes on if the one who asked for it does not
 // wait any more; only the removal of the sandbox interrupts it.
-func (n *Node) wake(ctx context.Context, u *unit, r *row) error {
+func (n *Node) wake(ctx context.Context, u *unit, r *row, filesOnly bool) error {
+	if err := n.refused(); err != nil {
+		return err
+	}
 	began := time.Now()
 	ctx, done := u.unlessInterrupted(ctx)
 	defer done()
 	w := &work{n: n, row: new(row)}
 	*w.row = *r
-	if err := w.checkMemory(ctx); err != nil {
+	if err := w.settleOnWhat(ctx, u, filesOnly); err != nil {
 		return err
-	}
-	if r.Stage != stored { // something of a container may be there
-		if err := w.rest(ctx, u); err != nil {
-			return err
-		}
 	}
 	err := n.note(u, w.row, waking)
 	if err == nil {
-		err = w.restore(ctx)
+		err = w.comeBack(ctx)
 	}
 	awake := *w.row
-	awake.Memory, awake.PausedAt = nil, time.Time{}
+	awake.Memory, awake.Kept, awake.PausedAt, awake.Ready = nil, "", time.Time{}, false
 	if err == nil {
 		err = n.note(u, &awake, live)
 	}
@@ -52,9 +59,67 @@ func (n *Node) wake(ctx context.Context, u *unit, r *row) error {
 		return n.asleepAgain(ctx, u, w, err)
 	}
 	n.cameToLife(u, &awake)
-	n.forgetMemory(u)
+	if w.row.keepsMemory() {
+		n.forgetMemory(u)
+	}
 	n.observeStep(awake.Plan.Class, "wake", time.Since(began))
-	n.log.InfoContext(ctx, "sandbox resumed from disk", telemetry.Namespace, u.ref.Namespace, telemetry.Sandbox, u.ref.Name, telemetry.Took, time.Since(began))
+	n.log.InfoContext(ctx, "sandbox resumed from disk", telemetry.Namespace, u.ref.Namespace, telemetry.Sandbox, u.ref.Name,
+		"memory", w.row.keepsMemory(), telemetry.Address, awake.Address, telemetry.Took, time.Since(began))
+	return nil
+}
+
+// settleOnWhat decides what a sandbox comes back from, and sees to it that nothing else of it is
+// left.
+func (w *work) settleOnWhat(ctx context.Context, u *unit, filesOnly bool) error {
+	if filesOnly && w.row.keepsMemory() {
+		if err := w.decide(u, agents.SuspendFiles); err != nil {
+			return err
+		}
+		if err := w.after("decided"); err != nil {
+			return err
+		}
+	}
+	if w.row.keepsMemory() {
+		if err := w.checkMemory(ctx); err != nil {
+			return err
+		}
+	}
+	if w.row.Stage != stored { // something of a container may be there
+		return w.rest(ctx, u)
+	}
+	return nil
+}
+
+// comeBack does the steps from what a sandbox keeps to an agent that answers.
+func (w *work) comeBack(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, diskTimeout)
+	defer cancel()
+	if w.row.Kept == agents.SuspendDelete {
+		return w.fromClaims(ctx)
+	}
+	steps, from := []step(nil), w.anew
+	if w.row.keepsMemory() {
+		from = w.restore
+	}
+	w.moved = !w.row.Address.IsValid()
+	if w.moved {
+		steps = append(steps, step{name: "address", do: w.takeAnother})
+	}
+	steps = append(steps, step{do: from})
+	if w.moved {
+		steps = append(steps, step{name: "hold", do: w.holdAddress})
+	}
+	for _, s := range steps {
+		if s.name == "" {
+			if err := s.do(ctx); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := w.doOne(ctx, s); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -73,6 +138,7 @@ func (n *Node) forgetMemory(u *unit) {
 		if err := oci.RemoveImage(n.memoryDir(string(u.id))); err != nil {
 			n.log.WarnContext(ctx, "memory of a sandbox that was resumed is left on disk", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
 		}
+		failpoint.Reach("node/forgotten")
 	})
 }
 
@@ -83,50 +149,130 @@ func (n *Node) asleepAgain(ctx context.Context, u *unit, w *work, cause error) e
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	return errors.Join(fmt.Errorf("resume from disk: %w", unavailable(cause)), w.rest(ctx, u))
+	return errors.Join(fmt.Errorf("resume from disk: %w", unavailable(cause)), w.rest(ctx, u)) // whatever it took is given back
 }
 
 // checkMemory finds what would fail before anything is touched. What only the machine's owner
 // can mend is an errs.ErrConflict: the sandbox is not lost by it.
 func (w *work) checkMemory(ctx context.Context) error {
-	runtime, err := w.n.runtimeOf(w.row.Plan.Class)
-	if err != nil {
-		return err
-	}
 	img, err := oci.ReadImage(w.n.memoryDir(w.id()))
-	if errs.Kind(err) != nil {
-		return fmt.Errorf("its memory on disk is damaged: %v: %w", err, errs.ErrConflict) //nolint:errorlint // its kind would be the caller's fault
-	} else if err != nil {
-		return unavailable(err)
+	if err != nil {
+		return damaged(err)
+	}
+	runtime, err := w.n.runtimeFor(img.Build)
+	if err != nil {
+		return orFiles(fmt.Errorf("its memory on disk cannot be used: %w", err))
 	}
 	build, err := runtime.Build(ctx)
 	if err != nil {
 		return unavailable(err)
 	}
-	if err := build.Restores(img.Build); err != nil {
-		return fmt.Errorf("it stays asleep until the server runs with what its memory needs: %w", err)
+	return orFiles(build.Restores(img.Build))
+}
+
+// damaged is the error for memory on disk that is not as it was written. It is the fault of nobody
+// who asks.
+func damaged(err error) error {
+	if errs.Kind(err) == nil || errors.Is(err, errs.ErrUnavailable) {
+		return unavailable(err)
+	}
+	if errors.Is(err, errs.ErrConflict) {
+		return orFiles(err)
+	}
+	return orFiles(fmt.Errorf("its memory on disk is damaged: %s: %w", errs.Text(err), errs.ErrConflict))
+}
+
+// verify reads the memory on disk through.
+func (w *work) verify(ctx context.Context) error {
+	if err := oci.VerifyImage(ctx, w.n.memoryDir(w.id())); err != nil {
+		if ctx.Err() != nil {
+			return unavailable(err)
+		}
+		return damaged(err)
 	}
 	return nil
 }
 
 // restore does the steps from disk to an agent that answers. The bundle is the one that the
 // sandbox was started from: its specification must be the checkpointed one.
+//
+// Nothing is started before all of the memory was found to be as it was written.
 func (w *work) restore(ctx context.Context) error {
-	defer func() {
-		if w.console != nil {
-			_ = w.console.Close()
-		}
-	}()
-	ctx, cancel := context.WithTimeout(ctx, diskTimeout)
-	defer cancel()
-	for _, s := range []step{
-		{name: "network", do: w.attach}, {name: "mount", do: w.mountAgain}, {name: "restore", do: w.load}, {name: "agent", do: w.awaitAgent},
-	} {
+	defer w.closeConsole()
+	group, together := errgroup.WithContext(ctx)
+	for _, s := range []step{{name: "verify", do: w.verify}, {name: "network", do: w.attach}, {name: "mount", do: w.mountAgain}} {
+		group.Go(func() error { return w.doOne(together, s) })
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	for _, s := range []step{{name: "tell", do: w.tellMoved}, {name: "restore", do: w.load}, {name: "agent", do: w.awaitRestored}} {
 		if err := w.doOne(ctx, s); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// awaitRestored returns when the agent has answered and knows that it was restored. One from before
+// there was such a thing is told the time.
+func (w *work) awaitRestored(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, w.n.cfg.StartTimeout)
+	defer cancel()
+	agent, err := w.awaitHealth(ctx)
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	err = agent.Restored(ctx, now)
+	if refused, ok := errors.AsType[*envd.Error](err); ok && (refused.Status == http.StatusNotFound || refused.Status == http.StatusUnauthorized) {
+		err = agent.Init(ctx, envd.InitRequest{Timestamp: &now})
+	}
+	if err != nil {
+		return unavailable(fmt.Errorf("tell its agent that it was restored: %w", err))
+	}
+	return nil
+}
+
+// tellMoved writes into the agent's configuration, which it reads when it is restored, where the
+// sandbox is now. What is in its other files only the agent may change: the kernel in the memory
+// knows them as they are.
+func (w *work) tellMoved(context.Context) error {
+	if !w.moved {
+		return nil
+	}
+	cfg, err := w.rewriteConfig()
+	if err != nil {
+		return err
+	}
+	p := &w.row.Plan
+	cfg.SystemFiles = systemFiles(p, w.row.Address, w.n.beside(w.row.Address), w.n.resolverText(p))
+	return unavailable(envd.WriteConfig(w.agentConfigFile(), cfg))
+}
+
+// freshAgent has a container that is started anew begin with the agent of this server, as it was
+// installed: one of before may not understand what was written for it since.
+func (w *work) freshAgent(context.Context) error {
+	link := filepath.Join(w.path("agent"), filepath.Base(oci.AgentPath))
+	have, err := os.Stat(link)
+	ours, more := os.Stat(w.n.agentFile)
+	if err == nil && more == nil && os.SameFile(have, ours) {
+		return nil
+	}
+	if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return unavailable(err)
+	}
+	return unavailable(os.Link(w.n.agentFile, link))
+}
+
+func (w *work) agentConfigFile() string {
+	return filepath.Join(w.path("agent"), filepath.Base(envd.ConfigPath))
+}
+
+func (w *work) closeConsole() {
+	if w.console != nil {
+		_ = w.console.Close()
+	}
 }
 
 func (w *work) mountAgain(ctx context.Context) (err error) {
@@ -138,18 +284,17 @@ func (w *work) mountAgain(ctx context.Context) (err error) {
 
 // load starts the container from its memory on disk.
 func (w *work) load(ctx context.Context) (err error) {
-	runtime, err := w.n.runtimeOf(w.row.Plan.Class)
+	runtime, err := w.n.runtimeFor(w.row.Memory.Build)
 	if err != nil {
-		return err
+		return orFiles(err)
 	}
+	w.row.Build = w.row.Memory.Build.SHA256
 	if w.console, err = oci.NewConsole(); err != nil {
 		return unavailable(err)
 	}
-	pid, err := runtime.Restore(ctx, w.id(), w.n.dir(w.id()), w.n.memoryDir(w.id()), w.console, oci.RestoreOptions{Background: true})
-	if errors.Is(err, errs.ErrInvalid) {
-		return fmt.Errorf("its memory on disk is damaged: %v: %w", err, errs.ErrConflict) //nolint:errorlint // its kind would be the caller's fault
-	} else if err != nil {
-		return unavailable(err)
+	pid, err := runtime.Restore(ctx, w.id(), w.n.dir(w.id()), w.n.memoryDir(w.id()), w.console, oci.RestoreOptions{Background: true, Later: w.n.tasks.start})
+	if err != nil {
+		return damaged(err)
 	}
 	if w.row.Process, err = lifecycle.ProcessOf(pid); err != nil {
 		return unavailable(fmt.Errorf("it ended at once: %w: %s", err, w.console.Text()))
@@ -158,30 +303,34 @@ func (w *work) load(ctx context.Context) (err error) {
 	return nil
 }
 
-// takeOverStored makes a sandbox of the journal whose memory is on disk this node's own. One at
-// rest is not touched.
+// takeOverStored makes a sandbox of the journal that sleeps on disk this node's own. One at rest is
+// not touched.
 func (n *Node) takeOverStored(ctx context.Context, u *unit, r *row) {
-	u.see(func(o *sandbox.Observed) {
-		o.State, o.Message = sandbox.ContainerPaused, r.where()
-		if r.Memory != nil {
-			o.EntrypointExit = r.Memory.Exit
-		}
-	})
-	if r.Stage != stored {
+	n.seeAsleep(u, r)
+	if !n.atRest(r) {
 		n.layToRest(ctx, u)
 	}
+}
+
+// atRest reports whether nothing is left to be done for a sandbox that sleeps on disk.
+func (n *Node) atRest(r *row) bool {
+	_, leased := n.books.Of(string(r.Plan.Ref.UID))
+	return r.Stage == stored && leased == r.Address.IsValid() && (!leased || !n.cfg.ReleaseAddresses)
 }
 
 // layToRest removes what an interruption left of the container of a sandbox whose memory is on
 // disk. Failing is no reason for anything else to fail: the sweep and the next Resume try again.
 func (n *Node) layToRest(ctx context.Context, u *unit) {
+	if r := u.current(); r != nil && n.atRest(r) {
+		return
+	}
 	ctx, done, err := u.take(ctx)
 	if err != nil {
 		return
 	}
 	defer done()
 	r := u.current()
-	if u.buried() || r == nil || !r.onDisk() || r.Stage == stored {
+	if u.buried() || r == nil || !r.onDisk() || n.atRest(r) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
@@ -195,7 +344,7 @@ func (n *Node) layToRest(ctx context.Context, u *unit) {
 
 // identify has the runtimes' builds known before the first sandbox needs one.
 func (n *Node) identify(ctx context.Context) {
-	if r := n.runtimes[oci.GVisor]; r != nil && n.cfg.StoreAfter > 0 {
+	if r := n.runtimes[oci.GVisor]; r != nil {
 		if _, err := r.Build(ctx); err != nil && ctx.Err() == nil {
 			n.log.WarnContext(ctx, "build of the runtime not known", "class", oci.GVisor, telemetry.Error, err)
 		}

@@ -4,11 +4,15 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/barchan-dev/barchan/internal/oci"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 )
+
+// watchRetry is the pause before a process is watched again after the kernel refused that.
+const watchRetry = time.Second
 
 // watch has Run look after a sandbox until it ends or is watched anew.
 func (n *Node) watch(u *unit, r *row) {
@@ -40,19 +44,24 @@ func (n *Node) lookAfter(ctx context.Context, u *unit, r *row) {
 	defer cancel()
 	looking.Go(func() { n.probe(ctx, u, r) })
 	looking.Go(func() { n.followEntrypoint(ctx, u, r) })
-	err := r.Process.Wait(ctx)
-	switch {
-	case ctx.Err() != nil:
-		return // removed, stopped or started anew
-	case err != nil:
-		n.log.ErrorContext(ctx, "sandbox cannot be watched", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
-		return
+	for {
+		err := r.Process.Wait(ctx)
+		if ctx.Err() != nil {
+			return // removed, stopped or started anew
+		}
+		if err == nil {
+			break
+		}
+		n.log.ErrorContext(ctx, "sandbox cannot be watched, trying again", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+		if !sleep(ctx, watchRetry) {
+			return
+		}
 	}
 	why := "its kernel or first process ended"
 	if oci.OutOfMemory(n.cgroup(string(u.id))) {
 		why = fmt.Sprintf("out of memory: it used more than its %d MiB", r.Plan.Limits.Memory>>20)
 	}
-	n.end(ctx, u, r, nil, why)
+	n.died(ctx, u, r, why)
 }
 
 // end notes that a sandbox has ended for good, and that nothing of it may run on.

@@ -142,6 +142,13 @@ func cgroupDirs(cgroupsPath string) ([]string, error) {
 	return found, nil
 }
 
+// Occupied reports whether a process is in a path or below it, in any hierarchy. A path that is
+// not there has none.
+func Occupied(cgroupsPath string) (bool, error) {
+	pids, err := processes(cgroupsPath)
+	return len(pids) > 0, err
+}
+
 // processes lists the processes of a path and of what is below it, in any hierarchy.
 func processes(cgroupsPath string) (pids []int, err error) {
 	dirs, err := cgroupDirs(cgroupsPath)

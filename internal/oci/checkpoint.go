@@ -35,11 +35,19 @@ const (
 
 // CheckpointOptions say how a checkpoint is taken. The zero value pauses and does not compress.
 type CheckpointOptions struct {
-	// LeaveRunning lets the container go on as soon as its memory is written, before it is on
-	// disk. Without it the container stays paused where the image has it, so that its files can
-	// be copied at the same moment, and for Remove or Resume to end that.
+	// LeaveRunning lets a container that ran go on as soon as its memory is written and Written has
+	// returned, before the image is on disk. Without it the container stays paused where the image
+	// has it, for Remove or Resume to end that. One that was paused before stays so either way.
 	LeaveRunning bool
-	Compression  Compression
+	// Written, unless nil, is called while the container stands still where the image has it and its
+	// files are flushed, so that they can be copied as they are at that moment. Nothing of the
+	// image is durable then, and, of a container that is left running, not all written. Its
+	// error fails the checkpoint, and the container does what it did before. If we end meanwhile, one that is to
+	// be left running goes on by itself, but for some cases in which it is left paused and says so, as one that is not.
+	Written func(ctx context.Context) error
+	// Digest asks for Image.Digest, which costs a pass of SHA-256 over all that was written.
+	Digest      bool
+	Compression Compression
 	// ExcludeCommittedZeroPages looks for pages of zeros and leaves them out: a smaller image
 	// of programs that clear memory they do not use, a slower one of all others.
 	ExcludeCommittedZeroPages bool
@@ -105,24 +113,70 @@ func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, o CheckpointOp
 			err = errors.Join(err, os.RemoveAll(part))
 		}
 	}()
-	resume, err := r.hold(ctx, id, o)
+	status, err := r.saveable(ctx, id)
 	if err != nil {
 		return Image{}, fmt.Errorf("%s: %w", action, err)
 	}
+	img = Image{Build: build, Compression: o.Compression, Created: time.Now().UTC()}
+	held := new(hold)
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, resume())
+			err = errors.Join(err, held.end())
 		}
 	}()
-	began := time.Now()
-	if err := r.save(ctx, id, part, o); err != nil {
+	err = errNotLive
+	if status == Running && o.live() {
+		img.Paused, err = r.saveLive(ctx, id, part, o.Direct, o.Written)
+	}
+	if errors.Is(err, errNotLive) {
+		img.Paused, err = r.saveHeld(ctx, id, part, o, status, held)
+	}
+	if err != nil {
 		return Image{}, fmt.Errorf("%s: %w", action, err)
 	}
-	img = Image{Build: build, Compression: o.Compression, Created: began.UTC()}
-	if img.Files, err = sealImage(img, part, dir); err != nil {
+	if err := sealImage(ctx, &img, part, dir, o.Digest); err != nil {
 		return Image{}, fmt.Errorf("%s: %w", action, err)
 	}
 	return img, nil
+}
+
+// live reports whether a running container can be saved by saveLive, and is better so.
+func (o CheckpointOptions) live() bool {
+	return o.LeaveRunning && o.Written != nil && o.Compression == NoCompression && !o.ExcludeCommittedZeroPages
+}
+
+// saveHeld has runsc write the image, of a container that is paused meanwhile if it has to be. What
+// is in held is to be ended if what comes after it fails.
+func (r *Runtime) saveHeld(ctx context.Context, id, part string, o CheckpointOptions, status Status, held *hold) (paused time.Duration, err error) {
+	if err := emptyDir(part); err != nil { // of what another way left
+		return 0, err
+	}
+	if status == Running && (!o.LeaveRunning || o.Written != nil) {
+		if err := r.hold(ctx, id, held); err != nil {
+			return 0, err
+		}
+	}
+	if err := r.save(ctx, id, part, o); err != nil {
+		return 0, err
+	}
+	if o.Written != nil {
+		if err := o.Written(ctx); err != nil {
+			return 0, err
+		}
+	}
+	if !o.LeaveRunning {
+		return 0, nil
+	}
+	err = held.end()
+	return held.paused, err
+}
+
+func emptyDir(dir string) error {
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		err = errors.Join(err, os.Remove(filepath.Join(dir, e.Name())))
+	}
+	return err
 }
 
 // keepsMemory refuses for classes that cannot.
@@ -133,23 +187,47 @@ func (r *Runtime) keepsMemory() error {
 	return nil
 }
 
-// hold pauses a running container, unless it is to be left running, and returns what undoes that.
-func (r *Runtime) hold(ctx context.Context, id string, o CheckpointOptions) (resume func() error, err error) {
+// hold is a container that a checkpoint keeps paused.
+type hold struct {
+	resume func() error // nil if it is not ours to resume
+	began  time.Time
+	paused time.Duration // known after the end
+}
+
+// end lets the container go on, once; after an error it may be tried again.
+func (h *hold) end() error {
+	if h.resume == nil {
+		return nil
+	}
+	if err := h.resume(); err != nil {
+		return err
+	}
+	h.resume, h.paused = nil, time.Since(h.began)
+	return nil
+}
+
+// hold pauses a running container.
+func (r *Runtime) hold(ctx context.Context, id string, h *hold) error {
+	h.began = time.Now()
+	if err := r.Pause(ctx, id); err != nil {
+		return errors.Join(err, r.resumeIfPaused(ctx, id))
+	}
+	h.resume = func() error { return r.Resume(ctx, id) }
+	return nil
+}
+
+// saveable says whether a container runs or is paused; otherwise it cannot be saved.
+func (r *Runtime) saveable(ctx context.Context, id string) (Status, error) {
 	status, err := r.State(ctx, id)
 	switch {
 	case err != nil:
-		return nil, err
+		return "", err
 	case status == Absent:
-		return nil, fmt.Errorf("the runtime does not know it: %w", errs.ErrNotFound)
+		return "", fmt.Errorf("the runtime does not know it: %w", errs.ErrNotFound)
 	case status != Running && status != Paused:
-		return nil, fmt.Errorf("it is %s: %w", status, errs.ErrConflict)
-	case status == Paused || o.LeaveRunning:
-		return func() error { return nil }, nil
+		return "", fmt.Errorf("it is %s: %w", status, errs.ErrConflict)
 	}
-	if err := r.Pause(ctx, id); err != nil {
-		return nil, errors.Join(err, r.resumeIfPaused(ctx, id))
-	}
-	return func() error { return r.Resume(ctx, id) }, nil
+	return status, nil
 }
 
 // resumeIfPaused is for when it is not known whether a pause came to its end.
@@ -188,6 +266,11 @@ type RestoreOptions struct {
 	Background bool
 	// Direct reads pages around the page cache: for an image that is read once.
 	Direct bool
+	// Later, unless nil, has pages read in the Background with some of the processors only, so that the sandbox
+	// answers before all of an image of 512 MiB or more is there; without it, and where Linux is older than 6.14, reading takes them all.
+	// It is called at most once, with what goes on after Restore has returned, and is to have that called
+	// soon, for pages are waited for; the end of its context has the rest read as fast as it can be.
+	Later func(func(context.Context))
 }
 
 func (o RestoreOptions) args() (args []string) {
@@ -219,9 +302,9 @@ func (o RestoreOptions) args() (args []string) {
 // A network namespace serves one start: runsc takes its addresses away, so that it must get
 // them again before the next try, after a failure too.
 //
-// Sandboxes restored from one image are the same in all that they remember, the boot ID,
-// identifiers and the state of random generators in their programs included; the kernel's
-// random numbers differ. Clocks, the monotonic one too, are as far as if the sandbox had
+// Sandboxes restored from one image are the same in all that they remember, identifiers and the
+// state of random generators in their programs included; the kernel's random numbers differ,
+// and so does the boot ID, if the bundle is of Spec's making. Clocks, the monotonic one too, are as far as if the sandbox had
 // run all the time, so that timers which fell due meanwhile fire at once.
 func (r *Runtime) Restore(ctx context.Context, id, bundle, image string, console *Console, o RestoreOptions) (pid int, err error) {
 	action := "restore container " + id
@@ -234,9 +317,17 @@ func (r *Runtime) Restore(ctx context.Context, id, bundle, image string, console
 	if err := os.Remove(filepath.Join(bundle, runtimeLog)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return 0, fmt.Errorf("%s: %w", action, err)
 	}
+	if err := renewBootID(bundle); err != nil {
+		return 0, fmt.Errorf("%s: %w", action, err)
+	}
 	pidFile := filepath.Join(bundle, "pid")
-	_, err = r.cli(bundle).Restore(ctx, id, bundle, &runc.RestoreOpts{
-		CheckpointOpts: runc.CheckpointOpts{ImagePath: image}, IO: console, PidFile: pidFile, Detach: true, ExtraArgs: o.args(),
+	err = paced(ctx, filepath.Join(bundle, "image"), image, o, func(image string) (err error) {
+		withQuickMoves(func() {
+			_, err = r.cli(bundle).Restore(ctx, id, bundle, &runc.RestoreOpts{
+				CheckpointOpts: runc.CheckpointOpts{ImagePath: image}, IO: console, PidFile: pidFile, Detach: true, ExtraArgs: o.args(),
+			})
+		})
+		return err
 	})
 	if err != nil {
 		err = cause(bundle, console.Text(), err)

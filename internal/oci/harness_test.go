@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // need finds a program, or skips loudly; under CI a missing one is a failure.
@@ -146,7 +148,7 @@ func (l *lab) box(t testing.TB, change ...func(*Sandbox)) *box {
 	b.console, err = NewConsole()
 	must(t, err)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), eventually.Patience)
 		defer cancel()
 		must(t, l.Remove(ctx, b.id, b.spec.CgroupsPath))
 		must(t, b.console.Close())
@@ -216,7 +218,7 @@ type talk struct {
 func (b *box) dial(t testing.TB) *talk {
 	t.Helper()
 	var c talk
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), eventually.Patience)
 	defer cancel()
 	err := again(ctx, func() (bool, error) {
 		err := b.within(func() (err error) {
@@ -230,7 +232,6 @@ func (b *box) dial(t testing.TB) *talk {
 	if err != nil {
 		t.Fatalf("%s does not answer: %v; it says %q", b.id, err, b.console.Text())
 	}
-	must(t, c.conn.SetDeadline(time.Now().Add(time.Minute)))
 	c.lines = bufio.NewScanner(c.conn)
 	return &c
 }
@@ -239,6 +240,9 @@ func (c *talk) close() { _ = c.conn.Close() }
 
 // try asks; an error is how the connection ended.
 func (c *talk) try(question string) (string, error) {
+	if err := c.conn.SetDeadline(time.Now().Add(eventually.Patience)); err != nil {
+		return "", err
+	}
 	if _, err := fmt.Fprintln(c.conn, question); err != nil {
 		return "", err
 	}

@@ -2,17 +2,13 @@ package oci
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+	"hash/crc32"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -27,84 +23,21 @@ const (
 	partSuffix = ".part"
 )
 
-// Build is the identity of a runtime on a machine, as far as an image depends on it.
-type Build struct {
-	// Version is the program's own word, SHA256 that of its file in hexadecimal.
-	Version string `json:"version"`
-	SHA256  string `json:"sha256"`
-	// Arch is Go's name of the architecture.
-	Arch string `json:"arch"`
-	// CPUFeatures are those of the processor that programs in a sandbox may see and use.
-	CPUFeatures []string `json:"cpuFeatures"`
-}
-
-// Restores returns nil if b can restore images of a build: it must be the same program, on a
-// processor with at least the same features. Otherwise it is an errs.ErrConflict.
-func (b Build) Restores(image Build) error {
-	if b.SHA256 != image.SHA256 {
-		return fmt.Errorf("the image needs the runtime's build %q (SHA-256 %.12s), this is %q (%.12s): %w",
-			image.Version, image.SHA256, b.Version, b.SHA256, errs.ErrConflict)
-	}
-	if b.Arch != image.Arch {
-		return fmt.Errorf("the image is of architecture %s, this is %s: %w", image.Arch, b.Arch, errs.ErrConflict)
-	}
-	var missing []string
-	for _, f := range image.CPUFeatures {
-		if !slices.Contains(b.CPUFeatures, f) {
-			missing = append(missing, f)
-		}
-	}
-	if len(missing) > 0 {
-		return fmt.Errorf("the image needs a processor with %s: %w", strings.Join(missing, ", "), errs.ErrConflict)
-	}
-	return nil
-}
-
-// builtFrom says which file a build was computed of.
-type builtFrom struct {
-	size  int64
-	mtime time.Time
-	build Build
-}
-
-// Build is what images written now depend on. It is computed once for each file that is put
-// at the program's path.
-func (r *Runtime) Build(ctx context.Context) (Build, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	info, err := os.Stat(r.cfg.Binary)
-	if err != nil {
-		return Build{}, fmt.Errorf("identify runtime %s: %w", r.cfg.Class, err)
-	}
-	if k := r.known; k != nil && k.size == info.Size() && k.mtime.Equal(info.ModTime()) {
-		return k.build, nil
-	}
-	b := Build{Arch: runtime.GOARCH}
-	if b.Version, err = r.Version(ctx); err != nil {
-		return Build{}, err
-	}
-	sum := sha256.New()
-	if _, err := addFile(ctx, sum, r.cfg.Binary); err != nil {
-		return Build{}, fmt.Errorf("identify runtime %s: %w", r.cfg.Class, err)
-	}
-	b.SHA256 = hex.EncodeToString(sum.Sum(nil))
-	if r.cfg.Class == GVisor {
-		out, err := exec.CommandContext(ctx, r.cfg.Binary, "cpu-features").Output()
-		if err != nil {
-			return Build{}, fmt.Errorf("ask %s for the processor's features: %w", r.cfg.Class, err)
-		}
-		b.CPUFeatures = strings.Split(strings.TrimSpace(string(out)), ",")
-	}
-	r.known = &builtFrom{size: info.Size(), mtime: info.ModTime(), build: b}
-	return b, nil
-}
-
 // Image describes a checkpoint's directory.
 type Image struct {
 	Build       Build       `json:"build"`
 	Compression Compression `json:"compression,omitempty"`
 	Created     time.Time   `json:"created"`
-	Files       []ImageFile `json:"files"`
+	// ChunkSize is bytes that each checksum of a file is of, but for its last. Images of before there
+	// were checksums have zero.
+	ChunkSize int64       `json:"chunkSize,omitempty"`
+	Files     []ImageFile `json:"files"`
+	// Digest is of all files, as "sha256:" and hexadecimal; empty unless
+	// CheckpointOptions.Digest asked for it. [DigestImage] computes the same.
+	Digest string `json:"digest,omitempty"`
+	// Paused is how long Checkpoint kept a container from running that it left running, Written's
+	// time included; zero if there was no Written. Only Checkpoint's answer has it.
+	Paused time.Duration `json:"-"`
 }
 
 // ImageFile is a file of an image, by its name in the directory.
@@ -112,6 +45,8 @@ type ImageFile struct {
 	Name string `json:"name"`
 	// Size is bytes.
 	Size int64 `json:"size"`
+	// CRC32C are the checksums (Castagnoli) of its chunks of Image.ChunkSize bytes, in order.
+	CRC32C []uint32 `json:"crc32c,omitempty"`
 }
 
 // Size is the sum of the files in bytes.
@@ -124,7 +59,7 @@ func (i Image) Size() (sum int64) {
 
 // ReadImage reads what an image's directory says of itself. None is an errs.ErrNotFound. One
 // whose files lack something that can be seen without reading them is an errs.ErrInvalid;
-// [DigestImage] sees the rest.
+// [VerifyImage] sees the rest.
 func ReadImage(dir string) (img Image, err error) {
 	b, err := os.ReadFile(filepath.Join(dir, manifestName))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -132,8 +67,8 @@ func ReadImage(dir string) (img Image, err error) {
 	} else if err != nil {
 		return Image{}, fmt.Errorf("read checkpoint: %w", err)
 	}
-	if err := json.Unmarshal(b, &img); err != nil || len(img.Files) == 0 {
-		return Image{}, fmt.Errorf("checkpoint %s: its description cannot be read: %w", dir, errs.ErrInvalid)
+	if img, err = decodeManifest(b); err != nil {
+		return Image{}, fmt.Errorf("checkpoint %s: its description, %s, %w", dir, manifestName, err)
 	}
 	for _, f := range img.Files {
 		if !filepath.IsLocal(f.Name) || filepath.Base(f.Name) != f.Name {
@@ -152,41 +87,47 @@ func ReadImage(dir string) (img Image, err error) {
 	return img, nil
 }
 
-// DigestImage reads an image through and returns a digest of all its files, as "sha256:" and
-// hexadecimal. It is for whoever keeps the digest apart from the image.
-func DigestImage(ctx context.Context, dir string) (string, error) {
-	img, err := ReadImage(dir)
+// sumFormat ends a description with its checksum, as the last field of the JSON object, so
+// that those who know nothing of it read it too.
+const sumFormat = `,"crc32c":"%08x"}`
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// encodeManifest writes a description with the checksum of what it would be without.
+func encodeManifest(img Image) ([]byte, error) {
+	b, err := json.Marshal(img)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	sum := sha256.New()
-	for _, f := range append(slices.Clone(img.Files), ImageFile{Name: manifestName}) {
-		_, _ = fmt.Fprintf(sum, "%s %d\n", f.Name, f.Size)
-		if n, err := addFile(ctx, sum, filepath.Join(dir, f.Name)); err != nil {
-			return "", fmt.Errorf("digest of checkpoint %s: %w", dir, err)
-		} else if f.Size != 0 && n != f.Size {
-			return "", fmt.Errorf("checkpoint %s: %s has %d bytes of %d: %w", dir, f.Name, n, f.Size, errs.ErrInvalid)
-		}
-	}
-	return "sha256:" + hex.EncodeToString(sum.Sum(nil)), nil
+	return fmt.Appendf(b[:len(b)-1], sumFormat, crc32.Checksum(b, castagnoli)), nil
 }
 
-// addFile writes a file to w until ctx ends.
-func addFile(ctx context.Context, w io.Writer, path string) (n int64, err error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return 0, err
+// decodeManifest reads a description. Those of images without checksums have none either.
+func decodeManifest(b []byte) (img Image, err error) {
+	if err := json.Unmarshal(b, &img); err != nil || len(img.Files) == 0 {
+		return Image{}, fmt.Errorf("cannot be read: %w", errs.ErrInvalid)
 	}
-	defer func() { _ = f.Close() }()
-	for {
-		m, err := io.CopyN(w, f, 8<<20)
-		n += m
-		if errors.Is(err, io.EOF) {
-			return n, nil
-		} else if err = errors.Join(err, context.Cause(ctx)); err != nil {
-			return n, err
+	length := len(fmt.Sprintf(sumFormat, 0))
+	if len(b) > length {
+		whole := append(slices.Clone(b[:len(b)-length]), '}')
+		if string(b[len(b)-length:]) == fmt.Sprintf(sumFormat, crc32.Checksum(whole, castagnoli)) {
+			return img, img.checkSums()
 		}
 	}
+	if img.ChunkSize != 0 || strings.Contains(string(b), "crc32c") {
+		return Image{}, fmt.Errorf("is damaged: its checksum differs: %w", errs.ErrInvalid)
+	}
+	return img, nil
+}
+
+// checkSums finds whether there are as many checksums as there must be.
+func (i Image) checkSums() error {
+	for _, f := range i.Files {
+		if i.ChunkSize < 1 || f.Size < 0 || int64(len(f.CRC32C)) != chunks(f.Size, i.ChunkSize) {
+			return fmt.Errorf("lacks checksums of %s: %w", f.Name, errs.ErrInvalid)
+		}
+	}
+	return nil
 }
 
 // RemoveImage removes an image's directory, whole or not at all as ReadImage sees it. None is
@@ -205,7 +146,7 @@ func RemoveImage(dir string) error {
 	return nil
 }
 
-// SweepImages removes from a directory of images what interrupted checkpoints and removals
+// SweepImages removes from a directory of images what interrupted checkpoints, links and removals
 // left. Call it when none is under way there.
 func SweepImages(parent string) error {
 	left, err := filepath.Glob(filepath.Join(parent, "*"+partSuffix))
@@ -237,6 +178,39 @@ func ListImages(parent string) (names []string, err error) {
 	return names, nil
 }
 
+// LinkImage makes an image the same one under another directory too, whose parent exists, on
+// the same filesystem: the files are shared, so that it costs neither time nor room, and stay
+// until both are removed. It is there whole and durable, or not at all. No image at from is
+// an errs.ErrNotFound, a damaged one an errs.ErrInvalid as far as ReadImage sees it, something at
+// to an errs.ErrConflict.
+func LinkImage(ctx context.Context, from, to string) (err error) {
+	img, err := ReadImage(from)
+	if err != nil {
+		return err
+	}
+	part, err := beginImage(to)
+	if err != nil {
+		return fmt.Errorf("link checkpoint: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("link checkpoint: %w", errors.Join(err, os.RemoveAll(part)))
+		}
+	}()
+	for _, f := range append(slices.Clone(img.Files), ImageFile{Name: manifestName}) {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		if err := os.Link(filepath.Join(from, f.Name), filepath.Join(part, f.Name)); err != nil {
+			return err
+		}
+	}
+	if err := syncPath(part); err != nil {
+		return err
+	}
+	return placeImage(part, to)
+}
+
 // beginImage makes the directory under whose name an image is written.
 func beginImage(dir string) (part string, err error) {
 	if _, err := os.Lstat(dir); err == nil {
@@ -251,39 +225,16 @@ func beginImage(dir string) (part string, err error) {
 	return part, os.Mkdir(part, 0o700)
 }
 
-// sealImage describes a written image, makes it durable and gives it its name.
-func sealImage(img Image, part, dir string) ([]ImageFile, error) {
-	entries, err := os.ReadDir(part)
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range entries {
-		info, err := e.Info()
-		if err != nil {
-			return nil, err
-		}
-		img.Files = append(img.Files, ImageFile{Name: e.Name(), Size: info.Size()})
-	}
-	b, err := json.Marshal(img)
-	if err != nil {
-		return nil, err
-	}
-	if err := os.WriteFile(filepath.Join(part, manifestName), b, 0o600); err != nil {
-		return nil, err
-	}
-	for _, name := range append(slices.Clone(img.Files), ImageFile{Name: manifestName}, ImageFile{Name: "."}) {
-		if err := syncPath(filepath.Join(part, name.Name)); err != nil {
-			return nil, err
-		}
-	}
+// placeImage gives a durable image its name.
+func placeImage(part, dir string) error {
 	if err := os.Rename(part, dir); err != nil {
-		return nil, err
+		return err
 	}
 	if err := syncPath(filepath.Dir(dir)); err != nil {
 		// It may not be there after a crash, so it must not be there now.
-		return nil, errors.Join(err, os.RemoveAll(dir))
+		return errors.Join(err, os.RemoveAll(dir))
 	}
-	return img.Files, nil
+	return nil
 }
 
 // syncPath makes a file or directory durable.

@@ -130,8 +130,13 @@ func (r *Runtime) Run(ctx context.Context, id, bundle string, console *Console) 
 	if err := os.MkdirAll(r.cfg.Root, 0o700); err != nil {
 		return 0, fmt.Errorf("run container %s: %w", id, err)
 	}
+	if err := renewBootID(bundle); err != nil {
+		return 0, fmt.Errorf("run container %s: %w", id, err)
+	}
 	pidFile := filepath.Join(bundle, "pid")
-	_, err = r.cli(bundle).Run(ctx, id, bundle, &runc.CreateOpts{IO: console, PidFile: pidFile, Detach: true})
+	withQuickMoves(func() {
+		_, err = r.cli(bundle).Run(ctx, id, bundle, &runc.CreateOpts{IO: console, PidFile: pidFile, Detach: true})
+	})
 	if err != nil {
 		return 0, fmt.Errorf("run container %s: %w", id, cause(bundle, console.Text(), err))
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -118,7 +119,7 @@ var openFiles = sync.OnceValue(func() uint64 {
 	return min(most, own.Max)
 })
 
-// WriteBundle writes the specification into a bundle's directory.
+// WriteBundle writes the specification into a bundle's directory, and what it mounts from there.
 func WriteBundle(dir string, spec *specs.Spec) error {
 	b, err := json.Marshal(spec)
 	if err != nil {
@@ -126,6 +127,9 @@ func WriteBundle(dir string, spec *specs.Spec) error {
 	}
 	if err := os.WriteFile(filepath.Join(dir, "config.json"), b, 0o600); err != nil {
 		return fmt.Errorf("write specification: %w", err)
+	}
+	if slices.ContainsFunc(spec.Mounts, func(m specs.Mount) bool { return m.Source == bootIDName }) {
+		return writeBootID(dir)
 	}
 	return nil
 }
@@ -141,8 +145,10 @@ func systemMounts(s Sandbox) []specs.Mount {
 		},
 		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
 	}
-	if s.Class == GVisor {
-		return mounts // its kernel adds the rest of /dev itself
+	if s.Class == GVisor { // its kernel adds the rest of /dev itself
+		return append(mounts, specs.Mount{
+			Destination: bootIDPath, Type: "bind", Source: bootIDName, Options: []string{"bind", "ro", "nosuid", "nodev", "noexec"},
+		})
 	}
 	return append(mounts,
 		specs.Mount{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},

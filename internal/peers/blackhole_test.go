@@ -105,7 +105,7 @@ func TestBlackHole(t *testing.T) {
 func (g *group) impostor(name string, push netip.AddrPort, keys *memberlist.Keyring, join []string) (stop func()) {
 	g.t.Helper()
 	c := memberlist.DefaultLANConfig()
-	fast(c)
+	steady(c)
 	c.Name, c.BindAddr, c.BindPort, c.AdvertisePort, c.Keyring = name, "127.0.0.62", 0, 0, keys
 	c.LogOutput = discarding{}
 	c.Delegate = announcer{&Replica{self: Member{Push: push, Boot: "hole"}, keys: &keyring{}}}

@@ -44,6 +44,9 @@ type Member struct {
 	Boot string
 	// Keys names the gossip keys that it holds, the one in use first.
 	Keys []string
+	// Since is when this replica last saw it come, by the clock here; of this replica itself, when it
+	// was made.
+	Since time.Time
 }
 
 func memberOf(n *memberlist.Node) (Member, error) {

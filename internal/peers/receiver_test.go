@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/localca"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // forger speaks to a replica as it likes.
@@ -26,7 +27,7 @@ func newForger(t *testing.T, to *peer, config *tls.Config) *forger {
 	config.InsecureSkipVerify, config.VerifyConnection = true, nil
 	transport := &http.Transport{TLSClientConfig: config}
 	t.Cleanup(transport.CloseIdleConnections)
-	return &forger{t, to, &http.Client{Transport: transport, Timeout: patience}}
+	return &forger{t, to, &http.Client{Transport: transport, Timeout: eventually.Patience}}
 }
 
 func (f *forger) do(method, path, kind string, body []byte) (int, error) {

@@ -84,6 +84,7 @@ type Replica struct {
 
 	queues atomic.Pointer[[]*queue]              // +checklocksignore
 	gossip atomic.Pointer[memberlist.Memberlist] // +checklocksignore
+	batch  atomic.Uint64                         // the number of the last batch sent, to whomever
 
 	// Each has an element when there is something new for its goroutine.
 	changed chan struct{} // for feed
@@ -105,7 +106,7 @@ func New(cfg Config) (*Replica, error) {
 	r := &Replica{
 		cfg: cfg, log: cfg.Log.With(telemetry.Component, "peers"), ready: make(chan struct{}), members: map[string]Member{}, queueOf: map[string]*queue{},
 		changed: make(chan struct{}, 1), learnt: make(chan struct{}, 1), away: make(chan struct{}, 1),
-		self: Member{Name: cfg.Name, Boot: rand.Text()},
+		self: Member{Name: cfg.Name, Boot: rand.Text(), Since: time.Now()},
 	}
 	r.queues.Store(&[]*queue{})
 	var err error
@@ -227,7 +228,7 @@ func (r *Replica) Self() Member {
 		self.Keys = r.keys.ids()
 		return self
 	default:
-		return Member{Name: r.self.Name, Boot: r.self.Boot, Keys: r.keys.ids()}
+		return Member{Name: r.self.Name, Boot: r.self.Boot, Keys: r.keys.ids(), Since: r.self.Since}
 	}
 }
 
@@ -295,6 +296,9 @@ func (r *Replica) met(n *memberlist.Node) {
 	}
 	r.mu.Lock()
 	old, had := r.members[m.Name]
+	if m.Since = time.Now(); had && old.Boot == m.Boot {
+		m.Since = old.Since
+	}
 	r.members[m.Name] = m
 	r.known[m.Name] = known{m.Gossip, time.Now()}
 	if r.queueOf[m.Name] == nil {
@@ -407,7 +411,7 @@ func (r *Replica) sender(to Member, q *queue) *sender {
 	dialer := &net.Dialer{}
 	return &sender{
 		log: r.log, metrics: r.metrics, from: r.cfg.Name, boot: r.self.Boot, to: to, queue: q, batch: maxBatch,
-		delay: r.cfg.FlushDelay, trust: r.trust,
+		delay: r.cfg.FlushDelay, trust: r.trust, seq: &r.batch,
 		dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
 			if r.cfg.reach != nil {
 				if err := r.cfg.reach(addr); err != nil {

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/telemetry"
@@ -32,8 +33,9 @@ type sender struct {
 	delay   time.Duration
 	trust   *trust
 	dial    func(ctx context.Context, network, addr string) (net.Conn, error)
-
-	seq uint64
+	// seq numbers the batches of this process, all lines together: a member that was believed dead,
+	// and was not, has heard of what the line before sent, and takes only what is newer.
+	seq *atomic.Uint64
 }
 
 // run sends until ctx is done. What is left in the queue stays there.
@@ -150,8 +152,7 @@ func (s *sender) send(ctx context.Context, client *http.Client, routes []*Route)
 
 // encode leaves out, for good, what no member would take.
 func (s *sender) encode(ctx context.Context, routes []*Route) (body []byte, n int) {
-	s.seq++
-	b := batch{Version: wireVersion, From: s.from, Boot: s.boot, To: s.to.Boot, Seq: s.seq, Routes: make([]wireRoute, 0, len(routes))}
+	b := batch{Version: wireVersion, From: s.from, Boot: s.boot, To: s.to.Boot, Seq: s.seq.Add(1), Routes: make([]wireRoute, 0, len(routes))}
 	for _, r := range routes {
 		w := toWire(r)
 		if err := w.check(); err != nil {

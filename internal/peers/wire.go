@@ -60,6 +60,9 @@ type wireRoute struct {
 	MaskRequestHost string        `json:"mask,omitempty"`
 	WakeOnTraffic   bool          `json:"wake,omitempty"`
 	WakeTimeout     time.Duration `json:"wakeFor,omitempty"` // nanoseconds
+	IdleAfter       time.Duration `json:"idle,omitempty"`    // nanoseconds
+	IdleShutdown    bool          `json:"idleEnds,omitempty"`
+	Rate            int           `json:"rate,omitempty"` // requests a second
 	LifeKey         string        `json:"life,omitempty"`
 	ResourceVersion string        `json:"rv"`
 	Deleted         bool          `json:"deleted,omitempty"`
@@ -69,7 +72,8 @@ func toWire(r *Route) wireRoute {
 	return wireRoute{
 		ID: r.ID, Namespace: r.Namespace, Name: r.Name, UID: r.UID, State: r.State, Address: r.Address,
 		Secure: r.Access.Secure, PublicTraffic: r.Access.PublicTraffic, MaskRequestHost: r.Access.MaskRequestHost,
-		WakeOnTraffic: r.Wake.OnTraffic, WakeTimeout: r.Wake.Timeout,
+		WakeOnTraffic: r.Wake.OnTraffic, WakeTimeout: r.Wake.Timeout, IdleAfter: r.Idle.After, IdleShutdown: r.Idle.Shutdown,
+		Rate:    r.Access.RequestsPerSecond,
 		LifeKey: r.LifeKey, ResourceVersion: r.ResourceVersion, Deleted: r.Deleted,
 	}
 }
@@ -77,8 +81,9 @@ func toWire(r *Route) wireRoute {
 func (w *wireRoute) route() Route {
 	return Route{Deleted: w.Deleted, Route: route.Route{
 		ID: w.ID, Namespace: w.Namespace, Name: w.Name, UID: w.UID, State: w.State, Address: w.Address.Unmap(),
-		Access:  route.Access{Secure: w.Secure, PublicTraffic: w.PublicTraffic, MaskRequestHost: w.MaskRequestHost},
+		Access:  route.Access{Secure: w.Secure, PublicTraffic: w.PublicTraffic, MaskRequestHost: w.MaskRequestHost, RequestsPerSecond: w.Rate},
 		Wake:    route.Wake{OnTraffic: w.WakeOnTraffic, Timeout: w.WakeTimeout},
+		Idle:    route.Idle{After: w.IdleAfter, Shutdown: w.IdleShutdown},
 		LifeKey: w.LifeKey, ResourceVersion: w.ResourceVersion,
 	}}
 }
@@ -106,6 +111,10 @@ func (w *wireRoute) check() error { //nolint:gocyclo // a table
 		bad = "mask"
 	case w.WakeTimeout < 0:
 		bad = "wakeFor"
+	case w.IdleAfter < 0:
+		bad = "idle"
+	case w.Rate < 0:
+		bad = "rate"
 	case !plain(w.LifeKey, maxLifeKey):
 		bad = "life"
 	default:

@@ -44,7 +44,7 @@ func fill(t *testing.T, v reflect.Value) {
 		v.SetString("x")
 	case reflect.Bool:
 		v.SetBool(true)
-	case reflect.Int64:
+	case reflect.Int, reflect.Int64:
 		v.SetInt(7)
 	case reflect.Struct:
 		for _, f := range v.Fields() {
@@ -69,6 +69,8 @@ func TestCheck(t *testing.T) {
 		"mask":    func(r *route.Route) { r.Access.MaskRequestHost = long },
 		"wakeFor": func(r *route.Route) { r.Wake.Timeout = -time.Second },
 		"life":    func(r *route.Route) { r.LifeKey = "<" },
+		"idle":    func(r *route.Route) { r.Idle.After = -time.Second },
+		"rate":    func(r *route.Route) { r.Access.RequestsPerSecond = -1 },
 	} {
 		bad := good
 		spoil(&bad)

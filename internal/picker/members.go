@@ -75,6 +75,9 @@ func placeOf(s *agents.Sandbox) place {
 	if _, lacks := sandbox.LacksImage(s); lacks {
 		return idle
 	}
+	if _, refused := sandbox.RefusedSecrets(s); refused {
+		return idle
+	}
 	if phase := sandbox.PhaseOf(s); phase == sandbox.Pending || phase == sandbox.Starting {
 		return making
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -18,6 +19,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/pool"
+	"github.com/barchan-dev/barchan/internal/sandbox"
 )
 
 // ended is how a Pick ended.
@@ -102,6 +104,32 @@ func TestWaitersOfFailedMembers(t *testing.T) {
 		synctest.Wait()
 		expect(t, results, 0, errs.ErrTimeout)
 	})
+}
+
+// Nobody waits for a member that is not started before somebody allows it, or before its image can be had.
+func TestWaitersOfMembersThatAreHeldUp(t *testing.T) {
+	for _, reason := range []string{sandbox.ReasonSecrets, sandbox.ReasonImage} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld()
+			p := newPicker(t, w, nil)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			m := w.member("r")
+			w.deliver(p)
+			results := make(chan ended, 9)
+			queue(ctx, p, 1, results)
+			w.edit(m, func(s *agents.Sandbox) {
+				meta.SetStatusCondition(&s.Status.Conditions, metav1.Condition{Type: agents.ConditionReady, Status: metav1.ConditionFalse, Reason: reason})
+			})
+			w.deliver(p)
+			synctest.Wait()
+			expect(t, results, 0, ErrNone)
+			w.edit(m, setReady)
+			w.deliver(p)
+			queue(ctx, p, 1, results)
+			expect(t, results, 0, nil)
+		})
+	}
 }
 
 func TestSpreadOverNodes(t *testing.T) {

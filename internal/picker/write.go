@@ -11,6 +11,7 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/failpoint"
 	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 )
@@ -45,10 +46,12 @@ func (p *Picker) adopt(ctx context.Context, req *Request, t *ticket, m *member, 
 	}
 	want.Namespace, want.Name, want.UID, want.ResourceVersion = seen.Namespace, seen.Name, seen.UID, seen.ResourceVersion
 	wrote := markOf(want)
+	failpoint.Reach("claim/held")
 	err := p.cfg.Writer.Update(ctx, want)
 	done = true
 	switch {
 	case err == nil:
+		failpoint.Reach("claim/written")
 		p.gave(m, want)
 		return want, nil
 	case apierrors.IsConflict(err) || apierrors.IsNotFound(err):

@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"maps"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,7 +23,20 @@ const (
 	AnnotationClaimedAt = "barchan.dev/claimed-at"
 	// AnnotationIdempotencyKey is the hash of the key of the request that a sandbox was made for.
 	AnnotationIdempotencyKey = "barchan.dev/idempotency-key"
+	// AnnotationBoundEnv is "true" on a sandbox whose claim brought environment variables: they are in
+	// its memory, and no other sandbox starts with that unless it is allowed.
+	AnnotationBoundEnv = "barchan.dev/bound-env"
+	// AnnotationAllowSecrets is "true" on a sandbox that may start from a checkpoint with what another's
+	// claim brought, because whoever asked for the sandbox said so. It is for this one, and not for those
+	// that start from it.
+	AnnotationAllowSecrets = "barchan.dev/allow-secrets"
 )
+
+// AllowsSecrets reports whether a sandbox may start with what another's claim brought: its own policy
+// says so, or whoever asked the API for it did.
+func AllowsSecrets(s *agents.Sandbox) bool {
+	return s.Annotations[AnnotationAllowSecrets] == "true" || sandbox.HandsOnSecrets(s.Spec.Barchan)
+}
 
 // TemplateOf names the template of a pool.
 func TemplateOf(p *extensions.SandboxWarmPool) types.NamespacedName {
@@ -63,10 +75,7 @@ func NewSandbox(t *extensions.SandboxTemplate, revision, namespace string) *agen
 			OperatingMode:    agents.ModeRunning,
 		},
 	}
-	if b := t.Spec.Barchan; b != nil && b.Sandbox != nil {
-		s.Spec.Barchan = b.Sandbox.DeepCopy()
-	}
-	agents.SetDefaults(s)
+	Refresh(s, t)
 	return s
 }
 
@@ -76,7 +85,6 @@ func NewMember(p *extensions.SandboxWarmPool, t *extensions.SandboxTemplate, rev
 	s.GenerateName = p.Name + "-"
 	s.Labels[agents.LabelWarmPoolSandbox] = string(p.UID)
 	s.Labels[agents.LabelLaunchType] = agents.LaunchWarm
-	s.Spec.ShutdownPolicy = agents.ShutdownDelete
 	s.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(p, extensions.GroupVersion.WithKind("SandboxWarmPool"))}
 	return s
 }
@@ -106,11 +114,9 @@ func Spare(s *agents.Sandbox) bool {
 // nobody else has written since it was read.
 func Adopt(member *agents.Sandbox, owner *metav1.OwnerReference) *agents.Sandbox {
 	s := member.DeepCopy()
-	s.Labels = maps.Clone(s.Labels)
 	s.Labels[LabelOrigin] = string(MemberOf(member))
 	s.Labels[agents.LabelLaunchType] = agents.LaunchWarm
 	delete(s.Labels, agents.LabelWarmPoolSandbox)
-	s.Annotations = maps.Clone(s.Annotations)
 	if s.Annotations == nil {
 		s.Annotations = map[string]string{}
 	}

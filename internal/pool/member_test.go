@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -86,5 +87,39 @@ func TestRefresh(t *testing.T) {
 	s.Spec.PodTemplate.ObjectMeta.Labels["mine"] = "yes"
 	if len(of.Spec.Barchan.Sandbox.Metadata)+len(of.Spec.PodTemplate.ObjectMeta.Labels) != 2 {
 		t.Error("the template shares its maps")
+	}
+}
+
+// What of a template's networkPolicy is to be kept comes along with every sandbox of it, and stays
+// when it is claimed.
+func TestNetworkPolicyComesAlong(t *testing.T) {
+	rules := []networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "8.0.0.0/8"}}}}}
+	own := &extensions.TemplateNetworkPolicy{Egress: rules}
+	for name, tt := range map[string]struct {
+		policy     *extensions.TemplateNetworkPolicy
+		management extensions.NetworkPolicyManagement
+		want       *agents.NetworkPolicy
+	}{
+		"none":         {nil, "", nil},
+		"closes all":   {&extensions.TemplateNetworkPolicy{}, extensions.NetworkManaged, &agents.NetworkPolicy{}},
+		"rules":        {own, extensions.NetworkManaged, &agents.NetworkPolicy{Egress: rules}},
+		"is unmanaged": {own, extensions.NetworkUnmanaged, nil},
+	} {
+		for _, of := range []*extensions.SandboxTemplate{rich(), {}} {
+			of.Spec.NetworkPolicy, of.Spec.NetworkPolicyManagement = tt.policy, tt.management
+			s := pool.NewMember(&extensions.SandboxWarmPool{}, of, revision(t, of))
+			claimed := pool.Adopt(s, nil)
+			refreshed := pool.Adopt(s, nil)
+			pool.Refresh(refreshed, of)
+			for when, s := range map[string]*agents.Sandbox{"new": s, "claimed": claimed, "refreshed": refreshed} {
+				var got *agents.NetworkPolicy
+				if s.Spec.Barchan != nil {
+					got = s.Spec.Barchan.NetworkPolicy
+				}
+				if diff := cmp.Diff(tt.want, got); diff != "" {
+					t.Errorf("%s, %s: %s", name, when, diff)
+				}
+			}
+		}
 	}
 }

@@ -7,13 +7,40 @@ import (
 
 // Refresh gives a sandbox that is not written yet what its template says now and what is no
 // part of the revision: labels and annotations of the Pod, and the policies that act on a
-// claimed sandbox. What runs stays as it is, if both are of one revision. Call it on what
-// [Adopt] returned, before the claim's own wishes are set: it replaces what was there.
+// claimed sandbox; and its networkPolicy, which is part of it. What runs stays as it is, if both are
+// of one revision, and so does what a sandbox that is written was started from, which may be a
+// checkpoint of the template's warm-up and cannot change. Call it on what [Adopt] returned, before the
+// claim's own wishes are set: it replaces what was there.
 func Refresh(s *agents.Sandbox, t *extensions.SandboxTemplate) {
 	s.Spec.PodTemplate.ObjectMeta = *t.Spec.PodTemplate.ObjectMeta.DeepCopy()
+	was := s.Spec.Barchan
 	s.Spec.Barchan = nil
 	if b := t.Spec.Barchan; b != nil && b.Sandbox != nil {
 		s.Spec.Barchan = b.Sandbox.DeepCopy()
 	}
+	if rules := extensions.ManagedPolicy(t); rules != nil {
+		if s.Spec.Barchan == nil {
+			s.Spec.Barchan = &agents.BarchanSpec{}
+		}
+		s.Spec.Barchan.NetworkPolicy = &agents.NetworkPolicy{Egress: rules.DeepCopy().Egress}
+	}
+	if s.UID != "" {
+		keepOrigin(s, was)
+	}
 	agents.SetDefaults(s)
+}
+
+// keepOrigin leaves a sandbox with what it was started from.
+func keepOrigin(s *agents.Sandbox, was *agents.BarchanSpec) {
+	var origin *agents.RestoreSource
+	if was != nil {
+		origin = was.Restore
+	}
+	if s.Spec.Barchan == nil && origin == nil {
+		return
+	}
+	if s.Spec.Barchan == nil {
+		s.Spec.Barchan = &agents.BarchanSpec{}
+	}
+	s.Spec.Barchan.Restore = origin
 }

@@ -23,11 +23,15 @@ type content struct {
 	Network   networkContent          `json:"network"`
 	Reach     *agents.EgressPolicy    `json:"reach,omitempty"`
 	OpenAgent bool                    `json:"openAgent,omitempty"`
+	// Restore and WarmUp are what members start from, and what is run in them first.
+	Restore *agents.RestoreSource `json:"restore,omitempty"`
+	WarmUp  *agents.WarmUp        `json:"warmUp,omitempty"`
 }
 
 // networkContent is the network policy that is in force.
 type networkContent struct {
-	// Policy is "default", the built-in one; "none", if others keep it; or "own", which follows.
+	// Policy is "default", the built-in one; "none", if the template's is ignored; or "kept", which
+	// follows. It was "own" while members were not kept to it yet.
 	Policy  string                                  `json:"policy"`
 	Ingress []networkingv1.NetworkPolicyIngressRule `json:"ingress,omitempty"`
 	Egress  []networkingv1.NetworkPolicyEgressRule  `json:"egress,omitempty"`
@@ -44,7 +48,8 @@ var revisionText = base32.NewEncoding("0123456789abcdefghijklmnopqrstuv").WithPa
 //
 // Part of it are podTemplate.spec, volumeClaimTemplates (names and specs), service, the network
 // policy in force, spec.barchan.sandbox.network, and access.openAgent, since an agent is
-// started with its token or without.
+// started with its token or without; and of spec.barchan.sandbox what the sandboxes start from:
+// restore, by the checkpoint's name, and warmUp.
 //
 // No part of it are the template's own metadata and podTemplate.metadata, the labels and
 // annotations of volume claims, the policies on what claims may bring, aliases and visibility,
@@ -64,6 +69,7 @@ var revisionText = base32.NewEncoding("0123456789abcdefghijklmnopqrstuv").WithPa
 //     false, procMount Default, apiVersion v1 of a fieldRef, and a probe's timeoutSeconds 1,
 //     periodSeconds 10, successThreshold 1, failureThreshold 3, scheme HTTP, path /
 //   - absent and volumeMode Filesystem of a volume claim, protocol TCP in a network policy
+//   - absent and, of a warmUp, timeoutSeconds 300
 //   - no spec.barchan.sandbox.network and one that allows the internet and lists nothing
 //
 // Kept apart, though one might think otherwise:
@@ -84,6 +90,10 @@ func Revision(t *extensions.SandboxTemplate) (revision string, canonical []byte,
 	if b := t.Spec.Barchan; b != nil && b.Sandbox != nil {
 		c.Reach = canonReach(b.Sandbox.Network)
 		c.OpenAgent = b.Sandbox.Access != nil && b.Sandbox.Access.OpenAgent
+		c.Restore, c.WarmUp = b.Sandbox.Restore, b.Sandbox.WarmUp
+		if c.WarmUp != nil {
+			fill(&c.WarmUp.TimeoutSeconds, agents.DefaultWarmUpSeconds)
+		}
 	}
 	tidy(&c)
 	canonical, err = json.Marshal(c)
@@ -95,7 +105,7 @@ func Revision(t *extensions.SandboxTemplate) (revision string, canonical []byte,
 }
 
 func networkOf(t *extensions.SandboxTemplate) networkContent {
-	switch p := t.Spec.NetworkPolicy; {
+	switch p := extensions.ManagedPolicy(t); {
 	case t.Spec.NetworkPolicyManagement == extensions.NetworkUnmanaged:
 		return networkContent{Policy: "none"}
 	case p == nil:
@@ -107,6 +117,6 @@ func networkOf(t *extensions.SandboxTemplate) networkContent {
 		for i := range p.Egress {
 			canonPolicyPorts(p.Egress[i].Ports)
 		}
-		return networkContent{Policy: "own", Ingress: p.Ingress, Egress: p.Egress}
+		return networkContent{Policy: "kept", Ingress: p.Ingress, Egress: p.Egress}
 	}
 }

@@ -157,6 +157,10 @@ func TestRevisionIsTheSame(t *testing.T) {
 		},
 		"internet":       {none, barchan(agents.BarchanSpec{Network: &agents.EgressPolicy{Internet: new(true), AllowOut: []string{}}})},
 		"internet unset": {none, barchan(agents.BarchanSpec{Network: &agents.EgressPolicy{}})},
+		"time to warm up": {
+			barchan(agents.BarchanSpec{WarmUp: &agents.WarmUp{Command: []string{"a"}}}),
+			barchan(agents.BarchanSpec{WarmUp: &agents.WarmUp{Command: []string{"a"}, TimeoutSeconds: 300}, Resume: agents.ResumeFiles, Fork: &agents.ForkPolicy{Secrets: agents.SecretsAllow}}),
+		},
 		"policies": {none, barchan(agents.BarchanSpec{
 			Metadata: map[string]string{"a": "b"}, OnTimeout: agents.TimeoutPause, Suspend: agents.SuspendFiles,
 			Wake: &agents.WakePolicy{OnTraffic: true}, Access: &agents.AccessPolicy{PublicTraffic: new(false), MaskRequestHost: "x"},
@@ -222,6 +226,12 @@ func TestRevisionDiffers(t *testing.T) {
 		"no internet":  barchan(agents.BarchanSpec{Network: &agents.EgressPolicy{Internet: new(false)}}),
 		"deny out":     barchan(agents.BarchanSpec{Network: &agents.EgressPolicy{DenyOut: []string{"1.1.1.1"}}}),
 		"allow out":    barchan(agents.BarchanSpec{Network: &agents.EgressPolicy{AllowOut: []string{"1.1.1.1"}}}),
+		"restore":      barchan(agents.BarchanSpec{Restore: &agents.RestoreSource{CheckpointName: "a"}}),
+		"other origin": barchan(agents.BarchanSpec{Restore: &agents.RestoreSource{CheckpointName: "b"}}),
+		"only files":   barchan(agents.BarchanSpec{Restore: &agents.RestoreSource{CheckpointName: "a", FilesOnly: true}}),
+		"warm-up":      barchan(agents.BarchanSpec{WarmUp: &agents.WarmUp{Command: []string{"a", "b"}}}),
+		"split":        barchan(agents.BarchanSpec{WarmUp: &agents.WarmUp{Command: []string{"a b"}}}),
+		"long warm-up": barchan(agents.BarchanSpec{WarmUp: &agents.WarmUp{Command: []string{"a", "b"}, TimeoutSeconds: 301}}),
 		"open agent":   barchan(agents.BarchanSpec{Access: &agents.AccessPolicy{OpenAgent: true}}),
 	}
 	of := map[string]string{}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"mime"
 	"net/http"
 	"net/url"
 	"slices"
@@ -96,25 +97,30 @@ func (c *Client) List(ctx context.Context, o ListOptions) ([]Listed, error) {
 	if o.Template != "" {
 		q.Set("template", o.Template)
 	}
-	all := []Listed{}
+	return pages[Listed](ctx, c, "/v2/sandboxes", q, o.Limit)
+}
+
+// pages reads all pages of a list, or as many as have limit items; zero: no limit.
+func pages[T any](ctx context.Context, c *Client, path string, q url.Values, limit int) ([]T, error) {
+	all := []T{}
 	for {
 		size := pageSize
-		if o.Limit > 0 {
-			size = min(size, o.Limit-len(all))
+		if limit > 0 {
+			size = min(size, limit-len(all))
 		}
 		q.Set("limit", strconv.Itoa(size))
-		var page []Listed
-		h, err := c.call(ctx, http.MethodGet, "/v2/sandboxes", q, nil, &page)
+		var page []T
+		h, err := c.call(ctx, http.MethodGet, path, q, nil, &page)
 		if err != nil {
 			return nil, err
 		}
 		all = append(all, page...)
 		next := h.Get("X-Next-Token")
-		if next == "" || (o.Limit > 0 && len(all) >= o.Limit) {
+		if next == "" || (limit > 0 && len(all) >= limit) {
 			return all, nil
 		}
 		if next == q.Get("nextToken") {
-			return nil, fmt.Errorf("list sandboxes: the server gives the same page for ever: %w", errs.ErrUnavailable)
+			return nil, fmt.Errorf("list %s: the server gives the same page for ever: %w", path, errs.ErrUnavailable)
 		}
 		q.Set("nextToken", next)
 	}
@@ -139,6 +145,81 @@ func (c *Client) Kill(ctx context.Context, id string) error {
 // Pause puts a sandbox to sleep.
 func (c *Client) Pause(ctx context.Context, id string) error {
 	_, err := c.call(ctx, http.MethodPost, "/sandboxes/"+url.PathEscape(id)+"/pause", nil, struct{}{}, nil)
+	return err
+}
+
+// PauseFiles puts a sandbox to sleep and keeps its files only.
+func (c *Client) PauseFiles(ctx context.Context, id string) error {
+	_, err := c.call(ctx, http.MethodPost, "/sandboxes/"+url.PathEscape(id)+"/pause", nil, map[string]bool{"memory": false}, nil)
+	return err
+}
+
+// ConnectFiles is Connect that gives up the memory of a sandbox that sleeps, for good.
+func (c *Client) ConnectFiles(ctx context.Context, id string, timeout int64) (Sandbox, error) {
+	body := struct {
+		Timeout int64 `json:"timeout,omitempty"`
+		Memory  bool  `json:"memory"`
+	}{timeout, false}
+	var s Sandbox
+	_, err := c.call(ctx, http.MethodPost, "/v2/sandboxes/"+url.PathEscape(id)+"/connect", nil, body, &s)
+	return s, err
+}
+
+// CreateSnapshot keeps a sandbox as it is now, and returns once that is durable.
+func (c *Client) CreateSnapshot(ctx context.Context, id string, n NewSnapshot) (Snapshot, error) {
+	var s Snapshot
+	_, err := c.call(ctx, http.MethodPost, "/sandboxes/"+url.PathEscape(id)+"/snapshots", nil, n, &s)
+	return s, err
+}
+
+// Snapshots lists what is kept, the newest first.
+func (c *Client) Snapshots(ctx context.Context, o SnapshotListOptions) ([]Snapshot, error) {
+	q := url.Values{}
+	if o.SandboxID != "" {
+		q.Set("sandboxID", o.SandboxID)
+	}
+	if o.Name != "" {
+		q.Set("name", o.Name)
+	}
+	return pages[Snapshot](ctx, c, "/snapshots", q, o.Limit)
+}
+
+// DeleteSnapshot deletes one snapshot, by its ID.
+func (c *Client) DeleteSnapshot(ctx context.Context, id string) error {
+	_, err := c.call(ctx, http.MethodDelete, "/templates/"+url.PathEscape(id), nil, nil, nil)
+	return err
+}
+
+// ForkEach multiplies a running sandbox, and tells of each fork as soon as it runs or has failed, by its
+// place, in whatever order. An error means that nothing is known of those that were not told of.
+func (c *Client) ForkEach(ctx context.Context, id string, n NewFork, tell func(place int, one Forked)) error {
+	res, err := c.send(ctx, http.MethodPost, "/sandboxes/"+url.PathEscape(id)+"/fork", url.Values{"stream": {"true"}}, n)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = res.Body.Close() }()
+	if media, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type")); media != "application/x-ndjson" { // a server that tells of all at once
+		var all []Forked
+		if err := json.NewDecoder(res.Body).Decode(&all); err != nil {
+			return fmt.Errorf("decode the forks of %s: %w", id, err)
+		}
+		for place, one := range all {
+			tell(place, one)
+		}
+		return nil
+	}
+	lines, count := json.NewDecoder(res.Body), max(n.Count, 1)
+	for told := range count {
+		var line struct {
+			Index int `json:"index"`
+			Forked
+		}
+		if err := lines.Decode(&line); err != nil {
+			return fmt.Errorf("the server's answer ended with %d of %d forks told of; others may run: %w: %w", told, count, err, errs.ErrUnavailable)
+		}
+		tell(line.Index, line.Forked)
+	}
+	_, err = io.Copy(io.Discard, res.Body) // it tidies up
 	return err
 }
 
@@ -188,6 +269,21 @@ func (c *Client) Logs(ctx context.Context, id string, o LogOptions) ([]LogEntry,
 
 // call sends in as JSON, if not nil, and decodes the answer into out, if not nil.
 func (c *Client) call(ctx context.Context, method, path string, q url.Values, in, out any) (http.Header, error) {
+	res, err := c.send(ctx, method, path, q, in)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = res.Body.Close() }()
+	if out != nil {
+		if err := json.NewDecoder(res.Body).Decode(out); err != nil {
+			return nil, fmt.Errorf("decode answer of %s: %w", path, err)
+		}
+	}
+	return res.Header, nil
+}
+
+// send sends in as JSON, if not nil, and returns the answer, unless that is a refusal.
+func (c *Client) send(ctx context.Context, method, path string, q url.Values, in any) (*http.Response, error) {
 	target := c.cfg.URL + path
 	if len(q) > 0 {
 		target += "?" + q.Encode()
@@ -215,16 +311,11 @@ func (c *Client) call(ctx context.Context, method, path string, q url.Values, in
 	if err != nil {
 		return nil, fmt.Errorf("reach the API: %w: %w", err, errs.ErrUnavailable)
 	}
-	defer func() { _ = res.Body.Close() }()
 	if res.StatusCode/100 != 2 {
+		defer func() { _ = res.Body.Close() }()
 		return nil, readError(res)
 	}
-	if out != nil {
-		if err := json.NewDecoder(res.Body).Decode(out); err != nil {
-			return nil, fmt.Errorf("decode answer of %s: %w", path, err)
-		}
-	}
-	return res.Header, nil
+	return res, nil
 }
 
 func readError(res *http.Response) error {

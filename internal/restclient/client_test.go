@@ -177,3 +177,45 @@ func TestErrors(t *testing.T) {
 		}
 	}
 }
+
+// TestForkEach reads a line for each fork, the whole answer of a server that has no lines, and what is known
+// of an answer that is cut short.
+func TestForkEach(t *testing.T) {
+	const one, two = `{"index":1,"sandbox":{"sandboxID":"i2"}}`, `{"index":0,"error":{"code":429,"message":"no room"}}`
+	for name, tt := range map[string]struct {
+		media, body string
+		want        string
+		kind        error
+	}{
+		"lines":     {"application/x-ndjson", one + "\n" + two + "\n", "1:i2 0:no room ", nil},
+		"with more": {"application/x-ndjson; charset=utf-8", one + "\n" + two + "\n", "1:i2 0:no room ", nil},
+		"at once":   {"application/json", `[{"error":{"code":429,"message":"no room"}},{"sandbox":{"sandboxID":"i2"}}]`, "0:no room 1:i2 ", nil},
+		"cut short": {"application/x-ndjson", one + "\n", "1:i2 ", errs.ErrUnavailable},
+		"half":      {"application/x-ndjson", one + "\n" + two[:9], "1:i2 ", errs.ErrUnavailable},
+		"nothing":   {"application/x-ndjson", "", "", errs.ErrUnavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := client(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.Method != http.MethodPost || r.URL.String() != "/sandboxes/i1/fork?stream=true" {
+					t.Errorf("%s %s", r.Method, r.URL)
+				}
+				w.Header().Set("Content-Type", tt.media)
+				w.WriteHeader(http.StatusCreated)
+				fmt.Fprint(w, tt.body)
+			}), key)
+			got := ""
+			err := c.ForkEach(t.Context(), "i1", NewFork{Count: 2}, func(place int, f Forked) {
+				what := "nothing"
+				if f.Sandbox != nil {
+					what = f.Sandbox.SandboxID
+				} else if f.Error != nil {
+					what = f.Error.Message
+				}
+				got += fmt.Sprintf("%d:%s ", place, what)
+			})
+			if got != tt.want || (err == nil) != (tt.kind == nil) || !errors.Is(err, tt.kind) {
+				t.Errorf("told %q, %v; want %q, %v", got, err, tt.want, tt.kind)
+			}
+		})
+	}
+}

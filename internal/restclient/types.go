@@ -15,6 +15,61 @@ type NewSandbox struct {
 	EnvVars    map[string]string `json:"envVars,omitempty"`
 	// Internet nil is the server's default.
 	Internet *bool `json:"allow_internet_access,omitempty"`
+	// Memory false starts from a snapshot's files only.
+	Memory *bool `json:"memory,omitempty"`
+	// AllowSecrets starts from a snapshot although it holds variables of its sandbox.
+	AllowSecrets bool `json:"allowSecrets,omitempty"`
+}
+
+// NewSnapshot is what to keep of a sandbox.
+type NewSnapshot struct {
+	// Name may have a tag; empty: the server's choice.
+	Name string `json:"name,omitempty"`
+	// Memory false keeps files only.
+	Memory *bool `json:"memory,omitempty"`
+	// TTL in seconds; zero: for ever.
+	TTL int64 `json:"ttl,omitempty"`
+}
+
+// Snapshot is what is kept of a sandbox.
+type Snapshot struct {
+	SnapshotID  string     `json:"snapshotID"`
+	Names       []string   `json:"names"`
+	SandboxID   string     `json:"sandboxID"`
+	TemplateID  string     `json:"templateID"`
+	CreatedAt   time.Time  `json:"createdAt"`
+	ExpiresAt   *time.Time `json:"expiresAt,omitempty"`
+	SizeBytes   int64      `json:"sizeBytes"`
+	MemoryBytes int64      `json:"memoryBytes"`
+	Memory      bool       `json:"memory"`
+	Secrets     bool       `json:"secrets"`
+}
+
+// SnapshotListOptions narrows a list of snapshots; its zero value is everything.
+type SnapshotListOptions struct {
+	SandboxID, Name string
+	// Limit bounds the whole list; zero: no bound.
+	Limit int
+}
+
+// NewFork is how often to multiply a sandbox.
+type NewFork struct {
+	Count        int               `json:"count,omitempty"`   // zero: one
+	Timeout      int64             `json:"timeout,omitempty"` // seconds; zero: the server's default
+	Metadata     map[string]string `json:"metadata,omitempty"`
+	AllowSecrets bool              `json:"allowSecrets,omitempty"`
+}
+
+// Forked is one fork: a sandbox, or why there is none.
+type Forked struct {
+	Sandbox *Sandbox   `json:"sandbox,omitempty"`
+	Error   *ForkError `json:"error,omitempty"`
+}
+
+// ForkError is why there is no fork.
+type ForkError struct {
+	Code    int    `json:"code"`
+	Message string `json:"message"`
 }
 
 // Sandbox answers create, connect and resume.

@@ -24,6 +24,7 @@ type Route struct {
 	Address netip.Addr
 	Access  Access
 	Wake    Wake
+	Idle    Idle
 	// LifeKey tells one run at one address from another: it changes with UID, address and start.
 	LifeKey string
 	// ResourceVersion orders the versions of one object.
@@ -36,6 +37,15 @@ type Access struct {
 	Secure          bool   // the agent asks for its token
 	PublicTraffic   bool   // ports other than the agent's need no traffic token
 	MaskRequestHost string // the Host that services see, if not empty
+	// RequestsPerSecond bounds the requests; 0 leaves it to the gateway.
+	RequestsPerSecond int
+}
+
+// narrowed is the access that both allow, as the first one presents it.
+func (a Access) narrowed(by Access) Access {
+	a.Secure = a.Secure || by.Secure
+	a.PublicTraffic = a.PublicTraffic && by.PublicTraffic
+	return a
 }
 
 // Wake says whether traffic wakes the sandbox when it sleeps.
@@ -43,6 +53,12 @@ type Wake struct {
 	OnTraffic bool
 	// Timeout is the new time to live after such a wake; zero means the default.
 	Timeout time.Duration
+}
+
+// Idle says what becomes of the sandbox after a time without traffic. The zero value: nothing.
+type Idle struct {
+	After    time.Duration
+	Shutdown bool // else it is paused
 }
 
 // Reachable reports whether traffic can be sent. A sandbox that is up but not ready is: its own
@@ -87,6 +103,10 @@ func (r *Route) applyPolicies(b *agents.BarchanSpec) {
 	if a := b.Access; a != nil {
 		r.Access.PublicTraffic = a.PublicTraffic == nil || *a.PublicTraffic
 		r.Access.MaskRequestHost = a.MaskRequestHost
+		r.Access.RequestsPerSecond = int(a.RequestsPerSecond)
+	}
+	if i := b.Idle; i != nil {
+		r.Idle = Idle{After: time.Duration(i.AfterSeconds) * time.Second, Shutdown: i.Action == agents.TimeoutShutdown}
 	}
 	if w := b.Wake; w != nil {
 		r.Wake = Wake{OnTraffic: w.OnTraffic, Timeout: time.Duration(w.TimeoutSeconds) * time.Second}

@@ -3,8 +3,6 @@ package sandbox
 import (
 	"errors"
 
-	"k8s.io/apimachinery/pkg/api/meta"
-
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 )
 
@@ -29,9 +27,5 @@ const ReasonImage = "ImageUnavailable"
 
 // LacksImage returns why the node could not get the sandbox's image when it last tried.
 func LacksImage(s *agents.Sandbox) (message string, lacks bool) {
-	c := meta.FindStatusCondition(s.Status.Conditions, agents.ConditionReady)
-	if c == nil || c.Reason != ReasonImage {
-		return "", false
-	}
-	return c.Message, true
+	return unreadyFor(s, ReasonImage)
 }

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 )
 
 // Ref names a sandbox for the parts that run it.
@@ -41,7 +43,8 @@ type Observed struct {
 	Probed bool
 	// EntrypointExit is the exit code of the template's entrypoint once that has ended.
 	EntrypointExit *int32
-	// Message says why, where State is exited or Probed false, and where the memory is of what is
-	// paused.
+	// Memory is where the memory is of what is paused and keeps it; else empty.
+	Memory agents.MemoryPlace
+	// Message says why, where State is exited or Probed false, and what is kept of what is paused.
 	Message string
 }

@@ -55,7 +55,7 @@ func PhaseOf(s *agents.Sandbox) Phase {
 	}
 	wantsSleep, asleep := s.Spec.OperatingMode == agents.ModeSuspended, Suspended(s)
 	switch {
-	case asleep && wantsSleep:
+	case asleep && (wantsSleep || resumeFailed(s)):
 		return Paused
 	case asleep:
 		return Resuming
@@ -102,6 +102,11 @@ func Failure(s *agents.Sandbox) (reason, message string, ok bool) {
 
 func finished(s *agents.Sandbox) bool {
 	return meta.IsStatusConditionTrue(s.Status.Conditions, agents.ConditionFinished)
+}
+
+func resumeFailed(s *agents.Sandbox) bool {
+	_, failed := ResumeFailure(s)
+	return failed
 }
 
 func expired(s *agents.Sandbox) bool {

@@ -101,6 +101,7 @@ func TestPhaseOf(t *testing.T) {
 		"to sleep":  {mode: agents.ModeSuspended, ips: started, conds: []metav1.Condition{condition("Ready", "True", "DependenciesReady")}, want: Pausing},
 		"asleep":    {mode: agents.ModeSuspended, ips: started, conds: []metav1.Condition{condition("Suspended", "True", "PodTerminated")}, want: Paused},
 		"waking":    {mode: agents.ModeRunning, ips: started, conds: []metav1.Condition{condition("Suspended", "True", "PodTerminated")}, want: Resuming},
+		"not woken": {mode: agents.ModeRunning, conds: []metav1.Condition{condition("Suspended", "True", "PodTerminated"), condition("Ready", "False", ReasonResumeFailed)}, want: Paused},
 		"ended":     {ips: started, conds: []metav1.Condition{condition("Finished", "True", "PodFailed")}, want: Dead},
 		"expired":   {conds: []metav1.Condition{condition("Ready", "False", "SandboxExpired")}, want: Dead},
 		"not ready": {ips: started, conds: []metav1.Condition{condition("Ready", "False", "DependenciesNotReady")}, want: Starting},

@@ -141,7 +141,7 @@ func TestTracingReachesACollector(t *testing.T) {
 	}
 	_, span := provider.Tracer("x").Start(t.Context(), "claim")
 	span.End()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	if err := shutdown(ctx); err != nil {
 		t.Fatal(err)

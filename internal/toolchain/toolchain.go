@@ -145,7 +145,7 @@ func (f *Finder) Check(ctx context.Context, name string) (Program, error) {
 	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, path, k.flag)
-	cmd.WaitDelay = time.Second
+	cmd.WaitDelay = versionTimeout // after its end: what it said is read late on a machine that stands still
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		if cause := ctx.Err(); cause != nil {

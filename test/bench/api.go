@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // apiBenchmark is the package whose benchmark of the API server runs beside a bare etcd.
@@ -59,6 +60,8 @@ func (b *bench) benchmarks(ctx context.Context, pkg, name string, n int) (map[st
 	exact := "^" + strings.ReplaceAll(name, "/", "$/^") + "$"
 	cmd := exec.CommandContext(ctx, "go", "test", "-run=^$", "-bench="+exact, fmt.Sprintf("-benchtime=%dx", n), pkg)
 	cmd.Env = append(os.Environ(), "TMPDIR="+b.server.dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the test is a child of the command, and ends with it
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Run(); err != nil {

@@ -18,6 +18,6 @@ func (b *bench) boots(ctx context.Context, name string, n int) error {
 		}
 		took = append(took, millis(d))
 	}
-	b.report.add("boot", name, "ms", took)
+	b.report.add("boot", name, "ms", took).atMost(bootBar)
 	return nil
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // coldCreateBar is the median, in milliseconds, that a cold create shall keep to.
-const coldCreateBar = 350
+const coldCreateBar = 250
 
 // outside names what a create takes beside the node's work: the API's writes, the controller,
 // the watch.

@@ -21,7 +21,12 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer context.AfterFunc(ctx, stop)() // a second signal ends the program at once
-	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	var err error
+	if len(os.Args) == 3 && os.Args[1] == gatewayCommand {
+		err = serveGateway(ctx, os.Args[2])
+	} else {
+		err = run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	}
 	stop()
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "bench: %v\n", err)
@@ -50,18 +55,24 @@ func (o options) rounds(n int) int {
 type part struct {
 	name    string
 	measure func(context.Context, *bench) error
+	alone   bool // it needs no server
 }
 
 // parts lists the chapters in their order. Those that leave the server busy come last.
 func parts() []part {
 	return []part{
-		{"boot", measureBoot},
-		{"api", measureAPI},
-		{"create", measureCreate},
-		{"exec", measureExec},
-		{"claim", measureClaim},
-		{"transfer", measureTransfer},
-		{"memory", measureMemory},
+		{name: "gateway", measure: measureGateway, alone: true},
+		{name: "boot", measure: measureBoot},
+		{name: "api", measure: measureAPI},
+		{name: "create", measure: measureCreate},
+		{name: "exec", measure: measureExec},
+		{name: "claim", measure: measureClaim},
+		{name: "transfer", measure: measureTransfer},
+		{name: "address", measure: measureAddress},
+		{name: "peers", measure: measurePeers},
+		{name: "sleep", measure: measureSleep},
+		{name: "scale", measure: measureScale},
+		{name: "memory", measure: measureMemory},
 	}
 }
 
@@ -101,7 +112,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.SetOutput(stderr)
 	f.BoolVar(&o.json, "json", false, "print JSON instead of a table")
 	f.BoolVar(&o.quick, "quick", false, "a tenth of the rounds, to try whether it works")
-	f.StringVar(&o.only, "only", "", "measure only these `parts`, separated by commas: boot, api, create, exec, claim, transfer, memory")
+	f.StringVar(&o.only, "only", "", "measure only these `parts`, separated by commas: gateway, boot, api, create, exec, claim, transfer, address, peers, sleep, scale, memory")
 	f.StringVar(&o.dir, "dir", "/var/tmp", "where the server's data lie while it runs; on a disk, or the figures are of memory")
 	f.StringVar(&o.programs, "programs", "bin", "directory of barchan and barchan-agent")
 	if err := f.Parse(args); err != nil {
@@ -128,6 +139,11 @@ func (o options) wanted() []string {
 
 // measure does the wanted parts, and removes the server whatever happens.
 func (b *bench) measure(ctx context.Context) (err error) {
+	b.report.Machine = describeMachine(ctx)
+	defer func() { b.report.Ended = time.Now() }()
+	if err := b.measureParts(ctx, true); err != nil || !b.needsServer() {
+		return err
+	}
 	if b.server, err = newServer(ctx, b.dir, b.programs); err != nil {
 		return err
 	}
@@ -141,8 +157,22 @@ func (b *bench) measure(ctx context.Context) (err error) {
 	if err := b.prepare(ctx); err != nil {
 		return err
 	}
+	return b.measureParts(ctx, false)
+}
+
+func (b *bench) wants(p part) bool {
+	w := b.wanted()
+	return w == nil || slices.Contains(w, p.name)
+}
+
+func (b *bench) needsServer() bool {
+	return slices.ContainsFunc(parts(), func(p part) bool { return !p.alone && b.wants(p) })
+}
+
+// measureParts measures the wanted parts that need the server, or those that do not.
+func (b *bench) measureParts(ctx context.Context, alone bool) error {
 	for _, p := range parts() {
-		if w := b.wanted(); w != nil && !slices.Contains(w, p.name) {
+		if p.alone != alone || !b.wants(p) {
 			continue
 		}
 		began := time.Now()
@@ -151,11 +181,13 @@ func (b *bench) measure(ctx context.Context) (err error) {
 			if ctx.Err() != nil {
 				return context.Cause(ctx) // whatever it led to
 			}
+			if alone {
+				return fmt.Errorf("measure %s: %w", p.name, err)
+			}
 			return fmt.Errorf("measure %s: %w\nend of the server's log:\n%s", p.name, err, b.server.tail())
 		}
 		b.say("measure: %s: done in %.0f s", p.name, time.Since(began).Seconds())
 	}
-	b.report.Ended = time.Now()
 	return nil
 }
 
@@ -166,12 +198,11 @@ func (b *bench) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	b.report.one("boot", "boot to ready, empty data directory", "ms", millis(took))
+	b.report.one("boot", "boot to ready, empty data directory", "ms", millis(took)).atMost(emptyBootBar)
 	b.say("make the base image, or take it from the cache")
 	if _, err := b.server.command(ctx, "", "image", "build", "base"); err != nil {
 		return err
 	}
-	b.report.Machine = describeMachine(ctx)
 	b.report.Version, err = b.server.command(ctx, "", "version")
 	b.report.Version = strings.TrimSpace(b.report.Version)
 	if err != nil {

@@ -59,7 +59,8 @@ func (s *server) traces() map[string][]string {
 			}
 		}
 	}
-	links, _ := exec.Command("sh", "-c", "ip -o link show master "+tag+" | wc -l").Output()
+	// Those made ahead are down.
+	links, _ := exec.Command("sh", "-c", "ip -o link show master "+tag+" up | wc -l").Output()
 	count := 0
 	_, _ = fmt.Sscan(string(links), &count)
 	if count != len(all["network namespaces"]) {

@@ -3,6 +3,8 @@ package e2e
 import (
 	"strconv"
 	"testing"
+
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // TestFeatures is what a template may ask for and what operators and clients see of it, on one
@@ -20,11 +22,13 @@ func TestFeatures(t *testing.T) {
 	s.must("image", "build", "base")
 	for name, test := range map[string]func(*testing.T, *server){
 		"runtimes": testRuntimes, "service": testService, "restart policy": testRestartPolicy, "refusals": testRefusals, "tenancy": testTenancy,
-		"images":        func(t *testing.T, s *server) { testImages(t, s, helloProgram(t)) },
-		"gateway":       func(t *testing.T, s *server) { testGateway(t, s, roots) },
-		"observability": func(t *testing.T, s *server) { testObservability(t, s, spans) },
+		"images":         func(t *testing.T, s *server) { testImages(t, s, helloProgram(t)) },
+		"gateway":        func(t *testing.T, s *server) { testGateway(t, s, roots) },
+		"idle":           testIdle,
+		"network policy": testNetworkPolicy,
+		"observability":  func(t *testing.T, s *server) { testObservability(t, s, spans) },
 	} {
 		t.Run(name, func(t *testing.T) { test(t, s.in(t)) })
 	}
-	eventually(t, "only what lives is left", s.onlyLive)
+	eventually.NoError(t, "only what lives is left", s.onlyLive)
 }

@@ -21,6 +21,8 @@ import (
 	"time"
 
 	"github.com/coder/websocket"
+
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 const testDomain = "sandboxes.test"
@@ -85,7 +87,7 @@ func (s *server) tlsClient(roots *x509.CertPool) *http.Client {
 // ask makes one request; mod may change it.
 func ask(t *testing.T, c *http.Client, url string, mod func(*http.Request)) (*http.Response, string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), eventually.Patience)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -143,7 +145,7 @@ func testGateway(t *testing.T, s *server, roots *x509.CertPool) {
 				return websocket.Dial(ctx, "ws://"+s.http+"/echo", &websocket.DialOptions{Host: fmt.Sprintf("8080-%s.%s", id, testDomain)})
 			},
 		} {
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ctx, cancel := context.WithTimeout(t.Context(), eventually.Patience)
 			defer cancel()
 			c, _, err := dial(ctx) // no body after an upgrade
 			if err != nil {
@@ -204,7 +206,7 @@ func testGatewayRefusals(t *testing.T, s *server, id string) {
 func testKillCuts(t *testing.T, s *server) {
 	id := s.create(s.localKey(), "gate")
 	s.untilServed(id, "/")
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), eventually.Patience)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.http+"/drip", nil)
 	if err != nil {

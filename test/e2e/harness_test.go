@@ -11,12 +11,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"testing"
-	"time"
-)
 
-// patience bounds the wait for what should come by itself.
-const patience = 30 * time.Second
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
 
 // set gives the server a setting by its environment variable.
 func (s *server) set(key, value string) {
@@ -27,23 +24,6 @@ func (s *server) set(key, value string) {
 		}
 	}
 	s.env = append(s.env, key+"="+value)
-}
-
-// eventually asks again and again until the answer is nil.
-func eventually(t *testing.T, what string, ask func() error) {
-	t.Helper()
-	var last error
-	for end := time.Now().Add(patience); time.Now().Before(end); {
-		if last = ask(); last == nil {
-			return
-		}
-		select {
-		case <-t.Context().Done():
-			t.Fatalf("%s: %v: %v", what, t.Context().Err(), last)
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
-	t.Fatalf("%s: not within %v: %v", what, patience, last)
 }
 
 // data is what a command of ours wrote to its standard output; its talk is for failures.
@@ -107,10 +87,13 @@ func (s *server) exec(id, line string) string {
 	return strings.TrimSuffix(s.data("exec", id, "--", "sh", "-c", line), "\n")
 }
 
+// patience is the flag by which kubectl waits as long as package eventually does.
+var patience = "--timeout=" + eventually.Patience.String()
+
 // kubectl runs the real one against the server.
 func (s *server) kubectl(stdin string, args ...string) (string, error) {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), startTime)
+	ctx, cancel := context.WithTimeout(context.Background(), eventually.Patience+startTime) // it says itself what it waited for
 	defer cancel()
 	cmd := exec.CommandContext(ctx, kubectl(s.t), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(s.value("BARCHAN_DATA_DIR"), "credentials", "admin.kubeconfig"))
@@ -172,7 +155,7 @@ func (s *server) call(key, method, path string, body any) (int, string) {
 // create makes a sandbox by the REST API and returns its ID.
 func (s *server) create(key, template string) string {
 	s.t.Helper()
-	status, body := s.call(key, http.MethodPost, "/sandboxes", map[string]any{"templateID": template, "timeout": 600, "secure": true})
+	status, body := s.call(key, http.MethodPost, "/sandboxes", map[string]any{"templateID": template, "timeout": 3600, "secure": true})
 	var made struct{ SandboxID string }
 	if err := json.Unmarshal([]byte(body), &made); status != http.StatusCreated || err != nil {
 		s.t.Fatalf("create of %s = %d %s\n%s", template, status, body, s.tail())
@@ -182,7 +165,7 @@ func (s *server) create(key, template string) string {
 
 // visit asks a port of a sandbox for a page by the gateway's host names.
 func (s *server) visit(id string, port int, path string) (int, string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), eventually.Patience)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.http+path, nil)
 	if err != nil {
@@ -202,7 +185,7 @@ func (s *server) visit(id string, port int, path string) (int, string, error) {
 func (s *server) untilServed(id, path string) (body string) {
 	s.t.Helper()
 	const port = 8080
-	eventually(s.t, fmt.Sprintf("port %d of %s", port, id), func() error {
+	eventually.NoError(s.t, fmt.Sprintf("port %d of %s", port, id), func() error {
 		status, text, err := s.visit(id, port, path)
 		if err == nil && status != http.StatusOK {
 			err = fmt.Errorf("%d %s", status, text)

@@ -22,6 +22,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // helloProgram builds the program of the small images.
@@ -307,13 +309,13 @@ func testUnknownImage(t *testing.T, s *server, host string) {
 		}
 	}
 	s.mustKubectl(strings.Replace(sandboxManifest, "barchan.local/base:latest", host+"/apps/typo:1", 1), "apply", "-f", "-")
-	s.mustKubectl("", "wait", "--for=condition=Finished", "sandbox/by-kubectl", "--timeout=30s")
+	s.mustKubectl("", "wait", "--for=condition=Finished", "sandbox/by-kubectl", patience)
 	if got := s.condition("default", "by-kubectl", "Ready"); !strings.Contains(got, "False ImageUnavailable") || !strings.Contains(got, host+"/apps/typo:1") {
 		t.Errorf("condition Ready = %q", got)
 	}
 	if out := s.mustKubectl("", "describe", "sandbox", "by-kubectl"); !strings.Contains(out, "Failed") || !strings.Contains(out, "typo:1") {
 		t.Errorf("kubectl describe has no event of it:\n%s", out)
 	}
-	s.mustKubectl("", "delete", "sandbox", "by-kubectl", "--timeout=30s")
-	eventually(t, "nothing is left", s.onlyLive)
+	s.mustKubectl("", "delete", "sandbox", "by-kubectl", patience)
+	eventually.NoError(t, "nothing is left", s.onlyLive)
 }

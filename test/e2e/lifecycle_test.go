@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // TestKilledInTheMiddle kills the server while it makes sandboxes, at moments that a seed
@@ -55,9 +57,15 @@ func testKilled(t *testing.T, s *server, seed uint64) {
 	s.stop(syscall.SIGKILL)
 	running.Wait()
 	s.start()
-	eventually(t, fmt.Sprintf("after a kill %v into %d creates all is in order", pause, createsAtOnce), func() error {
-		if out, err := s.kubectl("", "get", "sandboxes", "-A", "-o", "jsonpath={.items[*].status.barchan.phase}"); err != nil || strings.Contains(out, "ing") && strings.Contains(strings.ReplaceAll(out, "Running", ""), "ing") {
-			return fmt.Errorf("phases %s (%w)", out, err)
+	eventually.NoError(t, fmt.Sprintf("after a kill %v into %d creates all is in order", pause, createsAtOnce), func() error {
+		out, err := s.kubectl("", "get", "sandboxes", "-A", "-o", `jsonpath={range .items[*]}{.metadata.name} {.status.barchan.phase}{"\n"}{end}`)
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		for line := range strings.Lines(out) { // one that nobody has come to yet has no phase
+			if f := strings.Fields(line); len(f) != 2 || strings.HasSuffix(strings.TrimSuffix(f[1], "Running"), "ing") {
+				return fmt.Errorf("phases:\n%s", out)
+			}
 		}
 		return s.onlyLive()
 	})
@@ -81,7 +89,7 @@ func testKilled(t *testing.T, s *server, seed uint64) {
 	for _, id := range have {
 		s.must("kill", id)
 	}
-	eventually(t, "nothing is left", func() error {
+	eventually.NoError(t, "nothing is left", func() error {
 		if out, err := s.kubectl("", "get", "sandboxes", "-A", "-o", "name"); err != nil || strings.TrimSpace(out) != "" {
 			return fmt.Errorf("%s %w", out, err)
 		}
@@ -92,7 +100,7 @@ func testKilled(t *testing.T, s *server, seed uint64) {
 
 // tryCreate is a create that may be cut off.
 func (s *server) tryCreate(ctx context.Context, key string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, eventually.Patience)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+s.http+"/sandboxes", strings.NewReader(`{"templateID":"base","timeout":600}`))
 	if err != nil {
@@ -176,7 +184,7 @@ func testStopDuringBoot(t *testing.T, s *server, sig syscall.Signal) {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
-	eventually(t, "the server answers", func() error {
+	eventually.NoError(t, "the server answers", func() error {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+s.http+"/readyz", nil)
 		if err != nil {
 			return err
@@ -243,7 +251,7 @@ func TestWithoutRoot(t *testing.T) {
 		"down of root's server":   {[]string{"down", "--data-dir", closed}, []string{"root"}},
 		"down --all of it":        {[]string{"down", "--all", "--yes", "--data-dir", closed}, []string{"root"}},
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), eventually.Patience)
 		defer cancel()
 		cmd := exec.CommandContext(ctx, own, give.args...)
 		cmd.Dir, cmd.Env = "/", []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/nonexistent"}

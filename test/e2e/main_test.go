@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // TestMainJob is the quick start: the first program, the SDK, kubectl, a restart in the middle.
@@ -55,7 +57,7 @@ func exitCode(err error) int {
 func runSDK(t *testing.T, file string, env []string) {
 	t.Helper()
 	installSDK(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "node", "--import", "./resolve.mjs", "--test", "--test-reporter", "spec", file)
 	cmd.Dir, cmd.Env = "sdk", env
@@ -132,7 +134,7 @@ func testKubectl(t *testing.T, s *server) {
 	program := kubectl(t)
 	env := s.clientEnv()
 	run := func(stdin string, args ...string) (string, error) {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), eventually.Patience+startTime) // it says itself what it waited for
 		defer cancel()
 		cmd := exec.CommandContext(ctx, program, args...)
 		cmd.Env, cmd.Stdin = env, strings.NewReader(stdin)
@@ -148,7 +150,7 @@ func testKubectl(t *testing.T, s *server) {
 		return out
 	}
 	must(sandboxManifest, "apply", "-f", "-")
-	must("", "wait", "--for=condition=Ready", "sandbox/by-kubectl", "--timeout=30s")
+	must("", "wait", "--for=condition=Ready", "sandbox/by-kubectl", patience)
 	if out := must("", "get", "sandboxes", "-A"); !strings.Contains(out, "by-kubectl") || !strings.Contains(out, "DependenciesReady") {
 		t.Errorf("kubectl get sandboxes -A:\n%s", out)
 	}
@@ -157,13 +159,13 @@ func testKubectl(t *testing.T, s *server) {
 		t.Errorf("inside: %q", out)
 	}
 	must("", "patch", "sandbox", "by-kubectl", "--type=merge", "-p", `{"spec":{"operatingMode":"Suspended"}}`)
-	must("", "wait", "--for=condition=Suspended", "sandbox/by-kubectl", "--timeout=30s")
+	must("", "wait", "--for=condition=Suspended", "sandbox/by-kubectl", patience)
 	must("", "patch", "sandbox", "by-kubectl", "--type=merge", "-p", `{"spec":{"operatingMode":"Running"}}`)
-	must("", "wait", "--for=condition=Ready", "sandbox/by-kubectl", "--timeout=30s")
+	must("", "wait", "--for=condition=Ready", "sandbox/by-kubectl", patience)
 	if out, err := run(strings.ReplaceAll(sandboxManifest, "emptyDir: {}", "hostPath: {path: /}"), "apply", "-f", "-"); err == nil || !strings.Contains(out, "spec.podTemplate.spec.volumes[0]") {
 		t.Errorf("a host path was not refused by its field: %v\n%s", err, out)
 	}
-	must("", "delete", "sandbox", "by-kubectl", "--timeout=30s")
+	must("", "delete", "sandbox", "by-kubectl", patience)
 	if out, err := run("", "get", "sandbox", "by-kubectl"); err == nil || !strings.Contains(out, "NotFound") {
 		t.Errorf("after delete: %v\n%s", err, out)
 	}
@@ -207,7 +209,7 @@ func testRestart(t *testing.T, s *server, sig syscall.Signal) {
 	env := s.clientEnv()
 	script := func(code string) string {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), startTime)
 		defer cancel()
 		cmd := exec.CommandContext(ctx, "node", "-e", "import('e2b').then(async ({Sandbox}) => {"+code+"; process.exit(0)}).catch((e) => { console.error(e); process.exit(1) })")
 		cmd.Dir, cmd.Env = "sdk", env

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // TestMemoryGoesToDisk has a sandbox sleep on disk over a restart of the server: afterwards the same
@@ -21,8 +23,8 @@ func TestMemoryGoesToDisk(t *testing.T) {
 	count := func() (pid string, n int) {
 		t.Helper()
 		var out string
-		eventually(t, "it counts", func() error {
-			out = s.exec(id, "cat /tmp/count")
+		eventually.NoError(t, "it counts", func() error {
+			out = s.exec(id, "cat /tmp/count 2>/dev/null || true") // it may not have begun
 			if len(strings.Fields(out)) != 2 {
 				return fmt.Errorf("%q", out)
 			}
@@ -36,7 +38,7 @@ func TestMemoryGoesToDisk(t *testing.T) {
 	}
 	pid, before := count()
 	s.must("pause", id)
-	eventually(t, "its memory is on disk", func() error {
+	eventually.NoError(t, "its memory is on disk", func() error {
 		out := s.mustKubectl("", "get", "sandboxes", "-o", `jsonpath={.items[0].status.conditions[?(@.type=="Suspended")].message}`)
 		if !strings.Contains(out, "disk") {
 			return errors.New(out)

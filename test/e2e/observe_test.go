@@ -15,6 +15,8 @@ import (
 
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	"google.golang.org/grpc"
+
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // traces is a collector of OTLP traces that keeps the names of spans by service.
@@ -62,7 +64,7 @@ func startCollector(t *testing.T) (*traces, string) {
 func testObservability(t *testing.T, s *server, c *traces) {
 	id, _ := s.keep("base", "true")
 	t.Run("metrics", func(t *testing.T) {
-		_, text := ask(t, http.DefaultClient, "http://"+s.http+"/metrics", nil)
+		var text string
 		for _, series := range []string{
 			`barchan_manager_operation_seconds_bucket{operation="claim",result="ok",le="0.00025"}`,
 			`barchan_manager_operation_seconds_bucket{operation="create",result="ok",le="0.00025"}`,
@@ -74,9 +76,12 @@ func testObservability(t *testing.T, s *server, c *traces) {
 			`barchan_gateway_requests_total{class="2xx"}`,
 			`barchan_build_info{version=`,
 		} {
-			if !strings.Contains(text, "\n"+series) {
-				t.Errorf("/metrics has no %s", series)
-			}
+			eventually.NoError(t, "what was answered is counted", func() error {
+				if _, text = ask(t, http.DefaultClient, "http://"+s.http+"/metrics", nil); !strings.Contains(text, "\n"+series) {
+					return fmt.Errorf("/metrics has no %s", series)
+				}
+				return nil
+			})
 		}
 		for line := range strings.Lines(text) {
 			if strings.HasPrefix(line, "barchan_gateway_exec_seconds_count") && strings.HasSuffix(line, " 0\n") {
@@ -109,12 +114,15 @@ func testObservability(t *testing.T, s *server, c *traces) {
 				t.Errorf("phase %s is not done", p.Name)
 			}
 		}
-		if at := slices.Index(names, "lock"); at != 0 || slices.Index(names, "node") > slices.Index(names, "serve") {
-			t.Errorf("phases %v", names)
+		want := []string{
+			"room", "lock", "bind", "migrate", "api", "migrate-objects", "defaults", "caches", "node", "routes", "peers", "manager", "controllers", "serve",
+		}
+		if !slices.Equal(names, want) {
+			t.Errorf("phases %v, want %v", names, want)
 		}
 	})
 	t.Run("traces", func(t *testing.T) {
-		eventually(t, "a span of the create", func() error {
+		eventually.NoError(t, "a span of the create", func() error {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			if len(c.spans["barchan"]) == 0 {
@@ -190,7 +198,7 @@ func testExplainAndWatch(t *testing.T, s *server) {
 			t.Errorf("kubectl explain %s has no %q:\n%s", what, want, out)
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), eventually.Patience)
 	defer cancel()
 	watch := exec.CommandContext(ctx, kubectl(t), "get", "sandboxtemplates", "--watch-only", "-o", "name")
 	watch.Env = append(os.Environ(), "KUBECONFIG="+s.value("BARCHAN_DATA_DIR")+"/credentials/admin.kubeconfig")

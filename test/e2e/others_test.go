@@ -15,6 +15,8 @@ import (
 
 	"go.etcd.io/etcd/server/v3/embed" //nolint:depguard // the etcd that exists already is the test's
 	"go.uber.org/zap"
+
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // startEtcd is an etcd that exists already; it returns its endpoint.
@@ -40,7 +42,7 @@ func startEtcd(t *testing.T) string {
 	t.Cleanup(e.Close)
 	select {
 	case <-e.Server.ReadyNotify():
-	case <-time.After(patience):
+	case <-time.After(eventually.Patience):
 		t.Fatal("etcd is not ready")
 	}
 	return endpoint.String()
@@ -89,7 +91,7 @@ func startContainerd(t *testing.T, namespace string) string {
 		}
 		_ = os.RemoveAll(dir)
 	})
-	eventually(t, "containerd listens", func() error {
+	eventually.NoError(t, "containerd listens", func() error {
 		conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", socket)
 		if err != nil {
 			return err
@@ -207,7 +209,7 @@ func newOutside(t *testing.T) *outside {
 		}
 		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 		for _, addr := range []string{w.public, w.private} {
-			eventually(t, addr+":"+port+" answers the host", func() error {
+			eventually.NoError(t, addr+":"+port+" answers the host", func() error {
 				conn, err := net.DialTimeout("tcp", net.JoinHostPort(addr, port), time.Second)
 				if err != nil {
 					return err
@@ -219,13 +221,14 @@ func newOutside(t *testing.T) *outside {
 	return w
 }
 
-// dialProgram tells of each address whether something answers there.
+// dialProgram tells of each address whether something answers there. Each is followed by how many seconds
+// that may take.
 const dialProgram = `
 import socket, sys
-for a in sys.argv[1:]:
+for a, patience in zip(sys.argv[1::2], sys.argv[2::2]):
     host, port = a.rsplit(":", 1)
     try:
-        socket.create_connection((host, int(port)), 1).close()
+        socket.create_connection((host, int(port)), int(patience)).close()
         print(a, "yes")
     except OSError as e:
         print(a, "no")
@@ -270,8 +273,8 @@ func testIsolation(t *testing.T, s, other *server, a, b string, w *outside) {
 		want[ip+":"+port] = "no" // the host, by its own address
 	}
 	args := []string{"exec", a, "--", "python3", "-c", dialProgram}
-	for addr := range want {
-		args = append(args, addr)
+	for addr, answer := range want {
+		args = append(args, addr, map[string]string{"yes": "60", "no": "1"}[answer]) // no answer is no connection in any time
 	}
 	out := s.data(args...)
 	for addr, answer := range want {
@@ -281,17 +284,17 @@ func testIsolation(t *testing.T, s, other *server, a, b string, w *outside) {
 	}
 	// All of them do answer those who may ask.
 	for _, addr := range []string{addressOf(s, neighbour) + ":8080", addressOf(other, b) + ":8080", w.private + ":8080", gateway + ":" + port} {
-		conn, err := net.DialTimeout("tcp", addr, 2*time.Second)
+		conn, err := net.DialTimeout("tcp", addr, eventually.Patience)
 		if err != nil {
 			t.Errorf("from the host: %v", err)
 			continue
 		}
 		_ = conn.Close()
 	}
-	if from := s.exec(a, "curl -s -m 5 http://"+w.public+":8080/ | head -c 5"); from != "proto" {
+	if from := s.exec(a, "curl -s -m 60 http://"+w.public+":8080/ | head -c 5"); from != "proto" {
 		t.Errorf("a whole answer from outside: %q", from)
 	}
-	if out := s.exec(a, "cat /etc/resolv.conf"); out != "nameserver "+w.private {
+	if out := s.exec(a, "cat /etc/resolv.conf"); out != "nameserver "+gateway+"\nnameserver "+w.private {
 		t.Errorf("resolv.conf: %q", out)
 	}
 	// A sandbox that gives itself another's address gets nowhere with it.

@@ -14,13 +14,13 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // poolManifests are written as for upstream; only the image is ours.
@@ -145,7 +145,7 @@ func launchedWarm(x *agents.Sandbox) bool {
 // poolFills waits until the pool is as wanted, and no more than that.
 func (s *server) poolFills() {
 	s.t.Helper()
-	eventually(s.t, "the pool fills", func() error {
+	eventually.NoError(s.t, "the pool fills", func() error {
 		p := objects[extensions.SandboxWarmPool](s, "sandboxwarmpools")[0]
 		if p.Status.ObservedGeneration < p.Generation || !meta.IsStatusConditionTrue(p.Status.Conditions, extensions.PoolReady) || p.Status.ReadyReplicas != poolFor {
 			return fmt.Errorf("status %+v", p.Status)
@@ -158,11 +158,36 @@ func (s *server) poolFills() {
 	})
 }
 
+// poolRevision is the revision of the template that the pool has seen.
+func (s *server) poolRevision() string {
+	s.t.Helper()
+	return objects[extensions.SandboxWarmPool](s, "sandboxwarmpools")[0].Status.CurrentRevision
+}
+
+// poolSees waits until the pool has seen that its template is not the one of a revision any more. Until
+// then no member is stale.
+func (s *server) poolSees(before string) {
+	s.t.Helper()
+	eventually.True(s.t, "the pool sees the template's change", func() bool { return s.poolRevision() != before })
+}
+
+// poolRolls waits until the pool has no member of an earlier revision, and is full.
+func (s *server) poolRolls() {
+	s.t.Helper()
+	eventually.NoError(s.t, "stale members go", func() error {
+		if out := s.must("pool", "show", "py-pool"); strings.Contains(out, "(stale)") {
+			return errors.New(out)
+		}
+		return nil
+	})
+	s.poolFills()
+}
+
 // script runs a program of the unmodified SDK.
 func (s *server) script(code string) string {
 	s.t.Helper()
 	installSDK(s.t)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), startTime)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "node", "-e", "import('e2b').then(async ({Sandbox}) => {"+code+"; process.exit(0)}).catch((e) => { console.error(e); process.exit(1) })")
 	cmd.Dir, cmd.Env = "sdk", s.clientEnv()
@@ -185,7 +210,7 @@ func testSDKGetsMember(t *testing.T, s *server) {
 	}
 	s.poolFills()
 	brief := s.script(`const s = await Sandbox.create('py', {timeoutMs: 2000}); console.log(s.sandboxId)`)
-	eventually(t, "its timeout ends it", func() error {
+	eventually.NoError(t, "its timeout ends it", func() error {
 		if status, body := s.call(s.localKey(), http.MethodGet, "/sandboxes/"+brief, nil); status != http.StatusNotFound {
 			return fmt.Errorf("%d %s", status, body)
 		}
@@ -201,6 +226,7 @@ func testSDKGetsMember(t *testing.T, s *server) {
 // testTemplateChanges wants the first claim after a change to have it, whatever is warm then.
 func testTemplateChanges(t *testing.T, s *server, version int, strategy string) {
 	t.Helper()
+	before := s.poolRevision()
 	s.mustKubectl(fmt.Sprintf(poolManifests, version, poolFor, strategy), "apply", "-f", "-")
 	for range 2 {
 		id := s.create(s.localKey(), "py")
@@ -209,21 +235,16 @@ func testTemplateChanges(t *testing.T, s *server, version int, strategy string) 
 		}
 		s.must("kill", id)
 	}
+	s.poolSees(before)
 	if strategy == "Recreate" {
-		s.poolFills()
-		eventually(t, "stale members go", func() error {
-			if out := s.must("pool", "show", "py-pool"); strings.Contains(out, "(stale)") {
-				return errors.New(out)
-			}
-			return nil
-		})
+		s.poolRolls()
 		id := s.create(s.localKey(), "py")
 		if got := s.exec(id, "echo $VERSION"); got != fmt.Sprint(version) || !launchedWarm(s.sandbox(id)) {
 			t.Errorf("from the pool rolled out: version %s, labels %v", got, s.sandbox(id).Labels)
 		}
 		s.must("kill", id)
 	}
-	eventually(t, "the history has the change", func() error {
+	eventually.NoError(t, "the history has the change", func() error {
 		var history []struct{ Spec struct{ Number int } }
 		s.read(&history, "template", "history", "py")
 		if len(history) != version || history[version-1].Spec.Number != version {
@@ -236,7 +257,7 @@ func testTemplateChanges(t *testing.T, s *server, version int, strategy string) 
 func testClaimByKubectl(t *testing.T, s *server) {
 	s.poolFills()
 	s.mustKubectl(fmt.Sprintf(claimManifest, "mine", "claim"), "apply", "-f", "-")
-	s.mustKubectl("", "wait", "--for=condition=Ready", "sandboxclaim/mine", "--timeout=30s")
+	s.mustKubectl("", "wait", "--for=condition=Ready", "sandboxclaim/mine", patience)
 	name := s.mustKubectl("", "get", "sandboxclaim", "mine", "-o", "jsonpath={.status.sandbox.name}")
 	id := s.mustKubectl("", "get", "sandbox", name, "-o", "jsonpath={.status.barchan.id}")
 	x := s.sandbox(id)
@@ -246,8 +267,8 @@ func testClaimByKubectl(t *testing.T, s *server) {
 	if got := s.exec(id, "echo $WHO"); got != "claim" {
 		t.Errorf("its variable is %q", got)
 	}
-	s.mustKubectl("", "delete", "sandboxclaim", "mine", "--timeout=30s")
-	eventually(t, "the claim's sandbox goes", func() error {
+	s.mustKubectl("", "delete", "sandboxclaim", "mine", patience)
+	eventually.NoError(t, "the claim's sandbox goes", func() error {
 		if out, err := s.kubectl("", "get", "sandbox", name); err == nil || !strings.Contains(out, "NotFound") {
 			return errors.New(out)
 		}
@@ -258,14 +279,10 @@ func testClaimByKubectl(t *testing.T, s *server) {
 // testBoundOutlives wants the variables of a claim in a container that is started anew, by a
 // server that has seen neither the claim nor the start.
 func testBoundOutlives(t *testing.T, s *server) {
+	before := s.poolRevision()
 	s.mustKubectl("", "patch", "sandboxtemplate", "py", "--type=merge", "-p", `{"spec":{"podTemplate":{"spec":{"restartPolicy":"Always"}}}}`)
-	eventually(t, "the pool rolls", func() error {
-		if out := s.must("pool", "show", "py-pool"); strings.Contains(out, "(stale)") {
-			return errors.New(out)
-		}
-		return nil
-	})
-	s.poolFills()
+	s.poolSees(before)
+	s.poolRolls()
 	id := s.script(`const s = await Sandbox.create('py', {timeoutMs: 600000, envs: {WHO: 'me'}}); console.log(s.sandboxId)`)
 	if !launchedWarm(s.sandbox(id)) {
 		t.Fatalf("not warm: %v", s.sandbox(id).Labels)
@@ -275,7 +292,7 @@ func testBoundOutlives(t *testing.T, s *server) {
 	s.exec(id, "tail -f /dev/null > /dev/null 2>&1 &")
 	// The container goes with the template's program, and what asks for that with the container.
 	_, _ = s.try("exec", id, "--", "sudo", "pkill", "-x", "sleep")
-	eventually(t, "the container is started anew, with its variables", func() error {
+	eventually.NoError(t, "the container is started anew, with its variables", func() error {
 		out, err := s.try("exec", id, "--", "sh", "-c", "pgrep -x sleep > /dev/null && ! pgrep -x tail && echo $WHO")
 		if err != nil || out != "me\n" {
 			return fmt.Errorf("%w: %q", err, out)
@@ -331,7 +348,7 @@ func testDeathAmidClaims(t *testing.T, s *server) {
 	}
 	s.mustKubectl(manifest.String(), "apply", "-f", "-")
 	apiKey, answers := s.localKey(), make(chan answer, each)
-	ctx, cancel := context.WithTimeout(t.Context(), startTime)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*startTime) // for all of them, one after the other
 	defer cancel()
 	var asking sync.WaitGroup
 	for i := range each {
@@ -356,7 +373,7 @@ func testDeathAmidClaims(t *testing.T, s *server) {
 		if a.err != nil {
 			lost++
 			key := a.key
-			eventually(t, "an answer for "+key, func() error {
+			eventually.NoError(t, "an answer for "+key, func() error {
 				a = s.createOnce(ctx, apiKey, key)
 				return a.err
 			})
@@ -366,7 +383,7 @@ func testDeathAmidClaims(t *testing.T, s *server) {
 	t.Logf("%d of %d answers were lost", lost, each)
 	for i := range each {
 		name := fmt.Sprintf("c%d", i)
-		s.mustKubectl("", "wait", "--for=condition=Ready", "sandboxclaim/"+name, "--timeout=60s")
+		s.mustKubectl("", "wait", "--for=condition=Ready", "sandboxclaim/"+name, patience)
 		of := s.mustKubectl("", "get", "sandboxclaim", name, "-o", "jsonpath={.status.sandbox.name}")
 		take(s.mustKubectl("", "get", "sandbox", of, "-o", "jsonpath={.status.barchan.id}"), fmt.Sprintf("claim-%d", i))
 	}
@@ -389,8 +406,8 @@ func testDeathAmidClaims(t *testing.T, s *server) {
 			s.must("kill", id)
 		}
 	}
-	s.mustKubectl("", "delete", "sandboxclaims", "--all", "--timeout=60s")
-	eventually(t, "only members are left", func() error {
+	s.mustKubectl("", "delete", "sandboxclaims", "--all", patience)
+	eventually.NoError(t, "only members are left", func() error {
 		for _, x := range objects[agents.Sandbox](s, "sandboxes") {
 			if !isMember(&x) {
 				return fmt.Errorf("sandbox %s", x.Name)
@@ -404,9 +421,9 @@ func testPoolDeleted(t *testing.T, s *server) {
 	s.poolFills()
 	id := s.create(s.localKey(), "py")
 	s.mustKubectl(fmt.Sprintf(claimManifest, "stays", "claim"), "apply", "-f", "-")
-	s.mustKubectl("", "wait", "--for=condition=Ready", "sandboxclaim/stays", "--timeout=30s")
+	s.mustKubectl("", "wait", "--for=condition=Ready", "sandboxclaim/stays", patience)
 	s.must("pool", "rm", "py-pool")
-	eventually(t, "the members go", func() error {
+	eventually.NoError(t, "the members go", func() error {
 		for _, x := range objects[agents.Sandbox](s, "sandboxes") {
 			if isMember(&x) {
 				return fmt.Errorf("member %s", x.Name)
@@ -421,8 +438,8 @@ func testPoolDeleted(t *testing.T, s *server) {
 		t.Errorf("a claim after its pool is %q", out)
 	}
 	s.must("kill", id)
-	s.mustKubectl("", "delete", "sandboxclaim", "stays", "--timeout=30s")
-	eventually(t, "all are gone", func() error {
+	s.mustKubectl("", "delete", "sandboxclaim", "stays", patience)
+	eventually.NoError(t, "all are gone", func() error {
 		if left := objects[agents.Sandbox](s, "sandboxes"); len(left) > 0 {
 			return fmt.Errorf("%d sandboxes", len(left))
 		}
@@ -435,7 +452,7 @@ func TestDefaultPool(t *testing.T) {
 	s := newServer(t)
 	s.env = append(s.env, "BARCHAN_POOL_SIZE=2")
 	s.start()
-	eventually(t, "a member lacks its image", func() error {
+	eventually.NoError(t, "a member lacks its image", func() error {
 		for _, x := range objects[agents.Sandbox](s, "sandboxes") {
 			if c := meta.FindStatusCondition(x.Status.Conditions, agents.ConditionReady); c != nil && c.Reason == "ImageUnavailable" {
 				return nil
@@ -444,7 +461,7 @@ func TestDefaultPool(t *testing.T) {
 		return errors.New("none does")
 	})
 	s.must("image", "build", "base")
-	eventually(t, "the pool is full", func() error {
+	eventually.NoError(t, "the pool is full", func() error {
 		if out := s.must("pool", "ls"); !strings.Contains(out, "Full") {
 			return errors.New(out)
 		}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -16,11 +17,13 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 const (
 	startTime = 2 * time.Minute
-	stopTime  = time.Minute
+	stopTime  = 2 * time.Minute
 )
 
 // programs are those that users have; they are brought up to date before the tests.
@@ -46,11 +49,28 @@ func TestMain(m *testing.M) {
 
 var instances atomic.Int32
 
+// number is one that no other test has, in whatever process, as long as this one lasts: names, subnets
+// and cgroups are made of it.
+func number(t testing.TB) int {
+	t.Helper()
+	for range 240 {
+		n := 1 + (int(instances.Add(1))+os.Getpid()%20*10)%240
+		mine, err := (&net.ListenConfig{}).Listen(context.Background(), "unix", fmt.Sprintf("@barchan-e2e-%d", n))
+		if err == nil {
+			t.Cleanup(func() { _ = mine.Close() })
+			return n
+		}
+	}
+	t.Fatal("240 servers and clusters of tests are there already")
+	return 0
+}
+
 // server is one barchan with all of its own.
 type server struct {
 	t    *testing.T
 	dir  string
 	env  []string
+	bin  string // the server's program
 	http string
 	tls  string
 	*process
@@ -80,38 +100,56 @@ func newServer(t *testing.T) *server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := int(instances.Add(1)) + os.Getpid()%20*10
+	n := number(t)
 	tag := fmt.Sprintf("be%d", n)
-	s := &server{t: t, dir: dir, http: freeAddr(t), tls: freeAddr(t), process: &process{}}
+	s := &server{t: t, dir: dir, bin: programs.barchan, http: freeAddr(t), tls: freeAddr(t), process: &process{}}
 	s.env = append(os.Environ(),
 		"BARCHAN_DATA_DIR="+filepath.Join(dir, "d"), "BARCHAN_HTTP_ADDR="+s.http, "BARCHAN_TLS_ADDR="+s.tls, "BARCHAN_KUBE_ADDR="+freeAddr(t),
 		"BARCHAN_BRIDGE_NAME="+tag, fmt.Sprintf("BARCHAN_SUBNET=10.%d.%d.0/24", 100+n%100, n%250),
 		"BARCHAN_NETNS_PREFIX="+tag+"-", "BARCHAN_NFT_TABLE="+tag, "BARCHAN_CGROUP_PARENT=/"+tag, "BARCHAN_CONTAINERD_NAMESPACE="+tag,
 		"BARCHAN_API_URL=", "BARCHAN_API_KEY=",
-		"BARCHAN_POOL_SIZE=0", // tests of pools make their own
+		"BARCHAN_POOL_SIZE=0",       // tests of pools make their own
+		"BARCHAN_RESERVE_DISK=64Mi", // others fill this disk too; see newServerOnDisk
 	)
 	t.Cleanup(s.remove)
 	return s
 }
 
+// lastPort is the last that was given away.
+var lastPort atomic.Int32
+
+// freeAddr is an address that nobody has, and none of those that the kernel gives to whoever asks for
+// any: a server must find it free again after each restart.
 func freeAddr(t *testing.T) string {
 	t.Helper()
-	ln, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	const from, many = 20_000, 12_000
+	lastPort.CompareAndSwap(0, rand.Int32N(many)) //nolint:gosec // other processes begin elsewhere
+	for range many {
+		addr := fmt.Sprintf("127.0.0.1:%d", from+lastPort.Add(1)%many)
+		if ln, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", addr); err == nil {
+			_ = ln.Close()
+			return addr
+		}
 	}
-	defer func() { _ = ln.Close() }()
-	return ln.Addr().String()
+	t.Fatalf("no port from %d to %d is free", from, from+many)
+	return ""
 }
 
 // start runs the server in the foreground of a child and waits until it is ready.
 func (s *server) start() {
 	s.t.Helper()
+	s.begin()
+	s.awaitReady()
+}
+
+// begin runs the server in the foreground of a child.
+func (s *server) begin() {
+	s.t.Helper()
 	log, err := os.OpenFile(filepath.Join(s.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	cmd := exec.CommandContext(context.Background(), programs.barchan, "up") // it outlives the test's context: see remove
+	cmd := exec.CommandContext(context.Background(), s.bin, "up") // it outlives the test's context: see remove
 	cmd.Env, cmd.Stdout, cmd.Stderr = s.env, log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
@@ -119,6 +157,11 @@ func (s *server) start() {
 	}
 	s.cmd, s.log, s.done = cmd, log, make(chan error, 1)
 	go func(done chan<- error) { done <- cmd.Wait() }(s.done)
+}
+
+// awaitReady waits until the server that was begun is ready.
+func (s *server) awaitReady() {
+	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTime)
 	defer cancel()
 	for {
@@ -198,10 +241,13 @@ func (s *server) checkNothingLeft() {
 		"processes":  "pgrep -af [b]e-" + strings.TrimPrefix(s.dir, "/tmp/be-") + "/",
 		"cgroups":    "find /sys/fs/cgroup -type d -name " + tag,
 	} {
-		out, _ := exec.CommandContext(context.Background(), "sh", "-c", command).Output() // grep's 1 is what we hope for
-		if text := strings.TrimSpace(string(out)); text != "" && !strings.Contains(text, "not found") {
-			s.t.Errorf("%s left behind:\n%s", what, text)
-		}
+		eventually.NoError(s.t, "no "+what+" are left behind", func() error { // a process may be on its way out
+			out, _ := exec.CommandContext(context.Background(), "sh", "-c", command).Output() // grep's 1 is what we hope for
+			if text := strings.TrimSpace(string(out)); text != "" && !strings.Contains(text, "not found") {
+				return errors.New(text)
+			}
+			return nil
+		})
 	}
 }
 

@@ -24,7 +24,7 @@ import (
 )
 
 // establishTime bounds the wait for a CRD to be served; it is no measure of speed.
-const establishTime = time.Minute
+const establishTime = 3 * time.Minute
 
 func newScheme(t *testing.T) *runtime.Scheme {
 	t.Helper()

@@ -31,7 +31,7 @@ const (
 	// startTime bounds the start of a server; it is no measure of speed.
 	startTime = 3 * time.Minute
 	// stopTime is how long a server may take to end before it is killed.
-	stopTime = 30 * time.Second
+	stopTime = 2 * time.Minute
 	// apiPort is the port at an address that no other run has.
 	apiPort = "6443"
 )

@@ -1,18 +1,21 @@
 package kube
 
 import (
-	"context"
-	"sync"
 	"testing"
 
 	"k8s.io/client-go/rest"
 
 	"github.com/barchan-dev/barchan/internal/cache"
+	"github.com/barchan-dev/barchan/internal/controllers"
+	"github.com/barchan-dev/barchan/internal/controllers/checkpoint"
 	"github.com/barchan-dev/barchan/internal/controllers/claim"
 	"github.com/barchan-dev/barchan/internal/controllers/warmpool"
+	"github.com/barchan-dev/barchan/internal/controllers/warmup"
 	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/testkit/checkpointsuite"
 	"github.com/barchan-dev/barchan/internal/testkit/claimsuite"
 	"github.com/barchan-dev/barchan/internal/testkit/poolsuite"
+	"github.com/barchan-dev/barchan/internal/testkit/running"
 )
 
 // TestPools: the controller of pools does on Kubernetes what it does on the embedded server.
@@ -30,26 +33,70 @@ func startPools(t *testing.T, cfg *rest.Config, tuning poolsuite.Tuning) (stop f
 		t.Fatal(err)
 	}
 	controller, err := warmpool.New(warmpool.Config{
-		Log: telemetry.Discard(), Client: c.Live(), Cache: c.Informers(), Objects: c, StuckAfter: tuning.StuckAfter,
+		Log: telemetry.Discard(), Client: c.Live(), Cache: c.Informers(), Objects: c, StuckAfter: tuning.StuckAfter, GoneAfter: tuning.GoneAfter,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	for _, run := range []func(context.Context) error{c.Run, controller.Start} {
-		running.Go(func() {
-			if err := run(ctx); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	stop = func() { cancel(); running.Wait() }
-	if err := c.WaitSynced(t.Context()); err != nil {
-		stop()
+	return running.Over(t, c, controller.Start)
+}
+
+// TestCheckpoints: the controllers of checkpoints and warm-ups do on Kubernetes what they do on the
+// embedded server.
+func TestCheckpoints(t *testing.T) {
+	cfg := startKube(t)
+	install(t, cfg)
+	checkpointsuite.Run(t, checkpointsuite.Config{
+		REST: cfg, Start: func(t *testing.T, node *checkpointsuite.Node, tuning checkpointsuite.Tuning) func() {
+			return startCheckpoints(t, cfg, node, tuning)
+		},
+		StartSandboxes: func(t *testing.T, machine *checkpointsuite.Machine, forkSecrets bool) func() {
+			return startSandboxes(t, cfg, machine, forkSecrets)
+		},
+	})
+}
+
+// startCheckpoints runs a cache, and the controllers of checkpoints, warm-ups and pools.
+func startCheckpoints(t *testing.T, cfg *rest.Config, node *checkpointsuite.Node, tuning checkpointsuite.Tuning) (stop func()) {
+	t.Helper()
+	c, err := cache.New(t.Context(), cache.Config{REST: cfg})
+	if err != nil {
 		t.Fatal(err)
 	}
-	return stop
+	checkpoints, err := checkpoint.New(checkpoint.Config{
+		Log: telemetry.Discard(), Client: c.Live(), Cache: c.Informers(), Objects: c, Runner: node,
+		SweepEvery: tuning.SweepEvery, ImportPatience: tuning.ImportPatience,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	warmups, err := warmup.New(warmup.Config{Log: telemetry.Discard(), Client: c.Live(), Cache: c.Informers(), Objects: c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pools, err := warmpool.New(warmpool.Config{
+		Log: telemetry.Discard(), Client: c.Live(), Cache: c.Informers(), Objects: c, WarmUps: c, ColdAfter: tuning.ColdAfter,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return running.Over(t, c, checkpoints.Start, warmups.Start, pools.Start)
+}
+
+// startSandboxes runs a cache and the controller of sandboxes.
+func startSandboxes(t *testing.T, cfg *rest.Config, machine *checkpointsuite.Machine, forkSecrets bool) (stop func()) {
+	t.Helper()
+	c, err := cache.New(t.Context(), cache.Config{REST: cfg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sandboxes, err := controllers.NewSandbox(controllers.SandboxConfig{
+		Log: telemetry.Discard(), Client: c.Live(), Cache: c.Informers(), Runner: machine, Origins: c, ForkSecrets: forkSecrets,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return running.Over(t, c, sandboxes.Start)
 }
 
 // TestClaims: the controller of claims does on Kubernetes what it does on the embedded server.
@@ -59,7 +106,7 @@ func TestClaims(t *testing.T) {
 	claimsuite.Run(t, claimsuite.Config{
 		REST: cfg, NoCollector: true,
 		New: func(p claimsuite.Parts) (claimsuite.Starter, error) {
-			cfg := claim.Config{Client: p.Client, Watched: p.Cache.Informers(), Cache: p.Cache, Picker: p.Picker, Quota: p.Quota, Events: p.Events}
+			cfg := claim.Config{Client: p.Client, Watched: p.Cache.Informers(), Cache: p.Cache, Picker: p.Picker, Quota: p.Quota, Events: p.Events, Patience: p.Patience}
 			if p.Binder != nil {
 				cfg.Binder = p.Binder
 			}

@@ -21,7 +21,7 @@ func (v verdict) realField() string { return cmp.Or(v.real, v.field) }
 func verdicts() []verdict {
 	all := []verdict{}
 	for _, of := range [][]verdict{
-		metadataVerdicts(), sandboxVerdicts(), egressVerdicts(), templateVerdicts(), poolVerdicts(), autoscaleVerdicts(),
+		metadataVerdicts(), sandboxVerdicts(), originVerdicts(), egressVerdicts(), templateVerdicts(), poolVerdicts(), autoscaleVerdicts(),
 		claimVerdicts(), checkpointVerdicts(), keyVerdicts(), revisionVerdicts(),
 	} {
 		all = append(all, of...)
@@ -104,7 +104,57 @@ func sandboxVerdicts() []verdict {
 		{kind: "Sandbox", name: "suspend", object: "spec: {barchan: {suspend: Nothing}}", field: "spec.barchan.suspend"},
 		{kind: "Sandbox", name: "negative timeout", object: "spec: {barchan: {wake: {timeoutSeconds: -1}}}", field: "spec.barchan.wake.timeoutSeconds"},
 		{kind: "Sandbox", name: "no timeout of its own", object: "spec: {barchan: {wake: {timeoutSeconds: 0}}}"},
+		{kind: "Sandbox", name: "idle", object: "spec: {barchan: {idle: {afterSeconds: 60}}}"},
+		{kind: "Sandbox", name: "idle, then gone", object: "spec: {barchan: {idle: {afterSeconds: 60, action: Shutdown}}}"},
+		{kind: "Sandbox", name: "idle at once", object: "spec: {barchan: {idle: {afterSeconds: 0}}}", field: "spec.barchan.idle.afterSeconds"},
+		{kind: "Sandbox", name: "idle, then what", object: "spec: {barchan: {idle: {afterSeconds: 60, action: Nap}}}", field: "spec.barchan.idle.action"},
+		{kind: "Sandbox", name: "rate", object: "spec: {barchan: {access: {requestsPerSecond: 100}}}"},
+		{kind: "Sandbox", name: "negative rate", object: "spec: {barchan: {access: {requestsPerSecond: -1}}}", field: "spec.barchan.access.requestsPerSecond"},
+		{kind: "Sandbox", name: "resume", object: "spec: {barchan: {resume: Files}}"},
+		{kind: "Sandbox", name: "resume what", object: "spec: {barchan: {resume: Nothing}}", field: "spec.barchan.resume"},
+		{kind: "Sandbox", name: "resume later", object: "{}", change: "spec: {barchan: {resume: Files}}"},
+		{kind: "Sandbox", name: "secrets", object: "spec: {barchan: {fork: {secrets: Allow}}}"},
+		{kind: "Sandbox", name: "no secrets said", object: "spec: {barchan: {fork: {}}}"},
+		{kind: "Sandbox", name: "secrets for whom", object: "spec: {barchan: {fork: {secrets: Maybe}}}", field: "spec.barchan.fork.secrets"},
 		{kind: "Sandbox", name: "huge timeout", object: "spec: {barchan: {wake: {timeoutSeconds: 3000000000}}}", field: "spec.barchan.wake.timeoutSeconds"},
+	}
+}
+
+func originVerdicts() []verdict {
+	restore := func(r string) string { return "spec: {barchan: {restore: {" + r + "}}}" }
+	warmUp := func(w string) string { return "spec: {barchan: {warmUp: {" + w + "}}}" }
+	of := func(s string) string { return "spec: {barchan: {sandbox: {" + s + "}}}" }
+	return []verdict{
+		{kind: "Sandbox", name: "restore", object: restore("checkpointName: a.b-c")},
+		{kind: "Sandbox", name: "restore files", object: restore("checkpointName: a, filesOnly: true")},
+		{kind: "Sandbox", name: "restore from what", object: restore(""), field: "spec.barchan.restore.checkpointName"},
+		{kind: "Sandbox", name: "restore from an empty name", object: restore("checkpointName: ''"), field: "spec.barchan.restore.checkpointName"},
+		{kind: "Sandbox", name: "restore from a bad name", object: restore("checkpointName: A_b"), field: "spec.barchan.restore.checkpointName"},
+		{kind: "Sandbox", name: "restore from a name too long", object: restore("checkpointName: " + strings.Repeat("a", 254)), field: "spec.barchan.restore.checkpointName"},
+		{kind: "Sandbox", name: "restore later", object: "{}", change: restore("checkpointName: a"), field: "spec.barchan.restore", real: "spec.barchan"},
+		{kind: "Sandbox", name: "restore later, beside others", object: "spec: {barchan: {}}", change: restore("checkpointName: a"), field: "spec.barchan.restore", real: "spec.barchan"},
+		{kind: "Sandbox", name: "restore from another", object: restore("checkpointName: a"), change: restore("checkpointName: b"), field: "spec.barchan.restore", real: "spec.barchan"},
+		{kind: "Sandbox", name: "restore goes", object: restore("checkpointName: a"), change: "spec: {barchan: {restore: null}}", field: "spec.barchan.restore", real: "spec.barchan"},
+		{kind: "Sandbox", name: "restore goes with all else", object: restore("checkpointName: a"), change: "spec: {barchan: null}", field: "spec.barchan.restore", real: "spec.barchan"},
+		{kind: "Sandbox", name: "restore of more", object: restore("checkpointName: a"), change: restore("filesOnly: true"), field: "spec.barchan.restore", real: "spec.barchan"},
+		{kind: "Sandbox", name: "beside restore", object: restore("checkpointName: a"), change: "spec: {barchan: {resume: Files}}"},
+		{kind: "Sandbox", name: "warm-up", object: warmUp("command: [a, '', b]")},
+		{kind: "Sandbox", name: "warm-up with a time", object: warmUp("command: [a], timeoutSeconds: 3600")},
+		{kind: "Sandbox", name: "warm-up without a program", object: warmUp("command: ['', a]"), field: "spec.barchan.warmUp.command[0]", real: "spec.barchan.warmUp.command"},
+		{kind: "Sandbox", name: "warm-up of nothing", object: warmUp("command: []"), field: "spec.barchan.warmUp.command"},
+		{kind: "Sandbox", name: "warm-up left out", object: warmUp("timeoutSeconds: 5"), field: "spec.barchan.warmUp.command"},
+		{kind: "Sandbox", name: "warm-up of many words", object: warmUp("command: [" + repeat(257, "a") + "]"), field: "spec.barchan.warmUp.command"},
+		{kind: "Sandbox", name: "warm-up of as many as may be", object: warmUp("command: [" + repeat(256, "a") + "]")},
+		{kind: "Sandbox", name: "warm-up of no time", object: warmUp("command: [a], timeoutSeconds: -1"), field: "spec.barchan.warmUp.timeoutSeconds"},
+		{kind: "Sandbox", name: "warm-up of hours", object: warmUp("command: [a], timeoutSeconds: 3601"), field: "spec.barchan.warmUp.timeoutSeconds"},
+		{kind: "Sandbox", name: "both", object: "spec: {barchan: {restore: {checkpointName: a}, warmUp: {command: [a]}}}"},
+		{kind: "SandboxTemplate", name: "sandboxes' origin", object: of("restore: {checkpointName: a}")},
+		{kind: "SandboxTemplate", name: "sandboxes' origin changes", object: of("restore: {checkpointName: a}"), change: of("restore: {checkpointName: b}")},
+		{kind: "SandboxTemplate", name: "sandboxes' bad origin", object: of("restore: {checkpointName: A}"), field: "spec.barchan.sandbox.restore.checkpointName"},
+		{kind: "SandboxTemplate", name: "sandboxes' warm-up", object: of("warmUp: {command: [a]}")},
+		{kind: "SandboxTemplate", name: "a warm-up that is never run", object: of("restore: {checkpointName: a}, warmUp: {command: [a]}"), field: "spec.barchan.sandbox.warmUp"},
+		{kind: "SandboxTemplate", name: "a warm-up over files", object: of("restore: {checkpointName: a, filesOnly: true}, warmUp: {command: [a]}")},
+		{kind: "SandboxTemplate", name: "a warm-up that is never run, later", object: of("warmUp: {command: [a]}"), change: of("restore: {checkpointName: a}"), field: "spec.barchan.sandbox.warmUp"},
 	}
 }
 
@@ -126,6 +176,7 @@ func egressVerdicts() []verdict {
 		{kind: "Sandbox", name: "zone", object: network("denyOut: ['fe80::1%eth0']"), field: "spec.barchan.network.denyOut[0]"},
 		{kind: "Sandbox", name: "mapped address", object: network("denyOut: ['::ffff:1.2.3.4']"), field: "spec.barchan.network.denyOut[0]"},
 		{kind: "Sandbox", name: "many entries", object: network("denyOut: [" + repeat(1001, "1.1.1.1") + "]"), field: "spec.barchan.network.denyOut"},
+		{kind: "Sandbox", name: "network policy", object: "spec: {barchan: {networkPolicy: {egress: [{to: [{podSelector: {}}, {ipBlock: {cidr: 0.0.0.0/0, except: [10.0.0.0/8]}}], ports: [{protocol: UDP, port: 53}, {port: 80, endPort: 90}]}]}}}"},
 		{kind: "Sandbox", name: "as many entries as may be", object: network("denyOut: [" + repeat(1000, "1.1.1.1") + "]")},
 	}
 }
@@ -140,6 +191,7 @@ func templateVerdicts() []verdict {
 		{kind: "SandboxTemplate", name: "aliases", object: "spec: {barchan: {aliases: [a, b, a]}}", field: "spec.barchan.aliases[2]"},
 		{kind: "SandboxTemplate", name: "sandboxes' addition", object: "spec: {barchan: {sandbox: {suspend: Nothing}}}", field: "spec.barchan.sandbox.suspend"},
 		{kind: "SandboxTemplate", name: "sandboxes' network", object: "spec: {barchan: {sandbox: {network: {denyOut: [x]}}}}", field: "spec.barchan.sandbox.network.denyOut[0]"},
+		{kind: "SandboxTemplate", name: "sandboxes' network policy", object: "spec: {barchan: {sandbox: {networkPolicy: {}}}}", field: "spec.barchan.sandbox.networkPolicy"},
 		{kind: "SandboxTemplate", name: "volumes may change", object: "spec: {volumeClaimTemplates: [{metadata: {name: v}, spec: {}}]}", change: "spec: {volumeClaimTemplates: [{metadata: {name: w}, spec: {}}]}"},
 		{kind: "SandboxTemplate", name: "image", object: "{}", change: "spec: {podTemplate: {spec: {containers: [{name: main, image: z}]}}}"},
 	}...)
@@ -227,6 +279,14 @@ func checkpointVerdicts() []verdict {
 		{kind: "Checkpoint", name: "sandbox's empty name", object: "spec: {sandboxName: ''}", field: "spec.sandboxName"},
 		{kind: "Checkpoint", name: "content", object: "spec: {content: Everything}", field: "spec.content"},
 		{kind: "Checkpoint", name: "time to live", object: "spec: {ttlSeconds: -1}", field: "spec.ttlSeconds"},
+		{kind: "Checkpoint", name: "import", object: "spec: {origin: Import}"},
+		{kind: "Checkpoint", name: "origin", object: "spec: {origin: Elsewhere}", field: "spec.origin"},
+		{kind: "Checkpoint", name: "another origin", object: "{}", change: "spec: {origin: Import}", field: "spec"},
+		{kind: "Checkpoint", name: "runs on after all", object: "{}", change: "spec: {keepRunning: true}", field: "spec"},
+		{kind: "Checkpoint", name: "sleeps after all", object: "spec: {keepRunning: true}", change: "spec: {keepRunning: null}", field: "spec"},
+		{kind: "Checkpoint", name: "does not run on, as before", object: "spec: {keepRunning: false}", change: "spec: {ttlSeconds: 1}"},
+		{kind: "Checkpoint", name: "no time to live any more", object: "spec: {ttlSeconds: 5}", change: "spec: {ttlSeconds: null}"},
+		{kind: "Checkpoint", name: "bad time to live later", object: "{}", change: "spec: {ttlSeconds: -1}", field: "spec.ttlSeconds"},
 		{kind: "Checkpoint", name: "another sandbox", object: "{}", change: "spec: {sandboxName: other}", field: "spec"},
 		{kind: "Checkpoint", name: "another content", object: "{}", change: "spec: {content: Files}", field: "spec"},
 		{kind: "Checkpoint", name: "another time to live", object: "{}", change: "spec: {ttlSeconds: 9}"},

@@ -2,6 +2,9 @@ package v1beta1
 
 import corev1 "k8s.io/api/core/v1"
 
+// DefaultWarmUpSeconds is how long a warm-up may take that says nothing about it.
+const DefaultWarmUpSeconds = 300
+
 // SetDefaults fills what the user left out. It may be called any number of times.
 func SetDefaults(s *Sandbox) {
 	if s.Spec.ShutdownPolicy == "" {
@@ -58,6 +61,18 @@ func SetBarchanDefaults(b *BarchanSpec) {
 	}
 	if b.Suspend == "" {
 		b.Suspend = SuspendMemory
+	}
+	if b.Resume == "" {
+		b.Resume = ResumeMemory
+	}
+	if b.WarmUp != nil && b.WarmUp.TimeoutSeconds == 0 {
+		b.WarmUp.TimeoutSeconds = DefaultWarmUpSeconds
+	}
+	if b.Fork != nil && b.Fork.Secrets == "" {
+		b.Fork.Secrets = SecretsRefuse
+	}
+	if b.Idle != nil && b.Idle.Action == "" {
+		b.Idle.Action = TimeoutPause
 	}
 	yes := true
 	if b.Access != nil && b.Access.PublicTraffic == nil {

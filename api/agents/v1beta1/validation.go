@@ -15,6 +15,8 @@ const (
 	maxVolumes = 32
 	// maxEgressEntries is how long a list of an egress policy may be.
 	maxEgressEntries = 1000
+	// maxWarmUpWords is how long a warm-up's command may be, maxWarmUpSeconds how long it may run.
+	maxWarmUpWords, maxWarmUpSeconds = 256, 3600
 )
 
 // Validate checks a Sandbox after defaulting. old is nil on create. Each error names its field.
@@ -26,10 +28,20 @@ func Validate(s, old *Sandbox) field.ErrorList {
 	if b := s.Spec.Barchan; b != nil {
 		errs = append(errs, ValidateBarchan(b, spec.Child("barchan"))...)
 	}
+	if old != nil && !apiequality.Semantic.DeepEqual(restoreOf(&s.Spec), restoreOf(&old.Spec)) {
+		errs = append(errs, field.Forbidden(spec.Child("barchan", "restore"), "is immutable"))
+	}
 	if old != nil && !apiequality.Semantic.DeepEqual(s.Spec.VolumeClaimTemplates, old.Spec.VolumeClaimTemplates) {
 		errs = append(errs, field.Forbidden(spec.Child("volumeClaimTemplates"), "is immutable"))
 	}
 	return errs
+}
+
+func restoreOf(s *SandboxSpec) *RestoreSource {
+	if s.Barchan == nil {
+		return nil
+	}
+	return s.Barchan.Restore
 }
 
 // ValidateBlueprint checks what Sandbox and SandboxTemplate share.
@@ -80,11 +92,50 @@ func ValidateVolumeClaims(claims []PersistentVolumeClaimTemplate, path *field.Pa
 func ValidateBarchan(b *BarchanSpec, path *field.Path) (errs field.ErrorList) {
 	errs = append(errs, OneOf(path.Child("onTimeout"), b.OnTimeout, TimeoutShutdown, TimeoutPause)...)
 	errs = append(errs, OneOf(path.Child("suspend"), b.Suspend, SuspendMemory, SuspendFiles, SuspendDelete)...)
+	errs = append(errs, OneOf(path.Child("resume"), b.Resume, ResumeMemory, ResumeFiles)...)
+	errs = append(errs, validateOrigin(b, path)...)
 	if b.Wake != nil && b.Wake.TimeoutSeconds < 0 {
 		errs = append(errs, field.Invalid(path.Child("wake", "timeoutSeconds"), b.Wake.TimeoutSeconds, "must be positive"))
 	}
+	if i := b.Idle; i != nil {
+		if i.AfterSeconds < 1 {
+			errs = append(errs, field.Invalid(path.Child("idle", "afterSeconds"), i.AfterSeconds, "must be at least 1"))
+		}
+		errs = append(errs, OneOf(path.Child("idle", "action"), i.Action, TimeoutPause, TimeoutShutdown)...)
+	}
+	if a := b.Access; a != nil && a.RequestsPerSecond < 0 {
+		errs = append(errs, field.Invalid(path.Child("access", "requestsPerSecond"), a.RequestsPerSecond, "must be positive"))
+	}
 	if n := b.Network; n != nil {
 		errs = append(errs, ValidateEgress(n, path.Child("network"))...)
+	}
+	return errs
+}
+
+// validateOrigin checks what a sandbox starts from, and what others may start from it.
+func validateOrigin(b *BarchanSpec, path *field.Path) (errs field.ErrorList) {
+	if r := b.Restore; r != nil {
+		if at := path.Child("restore", "checkpointName"); r.CheckpointName == "" {
+			errs = append(errs, field.Required(at, "name a Checkpoint of this namespace"))
+		} else if problems := validation.IsDNS1123Subdomain(r.CheckpointName); len(problems) > 0 {
+			errs = append(errs, field.Invalid(at, r.CheckpointName, strings.Join(problems, "; ")))
+		}
+	}
+	if w := b.WarmUp; w != nil {
+		switch at := path.Child("warmUp", "command"); {
+		case len(w.Command) == 0:
+			errs = append(errs, field.Required(at, "name a program"))
+		case len(w.Command) > maxWarmUpWords:
+			errs = append(errs, field.TooMany(at, len(w.Command), maxWarmUpWords))
+		case w.Command[0] == "":
+			errs = append(errs, field.Invalid(at.Index(0), "", "must name a program"))
+		}
+		if w.TimeoutSeconds < 1 || w.TimeoutSeconds > maxWarmUpSeconds {
+			errs = append(errs, field.Invalid(path.Child("warmUp", "timeoutSeconds"), w.TimeoutSeconds, "must be from 1 to 3600"))
+		}
+	}
+	if f := b.Fork; f != nil {
+		errs = append(errs, OneOf(path.Child("fork", "secrets"), f.Secrets, SecretsRefuse, SecretsAllow)...)
 	}
 	return errs
 }

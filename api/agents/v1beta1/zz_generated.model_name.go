@@ -31,6 +31,21 @@ func (in EmbeddedObjectMetadata) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ForkPolicy) OpenAPIModelName() string {
+	return "io.x-k8s.agents.v1beta1.ForkPolicy"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in IdlePolicy) OpenAPIModelName() string {
+	return "io.x-k8s.agents.v1beta1.IdlePolicy"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in NetworkPolicy) OpenAPIModelName() string {
+	return "io.x-k8s.agents.v1beta1.NetworkPolicy"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in PersistentVolumeClaimTemplate) OpenAPIModelName() string {
 	return "io.x-k8s.agents.v1beta1.PersistentVolumeClaimTemplate"
 }
@@ -43,6 +58,11 @@ func (in PodMetadata) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in PodTemplate) OpenAPIModelName() string {
 	return "io.x-k8s.agents.v1beta1.PodTemplate"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RestoreSource) OpenAPIModelName() string {
+	return "io.x-k8s.agents.v1beta1.RestoreSource"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
@@ -73,4 +93,9 @@ func (in SandboxStatus) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in WakePolicy) OpenAPIModelName() string {
 	return "io.x-k8s.agents.v1beta1.WakePolicy"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in WarmUp) OpenAPIModelName() string {
+	return "io.x-k8s.agents.v1beta1.WarmUp"
 }

@@ -4,6 +4,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // CheckpointContent is what a checkpoint holds.
@@ -18,42 +19,160 @@ const (
 	ContentFiles CheckpointContent = "Files"
 )
 
-// CheckpointSpec is what to keep of which sandbox. It cannot change.
-// +kubebuilder:validation:XValidation:rule="self.sandboxName == oldSelf.sandboxName && self.content == oldSelf.content",message="sandboxName and content are immutable"
+// CheckpointOrigin says where a checkpoint's data come from.
+// +kubebuilder:validation:Enum=Sandbox;Import
+type CheckpointOrigin string
+
+// Checkpoint origins.
+const (
+	// OriginSandbox takes them of a sandbox. The default.
+	OriginSandbox CheckpointOrigin = "Sandbox"
+	// OriginImport waits for `barchan checkpoint import` to bring them.
+	OriginImport CheckpointOrigin = "Import"
+)
+
+// CheckpointPhase is where a checkpoint is in its life.
+type CheckpointPhase string
+
+// Checkpoint phases.
+const (
+	CheckpointPending CheckpointPhase = "Pending" // nothing done yet, or waiting for the sandbox to sleep
+	CheckpointWriting CheckpointPhase = "Writing" // data are being written
+	CheckpointReady   CheckpointPhase = "Ready"   // durable; sandboxes may start from it
+	CheckpointFailed  CheckpointPhase = "Failed"  // there are no data, and there will be none
+)
+
+// Condition type of a Checkpoint, and its reasons.
+const (
+	ConditionReady = "Ready"
+	// ReasonWritten: it is Ready.
+	ReasonWritten = "Written"
+	// ReasonWaiting: for what the message says. Another try is made.
+	ReasonWaiting = "Waiting"
+	// ReasonFailed: for good. The message says why.
+	ReasonFailed = "Failed"
+	// ReasonInUse: it was deleted, and goes when those that the message names need it no more.
+	ReasonInUse = "InUse"
+)
+
+// NodeFinalizer keeps a Checkpoint object until its node confirmed that no data of it are left.
+const NodeFinalizer = "barchan.dev/node"
+
+// Labels of checkpoints.
+const (
+	// LabelSandbox is the ID of the sandbox that it was taken of.
+	LabelSandbox = "barchan.dev/sandbox-id"
+	// LabelPurpose says who made a checkpoint for a passing need; people's have none.
+	LabelPurpose = "barchan.dev/purpose"
+	PurposeFork  = "fork"    // it goes when the forks have started
+	PurposeWarm  = "warm-up" // it goes with its template's revision
+	// LabelSnapshot is the name under which clients ask for it; the newest of a name is meant.
+	LabelSnapshot = "barchan.dev/snapshot"
+	// LabelTag is what tells snapshots of one name apart.
+	LabelTag = "barchan.dev/snapshot-tag"
+)
+
+// CheckpointSpec is what to keep of which sandbox. It cannot change, but for ttlSeconds.
+// +kubebuilder:validation:XValidation:rule="self.sandboxName == oldSelf.sandboxName && self.content == oldSelf.content && self.origin == oldSelf.origin && (has(self.keepRunning) && self.keepRunning) == (has(oldSelf.keepRunning) && oldSelf.keepRunning)",message="only ttlSeconds can change"
 type CheckpointSpec struct {
-	// SandboxName is the source, in the same namespace.
+	// SandboxName is the source, in the same namespace. Of an import it is where the data were taken,
+	// and names nothing here.
 	// +kubebuilder:validation:MinLength=1
 	SandboxName string `json:"sandboxName"`
-	// KeepRunning lets the source run on afterwards. Default false.
+	// Origin says where the data come from.
+	// +optional
+	// +kubebuilder:default=Sandbox
+	Origin CheckpointOrigin `json:"origin,omitempty"`
+	// KeepRunning lets the source run on afterwards; without it, it is suspended first. A source
+	// that sleeps goes on sleeping either way. Default false.
 	// +optional
 	KeepRunning bool `json:"keepRunning,omitempty"`
+	// Content is what is kept: memory and files, or files only. Of a sandbox that has no memory to keep,
+	// such as one of class runc, it is files either way; status.content tells.
 	// +optional
 	// +kubebuilder:default=MemoryAndFiles
 	Content CheckpointContent `json:"content,omitempty"`
-	// TTLSeconds after completion, in seconds; unset: kept until deleted.
+	// TTLSeconds is how long after its completion, or its failure, the checkpoint is deleted, in seconds.
+	// Unset: it is kept until somebody deletes it.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	TTLSeconds *int32 `json:"ttlSeconds,omitempty"`
 }
 
+// CheckpointSource is what is kept of the sandbox that a checkpoint was taken of, which may be gone.
+type CheckpointSource struct {
+	// ID of the sandbox.
+	// +optional
+	ID string `json:"id,omitempty"`
+	// UID of the sandbox's object. Another sandbox of its name is never captured instead.
+	// +optional
+	UID types.UID `json:"uid,omitempty"`
+	// Node is the machine that has the data.
+	// +optional
+	Node string `json:"node,omitempty"`
+	// TemplateName is the template that the sandbox was made of, empty for none.
+	// +optional
+	TemplateName string `json:"templateName,omitempty"`
+	// TemplateID is that template's ID.
+	// +optional
+	TemplateID string `json:"templateID,omitempty"`
+	// TemplateNamespace is where that template lies.
+	// +optional
+	TemplateNamespace string `json:"templateNamespace,omitempty"`
+	// Blueprint is the sandbox's podTemplate, volumeClaimTemplates and service, by which others are
+	// made that start from the checkpoint.
+	// +optional
+	// +kubebuilder:pruning:PreserveUnknownFields
+	Blueprint runtime.RawExtension `json:"blueprint,omitempty"`
+	// Policies is the sandbox's spec.barchan, without its metadata, restore and resume.
+	// +optional
+	// +kubebuilder:pruning:PreserveUnknownFields
+	Policies runtime.RawExtension `json:"policies,omitempty"`
+	// Secrets says that it holds what a claim brought, and that the sandbox's spec.barchan.fork does not
+	// let others have it.
+	// +optional
+	Secrets bool `json:"secrets,omitempty"`
+}
+
 // CheckpointStatus is what the checkpoint's controller last saw.
 type CheckpointStatus struct {
-	// Phase: Pending, Writing, Ready or Failed.
+	// Phase is one word for people and clients: Pending, Writing, Ready or Failed.
 	// +optional
-	Phase string `json:"phase,omitempty"`
+	Phase CheckpointPhase `json:"phase,omitempty"`
+	// Conditions has one, Ready. Its message says what a checkpoint waits for, why it failed, or who still
+	// needs one that was deleted.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
-	// Size on disk.
+	// Content is what it holds: Files for a sandbox of class runc, whatever was asked for.
+	// +optional
+	Content CheckpointContent `json:"content,omitempty"`
+	// Size on disk: memory and files together.
 	// +optional
 	Size *resource.Quantity `json:"size,omitempty"`
-	// Digest of the data, "sha256:" and 64 hex digits.
+	// MemorySize on disk; unset where there is none.
+	// +optional
+	MemorySize *resource.Quantity `json:"memorySize,omitempty"`
+	// Digest of the memory's data, "sha256:" and 64 hex digits; empty where there is none.
 	// +optional
 	Digest string `json:"digest,omitempty"`
-	// RuntimeBuild is the runsc build that alone can restore the memory.
+	// Runtime is the class that it was taken of: gvisor or runc.
+	// +optional
+	Runtime string `json:"runtime,omitempty"`
+	// RuntimeBuild is the runsc build that alone can restore the memory: its version and SHA-256.
 	// +optional
 	RuntimeBuild string `json:"runtimeBuild,omitempty"`
+	// CPUFeatures are what a processor must have to restore the memory.
+	// +optional
+	// +listType=atomic
+	CPUFeatures []string `json:"cpuFeatures,omitempty"`
+	// Image is the digest of the image that the files lie on.
+	// +optional
+	Image string `json:"image,omitempty"`
+	// Source is the sandbox that it was taken of.
+	// +optional
+	Source *CheckpointSource `json:"source,omitempty"`
 	// CompletedAt is when the data were durable.
 	// +optional
 	CompletedAt *metav1.Time `json:"completedAt,omitempty"`
@@ -65,7 +184,10 @@ type CheckpointStatus struct {
 // +kubebuilder:resource:shortName=ckpt
 // +kubebuilder:printcolumn:name="Sandbox",type=string,JSONPath=`.spec.sandboxName`
 // +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
+// +kubebuilder:printcolumn:name="Content",type=string,JSONPath=`.status.content`
 // +kubebuilder:printcolumn:name="Size",type=string,JSONPath=`.status.size`
+// +kubebuilder:printcolumn:name="Memory",type=string,JSONPath=`.status.memorySize`,priority=1
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type Checkpoint struct {
 	metav1.TypeMeta `json:",inline"`

@@ -22,6 +22,9 @@ func SetCheckpointDefaults(c *Checkpoint) {
 	if c.Spec.Content == "" {
 		c.Spec.Content = ContentMemoryAndFiles
 	}
+	if c.Spec.Origin == "" {
+		c.Spec.Origin = OriginSandbox
+	}
 }
 
 // ValidateCheckpoint checks a checkpoint after defaulting. old is nil on create.
@@ -33,11 +36,18 @@ func ValidateCheckpoint(c, old *Checkpoint) (errs field.ErrorList) {
 	if c.Spec.Content != ContentMemoryAndFiles && c.Spec.Content != ContentFiles {
 		errs = append(errs, field.NotSupported(spec.Child("content"), c.Spec.Content, []CheckpointContent{ContentMemoryAndFiles, ContentFiles}))
 	}
+	if c.Spec.Origin != OriginSandbox && c.Spec.Origin != OriginImport {
+		errs = append(errs, field.NotSupported(spec.Child("origin"), c.Spec.Origin, []CheckpointOrigin{OriginSandbox, OriginImport}))
+	}
 	if c.Spec.TTLSeconds != nil && *c.Spec.TTLSeconds < 0 {
 		errs = append(errs, field.Invalid(spec.Child("ttlSeconds"), *c.Spec.TTLSeconds, "must be 0 or more"))
 	}
-	if old != nil && (c.Spec.SandboxName != old.Spec.SandboxName || c.Spec.Content != old.Spec.Content) {
-		errs = append(errs, field.Forbidden(spec, "sandboxName and content are immutable"))
+	if old != nil {
+		now, was := c.Spec, old.Spec
+		now.TTLSeconds, was.TTLSeconds = nil, nil
+		if now != was {
+			errs = append(errs, field.Forbidden(spec, "only ttlSeconds can change"))
+		}
 	}
 	return errs
 }

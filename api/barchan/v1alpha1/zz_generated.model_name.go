@@ -31,6 +31,11 @@ func (in CheckpointList) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in CheckpointSource) OpenAPIModelName() string {
+	return "dev.barchan.v1alpha1.CheckpointSource"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in CheckpointSpec) OpenAPIModelName() string {
 	return "dev.barchan.v1alpha1.CheckpointSpec"
 }

@@ -13,9 +13,11 @@ type NetworkPolicyManagement string
 
 // Network policy managements.
 const (
-	// NetworkManaged has Barchan apply the template's policy, or the secure default. The default.
+	// NetworkManaged has Barchan keep sandboxes to the template's policy, or to the secure
+	// default alone. The default.
 	NetworkManaged NetworkPolicyManagement = "Managed"
-	// NetworkUnmanaged applies none.
+	// NetworkUnmanaged has the template's policy ignored. What is closed to every sandbox stays
+	// closed.
 	NetworkUnmanaged NetworkPolicyManagement = "Unmanaged"
 )
 
@@ -33,11 +35,15 @@ const (
 	InjectionOverrides InjectionPolicy = "Overrides"
 )
 
-// TemplateNetworkPolicy is the ingress and egress of a template's sandboxes; an empty list denies.
+// TemplateNetworkPolicy is the ingress and egress of a template's sandboxes.
 type TemplateNetworkPolicy struct {
+	// Ingress is kept, and closes and opens nothing: the gateway alone reaches a sandbox, and
+	// spec.barchan.sandbox.access says whom it lets through.
 	// +optional
 	// +listType=atomic
 	Ingress []networkingv1.NetworkPolicyIngressRule `json:"ingress,omitempty"`
+	// Egress lists what the sandboxes may reach; an empty list denies. See the field of the same
+	// name of a Sandbox's spec.barchan.networkPolicy.
 	// +optional
 	// +listType=atomic
 	Egress []networkingv1.NetworkPolicyEgressRule `json:"egress,omitempty"`
@@ -65,7 +71,18 @@ type SandboxTemplateSpec struct {
 	Barchan *TemplateBarchanSpec `json:"barchan,omitempty"`
 }
 
+// ManagedPolicy is the policy that a template's sandboxes are kept to besides the secure default;
+// nil if there is none.
+func ManagedPolicy(t *SandboxTemplate) *TemplateNetworkPolicy {
+	if t.Spec.NetworkPolicyManagement == NetworkUnmanaged {
+		return nil
+	}
+	return t.Spec.NetworkPolicy
+}
+
 // TemplateBarchanSpec is what Barchan adds to a SandboxTemplate.
+// +kubebuilder:validation:XValidation:rule="!has(self.sandbox) || !has(self.sandbox.networkPolicy)",message="a template's stands in spec.networkPolicy",fieldPath=".sandbox.networkPolicy"
+// +kubebuilder:validation:XValidation:rule="!has(self.sandbox) || !has(self.sandbox.warmUp) || !has(self.sandbox.restore) || (has(self.sandbox.restore.filesOnly) && self.sandbox.restore.filesOnly)",message="is not run where memory is restored: leave it out, or set restore.filesOnly",fieldPath=".sandbox.warmUp"
 type TemplateBarchanSpec struct {
 	// Aliases are further names by which clients may ask for the template.
 	// +optional

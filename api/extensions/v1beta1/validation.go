@@ -56,6 +56,12 @@ func ValidateTemplate(t *SandboxTemplate) field.ErrorList {
 	if b := t.Spec.Barchan; b != nil {
 		if b.Sandbox != nil {
 			errs = append(errs, agents.ValidateBarchan(b.Sandbox, spec.Child("barchan", "sandbox"))...)
+			if b.Sandbox.NetworkPolicy != nil {
+				errs = append(errs, field.Forbidden(spec.Child("barchan", "sandbox", "networkPolicy"), "a template's stands in spec.networkPolicy"))
+			}
+			if r := b.Sandbox.Restore; b.Sandbox.WarmUp != nil && r != nil && !r.FilesOnly {
+				errs = append(errs, field.Forbidden(spec.Child("barchan", "sandbox", "warmUp"), "is not run where memory is restored: leave it out, or set restore.filesOnly"))
+			}
 		}
 		for i, alias := range b.Aliases {
 			if slices.Contains(b.Aliases[:i], alias) {
@@ -64,6 +70,25 @@ func ValidateTemplate(t *SandboxTemplate) field.ErrorList {
 		}
 	}
 	return errs
+}
+
+// TemplateWarnings tells whoever writes a template what of it has no effect.
+func TemplateWarnings(t *SandboxTemplate) (warnings []string) {
+	p := ManagedPolicy(t)
+	if p == nil {
+		return nil
+	}
+	path := field.NewPath("spec", "networkPolicy")
+	warnings = append(warnings, path.Child("ingress").String()+": has no effect: the gateway alone reaches sandboxes; spec.barchan.sandbox.access says whom it lets through")
+	for i, rule := range p.Egress {
+		for j, peer := range rule.To {
+			if peer.IPBlock == nil {
+				at := path.Child("egress").Index(i).Child("to").Index(j)
+				warnings = append(warnings, at.String()+": allows nothing but DNS where the rule names port 53: sandboxes reach no Pods")
+			}
+		}
+	}
+	return warnings
 }
 
 // MaxPoolReplicas is the greatest size of a pool.

@@ -151,12 +151,16 @@ const (
 
 // Reasons of a pool's conditions, beside ReasonTemplateNotFound.
 const (
-	ReasonPoolFull        = "Full"
-	ReasonPoolFilling     = "Filling"
-	ReasonPoolShrinking   = "Shrinking"
-	ReasonPoolRollingOut  = "RollingOut"
-	ReasonPoolIdle        = "Idle"
-	ReasonMembersFailing  = "MembersFailing"
+	ReasonPoolFull       = "Full"
+	ReasonPoolFilling    = "Filling"
+	ReasonPoolShrinking  = "Shrinking"
+	ReasonPoolRollingOut = "RollingOut"
+	ReasonPoolIdle       = "Idle"
+	ReasonMembersFailing = "MembersFailing"
+	// ReasonPoolWarmingUp: members wait for the checkpoint of a sandbox in which their template's
+	// warm-up runs. ReasonWarmUpFailed: it failed there, and is tried again.
+	ReasonPoolWarmingUp   = "WarmingUp"
+	ReasonWarmUpFailed    = "WarmUpFailed"
 	ReasonTemplateInvalid = "TemplateInvalid"
 	ReasonTemplatePrivate = "TemplatePrivate"
 )

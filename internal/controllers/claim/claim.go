@@ -6,19 +6,18 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/workqueue"
 	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/controllers"
 	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/picker"
 	"github.com/barchan-dev/barchan/internal/quota"
@@ -27,10 +26,9 @@ import (
 const (
 	retryFirst = 100 * time.Millisecond
 	retryMost  = time.Minute
-	// waitForMember bounds how long one look at a claim waits for a member, and patience how long
-	// all looks do before a sandbox is started cold although members are in the making.
-	waitForMember = 2 * time.Second
-	patience      = 30 * time.Second
+	// waitForMember bounds how long one look at a claim waits for a member.
+	waitForMember   = 2 * time.Second
+	defaultPatience = 30 * time.Second
 	// bindTimeout bounds the handing over of variables to one agent, and bindTries how many
 	// sandboxes are tried in one look at a claim.
 	bindTimeout = 5 * time.Second
@@ -54,7 +52,7 @@ type Objects interface {
 
 // Relations tells which claims a change may concern; package cache has it.
 type Relations interface {
-	PoolsOf(ctx context.Context, template types.NamespacedName) ([]extensions.SandboxWarmPool, error)
+	PoolsOf(ctx context.Context, namespace string, template types.NamespacedName) ([]extensions.SandboxWarmPool, error)
 	ClaimsOn(ctx context.Context, pool types.NamespacedName) ([]extensions.SandboxClaim, error)
 }
 
@@ -64,9 +62,15 @@ type Templates interface {
 	CurrentTemplate(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, string, error)
 }
 
+// WarmUps reads what a template's warm-up has led to; package cache has it.
+type WarmUps interface {
+	Checkpoint(ctx context.Context, key types.NamespacedName) (*barchan.Checkpoint, error)
+}
+
 // Cache is all that is read.
 type Cache interface {
 	Objects
+	WarmUps
 	Relations
 	Templates
 }
@@ -111,6 +115,9 @@ type Config struct {
 	// Workers bounds how many claims are worked on at once; a quarter of them at most waits for
 	// members of one pool. Default 64.
 	Workers int
+	// Patience is how long a claim waits for a member before a sandbox is started cold although members
+	// are in the making. Default 30 s.
+	Patience time.Duration
 }
 
 // New returns the controller of claims. Its Start blocks until ctx is done.
@@ -121,6 +128,9 @@ func New(cfg Config) (controller.Controller, error) {
 	if cfg.Workers == 0 {
 		cfg.Workers = defaultWorkers
 	}
+	if cfg.Patience == 0 {
+		cfg.Patience = defaultPatience
+	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
@@ -128,21 +138,8 @@ func New(cfg Config) (controller.Controller, error) {
 	if err != nil {
 		return nil, err
 	}
-	unique := true // several servers may run in one process, in tests
-	c, err := controller.NewUnmanaged("sandboxclaim", controller.Options{
-		MaxConcurrentReconciles: cfg.Workers,
-		SkipNameValidation:      &unique,
-		Reconciler:              r,
-		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryFirst, retryMost),
-		LogConstructor:          func(*reconcile.Request) logr.Logger { return logr.FromSlogHandler(r.log.Handler()) },
+	return controllers.New(controllers.Work{
+		Name: "sandboxclaim", Log: r.log, Workers: cfg.Workers, RetryFirst: retryFirst, RetryMost: retryMost,
+		Reconciler: r, Sources: r.sources(cfg.Watched),
 	})
-	if err != nil {
-		return nil, fmt.Errorf("make the claim controller: %w", err)
-	}
-	for _, s := range r.sources(cfg.Watched) {
-		if err := c.Watch(s); err != nil {
-			return nil, fmt.Errorf("watch for claims: %w", err)
-		}
-	}
-	return c, nil
 }

@@ -13,9 +13,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/failpoint"
 	"github.com/barchan-dev/barchan/internal/picker"
+	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/quota"
 )
 
@@ -105,7 +108,7 @@ func (r *reconciler) pick(ctx context.Context, w *work) (*agents.Sandbox, reconc
 		if w.known.waits.IsZero() {
 			w.known.waits = time.Now()
 		}
-		if time.Since(w.known.waits) > patience {
+		if time.Since(w.known.waits) > r.patience {
 			return r.start(ctx, w)
 		}
 		if !r.turns.take(w.who, p.UID) {
@@ -200,11 +203,16 @@ func (r *reconciler) start(ctx context.Context, w *work) (*agents.Sandbox, recon
 		return r.overQuota(ctx, w, err)
 	}
 	s := w.plan.fresh()
+	if err := r.startWarm(ctx, w, s); err != nil {
+		hold.Release()
+		return nil, reconcile.Result{}, err
+	}
 	hold.For(s.Name)
 	err = r.client.Create(ctx, s)
 	w.known.unsure = true
 	switch {
 	case err == nil:
+		failpoint.Reach("claimobject/made")
 		w.known.got, w.known.unsure = s, false
 		return nil, reconcile.Result{}, r.pend(ctx, w, w.plan.starts(s))
 	case apierrors.IsAlreadyExists(err):
@@ -219,6 +227,24 @@ func (r *reconciler) start(ctx context.Context, w *work) (*agents.Sandbox, recon
 		hold.Release()
 		return nil, reconcile.Result{}, fmt.Errorf("start sandbox %s: %w", s.Name, err)
 	}
+}
+
+// startWarm has a sandbox that is not written yet start where its template's warm-up has run already. One
+// that differs from the template in what only its start can bring starts as ever.
+func (r *reconciler) startWarm(ctx context.Context, w *work, s *agents.Sandbox) error {
+	if w.plan.cold != "" || !pool.KeepsWarmMemory(w.plan.template) {
+		return nil
+	}
+	key := client.ObjectKey{Namespace: s.Namespace, Name: pool.WarmName(w.plan.template.Name, w.plan.revision)}
+	c, err := r.cache.Checkpoint(ctx, key)
+	if errors.Is(err, errs.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("find the checkpoint of a warm-up: %w", err)
+	}
+	pool.StartWarm(s, pool.WarmCheckpoint(w.plan.template, w.plan.revision, []barchan.Checkpoint{*c}))
+	return nil
 }
 
 // nameTaken finds out what has the name that a cold start needs.

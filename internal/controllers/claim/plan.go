@@ -118,6 +118,12 @@ func (x *plan) bring(s *agents.Sandbox) {
 			setEnv(&s.Spec.PodTemplate.Spec.Containers[at], e)
 		}
 	}
+	if len(x.claim.Spec.Env) > 0 {
+		if s.Annotations == nil {
+			s.Annotations = map[string]string{}
+		}
+		s.Annotations[pool.AnnotationBoundEnv] = "true"
+	}
 	set, more := &s.Spec.PodTemplate.ObjectMeta, &x.claim.Spec.AdditionalPodMetadata
 	set.Labels = merged(set.Labels, more.Labels)
 	set.Annotations = merged(set.Annotations, more.Annotations)

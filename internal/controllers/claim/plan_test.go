@@ -134,7 +134,7 @@ func TestPlanBringsOnce(t *testing.T) {
 	if len(s.Spec.VolumeClaimTemplates) != 2 || len(template.Spec.VolumeClaimTemplates) != 1 || template.Spec.PodTemplate.Spec.Containers[0].Env[0].Value != "t" {
 		t.Errorf("volumes %+v; the template was changed to %+v", s.Spec.VolumeClaimTemplates, template.Spec)
 	}
-	if !x.carried(s) || pool.OriginOf(s) != "p1" || !owns(c, s) || s.Name != "c" {
+	if !x.carried(s) || s.Annotations[pool.AnnotationBoundEnv] != "true" || pool.OriginOf(s) != "p1" || !owns(c, s) || s.Name != "c" {
 		t.Errorf("a fresh sandbox: %+v", s.ObjectMeta)
 	}
 }

@@ -20,6 +20,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/failpoint"
 	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 )
@@ -35,6 +36,8 @@ type reconciler struct {
 	took   *prometheus.HistogramVec
 	memory *memory
 	turns  *turns
+	// patience is as in Config.
+	patience time.Duration
 }
 
 func newReconciler(cfg *Config) (*reconciler, error) {
@@ -47,7 +50,7 @@ func newReconciler(cfg *Config) (*reconciler, error) {
 	return &reconciler{
 		log: cfg.Log.With(telemetry.Component, "claim-controller"), client: cfg.Client, cache: cfg.Cache,
 		picker: cfg.Picker, binder: cfg.Binder, quota: cfg.Quota, events: cfg.Events, took: took,
-		memory: newMemory(), turns: newTurns(cfg.Workers / waitingShare),
+		memory: newMemory(), turns: newTurns(cfg.Workers / waitingShare), patience: cfg.Patience,
 	}, nil
 }
 
@@ -335,6 +338,7 @@ func (r *reconciler) remove(ctx context.Context, w *work, s *agents.Sandbox) err
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete sandbox %s/%s: %w", s.Namespace, s.Name, err)
 	}
+	failpoint.Reach("claimobject/unmade")
 	w.known.gone[s.UID] = true
 	return nil
 }

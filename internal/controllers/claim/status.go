@@ -16,6 +16,7 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/failpoint"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 )
 
@@ -163,6 +164,7 @@ func (r *reconciler) write(ctx context.Context, w *work, status *extensions.Sand
 		}
 		return false, fmt.Errorf("write the claim's status: %w", err)
 	}
+	failpoint.Reach("claimobject/status")
 	w.claim = c
 	return true, nil
 }

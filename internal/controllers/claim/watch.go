@@ -60,7 +60,7 @@ func wishes[T client.Object]() predicate.TypedPredicate[T] {
 
 // claimsOf returns the claims without a sandbox whose pools are of a template.
 func (r *reconciler) claimsOf(ctx context.Context, t *extensions.SandboxTemplate) (all []reconcile.Request) {
-	pools, err := r.cache.PoolsOf(ctx, client.ObjectKeyFromObject(t))
+	pools, err := r.cache.PoolsOf(ctx, "", client.ObjectKeyFromObject(t))
 	if err != nil {
 		r.log.ErrorContext(ctx, "pools of a changed template not found", telemetry.Template, t.Name, telemetry.Error, err)
 	}

@@ -14,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-logr/logr"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -30,6 +29,7 @@ import (
 
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/controllers"
 	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/telemetry"
@@ -69,23 +69,10 @@ func New(cfg Config) (controller.Controller, error) {
 		return nil, fmt.Errorf("history controller: Log, Client, Cache and Revisions are required: %w", errs.ErrInvalid)
 	}
 	log := cfg.Log.With("component", "history-controller")
-	unique := true // several servers may run in one process, in tests
-	c, err := controller.NewUnmanaged("history", controller.Options{
-		MaxConcurrentReconciles: workers,
-		SkipNameValidation:      &unique,
-		Reconciler:              &reconciler{log: log, client: cfg.Client, revisions: cfg.Revisions},
-		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryFirst, retryMost),
-		LogConstructor:          func(*reconcile.Request) logr.Logger { return logr.FromSlogHandler(log.Handler()) },
+	return controllers.New(controllers.Work{
+		Name: "history", Log: log, Workers: workers, RetryFirst: retryFirst, RetryMost: retryMost,
+		Reconciler: &reconciler{log: log, client: cfg.Client, revisions: cfg.Revisions}, Sources: sources(cfg.Cache),
 	})
-	if err != nil {
-		return nil, fmt.Errorf("make the history controller: %w", err)
-	}
-	for _, s := range sources(cfg.Cache) {
-		if err := c.Watch(s); err != nil {
-			return nil, fmt.Errorf("watch for the history: %w", err)
-		}
-	}
-	return c, nil
 }
 
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]

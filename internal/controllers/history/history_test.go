@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -22,11 +21,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/controllers/history"
 	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 	"github.com/barchan-dev/barchan/internal/testkit/standin"
 )
-
-// patience bounds every wait.
-const patience = time.Minute
 
 type world struct {
 	t      *testing.T
@@ -85,7 +82,7 @@ func (w *world) start() (stop func()) {
 // numbers waits until the history of the template t has the numbers, and returns it by number.
 func (w *world) numbers(want ...int64) map[int64]barchan.TemplateRevision {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(w.t.Context(), eventually.Patience)
 	defer cancel()
 	for {
 		var list barchan.TemplateRevisionList

@@ -18,6 +18,7 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/failpoint"
 	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 )
@@ -91,12 +92,14 @@ func (r *reconciler) createOne(ctx context.Context, s *situation) (member, error
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	box := pool.NewMember(s.pool, s.template, s.wish.revision)
+	pool.StartWarm(box, s.warm.checkpoint)
 	if err := r.client.Create(ctx, box); err != nil {
 		if code := apierrors.APIStatus(nil); !errors.As(err, &code) || code.Status().Code >= http.StatusInternalServerError {
 			r.ledger.doubt(s.pool.UID) // it may have been made
 		}
 		return member{}, fmt.Errorf("make a member of warm pool %s/%s: %w", s.pool.Namespace, s.pool.Name, err)
 	}
+	failpoint.Reach("pool/made")
 	m := assess(box, s.now, r.stuckAfter)
 	m.since = s.now
 	r.ledger.add(s.pool.UID, m)
@@ -150,6 +153,7 @@ func (r *reconciler) removeOne(ctx context.Context, namespace string, m member) 
 	if err := r.client.Delete(ctx, box, client.Preconditions{UID: &m.uid, ResourceVersion: &m.version}); err != nil {
 		return fmt.Errorf("delete member %s/%s: %w", namespace, m.name, err)
 	}
+	failpoint.Reach("pool/unmade")
 	return nil
 }
 

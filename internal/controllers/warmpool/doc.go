@@ -16,7 +16,7 @@
 //
 // A member that is being deleted still weighs on its machine. So none is made while as many
 // exist as are wanted, plus maxSurge under Recreate, those being deleted among them. One whose
-// deletion takes longer than Config.StuckAfter is not counted any more, lest it block the pool
+// deletion takes longer than Config.GoneAfter is not counted any more, lest it block the pool
 // for ever; but never more of them than are wanted: at the very worst twice the pool exists.
 //
 // # Who goes first

@@ -34,14 +34,16 @@ type member struct {
 // wish is what a pool should be.
 type wish struct {
 	desired     int
-	surge       int    // how many more may exist while stale ones are replaced
-	unavailable int    // how many of the desired need not be ready meanwhile
-	revision    string // empty: none can be made
-	recreate    bool   // else OnReplenish
-	inUse       int    // living sandboxes of the revision, claimed through the pool
-	hold        bool   // members fail: leave it at that for now
-	probe       bool   // members fail: one at a time
-	patience    time.Duration
+	surge       int           // how many more may exist while stale ones are replaced
+	unavailable int           // how many of the desired need not be ready meanwhile
+	revision    string        // empty: none can be made
+	recreate    bool          // else OnReplenish
+	inUse       int           // living sandboxes of the revision, claimed through the pool
+	hold        bool          // members fail: leave it at that for now
+	probe       bool          // members fail: one at a time
+	warming     bool          // what they are to start from is still being made
+	stuckAfter  time.Duration // as in Config
+	goneAfter   time.Duration
 }
 
 // actions is what to do now.
@@ -69,7 +71,7 @@ func plan(w wish, members []member, now time.Time) actions {
 	slices.SortStableFunc(keep, w.worstFirst)
 	active := len(keep) + len(a.remove)
 	keep = w.shrink(&a, keep)
-	if w.revision == "" || w.hold {
+	if w.revision == "" || w.hold || w.warming {
 		return a
 	}
 	a.create = min(w.missing(keep), w.limit()-active-w.counted(members, endings, now))
@@ -166,7 +168,7 @@ func (w wish) limit() int {
 func (w wish) counted(members []member, endings int, now time.Time) int {
 	late := 0
 	for _, m := range members {
-		if m.state == ending && now.Sub(m.since) >= w.patience {
+		if m.state == ending && now.Sub(m.since) >= w.goneAfter {
 			late++
 		}
 	}
@@ -186,7 +188,16 @@ func trying(w wish, keep []member) (n int) {
 // next is when the members give reason to decide anew, without any event; zero for never.
 func next(w wish, members []member, now time.Time) (at time.Time) {
 	for _, m := range members {
-		if end := m.since.Add(w.patience); end.After(now) && (m.state == starting || m.state == ending) {
+		var end time.Time
+		switch m.state {
+		case starting:
+			end = m.since.Add(w.stuckAfter)
+		case ending:
+			end = m.since.Add(w.goneAfter)
+		case waiting, ready, failed:
+			continue
+		}
+		if end.After(now) {
 			at = sooner(at, end)
 		}
 	}

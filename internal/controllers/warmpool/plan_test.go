@@ -82,7 +82,7 @@ func TestPlan(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := give.wish
-			w.patience = 5 * time.Minute
+			w.goneAfter = 5 * time.Minute
 			switch w.revision {
 			case "":
 				w.revision = "new"
@@ -199,7 +199,7 @@ func (s *simulation) settle() {
 func TestPlanProperties(t *testing.T) {
 	for seed := range uint64(1000) {
 		r := rand.New(rand.NewPCG(seed, 7))
-		s := &simulation{rand: r, now: epoch, wish: wish{revision: "r0", patience: time.Hour}}
+		s := &simulation{rand: r, now: epoch, wish: wish{revision: "r0", goneAfter: time.Hour}}
 		for step := range 60 {
 			s.now = s.now.Add(time.Second)
 			if step%15 == 0 {

@@ -56,7 +56,8 @@ type situation struct {
 	now      time.Time
 	until    time.Time // when time alone changes what is desired
 	problem  problem   // of the template
-	unseen   bool      // the cache does not show all that was done
+	warm     warmth
+	unseen   bool // the cache does not show all that was done
 	todo     actions
 	made     int
 }
@@ -100,13 +101,17 @@ func (r *reconciler) look(ctx context.Context, p *extensions.SandboxWarmPool) (*
 		return nil, fmt.Errorf("find what was claimed of warm pool %s/%s: %w", p.Namespace, p.Name, err)
 	}
 	s.usage = use(claimed, revision, lastClaim(p))
-	s.wish = wish{revision: revision, inUse: s.usage.current, patience: r.stuckAfter}
+	s.wish = wish{revision: revision, inUse: s.usage.current, stuckAfter: r.stuckAfter, goneAfter: r.goneAfter}
 	s.wish.recreate = p.Spec.UpdateStrategy.Type == extensions.UpdateRecreate
 	s.wish.desired, s.until = desired(p, s.usage, s.now)
 	s.wish.surge, s.wish.unavailable = bounds(p, s.wish.desired)
 	if revision != "" {
 		s.trouble.look(revision, s.members, s.now)
 		s.wish.hold, s.wish.probe = s.trouble.hold(s.now), s.trouble.probe()
+		if s.warm, err = r.warmth(ctx, s); err != nil {
+			return nil, err
+		}
+		s.wish.warming = s.now.Before(s.warm.until)
 	}
 	return s, nil
 }
@@ -220,6 +225,9 @@ func (s *situation) again() reconcile.Result {
 	at := sooner(s.until, next(s.wish, s.members, s.now))
 	if s.trouble.hold(s.now) {
 		at = sooner(at, s.trouble.retryAt)
+	}
+	if s.wish.warming {
+		at = sooner(at, s.warm.until)
 	}
 	if s.made < s.todo.create { // more than one pass makes
 		at = sooner(at, s.now.Add(time.Millisecond))

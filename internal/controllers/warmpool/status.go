@@ -107,6 +107,9 @@ func movement(s *situation, t tally) (reason string, moves bool) {
 	if reason = blocked(s, t); reason != "" {
 		return reason, false
 	}
+	if s.wish.warming && t.current < s.wish.desired {
+		return extensions.ReasonPoolWarmingUp, true
+	}
 	toMake := s.todo.create > s.made
 	busy := t.starting > 0 || t.ending > 0 || toMake
 	switch {
@@ -126,6 +129,8 @@ func blocked(s *situation, t tally) string {
 	switch {
 	case s.problem.reason != "":
 		return s.problem.reason
+	case s.warm.failed != "" && t.currentReady < s.wish.desired:
+		return extensions.ReasonWarmUpFailed
 	case s.trouble.failures == 0 || t.currentReady >= s.wish.desired:
 		return ""
 	case s.trouble.refused != "" && t.current < s.wish.desired:
@@ -171,6 +176,9 @@ func story(s *situation, t tally) string {
 		add(t.stale, "of an older revision, to be replaced as claims come")
 	}
 	add(t.ending, "being removed")
+	if text := s.warm.story(s.wish.warming && t.current < s.wish.desired); text != "" {
+		parts = append(parts, text)
+	}
 	if t.failed > 0 {
 		parts = append(parts, fmt.Sprintf("%d failed", t.failed))
 	}
@@ -243,7 +251,7 @@ func newsOf(before, after *extensions.SandboxWarmPoolStatus) (all []news) {
 
 func bad(reason string) bool {
 	switch reason {
-	case extensions.ReasonMembersFailing, extensions.ReasonTemplateInvalid, extensions.ReasonTemplateNotFound, extensions.ReasonTemplatePrivate:
+	case extensions.ReasonMembersFailing, extensions.ReasonWarmUpFailed, extensions.ReasonTemplateInvalid, extensions.ReasonTemplateNotFound, extensions.ReasonTemplatePrivate:
 		return true
 	}
 	return false

@@ -1,8 +1,6 @@
 package warmpool_test
 
 import (
-	"context"
-	"sync"
 	"testing"
 
 	"k8s.io/client-go/rest"
@@ -12,6 +10,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/controllers/warmpool"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 	"github.com/barchan-dev/barchan/internal/testkit/poolsuite"
+	"github.com/barchan-dev/barchan/internal/testkit/running"
 )
 
 // serve returns a config for a real API server of its own.
@@ -36,27 +35,12 @@ func start(t *testing.T, cfg *rest.Config, tuning poolsuite.Tuning) (stop func()
 		t.Fatal(err)
 	}
 	controller, err := warmpool.New(warmpool.Config{
-		Log: telemetry.Discard(), Client: c.Live(), Cache: c.Informers(), Objects: c, StuckAfter: tuning.StuckAfter,
+		Log: telemetry.Discard(), Client: c.Live(), Cache: c.Informers(), Objects: c, StuckAfter: tuning.StuckAfter, GoneAfter: tuning.GoneAfter,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	for _, run := range []func(context.Context) error{c.Run, controller.Start} {
-		running.Go(func() {
-			if err := run(ctx); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	if err := c.WaitSynced(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	return func() {
-		cancel()
-		running.Wait()
-	}
+	return running.Over(t, c, controller.Start)
 }
 
 func TestPools(t *testing.T) {

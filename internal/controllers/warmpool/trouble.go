@@ -19,6 +19,7 @@ type trouble struct {
 	retryAt  time.Time // when what failed may be replaced
 	cause    string    // of the last failure
 	refused  string    // why the API server calls the members to be made invalid
+	began    time.Time // when the revision was first seen
 	ready    map[types.UID]struct{}
 	failed   map[types.UID]struct{}
 }
@@ -26,7 +27,7 @@ type trouble struct {
 // look learns from the members as they are now.
 func (t *trouble) look(revision string, members []member, now time.Time) {
 	if t.revision != revision {
-		*t = trouble{revision: revision}
+		*t = trouble{revision: revision, began: now}
 	}
 	isReady, hasFailed := map[types.UID]struct{}{}, map[types.UID]struct{}{}
 	success, fresh := false, false

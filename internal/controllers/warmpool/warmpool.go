@@ -7,24 +7,25 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/workqueue"
 	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/controllers"
 	"github.com/barchan-dev/barchan/internal/errs"
 )
 
 const (
 	defaultWorkers    = 4
 	defaultStuckAfter = 5 * time.Minute
+	defaultGoneAfter  = 5 * time.Minute
 	defaultCoalesce   = 20 * time.Millisecond
+	defaultColdAfter  = 2 * time.Minute
 	retryFirst        = 200 * time.Millisecond
 	retryMost         = time.Minute
 )
@@ -34,11 +35,17 @@ type Objects interface {
 	// CurrentTemplate returns a template and its revision as the API server has them now. It is
 	// an errs.ErrNotFound if there is none, and an errs.ErrInvalid if it has no revision.
 	CurrentTemplate(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, string, error)
-	// PoolsOf returns the pools of a template, of all namespaces.
-	PoolsOf(ctx context.Context, template types.NamespacedName) ([]extensions.SandboxWarmPool, error)
+	// PoolsOf returns the pools of a template in a namespace, or in all if that is empty.
+	PoolsOf(ctx context.Context, namespace string, template types.NamespacedName) ([]extensions.SandboxWarmPool, error)
 	// Members returns the unclaimed members of a pool; ClaimedFrom what was claimed through it.
 	Members(ctx context.Context, pool types.UID) ([]agents.Sandbox, error)
 	ClaimedFrom(ctx context.Context, pool types.UID) ([]agents.Sandbox, error)
+}
+
+// WarmUps reads what a template's warm-up has led to; package cache has it.
+type WarmUps interface {
+	Checkpoint(ctx context.Context, key types.NamespacedName) (*barchan.Checkpoint, error)
+	Sandbox(ctx context.Context, key types.NamespacedName) (*agents.Sandbox, error)
 }
 
 // Config is what New needs; every field is required unless it says so.
@@ -49,13 +56,20 @@ type Config struct {
 	// Cache is what is watched, and Objects reads it.
 	Cache   crcache.Cache
 	Objects Objects
+	// WarmUps lets members start from the checkpoint of their template's warm-up; nil has each run it.
+	WarmUps WarmUps
+	// ColdAfter is how long a pool waits for that checkpoint before it makes members without. Default 2
+	// minutes.
+	ColdAfter time.Duration
 	// Events records what users should see beside the object; nil records nothing.
 	Events events.EventRecorder
 	// Workers bounds how many pools are worked on at once. Default 4.
 	Workers int
-	// StuckAfter is how long a member may take to get ready before it is replaced, and to be
-	// removed before it is not counted any more. Default 5 minutes.
+	// StuckAfter is how long a member may take to get ready before it is replaced. Default 5 minutes.
 	StuckAfter time.Duration
+	// GoneAfter is how long a member may take to be removed before it is not counted any more. Default
+	// 5 minutes.
+	GoneAfter time.Duration
 	// Coalesce is how long a sandbox's event waits for more of its pool. Default 20 ms; less than
 	// nothing lets it wait for none.
 	Coalesce time.Duration
@@ -71,6 +85,12 @@ func (c *Config) complete() error {
 	if c.StuckAfter == 0 {
 		c.StuckAfter = defaultStuckAfter
 	}
+	if c.GoneAfter == 0 {
+		c.GoneAfter = defaultGoneAfter
+	}
+	if c.ColdAfter == 0 {
+		c.ColdAfter = defaultColdAfter
+	}
 	if c.Coalesce == 0 {
 		c.Coalesce = defaultCoalesce
 	}
@@ -84,23 +104,10 @@ func New(cfg Config) (controller.Controller, error) {
 	}
 	log := cfg.Log.With("component", "warmpool-controller")
 	r := newReconciler(cfg, log)
-	unique := true // several servers may run in one process, in tests
-	c, err := controller.NewUnmanaged("warmpool", controller.Options{
-		MaxConcurrentReconciles: cfg.Workers,
-		SkipNameValidation:      &unique,
-		Reconciler:              r,
-		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryFirst, retryMost),
-		LogConstructor:          func(*reconcile.Request) logr.Logger { return logr.FromSlogHandler(log.Handler()) },
+	return controllers.New(controllers.Work{
+		Name: "warmpool", Log: log, Workers: cfg.Workers, RetryFirst: retryFirst, RetryMost: retryMost,
+		Reconciler: r, Sources: r.sources(cfg.Cache),
 	})
-	if err != nil {
-		return nil, fmt.Errorf("make the warm pool controller: %w", err)
-	}
-	for _, s := range r.sources(cfg.Cache) {
-		if err := c.Watch(s); err != nil {
-			return nil, fmt.Errorf("watch for warm pools: %w", err)
-		}
-	}
-	return c, nil
 }
 
 // reconciler works on pools, one pass at a time on each.
@@ -108,8 +115,11 @@ type reconciler struct {
 	log        *slog.Logger
 	client     client.Client
 	objects    Objects
+	warmUps    WarmUps // nil: members are not waited for
+	coldAfter  time.Duration
 	events     events.EventRecorder
 	stuckAfter time.Duration
+	goneAfter  time.Duration
 	coalesce   time.Duration
 	ledger     *ledger
 	names      *names
@@ -120,7 +130,7 @@ type reconciler struct {
 
 func newReconciler(cfg Config, log *slog.Logger) *reconciler {
 	return &reconciler{
-		log: log, client: cfg.Client, objects: cfg.Objects, events: cfg.Events, stuckAfter: cfg.StuckAfter, coalesce: cfg.Coalesce,
+		log: log, client: cfg.Client, objects: cfg.Objects, warmUps: cfg.WarmUps, coldAfter: cfg.ColdAfter, events: cfg.Events, stuckAfter: cfg.StuckAfter, goneAfter: cfg.GoneAfter, coalesce: cfg.Coalesce,
 		ledger: newLedger(), names: &names{keys: map[types.UID]types.NamespacedName{}}, troubles: map[types.UID]*trouble{},
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/sandbox"
@@ -45,22 +46,28 @@ func (r *reconciler) sources(c crcache.Cache) []source.Source {
 		}),
 		source.Kind(c, &extensions.SandboxTemplate{}, handler.TypedEnqueueRequestsFromMapFunc(r.poolsOf)),
 		source.Kind(c, &agents.Sandbox{}, handler.TypedFuncs[*agents.Sandbox, reconcile.Request]{
-			CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*agents.Sandbox], q queue) {
+			CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[*agents.Sandbox], q queue) {
 				r.ledger.observe(e.Object)
-				r.enqueue(q, e.Object)
+				r.enqueue(ctx, q, e.Object)
 			},
-			UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*agents.Sandbox], q queue) {
+			UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[*agents.Sandbox], q queue) {
 				r.ledger.observe(e.ObjectNew)
 				if markOf(e.ObjectOld) != markOf(e.ObjectNew) {
-					r.enqueue(q, e.ObjectOld)
-					r.enqueue(q, e.ObjectNew)
+					r.enqueue(ctx, q, e.ObjectOld)
+					r.enqueue(ctx, q, e.ObjectNew)
 				}
 			},
-			DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*agents.Sandbox], q queue) {
+			DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[*agents.Sandbox], q queue) {
 				r.ledger.observe(e.Object)
-				r.enqueue(q, e.Object)
+				r.enqueue(ctx, q, e.Object)
 			},
 		}),
+		source.Kind(c, &barchan.Checkpoint{}, handler.TypedEnqueueRequestsFromMapFunc(func(ctx context.Context, c *barchan.Checkpoint) []reconcile.Request {
+			if r.warmUps == nil || c.Labels[barchan.LabelPurpose] != barchan.PurposeWarm {
+				return nil
+			}
+			return r.poolsWarmedBy(ctx, c)
+		})),
 	}
 }
 
@@ -69,9 +76,19 @@ func requestFor(o client.Object) reconcile.Request {
 }
 
 func (r *reconciler) poolsOf(ctx context.Context, t *extensions.SandboxTemplate) (all []reconcile.Request) {
-	pools, err := r.objects.PoolsOf(ctx, client.ObjectKeyFromObject(t))
+	return r.pools(ctx, "", client.ObjectKeyFromObject(t))
+}
+
+// poolsWarmedBy are those of the template of a seed, or of its checkpoint.
+func (r *reconciler) poolsWarmedBy(ctx context.Context, o client.Object) []reconcile.Request {
+	notes := o.GetAnnotations()
+	return r.pools(ctx, o.GetNamespace(), types.NamespacedName{Namespace: notes[pool.AnnotationTemplateNamespace], Name: notes[agents.AnnotationTemplateRef]})
+}
+
+func (r *reconciler) pools(ctx context.Context, namespace string, template types.NamespacedName) (all []reconcile.Request) {
+	pools, err := r.objects.PoolsOf(ctx, namespace, template)
 	if err != nil {
-		r.log.ErrorContext(ctx, "pools of a changed template not found", telemetry.Namespace, t.Namespace, telemetry.Template, t.Name, telemetry.Error, err)
+		r.log.ErrorContext(ctx, "pools of a changed template not found", telemetry.Template, template.String(), telemetry.Error, err)
 	}
 	for i := range pools {
 		all = append(all, requestFor(&pools[i]))
@@ -112,7 +129,15 @@ func unschedulable(s *agents.Sandbox) bool {
 }
 
 // enqueue has the pool of a sandbox looked at, soon.
-func (r *reconciler) enqueue(q queue, s *agents.Sandbox) {
+func (r *reconciler) enqueue(ctx context.Context, q queue, s *agents.Sandbox) {
+	if pool.IsSeed(s) {
+		if r.warmUps != nil {
+			for _, req := range r.poolsWarmedBy(ctx, s) {
+				q.AddAfter(req, max(r.coalesce, time.Duration(0)))
+			}
+		}
+		return
+	}
 	uid := pool.MemberOf(s)
 	if uid == "" {
 		uid = pool.OriginOf(s)

@@ -83,6 +83,40 @@ assert.equal((await all({ query: { state: ['running', 'paused'] } })).items.leng
 const other = { apiKey: process.env.OTHER_API_KEY }
 assert.equal((await all(other)).items.length, 0)
 
+// Snapshots and forks, where the SDK knows of them.
+if (standard.fork) {
+  const kept = []
+  for (const name of ['kept:v1', undefined]) kept.push(await standard.createSnapshot({ name }))
+  assert.equal(kept[0].snapshotId, 'kept:v1')
+  assert.deepEqual(kept[0].names, ['team-a/kept:v1'])
+  assert.match(kept[1].snapshotId, /^base:[a-z0-9]+$/)
+  const pages = Sandbox.listSnapshots({ sandboxId: standard.sandboxId, limit: 1 })
+  const listed = []
+  while (pages.hasNext) listed.push(...(await pages.nextItems()).map((s) => s.snapshotId))
+  assert.deepEqual(listed.sort(), kept.map((s) => s.snapshotId).sort())
+  const copy = await Sandbox.create('kept', { timeoutMs: 60_000 })
+  assert.equal((await copy.getInfo()).templateId, (await standard.getInfo()).templateId)
+  await copy.kill()
+  const forks = await standard.fork({ count: 3, timeoutMs: 60_000 })
+  assert.equal(new Set(forks.map((f) => f.sandboxId)).size, 3)
+  for (const f of forks) {
+    assert.equal(await f.isRunning(), true)
+    soon((await f.getInfo()).endAt, 60, 'fork')
+    await f.kill()
+  }
+  await assert.rejects(first.fork({ count: 101 }), /count: must be from 1 to 100/)
+  await assert.rejects(Sandbox.createSnapshot(first.sandboxId, { apiKey: process.env.OTHER_API_KEY }), e2b.NotFoundError)
+  const secret = await Sandbox.create('base', { envs: { A: 'b' } })
+  await assert.rejects(secret.fork(), /403: .*allowSecrets/)
+  await secret.kill()
+  assert.equal(await Sandbox.deleteSnapshot('team-a/kept:v1'), true)
+  assert.equal(await Sandbox.deleteSnapshot('kept:v1'), false)
+  assert.equal(await Sandbox.deleteSnapshot(kept[1].snapshotId), true)
+  await assert.rejects(Sandbox.deleteSnapshot('base'), /501: deleting templates/)
+  await assert.rejects(first.fork(), /409: .*paused/)
+  await first.connect({ onResume: 'reboot' })
+}
+
 // Metrics, templates.
 assert.ok((await standard.getMetrics()).length >= 1)
 if (Template.exists) {
@@ -100,7 +134,6 @@ await assert.rejects(Sandbox.getInfo(standard.sandboxId, other), missing)
 await assert.rejects(Sandbox.setTimeout('nonsense', 1000), missing)
 await assert.rejects(Sandbox.create('base', { network: { allowOut: ['example.com'] } }), /network\.allowOut\[0\]/)
 assert.equal(await Sandbox.kill(standard.sandboxId, other), false)
-await assert.rejects(standard.createSnapshot(), /501: snapshots: not available/)
 
 // Kill, also of a paused one.
 assert.notEqual(await standard.kill(), false)

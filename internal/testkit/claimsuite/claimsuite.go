@@ -6,6 +6,7 @@ package claimsuite
 import (
 	"context"
 	"testing"
+	"time"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
@@ -46,6 +47,8 @@ type Parts struct {
 	Binder Binder
 	Quota  *quota.Quotas
 	Events events.EventRecorder
+	// Patience is how long a claim should wait for a member in the making.
+	Patience time.Duration
 }
 
 // Run runs the suite.

@@ -19,6 +19,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/pool"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // ends has a claim end now, under a policy.
@@ -31,10 +32,11 @@ func ends(policy extensions.ClaimShutdownPolicy) func(*extensions.SandboxClaim) 
 func expiryRetains(t *testing.T, cfg *Config) {
 	w := start(t, cfg, options{})
 	w.pool(w.template(), 1)
+	c, s := w.served(w.claim("c"))
 	// By its own timer, not by a change of the claim.
-	c, s := w.served(w.claim("c", func(c *extensions.SandboxClaim) {
+	c = update(w, c, func(c *extensions.SandboxClaim) {
 		c.Spec.Lifecycle = &extensions.ClaimLifecycle{ShutdownTime: new(metav1.NewTime(time.Now().Add(3 * time.Second)))}
-	}))
+	})
 	w.gone(s)
 	c = w.refused(c, extensions.ReasonClaimExpired, "spec.lifecycle.shutdownTime")
 	if c.Status.Sandbox.Name != "" {
@@ -193,7 +195,7 @@ func kill(t *testing.T, cfg *Config, update func(*world)) (*world, *extensions.S
 	c := first.claim("c")
 	select {
 	case <-killed:
-	case <-time.After(patience):
+	case <-time.After(eventually.Patience):
 		t.Fatal("the controller never came to the status")
 	}
 	first.stop()
@@ -269,7 +271,7 @@ func updatedUnderClaims(t *testing.T, cfg *Config) {
 	p := w.pool(x, members)
 	w.nodes.holding(func(s *agents.Sandbox) bool { return s.DeletionTimestamp != nil })
 	claims := make([]*extensions.SandboxClaim, many)
-	halfway := make(chan struct{})
+	begun, updated := make(chan struct{}), make(chan struct{})
 	var wg sync.WaitGroup
 	next := make(chan int)
 	for range 8 {
@@ -286,15 +288,19 @@ func updatedUnderClaims(t *testing.T, cfg *Config) {
 	}
 	wg.Go(func() {
 		for i := range many {
-			if i == many/5 {
-				close(halfway)
+			switch i {
+			case many / 5:
+				close(begun)
+			case many / 2: // enough are left to come after the update
+				<-updated
 			}
 			next <- i
 		}
 		close(next)
 	})
-	<-halfway
+	<-begun
 	x = update(w, x, image("second"))
+	close(updated)
 	w.grow(p, x, members)
 	wg.Wait()
 	w.deleteStale(p, x)

@@ -28,11 +28,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/quota"
 	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 	"github.com/barchan-dev/barchan/internal/testkit/standin"
 )
-
-// patience bounds each wait of the suite; it decides nothing but when a test gives up.
-const patience = time.Minute
 
 // Each world has one pool, of one template.
 const (
@@ -58,6 +56,7 @@ type world struct {
 	events    *eventLog
 	writes    *counter
 	nodes     *node
+	told      *told
 	stop      func()
 }
 
@@ -67,7 +66,7 @@ func start(t *testing.T, cfg *Config, opt options) *world {
 	must(t, err)
 	api, err := client.NewWithWatch(cfg.REST, client.Options{Scheme: scheme})
 	must(t, err)
-	w := &world{t: t, cfg: cfg, namespace: opt.namespace, api: api, events: &eventLog{}, writes: &counter{}}
+	w := &world{t: t, cfg: cfg, namespace: opt.namespace, api: api, events: &eventLog{}, writes: &counter{}, told: &told{all: map[types.UID]*agents.Sandbox{}}}
 	if w.namespace == "" {
 		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "claims-"}}
 		must(t, api.Create(t.Context(), ns))
@@ -88,10 +87,11 @@ func start(t *testing.T, cfg *Config, opt options) *world {
 	_, err = cache.On(t.Context(), w.cache, func(older, newer *agents.Sandbox) {
 		p.Observe(older, newer)
 		quotas.Observe(older, newer)
+		w.told.observe(older, newer)
 		w.nodes.observe(newer)
 	})
 	must(t, err)
-	c, err := cfg.New(Parts{Client: controlled, Cache: w.cache, Picker: p, Binder: opt.binder, Quota: quotas, Events: w.events})
+	c, err := cfg.New(Parts{Client: controlled, Cache: w.cache, Picker: p, Binder: opt.binder, Quota: quotas, Events: w.events, Patience: eventually.Patience})
 	must(t, err)
 	w.run(c)
 	return w
@@ -273,7 +273,31 @@ func (w *world) pool(of *extensions.SandboxTemplate, members int) *extensions.Sa
 	return p
 }
 
-// fill adds members to a pool and waits until the picker could know of them.
+// told knows the sandboxes as the picker and the quota have been told of them, which may be later than
+// the cache shows them.
+type told struct {
+	mu  sync.Mutex
+	all map[types.UID]*agents.Sandbox // +checklocks:mu
+}
+
+func (x *told) observe(older, newer *agents.Sandbox) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if newer == nil {
+		delete(x.all, older.UID)
+		return
+	}
+	x.all[newer.UID] = newer
+}
+
+// of is nil for one that nobody has been told of, or that is gone.
+func (x *told) of(uid types.UID) *agents.Sandbox {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.all[uid]
+}
+
+// fill adds members to a pool and waits until the picker knows of them.
 func (w *world) fill(p *extensions.SandboxWarmPool, of *extensions.SandboxTemplate, members int) {
 	w.t.Helper()
 	for _, s := range w.grow(p, of, members) {
@@ -294,13 +318,10 @@ func (w *world) grow(p *extensions.SandboxWarmPool, of *extensions.SandboxTempla
 	return all
 }
 
-// settled waits for the cache to show a sandbox as ok says.
+// settled waits for the picker to know a sandbox as ok says.
 func (w *world) settled(s *agents.Sandbox, ok func(*agents.Sandbox) bool) {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
-	defer cancel()
-	_, err := w.cache.WaitSandbox(ctx, client.ObjectKeyFromObject(s), func(s *agents.Sandbox) (bool, error) { return ok(s), nil })
-	must(w.t, err)
+	eventually.True(w.t, "the picker was not told of sandbox "+s.Name, func() bool { return ok(w.told.of(s.UID)) })
 }
 
 // claim makes a claim on a pool.
@@ -330,18 +351,21 @@ func update[T client.Object](w *world, obj T, change func(T)) T {
 	}
 }
 
-// await waits for the API server to hold an object as ok says; ok gets nil once it is gone.
+// await waits for the API server to hold an object as ok says; ok gets nil once it is gone. It sees all
+// that has become of the object since it was read or written last, even what did not last.
 func await[T client.Object](w *world, obj T, list client.ObjectList, what string, ok func(T) bool) T {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(w.t.Context(), eventually.Patience)
 	defer cancel()
 	var last, none T
 	if now, err := get(ctx, w, obj); err != nil || ok(now) {
 		must(w.t, err)
 		return now
 	}
+	version := obj.GetResourceVersion()
 	for {
-		events, err := w.api.Watch(ctx, list, client.InNamespace(obj.GetNamespace()))
+		since := &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: version}}
+		events, err := w.api.Watch(ctx, list, client.InNamespace(obj.GetNamespace()), since)
 		must(w.t, err)
 		if now, err := get(ctx, w, obj); err == nil && ok(now) {
 			events.Stop()
@@ -349,7 +373,11 @@ func await[T client.Object](w *world, obj T, list client.ObjectList, what string
 		}
 		for e := range events.ResultChan() {
 			now, isOne := e.Object.(T)
-			if !isOne || now.GetName() != obj.GetName() {
+			if !isOne { // the server does not remember that version any more
+				version = ""
+				continue
+			}
+			if version = now.GetResourceVersion(); now.GetName() != obj.GetName() {
 				continue
 			}
 			last = now

@@ -14,27 +14,23 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
-	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/testkit/standin"
+	"github.com/barchan-dev/barchan/internal/testkit/watched"
 )
-
-// patience bounds every wait; it is no measure of how long anything should take.
-const patience = 90 * time.Second
 
 // Tuning is what a test asks of the controller.
 type Tuning struct {
-	// StuckAfter is as in the controller's Config; zero leaves the default.
-	StuckAfter time.Duration
+	// StuckAfter and GoneAfter are as in the controller's Config; zero leaves the default.
+	StuckAfter, GoneAfter time.Duration
 }
 
 // Config says what to test.
@@ -78,17 +74,6 @@ func Run(t *testing.T, cfg Config) {
 	}
 }
 
-func scheme(t *testing.T) *runtime.Scheme {
-	t.Helper()
-	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, agents.AddToScheme, extensions.AddToScheme, barchan.AddToScheme} {
-		if err := add(s); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return s
-}
-
 // world is one namespace with nodes that are none.
 type world struct {
 	t         *testing.T
@@ -96,9 +81,11 @@ type world struct {
 	client    client.WithWatch
 	namespace string
 
+	bell *watched.Bell
+
 	mu      sync.Mutex
-	changed chan struct{}                        // closed and replaced at each event; +checklocks:mu
 	boxes   map[types.UID]*agents.Sandbox        // as the watch told last; +checklocks:mu
+	told    map[types.UID]struct{}               // sandboxes ever; +checklocks:mu
 	made    map[types.UID]map[types.UID]struct{} // members ever, by pool; +checklocks:mu
 	peak    map[types.UID]int                    // most members of a pool that ever existed at once; +checklocks:mu
 	low     map[types.UID]int                    // fewest ready members since mark; +checklocks:mu
@@ -109,12 +96,9 @@ type world struct {
 // newWorld makes a namespace and starts its stand-in.
 func newWorld(t *testing.T, cfg Config) *world {
 	t.Helper()
-	c, err := client.NewWithWatch(cfg.REST, client.Options{Scheme: scheme(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := watched.Client(t, cfg.REST)
 	w := &world{
-		t: t, cfg: cfg, client: c, changed: make(chan struct{}), boxes: map[types.UID]*agents.Sandbox{},
+		t: t, cfg: cfg, client: c, bell: watched.NewBell(), boxes: map[types.UID]*agents.Sandbox{}, told: map[types.UID]struct{}{},
 		made: map[types.UID]map[types.UID]struct{}{}, peak: map[types.UID]int{}, low: map[types.UID]int{},
 	}
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "pools-"}}
@@ -124,44 +108,12 @@ func newWorld(t *testing.T, cfg Config) *world {
 	w.namespace = ns.Name
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
-	running.Go(func() { w.follow(ctx, &agents.SandboxList{}, w.saw) })
+	running.Go(func() { watched.Follow(ctx, t, c, ns.Name, &agents.SandboxList{}, w.saw) })
 	running.Go(func() {
-		w.follow(ctx, &extensions.SandboxWarmPoolList{}, func(context.Context, watch.Event) { w.ring() })
+		watched.Follow(ctx, t, c, ns.Name, &extensions.SandboxWarmPoolList{}, func(context.Context, watch.Event) { w.bell.Ring() })
 	})
 	t.Cleanup(func() { cancel(); running.Wait() })
 	return w
-}
-
-// follow hands over all events of a kind in the namespace, which is empty at first.
-func (w *world) follow(ctx context.Context, list client.ObjectList, saw func(context.Context, watch.Event)) {
-	if err := w.client.List(ctx, list, client.InNamespace(w.namespace)); err != nil {
-		w.t.Errorf("list: %v", err)
-		return
-	}
-	version := list.GetResourceVersion()
-	for ctx.Err() == nil {
-		events, err := w.client.Watch(ctx, list, client.InNamespace(w.namespace), &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: version}})
-		if err != nil {
-			if ctx.Err() == nil {
-				w.t.Errorf("watch: %v", err)
-			}
-			return
-		}
-		for e := range events.ResultChan() {
-			if o, ok := e.Object.(client.Object); ok {
-				version = o.GetResourceVersion()
-			}
-			saw(ctx, e)
-		}
-		events.Stop()
-	}
-}
-
-func (w *world) ring() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	close(w.changed)
-	w.changed = make(chan struct{})
 }
 
 // saw keeps the books and does what a node would.
@@ -171,7 +123,7 @@ func (w *world) saw(ctx context.Context, e watch.Event) {
 		return
 	}
 	holding := w.note(e.Type, s.DeepCopy())
-	defer w.ring()
+	defer w.bell.Ring()
 	if e.Type == watch.Deleted || (holding && s.DeletionTimestamp != nil) {
 		return
 	}
@@ -184,7 +136,7 @@ func (w *world) saw(ctx context.Context, e watch.Event) {
 func (w *world) note(kind watch.EventType, s *agents.Sandbox) (holding bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.boxes[s.UID] = s
+	w.boxes[s.UID], w.told[s.UID] = s, struct{}{}
 	if kind == watch.Deleted {
 		delete(w.boxes, s.UID)
 	}
@@ -218,7 +170,20 @@ func (w *world) mark(uid types.UID) {
 	w.peak[uid], w.low[uid] = 0, 1<<30
 }
 
+// extremes counts all that the API server has told of until now.
 func (w *world) extremes(uid types.UID) (made, peak, low int) {
+	w.t.Helper()
+	all := w.list()
+	w.until("the watch has told of all that exist", func() (bool, string) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for i := range all {
+			if _, told := w.told[all[i].UID]; !told {
+				return false, all[i].Name + " is unknown"
+			}
+		}
+		return true, ""
+	})
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return len(w.made[uid]), w.peak[uid], w.low[uid]
@@ -236,7 +201,7 @@ func (w *world) hold(held bool) {
 	}
 	w.mu.Unlock()
 	for _, s := range ending {
-		if err := standin.Reconcile(w.t.Context(), w.client, s); !held && err != nil {
+		if err := standin.Reconcile(w.t.Context(), w.client, s); !held && err != nil && !apierrors.IsConflict(err) { // as in saw
 			w.t.Fatal(err)
 		}
 	}
@@ -255,21 +220,7 @@ func (w *world) startOver(cfg *rest.Config, tuning Tuning) (stop func()) {
 // until waits for events until what is asked for is so. The text that done returns says what is.
 func (w *world) until(what string, done func() (bool, string)) {
 	w.t.Helper()
-	end := time.After(patience)
-	for {
-		w.mu.Lock()
-		changed := w.changed
-		w.mu.Unlock()
-		ok, is := done()
-		if ok {
-			return
-		}
-		select {
-		case <-changed:
-		case <-end:
-			w.t.Fatalf("still not so after %s: %s; it is: %s", patience, what, is)
-		}
-	}
+	w.bell.Until(w.t, what, done)
 }
 
 // members are a pool's, as the API server has them.

@@ -267,7 +267,7 @@ func slowDeletion(t *testing.T, cfg Config) {
 		t.Errorf("%d members were made beside those that are being deleted", made-3)
 	}
 	stop()
-	w.start(Tuning{StuckAfter: time.Second}) // has no patience with them
+	w.start(Tuning{GoneAfter: time.Second}) // has no patience with them
 	w.until("successors are ready beside them", func() (bool, string) {
 		now := w.get(p)
 		return now.Status.Barchan.CurrentReadyReplicas == 3, w.describe(now)

@@ -5,7 +5,8 @@
 // A pool is filled by [Cluster.Fill] alone: nothing replaces what is claimed.
 //
 // The image of a sandbox's first container tells what becomes of it: [ImageBroken] fails,
-// [ImageSlow] never gets ready; anything else runs.
+// [ImageSlow] never gets ready; anything else runs. One of [ImageStuck] sleeps and cannot be woken with
+// its memory, one of [ImageRestless] cannot be put to sleep, and one of [ImageUncapturable] has checkpoints that fail.
 package standin
 
 import (
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -40,6 +42,10 @@ import (
 const (
 	ImageBroken = "broken"
 	ImageSlow   = "slow"
+
+	ImageStuck        = "stuck"
+	ImageRestless     = "restless"
+	ImageUncapturable = "uncapturable"
 )
 
 // Cluster holds objects. Its embedded client writes them.
@@ -48,7 +54,12 @@ type Cluster struct {
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced at each write; +checklocks:mu
-	held    bool          // +checklocks:mu
+	// bells are those of the objects that somebody waits for, closed at the next write of each.
+	bells map[types.NamespacedName]chan struct{} // +checklocks:mu
+
+	// turn is taken while the controller acts on what it finds.
+	turn sync.Mutex
+	held bool // +checklocks:turn
 
 	// showing is taken while watchers are told, and orders what they hear.
 	showing  sync.Mutex
@@ -65,8 +76,8 @@ func New(tb testing.TB, objects ...client.Object) *Cluster {
 			tb.Fatal(err)
 		}
 	}
-	c := &Cluster{changed: make(chan struct{}), shown: map[types.NamespacedName]*agents.Sandbox{}}
-	c.Client = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&agents.Sandbox{}).WithInterceptorFuncs(c.hooks()).Build()
+	c := &Cluster{changed: make(chan struct{}), bells: map[types.NamespacedName]chan struct{}{}, shown: map[types.NamespacedName]*agents.Sandbox{}}
+	c.Client = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&agents.Sandbox{}, &barchan.Checkpoint{}).WithInterceptorFuncs(c.hooks()).Build()
 	ctx, cancel := context.WithCancel(tb.Context())
 	for _, obj := range objects {
 		if err := c.Create(ctx, obj); err != nil {
@@ -85,11 +96,15 @@ func (c *Cluster) hooks() interceptor.Funcs {
 		Create: func(ctx context.Context, w client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
 			defer c.wrote(ctx, w, obj)
 			obj.SetUID(uuid.NewUUID())
+			obj.SetGeneration(1)
 			obj.SetCreationTimestamp(metav1.Now())
 			return w.Create(ctx, obj, opts...)
 		},
 		Update: func(ctx context.Context, w client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
 			defer c.wrote(ctx, w, obj)
+			if err := count(ctx, w, obj); err != nil {
+				return err
+			}
 			return w.Update(ctx, obj, opts...)
 		},
 		Delete: func(ctx context.Context, w client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
@@ -103,9 +118,26 @@ func (c *Cluster) hooks() interceptor.Funcs {
 	}
 }
 
+// count makes a generation of each change of a sandbox's specification, by which others tell what a
+// condition is of. Who has read an older one gets his conflict from the update.
+func count(ctx context.Context, r client.Reader, obj client.Object) error {
+	s, is := obj.(*agents.Sandbox)
+	if !is {
+		return nil
+	}
+	now := &agents.Sandbox{}
+	if err := r.Get(ctx, client.ObjectKeyFromObject(obj), now); err != nil {
+		return client.IgnoreNotFound(err) // the update has the error
+	}
+	if s.Generation = now.Generation; !apiequality.Semantic.DeepEqual(s.Spec, now.Spec) {
+		s.Generation++
+	}
+	return nil
+}
+
 // wrote tells the watchers, then those who wait.
 func (c *Cluster) wrote(ctx context.Context, r client.Reader, obj client.Object) {
-	defer c.ring()
+	defer c.ring(client.ObjectKeyFromObject(obj))
 	if _, ok := obj.(*agents.Sandbox); ok {
 		c.show(context.WithoutCancel(ctx), r, client.ObjectKeyFromObject(obj))
 	}
@@ -137,11 +169,28 @@ func (c *Cluster) Watch(do func(older, newer *agents.Sandbox)) {
 	c.watchers = append(c.watchers, do)
 }
 
-func (c *Cluster) ring() {
+// ring wakes the controller, and who waits for any of the objects.
+func (c *Cluster) ring(keys ...types.NamespacedName) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	close(c.changed)
 	c.changed = make(chan struct{})
+	for _, key := range keys {
+		if bell, awaited := c.bells[key]; awaited {
+			close(bell)
+			delete(c.bells, key)
+		}
+	}
+}
+
+// bellOf is closed at the next write of an object of any kind that has the key.
+func (c *Cluster) bellOf(key types.NamespacedName) <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.bells[key] == nil {
+		c.bells[key] = make(chan struct{})
+	}
+	return c.bells[key]
 }
 
 func (c *Cluster) bell() <-chan struct{} {
@@ -150,18 +199,13 @@ func (c *Cluster) bell() <-chan struct{} {
 	return c.changed
 }
 
-// Hold stops the controller from doing anything, until Hold(false).
+// Hold stops the controller from doing anything, until Hold(false). What it was at is done when
+// Hold returns.
 func (c *Cluster) Hold(held bool) {
-	c.mu.Lock()
+	c.turn.Lock()
 	c.held = held
-	c.mu.Unlock()
+	c.turn.Unlock()
 	c.ring()
-}
-
-func (c *Cluster) isHeld() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.held
 }
 
 // control reconciles all sandboxes at each change. What fails is tried again at the next one,
@@ -169,20 +213,30 @@ func (c *Cluster) isHeld() bool {
 func (c *Cluster) control(ctx context.Context) {
 	for ctx.Err() == nil {
 		bell := c.bell()
-		if !c.isHeld() {
-			all, err := c.Sandboxes(ctx, "")
-			for i := range all {
-				err = errors.Join(err, Reconcile(ctx, c.Client, &all[i]))
-			}
-			if err != nil && ctx.Err() == nil {
-				continue
-			}
+		if err := c.act(ctx); err != nil && ctx.Err() == nil {
+			continue
 		}
 		select {
 		case <-bell:
 		case <-ctx.Done():
 		}
 	}
+}
+
+// act does once what there is to do, unless the controller is held.
+func (c *Cluster) act(ctx context.Context) error {
+	c.turn.Lock()
+	defer c.turn.Unlock()
+	if c.held {
+		return nil
+	}
+	err := c.captureAll(ctx)
+	all, other := c.Sandboxes(ctx, "")
+	err = errors.Join(err, other)
+	for i := range all {
+		err = errors.Join(err, Reconcile(ctx, c.Client, &all[i]))
+	}
+	return err
 }
 
 // Reconcile fulfils at once what a sandbox wishes, as far as its status can tell. c may be any
@@ -193,15 +247,42 @@ func Reconcile(ctx context.Context, c client.Client, s *agents.Sandbox) error {
 		return client.IgnoreNotFound(c.Update(ctx, s))
 	}
 	before := s.DeepCopy()
-	image := ""
-	if len(s.Spec.PodTemplate.Spec.Containers) > 0 {
-		image = s.Spec.PodTemplate.Spec.Containers[0].Image
+	if err := fulfil(ctx, c, s); err != nil {
+		return err
+	}
+	if equal(before, s) {
+		return nil
+	}
+	return client.IgnoreNotFound(c.Status().Update(ctx, s))
+}
+
+func imageOf(s *agents.Sandbox) string {
+	if len(s.Spec.PodTemplate.Spec.Containers) == 0 {
+		return ""
+	}
+	return s.Spec.PodTemplate.Spec.Containers[0].Image
+}
+
+// fulfil sets the status of a sandbox to what it wishes.
+func fulfil(ctx context.Context, c client.Client, s *agents.Sandbox) error {
+	image := imageOf(s)
+	reason, message, err := origin(ctx, c, s)
+	if err != nil {
+		return err
 	}
 	switch {
+	case reason == agents.ReasonPodFailed:
+		set(s, agents.ConditionFinished, true, reason, message)
+	case reason != "":
+		set(s, agents.ConditionReady, false, reason, message)
+	case image == ImageStuck && sandbox.Suspended(s) && s.Spec.OperatingMode == agents.ModeRunning && !fromFiles(s):
+		set(s, agents.ConditionReady, false, sandbox.ReasonResumeFailed, "the memory is damaged")
 	case image == ImageBroken:
 		set(s, agents.ConditionFinished, true, agents.ReasonPodFailed, "the image cannot be used")
 	case image == ImageSlow:
 		set(s, agents.ConditionReady, false, agents.ReasonDependenciesNotReady, "the image is being unpacked")
+	case image == ImageRestless && s.Spec.OperatingMode == agents.ModeSuspended:
+		set(s, agents.ConditionSuspended, false, sandbox.ReasonSuspendFailed, "the disk is full")
 	case s.Spec.OperatingMode == agents.ModeSuspended:
 		set(s, agents.ConditionSuspended, true, agents.ReasonPodTerminated, "")
 		set(s, agents.ConditionReady, false, agents.ReasonSandboxSuspended, "")
@@ -210,11 +291,10 @@ func Reconcile(ctx context.Context, c client.Client, s *agents.Sandbox) error {
 		s.Status.Barchan = &agents.BarchanStatus{ID: string(sandbox.IDOf(s.UID)), StartedAt: new(metav1.Now())}
 		set(s, agents.ConditionSuspended, false, agents.ReasonNotSuspended, "")
 		set(s, agents.ConditionReady, true, agents.ReasonDependenciesReady, "")
+	default: // as before, and seen as it is now
+		set(s, agents.ConditionReady, true, agents.ReasonDependenciesReady, "")
 	}
-	if equal(before, s) {
-		return nil
-	}
-	return client.IgnoreNotFound(c.Status().Update(ctx, s))
+	return nil
 }
 
 func equal(a, b *agents.Sandbox) bool {
@@ -284,10 +364,10 @@ func (c *Cluster) CurrentTemplate(ctx context.Context, key types.NamespacedName)
 	return t, revision, err
 }
 
-// PoolsOf lists the pools of a template.
-func (c *Cluster) PoolsOf(ctx context.Context, template types.NamespacedName) ([]extensions.SandboxWarmPool, error) {
+// PoolsOf lists the pools of a template in a namespace, or in all if that is empty.
+func (c *Cluster) PoolsOf(ctx context.Context, namespace string, template types.NamespacedName) ([]extensions.SandboxWarmPool, error) {
 	var list extensions.SandboxWarmPoolList
-	err := c.List(ctx, &list)
+	err := c.List(ctx, &list, client.InNamespace(namespace))
 	return slices.DeleteFunc(list.Items, func(p extensions.SandboxWarmPool) bool { return pool.TemplateOf(&p) != template }), err
 }
 
@@ -383,7 +463,7 @@ func (c *Cluster) APIKeyByHash(ctx context.Context, hash string) (*barchan.APIKe
 // WaitSandbox waits as the cache does.
 func (c *Cluster) WaitSandbox(ctx context.Context, key types.NamespacedName, done func(*agents.Sandbox) (bool, error)) (*agents.Sandbox, error) {
 	for {
-		bell := c.bell()
+		bell := c.bellOf(key)
 		s, err := c.Sandbox(ctx, key)
 		if errors.Is(err, errs.ErrNotFound) {
 			s, err = nil, nil

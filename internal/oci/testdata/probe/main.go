@@ -136,6 +136,13 @@ func setUp() map[string]func(string) string {
 		"inotify": inotify("/tmp"),
 		"lock":    lock("/lock"),
 		"clocks":  clocks,
+		"keep": func(path string) string { // open for reading, and read through
+			f, err := os.Open(path)
+			check(err)
+			kept = f
+			return kepts("")
+		},
+		"kept": kepts,
 		"unsavable": func(string) string { // an open pipe that lost its name
 			f := fifo("/unsavable")
 			check(os.Remove("/unsavable"))
@@ -143,6 +150,18 @@ func setUp() map[string]func(string) string {
 		},
 		"child": children(),
 	}
+}
+
+// kept is a file that somebody else may change.
+var kept *os.File
+
+func kepts(string) string {
+	b := make([]byte, 4096)
+	n, err := kept.ReadAt(b, 0)
+	if err != nil && err != io.EOF {
+		return err.Error()
+	}
+	return strings.TrimSpace(string(b[:n]))
 }
 
 // noise is a number that looks random, and cannot be made smaller.

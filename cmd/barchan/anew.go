@@ -1,0 +1,33 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+)
+
+// anewVariable marks a server that started itself again.
+const anewVariable = "BARCHAN_ANEW"
+
+// begunAnew reports whether this server started itself again; no process that it starts is told so.
+func begunAnew() bool {
+	_, anew := os.LookupEnv(anewVariable)
+	return anew && os.Unsetenv(anewVariable) == nil
+}
+
+// beginAnew starts the program in the place of this process, which keeps its ID, its arguments
+// and its output, so that whoever started or watches it sees one server. What cannot be done
+// otherwise is done so: an etcd that has given up leaves files open and locked. It returns only
+// if it fails.
+func beginAnew(cause error) error {
+	program, err := os.Executable()
+	if err == nil {
+		_, err = os.Stat(program)
+	}
+	if err != nil { // it was replaced while it ran
+		program = "/proc/self/exe"
+	}
+	err = syscall.Exec(program, os.Args, append(os.Environ(), anewVariable+"=1"))
+	return errors.Join(cause, fmt.Errorf("start %s again: %w", program, err))
+}

@@ -1,0 +1,140 @@
+package adminclient
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"net/url"
+	"strconv"
+)
+
+// Routes of checkpoints that come and go.
+const (
+	PathCheckpointExport = "/v1/checkpoints/export"
+	PathCheckpointImport = "/v1/checkpoints/import"
+)
+
+// What the answer to an export says beside its body, a tar: before it the tar's size in bytes, and warnings,
+// a JSON array of texts; after it, if the tar has no end, why.
+const (
+	HeaderProgress = "Barchan-Progress" // an Event, as JSON, in answers of status 102 before the one
+	HeaderTarSize  = "Barchan-Tar-Size"
+	HeaderWarnings = "Barchan-Warnings"
+	TrailerError   = "Barchan-Error" // an Error, as JSON
+)
+
+// CheckpointExport asks for a checkpoint as a tar.
+type CheckpointExport struct {
+	Namespace, Name string
+	// WithoutImage leaves out the base image.
+	WithoutImage bool
+	// AllowSecrets lets one go whose memory has what its sandbox's claim brought.
+	AllowSecrets bool
+}
+
+// Query is the request as the query of an address.
+func (e CheckpointExport) Query() url.Values {
+	return url.Values{
+		"namespace": {e.Namespace}, "name": {e.Name},
+		"withoutImage": {strconv.FormatBool(e.WithoutImage)}, "allowSecrets": {strconv.FormatBool(e.AllowSecrets)},
+	}
+}
+
+// CheckpointImport asks for a checkpoint to be made of a tar.
+type CheckpointImport struct {
+	Namespace string
+	// Name is what it is to be called; empty: what it was called.
+	Name string
+}
+
+// Query is the request as the query of an address.
+func (i CheckpointImport) Query() url.Values {
+	return url.Values{"namespace": {i.Namespace}, "name": {i.Name}}
+}
+
+// Imported is a checkpoint that came.
+type Imported struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	UID       string `json:"uid"`
+	// Warnings say what may keep its memory from being restored.
+	Warnings []string `json:"warnings,omitempty"`
+}
+
+// Exported is a checkpoint on its way. Read it to its end, and close it.
+type Exported struct {
+	io.Reader
+	// Size is bytes.
+	Size     int64
+	Warnings []string
+	body     io.Closer
+}
+
+// Close gives the connection back.
+func (e *Exported) Close() error { return e.body.Close() }
+
+// ExportCheckpoint has the server write a checkpoint as a tar. A tar that it cannot write to its end is an
+// error of the reader's. progress tells how far the server is before there is a tar, and is not called after
+// the return.
+func (c *Client) ExportCheckpoint(ctx context.Context, req CheckpointExport, progress func(Event)) (*Exported, error) {
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: func(_ int, header textproto.MIMEHeader) error {
+		var e Event
+		if json.Unmarshal([]byte(header.Get(HeaderProgress)), &e) == nil {
+			progress(e)
+		}
+		return nil
+	}})
+	res, err := c.send(ctx, http.MethodPost, PathCheckpointExport+"?"+req.Query().Encode(), nil)
+	if err != nil {
+		return nil, err
+	}
+	size, err := strconv.ParseInt(res.Header.Get(HeaderTarSize), 10, 64)
+	var warnings []string
+	if text := res.Header.Get(HeaderWarnings); err == nil && text != "" {
+		err = json.Unmarshal([]byte(text), &warnings)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("decode answer of %s: %w", PathCheckpointExport, err), res.Body.Close())
+	}
+	return &Exported{Reader: &trailed{res}, Size: size, Warnings: warnings, body: res.Body}, nil
+}
+
+// trailed ends with what the trailer says.
+type trailed struct{ res *http.Response }
+
+func (t *trailed) Read(b []byte) (int, error) {
+	n, err := t.res.Body.Read(b)
+	if !errors.Is(err, io.EOF) {
+		return n, err
+	}
+	if text := t.res.Trailer.Get(TrailerError); text != "" {
+		e := &Error{Code: http.StatusInternalServerError, Text: text}
+		if json.Unmarshal([]byte(text), e) == nil {
+			return n, mapError(e)
+		}
+		return n, e
+	}
+	return n, err
+}
+
+// ImportCheckpoint has the server make a checkpoint of a tar as this package's tars are.
+func (c *Client) ImportCheckpoint(ctx context.Context, req CheckpointImport, tar io.Reader, progress func(Event)) (Imported, error) {
+	res, err := c.send(ctx, http.MethodPost, PathCheckpointImport+"?"+req.Query().Encode(), tar)
+	if err != nil {
+		return Imported{}, err
+	}
+	defer func() { _ = res.Body.Close() }()
+	result, err := readStream(res.Body, progress)
+	if err != nil {
+		return Imported{}, err
+	}
+	if result.Checkpoint == nil {
+		return Imported{}, fmt.Errorf("decode answer of %s: it names no checkpoint", PathCheckpointImport)
+	}
+	return *result.Checkpoint, nil
+}

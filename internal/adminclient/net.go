@@ -1,0 +1,145 @@
+package adminclient
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"time"
+)
+
+// Routes of the administration of addresses.
+const (
+	PathLeases  = "/v1/net/leases"
+	PathSubnets = "/v1/net/subnets"
+	PathFree    = "/v1/net/quarantine" // DELETE PathFree/{address}
+	PathCheck   = "/v1/net/check"
+	PathTrace   = "/v1/net/trace"
+)
+
+// Lease is what the books of addresses say of one.
+type Lease struct {
+	Address netip.Addr `json:"address"`
+	// Address6 goes with it; the zero value where the network has no IPv6.
+	Address6 netip.Addr `json:"address6,omitzero"`
+	// State is reserved, held, quarantined or cooling.
+	State string `json:"state"`
+	// Owner is a sandbox's UID, and Sandbox its ID; both are empty for quarantined and cooling ones.
+	Owner   string `json:"owner,omitempty"`
+	Sandbox string `json:"sandboxID,omitempty"`
+	// Name is the sandbox's namespace/name; empty where it is not known.
+	Name  string    `json:"name,omitempty"`
+	Since time.Time `json:"since"`
+	// Until is when a cooling address may be handed out again; the zero time for others.
+	Until time.Time `json:"until,omitzero"`
+	// Reason says why an address is quarantined.
+	Reason string `json:"reason,omitempty"`
+}
+
+// Subnet counts the addresses of a subnet by what they are doing.
+type Subnet struct {
+	Subnet netip.Prefix `json:"subnet"`
+	// Subnet6 goes with it; the zero value where the network has no IPv6.
+	Subnet6 netip.Prefix `json:"subnet6,omitzero"`
+	// Current says that addresses are handed out from it. Total, Excluded and Free are zero for
+	// others.
+	Current     bool `json:"current"`
+	Total       int  `json:"total"`
+	Excluded    int  `json:"excluded"`
+	Free        int  `json:"free"`
+	Reserved    int  `json:"reserved"`
+	Held        int  `json:"held"`
+	Quarantined int  `json:"quarantined"`
+	Cooling     int  `json:"cooling"`
+	// Unread are addresses that are not handed out because their row cannot be read.
+	Unread int `json:"unread"`
+}
+
+// RepairConflict is the Kind of a Repair that took nothing from anybody: a person must end one
+// of those that use the address.
+const RepairConflict = "conflict"
+
+// Repair is a difference between the books of addresses and what is live, and what was done.
+type Repair struct {
+	// Kind is reclaimed, released, quarantined or RepairConflict.
+	Kind    string     `json:"kind"`
+	Address netip.Addr `json:"address"`
+	Owner   string     `json:"owner,omitempty"`
+	Sandbox string     `json:"sandboxID,omitempty"`
+	// Where tells where the address was seen in use.
+	Where  string `json:"where,omitempty"`
+	Detail string `json:"detail"`
+}
+
+// TraceRequest asks which rule decides about what a sandbox sends.
+type TraceRequest struct {
+	Sandbox string `json:"sandboxID"`
+	// Destination is an address or a domain name.
+	Destination string `json:"destination"`
+	Port        uint16 `json:"port"`
+	// Protocol is tcp, udp or another name in small letters.
+	Protocol string `json:"protocol"`
+}
+
+// Trace is the answer to a TraceRequest.
+type Trace struct {
+	TraceRequest
+	// Verdict is allowed, refused, or resolver, which means that Barchan's own resolver gets it.
+	Verdict string `json:"verdict"`
+	// Rule is what decides, in words for people.
+	Rule string `json:"rule"`
+}
+
+// Leases lists the addresses that are not free.
+func (c *Client) Leases(ctx context.Context) ([]Lease, error) {
+	var out []Lease
+	return out, c.get(ctx, PathLeases, &out)
+}
+
+// Subnets counts addresses, of the subnet that they are handed out from first.
+func (c *Client) Subnets(ctx context.Context) ([]Subnet, error) {
+	var out []Subnet
+	return out, c.get(ctx, PathSubnets, &out)
+}
+
+// FreeAddress ends the quarantine of an address. One that is not quarantined is an
+// errs.ErrConflict that says who has it.
+func (c *Client) FreeAddress(ctx context.Context, addr netip.Addr) error {
+	res, err := c.send(ctx, http.MethodDelete, PathFree+"/"+url.PathEscape(addr.String()), nil)
+	if err != nil {
+		return err
+	}
+	return res.Body.Close()
+}
+
+// CheckAddresses has the server compare its books of addresses with what is live, now.
+func (c *Client) CheckAddresses(ctx context.Context) ([]Repair, error) {
+	var out []Repair
+	return out, c.post(ctx, PathCheck, struct{}{}, &out)
+}
+
+// TraceEgress asks which rule decides about what a sandbox sends. Nothing is sent.
+func (c *Client) TraceEgress(ctx context.Context, req TraceRequest) (Trace, error) {
+	var out Trace
+	return out, c.post(ctx, PathTrace, req, &out)
+}
+
+// post is a request that answers in one piece.
+func (c *Client) post(ctx context.Context, path string, in, out any) error {
+	body, err := json.Marshal(in)
+	if err != nil {
+		return fmt.Errorf("encode request to %s: %w", path, err)
+	}
+	res, err := c.send(ctx, http.MethodPost, path, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = res.Body.Close() }()
+	if err := json.NewDecoder(res.Body).Decode(out); err != nil {
+		return fmt.Errorf("decode answer of %s: %w", path, err)
+	}
+	return nil
+}

@@ -1,0 +1,4 @@
+package agent
+
+// SetRoot has an agent of a test keep system files elsewhere than in the machine's own /etc.
+func SetRoot(a *Agent, root string) { a.etc.root = root }

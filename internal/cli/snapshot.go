@@ -1,0 +1,211 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/restclient"
+)
+
+func (a *app) snapshotCommand() *cobra.Command {
+	var name string
+	var filesOnly bool
+	var ttl time.Duration
+	cmd := &cobra.Command{
+		Use:   "snapshot ID",
+		Short: "Keep a sandbox as it is now, for others to start from",
+		Long: "Keep a sandbox as it is now, with its programs, memory and files, for others to start from, and print the snapshot's ID.\n" +
+			"The sandbox goes on as it was, running or paused.",
+		Example: "  snap=$(barchan snapshot i3k --name warm)\n  barchan run --from $snap -- ps\n  barchan run --from warm -- ps",
+		Args:    exactly("ID"),
+	}
+	f := cmd.Flags()
+	f.StringVar(&name, "name", "", "its name, or NAME:TAG (default the template's, with a new tag)")
+	f.BoolVar(&filesOnly, "files-only", false, "leave out the memory")
+	f.DurationVar(&ttl, "ttl", 0, "time after which it is deleted (default never)")
+	a.jsonFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if ttl != 0 && ttl < time.Second {
+			return &usageError{cmd, fmt.Errorf("--ttl: %s is too short, want at least 1s", ttl)}
+		}
+		n := restclient.NewSnapshot{Name: name, TTL: int64(ttl / time.Second)}
+		if filesOnly {
+			n.Memory = new(false)
+		}
+		return a.withTarget(cmd.Context(), func(t *target) error { return a.snapshot(cmd.Context(), t, args[0], n) })
+	}
+	cmd.AddCommand(a.snapshotLsCommand(), a.snapshotRmCommand(), a.snapshotShowCommand())
+	return cmd
+}
+
+func (a *app) snapshot(ctx context.Context, t *target, text string, n restclient.NewSnapshot) error {
+	id, err := t.resolve(ctx, text)
+	if err != nil {
+		return err
+	}
+	done := a.saying("writing " + id)
+	s, err := t.rest.CreateSnapshot(ctx, id, n)
+	done()
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(s)
+	}
+	fmt.Fprintln(a.stdout, s.SnapshotID)
+	return nil
+}
+
+// patienceOfPeople is after how long they want to hear what goes on.
+const patienceOfPeople = time.Second
+
+// saying tells what goes on, if that takes long. Call what it returns at the end.
+func (a *app) saying(what string) (done func()) {
+	start := time.Now()
+	stop, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(patienceOfPeople)
+		defer tick.Stop()
+		for wait := 1; ; wait++ {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+			}
+			if wait == 1 || wait%10 == 0 {
+				fmt.Fprintf(a.stderr, "%s, for %s\n", what, age(time.Since(start)))
+			}
+		}
+	}()
+	return func() { close(stop); <-ended }
+}
+
+func (a *app) snapshotLsCommand() *cobra.Command {
+	var o restclient.SnapshotListOptions
+	cmd := &cobra.Command{Use: "ls", Short: "List snapshots", Args: exactly()}
+	f := cmd.Flags()
+	f.StringVar(&o.SandboxID, "sandbox", "", "only those of one sandbox, by its whole ID if it is gone")
+	f.StringVar(&o.Name, "name", "", "only those of one name")
+	f.IntVarP(&o.Limit, "limit", "n", 0, "at most so many, the newest first (default all)")
+	a.jsonFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if o.Limit < 0 {
+			return &usageError{cmd, fmt.Errorf("--limit: %d is negative", o.Limit)}
+		}
+		return a.withTarget(cmd.Context(), func(t *target) error {
+			if o.SandboxID != "" {
+				id, err := t.resolve(cmd.Context(), o.SandboxID)
+				if err != nil {
+					return err
+				}
+				o.SandboxID = id
+			}
+			list, err := t.rest.Snapshots(cmd.Context(), o)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(list)
+			}
+			a.printSnapshots(list)
+			return nil
+		})
+	}
+	return cmd
+}
+
+func (a *app) printSnapshots(list []restclient.Snapshot) {
+	if len(list) == 0 {
+		fmt.Fprintln(a.stderr, "no snapshots; `barchan snapshot ID` makes one of a sandbox")
+		return
+	}
+	tab := newTable("ID", "SANDBOX", "TEMPLATE", "CONTENT", "SIZE", "SECRETS", "AGE", "ENDS IN")
+	for i := range list {
+		s := &list[i]
+		tab.add(s.SnapshotID, s.SandboxID, dash(s.TemplateID), contentOf(s), size(s.SizeBytes), yesNo(s.Secrets), since(s.CreatedAt), endsIn(s))
+	}
+	tab.write(a.stdout)
+}
+
+func contentOf(s *restclient.Snapshot) string {
+	if s.Memory {
+		return "memory and files"
+	}
+	return "files"
+}
+
+func endsIn(s *restclient.Snapshot) string {
+	if s.ExpiresAt == nil {
+		return "-"
+	}
+	return left(*s.ExpiresAt)
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+func (a *app) snapshotShowCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "show SNAPSHOT", Short: "Show one snapshot, or the newest of a name", Args: exactly("SNAPSHOT"),
+	}
+	a.jsonFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return a.withTarget(cmd.Context(), func(t *target) error {
+			list, err := t.rest.Snapshots(cmd.Context(), restclient.SnapshotListOptions{Name: args[0], Limit: 1})
+			switch {
+			case err != nil:
+				return err
+			case len(list) == 0:
+				return fmt.Errorf("snapshot %q not found; `barchan snapshot ls` lists them: %w", args[0], errs.ErrNotFound)
+			case a.json:
+				return a.printJSON(list[0])
+			}
+			a.showSnapshot(&list[0])
+			return nil
+		})
+	}
+	return cmd
+}
+
+func (a *app) showSnapshot(s *restclient.Snapshot) {
+	line := func(name, value string) { fmt.Fprintf(a.stdout, "%-10s %s\n", name, value) }
+	line("ID", s.SnapshotID)
+	line("Sandbox", s.SandboxID)
+	line("Template", dash(s.TemplateID))
+	line("Content", contentOf(s))
+	line("Size", size(s.SizeBytes)+", of which memory "+size(s.MemoryBytes))
+	line("Secrets", yesNo(s.Secrets))
+	line("Made", s.CreatedAt.Local().Format("2006-01-02 15:04:05")+", "+since(s.CreatedAt)+" ago")
+	line("Ends in", endsIn(s))
+}
+
+func (a *app) snapshotRmCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "rm SNAPSHOT...", Short: "Delete snapshots",
+		Long: "Delete snapshots. Sandboxes that were started from one need it no more.",
+		Args: atLeast("SNAPSHOT"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withTarget(cmd.Context(), func(t *target) error {
+				var failed []error
+				for _, id := range args {
+					if err := t.rest.DeleteSnapshot(cmd.Context(), id); err != nil {
+						failed = append(failed, err)
+						continue
+					}
+					fmt.Fprintln(a.stdout, id)
+				}
+				return errors.Join(failed...)
+			})
+		},
+	}
+}

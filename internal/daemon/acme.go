@@ -1,0 +1,123 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/acme"
+	"github.com/barchan-dev/barchan/internal/adminclient"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/localca"
+	"github.com/barchan-dev/barchan/internal/resolver/records"
+)
+
+// certificates are those of the TLS listener: the operator's files, else what an ACME authority
+// has issued where it is asked, else the local CA's.
+func (d *Daemon) certificates(ctx context.Context) (*tls.Config, error) {
+	if d.cfg.TLSCert != "" {
+		if d.cfg.ACME {
+			d.log.WarnContext(ctx, "acme is on, but tlsCert is set: its file is served, and no certificate is asked for")
+		}
+		files, err := localca.OpenFiles(d.cfg.TLSCert, d.cfg.TLSKey, d.log)
+		if err != nil {
+			return nil, fmt.Errorf("tlsCert: %w", err)
+		}
+		return files.TLSConfig(), nil
+	}
+	ca, err := localca.Open(localca.Config{Dir: filepath.Join(d.cfg.DataDir, "tls"), Domains: d.cfg.Domains})
+	if err != nil {
+		return nil, fmt.Errorf("local CA: %w", err)
+	}
+	d.ca = ca
+	if !d.cfg.ACME {
+		return ca.TLSConfig(), nil
+	}
+	if d.acme, err = d.newACME(); err != nil {
+		return nil, err
+	}
+	return ca.TLSConfigBehind(d.acme.Certificate, acme.Protocol), nil
+}
+
+func (d *Daemon) newACME() (*acme.Manager, error) {
+	cfg := acme.Config{
+		Dir: filepath.Join(d.cfg.DataDir, "acme"), Directory: d.cfg.ACMEDirectory, Email: d.cfg.ACMEEmail, Domains: d.cfg.Domains, Log: d.cfg.Log,
+		Settings: strings.Join([]string{d.cfg.ACMEHook, d.cfg.ACMEUpdateServer, d.cfg.ACMEUpdateZone, d.cfg.ACMEUpdateKeyName, d.cfg.ACMEUpdateAlgorithm}, "\n"),
+	}
+	if d.cfg.ACMECA != "" {
+		text, err := os.ReadFile(d.cfg.ACMECA)
+		if err != nil {
+			return nil, fmt.Errorf("acmeCA: %w", err)
+		}
+		if cfg.Roots = x509.NewCertPool(); !cfg.Roots.AppendCertsFromPEM(text) {
+			return nil, fmt.Errorf("acmeCA: %s has no certificate in PEM: %w", d.cfg.ACMECA, errs.ErrInvalid)
+		}
+	}
+	switch {
+	case d.cfg.ACMEHook != "":
+		cfg.DNS = acme.Delayed{DNS: acme.Hook{Program: d.cfg.ACMEHook}, Wait: d.cfg.ACMEWait}
+	case d.cfg.ACMEUpdateServer != "":
+		secret, err := os.ReadFile(d.cfg.ACMEUpdateKeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("acmeUpdateKeyFile: %w", err)
+		}
+		zone := records.Zone{
+			Server: d.cfg.ACMEUpdateServer, Name: d.cfg.ACMEUpdateZone, KeyName: d.cfg.ACMEUpdateKeyName,
+			Algorithm: d.cfg.ACMEUpdateAlgorithm, Secret: string(bytes.TrimSpace(secret)),
+		}
+		if err := zone.Check(); err != nil {
+			return nil, fmt.Errorf("acmeUpdateKeyFile: %s: %w", d.cfg.ACMEUpdateKeyFile, err)
+		}
+		cfg.DNS, cfg.Settings = acme.Delayed{DNS: zone, Wait: d.cfg.ACMEWait}, cfg.Settings+"\n"+zone.Secret
+	}
+	return acme.New(cfg)
+}
+
+// issued tells an administrator of the certificates that an authority issues.
+func issued(m *acme.Manager) (out []adminclient.Certificate) {
+	if m == nil {
+		return nil
+	}
+	for _, s := range m.States() {
+		out = append(out, adminclient.Certificate{
+			Names: s.Names, Expires: s.Expires, Issuer: s.Issuer, Next: s.Next, Failures: s.Failures, Failure: s.Failure,
+		})
+	}
+	return out
+}
+
+// checkIssued is the same as findings of a doctor.
+func checkIssued(m *acme.Manager) (out []adminclient.Check) {
+	for _, c := range issued(m) {
+		check := adminclient.Check{Name: "certificate of " + strings.Join(c.Names, ", "), State: adminclient.CheckOK}
+		switch {
+		case c.Expires.IsZero():
+			check.State, check.Detail = adminclient.CheckWarning, "not issued yet; the local CA's is served"
+		case time.Now().After(c.Expires):
+			check.State, check.Detail = adminclient.CheckFailed, "ended at "+c.Expires.Format(time.RFC3339)
+		default:
+			check.Detail = "until " + c.Expires.Format(time.RFC3339) + ", by " + c.Issuer
+		}
+		if c.Failures > 0 {
+			if check.State == adminclient.CheckOK {
+				check.State = adminclient.CheckWarning
+			}
+			check.Detail += fmt.Sprintf("; %d failed tries, the last: %s", c.Failures, c.Failure)
+			check.Remedy = "mend that; the next try is at " + c.Next.Format(time.RFC3339) + ", or when the server starts with other settings of acme"
+		}
+		out = append(out, check)
+	}
+	if m != nil && !m.Wildcard() {
+		out = append(out, adminclient.Check{
+			Name: "certificates of sandboxes' hosts", State: adminclient.CheckWarning, Detail: "the local CA's: a wildcard is issued only to who changes DNS records",
+			Remedy: "set acmeUpdateServer or acmeHook, or use the path form of URLs",
+		})
+	}
+	return out
+}

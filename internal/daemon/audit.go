@@ -1,0 +1,315 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/adminclient"
+	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/node"
+	"github.com/barchan-dev/barchan/internal/pool"
+	"github.com/barchan-dev/barchan/internal/route"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+)
+
+const (
+	// auditApart is the time between the two looks of an audit.
+	auditApart = time.Second
+	// longGone is how long an object may take to go that is being deleted.
+	longGone = 2 * time.Minute
+)
+
+// What mends a finding.
+const (
+	mendMachine = "restart the server, which undoes what was left half done; `barchan down --all` removes everything"
+	mendRow     = "the server asks for the object by name and removes the sandbox when it is clearly gone, every 5 minutes and at its start"
+	mendObject  = "the server's log says why; `kubectl delete` the object to let go of it"
+	mendRoute   = "restart the server, which builds its routes anew"
+	mendFile    = "a write was interrupted; delete the file"
+)
+
+// Audit compares what the server has in its several places. It takes two looks and returns what
+// both of them saw.
+func (a administration) Audit(ctx context.Context) ([]adminclient.Finding, error) {
+	if ready, current, _ := a.phases.snapshot(); !ready {
+		return nil, fmt.Errorf("the server is not ready (%s): %w", current, errs.ErrUnavailable)
+	}
+	return twice(ctx, a.look)
+}
+
+// twice takes two looks and returns what both of them saw.
+func twice(ctx context.Context, look func(context.Context) ([]adminclient.Finding, error)) ([]adminclient.Finding, error) {
+	first, err := look(ctx)
+	if err != nil || len(first) == 0 {
+		return nil, err
+	}
+	select {
+	case <-time.After(auditApart):
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for the second look of the audit: %w", context.Cause(ctx))
+	}
+	second, err := look(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(second, func(f adminclient.Finding) bool { return !slices.Contains(first, f) }), nil
+}
+
+// look takes one look at everything.
+func (a administration) look(ctx context.Context) ([]adminclient.Finding, error) {
+	found, err := auditMachine(ctx, a.machine.node, &a.cfg.Config)
+	if err != nil {
+		return nil, err
+	}
+	v, err := a.view(ctx)
+	if err != nil {
+		return nil, err
+	}
+	found = append(found, v.sandboxes()...)
+	found = append(found, v.claims()...)
+	kept, err := a.checkpoints(ctx, v.now)
+	if err != nil {
+		return nil, err
+	}
+	found = append(found, kept...)
+	return append(found, v.routes()...), nil
+}
+
+// auditMachine looks at what is there without objects. With an error it returns what it could see.
+func auditMachine(ctx context.Context, n *node.Node, cfg *config.Config) (found []adminclient.Finding, err error) {
+	left, failure := n.Audit(ctx)
+	if failure != nil {
+		failure = fmt.Errorf("look at the machine: %w", failure)
+	}
+	for _, what := range left {
+		found = append(found, adminclient.Finding{Where: adminclient.OnMachine, What: what, Remedy: mendMachine})
+	}
+	stray, err := strayFiles(cfg)
+	for _, what := range stray {
+		found = append(found, adminclient.Finding{Where: adminclient.InFiles, What: what, Remedy: mendFile})
+	}
+	return found, errors.Join(failure, err)
+}
+
+// strayFiles finds what interrupted writes left in the data directory. What sandboxes wrote, and what
+// belongs to etcd and containerd, is theirs; the node looks after memory on disk.
+func strayFiles(cfg *config.Config) (stray []string, err error) {
+	notOurs := []string{
+		filepath.Join(cfg.DataDir, "containerd"), filepath.Join(cfg.DataDir, "apiserver", "etcd"), filepath.Join(cfg.DataDir, "node", "memory"),
+		filepath.Join(cfg.DataDir, "node", "sandboxes"), filepath.Join(cfg.DataDir, "node", "claims"),
+		filepath.Join(cfg.DataDir, "node", "checkpoints"), cfg.RunDir, cfg.CacheDir,
+	}
+	err = filepath.WalkDir(cfg.DataDir, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // it went while we looked
+			return nil
+		case err != nil:
+			return err
+		case d.IsDir() && slices.Contains(notOurs, path):
+			return fs.SkipDir
+		case !d.IsDir() && (strings.HasPrefix(d.Name(), ".") || strings.HasSuffix(d.Name(), ".tmp") || strings.HasSuffix(d.Name(), ".new")):
+			stray = append(stray, path)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look at the data directory: %w", err)
+	}
+	return stray, nil
+}
+
+// halfWritten are the names that files have until they are whole; see package durable.
+var halfWritten = regexp.MustCompile(`^\..+-[0-9]+$`)
+
+// sweepFiles removes what interrupted writes left in the data directory. Nobody may be writing there.
+func sweepFiles(cfg *config.Config) error {
+	stray, err := strayFiles(cfg)
+	for _, path := range stray {
+		if halfWritten.MatchString(filepath.Base(path)) {
+			err = errors.Join(err, os.Remove(path))
+		}
+	}
+	return err
+}
+
+// view is all that is compared, as it was at about one moment.
+type view struct {
+	*Daemon
+	now    time.Time
+	boxes  map[types.UID]*agents.Sandbox
+	named  map[client.ObjectKey]*agents.Sandbox
+	pools  map[types.UID]bool
+	wanted []extensions.SandboxClaim
+	onNode map[types.UID]node.Status
+}
+
+// view reads the objects from the API server itself.
+func (a administration) view(ctx context.Context) (*view, error) {
+	v := &view{
+		Daemon: a.Daemon, now: time.Now(), boxes: map[types.UID]*agents.Sandbox{}, named: map[client.ObjectKey]*agents.Sandbox{},
+		pools: map[types.UID]bool{}, onNode: map[types.UID]node.Status{},
+	}
+	var boxes agents.SandboxList
+	var pools extensions.SandboxWarmPoolList
+	var claims extensions.SandboxClaimList
+	for _, list := range []client.ObjectList{&boxes, &pools, &claims} {
+		if err := a.cache.Live().List(ctx, list); err != nil {
+			return nil, fmt.Errorf("look at objects: %w", err)
+		}
+	}
+	for i := range boxes.Items {
+		s := &boxes.Items[i]
+		v.boxes[s.UID], v.named[client.ObjectKeyFromObject(s)] = s, s
+	}
+	for i := range pools.Items {
+		v.pools[pools.Items[i].UID] = true
+	}
+	v.wanted = claims.Items
+	rows, err := a.machine.node.List(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("look at the node: %w", err)
+	}
+	for _, r := range rows {
+		if r.Observed.State != sandbox.ContainerAbsent {
+			v.onNode[r.Ref.UID] = r
+		}
+	}
+	return v, nil
+}
+
+// full is how a name is written.
+func full(o client.Object) string { return o.GetNamespace() + "/" + o.GetName() }
+
+// sandboxes compares objects with what the node has.
+func (v *view) sandboxes() (found []adminclient.Finding) {
+	add := func(remedy, text string, args ...any) {
+		found = append(found, adminclient.Finding{Where: adminclient.InObjects, What: fmt.Sprintf(text, args...), Remedy: remedy})
+	}
+	for _, s := range v.boxes {
+		phase := sandbox.PhaseOf(s)
+		_, there := v.onNode[s.UID]
+		switch {
+		case s.DeletionTimestamp != nil && v.now.Sub(s.DeletionTimestamp.Time) > longGone:
+			add(mendObject, "sandbox %s is being deleted since %s and is held by %v", full(s), s.DeletionTimestamp.UTC().Format(time.RFC3339), s.Finalizers)
+		case !there && (phase == sandbox.Running || phase == sandbox.Pausing || phase == sandbox.Paused || phase == sandbox.Resuming):
+			add(mendObject, "sandbox %s is %s by its object, and the node does not have it", full(s), phase)
+		case there && !slices.Contains(s.Finalizers, agents.NodeFinalizer):
+			add(mendObject, "sandbox %s is on the node, and nothing holds its object", full(s))
+		}
+		if v.poolless(s) {
+			add(mendObject, "sandbox %s is a member of a warm pool that does not exist", full(s))
+		}
+	}
+	for uid, r := range v.onNode {
+		if v.boxes[uid] == nil {
+			add(mendRow, "sandbox %s/%s is on the node, and its object %s is gone", r.Ref.Namespace, r.Ref.Name, uid)
+		}
+	}
+	return found
+}
+
+// poolless reports whether a sandbox is a member of a pool that does not exist.
+func (v *view) poolless(s *agents.Sandbox) bool {
+	uid := pool.MemberOf(s)
+	return uid != "" && !pool.IsSeed(s) && !v.pools[uid]
+}
+
+// claims compares claims with the sandboxes that they name, and owned sandboxes with their claims.
+func (v *view) claims() (found []adminclient.Finding) {
+	add := func(text string, args ...any) {
+		found = append(found, adminclient.Finding{Where: adminclient.InObjects, What: fmt.Sprintf(text, args...), Remedy: mendObject})
+	}
+	known := map[types.UID]bool{}
+	for i := range v.wanted {
+		c := &v.wanted[i]
+		known[c.UID] = true
+		name := c.Status.Sandbox.Name
+		if name == "" || c.DeletionTimestamp != nil {
+			continue
+		}
+		s := v.named[client.ObjectKey{Namespace: c.Namespace, Name: name}]
+		if s == nil && ready(c) {
+			add("claim %s is ready with sandbox %s, which does not exist", full(c), name)
+		} else if s != nil && !metav1.IsControlledBy(s, c) {
+			add("claim %s names sandbox %s, which is not its own", full(c), name)
+		}
+	}
+	for _, s := range v.boxes {
+		if owner := metav1.GetControllerOf(s); owner != nil && owner.Kind == "SandboxClaim" && !known[owner.UID] {
+			add("sandbox %s belongs to claim %s, which does not exist", full(s), owner.Name)
+		}
+	}
+	return found
+}
+
+// ready reports whether a claim says that it has its sandbox.
+func ready(c *extensions.SandboxClaim) bool {
+	return slices.ContainsFunc(c.Status.Conditions, func(x metav1.Condition) bool {
+		return x.Type == agents.ConditionReady && x.Status == metav1.ConditionTrue
+	})
+}
+
+// routes compares routes with objects.
+func (v *view) routes() (found []adminclient.Finding) {
+	add := func(text string, args ...any) {
+		found = append(found, adminclient.Finding{Where: adminclient.InRoutes, What: fmt.Sprintf(text, args...), Remedy: mendRoute})
+	}
+	routed := map[types.UID]route.Route{}
+	for r := range v.Daemon.routes.All() {
+		routed[r.UID] = r
+		if v.boxes[r.UID] == nil {
+			add("route of sandbox %s goes on, and its object is gone", r.ID)
+		}
+	}
+	for uid, s := range v.boxes {
+		want, keep := route.FromSandbox(s)
+		r, has := routed[uid]
+		switch {
+		case keep && !has:
+			add("sandbox %s has no route", full(s))
+		case !keep && has:
+			add("sandbox %s must have no route, and has one", full(s))
+		case keep && (r.Address != want.Address || r.State != want.State):
+			add("route of sandbox %s goes to %v, %s; it is at %v, %s", full(s), r.Address, r.State, want.Address, want.State)
+		}
+	}
+	return found
+}
+
+// AuditMachine looks at a machine on which no server of this data directory runs, so at all but
+// objects and routes. It returns what it could see, also with an error.
+func AuditMachine(ctx context.Context, cfg config.Config, log *slog.Logger) (found []adminclient.Finding, err error) {
+	if _, err := os.Stat(cfg.DataDir); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	release, err := lockDir(cfg.DataDir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, release()) }()
+	m, err := newMachine(&cfg, log, hooks{})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, m.close()) }()
+	if err := m.node.Recall(); err != nil {
+		return nil, err
+	}
+	return auditMachine(ctx, m.node, &cfg)
+}

@@ -1,0 +1,59 @@
+package daemon
+
+import (
+	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+)
+
+// A template as it is written for upstream's controller goes in as it is; rules that cannot be
+// kept are refused by their field, unless nobody is to keep them.
+func TestAdmitNetworkPolicy(t *testing.T) {
+	const upstream = `
+apiVersion: extensions.agents.x-k8s.io/v1beta1
+kind: SandboxTemplate
+metadata: {name: analysis, namespace: default}
+spec:
+  podTemplate: {spec: {containers: [{name: main, image: busybox, ports: [{containerPort: 8888}]}]}}
+  networkPolicyManagement: Managed
+  networkPolicy:
+    ingress:
+    - from:
+      - namespaceSelector: {matchLabels: {mesh: enabled}}
+        podSelector: {matchLabels: {app: gateway}}
+      ports: [{port: http}]
+    egress:
+    - ports: [{protocol: UDP, port: 53}, {protocol: TCP, port: 53}]
+    - to:
+      - podSelector: {matchLabels: {app: proxy}}
+      - ipBlock: {cidr: 0.0.0.0/0, except: [10.0.0.0/8, 169.254.0.0/16]}
+      ports: [{port: 443}, {port: 8000, endPort: 8999}]
+`
+	read := func() (*extensions.SandboxTemplate, *agents.Sandbox) {
+		of, s := &extensions.SandboxTemplate{}, &agents.Sandbox{}
+		if err := yaml.UnmarshalStrict([]byte(upstream), of); err != nil {
+			t.Fatal(err)
+		}
+		s.Spec.SandboxBlueprint = of.Spec.SandboxBlueprint
+		s.Spec.Barchan = &agents.BarchanSpec{NetworkPolicy: &agents.NetworkPolicy{Egress: of.Spec.NetworkPolicy.Egress}}
+		return of, s
+	}
+	of, s := read()
+	if bad := append(admit(t.Context(), of, nil), admit(t.Context(), s, nil)...); len(bad) > 0 {
+		t.Errorf("refused: %v", bad)
+	}
+	of.Spec.NetworkPolicy.Egress[1].To[1].IPBlock.CIDR = "everything"
+	if bad := admit(t.Context(), of, nil); len(bad) != 1 || bad[0].Field != "spec.networkPolicy.egress[1].to[1].ipBlock.cidr" {
+		t.Errorf("a template with rules that cannot be: %v", bad)
+	}
+	if bad := admit(t.Context(), s, nil); len(bad) != 1 || bad[0].Field != "spec.barchan.networkPolicy.egress[1].to[1].ipBlock.cidr" {
+		t.Errorf("a sandbox with rules that cannot be: %v", bad)
+	}
+	of.Spec.NetworkPolicyManagement = extensions.NetworkUnmanaged
+	if bad := admit(t.Context(), of, nil); len(bad) > 0 {
+		t.Errorf("refused although nobody is to keep them: %v", bad)
+	}
+}

@@ -1,0 +1,306 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/adminclient"
+	"github.com/barchan-dev/barchan/internal/apiserver"
+	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/durable"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/health"
+	"github.com/barchan-dev/barchan/internal/lifecycle"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+)
+
+// Names of what may be wrong; the API server has one of its own for the store of objects.
+const (
+	conditionDisk       = "disk"
+	conditionWrites     = "data directory"
+	conditionMemory     = "memory"
+	conditionContainerd = "containerd"
+	conditionJournal    = "journal"
+)
+
+const (
+	lookEvery  = time.Second
+	writeEvery = 5 * time.Second
+	// slowWrite is how long a small write may take before the disk counts as away.
+	slowWrite = 15 * time.Second
+	// containerdPatience bounds one question to containerd. It counts as away when it has left
+	// two unanswered, as one that is started again is back before that.
+	containerdPatience = 2 * time.Second
+	containerdMisses   = 2
+)
+
+// startHealth watches what the server stands on: the disk, the memory.
+func (d *Daemon) startHealth(ctx context.Context, stack *lifecycle.Stack) error {
+	if err := d.push(ctx, stack, "room", d.watchRoom); err != nil {
+		return err
+	}
+	return d.push(ctx, stack, "writes", d.watchWrites)
+}
+
+// startContainerdHealth watches containerd.
+func (d *Daemon) startContainerdHealth(ctx context.Context, stack *lifecycle.Stack) error {
+	return d.push(ctx, stack, "containerd health", func(ctx context.Context) error {
+		misses := 0
+		return lifecycle.Every(ctx, lookEvery, func() {
+			limited, cancel := context.WithTimeout(ctx, containerdPatience)
+			err := d.machine.containers.Check(limited)
+			cancel()
+			if err == nil {
+				misses = 0
+			} else {
+				misses++
+				err = errs.Public(err, "it does not answer; it is started again if it is ours")
+			}
+			if ctx.Err() == nil && (err == nil || misses >= containerdMisses) {
+				d.health.Set(conditionContainerd, err)
+			}
+		})
+	})
+}
+
+// watchRoom looks at free space and free memory, and keeps the reserve.
+func (d *Daemon) watchRoom(ctx context.Context) error {
+	usual := config.Default()
+	disk := diskMark(&d.cfg.Config)
+	inodes := watermark{least: leastInodes, capped: true}
+	memory := watermark{least: d.cfg.ReserveMemory.Value(), capped: d.cfg.ReserveMemory.Equal(usual.ReserveMemory)}
+	return lifecycle.Every(ctx, lookEvery, func() {
+		d.health.Set(conditionDisk, lookAtDisks(diskDirs(&d.cfg.Config), &disk, &inodes))
+		free, total, err := readMemory()
+		if err == nil && memory.low(free, total) {
+			err = errs.Public(nil, fmt.Sprintf("%d MiB of memory are free, and %d MiB are kept", free>>20, memory.share(total)>>20))
+		}
+		d.health.Set(conditionMemory, err)
+		if err := keepReserve(d.cfg.DataDir); err != nil {
+			d.log.DebugContext(ctx, "reserve of disk space not kept", telemetry.Error, err)
+		}
+	})
+}
+
+// watchWrites has a small file written to the data directory in an interval. A write that hangs
+// holds up only the next one.
+func (d *Daemon) watchWrites(ctx context.Context) error {
+	results := make(chan error, 1)
+	running, began := false, time.Time{}
+	defer func() {
+		if running { // a disk that hangs lets nobody end in order; it is left behind then
+			select {
+			case <-results: //nolint:errcheck // nobody asks any more
+			case <-time.After(slowWrite):
+			}
+		}
+	}()
+	return lifecycle.Every(ctx, lookEvery, func() {
+		if running {
+			select {
+			case err := <-results:
+				running = false
+				d.health.Set(conditionWrites, writeFault(err))
+				if err == nil { // what the journal met may have been the same; its next write tells
+					d.health.Set(conditionJournal, nil)
+				}
+			default:
+				if time.Since(began) > slowWrite {
+					d.health.Set(conditionWrites, errs.Public(nil, "a small write to its disk has not come back"))
+				}
+			}
+			return
+		}
+		if time.Since(began) >= writeEvery || d.health.Err() != nil {
+			running, began = true, time.Now()
+			go func() { results <- durable.CheckWrites(d.cfg.DataDir) }() // the deferred function waits
+		}
+	})
+}
+
+// journalWritten is told how each write of the node's journal went. After a sync that failed the
+// kernel may show what never reached the disk, and takes it for written: only what is read anew
+// can be trusted.
+func (d *Daemon) journalWritten(err error) {
+	if err == nil {
+		return
+	}
+	d.health.Set(conditionJournal, writeFault(err))
+	if syncFailed(err) {
+		select {
+		case d.broken <- fmt.Errorf("%w: the node's journal: %w", apiserver.ErrStorage, err):
+		default: // it is known
+		}
+	}
+}
+
+// syncFailed tells a sync that failed from a write that did: of that the path is told.
+func syncFailed(err error) bool {
+	if path, ok := errors.AsType[*fs.PathError](err); ok {
+		return path.Op == "sync"
+	}
+	_, ok := errors.AsType[unix.Errno](err)
+	return ok
+}
+
+// writeFault says in words what is the matter with a disk.
+func writeFault(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return errs.Public(err, "its disk is full")
+	case errors.Is(err, unix.EROFS):
+		return errs.Public(err, "it is mounted read-only")
+	case errors.Is(err, unix.EIO):
+		return errs.Public(err, "its disk reports errors")
+	default:
+		return errs.Public(err, "it cannot be written")
+	}
+}
+
+// diskDirs are the directories whose disks must not run full.
+func diskDirs(cfg *config.Config) []string {
+	return []string{cfg.DataDir, filepath.Join(cfg.DataDir, "node"), filepath.Join(cfg.DataDir, "containerd", "root")}
+}
+
+// watermark remembers whether there was too little of something: it takes some more than the
+// mark to be enough again, so that a value on the mark does not open and close the gate.
+type watermark struct {
+	least  int64 // zero: nothing is too little
+	capped bool  // of a small supply only keptShare must be free
+	below  bool
+}
+
+// keptShare is how much of a small supply is kept, in hundredths.
+const keptShare = 5
+
+// share is how much must be free of a supply.
+func (w *watermark) share(total int64) int64 {
+	if w.capped {
+		return min(w.least, total/100*keptShare)
+	}
+	return w.least
+}
+
+func (w *watermark) low(free, total int64) bool {
+	mark := w.share(total)
+	if w.below {
+		mark += mark / 4
+	}
+	w.below = free < mark
+	return w.below
+}
+
+// leastInodes must be free on a disk that counts them.
+const leastInodes = 10_000
+
+// disk is what is free on one, and what there is.
+type disk struct {
+	device       unix.Fsid
+	free, total  int64 // bytes
+	files, nodes int64 // free inodes, and all; zero where they are not counted
+}
+
+func diskOf(dir string) (disk, error) {
+	var s unix.Statfs_t
+	if err := unix.Statfs(dir, &s); err != nil {
+		return disk{}, fmt.Errorf("look at the disk of %s: %w", dir, err)
+	}
+	return disk{s.Fsid, int64(s.Bavail) * s.Bsize, int64(s.Blocks) * s.Bsize, int64(s.Ffree), int64(s.Files)}, nil //nolint:gosec // as large as disks are
+}
+
+// lookAtDisks returns what is wrong with the first disk that is short of something. Directories
+// that are not there are no disks.
+func lookAtDisks(dirs []string, bytes, inodes *watermark) error {
+	for _, dir := range dirs {
+		d, err := diskOf(dir)
+		switch {
+		case errors.Is(err, os.ErrNotExist):
+			continue
+		case err != nil:
+			return errs.Public(err, "it cannot be looked at")
+		case bytes.low(d.free, d.total):
+			return errs.Public(fmt.Errorf("%s: %d of %d bytes are free", dir, d.free, d.total),
+				fmt.Sprintf("%d MiB are free, and %d MiB are kept for what runs", d.free>>20, bytes.share(d.total)>>20))
+		case d.nodes > 0 && inodes.low(d.files, d.nodes):
+			return errs.Public(fmt.Errorf("%s: %d of %d inodes are free", dir, d.files, d.nodes),
+				fmt.Sprintf("%d inodes are free, and %d are kept for what runs", d.files, inodes.share(d.nodes)))
+		}
+	}
+	return nil
+}
+
+// room returns what says why so many more bytes may not be written below a directory: the disk would
+// then have less than what is kept for all that runs. Nil if nothing is kept.
+func room(cfg *config.Config) func(dir string, bytes int64) error {
+	mark := diskMark(cfg)
+	if mark.least == 0 {
+		return nil
+	}
+	return func(dir string, bytes int64) error {
+		d, err := diskOf(dir)
+		for errors.Is(err, os.ErrNotExist) && dir != filepath.Dir(dir) {
+			dir = filepath.Dir(dir)
+			d, err = diskOf(dir)
+		}
+		if err != nil {
+			return fmt.Errorf("%w: %w", err, errs.ErrUnavailable)
+		}
+		if kept := mark.share(d.total); d.free-bytes < kept {
+			return errs.Public(fmt.Errorf("%d bytes below %s: %w", bytes, dir, errs.ErrExhausted),
+				fmt.Sprintf("it may need %d MiB of disk space; %d MiB are free, and %d MiB are kept for what runs", (bytes+1<<20-1)>>20, d.free>>20, kept>>20))
+		}
+		return nil
+	}
+}
+
+// diskMark is the mark for free disk space.
+func diskMark(cfg *config.Config) watermark {
+	return watermark{least: cfg.ReserveDisk.Value(), capped: cfg.ReserveDisk.Equal(config.Default().ReserveDisk)}
+}
+
+// readMemory returns how many bytes programs can still get, and how many there are.
+func readMemory() (free, total int64, err error) {
+	text, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, 0, errs.Public(err, "it cannot be looked at")
+	}
+	return parseMemory(string(text))
+}
+
+// conditions tells an administrator what is wrong.
+func conditions(g *health.Gate) (out []adminclient.Condition) {
+	for _, c := range g.Conditions() {
+		out = append(out, adminclient.Condition{Name: c.Name, Reason: c.Reason, Detail: c.Detail, Since: c.Since})
+	}
+	return out
+}
+
+// remedies say what to do about a condition.
+var remedies = map[string]string{
+	conditionDisk:       "free space there, or end sandboxes; reserveDisk is what is kept",
+	conditionWrites:     "mend its disk; the server goes on by itself",
+	conditionMemory:     "end sandboxes, or add memory; reserveMemory is what is kept",
+	conditionContainerd: "see containerd/containerd.log in the data directory",
+	conditionJournal:    "mend the disk of the data directory",
+}
+
+// checkHealth is what is wrong, as findings of a doctor.
+func checkHealth(g *health.Gate) (out []adminclient.Check) {
+	for _, c := range g.Conditions() {
+		out = append(out, adminclient.Check{
+			Name: "server: " + c.Name, State: adminclient.CheckFailed, Detail: cmp.Or(c.Reason, c.Detail),
+			Remedy: cmp.Or(remedies[c.Name], "new work is taken when it has passed"),
+		})
+	}
+	return out
+}

@@ -1,0 +1,170 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/apiserver"
+	"github.com/barchan-dev/barchan/internal/cache"
+	"github.com/barchan-dev/barchan/internal/route"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+)
+
+// TestProofRules: a table is trusted from the moment of the newest question that its watch has
+// answered, and a watch that answers none is begun anew with growing patience.
+func TestProofRules(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var until time.Time
+		renewals := 0
+		latest, passed := 10, 10
+		var silent error
+		p := &proof{
+			log: telemetry.Discard(), stale: staleAfter, patience: 3 * time.Second, proved: time.Now(), renewed: time.Now(),
+			latest: func(context.Context) (string, error) { return fmt.Sprint(latest), silent },
+			passed: func(context.Context) (string, error) { return fmt.Sprint(passed), nil },
+			trust:  func(at time.Time) { until = at },
+			renew:  func() { renewals++ },
+		}
+		began := time.Now()
+		turn := func(n int) {
+			for range n {
+				time.Sleep(2 * time.Second)
+				p.look(t.Context())
+			}
+		}
+		turn(4)
+		if want := began.Add(6*time.Second + staleAfter); !until.Equal(want) { // asked a turn ago
+			t.Errorf("an idle server: trusted for %s after the start, want %s", until.Sub(began), want.Sub(began))
+		}
+		renewals = 0
+		stalled := time.Now()
+		latest = 11 // the watch does not bring it
+		turn(30)
+		if !time.Now().After(until) || until.After(stalled.Add(staleAfter)) {
+			t.Errorf("a stalled watch is trusted until %s after it stalled", until.Sub(stalled))
+		}
+		if renewals < 2 || renewals > 3 {
+			t.Errorf("a stalled watch was begun anew %d times in a minute", renewals)
+		}
+		if len(p.asked) > proofShare {
+			t.Errorf("%d questions are kept", len(p.asked))
+		}
+		passed = 11
+		turn(2)
+		if !time.Now().Before(until) {
+			t.Error("a watch that goes on is not trusted again")
+		}
+		silent = errors.New("away")
+		turn(21)
+		if time.Now().Before(until) {
+			t.Error("a server that says nothing is still trusted")
+		}
+	})
+}
+
+// TestProofOverHTTP has a replica's watch proved by a real API server on which objects of another
+// kind alone are written, so that nothing but bookmarks tells how far it is; then its watch stalls
+// beside a server that answers, and goes on.
+func TestProofOverHTTP(t *testing.T) {
+	api, err := apiserver.New(apiserver.Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", Log: telemetry.Discard()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := api.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(api.Stop)
+	d := &Daemon{log: telemetry.Discard(), routes: route.NewTable(), stale: 12 * time.Second, started: time.Now()}
+	d.watches = &shortWatches{length: d.stale / watchShare}
+	var stall atomic.Bool
+	d.rest = throughProxy(t, api.RESTConfig(apiserver.UserController), api.Addr().String(), &stall)
+	d.rest.Wrap(d.watches.wrap)
+	if d.cache, err = cache.New(t.Context(), cache.Config{REST: d.rest}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{}, 2)
+	t.Cleanup(func() { cancel(); <-done; <-done })
+	go func() { _ = d.cache.Run(ctx); done <- struct{}{} }()
+	if err := d.cache.WaitSynced(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	p := d.proveWatch(d.started)
+	trusted := make(chan time.Time)
+	p.trust = func(at time.Time) {
+		select {
+		case trusted <- at:
+		case <-ctx.Done():
+		}
+	}
+	go func() { _ = p.run(ctx); done <- struct{}{} }()
+	n := 0
+	follow := func(what string, enough func(until time.Time) bool) {
+		t.Helper()
+		for limit := time.Now().Add(time.Minute); ; {
+			until := <-trusted
+			if enough(until) {
+				return
+			}
+			if time.Now().After(limit) {
+				t.Fatalf("%s: trusted until %s from now", what, time.Until(until))
+			}
+			n++
+			o := &extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("other-%d", n)}}
+			o.Spec.PodTemplate.Spec.Containers = []corev1.Container{{Name: "sandbox", Image: "base:1"}}
+			if err := d.cache.Live().Create(t.Context(), o); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	began := time.Now()
+	follow("a watch of which only bookmarks tell", func(until time.Time) bool {
+		if time.Now().After(until) {
+			t.Error("it is not trusted for a while")
+		}
+		return until.After(began.Add(2 * d.stale))
+	})
+	stall.Store(true)
+	follow("a watch that brings nothing", func(until time.Time) bool { return time.Now().After(until) })
+	stall.Store(false)
+	follow("a watch that goes on", func(until time.Time) bool { return time.Now().Before(until) })
+}
+
+// throughProxy reaches an API server through one that, while stall is set, says nothing on watches
+// and passes on everything else.
+func throughProxy(t *testing.T, cfg *rest.Config, addr string, stall *atomic.Bool) *rest.Config {
+	t.Helper()
+	through, err := rest.TransportFor(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "https", Host: addr})
+	proxy.Transport, proxy.FlushInterval = through, -1
+	proxy.ErrorLog = nil
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if stall.Load() && r.URL.Query().Get("watch") != "" {
+			w.WriteHeader(http.StatusOK)
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+			return
+		}
+		proxy.ServeHTTP(w, r)
+	}))
+	t.Cleanup(front.CloseClientConnections)
+	t.Cleanup(front.Close)
+	return &rest.Config{Host: front.URL, QPS: -1}
+}

@@ -1,0 +1,88 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/barchan-dev/barchan/internal/adminclient"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/peers"
+)
+
+// gossip is what the admin API asks of peers.
+type gossip struct{ *Daemon }
+
+func (g gossip) replica() (*peers.Replica, error) {
+	if ready, current, _ := g.phases.snapshot(); !ready {
+		return nil, errs.Public(errs.ErrUnavailable, fmt.Sprintf("the server is not ready (%s)", current))
+	}
+	if g.peers == nil {
+		return nil, errs.Public(errs.ErrNotFound, "this server tells no peers and hears none; start it with --peer-addr")
+	}
+	return g.peers, nil
+}
+
+// Peers lists the replicas that are here, this one first.
+func (g gossip) Peers(context.Context) ([]adminclient.Replica, error) {
+	r, err := g.replica()
+	if err != nil {
+		return nil, err
+	}
+	out := []adminclient.Replica{replicaOf(r.Self())}
+	out[0].Self = true
+	for _, m := range r.Members() {
+		out = append(out, replicaOf(m))
+	}
+	return out, nil
+}
+
+func replicaOf(m peers.Member) adminclient.Replica {
+	return adminclient.Replica{Name: m.Name, Gossip: m.Gossip.String(), Push: m.Push.String(), Keys: m.Keys, Since: m.Since}
+}
+
+// AddKey has this replica understand a key, which is made if there is none.
+func (g gossip) AddKey(ctx context.Context, key string) (adminclient.PeerKey, error) {
+	var out adminclient.PeerKey
+	r, err := g.replica()
+	if err != nil {
+		return out, err
+	}
+	if key == "" {
+		key = peers.NewKey()
+		out.Key = key
+	}
+	if out.ID, err = peers.KeyID(key); err == nil {
+		err = said(r.AddKey(ctx, key))
+	}
+	if err != nil {
+		return adminclient.PeerKey{}, err // a key that was made and not taken is nobody's
+	}
+	return out, nil
+}
+
+// UseKey has this replica speak with a key.
+func (g gossip) UseKey(ctx context.Context, id string) error {
+	r, err := g.replica()
+	if err != nil {
+		return err
+	}
+	return said(r.UseKey(ctx, id))
+}
+
+// RemoveKey has this replica forget a key.
+func (g gossip) RemoveKey(ctx context.Context, id string) error {
+	r, err := g.replica()
+	if err != nil {
+		return err
+	}
+	return said(r.RemoveKey(ctx, id))
+}
+
+// said tells a conflict to whoever asked, with what to do.
+func said(err error) error {
+	if errors.Is(err, errs.ErrConflict) {
+		return errs.Public(err, err.Error()+"; `barchan peers ls` on each shows who has which keys")
+	}
+	return err
+}

@@ -1,0 +1,59 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/ipam"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+)
+
+// mostRepairs is how many repairs of addresses wait for their Events, such as those of a boot,
+// which come before there is anybody to write one. More are in the log and the metrics alone.
+const mostRepairs = 256
+
+// repaired has an Event written of a repair. It does not wait.
+func (d *Daemon) repaired(ctx context.Context, r ipam.Repair) {
+	select {
+	case d.repairs <- r:
+	default:
+		d.log.WarnContext(ctx, "no Event of a repaired address: too many wait", telemetry.Address, r.Address, telemetry.Kind, r.Kind)
+	}
+}
+
+// tellRepairs writes Events of repairs until ctx ends, on the sandboxes that they are about.
+func (d *Daemon) tellRepairs(ctx context.Context, recorder events.EventRecorder) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case r := <-d.repairs:
+			d.tellRepair(ctx, recorder, r)
+		}
+	}
+}
+
+func (d *Daemon) tellRepair(ctx context.Context, recorder events.EventRecorder, r ipam.Repair) {
+	if r.Owner == "" {
+		return // there is no object to write it on
+	}
+	s, err := d.cache.SandboxByID(ctx, sandbox.IDOf(types.UID(r.Owner)))
+	switch {
+	case errors.Is(err, errs.ErrNotFound): // its object is gone
+		return
+	case err != nil:
+		d.log.WarnContext(ctx, "no Event of a repaired address", telemetry.Address, r.Address, telemetry.Error, err)
+		return
+	}
+	kind, reason := corev1.EventTypeNormal, "AddressRepaired"
+	if r.Kind == ipam.Conflict {
+		kind, reason = corev1.EventTypeWarning, "AddressConflict"
+	}
+	recorder.Eventf(s, nil, kind, reason, "CheckAddress", "%s %s: %s", r.Address, r.Kind, r.Detail)
+}

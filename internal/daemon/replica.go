@@ -1,0 +1,144 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"k8s.io/client-go/tools/clientcmd"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/lifecycle"
+	"github.com/barchan-dev/barchan/internal/peers"
+	"github.com/barchan-dev/barchan/internal/route"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+)
+
+// connect has a replica use the API server of its kubeconfig. Whether that answers is seen by the
+// caches, which wait for it.
+func (d *Daemon) connect(context.Context, *lifecycle.Stack) (err error) {
+	if err := d.openTokens(); err != nil {
+		return err
+	}
+	d.rest, err = clientcmd.BuildConfigFromFlags("", d.cfg.APIKubeconfig)
+	if err != nil {
+		return fmt.Errorf("apiKubeconfig: %w", err)
+	}
+	d.rest.QPS = -1 // no limit of the client's own; the server has its flow control
+	d.rest.UserAgent = "barchan-replica/" + d.cfg.Version
+	if d.stale, err = staleTime(); err != nil {
+		return err
+	}
+	d.watches = &shortWatches{length: d.stale / watchShare}
+	d.rest.Wrap(d.watches.wrap)
+	dialWatched(d.rest, d.stale)
+	return nil
+}
+
+// openTokens reads the secret of all tokens. A server makes it; a replica must be given the server's.
+func (d *Daemon) openTokens() error {
+	if d.cfg.Role == config.RoleReplica {
+		if _, err := os.Stat(d.cfg.TokenSecret); err != nil {
+			return fmt.Errorf("tokenSecret: copy it from the server's <dataDir>/credentials/token-secret: %w: %w", err, errs.ErrInvalid)
+		}
+	}
+	secret, err := loadSecret(d.cfg.TokenSecret)
+	if err != nil {
+		return err
+	}
+	d.tokens, err = sandbox.NewTokens(secret)
+	return err
+}
+
+// startPeers joins the other replicas, if there are to be any.
+func (d *Daemon) startPeers(ctx context.Context, stack *lifecycle.Stack) error {
+	if d.cfg.PeerAddr == "" {
+		return nil
+	}
+	gossip, err := netip.ParseAddrPort(d.cfg.PeerAddr)
+	if err != nil {
+		return fmt.Errorf("peerAddr: %w", err)
+	}
+	push := netip.AddrPortFrom(gossip.Addr(), 0)
+	if d.cfg.PeerPushAddr != "" {
+		if push, err = netip.ParseAddrPort(d.cfg.PeerPushAddr); err != nil {
+			return fmt.Errorf("peerPushAddr: %w", err)
+		}
+	}
+	d.peers, err = peers.New(peers.Config{
+		Name: d.cfg.NodeName, Bind: gossip, PushBind: push, Seeds: d.cfg.PeerSeeds,
+		KeyFile: filepath.Join(d.cfg.PeerDir, "gossip.key"), TLS: peers.TLS{Dir: filepath.Join(d.cfg.PeerDir, "authority")},
+		StateFile: filepath.Join(d.cfg.DataDir, "members.json"), OnRoutes: d.heard, Log: d.cfg.Log, Metrics: d.metrics, FlushDelay: -1,
+	})
+	if err != nil {
+		return err
+	}
+	return stack.Push(ctx, "peers", func(ctx context.Context, ready func()) error {
+		done := make(chan error, 1)
+		go func() { done <- d.peers.Run(ctx) }()
+		select {
+		case <-d.peers.Ready():
+			ready()
+			return <-done
+		case err := <-done:
+			return errors.Join(err, ctx.Err())
+		}
+	})
+}
+
+// heard takes what another replica says as the hint that it is: the watch has the truth.
+func (d *Daemon) heard(_ string, batch []peers.Route) {
+	for _, r := range batch {
+		if !d.ours(r.Address) {
+			continue
+		}
+		if r.Deleted {
+			d.routes.HintDelete(r.ID, r.ResourceVersion)
+		} else {
+			d.routes.Hint(r.Route)
+		}
+	}
+}
+
+// ours reports whether a hint may name an address: none, or one of the sandboxes' subnets where
+// those are known. A replica is not told them.
+func (d *Daemon) ours(addr netip.Addr) bool {
+	if !addr.IsValid() || d.cfg.Role == config.RoleReplica {
+		return true
+	}
+	return d.cfg.Subnet.Contains(addr) || d.cfg.Subnet6.IsValid() && d.cfg.Subnet6.Contains(addr)
+}
+
+// toldRoutes writes into the table here, and tells the other replicas of what was new.
+type toldRoutes struct{ *Daemon }
+
+// Apply implements manager.Routes.
+func (t toldRoutes) Apply(s *agents.Sandbox) bool {
+	changed := t.routes.Apply(s)
+	if changed && t.peers != nil {
+		if r, keep := route.FromSandbox(s); keep {
+			t.peers.Push(r)
+		} else {
+			t.peers.PushDelete(r)
+		}
+	}
+	return changed
+}
+
+// Lookup implements manager.Routes.
+func (t toldRoutes) Lookup(id sandbox.ID) (*route.Entry, bool) { return t.routes.Lookup(id) }
+
+// ApplyDelete implements manager.Routes.
+func (t toldRoutes) ApplyDelete(s *agents.Sandbox) bool {
+	changed := t.routes.ApplyDelete(s)
+	if changed && t.peers != nil {
+		r, _ := route.FromSandbox(s)
+		t.peers.PushDelete(r)
+	}
+	return changed
+}

@@ -1,0 +1,263 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/util/retry"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/internal/adminclient"
+	"github.com/barchan-dev/barchan/internal/controllers/checkpoint"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/failpoint"
+	"github.com/barchan-dev/barchan/internal/portable"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+)
+
+// transfers lets checkpoints leave the machine and come to it, for the admin API.
+type transfers struct{ *Daemon }
+
+const (
+	// importWrites bounds each write of an import's object.
+	importWrites = 15 * time.Second
+	// importReady bounds the wait for the controller to see the data.
+	importReady = time.Minute
+)
+
+func (t transfers) ready() error {
+	if ready, current, _ := t.phases.snapshot(); !ready {
+		return errs.Public(errs.ErrUnavailable, fmt.Sprintf("the server is not ready (%s)", current))
+	}
+	if t.machine == nil {
+		return errs.Public(errs.ErrUnavailable, "a replica has no checkpoints; ask the server that runs sandboxes")
+	}
+	return nil
+}
+
+// tellEvery is how often people hear how far an export is that is not sent yet.
+const tellEvery = 200 * time.Millisecond
+
+// Export describes a checkpoint that is ready.
+func (t transfers) Export(
+	ctx context.Context, req adminclient.CheckpointExport, progress func(adminclient.Event),
+) (*portable.Layout, []string, func(), error) {
+	if err := t.ready(); err != nil {
+		return nil, nil, nil, err
+	}
+	c := &barchan.Checkpoint{}
+	err := t.cache.Live().Get(ctx, types.NamespacedName{Namespace: req.Namespace, Name: req.Name}, c)
+	if apierrors.IsNotFound(err) {
+		return nil, nil, nil, fmt.Errorf("checkpoint %s/%s: %w", req.Namespace, req.Name, errs.ErrNotFound)
+	} else if err != nil {
+		return nil, nil, nil, fmt.Errorf("read checkpoint %s/%s: %w", req.Namespace, req.Name, err)
+	}
+	source := c.Status.Source
+	if c.Status.Phase != barchan.CheckpointReady || c.DeletionTimestamp != nil || source == nil {
+		return nil, nil, nil, fmt.Errorf("checkpoint %s/%s is not ready (%s): %w", req.Namespace, req.Name, c.Status.Phase, errs.ErrConflict)
+	}
+	if source.Secrets && !req.AllowSecrets {
+		return nil, nil, nil, fmt.Errorf("checkpoint %s/%s holds what the claim of its sandbox brought, and spec.barchan.fork.secrets does not let others have it; allowSecrets exports it all the same: %w",
+			req.Namespace, req.Name, errs.ErrForbidden)
+	}
+	l, release, err := t.machine.node.ExportCheckpoint(ctx, sandbox.CheckpointRef{Namespace: c.Namespace, Name: c.Name, UID: c.UID}, portable.Config{
+		Version: t.cfg.Version, Name: c.Name,
+		Source: portable.Source{
+			SandboxName: c.Spec.SandboxName, ID: source.ID, TemplateName: source.TemplateName, Blueprint: source.Blueprint.Raw, Policies: source.Policies.Raw, Secrets: source.Secrets,
+		},
+	}, !req.WithoutImage, measuring(progress))
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	var warnings []string
+	if l.Config.Memory != nil {
+		warnings = append(warnings, "its memory has whatever the sandbox knew, keys and passwords too; give it to nobody who must not know them")
+	}
+	return l, warnings, release, nil
+}
+
+// measuring tells from time to time how much of a checkpoint has been read.
+func measuring(progress func(adminclient.Event)) func(done, total int64) {
+	var told time.Time
+	return func(done, total int64) {
+		if now := time.Now(); now.Sub(told) >= tellEvery {
+			told = now
+			progress(adminclient.Event{Step: "measure", Done: min(done, total), Total: total, Bytes: true})
+		}
+	}
+}
+
+// Import makes an object, brings the data to the node under its UID, and waits until its controller has
+// seen them.
+func (t transfers) Import(
+	ctx context.Context, req adminclient.CheckpointImport, tar io.Reader, progress func(adminclient.Event),
+) (made adminclient.Imported, err error) {
+	if err := errors.Join(t.ready(), t.health.Err()); err != nil {
+		return made, err
+	}
+	in, err := portable.Read(tar)
+	if err != nil {
+		return made, err
+	}
+	warnings, err := t.machine.node.CheckImport(ctx, in.Head)
+	if err != nil {
+		return made, err
+	}
+	c, err := t.makeImport(ctx, req, in.Head)
+	if err != nil {
+		return made, err
+	}
+	progress(adminclient.Event{Step: "import"})
+	ref := sandbox.CheckpointRef{Namespace: c.Namespace, Name: c.Name, UID: c.UID}
+	if _, err := t.machine.node.ImportCheckpoint(ctx, ref, in); err != nil {
+		return made, errors.Join(err, t.dropImport(ctx, c))
+	}
+	if err := t.finishImport(ctx, c); err != nil {
+		return made, err
+	}
+	return adminclient.Imported{Namespace: c.Namespace, Name: c.Name, UID: string(c.UID), Warnings: warnings}, nil
+}
+
+// makeImport makes the object of an import, with what is known of its source.
+func (t transfers) makeImport(ctx context.Context, req adminclient.CheckpointImport, h *portable.Head) (*barchan.Checkpoint, error) {
+	ctx, cancel := context.WithTimeout(ctx, importWrites)
+	defer cancel()
+	source, err := importedSource(h)
+	if err != nil {
+		return nil, err
+	}
+	c := &barchan.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: req.Namespace, Name: req.Name, Finalizers: []string{barchan.NodeFinalizer}}}
+	if c.Name == "" {
+		c.Name = h.Config.Name
+	}
+	c.Spec.SandboxName, c.Spec.Origin = h.Config.Source.SandboxName, barchan.OriginImport
+	if h.Config.Memory == nil {
+		c.Spec.Content = barchan.ContentFiles
+	}
+	barchan.SetCheckpointDefaults(c)
+	noteImport(c)
+	live := t.cache.Live()
+	switch err := live.Create(ctx, c); {
+	case apierrors.IsAlreadyExists(err):
+		return nil, fmt.Errorf("there is a checkpoint %s/%s already; choose another name: %w", c.Namespace, c.Name, errs.ErrConflict)
+	case apierrors.IsInvalid(err), apierrors.IsNotFound(err), apierrors.IsBadRequest(err):
+		return nil, fmt.Errorf("make checkpoint %s/%s: %w: %w", c.Namespace, c.Name, err, errs.ErrInvalid)
+	case err != nil:
+		return nil, fmt.Errorf("make checkpoint %s/%s: %w", c.Namespace, c.Name, err)
+	}
+	failpoint.Reach("import/made")
+	err = t.change(ctx, c, func() error {
+		c.Status.Source = source
+		return live.Status().Update(ctx, c)
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("write the source of checkpoint %s/%s: %w", c.Namespace, c.Name, err), t.dropImport(ctx, c))
+	}
+	return c, nil
+}
+
+// change writes over whatever others write, each time on the object as it is.
+func (t transfers) change(ctx context.Context, c *barchan.Checkpoint, write func() error) error {
+	uid := c.UID
+	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		if err := t.cache.Live().Get(ctx, client.ObjectKeyFromObject(c), c); err != nil {
+			return err
+		}
+		if c.UID != uid {
+			return fmt.Errorf("another one has its name: %w", errs.ErrConflict)
+		}
+		return write()
+	})
+}
+
+// importedSource is what an artifact says of its sandbox, where it can be used: it must read as what it is
+// said to be.
+func importedSource(h *portable.Head) (*barchan.CheckpointSource, error) {
+	from := h.Config.Source
+	// It is for people, and names nothing here: the template has no namespace, and no ID.
+	if name := from.TemplateName; name != "" && len(validation.IsDNS1123Subdomain(name)) > 0 {
+		return nil, fmt.Errorf("checkpoint artifact: config.source.templateName: %q is no name: %w", name, errs.ErrInvalid)
+	}
+	for _, x := range []struct {
+		name string
+		raw  json.RawMessage
+		into any
+	}{{"blueprint", from.Blueprint, &agents.SandboxBlueprint{}}, {"policies", from.Policies, &agents.BarchanSpec{}}} {
+		if len(x.raw) == 0 {
+			continue
+		}
+		if err := json.Unmarshal(x.raw, x.into); err != nil {
+			return nil, fmt.Errorf("checkpoint artifact: config.source.%s: %w: %w", x.name, err, errs.ErrInvalid)
+		}
+	}
+	return &barchan.CheckpointSource{
+		ID: from.ID, TemplateName: from.TemplateName, Blueprint: runtime.RawExtension{Raw: from.Blueprint}, Policies: runtime.RawExtension{Raw: from.Policies}, Secrets: from.Secrets,
+	}, nil
+}
+
+// dropImport removes the object of an import that failed; the node has nothing of it.
+func (t transfers) dropImport(ctx context.Context, c *barchan.Checkpoint) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), importWrites)
+	defer cancel()
+	err := t.cache.Live().Delete(ctx, c, client.Preconditions{UID: &c.UID})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("delete checkpoint %s/%s: %w", c.Namespace, c.Name, err)
+	}
+	return nil
+}
+
+// noteImport says when something of an import was done last.
+func noteImport(c *barchan.Checkpoint) {
+	metav1.SetMetaDataAnnotation(&c.ObjectMeta, checkpoint.AnnotationImport, time.Now().UTC().Format(time.RFC3339Nano))
+}
+
+// finishImport has the controller look at the data, and waits for its word.
+func (t transfers) finishImport(ctx context.Context, c *barchan.Checkpoint) error {
+	ctx, cancel := context.WithTimeout(ctx, importReady)
+	defer cancel()
+	err := t.change(ctx, c, func() error {
+		noteImport(c)
+		return t.cache.Live().Update(ctx, c)
+	})
+	if err != nil {
+		return fmt.Errorf("tell that checkpoint %s/%s has its data: %w", c.Namespace, c.Name, err)
+	}
+	failpoint.Reach("import/told")
+	uid := c.UID
+	_, err = t.cache.WaitCheckpoint(ctx, client.ObjectKeyFromObject(c), func(now *barchan.Checkpoint) (bool, error) {
+		switch {
+		case now == nil || now.UID != uid:
+			return false, fmt.Errorf("it was deleted: %w", errs.ErrConflict)
+		case now.Status.Phase == barchan.CheckpointFailed:
+			return false, fmt.Errorf("%s: %w", failure(now), errs.ErrUnavailable)
+		default:
+			return now.Status.Phase == barchan.CheckpointReady, nil
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("wait for checkpoint %s/%s to be ready: %w", c.Namespace, c.Name, err)
+	}
+	t.log.InfoContext(ctx, "checkpoint imported", telemetry.Namespace, c.Namespace, telemetry.Name, c.Name)
+	return nil
+}
+
+// failure is why a checkpoint has failed.
+func failure(c *barchan.Checkpoint) string {
+	if x := meta.FindStatusCondition(c.Status.Conditions, barchan.ConditionReady); x != nil {
+		return x.Message
+	}
+	return "it has failed"
+}

@@ -1,0 +1,130 @@
+package egress
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Verdict is what becomes of a packet.
+type Verdict string
+
+// Verdicts.
+const (
+	Allowed Verdict = "allowed"
+	Refused Verdict = "refused"
+	// Resolver means that it goes to Barchan's own resolver, wherever it was sent.
+	Resolver Verdict = "resolver"
+)
+
+// Decision is a verdict and the rule that it comes from, in words for people.
+type Decision struct {
+	Verdict Verdict `json:"verdict"`
+	Rule    string  `json:"rule"`
+}
+
+// Packet is what a sandbox sends. Protocol is "tcp", "udp" or another name in small letters.
+type Packet struct {
+	Address  netip.Addr
+	Port     uint16
+	Protocol string
+}
+
+// Pin is an address that is allowed because names are, until a moment.
+type Pin struct {
+	Address netip.Addr `json:"address"`
+	Names   []string   `json:"names"`
+	Until   time.Time  `json:"until"`
+}
+
+func (k Packet) dns() bool { return k.Port == 53 && (k.Protocol == "udp" || k.Protocol == "tcp") }
+
+// Decide says what becomes of the first packet of a connection. An open connection outlives the
+// pin that allowed it; nothing else is judged by what was before.
+func Decide(g Ground, p Policy, pins []Pin, k Packet) Decision {
+	a := k.Address.Unmap()
+	if k.dns() && p.Asks() && g.Offers(a) {
+		return Decision{Resolver, fmt.Sprintf("Barchan's resolver answers all DNS of this sandbox, because of %s", p.why())}
+	}
+	ground := g.decide(a, k.dns())
+	if ground.Verdict != Allowed || slices.Contains(g.Machine, a) {
+		return ground // what goes to the machine itself is no egress
+	}
+	k.Address = a
+	bounds := p.Bounds.decide(k)
+	if bounds.Verdict == Refused {
+		return bounds
+	}
+	return cmp.Or(p.decide(a, pins), bounds, ground)
+}
+
+// silence is the rule of bounds that let a sandbox find no name.
+const silence = "networkPolicy.egress, which opens no DNS"
+
+// why names the rule for which a sandbox's DNS is Barchan's.
+func (p Policy) why() string {
+	if p.Bounds.silent() {
+		return silence
+	}
+	if p.Closed != "" {
+		return p.Closed
+	}
+	return p.Names[0].From
+}
+
+// decide is the policy's word about an address; the zero Decision if it has none.
+func (p Policy) decide(a netip.Addr, pins []Pin) Decision {
+	if r, ok := find(p.Allow, a); ok {
+		return Decision{Allowed, r.From}
+	}
+	if !p.closes() {
+		return Decision{}
+	}
+	for _, pin := range pins {
+		if pin.Address != a {
+			continue
+		}
+		for _, name := range pin.Names {
+			if n, ok := p.Match(name); ok {
+				return Decision{Allowed, fmt.Sprintf("%s, whose %s is pinned to %s until %s", n.From, name, a, stamp(pin.Until))}
+			}
+		}
+	}
+	if r, ok := find(p.Deny, a); ok {
+		return Decision{Refused, r.From}
+	}
+	if p.Closed != "" {
+		return Decision{Refused, p.Closed}
+	}
+	return Decision{}
+}
+
+// DecideName says whether a sandbox gets to know the addresses of a name. Where it does, what
+// becomes of a packet is another question, unless they are pinned.
+func DecideName(p Policy, pins []Pin, name string) Decision {
+	if !p.Asks() {
+		return Decision{Allowed, "any name is answered"}
+	}
+	if p.Bounds.silent() {
+		return Decision{Refused, "no name is answered, because of " + silence}
+	}
+	n, ok := p.Match(name)
+	if !ok {
+		return Decision{Refused, fmt.Sprintf("no entry of allowOut has the name, and %s", p.why())}
+	}
+	var known []string
+	for _, pin := range pins {
+		if slices.Contains(pin.Names, canonical(name)) {
+			known = append(known, fmt.Sprintf("%s until %s", pin.Address, stamp(pin.Until)))
+		}
+	}
+	if len(known) == 0 {
+		return Decision{Allowed, n.From + ", pinned to its addresses when the sandbox asks for them"}
+	}
+	return Decision{Allowed, n.From + ", pinned to " + strings.Join(known, ", ")}
+}
+
+func stamp(t time.Time) string { return t.UTC().Format("15:04:05 UTC") }

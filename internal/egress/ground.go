@@ -1,0 +1,105 @@
+package egress
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// notPublic are the ranges that no sandbox reaches unless the operator says so. Of IPv4:
+// private, link-local (with the metadata address of clouds), shared, documentation, multicast
+// and reserved ones. Of IPv6: all but global unicast, and of that what stands for something
+// else, an IPv4 address among others.
+var notPublic = []Rule{
+	closed("0.0.0.0/8", "addresses of this network"),
+	closed("10.0.0.0/8", "private ranges"),
+	closed("100.64.0.0/10", "shared ranges"),
+	closed("127.0.0.0/8", "loopback addresses"),
+	closed("169.254.0.0/16", "link-local and metadata addresses"),
+	closed("172.16.0.0/12", "private ranges"),
+	closed("192.0.0.0/24", "ranges for protocols"),
+	closed("192.0.2.0/24", "ranges for documentation"),
+	closed("192.168.0.0/16", "private ranges"),
+	closed("198.18.0.0/15", "ranges for measurements"),
+	closed("198.51.100.0/24", "ranges for documentation"),
+	closed("203.0.113.0/24", "ranges for documentation"),
+	closed("224.0.0.0/3", "multicast and reserved ranges"),
+	closed("fc00::/7", "private ranges"),
+	closed("fe80::/10", "link-local addresses"),
+	closed("2001:db8::/32", "ranges for documentation"),
+	closed("3fff::/20", "ranges for documentation"),
+	closed("2001::/23", "ranges for protocols"),
+	closed("2002::/16", "IPv4 addresses in the clothes of IPv6"),
+	closed("::/3", "ranges that are not global unicast"),
+	closed("4000::/2", "ranges that are not global unicast"),
+	closed("8000::/1", "ranges that are not global unicast"),
+}
+
+func closed(prefix, what string) Rule {
+	return Rule{Prefix: netip.MustParsePrefix(prefix), From: what + " are closed (" + prefix + ")"}
+}
+
+// NotPublic are the ranges that are closed unless [Ground.Reachable] has them.
+func NotPublic() (prefixes []netip.Prefix) {
+	for _, r := range notPublic {
+		prefixes = append(prefixes, r.Prefix)
+	}
+	return prefixes
+}
+
+// Ground is what the operator decides for all sandboxes: no policy opens what it closes.
+type Ground struct {
+	// Sandboxes are the ranges of the sandboxes themselves.
+	Sandboxes []netip.Prefix
+	// Gateways are the addresses at which Barchan's resolver answers.
+	Gateways []netip.Addr
+	// Machine are other addresses of the machine; what is missing here is taken for elsewhere.
+	Machine []netip.Addr
+	// Resolvers may be asked on port 53, and nobody else.
+	Resolvers []netip.Addr
+	// Reachable are open although they are not public.
+	Reachable []netip.Prefix
+}
+
+// Offers reports whether sandboxes have addresses of the family of a.
+func (g Ground) Offers(a netip.Addr) bool {
+	return slices.ContainsFunc(g.Sandboxes, func(p netip.Prefix) bool { return p.Addr().Is4() == a.Is4() })
+}
+
+// Open reports whether sandboxes without a policy may reach an address, DNS aside. A name is
+// never pinned to one that they may not.
+func (g Ground) Open(a netip.Addr) bool {
+	d := g.decide(a, false)
+	return d.Verdict == Allowed
+}
+
+// decide is the ground's word about an address.
+func (g Ground) decide(a netip.Addr, dns bool) Decision {
+	asked := dns && slices.Contains(g.Resolvers, a)
+	switch {
+	case !g.Offers(a):
+		return Decision{Refused, "sandboxes have no IPv6 address (setting subnet6)"}
+	case slices.Contains(g.Gateways, a) && dns:
+		return Decision{Resolver, "Barchan's resolver answers there"}
+	case slices.Contains(g.Gateways, a), slices.Contains(g.Machine, a) && !asked:
+		return Decision{Refused, "the machine itself is closed"}
+	case within(g.Sandboxes, a):
+		return Decision{Refused, "other sandboxes are closed"}
+	case asked:
+		return Decision{Allowed, "port 53 of " + a.String() + " is open (setting dnsResolvers)"}
+	case dns:
+		return Decision{Refused, "port 53 is open at the sandboxes' resolvers only (setting dnsResolvers)"}
+	}
+	for _, p := range g.Reachable {
+		if p.Contains(a) {
+			return Decision{Allowed, p.String() + " is open (setting reachable)"}
+		}
+	}
+	if r, ok := find(notPublic, a); ok {
+		return Decision{Refused, r.From}
+	}
+	return Decision{Allowed, "public addresses are open"}
+}
+
+func within(prefixes []netip.Prefix, a netip.Addr) bool {
+	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
+}

@@ -1,0 +1,107 @@
+package envd
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+// Routes about the ports of a sandbox, our addition to the protocol.
+const (
+	PathPorts = "/ports"
+	// PathConnect leads to a port on the sandbox's own loopback, which nobody outside can dial:
+	// after 101, the connection is one to that port. It takes the query parameter QueryPort.
+	PathConnect = "/internal/connect"
+	QueryPort   = "port"
+	// UpgradeTCP is the protocol that a connection of PathConnect changes to.
+	UpgradeTCP = "tcp"
+)
+
+// ListeningPort is a TCP port that a program in a sandbox listens on.
+type ListeningPort struct {
+	Port uint16 `json:"port"`
+	// Address that it is bound to; 0.0.0.0 and :: mean all.
+	Address string `json:"address"`
+	// PID is 0 where the program is not known.
+	PID     int    `json:"pid,omitempty"`
+	Process string `json:"process,omitempty"`
+}
+
+// Ports reads what listens in the sandbox, by port and address, without the agent itself.
+func (c *Client) Ports(ctx context.Context) ([]ListeningPort, error) {
+	var ports []ListeningPort
+	err := c.call(ctx, http.MethodGet, PathPorts, nil, &ports)
+	return ports, err
+}
+
+// ConnectLocal makes of a connection to an agent one to a port of its sandbox's loopback. The error
+// is a syscall.ECONNREFUSED if nothing listens there. The connection is closed if it fails.
+func ConnectLocal(ctx context.Context, agent net.Conn, token string, port uint16) (net.Conn, error) {
+	stop := context.AfterFunc(ctx, func() { _ = agent.SetDeadline(time.Unix(1, 0)) })
+	nc, err := connectLocal(ctx, agent, token, port)
+	if !stop() {
+		err = errors.Join(err, context.Cause(ctx))
+	}
+	if err != nil {
+		_ = agent.Close()
+		return nil, fmt.Errorf("connect to port %d through the agent: %w", port, err)
+	}
+	return nc, nil
+}
+
+func connectLocal(ctx context.Context, agent net.Conn, token string, port uint16) (net.Conn, error) {
+	url := "http://" + agent.RemoteAddr().String() + PathConnect + "?" + QueryPort + "=" + strconv.Itoa(int(port))
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Connection", "Upgrade")
+	req.Header.Set("Upgrade", UpgradeTCP)
+	if token != "" {
+		req.Header.Set(HeaderAccessToken, token)
+	}
+	if err := req.Write(agent); err != nil {
+		return nil, err
+	}
+	br := bufio.NewReaderSize(agent, 1<<10)
+	res, err := http.ReadResponse(br, req)
+	if err != nil {
+		return nil, err
+	}
+	switch res.StatusCode {
+	case http.StatusSwitchingProtocols:
+	case http.StatusBadGateway:
+		return nil, syscall.ECONNREFUSED
+	default:
+		defer func() { _ = res.Body.Close() }()
+		return nil, readError(res)
+	}
+	if br.Buffered() == 0 {
+		return agent, nil
+	}
+	return &ahead{Conn: agent, read: br}, nil
+}
+
+// ahead is a connection of which more than the head was read.
+type ahead struct {
+	net.Conn
+	read io.Reader
+}
+
+// Read gives what was read ahead first.
+func (a *ahead) Read(b []byte) (int, error) { return a.read.Read(b) }
+
+// CloseWrite ends one direction.
+func (a *ahead) CloseWrite() error {
+	if half, ok := a.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return a.Close()
+}

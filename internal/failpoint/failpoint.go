@@ -1,0 +1,66 @@
+// Package failpoint names the points of the program at which a test may end the process, as a
+// failure of power would, or hold it still, or have it fail. It knows nothing of what goes on there, and
+// decides nothing.
+//
+// Built without the tag failpoints, which is how users get it, none of it is there: [Reach] and
+// [Err] are empty, and the compiler drops the calls.
+//
+// Built with the tag, the environment variable [Variable] says which point is armed:
+//
+//	NAME[:N][=ACTION]   at the Nth time that the point is reached, from when it was armed; 1 if left out
+//	@FILE               a file that has such a line; none there: nothing is armed
+//
+// The actions are kill (SIGKILL to the own process; it is the default), error (Err returns one;
+// Reach goes on), and wait (until another or no point is armed). A file may be written, replaced and
+// removed while the process runs.
+package failpoint
+
+import "slices"
+
+// Variable is the environment variable that arms a point.
+const Variable = "BARCHAN_FAILPOINT"
+
+// names is the list of all points, in the order of what they interrupt. A test compares it with
+// the calls in the source, so that no point goes without one or has two.
+var names = []string{
+	// An object is written: by the REST API, or by a controller.
+	"create/written", "create/timed", "create/routed",
+	"claim/held", "claim/written", "claim/bound",
+	"pause/written", "connect/written", "delete/written",
+	"snapshot/written", "snapshot/deleted", "fork/captured", "fork/started",
+	"pool/made", "pool/unmade",
+	"claimobject/made", "claimobject/status", "claimobject/unmade",
+
+	"checkpointobject/suspended", "checkpointobject/intended", "checkpointobject/captured", "checkpointobject/finished",
+	"checkpointobject/dropped", "checkpointobject/released",
+	"warmup/seeded", "warmup/asked", "warmup/unseeded",
+
+	// The controller of sandboxes.
+	"sandbox/seen", "sandbox/driven", "sandbox/status", "sandbox/removed", "sandbox/released",
+
+	// A row of the node's journal has reached the disk, by its stage; or it is gone.
+	"row/making", "row/live", "row/pausing", "row/paused", "row/resuming", "row/storing", "row/stored", "row/waking",
+	"row/restarting", "row/capturing", "row/ended", "row/removing", "row/gone",
+
+	// A migration begins, and is done but not in the ledger.
+	"migrate/leases", "migrate/moved",
+
+	// A step of the node is done.
+	"node/address", "node/network", "node/snapshot", "node/mount", "node/bundle", "node/record", "node/start", "node/agent", "node/hold",
+	"node/checkpoint", "node/flush", "node/keep", "node/stop", "node/unmount", "node/detach", "node/stored",
+	"node/restore", "node/awake", "node/forgotten", "node/frozen", "node/thawed",
+	"node/bind_config", "node/bind_agent",
+	"node/verify", "node/warmup",
+	"node/sync", "node/decided", "node/discard", "node/released", "node/readdress", "node/tell",
+
+	// A step of a checkpoint is done, or its row has reached the disk.
+	"checkpoint/writing", "node/capture_row", "node/capture_ahead", "node/capture_held", "node/capture_copied", "node/capture_memory",
+	"node/capture_files", "checkpoint/ready", "node/capture_ready", "checkpoint/dropping", "checkpoint/removed", "checkpoint/gone",
+	"import/made", "import/writing", "import/base", "import/data", "import/ready", "import/told",
+
+	// A step of the node is undone.
+	"undo/start", "undo/record", "undo/mount", "undo/bundle", "undo/snapshot", "undo/network", "undo/address",
+}
+
+// Names lists all points, in the order of what they interrupt. The list is the caller's.
+func Names() []string { return slices.Clone(names) }

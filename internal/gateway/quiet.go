@@ -1,0 +1,92 @@
+package gateway
+
+import (
+	"io"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+var tooQuiet = &refusal{status: http.StatusGatewayTimeout, message: "The sandbox sent nothing for too long"}
+
+// quiet ends an exchange in which nothing has moved either way for a time. A nil one never does.
+type quiet struct {
+	limit time.Duration
+	clock func() time.Duration
+	cut   func()
+	last  atomic.Int64 // when something last moved, by clock
+	fired atomic.Bool
+
+	mu    sync.Mutex
+	over  bool        // +checklocks:mu
+	timer *time.Timer // +checklocks:mu
+}
+
+// watch begins to watch if that is wanted; cut ends the exchange.
+func (g *Gateway) watch(cut func()) *quiet {
+	if g.cfg.StreamIdle <= 0 {
+		return nil
+	}
+	q := &quiet{limit: g.cfg.StreamIdle, clock: g.clock, cut: cut}
+	q.touch()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.timer = time.AfterFunc(q.limit, q.look)
+	return q
+}
+
+// touch says that something has moved.
+func (q *quiet) touch() {
+	if q != nil {
+		q.last.Store(int64(q.clock()))
+	}
+}
+
+func (q *quiet) look() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.over {
+		return
+	}
+	if left := q.limit - (q.clock() - time.Duration(q.last.Load())); left > 0 {
+		q.timer.Reset(left)
+		return
+	}
+	q.fired.Store(true)
+	q.cut() // under the lock: after stop, nothing is cut any more
+}
+
+// stop ends the watch, and reports whether it has cut the exchange.
+func (q *quiet) stop() bool {
+	if q == nil {
+		return false
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.over = true
+	q.timer.Stop()
+	return q.fired.Load()
+}
+
+// reading has a reader tell the watch what moves.
+func (q *quiet) reading(r io.Reader) io.Reader {
+	if q == nil {
+		return r // as it is, so that what is copied may stay in the kernel
+	}
+	return watched{r, q}
+}
+
+type watched struct {
+	io.Reader
+	q *quiet
+}
+
+// Read implements io.Reader.
+func (w watched) Read(p []byte) (int, error) {
+	n, err := w.Reader.Read(p)
+	if n > 0 {
+		w.q.touch()
+	}
+	return n, err
+}

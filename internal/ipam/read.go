@@ -1,0 +1,147 @@
+package ipam
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Of returns the owner's lease.
+func (b *Books) Of(owner string) (Lease, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	addr, ok := b.owners[owner]
+	return b.leases[addr].Lease, ok
+}
+
+// At returns the lease of an address. A free one has none.
+func (b *Books) At(addr netip.Addr) (Lease, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	e, ok := b.leases[addr]
+	if !ok || e.hasRested(time.Now()) {
+		return Lease{}, false
+	}
+	return e.Lease, true
+}
+
+// CoolingUntil tells when a cooling address may be handed out again.
+func (b *Books) CoolingUntil(addr netip.Addr) (time.Time, bool) {
+	l, ok := b.At(addr)
+	return l.Until, ok && l.State == Cooling
+}
+
+func (e entry) hasRested(now time.Time) bool { return e.State == Cooling && !now.Before(e.Until) }
+
+// List returns the leases of all subnets by address, without the cooling ones that have rested.
+func (b *Books) List() []Lease {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := time.Now()
+	all := make([]Lease, 0, len(b.leases))
+	for _, e := range b.leases {
+		if !e.hasRested(now) {
+			all = append(all, e.Lease)
+		}
+	}
+	slices.SortFunc(all, func(x, y Lease) int { return x.Address.Compare(y.Address) })
+	return all
+}
+
+// Unread returns the rows that cannot be read and are kept. The caller must not change them.
+func (b *Books) Unread() []Row {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.unread)
+}
+
+func (b *Books) isUnread(addr netip.Addr) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	_, bad := b.unreadAt[addr]
+	return bad
+}
+
+// Counts are the addresses of a subnet by what they are doing.
+type Counts struct {
+	Subnet netip.Prefix
+	// Current says that addresses are handed out from this subnet. Total, Excluded and Free are
+	// zero for any other.
+	Current bool
+	// Total is all addresses but the network's own and the broadcast address; Excluded are those
+	// that are never handed out.
+	Total, Excluded, Free                int
+	Reserved, Held, Quarantined, Cooling int
+	// Unread are addresses that are not handed out because their row cannot be read. Addresses
+	// with a lease besides are not among them.
+	Unread int
+}
+
+// Counts returns the subnet that addresses are handed out from, and then the others that there
+// are leases of, in the order of their addresses.
+func (b *Books) Counts() []Counts {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := time.Now()
+	others := map[netip.Prefix]*Counts{}
+	for addr, e := range b.leases {
+		if b.cfg.Subnet.Contains(addr) || e.hasRested(now) {
+			continue
+		}
+		home := netip.MustParsePrefix(e.home) // it was read, or written, as one
+		c := others[home]
+		if c == nil {
+			c = &Counts{Subnet: home}
+			others[home] = c
+		}
+		c.add(e.State)
+	}
+	out := []Counts{b.countsLocked(now)}
+	for _, home := range slices.SortedFunc(maps.Keys(others), netip.Prefix.Compare) {
+		out = append(out, *others[home])
+	}
+	return out
+}
+
+func (c *Counts) add(s State) {
+	switch s {
+	case Reserved:
+		c.Reserved++
+	case Held:
+		c.Held++
+	case Quarantined:
+		c.Quarantined++
+	case Cooling:
+		c.Cooling++
+	}
+}
+
+// countsLocked counts the subnet that addresses are handed out from.
+//
+// +checklocks:b.mu
+func (b *Books) countsLocked(now time.Time) Counts {
+	c := Counts{
+		Subnet: b.cfg.Subnet, Current: true,
+		Total: int(b.space.size) - 2, Excluded: len(b.excluded) - 2, Free: b.space.free,
+		Reserved: b.count[Reserved], Held: b.count[Held], Quarantined: b.count[Quarantined], Cooling: b.count[Cooling],
+	}
+	for addr := range b.unreadAt {
+		if _, leased := b.leases[addr]; !leased && b.cfg.Subnet.Contains(addr) {
+			c.Unread++
+		}
+	}
+	for _, r := range b.cooling { // the next reservation will find these free
+		if now.Before(r.until) {
+			break
+		}
+		e, ok := b.leases[r.addr]
+		if _, excluded := b.excluded[r.addr]; ok && e.place == r && b.cfg.Subnet.Contains(r.addr) {
+			c.Cooling--
+			if !excluded {
+				c.Free++
+			}
+		}
+	}
+	return c
+}

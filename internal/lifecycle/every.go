@@ -1,0 +1,21 @@
+package lifecycle
+
+import (
+	"context"
+	"time"
+)
+
+// Every calls f at once and then in an interval, until ctx is done; it then returns nil. Calls
+// never overlap: an interval that passes during one is left out.
+func Every(ctx context.Context, interval time.Duration, f func()) error {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		f()
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}

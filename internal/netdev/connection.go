@@ -1,0 +1,68 @@
+package netdev
+
+import (
+	"fmt"
+
+	"github.com/google/nftables"
+	"github.com/mdlayher/netlink"
+)
+
+// socketBuffer bounds a transaction and the kernel's answers to it, in bytes. The usual bound is
+// too low for the greatest policies that are let in. It is no memory until it is needed.
+const socketBuffer = 16 << 20
+
+// roomy gives a connection buffers for great transactions.
+func roomy(conn *netlink.Conn) error {
+	if err := conn.SetWriteBuffer(socketBuffer); err != nil {
+		return err
+	}
+	return conn.SetReadBuffer(socketBuffer)
+}
+
+// connect gives a connection on which nothing has been said yet. It is the last one again where
+// that one's transaction went well: the kernel has whoever closes a connection wait until what was
+// deleted is freed, some 10 ms each time. What is begun on it ends with [ruleset.commit], or the
+// next call starts a new one.
+//
+// +checklocks:r.mu
+func (r *ruleset) connect() (*nftables.Conn, error) {
+	if r.conn != nil && r.settled {
+		r.settled = false
+		return r.conn, nil
+	}
+	r.disconnect()
+	conn, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(roomy))
+	if err != nil {
+		return nil, fmt.Errorf("open nftables: %w", err)
+	}
+	r.conn = conn
+	return conn, nil
+}
+
+// commit does in one transaction all that was begun on a connection.
+//
+// +checklocks:r.mu
+func (r *ruleset) commit(conn *nftables.Conn) error {
+	err := conn.Flush()
+	r.settled = err == nil && conn == r.conn
+	return err
+}
+
+// +checklocks:r.mu
+func (r *ruleset) disconnect() {
+	if r.conn != nil {
+		_ = r.conn.CloseLasting()
+	}
+	r.conn, r.settled = nil, false
+}
+
+// close gives back the connection; the rules stay.
+func (r *ruleset) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.disconnect()
+	if r.flows != nil {
+		r.flows.Close()
+		r.flows = nil
+	}
+}

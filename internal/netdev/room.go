@@ -1,0 +1,138 @@
+package netdev
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// room is a network namespace with a veth pair into the bridge, before it has a name. Nothing
+// but its open files keeps it: the kernel removes it, links and all, with the process.
+type room struct {
+	host   *netlink.Veth   // down, a port of the bridge, isolated
+	inside *netlink.Handle // works in the namespace
+	peer   netlink.Link    // the end inside, down
+	ns     *os.File        // the namespace
+}
+
+// makeRoom makes a room whose host link has the given name.
+func (n *Network) makeRoom(hostLink string) (*room, error) {
+	bridge := n.bridgeLink()
+	if bridge == nil {
+		return nil, errors.New("the network is not open")
+	}
+	inside, ns, err := n.newNamespace()
+	if err != nil {
+		return nil, err
+	}
+	r := &room{inside: inside, ns: ns}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.MasterIndex = hostLink, n.cfg.MTU, bridge.Attrs().Index
+	r.host = &netlink.Veth{
+		LinkAttrs: attrs, PeerName: peerName, PeerMTU: uint32(n.cfg.MTU), PeerNamespace: netlink.NsFd(int(ns.Fd())),
+	}
+	if err := n.host.LinkAdd(r.host); err != nil {
+		r.close()
+		err = fmt.Errorf("make link %s: %w", hostLink, err)
+		if !errors.Is(err, unix.EEXIST) { // made, but no port of the bridge
+			err = errors.Join(err, n.removeLink(hostLink))
+		}
+		return nil, err
+	}
+	if err := n.equip(r); err != nil {
+		r.close()
+		return nil, errors.Join(err, n.removeLink(hostLink))
+	}
+	return r, nil
+}
+
+// equip does what is the same for all rooms.
+func (n *Network) equip(r *room) error {
+	if err := n.host.LinkSetIsolated(r.host, true); err != nil {
+		return fmt.Errorf("isolate %s: %w", r.host.Name, err)
+	}
+	lo, err := r.inside.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find loopback: %w", err)
+	}
+	if err := r.inside.LinkSetUp(lo); err != nil {
+		return fmt.Errorf("bring up loopback: %w", err)
+	}
+	if r.peer, err = r.inside.LinkByName(peerName); err != nil {
+		return fmt.Errorf("find %s: %w", peerName, err)
+	}
+	return nil
+}
+
+// close lets go of a room. One that has a name, or that something runs in, stays.
+func (r *room) close() {
+	r.inside.Close()
+	_ = r.ns.Close()
+}
+
+// furnish makes a room an endpoint's: names, addresses, neighbours, rules. Its parts may exist
+// already (EEXIST) under the endpoint's names; the caller undoes what a failure leaves.
+func (n *Network) furnish(r *room, ep Endpoint) error {
+	if name := n.HostLink(ep.ID); r.host.Name != name {
+		if err := n.host.LinkSetName(r.host, name); err != nil {
+			return fmt.Errorf("rename link %s to %s: %w", r.host.Name, name, err)
+		}
+		r.host.Name = name
+	}
+	if err := bindNamespace(r.ns, n.NetnsPath(ep.ID)); err != nil {
+		return err
+	}
+	if n.cfg.Subnet6.IsValid() && !ep.Address6.IsValid() {
+		if err := inNamespace(r.ns, func() error { return prepareIPv6(peerName, false) }); err != nil {
+			return err
+		}
+	}
+	if err := n.address(r, ep); err != nil {
+		return err
+	}
+	return n.finishHostSide(r.host, ep)
+}
+
+// address gives the end inside its addresses and the way out.
+func (n *Network) address(r *room, ep Endpoint) error {
+	if err := r.inside.LinkSetHardwareAddr(r.peer, MACOf(ep.Address)); err != nil {
+		return fmt.Errorf("set hardware address: %w", err)
+	}
+	places := []netip.Prefix{netip.PrefixFrom(ep.Address, n.cfg.Subnet.Bits())}
+	gateways := []netip.Addr{n.cfg.Gateway}
+	if ep.Address6.IsValid() {
+		places = append(places, netip.PrefixFrom(ep.Address6, n.cfg.Subnet6.Bits()))
+		gateways = append(gateways, n.Gateway6())
+	}
+	// Up first: when a link comes up, the kernel drops an IPv6 address for whose routes it has no
+	// memory just then. For one that is added later it waits, or says so.
+	if err := r.inside.LinkSetUp(r.peer); err != nil {
+		return fmt.Errorf("bring up %s: %w", peerName, err)
+	}
+	for _, p := range places {
+		if err := r.inside.AddrAdd(r.peer, addressOf(prefixNet(p))); err != nil {
+			return fmt.Errorf("add address %s: %w", p, err)
+		}
+	}
+	for _, g := range gateways {
+		if err := r.inside.NeighSet(permanent(r.peer, g, n.cfg.Gateway)); err != nil {
+			return fmt.Errorf("set neighbour %s: %w", g, err)
+		}
+		if err := r.inside.RouteAdd(&netlink.Route{LinkIndex: r.peer.Attrs().Index, Gw: g.AsSlice()}); err != nil {
+			return fmt.Errorf("add default route by %s: %w", g, err)
+		}
+	}
+	return nil
+}
+
+// permanent is a neighbour entry that nothing learnt overrides: the address answers with the
+// hardware address that belongs to an IPv4 address.
+func permanent(link netlink.Link, addr, v4 netip.Addr) *netlink.Neigh {
+	return &netlink.Neigh{
+		LinkIndex: link.Attrs().Index, State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: MACOf(v4),
+	}
+}

@@ -1,0 +1,287 @@
+package netdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+const (
+	// firstPause and longestPause bound the time between tries to make a spare that failed.
+	firstPause   = time.Second
+	longestPause = time.Minute
+	// buryAfter is how long the kernel has to remove a link with its namespace. It removes many at
+	// once, while we would keep everybody waiting for each.
+	buryAfter = 2 * time.Second
+	// maxDoomed bounds the links that wait to be removed; further ones are removed in Detach.
+	maxDoomed = 1024
+)
+
+// spares are the rooms made ahead, and the links that are still to be removed. A spare room has
+// no name in the file system, so that it ends with the process that made it, however that ends.
+type spares struct {
+	want int
+	// wake has a token when there may be something to make.
+	wake chan struct{}
+	// doomed are the names of links to be removed.
+	doomed chan string
+	// buryAfter is buryAfter; tests change it before Run.
+	buryAfter time.Duration
+
+	mu      sync.Mutex
+	running bool    // +checklocks:mu
+	held    int     // +checklocks:mu
+	era     int     // +checklocks:mu
+	rooms   []*room // +checklocks:mu
+}
+
+func newSpares(want int) *spares {
+	return &spares{want: want, wake: make(chan struct{}, 1), doomed: make(chan string, maxDoomed), buryAfter: buryAfter}
+}
+
+// hold has refilling stand back until the function that it returns is called: an attachment that
+// somebody waits for is more urgent.
+func (s *spares) hold() (release func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held++
+	return func() {
+		s.mu.Lock()
+		s.held--
+		s.mu.Unlock()
+		s.wakeUp()
+	}
+}
+
+func (s *spares) wakeUp() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take hands out a spare room, or nil.
+func (s *spares) take() *room {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.rooms) == 0 {
+		return nil
+	}
+	r := s.rooms[0]
+	s.rooms = s.rooms[1:]
+	return r
+}
+
+// wanting reports whether one more should be made now, and in which era: drop begins a new one.
+func (s *spares) wanting() (era int, yes bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.era, s.held == 0 && len(s.rooms) < s.want
+}
+
+// put adds a room that was made for an era, if it is still that.
+func (s *spares) put(r *room, era int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.era != era {
+		return false
+	}
+	s.rooms = append(s.rooms, r)
+	return true
+}
+
+// drop lets go of all spares. The kernel removes them in its own time.
+func (s *spares) drop() {
+	s.mu.Lock()
+	rooms := s.rooms
+	s.rooms = nil
+	s.era++
+	s.mu.Unlock()
+	for _, r := range rooms {
+		r.close()
+	}
+	s.wakeUp()
+}
+
+// doom takes a link to be removed in the background, if somebody is there to do it.
+func (s *spares) doom(link string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.running {
+		return false
+	}
+	select {
+	case s.doomed <- link:
+		return true
+	default:
+		return false
+	}
+}
+
+func (s *spares) isRunning() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.running
+}
+
+func (s *spares) setRunning(on bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.running = on
+}
+
+// Run keeps [Config.Spares] namespaces ready for Attach and removes what Detach left to it, until
+// ctx ends. Failures are logged and tried again. Nothing needs Run to run: without it, Attach and
+// Detach take longer. Call it once, after Open.
+func (n *Network) Run(ctx context.Context) error {
+	n.spares.setRunning(true)
+	var wg sync.WaitGroup
+	wg.Go(func() { n.refill(ctx) })
+	wg.Go(func() { n.bury(ctx) })
+	wg.Wait()
+	n.spares.setRunning(false)
+	for { // what came in after bury ended
+		select {
+		case name := <-n.spares.doomed:
+			n.buryOne(context.WithoutCancel(ctx), name)
+		default:
+			n.spares.drop()
+			return nil
+		}
+	}
+}
+
+func (n *Network) refill(ctx context.Context) {
+	pause := firstPause
+	for {
+		made, err := n.addSpare()
+		if err == nil {
+			pause = firstPause
+			if made && ctx.Err() == nil {
+				continue
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-n.spares.wake:
+			}
+			continue
+		}
+		n.log.WarnContext(ctx, "no spare network made; trying again", "pause", pause, "error", err)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, longestPause)
+	}
+}
+
+// addSpare makes a spare room if one is wanted.
+func (n *Network) addSpare() (made bool, err error) {
+	era, wanted := n.spares.wanting()
+	if !wanted {
+		return false, nil
+	}
+	r, err := n.makeRoom(n.newLinkName(spareMark))
+	if err != nil {
+		return false, err
+	}
+	if !n.spares.put(r, era) { // the network was opened anew, or destroyed
+		r.close()
+		return true, n.removeLink(r.host.Name)
+	}
+	return true, nil
+}
+
+// bury removes links that Detach has shut already and that are still there after a while, because
+// something lives on in their namespaces.
+func (n *Network) bury(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case name := <-n.spares.doomed:
+			select {
+			case <-ctx.Done():
+			case <-time.After(n.spares.buryAfter):
+			}
+			for range len(n.spares.doomed) {
+				n.buryOne(ctx, <-n.spares.doomed)
+			}
+			n.buryOne(ctx, name)
+		}
+	}
+}
+
+func (n *Network) buryOne(ctx context.Context, name string) {
+	if err := n.removeLink(name); err != nil {
+		n.log.WarnContext(ctx, "link of a sandbox that is gone not removed; the next start tries again", "link", name, "error", err)
+	}
+}
+
+// dismiss takes a link from the bridge at once, down and nobody's, and leaves its removal, which
+// takes the kernel tens of milliseconds, to Run; without Run it waits for it. No link is success.
+func (n *Network) dismiss(name string) error {
+	if !n.spares.isRunning() {
+		return n.removeLink(name)
+	}
+	link, err := n.host.LinkByName(name)
+	if missing(err) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("find link %s: %w", name, err)
+	}
+	// Down first: a link that is up and no port of the bridge would be heard by the host itself.
+	err = n.host.LinkSetDown(link)
+	if err == nil {
+		err = n.host.LinkSetNoMaster(link)
+	}
+	doomed := n.newLinkName(doomedMark)
+	if err == nil {
+		err = n.host.LinkSetName(link, doomed)
+	}
+	switch {
+	case missing(err): // with its namespace
+		return nil
+	case err != nil:
+		return n.removeLink(name)
+	case n.spares.doom(doomed):
+		return nil
+	}
+	return n.removeLink(doomed)
+}
+
+// Spares names the host's links of namespaces that are made ahead. More of them than
+// [Config.Spares] means that some were left behind, which Open corrects.
+func (n *Network) Spares(_ context.Context) ([]string, error) {
+	return n.linksThat(n.isSpare)
+}
+
+func (n *Network) linksThat(match func(name string) bool) (names []string, err error) {
+	links, err := whole(n.host.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	for _, l := range links {
+		if name := l.Attrs().Name; match(name) {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+// sweep removes links that are nobody's.
+func (n *Network) sweep() error {
+	names, err := n.linksThat(func(name string) bool { return n.isSpare(name) || n.isDoomed(name) })
+	if err != nil {
+		return err
+	}
+	var failures []error
+	for _, name := range names {
+		failures = append(failures, n.removeLink(name))
+	}
+	return errors.Join(failures...)
+}

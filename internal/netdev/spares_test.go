@@ -1,0 +1,367 @@
+package netdev
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+// fill makes the spares that are wanted, without Run.
+func fill(t testing.TB, n *Network) {
+	t.Helper()
+	for {
+		made, err := n.addSpare()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !made {
+			return
+		}
+	}
+}
+
+// run runs the network for the test, or until the function that it returns is called.
+func run(t *testing.T, n *Network) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := n.Run(ctx); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	stop = func() { cancel(); wg.Wait() }
+	t.Cleanup(stop)
+	return stop
+}
+
+func spareNames(t *testing.T, n *Network) []string {
+	t.Helper()
+	names, err := n.Spares(t.Context())
+	must(t, err)
+	return names
+}
+
+// leftOver is every link of the instance but its bridge.
+func leftOver(t *testing.T, n *Network) []string {
+	t.Helper()
+	names, err := n.linksThat(func(name string) bool { return strings.HasPrefix(name, linkPrefix(n.cfg.NetnsPrefix)) })
+	must(t, err)
+	return names
+}
+
+func TestAttachTakesASpare(t *testing.T) {
+	n := testNetwork(t, func(c *Config) { c.Spares = 2 })
+	fill(t, n)
+	before := spareNames(t, n)
+	if len(before) != 2 {
+		t.Fatalf("spares %v, want 2", before)
+	}
+	links, err := n.Links(t.Context())
+	must(t, err)
+	ids, err := n.List(t.Context())
+	must(t, err)
+	if len(links) != 0 || len(ids) != 0 {
+		t.Errorf("spares are shown as links %v or IDs %v", links, ids)
+	}
+	ep := endpoint(n, 1)
+	at, err := n.Attach(t.Context(), ep)
+	must(t, err)
+	after := spareNames(t, n)
+	if len(after) != 1 || !slices.Contains(before, after[0]) {
+		t.Errorf("spares %v before, %v after", before, after)
+	}
+	must(t, inside(t, at.NetnsPath, func() error { return listen(t, "0.0.0.0:8080") }))
+	if err := dial(t, ep.Address.String()+":8080", soon); err != nil {
+		t.Errorf("what took a spare is not reached: %v", err)
+	}
+	must(t, n.Detach(t.Context(), ep))
+	if got := leftOver(t, n); len(got) != 1 {
+		t.Errorf("links %v, want the spare alone", got)
+	}
+}
+
+// A port that is not yet anybody's hears and says nothing.
+func TestSparesAreShut(t *testing.T) {
+	n := testNetwork(t, func(c *Config) { c.Spares = 1 })
+	fill(t, n)
+	link, err := n.host.LinkByName(spareNames(t, n)[0])
+	must(t, err)
+	if link.Attrs().RawFlags&unix.IFF_UP != 0 {
+		t.Error("it is up")
+	}
+	prot, err := n.host.LinkGetProtinfo(link)
+	must(t, err)
+	if !prot.Isolated {
+		t.Error("its port is not isolated")
+	}
+	if keys, err := portKeysOf(n, link.Attrs().Name); err != nil || len(keys) != 0 {
+		t.Errorf("it is in the rules: %v, %v", keys, err)
+	}
+}
+
+func portKeysOf(n *Network, link string) (all [][]byte, err error) {
+	n.rules.mu.Lock()
+	defer n.rules.mu.Unlock()
+	keys, err := n.rules.keysOf(link)
+	for _, family := range keys {
+		for _, k := range family {
+			all = append(all, k.Key)
+		}
+	}
+	return all, err
+}
+
+// Somebody removed a spare's link, or put another into the way of its new name.
+func TestAttachDespiteBrokenSpares(t *testing.T) {
+	n := testNetwork(t, func(c *Config) { c.Spares = 1 })
+	for name, breakIt := range map[string]func(ep Endpoint) error{
+		"spare gone": func(Endpoint) error { return n.removeLink(spareNames(t, n)[0]) },
+		"name taken": func(ep Endpoint) error {
+			r, err := n.makeRoom(n.HostLink(ep.ID))
+			if err == nil {
+				t.Cleanup(r.close)
+			}
+			return err
+		},
+		"half made": func(ep Endpoint) error { // as by one who died
+			r, err := n.makeRoom(n.HostLink(ep.ID))
+			if err == nil {
+				err = bindNamespace(r.ns, n.NetnsPath(ep.ID))
+				r.close()
+			}
+			return err
+		},
+		"file without a namespace": func(ep Endpoint) error { return placeholder(n.NetnsPath(ep.ID)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			fill(t, n)
+			ep := endpoint(n, 1)
+			must(t, breakIt(ep))
+			at, err := n.Attach(t.Context(), ep)
+			must(t, err)
+			must(t, inside(t, at.NetnsPath, func() error { return listen(t, "0.0.0.0:8080") }))
+			if err := dial(t, ep.Address.String()+":8080", soon); err != nil {
+				t.Error(err)
+			}
+			must(t, n.Detach(t.Context(), ep))
+		})
+	}
+}
+
+func TestRunRefills(t *testing.T) {
+	n := testNetwork(t, func(c *Config) { c.Spares = 3 })
+	stop := run(t, n)
+	full := func() bool { return len(spareNames(t, n)) == 3 }
+	eventually.True(t, "3 spares", full)
+	for i := range 3 {
+		_, err := n.Attach(t.Context(), endpoint(n, i+1))
+		must(t, err)
+	}
+	eventually.True(t, "3 spares again", full)
+	stop()
+	eventually.True(t, "none after the end", func() bool { return len(spareNames(t, n)) == 0 })
+	if ids, err := n.List(t.Context()); err != nil || len(ids) != 3 {
+		t.Errorf("List = %v, %v after the end of Run, want 3", ids, err)
+	}
+}
+
+// While an attachment is made, nobody makes spares; afterwards they come.
+func TestRefillStandsBack(t *testing.T) {
+	n := testNetwork(t, func(c *Config) { c.Spares = 1 })
+	release := n.spares.hold()
+	if made, err := n.addSpare(); err != nil || made {
+		t.Errorf("made %v, %v while somebody waits", made, err)
+	}
+	run(t, n)
+	release()
+	eventually.True(t, "a spare", func() bool { return len(spareNames(t, n)) == 1 })
+}
+
+// Where spares cannot be made, Run goes on trying, and Attach says what is wrong.
+func TestRunOutlivesFailures(t *testing.T) {
+	n := testNetwork(t, func(c *Config) { c.Spares = 1 })
+	must(t, n.Destroy(t.Context())) // no bridge: every spare fails
+	stop := run(t, n)
+	if _, err := n.Attach(t.Context(), endpoint(n, 1)); err == nil {
+		t.Error("attached without a bridge")
+	}
+	if got := leftOver(t, n); len(got) != 0 {
+		t.Errorf("links %v left by failures", got)
+	}
+	must(t, n.Open(t.Context()))
+	eventually.True(t, "a spare", func() bool { return len(spareNames(t, n)) == 1 })
+	stop()
+}
+
+// A link whose namespace something holds open is out of the bridge at once and goes in the end.
+func TestDetachDoesNotWait(t *testing.T) {
+	n := testNetwork(t)
+	n.spares.buryAfter = time.Hour // it is looked at before it goes
+	stop := run(t, n)
+	eventually.True(t, "Run to run", n.spares.isRunning)
+	ep := endpoint(n, 1)
+	at, err := n.Attach(t.Context(), ep)
+	must(t, err)
+	must(t, inside(t, at.NetnsPath, func() error { return listen(t, "0.0.0.0:8080") })) // holds it
+	must(t, n.Detach(t.Context(), ep))
+	if links, err := n.Links(t.Context()); err != nil || len(links) != 0 {
+		t.Errorf("ports %v, %v after Detach", links, err)
+	}
+	if got := leftOver(t, n); len(got) != 1 || !n.isDoomed(got[0]) {
+		t.Errorf("links %v, want one that is to go", got)
+	}
+	if err := dial(t, ep.Address.String()+":8080", never); err == nil {
+		t.Error("what was detached is reached")
+	}
+	if _, err := n.Attach(t.Context(), ep); err != nil {
+		t.Errorf("attach again beside it: %v", err)
+	}
+	stop()
+	if got := leftOver(t, n); len(got) != 1 || got[0] != n.HostLink(ep.ID) {
+		t.Errorf("links %v, want the new one alone", got)
+	}
+}
+
+// A process that is killed leaves no spares behind: the kernel removes them, or the next Open.
+func TestKilledProcessLeavesNoSpares(t *testing.T) {
+	if bridge := os.Getenv("BARCHAN_TEST_SPARES_BRIDGE"); bridge != "" {
+		makeSparesAndHang(t, bridge)
+		return
+	}
+	n := testNetwork(t, func(c *Config) { c.Spares = 3 })
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$")
+	cmd.Env = append(os.Environ(),
+		"BARCHAN_TEST_SPARES_BRIDGE="+n.cfg.Bridge, "BARCHAN_TEST_SPARES_SUBNET="+n.cfg.Subnet.String())
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	_, err = out.Read(make([]byte, 1)) // it has made them
+	must(t, err)
+	if got := spareNames(t, n); len(got) != 3 {
+		t.Errorf("spares %v of the other process, want 3", got)
+	}
+	must(t, cmd.Process.Kill())
+	_ = cmd.Wait()
+	must(t, n.Open(t.Context()))
+	if got := leftOver(t, n); len(got) != 1 {
+		t.Errorf("links %v, want the attached one alone", got)
+	}
+	if ids, err := n.List(t.Context()); err != nil || len(ids) != 1 {
+		t.Errorf("List = %v, %v, want the attached one alone", ids, err)
+	}
+}
+
+// Open removes links that are nobody's although something keeps their namespaces, and nothing else;
+// whoever counted on such a spare does without.
+func TestOpenSweeps(t *testing.T) {
+	n := testNetwork(t, func(c *Config) { c.Spares = 2 })
+	_, err := n.Attach(t.Context(), endpoint(n, 1))
+	must(t, err)
+	other, err := New(n.cfg)
+	must(t, err)
+	defer other.Close()
+	must(t, other.Open(t.Context()))
+	fill(t, other)
+	doomed, err := other.makeRoom(other.newLinkName(doomedMark))
+	must(t, err)
+	defer doomed.close()
+	if got := leftOver(t, n); len(got) != 4 {
+		t.Fatalf("links %v, want an attached one, two spares and one to go", got)
+	}
+	must(t, n.Open(t.Context()))
+	if got := leftOver(t, n); len(got) != 1 || got[0] != n.HostLink("i1") {
+		t.Errorf("links %v, want the attached one alone", got)
+	}
+	if _, err := other.Attach(t.Context(), endpoint(n, 2)); err != nil {
+		t.Errorf("attach by one whose spares are gone: %v", err)
+	}
+}
+
+// makeSparesAndHang is the process that is killed.
+func makeSparesAndHang(t *testing.T, bridge string) {
+	tag := strings.TrimPrefix(bridge, "br")
+	n, err := New(Config{
+		Bridge: bridge, Table: "barchan-" + tag, NetnsPrefix: "bc" + tag + "-", Spares: 3,
+		Subnet: netip.MustParsePrefix(os.Getenv("BARCHAN_TEST_SPARES_SUBNET")), Log: slog.New(slog.DiscardHandler),
+	})
+	must(t, err)
+	must(t, n.Open(t.Context()))
+	fill(t, n)
+	_, err = n.Attach(t.Context(), endpoint(n, 1))
+	must(t, err)
+	fill(t, n)
+	_, err = os.Stdout.WriteString("ready")
+	must(t, err)
+	<-t.Context().Done()
+}
+
+func TestManyAtOnce(t *testing.T) {
+	n := testNetwork(t, withSubnet6, func(c *Config) { c.Spares = 16 })
+	stop := run(t, n)
+	const many = 64
+	var rooms sync.Map // the namespaces' numbers
+	allAtOnce(many, func(i int) {
+		ep := endpoint6(n, i+1)
+		_, err := n.Attach(t.Context(), ep)
+		var st unix.Stat_t
+		if err = errors.Join(err, unix.Stat(n.NetnsPath(ep.ID), &st)); err != nil {
+			t.Error(err)
+		}
+		if other, taken := rooms.LoadOrStore(st.Ino, ep.ID); taken {
+			t.Errorf("%s and %s are in one namespace", ep.ID, other)
+		}
+	})
+	if links, err := n.Links(t.Context()); err != nil || len(links) != many {
+		t.Errorf("%d links, %v, want %d", len(links), err, many)
+	}
+	allAtOnce(2*many, func(i int) { // half go while as many come and go
+		ep := endpoint6(n, i+1)
+		var err error
+		if i >= many {
+			_, err = n.Attach(t.Context(), ep)
+		}
+		if err = errors.Join(err, n.Detach(t.Context(), ep)); err != nil {
+			t.Error(err)
+		}
+	})
+	stop()
+	nothingLeft(t, n)
+}
+
+func allAtOnce(many int, do func(i int)) {
+	var wg sync.WaitGroup
+	for i := range many {
+		wg.Go(func() { do(i) })
+	}
+	wg.Wait()
+}
+
+func nothingLeft(t *testing.T, n *Network) {
+	t.Helper()
+	if ids, err := n.List(t.Context()); err != nil || len(ids) != 0 {
+		t.Errorf("IDs %v, %v", ids, err)
+	}
+	if links, err := n.Links(t.Context()); err != nil || len(links) != 0 {
+		t.Errorf("links %v, %v", links, err)
+	}
+	if all, err := n.Neighbours(t.Context()); err != nil || len(all) != 0 {
+		t.Errorf("neighbours %v, %v", all, err)
+	}
+	if keys, err := portKeysOf(n, ""); err != nil || len(keys) != 0 {
+		t.Errorf("%d elements of rules, %v", len(keys), err)
+	}
+	eventually.True(t, "the kernel to tidy up", func() bool { return len(leftOver(t, n)) == 0 })
+}

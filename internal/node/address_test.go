@@ -1,0 +1,335 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"k8s.io/apimachinery/pkg/types"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/ctrd"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/ipam"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+// narrow leaves five addresses for sandboxes.
+func (m *machine) narrow() { m.cfg.Network.Subnet = netip.PrefixFrom(m.cfg.Network.Subnet.Addr(), 29) }
+
+// drain has others take all addresses that are free, and tells which.
+func drain(t testing.TB, n *Node) map[netip.Addr]string {
+	t.Helper()
+	got := map[netip.Addr]string{}
+	for {
+		owner := "drain-" + uuid.NewString()
+		addr, err := n.books.Reserve(owner)
+		if errors.Is(err, errs.ErrExhausted) {
+			return got
+		}
+		must(t, err)
+		got[addr] = owner
+	}
+}
+
+func giveBack(t testing.TB, n *Node, drained map[netip.Addr]string) {
+	t.Helper()
+	for addr, owner := range drained {
+		must(t, n.books.Release(owner, addr))
+	}
+}
+
+// looks compares books and machine as often as it takes to release what has no owner.
+func looks(t testing.TB, n *Node) (all []ipam.Repair) {
+	t.Helper()
+	r, err := ipam.NewReconciler(ipam.ReconcilerConfig{Books: n.books, Live: n.live, Log: n.log, Every: time.Nanosecond})
+	must(t, err)
+	for range 4 {
+		repairs, err := r.Look(t.Context())
+		must(t, err)
+		all = append(all, repairs...)
+	}
+	return all
+}
+
+// lease is what the books have of a sandbox.
+func leaseOf(n *Node, uid types.UID) string {
+	l, ok := n.books.Of(string(uid))
+	if !ok {
+		return "none"
+	}
+	return fmt.Sprintf("%s %s", l.Address, l.State)
+}
+
+// A full range of addresses is an error that says so, and changes nothing.
+func TestFullSubnet(t *testing.T) {
+	m := newMachine(t)
+	m.narrow()
+	n, _ := m.node()
+	drained := drain(t, n)
+	before := n.Leases()
+	_, err := n.Ensure(t.Context(), object())
+	if !errors.Is(err, errs.ErrExhausted) || !strings.Contains(err.Error(), "no free address") {
+		t.Errorf("error %v", err)
+	}
+	if after := n.Leases(); fmt.Sprint(after) != fmt.Sprint(before) || len(before) != 5 {
+		t.Errorf("leases %+v, before %+v", after, before)
+	}
+	giveBack(t, n, drained)
+	clean(t, n)
+}
+
+// Addresses that containers have although the books call them free are put aside, 32 of them.
+func TestConflictsInARow(t *testing.T) {
+	m := newMachine(t)
+	n, _ := m.node()
+	uid := types.UID(uuid.NewString()) // somebody's who has all of them
+	first := n.network.Gateway().Next()
+	for i, addr := 0, first; i < maxConflicts+3; i, addr = i+1, addr.Next() {
+		must(t, n.cfg.Containerd.CreateRecord(t.Context(), ctrd.Record{
+			ID: fmt.Sprintf("stranger-%d", i), Image: testImage, Runtime: "none",
+			Labels: map[string]string{labelSandbox: string(uid), labelAddress: addr.String()},
+		}))
+	}
+	s := object()
+	_, err := n.Ensure(t.Context(), s)
+	if !errors.Is(err, errs.ErrExhausted) || !strings.Contains(err.Error(), "32 addresses in a row") {
+		t.Errorf("error %v", err)
+	}
+	leases := n.Leases()
+	for _, l := range leases {
+		if l.State != ipam.Quarantined || !strings.Contains(l.Reason, "stranger-") {
+			t.Errorf("lease %+v", l)
+		}
+	}
+	if len(leases) != maxConflicts {
+		t.Errorf("%d addresses are quarantined", len(leases))
+	}
+	// The next try goes on behind them, and past the three that are left.
+	seen := ensure(t, n, s)
+	if want := maxConflicts + 3; seen.Address != first.Next() && len(n.Leases()) != want+1 {
+		t.Errorf("got %s; leases %+v", seen.Address, n.Leases())
+	}
+	must(t, n.FreeAddress(first))
+	if err := n.FreeAddress(seen.Address); !errors.Is(err, errs.ErrConflict) {
+		t.Errorf("a held address was freed: %v", err)
+	}
+	for i := range maxConflicts + 3 {
+		must(t, n.cfg.Containerd.RemoveRecord(t.Context(), fmt.Sprintf("stranger-%d", i)))
+	}
+}
+
+// obstacle is in the way of one step of a removal.
+type obstacle struct {
+	step    string
+	hangs   bool
+	once    sync.Once
+	reached chan struct{}
+	goOn    chan struct{}
+}
+
+func (o *obstacle) into(c *Config) {
+	c.BeforeUndo = func(step string) error {
+		if step != o.step {
+			return nil
+		}
+		o.once.Do(func() { close(o.reached) })
+		if o.hangs {
+			<-o.goOn
+			return nil
+		}
+		select {
+		case <-o.goOn:
+			return nil
+		default:
+			return errBroken
+		}
+	}
+}
+
+// While a removal fails, or stands still, nobody gets the address; it succeeds by itself later.
+func TestAddressStaysWhileARemovalFailsOrHangs(t *testing.T) {
+	m := newMachine(t)
+	m.narrow()
+	for _, hangs := range []bool{false, true} {
+		for _, step := range backwards() {
+			t.Run(fmt.Sprintf("%s hangs %v", step, hangs), func(t *testing.T) {
+				o := &obstacle{step: step, hangs: hangs, reached: make(chan struct{}), goOn: make(chan struct{})}
+				n, stop := m.node(o.into)
+				defer stop()
+				s := object(class("runc"))
+				addr := ensure(t, n, s).Address
+				removed := make(chan error, 1)
+				go func() { removed <- n.Remove(t.Context(), refOf(s)) }()
+				<-o.reached
+				if !hangs {
+					if err := <-removed; !errors.Is(err, errBroken) {
+						t.Errorf("error %v", err)
+					}
+				}
+				drained := keptFrom(t, n, s, addr)
+				close(o.goOn)
+				eventually.True(t, "it is removed in the end", func() bool { return n.lookup(s.UID) == nil })
+				if got := leaseOf(n, s.UID); got != "none" {
+					t.Errorf("lease: %s", got)
+				}
+				giveBack(t, n, drained)
+				eventually.True(t, "all addresses have rested", func() bool { return len(n.Leases()) == 0 })
+				clean(t, n)
+			})
+		}
+	}
+}
+
+// keptFrom has others take all addresses there are, and fails if one gets that of a sandbox, or
+// the reconciler takes it away.
+func keptFrom(t *testing.T, n *Node, s *agents.Sandbox, addr netip.Addr) (drained map[netip.Addr]string) {
+	t.Helper()
+	drained = drain(t, n)
+	if drained[addr] != "" || len(drained) == 0 {
+		t.Errorf("%v were given, and it has %s", drained, addr)
+	}
+	for _, r := range looks(t, n) {
+		if r.Address == addr {
+			t.Errorf("the reconciler changed it: %+v", r)
+		}
+	}
+	if got := leaseOf(n, s.UID); got != addr.String()+" held" {
+		t.Errorf("lease: %s", got)
+	}
+	return drained
+}
+
+// Books that say other than what lives are put right before anybody gets an address.
+func TestBooksAndMachineDiverge(t *testing.T) {
+	m := newMachine(t)
+	n, stop := m.node()
+	lost, rowless := object(class("runc")), object(class("runc"))
+	a, b := ensure(t, n, lost).Address, ensure(t, n, rowless).Address
+	must(t, n.books.Release(string(lost.UID), a))
+	must(t, n.books.Release(string(rowless.UID), b))
+	must(t, n.journal.remove(refOf(rowless)))
+	ghost, err := n.books.Reserve("ghost")
+	must(t, err)
+	must(t, n.books.Hold("ghost", ghost))
+	_, err = n.books.Reserve("half")
+	must(t, err)
+	stop()
+
+	var repaired []ipam.Repair
+	var adoptedBefore bool
+	var n2 *Node
+	n2, _ = m.node(func(c *Config) {
+		c.CoolDown = time.Millisecond
+		c.OnRepair = func(_ context.Context, r ipam.Repair) {
+			repaired = append(repaired, r)
+			select {
+			case <-n2Adopted(&n2):
+				adoptedBefore = true
+			default:
+			}
+		}
+		c.Exists = func(context.Context, sandbox.Ref) (bool, error) { return true, nil }
+	})
+	if got, want := leaseOf(n2, lost.UID), a.String()+" held"; got != want {
+		t.Errorf("lease %s, want %s", got, want)
+	}
+	if got, want := leaseOf(n2, rowless.UID), b.String()+" held"; got != want {
+		t.Errorf("lease %s, want %s", got, want)
+	}
+	if len(repaired) == 0 || adoptedBefore {
+		t.Errorf("repairs %+v; after adoption: %v", repaired, adoptedBefore)
+	}
+	if lease, ok := n2.books.Of("ghost"); !ok || lease.Address != ghost {
+		t.Errorf("the first look took a lease: %+v, %v", lease, ok)
+	}
+	looks(t, n2)
+	for _, owner := range []string{"ghost", "half"} {
+		if lease, ok := n2.books.Of(owner); ok {
+			t.Errorf("lease without an owner is left: %+v", lease)
+		}
+	}
+	drained := drain(t, n2)
+	if drained[a] != "" || drained[b] != "" {
+		t.Errorf("%s or %s was given although it is in use", a, b)
+	}
+	giveBack(t, n2, drained)
+	must(t, n2.Remove(t.Context(), refOf(rowless)))
+}
+
+// n2Adopted is closed once the node has adopted; never while it is being made.
+func n2Adopted(n **Node) <-chan struct{} {
+	if *n == nil {
+		return nil
+	}
+	return (*n).Adopted()
+}
+
+// Creates and deletes at the same time never give one address to two.
+func TestNoAddressTwice(t *testing.T) {
+	m := newMachine(t)
+	n, _ := m.node(func(c *Config) { c.CoolDown = time.Minute })
+	var mu sync.Mutex
+	holders := map[netip.Addr]types.UID{}
+	var busy sync.WaitGroup
+	reconciler, err := ipam.NewReconciler(ipam.ReconcilerConfig{Books: n.books, Live: n.live, Log: n.log})
+	must(t, err)
+	ended := make(chan struct{})
+	var looking sync.WaitGroup
+	looking.Go(func() {
+		for {
+			repairs, err := reconciler.Look(t.Context())
+			if err != nil || len(repairs) > 0 {
+				t.Errorf("repaired %+v, %v", repairs, err)
+			}
+			select {
+			case <-ended:
+				return
+			default:
+			}
+		}
+	})
+	for range 64 {
+		busy.Go(func() {
+			for range 3 {
+				s := object()
+				ref := refOf(s)
+				w := &work{n: n, row: &row{Plan: plan{Ref: ref, ID: sandbox.IDOf(ref.UID), Class: "runc"}}}
+				u := n.unitOf(ref)
+				must(t, n.note(u, w.row, making))
+				for _, name := range []string{"address", "network", "record", "hold"} {
+					if err := w.doOne(t.Context(), w.steps()[name]); err != nil {
+						t.Errorf("%s: %v", name, err)
+						return
+					}
+				}
+				must(t, n.note(u, w.row, live))
+				mu.Lock()
+				if other, taken := holders[w.row.Address]; taken {
+					t.Errorf("%s is %s's and %s's", w.row.Address, other, ref.UID)
+				}
+				holders[w.row.Address] = ref.UID
+				mu.Unlock()
+				runtime.Gosched()
+				mu.Lock()
+				delete(holders, w.row.Address)
+				mu.Unlock()
+				if err := n.Remove(t.Context(), ref); err != nil {
+					t.Errorf("remove: %v", err)
+				}
+			}
+		})
+	}
+	busy.Wait()
+	close(ended)
+	looking.Wait()
+	clean(t, n)
+}

@@ -1,0 +1,172 @@
+package node
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/oci"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+// upgraded has a node find another build of gVisor installed: the same with a byte more at the end.
+func upgraded(t *testing.T, m *machine) func(*Config) {
+	t.Helper()
+	other := filepath.Join(filepath.Dir(m.cfg.DataDir), "other-runsc")
+	b, err := os.ReadFile(m.cfg.Runtimes[0].Binary)
+	must(t, err)
+	must(t, os.WriteFile(other, append(b, 'x'), 0o755))
+	return func(c *Config) {
+		c.Runtimes = slices.Clone(c.Runtimes)
+		c.Runtimes[0].Binary = other
+	}
+}
+
+func keptBuilds(t *testing.T, n *Node) []string {
+	t.Helper()
+	names, err := entries(n.builds.dir)
+	must(t, err)
+	return slices.DeleteFunc(names, func(name string) bool { return name == installedName })
+}
+
+// What an older build of the runtime runs or has written is driven and restored by that build, for
+// as long as there is such a thing.
+func TestOlderBuilds(t *testing.T) {
+	m := newMachine(t)
+	n, stop := m.node(atOnce)
+	older := n.builds.current
+	stored, frozen, lives := object(), object(), object()
+	programs := map[*agents.Sandbox]*program{}
+	for _, s := range []*agents.Sandbox{stored, frozen, lives} {
+		ensure(t, n, s)
+		programs[s] = startProgram(t, n, s)
+	}
+	suspend(t, n, stored)
+	awaitStored(t, n, stored)
+	n.cfg.StoreAfter = time.Hour
+	suspend(t, n, frozen)
+	stop()
+
+	n, stop = m.node(atOnce, upgraded(t, m))
+	newer := n.builds.current
+	buildOf := func(s *agents.Sandbox, want string) {
+		t.Helper()
+		if got := n.lookup(s.UID).current().Build; got != want {
+			t.Errorf("%s is of build %.12s, want %.12s", s.Name, got, want)
+		}
+	}
+	if got := keptBuilds(t, n); newer == older || len(got) != 2 || !slices.Contains(got, older) || !slices.Contains(got, newer) {
+		t.Fatalf("kept %v; older %s, newer %s", got, older, newer)
+	}
+	awaitStored(t, n, frozen) // by the build that runs it
+	for s, p := range programs {
+		if s == lives {
+			suspend(t, n, s)
+			awaitStored(t, n, s)
+		}
+		if got := n.lookup(s.UID).current().Memory.Build.SHA256; got != older {
+			t.Errorf("its memory is of build %.12s", got)
+		}
+		resume(t, n, s)
+		p.goesOn(n)
+		buildOf(s, older)
+	}
+	young := object()
+	ensure(t, n, young)
+	buildOf(young, newer)
+
+	// Started anew, a sandbox is of the newer build; the older one stays for the others.
+	suspendAs(t, n, frozen, agents.SuspendFiles)
+	resume(t, n, frozen)
+	buildOf(frozen, newer)
+	must(t, n.Remove(t.Context(), refOf(lives)))
+	suspend(t, n, stored)
+	awaitStored(t, n, stored)
+	n.sweepBuilds(t.Context())
+	if got := keptBuilds(t, n); len(got) != 2 {
+		t.Errorf("kept %v although something needs both", got)
+	}
+	refusesWithout(t, n, stored, older)
+	resumeFiles(t, n, stored)
+	buildOf(stored, newer)
+	if out, code := run(t, n, stored, "cat /www/x"); code != 0 || out != "hi\n" {
+		t.Errorf("its file: %d %q", code, out)
+	}
+
+	// What nothing names goes at the next start, and the copy in use stays.
+	must(t, os.MkdirAll(filepath.Join(n.builds.dir, older), 0o755))
+	stop()
+	n, stop = m.node(atOnce, upgraded(t, m))
+	defer stop()
+	eventually.True(t, "the older build is removed", func() bool { return slices.Equal(keptBuilds(t, n), []string{newer}) })
+}
+
+// refusesWithout fails unless a sandbox on disk stays there for want of a build, and its files are offered.
+func refusesWithout(t *testing.T, n *Node, s *agents.Sandbox, build string) {
+	t.Helper()
+	was := *n.lookup(s.UID).current()
+	must(t, os.RemoveAll(filepath.Join(n.builds.dir, build)))
+	_, err := n.Resume(t.Context(), refOf(s), false)
+	if errs.Kind(err) != errs.ErrConflict { //nolint:errorlint // this kind, and no other before it
+		t.Errorf("resume: %v", err)
+	}
+	for _, text := range []string{build[:12], "not on this machine", "spec.barchan.resume: Files", "memory=false"} {
+		if !strings.Contains(errs.Text(err), text) {
+			t.Errorf("error %v does not say %q", err, text)
+		}
+	}
+	atRest(t, n, s, &was)
+}
+
+// A program that is overwritten in place changes no sandbox that runs, and a copy that is cut short is
+// made again.
+func TestCopiesOfTheRuntime(t *testing.T) {
+	needRoot(t)
+	dir := t.TempDir()
+	program := filepath.Join(dir, "runsc")
+	b := &builds{dir: filepath.Join(dir, "runtimes"), older: map[string]*oci.Runtime{}, base: oci.Config{Class: oci.GVisor, Root: "/none"}}
+	must(t, os.WriteFile(program, []byte("#!/bin/sh\necho one"), 0o755))
+	one, err := b.keep(program)
+	must(t, err)
+	again, err := b.keep(program)
+	must(t, err)
+	if again != one {
+		t.Errorf("kept as %s, then as %s", one, again)
+	}
+	must(t, os.WriteFile(program, []byte("#!/bin/sh\necho two!"), 0o755))
+	two, err := b.keep(program)
+	must(t, err)
+	text, err := os.ReadFile(b.path(one))
+	must(t, err)
+	if two == one || string(text) != "#!/bin/sh\necho one" {
+		t.Errorf("the copy of %s has %q; then %s", one, text, two)
+	}
+	must(t, os.Truncate(b.path(two), 3))
+	if _, err := b.keep(program); err != nil {
+		t.Error(err)
+	}
+	if text, err = os.ReadFile(b.path(two)); err != nil || string(text) != "#!/bin/sh\necho two!" {
+		t.Errorf("the copy has %q, %v", text, err)
+	}
+	if _, err := b.runtime("none"); !errors.Is(err, errs.ErrConflict) {
+		t.Errorf("a build that is not kept: %v", err)
+	}
+}
+
+func TestMemoryOfABetterProcessor(t *testing.T) {
+	here := oci.Build{SHA256: "a", CPUFeatures: []string{"sse"}}
+	there := here
+	there.CPUFeatures = []string{"sse", "avx512f"}
+	err := orFiles(here.Restores(there))
+	for _, text := range []string{"avx512f", "spec.barchan.resume: Files"} {
+		if !errors.Is(err, errs.ErrConflict) || !strings.Contains(errs.Text(err), text) {
+			t.Errorf("error %v does not say %q", err, text)
+		}
+	}
+}

@@ -1,0 +1,385 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/ctrd"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/oci"
+)
+
+// capture is one checkpoint in the making.
+type capture struct {
+	*work // of the source
+	u     *unit
+	k     *kept
+	c     *checkpoint
+	// filesOnly is what is kept, whatever the source has.
+	filesOnly bool
+
+	files   *ctrd.SnapshotCopy
+	volumes []*ctrd.TreeCopy
+	durable errgroup.Group // makes the files durable while the source goes on
+}
+
+// volumePath is where a volume's data are below a directory for them; empty for one in memory.
+func volumePath(v volume) string {
+	switch {
+	case v.Claim != "":
+		return filepath.Join("claims", v.Claim)
+	case v.Scratch != "":
+		return filepath.Join("scratch", v.Scratch)
+	default:
+		return ""
+	}
+}
+
+// volumeSource is where a sandbox has a volume's data.
+func (w *work) volumeSource(v volume) string {
+	if v.Claim != "" {
+		return filepath.Join(w.n.claimsDir(w.id()), v.Claim)
+	}
+	return w.path(filepath.Join("volumes", v.Scratch))
+}
+
+// do makes the checkpoint. The row comes first, so that whatever follows can be found and removed.
+func (p *capture) do(ctx context.Context) (err error) {
+	if err := p.note(checkpointWriting); err != nil {
+		return err
+	}
+	if err := p.after("capture_row"); err != nil {
+		return err
+	}
+	defer func() {
+		err = errors.Join(err, p.durable.Wait()) // it uses what is closed next
+		if p.files != nil && !errors.Is(err, ErrCrash) {
+			err = errors.Join(err, p.files.Close(ctx))
+		}
+	}()
+	if err := p.begin(ctx); err != nil {
+		return err
+	}
+	if err := p.after("capture_ahead"); err != nil {
+		return err
+	}
+	switch {
+	case p.row.onDisk():
+		err = p.fromDisk(ctx)
+	case p.filesOnly:
+		err = p.withoutMemory(ctx)
+	default:
+		err = p.withMemory(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	if err := p.durable.Wait(); err != nil {
+		return err
+	}
+	if err := p.after("capture_files"); err != nil {
+		return err
+	}
+	if err := p.note(checkpointReady); err != nil {
+		return err
+	}
+	if p.c.Memory != nil {
+		p.n.verified.trust(p.c.Ref.UID, p.n.checkpointMemory(p.c.Ref.UID))
+	}
+	return p.after("capture_ready")
+}
+
+// prepare does all that needs no source that stands still, and copies what is much.
+func (p *capture) begin(ctx context.Context) (err error) {
+	dir := p.n.checkpointDir(p.c.Ref.UID)
+	if err := os.MkdirAll(filepath.Join(dir, "volumes"), 0o700); err != nil {
+		return fmt.Errorf("make directory of the checkpoint: %w", err)
+	}
+	if !p.filesOnly {
+		if err := p.keepAgent(); err != nil {
+			return fmt.Errorf("keep the agent: %w", err)
+		}
+	}
+	if p.files, err = p.n.cfg.Containerd.BeginCopy(ctx, p.id(), checkpointSnapshot(p.c.Ref.UID)); err != nil {
+		return err
+	}
+	made := map[string]bool{}
+	for _, v := range p.row.Plan.Volumes {
+		rel := volumePath(v)
+		if rel == "" || made[rel] {
+			continue
+		}
+		made[rel] = true
+		to := filepath.Join(dir, "volumes", rel)
+		if err := os.MkdirAll(to, 0o700); err != nil {
+			return fmt.Errorf("make directory of a volume: %w", err)
+		}
+		p.volumes = append(p.volumes, ctrd.NewTreeCopy(to, p.volumeSource(v)))
+	}
+	if p.row.Stage != live {
+		return nil
+	}
+	if err := p.files.Ahead(ctx); err != nil {
+		return err
+	}
+	for _, v := range p.volumes {
+		if err := v.Ahead(ctx); err != nil {
+			return fmt.Errorf("copy volume: %w", err)
+		}
+	}
+	return nil
+}
+
+// keepAgent keeps the agent that the source runs, which its memory needs as it is.
+func (p *capture) keepAgent() error {
+	from, to := p.path(filepath.Join("agent", filepath.Base(oci.AgentPath))), p.n.checkpointAgent(p.c.Ref.UID)
+	if err := os.Link(from, to); !isOtherDisk(err) {
+		return err
+	}
+	running, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	return errors.Join(copyFile(running, to), running.Close())
+}
+
+// copy copies the files of a source that stands still, and has them made durable while it goes on.
+func (p *capture) copy(ctx context.Context) error {
+	p.c.Created, p.c.Exit = time.Now().UTC(), p.u.observed().EntrypointExit
+	if err := p.files.Take(ctx); err != nil {
+		return err
+	}
+	for _, v := range p.volumes {
+		if err := v.Take(ctx); err != nil {
+			return fmt.Errorf("copy volume: %w", err)
+		}
+	}
+	if err := p.after("capture_copied"); err != nil {
+		return err
+	}
+	p.durable.Go(func() error { return p.keepFiles(context.WithoutCancel(ctx)) })
+	return nil
+}
+
+// keepFiles makes the copies durable and measures them.
+func (p *capture) keepFiles(ctx context.Context) error {
+	one, err := p.files.Commit(ctx)
+	if err != nil {
+		return err
+	}
+	p.c.FilesSize = one.Size
+	if len(p.volumes) == 0 {
+		return syncFolders(p.n.checkpointDir(p.c.Ref.UID), p.n.checkpointsDir())
+	}
+	size, err := diskUsage(filepath.Join(p.n.checkpointDir(p.c.Ref.UID), "volumes"))
+	p.c.FilesSize += size
+	return errors.Join(err, syncFilesystem(p.n.checkpointsDir()))
+}
+
+// syncFolders makes the entries of directories durable.
+func syncFolders(dirs ...string) error {
+	for _, dir := range dirs {
+		f, err := os.Open(dir)
+		if err != nil {
+			return fmt.Errorf("sync: %w", err)
+		}
+		if err := errors.Join(f.Sync(), f.Close()); err != nil {
+			return fmt.Errorf("sync: %w", err)
+		}
+	}
+	return nil
+}
+
+// withMemory keeps memory and files of a source whose processes are there, running or frozen.
+func (p *capture) withMemory(ctx context.Context) error {
+	return p.heldStill(ctx, func(runtime *oci.Runtime) error {
+		img, err := runtime.Checkpoint(ctx, p.id(), p.n.checkpointMemory(p.c.Ref.UID), oci.CheckpointOptions{
+			LeaveRunning: true, Written: p.copy, Digest: true,
+		})
+		if err != nil {
+			return err
+		}
+		p.c.Paused = img.Paused
+		p.c.Memory = &savedMemory{Build: img.Build, Digest: img.Digest, Size: img.Size()}
+		return p.after("capture_memory")
+	})
+}
+
+// withoutMemory keeps the files of a source whose processes are there.
+func (p *capture) withoutMemory(ctx context.Context) error {
+	if p.row.Stage == paused && p.row.Plan.Class == oci.GVisor {
+		return p.frozenFiles(ctx)
+	}
+	if p.row.Stage == paused { // of class runc: what it wrote is the machine's
+		return p.copy(ctx)
+	}
+	agent, err := p.n.agentOf(p.u.id, p.row.Address)
+	if err != nil {
+		return err
+	}
+	if err := agent.Freeze(ctx); err != nil { // once to have little to write while it stands still
+		return unavailable(fmt.Errorf("have the sandbox write its files: %w", err))
+	}
+	return p.heldStill(ctx, func(runtime *oci.Runtime) error {
+		began := time.Now()
+		if err := runtime.Pause(ctx, p.id()); err != nil {
+			return errors.Join(err, p.thaw(ctx, runtime))
+		}
+		err := p.copy(ctx)
+		if errors.Is(err, ErrCrash) {
+			return err
+		}
+		err = errors.Join(err, p.thaw(ctx, runtime))
+		p.c.Paused = time.Since(began)
+		return err
+	})
+}
+
+// frozenFiles keeps the files of a frozen sandbox. What its kernel has not written yet it writes only
+// for a checkpoint, whose memory is then thrown away.
+func (p *capture) frozenFiles(ctx context.Context) error {
+	runtime, err := p.n.runtimeOfRow(p.row)
+	if err != nil {
+		return err
+	}
+	memory := p.n.checkpointMemory(p.c.Ref.UID)
+	if _, err := runtime.Checkpoint(ctx, p.id(), memory, oci.CheckpointOptions{Written: p.copy}); err != nil {
+		return err
+	}
+	return oci.RemoveImage(memory)
+}
+
+// heldStill does what holds a source still. The journal says so while a source that runs may be found
+// paused by the next process.
+func (p *capture) heldStill(ctx context.Context, do func(*oci.Runtime) error) error {
+	runtime, err := p.n.runtimeOfRow(p.row)
+	if err != nil {
+		return err
+	}
+	if p.row.Stage != live {
+		return do(runtime)
+	}
+	held := *p.row
+	held.Stage = capturing
+	if err := p.n.write(p.u, &held); err != nil { // others see it live, and it is
+		return err
+	}
+	err = p.after("capture_held")
+	if err == nil {
+		err = do(runtime)
+	}
+	if errors.Is(err, ErrCrash) {
+		return err
+	}
+	p.n.goesOn(context.WithoutCancel(ctx), p.u, p.row, err == nil)
+	return err
+}
+
+// thaw lets a source go on that stands still.
+func (p *capture) thaw(ctx context.Context, runtime *oci.Runtime) error {
+	return thaw(ctx, runtime, p.id())
+}
+
+// thaw lets a container go on if it stands still.
+func thaw(ctx context.Context, runtime *oci.Runtime, id string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	if status, err := runtime.State(ctx, id); err != nil || status != oci.Paused {
+		return err
+	}
+	return runtime.Resume(ctx, id)
+}
+
+// fromDisk keeps what is on disk of a source of which nothing runs.
+func (p *capture) fromDisk(ctx context.Context) error {
+	if p.row.Stage != stored { // something of a container may be there
+		if err := p.rest(ctx, p.u); err != nil {
+			return err
+		}
+	}
+	if p.row.Memory != nil && !p.filesOnly {
+		if err := p.linkMemory(ctx); err != nil {
+			return err
+		}
+		if err := p.after("capture_memory"); err != nil {
+			return err
+		}
+	}
+	created := p.row.PausedAt
+	err := p.copy(ctx)
+	if p.row.Memory != nil {
+		created, p.c.Exit = p.row.Memory.Created, p.row.Memory.Exit
+	}
+	if !created.IsZero() {
+		p.c.Created = created.UTC()
+	}
+	return err
+}
+
+// linkMemory shares the files of the source's memory, which never change, or copies them where the
+// sandboxes' memory is on another disk. They are read through before: what is damaged is no checkpoint, and
+// those that start from one trust it without another look.
+func (p *capture) linkMemory(ctx context.Context) error {
+	from, to := p.n.memoryDir(p.id()), p.n.checkpointMemory(p.c.Ref.UID)
+	if err := oci.VerifyImage(ctx, from); errors.Is(err, errs.ErrInvalid) || errors.Is(err, errs.ErrNotFound) {
+		return fmt.Errorf("the memory of its sandbox on disk is damaged: %s; a checkpoint of the files alone can be made "+
+			"(spec.content: Files, --files-only, memory: false): %w", errs.Text(err), errs.ErrInvalid)
+	} else if err != nil {
+		return err
+	}
+	err := oci.LinkImage(ctx, from, to)
+	if isOtherDisk(err) {
+		if err = os.Mkdir(to, 0o700); err == nil {
+			err = ctrd.NewTreeCopy(to, from).Take(ctx)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	img, err := oci.ReadImage(to)
+	if err != nil {
+		return err
+	}
+	if img.Digest == "" {
+		if img.Digest, err = oci.DigestImage(ctx, to); err != nil {
+			return err
+		}
+	}
+	p.c.Memory = &savedMemory{Build: img.Build, Digest: img.Digest, Size: img.Size()}
+	return nil
+}
+
+// isOtherDisk reports whether files cannot be shared because they are on different file systems.
+func isOtherDisk(err error) bool { return errors.Is(err, syscall.EXDEV) }
+
+// diskUsage is the bytes that the files of a tree take.
+func diskUsage(dir string) (sum int64, err error) {
+	seen := map[uint64]bool{}
+	err = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		var st unix.Stat_t
+		if err := unix.Lstat(path, &st); err != nil {
+			return err
+		}
+		if !seen[st.Ino] {
+			seen[st.Ino] = true
+			sum += st.Blocks * 512
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("measure files: %w", err)
+	}
+	return sum, nil
+}

@@ -1,0 +1,78 @@
+package node
+
+import (
+	"context"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/telemetry"
+)
+
+// uncaptured makes a sandbox live again that was being captured when a node before this one ended. It is
+// only of the unit: the journal follows once the sandbox is known to go on.
+func (n *Node) uncaptured(u *unit, r *row) *row {
+	if r.Stage != capturing {
+		return r
+	}
+	r = new(*r)
+	r.Stage = live
+	u.setRow(r)
+	return r
+}
+
+// thawLeft lets a sandbox go on that a node before this one held still for a checkpoint.
+func (n *Node) thawLeft(ctx context.Context, u *unit, r *row) *row {
+	r = n.uncaptured(u, r)
+	n.goesOn(ctx, u, r, false)
+	return r
+}
+
+// goesOn sees to it that a live sandbox goes on after it was held still for a checkpoint, and that the
+// journal says so. What cannot be done now is tried until it can.
+func (n *Node) goesOn(ctx context.Context, u *unit, r *row, runs bool) {
+	if runs && n.write(u, r) == nil {
+		return
+	}
+	if n.thawNow(ctx, u, r) {
+		return
+	}
+	n.tasks.start(func(ctx context.Context) {
+		for pause := firstRemovePause; sleep(ctx, pause); pause = min(2*pause, longRemovePause) {
+			if n.thawLater(ctx, u) {
+				return
+			}
+		}
+	})
+}
+
+// thawLater does as thawNow, in the sandbox's turn.
+func (n *Node) thawLater(ctx context.Context, u *unit) (finished bool) {
+	ctx, done, err := u.take(ctx)
+	if err != nil {
+		return true
+	}
+	defer done()
+	r := u.current()
+	if u.buried() || r == nil || r.Stage != live {
+		return true
+	}
+	return n.thawNow(ctx, u, r)
+}
+
+// thawNow lets a live sandbox go on that may stand still, and notes that it is live.
+func (n *Node) thawNow(ctx context.Context, u *unit, r *row) (finished bool) {
+	began := time.Now()
+	runtime, err := n.runtimeOfRow(r)
+	if err == nil {
+		err = thaw(ctx, runtime, string(u.id))
+	}
+	if err == nil {
+		err = n.write(u, r)
+	}
+	if err != nil {
+		n.log.WarnContext(ctx, "sandbox may stand still for a checkpoint that was interrupted", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+		return false
+	}
+	n.log.DebugContext(ctx, "sandbox goes on that was being captured", telemetry.Namespace, u.ref.Namespace, telemetry.Sandbox, u.ref.Name,
+		telemetry.Took, time.Since(began))
+	return true
+}

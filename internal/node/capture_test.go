@@ -1,0 +1,527 @@
+package node
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/oci"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+// checkpointOf is a request for a checkpoint of a sandbox.
+func checkpointOf(s *agents.Sandbox) sandbox.Capture {
+	uid := uuid.NewString()
+	return sandbox.Capture{
+		Checkpoint: sandbox.CheckpointRef{Namespace: s.Namespace, Name: "c-" + uid[:8], UID: types.UID(uid)}, Source: refOf(s),
+	}
+}
+
+func filesOnly(c sandbox.Capture) sandbox.Capture {
+	c.FilesOnly = true
+	return c
+}
+
+func capture1(t testing.TB, n *Node, ask sandbox.Capture) sandbox.Captured {
+	t.Helper()
+	got, err := n.Capture(t.Context(), ask)
+	if err != nil {
+		t.Fatalf("capture: %v", err)
+	}
+	return got
+}
+
+// forkOf is a sandbox that is made as another, from a checkpoint of it.
+func forkOf(s *agents.Sandbox, ask sandbox.Capture, change ...func(*agents.Sandbox)) *agents.Sandbox {
+	f := object(change...)
+	spec := s.Spec.DeepCopy()
+	if f.Spec.Barchan == nil {
+		f.Spec.Barchan = &agents.BarchanSpec{}
+	}
+	spec.Barchan = f.Spec.Barchan
+	f.Spec = *spec
+	f.Spec.Barchan.Restore = &agents.RestoreSource{CheckpointName: ask.Checkpoint.Name, FilesOnly: ask.FilesOnly}
+	return f
+}
+
+// as is what a program was when it was last asked, in another sandbox.
+func (p *program) as(s *agents.Sandbox) *program {
+	other := *p
+	other.s = s
+	return &other
+}
+
+// noCheckpoint fails if there is anything of a checkpoint.
+func noCheckpoint(t testing.TB, n *Node) {
+	t.Helper()
+	stray, lame, err := n.strayCheckpoints(t.Context())
+	if err != nil || len(stray)+len(lame) > 0 {
+		t.Errorf("checkpoints: %v, %v, %v", stray, lame, err)
+	}
+	if names, err := entries(n.checkpointsDir()); err != nil || len(names) > 0 {
+		t.Errorf("directories of checkpoints: %v, %v", names, err)
+	}
+	if all, err := n.cfg.Containerd.Committed(t.Context()); err != nil || len(all) > 0 {
+		t.Errorf("snapshots of checkpoints: %+v, %v", all, err)
+	}
+	for _, k := range n.shelf.all() {
+		if c := k.current(); c != nil {
+			t.Errorf("row of a checkpoint: %+v", c)
+		}
+	}
+}
+
+func counts(s *agents.Sandbox) {
+	s.Spec.VolumeClaimTemplates = []agents.PersistentVolumeClaimTemplate{{EmbeddedObjectMetadata: agents.EmbeddedObjectMetadata{Name: "data"}}}
+	pod(s).Volumes = []corev1.Volume{
+		{Name: "disk", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
+		{Name: "mem", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}},
+	}
+	container(s).VolumeMounts = []corev1.VolumeMount{{Name: "data", MountPath: "/data", SubPath: "a"}, {Name: "disk", MountPath: "/disk"}, {Name: "mem", MountPath: "/mem"}}
+	container(s).Command = []string{"/bin/sh", "-c", "echo said; exit 3"}
+	container(s).Env = []corev1.EnvVar{{Name: "PATH", Value: "/bin"}, {Name: "NAME", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}}}}
+}
+
+// A sandbox is captured in whatever state it is, goes on as if nothing had been, and others are made of it.
+func TestCaptureAndFork(t *testing.T) {
+	m := newMachine(t)
+	n, stop := m.node(atOnce)
+	s := object(counts)
+	ensure(t, n, s)
+	p := startProgram(t, n, s)
+	run(t, n, s, "for v in data disk mem; do echo in $v > /$v/f; done; echo kept > /root/kept")
+	eventually.True(t, "its program has ended", func() bool { return n.lookup(s.UID).observed().EntrypointExit != nil })
+	for _, state := range []string{"live", "asleep"} {
+		if state == "asleep" {
+			suspend(t, n, s)
+			awaitStored(t, n, s)
+		}
+		ask := checkpointOf(s)
+		t.Logf("%s: stood still for %v", state, isWhole(t, n, ask).Paused)
+		if state == "asleep" {
+			resume(t, n, s)
+		}
+		at := *p
+		p.goesOn(n)
+		stop()
+		n, stop = m.node(atOnce) // what was captured survives
+		for range 2 {
+			forkIsLike(t, n, &at, ask)
+			p.goesOn(n)
+		}
+		if out, _ := run(t, n, s, "cat /data/f /root/kept"); out != "in data\nkept\n" {
+			t.Errorf("%s: the source has %q", state, out)
+		}
+		clean(t, n)
+		must(t, n.DropCheckpoint(t.Context(), ask.Checkpoint))
+		must(t, n.DropCheckpoint(t.Context(), ask.Checkpoint))
+		if _, err := n.Captured(t.Context(), ask.Checkpoint); !errors.Is(err, errs.ErrNotFound) {
+			t.Errorf("a checkpoint that was dropped: %v", err)
+		}
+	}
+	noCheckpoint(t, n)
+	p.goesOn(n)
+}
+
+// isWhole captures a sandbox, and fails unless all is told of the checkpoint, however it is asked for.
+func isWhole(t *testing.T, n *Node, ask sandbox.Capture) sandbox.Captured {
+	t.Helper()
+	got := capture1(t, n, ask)
+	if !got.Memory || got.MemorySize == 0 || got.FilesSize == 0 || !strings.HasPrefix(got.Digest, "sha256:") || got.RuntimeBuild == "" {
+		t.Errorf("%+v", got)
+	}
+	if seen := n.lookup(ask.Source.UID).observed(); got.Image != seen.Image || got.Node != seen.Node {
+		t.Errorf("%+v of %+v", got, seen)
+	}
+	again := capture1(t, n, ask)
+	seen, err := n.Captured(t.Context(), ask.Checkpoint)
+	if err != nil || again.Created != got.Created || again.Digest != got.Digest || seen.Digest != got.Digest {
+		t.Errorf("a second call returned %+v, the first %+v; it is seen as %+v, %v", again, got, seen, err)
+	}
+	return got
+}
+
+// forkIsLike makes a sandbox of a checkpoint of one of [counts], and fails unless it goes on where its
+// source was, as itself, and lives like any other.
+func forkIsLike(t *testing.T, n *Node, at *program, ask sandbox.Capture) {
+	t.Helper()
+	f := forkOf(at.s, ask)
+	seen := ensure(t, n, f)
+	if seen.Address == n.lookup(at.s.UID).observed().Address || seen.EntrypointExit == nil || *seen.EntrypointExit != 3 {
+		t.Errorf("it is %+v", seen)
+	}
+	q := at.as(f)
+	q.goesOn(n)
+	out, _ := run(t, n, f, "cat /data/f /disk/f /mem/f /root/kept; hostname; cat /etc/hostname; grep -c $(hostname) /etc/hosts; echo $NAME")
+	if want := "in data\nin disk\nin mem\nkept\n" + f.Name + "\n" + f.Name + "\n1\n" + f.Name + "\n"; out != want {
+		t.Errorf("it has %q, want %q", out, want)
+	}
+	run(t, n, f, "echo fork > /data/f; echo fork > /root/kept")
+	suspend(t, n, f)
+	resume(t, n, f)
+	q.goesOn(n)
+	must(t, n.Remove(t.Context(), refOf(f)))
+}
+
+// Files alone are kept of what is asked for so, and of class runc, in whatever state it is.
+func TestCaptureFilesOnly(t *testing.T) {
+	m := newMachine(t)
+	n, _ := m.node()
+	for _, c := range []string{"gvisor", "runc"} {
+		for _, state := range []string{"live", "frozen", "files"} {
+			if c == "runc" && state == "frozen" {
+				continue // it has no memory to sleep with
+			}
+			t.Run(c+"/"+state, func(t *testing.T) { keepsFiles(t, n, c, state) })
+		}
+	}
+}
+
+func keepsFiles(t *testing.T, n *Node, c, state string) {
+	s := object(class(c), counts)
+	ensure(t, n, s)
+	run(t, n, s, "echo 1 > /data/f; echo 2 > /disk/f; echo 3 > /mem/f; echo 4 > /root/f; busybox rm /etc/group")
+	switch state {
+	case "frozen":
+		suspend(t, n, s)
+	case "files":
+		if _, err := n.Suspend(t.Context(), refOf(s), agents.SuspendFiles); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := stageOf(n, s)
+	ask := checkpointOf(s)
+	ask.FilesOnly = c == "gvisor" && state != "files"
+	got := capture1(t, n, ask)
+	if got.Memory || got.MemorySize != 0 || got.Digest != "" || got.FilesSize == 0 || got.Runtime != c {
+		t.Errorf("%+v", got)
+	}
+	if stageOf(n, s) != before {
+		t.Errorf("it was %s and is %s", before, stageOf(n, s))
+	}
+	f := forkOf(s, ask)
+	ensure(t, n, f)
+	out, _ := run(t, n, f, "cat /data/f /disk/f /root/f; [ -e /mem/f ] || echo no memory; [ -e /etc/group ] || echo gone; cat /etc/hostname")
+	if want := "1\n2\n4\nno memory\ngone\n" + f.Name + "\n"; out != want {
+		t.Errorf("fork says %q, want %q", out, want)
+	}
+	if state != "live" {
+		resume(t, n, s)
+	}
+	if out, _ := run(t, n, s, "cat /root/f"); out != "4\n" {
+		t.Errorf("the source has %q", out)
+	}
+	must(t, n.Remove(t.Context(), refOf(s)))
+	must(t, n.Remove(t.Context(), refOf(f)))
+	must(t, n.DropCheckpoint(t.Context(), ask.Checkpoint))
+	noCheckpoint(t, n)
+	clean(t, n)
+}
+
+// One that is frozen in RAM stays so, and others go on where it stands.
+func TestCaptureFrozen(t *testing.T) {
+	m := newMachine(t)
+	n, stop := m.node()
+	s := object()
+	ensure(t, n, s)
+	p := startProgram(t, n, s)
+	suspend(t, n, s)
+	process := n.lookup(s.UID).current().Process
+	ask := checkpointOf(s)
+	capture1(t, n, ask)
+	if status, err := n.runtimes[oci.GVisor].State(t.Context(), string(n.lookup(s.UID).id)); err != nil || status != oci.Paused {
+		t.Errorf("its container is %s, %v", status, err)
+	}
+	f := forkOf(s, ask)
+	ensure(t, n, f)
+	p.as(f).goesOn(n)
+	stop()
+	n, _ = m.node()
+	if got := stageOf(n, s); got != paused || n.lookup(s.UID).current().Process != process {
+		t.Errorf("it is %s", got)
+	}
+	resume(t, n, s)
+	p.goesOn(n)
+	p.as(f).goesOn(n)
+}
+
+// captureSteps are what is done for a checkpoint of one that runs, with memory.
+var captureSteps = []string{"capture_row", "capture_ahead", "capture_held", "capture_copied", "capture_memory", "capture_files"}
+
+// Whatever step fails, the source goes on and nothing is left; the next attempt succeeds.
+func TestFailureOfACaptureStep(t *testing.T) {
+	m := newMachine(t)
+	var f fault
+	n, _ := m.node(atOnce, f.into)
+	s := object(counts)
+	ensure(t, n, s)
+	p := startProgram(t, n, s)
+	for _, kind := range []string{"memory", "files", "disk"} {
+		if kind == "disk" {
+			suspend(t, n, s)
+			awaitStored(t, n, s)
+		}
+		for _, name := range captureSteps {
+			if (kind == "disk" && name == "capture_held") || (kind == "files" && name == "capture_memory") {
+				continue
+			}
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				p.t = t
+				ask := checkpointOf(s)
+				ask.FilesOnly = kind == "files"
+				f.arm(name, errBroken)
+				if _, err := n.Capture(t.Context(), ask); !errors.Is(err, errBroken) || !errors.Is(err, errs.ErrUnavailable) {
+					t.Errorf("error %v, want the broken step's, which may be tried again", err)
+				}
+				noCheckpoint(t, n)
+				if kind != "disk" {
+					p.goesOn(n)
+				}
+				capture1(t, n, ask)
+				must(t, n.DropCheckpoint(t.Context(), ask.Checkpoint))
+				noCheckpoint(t, n)
+			})
+		}
+	}
+	p.t = t
+	resume(t, n, s)
+	p.goesOn(n)
+	clean(t, n)
+}
+
+// Wherever the process dies, the next one has the source run and nothing left of the checkpoint, or all
+// of it where the books say so.
+func TestDeathAfterEachCaptureStep(t *testing.T) {
+	m := newMachine(t)
+	n, stop := m.node()
+	s := object(counts)
+	ensure(t, n, s)
+	p := startProgram(t, n, s)
+	stop()
+	for _, name := range append(slices.Clone(captureSteps), "capture_ready") {
+		for _, kind := range []string{"memory", "files"} {
+			if kind == "files" && name == "capture_memory" {
+				continue
+			}
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				p.t = t
+				var f fault
+				n, stop := m.node(f.into)
+				ask := checkpointOf(s)
+				ask.FilesOnly = kind == "files"
+				f.arm(name, ErrCrash)
+				at := *p
+				if _, err := n.Capture(t.Context(), ask); !errors.Is(err, ErrCrash) {
+					t.Fatalf("capture: %v", err)
+				}
+				if name != "capture_ready" && name != "capture_row" && name != "capture_ahead" && name != "capture_files" {
+					heldStill(t, n, s) // as a death would have left it
+				}
+				stop()
+				n, stop = m.node()
+				defer stop()
+				if got := stageOf(n, s); got != live {
+					t.Errorf("it is %s", got)
+				}
+				if r, err := n.journal.get(s.UID); err != nil || r.Stage != live {
+					t.Errorf("the journal has %+v, %v", r, err)
+				}
+				p.goesOn(n)
+				clean(t, n)
+				if name != "capture_ready" {
+					noCheckpoint(t, n)
+					capture1(t, n, ask)
+					at = *p
+				}
+				fork := forkOf(s, ask)
+				ensure(t, n, fork)
+				if kind == "memory" {
+					at.as(fork).goesOn(n)
+				}
+				must(t, n.Remove(t.Context(), refOf(fork)))
+				must(t, n.DropCheckpoint(t.Context(), ask.Checkpoint))
+				noCheckpoint(t, n)
+			})
+		}
+	}
+}
+
+// heldStill pauses the container of a sandbox, unless it is.
+func heldStill(t *testing.T, n *Node, s *agents.Sandbox) {
+	t.Helper()
+	id, runtime := string(n.lookup(s.UID).id), n.runtimes[oci.GVisor]
+	status, err := runtime.State(t.Context(), id)
+	must(t, err)
+	if status == oci.Running {
+		must(t, runtime.Pause(t.Context(), id))
+	}
+}
+
+// A full disk is a clear error, and the source does not suffer.
+func TestCaptureWithoutRoom(t *testing.T) {
+	m := newMachine(t)
+	n, _ := m.node()
+	s := object()
+	ensure(t, n, s)
+	p := startProgram(t, n, s)
+	run(t, n, s, "dd if=/dev/urandom of=/dev/shm/big bs=1M count=20")
+	must(t, os.MkdirAll(n.checkpointsDir(), 0o700))
+	must(t, mountTmpfs(n.checkpointsDir()))
+	defer func() { must(t, unmountTmpfs(n.checkpointsDir())) }()
+	ask := checkpointOf(s)
+	if _, err := n.Capture(t.Context(), ask); !errors.Is(err, errs.ErrExhausted) || !strings.Contains(err.Error(), "the disk is full") {
+		t.Errorf("error %v, want one that says that the disk is full", err)
+	}
+	noCheckpoint(t, n)
+	p.goesOn(n)
+	run(t, n, s, "busybox rm /dev/shm/big")
+	capture1(t, n, filesOnly(ask))
+	must(t, n.DropCheckpoint(t.Context(), ask.Checkpoint))
+}
+
+// Memory on disk that is damaged becomes no checkpoint, which no retry would change; the files do, and the
+// memory does once it is whole again.
+func TestCaptureOfDamagedMemory(t *testing.T) {
+	m := newMachine(t)
+	n, _ := m.node(atOnce)
+	s := object()
+	ensure(t, n, s)
+	p := startProgram(t, n, s)
+	was := *n.lookup(s.UID).current()
+	suspend(t, n, s)
+	awaitStored(t, n, s)
+	image := n.memoryDir(string(n.lookup(s.UID).id))
+	for name, harm := range map[string]func(dir string) error{
+		"a bit": func(dir string) error {
+			return change(filepath.Join(dir, "pages.img"), func(b []byte) []byte { b[len(b)/2] ^= 1; return b })
+		},
+		"truncated":       func(dir string) error { return os.Truncate(filepath.Join(dir, "pages.img"), 1) },
+		"a file":          func(dir string) error { return os.Remove(filepath.Join(dir, "checkpoint.img")) },
+		"the description": func(dir string) error { return os.Truncate(filepath.Join(dir, imageDescription), 3) },
+		"all":             os.RemoveAll,
+	} {
+		t.Run(name, func(t *testing.T) {
+			must(t, os.Rename(image, image+"-away"))
+			must(t, os.CopyFS(image, os.DirFS(image+"-away")))
+			must(t, harm(image))
+			_, err := n.Capture(t.Context(), checkpointOf(s))
+			if errs.Kind(err) != errs.ErrInvalid || !strings.Contains(err.Error(), "damaged") || !strings.Contains(err.Error(), "spec.content: Files") { //nolint:errorlint // this kind, and no other before it
+				t.Errorf("capture: %v", err)
+			}
+			noCheckpoint(t, n)
+			ask := filesOnly(checkpointOf(s))
+			if got := capture1(t, n, ask); got.Memory {
+				t.Error("a checkpoint of files has memory")
+			}
+			must(t, n.DropCheckpoint(t.Context(), ask.Checkpoint))
+			must(t, os.RemoveAll(image))
+			must(t, os.Rename(image+"-away", image))
+			atRest(t, n, s, &was)
+		})
+	}
+	ask := checkpointOf(s)
+	capture1(t, n, ask)
+	f := forkOf(s, ask)
+	ensure(t, n, f)
+	p.as(f).goesOn(n)
+	must(t, n.Remove(t.Context(), refOf(f)))
+	must(t, n.Remove(t.Context(), refOf(s)))
+	must(t, n.DropCheckpoint(t.Context(), ask.Checkpoint))
+	clean(t, n)
+}
+
+// What has no state to keep, or is being changed, is refused.
+func TestCaptureRefusals(t *testing.T) {
+	m := newMachine(t)
+	n, _ := m.node()
+	s := object()
+	for name, ask := range map[string]sandbox.Capture{
+		"not here":    checkpointOf(s),
+		"not a name":  {Checkpoint: sandbox.CheckpointRef{UID: "../x"}, Source: refOf(s)},
+		"no name":     {Source: refOf(s)},
+		"a long name": {Checkpoint: sandbox.CheckpointRef{UID: types.UID(strings.Repeat("x", 200))}, Source: refOf(s)},
+	} {
+		want := errs.ErrInvalid
+		if name == "not here" {
+			want = errs.ErrConflict
+		}
+		if _, err := n.Capture(t.Context(), ask); !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", name, err, want)
+		}
+	}
+	ensure(t, n, s)
+	must(t, n.lookup(s.UID).current().Process.Signal(9))
+	eventually.True(t, "its end is seen", func() bool { return n.lookup(s.UID).observed().State == sandbox.ContainerExited })
+	if _, err := n.Capture(t.Context(), checkpointOf(s)); !errors.Is(err, errs.ErrConflict) {
+		t.Errorf("of one that has ended: %v", err)
+	}
+	noCheckpoint(t, n)
+}
+
+// Whoever removes the source or the checkpoint does not wait until the checkpoint is made.
+func TestCaptureIsInterrupted(t *testing.T) {
+	m := newMachine(t)
+	var f fault
+	n, _ := m.node(f.into)
+	for _, name := range captureSteps {
+		for _, by := range []string{"source removed", "checkpoint dropped"} {
+			t.Run(by+"/"+name, func(t *testing.T) {
+				s := object()
+				ensure(t, n, s)
+				ask := checkpointOf(s)
+				hit, release := f.hold(name)
+				ended := make(chan error, 1)
+				go func() {
+					_, err := n.Capture(t.Context(), ask)
+					ended <- err
+				}()
+				<-hit
+				removed := make(chan error, 1)
+				if by == "source removed" {
+					u := n.lookup(s.UID)
+					go func() { removed <- n.Remove(t.Context(), refOf(s)) }()
+					eventually.True(t, "it is interrupted", func() bool {
+						u.mu.Lock()
+						defer u.mu.Unlock()
+						return u.interrupted
+					})
+				} else {
+					k := n.shelf.of(ask.Checkpoint)
+					k.mu.Lock()
+					cancel := k.cancel
+					interrupted := make(chan struct{})
+					k.cancel = func() { cancel(); close(interrupted) }
+					k.mu.Unlock()
+					go func() { removed <- n.DropCheckpoint(t.Context(), ask.Checkpoint) }()
+					<-interrupted
+				}
+				close(release)
+				// The last steps may still succeed.
+				if err := <-ended; err != nil && !errors.Is(err, errs.ErrUnavailable) && !errors.Is(err, errs.ErrConflict) {
+					t.Errorf("capture: %v", err)
+				}
+				must(t, <-removed)
+				if by == "checkpoint dropped" {
+					if got := stageOf(n, s); got != live {
+						t.Errorf("the source is %s", got)
+					}
+					run(t, n, s, "true")
+					must(t, n.Remove(t.Context(), refOf(s)))
+				}
+				must(t, n.DropCheckpoint(t.Context(), ask.Checkpoint))
+				noCheckpoint(t, n)
+				clean(t, n)
+			})
+		}
+	}
+}

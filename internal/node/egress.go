@@ -1,0 +1,296 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/egress"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/resolver"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+)
+
+// dnsPort is where DNS is asked for.
+const dnsPort = 53
+
+// setNetwork takes over what an object says about egress.
+func (p *plan) setNetwork(s *agents.Sandbox) {
+	p.Network, p.NetworkPolicy = nil, nil
+	if b := s.Spec.Barchan; b != nil {
+		p.Network, p.NetworkPolicy = b.Network.DeepCopy(), b.NetworkPolicy.DeepCopy()
+	}
+}
+
+// egress is what the sandbox may reach. The error is an errs.ErrInvalid that names the field.
+func (p *plan) egress() (egress.Policy, error) {
+	own, err := egress.Compile(p.Network)
+	if err != nil {
+		return own, fmt.Errorf("spec.barchan.network.%w", err)
+	}
+	if own, err = own.Within(p.NetworkPolicy); err != nil {
+		return own, fmt.Errorf("spec.barchan: %w", err)
+	}
+	return own, nil
+}
+
+// SetEgress has a sandbox reach what its object says, and nothing else, from the moment that it
+// returns. What is in force already costs nothing. One that sleeps has it when it wakes; for
+// one that is not on the node there is nothing to do, because it is made with it.
+//
+// The journal is written first: a death after that leaves rules that the next start corrects.
+// Kinds of error: errs.ErrInvalid for a policy that cannot be; errs.ErrUnavailable, where a
+// retry may help.
+func (n *Node) SetEgress(ctx context.Context, s *agents.Sandbox) error {
+	if err := n.awaitAdopted(ctx); err != nil {
+		return err
+	}
+	var wish plan
+	wish.setNetwork(s)
+	want, err := wish.egress()
+	if err != nil {
+		return err
+	}
+	u := n.lookup(s.UID)
+	if u == nil || !n.lacksEgress(u.current(), want) {
+		return nil
+	}
+	ctx, done, err := u.take(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	r := u.current()
+	if u.buried() || !n.lacksEgress(r, want) {
+		return nil
+	}
+	changed := *r
+	changed.Plan.setNetwork(s)
+	if !noted(r, want) {
+		err = n.note(u, &changed, r.Stage)
+	}
+	if err == nil {
+		err = n.applyEgress(ctx, &changed)
+	}
+	if err != nil {
+		return fmt.Errorf("set what sandbox %s/%s may reach: %w", s.Namespace, s.Name, unavailable(err))
+	}
+	n.log.InfoContext(ctx, "sandbox may reach what its object says", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name)
+	return nil
+}
+
+// noted reports whether the journal has a policy.
+func noted(r *row, p egress.Policy) bool {
+	have, err := r.Plan.egress()
+	return err == nil && have.Equal(p)
+}
+
+// lacksEgress reports whether a policy that could be in force now is not.
+func (n *Node) lacksEgress(r *row, p egress.Policy) bool {
+	if r == nil || !r.Stage.begun() {
+		return false
+	}
+	if !noted(r, p) {
+		return true
+	}
+	have, known := n.network.Egress(string(r.Plan.ID))
+	return !r.onDisk() && (!known || !have.Equal(p))
+}
+
+// applyEgress puts the policy of a row in force, if its sandbox has a network.
+func (n *Node) applyEgress(ctx context.Context, r *row) error {
+	if (r.onDisk() && r.Stage != waking) || !r.Address.IsValid() {
+		return nil
+	}
+	p, err := r.Plan.egress()
+	if err != nil {
+		return err
+	}
+	return unavailable(n.network.SetEgress(ctx, (&work{n: n, row: r}).endpoint(), p))
+}
+
+// adoptEgress puts in force what the journal says. Until it succeeds, what the kernel has stays
+// as it is, and names are answered to a sandbox with rules not at all.
+func (n *Node) adoptEgress(ctx context.Context, u *unit, r *row) {
+	if err := n.applyEgress(ctx, r); err != nil {
+		n.log.ErrorContext(ctx, "what a sandbox may reach is not as its journal says", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+	}
+}
+
+// newResolver makes the DNS server of this node's sandboxes.
+func (n *Node) newResolver() (*resolver.Resolver, error) {
+	ground := n.network.Ground()
+	cfg := resolver.Config{Clients: ground.Sandboxes, Sandboxes: n.network, Log: n.cfg.Log, Metrics: n.cfg.Metrics}
+	for _, a := range ground.Gateways {
+		cfg.Listen = append(cfg.Listen, netip.AddrPortFrom(a, dnsPort))
+	}
+	for _, a := range n.cfg.Upstreams { // one who asks itself gets no answer
+		if !slices.Contains(ground.Gateways, a.Addr()) {
+			cfg.Upstreams = append(cfg.Upstreams, a)
+		}
+	}
+	return resolver.New(cfg)
+}
+
+// upstreams are the servers that the sandboxes' resolver asks: those of the operator, or the
+// machine's own, also such that only the machine itself can reach.
+func upstreams(configured []netip.Addr) (all []netip.AddrPort) {
+	if len(configured) == 0 {
+		if text, err := os.ReadFile("/etc/resolv.conf"); err == nil {
+			configured = nameservers(string(text))
+		}
+	}
+	if len(configured) == 0 {
+		configured = publicResolvers()
+	}
+	for _, a := range configured {
+		all = append(all, netip.AddrPortFrom(a.Unmap(), dnsPort))
+	}
+	return all
+}
+
+// nameservers are those that a resolv.conf names.
+func nameservers(text string) (found []netip.Addr) {
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		if len(fields) < 2 || fields[0] != "nameserver" {
+			continue
+		}
+		if a, err := netip.ParseAddr(fields[1]); err == nil {
+			found = append(found, a)
+		}
+	}
+	return found
+}
+
+// hostResolvers are the machine's own resolvers that a sandbox could reach, or public ones
+// where the machine's listen on loopback only.
+func hostResolvers() []netip.Addr {
+	for _, file := range []string{"/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue
+		}
+		found := slices.DeleteFunc(nameservers(string(text)), func(a netip.Addr) bool { return !a.Is4() || a.IsLoopback() })
+		if len(found) > 0 {
+			return found
+		}
+	}
+	return publicResolvers()
+}
+
+func publicResolvers() []netip.Addr {
+	return []netip.Addr{netip.AddrFrom4([4]byte{1, 1, 1, 1}), netip.AddrFrom4([4]byte{8, 8, 8, 8})}
+}
+
+// sandboxResolvers are the servers that a sandbox's resolv.conf names: ours, and after it those
+// that it could ask itself, so that names are found while the server is down.
+func (n *Node) sandboxResolvers() []netip.Addr {
+	all := []netip.Addr{n.network.Gateway()}
+	for _, a := range n.cfg.Network.Resolvers {
+		if !a.IsLoopback() && n.network.Ground().Offers(a.Unmap()) && !slices.Contains(all, a) {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+// TraceEgress says which rule decides about what a sandbox sends to a destination, an address or
+// a name, and what it decides. Protocol is "tcp", "udp" or another name in small letters. Of a
+// name with several addresses the verdict is "allowed" if one of them is.
+//
+// Kinds of error: errs.ErrNotFound for a sandbox that is not on the node, or a name without
+// addresses; errs.ErrInvalid for a destination that is neither address nor name.
+func (n *Node) TraceEgress(ctx context.Context, id sandbox.ID, dest string, port uint16, protocol string) (egress.Decision, error) {
+	if err := n.awaitAdopted(ctx); err != nil {
+		return egress.Decision{}, err
+	}
+	r := n.rowOf(id)
+	if r == nil {
+		return egress.Decision{}, fmt.Errorf("sandbox %s is not on this node: %w", id, errs.ErrNotFound)
+	}
+	p, known := n.network.Egress(string(id))
+	if !known || r.onDisk() {
+		var err error
+		if p, err = r.Plan.egress(); err != nil {
+			return egress.Decision{}, err
+		}
+	}
+	t := trace{n: n, policy: p, pins: n.network.Pins(string(id)), ground: n.network.Ground(), port: port, protocol: strings.ToLower(protocol)}
+	t.ground.Machine = machineAddresses()
+	if a, err := netip.ParseAddr(dest); err == nil {
+		return t.address(a), nil
+	}
+	if len(validation.IsDNS1123Subdomain(strings.ToLower(strings.TrimSuffix(dest, ".")))) > 0 {
+		return egress.Decision{}, fmt.Errorf("%q is neither an IP address nor a domain name: %w", dest, errs.ErrInvalid)
+	}
+	return t.name(ctx, dest)
+}
+
+// rowOf is the row of a sandbox that is on the node, by its ID; nil if none is.
+func (n *Node) rowOf(id sandbox.ID) *row {
+	for _, u := range n.allUnits() {
+		if u.id == id {
+			return u.current()
+		}
+	}
+	return nil
+}
+
+// trace is one question of TraceEgress.
+type trace struct {
+	n        *Node
+	policy   egress.Policy
+	pins     []egress.Pin
+	ground   egress.Ground
+	port     uint16
+	protocol string
+}
+
+func (t trace) address(a netip.Addr) egress.Decision {
+	return egress.Decide(t.ground, t.policy, t.pins, egress.Packet{Address: a, Port: t.port, Protocol: t.protocol})
+}
+
+func (t trace) name(ctx context.Context, name string) (egress.Decision, error) {
+	d := egress.DecideName(t.policy, t.pins, name)
+	if d.Verdict != egress.Allowed || t.policy.Asks() {
+		return d, nil
+	}
+	addrs, err := t.n.resolver.Lookup(ctx, name)
+	if err != nil {
+		return egress.Decision{}, err
+	}
+	var words []string
+	d = egress.Decision{}
+	for _, a := range addrs {
+		one := t.address(a)
+		words = append(words, fmt.Sprintf("%s %s: %s", a, one.Verdict, one.Rule))
+		if one.Verdict == egress.Allowed || d.Verdict == "" {
+			d.Verdict = one.Verdict
+		}
+	}
+	d.Rule = strings.Join(words, "; ")
+	return d, nil
+}
+
+// machineAddresses are the machine's own, as far as it tells them.
+func machineAddresses() (all []netip.Addr) {
+	found, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil
+	}
+	for _, a := range found {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			all = append(all, p.Addr().Unmap())
+		}
+	}
+	return all
+}

@@ -1,0 +1,25 @@
+package node
+
+import (
+	"context"
+
+	"github.com/barchan-dev/barchan/internal/sandbox"
+)
+
+// Status is a sandbox and what was seen of it.
+type Status struct {
+	Ref      sandbox.Ref
+	Observed sandbox.Observed
+}
+
+// List tells of all sandboxes on the node, in no order.
+func (n *Node) List(ctx context.Context) ([]Status, error) {
+	if err := n.awaitAdopted(ctx); err != nil {
+		return nil, err
+	}
+	var all []Status
+	for _, u := range n.allUnits() {
+		all = append(all, Status{Ref: u.ref, Observed: u.observed()})
+	}
+	return all, nil
+}

@@ -1,0 +1,191 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/google/uuid"
+	"k8s.io/apimachinery/pkg/types"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/envd/processpb"
+	"github.com/barchan-dev/barchan/internal/oci"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+// One sandbox sleeps and wakes many times, and counts on.
+func TestManySleeps(t *testing.T) {
+	times := 50
+	if testing.Short() {
+		times = 10
+	}
+	m := newMachine(t)
+	n, stop := m.node(atOnce)
+	s := object()
+	ensure(t, n, s)
+	p := startProgram(t, n, s)
+	for i := range times {
+		suspend(t, n, s)
+		if i%3 > 0 { // else it may still be on its way to disk
+			awaitStored(t, n, s)
+		}
+		if i%10 == 9 {
+			stop()
+			n, stop = m.node(atOnce)
+		}
+		resume(t, n, s)
+		p.goesOn(n)
+	}
+	noMemory(t, n)
+	clean(t, n)
+	stop()
+}
+
+// Whoever has a stream open when the memory goes to disk hears of its end at once, while the sandbox
+// sleeps, and the process at its other end goes on.
+func TestStreamsEndWithTheSleep(t *testing.T) {
+	m := newMachine(t)
+	n, _ := m.node(atOnce)
+	s := object()
+	ensure(t, n, s)
+	agent, err := n.Agent(t.Context(), refOf(s))
+	must(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), eventually.Patience)
+	defer cancel()
+	req := connect.NewRequest(&processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: "/bin/sh", Args: []string{"-c", "echo ready; sleep 1000"}}})
+	req.Header().Set("Authorization", "Basic cm9vdDo=") // root
+	stream, err := agent.Process().Start(ctx, req)
+	must(t, err)
+	defer func() { _ = stream.Close() }()
+	var pid uint32
+	for stream.Receive() {
+		event := stream.Msg().GetEvent()
+		pid = max(pid, event.GetStart().GetPid())
+		if strings.Contains(string(event.GetData().GetStdout()), "ready") {
+			break
+		}
+	}
+	suspend(t, n, s)
+	awaitStored(t, n, s)
+	for stream.Receive() { // it must end by itself
+	}
+	if err := stream.Err(); err == nil || errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+		t.Errorf("the stream ended with %v", err)
+	} else {
+		t.Logf("the stream ended with: %v", err)
+	}
+	resume(t, n, s)
+	if out, code := run(t, n, s, fmt.Sprintf("kill -0 %d && echo lives", pid)); code != 0 || out != "lives\n" {
+		t.Errorf("process %d: %d %q", pid, code, out)
+	}
+}
+
+// sleeperCost is what a server may hold in memory for one sandbox that sleeps on disk, in bytes.
+const sleeperCost = 64 << 10
+
+// A sandbox that sleeps on disk costs the server little memory and not one process, from a start on.
+func TestCostOfSleepers(t *testing.T) {
+	const count = 200
+	m := newMachine(t)
+	n, stop := m.node()
+	s := object()
+	ensure(t, n, s)
+	suspendOnDisk(t, n, s)
+	one := *n.lookup(s.UID).current()
+	nothingRuns(t, n, string(one.Plan.ID))
+	var rows []*row
+	for i := range count {
+		r := one
+		r.Plan.Ref.UID, r.Plan.Ref.Name = types.UID(uuid.NewString()), fmt.Sprint("sleeper-", i)
+		r.Plan.ID, r.Address = sandbox.IDOf(r.Plan.Ref.UID), netip.Addr{}
+		r.Kept = agents.SuspendDelete // but for the row there is nothing of them on the machine
+		rows = append(rows, &r)
+		must(t, n.journal.put(r.Plan.Ref, &r))
+	}
+	stop()
+	before, goroutines := heap(), runtime.NumGoroutine()
+	n, stop = m.node()
+	defer stop()
+	held, more := int64(heap())-int64(before), runtime.NumGoroutine()-goroutines
+	t.Logf("%d sleepers: %d bytes of heap for each, %d goroutines more in all, the node's own included", count+1, held/(count+1), more)
+	if held/(count+1) > sleeperCost {
+		t.Errorf("%d bytes for each sleeper, want at most %d", held/(count+1), sleeperCost)
+	}
+	if more > count/2 {
+		t.Errorf("%d goroutines for %d sleepers", more, count+1)
+	}
+	if all, err := n.List(t.Context()); err != nil || len(all) != count+1 {
+		t.Errorf("%d sandboxes, %v", len(all), err)
+	}
+	if left, err := n.processes(map[string]bool{}); err != nil || len(left) > 0 {
+		t.Errorf("processes %v, %v", left, err)
+	}
+	for _, r := range rows {
+		must(t, n.journal.remove(r.Plan.Ref))
+		n.drop(n.lookup(r.Plan.Ref.UID))
+	}
+}
+
+func suspendOnDisk(t *testing.T, n *Node, s interface{ GetUID() types.UID }) {
+	t.Helper()
+	u := n.lookup(s.GetUID())
+	n.cfg.StoreAfter = time.Nanosecond // read by the next Suspend alone
+	if _, err := n.Suspend(t.Context(), u.ref, ""); err != nil {
+		t.Fatal(err)
+	}
+	eventually.True(t, "its memory is on disk", func() bool { return u.current().Stage == stored })
+}
+
+// heap is what is in use of it after a collection.
+func heap() uint64 {
+	var s runtime.MemStats
+	runtime.GC()
+	runtime.GC()
+	runtime.ReadMemStats(&s)
+	return s.HeapAlloc
+}
+
+// BenchmarkVerifiedWake is from disk to an agent that answers, and of that the reading through of
+// the memory, which goes on beside network and mount.
+func BenchmarkVerifiedWake(b *testing.B) {
+	for _, mib := range []int{0, 256, 1024} {
+		b.Run(fmt.Sprintf("%dMiB", mib), func(b *testing.B) {
+			m := newMachine(b)
+			var verify time.Duration
+			n, _ := m.node(atOnce, func(c *Config) {
+				c.DefaultLimits.Memory = 2 << 30
+				c.ObserveStep = func(_, step string, took time.Duration) {
+					if step == "verify" {
+						verify += took
+					}
+				}
+			})
+			s := object()
+			ensure(b, n, s)
+			if mib > 0 {
+				run(b, n, s, fmt.Sprintf("dd if=/dev/urandom of=/dev/shm/big bs=1M count=%d", mib))
+			}
+			for b.Loop() {
+				b.StopTimer()
+				suspend(b, n, s)
+				eventually.True(b, "its memory is on disk", func() bool { return stageOf(n, s) == stored })
+				b.StartTimer()
+				if _, err := n.Resume(b.Context(), refOf(s), false); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(verify.Milliseconds())/float64(b.N), "verify-ms/op")
+			if class := n.lookup(s.UID).current().Plan.Class; class != oci.GVisor {
+				b.Errorf("class %s", class)
+			}
+		})
+	}
+}

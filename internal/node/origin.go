@@ -1,0 +1,289 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"k8s.io/apimachinery/pkg/types"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/ctrd"
+	"github.com/barchan-dev/barchan/internal/envd"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/lifecycle"
+	"github.com/barchan-dev/barchan/internal/oci"
+)
+
+// restoring is the checkpoint that a sandbox is made from.
+type restoring struct {
+	Checkpoint types.UID `json:"checkpoint"`
+	FilesOnly  bool      `json:"filesOnly,omitempty"`
+}
+
+// imageRun is what an image says of its programs, beside their environment.
+type imageRun struct {
+	Ref        string   `json:"ref"`
+	Entrypoint []string `json:"entrypoint,omitempty"`
+	Cmd        []string `json:"cmd,omitempty"`
+	Workdir    string   `json:"workdir,omitempty"`
+	User       string   `json:"user,omitempty"`
+}
+
+func runOf(img ctrd.Image) *imageRun {
+	c := &img.Config
+	return &imageRun{Ref: img.Ref, Entrypoint: c.Entrypoint, Cmd: c.Cmd, Workdir: c.WorkingDir, User: c.User}
+}
+
+// image is the image of a checkpoint, whatever has become of its name since.
+func (c *checkpoint) image() ctrd.Image {
+	img := ctrd.Image{Ref: c.ImageRun.Ref, Digest: c.Digest}
+	img.Config.Env, img.Config.Entrypoint, img.Config.Cmd = c.ImageEnv, c.ImageRun.Entrypoint, c.ImageRun.Cmd
+	img.Config.WorkingDir, img.Config.User = c.ImageRun.Workdir, c.ImageRun.User
+	return img
+}
+
+// origin is the checkpoint that a sandbox is being made from. It is not removed before release.
+type origin struct {
+	*checkpoint
+	release func()
+	// memory says that the processes are those of the checkpoint, and are not started.
+	memory bool
+	// leave gives back the place among those that are being restored; it may be repeated.
+	leave func()
+}
+
+// restoresAtOnce is how many memories are restored at the same time. A restore is bound by the
+// processors: more at once make all of them slower.
+func restoresAtOnce() int { return max(4, 2*runtime.NumCPU()) }
+
+// awaitPlace waits for a place among those that are being restored.
+func (o *origin) awaitPlace(ctx context.Context, places chan struct{}) error {
+	select {
+	case places <- struct{}{}:
+		o.leave = sync.OnceFunc(func() { <-places })
+		return nil
+	case <-ctx.Done():
+		return unavailable(fmt.Errorf("wait for other restores: %w", context.Cause(ctx)))
+	}
+}
+
+// close lets go of the checkpoint. A nil origin has none.
+func (o *origin) close() {
+	if o != nil {
+		o.leave()
+		o.release()
+	}
+}
+
+// restoresMemory reports whether a sandbox's processes come from a checkpoint.
+func (w *work) restoresMemory() bool { return w.origin != nil && w.origin.memory }
+
+// originOf finds the checkpoint that a sandbox wants to be made from, if any, and holds it. Errors
+// are those of Ensure.
+func (n *Node) originOf(ctx context.Context, s *agents.Sandbox, p *plan) (*origin, error) {
+	if s.Spec.Barchan == nil || s.Spec.Barchan.Restore == nil {
+		return nil, nil
+	}
+	ask := s.Spec.Barchan.Restore
+	const at = "spec.barchan.restore.checkpointName"
+	k := n.shelf.named(s.Namespace, ask.CheckpointName)
+	if k == nil {
+		return nil, fmt.Errorf("%s: checkpoint %q is not on this node: %w", at, ask.CheckpointName, errs.ErrNotFound)
+	}
+	c, release, ok := k.open()
+	if !ok {
+		return nil, fmt.Errorf("%s: checkpoint %q is being made or removed: %w", at, ask.CheckpointName, errs.ErrUnavailable)
+	}
+	o := &origin{checkpoint: c, release: release, memory: c.Memory != nil && !ask.FilesOnly, leave: func() {}}
+	p.Restore = &restoring{Checkpoint: c.Ref.UID, FilesOnly: !o.memory}
+	err := o.fits(p)
+	if err == nil && o.memory {
+		err = n.checkOrigin(ctx, o)
+	}
+	if err != nil {
+		release()
+		return nil, fmt.Errorf("spec.barchan.restore: checkpoint %q: %w", ask.CheckpointName, err)
+	}
+	return o, nil
+}
+
+// filesWork is said where memory cannot be restored.
+const filesWork = "spec.barchan.restore.filesOnly: true works without it"
+
+// checkOrigin finds what would keep a memory from being restored before anything is touched.
+func (n *Node) checkOrigin(ctx context.Context, o *origin) error {
+	program, err := n.runtimeFor(o.Memory.Build)
+	if errors.Is(err, errs.ErrConflict) { // the one that is here says what both are called
+		program, err = n.runtimeOf(oci.GVisor)
+	}
+	if err == nil {
+		var build oci.Build
+		if build, err = program.Build(ctx); err == nil {
+			err = build.Restores(o.Memory.Build)
+		}
+	}
+	if errors.Is(err, errs.ErrConflict) {
+		return fmt.Errorf("its memory cannot be restored here: %s; %s: %w", errs.Text(err), filesWork, errs.ErrInvalid)
+	}
+	return unavailable(err)
+}
+
+// imageFor is the image that a sandbox is made of: that of its checkpoint, where the sandbox names the
+// same; a name that has moved on to another is the checkpoint's affair no more.
+func (n *Node) imageFor(ctx context.Context, p *plan, o *origin) (ctrd.Image, error) {
+	if o == nil {
+		return n.findImage(ctx, p)
+	}
+	if o.ImageRun != nil && p.Image == o.Plan.Image {
+		return o.image(), nil
+	}
+	image, err := n.findImage(ctx, p)
+	if err == nil && image.Digest != o.Digest {
+		err = fmt.Errorf("spec.podTemplate.spec.containers[0].image: %q is %s here, the checkpoint's is %q, %s: %w",
+			p.Image, image.Digest, o.Plan.Image, o.Digest, errs.ErrInvalid)
+	}
+	return image, err
+}
+
+// agentProgram is the agent that a new sandbox gets: the node's, or the one whose processes are in the
+// memory of its checkpoint, which have that very file open.
+func (w *work) agentProgram() string {
+	if w.restoresMemory() {
+		return w.n.checkpointAgent(w.origin.Ref.UID)
+	}
+	return w.n.agentFile
+}
+
+// prepareRoot makes the snapshot that has the sandbox's files, of its image or of its checkpoint.
+func (w *work) prepareRoot(ctx context.Context) (err error) {
+	if w.origin == nil {
+		return w.prepare(ctx)
+	}
+	w.rootfs, err = w.n.cfg.Containerd.PrepareFrom(ctx, w.id(), checkpointSnapshot(w.origin.Ref.UID))
+	if errors.Is(err, errs.ErrNotFound) {
+		return fmt.Errorf("spec.barchan.restore: the files of the checkpoint are gone: %w", err)
+	}
+	return err
+}
+
+// verifyOrigin reads the memory of the checkpoint through, once for all that are made from it.
+func (w *work) verifyOrigin(ctx context.Context) error {
+	if !w.restoresMemory() {
+		return nil
+	}
+	uid := w.origin.Ref.UID
+	return w.damagedOrigin(w.n.verified.check(ctx, uid, w.n.checkpointMemory(uid)))
+}
+
+// damagedOrigin is the error for a checkpoint's memory that cannot be read.
+func (w *work) damagedOrigin(err error) error {
+	if errors.Is(err, errs.ErrInvalid) || errors.Is(err, errs.ErrNotFound) {
+		return fmt.Errorf("spec.barchan.restore: the memory of the checkpoint is damaged: %s; %s: %w", errs.Text(err), filesWork, errs.ErrInvalid)
+	}
+	return unavailable(err)
+}
+
+// fillVolumes copies what the checkpoint has of volumes into the sandbox's own, which are new.
+func (w *work) fillVolumes(ctx context.Context) error {
+	if w.origin == nil {
+		return nil
+	}
+	made := map[string]bool{}
+	for _, v := range w.row.Plan.Volumes {
+		rel := volumePath(v)
+		if rel == "" || made[rel] {
+			continue
+		}
+		made[rel] = true
+		from, to := filepath.Join(w.n.checkpointDir(w.origin.Ref.UID), "volumes", rel), w.volumeSource(v)
+		if err := os.RemoveAll(to); err != nil {
+			return unavailable(fmt.Errorf("fill volume: %w", err))
+		}
+		if err := os.MkdirAll(to, 0o755); err != nil {
+			return unavailable(fmt.Errorf("fill volume: %w", err))
+		}
+		if err := ctrd.NewTreeCopy(to, from).Take(ctx); err != nil {
+			return unavailable(fmt.Errorf("fill volume: %w", err))
+		}
+	}
+	return nil
+}
+
+// begin starts the container, or restores it.
+func (w *work) begin(ctx context.Context) (err error) {
+	if !w.restoresMemory() {
+		return w.start(ctx)
+	}
+	program, err := w.n.runtimeFor(w.origin.Memory.Build)
+	if err != nil {
+		return err
+	}
+	if w.console, err = oci.NewConsole(); err != nil {
+		return unavailable(err)
+	}
+	if err := w.origin.awaitPlace(ctx, w.n.restores); err != nil {
+		return err
+	}
+	w.row.Build = w.origin.Memory.Build.SHA256
+	image := w.n.checkpointMemory(w.origin.Ref.UID)
+	pid, err := program.Restore(ctx, w.id(), w.n.dir(w.id()), image, w.console, oci.RestoreOptions{Background: true, Later: w.n.tasks.start})
+	if err != nil {
+		return w.damagedOrigin(err)
+	}
+	if w.row.Process, err = lifecycle.ProcessOf(pid); err != nil {
+		return unavailable(fmt.Errorf("it ended at once: %w: %s", err, w.console.Text()))
+	}
+	w.row.StartedAt = time.Now()
+	return nil
+}
+
+// meetAgent returns when the agent has answered, and knows whose it is.
+func (w *work) meetAgent(ctx context.Context) error {
+	if w.restoresMemory() {
+		defer w.origin.leave()
+		return w.awaitRestored(ctx)
+	}
+	return w.awaitAgent(ctx)
+}
+
+// warmUp runs the template's preparation, unless the memory has it.
+func (w *work) warmUp(ctx context.Context) error {
+	p := &w.row.Plan
+	if p.WarmUp == nil || w.restoresMemory() {
+		w.row.Warmed = p.WarmUp != nil
+		return nil
+	}
+	agent, err := w.n.agentOf(p.ID, w.row.Address)
+	if err != nil {
+		return err
+	}
+	limit := time.Duration(p.WarmUp.TimeoutSeconds) * time.Second
+	if limit <= 0 {
+		limit = defaultWarmUp
+	}
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	code, tail, err := agent.Run(limited, p.WarmUp.Command, envd.RunOptions{})
+	switch {
+	case err != nil && ctx.Err() == nil && limited.Err() != nil:
+		return fmt.Errorf("spec.barchan.warmUp: it did not end within %s: %q: %w", limit, tail, errs.ErrInvalid)
+	case err != nil && envd.IsCode(err, connect.CodeInvalidArgument):
+		return fmt.Errorf("spec.barchan.warmUp.command: %w: %w", err, errs.ErrInvalid)
+	case err != nil:
+		return unavailable(fmt.Errorf("warm up: %w", err))
+	case code != 0:
+		return fmt.Errorf("spec.barchan.warmUp: %q ended with code %d: %q: %w", p.WarmUp.Command[0], code, tail, errs.ErrInvalid)
+	}
+	w.row.Warmed = true
+	return nil
+}
+
+// defaultWarmUp bounds a warm-up that sets no bound.
+const defaultWarmUp = 5 * time.Minute

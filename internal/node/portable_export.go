@@ -1,0 +1,207 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/oci"
+	"github.com/barchan-dev/barchan/internal/portable"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+)
+
+// imageFile is the file in a directory of memory that describes it.
+const imageFile = "image.json"
+
+// ExportCheckpoint describes a checkpoint as an artifact, for which it reads all of it once; config has
+// what the node does not know. With withImage the base image is part of it. Until release is called, the
+// checkpoint is not removed. told hears how many bytes have been read of about how many. Errors: errs.ErrNotFound, the node does not have it, or has its image no
+// more; errs.ErrInvalid, it has files that an artifact cannot carry; errs.ErrUnavailable.
+func (n *Node) ExportCheckpoint(
+	ctx context.Context, ref sandbox.CheckpointRef, config portable.Config, withImage bool, told func(done, total int64),
+) (_ *portable.Layout, release func(), err error) {
+	if err := n.awaitAdopted(ctx); err != nil {
+		return nil, nil, err
+	}
+	if err := n.shelf.checkRead(ref); err != nil {
+		return nil, nil, err
+	}
+	k := n.shelf.find(ref.UID)
+	if k == nil {
+		return nil, nil, fmt.Errorf("checkpoint %s/%s is not on this node: %w", ref.Namespace, ref.Name, errs.ErrNotFound)
+	}
+	c, release, ok := k.open()
+	if !ok {
+		return nil, nil, fmt.Errorf("checkpoint %s/%s is being made or removed: %w", ref.Namespace, ref.Name, errs.ErrConflict)
+	}
+	l, err := n.export(ctx, c, config, withImage, told)
+	if err != nil {
+		release()
+		return nil, nil, unavailable(fmt.Errorf("export checkpoint %s/%s: %w", ref.Namespace, ref.Name, err))
+	}
+	return l, release, nil
+}
+
+// find is what is known of a checkpoint; nil where that is nothing.
+func (s *shelf) find(uid types.UID) *kept {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.kept[uid]
+}
+
+func (n *Node) export(
+	ctx context.Context, c *checkpoint, config portable.Config, withImage bool, told func(done, total int64),
+) (*portable.Layout, error) {
+	if c.ImageRun == nil {
+		return nil, fmt.Errorf("it is of a version before checkpoints could be exported: %w", errs.ErrInvalid)
+	}
+	chain, err := n.cfg.Containerd.ChainOf(ctx, checkpointSnapshot(c.Ref.UID))
+	if err != nil {
+		return nil, err
+	}
+	config.Created, config.Architecture, config.Class, config.FilesSize = c.Created, runtime.GOARCH, string(c.Plan.Class), c.FilesSize
+	config.Image = portable.Image{Reference: c.ImageRun.Ref, Digest: c.Digest, Chain: chain}
+	if m := c.Memory; m != nil {
+		config.Memory = &portable.Memory{
+			Size: m.Size, Digest: m.Digest, RuntimeVersion: m.Build.Version, RuntimeSHA256: m.Build.SHA256, CPUFeatures: slices.Clone(m.Build.CPUFeatures),
+		}
+	}
+	own := *c
+	own.Plan.Restore = nil
+	if config.Node, err = json.Marshal(&own); err != nil {
+		return nil, fmt.Errorf("describe it: %w", err)
+	}
+	base, content, err := n.exportImage(ctx, c, chain.String(), withImage)
+	if err != nil {
+		return nil, err
+	}
+	layers, err := n.exportLayers(ctx, c, told)
+	if err != nil {
+		return nil, err
+	}
+	return portable.NewLayout(config, base, content, layers)
+}
+
+// exportImage finds the content of the base image.
+func (n *Node) exportImage(ctx context.Context, c *checkpoint, chain string, with bool) (*portable.BaseImage, func(ocispec.Descriptor) portable.Content, error) {
+	if !with {
+		return nil, nil, nil
+	}
+	found, err := n.cfg.Containerd.ImageContent(ctx, c.Digest)
+	if errors.Is(err, errs.ErrNotFound) {
+		return nil, nil, fmt.Errorf("its image, %s (%s), is not here any more; export it without the image: %w", c.ImageRun.Ref, c.Digest, err)
+	} else if err != nil {
+		return nil, nil, err
+	}
+	if found.Chain.String() != chain {
+		return nil, nil, fmt.Errorf("its files lie on %s, and image %s is %s; export it without the image: %w", chain, c.Digest, found.Chain, errs.ErrConflict)
+	}
+	return &portable.BaseImage{Descriptor: plain(found.Manifest), Manifest: found.Raw}, func(d ocispec.Descriptor) portable.Content {
+		return func(ctx context.Context, w io.Writer) error { return n.cfg.Containerd.WriteContent(ctx, d, w) }
+	}, nil
+}
+
+// plain is a descriptor without what somebody else has said of it.
+func plain(d ocispec.Descriptor) ocispec.Descriptor {
+	return ocispec.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size, Platform: d.Platform}
+}
+
+// exportLayers measures what a checkpoint consists of.
+func (n *Node) exportLayers(ctx context.Context, c *checkpoint, told func(done, total int64)) (layers []portable.Layer, err error) {
+	read := &tally{total: c.size(), told: told}
+	add := func(mediaType, title string, content portable.Content) {
+		if err != nil {
+			return
+		}
+		var l portable.Layer
+		l, err = portable.Measure(ctx, mediaType, title, func(ctx context.Context, w io.Writer) error {
+			return content(ctx, io.MultiWriter(w, read))
+		})
+		if err != nil {
+			err = fmt.Errorf("%s %s: %w", mediaType, title, err)
+		}
+		l.Content = content
+		layers = append(layers, l)
+	}
+	add(portable.FilesType, "", func(ctx context.Context, w io.Writer) error {
+		return n.cfg.Containerd.ExportOnImage(ctx, checkpointSnapshot(c.Ref.UID), w)
+	})
+	if c.Memory != nil {
+		add(portable.AgentType, "", contentOf(n.checkpointAgent(c.Ref.UID)))
+	}
+	for _, rel := range volumePaths(c.Plan.Volumes) {
+		add(portable.VolumeType, rel, func(ctx context.Context, w io.Writer) error {
+			return n.cfg.Containerd.WriteTree(ctx, w, filepath.Join(n.checkpointDir(c.Ref.UID), "volumes", rel))
+		})
+	}
+	if c.Memory == nil || err != nil {
+		return layers, err
+	}
+	dir := n.checkpointMemory(c.Ref.UID)
+	img, err := oci.ReadImage(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.verified.check(ctx, c.Ref.UID, dir); err != nil {
+		return nil, err
+	}
+	for _, f := range append(slices.Clone(img.Files), oci.ImageFile{Name: imageFile}) {
+		add(portable.MemoryType, f.Name, contentOf(filepath.Join(dir, f.Name)))
+	}
+	return layers, err
+}
+
+// size is about how many bytes it has.
+func (c *checkpoint) size() int64 {
+	if c.Memory == nil {
+		return c.FilesSize
+	}
+	return c.FilesSize + c.Memory.Size
+}
+
+// tally tells how much was written to it.
+type tally struct {
+	done, total int64
+	told        func(done, total int64)
+}
+
+func (t *tally) Write(b []byte) (int, error) {
+	t.done += int64(len(b))
+	t.told(t.done, t.total)
+	return len(b), nil
+}
+
+// volumePaths are those of the volumes that have data, each once, in order.
+func volumePaths(volumes []volume) (paths []string) {
+	for _, v := range volumes {
+		if rel := volumePath(v); rel != "" && !slices.Contains(paths, rel) {
+			paths = append(paths, rel)
+		}
+	}
+	slices.SortFunc(paths, strings.Compare)
+	return paths
+}
+
+// contentOf is a file's.
+func contentOf(path string) portable.Content {
+	return func(ctx context.Context, w io.Writer) error {
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = f.Close() }()
+		_, err = io.Copy(w, portable.WithContext(ctx, f))
+		return err
+	}
+}

@@ -1,0 +1,273 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/ctrd"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/failpoint"
+	"github.com/barchan-dev/barchan/internal/oci"
+	"github.com/barchan-dev/barchan/internal/portable"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+)
+
+// importing is one checkpoint that comes from elsewhere.
+type importing struct {
+	n  *Node
+	k  *kept
+	c  *checkpoint
+	in *portable.Reader
+}
+
+// CheckImport refuses an artifact that can never be used here, and tells what may keep its memory from
+// being restored; its files can be used all the same. It touches nothing. The error is an
+// errs.ErrInvalid.
+func (n *Node) CheckImport(ctx context.Context, h *portable.Head) (warnings []string, err error) {
+	c, err := n.readImport(h)
+	if err != nil {
+		return nil, err
+	}
+	if c.Memory != nil {
+		if err := n.checkOrigin(ctx, &origin{checkpoint: c}); errors.Is(err, errs.ErrInvalid) {
+			warnings = append(warnings, errs.Text(err))
+		} else if err != nil {
+			return nil, err
+		}
+	}
+	return warnings, nil
+}
+
+// readImport reads the row that another node wrote, and believes nothing that the machine would act on.
+func (n *Node) readImport(h *portable.Head) (*checkpoint, error) {
+	c := &checkpoint{}
+	wrong := func(format string, args ...any) (*checkpoint, error) {
+		return nil, fmt.Errorf("checkpoint artifact: "+format+": %w", append(args, errs.ErrInvalid)...)
+	}
+	if err := json.Unmarshal(h.Config.Node, c); err != nil {
+		return wrong("config.node: %v", err)
+	}
+	class := oci.Class(h.Config.Class)
+	switch {
+	case h.Config.Architecture != runtime.GOARCH:
+		return wrong("config.architecture: %q, this machine's is %s", h.Config.Architecture, runtime.GOARCH)
+	case class != c.Plan.Class || n.runtimes[class] == nil:
+		return wrong("config.class: this node does not offer %q", class)
+	case c.ImageRun == nil || c.Plan.Image == "":
+		return wrong("config.node: it does not say what its image is")
+	case c.Memory != nil && class != oci.GVisor:
+		return wrong("config.node: class %q has no memory", class)
+	}
+	for _, v := range c.Plan.Volumes {
+		if name := v.Claim + v.Scratch; (v.Claim != "" && v.Scratch != "") || (name != "" && !portable.IsName(name)) {
+			return wrong("config.node: volume %q is none", name)
+		}
+	}
+	if err := checkLayers(c, h); err != nil {
+		return wrong("%w", err)
+	}
+	c.Plan.Restore, c.Paused, c.Base = nil, 0, nil
+	return c, nil
+}
+
+// checkLayers reports whether an artifact has what its row says, and nothing else.
+func checkLayers(c *checkpoint, h *portable.Head) error {
+	has := map[string][]string{}
+	for _, d := range h.Layers {
+		has[d.MediaType] = append(has[d.MediaType], portable.Title(d))
+	}
+	slices.Sort(has[portable.VolumeType])
+	switch memory := c.Memory != nil; {
+	case !slices.Equal(has[portable.VolumeType], volumePaths(c.Plan.Volumes)):
+		return fmt.Errorf("its volumes are %q, want %q", has[portable.VolumeType], volumePaths(c.Plan.Volumes))
+	case memory != (len(has[portable.AgentType]) > 0), memory != slices.Contains(has[portable.MemoryType], imageFile), !memory && len(has[portable.MemoryType]) > 0:
+		return errors.New("it must have memory, its description and its agent, or none of them")
+	}
+	return nil
+}
+
+// ImportCheckpoint makes a checkpoint of an artifact, or returns the one that was made under the same UID.
+// When it returns, the checkpoint is durable; after an error, or a crash, nothing of it is left. Errors:
+// errs.ErrInvalid, the artifact cannot be used, or is damaged; errs.ErrConflict, the checkpoint is being
+// removed; errs.ErrNotFound, its base image is neither here nor part of it; errs.ErrExhausted, the disk
+// is full; errs.ErrUnavailable.
+func (n *Node) ImportCheckpoint(ctx context.Context, ref sandbox.CheckpointRef, in *portable.Reader) (sandbox.Captured, error) {
+	if err := n.awaitAdopted(ctx); err != nil {
+		return sandbox.Captured{}, err
+	}
+	if err := errors.Join(checkCheckpoint(ref), n.shelf.checkRead(ref), n.refused()); err != nil {
+		return sandbox.Captured{}, err
+	}
+	c, err := n.readImport(in.Head)
+	if err != nil {
+		return sandbox.Captured{}, err
+	}
+	ctx, k, done, err := n.shelf.take(ctx, ref)
+	if err != nil {
+		return sandbox.Captured{}, err
+	}
+	defer done()
+	switch was := k.current(); {
+	case was != nil && was.Stage == checkpointReady:
+		return n.captured(was), nil
+	case was != nil:
+		return sandbox.Captured{}, fmt.Errorf("checkpoint %s/%s is being removed: %w", ref.Namespace, ref.Name, errs.ErrConflict)
+	}
+	began := time.Now()
+	c.Ref = ref
+	p := &importing{n: n, k: k, c: c, in: in}
+	if err := p.do(ctx); err != nil {
+		err = fmt.Errorf("import checkpoint %s/%s: %w", ref.Namespace, ref.Name, captureFault(ctx, err))
+		return sandbox.Captured{}, errors.Join(err, p.undo(ctx))
+	}
+	n.observeStep(c.Plan.Class, "import", time.Since(began))
+	n.log.InfoContext(ctx, "checkpoint imported", telemetry.Namespace, ref.Namespace, "checkpoint", ref.Name, "memory", c.Memory != nil,
+		telemetry.Took, time.Since(began))
+	return n.captured(c), nil
+}
+
+func (p *importing) undo(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	return p.n.eraseCheckpoint(ctx, p.k)
+}
+
+// do writes the row first, so that whatever follows can be found and removed.
+func (p *importing) do(ctx context.Context) error {
+	if err := p.room(p.size()); err != nil {
+		return err
+	}
+	if err := p.n.noteCheckpoint(p.k, p.c, checkpointWriting); err != nil {
+		return err
+	}
+	failpoint.Reach("import/writing")
+	image, err := p.base(ctx)
+	if err != nil {
+		return err
+	}
+	failpoint.Reach("import/base")
+	if err := os.MkdirAll(filepath.Join(p.n.checkpointDir(p.c.Ref.UID), "volumes"), 0o700); err != nil {
+		return fmt.Errorf("make directory of the checkpoint: %w", err)
+	}
+	for {
+		b, err := p.in.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return err
+		}
+		if err := p.layer(ctx, image, b); err != nil {
+			return p.fuller(err)
+		}
+		if err := b.Close(); err != nil {
+			return err
+		}
+	}
+	if err := p.finish(); err != nil {
+		return err
+	}
+	failpoint.Reach("import/data")
+	p.c.Base = nil // from now on it is an image as any
+	if err := p.n.noteCheckpoint(p.k, p.c, checkpointReady); err != nil {
+		return err
+	}
+	failpoint.Reach("import/ready")
+	return nil
+}
+
+// base finds the base image here, or takes it from the artifact.
+func (p *importing) base(ctx context.Context) (ctrd.Image, error) {
+	is := p.in.Config.Image
+	image, err := p.n.cfg.Containerd.ImageOf(ctx, is.Chain, is.Reference)
+	switch {
+	case err == nil && p.in.Image != nil:
+		err = p.in.Skip(ctx, len(p.in.Image.Blobs))
+	case errors.Is(err, errs.ErrNotFound) && p.in.Image != nil:
+		image, err = p.importBase(ctx)
+	case errors.Is(err, errs.ErrNotFound):
+		err = fmt.Errorf("its base image, %s (%s), is not here and not part of the artifact; pull it first: %w", is.Reference, is.Digest, err)
+	}
+	if err != nil {
+		return ctrd.Image{}, err
+	}
+	if image.Chain() != is.Chain {
+		return ctrd.Image{}, fmt.Errorf("its base image is %s, and its files lie on %s: %w", image.Chain(), is.Chain, errs.ErrInvalid)
+	}
+	p.c.Digest = image.Digest
+	return image, p.n.noteCheckpoint(p.k, p.c, checkpointWriting) // so that nobody removes the image for another import
+}
+
+// layer writes one blob to where a checkpoint has it.
+func (p *importing) layer(ctx context.Context, image ctrd.Image, b *portable.Blob) error {
+	uid := p.c.Ref.UID
+	in := p.heeding(portable.WithContext(ctx, b))
+	switch b.MediaType {
+	case portable.FilesType:
+		one, err := p.n.cfg.Containerd.ImportCommitted(ctx, checkpointSnapshot(uid), image, in)
+		p.c.FilesSize = one.Size
+		return err
+	case portable.AgentType:
+		return writeBlob(p.n.checkpointAgent(uid), 0o755, in)
+	case portable.VolumeType:
+		dir := filepath.Join(p.n.checkpointDir(uid), "volumes", portable.Title(b.Descriptor))
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return fmt.Errorf("make directory of a volume: %w", err)
+		}
+		return p.n.cfg.Containerd.ReadTree(ctx, dir, in)
+	default:
+		if err := os.MkdirAll(p.n.checkpointMemory(uid), 0o700); err != nil {
+			return fmt.Errorf("make directory of the memory: %w", err)
+		}
+		return writeBlob(filepath.Join(p.n.checkpointMemory(uid), portable.Title(b.Descriptor)), 0o600, in)
+	}
+}
+
+func writeBlob(path string, mode os.FileMode, in io.Reader) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		return fmt.Errorf("write checkpoint: %w", err)
+	}
+	_, err = io.Copy(f, in)
+	return errors.Join(err, f.Close())
+}
+
+// finish looks at what has come as a whole, and makes it durable.
+func (p *importing) finish() error {
+	dir := p.n.checkpointDir(p.c.Ref.UID)
+	size, err := diskUsage(filepath.Join(dir, "volumes"))
+	if err != nil {
+		return err
+	}
+	p.c.FilesSize += size
+	if p.c.Memory != nil {
+		img, err := oci.ReadImage(p.n.checkpointMemory(p.c.Ref.UID))
+		if err != nil {
+			return err
+		}
+		if have := len(p.in.Layers); have != 2+len(volumePaths(p.c.Plan.Volumes))+len(img.Files)+1 {
+			return fmt.Errorf("its memory has files that its description does not name: %w", errs.ErrInvalid)
+		}
+		if img.Digest != p.c.Memory.Digest || img.Build.SHA256 != p.c.Memory.Build.SHA256 {
+			return fmt.Errorf("its memory is %s of build %s, its config says %s and %s: %w",
+				img.Digest, img.Build.SHA256, p.c.Memory.Digest, p.c.Memory.Build.SHA256, errs.ErrInvalid)
+		}
+		p.c.Memory = &savedMemory{Build: img.Build, Digest: img.Digest, Size: img.Size()}
+	}
+	return syncFilesystem(p.n.checkpointsDir())
+}
+
+// busy reports whether somebody is at the checkpoint.
+func (k *kept) busy() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.cancel != nil
+}

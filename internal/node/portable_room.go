@@ -1,0 +1,64 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/barchan-dev/barchan/internal/errs"
+)
+
+// size is what will be written, in bytes; of the base image what comes, and not what it becomes.
+func (p *importing) size() (sum int64) {
+	for _, d := range p.in.Layers {
+		sum += d.Size
+	}
+	return sum
+}
+
+// room says why so many more bytes may not be written, if so.
+func (p *importing) room(bytes int64) error {
+	if p.n.cfg.Room == nil {
+		return nil
+	}
+	if err := p.n.cfg.Room(p.n.checkpointsDir(), bytes); err != nil {
+		return errs.Public(err, "there is no room for what is imported: "+errs.Text(err))
+	}
+	return nil
+}
+
+// roomEvery is after how many bytes an import looks whether there is room for as many more.
+const roomEvery = 16 << 20
+
+// heeding ends what is read once there is no room for it.
+func (p *importing) heeding(r io.Reader) io.Reader { return &heeding{p: p, r: r} }
+
+type heeding struct {
+	p    *importing
+	r    io.Reader
+	left int64 // bytes until the next look
+}
+
+func (h *heeding) Read(b []byte) (int, error) {
+	if h.left <= 0 {
+		if err := h.p.room(roomEvery); err != nil {
+			return 0, err
+		}
+		h.left = roomEvery
+	}
+	n, err := h.r.Read(b)
+	h.left -= int64(n)
+	return n, err
+}
+
+// fuller is an error, or that the disk is full, which whoever wrote to it may not have said so that it
+// can be told from others.
+func (p *importing) fuller(err error) error {
+	if errors.Is(err, errs.ErrInvalid) || errors.Is(err, errs.ErrExhausted) {
+		return err
+	}
+	if full := p.room(roomEvery); errors.Is(full, errs.ErrExhausted) {
+		return fmt.Errorf("%w: %w", full, err)
+	}
+	return err
+}

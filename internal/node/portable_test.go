@@ -1,0 +1,163 @@
+package node
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/portable"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+)
+
+// artifact is one of a sandbox's files with their image, neither of which is on the node any more, and where
+// the files begin in it.
+func artifact(t *testing.T, n *Node) (whole []byte, files int) {
+	t.Helper()
+	s := object(class("runc"))
+	ensure(t, n, s)
+	if out, code := run(t, n, s, "head -c 300000 /dev/zero > /home/user/kept && echo x >> /home/user/kept"); code != 0 {
+		t.Fatalf("%d %s", code, out)
+	}
+	ask := checkpointOf(s)
+	capture1(t, n, ask)
+	var told int64
+	l, release, err := n.ExportCheckpoint(t.Context(), ask.Checkpoint, portable.Config{Name: "c", Source: portable.Source{SandboxName: s.Name}}, true,
+		func(done, _ int64) { told = done })
+	must(t, err)
+	if told != l.Layers[0].Size {
+		t.Errorf("%d bytes are told of, its files have %d", told, l.Layers[0].Size)
+	}
+	var b bytes.Buffer
+	must(t, l.Write(t.Context(), &b))
+	release()
+	must(t, n.Remove(t.Context(), refOf(s)))
+	must(t, n.DropCheckpoint(t.Context(), ask.Checkpoint))
+	must(t, n.cfg.Containerd.RemoveImage(t.Context(), testImage))
+	return b.Bytes(), bytes.Index(b.Bytes(), []byte("blobs/sha256/"+l.Layers[0].Digest.Encoded())) + 512
+}
+
+func damagedAt(whole []byte, at int) []byte {
+	b := bytes.Clone(whole)
+	b[at] ^= 1
+	return b
+}
+
+// importIt gives a node an artifact under a new name.
+func importIt(t *testing.T, n *Node, in io.Reader) (sandbox.CheckpointRef, error) {
+	t.Helper()
+	uid := uuid.NewString()
+	ref := sandbox.CheckpointRef{Namespace: "default", Name: "i-" + uid[:8], UID: types.UID(uid)}
+	r, err := portable.Read(in)
+	must(t, err)
+	_, err = n.ImportCheckpoint(t.Context(), ref, r)
+	return ref, err
+}
+
+func hasImage(t *testing.T, n *Node) bool {
+	t.Helper()
+	_, err := n.cfg.Containerd.Resolve(t.Context(), testImage)
+	if err != nil && !errors.Is(err, errs.ErrNotFound) {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+// gated stops at a place until it is opened.
+type gated struct {
+	io.Reader
+	rest    io.Reader
+	reached chan<- struct{}
+	open    <-chan struct{}
+}
+
+func (g *gated) Read(b []byte) (int, error) {
+	n, err := g.Reader.Read(b)
+	if errors.Is(err, io.EOF) && g.rest != nil {
+		close(g.reached)
+		<-g.open
+		g.Reader, g.rest = g.rest, nil
+		return g.Reader.Read(b)
+	}
+	return n, err
+}
+
+// The image that an import brings goes with it when it fails, unless another one has come to lie on it; and
+// when the import is ready, it stays whatever becomes of that.
+func TestBaseOfAnImport(t *testing.T) {
+	m := newMachine(t)
+	n, _ := m.node()
+	whole, files := artifact(t, n)
+	bad := damagedAt(whole, files+1000)
+	if _, err := importIt(t, n, bytes.NewReader(bad)); !errors.Is(err, errs.ErrInvalid) {
+		t.Fatalf("import of what is damaged: %v", err)
+	}
+	if hasImage(t, n) {
+		t.Error("the image of an import that failed is there")
+	}
+	noCheckpoint(t, n)
+
+	reached, open := make(chan struct{}), make(chan struct{})
+	var first errgroup.Group
+	first.Go(func() error {
+		_, err := importIt(t, n, &gated{Reader: bytes.NewReader(bad[:files]), rest: bytes.NewReader(bad[files:]), reached: reached, open: open})
+		return err
+	})
+	<-reached
+	second, err := importIt(t, n, bytes.NewReader(whole))
+	must(t, err)
+	close(open)
+	if err := first.Wait(); !errors.Is(err, errs.ErrInvalid) {
+		t.Errorf("import of what is damaged: %v", err)
+	}
+	if !hasImage(t, n) {
+		t.Error("an import that failed has taken the image that another one lies on")
+	}
+	again, err := importIt(t, n, bytes.NewReader(whole))
+	must(t, err)
+	must(t, n.DropCheckpoint(t.Context(), second))
+	must(t, n.DropCheckpoint(t.Context(), again))
+	if !hasImage(t, n) {
+		t.Error("the image went with a checkpoint that was ready")
+	}
+	noCheckpoint(t, n)
+	clean(t, n)
+}
+
+// An import for which there is no room is refused, from the beginning or while it comes.
+func TestRoomForAnImport(t *testing.T) {
+	m := newMachine(t)
+	var room atomic.Int64 // bytes; or, if negative, how often it may still be asked
+	room.Store(1 << 40)
+	n, _ := m.node(func(c *Config) {
+		c.Room = func(_ string, asked int64) error {
+			if left := room.Load(); (left >= 0 && asked > left) || (left < 0 && room.Add(1) == 0) {
+				return fmt.Errorf("the disk is small: %w", errs.ErrExhausted)
+			}
+			return nil
+		}
+	})
+	whole, _ := artifact(t, n)
+	for what, left := range map[string]int64{"too large": 1000, "full in the image": -2, "full in the files": -3} {
+		room.Store(left)
+		if _, err := importIt(t, n, bytes.NewReader(whole)); !errors.Is(err, errs.ErrExhausted) || errs.Text(err) != "there is no room for what is imported: the disk is small" {
+			t.Errorf("%s: %v", what, err)
+		}
+		if hasImage(t, n) {
+			t.Errorf("%s: the image is there", what)
+		}
+		noCheckpoint(t, n)
+	}
+	room.Store(1 << 40)
+	made, err := importIt(t, n, bytes.NewReader(whole))
+	must(t, err)
+	must(t, n.DropCheckpoint(t.Context(), made))
+	clean(t, n)
+}

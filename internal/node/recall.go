@@ -1,0 +1,22 @@
+package node
+
+import "fmt"
+
+// Recall has the node know what its journal has, without adopting any of it: for Audit on a machine
+// where no server runs. A node that has done so is of no other use.
+func (n *Node) Recall() error {
+	var unread error
+	err := n.journal.each(func(r *row) { n.unitOf(r.Plan.Ref).setRow(r) }, func(key, _ []byte, err error) {
+		unread = fmt.Errorf("row %q of the journal: %w", key, err)
+	})
+	if err == nil {
+		err = n.shelf.load(func(key, _ []byte, err error) { unread = fmt.Errorf("row %q of checkpoints: %w", key, err) })
+	}
+	if err == nil {
+		err = unread
+	}
+	if err != nil {
+		return fmt.Errorf("read the journal: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,289 @@
+package node
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/ctrd"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/ipam"
+	"github.com/barchan-dev/barchan/internal/oci"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+func policy(p corev1.RestartPolicy) func(*agents.Sandbox) {
+	return func(s *agents.Sandbox) { pod(s).RestartPolicy = p }
+}
+
+// die kills a sandbox as a fault of its kernel would.
+func die(t testing.TB, r row) {
+	t.Helper()
+	must(t, r.Process.Signal(9))
+	must(t, r.Process.Wait(t.Context()))
+}
+
+// livesAgain waits for a second life with the same files and address.
+func livesAgain(t testing.TB, n *Node, s *agents.Sandbox, was row) {
+	t.Helper()
+	eventually.True(t, "it lives again", func() bool {
+		r, seen := n.lookup(s.UID).current(), n.lookup(s.UID).observed()
+		return r.Stage == live && r.Process != was.Process && seen.Message == "" // seen after it is noted
+	})
+	if out, _ := run(t, n, s, "cat /root/kept"); out != "kept\n" {
+		t.Errorf("its file has %q", out)
+	}
+	seen, err := n.Observe(t.Context(), refOf(s))
+	if err != nil || seen.Address != was.Address || seen.State != sandbox.ContainerRunning || !seen.Probed || seen.Message != "" {
+		t.Errorf("%+v, %v", seen, err)
+	}
+	if got := leaseOf(n, s.UID); got != was.Address.String()+" held" {
+		t.Errorf("lease %s", got)
+	}
+}
+
+// When a sandbox's kernel ends, its policy decides: at once, or at the next start of the server.
+func TestDeathIsAnsweredByPolicy(t *testing.T) {
+	m := newMachine(t)
+	n, stop := m.node()
+	kinds := []corev1.RestartPolicy{corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever, ""}
+	all := make([]*agents.Sandbox, len(kinds))
+	was := make([]row, len(kinds))
+	for i, p := range kinds {
+		all[i] = object(policy(p))
+		ensure(t, n, all[i])
+		run(t, n, all[i], "echo kept > /root/kept")
+		was[i] = *n.lookup(all[i].UID).current()
+	}
+	check := func() {
+		t.Helper()
+		for i, s := range all[:2] {
+			livesAgain(t, n, s, was[i])
+			was[i] = *n.lookup(s.UID).current()
+		}
+		for _, s := range all[2:] {
+			eventually.True(t, "its end is seen", func() bool { return n.lookup(s.UID).observed().State == sandbox.ContainerExited })
+		}
+	}
+	for _, r := range was {
+		die(t, r)
+	}
+	check()
+	stop()
+	for _, r := range was[:2] {
+		die(t, r)
+	}
+	n, stop = m.node()
+	check()
+
+	// As after a reboot: neither processes nor mounts nor networks.
+	stop()
+	for _, r := range was[:2] {
+		die(t, r)
+		id := string(r.Plan.ID)
+		must(t, ctrd.Unmount(filepath.Join(n.dir(id), "rootfs")))
+		must(t, unix.Unmount(n.network.NetnsPath(id), unix.MNT_DETACH))
+		must(t, os.Remove(n.network.NetnsPath(id)))
+		must(t, n.runtimes[oci.GVisor].Destroy())
+	}
+	n, _ = m.node()
+	check()
+	clean(t, n)
+}
+
+// One that dies while it sleeps in memory has lost that, and begins anew if its policy says so.
+func TestDeathWhileFrozen(t *testing.T) {
+	m := newMachine(t)
+	n, _ := m.node(func(c *Config) { c.StoreAfter = time.Hour })
+	s := object(policy(corev1.RestartPolicyAlways))
+	ensure(t, n, s)
+	run(t, n, s, "echo kept > /root/kept")
+	was := *n.lookup(s.UID).current()
+	suspend(t, n, s)
+	must(t, was.Process.Signal(9))
+	livesAgain(t, n, s, was)
+	suspend(t, n, s)
+	resume(t, n, s)
+	clean(t, n)
+}
+
+// A server that comes back finds ready what was ready, and asks again for itself.
+func TestReadinessOutlivesTheServer(t *testing.T) {
+	m := newMachine(t)
+	n, stop := m.node()
+	s := object(func(s *agents.Sandbox) {
+		container(s).ReadinessProbe = &corev1.Probe{
+			ProbeHandler:  corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"/bin/sh", "-c", "[ -e /tmp/well ]"}}},
+			PeriodSeconds: 1, FailureThreshold: 1, TimeoutSeconds: patience,
+		}
+		container(s).Env = []corev1.EnvVar{{Name: "PATH", Value: "/bin"}}
+	})
+	if seen := ensure(t, n, s); seen.Probed {
+		t.Error("ready before it is well")
+	}
+	run(t, n, s, "touch /tmp/well")
+	noted := func(ready bool) func() bool {
+		return func() bool {
+			return n.lookup(s.UID).current().Ready == ready && n.lookup(s.UID).observed().Probed == ready
+		}
+	}
+	eventually.True(t, "it is ready", noted(true))
+	stop()
+	n, stop = m.node()
+	if seen, err := n.Observe(t.Context(), refOf(s)); err != nil || !seen.Probed || seen.Message != "" {
+		t.Errorf("after a restart: %+v, %v", seen, err)
+	}
+	run(t, n, s, "busybox rm /tmp/well")
+	eventually.True(t, "it is not ready", noted(false))
+	stop()
+	n, _ = m.node()
+	if seen, err := n.Observe(t.Context(), refOf(s)); err != nil || seen.Probed {
+		t.Errorf("after a restart: %+v, %v", seen, err)
+	}
+}
+
+// Without containerd nothing is adopted, undone or given; once it is there, all is.
+func TestContainerdComesLate(t *testing.T) {
+	m := newMachine(t)
+	n, stop := m.node(breakAfter("record", ErrCrash))
+	half := object()
+	if _, err := n.Ensure(t.Context(), half); !errors.Is(err, ErrCrash) {
+		t.Fatal(err)
+	}
+	stop()
+	n, stop = m.node()
+	whole := object()
+	seen := ensure(t, n, whole)
+	stop()
+	m.stopCtrd()
+	must(t, m.supervisor.Stop(t.Context()))
+
+	n, err := New(m.cfg)
+	must(t, err)
+	n.bootPatience = 300 * time.Millisecond
+	if err := n.Run(t.Context()); !errors.Is(err, errs.ErrUnavailable) {
+		t.Errorf("error %v", err)
+	}
+	select {
+	case <-n.Adopted():
+		t.Error("adopted on half a view")
+	default:
+	}
+	must(t, n.Close())
+
+	n, err = New(m.cfg)
+	must(t, err)
+	ended := make(chan error, 1)
+	go func() { ended <- n.Run(t.Context()) }()
+	m.startContainerd()
+	select {
+	case <-n.Adopted():
+	case err := <-ended:
+		t.Fatal(err)
+	}
+	if now, err := n.Observe(t.Context(), refOf(whole)); err != nil || now.State != sandbox.ContainerRunning || now.Address != seen.Address {
+		t.Errorf("%+v, %v", now, err)
+	}
+	clean(t, n)
+	t.Cleanup(func() { // after the end of the test's context
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		must(t, n.Close())
+	})
+}
+
+// A class that is not offered any more keeps what runs of it, and what is removed is gone.
+func TestClassNotOfferedAnyMore(t *testing.T) {
+	m := newMachine(t)
+	n, stop := m.node()
+	s := object(class("runc"), policy(corev1.RestartPolicyAlways))
+	before := ensure(t, n, s)
+	was := *n.lookup(s.UID).current()
+	stop()
+	n, _ = m.node(func(c *Config) { c.Runtimes = c.Runtimes[:1] })
+	if seen, err := n.Observe(t.Context(), refOf(s)); err != nil || seen.State != sandbox.ContainerRunning || seen.Address != before.Address {
+		t.Errorf("%+v, %v", seen, err)
+	}
+	if out, code := run(t, n, s, "echo here"); code != 0 || out != "here\n" {
+		t.Errorf("%d %q", code, out)
+	}
+	die(t, was)
+	eventually.True(t, "it cannot be restarted", func() bool { return stageOf(n, s) == restarting })
+	must(t, n.Remove(t.Context(), refOf(s)))
+	if inside, err := oci.Occupied(n.cgroup(string(was.Plan.ID))); err != nil || inside {
+		t.Errorf("processes are left: %v", err)
+	}
+	clean(t, n)
+}
+
+// A record that somebody removed is written again, and one that sleeps needs none to wake.
+func TestRecordRemovedByHand(t *testing.T) {
+	m := newMachine(t)
+	n, stop := m.node(atOnce)
+	s := object()
+	ensure(t, n, s)
+	p := startProgram(t, n, s)
+	id := string(n.lookup(s.UID).id)
+	recorded := func() bool {
+		records, err := n.cfg.Containerd.Records(t.Context())
+		must(t, err)
+		return slices.ContainsFunc(records, func(r ctrd.Record) bool {
+			return r.ID == id && r.Labels[labelAddress] == n.lookup(s.UID).current().Address.String() && r.Image == testImage
+		})
+	}
+	suspend(t, n, s)
+	awaitStored(t, n, s)
+	must(t, n.cfg.Containerd.RemoveRecord(t.Context(), id))
+	stop()
+	n, _ = m.node(func(c *Config) { c.StoreAfter = time.Hour })
+	resume(t, n, s)
+	p.goesOn(n)
+	must(t, n.cfg.Containerd.RemoveRecord(t.Context(), id)) // a look may have mended it already
+	n.Sweep(t.Context())
+	if !recorded() {
+		t.Error("the record was not written again")
+	}
+	clean(t, n)
+}
+
+// Books that cannot be written keep nobody from starting, and no address is given twice by them.
+func TestStartWithBooksThatCannotBeWritten(t *testing.T) {
+	m := newMachine(t)
+	n, stop := m.node()
+	s := object(class("runc"))
+	addr := ensure(t, n, s).Address
+	must(t, n.journal.remove(refOf(s))) // only the reconciler will claim for it
+	must(t, n.books.Release(string(s.UID), addr))
+	stop()
+	n, err := New(m.cfg)
+	must(t, err)
+	store, err := ipam.NewBoltStore(n.db)
+	must(t, err)
+	n.books, err = ipam.Open(ipam.Config{Subnet: n.network.Subnet(), CoolDown: time.Second, Store: unwritable{store}, Log: n.log})
+	must(t, err)
+	must(t, n.openReconciler())
+	if _, err := n.reconciler.Look(t.Context()); !errors.Is(err, errBroken) {
+		t.Errorf("look: %v, want the write's error", err)
+	}
+	must(t, n.firstLook(t.Context()))
+	if by, err := n.holder(t.Context(), addr, "another"); err != nil || by == "" {
+		t.Errorf("%s would be given: %q, %v", addr, by, err)
+	}
+	must(t, n.Close())
+	n, _ = m.node()
+	must(t, n.Remove(t.Context(), refOf(s)))
+}
+
+// unwritable is a store on a disk that is full.
+type unwritable struct{ ipam.Store }
+
+func (unwritable) Apply(...ipam.Row) error { return errBroken }

@@ -1,0 +1,451 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/barchan-dev/barchan/internal/ctrd"
+	"github.com/barchan-dev/barchan/internal/oci"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/telemetry"
+)
+
+const (
+	// sweepEvery is how often the node looks for what nobody asks for and for what is left.
+	sweepEvery = time.Minute
+	// looksToDoubt is in how many looks in a row something must have been without a sandbox
+	// before anybody is asked whether it may go: what is in the making is hit by none.
+	looksToDoubt = 2
+	// existsTimeout bounds the question to the source of truth.
+	existsTimeout = 10 * time.Second
+	// firstRemovePause and longRemovePause bound the pauses between two tries to remove a
+	// sandbox; each is twice the one before.
+	firstRemovePause = time.Second
+	longRemovePause  = time.Minute
+)
+
+// Kinds of things.
+const (
+	kindNetns     = "network namespace"
+	kindLink      = "link"
+	kindRules     = "egress rules"
+	kindSnapshot  = "snapshot"
+	kindRecord    = "record"
+	kindContainer = "container"
+	kindDir       = "directory"
+	kindClaims    = "volume claims"
+	kindMemory    = "memory"
+	kindCgroup    = "cgroup"
+	kindMount     = "mount"
+	kindSandbox   = "sandbox" // of a row of the journal
+)
+
+// thing is one on the machine that has the name of a sandbox, or of none.
+type thing struct {
+	kind string
+	// name is the thing's; id is the sandbox's, empty where it cannot be known.
+	name, id string
+}
+
+func (t thing) String() string { return t.kind + " " + t.name }
+
+// view is what is on the machine, seen once and whole.
+type view struct {
+	things  []thing
+	records map[string]ctrd.Record
+	// known are the IDs of sandboxes with a row of the journal, before or after the look.
+	known map[string]bool
+}
+
+// look sees all that carries the instance's name. An error means that nothing may be decided on
+// what it returns.
+func (n *Node) look(ctx context.Context) (view, error) {
+	v := view{records: map[string]ctrd.Record{}, known: map[string]bool{}}
+	ports := map[string]string{}
+	know := func() {
+		for _, u := range n.allUnits() {
+			if u.current() != nil {
+				v.known[string(u.id)] = true
+			}
+			ports[n.network.HostLink(string(u.id))] = string(u.id)
+		}
+		for id := range n.unreadIDs() {
+			v.known[id] = true
+			ports[n.network.HostLink(id)] = id
+		}
+		for _, l := range n.books.List() {
+			id := string(sandbox.IDOf(types.UID(l.Owner)))
+			ports[n.network.HostLink(id)] = id
+		}
+	}
+	know()
+	var failures []error
+	add := func(kind string, names []string, err error) {
+		failures = append(failures, err)
+		for _, name := range names {
+			v.things = append(v.things, thing{kind: kind, name: name, id: name})
+		}
+	}
+	namespaces, err := n.network.List(ctx)
+	add(kindNetns, namespaces, err)
+	for _, id := range namespaces {
+		ports[n.network.HostLink(id)] = id
+	}
+	links, err := n.network.Links(ctx)
+	failures = append(failures, err)
+	rules, err := n.network.EgressRules(ctx)
+	add(kindRules, rules, err)
+	snapshots, err := n.cfg.Containerd.Snapshots(ctx)
+	add(kindSnapshot, snapshots, err)
+	records, err := n.cfg.Containerd.Records(ctx)
+	add(kindRecord, nil, err)
+	for _, r := range records {
+		v.records[r.ID] = r
+		add(kindRecord, []string{r.ID}, nil)
+	}
+	for _, r := range n.runtimes {
+		ids, err := r.List()
+		add(kindContainer, ids, err)
+	}
+	dirs, err := entries(filepath.Join(n.cfg.DataDir, "sandboxes"))
+	add(kindDir, dirs, err)
+	claims, err := entries(filepath.Join(n.cfg.DataDir, "claims"))
+	add(kindClaims, claims, err)
+	images, err := oci.ListImages(n.cfg.MemoryDir)
+	add(kindMemory, images, err)
+	cgroups, err := oci.Cgroups(n.cfg.CgroupParent)
+	add(kindCgroup, cgroups, err)
+	mounts, err := mountsBelow(filepath.Join(n.cfg.DataDir, "sandboxes"))
+	add(kindMount, mounts, err)
+	know() // what was begun meanwhile
+	for _, name := range links {
+		v.things = append(v.things, thing{kind: kindLink, name: name, id: ports[name]})
+	}
+	return v, errors.Join(failures...)
+}
+
+// leftovers are the things without a row of the journal, by the sandbox's ID.
+func (v *view) leftovers() map[string][]thing {
+	left := map[string][]thing{}
+	for _, t := range v.things {
+		if !v.known[t.id] {
+			left[t.id] = append(left[t.id], t)
+		}
+	}
+	return left
+}
+
+// Sweep is one look of the watchdog; Run calls it every minute, beginning with the start. It
+//
+//   - takes over what the journal has and the node does not know,
+//   - goes on with what was left in the middle,
+//   - removes sandboxes that nobody has asked for since the start, and what is on the machine
+//     without a row of the journal, after two looks in a row, and only where the source of truth
+//     ([Config.Exists]) clearly says that the sandbox does not exist. Whatever else it answers
+//     keeps them. Where the name of a sandbox cannot be known, only what nothing living can be
+//     part of is removed.
+func (n *Node) Sweep(ctx context.Context) {
+	select {
+	case n.looking <- struct{}{}:
+		defer func() { <-n.looking }()
+	case <-ctx.Done():
+		return
+	}
+	n.rediscoverAll(ctx)
+	v, err := n.look(ctx)
+	if err != nil {
+		if ctx.Err() == nil {
+			n.log.WarnContext(ctx, "what is on the machine is not known in full; nothing is removed", telemetry.Error, err)
+		}
+		return
+	}
+	n.goOn(ctx, &v)
+	n.settleCheckpoints(ctx)
+	n.doubt(ctx, &v)
+}
+
+// rediscoverAll takes over what the journal has and the node does not know.
+func (n *Node) rediscoverAll(ctx context.Context) {
+	var lost []types.UID
+	err := n.journal.each(func(r *row) {
+		if n.lookup(r.Plan.Ref.UID) == nil {
+			lost = append(lost, r.Plan.Ref.UID)
+		}
+	}, func([]byte, []byte, error) {}) // told at the start
+	for _, uid := range lost {
+		err = errors.Join(err, n.rediscover(ctx, uid))
+	}
+	if err != nil {
+		n.log.WarnContext(ctx, "journal not compared with what is known", telemetry.Error, err)
+	}
+}
+
+// goOn continues what was left in the middle, where nobody is at it just now.
+func (n *Node) goOn(ctx context.Context, v *view) {
+	alive := map[string]bool{}
+	for _, t := range v.things {
+		alive[t.id] = alive[t.id] || t.kind == kindContainer || t.kind == kindCgroup
+	}
+	for _, u := range n.allUnits() {
+		r := u.current()
+		if r == nil || u.busy() || ctx.Err() != nil {
+			continue
+		}
+		if r.Stage != ended || alive[string(u.id)] {
+			n.goOnWith(ctx, u, r)
+		}
+		if _, recorded := v.records[string(u.id)]; r.Stage.begun() && !r.keepsClaims() && !recorded {
+			n.recordAgain(ctx, u)
+		}
+	}
+}
+
+func (n *Node) goOnWith(ctx context.Context, u *unit, r *row) {
+	switch r.Stage {
+	case removing:
+		n.removeLater(u)
+	case storing, waking, stored:
+		n.layToRest(ctx, u)
+	case pausing, resuming:
+		n.settleLater(ctx, u)
+	case ended:
+		n.killAgain(ctx, u)
+	case making, live, paused, restarting, capturing:
+		// somebody is at it, or there is nothing to do
+	}
+}
+
+// settleLater finds out whether a sandbox sleeps that was asked to and whose answer was lost.
+func (n *Node) settleLater(ctx context.Context, u *unit) {
+	taken, done, err := u.take(ctx)
+	if err != nil {
+		return
+	}
+	defer done()
+	r := u.current()
+	if u.buried() || r == nil || (r.Stage != pausing && r.Stage != resuming) {
+		return
+	}
+	n.settle(taken, u, r)
+	if now := u.current(); now.Stage == paused {
+		n.fellAsleep(u, now)
+		n.dirty.mark(u.ref)
+	}
+}
+
+// killAgain ends what still runs of a sandbox that has ended.
+func (n *Node) killAgain(ctx context.Context, u *unit) {
+	taken, done, err := u.take(ctx)
+	if err != nil {
+		return
+	}
+	defer done()
+	r := u.current()
+	if u.buried() || r == nil || r.Stage != ended {
+		return
+	}
+	limited, cancel := context.WithTimeout(taken, undoTimeout)
+	defer cancel()
+	if err := (&work{n: n, row: r}).kill(limited); err != nil {
+		n.log.WarnContext(ctx, "rest of a sandbox that ended still runs", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+		return
+	}
+	n.removedLeftover(ctx, kindContainer, u.ref, string(u.id))
+}
+
+// recordAgain writes the record of a sandbox that somebody has removed: it keeps the image from
+// being collected, and tells the address.
+func (n *Node) recordAgain(ctx context.Context, u *unit) {
+	taken, done, err := u.take(ctx)
+	if err != nil {
+		return
+	}
+	defer done()
+	r := u.current()
+	if u.buried() || r == nil || !r.Stage.begun() || r.keepsClaims() {
+		return
+	}
+	w := &work{n: n, row: r}
+	w.image.Ref = r.Plan.Image
+	if img, err := n.cfg.Containerd.Resolve(taken, r.Plan.Image); err == nil {
+		w.image.Ref = img.Ref
+	}
+	if err := w.writeRecord(taken); err != nil {
+		n.log.WarnContext(ctx, "record of a sandbox is missing", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+		return
+	}
+	n.log.WarnContext(ctx, "record of a sandbox was missing and is written again", telemetry.Sandbox, u.ref.Name)
+}
+
+// doubt asks of what has been without a sandbox for long enough, and removes what may go.
+func (n *Node) doubt(ctx context.Context, v *view) {
+	suspects := map[string]int{}
+	suspicious := func(id string) bool {
+		suspects[id] = min(n.suspects[id]+1, looksToDoubt)
+		return suspects[id] == looksToDoubt
+	}
+	for _, u := range n.allUnits() {
+		if u.current() != nil && !u.isClaimed() && suspicious(string(u.id)) && !n.mayExist(ctx, u.ref) {
+			n.removeOrphan(ctx, u.ref, []thing{{kind: kindSandbox, name: u.ref.Name, id: string(u.id)}})
+		}
+	}
+	for id, left := range v.leftovers() {
+		if id == "" || !suspicious(id) {
+			continue // what has no ID is told by Audit
+		}
+		record, named := v.records[id]
+		switch ref := refOfRecord(record); {
+		case named && string(sandbox.IDOf(ref.UID)) != id:
+			n.log.WarnContext(ctx, "record of a container without a sandbox's name is kept", "id", id)
+		case named:
+			if !n.mayExist(ctx, ref) {
+				n.removeOrphan(ctx, ref, left)
+			}
+		default:
+			n.removeNameless(ctx, id, left)
+		}
+	}
+	n.suspects = suspects
+}
+
+// mayExist asks the source of truth; only a clear no is false.
+func (n *Node) mayExist(ctx context.Context, ref sandbox.Ref) bool {
+	if n.cfg.Exists == nil {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(ctx, existsTimeout)
+	defer cancel()
+	exists, err := n.cfg.Exists(ctx, ref)
+	if err != nil {
+		n.log.WarnContext(ctx, "not known whether a sandbox exists; it is kept", telemetry.Namespace, ref.Namespace, telemetry.Sandbox, ref.Name, telemetry.Error, err)
+	}
+	return exists || err != nil
+}
+
+func (n *Node) removeOrphan(ctx context.Context, ref sandbox.Ref, left []thing) {
+	if err := n.Remove(ctx, ref); err != nil {
+		n.log.WarnContext(ctx, "what is left of a sandbox that does not exist cannot be removed yet", telemetry.Sandbox, ref.Name, telemetry.Error, err)
+		return
+	}
+	for _, t := range left {
+		n.removedLeftover(ctx, t.kind, ref, t.name)
+	}
+}
+
+// removeNameless removes what is left of a sandbox of which only the ID is known, provided that
+// nothing living can be part of it: no process is in its cgroup or has its ID on the command line.
+func (n *Node) removeNameless(ctx context.Context, id string, left []thing) {
+	if n.cfg.Exists == nil {
+		return
+	}
+	done, ok := n.hunt(id)
+	if !ok {
+		return
+	}
+	defer done()
+	inside, err := oci.Occupied(n.cgroup(id))
+	named, more := namedProcesses(id)
+	if err = errors.Join(err, more); err != nil || inside || named {
+		n.log.WarnContext(ctx, "something runs without a sandbox that can be named; it is kept", "id", id, telemetry.Error, err)
+		return
+	}
+	limited, cancel := context.WithTimeout(ctx, undoTimeout)
+	defer cancel()
+	w := &work{n: n, row: &row{Stage: removing, Plan: plan{ID: sandbox.ID(id)}}}
+	if err := w.undo(limited); err != nil {
+		n.log.WarnContext(ctx, "leftovers cannot be removed yet", "id", id, telemetry.Error, err)
+		return
+	}
+	for _, t := range left {
+		n.removedLeftover(ctx, t.kind, sandbox.Ref{}, t.name)
+	}
+}
+
+// hunt keeps everybody else from beginning a sandbox with an ID until done is called. It fails
+// where somebody has begun.
+func (n *Node) hunt(id string) (done func(), ok bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, u := range n.units {
+		if string(u.id) == id {
+			return nil, false
+		}
+	}
+	ended := make(chan struct{})
+	n.hunts[id] = ended
+	return func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		delete(n.hunts, id)
+		close(ended)
+	}, true
+}
+
+// awaitHunt waits until nothing of an ID is being removed by the watchdog.
+func (n *Node) awaitHunt(ctx context.Context, id sandbox.ID) error {
+	n.mu.Lock()
+	hunt := n.hunts[string(id)]
+	n.mu.Unlock()
+	if hunt == nil {
+		return nil
+	}
+	select {
+	case <-hunt:
+		return nil
+	case <-ctx.Done():
+		return unavailable(context.Cause(ctx))
+	}
+}
+
+func (n *Node) removedLeftover(ctx context.Context, kind string, ref sandbox.Ref, name string) {
+	n.log.InfoContext(ctx, "removed what was left without a sandbox", "kind", kind, "name", name,
+		telemetry.Namespace, ref.Namespace, telemetry.Sandbox, ref.Name)
+	n.removals.WithLabelValues(strings.ReplaceAll(kind, " ", "_")).Inc()
+}
+
+// removeLater has Run remove a sandbox whose removal failed, and try for ever, with pauses that
+// are bounded. Until it succeeds its row and its address stay.
+func (n *Node) removeLater(u *unit) {
+	if !u.retries(true) {
+		return
+	}
+	n.tasks.start(func(ctx context.Context) {
+		defer u.retries(false)
+		for pause := firstRemovePause; sleep(ctx, pause); pause = min(2*pause, longRemovePause) {
+			n.undoLeft(ctx, u)
+			if r := u.current(); u.buried() || r == nil || r.Stage.begun() {
+				n.dirty.mark(u.ref)
+				return
+			}
+		}
+	})
+}
+
+// Doubt tells the node that an object of a name is gone. If sandboxes of that name are still here,
+// the watchdog asks whether they exist, and removes those that do not. Objects whose finalizer
+// somebody took away go like that.
+func (n *Node) Doubt(namespace, name string) {
+	for _, u := range n.allUnits() {
+		if u.ref.Namespace == namespace && u.ref.Name == name {
+			u.doubt()
+		}
+	}
+}
+
+func refOfRecord(r ctrd.Record) sandbox.Ref {
+	return sandbox.Ref{Namespace: r.Labels[labelNamespace], Name: r.Labels[labelName], UID: types.UID(r.Labels[labelSandbox])}
+}
+
+// namedProcesses reports whether a process has a word on its command line.
+func namedProcesses(word string) (found bool, err error) {
+	err = eachCommand(func(_ string, words []string) {
+		found = found || slices.Contains(words, word)
+	})
+	return found, err
+}

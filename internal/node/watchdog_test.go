@@ -1,0 +1,317 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	bolt "go.etcd.io/bbolt"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/barchan-dev/barchan/internal/ctrd"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/netdev"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+// oracle answers whether sandboxes exist.
+type oracle struct {
+	exists atomic.Bool
+	fails  atomic.Bool
+	asked  atomic.Int32
+}
+
+func (o *oracle) into(c *Config) {
+	c.Exists = func(context.Context, sandbox.Ref) (bool, error) {
+		o.asked.Add(1)
+		if o.fails.Load() {
+			return false, errors.New("no answer")
+		}
+		return o.exists.Load(), nil
+	}
+}
+
+// watched waits for the look that Run begins with, so that a test counts its own.
+func watched(t testing.TB, n *Node) {
+	t.Helper()
+	eventually.True(t, "the first look ends", func() bool {
+		n.looking <- struct{}{}
+		defer func() { <-n.looking }()
+		return n.suspects != nil
+	})
+}
+
+// forget has the node know nothing of a sandbox.
+func forget(n *Node, uid types.UID) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.units, uid)
+}
+
+// agentAnswers reports whether a sandbox runs, whatever the node knows of it.
+func agentAnswers(t testing.TB, n *Node, r *row) bool {
+	t.Helper()
+	agent, err := n.agentOf(r.Plan.ID, r.Address)
+	must(t, err)
+	return agent.Health(t.Context()) == nil
+}
+
+// A sandbox that the node has lost sight of is found again by the journal, at once if anybody
+// asks for it, and by the watchdog if nobody does.
+func TestIndexMissesARunningSandbox(t *testing.T) {
+	m := newMachine(t)
+	var o oracle
+	n, _ := m.node(o.into)
+	watched(t, n)
+	s := object()
+	before := ensure(t, n, s)
+	for name, find := range map[string]func(){
+		"asked for": func() {},
+		"ensured":   func() { ensure(t, n, s) },
+		"watched":   func() { n.Sweep(t.Context()) },
+	} {
+		forget(n, s.UID)
+		find()
+		if seen, err := n.Observe(t.Context(), refOf(s)); err != nil || seen.State != before.State || seen.Address != before.Address || !seen.StartedAt.Equal(before.StartedAt) {
+			t.Errorf("%s: %+v, %v; before %+v", name, seen, err, before)
+		}
+	}
+	for range 3 {
+		n.Sweep(t.Context())
+	}
+	if got := leaseOf(n, s.UID); got != before.Address.String()+" held" || o.asked.Load() != 0 {
+		t.Errorf("lease %s; asked %d times for a sandbox that is known", got, o.asked.Load())
+	}
+	if out, code := run(t, n, s, "echo here"); code != 0 || out != "here\n" {
+		t.Errorf("%d %q", code, out)
+	}
+	forget(n, s.UID)
+	must(t, n.Remove(t.Context(), refOf(s)))
+	clean(t, n)
+}
+
+// A container without a row of the journal lives on, with its address, until the source of truth
+// has said clearly that its sandbox does not exist.
+func TestContainerThatTheJournalLost(t *testing.T) {
+	m := newMachine(t)
+	var o oracle
+	n, _ := m.node(o.into)
+	watched(t, n)
+	s := object()
+	ensure(t, n, s)
+	was := *n.lookup(s.UID).current()
+	n.lookup(s.UID).setWatch(nil)
+	must(t, n.journal.remove(refOf(s)))
+	forget(n, s.UID)
+
+	lives := func(when string) {
+		t.Helper()
+		for range 3 {
+			n.Sweep(t.Context())
+		}
+		looks(t, n)
+		if !agentAnswers(t, n, &was) {
+			t.Fatalf("%s: it does not answer", when)
+		}
+		if got := leaseOf(n, s.UID); got != was.Address.String()+" held" {
+			t.Errorf("%s: lease %s", when, got)
+		}
+	}
+	o.exists.Store(true)
+	lives("it exists")
+	o.fails.Store(true)
+	lives("no answer")
+	if o.asked.Load() == 0 {
+		t.Error("nobody was asked")
+	}
+	if _, err := n.Ensure(t.Context(), s); !errors.Is(err, errs.ErrUnavailable) {
+		t.Errorf("it was made a second time: %v", err)
+	}
+	lives("ensured")
+
+	o.exists.Store(false)
+	o.fails.Store(false)
+	n.Sweep(t.Context())
+	if was.Process.Alive() {
+		t.Error("it lives although it does not exist")
+	}
+	if got := leaseOf(n, s.UID); got != "none" {
+		t.Errorf("lease %s", got)
+	}
+	clean(t, n)
+}
+
+// What is left without a row is removed after two looks, if nothing living can be part of it.
+func TestLeftovers(t *testing.T) {
+	m := newMachine(t)
+	m.sweepEvery = time.Hour // all looks but the first are ours
+	var o oracle
+	n, _ := m.node(o.into)
+	watched(t, n)
+	named, nameless := types.UID(uuid.NewString()), types.UID(uuid.NewString())
+	for _, uid := range []types.UID{named, nameless} {
+		litter(t, n, uid)
+	}
+	record(t, n, named)
+	before, err := n.Audit(t.Context())
+	must(t, err)
+	if len(before) != 2*7+1 {
+		t.Errorf("the audit found %q", before)
+	}
+	n.Sweep(t.Context())
+	if left, err := n.Audit(t.Context()); err != nil || len(left) != len(before) {
+		t.Errorf("after one look: %q, %v", left, err)
+	}
+	o.fails.Store(true)
+	n.Sweep(t.Context())
+	if left, err := n.Audit(t.Context()); err != nil || len(left) != 7+1 {
+		t.Errorf("without an answer: %q, %v", left, err)
+	}
+	o.fails.Store(false)
+	n.Sweep(t.Context())
+	clean(t, n)
+}
+
+// litter leaves of a sandbox all that a machine can have but a process.
+func litter(t testing.TB, n *Node, uid types.UID) {
+	t.Helper()
+	id := string(sandbox.IDOf(uid))
+	addr, err := n.books.Reserve(string(uid))
+	must(t, err)
+	_, err = n.network.Attach(t.Context(), netdev.Endpoint{ID: id, Address: addr})
+	must(t, err)
+	must(t, n.books.Release(string(uid), addr))
+	img, err := n.cfg.Containerd.Resolve(t.Context(), testImage)
+	must(t, err)
+	rootfs, err := n.cfg.Containerd.Prepare(t.Context(), id, img)
+	must(t, err)
+	dir := filepath.Join(n.dir(id), "rootfs")
+	must(t, os.MkdirAll(dir, 0o755))
+	must(t, rootfs.Mount(dir))
+	must(t, os.MkdirAll(filepath.Join(n.claimsDir(id), "data"), 0o755))
+	must(t, os.MkdirAll(cgroupDir(n.cgroup(id)), 0o755))
+}
+
+// cgroupDir is where a cgroup is, in one hierarchy.
+func cgroupDir(path string) string {
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
+		return filepath.Join("/sys/fs/cgroup", path)
+	}
+	return filepath.Join("/sys/fs/cgroup/pids", path)
+}
+
+func record(t testing.TB, n *Node, uid types.UID) {
+	t.Helper()
+	id := string(sandbox.IDOf(uid))
+	must(t, n.cfg.Containerd.CreateRecord(t.Context(), ctrd.Record{
+		ID: id, Image: testImage, Runtime: "runc", Snapshot: id,
+		Labels: map[string]string{labelSandbox: string(uid), labelNamespace: "default", labelName: "gone"},
+	}))
+}
+
+// Something that runs and has no name is kept, and told.
+func TestNamelessProcessIsKept(t *testing.T) {
+	m := newMachine(t)
+	var o oracle
+	n, _ := m.node(o.into)
+	watched(t, n)
+	s := object(class("runc"))
+	ensure(t, n, s)
+	was := *n.lookup(s.UID).current()
+	n.lookup(s.UID).setWatch(nil)
+	must(t, n.journal.remove(refOf(s)))
+	must(t, n.cfg.Containerd.RemoveRecord(t.Context(), string(was.Plan.ID)))
+	forget(n, s.UID)
+	for range 3 {
+		n.Sweep(t.Context())
+	}
+	looks(t, n)
+	if !agentAnswers(t, n, &was) || leaseOf(n, s.UID) != was.Address.String()+" held" {
+		t.Errorf("lease %s", leaseOf(n, s.UID))
+	}
+	must(t, was.Process.Signal(9))
+	must(t, was.Process.Wait(t.Context()))
+	n.Sweep(t.Context())
+	looks(t, n)
+	clean(t, n)
+}
+
+// A row that cannot be read keeps its sandbox and its address until somebody deletes it.
+func TestRowThatCannotBeRead(t *testing.T) {
+	m := newMachine(t)
+	n, stop := m.node(atOnce)
+	s, asleep := object(), object()
+	ensure(t, n, s)
+	ensure(t, n, asleep)
+	suspend(t, n, asleep)
+	awaitStored(t, n, asleep)
+	was := *n.lookup(s.UID).current()
+	for _, uid := range []types.UID{s.UID, asleep.UID} {
+		must(t, n.db.Update(func(tx *bolt.Tx) error {
+			return tx.Bucket(sandboxesBucket).Put([]byte(uid), []byte(`{"stage":"flying"}`))
+		}))
+	}
+	stop()
+	var o oracle
+	n, _ = m.node(o.into)
+	watched(t, n)
+	for range 3 {
+		n.Sweep(t.Context())
+	}
+	looks(t, n)
+	if !agentAnswers(t, n, &was) || leaseOf(n, s.UID) != was.Address.String()+" held" {
+		t.Errorf("lease %s", leaseOf(n, s.UID))
+	}
+	if names, err := entries(n.cfg.MemoryDir); err != nil || len(names) != 1 {
+		t.Errorf("memory: %v, %v", names, err)
+	}
+	if _, err := n.Ensure(t.Context(), s); !errors.Is(err, errs.ErrUnavailable) {
+		t.Errorf("ensure: %v", err)
+	}
+	if _, err := n.Observe(t.Context(), refOf(s)); !errors.Is(err, errs.ErrUnavailable) {
+		t.Errorf("observe: %v", err)
+	}
+	if remarks := n.Remarks(); len(remarks) != 2 {
+		t.Errorf("remarks: %q", remarks)
+	}
+	clean(t, n)
+	must(t, n.Remove(t.Context(), refOf(s)))
+	must(t, n.Remove(t.Context(), refOf(asleep)))
+	clean(t, n)
+	if seen := ensure(t, n, s); seen.State != sandbox.ContainerRunning {
+		t.Errorf("%+v", seen)
+	}
+}
+
+// An object that went without its finalizer leaves nothing behind.
+func TestDoubt(t *testing.T) {
+	m := newMachine(t)
+	m.sweepEvery = time.Hour // all looks but the first are ours
+	var o oracle
+	n, _ := m.node(o.into)
+	watched(t, n)
+	s := object(class("runc"))
+	ensure(t, n, s)
+	for range 3 {
+		n.Sweep(t.Context())
+	}
+	if o.asked.Load() != 0 {
+		t.Errorf("asked %d times of a sandbox that is known", o.asked.Load())
+	}
+	n.Doubt(s.Namespace, s.Name)
+	n.Sweep(t.Context())
+	if n.lookup(s.UID) == nil {
+		t.Error("removed after one look")
+	}
+	n.Sweep(t.Context())
+	if n.lookup(s.UID) != nil || o.asked.Load() != 1 {
+		t.Errorf("asked %d times, and kept", o.asked.Load())
+	}
+	clean(t, n)
+}

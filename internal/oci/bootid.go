@@ -1,0 +1,48 @@
+package oci
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// gVisor makes up a boot ID when it mounts /proc, and keeps it in images: whatever is restored from
+// one would have the same. So a file of the bundle lies over it, of which every start has its own.
+const (
+	bootIDPath = "/proc/sys/kernel/random/boot_id"
+	bootIDName = "boot-id"
+)
+
+// renewBootID gives a bundle another boot ID, if it has one.
+func renewBootID(bundle string) error {
+	_, err := os.Lstat(filepath.Join(bundle, bootIDName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("renew boot ID: %w", err)
+	}
+	return writeBootID(bundle)
+}
+
+// writeBootID puts a new file in place of the old one, which a container that runs still has.
+func writeBootID(bundle string) error {
+	path := filepath.Join(bundle, bootIDName)
+	if err := os.WriteFile(path+partSuffix, []byte(newUUID()+"\n"), 0o444); err != nil {
+		return fmt.Errorf("write boot ID: %w", err)
+	}
+	if err := os.Rename(path+partSuffix, path); err != nil {
+		return fmt.Errorf("write boot ID: %w", err)
+	}
+	return nil
+}
+
+// newUUID makes up a UUID of version 4.
+func newUUID() string {
+	var u [16]byte
+	_, _ = rand.Read(u[:]) // never fails
+	u[6], u[8] = u[6]&0x0f|0x40, u[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
+}

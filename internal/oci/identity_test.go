@@ -1,0 +1,86 @@
+package oci
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"testing"
+)
+
+// Every start and every restore is a boot of its own.
+func TestBootIDs(t *testing.T) {
+	l := newLab(t)
+	first := l.box(t).run(t)
+	const question = "bootid"
+	seen := map[string]bool{}
+	fresh := func(b *box) {
+		t.Helper()
+		id := b.ask(t, question)
+		if !regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`).MatchString(id) || seen[id] {
+			t.Errorf("%s has boot ID %q, seen were %v", b.id, id, seen)
+		}
+		seen[id] = true
+		b.expect(t, question, id) // and keeps it
+	}
+	fresh(first)
+	image := first.checkpoint(t, CheckpointOptions{})
+	forks := []*box{first.after(t), first.after(t)}
+	for _, f := range forks {
+		fresh(f.restore(t, image, RestoreOptions{Background: true}))
+	}
+	must(t, l.Remove(t.Context(), first.id, first.spec.CgroupsPath))
+	first.readdress(t)
+	fresh(first.restore(t, image, RestoreOptions{}))
+	must(t, l.Remove(t.Context(), first.id, first.spec.CgroupsPath))
+	first.readdress(t)
+	fresh(first.run(t))
+	if got := first.ask(t, "write "+bootIDPath+" mine"); got == "ok" {
+		t.Error("a program may write the boot ID")
+	}
+}
+
+// What the node writes for a sandbox before a restore is what its processes find there, even if they
+// had read the file of before: in the agent's directory, and in the root.
+func TestFilesChangedForARestore(t *testing.T) {
+	l := newLab(t)
+	agent, err := probe()
+	must(t, err)
+	own := func(dir string) func(*Sandbox) { return func(s *Sandbox) { s.AgentDir = dir } }
+	dirs := []string{t.TempDir(), t.TempDir()}
+	for i, dir := range dirs {
+		must(t, os.Link(filepath.Join(agent, "agent"), filepath.Join(dir, "agent")))
+		must(t, os.WriteFile(filepath.Join(dir, "config"), []byte([]string{"old", "of another"}[i]), 0o600))
+	}
+	first := l.box(t, own(dirs[0]))
+	must(t, os.MkdirAll(filepath.Join(first.rootfs, "etc"), 0o755))
+	hosts := func(b *box, text string) {
+		path := filepath.Join(b.rootfs, "etc/hosts")
+		if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+		must(t, os.WriteFile(path, []byte(text), 0o644))
+	}
+	hosts(first, "old hosts")
+	first.run(t)
+	first.expect(t, "keep /etc/hosts", "old hosts") // for good
+	first.expect(t, "read /etc/hosts", "old hosts")
+	first.expect(t, "read "+AgentDir+"/config", "old")
+	image := first.checkpoint(t, CheckpointOptions{})
+
+	next := first.after(t, own(dirs[1]))
+	hosts(next, "hosts of the next, which are longer")
+	next.restore(t, image, RestoreOptions{Background: true})
+	next.expect(t, "read "+AgentDir+"/config", "of another")
+	next.expect(t, "read /etc/hosts", "hosts of the next, which are longer")
+	next.expect(t, "kept", "hosts of the next, which are longer")
+
+	must(t, l.Remove(t.Context(), first.id, first.spec.CgroupsPath))
+	first.readdress(t)
+	must(t, os.WriteFile(filepath.Join(dirs[0], "config.tmp"), []byte("new, and longer"), 0o600))
+	must(t, os.Rename(filepath.Join(dirs[0], "config.tmp"), filepath.Join(dirs[0], "config")))
+	hosts(first, "new")
+	first.restore(t, image, RestoreOptions{})
+	first.expect(t, "read "+AgentDir+"/config", "new, and longer")
+	first.expect(t, "read /etc/hosts", "new")
+	first.expect(t, "kept", "new")
+}

@@ -1,0 +1,194 @@
+package oci
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestWhichPagesGoOn(t *testing.T) {
+	const size = 4 * pagesAhead
+	p := pages{size: size, atOnce: 1}
+	var fd int32
+	come := func(off uint64) (gone []int32) {
+		if p.urgent(off, pageUnit) {
+			t.Fatalf("%d is urgent, with the farthest at %d", off, p.front)
+		}
+		p.wait(fd, off+pageUnit)
+		fd++
+		return p.next()
+	}
+	off := uint64(0)
+	for range pageReads - 1 { // as many as wait for one to be read
+		if gone := come(off); len(gone) > 0 {
+			t.Fatalf("%v go on while more are to come", gone)
+		}
+		off += pageUnit
+	}
+	want := int32(0)
+	for ; off < size-pageUnit; off += pageUnit {
+		if gone := come(off); !slices.Equal(gone, []int32{want}) {
+			t.Fatalf("at %d %v go on, want %d", off, gone, want)
+		}
+		want++
+		for _, r := range []struct {
+			off, count uint64
+			urgent     bool
+		}{{off, pageUnit, false}, {off, pageUnit - 4096, true}, {off + 2*pagesAhead, pageUnit, true}, {0, 4096, true}} {
+			if got := p.urgent(r.off, r.count); got != r.urgent {
+				t.Errorf("%+v: %v, with the farthest at %d", r, got, p.front)
+			}
+		}
+	}
+	if gone := p.one(); !slices.Equal(gone, []int32{want}) {
+		t.Errorf("after a while %v go on, want %d", gone, want)
+	}
+	if gone := come(off); len(gone) != pageReads-1 || len(p.waiting) != 0 {
+		t.Errorf("after the last %d go on, %d wait", len(gone), len(p.waiting))
+	}
+	if gone := p.one(); len(gone) > 0 {
+		t.Errorf("none waits, and %v go on", gone)
+	}
+}
+
+// A large image is read piece by piece, by what goes on after the restore; nothing of it is left. What is
+// restored has all of its memory, whether that goes on to the end, ends early, or never begins.
+func TestPacedRestore(t *testing.T) {
+	defer func(was int64) { pacedFrom = was }(pacedFrom)
+	pacedFrom = 2 * pagesAhead // smaller ones are quicker to try
+	l := newLab(t)
+	first := l.box(t).run(t)
+	first.ask(t, "hold 160")
+	image := first.checkpoint(t, CheckpointOptions{LeaveRunning: true})
+	if p := newPace(filepath.Join(l.dir, "try"), image); p == nil {
+		t.Skip("SKIPPED: this kernel does not ask before pages are read")
+	} else {
+		p.close()
+	}
+	for name, ends := range map[string]bool{"to the end": false, "ended": true} {
+		t.Run(name, func(t *testing.T) {
+			next := first.after(t)
+			var later sync.WaitGroup
+			defer later.Wait()
+			calls := 0
+			next.restore(t, image, RestoreOptions{Background: true, Later: func(f func(context.Context)) {
+				calls++
+				ctx, cancel := context.WithCancel(t.Context())
+				if ends {
+					cancel()
+				}
+				later.Go(func() { defer cancel(); f(ctx) })
+			}})
+			next.expect(t, "held", "1 0")
+			later.Wait()
+			if calls > 1 {
+				t.Errorf("%d parts go on", calls)
+			}
+			if len(pacing) != 0 {
+				t.Errorf("%d images are being paced", len(pacing))
+			}
+			if _, err := os.Lstat(filepath.Join(next.bundle, "image")); !os.IsNotExist(err) {
+				t.Errorf("the way to the image: %v", err)
+			}
+			noEvents(t)
+		})
+	}
+	for name, do := range map[string]func(*testing.T, *box){
+		"saved": func(t *testing.T, b *box) { // which waits for all pages
+			copied := b.checkpoint(t, CheckpointOptions{LeaveRunning: true})
+			again := b.after(t).restore(t, copied, RestoreOptions{})
+			again.expect(t, "held", "1 0")
+		},
+		"paused": func(t *testing.T, b *box) {
+			must(t, l.Pause(t.Context(), b.id))
+			must(t, l.Resume(t.Context(), b.id))
+			b.expect(t, "held", "1 0")
+		},
+		"removed": func(t *testing.T, b *box) {
+			must(t, l.Remove(t.Context(), b.id, b.spec.CgroupsPath))
+			b.gone(t)
+		},
+	} {
+		t.Run(name+" meanwhile", func(t *testing.T) {
+			next := first.after(t)
+			var later sync.WaitGroup
+			defer later.Wait()
+			next.restore(t, image, RestoreOptions{Background: true, Later: func(f func(context.Context)) {
+				later.Go(func() { f(t.Context()) })
+			}})
+			do(t, next)
+			later.Wait()
+			noEvents(t)
+		})
+	}
+	t.Run("few files", func(t *testing.T) {
+		var most unix.Rlimit
+		must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &most))
+		if !filesToSpare() {
+			t.Fatalf("none to spare, where %d are allowed", most.Cur)
+		}
+		few := most
+		few.Cur = spareFiles
+		must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &few))
+		defer func() { must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &most)) }()
+		if filesToSpare() {
+			t.Errorf("there are files to spare, where %d are allowed", few.Cur)
+		}
+		next := first.after(t)
+		next.restore(t, image, RestoreOptions{Background: true, Later: func(func(context.Context)) {
+			t.Error("something goes on")
+		}})
+		next.expect(t, "held", "1 0")
+	})
+	t.Run("nobody goes on", func(t *testing.T) {
+		next := first.after(t)
+		next.restore(t, image, RestoreOptions{Background: true, Later: func(func(context.Context)) {}})
+		next.expect(t, "held", "1 0")
+		for range pacedAtOnce { // its place is given back
+			pacing <- struct{}{}
+		}
+		for range pacedAtOnce {
+			<-pacing
+		}
+		noEvents(t)
+	})
+	t.Run("fails", func(t *testing.T) {
+		broken := image + "-broken"
+		must(t, os.CopyFS(broken, os.DirFS(image)))
+		state := filepath.Join(broken, "checkpoint.img")
+		b, err := os.ReadFile(state)
+		must(t, err)
+		copy(b[len(b)/2:], make([]byte, 4096))
+		must(t, os.WriteFile(state, b, 0o600))
+		next := first.after(t)
+		_, err = l.Restore(t.Context(), next.id, next.bundle, broken, next.console, RestoreOptions{Background: true, Later: func(func(context.Context)) {
+			t.Error("something goes on after a failure")
+		}})
+		if err == nil {
+			t.Error("restored from a corrupt state")
+		}
+		if len(pacing) != 0 {
+			t.Errorf("%d images are being paced", len(pacing))
+		}
+		noEvents(t)
+	})
+}
+
+// noEvents fails if we still have descriptors by which events of files come.
+func noEvents(t *testing.T) {
+	t.Helper()
+	fds, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	for _, fd := range fds {
+		to, err := os.Readlink("/proc/self/fd/" + fd.Name())
+		if err == nil && (to == "/" || strings.Contains(to, "fanotify") || strings.Contains(to, pagesName)) { // a mount's root is the pages
+			t.Errorf("descriptor %s, %s, is left", fd.Name(), to)
+		}
+	}
+}

@@ -1,0 +1,210 @@
+package route
+
+import "math/bits"
+
+// pages is a persistent map: with and without return a new one that shares all but the page of the
+// changed entry and the two short lists that lead to it, so that a write copies a few kilobytes at
+// any size. What get returns must not be changed. Make an empty one with newPages.
+//
+// A lookup is as slow as the number of far places in memory that it must wait for, and as the
+// branches that the processor guesses wrong meanwhile. There are two such places, a bucket and the
+// entry, and hardly any such branch: the tags of a bucket are compared all at once. The lists above
+// stay in the cache.
+type pages[K comparable, V any] struct {
+	hash func(K) uint64
+	root *[fan]*[fan]page[K, V]
+	size int
+}
+
+// newPages returns an empty map. A hash must spread over all 64 bits.
+func newPages[K comparable, V any](hash func(K) uint64) pages[K, V] {
+	return pages[K, V]{hash: hash}
+}
+
+const (
+	fanBits = 5
+	fan     = 1 << fanBits // of each of the two lists
+	fanMask = fan - 1
+
+	// ways is how many entries a bucket has room for: with their tags it is a line of the
+	// processor's cache.
+	ways = 7
+	// crowd is how many entries a page has for each bucket, at most. Few buckets overflow then.
+	crowd = 4
+)
+
+// page is a hash table that is never changed. Its length is a power of two. An entry is in its own
+// bucket, or in the first with room after it. Nil: it is empty.
+type page[K comparable, V any] []bucket[K, V]
+
+// bucket has its entries from the first on. The tags are bits of their hashes, a byte for each; that
+// of an entry is never zero.
+type bucket[K comparable, V any] struct {
+	tags    uint64
+	entries [ways]*entry[K, V]
+}
+
+type entry[K comparable, V any] struct {
+	key   K
+	value V
+}
+
+// place says where a hash belongs: in which list, which page there, and from which bucket on.
+func place(hash uint64) (list, at, from uint64) {
+	return hash & fanMask, hash >> fanBits & fanMask, hash >> (2 * fanBits)
+}
+
+// Each byte of a word.
+const (
+	eachByte = 0x0101010101010101
+	highBits = 0x8080808080808080
+)
+
+// tagOf are the bits of a hash that place uses last, and one to be never zero.
+func tagOf(hash uint64) uint64 { return hash>>57 | 0x80 }
+
+// get returns nil if the key has no value.
+func (m *pages[K, V]) get(key K) *V { return m.find(m.hash(key), key) }
+
+// find is get for who has the hash already.
+func (m *pages[K, V]) find(hash uint64, key K) *V {
+	if m.root == nil {
+		return nil
+	}
+	list, at, i := place(hash)
+	lists := m.root[list]
+	if lists == nil {
+		return nil
+	}
+	p := lists[at]
+	if len(p) == 0 {
+		return nil
+	}
+	wanted := tagOf(hash) * eachByte
+	for mask := uint64(len(p) - 1); ; i++ { //nolint:gosec // it is not empty
+		b := &p[i&mask]
+		// Bytes of differ that are zero become a high bit; those above one may wrongly do so too.
+		differ := b.tags ^ wanted
+		for same := (differ - eachByte) &^ differ & highBits; same != 0; same &= same - 1 {
+			way := bits.TrailingZeros64(same) / 8
+			if way < ways && b.entries[way] != nil && b.entries[way].key == key {
+				return &b.entries[way].value
+			}
+		}
+		if !b.full() {
+			return nil
+		}
+	}
+}
+
+func (b *bucket[K, V]) full() bool { return b.entries[ways-1] != nil }
+
+// with returns the map in which key has value.
+func (m pages[K, V]) with(key K, value V) pages[K, V] {
+	if m.get(key) == nil {
+		m.size++
+	}
+	return m.changed(key, &entry[K, V]{key, value})
+}
+
+// without returns the map that lacks key.
+func (m pages[K, V]) without(key K) pages[K, V] {
+	if m.get(key) == nil {
+		return m
+	}
+	m.size--
+	return m.changed(key, nil)
+}
+
+// changed returns a map with another entry for a key, or with none.
+func (m pages[K, V]) changed(key K, to *entry[K, V]) pages[K, V] {
+	var root [fan]*[fan]page[K, V]
+	var lists [fan]page[K, V]
+	list, at, _ := place(m.hash(key))
+	if m.root != nil {
+		root = *m.root
+	}
+	if root[list] != nil {
+		lists = *root[list]
+	}
+	lists[at] = lists[at].changed(m.hash, key, to)
+	root[list] = &lists
+	m.root = &root
+	return m
+}
+
+// changed returns a page with another entry for a key, or with none.
+func (p page[K, V]) changed(hash func(K) uint64, key K, to *entry[K, V]) page[K, V] {
+	n := 0
+	if to != nil {
+		n++
+	}
+	p.each(func(e *entry[K, V]) bool {
+		if e.key != key {
+			n++
+		}
+		return true
+	})
+	if n == 0 {
+		return nil
+	}
+	fresh := make(page[K, V], 1<<bits.Len(uint((n-1)/crowd))) //nolint:gosec // n is not negative
+	p.each(func(e *entry[K, V]) bool {
+		if e.key != key {
+			fresh.put(hash(e.key), e)
+		}
+		return true
+	})
+	if to != nil {
+		fresh.put(hash(key), to)
+	}
+	return fresh
+}
+
+// put adds an entry that is not there. Only a page that nobody else has yet may be changed.
+func (p page[K, V]) put(hash uint64, e *entry[K, V]) {
+	_, _, i := place(hash)
+	mask := uint64(len(p) - 1) //nolint:gosec // it is not empty
+	for p[i&mask].full() {
+		i++
+	}
+	b := &p[i&mask]
+	way := 0
+	for b.entries[way] != nil {
+		way++
+	}
+	b.entries[way] = e
+	b.tags |= tagOf(hash) << (8 * way)
+}
+
+// each calls yield for every entry, until it returns false; it reports whether none did.
+func (p page[K, V]) each(yield func(*entry[K, V]) bool) bool {
+	for i := range p {
+		for _, e := range p[i].entries {
+			if e == nil {
+				break
+			}
+			if !yield(e) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// each calls yield for every entry, in no order, until it returns false.
+func (m *pages[K, V]) each(yield func(K, *V) bool) {
+	if m.root == nil {
+		return
+	}
+	for _, lists := range m.root {
+		if lists == nil {
+			continue
+		}
+		for _, p := range lists {
+			if !p.each(func(e *entry[K, V]) bool { return yield(e.key, &e.value) }) {
+				return
+			}
+		}
+	}
+}

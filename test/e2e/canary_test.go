@@ -1,0 +1,229 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+// canary is a program that must go on where it was: after its sandbox slept on disk, and in a fork.
+type canary struct {
+	name string
+	// files are copied in: where they are here, and where they shall be.
+	files map[string]string
+	// start is a shell line; what it leaves running must serve port 8080.
+	start string
+	// grows wants answers "WORD NUMBER" with the same word, and a greater number each time. Else they
+	// are the same each time.
+	grows bool
+}
+
+// TestCanaries has programs of many kinds sleep on disk twice, since what comes back from disk has
+// other ways to fail than what never was there, and then be forked.
+func TestCanaries(t *testing.T) {
+	s := newServer(t)
+	s.set("BARCHAN_STORE_AFTER", "1ms")
+	s.start()
+	s.must("image", "build", "base")
+	s.apply(runtimeTemplate("roomy", "gvisor", "1536Mi"))
+	for _, c := range canaries(t) {
+		t.Run(c.name, func(t *testing.T) { s.in(t).keeps(c) })
+	}
+	eventually.NoError(t, "nothing is left", s.onlyLive)
+}
+
+// canaries are the programs: some in languages that people use, and one for each thing that a kernel
+// keeps for its processes.
+func canaries(t *testing.T) []canary {
+	t.Helper()
+	program := canaryProgram(t)
+	const inside = "/home/user/canary"
+	all := []canary{
+		{name: "python http server", grows: true, files: map[string]string{}, start: "python3 -c '" + witness + "'"},
+		{name: "python threads", grows: true, files: map[string]string{"testdata/canary/threads.py": "/home/user/threads.py"}, start: "python3 /home/user/threads.py"},
+		{name: "sqlite", grows: true, files: map[string]string{"testdata/canary/sqlite.py": "/home/user/sqlite.py"}, start: "python3 /home/user/sqlite.py"},
+		{name: "shell loop", grows: true, files: map[string]string{}, start: shellLoop},
+	}
+	if node := nodeProgram(t); node != nil {
+		node["testdata/canary/server.js"] = "/home/user/server.js"
+		all = append(all, canary{name: "node", grows: true, files: node, start: "LD_LIBRARY_PATH=/home/user/lib /home/user/lib/node /home/user/server.js"})
+	}
+	kinds, err := exec.CommandContext(t.Context(), program, "kinds").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for kind := range strings.FieldsSeq(string(kinds)) {
+		all = append(all, canary{name: "go " + kind, files: map[string]string{program: inside}, start: inside + " " + kind})
+	}
+	return all
+}
+
+// shellLoop counts, and a server beside it shows the count.
+const shellLoop = `mkdir -p /tmp/www; cd /tmp/www
+(i=0; while :; do i=$((i+1)); echo -n $$ $i > new; mv new index.html; sleep 0.02; done) &
+exec python3 -m http.server 8080`
+
+// canaryProgram builds the program of testdata/canary.
+func canaryProgram(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "canary")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-ldflags", "-s -w", "-o", path, "./testdata/canary")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build canary: %v\n%s", err, out)
+	}
+	return path
+}
+
+// nodeProgram is this machine's node with the libraries that the base image may lack, since the
+// image has none; nil without one.
+func nodeProgram(t *testing.T) map[string]string {
+	t.Helper()
+	node, err := exec.LookPath("node")
+	if err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatal("node is needed: apt-get install nodejs")
+		}
+		t.Log("SKIPPED: node is not installed")
+		return nil
+	}
+	files := map[string]string{}
+	out, err := exec.CommandContext(t.Context(), "ldd", node).Output()
+	if err != nil {
+		t.Fatalf("ldd %s: %v", node, err)
+	}
+	for line := range strings.Lines(string(out)) {
+		if f := strings.Fields(line); len(f) > 2 && filepath.IsAbs(f[2]) && !strings.Contains(f[0], "libc.so") && !strings.Contains(f[0], "libpthread") && !strings.Contains(f[0], "libdl") && !strings.Contains(f[0], "libm.so") {
+			files[f[2]] = "/home/user/lib/" + f[0]
+		}
+	}
+	files[node] = "/home/user/lib/node"
+	return files
+}
+
+// keeps wants a canary to live through two sleeps on disk, and then in a fork and in the fork's source.
+func (s *server) keeps(c canary) {
+	s.t.Helper()
+	id, before := s.hatch(c)
+	for _, when := range []string{"after the first sleep", "after the second sleep"} {
+		s.must("pause", id)
+		s.onDisk(id)
+		s.must("resume", id)
+		before = s.goesOn(c, id, before, when)
+	}
+	fork := s.mustFork(id, 1, nil)[0].SandboxID
+	s.goesOn(c, fork, before, "in a fork")
+	s.goesOn(c, id, before, "after it was forked")
+	s.must("kill", id, fork)
+}
+
+// hatch starts a canary, and has it answer twice, so that what fails without a sleep is not taken for
+// what a sleep did.
+func (s *server) hatch(c canary) (id, answer string) {
+	s.t.Helper()
+	id, _ = s.keep("roomy", "mkdir", "-p", "/home/user/lib")
+	for from, to := range c.files {
+		s.must("cp", from, id+":"+to)
+	}
+	s.exec(id, "chmod -R u+x /home/user")
+	script := filepath.Join(s.t.TempDir(), "start")
+	if err := os.WriteFile(script, []byte(c.start+"\n"), 0o600); err != nil {
+		s.t.Fatal(err)
+	}
+	s.must("cp", script, id+":/home/user/start")
+	s.exec(id, "nohup setsid bash /home/user/start >/tmp/canary.log 2>&1 &")
+	answer = s.untilServed(id, "/")
+	return id, s.goesOn(c, id, answer, "before any sleep")
+}
+
+// goesOn asks a canary once, and wants it to be as it was.
+func (s *server) goesOn(c canary, id, before, when string) (answer string) {
+	s.t.Helper()
+	var status int
+	eventually.NoError(s.t, when+" its port can be reached", func() (err error) {
+		status, answer, err = s.visit(id, 8080, "/")
+		if err == nil && status == http.StatusBadGateway {
+			err = errors.New(answer)
+		}
+		return err
+	})
+	if status != http.StatusOK {
+		s.t.Fatalf("%s: %d %s\n%s", when, status, answer, s.exec(id, "cat /tmp/canary.log"))
+	}
+	if err := c.compare(before, answer); err != nil {
+		s.t.Errorf("%s: %v", when, err)
+	}
+	if !c.grows {
+		return answer
+	}
+	eventually.NoError(s.t, when+" it counts", func() error {
+		_, later, err := s.visit(id, 8080, "/")
+		if err == nil && later == answer {
+			err = errors.New(later)
+		}
+		return err
+	})
+	return answer
+}
+
+func (c canary) compare(before, after string) error {
+	if !c.grows {
+		if after != before {
+			return fmt.Errorf("it says %q, it said %q", after, before)
+		}
+		return nil
+	}
+	who, number, _ := strings.Cut(before, " ")
+	whoNow, numberNow, _ := strings.Cut(after, " ")
+	was, err := strconv.Atoi(number)
+	if err != nil {
+		return err
+	}
+	is, err := strconv.Atoi(numberNow)
+	if err != nil || whoNow != who || is < was {
+		return fmt.Errorf("it says %q, it said %q", after, before)
+	}
+	return nil
+}
+
+// onDisk waits until the memory of a sandbox is on disk, and nothing of it runs.
+func (s *server) onDisk(id string) {
+	s.t.Helper()
+	eventually.NoError(s.t, "the memory of "+id+" is on disk", func() error {
+		out, err := s.kubectl("", "get", "sandboxes", "-A", "-o",
+			`jsonpath={range .items[?(@.status.barchan.id=="`+id+`")]}{.status.barchan.memory}{end}`)
+		if err == nil && out != string(agents.MemoryOnDisk) {
+			err = fmt.Errorf("it is in %s: %s", out, s.suspended(id))
+		}
+		return err
+	})
+	eventually.NoError(s.t, "nothing of "+id+" runs", func() error {
+		if n := s.processesOf(id); n > 0 {
+			return fmt.Errorf("%d processes", n)
+		}
+		return nil
+	})
+}
+
+// processesOf counts what runs in the cgroup of a sandbox, in whatever hierarchy.
+func (s *server) processesOf(id string) (n int) {
+	s.t.Helper()
+	out, err := exec.CommandContext(s.t.Context(), "sh", "-c", "cat /sys/fs/cgroup"+s.value("BARCHAN_CGROUP_PARENT")+"/"+id+"/cgroup.procs /sys/fs/cgroup/memory"+
+		s.value("BARCHAN_CGROUP_PARENT")+"/"+id+"/cgroup.procs 2>/dev/null | wc -l").Output()
+	if err == nil {
+		n, err = strconv.Atoi(strings.TrimSpace(string(out)))
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return n
+}

@@ -1,0 +1,258 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/failpoint"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+// seed chooses what a test does at random; zero means another one each time.
+var seed = flag.Uint64("seed", 0, "repeat what a test did with this seed")
+
+// dice are repeatable: the test says with which seed.
+func dice(t *testing.T) *rand.Rand {
+	t.Helper()
+	n := *seed
+	if n == 0 {
+		n = uint64(time.Now().UnixNano()) % 1e6
+	}
+	t.Logf("to repeat it: go test ./test/e2e -run '^%s$' -seed=%d", t.Name(), n)
+	return rand.New(rand.NewPCG(n, n))
+}
+
+// crash is one death of the server: what is asked of it, and where it dies meanwhile.
+type crash struct {
+	op operation
+	// at is a point, and :N for the Nth time that it is reached.
+	at string
+	// then is where the next server dies of what this one left; empty: nowhere.
+	then string
+}
+
+func (c crash) name() string {
+	return strings.ReplaceAll(strings.TrimSuffix(c.op.name+" at "+c.at+" then "+c.then, " then "), "/", "-")
+}
+
+// matrix is every crash that is tried. Each name of package failpoint must be in it.
+func matrix() (all []crash) {
+	for _, row := range []struct {
+		op   operation
+		at   string
+		then string
+	}{
+		{op: cold, at: `create/written sandbox/seen sandbox/driven sandbox/status
+			row/making node/address node/network node/snapshot node/mount node/bundle node/record node/start node/agent node/hold row/live
+			sandbox/driven:2 sandbox/status:2 create/timed create/routed`},
+		{op: warm, at: "claim/held claim/written claim/bound create/routed node/bind_config node/bind_agent pool/made row/making"},
+		{op: claimObject, at: "claim/held claim/written claimobject/status"},
+		{op: coldClaimObject, at: "claimobject/made row/making row/live claimobject/status"},
+		{op: endClaimObject, at: "claimobject/unmade row/removing row/gone sandbox/released"},
+		{op: freeze, at: "pause/written row/pausing node/frozen row/paused sandbox/driven sandbox/status"},
+		{op: store, at: "node/checkpoint node/flush row/storing node/keep node/stop node/unmount node/detach row/stored node/stored"},
+		{op: thaw, at: "connect/written row/resuming node/thawed row/live sandbox/driven sandbox/status"},
+		{op: wake, at: `connect/written row/waking node/network node/mount node/restore node/agent row/live node/awake node/forgotten
+			sandbox/driven sandbox/status`},
+		{op: restart, at: "row/restarting node/network node/start node/agent row/live"},
+		{op: finish, at: "row/ended sandbox/driven sandbox/status"},
+		{op: kill, at: `delete/written row/removing undo/start undo/record undo/mount undo/bundle undo/snapshot undo/network undo/address
+			row/gone sandbox/removed sandbox/released`},
+		{op: killStored, at: "delete/written row/removing undo/bundle undo/address row/gone"},
+		{op: shrink, at: "pool/unmade row/removing sandbox/released"},
+		{op: takeSnapshot, at: `snapshot/written checkpointobject/intended checkpoint/writing row/capturing node/capture_row node/capture_ahead
+			node/capture_held node/capture_copied node/capture_memory node/capture_files checkpoint/ready node/capture_ready
+			checkpointobject/captured checkpointobject/finished`},
+		{op: takeSnapshotAsleep, at: "checkpoint/writing node/capture_row node/capture_memory node/capture_files checkpoint/ready"},
+		{op: takeAndSuspend, at: "checkpointobject/suspended checkpoint/writing checkpoint/ready"},
+		{op: dropSnapshot, at: `snapshot/deleted checkpoint/dropping checkpoint/removed checkpoint/gone
+			checkpointobject/dropped checkpointobject/released`},
+		{op: startFromSnapshot, at: "row/making node/snapshot node/verify node/start node/agent row/live create/routed"},
+		{op: forkSandbox, at: "checkpoint/writing checkpoint/ready fork/captured row/making node/verify row/live fork/started"},
+		{op: warmUp, at: "node/warmup warmup/seeded warmup/asked warmup/unseeded"},
+		{op: takeSnapshot, at: "node/capture_held", then: "checkpoint/removed checkpoint/gone checkpointobject/finished"},
+		{op: takeSnapshot, at: "checkpoint/ready", then: "checkpointobject/finished"},
+		{op: cold, at: "node/start node/agent", then: "undo/start undo/network undo/address row/gone"},
+		{op: store, at: "row/storing", then: "node/stop node/detach row/stored"},
+		{op: wake, at: "node/restore", then: "node/stop row/stored"},
+		{op: kill, at: "undo/start", then: "undo/snapshot row/gone"},
+	} {
+		for at := range strings.FieldsSeq(row.at) {
+			if row.then == "" {
+				all = append(all, crash{op: row.op, at: at})
+			}
+			for then := range strings.FieldsSeq(row.then) {
+				all = append(all, crash{op: row.op, at: at, then: then})
+			}
+		}
+	}
+	return slices.Concat(all, modes(), imports())
+}
+
+// TestMatrixIsWhole needs no server: each point is in the matrix, so that a new step without a test
+// is seen.
+func TestMatrixIsWhole(t *testing.T) {
+	missing := map[string]bool{}
+	for _, name := range failpoint.Names() {
+		missing[name] = true
+	}
+	boot := crash{at: pointMigrate, then: pointMoved} // of TestBootOverOlderData
+	for _, c := range append(matrix(), boot) {
+		for _, at := range []string{c.at, c.then} {
+			name, _, _ := strings.Cut(at, ":")
+			if name != "" && !slices.Contains(failpoint.Names(), name) {
+				t.Errorf("%s: there is no point %s", c.name(), name)
+			}
+			delete(missing, name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(missing)) {
+		t.Errorf("nothing dies at point %s", name)
+	}
+}
+
+// inShort is how many crashes are tried where time is short.
+const inShort = 12
+
+// TestCrashMatrix has the server die after each step of everything that it does, one after the other, on
+// one data directory. Each time the next server must have the bystanders as they were, a client that
+// asks again must get what it wanted, and in the end an audit must find nothing.
+func TestCrashMatrix(t *testing.T) {
+	all := matrix()
+	if testing.Short() {
+		dice(t).Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+		all = all[:inShort]
+		slices.SortStableFunc(all, func(a, b crash) int { return strings.Compare(a.op.storeAfter, b.op.storeAfter) })
+	}
+	w := newWorld(t)
+	began := time.Now()
+	for _, c := range all {
+		if !t.Run(c.name(), func(t *testing.T) { w.in(t).survives(c) }) {
+			w.heal()
+		}
+	}
+	t.Logf("%d crashes in %v", len(all), time.Since(began).Round(time.Second))
+	w.wakeBystanders()
+}
+
+// survives takes the world through one crash.
+func (w *world) survives(c crash) {
+	w.t.Helper()
+	w.mode(c.op.storeAfter)
+	subject := c.op.prepare(w)
+	w.calm()
+	before := w.bystanders()
+	w.arm(c.at)
+	ctx, cancel := context.WithTimeout(w.t.Context(), startTime)
+	defer cancel()
+	answered := make(chan error, 1)
+	go func() { answered <- c.op.do(ctx, w, subject) }()
+	w.dies(c.at)
+	<-answered //nolint:errcheck // whatever it is, the client asks again
+	if c.then != "" {
+		w.arm(c.then)
+		w.begin()
+		w.dies(c.then)
+	}
+	w.disarm()
+	w.start()
+	w.same(before)
+	again, cancel := context.WithTimeout(w.t.Context(), eventually.Patience) // two servers may have used up the first's
+	defer cancel()
+	eventually.NoError(w.t, "a client asks again", func() error { return c.op.do(again, w, subject) })
+	c.op.check(w, subject)
+	w.same(before)
+	w.only(subject)
+	c.op.cleanup(w, subject)
+	w.calm()
+	w.clean()
+}
+
+// arm has the server die at a point.
+func (w *world) arm(point string) {
+	w.t.Helper()
+	log, err := os.Stat(filepath.Join(w.dir, "log"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.since = log.Size()
+	if err := os.WriteFile(w.armed+".new", []byte(point), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := os.Rename(w.armed+".new", w.armed); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) disarm() {
+	w.t.Helper()
+	if err := os.Remove(w.armed); err != nil && !errors.Is(err, os.ErrNotExist) {
+		w.t.Fatal(err)
+	}
+}
+
+// dies waits until the server is dead, by the point that was armed.
+func (w *world) dies(point string) {
+	w.t.Helper()
+	select {
+	case <-w.done: //nolint:errcheck // it was killed
+		w.cmd = nil
+		_ = w.log.Close()
+	case <-time.After(eventually.Patience):
+		w.disarm()
+		w.t.Fatalf("the server never came to %s\n%s", point, w.tail())
+	}
+	name, _, _ := strings.Cut(point, ":")
+	if !strings.Contains(w.sinceArmed(), "failpoint "+name+": kill") {
+		w.t.Fatalf("the server died elsewhere than at %s\n%s", point, w.tail())
+	}
+}
+
+// mode has the server run with what an operation wants of it.
+func (w *world) mode(storeAfter string) {
+	w.t.Helper()
+	if w.cmd != nil && w.value("BARCHAN_STORE_AFTER") == storeAfter {
+		return
+	}
+	w.set("BARCHAN_STORE_AFTER", storeAfter)
+	w.stop(syscall.SIGKILL)
+	w.start()
+}
+
+// heal makes the world as it was after a failure, so that the next crash tells of itself.
+func (w *world) heal() {
+	w.t.Helper()
+	w.disarm()
+	if w.cmd == nil {
+		w.start()
+	}
+	for _, id := range w.subjects() {
+		w.removeObject(id)
+	}
+	w.calm()
+	w.clean()
+}
+
+// programWithPoints builds the server with points in it.
+func programWithPoints(t *testing.T) string {
+	t.Helper()
+	path, err := filepath.Abs("../../bin/barchan-failpoints")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), "../../scripts/build.sh", "failpoints").CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	return path
+}

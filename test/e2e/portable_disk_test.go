@@ -1,0 +1,222 @@
+package e2e
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/barchan-dev/barchan/internal/portable"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+// TestFullDiskWhileImporting has the disk of a server fill while a checkpoint comes to it. Nothing of it may
+// stay, what runs goes on, and when there is room the same import succeeds.
+func TestFullDiskWhileImporting(t *testing.T) {
+	s := newServerOnDisk(t, "4G")
+	s.set("BARCHAN_STORE_AFTER", "0s")
+	b := s.startWithOnlooker()
+	s.apply(travelTemplate)
+	empty := s.inContainerd()
+	source := s.beginTale()
+	s.exec(source, "head -c 200000000 /dev/urandom > /home/user/larger")
+	before := s.tale(source)
+	name := s.checkpointOf(source)
+	file := filepath.Join(t.TempDir(), "tale.tar")
+	s.data("checkpoint", "export", name, file)
+	s.must("kill", source)
+	s.dropCheckpoints(name)
+	s.collect()
+	s.untilInContainerd(empty)
+
+	t.Run("too small from the beginning", func(t *testing.T) {
+		s := s.in(t)
+		giveBack := take(t, s.dir, 300<<20) // more than is kept for what runs, and less than both need
+		defer giveBack()
+		s.leavesNothing("a disk that is too small", func() (string, error) { return s.try("checkpoint", "import", file, "--name", "small") }, noRoom)
+	})
+	for _, kind := range []string{baseLayer, portable.FilesType} {
+		t.Run("full in "+strings.ReplaceAll(kind, "/", " "), func(t *testing.T) {
+			s := s.in(t)
+			if kind == baseLayer {
+				s.must("image", "rm", baseImage)
+			}
+			giveBack := func() {}
+			defer func() { giveBack() }()
+			s.leavesNothing("a disk that fills", func() (string, error) {
+				return s.importHeldUp(file, kind, func() { giveBack = take(t, s.dir, 100<<20) })
+			}, noRoom)
+			onlooker{s, b.id}.mustLive()
+			giveBack()
+			giveBack = func() {}
+			s.untilTaken(file)
+			s.must("kill", s.goesOnWith(before, "held"))
+			s.dropCheckpoints("held")
+			s.collect()
+			s.untilInContainerd(empty)
+		})
+	}
+	t.Run("wholly full", func(t *testing.T) {
+		s := s.in(t)
+		s.stop(syscall.SIGTERM)
+		s.set("BARCHAN_RESERVE_DISK", "0")
+		s.start()
+		var giveBack func()
+		objects := s.checkpoints()
+		out, err := s.importHeldUp(file, portable.FilesType, func() { giveBack = s.takeWithReserve(40 << 20) })
+		if exitCode(err) != 1 || !slices.ContainsFunc([]string{"the disk is full", "the server ended", "reach the server"}, func(r string) bool { return strings.Contains(out, r) }) {
+			t.Errorf("import = %v\n%s", err, out)
+		}
+		t.Logf("it says: %s", out)
+		giveBack()
+		s.untilNothingWrong() // it may have to begin anew, and not have done so yet
+		onlooker{s, b.id}.mustLive()
+		eventually.NoError(t, "its object goes, or has failed", func() error {
+			if now := s.checkpoints(); slices.Equal(now, objects) {
+				return nil
+			}
+			if got, err := s.kubectl("", "get", "checkpoints.barchan.dev", "held", "-o", "jsonpath={.status.phase}"); err != nil || got != "Failed" {
+				return fmt.Errorf("%s: %w", got, err) // it may just have gone
+			}
+			s.dropCheckpoints("held")
+			return nil
+		})
+		s.untilTaken(file)
+		s.must("kill", s.goesOnWith(before, "held"))
+		s.dropCheckpoints("held")
+	})
+	s.wantNoCheckpoints()
+	s.untilWell()
+	s.untilInOrder()
+}
+
+// takeWithReserve is take after the server has given up what it has in reserve, which else would come
+// free in the middle of what follows, and might be enough for it.
+func (s *server) takeWithReserve(leave int64) (giveBack func()) {
+	s.t.Helper()
+	most := take(s.t, s.dir, 16<<20)
+	eventually.NoError(s.t, "the server gives up its reserve", func() error {
+		_, err := os.Stat(filepath.Join(s.value("BARCHAN_DATA_DIR"), "reserve"))
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		return fmt.Errorf("it is there (%v)", err) //nolint:errorlint // there may be none
+	})
+	return both(most, take(s.t, s.dir, leave))
+}
+
+// noRoom is what an import says that the disk is too small for.
+const noRoom = "there is no room for what is imported"
+
+// importHeldUp imports an artifact as held from a pipe, in which nothing comes after the middle of a large
+// blob until meanwhile has returned.
+func (s *server) importHeldUp(file, kind string, meanwhile func()) (string, error) {
+	s.t.Helper()
+	blobs := entries(s.t, file)
+	i := slices.IndexFunc(blobs, func(e entryOf) bool { return e.what == kind && e.size > 1<<20 })
+	if i < 0 {
+		s.t.Fatalf("the artifact has no %s: %+v", kind, blobs)
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	cmd := exec.CommandContext(s.t.Context(), programs.barchan, "checkpoint", "import", "-", "--name", "held")
+	var talk bytes.Buffer
+	cmd.Env, cmd.Stdout, cmd.Stderr = s.env, &talk, &talk
+	in, err := cmd.StdinPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err == nil {
+		_, err = io.CopyN(in, f, blobs[i].at+blobs[i].size/2)
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	meanwhile()
+	_, _ = io.Copy(in, f) // the other side may have gone
+	_ = in.Close()
+	err = cmd.Wait()
+	return talk.String(), err
+}
+
+// leavesNothing is refuses, which looks at what containerd has, too.
+func (s *server) leavesNothing(what string, give func() (string, error), reason string) {
+	s.t.Helper()
+	before := s.inContainerd()
+	s.refuses(what, give, reason)
+	s.untilInContainerd(before)
+	s.untilInOrder()
+}
+
+// inContainerd is what the server's containerd has of images and snapshots.
+func (s *server) inContainerd() []string {
+	s.t.Helper()
+	found, err := filepath.Glob(filepath.Join(s.value("BARCHAN_DATA_DIR"), "containerd", "root", "io.containerd.snapshotter.v1.overlayfs", "snapshots", "*"))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return slices.Concat(found, s.content(), s.images())
+}
+
+// collect has containerd throw away now what nobody names any more, as it does when an image goes. By itself
+// it rests 49 times as long as it took before: minutes, where the disk is slow.
+func (s *server) collect() {
+	s.t.Helper()
+	const ref = "local.test/nothing:1"
+	tag, err := name.NewTag(ref)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var saved bytes.Buffer
+	if err := tarball.Write(tag, helloImage(s.t, nil, ""), &saved); err != nil {
+		s.t.Fatal(err)
+	}
+	if out, err := s.tryIn(saved.String(), "image", "import", "-"); err != nil {
+		s.t.Fatalf("image import: %v\n%s", err, out)
+	}
+	s.must("image", "rm", ref)
+}
+
+func (s *server) untilInContainerd(want []string) {
+	s.t.Helper()
+	eventually.NoError(s.t, "containerd has nothing else", func() error {
+		for _, now := range s.inContainerd() {
+			if !slices.Contains(want, now) { // what goes later of what was before is no matter
+				return errors.New(now)
+			}
+		}
+		return nil
+	})
+}
+
+// untilTaken imports an artifact as held, once the server has seen that there is room again.
+func (s *server) untilTaken(file string) {
+	s.t.Helper()
+	s.untilNothingWrong()
+	s.importAs("held", file)
+}
+
+// untilNothingWrong waits until the server takes requests, and nothing holds up new work.
+func (s *server) untilNothingWrong() {
+	s.t.Helper()
+	eventually.NoError(s.t, "nothing is wrong any more", func() error {
+		if status, text := s.readiness(); status != http.StatusOK || strings.Contains(text, "degraded") {
+			return fmt.Errorf("%d %s", status, text)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,414 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/go-logr/logr"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/adminclient"
+	"github.com/barchan-dev/barchan/internal/cache"
+	"github.com/barchan-dev/barchan/internal/failpoint"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+// witness is a program that cannot be mistaken for another: it serves a word that it made up at its
+// start, and how often it was asked.
+const witness = `
+import http.server, os
+who, asked = os.urandom(8).hex(), 0
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        global asked
+        if self.path == "/exit":
+            os._exit(3)
+        asked += 1
+        body = f"{who} {asked}".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *args):
+        pass
+http.server.ThreadingHTTPServer(("", 8080), Handler).serve_forever()
+`
+
+const witnessPort = 8080
+
+// worldTemplate is a template of sandboxes that run a witness.
+const worldTemplate = `
+apiVersion: extensions.agents.x-k8s.io/v1beta1
+kind: SandboxTemplate
+metadata: {name: %s}
+spec:
+  envVarsInjectionPolicy: Overrides
+  podTemplate:
+    spec:
+      %s
+      containers:
+      - name: main
+        image: ` + baseImage + `
+        command: [python3, -c, %s]
+        resources: {limits: {memory: 256Mi}}
+---
+`
+
+// worldPool is a pool of a template.
+const worldPool = `
+apiVersion: extensions.agents.x-k8s.io/v1beta1
+kind: SandboxWarmPool
+metadata: {name: %s}
+spec:
+  replicas: %d
+  sandboxTemplateRef: {name: %s}
+---
+`
+
+// worldMembers is how many members the world's pool holds.
+const worldMembers = 2
+
+// world is a server with pools and with bystanders: sandboxes that must live through everything.
+type world struct {
+	*server
+	armed   string // the file that says where the server dies
+	since   int64  // bytes of the log when that was written
+	key     string
+	objects client.Client
+	// running, asleep and claimed are bystanders' IDs; claimed belongs to a SandboxClaim.
+	running, asleep, claimed string
+	who                      map[string]string // by ID
+}
+
+// in is the world for a subtest, which then fails by itself.
+func (w *world) in(t *testing.T) *world {
+	c := *w
+	c.server = w.server.in(t)
+	return &c
+}
+
+// newWorld starts a server with points, pools and bystanders.
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	return newWorldOf(t, programWithPoints(t))
+}
+
+// newWorldOf is newWorld of a program.
+func newWorldOf(t *testing.T, bin string) *world {
+	t.Helper()
+	s := newServer(t)
+	w := &world{server: s, armed: filepath.Join(s.dir, "armed"), who: map[string]string{}}
+	s.bin = bin
+	s.set(failpoint.Variable, "@"+w.armed)
+	s.set("BARCHAN_STORE_AFTER", "50ms")
+	s.start()
+	s.must("image", "build", "base")
+	w.key, w.objects = s.localKey(), s.client()
+	code, err := json.Marshal(witness)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.apply(fmt.Sprintf(worldTemplate, "cold", "", code) + fmt.Sprintf(worldTemplate, "warm", "", code) + fmt.Sprintf(worldTemplate, "rare", "", code) +
+		fmt.Sprintf(worldTemplate, "again", "restartPolicy: Always", code) + fmt.Sprintf(worldTemplate, "once", "restartPolicy: Never", code) +
+		fmt.Sprintf(worldPool, "warm-pool", worldMembers, "warm") + fmt.Sprintf(worldPool, "rare-pool", 0, "rare"))
+	w.calm()
+	w.running, w.asleep = s.create(w.key, "warm"), s.create(w.key, "cold")
+	for _, id := range []string{w.running, w.asleep} {
+		w.who[id], _ = w.meet(id)
+	}
+	claim := newSubject("bystander")
+	if err := claimObject.do(t.Context(), w, claim); err != nil {
+		t.Fatal(err)
+	}
+	w.claimed = claim.id
+	w.who[claim.id], _ = w.meet(claim.id)
+	w.pause(w.asleep)
+	w.stored(w.asleep)
+	w.calm()
+	return w
+}
+
+// client speaks to the Kubernetes API as its administrator.
+func (s *server) client() client.Client {
+	s.t.Helper()
+	cfg, err := clientcmd.BuildConfigFromFlags("", filepath.Join(s.value("BARCHAN_DATA_DIR"), "credentials", "admin.kubeconfig"))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	cfg.Timeout, cfg.QPS = eventually.Patience, -1
+	ctrllog.SetLogger(logr.Discard())
+	scheme, err := cache.NewScheme()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	c, err := client.New(cfg, client.Options{Scheme: scheme})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return c
+}
+
+// send makes one request of the REST API; an answer that is no success is an error.
+func (w *world) send(ctx context.Context, method, path, idempotency string, body, into any) (int, error) {
+	var in io.Reader
+	if body != nil {
+		b, err := json.Marshal(body)
+		if err != nil {
+			return 0, err
+		}
+		in = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+w.http+path, in)
+	if err != nil {
+		return 0, err
+	}
+	req.Header.Set("X-API-Key", w.key)
+	req.Header.Set("Content-Type", "application/json")
+	if idempotency != "" {
+		req.Header.Set("Idempotency-Key", idempotency)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(resp.Body)
+	switch {
+	case err != nil:
+		return 0, err
+	case resp.StatusCode/100 != 2:
+		return resp.StatusCode, fmt.Errorf("%s %s: %d %s", method, path, resp.StatusCode, b)
+	case into != nil:
+		return resp.StatusCode, json.Unmarshal(b, into)
+	}
+	return resp.StatusCode, nil
+}
+
+// ask asks the witness of a sandbox through the gateway.
+func (w *world) ask(id string) (who string, asked int, err error) {
+	status, body, err := w.visit(id, witnessPort, "/")
+	if err != nil {
+		return "", 0, err
+	}
+	who, number, ok := strings.Cut(body, " ")
+	if status != http.StatusOK || !ok {
+		return "", 0, fmt.Errorf("%d %s", status, body)
+	}
+	asked, err = strconv.Atoi(number)
+	return who, asked, err
+}
+
+// meet waits for a witness to answer.
+func (w *world) meet(id string) (who string, asked int) {
+	w.t.Helper()
+	eventually.NoError(w.t, "the witness of "+id+" answers", func() (err error) {
+		who, asked, err = w.ask(id)
+		return err
+	})
+	return who, asked
+}
+
+func (w *world) pause(id string) {
+	w.t.Helper()
+	if _, err := w.send(w.t.Context(), http.MethodPost, "/sandboxes/"+id+"/pause", "", nil, nil); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// stored waits until the memory of a sandbox is on disk.
+func (w *world) stored(id string) {
+	w.t.Helper()
+	eventually.NoError(w.t, "the memory of "+id+" is on disk", func() error {
+		if b := w.object(id).Status.Barchan; b == nil || b.Memory != agents.MemoryOnDisk {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+}
+
+// boxes are all sandboxes' objects.
+func (w *world) boxes() []agents.Sandbox {
+	w.t.Helper()
+	var list agents.SandboxList
+	if err := w.objects.List(w.t.Context(), &list); err != nil {
+		w.t.Fatalf("list sandboxes: %v\n%s", err, w.tail())
+	}
+	return list.Items
+}
+
+func idOf(s *agents.Sandbox) string { return string(sandbox.IDOf(s.UID)) }
+
+// object is the object of a sandbox.
+func (w *world) object(id string) *agents.Sandbox {
+	w.t.Helper()
+	all := w.boxes()
+	i := slices.IndexFunc(all, func(x agents.Sandbox) bool { return idOf(&x) == id })
+	if i < 0 {
+		w.t.Fatalf("sandbox %s has no object", id)
+	}
+	return &all[i]
+}
+
+// subjects are the IDs of sandboxes that are neither bystanders nor members.
+func (w *world) subjects() (ids []string) {
+	w.t.Helper()
+	for _, x := range w.boxes() {
+		if id := idOf(&x); !isMember(&x) && id != w.running && id != w.asleep && id != w.claimed {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// removeObject deletes a sandbox's object, or what owns it, and waits until it is gone.
+func (w *world) removeObject(id string) {
+	w.t.Helper()
+	x := w.object(id)
+	var o client.Object = x
+	if owner := metav1.GetControllerOf(x); owner != nil {
+		o = &extensions.SandboxClaim{ObjectMeta: metav1.ObjectMeta{Namespace: x.Namespace, Name: owner.Name}}
+	}
+	if err := client.IgnoreNotFound(w.objects.Delete(w.t.Context(), o)); err != nil {
+		w.t.Fatal(err)
+	}
+	w.gone(id)
+}
+
+// gone waits until a sandbox has no object.
+func (w *world) gone(id string) {
+	w.t.Helper()
+	eventually.NoError(w.t, "sandbox "+id+" goes", func() error {
+		if slices.ContainsFunc(w.boxes(), func(x agents.Sandbox) bool { return idOf(&x) == id }) {
+			return errors.New("it is there")
+		}
+		return nil
+	})
+}
+
+// calm waits until the pool is full, and nothing comes or goes.
+func (w *world) calm() {
+	w.t.Helper()
+	eventually.NoError(w.t, "the pool is full and at rest", func() error {
+		var p extensions.SandboxWarmPool
+		if err := w.objects.Get(w.t.Context(), client.ObjectKey{Namespace: "default", Name: "warm-pool"}, &p); err != nil {
+			return err
+		}
+		members := 0
+		for _, x := range w.boxes() {
+			if x.DeletionTimestamp != nil {
+				return fmt.Errorf("sandbox %s is going", x.Name)
+			}
+			if isMember(&x) {
+				members++
+				if !sandbox.Ready(&x) {
+					return fmt.Errorf("member %s is %s", x.Name, sandbox.PhaseOf(&x))
+				}
+			}
+		}
+		if p.Spec.Replicas == nil || members != int(*p.Spec.Replicas) || int(p.Status.ReadyReplicas) != members || p.Status.ObservedGeneration < p.Generation {
+			return fmt.Errorf("%d members, status %+v", members, p.Status)
+		}
+		return nil
+	})
+}
+
+// bystander is what must not change about one.
+type bystander struct {
+	id, name string
+	spec     agents.SandboxSpec
+	labels   map[string]string
+	owners   []metav1.OwnerReference
+	address  []string
+	phase    sandbox.Phase
+	asked    int
+}
+
+func (w *world) bystanders() (all []bystander) {
+	w.t.Helper()
+	for _, id := range []string{w.running, w.asleep, w.claimed} {
+		x := w.object(id)
+		b := bystander{id: id, name: x.Name, spec: x.Spec, labels: x.Labels, owners: x.OwnerReferences, phase: sandbox.PhaseOf(x)}
+		b.address = append(b.address, x.Status.PodIPs...)
+		if id != w.asleep {
+			_, b.asked = w.meet(id)
+		}
+		all = append(all, b)
+	}
+	return all
+}
+
+// same wants the bystanders to be as they were: the same processes, at the same address, with the same
+// owner and timeout, and reachable at once.
+func (w *world) same(before []bystander) {
+	w.t.Helper()
+	for _, b := range before {
+		x := w.object(b.id)
+		now := bystander{b.id, x.Name, x.Spec, x.Labels, x.OwnerReferences, x.Status.PodIPs, sandbox.PhaseOf(x), b.asked}
+		if !reflect.DeepEqual(now, b) {
+			w.t.Errorf("bystander %s is\n%+v\nwas\n%+v", b.id, now, b)
+		}
+		if b.id == w.asleep {
+			continue
+		}
+		who, asked, err := w.ask(b.id)
+		if err != nil || who != w.who[b.id] || asked <= b.asked {
+			w.t.Errorf("bystander %s says %s, %d, %v; it said %s, %d", b.id, who, asked, err, w.who[b.id], b.asked)
+		}
+	}
+}
+
+// wakeBystanders has the sleeper go on.
+func (w *world) wakeBystanders() {
+	w.t.Helper()
+	if _, err := w.send(w.t.Context(), http.MethodPost, "/sandboxes/"+w.asleep+"/connect", "", map[string]any{"timeout": 3600}, nil); err != nil {
+		w.t.Fatal(err)
+	}
+	if who, _ := w.meet(w.asleep); who != w.who[w.asleep] {
+		w.t.Errorf("the sleeper says %s, it was %s", who, w.who[w.asleep])
+	}
+	w.clean()
+}
+
+// only wants no sandbox but bystanders, members and the subject, if that has one.
+func (w *world) only(s *subject) {
+	w.t.Helper()
+	eventually.NoError(w.t, "there is no sandbox too many", func() error {
+		if ids := w.subjects(); len(ids) > 1 || len(ids) == 1 && ids[0] != s.id {
+			return fmt.Errorf("sandboxes %v, the subject is %q", ids, s.id)
+		}
+		return nil
+	})
+}
+
+// clean waits until the audit finds nothing.
+func (w *world) clean() {
+	w.t.Helper()
+	eventually.NoError(w.t, "the audit finds nothing", func() error {
+		var found []adminclient.Finding
+		out, err := w.try("doctor", "--deep", "--json")
+		if err == nil {
+			err = json.Unmarshal([]byte(out), &found)
+		}
+		if err != nil || len(found) > 0 {
+			return fmt.Errorf("%w\n%s", err, out)
+		}
+		return nil
+	})
+}
