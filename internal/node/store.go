@@ -50,14 +50,14 @@ func (n *Node) memoryDir(id string) string { return filepath.Join(n.cfg.MemoryDi
 // storeLater has Run move the memory of a frozen sandbox to disk, once it has slept for
 // Config.StoreAfter, and try until it is there or the sandbox does not sleep any more.
 func (n *Node) storeLater(u *unit, r *row) {
-	if n.cfg.StoreAfter <= 0 || r.Plan.Class != oci.GVisor {
+	after, since := n.cfg.StoreAfter, r.PausedAt
+	if after <= 0 || r.Plan.Class != oci.GVisor {
 		return
 	}
 	stop := make(chan struct{})
 	u.setStore(sync.OnceFunc(func() { close(stop) }))
-	since := r.PausedAt
 	n.tasks.start(func(ctx context.Context) {
-		wait, pause := min(time.Until(since.Add(n.cfg.StoreAfter)), n.cfg.StoreAfter), firstStorePause
+		wait, pause := min(time.Until(since.Add(after)), after), firstStorePause
 		for {
 			select {
 			case <-stop:
