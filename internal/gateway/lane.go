@@ -99,8 +99,9 @@ type lanes struct {
 	closed atomic.Bool
 	given  atomic.Int64 // connections given away
 
-	mu  sync.Mutex
-	all map[*lane]struct{} // +checklocks:mu
+	mu sync.Mutex
+	// all has their connections to the clients; nil: the lane has none yet.
+	all map[*lane]net.Conn // +checklocks:mu
 	// none is closed when the last has ended and no more may begin.
 	none chan struct{} // +checklocks:mu
 }
@@ -113,10 +114,17 @@ func (s *lanes) add(l *lane) bool {
 		return false
 	}
 	if s.all == nil {
-		s.all = map[*lane]struct{}{}
+		s.all = map[*lane]net.Conn{}
 	}
-	s.all[l] = struct{}{}
+	s.all[l] = nil
 	return true
+}
+
+// connected tells of a lane's connection, which ends with drain from here on.
+func (s *lanes) connected(l *lane, nc net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all[l] = nc
 }
 
 func (s *lanes) remove(l *lane) {
@@ -140,9 +148,9 @@ func (s *lanes) drain(cut bool) <-chan struct{} {
 			close(s.none)
 		}
 	}
-	for l := range s.all {
-		if cut || l.idle.Load() {
-			_ = l.nc.Close() // its reader learns of it
+	for l, nc := range s.all {
+		if nc != nil && (cut || l.idle.Load()) {
+			_ = nc.Close() // its reader learns of it
 		}
 	}
 	return s.none
@@ -168,6 +176,7 @@ func (g *Gateway) takeOver(w http.ResponseWriter, r *http.Request, t *target) bo
 		conn = before.Conn
 	}
 	l.nc, l.in = conn, newSource(conn, l.space, l.unspace)
+	g.lanes.connected(l, conn)
 	if len(text)+len(ahead) > pageSize {
 		l.giveBack(slices.Concat(text, ahead), nil)
 		return true

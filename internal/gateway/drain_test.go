@@ -1,0 +1,43 @@
+package gateway
+
+import (
+	"bufio"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+// drained is a client whose connection the gateway takes over while it cuts all lanes.
+type drained struct {
+	*httptest.ResponseRecorder
+	lanes *lanes
+	conn  net.Conn
+}
+
+func (d *drained) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	d.lanes.drain(true)
+	return d.conn, bufio.NewReadWriter(bufio.NewReader(d.conn), bufio.NewWriter(d.conn)), nil
+}
+
+// TestDrainMeetsTakeOver: a lane that has no connection yet is nothing to cut, and ends by itself.
+func TestDrainMeetsTakeOver(t *testing.T) {
+	w := laneWorld(t)
+	port := backend(t, hello)
+	b := w.box("a")
+	if status, _ := w.get(b.url(port, "/")); status != http.StatusOK { // there is a connection to the sandbox now
+		t.Fatal(status)
+	}
+	ours, theirs := net.Pipe()
+	t.Cleanup(func() { _ = ours.Close() })
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, b.url(port, "/"), http.NoBody)
+	r.RequestURI = "/"
+	w.gateway.ServeHTTP(&drained{httptest.NewRecorder(), &w.gateway.lanes, theirs}, r)
+	if got := answers(t, ours); len(got) != 1 || !strings.HasPrefix(got[0], "200 hello") {
+		t.Errorf("got %q", got)
+	}
+	if n := w.laneCount(); n != 0 {
+		t.Errorf("%d lanes are left", n)
+	}
+}
