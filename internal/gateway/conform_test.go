@@ -535,6 +535,37 @@ func TestContinue(t *testing.T) {
 	w.idle()
 }
 
+// TestContinueAndHints: hints that come while the client is told to go on reach it whole.
+func TestContinueAndHints(t *testing.T) {
+	w := newWorld(t)
+	const hint = "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
+	port := raw(t, func(c net.Conn) {
+		in := bufio.NewReader(c)
+		r, err := http.ReadRequest(in)
+		if err != nil {
+			return
+		}
+		_, _ = io.WriteString(c, "HTTP/1.1 100 Continue\r\n\r\n"+strings.Repeat(hint, 5))
+		_, _ = io.Copy(io.Discard, r.Body)
+		_, _ = io.WriteString(c, okAnswer)
+	})
+	host := w.box("a").host(port)
+	for range 20 {
+		c := w.connect(t)
+		if _, err := io.WriteString(c, "POST / HTTP/1.1\r\nHost: "+host+"\r\nExpect: 100-continue\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"); err != nil {
+			t.Fatal(err)
+		}
+		all, err := io.ReadAll(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := string(all)
+		if strings.Count(text, hint) != 5 || strings.Count(text, "HTTP/1.1 100 Continue\r\n\r\n") != 1 || strings.Count(text, "HTTP/1.1 ") != 7 || !strings.HasSuffix(text, "\r\n\r\nok") {
+			t.Fatalf("got %q", text)
+		}
+	}
+}
+
 // TestEarlyAnswerEndsTheConnection: after an answer that came before the end of the request, what
 // the client sends is the rest of a body, however much it looks like a request.
 func TestEarlyAnswerEndsTheConnection(t *testing.T) {
@@ -647,6 +678,54 @@ func TestUpgrade(t *testing.T) {
 	_ = c.CloseWrite()
 	if all, err := io.ReadAll(in); err != nil || string(all) != "hello EARLY LATE" {
 		t.Errorf("got %q, %v", all, err)
+	}
+	w.idle()
+}
+
+// TestUpgradeUnderABody: what follows a request belongs to its body until that is whole, whatever the
+// service says, and is read by one.
+func TestUpgradeUnderABody(t *testing.T) {
+	w := newWorld(t)
+	port := raw(t, func(c net.Conn) {
+		in := bufio.NewReader(c)
+		r, err := http.ReadRequest(in)
+		if err != nil {
+			return
+		}
+		if r.URL.Path == "/whole" {
+			_, _ = io.Copy(io.Discard, r.Body)
+		}
+		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: custom/1\r\n\r\n")
+		_, _ = io.Copy(c, in)
+	})
+	host := w.box("a").host(port)
+	for path, c := range map[string]struct {
+		length int
+		want   int
+	}{"/early": {1 << 30, http.StatusBadGateway}, "/whole": {3, http.StatusSwitchingProtocols}} {
+		conn := w.connect(t)
+		if _, err := fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: custom/1\r\nContent-Length: %d\r\n\r\nabc", path, host, c.length); err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() { dribble(conn, strings.Repeat("x", 1000)) })
+		in := bufio.NewReader(conn)
+		res, err := http.ReadResponse(in, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res.StatusCode != c.want {
+			t.Errorf("%s: got %d, want %d", path, res.StatusCode, c.want)
+		}
+		_ = res.Body.Close()
+		if res.StatusCode == http.StatusSwitchingProtocols {
+			got := make([]byte, 1000)
+			if _, err := io.ReadFull(in, got); err != nil || strings.Trim(string(got), "x") != "" {
+				t.Errorf("%s: echo %.20q, %v", path, got, err)
+			}
+		}
+		_ = conn.Close()
+		wg.Wait()
 	}
 	w.idle()
 }

@@ -44,6 +44,7 @@ type exchange struct {
 	traceID string
 	quiet   *quiet // of the connection in use
 	begun   *underway
+	invited bool   // the client has been told to send its body
 	counted bool   // against the sandbox's rate
 	woken   bool   // it had the sandbox woken, or waited for that
 	reason  string // of a refusal

@@ -129,8 +129,10 @@ func (x *exchange) readHead(c *conn, s *sender) (*http.Response, error) {
 		case res.StatusCode < 100 || res.StatusCode > 999:
 			return nil, errMalformed
 		case res.StatusCode == http.StatusContinue:
-			s.goAhead() // our server tells the client when the body is read
+			x.invite()
+			s.goAhead()
 		case res.StatusCode < 200 && res.StatusCode != http.StatusSwitchingProtocols:
+			x.invite()
 			h := x.w.Header()
 			copyResponseHeader(h, res.Header)
 			x.w.WriteHeader(res.StatusCode)
@@ -140,6 +142,16 @@ func (x *exchange) readHead(c *conn, s *sender) (*http.Response, error) {
 		}
 	}
 	return nil, fmt.Errorf("%w: too many interim responses", errMalformed)
+}
+
+// invite tells the client to send a body that it holds back. Our server does so by itself when the
+// body is read, and that may be while an interim answer is written, which it keeps apart from no other
+// than this one.
+func (x *exchange) invite() {
+	if x.body != nil && !x.invited && x.r.ProtoAtLeast(1, 1) && x.r.Header.Get("Expect") != "" {
+		x.invited = true
+		x.w.WriteHeader(http.StatusContinue)
+	}
 }
 
 // sender carries a request's body beside the response: either may end first, and whoever ends

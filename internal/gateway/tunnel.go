@@ -16,6 +16,9 @@ func (x *exchange) tunnel(c *conn, res *http.Response) error {
 	if x.r.ProtoMajor != 1 || !strings.EqualFold(res.Header.Get("Upgrade"), x.r.Header.Get("Upgrade")) || upgradeOf(x.r, x.port) == "" {
 		return errMalformed
 	}
+	if s := x.body; s != nil && !s.read.Load() { // the rest of the body is another's to read (RFC 9110, 7.8)
+		return errMalformed
+	}
 	client, buffered, err := x.rc.Hijack()
 	if err != nil {
 		return err
