@@ -204,6 +204,7 @@ func (a *Agent) setNames() error {
 
 // stopProcesses ends all of them, those not started by us too if we are PID 1.
 func (a *Agent) stopProcesses(ctx context.Context) {
+	a.reaper.close()
 	for _, step := range []struct {
 		sig   syscall.Signal
 		grace time.Duration

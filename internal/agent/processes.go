@@ -38,7 +38,7 @@ func newProcesses(log *slog.Logger, r *reaper, s *settings) *processes {
 // timeout above zero kills the process, whether somebody listens or not.
 func (t *processes) start(acc account, req *processpb.StartRequest, timeout time.Duration) (*process, *subscriber, error) {
 	if !t.begin() {
-		return nil, nil, connect.NewError(connect.CodeUnavailable, errors.New("the agent stops"))
+		return nil, nil, connect.NewError(connect.CodeUnavailable, errStops)
 	}
 	begun := false
 	defer func() {
@@ -146,6 +146,9 @@ func winsize(p *processpb.PTY) *unix.Winsize {
 
 // startError tells what may pass with time from what will not.
 func startError(err error) error {
+	if errors.Is(err, errStops) {
+		return connect.NewError(connect.CodeUnavailable, errStops)
+	}
 	code := connect.CodeInvalidArgument
 	for _, busy := range []error{syscall.EAGAIN, syscall.ENOMEM, syscall.EMFILE, syscall.ENFILE, syscall.ENOSPC} {
 		if errors.Is(err, busy) {

@@ -10,8 +10,12 @@ import (
 	"syscall"
 )
 
-// errGone is the answer to a signal for a process that has ended.
-var errGone = errors.New("process has ended")
+var (
+	// errGone is the answer to a signal for a process that has ended.
+	errGone = errors.New("process has ended")
+	// errStops is the answer to who would start something that nobody ends any more.
+	errStops = errors.New("the agent stops")
+)
 
 // reaper is the only one in this program that forks and waits, because as PID
 // 1 it must wait for any child, and a second waiter (os/exec) would lose exit
@@ -24,6 +28,8 @@ type reaper struct {
 	mu      sync.Mutex
 	waiters map[int]chan syscall.WaitStatus // +checklocks:mu
 	sigs    chan os.Signal
+	// no program is started any more
+	over bool // +checklocks:forking
 }
 
 // newReaper begins to listen for SIGCHLD; Run must follow.
@@ -72,6 +78,9 @@ func (r *reaper) reap() {
 func (r *reaper) start(argv0 string, argv []string, attr *syscall.ProcAttr) (int, <-chan syscall.WaitStatus, error) {
 	r.forking.RLock()
 	defer r.forking.RUnlock()
+	if r.over {
+		return 0, nil, errStops
+	}
 	pid, err := syscall.ForkExec(argv0, argv, attr)
 	if err != nil {
 		return 0, nil, &os.PathError{Op: "fork/exec", Path: argv0, Err: err}
@@ -81,6 +90,13 @@ func (r *reaper) start(argv0 string, argv []string, attr *syscall.ProcAttr) (int
 	r.waiters[pid] = ch
 	r.mu.Unlock()
 	return pid, ch, nil
+}
+
+// close has start refuse, so that whoever ends all children has seen all of them.
+func (r *reaper) close() {
+	r.forking.Lock()
+	defer r.forking.Unlock()
+	r.over = true
 }
 
 // signal sends sig to the process group that pid leads, or returns errGone.

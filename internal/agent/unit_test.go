@@ -6,11 +6,15 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"reflect"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"connectrpc.com/connect"
 
 	"github.com/barchan-dev/barchan/internal/envd"
 )
@@ -257,5 +261,27 @@ func TestWatchTellsEachUpload(t *testing.T) {
 	}
 	if got, ok := w.nextUpload("/d/other"); ok {
 		t.Errorf("never uploaded, yet %+v", got)
+	}
+}
+
+// What an ending agent was asked for too late would have nobody who ends it.
+func TestNothingBeginsAtTheEnd(t *testing.T) {
+	ws := newWatchers()
+	ws.closeAll()
+	w, err := newWatch(t.TempDir(), false, false, accounts{}, newUploads())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ws.add(w); connect.CodeOf(err) != connect.CodeUnavailable {
+		t.Errorf("a watcher: %v", err)
+	}
+	if err := w.close(); err != nil {
+		t.Error(err)
+	}
+	r := newReaper()
+	defer signal.Stop(r.sigs)
+	r.close()
+	if _, _, err := r.start("/bin/true", []string{"true"}, &syscall.ProcAttr{}); connect.CodeOf(startError(err)) != connect.CodeUnavailable {
+		t.Errorf("a program: %v", err)
 	}
 }

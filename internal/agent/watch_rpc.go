@@ -97,6 +97,7 @@ type watchers struct {
 	running sync.WaitGroup
 	mu      sync.Mutex
 	byID    map[string]*watcher // +checklocks:mu
+	over    bool                // +checklocks:mu
 }
 
 type watcher struct {
@@ -153,6 +154,9 @@ func (s *filesystemService) RemoveWatcher(_ context.Context, req *connect.Reques
 func (ws *watchers) add(w *watch) (string, error) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
+	if ws.over {
+		return "", connect.NewError(connect.CodeUnavailable, errStops)
+	}
 	if len(ws.byID) >= maxWatchers {
 		return "", connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("%d watchers exist: remove some", maxWatchers))
 	}
@@ -187,9 +191,10 @@ func (ws *watchers) remove(id string) error {
 	return nil
 }
 
-// closeAll stops all watchers and waits for them.
+// closeAll stops all watchers and waits for them. There are none after it.
 func (ws *watchers) closeAll() {
 	ws.mu.Lock()
+	ws.over = true
 	for id, c := range ws.byID {
 		delete(ws.byID, id)
 		close(c.quit)
