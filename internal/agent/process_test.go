@@ -224,17 +224,14 @@ func TestDisconnectAndConnect(t *testing.T) {
 	started := make(chan struct{}, 2)
 	for _, sel := range []*processpb.ProcessSelector{byPID(left.pid), byTag(tag)} {
 		wg.Go(func() {
+			tell := sync.OnceFunc(func() { started <- struct{}{} })
+			defer tell()
 			s, err := c.Process().Connect(t.Context(), connect.NewRequest(&processpb.ConnectRequest{Process: sel}))
 			if err != nil {
 				t.Error(err)
-				started <- struct{}{}
 				return
 			}
-			results <- take(t, s, func() *processpb.ProcessEvent { return s.Msg().GetEvent() }, func(r *result) {
-				if r.stdout == "" && r.end == nil {
-					started <- struct{}{}
-				}
-			})
+			results <- take(t, s, func() *processpb.ProcessEvent { return s.Msg().GetEvent() }, func(*result) { tell() })
 		})
 	}
 	<-started
@@ -448,7 +445,8 @@ func TestUserAndEnvironment(t *testing.T) {
 	needRoot(t)
 	a := start(t, envd.Config{SandboxID: "sbx1", TemplateID: "tpl1", Env: map[string]string{"A": "config", "B": "config"}})
 	noError(t, a.client("root").Init(t.Context(), envd.InitRequest{EnvVars: map[string]string{"B": "init", "C": "init"}}))
-	req := sh("id -u; id -g; id -G; echo $HOME $USER $LOGNAME; echo $A $B $C $E2B_SANDBOX $E2B_SANDBOX_ID $E2B_TEMPLATE_ID; cat /proc/self/oom_score_adj; echo ok > /dev/stdout; echo ${TESTVAR-unset}")
+	const scored = "i=0; until [ $(cat /proc/$$/oom_score_adj) = 100 ] || [ $i = 6000 ]; do i=$((i+1)); sleep 0.01; done; " // it is told while it runs
+	req := sh(scored + "id -u; id -g; id -G; echo $HOME $USER $LOGNAME; echo $A $B $C $E2B_SANDBOX $E2B_SANDBOX_ID $E2B_TEMPLATE_ID; cat /proc/self/oom_score_adj; echo ok > /dev/stdout; echo ${TESTVAR-unset}")
 	req.Process.Envs = map[string]string{"C": "request"}
 	cwd := "/"
 	req.Process.Cwd = &cwd

@@ -136,6 +136,7 @@ func TestRestoredEndsStreams(t *testing.T) {
 	followed := make(chan struct{})
 	following.Go(func() {
 		first := sync.OnceFunc(func() { close(followed) })
+		defer first()
 		logs = c.Logs(ctx, "", true, func(envd.LogLine) error { first(); return nil })
 	})
 	<-followed // the agent's own first line
@@ -210,16 +211,19 @@ func TestRunGivenUp(t *testing.T) {
 	late := errors.New("took too long")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	file := filepath.Join(a.dir, "pid")
-	var ended sync.WaitGroup
-	ended.Go(func() {
-		eventually.True(t, "program", func() bool { _, err := os.Stat(file); return err == nil })
-		cancel(late)
-	})
-	_, tail, err := c.Run(ctx, []string{"/bin/sh", "-c", "echo begun; mkdir " + file + "; sleep 1000"}, envd.RunOptions{})
+	var tail []byte
+	var err error
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, tail, err = c.Run(ctx, []string{"/bin/sh", "-c", "echo begun; mkdir " + file + "; sleep 1000"}, envd.RunOptions{})
+	}()
+	eventually.True(t, "program", func() bool { _, err := os.Stat(file); return err == nil })
+	cancel(late)
+	<-ended
 	if !errors.Is(err, late) || string(tail) != "begun\n" {
 		t.Errorf("given up: %q, %v", tail, err)
 	}
-	ended.Wait()
 	list, err := c.Process().List(t.Context(), connect.NewRequest(&processpb.ListRequest{}))
 	if err != nil || len(list.Msg.GetProcesses()) != 0 {
 		t.Errorf("left: %v, %v", list.Msg.GetProcesses(), err)
