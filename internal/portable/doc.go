@@ -1,6 +1,7 @@
 // Package portable is the form in which a checkpoint leaves a machine: an OCI artifact, as an image layout
 // in one tar or in a registry. It knows what is in it by name, size and digest, and nothing of what a
-// node does with it; it keeps no blob in memory and writes no file.
+// node does with it; it keeps no blob in memory and writes no file. A container image comes from a registry
+// in the same way, by [PullImage].
 //
 // # Form
 //

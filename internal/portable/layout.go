@@ -142,19 +142,19 @@ func (l *Layout) Write(ctx context.Context, w io.Writer) error {
 	t := tar.NewWriter(w)
 	files, err := l.files()
 	if err != nil {
-		return fmt.Errorf("write checkpoint: %w", err)
+		return fmt.Errorf("write tar: %w", err)
 	}
 	for _, b := range l.small {
 		files = append(files, file{blobName(b.Digest), b.content})
 	}
 	for _, f := range files {
 		if err := writeFile(t, f); err != nil {
-			return fmt.Errorf("write checkpoint: %w", err)
+			return fmt.Errorf("write tar: %w", err)
 		}
 	}
 	for _, d := range l.blobs() {
 		if err := l.writeBlob(ctx, t, d); err != nil {
-			return fmt.Errorf("write checkpoint: %s %s: %w", d.MediaType, Title(d), err)
+			return fmt.Errorf("write tar: %s %s: %w", d.MediaType, Title(d), err)
 		}
 	}
 	return t.Close()

@@ -69,7 +69,7 @@ func damaged(d ocispec.Descriptor) error {
 	if t := Title(d); t != "" {
 		what += " (" + t + ")"
 	}
-	return invalid("%s is damaged: its content is not that of digest %s", what, d.Digest)
+	return fmt.Errorf("%s is damaged: its content is not that of digest %s: %w", what, d.Digest, errs.ErrInvalid)
 }
 
 // cut gives errors of reading a tar their kind.
@@ -235,11 +235,16 @@ func layoutOf(ctx context.Context, top ocispec.Descriptor, from source) (*Layout
 	if err != nil {
 		return nil, err
 	}
-	l := &Layout{Head: head, contents: map[digest.Digest]Content{}}
-	for _, d := range head.blobs() {
+	return newLayout(head, from), nil
+}
+
+// newLayout has what a head describes come from a source.
+func newLayout(h *Head, from source) *Layout {
+	l := &Layout{Head: h, contents: map[digest.Digest]Content{}}
+	for _, d := range h.blobs() {
 		l.contents[d.Digest] = func(ctx context.Context, w io.Writer) error { return pass(ctx, from, d, w) }
 	}
-	return l, nil
+	return l
 }
 
 // pass writes a blob to w, having checked it.

@@ -26,11 +26,13 @@ import (
 // Scheme begins what names a place in a registry.
 const Scheme = "oci://"
 
-// Place is a tag or digest of a repository. Who may use it is what Docker's configuration of the user
-// says.
+// Place is a tag or digest of a repository. Who may use it is what its Access says, or else Docker's
+// configuration of the user.
 type Place struct {
-	ref name.Reference
-	by  http.RoundTripper
+	scheme string // what its name begins with, for people
+	ref    name.Reference
+	by     http.RoundTripper
+	who    authn.Keychain
 }
 
 // ParsePlace reads oci://HOST/REPOSITORY:TAG, and the files that access names. The error is an
@@ -40,23 +42,44 @@ func ParsePlace(text string, access Access) (Place, error) {
 	if !ok || !strings.Contains(rest, "/") {
 		return Place{}, fmt.Errorf("%q: want %sHOST/REPOSITORY:TAG: %w", text, Scheme, errs.ErrInvalid)
 	}
-	opts := []name.Option{name.WithDefaultTag("latest")}
-	if access.PlainHTTP {
-		opts = append(opts, name.Insecure)
-	}
-	ref, err := name.ParseReference(rest, opts...)
+	ref, err := name.ParseReference(rest, access.nameOptions()...)
 	if err != nil {
 		return Place{}, fmt.Errorf("%q: want %sHOST/REPOSITORY:TAG: %w: %w", text, Scheme, err, errs.ErrInvalid)
 	}
-	by, err := access.transport(ref.Context().RegistryStr())
-	return Place{ref, by}, err
+	return access.place(Scheme, ref)
+}
+
+func (a Access) nameOptions() []name.Option {
+	opts := []name.Option{name.WithDefaultTag("latest")}
+	if a.PlainHTTP {
+		opts = append(opts, name.Insecure)
+	}
+	return opts
+}
+
+func (a Access) place(scheme string, ref name.Reference) (Place, error) {
+	p := Place{scheme: scheme, ref: ref, who: authn.DefaultKeychain}
+	if a.Username != "" {
+		p.who = given{a.Username, a.Password}
+	}
+	var err error
+	p.by, err = a.transport(ref.Context().RegistryStr())
+	return p, err
+}
+
+// given is a password that is not Docker's to keep.
+type given struct{ username, password string }
+
+// Resolve implements authn.Keychain.
+func (g given) Resolve(authn.Resource) (authn.Authenticator, error) {
+	return &authn.Basic{Username: g.username, Password: g.password}, nil
 }
 
 // String is the place as people write it.
-func (p Place) String() string { return Scheme + p.ref.Name() }
+func (p Place) String() string { return p.scheme + p.ref.Name() }
 
 func (p Place) options(ctx context.Context, more ...remote.Option) []remote.Option {
-	return append([]remote.Option{remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain), remote.WithTransport(p.by)}, more...)
+	return append([]remote.Option{remote.WithContext(ctx), remote.WithAuthFromKeychain(p.who), remote.WithTransport(p.by)}, more...)
 }
 
 // refusal gives errors of a registry their kind, and says what helps.
@@ -89,8 +112,11 @@ func (p Place) refusal(action string, err error) error {
 // denied says why a registry may have answered so.
 func (p Place) denied(status int) string {
 	host := p.ref.Context().RegistryStr()
-	who, err := authn.DefaultKeychain.Resolve(p.ref.Context())
+	who, err := p.who.Resolve(p.ref.Context())
+	user, isGiven := p.who.(given)
 	switch {
+	case isGiven:
+		return fmt.Sprintf("access denied (%d) to %s with the password of %s", status, host, user.username)
 	case err != nil:
 		return fmt.Sprintf("access denied (%d), and Docker's configuration cannot be used: %s", status, err)
 	case who == authn.Anonymous:
@@ -110,7 +136,7 @@ func (p Place) CheckPush(ctx context.Context) error {
 
 func (p Place) checkPush(ctx context.Context) error {
 	repository := p.ref.Context()
-	who, err := authn.Resolve(ctx, authn.DefaultKeychain, repository)
+	who, err := authn.Resolve(ctx, p.who, repository)
 	if err != nil {
 		return err
 	}

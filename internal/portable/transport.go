@@ -26,6 +26,8 @@ type Access struct {
 	PlainHTTP bool
 	// CAFile has certificates of authorities that are trusted too, in PEM; empty for none.
 	CAFile string
+	// Username and Password, where there is a name, stand for what Docker's configuration says.
+	Username, Password string
 	// Patience is how long a registry may move no byte while it is waited for; zero is 5 minutes.
 	Patience time.Duration
 }
