@@ -102,6 +102,8 @@ type Config struct {
 	// continueWait is how long a body that expects "100 Continue" is held back. Default 1 s; tests
 	// set it.
 	continueWait time.Duration
+	// idleLook is how often idle policies are looked at. Default 1 s; tests set it.
+	idleLook time.Duration
 	// ServiceIdle closes unused connections to other ports. Default 1.5 s, for many servers
 	// close theirs after 2 or 5 s, and a request that crosses the close is lost.
 	ServiceIdle time.Duration
@@ -120,10 +122,8 @@ type Gateway struct {
 	back    *http.Server // has the connections that lanes gave away
 	wakes   wakes
 	born    time.Time
-	// idleLook is how often idle policies are looked at.
-	idleLook time.Duration
-	tracer   trace.Tracer // nil: off
-	keys     keyLimits
+	tracer  trace.Tracer // nil: off
+	keys    keyLimits
 }
 
 // New checks the configuration and makes a gateway. It starts nothing.
@@ -131,7 +131,7 @@ func New(cfg Config) (*Gateway, error) {
 	if cfg.Routes == nil || cfg.Tokens == nil || cfg.Log == nil {
 		return nil, fmt.Errorf("gateway needs routes, tokens and a log: %w", errs.ErrInvalid)
 	}
-	g := &Gateway{cfg: cfg, log: cfg.Log.With(telemetry.Component, "gateway"), access: cfg.AccessLog, born: time.Now(), idleLook: idleLook}
+	g := &Gateway{cfg: cfg, log: cfg.Log.With(telemetry.Component, "gateway"), access: cfg.AccessLog, born: time.Now()}
 	for _, d := range cfg.Domains {
 		name := hostname(d)
 		if name == "" || strings.ContainsAny(name, "/ _:*") {
@@ -162,6 +162,7 @@ func New(cfg Config) (*Gateway, error) {
 	setDefault(&g.cfg.AgentIdle, time.Minute)
 	setDefault(&g.cfg.answerTime, answerTime)
 	setDefault(&g.cfg.continueWait, continueWait)
+	setDefault(&g.cfg.idleLook, idleLook)
 	setDefault(&g.cfg.ServiceIdle, 1500*time.Millisecond)
 	m, err := newMetrics(cfg.Registerer)
 	if err != nil {
@@ -269,7 +270,7 @@ func (g *Gateway) serveSandbox(w http.ResponseWriter, r *http.Request, t target,
 			x.begun.pool.traffic.end(g.clock())
 		}
 		g.metrics.inFlight.Dec()
-		g.flights.end()
+		defer g.flights.end() // nothing is logged after a drain
 		x.report(r.Context())
 		end()
 		if cause == nil {

@@ -205,9 +205,27 @@ func (w *world) get(url string, headers ...string) (int, string) {
 
 func (w *world) do(c *http.Client, method, url string, body io.Reader, headers ...string) (*http.Response, string) {
 	w.t.Helper()
+	res, text, err := w.try(c, method, url, body, headers...) //nolint:bodyclose // try closes it
+	if err != nil {
+		w.t.Fatalf("%s %s: %v", method, url, err)
+	}
+	return res, text
+}
+
+// statusOf asks as do, from any goroutine. 0: there was no answer.
+func (w *world) statusOf(c *http.Client, url string) int {
+	res, _, err := w.try(c, http.MethodGet, url, nil) //nolint:bodyclose // try closes it
+	if err != nil {
+		w.t.Errorf("GET %s: %v", url, err)
+		return 0
+	}
+	return res.StatusCode
+}
+
+func (w *world) try(c *http.Client, method, url string, body io.Reader, headers ...string) (*http.Response, string, error) {
 	req, err := http.NewRequestWithContext(w.t.Context(), method, url, body)
 	if err != nil {
-		w.t.Fatal(err)
+		return nil, "", err
 	}
 	for i := 0; i < len(headers); i += 2 {
 		req.Header.Set(headers[i], headers[i+1])
@@ -217,14 +235,11 @@ func (w *world) do(c *http.Client, method, url string, body io.Reader, headers .
 	}
 	res, err := c.Do(req)
 	if err != nil {
-		w.t.Fatalf("%s %s: %v", method, url, err)
+		return nil, "", err
 	}
 	defer func() { _ = res.Body.Close() }()
 	text, err := io.ReadAll(res.Body)
-	if err != nil {
-		w.t.Fatalf("%s %s: read: %v", method, url, err)
-	}
-	return res, string(text)
+	return res, string(text), err
 }
 
 func TestRequestReachesTheSandbox(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// idleLook is how often idle policies are looked at.
+	// idleLook is the default of Config's.
 	idleLook = time.Second
 	// idleActions bounds how many sandboxes are put to sleep at a time.
 	idleActions = 4
@@ -100,7 +100,7 @@ func (g *Gateway) WatchIdle(ctx context.Context, s Sleeper) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	slots := make(chan struct{}, idleActions)
-	tick := time.NewTicker(g.idleLook)
+	tick := time.NewTicker(g.cfg.idleLook)
 	defer tick.Stop()
 	for {
 		select {

@@ -52,7 +52,6 @@ func (w *world) idlers(t *testing.T, s *sleeper, boxes ...*box) {
 	for _, b := range boxes {
 		s.boxes[string(b.id)] = b
 	}
-	w.gateway.idleLook = 10 * time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = w.gateway.WatchIdle(ctx, s) })
@@ -61,6 +60,9 @@ func (w *world) idlers(t *testing.T, s *sleeper, boxes ...*box) {
 		wg.Wait()
 	})
 }
+
+// often has idle policies looked at all the time.
+func often(c *Config) { c.idleLook = 10 * time.Millisecond }
 
 func idling(action agents.TimeoutAction) func(*agents.Sandbox) {
 	return func(s *agents.Sandbox) {
@@ -73,7 +75,7 @@ func idling(action agents.TimeoutAction) func(*agents.Sandbox) {
 // is not, until that ends.
 func TestIdlePolicy(t *testing.T) {
 	finish := make(chan struct{})
-	w := newWorld(t)
+	w := newWorld(t, often)
 	port := backend(t, func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "first\n")
 		_ = http.NewResponseController(w).Flush()
@@ -118,25 +120,28 @@ func TestRequestMeetsIdlePause(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			k := &waker{release: make(chan struct{})}
 			close(k.release)
-			w := newWorld(t, func(c *Config) { c.Waker = k })
+			w := newWorld(t, often, func(c *Config) { c.Waker = k })
 			port := backend(t, hello)
 			b := w.box("a", idling(agents.TimeoutPause))
 			k.do = func() error { b.run("10.9.0.2"); b.apply(); return nil }
 			status := make(chan int, 1)
 			var once atomic.Bool
+			before, come := make(chan int, 1), make(chan struct{})
 			s := &sleeper{during: func(string) error {
 				if !once.CompareAndSwap(false, true) {
 					return errors.New("once is enough")
 				}
-				before := w.flying()
-				go func() {
-					got, _ := w.get(b.url(port, "/"))
-					status <- got
-				}()
-				eventually.True(t, "the request has come", func() bool { return w.flying() > before })
+				before <- w.flying()
+				go func() { status <- w.statusOf(w.client, b.url(port, "/")) }()
+				<-come
 				return fails
 			}}
 			w.idlers(t, s, b)
+			func() {
+				defer close(come)
+				others := <-before
+				eventually.True(t, "the request has come", func() bool { return w.flying() > others })
+			}()
 			if got := <-s.done; got != name+" a" {
 				t.Errorf("got %s", got)
 			}
