@@ -547,7 +547,7 @@ func TestContinueAndHints(t *testing.T) {
 		}
 		_, _ = io.WriteString(c, "HTTP/1.1 100 Continue\r\n\r\n"+strings.Repeat(hint, 5))
 		_, _ = io.Copy(io.Discard, r.Body)
-		_, _ = io.WriteString(c, okAnswer)
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok")
 	})
 	host := w.box("a").host(port)
 	for range 20 {

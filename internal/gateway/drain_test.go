@@ -7,6 +7,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // drained is a client whose connection the gateway takes over while it cuts all lanes.
@@ -37,7 +39,5 @@ func TestDrainMeetsTakeOver(t *testing.T) {
 	if got := answers(t, ours); len(got) != 1 || !strings.HasPrefix(got[0], "200 hello") {
 		t.Errorf("got %q", got)
 	}
-	if n := w.laneCount(); n != 0 {
-		t.Errorf("%d lanes are left", n)
-	}
+	eventually.True(t, "no lane is left", func() bool { return w.laneCount() == 0 })
 }

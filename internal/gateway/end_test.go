@@ -60,10 +60,7 @@ func TestStreamsEndWithTheSandbox(t *testing.T) {
 				}
 				before := silences.Load()
 				silent := make(chan int, 1)
-				go func() {
-					res, _ := w.do(c, http.MethodGet, b.url(port, "/silent"), nil) //nolint:bodyclose // do closes it
-					silent <- res.StatusCode
-				}()
+				go func() { silent <- w.statusOf(c, b.url(port, "/silent")) }()
 				// One that has not been sent when the life ends may go on to the next.
 				eventually.True(t, "the silent request has been sent", func() bool { return silences.Load() > before })
 				end.end(b)

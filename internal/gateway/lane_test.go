@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -55,24 +56,30 @@ func (w *world) waiting() (n int) {
 // ask sends a request and reads the one answer to it.
 func ask(t testing.TB, c net.Conn, request string) (status int, body string) {
 	t.Helper()
+	status, body, err := tryAsk(c, request)
+	if err != nil {
+		t.Fatalf("answer to %.60q: %v", request, err)
+	}
+	return status, body
+}
+
+// tryAsk asks from any goroutine.
+func tryAsk(c net.Conn, request string) (status int, body string, err error) {
 	if _, err := io.WriteString(c, request); err != nil {
-		t.Fatal(err)
+		return 0, "", err
 	}
 	method, _, _ := strings.Cut(request, " ")
 	in := bufio.NewReader(c)
 	res, err := http.ReadResponse(in, &http.Request{Method: method})
 	if err != nil {
-		t.Fatalf("answer to %.60q: %v", request, err)
+		return 0, "", err
 	}
 	defer func() { _ = res.Body.Close() }()
 	all, err := io.ReadAll(res.Body)
-	if err != nil {
-		t.Fatalf("answer to %.60q: %v", request, err)
+	if err == nil && in.Buffered() > 0 {
+		err = errors.New("more than one")
 	}
-	if in.Buffered() > 0 {
-		t.Fatalf("more than one answer to %.60q", request)
-	}
-	return res.StatusCode, string(all)
+	return res.StatusCode, string(all), err
 }
 
 // TestLaneKeeps says which requests leave a connection a lane, and which do not. All are answered.

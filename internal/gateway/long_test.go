@@ -159,11 +159,6 @@ func TestWebSocketsForLong(t *testing.T) {
 			defer func() { _ = c.CloseNow() }()
 			c.SetReadLimit(1 << 20)
 			for n := 0; ; n++ {
-				select {
-				case <-done:
-					return
-				default:
-				}
 				message := bytes.Repeat(fmt.Appendf(nil, "%d/%d ", i, n), 1+n%500)
 				if err := c.Write(t.Context(), websocket.MessageBinary, message); err != nil {
 					t.Errorf("socket %d, message %d: %v", i, n, err)
@@ -174,6 +169,11 @@ func TestWebSocketsForLong(t *testing.T) {
 					return
 				}
 				echoes.Add(1)
+				select {
+				case <-done:
+					return
+				default:
+				}
 			}
 		})
 	}

@@ -48,10 +48,7 @@ func TestWakeOnce(t *testing.T) {
 	const waiting = 50
 	answers := make(chan int, waiting)
 	for range waiting {
-		go func() {
-			res, _ := w.do(w.client, http.MethodGet, b.url(port, "/"), nil) //nolint:bodyclose // do closes it
-			answers <- res.StatusCode
-		}()
+		go func() { answers <- w.statusOf(w.client, b.url(port, "/")) }()
 	}
 	eventually.True(t, "all wait", func() bool { return w.flying() == waiting+1 }) // and the wake itself
 	close(k.release)
@@ -83,10 +80,6 @@ func TestWakeJustOver(t *testing.T) {
 }
 
 func TestWakeRefusals(t *testing.T) {
-	k := &waker{release: make(chan struct{})}
-	close(k.release)
-	w := newWorld(t, func(c *Config) { c.Waker = k })
-	hasty := newWorld(t, func(c *Config) { c.Waker, c.WakeTimeout = k, 50*time.Millisecond })
 	port := backend(t, hello)
 	for name, c := range map[string]struct {
 		err    error
@@ -96,14 +89,17 @@ func TestWakeRefusals(t *testing.T) {
 		"limits": {errs.ErrExhausted, 429}, "busy": {errs.ErrUnavailable, 503}, "odd": {errors.New("odd"), 503},
 		"never ready": {nil, 409},
 	} {
-		w := w
-		if c.err == nil {
-			w = hasty
-		}
+		// One of its own for each: a wake goes on when the request that began it is answered.
+		k := &waker{release: make(chan struct{}), do: func() error { return c.err }}
+		close(k.release)
+		w := newWorld(t, func(cfg *Config) {
+			if cfg.Waker = k; c.err == nil {
+				cfg.WakeTimeout = 50 * time.Millisecond
+			}
+		})
 		b := w.box(name, wakeable)
 		b.sleep()
 		b.apply()
-		k.do = func() error { return c.err }
 		if status, text := w.get(b.url(port, "/")); status != c.status {
 			t.Errorf("%s: got %d %s, want %d", name, status, text, c.status)
 		}
