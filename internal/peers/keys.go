@@ -35,7 +35,8 @@ const (
 type keyring struct {
 	path string
 	ring *memberlist.Keyring
-	// turn is held by who changes the keys, file included.
+	// turn is held by who changes the keys, file included, and tells the members: memberlist's
+	// UpdateNode is for one at a time.
 	turn chan struct{}
 
 	mu   sync.Mutex
@@ -150,14 +151,8 @@ func (k *keyring) ids() []string {
 	return ids
 }
 
-// change replaces the keys in the file first, then in the ring by apply.
-func (k *keyring) change(ctx context.Context, next func(now [][]byte) ([][]byte, error), apply func() error) error {
-	select {
-	case k.turn <- struct{}{}:
-		defer func() { <-k.turn }()
-	case <-ctx.Done():
-		return fmt.Errorf("wait for another change of keys: %w", ctx.Err())
-	}
+// change replaces the keys in the file first, then in the ring by apply. Who calls it has the turn.
+func (k *keyring) change(next func(now [][]byte) ([][]byte, error), apply func() error) error {
 	now := k.all()
 	keys, err := next(now)
 	if err != nil || slices.EqualFunc(keys, now, slices.Equal[[]byte]) {
@@ -244,7 +239,13 @@ func (r *Replica) RemoveKey(ctx context.Context, id string) error {
 }
 
 func (r *Replica) changeKeys(ctx context.Context, next func([][]byte) ([][]byte, error), apply func() error) error {
-	if err := r.keys.change(ctx, next, apply); err != nil {
+	select {
+	case r.keys.turn <- struct{}{}:
+		defer func() { <-r.keys.turn }()
+	case <-ctx.Done():
+		return fmt.Errorf("wait for another change of keys: %w", ctx.Err())
+	}
+	if err := r.keys.change(next, apply); err != nil {
 		return err
 	}
 	if list := r.gossip.Load(); list != nil {

@@ -61,14 +61,20 @@ type heard struct {
 
 // serve ends when ctx is done and all handlers have returned.
 func (v *receiver) serve(ctx context.Context, l net.Listener, trust *trust) error {
-	var handlers sync.WaitGroup
-	defer handlers.Wait()
+	// Connections are counted, by who accepts them: a handler that counted itself might come too late.
+	var conns sync.WaitGroup
+	defer conns.Wait()
 	srv := &http.Server{
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-			handlers.Add(1)
-			defer handlers.Done()
-			v.ServeHTTP(w, req)
-		}),
+		Handler: v,
+		ConnContext: func(ctx context.Context, _ net.Conn) context.Context {
+			conns.Add(1)
+			return ctx
+		},
+		ConnState: func(_ net.Conn, state http.ConnState) {
+			if state == http.StateClosed {
+				conns.Done()
+			}
+		},
 		TLSConfig:         trust.server(func(reason string) { v.metrics.refused.WithLabelValues(reason).Inc() }),
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       bodyTimeout,

@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -132,6 +134,61 @@ func TestForgedBatches(t *testing.T) {
 	if n := to.taken.Load(); n != 1 || count(t, to, "refused_total", refusedReplay) != 2 {
 		t.Errorf("%d routes taken, %v replays", n, count(t, to, "refused_total", refusedReplay))
 	}
+}
+
+// TestRunWaitsForHandlers: what takes routes has ended when Run returns, though it outlasts the time that
+// a server has for its end.
+func TestRunWaitsForHandlers(t *testing.T) {
+	g := newGroup(t)
+	entered, hold := make(chan struct{}, 1), make(chan struct{})
+	release := sync.OnceFunc(func() { close(hold) })
+	defer release()
+	var left atomic.Bool
+	cfg := g.config("r0", "127.0.0.10")
+	cfg.KeyFile, cfg.reach = filepath.Join(g.dir, "keys"), g.reach("r0")
+	cfg.OnRoutes = func(string, []Route) {
+		signal(entered)
+		<-hold
+		left.Store(true)
+	}
+	slow := g.start(cfg)
+	cfg = g.config("r1", "127.0.0.11")
+	cfg.KeyFile, cfg.Seeds, cfg.reach = filepath.Join(g.dir, "keys"), []string{slow.Self().Gossip.String()}, g.reach("r1")
+	other := g.start(cfg)
+	g.eventually(func() bool { return len(slow.Members())+len(other.Members()) == 2 }, "joined")
+	other.Push(testRoute(1, "1"))
+	<-entered
+	g.cut(slow, other, true) // it hears no goodbye, and waits for an answer
+	before := count(t, other, "batches_total", resultFailed)
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		slow.stop()
+	}()
+	g.eventually(func() bool { return count(t, other, "batches_total", resultFailed) > before }, "the connection has been closed")
+	release()
+	<-stopped
+	if !left.Load() {
+		t.Error("Run has returned before")
+	}
+}
+
+// TestKeysChangedTogether: whoever changes the keys of a replica at the same time as others waits for
+// them, what the members are told included.
+func TestKeysChangedTogether(t *testing.T) {
+	g := newGroup(t)
+	all := g.members(2)
+	key := NewKey()
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			if err := all[0].AddKey(t.Context(), key); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	g.eventually(func() bool { m := all[1].Members(); return len(m) == 1 && len(m[0].Keys) == 2 }, "it is told")
 }
 
 func or(a, b string) string {
