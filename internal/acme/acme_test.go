@@ -166,9 +166,14 @@ func TestWildcard(t *testing.T) {
 	}
 }
 
-// checkFiles: what is kept is for its owner alone.
+// checkFiles: what is kept is for its owner alone. A certificate is served before it is noted that the
+// try was a success, which is the last to be written.
 func checkFiles(t *testing.T, dir string) {
 	t.Helper()
+	eventually.True(t, "the try is noted", func() bool {
+		found, _ := filepath.Glob(filepath.Join(dir, "*", "tries.json"))
+		return len(found) > 0
+	})
 	var found []string
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || e.IsDir() {
