@@ -15,7 +15,7 @@ func TestProcessIsToldFromALaterOne(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Reap()
+	t.Cleanup(c.Reap) // the test's context has ended it by then
 	if !c.Alive() {
 		t.Error("a running process is not alive")
 	}
