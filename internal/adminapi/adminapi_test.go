@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/barchan-dev/barchan/internal/adminclient"
@@ -130,29 +131,28 @@ func startConfig(t *testing.T, cfg Config) (*adminclient.Client, string, func() 
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- api.Run(ctx) }()
-	var once error
-	stopped := false
+	done := make(chan struct{})
+	var ended error
+	go func() {
+		defer close(done)
+		ended = api.Run(ctx)
+	}()
 	stop := func() error {
-		if !stopped {
-			stopped = true
-			cancel()
-			once = <-done
-		}
-		return once
+		cancel()
+		<-done
+		return ended
 	}
 	t.Cleanup(func() { _ = stop() })
-	for {
-		if _, err := os.Stat(socket); err == nil {
-			return adminclient.New(socket, "/data"), socket, stop
-		}
+	eventually.True(t, "the socket", func() bool {
 		select {
-		case err := <-done:
-			t.Fatalf("ended early: %v", err)
+		case <-done:
+			t.Fatalf("ended early: %v", ended)
 		default:
 		}
-	}
+		_, err := os.Stat(socket)
+		return err == nil
+	})
+	return adminclient.New(socket, "/data"), socket, stop
 }
 
 func TestAudit(t *testing.T) {
@@ -292,8 +292,10 @@ func TestShutdown(t *testing.T) {
 func TestStopEndsWork(t *testing.T) {
 	client, _, stop := start(t, newBackend())
 	begun, result := make(chan struct{}), make(chan error, 1)
+	begins := sync.OnceFunc(func() { close(begun) })
 	go func() {
-		_, err := client.Pull(t.Context(), adminclient.PullRequest{Ref: "slow"}, func(adminclient.Event) { close(begun) })
+		_, err := client.Pull(t.Context(), adminclient.PullRequest{Ref: "slow"}, func(adminclient.Event) { begins() })
+		begins()
 		result <- err
 	}()
 	<-begun

@@ -370,15 +370,18 @@ wait
 func TestWaitForTheLockCanBeCancelled(t *testing.T) {
 	needRoot(t)
 	dir := t.TempDir()
-	holding, release := make(chan struct{}), make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		_, err := baseimage.Build(t.Context(), baseimage.Config{Dir: dir, Mmdebstrap: script(t, `
+	fails := script(t, `
 echo "I: extracting archives..." >&2
 exit 1
-`)}, func(p baseimage.Progress) {
+`)
+	holding, release := make(chan struct{}), make(chan struct{})
+	held := sync.OnceFunc(func() { close(holding) })
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer held()
+		_, err := baseimage.Build(t.Context(), baseimage.Config{Dir: dir, Mmdebstrap: fails}, func(p baseimage.Progress) {
 			if p.Step == "extract packages" {
-				close(holding)
+				held()
 				<-release
 			}
 		})

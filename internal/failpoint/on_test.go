@@ -43,7 +43,15 @@ func TestKills(t *testing.T) {
 	}
 }
 
+// nothingReached has what is armed next count from its beginning, whatever another test has reached.
+func nothingReached() {
+	mu.Lock()
+	defer mu.Unlock()
+	counted, reached = spec{}, 0
+}
+
 func TestFails(t *testing.T) {
+	nothingReached()
 	t.Setenv(Variable, "row/paused:2=error")
 	if err := Err("row/paused"); err != nil {
 		t.Errorf("first time: %v", err)
@@ -60,6 +68,7 @@ func TestFails(t *testing.T) {
 }
 
 func TestWaitsWhileAFileSaysSo(t *testing.T) {
+	nothingReached()
 	file := filepath.Join(t.TempDir(), "armed")
 	t.Setenv(Variable, "@"+file)
 	Reach("row/ended") // there is no file
