@@ -267,8 +267,8 @@ func (r *ruleset) addEgress(conn *nftables.Conn) error {
 	conn.AddTable(e.table)
 	for i := range families {
 		for _, set := range []*nftables.Set{e.policies[i], e.askers[i]} {
-			if err := conn.AddSet(set, nil); err != nil {
-				return fmt.Errorf("add set %s: %w", set.Name, err)
+			if err := addEmptySet(conn, set); err != nil {
+				return err
 			}
 		}
 	}

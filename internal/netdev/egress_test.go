@@ -3,6 +3,7 @@ package netdev
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -11,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -66,52 +66,70 @@ func newInternet(t *testing.T) *internet {
 	t.Helper()
 	w := &internet{path: filepath.Join(t.TempDir(), "internet")}
 	must(t, os.WriteFile(w.path, nil, 0o600))
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if err == nil {
-			err = unix.Mount("/proc/thread-self/ns/net", w.path, "", unix.MS_BIND, "")
+	must(t, onOwnThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return err
 		}
-		done <- err
-	}()
-	must(t, <-done)
+		return unix.Mount("/proc/thread-self/ns/net", w.path, "", unix.MS_BIND, "")
+	}))
 	t.Cleanup(func() { _ = unix.Unmount(w.path, unix.MNT_DETACH) })
 	ns, err := os.Open(w.path)
 	must(t, err)
 	defer func() { _ = ns.Close() }()
-	up := func(name string) netlink.Link {
-		l, err := netlink.LinkByName(name)
-		must(t, err)
-		must(t, netlink.LinkSetUp(l))
-		return l
-	}
-	up("lo")
+	must(t, setUp("lo"))
 	must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "up0"}, PeerName: "net0", PeerNamespace: netlink.NsFd(int(ns.Fd()))}))
-	address := func(l netlink.Link, text string) {
-		a, err := netlink.ParseAddr(text)
-		must(t, err)
-		a.Flags = unix.IFA_F_NODAD
-		must(t, netlink.AddrAdd(l, a))
-	}
 	must(t, inside(t, w.path, func() error {
-		lo, far := up("lo"), up("net0")
-		address(far, "11.0.0.2/30")
-		address(far, "2600::2/126")
-		for _, all := range []string{"0.0.0.0/0", "::/0"} { // every address is here
-			_, dst, _ := net.ParseCIDR(all)
-			must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: dst, Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: unix.RT_SCOPE_HOST}))
+		if err := errors.Join(setUp("lo"), setUp("net0", "11.0.0.2/30", "2600::2/126")); err != nil {
+			return err
 		}
-		return nil
+		return everywhere("lo")
 	}))
-	near := up("up0")
-	address(near, "11.0.0.1/30")
-	address(near, "2600::1/126")
+	must(t, setUp("up0", "11.0.0.1/30", "2600::1/126"))
+	near, err := netlink.LinkByName("up0")
+	must(t, err)
 	for _, via := range []string{"11.0.0.2", "2600::2"} {
 		must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: near.Attrs().Index, Gw: net.ParseIP(via)}))
 	}
 	must(t, os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0o600))
 	return w
+}
+
+// setUp brings a link of the thread's namespace up and gives it addresses.
+func setUp(name string, addresses ...string) error {
+	l, err := netlink.LinkByName(name)
+	if err == nil {
+		err = netlink.LinkSetUp(l)
+	}
+	for _, text := range addresses {
+		if err != nil {
+			break
+		}
+		var a *netlink.Addr
+		if a, err = netlink.ParseAddr(text); err == nil {
+			a.Flags = unix.IFA_F_NODAD
+			err = netlink.AddrAdd(l, a)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("set up %s: %w", name, err)
+	}
+	return nil
+}
+
+// everywhere gives a link of the thread's namespace every address there is.
+func everywhere(name string) error {
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	for _, all := range []string{"0.0.0.0/0", "::/0"} {
+		_, dst, _ := net.ParseCIDR(all)
+		err := netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: dst, Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: unix.RT_SCOPE_HOST})
+		if err != nil {
+			return fmt.Errorf("route %s to %s: %w", all, name, err)
+		}
+	}
+	return nil
 }
 
 var testReachable = []netip.Prefix{netip.MustParsePrefix("10.77.0.0/16"), netip.MustParsePrefix("fd77::/32")}

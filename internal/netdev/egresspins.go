@@ -208,10 +208,7 @@ func (e *egressTable) pinSets(id string) (sets [2]*nftables.Set) {
 func (e *egressTable) carryPins(conn *nftables.Conn, set *nftables.Set, i int, old, next *placed) error {
 	fresh := old == nil || !slices.Contains(old.sets, set.Name)
 	if fresh {
-		if err := conn.AddSet(set, nil); err != nil {
-			return fmt.Errorf("add set %s: %w", set.Name, err)
-		}
-		return nil
+		return addEmptySet(conn, set)
 	}
 	now := time.Now()
 	var removed, added []nftables.SetElement

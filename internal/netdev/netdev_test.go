@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -65,23 +64,15 @@ func endpoint(n *Network, i int) Endpoint {
 	return Endpoint{ID: fmt.Sprintf("i%d", i), Address: a}
 }
 
-// inside runs f on a thread in a network namespace.
+// inside runs f on a thread in a network namespace. f must return: it cannot end the test.
 func inside(t *testing.T, path string, f func() error) error {
 	t.Helper()
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // not unlocked: the thread ends here
-		ns, err := os.Open(path)
-		if err == nil {
-			defer func() { _ = ns.Close() }()
-			err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET)
-		}
-		if err == nil {
-			err = f()
-		}
-		done <- err
-	}()
-	return <-done
+	ns, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = ns.Close() }()
+	return inNamespace(ns, f)
 }
 
 // listen serves one line to whoever connects, in the namespace that it is called in.
@@ -278,7 +269,8 @@ func TestDetachEndsConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = c.Close() }()
-	defer func() { _ = (<-accepted).Close() }()
+	far := <-accepted
+	defer func() { _ = far.Close() }()
 	if err := n.Detach(t.Context(), ep); err != nil {
 		t.Fatal(err)
 	}
@@ -345,6 +337,22 @@ func TestTwoInstancesSideBySide(t *testing.T) {
 	if err := dial(t, ep2.Address.String()+":8080", soon); err != nil {
 		t.Errorf("the end of one instance hurt the other: %v", err)
 	}
+}
+
+// Several in one process change their rules at the same time.
+func TestTwoInstancesAtOnce(t *testing.T) {
+	networks := []*Network{testNetwork(t), testNetwork(t)}
+	allAtOnce(len(networks), func(i int) {
+		n := networks[i]
+		again, err := New(n.cfg) // one that has no set yet
+		if err == nil {
+			defer again.Close()
+			err = errors.Join(again.Open(t.Context()), n.Open(t.Context()))
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestNewRefuses(t *testing.T) {

@@ -160,13 +160,26 @@ const maxElements = 500
 
 // addSet adds a set with any number of elements.
 func addSet(conn *nftables.Conn, set *nftables.Set, elements []nftables.SetElement) error {
-	if err := conn.AddSet(set, nil); err != nil {
-		return fmt.Errorf("add set %s: %w", set.Name, err)
+	if err := addEmptySet(conn, set); err != nil {
+		return err
 	}
 	for part := range slices.Chunk(elements, maxElements) {
 		if err := conn.SetAddElements(set, part); err != nil {
 			return fmt.Errorf("fill set %s: %w", set.Name, err)
 		}
+	}
+	return nil
+}
+
+// numbering is held while a set gets its number: the library counts them in one variable for all
+// connections of the process, and does not guard it.
+var numbering sync.Mutex
+
+func addEmptySet(conn *nftables.Conn, set *nftables.Set) error {
+	numbering.Lock()
+	defer numbering.Unlock()
+	if err := conn.AddSet(set, nil); err != nil {
+		return fmt.Errorf("add set %s: %w", set.Name, err)
 	}
 	return nil
 }
