@@ -39,8 +39,9 @@
 //
 // What ended, and what is not ready after Config.StuckAfter, is replaced: after a second at
 // first, then after twice as long each time, up to five minutes; and by one at a time, until one
-// is ready. It stays to be looked at until then. What waits for room on a node is not replaced:
-// the pool's condition tells of it.
+// is ready. It stays to be looked at until then. What waits for room on a node is not replaced, nor
+// what is not allowed to start from its checkpoint, since its successor would not be either: the
+// pool's condition tells of it. The latter goes when the template says something else.
 //
 // # Without a template
 //

@@ -14,6 +14,7 @@ type state int
 const (
 	starting state = iota // not ready yet, or no more for a while
 	waiting               // no node has room for it
+	barred                // may not start before somebody allows it
 	ready                 // can be handed out if it is current
 	failed                // ended, or stuck
 	ending                // being deleted
@@ -62,7 +63,8 @@ func plan(w wish, members []member, now time.Time) actions {
 		switch {
 		case m.state == ending:
 			endings++
-		case m.state == failed && w.revision != "" && (!w.hold || m.revision != w.revision) && m.version != "":
+		case m.state == failed && w.revision != "" && (!w.hold || m.revision != w.revision) && m.version != "",
+			m.state == barred && w.stale(m) && m.version != "":
 			a.remove = append(a.remove, m)
 		default:
 			keep = append(keep, m)
@@ -194,7 +196,7 @@ func next(w wish, members []member, now time.Time) (at time.Time) {
 			end = m.since.Add(w.stuckAfter)
 		case ending:
 			end = m.since.Add(w.goneAfter)
-		case waiting, ready, failed:
+		case waiting, barred, ready, failed:
 			continue
 		}
 		if end.After(now) {

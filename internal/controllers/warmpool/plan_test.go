@@ -16,7 +16,7 @@ var epoch = time.Unix(1_700_000_000, 0)
 // pick writes members as words: state, revision, and age in seconds, such as "ready/new/5".
 func pick(t *testing.T, text string) (all []member) {
 	t.Helper()
-	states := map[string]state{"starting": starting, "waiting": waiting, "ready": ready, "failed": failed, "ending": ending}
+	states := map[string]state{"starting": starting, "waiting": waiting, "barred": barred, "ready": ready, "failed": failed, "ending": ending}
 	for i, word := range strings.Fields(text) {
 		part := strings.Split(word, "/")
 		var age int
@@ -56,6 +56,10 @@ func TestPlan(t *testing.T) {
 		"failed go first":                    {wish{desired: 1, hold: true, probe: true}, "starting/new/1 failed/new/9", 0, "m1"},
 		"after failures one at a time":       {wish{desired: 9, probe: true}, "", 1, ""},
 		"after failures no second":           {wish{desired: 9, probe: true}, "starting/new/1", 0, ""},
+		"barred are kept":                    {wish{desired: 2}, "barred/new/9000 barred/new/9000", 0, ""},
+		"barred ones of old are not":         {wish{desired: 2}, "barred/old/9000 ready/new/1", 0, "m0"},
+		"barred go before ready":             {wish{desired: 1}, "ready/new/1 barred/new/9000", 0, "m1"},
+		"no revision: barred stay":           {wish{desired: 1, revision: "-"}, "barred/old/1", 0, ""},
 		"terminating count":                  {wish{desired: 2}, "ending/new/1 ready/new/1", 0, ""},
 		"terminating count no longer":        {wish{desired: 2}, "ending/new/600 ready/new/1", 1, ""},
 		"terminating count after all":        {wish{desired: 2}, "ending/new/600 ending/new/600 ending/new/600 ending/new/600", 0, ""},
@@ -170,6 +174,8 @@ func (s *simulation) event() {
 		m.state, m.since = ready, time.Time{}
 		if s.rand.IntN(8) == 0 {
 			m.state = failed
+		} else if s.rand.IntN(8) == 0 {
+			m.state = barred
 		}
 	case ending:
 		s.members = slices.Delete(s.members, i, i+1)
@@ -178,14 +184,14 @@ func (s *simulation) event() {
 			s.members = slices.Delete(s.members, i, i+1)
 			s.wish.inUse++
 		}
-	case failed:
+	case barred, failed:
 	}
 }
 
 func (s *simulation) settle() {
 	for i := 0; i < len(s.members); i++ {
 		switch m := &s.members[i]; m.state {
-		case starting, waiting:
+		case starting, waiting, barred:
 			m.state, m.since = ready, time.Time{}
 		case ending:
 			s.members = slices.Delete(s.members, i, i+1)

@@ -1,6 +1,7 @@
 package warmpool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -201,6 +202,8 @@ func assess(s *agents.Sandbox, now time.Time, stuckAfter time.Duration) member {
 		}
 	case pool.Spare(s):
 		m.state, m.since = ready, time.Time{}
+	case bar(s) != "":
+		m.state, m.note = barred, bar(s)
 	case unschedulable(s):
 		m.state = waiting
 		m.note = meta.FindStatusCondition(s.Status.Conditions, agents.ConditionPodScheduled).Message
@@ -209,6 +212,16 @@ func assess(s *agents.Sandbox, now time.Time, stuckAfter time.Duration) member {
 		m.note = fmt.Sprintf("not ready after %s: %s", stuckAfter, m.note)
 	}
 	return m
+}
+
+// bar is why a member may not start before its template, its own object or the server's settings allow
+// it; empty if it may. Another in its place would be refused as well.
+func bar(s *agents.Sandbox) string {
+	message, is := sandbox.RefusedSecrets(s)
+	if !is {
+		return ""
+	}
+	return cmp.Or(message, sandbox.ReasonSecrets)
 }
 
 // endingSince is when a sandbox was told to go.

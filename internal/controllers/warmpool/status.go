@@ -22,6 +22,8 @@ type tally struct {
 	starting, waiting     int    // current ones that are not ready
 	failed, stale, ending int    // failed and stale ones overlap
 	waitingFor            string // what one of those that wait waits for
+	barred                int    // current ones
+	bar                   string // why one of those is
 }
 
 func count(w wish, members []member) (t tally) {
@@ -39,6 +41,9 @@ func count(w wish, members []member) (t tally) {
 		case m.state == waiting && !stale:
 			t.waiting++
 			t.waitingFor = m.note
+		case m.state == barred && !stale:
+			t.barred++
+			t.bar = m.note
 		case m.state == starting && !stale:
 			t.starting++
 		}
@@ -131,6 +136,8 @@ func blocked(s *situation, t tally) string {
 		return s.problem.reason
 	case s.warm.failed != "" && t.currentReady < s.wish.desired:
 		return extensions.ReasonWarmUpFailed
+	case t.barred > 0 && t.currentReady < s.wish.desired:
+		return extensions.ReasonMembersFailing
 	case s.trouble.failures == 0 || t.currentReady >= s.wish.desired:
 		return ""
 	case s.trouble.refused != "" && t.current < s.wish.desired:
@@ -170,6 +177,7 @@ func story(s *situation, t tally) string {
 	}
 	add(t.starting, "starting")
 	add(t.waiting, "waiting for room on a node (%s)", cmp.Or(t.waitingFor, "no reason given"))
+	add(t.barred, "not allowed to start, and kept (%s)", t.bar)
 	if s.wish.recreate {
 		add(t.stale, "of an older revision")
 	} else {

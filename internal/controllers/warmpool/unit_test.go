@@ -15,6 +15,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/pool"
+	"github.com/barchan-dev/barchan/internal/sandbox"
 )
 
 func box(uid types.UID, labels map[string]string) *agents.Sandbox {
@@ -141,6 +142,9 @@ func TestAssess(t *testing.T) {
 		"without room": {func(s *agents.Sandbox) {
 			s.Status.Conditions = []metav1.Condition{cond(agents.ConditionPodScheduled, "False", "Unschedulable", "0/3 nodes", epoch)}
 		}, time.Hour, waiting, "0/3 nodes"},
+		"not allowed": {func(s *agents.Sandbox) {
+			s.Status.Conditions = []metav1.Condition{cond(agents.ConditionReady, "False", sandbox.ReasonSecrets, "they are another's", epoch)}
+		}, time.Hour, barred, "they are another's"},
 		"ended": {func(s *agents.Sandbox) {
 			s.Status.Conditions = []metav1.Condition{cond(agents.ConditionFinished, "True", agents.ReasonPodFailed, "killed", epoch)}
 		}, 0, failed, "killed"},
@@ -266,6 +270,11 @@ func TestConditions(t *testing.T) {
 			wish{desired: 1},
 			"failed/new/1", func(s *situation) { s.trouble.cause = "no such image"; s.trouble.fail(epoch) },
 			"False", "False", extensions.ReasonMembersFailing, "0 of 1 member of the current revision are ready; 1 failed; the last failure was: no such image; the next try is at 22:13:21 UTC",
+		},
+		"not allowed": {
+			wish{desired: 3},
+			"ready/new/1 barred/new/9000 barred/new/9000", func(s *situation) { s.members[1].note, s.members[2].note = "secrets", "secrets" },
+			"False", "False", extensions.ReasonMembersFailing, "1 of 3 members of the current revision is ready; 2 are not allowed to start, and kept (secrets)",
 		},
 		"refused": {
 			wish{desired: 1},

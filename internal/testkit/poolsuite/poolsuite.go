@@ -59,6 +59,7 @@ func Run(t *testing.T, cfg Config) {
 		{"RecreateWithinBounds", recreateBounded},
 		{"OnReplenish", onReplenish},
 		{"Stuck", stuck},
+		{"Barred", barred},
 		{"Dead", dead},
 		{"SlowDeletion", slowDeletion},
 		{"PoolDeleted", poolDeleted},
@@ -231,11 +232,18 @@ func (w *world) members(p *extensions.SandboxWarmPool) []agents.Sandbox {
 
 func (w *world) list(opts ...client.ListOption) []agents.Sandbox {
 	w.t.Helper()
-	var list agents.SandboxList
-	if err := w.client.List(w.t.Context(), &list, append(opts, client.InNamespace(w.namespace))...); err != nil {
+	all, err := w.find(opts...)
+	if err != nil {
 		w.t.Fatal(err)
 	}
-	return list.Items
+	return all
+}
+
+// find is list for any goroutine.
+func (w *world) find(opts ...client.ListOption) ([]agents.Sandbox, error) {
+	var list agents.SandboxList
+	err := w.client.List(w.t.Context(), &list, append(opts, client.InNamespace(w.namespace))...)
+	return list.Items, err
 }
 
 func (w *world) get(p *extensions.SandboxWarmPool) *extensions.SandboxWarmPool {
@@ -375,19 +383,33 @@ func (w *world) describe(p *extensions.SandboxWarmPool) string {
 // take adopts a spare member as a claim does. It is nil if there is none.
 func (w *world) take(p *extensions.SandboxWarmPool) *agents.Sandbox {
 	w.t.Helper()
-	for _, s := range w.members(p) {
-		if !pool.Spare(&s) || !pool.Fits(&s, w.revision()) {
+	s, err := w.tryTake(p, w.revision())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return s
+}
+
+// tryTake is take for any goroutine.
+func (w *world) tryTake(p *extensions.SandboxWarmPool, revision string) (*agents.Sandbox, error) {
+	members, err := w.find(client.MatchingLabels{agents.LabelWarmPoolSandbox: string(p.UID)})
+	if err != nil {
+		return nil, err
+	}
+	for i := range members {
+		if !pool.Spare(&members[i]) || !pool.Fits(&members[i], revision) {
 			continue
 		}
-		mine := pool.Adopt(&s, nil)
-		if err := w.client.Update(w.t.Context(), mine); err == nil {
-			return mine
-		} else if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
-			w.t.Error(err)
-			return nil
+		mine := pool.Adopt(&members[i], nil)
+		err := w.client.Update(w.t.Context(), mine)
+		if err == nil {
+			return mine, nil
+		}
+		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			return nil, err
 		}
 	}
-	return nil
+	return nil, nil //nolint:nilnil // there is none
 }
 
 // cold starts a sandbox through a pool that had none ready.

@@ -6,12 +6,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -92,10 +89,15 @@ func scaleDownSpares(t *testing.T, cfg Config) {
 	var mu sync.Mutex
 	var taken []*agents.Sandbox
 	var wg sync.WaitGroup
+	revision := w.revision()
 	for range 4 {
 		wg.Go(func() {
 			for range 5 {
-				if s := w.take(p); s != nil {
+				s, err := w.tryTake(p, revision)
+				if err != nil {
+					t.Error(err)
+				}
+				if s != nil {
 					mu.Lock()
 					taken = append(taken, s)
 					mu.Unlock()
@@ -203,80 +205,6 @@ func onReplenish(t *testing.T, cfg Config) {
 	if _, peak, _ := w.extremes(p.UID); peak > 6 {
 		t.Errorf("at most %d at once", peak)
 	}
-}
-
-func stuck(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg)
-	w.start(Tuning{StuckAfter: 2 * time.Second})
-	template := w.template(standin.ImageSlow)
-	p := w.pool(3)
-	w.saying(p, extensions.ReasonMembersFailing)
-	w.until("stuck members are replaced, one by one", func() (bool, string) {
-		made, _, _ := w.extremes(p.UID)
-		return made > 4, w.describe(w.get(p))
-	})
-	if _, peak, _ := w.extremes(p.UID); peak > 3 {
-		t.Errorf("at most %d at once", peak)
-	}
-	change(w, template, setImage("x"))
-	w.full(p, 3)
-}
-
-func dead(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg)
-	w.start(Tuning{})
-	w.template("x")
-	p := w.full(w.pool(3), 3)
-	victim := w.members(p)[0]
-	for {
-		meta.SetStatusCondition(&victim.Status.Conditions, metav1.Condition{Type: agents.ConditionFinished, Status: metav1.ConditionTrue, Reason: agents.ReasonPodFailed, Message: "killed"})
-		err := w.client.Status().Update(t.Context(), &victim)
-		if err == nil {
-			break
-		}
-		if !apierrors.IsConflict(err) {
-			t.Fatal(err)
-		}
-		if err := w.client.Get(t.Context(), client.ObjectKeyFromObject(&victim), &victim); err != nil {
-			t.Fatal(err)
-		}
-	}
-	w.until("the dead one is gone", func() (bool, string) {
-		_, there := uids(w.members(p))[victim.UID]
-		return !there, w.describe(w.get(p))
-	})
-	w.full(p, 3)
-	if made, _, _ := w.extremes(p.UID); made != 4 {
-		t.Errorf("%d members were made for one that died", made-3)
-	}
-}
-
-// Members that do not go hold up their successors, and not for ever.
-func slowDeletion(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg)
-	stop := w.start(Tuning{})
-	template := w.template("x")
-	p := w.full(w.pool(3, recreating), 3)
-	w.hold(true)
-	change(w, template, setImage("y"))
-	w.until("all stale members are being deleted", func() (bool, string) {
-		now := w.get(p)
-		return now.Status.Replicas == 0 && now.Status.CurrentRevision == w.revision(), w.describe(now)
-	})
-	if made, _, _ := w.extremes(p.UID); made != 3 {
-		t.Errorf("%d members were made beside those that are being deleted", made-3)
-	}
-	stop()
-	w.start(Tuning{GoneAfter: time.Second}) // has no patience with them
-	w.until("successors are ready beside them", func() (bool, string) {
-		now := w.get(p)
-		return now.Status.Barchan.CurrentReadyReplicas == 3, w.describe(now)
-	})
-	if made, peak, _ := w.extremes(p.UID); made != 6 || peak != 6 {
-		t.Errorf("%d members were made, at most %d at once", made, peak)
-	}
-	w.hold(false)
-	w.full(p, 3)
 }
 
 func poolDeleted(t *testing.T, cfg Config) {
