@@ -89,7 +89,10 @@ func (r *reconciler) create(ctx context.Context, s *situation) error {
 }
 
 func (r *reconciler) createOne(ctx context.Context, s *situation) (member, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel, err := begin(ctx)
+	if err != nil {
+		return member{}, err
+	}
 	defer cancel()
 	box := pool.NewMember(s.pool, s.template, s.wish.revision)
 	pool.StartWarm(box, s.warm.checkpoint)
@@ -104,6 +107,16 @@ func (r *reconciler) createOne(ctx context.Context, s *situation) (member, error
 	m.since = s.now
 	r.ledger.add(s.pool.UID, m)
 	return m, nil
+}
+
+// begin is the context of a request. One that has begun is waited for, even by a server that stops:
+// what the API server may still do after that, the next server would not know of.
+func begin(ctx context.Context) (_ context.Context, cancel context.CancelFunc, err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, fmt.Errorf("the controller stops: %w", err)
+	}
+	ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+	return ctx, cancel, nil
 }
 
 // rejects reports whether an answer says that the object itself will not do.
@@ -147,7 +160,10 @@ func (r *reconciler) remove(ctx context.Context, s *situation) error {
 }
 
 func (r *reconciler) removeOne(ctx context.Context, namespace string, m member) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel, err := begin(ctx)
+	if err != nil {
+		return err
+	}
 	defer cancel()
 	box := &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: m.name}}
 	if err := r.client.Delete(ctx, box, client.Preconditions{UID: &m.uid, ResourceVersion: &m.version}); err != nil {
