@@ -22,6 +22,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+	"github.com/barchan-dev/barchan/internal/testkit/running"
 	"github.com/barchan-dev/barchan/internal/testkit/standin"
 )
 
@@ -65,16 +66,7 @@ func (w *world) start() (stop func()) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(w.t.Context())
-	var running sync.WaitGroup
-	for _, run := range []func(context.Context) error{c.Run, h.Start} {
-		running.Go(func() {
-			if err := run(ctx); err != nil {
-				w.t.Error(err)
-			}
-		})
-	}
-	stop = sync.OnceFunc(func() { cancel(); running.Wait() })
+	stop = sync.OnceFunc(running.Over(w.t, c, h.Start))
 	w.t.Cleanup(stop)
 	return stop
 }
