@@ -148,11 +148,11 @@ func claimDeleted(t *testing.T, cfg *Config) {
 	w.gone(s)
 }
 
-// onStatus calls do before each write of a claim's status.
-func onStatus(do func(ctx context.Context, c *extensions.SandboxClaim) error) interceptor.Funcs {
+// onStatus calls do before each write of a claim's status, with what writes it.
+func onStatus(do func(ctx context.Context, to client.Client, c *extensions.SandboxClaim) error) interceptor.Funcs {
 	return interceptor.Funcs{SubResourceUpdate: func(ctx context.Context, to client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
 		if c, ok := obj.(*extensions.SandboxClaim); ok {
-			if err := do(ctx, c); err != nil {
+			if err := do(ctx, to, c); err != nil {
 				return err
 			}
 		}
@@ -161,12 +161,11 @@ func onStatus(do func(ctx context.Context, c *extensions.SandboxClaim) error) in
 }
 
 func claimDeletedWhileServed(t *testing.T, cfg *Config) {
-	var w *world
 	var once sync.Once
 	named := make(chan string, 1)
-	w = start(t, cfg, options{hooks: onStatus(func(ctx context.Context, c *extensions.SandboxClaim) (err error) {
+	w := start(t, cfg, options{hooks: onStatus(func(ctx context.Context, to client.Client, c *extensions.SandboxClaim) (err error) {
 		once.Do(func() {
-			err = client.IgnoreNotFound(w.api.Delete(ctx, c.DeepCopy()))
+			err = client.IgnoreNotFound(to.Delete(ctx, c.DeepCopy()))
 			named <- c.Status.Sandbox.Name
 		})
 		return err
@@ -186,7 +185,7 @@ func kill(t *testing.T, cfg *Config, update func(*world)) (*world, *extensions.S
 	t.Helper()
 	killed := make(chan struct{})
 	var once sync.Once
-	first := start(t, cfg, options{hooks: onStatus(func(ctx context.Context, _ *extensions.SandboxClaim) error {
+	first := start(t, cfg, options{hooks: onStatus(func(ctx context.Context, _ client.Client, _ *extensions.SandboxClaim) error {
 		once.Do(func() { close(killed) })
 		<-ctx.Done()
 		return ctx.Err()
