@@ -12,8 +12,6 @@ import (
 // without a wait for the cache; whoever reads soon after it waits instead, so that everybody
 // reads what was answered.
 type ahead struct {
-	running sync.WaitGroup
-
 	mu     sync.Mutex
 	claims map[sandbox.ID]written // +checklocks:mu
 }
@@ -33,13 +31,18 @@ func (a *ahead) note(ctx context.Context, m *Manager, s *agents.Sandbox) {
 	}
 	a.claims[id] = w
 	a.mu.Unlock()
-	a.running.Go(func() {
+	go func() { // waitForAll waits for it
 		m.settleAt(context.WithoutCancel(ctx), s) // it has a bound of its own
 		a.mu.Lock()
 		delete(a.claims, id)
 		a.mu.Unlock()
 		close(w.shown)
-	})
+	}()
+}
+
+// waitForAll returns when all claims that are written by now can be read, or have had their time.
+func (a *ahead) waitForAll(ctx context.Context) {
+	a.wait(context.WithoutCancel(ctx), func(sandbox.ID, string) bool { return true })
 }
 
 // waitFor returns when the claims of a namespace that are written by now can be read.

@@ -346,7 +346,7 @@ func (m *Manager) Orphaned(s *agents.Sandbox) {
 
 // Run removes orphans until ctx is done. Nothing else of a manager needs it.
 func (m *Manager) Run(ctx context.Context) error {
-	defer m.ahead.running.Wait()
+	defer m.ahead.waitForAll(ctx)
 	for {
 		select {
 		case s := <-m.orphans:
