@@ -15,8 +15,9 @@ import (
 )
 
 const (
-	// readTimeout bounds one read of a template for all that share it.
-	readTimeout = 5 * time.Second
+	// readTimeout bounds one read of a template for all that share it. It is no measure of speed: whoever
+	// waits has a bound of their own, and machines stand still for seconds.
+	readTimeout = 30 * time.Second
 	// maxHashed is how many templates' revisions are remembered.
 	maxHashed = 1024
 )
