@@ -73,7 +73,7 @@ func (c *Client) CommitSnapshot(ctx context.Context, key, name string) (Committe
 }
 
 func (c *Client) commit(ctx context.Context, key, name, action string) (Committed, error) {
-	ctx, cancel := toTheEnd(ctx)
+	ctx, cancel := c.toTheEnd(ctx)
 	defer cancel()
 	err := c.api.SnapshotService(snapshotter).Commit(ctx, name, key, snapshots.WithLabels(map[string]string{
 		labelRoot: time.Now().UTC().Format(time.RFC3339), labelCommitted: "true",
@@ -86,7 +86,7 @@ func (c *Client) commit(ctx context.Context, key, name, action string) (Committe
 
 // preparePart makes a writable snapshot that only the lease of the context keeps.
 func (c *Client) preparePart(ctx context.Context, key, parent string) (Rootfs, error) {
-	ctx, cancel := toTheEnd(ctx)
+	ctx, cancel := c.toTheEnd(ctx)
 	defer cancel()
 	mounts, err := c.api.SnapshotService(snapshotter).Prepare(ctx, key, parent)
 	return Rootfs{Key: key, mounts: mounts}, err
@@ -95,14 +95,14 @@ func (c *Client) preparePart(ctx context.Context, key, parent string) (Rootfs, e
 // lease keeps what is made with it from collection until release, or for partTime if
 // we never get there or fail at it.
 func (c *Client) lease(ctx context.Context) (leases.Lease, error) {
-	ctx, cancel := toTheEnd(ctx)
+	ctx, cancel := c.toTheEnd(ctx)
 	defer cancel()
 	l, err := c.api.LeasesService().Create(ctx, leases.WithRandomID(), leases.WithExpiration(partTime))
 	return l, kind("make lease", err)
 }
 
 func (c *Client) release(ctx context.Context, l leases.Lease) {
-	ctx, cancel := toTheEnd(ctx)
+	ctx, cancel := c.toTheEnd(ctx)
 	defer cancel()
 	_ = c.api.LeasesService().Delete(ctx, l)
 }
@@ -114,7 +114,7 @@ func (c *Client) PrepareFrom(ctx context.Context, key, name string) (Rootfs, err
 	if _, err := c.committed(ctx, name); err != nil {
 		return Rootfs{}, kind(action, err)
 	}
-	ctx, cancel := toTheEnd(ctx)
+	ctx, cancel := c.toTheEnd(ctx)
 	defer cancel()
 	labels := map[string]string{labelRoot: time.Now().UTC().Format(time.RFC3339)}
 	mounts, err := c.api.SnapshotService(snapshotter).Prepare(ctx, key, name, snapshots.WithLabels(labels))
@@ -131,7 +131,7 @@ func (c *Client) PrepareFrom(ctx context.Context, key, name string) (Rootfs, err
 // when the last one that started from it is gone; until then its name stays taken. One that is
 // not there is success.
 func (c *Client) RemoveCommitted(ctx context.Context, name string) error {
-	ctx, cancel := toTheEnd(ctx)
+	ctx, cancel := c.toTheEnd(ctx)
 	defer cancel()
 	action := fmt.Sprintf("remove committed snapshot %s", name)
 	info, err := c.api.SnapshotService(snapshotter).Stat(ctx, name)
@@ -156,7 +156,7 @@ func (c *Client) RemoveCommitted(ctx context.Context, name string) error {
 
 // Committed lists the committed snapshots that were not given up, by name.
 func (c *Client) Committed(ctx context.Context) (all []Committed, err error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
 	var infos []snapshots.Info
 	err = c.api.SnapshotService(snapshotter).Walk(ctx, func(_ context.Context, info snapshots.Info) error {
@@ -181,7 +181,7 @@ func (c *Client) Committed(ctx context.Context) (all []Committed, err error) {
 
 // committed finds one of ours that was not given up.
 func (c *Client) committed(ctx context.Context, name string) (Committed, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
 	info, err := c.stat(ctx, name)
 	if err != nil {
@@ -200,7 +200,7 @@ func (c *Client) describe(ctx context.Context, info snapshots.Info) (Committed, 
 }
 
 func (c *Client) stat(ctx context.Context, name string) (snapshots.Info, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
 	return c.api.SnapshotService(snapshotter).Stat(ctx, name)
 }

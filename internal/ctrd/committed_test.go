@@ -27,6 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // bookImage has directories to take things from.
@@ -440,7 +441,7 @@ func cutTar(t *testing.T) []byte {
 // containerd dies at the worst moment: the copy is there or not, and can be made again.
 func TestCopySnapshotSurvivesContainerd(t *testing.T) {
 	d := supervise(t, shortDir(t))
-	c, err := NewClient(Config{Address: d.Address(), Namespace: "test"})
+	c, err := NewClient(Config{Address: d.Address(), Namespace: "test", CallTimeout: eventually.Patience})
 	must(t, err)
 	t.Cleanup(func() {
 		_ = c.Close()

@@ -5,6 +5,7 @@
 package ctrd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,9 +25,8 @@ const DefaultNamespace = "barchan"
 // snapshotter keeps root filesystems as overlays, whose upper directory has what was written.
 const snapshotter = "overlayfs"
 
-// callTimeout bounds each call that is not a transfer of data, so that a containerd that
-// hangs or is being restarted becomes an error and not a wait.
-const callTimeout = 20 * time.Second
+// DefaultCallTimeout is a Config's that sets none.
+const DefaultCallTimeout = 20 * time.Second
 
 // labelRoot keeps an object from containerd's garbage collection by itself.
 const labelRoot = "containerd.io/gc.root"
@@ -37,13 +37,17 @@ type Config struct {
 	Address string
 	// Namespace keeps instances on one containerd apart; empty means DefaultNamespace.
 	Namespace string
+	// CallTimeout bounds each call that is not a transfer of data, so that a containerd that hangs or
+	// is being restarted becomes an error and not a wait; zero means DefaultCallTimeout.
+	CallTimeout time.Duration
 }
 
 // Client uses one namespace of a containerd. It is safe for concurrent use.
 type Client struct {
-	api       *containerd.Client
-	namespace string
-	images    imageCache
+	api         *containerd.Client
+	namespace   string
+	callTimeout time.Duration
+	images      imageCache
 }
 
 // NewClient prepares a client. It connects with the first call, and again after every break.
@@ -65,7 +69,7 @@ func NewClient(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to containerd at %s: %w", cfg.Address, err)
 	}
-	return &Client{api: api, namespace: cfg.Namespace}, nil
+	return &Client{api: api, namespace: cfg.Namespace, callTimeout: cmp.Or(cfg.CallTimeout, DefaultCallTimeout)}, nil
 }
 
 // Close ends the connection.
@@ -73,7 +77,7 @@ func (c *Client) Close() error { return c.api.Close() }
 
 // Check returns nil if containerd answers.
 func (c *Client) Check(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
 	if _, err := c.api.Version(ctx); err != nil {
 		return kind("ask containerd for its version", err)
@@ -103,8 +107,8 @@ func kind(action string, err error) error {
 
 // toTheEnd bounds a call that changes something, and lets nothing else end it: containerd goes
 // on with a call whose caller has gone, and would do it after the caller had undone it.
-func toTheEnd(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+func (c *Client) toTheEnd(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), c.callTimeout)
 }
 
 // Progress is how far a transfer of an image is.

@@ -113,7 +113,7 @@ func shortDir(t *testing.T) string {
 func started(t *testing.T) *Client {
 	t.Helper()
 	d := supervise(t, shortDir(t))
-	c, err := NewClient(Config{Address: d.Address(), Namespace: "test"})
+	c, err := NewClient(Config{Address: d.Address(), Namespace: "test", CallTimeout: eventually.Patience})
 	must(t, err)
 	t.Cleanup(func() {
 		_ = c.Close()
@@ -353,7 +353,7 @@ func TestSupervisorLeavesAdoptsRestartsAndStops(t *testing.T) {
 	if second == first || !second.Alive() {
 		t.Errorf("after its death %+v, before %+v", second, first)
 	}
-	c, err := NewClient(Config{Address: d.Address()})
+	c, err := NewClient(Config{Address: d.Address(), CallTimeout: eventually.Patience})
 	must(t, err)
 	defer func() { _ = c.Close() }()
 	must(t, c.Check(t.Context()))

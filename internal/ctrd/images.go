@@ -97,7 +97,7 @@ func (c *Client) Resolve(ctx context.Context, ref string) (Image, error) {
 	if err != nil {
 		return Image{}, err
 	}
-	callCtx, cancel := context.WithTimeout(ctx, callTimeout)
+	callCtx, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
 	meta, err := c.api.ImageService().Get(callCtx, full)
 	if err != nil {
@@ -250,7 +250,7 @@ func isLoopback(host string) bool {
 
 // Images lists the images that are here, by name.
 func (c *Client) Images(ctx context.Context) ([]ImageInfo, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
 	found, err := c.api.ListImages(ctx)
 	if err != nil {
@@ -275,7 +275,7 @@ func (c *Client) RemoveImage(ctx context.Context, ref string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
 	c.images.drop()
 	err = c.api.ImageService().Delete(ctx, full, images.SynchronousDelete())

@@ -44,7 +44,7 @@ func (i Image) Chain() digest.Digest { return digest.Digest(i.chain) }
 // ImageContent finds the manifest of an image by the digest that Image.Digest has. One whose content is
 // not here any more is an errs.ErrNotFound.
 func (c *Client) ImageContent(ctx context.Context, target string) (Content, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
 	action := fmt.Sprintf("read image %s", target)
 	found, err := c.api.ImageService().List(ctx)
@@ -149,7 +149,7 @@ func (c *Client) ImportUnder(ctx context.Context, lease string, source io.Reader
 	if err := c.EndLease(ctx, lease); err != nil {
 		return Image{}, err
 	}
-	call, cancel := toTheEnd(ctx)
+	call, cancel := c.toTheEnd(ctx)
 	defer cancel()
 	l, err := c.api.LeasesService().Create(call, leases.WithID(lease), leases.WithExpiration(partTime))
 	if err != nil {
@@ -165,7 +165,7 @@ func (c *Client) ImportUnder(ctx context.Context, lease string, source io.Reader
 
 // EndLease takes a lease away, and with it all that only the lease keeps. None is success.
 func (c *Client) EndLease(ctx context.Context, id string) error {
-	ctx, cancel := toTheEnd(ctx)
+	ctx, cancel := c.toTheEnd(ctx)
 	defer cancel()
 	err := c.api.LeasesService().Delete(ctx, leases.Lease{ID: id}, leases.SynchronousDelete)
 	if errdefs.IsNotFound(err) {
@@ -176,7 +176,7 @@ func (c *Client) EndLease(ctx context.Context, id string) error {
 
 // RemoveImageOf takes an image's name away, if it names what has a digest. That it does not is success.
 func (c *Client) RemoveImageOf(ctx context.Context, ref string, target digest.Digest) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
 	meta, err := c.api.ImageService().Get(ctx, ref)
 	if errdefs.IsNotFound(err) || (err == nil && meta.Target.Digest != target) {
@@ -275,7 +275,7 @@ func (c *Client) ExportOnImage(ctx context.Context, name string, w io.Writer) (e
 	defer c.release(ctx, l)
 	key := name + "-diff-" + time.Now().UTC().Format("150405.000000000")
 	view := func(suffix, of string) ([]mount.Mount, error) {
-		call, cancel := toTheEnd(leases.WithLease(ctx, l.ID))
+		call, cancel := c.toTheEnd(leases.WithLease(ctx, l.ID))
 		defer cancel()
 		return c.api.SnapshotService(snapshotter).View(call, key+suffix, of)
 	}

@@ -25,7 +25,7 @@ type Record struct {
 
 // CreateRecord writes a record, replacing one of the same ID.
 func (c *Client) CreateRecord(ctx context.Context, r Record) error {
-	ctx, cancel := toTheEnd(ctx)
+	ctx, cancel := c.toTheEnd(ctx)
 	defer cancel()
 	row := containers.Container{
 		ID: r.ID, Image: r.Image, Labels: r.Labels, Snapshotter: snapshotter, SnapshotKey: r.Snapshot,
@@ -48,7 +48,7 @@ func emptySpec() typeurl.Any {
 
 // RemoveRecord removes a record. One that is not there is success.
 func (c *Client) RemoveRecord(ctx context.Context, id string) error {
-	ctx, cancel := toTheEnd(ctx)
+	ctx, cancel := c.toTheEnd(ctx)
 	defer cancel()
 	err := c.api.ContainerService().Delete(ctx, id)
 	if errdefs.IsNotFound(err) {
@@ -66,7 +66,7 @@ func (c *Client) RecordsWith(ctx context.Context, label, value string) ([]Record
 }
 
 func (c *Client) list(ctx context.Context, filters ...string) ([]Record, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
 	rows, err := c.api.ContainerService().List(ctx, filters...)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 // LabelRecord sets a label of a record and leaves all else of it as it is; an empty value takes the
 // label away. No record is an errs.ErrNotFound.
 func (c *Client) LabelRecord(ctx context.Context, id, label, value string) error {
-	ctx, cancel := toTheEnd(ctx)
+	ctx, cancel := c.toTheEnd(ctx)
 	defer cancel()
 	row := containers.Container{ID: id, Labels: map[string]string{}}
 	if value != "" {

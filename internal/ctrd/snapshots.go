@@ -27,7 +27,7 @@ type Rootfs struct {
 // stays until RemoveSnapshot, whatever becomes of the image. The end of the context does not
 // interrupt it: whoever removes the snapshot afterwards must not be overtaken by its making.
 func (c *Client) Prepare(ctx context.Context, key string, img Image) (Rootfs, error) {
-	ctx, cancel := toTheEnd(ctx)
+	ctx, cancel := c.toTheEnd(ctx)
 	defer cancel()
 	labels := map[string]string{labelRoot: time.Now().UTC().Format(time.RFC3339)}
 	mounts, err := c.api.SnapshotService(snapshotter).Prepare(ctx, key, img.chain, snapshots.WithLabels(labels))
@@ -47,7 +47,7 @@ func (c *Client) Prepare(ctx context.Context, key string, img Image) (Rootfs, er
 
 // Snapshot finds a writable snapshot by its key.
 func (c *Client) Snapshot(ctx context.Context, key string) (Rootfs, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
 	mounts, err := c.api.SnapshotService(snapshotter).Mounts(ctx, key)
 	if err != nil {
@@ -93,7 +93,7 @@ func Unmount(dir string) error {
 
 // RemoveSnapshot removes a snapshot. One that is not there is success.
 func (c *Client) RemoveSnapshot(ctx context.Context, key string) error {
-	ctx, cancel := toTheEnd(ctx)
+	ctx, cancel := c.toTheEnd(ctx)
 	defer cancel()
 	err := c.api.SnapshotService(snapshotter).Remove(ctx, key)
 	if errdefs.IsNotFound(err) {
@@ -104,7 +104,7 @@ func (c *Client) RemoveSnapshot(ctx context.Context, key string) error {
 
 // SnapshotUsage is how many bytes were written to a snapshot.
 func (c *Client) SnapshotUsage(ctx context.Context, key string) (int64, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
 	usage, err := c.api.SnapshotService(snapshotter).Usage(ctx, key)
 	if err != nil {
@@ -115,7 +115,7 @@ func (c *Client) SnapshotUsage(ctx context.Context, key string) (int64, error) {
 
 // Snapshots lists the keys of writable snapshots.
 func (c *Client) Snapshots(ctx context.Context) (keys []string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
 	err = c.api.SnapshotService(snapshotter).Walk(ctx, func(_ context.Context, info snapshots.Info) error {
 		if info.Kind == snapshots.KindActive && info.Labels[labelRoot] != "" {
