@@ -54,7 +54,7 @@ var probe = sync.OnceValues(func() (string, error) {
 	cmd := exec.Command("go", "build", "-o", filepath.Join(dir, "agent"), "./testdata/probe")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("%w: %s", err, out)
+		return "", errors.Join(fmt.Errorf("%w: %s", err, out), os.RemoveAll(dir))
 	}
 	return dir, nil
 })
