@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -155,11 +156,12 @@ func (w *world) survives(c crash) {
 	before := w.bystanders()
 	w.arm(c.at)
 	ctx, cancel := context.WithTimeout(w.t.Context(), startTime)
+	var client sync.WaitGroup
+	client.Go(func() { _ = c.op.do(ctx, w, subject) }) // whatever it brings, the client asks again
+	defer client.Wait()                                // also where the server does not die
 	defer cancel()
-	answered := make(chan error, 1)
-	go func() { answered <- c.op.do(ctx, w, subject) }()
 	w.dies(c.at)
-	<-answered //nolint:errcheck // whatever it is, the client asks again
+	client.Wait()
 	if c.then != "" {
 		w.arm(c.then)
 		w.begin()

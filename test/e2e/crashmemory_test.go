@@ -123,7 +123,11 @@ func dropSubject(ctx context.Context, w *world, s *subject) error {
 // checkpointSubject makes a Checkpoint object that does not let its source run on.
 func checkpointSubject(ctx context.Context, w *world, s *subject) error {
 	c := &barchan.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: s.name, Finalizers: []string{barchan.NodeFinalizer}}}
-	c.Spec.SandboxName = w.object(s.id).Name //nolint:contextcheck // it has a time of its own
+	x, err := w.find(ctx, s.id)
+	if err != nil {
+		return err
+	}
+	c.Spec.SandboxName = x.Name
 	barchan.SetCheckpointDefaults(c)
 	if err := w.objects.Create(ctx, c); err != nil && !apierrors.IsAlreadyExists(err) {
 		return err

@@ -71,9 +71,9 @@ func resumeFromFiles(ctx context.Context, w *world, s *subject) error {
 
 // suspendToVolumes asks by the object, for the E2B API has no word for it.
 func suspendToVolumes(ctx context.Context, w *world, s *subject) error {
-	x := w.object(s.id) //nolint:contextcheck // it has a time of its own
-	if x.Spec.OperatingMode == agents.ModeSuspended {
-		return nil
+	x, err := w.find(ctx, s.id)
+	if err != nil || x.Spec.OperatingMode == agents.ModeSuspended {
+		return err
 	}
 	before := x.DeepCopy()
 	x.Spec.OperatingMode = agents.ModeSuspended

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -92,7 +93,9 @@ func (s *server) findings(t *testing.T, want ...string) {
 
 // stdout is what a command of ours writes to its standard output.
 func (s *server) stdout(args ...string) (string, error) {
-	cmd := exec.Command(programs.barchan, args...)
+	ctx, cancel := context.WithTimeout(context.Background(), startTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, programs.barchan, args...)
 	cmd.Env = s.env
 	out, err := cmd.Output()
 	return string(out), err

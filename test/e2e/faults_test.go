@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -40,38 +41,38 @@ func (s *server) startWithOnlooker() onlooker {
 func newServerOnDisk(t *testing.T, size string) *server {
 	t.Helper()
 	var s *server
+	mounted := false
 	t.Cleanup(func() { // after the server's own
 		if s == nil {
 			return
 		}
-		_ = s.log.Close()                                   // it lies on the disk
-		for end := time.Now().Add(eventually.Patience); ; { // the last process may still be on its way out
-			out, err := exec.Command("umount", s.dir).CombinedOutput()
-			if err == nil {
-				break
-			}
-			if time.Now().After(end) {
-				t.Errorf("umount: %v %s", err, out)
-				break
-			}
-			time.Sleep(100 * time.Millisecond)
+		defer func() {
+			_ = os.RemoveAll(s.dir)
+			_ = os.Remove(s.dir + ".img")
+		}()
+		_ = s.log.Close() // it lies on the disk
+		if mounted {
+			eventually.NoError(t, "umount", func() error { // the last process may still be on its way out
+				if out, err := exec.Command("umount", s.dir).CombinedOutput(); err != nil {
+					return fmt.Errorf("%w: %s", err, out)
+				}
+				return nil
+			})
 		}
-		_ = os.RemoveAll(s.dir)
-		_ = os.Remove(s.dir + ".img")
 	})
-	made := newFaulty(t)
-	made.set("BARCHAN_RESERVE_DISK", "1Gi") // the default, of which a small disk keeps a part
-	image := made.dir + ".img"
+	s = newFaulty(t)
+	s.set("BARCHAN_RESERVE_DISK", "1Gi") // the default, of which a small disk keeps a part
+	image := s.dir + ".img"
 	for _, c := range [][]string{
 		{"truncate", "-s", size, image},
 		{"mkfs.ext4", "-q", "-m", "0", image},
-		{"mount", "-o", "loop", image, made.dir},
+		{"mount", "-o", "loop", image, s.dir},
 	} {
 		if out, err := exec.CommandContext(t.Context(), c[0], c[1:]...).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %v %s", c, err, out)
 		}
 	}
-	s = made
+	mounted = true
 	return s
 }
 
@@ -95,14 +96,19 @@ func (b onlooker) mustLive() {
 	}
 }
 
-// tryNew asks for a sandbox, and removes what it got.
+// tryNew asks for a sandbox, and removes what it got. It may be called by any goroutine of a test; 0 is no
+// answer.
 func (s *server) tryNew() (status int, text string, header http.Header) {
 	s.t.Helper()
+	key, err := s.readKey()
+	if err != nil {
+		return 0, err.Error(), nil
+	}
 	req, err := http.NewRequestWithContext(s.t.Context(), http.MethodPost, "http://"+s.http+"/sandboxes", strings.NewReader(`{"templateID":"base","timeout":600,"secure":true}`))
 	if err != nil {
-		s.t.Fatal(err)
+		return 0, err.Error(), nil
 	}
-	req.Header.Set("X-API-Key", s.localKey())
+	req.Header.Set("X-API-Key", key)
 	req.Header.Set("Content-Type", "application/json")
 	client := http.Client{Timeout: startTime}
 	res, err := client.Do(req)
@@ -116,14 +122,18 @@ func (s *server) tryNew() (status int, text string, header http.Header) {
 	}
 	text = string(b)
 	if id := idIn(text); res.StatusCode == http.StatusCreated && id != "" {
-		s.must("kill", id)
+		if out, err := s.try("kill", id); err != nil {
+			s.t.Errorf("kill %s: %v\n%s", id, err, out)
+		}
 	}
 	return res.StatusCode, text, res.Header
 }
 
 // readiness asks a server that may be between two processes; 0 is no answer.
 func (s *server) readiness() (status int, text string) {
-	req, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, "http://"+s.http+"/readyz", http.NoBody)
+	ctx, cancel := context.WithTimeout(s.t.Context(), eventually.Patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.http+"/readyz", http.NoBody)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -259,26 +269,15 @@ func TestFullDisk(t *testing.T) {
 	pid := s.cmd.Process.Pid
 	t.Run("nearly", func(t *testing.T) {
 		s := s.in(t)
-		var creates sync.WaitGroup
-		stop := make(chan struct{})
-		for range 2 {
-			creates.Go(func() {
-				for {
-					select {
-					case <-stop:
-						return
-					default:
-					}
-					if status, text, _ := s.tryNew(); status != http.StatusCreated && status != http.StatusServiceUnavailable {
-						t.Errorf("create while the disk fills = %d %s", status, text)
-					}
-				}
-			})
-		}
+		stop := again(2, func(_, _ int) {
+			if status, text, _ := s.tryNew(); status != http.StatusCreated && status != http.StatusServiceUnavailable {
+				t.Errorf("create while the disk fills = %d %s", status, text)
+			}
+		})
+		defer stop()
 		giveBack := take(t, s.dir, 100<<20)
 		s.untilRefused("disk", "")
-		close(stop)
-		creates.Wait()
+		stop()
 		if list := s.sandboxes(); len(list) != 1 || list[0] != b.id {
 			t.Errorf("sandboxes = %v", list)
 		}
@@ -428,28 +427,18 @@ func TestFullStore(t *testing.T) {
 func TestContainerdKilled(t *testing.T) {
 	s := newFaulty(t)
 	b := s.startWithOnlooker()
-	var creates sync.WaitGroup
-	stop := make(chan struct{})
 	var mu sync.Mutex
 	answers := map[int]int{}
-	for range 3 {
-		creates.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				status, text, _ := s.tryNew()
-				mu.Lock()
-				answers[status]++
-				mu.Unlock()
-				if status != http.StatusCreated && status != http.StatusServiceUnavailable {
-					t.Errorf("create while containerd is killed = %d %s", status, text)
-				}
-			}
-		})
-	}
+	stop := again(3, func(_, _ int) {
+		status, text, _ := s.tryNew()
+		mu.Lock()
+		answers[status]++
+		mu.Unlock()
+		if status != http.StatusCreated && status != http.StatusServiceUnavailable {
+			t.Errorf("create while containerd is killed = %d %s", status, text)
+		}
+	})
+	defer stop()
 	for range 4 {
 		pid, err := s.containerd()
 		if err != nil {
@@ -478,8 +467,7 @@ func TestContainerdKilled(t *testing.T) {
 			return nil
 		})
 	}
-	close(stop)
-	creates.Wait()
+	stop()
 	t.Logf("answers to creates: %v", answers)
 	s.untilWell()
 	b.mustLive()

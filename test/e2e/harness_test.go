@@ -11,6 +11,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
@@ -114,21 +116,36 @@ func (s *server) mustKubectl(stdin string, args ...string) string {
 // localKey is the key of the command line on this machine.
 func (s *server) localKey() string {
 	s.t.Helper()
-	b, err := os.ReadFile(filepath.Join(s.value("BARCHAN_DATA_DIR"), "credentials", "api-key"))
+	key, err := s.readKey()
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return strings.TrimSpace(string(b))
+	return key
+}
+
+// readKey is localKey for any goroutine.
+func (s *server) readKey() (string, error) {
+	b, err := os.ReadFile(filepath.Join(s.value("BARCHAN_DATA_DIR"), "credentials", "api-key"))
+	return strings.TrimSpace(string(b)), err
 }
 
 // call makes one request of the REST API and returns the status and the body.
 func (s *server) call(key, method, path string, body any) (int, string) {
 	s.t.Helper()
+	status, text, err := s.tryCall(key, method, path, body)
+	if err != nil {
+		s.t.Fatalf("%v\n%s", err, s.tail())
+	}
+	return status, text
+}
+
+// tryCall is call for any goroutine. Whatever is answered is no error.
+func (s *server) tryCall(key, method, path string, body any) (int, string, error) {
 	var in io.Reader
 	if body != nil {
 		b, err := json.Marshal(body)
 		if err != nil {
-			s.t.Fatal(err)
+			return 0, "", err
 		}
 		in = bytes.NewReader(b)
 	}
@@ -136,31 +153,61 @@ func (s *server) call(key, method, path string, body any) (int, string) {
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, "http://"+s.http+path, in)
 	if err != nil {
-		s.t.Fatal(err)
+		return 0, "", err
 	}
 	req.Header.Set("X-API-Key", key)
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		s.t.Fatalf("%s %s: %v\n%s", method, path, err, s.tail())
+		return 0, "", err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	b, err := io.ReadAll(resp.Body)
 	if err != nil {
-		s.t.Fatalf("%s %s: %v", method, path, err)
+		return 0, "", fmt.Errorf("%s %s: %w", method, path, err)
 	}
-	return resp.StatusCode, string(b)
+	return resp.StatusCode, string(b), nil
 }
 
 // create makes a sandbox by the REST API and returns its ID.
 func (s *server) create(key, template string) string {
 	s.t.Helper()
-	status, body := s.call(key, http.MethodPost, "/sandboxes", map[string]any{"templateID": template, "timeout": 3600, "secure": true})
+	id, err := s.makeOf(key, template)
+	if err != nil {
+		s.t.Fatalf("%v\n%s", err, s.tail())
+	}
+	return id
+}
+
+// makeOf is create for any goroutine.
+func (s *server) makeOf(key, template string) (string, error) {
+	status, body, err := s.tryCall(key, http.MethodPost, "/sandboxes", map[string]any{"templateID": template, "timeout": 3600, "secure": true})
+	if err != nil {
+		return "", err
+	}
 	var made struct{ SandboxID string }
 	if err := json.Unmarshal([]byte(body), &made); status != http.StatusCreated || err != nil {
-		s.t.Fatalf("create of %s = %d %s\n%s", template, status, body, s.tail())
+		return "", fmt.Errorf("create of %s = %d %s", template, status, body)
 	}
-	return made.SandboxID
+	return made.SandboxID, nil
+}
+
+// again has clients do something over and over, until it is stopped. Stop returns when none does any
+// more, and may be called twice: a test that fails must not end before its clients.
+func again(clients int, do func(client, n int)) (stop func()) {
+	var running sync.WaitGroup
+	var over atomic.Bool
+	for c := range clients {
+		running.Go(func() {
+			for n := 0; !over.Load(); n++ {
+				do(c, n)
+			}
+		})
+	}
+	return func() {
+		over.Store(true)
+		running.Wait()
+	}
 }
 
 // visit asks a port of a sandbox for a page by the gateway's host names.

@@ -150,36 +150,26 @@ func (s *server) untilNoMemories() {
 func TestSleepUnderLoad(t *testing.T) {
 	s := newSleepy(t, "1ms")
 	id, who := s.echo()
-	var clients sync.WaitGroup
-	stop := make(chan struct{})
 	var mu sync.Mutex
 	answers := map[string]int{}
-	for c := range 8 {
-		clients.Go(func() {
-			for i := 0; ; i++ {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				path := fmt.Sprintf("/%d/%d", c, i)
-				status, body, err := s.visit(id, 8080, path)
-				kind := fmt.Sprint(status)
-				switch {
-				case err != nil: // cut off is honest too
-					kind = "cut off"
-				case status == http.StatusOK && body != who+" "+path:
-					t.Errorf("%s was answered %q", path, body)
-				case status == http.StatusOK:
-				case status != http.StatusBadGateway || !strings.Contains(body, id):
-					t.Errorf("%s was answered %d %q", path, status, body)
-				}
-				mu.Lock()
-				answers[kind]++
-				mu.Unlock()
-			}
-		})
-	}
+	stop := again(8, func(c, i int) {
+		path := fmt.Sprintf("/%d/%d", c, i)
+		status, body, err := s.visit(id, 8080, path)
+		kind := fmt.Sprint(status)
+		switch {
+		case err != nil: // cut off is honest too
+			kind = "cut off"
+		case status == http.StatusOK && body != who+" "+path:
+			t.Errorf("%s was answered %q", path, body)
+		case status == http.StatusOK:
+		case status != http.StatusBadGateway || !strings.Contains(body, id):
+			t.Errorf("%s was answered %d %q", path, status, body)
+		}
+		mu.Lock()
+		answers[kind]++
+		mu.Unlock()
+	})
+	defer stop()
 	served := func() int {
 		mu.Lock()
 		defer mu.Unlock()
@@ -199,8 +189,7 @@ func TestSleepUnderLoad(t *testing.T) {
 		}
 		s.must("resume", id)
 	}
-	close(stop)
-	clients.Wait()
+	stop()
 	t.Logf("answers: %v", answers)
 	if now := s.who(id); now != who {
 		t.Errorf("it says %s, it said %s", now, who)
@@ -212,16 +201,14 @@ func TestSleepUnderLoad(t *testing.T) {
 func TestSleepRaces(t *testing.T) {
 	s := newSleepy(t, "1ms")
 	key := s.localKey()
-	ask := func(id, what string) func() (int, string) {
+	ask := func(id, what string) (int, string, error) {
 		switch what {
 		case "kill":
-			return func() (int, string) { return s.call(key, http.MethodDelete, "/sandboxes/"+id, nil) }
+			return s.tryCall(key, http.MethodDelete, "/sandboxes/"+id, nil)
 		case "pause":
-			return func() (int, string) { return s.call(key, http.MethodPost, "/sandboxes/"+id+"/pause", nil) }
+			return s.tryCall(key, http.MethodPost, "/sandboxes/"+id+"/pause", nil)
 		default:
-			return func() (int, string) {
-				return s.call(key, http.MethodPost, "/sandboxes/"+id+"/connect", map[string]int{"timeout": 600})
-			}
+			return s.tryCall(key, http.MethodPost, "/sandboxes/"+id+"/connect", map[string]int{"timeout": 600})
 		}
 	}
 	allowed := map[int]bool{200: true, 201: true, 204: true, 404: true, 409: true}
@@ -239,10 +226,10 @@ func TestSleepRaces(t *testing.T) {
 					s.must("pause", id)
 				}
 				var both sync.WaitGroup
-				for _, f := range []func() (int, string){ask(id, race.first), ask(id, race.second)} {
+				for _, what := range []string{race.first, race.second} {
 					both.Go(func() {
-						if status, body := f(); !allowed[status] {
-							t.Errorf("%d %s", status, body)
+						if status, body, err := ask(id, what); !allowed[status] {
+							t.Errorf("%s: %d %s %v", what, status, body, err)
 						}
 					})
 				}
@@ -257,10 +244,11 @@ func TestSleepRaces(t *testing.T) {
 					continue
 				}
 				eventually.NoError(t, "it wakes", func() error {
-					if status, body := ask(id, "resume")(); status/100 != 2 {
-						return fmt.Errorf("%d %s", status, body)
+					status, body, err := ask(id, "resume")
+					if err == nil && status/100 != 2 {
+						err = fmt.Errorf("%d %s", status, body)
 					}
-					return nil
+					return err
 				})
 				if now := s.who(id); now != who {
 					t.Errorf("it says %s, it said %s", now, who)

@@ -37,10 +37,10 @@ func TestManyAsleep(t *testing.T) {
 	for range 3 {
 		workers.Go(func() {
 			for range jobs {
-				id := s.create(key, "bare")
-				word := s.exec(id, "setsid sh -c 'trap \"\" HUP; while :; do sleep 9999; done' >/dev/null 2>&1 & echo $! > /tmp/pid; cat /tmp/pid")
-				if status, body := s.call(key, http.MethodPost, "/sandboxes/"+id+"/pause", nil); status != http.StatusNoContent {
-					t.Errorf("pause of %s = %d %s", id, status, body)
+				id, word, err := s.sleeper(key)
+				if err != nil {
+					t.Errorf("%v\n%s", err, s.tail())
+					return
 				}
 				mu.Lock()
 				words[id] = word
@@ -91,6 +91,23 @@ func TestManyAsleep(t *testing.T) {
 	s.must(append([]string{"kill"}, s.allIDs()...)...)
 	s.untilInOrder()
 	s.untilNoMemories()
+}
+
+// sleeper makes a sandbox with a process, which it returns, and pauses it. It may be called by any goroutine.
+func (s *server) sleeper(key string) (id, pid string, err error) {
+	id, err = s.makeOf(key, "bare")
+	if err != nil {
+		return "", "", err
+	}
+	pid, err = s.stdout("exec", id, "--", "sh", "-c", "setsid sh -c 'trap \"\" HUP; while :; do sleep 9999; done' >/dev/null 2>&1 & echo $! > /tmp/pid; cat /tmp/pid")
+	if err != nil {
+		return "", "", fmt.Errorf("exec in %s: %w", id, err)
+	}
+	status, body, err := s.tryCall(key, http.MethodPost, "/sandboxes/"+id+"/pause", nil)
+	if err == nil && status != http.StatusNoContent {
+		err = fmt.Errorf("pause of %s = %d %s", id, status, body)
+	}
+	return id, strings.TrimSpace(pid), err
 }
 
 // allIDs are the IDs of all sandboxes' objects.

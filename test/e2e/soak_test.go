@@ -65,8 +65,9 @@ func TestSoak(t *testing.T) {
 	var errs []error
 	var mu sync.Mutex
 	ctx, end := context.WithTimeout(t.Context(), *soakFor)
-	defer end()
 	var working sync.WaitGroup
+	defer working.Wait() // also where the havoc fails
+	defer end()
 	run := func(name string, f func(context.Context, *rand.Rand) error) {
 		own := rand.New(rand.NewPCG(random.Uint64(), random.Uint64()))
 		working.Go(func() {

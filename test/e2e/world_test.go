@@ -175,6 +175,8 @@ func (w *world) send(ctx context.Context, method, path, idempotency string, body
 		}
 		in = bytes.NewReader(b)
 	}
+	ctx, cancel := context.WithTimeout(ctx, eventually.Patience)
+	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, "http://"+w.http+path, in)
 	if err != nil {
 		return 0, err
@@ -258,12 +260,22 @@ func idOf(s *agents.Sandbox) string { return string(sandbox.IDOf(s.UID)) }
 // object is the object of a sandbox.
 func (w *world) object(id string) *agents.Sandbox {
 	w.t.Helper()
-	all := w.boxes()
-	i := slices.IndexFunc(all, func(x agents.Sandbox) bool { return idOf(&x) == id })
-	if i < 0 {
-		w.t.Fatalf("sandbox %s has no object", id)
+	x, err := w.find(w.t.Context(), id)
+	w.need(err)
+	return x
+}
+
+// find is object for any goroutine.
+func (w *world) find(ctx context.Context, id string) (*agents.Sandbox, error) {
+	var list agents.SandboxList
+	if err := w.objects.List(ctx, &list); err != nil {
+		return nil, fmt.Errorf("list sandboxes: %w", err)
 	}
-	return &all[i]
+	i := slices.IndexFunc(list.Items, func(x agents.Sandbox) bool { return idOf(&x) == id })
+	if i < 0 {
+		return nil, fmt.Errorf("sandbox %s has no object", id)
+	}
+	return &list.Items[i], nil
 }
 
 // subjects are the IDs of sandboxes that are neither bystanders nor members.
