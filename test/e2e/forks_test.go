@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -181,7 +182,9 @@ func idsOf(all []made) (ids []string) {
 // agentStatus asks the agent of a sandbox for what only its token may know.
 func (s *server) agentStatus(id, token string) (int, string) {
 	s.t.Helper()
-	req, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, "http://"+s.http+"/envs", nil)
+	ctx, cancel := context.WithTimeout(s.t.Context(), eventually.Patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.http+"/envs", nil)
 	if err != nil {
 		s.t.Fatal(err)
 	}

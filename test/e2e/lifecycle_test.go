@@ -176,41 +176,30 @@ func TestUpAndDown(t *testing.T) {
 // testStopDuringBoot stops a server at its first sign of life; it ends well.
 func testStopDuringBoot(t *testing.T, s *server, sig syscall.Signal) {
 	t.Helper()
-	cmd := exec.Command(programs.barchan, "up")
-	var log strings.Builder
-	cmd.Env, cmd.Stdout, cmd.Stderr = s.env, &log, &log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
+	s.begin()
 	eventually.NoError(t, "the server answers", func() error {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+s.http+"/readyz", nil)
-		if err != nil {
-			return err
+		status, text := s.readiness()
+		if status == 0 {
+			return errors.New(text)
 		}
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = resp.Body.Close() }()
 		var body struct{ Phase string }
-		if err := json.NewDecoder(resp.Body).Decode(&body); err != nil || body.Phase == "" {
-			t.Errorf("/readyz during the boot = %s %+v %v", resp.Status, body, err)
+		if err := json.Unmarshal([]byte(text), &body); err != nil || body.Phase == "" {
+			t.Errorf("/readyz during the boot = %d %s %v", status, text, err)
 		}
 		return nil
 	})
-	if err := cmd.Process.Signal(sig); err != nil {
+	if err := s.cmd.Process.Signal(sig); err != nil {
 		t.Fatal(err)
 	}
 	select {
-	case err := <-ended:
+	case err := <-s.done:
+		s.cmd = nil
+		_ = s.log.Close()
 		if err != nil && exitCode(err) != 130 {
-			t.Errorf("%v during the boot ended it with %v\n%s", sig, err, log.String())
+			t.Errorf("%v during the boot ended it with %v\n%s", sig, err, s.tail())
 		}
 	case <-time.After(stopTime):
-		_ = cmd.Process.Kill()
-		t.Fatalf("%v during the boot did not end it\n%s", sig, log.String())
+		t.Fatalf("%v during the boot did not end it\n%s", sig, s.tail())
 	}
 }
 

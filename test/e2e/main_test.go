@@ -61,6 +61,8 @@ func runSDK(t *testing.T, file string, env []string) {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "node", "--import", "./resolve.mjs", "--test", "--test-reporter", "spec", file)
 	cmd.Dir, cmd.Env = "sdk", env
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) } // the suite runs in a child, which holds our pipe
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Errorf("%s: %v\n%s", file, err, out)

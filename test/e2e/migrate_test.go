@@ -123,24 +123,18 @@ func (w *world) sinceArmed() string {
 
 // bootsAt wants /readyz to name a phase of the boot.
 func (w *world) bootsAt(phase string) error {
-	resp, err := http.Get("http://" + w.http + "/readyz")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = resp.Body.Close() }()
+	status, text := w.readiness()
 	var got struct{ Phase string }
-	if err := json.NewDecoder(resp.Body).Decode(&got); err != nil {
-		return err
-	}
-	if resp.StatusCode != http.StatusServiceUnavailable || got.Phase != phase {
-		return fmt.Errorf("%d, phase %q", resp.StatusCode, got.Phase)
+	if err := json.Unmarshal([]byte(text), &got); err != nil || status != http.StatusServiceUnavailable || got.Phase != phase {
+		return fmt.Errorf("%d %s, want phase %s", status, text, phase)
 	}
 	return nil
 }
 
 // direct asks the witness of a sandbox past the gateway.
 func direct(address string) (who string, err error) {
-	resp, err := http.Get("http://" + net.JoinHostPort(address, strconv.Itoa(witnessPort)) + "/")
+	client := http.Client{Timeout: eventually.Patience}
+	resp, err := client.Get("http://" + net.JoinHostPort(address, strconv.Itoa(witnessPort)) + "/")
 	if err != nil {
 		return "", err
 	}

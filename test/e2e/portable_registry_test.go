@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"context"
 	"encoding/pem"
 	"fmt"
 	"io"
@@ -192,20 +193,23 @@ func testRegistries(t *testing.T, home, away *server, name string) {
 // interrupts ends a command by SIGINT once something has begun.
 func (s *server) interrupts(begun <-chan struct{}, args ...string) (string, error) {
 	s.t.Helper()
-	cmd := exec.CommandContext(s.t.Context(), programs.barchan, args...)
+	ctx, cancel := context.WithTimeout(s.t.Context(), startTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, programs.barchan, args...)
 	var talk bytes.Buffer
 	cmd.Env, cmd.Stdout, cmd.Stderr = s.env, &talk, &talk
 	if err := cmd.Start(); err != nil {
 		s.t.Fatal(err)
 	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	var err error
 	select {
 	case <-begun:
-	case <-s.t.Context().Done():
+		_ = cmd.Process.Signal(os.Interrupt) // if it had ended, its code says so
+		err = <-ended
+	case err = <-ended: // without coming to that
 	}
-	if err := cmd.Process.Signal(os.Interrupt); err != nil {
-		s.t.Error(err)
-	}
-	err := cmd.Wait()
 	if exitCode(err) != interrupted {
 		s.t.Errorf("barchan %s, interrupted = %v\n%s", strings.Join(args, " "), err, talk.String())
 	}

@@ -13,7 +13,7 @@ test('everything by E2B_DOMAIN', async () => {
     assert.equal(await (await fetch(await sbx.downloadUrl('f'))).text(), 'x'.repeat(1 << 20))
     await sbx.commands.run('python3 -m http.server 8000', { background: true })
     let res
-    for (const end = Date.now() + 20_000; Date.now() < end; ) {
+    for (const end = Date.now() + 120_000; Date.now() < end; ) {
       res = await fetch(`https://${sbx.getHost(8000)}/`)
       if (res.status === 200) break
     }
