@@ -10,7 +10,6 @@ import (
 	"hash/crc32"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -274,29 +273,8 @@ func (s *server) images() (names []string) {
 // testImportCutOff kills the server in the middle of a blob of an import. The next one has nothing of it:
 // no data, no image, no content that nobody names.
 func testImportCutOff(t *testing.T, s *server, file, kind string) {
-	blobs := entries(t, file)
-	i := slices.IndexFunc(blobs, func(e entryOf) bool { return e.what == kind && e.size > 1<<20 })
-	if i < 0 {
-		t.Fatalf("the artifact has no %s: %+v", kind, blobs)
-	}
 	images, content, objects := s.images(), s.content(), s.checkpoints()
-	f, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = f.Close() }()
-	cmd := exec.CommandContext(t.Context(), programs.barchan, "checkpoint", "import", "-", "--name", "cut")
-	cmd.Env = s.env
-	in, err := cmd.StdinPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err == nil {
-		_, err = io.CopyN(in, f, blobs[i].at+blobs[i].size/2)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := s.importUpTo(file, "cut", middleOf(t, file, kind))
 	eventually.NoError(t, "some of it has come", func() error {
 		if slices.Equal(s.content(), content) || (kind != baseLayer && slices.Equal(s.images(), images)) {
 			return errors.New("it has not")
@@ -304,11 +282,8 @@ func testImportCutOff(t *testing.T, s *server, file, kind string) {
 		return nil
 	})
 	s.stop(syscall.SIGKILL)
-	if err := in.Close(); err != nil && !errors.Is(err, os.ErrClosed) && !errors.Is(err, syscall.EPIPE) {
-		t.Error(err)
-	}
-	if err := cmd.Wait(); exitCode(err) != 1 {
-		t.Errorf("an import whose server ends = %v", err)
+	if out, err := p.end(); exitCode(err) != 1 {
+		t.Errorf("an import whose server ends = %v\n%s", err, out)
 	}
 	s.start()
 	eventually.NoError(t, "nothing is left of it", func() error {

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -123,34 +122,10 @@ const noRoom = "there is no room for what is imported"
 // blob until meanwhile has returned.
 func (s *server) importHeldUp(file, kind string, meanwhile func()) (string, error) {
 	s.t.Helper()
-	blobs := entries(s.t, file)
-	i := slices.IndexFunc(blobs, func(e entryOf) bool { return e.what == kind && e.size > 1<<20 })
-	if i < 0 {
-		s.t.Fatalf("the artifact has no %s: %+v", kind, blobs)
-	}
-	f, err := os.Open(file)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	defer func() { _ = f.Close() }()
-	cmd := exec.CommandContext(s.t.Context(), programs.barchan, "checkpoint", "import", "-", "--name", "held")
-	var talk bytes.Buffer
-	cmd.Env, cmd.Stdout, cmd.Stderr = s.env, &talk, &talk
-	in, err := cmd.StdinPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err == nil {
-		_, err = io.CopyN(in, f, blobs[i].at+blobs[i].size/2)
-	}
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	p := s.importUpTo(file, "held", middleOf(s.t, file, kind))
 	meanwhile()
-	_, _ = io.Copy(in, f) // the other side may have gone
-	_ = in.Close()
-	err = cmd.Wait()
-	return talk.String(), err
+	_, _ = io.Copy(p.in, p.rest) // the other side may have gone
+	return p.end()
 }
 
 // leavesNothing is refuses, which looks at what containerd has, too.

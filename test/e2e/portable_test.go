@@ -358,7 +358,9 @@ func testRefusedArtifacts(s *server, whole, bare string) {
 // testExportCutOff ends the server while it reads the files of a checkpoint for somebody, who gets no whole
 // artifact. Nothing of the reading stays, and the checkpoint does.
 func testExportCutOff(t *testing.T, s *server, name string) {
-	cmd := exec.CommandContext(t.Context(), programs.barchan, "checkpoint", "export", name, "-", "--without-image")
+	ctx, cancel := context.WithTimeout(t.Context(), startTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, programs.barchan, "checkpoint", "export", name, "-", "--without-image")
 	var talk bytes.Buffer
 	cmd.Env, cmd.Stderr = s.env, &talk
 	out, err := cmd.StdoutPipe()
@@ -369,7 +371,7 @@ func testExportCutOff(t *testing.T, s *server, name string) {
 		t.Fatal(err)
 	}
 	if _, err := io.CopyN(io.Discard, out, 1<<20); err != nil { // the files have begun, and come no further
-		t.Fatalf("read an export: %v\n%s", err, talk.String())
+		t.Fatal(errors.Join(err, cmd.Wait(), errors.New(talk.String())))
 	}
 	s.stop(syscall.SIGKILL)
 	if _, err := io.Copy(io.Discard, out); err != nil {
@@ -387,42 +389,74 @@ func testExportCutOff(t *testing.T, s *server, name string) {
 // importHalf has a client end in the middle of an import.
 func (s *server) importHalf(file string) (string, error) {
 	s.t.Helper()
-	f, err := os.Open(file)
+	info, err := os.Stat(file)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
+	p := s.importUpTo(file, "half", info.Size()/2)
+	eventually.NoError(s.t, "the object of the import is there", func() error {
+		if len(s.checkpoints()) == 0 {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	if err := p.cmd.Process.Signal(os.Interrupt); err != nil {
+		s.t.Fatal(err)
+	}
+	return p.end()
+}
+
+// partial is an import from a pipe that stays open.
+type partial struct {
+	cmd  *exec.Cmd
+	talk bytes.Buffer
+	in   io.WriteCloser
+	rest *os.File // what has not come yet
+}
+
+// importUpTo begins one, in which nothing comes after a place of the artifact until somebody goes on.
+func (s *server) importUpTo(file, name string, place int64) *partial {
+	s.t.Helper()
+	rest, err := os.Open(file)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(s.t.Context(), startTime)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, programs.barchan, "checkpoint", "import", "-", "--name", "half")
-	var talk bytes.Buffer
-	cmd.Env, cmd.Stdout, cmd.Stderr = s.env, &talk, &talk
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		s.t.Fatal(err)
-	}
-	_, err = io.CopyN(in, f, info.Size()/2)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*startTime) // for all that is waited for meanwhile
+	s.t.Cleanup(func() {
+		cancel()
+		_ = rest.Close()
+	})
+	p := &partial{cmd: exec.CommandContext(ctx, programs.barchan, "checkpoint", "import", "-", "--name", name), rest: rest}
+	p.cmd.Env, p.cmd.Stdout, p.cmd.Stderr = s.env, &p.talk, &p.talk
+	p.in, err = p.cmd.StdinPipe()
 	if err == nil {
-		eventually.NoError(s.t, "the object of the import is there", func() error {
-			if len(s.checkpoints()) == 0 {
-				return errors.New("it is not")
-			}
-			return nil
-		})
-		err = cmd.Process.Signal(os.Interrupt)
+		err = p.cmd.Start()
+	}
+	if err == nil {
+		_, err = io.CopyN(p.in, rest, place)
 	}
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	err = cmd.Wait()
-	return talk.String(), err
+	return p
+}
+
+// end closes the pipe, whose other side may have gone, and returns what the command has said.
+func (p *partial) end() (string, error) {
+	_ = p.in.Close()
+	err := p.cmd.Wait()
+	return p.talk.String(), err
+}
+
+// middleOf is a place in the middle of a large blob of a kind.
+func middleOf(t *testing.T, file, kind string) int64 {
+	t.Helper()
+	blobs := entries(t, file)
+	i := slices.IndexFunc(blobs, func(e entryOf) bool { return e.what == kind && e.size > 1<<20 })
+	if i < 0 {
+		t.Fatalf("the artifact has no %s: %+v", kind, blobs)
+	}
+	return blobs[i].at + blobs[i].size/2
 }
 
 // flip changes one bit of a file.
