@@ -26,7 +26,7 @@ var clusterSeed = flag.Uint64("cluster-seed", 0, "seed of the cluster's events; 
 // sandboxes come and go at addresses that are used again at once. After each, all gateways agree
 // with the objects; at no time does anybody read what another sandbox answers.
 func TestCluster(t *testing.T) {
-	c := newCluster(t, 4)
+	c := newCluster(t, 4, restTime)
 	for _, r := range c.replicas {
 		r.start()
 	}
@@ -41,6 +41,7 @@ func TestCluster(t *testing.T) {
 	}
 	w.agree("at the start")
 	stop := w.probe()
+	defer stop()
 	for _, part := range []struct {
 		name string
 		do   func()
@@ -65,6 +66,7 @@ func TestCluster(t *testing.T) {
 	read, refused := stop()
 	t.Logf("%d answers were read, %d requests were refused honestly; a route reached another replica after %s at the median, %s at worst (of %d)",
 		read, refused, w.lag(0.5), w.lag(1), len(w.lags))
+	t.Logf("%d sandboxes got an address that another had before", c.node.usedAgain())
 	if read < 100 {
 		t.Errorf("only %d answers were read: the prober proves nothing", read)
 	}
@@ -107,13 +109,7 @@ func (w *clusterWorld) create() {
 	w.alive[made.SandboxID] = true
 	w.mu.Unlock()
 	other := w.any()
-	eventually.NoError(w.t, "the route of a new sandbox at another replica", func() error {
-		status, body, err := other.ask(w.t.Context(), made.SandboxID, "/")
-		if err == nil && (status != http.StatusOK || body != secretOf(made.SandboxID)) {
-			err = fmt.Errorf("%d %q", status, body)
-		}
-		return err
-	})
+	eventually.NoError(w.t, "the route of a new sandbox at another replica", func() error { return w.knows(other, made.SandboxID, true) })
 	w.lags = append(w.lags, time.Since(began))
 }
 
@@ -135,6 +131,18 @@ func (w *clusterWorld) kill() {
 	w.mu.Lock()
 	w.alive[id] = false
 	w.mu.Unlock()
+}
+
+// knows wants the gateway of a replica to say of a sandbox what is true.
+func (w *clusterWorld) knows(r *replica, id string, lives bool) error {
+	status, body, err := r.ask(w.t.Context(), id, "/")
+	switch {
+	case err != nil:
+		return err
+	case lives && (status != http.StatusOK || body != secretOf(id)), !lives && status != http.StatusBadGateway:
+		return fmt.Errorf("%d %q", status, body)
+	}
+	return nil
 }
 
 func (w *clusterWorld) living() (ids []string) {
@@ -165,16 +173,7 @@ func (w *clusterWorld) agree(when string) {
 	w.mu.Unlock()
 	for _, r := range w.up() {
 		for id, lives := range want {
-			eventually.NoError(w.t, fmt.Sprintf("%s: replica %d knows of %s, which lives: %v", when, r.n, id, lives), func() error {
-				status, body, err := r.ask(w.t.Context(), id, "/")
-				switch {
-				case err != nil:
-					return err
-				case lives && (status != http.StatusOK || body != secretOf(id)), !lives && status != http.StatusBadGateway:
-					return fmt.Errorf("%d %q", status, body)
-				}
-				return nil
-			})
+			eventually.NoError(w.t, fmt.Sprintf("%s: replica %d knows of %s, which lives: %v", when, r.n, id, lives), func() error { return w.knows(r, id, lives) })
 		}
 	}
 }

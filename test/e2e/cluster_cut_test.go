@@ -24,8 +24,7 @@ const (
 // does not lead to the next owner of an address. It says that it does not know, and is right again
 // by itself when it is connected.
 func TestClusterCutOff(t *testing.T) {
-	c := newCluster(t, 2)
-	c.node.rest = cutRest
+	c := newCluster(t, 2, cutRest)
 	w := &clusterWorld{cluster: c}
 	for _, r := range c.replicas {
 		r.env = append(r.env, fmt.Sprintf("BARCHAN_TEST_STALE_AFTER=%s", staleTime))

@@ -16,7 +16,7 @@ import (
 // TestClusterKeys rotates the gossip key of three replicas in three rounds. They stay together, and
 // one that starts anew afterwards finds the others.
 func TestClusterKeys(t *testing.T) {
-	c := newCluster(t, 3)
+	c := newCluster(t, 3, restTime)
 	for _, r := range c.replicas {
 		r.env = append(r.env, fmt.Sprintf("BARCHAN_PEER_DIR=%s/own-peers-%d", c.dir, r.n))
 	}

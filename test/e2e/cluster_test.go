@@ -67,8 +67,9 @@ const (
 	boxes       = 100
 )
 
-// newCluster starts all but the replicas' processes.
-func newCluster(t testing.TB, replicas int) *cluster {
+// newCluster starts all but the replicas' processes. An address rests for a time before another
+// sandbox gets it.
+func newCluster(t testing.TB, replicas int, rest time.Duration) *cluster {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("SKIPPED: network namespaces need root")
@@ -87,7 +88,7 @@ func newCluster(t testing.TB, replicas int) *cluster {
 	for i := range boxes {
 		c.ip("-n %ssb addr add %s.%d/24 dev eth0", c.tag, c.net, firstBox+i)
 	}
-	c.startAPI()
+	c.startAPI(rest)
 	for i := range replicas {
 		c.replicas = append(c.replicas, c.newReplica(i+1, replicas))
 	}
@@ -151,7 +152,7 @@ func (c *cluster) remove() {
 	}
 }
 
-func (c *cluster) startAPI() {
+func (c *cluster) startAPI(rest time.Duration) {
 	c.t.Helper()
 	must := func(err error) {
 		c.t.Helper()
@@ -163,7 +164,7 @@ func (c *cluster) startAPI() {
 	c.api, err = apiserver.New(apiserver.Config{DataDir: filepath.Join(c.dir, "api"), Listen: c.net + ".1:6443", Log: telemetry.Discard()})
 	must(err)
 	must(c.api.Start(c.t.Context()))
-	c.node, err = playNode(c)
+	c.node, err = playNode(c, rest)
 	must(err)
 	c.key = barchan.NewKeySecret()
 	ctx, live := c.t.Context(), c.node.objects.Live()
@@ -275,14 +276,14 @@ func (r *replica) ask(ctx context.Context, id, path string) (int, string, error)
 // secretOf is what a sandbox answers with, and no other.
 func secretOf(id string) string { return "secret of " + id }
 
-// restTime is how long an address rests before another sandbox gets it: a sixtieth of what a real
-// node waits, so that a route which is a little too old points at another's sandbox.
-const restTime = time.Second
+// restTime is a twentieth of what a real node waits, so that a route which is a little too old points at
+// another's sandbox. A replica that stands still with the machine for so long may lead there, too.
+const restTime = 3 * time.Second
 
 // playedNode gives sandboxes addresses at which a real server in a network namespace answers with
 // their secret.
 type playedNode struct {
-	rest    time.Duration // set before the first sandbox
+	rest    time.Duration
 	objects *cache.Cache
 	work    chan client.ObjectKey
 	server  *http.Server
@@ -292,6 +293,7 @@ type playedNode struct {
 	mu     sync.Mutex
 	free   []rested          // those given back last at the end; +checklocks:mu
 	owners map[string]string // sandbox IDs by address; +checklocks:mu
+	again  int               // how many were given that had an owner before; +checklocks:mu
 }
 
 type rested struct {
@@ -299,8 +301,8 @@ type rested struct {
 	since time.Time
 }
 
-func playNode(c *cluster) (*playedNode, error) {
-	n := &playedNode{rest: restTime, work: make(chan client.ObjectKey, 4096), owners: map[string]string{}}
+func playNode(c *cluster, rest time.Duration) (*playedNode, error) {
+	n := &playedNode{rest: rest, work: make(chan client.ObjectKey, 4096), owners: map[string]string{}}
 	for i := range boxes {
 		n.free = append(n.free, rested{addr: fmt.Sprintf("%s.%d", c.net, firstBox+i)})
 	}
@@ -392,10 +394,19 @@ func (n *playedNode) take(id string) (string, error) {
 		if time.Since(x.since) >= n.rest {
 			n.free = slices.Delete(n.free, i, i+1)
 			n.owners[x.addr] = id
+			if !x.since.IsZero() {
+				n.again++
+			}
 			return x.addr, nil
 		}
 	}
 	return "", errors.New("no address has rested")
+}
+
+func (n *playedNode) usedAgain() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.again
 }
 
 // freeIn is how long a free address has still to rest; less than 0 if it has.

@@ -20,7 +20,7 @@ import (
 // that is played. They are asked again and again over connections that are kept; own is the same
 // with the gateway that gave the answer, which knows at once: what one such question takes.
 func BenchmarkPeers(b *testing.B) {
-	c := newCluster(b, 3)
+	c := newCluster(b, 3, restTime)
 	for _, r := range c.replicas {
 		r.start()
 	}
