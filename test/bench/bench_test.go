@@ -9,9 +9,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 func TestSamples(t *testing.T) {
@@ -91,8 +94,14 @@ func TestSweepCluster(t *testing.T) {
 	if err := left.Start(); err != nil {
 		t.Fatal(err)
 	}
-	err := sweepCluster(t.Context(), tag, []string{tag + "sb", tag + "r1"})
-	if err != nil {
+	eventually.NoError(t, "its process is in the namespace", func() error {
+		out, err := exec.CommandContext(t.Context(), "ip", "netns", "pids", tag+"r1").CombinedOutput()
+		if err == nil && strings.TrimSpace(string(out)) != strconv.Itoa(left.Process.Pid) {
+			err = fmt.Errorf("there are %q", out)
+		}
+		return err
+	})
+	if err := sweepCluster(t.Context(), tag, []string{tag + "sb", tag + "r1"}); err != nil {
 		_ = left.Process.Kill()
 		t.Error(err)
 	}
