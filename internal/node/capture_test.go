@@ -479,13 +479,13 @@ func TestCaptureIsInterrupted(t *testing.T) {
 				s := object()
 				ensure(t, n, s)
 				ask := checkpointOf(s)
-				hit, release := f.hold(name)
+				hit, release := f.hold(t, name)
 				ended := make(chan error, 1)
 				go func() {
 					_, err := n.Capture(t.Context(), ask)
 					ended <- err
 				}()
-				<-hit
+				awaitHit(t, hit)
 				removed := make(chan error, 1)
 				if by == "source removed" {
 					u := n.lookup(s.UID)
@@ -505,7 +505,7 @@ func TestCaptureIsInterrupted(t *testing.T) {
 					go func() { removed <- n.DropCheckpoint(t.Context(), ask.Checkpoint) }()
 					<-interrupted
 				}
-				close(release)
+				release()
 				// The last steps may still succeed.
 				if err := <-ended; err != nil && !errors.Is(err, errs.ErrUnavailable) && !errors.Is(err, errs.ErrConflict) {
 					t.Errorf("capture: %v", err)

@@ -48,15 +48,17 @@ func inOwnNet(t *testing.T) bool {
 // port 80 of each of them, and a DNS server on port 53.
 func startInternet(t *testing.T, zone map[string]string) {
 	t.Helper()
+	answers := map[string]dns.RR{}
+	for name, address := range zone {
+		rr, err := dns.NewRR(name + " 5 IN A " + address)
+		must(t, err)
+		answers[name] = rr
+	}
 	handler := dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
 		a := new(dns.Msg).SetReply(q)
-		if address := zone[q.Question[0].Name]; address == "" {
+		if rr := answers[q.Question[0].Name]; rr == nil {
 			a.Rcode = dns.RcodeNameError
 		} else if q.Question[0].Qtype == dns.TypeA {
-			rr, err := dns.NewRR(q.Question[0].Name + " 5 IN A " + address)
-			if err != nil {
-				t.Error(err)
-			}
 			a.Answer = append(a.Answer, rr)
 		}
 		_ = w.WriteMsg(a)

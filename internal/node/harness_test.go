@@ -189,7 +189,7 @@ func newMachine(t testing.TB) *machine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	client, err := ctrd.NewClient(ctrd.Config{Address: supervisor.Address()})
+	client, err := ctrd.NewClient(ctrd.Config{Address: supervisor.Address(), CallTimeout: eventually.Patience})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,12 +226,12 @@ func (m *machine) startContainerd() {
 	case err := <-ended:
 		m.t.Fatalf("containerd: %v", err)
 	}
-	m.stopCtrd = func() {
+	m.stopCtrd = sync.OnceFunc(func() {
 		cancel()
 		if err := <-ended; err != nil {
 			m.t.Errorf("containerd: %v", err)
 		}
-	}
+	})
 }
 
 // destroy ends the instance and checks that the machine is as it was.
@@ -297,25 +297,27 @@ func (m *machine) node(change ...func(*Config)) (n *Node, stop func()) {
 	}
 	n.sweepEvery = cmp.Or(m.sweepEvery, n.sweepEvery)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(m.t.Context()))
-	ended := make(chan error, 1)
-	go func() { ended <- n.Run(ctx) }()
-	var once sync.Once
-	stop = func() {
-		once.Do(func() {
-			cancel()
-			if err := <-ended; err != nil {
-				m.t.Errorf("run: %v", err)
-			}
-			if err := n.Close(); err != nil {
-				m.t.Error(err)
-			}
-		})
-	}
+	var failure error
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		failure = n.Run(ctx)
+	}()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		<-ended
+		if failure != nil {
+			m.t.Errorf("run: %v", failure)
+		}
+		if err := n.Close(); err != nil {
+			m.t.Error(err)
+		}
+	})
 	m.t.Cleanup(stop)
 	select {
 	case <-n.Adopted():
-	case err := <-ended:
-		m.t.Fatalf("run: %v", err)
+	case <-ended:
+		m.t.FailNow() // stop tells why
 	}
 	return n, stop
 }

@@ -432,13 +432,13 @@ func TestRacesWithoutMemory(t *testing.T) {
 		t.Run("remove while "+name, func(t *testing.T) {
 			s := keeper()
 			ensure(t, n, s)
-			hit, release := f.hold(name)
+			hit, release := f.hold(t, name)
 			ended := make(chan error, 1)
 			go func() {
 				_, err := n.Suspend(t.Context(), refOf(s), agents.SuspendFiles)
 				ended <- err
 			}()
-			<-hit
+			awaitHit(t, hit)
 			removed := make(chan error, 1)
 			go func() { removed <- n.Remove(t.Context(), refOf(s)) }()
 			u := n.lookup(s.UID)
@@ -447,7 +447,7 @@ func TestRacesWithoutMemory(t *testing.T) {
 				defer u.mu.Unlock()
 				return u.interrupted
 			})
-			close(release)
+			release()
 			must(t, <-removed)
 			<-ended //nolint:errcheck // it may have been cut short
 			if n.lookup(s.UID) != nil {

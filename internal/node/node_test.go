@@ -69,7 +69,7 @@ func TestIPv6InSandboxes(t *testing.T) {
 					t.Errorf("%s, %s: %q lacks %q", c, when, out, want)
 				}
 			}
-			res, err := http.Get("http://[" + beside + "]:49983/health") //nolint:noctx // a test's
+			res, err := (&http.Client{Timeout: eventually.Patience}).Get("http://[" + beside + "]:49983/health") //nolint:noctx // a test's
 			if err != nil {
 				t.Errorf("%s, %s: %v", c, when, err)
 				return

@@ -226,17 +226,21 @@ func TestDropWhileRestoring(t *testing.T) {
 			ask := checkpointOf(s)
 			capture1(t, n, ask)
 			at := *p
-			hit, release := f.hold(name)
+			hit, release := f.hold(t, name)
 			fork := forkOf(s, ask)
 			made := make(chan error, 1)
 			go func() {
 				_, err := n.Ensure(t.Context(), fork)
 				made <- err
 			}()
-			<-hit
-			short, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-			defer cancel()
-			if err := n.DropCheckpoint(short, ask.Checkpoint); !errors.Is(err, errs.ErrUnavailable) {
+			awaitHit(t, hit)
+			impatient, giveUp := context.WithCancel(t.Context())
+			defer giveUp()
+			waited := make(chan error, 1)
+			go func() { waited <- n.DropCheckpoint(impatient, ask.Checkpoint) }()
+			eventually.True(t, "it is being dropped", func() bool { return n.shelf.row(ask.Checkpoint.UID).Stage == checkpointDropping })
+			giveUp()
+			if err := <-waited; !errors.Is(err, errs.ErrUnavailable) {
 				t.Errorf("drop: %v", err)
 			}
 			if _, err := n.Ensure(t.Context(), forkOf(s, ask)); !errors.Is(err, errs.ErrUnavailable) {
@@ -247,7 +251,7 @@ func TestDropWhileRestoring(t *testing.T) {
 			}
 			dropped := make(chan error, 1)
 			go func() { dropped <- n.DropCheckpoint(t.Context(), ask.Checkpoint) }()
-			close(release)
+			release()
 			must(t, <-made)
 			must(t, <-dropped)
 			noCheckpointOf(t, n, ask.Checkpoint)

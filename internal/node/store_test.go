@@ -53,13 +53,26 @@ func (f *fault) arm(step string, err error) (hit <-chan struct{}) {
 	return f.hit
 }
 
-// hold has a step wait until release is closed.
-func (f *fault) hold(step string) (hit <-chan struct{}, release chan<- struct{}) {
-	hit = f.arm(step, nil)
+// hold has a step wait until release is called, or the test ends.
+func (f *fault) hold(t testing.TB, step string) (hit <-chan struct{}, release func()) {
+	t.Helper()
+	goOn := make(chan struct{})
+	release = sync.OnceFunc(func() { close(goOn) })
+	t.Cleanup(release)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.release = make(chan struct{})
-	return hit, f.release
+	f.step, f.err, f.hit, f.release = step, nil, make(chan struct{}), goOn
+	return f.hit, release
+}
+
+// awaitHit waits until a step is broken or held.
+func awaitHit(t testing.TB, hit <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-hit:
+	case <-time.After(eventually.Patience):
+		t.Fatal("the step is not reached")
+	}
 }
 
 func (f *fault) into(c *Config) {
@@ -339,7 +352,7 @@ func TestFailureOfASleepOrWakeStep(t *testing.T) {
 			p.t = t
 			hit := f.arm(name, errBroken)
 			suspend(t, n, s)
-			<-hit
+			awaitHit(t, hit)
 			resume(t, n, s)
 			p.goesOn(n)
 			noMemory(t, n)
@@ -391,7 +404,7 @@ func TestDeathAfterEachSleepOrWakeStep(t *testing.T) {
 			if i < len(storeSteps) {
 				hit := f.arm(name, ErrCrash)
 				suspend(t, n, s)
-				<-hit
+				awaitHit(t, hit)
 			} else {
 				suspend(t, n, s)
 				awaitStored(t, n, s)
@@ -452,7 +465,7 @@ func TestRemoveWhileFallingAsleepOrWaking(t *testing.T) {
 	m := newMachine(t)
 	var f fault
 	n, _ := m.node(atOnce, f.into)
-	removed := func(t *testing.T, s *agents.Sandbox, release chan<- struct{}) {
+	removed := func(t *testing.T, s *agents.Sandbox, release func()) {
 		t.Helper()
 		ended := make(chan error, 1)
 		go func() { ended <- n.Remove(t.Context(), refOf(s)) }()
@@ -462,7 +475,7 @@ func TestRemoveWhileFallingAsleepOrWaking(t *testing.T) {
 			defer u.mu.Unlock()
 			return u.interrupted
 		})
-		close(release)
+		release()
 		if err := <-ended; err != nil {
 			t.Errorf("remove: %v", err)
 		}
@@ -476,9 +489,9 @@ func TestRemoveWhileFallingAsleepOrWaking(t *testing.T) {
 		t.Run("store/"+name, func(t *testing.T) {
 			s := object()
 			ensure(t, n, s)
-			hit, release := f.hold(name)
+			hit, release := f.hold(t, name)
 			suspend(t, n, s)
-			<-hit
+			awaitHit(t, hit)
 			removed(t, s, release)
 		})
 	}
@@ -488,13 +501,13 @@ func TestRemoveWhileFallingAsleepOrWaking(t *testing.T) {
 			ensure(t, n, s)
 			suspend(t, n, s)
 			awaitStored(t, n, s)
-			hit, release := f.hold(name)
+			hit, release := f.hold(t, name)
 			ended := make(chan error, 1)
 			go func() {
 				_, err := n.Resume(t.Context(), refOf(s), false)
 				ended <- err
 			}()
-			<-hit
+			awaitHit(t, hit)
 			removed(t, s, release)
 			if err := <-ended; err != nil && !errors.Is(err, errs.ErrUnavailable) {
 				t.Errorf("resume: %v", err)
@@ -524,9 +537,9 @@ func TestResumeWhileStoring(t *testing.T) {
 	for _, name := range storeSteps {
 		t.Run(name, func(t *testing.T) {
 			p.t = t
-			hit, release := f.hold(name)
+			hit, release := f.hold(t, name)
 			suspend(t, n, s)
-			<-hit
+			awaitHit(t, hit)
 			// One that gives up harms nobody.
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
@@ -538,7 +551,7 @@ func TestResumeWhileStoring(t *testing.T) {
 			for i := range all {
 				resuming.Go(func() { _, all[i] = n.Resume(t.Context(), refOf(s), false) })
 			}
-			close(release)
+			release()
 			resuming.Wait()
 			must(t, errors.Join(all[:]...))
 			p.goesOn(n)
@@ -780,16 +793,16 @@ func TestWakeOutlivesWhoAskedForIt(t *testing.T) {
 			p.t = t
 			suspend(t, n, s)
 			awaitStored(t, n, s)
-			hit, release := f.hold(name)
+			hit, release := f.hold(t, name)
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
 			go func() {
 				_, err := n.Resume(ctx, refOf(s), false)
 				ended <- err
 			}()
-			<-hit
+			awaitHit(t, hit)
 			cancel()
-			close(release)
+			release()
 			must(t, <-ended)
 			p.goesOn(n)
 		})
@@ -804,13 +817,13 @@ func TestFrozenSandboxDies(t *testing.T) {
 	s := object()
 	ensure(t, n, s)
 	p := startProgram(t, n, s)
-	hit, release := f.hold("checkpoint")
+	hit, release := f.hold(t, "checkpoint")
 	suspend(t, n, s)
-	<-hit
+	awaitHit(t, hit)
 	was := *n.lookup(s.UID).current()
 	must(t, was.Process.Signal(9))
 	must(t, was.Process.Wait(t.Context()))
-	close(release)
+	release()
 	awaitStored(t, n, s)
 	atRest(t, n, s, &was)
 	resume(t, n, s)

@@ -166,7 +166,7 @@ func TestFailureOrDeathAroundAReleasedAddress(t *testing.T) {
 				if slices.Contains(asleep, name) {
 					hit := f.arm(name, with)
 					suspend(t, n, s)
-					<-hit
+					awaitHit(t, hit)
 				} else {
 					suspend(t, n, s)
 					awaitStored(t, n, s)
