@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/uuid"
@@ -387,6 +389,65 @@ func TestCaptureWithoutRoom(t *testing.T) {
 	run(t, n, s, "busybox rm /dev/shm/big")
 	capture1(t, n, filesOnly(ask))
 	must(t, n.DropCheckpoint(t.Context(), ask.Checkpoint))
+}
+
+// A checkpoint asks once for the room that its memory and its files take together; without, nothing is
+// written.
+func TestCaptureAsksForAllItsRoom(t *testing.T) {
+	m := newMachine(t)
+	var mu sync.Mutex
+	var asked []int64
+	var full bool
+	var wrote atomic.Bool
+	n, _ := m.node(func(c *Config) {
+		c.Room = func(_ string, bytes int64) error {
+			mu.Lock()
+			defer mu.Unlock()
+			asked = append(asked, bytes)
+			if full {
+				return errs.ErrExhausted
+			}
+			return nil
+		}
+		c.AfterStep = func(step string) error {
+			if step == "capture_row" {
+				wrote.Store(true)
+			}
+			return nil
+		}
+	})
+	s := object()
+	ensure(t, n, s)
+	run(t, n, s, "dd if=/dev/urandom of=/root/big bs=1M count=64; dd if=/dev/urandom of=/dev/shm/big bs=1M count=32; busybox sync")
+	files, err := n.cfg.Containerd.SnapshotUsage(t.Context(), string(n.lookup(s.UID).id))
+	must(t, err)
+	if files < 64<<20 {
+		t.Fatalf("its files have %d bytes", files)
+	}
+	for _, tt := range []struct {
+		filesOnly, full bool
+		least           int64
+	}{{false, true, files + 32<<20}, {false, false, files + 32<<20}, {true, true, files}, {true, false, files}} {
+		mu.Lock()
+		asked, full = nil, tt.full
+		mu.Unlock()
+		wrote.Store(false)
+		ask := checkpointOf(s)
+		ask.FilesOnly = tt.filesOnly
+		if _, err := n.Capture(t.Context(), ask); errors.Is(err, errs.ErrExhausted) != tt.full || (err == nil) == tt.full {
+			t.Errorf("%+v: %v", tt, err)
+		}
+		mu.Lock()
+		if len(asked) != 1 || asked[0] < tt.least {
+			t.Errorf("%+v: room for %d bytes was asked for", tt, asked)
+		}
+		mu.Unlock()
+		if wrote.Load() == tt.full {
+			t.Errorf("%+v: something was written: %t", tt, wrote.Load())
+		}
+		must(t, n.DropCheckpoint(t.Context(), ask.Checkpoint))
+		noCheckpoint(t, n)
+	}
 }
 
 // Memory on disk that is damaged becomes no checkpoint, which no retry would change; the files do, and the

@@ -123,7 +123,7 @@ type Config struct {
 	Refuse func() error
 	// Room says why so many more bytes may not be written below a directory, which need not be there
 	// yet: an errs.ErrExhausted. It is asked before the memory of a sandbox is written, of which
-	// there may be much. Nil has room for all.
+	// there may be much, and before a checkpoint is, for its memory and files together. Nil has room for all.
 	Room func(dir string, bytes int64) error
 	// Journalled is told how each write of the journal went; nil is fine.
 	Journalled func(error)

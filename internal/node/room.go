@@ -14,34 +14,47 @@ func (n *Node) refused() error {
 	return n.cfg.Refuse()
 }
 
-// roomForMemory says why the memory of a sandbox that runs or is frozen may not be written below
-// dir now, if so: the write would take what is kept for all the others. Its size is known only when it
-// is written; what the sandbox has of RAM, with the cache of files it uses, is an upper bound.
-func (n *Node) roomForMemory(r *row, dir string) error {
+// roomToStore says why the memory of a frozen sandbox may not be written now, if so: the write would
+// take what is kept for all the others.
+func (n *Node) roomToStore(r *row) error {
 	if n.cfg.Room == nil {
 		return nil
 	}
-	used, err := oci.ReadUsage(n.cgroup(string(r.Plan.ID)))
+	memory, err := n.memoryOf(r)
 	if err != nil {
-		return unavailable(err)
+		return err
 	}
-	return n.cfg.Room(dir, int64(used.Memory)) //nolint:gosec // no machine has as much
+	return n.cfg.Room(n.cfg.MemoryDir, memory)
 }
 
-// roomToCapture says why a checkpoint may not be made now for want of room, if so. Memory on disk is
+// roomToCapture says why a checkpoint may not be made now for want of room, if so. It asks for all that
+// will be written at once: what there is room for in parts may not fit as a whole. Memory on disk is
 // shared and takes none; the volumes of a sandbox are not counted.
 func (n *Node) roomToCapture(ctx context.Context, r *row, filesOnly bool) error {
 	if n.cfg.Room == nil {
 		return nil
 	}
-	if !filesOnly && !r.onDisk() {
-		if err := n.roomForMemory(r, n.checkpointsDir()); err != nil {
-			return err
-		}
-	}
-	files, err := n.cfg.Containerd.SnapshotUsage(ctx, string(r.Plan.ID))
+	bytes, err := n.cfg.Containerd.SnapshotUsage(ctx, string(r.Plan.ID))
 	if err != nil {
 		return err
 	}
-	return n.cfg.Room(n.checkpointsDir(), files)
+	if !filesOnly && !r.onDisk() {
+		memory, err := n.memoryOf(r)
+		if err != nil {
+			return err
+		}
+		bytes += memory
+	}
+	return n.cfg.Room(n.checkpointsDir(), bytes)
+}
+
+// memoryOf is how many bytes the memory of a sandbox that runs or is frozen takes at most if it is written
+// now. That is known only then; what the sandbox has of RAM, with the cache of files it uses, is an upper
+// bound.
+func (n *Node) memoryOf(r *row) (int64, error) {
+	used, err := oci.ReadUsage(n.cgroup(string(r.Plan.ID)))
+	if err != nil {
+		return 0, unavailable(err)
+	}
+	return int64(used.Memory), nil //nolint:gosec // no machine has as much
 }

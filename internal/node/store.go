@@ -166,7 +166,7 @@ func (w *work) checkpoint(ctx context.Context) error {
 	if err := w.removeMemory(ctx); err != nil { // of an earlier try
 		return unavailable(err)
 	}
-	if err := w.n.roomForMemory(w.row, w.n.cfg.MemoryDir); err != nil {
+	if err := w.n.roomToStore(w.row); err != nil {
 		return err
 	}
 	img, err := runtime.Checkpoint(ctx, w.id(), w.n.memoryDir(w.id()), oci.CheckpointOptions{})
