@@ -117,24 +117,28 @@ func (p *pebble) await(t *testing.T) {
 	})
 }
 
-// trusted is what a client trusts that believes in pebble's root.
+// trusted is what a client trusts that believes in pebble's root. The port that tells it may open after
+// the authority's.
 func (p *pebble) trusted(t *testing.T) *x509.CertPool {
 	t.Helper()
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: p.roots}, DisableKeepAlives: true}}
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, p.management+"/roots/0", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	res, err := client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = res.Body.Close() }()
-	text, err := io.ReadAll(res.Body)
 	pool := x509.NewCertPool()
-	if err != nil || !pool.AppendCertsFromPEM(text) {
-		t.Fatalf("root of pebble: %v: %s", err, text)
-	}
+	eventually.NoError(t, "pebble tells its root", func() error {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, p.management+"/roots/0", nil)
+		if err != nil {
+			return err
+		}
+		res, err := client.Do(req)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = res.Body.Close() }()
+		text, err := io.ReadAll(res.Body)
+		if err == nil && !pool.AppendCertsFromPEM(text) {
+			err = fmt.Errorf("no certificate: %s", text)
+		}
+		return err
+	})
 	return pool
 }
 
