@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -16,10 +15,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/apiserver"
 	"github.com/barchan-dev/barchan/internal/pool"
+	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
@@ -62,6 +63,7 @@ func TestObjects(t *testing.T) {
 	t.Run("pool", s.testPool)
 	t.Run("key", s.testKey)
 	t.Run("checkpoint", s.testCheckpoint)
+	t.Run("show", s.testShowMemory)
 }
 
 const checkpointObjects = `
@@ -283,13 +285,11 @@ func (s *server) testWaitForPool(t *testing.T, k *kube) {
 		}, Barchan: &extensions.WarmPoolBarchanStatus{DesiredReplicas: 4, CurrentReplicas: count, CurrentReadyReplicas: count}}
 	}
 	setStatus(t, k, 0, ready(metav1.ConditionTrue, "full", 3)) // true of the last size
-	var controller sync.WaitGroup
-	controller.Go(func() {
-		setStatus(t, k, 2, ready(metav1.ConditionFalse, "one is being made", 3))
-		setStatus(t, k, 2, ready(metav1.ConditionTrue, "full", 4))
-	})
-	s.run("", "pool", "scale", "made", "4", "--wait").want(t, 0, "made scaled to 4\n", "")
-	controller.Wait()
+	scaled := make(chan result, 1)
+	go func() { scaled <- s.run("", "pool", "scale", "made", "4", "--wait") }()
+	setStatus(t, k, 2, ready(metav1.ConditionFalse, "one is being made", 3))
+	setStatus(t, k, 2, ready(metav1.ConditionTrue, "full", 4))
+	(<-scaled).want(t, 0, "made scaled to 4\n", "")
 	p, err := getAs[extensions.SandboxWarmPool](t.Context(), k, poolsResource(), "default", "made")
 	if err != nil || !isFull(&p) {
 		t.Errorf("--wait returned over %+v, %v", p.Status, err)
@@ -360,3 +360,43 @@ func (s *server) testKey(t *testing.T) {
 		t.Errorf("left: %s", out)
 	}
 }
+
+// testShowMemory: what the REST API has no word for, show reads of the object.
+func (s *server) testShowMemory(t *testing.T) {
+	s.run(sleeper, "apply", "-f", "-").want(t, 0, "sandbox/sleeper created\n", "")
+	client := s.kubeClient(t).client.Resource(sandboxesResource()).Namespace("default")
+	u, err := client.Get(t.Context(), "sleeper", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := string(sandbox.IDOf(u.GetUID()))
+	s.add(id, "paused", nil)
+	s.add(id2, "paused", nil) // of which there is no object
+	for _, place := range []agents.MemoryPlace{agents.MemoryInRAM, agents.MemoryOnDisk} {
+		u.Object["status"] = map[string]any{"barchan": map[string]any{"id": id, "phase": string(sandbox.Paused), "memory": string(place)}}
+		if u, err = client.UpdateStatus(t.Context(), u, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		s.run("", "show", id).want(t, 0, "State        paused\nMemory in    "+string(place)+"\n", "")
+		s.run("", "show", id, "--json").want(t, 0, `"memory": "`+string(place)+`"`, "")
+		for _, text := range []string{s.run("", "show", id2).stdout, s.run("", "show", id2, "--json").stdout} {
+			if strings.Contains(text, "Memory in") || strings.Contains(text, `"memory":`) {
+				t.Errorf("of another: %s", text)
+			}
+		}
+	}
+	// Asked of a server elsewhere, nothing is told by the one that is here.
+	s.run("", "--api-url", s.front.URL, "--api-key", testKey, "show", id).want(t, 0, "State        paused\nTemplate", "")
+	s.mu.Lock()
+	s.sandboxes[id].State = "running"
+	s.mu.Unlock()
+	s.run("", "show", id).want(t, 0, "State        running\nTemplate", "")
+}
+
+const sleeper = `
+apiVersion: agents.x-k8s.io/v1beta1
+kind: Sandbox
+metadata: {name: sleeper}
+spec:
+  podTemplate: {spec: {containers: [{name: main, image: "barchan.local/base:latest"}]}}
+`

@@ -4,10 +4,15 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/restclient"
+	"github.com/barchan-dev/barchan/internal/sandbox"
 )
 
 func (a *app) lsCommand() *cobra.Command {
@@ -82,6 +87,7 @@ func (a *app) showCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show ID",
 		Short: "Show one sandbox",
+		Long:  "Show one sandbox: of one that runs what it uses, of one that sleeps whether its memory is in RAM or on Disk, where this\nprogram may ask the Kubernetes API.",
 		Args:  exactly("ID"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withTarget(cmd.Context(), func(t *target) error {
@@ -103,8 +109,15 @@ func (a *app) show(ctx context.Context, t *target, text string) error {
 		return err
 	}
 	d.AgentToken = "" // a secret, and of no use to people
+	var memory agents.MemoryPlace
+	if d.State == restclient.StatePaused {
+		memory = a.memoryPlace(ctx, id)
+	}
 	if a.json {
-		return a.printJSON(d)
+		return a.printJSON(struct {
+			restclient.Detail
+			Memory agents.MemoryPlace `json:"memory,omitempty"`
+		}{d, memory})
 	}
 	line := func(name, value string) {
 		if value != "" {
@@ -113,6 +126,7 @@ func (a *app) show(ctx context.Context, t *target, text string) error {
 	}
 	line("ID", d.SandboxID)
 	line("State", d.State)
+	line("Memory in", string(memory))
 	line("Template", strings.TrimSpace(d.TemplateID+" "+d.Alias))
 	line("Started", d.StartedAt.Local().Format("2006-01-02 15:04:05")+", "+since(d.StartedAt)+" ago")
 	if d.State == restclient.StateRunning {
@@ -134,4 +148,37 @@ func (a *app) show(ctx context.Context, t *target, text string) error {
 	m := metrics[len(metrics)-1]
 	line("Uses", fmt.Sprintf("%.0f%% CPU, %s memory, %s disk", m.CPUUsedPct, size(int64(m.MemUsed)), size(int64(m.DiskUsed))))
 	return nil
+}
+
+// extraWithin bounds the wait for what can be left out.
+const extraWithin = 10 * time.Second
+
+// memoryPlace is where the memory of a sandbox is that sleeps. The REST API, which is E2B's, has no word for
+// it, the object has. It is an extra: empty where the sandbox keeps none, or the Kubernetes API of the same
+// server is out of reach.
+func (a *app) memoryPlace(ctx context.Context, id string) agents.MemoryPlace {
+	if a.first(a.apiURL, envAPIURL) != "" && a.first(a.kubeconfig, envKubeconfig) == "" {
+		return "" // the kubeconfig of the data directory may be another server's
+	}
+	ctx, cancel := context.WithTimeout(ctx, extraWithin)
+	defer cancel()
+	k, err := a.kube(ctx)
+	if err != nil {
+		return ""
+	}
+	asleep := fields.OneTermEqualSelector("status.barchan.phase", string(sandbox.Paused)).String()
+	list, err := k.client.Resource(sandboxesResource()).List(ctx, metav1.ListOptions{FieldSelector: asleep})
+	if err != nil {
+		return ""
+	}
+	for i := range list.Items {
+		u := &list.Items[i]
+		if string(sandbox.IDOf(u.GetUID())) != id {
+			continue
+		}
+		if s, err := as[agents.Sandbox](u); err == nil && s.Status.Barchan != nil {
+			return s.Status.Barchan.Memory
+		}
+	}
+	return ""
 }
