@@ -165,8 +165,6 @@ type BuildBaseRequest struct {
 // PullRequest asks for an image of a registry.
 type PullRequest struct {
 	Ref string `json:"ref"`
-	// PlainHTTP allows a registry without TLS.
-	PlainHTTP bool `json:"plainHTTP,omitempty"`
 	// Username and Password are for a registry that asks for them.
 	Username string `json:"username,omitempty"`
 	Password string `json:"password,omitempty"`

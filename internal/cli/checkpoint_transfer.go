@@ -188,6 +188,18 @@ func (a *app) openArtifact(ctx context.Context, from string, access portable.Acc
 		}
 		return nil, 0, nil, err
 	}
+	in, made := tarOf(ctx, l)
+	return in, l.Size(), func() error {
+		err := made()
+		if f != nil {
+			_ = f.Close()
+		}
+		return err
+	}, nil
+}
+
+// tarOf makes a tar while it is read. Once it is read no further, done tells what went wrong in making it.
+func tarOf(ctx context.Context, l *portable.Layout) (in io.Reader, done func() error) {
 	out, into := io.Pipe()
 	var writer errgroup.Group
 	writer.Go(func() error {
@@ -199,17 +211,14 @@ func (a *app) openArtifact(ctx context.Context, from string, access portable.Acc
 		_ = into.CloseWithError(err)
 		return err
 	})
-	return out, l.Size(), func() error {
+	return out, func() error {
 		_ = out.CloseWithError(errRead)
 		err := writer.Wait()
-		if f != nil {
-			_ = f.Close()
-		}
 		if errors.Is(err, errRead) {
 			return nil
 		}
 		return err
-	}, nil
+	}
 }
 
 // errRead ends the making of a tar that nobody reads any further.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/adminclient"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/portable"
 )
 
 func (a *app) imageCommand() *cobra.Command {
@@ -63,34 +64,59 @@ func (a *app) imageBuildCommand() *cobra.Command {
 }
 
 func (a *app) imagePullCommand() *cobra.Command {
-	var req adminclient.PullRequest
+	var access portable.Access
 	var passwordStdin bool
 	cmd := &cobra.Command{
-		Use:     "pull IMAGE",
-		Short:   "Fetch an image from its registry",
-		Example: "  barchan image pull docker.io/library/debian:stable-slim",
+		Use:   "pull IMAGE",
+		Short: "Fetch an image from its registry",
+		Long: "Fetch an image from its registry. The server does, by the authorities that its system trusts; with --ca-file or --plain-http\n" +
+			"this program does, and hands the image to the server. Docker's configuration of this user then has the password, where\n" +
+			"--username is not given.",
+		Example: "  barchan image pull docker.io/library/debian:stable-slim\n  barchan image pull registry.example.com/team/app:1 --ca-file ca.pem",
 		Args:    exactly("IMAGE"),
 	}
-	cmd.Flags().BoolVar(&req.PlainHTTP, "plain-http", false, "the registry has no TLS")
-	cmd.Flags().StringVar(&req.Username, "username", "", "user of the registry; its password is asked for")
+	registryFlags(cmd, &access)
+	cmd.Flags().StringVar(&access.Username, "username", "", "user of the registry; its password is asked for")
 	cmd.Flags().BoolVar(&passwordStdin, "password-stdin", false, "read the password from standard input")
 	a.jsonFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		req.Ref = args[0]
-		if passwordStdin && req.Username == "" {
+		if passwordStdin && access.Username == "" {
 			return &usageError{cmd, errors.New("--password-stdin needs --username")}
 		}
-		if req.Username != "" {
+		if access.Username != "" {
 			var err error
-			if req.Password, err = a.password(passwordStdin); err != nil {
+			if access.Password, err = a.password(passwordStdin); err != nil {
 				return err
 			}
 		}
 		return a.imageWork(func(c *adminclient.Client, progress func(adminclient.Event)) (adminclient.Result, error) {
-			return c.Pull(cmd.Context(), req, progress)
+			if access.CAFile != "" || access.PlainHTTP {
+				return pullHere(cmd.Context(), c, args[0], access, progress)
+			}
+			return c.Pull(cmd.Context(), adminclient.PullRequest{Ref: args[0], Username: access.Username, Password: access.Password}, progress)
 		})
 	}
 	return cmd
+}
+
+// pullHere fetches an image with what this program may use, and has the server import it.
+func pullHere(ctx context.Context, c *adminclient.Client, ref string, access portable.Access, progress func(adminclient.Event)) (adminclient.Result, error) {
+	from, err := portable.ParseImage(ref, access)
+	if err != nil {
+		return adminclient.Result{}, err
+	}
+	l, err := portable.PullImage(ctx, from)
+	if err != nil {
+		return adminclient.Result{}, err
+	}
+	tar, done := tarOf(ctx, l)
+	in := &countingReader{Reader: tar, step: "pull", total: l.Size(), tell: progress}
+	result, err := c.Import(ctx, in, ref, progress)
+	// Why nothing came is not told by who it was to come to.
+	if why := done(); why != nil {
+		err = why
+	}
+	return result, err
 }
 
 func (a *app) password(fromStdin bool) (string, error) {

@@ -103,6 +103,7 @@ type server struct {
 	bodies    []string        // of pauses, connects, snapshots and forks
 	heard     <-chan struct{} // what forks wait for after the first; nil: nothing
 	images    []adminclient.Image
+	tar       []byte // the last that was imported; +checklocks:mu
 	leases    []adminclient.Lease
 	repairs   []adminclient.Repair
 	logs      []restclient.LogEntry
@@ -271,11 +272,12 @@ func (s *server) one(w http.ResponseWriter, r *http.Request, d *restclient.Detai
 func (s *server) gateway(w http.ResponseWriter, r *http.Request, id string) {
 	s.mu.Lock()
 	d, ok := s.sandboxes[id]
+	runs := ok && d.State == "running"
 	if file := r.URL.Query().Get("path"); strings.HasPrefix(file, "/tmp/.barchan-cp-") {
 		s.staged = append(s.staged, file)
 	}
 	s.mu.Unlock()
-	if !ok || d.State != "running" {
+	if !runs {
 		refuse(w, http.StatusBadGateway, "The sandbox was not found")
 		return
 	}
@@ -354,6 +356,9 @@ func (l imageList) Import(_ context.Context, tar io.Reader, name string, _ func(
 	if err != nil {
 		return nil, err
 	}
+	l.mu.Lock()
+	l.tar = b
+	l.mu.Unlock()
 	return []adminclient.Image{l.add(adminclient.Image{Ref: name, Size: int64(len(b))})}, nil
 }
 
