@@ -180,6 +180,7 @@ func TestInterrupt(t *testing.T) {
 	done := make(chan int, 1)
 	go func() {
 		done <- Run(ctx, []string{"--data-dir", s.dir, "run", "--", "sh", "-c", "echo begun; sleep 60"}, strings.NewReader(""), w, io.Discard, Deps{})
+		_ = w.Close()
 	}()
 	if _, err := io.ReadFull(r, make([]byte, 6)); err != nil {
 		t.Fatal(err)
@@ -211,6 +212,7 @@ func TestExec(t *testing.T) {
 	go func() {
 		script := fmt.Sprintf("trap 'echo > %s; exit' TERM; echo begun; while :; do sleep 0.05; done", mark)
 		done <- Run(ctx, []string{"--data-dir", s.dir, "exec", id1, "--", "sh", "-c", script}, strings.NewReader(""), w, io.Discard, Deps{})
+		_ = w.Close()
 	}()
 	if _, err := io.ReadFull(r, make([]byte, 6)); err != nil {
 		t.Fatal(err)
@@ -340,6 +342,7 @@ func TestPort(t *testing.T) {
 	done := make(chan int, 1)
 	go func() {
 		done <- Run(ctx, []string{"--data-dir", s.dir, "port", id1, "8000", "--forward", "127.0.0.1:0"}, nil, io.Discard, w, Deps{})
+		_ = w.Close()
 	}()
 	line := make([]byte, 200)
 	n, err := r.Read(line)

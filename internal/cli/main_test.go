@@ -124,7 +124,11 @@ func TestScripts(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			env.Defer(func() { _ = os.RemoveAll(dir) })
+			env.Defer(func() {
+				// A script that fails may have left a server.
+				_ = Run(context.Background(), []string{"--data-dir", dir, "down"}, nil, io.Discard, io.Discard, Deps{})
+				_ = os.RemoveAll(dir)
+			})
 			env.Setenv("BARCHAN_DATA_DIR", dir)
 			env.Setenv("BARCHAN_CONFIG", "")
 			env.Setenv("NO_COLOR", "1")

@@ -58,9 +58,8 @@ func TestTerminal(t *testing.T) {
 	}
 	shows := &screen{}
 	var wg sync.WaitGroup
-	wg.Go(func() { _, _ = io.Copy(shows, keys) }) // ends with the terminal
-	defer wg.Wait()
-	defer func() { _ = keys.Close(); _ = terminal.Close() }()
+	wg.Go(func() { _, _ = io.Copy(shows, keys) }) // ends with the terminal, which is the program's too until it has ended
+	t.Cleanup(func() { _ = keys.Close(); _ = terminal.Close(); wg.Wait() })
 	typed := func(text string) {
 		t.Helper()
 		if _, err := io.WriteString(keys, text); err != nil {
