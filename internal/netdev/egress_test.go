@@ -28,6 +28,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/egress"
 	"github.com/barchan-dev/barchan/internal/ipam"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // inOwnNet runs a test again in a process whose network and mounts are its own, and reports
@@ -41,7 +42,8 @@ func inOwnNet(t *testing.T) bool {
 	if os.Getenv(mark) == t.Name() {
 		return true
 	}
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v=true")
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v=true", "-test.timeout=10m")
+	cmd.WaitDelay = eventually.Patience // for what it may have left with our end of its output
 	cmd.Env = append(os.Environ(), mark+"="+t.Name())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS}
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -33,7 +33,8 @@ func inOwnNet(t *testing.T) bool {
 		return true
 	}
 	agentProgram(t)
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v=true")
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v=true", "-test.timeout=10m")
+	cmd.WaitDelay = eventually.Patience // for what it may have left with our end of its output
 	cmd.Env = append(os.Environ(), mark+"="+t.Name())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS}
 	if out, err := cmd.CombinedOutput(); err != nil {
