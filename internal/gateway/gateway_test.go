@@ -205,7 +205,7 @@ func (w *world) get(url string, headers ...string) (int, string) {
 
 func (w *world) do(c *http.Client, method, url string, body io.Reader, headers ...string) (*http.Response, string) {
 	w.t.Helper()
-	res, text, err := w.try(c, method, url, body, headers...) //nolint:bodyclose // try closes it
+	res, text, err := w.try(c, method, url, body, headers...)
 	if err != nil {
 		w.t.Fatalf("%s %s: %v", method, url, err)
 	}
