@@ -82,9 +82,9 @@ func (a administration) Status(ctx context.Context) (adminclient.Status, error) 
 	return status, nil
 }
 
-// Doctor checks the machine beneath a server that runs.
+// Doctor checks the machine beneath a server that runs; it may be asked for during the boot.
 func (a administration) Doctor(ctx context.Context) ([]adminclient.Check, error) {
-	if a.machine == nil {
+	if a.cfg.Role == config.RoleReplica {
 		return append(a.checkAPI(ctx), checkIssued(a.acme)...), nil
 	}
 	return append(append(checkHealth(a.health), checkIssued(a.acme)...), Doctor(ctx, a.cfg.Config, false)...), nil
@@ -92,7 +92,12 @@ func (a administration) Doctor(ctx context.Context) ([]adminclient.Check, error)
 
 // checkAPI says whether the API server that a replica serves answers.
 func (a administration) checkAPI(ctx context.Context) []adminclient.Check {
-	check := adminclient.Check{Name: "API server", State: adminclient.CheckOK, Detail: a.rest.Host}
+	check := adminclient.Check{Name: "API server", State: adminclient.CheckOK}
+	if ready, current, _ := a.phases.snapshot(); !ready { // what follows is written by phases that may still run
+		check.State, check.Detail, check.Remedy = adminclient.CheckFailed, "the replica is not ready ("+current+")", "see apiKubeconfig, "+a.cfg.APIKubeconfig
+		return []adminclient.Check{check}
+	}
+	check.Detail = a.rest.Host
 	if err := a.cache.Live().List(ctx, &agents.SandboxList{}, client.Limit(1)); err != nil {
 		check.State, check.Detail, check.Remedy = adminclient.CheckFailed, errs.Text(err), "see apiKubeconfig, "+a.cfg.APIKubeconfig
 	}
@@ -104,7 +109,7 @@ func (a administration) Stop() { a.stop(errAsked) }
 
 // Prepare removes every sandbox, if all is to go, through the API: as if its user had.
 func (a administration) Prepare(ctx context.Context, req adminclient.ShutdownRequest, progress func(adminclient.Event)) error {
-	if !req.All || a.api == nil { // sandboxes are not a replica's to remove
+	if !req.All || a.cfg.Role == config.RoleReplica { // sandboxes are not a replica's to remove
 		return nil
 	}
 	if ready, current, _ := a.phases.snapshot(); !ready {

@@ -21,7 +21,6 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/adminclient"
 	"github.com/barchan-dev/barchan/internal/config"
-	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/node"
 	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/route"
@@ -47,8 +46,8 @@ const (
 // Audit compares what the server has in its several places. It takes two looks and returns what
 // both of them saw.
 func (a administration) Audit(ctx context.Context) ([]adminclient.Finding, error) {
-	if ready, current, _ := a.phases.snapshot(); !ready {
-		return nil, fmt.Errorf("the server is not ready (%s): %w", current, errs.ErrUnavailable)
+	if _, err := a.own(); err != nil {
+		return nil, err
 	}
 	return twice(ctx, a.look)
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/adminclient"
 	"github.com/barchan-dev/barchan/internal/baseimage"
 	"github.com/barchan-dev/barchan/internal/ctrd"
-	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 	"github.com/barchan-dev/barchan/internal/toolchain"
@@ -20,10 +19,11 @@ import (
 type imageStore struct{ *Daemon }
 
 func (s imageStore) client() (*ctrd.Client, error) {
-	if ready, current, _ := s.phases.snapshot(); !ready {
-		return nil, errs.Public(errs.ErrUnavailable, fmt.Sprintf("the server is not ready (%s)", current))
+	m, err := s.own()
+	if err != nil {
+		return nil, err
 	}
-	return s.machine.containers, nil
+	return m.containers, nil
 }
 
 // receiver is the client for what puts more on the disk; while something is wrong, there is none.

@@ -17,6 +17,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/adminclient"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/ctrd"
+	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/failpoint"
 	"github.com/barchan-dev/barchan/internal/health"
 	"github.com/barchan-dev/barchan/internal/ipam"
@@ -180,6 +181,17 @@ func (m *machine) start(ctx context.Context, stack *lifecycle.Stack) error {
 }
 
 func (m *machine) close() error { return errors.Join(m.node.Close(), m.containers.Close()) }
+
+// own is the machine of a server that is ready, for the admin API. A replica has none.
+func (d *Daemon) own() (*machine, error) {
+	if ready, current, _ := d.phases.snapshot(); !ready {
+		return nil, errs.Public(errs.ErrUnavailable, fmt.Sprintf("the server is not ready (%s)", current))
+	}
+	if d.machine == nil {
+		return nil, errs.Public(errs.ErrNotFound, "a replica runs no sandboxes; ask the server whose API it serves")
+	}
+	return d.machine, nil
+}
 
 // exists asks the API server itself, not a cache: something living may hang on the answer.
 func (d *Daemon) exists(ctx context.Context, ref sandbox.Ref) (bool, error) {

@@ -19,13 +19,11 @@ import (
 type network struct{ *Daemon }
 
 func (w network) node() (*node.Node, error) {
-	if ready, current, _ := w.phases.snapshot(); !ready {
-		return nil, errs.Public(errs.ErrUnavailable, fmt.Sprintf("the server is not ready (%s)", current))
+	m, err := w.own()
+	if err != nil {
+		return nil, err
 	}
-	if w.machine == nil {
-		return nil, errs.Public(errs.ErrNotFound, "a replica runs no sandboxes; ask the server whose API it serves")
-	}
-	return w.machine.node, nil
+	return m.node, nil
 }
 
 // Leases lists the addresses that are not free, with the names of their sandboxes.
