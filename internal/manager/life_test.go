@@ -98,7 +98,9 @@ func TestOtherTenantsSeeNothing(t *testing.T) {
 	}
 }
 
-func TestTimeouts(t *testing.T) {
+func TestTimeouts(t *testing.T) { synctest.Test(t, testTimeouts) }
+
+func testTimeouts(t *testing.T) {
 	f := newFixture(t)
 	v := f.mustCreate(t, request("base"))
 	ctx, id := t.Context(), string(v.ID)

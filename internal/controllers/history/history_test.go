@@ -101,6 +101,8 @@ func (w *world) numbers(want ...int64) map[int64]barchan.TemplateRevision {
 // change waits for an event after a version.
 func (w *world) change(ctx context.Context, version, want string, have int) {
 	w.t.Helper()
+	ctx, cancel := context.WithTimeout(ctx, eventually.Patience)
+	defer cancel()
 	events, err := w.client.Watch(ctx, &barchan.TemplateRevisionList{}, client.InNamespace("default"), &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: version}})
 	if err != nil {
 		w.t.Fatal(err)
