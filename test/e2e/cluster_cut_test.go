@@ -14,10 +14,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// staleTime and cutRest stand to each other about as 40 s and a minute do in a real cluster.
+// staleTime and cutRest stand to each other as 40 s and a minute do in a real cluster. A replica takes no
+// staleTime that is shorter.
 const (
-	staleTime = 16 * time.Second
-	cutRest   = 24 * time.Second
+	staleTime = 12 * time.Second
+	cutRest   = 18 * time.Second
 )
 
 // TestClusterCutOff: a replica that is cut off from the API server, and hears no other replica,

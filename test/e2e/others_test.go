@@ -224,14 +224,17 @@ func newOutside(t *testing.T) *outside {
 // dialProgram tells of each address whether something answers there. Each is followed by how many seconds
 // that may take.
 const dialProgram = `
-import socket, sys
-for a, patience in zip(sys.argv[1::2], sys.argv[2::2]):
+import concurrent.futures, socket, sys
+def dial(a, patience):
     host, port = a.rsplit(":", 1)
     try:
         socket.create_connection((host, int(port)), int(patience)).close()
-        print(a, "yes")
+        return a + " yes"
     except OSError as e:
-        print(a, "no")
+        return a + " no"
+with concurrent.futures.ThreadPoolExecutor(20) as pool:
+    for line in pool.map(dial, sys.argv[1::2], sys.argv[2::2]):
+        print(line)
 `
 
 // testIsolation wants sandboxes to reach public addresses and their resolver, and nothing else.
