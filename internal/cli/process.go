@@ -83,6 +83,7 @@ type process struct {
 	client *envd.Client
 	input  io.Reader // nil: none
 	tty    *os.File  // nil: no terminal
+	sized  chan os.Signal
 	pid    uint32
 }
 
@@ -109,6 +110,10 @@ func (a *app) runProcess(ctx context.Context, client *envd.Client, argv []string
 	}
 	if o.tty {
 		p.tty, _ = a.stdin.(*os.File)
+		// From before the size is read, or a change between the two is never told.
+		p.sized = make(chan os.Signal, 1)
+		signal.Notify(p.sized, syscall.SIGWINCH)
+		defer signal.Stop(p.sized)
 		req.Pty = terminalSize(p.tty)
 		for _, name := range []string{"TERM", "LANG"} {
 			if v, ok := a.lookupEnv(name); ok && env[name] == "" {
@@ -221,14 +226,11 @@ func (p *process) feed(ctx context.Context, in io.Reader) {
 
 // resize tells the command's terminal each new size of ours.
 func (p *process) resize(ctx context.Context) {
-	changed := make(chan os.Signal, 1)
-	signal.Notify(changed, syscall.SIGWINCH)
-	defer signal.Stop(changed)
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-changed:
+		case <-p.sized:
 			// The next change corrects what this one may fail to tell.
 			_, _ = p.client.Process().Update(ctx, connect.NewRequest(&processpb.UpdateRequest{
 				Process: p.selector(), Pty: terminalSize(p.tty),
