@@ -111,7 +111,10 @@ func TestSweepCluster(t *testing.T) {
 			t.Errorf("%s is left", path)
 		}
 	}
+}
 
+// TestSweepFiles: a directory goes once nobody uses it.
+func TestSweepFiles(t *testing.T) {
 	held, gone := filepath.Join(t.TempDir(), "bcl-held"), filepath.Join(t.TempDir(), "bcl-gone")
 	for _, dir := range []string{held, gone} {
 		if err := os.Mkdir(dir, 0o700); err != nil {
