@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/creack/pty"
 	"github.com/opencontainers/go-digest"
@@ -133,6 +134,8 @@ func (y *typist) sees(text string) {
 // ends wants the command to end with an exit code.
 func (y *typist) ends(code int) {
 	y.t.Helper()
+	late := time.AfterFunc(eventually.Patience, func() { _ = y.cmd.Process.Signal(syscall.SIGQUIT) }) // it says where it stands
+	defer late.Stop()
 	_ = y.cmd.Wait()
 	y.wg.Wait()
 	if got := y.cmd.ProcessState.ExitCode(); got != code {
