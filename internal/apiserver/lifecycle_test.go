@@ -267,7 +267,7 @@ func TestExternalEtcd(t *testing.T) {
 func TestNothingIsLeft(t *testing.T) {
 	known := []goleak.Option{
 		goleak.IgnoreCurrent(),
-		goleak.IgnoreAnyFunction("k8s.io/klog/v2.(*flushDaemon).run.func1"), // one for the process
+		goleak.IgnoreAnyFunction("k8s.io/klog/v2.(*flushDaemon).run.func1"),   // one for the process
 		goleak.IgnoreAnyFunction("k8s.io/apimachinery/pkg/util/wait.Forever"), // the same, of the first who asks for health
 		// A timer of three seconds that each consistent read leaves to run out.
 		goleak.IgnoreAnyFunction("k8s.io/apiserver/pkg/storage/cacher.(*watchCache).waitUntilFreshLocked.func2"),
