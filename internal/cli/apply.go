@@ -54,7 +54,7 @@ func (a *app) applyCommand() *cobra.Command {
 		}
 		var objects []*unstructured.Unstructured
 		for _, file := range files {
-			more, err := a.readObjects(file)
+			more, err := a.readObjects(cmd.Context(), file)
 			if err != nil {
 				return err
 			}
@@ -75,8 +75,11 @@ func (a *app) applyCommand() *cobra.Command {
 	return cmd
 }
 
-func (a *app) readObjects(file string) ([]*unstructured.Unstructured, error) {
-	in := a.stdin
+func (a *app) readObjects(ctx context.Context, file string) ([]*unstructured.Unstructured, error) {
+	in, err := a.standardInput(ctx)
+	if err != nil {
+		return nil, err
+	}
 	if file != "-" {
 		f, err := os.Open(file)
 		if err != nil {

@@ -167,7 +167,8 @@ func (a *app) openArtifact(ctx context.Context, from string, access portable.Acc
 	var f *os.File
 	switch {
 	case from == "-":
-		return a.stdin, 0, func() error { return nil }, nil
+		in, err = a.standardInput(ctx)
+		return in, 0, func() error { return nil }, err
 	case strings.HasPrefix(from, portable.Scheme):
 		var place portable.Place
 		if place, err = portable.ParsePlace(from, access); err == nil {

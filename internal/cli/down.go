@@ -136,7 +136,7 @@ func (a *app) downAll(ctx context.Context, cfg *config.Resolved, yes bool) error
 	if err != nil && !errors.Is(err, adminclient.ErrNotRunning) {
 		return err
 	}
-	if err := a.confirm(fmt.Sprintf("Remove every sandbox and all data in %s?", target.DataDir), yes); err != nil {
+	if err := a.confirm(ctx, fmt.Sprintf("Remove every sandbox and all data in %s?", target.DataDir), yes); err != nil {
 		return err
 	}
 	if up {
@@ -155,17 +155,25 @@ func (a *app) downAll(ctx context.Context, cfg *config.Resolved, yes bool) error
 }
 
 // confirm asks on a terminal; elsewhere --yes is needed.
-func (a *app) confirm(question string, yes bool) error {
+func (a *app) confirm(ctx context.Context, question string, yes bool) error {
 	if yes {
 		return nil
 	}
 	if !isTerminal(a.stdin) {
 		return fmt.Errorf("nobody is here to confirm; add --yes: %w", errs.ErrInvalid)
 	}
+	in, err := a.standardInput(ctx)
+	if err != nil {
+		return err
+	}
 	fmt.Fprintf(a.stderr, "%s [y/N] ", question)
-	line, err := bufio.NewReader(a.stdin).ReadString('\n')
+	line, err := bufio.NewReader(in).ReadString('\n')
 	if answer := strings.ToLower(strings.TrimSpace(line)); err == nil && (answer == "y" || answer == "yes") {
 		return nil
+	}
+	if ctx.Err() != nil {
+		fmt.Fprintln(a.stderr)
+		return ctx.Err()
 	}
 	return errors.New("nothing was done")
 }

@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/barchan-dev/barchan/internal/adminclient"
 	"github.com/barchan-dev/barchan/internal/errs"
@@ -85,7 +84,7 @@ func (a *app) imagePullCommand() *cobra.Command {
 		}
 		if access.Username != "" {
 			var err error
-			if access.Password, err = a.password(passwordStdin); err != nil {
+			if access.Password, err = a.password(cmd.Context(), passwordStdin); err != nil {
 				return err
 			}
 		}
@@ -119,9 +118,13 @@ func pullHere(ctx context.Context, c *adminclient.Client, ref string, access por
 	return result, err
 }
 
-func (a *app) password(fromStdin bool) (string, error) {
+func (a *app) password(ctx context.Context, fromStdin bool) (string, error) {
 	if fromStdin {
-		line, err := bufio.NewReader(io.LimitReader(a.stdin, 64<<10)).ReadString('\n')
+		in, err := a.standardInput(ctx)
+		if err != nil {
+			return "", err
+		}
+		line, err := bufio.NewReader(io.LimitReader(in, 64<<10)).ReadString('\n')
 		if err != nil && !errors.Is(err, io.EOF) {
 			return "", fmt.Errorf("read the password: %w", err)
 		}
@@ -132,7 +135,7 @@ func (a *app) password(fromStdin bool) (string, error) {
 		return "", fmt.Errorf("nobody is here to ask for the password; add --password-stdin: %w", errs.ErrInvalid)
 	}
 	fmt.Fprint(a.stderr, "Password: ")
-	b, err := term.ReadPassword(int(f.Fd()))
+	b, err := readPassword(ctx, int(f.Fd()))
 	fmt.Fprintln(a.stderr)
 	if err != nil {
 		return "", fmt.Errorf("read the password: %w", err)
@@ -152,7 +155,11 @@ func (a *app) imageImportCommand() *cobra.Command {
 	cmd.Flags().StringVar(&name, "name", "", "name of an image that has none in the tar")
 	a.jsonFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		in, total := a.stdin, int64(0)
+		in, err := a.standardInput(cmd.Context())
+		if err != nil {
+			return err
+		}
+		total := int64(0)
 		if args[0] != "-" {
 			f, err := os.Open(args[0])
 			if err != nil {

@@ -134,7 +134,7 @@ func (a *app) netReleaseCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if err := a.confirm(fmt.Sprintf("Have %s handed out again, to any sandbox?", addr), yes); err != nil {
+		if err := a.confirm(cmd.Context(), fmt.Sprintf("Have %s handed out again, to any sandbox?", addr), yes); err != nil {
 			return err
 		}
 		if err := client.FreeAddress(cmd.Context(), addr); err != nil {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -64,7 +65,7 @@ func (a *app) peersKeyAddCommand() *cobra.Command {
 			var key string
 			if len(args) == 1 {
 				var err error
-				if key, err = a.readKey(args[0]); err != nil {
+				if key, err = a.readKey(cmd.Context(), args[0]); err != nil {
 					return &usageError{cmd, fmt.Errorf("FILE: %w", err)}
 				}
 			}
@@ -87,8 +88,11 @@ func (a *app) peersKeyAddCommand() *cobra.Command {
 	}
 }
 
-func (a *app) readKey(name string) (string, error) {
-	from := a.stdin
+func (a *app) readKey(ctx context.Context, name string) (string, error) {
+	from, err := a.standardInput(ctx)
+	if err != nil {
+		return "", err
+	}
 	if name != "-" {
 		f, err := os.Open(name)
 		if err != nil {

@@ -8,14 +8,19 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 )
+
+// standardInput gives what it has until the context is done: Ctrl-C ends whoever reads from it.
+func (a *app) standardInput(ctx context.Context) (io.Reader, error) {
+	return newInterruptible(ctx, a.stdin)
+}
 
 // interruptible reads a file until its context is done, even while the file
 // has nothing to give; a plain read of a terminal could not be ended.
 type interruptible struct {
 	file *os.File
 	wake *os.File
-	stop func() bool
 	ctx  func() error
 }
 
@@ -30,13 +35,16 @@ func newInterruptible(ctx context.Context, in io.Reader) (io.Reader, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a pipe: %w", err)
 	}
-	stop := context.AfterFunc(ctx, func() { _ = w.Close() }) // wakes the poll
-	return &interruptible{file: f, wake: r, stop: stop, ctx: ctx.Err}, nil
+	context.AfterFunc(ctx, func() { _ = w.Close() }) // wakes the poll
+	return &interruptible{file: f, wake: r, ctx: ctx.Err}, nil
 }
 
-// Read waits for the file or the end of the context, which it gives as io.EOF.
+// Read waits for the file or the end of the context, whose error it gives then.
 func (i *interruptible) Read(b []byte) (int, error) {
 	for {
+		if err := i.ctx(); err != nil {
+			return 0, err
+		}
 		fds := []unix.PollFd{
 			{Fd: int32(i.file.Fd()), Events: unix.POLLIN},
 			{Fd: int32(i.wake.Fd()), Events: unix.POLLIN},
@@ -47,10 +55,32 @@ func (i *interruptible) Read(b []byte) (int, error) {
 			continue
 		case err != nil:
 			return 0, fmt.Errorf("wait for input: %w", err)
-		case i.ctx() != nil:
-			return 0, errors.Join(io.EOF, i.wake.Close())
-		case fds[0].Revents != 0:
+		case fds[0].Revents != 0 && i.ctx() == nil:
 			return i.file.Read(b)
 		}
+	}
+}
+
+// readPassword reads a line of a terminal that does not show it. If the context is done first the terminal
+// shows again what is typed, and the read is left to the end of the program: none can take it back.
+func readPassword(ctx context.Context, terminal int) ([]byte, error) {
+	before, err := term.GetState(terminal)
+	if err != nil {
+		return nil, err
+	}
+	type line struct {
+		text []byte
+		err  error
+	}
+	read := make(chan line, 1)
+	go func() {
+		text, err := term.ReadPassword(terminal)
+		read <- line{text, err}
+	}()
+	select {
+	case l := <-read:
+		return l.text, l.err
+	case <-ctx.Done():
+		return nil, errors.Join(ctx.Err(), term.Restore(terminal, before))
 	}
 }
