@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -76,18 +75,11 @@ func (a *app) applyCommand() *cobra.Command {
 }
 
 func (a *app) readObjects(ctx context.Context, file string) ([]*unstructured.Unstructured, error) {
-	in, err := a.standardInput(ctx)
+	in, err := a.open(ctx, file)
 	if err != nil {
 		return nil, err
 	}
-	if file != "-" {
-		f, err := os.Open(file)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = f.Close() }()
-		in = f
-	}
+	defer func() { _ = in.Close() }()
 	objects, err := decodeObjects(in)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)

@@ -155,26 +155,23 @@ func (a *app) imageImportCommand() *cobra.Command {
 	cmd.Flags().StringVar(&name, "name", "", "name of an image that has none in the tar")
 	a.jsonFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		in, err := a.standardInput(cmd.Context())
+		f, err := a.open(cmd.Context(), args[0])
 		if err != nil {
 			return err
 		}
+		defer func() { _ = f.Close() }()
 		total := int64(0)
-		if args[0] != "-" {
-			f, err := os.Open(args[0])
+		if file, ok := f.(*os.File); ok {
+			info, err := file.Stat()
 			if err != nil {
 				return err
 			}
-			defer func() { _ = f.Close() }()
-			info, err := f.Stat()
-			if err != nil {
-				return err
-			}
-			in, total = f, info.Size()
+			total = info.Size()
 		}
 		return a.imageWork(func(c *adminclient.Client, progress func(adminclient.Event)) (adminclient.Result, error) {
+			var in io.Reader = f
 			if total > 0 {
-				in = &countingReader{Reader: in, step: "send", total: total, tell: progress}
+				in = &countingReader{Reader: f, step: "send", total: total, tell: progress}
 			}
 			return c.Import(cmd.Context(), in, name, progress)
 		})

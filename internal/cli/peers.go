@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -89,18 +88,11 @@ func (a *app) peersKeyAddCommand() *cobra.Command {
 }
 
 func (a *app) readKey(ctx context.Context, name string) (string, error) {
-	from, err := a.standardInput(ctx)
+	from, err := a.open(ctx, name)
 	if err != nil {
 		return "", err
 	}
-	if name != "-" {
-		f, err := os.Open(name)
-		if err != nil {
-			return "", err
-		}
-		defer func() { _ = f.Close() }()
-		from = f
-	}
+	defer func() { _ = from.Close() }()
 	text, err := io.ReadAll(io.LimitReader(from, maxKeyFile))
 	if err != nil {
 		return "", err

@@ -16,6 +16,15 @@ func (a *app) standardInput(ctx context.Context) (io.Reader, error) {
 	return newInterruptible(ctx, a.stdin)
 }
 
+// open opens a file that a command is given by name; - is standard input.
+func (a *app) open(ctx context.Context, name string) (io.ReadCloser, error) {
+	if name != "-" {
+		return os.Open(name)
+	}
+	in, err := a.standardInput(ctx)
+	return io.NopCloser(in), err
+}
+
 // interruptible reads a file until its context is done, even while the file
 // has nothing to give; a plain read of a terminal could not be ended.
 type interruptible struct {

@@ -17,7 +17,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"github.com/google/go-containerregistry/pkg/v1/types"
-	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/barchan-dev/barchan/internal/errs"
@@ -269,8 +268,7 @@ func Pull(ctx context.Context, from Place) (*Layout, error) {
 	if len(d.Manifest) > maxJSON {
 		return nil, from.refusal("pull", invalid("its manifest has %d bytes, want at most %d", len(d.Manifest), maxJSON))
 	}
-	top := ocispec.Descriptor{MediaType: string(d.MediaType), Digest: digest.Digest(d.Digest.String()), Size: int64(len(d.Manifest))}
-	l, err := layoutOf(ctx, top, &registry{from, d})
+	l, err := layoutOf(ctx, descriptorOf(d.Descriptor), &registry{from, d})
 	if err != nil {
 		return nil, from.refusal("pull", err)
 	}
