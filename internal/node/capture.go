@@ -36,7 +36,7 @@ func (n *Node) Capture(ctx context.Context, ask sandbox.Capture) (sandbox.Captur
 	if err := errors.Join(checkCheckpoint(ref), n.shelf.checkRead(ref)); err != nil {
 		return sandbox.Captured{}, err
 	}
-	ctx, k, done, err := n.shelf.take(ctx, ref)
+	ctx, k, done, err := n.shelf.take(ctx, ref, false)
 	if err != nil {
 		return sandbox.Captured{}, err
 	}

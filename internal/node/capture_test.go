@@ -549,22 +549,11 @@ func TestCaptureIsInterrupted(t *testing.T) {
 				awaitHit(t, hit)
 				removed := make(chan error, 1)
 				if by == "source removed" {
-					u := n.lookup(s.UID)
 					go func() { removed <- n.Remove(t.Context(), refOf(s)) }()
-					eventually.True(t, "it is interrupted", func() bool {
-						u.mu.Lock()
-						defer u.mu.Unlock()
-						return u.interrupted
-					})
+					eventually.True(t, "it is interrupted", func() bool { return n.locks.interrupted(s.UID) })
 				} else {
-					k := n.shelf.of(ask.Checkpoint)
-					k.mu.Lock()
-					cancel := k.cancel
-					interrupted := make(chan struct{})
-					k.cancel = func() { cancel(); close(interrupted) }
-					k.mu.Unlock()
 					go func() { removed <- n.DropCheckpoint(t.Context(), ask.Checkpoint) }()
-					<-interrupted
+					eventually.True(t, "it is interrupted", func() bool { return n.shelf.locks.interrupted(ask.Checkpoint.UID) })
 				}
 				release()
 				// The last steps may still succeed.

@@ -119,7 +119,8 @@ var checkpointsBucket = []byte("checkpoints")
 
 // shelf is all checkpoints of the node: their rows in the database, and who is at them.
 type shelf struct {
-	db *bolt.DB
+	db    *bolt.DB
+	locks keyedLock
 
 	mu    sync.Mutex
 	kept  map[types.UID]*kept // +checklocks:mu
@@ -128,16 +129,12 @@ type shelf struct {
 
 // kept is one checkpoint. Whoever changes it has its turn, which is taken before that of a sandbox.
 type kept struct {
-	ref  sandbox.CheckpointRef
-	turn chan struct{} // holds a token while nobody changes it
+	ref sandbox.CheckpointRef
 
 	mu      sync.Mutex
-	row     *checkpoint        // +checklocks:mu
-	readers int                // +checklocks:mu
-	idle    chan struct{}      // +checklocks:mu
-	cancel  context.CancelFunc // +checklocks:mu
-	// forgotten is set once nothing was left of it: who comes later begins with another one.
-	forgotten bool // +checklocks:mu
+	row     *checkpoint   // +checklocks:mu
+	readers int           // +checklocks:mu
+	idle    chan struct{} // +checklocks:mu
 }
 
 func openShelf(db *bolt.DB) (*shelf, error) {
@@ -190,8 +187,7 @@ func (s *shelf) of(ref sandbox.CheckpointRef) *kept {
 	defer s.mu.Unlock()
 	k := s.kept[ref.UID]
 	if k == nil {
-		k = &kept{ref: ref, turn: make(chan struct{}, 1)}
-		k.turn <- struct{}{}
+		k = &kept{ref: ref}
 		s.kept[ref.UID] = k
 	}
 	return k
@@ -251,57 +247,23 @@ func (s *shelf) named(namespace, name string) *kept {
 	return found
 }
 
-// take waits for a checkpoint's turn. The context that it returns ends when somebody wants it dropped.
-// done gives the turn back, and forgets a checkpoint of which nothing is left.
-func (s *shelf) take(ctx context.Context, ref sandbox.CheckpointRef) (_ context.Context, k *kept, done func(), err error) {
-	for {
-		k = s.of(ref)
-		select {
-		case <-k.turn:
-		case <-ctx.Done():
-			return nil, nil, nil, fmt.Errorf("wait for checkpoint %s/%s: %w: %w", ref.Namespace, ref.Name, context.Cause(ctx), errs.ErrUnavailable)
-		}
-		if k.begin(nil) {
-			break
-		}
-		k.turn <- struct{}{} // it went while we waited; begin with a new one
+// take waits for a checkpoint's turn, and with interrupts, for a removal, ends all that hold it or wait
+// for it before. The context that it returns ends with an interruption. done gives the turn back, and
+// forgets a checkpoint of which nothing is left.
+func (s *shelf) take(ctx context.Context, ref sandbox.CheckpointRef, interrupts bool) (_ context.Context, k *kept, done func(), err error) {
+	ctx, release, err := s.locks.acquire(ctx, ref.UID, interrupts)
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("wait for checkpoint %s/%s: %w: %w", ref.Namespace, ref.Name, err, errs.ErrUnavailable)
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	k.begin(cancel)
+	k = s.of(ref)
 	return ctx, k, func() {
-		cancel()
-		if k.end() {
+		if k.current() == nil {
 			s.mu.Lock()
 			delete(s.kept, ref.UID)
 			s.mu.Unlock()
 		}
-		k.turn <- struct{}{}
+		release()
 	}, nil
-}
-
-// begin notes what ends the work of who has the turn. It reports whether the checkpoint is not forgotten.
-func (k *kept) begin(cancel context.CancelFunc) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.cancel = cancel
-	return !k.forgotten
-}
-
-// end notes that nobody is at it, and reports whether it is to be forgotten.
-func (k *kept) end() bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.cancel, k.forgotten = nil, k.row == nil
-	return k.forgotten
-}
-
-// interrupt ends what is being done to the checkpoint.
-func (k *kept) interrupt() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.cancel != nil {
-		k.cancel()
-	}
 }
 
 // current is the checkpoint's row; nil where there is none.

@@ -26,7 +26,7 @@ func (n *Node) Captured(ctx context.Context, ref sandbox.CheckpointRef) (sandbox
 		return sandbox.Captured{}, err
 	}
 	c := n.shelf.row(ref.UID)
-	if k := n.shelf.find(ref.UID); c != nil && c.Stage == checkpointWriting && k != nil && k.busy() {
+	if c != nil && c.Stage == checkpointWriting && n.shelf.locks.busy(ref.UID) {
 		return sandbox.Captured{}, fmt.Errorf("checkpoint %s/%s is being written: %w", ref.Namespace, ref.Name, errs.ErrUnavailable)
 	}
 	if c == nil || c.Stage != checkpointReady {
@@ -59,8 +59,7 @@ func (n *Node) DropCheckpoint(ctx context.Context, ref sandbox.CheckpointRef) er
 	if err := checkCheckpoint(ref); err != nil {
 		return err
 	}
-	n.shelf.of(ref).interrupt()
-	ctx, k, done, err := n.shelf.take(ctx, ref)
+	ctx, k, done, err := n.shelf.take(ctx, ref, true)
 	if err != nil {
 		return err
 	}
@@ -114,10 +113,10 @@ func (n *Node) loadCheckpoints(ctx context.Context) error {
 func (n *Node) settleCheckpoints(ctx context.Context) (undone int) {
 	for _, k := range n.shelf.all() {
 		c := k.current()
-		if c == nil || c.Stage == checkpointReady || len(k.turn) == 0 {
+		if c == nil || c.Stage == checkpointReady || n.shelf.locks.busy(k.ref.UID) {
 			continue
 		}
-		ctx, k, done, err := n.shelf.take(ctx, k.ref)
+		ctx, k, done, err := n.shelf.take(ctx, k.ref, false)
 		if err != nil {
 			return undone
 		}

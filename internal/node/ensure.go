@@ -274,8 +274,7 @@ func (n *Node) Remove(ctx context.Context, ref sandbox.Ref) error {
 	}
 	u := n.unitOf(ref)
 	u.claim()
-	u.interrupt()
-	taken, done, err := u.take(ctx)
+	taken, done, err := u.takeToRemove(ctx)
 	if err != nil {
 		return err
 	}

@@ -101,12 +101,7 @@ func TestRemoveWhileStarting(t *testing.T) {
 			awaitHit(t, reached)
 			removed := make(chan error, 1)
 			go func() { removed <- n.Remove(t.Context(), refOf(s)) }()
-			u := n.lookup(s.UID)
-			eventually.True(t, "the start is interrupted", func() bool {
-				u.mu.Lock()
-				defer u.mu.Unlock()
-				return u.interrupted
-			})
+			eventually.True(t, "the start is interrupted", func() bool { return n.locks.interrupted(s.UID) })
 			close(goOn)
 			if err := <-removed; err != nil {
 				t.Errorf("remove: %v", err)

@@ -441,12 +441,7 @@ func TestRacesWithoutMemory(t *testing.T) {
 			awaitHit(t, hit)
 			removed := make(chan error, 1)
 			go func() { removed <- n.Remove(t.Context(), refOf(s)) }()
-			u := n.lookup(s.UID)
-			eventually.True(t, "it is interrupted", func() bool {
-				u.mu.Lock()
-				defer u.mu.Unlock()
-				return u.interrupted
-			})
+			eventually.True(t, "it is interrupted", func() bool { return n.locks.interrupted(s.UID) })
 			release()
 			must(t, <-removed)
 			<-ended //nolint:errcheck // it may have been cut short

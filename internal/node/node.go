@@ -34,9 +34,9 @@
 //
 // # Locks
 //
-// Each sandbox has one turn ([unit.turn]) that whoever changes it holds; turns are taken
+// Each sandbox has one turn ([keyedLock]) that its changes hold; turns are taken
 // before Node.mu and unit.mu, and neither of those two is held while taking the other. So it is with
-// checkpoints ([kept.turn]), whose turn is taken before a sandbox's.
+// checkpoints, whose turn is taken before a sandbox's.
 package node
 
 import (
@@ -181,6 +181,8 @@ type Node struct {
 	bootPatience time.Duration
 	// sweepEvery is how often Run sweeps; tests that count looks make it longer.
 	sweepEvery time.Duration
+
+	locks keyedLock // of sandboxes
 
 	mu    sync.Mutex
 	units map[types.UID]*unit // +checklocks:mu
@@ -431,7 +433,7 @@ func (n *Node) unitOf(ref sandbox.Ref) *unit {
 	defer n.mu.Unlock()
 	u := n.units[ref.UID]
 	if u == nil {
-		u = newUnit(ref, n.absent())
+		u = newUnit(ref, n.absent(), &n.locks)
 		n.units[ref.UID] = u
 	}
 	return u

@@ -111,7 +111,7 @@ func (n *Node) ImportCheckpoint(ctx context.Context, ref sandbox.CheckpointRef, 
 	if err != nil {
 		return sandbox.Captured{}, err
 	}
-	ctx, k, done, err := n.shelf.take(ctx, ref)
+	ctx, k, done, err := n.shelf.take(ctx, ref, false)
 	if err != nil {
 		return sandbox.Captured{}, err
 	}
@@ -263,11 +263,4 @@ func (p *importing) finish() error {
 		p.c.Memory = &savedMemory{Build: img.Build, Digest: img.Digest, Size: img.Size()}
 	}
 	return syncFilesystem(p.n.checkpointsDir())
-}
-
-// busy reports whether somebody is at the checkpoint.
-func (k *kept) busy() bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.cancel != nil
 }

@@ -469,12 +469,7 @@ func TestRemoveWhileFallingAsleepOrWaking(t *testing.T) {
 		t.Helper()
 		ended := make(chan error, 1)
 		go func() { ended <- n.Remove(t.Context(), refOf(s)) }()
-		u := n.lookup(s.UID)
-		eventually.True(t, "it is interrupted", func() bool {
-			u.mu.Lock()
-			defer u.mu.Unlock()
-			return u.interrupted
-		})
+		eventually.True(t, "it is interrupted", func() bool { return n.locks.interrupted(s.UID) })
 		release()
 		if err := <-ended; err != nil {
 			t.Errorf("remove: %v", err)

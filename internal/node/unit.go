@@ -14,75 +14,45 @@ type unit struct {
 	ref sandbox.Ref
 	id  sandbox.ID
 
-	// turn holds a token while nobody changes the sandbox.
-	turn chan struct{}
+	// locks has the turn of each sandbox, by UID.
+	locks *keyedLock
 
 	mu      sync.Mutex
 	row     *row               // +checklocks:mu
 	seen    sandbox.Observed   // +checklocks:mu
 	gone    bool               // +checklocks:mu
 	claimed bool               // +checklocks:mu
-	cancel  context.CancelFunc // +checklocks:mu
 	unwatch context.CancelFunc // +checklocks:mu
 	unstore context.CancelFunc // +checklocks:mu
-	// interrupted is set while an interruption waits for its turn.
-	interrupted bool // +checklocks:mu
 	// retrying is set while Run tries again and again to remove the unit.
 	retrying bool // +checklocks:mu
 }
 
-func newUnit(ref sandbox.Ref, seen sandbox.Observed) *unit {
-	u := &unit{ref: ref, id: sandbox.IDOf(ref.UID), turn: make(chan struct{}, 1), seen: seen}
-	u.turn <- struct{}{}
-	return u
+func newUnit(ref sandbox.Ref, seen sandbox.Observed, locks *keyedLock) *unit {
+	return &unit{ref: ref, id: sandbox.IDOf(ref.UID), locks: locks, seen: seen}
 }
 
-// take waits for the unit's turn. The context that it returns ends when somebody interrupts;
+// take waits for the unit's turn. The context that it returns ends when the sandbox is to be removed;
 // done gives the turn back.
 func (u *unit) take(ctx context.Context) (_ context.Context, done func(), err error) {
-	select {
-	case <-u.turn:
-	case <-ctx.Done():
-		return nil, nil, fmt.Errorf("wait for sandbox %s/%s: %w: %w", u.ref.Namespace, u.ref.Name, context.Cause(ctx), errs.ErrUnavailable)
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	u.mu.Lock()
-	u.cancel, u.interrupted = cancel, false
-	u.mu.Unlock()
-	return ctx, func() {
-		u.mu.Lock()
-		u.cancel = nil
-		u.mu.Unlock()
-		cancel()
-		u.turn <- struct{}{}
-	}, nil
+	return u.acquire(ctx, false)
 }
 
-// busy reports whether somebody has the unit's turn.
-func (u *unit) busy() bool { return len(u.turn) == 0 }
-
-// interrupt ends what is being done to the unit, if anything.
-func (u *unit) interrupt() {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.interrupted = true
-	if u.cancel != nil {
-		u.cancel()
-	}
+// takeToRemove waits for the unit's turn, and interrupts all that hold it or wait for it before.
+func (u *unit) takeToRemove(ctx context.Context) (_ context.Context, done func(), err error) {
+	return u.acquire(ctx, true)
 }
 
-// unlessInterrupted makes of a turn's context one that ends when somebody interrupts, and not
-// when whoever took the turn gives up.
-func (u *unit) unlessInterrupted(turn context.Context) (_ context.Context, done func()) {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(turn))
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.interrupted {
-		cancel()
+func (u *unit) acquire(ctx context.Context, interrupts bool) (_ context.Context, done func(), err error) {
+	ctx, done, err = u.locks.acquire(ctx, u.ref.UID, interrupts)
+	if err != nil {
+		return nil, nil, fmt.Errorf("wait for sandbox %s/%s: %w: %w", u.ref.Namespace, u.ref.Name, err, errs.ErrUnavailable)
 	}
-	u.cancel = cancel
-	return ctx, cancel
+	return ctx, done, nil
 }
+
+// busy reports whether the sandbox's turn is taken.
+func (u *unit) busy() bool { return u.locks.busy(u.ref.UID) }
 
 func (u *unit) observed() sandbox.Observed {
 	u.mu.Lock()

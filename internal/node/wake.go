@@ -33,7 +33,7 @@ func (n *Node) wake(ctx context.Context, u *unit, r *row, filesOnly bool) error 
 		return err
 	}
 	began := time.Now()
-	ctx, done := u.unlessInterrupted(ctx)
+	ctx, done := u.locks.unlessInterrupted(ctx, u.ref.UID)
 	defer done()
 	w := &work{n: n, row: new(row)}
 	*w.row = *r
