@@ -87,7 +87,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		a.log.WarnContext(ctx, "not a subreaper", "error", err)
 	}
-	if err := a.setNames(); err != nil {
+	if err := errors.Join(a.reaper.limit(uint64(a.cfg.Processes)), a.setNames()); err != nil {
 		return err
 	}
 	ln, err := a.listen(ctx)

@@ -28,6 +28,9 @@ type reaper struct {
 	mu      sync.Mutex
 	waiters map[int]chan syscall.WaitStatus // +checklocks:mu
 	sigs    chan os.Signal
+	// reserve is what programs of root may have less than the agent's own limit of processes; zero
+	// leaves them what they inherit. Set before the first start.
+	reserve uint64
 	// no program is started any more
 	over bool // +checklocks:forking
 }

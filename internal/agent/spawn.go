@@ -56,6 +56,9 @@ func (r *reaper) spawn(c command) (int, <-chan syscall.WaitStatus, error) {
 	if err != nil {
 		return 0, nil, err
 	}
+	if c.acc.uid == 0 {
+		r.keepReserve(pid)
+	}
 	// A sandbox may forbid it, and the program may have ended: both are fine.
 	_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte(strconv.Itoa(oomScore)), 0)
 	return pid, done, nil

@@ -48,6 +48,9 @@ type Config struct {
 	// before a sandbox starts; an agent writes them when its sandbox was restored from a
 	// checkpoint, whose kernel may remember what was in them.
 	SystemFiles map[string]string `json:"systemFiles,omitempty"`
+	// Processes bounds the processes and threads that each user has in the sandbox; programs of
+	// root get a few less, so that the agent has some left. Zero means no bound of the agent's.
+	Processes int `json:"processes,omitempty"`
 	// PortFile, if given, receives the address in use, so that a Port of -1
 	// can mean any free one.
 	PortFile string `json:"portFile,omitempty"`
@@ -71,6 +74,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("port: %d is not between 1 and 65535", c.Port)
 	case c.Port == -1 && c.PortFile == "":
 		return fmt.Errorf("portFile: needed with port -1")
+	case c.Processes < 0:
+		return fmt.Errorf("processes: %d is negative", c.Processes)
 	case len(c.Entrypoint) > 0 && c.Entrypoint[0] == "":
 		return fmt.Errorf("entrypoint: the program's name is empty")
 	case c.Workdir != "" && !filepath.IsAbs(c.Workdir):

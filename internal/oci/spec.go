@@ -26,7 +26,8 @@ type Limits struct {
 	CPUShares int64
 	// Memory is bytes, the runtime's own need included. Swap is off.
 	Memory int64
-	// Pids is the number of processes and threads, as the machine counts them.
+	// Pids is the number of processes and threads. For gVisor it is a user's within the sandbox, where
+	// the agent sets it; the machine's own limit is [hostPids].
 	Pids int64
 }
 
@@ -93,7 +94,7 @@ func Spec(s Sandbox) *specs.Spec {
 		Annotations: s.Annotations,
 		Linux: &specs.Linux{
 			CgroupsPath: s.CgroupsPath,
-			Resources:   resources(s.Limits),
+			Resources:   resources(s.Class, s.Limits),
 			Namespaces: []specs.LinuxNamespace{
 				{Type: specs.PIDNamespace},
 				{Type: specs.IPCNamespace},
@@ -181,7 +182,13 @@ func volumeMounts(s Sandbox) []specs.Mount {
 	return mounts
 }
 
-func resources(l Limits) *specs.LinuxResources {
+// hostPids is the machine's limit for a gVisor sandbox in which a user may have so many processes and
+// threads. A process of one thread takes two threads of systrap's, and one of the sentry's while it
+// runs; gVisor itself needs some dozens. gVisor ends where the machine refuses it a thread, so this
+// limit is for a sandbox that got around the one within, as its root can with many users.
+func hostPids(within int64) int64 { return 4*within + 256 }
+
+func resources(c Class, l Limits) *specs.LinuxResources {
 	const period = uint64(100_000) // microseconds
 	shares := l.CPUShares
 	if shares == 0 {
@@ -190,10 +197,14 @@ func resources(l Limits) *specs.LinuxResources {
 	weight := uint64(max(2, shares*1024/1000))
 	quota := max(1000, l.MilliCPU*int64(period)/1000)
 	p := period
+	pids := l.Pids
+	if c == GVisor {
+		pids = hostPids(pids)
+	}
 	r := &specs.LinuxResources{
 		CPU:    &specs.LinuxCPU{Quota: &quota, Period: &p, Shares: &weight},
 		Memory: &specs.LinuxMemory{Limit: &l.Memory},
-		Pids:   &specs.LinuxPids{Limit: &l.Pids},
+		Pids:   &specs.LinuxPids{Limit: &pids},
 		// Devices are made by the runtimes in a /dev of the sandbox's own; none else.
 		Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}},
 	}
