@@ -20,6 +20,14 @@ func noSandbox(id string) error {
 	return refuse(errs.ErrNotFound, `Sandbox "%s" doesn't exist or you don't have access to it`, id)
 }
 
+// hasEnded is noSandbox with why, where that is known.
+func hasEnded(id, why string) error {
+	if why == "" {
+		return noSandbox(id)
+	}
+	return refuse(errs.ErrNotFound, `Sandbox "%s" doesn't exist or you don't have access to it: it has ended: %s`, id, why)
+}
+
 func noTemplate(name string) error {
 	return refuse(errs.ErrNotFound, "template '%s' not found", name)
 }

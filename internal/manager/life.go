@@ -188,7 +188,7 @@ func (m *Manager) find(ctx context.Context, namespace, id string) (*agents.Sandb
 		return nil, err
 	}
 	if sandbox.DeadForGood(s) {
-		return nil, noSandbox(id)
+		return nil, hasEnded(id, sandbox.EndOf(s))
 	}
 	return s, nil
 }
@@ -205,7 +205,7 @@ func (m *Manager) findAny(ctx context.Context, namespace, id string) (*agents.Sa
 		s, err = m.toldOf(ctx, parsed)
 	}
 	if errors.Is(err, errs.ErrNotFound) || (err == nil && (s.Namespace != namespace || pool.MemberOf(s) != "")) {
-		return nil, noSandbox(id)
+		return nil, hasEnded(id, m.cfg.Routes.Ended(namespace, parsed))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("look up sandbox %s: %w", parsed, err)

@@ -84,6 +84,8 @@ type Routes interface {
 	ApplyDelete(s *agents.Sandbox) bool
 	// Lookup finds a route, also one that another replica told of.
 	Lookup(id sandbox.ID) (*route.Entry, bool)
+	// Ended says why a sandbox of a namespace has ended, for some time after; empty where that is not known.
+	Ended(namespace string, id sandbox.ID) string
 }
 
 // Witness knows what a sandbox uses and says; [AgentBinder] asks its agent.

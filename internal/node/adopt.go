@@ -161,7 +161,7 @@ func (n *Node) takeOver(ctx context.Context, u *unit, r *row) {
 		return
 	case !r.Process.Alive():
 		r = n.uncaptured(u, r)
-		n.died(ctx, u, r, "it ended while the server was down")
+		n.died(ctx, u, r, n.whyDied(r, "it ended while the server was down"))
 		return
 	}
 	if r.Stage == capturing {

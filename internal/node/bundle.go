@@ -169,7 +169,7 @@ func (w *work) agentConfig() (*envd.Config, error) {
 		return nil, fmt.Errorf("spec.podTemplate.spec.securityContext.runAsNonRoot: the image runs as root; name another with runAsUser: %w", errs.ErrInvalid)
 	}
 	if p.Class == oci.GVisor { // where the machine's limit would end the sandbox
-		cfg.Processes = int(p.Limits.Pids)
+		cfg.Processes = p.processes()
 	}
 	if p.Secure && w.n.cfg.AgentToken != nil {
 		cfg.AccessToken = w.n.cfg.AgentToken(p.ID)

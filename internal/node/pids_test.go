@@ -9,6 +9,7 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // threads is a program that makes threads until the kernel refuses one; Go says then why, and ends.
@@ -96,5 +97,33 @@ func TestProcessLimit(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// By default so many processes are allowed that they would take all memory of a small sandbox.
+func TestProcessLimitOfLittleMemory(t *testing.T) {
+	m := newMachine(t)
+	n, _ := m.node(func(c *Config) { c.DefaultLimits.Memory = 128 << 20 })
+	s := object(class("gvisor"))
+	ensure(t, n, s)
+	out, _ := run(t, n, s, `sh -c 'i=0; while [ $i -lt 1000 ]; do i=$((i+1)); sleep 1000 & done; echo all'; echo here`)
+	if !strings.Contains(out, "Resource temporarily unavailable") || !strings.HasSuffix(out, "here\n") {
+		t.Errorf("it says %q", out)
+	}
+}
+
+// Issue 11: a sandbox that got around the limit within was told to have ended as any other.
+func TestTooManyProcessesOfAllUsers(t *testing.T) {
+	m := newMachine(t)
+	n, _ := m.node(func(c *Config) { c.DefaultLimits.Pids = 64 })
+	s := object(class("gvisor"))
+	ensure(t, n, s)
+	provoke(t, n, s, `for u in 1 2 3 4 5 6 7 8 9 10 11 12; do
+		echo u$u:x:200$u:200$u:u:/:/bin/sh >> /etc/passwd
+		busybox su u$u -s /bin/sh -c 'i=0; while [ $i -lt 60 ]; do i=$((i+1)); sleep 1000 & done' >/dev/null 2>&1
+	done`)
+	eventually.True(t, "it has ended", func() bool { return n.lookup(s.UID).observed().State == sandbox.ContainerExited })
+	if why := n.lookup(s.UID).observed().Message; !strings.Contains(why, "too many processes") {
+		t.Errorf("it says %q", why)
 	}
 }

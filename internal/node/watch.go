@@ -57,11 +57,19 @@ func (n *Node) lookAfter(ctx context.Context, u *unit, r *row) {
 			return
 		}
 	}
-	why := "its kernel or first process ended"
-	if oci.OutOfMemory(n.cgroup(string(u.id))) {
-		why = fmt.Sprintf("out of memory: it used more than its %d MiB", r.Plan.Limits.Memory>>20)
+	n.died(ctx, u, r, n.whyDied(r, "its kernel or first process ended"))
+}
+
+// whyDied says what ended a sandbox's kernel or first process, as its cgroups have it, or else what is
+// given. In a container of class runc a refused process ends nothing.
+func (n *Node) whyDied(r *row, otherwise string) string {
+	switch cgroup := n.cgroup(string(r.Plan.ID)); {
+	case oci.OutOfMemory(cgroup):
+		return fmt.Sprintf("out of memory: it used more than its %d MiB", r.Plan.Limits.Memory>>20)
+	case r.Plan.Class == oci.GVisor && oci.OutOfPids(cgroup):
+		return fmt.Sprintf("too many processes: gVisor got no more threads for those of the sandbox, in which a user may have %d", r.Plan.processes())
 	}
-	n.died(ctx, u, r, why)
+	return otherwise
 }
 
 // end notes that a sandbox has ended for good, and that nothing of it may run on.

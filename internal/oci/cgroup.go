@@ -284,6 +284,16 @@ func ignoreMissing(err error) error {
 	return err
 }
 
+// OutOfPids reports whether the kernel refused a sandbox a process or thread at its limit.
+func OutOfPids(cgroupsPath string) bool {
+	file := filepath.Join(cgroupRoot, "pids", cgroupsPath, "pids.events")
+	if unified() {
+		file = filepath.Join(cgroupRoot, cgroupsPath, "pids.events")
+	}
+	table, err := readTable(file)
+	return err == nil && table["max"] > 0
+}
+
 // OutOfMemory reports whether the kernel killed a process of a sandbox for want of memory.
 func OutOfMemory(cgroupsPath string) bool {
 	file := filepath.Join(cgroupRoot, "memory", cgroupsPath, "memory.oom_control")

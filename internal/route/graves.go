@@ -3,6 +3,7 @@ package route
 import (
 	"time"
 
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 )
 
@@ -24,6 +25,21 @@ type stone struct {
 	version string
 	final   bool // the object is gone: no version of it can be newer
 	until   time.Time
+	end     end
+}
+
+// end is why a sandbox has ended, for its tenant alone.
+type end struct{ namespace, why string }
+
+// longestWhy bounds what of a reason a tombstone keeps.
+const longestWhy = 512
+
+func endOf(s *agents.Sandbox) end {
+	if !sandbox.DeadForGood(s) {
+		return end{}
+	}
+	why := sandbox.EndOf(s)
+	return end{s.Namespace, why[:min(len(why), longestWhy)]}
 }
 
 type grave struct {
@@ -31,14 +47,18 @@ type grave struct {
 	until time.Time
 }
 
-// dig sets a tombstone, or makes the one there is newer.
-func (g *graves) dig(id sandbox.ID, version string, final bool, now time.Time) {
+// dig sets a tombstone, or makes the one there is newer. The first reason stays: what follows is
+// about the object.
+func (g *graves) dig(id sandbox.ID, version string, final bool, e end, now time.Time) {
 	if g.stones == nil {
 		g.stones = map[sandbox.ID]stone{}
 	}
-	s := stone{version: version, final: final, until: now.Add(tombstoneTTL)}
+	s := stone{version: version, final: final, until: now.Add(tombstoneTTL), end: e}
 	if old, ok := g.stones[id]; ok {
 		s.final = s.final || old.final
+		if old.end.why != "" {
+			s.end = old.end
+		}
 		if !newer(version, old.version) {
 			s.version = old.version
 		}

@@ -219,12 +219,49 @@ func TestTombstonesExpire(t *testing.T) {
 	})
 }
 
+// Issue 11: what is asked of a sandbox that has ended says why.
+func TestTombstoneSaysWhy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := NewTable()
+		id, ns := sandbox.IDOf("u"), object("a", "u", 1).Namespace
+		x.Apply(object("a", "u", 1))
+		if why := x.Ended(ns, id); why != "" {
+			t.Errorf("of one that lives: %q", why)
+		}
+		failed := object("a", "u", 2)
+		failed.Status.Conditions = []metav1.Condition{{Type: agents.ConditionFinished, Status: metav1.ConditionTrue, Message: "out of memory"}}
+		x.Apply(failed)
+		killed := failed.DeepCopy()
+		killed.ResourceVersion, killed.Status.Conditions, killed.DeletionTimestamp = "3", nil, new(metav1.Now())
+		x.Apply(killed)
+		x.ApplyDelete(killed)
+		x.Delete(id, "4")
+		if why := x.Ended(ns, id); why != "out of memory" {
+			t.Errorf("the first reason: %q", why)
+		}
+		if why := x.Ended("other", id); why != "" {
+			t.Errorf("for another tenant: %q", why)
+		}
+		x.Apply(object("b", "v", 5))
+		x.Delete(sandbox.IDOf("v"), "6") // a peer, who does not say why
+		killed.UID, killed.ResourceVersion = "v", "7"
+		x.ApplyDelete(killed)
+		if why := x.Ended(ns, sandbox.IDOf("v")); !strings.HasPrefix(why, "it was killed at ") {
+			t.Errorf("learned later: %q", why)
+		}
+		time.Sleep(tombstoneTTL)
+		if why := x.Ended(ns, id); why != "" {
+			t.Errorf("after the tombstone's time: %q", why)
+		}
+	})
+}
+
 func TestTombstonesAreBounded(t *testing.T) {
 	var g graves
 	now := time.Now()
 	for i := range 3 * maxTombstones {
-		g.dig(sandbox.ID(strconv.Itoa(i)), "1", false, now)
-		g.dig(sandbox.ID(strconv.Itoa(i)), "2", false, now.Add(time.Duration(i)))
+		g.dig(sandbox.ID(strconv.Itoa(i)), "1", false, end{}, now)
+		g.dig(sandbox.ID(strconv.Itoa(i)), "2", false, end{}, now.Add(time.Duration(i)))
 		g.sweep(now)
 	}
 	if len(g.stones) > maxTombstones || len(g.order) > 3*maxTombstones {

@@ -181,7 +181,7 @@ func (t *Table) All() iter.Seq[Route] {
 func (t *Table) Apply(s *agents.Sandbox) bool {
 	r, keep := FromSandbox(s)
 	if !keep {
-		return t.Delete(r.ID, r.ResourceVersion)
+		return newer(r.ResourceVersion, "") && t.remove(r.ID, r.ResourceVersion, false, endOf(s))
 	}
 	return t.Upsert(r)
 }
@@ -189,7 +189,17 @@ func (t *Table) Apply(s *agents.Sandbox) bool {
 // ApplyDelete records that the object is gone from the API server. An UID does not come back, so
 // this holds whatever version of the object the caller saw last.
 func (t *Table) ApplyDelete(s *agents.Sandbox) bool {
-	return t.remove(sandbox.IDOf(s.UID), s.ResourceVersion, true)
+	return t.remove(sandbox.IDOf(s.UID), s.ResourceVersion, true, endOf(s))
+}
+
+// Ended says why a sandbox of a namespace has ended, while its tombstone stands; else it is empty.
+func (t *Table) Ended(namespace string, id sandbox.ID) (why string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s, ok := t.graves.stones[id]; ok && s.end.namespace == namespace && time.Now().Before(s.until) {
+		return s.end.why
+	}
+	return ""
 }
 
 // Upsert stores a route if it is strictly newer than what the table has of that sandbox, its
@@ -216,17 +226,17 @@ func (t *Table) Delete(id sandbox.ID, resourceVersion string) bool {
 	if !newer(resourceVersion, "") {
 		return false
 	}
-	return t.remove(id, resourceVersion, false)
+	return t.remove(id, resourceVersion, false, end{})
 }
 
-func (t *Table) remove(id sandbox.ID, resourceVersion string, final bool) bool {
+func (t *Table) remove(id sandbox.ID, resourceVersion string, final bool, e end) bool {
 	w := &write{}
 	defer w.finish()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.begin(w)
 	defer t.commit(w)
-	return t.bury(w, id, resourceVersion, final)
+	return t.bury(w, id, resourceVersion, final, e)
 }
 
 // write is what one writer changes.
@@ -278,7 +288,7 @@ func (t *Table) upsert(w *write, r Route) bool {
 			if !newer(r.ResourceVersion, rival.ResourceVersion) {
 				return false
 			}
-			t.bury(w, rival.ID, rival.ResourceVersion, true)
+			t.bury(w, rival.ID, rival.ResourceVersion, true, end{})
 		}
 	}
 	t.occupy(w, &r, old)
@@ -348,7 +358,7 @@ func (t *Table) vacate(r *Route) {
 // bury reports whether there was a route to remove.
 //
 // +checklocks:t.mu
-func (t *Table) bury(w *write, id sandbox.ID, resourceVersion string, final bool) bool {
+func (t *Table) bury(w *write, id sandbox.ID, resourceVersion string, final bool, e end) bool {
 	old := w.byID.get(id).truth()
 	if old != nil && newer(old.ResourceVersion, resourceVersion) {
 		if !final {
@@ -356,7 +366,7 @@ func (t *Table) bury(w *write, id sandbox.ID, resourceVersion string, final bool
 		}
 		resourceVersion = old.ResourceVersion
 	}
-	t.graves.dig(id, resourceVersion, final, w.now)
+	t.graves.dig(id, resourceVersion, final, e, w.now)
 	if h := t.hints.of[id]; h != nil && (final || !newer(h.version, resourceVersion)) {
 		t.hints.drop(h)
 	}

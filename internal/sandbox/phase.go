@@ -1,8 +1,10 @@
 package sandbox
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 
@@ -98,6 +100,21 @@ func Failure(s *agents.Sandbox) (reason, message string, ok bool) {
 		return c.Reason, c.Message, true
 	}
 	return "", "", false
+}
+
+// EndOf says why a sandbox that is dead for good has ended, as its object has it; empty where it does not.
+func EndOf(s *agents.Sandbox) string {
+	if reason, message, ok := Failure(s); ok {
+		return cmp.Or(message, reason)
+	}
+	end := s.Spec.ShutdownTime
+	switch deleted := s.DeletionTimestamp; {
+	case end != nil && (expired(s) || deleted != nil && !deleted.Before(end)):
+		return "its timeout passed at " + end.UTC().Format(time.RFC3339)
+	case deleted != nil:
+		return "it was killed at " + deleted.UTC().Format(time.RFC3339)
+	}
+	return ""
 }
 
 func finished(s *agents.Sandbox) bool {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -114,6 +115,35 @@ func TestPhaseOf(t *testing.T) {
 			}
 			if got := PhaseOf(s); got != give.want {
 				t.Errorf("PhaseOf = %s, want %s", got, give.want)
+			}
+		})
+	}
+}
+
+func TestEndOf(t *testing.T) {
+	at := metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
+	earlier := metav1.NewTime(at.Add(-time.Minute))
+	condition := func(kind, status, reason, text string) []metav1.Condition {
+		return []metav1.Condition{{Type: kind, Status: metav1.ConditionStatus(status), Reason: reason, Message: text}}
+	}
+	for name, give := range map[string]struct {
+		conds          []metav1.Condition
+		deleted, limit *metav1.Time
+		want           string
+	}{
+		"runs":                   {limit: &at},
+		"failed":                 {conds: condition("Finished", "True", "PodFailed", "out of memory"), deleted: &at, want: "out of memory"},
+		"failed without a word":  {conds: condition("Finished", "True", "PodFailed", ""), want: "PodFailed"},
+		"killed":                 {deleted: &at, want: "it was killed at 2026-01-02T03:04:05Z"},
+		"killed before its time": {deleted: &earlier, limit: &at, want: "it was killed at 2026-01-02T03:03:05Z"},
+		"timed out":              {deleted: &at, limit: &at, want: "its timeout passed at 2026-01-02T03:04:05Z"},
+		"timed out and retained": {conds: condition("Ready", "False", "SandboxExpired", ""), limit: &at, want: "its timeout passed at 2026-01-02T03:04:05Z"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &agents.Sandbox{Status: agents.SandboxStatus{Conditions: give.conds}}
+			s.DeletionTimestamp, s.Spec.ShutdownTime = give.deleted, give.limit
+			if got := EndOf(s); got != give.want {
+				t.Errorf("got %q, want %q", got, give.want)
 			}
 		})
 	}
