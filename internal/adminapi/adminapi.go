@@ -41,7 +41,8 @@ type Images interface {
 	Pull(ctx context.Context, req adminclient.PullRequest, progress func(adminclient.Event)) (adminclient.Image, error)
 	// Import reads an OCI layout or a `docker save` from a tar.
 	Import(ctx context.Context, tar io.Reader, name string, progress func(adminclient.Event)) ([]adminclient.Image, error)
-	Remove(ctx context.Context, ref string) error
+	// Remove refuses with an errs.ErrConflict what is in use; with force templates do not count.
+	Remove(ctx context.Context, ref string, force bool) error
 }
 
 // BaseImage makes the base image and puts it among the others.

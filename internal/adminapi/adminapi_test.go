@@ -25,6 +25,7 @@ func TestMain(m *testing.M) { eventually.LeaveNoGoroutines(m) }
 // backend behaves like a server with two images.
 type backend struct {
 	images   map[string]adminclient.Image
+	forced   bool // the last removal
 	ready    bool
 	sandbox  int
 	stopped  chan struct{}
@@ -104,7 +105,8 @@ func (b *backend) Import(_ context.Context, tar io.Reader, name string, progress
 	}
 }
 
-func (b *backend) Remove(_ context.Context, ref string) error {
+func (b *backend) Remove(_ context.Context, ref string, force bool) error {
+	b.forced = force
 	if _, ok := b.images[ref]; !ok {
 		return errs.Public(errs.ErrNotFound, "no image "+ref)
 	}
@@ -220,10 +222,13 @@ func TestErrorsKeepTheirKind(t *testing.T) {
 	if _, err := client.Pull(t.Context(), adminclient.PullRequest{}, nil); !errors.Is(err, errs.ErrInvalid) {
 		t.Errorf("no name: %v", err)
 	}
-	if err := client.RemoveImage(t.Context(), "no/such:1"); !errors.Is(err, errs.ErrNotFound) {
+	if err := client.RemoveImage(t.Context(), "no/such:1", false); !errors.Is(err, errs.ErrNotFound) {
 		t.Errorf("remove: %v", err)
 	}
-	if err := client.RemoveImage(t.Context(), "reg.test:5000/a/b:1"); err != nil || len(b.images) != 0 {
+	if b.forced {
+		t.Error("removed with force, unasked")
+	}
+	if err := client.RemoveImage(t.Context(), "reg.test:5000/a/b:1", true); err != nil || len(b.images) != 0 || !b.forced {
 		t.Errorf("remove a name with slashes: %v", err)
 	}
 	b.ready = false

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strconv"
 	"sync"
 
 	"github.com/barchan-dev/barchan/internal/adminclient"
@@ -48,7 +49,15 @@ func (a *API) run(w http.ResponseWriter, r *http.Request, work func(ctx context.
 }
 
 func (a *API) removeImage(w http.ResponseWriter, r *http.Request) {
-	if err := a.cfg.Images.Remove(r.Context(), r.PathValue("ref")); err != nil {
+	force := false
+	if text := r.URL.Query().Get("force"); text != "" {
+		var err error
+		if force, err = strconv.ParseBool(text); err != nil {
+			a.refuse(w, r, fmt.Errorf("force: %q is neither true nor false: %w", text, errs.ErrInvalid))
+			return
+		}
+	}
+	if err := a.cfg.Images.Remove(r.Context(), r.PathValue("ref"), force); err != nil {
 		a.refuse(w, r, err)
 		return
 	}

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"syscall"
 
 	"github.com/barchan-dev/barchan/internal/errs"
@@ -55,9 +56,9 @@ func (c *Client) Images(ctx context.Context) ([]Image, error) {
 	return out, c.get(ctx, PathImages, &out)
 }
 
-// RemoveImage removes an image by its name.
-func (c *Client) RemoveImage(ctx context.Context, ref string) error {
-	res, err := c.send(ctx, http.MethodDelete, PathImages+"/"+url.PathEscape(ref), nil)
+// RemoveImage removes an image by its name; with force also one that templates name.
+func (c *Client) RemoveImage(ctx context.Context, ref string, force bool) error {
+	res, err := c.send(ctx, http.MethodDelete, PathImages+"/"+url.PathEscape(ref)+"?force="+strconv.FormatBool(force), nil)
 	if err != nil {
 		return err
 	}

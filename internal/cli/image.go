@@ -214,9 +214,11 @@ func (a *app) printImages(ctx context.Context, client *adminclient.Client) error
 }
 
 func (a *app) imageRmCommand() *cobra.Command {
-	return &cobra.Command{
+	var force bool
+	cmd := &cobra.Command{
 		Use:   "rm IMAGE...",
 		Short: "Remove images",
+		Long:  "Remove images. One that sandboxes or checkpoints need is refused; one that templates name needs --force.",
 		Args:  atLeast("IMAGE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			client, err := a.admin()
@@ -225,7 +227,7 @@ func (a *app) imageRmCommand() *cobra.Command {
 			}
 			var failed []error
 			for _, ref := range args {
-				if err := client.RemoveImage(cmd.Context(), ref); err != nil {
+				if err := client.RemoveImage(cmd.Context(), ref, force); err != nil {
 					failed = append(failed, err)
 					continue
 				}
@@ -234,4 +236,6 @@ func (a *app) imageRmCommand() *cobra.Command {
 			return errors.Join(failed...)
 		},
 	}
+	cmd.Flags().BoolVar(&force, "force", false, "remove also what templates name: their sandboxes pull it again, or fail")
+	return cmd
 }

@@ -362,7 +362,7 @@ func (l imageList) Import(_ context.Context, tar io.Reader, name string, _ func(
 	return []adminclient.Image{l.add(adminclient.Image{Ref: name, Size: int64(len(b))})}, nil
 }
 
-func (l imageList) Remove(_ context.Context, ref string) error {
+func (l imageList) Remove(_ context.Context, ref string, _ bool) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	at := slices.IndexFunc(l.images, func(i adminclient.Image) bool { return i.Ref == ref })

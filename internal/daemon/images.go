@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/barchan-dev/barchan/internal/adminclient"
 	"github.com/barchan-dev/barchan/internal/baseimage"
@@ -105,13 +106,55 @@ func (s imageStore) recheck(ctx context.Context) {
 	}
 }
 
-// Remove removes an image; sandboxes that run it keep what they have.
-func (s imageStore) Remove(ctx context.Context, ref string) error {
+// Remove removes an image. One that sandboxes or checkpoints need is an errs.ErrConflict; one that only
+// templates name is too, unless force says that they may pull it again or fail.
+func (s imageStore) Remove(ctx context.Context, ref string, force bool) error {
 	c, err := s.client()
 	if err != nil {
 		return err
 	}
+	users, err := s.imageUsers(ctx, c, ref)
+	if err != nil {
+		return err
+	}
+	if err := users.refusal(ref, force); err != nil {
+		return err
+	}
 	return c.RemoveImage(ctx, ref)
+}
+
+// imageUsers finds what would miss an image of a name. What was made from it needs its content, which
+// has other names perhaps; the rest goes by the name.
+func (s imageStore) imageUsers(ctx context.Context, c *ctrd.Client, ref string) (imageUsers, error) {
+	full, err := ctrd.Normalize(ref)
+	if err != nil {
+		return imageUsers{}, err
+	}
+	images, err := c.Images(ctx)
+	if err != nil {
+		return imageUsers{}, err
+	}
+	i := slices.IndexFunc(images, func(x ctrd.ImageInfo) bool { return x.Ref == full })
+	if i < 0 {
+		return imageUsers{}, nil // its removal says that it is not here
+	}
+	digest := images[i].Digest
+	var running []sandbox.Ref
+	var checkpoints []sandbox.CheckpointRef
+	if !slices.ContainsFunc(images, func(x ctrd.ImageInfo) bool { return x.Ref != full && x.Digest == digest }) {
+		if running, checkpoints, err = s.machine.node.ImageUsers(ctx, digest); err != nil {
+			return imageUsers{}, err
+		}
+	}
+	objects, err := s.cache.Sandboxes(ctx, "")
+	if err != nil {
+		return imageUsers{}, err
+	}
+	templates, err := s.cache.Templates(ctx, "")
+	if err != nil {
+		return imageUsers{}, err
+	}
+	return newImageUsers(full, running, checkpoints, objects, templates), nil
 }
 
 // BuildBase makes the base image from the distribution's packages, or takes the one that was

@@ -134,7 +134,9 @@ func (t toldRoutes) Apply(s *agents.Sandbox) bool {
 func (t toldRoutes) Lookup(id sandbox.ID) (*route.Entry, bool) { return t.routes.Lookup(id) }
 
 // Ended implements manager.Routes.
-func (t toldRoutes) Ended(namespace string, id sandbox.ID) string { return t.routes.Ended(namespace, id) }
+func (t toldRoutes) Ended(namespace string, id sandbox.ID) string {
+	return t.routes.Ended(namespace, id)
+}
 
 // ApplyDelete implements manager.Routes.
 func (t toldRoutes) ApplyDelete(s *agents.Sandbox) bool {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sync/errgroup"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/ctrd"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/sandbox"
 )
 
 // importBase gives the image of the artifact its name, unless another one has that here.
@@ -81,13 +81,30 @@ func (n *Node) dropBase(ctx context.Context, k *kept) error {
 
 // usesImage reports whether a sandbox, or a checkpoint but one, is of an image.
 func (n *Node) usesImage(of string, but *kept) bool {
+	sandboxes, checkpoints := n.imageUsers(of, but)
+	return len(sandboxes)+len(checkpoints) > 0
+}
+
+// ImageUsers are the sandboxes and checkpoints of the node that were made from the image of a digest,
+// and that need it: those that have ended do not.
+func (n *Node) ImageUsers(ctx context.Context, of string) ([]sandbox.Ref, []sandbox.CheckpointRef, error) {
+	if err := n.awaitAdopted(ctx); err != nil {
+		return nil, nil, err
+	}
+	sandboxes, checkpoints := n.imageUsers(of, nil)
+	return sandboxes, checkpoints, nil
+}
+
+func (n *Node) imageUsers(of string, but *kept) (sandboxes []sandbox.Ref, checkpoints []sandbox.CheckpointRef) {
 	for _, k := range n.shelf.all() {
 		if c := k.current(); k != but && c != nil && (c.Digest == of || (c.Base != nil && c.Base.Digest == of)) {
-			return true
+			checkpoints = append(checkpoints, c.Ref)
 		}
 	}
-	return slices.ContainsFunc(n.allUnits(), func(u *unit) bool {
-		r := u.current()
-		return r != nil && r.Digest == of
-	})
+	for _, u := range n.allUnits() {
+		if r := u.current(); r != nil && r.Digest == of && r.Stage != ended {
+			sandboxes = append(sandboxes, u.ref)
+		}
+	}
+	return sandboxes, checkpoints
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"sync"
 	"sync/atomic"
+	"slices"
 	"testing"
 
 	"github.com/google/uuid"
@@ -166,4 +167,25 @@ func TestRoomForAnImport(t *testing.T) {
 	must(t, err)
 	must(t, n.DropCheckpoint(t.Context(), made))
 	clean(t, n)
+}
+
+// Issue 11: nothing told what needs an image.
+func TestImageUsers(t *testing.T) {
+	n, _ := newMachine(t).node()
+	s := object()
+	image := ensure(t, n, s).Image
+	ask := checkpointOf(s)
+	capture1(t, n, ask)
+	want := func(sandboxes []sandbox.Ref, checkpoints []sandbox.CheckpointRef) {
+		t.Helper()
+		ss, cc, err := n.ImageUsers(t.Context(), image)
+		if err != nil || !slices.Equal(ss, sandboxes) || !slices.Equal(cc, checkpoints) {
+			t.Errorf("users of %s: %v and %v, %v; want %v and %v", image, ss, cc, err, sandboxes, checkpoints)
+		}
+	}
+	want([]sandbox.Ref{refOf(s)}, []sandbox.CheckpointRef{ask.Checkpoint})
+	must(t, n.Remove(t.Context(), refOf(s)))
+	want(nil, []sandbox.CheckpointRef{ask.Checkpoint})
+	must(t, n.DropCheckpoint(t.Context(), ask.Checkpoint))
+	want(nil, nil)
 }

@@ -191,21 +191,33 @@ func testImages(t *testing.T, s *server, program []byte) {
 		if out, err := s.try("exec", id, "--", "/bin/no-such-program"); err == nil || !strings.Contains(out, "no-such-program") {
 			t.Errorf("a program that is not there: %v\n%s", err, out)
 		}
-		t.Run("its name is removed while it runs", func(t *testing.T) {
+		t.Run("it cannot be removed while it runs", func(t *testing.T) {
 			s := s.in(t)
-			s.must("image", "rm", public)
-			if _, ok := s.image(public); ok {
-				t.Errorf("image ls still has %s", public)
+			for _, args := range [][]string{{"image", "rm", public}, {"image", "rm", "--force", public}} {
+				if out, err := s.try(args...); err == nil || !strings.Contains(out, "it is used by sandboxes "+id) {
+					t.Errorf("%s = %v\n%s", args, err, out)
+				}
+			}
+			if _, ok := s.image(public); !ok {
+				t.Errorf("image ls has no %s", public)
 			}
 			s.must("pause", id)
 			s.must("resume", id)
 			if out := s.data("exec", id, "--", "/bin/hello"); !strings.Contains(out, "GREETING=pulled") {
-				t.Errorf("after the image was removed, its sandbox says %q", out)
+				t.Errorf("after the refusals, its sandbox says %q", out)
+			}
+			s.must("kill", id)
+			if out, err := s.try("image", "rm", public); err == nil || !strings.Contains(out, "templates default/hello; delete them first, or use --force") {
+				t.Errorf("image rm of a template's = %v\n%s", err, out)
+			}
+			s.must("image", "rm", "--force", public)
+			if _, ok := s.image(public); ok {
+				t.Errorf("image ls still has %s", public)
 			}
 		})
 	})
 	t.Run("removed twice", func(t *testing.T) {
-		_, _ = s.in(t).try("image", "rm", public)
+		_, _ = s.in(t).try("image", "rm", "--force", public)
 		if out, err := s.in(t).try("image", "rm", public); err == nil || !strings.Contains(out, public) || !strings.Contains(out, "not found") {
 			t.Errorf("image rm of none = %v\n%s", err, out)
 		}

@@ -1,0 +1,73 @@
+package daemon
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+)
+
+// Issue 11: image rm removed what templates, sandboxes and checkpoints use.
+func TestImageInUseIsNotRemoved(t *testing.T) {
+	const full = "docker.io/library/a:latest"
+	pod := func(image string) corev1.PodSpec {
+		return corev1.PodSpec{Containers: []corev1.Container{{Image: image}}}
+	}
+	object := func(name, image string, conditions ...metav1.Condition) agents.Sandbox {
+		s := agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}}
+		s.Spec.PodTemplate.Spec, s.Status.Conditions = pod(image), conditions
+		return s
+	}
+	template := func(name, image string) extensions.SandboxTemplate {
+		x := extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
+		x.Spec.PodTemplate.Spec = pod(image)
+		return x
+	}
+	made, waits := sandbox.Ref{UID: "made"}, object("waits", "a")
+	ready := metav1.Condition{Type: agents.ConditionReady, Status: metav1.ConditionTrue}
+	ended := metav1.Condition{Type: agents.ConditionFinished, Status: metav1.ConditionTrue}
+	for name, give := range map[string]struct {
+		made        []sandbox.Ref
+		checkpoints []sandbox.CheckpointRef
+		objects     []agents.Sandbox
+		templates   []extensions.SandboxTemplate
+		plain, hard string // what the refusals name, without and with force; empty means none
+	}{
+		"nothing":          {objects: []agents.Sandbox{object("other", "b")}, templates: []extensions.SandboxTemplate{template("t", "a:2")}},
+		"a sandbox":        {made: []sandbox.Ref{made}, plain: string(sandbox.IDOf("made")), hard: string(sandbox.IDOf("made"))},
+		"one that waits":   {objects: []agents.Sandbox{waits}, plain: string(sandbox.IDOf("waits")), hard: "sandboxes " + string(sandbox.IDOf("waits"))},
+		"of an older one":  {objects: []agents.Sandbox{object("runs", "a", ready), object("ended", "a", ended)}},
+		"a checkpoint":     {checkpoints: []sandbox.CheckpointRef{{Namespace: "ns", Name: "c"}}, plain: "checkpoints ns/c", hard: "checkpoints ns/c"},
+		"a template":       {templates: []extensions.SandboxTemplate{template("t", "library/a")}, plain: "templates ns/t; delete them first, or use --force"},
+		"all":              {made: []sandbox.Ref{made}, templates: []extensions.SandboxTemplate{template("t", full)}, plain: "; templates ns/t; delete them first", hard: string(sandbox.IDOf("made")) + "; delete"},
+		"more than it has": {made: make([]sandbox.Ref, 13), plain: ", 3 more; delete", hard: "3 more"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			u := newImageUsers(full, give.made, give.checkpoints, give.objects, give.templates)
+			for _, x := range []struct {
+				force bool
+				names string
+			}{{false, give.plain}, {true, give.hard}} {
+				err := u.refusal("a", x.force)
+				if (err != nil) != (x.names != "") || (err != nil && !errors.Is(err, errs.ErrConflict)) || !strings.Contains(errs.Text(orNone(err)), x.names) {
+					t.Errorf("force %t: %v, want %q", x.force, err, x.names)
+				}
+			}
+		})
+	}
+}
+
+func orNone(err error) error {
+	if err == nil {
+		return errors.New("")
+	}
+	return err
+}
