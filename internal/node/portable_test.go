@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"sync/atomic"
-	"slices"
 	"testing"
 
 	"github.com/google/uuid"
