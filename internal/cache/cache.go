@@ -17,6 +17,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
@@ -26,6 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
 	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	crlog "sigs.k8s.io/controller-runtime/pkg/log"
@@ -85,8 +87,12 @@ func New(ctx context.Context, cfg Config) (*Cache, error) {
 	mapper := fixedMapper(cfg.Scheme)
 	watched := rest.CopyConfig(cfg.REST)
 	watched.Wrap(troubles.listen)
+	waits := newWaits()
 	informers, err := crcache.New(watched, crcache.Options{
 		Scheme: cfg.Scheme, Mapper: mapper, ReaderFailOnMissingInformer: true, DefaultWatchErrorHandler: troubles.note,
+		NewInformer: func(from toolscache.ListerWatcher, o runtime.Object, resync time.Duration, by toolscache.Indexers) toolscache.SharedIndexInformer {
+			return toolscache.NewSharedIndexInformer(&relisting{from, func() { waits.ringAll(reflect.TypeOf(o)) }}, o, resync, by)
+		},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("make the object cache: %w", err)
@@ -95,7 +101,7 @@ func New(ctx context.Context, cfg Config) (*Cache, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the API client: %w", err)
 	}
-	c := &Cache{informers: informers, live: live, waits: newWaits(), troubles: troubles}
+	c := &Cache{informers: informers, live: live, waits: waits, troubles: troubles}
 	c.fresh = newFresh(func(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, error) {
 		return read(ctx, live, key, &extensions.SandboxTemplate{})
 	})

@@ -59,6 +59,12 @@ func (w *waits) join(what awaited) (<-chan struct{}, func()) {
 func (w *waits) ring(what awaited) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.ringLocked(what)
+}
+
+// ringLocked wakes who waits for an object.
+// +checklocks:w.mu
+func (w *waits) ringLocked(what awaited) {
 	for bell := range w.bells[what] {
 		select {
 		case bell <- struct{}{}:
@@ -67,10 +73,22 @@ func (w *waits) ring(what awaited) {
 	}
 }
 
+// ringAll wakes all who wait for an object of a kind: each looks for itself what has become of it.
+func (w *waits) ringAll(kind reflect.Type) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for what := range w.bells {
+		if what.kind == kind {
+			w.ringLocked(what)
+		}
+	}
+}
+
 // Wait blocks until done says so or returns an error, which Wait returns as it is. T is any
 // kind that the cache holds. done gets a copy of the object as the cache holds it, at the start
 // and after each change; it gets nil once the object is gone, or if there is none: what the
-// cache does not hold yet is asked of the API server. ctx bounds the wait: its end is an
+// cache does not hold yet is asked of the API server, and asked again after each new list, which
+// an object that was deleted meanwhile is not in. ctx bounds the wait: its end is an
 // errs.ErrTimeout. The object returned is the caller's own, and the one that satisfied done.
 func Wait[T client.Object](ctx context.Context, c *Cache, key types.NamespacedName, done func(T) (bool, error)) (T, error) {
 	var none T

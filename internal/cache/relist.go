@@ -1,0 +1,74 @@
+package cache
+
+import (
+	"context"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	toolscache "k8s.io/client-go/tools/cache"
+)
+
+// relisting is what an informer lists and watches with. It calls relisted each time that the API server
+// has sent all objects of the kind: after a broken watch no event tells of an object that was created and
+// deleted meanwhile, or that the informer had not seen before it was deleted.
+type relisting struct {
+	toolscache.ListerWatcher
+	relisted func()
+}
+
+// ListWithContext implements toolscache.ListerWithContext.
+func (r *relisting) ListWithContext(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+	list, err := toolscache.ToListerWithContext(r.ListerWatcher).ListWithContext(ctx, opts)
+	if err == nil {
+		r.relisted()
+	}
+	return list, err //nolint:wrapcheck // the informer compares it
+}
+
+// WatchWithContext implements toolscache.WatcherWithContext.
+func (r *relisting) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
+	w, err := toolscache.ToWatcherWithContext(r.ListerWatcher).WatchWithContext(ctx, opts)
+	if err != nil || opts.SendInitialEvents == nil || !*opts.SendInitialEvents {
+		return w, err //nolint:wrapcheck // the informer compares it
+	}
+	l := &listingWatch{Interface: w, events: make(chan watch.Event), stopped: make(chan struct{})}
+	go l.pass(r.relisted) // ends with the watch, or by Stop
+	return l, nil
+}
+
+// listingWatch is a watch that begins with all objects there are.
+type listingWatch struct {
+	watch.Interface
+	events  chan watch.Event
+	stopped chan struct{}
+	once    sync.Once
+}
+
+// ResultChan implements watch.Interface.
+func (l *listingWatch) ResultChan() <-chan watch.Event { return l.events }
+
+// Stop implements watch.Interface.
+func (l *listingWatch) Stop() {
+	l.once.Do(func() { close(l.stopped) })
+	l.Interface.Stop()
+}
+
+// pass hands events on, and calls listed at the bookmark that ends the first objects.
+func (l *listingWatch) pass(listed func()) {
+	defer close(l.events)
+	for e := range l.Interface.ResultChan() {
+		if e.Type == watch.Bookmark {
+			if o, err := meta.Accessor(e.Object); err == nil && o.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true" {
+				listed()
+			}
+		}
+		select {
+		case l.events <- e:
+		case <-l.stopped:
+			return
+		}
+	}
+}
