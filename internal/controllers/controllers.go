@@ -65,6 +65,9 @@ type SandboxConfig struct {
 	Client client.Client
 	Cache  cache.Cache
 	Runner Runner
+	// Node is the name by which the Runner's machine stands in status.nodeName. Sandboxes of other
+	// nodes are left alone.
+	Node string
 	// Origins lets sandboxes that start from a checkpoint wait for it; nil leaves that to the Runner.
 	Origins Origins
 	// ForkSecrets lets all sandboxes start from checkpoints that hold what the claims of others brought.
@@ -89,15 +92,15 @@ func NewSandbox(cfg SandboxConfig) (controller.Controller, error) {
 	if cfg.Workers == 0 {
 		cfg.Workers = 16
 	}
-	if cfg.Log == nil || cfg.Client == nil || cfg.Cache == nil || cfg.Runner == nil {
-		return nil, fmt.Errorf("sandbox controller: Log, Client, Cache and Runner are required: %w", errs.ErrInvalid)
+	if cfg.Log == nil || cfg.Client == nil || cfg.Cache == nil || cfg.Runner == nil || cfg.Node == "" {
+		return nil, fmt.Errorf("sandbox controller: Log, Client, Cache, Runner and Node are required: %w", errs.ErrInvalid)
 	}
 	if cfg.Starts == 0 {
 		cfg.Starts = max(1, runtime.NumCPU()/2)
 	}
 	log, members := cfg.Log.With("component", "sandbox-controller"), newGate(cfg.Starts)
 	r := &sandboxReconciler{
-		log: log, client: cfg.Client, cache: cfg.Cache, runner: cfg.Runner, events: cfg.Events, members: members, served: cfg.Served,
+		log: log, client: cfg.Client, cache: cfg.Cache, runner: cfg.Runner, node: cfg.Node, events: cfg.Events, members: members, served: cfg.Served,
 		origins: cfg.Origins, forkSecrets: cfg.ForkSecrets, refused: newRefusals(),
 	}
 	sources := []source.Source{

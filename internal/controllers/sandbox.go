@@ -29,6 +29,8 @@ type sandboxReconciler struct {
 	client client.Client
 	cache  client.Reader
 	runner Runner
+	// node is the name of the machine: sandboxes of others are left alone.
+	node   string
 	events events.EventRecorder
 	// members is passed by unclaimed members of pools that have never run.
 	members *gate
@@ -49,6 +51,10 @@ func (r *sandboxReconciler) Reconcile(ctx context.Context, req reconcile.Request
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
+	if s.Status.NodeName != "" && s.Status.NodeName != r.node {
+		r.log.DebugContext(ctx, "sandbox of another node left alone", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Node, s.Status.NodeName)
+		return reconcile.Result{}, nil
+	}
 	result, err := r.step(ctx, s)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		// Somebody else wrote first: their write is an event that brings us back.
@@ -59,7 +65,12 @@ func (r *sandboxReconciler) Reconcile(ctx context.Context, req reconcile.Request
 
 func (r *sandboxReconciler) step(ctx context.Context, s *agents.Sandbox) (reconcile.Result, error) {
 	if s.DeletionTimestamp != nil {
-		return reconcile.Result{}, r.remove(ctx, s)
+		return reconcile.Result{}, r.clear(ctx, s)
+	}
+	if expired(s) { // its end is noted, and stands whatever its shutdownTime says now
+		if err := r.clear(ctx, s); err != nil || s.Spec.ShutdownPolicy != agents.ShutdownDelete {
+			return reconcile.Result{}, err
+		}
 	}
 	if until, ends := timeLeft(s); ends && until <= 0 {
 		return reconcile.Result{}, r.expire(ctx, s)
@@ -93,7 +104,8 @@ func (r *sandboxReconciler) bring(ctx context.Context, s *agents.Sandbox) (recon
 	seen, tried, err := r.drive(ctx, s)
 	switch {
 	case err == nil:
-	case ctx.Err() != nil: // a server that stops leaves it to the next one
+	case ctx.Err() != nil, apierrors.IsConflict(err), apierrors.IsNotFound(err):
+		// A server that stops leaves it to the next one, and what has changed is looked at again.
 		return reconcile.Result{}, fmt.Errorf("run sandbox %s/%s: %w", s.Namespace, s.Name, err)
 	case tried == suspend || tried == resume:
 		return r.missed(ctx, s, seen, tried, err)
@@ -181,13 +193,16 @@ func (r *sandboxReconciler) untilCalm(s *agents.Sandbox) time.Duration {
 	return calm - time.Since(r.served())
 }
 
-// announceStart tells people and clients that the node has begun, before it may take long.
+// announceStart writes that this node runs the sandbox, before it does anything that may take long. Of
+// two servers that see it without a node, one succeeds, and the other does nothing.
 func (r *sandboxReconciler) announceStart(ctx context.Context, s *agents.Sandbox) error {
-	if s.Status.Barchan != nil || s.Spec.OperatingMode == agents.ModeSuspended {
+	if s.Status.NodeName != "" || s.Spec.OperatingMode == agents.ModeSuspended {
 		return nil
 	}
 	failpoint.Reach("sandbox/seen")
-	return r.writeStatus(ctx, s, startingStatus(s))
+	status := startingStatus(s)
+	status.NodeName = r.node
+	return r.writeStatus(ctx, s, status)
 }
 
 // failed records why the sandbox is not as wanted. What only the user can mend is final.
@@ -214,8 +229,32 @@ func (r *sandboxReconciler) failed(ctx context.Context, s *agents.Sandbox, seen 
 	return reconcile.Result{}, fmt.Errorf("run sandbox %s/%s: %w", s.Namespace, s.Name, cause)
 }
 
-// remove clears the node first and lets the object go only then.
-func (r *sandboxReconciler) remove(ctx context.Context, s *agents.Sandbox) error {
+// expire acts on a shutdown time that has passed. It only writes, over the version that was read: where
+// a client has extended the sandbox meanwhile, nothing ends. What it wrote has the node clear up.
+func (r *sandboxReconciler) expire(ctx context.Context, s *agents.Sandbox) error {
+	end := s.Spec.ShutdownTime.UTC().Format(time.RFC3339)
+	var err error
+	switch {
+	case s.Spec.Barchan != nil && s.Spec.Barchan.OnTimeout == agents.TimeoutPause:
+		s.Spec.OperatingMode, s.Spec.ShutdownTime = agents.ModeSuspended, nil
+		s.Spec.Barchan.Resume = agents.ResumeMemory // what was wanted of an earlier resume is done
+		err = r.client.Update(ctx, s)
+	case s.Spec.ShutdownPolicy == agents.ShutdownDelete:
+		err = r.client.Delete(ctx, s, client.Preconditions{UID: &s.UID, ResourceVersion: &s.ResourceVersion})
+	default:
+		err = r.writeStatus(ctx, s, expiredStatus(s))
+	}
+	if err != nil {
+		return fmt.Errorf("end expired sandbox %s/%s: %w", s.Namespace, s.Name, err)
+	}
+	if r.events != nil {
+		r.events.Eventf(s, nil, corev1.EventTypeNormal, "Expired", "Expire", "its shutdownTime %s has passed", end)
+	}
+	return nil
+}
+
+// clear removes from the node what has ended for good, and then lets the object go.
+func (r *sandboxReconciler) clear(ctx context.Context, s *agents.Sandbox) error {
 	if !controllerutil.ContainsFinalizer(s, agents.NodeFinalizer) {
 		return nil
 	}
@@ -234,42 +273,6 @@ func (r *sandboxReconciler) remove(ctx context.Context, s *agents.Sandbox) error
 	failpoint.Reach("sandbox/released")
 	r.log.InfoContext(ctx, "sandbox removed", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name)
 	return nil
-}
-
-// expire acts on a shutdown time that has passed.
-func (r *sandboxReconciler) expire(ctx context.Context, s *agents.Sandbox) error {
-	if r.events != nil && !expired(s) {
-		r.events.Eventf(s, nil, corev1.EventTypeNormal, "Expired", "Expire", "its shutdownTime %s has passed", s.Spec.ShutdownTime.UTC().Format(time.RFC3339))
-	}
-	if s.Spec.Barchan != nil && s.Spec.Barchan.OnTimeout == agents.TimeoutPause {
-		s.Spec.OperatingMode, s.Spec.ShutdownTime = agents.ModeSuspended, nil
-		s.Spec.Barchan.Resume = agents.ResumeMemory // what was wanted of an earlier resume is done
-		if err := r.client.Update(ctx, s); err != nil {
-			return fmt.Errorf("pause expired sandbox %s/%s: %w", s.Namespace, s.Name, err)
-		}
-		return nil
-	}
-	if s.Spec.ShutdownPolicy == agents.ShutdownDelete {
-		same := client.Preconditions{UID: &s.UID, ResourceVersion: &s.ResourceVersion}
-		if err := r.client.Delete(ctx, s, same); err != nil {
-			return fmt.Errorf("delete expired sandbox %s/%s: %w", s.Namespace, s.Name, err)
-		}
-		return nil
-	}
-	if controllerutil.ContainsFinalizer(s, agents.NodeFinalizer) {
-		if err := r.runner.Remove(ctx, refOf(s)); err != nil {
-			return fmt.Errorf("clear expired sandbox %s/%s: %w", s.Namespace, s.Name, err)
-		}
-		if err := r.writeStatus(ctx, s, expiredStatus(s)); err != nil {
-			return err
-		}
-		controllerutil.RemoveFinalizer(s, agents.NodeFinalizer)
-		if err := r.client.Update(ctx, s); err != nil {
-			return fmt.Errorf("release expired sandbox %s/%s: %w", s.Namespace, s.Name, err)
-		}
-		return nil
-	}
-	return r.writeStatus(ctx, s, expiredStatus(s))
 }
 
 // expired reports whether the end of a retained sandbox has been noted.

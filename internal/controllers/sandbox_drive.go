@@ -8,7 +8,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -35,6 +39,11 @@ func (r *sandboxReconciler) drive(ctx context.Context, s *agents.Sandbox) (sandb
 		return seen, still, fmt.Errorf("observe: %w", err)
 	}
 	todo := moveOf(s, seen.State)
+	if todo == suspend || (todo == resume && resumesFromFiles(s)) {
+		if err := r.confirm(ctx, s); err != nil {
+			return seen, still, err
+		}
+	}
 	switch {
 	case todo == start:
 		seen, err = r.runner.Ensure(ctx, s)
@@ -49,6 +58,22 @@ func (r *sandboxReconciler) drive(ctx context.Context, s *agents.Sandbox) (sandb
 	}
 	return seen, todo, err
 }
+
+// confirm asks the API server whether a sandbox still says what the cache shows, before memory or files of
+// it are given up. If not, it is a conflict.
+func (r *sandboxReconciler) confirm(ctx context.Context, s *agents.Sandbox) error {
+	now := &agents.Sandbox{}
+	if err := r.client.Get(ctx, client.ObjectKeyFromObject(s), now); err != nil {
+		return fmt.Errorf("read sandbox %s/%s: %w", s.Namespace, s.Name, err)
+	}
+	if now.UID != s.UID || !apiequality.Semantic.DeepEqual(&now.Spec, &s.Spec) {
+		return apierrors.NewConflict(schema.GroupResource{Group: agents.GroupVersion.Group, Resource: "sandboxes"}, s.Name, errChanged)
+	}
+	return nil
+}
+
+// errChanged is why a sandbox is looked at again before anything of it is given up.
+var errChanged = errors.New("its spec is not what the cache shows")
 
 func moveOf(s *agents.Sandbox, is sandbox.ContainerState) move {
 	sleeps := s.Spec.OperatingMode == agents.ModeSuspended

@@ -111,11 +111,14 @@ func setFailure(s *agents.Sandbox, status *agents.SandboxStatus, reason, text st
 	status.Barchan.Phase = string(sandbox.PhaseOf(&after))
 }
 
-// expiredStatus is what upstream leaves of a retained sandbox whose time has passed.
+// expiredStatus is what upstream leaves of a retained sandbox whose time has passed, with the node, which
+// has yet to remove it, and why it had ended before, if it had.
 func expiredStatus(s *agents.Sandbox) *agents.SandboxStatus {
-	status := &agents.SandboxStatus{Barchan: &agents.BarchanStatus{ID: string(sandbox.IDOf(s.UID)), Phase: string(sandbox.Dead)}}
-	if old := meta.FindStatusCondition(s.Status.Conditions, agents.ConditionReady); old != nil {
-		status.Conditions = []metav1.Condition{*old}
+	status := &agents.SandboxStatus{NodeName: s.Status.NodeName, Barchan: &agents.BarchanStatus{ID: string(sandbox.IDOf(s.UID)), Phase: string(sandbox.Dead)}}
+	for _, kind := range []string{agents.ConditionReady, agents.ConditionFinished} {
+		if old := meta.FindStatusCondition(s.Status.Conditions, kind); old != nil {
+			status.Conditions = append(status.Conditions, *old)
+		}
 	}
 	conditionSetter(s, status)(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxExpired, "its shutdownTime has passed")
 	return status

@@ -148,7 +148,7 @@ func newWorld(t *testing.T, s *agents.Sandbox) *world {
 	m := &machine{
 		states: map[sandbox.Ref]sandbox.ContainerState{}, bound: map[sandbox.Ref][]corev1.EnvVar{}, limited: map[sandbox.Ref]*agents.EgressPolicy{},
 	}
-	return &world{t, c, m, &sandboxReconciler{log: telemetry.Discard(), client: c, cache: c, runner: m, members: newGate(1), refused: newRefusals()}}
+	return &world{t, c, m, &sandboxReconciler{log: telemetry.Discard(), client: c, cache: c, runner: m, node: "n1", members: newGate(1), refused: newRefusals()}}
 }
 
 // settle reconciles until nothing changes any more and returns the object, nil once it is gone.

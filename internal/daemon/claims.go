@@ -128,7 +128,7 @@ func (d *Daemon) pushControllers(ctx context.Context, stack *lifecycle.Stack, re
 	}{
 		{"sandboxes", func() (starter, error) {
 			return controllers.NewSandbox(controllers.SandboxConfig{
-				Log: d.cfg.Log, Client: live, Cache: watched, Runner: d.machine.node, Changes: d.machine.node.Changes(), Events: recorder, Origins: d.cache,
+				Log: d.cfg.Log, Client: live, Cache: watched, Runner: d.machine.node, Node: d.cfg.NodeName, Changes: d.machine.node.Changes(), Events: recorder, Origins: d.cache,
 				ForkSecrets: d.cfg.ForkSecrets, Served: d.picker.Served,
 			})
 		}},
@@ -137,7 +137,7 @@ func (d *Daemon) pushControllers(ctx context.Context, stack *lifecycle.Stack, re
 		}},
 		{"checkpoints", func() (starter, error) {
 			return checkpoint.New(checkpoint.Config{
-				Log: d.cfg.Log, Client: live, Cache: watched, Objects: d.cache, Runner: d.machine.node, Events: recorder,
+				Log: d.cfg.Log, Client: live, Cache: watched, Objects: d.cache, Runner: d.machine.node, Node: d.cfg.NodeName, Events: recorder,
 			})
 		}},
 		{"pools", func() (starter, error) {

@@ -64,7 +64,7 @@ func startCheckpoints(t *testing.T, cfg *rest.Config, node *checkpointsuite.Node
 		t.Fatal(err)
 	}
 	checkpoints, err := checkpoint.New(checkpoint.Config{
-		Log: telemetry.Discard(), Client: c.Live(), Cache: c.Informers(), Objects: c, Runner: node,
+		Log: telemetry.Discard(), Client: c.Live(), Cache: c.Informers(), Objects: c, Runner: node, Node: "n1",
 		SweepEvery: tuning.SweepEvery, ImportPatience: tuning.ImportPatience,
 	})
 	if err != nil {
@@ -91,7 +91,7 @@ func startSandboxes(t *testing.T, cfg *rest.Config, machine *checkpointsuite.Mac
 		t.Fatal(err)
 	}
 	sandboxes, err := controllers.NewSandbox(controllers.SandboxConfig{
-		Log: telemetry.Discard(), Client: c.Live(), Cache: c.Informers(), Runner: machine, Origins: c, ForkSecrets: forkSecrets,
+		Log: telemetry.Discard(), Client: c.Live(), Cache: c.Informers(), Runner: machine, Node: "n1", Origins: c, ForkSecrets: forkSecrets,
 	})
 	if err != nil {
 		t.Fatal(err)

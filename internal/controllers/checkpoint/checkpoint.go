@@ -56,6 +56,8 @@ type Config struct {
 	Objects Objects
 	// Runner keeps the data.
 	Runner controllers.CheckpointRunner
+	// Node is the name of the Runner's machine. The checkpoints of others are left alone.
+	Node string
 	// Events records what users should see beside the object; nil records nothing.
 	Events events.EventRecorder
 	// Workers bounds how many checkpoints are worked on at once. Default 16.
@@ -68,8 +70,8 @@ type Config struct {
 }
 
 func (c *Config) complete() error {
-	if c.Log == nil || c.Client == nil || c.Cache == nil || c.Objects == nil || c.Runner == nil {
-		return fmt.Errorf("checkpoint controller: Log, Client, Cache, Objects and Runner are required: %w", errs.ErrInvalid)
+	if c.Log == nil || c.Client == nil || c.Cache == nil || c.Objects == nil || c.Runner == nil || c.Node == "" {
+		return fmt.Errorf("checkpoint controller: Log, Client, Cache, Objects, Runner and Node are required: %w", errs.ErrInvalid)
 	}
 	if c.Workers == 0 {
 		c.Workers = defaultWorkers
@@ -89,7 +91,7 @@ func New(cfg Config) (controller.Controller, error) {
 		return nil, err
 	}
 	r := &reconciler{
-		log: cfg.Log.With("component", "checkpoint-controller"), client: cfg.Client, objects: cfg.Objects, runner: cfg.Runner,
+		log: cfg.Log.With("component", "checkpoint-controller"), client: cfg.Client, objects: cfg.Objects, runner: cfg.Runner, node: cfg.Node,
 		events: cfg.Events, sweepEvery: cfg.SweepEvery, importPatience: cfg.ImportPatience,
 		began: time.Now(),
 	}
@@ -104,6 +106,7 @@ type reconciler struct {
 	client         client.Client
 	objects        Objects
 	runner         controllers.CheckpointRunner
+	node           string
 	events         events.EventRecorder
 	sweepEvery     time.Duration
 	importPatience time.Duration

@@ -29,6 +29,9 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err != nil {
 		return reconcile.Result{}, err
 	}
+	if r.elsewhere(nodeOf(c)) {
+		return reconcile.Result{}, nil
+	}
 	result, err := r.step(ctx, c)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		// Somebody else wrote first: look again once the cache shows it.
@@ -38,6 +41,17 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, fmt.Errorf("checkpoint %s: %w", req, err)
 	}
 	return result, nil
+}
+
+// elsewhere reports whether a node's name is that of another one, to which its checkpoints are left.
+func (r *reconciler) elsewhere(node string) bool { return node != "" && node != r.node }
+
+// nodeOf is the node that has a checkpoint's data, or writes them; empty before that.
+func nodeOf(c *barchan.Checkpoint) string {
+	if c.Status.Source == nil {
+		return ""
+	}
+	return c.Status.Source.Node
 }
 
 func (r *reconciler) step(ctx context.Context, c *barchan.Checkpoint) (result reconcile.Result, err error) {

@@ -24,7 +24,7 @@ func start(t *testing.T, cfg *rest.Config, node *checkpointsuite.Node, tuning ch
 		t.Fatal(err)
 	}
 	checkpoints, err := checkpoint.New(checkpoint.Config{
-		Log: telemetry.Discard(), Client: c.Live(), Cache: c.Informers(), Objects: c, Runner: node,
+		Log: telemetry.Discard(), Client: c.Live(), Cache: c.Informers(), Objects: c, Runner: node, Node: "n1",
 		SweepEvery: tuning.SweepEvery, ImportPatience: tuning.ImportPatience,
 	})
 	if err != nil {
@@ -51,7 +51,7 @@ func startSandboxes(t *testing.T, cfg *rest.Config, machine *checkpointsuite.Mac
 		t.Fatal(err)
 	}
 	sandboxes, err := controllers.NewSandbox(controllers.SandboxConfig{
-		Log: telemetry.Discard(), Client: c.Live(), Cache: c.Informers(), Runner: machine, Origins: c, ForkSecrets: forkSecrets,
+		Log: telemetry.Discard(), Client: c.Live(), Cache: c.Informers(), Runner: machine, Node: "n1", Origins: c, ForkSecrets: forkSecrets,
 	})
 	if err != nil {
 		t.Fatal(err)

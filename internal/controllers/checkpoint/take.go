@@ -9,7 +9,9 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
@@ -49,6 +51,9 @@ func (r *reconciler) take(ctx context.Context, c *barchan.Checkpoint) error {
 	if err != nil {
 		return fmt.Errorf("read sandbox %s: %w", c.Spec.SandboxName, err)
 	}
+	if r.elsewhere(s.Status.NodeName) {
+		return nil
+	}
 	todo, why := judge(c, s)
 	if todo == refuse {
 		return r.fail(ctx, c, why)
@@ -57,7 +62,7 @@ func (r *reconciler) take(ctx context.Context, c *barchan.Checkpoint) error {
 		return err
 	}
 	if todo == putToSleep {
-		if err := r.suspend(ctx, s); err != nil {
+		if err := r.suspend(ctx, c, s); err != nil {
 			return err
 		}
 	}
@@ -118,8 +123,16 @@ func because(what, why string) string {
 	return what + ": " + why
 }
 
-// suspend has a source sleep, on the condition that it is as it was read.
-func (r *reconciler) suspend(ctx context.Context, s *agents.Sandbox) error {
+// suspend has a source sleep, on the condition that it is as it was read, and that the checkpoint still
+// waits for it: the cache may show one that was taken before the source was resumed.
+func (r *reconciler) suspend(ctx context.Context, c *barchan.Checkpoint, s *agents.Sandbox) error {
+	now := &barchan.Checkpoint{}
+	if err := r.client.Get(ctx, client.ObjectKeyFromObject(c), now); err != nil {
+		return fmt.Errorf("read it: %w", err)
+	}
+	if now.UID != c.UID || now.ResourceVersion != c.ResourceVersion {
+		return apierrors.NewConflict(schema.GroupResource{Group: barchan.GroupVersion.Group, Resource: "checkpoints"}, c.Name, errChanged)
+	}
 	s.Spec.OperatingMode = agents.ModeSuspended
 	if err := r.client.Update(ctx, s); err != nil {
 		return fmt.Errorf("suspend sandbox %s: %w", s.Name, err)
@@ -127,6 +140,9 @@ func (r *reconciler) suspend(ctx context.Context, s *agents.Sandbox) error {
 	failpoint.Reach("checkpointobject/suspended")
 	return nil
 }
+
+// errChanged is why a checkpoint is looked at again before its source is suspended.
+var errChanged = errors.New("it is not what the cache shows")
 
 // intend writes down what is about to be captured.
 func (r *reconciler) intend(ctx context.Context, c *barchan.Checkpoint, s *agents.Sandbox) error {

@@ -96,8 +96,10 @@ func (r *reconciler) Reconcile(ctx context.Context, who reconcile.Request) (reco
 
 func (r *reconciler) step(ctx context.Context, w *work) (result reconcile.Result, err error) {
 	switch {
-	case w.claim.DeletionTimestamp != nil || hasExpired(w.claim):
-		return reconcile.Result{}, nil // what it owns goes by its owner reference, or is gone
+	case w.claim.DeletionTimestamp != nil:
+		return reconcile.Result{}, nil // what it owns goes by its owner reference
+	case hasExpired(w.claim):
+		return reconcile.Result{}, r.removeOwned(ctx, w)
 	case isOver(w.claim):
 		return reconcile.Result{}, r.expire(ctx, w)
 	case w.claim.Status.Sandbox.Name != "":

@@ -121,26 +121,9 @@ func (r *reconciler) expire(ctx context.Context, w *work) error {
 	return nil
 }
 
-// retain deletes the sandbox of an expired claim and notes its end.
+// retain notes the end of an expired claim, over the version that was read: where a client has extended it
+// meanwhile, nothing ends. Only then its sandbox goes.
 func (r *reconciler) retain(ctx context.Context, w *work, why string) error {
-	owned, err := r.owned(ctx, w)
-	if err != nil {
-		return err
-	}
-	if w.claim.Status.Sandbox.Name != "" {
-		s, cached, err := r.named(ctx, w.claim)
-		if err != nil {
-			return err
-		}
-		if s != nil && !cached {
-			owned = append(owned, *s)
-		}
-	}
-	for i := range owned {
-		if err := r.remove(ctx, w, &owned[i]); err != nil {
-			return err
-		}
-	}
 	status := waiting(w.claim, extensions.ReasonClaimExpired, why+"; make a new claim to get another sandbox")
 	status.Sandbox = extensions.ClaimedSandbox{}
 	if _, err := r.write(ctx, w, status); err != nil {
@@ -148,6 +131,21 @@ func (r *reconciler) retain(ctx context.Context, w *work, why string) error {
 	}
 	r.log.InfoContext(ctx, "claim expired", telemetry.Namespace, w.who.Namespace, telemetry.Name, w.who.Name, telemetry.Reason, why)
 	r.tell(w, corev1.EventTypeNormal, extensions.ReasonClaimExpired, why)
+	return r.removeOwned(ctx, w)
+}
+
+// removeOwned deletes the sandboxes of a claim whose end is noted. What the cache does not show as the
+// claim's yet brings it back here by its event.
+func (r *reconciler) removeOwned(ctx context.Context, w *work) error {
+	owned, err := r.owned(ctx, w)
+	if err != nil {
+		return err
+	}
+	for i := range owned {
+		if err := r.remove(ctx, w, &owned[i]); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

@@ -250,13 +250,13 @@ func (r *reconciler) removeBoth(ctx context.Context, s *situation) (err error) {
 	return err
 }
 
-// remove deletes what is still the one that was seen.
+// remove deletes what is still as it was seen.
 func (r *reconciler) remove(ctx context.Context, o client.Object) error {
 	if o.GetDeletionTimestamp() != nil {
 		return nil
 	}
-	uid := o.GetUID()
-	if err := r.client.Delete(ctx, o, client.Preconditions{UID: &uid}); client.IgnoreNotFound(err) != nil {
+	uid, version := o.GetUID(), o.GetResourceVersion()
+	if err := r.client.Delete(ctx, o, client.Preconditions{UID: &uid, ResourceVersion: &version}); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("delete %s: %w", o.GetName(), err)
 	}
 	failpoint.Reach("warmup/unseeded")
