@@ -11,9 +11,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/adminclient"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/ctrd"
@@ -154,7 +156,59 @@ func (d *Daemon) startNode(ctx context.Context, stack *lifecycle.Stack) (err err
 	if err := d.machine.start(ctx, stack); err != nil {
 		return err
 	}
+	if err := checkNodeName(ctx, d.cfg.NodeName, d.machine.node, d.cache); err != nil {
+		return err
+	}
 	return d.startContainerdHealth(ctx, stack)
+}
+
+// inventory is what a node has; package node has it.
+type inventory interface {
+	List(ctx context.Context) ([]node.Status, error)
+	Checkpoints(ctx context.Context) ([]sandbox.Captured, error)
+}
+
+// named reads objects by name; package cache has it.
+type named interface {
+	Sandbox(ctx context.Context, key types.NamespacedName) (*agents.Sandbox, error)
+	Checkpoint(ctx context.Context, key types.NamespacedName) (*barchan.Checkpoint, error)
+}
+
+// checkNodeName refuses a name under which this machine's own sandboxes and checkpoints would be those of
+// another node: their objects name the machine as it was called when they were made.
+func checkNodeName(ctx context.Context, name string, has inventory, objects named) error {
+	refuse := func(what, namespace, of, was string) error {
+		return fmt.Errorf("nodeName: is %q, but %s %s/%s on this machine is of node %q; set nodeName: %s, or delete what is of that node before the name changes: %w",
+			name, what, namespace, of, was, was, errs.ErrInvalid)
+	}
+	boxes, err := has.List(ctx)
+	if err != nil {
+		return err
+	}
+	for _, b := range boxes {
+		s, err := objects.Sandbox(ctx, types.NamespacedName{Namespace: b.Ref.Namespace, Name: b.Ref.Name})
+		if err == nil && s.UID == b.Ref.UID && s.Status.NodeName != "" && s.Status.NodeName != name {
+			return refuse("sandbox", s.Namespace, s.Name, s.Status.NodeName)
+		}
+		if err != nil && !errors.Is(err, errs.ErrNotFound) {
+			return err
+		}
+	}
+	kept, err := has.Checkpoints(ctx)
+	if err != nil {
+		return err
+	}
+	for i := range kept {
+		ref := kept[i].Checkpoint
+		c, err := objects.Checkpoint(ctx, types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name})
+		if err == nil && c.UID == ref.UID && c.Status.Source != nil && c.Status.Source.Node != "" && c.Status.Source.Node != name {
+			return refuse("checkpoint", c.Namespace, c.Name, c.Status.Source.Node)
+		}
+		if err != nil && !errors.Is(err, errs.ErrNotFound) {
+			return err
+		}
+	}
+	return nil
 }
 
 // start puts containerd and the node on the stack and returns when what ran is adopted.

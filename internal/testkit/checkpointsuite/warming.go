@@ -161,6 +161,7 @@ func warmUpLate(t *testing.T, cfg Config) {
 	p := w.pool(1)
 	w.full(p, 1, "")
 	name := w.name()
+	w.until("the checkpoint is being taken", func() (bool, string) { return w.node.waiting() > 0, "" })
 	w.node.hold(false)
 	w.phase(&barchan.Checkpoint{ObjectMeta: w.at(name)}, barchan.CheckpointReady, "")
 	w.gone(&agents.Sandbox{ObjectMeta: w.at(name)}) // so the controllers, which share a cache, know of it
