@@ -69,6 +69,7 @@ func Run(t *testing.T, cfg Config) {
 		{"NameTaken", false, nameTaken},
 		{"Quota", false, overQuota},
 		{"ExpiryRetains", false, expiryRetains},
+		{"ExpiryExtended", false, expiryExtended},
 		{"ExpiryDeletes", true, expiryDeletes},
 		{"TTL", false, ttl},
 		{"OutlivesPoolAndTemplate", false, outlives},

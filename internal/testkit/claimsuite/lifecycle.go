@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -18,6 +20,7 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/cache"
 	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
@@ -47,6 +50,38 @@ func expiryRetains(t *testing.T, cfg *Config) {
 	w.served(w.claim("later"))
 	if all := w.owned(c); len(all) > 0 {
 		t.Errorf("an expired claim got %d sandboxes", len(all))
+	}
+}
+
+// A claim that a client extends in time keeps its sandbox, however late the controller's cache shows it.
+func expiryExtended(t *testing.T, cfg *Config) {
+	w := start(t, cfg, options{})
+	w.pool(w.template(), 1)
+	c, s := w.served(w.claim("c"))
+	until := func(end time.Time) {
+		c = update(w, c, func(c *extensions.SandboxClaim) {
+			c.Spec.Lifecycle = &extensions.ClaimLifecycle{ShutdownTime: new(metav1.NewTime(end))}
+		})
+	}
+	until(time.Now().Add(5 * time.Second))
+	version := c.ResourceVersion
+	_, err := cache.Wait(t.Context(), w.cache, client.ObjectKeyFromObject(c), func(c *extensions.SandboxClaim) (bool, error) {
+		return c != nil && c.ResourceVersion == version, nil
+	})
+	must(t, err)
+	w.hold()
+	until(time.Now().Add(time.Hour))
+	before := len(w.writes.all())
+	eventually.True(t, "the controller did not try to end the claim", func() bool { return len(w.writes.all()) > before })
+	w.release()
+	w.served(c)
+	for _, write := range w.writes.all() {
+		if strings.HasPrefix(write, http.MethodDelete) {
+			t.Errorf("the controller asked for %s", write)
+		}
+	}
+	if all := w.owned(c); len(all) != 1 || all[0].UID != s.UID {
+		t.Errorf("the claim has %d sandboxes", len(all))
 	}
 }
 

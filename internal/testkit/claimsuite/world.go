@@ -29,6 +29,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/quota"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+	"github.com/barchan-dev/barchan/internal/testkit/lag"
 	"github.com/barchan-dev/barchan/internal/testkit/standin"
 )
 
@@ -58,6 +59,8 @@ type world struct {
 	nodes     *node
 	told      *told
 	stop      func()
+	// hold keeps changes of claims from the controller's cache, until release.
+	hold, release func()
 }
 
 func start(t *testing.T, cfg *Config, opt options) *world {
@@ -77,7 +80,9 @@ func start(t *testing.T, cfg *Config, opt options) *world {
 	base, err := client.NewWithWatch(counted, client.Options{Scheme: scheme})
 	must(t, err)
 	controlled := interceptor.NewClient(base, opt.hooks)
-	w.cache, err = cache.New(t.Context(), cache.Config{REST: cfg.REST})
+	lagging, hold, release := lag.New(cfg.REST, lag.Only("sandboxclaims"))
+	w.hold, w.release = hold, release
+	w.cache, err = cache.New(t.Context(), cache.Config{REST: lagging})
 	must(t, err)
 	quotas, err := quota.New(quota.Config{Reader: w.cache, Log: telemetry.Discard(), Defaults: opt.limits})
 	must(t, err)
