@@ -125,38 +125,36 @@ func (p *prober) startup(ctx context.Context, s *corev1.Probe) bool {
 	return good || ctx.Err() != nil
 }
 
-// watch asks at the probe's period and tells each change from the last verdict, and the
-// first, until tell returns false or ctx ends. A sandbox that sleeps is not asked.
+// watch asks as the probe says and tells each change from the last verdict, and the first, until tell
+// returns false or ctx ends. A sandbox that sleeps is not asked.
 func (p *prober) watch(ctx context.Context, s *corev1.Probe, initially bool, tell func(ok bool, why string) bool) {
 	if !sleep(ctx, time.Duration(s.InitialDelaySeconds)*time.Second) {
 		return
 	}
-	verdict, told := initially, false
-	successes, failures := int32(0), int32(0)
+	v := newVerdict(s, initially)
 	for {
+		next := v.period()
 		if p.u.observed().State == sandbox.ContainerRunning {
-			if err := p.ask(ctx, s); err == nil {
-				successes, failures = successes+1, 0
-				if successes >= orElse(s.SuccessThreshold, 1) && (!verdict || !told) {
-					verdict, told = true, true
-					if !tell(true, "") {
-						return
-					}
-				}
-			} else if ctx.Err() == nil {
-				successes, failures = 0, failures+1
-				if failures >= orElse(s.FailureThreshold, 3) && (verdict || !told) {
-					verdict, told = false, true
-					if !tell(false, err.Error()) {
-						return
-					}
-				}
+			err := p.ask(ctx, s)
+			if ctx.Err() != nil {
+				return
 			}
+			if v.add(err, time.Now()) && !tell(v.good, textOf(err)) {
+				return
+			}
+			next = v.pause(time.Now())
 		}
-		if !sleep(ctx, time.Duration(orElse(s.PeriodSeconds, 10))*time.Second) {
+		if !sleep(ctx, next) {
 			return
 		}
 	}
+}
+
+func textOf(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
 }
 
 // ask asks once.

@@ -1,0 +1,100 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/barchan-dev/barchan/internal/sandbox"
+)
+
+// answering answers probes over HTTP: not before it is up, and never while it is down again.
+type answering struct {
+	up, down, back time.Duration // since it began; down zero: never
+	began          time.Time
+	asked          []time.Duration
+}
+
+func (p *answering) RoundTrip(r *http.Request) (*http.Response, error) {
+	at := time.Since(p.began)
+	p.asked = append(p.asked, at)
+	if at < p.up || (p.down > 0 && at >= p.down && at < p.back) {
+		return nil, errors.New("refused")
+	}
+	return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody, Request: r}, nil
+}
+
+// verdicts are the times of a probe's verdicts, of those that it is good in good.
+type verdicts struct{ good, bad []time.Duration }
+
+// verdictsOf asks a program for a time.
+func verdictsOf(t *testing.T, p *answering, s *corev1.Probe, initially bool, lasts time.Duration) (all verdicts) {
+	t.Helper()
+	s.HTTPGet = &corev1.HTTPGetAction{Port: intstr.FromInt32(80)}
+	u := newUnit(sandbox.Ref{UID: "u"}, sandbox.Observed{State: sandbox.ContainerRunning})
+	asks := &prober{u: u, addr: netip.MustParseAddr("10.9.0.2"), http: &http.Client{Transport: p}}
+	p.began = time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), lasts)
+	defer cancel()
+	asks.watch(ctx, s, initially, func(ok bool, _ string) bool {
+		if at := time.Since(p.began); ok {
+			all.good = append(all.good, at)
+		} else {
+			all.bad = append(all.bad, at)
+		}
+		return true
+	})
+	return all
+}
+
+// A program is found ready soon after it is, and not only when the next period begins.
+func TestProbeBeforeTheFirstSuccess(t *testing.T) {
+	for _, up := range []time.Duration{0, 40 * time.Millisecond, 300 * time.Millisecond, time.Second, 7 * time.Second, 25 * time.Second, time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			p := &answering{up: up}
+			got := verdictsOf(t, p, &corev1.Probe{FailureThreshold: 100}, false, 5*time.Minute)
+			if late := up/2 + firstPause; len(got.good) != 1 || got.good[0] < up || got.good[0] > up+min(late, 10*time.Second) {
+				t.Errorf("up after %s, ready after %v", up, got.good)
+			}
+			if n := len(p.asked); n > 60 {
+				t.Errorf("up after %s: asked %d times in 5 minutes, at first %v", up, n, p.asked[:20])
+			}
+		})
+	}
+}
+
+// However often a probe is asked, it fails after failureThreshold periods, and once begun only then.
+func TestProbeFailsByPeriods(t *testing.T) {
+	const never = time.Hour
+	for name, tt := range map[string]struct {
+		program   answering
+		probe     corev1.Probe
+		initially bool
+		want      verdicts
+	}{
+		"never up":           {answering{up: never}, corev1.Probe{}, false, verdicts{bad: []time.Duration{20 * time.Second}}},
+		"once is enough":     {answering{up: never}, corev1.Probe{FailureThreshold: 1}, false, verdicts{bad: []time.Duration{0}}},
+		"delayed":            {answering{up: never}, corev1.Probe{InitialDelaySeconds: 5, PeriodSeconds: 2}, false, verdicts{bad: []time.Duration{9 * time.Second}}},
+		"liveness":           {answering{up: never}, corev1.Probe{PeriodSeconds: 1}, true, verdicts{bad: []time.Duration{2 * time.Second}}},
+		"goes down":          {answering{down: 15 * time.Second, back: 55 * time.Second}, corev1.Probe{}, false, verdicts{good: []time.Duration{0, 60 * time.Second}, bad: []time.Duration{40 * time.Second}}},
+		"twice to be good":   {answering{}, corev1.Probe{SuccessThreshold: 2}, false, verdicts{good: []time.Duration{10 * time.Second}}},
+		"down for one asked": {answering{down: 10 * time.Second, back: 11 * time.Second}, corev1.Probe{}, false, verdicts{good: []time.Duration{0}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				got := verdictsOf(t, &tt.program, &tt.probe, tt.initially, 2*time.Minute)
+				if !slices.Equal(got.good, tt.want.good) || !slices.Equal(got.bad, tt.want.bad) {
+					t.Errorf("good at %v, bad at %v, want %+v", got.good, got.bad, tt.want)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,61 @@
+package node
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// firstPause is how long after its first failure a probe is asked again that has not succeeded yet. Each
+// further pause is half as long again.
+const firstPause = 50 * time.Millisecond
+
+// verdict is what the answers to a probe amount to. Kubernetes asks once a period. Here a probe that has
+// never succeeded is asked more often, so that a sandbox is ready soon after its program is; one failure
+// a period counts nevertheless, so that failureThreshold means what it says.
+type verdict struct {
+	probe *corev1.Probe
+	// good is the verdict, and reported whether it has been returned as new.
+	good, reported bool
+	// begun says that it has succeeded once, or is taken to have.
+	begun               bool
+	successes, failures int32
+	counts              time.Time // from when on a failure counts, before the first success
+	next                time.Duration
+}
+
+func newVerdict(s *corev1.Probe, initially bool) *verdict {
+	return &verdict{probe: s, good: initially, begun: initially, next: firstPause}
+}
+
+func (v *verdict) period() time.Duration {
+	return time.Duration(orElse(v.probe.PeriodSeconds, 10)) * time.Second
+}
+
+// add takes an answer, and reports whether it makes the verdict another one, or the first.
+func (v *verdict) add(failure error, now time.Time) (changed bool) {
+	if failure == nil {
+		v.begun, v.successes, v.failures = true, v.successes+1, 0
+		changed = v.successes >= orElse(v.probe.SuccessThreshold, 1) && (!v.good || !v.reported)
+	} else {
+		v.successes = 0
+		if v.begun || !now.Before(v.counts) {
+			v.failures, v.counts = v.failures+1, now.Add(v.period())
+		}
+		changed = v.failures >= orElse(v.probe.FailureThreshold, 3) && (v.good || !v.reported)
+	}
+	if changed {
+		v.good, v.reported = failure == nil, true
+	}
+	return changed
+}
+
+// pause is how long to wait before the probe is asked again.
+func (v *verdict) pause(now time.Time) time.Duration {
+	if v.begun {
+		return v.period()
+	}
+	pause := min(v.next, v.counts.Sub(now))
+	v.next = min(v.next+v.next/2, v.period())
+	return pause
+}
