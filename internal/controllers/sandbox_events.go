@@ -101,8 +101,12 @@ func (p step) entrypointEnded() (news, bool) {
 	if _, finished := p.finished(); finished || code == nil || exitOf(p.before) != nil {
 		return news{}, false
 	}
+	kind := corev1.EventTypeNormal
+	if *code != 0 {
+		kind = corev1.EventTypeWarning
+	}
 	note := fmt.Sprintf("its entrypoint ended with code %d; the sandbox lives on", *code)
-	return news{corev1.EventTypeNormal, "EntrypointEnded", "Run", note}, true
+	return news{kind, "EntrypointEnded", "Run", note}, true
 }
 
 func exitOf(s *agents.SandboxStatus) *int32 {

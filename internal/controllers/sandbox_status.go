@@ -2,6 +2,8 @@ package controllers
 
 import (
 	"cmp"
+	"fmt"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -57,11 +59,7 @@ func setConditions(s *agents.Sandbox, status *agents.SandboxStatus, seen sandbox
 	switch seen.State {
 	case sandbox.ContainerRunning:
 		set(agents.ConditionPodScheduled, metav1.ConditionTrue, "Scheduled", "")
-		if seen.Probed {
-			set(agents.ConditionReady, metav1.ConditionTrue, agents.ReasonDependenciesReady, "")
-		} else {
-			set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonDependenciesNotReady, seen.Message)
-		}
+		setReady(set, seen)
 		set(agents.ConditionSuspended, metav1.ConditionFalse, agents.ReasonNotSuspended, "")
 	case sandbox.ContainerPaused:
 		if _, failed := sandbox.ResumeFailure(s); !failed {
@@ -80,6 +78,23 @@ func setConditions(s *agents.Sandbox, status *agents.SandboxStatus, seen sandbox
 		}
 		set(agents.ConditionReady, metav1.ConditionFalse, reason, seen.Message)
 		set(agents.ConditionFinished, metav1.ConditionTrue, reason, seen.Message)
+	}
+}
+
+// setReady says whether a sandbox that runs is ready: its probes succeed, and its entrypoint has not failed,
+// which is started again or not as its restartPolicy says.
+func setReady(set func(kind string, value metav1.ConditionStatus, reason, message string), seen sandbox.Observed) {
+	failure := ""
+	if seen.EntrypointExit != nil && *seen.EntrypointExit != 0 {
+		failure = fmt.Sprintf("its entrypoint ended with code %d, and is not started again; commands can still be run", *seen.EntrypointExit)
+	}
+	switch {
+	case !seen.Probed:
+		set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonDependenciesNotReady, strings.TrimPrefix(failure+"; "+seen.Message, "; "))
+	case failure != "":
+		set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonPodFailed, failure)
+	default:
+		set(agents.ConditionReady, metav1.ConditionTrue, agents.ReasonDependenciesReady, "")
 	}
 }
 

@@ -106,7 +106,7 @@ func Fits(s *agents.Sandbox, revision string) bool {
 
 // Spare reports whether a sandbox is an unclaimed member of a pool that can be handed out now.
 func Spare(s *agents.Sandbox) bool {
-	return MemberOf(s) != "" && sandbox.PhaseOf(s) == sandbox.Running
+	return MemberOf(s) != "" && sandbox.PhaseOf(s) == sandbox.Running && sandbox.Ready(s)
 }
 
 // Adopt makes a copy of a member the sandbox of a claim: nothing of the pool but its origin

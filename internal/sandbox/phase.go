@@ -63,7 +63,7 @@ func PhaseOf(s *agents.Sandbox) Phase {
 		return Resuming
 	case wantsSleep && Started(s):
 		return Pausing
-	case Ready(s):
+	case Ready(s), EntrypointFailed(s):
 		return Running
 	case Started(s) || (s.Status.Barchan != nil && s.Status.Barchan.Phase == string(Starting)):
 		return Starting
@@ -75,6 +75,13 @@ func PhaseOf(s *agents.Sandbox) Phase {
 // Ready reports whether the sandbox's agent answered when its controller last looked.
 func Ready(s *agents.Sandbox) bool {
 	return meta.IsStatusConditionTrue(s.Status.Conditions, agents.ConditionReady)
+}
+
+// EntrypointFailed reports whether the sandbox is not ready because its entrypoint has failed and is not
+// started again. Its agent answers, and commands can be run in it.
+func EntrypointFailed(s *agents.Sandbox) bool {
+	_, failed := unreadyFor(s, agents.ReasonPodFailed)
+	return failed && !finished(s)
 }
 
 // Suspended reports whether the sandbox sleeps.

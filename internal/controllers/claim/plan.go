@@ -189,7 +189,7 @@ func (x *plan) judge(s *agents.Sandbox) verdict {
 		return leave
 	case !x.carried(s), x.cold != "" && !cold:
 		return drop
-	case fits && (!cold || sandbox.Ready(s)):
+	case fits && (!cold || sandbox.PhaseOf(s) == sandbox.Running):
 		return name
 	case fits:
 		return await

@@ -202,6 +202,8 @@ func assess(s *agents.Sandbox, now time.Time, stuckAfter time.Duration) member {
 		}
 	case pool.Spare(s):
 		m.state, m.since = ready, time.Time{}
+	case sandbox.EntrypointFailed(s):
+		m.state = failed
 	case bar(s) != "":
 		m.state, m.note = barred, bar(s)
 	case unschedulable(s):
