@@ -82,7 +82,7 @@ func moveOf(s *agents.Sandbox, is sandbox.ContainerState) move {
 		return suspend
 	case sleeps, is == sandbox.ContainerRunning, is == sandbox.ContainerExited:
 		return still
-	case is == sandbox.ContainerPaused, is == sandbox.ContainerAbsent && sandbox.Suspended(s) && hasRun(s) && keepsAsleep(s) == agents.SuspendDelete:
+	case is == sandbox.ContainerPaused, is == sandbox.ContainerAbsent && sandbox.Suspended(s) && sandbox.HasRun(s) && keepsAsleep(s) == agents.SuspendDelete:
 		return resume
 	case is == sandbox.ContainerAbsent:
 		return start

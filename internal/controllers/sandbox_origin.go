@@ -27,7 +27,7 @@ import (
 // there is not, or that failed, is an errs.ErrInvalid. Once a sandbox has run it needs its checkpoint no
 // more.
 func (r *sandboxReconciler) awaitsOrigin(ctx context.Context, s *agents.Sandbox) (waits bool, err error) {
-	if r.origins == nil || s.Spec.Barchan == nil || s.Spec.Barchan.Restore == nil || hasRun(s) || s.Spec.OperatingMode == agents.ModeSuspended {
+	if r.origins == nil || s.Spec.Barchan == nil || s.Spec.Barchan.Restore == nil || sandbox.HasRun(s) || s.Spec.OperatingMode == agents.ModeSuspended {
 		return false, nil
 	}
 	c, err := r.origin(ctx, types.NamespacedName{Namespace: s.Namespace, Name: s.Spec.Barchan.Restore.CheckpointName})
@@ -116,11 +116,6 @@ func whyNotReady(c *barchan.Checkpoint) string {
 	return "it does not say why"
 }
 
-// hasRun reports whether a sandbox has been started before.
-func hasRun(s *agents.Sandbox) bool {
-	return sandbox.Started(s) || (s.Status.Barchan != nil && s.Status.Barchan.StartedAt != nil)
-}
-
 // ready has the sandboxes looked at that wait for a checkpoint when it changes phase, what it holds, or goes.
 func (r *sandboxReconciler) ready(from crcache.Cache) source.Source {
 	enqueue := func(ctx context.Context, c *barchan.Checkpoint, q queue) {
@@ -129,7 +124,7 @@ func (r *sandboxReconciler) ready(from crcache.Cache) source.Source {
 			r.log.ErrorContext(ctx, "sandboxes of a checkpoint not found", telemetry.Namespace, c.Namespace, telemetry.Name, c.Name, telemetry.Error, err)
 		}
 		for i := range waiting {
-			if !hasRun(&waiting[i]) {
+			if !sandbox.HasRun(&waiting[i]) {
 				q.Add(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&waiting[i])})
 			}
 		}

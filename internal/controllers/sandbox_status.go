@@ -100,7 +100,7 @@ func setReady(set func(kind string, value metav1.ConditionStatus, reason, messag
 
 // keptOfAbsent says of a suspended sandbox that is not on the node what there is of it.
 func keptOfAbsent(s *agents.Sandbox) string {
-	if hasRun(s) && keepsAsleep(s) == agents.SuspendDelete {
+	if sandbox.HasRun(s) && keepsAsleep(s) == agents.SuspendDelete {
 		return "its volumes are kept"
 	}
 	return "it has not been started"

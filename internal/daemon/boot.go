@@ -28,8 +28,12 @@ func (d *Daemon) startAPI(ctx context.Context, stack *lifecycle.Stack) (err erro
 	if err := d.openTokens(); err != nil {
 		return err
 	}
+	at, err := newDoor()
+	if err != nil {
+		return err
+	}
 	d.api, err = apiserver.New(apiserver.Config{
-		DataDir: filepath.Join(d.cfg.DataDir, "apiserver"), Listen: d.cfg.KubeAddr, Log: d.cfg.Log, Admission: admit, Gate: d.health, QuotaBackendBytes: d.cfg.EtcdQuota.Value(),
+		DataDir: filepath.Join(d.cfg.DataDir, "apiserver"), Listen: d.cfg.KubeAddr, Log: d.cfg.Log, Admission: at.admit, Gate: d.health, QuotaBackendBytes: d.cfg.EtcdQuota.Value(),
 		EtcdEndpoints: d.cfg.EtcdEndpoints, EtcdCAFile: d.cfg.EtcdCA, EtcdCertFile: d.cfg.EtcdCert, EtcdKeyFile: d.cfg.EtcdKey,
 	})
 	if err != nil {

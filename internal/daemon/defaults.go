@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	goruntime "runtime"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -130,18 +132,45 @@ func (d *Daemon) ensureLocalKey(ctx context.Context, api client.Client) error {
 	return nil
 }
 
-// admit refuses at the door what this machine could not run.
-func admit(_ context.Context, obj, _ runtime.Object) field.ErrorList {
+// door refuses what this machine could not run.
+type door struct {
+	// machine is what there is of CPUs and memory.
+	machine corev1.ResourceList
+}
+
+func newDoor() (door, error) {
+	_, memory, err := readMemory()
+	if err != nil {
+		return door{}, fmt.Errorf("find out how much memory this machine has: %w", err)
+	}
+	return door{corev1.ResourceList{
+		corev1.ResourceCPU: *resource.NewQuantity(int64(goruntime.NumCPU()), resource.DecimalSI), corev1.ResourceMemory: *resource.NewQuantity(memory, resource.BinarySI),
+	}}, nil
+}
+
+// admit is an apiserver.AdmissionFunc; old is nil for what is new.
+func (d door) admit(_ context.Context, obj, old runtime.Object) field.ErrorList {
 	pod := field.NewPath("spec", "podTemplate", "spec")
 	switch o := obj.(type) {
 	case *agents.Sandbox:
 		errs := append(sandbox.CheckRunnable(&o.Spec.PodTemplate.Spec, pod), sandbox.CheckMounts(&o.Spec.SandboxBlueprint, pod)...)
+		var before *corev1.PodSpec
+		if was, isUpdate := old.(*agents.Sandbox); isUpdate {
+			before = &was.Spec.PodTemplate.Spec
+			errs = append(errs, sandbox.CheckChange(o, was, pod)...)
+		}
+		errs = append(errs, sandbox.CheckFits(&o.Spec.PodTemplate.Spec, before, d.machine, pod)...)
 		if b := o.Spec.Barchan; b != nil && b.NetworkPolicy != nil {
 			errs = append(errs, egress.CheckRules(b.NetworkPolicy.Egress, field.NewPath("spec", "barchan", "networkPolicy", "egress"))...)
 		}
 		return errs
 	case *extensions.SandboxTemplate:
 		errs := append(sandbox.CheckRunnable(&o.Spec.PodTemplate.Spec, pod), sandbox.CheckMounts(&o.Spec.SandboxBlueprint, pod)...)
+		var before *corev1.PodSpec
+		if was, isUpdate := old.(*extensions.SandboxTemplate); isUpdate {
+			before = &was.Spec.PodTemplate.Spec
+		}
+		errs = append(errs, sandbox.CheckFits(&o.Spec.PodTemplate.Spec, before, d.machine, pod)...)
 		if p := extensions.ManagedPolicy(o); p != nil {
 			errs = append(errs, egress.CheckRules(p.Egress, field.NewPath("spec", "networkPolicy", "egress"))...)
 		}

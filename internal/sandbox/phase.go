@@ -92,6 +92,11 @@ func Suspended(s *agents.Sandbox) bool {
 // Started reports whether the sandbox has an address, which it gets with its first start.
 func Started(s *agents.Sandbox) bool { return len(s.Status.PodIPs) > 0 }
 
+// HasRun reports whether the sandbox has been started before, wherever it is now.
+func HasRun(s *agents.Sandbox) bool {
+	return Started(s) || (s.Status.Barchan != nil && s.Status.Barchan.StartedAt != nil)
+}
+
 // DeadForGood reports whether the sandbox has ended and will never run again. It is the one
 // predicate by which routes are deleted and containers collected.
 func DeadForGood(s *agents.Sandbox) bool {

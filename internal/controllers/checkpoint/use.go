@@ -79,8 +79,7 @@ func originOf(b *agents.BarchanSpec) string {
 
 // needs names the checkpoint that a sandbox is yet to start from.
 func needs(s *agents.Sandbox) string {
-	ran := sandbox.Started(s) || (s.Status.Barchan != nil && s.Status.Barchan.StartedAt != nil)
-	if ran || sandbox.DeadForGood(s) {
+	if sandbox.HasRun(s) || sandbox.DeadForGood(s) {
 		return ""
 	}
 	return originOf(s.Spec.Barchan)

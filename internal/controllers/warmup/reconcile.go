@@ -169,8 +169,7 @@ func (r *reconciler) victim(ctx context.Context, c *barchan.Checkpoint) (*agents
 	}
 	for i := range all {
 		b := &all[i]
-		ran := sandbox.Started(b) || (b.Status.Barchan != nil && b.Status.Barchan.StartedAt != nil)
-		if sandbox.PhaseOf(b) == sandbox.Dead && !ran && c.Status.CompletedAt != nil && !b.CreationTimestamp.Before(c.Status.CompletedAt) {
+		if sandbox.PhaseOf(b) == sandbox.Dead && !sandbox.HasRun(b) && c.Status.CompletedAt != nil && !b.CreationTimestamp.Before(c.Status.CompletedAt) {
 			return b, nil
 		}
 	}
