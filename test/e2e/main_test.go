@@ -167,11 +167,32 @@ func testKubectl(t *testing.T, s *server) {
 	if out, err := run(strings.ReplaceAll(sandboxManifest, "emptyDir: {}", "hostPath: {path: /}"), "apply", "-f", "-"); err == nil || !strings.Contains(out, "spec.podTemplate.spec.volumes[0]") {
 		t.Errorf("a host path was not refused by its field: %v\n%s", err, out)
 	}
+	patch := `[{"op": "replace", "path": "/spec/podTemplate/spec/containers/0/image", "value": "another"}]`
+	if out, err := run("", "patch", "sandbox", "by-kubectl", "--type=json", "-p", patch); err == nil || !strings.Contains(out, "spec.podTemplate.spec.containers[0].image") {
+		t.Errorf("an image that would not be applied was not refused by its field: %v\n%s", err, out)
+	}
+	greedy := strings.NewReplacer("by-kubectl", "greedy", "cpu: 500m", `cpu: "10000"`).Replace(sandboxManifest)
+	if out, err := run(greedy, "apply", "-f", "-"); err == nil || !strings.Contains(out, "spec.podTemplate.spec.containers[0].resources.limits[cpu]") || !strings.Contains(out, "this machine has") {
+		t.Errorf("more CPUs than the machine has were not refused by their field: %v\n%s", err, out)
+	}
 	must("", "delete", "sandbox", "by-kubectl", patience)
 	if out, err := run("", "get", "sandbox", "by-kubectl"); err == nil || !strings.Contains(out, "NotFound") {
 		t.Errorf("after delete: %v\n%s", err, out)
 	}
+	must(failingManifest, "apply", "-f", "-")
+	must("", "wait", `--for=jsonpath={.status.conditions[?(@.type=="Ready")].reason}=PodFailed`, "sandbox/fails", patience)
+	if out := must("", "get", "sandbox", "fails", "-o", `jsonpath={.status.conditions[?(@.type=="Ready")]}`); !strings.Contains(out, "ended with code 9") || !strings.Contains(out, `"status":"False"`) {
+		t.Errorf("of an entrypoint that failed it says %s", out)
+	}
+	must("", "delete", "sandbox", "fails", patience)
 }
+
+const failingManifest = `
+apiVersion: agents.x-k8s.io/v1beta1
+kind: Sandbox
+metadata: {name: fails}
+spec: {podTemplate: {spec: {containers: [{name: main, image: "barchan.local/base:latest", command: [sh, -c, exit 9]}]}}}
+`
 
 func testCommands(t *testing.T, s *server) {
 	id := strings.TrimSpace(s.must("run", "--keep"))
