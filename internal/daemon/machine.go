@@ -177,18 +177,14 @@ type named interface {
 // checkNodeName refuses a name under which this machine's own sandboxes and checkpoints would be those of
 // another node: their objects name the machine as it was called when they were made.
 func checkNodeName(ctx context.Context, name string, has inventory, objects named) error {
-	refuse := func(what, namespace, of, was string) error {
-		return fmt.Errorf("nodeName: is %q, but %s %s/%s on this machine is of node %q; set nodeName: %s, or delete what is of that node before the name changes: %w",
-			name, what, namespace, of, was, was, errs.ErrInvalid)
-	}
 	boxes, err := has.List(ctx)
 	if err != nil {
 		return err
 	}
 	for _, b := range boxes {
 		s, err := objects.Sandbox(ctx, types.NamespacedName{Namespace: b.Ref.Namespace, Name: b.Ref.Name})
-		if err == nil && s.UID == b.Ref.UID && s.Status.NodeName != "" && s.Status.NodeName != name {
-			return refuse("sandbox", s.Namespace, s.Name, s.Status.NodeName)
+		if err == nil && s.UID == b.Ref.UID {
+			err = sameNode(name, s.Status.NodeName, "sandbox "+full(s))
 		}
 		if err != nil && !errors.Is(err, errs.ErrNotFound) {
 			return err
@@ -201,14 +197,21 @@ func checkNodeName(ctx context.Context, name string, has inventory, objects name
 	for i := range kept {
 		ref := kept[i].Checkpoint
 		c, err := objects.Checkpoint(ctx, types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name})
-		if err == nil && c.UID == ref.UID && c.Status.Source != nil && c.Status.Source.Node != "" && c.Status.Source.Node != name {
-			return refuse("checkpoint", c.Namespace, c.Name, c.Status.Source.Node)
+		if err == nil && c.UID == ref.UID && c.Status.Source != nil {
+			err = sameNode(name, c.Status.Source.Node, "checkpoint "+full(c))
 		}
 		if err != nil && !errors.Is(err, errs.ErrNotFound) {
 			return err
 		}
 	}
 	return nil
+}
+
+func sameNode(name, was, what string) error {
+	if was == "" || was == name {
+		return nil
+	}
+	return fmt.Errorf("nodeName: is %q, but %s on this machine is of node %q; set nodeName: %s, or delete what is of that node before the name changes: %w", name, what, was, was, errs.ErrInvalid)
 }
 
 // start puts containerd and the node on the stack and returns when what ran is adopted.
