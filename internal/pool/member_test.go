@@ -29,6 +29,11 @@ func TestAdopt(t *testing.T) {
 	if !pool.Spare(s) || !pool.Fits(s, revision(t, of)) {
 		t.Fatal("a ready member is not to be had")
 	}
+	failed := s.DeepCopy()
+	failed.Status.Conditions[0].Status, failed.Status.Conditions[0].Reason = "False", agents.ReasonPodFailed
+	if pool.Spare(failed) {
+		t.Error("a member whose entrypoint failed is to be had")
+	}
 	got := pool.Adopt(s, &metav1.OwnerReference{Kind: "SandboxClaim", Name: "c", UID: "claim"})
 	if diff := cmp.Diff(before, s); diff != "" {
 		t.Errorf("the member was changed: %s", diff)

@@ -96,17 +96,18 @@ func TestPhaseOf(t *testing.T) {
 		gone  bool
 		want  Phase
 	}{
-		"new":       {want: Pending},
-		"booting":   {ips: started, want: Starting},
-		"ready":     {ips: started, conds: []metav1.Condition{condition("Ready", "True", "DependenciesReady")}, want: Running},
-		"to sleep":  {mode: agents.ModeSuspended, ips: started, conds: []metav1.Condition{condition("Ready", "True", "DependenciesReady")}, want: Pausing},
-		"asleep":    {mode: agents.ModeSuspended, ips: started, conds: []metav1.Condition{condition("Suspended", "True", "PodTerminated")}, want: Paused},
-		"waking":    {mode: agents.ModeRunning, ips: started, conds: []metav1.Condition{condition("Suspended", "True", "PodTerminated")}, want: Resuming},
-		"not woken": {mode: agents.ModeRunning, conds: []metav1.Condition{condition("Suspended", "True", "PodTerminated"), condition("Ready", "False", ReasonResumeFailed)}, want: Paused},
-		"ended":     {ips: started, conds: []metav1.Condition{condition("Finished", "True", "PodFailed")}, want: Dead},
-		"expired":   {conds: []metav1.Condition{condition("Ready", "False", "SandboxExpired")}, want: Dead},
-		"not ready": {ips: started, conds: []metav1.Condition{condition("Ready", "False", "DependenciesNotReady")}, want: Starting},
-		"deleted":   {ips: started, gone: true, conds: []metav1.Condition{condition("Ready", "True", "DependenciesReady")}, want: Stopping},
+		"new":               {want: Pending},
+		"booting":           {ips: started, want: Starting},
+		"ready":             {ips: started, conds: []metav1.Condition{condition("Ready", "True", "DependenciesReady")}, want: Running},
+		"to sleep":          {mode: agents.ModeSuspended, ips: started, conds: []metav1.Condition{condition("Ready", "True", "DependenciesReady")}, want: Pausing},
+		"asleep":            {mode: agents.ModeSuspended, ips: started, conds: []metav1.Condition{condition("Suspended", "True", "PodTerminated")}, want: Paused},
+		"waking":            {mode: agents.ModeRunning, ips: started, conds: []metav1.Condition{condition("Suspended", "True", "PodTerminated")}, want: Resuming},
+		"not woken":         {mode: agents.ModeRunning, conds: []metav1.Condition{condition("Suspended", "True", "PodTerminated"), condition("Ready", "False", ReasonResumeFailed)}, want: Paused},
+		"ended":             {ips: started, conds: []metav1.Condition{condition("Finished", "True", "PodFailed")}, want: Dead},
+		"expired":           {conds: []metav1.Condition{condition("Ready", "False", "SandboxExpired")}, want: Dead},
+		"entrypoint failed": {ips: started, conds: []metav1.Condition{condition("Ready", "False", "PodFailed")}, want: Running},
+		"not ready":         {ips: started, conds: []metav1.Condition{condition("Ready", "False", "DependenciesNotReady")}, want: Starting},
+		"deleted":           {ips: started, gone: true, conds: []metav1.Condition{condition("Ready", "True", "DependenciesReady")}, want: Stopping},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &agents.Sandbox{Spec: agents.SandboxSpec{OperatingMode: give.mode}, Status: agents.SandboxStatus{PodIPs: give.ips, Conditions: give.conds}}

@@ -154,6 +154,9 @@ func TestJudge(t *testing.T) {
 	warm := func(s *agents.Sandbox) { s.Labels[agents.LabelLaunchType] = agents.LaunchWarm }
 	stale := func(s *agents.Sandbox) { s.Labels[agents.LabelTemplateHash] = "q" }
 	leaves := func(s *agents.Sandbox) { s.DeletionTimestamp = new(metav1.Now()) }
+	fails := func(s *agents.Sandbox) {
+		meta.SetStatusCondition(&s.Status.Conditions, metav1.Condition{Type: agents.ConditionReady, Status: metav1.ConditionFalse, Reason: agents.ReasonPodFailed})
+	}
 	run, end := is(agents.ConditionReady), is(agents.ConditionFinished)
 	for title, tt := range map[string]struct {
 		plan *plan
@@ -171,6 +174,7 @@ func TestJudge(t *testing.T) {
 		"warm, has variables":     {brings, []func(*agents.Sandbox){warm, run, brings.bring}, name},
 		"cold, starting":          {plain, nil, await},
 		"cold, ready":             {plain, []func(*agents.Sandbox){run}, name},
+		"cold, entrypoint failed": {plain, []func(*agents.Sandbox){fails}, name},
 		"cold, ended":             {plain, []func(*agents.Sandbox){end}, name},
 		"cold, stale":             {plain, []func(*agents.Sandbox){run, stale}, drop},
 		"cold, starting, stale":   {plain, []func(*agents.Sandbox){stale}, drop},

@@ -148,6 +148,9 @@ func TestAssess(t *testing.T) {
 		"ended": {func(s *agents.Sandbox) {
 			s.Status.Conditions = []metav1.Condition{cond(agents.ConditionFinished, "True", agents.ReasonPodFailed, "killed", epoch)}
 		}, 0, failed, "killed"},
+		"entrypoint failed": {func(s *agents.Sandbox) {
+			s.Status.Conditions = []metav1.Condition{cond(agents.ConditionReady, "False", agents.ReasonPodFailed, "code 9", epoch)}
+		}, 0, failed, "code 9"},
 		"going": {func(s *agents.Sandbox) { s.DeletionTimestamp = &deleted }, time.Hour, ending, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
