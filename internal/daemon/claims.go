@@ -20,6 +20,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/manager"
 	"github.com/barchan-dev/barchan/internal/picker"
 	"github.com/barchan-dev/barchan/internal/quota"
+	"github.com/barchan-dev/barchan/internal/sandbox"
 )
 
 // startFeeds has the watch fill what decides from memory (routes, ready members, quotas), and
@@ -78,11 +79,16 @@ func (d *Daemon) quotaDefaults() quota.Limits {
 
 // startManager makes what the APIs and the gateway ask.
 func (d *Daemon) startManager(ctx context.Context, stack *lifecycle.Stack) (err error) {
+	var diskUsed func(context.Context, sandbox.Ref) (int64, error)
+	if d.machine != nil {
+		diskUsed = d.machine.node.DiskUsed
+	}
 	d.manager, err = manager.New(manager.Config{
 		Gate:    d.health,
 		Objects: d.objects, Cache: d.cache, Picker: d.picker, Quota: d.quotas, Binder: d.binder,
 		Routes: toldRoutes{d}, Witness: d.binder, Tokens: d.tokens, Log: d.cfg.Log, Metrics: d.metrics, MaxTimeout: d.cfg.MaxTimeout,
 		ForkSecrets: d.cfg.ForkSecrets,
+		DiskUsed:    diskUsed,
 		DefaultSize: manager.Size{CPUs: int(d.cfg.SandboxCPU.Value()), MemoryMB: d.cfg.SandboxMemory.Value() >> 20},
 	})
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/sandbox"
@@ -40,11 +41,29 @@ func (m *Manager) Metrics(ctx context.Context, namespace, id string, from, to ti
 	if err != nil {
 		return nil, fmt.Errorf("ask for the usage of sandbox %s: %w", id, err)
 	}
+	if err := m.setDisk(ctx, s, &stats); err != nil {
+		return nil, err
+	}
 	at := time.Unix(stats.Timestamp, 0)
 	if (!from.IsZero() && at.Before(from.Truncate(time.Second))) || (!to.IsZero() && at.After(to.Add(time.Second))) {
 		return nil, nil
 	}
 	return []envd.Metrics{stats}, nil
+}
+
+// setDisk replaces what the agent says of the disk, which is the machine's, by the sandbox's own: its
+// limit, and what it has written, where that is known here.
+func (m *Manager) setDisk(ctx context.Context, s *agents.Sandbox, stats *envd.Metrics) error {
+	stats.DiskTotal, stats.DiskUsed = uint64(m.size(&s.Spec.PodTemplate.Spec).DiskMB)<<20, 0
+	if m.cfg.DiskUsed == nil {
+		return nil
+	}
+	used, err := m.cfg.DiskUsed(ctx, sandbox.Ref{Namespace: s.Namespace, Name: s.Name, UID: s.UID})
+	if err != nil {
+		return fmt.Errorf("measure the disk of sandbox %s/%s: %w", s.Namespace, s.Name, err)
+	}
+	stats.DiskUsed = uint64(used)
+	return nil
 }
 
 // MetricsOf returns the newest sample of each of the named sandboxes that run, by the ID as it

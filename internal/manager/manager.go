@@ -159,6 +159,8 @@ type Config struct {
 	ForkSecrets bool
 	// DefaultSize is told of sandboxes whose template sets no limits. Default 2 CPUs, 1024 and 10240 MiB.
 	DefaultSize Size
+	// DiskUsed is how many bytes a sandbox has written. Nil, as in a replica, has metrics say 0.
+	DiskUsed func(ctx context.Context, ref sandbox.Ref) (int64, error)
 }
 
 // DefaultPublicNamespace is where templates for every tenant lie.

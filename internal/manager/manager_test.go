@@ -44,7 +44,7 @@ const team = "team-a"
 type fakeWitness struct{ lines []envd.LogLine }
 
 func (f *fakeWitness) Stats(context.Context, *agents.Sandbox) (envd.Metrics, error) {
-	return envd.Metrics{Timestamp: time.Now().Unix(), CPUCount: 2, MemUsed: 7}, nil
+	return envd.Metrics{Timestamp: time.Now().Unix(), CPUCount: 2, MemUsed: 7, DiskUsed: 1 << 40, DiskTotal: 1 << 42}, nil // the machine's disk
 }
 
 func (f *fakeWitness) Logs(context.Context, *agents.Sandbox, time.Time) ([]envd.LogLine, error) {
@@ -166,6 +166,7 @@ func (f fixture) replica(t *testing.T, change ...func(*Config)) *Manager {
 	cfg := Config{
 		Objects: f.objects, Cache: f.cluster, Routes: f.routes, Witness: f.witness, Tokens: tokens, Log: telemetry.Discard(),
 		Picker: members, Quota: quotas, Binder: f.agents,
+		DiskUsed:     func(context.Context, sandbox.Ref) (int64, error) { return 4096, nil },
 		StartTimeout: eventually.Patience, MoveTimeout: eventually.Patience,
 	}
 	for _, c := range change {

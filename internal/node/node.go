@@ -54,6 +54,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sync/singleflight"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/barchan-dev/barchan/internal/ctrd"
@@ -182,7 +183,8 @@ type Node struct {
 	// sweepEvery is how often Run sweeps; tests that count looks make it longer.
 	sweepEvery time.Duration
 
-	locks keyedLock // of sandboxes
+	locks     keyedLock          // of sandboxes
+	measuring singleflight.Group // of their disks
 
 	mu    sync.Mutex
 	units map[types.UID]*unit // +checklocks:mu

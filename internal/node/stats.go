@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/oci"
 	"github.com/barchan-dev/barchan/internal/sandbox"
@@ -21,9 +19,9 @@ type Usage struct {
 	// Memory is bytes in use, without the cache that could be dropped.
 	Memory, MemoryCache, MemoryLimit uint64
 	// Disk is bytes written to its copy of the image, and those of its memory where that is on
-	// disk; DiskTotal is what the disk has for all.
-	Disk, DiskTotal uint64
-	Pids            uint64
+	// disk.
+	Disk uint64
+	Pids uint64
 }
 
 // Usage reads what a sandbox uses; it need not be asked, and may sleep. One that is not on
@@ -56,8 +54,7 @@ func (n *Node) Usage(ctx context.Context, ref sandbox.Ref) (Usage, error) {
 		return Usage{}, err
 	}
 	result.Disk = uint64(disk)
-	err = n.measureDisk(&result)
-	return result, err
+	return result, nil
 }
 
 // usageAsleep is what a sandbox that sleeps on disk uses.
@@ -73,15 +70,42 @@ func (n *Node) usageAsleep(ctx context.Context, r *row) (Usage, error) {
 		}
 		result.Disk = uint64(disk)
 	}
-	err := n.measureDisk(&result)
-	return result, err
+	return result, nil
 }
 
-func (n *Node) measureDisk(u *Usage) error {
-	var fs unix.Statfs_t
-	if err := unix.Statfs(n.cfg.DataDir, &fs); err != nil {
-		return fmt.Errorf("measure disk: %w: %w", err, errs.ErrUnavailable)
+// A measurement of a disk's use walks all files that a sandbox has written. It stays good for
+// diskFresh, and for diskRest times as long as it took.
+const (
+	diskFresh = 5 * time.Second
+	diskRest  = 10
+)
+
+// diskUse is what was found of a sandbox's disk.
+type diskUse struct {
+	bytes int64
+	until time.Time
+}
+
+// DiskUsed is how many bytes a sandbox has written to its copy of the image, as it was some seconds
+// ago. One that is not on the node is an errs.ErrNotFound.
+func (n *Node) DiskUsed(ctx context.Context, ref sandbox.Ref) (int64, error) {
+	if err := n.awaitAdopted(ctx); err != nil {
+		return 0, err
 	}
-	u.DiskTotal = fs.Blocks * uint64(fs.Bsize)
-	return nil
+	u := n.lookup(ref.UID)
+	if u == nil || u.current() == nil {
+		return 0, fmt.Errorf("sandbox %s/%s is not on this node: %w", ref.Namespace, ref.Name, errs.ErrNotFound)
+	}
+	if known := u.diskUse(); time.Now().Before(known.until) {
+		return known.bytes, nil
+	}
+	_, err, _ := n.measuring.Do(string(u.id), func() (any, error) {
+		began := time.Now()
+		bytes, err := n.cfg.Containerd.SnapshotUsage(context.WithoutCancel(ctx), string(u.id)) // it has a bound of its own
+		if err == nil {
+			u.setDiskUse(diskUse{bytes, time.Now().Add(max(diskFresh, diskRest*time.Since(began)))})
+		}
+		return nil, err
+	})
+	return u.diskUse().bytes, err
 }

@@ -22,6 +22,7 @@ type unit struct {
 	seen    sandbox.Observed   // +checklocks:mu
 	gone    bool               // +checklocks:mu
 	claimed bool               // +checklocks:mu
+	disk    diskUse            // +checklocks:mu
 	unwatch context.CancelFunc // +checklocks:mu
 	unstore context.CancelFunc // +checklocks:mu
 	// retrying is set while Run tries again and again to remove the unit.
@@ -67,6 +68,18 @@ func (u *unit) see(change func(*sandbox.Observed)) bool {
 	before := u.seen
 	change(&u.seen)
 	return before != u.seen
+}
+
+func (u *unit) diskUse() diskUse {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.disk
+}
+
+func (u *unit) setDiskUse(d diskUse) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.disk = d
 }
 
 // current is the unit's row of the journal; nil where nothing was begun.
