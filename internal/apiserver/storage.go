@@ -7,10 +7,13 @@ import (
 	"sync"
 	"sync/atomic"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	etcdk8s "go.etcd.io/etcd/client/v3/kubernetes"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
+	"go.etcd.io/etcd/server/v3/proxy/grpcproxy/adapter"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/registry/generic"
@@ -32,6 +35,7 @@ type backend struct {
 	config    storagebackend.Config
 	etcd      *embed.Etcd // nil: an existing one, over gRPC
 	words     *lastWords  // of etcd
+	watches   *watchHandlers
 	compactor etcd3.Compactor
 	cached    bool
 }
@@ -57,7 +61,8 @@ func newBackend(cfg *Config, e *embed.Etcd, words *lastWords) (*backend, func())
 		b.config.Transport.CertFile, b.config.Transport.KeyFile = cfg.EtcdCertFile, cfg.EtcdKeyFile
 		return b, func() {}
 	}
-	c := v3client.New(e.Server)
+	b.watches = &watchHandlers{WatchServer: v3rpc.NewWatchServer(e.Server)}
+	c := b.client()
 	name := fmt.Sprintf("embedded-%d", embeddedCount.Add(1))
 	etcdfeature.DefaultFeatureSupportChecker.CheckClient(c.Ctx(), namedEndpoint{c, name}, storage.RequestWatchProgress)
 	compactor := etcd3.NewCompactor(c, storagebackend.DefaultCompactInterval, clock.RealClock{}, nil)
@@ -65,7 +70,48 @@ func newBackend(cfg *Config, e *embed.Etcd, words *lastWords) (*backend, func())
 	return b, func() {
 		compactor.Stop()
 		_ = c.Close()
+		b.watches.close()
 	}
+}
+
+// client makes a client of the etcd in this process.
+func (b *backend) client() *clientv3.Client {
+	c := v3client.New(b.etcd.Server)
+	c.Watcher = clientv3.NewWatchFromWatchClient(adapter.WatchServerToWatchClient(b.watches), c)
+	return c
+}
+
+// watchHandlers are etcd's handlers of the watches of this process. Closing a client cancels its
+// watches and does not wait for their handlers, which read previous values from the database
+// and panic when that is closed under them. A gRPC server would wait for them.
+type watchHandlers struct {
+	pb.WatchServer
+
+	mu      sync.Mutex
+	closed  bool           // +checklocks:mu
+	running sync.WaitGroup // Add is called with mu held, before closed is set
+}
+
+// Watch implements pb.WatchServer.
+func (h *watchHandlers) Watch(stream pb.Watch_WatchServer) error {
+	h.mu.Lock()
+	if h.closed {
+		h.mu.Unlock()
+		return context.Canceled
+	}
+	h.running.Add(1)
+	h.mu.Unlock()
+	defer h.running.Done()
+	return h.WatchServer.Watch(stream)
+}
+
+// close refuses new watches and returns when the handlers of the others have ended. Their
+// clients must have been closed.
+func (h *watchHandlers) close() {
+	h.mu.Lock()
+	h.closed = true
+	h.mu.Unlock()
+	h.running.Wait()
 }
 
 // GetRESTOptions implements generic.RESTOptionsGetter without a codec; see [backend.forKind].
@@ -109,7 +155,7 @@ func (b *backend) embedded(cached bool) generic.StorageDecorator {
 	return func(c *storagebackend.ConfigForResource, resourcePrefix string, keyFunc func(runtime.Object) (string, error),
 		newFunc, newListFunc func() runtime.Object, attrs storage.AttrFunc, trig storage.IndexerFuncs, idx *cache.Indexers,
 	) (storage.Interface, factory.DestroyFunc, error) {
-		client := &etcdk8s.Client{Client: v3client.New(b.etcd.Server)}
+		client := &etcdk8s.Client{Client: b.client()}
 		client.Kubernetes = client
 		v := storage.APIObjectVersioner{}
 		st, err := etcd3.New(client, b.compactor, c.Codec, newFunc, newListFunc, c.Prefix, resourcePrefix, c.GroupResource,
