@@ -6,8 +6,11 @@ import (
 	"log/slog"
 	"net"
 	"net/url"
+	"os"
+	"path"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -26,6 +29,9 @@ const (
 	// minQuotaBackendBytes is less than which etcd is full before long.
 	minQuotaBackendBytes = 16 << 20
 	minTokenLength       = 16
+	// DefaultEtcdLease is how long an existing etcd keeps other servers away from the objects
+	// of one that has ended without a word.
+	DefaultEtcdLease = time.Minute
 )
 
 // AdmissionFunc says what cannot be honoured of an object whose form is valid. It is called on
@@ -54,8 +60,14 @@ type Config struct {
 	EtcdEndpoints []string
 	// EtcdCAFile, EtcdCertFile and EtcdKeyFile are for https endpoints.
 	EtcdCAFile, EtcdCertFile, EtcdKeyFile string
-	// EtcdPrefix is where keys begin. Default: DefaultEtcdPrefix.
+	// EtcdPrefix is where keys begin. In an existing etcd one server at a time uses it: a second
+	// one does not start. Default: DefaultEtcdPrefix.
 	EtcdPrefix string
+	// EtcdLease is after how long another server may use the prefix of one that no longer
+	// answers, in whole seconds. Default: DefaultEtcdLease.
+	EtcdLease time.Duration
+	// NodeName is how others know this server. Default: the host's name.
+	NodeName string
 	// QuotaBackendBytes bounds the embedded etcd's file. Default: DefaultQuotaBackendBytes.
 	QuotaBackendBytes int64
 
@@ -72,6 +84,12 @@ type Config struct {
 func (c Config) withDefaults() Config {
 	if c.EtcdPrefix == "" {
 		c.EtcdPrefix = DefaultEtcdPrefix
+	}
+	if c.EtcdLease == 0 {
+		c.EtcdLease = DefaultEtcdLease
+	}
+	if c.NodeName == "" {
+		c.NodeName, _ = os.Hostname() // a name for people
 	}
 	if c.QuotaBackendBytes == 0 {
 		c.QuotaBackendBytes = DefaultQuotaBackendBytes
@@ -99,8 +117,11 @@ func (c *Config) validate() error {
 	if c.QuotaBackendBytes < minQuotaBackendBytes {
 		return bad("etcd quota", fmt.Sprintf("must be at least %d bytes", minQuotaBackendBytes))
 	}
-	if !strings.HasPrefix(c.EtcdPrefix, "/") || c.EtcdPrefix == "/" {
-		return bad("etcd prefix "+c.EtcdPrefix, "must begin with a slash and not end there")
+	if !strings.HasPrefix(c.EtcdPrefix, "/") || c.EtcdPrefix == "/" || path.Clean(c.EtcdPrefix) != c.EtcdPrefix {
+		return bad("etcd prefix "+c.EtcdPrefix, "must be a path such as /barchan")
+	}
+	if c.EtcdLease < minEtcdLease || c.EtcdLease%time.Second != 0 {
+		return bad("etcd lease "+c.EtcdLease.String(), fmt.Sprintf("must be %s or more, in whole seconds", minEtcdLease))
 	}
 	return c.validateEndpoints(bad)
 }

@@ -19,7 +19,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/barchan-dev/barchan/internal/durable"
-	"github.com/barchan-dev/barchan/internal/errs"
 )
 
 const (
@@ -157,23 +156,6 @@ func openEtcd(ctx context.Context, cfg *embed.Config, words *lastWords) (*embed.
 		return nil, err
 	}
 	return nil, context.Cause(ctx)
-}
-
-// probeEtcd says at once whether an existing etcd answers, where the storage layer would retry
-// in silence.
-func probeEtcd(ctx context.Context, cfg *Config, log *slog.Logger) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, etcdProbeTimeout, errNotReady)
-	defer cancel()
-	c, err := dialEtcd(ctx, cfg, log)
-	if err != nil {
-		return err
-	}
-	_, err = c.Get(ctx, filepath.Join(cfg.EtcdPrefix, "probe"))
-	_ = c.Close()
-	if err != nil {
-		return fmt.Errorf("reach etcd at %v: %w: %w", cfg.EtcdEndpoints, errs.ErrUnavailable, err)
-	}
-	return nil
 }
 
 // dialEtcd makes a client of an existing etcd.

@@ -48,6 +48,8 @@ func TestNewRefusesBadConfig(t *testing.T) {
 		"small quota":        {func(c *apiserver.Config) { c.QuotaBackendBytes = 1 }, "quota"},
 		"endpoint":           {func(c *apiserver.Config) { c.EtcdEndpoints = []string{"localhost:2379"} }, "etcd endpoint"},
 		"half a key pair":    {func(c *apiserver.Config) { c.EtcdCertFile = "/x.crt" }, "certificate and key"},
+		"prefix with an end": {func(c *apiserver.Config) { c.EtcdPrefix = "/barchan/" }, "prefix"},
+		"short lease":        {func(c *apiserver.Config) { c.EtcdLease = time.Second }, "lease"},
 		"prefix":             {func(c *apiserver.Config) { c.EtcdPrefix = "barchan" }, "prefix"},
 	} {
 		t.Run(name, func(t *testing.T) {

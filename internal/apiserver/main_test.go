@@ -14,7 +14,12 @@ import (
 )
 
 // writerDir makes the test binary a server that writes until it is killed; see TestKillKeepsWrites.
-const writerDir = "BARCHAN_TEST_WRITER_DIR"
+// With writerEtcd it uses that etcd, as the node writerNode.
+const (
+	writerDir  = "BARCHAN_TEST_WRITER_DIR"
+	writerEtcd = "BARCHAN_TEST_WRITER_ETCD"
+	writerNode = "writer"
+)
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(writerDir); dir != "" {
@@ -30,7 +35,11 @@ func TestMain(m *testing.M) {
 // writeForEver makes config maps and prints the name of each once it was acknowledged.
 func writeForEver(dir string) error {
 	ctx := context.Background()
-	s, err := apiserver.New(apiserver.Config{DataDir: dir})
+	cfg := apiserver.Config{DataDir: dir, NodeName: writerNode}
+	if e := os.Getenv(writerEtcd); e != "" {
+		cfg.EtcdEndpoints = []string{e}
+	}
+	s, err := apiserver.New(cfg)
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/client-go/rest"
 
 	"github.com/barchan-dev/barchan/internal/errs"
@@ -43,6 +44,9 @@ type Server struct {
 	undo    []func()   // +checklocks:mu
 	engine  *machinery // +checklocks:mu
 	words   *lastWords // of the embedded etcd, nil without one; +checklocks:mu
+	// of an existing etcd, nil without one
+	outside *clientv3.Client // +checklocks:mu
+	owner   *ownership       // +checklocks:mu
 
 	failed chan error    // receives why a part ended unasked
 	lost   chan struct{} // closed when the embedded etcd has given up
@@ -160,11 +164,11 @@ func (s *Server) lastWordsLocked() error {
 	}
 }
 
-// openStorageLocked opens the embedded etcd, or looks whether the other one answers.
+// openStorageLocked opens the embedded etcd, or takes a prefix of an existing one.
 // +checklocks:s.mu
 func (s *Server) openStorageLocked(ctx context.Context) (*backend, error) {
 	if len(s.cfg.EtcdEndpoints) > 0 {
-		if err := probeEtcd(ctx, &s.cfg, s.log); err != nil {
+		if err := s.openOutsideLocked(ctx); err != nil {
 			return nil, err
 		}
 		b, closeBackend := newBackend(&s.cfg, nil, nil) //nolint:contextcheck // what it starts ends with closeBackend
@@ -180,6 +184,24 @@ func (s *Server) openStorageLocked(ctx context.Context) (*backend, error) {
 	b, closeBackend := newBackend(&s.cfg, e, words) //nolint:contextcheck // what it starts ends with closeBackend
 	s.undo = append(s.undo, closeBackend)
 	return b, nil
+}
+
+// openOutsideLocked connects to an existing etcd and has it keep other servers away. It returns at
+// once if etcd does not answer, where the storage layer would retry in silence.
+// +checklocks:s.mu
+func (s *Server) openOutsideLocked(ctx context.Context) (err error) {
+	lasting := context.WithoutCancel(ctx)
+	ctx, cancel := context.WithTimeoutCause(ctx, etcdProbeTimeout, errNotReady)
+	defer cancel()
+	if s.outside, err = dialEtcd(lasting, &s.cfg, s.log); err != nil {
+		return err
+	}
+	s.undo = append(s.undo, func() { _ = s.outside.Close() })
+	if s.owner, err = takeOwnership(ctx, s.outside, &s.cfg); err != nil {
+		return err
+	}
+	s.undo = append(s.undo, func() { s.owner.release(lasting) })
+	return nil
 }
 
 // startControllersLocked makes the namespaces that are always there, and starts what watches.
@@ -202,8 +224,10 @@ func (s *Server) startControllersLocked(ctx, run context.Context, b *backend) er
 		})
 	}
 	if b.etcd == nil {
+		outside, owner := s.outside, s.owner
+		wg.Go(func() { s.watchOutside(work, outside) })
 		wg.Go(func() {
-			if err := s.watchOutside(work); err != nil {
+			if err := owner.keep(work, s.log); err != nil {
 				s.fail(err)
 			}
 		})

@@ -152,15 +152,8 @@ func (u *upkeep) disarm(ctx context.Context) error {
 }
 
 // watchOutside tells the gate how an existing etcd is. Its upkeep is somebody else's.
-func (s *Server) watchOutside(ctx context.Context) error {
-	c, err := dialEtcd(ctx, &s.cfg, s.log)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = c.Close() }()
-	return lifecycle.Every(ctx, outsideEvery, func() {
-		s.cfg.Gate.Set(conditionStore, askOutside(ctx, c))
-	})
+func (s *Server) watchOutside(ctx context.Context, c *clientv3.Client) {
+	_ = lifecycle.Every(ctx, outsideEvery, func() { s.cfg.Gate.Set(conditionStore, askOutside(ctx, c)) }) // it ends with ctx alone
 }
 
 func askOutside(ctx context.Context, c *clientv3.Client) error {

@@ -58,6 +58,7 @@ type Config struct {
 	ACMEWait            time.Duration // until a changed record is seen everywhere
 
 	EtcdEndpoints []string // empty: etcd inside this process
+	EtcdPrefix    string
 	EtcdCA        string
 	EtcdCert      string
 	EtcdKey       string
@@ -170,6 +171,7 @@ func Default() Config {
 		PoolSize:            1,
 		StoreAfter:          30 * time.Second,
 		PausedAddresses:     AddressesKept,
+		EtcdPrefix:          defaultEtcdPrefix,
 		EtcdQuota:           resource.MustParse("8Gi"),
 		ReserveDisk:         resource.MustParse("1Gi"),
 		ReserveMemory:       resource.MustParse("256Mi"),

@@ -68,6 +68,7 @@ func (c *Config) table() []Setting {
 		{Key: "acmeWait", ptr: &c.ACMEWait, Doc: "time for the domain's DNS servers to hear of a record before the authority looks"},
 
 		{Key: "etcdEndpoints", ptr: &c.EtcdEndpoints, Doc: "an existing etcd, instead of the one inside"},
+		{Key: "etcdPrefix", ptr: &c.EtcdPrefix, Doc: "start of the keys in etcdEndpoints; servers that share an etcd need one each"},
 		{Key: "etcdCA", ptr: &c.EtcdCA, Doc: "PEM file of the CA of etcdEndpoints"},
 		{Key: "etcdCert", ptr: &c.EtcdCert, Doc: "PEM client certificate for etcdEndpoints"},
 		{Key: "etcdKey", ptr: &c.EtcdKey, Doc: "PEM key of etcdCert"},

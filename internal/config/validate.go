@@ -27,6 +27,9 @@ func invalid(key, format string, args ...any) error {
 	return &keyError{key, fmt.Sprintf(format, args...)}
 }
 
+// defaultEtcdPrefix is where the embedded etcd's keys begin, always.
+const defaultEtcdPrefix = "/barchan"
+
 // minEtcdQuota is the least size of etcd's file, in bytes.
 const minEtcdQuota = 16 << 20
 
@@ -189,6 +192,12 @@ func (c *Config) checkEtcd() error {
 	}
 	if len(c.EtcdEndpoints) == 0 && c.EtcdCA+c.EtcdCert != "" {
 		return invalid("etcdEndpoints", "is empty, but etcdCA or etcdCert is set; name the etcd they are for")
+	}
+	if len(c.EtcdEndpoints) == 0 && c.EtcdPrefix != defaultEtcdPrefix {
+		return invalid("etcdPrefix", "is set, but etcdEndpoints is empty; name the etcd it is for")
+	}
+	if !filepath.IsAbs(c.EtcdPrefix) || c.EtcdPrefix != filepath.Clean(c.EtcdPrefix) || c.EtcdPrefix == "/" {
+		return invalid("etcdPrefix", "%q is not a prefix such as /barchan", c.EtcdPrefix)
 	}
 	return absolute("etcdCA", c.EtcdCA, "etcdCert", c.EtcdCert, "etcdKey", c.EtcdKey)
 }
