@@ -42,6 +42,8 @@ var layers = [][]string{
 var owners = map[string][]string{
 	"k8s.io/apiserver":                       {"internal/apiserver"},
 	"k8s.io/apiextensions-apiserver":         {"internal/apiserver"},
+	"k8s.io/cri-streaming":                   {"internal/apiserver"},
+	"k8s.io/streaming":                       {"internal/apiserver"},
 	"go.etcd.io/etcd":                        {"internal/apiserver"},
 	"go.etcd.io/bbolt":                       {"internal/ipam", "internal/node"},
 	"github.com/containerd/containerd":       {"internal/ctrd"},

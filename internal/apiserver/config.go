@@ -71,6 +71,8 @@ type Config struct {
 	// QuotaBackendBytes bounds the embedded etcd's file. Default: DefaultQuotaBackendBytes.
 	QuotaBackendBytes int64
 
+	// Pods serves Pods and their subresources, which are views of Sandboxes; nil: there are none.
+	Pods Pods
 	// Admission may be nil.
 	Admission AdmissionFunc
 	// Gate is told when storage is short of room, or away. While it is closed, nothing new can

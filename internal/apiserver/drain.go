@@ -22,10 +22,11 @@ func newDrainer(next http.Handler) *drainer {
 	return &drainer{next: next, watches: map[*http.Request]context.CancelFunc{}}
 }
 
-// isWatch reports whether a request streams until somebody ends it.
+// isWatch reports whether a request streams until one side ends it: a watch, a log that is
+// followed, or a connection that becomes another protocol's.
 func isWatch(r *http.Request) bool {
-	w := r.URL.Query().Get("watch")
-	return w == "true" || w == "1"
+	q := r.URL.Query()
+	return isTrue(q, "watch") || isTrue(q, "follow") || r.Header.Get("Upgrade") != ""
 }
 
 // ServeHTTP implements http.Handler.

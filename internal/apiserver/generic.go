@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
 	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
 	"k8s.io/apiserver/pkg/endpoints/filters/impersonation"
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
@@ -36,6 +38,8 @@ type machinery struct {
 	gate   *namespaceGate
 	// finalizing is the namespaces' store for the controller that may finalize them.
 	finalizing *store
+	pods       *podREST // nil where there are none
+	streams    map[string]*podStream
 	remote     http.Handler // for requests that came over the network
 	inside     http.Handler // for those of the in-process transport
 }
@@ -43,7 +47,8 @@ type machinery struct {
 // build makes the server over b. It starts the watch caches; destroy ends them.
 func build(cfg *Config, b *backend, adminToken string) (m *machinery, err error) {
 	resources := append(append(ownKinds(), coreKinds()...), eventKind())
-	sch, err := newScheme(resources)
+	pods := podKind()
+	sch, err := newScheme(append(slices.Clone(resources), pods))
 	if err != nil {
 		return nil, err
 	}
@@ -67,6 +72,11 @@ func build(cfg *Config, b *backend, adminToken string) (m *machinery, err error)
 		if r.gv == corev1.SchemeGroupVersion && r.plural == "namespaces" {
 			m.gate.namespaces, m.finalizing = st, st.finalizing()
 		}
+	}
+	if cfg.Pods != nil {
+		sandboxes := m.stores[slices.IndexFunc(m.stores, func(s *store) bool { return s.r.kind == "Sandbox" })]
+		m.pods = &podREST{tableConvertor{pods}, sandboxes}
+		m.streams = podStreams(sandboxes, cfg.Pods)
 	}
 	if err := m.install(sch); err != nil {
 		return nil, err
@@ -97,6 +107,7 @@ func (m *machinery) genericConfig(sch *scheme, b *backend, adminToken string) *g
 	c.EnableProfiling, c.EnableMetrics = false, false
 	c.MaxRequestsInFlight, c.MaxMutatingRequestsInFlight = maxInFlight, maxMutatingInFlight
 	c.StorageObjectCountTracker = nil
+	c.LongRunningFunc = genericfilters.BasicLongRunningRequestCheck(sets.NewString("watch"), sets.NewString("exec", "portforward", "log"))
 	defs := openapi.GetOpenAPIDefinitionsWithoutDisabledFeatures(barchanopenapi.GetOpenAPIDefinitions)
 	namer := openapinamer.NewDefinitionNamer(sch.Scheme)
 	c.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(defs, namer)
@@ -160,6 +171,12 @@ func (m *machinery) install(sch *scheme) error {
 		if st.r.plural == "events" {
 			add(eventsv1.SchemeGroupVersion, st.r.plural, st)
 			order = append(order, eventsv1.SchemeGroupVersion)
+		}
+	}
+	if m.pods != nil {
+		add(corev1.SchemeGroupVersion, m.pods.r.plural, m.pods)
+		for name, s := range m.streams {
+			add(corev1.SchemeGroupVersion, m.pods.r.plural+"/"+name, s)
 		}
 	}
 	var named []*genericapiserver.APIGroupInfo

@@ -106,6 +106,7 @@ type kubectl struct {
 	bin        string
 	kubeconfig string
 	home       string
+	env        []string
 }
 
 func newKubectl(t *testing.T, s *apiserver.Server) kubectl {
@@ -140,7 +141,7 @@ func (k kubectl) try(stdin string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(k.t.Context(), eventually.Patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, k.bin, args...)
-	cmd.Env = []string{"KUBECONFIG=" + k.kubeconfig, "HOME=" + k.home, "PATH=" + os.Getenv("PATH")}
+	cmd.Env = append([]string{"KUBECONFIG=" + k.kubeconfig, "HOME=" + k.home, "PATH=" + os.Getenv("PATH")}, k.env...)
 	cmd.Stdin = strings.NewReader(stdin)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out

@@ -21,7 +21,7 @@ const (
 )
 
 // TerminalSize is in characters.
-type TerminalSize struct{ Cols, Rows uint16 }
+type TerminalSize = struct{ Cols, Rows uint16 }
 
 // ExecOptions say what a program of [Client.Exec] is connected to. Stdout and Stderr are required;
 // with a terminal all output goes to Stdout.
@@ -46,7 +46,7 @@ func (c *Client) Exec(ctx context.Context, argv []string, o ExecOptions) (exit i
 	hasInput := o.Stdin != nil
 	req := &processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: argv[0], Args: argv[1:]}, Stdin: &hasInput}
 	if o.Terminal {
-		req.Pty = terminal(TerminalSize{defaultCols, defaultRows})
+		req.Pty = terminal(TerminalSize{Cols: defaultCols, Rows: defaultRows})
 		req.Process.Envs = map[string]string{"TERM": "xterm"} // as in a container of Kubernetes
 	}
 	ctx, cancel := context.WithCancelCause(ctx)

@@ -122,6 +122,9 @@ func (b *AgentBinder) Logs(ctx context.Context, s *agents.Sandbox, since time.Ti
 	return lines, err
 }
 
+// Agent returns a client of a sandbox's agent, for what has no method here.
+func (b *AgentBinder) Agent(s *agents.Sandbox) (*envd.Client, error) { return b.agentOf(s) }
+
 // agentOf is a client of a sandbox's agent; one that runs nowhere is an errs.ErrUnavailable.
 func (b *AgentBinder) agentOf(s *agents.Sandbox) (*envd.Client, error) {
 	id := sandbox.IDOf(s.UID)

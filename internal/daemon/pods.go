@@ -1,0 +1,113 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"syscall"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/apiserver"
+	"github.com/barchan-dev/barchan/internal/envd"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/pool"
+	"github.com/barchan-dev/barchan/internal/sandbox"
+)
+
+const (
+	podDialTimeout = 5 * time.Second
+	podWakeTimeout = time.Minute
+)
+
+// pods does in sandboxes what kubectl asks of Pods, through the sandboxes' agents.
+type pods struct{ d *Daemon }
+
+var _ apiserver.Pods = pods{}
+
+// booted reports an error while the manager and what it needs are not there.
+func (d *Daemon) booted() error {
+	if ready, phase, _ := d.phases.snapshot(); !ready {
+		return errs.Public(errs.ErrUnavailable, "the server is not ready: "+phase)
+	}
+	return nil
+}
+
+// Ready implements apiserver.Pods.
+func (p pods) Ready(ctx context.Context, s *agents.Sandbox) (*agents.Sandbox, error) {
+	if err := p.d.booted(); err != nil {
+		return nil, err
+	}
+	if pool.MemberOf(s) != "" { // the claimant gets it as it was made
+		return nil, errs.Public(errs.ErrConflict, "the sandbox is a member of a warm pool; claim it first")
+	}
+	if sandbox.PhaseOf(s) == sandbox.Running {
+		return s, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, podWakeTimeout)
+	defer cancel()
+	id := sandbox.IDOf(s.UID)
+	if err := p.d.manager.Wake(ctx, id); err != nil {
+		return nil, fmt.Errorf("resume sandbox %s: %w", id, err)
+	}
+	live := &agents.Sandbox{}
+	if err := p.d.objects.Get(ctx, client.ObjectKeyFromObject(s), live); err != nil {
+		return nil, fmt.Errorf("read sandbox %s: %w", id, err)
+	}
+	return live, nil
+}
+
+// Exec implements apiserver.Pods.
+func (p pods) Exec(ctx context.Context, s *agents.Sandbox, c apiserver.Command) (int, error) {
+	agent, err := p.d.binder.Agent(s)
+	if err != nil {
+		return 0, err
+	}
+	return agent.Exec(ctx, c.Argv, envd.ExecOptions{Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, Terminal: c.Terminal, Resize: c.Resize})
+}
+
+// Logs implements apiserver.Pods. It does not resume a sandbox.
+func (p pods) Logs(ctx context.Context, s *agents.Sandbox, follow bool, each func(at time.Time, line string) error) error {
+	if err := p.d.booted(); err != nil {
+		return err
+	}
+	if phase := sandbox.PhaseOf(s); phase != sandbox.Running {
+		return errs.Public(errs.ErrConflict, fmt.Sprintf("the sandbox is %s; its log can be read while it runs", phase))
+	}
+	agent, err := p.d.binder.Agent(s)
+	if err != nil {
+		return err
+	}
+	return agent.Logs(ctx, envd.SourceEntrypoint, follow, func(l envd.LogLine) error { return each(l.Timestamp, l.Line) })
+}
+
+// Dial implements apiserver.Pods.
+func (p pods) Dial(ctx context.Context, s *agents.Sandbox, port uint16) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, podDialTimeout)
+	defer cancel()
+	if port == envd.Port {
+		return nil, errs.Public(errs.ErrForbidden, "this port is the sandbox's agent's")
+	}
+	if len(s.Status.PodIPs) == 0 {
+		return nil, errs.Public(errs.ErrUnavailable, "the sandbox has no address")
+	}
+	at := func(port uint16) string { return net.JoinHostPort(s.Status.PodIPs[0], strconv.Itoa(int(port))) }
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "tcp", at(port))
+	if !errors.Is(err, syscall.ECONNREFUSED) {
+		return conn, err
+	}
+	agent, err := dialer.DialContext(ctx, "tcp", at(envd.Port))
+	if err != nil {
+		return nil, err
+	}
+	conn, err = envd.ConnectLocal(ctx, agent, p.d.tokens.Agent(sandbox.IDOf(s.UID)), port)
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return nil, errs.Public(err, fmt.Sprintf("nothing listens on port %d of the sandbox", port))
+	}
+	return conn, err
+}
