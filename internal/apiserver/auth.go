@@ -3,11 +3,15 @@ package apiserver
 import (
 	"crypto/sha256"
 	"crypto/subtle"
+	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/barchan-dev/barchan/internal/errs"
 )
 
 func userInfo(name string) user.Info {
@@ -19,8 +23,9 @@ func userInfo(name string) user.Info {
 }
 
 // newAuthenticator knows the in-process transports by what they put in the request's context,
-// and the admin by the token. A wrong token is refused, never taken for anonymous.
-func newAuthenticator(adminToken string) authenticator.Request {
+// the admin by the token, and tenants by their API keys; keys may be nil. A wrong token is refused,
+// never taken for anonymous.
+func newAuthenticator(adminToken string, keys KeyFunc) authenticator.Request {
 	anonymous := &user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}
 	admin, want := userInfo(UserAdmin), sha256.Sum256([]byte(adminToken))
 	return authenticator.RequestFunc(func(req *http.Request) (*authenticator.Response, bool, error) {
@@ -32,12 +37,24 @@ func newAuthenticator(adminToken string) authenticator.Request {
 			return &authenticator.Response{User: anonymous}, true, nil
 		}
 		kind, token, _ := strings.Cut(header, " ")
-		got := sha256.Sum256([]byte(strings.TrimSpace(token)))
-		match := subtle.ConstantTimeCompare(got[:], want[:]) == 1
-		if adminToken == "" || !strings.EqualFold(kind, "Bearer") || !match {
+		if token = strings.TrimSpace(token); token == "" || !strings.EqualFold(kind, "Bearer") {
 			return nil, false, nil
 		}
 		req.Header.Del("Authorization")
-		return &authenticator.Response{User: admin}, true, nil
+		got := sha256.Sum256([]byte(token))
+		if adminToken != "" && subtle.ConstantTimeCompare(got[:], want[:]) == 1 {
+			return &authenticator.Response{User: admin}, true, nil
+		}
+		if keys == nil {
+			return nil, false, nil
+		}
+		tenant, err := keys(req.Context(), token)
+		switch {
+		case errors.Is(err, errs.ErrUnauthenticated):
+			return nil, false, nil
+		case err != nil:
+			return nil, false, fmt.Errorf("look up API key: %w", err)
+		}
+		return &authenticator.Response{User: tenant.userInfo()}, true, nil
 	})
 }

@@ -71,6 +71,8 @@ type Config struct {
 	// QuotaBackendBytes bounds the embedded etcd's file. Default: DefaultQuotaBackendBytes.
 	QuotaBackendBytes int64
 
+	// Keys makes tenants' API keys good for their namespace, as bearer tokens; nil: they are not.
+	Keys KeyFunc
 	// Pods serves Pods and their subresources, which are views of Sandboxes; nil: there are none.
 	Pods Pods
 	// Admission may be nil.

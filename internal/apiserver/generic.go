@@ -12,6 +12,7 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
 	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
 	"k8s.io/apiserver/pkg/endpoints/filters/impersonation"
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
@@ -53,7 +54,7 @@ func build(cfg *Config, b *backend, adminToken string) (m *machinery, err error)
 		return nil, err
 	}
 	m = &machinery{gate: newNamespaceGate()}
-	gc := m.genericConfig(sch, b, adminToken)
+	gc := m.genericConfig(sch, b, newAuthenticator(adminToken, cfg.Keys))
 	m.server, err = gc.Complete().New("barchan", genericapiserver.NewEmptyDelegate())
 	if err != nil {
 		return nil, fmt.Errorf("make the generic server: %w", err)
@@ -69,6 +70,9 @@ func build(cfg *Config, b *backend, adminToken string) (m *machinery, err error)
 			return nil, err
 		}
 		m.stores = append(m.stores, st)
+		if r.kind == "APIKey" {
+			st.limitKeys()
+		}
 		if r.gv == corev1.SchemeGroupVersion && r.plural == "namespaces" {
 			m.gate.namespaces, m.finalizing = st, st.finalizing()
 		}
@@ -96,13 +100,13 @@ func noCRDs(w http.ResponseWriter, _ *http.Request) {
 	_, _ = io.WriteString(w, `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinitionList","metadata":{},"items":[]}`+"\n")
 }
 
-func (m *machinery) genericConfig(sch *scheme, b *backend, adminToken string) *genericapiserver.RecommendedConfig {
+func (m *machinery) genericConfig(sch *scheme, b *backend, authn authenticator.Request) *genericapiserver.RecommendedConfig {
 	c := genericapiserver.NewRecommendedConfig(sch.codecs)
 	c.EffectiveVersion = newEffectiveVersion()
 	c.ExternalAddress = "localhost:443"
 	c.LoopbackClientConfig = &restclient.Config{Host: "http://in-process"}
 	c.RESTOptionsGetter = b
-	c.Authentication.Authenticator = newAuthenticator(adminToken)
+	c.Authentication.Authenticator = authn
 	c.Authorization.Authorizer = newAuthorizer()
 	c.EnableProfiling, c.EnableMetrics = false, false
 	c.MaxRequestsInFlight, c.MaxMutatingRequestsInFlight = maxInFlight, maxMutatingInFlight

@@ -46,18 +46,31 @@ var (
 	readAll = append(slices.Clone(read), write...)
 )
 
-// rules is who may do what; what stands nowhere here is refused. The node may patch and update
+// rules is who may do what; what stands nowhere here is refused. Tenants do it in their own
+// namespace alone. They do not write status, which names addresses, nor warm pools, whose members
+// no quota counts. The node may patch and update
 // sandboxes for their finalizers only: see [store.finalizersOnly].
 func rules() []rule {
-	known := []string{UserAdmin, UserController, UserNode}
+	known := []string{UserAdmin, UserController, UserNode, tenantGroup}
+	tenants := []string{tenantGroup}
 	return []rule{
-		{users: []string{user.Anonymous, UserAdmin, UserController, UserNode}, verbs: []string{"get", "head"}, paths: []string{
+		{users: []string{user.Anonymous, UserAdmin, UserController, UserNode, tenantGroup}, verbs: []string{"get", "head"}, paths: []string{
 			"/healthz", "/healthz/*", "/livez", "/livez/*", "/readyz", "/readyz/*", "/version", "/version/",
 		}},
 		{users: known, verbs: []string{"get", "head"}, paths: []string{"/", "/api", "/api/*", "/apis", "/apis/*", "/openapi/*"}},
 
 		{users: []string{UserAdmin}, verbs: []string{all}, group: all, resources: []string{all}},
 		{users: []string{UserAdmin}, verbs: []string{all}, paths: []string{all}},
+
+		{users: tenants, verbs: readAll, group: agents.GroupVersion.Group, resources: []string{"sandboxes"}},
+		{users: tenants, verbs: readAll, group: extensions.GroupVersion.Group, resources: []string{"sandboxtemplates", "sandboxclaims"}},
+		{users: tenants, verbs: readAll, group: barchan.GroupVersion.Group, resources: []string{"checkpoints", "apikeys"}},
+		{users: tenants, verbs: read, group: extensions.GroupVersion.Group, resources: []string{"sandboxwarmpools", "sandboxwarmpools/scale"}},
+		{users: tenants, verbs: read, group: barchan.GroupVersion.Group, resources: []string{"templaterevisions"}},
+		{users: tenants, verbs: read, resources: []string{"pods", "pods/log", "events"}},
+		{users: tenants, verbs: []string{"get", "create"}, resources: []string{"pods/exec", "pods/portforward"}},
+		{users: tenants, verbs: read, group: eventsv1.GroupName, resources: []string{"events"}},
+		{users: tenants, verbs: []string{"get"}, resources: []string{"namespaces"}},
 
 		{users: []string{UserController}, verbs: readAll, group: agents.GroupVersion.Group, resources: []string{all}},
 		{users: []string{UserController}, verbs: readAll, group: extensions.GroupVersion.Group, resources: []string{all}},
@@ -86,6 +99,12 @@ func newAuthorizer() authorizer.Authorizer {
 	}
 	return authorizer.AuthorizerFunc(func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 		name := a.GetUser().GetName()
+		if t, ok := tenantOf(a.GetUser()); ok {
+			name = tenantGroup
+			if a.IsResourceRequest() && a.GetNamespace() != t.Namespace {
+				return authorizer.DecisionDeny, fmt.Sprintf("the API key is good for namespace %s alone", t.Namespace), nil
+			}
+		}
 		for _, r := range byUser[name] {
 			if r.allows(a) {
 				return authorizer.DecisionAllow, "", nil

@@ -33,7 +33,7 @@ func (d *Daemon) startAPI(ctx context.Context, stack *lifecycle.Stack) (err erro
 		return err
 	}
 	d.api, err = apiserver.New(apiserver.Config{
-		DataDir: filepath.Join(d.cfg.DataDir, "apiserver"), Listen: d.cfg.KubeAddr, Log: d.cfg.Log, Admission: at.admit, Pods: pods{d}, Gate: d.health, QuotaBackendBytes: d.cfg.EtcdQuota.Value(),
+		DataDir: filepath.Join(d.cfg.DataDir, "apiserver"), Listen: d.cfg.KubeAddr, Log: d.cfg.Log, Admission: d.admit, Pods: pods{d}, Keys: d.tenantOf, Gate: d.health, QuotaBackendBytes: d.cfg.EtcdQuota.Value(),
 		NodeName: d.cfg.NodeName, EtcdEndpoints: d.cfg.EtcdEndpoints, EtcdPrefix: d.cfg.EtcdPrefix, EtcdCAFile: d.cfg.EtcdCA, EtcdCertFile: d.cfg.EtcdCert, EtcdKeyFile: d.cfg.EtcdKey,
 	})
 	if err != nil {

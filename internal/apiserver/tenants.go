@@ -1,0 +1,89 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/authentication/user"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+)
+
+// Tenant is a namespace that a request acts for, by one of its API keys.
+type Tenant struct {
+	Namespace string
+	// Key is the name of the key's object.
+	Key string
+}
+
+// KeyFunc returns whose an API key is; an error for one that is unknown, revoked or expired.
+type KeyFunc func(ctx context.Context, secret string) (Tenant, error)
+
+// tenantGroup is what the rules call all tenants; only the authenticator puts a user into it.
+const (
+	tenantGroup    = "barchan:tenants"
+	extraNamespace = "barchan.dev/namespace"
+	extraKey       = "barchan.dev/api-key"
+)
+
+func (t Tenant) userInfo() user.Info {
+	return &user.DefaultInfo{
+		Name: "barchan:key:" + t.Namespace + ":" + t.Key, Groups: []string{user.AllAuthenticated, tenantGroup},
+		Extra: map[string][]string{extraNamespace: {t.Namespace}, extraKey: {t.Key}},
+	}
+}
+
+func tenantOf(u user.Info) (t Tenant, ok bool) {
+	namespace, key := u.GetExtra()[extraNamespace], u.GetExtra()[extraKey]
+	if len(namespace) != 1 || len(key) != 1 {
+		return t, false
+	}
+	return Tenant{namespace[0], key[0]}, true
+}
+
+// TenantOf returns the tenant that a request acts for, in an [AdmissionFunc]. Requests of the
+// admin and of our own parts act for none.
+func TenantOf(ctx context.Context) (t Tenant, ok bool) {
+	u, ok := genericapirequest.UserFrom(ctx)
+	if !ok {
+		return t, false
+	}
+	return tenantOf(u)
+}
+
+// limitKeys has the API keys that a tenant writes end no later than the tenant's own.
+func (s *store) limitKeys() {
+	st := s.UpdateStrategy.(strategy)
+	admit := st.admit
+	st.admit = func(ctx context.Context, obj, old runtime.Object) field.ErrorList {
+		list := endsInTime(ctx, s, obj)
+		if admit != nil {
+			list = append(list, admit(ctx, obj, old)...)
+		}
+		return list
+	}
+	s.CreateStrategy, s.UpdateStrategy = st, st
+}
+
+func endsInTime(ctx context.Context, keys *store, obj runtime.Object) field.ErrorList {
+	tenant, isTenant := TenantOf(ctx)
+	k, isKey := obj.(*barchan.APIKey)
+	if !isTenant || !isKey {
+		return nil
+	}
+	path := field.NewPath("spec", "expiresAt")
+	o, err := keys.Get(genericapirequest.WithNamespace(ctx, tenant.Namespace), tenant.Key, &metav1.GetOptions{})
+	if err != nil {
+		return field.ErrorList{field.InternalError(path, fmt.Errorf("read the key of this request: %w", err))}
+	}
+	maker := o.(*barchan.APIKey).Spec.ExpiresAt
+	if maker == nil || k.Spec.ExpiresAt != nil && !k.Spec.ExpiresAt.After(maker.Time) {
+		return nil
+	}
+	return field.ErrorList{field.Forbidden(path, "must be set, and not later than "+maker.UTC().Format(time.RFC3339)+", when the key ends that makes this one")}
+}
