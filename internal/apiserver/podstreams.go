@@ -286,7 +286,7 @@ func serveExecV5(w http.ResponseWriter, req *http.Request, run remotecommand.Exe
 	conn.SetIdleTimeout(streamIdle)
 	_, streams, err := conn.Open(w, req)
 	if err != nil {
-		return nil //nolint:nilerr // the client has its answer
+		return nil // the client has its answer
 	}
 	defer func() { _ = conn.Close() }()
 	var in io.Reader
@@ -369,7 +369,7 @@ type sandboxForwarder struct {
 func (f sandboxForwarder) PortForward(_ context.Context, _, _ string, port int32, stream io.ReadWriteCloser) error {
 	ctx, cancel := context.WithCancel(f.ctx)
 	defer cancel()
-	conn, err := f.pods.Dial(ctx, f.s, uint16(port))
+	conn, err := f.pods.Dial(ctx, f.s, uint16(port)) //nolint:contextcheck // the one that it is called with never ends
 	if err != nil {
 		if message, public := errs.PublicMessage(err); public {
 			return errors.New(message)
@@ -377,7 +377,7 @@ func (f sandboxForwarder) PortForward(_ context.Context, _, _ string, port int32
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	context.AfterFunc(ctx, func() { _ = conn.Close() })
+	context.AfterFunc(ctx, func() { _ = conn.Close() }) //nolint:contextcheck // as above
 	go func() { // ends with the stream, which is closed when the sandbox has no more to say
 		_, _ = io.Copy(conn, stream)
 		if half, ok := conn.(interface{ CloseWrite() error }); ok {

@@ -28,12 +28,12 @@ func (d *Daemon) startAPI(ctx context.Context, stack *lifecycle.Stack) (err erro
 	if err := d.openTokens(); err != nil {
 		return err
 	}
-	at, err := newDoor()
+	host, err := newHostAdmission()
 	if err != nil {
 		return err
 	}
 	d.api, err = apiserver.New(apiserver.Config{
-		DataDir: filepath.Join(d.cfg.DataDir, "apiserver"), Listen: d.cfg.KubeAddr, Log: d.cfg.Log, Admission: d.admit, Pods: pods{d}, Keys: d.tenantOf, Gate: d.health, QuotaBackendBytes: d.cfg.EtcdQuota.Value(),
+		DataDir: filepath.Join(d.cfg.DataDir, "apiserver"), Listen: d.cfg.KubeAddr, Log: d.cfg.Log, Admission: d.admit(host.admit), Pods: pods{d}, Keys: d.tenantOf, Gate: d.health, QuotaBackendBytes: d.cfg.EtcdQuota.Value(),
 		NodeName: d.cfg.NodeName, EtcdEndpoints: d.cfg.EtcdEndpoints, EtcdPrefix: d.cfg.EtcdPrefix, EtcdCAFile: d.cfg.EtcdCA, EtcdCertFile: d.cfg.EtcdCert, EtcdKeyFile: d.cfg.EtcdKey,
 	})
 	if err != nil {

@@ -132,24 +132,24 @@ func (d *Daemon) ensureLocalKey(ctx context.Context, api client.Client) error {
 	return nil
 }
 
-// door refuses what this machine could not run.
-type door struct {
+// hostAdmission refuses what this machine could not run.
+type hostAdmission struct {
 	// machine is what there is of CPUs and memory.
 	machine corev1.ResourceList
 }
 
-func newDoor() (door, error) {
+func newHostAdmission() (hostAdmission, error) {
 	_, memory, err := readMemory()
 	if err != nil {
-		return door{}, fmt.Errorf("find out how much memory this machine has: %w", err)
+		return hostAdmission{}, fmt.Errorf("find out how much memory this machine has: %w", err)
 	}
-	return door{corev1.ResourceList{
+	return hostAdmission{corev1.ResourceList{
 		corev1.ResourceCPU: *resource.NewQuantity(int64(goruntime.NumCPU()), resource.DecimalSI), corev1.ResourceMemory: *resource.NewQuantity(memory, resource.BinarySI),
 	}}, nil
 }
 
 // admit is an apiserver.AdmissionFunc; old is nil for what is new.
-func (d door) admit(_ context.Context, obj, old runtime.Object) field.ErrorList {
+func (d hostAdmission) admit(_ context.Context, obj, old runtime.Object) field.ErrorList {
 	pod := field.NewPath("spec", "podTemplate", "spec")
 	switch o := obj.(type) {
 	case *agents.Sandbox:

@@ -23,14 +23,16 @@ func (d *Daemon) tenantOf(ctx context.Context, secret string) (apiserver.Tenant,
 	return apiserver.Tenant{Namespace: id.Namespace, Key: id.Key}, err
 }
 
-// admit is the admission of all objects: what this machine can run and, of a tenant's, what the
+// admit is the admission of all objects: what this host can run and, of a tenant's, what the
 // tenant may have.
-func (d *Daemon) admit(ctx context.Context, obj, old runtime.Object) field.ErrorList {
-	list := admit(ctx, obj, old)
-	if tenant, ok := apiserver.TenantOf(ctx); ok && len(list) == 0 {
-		list = d.admitTenant(ctx, tenant, obj, old)
+func (d *Daemon) admit(onHost apiserver.AdmissionFunc) apiserver.AdmissionFunc {
+	return func(ctx context.Context, obj, old runtime.Object) field.ErrorList {
+		list := onHost(ctx, obj, old)
+		if tenant, ok := apiserver.TenantOf(ctx); ok && len(list) == 0 {
+			list = d.admitTenant(ctx, tenant, obj, old)
+		}
+		return list
 	}
-	return list
 }
 
 // admitTenant refuses a weaker isolation than the server's own choice, and sandboxes beyond the

@@ -239,7 +239,7 @@ func testKubectlPaused(t *testing.T, s *server) {
 	}
 	pause()
 	for _, args := range [][]string{{"exec", "web", "--", "true"}, {"logs", "web"}, {"port-forward", "web", ":8080"}} {
-		if out, err := s.kubectl("", args...); err == nil || !(strings.Contains(out, "aused") || strings.Contains(out, "not running")) {
+		if out, err := s.kubectl("", args...); err == nil || (!strings.Contains(out, "aused") && !strings.Contains(out, "not running")) {
 			t.Errorf("kubectl %s of a paused sandbox: %v\n%s", args[0], err, out)
 		}
 	}
@@ -251,9 +251,7 @@ func testKubectlPaused(t *testing.T, s *server) {
 
 // testKubectlTenant has a key of the namespace acme do what it may, and nothing else.
 func testKubectlTenant(t *testing.T, s *server) {
-	s.mustKubectl("", "create", "namespace", "acme")
-	fields := strings.Fields(s.data("key", "create", "--namespace", "acme", "ci"))
-	key := fields[len(fields)-1]
+	key := s.newKey("--namespace", "acme")
 	cfg, err := clientcmd.LoadFromFile(filepath.Join(s.value("BARCHAN_DATA_DIR"), "credentials", "admin.kubeconfig"))
 	if err != nil {
 		t.Fatal(err)
@@ -269,6 +267,10 @@ func testKubectlTenant(t *testing.T, s *server) {
 		t.Fatal(err)
 	}
 	flag := "--kubeconfig=" + file
+	eventually.NoError(t, "the server knows the key", func() error {
+		_, err := s.kubectl("", "get", "sandboxes", flag)
+		return err
+	})
 	s.mustKubectl(webManifest, "apply", "-f", "-", flag)
 	s.mustKubectl("", "wait", "--for=condition=Ready", "pod/web", patience, flag)
 	if out := s.mustKubectl("", flag, "exec", "web", "--", "echo", "mine"); out != "mine\n" {
