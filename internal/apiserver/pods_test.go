@@ -327,12 +327,12 @@ func TestKubectlLogs(t *testing.T) {
 }
 
 func TestKubectlPortForward(t *testing.T) {
-	_, h, k := startPods(t)
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "served ", r.URL.Path) }))
 	defer web.Close()
-	h.dial = web.Listener.Addr().String()
 	for name, env := range map[string]string{"WebSocket": "true", "SPDY": "false"} {
 		t.Run(name, func(t *testing.T) {
+			_, h, k := startPods(t)
+			h.dial = web.Listener.Addr().String()
 			cmd := exec.CommandContext(t.Context(), k.bin, "port-forward", "web", ":8080", ":1")
 			cmd.Env = []string{"KUBECONFIG=" + k.kubeconfig, "HOME=" + k.home, "KUBECTL_PORT_FORWARD_WEBSOCKETS=" + env}
 			out, err := cmd.StdoutPipe()
@@ -354,6 +354,14 @@ func TestKubectlPortForward(t *testing.T) {
 			if err == nil {
 				_ = resp.Body.Close()
 				t.Error("a port on which nothing listens answered")
+			}
+			// Another sandbox of that name is not what was forwarded to.
+			k.ok("", "delete", "sandbox", "web")
+			k.ok(webSandbox, "apply", "-f", "-")
+			resp, err = http.DefaultClient.Do(request(t, "http://127.0.0.1:"+ports["8080"]+"/other"))
+			if err == nil {
+				_ = resp.Body.Close()
+				t.Error("the port led to another sandbox")
 			}
 			_ = cmd.Process.Kill()
 			_ = cmd.Wait()

@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/util/proxy"
 	"k8s.io/cri-streaming/pkg/streaming/portforward"
@@ -71,7 +72,7 @@ var _ rest.Connecter = (*podStream)(nil)
 // podStreams are the subresources, by their names.
 func podStreams(sandboxes *store, pods Pods) map[string]*podStream {
 	both := []string{http.MethodGet, http.MethodPost}
-	e, f, l := &podExec{pods}, &podPortForward{pods}, &podLogs{pods}
+	e, f, l := &podExec{pods}, &podPortForward{pods, sandboxes}, &podLogs{pods}
 	return map[string]*podStream{
 		"exec":        {sandboxes, pods, both, true, e.serve},
 		"portforward": {sandboxes, pods, both, true, f.serve},
@@ -337,7 +338,24 @@ func execStatus(err error) *metav1.Status {
 }
 
 // podPortForward leads to ports, by SPDY, which clients may put into a WebSocket.
-type podPortForward struct{ pods Pods }
+type podPortForward struct {
+	pods      Pods
+	sandboxes *store
+}
+
+// now reads the sandbox anew for a connection: meanwhile it may have ended, and its address may be
+// another's.
+func (f *podPortForward) now(ctx context.Context, s *agents.Sandbox) (*agents.Sandbox, error) {
+	o, err := f.sandboxes.Get(genericapirequest.WithNamespace(ctx, s.Namespace), s.Name, &metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	current := o.(*agents.Sandbox)
+	if current.UID != s.UID {
+		return nil, apierrors.NewNotFound(corev1.Resource("pods"), s.Name)
+	}
+	return f.pods.Ready(ctx, current)
+}
 
 func (f *podPortForward) serve(s *agents.Sandbox, w http.ResponseWriter, req *http.Request) error {
 	handler := http.HandlerFunc(func(w http.ResponseWriter, inner *http.Request) {
@@ -346,7 +364,7 @@ func (f *podPortForward) serve(s *agents.Sandbox, w http.ResponseWriter, req *ht
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		portforward.ServePortForward(w, inner, sandboxForwarder{req.Context(), f.pods, s}, s.Name, string(s.UID), opts, streamIdle,
+		portforward.ServePortForward(w, inner, sandboxForwarder{req.Context(), f, s}, s.Name, string(s.UID), opts, streamIdle,
 			remotecommand.DefaultStreamCreationTimeout, portforward.SupportedProtocols)
 	})
 	if wsstream.IsWebSocketRequestWithTunnelingProtocol(req) {
@@ -360,25 +378,30 @@ func (f *podPortForward) serve(s *agents.Sandbox, w http.ResponseWriter, req *ht
 // sandboxForwarder is a portforward.PortForwarder for one sandbox. The package hands it no
 // context that ends.
 type sandboxForwarder struct {
-	ctx  context.Context //nolint:containedctx // see above
-	pods Pods
-	s    *agents.Sandbox
+	ctx context.Context //nolint:containedctx // see above
+	*podPortForward
+	s *agents.Sandbox
+}
+
+func (f sandboxForwarder) dial(ctx context.Context, port uint16) (net.Conn, error) {
+	s, err := f.now(ctx, f.s)
+	if err != nil {
+		return nil, err
+	}
+	return f.pods.Dial(ctx, s, port)
 }
 
 // PortForward implements portforward.PortForwarder.
 func (f sandboxForwarder) PortForward(_ context.Context, _, _ string, port int32, stream io.ReadWriteCloser) error {
 	ctx, cancel := context.WithCancel(f.ctx)
 	defer cancel()
-	conn, err := f.pods.Dial(ctx, f.s, uint16(port)) //nolint:contextcheck // the one that it is called with never ends
+	conn, err := f.dial(ctx, uint16(port)) //nolint:contextcheck // the one that it is called with never ends
 	if err != nil {
-		if message, public := errs.PublicMessage(err); public {
-			return errors.New(message)
-		}
-		return err
+		return podError(f.s.Name, err)
 	}
 	defer func() { _ = conn.Close() }()
 	context.AfterFunc(ctx, func() { _ = conn.Close() }) //nolint:contextcheck // as above
-	go func() { // ends with the stream, which is closed when the sandbox has no more to say
+	go func() {                                         // ends with the stream, which is closed when the sandbox has no more to say
 		_, _ = io.Copy(conn, stream)
 		if half, ok := conn.(interface{ CloseWrite() error }); ok {
 			_ = half.CloseWrite()
