@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"slices"
 	"sync"
 	"syscall"
@@ -14,6 +15,7 @@ import (
 	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
 
+	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/envd/processpb"
 )
 
@@ -54,7 +56,7 @@ func (t *processes) start(acc account, req *processpb.StartRequest, timeout time
 	files.closeChild()
 	if err != nil {
 		files.closeAll()
-		return nil, nil, startError(err)
+		return nil, nil, spawnError(err)
 	}
 	p := &process{pid: pid, config: req.GetProcess(), tag: req.Tag, io: files}
 	if timeout > 0 {
@@ -142,6 +144,19 @@ func winsize(p *processpb.PTY) *unix.Winsize {
 	}
 	limit := func(n uint32) uint16 { return uint16(min(n, 0xffff)) }
 	return &unix.Winsize{Col: limit(size.GetCols()), Row: limit(size.GetRows())}
+}
+
+// spawnError is a startError with the exit code that a shell gives to such a program.
+func spawnError(err error) error {
+	refusal := startError(err)
+	if ce, ok := errors.AsType[*connect.Error](refusal); ok && ce.Code() == connect.CodeInvalidArgument {
+		code := "126"
+		if errors.Is(err, exec.ErrNotFound) || errors.Is(err, syscall.ENOENT) {
+			code = "127"
+		}
+		ce.Meta().Set(envd.HeaderExitCode, code)
+	}
+	return refusal
 }
 
 // startError tells what may pass with time from what will not.

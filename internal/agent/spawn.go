@@ -75,16 +75,22 @@ func findProgram(name, path, dir string) (string, error) {
 		}
 		return name, nil
 	}
+	reason := exec.ErrNotFound
 	for _, d := range filepath.SplitList(path) {
 		if !filepath.IsAbs(d) {
 			d = filepath.Join(dir, d)
 		}
 		file := filepath.Join(d, name)
-		if st, err := os.Stat(file); err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0 {
+		st, err := os.Stat(file)
+		switch {
+		case err != nil || !st.Mode().IsRegular():
+		case st.Mode()&0o111 != 0:
 			return file, nil
+		default:
+			reason = syscall.EACCES
 		}
 	}
-	return "", &exec.Error{Name: name, Err: exec.ErrNotFound}
+	return "", &exec.Error{Name: name, Err: reason}
 }
 
 // stdio is both ends of a process's files.

@@ -196,7 +196,7 @@ func (t *target) resolve(ctx context.Context, text string) (string, error) {
 }
 
 // running resolves a sandbox and opens a client of its agent.
-func (t *target) running(ctx context.Context, text, user string) (*envd.Client, error) {
+func (t *target) running(ctx context.Context, text, user string) (*connection, error) {
 	id, err := t.resolve(ctx, text)
 	if err != nil {
 		return nil, err
@@ -206,9 +206,10 @@ func (t *target) running(ctx context.Context, text, user string) (*envd.Client, 
 		return nil, err
 	}
 	if d.State == restclient.StatePaused {
-		return nil, fmt.Errorf("sandbox %s is paused; wake it with `barchan resume %s`: %w", id, id, errs.ErrConflict)
+		return nil, pausedError(id)
 	}
-	return t.agent(id, d.AgentToken, user)
+	client, err := t.agent(id, d.AgentToken, user)
+	return &connection{t: t, id: id, endAt: d.EndAt, client: client}, err
 }
 
 // withTarget opens the target before the work of a command.

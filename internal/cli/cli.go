@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -62,17 +63,30 @@ func (e *usageError) Unwrap() error { return e.err }
 // Run runs one command and returns the exit code. Data goes to stdout, talk to
 // stderr. When ctx ends the command cleans up and returns.
 func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, deps Deps) int {
-	a := &app{stdin: stdin, stdout: stdout, stderr: stderr, deps: deps, lookupEnv: os.LookupEnv}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	a := &app{
+		stdin: stdin, deps: deps, lookupEnv: os.LookupEnv,
+		stdout: &output{stdout, "standard output", cancel},
+		stderr: &output{stderr, "standard error", func(error) {}}, // the result does not depend on messages
+	}
 	root := a.root() //nolint:contextcheck // commands take theirs from cobra
 	root.SetArgs(args)
 	root.SetIn(stdin)
-	root.SetOut(stdout)
-	root.SetErr(stderr)
+	root.SetOut(a.stdout)
+	root.SetErr(a.stderr)
 	return a.report(ctx, root.ExecuteContext(ctx))
 }
 
 // report tells an error and chooses the exit code.
 func (a *app) report(ctx context.Context, err error) int {
+	cause := context.Cause(ctx)
+	if lost, ok := errors.AsType[*outputError](errors.Join(cause, err)); ok {
+		if errors.Is(lost, syscall.EPIPE) {
+			return 128 + int(syscall.SIGPIPE) // as other programs end at a closed pipe
+		}
+		err = lost
+	}
 	if err == nil {
 		return exitOK
 	}
@@ -80,9 +94,15 @@ func (a *app) report(ctx context.Context, err error) int {
 		return int(code)
 	}
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		return 130 // as a shell tells Ctrl-C
+		if sig, ok := errors.AsType[interrupted](cause); ok {
+			return 128 + int(sig.Signal)
+		}
+		return exitInterrupted
 	}
 	fmt.Fprintln(a.stderr, "barchan: "+message(err))
+	if start, ok := errors.AsType[*startError](err); ok {
+		return start.code
+	}
 	usage, ok := errors.AsType[*usageError](err)
 	switch {
 	case ok:

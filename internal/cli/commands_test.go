@@ -147,7 +147,7 @@ func TestRun(t *testing.T) {
 	s.run("", "run", "-e", "=x", "--", "true").want(t, 1, "", "want NAME=VALUE")
 	s.run("", "run", "-t", "--", "true").want(t, 1, "", "-t: standard input and output are not a terminal")
 	s.run("", "run").want(t, 2, "", "COMMAND is missing")
-	s.run("", "run", "--", "/no/such/program").want(t, 1, "", "/no/such/program")
+	s.run("", "run", "--", "/no/such/program").want(t, 127, "", "/no/such/program")
 }
 
 func TestRunPassesInputOn(t *testing.T) {
@@ -202,7 +202,7 @@ func TestExec(t *testing.T) {
 	s.run("", "exec", id1, "echo", "hi").want(t, 0, "hi\n", "")
 	s.run("", "exec", "iaaa", "--", "sh", "-c", "kill -9 $$").want(t, 137, "", "")
 	s.run("", "exec", "-u", "nobody-here", "iaaa", "--", "true").want(t, 1, "", "invalid username: 'nobody-here'")
-	s.run("", "exec", "iaab", "--", "true").want(t, 1, "", "is paused; wake it with `barchan resume "+id2+"`")
+	s.run("", "exec", "iaab", "--", "true").want(t, 1, "", "is paused; resume it with `barchan resume "+id2+"`")
 	s.run("", "exec", "iaaa", "--").want(t, 2, "", "COMMAND is missing")
 	// After its interrupt the command must not run on.
 	ctx, cancel := context.WithCancel(t.Context())

@@ -45,11 +45,11 @@ func (a *app) cpCommand() *cobra.Command {
 			}
 		}
 		return a.withTarget(cmd.Context(), func(t *target) error {
-			client, err := t.running(cmd.Context(), fromID+toID, user)
+			on, err := t.running(cmd.Context(), fromID+toID, user)
 			if err != nil {
 				return err
 			}
-			c := &copier{app: a, client: client, progress: newProgress(a.stderr)}
+			c := &copier{app: a, on: on, progress: newProgress(a.stderr)}
 			defer c.progress.end()
 			if c.progress.tty == nil {
 				c.progress.out = io.Discard // a log needs no bars of small files
@@ -80,12 +80,12 @@ func cutRemote(text string) (id, p string, remote bool) {
 // copier copies between this machine and one sandbox.
 type copier struct {
 	app      *app
-	client   *envd.Client
+	on       *connection
 	progress *progress
 }
 
 func (c *copier) stat(ctx context.Context, p string) (*filesystempb.EntryInfo, error) {
-	res, err := c.client.Filesystem().Stat(ctx, connect.NewRequest(&filesystempb.StatRequest{Path: p}))
+	res, err := c.on.client.Filesystem().Stat(ctx, connect.NewRequest(&filesystempb.StatRequest{Path: p}))
 	if err != nil {
 		return nil, err
 	}
@@ -108,12 +108,12 @@ func (c *copier) inside(ctx context.Context, to, name string) (string, error) {
 		}
 		return to, nil
 	}
-	return "", processError(err)
+	return "", c.on.lost(ctx, err)
 }
 
 func (c *copier) upload(ctx context.Context, from, to string) error {
 	if from == "-" {
-		_, err := c.client.Upload(ctx, to, c.app.stdin, nil)
+		_, err := c.on.client.Upload(ctx, to, c.app.stdin, nil)
 		return err
 	}
 	info, err := os.Stat(from)
@@ -133,7 +133,7 @@ func (c *copier) upload(ctx context.Context, from, to string) error {
 	}
 	defer func() { _ = f.Close() }()
 	body := &countingReader{Reader: f, tell: c.progress.event, step: name, total: info.Size()}
-	if _, err := c.client.Upload(ctx, to, body, nil); err != nil {
+	if _, err := c.on.client.Upload(ctx, to, body, nil); err != nil {
 		return err
 	}
 	if info.Mode()&0o111 == 0 {
@@ -152,7 +152,7 @@ func (c *copier) uploadDir(ctx context.Context, from, to string) error {
 		_ = w.CloseWithError(err) // never fails
 		packed <- err
 	}()
-	_, err := c.client.Upload(ctx, remote, r, nil)
+	_, err := c.on.client.Upload(ctx, remote, r, nil)
 	_ = r.Close() // ends the packing if the upload did not read it all
 	if packErr := <-packed; packErr != nil && !errors.Is(packErr, io.ErrClosedPipe) {
 		return packErr
@@ -170,7 +170,7 @@ func (c *copier) uploadDir(ctx context.Context, from, to string) error {
 func (c *copier) download(ctx context.Context, from, to string) error {
 	e, err := c.stat(ctx, from)
 	if err != nil {
-		return processError(err)
+		return c.on.lost(ctx, err)
 	}
 	isDir := e.GetType() == filesystempb.FileType_FILE_TYPE_DIRECTORY
 	if to == "-" && isDir {
@@ -184,7 +184,7 @@ func (c *copier) download(ctx context.Context, from, to string) error {
 	if isDir {
 		return c.downloadDir(ctx, from, to)
 	}
-	body, err := c.client.Download(ctx, from)
+	body, err := c.on.client.Download(ctx, from)
 	if err != nil {
 		return err
 	}
@@ -235,11 +235,11 @@ func (c *copier) downloadDir(ctx context.Context, from, to string) error {
 // and what it complains of becomes the error.
 func (c *copier) command(ctx context.Context, out io.Writer, argv ...string) error {
 	no := false
-	stream, err := c.client.Process().Start(ctx, connect.NewRequest(&processpb.StartRequest{
+	stream, err := c.on.client.Process().Start(ctx, connect.NewRequest(&processpb.StartRequest{
 		Process: &processpb.ProcessConfig{Cmd: argv[0], Args: argv[1:]}, Stdin: &no,
 	}))
 	if err != nil {
-		return fmt.Errorf("%s in the sandbox: %w", argv[0], processError(err))
+		return fmt.Errorf("%s in the sandbox: %w", argv[0], c.on.lost(ctx, err))
 	}
 	defer func() { _ = stream.Close() }()
 	var complaint strings.Builder
@@ -260,5 +260,5 @@ func (c *copier) command(ctx context.Context, out io.Writer, argv ...string) err
 			return nil
 		}
 	}
-	return fmt.Errorf("%s in the sandbox: %w", argv[0], processError(stream.Err()))
+	return fmt.Errorf("%s in the sandbox: %w", argv[0], c.on.lost(ctx, stream.Err()))
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"sync/atomic"
 	"testing"
 
@@ -40,7 +39,7 @@ func (t tidy) Run() int {
 // barchanMain is the program as scripts run it: real but for the server, which
 // only says that it was started, and stays until it is told to stop.
 func barchanMain() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := WithSignals(context.Background())
 	code := Run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr, Deps{
 		Version:   "1.2.3",
 		RunServer: scriptServer,

@@ -21,13 +21,13 @@ func (a *app) portsCommand() *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ctx := cmd.Context()
 		return a.withTarget(ctx, func(t *target) error {
-			agent, err := t.running(ctx, args[0], "")
+			on, err := t.running(ctx, args[0], "")
 			if err != nil {
 				return err
 			}
-			list, err := agent.Ports(ctx)
+			list, err := on.client.Ports(ctx)
 			if err != nil {
-				return fmt.Errorf("list ports: %w", err)
+				return fmt.Errorf("list ports: %w", on.lost(ctx, err))
 			}
 			if a.json {
 				return a.printJSON(list)

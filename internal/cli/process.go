@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -79,42 +78,35 @@ func (a *app) input(o processOptions) (io.Reader, error) {
 
 // process runs one command in a sandbox.
 type process struct {
-	app    *app
-	client *envd.Client
-	input  io.Reader // nil: none
-	tty    *os.File  // nil: no terminal
-	sized  chan os.Signal
-	pid    uint32
+	app   *app
+	on    *connection
+	cut   func()    // ends the stream
+	input io.Reader // nil: none
+	tty   *os.File  // nil: no terminal
+	sized chan os.Signal
+	pid   uint32
 }
 
-const keepalive = "30" // seconds
+const (
+	keepalive = "30" // seconds
+	// endWithin is the time that a command has to end after SIGTERM, and after SIGKILL.
+	endWithin = 5 * time.Second
+)
 
-// runProcess runs a command to its end and returns its exit code, as a shell
-// would tell it. When ctx ends the command is ended too.
-func (a *app) runProcess(ctx context.Context, client *envd.Client, argv []string, o processOptions) (int, error) {
+// startRequest asks for a command as the options say.
+func (a *app) startRequest(argv []string, o processOptions, input bool) (*connect.Request[processpb.StartRequest], error) {
 	env, err := a.environment(o.env)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	p := &process{app: a, client: client}
-	if p.input, err = a.input(o); err != nil {
-		return 0, err
-	}
-	hasInput := p.input != nil
 	req := &processpb.StartRequest{
 		Process: &processpb.ProcessConfig{Cmd: argv[0], Args: argv[1:], Envs: env},
-		Stdin:   &hasInput,
+		Stdin:   &input,
 	}
 	if o.workdir != "" {
 		req.Process.Cwd = &o.workdir
 	}
 	if o.tty {
-		p.tty, _ = a.stdin.(*os.File)
-		// From before the size is read, or a change between the two is never told.
-		p.sized = make(chan os.Signal, 1)
-		signal.Notify(p.sized, syscall.SIGWINCH)
-		defer signal.Stop(p.sized)
-		req.Pty = terminalSize(p.tty)
 		for _, name := range []string{"TERM", "LANG"} {
 			if v, ok := a.lookupEnv(name); ok && env[name] == "" {
 				env[name] = v
@@ -123,11 +115,45 @@ func (a *app) runProcess(ctx context.Context, client *envd.Client, argv []string
 	}
 	call := connect.NewRequest(req)
 	call.Header().Set(envd.HeaderKeepalive, keepalive)
-	stream, err := client.Process().Start(ctx, call)
+	return call, nil
+}
+
+// runProcess runs a command to its end and returns its exit code, as a shell
+// would tell it. When ctx ends the command is ended too.
+func (a *app) runProcess(ctx context.Context, on *connection, argv []string, o processOptions) (int, error) {
+	p := &process{app: a, on: on}
+	var err error
+	if p.input, err = a.input(o); err != nil {
+		return 0, err
+	}
+	call, err := a.startRequest(argv, o, p.input != nil)
 	if err != nil {
-		return 0, processError(err)
+		return 0, err
+	}
+	if o.tty {
+		p.tty = fileOf(a.stdin)
+		// From before the size is read, or a change between the two is never told.
+		p.sized = make(chan os.Signal, 1)
+		signal.Notify(p.sized, syscall.SIGWINCH)
+		defer signal.Stop(p.sized)
+		call.Msg.Pty = terminalSize(p.tty)
+	}
+	// The stream outlasts ctx: it says which process to end, and when that has ended.
+	var streaming context.Context
+	streaming, p.cut = context.WithCancel(context.WithoutCancel(ctx))
+	defer p.cut()
+	waiting := context.AfterFunc(ctx, func() { time.AfterFunc(endWithin, p.cut) })
+	stream, err := on.client.Process().Start(streaming, call)
+	if err != nil {
+		return 0, on.lost(ctx, err)
 	}
 	defer func() { _ = stream.Close() }()
+	started := stream.Receive() && stream.Msg().GetEvent().GetStart() != nil
+	waiting()
+	if !started {
+		return 0, on.lost(ctx, stream.Err())
+	}
+	p.pid = stream.Msg().GetEvent().GetStart().GetPid()
 	return p.follow(ctx, stream)
 }
 
@@ -139,44 +165,66 @@ func terminalSize(tty *os.File) *processpb.PTY {
 	return &processpb.PTY{Size: &processpb.PTY_Size{Cols: uint32(cols), Rows: uint32(rows)}}
 }
 
-// follow copies in both directions until the command has ended.
+// follow copies in both directions until the command has ended. When ctx ends, or the output cannot be
+// written, it ends the command.
 func (p *process) follow(ctx context.Context, stream *connect.ServerStreamForClient[processpb.StartResponse]) (int, error) {
-	if !stream.Receive() || stream.Msg().GetEvent().GetStart() == nil {
-		return 0, processError(stream.Err())
-	}
-	p.pid = stream.Msg().GetEvent().GetStart().GetPid()
-	restore, err := p.rawTerminal()
-	if err != nil {
-		return 0, errors.Join(err, p.terminate(ctx))
-	}
-	defer restore()
-
+	side, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	side, cancel := context.WithCancel(ctx)
-	defer cancel()
-	if p.input != nil {
-		in, err := newInterruptible(side, p.input)
-		if err != nil {
-			return 0, errors.Join(err, p.terminate(ctx))
+	defer cancel(nil)
+	over := make(chan struct{})
+	wg.Go(func() { p.endAfter(side, over) })
+	restore, err := p.rawTerminal()
+	defer restore()
+	if err == nil && p.input != nil {
+		var in io.Reader
+		if in, err = newInterruptible(side, p.input); err == nil {
+			wg.Go(func() { p.feed(side, in) })
 		}
-		wg.Go(func() { p.feed(side, in) })
 	}
 	if p.tty != nil {
 		wg.Go(func() { p.resize(side) })
 	}
-	for stream.Receive() {
-		if end := stream.Msg().GetEvent().GetEnd(); end != nil {
-			return exitCodeOf(end), nil
+	var end *processpb.ProcessEvent_EndEvent
+	for end == nil && stream.Receive() {
+		if err != nil {
+			cancel(err) // what comes now is dropped
+		} else {
+			err = p.show(stream.Msg().GetEvent().GetData())
 		}
-		if err := p.show(stream.Msg().GetEvent().GetData()); err != nil {
-			return 0, errors.Join(err, p.terminate(ctx))
+		end = stream.Msg().GetEvent().GetEnd()
+	}
+	close(over)
+	if end == nil && (err != nil || ctx.Err() != nil) {
+		fmt.Fprintf(p.app.stderr, "barchan: process %d of sandbox %s did not end in time, or is out of reach; it may still run\n", p.pid, p.on.id)
+	}
+	switch {
+	case err != nil:
+		return 0, err
+	case ctx.Err() != nil:
+		return 0, ctx.Err()
+	case end == nil:
+		return 0, p.on.lost(ctx, stream.Err())
+	}
+	return exitCodeOf(end), nil
+}
+
+// endAfter ends the command when ctx is done before over, first with SIGTERM, then with SIGKILL.
+func (p *process) endAfter(ctx context.Context, over <-chan struct{}) {
+	select {
+	case <-over:
+		return
+	case <-ctx.Done():
+	}
+	for _, sig := range []processpb.Signal{processpb.Signal_SIGNAL_SIGTERM, processpb.Signal_SIGNAL_SIGKILL} {
+		p.signal(ctx, sig)
+		select {
+		case <-over:
+			return
+		case <-time.After(endWithin):
 		}
 	}
-	if ctx.Err() != nil {
-		return 0, errors.Join(ctx.Err(), p.terminate(ctx))
-	}
-	return 0, processError(stream.Err())
+	p.cut()
 }
 
 func (p *process) show(data *processpb.ProcessEvent_DataEvent) error {
@@ -207,7 +255,7 @@ func (p *process) feed(ctx context.Context, in io.Reader) {
 			if p.tty != nil {
 				input = &processpb.ProcessInput{Input: &processpb.ProcessInput_Pty{Pty: buf[:n]}}
 			}
-			_, sendErr := p.client.Process().SendInput(ctx, connect.NewRequest(&processpb.SendInputRequest{
+			_, sendErr := p.on.client.Process().SendInput(ctx, connect.NewRequest(&processpb.SendInputRequest{
 				Process: p.selector(), Input: input,
 			}))
 			if sendErr != nil {
@@ -220,7 +268,7 @@ func (p *process) feed(ctx context.Context, in io.Reader) {
 	}
 	if p.tty == nil && ctx.Err() == nil {
 		// A command that has ended meanwhile needs it no more.
-		_, _ = p.client.Process().CloseStdin(ctx, connect.NewRequest(&processpb.CloseStdinRequest{Process: p.selector()}))
+		_, _ = p.on.client.Process().CloseStdin(ctx, connect.NewRequest(&processpb.CloseStdinRequest{Process: p.selector()}))
 	}
 }
 
@@ -232,7 +280,7 @@ func (p *process) resize(ctx context.Context) {
 			return
 		case <-p.sized:
 			// The next change corrects what this one may fail to tell.
-			_, _ = p.client.Process().Update(ctx, connect.NewRequest(&processpb.UpdateRequest{
+			_, _ = p.on.client.Process().Update(ctx, connect.NewRequest(&processpb.UpdateRequest{
 				Process: p.selector(), Pty: terminalSize(p.tty),
 			}))
 		}
@@ -251,17 +299,11 @@ func (p *process) rawTerminal() (func(), error) {
 	return func() { _ = term.Restore(int(p.tty.Fd()), state) }, nil
 }
 
-// terminate ends the command after its stream broke off.
-func (p *process) terminate(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+// signal sends a signal to the command, which may have ended or be out of reach: endAfter sees that.
+func (p *process) signal(ctx context.Context, sig processpb.Signal) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWithin)
 	defer cancel()
-	_, err := p.client.Process().SendSignal(ctx, connect.NewRequest(&processpb.SendSignalRequest{
-		Process: p.selector(), Signal: processpb.Signal_SIGNAL_SIGTERM,
-	}))
-	if err != nil && !envd.IsCode(err, connect.CodeNotFound) {
-		return fmt.Errorf("end the command: %w", err)
-	}
-	return nil
+	_, _ = p.on.client.Process().SendSignal(ctx, connect.NewRequest(&processpb.SendSignalRequest{Process: p.selector(), Signal: sig}))
 }
 
 // exitCodeOf is the code as a shell tells it: 128 and its number for a signal,
@@ -276,26 +318,4 @@ func exitCodeOf(end *processpb.ProcessEvent_EndEvent) int {
 		}
 	}
 	return 255
-}
-
-// processError has the agent's words without the protocol's.
-func processError(err error) error {
-	if err == nil {
-		return fmt.Errorf("the sandbox closed the connection; it may have been killed: %w", errs.ErrUnavailable)
-	}
-	ce, ok := errors.AsType[*connect.Error](err)
-	if !ok {
-		return err
-	}
-	if errors.Is(err, io.ErrUnexpectedEOF) {
-		return errs.Public(errs.ErrUnavailable, "the connection broke off: the sandbox was killed, reached its end of life, or used up its memory")
-	}
-	switch ce.Code() { //nolint:exhaustive // the rest is told as it is
-	case connect.CodeUnavailable:
-		return errs.Public(errs.ErrUnavailable, "the sandbox is gone: "+ce.Message())
-	case connect.CodeCanceled:
-		return context.Canceled
-	default:
-		return errs.Public(err, ce.Message())
-	}
 }

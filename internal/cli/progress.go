@@ -14,7 +14,7 @@ import (
 )
 
 // progress shows how far a work is: one line that is redrawn on a terminal,
-// else a line for each new step and each tenth of one.
+// else a line for each new step, and then one each logEach at most.
 type progress struct {
 	out   io.Writer
 	tty   *os.File // nil: not a terminal
@@ -24,9 +24,9 @@ type progress struct {
 	// +checklocks:mu
 	step string
 	// +checklocks:mu
-	tenth int64
-	// +checklocks:mu
 	drawn time.Time
+	// +checklocks:mu
+	over bool // the end of the step was shown; only without a terminal
 	// +checklocks:mu
 	open bool // the terminal's line is not ended
 	// +checklocks:mu
@@ -35,13 +35,14 @@ type progress struct {
 
 const (
 	redrawEvery = 100 * time.Millisecond
+	logEach     = 10 * time.Second
 	barWidth    = 24
 )
 
 func newProgress(w io.Writer) *progress {
 	p := &progress{out: w}
-	if f, ok := w.(*os.File); ok && isTerminal(f) {
-		p.tty = f
+	if isTerminal(w) {
+		p.tty = fileOf(w)
 	}
 	return p
 }
@@ -64,20 +65,16 @@ func (p *progress) event(e adminclient.Event) {
 	if p.quiet {
 		return
 	}
-	changed := e.Step != p.step
-	if changed {
-		p.step, p.tenth = e.Step, 0
-	}
-	if e.Total == 0 {
-		if changed || e.Message != "" {
-			fmt.Fprintln(p.out, label(e))
-		}
+	over := e.Total > 0 && e.Done >= e.Total
+	if e.Step == p.step && (p.over || !over && time.Since(p.drawn) < logEach) {
 		return
 	}
-	if tenth := e.Done * 10 / e.Total; changed || tenth > p.tenth {
-		p.tenth = tenth
-		fmt.Fprintln(p.out, label(e)+" "+amount(e))
+	p.step, p.drawn, p.over = e.Step, time.Now(), over
+	text := label(e)
+	if e.Total > 0 {
+		text += " " + amount(e)
 	}
+	fmt.Fprintln(p.out, text)
 }
 
 // +checklocks:p.mu

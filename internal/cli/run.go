@@ -112,6 +112,7 @@ func (a *app) runInNew(ctx context.Context, t *target, n restclient.NewSandbox, 
 	// Cancelled half-way, a create could leave a sandbox that nobody knows.
 	create, cancel := context.WithTimeout(context.WithoutCancel(ctx), createWithin)
 	defer cancel()
+	made := time.Now()
 	s, err := t.rest.Create(create, n)
 	if err != nil {
 		return err
@@ -128,11 +129,11 @@ func (a *app) runInNew(ctx context.Context, t *target, n restclient.NewSandbox, 
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	client, err := t.agent(s.SandboxID, s.AgentToken, o.user)
-	if err != nil {
+	on := &connection{t: t, id: s.SandboxID, endAt: made.Add(time.Duration(n.Timeout) * time.Second)}
+	if on.client, err = t.agent(s.SandboxID, s.AgentToken, o.user); err != nil {
 		return err
 	}
-	code, err := a.runProcess(ctx, client, argv, o)
+	code, err := a.runProcess(ctx, on, argv, o)
 	if err == nil && code != 0 {
 		return exitCode(code)
 	}
@@ -169,11 +170,11 @@ func (a *app) execCommand() *cobra.Command {
 			return &usageError{cmd, errors.New("COMMAND is missing")}
 		}
 		return a.withTarget(cmd.Context(), func(t *target) error {
-			client, err := t.running(cmd.Context(), args[0], o.user)
+			on, err := t.running(cmd.Context(), args[0], o.user)
 			if err != nil {
 				return err
 			}
-			code, err := a.runProcess(cmd.Context(), client, argv, o)
+			code, err := a.runProcess(cmd.Context(), on, argv, o)
 			if err == nil && code != 0 {
 				return exitCode(code)
 			}

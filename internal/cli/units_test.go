@@ -3,6 +3,7 @@ package cli
 import (
 	"archive/tar"
 	"bytes"
+	"fmt"
 	"io"
 	"io/fs"
 	"net"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/adminclient"
@@ -114,24 +116,23 @@ func TestPortInUse(t *testing.T) {
 }
 
 func TestProgressWithoutTerminal(t *testing.T) {
-	var out bytes.Buffer
-	p := newProgress(&out)
-	for _, e := range []adminclient.Event{
-		{Step: "fetch"},
-		{Step: "fetch"},
-		{Step: "unpack", Done: 0, Total: 1000},
-		{Step: "unpack", Done: 99, Total: 1000},
-		{Step: "unpack", Done: 100, Total: 1000},
-		{Step: "unpack", Done: 1000, Total: 1000},
-		{Message: "almost there"},
-	} {
-		p.event(e)
-	}
-	p.end()
-	want := "fetch\nunpack   0%\nunpack  10%\nunpack 100%\nalmost there\n"
-	if out.String() != want {
-		t.Errorf("got %q, want %q", out.String(), want)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		p := newProgress(&out)
+		p.event(adminclient.Event{Step: "fetch"})
+		for n := range int64(10_000) { // of 25 s
+			p.event(adminclient.Event{Step: "unpack", Message: fmt.Sprint("file ", n), Done: n, Total: 10_000})
+			time.Sleep(2500 * time.Microsecond)
+		}
+		p.event(adminclient.Event{Step: "unpack", Done: 10_000, Total: 10_000})
+		p.event(adminclient.Event{Step: "unpack", Done: 10_000, Total: 10_000})
+		p.event(adminclient.Event{Message: "almost there"})
+		p.end()
+		want := "fetch\nunpack: file 0   0%\nunpack: file 4000  40%\nunpack: file 8000  80%\nunpack 100%\nalmost there\n"
+		if out.String() != want {
+			t.Errorf("got %q, want %q", out.String(), want)
+		}
+	})
 }
 
 // hostile is a tar that tries to leave its directory in every way.

@@ -32,6 +32,9 @@ const (
 	HeaderSandboxPort   = "E2b-Sandbox-Port"
 	HeaderTrafficToken  = "E2b-Traffic-Access-Token"
 	HeaderConnectMillis = "Connect-Timeout-Ms"
+	// HeaderExitCode comes with the error of a program that cannot be started: 127 if there is none, 126 if
+	// it may not be or cannot be executed, as shells count. It is our addition to the protocol.
+	HeaderExitCode = "X-Exit-Code"
 	// HeaderMetadataPrefix begins the header of a file's metadata at upload;
 	// XattrMetadataPrefix begins the extended attribute that keeps it.
 	HeaderMetadataPrefix = "X-Metadata-"

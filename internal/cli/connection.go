@@ -1,0 +1,93 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/barchan-dev/barchan/internal/envd"
+	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/restclient"
+)
+
+// connection is a sandbox with a client of its agent.
+type connection struct {
+	t      *target
+	id     string
+	endAt  time.Time // the end of its life, as it was when the command began
+	client *envd.Client
+}
+
+// startError is that of a program which cannot be started; its exit code is what shells give then.
+type startError struct {
+	error
+	code int
+}
+
+// Unwrap is the cause.
+func (e *startError) Unwrap() error { return e.error }
+
+// lostWithin bounds the question why a sandbox's agent is out of reach.
+const lostWithin = 10 * time.Second
+
+func pausedError(id string) error {
+	return fmt.Errorf("sandbox %s is paused; resume it with `barchan resume %s`: %w", id, id, errs.ErrConflict)
+}
+
+// lost explains the error of a call to the agent; nil is a stream that ended too early. Where the agent
+// itself did not answer, the API says what became of the sandbox.
+func (r *connection) lost(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	ce, isRPC := errors.AsType[*connect.Error](err)
+	_, refused := errors.AsType[*envd.Error](err)
+	switch {
+	case err == nil, errors.Is(err, io.ErrUnexpectedEOF), isRPC && ce.Code() == connect.CodeUnavailable, isNetwork(err):
+	case isRPC && ce.Code() == connect.CodeDeadlineExceeded:
+		return errs.Public(errs.ErrTimeout, "the command's timeout is over, and it was killed")
+	case isRPC && ce.Code() == connect.CodeCanceled:
+		return context.Canceled
+	case isRPC:
+		err = errs.Public(err, ce.Message())
+		if code, convErr := strconv.Atoi(ce.Meta().Get(envd.HeaderExitCode)); convErr == nil {
+			err = &startError{err, code}
+		}
+		return err
+	case refused:
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, lostWithin)
+	defer cancel()
+	d, apiErr := r.t.rest.Get(ctx, r.id)
+	answer, answered := errors.AsType[*restclient.Error](apiErr)
+	switch {
+	case errors.Is(apiErr, errs.ErrNotFound) && !r.endAt.IsZero() && !time.Now().Before(r.endAt):
+		return fmt.Errorf("sandbox %s ended, for its timeout was over; give the next one more with --timeout: %w", r.id, errs.ErrTimeout)
+	case errors.Is(apiErr, errs.ErrNotFound):
+		return fmt.Errorf("sandbox %s ended while it was in use: it was killed, or its memory or processes were used up (%s): %w", r.id, answer.Message, errs.ErrUnavailable)
+	case apiErr != nil && !answered:
+		return fmt.Errorf("the server at %s is out of reach; sandboxes run on without it, and so may the command in %s: see `barchan status`: %w", r.t.url, r.id, errs.ErrUnavailable)
+	case apiErr != nil:
+		return fmt.Errorf("ask what became of sandbox %s: %w", r.id, apiErr)
+	case d.State == restclient.StatePaused:
+		return fmt.Errorf("sandbox %s was paused while it was in use; `barchan resume %s` has its programs go on: %w", r.id, r.id, errs.ErrConflict)
+	}
+	why := "it ended early"
+	if err != nil {
+		why = err.Error()
+	}
+	return fmt.Errorf("the connection to sandbox %s broke off (%s); the sandbox still runs, and so may the command: %w", r.id, why, errs.ErrUnavailable)
+}
+
+// isNetwork reports whether a connection failed, or could not be made.
+func isNetwork(err error) bool {
+	_, ok := errors.AsType[net.Error](err)
+	return ok || errors.Is(err, io.EOF)
+}

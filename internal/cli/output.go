@@ -1,0 +1,91 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+// interrupted is the cause of a context that a signal ended.
+type interrupted struct{ syscall.Signal }
+
+// Error names the signal.
+func (i interrupted) Error() string { return "interrupted by signal: " + i.String() }
+
+// exitInterrupted is the exit code after SIGINT, as shells count it.
+const exitInterrupted = 128 + int(syscall.SIGINT)
+
+// WithSignals returns a context that ends with the first SIGINT, SIGTERM or SIGHUP, and a function that
+// gives the signals back. A second signal ends the program at once, whatever it still cleans up. A
+// write to a closed pipe fails from here on; by default it would end the program before it cleans up.
+func WithSignals(ctx context.Context) (context.Context, func()) {
+	signals := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) { // nohup ignores it
+		signals = append(signals, syscall.SIGHUP)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	received, broken := make(chan os.Signal, 1), make(chan os.Signal, 1)
+	signal.Notify(received, signals...)
+	signal.Notify(broken, syscall.SIGPIPE) // not Ignore, which children inherit
+	go func() {                            // ends with ctx
+		select {
+		case sig := <-received:
+			signal.Stop(received)
+			cancel(interrupted{sig.(syscall.Signal)})
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		cancel(nil)
+		signal.Stop(received)
+		signal.Stop(broken)
+	}
+}
+
+// outputError is a failed write to a standard stream.
+type outputError struct {
+	stream string
+	err    error
+}
+
+// Error names the stream and the cause, without the name of the file.
+func (o *outputError) Error() string {
+	err := o.err
+	if p, ok := errors.AsType[*os.PathError](err); ok {
+		err = p.Err
+	}
+	return fmt.Sprintf("write %s: %v", o.stream, err)
+}
+
+// Unwrap is the cause.
+func (o *outputError) Unwrap() error { return o.err }
+
+// output is a standard stream whose writes fail with an [outputError].
+type output struct {
+	io.Writer
+	stream string
+	failed func(error) // not nil
+}
+
+// Write writes, and reports a failure to failed too, for most callers of the fmt package do not look at it.
+func (o *output) Write(b []byte) (int, error) {
+	n, err := o.Writer.Write(b)
+	if err != nil {
+		err = &outputError{o.stream, err}
+		o.failed(err)
+	}
+	return n, err
+}
+
+// fileOf is the file that a stream is, or nil.
+func fileOf(stream any) *os.File {
+	if o, ok := stream.(*output); ok {
+		stream = o.Writer
+	}
+	f, _ := stream.(*os.File)
+	return f
+}

@@ -1,0 +1,216 @@
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+// program is the real program, started against the server.
+type program struct {
+	*exec.Cmd
+	t      *testing.T
+	talk   bytes.Buffer // standard error
+	marked string       // where note has its number
+}
+
+// note is a line of shell by which a command of a sandbox writes down its number. Sandboxes are directories
+// of this machine in these tests, and their processes its processes.
+func (p *program) note() string {
+	return "echo $$ > " + p.marked + ".new; mv " + p.marked + ".new " + p.marked + "; "
+}
+
+func (s *server) program() *program {
+	p := &program{Cmd: exec.CommandContext(s.t.Context(), "barchan", "--data-dir", s.dir), t: s.t, marked: filepath.Join(s.t.TempDir(), "pid")}
+	p.Stderr = &p.talk
+	return p
+}
+
+func (p *program) start(args ...string) {
+	p.t.Helper()
+	p.Args = append(p.Args, args...)
+	if err := p.Start(); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// pid is the number of the command, once it has begun.
+func (p *program) pid() int {
+	p.t.Helper()
+	var pid int
+	eventually.True(p.t, "the command begins", func() bool {
+		b, err := os.ReadFile(p.marked)
+		if err == nil {
+			pid, err = strconv.Atoi(strings.TrimSpace(string(b)))
+		}
+		return err == nil
+	})
+	return pid
+}
+
+// ended waits for the program, and for the command's end before it.
+func (p *program) ended(code int) {
+	p.t.Helper()
+	pid := p.pid()
+	_ = p.Wait() // its code says it all
+	if got := p.ProcessState.ExitCode(); got != code {
+		p.t.Errorf("exit code %d, want %d; %s", got, code, p.talk.String())
+	}
+	if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
+		p.t.Errorf("process %d: %v, want that it has ended", pid, err)
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+}
+
+// TestClosedPipe is `barchan run -- yes | head -1` and what is like it.
+func TestClosedPipe(t *testing.T) {
+	s := newServer(t, startAgent(t))
+	s.add(id1, "running", nil)
+	for _, c := range []struct{ name, stream string }{
+		{"exec " + id1, "stdout"},
+		{"exec " + id1, "stderr"},
+		{"run", "stdout"},
+	} {
+		p := s.program()
+		line := p.note() + "exec yes"
+		var out io.ReadCloser
+		var err error
+		if c.stream == "stderr" {
+			p.Stderr = nil
+			out, err = p.StderrPipe()
+			line += " >&2"
+		} else {
+			out, err = p.StdoutPipe()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.start(append(strings.Fields(c.name), "--", "sh", "-c", line)...)
+		if _, err := io.ReadFull(out, make([]byte, 2)); err != nil {
+			t.Fatal(err)
+		}
+		_ = out.Close()
+		p.ended(141)
+		if p.talk.Len() != 0 {
+			t.Errorf("%s says %q", c.name, p.talk.String())
+		}
+	}
+	if len(s.sandboxes) != 1 {
+		t.Errorf("%d sandboxes, want that of exec alone", len(s.sandboxes))
+	}
+}
+
+// TestSignals ends commands by the signals that shells, supervisors and terminals send.
+func TestSignals(t *testing.T) {
+	s := newServer(t, startAgent(t))
+	s.add(id1, "running", nil)
+	for sig, line := range map[syscall.Signal]string{
+		syscall.SIGINT:  "exec sleep 1000",
+		syscall.SIGTERM: "sleep 1000; echo", // a child of its own
+		syscall.SIGHUP:  "trap '' TERM; while :; do sleep 1; done",
+	} {
+		for _, verb := range []string{"run", "exec " + id1} {
+			p := s.program()
+			p.start(append(strings.Fields(verb), "--", "sh", "-c", p.note()+line)...)
+			p.pid()
+			if err := p.Process.Signal(sig); err != nil {
+				t.Fatal(err)
+			}
+			p.ended(128 + int(sig))
+		}
+	}
+	if len(s.sandboxes) != 1 {
+		t.Errorf("%d sandboxes, want that of exec alone", len(s.sandboxes))
+	}
+}
+
+// TestFailedWrite is a full disk behind the output of commands.
+func TestFailedWrite(t *testing.T) {
+	s := newServer(t, startAgent(t))
+	s.add(id1, "running", nil)
+	for _, args := range []string{"ls", "ls --json", "show " + id1, "env", "version", "help", "exec " + id1 + " -- echo x"} {
+		full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := s.program()
+		p.Stdout = full
+		p.start(strings.Fields(args)...)
+		_, _ = p.Wait(), full.Close()
+		if code := p.ProcessState.ExitCode(); code != 1 || p.talk.String() != "barchan: write standard output: no space left on device\n" {
+			t.Errorf("%s: exit code %d, %q", args, code, p.talk.String())
+		}
+	}
+}
+
+// TestNotStarted has the exit codes of programs that are not there, or cannot be executed.
+func TestNotStarted(t *testing.T) {
+	s := newServer(t, startAgent(t))
+	s.add(id1, "running", nil)
+	dir := t.TempDir()
+	if err := errors.Join(os.WriteFile(dir+"/data", []byte("x"), 0o600), os.WriteFile(dir+"/binary", []byte{0, 1, 2}, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	for _, verb := range []string{"run -e PATH=" + dir, "exec -e PATH=" + dir + " " + id1} {
+		for command, want := range map[string]struct {
+			code int
+			text string
+		}{
+			"nonesuch":      {127, `barchan: exec: "nonesuch": executable file not found in $PATH`},
+			"/none/such":    {127, "/none/such: no such file or directory"},
+			dir + "/data":   {126, "permission denied"},
+			dir:             {126, "permission denied"},
+			dir + "/binary": {126, "exec format error"},
+			"data":          {126, "permission denied"},
+		} {
+			args := append(strings.Fields(verb), "--", command)
+			s.run("", args...).want(t, want.code, "", want.text)
+		}
+	}
+	s.run("", "exec", "-w", "/none/such", id1, "--", "true").want(t, 1, "", "cwd '/none/such' does not exist")
+}
+
+// TestLost has a command lose its connection in every way, and tell them apart.
+func TestLost(t *testing.T) {
+	for name, c := range map[string]struct {
+		befall func(s *server)
+		want   string
+	}{
+		"killed":  {func(s *server) { delete(s.sandboxes, id1) }, "sandbox " + id1 + " ended while it was in use"},
+		"timeout": {func(s *server) { delete(s.sandboxes, id1) }, "sandbox " + id1 + " ended, for its timeout was over; give the next one more with --timeout"},
+		"paused":  {func(s *server) { s.sandboxes[id1].State = "paused" }, "was paused while it was in use; `barchan resume " + id1 + "`"},
+		"cut":     {func(*server) {}, "the connection to sandbox " + id1 + " broke off ("},
+		"server":  {func(s *server) { _ = s.front.Listener.Close() }, "the server at http://"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newServer(t, startAgent(t))
+			s.add(id1, "running", nil)
+			if name == "timeout" {
+				s.sandboxes[id1].EndAt = time.Now()
+			}
+			p := s.program()
+			p.start("exec", id1, "--", "sh", "-c", p.note()+"exec sleep 1000")
+			pid := p.pid()
+			defer func() { _ = syscall.Kill(pid, syscall.SIGKILL) }()
+			s.mu.Lock()
+			c.befall(s)
+			s.mu.Unlock()
+			s.front.CloseClientConnections()
+			_ = p.Wait() // its code says it all
+			if code := p.ProcessState.ExitCode(); code != 1 || !strings.Contains(p.talk.String(), c.want) {
+				t.Errorf("exit code %d, %s; want 1, %s", code, fmt.Sprint(&p.talk), c.want)
+			}
+		})
+	}
+}
