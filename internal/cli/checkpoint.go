@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"fmt"
 	"strings"
 	"time"
 
@@ -106,11 +105,7 @@ func (a *app) checkpointShowCommand() *cobra.Command {
 }
 
 func (a *app) showCheckpoint(c *barchan.Checkpoint) {
-	line := func(name, value string) {
-		if value != "" {
-			fmt.Fprintf(a.stdout, "%-11s %s\n", name, value)
-		}
-	}
+	line := func(name, value string) { a.field(11, name, value) }
 	line("Checkpoint", c.Namespace+"/"+c.Name)
 	line("Purpose", purpose(c))
 	line("Phase", checkpointPhase(c))

@@ -85,7 +85,7 @@ func (a *app) exported(ctx context.Context, req adminclient.CheckpointExport, wr
 	}
 	for _, w := range tar.Warnings {
 		p.end()
-		fmt.Fprintln(a.stderr, "warning: "+w)
+		fmt.Fprintln(a.stderr, "warning: "+plain(w))
 	}
 	err = write(&countingReader{Reader: tar, step: "export", total: tar.Size, tell: p.event})
 	return errors.Join(err, tar.Close())
@@ -236,7 +236,7 @@ func (a *app) imported(ctx context.Context, req adminclient.CheckpointImport, in
 	made, err := client.ImportCheckpoint(ctx, req, counted, func(adminclient.Event) {})
 	for _, w := range made.Warnings {
 		p.end()
-		fmt.Fprintln(a.stderr, "warning: "+w)
+		fmt.Fprintln(a.stderr, "warning: "+plain(w))
 	}
 	return made, err
 }

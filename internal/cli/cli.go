@@ -67,8 +67,8 @@ func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	defer cancel(nil)
 	a := &app{
 		stdin: stdin, deps: deps, lookupEnv: os.LookupEnv,
-		stdout: &output{stdout, "standard output", cancel},
-		stderr: &output{stderr, "standard error", func(error) {}}, // the result does not depend on messages
+		stdout: &output{Writer: stdout, stream: "standard output", failed: cancel},
+		stderr: &output{Writer: stderr, stream: "standard error", failed: func(error) {}}, // the result does not depend on messages
 	}
 	root := a.root() //nolint:contextcheck // commands take theirs from cobra
 	root.SetArgs(args)
@@ -116,7 +116,8 @@ func (a *app) report(ctx context.Context, err error) int {
 }
 
 // message is what users see of an error: its public text if it has one. The
-// words of a bare kind at the end say nothing that the rest does not.
+// words of a bare kind at the end say nothing that the rest does not. Text of guests is made harmless, but
+// for ends of lines, which errors have that were joined.
 func message(err error) string {
 	text, ok := errs.PublicMessage(err)
 	if !ok {
@@ -125,7 +126,11 @@ func message(err error) string {
 	if kind := errs.Kind(err); kind != nil {
 		text = strings.TrimSuffix(text, ": "+kind.Error())
 	}
-	return text
+	lines := strings.Split(text, "\n")
+	for i := range lines {
+		lines[i] = escaped(lines[i], maxErrorLine)
+	}
+	return strings.Join(lines, "\n")
 }
 
 // app is one run of the program.
@@ -149,6 +154,8 @@ func (a *app) root() *cobra.Command {
 		SilenceErrors: true,
 		RunE:          noun,
 		Args:          cobra.ArbitraryArgs,
+
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return a.chooseNamespace(cmd) },
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return &usageError{cmd, err} })
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)

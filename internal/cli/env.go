@@ -1,19 +1,23 @@
 package cli
 
 import (
+	"context"
 	"fmt"
+	"net/http"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/barchan-dev/barchan/internal/adminclient"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/restclient"
 )
 
 // variable is one that clients need; one without export is only told.
 type variable struct {
 	name, value string
 	hint        string // why it is not exported; empty: it is
+	unset       bool   // clients must not have it
 }
 
 func (a *app) envCommand() *cobra.Command {
@@ -24,20 +28,21 @@ func (a *app) envCommand() *cobra.Command {
 		Short: "Print the environment that E2B SDKs and kubectl need",
 		Long: "Print the environment that E2B SDKs and kubectl need, for eval:\n\n    eval \"$(barchan env)\"\n\n" +
 			"Without --tls, clients speak plain HTTP to the server's address. With it they speak TLS to hosts below the server's\n" +
-			"domain, which must resolve to this machine (names below .localhost do, with most resolvers).",
+			"domain, which must resolve to this machine (names below .localhost do, with most resolvers). The variables of the other\n" +
+			"way are unset. The key is the data directory's, or the one given, which the server must know.",
 		Args: exactly(),
 	}
 	cmd.Flags().BoolVar(&tls, "tls", false, "for clients that go by the domain over TLS")
-	cmd.Flags().StringVar(&shell, "shell", "sh", "sh, fish or json")
+	cmd.Flags().StringVar(&shell, "shell", "sh", "sh, fish, csh or json")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if shell != "sh" && shell != "fish" && shell != "json" {
-			return &usageError{cmd, fmt.Errorf("--shell: %q is not sh, fish or json", shell)}
+		if _, known := shells[shell]; !known && shell != "json" {
+			return &usageError{cmd, fmt.Errorf("--shell: %q is not sh, fish, csh or json", shell)}
 		}
 		s, err := a.localServer(cmd.Context())
 		if err != nil {
 			return err
 		}
-		key, err := readKey(s.Addresses.APIKeyFile)
+		key, err := a.knownKey(cmd.Context(), s.Addresses)
 		if err != nil {
 			return err
 		}
@@ -50,6 +55,22 @@ func (a *app) envCommand() *cobra.Command {
 	return cmd
 }
 
+// knownKey is the key that is given, if the server knows it, else that of the data directory.
+func (a *app) knownKey(ctx context.Context, addr adminclient.Addresses) (string, error) {
+	key := a.first(a.apiKey, envAPIKey)
+	if key == "" {
+		return readKey(addr.APIKeyFile)
+	}
+	client, err := restclient.New(restclient.Config{URL: "http://" + dialable(addr.HTTP), Key: key, HTTP: &http.Client{Transport: newTransport()}})
+	if err == nil {
+		_, err = client.Namespace(ctx)
+	}
+	if err != nil {
+		return "", fmt.Errorf("check the key that was given (--api-key, %s): %w", envAPIKey, err)
+	}
+	return key, nil
+}
+
 func environment(addr adminclient.Addresses, key string, tls bool) ([]variable, error) {
 	vars := []variable{{name: "E2B_API_KEY", value: key}, {name: "KUBECONFIG", value: addr.Kubeconfig}}
 	if !tls {
@@ -57,13 +78,17 @@ func environment(addr adminclient.Addresses, key string, tls bool) ([]variable, 
 		vars = append(vars, variable{name: "E2B_API_URL", value: url}, variable{name: "E2B_SANDBOX_URL", value: url})
 		if addr.TLS != "" {
 			vars = append(vars, variable{name: "E2B_DOMAIN", value: addr.Domain})
+		} else {
+			vars = append(vars, variable{name: "E2B_DOMAIN", unset: true})
 		}
 		return vars, nil
 	}
 	if addr.TLS == "" {
 		return nil, fmt.Errorf("the server does not serve TLS; set tlsAddr and start it again: %w", errs.ErrInvalid)
 	}
-	vars = append(vars, variable{name: "E2B_DOMAIN", value: addr.Domain})
+	// SDKs prefer the URLs to the domain.
+	vars = append(vars, variable{name: "E2B_DOMAIN", value: addr.Domain},
+		variable{name: "E2B_API_URL", unset: true}, variable{name: "E2B_SANDBOX_URL", unset: true})
 	if addr.CAFile != "" {
 		vars = append(vars,
 			variable{name: "NODE_EXTRA_CA_CERTS", value: addr.CAFile},
@@ -72,23 +97,44 @@ func environment(addr adminclient.Addresses, key string, tls bool) ([]variable, 
 	return vars, nil
 }
 
+// shells have the lines that set and unset a variable.
+var shells = map[string]struct {
+	set, unset func(name, value string) string
+}{
+	"sh": {
+		func(name, value string) string { return "export " + name + "=" + quoteShell(value) },
+		func(name, _ string) string { return "unset " + name },
+	},
+	"fish": {
+		func(name, value string) string { return "set -gx " + name + " " + quoteFish(value) + ";" },
+		func(name, _ string) string { return "set -e " + name + ";" },
+	},
+	"csh": {
+		func(name, value string) string { return "setenv " + name + " " + quoteShell(value) + ";" },
+		func(name, _ string) string { return "unsetenv " + name + ";" },
+	},
+}
+
 func (a *app) printEnv(vars []variable, shell string) error {
-	out := map[string]string{}
-	for _, v := range vars {
-		line := "export " + v.name + "=" + quoteShell(v.value)
-		if shell == "fish" {
-			line = "set -gx " + v.name + " " + quoteFish(v.value) + ";"
-		}
-		if v.hint != "" {
-			line = "# " + v.hint + ": " + line
-		}
-		out[v.name] = v.value
-		if shell != "json" {
-			fmt.Fprintln(a.stdout, line)
-		}
-	}
 	if shell == "json" {
+		out := map[string]string{}
+		for _, v := range vars {
+			if !v.unset {
+				out[v.name] = v.value
+			}
+		}
 		return a.printJSON(out)
+	}
+	for _, v := range vars {
+		line := shells[shell].set
+		if v.unset {
+			line = shells[shell].unset
+		}
+		text := line(v.name, v.value)
+		if v.hint != "" {
+			text = "# " + v.hint + ": " + text
+		}
+		fmt.Fprintln(a.stdout, text)
 	}
 	return nil
 }

@@ -60,7 +60,7 @@ func (a *app) fork(ctx context.Context, t *target, text string, n restclient.New
 		quiet()
 		if one.Error != nil {
 			failed++
-			fmt.Fprintf(a.stderr, "barchan: fork %d: %s\n", place+1, one.Error.Message)
+			fmt.Fprintf(a.stderr, "barchan: fork %d: %s\n", place+1, plain(one.Error.Message))
 		}
 		if one.Sandbox != nil {
 			one.Sandbox.AgentToken, one.Sandbox.TrafficToken = "", "" // secrets, and of no use to people

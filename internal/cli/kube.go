@@ -93,10 +93,26 @@ type scope struct {
 }
 
 func (s *scope) flags(cmd *cobra.Command, all bool) {
-	cmd.Flags().StringVarP(&s.namespace, "namespace", "n", metav1.NamespaceDefault, "namespace, which is what E2B calls a team")
+	cmd.Flags().StringVarP(&s.namespace, "namespace", "n", metav1.NamespaceDefault, "namespace, which is what E2B calls a team; with --api-key or "+envAPIKey+", the key's own")
 	if all {
 		cmd.Flags().BoolVarP(&s.all, "all-namespaces", "A", false, "of all namespaces")
 	}
+}
+
+// chooseNamespace has a command that names no namespace work in that of the key which it is given. Without
+// one it works in the default one, as the key of the data directory does.
+func (a *app) chooseNamespace(cmd *cobra.Command) error {
+	flag := cmd.Flags().Lookup("namespace")
+	if flag == nil || flag.Changed || a.first(a.apiKey, envAPIKey) == "" {
+		return nil
+	}
+	return a.withTarget(cmd.Context(), func(t *target) error {
+		namespace, err := t.rest.Namespace(cmd.Context())
+		if err != nil {
+			return fmt.Errorf("find the namespace of the key; --namespace names another: %w", err)
+		}
+		return flag.Value.Set(namespace)
+	})
 }
 
 func (s *scope) list() string {

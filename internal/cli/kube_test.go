@@ -62,6 +62,7 @@ func TestObjects(t *testing.T) {
 	t.Run("history", s.testHistory)
 	t.Run("pool", s.testPool)
 	t.Run("key", s.testKey)
+	t.Run("namespace of a key", s.testKeysNamespace)
 	t.Run("checkpoint", s.testCheckpoint)
 	t.Run("show", s.testShowMemory)
 }
@@ -99,6 +100,19 @@ func (s *server) testCheckpoint(t *testing.T) {
 	s.run("", "checkpoint", "rm", "nope", "mine-v1", "passing").want(t, 1, "mine-v1\npassing\n", `"nope" not found`)
 	s.run("", "checkpoint", "ls", "-A", "--json").want(t, 0, "[]\n", "")
 	s.run("", "checkpoint", "show").want(t, 2, "", "NAME is missing")
+}
+
+// testKeysNamespace has commands over the Kubernetes API work where the key that they are given belongs.
+func (s *server) testKeysNamespace(t *testing.T) {
+	mine := func(args ...string) result { return s.run("", append([]string{"--api-key", tenantKey}, args...)...) }
+	mine("key", "create", "made").want(t, 0, "", "key made of namespace tenant-a;")
+	s.run(objects, "--api-key", tenantKey, "apply", "-f", "-").want(t, 0, "sandboxtemplate/py created\n", "")
+	mine("pool", "create", "warm", "--template", "py", "--size", "1").want(t, 0, "warm", "")
+	mine("pool", "ls").want(t, 0, "tenant-a    warm", "")
+	mine("pool", "show", "warm").want(t, 0, "Pool       tenant-a/warm\n", "")
+	s.run("", "pool", "show", "warm").want(t, 1, "", `"warm" not found`)
+	mine("pool", "show", "-n", "default", "warm").want(t, 1, "", `"warm" not found`)
+	s.run("", "--api-key", "e2b_none", "pool", "ls").want(t, 1, "", "barchan: find the namespace of the key; --namespace names another: Invalid API key\n")
 }
 
 func (s *server) setCheckpoint(t *testing.T, name string, status barchan.CheckpointStatus) {

@@ -119,11 +119,7 @@ func (a *app) show(ctx context.Context, t *target, text string) error {
 			Memory agents.MemoryPlace `json:"memory,omitempty"`
 		}{d, memory})
 	}
-	line := func(name, value string) {
-		if value != "" {
-			fmt.Fprintf(a.stdout, "%-12s %s\n", name, value)
-		}
-	}
+	line := func(name, value string) { a.field(12, name, value) }
 	line("ID", d.SandboxID)
 	line("State", d.State)
 	line("Memory in", string(memory))

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 )
 
@@ -69,11 +70,14 @@ type output struct {
 	io.Writer
 	stream string
 	failed func(error) // not nil
+	mu     sync.Mutex  // one write at a time
 }
 
 // Write writes, and reports a failure to failed too, for most callers of the fmt package do not look at it.
 func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
 	n, err := o.Writer.Write(b)
+	o.mu.Unlock()
 	if err != nil {
 		err = &outputError{o.stream, err}
 		o.failed(err)

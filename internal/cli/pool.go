@@ -151,7 +151,7 @@ func (a *app) poolShowCommand() *cobra.Command {
 
 func (a *app) showPool(p *extensions.SandboxWarmPool) {
 	line := func(name, text string, args ...any) {
-		fmt.Fprintf(a.stdout, "%-10s %s\n", name, fmt.Sprintf(text, args...))
+		a.field(10, name, fmt.Sprintf(text, args...))
 	}
 	line("Pool", "%s/%s", p.Namespace, p.Name)
 	line("Template", "%s", templateName(p))
@@ -305,7 +305,7 @@ func (a *app) watchPool(ctx context.Context, k *kube, p extensions.SandboxWarmPo
 		}
 		if reason, message := waitsFor(&p); reason+message != *told {
 			*told = reason + message
-			fmt.Fprintf(a.stderr, "%d of %d ready; %s\n", readyMembers(&p), desiredMembers(&p), message)
+			fmt.Fprintf(a.stderr, "%d of %d ready; %s\n", readyMembers(&p), desiredMembers(&p), plain(message))
 		}
 		return false
 	}

@@ -128,11 +128,11 @@ func (p *progress) end() {
 func label(e adminclient.Event) string {
 	switch {
 	case e.Message == "":
-		return e.Step
+		return plain(e.Step)
 	case e.Step == "":
-		return e.Message
+		return plain(e.Message)
 	default:
-		return e.Step + ": " + e.Message
+		return plain(e.Step + ": " + e.Message)
 	}
 }
 

@@ -13,7 +13,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode"
 
+	"github.com/barchan-dev/barchan/internal/restclient"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -213,4 +215,31 @@ func TestLost(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestHostileNames has a guest and a tenant name things so that they would command the operator's terminal.
+func TestHostileNames(t *testing.T) {
+	const evil = "a\x1b[2J\x1b]0;x\x07\r\nrunning\u202e\u009b1m"
+	s := newServer(t, startAgent(t))
+	s.add(id1, "running", map[string]string{evil: evil})
+	s.snapshots = []restclient.Snapshot{{SnapshotID: id2, Names: []string{evil}, TemplateID: evil}}
+	for _, args := range [][]string{
+		{"ls"}, {"show", id1}, {"snapshot", "ls"}, {"snapshot", "show", id2}, {"cp", id1 + ":/tmp/" + evil, "/tmp"},
+		{"exec", id1, "--", evil}, {"exec", "-u", evil, id1, "--", "true"}, {"kill", evil},
+	} {
+		r := s.run("", args...)
+		for _, text := range []string{r.stdout, r.stderr} {
+			if i := strings.IndexFunc(text, func(c rune) bool { return c != '\n' && !unicode.IsPrint(c) }); i >= 0 {
+				t.Errorf("%v: %q at %d", args, text, i)
+			}
+		}
+		if !strings.Contains(r.stdout+r.stderr, `\x1b[2J`) {
+			t.Errorf("%v: %q %q does not say the name", args, r.stdout, r.stderr)
+		}
+		if r.code == 0 && strings.Contains(r.stdout, "\nrunning") {
+			t.Errorf("%v: %q has a line of the tenant's", args, r.stdout)
+		}
+	}
+	s.run("", "exec", id1, "--", "printf", evil).want(t, 0, evil, "")
+	s.run("", "ls", "--json").want(t, 0, `\u001b[2J`, "")
 }

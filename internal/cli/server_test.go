@@ -34,7 +34,11 @@ import (
 // leeway is what a time that is shown in minutes may pass by before it is shown as another.
 const leeway = 30 * time.Second
 
-const testKey = "e2b_00112233445566778899aabbccddeeff00112233"
+// Keys of the default namespace, and of another.
+const (
+	testKey   = "e2b_00112233445566778899aabbccddeeff00112233"
+	tenantKey = "e2b_ffeeddccbbaa998877665544332211ffeeddccbb"
+)
 
 // agentBinary builds the real agent once for all tests.
 var agentBinary = sync.OnceValues(func() (string, error) {
@@ -178,8 +182,13 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.gateway(w, r, id)
 		return
 	}
-	if r.Header.Get("X-API-Key") != testKey {
+	namespace, known := map[string]string{testKey: "default", tenantKey: "tenant-a"}[r.Header.Get("X-API-Key")]
+	if !known {
 		refuse(w, http.StatusUnauthorized, "Invalid API key")
+		return
+	}
+	if r.URL.Path == "/teams" {
+		fmt.Fprintf(w, `[{"teamID":"other","isDefault":false},{"teamID":%q,"isDefault":true}]`, namespace)
 		return
 	}
 	s.mu.Lock()

@@ -178,7 +178,7 @@ func (a *app) snapshotShowCommand() *cobra.Command {
 }
 
 func (a *app) showSnapshot(s *restclient.Snapshot) {
-	line := func(name, value string) { fmt.Fprintf(a.stdout, "%-10s %s\n", name, value) }
+	line := func(name, value string) { a.field(10, name, value) }
 	line("ID", s.SnapshotID)
 	line("Sandbox", s.SandboxID)
 	line("Template", dash(s.TemplateID))

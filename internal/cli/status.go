@@ -43,15 +43,11 @@ func (a *app) printStatus(s adminclient.Status) {
 	if s.Ready {
 		state = "ready"
 	}
-	line := func(name, value string) {
-		if value != "" {
-			fmt.Fprintf(a.stdout, "%-12s %s\n", name, value)
-		}
-	}
+	line := func(name, value string) { a.field(12, name, value) }
 	if a.coloured(a.stdout) {
 		state = paint(map[bool]string{true: green, false: yellow}[s.Ready], state)
 	}
-	line("State", state)
+	fmt.Fprintf(a.stdout, "%-12s %s\n", "State", state)
 	for _, c := range s.Conditions {
 		line("Wrong", c.Name+": "+cmp.Or(c.Reason, c.Detail)+" (for "+since(c.Since)+"; no new work is taken meanwhile)")
 	}

@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"golang.org/x/term"
@@ -20,7 +22,14 @@ type table struct {
 
 func newTable(header ...string) *table { return &table{rows: [][]string{header}} }
 
-func (t *table) add(cells ...string) { t.rows = append(t.rows, cells) }
+// add adds a row. Cells may have text of guests and tenants.
+func (t *table) add(cells ...string) {
+	row := make([]string, len(cells))
+	for i, cell := range cells {
+		row[i] = plain(cell)
+	}
+	t.rows = append(t.rows, row)
+}
 
 func (t *table) write(w io.Writer) {
 	widths := make([]int, len(t.rows[0]))
@@ -42,6 +51,13 @@ func (t *table) write(w io.Writer) {
 			}
 		}
 		fmt.Fprintln(w, strings.TrimRight(line.String(), " "))
+	}
+}
+
+// field prints a line with a name and its value, if there is one, which may be text of guests and tenants.
+func (a *app) field(width int, name, value string) {
+	if value != "" {
+		fmt.Fprintf(a.stdout, "%-*s %s\n", width, name, plain(value))
 	}
 }
 
@@ -142,6 +158,36 @@ func pairs(m map[string]string) string {
 	}
 	slices.Sort(out)
 	return strings.Join(out, ",")
+}
+
+// How much is shown of what a guest or a tenant named, and of a line of an error, in characters.
+const (
+	maxPlain     = 512
+	maxErrorLine = 8192
+)
+
+// plain is text of a guest or a tenant as people may see it: on one line, of bounded length, and without
+// characters that command a terminal or turn the order of others around. These are escaped as in Go.
+func plain(s string) string { return escaped(s, maxPlain) }
+
+func escaped(s string, most int) string {
+	var b strings.Builder
+	shown := 0
+	for i, r := range s {
+		if shown == most {
+			return b.String() + "…"
+		}
+		shown++
+		switch {
+		case r == utf8.RuneError && !strings.HasPrefix(s[i:], string(utf8.RuneError)):
+			fmt.Fprintf(&b, `\x%02x`, s[i])
+		case unicode.IsPrint(r):
+			b.WriteRune(r)
+		default: // QuoteRune escapes what is not printed: controls, C1 and bidi too
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		}
+	}
+	return b.String()
 }
 
 func dash(s string) string {

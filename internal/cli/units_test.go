@@ -159,9 +159,13 @@ func hostile(t *testing.T, outside string) io.Reader {
 	return &b
 }
 
+func quietCopier() *copier {
+	return &copier{app: &app{stderr: io.Discard}, progress: newProgress(io.Discard)}
+}
+
 func TestUnpackStaysInside(t *testing.T) {
 	outside, dir := t.TempDir(), filepath.Join(t.TempDir(), "in")
-	p := newProgress(io.Discard)
+	p := quietCopier()
 	if err := unpackDir(hostile(t, outside), dir, p); err == nil {
 		t.Error("a file through a link outside: no error")
 	}
@@ -197,7 +201,7 @@ func FuzzUnpack(f *testing.F) {
 	f.Add([]byte("x"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		parent := t.TempDir()
-		_ = unpackDir(bytes.NewReader(b), filepath.Join(parent, "in"), newProgress(io.Discard)) // most are no tars
+		_ = unpackDir(bytes.NewReader(b), filepath.Join(parent, "in"), quietCopier()) // most are no tars
 		if left, err := os.ReadDir(parent); err != nil || len(left) != 1 {
 			t.Errorf("beside the directory: %v, %v", left, err)
 		}
@@ -215,16 +219,41 @@ func TestPackLeavesOutWhatIsNoFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	var b bytes.Buffer
-	if err := packDir(&b, dir, newProgress(io.Discard)); err != nil {
+	c := quietCopier()
+	if err := packDir(&b, dir, c); err != nil {
 		t.Fatal(err)
+	}
+	if !c.skipped.Load() {
+		t.Error("the socket was left out without a word")
 	}
 	r := tar.NewReader(&b)
 	h, err := r.Next()
+	if err != nil || h.Name != "." || h.Typeflag != tar.TypeDir {
+		t.Errorf("%+v, %v", h, err)
+	}
+	h, err = r.Next()
 	if err != nil || h.Name != "f" || fs.FileMode(h.Mode) != 0o640 || h.Uname != "" {
 		t.Errorf("%+v, %v", h, err)
 	}
 	if h, err := r.Next(); err != io.EOF {
 		t.Errorf("more: %+v, %v", h, err)
+	}
+}
+
+// TestPlain has no character reach a terminal that commands it, or turns text around.
+func TestPlain(t *testing.T) {
+	for text, want := range map[string]string{
+		"näme 名 🙂":                     "näme 名 🙂",
+		"a\x1b[2Jb\rc\nd\te\x00\x7f":   `a\x1b[2Jb\rc\nd\te\x00\x7f`,
+		"\u009b31m":                    `\u009b31m`,
+		"abc\u202etxt.exe\u2066\u200f": `abc\u202etxt.exe\u2066\u200f`,
+		"\xff\xfe ok":                  `\xff\xfe ok`,
+		"it's":                         "it's",
+		strings.Repeat("é", 600):       strings.Repeat("é", maxPlain) + "…",
+	} {
+		if got := plain(text); got != want {
+			t.Errorf("%q: %s, want %s", text, got, want)
+		}
 	}
 }
 

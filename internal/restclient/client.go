@@ -243,6 +243,23 @@ func (c *Client) SetTimeout(ctx context.Context, id string, seconds int64) error
 	return err
 }
 
+// Namespace is that of the key, which E2B calls a team.
+func (c *Client) Namespace(ctx context.Context) (string, error) {
+	var teams []struct {
+		TeamID    string `json:"teamID"`
+		IsDefault bool   `json:"isDefault"`
+	}
+	if _, err := c.call(ctx, http.MethodGet, "/teams", nil, nil, &teams); err != nil {
+		return "", err
+	}
+	for _, t := range teams {
+		if t.IsDefault {
+			return t.TeamID, nil
+		}
+	}
+	return "", fmt.Errorf("find the namespace of the key: the server names none: %w", errs.ErrUnavailable)
+}
+
 // Metrics reads the samples of a sandbox.
 func (c *Client) Metrics(ctx context.Context, id string) ([]Metric, error) {
 	var m []Metric
