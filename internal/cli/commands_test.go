@@ -298,6 +298,8 @@ func TestLogs(t *testing.T) {
 	if r := s.run("", "logs", "iaaa"); r.stdout != "one\none\ntwo\n" {
 		t.Errorf("%q", r.stdout)
 	}
+	s.add(id2, "paused", nil)
+	s.run("", "logs", id2).want(t, 1, "", "barchan: sandbox "+id2+" is paused; resume it with `barchan resume "+id2+"`\n")
 	s.run("", "logs", "--json", "iaaa").want(t, 0, `"message":"two"`, "")
 	// Following, every line comes once, until the sandbox is gone.
 	r, w := io.Pipe()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/url"
 	"strconv"
 	"time"
 
@@ -33,8 +34,13 @@ type startError struct {
 // Unwrap is the cause.
 func (e *startError) Unwrap() error { return e.error }
 
-// lostWithin bounds the question why a sandbox's agent is out of reach.
-const lostWithin = 10 * time.Second
+const (
+	// lostWithin bounds the question why a sandbox's agent is out of reach.
+	lostWithin = 10 * time.Second
+	// changesWithin is the time in which a sandbox whose connections were cut has another state.
+	changesWithin = 3 * time.Second
+	askAgain      = 200 * time.Millisecond
+)
 
 func pausedError(id string) error {
 	return fmt.Errorf("sandbox %s is paused; resume it with `barchan resume %s`: %w", id, id, errs.ErrConflict)
@@ -66,6 +72,10 @@ func (r *connection) lost(ctx context.Context, err error) error {
 	ctx, cancel := context.WithTimeout(ctx, lostWithin)
 	defer cancel()
 	d, apiErr := r.t.rest.Get(ctx, r.id)
+	for until := time.Now().Add(changesWithin); apiErr == nil && d.State == restclient.StateRunning && time.Now().Before(until); {
+		time.Sleep(askAgain) // a pause and an end cut connections first
+		d, apiErr = r.t.rest.Get(ctx, r.id)
+	}
 	answer, answered := errors.AsType[*restclient.Error](apiErr)
 	switch {
 	case errors.Is(apiErr, errs.ErrNotFound) && !r.endAt.IsZero() && !time.Now().Before(r.endAt):
@@ -88,6 +98,7 @@ func (r *connection) lost(ctx context.Context, err error) error {
 
 // isNetwork reports whether a connection failed, or could not be made.
 func isNetwork(err error) bool {
-	_, ok := errors.AsType[net.Error](err)
-	return ok || errors.Is(err, io.EOF)
+	_, called := errors.AsType[*url.Error](err)
+	_, broke := errors.AsType[*net.OpError](err)
+	return called || broke || errors.Is(err, io.EOF)
 }

@@ -55,6 +55,9 @@ func (a *app) logs(ctx context.Context, t *target, id string, follow, stamps boo
 			if !first && errors.Is(err, errs.ErrNotFound) {
 				return nil // it ended
 			}
+			if d, getErr := t.rest.Get(ctx, id); getErr == nil && d.State == restclient.StatePaused {
+				return pausedError(id)
+			}
 			return err
 		}
 		fresh := unseen(entries, &cursor, seen)

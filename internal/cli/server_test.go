@@ -272,6 +272,10 @@ func (s *server) one(w http.ResponseWriter, r *http.Request, d *restclient.Detai
 	case "GET metrics":
 		fmt.Fprint(w, `[{"cpuUsedPct":12.4,"memUsed":1048576,"diskUsed":2048}]`)
 	case "GET logs":
+		if d.State == "paused" { // it has no agent
+			refuse(w, http.StatusInternalServerError, "internal error")
+			return
+		}
 		_ = json.NewEncoder(w).Encode(map[string]any{"logs": s.logs})
 	default:
 		refuse(w, http.StatusNotFound, "no route")
