@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 
 	"connectrpc.com/connect"
 
@@ -16,14 +17,17 @@ type users struct {
 	settings *settings
 }
 
-// of reads the user from the Authorization header of an RPC.
+// of reads the user from the Authorization header of an RPC. Where the password would be may be a group.
 func (u users) of(h http.Header) (account, error) {
 	name := ""
 	if h.Get("Authorization") != "" {
-		var ok bool
-		name, _, ok = (&http.Request{Header: h}).BasicAuth()
+		user, group, ok := (&http.Request{Header: h}).BasicAuth()
 		if !ok {
 			return account{}, connect.NewError(connect.CodeUnauthenticated, fmt.Errorf("authorization: Basic with a user's name is needed"))
+		}
+		name = user
+		if group = strings.TrimSuffix(group, ":"); group != "" {
+			name += ":" + group
 		}
 	}
 	acc, err := u.named(name)
@@ -33,14 +37,12 @@ func (u users) of(h http.Header) (account, error) {
 	return acc, nil
 }
 
-// named finds a user by name, or the default one.
+// named finds a user by a name or a number, with ":group" if wanted, or the default one.
 func (u users) named(name string) (account, error) {
-	find := u.accounts.lookup
 	if name == "" {
 		name, _ = u.settings.defaults()
-		find = u.accounts.resolve
 	}
-	acc, err := find(name)
+	acc, err := u.accounts.resolve(name)
 	if err != nil {
 		return account{}, fmt.Errorf("invalid username: '%s'", name)
 	}

@@ -78,8 +78,11 @@ func TestAccountsOfAnImageWithoutUsers(t *testing.T) {
 		if got, err := u.named("root"); err != nil || got.uid != 0 {
 			t.Errorf("%s: root is %+v, %v", name, got, err)
 		}
-		if got, err := u.named("12"); err == nil {
-			t.Errorf("%s: a number is taken for a name: %+v", name, got)
+		if got, err := u.named("78:90"); err != nil || got.uid != 78 || got.gid != 90 {
+			t.Errorf("%s: a number is %+v, %v", name, got, err)
+		}
+		if got, err := u.named("nonesuch"); err == nil {
+			t.Errorf("%s: an unknown name is %+v", name, got)
 		}
 	}
 }

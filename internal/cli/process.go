@@ -23,6 +23,7 @@ import (
 // processOptions are the flags of run and exec.
 type processOptions struct {
 	interactive, tty bool
+	noInput, detach  bool
 	env              []string
 	workdir, user    string
 }
@@ -30,10 +31,11 @@ type processOptions struct {
 func (o *processOptions) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.BoolVarP(&o.interactive, "interactive", "i", false, "pass on standard input (a pipe or a file is passed on anyway)")
+	f.BoolVarP(&o.noInput, "no-stdin", "n", false, "pass on no standard input, not a pipe or a file either")
 	f.BoolVarP(&o.tty, "tty", "t", false, "give the command a terminal")
 	f.StringArrayVarP(&o.env, "env", "e", nil, "NAME=VALUE for the command; NAME alone takes this shell's value")
 	f.StringVarP(&o.workdir, "workdir", "w", "", "directory to run in")
-	f.StringVarP(&o.user, "user", "u", "", "user to run as (default the template's)")
+	f.StringVarP(&o.user, "user", "u", "", "user to run as: a name or a number, with :GROUP if wanted (default the template's)")
 	f.SetInterspersed(false)
 }
 
@@ -56,6 +58,12 @@ func (a *app) environment(list []string) (map[string]string, error) {
 // input decides what the command reads: this program's standard input, if it
 // is wanted or is a pipe or a file.
 func (a *app) input(o processOptions) (io.Reader, error) {
+	if o.noInput || o.detach {
+		if o.interactive || o.tty {
+			return nil, fmt.Errorf("-i and -t: not with --no-stdin or --detach: %w", errs.ErrInvalid)
+		}
+		return nil, nil //nolint:nilnil // no input is an answer
+	}
 	if o.tty {
 		if !isTerminal(a.stdin) || !isTerminal(a.stdout) {
 			return nil, fmt.Errorf("-t: standard input and output are not a terminal; leave it out: %w", errs.ErrInvalid)
@@ -154,6 +162,10 @@ func (a *app) runProcess(ctx context.Context, on *connection, argv []string, o p
 		return 0, on.lost(ctx, stream.Err())
 	}
 	p.pid = stream.Msg().GetEvent().GetStart().GetPid()
+	if o.detach { // a process outlives its stream
+		fmt.Fprintln(a.stdout, p.pid)
+		return 0, nil
+	}
 	return p.follow(ctx, stream)
 }
 

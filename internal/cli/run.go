@@ -23,8 +23,8 @@ func (a *app) runCommand() *cobra.Command {
 	var o processOptions
 	var template, from string
 	var timeout time.Duration
-	var keep, filesOnly, allowSecrets bool
-	var metadata []string
+	var keep, filesOnly, allowSecrets, private bool
+	var metadata, allow []string
 	cmd := &cobra.Command{
 		Use:   "run [flags] -- COMMAND [ARG...]",
 		Short: "Run a command in a new sandbox",
@@ -46,6 +46,8 @@ func (a *app) runCommand() *cobra.Command {
 	f.BoolVar(&allowSecrets, "allow-secrets", false, "with --from: although it holds variables that its sandbox was created with")
 	f.DurationVar(&timeout, "timeout", time.Hour, "longest life of the sandbox")
 	f.BoolVar(&keep, "keep", false, "leave the sandbox running, and tell its ID")
+	f.BoolVar(&private, "private", false, "let nobody reach the sandbox's ports without its traffic token")
+	f.StringArrayVar(&allow, "allow", nil, "let it reach only this address, CIDR or host (*.example.com: those below); given again, these too")
 	f.StringArrayVar(&metadata, "metadata", nil, "NAME=VALUE to keep with the sandbox")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		switch {
@@ -61,6 +63,15 @@ func (a *app) runCommand() *cobra.Command {
 			return err
 		}
 		n.AllowSecrets = allowSecrets
+		if private || len(allow) > 0 {
+			n.Network = &restclient.Network{AllowOut: allow}
+			if private {
+				n.Network.AllowPublicTraffic = new(false)
+			}
+			if len(allow) > 0 {
+				n.Network.DenyOut = []string{"0.0.0.0/0"}
+			}
+		}
 		if filesOnly {
 			n.Memory = new(false)
 		}
@@ -154,13 +165,16 @@ func (a *app) killQuietly(ctx context.Context, t *target, id string) error {
 func (a *app) execCommand() *cobra.Command {
 	var o processOptions
 	cmd := &cobra.Command{
-		Use:     "exec [flags] ID -- COMMAND [ARG...]",
-		Short:   "Run a command in a sandbox",
-		Long:    "Run a command in a running sandbox. Output, errors and the exit code are the command's. Ctrl-C ends the command.",
-		Example: "  barchan exec i3k -- ls -l\n  barchan exec -it i3k -- bash",
+		Use:   "exec [flags] ID -- COMMAND [ARG...]",
+		Short: "Run a command in a sandbox",
+		Long: "Run a command in a running sandbox. Output, errors and the exit code are the command's; 127 is a command that is not\n" +
+			"there, 126 one that cannot be executed. Ctrl-C, and a closed pipe at the output, end the command. With --detach it goes\n" +
+			"on without output, and its process ID is printed.",
+		Example: "  barchan exec i3k -- ls -l\n  barchan exec -it i3k -- bash\n  barchan exec -d i3k -- python3 -m http.server\n  barchan exec -u 1000:1000 i3k -- id",
 		Args:    atLeast("ID", "COMMAND"),
 	}
 	o.flags(cmd)
+	cmd.Flags().BoolVarP(&o.detach, "detach", "d", false, "return once the command has started, and print its process ID")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		argv := args[1:]
 		if argv[0] == "--" {

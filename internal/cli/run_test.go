@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -214,6 +215,73 @@ func TestLost(t *testing.T) {
 				t.Errorf("exit code %d, %s; want 1, %s", code, fmt.Sprint(&p.talk), c.want)
 			}
 		})
+	}
+}
+
+// TestDetached starts a command that goes on by itself.
+func TestDetached(t *testing.T) {
+	s := newServer(t, startAgent(t))
+	s.add(id1, "running", nil)
+	r := s.run("", "exec", "-d", id1, "--", "sleep", "1000")
+	pid, err := strconv.Atoi(strings.TrimSpace(r.stdout))
+	if err != nil || r.code != 0 {
+		t.Fatalf("exit code %d, %q %q, want a process ID", r.code, r.stdout, r.stderr)
+	}
+	if got := s.run("", "exec", id1, "--", "ps", "-o", "args=", "-p", strconv.Itoa(pid)); got.stdout != "sleep 1000\n" {
+		t.Errorf("%d: %q, %q", pid, got.stdout, got.stderr)
+	}
+	s.run("", "exec", id1, "--", "kill", strconv.Itoa(pid)).want(t, 0, "", "")
+	s.run("", "exec", "-d", "-i", id1, "--", "cat").want(t, 1, "", "not with --no-stdin or --detach")
+	s.run("", "exec", "-d", id1, "--", "nonesuch").want(t, 127, "", "")
+}
+
+// TestNoInput keeps a pipe from the command.
+func TestNoInput(t *testing.T) {
+	s := newServer(t, startAgent(t))
+	s.add(id1, "running", nil)
+	for flag, want := range map[string]string{"-n": "", "-i": "text"} {
+		p := s.program()
+		p.Stdin = strings.NewReader("text") // through a pipe
+		p.Args = append(p.Args, "exec", flag, id1, "--", "cat")
+		if out, err := p.Output(); string(out) != want || err != nil {
+			t.Errorf("%s: %q, %v", flag, out, err)
+		}
+	}
+}
+
+// TestUsersByNumber needs no entry in the sandbox's accounts.
+func TestUsersByNumber(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: the agent must be root to run as others")
+	}
+	s := newServer(t, startAgent(t))
+	s.add(id1, "running", nil)
+	for user, want := range map[string]string{"0": "0 0", "54321": "54321 0", "54321:12345": "54321 12345", "root:12345": "0 12345", "0:daemon": "0 1"} {
+		s.run("", "exec", "-u", user, "-w", "/", id1, "--", "sh", "-c", "echo $(id -u) $(id -g)").want(t, 0, want+"\n", "")
+	}
+	s.run("", "exec", "-u", "0:nonesuch", id1, "--", "true").want(t, 1, "", "invalid username: '0:nonesuch'")
+	file := t.TempDir() + "/f"
+	if err := os.Chmod(filepath.Dir(file), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	s.run("", "cp", "-u", "54321:12345", "/etc/hostname", id1+":"+file).want(t, 0, "", "")
+	if st, err := os.Stat(file); err != nil || st.Sys().(*syscall.Stat_t).Uid != 54321 || st.Sys().(*syscall.Stat_t).Gid != 12345 {
+		t.Errorf("%+v, %v", st, err)
+	}
+}
+
+// TestNetworkOfRun has run ask for what a sandbox may reach, and who may reach it.
+func TestNetworkOfRun(t *testing.T) {
+	s := newServer(t, startAgent(t))
+	s.run("", "run", "--private", "--allow", "example.com", "--allow", "10.1.0.0/16", "--", "true").want(t, 0, "", "")
+	got := s.created[0].Network
+	if got == nil || got.AllowPublicTraffic == nil || *got.AllowPublicTraffic ||
+		!slices.Equal(got.AllowOut, []string{"example.com", "10.1.0.0/16"}) || !slices.Equal(got.DenyOut, []string{"0.0.0.0/0"}) {
+		t.Errorf("%+v", got)
+	}
+	s.run("", "run", "--", "true").want(t, 0, "", "")
+	if got := s.created[1].Network; got != nil {
+		t.Errorf("%+v, want the template's", got)
 	}
 }
 

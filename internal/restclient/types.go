@@ -15,6 +15,8 @@ type NewSandbox struct {
 	EnvVars    map[string]string `json:"envVars,omitempty"`
 	// Internet nil is the server's default.
 	Internet *bool `json:"allow_internet_access,omitempty"`
+	// Network nil is the template's.
+	Network *Network `json:"network,omitempty"`
 	// Memory false starts from a snapshot's files only.
 	Memory *bool `json:"memory,omitempty"`
 	// AllowSecrets starts from a snapshot although it holds variables of its sandbox.
