@@ -63,6 +63,7 @@ func TestObjects(t *testing.T) {
 	t.Run("pool", s.testPool)
 	t.Run("key", s.testKey)
 	t.Run("namespace of a key", s.testKeysNamespace)
+	t.Run("variant", s.testVariant)
 	t.Run("checkpoint", s.testCheckpoint)
 	t.Run("show", s.testShowMemory)
 }
@@ -113,6 +114,37 @@ func (s *server) testKeysNamespace(t *testing.T) {
 	s.run("", "pool", "show", "warm").want(t, 1, "", `"warm" not found`)
 	mine("pool", "show", "-n", "default", "warm").want(t, 1, "", `"warm" not found`)
 	s.run("", "--api-key", "e2b_none", "pool", "ls").want(t, 1, "", "barchan: find the namespace of the key; --namespace names another: Invalid API key\n")
+}
+
+// testVariant has run ask for another image and other limits than the template's.
+func (s *server) testVariant(t *testing.T) {
+	var made []extensions.SandboxTemplate
+	asked := 0
+	s.templates = func(name string) bool {
+		if asked++; asked == 1 {
+			return false // the view of templates lags
+		}
+		own, err := getAs[extensions.SandboxTemplate](t.Context(), s.kubeClient(t), templatesResource(), "tenant-a", name)
+		made = append(made, own)
+		return err == nil
+	}
+	defer func() { s.templates = nil }()
+	run := []string{"--api-key", tenantKey, "run", "--keep", "--template", "py"}
+	s.run("", append(run, "--image", "reg.test/other:1", "--memory", "64Mi")...).want(t, 0, "i000", "")
+	if len(made) != 1 {
+		t.Fatalf("%d templates were looked up", len(made))
+	}
+	c := made[0].Spec.PodTemplate.Spec.Containers[0]
+	if c.Image != "reg.test/other:1" || c.Resources.Limits.Memory().String() != "64Mi" || c.Resources.Limits.Cpu().String() != "500m" {
+		t.Errorf("made of %+v", c)
+	}
+	if got := s.run("", "template", "ls", "-A", "--json").stdout; strings.Contains(got, made[0].Name) {
+		t.Errorf("%s is left", made[0].Name)
+	}
+	s.run("", append(run, "--cpu", "none")...).want(t, 1, "", `--cpu: "none" is not a quantity`)
+	s.run("", append(run, "--memory", "-1Gi")...).want(t, 1, "", `--memory: "-1Gi" is not a quantity`)
+	s.run("", "run", "--keep", "--from", "a:b", "--cpu", "1").want(t, 2, "", "a snapshot has its own")
+	s.run("", "run", "--keep", "--template", "nope", "--cpu", "1").want(t, 1, "", `"nope" not found`)
 }
 
 func (s *server) setCheckpoint(t *testing.T, name string, status barchan.CheckpointStatus) {

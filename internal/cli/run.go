@@ -21,7 +21,7 @@ const (
 
 func (a *app) runCommand() *cobra.Command {
 	var o processOptions
-	var template, from string
+	var template, from, image, memory, cpu string
 	var timeout time.Duration
 	var keep, filesOnly, allowSecrets, private bool
 	var metadata, allow []string
@@ -41,6 +41,9 @@ func (a *app) runCommand() *cobra.Command {
 	o.flags(cmd)
 	f := cmd.Flags()
 	f.StringVar(&template, "template", "", "template of the sandbox (default the setting defaultTemplate)")
+	f.StringVar(&image, "image", "", "image in the place of the template's; this, --memory and --cpu need the Kubernetes API")
+	f.StringVar(&memory, "memory", "", "limit of memory in the place of the template's, such as 512Mi")
+	f.StringVar(&cpu, "cpu", "", "limit of CPUs in the place of the template's, such as 2 or 500m")
 	f.StringVar(&from, "from", "", "snapshot to start from instead, by its ID, or its name for the newest of it")
 	f.BoolVar(&filesOnly, "files-only", false, "with --from: leave out its memory")
 	f.BoolVar(&allowSecrets, "allow-secrets", false, "with --from: although it holds variables that its sandbox was created with")
@@ -57,6 +60,13 @@ func (a *app) runCommand() *cobra.Command {
 			return &usageError{cmd, errors.New("want either --template or --from")}
 		case from != "":
 			template = from
+		}
+		v, err := parseVariant(image, memory, cpu)
+		switch {
+		case err != nil:
+			return err
+		case from != "" && !v.none():
+			return &usageError{cmd, errors.New("--image, --memory and --cpu: a snapshot has its own")}
 		}
 		n, err := a.newSandbox(template, timeout, metadata)
 		if err != nil {
@@ -82,7 +92,7 @@ func (a *app) runCommand() *cobra.Command {
 			return err
 		}
 		return a.withTarget(cmd.Context(), func(t *target) error {
-			return a.runInNew(cmd.Context(), t, n, args, o, keep)
+			return a.runInNew(cmd.Context(), t, n, v, args, o, keep)
 		})
 	}
 	return cmd
@@ -119,12 +129,17 @@ func keyValues(flag string, list []string) (map[string]string, error) {
 	return out, nil
 }
 
-func (a *app) runInNew(ctx context.Context, t *target, n restclient.NewSandbox, argv []string, o processOptions, keep bool) (err error) {
+func (a *app) runInNew(ctx context.Context, t *target, n restclient.NewSandbox, v variant, argv []string, o processOptions, keep bool) (err error) {
 	// Cancelled half-way, a create could leave a sandbox that nobody knows.
 	create, cancel := context.WithTimeout(context.WithoutCancel(ctx), createWithin)
 	defer cancel()
 	made := time.Now()
-	s, err := t.rest.Create(create, n)
+	var s restclient.Sandbox
+	if v.none() {
+		s, err = t.rest.Create(create, n)
+	} else {
+		s, err = a.createVariant(create, t, n, v)
+	}
 	if err != nil {
 		return err
 	}

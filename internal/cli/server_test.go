@@ -104,6 +104,8 @@ type server struct {
 	order     []string
 	created   []restclient.NewSandbox
 	snapshots []restclient.Snapshot
+	// templates knows templates besides base; nil: there are none.
+	templates func(name string) bool
 	bodies    []string        // of pauses, connects, snapshots and forks
 	heard     <-chan struct{} // what forks wait for after the first; nil: nothing
 	images    []adminclient.Image
@@ -213,7 +215,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (s *server) collection(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodPost {
 		var n restclient.NewSandbox
-		if err := json.NewDecoder(r.Body).Decode(&n); err != nil || (n.TemplateID != "base" && !s.hasSnapshot(n.TemplateID)) {
+		if err := json.NewDecoder(r.Body).Decode(&n); err != nil || (n.TemplateID != "base" && !s.hasSnapshot(n.TemplateID) && !s.hasTemplate(n.TemplateID)) {
 			refuse(w, http.StatusNotFound, fmt.Sprintf("template '%s' not found", n.TemplateID))
 			return
 		}
@@ -242,6 +244,8 @@ func (s *server) collection(w http.ResponseWriter, r *http.Request) {
 	}
 	_ = json.NewEncoder(w).Encode(list)
 }
+
+func (s *server) hasTemplate(name string) bool { return s.templates != nil && s.templates(name) }
 
 func (s *server) one(w http.ResponseWriter, r *http.Request, d *restclient.Detail, verb string) {
 	if r.Method == http.MethodPost {
