@@ -55,12 +55,14 @@ func readImage(t *testing.T, path string) image {
 	var manifest v1.Manifest
 	readJSON(t, blob(top), &manifest)
 	readJSON(t, blob(manifest.Config), &img.config)
-	if len(manifest.Layers) != 1 {
-		t.Fatalf("%d layers", len(manifest.Layers))
+	if len(manifest.Layers) == 0 || len(manifest.Layers) != len(img.config.RootFS.DiffIDs) {
+		t.Fatalf("%d layers, %d diff IDs", len(manifest.Layers), len(img.config.RootFS.DiffIDs))
 	}
-	plain := readLayer(t, blob(manifest.Layers[0]), img.files)
-	if want := img.config.RootFS.DiffIDs[0]; plain != want {
-		t.Errorf("diff ID %s, want %s", plain, want)
+	for i, l := range manifest.Layers {
+		plain := readLayer(t, blob(l), img.files)
+		if want := img.config.RootFS.DiffIDs[i]; plain != want {
+			t.Errorf("diff ID of layer %d is %s, want %s", i, plain, want)
+		}
 	}
 	return img
 }

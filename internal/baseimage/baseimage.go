@@ -1,7 +1,8 @@
-// Package baseimage makes the image that sandboxes start from when nobody names
-// another: a small Debian with a user, Python and git, put together on this
-// machine from the distribution's packages, so that no registry is needed. It
-// leaves importing the image to others, and never runs anything from it.
+// Package baseimage makes the image that sandboxes start from when no other is
+// named: a Debian with a user, Python, compilers and git, put together on this
+// machine from the distribution's packages, and Node.js from the npm registry, so
+// that no registry of images is needed. It leaves importing the image to others,
+// and never runs anything from it.
 //
 // An image is an OCI layout in a tar, named by a hash of all that went into it:
 // a second Build with the same inputs only finds the first one's file.
@@ -49,8 +50,8 @@ var (
 // DefaultPackages returns what is installed beyond Debian's essential packages.
 func DefaultPackages() []string {
 	return []string{
-		"bash", "ca-certificates", "coreutils", "curl", "git", "iproute2", "less",
-		"ncurses-bin", "procps", "python3", "sudo", "xz-utils",
+		"bash", "build-essential", "ca-certificates", "coreutils", "curl", "git", "iproute2", "less",
+		"ncurses-bin", "procps", "python3", "python3-dev", "python3-pip", "python3-venv", "sudo", "xz-utils",
 	}
 }
 
@@ -70,12 +71,16 @@ type Config struct {
 	Sources []string
 	// Mmdebstrap is the program that installs; empty is found in PATH.
 	Mmdebstrap string
+	// Npm is the program that fetches Node.js; empty is found in PATH.
+	Npm string
 	// Epoch is the time that files of the build itself carry. Zero is the variable
 	// SOURCE_DATE_EPOCH, and without it today's midnight, UTC.
 	Epoch time.Time
 	// Rebuild builds anew even if there is an image of the same inputs, to take
 	// in the distribution's updates.
 	Rebuild bool
+
+	debianNode bool // Node.js is Debian's, for the npm registry is out of reach
 }
 
 // Result is an image on disk.
@@ -87,6 +92,8 @@ type Result struct {
 	Size   int64         `json:"size"`   // of the tar, in bytes
 	Cached bool          `json:"cached"` // nothing had to be built
 	Took   time.Duration `json:"took"`
+	// Warning says what is not as it should be; it is empty mostly.
+	Warning string `json:"warning,omitempty"`
 }
 
 // Progress tells how far a build is. Percent never falls.
@@ -128,14 +135,15 @@ func Build(ctx context.Context, cfg Config, progress func(Progress)) (Result, er
 			return res, nil
 		}
 	}
-	if err := cfg.build(ctx, tell); err != nil {
+	built, warning, err := cfg.build(ctx, tell)
+	if err != nil {
 		return Result{}, fmt.Errorf("build base image: %w", err)
 	}
 	res, ok := cfg.find()
 	if !ok {
 		return Result{}, fmt.Errorf("build base image: %s cannot be read back", cfg.path())
 	}
-	res.Cached, res.Took = false, time.Since(start)
+	res.Cached, res.Took, res.Warning = !built, time.Since(start), warning
 	tell.step("done", 100)
 	return res, nil
 }
@@ -204,13 +212,24 @@ func (c *Config) inputs() string {
 		Arch, Ref, Suite           string
 		Packages, Sources, Options []string
 		Customize                  []byte
-		Env                        []string
-	}{runtime.GOARCH, c.Ref, c.Suite, c.Packages, c.Sources, dpkgOptions(), customize, imageEnv()})
+		Env, Node                  []string
+	}{runtime.GOARCH, c.Ref, c.Suite, c.Packages, c.Sources, dpkgOptions(), customize, imageEnv(), c.node()})
 	if err != nil {
 		panic(err) // strings and bytes always marshal
 	}
 	sum := sha256.Sum256(canonical)
 	return hex.EncodeToString(sum[:])
+}
+
+// node says which Node.js is in the image.
+func (c *Config) node() (specs []string) {
+	if c.debianNode {
+		return debianNode()
+	}
+	for _, p := range nodePackages() {
+		specs = append(specs, p.spec(), p.integrity)
+	}
+	return specs
 }
 
 func (c *Config) path() string {

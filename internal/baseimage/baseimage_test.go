@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -15,6 +16,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/baseimage"
 	"github.com/barchan-dev/barchan/internal/errs"
 )
+
+// noNpm is an npm that reaches nothing, for tests that are about Debian's part.
+const noNpm = "/bin/false"
 
 // needRoot skips loudly without root, and in CI fails without mmdebstrap.
 func needRoot(t *testing.T) {
@@ -93,6 +97,8 @@ func checkPrograms(t *testing.T, files map[string]entry) {
 	for _, name := range []string{
 		"usr/bin/bash", "usr/bin/sudo", "usr/bin/git", "usr/bin/curl", "usr/bin/tput", "usr/bin/less",
 		"usr/bin/xz", "usr/bin/ps", "usr/bin/apt-get", "etc/ssl/certs/ca-certificates.crt",
+		"usr/bin/gcc", "usr/bin/g++", "usr/bin/make", "usr/bin/pip", "usr/bin/pip3", "usr/bin/python3-config",
+		"usr/local/bin/node", "usr/local/lib/node_modules/npm/package.json",
 		"dev", "proc", "sys", "tmp", "etc/hosts", "etc/resolv.conf", "etc/hostname",
 	} {
 		if _, ok := files[name]; !ok {
@@ -101,6 +107,15 @@ func checkPrograms(t *testing.T, files map[string]entry) {
 	}
 	if l := files["usr/bin/python"].Linkname; l != "python3" {
 		t.Errorf("python -> %q", l)
+	}
+	for _, link := range []string{"npm", "npx"} {
+		to := path.Join("usr/local/bin", files["usr/local/bin/"+link].Linkname)
+		if m := files[to].Mode; m&0o111 == 0 {
+			t.Errorf("%s -> %s, of mode %o", link, to, m)
+		}
+	}
+	if _, ok := files["usr/lib/python3.11/EXTERNALLY-MANAGED"]; ok {
+		t.Error("pip will refuse to install")
 	}
 	if m := files["usr/bin/sudo"].Mode & 0o4000; m == 0 {
 		t.Error("sudo is not setuid")
@@ -161,7 +176,7 @@ func TestUnreachableMirror(t *testing.T) {
 	needMmdebstrap(t)
 	dir := t.TempDir()
 	_, err := baseimage.Build(t.Context(), baseimage.Config{
-		Dir:     dir,
+		Dir: dir, Npm: noNpm,
 		Sources: []string{"deb http://127.0.0.1:9/debian bookworm main"},
 	}, nil)
 	message, ok := errs.PublicMessage(err)
@@ -179,7 +194,7 @@ func TestUnreachableMirror(t *testing.T) {
 func TestMissingProgram(t *testing.T) {
 	needRoot(t)
 	_, err := baseimage.Build(t.Context(), baseimage.Config{
-		Dir: t.TempDir(), Mmdebstrap: "/nonexistent/mmdebstrap",
+		Dir: t.TempDir(), Npm: noNpm, Mmdebstrap: "/nonexistent/mmdebstrap",
 	}, nil)
 	if message, _ := errs.PublicMessage(err); !strings.Contains(message, "apt-get install mmdebstrap") {
 		t.Errorf("Build = %v, want to be told what to install", err)
@@ -215,7 +230,7 @@ func TestBuildOnce(t *testing.T) {
 	runs := filepath.Join(t.TempDir(), "runs")
 	t.Setenv("RUNS", runs)
 	cfg := baseimage.Config{
-		Dir: t.TempDir(), Mmdebstrap: script(t, makesRoot), Epoch: time.Unix(1e9, 0),
+		Dir: t.TempDir(), Npm: noNpm, Mmdebstrap: script(t, makesRoot), Epoch: time.Unix(1e9, 0),
 		Ref: "example.test/small:v1",
 	}
 	if _, ok, err := baseimage.Find(t.Context(), cfg); ok || err != nil {
@@ -265,7 +280,7 @@ func TestBuildOnce(t *testing.T) {
 func TestInputsDecide(t *testing.T) {
 	needRoot(t)
 	t.Setenv("RUNS", filepath.Join(t.TempDir(), "runs"))
-	base := baseimage.Config{Dir: t.TempDir(), Mmdebstrap: script(t, makesRoot), Packages: []string{"git", "curl"}}
+	base := baseimage.Config{Dir: t.TempDir(), Npm: noNpm, Mmdebstrap: script(t, makesRoot), Packages: []string{"git", "curl"}}
 	seen := map[string]string{}
 	build := func(name string, cfg baseimage.Config) string {
 		t.Helper()
@@ -301,7 +316,7 @@ func TestInputsDecide(t *testing.T) {
 func TestDamagedImageIsMadeAgain(t *testing.T) {
 	needRoot(t)
 	t.Setenv("RUNS", filepath.Join(t.TempDir(), "runs"))
-	cfg := baseimage.Config{Dir: t.TempDir(), Mmdebstrap: script(t, makesRoot)}
+	cfg := baseimage.Config{Dir: t.TempDir(), Npm: noNpm, Mmdebstrap: script(t, makesRoot)}
 	res, err := baseimage.Build(t.Context(), cfg, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -324,7 +339,7 @@ func TestFailureTellsTheLastWords(t *testing.T) {
 	if err := os.MkdirAll(stale, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	_, err := baseimage.Build(t.Context(), baseimage.Config{Dir: dir, Mmdebstrap: script(t, `
+	_, err := baseimage.Build(t.Context(), baseimage.Config{Dir: dir, Npm: noNpm, Mmdebstrap: script(t, `
 echo "I: installing essential packages..." >&2
 echo "E: no space on the moon" >&2
 printf 'half a tar'
@@ -344,7 +359,7 @@ func TestCancelKillsAll(t *testing.T) {
 	dir := t.TempDir()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	_, err := baseimage.Build(ctx, baseimage.Config{Dir: dir, Mmdebstrap: script(t, `
+	_, err := baseimage.Build(ctx, baseimage.Config{Dir: dir, Npm: noNpm, Mmdebstrap: script(t, `
 mount -t tmpfs none "$TMPDIR" && echo kept >"$TMPDIR/file"
 (trap '' TERM INT HUP; while :; do sleep 1; done) &
 echo "I: extracting archives..." >&2
@@ -379,7 +394,7 @@ exit 1
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		defer held()
-		_, err := baseimage.Build(t.Context(), baseimage.Config{Dir: dir, Mmdebstrap: fails}, func(p baseimage.Progress) {
+		_, err := baseimage.Build(t.Context(), baseimage.Config{Dir: dir, Npm: noNpm, Mmdebstrap: fails}, func(p baseimage.Progress) {
 			if p.Step == "extract packages" {
 				held()
 				<-release
@@ -392,7 +407,7 @@ exit 1
 	<-holding
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	_, err := baseimage.Build(ctx, baseimage.Config{Dir: dir, Mmdebstrap: "/bin/false"}, func(p baseimage.Progress) {
+	_, err := baseimage.Build(ctx, baseimage.Config{Dir: dir, Npm: noNpm, Mmdebstrap: "/bin/false"}, func(p baseimage.Progress) {
 		if p.Step == "wait for another build" {
 			cancel()
 		}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,13 +20,15 @@ import (
 	"github.com/barchan-dev/barchan/internal/errs"
 )
 
-// dpkgOptions hold for the build and stay in the image: no documents that
-// nobody reads in a sandbox, and no waiting for disks.
+// dpkgOptions hold for the build and stay in the image: no documents, no waiting
+// for disks, and pip for all.
 func dpkgOptions() []string {
 	return []string{
 		"path-exclude=/usr/share/man/*", "path-exclude=/usr/share/info/*",
 		"path-exclude=/usr/share/locale/*", "path-exclude=/usr/share/doc/*",
 		"path-include=/usr/share/doc/*/copyright", "force-unsafe-io",
+		// This file has pip refuse to install anything outside a virtual environment.
+		"path-exclude=/usr/lib/python3*/EXTERNALLY-MANAGED",
 	}
 }
 
@@ -135,9 +138,13 @@ func (c *Config) epoch() (time.Time, error) {
 }
 
 func (c *Config) arguments(hook string) []string {
+	packages := c.Packages
+	if c.debianNode {
+		packages = slices.Concat(packages, debianNode())
+	}
 	args := []string{
 		"--variant=minbase", "--mode=root", "--format=tar", "--skip=output/dev",
-		"--include=" + strings.Join(c.Packages, ","),
+		"--include=" + strings.Join(packages, ","),
 		"--customize-hook=" + hook,
 		`--aptopt=Acquire::Retries "3"`,
 		`--aptopt=Acquire::http::Timeout "30"`,

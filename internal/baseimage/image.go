@@ -15,12 +15,15 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/barchan-dev/barchan/internal/errs"
 )
 
 // LabelInputs is the label of an image's config with the hash of what it was
@@ -41,53 +44,96 @@ func imageEnv() []string {
 	}
 }
 
-// build makes the image and puts it in its place. The caller holds the lock.
-func (c *Config) build(ctx context.Context, tell *reporter) (err error) {
+// build makes the image and puts it in its place. The caller holds the lock. It reports whether
+// there was anything to make: the image with Debian's Node.js may be here. The warning says that
+// it is that one, and why.
+func (c *Config) build(ctx context.Context, tell *reporter) (built bool, warning string, err error) {
 	if err := sweep(c.Dir); err != nil {
-		return err
+		return false, "", err
 	}
 	work, err := os.MkdirTemp(c.Dir, tempPrefix)
 	if err != nil {
-		return fmt.Errorf("make work directory: %w", err)
+		return false, "", fmt.Errorf("make work directory: %w", err)
 	}
 	defer func() { err = errors.Join(err, removeWork(work)) }()
 	// apt's own user must reach what apt runs below.
 	if err := os.Chmod(work, 0o755); err != nil {
-		return err
+		return false, "", err
 	}
-	l := &layer{path: filepath.Join(work, "layer")}
-	if err := l.fill(func(w io.Writer) error { return c.bootstrap(ctx, work, w, tell) }, tell); err != nil {
-		return err
+	tell.step("fetch Node.js", 0)
+	switch err := c.fetchNode(ctx, work); {
+	case errors.Is(err, errs.ErrUnavailable):
+		c.debianNode = true
+		warning = "Node.js is Debian's, and older than " + nodeVersion + ", for npm cannot fetch it: " + err.Error()
+		tell.step(warning, 0)
+		if _, ok := c.find(); ok && !c.Rebuild {
+			return false, warning, nil
+		}
+	case err != nil:
+		return false, "", err
 	}
-	img, err := c.image(l)
+	layers, err := c.layers(ctx, work, tell)
 	if err != nil {
-		return fmt.Errorf("assemble image: %w", err)
+		return false, "", err
+	}
+	img, err := c.image(layers)
+	if err != nil {
+		return false, "", fmt.Errorf("assemble image: %w", err)
 	}
 	tell.step("write image", 96)
 	tmp := filepath.Join(work, "image")
-	if err := c.writeArchive(ctx, tmp, img, l, tell); err != nil {
-		return fmt.Errorf("write image: %w", err)
+	if err := c.writeArchive(ctx, tmp, img, layers, tell); err != nil {
+		return false, "", fmt.Errorf("write image: %w", err)
 	}
 	if err := os.Rename(tmp, c.path()); err != nil {
-		return err
+		return false, "", err
 	}
-	return syncDir(c.Dir)
+	return true, warning, syncDir(c.Dir)
 }
 
-// image puts config and manifest around the layer.
-func (c *Config) image(l *layer) (v1.Image, error) {
+// layers writes Debian's layer, and that of Node.js beside it.
+func (c *Config) layers(ctx context.Context, work string, tell *reporter) ([]*layer, error) {
+	debian := &layer{path: filepath.Join(work, "debian"), by: "barchan image build base"}
+	if c.debianNode {
+		return []*layer{debian}, debian.fill(func(w io.Writer) error { return c.bootstrap(ctx, work, tell.count(w), tell) })
+	}
+	epoch, err := c.epoch()
+	if err != nil {
+		return nil, err
+	}
+	node := &layer{path: filepath.Join(work, "node"), by: "npm pack"}
+	for _, p := range nodePackages() {
+		node.by += " " + p.spec()
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var beside sync.WaitGroup
+	beside.Go(func() {
+		if err := node.fill(func(w io.Writer) error { return nodeLayer(ctx, w, work, epoch) }); err != nil {
+			cancel(fmt.Errorf("write the layer of Node.js: %w", err))
+		}
+	})
+	err = debian.fill(func(w io.Writer) error { return c.bootstrap(ctx, work, tell.count(w), tell) })
+	if err != nil {
+		cancel(err)
+	}
+	beside.Wait()
+	return []*layer{debian, node}, context.Cause(ctx)
+}
+
+// image puts config and manifest around the layers.
+func (c *Config) image(layers []*layer) (v1.Image, error) {
 	epoch, err := c.epoch()
 	if err != nil {
 		return nil, err
 	}
 	base := mutate.MediaType(empty.Image, types.OCIManifestSchema1)
 	base = mutate.ConfigMediaType(base, types.OCIConfigJSON)
-	img, err := mutate.Append(base, mutate.Addendum{
-		Layer: l,
-		History: v1.History{
-			Created: v1.Time{Time: epoch}, CreatedBy: "barchan image build base",
-		},
-	})
+	parts := make([]mutate.Addendum, len(layers))
+	for i, l := range layers {
+		parts[i] = mutate.Addendum{Layer: l, History: v1.History{Created: v1.Time{Time: epoch}, CreatedBy: l.by}}
+	}
+	img, err := mutate.Append(base, parts...)
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +155,7 @@ func (c *Config) image(l *layer) (v1.Image, error) {
 
 // writeArchive writes img as an OCI layout in a tar, index first so that it is
 // found fast, and syncs the file.
-func (c *Config) writeArchive(ctx context.Context, path string, img v1.Image, l *layer, tell *reporter) error {
+func (c *Config) writeArchive(ctx context.Context, path string, img v1.Image, layers []*layer, tell *reporter) error {
 	manifest, err := img.RawManifest()
 	if err != nil {
 		return err
@@ -122,11 +168,6 @@ func (c *Config) writeArchive(ctx context.Context, path string, img v1.Image, l 
 	if err != nil {
 		return err
 	}
-	blob, err := os.Open(l.path)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = blob.Close() }()
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
@@ -155,8 +196,14 @@ func (c *Config) writeArchive(ctx context.Context, path string, img v1.Image, l 
 			return err
 		}
 	}
-	if err := write(blobName(l.digest), l.size, blob); err != nil {
-		return err
+	for _, l := range layers {
+		blob, err := l.Compressed()
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(write(blobName(l.digest), l.size, blob), blob.Close()); err != nil {
+			return err
+		}
 	}
 	return errors.Join(t.Close(), file.Sync(), file.Close())
 }
@@ -221,15 +268,15 @@ func readDigest(path string) (digest string, size int64, err error) {
 	}
 }
 
-// layer is a compressed root file system in a file.
+// layer is a compressed file system in a file.
 type layer struct {
-	path           string
+	path, by       string // where, and what made it
 	digest, diffID v1.Hash
 	size           int64
 }
 
 // fill writes what produce gives, compressed, to the layer's file.
-func (l *layer) fill(produce func(io.Writer) error, tell *reporter) error {
+func (l *layer) fill(produce func(io.Writer) error) error {
 	file, err := os.OpenFile(l.path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -240,7 +287,7 @@ func (l *layer) fill(produce func(io.Writer) error, tell *reporter) error {
 	if err != nil {
 		return err
 	}
-	if err := produce(io.MultiWriter(z, plain, tell.count(io.Discard))); err != nil {
+	if err := produce(io.MultiWriter(z, plain)); err != nil {
 		return errors.Join(err, z.Close())
 	}
 	if err := errors.Join(z.Close(), file.Close()); err != nil {

@@ -8,9 +8,14 @@ import (
 	"path/filepath"
 	"slices"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/adminclient"
 	"github.com/barchan-dev/barchan/internal/baseimage"
 	"github.com/barchan-dev/barchan/internal/ctrd"
+	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 	"github.com/barchan-dev/barchan/internal/toolchain"
@@ -66,7 +71,7 @@ func (s imageStore) Pull(ctx context.Context, req adminclient.PullRequest, progr
 	if err != nil {
 		return adminclient.Image{}, err
 	}
-	s.recheck(ctx)
+	s.recheck(ctx, img)
 	return s.described(ctx, c, img)
 }
 
@@ -80,7 +85,7 @@ func (s imageStore) Import(ctx context.Context, tar io.Reader, name string, prog
 	if err != nil {
 		return nil, err
 	}
-	s.recheck(ctx)
+	s.recheck(ctx, imported...)
 	var out []adminclient.Image
 	for _, img := range imported {
 		described, err := s.described(ctx, c, img)
@@ -93,7 +98,9 @@ func (s imageStore) Import(ctx context.Context, tar io.Reader, name string, prog
 }
 
 // recheck has the sandboxes that lack an image tried again now, and not when their turn comes.
-func (s imageStore) recheck(ctx context.Context) {
+// Members of pools that wait with what a name stood for before are deleted, and their pools make
+// others. What is claimed keeps what it runs.
+func (s imageStore) recheck(ctx context.Context, arrived ...ctrd.Image) {
 	all, err := s.cache.Sandboxes(ctx, "")
 	if err != nil {
 		s.log.WarnContext(ctx, "sandboxes that wait for an image are not told of it", telemetry.Error, err)
@@ -103,7 +110,26 @@ func (s imageStore) recheck(ctx context.Context) {
 		if _, lacks := sandbox.LacksImage(x); lacks {
 			s.machine.node.Recheck(sandbox.Ref{Namespace: x.Namespace, Name: x.Name, UID: x.UID})
 		}
+		if !outdated(x, arrived) {
+			continue
+		}
+		asSeen := client.Preconditions{UID: &x.UID, ResourceVersion: &x.ResourceVersion} // claimed since then, it stays
+		if err := s.cache.Live().Delete(ctx, x, asSeen); client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
+			s.log.WarnContext(ctx, "cannot replace a pool member with an outdated image", telemetry.Sandbox, x.Name, telemetry.Error, err)
+		}
 	}
+}
+
+// outdated reports whether an unclaimed member of a pool runs another image than the one of
+// that name that has arrived.
+func outdated(s *agents.Sandbox, arrived []ctrd.Image) bool {
+	if pool.MemberOf(s) == "" || s.Status.Barchan == nil || s.Status.Barchan.Image == "" || len(s.Spec.PodTemplate.Spec.Containers) == 0 {
+		return false
+	}
+	ref, err := ctrd.Normalize(s.Spec.PodTemplate.Spec.Containers[0].Image)
+	return err == nil && slices.ContainsFunc(arrived, func(img ctrd.Image) bool {
+		return img.Ref == ref && img.Digest != s.Status.Barchan.Image
+	})
 }
 
 // Remove removes an image. One that sandboxes or checkpoints need is an errs.ErrConflict; one that only
@@ -177,6 +203,9 @@ func (s imageStore) BuildBase(ctx context.Context, req adminclient.BuildBaseRequ
 	if have, err := c.Resolve(ctx, built.Ref); err == nil && have.Digest == built.Digest {
 		return s.described(ctx, c, have)
 	}
+	if built.Warning != "" {
+		s.log.WarnContext(ctx, "base image with Debian's Node.js", telemetry.Error, built.Warning)
+	}
 	tar, err := os.Open(built.Path)
 	if err != nil {
 		return adminclient.Image{}, fmt.Errorf("open the base image: %w", err)
@@ -186,7 +215,7 @@ func (s imageStore) BuildBase(ctx context.Context, req adminclient.BuildBaseRequ
 	if err != nil {
 		return adminclient.Image{}, err
 	}
-	s.recheck(ctx)
+	s.recheck(ctx, imported...)
 	return s.described(ctx, c, imported[0])
 }
 
