@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Measures a whole server of its own. Each figure stands beside the floor measured
 # in the same run, since a number alone tells more of the machine than of us.
+# All of it takes ten to fifteen minutes on two cores; each chapter is printed as it
+# ends, and Ctrl-C leaves a table of what is done.
 # Arguments are those of test/bench, such as --json, --quick and --only exec,api.
 source "$(dirname "$0")/lib.sh"
 

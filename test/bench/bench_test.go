@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -198,5 +199,33 @@ func TestParse(t *testing.T) {
 	o, err := parse([]string{"--quick", "--only", "exec,api"}, &talk)
 	if err != nil || len(o.wanted()) != 2 || o.rounds(500) != 50 || o.rounds(3) != 2 {
 		t.Errorf("options = %+v, %v", o, err)
+	}
+}
+
+// TestInterrupted ends a run in its second chapter: the first has been printed by then, and is in
+// the table at the end.
+func TestInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var log, table bytes.Buffer
+	b := &bench{report: newReport(), log: &log, parts: []part{
+		{name: "first", alone: true, measure: func(_ context.Context, b *bench) error {
+			b.report.one("first", "what was measured", "ms", 12.3)
+			return nil
+		}},
+		{name: "second", alone: true, measure: func(ctx context.Context, _ *bench) error {
+			if !strings.Contains(log.String(), "what was measured  12.3 ms") {
+				t.Errorf("the first chapter is not printed when the second begins:\n%s", log.String())
+			}
+			cancel()
+			<-ctx.Done()
+			return ctx.Err()
+		}},
+	}}
+	if err := b.run(ctx, &table); !errors.Is(err, context.Canceled) {
+		t.Errorf("run = %v, want canceled", err)
+	}
+	if !strings.Contains(table.String(), "what was measured  12.3 ms") {
+		t.Errorf("the table lacks what was done:\n%s", table.String())
 	}
 }

@@ -79,6 +79,7 @@ func parts() []part {
 // bench is one run.
 type bench struct {
 	options
+	parts  []part
 	server *server
 	report *report
 	log    io.Writer
@@ -96,14 +97,19 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if os.Geteuid() != 0 {
 		return errors.New("a whole server needs root")
 	}
-	b := &bench{options: o, report: newReport(), log: stderr}
-	if err := b.measure(ctx); err != nil {
+	return (&bench{options: o, parts: parts(), report: newReport(), log: stderr}).run(ctx, stdout)
+}
+
+// run measures and writes what it has found out, also if it was interrupted or a part failed.
+func (b *bench) run(ctx context.Context, stdout io.Writer) error {
+	err := b.measure(ctx)
+	if err != nil && len(b.report.Figures) == 0 {
 		return err
 	}
-	if o.json {
-		return b.report.writeJSON(stdout)
+	if b.json {
+		return errors.Join(err, b.report.writeJSON(stdout))
 	}
-	return b.report.writeTable(stdout)
+	return errors.Join(err, b.report.writeTable(stdout))
 }
 
 func parse(args []string, stderr io.Writer) (options, error) {
@@ -166,16 +172,16 @@ func (b *bench) wants(p part) bool {
 }
 
 func (b *bench) needsServer() bool {
-	return slices.ContainsFunc(parts(), func(p part) bool { return !p.alone && b.wants(p) })
+	return slices.ContainsFunc(b.parts, func(p part) bool { return !p.alone && b.wants(p) })
 }
 
 // measureParts measures the wanted parts that need the server, or those that do not.
 func (b *bench) measureParts(ctx context.Context, alone bool) error {
-	for _, p := range parts() {
+	for _, p := range b.parts {
 		if p.alone != alone || !b.wants(p) {
 			continue
 		}
-		began := time.Now()
+		began, before := time.Now(), len(b.report.Figures)
 		b.say("measure: %s", p.name)
 		if err := p.measure(ctx, b); err != nil {
 			if ctx.Err() != nil {
@@ -187,6 +193,9 @@ func (b *bench) measureParts(ctx context.Context, alone bool) error {
 			return fmt.Errorf("measure %s: %w\nend of the server's log:\n%s", p.name, err, b.server.tail())
 		}
 		b.say("measure: %s: done in %.0f s", p.name, time.Since(began).Seconds())
+		if err := writeFigures(b.log, b.report.Figures[before:]); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -127,11 +127,20 @@ func (r *report) writeJSON(w io.Writer) error {
 func (r *report) writeTable(w io.Writer) error {
 	fmt.Fprintf(w, "%s\n%s\n%s, %.0f s, load at the start %s\n\n", r.Version, r.Machine, r.Began.UTC().Format("2006-01-02 15:04 MST"),
 		r.Ended.Sub(r.Began).Seconds(), r.Load)
+	if err := writeFigures(w, r.grouped()); err != nil {
+		return err
+	}
+	fmt.Fprintln(w, "\nP99 of a rate is what 99 % of the rounds reach at least. RATIO is the median over the floor's.")
+	return r.writeSteps(w)
+}
+
+// writeFigures prints figures, of which those of a group stand together.
+func writeFigures(w io.Writer, figures []*figure) error {
 	var text bytes.Buffer
 	tw := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, "FIGURE\tMEDIAN\tP99\tN\tFLOOR\tRATIO\tBAR")
 	group := ""
-	for _, f := range r.grouped() {
+	for _, f := range figures {
 		if f.Group != group {
 			group = f.Group
 			fmt.Fprintf(tw, "%s\t\t\t\t\t\t\n", group)
@@ -144,8 +153,7 @@ func (r *report) writeTable(w io.Writer) error {
 	for line := range strings.Lines(text.String()) {
 		fmt.Fprintln(w, strings.TrimRight(line, " \n")) // empty cells are filled up
 	}
-	fmt.Fprintln(w, "\nP99 of a rate is what 99 % of the rounds reach at least. RATIO is the median over the floor's.")
-	return r.writeSteps(w)
+	return nil
 }
 
 // grouped returns the figures with those of a group together, groups as they first came.
