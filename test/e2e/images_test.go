@@ -23,6 +23,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -330,4 +331,52 @@ func testUnknownImage(t *testing.T, s *server, host string) {
 	}
 	s.mustKubectl("", "delete", "sandbox", "by-kubectl", patience)
 	eventually.NoError(t, "nothing is left", s.onlyLive)
+}
+
+// TestImageThatChanges imports another image of a name that is in use: members of pools that wait
+// are replaced, and what is claimed, or was captured, keeps the image that it has.
+func TestImageThatChanges(t *testing.T) {
+	s := newServer(t)
+	s.start()
+	program := helloProgram(t)
+	arrives := func(greeting string) {
+		t.Helper()
+		tag, err := name.NewTag(baseImage)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var saved bytes.Buffer
+		if err := tarball.Write(tag, helloImage(t, program, greeting), &saved); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := s.tryIn(saved.String(), "image", "import", "-"); err != nil {
+			t.Fatalf("import: %v\n%s", err, out)
+		}
+	}
+	arrives("old")
+	s.must("pool", "create", "base", "--template", "base", "--size", "1", "--wait")
+	key := s.localKey()
+	claimed := s.create(key, "base")
+	snapshot := strings.TrimSpace(s.data("snapshot", claimed))
+	eventually.True(t, "the pool is full again", func() bool {
+		return objects[extensions.SandboxWarmPool](s, "sandboxwarmpools")[0].Status.ReadyReplicas == 1
+	})
+	arrives("new")
+	greeting := func(id string) string {
+		t.Helper()
+		for line := range strings.Lines(s.data("exec", id, "--", "/bin/hello")) {
+			if _, after, ok := strings.Cut(strings.TrimSpace(line), "GREETING="); ok {
+				return after
+			}
+		}
+		return ""
+	}
+	if got := greeting(s.create(key, "base")); got != "new" {
+		t.Errorf("a sandbox made after the import runs the %s image", got)
+	}
+	for what, id := range map[string]string{"the sandbox": claimed, "its copy": s.create(key, snapshot)} {
+		if got := greeting(id); got != "old" {
+			t.Errorf("%s runs the %s image", what, got)
+		}
+	}
 }

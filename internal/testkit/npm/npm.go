@@ -1,0 +1,81 @@
+// Package npm installs packages of the npm registry for tests, into the cache of builds, so that
+// each version is fetched once. It is for tests alone, and runs nothing of the packages.
+package npm
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Package returns a directory with node_modules of one package, such as "e2b@2.51.0".
+func Package(t testing.TB, spec string) string {
+	t.Helper()
+	return install(t, strings.ReplaceAll(strings.TrimPrefix(spec, "@"), "@", "-"), nil, "install", spec)
+}
+
+// Locked returns a directory with node_modules as the package-lock.json in dir has them.
+func Locked(t testing.TB, dir string) string {
+	t.Helper()
+	files, sum := map[string][]byte{}, sha256.New()
+	for _, name := range []string{"package.json", "package-lock.json"} {
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = sum.Write(data) // never fails
+		files[name] = data
+	}
+	return install(t, "lock-"+hex.EncodeToString(sum.Sum(nil))[:16], files, "ci")
+}
+
+// install runs npm with the files in a directory of that name, unless it is there.
+func install(t testing.TB, name string, files map[string][]byte, args ...string) string {
+	t.Helper()
+	lacking := t.Skipf
+	if os.Getenv("CI") == "true" {
+		lacking = t.Fatalf
+	}
+	for _, tool := range []string{"node", "npm"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			lacking("SKIPPED: %s is missing, so real clients are NOT tested", tool)
+		}
+	}
+	cache := os.Getenv("BARCHAN_CACHE")
+	if cache == "" {
+		cache = "/var/cache/barchan"
+	}
+	home := filepath.Join(cache, "npm", name)
+	if _, err := os.Stat(home); err == nil {
+		return home
+	}
+	// Installed aside and moved in one step, so that a test beside this one never sees a half.
+	if err := os.MkdirAll(filepath.Dir(home), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	aside, err := os.MkdirTemp(filepath.Dir(home), ".install-") //nolint:usetesting // must lie on the cache's file system
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(aside) })
+	for file, data := range files {
+		if err := os.WriteFile(filepath.Join(aside, file), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	flags := []string{"--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", aside}
+	cmd := exec.CommandContext(t.Context(), "npm", append(args, flags...)...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		lacking("SKIPPED: npm %s: %v, so real clients are NOT tested\n%s", strings.Join(args, " "), err, out)
+	}
+	if err := os.Rename(aside, home); err != nil {
+		if _, beaten := os.Stat(home); beaten != nil {
+			t.Fatal(err)
+		}
+	}
+	return home
+}

@@ -1,0 +1,62 @@
+// E2B's own command line.
+import test, { after, before } from 'node:test'
+import assert from 'node:assert/strict'
+import { execFile } from 'node:child_process'
+import { mkdtemp, rm } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { Sandbox } from 'e2b'
+import { until } from './lib.mjs'
+
+const program = join(import.meta.dirname, 'node_modules/@e2b/cli/dist/index.js')
+let home, sbx
+before(async () => {
+  home = await mkdtemp(join(tmpdir(), 'e2b-cli-')) // it looks there for a configuration
+  sbx = await Sandbox.create('base', { timeoutMs: 300_000, metadata: { suite: 'cli' } })
+})
+after(async () => {
+  await sbx?.kill()
+  await rm(home, { recursive: true })
+})
+const e2b = (...args) => new Promise((resolve) => {
+  execFile(process.execPath, [program, ...args], { env: { ...process.env, HOME: home, NO_COLOR: '1' }, timeout: 60_000 },
+    (error, stdout, stderr) => resolve({ code: error ? error.code ?? error.signal : 0, stdout, stderr, talk: `${stdout}${stderr}` }))
+})
+const ok = async (...args) => {
+  const res = await e2b(...args)
+  assert.equal(res.code, 0, `e2b ${args.join(' ')}: ${res.code}\n${res.talk}`)
+  return res.stdout
+}
+
+test('list and info', async () => {
+  const listed = JSON.parse(await ok('sandbox', 'list', '--format', 'json'))
+  assert.ok(listed.some((s) => s.sandboxId === sbx.sandboxId), JSON.stringify(listed))
+  assert.match(await ok('sandbox', 'info', sbx.sandboxId), new RegExp(sbx.sandboxId))
+})
+
+test('exec gives output and exit code', async () => {
+  assert.match(await ok('sandbox', 'exec', sbx.sandboxId, 'node', '-v'), /^v20\./)
+  assert.equal((await e2b('sandbox', 'exec', sbx.sandboxId, 'sh', '-c', 'exit 7')).code, 7)
+})
+
+test('logs are lines of JSON with level and logger, in every format', async () => {
+  await sbx.commands.run('echo from a command')
+  await until('some logs', async () => (await ok('sandbox', 'logs', '--level', 'DEBUG', '--format', 'json', sbx.sandboxId)).includes('{'))
+  for (const line of (await ok('sandbox', 'logs', '--level', 'DEBUG', '--format', 'json', sbx.sandboxId)).split('\n').filter((l) => l.startsWith('{'))) {
+    const entry = JSON.parse(line)
+    assert.match(entry.level, /^(debug|info|warn|error)$/i, line)
+  }
+  const pretty = await e2b('sandbox', 'logs', '--level', 'DEBUG', sbx.sandboxId)
+  assert.equal(pretty.code, 0, pretty.talk)
+  assert.doesNotMatch(pretty.talk, /SyntaxError|TypeError|undefined/)
+})
+
+test('metrics, pause, resume, kill', async () => {
+  await until('metrics', async () => /cpu/i.test(await ok('sandbox', 'metrics', sbx.sandboxId)))
+  await ok('sandbox', 'pause', sbx.sandboxId)
+  assert.equal(await sbx.isRunning(), false)
+  await ok('sandbox', 'resume', sbx.sandboxId)
+  assert.equal(await sbx.isRunning(), true)
+  await ok('sandbox', 'kill', sbx.sandboxId)
+  assert.equal(await sbx.isRunning(), false)
+})
