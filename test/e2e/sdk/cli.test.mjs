@@ -19,8 +19,8 @@ after(async () => {
   await rm(home, { recursive: true })
 })
 const e2b = (...args) => new Promise((resolve) => {
-  execFile(process.execPath, [program, ...args], { env: { ...process.env, HOME: home, NO_COLOR: '1' }, timeout: 60_000 },
-    (error, stdout, stderr) => resolve({ code: error ? error.code ?? error.signal : 0, stdout, stderr, talk: `${stdout}${stderr}` }))
+  execFile(process.execPath, [program, ...args], { env: { ...process.env, HOME: home, NO_COLOR: '1' }, timeout: 60_000, killSignal: 'SIGKILL' },
+    (error, stdout, stderr) => resolve({ code: error ? error.code ?? error.signal : 0, stdout, stderr, talk: `${stdout}${stderr}` })).stdin.end()
 })
 const ok = async (...args) => {
   const res = await e2b(...args)
