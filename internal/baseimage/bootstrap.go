@@ -29,6 +29,8 @@ func dpkgOptions() []string {
 		"path-include=/usr/share/doc/*/copyright", "force-unsafe-io",
 		// This file has pip refuse to install anything outside a virtual environment.
 		"path-exclude=/usr/lib/python3*/EXTERNALLY-MANAGED",
+		// Large and of no use here: a debugger of link-time optimization, Python as a static library.
+		"path-exclude=/usr/bin/*-lto-dump-*", "path-exclude=/usr/lib/python3*/config-*/*.a",
 	}
 }
 

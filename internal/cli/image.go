@@ -51,7 +51,7 @@ func (a *app) imageBuildCommand() *cobra.Command {
 		Short: "Make the base image from the distribution's packages",
 		Long: "Make the base image from Debian's packages, with Node.js from the npm registry, unless it is there. No registry of images is needed.\n" +
 			"Warm sandboxes with an older base image are replaced; others, and checkpoints, keep theirs.",
-		Args:  exactly(),
+		Args: exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.imageWork(func(c *adminclient.Client, progress func(adminclient.Event)) (adminclient.Result, error) {
 				return c.BuildBase(cmd.Context(), req, progress)
