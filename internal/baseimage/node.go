@@ -96,7 +96,7 @@ func (c *Config) fetchNode(ctx context.Context, work string) error {
 	}
 	limited, cancel := context.WithTimeout(ctx, npmTimeout)
 	defer cancel()
-	args := []string{"pack", "--silent", "--pack-destination=" + work, "--cache=" + filepath.Join(work, "npm"), "--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=3000"}
+	args := []string{"pack", "--loglevel=error", "--pack-destination=" + work, "--cache=" + filepath.Join(work, "npm"), "--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=3000"}
 	for _, p := range packages {
 		args = append(args, p.spec())
 	}
@@ -111,7 +111,7 @@ func (c *Config) fetchNode(ctx context.Context, work string) error {
 		if cause := context.Cause(ctx); cause != nil {
 			return fmt.Errorf("run npm: %w", cause)
 		}
-		return fmt.Errorf("npm pack: %w: %w: %s", errs.ErrUnavailable, err, strings.TrimSpace(talk.String()))
+		return fmt.Errorf("npm pack: %w: %w: %s", errs.ErrUnavailable, err, npmCause(talk.String()))
 	}
 	for _, p := range packages {
 		if err := p.verify(filepath.Join(work, p.file())); err != nil {
@@ -119,6 +119,19 @@ func (c *Config) fetchNode(ctx context.Context, work string) error {
 		}
 	}
 	return nil
+}
+
+// npmCause returns what npm says went wrong, in one line and without its stack.
+func npmCause(talk string) string {
+	var said []string
+	for line := range strings.Lines(talk) {
+		line = strings.TrimPrefix(strings.TrimSpace(line), "npm error ")
+		if strings.HasPrefix(line, "    at ") {
+			break
+		}
+		said = append(said, line)
+	}
+	return strings.Join(said, "; ")
 }
 
 // verify compares a tarball with the digest that we know of it.

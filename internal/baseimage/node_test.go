@@ -3,6 +3,7 @@ package baseimage_test
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -27,13 +28,13 @@ func TestDebianNodeStepsIn(t *testing.T) {
 	t.Setenv("TRIES", tries)
 	cfg := baseimage.Config{
 		Dir: t.TempDir(), Mmdebstrap: script(t, noted), Packages: []string{"git"},
-		Npm: script(t, `echo run >>"$TRIES"; echo "npm error network is down" >&2; exit 1`),
+		Npm: script(t, `echo run >>"$TRIES"; printf 'npm error network is down\nnpm error     at somewhere\n' >&2; exit 1`),
 	}
 	first, err := baseimage.Build(t.Context(), cfg, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(first.Warning, "Debian's") || !strings.Contains(first.Warning, "network is down") {
+	if !strings.Contains(first.Warning, "Debian's") || !strings.HasSuffix(first.Warning, ": network is down") {
 		t.Errorf("warning = %q", first.Warning)
 	}
 	if b, _ := os.ReadFile(included); strings.TrimSpace(string(b)) != "git,nodejs,npm" {
@@ -60,4 +61,21 @@ func TestForeignNodeIsRefused(t *testing.T) {
 		t.Errorf("Build = %v, want the integrity to be refused", err)
 	}
 	wantOnlyLock(t, dir)
+}
+
+// TestUnreachableRegistry has the real npm say that its registry is not there.
+func TestUnreachableRegistry(t *testing.T) {
+	needRoot(t)
+	if _, err := exec.LookPath("npm"); err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatal("npm is missing in CI: run `make deps`")
+		}
+		t.Skip("SKIPPED: npm is missing: run `make deps`")
+	}
+	t.Setenv("RUNS", filepath.Join(t.TempDir(), "runs"))
+	t.Setenv("npm_config_registry", "http://127.0.0.1:9")
+	res, err := baseimage.Build(t.Context(), baseimage.Config{Dir: t.TempDir(), Mmdebstrap: script(t, makesRoot)}, nil)
+	if err != nil || !strings.Contains(res.Warning, "ECONNREFUSED") || strings.Contains(res.Warning, "\n") {
+		t.Errorf("Build = %+v, %v", res, err)
+	}
 }
