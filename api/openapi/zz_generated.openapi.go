@@ -1622,7 +1622,14 @@ func schema_barchan_api_barchan_v1alpha1_CheckpointSource(ref common.ReferenceCa
 					},
 					"secrets": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Secrets says that it holds what a claim brought, and that the sandbox's spec.barchan.fork does not let others have it.",
+							Description: "Secrets says that it holds environment variables that the sandbox was created with, and that the sandbox's spec.barchan.fork does not let others have them.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"ownVariables": {
+						SchemaProps: spec.SchemaProps{
+							Description: "OwnVariables says of Secrets that the tenant itself sent all of them by the E2B API: by that API it may start sandboxes from the checkpoint without allowing it.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},

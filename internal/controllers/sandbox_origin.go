@@ -41,7 +41,7 @@ func (r *sandboxReconciler) awaitsOrigin(ctx context.Context, s *agents.Sandbox)
 	case !r.forkSecrets && !pool.AllowsSecrets(s):
 		return true, r.refuseSecrets(ctx, s)
 	}
-	return false, r.markSecrets(ctx, s)
+	return false, r.markSecrets(ctx, s, c.Status.Source.OwnVariables)
 }
 
 // origin reads a checkpoint that a sandbox starts from. What the cache calls missing or failed is asked
@@ -92,15 +92,12 @@ func (r *sandboxReconciler) refuseSecrets(ctx context.Context, s *agents.Sandbox
 }
 
 // markSecrets notes that a sandbox holds what another's claim brought, before it does, so that those
-// that start from it are asked too.
-func (r *sandboxReconciler) markSecrets(ctx context.Context, s *agents.Sandbox) error {
-	if s.Annotations[pool.AnnotationBoundEnv] == "true" {
+// that start from it are asked too. own is pool.BindEnv's.
+func (r *sandboxReconciler) markSecrets(ctx context.Context, s *agents.Sandbox, own bool) error {
+	if pool.BoundEnv(s) && (own || !pool.OwnEnv(s)) {
 		return nil
 	}
-	if s.Annotations == nil {
-		s.Annotations = map[string]string{}
-	}
-	s.Annotations[pool.AnnotationBoundEnv] = "true"
+	pool.BindEnv(s, own)
 	if err := r.client.Update(ctx, s); err != nil {
 		return fmt.Errorf("mark sandbox %s/%s: %w", s.Namespace, s.Name, err)
 	}

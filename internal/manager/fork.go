@@ -98,21 +98,27 @@ func (m *Manager) forkable(ctx context.Context, req *ForkRequest) (*agents.Sandb
 	if err := m.cfg.Gate.Err(); err != nil {
 		return nil, err
 	}
-	s, err := m.find(ctx, req.Namespace, req.ID)
+	s, err := m.findLive(ctx, req.Namespace, req.ID)
 	if err != nil {
 		return nil, err
 	}
 	switch phase := sandbox.PhaseOf(s); {
 	case s.Spec.OperatingMode == agents.ModeSuspended:
-		return nil, refuse(errs.ErrConflict, "Sandbox %q is paused; connect to it first, or create from a snapshot of it", req.ID)
+		return nil, isPaused(req.ID)
 	case phase != sandbox.Running:
 		return nil, refuse(errs.ErrConflict, "Sandbox %q is %s; it can be forked while it runs", req.ID, phase)
 	}
-	return s, m.mayShare(bound(s), s.Spec.Barchan, req.AllowSecrets, "Sandbox \""+req.ID+"\"")
+	return s, m.mayShare(originOf(s), s.Spec.Barchan, req.AllowSecrets, "Sandbox \""+req.ID+"\"")
 }
 
-// bound reports whether the claim of a sandbox brought variables.
-func bound(s *agents.Sandbox) bool { return s.Annotations[pool.AnnotationBoundEnv] == "true" }
+// originOf is what a fork takes over from its source.
+func originOf(s *agents.Sandbox) *origin {
+	return &origin{
+		shutdown: s.Spec.ShutdownPolicy, secrets: pool.BoundEnv(s), own: pool.OwnEnv(s),
+		template: s.Annotations[agents.AnnotationTemplateRef], templateID: s.Annotations[pool.AnnotationTemplateID],
+		templateNamespace: s.Annotations[pool.AnnotationTemplateNamespace],
+	}
+}
 
 // forks are those of one request, in order.
 type forks []fork
@@ -139,11 +145,7 @@ func (m *Manager) newForks(ctx context.Context, req *ForkRequest, s *agents.Sand
 		if policies == nil {
 			policies = &agents.BarchanSpec{}
 		}
-		c.startFrom(&origin{
-			shutdown: s.Spec.ShutdownPolicy, secrets: bound(s),
-			template: s.Annotations[agents.AnnotationTemplateRef], templateID: s.Annotations[pool.AnnotationTemplateID],
-			templateNamespace: s.Annotations[pool.AnnotationTemplateNamespace],
-		}, s.Spec.SandboxBlueprint.DeepCopy(), policies, cmp.Or(s.Annotations[agents.AnnotationTemplateRef], s.Name))
+		c.startFrom(originOf(s), s.Spec.SandboxBlueprint.DeepCopy(), policies, cmp.Or(s.Annotations[agents.AnnotationTemplateRef], s.Name))
 		all[i] = fork{claim: c, err: c.holds(ctx)}
 	}
 	return all

@@ -15,6 +15,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/quota"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/testkit/standin"
@@ -163,6 +164,7 @@ func TestForkRefuses(t *testing.T) {
 	with := request("base")
 	with.Env = map[string]string{"TOKEN": "s3cret"}
 	bound := f.mustCreate(t, with)
+	f.edit(t, bound, func(s *agents.Sandbox) { pool.BindEnv(s, false) }) // as a SandboxClaim does
 	if err := f.Pause(t.Context(), team, string(paused.ID), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -197,6 +199,27 @@ func TestForkRefuses(t *testing.T) {
 	allowed.AllowSecrets = true
 	if got, err := f.Fork(t.Context(), allowed); err != nil || got[0].Err != nil {
 		t.Errorf("with leave: %v, %v", got, err)
+	} else if s := f.object(t, got[0].Sandbox); !pool.BoundEnv(s) || pool.OwnEnv(s) {
+		t.Errorf("a fork with another's variables is marked %v", s.Annotations)
+	}
+}
+
+// TestForkOfOneWithVariablesOfItsOwn needs no word: the tenant sent them. Its forks are like it.
+func TestForkOfOneWithVariablesOfItsOwn(t *testing.T) {
+	f := newFixture(t)
+	f.cluster.Fill(t, team, "base", 1)
+	with := request("base")
+	with.Env = map[string]string{"TOKEN": "s3cret"}
+	v := f.mustCreate(t, with)
+	for generation := range 3 { // a fork of a fork, too
+		got, err := f.Fork(t.Context(), forkRequest(v, 1))
+		if err != nil || got[0].Err != nil {
+			t.Fatalf("generation %d: %v, %v", generation, got, err)
+		}
+		v = got[0].Sandbox
+		if s := f.object(t, v); !pool.BoundEnv(s) || !pool.OwnEnv(s) || !pool.AllowsSecrets(s) {
+			t.Errorf("generation %d is marked %v", generation, s.Annotations)
+		}
 	}
 }
 

@@ -24,8 +24,8 @@ type origin struct {
 	shutdown agents.ShutdownPolicy
 	// template, templateID and templateNamespace are empty where the source had none.
 	template, templateID, templateNamespace string
-	// secrets says that the source's claim brought variables.
-	secrets bool
+	// secrets says that the source was created with variables, own that all of them are the tenant's own.
+	secrets, own bool
 }
 
 // from has a claim start its sandbox from a snapshot.
@@ -53,9 +53,9 @@ func (m *Manager) from(ctx context.Context, c *claim, snap *barchan.Checkpoint) 
 		restore:  agents.RestoreSource{CheckpointName: snap.Name, FilesOnly: c.FilesOnly},
 		shutdown: agents.ShutdownDelete,
 		template: from.TemplateName, templateID: from.TemplateID, templateNamespace: from.TemplateNamespace,
-		secrets: from.Secrets,
+		secrets: from.Secrets, own: from.OwnVariables,
 	}
-	if err := m.mayShare(o.secrets, &policies, c.AllowSecrets, fmt.Sprintf("snapshot %q", snapshotID(snap))); err != nil {
+	if err := m.mayShare(o, &policies, c.AllowSecrets, fmt.Sprintf("snapshot %q", snapshotID(snap))); err != nil {
 		return err
 	}
 	c.startFrom(o, &blueprint, &policies, cmp.Or(from.TemplateName, nameOf(snap).name))
@@ -85,7 +85,8 @@ func (o *origin) apply(s *agents.Sandbox) {
 		}
 	}
 	if o.secrets { // and mayShare has let it pass
-		s.Annotations[pool.AnnotationBoundEnv], s.Annotations[pool.AnnotationAllowSecrets] = "true", "true"
+		pool.BindEnv(s, o.own)
+		s.Annotations[pool.AnnotationAllowSecrets] = "true"
 	}
 	s.Spec.ShutdownPolicy = o.shutdown
 	if s.Spec.Barchan == nil {
@@ -94,20 +95,12 @@ func (o *origin) apply(s *agents.Sandbox) {
 	s.Spec.Barchan.Restore = &o.restore
 }
 
-// mayShare refuses to hand on what a claim brought, unless the source, the request or the server
-// allows it.
-func (m *Manager) mayShare(secrets bool, source *agents.BarchanSpec, asked bool, what string) error {
-	allowed := asked || m.cfg.ForkSecrets || sandbox.HandsOnSecrets(source)
-	if !secrets || allowed {
+// mayShare refuses to hand on variables that are not the tenant's own, unless the source, the request or the
+// server allows it; see package pool.
+func (m *Manager) mayShare(o *origin, source *agents.BarchanSpec, asked bool, what string) error {
+	if !o.secrets || o.own || asked || m.cfg.ForkSecrets || sandbox.HandsOnSecrets(source) {
 		return nil
 	}
-	return refuse(errs.ErrForbidden, "%s holds environment variables that its sandbox was created with, and another would get them; "+
+	return refuse(errs.ErrForbidden, "%s holds environment variables that a SandboxClaim brought, and another sandbox would get them; "+
 		"allow it by allowSecrets in the request, by spec.barchan.fork.secrets: Allow of the sandbox or its template, or for all by the server's setting forkSecrets", what)
-}
-
-// bringsEnv marks a sandbox whose claim brought variables.
-func bringsEnv(s *agents.Sandbox, env map[string]string) {
-	if len(env) > 0 {
-		s.Annotations[pool.AnnotationBoundEnv] = "true"
-	}
 }

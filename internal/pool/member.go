@@ -19,24 +19,14 @@ const (
 	AnnotationTemplateID = "barchan.dev/template-id"
 	// AnnotationTemplateNamespace is where that template lies.
 	AnnotationTemplateNamespace = "barchan.dev/template-namespace"
-	// AnnotationClaimedAt is when a member got its owner, as RFC 3339 with nanoseconds.
+	// AnnotationClaimedAt is when a sandbox got its owner, as a member or made for it, as RFC 3339 with
+	// nanoseconds. It never changes.
 	AnnotationClaimedAt = "barchan.dev/claimed-at"
+	// AnnotationResumedAt is when the API last resumed a sandbox, in the same form.
+	AnnotationResumedAt = "barchan.dev/resumed-at"
 	// AnnotationIdempotencyKey is the hash of the key of the request that a sandbox was made for.
 	AnnotationIdempotencyKey = "barchan.dev/idempotency-key"
-	// AnnotationBoundEnv is "true" on a sandbox whose claim brought environment variables: they are in
-	// its memory, and no other sandbox starts with that unless it is allowed.
-	AnnotationBoundEnv = "barchan.dev/bound-env"
-	// AnnotationAllowSecrets is "true" on a sandbox that may start from a checkpoint with what another's
-	// claim brought, because whoever asked for the sandbox said so. It is for this one, and not for those
-	// that start from it.
-	AnnotationAllowSecrets = "barchan.dev/allow-secrets"
 )
-
-// AllowsSecrets reports whether a sandbox may start with what another's claim brought: its own policy
-// says so, or whoever asked the API for it did.
-func AllowsSecrets(s *agents.Sandbox) bool {
-	return s.Annotations[AnnotationAllowSecrets] == "true" || sandbox.HandsOnSecrets(s.Spec.Barchan)
-}
 
 // TemplateOf names the template of a pool.
 func TemplateOf(p *extensions.SandboxWarmPool) types.NamespacedName {

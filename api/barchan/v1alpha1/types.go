@@ -68,6 +68,9 @@ const (
 	PurposeWarm  = "warm-up" // it goes with its template's revision
 	// LabelSnapshot is the name under which clients ask for it; the newest of a name is meant.
 	LabelSnapshot = "barchan.dev/snapshot"
+	// AnnotationCreatedAt is when the API made a checkpoint or a key, as RFC 3339 with nanoseconds:
+	// metadata.creationTimestamp has seconds, in which lists would have no order.
+	AnnotationCreatedAt = "barchan.dev/created-at"
 	// LabelTag is what tells snapshots of one name apart.
 	LabelTag = "barchan.dev/snapshot-tag"
 )
@@ -128,10 +131,14 @@ type CheckpointSource struct {
 	// +optional
 	// +kubebuilder:pruning:PreserveUnknownFields
 	Policies runtime.RawExtension `json:"policies,omitempty"`
-	// Secrets says that it holds what a claim brought, and that the sandbox's spec.barchan.fork does not
-	// let others have it.
+	// Secrets says that it holds environment variables that the sandbox was created with, and that the
+	// sandbox's spec.barchan.fork does not let others have them.
 	// +optional
 	Secrets bool `json:"secrets,omitempty"`
+	// OwnVariables says of Secrets that the tenant itself sent all of them by the E2B API: by that API it may
+	// start sandboxes from the checkpoint without allowing it.
+	// +optional
+	OwnVariables bool `json:"ownVariables,omitempty"`
 }
 
 // CheckpointStatus is what the checkpoint's controller last saw.

@@ -197,15 +197,12 @@ func sourceOf(s *agents.Sandbox) (*barchan.CheckpointSource, error) {
 	if err != nil {
 		return nil, fmt.Errorf("keep the policies of sandbox %s: %w", s.Name, err)
 	}
-	return &barchan.CheckpointSource{
+	source := &barchan.CheckpointSource{
 		ID: string(sandbox.IDOf(s.UID)), UID: s.UID, Node: s.Status.NodeName,
 		TemplateName: s.Annotations[agents.AnnotationTemplateRef], TemplateID: s.Annotations[pool.AnnotationTemplateID],
 		TemplateNamespace: s.Annotations[pool.AnnotationTemplateNamespace],
-		Blueprint:         runtime.RawExtension{Raw: blueprint}, Policies: runtime.RawExtension{Raw: kept}, Secrets: holdsSecrets(s),
-	}, nil
-}
-
-// holdsSecrets reports whether a sandbox has what its claim brought, and does not let others have it.
-func holdsSecrets(s *agents.Sandbox) bool {
-	return s.Annotations[pool.AnnotationBoundEnv] == "true" && !sandbox.HandsOnSecrets(s.Spec.Barchan)
+		Blueprint:         runtime.RawExtension{Raw: blueprint}, Policies: runtime.RawExtension{Raw: kept},
+	}
+	pool.NoteSecrets(source, s)
+	return source, nil
 }

@@ -119,10 +119,7 @@ func (x *plan) bring(s *agents.Sandbox) {
 		}
 	}
 	if len(x.claim.Spec.Env) > 0 {
-		if s.Annotations == nil {
-			s.Annotations = map[string]string{}
-		}
-		s.Annotations[pool.AnnotationBoundEnv] = "true"
+		pool.BindEnv(s, false)
 	}
 	set, more := &s.Spec.PodTemplate.ObjectMeta, &x.claim.Spec.AdditionalPodMetadata
 	set.Labels = merged(set.Labels, more.Labels)

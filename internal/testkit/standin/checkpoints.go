@@ -113,9 +113,9 @@ func take(ckpt *barchan.Checkpoint, s *agents.Sandbox) error {
 			ID: string(sandbox.IDOf(s.UID)), UID: s.UID, TemplateName: s.Annotations[agents.AnnotationTemplateRef],
 			TemplateID: s.Annotations[pool.AnnotationTemplateID], TemplateNamespace: s.Annotations[pool.AnnotationTemplateNamespace],
 			Blueprint: runtime.RawExtension{Raw: blueprint}, Policies: runtime.RawExtension{Raw: rest},
-			Secrets: s.Annotations[pool.AnnotationBoundEnv] == "true" && !sandbox.HandsOnSecrets(s.Spec.Barchan),
 		},
 	}
+	pool.NoteSecrets(ckpt.Status.Source, s)
 	if ckpt.Spec.Content == barchan.ContentMemoryAndFiles {
 		ckpt.Status.MemorySize = resource.NewQuantity(2<<20, resource.BinarySI)
 	}
