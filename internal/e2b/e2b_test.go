@@ -2,6 +2,7 @@ package e2b
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -108,7 +109,7 @@ func newFixtureOf(t *testing.T, managed func(*manager.Config), change ...func(*C
 	f.Server = httptest.NewServer(s)
 	t.Cleanup(f.Close)
 	for ns, key := range map[string]*string{team: &f.key, otherTeam: &f.other} {
-		if _, *key, err = f.manager.CreateKey(t.Context(), ns, "test", nil); err != nil {
+		if _, *key, err = f.manager.CreateKey(t.Context(), manager.Identity{Namespace: ns}, "test", nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -172,10 +173,10 @@ func TestSandboxObjectHasTheFieldsThatClientsNeed(t *testing.T) {
 		t.Errorf("sandbox is %v", got)
 	}
 	insecure, before := map[string]any{}, time.Now()
-	f.want(201, &insecure, "POST", "/sandboxes", `{"templateID":"base"}`)
+	f.want(201, &insecure, "POST", "/sandboxes", `{"templateID":"base","secure":false}`)
 	after := time.Now()
 	if _, has := insecure["envdAccessToken"]; has || insecure["trafficAccessToken"] != nil {
-		t.Errorf("v1 without secure is %v", insecure)
+		t.Errorf("v1 without security is %v", insecure)
 	}
 	var v1 SandboxDetail
 	f.want(200, &v1, "GET", fmt.Sprint("/sandboxes/", insecure["sandboxID"]), "")
@@ -220,7 +221,6 @@ func TestErrorsHaveOneShape(t *testing.T) {
 		"zero timeout":       {"POST", "/v2/sandboxes", `{"templateID":"base","timeout":0}`, nil, 400, "Timeout must be greater than 0"},
 		"huge timeout":       {"POST", "/v2/sandboxes", `{"templateID":"base","timeout":9223372036854775807}`, nil, 400, "Timeout cannot be greater than 24 hours"},
 		"zero of v1":         {"POST", "/sandboxes", `{"templateID":"base","timeout":0}`, nil, 400, "Timeout must be greater than 0"},
-		"zero to connect":    {"POST", "/v2/sandboxes/" + id + "/connect", `{"timeout":0}`, nil, 400, "Timeout must be greater than 0"},
 		"huge to connect":    {"POST", "/sandboxes/" + id + "/connect", `{"timeout":90000}`, nil, 400, "Timeout cannot be greater than 24 hours"},
 		"huge new timeout":   {"POST", "/sandboxes/" + id + "/timeout", `{"timeout":90000}`, nil, 400, "Timeout cannot be greater than 24 hours"},
 		"empty key":          {"POST", "/v2/sandboxes", `{"templateID":"base"}`, []string{"Idempotency-Key", ""}, 400, "Idempotency-Key"},
@@ -236,7 +236,7 @@ func TestErrorsHaveOneShape(t *testing.T) {
 		"foreign: pause":     {"POST", "/sandboxes/" + id + "/pause", "", []string{"X-API-Key", f.other}, 404, "doesn't exist"},
 		"foreign: timeout":   {"POST", "/sandboxes/" + id + "/timeout", `{"timeout":9}`, []string{"X-API-Key", f.other}, 404, "doesn't exist"},
 		"foreign: logs":      {"GET", "/sandboxes/" + id + "/logs", "", []string{"X-API-Key", f.other}, 404, "doesn't exist"},
-		"negative timeout":   {"POST", "/sandboxes/" + id + "/timeout", `{"timeout":-9223372036854775807}`, nil, 400, "Timeout must be greater than 0"},
+		"negative timeout":   {"POST", "/v2/sandboxes", `{"templateID":"base","timeout":-9223372036854775807}`, nil, 400, "Timeout must be greater than 0"},
 		"volumes":            {"POST", "/v2/sandboxes", `{"templateID":"base","volumeMounts":[{"name":"a","path":"/a"}]}`, nil, 400, "volumeMounts"},
 		"rules":              {"PUT", "/sandboxes/" + id + "/network", `{"rules":{"a.com":[{}]}}`, nil, 400, "rules"},
 		"proxy":              {"PUT", "/sandboxes/" + id + "/network", `{"egressProxy":{"address":"a:1"}}`, nil, 400, "egressProxy"},
@@ -269,6 +269,8 @@ func TestErrorsHaveOneShape(t *testing.T) {
 		"fork of none":       {"POST", "/sandboxes/i0000000000000000000/fork", "", nil, 404, "doesn't exist"},
 		"builds":             {"POST", "/v3/templates", "{}", nil, 501, "template builds: not available"},
 		"deleting templates": {"DELETE", "/templates/base", "", nil, 501, "not available"},
+		"deleting no other":  {"DELETE", "/templates/nope", "", nil, 404, "template 'nope' not found"},
+		"publishing":         {"PATCH", "/v2/templates/base", `{"public":true}`, nil, 501, "publishing and unpublishing templates: not available"},
 		"deleting nothing":   {"DELETE", "/templates/a%2Fb%3Adefault", "", nil, 404, "snapshot 'a/b:default' not found"},
 		"volume":             {"GET", "/volumes/x", "", nil, 501, "volumes: not available"},
 		"alias":              {"GET", "/templates/aliases/nope", "", nil, 404, "template 'nope' not found"},
@@ -496,6 +498,22 @@ func TestTemplatesTeamsAndKeys(t *testing.T) {
 	f.want(401, nil, "GET", "/teams", "", "X-API-Key", made.Key)
 }
 
+// TestKeysOfAKeyThatEnds end with it.
+func TestKeysOfAKeyThatEnds(t *testing.T) {
+	f := newFixture(t)
+	end := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
+	var maker, child CreatedAPIKey
+	f.want(201, &maker, "POST", "/api-keys", `{"name":"maker","expiresAt":"`+end.Format(time.RFC3339)+`"}`)
+	f.want(201, &child, "POST", "/api-keys", `{"name":"child"}`, "X-API-Key", maker.Key)
+	if child.ExpiresAt == nil || !child.ExpiresAt.Equal(end) {
+		t.Errorf("the child ends %v, its maker %s", child.ExpiresAt, end)
+	}
+	later := `{"name":"later","expiresAt":"` + end.Add(time.Minute).Format(time.RFC3339) + `"}`
+	if status, text, _ := f.do("POST", "/api-keys", later, "X-API-Key", child.Key); status != 400 || !strings.Contains(text, "expiresAt: must not be later than") {
+		t.Errorf("a later end: %d %s", status, text)
+	}
+}
+
 func TestPreflightNeedsNoKey(t *testing.T) {
 	f := newFixture(t)
 	h := f.want(204, nil, "OPTIONS", "/v2/sandboxes", "", "X-API-Key", "", "Origin", "https://example.com")
@@ -508,6 +526,58 @@ func TestDomainIsTold(t *testing.T) {
 	f := newFixture(t, func(c *Config) { c.Domain = "sandboxes.example:7743" })
 	if s := f.create(`{"templateID":"base"}`); s.Domain == nil || *s.Domain != "sandboxes.example:7743" {
 		t.Errorf("domain is %v", s.Domain)
+	}
+}
+
+// TestDomainOfTheRequest is told to who came by it.
+func TestDomainOfTheRequest(t *testing.T) {
+	f := newFixture(t, func(c *Config) {
+		c.Domain, c.Domains = "sandboxes.example:7743", []string{"sandboxes.example", "second.example:8443"}
+	})
+	for _, give := range []struct {
+		host string
+		tls  bool
+		want string
+	}{
+		{"127.0.0.1:7700", false, "sandboxes.example:7743"},
+		{"api.sandboxes.example:9443", true, "sandboxes.example:9443"}, // a port that is forwarded
+		{"API.Second.Example:8443", true, "second.example:8443"},
+		{"api.second.example", false, "second.example"}, // a proxy has ended TLS
+		{"api.second.example:7700", false, "sandboxes.example:7743"},
+		{"api.other.example", true, "sandboxes.example:7743"},
+		{"second.example:8443", true, "sandboxes.example:7743"},
+	} {
+		r := httptest.NewRequestWithContext(t.Context(), "POST", "/v2/sandboxes", strings.NewReader(`{"templateID":"base"}`))
+		r.Host = give.host
+		r.Header.Set("X-API-Key", f.key)
+		if give.tls {
+			r.TLS = &tls.ConnectionState{}
+		}
+		w := httptest.NewRecorder()
+		f.Config.Handler.ServeHTTP(w, r)
+		var s Sandbox
+		if err := json.Unmarshal(w.Body.Bytes(), &s); err != nil || s.Domain == nil || *s.Domain != give.want {
+			t.Errorf("by %s (TLS %v): %s, %v; want %s", give.host, give.tls, w.Body, err, give.want)
+		}
+	}
+	bare := newFixture(t)
+	if s := bare.create(`{"templateID":"base"}`); s.Domain != nil {
+		t.Errorf("without a domain: %q", *s.Domain)
+	}
+}
+
+// TestSecureUnlessRefused: v1 gives the agent a token unless the request says that it shall have none.
+func TestSecureUnlessRefused(t *testing.T) {
+	f := newFixture(t)
+	for body, secure := range map[string]bool{
+		`{"templateID":"base"}`: true, `{"templateID":"base","secure":true}`: true, `{"templateID":"base","secure":false}`: false,
+	} {
+		var s Sandbox
+		f.want(201, &s, "POST", "/sandboxes", body)
+		o, err := f.cluster.SandboxByID(t.Context(), sandbox.ID(s.SandboxID))
+		if err != nil || o.Spec.AgentSecured() != secure || (s.EnvdAccessToken != nil) != secure {
+			t.Errorf("%s: token told %v, object secured %v, %v; want %v", body, s.EnvdAccessToken != nil, o.Spec.AgentSecured(), err, secure)
+		}
 	}
 }
 

@@ -172,18 +172,18 @@ func (h *handlers) ListAPIKeys(ctx context.Context, _ ListAPIKeysRequestObject) 
 	}
 	out := make(ListAPIKeys200JSONResponse, len(keys))
 	for i, k := range keys {
-		out[i] = APIKey{ID: k.ID, Name: k.Description, Mask: keyMask(k), CreatedAt: k.CreatedAt}
+		out[i] = APIKey{ID: k.ID, Name: k.Description, Mask: keyMask(k), CreatedAt: k.CreatedAt, ExpiresAt: k.ExpiresAt}
 	}
 	return out, nil
 }
 
 // CreateAPIKey is POST /api-keys.
 func (h *handlers) CreateAPIKey(ctx context.Context, r CreateAPIKeyRequestObject) (CreateAPIKeyResponseObject, error) {
-	k, secret, err := h.manager.CreateKey(ctx, callerOf(ctx).Namespace, r.Body.Name, nil)
+	k, secret, err := h.manager.CreateKey(ctx, callerOf(ctx).Identity, r.Body.Name, r.Body.ExpiresAt)
 	if err != nil {
 		return nil, err
 	}
-	return CreateAPIKey201JSONResponse{ID: k.ID, Key: secret, Name: k.Description, Mask: keyMask(k), CreatedAt: k.CreatedAt}, nil
+	return CreateAPIKey201JSONResponse{ID: k.ID, Key: secret, Name: k.Description, Mask: keyMask(k), CreatedAt: k.CreatedAt, ExpiresAt: k.ExpiresAt}, nil
 }
 
 // DeleteAPIKey is DELETE /api-keys/{apiKeyID}.

@@ -115,8 +115,11 @@ func (e GetSandboxLogsV2ParamsDirection) Valid() bool {
 
 // APIKey defines model for APIKey.
 type APIKey struct {
-	CreatedAt time.Time  `json:"createdAt"`
-	CreatedBy *string    `json:"createdBy"`
+	CreatedAt time.Time `json:"createdAt"`
+	CreatedBy *string   `json:"createdBy"`
+
+	// ExpiresAt Left out of one that never ends.
+	ExpiresAt *time.Time `json:"expiresAt,omitempty"`
 	ID        string     `json:"id"`
 	LastUsed  *time.Time `json:"lastUsed"`
 	Mask      KeyMask    `json:"mask"`
@@ -133,8 +136,11 @@ type ConnectSandbox struct {
 
 // CreatedAPIKey defines model for CreatedAPIKey.
 type CreatedAPIKey struct {
-	CreatedAt time.Time  `json:"createdAt"`
-	CreatedBy *string    `json:"createdBy"`
+	CreatedAt time.Time `json:"createdAt"`
+	CreatedBy *string   `json:"createdBy"`
+
+	// ExpiresAt Left out of one that never ends.
+	ExpiresAt *time.Time `json:"expiresAt,omitempty"`
 	ID        string     `json:"id"`
 	Key       string     `json:"key"`
 	LastUsed  *time.Time `json:"lastUsed"`
@@ -234,7 +240,7 @@ type NewSandbox struct {
 	Metadata *StringMap `json:"metadata,omitempty"`
 	Network  *Network   `json:"network,omitempty"`
 
-	// Secure v1 only.
+	// Secure v1 only, where it is true unless false is given. The answer of a secure one has envdAccessToken.
 	Secure *bool `json:"secure,omitempty"`
 
 	// TemplateID A template's ID, name or alias; or a snapshot's ID, or its name for the newest of it.
@@ -456,7 +462,9 @@ type TeamID = string
 
 // CreateAPIKeyJSONBody defines parameters for CreateAPIKey.
 type CreateAPIKeyJSONBody struct {
-	Name string `json:"name"`
+	// ExpiresAt Not later than the end of the key that makes it, which is the default.
+	ExpiresAt *time.Time `json:"expiresAt,omitempty"`
+	Name      string     `json:"name"`
 }
 
 // ListSandboxesParams defines parameters for ListSandboxes.
@@ -468,8 +476,9 @@ type ListSandboxesParams struct {
 // CreateSandboxParams defines parameters for CreateSandbox.
 type CreateSandboxParams struct {
 	// IdempotencyKey The client's own name for this request, from 1 to 255 printable ASCII characters. While the
-	// sandbox lives, the same request with the same key returns it; another request with that key
-	// is refused with 422.
+	// sandbox lives, the same request with the same key returns it, also if its template has changed
+	// since; another request with that key is refused with 422. A sandbox whose create was cut short
+	// is completed, or made again if it does not fit the template as it is now.
 	IdempotencyKey *IdempotencyKey `json:"Idempotency-Key,omitempty"`
 }
 
@@ -523,7 +532,7 @@ type ResumeSandboxJSONBody struct {
 
 // SetSandboxTimeoutJSONBody defines parameters for SetSandboxTimeout.
 type SetSandboxTimeoutJSONBody struct {
-	// Timeout Seconds from now.
+	// Timeout Seconds from now. Zero, or less, ends it now.
 	Timeout int64 `json:"timeout"`
 }
 
@@ -574,8 +583,9 @@ type ListSandboxesV2ParamsOrder string
 // CreateSandboxV2Params defines parameters for CreateSandboxV2.
 type CreateSandboxV2Params struct {
 	// IdempotencyKey The client's own name for this request, from 1 to 255 printable ASCII characters. While the
-	// sandbox lives, the same request with the same key returns it; another request with that key
-	// is refused with 422.
+	// sandbox lives, the same request with the same key returns it, also if its template has changed
+	// since; another request with that key is refused with 422. A sandbox whose create was cut short
+	// is completed, or made again if it does not fit the template as it is now.
 	IdempotencyKey *IdempotencyKey `json:"Idempotency-Key,omitempty"`
 }
 

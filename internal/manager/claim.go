@@ -295,10 +295,10 @@ func (m *Manager) takeCold(ctx context.Context, c *claim) (*agents.Sandbox, erro
 		c.letGo()
 		return nil, err
 	}
-	ready, err := m.awaitStart(ctx, made)
 	if joined {
-		return ready, err
+		return made, nil
 	}
+	ready, err := m.awaitStart(ctx, made)
 	if err == nil {
 		ready, err = m.startClock(ctx, ready, c.Timeout)
 		failpoint.Reach("create/timed")

@@ -172,7 +172,7 @@ func (m *Manager) checkTimeout(d time.Duration) error {
 }
 
 // make creates a sandbox of the template as it is now. joined says that another did so before, for
-// the same request.
+// the same request, and that it is complete.
 func (m *Manager) make(ctx context.Context, c *claim) (s *agents.Sandbox, joined bool, err error) {
 	const tries = 4
 	for try := 1; ; try++ {
@@ -193,6 +193,9 @@ func (m *Manager) make(ctx context.Context, c *claim) (s *agents.Sandbox, joined
 			continue
 		}
 		other, err := m.holder(ctx, client.ObjectKeyFromObject(s), c.mark)
+		if err == nil && other != nil {
+			other, err = m.again(ctx, c, other)
+		}
 		if other != nil || err != nil {
 			return other, true, err
 		}
@@ -206,6 +209,7 @@ func (c *claim) blueprint(try int) *agents.Sandbox {
 	s.Name = nameLike(now.template.Name)
 	if c.mark != (mark{}) {
 		s.Name = c.mark.name(try)
+		s.Annotations[AnnotationIdempotencyPending] = "true"
 	}
 	pool.StartWarm(s, c.warm)
 	if c.origin != nil {
@@ -226,7 +230,12 @@ func (c *claim) own(s *agents.Sandbox, end *metav1.Time) {
 	if len(s.Spec.PodTemplate.Spec.Containers) > 0 {
 		addEnv(&s.Spec.PodTemplate.Spec.Containers[0], c.Env)
 	}
-	bringsEnv(s, c.Env)
+	if len(c.Env) > 0 {
+		pool.BindEnv(s, true)
+	}
+	if s.Annotations[pool.AnnotationClaimedAt] == "" {
+		s.Annotations[pool.AnnotationClaimedAt] = exactly()
+	}
 	if c.mark != (mark{}) {
 		s.Annotations[pool.AnnotationIdempotencyKey] = c.mark.key
 		s.Annotations[AnnotationIdempotencyBody] = c.mark.body
@@ -378,18 +387,17 @@ func readyMessage(s *agents.Sandbox) string {
 }
 
 // startClock sets the end of a sandbox that has become ready, unless what stands there is
-// right to the second.
+// right to the second, and notes that its create is complete where that is asked for.
 func (m *Manager) startClock(ctx context.Context, ready *agents.Sandbox, timeout time.Duration) (*agents.Sandbox, error) {
 	end := deadline(timeout)
-	if was := ready.Spec.ShutdownTime; was != nil && end.Sub(was.Time).Abs() <= time.Second {
-		return ready, nil
-	}
-	set, err := m.changeObject(ctx, ready, func(s *agents.Sandbox) (bool, error) {
-		if s.Spec.OperatingMode == agents.ModeSuspended {
-			return false, nil
+	set, err := m.changeObject(ctx, ready, func(s *agents.Sandbox) (changed bool, err error) {
+		_, changed = s.Annotations[AnnotationIdempotencyPending]
+		delete(s.Annotations, AnnotationIdempotencyPending)
+		was := s.Spec.ShutdownTime
+		if s.Spec.OperatingMode != agents.ModeSuspended && (was == nil || end.Sub(was.Time).Abs() > time.Second) {
+			s.Spec.ShutdownTime, changed = end, true
 		}
-		s.Spec.ShutdownTime = end
-		return true, nil
+		return changed, nil
 	})
 	if errors.Is(err, errs.ErrNotFound) {
 		return nil, killed(sandbox.IDOf(ready.UID))

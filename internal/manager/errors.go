@@ -28,6 +28,11 @@ func hasEnded(id, why string) error {
 	return refuse(errs.ErrNotFound, `Sandbox "%s" doesn't exist or you don't have access to it: it has ended: %s`, id, why)
 }
 
+// isPaused refuses what only a running sandbox can do, and says how to have it run.
+func isPaused(id string) error {
+	return refuse(errs.ErrConflict, "Sandbox %q is paused; resume it first: connect to it, or run: barchan resume %s", id, id)
+}
+
 func noTemplate(name string) error {
 	return refuse(errs.ErrNotFound, "template '%s' not found", name)
 }

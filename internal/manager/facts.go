@@ -127,6 +127,9 @@ func (m *Manager) Logs(ctx context.Context, namespace, id string, req LogRequest
 	if req.Backward {
 		since = time.Time{}
 	}
+	if sandbox.PhaseOf(s) == sandbox.Paused { // its agent, which has them, does not run
+		return nil, isPaused(id)
+	}
 	lines, err := m.cfg.Witness.Logs(ctx, s, since)
 	if err != nil {
 		return nil, fmt.Errorf("ask for the logs of sandbox %s: %w", id, err)

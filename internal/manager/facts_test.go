@@ -58,7 +58,7 @@ func TestTemplates(t *testing.T) {
 
 func TestAKeyIsStoredAsItsHash(t *testing.T) {
 	f := newFixture(t)
-	k, secret, err := f.CreateKey(t.Context(), team, "laptop", nil)
+	k, secret, err := f.CreateKey(t.Context(), Identity{Namespace: team}, "laptop", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,15 +69,15 @@ func TestAKeyIsStoredAsItsHash(t *testing.T) {
 	if err := f.cluster.Get(t.Context(), client.ObjectKey{Namespace: team, Name: k.Name}, &stored); err != nil || stored.Spec.SHA256 != barchan.HashKey(secret) {
 		t.Errorf("stored %+v, %v", stored.Spec, err)
 	}
-	wantKind(t, second2(f.CreateKey(t.Context(), team, " ", nil)), errs.ErrInvalid, "name")
+	wantKind(t, second2(f.CreateKey(t.Context(), Identity{Namespace: team}, " ", nil)), errs.ErrInvalid, "name")
 	past := time.Now().Add(-time.Second)
-	wantKind(t, second2(f.CreateKey(t.Context(), team, "x", &past)), errs.ErrInvalid, "expiresAt")
+	wantKind(t, second2(f.CreateKey(t.Context(), Identity{Namespace: team}, "x", &past)), errs.ErrInvalid, "expiresAt")
 }
 
 func TestAuthenticate(t *testing.T) {
 	f := newFixture(t)
 	ctx := t.Context()
-	k, secret, err := f.CreateKey(ctx, team, "laptop", nil)
+	k, secret, err := f.CreateKey(ctx, Identity{Namespace: team}, "laptop", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,10 +104,10 @@ func testKeysExpire(t *testing.T) {
 	f := newFixture(t)
 	ctx := t.Context()
 	soon := time.Now().Add(time.Minute)
-	if _, _, err := f.CreateKey(ctx, team, "long", nil); err != nil {
+	if _, _, err := f.CreateKey(ctx, Identity{Namespace: team}, "long", nil); err != nil {
 		t.Fatal(err)
 	}
-	_, brief, err := f.CreateKey(ctx, team, "brief", &soon)
+	_, brief, err := f.CreateKey(ctx, Identity{Namespace: team}, "brief", &soon)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +126,7 @@ func testKeysExpire(t *testing.T) {
 // TestFreshKeyWorksBeforeTheCacheHasIt uses a cache that never learns of keys.
 func TestFreshKeyWorksBeforeTheCacheHasIt(t *testing.T) {
 	f := newFixture(t, func(c *Config) { c.Cache = keyless{c.Cache} })
-	k, secret, err := f.CreateKey(t.Context(), team, "new", nil)
+	k, secret, err := f.CreateKey(t.Context(), Identity{Namespace: team}, "new", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,6 +174,8 @@ func TestMetricsAndLogs(t *testing.T) {
 	if err != nil || len(many) != 1 || many[string(a.ID)].MemUsed != 7 {
 		t.Errorf("MetricsOf = %+v, %v", many, err)
 	}
+	_, err = f.Logs(ctx, team, string(b.ID), LogRequest{})
+	wantKind(t, err, errs.ErrConflict, "is paused; resume it first")
 	now := time.Now()
 	f.witness.lines = []envd.LogLine{
 		{Timestamp: now.Add(-2 * time.Second), Stream: envd.StreamStdout, Line: "one"},
@@ -204,4 +206,34 @@ func TestMetricsAndLogs(t *testing.T) {
 	}
 	_, err = f.Logs(ctx, team, string(a.ID), LogRequest{Limit: 1001})
 	wantKind(t, err, errs.ErrInvalid, "limit")
+}
+
+// TestAKeyOutlivesNotItsMaker: what a key with an end makes ends with it, or before.
+func TestAKeyOutlivesNotItsMaker(t *testing.T) {
+	f := newFixture(t)
+	ctx := t.Context()
+	end := time.Now().Add(time.Hour).Truncate(time.Second).UTC()
+	_, secret, err := f.CreateKey(ctx, Identity{Namespace: team}, "maker", &end)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for generation := range 3 {
+		who, err := f.Authenticate(ctx, secret)
+		if err != nil {
+			t.Fatal(err)
+		}
+		later, sooner := end.Add(time.Second), end.Add(-time.Minute)
+		wantKind(t, second2(f.CreateKey(ctx, who, "later", &later)), errs.ErrInvalid, "expiresAt: must not be later than "+end.Format(time.RFC3339))
+		if k, _, err := f.CreateKey(ctx, who, "sooner", &sooner); err != nil || !k.ExpiresAt.Equal(sooner) {
+			t.Errorf("generation %d: sooner: %+v, %v", generation, k, err)
+		}
+		k, next, err := f.CreateKey(ctx, who, "child", nil)
+		if err != nil || k.ExpiresAt == nil || !k.ExpiresAt.Equal(end) {
+			t.Fatalf("generation %d: %+v, %v; want it to end at %s", generation, k, err, end)
+		}
+		secret = next
+	}
+	if list, err := f.Keys(ctx, team); err != nil || len(list) != 7 {
+		t.Errorf("%d keys, %v; want 7: what was refused made none", len(list), err)
+	}
 }

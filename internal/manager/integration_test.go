@@ -255,7 +255,7 @@ func TestTheServersOwnRefusalsReachTheUser(t *testing.T) {
 	err = fromAPI("create sandbox", m.objects.Create(t.Context(), s))
 	wantKind(t, err, errs.ErrInvalid, "spec.podTemplate.spec.containers")
 
-	k, secret, err := m.CreateKey(t.Context(), team, "laptop", nil)
+	k, secret, err := m.CreateKey(t.Context(), Identity{Namespace: team}, "laptop", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -39,6 +39,8 @@ type Identity struct {
 	Namespace string
 	// Key is the name of the key's object.
 	Key string
+	// ExpiresAt is when the key ends; nil: never.
+	ExpiresAt *time.Time
 }
 
 // Key is an API key without its secret.
@@ -74,7 +76,7 @@ func (m *Manager) Authenticate(ctx context.Context, secret string) (Identity, er
 	if subtle.ConstantTimeCompare([]byte(k.Spec.SHA256), []byte(hash)) != 1 || expired || k.DeletionTimestamp != nil {
 		return Identity{}, errKey
 	}
-	return Identity{Namespace: k.Namespace, Key: k.Name}, nil
+	return Identity{Namespace: k.Namespace, Key: k.Name, ExpiresAt: viewKey(k).ExpiresAt}, nil
 }
 
 // freshKey finds a key that was made here a moment ago.
@@ -92,20 +94,27 @@ func (m *Manager) freshKey(ctx context.Context, hash string) (*barchan.APIKey, e
 	return k, nil
 }
 
-// CreateKey makes a key for a tenant. The secret is returned this once and stored nowhere.
-// expires nil means never.
-func (m *Manager) CreateKey(ctx context.Context, namespace, description string, expires *time.Time) (_ Key, secret string, err error) {
-	description = strings.TrimSpace(description)
+// CreateKey makes a key for the tenant of another. The secret is returned this once and stored nowhere. It ends
+// no later than the key that makes it: expires nil means as late as that.
+func (m *Manager) CreateKey(ctx context.Context, maker Identity, description string, expires *time.Time) (_ Key, secret string, err error) {
+	namespace, description := maker.Namespace, strings.TrimSpace(description)
+	if expires == nil {
+		expires = maker.ExpiresAt
+	}
 	switch {
 	case description == "" || len(description) > maxKeyName:
 		return Key{}, "", refuse(errs.ErrInvalid, "name: must have from 1 to %d characters", maxKeyName)
 	case expires != nil && !expires.After(time.Now()):
 		return Key{}, "", refuse(errs.ErrInvalid, "expiresAt: must lie in the future")
+	case maker.ExpiresAt != nil && expires.After(*maker.ExpiresAt):
+		return Key{}, "", refuse(errs.ErrInvalid, "expiresAt: must not be later than %s, when the key ends that makes this one", maker.ExpiresAt.Format(time.RFC3339))
 	}
 	secret = barchan.NewKeySecret()
 	k := &barchan.APIKey{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: nameLike("key")},
-		Spec:       barchan.NewAPIKeySpec(secret, description),
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace, Name: nameLike("key"), Annotations: map[string]string{barchan.AnnotationCreatedAt: exactly()},
+		},
+		Spec: barchan.NewAPIKeySpec(secret, description),
 	}
 	if expires != nil {
 		at := metav1.NewTime(*expires)
@@ -143,7 +152,7 @@ func (m *Manager) Keys(ctx context.Context, namespace string) ([]Key, error) {
 		}
 	}
 	slices.SortFunc(keys, func(a, b Key) int {
-		return place{a.CreatedAt.Unix(), a.Name}.compare(place{b.CreatedAt.Unix(), b.Name})
+		return place{a.CreatedAt.UnixNano(), a.Name}.compare(place{b.CreatedAt.UnixNano(), b.Name})
 	})
 	return keys, nil
 }
@@ -173,7 +182,7 @@ func (m *Manager) DeleteKey(ctx context.Context, namespace, id string) error {
 func viewKey(k *barchan.APIKey) Key {
 	v := Key{
 		ID: string(k.UID), Namespace: k.Namespace, Name: k.Name,
-		Description: k.Spec.Description, Prefix: k.Spec.Prefix, CreatedAt: k.CreationTimestamp.UTC(),
+		Description: k.Spec.Description, Prefix: k.Spec.Prefix, CreatedAt: createdAt(k),
 	}
 	if k.Spec.ExpiresAt != nil {
 		at := k.Spec.ExpiresAt.UTC()

@@ -81,14 +81,20 @@ func (m *Manager) remove(ctx context.Context, s *agents.Sandbox) error {
 	return nil
 }
 
-// SetTimeout ends a running sandbox after d from now; it may shorten its life.
+// SetTimeout ends a running sandbox after d from now; it may shorten its life. Zero or less ends it now.
 func (m *Manager) SetTimeout(ctx context.Context, namespace, id string, d time.Duration) error {
-	if err := m.checkTimeout(d); err != nil {
-		return err
+	if d = max(d, 0); d > 0 {
+		if err := m.checkTimeout(d); err != nil {
+			return err
+		}
 	}
 	_, err := m.change(ctx, namespace, id, func(s *agents.Sandbox) (bool, error) {
 		if s.Spec.OperatingMode == agents.ModeSuspended {
-			return false, refuse(errs.ErrConflict, "Sandbox %q is paused; connect to it to give it a new timeout", id)
+			return false, isPaused(id)
+		}
+		if d == 0 { // also where the longest life is over
+			s.Spec.ShutdownTime = new(metav1.NewTime(time.Now().Truncate(time.Second)))
+			return true, nil
 		}
 		end, err := m.capped(s, d)
 		if err != nil {
@@ -108,7 +114,7 @@ func (m *Manager) Refresh(ctx context.Context, namespace, id string, d time.Dura
 	}
 	_, err := m.change(ctx, namespace, id, func(s *agents.Sandbox) (bool, error) {
 		if s.Spec.OperatingMode == agents.ModeSuspended {
-			return false, refuse(errs.ErrConflict, "Sandbox %q is paused; connect to it to give it a new timeout", id)
+			return false, isPaused(id)
 		}
 		return m.extend(s, d)
 	})
@@ -181,6 +187,31 @@ func (m *Manager) awaitNetwork(ctx context.Context, s *agents.Sandbox, limit tim
 	return nil
 }
 
+// findLive is find for decisions: it returns the sandbox as the API server has it now. A cache may lag
+// behind what another replica wrote, so nothing is refused, or answered as done already, on what it holds.
+func (m *Manager) findLive(ctx context.Context, namespace, id string) (*agents.Sandbox, error) {
+	s, err := m.find(ctx, namespace, id)
+	if err != nil {
+		return nil, err
+	}
+	if s, err = m.live(ctx, s); errors.Is(err, errs.ErrNotFound) {
+		return nil, noSandbox(id)
+	}
+	return s, err
+}
+
+// live reads a sandbox from the API server. One that has ended since is an errs.ErrNotFound.
+func (m *Manager) live(ctx context.Context, s *agents.Sandbox) (*agents.Sandbox, error) {
+	now, key := &agents.Sandbox{}, client.ObjectKeyFromObject(s)
+	if err := m.objects.Get(ctx, key, now); err != nil {
+		return nil, fromAPI("read sandbox "+key.String(), err)
+	}
+	if now.UID != s.UID || sandbox.DeadForGood(now) {
+		return nil, fmt.Errorf("read sandbox %s: it is gone: %w", key, errs.ErrNotFound)
+	}
+	return now, nil
+}
+
 // find returns the tenant's sandbox if it lives.
 func (m *Manager) find(ctx context.Context, namespace, id string) (*agents.Sandbox, error) {
 	s, err := m.findAny(ctx, namespace, id)
@@ -199,16 +230,25 @@ func (m *Manager) findAny(ctx context.Context, namespace, id string) (*agents.Sa
 	if err != nil {
 		return nil, noSandbox(id)
 	}
-	m.ahead.wait(ctx, func(id sandbox.ID, _ string) bool { return id == parsed })
-	s, err := m.cache.SandboxByID(ctx, parsed)
-	if errors.Is(err, errs.ErrNotFound) || (err == nil && pool.MemberOf(s) != "") {
-		s, err = m.toldOf(ctx, parsed)
-	}
-	if errors.Is(err, errs.ErrNotFound) || (err == nil && (s.Namespace != namespace || pool.MemberOf(s) != "")) {
+	s, err := m.owned(ctx, parsed)
+	if errors.Is(err, errs.ErrNotFound) || (err == nil && s.Namespace != namespace) {
 		return nil, hasEnded(id, m.cfg.Routes.Ended(namespace, parsed))
 	}
+	return s, err
+}
+
+// owned returns a sandbox that has an owner, dead or alive, of any tenant. None is an errs.ErrNotFound.
+func (m *Manager) owned(ctx context.Context, id sandbox.ID) (*agents.Sandbox, error) {
+	m.ahead.wait(ctx, func(other sandbox.ID, _ string) bool { return id == other })
+	s, err := m.cache.SandboxByID(ctx, id)
+	if errors.Is(err, errs.ErrNotFound) || (err == nil && pool.MemberOf(s) != "") {
+		s, err = m.toldOf(ctx, id)
+	}
+	if err == nil && pool.MemberOf(s) != "" {
+		err = errs.ErrNotFound
+	}
 	if err != nil {
-		return nil, fmt.Errorf("look up sandbox %s: %w", parsed, err)
+		return nil, fmt.Errorf("look up sandbox %s: %w", id, err)
 	}
 	return s, nil
 }
@@ -243,42 +283,43 @@ func (m *Manager) change(ctx context.Context, namespace, id string, mutate func(
 	return s, err
 }
 
+// changeObject is change for an object that may be old. What mutate makes of an old one counts only if it is
+// written, on the condition that it is the newest; that nothing is to change, or may be, is decided on a live read.
 func (m *Manager) changeObject(ctx context.Context, s *agents.Sandbox, mutate func(*agents.Sandbox) (bool, error)) (*agents.Sandbox, error) {
-	uid, key := s.UID, client.ObjectKeyFromObject(s)
-	for try := 1; ; try++ {
-		if changed, err := mutate(s); err != nil || !changed {
-			if try > 1 { // the decision was made on more than the cache may show
-				m.settleAt(ctx, s)
-			}
+	for try, live := 1, false; ; live = true {
+		changed, err := mutate(s)
+		if live && (err != nil || !changed) {
+			m.settleAt(ctx, s) // the decision was made on more than the cache may show
 			return s, err
 		}
-		err := m.objects.Update(ctx, s)
-		if err == nil {
-			break
+		if err == nil && changed {
+			err := m.objects.Update(ctx, s)
+			if err == nil {
+				m.cfg.Routes.Apply(s)
+				m.settleAt(ctx, s)
+				return s, nil
+			}
+			if !apierrors.IsConflict(err) || try == maxTries {
+				return nil, fromAPI("update sandbox "+client.ObjectKeyFromObject(s).String(), err)
+			}
+			try++
 		}
-		if !apierrors.IsConflict(err) || try == maxTries {
-			return nil, fromAPI("update sandbox "+key.String(), err)
-		}
-		s = &agents.Sandbox{}
-		if err := m.objects.Get(ctx, key, s); err != nil {
-			return nil, fromAPI("read sandbox "+key.String(), err)
-		}
-		if s.UID != uid || sandbox.DeadForGood(s) {
-			return nil, fmt.Errorf("update sandbox %s: it is gone: %w", key, errs.ErrNotFound)
+		if s, err = m.live(ctx, s); err != nil {
+			return nil, err
 		}
 	}
-	m.cfg.Routes.Apply(s)
-	m.settleAt(ctx, s)
-	return s, nil
 }
 
 // settleAt settles at the version of s or a newer one.
 func (m *Manager) settleAt(ctx context.Context, s *agents.Sandbox) {
 	version := s.ResourceVersion
-	m.settle(ctx, s, func(now *agents.Sandbox) bool {
-		order, err := resourceversion.CompareResourceVersion(now.ResourceVersion, version)
-		return err != nil || order >= 0
-	})
+	m.settle(ctx, s, func(now *agents.Sandbox) bool { return !behind(now, version) })
+}
+
+// behind reports whether an object is of an older version than another one.
+func behind(s *agents.Sandbox, version string) bool {
+	order, err := resourceversion.CompareResourceVersion(s.ResourceVersion, version)
+	return err == nil && order < 0
 }
 
 // settle waits until the cache shows a write, so that the caller's next read does too. The

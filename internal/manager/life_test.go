@@ -128,7 +128,6 @@ func testTimeouts(t *testing.T) {
 			t.Errorf("%s: %v, %s left, want %s", step.name, err, left(), step.want)
 		}
 	}
-	wantKind(t, f.SetTimeout(ctx, team, id, 0), errs.ErrInvalid, "Timeout must be greater than 0")
 	wantKind(t, f.SetTimeout(ctx, team, id, 24*time.Hour+1), errs.ErrInvalid, "Timeout cannot be greater than 24 hours")
 	wantKind(t, f.Refresh(ctx, team, id, 2*time.Hour), errs.ErrInvalid, "3600")
 
@@ -142,6 +141,35 @@ func testTimeouts(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantKind(t, f.SetTimeout(ctx, team, id, time.Hour), errs.ErrInvalid, "Max instance length exceeded")
+}
+
+// TestTimeoutOfNothing ends a sandbox now, and extends or resumes none.
+func TestTimeoutOfNothing(t *testing.T) {
+	for _, d := range []time.Duration{0, -time.Second, -1 << 62} {
+		f := newFixture(t)
+		v := f.mustCreate(t, request("base"))
+		ctx, id := t.Context(), string(v.ID)
+		if got, resumed, err := f.Connect(ctx, team, id, d, nil); err != nil || resumed || !got.EndAt.Equal(v.EndAt) {
+			t.Errorf("Connect for %s: ends %s, was %s, %v", d, got.EndAt, v.EndAt, err)
+		}
+		if err := f.Pause(ctx, team, id, nil); err != nil {
+			t.Fatal(err)
+		}
+		_, _, err := f.Connect(ctx, team, id, d, nil)
+		wantKind(t, err, errs.ErrInvalid, "Timeout must be greater than 0")
+		if _, err := f.Resume(ctx, team, id, time.Hour, nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.SetTimeout(ctx, team, id, d); err != nil {
+			t.Fatalf("SetTimeout(%s): %v", d, err)
+		}
+		if end := f.object(t, v).Spec.ShutdownTime; end == nil || end.After(time.Now()) {
+			t.Errorf("after SetTimeout(%s) it ends %s, want now", d, end)
+		}
+		req := request("base")
+		req.Timeout = d
+		wantKind(t, second(f.Create(ctx, req)), errs.ErrInvalid, "Timeout must be greater than 0")
+	}
 }
 
 func TestPause(t *testing.T) {

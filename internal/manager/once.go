@@ -6,12 +6,14 @@ import (
 	"encoding/base32"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/envd"
@@ -23,6 +25,9 @@ import (
 // AnnotationIdempotencyBody is the hash of the request that a sandbox was made for, beside
 // [pool.AnnotationIdempotencyKey].
 const AnnotationIdempotencyBody = "barchan.dev/idempotency-body"
+
+// AnnotationIdempotencyPending is "true" beside it on a sandbox that is started for its request, until that is done.
+const AnnotationIdempotencyPending = "barchan.dev/idempotency-pending"
 
 // maxIdempotencyKey is in bytes.
 const maxIdempotencyKey = 255
@@ -134,12 +139,12 @@ func (m *Manager) madeBefore(ctx context.Context, c *claim) (*agents.Sandbox, er
 		return nil, fmt.Errorf("look up the idempotency key: %w", err)
 	}
 	for i := range found {
-		s, err := c.mark.of(&found[i])
-		if err != nil {
-			return nil, err
+		s, err := m.holder(ctx, client.ObjectKeyFromObject(&found[i]), c.mark)
+		if err == nil && s != nil {
+			s, err = m.again(ctx, c, s)
 		}
-		if s != nil {
-			return m.again(ctx, c, s)
+		if s != nil || err != nil {
+			return s, err
 		}
 	}
 	return nil, nil //nolint:nilnil // there is none
@@ -169,11 +174,14 @@ func (m *Manager) holder(ctx context.Context, key types.NamespacedName, k mark) 
 	return k.of(s)
 }
 
-// again answers a request whose sandbox is there already. Whoever made it may have died before its
-// agent was told; telling it twice is harmless.
+// again answers a request whose sandbox is there already. If an answer may have been given, the sandbox is its
+// owner's, whatever its template has become since: that is what the key means. That is so for a member from its
+// adoption on, whose agent may not have heard of it yet, and may hear twice; and for a sandbox started cold from
+// the write on by which its create ended. One whose create was cut short before has been given to nobody: it is
+// finished if it fits the template as it is now, and else removed; then the result is nil.
 func (m *Manager) again(ctx context.Context, c *claim, s *agents.Sandbox) (*agents.Sandbox, error) {
-	if p := sandbox.PhaseOf(s); p == sandbox.Pending || p == sandbox.Starting {
-		return m.awaitStart(ctx, s)
+	if s.Annotations[AnnotationIdempotencyPending] != "" {
+		return m.resumeCreate(ctx, c, s)
 	}
 	if s.Labels[agents.LabelLaunchType] == agents.LaunchWarm && sandbox.PhaseOf(s) == sandbox.Running && (len(c.Env) > 0 || !c.Secure) {
 		if err := m.tellAgent(ctx, s, envd.InitRequest{EnvVars: c.Env, Open: !c.Secure}); err != nil {
@@ -182,4 +190,44 @@ func (m *Manager) again(ctx context.Context, c *claim, s *agents.Sandbox) (*agen
 	}
 	m.cfg.Routes.Apply(s)
 	return s, nil
+}
+
+// resumeCreate ends a create that was cut short, one way or the other.
+func (m *Manager) resumeCreate(ctx context.Context, c *claim, made *agents.Sandbox) (*agents.Sandbox, error) {
+	fits, err := m.fits(ctx, c, made)
+	if err != nil {
+		return nil, err
+	}
+	if !fits {
+		if err := m.remove(ctx, made); err != nil && !errors.Is(err, errs.ErrNotFound) {
+			return nil, err
+		}
+		return nil, nil //nolint:nilnil // there is none any more
+	}
+	s, err := m.awaitStart(ctx, made)
+	if err == nil {
+		s, err = m.startClock(ctx, s, c.Timeout)
+	}
+	if err != nil {
+		m.discard(ctx, made)
+		return nil, err
+	}
+	m.cfg.Routes.Apply(s)
+	return s, nil
+}
+
+// fits reports whether a sandbox is of the template as it is now. A snapshot does not change.
+func (m *Manager) fits(ctx context.Context, c *claim, s *agents.Sandbox) (bool, error) {
+	t, err := m.resolve(ctx, c.Namespace, c.Template)
+	if errors.Is(err, errs.ErrNotFound) {
+		return pool.RevisionOf(s) == "", nil
+	}
+	if err != nil {
+		return false, err
+	}
+	_, revision, err := m.cache.CurrentTemplate(ctx, client.ObjectKeyFromObject(t))
+	if err != nil {
+		return false, fmt.Errorf("read template %s: %w", c.Template, err)
+	}
+	return pool.Fits(s, revision), nil
 }

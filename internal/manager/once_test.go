@@ -3,15 +3,21 @@ package manager
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
-	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/picker"
+	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 )
 
@@ -136,23 +142,130 @@ func TestACallerThatGoesAwayHarmsNoOther(t *testing.T) {
 	f.wantAlive(t, 1, 0)
 }
 
-// TestAClaimOfADeadManagerIsFinished: the adoption was written, the agent was not told.
-func TestAClaimOfADeadManagerIsFinished(t *testing.T) {
-	f := newFixture(t)
-	f.cluster.Fill(t, team, "base", 1)
-	req := keyed("k")
-	req.Env = map[string]string{"A": "1"}
-	first := f.mustCreate(t, req)
-	s := f.object(t, first)
-	after := &fakeAgents{}
-	m := f.replica(t, func(c *Config) { c.Binder = after })
-	again, err := m.Create(t.Context(), req)
-	if err != nil || again.ID != first.ID {
-		t.Fatalf("Create = %s, %v; want %s", again.ID, err, first.ID)
+// mortal is the API server as a process sees it that is killed: after so many writes of sandboxes none gets through.
+type mortal struct {
+	Objects
+	left atomic.Int64
+}
+
+func (o *mortal) dies() error {
+	if o.left.Add(-1) < 0 {
+		return errs.ErrUnavailable
 	}
-	want := envd.InitRequest{EnvVars: req.Env}
-	if heard := after.of(s); len(heard) != 1 || heard[0].EnvVars["A"] != want.EnvVars["A"] || heard[0].Open {
-		t.Errorf("the agent heard %+v, want %+v", heard, want)
+	return nil
+}
+
+func (o *mortal) Create(ctx context.Context, obj client.Object, opts ...client.CreateOption) error {
+	if err := o.dies(); err != nil {
+		return err
+	}
+	return o.Objects.Create(ctx, obj, opts...)
+}
+
+func (o *mortal) Update(ctx context.Context, obj client.Object, opts ...client.UpdateOption) error {
+	if err := o.dies(); err != nil {
+		return err
+	}
+	return o.Objects.Update(ctx, obj, opts...)
+}
+
+func (o *mortal) Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error {
+	if err := o.dies(); err != nil {
+		return err
+	}
+	return o.Objects.Delete(ctx, obj, opts...)
+}
+
+// TestRetryAcrossACrash: the manager ends after some of a create's writes, the template may change, and the
+// client asks another again.
+func TestRetryAcrossACrash(t *testing.T) {
+	for _, give := range []struct {
+		name            string
+		members, writes int
+		answered, given bool // an answer was given, or may have been
+	}{
+		{"cold, written", 0, 1, false, false},
+		{"cold, answered", 0, 2, true, true},
+		{"warm, adopted", 1, 1, false, true},
+		{"warm, answered", 1, 2, true, true},
+	} {
+		for _, changed := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, changed %v", give.name, changed), func(t *testing.T) {
+				testRetryAcrossACrash(t, give.members, give.writes, give.answered, give.given, changed)
+			})
+		}
+	}
+}
+
+func testRetryAcrossACrash(t *testing.T, members, writes int, answered, given, changed bool) {
+	f := newFixture(t)
+	req := keyed("k")
+	req.Template, req.Env = "sized", map[string]string{"A": "1"}
+	dying := &mortal{Objects: f.objects}
+	dying.left.Store(int64(writes))
+	m, err := picker.New(picker.Config{Writer: dying})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.cluster.Watch(m.Observe)
+	f.cluster.Fill(t, team, "sized", members)
+	silent := &fakeAgents{}
+	if !answered {
+		silent.fail(1)
+	}
+	before := f.replica(t, func(c *Config) { c.Objects, c.Picker, c.Binder = dying, m, silent })
+	_, err = before.Create(t.Context(), req)
+	if (err == nil) != answered {
+		t.Fatalf("Create = %v, want an answer: %v", err, answered)
+	}
+	all := f.sandboxes(t)
+	if len(all) != 1 {
+		t.Fatalf("%d sandboxes after the crash, want 1", len(all))
+	}
+	made := all[0]
+	f.waitUntilRuns(t, &made)
+	if changed {
+		f.changeTemplate(t, team, "sized", func(t *extensions.SandboxTemplate) {
+			t.Spec.PodTemplate.Spec.Containers[0].Args = []string{"new"}
+		})
+	}
+	after := &fakeAgents{}
+	other := f.replica(t, func(c *Config) { c.Binder = after })
+	var first Sandbox
+	for range 2 {
+		v, err := other.Create(t.Context(), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := f.object(t, v)
+		if same, want := s.UID == made.UID, given || !changed; same != want {
+			t.Fatalf("the same sandbox: %v, want %v", same, want)
+		}
+		if !given && !pool.Fits(s, f.revision(t)) {
+			t.Error("what nobody had was answered, and is not of the template as it is now")
+		}
+		if heard := after.of(s); members > 0 && (len(heard) == 0 || heard[0].EnvVars["A"] != "1" || heard[0].Open) {
+			t.Errorf("the agent heard %+v, want its variables", heard)
+		}
+		if left := time.Until(v.EndAt); left > time.Hour+2*time.Second || s.Annotations[AnnotationIdempotencyPending] != "" {
+			t.Errorf("it is not finished: ends in %s, marked %v", left, s.Annotations)
+		}
+		if first.ID != "" && first.ID != v.ID {
+			t.Errorf("a third request got %s, the second %s", v.ID, first.ID)
+		}
+		first = v
+	}
+	f.wantAlive(t, 1, 0)
+}
+
+// waitUntilRuns returns when a sandbox runs without anybody's doing.
+func (f fixture) waitUntilRuns(t *testing.T, s *agents.Sandbox) {
+	t.Helper()
+	_, err := f.cluster.WaitSandbox(t.Context(), client.ObjectKeyFromObject(s), func(s *agents.Sandbox) (bool, error) {
+		return sandbox.PhaseOf(s) == sandbox.Running, nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 

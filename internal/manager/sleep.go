@@ -83,8 +83,10 @@ func spendResume(s *agents.Sandbox) (changed bool) {
 // gives up the memory of a paused one for good, and starts it anew from its files; nil goes on with
 // what there is. One that cannot be resumed is an errs.ErrConflict that says why, and stays paused.
 func (m *Manager) Connect(ctx context.Context, namespace, id string, timeout time.Duration, keepMemory *bool) (_ Sandbox, resumed bool, err error) {
-	if err := m.checkTimeout(timeout); err != nil {
-		return Sandbox{}, false, err
+	if timeout > 0 { // less extends nothing, and resumes nothing
+		if err := m.checkTimeout(timeout); err != nil {
+			return Sandbox{}, false, err
+		}
 	}
 	s, resumed, err := m.connect(ctx, namespace, id, timeout, keepMemory)
 	if err != nil {
@@ -95,7 +97,7 @@ func (m *Manager) Connect(ctx context.Context, namespace, id string, timeout tim
 
 // Resume wakes a paused sandbox. One that runs is an errs.ErrConflict.
 func (m *Manager) Resume(ctx context.Context, namespace, id string, timeout time.Duration, keepMemory *bool) (Sandbox, error) {
-	s, err := m.find(ctx, namespace, id)
+	s, err := m.findLive(ctx, namespace, id)
 	if err != nil {
 		return Sandbox{}, err
 	}
@@ -110,13 +112,15 @@ func (m *Manager) Resume(ctx context.Context, namespace, id string, timeout time
 // wake; else the error is an errs.ErrForbidden. The caller has checked the request's tokens.
 // One that runs is left as it is.
 func (m *Manager) Wake(ctx context.Context, id sandbox.ID) error {
-	m.ahead.wait(ctx, func(other sandbox.ID, _ string) bool { return id == other })
-	s, err := m.cache.SandboxByID(ctx, id)
-	if err != nil {
-		return fmt.Errorf("look up sandbox %s: %w", id, err)
+	s, err := m.owned(ctx, id)
+	if err == nil {
+		s, err = m.live(ctx, s)
 	}
-	if sandbox.DeadForGood(s) || pool.MemberOf(s) != "" {
+	if errors.Is(err, errs.ErrNotFound) {
 		return noSandbox(string(id))
+	}
+	if err != nil {
+		return err
 	}
 	if sandbox.PhaseOf(s) == sandbox.Running {
 		return nil
@@ -168,20 +172,17 @@ func (m *Manager) connect(ctx context.Context, namespace, id string, timeout tim
 
 // arouse writes what connecting means, within the quota.
 func (m *Manager) arouse(ctx context.Context, namespace, id string, timeout time.Duration, keepMemory *bool) (s *agents.Sandbox, resumed bool, err error) {
-	if s, err = m.find(ctx, namespace, id); err != nil {
-		return nil, false, err
-	}
 	var hold *quota.Reservation
-	if sandbox.PhaseOf(s) == sandbox.Paused {
-		if err := m.cfg.Gate.Err(); err != nil && !goesOnInRAM(s, keepMemory) {
-			return nil, false, err
-		}
-		if hold, err = m.reserve(ctx, s.Namespace, &s.Spec.PodTemplate.Spec, true); err != nil {
-			return nil, false, err
-		}
-		hold.For(s.Name)
-	}
 	s, err = m.change(ctx, namespace, id, func(s *agents.Sandbox) (changed bool, err error) {
+		if sandbox.PhaseOf(s) == sandbox.Paused && hold == nil {
+			if err := m.cfg.Gate.Err(); err != nil && !goesOnInRAM(s, keepMemory) {
+				return false, err
+			}
+			if hold, err = m.reserve(ctx, s.Namespace, &s.Spec.PodTemplate.Spec, true); err != nil {
+				return false, err
+			}
+			hold.For(s.Name)
+		}
 		changed, resumed, err = m.connected(s, timeout, keepMemory)
 		return changed, err
 	})
@@ -216,6 +217,9 @@ func (m *Manager) connected(s *agents.Sandbox, timeout time.Duration, keepMemory
 	if phase != sandbox.Paused {
 		return false, false, errMoving
 	}
+	if err := m.checkTimeout(timeout); err != nil {
+		return false, false, err
+	}
 	if keepMemory != nil {
 		ours(s).Resume = agents.ResumeMemory
 		if !*keepMemory {
@@ -224,6 +228,7 @@ func (m *Manager) connected(s *agents.Sandbox, timeout time.Duration, keepMemory
 	}
 	s.Spec.OperatingMode = agents.ModeRunning
 	s.Spec.ShutdownTime = deadline(timeout)
+	metav1.SetMetaDataAnnotation(&s.ObjectMeta, pool.AnnotationResumedAt, exactly())
 	return true, true, nil
 }
 
@@ -304,13 +309,16 @@ func phase(arrived func(sandbox.Phase) bool) func(*agents.Sandbox) (bool, error)
 func (m *Manager) awaitMove(ctx context.Context, s *agents.Sandbox, id string, arrived func(*agents.Sandbox) (bool, error)) error {
 	bounded, cancel := context.WithTimeout(ctx, m.cfg.MoveTimeout)
 	defer cancel()
-	uid, phase := s.UID, sandbox.PhaseOf(s)
-	_, err := m.cache.WaitSandbox(bounded, client.ObjectKeyFromObject(s), func(s *agents.Sandbox) (bool, error) {
-		if s == nil || s.UID != uid || sandbox.DeadForGood(s) {
+	uid, version, phase := s.UID, s.ResourceVersion, sandbox.PhaseOf(s)
+	_, err := m.cache.WaitSandbox(bounded, client.ObjectKeyFromObject(s), func(now *agents.Sandbox) (bool, error) {
+		if now == nil || now.UID != uid || sandbox.DeadForGood(now) {
 			return false, noSandbox(id)
 		}
-		phase = sandbox.PhaseOf(s)
-		return arrived(s)
+		if behind(now, version) {
+			return false, nil
+		}
+		phase = sandbox.PhaseOf(now)
+		return arrived(now)
 	})
 	if errors.Is(err, errs.ErrTimeout) && ctx.Err() == nil {
 		return refuse(errs.ErrConflict, "Sandbox %q is still %s after %s; try again", id, phase, m.cfg.MoveTimeout)

@@ -68,7 +68,7 @@ func (m *Manager) Snapshot(ctx context.Context, req SnapshotRequest) (_ Snapshot
 	if err := m.cfg.Gate.Err(); err != nil {
 		return Snapshot{}, err
 	}
-	s, err := m.find(ctx, req.Namespace, req.ID)
+	s, err := m.findLive(ctx, req.Namespace, req.ID)
 	if err != nil {
 		return Snapshot{}, err
 	}
@@ -99,9 +99,10 @@ func hasBegun(s *agents.Sandbox) error {
 func newCheckpoint(s *agents.Sandbox, filesOnly bool, ttl time.Duration) *barchan.Checkpoint {
 	c := &barchan.Checkpoint{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:  s.Namespace,
-			Labels:     map[string]string{barchan.LabelSandbox: string(sandbox.IDOf(s.UID)), agents.LabelCreatedBy: CreatedBy},
-			Finalizers: []string{barchan.NodeFinalizer},
+			Namespace:   s.Namespace,
+			Labels:      map[string]string{barchan.LabelSandbox: string(sandbox.IDOf(s.UID)), agents.LabelCreatedBy: CreatedBy},
+			Annotations: map[string]string{barchan.AnnotationCreatedAt: exactly()},
+			Finalizers:  []string{barchan.NodeFinalizer},
 		},
 		Spec: barchan.CheckpointSpec{SandboxName: s.Name, KeepRunning: true},
 	}
@@ -182,7 +183,7 @@ func viewSnapshot(c *barchan.Checkpoint) Snapshot {
 	v := Snapshot{
 		ID: snapshotID(c), Names: []string{c.Namespace + "/" + snapshotID(c)},
 		Namespace: c.Namespace, Object: c.Name, SandboxID: sandbox.ID(c.Labels[barchan.LabelSandbox]),
-		Content: c.Status.Content, CreatedAt: c.CreationTimestamp.UTC(),
+		Content: c.Status.Content, CreatedAt: createdAt(c),
 	}
 	if c.Status.Size != nil {
 		v.Size = c.Status.Size.Value()

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -346,16 +347,24 @@ func TestSecretsOfASnapshot(t *testing.T) {
 	with := request("base")
 	with.Env = map[string]string{"TOKEN": "s3cret"}
 	v := f.mustCreate(t, with)
-	snap := f.mustSnapshot(t, v, "x")
-	if !snap.Secrets {
+	own := f.mustSnapshot(t, v, "own")
+	if !own.Secrets {
 		t.Fatal("a snapshot of a sandbox with variables of its own says that it has none")
 	}
-	_, err := f.Create(t.Context(), request(snap.ID))
+	if s := f.object(t, f.mustCreate(t, request(own.ID))); !pool.OwnEnv(s) || !pool.AllowsSecrets(s) {
+		t.Errorf("from variables of its own: marked %v", s.Annotations)
+	}
+	_, err := f.Create(t.Context(), CreateRequest{Namespace: "team-b", Template: team + "/" + own.ID, Timeout: time.Hour})
+	wantKind(t, err, errs.ErrNotFound, "not found")
+
+	f.edit(t, v, func(s *agents.Sandbox) { pool.BindEnv(s, false) }) // as a SandboxClaim does
+	snap := f.mustSnapshot(t, v, "x")
+	_, err = f.Create(t.Context(), request(snap.ID))
 	wantKind(t, err, errs.ErrForbidden, "allow it by allowSecrets")
 	allowed := request(snap.ID)
-	allowed.AllowSecrets = true
+	allowed.AllowSecrets, allowed.Env = true, map[string]string{"MORE": "1"}
 	again := f.mustCreate(t, allowed)
-	if got := f.object(t, again); !bound(got) || got.Annotations[pool.AnnotationAllowSecrets] != "true" {
+	if got := f.object(t, again); !pool.BoundEnv(got) || pool.OwnEnv(got) || got.Annotations[pool.AnnotationAllowSecrets] != "true" {
 		t.Error("what holds secrets now, with leave, is not marked")
 	}
 	_, err = f.Fork(t.Context(), forkRequest(again, 1))
@@ -368,6 +377,33 @@ func TestSecretsOfASnapshot(t *testing.T) {
 	f.edit(t, v, func(s *agents.Sandbox) { s.Spec.Barchan.Fork = &agents.ForkPolicy{Secrets: agents.SecretsAllow} })
 	if _, err := f.Create(t.Context(), request(f.mustSnapshot(t, v, "y").ID)); err != nil {
 		t.Errorf("where the source allows it: %v", err)
+	}
+}
+
+// TestSnapshotNamesWithUnderscores are other names than those with dashes.
+func TestSnapshotNamesWithUnderscores(t *testing.T) {
+	f := newFixture(t)
+	v := f.mustCreate(t, request("base"))
+	ids := map[string]string{}
+	for _, name := range []string{"a_b:1", "a-b:1", "a_b_c:1", "a_b-c:1", "a-b_c:1"} {
+		snap := f.mustSnapshot(t, v, name)
+		if snap.ID != name || ids[snap.Object] != "" || len(validation.IsDNS1123Subdomain(snap.Object)) > 0 {
+			t.Errorf("snapshot %s is %s, object %s (also of %q)", name, snap.ID, snap.Object, ids[snap.Object])
+		}
+		ids[snap.Object] = name
+		if s := f.object(t, f.mustCreate(t, request(name))); s.Spec.Barchan.Restore.CheckpointName != snap.Object {
+			t.Errorf("a create from %s starts from %s", name, s.Spec.Barchan.Restore.CheckpointName)
+		}
+		other := f.replica(t, func(c *Config) { c.Cache = blind{f.cluster} })
+		if got, err := other.SnapshotByID(t.Context(), team, name); err != nil || got.Object != snap.Object {
+			t.Errorf("before the cache knows of %s: %+v, %v", name, got, err)
+		}
+	}
+	if err := f.DeleteSnapshot(t.Context(), team, "a_b:1"); err != nil {
+		t.Error(err)
+	}
+	if _, err := f.SnapshotByID(t.Context(), team, "a-b:1"); err != nil {
+		t.Errorf("the deletion of a_b took a-b: %v", err)
 	}
 }
 
@@ -407,10 +443,10 @@ func TestWarmClaimsWithVariablesAreMarked(t *testing.T) {
 	f.cluster.Fill(t, team, "base", 2)
 	with := request("base")
 	with.Env = map[string]string{"A": "b"}
-	if s := f.object(t, f.mustCreate(t, with)); !bound(s) || s.Labels[agents.LabelLaunchType] != agents.LaunchWarm {
+	if s := f.object(t, f.mustCreate(t, with)); !pool.BoundEnv(s) || s.Labels[agents.LabelLaunchType] != agents.LaunchWarm {
 		t.Errorf("annotations %v of a %s start", s.Annotations, s.Labels[agents.LabelLaunchType])
 	}
-	if s := f.object(t, f.mustCreate(t, request("base"))); bound(s) {
+	if s := f.object(t, f.mustCreate(t, request("base"))); pool.BoundEnv(s) {
 		t.Error("marked, though it brought nothing")
 	}
 }

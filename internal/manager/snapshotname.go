@@ -3,6 +3,8 @@ package manager
 import (
 	"cmp"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"regexp"
 	"strconv"
 	"strings"
@@ -23,7 +25,7 @@ const (
 const maxName = 63
 
 var (
-	nameForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
+	nameForm = regexp.MustCompile(`^[a-z0-9]([-_a-z0-9]*[a-z0-9])?$`)
 	tagForm  = regexp.MustCompile(`^[a-z0-9]+([-.][a-z0-9]+)*$`)
 )
 
@@ -40,7 +42,7 @@ func parseName(namespace, text string) (snapshotName, error) {
 	}
 	name, tag, tagged := strings.Cut(text, ":")
 	if name != "" && (len(name) > maxName || !nameForm.MatchString(name)) || name == "" && text != "" {
-		return snapshotName{}, refuse(errs.ErrInvalid, "name: %q must have from 1 to %d lower-case letters, digits and dashes, and begin and end with none of the last", name, maxName)
+		return snapshotName{}, refuse(errs.ErrInvalid, "name: %q must have from 1 to %d lower-case letters, digits, dashes and underscores, and begin and end with a letter or digit", name, maxName)
 	}
 	if tagged && (len(tag) > maxName || !tagForm.MatchString(tag)) {
 		return snapshotName{}, refuse(errs.ErrInvalid, "name: the tag %q must have from 1 to %d lower-case letters and digits, with single dashes and dots between them", tag, maxName)
@@ -66,9 +68,20 @@ func newTag() string {
 	return strconv.FormatInt(time.Now().UnixMilli(), 36) + strings.ToLower(rand.Text()[:4])
 }
 
+// object is the name of the Checkpoint. Names of objects have no underscores: those of a snapshot become
+// dashes, and a hash of its ID tells it from the snapshot that has dashes there.
+func (n snapshotName) object() string {
+	plain := n.name + "-" + n.tag
+	if !strings.Contains(n.name, "_") {
+		return plain
+	}
+	sum := sha256.Sum256([]byte(n.name + ":" + n.tag))
+	return strings.ReplaceAll(plain, "_", "-") + "-" + hex.EncodeToString(sum[:5])
+}
+
 // label names the object of a snapshot.
 func (n snapshotName) label(c *barchan.Checkpoint) {
-	c.Name = n.name + "-" + n.tag
+	c.Name = n.object()
 	c.Labels[barchan.LabelSnapshot], c.Labels[barchan.LabelTag] = n.name, n.tag
 }
 

@@ -63,15 +63,9 @@ func (m *Manager) Snapshots(ctx context.Context, req SnapshotListRequest) (page 
 		}
 	}
 	page, next = cut(keep, limit, after, direction(false), func(v *Snapshot) place {
-		return place{v.CreatedAt.UnixNano(), v.order()}
+		return place{v.CreatedAt.UnixNano(), v.Object}
 	})
 	return page, next, nil
-}
-
-// order tells snapshots of one second apart, the later behind where we have made up the tags.
-func (v *Snapshot) order() string {
-	name, _ := splitID(v.Namespace, v.ID)
-	return name.tag + "/" + v.Object
 }
 
 // matches reports whether a list of a name shows a snapshot.
@@ -140,7 +134,7 @@ func older(a, b *barchan.Checkpoint) bool {
 	if readyA != readyB {
 		return readyB
 	}
-	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(nameOf(a).tag, nameOf(b).tag)) < 0
+	return cmp.Or(createdAt(a).Compare(createdAt(b)), cmp.Compare(nameOf(a).tag, nameOf(b).tag)) < 0
 }
 
 // unseen reads a snapshot that another replica may have made a moment ago. Only who names a tag has
@@ -150,7 +144,7 @@ func (m *Manager) unseen(ctx context.Context, namespace, asked string, name snap
 		return nil, noSnapshot(asked)
 	}
 	c := &barchan.Checkpoint{}
-	err := m.objects.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name.name + "-" + name.tag}, c)
+	err := m.objects.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name.object()}, c)
 	if apierrors.IsNotFound(err) || (err == nil && (!public(c) || nameOf(c) != name)) {
 		return nil, noSnapshot(asked)
 	}

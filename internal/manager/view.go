@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 )
@@ -108,17 +109,40 @@ func listed(s *agents.Sandbox) bool {
 	return s.Status.Barchan != nil && s.Status.Barchan.StartedAt != nil
 }
 
-// startedAt is when a sandbox last began to run, but no time before its owner got it.
+// startedAt is when a sandbox last began to run, but no time before its owner got it or resumed it. Objects
+// keep seconds, in which lists would have no order; what the API wrote has nanoseconds.
 func startedAt(s *agents.Sandbox) time.Time {
 	at := s.CreationTimestamp.UTC()
 	if b := s.Status.Barchan; b != nil && b.StartedAt != nil {
 		at = b.StartedAt.UTC()
 	}
-	if claimed, err := time.Parse(time.RFC3339Nano, s.Annotations[pool.AnnotationClaimedAt]); err == nil && claimed.After(at) {
-		at = claimed.UTC()
+	for _, name := range []string{pool.AnnotationClaimedAt, pool.AnnotationResumedAt} {
+		if exact := instant(s, name); exact.After(at) {
+			at = exact
+		}
 	}
 	return at
 }
+
+// createdAt is when an object was made: to the nanosecond where the API has noted it.
+func createdAt(obj metav1.Object) time.Time {
+	if exact := instant(obj, barchan.AnnotationCreatedAt); !exact.IsZero() {
+		return exact
+	}
+	return obj.GetCreationTimestamp().UTC()
+}
+
+// instant reads an annotation that holds a time; the zero time where it holds none.
+func instant(obj metav1.Object, annotation string) time.Time {
+	at, err := time.Parse(time.RFC3339Nano, obj.GetAnnotations()[annotation])
+	if err != nil {
+		return time.Time{}
+	}
+	return at.UTC()
+}
+
+// exactly is the present as such an annotation holds it.
+func exactly() string { return time.Now().UTC().Format(time.RFC3339Nano) }
 
 func endAt(s *agents.Sandbox) time.Time {
 	if s.Spec.ShutdownTime != nil {

@@ -506,8 +506,13 @@ func (c *Cluster) Aged(ctx context.Context, id sandbox.ID, at time.Time) error {
 		if err != nil {
 			return err
 		}
-		s.Status.Barchan.StartedAt = new(metav1.NewTime(at))
-		if err := c.Status().Update(ctx, s); !apierrors.IsConflict(err) {
+		metav1.SetMetaDataAnnotation(&s.ObjectMeta, pool.AnnotationClaimedAt, at.UTC().Format(time.RFC3339Nano))
+		err = c.Update(ctx, s)
+		if err == nil {
+			s.Status.Barchan.StartedAt = new(metav1.NewTime(at))
+			err = c.Status().Update(ctx, s)
+		}
+		if !apierrors.IsConflict(err) {
 			return err
 		}
 	}

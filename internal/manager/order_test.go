@@ -1,0 +1,124 @@
+package manager
+
+import (
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestOrderWithinASecond: lists have the newest first, however a sandbox came to be.
+func TestOrderWithinASecond(t *testing.T) { synctest.Test(t, testOrderWithinASecond) }
+
+func testOrderWithinASecond(t *testing.T) {
+	f := newFixture(t)
+	ctx := t.Context()
+	time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(time.Second)))
+	second := time.Now()
+	var want []string // newest first
+	made := func(id string) {
+		want = slices.Insert(slices.DeleteFunc(want, func(old string) bool { return old == id }), 0, id)
+		time.Sleep(20 * time.Millisecond)
+	}
+	for i := range 12 {
+		if i%3 == 1 {
+			f.cluster.Fill(t, team, "base", 1)
+		}
+		v := f.mustCreate(t, request("base"))
+		made(string(v.ID))
+		if i%4 == 3 { // resumed, it has begun again
+			first := want[len(want)-1]
+			if err := f.Pause(ctx, team, first, nil); err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := f.Connect(ctx, team, first, time.Hour, nil); err != nil {
+				t.Fatal(err)
+			}
+			made(first)
+		}
+	}
+	fork, err := f.Fork(ctx, forkRequest(Sandbox{ID: f.mustGet(t, want[0]).ID}, 1))
+	if err != nil || fork[0].Err != nil {
+		t.Fatal(err, fork)
+	}
+	made(string(fork[0].Sandbox.ID))
+	if !time.Now().Truncate(time.Second).Equal(second) {
+		t.Fatalf("it took %s, want all within one second", time.Since(second))
+	}
+	for _, limit := range []int{1, 5, 100} {
+		var got []string
+		for req := (ListRequest{Namespace: team, Limit: limit}); ; {
+			page, err := f.List(ctx, req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, v := range page.Items {
+				got = append(got, string(v.ID))
+			}
+			if req.Cursor = page.Next; req.Cursor == "" {
+				break
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("limit %d: got %v, want %v", limit, got, want)
+		}
+	}
+}
+
+func (f fixture) mustGet(t *testing.T, id string) Sandbox {
+	t.Helper()
+	v, err := f.Get(t.Context(), team, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// TestOrderOfSnapshotsAndKeysWithinASecond: whatever their names are.
+func TestOrderOfSnapshotsAndKeysWithinASecond(t *testing.T) {
+	synctest.Test(t, testOrderOfSnapshotsAndKeysWithinASecond)
+}
+
+func testOrderOfSnapshotsAndKeysWithinASecond(t *testing.T) {
+	f := newFixture(t)
+	v := f.mustCreate(t, request("base"))
+	names := []string{"b:2", "a:9", "c:1", "a:0", "z:z", "b:1"}
+	for _, name := range names {
+		f.mustSnapshot(t, v, name)
+		if _, _, err := f.CreateKey(t.Context(), Identity{Namespace: team}, name, nil); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	keys, err := f.Keys(t.Context(), team)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, k := range keys {
+		got = append(got, k.Description)
+	}
+	if !slices.Equal(got, names) {
+		t.Errorf("keys are %v, want %v: the oldest first", got, names)
+	}
+	slices.Reverse(names)
+	got = nil
+	for req := (SnapshotListRequest{Namespace: team, Limit: 2}); ; {
+		page, next, err := f.Snapshots(t.Context(), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range page {
+			got = append(got, page[i].ID)
+		}
+		if req.Cursor = next; next == "" {
+			break
+		}
+	}
+	if !slices.Equal(got, names) {
+		t.Errorf("snapshots are %v, want %v: the newest first", got, names)
+	}
+	if newest, err := f.SnapshotByID(t.Context(), team, "a"); err != nil || newest.ID != "a:0" {
+		t.Errorf("the newest of a is %s, %v", newest.ID, err)
+	}
+}
