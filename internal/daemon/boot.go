@@ -115,7 +115,11 @@ func (d *Daemon) startServing(ctx context.Context, stack *lifecycle.Stack) error
 
 // httpAPI is what the listeners answer to requests that are not for a sandbox.
 func (d *Daemon) httpAPI() (http.Handler, error) {
-	rest, err := e2b.New(e2b.Config{Manager: d.manager, Log: d.cfg.Log, Metrics: d.metrics})
+	cfg := e2b.Config{Manager: d.manager, Log: d.cfg.Log, Metrics: d.metrics, Domains: d.cfg.Domains}
+	if d.cfg.TLSAddr != "" { // by which the SDKs speak to a domain
+		cfg.Domain = d.cfg.Domain()
+	}
+	rest, err := e2b.New(cfg)
 	if err != nil {
 		return nil, err
 	}

@@ -21,11 +21,11 @@ var _ StrictServerInterface = (*handlers)(nil)
 
 // CreateSandbox is POST /sandboxes.
 func (h *handlers) CreateSandbox(ctx context.Context, r CreateSandboxRequestObject) (CreateSandboxResponseObject, error) {
-	v, err := h.create(ctx, r.Body, r.Params.IdempotencyKey, deref(r.Body.Secure), defaultTimeoutV1)
+	v, err := h.create(ctx, r.Body, r.Params.IdempotencyKey, r.Body.Secure == nil || *r.Body.Secure, defaultTimeoutV1)
 	if err != nil {
 		return nil, err
 	}
-	return CreateSandbox201JSONResponse(h.sandbox(v)), nil
+	return CreateSandbox201JSONResponse(h.sandbox(ctx, v)), nil
 }
 
 // CreateSandboxV2 is POST /v2/sandboxes.
@@ -34,7 +34,7 @@ func (h *handlers) CreateSandboxV2(ctx context.Context, r CreateSandboxV2Request
 	if err != nil {
 		return nil, err
 	}
-	return CreateSandboxV2201JSONResponse(h.sandbox(v)), nil
+	return CreateSandboxV2201JSONResponse(h.sandbox(ctx, v)), nil
 }
 
 func (h *handlers) create(ctx context.Context, b *NewSandbox, key *IdempotencyKey, secure bool, timeout time.Duration) (manager.Sandbox, error) {
@@ -109,9 +109,9 @@ func (h *handlers) ConnectSandbox(ctx context.Context, r ConnectSandboxRequestOb
 		return nil, err
 	}
 	if resumed {
-		return ConnectSandbox201JSONResponse(h.sandbox(v)), nil
+		return ConnectSandbox201JSONResponse(h.sandbox(ctx, v)), nil
 	}
-	return ConnectSandbox200JSONResponse(h.sandbox(v)), nil
+	return ConnectSandbox200JSONResponse(h.sandbox(ctx, v)), nil
 }
 
 // ConnectSandboxV2 is POST /v2/sandboxes/{sandboxID}/connect.
@@ -125,9 +125,9 @@ func (h *handlers) ConnectSandboxV2(ctx context.Context, r ConnectSandboxV2Reque
 		return nil, err
 	}
 	if resumed {
-		return ConnectSandboxV2201JSONResponse(h.sandbox(v)), nil
+		return ConnectSandboxV2201JSONResponse(h.sandbox(ctx, v)), nil
 	}
-	return ConnectSandboxV2200JSONResponse(h.sandbox(v)), nil
+	return ConnectSandboxV2200JSONResponse(h.sandbox(ctx, v)), nil
 }
 
 // ListSandboxes is GET /sandboxes: all that run, on one page.
@@ -219,7 +219,7 @@ func (h *handlers) GetSandbox(ctx context.Context, r GetSandboxRequestObject) (G
 	if err != nil {
 		return nil, err
 	}
-	return GetSandbox200JSONResponse(h.detail(v)), nil
+	return GetSandbox200JSONResponse(h.detail(ctx, v)), nil
 }
 
 // KillSandbox is DELETE /sandboxes/{sandboxID}.
@@ -279,7 +279,7 @@ func (h *handlers) ResumeSandbox(ctx context.Context, r ResumeSandboxRequestObje
 	if err != nil {
 		return nil, err
 	}
-	return ResumeSandbox201JSONResponse(h.sandbox(v)), nil
+	return ResumeSandbox201JSONResponse(h.sandbox(ctx, v)), nil
 }
 
 // UpdateSandboxNetwork is PUT /sandboxes/{sandboxID}/network.

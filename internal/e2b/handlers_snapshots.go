@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"strings"
 	"time"
 
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
@@ -75,14 +76,18 @@ func snapshot(v *manager.Snapshot) Snapshot {
 
 // DeleteTemplate is DELETE /templates/{templateID}, by which snapshots are deleted.
 func (h *handlers) DeleteTemplate(ctx context.Context, r DeleteTemplateRequestObject) (DeleteTemplateResponseObject, error) {
-	_, err := h.manager.Template(ctx, callerOf(ctx).Namespace, r.TemplateID)
-	if err == nil {
+	_, noTemplate := h.manager.Template(ctx, callerOf(ctx).Namespace, r.TemplateID)
+	if noTemplate == nil {
 		return noDeletion{}, nil
 	}
-	if !errors.Is(err, errs.ErrNotFound) {
-		return nil, err
+	if !errors.Is(noTemplate, errs.ErrNotFound) {
+		return nil, noTemplate
 	}
-	if err := h.manager.DeleteSnapshot(ctx, callerOf(ctx).Namespace, r.TemplateID); err != nil {
+	err := h.manager.DeleteSnapshot(ctx, callerOf(ctx).Namespace, r.TemplateID)
+	if errors.Is(err, errs.ErrNotFound) && !strings.Contains(r.TemplateID, ":") { // a snapshot's ID has a tag
+		err = noTemplate
+	}
+	if err != nil {
 		return nil, err
 	}
 	return DeleteTemplate204Response{}, nil
@@ -129,7 +134,7 @@ func (h *handlers) ForkSandbox(ctx context.Context, r ForkSandboxRequestObject) 
 
 func (h *handlers) forkResult(ctx context.Context, source string, one manager.Forked) ForkResult {
 	if one.Err == nil {
-		return ForkResult{Sandbox: new(h.sandbox(one.Sandbox))}
+		return ForkResult{Sandbox: new(h.sandbox(ctx, one.Sandbox))}
 	}
 	a := answerTo(one.Err)
 	h.log.DebugContext(ctx, "fork failed", telemetry.Sandbox, source, telemetry.Status, a.status, telemetry.Error, one.Err)

@@ -8,9 +8,11 @@ import (
 // notYet names what E2B offers and Barchan does not yet, by the routes that ask for it.
 var notYet = map[string][]string{
 	"template builds": {
-		"POST /templates", "POST /v2/templates", "POST /v3/templates", "POST /templates/{id}", "PATCH /templates/{id}", "PATCH /v2/templates/{id}",
+		"POST /templates", "POST /v2/templates", "POST /v3/templates", "POST /templates/{id}",
 		"/v2/templates/{id}/builds/{rest...}", "/templates/{id}/builds/{rest...}", "GET /templates/{id}/files/{hash}",
 	},
+	"publishing and unpublishing templates": {"PATCH /templates/{id}", "PATCH /v2/templates/{id}"},
+
 	"template tags":     {"POST /templates/tags", "DELETE /templates/tags", "GET /templates/{id}/tags"},
 	"volumes":           {"/volumes", "/volumes/{rest...}", "/volumecontent/{rest...}"},
 	"secrets":           {"/secrets", "/secrets/{rest...}"},

@@ -20,7 +20,7 @@ func TestUnmodifiedSDK(t *testing.T) {
 	for _, version := range []string{"2.51.0", "2.45.0"} {
 		t.Run(version, func(t *testing.T) {
 			module := filepath.Join(npm.Package(t, "e2b@"+version), "node_modules", "e2b", "dist", "index.mjs")
-			f := newFixture(t)
+			f := newFixture(t, func(c *Config) { c.Domain = "sandboxes.example:7743" })
 			health := httptest.NewServer(http.HandlerFunc(f.health))
 			t.Cleanup(health.Close)
 			cmd := exec.CommandContext(t.Context(), "node", "testdata/sdk.mjs", module)

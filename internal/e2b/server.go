@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -33,9 +35,11 @@ type Config struct {
 	// Manager and Log are required.
 	Manager *manager.Manager
 	Log     *slog.Logger
-	// Domain is told to clients as the one under which sandboxes are reached. Empty: they use
-	// their own.
-	Domain string
+	// Domains are those below which sandboxes are reached. A request
+	// to the host api below one of them is answered with that domain, others with Domain, which may have a port.
+	// Empty: clients use their own.
+	Domains []string
+	Domain  string
 	// MaxBody bounds a request's body, in bytes. Default 1 MiB.
 	MaxBody int64
 	// DefaultTimeout is the time to live of a sandbox made or connected to by the v2 routes
@@ -49,7 +53,8 @@ type Config struct {
 type Server struct {
 	manager        *manager.Manager
 	log            *slog.Logger
-	domain         *string
+	domains        []string
+	domain         string
 	maxBody        int64
 	defaultTimeout time.Duration
 	mux            *http.ServeMux // generated routes
@@ -67,6 +72,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	s := &Server{
 		manager: cfg.Manager, log: cfg.Log.With(telemetry.Component, "e2b"),
+		domains: cfg.Domains, domain: cfg.Domain,
 		maxBody: cfg.MaxBody, defaultTimeout: cfg.DefaultTimeout,
 		mux: http.NewServeMux(), later: laterRoutes(),
 		seconds: prometheus.NewHistogramVec(telemetry.DurationOpts("api", "request", "Time to answer a request of the E2B API."), []string{"route", "status"}),
@@ -76,9 +82,6 @@ func New(cfg Config) (*Server, error) {
 	}
 	if s.defaultTimeout == 0 {
 		s.defaultTimeout = defaultTimeoutV2
-	}
-	if cfg.Domain != "" {
-		s.domain = &cfg.Domain
 	}
 	if cfg.Metrics != nil {
 		if err := cfg.Metrics.Register(s.seconds); err != nil {
@@ -134,10 +137,10 @@ func (s *Server) serveRoute(w http.ResponseWriter, r *http.Request) {
 	s.mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, who)))
 }
 
-// caller is who makes a request, with the key that it brought.
+// caller is who makes a request, with the key that it brought and the domain that it reaches sandboxes by.
 type caller struct {
 	manager.Identity
-	secret string
+	secret, domain string
 }
 
 type callerKey struct{}
@@ -159,7 +162,27 @@ func (s *Server) authenticate(r *http.Request) (caller, error) {
 		return caller{}, errs.Public(errs.ErrUnauthenticated, "an API key is required: send it in the header X-API-Key")
 	}
 	who, err := s.manager.Authenticate(r.Context(), secret)
-	return caller{who, secret}, err
+	return caller{who, secret, s.domainOf(r)}, err
+}
+
+// domainOf is what a client is to put behind "<port>-<id>." to reach a sandbox over TLS: the domain that it has
+// reached the API by, with its port, or else the server's. A port without TLS is not one for that.
+func (s *Server) domainOf(r *http.Request) string {
+	domain, is := strings.CutPrefix(strings.ToLower(r.Host), "api.")
+	name := hostOf(domain)
+	known := slices.ContainsFunc(s.domains, func(d string) bool { return hostOf(d) == name })
+	if is && known && (r.TLS != nil || name == domain) { // without a port: that of TLS, here or at a proxy
+		return domain
+	}
+	return s.domain
+}
+
+// hostOf leaves out a port.
+func hostOf(domain string) string {
+	if host, _, err := net.SplitHostPort(domain); err == nil {
+		return host
+	}
+	return domain
 }
 
 // readBody takes in the body at once, so that whatever is wrong with it is told before

@@ -18,6 +18,7 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/manager"
+	"github.com/barchan-dev/barchan/internal/pool"
 	"github.com/barchan-dev/barchan/internal/quota"
 	"github.com/barchan-dev/barchan/internal/sandbox"
 )
@@ -198,7 +199,18 @@ func TestPauseOfOneThatIsPaused(t *testing.T) {
 
 func TestSecretsOverTheWire(t *testing.T) {
 	f := newFixture(t)
+	own := f.create(`{"templateID":"base","envVars":{"A":"b"}}`)
+	f.want(201, nil, "POST", "/sandboxes/"+own.SandboxID+"/fork", "{}") // the team's own
+
 	s := f.create(`{"templateID":"base","envVars":{"A":"b"}}`)
+	o, err := f.cluster.SandboxByID(t.Context(), sandbox.ID(s.SandboxID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool.BindEnv(o, false) // as a SandboxClaim does
+	if err := f.cluster.Update(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
 	at := "/sandboxes/" + s.SandboxID
 	var snap Snapshot
 	f.want(201, &snap, "POST", at+"/snapshots", "")

@@ -1,6 +1,7 @@
 package e2b
 
 import (
+	"context"
 	"time"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -12,7 +13,7 @@ import (
 // clientID is a field that clients must get and that means nothing any more.
 const clientID = "barchan"
 
-func (s *Server) sandbox(v manager.Sandbox) Sandbox {
+func (s *Server) sandbox(ctx context.Context, v manager.Sandbox) Sandbox {
 	return Sandbox{
 		SandboxID:          string(v.ID),
 		TemplateID:         v.TemplateID,
@@ -21,7 +22,7 @@ func (s *Server) sandbox(v manager.Sandbox) Sandbox {
 		EnvdVersion:        envd.Version,
 		EnvdAccessToken:    optional(v.AgentToken),
 		TrafficAccessToken: optional(v.TrafficToken),
-		Domain:             s.domain,
+		Domain:             optional(callerOf(ctx).domain),
 	}
 }
 
@@ -42,14 +43,14 @@ func listedSandbox(v manager.Sandbox) ListedSandbox {
 	}
 }
 
-func (s *Server) detail(v manager.Sandbox) SandboxDetail {
+func (s *Server) detail(ctx context.Context, v manager.Sandbox) SandboxDetail {
 	l := listedSandbox(v)
 	d := SandboxDetail{
 		SandboxID: l.SandboxID, TemplateID: l.TemplateID, Alias: l.Alias, ClientID: l.ClientID,
 		StartedAt: l.StartedAt, EndAt: l.EndAt, CPUCount: l.CPUCount, MemoryMB: l.MemoryMB, DiskSizeMB: l.DiskSizeMB,
 		State: l.State, EnvdVersion: l.EnvdVersion, Metadata: l.Metadata,
 		EnvdAccessToken: optional(v.AgentToken),
-		Domain:          s.domain,
+		Domain:          optional(callerOf(ctx).domain),
 		Network:         network(v),
 	}
 	if v.Network != nil {

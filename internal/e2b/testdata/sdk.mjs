@@ -42,7 +42,13 @@ soon((await first.getInfo()).endAt, 60, 'connect extends')
 await Sandbox.connect(first.sandboxId, { timeoutMs: 10_000 })
 soon((await first.getInfo()).endAt, 60, 'connect never shortens')
 await assert.rejects(first.setTimeout(25 * 3600_000), /Timeout cannot be greater than 24 hours/)
-await assert.rejects(first.setTimeout(0), /Timeout must be greater than 0/)
+const brief = await Sandbox.create('base')
+await brief.setTimeout(0)
+soon((await brief.getInfo()).endAt, 0, 'no time left')
+await brief.kill()
+
+// A domain that the server tells of names hosts, and E2B_SANDBOX_URL goes before it.
+assert.equal(first.getHost(3000), `3000-${first.sandboxId}.sandboxes.example:7743`)
 
 // Pause and resume.
 const pause = (s) => (s.pause ?? s.betaPause).call(s)
@@ -107,7 +113,11 @@ if (standard.fork) {
   await assert.rejects(first.fork({ count: 101 }), /count: must be from 1 to 100/)
   await assert.rejects(Sandbox.createSnapshot(first.sandboxId, { apiKey: process.env.OTHER_API_KEY }), e2b.NotFoundError)
   const secret = await Sandbox.create('base', { envs: { A: 'b' } })
-  await assert.rejects(secret.fork(), /403: .*allowSecrets/)
+  const [like] = await secret.fork()
+  const { snapshotId } = await like.createSnapshot({ name: 'with_variables' })
+  assert.match(snapshotId, /^with_variables:/)
+  for (const s of [like, await Sandbox.create(snapshotId, { envs: { B: 'c' } })]) await s.kill()
+  await Sandbox.deleteSnapshot(snapshotId)
   await secret.kill()
   assert.equal(await Sandbox.deleteSnapshot('team-a/kept:v1'), true)
   assert.equal(await Sandbox.deleteSnapshot('kept:v1'), false)
