@@ -209,7 +209,7 @@ type NetworkUpdate struct {
 
 // NewFork defines model for NewFork.
 type NewFork struct {
-	// AllowSecrets Ours, as metadata and envVars, which are added to the source's. Fork although the sandbox was created with variables, which the forks get. Default false, which is answered 403.
+	// AllowSecrets Ours, as metadata and envVars, which are added to the source's. Fork although a SandboxClaim brought variables, which the forks get. Default false, which is answered 403.
 	AllowSecrets *bool `json:"allowSecrets,omitempty"`
 
 	// Count From 1 to 100. Default 1.
@@ -223,7 +223,7 @@ type NewFork struct {
 
 // NewSandbox defines model for NewSandbox.
 type NewSandbox struct {
-	// AllowSecrets Ours. Start from a snapshot although it holds variables that its sandbox was created with. Default false, which is answered 403.
+	// AllowSecrets Ours. Start from a snapshot although it holds variables that a SandboxClaim brought. Default false, which is answered 403.
 	AllowSecrets        *bool `json:"allowSecrets,omitempty"`
 	AllowInternetAccess *bool `json:"allow_internet_access,omitempty"`
 	AutoPause           *bool `json:"autoPause,omitempty"`

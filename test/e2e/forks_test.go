@@ -198,7 +198,8 @@ func (s *server) agentStatus(id, token string) (int, string) {
 	return res.StatusCode, res.Status
 }
 
-// testForkSecrets wants what a create brought to stay with its sandbox, unless the request says so.
+// testForkSecrets wants variables to stay with their sandbox unless the request says so, but for those that the
+// tenant sent itself.
 func testForkSecrets(t *testing.T, s *server) {
 	key := s.localKey()
 	status, text, source := s.createFrom(key, map[string]any{"templateID": "echo", "envVars": map[string]string{"SECRET": "of one"}})
@@ -206,6 +207,9 @@ func testForkSecrets(t *testing.T, s *server) {
 		t.Fatalf("create = %d %s", status, text)
 	}
 	who := s.who(source.SandboxID)
+	own := s.mustFork(source.SandboxID, 1, map[string]any{})[0]
+	name := s.mustKubectl("", "get", "sandboxes", "-o", `jsonpath={.items[?(@.status.barchan.id=="`+source.SandboxID+`")].metadata.name}`)
+	s.mustKubectl("", "annotate", "sandbox", name, "barchan.dev/own-env-") // as one whose variables a SandboxClaim brought
 	if status, text, _ := s.fork(key, source.SandboxID, map[string]any{}); status != http.StatusForbidden || !strings.Contains(text, "allowSecrets") {
 		t.Errorf("fork of one with secrets = %d %s, want 403 that names allowSecrets", status, text)
 	}
@@ -225,7 +229,7 @@ func testForkSecrets(t *testing.T, s *server) {
 		t.Fatalf("create that allows secrets = %d %s", status, text)
 	}
 	s.written(source.SandboxID, strings.ReplaceAll(snapshot, ":", "-"), who)
-	s.must("kill", source.SandboxID, f.SandboxID, again.SandboxID)
+	s.must("kill", source.SandboxID, own.SandboxID, f.SandboxID, again.SandboxID)
 	if status := s.dropSnapshot(snapshot); status != http.StatusNoContent {
 		t.Errorf("delete of the snapshot = %d", status)
 	}
