@@ -315,7 +315,7 @@ func nameLike(template string) string {
 	if len(template) > room {
 		template = template[:room]
 	}
-	template = strings.Trim(strings.ReplaceAll(template, ".", "-"), "-")
+	template = strings.Trim(strings.NewReplacer(".", "-", "_", "-").Replace(template), "-")
 	return template + "-" + strings.ToLower(rand.Text()[:10])
 }
 

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/testkit/standin"
@@ -235,5 +236,48 @@ func TestAKeyOutlivesNotItsMaker(t *testing.T) {
 	}
 	if list, err := f.Keys(ctx, team); err != nil || len(list) != 7 {
 		t.Errorf("%d keys, %v; want 7: what was refused made none", len(list), err)
+	}
+}
+
+// TestTemplateNamesWithUnderscores: a_b and a-b are two templates, and each is shown as it was called.
+func TestTemplateNamesWithUnderscores(t *testing.T) {
+	f := newFixture(t)
+	ctx := t.Context()
+	called := func(alias string) func(*extensions.SandboxTemplate) {
+		return func(t *extensions.SandboxTemplate) {
+			t.Spec.Barchan = &extensions.TemplateBarchanSpec{Aliases: []string{"plain-" + t.Name, alias}}
+		}
+	}
+	for _, template := range []client.Object{
+		standin.Template(team, "a-b", "base"), standin.Template(team, "a-b-x1", "base", called("a_b")), standin.Pool(team, "p", "", "a-b-x1"),
+	} {
+		if err := f.cluster.Create(ctx, template); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.cluster.Fill(t, team, "p", 1)
+	seen := map[string]bool{}
+	for _, name := range []string{"a_b", "a-b", "a_b", "team-a/a_b", "a_b:default"} { // the first of them warm
+		v := f.mustCreate(t, request(name))
+		want := strings.TrimSuffix(strings.TrimPrefix(name, "team-a/"), ":default")
+		if got, err := f.Template(ctx, team, name); err != nil || got.Name != want || got.Aliases[0] != want || got.ID != v.TemplateID || v.TemplateName != want {
+			t.Errorf("%s: template %+v, %v; sandbox of %s, %s", name, got, err, v.TemplateName, v.TemplateID)
+		}
+		seen[v.TemplateID] = true
+		fork, err := f.Fork(ctx, forkRequest(v, 1))
+		if err != nil || fork[0].Err != nil || fork[0].Sandbox.TemplateName != want {
+			t.Errorf("the fork of %s: %+v, %v", name, fork, err)
+		}
+		if snap := f.mustSnapshot(t, v, ""); !strings.HasPrefix(snap.ID, want+":") {
+			t.Errorf("the snapshot of %s is called %s", name, snap.ID)
+		}
+	}
+	if len(seen) != 2 {
+		t.Errorf("%d templates, want 2", len(seen))
+	}
+	for name, want := range map[string]int{"a_b": 8, "a-b": 2, "a-b-x1": 8} {
+		if page, err := f.List(ctx, ListRequest{Namespace: team, Template: name}); err != nil || len(page.Items) != want {
+			t.Errorf("%d sandboxes of %s, %v; want %d", len(page.Items), name, err, want)
+		}
 	}
 }

@@ -115,7 +115,7 @@ func (m *Manager) forkable(ctx context.Context, req *ForkRequest) (*agents.Sandb
 func originOf(s *agents.Sandbox) *origin {
 	return &origin{
 		shutdown: s.Spec.ShutdownPolicy, secrets: pool.BoundEnv(s), own: pool.OwnEnv(s),
-		template: s.Annotations[agents.AnnotationTemplateRef], templateID: s.Annotations[pool.AnnotationTemplateID],
+		template: s.Annotations[agents.AnnotationTemplateRef], templateName: s.Annotations[pool.AnnotationTemplateName], templateID: s.Annotations[pool.AnnotationTemplateID],
 		templateNamespace: s.Annotations[pool.AnnotationTemplateNamespace],
 	}
 }

@@ -100,7 +100,7 @@ func matches(s *agents.Sandbox, req *ListRequest, templateID string) bool {
 	}
 	if t := req.Template; t != "" {
 		id := s.Annotations[pool.AnnotationTemplateID]
-		if t != id && t != s.Annotations[agents.AnnotationTemplateRef] && (templateID == "" || templateID != id) {
+		if t != id && t != s.Annotations[agents.AnnotationTemplateRef] && t != s.Annotations[pool.AnnotationTemplateName] && (templateID == "" || templateID != id) {
 			return false
 		}
 	}

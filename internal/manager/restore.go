@@ -22,8 +22,8 @@ import (
 type origin struct {
 	restore  agents.RestoreSource
 	shutdown agents.ShutdownPolicy
-	// template, templateID and templateNamespace are empty where the source had none.
-	template, templateID, templateNamespace string
+	// template, templateName, templateID and templateNamespace are empty where the source had none.
+	template, templateName, templateID, templateNamespace string
 	// secrets says that the source was created with variables, own that all of them are the tenant's own.
 	secrets, own bool
 }
@@ -78,7 +78,7 @@ func (c *claim) startFrom(o *origin, blueprint *agents.SandboxBlueprint, policie
 func (o *origin) apply(s *agents.Sandbox) {
 	delete(s.Labels, agents.LabelTemplateHash) // it runs what was captured, whatever the template says by now
 	for name, value := range map[string]string{
-		agents.AnnotationTemplateRef: o.template, pool.AnnotationTemplateID: o.templateID, pool.AnnotationTemplateNamespace: o.templateNamespace,
+		agents.AnnotationTemplateRef: o.template, pool.AnnotationTemplateName: o.templateName, pool.AnnotationTemplateID: o.templateID, pool.AnnotationTemplateNamespace: o.templateNamespace,
 	} {
 		if s.Annotations[name] = value; value == "" {
 			delete(s.Annotations, name)

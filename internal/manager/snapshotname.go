@@ -13,6 +13,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/pool"
 )
 
 // Tags that mean the newest snapshot of a name, unless one has just that tag.
@@ -54,8 +55,8 @@ func parseName(namespace, text string) (snapshotName, error) {
 // has none, and a tag that is new.
 func (n snapshotName) orElse(s *agents.Sandbox) snapshotName {
 	if n.name == "" {
-		name := strings.ReplaceAll(cmp.Or(s.Annotations[agents.AnnotationTemplateRef], s.Name), ".", "-")
-		n.name = strings.Trim(name[:min(len(name), maxName)], "-")
+		name := strings.ReplaceAll(cmp.Or(s.Annotations[pool.AnnotationTemplateName], s.Annotations[agents.AnnotationTemplateRef], s.Name), ".", "-")
+		n.name = strings.Trim(name[:min(len(name), maxName)], "-_")
 	}
 	if n.tag == "" {
 		n.tag = newTag()

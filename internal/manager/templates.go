@@ -151,8 +151,8 @@ func (m *Manager) templateIn(ctx context.Context, from, name, tenant string) (*e
 
 func (m *Manager) viewTemplate(t *extensions.SandboxTemplate) Template {
 	v := Template{
-		ID: pool.TemplateID(t), Namespace: t.Namespace, Name: t.Name, UID: t.UID,
-		Aliases:   []string{t.Name},
+		ID: pool.TemplateID(t), Namespace: t.Namespace, Name: pool.TemplateName(t), UID: t.UID,
+		Aliases:   []string{pool.TemplateName(t)},
 		Size:      m.size(&t.Spec.PodTemplate.Spec),
 		CreatedAt: t.CreationTimestamp.UTC(),
 		UpdatedAt: t.CreationTimestamp.UTC(),
@@ -164,7 +164,11 @@ func (m *Manager) viewTemplate(t *extensions.SandboxTemplate) Template {
 	}
 	if b := t.Spec.Barchan; b != nil {
 		v.Public = b.Public
-		v.Aliases = append(v.Aliases, b.Aliases...)
+		for _, alias := range append([]string{t.Name}, b.Aliases...) {
+			if alias != v.Name {
+				v.Aliases = append(v.Aliases, alias)
+			}
+		}
 	}
 	return v
 }

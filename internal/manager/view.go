@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"maps"
 	"time"
 
@@ -58,7 +59,7 @@ func (m *Manager) view(s *agents.Sandbox) Sandbox {
 	v := Sandbox{
 		ID: id, Namespace: s.Namespace, Name: s.Name,
 		TemplateID:    s.Annotations[pool.AnnotationTemplateID],
-		TemplateName:  s.Annotations[agents.AnnotationTemplateRef],
+		TemplateName:  cmp.Or(s.Annotations[pool.AnnotationTemplateName], s.Annotations[agents.AnnotationTemplateRef]),
 		State:         stateOf(s),
 		Phase:         sandbox.PhaseOf(s),
 		StartedAt:     startedAt(s),

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,6 +18,8 @@ const (
 	// AnnotationTemplateID is the ID of the template that a sandbox was made of. Its name is in
 	// [agents.AnnotationTemplateRef].
 	AnnotationTemplateID = "barchan.dev/template-id"
+	// AnnotationTemplateName is that template's [TemplateName], where it is another than its object's.
+	AnnotationTemplateName = "barchan.dev/template-name"
 	// AnnotationTemplateNamespace is where that template lies.
 	AnnotationTemplateNamespace = "barchan.dev/template-namespace"
 	// AnnotationClaimedAt is when a sandbox got its owner, as a member or made for it, as RFC 3339 with
@@ -45,6 +48,19 @@ func TemplateID(t *extensions.SandboxTemplate) string {
 	return templateLead + string(sandbox.IDOf(t.UID))[1:]
 }
 
+// TemplateName is what users call a template. E2B's names may have underscores, which names of objects cannot
+// have: such a name is an alias of the template, the first one if there are several, and its object has any name.
+func TemplateName(t *extensions.SandboxTemplate) string {
+	if t.Spec.Barchan != nil {
+		for _, alias := range t.Spec.Barchan.Aliases {
+			if strings.Contains(alias, "_") {
+				return alias
+			}
+		}
+	}
+	return t.Name
+}
+
 // NewSandbox is a sandbox of a template that is not written yet, with the template's revision.
 // Whoever makes it sets its name and what is its own.
 func NewSandbox(t *extensions.SandboxTemplate, revision, namespace string) *agents.Sandbox {
@@ -64,6 +80,9 @@ func NewSandbox(t *extensions.SandboxTemplate, revision, namespace string) *agen
 			ShutdownPolicy:   agents.ShutdownDelete,
 			OperatingMode:    agents.ModeRunning,
 		},
+	}
+	if name := TemplateName(t); name != t.Name {
+		s.Annotations[AnnotationTemplateName] = name
 	}
 	Refresh(s, t)
 	return s
