@@ -215,10 +215,10 @@ func TestSandboxAwaitsItsCheckpoint(t *testing.T) {
 // asked again once it has run.
 func TestSandboxFromWhatHoldsSecrets(t *testing.T) {
 	for name, tt := range map[string]struct {
-		secrets, setting bool
-		annotations      map[string]string
-		fork             *agents.ForkPolicy
-		runs             bool
+		secrets, own, setting bool
+		annotations           map[string]string
+		fork                  *agents.ForkPolicy
+		runs                  bool
 	}{
 		"none":          {runs: true},
 		"nobody asked":  {secrets: true},
@@ -228,6 +228,11 @@ func TestSandboxFromWhatHoldsSecrets(t *testing.T) {
 		"by its policy": {secrets: true, fork: &agents.ForkPolicy{Secrets: agents.SecretsAllow}, runs: true},
 		"by a request":  {secrets: true, annotations: map[string]string{pool.AnnotationAllowSecrets: "true"}, runs: true},
 		"by a setting":  {secrets: true, setting: true, runs: true},
+		"own, no word":  {secrets: true, own: true},
+		"own, asked":    {secrets: true, own: true, annotations: map[string]string{pool.AnnotationAllowSecrets: "true"}, runs: true},
+		"own and another's": {secrets: true, runs: true, annotations: map[string]string{
+			pool.AnnotationAllowSecrets: "true", pool.AnnotationBoundEnv: "true", pool.AnnotationOwnEnv: "true",
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSandbox()
@@ -237,7 +242,7 @@ func TestSandboxFromWhatHoldsSecrets(t *testing.T) {
 			w.r.origins, w.r.forkSecrets = origins{}, tt.setting
 			if err := w.client.Create(t.Context(), &barchan.Checkpoint{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "c"},
-				Status:     barchan.CheckpointStatus{Phase: barchan.CheckpointReady, Source: &barchan.CheckpointSource{Secrets: tt.secrets}},
+				Status:     barchan.CheckpointStatus{Phase: barchan.CheckpointReady, Source: &barchan.CheckpointSource{Secrets: tt.secrets, OwnVariables: tt.own}},
 			}); err != nil {
 				t.Fatal(err)
 			}
@@ -250,6 +255,9 @@ func TestSandboxFromWhatHoldsSecrets(t *testing.T) {
 			}
 			if marked := s.Annotations[pool.AnnotationBoundEnv] == "true"; tt.runs && marked != tt.secrets {
 				t.Errorf("it is marked: %v", marked)
+			}
+			if tt.runs && pool.OwnEnv(s) != tt.own {
+				t.Errorf("it is marked %v", s.Annotations)
 			}
 			if !tt.runs {
 				if len(w.machine.calls) > 0 {

@@ -182,6 +182,7 @@ func secrets(t *testing.T, cfg Config) {
 			bound(s)
 			s.Spec.Barchan = &agents.BarchanSpec{Fork: &agents.ForkPolicy{Secrets: agents.SecretsRefuse}}
 		}, true},
+		"own": {func(s *agents.Sandbox) { pool.BindEnv(s, true) }, true},
 		"allowed": {func(s *agents.Sandbox) {
 			bound(s)
 			s.Spec.Barchan = &agents.BarchanSpec{Fork: &agents.ForkPolicy{Secrets: agents.SecretsAllow}}
@@ -190,6 +191,8 @@ func secrets(t *testing.T, cfg Config) {
 		w.running(name, tt.change)
 		if c := w.phase(w.checkpoint(name, name), barchan.CheckpointReady, ""); c.Status.Source.Secrets != tt.want {
 			t.Errorf("%s: secrets %v", name, c.Status.Source.Secrets)
+		} else if own := c.Status.Source.OwnVariables; own != (name == "own") {
+			t.Errorf("%s: variables of its own: %v", name, own)
 		}
 	}
 }
