@@ -260,17 +260,11 @@ func TestTemplateNamesWithUnderscores(t *testing.T) {
 	for _, name := range []string{"a_b", "a-b", "a_b", "team-a/a_b", "a_b:default"} { // the first of them warm
 		v := f.mustCreate(t, request(name))
 		want := strings.TrimSuffix(strings.TrimPrefix(name, "team-a/"), ":default")
-		if got, err := f.Template(ctx, team, name); err != nil || got.Name != want || got.Aliases[0] != want || got.ID != v.TemplateID || v.TemplateName != want {
-			t.Errorf("%s: template %+v, %v; sandbox of %s, %s", name, got, err, v.TemplateName, v.TemplateID)
+		if got, err := f.Template(ctx, team, name); err != nil || got.Name != want || got.Aliases[0] != want || got.ID != v.TemplateID {
+			t.Errorf("%s: template %+v, %v", name, got, err)
 		}
+		f.wantCalled(t, v, want)
 		seen[v.TemplateID] = true
-		fork, err := f.Fork(ctx, forkRequest(v, 1))
-		if err != nil || fork[0].Err != nil || fork[0].Sandbox.TemplateName != want {
-			t.Errorf("the fork of %s: %+v, %v", name, fork, err)
-		}
-		if snap := f.mustSnapshot(t, v, ""); !strings.HasPrefix(snap.ID, want+":") {
-			t.Errorf("the snapshot of %s is called %s", name, snap.ID)
-		}
 	}
 	if len(seen) != 2 {
 		t.Errorf("%d templates, want 2", len(seen))
@@ -279,5 +273,20 @@ func TestTemplateNamesWithUnderscores(t *testing.T) {
 		if page, err := f.List(ctx, ListRequest{Namespace: team, Template: name}); err != nil || len(page.Items) != want {
 			t.Errorf("%d sandboxes of %s, %v; want %d", len(page.Items), name, err, want)
 		}
+	}
+}
+
+// wantCalled fails unless a sandbox, its fork and its snapshot show a template by its name.
+func (f fixture) wantCalled(t *testing.T, v Sandbox, want string) {
+	t.Helper()
+	if v.TemplateName != want {
+		t.Errorf("a sandbox of %s shows %s", want, v.TemplateName)
+	}
+	fork, err := f.Fork(t.Context(), forkRequest(v, 1))
+	if err != nil || fork[0].Err != nil || fork[0].Sandbox.TemplateName != want {
+		t.Errorf("the fork of one of %s: %+v, %v", want, fork, err)
+	}
+	if snap := f.mustSnapshot(t, v, ""); !strings.HasPrefix(snap.ID, want+":") {
+		t.Errorf("the snapshot of one of %s is called %s", want, snap.ID)
 	}
 }

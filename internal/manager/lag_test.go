@@ -2,6 +2,7 @@ package manager
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -36,99 +37,66 @@ func (f fixture) behind(t *testing.T, v Sandbox) *Manager {
 // TestNothingToDoIsDecidedLive: a replica whose cache lags behind another's write neither answers "done
 // already" nor refuses by what its cache has.
 func TestNothingToDoIsDecidedLive(t *testing.T) {
-	ctx := t.Context()
-	pause := func(f fixture, v Sandbox) error { return f.Pause(ctx, team, string(v.ID), nil) }
+	type op func(ctx context.Context, m *Manager, id string) error
+	connect := func(ctx context.Context, m *Manager, id string) error {
+		return second2(m.Connect(ctx, team, id, 30*time.Minute, nil))
+	}
+	refresh := func(ctx context.Context, m *Manager, id string) error {
+		return m.Refresh(ctx, team, id, 30*time.Minute)
+	}
+	pause := func(ctx context.Context, m *Manager, id string) error { return m.Pause(ctx, team, id, nil) }
+	resume := func(ctx context.Context, m *Manager, id string) error {
+		return second(m.Resume(ctx, team, id, 30*time.Minute, nil))
+	}
+	wake := func(ctx context.Context, m *Manager, id string) error { return m.Wake(ctx, sandbox.ID(id)) }
+	timeout := func(d time.Duration) op {
+		return func(ctx context.Context, m *Manager, id string) error { return m.SetTimeout(ctx, team, id, d) }
+	}
+	fork := func(ctx context.Context, m *Manager, id string) error {
+		return second(m.Fork(ctx, ForkRequest{Namespace: team, ID: id, Count: 1, Timeout: time.Hour}))
+	}
+	network := func(ctx context.Context, m *Manager, id string) error {
+		return m.SetNetwork(ctx, team, id, &agents.EgressPolicy{DenyOut: []string{"1.1.1.1"}})
+	}
 	for name, give := range map[string]struct {
-		before, between func(fixture, Sandbox) error
-		do              func(*Manager, string) error
-		kind            error
-		state           State
-		left            time.Duration
+		before, between, do op // between is what the replica does not see
+		kind                error
+		state               State
+		left                time.Duration
 	}{
-		"connect after a shorter timeout": {
-			between: func(f fixture, v Sandbox) error { return f.SetTimeout(ctx, team, string(v.ID), 10*time.Second) },
-			do:      func(m *Manager, id string) error { return second2(m.Connect(ctx, team, id, 30*time.Minute, nil)) },
-			state:   StateRunning, left: 30 * time.Minute,
-		},
-		"refresh after a shorter timeout": {
-			between: func(f fixture, v Sandbox) error { return f.SetTimeout(ctx, team, string(v.ID), 10*time.Second) },
-			do:      func(m *Manager, id string) error { return m.Refresh(ctx, team, id, 30*time.Minute) },
-			state:   StateRunning, left: 30 * time.Minute,
-		},
-		"connect after a pause": {
-			between: pause,
-			do:      func(m *Manager, id string) error { return second2(m.Connect(ctx, team, id, 30*time.Minute, nil)) },
-			state:   StateRunning, left: 30 * time.Minute,
-		},
-		"resume after a pause": {
-			between: pause,
-			do:      func(m *Manager, id string) error { return second(m.Resume(ctx, team, id, 30*time.Minute, nil)) },
-			state:   StateRunning, left: 30 * time.Minute,
-		},
-		"wake after a pause": {
-			between: pause,
-			do:      func(m *Manager, id string) error { return m.Wake(ctx, sandbox.ID(id)) },
-			state:   StateRunning, left: time.Hour,
-		},
-		"pause after a resume": {
-			before:  pause,
-			between: func(f fixture, v Sandbox) error { return second(f.Resume(ctx, team, string(v.ID), time.Hour, nil)) },
-			do:      func(m *Manager, id string) error { return m.Pause(ctx, team, id, nil) },
-			state:   StatePaused,
-		},
-		"timeout after a resume": {
-			before:  pause,
-			between: func(f fixture, v Sandbox) error { return second(f.Resume(ctx, team, string(v.ID), time.Hour, nil)) },
-			do:      func(m *Manager, id string) error { return m.SetTimeout(ctx, team, id, 2*time.Hour) },
-			state:   StateRunning, left: 2 * time.Hour,
-		},
-		"resume after a resume": {
-			before:  pause,
-			between: func(f fixture, v Sandbox) error { return second(f.Resume(ctx, team, string(v.ID), time.Hour, nil)) },
-			do:      func(m *Manager, id string) error { return second(m.Resume(ctx, team, id, 2*time.Hour, nil)) },
-			kind:    errs.ErrConflict, state: StateRunning, left: time.Hour,
-		},
-		"fork after a resume": {
-			before:  pause,
-			between: func(f fixture, v Sandbox) error { return second(f.Resume(ctx, team, string(v.ID), time.Hour, nil)) },
-			do: func(m *Manager, id string) error {
-				return second(m.Fork(ctx, ForkRequest{Namespace: team, ID: id, Count: 1, Timeout: time.Hour}))
-			},
-			state: StateRunning, left: time.Hour,
-		},
-		"network after a shorter timeout": {
-			between: func(f fixture, v Sandbox) error { return f.SetTimeout(ctx, team, string(v.ID), 10*time.Minute) },
-			do: func(m *Manager, id string) error {
-				return m.SetNetwork(ctx, team, id, &agents.EgressPolicy{DenyOut: []string{"1.1.1.1"}})
-			},
-			state: StateRunning, left: 10 * time.Minute,
-		},
+		"connect after a shorter timeout": {between: timeout(10 * time.Second), do: connect, state: StateRunning, left: 30 * time.Minute},
+		"refresh after a shorter timeout": {between: timeout(10 * time.Second), do: refresh, state: StateRunning, left: 30 * time.Minute},
+		"network after a shorter timeout": {between: timeout(10 * time.Minute), do: network, state: StateRunning, left: 10 * time.Minute},
+		"connect after a pause":           {between: pause, do: connect, state: StateRunning, left: 30 * time.Minute},
+		"resume after a pause":            {between: pause, do: resume, state: StateRunning, left: 30 * time.Minute},
+		"wake after a pause":              {between: pause, do: wake, state: StateRunning, left: time.Hour},
+		"pause after a pause":             {between: pause, do: pause, kind: errs.ErrConflict, state: StatePaused},
+		"pause after a resume":            {before: pause, between: resume, do: pause, state: StatePaused},
+		"timeout after a resume":          {before: pause, between: resume, do: timeout(2 * time.Hour), state: StateRunning, left: 2 * time.Hour},
+		"resume after a resume":           {before: pause, between: resume, do: resume, kind: errs.ErrConflict, state: StateRunning, left: 30 * time.Minute},
+		"fork after a resume":             {before: pause, between: resume, do: fork, state: StateRunning, left: 30 * time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)
 			req := request("base")
 			req.AutoResume = true
 			v := f.mustCreate(t, req)
+			id := string(v.ID)
 			if give.before != nil {
-				if err := give.before(f, v); err != nil {
+				if err := give.before(t.Context(), f.Manager, id); err != nil {
 					t.Fatal(err)
 				}
 			}
 			other := f.behind(t, v)
-			if err := give.between(f, v); err != nil {
+			if err := give.between(t.Context(), f.Manager, id); err != nil {
 				t.Fatal(err)
 			}
-			if err := give.do(other, string(v.ID)); give.kind == nil && err != nil {
-				t.Fatal(err)
-			} else if give.kind != nil {
-				wantKind(t, err, give.kind, "")
+			if err := give.do(t.Context(), other, id); !errors.Is(err, give.kind) {
+				t.Fatalf("it is answered %v, want %v", err, give.kind)
 			}
-			got, err := f.Get(ctx, team, string(v.ID))
-			if err != nil || got.State != give.state {
-				t.Fatalf("it is %s, %v; want %s", got.State, err, give.state)
-			}
-			if left := time.Until(got.EndAt).Round(time.Minute); give.state == StateRunning && left != give.left {
-				t.Errorf("it ends in %s, want %s", left, give.left)
+			got := f.mustGet(t, id)
+			if left := time.Until(got.EndAt).Round(time.Minute); got.State != give.state || (give.state == StateRunning && left != give.left) {
+				t.Errorf("it is %s and ends in %s, want %s and %s", got.State, left, give.state, give.left)
 			}
 		})
 	}

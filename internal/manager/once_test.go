@@ -201,6 +201,44 @@ func testRetryAcrossACrash(t *testing.T, members, writes int, answered, given, c
 	f := newFixture(t)
 	req := keyed("k")
 	req.Template, req.Env = "sized", map[string]string{"A": "1"}
+	made := f.createAndDie(t, req, members, writes, answered)
+	if changed {
+		f.changeTemplate(t, team, "sized", func(t *extensions.SandboxTemplate) {
+			t.Spec.PodTemplate.Spec.Containers[0].Args = []string{"new"}
+		})
+	}
+	after := &fakeAgents{}
+	other := f.replica(t, func(c *Config) { c.Binder = after })
+	var ids []sandbox.ID
+	for range 2 {
+		v, err := other.Create(t.Context(), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := f.object(t, v)
+		if same, want := s.UID == made.UID, given || !changed; same != want {
+			t.Fatalf("the same sandbox: %v, want %v", same, want)
+		}
+		if fits := pool.Fits(s, f.revision(t)); !given && !fits {
+			t.Error("what nobody had was answered, and is not of the template as it is now")
+		}
+		if heard := after.of(s); members > 0 && (len(heard) == 0 || heard[0].EnvVars["A"] != "1" || heard[0].Open) {
+			t.Errorf("the agent heard %+v, want its variables", heard)
+		}
+		if left := time.Until(v.EndAt); left > time.Hour+2*time.Second || s.Annotations[AnnotationIdempotencyPending] != "" {
+			t.Errorf("it is not finished: ends in %s, marked %v", left, s.Annotations)
+		}
+		ids = append(ids, v.ID)
+	}
+	if ids[0] != ids[1] {
+		t.Errorf("two sandboxes, %s and %s", ids[0], ids[1])
+	}
+	f.wantAlive(t, 1, 0)
+}
+
+// createAndDie has a manager make a sandbox and end after so many writes. The sandbox runs on.
+func (f fixture) createAndDie(t *testing.T, req CreateRequest, members, writes int, answered bool) *agents.Sandbox {
+	t.Helper()
 	dying := &mortal{Objects: f.objects}
 	dying.left.Store(int64(writes))
 	m, err := picker.New(picker.Config{Writer: dying})
@@ -214,48 +252,15 @@ func testRetryAcrossACrash(t *testing.T, members, writes int, answered, given, c
 		silent.fail(1)
 	}
 	before := f.replica(t, func(c *Config) { c.Objects, c.Picker, c.Binder = dying, m, silent })
-	_, err = before.Create(t.Context(), req)
-	if (err == nil) != answered {
+	if _, err := before.Create(t.Context(), req); (err == nil) != answered {
 		t.Fatalf("Create = %v, want an answer: %v", err, answered)
 	}
 	all := f.sandboxes(t)
 	if len(all) != 1 {
 		t.Fatalf("%d sandboxes after the crash, want 1", len(all))
 	}
-	made := all[0]
-	f.waitUntilRuns(t, &made)
-	if changed {
-		f.changeTemplate(t, team, "sized", func(t *extensions.SandboxTemplate) {
-			t.Spec.PodTemplate.Spec.Containers[0].Args = []string{"new"}
-		})
-	}
-	after := &fakeAgents{}
-	other := f.replica(t, func(c *Config) { c.Binder = after })
-	var first Sandbox
-	for range 2 {
-		v, err := other.Create(t.Context(), req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s := f.object(t, v)
-		if same, want := s.UID == made.UID, given || !changed; same != want {
-			t.Fatalf("the same sandbox: %v, want %v", same, want)
-		}
-		if !given && !pool.Fits(s, f.revision(t)) {
-			t.Error("what nobody had was answered, and is not of the template as it is now")
-		}
-		if heard := after.of(s); members > 0 && (len(heard) == 0 || heard[0].EnvVars["A"] != "1" || heard[0].Open) {
-			t.Errorf("the agent heard %+v, want its variables", heard)
-		}
-		if left := time.Until(v.EndAt); left > time.Hour+2*time.Second || s.Annotations[AnnotationIdempotencyPending] != "" {
-			t.Errorf("it is not finished: ends in %s, marked %v", left, s.Annotations)
-		}
-		if first.ID != "" && first.ID != v.ID {
-			t.Errorf("a third request got %s, the second %s", v.ID, first.ID)
-		}
-		first = v
-	}
-	f.wantAlive(t, 1, 0)
+	f.waitUntilRuns(t, &all[0])
+	return &all[0]
 }
 
 // waitUntilRuns returns when a sandbox runs without anybody's doing.
