@@ -16,8 +16,9 @@ var errInterrupted = errors.New("interrupted by a request to remove it")
 // interrupts: it ends the context of the holder and of all that wait before it, and these never
 // hold the lock. Its zero value is ready.
 type keyedLock struct {
-	mu     sync.Mutex
-	queues map[types.UID][]*ticket // +checklocks:mu // the first of each is the holder
+	mu sync.Mutex
+	// queues have the holder first.
+	queues map[types.UID][]*ticket // +checklocks:mu
 }
 
 // ticket is one holder of the lock of a key, or one that waits for it.
