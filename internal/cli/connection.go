@@ -52,22 +52,8 @@ func (r *connection) lost(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	ce, isRPC := errors.AsType[*connect.Error](err)
-	_, refused := errors.AsType[*envd.Error](err)
-	switch {
-	case err == nil, errors.Is(err, io.ErrUnexpectedEOF), isRPC && ce.Code() == connect.CodeUnavailable, isNetwork(err):
-	case isRPC && ce.Code() == connect.CodeDeadlineExceeded:
-		return errs.Public(errs.ErrTimeout, "the command's timeout is over, and it was killed")
-	case isRPC && ce.Code() == connect.CodeCanceled:
-		return context.Canceled
-	case isRPC:
-		err = errs.Public(err, ce.Message())
-		if code, convErr := strconv.Atoi(ce.Meta().Get(envd.HeaderExitCode)); convErr == nil {
-			err = &startError{err, code}
-		}
-		return err
-	case refused:
-		return err
+	if answer := answerOf(err); answer != nil {
+		return answer
 	}
 	ctx, cancel := context.WithTimeout(ctx, lostWithin)
 	defer cancel()
@@ -76,17 +62,10 @@ func (r *connection) lost(ctx context.Context, err error) error {
 		time.Sleep(askAgain) // a pause and an end cut connections first
 		d, apiErr = r.t.rest.Get(ctx, r.id)
 	}
-	answer, answered := errors.AsType[*restclient.Error](apiErr)
-	switch {
-	case errors.Is(apiErr, errs.ErrNotFound) && !r.endAt.IsZero() && !time.Now().Before(r.endAt):
-		return fmt.Errorf("sandbox %s ended, for its timeout was over; give the next one more with --timeout: %w", r.id, errs.ErrTimeout)
-	case errors.Is(apiErr, errs.ErrNotFound):
-		return fmt.Errorf("sandbox %s ended while it was in use: it was killed, or its memory or processes were used up (%s): %w", r.id, answer.Message, errs.ErrUnavailable)
-	case apiErr != nil && !answered:
-		return fmt.Errorf("the server at %s is out of reach; sandboxes run on without it, and so may the command in %s: see `barchan status`: %w", r.t.url, r.id, errs.ErrUnavailable)
-	case apiErr != nil:
-		return fmt.Errorf("ask what became of sandbox %s: %w", r.id, apiErr)
-	case d.State == restclient.StatePaused:
+	if apiErr != nil {
+		return r.gone(apiErr)
+	}
+	if d.State == restclient.StatePaused {
 		return fmt.Errorf("sandbox %s was paused while it was in use; `barchan resume %s` has its programs go on: %w", r.id, r.id, errs.ErrConflict)
 	}
 	why := "it ended early"
@@ -94,6 +73,44 @@ func (r *connection) lost(ctx context.Context, err error) error {
 		why = err.Error()
 	}
 	return fmt.Errorf("the connection to sandbox %s broke off (%s); the sandbox still runs, and so may the command: %w", r.id, why, errs.ErrUnavailable)
+}
+
+// gone explains why the API does not describe the sandbox.
+func (r *connection) gone(err error) error {
+	answer, answered := errors.AsType[*restclient.Error](err)
+	switch {
+	case !answered:
+		return fmt.Errorf("the server at %s is out of reach; sandboxes run on without it, and so may the command in %s: see `barchan status`: %w", r.t.url, r.id, errs.ErrUnavailable)
+	case !errors.Is(err, errs.ErrNotFound):
+		return fmt.Errorf("ask what became of sandbox %s: %w", r.id, err)
+	case !r.endAt.IsZero() && !time.Now().Before(r.endAt):
+		return fmt.Errorf("sandbox %s ended, for its timeout was over; give the next one more with --timeout: %w", r.id, errs.ErrTimeout)
+	}
+	return fmt.Errorf("sandbox %s ended while it was in use: it was killed, or its memory or processes were used up (%s): %w", r.id, answer.Message, errs.ErrUnavailable)
+}
+
+// answerOf is what the agent itself answered, or nil.
+func answerOf(err error) error {
+	if err == nil || errors.Is(err, io.ErrUnexpectedEOF) || isNetwork(err) {
+		return nil
+	}
+	ce, ok := errors.AsType[*connect.Error](err)
+	if !ok {
+		return err
+	}
+	switch ce.Code() { //nolint:exhaustive // the rest is told as it is
+	case connect.CodeUnavailable: // the gateway's word
+		return nil
+	case connect.CodeDeadlineExceeded:
+		return errs.Public(errs.ErrTimeout, "the command's timeout is over, and it was killed")
+	case connect.CodeCanceled:
+		return context.Canceled
+	}
+	refusal := errs.Public(err, ce.Message())
+	if code, err := strconv.Atoi(ce.Meta().Get(envd.HeaderExitCode)); err == nil {
+		return &startError{refusal, code}
+	}
+	return refusal
 }
 
 // isNetwork reports whether a connection failed, or could not be made.

@@ -17,7 +17,8 @@ func WriteDocs(w io.Writer) {
 	fmt.Fprint(w, "# The command line\n\nWritten by internal/cli/generate.sh; do not edit.\n\n")
 	fmt.Fprint(w, root.Long+"\n\n")
 	fmt.Fprint(w, "Data goes to standard output, talk to standard error. Exit codes: 0 done, 1 failed, 2 wrong call; `run` and `exec`\n"+
-		"give the remote command's, and 130 after Ctrl-C. A sandbox ID may be abbreviated as long as only one begins so.\n\n")
+		"give the remote command's, 127 if it is not there and 126 if it cannot be executed. A signal gives 128 and its number:\n"+
+		"130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 141 after a write to a closed pipe. A sandbox ID may be abbreviated as long as only one begins so.\n\n")
 	writeFlags(w, "Flags of every command", root.PersistentFlags(), nil)
 	settings := writeSettings(w)
 	for _, c := range root.Commands() {

@@ -17,6 +17,9 @@ type interrupted struct{ syscall.Signal }
 // Error names the signal.
 func (i interrupted) Error() string { return "interrupted by signal: " + i.String() }
 
+// Is has it count as what contexts and net/http otherwise return.
+func (interrupted) Is(target error) bool { return target == context.Canceled }
+
 // exitInterrupted is the exit code after SIGINT, as shells count it.
 const exitInterrupted = 128 + int(syscall.SIGINT)
 

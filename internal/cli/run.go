@@ -19,83 +19,103 @@ const (
 	killWithin   = 30 * time.Second
 )
 
+// runOptions are the flags of run.
+type runOptions struct {
+	processOptions
+
+	template, from, image, memory, cpu     string
+	timeout                                time.Duration
+	keep, filesOnly, allowSecrets, private bool
+	metadata, allow                        []string
+}
+
+func (o *runOptions) flags(cmd *cobra.Command) {
+	o.processOptions.flags(cmd)
+	f := cmd.Flags()
+	f.StringVar(&o.template, "template", "", "template of the sandbox (default the setting defaultTemplate)")
+	f.StringVar(&o.image, "image", "", "image in the place of the template's; this, --memory and --cpu need the Kubernetes API")
+	f.StringVar(&o.memory, "memory", "", "limit of memory in the place of the template's, such as 512Mi")
+	f.StringVar(&o.cpu, "cpu", "", "limit of CPUs in the place of the template's, such as 2 or 500m")
+	f.StringVar(&o.from, "from", "", "snapshot to start from instead, by its ID, or its name for the newest of it")
+	f.BoolVar(&o.filesOnly, "files-only", false, "with --from: leave out its memory")
+	f.BoolVar(&o.allowSecrets, "allow-secrets", false, "with --from: although it holds variables that its sandbox was created with")
+	f.DurationVar(&o.timeout, "timeout", time.Hour, "longest life of the sandbox")
+	f.BoolVar(&o.keep, "keep", false, "leave the sandbox running, and tell its ID")
+	f.BoolVar(&o.private, "private", false, "let nobody reach the sandbox's ports without its traffic token")
+	f.StringArrayVar(&o.allow, "allow", nil, "let it reach only this address, CIDR or host (*.example.com: those below); given again, these too")
+	f.StringArrayVar(&o.metadata, "metadata", nil, "NAME=VALUE to keep with the sandbox")
+}
+
 func (a *app) runCommand() *cobra.Command {
-	var o processOptions
-	var template, from, image, memory, cpu string
-	var timeout time.Duration
-	var keep, filesOnly, allowSecrets, private bool
-	var metadata, allow []string
+	var o runOptions
 	cmd := &cobra.Command{
 		Use:   "run [flags] -- COMMAND [ARG...]",
 		Short: "Run a command in a new sandbox",
 		Long: "Create a sandbox, run a command in it, and end the sandbox when the command ends, or on Ctrl-C.\n" +
 			"Output, errors and the exit code are the command's. With --keep and no command, print the ID of a sandbox that stays.",
-		Example: "  barchan run -- uname -a\n  echo 'print(6*7)' | barchan run -- python3\n  barchan run -it -- bash\n  id=$(barchan run --keep)\n  barchan run --from base:mh8x2k1qabcd -- ps",
+		Example: "  barchan run -- uname -a\n  echo 'print(6*7)' | barchan run -- python3\n  barchan run -it -- bash\n  id=$(barchan run --keep)\n" +
+			"  barchan run --memory 2Gi --allow pypi.org --allow files.pythonhosted.org -- pip download six\n" +
+			"  barchan run --from base:mh8x2k1qabcd -- ps",
 		Args: func(cmd *cobra.Command, args []string) error {
-			if keep {
+			if o.keep {
 				return nil
 			}
 			return atLeast("COMMAND")(cmd, args)
 		},
 	}
 	o.flags(cmd)
-	f := cmd.Flags()
-	f.StringVar(&template, "template", "", "template of the sandbox (default the setting defaultTemplate)")
-	f.StringVar(&image, "image", "", "image in the place of the template's; this, --memory and --cpu need the Kubernetes API")
-	f.StringVar(&memory, "memory", "", "limit of memory in the place of the template's, such as 512Mi")
-	f.StringVar(&cpu, "cpu", "", "limit of CPUs in the place of the template's, such as 2 or 500m")
-	f.StringVar(&from, "from", "", "snapshot to start from instead, by its ID, or its name for the newest of it")
-	f.BoolVar(&filesOnly, "files-only", false, "with --from: leave out its memory")
-	f.BoolVar(&allowSecrets, "allow-secrets", false, "with --from: although it holds variables that its sandbox was created with")
-	f.DurationVar(&timeout, "timeout", time.Hour, "longest life of the sandbox")
-	f.BoolVar(&keep, "keep", false, "leave the sandbox running, and tell its ID")
-	f.BoolVar(&private, "private", false, "let nobody reach the sandbox's ports without its traffic token")
-	f.StringArrayVar(&allow, "allow", nil, "let it reach only this address, CIDR or host (*.example.com: those below); given again, these too")
-	f.StringArrayVar(&metadata, "metadata", nil, "NAME=VALUE to keep with the sandbox")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		switch {
-		case from == "" && (filesOnly || allowSecrets):
-			return &usageError{cmd, errors.New("--files-only and --allow-secrets need --from")}
-		case from != "" && template != "":
-			return &usageError{cmd, errors.New("want either --template or --from")}
-		case from != "":
-			template = from
-		}
-		v, err := parseVariant(image, memory, cpu)
-		switch {
-		case err != nil:
-			return err
-		case from != "" && !v.none():
-			return &usageError{cmd, errors.New("--image, --memory and --cpu: a snapshot has its own")}
-		}
-		n, err := a.newSandbox(template, timeout, metadata)
+		v, err := parseVariant(o.image, o.memory, o.cpu)
 		if err != nil {
 			return err
 		}
-		n.AllowSecrets = allowSecrets
-		if private || len(allow) > 0 {
-			n.Network = &restclient.Network{AllowOut: allow}
-			if private {
-				n.Network.AllowPublicTraffic = new(false)
-			}
-			if len(allow) > 0 {
-				n.Network.DenyOut = []string{"0.0.0.0/0"}
-			}
-		}
-		if filesOnly {
-			n.Memory = new(false)
+		n, err := a.sandboxToRun(cmd, &o, v)
+		if err != nil {
+			return err
 		}
 		if _, err := a.environment(o.env); err != nil {
 			return err
 		}
-		if _, err := a.input(o); err != nil {
+		if _, err := a.input(o.processOptions); err != nil {
 			return err
 		}
 		return a.withTarget(cmd.Context(), func(t *target) error {
-			return a.runInNew(cmd.Context(), t, n, v, args, o, keep)
+			return a.runInNew(cmd.Context(), t, n, v, args, o.processOptions, o.keep)
 		})
 	}
 	return cmd
+}
+
+// sandboxToRun is the sandbox that the flags of run ask for.
+func (a *app) sandboxToRun(cmd *cobra.Command, o *runOptions, v variant) (n restclient.NewSandbox, err error) {
+	template := o.template
+	switch {
+	case o.from == "" && (o.filesOnly || o.allowSecrets):
+		return n, &usageError{cmd, errors.New("--files-only and --allow-secrets need --from")}
+	case o.from != "" && o.template != "":
+		return n, &usageError{cmd, errors.New("want either --template or --from")}
+	case o.from != "" && !v.none():
+		return n, &usageError{cmd, errors.New("--image, --memory and --cpu: a snapshot has its own")}
+	case o.from != "":
+		template = o.from
+	}
+	if n, err = a.newSandbox(template, o.timeout, o.metadata); err != nil {
+		return n, err
+	}
+	n.AllowSecrets = o.allowSecrets
+	if o.filesOnly {
+		n.Memory = new(false)
+	}
+	if o.private || len(o.allow) > 0 {
+		n.Network = &restclient.Network{AllowOut: o.allow}
+	}
+	if o.private {
+		n.Network.AllowPublicTraffic = new(false)
+	}
+	if len(o.allow) > 0 {
+		n.Network.DenyOut = []string{"0.0.0.0/0"}
+	}
+	return n, nil
 }
 
 func (a *app) newSandbox(template string, timeout time.Duration, metadata []string) (restclient.NewSandbox, error) {

@@ -292,8 +292,14 @@ func TestHostileNames(t *testing.T) {
 	s.add(id1, "running", map[string]string{evil: evil})
 	s.snapshots = []restclient.Snapshot{{SnapshotID: id2, Names: []string{evil}, TemplateID: evil}}
 	for _, args := range [][]string{
-		{"ls"}, {"show", id1}, {"snapshot", "ls"}, {"snapshot", "show", id2}, {"cp", id1 + ":/tmp/" + evil, "/tmp"},
-		{"exec", id1, "--", evil}, {"exec", "-u", evil, id1, "--", "true"}, {"kill", evil},
+		{"ls"},
+		{"show", id1},
+		{"snapshot", "ls"},
+		{"snapshot", "show", id2},
+		{"cp", id1 + ":/tmp/" + evil, "/tmp"},
+		{"exec", id1, "--", evil},
+		{"exec", "-u", evil, id1, "--", "true"},
+		{"kill", evil},
 	} {
 		r := s.run("", args...)
 		for _, text := range []string{r.stdout, r.stderr} {
