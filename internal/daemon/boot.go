@@ -86,9 +86,9 @@ func (d *Daemon) startServing(ctx context.Context, stack *lifecycle.Stack) error
 			return d.routes.LookupName(namespace, name)
 		},
 		ClientIdle: d.cfg.ClientIdle, StreamIdle: d.cfg.StreamIdle, SandboxRate: float64(d.cfg.SandboxRate), KeyRate: float64(d.cfg.KeyRate),
-		KeyExists: func(ctx context.Context, key string) bool {
-			_, err := d.manager.Authenticate(ctx, key)
-			return err == nil
+		KeyNamespace: func(ctx context.Context, key string) (string, bool) {
+			who, err := d.manager.Authenticate(ctx, key)
+			return who.Namespace, err == nil
 		},
 		Log: d.cfg.Log, AccessLog: d.accessLog(), Registerer: d.metrics,
 	}

@@ -94,7 +94,7 @@ func TestSignedURL(t *testing.T) {
 func TestRates(t *testing.T) {
 	w := newWorld(t, func(c *Config) {
 		c.SandboxRate, c.KeyRate = 2, 3
-		c.KeyExists = func(_ context.Context, key string) bool { return !strings.HasPrefix(key, "forged") }
+		c.KeyNamespace = func(_ context.Context, key string) (string, bool) { return "default", !strings.HasPrefix(key, "forged") }
 	})
 	port := backend(t, hello)
 	own := w.box("own", func(s *agents.Sandbox) { s.Spec.Barchan.Access = &agents.AccessPolicy{RequestsPerSecond: 5} })
@@ -137,12 +137,12 @@ func TestRates(t *testing.T) {
 	if n := counted(); n != 2 {
 		t.Errorf("%d keys are remembered, want the two that exist", n)
 	}
-	for i := range 3 * maxKeys {
+	for i := range 3 * maxLimiters {
 		w.gateway.keys.take(t.Context(), fmt.Sprint("true ", i))
 	}
 	w.gateway.keys.mu.Lock()
 	defer w.gateway.keys.mu.Unlock()
-	if n := len(w.gateway.keys.now) + len(w.gateway.keys.old); n > 2*maxKeys {
+	if n := len(w.gateway.keys.now) + len(w.gateway.keys.old); n > 2*maxLimiters {
 		t.Errorf("%d keys are remembered", n)
 	}
 }

@@ -17,7 +17,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/envd/processpb"
 	"github.com/barchan-dev/barchan/internal/route"
-	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 )
 
@@ -40,6 +39,7 @@ type exchange struct {
 
 	pass    pass
 	cookies []string // those of the client that the sandbox sees; nil: all
+	keyed   []string // headers that hold API keys, which the sandbox does not see
 	traced  http.Header
 	traceID string
 	quiet   *quiet // of the connection in use
@@ -126,23 +126,6 @@ func (x *exchange) prepare() *refusal {
 		return x.resolve()
 	}
 	return nil
-}
-
-// resolve finds the sandbox that agent-sandbox's headers mean.
-func (x *exchange) resolve() *refusal {
-	if id, err := sandbox.ParseID(x.name); err == nil && string(id) == x.name {
-		if _, ok := x.g.cfg.Routes.Lookup(id); ok || x.g.cfg.Names == nil {
-			x.id = id
-			return nil
-		}
-	}
-	if x.g.cfg.Names != nil {
-		if id, ok := x.g.cfg.Names(x.r.Context(), x.namespace, x.name); ok {
-			x.id = id
-			return nil
-		}
-	}
-	return x.g.unknown()
 }
 
 // fail ends an exchange over a connection that broke.

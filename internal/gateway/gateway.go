@@ -62,8 +62,8 @@ type Config struct {
 	API http.Handler
 	// Waker nil: nothing is woken.
 	Waker Waker
-	// Names makes agent-sandbox's X-Sandbox-ID take names. Names can be guessed, unlike IDs.
-	// Nil: that header takes sandbox IDs only.
+	// Names makes agent-sandbox's X-Sandbox-ID take names. Names can be guessed, unlike IDs, so they
+	// need a key or the sandbox's own token. Nil: that header takes sandbox IDs only.
 	Names  Names
 	Dialer Dialer
 	Log    *slog.Logger
@@ -80,8 +80,9 @@ type Config struct {
 	SandboxRate float64
 	// KeyRate is how many requests a second the API gets of one key. 0: any number.
 	KeyRate float64
-	// KeyExists reports whether the API has such a key: others are not counted. Nil: each is.
-	KeyExists func(ctx context.Context, key string) bool
+	// KeyNamespace returns the namespace of an API key, and false for what is not a key. Nil: there
+	// are no keys, and KeyRate counts whatever requests show as one.
+	KeyNamespace func(ctx context.Context, key string) (namespace string, ok bool)
 
 	// WakeTimeout bounds the wait for a sandbox to run. Default 60 s.
 	WakeTimeout time.Duration
@@ -124,6 +125,8 @@ type Gateway struct {
 	born    time.Time
 	tracer  trace.Tracer // nil: off
 	keys    keyLimits
+	// failures are the refused requests of each client address.
+	failures limiters[netip.Prefix]
 }
 
 // New checks the configuration and makes a gateway. It starts nothing.
@@ -155,7 +158,7 @@ func New(cfg Config) (*Gateway, error) {
 	if cfg.Tracing != nil {
 		g.tracer = cfg.Tracing.Tracer("github.com/barchan-dev/barchan/internal/gateway")
 	}
-	g.keys.perSecond, g.keys.exists = cfg.KeyRate, cfg.KeyExists
+	g.keys.perSecond, g.keys.namespace = cfg.KeyRate, cfg.KeyNamespace
 	setDefault(&g.cfg.WakeTimeout, time.Minute)
 	setDefault(&g.cfg.DialTimeout, 5*time.Second)
 	setDefault(&g.cfg.ClientIdle, 610*time.Second)

@@ -75,7 +75,7 @@ func listed(h http.Header) []string {
 func (x *exchange) passed(yield func(name string, values []string)) {
 	drop := listed(x.r.Header)
 	for name, values := range x.r.Header {
-		if isHop(name) || isOurs(name) || (drop != nil && slices.Contains(drop, name)) {
+		if isHop(name) || isOurs(name) || (drop != nil && slices.Contains(drop, name)) || slices.Contains(x.keyed, name) {
 			continue
 		}
 		if x.cookies != nil && name == "Cookie" {

@@ -13,8 +13,9 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// maxKeys bounds the keys whose rates are remembered; those not seen for long go first.
-const maxKeys = 4096
+// maxLimiters bounds the keys, or addresses, whose rates are remembered; those not seen for long go
+// first.
+const maxLimiters = 4096
 
 // allowance is the rate of one sandbox's requests. The zero value allows all.
 type allowance struct{ current atomic.Pointer[rate.Limiter] }
@@ -50,17 +51,42 @@ func wait(l *rate.Limiter) time.Duration {
 	return d
 }
 
+// limiters are the rates of those that share a rule, by what they are known by. Two generations
+// bound their number: a new one forgets what the last but one knew. The zero value is ready.
+type limiters[K comparable] struct {
+	mu  sync.Mutex
+	now map[K]*rate.Limiter // +checklocks:mu
+	old map[K]*rate.Limiter // +checklocks:mu
+}
+
+// get returns a limiter that is known, or else what create makes, which nil means not to make one.
+func (s *limiters[K]) get(k K, create func() *rate.Limiter) *rate.Limiter {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.now[k]
+	if l != nil {
+		return l
+	}
+	if l = s.old[k]; l == nil && create != nil {
+		l = create()
+	}
+	if l == nil {
+		return nil
+	}
+	if s.now == nil || len(s.now) >= maxLimiters {
+		s.old, s.now = s.now, map[K]*rate.Limiter{}
+	}
+	s.now[k] = l
+	return l
+}
+
 // keyLimits are the rates of API keys, by their hashes. Only keys that exist are counted, so that
-// nobody fills them with others. Two generations bound them all the same, and a new one forgets
-// what the last but one knew.
+// nobody fills them with others.
 type keyLimits struct {
 	perSecond float64
-	// exists reports whether there is such a key. Nil: each is counted.
-	exists func(ctx context.Context, key string) bool
-
-	mu  sync.Mutex
-	now map[[sha256.Size]byte]*rate.Limiter // +checklocks:mu
-	old map[[sha256.Size]byte]*rate.Limiter // +checklocks:mu
+	// namespace is Config's KeyNamespace. Nil: each key is counted.
+	namespace func(ctx context.Context, key string) (string, bool)
+	limiters[[sha256.Size]byte]
 }
 
 // take counts a request of a key and returns how long to wait, if the rate is exceeded. A key that
@@ -70,56 +96,32 @@ func (k *keyLimits) take(ctx context.Context, key string) time.Duration {
 		return 0
 	}
 	h := sha256.Sum256([]byte(key))
-	l := k.known(h)
+	l := k.get(h, nil)
 	if l == nil {
-		if k.exists != nil && !k.exists(ctx, key) {
-			return 0
+		if k.namespace != nil {
+			if _, exists := k.namespace(ctx, key); !exists {
+				return 0
+			}
 		}
-		l = k.learn(h)
+		l = k.get(h, func() *rate.Limiter { return newLimiter(k.perSecond) })
 	}
 	return wait(l)
 }
 
-// known returns the limiter of a key that was counted before, or nil.
-func (k *keyLimits) known(h [sha256.Size]byte) *rate.Limiter {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if l := k.now[h]; l != nil {
-		return l
-	}
-	l := k.old[h]
-	if l != nil {
-		k.addLocked(h, l)
-	}
-	return l
-}
-
-// learn returns the limiter of a key that exists.
-func (k *keyLimits) learn(h [sha256.Size]byte) *rate.Limiter {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	l := k.now[h]
-	if l == nil { // else another request was first
-		l = newLimiter(k.perSecond)
-		k.addLocked(h, l)
-	}
-	return l
-}
-
-// +checklocks:k.mu
-func (k *keyLimits) addLocked(h [sha256.Size]byte, l *rate.Limiter) {
-	if k.now == nil || len(k.now) >= maxKeys {
-		k.old, k.now = k.now, map[[sha256.Size]byte]*rate.Limiter{}
-	}
-	k.now[h] = l
-}
-
 // apiKeyOf is the key that a request to the API shows, or empty.
 func apiKeyOf(r *http.Request) string {
-	if key := r.Header.Get("X-Api-Key"); key != "" {
+	if key := r.Header.Get(headerKey); key != "" {
 		return key
 	}
-	_, key, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	return bearerOf(r)
+}
+
+// bearerOf is the token of an Authorization header of that scheme, or empty.
+func bearerOf(r *http.Request) string {
+	scheme, key, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !strings.EqualFold(scheme, "Bearer") {
+		return ""
+	}
 	return strings.TrimSpace(key)
 }
 

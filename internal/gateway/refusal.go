@@ -48,6 +48,7 @@ var (
 	notFound   = &refusal{status: http.StatusBadGateway, message: messageNotFound}
 	notSynced  = &refusal{status: http.StatusServiceUnavailable, message: "The gateway is still learning its routes", retryAfter: 1}
 	noToken    = &refusal{status: http.StatusForbidden, message: "The traffic access token is missing or wrong"}
+	noKey      = &refusal{status: http.StatusUnauthorized, message: "A sandbox's name needs an API key of its namespace: send one in X-API-Key or as Authorization: Bearer"}
 	noWake     = &refusal{status: http.StatusForbidden, message: "The sandbox sleeps, and this request may not wake it"}
 	inMotion   = &refusal{status: http.StatusConflict, message: "The sandbox is changing its state; try again", retryAfter: 1}
 	tooSlow    = &refusal{status: http.StatusConflict, message: "The sandbox was not ready in time; try again", retryAfter: 1}
@@ -76,6 +77,9 @@ func (f *refusal) write(w http.ResponseWriter, r *http.Request, id sandbox.ID) {
 	h := w.Header()
 	openToBrowsers(h)
 	h.Set("Cache-Control", "no-store")
+	if f.status == http.StatusUnauthorized {
+		h.Set("Www-Authenticate", "Bearer")
+	}
 	if f.retryAfter > 0 {
 		h.Set("Retry-After", strconv.Itoa(f.retryAfter))
 	}

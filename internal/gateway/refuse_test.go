@@ -132,6 +132,7 @@ func TestByHeader(t *testing.T) {
 		c.Names = func(_ context.Context, namespace, name string) (sandbox.ID, bool) {
 			return c.Routes.(*route.Table).LookupName(namespace, name)
 		}
+		c.KeyNamespace = func(_ context.Context, key string) (string, bool) { return "default", key == "key" }
 	})
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Host) })
 	b := w.box("named")
@@ -146,11 +147,11 @@ func TestByHeader(t *testing.T) {
 		"shared host":        {"sandbox." + testDomain, []string{envd.HeaderSandboxID, string(b.id), envd.HeaderSandboxPort, portText}, 200, shared},
 		"address":            {"127.0.0.1:7700", []string{envd.HeaderSandboxID, string(b.id), envd.HeaderSandboxPort, portText}, 200, "127.0.0.1:7700"},
 		"IPv6":               {"[::1]:7700", []string{envd.HeaderSandboxID, string(b.id), envd.HeaderSandboxPort, portText}, 200, "[::1]:7700"},
-		"router":             {"router.svc", []string{headerName, "named", headerPort, portText}, 200, "router.svc"},
+		"router":             {"router.svc", []string{headerName, "named", headerPort, portText, headerKey, "key"}, 200, "router.svc"},
 		"router, by ID":      {"router.svc", []string{headerName, string(b.id), headerPort, portText}, 200, "router.svc"},
-		"router, namespace":  {"router.svc", []string{headerName, "named", headerNamespace, "other", headerPort, portText}, 502, ""},
+		"router, namespace":  {"router.svc", []string{headerName, "named", headerNamespace, "other", headerPort, portText, headerKey, "key"}, 401, ""},
 		"router, bad name":   {"router.svc", []string{headerName, "../x", headerPort, portText}, 400, ""},
-		"router, pod IP":     {"router.svc", []string{headerName, "nobody", headerPodIP, "127.0.0.1", headerPort, portText}, 502, ""},
+		"router, pod IP":     {"router.svc", []string{headerName, "nobody", headerPodIP, "127.0.0.1", headerPort, portText, headerKey, "key"}, 502, ""},
 		"router on sandbox.": {"sandbox." + testDomain, []string{headerName, "named", headerPort, portText}, 400, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
