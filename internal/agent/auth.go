@@ -58,7 +58,7 @@ var openRoutes = map[string][]string{
 	envd.PathRestored: {http.MethodPost},
 }
 
-// guard lets through whoever has the token, once there is one.
+// guard lets through who has the token. Only an open agent asks for none.
 func guard(s *settings, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		open := slices.Contains(openRoutes[r.URL.Path], r.Method)

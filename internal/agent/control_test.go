@@ -7,6 +7,7 @@ import (
 	"errors"
 	"maps"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -65,6 +66,29 @@ func TestToken(t *testing.T) {
 	}
 	if strings.Contains(a.stderr.String(), "first") || strings.Contains(a.stderr.String(), "second") {
 		t.Errorf("a token is in the log: %s", a.stderr)
+	}
+}
+
+// TestNoTokenYet: an agent that was given neither a token nor leave to be open is closed.
+func TestNoTokenYet(t *testing.T) {
+	a := startGuarded(t, envd.Config{})
+	c, ctx := a.client("root"), t.Context()
+	if err := c.Health(ctx); err != nil {
+		t.Errorf("health: %v", err)
+	}
+	_, err := c.Envs(ctx)
+	wantStatus(t, err, 401, "X-Access-Token")
+	wantCode(t, run(t, c, sh("true")).err, connect.CodeUnauthenticated, "")
+	for _, signature := range []string{"", "&signature=" + url.QueryEscape(envd.Sign("/etc/shadow", envd.OpRead, "", "", nil))} {
+		if status, _, body := a.do("GET", "/files?path=/etc/shadow"+signature, ""); status != 401 {
+			t.Errorf("a file: %d %s", status, body)
+		}
+	}
+	wantStatus(t, c.Init(ctx, envd.InitRequest{Open: true}), 401, "X-Access-Token")
+	wantStatus(t, c.Init(ctx, envd.InitRequest{EnvVars: map[string]string{"STOLEN": "1"}}), 401, "X-Access-Token")
+	noError(t, c.Init(ctx, envd.InitRequest{AccessToken: "first"}))
+	if _, err := a.client("root", "first").Envs(ctx); err != nil {
+		t.Errorf("with its token: %v", err)
 	}
 }
 

@@ -45,7 +45,7 @@ func refuse(status int, format string, args ...any) error {
 func (s *fileService) authorize(r *http.Request, op envd.Operation) (account, error) {
 	q := r.URL.Query()
 	settings := s.users.settings
-	if settings.secured() {
+	if !settings.isOpen() {
 		if token := r.Header.Get(envd.HeaderAccessToken); token != "" {
 			if !settings.accepts(token) {
 				return account{}, &errStatus{http.StatusUnauthorized, errToken}

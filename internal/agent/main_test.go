@@ -83,9 +83,16 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// start runs an agent, behind a wrapper if given, until the test's end, where
-// it must stop cleanly.
+// start runs an agent, which is open unless it has a token.
 func start(t *testing.T, cfg envd.Config, wrapper ...string) *testAgent {
+	t.Helper()
+	cfg.Open = cfg.AccessToken == ""
+	return startGuarded(t, cfg, wrapper...)
+}
+
+// startGuarded runs an agent, behind a wrapper if given, until the test's end, where
+// it must stop cleanly.
+func startGuarded(t *testing.T, cfg envd.Config, wrapper ...string) *testAgent {
 	t.Helper()
 	dir := t.TempDir()
 	a := &testAgent{t: t, dir: dir, stderr: &lockedBuffer{}, exited: make(chan struct{})}

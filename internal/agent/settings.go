@@ -29,6 +29,7 @@ type settings struct {
 	mu      sync.RWMutex
 	id      string            // +checklocks:mu
 	token   string            // +checklocks:mu
+	open    bool              // +checklocks:mu
 	env     map[string]string // +checklocks:mu
 	user    string            // +checklocks:mu
 	workdir string            // +checklocks:mu
@@ -37,7 +38,7 @@ type settings struct {
 
 func newSettings(cfg *envd.Config, acc accounts) *settings {
 	s := &settings{
-		accounts: acc, id: cfg.SandboxID, token: cfg.AccessToken, user: cfg.DefaultUser, workdir: cfg.DefaultWorkdir, env: envOf(cfg),
+		accounts: acc, id: cfg.SandboxID, token: cfg.AccessToken, open: cfg.Open, user: cfg.DefaultUser, workdir: cfg.DefaultWorkdir, env: envOf(cfg),
 	}
 	if s.workdir == "" {
 		s.workdir = cfg.Workdir // the template's, or the image's
@@ -73,19 +74,19 @@ func (s *settings) restore(cfg *envd.Config) (another bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	another = s.id != cfg.SandboxID
-	s.id, s.token, s.env = cfg.SandboxID, cfg.AccessToken, envOf(cfg)
+	s.id, s.token, s.open, s.env = cfg.SandboxID, cfg.AccessToken, cfg.Open, envOf(cfg)
 	s.last = time.Time{} // an owner of before may have said what it liked
 	return another
 }
 
-// secured reports whether there is a token.
-func (s *settings) secured() bool {
+// isOpen reports whether the token is asked for at all.
+func (s *settings) isOpen() bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return s.token != ""
+	return s.open
 }
 
-// accepts reports whether presented is the token; anything is while there is none.
+// accepts reports whether presented is the token, or none is asked for.
 func (s *settings) accepts(presented string) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -94,7 +95,7 @@ func (s *settings) accepts(presented string) bool {
 
 // +checklocksread:s.mu
 func (s *settings) acceptsLocked(presented string) bool {
-	return s.token == "" || subtle.ConstantTimeCompare([]byte(s.token), []byte(presented)) == 1
+	return s.open || (s.token != "" && subtle.ConstantTimeCompare([]byte(s.token), []byte(presented)) == 1)
 }
 
 // verify checks a file URL's signature.
@@ -107,13 +108,15 @@ func (s *settings) verify(signature, path string, op envd.Operation, user string
 // apply does what /init asks for: all of it, or nothing. presented is the
 // token that came in the header. A secured agent takes a request that has the
 // token in the header or, so that repeating a request is harmless, in the body.
+// One that has no token yet takes its first.
 func (s *settings) apply(req envd.InitRequest, presented string) (applied bool, err error) {
 	if err := s.check(req); err != nil {
 		return false, fmt.Errorf("%w: %w", errInvalid, err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.acceptsLocked(presented) && !s.acceptsLocked(req.AccessToken) {
+	first := s.token == "" && req.AccessToken != ""
+	if !first && !s.acceptsLocked(presented) && !s.acceptsLocked(req.AccessToken) {
 		return false, errToken
 	}
 	if req.Timestamp != nil {
@@ -123,7 +126,7 @@ func (s *settings) apply(req envd.InitRequest, presented string) (applied bool, 
 		s.last = *req.Timestamp
 	}
 	if req.AccessToken != "" || req.Open {
-		s.token = req.AccessToken
+		s.token, s.open = req.AccessToken, req.Open
 	}
 	if req.DefaultUser != "" {
 		s.user = req.DefaultUser

@@ -60,7 +60,7 @@ func startAgent(t *testing.T) *url.URL {
 	dir := t.TempDir()
 	cfg := envd.Config{
 		ListenAddress: "127.0.0.1", Port: -1, PortFile: filepath.Join(dir, "port"),
-		DefaultUser: "root", DefaultWorkdir: dir,
+		DefaultUser: "root", DefaultWorkdir: dir, Open: true,
 	}
 	if err := envd.WriteConfig(filepath.Join(dir, "config.json"), &cfg); err != nil {
 		t.Fatal(err)

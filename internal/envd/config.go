@@ -42,8 +42,11 @@ type Config struct {
 	// StdoutPath and StderrPath are files that also get the entrypoint's output.
 	StdoutPath string `json:"stdoutPath,omitempty"`
 	StderrPath string `json:"stderrPath,omitempty"`
-	// AccessToken, if given, guards the agent from its first instant.
+	// AccessToken guards the agent from its first instant. Without one, an agent that is not Open
+	// refuses all requests that need the token, until InitRequest brings one.
 	AccessToken string `json:"accessToken,omitempty"`
+	// Open has the agent ask for no token. It excludes AccessToken.
+	Open bool `json:"open,omitempty"`
 	// SystemFiles are files' contents by path, of those in SystemPaths. The node has written them
 	// before a sandbox starts; an agent writes them when its sandbox was restored from a
 	// checkpoint, whose kernel may remember what was in them.
@@ -72,6 +75,8 @@ func (c *Config) Validate() error {
 	switch {
 	case c.Port < -1 || c.Port > 65535:
 		return fmt.Errorf("port: %d is not between 1 and 65535", c.Port)
+	case c.Open && c.AccessToken != "":
+		return fmt.Errorf("open: cannot come with an accessToken")
 	case c.Port == -1 && c.PortFile == "":
 		return fmt.Errorf("portFile: needed with port -1")
 	case c.Processes < 0:

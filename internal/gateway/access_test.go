@@ -94,7 +94,9 @@ func TestSignedURL(t *testing.T) {
 func TestRates(t *testing.T) {
 	w := newWorld(t, func(c *Config) {
 		c.SandboxRate, c.KeyRate = 2, 3
-		c.KeyNamespace = func(_ context.Context, key string) (string, bool) { return "default", !strings.HasPrefix(key, "forged") }
+		c.KeyNamespace = func(_ context.Context, key string) (string, bool) {
+			return "default", !strings.HasPrefix(key, "forged")
+		}
 	})
 	port := backend(t, hello)
 	own := w.box("own", func(s *agents.Sandbox) { s.Spec.Barchan.Access = &agents.AccessPolicy{RequestsPerSecond: 5} })

@@ -103,14 +103,19 @@ func (w *work) rewriteConfig() (*envd.Config, error) {
 		}
 	}
 	cfg.Env = w.environment()
-	cfg.AccessToken = ""
-	if w.row.Plan.Secure && w.n.cfg.AgentToken != nil {
-		cfg.AccessToken = w.n.cfg.AgentToken(w.row.Plan.ID)
-	}
+	w.guardAgent(cfg)
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("agent's configuration: %w: %w", err, errs.ErrInvalid)
 	}
 	return cfg, unavailable(envd.WriteConfig(file, cfg))
+}
+
+// guardAgent has the agent ask for its token, or for none where the sandbox was made so.
+func (w *work) guardAgent(cfg *envd.Config) {
+	cfg.AccessToken, cfg.Open = "", !w.row.Plan.Secure || w.n.cfg.AgentToken == nil
+	if !cfg.Open {
+		cfg.AccessToken = w.n.cfg.AgentToken(w.row.Plan.ID)
+	}
 }
 
 // tellAgent hands an agent that runs what it would read if it were started now. It gives no
@@ -122,7 +127,7 @@ func (w *work) tellAgent(ctx context.Context, cfg *envd.Config) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, w.n.cfg.StartTimeout)
 	defer cancel()
-	err = agent.Init(ctx, envd.InitRequest{EnvVars: cfg.Env, AccessToken: cfg.AccessToken, Open: cfg.AccessToken == ""})
+	err = agent.Init(ctx, envd.InitRequest{EnvVars: cfg.Env, AccessToken: cfg.AccessToken, Open: cfg.Open})
 	if refused, ok := errors.AsType[*envd.Error](err); ok && refused.Status == http.StatusBadRequest {
 		return fmt.Errorf("agent: %w: %w", err, errs.ErrInvalid)
 	}

@@ -171,9 +171,7 @@ func (w *work) agentConfig() (*envd.Config, error) {
 	if p.Class == oci.GVisor { // where the machine's limit would end the sandbox
 		cfg.Processes = p.processes()
 	}
-	if p.Secure && w.n.cfg.AgentToken != nil {
-		cfg.AccessToken = w.n.cfg.AgentToken(p.ID)
-	}
+	w.guardAgent(cfg)
 	return cfg, nil
 }
 
