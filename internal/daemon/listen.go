@@ -19,7 +19,7 @@ import (
 // once, and whose handler is put in when the boot is over.
 type front struct {
 	listener net.Listener
-	server   *http.Server
+	server   *gateway.Server
 	handler  atomic.Pointer[http.Handler] // +checklocksignore
 	early    http.Handler
 	first    atomic.Pointer[func(http.ResponseWriter, *http.Request) bool] // see before; +checklocksignore
@@ -36,12 +36,7 @@ func (d *Daemon) bind(ctx context.Context, key, addr string, tlsConfig *tls.Conf
 		return nil, fmt.Errorf("%s: listen on %s: %w", key, addr, err)
 	}
 	f := &front{listener: ln, early: earlyHandler(&d.phases)}
-	f.server = gateway.NewServer(f, d.cfg.Log, d.cfg.ClientIdle)
-	if tlsConfig != nil {
-		f.server.Protocols.SetUnencryptedHTTP2(false)
-		f.server.TLSConfig = tlsConfig
-		f.listener = tls.NewListener(ln, tlsConfig)
-	}
+	f.server = gateway.NewServer(f, d.cfg.Log, d.cfg.ClientIdle, tlsConfig)
 	return f, nil
 }
 

@@ -173,11 +173,11 @@ func (l *lane) report(ctx context.Context, started time.Time, firstByte time.Dur
 
 // takeUp returns what a request has begun with on a lane; nil: it begins here.
 func takeUp(r *http.Request, t *target) *underway {
-	h := handedOf(r)
-	if h == nil {
+	c := connOf(r)
+	if c == nil {
 		return nil
 	}
-	u := h.underway.Swap(nil)
+	u := c.underway.Swap(nil)
 	if u != nil && (u.entry.ID != t.id || u.port != t.port) {
 		u.drop()
 		panic(http.ErrAbortHandler) // it was read in two ways: that must not be

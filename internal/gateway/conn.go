@@ -38,8 +38,11 @@ type conn struct {
 	allowance int64
 	// beforeWait runs before a read that may block, so that what was got so far is passed on.
 	beforeWait func()
-	// ahead is what was read before br.
-	ahead   []byte
+	// ahead is what was read and br has not got.
+	ahead []byte
+	// head is read along while a response's head is.
+	head    messages
+	heading bool
 	closing sync.Once
 
 	// hurried is true where a deadline for reading was set.
@@ -81,32 +84,44 @@ func (c *conn) disarm() {
 	readers.Put(c.br)
 	c.bw.Reset(nil)
 	writers.Put(c.bw)
-	c.br, c.bw, c.beforeWait = nil, nil, nil
+	c.br, c.bw, c.beforeWait, c.ahead = nil, nil, nil, nil
 }
 
-// Read feeds br.
-func (c *conn) Read(b []byte) (int, error) {
-	if len(c.ahead) > 0 {
-		n := copy(b, c.ahead)
-		c.ahead = c.ahead[n:]
-		c.allowance -= int64(n)
-		return n, nil
+// Read feeds br. With a head it feeds no more than that.
+func (c *conn) Read(b []byte) (n int, err error) {
+	again := len(c.ahead) > 0
+	if again {
+		n = copy(b, c.ahead)
+	} else {
+		if c.beforeWait != nil {
+			c.beforeWait()
+		}
+		if c.allowance <= 0 {
+			return 0, errHeadTooLarge
+		}
+		if int64(len(b)) > c.allowance {
+			b = b[:c.allowance]
+		}
+		n, err = c.nc.Read(b)
 	}
-	if c.beforeWait != nil {
-		c.beforeWait()
+	k := n
+	if c.heading && n > 0 {
+		if k, _ = c.head.take(b[:n]); k == 0 {
+			return 0, errTwoReadings
+		}
+		c.heading = !c.head.fresh()
 	}
-	if c.allowance <= 0 {
-		return 0, errHeadTooLarge
+	if again {
+		c.ahead = c.ahead[k:]
+	} else if k < n {
+		c.ahead = append([]byte(nil), b[k:n]...)
 	}
-	if int64(len(b)) > c.allowance {
-		b = b[:c.allowance]
-	}
-	n, err := c.nc.Read(b)
-	c.allowance -= int64(n)
-	return n, err
+	c.allowance -= int64(k)
+	return k, err
 }
 
-func (c *conn) limitHead() { c.allowance = maxResponseHead }
+// limitHead is called before each head of a response.
+func (c *conn) limitHead() { c.allowance, c.heading, c.head.response = maxResponseHead, true, true }
 func (c *conn) unlimited() { c.allowance = math.MaxInt64 }
 
 // close may be called from any goroutine, and more than once.

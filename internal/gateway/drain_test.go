@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bufio"
+	"context"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -35,6 +36,7 @@ func TestDrainMeetsTakeOver(t *testing.T) {
 	t.Cleanup(func() { _ = ours.Close() })
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, b.url(port, "/"), http.NoBody)
 	r.RequestURI = "/"
+	r = r.WithContext(context.WithValue(r.Context(), connKey{}, &clientConn{Conn: theirs}))
 	w.gateway.ServeHTTP(&drained{httptest.NewRecorder(), &w.gateway.lanes, theirs}, r)
 	if got := answers(t, ours); len(got) != 1 || !strings.HasPrefix(got[0], "200 hello") {
 		t.Errorf("got %q", got)

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"iter"
@@ -120,7 +121,7 @@ type Gateway struct {
 	pools   sync.Map // *route.Life -> *pool
 	flights flights
 	lanes   lanes
-	back    *http.Server // has the connections that lanes gave away
+	back    *Server // has the connections that lanes gave away
 	wakes   wakes
 	born    time.Time
 	tracer  trace.Tracer // nil: off
@@ -188,31 +189,8 @@ func setDefault(d *time.Duration, value time.Duration) {
 func (g *Gateway) Handler() http.Handler { return g }
 
 // Server returns a server of the gateway's handler; see NewServer.
-func (g *Gateway) Server() *http.Server { return NewServer(g, g.log, g.cfg.ClientIdle) }
-
-// NewServer returns a server with the timeouts and protocols that sandbox traffic needs: HTTP/1.1,
-// HTTP/2 over TLS, and HTTP/2 without TLS by prior knowledge. It has no limit on how long a request
-// or a response takes, and closes clients' connections without requests after clientIdle. The
-// caller serves and shuts it down.
-func NewServer(h http.Handler, log *slog.Logger, clientIdle time.Duration) *http.Server {
-	protocols := &http.Protocols{}
-	protocols.SetHTTP1(true)
-	protocols.SetHTTP2(true)
-	protocols.SetUnencryptedHTTP2(true)
-	return &http.Server{
-		Handler:           h,
-		Protocols:         protocols,
-		ReadHeaderTimeout: 30 * time.Second,
-		IdleTimeout:       clientIdle,
-		MaxHeaderBytes:    1 << 20,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-		HTTP2: &http.HTTP2Config{
-			MaxConcurrentStreams:          1000,
-			MaxReceiveBufferPerConnection: 8 << 20,
-			MaxReceiveBufferPerStream:     2 << 20,
-			SendPingTimeout:               time.Minute,
-		},
-	}
+func (g *Gateway) Server(secure *tls.Config) *Server {
+	return NewServer(g, g.log, g.cfg.ClientIdle, secure)
 }
 
 // ServeHTTP implements http.Handler.

@@ -81,7 +81,7 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 	if w.gateway, err = New(cfg); err != nil {
 		t.Fatal(err)
 	}
-	w.addr = serve(t, w.gateway.Server())
+	w.addr = serve(t, w.gateway.Server(nil))
 	t.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 		cancel()
@@ -92,8 +92,14 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 	return w
 }
 
+// server is a Server, or an http.Server.
+type server interface {
+	Serve(l net.Listener) error
+	Close() error
+}
+
 // serve runs a server on loopback until the test ends.
-func serve(t testing.TB, s *http.Server) string {
+func serve(t testing.TB, s server) string {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {

@@ -94,7 +94,7 @@ func (x *exchange) relay(c *conn, res *http.Response) (keep bool, err error) {
 	}
 	x.trailers(res, announced)
 	framed := res.ContentLength >= 0 || len(res.TransferEncoding) > 0 || bodiless(x.r.Method, res.StatusCode)
-	return framed && !res.Close && c.br.Buffered() == 0, nil
+	return framed && !res.Close && c.br.Buffered() == 0 && len(c.ahead) == 0, nil
 }
 
 // repeatable reports whether the request may be sent twice.
@@ -117,7 +117,6 @@ func bodiless(method string, status int) bool {
 // readHead reads up to the head of the final response, passing interim ones on.
 func (x *exchange) readHead(c *conn, s *sender) (*http.Response, error) {
 	for range maxInterim {
-		c.limitHead()
 		res, err := http.ReadResponse(c.br, x.r)
 		if err != nil {
 			if _, network := errors.AsType[net.Error](err); network || errors.Is(err, io.ErrUnexpectedEOF) {
@@ -140,6 +139,7 @@ func (x *exchange) readHead(c *conn, s *sender) (*http.Response, error) {
 		default:
 			return res, nil
 		}
+		c.limitHead()
 	}
 	return nil, fmt.Errorf("%w: too many interim responses", errMalformed)
 }

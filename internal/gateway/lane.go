@@ -159,21 +159,15 @@ func (s *lanes) drain(cut bool) <-chan struct{} {
 // takeOver makes a lane of the connection that a request came on, if the request is one for a
 // lane. The request is answered there then.
 func (g *Gateway) takeOver(w http.ResponseWriter, r *http.Request, t *target) bool {
-	before := handedOf(r)
-	l, text := g.laneFor(r, t, before)
+	l, text := g.laneFor(r, t)
 	if l == nil {
 		return false
 	}
-	conn, buffered, err := http.NewResponseController(w).Hijack()
+	conn, ahead, err := hijack(http.NewResponseController(w), r)
 	if err != nil {
 		pages.Put(l.page)
 		g.lanes.remove(l)
 		return false
-	}
-	ahead, _ := buffered.Peek(buffered.Reader.Buffered())
-	if before != nil {
-		ahead = slices.Concat(ahead, before.ahead)
-		conn = before.Conn
 	}
 	l.nc, l.in = conn, newSource(conn, l.space, l.unspace)
 	g.lanes.connected(l, conn)
@@ -188,23 +182,21 @@ func (g *Gateway) takeOver(w http.ResponseWriter, r *http.Request, t *target) bo
 
 // laneFor returns a lane for a request, which is in its page then and in text, or nil. What panics
 // here does so again where the request is served otherwise.
-func (g *Gateway) laneFor(r *http.Request, t *target, before *handed) (l *lane, text []byte) {
+func (g *Gateway) laneFor(r *http.Request, t *target) (l *lane, text []byte) {
 	defer func() {
 		if recover() != nil {
 			l = nil
 		}
 	}()
-	if !g.mayTakeOver(r, t) || (before != nil && before.mustStay()) {
+	before := connOf(r)
+	if before == nil || !g.mayTakeOver(r, t) || before.mustStay() {
 		return nil, nil
 	}
 	ip, _, err := net.SplitHostPort(r.RemoteAddr)
 	if err != nil {
 		return nil, nil
 	}
-	l = &lane{g: g, remote: r.RemoteAddr, ip: ip, secure: r.TLS, page: pages.Get().(*[pageSize]byte)}
-	if before != nil {
-		l.handed = before.times
-	}
+	l = &lane{g: g, remote: r.RemoteAddr, ip: ip, secure: r.TLS, page: pages.Get().(*[pageSize]byte), handed: before.times}
 	text = appendRequest(l.page[:0], r)
 	plain := len(text) <= pageSize/2 && l.request.parse(text) == whole && l.bind(&l.request)
 	if to := &l.bound.target; !plain || to.id != t.id || to.port != t.port || !g.lanes.add(l) {

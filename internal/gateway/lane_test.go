@@ -241,7 +241,7 @@ func TestLanePipeline(t *testing.T) {
 		case 10:
 			fmt.Fprintf(&all, "POST %s HTTP/1.1\r\nHost: %s\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", path, b.host(port))
 		case 49:
-			fmt.Fprintf(&all, "GET %s HTTP/1.1\nHost: %s\n\n", path, b.host(port))
+			fmt.Fprintf(&all, "GET %s HTTP/1.1\r\nHost:%s\r\n\r\n", path, b.host(port))
 		default:
 			fmt.Fprintf(&all, "POST %s HTTP/1.1\r\nHost: %s\r\nContent-Length: 3\r\n\r\nabc", path, b.host(port))
 		}

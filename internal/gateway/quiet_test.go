@@ -55,7 +55,7 @@ func (p *pipes) DialContext(ctx context.Context, _, _ string) (net.Conn, error) 
 }
 
 // run serves until the test ends.
-func (p *pipes) run(t *testing.T, s *http.Server) {
+func (p *pipes) run(t *testing.T, s server) {
 	t.Helper()
 	done := make(chan struct{})
 	go func() {
@@ -109,7 +109,7 @@ func streamThatMoves(t *testing.T, change func(*http.Protocols), contentType str
 	}); err != nil {
 		t.Fatal(err)
 	}
-	front.run(t, w.gateway.Server())
+	front.run(t, w.gateway.Server(nil))
 	t.Cleanup(func() {
 		if err := w.gateway.Drain(context.WithoutCancel(t.Context())); err != nil {
 			t.Error(err)

@@ -302,6 +302,9 @@ func TestOddAnswers(t *testing.T) {
 		"early hints":       {"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", 200, "ok"},
 		"endless interim":   {strings.Repeat("HTTP/1.1 102 Processing\r\n\r\n", 50), 502, "no valid HTTP"},
 		"two lengths":       {"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nokk", 502, "no valid HTTP"},
+		"two framings":      {"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n", 502, "no valid HTTP"},
+		"framings, 103":     {"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n1\r\na\r\n0\r\n\r\n", 502, "no valid HTTP"},
+		"bare line feeds":   {"HTTP/1.1 200 OK\nX-A: b\n c\nContent-Length: 2\n\nok", 200, "ok"},
 		"more than it said": {"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong", 200, "ok"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -12,10 +12,8 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -25,29 +23,24 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// clients are the ways to speak to a gateway, by name. TLS goes through a listener of its own.
-func (w *world) clients(t *testing.T) map[string]*http.Client {
+// secure serves the gateway over TLS and returns the authority's certificate and the address.
+func (w *world) secure(t *testing.T) (*x509.CertPool, string) {
 	t.Helper()
 	ca, err := localca.Open(localca.Config{Dir: t.TempDir(), Domains: []string{testDomain}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := w.gateway.Server()
-	s.TLSConfig = ca.TLSConfig()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var wg sync.WaitGroup
-	wg.Go(func() { _ = s.ServeTLS(l, "", "") })
-	t.Cleanup(func() {
-		_ = s.Close()
-		wg.Wait()
-	})
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(ca.CertPEM())
+	return roots, serve(t, w.gateway.Server(ca.TLSConfig()))
+}
+
+// clients are the ways to speak to a gateway, by name. TLS goes through a listener of its own.
+func (w *world) clients(t *testing.T) map[string]*http.Client {
+	t.Helper()
+	roots, addr := w.secure(t)
 	secure := func(protocols func(*http.Protocols)) *http.Client {
-		c := clientTo(t, l.Addr().String(), protocols)
+		c := clientTo(t, addr, protocols)
 		c.Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: roots}
 		c.Transport = https{c.Transport}
 		return c

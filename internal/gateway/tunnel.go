@@ -19,7 +19,7 @@ func (x *exchange) tunnel(c *conn, res *http.Response) error {
 	if s := x.body; s != nil && !s.read.Load() { // the rest of the body is another's to read (RFC 9110, 7.8)
 		return errMalformed
 	}
-	client, buffered, err := x.rc.Hijack()
+	client, ahead, err := hijack(x.rc, x.r)
 	if err != nil {
 		return err
 	}
@@ -29,20 +29,21 @@ func (x *exchange) tunnel(c *conn, res *http.Response) error {
 	copyResponseHeader(head.Header, res.Header)
 	head.Header.Set("Connection", "Upgrade")
 	head.Header.Set("Upgrade", res.Header.Get("Upgrade"))
-	if err := head.Write(buffered.Writer); err != nil {
+	out := bufio.NewWriter(client)
+	if err := head.Write(out); err != nil {
 		return err
 	}
-	if err := buffered.Flush(); err != nil {
+	if err := out.Flush(); err != nil {
 		return err
 	}
 	x.firstByte = time.Since(x.started)
 	x.g.metrics.firstByte.Observe(x.firstByte.Seconds())
-	x.join(client, buffered.Reader, c)
+	x.join(client, ahead, c)
 	return nil
 }
 
 // join carries bytes both ways until both sides have ended, or one has broken.
-func (x *exchange) join(client net.Conn, ahead *bufio.Reader, c *conn) {
+func (x *exchange) join(client net.Conn, ahead []byte, c *conn) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if _, err := pour(c.nc, x.quiet.reading(client), ahead); err != nil || c.closeWrite() != nil {
@@ -51,7 +52,8 @@ func (x *exchange) join(client net.Conn, ahead *bufio.Reader, c *conn) {
 		}
 		_ = c.nc.SetReadDeadline(time.Now().Add(tunnelLinger)) // a failure shows in the other direction
 	})
-	n, err := pour(client, x.quiet.reading(c.nc), c.br)
+	early, _ := c.br.Peek(c.br.Buffered()) // which has them all
+	n, err := pour(client, x.quiet.reading(c.nc), append(append([]byte(nil), early...), c.ahead...))
 	x.bytes = n
 	if err != nil || c.pool.life.Over() || closeWriteOf(client) != nil {
 		_ = client.Close() // which unblocks the other direction
@@ -66,9 +68,8 @@ func (x *exchange) join(client net.Conn, ahead *bufio.Reader, c *conn) {
 const tunnelLinger = time.Minute
 
 // pour copies src to dst, beginning with what was read ahead of it.
-func pour(dst io.Writer, src io.Reader, ahead *bufio.Reader) (int64, error) {
-	early, _ := ahead.Peek(ahead.Buffered()) // which has them all
-	m, err := dst.Write(early)
+func pour(dst io.Writer, src io.Reader, ahead []byte) (int64, error) {
+	m, err := dst.Write(ahead)
 	if err != nil {
 		return int64(m), fmt.Errorf("carry tunnel: %w", err)
 	}

@@ -1,0 +1,249 @@
+package gateway
+
+import (
+	"bytes"
+	"errors"
+	"strconv"
+)
+
+// errTwoReadings says that a message could be read in two ways. The server of net/http answers 400
+// to it, and closes the connection.
+var errTwoReadings = errors.New("message can be read in two ways")
+
+// place is where in a message its reader is.
+type place int
+
+const (
+	atStart    place = iota // before the first line
+	inHead                  // after it
+	inBody                  // of a known length
+	atSize                  // before a chunk
+	inChunk                 //
+	afterChunk              // before its line end
+	inTrailer
+	afterPreface // of HTTP/2: before the first of prefaceLines, and so on
+	passing      = afterPreface + place(len(prefaceLines))
+	ended        = passing + 1 // nothing may follow
+)
+
+const preface = "PRI * HTTP/2.0"
+
+// prefaceLines are those after preface, each without its line feed.
+var prefaceLines = [...]string{"\r", "SM\r", "\r"}
+
+// messages reads along what goes to the parsers of net/http, which accept what other readers take
+// for something else, and do not say so: a length beside a chunked encoding, folded lines, and lines
+// that end without a carriage return. It finds where each message ends and what cannot be passed on.
+// It is one for each connection and direction.
+//
+// A sandbox's responses are read for their heads alone, and as net/http reads their lines: they are
+// written anew for the client. But what frames them must be one thing.
+type messages struct {
+	response bool
+	h2       bool // the connection may turn out to be one of HTTP/2
+
+	at      place
+	partial []byte // of a line
+	skip    int64  // bytes of a body or chunk
+	length  int64  // as the head says; -1: it does not
+	encoded bool   // it has a transfer encoding
+	chunked bool   // which is this one
+	current bool   // HTTP/1.1
+}
+
+// fresh reports whether nothing of the next message has been read.
+func (m *messages) fresh() bool { return m.at == atStart && len(m.partial) == 0 }
+
+// take reads what comes next, and returns how much of it may be passed on: up to the end of the
+// message, if that is in b. ok is false where b[n] must not be, and then it stays so.
+func (m *messages) take(b []byte) (n int, ok bool) {
+	for n < len(b) {
+		switch {
+		case m.at == passing:
+			return len(b), true
+		case m.skip > 0:
+			k := min(m.skip, int64(len(b)-n))
+			m.skip -= k
+			n += int(k)
+			if m.skip == 0 && m.at == inBody {
+				m.at = atStart
+				return n, true
+			}
+			if m.skip == 0 && m.at == inChunk {
+				m.at = afterChunk
+			}
+			continue
+		case m.at == ended:
+			return n, false
+		}
+		end := bytes.IndexByte(b[n:], '\n')
+		if end < 0 {
+			m.partial = append(m.partial, b[n:]...)
+			return len(b), true
+		}
+		line := b[n : n+end]
+		fresh := m.fresh()
+		if len(m.partial) > 0 {
+			m.partial = append(m.partial, line...)
+			line = m.partial
+		}
+		was := m.at
+		whole := m.line(line)
+		m.partial = m.partial[:0]
+		if !whole {
+			m.at = ended
+			switch {
+			case was == atSize || was == afterChunk:
+				// net/http refuses it, too, and knows where it belongs.
+				n += end + 1
+			case fresh && end == 0:
+				// Before it looks for a request, net/http waits for so many bytes. They cannot hold one.
+				m.skip = 4
+			case was == inTrailer:
+				m.skip = int64(len(brokenTrailer))
+				return n + end, false
+			default:
+				return n + end, false
+			}
+			continue
+		}
+		n += end + 1
+		if m.at == atStart && was != atStart {
+			return n, true
+		}
+	}
+	return n, true
+}
+
+// brokenTrailer stands for the rest of trailers that can be read in two ways, and in one way only: an
+// error of the connection would have their request end without an answer.
+const brokenTrailer = "\x00\r\n\r\n"
+
+// line reads a line without its line feed, and reports whether it is a plain one in its place.
+func (m *messages) line(line []byte) bool {
+	if m.response {
+		return m.responseLine(bytes.TrimSuffix(line, []byte("\r")))
+	}
+	if m.at >= afterPreface {
+		want := prefaceLines[m.at-afterPreface]
+		m.at++
+		return string(line) == want
+	}
+	text, whole := bytes.CutSuffix(line, []byte("\r"))
+	if !whole || (m.at != atSize && !printable(text)) {
+		return false
+	}
+	switch m.at {
+	case atStart:
+		return m.requestLine(text)
+	case inHead, inTrailer:
+		if len(text) == 0 {
+			return m.endFields()
+		}
+		name, value, ok := bytes.Cut(text, []byte(":"))
+		return ok && token(name) && (m.at == inTrailer || m.frame(name, value))
+	case atSize:
+		return m.chunkSize(text)
+	case afterChunk:
+		m.at = atSize
+		return len(text) == 0
+	case inBody, inChunk, afterPreface, passing, ended: // not read by lines
+	}
+	return false
+}
+
+func (m *messages) requestLine(text []byte) bool {
+	if string(text) == preface {
+		m.at = afterPreface
+		return m.h2
+	}
+	m.h2 = false
+	if len(text) > 0 { // a line end may stand before a request (RFC 9112, 2.2)
+		m.begin(bytes.HasSuffix(text, []byte(" HTTP/1.1")))
+	}
+	return true
+}
+
+func (m *messages) begin(current bool) {
+	m.at, m.length, m.encoded, m.chunked, m.current = inHead, -1, false, false, current
+}
+
+func (m *messages) responseLine(text []byte) bool {
+	switch {
+	case m.at == atStart:
+		m.begin(true)
+	case len(text) == 0:
+		m.at = atStart
+	default:
+		name, value, _ := bytes.Cut(text, []byte(":"))
+		return m.frame(bytes.TrimRight(name, " \t"), value)
+	}
+	return true
+}
+
+// frame reads a header, and reports whether the message still has one length.
+func (m *messages) frame(name, value []byte) bool {
+	switch {
+	case bytes.EqualFold(name, []byte("Content-Length")):
+		n, err := strconv.ParseUint(string(bytes.Trim(value, " \t")), 10, 63)
+		same := m.length < 0 || m.length == int64(n) //nolint:gosec // 63 bits
+		m.length = int64(n)                          //nolint:gosec // 63 bits
+		return err == nil && same && !m.encoded
+	case bytes.EqualFold(name, []byte("Transfer-Encoding")):
+		again := m.encoded
+		m.encoded = true
+		m.chunked = bytes.EqualFold(bytes.Trim(value, " \t"), []byte("chunked"))
+		return !again && m.length < 0 && m.current
+	}
+	return true
+}
+
+// endFields reads the end of a head or of trailers.
+func (m *messages) endFields() bool {
+	switch {
+	case m.at == inTrailer:
+		m.at = atStart
+	case m.chunked:
+		m.at = atSize
+	case m.encoded:
+		m.at = ended // net/http refuses it with 501
+	case m.length > 0:
+		m.at, m.skip = inBody, m.length
+	default:
+		m.at = atStart
+	}
+	return true
+}
+
+func (m *messages) chunkSize(text []byte) bool {
+	size, _, _ := bytes.Cut(text, []byte(";"))
+	n, err := strconv.ParseUint(string(bytes.TrimRight(size, " \t")), 16, 60)
+	if err != nil {
+		return false
+	}
+	m.at, m.skip = inChunk, int64(n) //nolint:gosec // 60 bits
+	if n == 0 {
+		m.at = inTrailer
+	}
+	return true
+}
+
+// printable reports whether a line has no control characters but tabs.
+func printable(line []byte) bool {
+	for _, c := range line {
+		if (c < ' ' && c != '\t') || c == 0x7f {
+			return false
+		}
+	}
+	return true
+}
+
+// token reports whether a text may be a header's name.
+func token(name []byte) bool {
+	for _, c := range name {
+		if c >= 0x80 || !nameByte[c] {
+			return false
+		}
+	}
+	return len(name) > 0
+}
