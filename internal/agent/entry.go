@@ -26,7 +26,8 @@ func describe(path string, n names) (*filesystempb.EntryInfo, error) {
 	return describeInfo(path, path, st, n), nil
 }
 
-// describeInfo is describe for an entry at another path whose status is known.
+// describeInfo is describe for an entry at another path whose status is known. A link has the type and
+// mode of what it leads to, and its own where what it leads to does not exist.
 func describeInfo(path, at string, st os.FileInfo, n names) *filesystempb.EntryInfo {
 	e := &filesystempb.EntryInfo{
 		Name: filepath.Base(path), Type: typeOf(st.Mode()), Path: path,
@@ -39,6 +40,9 @@ func describeInfo(path, at string, st os.FileInfo, n names) *filesystempb.EntryI
 	switch {
 	case st.Mode()&os.ModeSymlink != 0:
 		e.SymlinkTarget = linkTarget(at)
+		if target, err := os.Stat(at); err == nil {
+			e.Type, e.Mode = typeOf(target.Mode()), uint32(target.Mode().Perm())
+		}
 	case st.Mode().IsRegular():
 		e.Metadata = readMetadata(at)
 	}

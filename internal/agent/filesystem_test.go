@@ -46,11 +46,30 @@ func TestStatLinks(t *testing.T) {
 	a := start(t, envd.Config{})
 	c := a.client("root")
 	writeFile(t, a.dir+"/f", "12345")
-	links(t, a.dir, map[string]string{"/rel": "f", "/chain": "rel", "/broken": "nothing", "/dirlink": "."})
-	for link, target := range map[string]string{"/rel": "/f", "/chain": "/f", "/broken": "/nothing", "/dirlink": ""} {
-		e := stat(t, c, a.dir+link)
-		if e.GetType() != filesystempb.FileType_FILE_TYPE_SYMLINK || e.GetSymlinkTarget() != a.dir+target {
-			t.Errorf("link: %v", e)
+	links(t, a.dir, map[string]string{"/rel": "f", "/chain": "rel", "/broken": "nothing", "/dirlink": ".", "/loop": "loop"})
+	noError(t, os.Chmod(a.dir+"/f", 0o640))
+	noError(t, os.Chmod(a.dir, 0o750))
+	listed := map[string]*filesystempb.EntryInfo{}
+	res, err := c.Filesystem().ListDir(t.Context(), connect.NewRequest(&filesystempb.ListDirRequest{Path: a.dir}))
+	noError(t, err)
+	for _, e := range res.Msg.GetEntries() {
+		listed["/"+e.GetName()] = e
+	}
+	for link, want := range map[string]struct {
+		target string
+		kind   filesystempb.FileType
+		mode   uint32
+	}{
+		"/rel":     {"/f", filesystempb.FileType_FILE_TYPE_FILE, 0o640},
+		"/chain":   {"/f", filesystempb.FileType_FILE_TYPE_FILE, 0o640},
+		"/broken":  {"/nothing", filesystempb.FileType_FILE_TYPE_SYMLINK, 0o777},
+		"/loop":    {"/loop", filesystempb.FileType_FILE_TYPE_SYMLINK, 0o777},
+		"/dirlink": {"", filesystempb.FileType_FILE_TYPE_DIRECTORY, 0o750},
+	} {
+		for _, e := range []*filesystempb.EntryInfo{stat(t, c, a.dir+link), listed[link]} {
+			if e.GetType() != want.kind || e.GetMode() != want.mode || e.GetSymlinkTarget() != a.dir+want.target || e.GetPermissions() != "Lrwxrwxrwx" {
+				t.Errorf("%s: %v", link, e)
+			}
 		}
 	}
 }
