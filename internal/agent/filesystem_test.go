@@ -2,6 +2,7 @@ package agent_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -340,6 +341,17 @@ func TestWatchers(t *testing.T) {
 	})
 	if e := events[0].GetEntry(); e.GetPath() != a.dir+"/d" {
 		t.Errorf("entry %v", e)
+	}
+	for i := range 50 { // a call has what happened before it
+		path := fmt.Sprintf("%s/%d", a.dir, i)
+		writeFile(t, path, "x")
+		noError(t, os.Chmod(path, 0o600))
+		noError(t, os.Remove(path))
+		res, err := fs.GetWatcherEvents(t.Context(), connect.NewRequest(&filesystempb.GetWatcherEventsRequest{WatcherId: id}))
+		noError(t, err)
+		if lost := missing(res.Msg.GetEvents(), []string{fmt.Sprintf("create %d", i), fmt.Sprintf("write %d", i), fmt.Sprintf("chmod %d", i), fmt.Sprintf("remove %d", i)}); len(lost) > 0 {
+			t.Fatalf("call %d lacks %v: %v", i, lost, res.Msg.GetEvents())
+		}
 	}
 	_, err = fs.RemoveWatcher(t.Context(), connect.NewRequest(&filesystempb.RemoveWatcherRequest{WatcherId: id}))
 	noError(t, err)

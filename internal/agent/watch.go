@@ -29,6 +29,8 @@ type watch struct {
 	listed    map[string]listing // found by listing, so not to be told twice
 	swept     time.Time          // when listed was last gone through
 	told      map[string]placed  // the last upload to a path that was told
+	marks     string             // see mark
+	marked    func(path string)
 }
 
 // listing is what a listing found at a path.
@@ -56,7 +58,26 @@ func newWatch(root string, recursive, entries bool, acc accounts, up *uploads) (
 	return w, nil
 }
 
-func (w *watch) close() error { return w.notify.Close() }
+// mark makes a directory of which the same queue of the kernel tells, so that a change there shows how
+// far that has been read. Watches leave it out. It may fail.
+func (w *watch) mark() {
+	dir, err := os.MkdirTemp("", stagePrefix+"marks-")
+	if err != nil {
+		return
+	}
+	if err := w.notify.Add(dir); err != nil {
+		_ = os.Remove(dir)
+		return
+	}
+	w.marks = dir
+}
+
+func (w *watch) close() error {
+	if w.marks != "" {
+		_ = os.RemoveAll(w.marks) // in a directory of temporary files
+	}
+	return w.notify.Close()
+}
 
 // descend watches all directories below dir, and lists what it finds there.
 func (w *watch) descend(dir string) ([]string, error) {
@@ -85,6 +106,9 @@ func (w *watch) descend(dir string) ([]string, error) {
 // translate makes events of one note of the kernel.
 func (w *watch) translate(n fsnotify.Event) ([]*filesystempb.FilesystemEvent, error) {
 	if isStaged(n.Name) {
+		if w.marked != nil && n.Op.Has(fsnotify.Create) {
+			w.marked(n.Name)
+		}
 		return nil, nil
 	}
 	var events []*filesystempb.FilesystemEvent

@@ -5,6 +5,9 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -101,9 +104,13 @@ type watchers struct {
 }
 
 type watcher struct {
-	quit chan struct{}
+	quit  chan struct{}
+	marks string        // where marks are made; empty: nowhere
+	ended chan struct{} // nothing is collected any more
 
 	mu      sync.Mutex
+	made    int                             // +checklocks:mu
+	waiting map[string]chan struct{}        // +checklocks:mu
 	pending []*filesystempb.FilesystemEvent // +checklocks:mu
 	err     error                           // +checklocks:mu
 }
@@ -120,6 +127,7 @@ func (s *filesystemService) CreateWatcher(_ context.Context, req *connect.Reques
 	if err != nil {
 		return nil, watchError(err)
 	}
+	w.mark()
 	id, err := s.watchers.add(w)
 	if err != nil {
 		return nil, errors.Join(err, w.close())
@@ -127,12 +135,13 @@ func (s *filesystemService) CreateWatcher(_ context.Context, req *connect.Reques
 	return connect.NewResponse(&filesystempb.CreateWatcherResponse{WatcherId: id}), nil
 }
 
-// GetWatcherEvents hands out what was collected since the last call.
-func (s *filesystemService) GetWatcherEvents(_ context.Context, req *connect.Request[filesystempb.GetWatcherEventsRequest]) (*connect.Response[filesystempb.GetWatcherEventsResponse], error) {
+// GetWatcherEvents hands out what has happened since the last call.
+func (s *filesystemService) GetWatcherEvents(ctx context.Context, req *connect.Request[filesystempb.GetWatcherEventsRequest]) (*connect.Response[filesystempb.GetWatcherEventsResponse], error) {
 	c, err := s.watchers.find(req.Msg.GetWatcherId())
 	if err != nil {
 		return nil, err
 	}
+	c.catchUp(ctx)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	events := c.pending
@@ -161,7 +170,7 @@ func (ws *watchers) add(w *watch) (string, error) {
 		return "", connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("%d watchers exist: remove some", maxWatchers))
 	}
 	id := "w" + strings.ToLower(rand.Text())
-	c := &watcher{quit: make(chan struct{})}
+	c := &watcher{quit: make(chan struct{}), ended: make(chan struct{}), marks: w.marks, waiting: map[string]chan struct{}{}}
 	ws.byID[id] = c
 	ws.running.Go(func() { c.collect(w) })
 	return id, nil
@@ -203,9 +212,54 @@ func (ws *watchers) closeAll() {
 	ws.running.Wait()
 }
 
+// markWait bounds the wait for the kernel to tell of a mark.
+const markWait = 5 * time.Second
+
+// catchUp returns when all that happened before has been collected. The kernel tells of changes in their
+// order: a change made here comes after them.
+func (c *watcher) catchUp(ctx context.Context) {
+	if c.marks == "" {
+		return
+	}
+	reached := make(chan struct{})
+	c.mu.Lock()
+	c.made++
+	mark := filepath.Join(c.marks, stagePrefix+strconv.Itoa(c.made))
+	c.waiting[mark] = reached
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		delete(c.waiting, mark)
+		c.mu.Unlock()
+		_ = os.Remove(mark) // it goes with its directory else
+	}()
+	if err := os.Mkdir(mark, 0o700); err != nil {
+		return // what has been collected is better than nothing
+	}
+	ctx, cancel := context.WithTimeout(ctx, markWait)
+	defer cancel()
+	select {
+	case <-reached:
+	case <-c.ended:
+	case <-ctx.Done():
+	}
+}
+
+// reached ends the wait for a mark.
+func (c *watcher) reached(mark string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if waits, ok := c.waiting[mark]; ok {
+		close(waits)
+		delete(c.waiting, mark)
+	}
+}
+
 // collect gathers events until the watcher is removed.
 func (c *watcher) collect(w *watch) {
 	defer func() { _ = w.close() }()
+	defer close(c.ended)
+	w.marked = c.reached
 	for {
 		events, _, err := w.next(c.quit, nil)
 		c.mu.Lock()
