@@ -197,7 +197,7 @@ func (g *Gateway) Server(secure *tls.Config) *Server {
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	t, kind, err := g.target(r)
 	switch {
-	case errors.Is(err, envd.ErrSignatureInvalid):
+	case errors.Is(err, envd.ErrSignatureInvalid) || errors.Is(err, envd.ErrSignatureExpired):
 		g.metrics.answered(http.StatusBadRequest)
 		openToBrowsers(w.Header())
 		w.Header().Set("Content-Type", "application/json")

@@ -474,3 +474,37 @@ func TestSignedURLWithoutSandboxID(t *testing.T) {
 		}
 	}
 }
+
+// TestExpiredSignature: who has a URL that was good learns that its time is over.
+func TestExpiredSignature(t *testing.T) {
+	w := newWorld(t, func(c *Config) {
+		c.Waker = wakerFunc(func(context.Context, sandbox.ID) error { return errors.New("it must not be woken") })
+	})
+	asleep := w.box("asleep", func(s *agents.Sandbox) { s.Spec.Barchan.Wake = &agents.WakePolicy{OnTraffic: true} })
+	asleep.sleep()
+	asleep.apply()
+	past, future := time.Unix(1000, 0), time.Now().Add(time.Hour)
+	query := func(signedFor, says time.Time) string {
+		return fmt.Sprintf("/files?path=a.txt&signature_expiration=%d&signature=%s", says.Unix(),
+			url.QueryEscape(envd.Sign("a.txt", envd.OpRead, "", w.tokens.Agent(asleep.id), &signedFor)))
+	}
+	for name, c := range map[string]struct {
+		url    string
+		status int
+		text   string
+	}{
+		"by host":         {asleep.url(envd.Port, query(past, past)), 401, envd.ErrSignatureExpired.Error()},
+		"by signature":    {"http://127.0.0.1" + query(past, past), 401, envd.ErrSignatureExpired.Error()},
+		"forged, by host": {asleep.url(envd.Port, query(past, future)), 403, "may not wake"},
+		"forged":          {"http://127.0.0.1" + query(past, future), 401, envd.ErrSignatureInvalid.Error()},
+	} {
+		if status, text := w.get(c.url); status != c.status || !strings.Contains(text, c.text) {
+			t.Errorf("%s: got %d %q, want %d %q", name, status, text, c.status, c.text)
+		}
+	}
+}
+
+// wakerFunc is a Waker.
+type wakerFunc func(context.Context, sandbox.ID) error
+
+func (f wakerFunc) Wake(ctx context.Context, id sandbox.ID) error { return f(ctx, id) }

@@ -179,9 +179,10 @@ func (x *exchange) advance(ctx context.Context, entry *route.Entry, woken bool) 
 		return woken, notFound
 	case !x.mayPass(entry.Access.PublicTraffic):
 		return woken, noToken
-	case asleep && !x.mayWake(entry):
-		return woken, noWake
 	case asleep && !woken:
+		if f := x.mayWake(entry); f != nil {
+			return woken, f
+		}
 		woken, err := x.g.wake(ctx, entry)
 		x.woken = x.woken || woken
 		return woken, err
