@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"maps"
 	"net/http"
 	"net/url"
@@ -534,4 +535,22 @@ func TestBadStart(t *testing.T) {
 	if err == nil || !strings.Contains(string(out), "no such file") {
 		t.Errorf("no configuration: %v %s", err, out)
 	}
+}
+
+// TestLevelsOfOwnLines: what the agent says of itself has the level that it said it with.
+func TestLevelsOfOwnLines(t *testing.T) {
+	a := start(t, envd.Config{Entrypoint: []string{"no-such-program"}})
+	eventually.True(t, "a line of the agent", func() bool {
+		_, _, body := a.do("GET", envd.PathLogs+"?source="+envd.SourceAgent, "")
+		levels := 0
+		for text := range strings.Lines(body) {
+			var l envd.LogLine
+			noError(t, json.Unmarshal([]byte(text), &l))
+			if l.Level == "" || !strings.Contains(l.Line, "level="+l.Level+" ") || (l.Level == "INFO") != (l.Severity() == slog.LevelInfo) {
+				t.Errorf("line %+v of severity %v", l, l.Severity())
+			}
+			levels++
+		}
+		return levels > 0
+	})
 }

@@ -3,7 +3,9 @@ package agent
 import (
 	"bytes"
 	"fmt"
+	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -106,7 +108,18 @@ func (w *lineWriter) flush() {
 // +checklocks:w.mu
 func (w *lineWriter) emitLocked(line []byte) {
 	line = bytes.TrimSuffix(line, []byte("\r"))
-	w.book.add(envd.LogLine{Timestamp: time.Now(), Source: w.source, Stream: w.stream, Line: string(bytes.ToValidUTF8(line, []byte("\uFFFD")))})
+	l := envd.LogLine{Timestamp: time.Now(), Source: w.source, Stream: w.stream, Line: string(bytes.ToValidUTF8(line, []byte("\uFFFD")))}
+	if l.Source == envd.SourceAgent {
+		l.Level = levelOf(l.Line)
+	}
+	w.book.add(l)
+}
+
+// levelOf is the level of a line that slog.TextHandler wrote.
+func levelOf(line string) string {
+	_, rest, _ := strings.Cut(line, " "+slog.LevelKey+"=")
+	level, _, _ := strings.Cut(rest, " ")
+	return level
 }
 
 // logFile is a file that is set aside when it has grown large.

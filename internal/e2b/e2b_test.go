@@ -43,6 +43,8 @@ func (fakeWitness) Logs(context.Context, *agents.Sandbox, time.Time) ([]envd.Log
 	return []envd.LogLine{
 		{Timestamp: at, Source: envd.SourceEntrypoint, Stream: envd.StreamStdout, Line: "hello"},
 		{Timestamp: at.Add(time.Second), Source: envd.SourceEntrypoint, Stream: envd.StreamStderr, Line: "oops"},
+		{Timestamp: at.Add(2 * time.Second), Source: envd.SourceAgent, Stream: envd.StreamStderr, Line: "time=x level=INFO msg=y", Level: "INFO"},
+		{Timestamp: at.Add(3 * time.Second), Source: envd.SourceAgent, Stream: envd.StreamStderr, Line: "time=x level=WARN msg=z", Level: "WARN"},
 	}, nil
 }
 
@@ -425,13 +427,33 @@ func TestMetricsAndLogsOverTheWire(t *testing.T) {
 	}
 	var logs SandboxLogs
 	f.want(200, &logs, "GET", at+"/logs?start=1700000000500&limit=10", "")
-	if len(logs.Logs) != 1 || logs.Logs[0].Line != "oops" || logs.LogEntries[0].Level != LevelError {
-		t.Errorf("logs are %+v", logs)
+	levels := []LogLevel{LevelError, LevelInfo, LevelWarn}
+	if len(logs.Logs) != len(levels) || len(logs.LogEntries) != len(levels) {
+		t.Fatalf("logs are %+v", logs)
 	}
-	var logs2 SandboxLogsV2
-	f.want(200, &logs2, "GET", "/v2"+at+"/logs?direction=backward", "")
-	if len(logs2.Logs) != 2 || logs2.Logs[0].Message != "oops" {
-		t.Errorf("logs are %+v", logs2)
+	for i, l := range logs.Logs { // as E2B's CLI reads them
+		var line struct{ Level, Logger, Message string }
+		if err := json.Unmarshal([]byte(l.Line), &line); err != nil || line.Level != string(levels[i]) || line.Logger == "" || line.Message != logs.LogEntries[i].Message {
+			t.Errorf("line %q, %v; the entry is %+v", l.Line, err, logs.LogEntries[i])
+		}
+		if logs.LogEntries[i].Level != levels[i] {
+			t.Errorf("entry %d has level %s, want %s", i, logs.LogEntries[i].Level, levels[i])
+		}
+	}
+	for level, want := range map[string]string{"": "warn info error info", "debug": "warn info error info", "info": "warn info error info", "warn": "warn error", "error": "error"} {
+		var logs2 SandboxLogsV2
+		query := "?direction=backward"
+		if level != "" {
+			query += "&level=" + level
+		}
+		f.want(200, &logs2, "GET", "/v2"+at+"/logs"+query, "")
+		var got []string
+		for _, e := range logs2.Logs {
+			got = append(got, string(e.Level))
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("from level %q: %v, want %s", level, got, want)
+		}
 	}
 }
 

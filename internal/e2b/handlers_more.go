@@ -46,8 +46,8 @@ func (h *handlers) GetSandboxLogs(ctx context.Context, r GetSandboxLogsRequestOb
 		return nil, err
 	}
 	logs := SandboxLogs{LogEntries: entries(lines), Logs: make([]SandboxLog, len(lines))}
-	for i, l := range lines {
-		logs.Logs[i] = SandboxLog{Timestamp: l.Timestamp.UTC(), Line: l.Line}
+	for i, e := range logs.LogEntries {
+		logs.Logs[i] = SandboxLog{Timestamp: e.Timestamp, Line: logLine(e)}
 	}
 	return GetSandboxLogs200JSONResponse(logs), nil
 }
@@ -65,10 +65,9 @@ func (h *handlers) GetSandboxLogsV2(ctx context.Context, r GetSandboxLogsV2Reque
 	if p.Level != nil && !p.Level.Valid() {
 		return nil, invalid("level: %q is none of debug, info, warn and error", *p.Level)
 	}
-	level := deref(p.Level)
 	lines, err := h.manager.Logs(ctx, callerOf(ctx).Namespace, r.SandboxID, manager.LogRequest{
 		From: instant(p.Cursor, time.Millisecond), Backward: deref(p.Direction) == Backward, Limit: limit,
-		Contains: deref(p.Search), StderrOnly: level == LevelWarn || level == LevelError,
+		Contains: deref(p.Search), AtLeast: levelNamed(deref(p.Level)),
 	})
 	if err != nil {
 		return nil, err

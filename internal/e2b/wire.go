@@ -2,6 +2,8 @@ package e2b
 
 import (
 	"context"
+	"encoding/json"
+	"log/slog"
 	"time"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -110,16 +112,43 @@ func metric(m envd.Metrics) SandboxMetric {
 }
 
 func logEntry(l envd.LogLine) SandboxLogEntry {
-	level := LevelInfo
-	if l.Stream == envd.StreamStderr {
-		level = LevelError
-	}
 	return SandboxLogEntry{
 		Timestamp: l.Timestamp.UTC(),
-		Level:     level,
+		Level:     levelOf(l.Severity()),
 		Message:   l.Line,
 		Fields:    StringMap{"source": l.Source, "stream": l.Stream},
 	}
+}
+
+// logLine is an entry as E2B's first route for logs has it, a JSON object: its CLI reads level and logger.
+func logLine(e SandboxLogEntry) string {
+	text, _ := json.Marshal(map[string]string{ // which strings cannot fail
+		"level": string(e.Level), "logger": e.Fields["source"], "message": e.Message, "stream": e.Fields["stream"],
+	})
+	return string(text)
+}
+
+// levelOf names a level.
+func levelOf(level slog.Level) LogLevel {
+	switch {
+	case level >= slog.LevelError:
+		return LevelError
+	case level >= slog.LevelWarn:
+		return LevelWarn
+	case level >= slog.LevelInfo:
+		return LevelInfo
+	}
+	return LevelDebug
+}
+
+// levelNamed is the level of a name that levelOf gives; info for none.
+func levelNamed(name LogLevel) slog.Level {
+	for _, level := range []slog.Level{slog.LevelDebug, slog.LevelWarn, slog.LevelError} {
+		if levelOf(level) == name {
+			return level
+		}
+	}
+	return slog.LevelInfo
 }
 
 func template(t manager.Template) Template {

@@ -7,6 +7,7 @@ package envd
 //go:generate ./generate.sh
 
 import (
+	"log/slog"
 	"path"
 	"slices"
 	"strings"
@@ -162,6 +163,17 @@ type LogLine struct {
 	Source    string    `json:"source"`
 	Stream    string    `json:"stream"`
 	Line      string    `json:"line"`
+	// Level is what the agent said of a line of its own, as slog names it; empty for others.
+	Level string `json:"level,omitempty"`
+}
+
+// Severity is the line's level. A program's line has one by its stream.
+func (l *LogLine) Severity() slog.Level {
+	var level slog.Level // info
+	if level.UnmarshalText([]byte(l.Level)) != nil && l.Source != SourceAgent && l.Stream == StreamStderr {
+		level = slog.LevelError
+	}
+	return level
 }
 
 // errorBody is how routes that are not RPCs tell an error.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -108,9 +109,10 @@ type LogRequest struct {
 	Backward bool
 	// Limit is from 1 to MaxLogLines; 0 means MaxLogLines.
 	Limit int
-	// Contains keeps lines with this text; StderrOnly keeps those of stderr.
-	Contains   string
-	StderrOnly bool
+	// Contains keeps lines with this text; AtLeast those of this level and above. Its zero value keeps
+	// what programs write, which has no level below it.
+	Contains string
+	AtLeast  slog.Level
 }
 
 // Logs returns what the programs of a sandbox's template and its agent wrote.
@@ -139,7 +141,7 @@ func (m *Manager) Logs(ctx context.Context, namespace, id string, req LogRequest
 	}
 	lines = slices.DeleteFunc(lines, func(l envd.LogLine) bool {
 		outside := !req.From.IsZero() && ((req.Backward && l.Timestamp.After(req.From)) || (!req.Backward && l.Timestamp.Before(req.From)))
-		return outside || !strings.Contains(l.Line, req.Contains) || (req.StderrOnly && l.Stream != envd.StreamStderr)
+		return outside || !strings.Contains(l.Line, req.Contains) || l.Severity() < req.AtLeast
 	})
 	return lines[:min(len(lines), req.Limit)], nil
 }

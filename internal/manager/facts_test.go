@@ -3,6 +3,7 @@ package manager
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -192,7 +193,7 @@ func TestMetricsAndLogs(t *testing.T) {
 		"limit":    {LogRequest{Limit: 1}, "one"},
 		"backward": {LogRequest{Backward: true, Limit: 2}, "three two"},
 		"before":   {LogRequest{Backward: true, From: now.Add(-time.Second)}, "two one"},
-		"search":   {LogRequest{Contains: "o", StderrOnly: true}, "two"},
+		"search":   {LogRequest{Contains: "o", AtLeast: slog.LevelWarn}, "two"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			lines, err := f.Logs(ctx, team, string(a.ID), give.req)
