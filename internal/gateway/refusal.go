@@ -105,6 +105,25 @@ func (f *refusal) write(w http.ResponseWriter, r *http.Request, id sandbox.ID) {
 // openToBrowsers lets scripts of any origin read an answer of ours.
 func openToBrowsers(h http.Header) { h.Set("Access-Control-Allow-Origin", "*") }
 
+// isPreflight reports whether a browser asks whether a script may make a request. It shows no tokens then.
+func isPreflight(r *http.Request) bool {
+	return r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != ""
+}
+
+// allowRequest answers a preflight in the place of a sandbox that only requests with tokens reach: the
+// request itself has to show one, whatever its origin.
+func allowRequest(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	openToBrowsers(h)
+	h.Set("Access-Control-Allow-Methods", r.Header.Get("Access-Control-Request-Method"))
+	if names := r.Header.Get("Access-Control-Request-Headers"); names != "" {
+		h.Set("Access-Control-Allow-Headers", names)
+	}
+	h.Set("Access-Control-Max-Age", "7200")
+	h.Set("Vary", "Access-Control-Request-Method, Access-Control-Request-Headers")
+	w.WriteHeader(http.StatusNoContent)
+}
+
 // wantsPage reports whether a person looks at the answer in a browser.
 func wantsPage(r *http.Request) bool {
 	if !strings.Contains(r.UserAgent(), "Mozilla/") || !strings.Contains(r.Header.Get("Accept"), "text/html") {

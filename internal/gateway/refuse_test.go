@@ -504,6 +504,56 @@ func TestExpiredSignature(t *testing.T) {
 	}
 }
 
+// TestPreflights: a browser's question comes without tokens. It is answered where only requests with
+// tokens pass, and reaches and wakes nothing; elsewhere the service answers it.
+func TestPreflights(t *testing.T) {
+	var reached atomic.Int64
+	port := backend(t, func(w http.ResponseWriter, _ *http.Request) {
+		reached.Add(1)
+		w.WriteHeader(http.StatusTeapot)
+	})
+	w := newWorld(t, func(c *Config) {
+		c.Waker = wakerFunc(func(context.Context, sandbox.ID) error {
+			reached.Add(1)
+			return errors.New("it must not be woken")
+		})
+	})
+	wakes := func(s *agents.Sandbox) { s.Spec.Barchan.Wake = &agents.WakePolicy{OnTraffic: true} }
+	asleep := func(name string, change ...func(*agents.Sandbox)) *box {
+		b := w.box(name, change...)
+		b.sleep()
+		b.apply()
+		return b
+	}
+	closed := w.box("closed", private)
+	ask := []string{"Origin", "https://a.test", "Access-Control-Request-Method", "PUT", "Access-Control-Request-Headers", "x-a,e2b-traffic-access-token"}
+	for name, c := range map[string]struct {
+		url     string
+		headers []string
+		status  int
+		reaches bool
+	}{
+		"private":             {closed.url(port, "/"), ask, 204, false},
+		"private, asleep":     {asleep("a", private, wakes).url(port, "/"), ask, 204, false},
+		"agent, asleep":       {asleep("b", wakes).url(envd.Port, "/files"), ask, 204, false},
+		"private, with token": {closed.url(port, "/"), append(ask, envd.HeaderTrafficToken, w.tokens.Traffic(closed.id)), 418, true},
+		"public":              {w.box("open").url(port, "/"), ask, 418, true},
+		"no preflight":        {closed.url(port, "/"), []string{"Origin", "https://a.test"}, 403, false},
+		"no sandbox":          {fmt.Sprintf("http://80-%s.%s/", sandbox.IDOf("gone"), testDomain), ask, 502, false},
+	} {
+		before := reached.Load()
+		res, text := w.do(w.client, http.MethodOptions, c.url, nil, c.headers...) //nolint:bodyclose // do closes it
+		if res.StatusCode != c.status || (reached.Load() != before) != c.reaches {
+			t.Errorf("%s: got %d %q, reached %v", name, res.StatusCode, text, reached.Load() != before)
+		}
+		h := res.Header
+		if c.status == http.StatusNoContent && (h.Get("Access-Control-Allow-Origin") != "*" || h.Get("Access-Control-Allow-Methods") != "PUT" ||
+			h.Get("Access-Control-Allow-Headers") != "x-a,e2b-traffic-access-token") {
+			t.Errorf("%s: got %v", name, h)
+		}
+	}
+}
+
 // wakerFunc is a Waker.
 type wakerFunc func(context.Context, sandbox.ID) error
 

@@ -198,6 +198,11 @@ func (x *exchange) advance(ctx context.Context, entry *route.Entry, woken bool) 
 }
 
 func (x *exchange) refuse(f *refusal) {
+	if (f == noToken || f == noWake) && isPreflight(x.r) {
+		x.status = http.StatusNoContent
+		allowRequest(x.w, x.r)
+		return
+	}
 	x.status, x.reason = f.status, f.message
 	x.closeIfEarly()
 	f.write(x.w, x.r, x.id)
