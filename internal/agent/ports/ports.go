@@ -49,7 +49,7 @@ func List(proc string, without int, as Look) ([]envd.ListeningPort, error) {
 	for _, s := range found {
 		p := envd.ListeningPort{Port: s.at.Port(), Address: s.at.Addr().String()}
 		if who, ok := owners[s.inode]; ok {
-			p.PID, p.Process = who.PID, who.Name
+			p.PID, p.Process = who.PID, short(who.Name)
 		}
 		if p.PID == 0 || p.PID != without {
 			list = append(list, p)
@@ -238,6 +238,12 @@ func kindOf(dir string) (k kind, ok bool) {
 	}
 	return k, found == 2
 }
+
+// maxName is what the kernel keeps of a process's name, in bytes.
+const maxName = 15
+
+// short bounds a name: what looks in our place runs as a user of the sandbox, who may make up its answer.
+func short(name string) string { return strings.ToValidUTF8(name[:min(len(name), maxName)], "") }
 
 func nameOf(dir string) string {
 	b, err := os.ReadFile(filepath.Join(dir, "comm"))

@@ -135,3 +135,11 @@ func runsc(t *testing.T) string {
 	}
 	return path
 }
+
+func TestLongNames(t *testing.T) {
+	for name, want := range map[string]string{"": "", "sh": "sh", strings.Repeat("x", 1<<20): strings.Repeat("x", maxName), strings.Repeat("ü", 10): strings.Repeat("ü", 7)} {
+		if got := short(name); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
