@@ -479,6 +479,11 @@ func TestListOverTheWire(t *testing.T) {
 	if _, has := h["X-Next-Token"]; len(page) != 1 || has {
 		t.Errorf("last page is %+v with %v", page, h)
 	}
+	one := page[0]
+	f.want(200, &page, "GET", "/v2/sandboxes?name="+deref(one.Name), "")
+	if deref(one.Name) == "" || len(page) != 1 || page[0].SandboxID != one.SandboxID {
+		t.Errorf("the sandbox of the name %q is %+v, want %s", deref(one.Name), page, one.SandboxID)
+	}
 	f.want(200, &page, "GET", "/sandboxes", "")
 	if len(page) != 5 {
 		t.Errorf("v1 lists %d, want 5", len(page))

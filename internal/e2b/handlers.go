@@ -164,7 +164,7 @@ func (h *handlers) ListSandboxesV2(ctx context.Context, r ListSandboxesV2Request
 		return nil, err
 	}
 	req := manager.ListRequest{
-		Namespace: callerOf(ctx).Namespace, Metadata: metadata, Template: deref(p.Template),
+		Namespace: callerOf(ctx).Namespace, Metadata: metadata, Template: deref(p.Template), Name: deref(p.Name),
 		StartedAfter: deref(p.StartedAfter), Limit: limit, Cursor: deref(p.NextToken),
 	}
 	for _, state := range deref(p.State) {

@@ -31,6 +31,7 @@ func (s *Server) sandbox(ctx context.Context, v manager.Sandbox) Sandbox {
 func listedSandbox(v manager.Sandbox) ListedSandbox {
 	return ListedSandbox{
 		SandboxID:   string(v.ID),
+		Name:        optional(v.Name),
 		TemplateID:  v.TemplateID,
 		Alias:       optional(v.TemplateName),
 		ClientID:    clientID,
@@ -48,12 +49,13 @@ func listedSandbox(v manager.Sandbox) ListedSandbox {
 func (s *Server) detail(ctx context.Context, v manager.Sandbox) SandboxDetail {
 	l := listedSandbox(v)
 	d := SandboxDetail{
-		SandboxID: l.SandboxID, TemplateID: l.TemplateID, Alias: l.Alias, ClientID: l.ClientID,
+		SandboxID: l.SandboxID, Name: l.Name, TemplateID: l.TemplateID, Alias: l.Alias, ClientID: l.ClientID,
 		StartedAt: l.StartedAt, EndAt: l.EndAt, CPUCount: l.CPUCount, MemoryMB: l.MemoryMB, DiskSizeMB: l.DiskSizeMB,
 		State: l.State, EnvdVersion: l.EnvdVersion, Metadata: l.Metadata,
 		EnvdAccessToken: optional(v.AgentToken),
 		Domain:          optional(callerOf(ctx).domain),
 		Network:         network(v),
+		Memory:          optional(string(v.Memory)),
 	}
 	if v.Network != nil {
 		d.AllowInternetAccess = v.Network.Internet

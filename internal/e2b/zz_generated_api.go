@@ -170,18 +170,21 @@ type KeyMask struct {
 
 // ListedSandbox defines model for ListedSandbox.
 type ListedSandbox struct {
-	Alias       *string      `json:"alias,omitempty"`
-	ClientID    string       `json:"clientID"`
-	CPUCount    int32        `json:"cpuCount"`
-	DiskSizeMB  int64        `json:"diskSizeMB"`
-	EndAt       time.Time    `json:"endAt"`
-	EnvdVersion string       `json:"envdVersion"`
-	MemoryMB    int64        `json:"memoryMB"`
-	Metadata    *StringMap   `json:"metadata,omitempty"`
-	SandboxID   string       `json:"sandboxID"`
-	StartedAt   time.Time    `json:"startedAt"`
-	State       SandboxState `json:"state"`
-	TemplateID  string       `json:"templateID"`
+	Alias       *string    `json:"alias,omitempty"`
+	ClientID    string     `json:"clientID"`
+	CPUCount    int32      `json:"cpuCount"`
+	DiskSizeMB  int64      `json:"diskSizeMB"`
+	EndAt       time.Time  `json:"endAt"`
+	EnvdVersion string     `json:"envdVersion"`
+	MemoryMB    int64      `json:"memoryMB"`
+	Metadata    *StringMap `json:"metadata,omitempty"`
+
+	// Name Ours. The name of its object, unique within the team.
+	Name       *string      `json:"name,omitempty"`
+	SandboxID  string       `json:"sandboxID"`
+	StartedAt  time.Time    `json:"startedAt"`
+	State      SandboxState `json:"state"`
+	TemplateID string       `json:"templateID"`
 }
 
 // LogLevel defines model for LogLevel.
@@ -290,8 +293,14 @@ type SandboxDetail struct {
 		AutoResume bool                            `json:"autoResume"`
 		OnTimeout  SandboxDetailLifecycleOnTimeout `json:"onTimeout"`
 	} `json:"lifecycle"`
-	MemoryMB   int64        `json:"memoryMB"`
-	Metadata   *StringMap   `json:"metadata,omitempty"`
+
+	// Memory Ours. Where the memory of a paused sandbox is, RAM or Disk; absent where none is kept.
+	Memory   *string    `json:"memory,omitempty"`
+	MemoryMB int64      `json:"memoryMB"`
+	Metadata *StringMap `json:"metadata,omitempty"`
+
+	// Name Ours. The name of its object, unique within the team.
+	Name       *string      `json:"name,omitempty"`
 	Network    *Network     `json:"network,omitempty"`
 	SandboxID  string       `json:"sandboxID"`
 	StartedAt  time.Time    `json:"startedAt"`
@@ -571,6 +580,9 @@ type ListSandboxesV2Params struct {
 
 	// Template A template's ID, name or alias.
 	Template *string `form:"template,omitempty" json:"template,omitempty"`
+
+	// Name Ours. The name of the sandbox's object.
+	Name *string `form:"name,omitempty" json:"name,omitempty"`
 
 	// Limit From 1 to 100; 100 unless given.
 	Limit     *Limit     `form:"limit,omitempty" json:"limit,omitempty"`
@@ -1590,6 +1602,19 @@ func (siw *ServerInterfaceWrapper) ListSandboxesV2(w http.ResponseWriter, r *htt
 			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "template"})
 		} else {
 			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "template", Err: err})
+		}
+		return
+	}
+
+	// ------------- Optional query parameter "name" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "name", r.URL.Query(), &params.Name, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		var requiredError *runtime.RequiredParameterError
+		if errors.As(err, &requiredError) {
+			siw.ErrorHandlerFunc(w, r, &RequiredParamError{ParamName: "name"})
+		} else {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "name", Err: err})
 		}
 		return
 	}

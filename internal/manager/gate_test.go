@@ -58,6 +58,10 @@ func TestClosedGate(t *testing.T) {
 		t.Fatalf("Pause = %v", err)
 	}
 	f.memoryIs(t, v.ID, agents.MemoryOnDisk)
+	await(t, func() bool {
+		now, err := f.Get(ctx, team, id)
+		return err == nil && now.Memory == agents.MemoryOnDisk
+	})
 	wantKind(t, second(f.Resume(ctx, team, id, time.Minute, nil)), errs.ErrUnavailable, "disk: no room")
 	if err := f.Kill(ctx, team, string(other.ID)); err != nil {
 		t.Errorf("Kill = %v", err)
@@ -66,6 +70,9 @@ func TestClosedGate(t *testing.T) {
 	gate.Set("disk", nil)
 	if _, err := f.Resume(ctx, team, id, time.Minute, nil); err != nil {
 		t.Errorf("Resume afterwards = %v", err)
+	}
+	if now, err := f.Get(ctx, team, id); err != nil || now.Memory != "" {
+		t.Errorf("memory of what runs is in %q, %v", now.Memory, err)
 	}
 	f.mustCreate(t, request("base"))
 }

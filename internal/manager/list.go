@@ -29,6 +29,8 @@ type ListRequest struct {
 	States []State
 	// Template is a template's ID, name or alias.
 	Template string
+	// Name is the name of the sandbox's object.
+	Name string
 	// StartedAfter includes the instant itself.
 	StartedAfter time.Time
 	OldestFirst  bool
@@ -90,6 +92,9 @@ func (m *Manager) List(ctx context.Context, req ListRequest) (Page, error) {
 }
 
 func matches(s *agents.Sandbox, req *ListRequest, templateID string) bool {
+	if req.Name != "" && req.Name != s.Name {
+		return false
+	}
 	if len(req.Metadata) > 0 && s.Spec.Barchan == nil {
 		return false
 	}

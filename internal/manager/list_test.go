@@ -45,6 +45,8 @@ func TestList(t *testing.T) {
 		"template":      {ListRequest{Template: "sized"}, "531", 3},
 		"alias":         {ListRequest{Template: "default-base"}, "6420", 3},
 		"template ID":   {ListRequest{Template: made[1].TemplateID}, "531", 3},
+		"name":          {ListRequest{Name: made[4].Name}, "4", 1},
+		"no name":       {ListRequest{Name: string(made[4].ID)}, "", 0},
 		"no template":   {ListRequest{Template: "nope"}, "", 0},
 		"started after": {ListRequest{StartedAfter: old.Add(4 * time.Minute)}, "654", 2},
 	} {

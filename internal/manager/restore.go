@@ -37,7 +37,7 @@ func (m *Manager) from(ctx context.Context, c *claim, snap *barchan.Checkpoint) 
 	}
 	from := snap.Status.Source
 	if from == nil || len(from.Blueprint.Raw) == 0 {
-		return refuse(errs.ErrConflict, "snapshot %q does not say how its sandbox was made, so none can start from it", snapshotID(snap))
+		return refuse(errs.ErrConflict, "snapshot %q does not say how its sandbox was made, so none can start from it", snap.SnapshotID())
 	}
 	var blueprint agents.SandboxBlueprint
 	var policies agents.BarchanSpec
@@ -47,7 +47,7 @@ func (m *Manager) from(ctx context.Context, c *claim, snap *barchan.Checkpoint) 
 	}
 	if err != nil {
 		return errs.Public(fmt.Errorf("read checkpoint %s/%s: %w: %w", snap.Namespace, snap.Name, errs.ErrConflict, err),
-			fmt.Sprintf("what snapshot %q says of its sandbox cannot be read", snapshotID(snap)))
+			fmt.Sprintf("what snapshot %q says of its sandbox cannot be read", snap.SnapshotID()))
 	}
 	o := &origin{
 		restore:  agents.RestoreSource{CheckpointName: snap.Name, FilesOnly: c.FilesOnly},
@@ -55,7 +55,7 @@ func (m *Manager) from(ctx context.Context, c *claim, snap *barchan.Checkpoint) 
 		template: from.TemplateName, templateID: from.TemplateID, templateNamespace: from.TemplateNamespace,
 		secrets: from.Secrets, own: from.OwnVariables,
 	}
-	if err := m.mayShare(o, &policies, c.AllowSecrets, fmt.Sprintf("snapshot %q", snapshotID(snap))); err != nil {
+	if err := m.mayShare(o, &policies, c.AllowSecrets, fmt.Sprintf("snapshot %q", snap.SnapshotID())); err != nil {
 		return err
 	}
 	c.startFrom(o, &blueprint, &policies, cmp.Or(from.TemplateName, nameOf(snap).name))

@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -120,7 +121,7 @@ func newCheckpoint(s *agents.Sandbox, filesOnly bool, ttl time.Duration) *barcha
 func (m *Manager) capture(ctx context.Context, c *barchan.Checkpoint) (*barchan.Checkpoint, error) {
 	err := m.objects.Create(ctx, c)
 	if apierrors.IsAlreadyExists(err) {
-		return nil, errs.Public(fromAPI("create checkpoint", err), fmt.Sprintf("name: a snapshot %q exists already; choose another name or tag, or none", snapshotID(c)))
+		return nil, errs.Public(fromAPI("create checkpoint", err), fmt.Sprintf("name: a snapshot %q exists already; choose another name or tag, or none", called(c)))
 	}
 	if err != nil {
 		return nil, fromAPI("create checkpoint", err)
@@ -143,7 +144,7 @@ func (m *Manager) awaitCapture(ctx context.Context, c *barchan.Checkpoint, limit
 	waitingFor := ""
 	done, err := m.cache.WaitCheckpoint(bounded, client.ObjectKeyFromObject(c), func(now *barchan.Checkpoint) (bool, error) {
 		if now == nil || now.UID != c.UID || now.DeletionTimestamp != nil {
-			return false, refuse(errs.ErrConflict, "snapshot %q was deleted before it was ready", snapshotID(c))
+			return false, refuse(errs.ErrConflict, "snapshot %q was deleted before it was ready", called(c))
 		}
 		if now.Status.Phase == barchan.CheckpointFailed {
 			return false, errs.Public(fmt.Errorf("%w: %w", errCapture, errs.ErrConflict), "the sandbox cannot be captured"+told(now))
@@ -152,13 +153,16 @@ func (m *Manager) awaitCapture(ctx context.Context, c *barchan.Checkpoint, limit
 		return now.Status.Phase == barchan.CheckpointReady, nil
 	})
 	if errors.Is(err, errs.ErrTimeout) && ctx.Err() == nil {
-		return nil, errs.Public(err, fmt.Sprintf("snapshot %q was not ready within %s%s; it is listed when it is", snapshotID(c), limit, waitingFor))
+		return nil, errs.Public(err, fmt.Sprintf("snapshot %q was not ready within %s%s; it is listed when it is", called(c), limit, waitingFor))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("wait for checkpoint %s/%s: %w", c.Namespace, c.Name, err)
 	}
 	return done, nil
 }
+
+// called is the ID of a snapshot, or the name of a checkpoint that no API shows as one.
+func called(c *barchan.Checkpoint) string { return cmp.Or(c.SnapshotID(), c.Name) }
 
 // told is what the controller of a checkpoint says about one that is not ready.
 func told(c *barchan.Checkpoint) string {
@@ -181,7 +185,7 @@ func (m *Manager) dropCheckpoint(ctx context.Context, c *barchan.Checkpoint) {
 
 func viewSnapshot(c *barchan.Checkpoint) Snapshot {
 	v := Snapshot{
-		ID: snapshotID(c), Names: []string{c.Namespace + "/" + snapshotID(c)},
+		ID: c.SnapshotID(), Names: []string{c.Namespace + "/" + c.SnapshotID()},
 		Namespace: c.Namespace, Object: c.Name, SandboxID: sandbox.ID(c.Labels[barchan.LabelSandbox]),
 		Content: c.Status.Content, CreatedAt: createdAt(c),
 	}

@@ -496,3 +496,21 @@ func TestColdStartsSkipTheWarmUp(t *testing.T) {
 		t.Errorf("when there is one: %+v", s.Spec.Barchan)
 	}
 }
+
+// TestOneSnapshotID: the object shows the ID that the API gives, those of the server's own use have none.
+func TestOneSnapshotID(t *testing.T) {
+	f := newFixture(t)
+	snap := f.mustSnapshot(t, f.mustCreate(t, request("base")), "mine:v1")
+	c := f.checkpoint(t, snap.Object)
+	if c.SnapshotID() != snap.ID || c.Annotations[barchan.AnnotationSnapshotID] != snap.ID || snap.ID != "mine:v1" {
+		t.Errorf("the API says %q, the object %q, its column %q", snap.ID, c.SnapshotID(), c.Annotations[barchan.AnnotationSnapshotID])
+	}
+	c.Labels = map[string]string{barchan.LabelPurpose: barchan.PurposeFork}
+	if id := c.SnapshotID(); id != "" {
+		t.Errorf("a checkpoint for forks has the ID %q", id)
+	}
+	c.Labels = nil
+	if id, want := c.SnapshotID(), snap.Object+":default"; id != want {
+		t.Errorf("one without labels has the ID %q, want %q", id, want)
+	}
+}

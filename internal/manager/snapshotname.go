@@ -10,17 +10,16 @@ import (
 	"strings"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/pool"
 )
 
-// Tags that mean the newest snapshot of a name, unless one has just that tag.
-const (
-	tagDefault = "default"
-	tagLatest  = "latest"
-)
+// tagLatest means the newest snapshot of a name, as the default tag does, unless one has just that tag.
+const tagLatest = "latest"
 
 // maxName bounds a snapshot's name and its tag: each is a label.
 const maxName = 63
@@ -84,20 +83,17 @@ func (n snapshotName) object() string {
 func (n snapshotName) label(c *barchan.Checkpoint) {
 	c.Name = n.object()
 	c.Labels[barchan.LabelSnapshot], c.Labels[barchan.LabelTag] = n.name, n.tag
+	metav1.SetMetaDataAnnotation(&c.ObjectMeta, barchan.AnnotationSnapshotID, c.SnapshotID())
 }
 
-// nameOf is what clients call a checkpoint. One that was made by hand has its object's name.
+// nameOf is what clients call a checkpoint.
 func nameOf(c *barchan.Checkpoint) snapshotName {
-	return snapshotName{cmp.Or(c.Labels[barchan.LabelSnapshot], c.Name), cmp.Or(c.Labels[barchan.LabelTag], tagDefault)}
-}
-
-func snapshotID(c *barchan.Checkpoint) string {
-	n := nameOf(c)
-	return n.name + ":" + n.tag
+	name, tag := c.SnapshotName()
+	return snapshotName{name, tag}
 }
 
 // newest reports whether any snapshot of the name will do.
-func (n snapshotName) newest() bool { return n.tag == "" || n.tag == tagDefault || n.tag == tagLatest }
+func (n snapshotName) newest() bool { return n.tag == "" || n.tag == barchan.DefaultTag || n.tag == tagLatest }
 
 // splitID reads the name of a snapshot that a client asks for; false if it cannot be one of the team's.
 func splitID(namespace, asked string) (snapshotName, bool) {

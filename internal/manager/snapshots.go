@@ -194,7 +194,7 @@ func (m *Manager) single(ctx context.Context, c *barchan.Checkpoint, id string) 
 		}
 	}
 	if n > 1 {
-		return refuse(errs.ErrConflict, "there are %d snapshots of the name %q; say which by its tag, as in %q", n, name.name, snapshotID(c))
+		return refuse(errs.ErrConflict, "there are %d snapshots of the name %q; say which by its tag, as in %q", n, name.name, c.SnapshotID())
 	}
 	return nil
 }

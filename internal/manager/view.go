@@ -39,7 +39,9 @@ type Sandbox struct {
 	TemplateID, TemplateName string
 	State                    State
 	Phase                    sandbox.Phase
-	StartedAt                time.Time
+	// Memory is where the memory of a paused sandbox is; empty where none is kept.
+	Memory    agents.MemoryPlace
+	StartedAt time.Time
 	// EndAt is Never for one that is not bounded; of a paused one it is when it was paused.
 	EndAt    time.Time
 	Size     Size
@@ -67,6 +69,9 @@ func (m *Manager) view(s *agents.Sandbox) Sandbox {
 		Size:          m.size(&s.Spec.PodTemplate.Spec),
 		PublicTraffic: true,
 		OnTimeout:     agents.TimeoutShutdown,
+	}
+	if b := s.Status.Barchan; b != nil && v.State == StatePaused {
+		v.Memory = b.Memory
 	}
 	if s.Spec.AgentSecured() {
 		v.AgentToken = m.cfg.Tokens.Agent(id)

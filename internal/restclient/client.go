@@ -97,6 +97,9 @@ func (c *Client) List(ctx context.Context, o ListOptions) ([]Listed, error) {
 	if o.Template != "" {
 		q.Set("template", o.Template)
 	}
+	if o.Name != "" {
+		q.Set("name", o.Name)
+	}
 	return pages[Listed](ctx, c, "/v2/sandboxes", q, o.Limit)
 }
 
@@ -182,6 +185,11 @@ func (c *Client) Snapshots(ctx context.Context, o SnapshotListOptions) ([]Snapsh
 		q.Set("name", o.Name)
 	}
 	return pages[Snapshot](ctx, c, "/snapshots", q, o.Limit)
+}
+
+// Templates lists what sandboxes can be created from.
+func (c *Client) Templates(ctx context.Context) ([]Template, error) {
+	return pages[Template](ctx, c, "/v2/templates", url.Values{}, 0)
 }
 
 // DeleteSnapshot deletes one snapshot, by its ID.

@@ -54,6 +54,12 @@ type SnapshotListOptions struct {
 	Limit int
 }
 
+// Template is what sandboxes can be created from.
+type Template struct {
+	TemplateID string   `json:"templateID"`
+	Aliases    []string `json:"aliases"`
+}
+
 // NewFork is how often to multiply a sandbox.
 type NewFork struct {
 	Count        int               `json:"count,omitempty"`   // zero: one
@@ -93,7 +99,9 @@ const (
 
 // Listed is a sandbox in a list.
 type Listed struct {
-	SandboxID   string            `json:"sandboxID"`
+	SandboxID string `json:"sandboxID"`
+	// Name is unique in the namespace; other servers of this API have none.
+	Name        string            `json:"name,omitempty"`
 	TemplateID  string            `json:"templateID"`
 	Alias       string            `json:"alias,omitempty"`
 	StartedAt   time.Time         `json:"startedAt"`
@@ -114,6 +122,8 @@ type Detail struct {
 	Domain     string    `json:"domain,omitempty"`
 	Network    *Network  `json:"network,omitempty"`
 	Lifecycle  Lifecycle `json:"lifecycle"`
+	// Memory is where the memory of a paused sandbox is: RAM or Disk; empty where none is kept.
+	Memory string `json:"memory,omitempty"`
 }
 
 // Network says what a sandbox may reach.
@@ -135,6 +145,8 @@ type ListOptions struct {
 	States   []string
 	Metadata map[string]string
 	Template string
+	// Name is that of one sandbox.
+	Name string
 	// Limit bounds the whole list; zero: no bound.
 	Limit int
 }

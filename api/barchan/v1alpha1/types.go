@@ -75,6 +75,13 @@ const (
 	LabelTag = "barchan.dev/snapshot-tag"
 )
 
+// DefaultTag is the tag of a snapshot that was made without one, as an object.
+const DefaultTag = "default"
+
+// AnnotationSnapshotID is the ID of a snapshot that the API made. It repeats the labels, for the column
+// of a custom resource, which can show one field only.
+const AnnotationSnapshotID = "barchan.dev/snapshot-id"
+
 // CheckpointSpec is what to keep of which sandbox. It cannot change, but for ttlSeconds.
 // +kubebuilder:validation:XValidation:rule="self.sandboxName == oldSelf.sandboxName && self.content == oldSelf.content && self.origin == oldSelf.origin && (has(self.keepRunning) && self.keepRunning) == (has(oldSelf.keepRunning) && oldSelf.keepRunning)",message="only ttlSeconds can change"
 type CheckpointSpec struct {
@@ -189,6 +196,7 @@ type CheckpointStatus struct {
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:shortName=ckpt
+// +kubebuilder:printcolumn:name="ID",type=string,JSONPath=`.metadata.annotations.barchan\.dev/snapshot-id`
 // +kubebuilder:printcolumn:name="Sandbox",type=string,JSONPath=`.spec.sandboxName`
 // +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
 // +kubebuilder:printcolumn:name="Content",type=string,JSONPath=`.status.content`
