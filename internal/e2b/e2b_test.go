@@ -189,7 +189,7 @@ func TestSandboxObjectHasTheFieldsThatClientsNeed(t *testing.T) {
 	f.want(200, &detail, "GET", fmt.Sprint("/sandboxes/", got["sandboxID"]), "")
 	want := []string{
 		"alias", "clientID", "cpuCount", "diskSizeMB", "domain", "endAt", "envdAccessToken", "envdVersion", "lifecycle",
-		"memoryMB", "metadata", "network", "sandboxID", "startedAt", "state", "templateID",
+		"memoryMB", "metadata", "name", "network", "sandboxID", "startedAt", "state", "templateID",
 	}
 	if !slices.Equal(slices.Sorted(maps.Keys(detail)), want) {
 		t.Errorf("keys are %v, want %v", slices.Sorted(maps.Keys(detail)), want)
