@@ -12,7 +12,6 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -22,15 +21,20 @@ import (
 	"github.com/barchan-dev/barchan/internal/envd"
 	"github.com/barchan-dev/barchan/internal/errs"
 	"github.com/barchan-dev/barchan/internal/restclient"
-	"github.com/barchan-dev/barchan/internal/sandbox"
 )
 
-// Environment variables of a client that has no data directory.
+// Environment variables of a client that has no data directory. Those of E2B's programs count below ours.
 const (
 	envAPIURL     = "BARCHAN_API_URL"
 	envAPIKey     = "BARCHAN_API_KEY"
 	envSandboxURL = "BARCHAN_SANDBOX_URL"
 	envKubeconfig = "BARCHAN_KUBECONFIG"
+
+	envE2BAPIURL      = "E2B_API_URL"
+	envE2BDomain      = "E2B_DOMAIN"
+	envE2BAPIKey      = "E2B_API_KEY"
+	envE2BAccessToken = "E2B_ACCESS_TOKEN" //nolint:gosec // the name of a variable
+	envE2BSandboxURL  = "E2B_SANDBOX_URL"
 )
 
 func (a *app) config(flags ...*config.Flags) (*config.Resolved, error) {
@@ -41,12 +45,13 @@ func (a *app) config(flags ...*config.Flags) (*config.Resolved, error) {
 	})
 }
 
-func (a *app) first(flag, env string) string {
-	if flag != "" {
-		return flag
+// first is the value of a flag, or else of the first variable that is set and not empty.
+func (a *app) first(flag string, env ...string) string {
+	value := flag
+	for i := 0; value == "" && i < len(env); i++ {
+		value, _ = a.lookupEnv(env[i])
 	}
-	v, _ := a.lookupEnv(env)
-	return v
+	return value
 }
 
 func (a *app) admin() (*adminclient.Client, error) {
@@ -80,21 +85,14 @@ type target struct {
 
 func (a *app) target(ctx context.Context) (*target, error) {
 	t := &target{
-		url:  a.first(a.apiURL, envAPIURL),
-		key:  a.first(a.apiKey, envAPIKey),
-		http: &http.Client{Transport: newTransport()},
+		url:        a.first(a.apiURL, envAPIURL),
+		key:        a.first(a.apiKey, envAPIKey, envE2BAPIKey, envE2BAccessToken),
+		sandboxURL: a.first("", envSandboxURL),
+		http:       &http.Client{Transport: newTransport()},
 	}
-	t.sandboxURL, _ = a.lookupEnv(envSandboxURL)
 	if t.url == "" {
-		s, err := a.localServer(ctx)
-		if err != nil {
+		if err := a.findServer(ctx, t); err != nil {
 			return nil, err
-		}
-		t.url = "http://" + dialable(s.Addresses.HTTP)
-		if t.key == "" {
-			if t.key, err = readKey(s.Addresses.APIKeyFile); err != nil {
-				return nil, err
-			}
 		}
 	}
 	if t.key == "" {
@@ -103,6 +101,29 @@ func (a *app) target(ctx context.Context) (*target, error) {
 	var err error
 	t.rest, err = restclient.New(restclient.Config{URL: t.url, Key: t.key, HTTP: t.http, UserAgent: "barchan/" + a.version().Version})
 	return t, err
+}
+
+// findServer finds the server that E2B's variables name, or else that of the data directory.
+func (a *app) findServer(ctx context.Context, t *target) error {
+	domain := a.first("", envE2BDomain)
+	if t.url = a.first("", envE2BAPIURL); t.url == "" {
+		s, err := a.localServer(ctx)
+		if err == nil && (domain == "" || domain == s.Addresses.Domain) {
+			t.url = "http://" + dialable(s.Addresses.HTTP)
+			if t.key == "" {
+				t.key, err = readKey(s.Addresses.APIKeyFile)
+			}
+			return err
+		}
+		if domain == "" {
+			return err
+		}
+		t.url = "https://api." + domain
+	}
+	if t.sandboxURL == "" { // it belongs to the server that the others name
+		t.sandboxURL = a.first("", envE2BSandboxURL)
+	}
+	return nil
 }
 
 // newTransport has no total timeout, for streams, but finds a dead address soon.
@@ -168,31 +189,6 @@ func (t *target) agent(id, token, user string) (*envd.Client, error) {
 		HTTP: t.http, BaseURL: base, User: user, Header: h,
 		Token: func() string { return token },
 	})
-}
-
-// resolve finds the one sandbox that an ID, or the beginning of one, means.
-func (t *target) resolve(ctx context.Context, text string) (string, error) {
-	if id, err := sandbox.ParseID(text); err == nil {
-		return string(id), nil
-	}
-	all, err := t.rest.List(ctx, restclient.ListOptions{States: []string{restclient.StateRunning, restclient.StatePaused}})
-	if err != nil {
-		return "", err
-	}
-	var found []string
-	for _, s := range all {
-		if text != "" && strings.HasPrefix(s.SandboxID, text) {
-			found = append(found, s.SandboxID)
-		}
-	}
-	slices.Sort(found)
-	switch len(found) {
-	case 1:
-		return found[0], nil
-	case 0:
-		return "", fmt.Errorf("no sandbox has an ID that begins with %q; `barchan ls` lists them: %w", text, errs.ErrNotFound)
-	}
-	return "", fmt.Errorf("%q begins the IDs of %d sandboxes; give more of one: %s: %w", text, len(found), strings.Join(found, ", "), errs.ErrInvalid)
 }
 
 // running resolves a sandbox and opens a client of its agent.

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"strings"
 	"time"
 
@@ -11,28 +12,30 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 )
 
-// checkpointCommand has what people may do to Checkpoint objects, beyond what `snapshot` does for a key.
+// checkpointCommand is the former noun of snapshots as objects, for scripts.
 func (a *app) checkpointCommand() *cobra.Command {
-	return nounCommand("checkpoint", "Memory and files of sandboxes, of all namespaces",
-		a.checkpointLsCommand(), a.rmCommand("Delete checkpoints", checkpointsResource()), a.checkpointShowCommand(),
-		a.checkpointExportCommand(), a.checkpointImportCommand())
+	cmd := nounCommand("checkpoint", "Deprecated: use `barchan snapshot`",
+		lsCommand(a, snapshotObjects()), a.rmCommand("Delete snapshots", checkpointKind()), a.checkpointShowCommand(),
+		a.snapshotExportCommand(), a.snapshotImportCommand())
+	cmd.Hidden = true
+	return cmd
 }
 
-func (a *app) checkpointLsCommand() *cobra.Command {
-	return lsCommand(a, lister[barchan.Checkpoint]{
+// snapshotObjects lists snapshots of any namespace as objects, with the checkpoints of the server's own use.
+func snapshotObjects() lister[barchan.Checkpoint] {
+	return lister[barchan.Checkpoint]{
 		short: "List checkpoints",
-		long: "List checkpoints. PURPOSE is fork or warm-up for those that the server makes and deletes by itself, and else the\n" +
-			"ID by which the API knows a snapshot; STATUS says what one waits for that is not ready, or is deleted and still needed.",
-		find:    allOf[barchan.Checkpoint](checkpointsResource()),
-		columns: []string{"NAMESPACE", "NAME", "SANDBOX", "TEMPLATE", "PHASE", "CONTENT", "SIZE", "PURPOSE", "AGE", "STATUS"},
-		states:  4,
-		row: func(c *barchan.Checkpoint) []string {
-			return []string{
-				c.Namespace, c.Name, c.Spec.SandboxName, dash(templateOf(c)), checkpointPhase(c), dash(string(c.Status.Content)), quantity(c.Status.Size),
-				dash(purpose(c)), since(c.CreationTimestamp.Time), checkpointMessage(c),
-			}
+		find:  allOf[barchan.Checkpoint](checkpointsResource()),
+		columns: columns[barchan.Checkpoint]{
+			header: []string{"NAMESPACE", "ID", "NAME", "SANDBOX", "TEMPLATE", "PHASE", "CONTENT", "SIZE", "PURPOSE", "AGE", "STATUS"},
+			row: func(c *barchan.Checkpoint) []string {
+				return []string{
+					c.Namespace, dash(c.SnapshotID()), c.Name, c.Spec.SandboxName, dash(templateOf(c)), checkpointPhase(c), dash(string(c.Status.Content)),
+					quantity(c.Status.Size), dash(c.Labels[barchan.LabelPurpose]), since(c.CreationTimestamp.Time), checkpointMessage(c),
+				}
+			},
 		},
-	})
+	}
 }
 
 func checkpointPhase(c *barchan.Checkpoint) string {
@@ -48,17 +51,6 @@ func templateOf(c *barchan.Checkpoint) string {
 		return ""
 	}
 	return c.Status.Source.TemplateName
-}
-
-// purpose is who wants a checkpoint.
-func purpose(c *barchan.Checkpoint) string {
-	if p := c.Labels[barchan.LabelPurpose]; p != "" {
-		return p
-	}
-	if name := c.Labels[barchan.LabelSnapshot]; name != "" {
-		return name + ":" + c.Labels[barchan.LabelTag]
-	}
-	return ""
 }
 
 func quantity(q *resource.Quantity) string {
@@ -80,34 +72,44 @@ func checkpointMessage(c *barchan.Checkpoint) string {
 func (a *app) checkpointShowCommand() *cobra.Command {
 	var s scope
 	cmd := &cobra.Command{
-		Use: "show NAME", Short: "Show one checkpoint",
-		Long: "Show one checkpoint, and what is needed to restore it. --json prints the object.",
-		Args: exactly("NAME"),
+		Use: "show SNAPSHOT", Short: "Show one snapshot",
+		Long: "Show one snapshot, and what is needed to restore it. --json prints the object.",
+		Args: exactly("SNAPSHOT"),
 	}
 	s.flags(cmd, false)
 	a.jsonFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if a.json {
-			return a.showObject(cmd.Context(), checkpointsResource(), s.namespace, args[0])
-		}
-		k, err := a.kube(cmd.Context())
-		if err != nil {
-			return err
-		}
-		c, err := getAs[barchan.Checkpoint](cmd.Context(), k, checkpointsResource(), s.namespace, args[0])
-		if err != nil {
-			return err
-		}
-		a.showCheckpoint(&c)
-		return nil
+		return a.showSnapshotObject(cmd.Context(), s.namespace, args[0])
 	}
 	return cmd
 }
 
+// showSnapshotObject shows what a cluster's administrator may see of a snapshot.
+func (a *app) showSnapshotObject(ctx context.Context, namespace, text string) error {
+	k, err := a.kube(ctx)
+	if err != nil {
+		return err
+	}
+	name, err := k.snapshotObject(ctx, namespace, text)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return checkpointKind().missing(a.showObject(ctx, checkpointsResource(), namespace, name), namespace, text)
+	}
+	c, err := getAs[barchan.Checkpoint](ctx, k, checkpointsResource(), namespace, name)
+	if err != nil {
+		return checkpointKind().missing(err, namespace, text)
+	}
+	a.showCheckpoint(&c)
+	return nil
+}
+
 func (a *app) showCheckpoint(c *barchan.Checkpoint) {
 	line := func(name, value string) { a.field(11, name, value) }
+	line("ID", c.SnapshotID())
 	line("Checkpoint", c.Namespace+"/"+c.Name)
-	line("Purpose", purpose(c))
+	line("Purpose", c.Labels[barchan.LabelPurpose])
 	line("Phase", checkpointPhase(c))
 	line("Status", checkpointMessage(c))
 	line("Content", string(c.Status.Content))

@@ -142,6 +142,7 @@ type app struct {
 
 	configFile, apiURL, apiKey, kubeconfig string
 	json                                   bool
+	format                                 format // of lists
 	rootFlags                              *config.Flags
 }
 
@@ -154,15 +155,17 @@ func (a *app) root() *cobra.Command {
 		SilenceErrors: true,
 		RunE:          noun,
 		Args:          cobra.ArbitraryArgs,
+		Version:       a.version().text(),
 
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return a.chooseNamespace(cmd) },
 	}
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return &usageError{cmd, err} })
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.SetFlagErrorFunc(flagError)
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
 	p := root.PersistentFlags()
 	p.StringVar(&a.configFile, "config", "", "YAML file of settings (default $BARCHAN_CONFIG, then "+config.DefaultFile+")")
-	p.StringVar(&a.apiURL, "api-url", "", "REST API (default $BARCHAN_API_URL, then the server of the data directory)")
-	p.StringVar(&a.apiKey, "api-key", "", "key of the REST API (default $BARCHAN_API_KEY, then the data directory's)")
+	p.StringVar(&a.apiURL, "api-url", "", "REST API (default $BARCHAN_API_URL, $E2B_API_URL, https://api.$E2B_DOMAIN, then the data directory's server)")
+	p.StringVar(&a.apiKey, "api-key", "", "key of the REST API (default $BARCHAN_API_KEY, $E2B_API_KEY, $E2B_ACCESS_TOKEN, then the data directory's)")
 	p.StringVar(&a.kubeconfig, "kubeconfig", "", "kubeconfig (default $BARCHAN_KUBECONFIG, then the data directory's)")
 	a.rootFlags = config.AddFlags(p, func(key string) bool { return key == "dataDir" })
 	root.AddCommand(
@@ -172,13 +175,14 @@ func (a *app) root() *cobra.Command {
 		a.keyCommand(), a.applyCommand(), a.templateCommand(), a.poolCommand(), a.checkpointCommand(), a.imageCommand(),
 		a.netCommand(), a.peersCommand(), a.doctorCommand(), a.configCommand(), a.versionCommand(),
 	)
+	a.complete(root)
 	return root
 }
 
 // noun answers for a command that only has verbs.
 func noun(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return &usageError{cmd, fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath())}
+		return unknownCommand(cmd, args[0])
 	}
 	return &usageError{cmd, errors.New("a command is missing; one of " + strings.Join(verbs(cmd), ", "))}
 }

@@ -66,9 +66,14 @@ func TestList(t *testing.T) {
 	s.add(id1, "running", map[string]string{"user": "ann", "n": "1"})
 	s.add(id2, "paused", nil)
 	s.run("", "ls").want(t, 0, ""+
-		"ID                     TEMPLATE   STATE     AGE   ENDS IN   CPU   MEMORY      METADATA\n"+
-		id1+"   base       running   90m   10m       1     512.0 MiB   n=1,user=ann\n"+
-		id2+"   base       paused    90m   -         1     512.0 MiB\n", "")
+		"ID                     NAME      TEMPLATE   STATE     AGE   ENDS IN   CPU   MEMORY      METADATA\n"+
+		id1+"   sb-0001   base       running   90m   10m       1     512.0 MiB   n=1,user=ann\n"+
+		id2+"   sb-0002   base       paused    90m   -         1     512.0 MiB   -\n", "")
+	s.run("", "ps", "-o", "wide").want(t, 0, "METADATA       DISK   TEMPLATE ID   STARTED\n", "")
+	s.exactly(t, id1+"\n"+id2+"\n", "list", "-q")
+	s.exactly(t, "sb-0001\nsb-0002\n", "ls", "-o", "name")
+	s.exactly(t, s.run("", "ls", "--json").stdout, "ls", "-o", "json")
+	s.run("", "ls", "-o", "yaml").want(t, 2, "", "barchan: invalid argument \"yaml\" for \"-o, --output\" flag: want json, name or wide\nusage: barchan ls")
 	s.run("", "ls", "--state", "paused", "--json").want(t, 0, id2, "")
 	if r := s.run("", "ls", "--metadata", "user=ann"); strings.Contains(r.stdout, id2) || !strings.Contains(r.stdout, id1) {
 		t.Errorf("filtered: %s", r.stdout)
@@ -87,13 +92,13 @@ func TestPrefixes(t *testing.T) {
 	s.run("", "pause", "iaab").want(t, 1, "", "barchan: Sandbox is already paused\n")
 	s.run("", "resume", "iaab").want(t, 0, id2+"\n", "")
 	s.run("", "kill", "iaa").want(t, 1, "", `barchan: "iaa" begins the IDs of 2 sandboxes; give more of one: `+id1+", "+id2+"\n")
-	s.run("", "kill", "nope", "iaab").want(t, 1, id2+"\n", `no sandbox has an ID that begins with "nope"`)
+	s.run("", "kill", "nope", "iaab").want(t, 1, id2+"\n", `no sandbox has the name "nope", or an ID that begins so`)
 	s.run("", "kill", id2).want(t, 1, "", "doesn't exist or you don't have access")
 	s.run("", "kill", "--all").want(t, 0, id1+"\n", "")
 	if len(s.sandboxes) != 0 {
 		t.Errorf("%d left", len(s.sandboxes))
 	}
-	s.run("", "kill").want(t, 2, "", "want either IDs or --all")
+	s.run("", "kill").want(t, 2, "", "want either SANDBOX or --all")
 }
 
 func TestRemoteServer(t *testing.T) {

@@ -193,7 +193,7 @@ func (a *app) imageLsCommand() *cobra.Command {
 			return a.printImages(cmd.Context(), client)
 		},
 	}
-	a.jsonFlag(cmd)
+	a.listFlags(cmd)
 	return cmd
 }
 
@@ -202,16 +202,16 @@ func (a *app) printImages(ctx context.Context, client *adminclient.Client) error
 	if err != nil {
 		return err
 	}
-	if a.json {
-		return a.printJSON(list)
-	}
-	tab := newTable("IMAGE", "DIGEST", "SIZE", "AGE")
-	for _, i := range list {
-		digest := strings.TrimPrefix(i.Digest, "sha256:")
-		tab.add(i.Ref, digest[:min(12, len(digest))], size(i.Size), since(i.CreatedAt))
-	}
-	tab.write(a.stdout)
-	return nil
+	return printList(a, columns[adminclient.Image]{
+		header: []string{"IMAGE", "DIGEST", "SIZE", "AGE"},
+		row: func(i *adminclient.Image) []string {
+			digest := strings.TrimPrefix(i.Digest, "sha256:")
+			if a.format != formatWide {
+				digest = digest[:min(12, len(digest))]
+			}
+			return []string{i.Ref, digest, size(i.Size), since(i.CreatedAt)}
+		},
+	}, list)
 }
 
 func (a *app) imageRmCommand() *cobra.Command {

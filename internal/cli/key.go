@@ -93,19 +93,23 @@ func (k *kube) createKey(ctx context.Context, key *barchan.APIKey) error {
 
 func (a *app) keyLsCommand() *cobra.Command {
 	return lsCommand(a, lister[barchan.APIKey]{
-		short:   "List keys",
-		find:    allOf[barchan.APIKey](keysResource()),
-		columns: []string{"NAMESPACE", "NAME", "KEY", "EXPIRES IN", "AGE", "DESCRIPTION"},
-		row: func(key *barchan.APIKey) []string {
-			expires := "-"
-			if key.Spec.ExpiresAt != nil {
-				expires = left(key.Spec.ExpiresAt.Time)
-			}
-			return []string{key.Namespace, key.Name, key.Spec.Prefix + "…", expires, since(key.CreationTimestamp.Time), key.Spec.Description}
+		short: "List keys",
+		find:  allOf[barchan.APIKey](keysResource()),
+		columns: columns[barchan.APIKey]{
+			header: []string{"NAMESPACE", "ID", "NAME", "KEY", "EXPIRES IN", "AGE", "DESCRIPTION"},
+			row: func(key *barchan.APIKey) []string {
+				expires := "-"
+				if key.Spec.ExpiresAt != nil {
+					expires = left(key.Spec.ExpiresAt.Time)
+				}
+				return []string{
+					key.Namespace, string(key.UID), key.Name, key.Spec.Prefix + "…", expires, since(key.CreationTimestamp.Time), key.Spec.Description,
+				}
+			},
 		},
 	})
 }
 
 func (a *app) keyRmCommand() *cobra.Command {
-	return a.rmCommand("Remove keys; they are refused from then on", keysResource())
+	return a.rmCommand("Remove keys; they are refused from then on", keyKind())
 }

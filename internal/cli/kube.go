@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -122,54 +124,6 @@ func (s *scope) list() string {
 	return s.namespace
 }
 
-// lister says how the objects of a noun are listed.
-type lister[T any] struct {
-	short, long string
-	// find lists those of a namespace; empty means of all.
-	find    func(ctx context.Context, k *kube, namespace string) ([]T, error)
-	columns []string
-	row     func(*T) []string
-	states  int // the column of states, which is painted; 0: there is none
-}
-
-// lsCommand lists objects as a table or, with --json, as they are.
-func lsCommand[T any](a *app, l lister[T]) *cobra.Command {
-	var s scope
-	cmd := &cobra.Command{Use: "ls", Short: l.short, Long: l.long, Args: exactly()}
-	s.flags(cmd, true)
-	a.jsonFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		k, err := a.kube(cmd.Context())
-		if err != nil {
-			return err
-		}
-		list, err := l.find(cmd.Context(), k, s.list())
-		if err != nil {
-			return err
-		}
-		if a.json {
-			return a.printJSON(list)
-		}
-		tab := newTable(l.columns...)
-		if l.states != 0 {
-			tab.colour = a.stateColours(l.states)
-		}
-		for i := range list {
-			tab.add(l.row(&list[i])...)
-		}
-		tab.write(a.stdout)
-		return nil
-	}
-	return cmd
-}
-
-// allOf finds all objects of a kind.
-func allOf[T any](r schema.GroupVersionResource) func(context.Context, *kube, string) ([]T, error) {
-	return func(ctx context.Context, k *kube, namespace string) ([]T, error) {
-		return listAs[T](ctx, k, r, namespace)
-	}
-}
-
 // listAs reads all objects of a resource as T.
 func listAs[T any](ctx context.Context, k *kube, r schema.GroupVersionResource, namespace string) ([]T, error) {
 	list, err := k.client.Resource(r).Namespace(namespace).List(ctx, metav1.ListOptions{})
@@ -242,26 +196,35 @@ func kubeError(err error) error {
 	return fmt.Errorf("kubernetes API: %w", err)
 }
 
-// rmCommand removes named objects of a kind. One that cannot be removed does not keep the others.
-func (a *app) rmCommand(short string, kind schema.GroupVersionResource) *cobra.Command {
+// rmCommand removes objects of a kind. One that cannot be removed does not keep the others.
+func (a *app) rmCommand(short string, of kind) *cobra.Command {
 	var s scope
-	cmd := &cobra.Command{Use: "rm NAME...", Short: short, Args: atLeast("NAME")}
+	what := strings.ToUpper(of.noun)
+	cmd := &cobra.Command{Use: "rm " + what + "...", Short: short, Args: atLeast(what)}
 	s.flags(cmd, false)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		k, err := a.kube(cmd.Context())
 		if err != nil {
 			return err
 		}
-		var failed []error
-		for _, name := range args {
-			err := k.client.Resource(kind).Namespace(s.namespace).Delete(cmd.Context(), name, metav1.DeleteOptions{})
-			if err != nil {
-				failed = append(failed, kubeError(err))
-				continue
-			}
-			fmt.Fprintln(a.stdout, name)
-		}
-		return errors.Join(failed...)
+		return k.remove(cmd.Context(), a.stdout, of, s.namespace, args)
 	}
 	return cmd
+}
+
+// remove deletes the objects that the texts name, and prints the texts.
+func (k *kube) remove(ctx context.Context, out io.Writer, of kind, namespace string, texts []string) error {
+	var failed []error
+	for _, text := range texts {
+		name, err := k.nameOf(ctx, of, namespace, text)
+		if err == nil {
+			err = kubeError(k.client.Resource(of.GroupVersionResource).Namespace(namespace).Delete(ctx, name, metav1.DeleteOptions{}))
+		}
+		if err != nil {
+			failed = append(failed, of.missing(err, namespace, text))
+			continue
+		}
+		fmt.Fprintln(out, text)
+	}
+	return errors.Join(failed...)
 }

@@ -15,12 +15,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/apiserver"
 	"github.com/barchan-dev/barchan/internal/pool"
-	"github.com/barchan-dev/barchan/internal/sandbox"
 	"github.com/barchan-dev/barchan/internal/telemetry"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
@@ -65,7 +63,6 @@ func TestObjects(t *testing.T) {
 	t.Run("namespace of a key", s.testKeysNamespace)
 	t.Run("variant", s.testVariant)
 	t.Run("checkpoint", s.testCheckpoint)
-	t.Run("show", s.testShowMemory)
 }
 
 const checkpointObjects = `
@@ -91,16 +88,23 @@ func (s *server) testCheckpoint(t *testing.T) {
 	s.setCheckpoint(t, "passing", barchan.CheckpointStatus{Phase: barchan.CheckpointFailed, Conditions: []metav1.Condition{{
 		Type: barchan.ConditionReady, Status: metav1.ConditionFalse, Reason: barchan.ReasonFailed, Message: "the disk is full", LastTransitionTime: metav1.Now(),
 	}}})
-	s.run("", "checkpoint", "ls").want(t, 0, "default     mine-v1   worker    py         Ready    MemoryAndFiles   3.0 MiB   mine:v1   ", "")
-	s.run("", "checkpoint", "ls", "-A").want(t, 0, "default     passing   worker    -          Failed   -                -         fork      ", "")
+	s.run("", "checkpoint", "ls").want(t, 0, "default     mine:v1   mine-v1   worker    py         Ready    MemoryAndFiles   3.0 MiB   -         ", "")
+	s.run("", "checkpoint", "ls", "-A").want(t, 0, "default     -         passing   worker    -          Failed   -                -         fork      ", "")
 	s.run("", "checkpoint", "ls").want(t, 0, "the disk is full\n", "")
 	s.run("", "checkpoint", "show", "mine-v1").want(t, 0, "Runtime     gvisor release-1 sha256:ab\nCPU needs   avx sse\n", "")
 	s.run("", "checkpoint", "show", "mine-v1").want(t, 0, "Secrets     yes\n", "")
 	s.run("", "checkpoint", "show", "mine-v1", "--json").want(t, 0, `"kind": "Checkpoint"`, "")
+	for _, text := range []string{"mine:v1", "mine-v1", "mine"} { // one ID, the object's name, the newest of a name
+		s.run("", "snapshot", "show", text, "-n", "default").want(t, 0, "ID          mine:v1\nCheckpoint  default/mine-v1\n", "")
+	}
+	s.run("", "snapshot", "ls", "-A", "-o", "name").want(t, 0, "mine-v1\npassing\n", "")
+	s.run("", "snapshot", "ls", "--namespace", "elsewhere", "-q").want(t, 0, "", "")
+	s.run("", "snapshot", "export", "mine:v2", "-").want(t, 1, "", `mine:v2`)
+	s.run("", "snapshot", "rm", "-n", "default", "mine").want(t, 1, "", `snapshot "mine" not found in namespace default; `+"`barchan snapshot ls -A` lists all")
 	s.run("", "checkpoint", "show", "nope").want(t, 1, "", `"nope" not found`)
-	s.run("", "checkpoint", "rm", "nope", "mine-v1", "passing").want(t, 1, "mine-v1\npassing\n", `"nope" not found`)
+	s.run("", "checkpoint", "rm", "nope", "mine:v1", "passing").want(t, 1, "mine:v1\npassing\n", `"nope" not found`)
 	s.run("", "checkpoint", "ls", "-A", "--json").want(t, 0, "[]\n", "")
-	s.run("", "checkpoint", "show").want(t, 2, "", "NAME is missing")
+	s.run("", "checkpoint", "show").want(t, 2, "", "SNAPSHOT is missing")
 }
 
 // testKeysNamespace has commands over the Kubernetes API work where the key that they are given belongs.
@@ -174,7 +178,7 @@ func (s *server) testApply(t *testing.T) {
 	s.run(strings.ReplaceAll(objects, "image:", "imaeg:"), "apply", "-f", "-").want(t, 1, "sandboxwarmpool/py-pool unchanged\n", "imaeg")
 	s.run("{apiVersion: v9, kind: Nothing, metadata: {name: a}}", "apply", "-f", "-").
 		want(t, 1, "", "barchan: nothing/a: the server has no Nothing of v9\n")
-	s.run("", "template", "ls").want(t, 0, "default     py     barchan.local/base:latest   gvisor    500m   128Mi", "")
+	s.run("", "template", "ls").want(t, 0, "   py     barchan.local/base:latest   gvisor    500m   128Mi", "")
 	s.run("", "template", "ls", "-A", "--json").want(t, 0, `"name": "py"`, "")
 	s.run("", "template", "show", "py").want(t, 0, "image: barchan.local/base:latest\n", "")
 	s.run("", "template", "show", "py", "--json").want(t, 0, `"kind": "SandboxTemplate"`, "")
@@ -186,7 +190,7 @@ func (s *server) testApply(t *testing.T) {
 
 func (s *server) testPool(t *testing.T) {
 	k, pools := s.kubeClient(t), poolsResource()
-	s.run("", "pool", "ls").want(t, 0, "default     py-pool   py         0       2         -          OnReplenish   -        ", "")
+	s.run("", "pool", "ls").want(t, 0, "   py-pool   py         0       2         -          OnReplenish   -        ", "")
 	s.run("", "pool", "show", "py-pool").want(t, 0, "Desired    2\n", "")
 	s.run("", "pool", "scale", "py-pool", "5").want(t, 0, "py-pool scaled to 5\n", "")
 	s.run("", "pool", "show", "py-pool", "--json").want(t, 0, `"replicas": 5`, "")
@@ -196,6 +200,18 @@ func (s *server) testPool(t *testing.T) {
 	}
 	s.run("", "pool", "scale", "nope", "5").want(t, 1, "", `"nope" not found`)
 	s.run("", "pool", "show", "nope").want(t, 1, "", `"nope" not found`)
+	id := strings.TrimSpace(s.run("", "pool", "ls", "-q").stdout)
+	s.run("", "pool", "show", id).want(t, 0, "Pool       default/py-pool\n", "")
+	s.run("", "pool", "scale", id, "0").want(t, 0, "py-pool scaled to 0\n", "")
+	s.run("", "pool", "rm", "p000000000000000000z").want(t, 1, "", `pool "p000000000000000000z" not found in namespace default; `+"`barchan pool ls -A` lists all")
+	template := strings.Fields(s.run("", "template", "ls", "-q").stdout)[0]
+	s.run("", "template", "show", template).want(t, 0, "  name: py\n", "")
+	s.run("", "pool", "create", "by-id", "--template", template, "--size", "0").want(t, 0, "by-id\n", "")
+	s.run("", "pool", "rm", "by-id").want(t, 0, "by-id\n", "")
+	s.offers(t, []string{"py"}, "template", "rm", "py")
+	s.offers(t, []string{"py-pool", id}, "pool", "scale", "")
+	s.offers(t, nil, "pool", "show", "py-pool", "")
+	s.offers(t, []string{"default"}, "pool", "show", "-n", "def")
 	s.run("", "pool", "ls", "-n", "elsewhere", "--json").want(t, 0, "[]\n", "")
 
 	s.run("", "pool", "create", "made", "--template", "py", "--size", "3").want(t, 0, "made\n", "")
@@ -379,7 +395,7 @@ func (s *server) testKey(t *testing.T) {
 		t.Errorf("key %q", text)
 	}
 	list := s.run("", "key", "ls", "-n", "team-a")
-	list.want(t, 0, "team-a      ci     "+text[:10]+"…   47h", "")
+	list.want(t, 0, "   ci     "+text[:10]+"…   47h", "")
 	list.want(t, 0, "for CI\n", "")
 	var kept []struct {
 		Spec struct {
@@ -406,43 +422,3 @@ func (s *server) testKey(t *testing.T) {
 		t.Errorf("left: %s", out)
 	}
 }
-
-// testShowMemory: what the REST API has no word for, show reads of the object.
-func (s *server) testShowMemory(t *testing.T) {
-	s.run(sleeper, "apply", "-f", "-").want(t, 0, "sandbox/sleeper created\n", "")
-	client := s.kubeClient(t).client.Resource(sandboxesResource()).Namespace("default")
-	u, err := client.Get(t.Context(), "sleeper", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	id := string(sandbox.IDOf(u.GetUID()))
-	s.add(id, "paused", nil)
-	s.add(id2, "paused", nil) // of which there is no object
-	for _, place := range []agents.MemoryPlace{agents.MemoryInRAM, agents.MemoryOnDisk} {
-		u.Object["status"] = map[string]any{"barchan": map[string]any{"id": id, "phase": string(sandbox.Paused), "memory": string(place)}}
-		if u, err = client.UpdateStatus(t.Context(), u, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		s.run("", "show", id).want(t, 0, "State        paused\nMemory in    "+string(place)+"\n", "")
-		s.run("", "show", id, "--json").want(t, 0, `"memory": "`+string(place)+`"`, "")
-		for _, text := range []string{s.run("", "show", id2).stdout, s.run("", "show", id2, "--json").stdout} {
-			if strings.Contains(text, "Memory in") || strings.Contains(text, `"memory":`) {
-				t.Errorf("of another: %s", text)
-			}
-		}
-	}
-	// Asked of a server elsewhere, nothing is told by the one that is here.
-	s.run("", "--api-url", s.front.URL, "--api-key", testKey, "show", id).want(t, 0, "State        paused\nTemplate", "")
-	s.mu.Lock()
-	s.sandboxes[id].State = "running"
-	s.mu.Unlock()
-	s.run("", "show", id).want(t, 0, "State        running\nTemplate", "")
-}
-
-const sleeper = `
-apiVersion: agents.x-k8s.io/v1beta1
-kind: Sandbox
-metadata: {name: sleeper}
-spec:
-  podTemplate: {spec: {containers: [{name: main, image: "barchan.local/base:latest"}]}}
-`

@@ -34,18 +34,21 @@ func (a *app) each(ctx context.Context, names []string, do func(t *target, id st
 func (a *app) killCommand() *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
-		Use:   "kill ID...",
-		Short: "End sandboxes, for ever",
-		Args:  cobra.ArbitraryArgs,
+		Use:     "kill SANDBOX...",
+		Aliases: []string{"rm"},
+		Short:   "Delete sandboxes",
+		Long:    "Delete sandboxes, running or paused, with their memory and files. `barchan pause` keeps them.",
+		Example: "  barchan kill i3k\n  barchan kill $(barchan ls -q --metadata job=nightly)",
+		Args:    cobra.ArbitraryArgs,
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "end all sandboxes of the key's namespace")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if all == (len(args) > 0) {
-			return &usageError{cmd, errors.New("want either IDs or --all")}
+			return &usageError{cmd, errors.New("want either SANDBOX or --all")}
 		}
 		if all {
 			err := a.withTarget(cmd.Context(), func(t *target) error {
-				list, err := t.rest.List(cmd.Context(), restclient.ListOptions{States: []string{restclient.StateRunning, restclient.StatePaused}})
+				list, err := t.rest.List(cmd.Context(), restclient.ListOptions{States: anyState()})
 				for _, s := range list {
 					args = append(args, s.SandboxID)
 				}
@@ -63,12 +66,13 @@ func (a *app) killCommand() *cobra.Command {
 func (a *app) pauseCommand() *cobra.Command {
 	var filesOnly bool
 	cmd := &cobra.Command{
-		Use:   "pause ID...",
-		Short: "Put sandboxes to sleep",
-		Long: "Put sandboxes to sleep. They keep their memory, and go on with it when they are resumed; with --files-only they keep\n" +
-			"their files, and their programs end.",
+		Use:     "pause SANDBOX...",
+		Aliases: []string{"stop"},
+		Short:   "Pause sandboxes",
+		Long: "Pause sandboxes, which keep their memory and continue with it when they are resumed; with --files-only they keep\n" +
+			"their files, and their programs end. As with Docker, what is stopped stays: `barchan kill` deletes it.",
 		Example: "  barchan pause i3k\n  barchan pause i3k --files-only",
-		Args:    atLeast("ID"),
+		Args:    atLeast("SANDBOX"),
 	}
 	cmd.Flags().BoolVar(&filesOnly, "files-only", false, "keep the files and end the programs")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -86,14 +90,15 @@ func (a *app) resumeCommand() *cobra.Command {
 	var timeout time.Duration
 	var filesOnly bool
 	cmd := &cobra.Command{
-		Use:   "resume ID...",
-		Short: "Wake sandboxes",
-		Long: "Wake sandboxes. With --files-only they give up the memory that they have kept, for good, and start anew from their\n" +
-			"files: the way back for one whose memory cannot be restored.",
+		Use:     "resume SANDBOX...",
+		Aliases: []string{"start"},
+		Short:   "Resume paused sandboxes",
+		Long: "Resume paused sandboxes. With --files-only, discard the saved memory permanently and restart from the files; use this\n" +
+			"when memory cannot be restored.",
 		Example: "  barchan resume i3k\n  barchan resume i3k --files-only",
-		Args:    atLeast("ID"),
+		Args:    atLeast("SANDBOX"),
 	}
-	cmd.Flags().BoolVar(&filesOnly, "files-only", false, "give up the memory, and start anew from the files")
+	cmd.Flags().BoolVar(&filesOnly, "files-only", false, "discard the memory, and restart from the files")
 	cmd.Flags().DurationVar(&timeout, "timeout", time.Hour, "life from now on")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if timeout < time.Second {

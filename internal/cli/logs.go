@@ -22,10 +22,10 @@ const (
 func (a *app) logsCommand() *cobra.Command {
 	var follow, stamps bool
 	cmd := &cobra.Command{
-		Use:   "logs ID",
+		Use:   "logs SANDBOX",
 		Short: "Print the log of a sandbox",
 		Long:  "Print what the template's program and the agent of a sandbox wrote. The API has no stream of it: -f asks once a second.",
-		Args:  exactly("ID"),
+		Args:  exactly("SANDBOX"),
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the sandbox ends")
 	cmd.Flags().BoolVar(&stamps, "timestamps", false, "begin each line with its time")

@@ -1,18 +1,15 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 
-	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/restclient"
-	"github.com/barchan-dev/barchan/internal/sandbox"
 )
 
 func (a *app) lsCommand() *cobra.Command {
@@ -20,20 +17,23 @@ func (a *app) lsCommand() *cobra.Command {
 	var state string
 	var metadata []string
 	cmd := &cobra.Command{
-		Use:   "ls",
-		Short: "List sandboxes",
-		Args:  exactly(),
+		Use:     "ls",
+		Aliases: []string{"ps", "list"},
+		Short:   "List sandboxes",
+		Long:    "List the sandboxes of the key's namespace, running and paused. Every command takes the ID or the NAME of one.",
+		Example: "  barchan ls -o wide\n  barchan kill $(barchan ls -q --state paused)",
+		Args:    exactly(),
 	}
 	f := cmd.Flags()
 	f.StringVar(&state, "state", "", "running or paused (default both)")
 	f.StringArrayVar(&metadata, "metadata", nil, "only those with NAME=VALUE; given again, all must match")
 	f.StringVar(&o.Template, "template", "", "only those of a template")
 	f.IntVarP(&o.Limit, "limit", "n", 0, "at most so many, the newest first (default all)")
-	a.jsonFlag(cmd)
+	a.listFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		switch state {
 		case "":
-			o.States = []string{restclient.StateRunning, restclient.StatePaused}
+			o.States = anyState()
 		case restclient.StateRunning, restclient.StatePaused:
 			o.States = []string{state}
 		default:
@@ -51,44 +51,36 @@ func (a *app) lsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(list)
-			}
-			a.printSandboxes(list)
-			return nil
+			return printList(a, sandboxColumns(), list)
 		})
 	}
 	return cmd
 }
 
-func (a *app) printSandboxes(list []restclient.Listed) {
-	if len(list) == 0 {
-		fmt.Fprintln(a.stderr, "no sandboxes; `barchan run --keep -- true` makes one")
-		return
+func sandboxColumns() columns[restclient.Listed] {
+	return columns[restclient.Listed]{
+		header: []string{"ID", "NAME", "TEMPLATE", "STATE", "AGE", "ENDS IN", "CPU", "MEMORY", "METADATA", "DISK", "TEMPLATE ID", "STARTED"},
+		wide:   3,
+		none:   "no sandboxes; `barchan run --keep -- true` makes one",
+		row: func(s *restclient.Listed) []string {
+			ends := left(s.EndAt)
+			if s.State == restclient.StatePaused { // it has no end while it is paused
+				ends = "-"
+			}
+			return []string{
+				s.SandboxID, dash(s.Name), cmp.Or(s.Alias, s.TemplateID), s.State, since(s.StartedAt), ends, fmt.Sprint(s.CPUCount),
+				size(s.MemoryMB << 20), dash(pairs(s.Metadata)), size(s.DiskSizeMB << 20), dash(s.TemplateID), s.StartedAt.UTC().Format(time.RFC3339),
+			}
+		},
 	}
-	tab := newTable("ID", "TEMPLATE", "STATE", "AGE", "ENDS IN", "CPU", "MEMORY", "METADATA")
-	tab.colour = a.stateColours(2)
-	for _, s := range list {
-		name := s.TemplateID
-		if s.Alias != "" {
-			name = s.Alias
-		}
-		ends := left(s.EndAt)
-		if s.State == restclient.StatePaused { // it sleeps for as long as it takes
-			ends = "-"
-		}
-		tab.add(s.SandboxID, name, s.State, since(s.StartedAt), ends,
-			fmt.Sprint(s.CPUCount), size(s.MemoryMB<<20), pairs(s.Metadata))
-	}
-	tab.write(a.stdout)
 }
 
 func (a *app) showCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "show ID",
+		Use:   "show SANDBOX",
 		Short: "Show one sandbox",
-		Long:  "Show one sandbox: of one that runs what it uses, of one that sleeps whether its memory is in RAM or on Disk, where this\nprogram may ask the Kubernetes API.",
-		Args:  exactly("ID"),
+		Long:  "Show one sandbox: what a running one uses, and whether the memory of a paused one is in RAM or on Disk.",
+		Args:  exactly("SANDBOX"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withTarget(cmd.Context(), func(t *target) error {
 				return a.show(cmd.Context(), t, args[0])
@@ -100,29 +92,19 @@ func (a *app) showCommand() *cobra.Command {
 }
 
 func (a *app) show(ctx context.Context, t *target, text string) error {
-	id, err := t.resolve(ctx, text)
-	if err != nil {
-		return err
-	}
-	d, err := t.rest.Get(ctx, id)
+	d, err := t.find(ctx, text)
 	if err != nil {
 		return err
 	}
 	d.AgentToken = "" // a secret, and of no use to people
-	var memory agents.MemoryPlace
-	if d.State == restclient.StatePaused {
-		memory = a.memoryPlace(ctx, id)
-	}
 	if a.json {
-		return a.printJSON(struct {
-			restclient.Detail
-			Memory agents.MemoryPlace `json:"memory,omitempty"`
-		}{d, memory})
+		return a.printJSON(d)
 	}
 	line := func(name, value string) { a.field(12, name, value) }
 	line("ID", d.SandboxID)
+	line("Name", d.Name)
 	line("State", d.State)
-	line("Memory in", string(memory))
+	line("Memory in", d.Memory)
 	line("Template", strings.TrimSpace(d.TemplateID+" "+d.Alias))
 	line("Started", d.StartedAt.Local().Format("2006-01-02 15:04:05")+", "+since(d.StartedAt)+" ago")
 	if d.State == restclient.StateRunning {
@@ -137,44 +119,11 @@ func (a *app) show(ctx context.Context, t *target, text string) error {
 	if d.State != restclient.StateRunning {
 		return nil
 	}
-	metrics, err := t.rest.Metrics(ctx, id)
+	metrics, err := t.rest.Metrics(ctx, d.SandboxID)
 	if err != nil || len(metrics) == 0 {
 		return nil //nolint:nilerr // usage is an extra; the sandbox may have ended meanwhile
 	}
 	m := metrics[len(metrics)-1]
 	line("Uses", fmt.Sprintf("%.0f%% CPU, %s memory, %s disk", m.CPUUsedPct, size(int64(m.MemUsed)), size(int64(m.DiskUsed))))
 	return nil
-}
-
-// extraWithin bounds the wait for what can be left out.
-const extraWithin = 10 * time.Second
-
-// memoryPlace is where the memory of a sandbox is that sleeps. The REST API, which is E2B's, has no word for
-// it, the object has. It is an extra: empty where the sandbox keeps none, or the Kubernetes API of the same
-// server is out of reach.
-func (a *app) memoryPlace(ctx context.Context, id string) agents.MemoryPlace {
-	if a.first(a.apiURL, envAPIURL) != "" && a.first(a.kubeconfig, envKubeconfig) == "" {
-		return "" // the kubeconfig of the data directory may be another server's
-	}
-	ctx, cancel := context.WithTimeout(ctx, extraWithin)
-	defer cancel()
-	k, err := a.kube(ctx)
-	if err != nil {
-		return ""
-	}
-	asleep := fields.OneTermEqualSelector("status.barchan.phase", string(sandbox.Paused)).String()
-	list, err := k.client.Resource(sandboxesResource()).List(ctx, metav1.ListOptions{FieldSelector: asleep})
-	if err != nil {
-		return ""
-	}
-	for i := range list.Items {
-		u := &list.Items[i]
-		if string(sandbox.IDOf(u.GetUID())) != id {
-			continue
-		}
-		if s, err := as[agents.Sandbox](u); err == nil && s.Status.Barchan != nil {
-			return s.Status.Barchan.Memory
-		}
-	}
-	return ""
 }

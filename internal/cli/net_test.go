@@ -127,7 +127,7 @@ func TestNetTrace(t *testing.T) {
 		t.Errorf("%s", r.stdout)
 	}
 	s.run("", "net", "trace", id2, "example.com").want(t, 1, "", "barchan: no sandbox "+id2+"\n")
-	s.run("", "net", "trace", "nope", "example.com").want(t, 1, "", `no sandbox has an ID that begins with "nope"`)
+	s.run("", "net", "trace", "nope", "example.com").want(t, 1, "", `no sandbox has the name "nope", or an ID that begins so`)
 	s.run("", "net", "trace", id1, "example.com", "--port", "70000").want(t, 2, "", "--port")
 	s.run("", "net", "trace", id1).want(t, 2, "", "DESTINATION is missing")
 	s.run("", "net", "trace", id1, "example.com", "--protocol", "").want(t, 2, "", "--protocol: is empty")

@@ -106,10 +106,10 @@ func (a *app) readKey(ctx context.Context, name string) (string, error) {
 
 func (a *app) peersKeyUseCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "use ID",
+		Use:   "use KEY-ID",
 		Short: "Have this replica speak with a key that all understand",
 		Long:  "Have this replica, and no other, speak with a key. It refuses as long as one of the others does not understand it.",
-		Args:  exactly("ID"),
+		Args:  exactly("KEY-ID"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			client, err := a.admin()
 			if err != nil {
@@ -122,10 +122,10 @@ func (a *app) peersKeyUseCommand() *cobra.Command {
 
 func (a *app) peersKeyRmCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "rm ID",
+		Use:   "rm KEY-ID",
 		Short: "Have this replica forget a key that nobody speaks with",
 		Long:  "Have this replica, and no other, forget a key. It refuses as long as it or one of the others speaks with it.",
-		Args:  exactly("ID"),
+		Args:  exactly("KEY-ID"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			client, err := a.admin()
 			if err != nil {

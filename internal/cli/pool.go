@@ -45,14 +45,16 @@ func (a *app) poolLsCommand() *cobra.Command {
 		short: "List warm pools",
 		long: "List warm pools. READY counts sandboxes of the template's current revision, which alone are handed out;\n" +
 			"STATUS says what a pool that is not full waits for.",
-		find:    allOf[extensions.SandboxWarmPool](poolsResource()),
-		columns: []string{"NAMESPACE", "NAME", "TEMPLATE", "READY", "DESIRED", "REVISION", "UPDATE", "STATUS", "AGE"},
-		row: func(p *extensions.SandboxWarmPool) []string {
-			reason, _ := waitsFor(p)
-			return []string{
-				p.Namespace, p.Name, templateName(p), fmt.Sprint(readyMembers(p)), fmt.Sprint(desiredMembers(p)),
-				dash(short(p.Status.CurrentRevision)), strategy(p), reason, since(p.CreationTimestamp.Time),
-			}
+		find: allOf[extensions.SandboxWarmPool](poolsResource()),
+		columns: columns[extensions.SandboxWarmPool]{
+			header: []string{"NAMESPACE", "ID", "NAME", "TEMPLATE", "READY", "DESIRED", "REVISION", "UPDATE", "STATUS", "AGE"},
+			row: func(p *extensions.SandboxWarmPool) []string {
+				reason, _ := waitsFor(p)
+				return []string{
+					p.Namespace, poolKind().id(p), p.Name, templateName(p), fmt.Sprint(readyMembers(p)), fmt.Sprint(desiredMembers(p)),
+					dash(short(p.Status.CurrentRevision)), strategy(p), reason, since(p.CreationTimestamp.Time),
+				}
+			},
 		},
 	})
 }
@@ -122,23 +124,23 @@ func isFull(p *extensions.SandboxWarmPool) bool {
 func (a *app) poolShowCommand() *cobra.Command {
 	var s scope
 	cmd := &cobra.Command{
-		Use: "show NAME", Short: "Show one warm pool, its members and its last events",
+		Use: "show POOL", Short: "Show one warm pool, its members and its last events",
 		Long: "Show one warm pool, its members and its last events. --json prints the pool's object.",
-		Args: exactly("NAME"),
+		Args: exactly("POOL"),
 	}
 	s.flags(cmd, false)
 	a.jsonFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if a.json {
-			return a.showObject(cmd.Context(), poolsResource(), s.namespace, args[0])
-		}
 		k, err := a.kube(cmd.Context())
 		if err != nil {
 			return err
 		}
-		p, err := getAs[extensions.SandboxWarmPool](cmd.Context(), k, poolsResource(), s.namespace, args[0])
+		p, err := getNamed[extensions.SandboxWarmPool](cmd.Context(), k, poolKind(), s.namespace, args[0])
 		if err != nil {
 			return err
+		}
+		if a.json {
+			return a.showObject(cmd.Context(), poolsResource(), p.Namespace, p.Name)
 		}
 		a.showPool(&p)
 		if err := a.showMembers(cmd.Context(), k, &p); err != nil {
@@ -353,9 +355,9 @@ func (a *app) poolScaleCommand() *cobra.Command {
 	var s scope
 	var w waiting
 	cmd := &cobra.Command{
-		Use: "scale NAME COUNT", Short: "Set how many sandboxes a pool holds ready",
+		Use: "scale POOL COUNT", Short: "Set how many sandboxes a pool holds ready",
 		Long: fmt.Sprintf("Set how many sandboxes a pool holds ready, from 0 to %d.", maxPool),
-		Args: exactly("NAME", "COUNT"),
+		Args: exactly("POOL", "COUNT"),
 	}
 	s.flags(cmd, false)
 	w.flags(cmd)
@@ -369,7 +371,7 @@ func (a *app) poolScaleCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		p, err := getAs[extensions.SandboxWarmPool](ctx, k, poolsResource(), s.namespace, args[0])
+		p, err := getNamed[extensions.SandboxWarmPool](ctx, k, poolKind(), s.namespace, args[0])
 		if err != nil {
 			return err
 		}
@@ -382,12 +384,12 @@ func (a *app) poolScaleCommand() *cobra.Command {
 			return fmt.Errorf("encode count: %w", err)
 		}
 		_, err = k.client.Resource(poolsResource()).Namespace(s.namespace).
-			Patch(ctx, args[0], types.MergePatchType, body, metav1.PatchOptions{FieldManager: fieldManager}, "scale")
+			Patch(ctx, p.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: fieldManager}, "scale")
 		if err != nil {
 			return kubeError(err)
 		}
-		fmt.Fprintf(a.stdout, "%s scaled to %d\n", args[0], count)
-		return w.until(ctx, a, k, s.namespace, args[0])
+		fmt.Fprintf(a.stdout, "%s scaled to %d\n", p.Name, count)
+		return w.until(ctx, a, k, s.namespace, p.Name)
 	}
 	return cmd
 }
@@ -460,5 +462,5 @@ func (k *kube) createPool(ctx context.Context, namespace, name string, t *extens
 }
 
 func (a *app) poolRmCommand() *cobra.Command {
-	return a.rmCommand("Remove warm pools with the sandboxes that nobody has claimed", poolsResource())
+	return a.rmCommand("Remove warm pools with their unclaimed sandboxes", poolKind())
 }

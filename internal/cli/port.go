@@ -29,14 +29,14 @@ func (a *app) portCommand() *cobra.Command {
 	var tls bool
 	var expires time.Duration
 	cmd := &cobra.Command{
-		Use:     "port ID PORT",
+		Use:     "port SANDBOX PORT",
 		Aliases: []string{"open"},
 		Short:   "Print the URL of a port of a sandbox, or forward a local port to it",
 		Long: "Print the URL under which the gateway serves a port of a sandbox.\n" +
 			"With --expires, it is signed: for that long, whoever has the URL may pass to this port of a private sandbox, by any path.\n" +
 			"With --forward, serve it on a local port until Ctrl-C; HTTP and WebSocket are forwarded, no other protocol.",
 		Example: "  barchan port i3k 8000\n  barchan port i3k 8000 --forward 127.0.0.1:9000\n  barchan open i3k 8000 --expires 10m",
-		Args:    exactly("ID", "PORT"),
+		Args:    exactly("SANDBOX", "PORT"),
 	}
 	cmd.Flags().StringVar(&forward, "forward", "", "local ADDRESS:PORT or PORT to serve on")
 	cmd.Flags().BoolVar(&tls, "tls", false, "print the URL of the TLS listener")
@@ -138,27 +138,13 @@ func (a *app) printURLs(plain, secure string, tls bool) error {
 	return nil
 }
 
-// portURLs are the URLs by host: of the local server by its domain, of another
+// portURLs are the URLs by host: of the data directory's server by its domain, of another
 // as the API's URL has it.
 func (a *app) portURLs(ctx context.Context, t *target, id string, port int) (plain, secure string, err error) {
 	label := fmt.Sprintf("%d-%s", port, id)
-	if a.first(a.apiURL, envAPIURL) != "" {
-		u, err := url.Parse(t.url)
-		if err != nil {
-			return "", "", err
-		}
-		if _, err := netip.ParseAddr(u.Hostname()); err == nil {
-			return "", "", fmt.Errorf("%s has no domain for URLs; use --forward: %w", t.url, errs.ErrInvalid)
-		}
-		plain = u.Scheme + "://" + label + "." + strings.TrimPrefix(u.Host, "api.")
-		if u.Scheme == "https" {
-			secure = plain
-		}
-		return plain, secure, nil
-	}
 	s, err := a.localServer(ctx)
-	if err != nil {
-		return "", "", err
+	if err != nil || t.url != "http://"+dialable(s.Addresses.HTTP) {
+		return a.remoteURLs(t, label)
 	}
 	host, _, err := net.SplitHostPort(s.Addresses.Domain)
 	if err != nil {
@@ -171,6 +157,26 @@ func (a *app) portURLs(ctx context.Context, t *target, id string, port int) (pla
 	plain = "http://" + label + "." + net.JoinHostPort(host, httpPort)
 	if s.Addresses.TLS != "" {
 		secure = "https://" + label + "." + s.Addresses.Domain
+	}
+	return plain, secure, nil
+}
+
+// remoteURLs are of a server that is not the data directory's.
+func (a *app) remoteURLs(t *target, label string) (plain, secure string, err error) {
+	u, err := url.Parse(t.url)
+	if err != nil {
+		return "", "", err
+	}
+	host := strings.TrimPrefix(u.Host, "api.")
+	if _, err := netip.ParseAddr(u.Hostname()); err == nil {
+		if host = a.first("", envE2BDomain); host == "" {
+			return "", "", fmt.Errorf("%s has no domain for URLs; set %s, or use --forward: %w", t.url, envE2BDomain, errs.ErrInvalid)
+		}
+		u.Scheme = "https" // as E2B's clients reach a domain
+	}
+	plain = u.Scheme + "://" + label + "." + host
+	if u.Scheme == "https" {
+		secure = plain
 	}
 	return plain, secure, nil
 }

@@ -11,11 +11,11 @@ import (
 
 func (a *app) portsCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "ports ID",
+		Use:   "ports SANDBOX",
 		Short: "List the ports that programs in a sandbox listen on",
 		Long: "List the TCP ports that programs in a sandbox listen on, with the address that each is bound to.\n" +
-			"The gateway reaches all of them, those on 127.0.0.1 and ::1 too; `barchan port ID PORT` prints the URL of one.",
-		Args: exactly("ID"),
+			"The gateway reaches all of them, those on 127.0.0.1 and ::1 too; `barchan port SANDBOX PORT` prints the URL of one.",
+		Args: exactly("SANDBOX"),
 	}
 	a.jsonFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

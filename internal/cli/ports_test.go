@@ -48,5 +48,5 @@ func TestPorts(t *testing.T) {
 		t.Errorf("port %d is not among %+v", port, list)
 	}
 	s.run("", "ports", id2).want(t, 1, "", "is paused")
-	s.run("", "ports").want(t, 2, "", "ID is missing")
+	s.run("", "ports").want(t, 2, "", "SANDBOX is missing")
 }

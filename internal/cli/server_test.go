@@ -174,7 +174,7 @@ func (s *server) add(id, state string, metadata map[string]string) {
 	defer s.mu.Unlock()
 	s.order = append(s.order, id)
 	s.sandboxes[id] = &restclient.Detail{Listed: restclient.Listed{
-		SandboxID: id, TemplateID: "base", State: state, StartedAt: time.Now().Add(-90 * time.Minute),
+		SandboxID: id, Name: "sb-" + id[len(id)-4:], TemplateID: "base", State: state, StartedAt: time.Now().Add(-90 * time.Minute),
 		EndAt: time.Now().Add(10*time.Minute + leeway), CPUCount: 1, MemoryMB: 512, Metadata: metadata,
 	}, Lifecycle: restclient.Lifecycle{OnTimeout: "kill"}}
 }
@@ -195,7 +195,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if strings.HasPrefix(r.URL.Path, "/snapshots") || strings.HasPrefix(r.URL.Path, "/templates/") {
+	if strings.HasPrefix(r.URL.Path, "/snapshots") || strings.Contains(r.URL.Path, "/templates") {
 		s.snapshotList(w, r)
 		return
 	}
@@ -238,7 +238,7 @@ func (s *server) collection(w http.ResponseWriter, r *http.Request) {
 		for k, v := range filter {
 			match = match && d.Metadata[k] == v[0]
 		}
-		if match {
+		if name := q.Get("name"); match && (name == "" || name == d.Name) {
 			list = append(list, d.Listed)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,12 +18,12 @@ func (a *app) snapshotCommand() *cobra.Command {
 	var filesOnly bool
 	var ttl time.Duration
 	cmd := &cobra.Command{
-		Use:   "snapshot ID",
+		Use:   "snapshot SANDBOX",
 		Short: "Keep a sandbox as it is now, for others to start from",
 		Long: "Keep a sandbox as it is now, with its programs, memory and files, for others to start from, and print the snapshot's ID.\n" +
 			"The sandbox goes on as it was, running or paused.",
 		Example: "  snap=$(barchan snapshot i3k --name warm)\n  barchan run --from $snap -- ps\n  barchan run --from warm -- ps",
-		Args:    exactly("ID"),
+		Args:    exactly("SANDBOX"),
 	}
 	f := cmd.Flags()
 	f.StringVar(&name, "name", "", "its name, or NAME:TAG (default the template's, with a new tag)")
@@ -37,9 +38,13 @@ func (a *app) snapshotCommand() *cobra.Command {
 		if filesOnly {
 			n.Memory = new(false)
 		}
-		return a.withTarget(cmd.Context(), func(t *target) error { return a.snapshot(cmd.Context(), t, args[0], n) })
+		err := a.withTarget(cmd.Context(), func(t *target) error { return a.snapshot(cmd.Context(), t, args[0], n) })
+		if errors.Is(err, errs.ErrNotFound) {
+			err = fmt.Errorf("%w%s", err, meant(cmd, args[0], "barchan snapshot "))
+		}
+		return err
 	}
-	cmd.AddCommand(a.snapshotLsCommand(), a.snapshotRmCommand(), a.snapshotShowCommand())
+	cmd.AddCommand(a.snapshotLsCommand(), a.snapshotRmCommand(), a.snapshotShowCommand(), a.snapshotExportCommand(), a.snapshotImportCommand())
 	return cmd
 }
 
@@ -88,15 +93,29 @@ func (a *app) saying(what string) (done func()) {
 
 func (a *app) snapshotLsCommand() *cobra.Command {
 	var o restclient.SnapshotListOptions
-	cmd := &cobra.Command{Use: "ls", Short: "List snapshots", Args: exactly()}
+	var in scope
+	cmd := &cobra.Command{
+		Use: "ls", Aliases: []string{"list"}, Short: "List snapshots", Args: exactly(),
+		Long: "List the snapshots of the key's namespace, the newest first. With --namespace or -A, list the objects of the Kubernetes\n" +
+			"API instead, with those that the server makes and deletes by itself: PURPOSE is fork or warm-up for them, and STATUS says\n" +
+			"what one waits for that is not ready, or is deleted and still needed.",
+	}
 	f := cmd.Flags()
 	f.StringVar(&o.SandboxID, "sandbox", "", "only those of one sandbox, by its whole ID if it is gone")
 	f.StringVar(&o.Name, "name", "", "only those of one name")
 	f.IntVarP(&o.Limit, "limit", "n", 0, "at most so many, the newest first (default all)")
-	a.jsonFlag(cmd)
+	f.StringVar(&in.namespace, "namespace", "", "objects of this namespace")
+	f.BoolVarP(&in.all, "all-namespaces", "A", false, "objects of all namespaces")
+	a.listFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if o.Limit < 0 {
+		objects := in.all || in.namespace != ""
+		switch {
+		case o.Limit < 0:
 			return &usageError{cmd, fmt.Errorf("--limit: %d is negative", o.Limit)}
+		case objects && o != (restclient.SnapshotListOptions{}):
+			return &usageError{cmd, errors.New("--sandbox, --name and --limit are of the key's namespace; leave out --namespace and -A")}
+		case objects:
+			return listObjects(cmd.Context(), a, snapshotObjects(), in.list())
 		}
 		return a.withTarget(cmd.Context(), func(t *target) error {
 			if o.SandboxID != "" {
@@ -110,27 +129,25 @@ func (a *app) snapshotLsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(list)
-			}
-			a.printSnapshots(list)
-			return nil
+			return printList(a, snapshotColumns(), list)
 		})
 	}
 	return cmd
 }
 
-func (a *app) printSnapshots(list []restclient.Snapshot) {
-	if len(list) == 0 {
-		fmt.Fprintln(a.stderr, "no snapshots; `barchan snapshot ID` makes one of a sandbox")
-		return
+func snapshotColumns() columns[restclient.Snapshot] {
+	return columns[restclient.Snapshot]{
+		header: []string{"ID", "NAME", "SANDBOX", "TEMPLATE", "CONTENT", "SIZE", "SECRETS", "AGE", "ENDS IN", "MEMORY", "CREATED"},
+		wide:   2,
+		none:   "no snapshots; `barchan snapshot SANDBOX` makes one",
+		row: func(s *restclient.Snapshot) []string {
+			name, _, _ := strings.Cut(s.SnapshotID, ":")
+			return []string{
+				s.SnapshotID, name, s.SandboxID, dash(s.TemplateID), contentOf(s), size(s.SizeBytes), yesNo(s.Secrets),
+				since(s.CreatedAt), endsIn(s), size(s.MemoryBytes), s.CreatedAt.UTC().Format(time.RFC3339),
+			}
+		},
 	}
-	tab := newTable("ID", "SANDBOX", "TEMPLATE", "CONTENT", "SIZE", "SECRETS", "AGE", "ENDS IN")
-	for i := range list {
-		s := &list[i]
-		tab.add(s.SnapshotID, s.SandboxID, dash(s.TemplateID), contentOf(s), size(s.SizeBytes), yesNo(s.Secrets), since(s.CreatedAt), endsIn(s))
-	}
-	tab.write(a.stdout)
 }
 
 func contentOf(s *restclient.Snapshot) string {
@@ -155,11 +172,17 @@ func yesNo(b bool) string {
 }
 
 func (a *app) snapshotShowCommand() *cobra.Command {
+	var namespace string
 	cmd := &cobra.Command{
 		Use: "show SNAPSHOT", Short: "Show one snapshot, or the newest of a name", Args: exactly("SNAPSHOT"),
+		Long: "Show one snapshot, or the newest of a name. With --namespace, show its object: the state that it is in, and what is\nneeded to restore it.",
 	}
+	namespaceFlag(cmd, &namespace)
 	a.jsonFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if namespace != "" {
+			return a.showSnapshotObject(cmd.Context(), namespace, args[0])
+		}
 		return a.withTarget(cmd.Context(), func(t *target) error {
 			list, err := t.rest.Snapshots(cmd.Context(), restclient.SnapshotListOptions{Name: args[0], Limit: 1})
 			switch {
@@ -177,6 +200,11 @@ func (a *app) snapshotShowCommand() *cobra.Command {
 	return cmd
 }
 
+// namespaceFlag chooses the objects of a namespace, in place of what the REST API shows.
+func namespaceFlag(cmd *cobra.Command, namespace *string) {
+	cmd.Flags().StringVarP(namespace, "namespace", "n", "", "among the objects of this namespace (default the key's namespace)")
+}
+
 func (a *app) showSnapshot(s *restclient.Snapshot) {
 	line := func(name, value string) { a.field(10, name, value) }
 	line("ID", s.SnapshotID)
@@ -190,22 +218,32 @@ func (a *app) showSnapshot(s *restclient.Snapshot) {
 }
 
 func (a *app) snapshotRmCommand() *cobra.Command {
-	return &cobra.Command{
+	var namespace string
+	cmd := &cobra.Command{
 		Use: "rm SNAPSHOT...", Short: "Delete snapshots",
 		Long: "Delete snapshots. Sandboxes that were started from one need it no more.",
 		Args: atLeast("SNAPSHOT"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withTarget(cmd.Context(), func(t *target) error {
-				var failed []error
-				for _, id := range args {
-					if err := t.rest.DeleteSnapshot(cmd.Context(), id); err != nil {
-						failed = append(failed, err)
-						continue
-					}
-					fmt.Fprintln(a.stdout, id)
-				}
-				return errors.Join(failed...)
-			})
-		},
 	}
+	namespaceFlag(cmd, &namespace)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if namespace != "" {
+			k, err := a.kube(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return k.remove(cmd.Context(), a.stdout, checkpointKind(), namespace, args)
+		}
+		return a.withTarget(cmd.Context(), func(t *target) error {
+			var failed []error
+			for _, id := range args {
+				if err := t.rest.DeleteSnapshot(cmd.Context(), id); err != nil {
+					failed = append(failed, err)
+					continue
+				}
+				fmt.Fprintln(a.stdout, id)
+			}
+			return errors.Join(failed...)
+		})
+	}
+	return cmd
 }

@@ -53,6 +53,10 @@ func (s *server) snapshotList(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNoContent)
 		return
 	}
+	if r.URL.Path == "/v2/templates" {
+		_ = json.NewEncoder(w).Encode([]restclient.Template{{TemplateID: "t0000000000000000001", Aliases: []string{"base"}}})
+		return
+	}
 	q, list := r.URL.Query(), []restclient.Snapshot{}
 	for _, x := range s.snapshots {
 		if strings.HasPrefix(x.SnapshotID, q.Get("name")) && strings.HasPrefix(x.SandboxID, q.Get("sandboxID")) {
@@ -99,7 +103,7 @@ func (s *server) fork(w http.ResponseWriter, r *http.Request) {
 func TestSnapshots(t *testing.T) {
 	s := newServer(t, nil)
 	s.add(id1, "running", nil)
-	s.run("", "snapshot", "ls").want(t, 0, "", "no snapshots; `barchan snapshot ID` makes one")
+	s.run("", "snapshot", "ls").want(t, 0, "", "no snapshots; `barchan snapshot SANDBOX` makes one")
 	s.run("", "snapshot", "ls", "--json").want(t, 0, "[]\n", "")
 	if r := s.run("", "snapshot", "iaaa"); r.stdout != "base:0\n" || r.stderr != "" {
 		t.Errorf("%+v", r)
@@ -109,9 +113,12 @@ func TestSnapshots(t *testing.T) {
 		t.Errorf("asked for %s", last)
 	}
 	s.run("", "snapshot", "ls").want(t, 0, ""+
-		"ID        SANDBOX                TEMPLATE   CONTENT            SIZE      SECRETS   AGE   ENDS IN\n"+
-		"base:0    "+id1+"   base       memory and files   3.0 MiB   no        3m    -\n"+
-		"mine:v1   "+id1+"   base       files              3.0 MiB   no        3m    10m\n", "")
+		"ID        NAME   SANDBOX                TEMPLATE   CONTENT            SIZE      SECRETS   AGE   ENDS IN\n"+
+		"base:0    base   "+id1+"   base       memory and files   3.0 MiB   no        3m    -\n"+
+		"mine:v1   mine   "+id1+"   base       files              3.0 MiB   no        3m    10m\n", "")
+	s.exactly(t, "base:0\nmine:v1\n", "snapshot", "ls", "-q")
+	s.run("", "snapshot", "ls", "-A", "--name", "mine").want(t, 2, "", "leave out --namespace and -A")
+	s.run("", "snapshot", "lss").want(t, 1, "", "did you mean `barchan snapshot ls`?")
 	if r := s.run("", "snapshot", "ls", "--name", "mine"); strings.Contains(r.stdout, "base:0") {
 		t.Errorf("filtered: %s", r.stdout)
 	}
@@ -122,8 +129,8 @@ func TestSnapshots(t *testing.T) {
 	s.run("", "snapshot", "rm", "nope", "mine:v1").want(t, 1, "mine:v1\n", "barchan: snapshot 'nope' not found\n")
 	s.run("", "snapshot", "iaaa", "--name", "Bad").want(t, 1, "", "barchan: name: is bad\n")
 	s.run("", "snapshot", "iaaa", "--ttl", "1ms").want(t, 2, "", "--ttl: 1ms is too short")
-	s.run("", "snapshot").want(t, 2, "", "ID is missing")
-	s.run("", "snapshot", "nope").want(t, 1, "", `no sandbox has an ID that begins with "nope"`)
+	s.run("", "snapshot").want(t, 2, "", "SANDBOX is missing")
+	s.run("", "snapshot", "nope").want(t, 1, "", `no sandbox has the name "nope", or an ID that begins so`)
 	s.run("", "snapshot", "ls", "-n", "-1").want(t, 2, "", "--limit: -1 is negative")
 }
 
@@ -145,7 +152,7 @@ func TestFork(t *testing.T) {
 	s.run("", "fork", "iaaa", "--count", "101").want(t, 2, "", "--count: 101 is not from 1 to 100")
 	s.run("", "fork", "iaaa", "--timeout", "1ms").want(t, 2, "", "--timeout: 1ms is too short")
 	s.run("", "fork", "iaaa", "--metadata", "x").want(t, 2, "", `"x" is not NAME=VALUE`)
-	s.run("", "fork").want(t, 2, "", "ID is missing")
+	s.run("", "fork").want(t, 2, "", "SANDBOX is missing")
 }
 
 // heard closes a channel at the first write.

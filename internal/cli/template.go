@@ -20,16 +20,19 @@ import (
 )
 
 func (a *app) templateCommand() *cobra.Command {
-	return nounCommand("template", "Blueprints of sandboxes", a.templateHistoryCommand(), a.templateLsCommand(), a.templateShowCommand())
+	return nounCommand("template", "Blueprints of sandboxes", a.templateHistoryCommand(), a.templateLsCommand(),
+		a.rmCommand("Delete templates; sandboxes of them stay", templateKind()), a.templateShowCommand())
 }
 
 func (a *app) templateLsCommand() *cobra.Command {
 	return lsCommand(a, lister[extensions.SandboxTemplate]{
-		short:   "List templates",
-		long:    "List the templates that a namespace can use: its own, and the public ones of " + publicNamespace + ".",
-		find:    usableTemplates,
-		columns: []string{"NAMESPACE", "NAME", "IMAGE", "RUNTIME", "CPU", "MEMORY", "AGE", "ALIASES"},
-		row:     func(t *extensions.SandboxTemplate) []string { return templateRow(*t) },
+		short: "List templates",
+		long:  "List the templates that a namespace can use: its own, and the public ones of " + publicNamespace + ".",
+		find:  usableTemplates,
+		columns: columns[extensions.SandboxTemplate]{
+			header: []string{"NAMESPACE", "ID", "NAME", "IMAGE", "RUNTIME", "CPU", "MEMORY", "AGE", "ALIASES"},
+			row:    templateRow,
+		},
 	})
 }
 
@@ -54,7 +57,7 @@ func usableTemplates(ctx context.Context, k *kube, namespace string) ([]extensio
 	return list, nil
 }
 
-func templateRow(t extensions.SandboxTemplate) []string {
+func templateRow(t *extensions.SandboxTemplate) []string {
 	spec := t.Spec.PodTemplate.Spec
 	image, cpu, memory := "-", "-", "-"
 	if len(spec.Containers) > 0 {
@@ -75,16 +78,16 @@ func templateRow(t extensions.SandboxTemplate) []string {
 	if t.Spec.Barchan != nil {
 		aliases = strings.Join(t.Spec.Barchan.Aliases, " ")
 	}
-	return []string{t.Namespace, t.Name, image, runtimeClass, cpu, memory, since(t.CreationTimestamp.Time), aliases}
+	return []string{t.Namespace, pool.TemplateID(t), t.Name, image, runtimeClass, cpu, memory, since(t.CreationTimestamp.Time), aliases}
 }
 
-// template finds a template that a namespace can use: its own, or a public one.
-func (k *kube) template(ctx context.Context, namespace, name string) (extensions.SandboxTemplate, error) {
-	t, err := getAs[extensions.SandboxTemplate](ctx, k, templatesResource(), namespace, name)
+// template finds a template that a namespace can use, its own or a public one, by its ID or its name.
+func (k *kube) template(ctx context.Context, namespace, text string) (extensions.SandboxTemplate, error) {
+	t, err := getNamed[extensions.SandboxTemplate](ctx, k, templateKind(), namespace, text)
 	if err == nil || !errors.Is(err, errs.ErrNotFound) || namespace == publicNamespace {
 		return t, err
 	}
-	public, publicErr := getAs[extensions.SandboxTemplate](ctx, k, templatesResource(), publicNamespace, name)
+	public, publicErr := getNamed[extensions.SandboxTemplate](ctx, k, templateKind(), publicNamespace, text)
 	switch {
 	case publicErr == nil && public.Spec.Barchan != nil && public.Spec.Barchan.Public:
 		return public, nil
@@ -96,7 +99,7 @@ func (k *kube) template(ctx context.Context, namespace, name string) (extensions
 
 func (a *app) templateShowCommand() *cobra.Command {
 	var s scope
-	cmd := &cobra.Command{Use: "show NAME", Short: "Show one template, as `apply` takes it", Args: exactly("NAME")}
+	cmd := &cobra.Command{Use: "show TEMPLATE", Short: "Show one template, as `apply` takes it", Args: exactly("TEMPLATE")}
 	s.flags(cmd, false)
 	a.jsonFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -116,13 +119,13 @@ func (a *app) templateShowCommand() *cobra.Command {
 func (a *app) templateHistoryCommand() *cobra.Command {
 	var s scope
 	cmd := &cobra.Command{
-		Use: "history NAME", Short: "List the revisions of one template",
+		Use: "history TEMPLATE", Short: "List the revisions of one template",
 		Long: "List the revisions of one template, the first first. A revision is the hash of all that decides what a sandbox\n" +
 			"runs; the current one, marked by *, is the only one that claims get.",
-		Args: exactly("NAME"),
+		Args: exactly("TEMPLATE"),
 	}
 	s.flags(cmd, false)
-	a.jsonFlag(cmd)
+	a.listFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		k, err := a.kube(cmd.Context())
 		if err != nil {
@@ -138,9 +141,6 @@ func (a *app) templateHistoryCommand() *cobra.Command {
 		}
 		list = slices.DeleteFunc(list, func(r barchan.TemplateRevision) bool { return !ofTemplate(&r, &t) })
 		slices.SortFunc(list, func(x, y barchan.TemplateRevision) int { return cmp.Compare(x.Spec.Number, y.Spec.Number) })
-		if a.json {
-			return a.printJSON(list)
-		}
 		return a.printHistory(&t, list)
 	}
 	return cmd
@@ -158,14 +158,15 @@ func (a *app) printHistory(t *extensions.SandboxTemplate, list []barchan.Templat
 	if err != nil {
 		return err
 	}
-	tab := newTable("NUMBER", "REVISION", "AGE", "CURRENT")
-	for _, r := range list {
-		mark := ""
-		if r.Spec.Revision == current {
-			mark = "*"
-		}
-		tab.add(fmt.Sprint(r.Spec.Number), short(r.Spec.Revision), since(r.CreationTimestamp.Time), mark)
-	}
-	tab.write(a.stdout)
-	return nil
+	return printList(a, columns[barchan.TemplateRevision]{
+		header: []string{"NUMBER", "REVISION", "AGE", "CURRENT", "NAME"},
+		wide:   1,
+		row: func(r *barchan.TemplateRevision) []string {
+			mark := ""
+			if r.Spec.Revision == current {
+				mark = "*"
+			}
+			return []string{fmt.Sprint(r.Spec.Number), short(r.Spec.Revision), since(r.CreationTimestamp.Time), mark, r.Name}
+		},
+	}, list)
 }

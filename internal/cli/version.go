@@ -41,6 +41,11 @@ func (a *app) version() versionInfo {
 	return v
 }
 
+// text is the version for people.
+func (v versionInfo) text() string {
+	return fmt.Sprintf("barchan %s (%s, %s, envd %s)", v.Version, v.Go, v.Platform, v.Envd)
+}
+
 func (a *app) versionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
@@ -51,7 +56,7 @@ func (a *app) versionCommand() *cobra.Command {
 			if a.json {
 				return a.printJSON(v)
 			}
-			fmt.Fprintf(a.stdout, "barchan %s (%s, %s, envd %s)\n", v.Version, v.Go, v.Platform, v.Envd)
+			fmt.Fprintln(a.stdout, v.text())
 			return nil
 		},
 	}

@@ -18,25 +18,24 @@ import (
 	"github.com/barchan-dev/barchan/internal/portable"
 )
 
-func (a *app) checkpointExportCommand() *cobra.Command {
+func (a *app) snapshotExportCommand() *cobra.Command {
 	var s scope
 	var req adminclient.CheckpointExport
 	var access portable.Access
 	cmd := &cobra.Command{
-		Use:   "export NAME FILE|-|" + portable.Scheme + "HOST/REPOSITORY:TAG",
-		Short: "Write a checkpoint to a tar or a registry",
-		Long: "Write a checkpoint, memory and files, as an OCI artifact: a tar with an image layout in it, or the same in a registry,\n" +
+		Use:   "export SNAPSHOT FILE|-|" + portable.Scheme + "HOST/REPOSITORY:TAG",
+		Short: "Write a snapshot to a tar or a registry",
+		Long: "Write a snapshot, memory and files, as an OCI artifact: a tar with an image layout in it, or the same in a registry,\n" +
 			"for which Docker's configuration of this user has the password. - is standard output. Its memory has whatever the\n" +
 			"sandbox knew, keys and passwords too.",
-		Example: "  barchan checkpoint export build-1 build-1.tar\n  barchan checkpoint export build-1 oci://registry.example.com/team/build:1",
-		Args:    exactly("NAME", "FILE"),
+		Example: "  barchan snapshot export build:1 build-1.tar\n  barchan snapshot export build:1 oci://registry.example.com/team/build:1",
+		Args:    exactly("SNAPSHOT", "FILE"),
 	}
 	s.flags(cmd, false)
 	cmd.Flags().BoolVar(&req.WithoutImage, "without-image", false, "leave out the base image; who imports it must have that")
-	cmd.Flags().BoolVar(&req.AllowSecrets, "allow-secrets", false, "also a checkpoint that holds variables which a claim has brought")
+	cmd.Flags().BoolVar(&req.AllowSecrets, "allow-secrets", false, "also a snapshot that holds variables which a claim has brought")
 	registryFlags(cmd, &access)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		req.Namespace, req.Name = s.namespace, args[0]
 		var to portable.Place
 		inRegistry := strings.HasPrefix(args[1], portable.Scheme)
 		if inRegistry {
@@ -47,6 +46,14 @@ func (a *app) checkpointExportCommand() *cobra.Command {
 			if err := to.CheckPush(cmd.Context()); err != nil {
 				return err
 			}
+		}
+		k, err := a.kube(cmd.Context())
+		if err != nil {
+			return err
+		}
+		req.Namespace = s.namespace
+		if req.Name, err = k.snapshotObject(cmd.Context(), s.namespace, args[0]); err != nil {
+			return err
 		}
 		return a.exported(cmd.Context(), req, func(in io.Reader) error {
 			switch {
@@ -120,21 +127,21 @@ func writeWhole(path string, in io.Reader) (err error) {
 	return os.Rename(f.Name(), path)
 }
 
-func (a *app) checkpointImportCommand() *cobra.Command {
+func (a *app) snapshotImportCommand() *cobra.Command {
 	var s scope
 	var req adminclient.CheckpointImport
 	var access portable.Access
 	cmd := &cobra.Command{
 		Use:   "import FILE|-|" + portable.Scheme + "HOST/REPOSITORY:TAG",
-		Short: "Make a checkpoint of what `checkpoint export` wrote",
-		Long: "Make a checkpoint of what `checkpoint export` wrote, in a file, in a registry, or, for -, on standard input. All of it is\n" +
+		Short: "Make a snapshot of what `snapshot export` wrote",
+		Long: "Make a snapshot of what `snapshot export` wrote, in a file, in a registry, or, for -, on standard input. All of it is\n" +
 			"checked against its digests. The base image comes with it, where it is part of it and not here. What is imported runs as\n" +
 			"any sandbox does; take images and memory only from those whom you trust with what you do in it.",
-		Example: "  barchan checkpoint import build-1.tar --name build\n  ssh other barchan checkpoint export build-1 - | barchan checkpoint import -",
+		Example: "  barchan snapshot import build-1.tar --name build\n  ssh other barchan snapshot export build:1 - | barchan snapshot import -",
 		Args:    exactly("FILE"),
 	}
 	s.flags(cmd, false)
-	cmd.Flags().StringVar(&req.Name, "name", "", "what the checkpoint is called here; without it, what it was called")
+	cmd.Flags().StringVar(&req.Name, "name", "", "name of the snapshot here (default the one that it was exported under)")
 	registryFlags(cmd, &access)
 	a.jsonFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
