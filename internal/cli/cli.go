@@ -164,8 +164,8 @@ func (a *app) root() *cobra.Command {
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
 	p := root.PersistentFlags()
 	p.StringVar(&a.configFile, "config", "", "YAML file of settings (default $BARCHAN_CONFIG, then "+config.DefaultFile+")")
-	p.StringVar(&a.apiURL, "api-url", "", "REST API (default $BARCHAN_API_URL, $E2B_API_URL, https://api.$E2B_DOMAIN, then the data directory's server)")
-	p.StringVar(&a.apiKey, "api-key", "", "key of the REST API (default $BARCHAN_API_KEY, $E2B_API_KEY, $E2B_ACCESS_TOKEN, then the data directory's)")
+	p.StringVar(&a.apiURL, "api-url", "", "REST API (default $BARCHAN_API_URL, $E2B_API_URL, the data directory's server)")
+	p.StringVar(&a.apiKey, "api-key", "", "key of the REST API (default $BARCHAN_API_KEY, $E2B_API_KEY, the data directory's)")
 	p.StringVar(&a.kubeconfig, "kubeconfig", "", "kubeconfig (default $BARCHAN_KUBECONFIG, then the data directory's)")
 	a.rootFlags = config.AddFlags(p, func(key string) bool { return key == "dataDir" })
 	root.AddCommand(

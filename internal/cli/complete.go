@@ -41,7 +41,7 @@ func (a *app) complete(cmd *cobra.Command) {
 			return offer(cmd, args[at], given, word)
 		}
 	}
-	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+	register := func(f *pflag.Flag) {
 		find, ok := flags[strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" ")+" "+f.Name]
 		if !ok {
 			find, ok = flags[f.Name]
@@ -55,7 +55,9 @@ func (a *app) complete(cmd *cobra.Command) {
 				return offer(cmd, find, nil, word)
 			})
 		}
-	})
+	}
+	cmd.Flags().VisitAll(register)
+	cmd.PersistentFlags().VisitAll(register)
 	for _, sub := range cmd.Commands() {
 		a.complete(sub)
 	}

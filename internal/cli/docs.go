@@ -18,7 +18,12 @@ func WriteDocs(w io.Writer) {
 	fmt.Fprint(w, root.Long+"\n\n")
 	fmt.Fprint(w, "Data goes to standard output, talk to standard error. Exit codes: 0 done, 1 failed, 2 wrong call; `run` and `exec`\n"+
 		"give the remote command's, 127 if it is not there and 126 if it cannot be executed. A signal gives 128 and its number:\n"+
-		"130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 141 after a write to a closed pipe. A sandbox ID may be abbreviated as long as only one begins so.\n\n")
+		"130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 141 after a write to a closed pipe.\n\n"+
+		"SANDBOX, SNAPSHOT, TEMPLATE, POOL and KEY stand for an ID or a name, as `ls` shows them; an ID wins over a name. The ID of a\n"+
+		"sandbox can be shortened to a unique beginning.\n\n"+
+		"A flag wins over a `BARCHAN_*` variable, and that over the variable of E2B's clients: `E2B_API_URL`, or else `E2B_DOMAIN` for\n"+
+		"the server `https://api.$E2B_DOMAIN`; `E2B_API_KEY`, or else `E2B_ACCESS_TOKEN`, for the key; `E2B_SANDBOX_URL` for the\n"+
+		"gateway of that server. Without any of them, the server and the key of the data directory are used.\n\n")
 	writeFlags(w, "Flags of every command", root.PersistentFlags(), nil)
 	settings := writeSettings(w)
 	for _, c := range root.Commands() {
@@ -71,6 +76,9 @@ func writeOne(w io.Writer, c *cobra.Command, settings map[string]bool) {
 		text = c.Short + "."
 	}
 	fmt.Fprintf(w, "## %s\n\n    %s\n\n%s\n\n", c.CommandPath(), c.UseLine(), text)
+	if len(c.Aliases) > 0 {
+		fmt.Fprintf(w, "Also: `%s`.\n\n", strings.Join(c.Aliases, "`, `"))
+	}
 	if c.Example != "" {
 		fmt.Fprintf(w, "```\n%s\n```\n\n", c.Example)
 	}

@@ -21,8 +21,8 @@ func (a *app) forkCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fork SANDBOX",
 		Short: "Multiply a running sandbox",
-		Long: "Multiply a running sandbox, with its programs, memory and files, and print the ID of each fork as soon as it runs. The sandbox itself goes on.\n" +
-			"Forks fail one by one: the exit code is 1 if any has, and the others run.",
+		Long: "Multiply a running sandbox, with its programs, memory and files, and print the ID of each fork as soon as it runs.\n" +
+			"The sandbox itself keeps running. Forks fail one by one: the exit code is 1 if any has, and the others run.",
 		Example: "  barchan fork i3k\n  for id in $(barchan fork i3k --count 4); do barchan exec $id -- hostname; done",
 		Args:    exactly("SANDBOX"),
 	}

@@ -69,9 +69,9 @@ func (a *app) imagePullCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pull IMAGE",
 		Short: "Fetch an image from its registry",
-		Long: "Fetch an image from its registry. The server does, by the authorities that its system trusts; with --ca-file or --plain-http\n" +
-			"this program does, and hands the image to the server. Docker's configuration of this user then has the password, where\n" +
-			"--username is not given.",
+		Long: "Fetch an image from its registry. The server does, by the authorities that its system trusts; with --ca-file or\n" +
+			"--plain-http this program does, and hands the image to the server. Docker's configuration of this user then has the\n" +
+			"password, where --username is not given.",
 		Example: "  barchan image pull docker.io/library/debian:stable-slim\n  barchan image pull registry.example.com/team/app:1 --ca-file ca.pem",
 		Args:    exactly("IMAGE"),
 	}

@@ -62,7 +62,7 @@ func (s formatSwitch) Type() string { return "bool" }
 // listFlags adds the flags of every list; the last one given counts.
 func (a *app) listFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.VarP(&a.format, "output", "o", "`format`: json, name (names only) or wide (more columns)")
+	f.VarP(&a.format, "output", "o", "output `format`: json, name (names only) or wide (more columns)")
 	f.VarPF(formatSwitch{&a.format, formatJSON}, "json", "", "print JSON, as -o json").NoOptDefVal = "true"
 	f.VarPF(formatSwitch{&a.format, formatID}, "quiet", "q", "print IDs only").NoOptDefVal = "true"
 }

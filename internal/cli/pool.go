@@ -410,7 +410,7 @@ func (a *app) poolCreateCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&template, "template", "", "name of the template")
 	f.StringVar(&size, "size", "1", fmt.Sprintf("how many sandboxes to hold ready, from 0 to %d", maxPool))
-	f.StringVar(&update, "update", string(extensions.UpdateOnReplenish), "what becomes of sandboxes of an older revision: OnReplenish or Recreate")
+	f.StringVar(&update, "update", string(extensions.UpdateOnReplenish), "when sandboxes of older revisions go: OnReplenish or Recreate")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		count, err := poolSize(cmd, "--size", size)
 		switch {

@@ -33,7 +33,7 @@ func (a *app) portCommand() *cobra.Command {
 		Aliases: []string{"open"},
 		Short:   "Print the URL of a port of a sandbox, or forward a local port to it",
 		Long: "Print the URL under which the gateway serves a port of a sandbox.\n" +
-			"With --expires, it is signed: for that long, whoever has the URL may pass to this port of a private sandbox, by any path.\n" +
+			"With --expires, it is signed: for that long, the URL reaches this port of a private sandbox, by any path.\n" +
 			"With --forward, serve it on a local port until Ctrl-C; HTTP and WebSocket are forwarded, no other protocol.",
 		Example: "  barchan port i3k 8000\n  barchan port i3k 8000 --forward 127.0.0.1:9000\n  barchan open i3k 8000 --expires 10m",
 		Args:    exactly("SANDBOX", "PORT"),

@@ -96,8 +96,8 @@ func (a *app) snapshotLsCommand() *cobra.Command {
 	var in scope
 	cmd := &cobra.Command{
 		Use: "ls", Aliases: []string{"list"}, Short: "List snapshots", Args: exactly(),
-		Long: "List the snapshots of the key's namespace, the newest first. With --namespace or -A, list the objects of the Kubernetes\n" +
-			"API instead, with those that the server makes and deletes by itself: PURPOSE is fork or warm-up for them, and STATUS says\n" +
+		Long: "List the snapshots of the key's namespace, the newest first. With --namespace or -A, list the objects of the\n" +
+			"Kubernetes API instead, also those that the server makes for its own use: their PURPOSE is fork or warm-up. STATUS says\n" +
 			"what one waits for that is not ready, or is deleted and still needed.",
 	}
 	f := cmd.Flags()

@@ -72,7 +72,7 @@ func (a *app) snapshotExportCommand() *cobra.Command {
 
 func registryFlags(cmd *cobra.Command, access *portable.Access) {
 	cmd.Flags().BoolVar(&access.PlainHTTP, "plain-http", false, "the registry has no TLS")
-	cmd.Flags().StringVar(&access.CAFile, "ca-file", "", "PEM `file` with the authority of the registry's certificate, beside those that the system trusts")
+	cmd.Flags().StringVar(&access.CAFile, "ca-file", "", "PEM `file` with the authority of the registry's certificate, beside the system's")
 }
 
 // exported has the server write a checkpoint, and shows how far that is.

@@ -27,7 +27,7 @@ type CheckpointOrigin string
 const (
 	// OriginSandbox takes them of a sandbox. The default.
 	OriginSandbox CheckpointOrigin = "Sandbox"
-	// OriginImport waits for `barchan checkpoint import` to bring them.
+	// OriginImport waits for `barchan snapshot import` to bring them.
 	OriginImport CheckpointOrigin = "Import"
 )
 

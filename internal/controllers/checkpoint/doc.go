@@ -12,7 +12,7 @@
 //
 // # Imports
 //
-// `barchan checkpoint import` brings the data of an import to the node by itself, and changes the
+// `barchan snapshot import` brings the data of an import to the node by itself, and changes the
 // object's annotation [AnnotationImport] then; the node is asked at each change.
 //
 // # Keeping
