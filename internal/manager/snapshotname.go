@@ -93,7 +93,9 @@ func nameOf(c *barchan.Checkpoint) snapshotName {
 }
 
 // newest reports whether any snapshot of the name will do.
-func (n snapshotName) newest() bool { return n.tag == "" || n.tag == barchan.DefaultTag || n.tag == tagLatest }
+func (n snapshotName) newest() bool {
+	return n.tag == "" || n.tag == barchan.DefaultTag || n.tag == tagLatest
+}
 
 // splitID reads the name of a snapshot that a client asks for; false if it cannot be one of the team's.
 func splitID(namespace, asked string) (snapshotName, bool) {
