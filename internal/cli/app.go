@@ -54,6 +54,9 @@ func (a *app) first(flag string, env ...string) string {
 	return value
 }
 
+// givenKey is the key that a flag or a variable names; empty: none does.
+func (a *app) givenKey() string { return a.first(a.apiKey, envAPIKey, envE2BAPIKey, envE2BAccessToken) }
+
 func (a *app) admin() (*adminclient.Client, error) {
 	cfg, err := a.config()
 	if err != nil {
@@ -86,7 +89,7 @@ type target struct {
 func (a *app) target(ctx context.Context) (*target, error) {
 	t := &target{
 		url:        a.first(a.apiURL, envAPIURL),
-		key:        a.first(a.apiKey, envAPIKey, envE2BAPIKey, envE2BAccessToken),
+		key:        a.givenKey(),
 		sandboxURL: a.first("", envSandboxURL),
 		http:       &http.Client{Transport: newTransport()},
 	}
@@ -193,19 +196,15 @@ func (t *target) agent(id, token, user string) (*envd.Client, error) {
 
 // running resolves a sandbox and opens a client of its agent.
 func (t *target) running(ctx context.Context, text, user string) (*connection, error) {
-	id, err := t.resolve(ctx, text)
-	if err != nil {
-		return nil, err
-	}
-	d, err := t.rest.Get(ctx, id)
+	d, err := t.find(ctx, text)
 	if err != nil {
 		return nil, err
 	}
 	if d.State == restclient.StatePaused {
-		return nil, pausedError(id)
+		return nil, pausedError(d.SandboxID)
 	}
-	client, err := t.agent(id, d.AgentToken, user)
-	return &connection{t: t, id: id, endAt: d.EndAt, client: client}, err
+	client, err := t.agent(d.SandboxID, d.AgentToken, user)
+	return &connection{t: t, id: d.SandboxID, endAt: d.EndAt, client: client}, err
 }
 
 // withTarget opens the target before the work of a command.

@@ -292,7 +292,7 @@ func TestCopy(t *testing.T) {
 
 	s.run("", "cp", "iaaa:/nonexistent/f", local).want(t, 1, "", "/nonexistent/f")
 	s.run("", "cp", "/nonexistent/f", "iaaa:/tmp/f").want(t, 1, "", "/nonexistent/f: no such file")
-	s.run("", "cp", "a", "b").want(t, 2, "", "one of SOURCE and DESTINATION must be ID:PATH")
+	s.run("", "cp", "a", "b").want(t, 2, "", "one of SOURCE and DESTINATION must be SANDBOX:PATH")
 }
 
 func TestLogs(t *testing.T) {

@@ -76,6 +76,7 @@ func offer(cmd *cobra.Command, find choices, given []string, word string) ([]str
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), completeWithin)
 	defer cancel()
+	cmd.SetContext(ctx)
 	found, err := find(ctx, cmd)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -86,10 +87,10 @@ func offer(cmd *cobra.Command, find choices, given []string, word string) ([]str
 	}), cobra.ShellCompDirectiveNoFileComp
 }
 
-// argumentChoices are by the words of usage lines. ID is of a sandbox where a command runs something in it.
+// argumentChoices are by the words of usage lines.
 func (a *app) argumentChoices() map[string]choices {
 	return map[string]choices{
-		"SANDBOX": a.sandboxChoices, "ID": a.sandboxChoices, "SNAPSHOT": a.snapshotChoices, "IMAGE": a.imageChoices,
+		"SANDBOX": a.sandboxChoices, "SNAPSHOT": a.snapshotChoices, "IMAGE": a.imageChoices,
 		"TEMPLATE": a.objectChoices(templateKind()), "POOL": a.objectChoices(poolKind()), "KEY": a.objectChoices(keyKind()),
 	}
 }
@@ -197,6 +198,9 @@ func (a *app) objectChoices(of kind) choices {
 	return func(ctx context.Context, cmd *cobra.Command) ([]string, error) {
 		k, err := a.kube(ctx)
 		if err != nil {
+			return nil, err
+		}
+		if err := a.chooseNamespace(cmd); err != nil {
 			return nil, err
 		}
 		namespaces := []string{cmd.Flag("namespace").Value.String()}

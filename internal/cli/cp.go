@@ -29,9 +29,9 @@ func (a *app) cpCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cp SOURCE DESTINATION",
 		Short: "Copy files to or from a sandbox",
-		Long: "Copy a file, or a directory with all in it, to or from a sandbox. One of the two is ID:PATH; the other is a local path,\n" +
-			"or - for standard input or output. There a file is its content, and a directory is a tar archive of it: what goes to a\n" +
-			"directory from standard input is unpacked in it. Directories need `tar` in the sandbox.\n\n" +
+		Long: "Copy a file, or a directory with all in it, to or from a sandbox. One of the two is SANDBOX:PATH; the other is a local\n" +
+			"path, or - for standard input or output. There a file is its content, and a directory is a tar archive of it: what goes\n" +
+			"to a directory from standard input is unpacked in it. Directories need `tar` in the sandbox.\n\n" +
 			"Modes, modification times and symbolic links are kept; files belong to the user who writes them. Sockets, devices and\n" +
 			"FIFOs are left out: each is named on standard error, and the exit code is 1.",
 		Example: "  barchan cp notes.txt i3k:/home/user/\n  barchan cp i3k:/home/user/out ./out\n  barchan cp i3k:/etc/os-release -\n" +
@@ -43,7 +43,7 @@ func (a *app) cpCommand() *cobra.Command {
 		fromID, from, fromRemote := cutRemote(args[0])
 		toID, to, toRemote := cutRemote(args[1])
 		if fromRemote == toRemote {
-			return &usageError{cmd, errors.New("one of SOURCE and DESTINATION must be ID:PATH, and the other a local path")}
+			return &usageError{cmd, errors.New("one of SOURCE and DESTINATION must be SANDBOX:PATH, and the other a local path")}
 		}
 		if toRemote && from != "-" {
 			if _, err := os.Stat(from); err != nil {
@@ -76,9 +76,9 @@ func (a *app) cpCommand() *cobra.Command {
 	return cmd
 }
 
-var remotePath = regexp.MustCompile(`(?s)^([a-z0-9]+(?:-[a-z0-9]+)*):(.*)$`)
+var remotePath = regexp.MustCompile(`(?s)^([a-z0-9]+(?:[-.][a-z0-9]+)*):(.*)$`)
 
-// cutRemote takes ID:PATH apart. A local path with a colon is written ./a:b.
+// cutRemote takes SANDBOX:PATH apart. A local path with a colon is written ./a:b.
 func cutRemote(text string) (id, p string, remote bool) {
 	m := remotePath.FindStringSubmatch(text)
 	if m == nil {

@@ -95,7 +95,7 @@ type scope struct {
 }
 
 func (s *scope) flags(cmd *cobra.Command, all bool) {
-	cmd.Flags().StringVarP(&s.namespace, "namespace", "n", metav1.NamespaceDefault, "namespace, which is what E2B calls a team; with --api-key or "+envAPIKey+", the key's own")
+	cmd.Flags().StringVarP(&s.namespace, "namespace", "n", metav1.NamespaceDefault, "namespace, E2B's team; with a key given, the key's own")
 	if all {
 		cmd.Flags().BoolVarP(&s.all, "all-namespaces", "A", false, "of all namespaces")
 	}
@@ -105,7 +105,7 @@ func (s *scope) flags(cmd *cobra.Command, all bool) {
 // one it works in the default one, as the key of the data directory does.
 func (a *app) chooseNamespace(cmd *cobra.Command) error {
 	flag := cmd.Flags().Lookup("namespace")
-	if flag == nil || flag.Changed || a.first(a.apiKey, envAPIKey) == "" {
+	if flag == nil || flag.DefValue == "" || flag.Changed || a.givenKey() == "" {
 		return nil
 	}
 	return a.withTarget(cmd.Context(), func(t *target) error {

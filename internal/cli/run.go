@@ -42,7 +42,7 @@ func (o *runOptions) flags(cmd *cobra.Command) {
 	f.DurationVar(&o.timeout, "timeout", time.Hour, "longest life of the sandbox")
 	f.BoolVar(&o.keep, "keep", false, "leave the sandbox running, and tell its ID")
 	f.BoolVar(&o.private, "private", false, "let nobody reach the sandbox's ports without its traffic token")
-	f.StringArrayVar(&o.allow, "allow", nil, "let it reach only this address, CIDR or host (*.example.com: those below); given again, these too")
+	f.StringArrayVar(&o.allow, "allow", nil, "let it reach only this address, CIDR, host or *.example.com; may be given again")
 	f.StringArrayVar(&o.metadata, "metadata", nil, "NAME=VALUE to keep with the sandbox")
 }
 
@@ -200,13 +200,13 @@ func (a *app) killQuietly(ctx context.Context, t *target, id string) error {
 func (a *app) execCommand() *cobra.Command {
 	var o processOptions
 	cmd := &cobra.Command{
-		Use:   "exec [flags] ID -- COMMAND [ARG...]",
+		Use:   "exec [flags] SANDBOX -- COMMAND [ARG...]",
 		Short: "Run a command in a sandbox",
 		Long: "Run a command in a running sandbox. Output, errors and the exit code are the command's; 127 is a command that is not\n" +
 			"there, 126 one that cannot be executed. Ctrl-C, and a closed pipe at the output, end the command. With --detach it goes\n" +
 			"on without output, and its process ID is printed.",
 		Example: "  barchan exec i3k -- ls -l\n  barchan exec -it i3k -- bash\n  barchan exec -d i3k -- python3 -m http.server\n  barchan exec -u 1000:1000 i3k -- id",
-		Args:    atLeast("ID", "COMMAND"),
+		Args:    atLeast("SANDBOX", "COMMAND"),
 	}
 	o.flags(cmd)
 	cmd.Flags().BoolVarP(&o.detach, "detach", "d", false, "return once the command has started, and print its process ID")
