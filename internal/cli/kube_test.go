@@ -113,7 +113,7 @@ func (s *server) testKeysNamespace(t *testing.T) {
 	mine("key", "create", "made").want(t, 0, "", "key made of namespace tenant-a;")
 	s.run(objects, "--api-key", tenantKey, "apply", "-f", "-").want(t, 0, "sandboxtemplate/py created\n", "")
 	mine("pool", "create", "warm", "--template", "py", "--size", "1").want(t, 0, "warm", "")
-	mine("pool", "ls").want(t, 0, "   warm   py ", "")
+	mine("pool", "ls").want(t, 0, "   warm      py ", "")
 	mine("pool", "show", "warm").want(t, 0, "Pool       tenant-a/warm\n", "")
 	s.run("", "pool", "show", "warm").want(t, 1, "", `"warm" not found`)
 	mine("pool", "show", "-n", "default", "warm").want(t, 1, "", `"warm" not found`)
