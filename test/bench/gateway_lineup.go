@@ -261,7 +261,7 @@ func serveGateway(ctx context.Context, addr string) error {
 		}
 		defer pprof.StopCPUProfile()
 	}
-	s := g.Server()
+	s := g.Server(nil)
 	go func() { // the process ends with it
 		exitOnEnd()
 		_ = s.Close()
