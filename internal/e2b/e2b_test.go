@@ -425,6 +425,11 @@ func TestMetricsAndLogsOverTheWire(t *testing.T) {
 	if len(many.Sandboxes) != 1 {
 		t.Errorf("metrics are %+v", many)
 	}
+}
+
+func TestLogsOverTheWire(t *testing.T) {
+	f := newFixture(t)
+	at := "/sandboxes/" + f.create(`{"templateID":"base"}`).SandboxID
 	var logs SandboxLogs
 	f.want(200, &logs, "GET", at+"/logs?start=1700000000500&limit=10", "")
 	levels := []LogLevel{LevelError, LevelInfo, LevelWarn}

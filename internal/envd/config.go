@@ -72,11 +72,12 @@ type HostEntry struct {
 
 // Validate names the first field that cannot be right.
 func (c *Config) Validate() error {
+	if err := c.checkAccess(); err != nil {
+		return err
+	}
 	switch {
 	case c.Port < -1 || c.Port > 65535:
 		return fmt.Errorf("port: %d is not between 1 and 65535", c.Port)
-	case c.Open && c.AccessToken != "":
-		return fmt.Errorf("open: cannot come with an accessToken")
 	case c.Port == -1 && c.PortFile == "":
 		return fmt.Errorf("portFile: needed with port -1")
 	case c.Processes < 0:
@@ -94,6 +95,13 @@ func (c *Config) Validate() error {
 		}
 	}
 	return c.checkEnv()
+}
+
+func (c *Config) checkAccess() error {
+	if c.Open && c.AccessToken != "" {
+		return fmt.Errorf("open: cannot come with an accessToken")
+	}
+	return nil
 }
 
 func (c *Config) checkEnv() error {

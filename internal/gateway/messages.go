@@ -62,15 +62,9 @@ func (m *messages) take(b []byte) (n int, ok bool) {
 		case m.at == passing:
 			return len(b), true
 		case m.skip > 0:
-			k := min(m.skip, int64(len(b)-n))
-			m.skip -= k
-			n += int(k)
-			if m.skip == 0 && m.at == inBody {
-				m.at = atStart
+			n += m.pass(len(b) - n)
+			if m.at == atStart {
 				return n, true
-			}
-			if m.skip == 0 && m.at == inChunk {
-				m.at = afterChunk
 			}
 			continue
 		case m.at == ended:
@@ -91,18 +85,7 @@ func (m *messages) take(b []byte) (n int, ok bool) {
 		whole := m.line(line)
 		m.partial = m.partial[:0]
 		if !whole {
-			m.at = ended
-			switch {
-			case was == atSize || was == afterChunk:
-				// net/http refuses it, too, and knows where it belongs.
-				n += end + 1
-			case fresh && end == 0:
-				// Before it looks for a request, net/http waits for so many bytes. They cannot hold one.
-				m.skip = 4
-			case was == inTrailer:
-				m.skip = int64(len(brokenTrailer))
-				return n + end, false
-			default:
+			if !m.refuse(was, fresh && end == 0, int64(end)) {
 				return n + end, false
 			}
 			continue
@@ -113,6 +96,37 @@ func (m *messages) take(b []byte) (n int, ok bool) {
 		}
 	}
 	return n, true
+}
+
+// pass passes on what is skipped of a body, of n bytes.
+func (m *messages) pass(n int) int {
+	k := min(m.skip, int64(n))
+	m.skip -= k
+	switch {
+	case m.skip > 0:
+	case m.at == inBody:
+		m.at = atStart
+	case m.at == inChunk:
+		m.at = afterChunk
+	}
+	return int(k)
+}
+
+// refuse ends the connection's messages at a line of a length, and reports whether some of it is passed
+// on, so that net/http answers.
+func (m *messages) refuse(was place, first bool, length int64) bool {
+	m.at = ended
+	switch {
+	case was == atSize || was == afterChunk:
+		m.skip = length + 1 // net/http refuses it, too, and knows where it belongs
+		return true
+	case first:
+		m.skip = 4 // which it waits for before it looks for a request. They cannot hold one
+		return true
+	case was == inTrailer:
+		m.skip = int64(len(brokenTrailer))
+	}
+	return false
 }
 
 // brokenTrailer stands for the rest of trailers that can be read in two ways, and in one way only: an
