@@ -60,7 +60,7 @@ func matrix() (all []crash) {
 		{op: warm, at: "claim/held claim/written claim/bound create/routed node/bind_config node/bind_agent pool/made row/making"},
 		{op: claimObject, at: "claim/held claim/written claimobject/status"},
 		{op: coldClaimObject, at: "claimobject/made row/making row/live claimobject/status"},
-		{op: endClaimObject, at: "claimobject/unmade row/removing row/gone sandbox/released"},
+		{op: endClaimObject, at: "claimobject/status claimobject/unmade row/removing row/gone sandbox/released"},
 		{op: freeze, at: "pause/written row/pausing node/frozen row/paused sandbox/driven sandbox/status"},
 		{op: store, at: "node/checkpoint node/flush row/storing node/keep node/stop node/unmount node/detach row/stored node/stored"},
 		{op: thaw, at: "connect/written row/resuming node/thawed row/live sandbox/driven sandbox/status"},
