@@ -198,7 +198,7 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	t, kind, err := g.target(r)
 	switch {
 	case errors.Is(err, envd.ErrSignatureInvalid) || errors.Is(err, envd.ErrSignatureExpired):
-		g.metrics.answered(http.StatusBadRequest)
+		g.metrics.answered(http.StatusUnauthorized)
 		openToBrowsers(w.Header())
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusUnauthorized)
