@@ -173,9 +173,9 @@ func TestEarlyUpgrade(t *testing.T) {
 			if text := <-got; text != early {
 				t.Errorf("the service got %q, want %q", text, early)
 			}
-			head := make([]byte, 512)
-			n, err := io.ReadAtLeast(conn, head, 60)
-			if text := string(head[:n]); err != nil || !strings.HasPrefix(text, "HTTP/1.1 101 ") || !strings.HasSuffix(text, "\r\n\r\nhi") {
+			const want = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: mine\r\n\r\nhi"
+			text := make([]byte, len(want))
+			if _, err := io.ReadFull(conn, text); err != nil || string(text) != want {
 				t.Errorf("the client got %q, %v", text, err)
 			}
 		})
