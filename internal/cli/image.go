@@ -49,7 +49,8 @@ func (a *app) imageBuildCommand() *cobra.Command {
 	base := &cobra.Command{
 		Use:   "base",
 		Short: "Make the base image from the distribution's packages",
-		Long: "Make the base image from Debian's packages, with Node.js from the npm registry, unless it is there. No registry of images is needed.\n" +
+		Long: "Make the base image from Debian's packages, with Node.js from the npm registry, unless it is there.\n" +
+			"No registry of images is needed.\n" +
 			"Warm sandboxes with an older base image are replaced; others, and checkpoints, keep theirs.",
 		Args: exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
