@@ -47,13 +47,11 @@ func (a *app) snapshotExportCommand() *cobra.Command {
 				return err
 			}
 		}
-		k, err := a.kube(cmd.Context())
-		if err != nil {
-			return err
-		}
-		req.Namespace = s.namespace
-		if req.Name, err = k.snapshotObject(cmd.Context(), s.namespace, args[0]); err != nil {
-			return err
+		req.Namespace, req.Name = s.namespace, args[0]
+		if k, err := a.kube(cmd.Context()); err == nil { // without it, only the name of the object is known
+			if req.Name, err = k.snapshotObject(cmd.Context(), s.namespace, args[0]); err != nil {
+				return err
+			}
 		}
 		return a.exported(cmd.Context(), req, func(in io.Reader) error {
 			switch {
