@@ -54,8 +54,15 @@ func (a *app) first(flag string, env ...string) string {
 	return value
 }
 
-// givenKey is the key that a flag or a variable names; empty: none does.
-func (a *app) givenKey() string { return a.first(a.apiKey, envAPIKey, envE2BAPIKey, envE2BAccessToken) }
+// givenKey is the key that a flag or a variable names; empty: none does. E2B's variables for the key
+// count only with those for the server: a key of E2B's own cloud is not for the server here.
+func (a *app) givenKey() string {
+	key := a.first(a.apiKey, envAPIKey)
+	if key == "" && a.first("", envE2BAPIURL, envE2BDomain) != "" {
+		key = a.first("", envE2BAPIKey, envE2BAccessToken)
+	}
+	return key
+}
 
 func (a *app) admin() (*adminclient.Client, error) {
 	cfg, err := a.config()

@@ -157,7 +157,7 @@ func (a *app) root() *cobra.Command {
 		Args:          cobra.ArbitraryArgs,
 		Version:       a.version().text(),
 
-		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return a.chooseNamespace(cmd) },
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return a.chooseNamespace(cmd.Context(), cmd) },
 	}
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)

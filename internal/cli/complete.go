@@ -200,7 +200,7 @@ func (a *app) objectChoices(of kind) choices {
 		if err != nil {
 			return nil, err
 		}
-		if err := a.chooseNamespace(cmd); err != nil {
+		if err := a.chooseNamespace(ctx, cmd); err != nil {
 			return nil, err
 		}
 		namespaces := []string{cmd.Flag("namespace").Value.String()}

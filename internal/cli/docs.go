@@ -23,7 +23,8 @@ func WriteDocs(w io.Writer) {
 		"sandbox can be shortened to a unique beginning.\n\n"+
 		"A flag wins over a `BARCHAN_*` variable, and that over the variable of E2B's clients: `E2B_API_URL`, or else `E2B_DOMAIN` for\n"+
 		"the server `https://api.$E2B_DOMAIN`; `E2B_API_KEY`, or else `E2B_ACCESS_TOKEN`, for the key; `E2B_SANDBOX_URL` for the\n"+
-		"gateway of that server. Without any of them, the server and the key of the data directory are used.\n\n")
+		"gateway. The last three count only if one of the first two is set. Without any of them, the server and the key of the data\n"+
+		"directory are used.\n\n")
 	writeFlags(w, "Flags of every command", root.PersistentFlags(), nil)
 	settings := writeSettings(w)
 	for _, c := range root.Commands() {

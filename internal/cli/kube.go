@@ -103,13 +103,13 @@ func (s *scope) flags(cmd *cobra.Command, all bool) {
 
 // chooseNamespace has a command that names no namespace work in that of the key which it is given. Without
 // one it works in the default one, as the key of the data directory does.
-func (a *app) chooseNamespace(cmd *cobra.Command) error {
+func (a *app) chooseNamespace(ctx context.Context, cmd *cobra.Command) error {
 	flag := cmd.Flags().Lookup("namespace")
 	if flag == nil || flag.DefValue == "" || flag.Changed || a.givenKey() == "" {
 		return nil
 	}
-	return a.withTarget(cmd.Context(), func(t *target) error {
-		namespace, err := t.rest.Namespace(cmd.Context())
+	return a.withTarget(ctx, func(t *target) error {
+		namespace, err := t.rest.Namespace(ctx)
 		if err != nil {
 			return fmt.Errorf("find the namespace of the key; --namespace names another: %w", err)
 		}

@@ -98,6 +98,7 @@ func printList[T any](a *app, c columns[T], items []T) error {
 		only = c.at("ID", "NAME")
 	case formatName:
 		only = c.at("NAME", "ID")
+	case formatWide: // a table, as without a format
 	}
 	if only >= 0 {
 		for i := range items {

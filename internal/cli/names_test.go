@@ -170,6 +170,7 @@ func TestE2BVariables(t *testing.T) {
 		{"our key", map[string]string{"E2B_API_URL": other.URL, "E2B_API_KEY": "k1", "BARCHAN_API_KEY": "k3"}, nil, remote, "k3"},
 		{"our URL", map[string]string{"E2B_API_URL": other.URL, "E2B_API_KEY": "k1", "BARCHAN_API_URL": s.front.URL, "BARCHAN_API_KEY": testKey}, nil, local, ""},
 		{"flags", map[string]string{"E2B_API_URL": other.URL, "BARCHAN_API_KEY": "k3"}, []string{"--api-url", s.front.URL, "--api-key", testKey}, local, ""},
+		{"a key of E2B's cloud", map[string]string{"E2B_API_KEY": "k1"}, nil, local, ""},
 		{"the local domain", map[string]string{"E2B_DOMAIN": "barchan.localhost:7743", "E2B_API_KEY": testKey}, nil, local, ""},
 		{"a domain and a URL", map[string]string{"E2B_DOMAIN": "elsewhere.test", "E2B_API_URL": s.front.URL, "E2B_API_KEY": testKey}, nil, local, ""},
 	} {

@@ -253,10 +253,7 @@ func TestSandboxFromWhatHoldsSecrets(t *testing.T) {
 			if _, refused := sandbox.RefusedSecrets(s); refused == tt.runs {
 				t.Errorf("it is refused: %v", refused)
 			}
-			if marked := s.Annotations[pool.AnnotationBoundEnv] == "true"; tt.runs && marked != tt.secrets {
-				t.Errorf("it is marked: %v", marked)
-			}
-			if tt.runs && pool.OwnEnv(s) != tt.own {
+			if tt.runs && [2]bool{pool.BoundEnv(s), pool.OwnEnv(s)} != [2]bool{tt.secrets, tt.own} {
 				t.Errorf("it is marked %v", s.Annotations)
 			}
 			if !tt.runs {

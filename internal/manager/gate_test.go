@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -51,11 +52,8 @@ func TestClosedGate(t *testing.T) {
 	wantKind(t, second2(f.Connect(ctx, team, id, time.Minute, nil)), errs.ErrUnavailable, "disk: no room")
 	f.memoryIs(t, v.ID, agents.MemoryInRAM)
 	wantKind(t, second(f.Resume(ctx, team, id, time.Minute, new(false))), errs.ErrUnavailable, "disk: no room")
-	if _, err := f.Resume(ctx, team, id, time.Minute, nil); err != nil {
-		t.Errorf("Resume of what is in RAM = %v", err)
-	}
-	if err := f.Pause(ctx, team, id, nil); err != nil {
-		t.Fatalf("Pause = %v", err)
+	if err := errors.Join(second(f.Resume(ctx, team, id, time.Minute, nil)), f.Pause(ctx, team, id, nil)); err != nil {
+		t.Fatalf("Resume of what is in RAM, and Pause = %v", err)
 	}
 	f.memoryIs(t, v.ID, agents.MemoryOnDisk)
 	await(t, func() bool {
