@@ -321,7 +321,7 @@ func (c *copier) command(ctx context.Context, out io.Writer, argv ...string) err
 			complaint.Write(data.GetStderr()[:min(len(data.GetStderr()), max(0, 4096-complaint.Len()))])
 		}
 		if end := e.GetEnd(); end != nil {
-			if code := exitCodeOf(end); code != 0 {
+			if code := envd.ExitCode(end); code != 0 {
 				return fmt.Errorf("%s in the sandbox: exit code %d: %s", argv[0], code, strings.TrimSpace(complaint.String()))
 			}
 			for line := range strings.Lines(complaint.String()) { // tar names sockets

@@ -191,7 +191,7 @@ func (p *process) follow(ctx context.Context, stream *connect.ServerStreamForCli
 	if err == nil && p.input != nil {
 		var in io.Reader
 		if in, err = newInterruptible(side, p.input); err == nil {
-			wg.Go(func() { p.feed(side, in) })
+			wg.Go(func() { p.on.client.Feed(side, p.pid, in, p.tty != nil) })
 		}
 	}
 	if p.tty != nil {
@@ -218,7 +218,7 @@ func (p *process) follow(ctx context.Context, stream *connect.ServerStreamForCli
 	case end == nil:
 		return 0, p.on.lost(ctx, stream.Err())
 	}
-	return exitCodeOf(end), nil
+	return envd.ExitCode(end), nil
 }
 
 // endAfter ends the command when ctx is done before over, first with SIGTERM, then with SIGKILL.
@@ -256,34 +256,6 @@ func (p *process) selector() *processpb.ProcessSelector {
 	return &processpb.ProcessSelector{Selector: &processpb.ProcessSelector_Pid{Pid: p.pid}}
 }
 
-// feed passes input on until it ends, the command does not take it any more,
-// or ctx is done.
-func (p *process) feed(ctx context.Context, in io.Reader) {
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := in.Read(buf)
-		if n > 0 {
-			input := &processpb.ProcessInput{Input: &processpb.ProcessInput_Stdin{Stdin: buf[:n]}}
-			if p.tty != nil {
-				input = &processpb.ProcessInput{Input: &processpb.ProcessInput_Pty{Pty: buf[:n]}}
-			}
-			_, sendErr := p.on.client.Process().SendInput(ctx, connect.NewRequest(&processpb.SendInputRequest{
-				Process: p.selector(), Input: input,
-			}))
-			if sendErr != nil {
-				return // it ended, or closed its input, as `head` does
-			}
-		}
-		if err != nil {
-			break
-		}
-	}
-	if p.tty == nil && ctx.Err() == nil {
-		// A command that has ended meanwhile needs it no more.
-		_, _ = p.on.client.Process().CloseStdin(ctx, connect.NewRequest(&processpb.CloseStdinRequest{Process: p.selector()}))
-	}
-}
-
 // resize tells the command's terminal each new size of ours.
 func (p *process) resize(ctx context.Context) {
 	for {
@@ -316,18 +288,4 @@ func (p *process) signal(ctx context.Context, sig processpb.Signal) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWithin)
 	defer cancel()
 	_, _ = p.on.client.Process().SendSignal(ctx, connect.NewRequest(&processpb.SendSignalRequest{Process: p.selector(), Signal: sig}))
-}
-
-// exitCodeOf is the code as a shell tells it: 128 and its number for a signal,
-// which the protocol names only in words.
-func exitCodeOf(end *processpb.ProcessEvent_EndEvent) int {
-	if end.GetExited() {
-		return int(end.GetExitCode())
-	}
-	for n := syscall.Signal(1); n < 65; n++ {
-		if text, _, _ := strings.Cut(end.GetStatus(), " ("); text == "signal: "+n.String() {
-			return 128 + int(n)
-		}
-	}
-	return 255
 }

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/adminclient"
-	"github.com/barchan-dev/barchan/internal/envd/processpb"
 )
 
 func TestWords(t *testing.T) {
@@ -61,23 +60,6 @@ func TestCutRemote(t *testing.T) {
 		id, p, ok := cutRemote(text)
 		if got := strings.TrimSpace(id + " " + p); ok != (want != "") || ok && got != want {
 			t.Errorf("%s: %q, %v", text, got, ok)
-		}
-	}
-}
-
-func TestExitCodes(t *testing.T) {
-	for _, c := range []struct {
-		end  *processpb.ProcessEvent_EndEvent
-		want int
-	}{
-		{&processpb.ProcessEvent_EndEvent{Exited: true, ExitCode: 0, Status: "exit status 0"}, 0},
-		{&processpb.ProcessEvent_EndEvent{Exited: true, ExitCode: 42}, 42},
-		{&processpb.ProcessEvent_EndEvent{ExitCode: -1, Status: "signal: killed"}, 137},
-		{&processpb.ProcessEvent_EndEvent{ExitCode: -1, Status: "signal: segmentation fault (core dumped)"}, 139},
-		{&processpb.ProcessEvent_EndEvent{ExitCode: -1, Status: "who knows"}, 255},
-	} {
-		if got := exitCodeOf(c.end); got != c.want {
-			t.Errorf("%s: %d, want %d", c.end.GetStatus(), got, c.want)
 		}
 	}
 }

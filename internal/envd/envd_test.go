@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/envd"
+	"github.com/barchan-dev/barchan/internal/envd/processpb"
 )
 
 const testToken = "0tQG31xiMp0IOQfaz9dcwi72L1CPo8e0"
@@ -175,5 +176,22 @@ func TestNewClientRefuses(t *testing.T) {
 	}
 	if _, err := envd.NewClient(envd.ClientConfig{BaseURL: "http://x"}); err == nil {
 		t.Error("a client without http.Client was accepted")
+	}
+}
+
+func TestExitCodes(t *testing.T) {
+	for _, c := range []struct {
+		end  *processpb.ProcessEvent_EndEvent
+		want int
+	}{
+		{&processpb.ProcessEvent_EndEvent{Exited: true, ExitCode: 0, Status: "exit status 0"}, 0},
+		{&processpb.ProcessEvent_EndEvent{Exited: true, ExitCode: 42}, 42},
+		{&processpb.ProcessEvent_EndEvent{ExitCode: -1, Status: "signal: killed"}, 137},
+		{&processpb.ProcessEvent_EndEvent{ExitCode: -1, Status: "signal: segmentation fault (core dumped)"}, 139},
+		{&processpb.ProcessEvent_EndEvent{ExitCode: -1, Status: "who knows"}, 255},
+	} {
+		if got := envd.ExitCode(c.end); got != c.want {
+			t.Errorf("%s: %d, want %d", c.end.GetStatus(), got, c.want)
+		}
 	}
 }

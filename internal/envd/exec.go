@@ -100,40 +100,45 @@ func (o *ExecOptions) write(data *processpb.ProcessEvent_DataEvent) (err error) 
 
 // feed passes input and sizes on. Its goroutines end with what they read from.
 func (c *Client) feed(ctx context.Context, pid uint32, o ExecOptions) {
-	program := &processpb.ProcessSelector{Selector: &processpb.ProcessSelector_Pid{Pid: pid}}
 	if o.Stdin != nil {
-		go c.feedInput(ctx, program, o)
+		go c.Feed(ctx, pid, o.Stdin, o.Terminal)
 	}
 	if o.Terminal && o.Resize != nil {
 		go func() {
 			for size := range o.Resize {
 				// The next size corrects what this one may fail to set.
-				_, _ = c.process.Update(ctx, connect.NewRequest(&processpb.UpdateRequest{Process: program, Pty: terminal(size)}))
+				_, _ = c.process.Update(ctx, connect.NewRequest(&processpb.UpdateRequest{Process: selectorOf(pid), Pty: terminal(size)}))
 			}
 		}()
 	}
 }
 
-func (c *Client) feedInput(ctx context.Context, program *processpb.ProcessSelector, o ExecOptions) {
-	buf := make([]byte, 32<<10)
+// Feed passes input on to a program until it ends, ctx is done, or the program takes no more. Then the
+// program's input is closed, unless it is a terminal.
+func (c *Client) Feed(ctx context.Context, pid uint32, in io.Reader, terminal bool) {
+	buf := make([]byte, 64<<10)
 	for {
-		n, err := o.Stdin.Read(buf)
+		n, err := in.Read(buf)
 		if n > 0 {
 			input := &processpb.ProcessInput{Input: &processpb.ProcessInput_Stdin{Stdin: buf[:n]}}
-			if o.Terminal {
+			if terminal {
 				input = &processpb.ProcessInput{Input: &processpb.ProcessInput_Pty{Pty: buf[:n]}}
 			}
-			if _, err := c.process.SendInput(ctx, connect.NewRequest(&processpb.SendInputRequest{Process: program, Input: input})); err != nil {
-				return // the program has ended, or closed its input
+			if _, err := c.process.SendInput(ctx, connect.NewRequest(&processpb.SendInputRequest{Process: selectorOf(pid), Input: input})); err != nil {
+				return // the program has ended, or closed its input, as `head` does
 			}
 		}
 		if err != nil {
 			break
 		}
 	}
-	if !o.Terminal {
-		_, _ = c.process.CloseStdin(ctx, connect.NewRequest(&processpb.CloseStdinRequest{Process: program})) // fails if it has ended
+	if !terminal && ctx.Err() == nil {
+		_, _ = c.process.CloseStdin(ctx, connect.NewRequest(&processpb.CloseStdinRequest{Process: selectorOf(pid)})) // fails if it has ended
 	}
+}
+
+func selectorOf(pid uint32) *processpb.ProcessSelector {
+	return &processpb.ProcessSelector{Selector: &processpb.ProcessSelector_Pid{Pid: pid}}
 }
 
 func terminal(size TerminalSize) *processpb.PTY {

@@ -86,7 +86,7 @@ func (c *Client) kill(ctx context.Context, pid uint32) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), runKillTime)
 	defer cancel()
 	_, _ = c.process.SendSignal(ctx, connect.NewRequest(&processpb.SendSignalRequest{
-		Process: &processpb.ProcessSelector{Selector: &processpb.ProcessSelector_Pid{Pid: pid}},
+		Process: selectorOf(pid),
 		Signal:  processpb.Signal_SIGNAL_SIGKILL,
 	}))
 }
