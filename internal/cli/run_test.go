@@ -200,7 +200,9 @@ func TestLost(t *testing.T) {
 			s := newServer(t, startAgent(t))
 			s.add(id1, "running", nil)
 			if name == "timeout" {
+				s.mu.Lock()
 				s.sandboxes[id1].EndAt = time.Now()
+				s.mu.Unlock()
 			}
 			p := s.program()
 			p.start("exec", id1, "--", "sh", "-c", p.note()+"exec sleep 1000")
