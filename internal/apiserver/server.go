@@ -189,18 +189,21 @@ func (s *Server) openStorageLocked(ctx context.Context) (*backend, error) {
 // openOutsideLocked connects to an existing etcd and has it keep other servers away. It returns at
 // once if etcd does not answer, where the storage layer would retry in silence.
 // +checklocks:s.mu
-func (s *Server) openOutsideLocked(ctx context.Context) (err error) {
+func (s *Server) openOutsideLocked(ctx context.Context) error {
 	lasting := context.WithoutCancel(ctx)
 	ctx, cancel := context.WithTimeoutCause(ctx, etcdProbeTimeout, errNotReady)
 	defer cancel()
-	if s.outside, err = dialEtcd(lasting, &s.cfg, s.log); err != nil {
+	outside, err := dialEtcd(lasting, &s.cfg, s.log)
+	if err != nil {
 		return err
 	}
-	s.undo = append(s.undo, func() { _ = s.outside.Close() })
-	if s.owner, err = takeOwnership(ctx, s.outside, &s.cfg); err != nil {
+	s.undo = append(s.undo, func() { _ = outside.Close() })
+	owner, err := takeOwnership(ctx, outside, &s.cfg)
+	if err != nil {
 		return err
 	}
-	s.undo = append(s.undo, func() { s.owner.release(lasting) })
+	s.undo = append(s.undo, func() { owner.release(lasting) })
+	s.outside, s.owner = outside, owner
 	return nil
 }
 
