@@ -129,7 +129,7 @@ func TestServerCutOffFromEtcdStops(t *testing.T) {
 	})
 }
 
-// A lease that etcd no longer has, or a key that somebody changed, ends the server.
+// A lease that etcd no longer has, or a key that was changed, ends the server.
 func TestServerWithoutItsLeaseStops(t *testing.T) {
 	for name, spoil := range map[string]func(context.Context, *clientv3.Client) error{
 		"lease revoked": func(ctx context.Context, c *clientv3.Client) error {

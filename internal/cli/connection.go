@@ -98,7 +98,7 @@ func answerOf(err error) error {
 	if !ok {
 		return err
 	}
-	switch ce.Code() { //nolint:exhaustive // the rest is told as it is
+	switch ce.Code() { //nolint:exhaustive // others keep their message
 	case connect.CodeUnavailable: // the gateway's word
 		return nil
 	case connect.CodeDeadlineExceeded:

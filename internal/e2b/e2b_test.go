@@ -561,7 +561,7 @@ func TestDomainIsTold(t *testing.T) {
 	}
 }
 
-// TestDomainOfTheRequest is told to who came by it.
+// TestDomainOfTheRequest: an answer has the domain that the request came by.
 func TestDomainOfTheRequest(t *testing.T) {
 	f := newFixture(t, func(c *Config) {
 		c.Domain, c.Domains = "sandboxes.example:7743", []string{"sandboxes.example", "second.example:8443"}

@@ -81,7 +81,7 @@ func (s *limiters[K]) get(k K, create func() *rate.Limiter) *rate.Limiter {
 }
 
 // keyLimits are the rates of API keys, by their hashes. Only keys that exist are counted, so that
-// nobody fills them with others.
+// invalid keys do not fill them.
 type keyLimits struct {
 	perSecond float64
 	// namespace is Config's KeyNamespace. Nil: each key is counted.

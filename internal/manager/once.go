@@ -177,7 +177,7 @@ func (m *Manager) holder(ctx context.Context, key types.NamespacedName, k mark) 
 // again answers a request whose sandbox is there already. If an answer may have been given, the sandbox is its
 // owner's, whatever its template has become since: that is what the key means. That is so for a member from its
 // adoption on, whose agent may not have heard of it yet, and may hear twice; and for a sandbox started cold from
-// the write on by which its create ended. One whose create was cut short before has been given to nobody: it is
+// the write on by which its create ended. One whose create was cut short before was given to no client: it is
 // finished if it fits the template as it is now, and else removed; then the result is nil.
 func (m *Manager) again(ctx context.Context, c *claim, s *agents.Sandbox) (*agents.Sandbox, error) {
 	if s.Annotations[AnnotationIdempotencyPending] != "" {
