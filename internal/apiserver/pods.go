@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/registry/rest"
 
@@ -108,14 +109,20 @@ func (p *podREST) List(ctx context.Context, opts *metainternalversion.ListOption
 	return pods, nil
 }
 
-// Watch implements rest.Watcher. A Pod that no longer matches a selector gets no more events.
+// Watch implements rest.Watcher. A Pod that no longer matches a selector is reported as deleted, once.
+// So may be one that never matched: what the client has listed before is not known here.
 func (p *podREST) Watch(ctx context.Context, opts *metainternalversion.ListOptions) (watch.Interface, error) {
 	w, err := p.sandboxes.Watch(ctx, unselected(opts))
 	if err != nil {
 		return nil, err
 	}
+	out := map[types.UID]bool{} // Pods that do not match, and that the client knows not to
 	return watch.Filter(w, func(e watch.Event) (watch.Event, bool) {
-		s, ok := e.Object.(*agents.Sandbox)
+		o := e.Object
+		if shared, ok := o.(runtime.CacheableObject); ok { // one event of the watch cache for several watches
+			o = shared.GetObject()
+		}
+		s, ok := o.(*agents.Sandbox)
 		if !ok {
 			return e, true // an error
 		}
@@ -124,8 +131,16 @@ func (p *podREST) Watch(ctx context.Context, opts *metainternalversion.ListOptio
 		if e.Type == watch.Bookmark {
 			return e, true
 		}
-		matches, err := p.selects(opts, pod)
-		return e, err == nil && matches
+		if matches, err := p.selects(opts, pod); err == nil && matches {
+			delete(out, s.UID)
+			return e, true
+		}
+		report := e.Type != watch.Added && !out[s.UID]
+		if out[s.UID] = true; e.Type == watch.Deleted {
+			delete(out, s.UID)
+		}
+		e.Type = watch.Deleted
+		return e, report
 	}), nil
 }
 

@@ -20,11 +20,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/remotecommand"
 	utilexec "k8s.io/client-go/util/exec"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/apiserver"
@@ -167,6 +169,29 @@ func TestPodsAreAViewOfSandboxes(t *testing.T) {
 	k.ok("", "describe", "pod", "web")
 	k.fails("", []string{"the server does not allow this method"}, "delete", "pod", "web")
 	k.fails("", []string{"not found"}, "get", "pod", "nosuch")
+}
+
+// A watch with a selector reports a Pod that stops to match as deleted, and one that begins to match again.
+func TestWatchOfPodsBySelector(t *testing.T) {
+	s, _, k := startPods(t)
+	w, err := clientAs(t, s, apiserver.UserAdmin).Watch(t.Context(), &corev1.PodList{}, client.InNamespace("default"), client.MatchingLabels{"own": "yes"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	next := func(want watch.EventType) {
+		t.Helper()
+		e, open := <-w.ResultChan()
+		if pod, ok := e.Object.(*corev1.Pod); !open || !ok || e.Type != want || pod.Name != "web" {
+			t.Fatalf("%s %T, want %s of the pod", e.Type, e.Object, want)
+		}
+	}
+	next(watch.Added)
+	k.ok("", "label", "sandbox", "web", "own=no", "--overwrite")
+	k.ok("", "label", "sandbox", "web", "more=1") // not reported: it is out already
+	next(watch.Deleted)
+	k.ok("", "label", "sandbox", "web", "own=yes", "--overwrite")
+	next(watch.Modified)
 }
 
 func TestKubectlExec(t *testing.T) {
