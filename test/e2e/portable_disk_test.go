@@ -170,7 +170,7 @@ func (s *server) collect() {
 // withoutBaseImage removes the base image as the server does not, for one of its sandboxes runs.
 func (s *server) withoutBaseImage() {
 	s.t.Helper()
-	c, err := ctrd.NewClient(ctrd.Config{Address: filepath.Join(s.value("BARCHAN_DATA_DIR"), "containerd", "containerd.sock"), CallTimeout: eventually.Patience})
+	c, err := ctrd.NewClient(ctrd.Config{Address: filepath.Join(s.value("BARCHAN_DATA_DIR"), "containerd", "containerd.sock"), Namespace: s.value("BARCHAN_CONTAINERD_NAMESPACE"), CallTimeout: eventually.Patience})
 	if err != nil {
 		s.t.Fatal(err)
 	}
