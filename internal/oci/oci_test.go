@@ -39,7 +39,7 @@ func TestSpecKeepsASandboxIn(t *testing.T) {
 				t.Errorf("%s: shares the machine's namespace %s", class, kind)
 			}
 		}
-		bounded(t, s.Linux.Resources)
+		bounded(t, s.Linux.Resources, map[Class]int64{GVisor: 4*100 + 256, Runc: 100}[class])
 		agent := s.Mounts[slices.IndexFunc(s.Mounts, func(m specs.Mount) bool { return m.Destination == AgentDir })]
 		if !slices.Contains(agent.Options, "ro") {
 			t.Errorf("%s: the agent can be written", class)
@@ -50,9 +50,9 @@ func TestSpecKeepsASandboxIn(t *testing.T) {
 	}
 }
 
-func bounded(t *testing.T, r *specs.LinuxResources) {
+func bounded(t *testing.T, r *specs.LinuxResources, pids int64) {
 	t.Helper()
-	if *r.Memory.Limit != 512<<20 || *r.Pids.Limit != 100 || *r.CPU.Quota != 150_000 || *r.CPU.Period != 100_000 {
+	if *r.Memory.Limit != 512<<20 || *r.Pids.Limit != pids || *r.CPU.Quota != 150_000 || *r.CPU.Period != 100_000 {
 		t.Errorf("resources %+v", r)
 	}
 	if CanLimitSwap() && *r.Memory.Swap != 512<<20 {
