@@ -1706,6 +1706,13 @@ func schema_barchan_api_barchan_v1alpha1_CheckpointStatus(ref common.ReferenceCa
 							Format:      "",
 						},
 					},
+					"snapshotID": {
+						SchemaProps: spec.SchemaProps{
+							Description: "SnapshotID is the checkpoint's ID in the E2B API and on the command line; empty for one that the server made for its own use.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"conditions": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{

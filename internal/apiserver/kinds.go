@@ -122,7 +122,7 @@ func checkpointKind() *resource {
 		defaults: on(barchan.SetCheckpointDefaults),
 		validate: checkedChange(barchan.ValidateCheckpoint),
 		columns: []column{
-			text("ID", (*barchan.Checkpoint).SnapshotID),
+			text("ID", func(c *barchan.Checkpoint) string { return c.Status.SnapshotID }),
 			text("Sandbox", func(c *barchan.Checkpoint) string { return c.Spec.SandboxName }),
 			text("Phase", func(c *barchan.Checkpoint) string { return string(c.Status.Phase) }),
 			text("Content", func(c *barchan.Checkpoint) string { return string(c.Status.Content) }),

@@ -502,8 +502,8 @@ func TestOneSnapshotID(t *testing.T) {
 	f := newFixture(t)
 	snap := f.mustSnapshot(t, f.mustCreate(t, request("base")), "mine:v1")
 	c := f.checkpoint(t, snap.Object)
-	if c.SnapshotID() != snap.ID || c.Annotations[barchan.AnnotationSnapshotID] != snap.ID || snap.ID != "mine:v1" {
-		t.Errorf("the API says %q, the object %q, its column %q", snap.ID, c.SnapshotID(), c.Annotations[barchan.AnnotationSnapshotID])
+	if c.Status.SnapshotID != snap.ID || snap.ID != "mine:v1" {
+		t.Errorf("the API says %q, the object %q", snap.ID, c.Status.SnapshotID)
 	}
 	c.Labels = map[string]string{barchan.LabelPurpose: barchan.PurposeFork}
 	if id := c.SnapshotID(); id != "" {

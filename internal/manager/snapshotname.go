@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/errs"
@@ -83,7 +81,6 @@ func (n snapshotName) object() string {
 func (n snapshotName) label(c *barchan.Checkpoint) {
 	c.Name = n.object()
 	c.Labels[barchan.LabelSnapshot], c.Labels[barchan.LabelTag] = n.name, n.tag
-	metav1.SetMetaDataAnnotation(&c.ObjectMeta, barchan.AnnotationSnapshotID, c.SnapshotID())
 }
 
 // nameOf is what clients call a checkpoint.

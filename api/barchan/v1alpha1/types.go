@@ -78,10 +78,6 @@ const (
 // DefaultTag is the tag of a snapshot that was made without one, as an object.
 const DefaultTag = "default"
 
-// AnnotationSnapshotID is the ID of a snapshot that the API made. It repeats the labels, for the column
-// of a custom resource, which can show one field only.
-const AnnotationSnapshotID = "barchan.dev/snapshot-id"
-
 // CheckpointSpec is what to keep of which sandbox. It cannot change, but for ttlSeconds.
 // +kubebuilder:validation:XValidation:rule="self.sandboxName == oldSelf.sandboxName && self.content == oldSelf.content && self.origin == oldSelf.origin && (has(self.keepRunning) && self.keepRunning) == (has(oldSelf.keepRunning) && oldSelf.keepRunning)",message="only ttlSeconds can change"
 type CheckpointSpec struct {
@@ -153,6 +149,10 @@ type CheckpointStatus struct {
 	// Phase is one word for people and clients: Pending, Writing, Ready or Failed.
 	// +optional
 	Phase CheckpointPhase `json:"phase,omitempty"`
+	// SnapshotID is the checkpoint's ID in the E2B API and on the command line; empty for one that the
+	// server made for its own use.
+	// +optional
+	SnapshotID string `json:"snapshotID,omitempty"`
 	// Conditions has one, Ready. Its message says what a checkpoint waits for, why it failed, or who still
 	// needs one that was deleted.
 	// +optional
@@ -196,7 +196,7 @@ type CheckpointStatus struct {
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:shortName=ckpt
-// +kubebuilder:printcolumn:name="ID",type=string,JSONPath=`.metadata.annotations.barchan\.dev/snapshot-id`
+// +kubebuilder:printcolumn:name="ID",type=string,JSONPath=`.status.snapshotID`
 // +kubebuilder:printcolumn:name="Sandbox",type=string,JSONPath=`.spec.sandboxName`
 // +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
 // +kubebuilder:printcolumn:name="Content",type=string,JSONPath=`.status.content`

@@ -125,6 +125,7 @@ func lacks(c *barchan.Checkpoint, got sandbox.Captured) string {
 
 // write writes a status that differs, over the version of the object that was read.
 func (r *reconciler) write(ctx context.Context, c *barchan.Checkpoint, status *barchan.CheckpointStatus) error {
+	status.SnapshotID = c.SnapshotID()
 	if apiequality.Semantic.DeepEqual(&c.Status, status) {
 		return nil
 	}

@@ -108,7 +108,8 @@ func take(ckpt *barchan.Checkpoint, s *agents.Sandbox) error {
 		return err
 	}
 	ckpt.Status = barchan.CheckpointStatus{
-		Phase: barchan.CheckpointReady, Content: ckpt.Spec.Content, Size: resource.NewQuantity(3<<20, resource.BinarySI), CompletedAt: new(metav1.Now()),
+		SnapshotID: ckpt.SnapshotID(),
+		Phase:      barchan.CheckpointReady, Content: ckpt.Spec.Content, Size: resource.NewQuantity(3<<20, resource.BinarySI), CompletedAt: new(metav1.Now()),
 		Source: &barchan.CheckpointSource{
 			ID: string(sandbox.IDOf(s.UID)), UID: s.UID, TemplateName: s.Annotations[agents.AnnotationTemplateRef],
 			TemplateID: s.Annotations[pool.AnnotationTemplateID], TemplateNamespace: s.Annotations[pool.AnnotationTemplateNamespace],
