@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -37,13 +38,13 @@ import (
 // hostPods runs commands on this machine in place of a sandbox; test/e2e has the real ones.
 type hostPods struct {
 	t      *testing.T
-	dial   string // what every port leads to
+	dial   atomic.Value // of a string: what every port leads to
 	mu     sync.Mutex
 	lines  []logged                 // +checklocks:mu
 	more   chan struct{}            // +checklocks:mu
 	ended  chan struct{}            // a command's context has ended
 	sizes  []apiserver.TerminalSize // +checklocks:mu
-	paused bool
+	paused atomic.Bool
 }
 
 type logged struct {
@@ -52,7 +53,7 @@ type logged struct {
 }
 
 func (h *hostPods) Ready(_ context.Context, s *agents.Sandbox) (*agents.Sandbox, error) {
-	if h.paused {
+	if h.paused.Load() {
 		return nil, errs.Public(errs.ErrForbidden, "it is paused, and traffic does not wake it")
 	}
 	return s, nil
@@ -122,7 +123,7 @@ func (h *hostPods) Dial(ctx context.Context, _ *agents.Sandbox, port uint16) (ne
 	if port == 1 {
 		return nil, errs.Public(errs.ErrUnavailable, "nothing listens on port 1 of the sandbox")
 	}
-	return new(net.Dialer).DialContext(ctx, "tcp", h.dial)
+	return new(net.Dialer).DialContext(ctx, "tcp", h.dial.Load().(string))
 }
 
 const webSandbox = `
@@ -224,9 +225,9 @@ func TestKubectlExec(t *testing.T) {
 		})
 	}
 	k.fails("", []string{"container other is not valid"}, "exec", "web", "-c", "other", "--", "true")
-	h.paused = true
+	h.paused.Store(true)
 	k.fails("", []string{"paused"}, "exec", "web", "--", "true")
-	h.paused = false
+	h.paused.Store(false)
 
 	t.Run("terminal", func(t *testing.T) { testTerminal(t, s, h) })
 	t.Run("the client goes", func(t *testing.T) { testClientGoes(t, s, h) })
@@ -357,7 +358,7 @@ func TestKubectlPortForward(t *testing.T) {
 	for name, env := range map[string]string{"WebSocket": "true", "SPDY": "false"} {
 		t.Run(name, func(t *testing.T) {
 			_, h, k := startPods(t)
-			h.dial = web.Listener.Addr().String()
+			h.dial.Store(web.Listener.Addr().String())
 			cmd := exec.CommandContext(t.Context(), k.bin, "port-forward", "web", ":8080", ":1")
 			cmd.Env = []string{"KUBECONFIG=" + k.kubeconfig, "HOME=" + k.home, "KUBECTL_PORT_FORWARD_WEBSOCKETS=" + env}
 			out, err := cmd.StdoutPipe()
