@@ -35,6 +35,16 @@ func (p *program) note() string {
 	return "echo $$ > " + p.marked + ".new; mv " + p.marked + ".new " + p.marked + "; "
 }
 
+// alone wants the sandbox of exec to be the only one.
+func (s *server) alone(t *testing.T) {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := len(s.sandboxes); n != 1 {
+		t.Errorf("%d sandboxes, want that of exec alone", n)
+	}
+}
+
 func (s *server) program() *program {
 	p := &program{Cmd: exec.CommandContext(s.t.Context(), "barchan", "--data-dir", s.dir), t: s.t, marked: filepath.Join(s.t.TempDir(), "pid")}
 	p.Stderr = &p.talk
@@ -110,9 +120,7 @@ func TestClosedPipe(t *testing.T) {
 			t.Errorf("%s says %q", c.name, p.talk.String())
 		}
 	}
-	if len(s.sandboxes) != 1 {
-		t.Errorf("%d sandboxes, want that of exec alone", len(s.sandboxes))
-	}
+	s.alone(t)
 }
 
 // TestSignals ends commands by the signals that shells, supervisors and terminals send.
@@ -137,9 +145,7 @@ func TestSignals(t *testing.T) {
 			p.ended(128 + int(sig))
 		}
 	}
-	if len(s.sandboxes) != 1 {
-		t.Errorf("%d sandboxes, want that of exec alone", len(s.sandboxes))
-	}
+	s.alone(t)
 }
 
 // TestFailedWrite is a full disk behind the output of commands.
