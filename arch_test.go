@@ -16,23 +16,45 @@ import (
 
 const module = "github.com/barchan-dev/barchan"
 
+// planes lists the parts of the system that could be processes of their own, each a
+// directory of internal, with the planes and the packages beside them that its packages
+// may import. What wires the planes (config, adminapi, daemon, cmd) may import all of
+// them; no plane imports what wires it, but for what is listed here. Tests are exempt:
+// they may put a package beside the real part of another plane.
+var planes = map[string][]string{
+	"base":    {},
+	"guest":   {"base"},
+	"node":    {"base", "guest"},
+	"control": {"base", "guest"},
+	"edge":    {"base", "guest", "control"},
+	"client":  {"base", "guest", "config"},
+}
+
 // layers lists the packages, lowest layer first. A package may import packages of
 // lower layers, and of its own family: the packages below its own listed one. So
 // parts of one layer never know each other. A package below a listed one, such
-// as internal/envd/processpb, is in the layer of its nearest listed parent.
+// as internal/guest/envd/processpb, is in the layer of its nearest listed parent. A
+// plane's own package, such as internal/node, has no family: each package below it is listed.
 var layers = [][]string{
-	0: {"api/agents/v1beta1", "internal/errs", "internal/lifecycle", "internal/telemetry", "internal/failpoint", "internal/testkit/eventually"},
-	1: {"api/extensions/v1beta1", "api/barchan/v1alpha1", "internal/sandbox", "internal/durable", "internal/egress", "internal/health"},
-	2: {"api/openapi", "internal/ipam", "internal/migrate", "internal/route", "internal/localca", "internal/pool", "internal/portable"},
-	3: {
-		"internal/apiserver", "internal/cache", "internal/ctrd", "internal/oci", "internal/netdev",
-		"internal/peers", "internal/envd", "internal/baseimage", "internal/toolchain",
-		"internal/adminclient", "internal/restclient", "internal/picker", "internal/quota", "internal/resolver", "internal/acme", "internal/testkit",
+	0: {
+		"api/agents/v1beta1", "internal/base/errs", "internal/base/lifecycle", "internal/base/telemetry", "internal/base/failpoint",
+		"internal/base/signedurl", "internal/testkit/eventually", "internal/base", "internal/control", "internal/edge", "internal/guest", "internal/client",
 	},
-	4: {"internal/controllers", "internal/node", "internal/manager", "internal/gateway", "internal/agent", "internal/testkit/claimsuite"},
-	5: {"internal/e2b", "internal/adminapi", "internal/config"},
+	1: {"api/extensions/v1beta1", "api/barchan/v1alpha1", "internal/base/sandbox", "internal/base/durable", "internal/base/health", "internal/node/egress"},
+	2: {
+		"api/openapi", "internal/base/migrate", "internal/base/localca", "internal/base/pool", "internal/base/portable",
+		"internal/node/ipam", "internal/edge/route",
+	},
+	3: {
+		"internal/control/apiserver", "internal/control/cache", "internal/control/picker", "internal/control/quota",
+		"internal/node/ctrd", "internal/node/oci", "internal/node/netdev", "internal/node/baseimage", "internal/node/toolchain", "internal/node/resolver",
+		"internal/edge/peers", "internal/edge/acme", "internal/guest/envd",
+		"internal/client/adminclient", "internal/client/restclient", "internal/testkit",
+	},
+	4: {"internal/control/controllers", "internal/control/manager", "internal/node", "internal/edge/gateway", "internal/guest/agent", "internal/testkit/claimsuite"},
+	5: {"internal/edge/e2b", "internal/adminapi", "internal/config"},
 	6: {"internal/daemon"},
-	7: {"internal/cli"},
+	7: {"internal/client/cli"},
 	8: {"cmd/barchan", "cmd/barchan-agent"},
 	9: {"test/bench"},
 }
@@ -40,29 +62,29 @@ var layers = [][]string{
 // owners names, for a dependency that is heavy or dangerous, the packages that
 // may import it. Prefixes of import paths; the longest that fits decides.
 var owners = map[string][]string{
-	"k8s.io/apiserver":                       {"internal/apiserver"},
-	"k8s.io/apiextensions-apiserver":         {"internal/apiserver"},
-	"k8s.io/cri-streaming":                   {"internal/apiserver"},
-	"k8s.io/streaming":                       {"internal/apiserver"},
-	"go.etcd.io/etcd":                        {"internal/apiserver"},
-	"go.etcd.io/bbolt":                       {"internal/ipam", "internal/node"},
-	"github.com/containerd/containerd":       {"internal/ctrd"},
-	"github.com/containerd/errdefs":          {"internal/ctrd"},
-	"github.com/containerd/platforms":        {"internal/ctrd"},
-	"github.com/containerd/typeurl":          {"internal/ctrd"},
-	"github.com/containerd/go-runc":          {"internal/oci"},
+	"k8s.io/apiserver":                       {"internal/control/apiserver"},
+	"k8s.io/apiextensions-apiserver":         {"internal/control/apiserver"},
+	"k8s.io/cri-streaming":                   {"internal/control/apiserver"},
+	"k8s.io/streaming":                       {"internal/control/apiserver"},
+	"go.etcd.io/etcd":                        {"internal/control/apiserver"},
+	"go.etcd.io/bbolt":                       {"internal/node/ipam", "internal/node"},
+	"github.com/containerd/containerd":       {"internal/node/ctrd"},
+	"github.com/containerd/errdefs":          {"internal/node/ctrd"},
+	"github.com/containerd/platforms":        {"internal/node/ctrd"},
+	"github.com/containerd/typeurl":          {"internal/node/ctrd"},
+	"github.com/containerd/go-runc":          {"internal/node/oci"},
 	"gvisor.dev/gvisor":                      {}, // a program to us, never a library
-	"github.com/vishvananda/netlink":         {"internal/netdev"},
-	"github.com/vishvananda/netns":           {"internal/netdev"},
-	"github.com/google/nftables":             {"internal/netdev"},
-	"github.com/mdlayher/netlink":            {"internal/netdev"},
-	module + "/internal/agent":               {"cmd/barchan-agent"},
+	"github.com/vishvananda/netlink":         {"internal/node/netdev"},
+	"github.com/vishvananda/netns":           {"internal/node/netdev"},
+	"github.com/google/nftables":             {"internal/node/netdev"},
+	"github.com/mdlayher/netlink":            {"internal/node/netdev"},
+	module + "/internal/guest/agent":         {"cmd/barchan-agent"},
 	module + "/internal/testkit":             {}, // tests alone
-	"github.com/hashicorp/memberlist":        {"internal/peers"},
-	"github.com/miekg/dns":                   {"internal/resolver"},
-	"golang.org/x/crypto/acme":               {"internal/acme"},
-	"github.com/spf13/cobra":                 {"internal/cli"},
-	"github.com/google/go-containerregistry": {"internal/baseimage", "internal/ctrd", "internal/portable"},
+	"github.com/hashicorp/memberlist":        {"internal/edge/peers"},
+	"github.com/miekg/dns":                   {"internal/node/resolver", "internal/edge/acme"},
+	"golang.org/x/crypto/acme":               {"internal/edge/acme"},
+	"github.com/spf13/cobra":                 {"internal/client/cli"},
+	"github.com/google/go-containerregistry": {"internal/node/baseimage", "internal/node/ctrd", "internal/base/portable"},
 }
 
 // pkg is what `go list` tells of a package.
@@ -94,24 +116,29 @@ func TestRules(t *testing.T) {
 		give pkg
 		want string // part of the only fault; empty for none
 	}{
-		"sound":              {give: pkg{ImportPath: module + "/internal/node", Imports: []string{"fmt", module + "/internal/ctrd"}}},
+		"sound":              {give: pkg{ImportPath: module + "/internal/node", Imports: []string{"fmt", module + "/internal/node/ctrd"}}},
 		"unlisted":           {give: pkg{ImportPath: module + "/internal/util"}, want: "has no layer"},
 		"no comment":         {give: pkg{ImportPath: module + "/internal/node", Doc: "-"}, want: "no package comment"},
-		"upward":             {give: pkg{ImportPath: module + "/internal/errs", Imports: []string{module + "/internal/route"}}, want: "layer 0"},
-		"sideways":           {give: pkg{ImportPath: module + "/internal/node", Imports: []string{module + "/internal/gateway"}}, want: "layer 4"},
-		"sideways to child":  {give: pkg{ImportPath: module + "/internal/cache", Imports: []string{module + "/internal/envd/processpb"}}, want: "layer 3"},
-		"upward in a test":   {give: pkg{ImportPath: module + "/internal/errs", XTestImports: []string{module + "/internal/cli"}}, want: "layer 0"},
-		"sideways in a test": {give: pkg{ImportPath: module + "/internal/cache", TestImports: []string{module + "/internal/apiserver"}}, want: "layer 3"},
-		"beside, in a test":  {give: pkg{ImportPath: module + "/internal/cache", XTestImports: []string{module + "/internal/apiserver"}}},
-		"parent to child":    {give: pkg{ImportPath: module + "/internal/envd", Imports: []string{module + "/internal/envd/processpb"}}},
-		"sibling":            {give: pkg{ImportPath: module + "/internal/envd/a", Imports: []string{module + "/internal/envd/b"}}},
+		"upward":             {give: pkg{ImportPath: module + "/internal/base/errs", Imports: []string{module + "/internal/base/localca"}}, want: "layer 0"},
+		"sideways":           {give: pkg{ImportPath: module + "/internal/control/manager", Imports: []string{module + "/internal/control/controllers"}}, want: "layer 4"},
+		"across planes":      {give: pkg{ImportPath: module + "/internal/control/controllers", Imports: []string{module + "/internal/node/ipam"}}, want: "plane control may import"},
+		"across, in a test":  {give: pkg{ImportPath: module + "/internal/control/controllers", TestImports: []string{module + "/internal/node/ipam"}}},
+		"up to the wiring":   {give: pkg{ImportPath: module + "/internal/client/cli", Imports: []string{module + "/internal/daemon"}}, want: "plane client may import"},
+		"client's config":    {give: pkg{ImportPath: module + "/internal/client/cli", Imports: []string{module + "/internal/config"}}},
+		"unlisted in node":   {give: pkg{ImportPath: module + "/internal/node/util"}, want: "has no layer"},
+		"sideways to child":  {give: pkg{ImportPath: module + "/internal/control/cache", Imports: []string{module + "/internal/guest/envd/processpb"}}, want: "layer 3"},
+		"upward in a test":   {give: pkg{ImportPath: module + "/internal/base/errs", XTestImports: []string{module + "/internal/client/cli"}}, want: "layer 0"},
+		"sideways in a test": {give: pkg{ImportPath: module + "/internal/control/cache", TestImports: []string{module + "/internal/control/apiserver"}}, want: "layer 3"},
+		"beside, in a test":  {give: pkg{ImportPath: module + "/internal/control/cache", XTestImports: []string{module + "/internal/control/apiserver"}}},
+		"parent to child":    {give: pkg{ImportPath: module + "/internal/guest/envd", Imports: []string{module + "/internal/guest/envd/processpb"}}},
+		"sibling":            {give: pkg{ImportPath: module + "/internal/guest/envd/a", Imports: []string{module + "/internal/guest/envd/b"}}},
 		"wrong owner":        {give: pkg{ImportPath: module + "/internal/node", Imports: []string{"github.com/containerd/containerd/v2/client"}}, want: "belongs to"},
-		"right owner":        {give: pkg{ImportPath: module + "/internal/ctrd", Imports: []string{"github.com/containerd/containerd/v2/client"}}},
-		"owner's child":      {give: pkg{ImportPath: module + "/internal/apiserver/registry", Imports: []string{"k8s.io/apiserver/pkg/server"}}},
+		"right owner":        {give: pkg{ImportPath: module + "/internal/node/ctrd", Imports: []string{"github.com/containerd/containerd/v2/client"}}},
+		"owner's child":      {give: pkg{ImportPath: module + "/internal/control/apiserver/registry", Imports: []string{"k8s.io/apiserver/pkg/server"}}},
 		"like an owned":      {give: pkg{ImportPath: module + "/internal/node", Imports: []string{"go.etcd.io/bboltish"}}},
-		"agent":              {give: pkg{ImportPath: module + "/cmd/barchan", Imports: []string{module + "/internal/agent"}}, want: "belongs to"},
-		"agent's main":       {give: pkg{ImportPath: module + "/cmd/barchan-agent", Imports: []string{module + "/internal/agent"}}},
-		"agent's own":        {give: pkg{ImportPath: module + "/internal/agent", Imports: []string{module + "/internal/agent/files"}}},
+		"agent":              {give: pkg{ImportPath: module + "/cmd/barchan", Imports: []string{module + "/internal/guest/agent"}}, want: "belongs to"},
+		"agent's main":       {give: pkg{ImportPath: module + "/cmd/barchan-agent", Imports: []string{module + "/internal/guest/agent"}}},
+		"agent's own":        {give: pkg{ImportPath: module + "/internal/guest/agent", Imports: []string{module + "/internal/guest/agent/files"}}},
 		"testkit":            {give: pkg{ImportPath: module + "/internal/node", Imports: []string{module + "/internal/testkit"}}, want: "belongs to"},
 		"testkit in a test":  {give: pkg{ImportPath: module + "/internal/node", TestImports: []string{module + "/internal/testkit"}}},
 		"unreadable":         {give: pkg{ImportPath: module + "/internal/node", Error: &struct{ Err string }{"no such import"}}, want: "no such import"},
@@ -139,6 +166,11 @@ func TestLayersAreListedOnce(t *testing.T) {
 		}
 		seen[p] = true
 	}
+	for p := range planes {
+		if !seen["internal/"+p] {
+			t.Errorf("the plane %s has no package that describes it", p)
+		}
+	}
 	for dep, who := range owners {
 		for _, p := range who {
 			if !seen[p] {
@@ -163,6 +195,7 @@ func faults(p pkg) []string {
 	}
 	for _, imp := range p.Imports {
 		found = append(found, layerFault(p, own, own-1, family, imp)...)
+		found = append(found, planeFault(p, imp)...)
 		found = append(found, ownerFault(p, family, imp)...)
 	}
 	// Tests keep to the layers as well; owners are for what runs. A test from outside the package
@@ -192,6 +225,23 @@ func layerFault(p pkg, own, most int, family, imp string) []string {
 	return []string{fmt.Sprintf("%s (layer %d) imports %s (layer %d): only lower layers may be imported", p.rel(), own, rel, l)}
 }
 
+// planeFault says what is wrong with an import that crosses planes.
+func planeFault(p pkg, imp string) []string {
+	rel, ours := strings.CutPrefix(imp, module+"/internal/")
+	from, to := plane(strings.TrimPrefix(p.rel(), "internal/")), plane(rel)
+	may, listed := planes[from]
+	if !ours || !listed || from == to || to == "testkit" || slices.Contains(may, to) {
+		return nil
+	}
+	return []string{fmt.Sprintf("%s imports %s: the plane %s may import %v alone", p.rel(), imp, from, may)}
+}
+
+// plane is the first element of a path below internal.
+func plane(rel string) string {
+	first, _, _ := strings.Cut(rel, "/")
+	return first
+}
+
 func ownerFault(p pkg, family, imp string) []string {
 	var dep string
 	for d := range owners {
@@ -211,7 +261,8 @@ func place(rel string) (layer int, family string) {
 	layer = -1
 	for i, l := range layers {
 		for _, listed := range l {
-			if within(rel, listed) && len(listed) > len(family) {
+			_, alone := planes[strings.TrimPrefix(listed, "internal/")]
+			if (rel == listed || within(rel, listed) && !alone) && len(listed) > len(family) {
 				layer, family = i, listed
 			}
 		}

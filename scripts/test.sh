@@ -39,4 +39,4 @@ if ((${#again[@]})); then
 fi
 
 # What is there only in the server that tests can kill.
-go test -race -tags failpoints ./internal/failpoint
+go test -race -tags failpoints ./internal/base/failpoint

@@ -9,8 +9,8 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/barchan-dev/barchan/internal/agent"
-	"github.com/barchan-dev/barchan/internal/envd"
+	"github.com/barchan-dev/barchan/internal/guest/agent"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
 func main() {

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"io"
 
-	"github.com/barchan-dev/barchan/internal/adminclient"
-	"github.com/barchan-dev/barchan/internal/cli"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/client/adminclient"
+	"github.com/barchan-dev/barchan/internal/client/cli"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/daemon"
-	"github.com/barchan-dev/barchan/internal/telemetry"
 )
 
 // deps hands the command line what it cannot do as a client.

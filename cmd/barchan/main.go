@@ -5,7 +5,7 @@ import (
 	"context"
 	"os"
 
-	"github.com/barchan-dev/barchan/internal/cli"
+	"github.com/barchan-dev/barchan/internal/client/cli"
 )
 
 // version is set by the linker; see Makefile.

@@ -17,9 +17,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/adminclient"
-	"github.com/barchan-dev/barchan/internal/errs"
-	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/client/adminclient"
 )
 
 // Server is the server that is administered; package daemon has it.

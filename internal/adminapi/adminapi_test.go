@@ -14,9 +14,9 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/barchan-dev/barchan/internal/adminclient"
-	"github.com/barchan-dev/barchan/internal/errs"
-	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 

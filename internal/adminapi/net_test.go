@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/adminclient"
-	"github.com/barchan-dev/barchan/internal/errs"
-	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/client/adminclient"
 )
 
 // books behave like a node's with one address in quarantine.

@@ -4,7 +4,7 @@ import (
 	"context"
 	"net/http"
 
-	"github.com/barchan-dev/barchan/internal/adminclient"
+	"github.com/barchan-dev/barchan/internal/client/adminclient"
 )
 
 // Peers are the replicas and their gossip keys; all of it may answer errs.ErrUnavailable during

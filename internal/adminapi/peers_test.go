@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/barchan-dev/barchan/internal/adminclient"
-	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/client/adminclient"
 )
 
 // ring behaves like a replica alone.

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/resolver/records"
+	"github.com/barchan-dev/barchan/internal/edge/acme/dnsrecords"
 )
 
 // mostACMEWait bounds how long the servers of a domain are waited for.
@@ -83,8 +83,8 @@ func (c *Config) checkACMEUpdates() error {
 			return invalid(s.key, "is missing; updates of DNS need a zone and a TSIG key")
 		}
 	}
-	if !slices.Contains(records.Algorithms(), c.ACMEUpdateAlgorithm) {
-		return invalid("acmeUpdateAlgorithm", "%q is none of %s", c.ACMEUpdateAlgorithm, strings.Join(records.Algorithms(), ", "))
+	if !slices.Contains(dnsrecords.Algorithms(), c.ACMEUpdateAlgorithm) {
+		return invalid("acmeUpdateAlgorithm", "%q is none of %s", c.ACMEUpdateAlgorithm, strings.Join(dnsrecords.Algorithms(), ", "))
 	}
 	zone := strings.Trim(c.ACMEUpdateZone, ".")
 	if !dnsName.MatchString(zone) {

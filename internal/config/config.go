@@ -15,7 +15,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"github.com/barchan-dev/barchan/internal/acme"
+	"github.com/barchan-dev/barchan/internal/edge/acme"
 )
 
 // Config is all settings, resolved. The key of a field, as files have it, is its

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
 // keyError is a refused value; it is an errs.ErrInvalid.

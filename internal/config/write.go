@@ -12,7 +12,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/barchan-dev/barchan/internal/durable"
+	"github.com/barchan-dev/barchan/internal/base/durable"
 )
 
 // WriteYAML writes every setting as a file that Load reads, each with a comment

@@ -11,11 +11,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/acme"
-	"github.com/barchan-dev/barchan/internal/adminclient"
-	"github.com/barchan-dev/barchan/internal/errs"
-	"github.com/barchan-dev/barchan/internal/localca"
-	"github.com/barchan-dev/barchan/internal/resolver/records"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/localca"
+	"github.com/barchan-dev/barchan/internal/client/adminclient"
+	"github.com/barchan-dev/barchan/internal/edge/acme"
+	"github.com/barchan-dev/barchan/internal/edge/acme/dnsrecords"
 )
 
 // certificates are those of the TLS listener: the operator's files, else what an ACME authority
@@ -67,7 +67,7 @@ func (d *Daemon) newACME() (*acme.Manager, error) {
 		if err != nil {
 			return nil, fmt.Errorf("acmeUpdateKeyFile: %w", err)
 		}
-		zone := records.Zone{
+		zone := dnsrecords.Zone{
 			Server: d.cfg.ACMEUpdateServer, Name: d.cfg.ACMEUpdateZone, KeyName: d.cfg.ACMEUpdateKeyName,
 			Algorithm: d.cfg.ACMEUpdateAlgorithm, Secret: string(bytes.TrimSpace(secret)),
 		}

@@ -6,10 +6,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/barchan-dev/barchan/internal/acme"
-	"github.com/barchan-dev/barchan/internal/adminclient"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/config"
-	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/edge/acme"
 )
 
 func certifying(t *testing.T) *Daemon {

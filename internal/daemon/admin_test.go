@@ -6,10 +6,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/barchan-dev/barchan/internal/adminclient"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/config"
-	"github.com/barchan-dev/barchan/internal/errs"
-	"github.com/barchan-dev/barchan/internal/telemetry"
 )
 
 // TestAdministrationBeforeTheBoot asks for what the phases have yet to make, as an administrator may whose

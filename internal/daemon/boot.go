@@ -13,14 +13,14 @@ import (
 	eventsclient "k8s.io/client-go/kubernetes/typed/events/v1"
 	"k8s.io/client-go/tools/events"
 
-	"github.com/barchan-dev/barchan/internal/apiserver"
-	"github.com/barchan-dev/barchan/internal/cache"
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/config"
-	"github.com/barchan-dev/barchan/internal/e2b"
-	"github.com/barchan-dev/barchan/internal/gateway"
-	"github.com/barchan-dev/barchan/internal/lifecycle"
-	"github.com/barchan-dev/barchan/internal/sandbox"
-	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/control/cache"
+	"github.com/barchan-dev/barchan/internal/edge/e2b"
+	"github.com/barchan-dev/barchan/internal/edge/gateway"
 )
 
 // startAPI opens storage and the API server, and hands the administrator's kubeconfig out.

@@ -12,9 +12,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/config"
-	"github.com/barchan-dev/barchan/internal/errs"
-	"github.com/barchan-dev/barchan/internal/telemetry"
 )
 
 func TestPhases(t *testing.T) {

@@ -20,12 +20,12 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
-	"github.com/barchan-dev/barchan/internal/apiserver"
-	"github.com/barchan-dev/barchan/internal/cache"
-	"github.com/barchan-dev/barchan/internal/egress"
-	"github.com/barchan-dev/barchan/internal/lifecycle"
-	"github.com/barchan-dev/barchan/internal/manager"
-	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/control/cache"
+	"github.com/barchan-dev/barchan/internal/control/manager"
+	"github.com/barchan-dev/barchan/internal/node/egress"
 )
 
 const (

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
-	"github.com/barchan-dev/barchan/internal/cache"
+	"github.com/barchan-dev/barchan/internal/control/cache"
 )
 
 // routesEvery is how often the routes learn how far the watch has come without events.

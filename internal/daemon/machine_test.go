@@ -11,9 +11,9 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
-	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node"
-	"github.com/barchan-dev/barchan/internal/sandbox"
 )
 
 // stock is a machine with one sandbox and one checkpoint, and their objects.

@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/health"
-	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/base/health"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
 // Phase is one named step of the boot.

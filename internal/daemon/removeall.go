@@ -8,9 +8,9 @@ import (
 	"log/slog"
 	"os"
 
-	"github.com/barchan-dev/barchan/internal/adminclient"
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
+	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/config"
-	"github.com/barchan-dev/barchan/internal/lifecycle"
 )
 
 // RemoveAll removes what servers left of a data directory that no server uses: sandboxes,

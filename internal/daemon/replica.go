@@ -8,15 +8,16 @@ import (
 	"os"
 	"path/filepath"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/clientcmd"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/config"
-	"github.com/barchan-dev/barchan/internal/errs"
-	"github.com/barchan-dev/barchan/internal/lifecycle"
-	"github.com/barchan-dev/barchan/internal/peers"
-	"github.com/barchan-dev/barchan/internal/route"
-	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/edge/peers"
+	"github.com/barchan-dev/barchan/internal/edge/route"
 )
 
 // connect has a replica use the API server of its kubeconfig. Whether that answers is seen by the
@@ -130,8 +131,8 @@ func (t toldRoutes) Apply(s *agents.Sandbox) bool {
 	return changed
 }
 
-// Lookup implements manager.Routes.
-func (t toldRoutes) Lookup(id sandbox.ID) (*route.Entry, bool) { return t.routes.Lookup(id) }
+// Name implements manager.Routes.
+func (t toldRoutes) Name(id sandbox.ID) (types.NamespacedName, bool) { return t.routes.Name(id) }
 
 // Ended implements manager.Routes.
 func (t toldRoutes) Ended(namespace string, id sandbox.ID) string {

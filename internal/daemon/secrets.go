@@ -8,7 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/barchan-dev/barchan/internal/durable"
+	"github.com/barchan-dev/barchan/internal/base/durable"
 )
 
 const (

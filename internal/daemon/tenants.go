@@ -9,9 +9,9 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
-	"github.com/barchan-dev/barchan/internal/apiserver"
-	"github.com/barchan-dev/barchan/internal/errs"
-	"github.com/barchan-dev/barchan/internal/quota"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/control/quota"
 )
 
 // tenantOf looks an API key up, as the REST API does; it is an apiserver.KeyFunc.

@@ -8,9 +8,9 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/envd"
-	"github.com/barchan-dev/barchan/internal/errs"
-	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
 // firstLook and lastLook bound the pauses between two questions to an agent that starts.

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/envd"
-	"github.com/barchan-dev/barchan/internal/errs"
-	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
 // What tests ask of a sandbox from inside; production does so by its address, without the node.

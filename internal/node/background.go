@@ -4,7 +4,7 @@ import (
 	"context"
 	"sync"
 
-	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
 // tasks are functions that run as long as their sandbox does, owned by Run.

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/lifecycle"
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 )
 
 // BenchmarkColdCreate makes sandboxes until their agents answer, and tells the share of each step.

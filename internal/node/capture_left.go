@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
 // uncaptured makes a sandbox live again that was being captured when a node before this one ended. It is

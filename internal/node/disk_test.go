@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
 // Issue 11: what was told of a sandbox's disk was the machine's.

@@ -17,8 +17,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
-	"github.com/barchan-dev/barchan/internal/egress"
-	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/egress"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 

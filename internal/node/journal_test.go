@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
-	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
 // A row is acted on only if all of it is understood.

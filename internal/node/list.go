@@ -3,7 +3,7 @@ package node
 import (
 	"context"
 
-	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
 // Status is a sandbox and what was seen of it.

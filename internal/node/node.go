@@ -57,15 +57,15 @@ import (
 	"golang.org/x/sync/singleflight"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/barchan-dev/barchan/internal/ctrd"
-	"github.com/barchan-dev/barchan/internal/errs"
-	"github.com/barchan-dev/barchan/internal/ipam"
-	"github.com/barchan-dev/barchan/internal/lifecycle"
-	"github.com/barchan-dev/barchan/internal/netdev"
-	"github.com/barchan-dev/barchan/internal/oci"
-	"github.com/barchan-dev/barchan/internal/resolver"
-	"github.com/barchan-dev/barchan/internal/sandbox"
-	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/ipam"
+	"github.com/barchan-dev/barchan/internal/node/netdev"
+	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/resolver"
 )
 
 // Defaults where a Config leaves a field empty.

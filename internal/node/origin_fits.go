@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
 // fits refuses a sandbox that is not made as the one that was checkpointed. Without memory only its

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/barchan-dev/barchan/internal/errs"
+	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
 // size is what will be written, in bytes; of the base image what comes, and not what it becomes.

@@ -13,9 +13,9 @@ import (
 	"github.com/google/uuid"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/barchan-dev/barchan/internal/errs"
-	"github.com/barchan-dev/barchan/internal/portable"
-	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/portable"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
 // artifact is one of a sandbox's files with their image, neither of which is on the node any more, and where

@@ -15,9 +15,9 @@ import (
 	"connectrpc.com/connect"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/barchan-dev/barchan/internal/envd/processpb"
-	"github.com/barchan-dev/barchan/internal/sandbox"
-	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
 )
 
 // execUser is the Authorization of probes that run a command: root's, whatever user the

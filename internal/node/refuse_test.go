@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
-	"github.com/barchan-dev/barchan/internal/errs"
-	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
 // While something is wrong with the machine nothing is begun on it, what runs is left alone and

@@ -3,7 +3,7 @@ package node
 import (
 	"context"
 
-	"github.com/barchan-dev/barchan/internal/oci"
+	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
 // refused says why nothing that takes room may be begun, if so.

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/errs"
-	"github.com/barchan-dev/barchan/internal/oci"
-	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
 // Usage is what a sandbox uses of the machine, its runtime's own need included.

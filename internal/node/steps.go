@@ -13,13 +13,13 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/barchan-dev/barchan/internal/ctrd"
-	"github.com/barchan-dev/barchan/internal/errs"
-	"github.com/barchan-dev/barchan/internal/failpoint"
-	"github.com/barchan-dev/barchan/internal/lifecycle"
-	"github.com/barchan-dev/barchan/internal/netdev"
-	"github.com/barchan-dev/barchan/internal/oci"
-	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/failpoint"
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/netdev"
+	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
 // Labels of containers' records.

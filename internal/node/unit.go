@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/barchan-dev/barchan/internal/errs"
-	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
 // unit is one sandbox on the node.

@@ -6,8 +6,8 @@ import (
 	"net/netip"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
-	"github.com/barchan-dev/barchan/internal/errs"
-	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
 // The address of a sandbox that sleeps on disk is its own, unless Config.ReleaseAddresses says that

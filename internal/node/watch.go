@@ -6,9 +6,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/oci"
-	"github.com/barchan-dev/barchan/internal/sandbox"
-	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
 // watchRetry is the pause before a process is watched again after the kernel refused that.

@@ -6,7 +6,7 @@ import (
 )
 
 // addressBenchmark is the package of the books of addresses, whose benchmark has its floor with it.
-const addressBenchmark = "./internal/ipam"
+const addressBenchmark = "./internal/node/ipam"
 
 // measureAddress takes addresses from books that are nearly empty and nearly full, beside a bare
 // commit of the same database.

@@ -12,7 +12,7 @@ import (
 )
 
 // apiBenchmark is the package whose benchmark of the API server runs beside a bare etcd.
-const apiBenchmark = "./internal/apiserver"
+const apiBenchmark = "./internal/control/apiserver"
 
 // apiFigures says how to call the benchmark's cases, and which case is the floor of each.
 var apiFigures = []struct{ name, title, floor, bare string }{

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/barchan-dev/barchan/internal/restclient"
+	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
 // Bars of claims.
@@ -37,7 +37,7 @@ const (
 const bareTransaction = "bare etcd transaction"
 
 // claimBenchmark is the package whose benchmark claims from a pool of a thousand without a node.
-const claimBenchmark = "./internal/e2b"
+const claimBenchmark = "./internal/edge/e2b"
 
 // measureClaim takes warm sandboxes from pools: one at a time, each from a full pool while nothing
 // else goes on, and a hundred at once.

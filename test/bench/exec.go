@@ -10,7 +10,7 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/barchan-dev/barchan/internal/envd/processpb"
+	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
 )
 
 // execBar is the median, in milliseconds, that /bin/true over HTTP shall keep to.

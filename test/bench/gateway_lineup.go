@@ -17,10 +17,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/gateway"
-	"github.com/barchan-dev/barchan/internal/route"
-	"github.com/barchan-dev/barchan/internal/sandbox"
-	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/edge/gateway"
+	"github.com/barchan-dev/barchan/internal/edge/route"
 )
 
 // lineup is a backend with three proxies before it, each a process of its own.

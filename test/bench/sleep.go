@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/barchan-dev/barchan/internal/restclient"
+	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
 // Bars, in milliseconds or as a ratio to the floor.

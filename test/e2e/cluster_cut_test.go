@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/restclient"
+	"github.com/barchan-dev/barchan/internal/client/restclient"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 

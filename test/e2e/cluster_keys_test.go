@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/barchan-dev/barchan/internal/adminclient"
+	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 

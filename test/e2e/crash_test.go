@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/failpoint"
+	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/barchan-dev/barchan/internal/adminclient"
+	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 

@@ -18,7 +18,7 @@ import (
 
 	bolt "go.etcd.io/bbolt" //nolint:depguard // it writes what a server of before wrote
 
-	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 

@@ -17,7 +17,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/barchan-dev/barchan/internal/portable"
+	"github.com/barchan-dev/barchan/internal/base/portable"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 

@@ -19,7 +19,7 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/registry"
 
-	"github.com/barchan-dev/barchan/internal/portable"
+	"github.com/barchan-dev/barchan/internal/base/portable"
 )
 
 // lockedRegistry is behind TLS, by a CA that only its file has, and asks for a user.

@@ -19,7 +19,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/envd"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 

@@ -25,7 +25,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
-	"github.com/barchan-dev/barchan/internal/testkit/standin"
+	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
 	"github.com/barchan-dev/barchan/internal/testkit/watched"
 )
 
@@ -159,7 +159,7 @@ func (w *world) saw(ctx context.Context, e watch.Event) {
 		w.refuseSeed(ctx, s)
 		return
 	}
-	err := standin.Reconcile(ctx, w.client, s)
+	err := fakecluster.Reconcile(ctx, w.client, s)
 	if err != nil && !apierrors.IsConflict(err) && ctx.Err() == nil { // a conflict is followed by its event
 		w.t.Errorf("stand in for the node of %s: %v", s.Name, err)
 	}
@@ -198,7 +198,7 @@ func (w *world) create(o client.Object) {
 func (w *world) sandbox(name string, changes ...func(*agents.Sandbox)) *agents.Sandbox {
 	w.t.Helper()
 	s := &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{agents.NodeFinalizer}}}
-	s.Spec.SandboxBlueprint = standin.Template(w.namespace, "t", "x").Spec.SandboxBlueprint
+	s.Spec.SandboxBlueprint = fakecluster.Template(w.namespace, "t", "x").Spec.SandboxBlueprint
 	for _, change := range changes {
 		change(s)
 	}

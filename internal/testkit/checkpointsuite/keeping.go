@@ -10,8 +10,8 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
-	"github.com/barchan-dev/barchan/internal/sandbox"
-	"github.com/barchan-dev/barchan/internal/testkit/standin"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
 )
 
 func runsOut(t *testing.T, cfg Config) {
@@ -44,11 +44,11 @@ func inUse(t *testing.T, cfg Config) {
 	w.gone(c)
 
 	c = w.phase(w.checkpoint("c", "s"), barchan.CheckpointReady, "")
-	of := standin.Template(w.namespace, "t", "x")
+	of := fakecluster.Template(w.namespace, "t", "x")
 	of.Spec.Barchan = &extensions.TemplateBarchanSpec{Sandbox: origin.DeepCopy()}
 	w.create(of)
 	waiting := w.sandbox("waiting", func(s *agents.Sandbox) {
-		s.Spec.Barchan, s.Spec.PodTemplate.Spec.Containers[0].Image = origin.DeepCopy(), standin.ImageSlow
+		s.Spec.Barchan, s.Spec.PodTemplate.Spec.Containers[0].Image = origin.DeepCopy(), fakecluster.ImageSlow
 	})
 	w.delete(c)
 	now := w.saysSoon(c, "it was deleted, and goes when it is needed no more by template t, sandbox waiting")
@@ -69,7 +69,7 @@ func inUse(t *testing.T, cfg Config) {
 	// One that never got data holds nobody up.
 	never := w.phase(w.checkpoint("c", "nobody"), barchan.CheckpointFailed, "")
 	w.sandbox("waiting2", func(s *agents.Sandbox) {
-		s.Spec.Barchan, s.Spec.PodTemplate.Spec.Containers[0].Image = origin.DeepCopy(), standin.ImageSlow
+		s.Spec.Barchan, s.Spec.PodTemplate.Spec.Containers[0].Image = origin.DeepCopy(), fakecluster.ImageSlow
 	})
 	w.delete(never)
 	w.gone(never)

@@ -10,8 +10,8 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
-	"github.com/barchan-dev/barchan/internal/pool"
-	"github.com/barchan-dev/barchan/internal/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
 // restoring is a sandbox that starts from a checkpoint.

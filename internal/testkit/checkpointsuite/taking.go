@@ -13,10 +13,10 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
-	"github.com/barchan-dev/barchan/internal/errs"
-	"github.com/barchan-dev/barchan/internal/pool"
-	"github.com/barchan-dev/barchan/internal/sandbox"
-	"github.com/barchan-dev/barchan/internal/testkit/standin"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
 )
 
 func running(t *testing.T, cfg Config) {
@@ -97,7 +97,7 @@ func sleepsFirst(t *testing.T, cfg Config) {
 
 func waitsForTheStart(t *testing.T, cfg Config) {
 	w := newWorld(t, cfg, Tuning{})
-	s := w.sandbox("s", func(s *agents.Sandbox) { s.Spec.PodTemplate.Spec.Containers[0].Image = standin.ImageSlow })
+	s := w.sandbox("s", func(s *agents.Sandbox) { s.Spec.PodTemplate.Spec.Containers[0].Image = fakecluster.ImageSlow })
 	c := w.checkpoint("c", "s")
 	w.phase(c, barchan.CheckpointPending, "waits for sandbox s to start")
 	change(w, s, func(s *agents.Sandbox) { s.Spec.PodTemplate.Spec.Containers[0].Image = "x" })
@@ -117,7 +117,7 @@ func failsForGood(t *testing.T, cfg Config) {
 		t.Errorf("the node was asked %d times", n)
 	}
 
-	ends := w.sandbox("ends", func(s *agents.Sandbox) { s.Spec.PodTemplate.Spec.Containers[0].Image = standin.ImageBroken })
+	ends := w.sandbox("ends", func(s *agents.Sandbox) { s.Spec.PodTemplate.Spec.Containers[0].Image = fakecluster.ImageBroken })
 	w.until("it has ended", func() (bool, string) { return sandbox.PhaseOf(get(w, ends)) == sandbox.Dead, "" })
 	w.phase(w.checkpoint("ended", "ends"), barchan.CheckpointFailed, "spec.sandboxName: sandbox ends has ended")
 

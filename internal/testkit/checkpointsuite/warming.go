@@ -13,14 +13,14 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
-	"github.com/barchan-dev/barchan/internal/pool"
-	"github.com/barchan-dev/barchan/internal/testkit/standin"
+	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
 )
 
 // warming makes the template t, whose sandboxes run a command before they are ready.
 func (w *world) warming(command string) *extensions.SandboxTemplate {
 	w.t.Helper()
-	of := standin.Template(w.namespace, "t", "x")
+	of := fakecluster.Template(w.namespace, "t", "x")
 	of.Spec.Barchan = &extensions.TemplateBarchanSpec{Sandbox: &agents.BarchanSpec{WarmUp: &agents.WarmUp{Command: []string{command}}}}
 	w.create(of)
 	return of

@@ -13,9 +13,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
-	"github.com/barchan-dev/barchan/internal/cache"
-	"github.com/barchan-dev/barchan/internal/picker"
-	"github.com/barchan-dev/barchan/internal/quota"
+	"github.com/barchan-dev/barchan/internal/control/cache"
+	"github.com/barchan-dev/barchan/internal/control/picker"
+	"github.com/barchan-dev/barchan/internal/control/quota"
 )
 
 // Config says what is tested. REST and New are required.

@@ -23,14 +23,14 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
-	"github.com/barchan-dev/barchan/internal/cache"
-	"github.com/barchan-dev/barchan/internal/picker"
-	"github.com/barchan-dev/barchan/internal/pool"
-	"github.com/barchan-dev/barchan/internal/quota"
-	"github.com/barchan-dev/barchan/internal/telemetry"
+	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/cache"
+	"github.com/barchan-dev/barchan/internal/control/picker"
+	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
 	"github.com/barchan-dev/barchan/internal/testkit/lag"
-	"github.com/barchan-dev/barchan/internal/testkit/standin"
 )
 
 // Each world has one pool, of one template.
@@ -250,7 +250,7 @@ func (n *node) one(ctx context.Context) bool {
 	s := &agents.Sandbox{}
 	err := n.api.Get(ctx, key, s)
 	if err == nil && !n.holds(s) {
-		err = standin.Reconcile(ctx, n.api, s)
+		err = fakecluster.Reconcile(ctx, n.api, s)
 	}
 	if err == nil || apierrors.IsNotFound(err) || ctx.Err() != nil {
 		n.queue.Forget(key)
@@ -263,7 +263,7 @@ func (n *node) one(ctx context.Context) bool {
 // template makes a template; change may alter it first.
 func (w *world) template(change ...func(*extensions.SandboxTemplate)) *extensions.SandboxTemplate {
 	w.t.Helper()
-	x := standin.Template(w.namespace, templateName, "first", change...)
+	x := fakecluster.Template(w.namespace, templateName, "first", change...)
 	must(w.t, w.api.Create(w.t.Context(), x))
 	return x
 }

@@ -15,14 +15,14 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
-	"github.com/barchan-dev/barchan/internal/pool"
-	"github.com/barchan-dev/barchan/internal/testkit/standin"
+	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
 )
 
 func stuck(t *testing.T, cfg Config) {
 	w := newWorld(t, cfg)
 	w.start(Tuning{StuckAfter: 2 * time.Second})
-	template := w.template(standin.ImageSlow)
+	template := w.template(fakecluster.ImageSlow)
 	p := w.pool(3)
 	w.saying(p, extensions.ReasonMembersFailing)
 	w.until("stuck members are replaced, one by one", func() (bool, string) {
@@ -47,7 +47,7 @@ func barred(t *testing.T, cfg Config) {
 	if err := w.client.Status().Update(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
-	template := standin.Template(w.namespace, "t", "x")
+	template := fakecluster.Template(w.namespace, "t", "x")
 	template.Spec.Barchan = &extensions.TemplateBarchanSpec{Sandbox: &agents.BarchanSpec{Restore: &agents.RestoreSource{CheckpointName: c.Name}}}
 	w.create(template)
 	stop := w.start(Tuning{})

@@ -21,9 +21,9 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
-	"github.com/barchan-dev/barchan/internal/pool"
-	"github.com/barchan-dev/barchan/internal/sandbox"
-	"github.com/barchan-dev/barchan/internal/testkit/standin"
+	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
 	"github.com/barchan-dev/barchan/internal/testkit/watched"
 )
 
@@ -128,7 +128,7 @@ func (w *world) saw(ctx context.Context, e watch.Event) {
 	if e.Type == watch.Deleted || (holding && s.DeletionTimestamp != nil) {
 		return
 	}
-	err := standin.Reconcile(ctx, w.client, s)
+	err := fakecluster.Reconcile(ctx, w.client, s)
 	if err != nil && !apierrors.IsConflict(err) && ctx.Err() == nil { // a conflict is followed by its event
 		w.t.Errorf("stand in for the node of %s: %v", s.Name, err)
 	}
@@ -202,7 +202,7 @@ func (w *world) hold(held bool) {
 	}
 	w.mu.Unlock()
 	for _, s := range ending {
-		if err := standin.Reconcile(w.t.Context(), w.client, s); !held && err != nil && !apierrors.IsConflict(err) { // as in saw
+		if err := fakecluster.Reconcile(w.t.Context(), w.client, s); !held && err != nil && !apierrors.IsConflict(err) { // as in saw
 			w.t.Fatal(err)
 		}
 	}
@@ -268,7 +268,7 @@ func (w *world) create(o client.Object) {
 // template makes the template t.
 func (w *world) template(image string) *extensions.SandboxTemplate {
 	w.t.Helper()
-	t := standin.Template(w.namespace, "t", image)
+	t := fakecluster.Template(w.namespace, "t", image)
 	w.create(t)
 	return t
 }

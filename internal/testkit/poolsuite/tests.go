@@ -16,8 +16,8 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
-	"github.com/barchan-dev/barchan/internal/pool"
-	"github.com/barchan-dev/barchan/internal/testkit/standin"
+	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
 )
 
 func fill(t *testing.T, cfg Config) {
@@ -285,13 +285,13 @@ func templatePrivate(t *testing.T, cfg Config) {
 	w.start(Tuning{})
 	elsewhere := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "templates-"}}
 	w.create(elsewhere)
-	template := standin.Template(elsewhere.Name, "t", "x")
+	template := fakecluster.Template(elsewhere.Name, "t", "x")
 	w.create(template)
 	p := w.pool(1, func(p *extensions.SandboxWarmPool) {
 		p.Spec.Barchan = &extensions.WarmPoolBarchanSpec{TemplateNamespace: elsewhere.Name}
 	})
 	w.saying(p, extensions.ReasonTemplatePrivate)
-	change(w, template, standin.Public())
+	change(w, template, fakecluster.Public())
 	w.saying(p, extensions.ReasonPoolFull)
 	change(w, template, func(t *extensions.SandboxTemplate) { t.Spec.Barchan.Public = false })
 	w.saying(p, extensions.ReasonTemplatePrivate)

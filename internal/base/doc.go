@@ -1,0 +1,33 @@
+// Package base describes the plane that all others stand on: rules and tools without a process of
+// their own. It holds no code itself.
+//
+// Rules of the objects, free of I/O, so that every plane decides alike:
+//
+//	sandbox     ID, phases, tokens and names of a sandbox
+//	pool        revisions of templates; what makes a sandbox a member of a pool
+//	signedurl   URLs that give access to one port of a private sandbox
+//
+// Formats and files:
+//
+//	portable    checkpoints and images as OCI artifacts, in files and registries
+//	durable     files that survive a crash
+//	migrate     the ledger of migrations of stored data
+//	localca     the machine's certificate authority
+//
+// What every process needs:
+//
+//	errs        kinds of errors, by what a caller does about them
+//	telemetry   log keys, metrics
+//	lifecycle   services that run and stop together
+//	health      whether new work may begin
+//	failpoint   where tests end the process; empty in releases
+//
+// # Imports
+//
+// Packages here import the API types and each other, never another plane. Code belongs here
+// if two planes need it and it would be the same in each; code that only one plane needs stays there.
+//
+// # Failure
+//
+// Nothing here starts a goroutine that outlives a call, but for what lifecycle runs for its caller.
+package base

@@ -1,0 +1,158 @@
+// Package health keeps what is wrong with a server that runs, by name, and says whether it may
+// take on new work. It finds nothing out by itself: whoever watches a disk, a program or a
+// store tells it. It stops nothing either: each part asks before it begins what can wait.
+package health
+
+import (
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+)
+
+// RetryAfter is how long whoever was refused should wait before the next try.
+const RetryAfter = 5 * time.Second
+
+// Condition is one thing that is wrong.
+type Condition struct {
+	// Name is one word or two for the part, such as "disk".
+	Name string
+	// Reason is for everybody: the text for users of the error that was set.
+	Reason string
+	// Detail is the whole error, for whoever runs the machine.
+	Detail string
+	// Since is when it became so.
+	Since time.Time
+}
+
+// Gate holds the conditions. While there is one, new work is refused. A nil Gate has none and
+// takes none. It is safe for concurrent use.
+type Gate struct {
+	log   *slog.Logger
+	gauge *prometheus.GaugeVec // nil: nobody counts
+
+	closed atomic.Pointer[error] // what Err returns; nil while nothing is wrong; +checklocksignore
+
+	mu         sync.Mutex
+	conditions map[string]Condition // +checklocks:mu
+}
+
+// NewGate returns an open gate. metrics may be nil; if not, the gauge barchan_health_condition
+// is 1 for each condition, and 0 for one that has passed.
+func NewGate(log *slog.Logger, metrics prometheus.Registerer) (*Gate, error) {
+	g := &Gate{log: log.With(telemetry.Component, "health"), conditions: map[string]Condition{}}
+	if metrics == nil {
+		return g, nil
+	}
+	g.gauge = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Namespace: "barchan", Subsystem: "health", Name: "condition",
+		Help: "1 while this is wrong, and new work is refused for it.",
+	}, []string{"condition"})
+	if err := metrics.Register(g.gauge); err != nil {
+		return nil, fmt.Errorf("register the metrics of health: %w", err)
+	}
+	return g, nil
+}
+
+// Set tells how a part is: nil when nothing is wrong with it. Only changes are logged, and the
+// time of a condition that stays is that of its beginning. An error with a text for users
+// ([errs.Public]) has it shown to them; of another they hear the name alone. Setting nil where
+// all is well costs one atomic load, so that it may be called on every write.
+func (g *Gate) Set(name string, err error) {
+	if g == nil || (err == nil && g.closed.Load() == nil) {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	was, there := g.conditions[name]
+	switch {
+	case err == nil && !there:
+		return
+	case err == nil:
+		delete(g.conditions, name)
+		g.log.Info("condition has passed", "condition", name, telemetry.Took, time.Since(was.Since))
+	default:
+		now := Condition{Name: name, Reason: reason(err), Detail: err.Error(), Since: time.Now()}
+		if there {
+			now.Since = was.Since
+		} else {
+			g.log.Warn("new work is refused", "condition", name, telemetry.Error, err)
+		}
+		g.conditions[name] = now
+	}
+	g.count(name, err != nil)
+	g.closed.Store(closure(g.sortedLocked()))
+}
+
+func reason(err error) string {
+	if text, ok := errs.PublicMessage(err); ok {
+		return text
+	}
+	return ""
+}
+
+func (g *Gate) count(name string, wrong bool) {
+	if g.gauge == nil {
+		return
+	}
+	value := 0.0
+	if wrong {
+		value = 1
+	}
+	g.gauge.WithLabelValues(name).Set(value)
+}
+
+// Err is nil while new work may begin; else it is an errs.ErrUnavailable whose text for users
+// names all that is wrong. It is one atomic load.
+func (g *Gate) Err() error {
+	if g == nil {
+		return nil
+	}
+	if err := g.closed.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// Conditions lists what is wrong, by name.
+func (g *Gate) Conditions() []Condition {
+	if g == nil {
+		return nil
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.sortedLocked()
+}
+
+// +checklocks:g.mu
+func (g *Gate) sortedLocked() []Condition {
+	return slices.SortedFunc(maps.Values(g.conditions), func(a, b Condition) int { return strings.Compare(a.Name, b.Name) })
+}
+
+// closure is the error of a gate with these conditions.
+func closure(list []Condition) *error {
+	if len(list) == 0 {
+		return nil
+	}
+	var public, whole []string
+	for _, c := range list {
+		text := c.Name
+		if c.Reason != "" {
+			text += ": " + c.Reason
+		}
+		public = append(public, text)
+		whole = append(whole, c.Name+": "+c.Detail)
+	}
+	cause := fmt.Errorf("new work is refused: %s: %w", strings.Join(whole, "; "), errs.ErrUnavailable)
+	err := errs.Public(cause, "no new work is taken at the moment; what runs goes on ("+strings.Join(public, "; ")+")")
+	return &err
+}

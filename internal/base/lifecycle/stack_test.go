@@ -1,0 +1,113 @@
+package lifecycle_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
+)
+
+// member returns a service that notes its start and its end in story.
+func member(story *[]string, name string, end error) func(context.Context, func()) error {
+	return func(ctx context.Context, ready func()) error {
+		*story = append(*story, "+"+name)
+		ready()
+		<-ctx.Done()
+		time.Sleep(time.Second) // an end that takes time must still be waited for
+		*story = append(*story, "-"+name)
+		return end
+	}
+}
+
+func TestStackStopsInReverse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s lifecycle.Stack
+		var story []string
+		for _, name := range []string{"store", "api", "gateway"} {
+			if err := s.Push(t.Context(), name, member(&story, name, nil)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := s.Stop(); err != nil {
+			t.Errorf("Stop = %v", err)
+		}
+		want := []string{"+store", "+api", "+gateway", "-gateway", "-api", "-store"}
+		if !slices.Equal(story, want) {
+			t.Errorf("story = %v, want %v", story, want)
+		}
+		if err := s.Stop(); err != nil {
+			t.Errorf("a second Stop = %v", err)
+		}
+	})
+}
+
+func TestStackOutlivesTheContextOfItsStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s lifecycle.Stack
+		var story []string
+		ctx, cancel := context.WithCancel(t.Context())
+		if err := s.Push(ctx, "store", member(&story, "store", nil)); err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		synctest.Wait()
+		if !slices.Equal(story, []string{"+store"}) {
+			t.Errorf("story = %v: the service ended out of its turn", story)
+		}
+		if err := s.Wait(ctx); err != nil {
+			t.Errorf("Wait = %v", err)
+		}
+	})
+}
+
+func TestStackWaitReportsAFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s lifecycle.Stack
+		var story []string
+		if err := s.Push(t.Context(), "store", member(&story, "store", nil)); err != nil {
+			t.Fatal(err)
+		}
+		err := s.Push(t.Context(), "faulty", func(_ context.Context, ready func()) error {
+			ready()
+			time.Sleep(time.Minute)
+			return errBoom
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Wait(t.Context()); !errors.Is(err, errBoom) {
+			t.Errorf("Wait = %v, want boom", err)
+		}
+		if !slices.Equal(story, []string{"+store", "-store"}) {
+			t.Errorf("story = %v", story)
+		}
+	})
+}
+
+func TestStackPushFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s lifecycle.Stack
+		err := s.Push(t.Context(), "dead", func(context.Context, func()) error { return errBoom })
+		if !errors.Is(err, errBoom) {
+			t.Errorf("Push of one that dies = %v, want boom", err)
+		}
+
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		ended := false
+		err = s.Push(ctx, "slow", func(ctx context.Context, _ func()) error {
+			defer func() { ended = true }()
+			return untilAsked(ctx)
+		})
+		if !errors.Is(err, context.DeadlineExceeded) || !ended {
+			t.Errorf("Push of one never ready = %v, ended %v", err, ended)
+		}
+		if err := s.Stop(); err != nil {
+			t.Errorf("Stop = %v: a failed Push left something", err)
+		}
+	})
+}

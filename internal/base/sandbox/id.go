@@ -1,0 +1,48 @@
+package sandbox
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"math/big"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+)
+
+// ID names a sandbox in hosts, URLs and routes: 20 characters, lower-case letters and digits,
+// the first of them always "i". It is derived from the object's UID, so that an object made
+// again under the same name is another sandbox.
+type ID string
+
+const (
+	idLength = 20
+	idLead   = "i"
+)
+
+// IDOf derives the sandbox ID from an object's UID: "i" and the first 19 base-36 digits
+// (98 bits) of the UID's SHA-256.
+func IDOf(uid types.UID) ID {
+	sum := sha256.Sum256([]byte(uid))
+	digits := new(big.Int).SetBytes(sum[:]).Text(36)
+	if short := idLength - len(idLead) - len(digits); short > 0 {
+		digits = strings.Repeat("0", short) + digits
+	}
+	return ID(idLead + digits[len(digits)-(idLength-len(idLead)):])
+}
+
+// ParseID reads a sandbox ID as clients send it: the ID alone, or followed by "-" and an
+// obsolete client ID, which is ignored. The error is an errs.ErrInvalid.
+func ParseID(text string) (ID, error) {
+	id, _, _ := strings.Cut(text, "-")
+	if len(id) != idLength {
+		return "", fmt.Errorf("sandbox ID %.40q: want %d lower-case letters and digits: %w", text, idLength, errs.ErrInvalid)
+	}
+	for _, c := range []byte(id) {
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') {
+			return "", fmt.Errorf("sandbox ID %.40q: want only lower-case letters and digits: %w", text, errs.ErrInvalid)
+		}
+	}
+	return ID(id), nil
+}

@@ -1,0 +1,186 @@
+package telemetry_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	coltrace "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	"google.golang.org/grpc"
+
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+)
+
+func TestNewLogger(t *testing.T) {
+	var out bytes.Buffer
+	log, err := telemetry.NewLogger(&out, telemetry.LogConfig{Format: "json", Level: "warn"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	log.Info("hidden")
+	log.Warn("shown", telemetry.Sandbox, "abc", telemetry.Took, 1500*time.Microsecond, telemetry.Error, io.EOF)
+
+	var line map[string]any
+	if err := json.Unmarshal(out.Bytes(), &line); err != nil {
+		t.Fatalf("want exactly one line of JSON, got %q: %v", out.String(), err)
+	}
+	for key, want := range map[string]string{"msg": "shown", "sandbox": "abc", "took": "1.5ms", "error": "EOF"} {
+		if line[key] != want {
+			t.Errorf("%s = %v, want %s", key, line[key], want)
+		}
+	}
+}
+
+func TestNewLoggerDefaults(t *testing.T) {
+	var out bytes.Buffer
+	log, err := telemetry.NewLogger(&out, telemetry.LogConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	log.Debug("hidden")
+	log.Info("shown", telemetry.Took, 2*time.Second)
+	if got := out.String(); strings.Contains(got, "hidden") || !strings.Contains(got, "msg=shown took=2s") {
+		t.Errorf("logged %q", got)
+	}
+}
+
+func TestNewLoggerRefuses(t *testing.T) {
+	for name, cfg := range map[string]telemetry.LogConfig{
+		"level":  {Level: "loud"},
+		"format": {Format: "xml"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := telemetry.NewLogger(io.Discard, cfg); err == nil {
+				t.Error("NewLogger = nil, want an error")
+			}
+		})
+	}
+}
+
+func TestBucketsRise(t *testing.T) {
+	b := telemetry.Buckets()
+	if !slices.IsSorted(b) || len(slices.Compact(slices.Clone(b))) != len(b) || b[0] != 0.00025 {
+		t.Errorf("Buckets = %v", b)
+	}
+	b[0] = 9
+	if telemetry.Buckets()[0] == 9 {
+		t.Error("Buckets hands out shared memory")
+	}
+}
+
+func TestMetricsHandler(t *testing.T) {
+	r := telemetry.NewRegistry("v1.2.3")
+	claims := prometheus.NewHistogram(telemetry.DurationOpts("claim", "duration", "Time of a claim."))
+	r.MustRegister(claims)
+	claims.Observe(0.0004)
+
+	w := httptest.NewRecorder()
+	telemetry.MetricsHandler(r).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/metrics", nil))
+	for _, want := range []string{
+		`barchan_build_info{version="v1.2.3"} 1`,
+		`barchan_claim_duration_seconds_bucket{le="0.00025"} 0`,
+		`barchan_claim_duration_seconds_bucket{le="0.0005"} 1`,
+		"go_goroutines",
+		"process_open_fds",
+	} {
+		if !strings.Contains(w.Body.String(), want) {
+			t.Errorf("metrics lack %s", want)
+		}
+	}
+}
+
+// collector keeps the names of the spans that it is sent.
+type collector struct {
+	coltrace.UnimplementedTraceServiceServer
+	spans chan string
+}
+
+func (c *collector) Export(
+	_ context.Context, req *coltrace.ExportTraceServiceRequest,
+) (*coltrace.ExportTraceServiceResponse, error) {
+	for _, r := range req.GetResourceSpans() {
+		for _, s := range r.GetScopeSpans() {
+			for _, span := range s.GetSpans() {
+				c.spans <- span.GetName()
+			}
+		}
+	}
+	return &coltrace.ExportTraceServiceResponse{}, nil
+}
+
+func TestTracingReachesACollector(t *testing.T) {
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &collector{spans: make(chan string, 8)}
+	srv := grpc.NewServer()
+	coltrace.RegisterTraceServiceServer(srv, c)
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }()
+	t.Cleanup(func() {
+		srv.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+
+	provider, shutdown, err := telemetry.NewTracing(t.Context(), telemetry.TraceConfig{
+		Endpoint: l.Addr().String(), Service: "test",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, span := provider.Tracer("x").Start(t.Context(), "claim")
+	span.End()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	if err := shutdown(ctx); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case got := <-c.spans:
+		if got != "claim" {
+			t.Errorf("span %q", got)
+		}
+	default:
+		t.Error("the span was not flushed by shutdown")
+	}
+}
+
+func TestTracingOff(t *testing.T) {
+	provider, shutdown, err := telemetry.NewTracing(t.Context(), telemetry.TraceConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, span := provider.Tracer("x").Start(t.Context(), "y")
+	if span.IsRecording() {
+		t.Error("tracing records without an endpoint")
+	}
+	if err := shutdown(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTracingRefuses(t *testing.T) {
+	for name, cfg := range map[string]telemetry.TraceConfig{
+		"scheme":  {Endpoint: "ftp://127.0.0.1:1"},
+		"no port": {Endpoint: "localhost"},
+		"garbage": {Endpoint: "http://%zz:1"},
+		"ratio":   {Endpoint: "127.0.0.1:4317", Ratio: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, _, err := telemetry.NewTracing(t.Context(), cfg); err == nil {
+				t.Error("NewTracing = nil, want an error")
+			}
+		})
+	}
+}

@@ -1,0 +1,199 @@
+package adminclient
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"syscall"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+)
+
+// ErrNotRunning says that nobody serves the socket; it is an errs.ErrUnavailable.
+var ErrNotRunning = fmt.Errorf("not running: %w", errs.ErrUnavailable)
+
+// Client administers the server of one data directory. It is safe for concurrent use.
+type Client struct {
+	http    *http.Client
+	dataDir string
+}
+
+// New opens nothing. dataDir only serves messages.
+func New(socket, dataDir string) *Client {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", socket)
+	}
+	return &Client{
+		dataDir: dataDir,
+		http:    &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}},
+	}
+}
+
+// Status asks how the server is.
+func (c *Client) Status(ctx context.Context) (Status, error) {
+	var s Status
+	return s, c.get(ctx, PathStatus, &s)
+}
+
+// Doctor has the server look for what is not as it should be.
+func (c *Client) Doctor(ctx context.Context) ([]Check, error) {
+	var out []Check
+	return out, c.get(ctx, PathDoctor, &out)
+}
+
+// Images lists the images.
+func (c *Client) Images(ctx context.Context) ([]Image, error) {
+	var out []Image
+	return out, c.get(ctx, PathImages, &out)
+}
+
+// RemoveImage removes an image by its name; with force also one that templates name.
+func (c *Client) RemoveImage(ctx context.Context, ref string, force bool) error {
+	res, err := c.send(ctx, http.MethodDelete, PathImages+"/"+url.PathEscape(ref)+"?force="+strconv.FormatBool(force), nil)
+	if err != nil {
+		return err
+	}
+	return res.Body.Close()
+}
+
+// BuildBase makes the base image.
+func (c *Client) BuildBase(ctx context.Context, req BuildBaseRequest, progress func(Event)) (Result, error) {
+	return c.stream(ctx, PathBuildBase, req, progress)
+}
+
+// Pull fetches an image from its registry.
+func (c *Client) Pull(ctx context.Context, req PullRequest, progress func(Event)) (Result, error) {
+	return c.stream(ctx, PathPull, req, progress)
+}
+
+// Import reads images from a tar (OCI layout or docker save). name, if not
+// empty, is what an image without a name is called.
+func (c *Client) Import(ctx context.Context, tar io.Reader, name string, progress func(Event)) (Result, error) {
+	path := PathImport
+	if name != "" {
+		path += "?" + url.Values{"name": {name}}.Encode()
+	}
+	res, err := c.send(ctx, http.MethodPost, path, tar)
+	if err != nil {
+		return Result{}, err
+	}
+	defer func() { _ = res.Body.Close() }()
+	return readStream(res.Body, progress)
+}
+
+// Shutdown ends the server. Its process may live a moment longer than the call.
+func (c *Client) Shutdown(ctx context.Context, req ShutdownRequest, progress func(Event)) (Result, error) {
+	return c.stream(ctx, PathShutdown, req, progress)
+}
+
+func (c *Client) get(ctx context.Context, path string, out any) error {
+	res, err := c.send(ctx, http.MethodGet, path, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = res.Body.Close() }()
+	if err := json.NewDecoder(res.Body).Decode(out); err != nil {
+		return fmt.Errorf("decode answer of %s: %w", path, err)
+	}
+	return nil
+}
+
+func (c *Client) stream(ctx context.Context, path string, in any, progress func(Event)) (Result, error) {
+	b, err := json.Marshal(in)
+	if err != nil {
+		return Result{}, fmt.Errorf("encode request to %s: %w", path, err)
+	}
+	res, err := c.send(ctx, http.MethodPost, path, bytes.NewReader(b))
+	if err != nil {
+		return Result{}, err
+	}
+	defer func() { _ = res.Body.Close() }()
+	return readStream(res.Body, progress)
+}
+
+// readStream reads to the last line; a stream without one was cut off.
+func readStream(body io.Reader, progress func(Event)) (Result, error) {
+	dec := json.NewDecoder(body)
+	for {
+		var e Event
+		if err := dec.Decode(&e); err != nil {
+			if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+				return Result{}, fmt.Errorf("the server ended before the work was done; see its log: %w", errs.ErrUnavailable)
+			}
+			return Result{}, fmt.Errorf("read progress: %w", err)
+		}
+		switch {
+		case e.Error != nil:
+			return Result{}, mapError(e.Error)
+		case e.Result != nil:
+			return *e.Result, nil
+		case progress != nil:
+			progress(e)
+		}
+	}
+}
+
+// send returns an answer of success; any other becomes an error.
+func (c *Client) send(ctx context.Context, method, path string, body io.Reader) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://barchan"+path, body)
+	if err != nil {
+		return nil, fmt.Errorf("make request to %s: %w", path, err)
+	}
+	res, err := c.http.Do(req)
+	if err != nil {
+		return nil, c.explain(err)
+	}
+	if res.StatusCode/100 == 2 {
+		return res, nil
+	}
+	defer func() { _ = res.Body.Close() }()
+	e := &Error{Code: res.StatusCode}
+	b, err := io.ReadAll(io.LimitReader(res.Body, 1<<20))
+	if err != nil {
+		return nil, fmt.Errorf("read error of %s: %w", path, err)
+	}
+	if json.Unmarshal(b, e) != nil || e.Text == "" {
+		e.Text = http.StatusText(res.StatusCode)
+	}
+	return nil, mapError(e)
+}
+
+// explain turns what a missing or deserted socket gives into words.
+func (c *Client) explain(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
+		return errs.Public(ErrNotRunning, fmt.Sprintf("barchan is not running on %s; start it with `barchan up`", c.dataDir))
+	case errors.Is(err, fs.ErrPermission):
+		return errs.Public(errs.ErrForbidden, fmt.Sprintf("the administration of %s is for root only; run this as root", c.dataDir))
+	}
+	return fmt.Errorf("reach the server of %s: %w", c.dataDir, err)
+}
+
+// kinds maps codes to the kinds that callers tell apart; package adminapi has
+// the way back.
+var kinds = map[int]error{
+	http.StatusBadRequest:            errs.ErrInvalid,
+	http.StatusForbidden:             errs.ErrForbidden,
+	http.StatusNotFound:              errs.ErrNotFound,
+	http.StatusConflict:              errs.ErrConflict,
+	http.StatusRequestEntityTooLarge: errs.ErrTooLarge,
+	http.StatusServiceUnavailable:    errs.ErrUnavailable,
+	http.StatusInsufficientStorage:   errs.ErrExhausted,
+	http.StatusGatewayTimeout:        errs.ErrTimeout,
+}
+
+func mapError(e *Error) error {
+	if kind, ok := kinds[e.Code]; ok {
+		return errs.Public(errors.Join(kind, e), e.Text)
+	}
+	return e
+}

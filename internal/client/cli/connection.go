@@ -1,0 +1,121 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"strconv"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/client/restclient"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+)
+
+// connection is a sandbox with a client of its agent.
+type connection struct {
+	t      *target
+	id     string
+	endAt  time.Time // the end of its life, as it was when the command began
+	client *envd.Client
+}
+
+// startError is that of a program which cannot be started; its exit code is what shells give then.
+type startError struct {
+	error
+	code int
+}
+
+// Unwrap is the cause.
+func (e *startError) Unwrap() error { return e.error }
+
+const (
+	// lostWithin bounds the question why a sandbox's agent is out of reach.
+	lostWithin = 10 * time.Second
+	// changesWithin is the time in which a sandbox whose connections were cut has another state.
+	changesWithin = 3 * time.Second
+	askAgain      = 200 * time.Millisecond
+)
+
+func pausedError(id string) error {
+	return fmt.Errorf("sandbox %s is paused; resume it with `barchan resume %s`: %w", id, id, errs.ErrConflict)
+}
+
+// lost explains the error of a call to the agent; nil is a stream that ended too early. Where the agent
+// itself did not answer, the API says what became of the sandbox.
+func (r *connection) lost(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if answer := answerOf(err); answer != nil {
+		return answer
+	}
+	ctx, cancel := context.WithTimeout(ctx, lostWithin)
+	defer cancel()
+	d, apiErr := r.t.rest.Get(ctx, r.id)
+	for until := time.Now().Add(changesWithin); apiErr == nil && d.State == restclient.StateRunning && time.Now().Before(until); {
+		time.Sleep(askAgain) // a pause and an end cut connections first
+		d, apiErr = r.t.rest.Get(ctx, r.id)
+	}
+	if apiErr != nil {
+		return r.gone(apiErr)
+	}
+	if d.State == restclient.StatePaused {
+		return fmt.Errorf("sandbox %s was paused while it was in use; `barchan resume %s` has its programs go on: %w", r.id, r.id, errs.ErrConflict)
+	}
+	why := "it ended early"
+	if err != nil {
+		why = err.Error()
+	}
+	return fmt.Errorf("the connection to sandbox %s broke off (%s); the sandbox still runs, and so may the command: %w", r.id, why, errs.ErrUnavailable)
+}
+
+// gone explains why the API does not describe the sandbox.
+func (r *connection) gone(err error) error {
+	answer, answered := errors.AsType[*restclient.Error](err)
+	switch {
+	case !answered:
+		return fmt.Errorf("the server at %s is out of reach; sandboxes run on without it, and so may the command in %s: see `barchan status`: %w", r.t.url, r.id, errs.ErrUnavailable)
+	case !errors.Is(err, errs.ErrNotFound):
+		return fmt.Errorf("ask what became of sandbox %s: %w", r.id, err)
+	case !r.endAt.IsZero() && !time.Now().Before(r.endAt):
+		return fmt.Errorf("sandbox %s ended, for its timeout was over; give the next one more with --timeout: %w", r.id, errs.ErrTimeout)
+	}
+	return fmt.Errorf("sandbox %s ended while it was in use: it was killed, or its memory or processes were used up (%s): %w", r.id, answer.Message, errs.ErrUnavailable)
+}
+
+// answerOf is what the agent itself answered, or nil.
+func answerOf(err error) error {
+	if err == nil || errors.Is(err, io.ErrUnexpectedEOF) || isNetwork(err) {
+		return nil
+	}
+	ce, ok := errors.AsType[*connect.Error](err)
+	if !ok {
+		return err
+	}
+	switch ce.Code() { //nolint:exhaustive // others keep their message
+	case connect.CodeUnavailable: // the gateway's word
+		return nil
+	case connect.CodeDeadlineExceeded:
+		return errs.Public(errs.ErrTimeout, "the command's timeout is over, and it was killed")
+	case connect.CodeCanceled:
+		return context.Canceled
+	}
+	refusal := errs.Public(err, ce.Message())
+	if code, err := strconv.Atoi(ce.Meta().Get(envd.HeaderExitCode)); err == nil {
+		return &startError{refusal, code}
+	}
+	return refusal
+}
+
+// isNetwork reports whether a connection failed, or could not be made.
+func isNetwork(err error) bool {
+	_, called := errors.AsType[*url.Error](err)
+	_, broke := errors.AsType[*net.OpError](err)
+	return called || broke || errors.Is(err, io.EOF)
+}

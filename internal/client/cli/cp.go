@@ -1,0 +1,334 @@
+package cli
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+	"github.com/barchan-dev/barchan/internal/guest/envd/filesystempb"
+	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
+)
+
+func (a *app) cpCommand() *cobra.Command {
+	var user string
+	cmd := &cobra.Command{
+		Use:   "cp SOURCE DESTINATION",
+		Short: "Copy files to or from a sandbox",
+		Long: "Copy a file, or a directory with all in it, to or from a sandbox. One of the two is SANDBOX:PATH; the other is a local\n" +
+			"path, or - for standard input or output. There a file is its content, and a directory is a tar archive of it: what goes\n" +
+			"to a directory from standard input is unpacked in it. Directories need `tar` in the sandbox.\n\n" +
+			"Modes, modification times and symbolic links are kept; files belong to the user who writes them. Sockets, devices and\n" +
+			"FIFOs are left out: each is named on standard error, and the exit code is 1.",
+		Example: "  barchan cp notes.txt i3k:/home/user/\n  barchan cp i3k:/home/user/out ./out\n  barchan cp i3k:/etc/os-release -\n" +
+			"  barchan cp i3k:/srv/data - | barchan cp - i4m:/srv",
+		Args: exactly("SOURCE", "DESTINATION"),
+	}
+	cmd.Flags().StringVarP(&user, "user", "u", "", "user to read and write as (default the template's)")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		fromID, from, fromRemote := cutRemote(args[0])
+		toID, to, toRemote := cutRemote(args[1])
+		if fromRemote == toRemote {
+			return &usageError{cmd, errors.New("one of SOURCE and DESTINATION must be SANDBOX:PATH, and the other a local path")}
+		}
+		if toRemote && from != "-" {
+			if _, err := os.Stat(from); err != nil {
+				return err
+			}
+		}
+		return a.withTarget(cmd.Context(), func(t *target) error {
+			on, err := t.running(cmd.Context(), fromID+toID, user)
+			if err != nil {
+				return err
+			}
+			c := &copier{app: a, on: on, progress: newProgress(a.stderr)}
+			defer c.progress.end()
+			if c.progress.tty == nil {
+				c.progress.out = io.Discard // a log needs no bars of small files
+			}
+			copying := c.download
+			if toRemote {
+				copying = c.upload
+			}
+			if err := copying(cmd.Context(), from, to); err != nil {
+				return err
+			}
+			if c.skipped.Load() {
+				return exitCode(exitError)
+			}
+			return nil
+		})
+	}
+	return cmd
+}
+
+var remotePath = regexp.MustCompile(`(?s)^([a-z0-9]+(?:[-.][a-z0-9]+)*):(.*)$`)
+
+// cutRemote takes SANDBOX:PATH apart. A local path with a colon is written ./a:b.
+func cutRemote(text string) (id, p string, remote bool) {
+	m := remotePath.FindStringSubmatch(text)
+	if m == nil {
+		return "", text, false
+	}
+	if m[2] == "" {
+		m[2] = "."
+	}
+	return m[1], m[2], true
+}
+
+// copier copies between this machine and one sandbox.
+type copier struct {
+	app      *app
+	on       *connection
+	progress *progress
+	skipped  atomic.Bool // not all was copied, and it was said what
+}
+
+// skip names what is not copied.
+func (c *copier) skip(what, why string) {
+	c.skipped.Store(true)
+	c.progress.end()
+	fmt.Fprintf(c.app.stderr, "barchan: skipped %s: %s\n", plain(what), plain(why))
+}
+
+// maxLinks is how many links are followed, one after the other, as on Linux.
+const maxLinks = 40
+
+// stat describes what a path leads to.
+func (c *copier) stat(ctx context.Context, p string) (*filesystempb.EntryInfo, error) {
+	at := p
+	for range maxLinks {
+		res, err := c.on.client.Filesystem().Stat(ctx, connect.NewRequest(&filesystempb.StatRequest{Path: at}))
+		if err != nil {
+			return nil, err
+		}
+		e := res.Msg.GetEntry()
+		if e.GetType() != filesystempb.FileType_FILE_TYPE_SYMLINK || e.GetSymlinkTarget() == "" {
+			return e, nil
+		}
+		at = e.GetSymlinkTarget()
+	}
+	return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("%s: %w", p, syscall.ELOOP))
+}
+
+// inside is the destination that cp has in mind: within to, if that is a directory.
+func (c *copier) inside(ctx context.Context, to, name string) (string, error) {
+	e, err := c.stat(ctx, to)
+	switch {
+	case err == nil && e.GetType() == filesystempb.FileType_FILE_TYPE_DIRECTORY:
+		return path.Join(to, name), nil
+	case err == nil, envd.IsCode(err, connect.CodeNotFound):
+		if strings.HasSuffix(to, "/") {
+			return path.Join(to, name), nil
+		}
+		return to, nil
+	}
+	return "", c.on.lost(ctx, err)
+}
+
+func (c *copier) upload(ctx context.Context, from, to string) error {
+	if from == "-" {
+		return c.uploadInput(ctx, to)
+	}
+	info, err := os.Stat(from)
+	if err != nil {
+		return err
+	}
+	name := filepath.Base(absFile(from))
+	if to, err = c.inside(ctx, to, name); err != nil {
+		return err
+	}
+	if info.IsDir() {
+		return c.uploadTar(ctx, to, func(w io.Writer) error { return packDir(w, from, c) })
+	}
+	if why := uncopied(info.Mode()); why != "" {
+		c.skip(from, why)
+		return nil
+	}
+	f, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	body := &countingReader{Reader: f, tell: c.progress.event, step: name, total: info.Size()}
+	if _, err := c.on.client.Upload(ctx, to, body, nil); err != nil {
+		return c.on.lost(ctx, err)
+	}
+	// Not every touch knows fractions of a second.
+	err = c.command(ctx, nil, "sh", "-c", `chmod "$1" "$4" && { touch -m -d "@$2.$3" "$4" 2>/dev/null || touch -m -d "@$2" "$4"; }`, "sh",
+		fmt.Sprintf("%04o", info.Mode().Perm()), fmt.Sprint(info.ModTime().Unix()), fmt.Sprintf("%09d", info.ModTime().Nanosecond()), to)
+	if start, ok := errors.AsType[*startError](err); ok {
+		c.progress.end()
+		fmt.Fprintf(c.app.stderr, "barchan: mode and modification time of %s are not kept: %s\n", plain(from), plain(start.Error()))
+		return nil
+	}
+	return err
+}
+
+// uploadInput copies standard input, which is a tar if it goes to a directory.
+func (c *copier) uploadInput(ctx context.Context, to string) error {
+	in, err := c.app.standardInput(ctx)
+	if err != nil {
+		return err
+	}
+	e, err := c.stat(ctx, to)
+	if err != nil && !envd.IsCode(err, connect.CodeNotFound) {
+		return c.on.lost(ctx, err)
+	}
+	if e.GetType() == filesystempb.FileType_FILE_TYPE_DIRECTORY || strings.HasSuffix(to, "/") {
+		return c.uploadTar(ctx, to, func(w io.Writer) error {
+			_, err := io.Copy(w, in)
+			return err
+		})
+	}
+	if _, err := c.on.client.Upload(ctx, to, in, nil); err != nil {
+		return c.on.lost(ctx, err)
+	}
+	return nil
+}
+
+// uploadTar sends the tar that pack writes, and has it unpacked in a directory of the sandbox.
+func (c *copier) uploadTar(ctx context.Context, to string, pack func(io.Writer) error) error {
+	remote := "/tmp/.barchan-cp-" + rand.Text() + ".tar"
+	r, w := io.Pipe()
+	packed := make(chan error, 1)
+	go func() {
+		err := pack(w)
+		_ = w.CloseWithError(err) // never fails
+		packed <- err
+	}()
+	_, err := c.on.client.Upload(ctx, remote, r, nil)
+	_ = r.Close() // ends the packing if the upload did not read it all
+	if packErr := <-packed; packErr != nil && !errors.Is(packErr, io.ErrClosedPipe) {
+		return packErr
+	}
+	if err != nil {
+		return c.on.lost(ctx, err)
+	}
+	err = c.command(ctx, nil, "mkdir", "-p", "--", to)
+	if err == nil {
+		err = c.command(ctx, nil, "tar", "-x", "-p", "-o", "-f", remote, "-C", to)
+	}
+	return errors.Join(err, c.command(context.WithoutCancel(ctx), nil, "rm", "-f", remote))
+}
+
+func (c *copier) download(ctx context.Context, from, to string) error {
+	e, err := c.stat(ctx, from)
+	if err != nil {
+		return c.on.lost(ctx, err)
+	}
+	isDir := e.GetType() == filesystempb.FileType_FILE_TYPE_DIRECTORY
+	switch {
+	case isDir && to == "-":
+		return c.command(ctx, c.app.stdout, "tar", "-c", "-f", "-", "-C", path.Dir(e.GetPath()), "./"+path.Base(e.GetPath()))
+	case e.GetType() == filesystempb.FileType_FILE_TYPE_UNSPECIFIED:
+		c.skip(from, "neither a file nor a directory")
+		return nil
+	}
+	if to != "-" {
+		if info, err := os.Stat(to); (err == nil && info.IsDir()) || strings.HasSuffix(to, "/") {
+			to = filepath.Join(to, path.Base(e.GetPath()))
+		}
+	}
+	if isDir {
+		return c.downloadDir(ctx, from, to)
+	}
+	body, err := c.on.client.Download(ctx, from)
+	if err != nil {
+		return c.on.lost(ctx, err)
+	}
+	defer func() { _ = body.Close() }()
+	in := &countingReader{Reader: body, tell: c.progress.event, step: e.GetName(), total: e.GetSize()}
+	if to == "-" {
+		_, err = io.Copy(c.app.stdout, in)
+		return err
+	}
+	return writeFile(to, in, fs.FileMode(e.GetMode())&fs.ModePerm, e.GetModifiedTime().AsTime())
+}
+
+// writeFile puts a file in place whole or not at all.
+func writeFile(to string, in io.Reader, mode fs.FileMode, modified time.Time) error {
+	f, err := os.CreateTemp(filepath.Dir(to), ".barchan-cp-*")
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, in)
+	err = errors.Join(err, f.Chmod(mode), f.Close(), os.Chtimes(f.Name(), time.Time{}, modified))
+	if err == nil {
+		err = os.Rename(f.Name(), to)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}
+
+// downloadDir reads a tar that the sandbox makes, which is not to be trusted.
+func (c *copier) downloadDir(ctx context.Context, from, to string) error {
+	r, w := io.Pipe()
+	unpacked := make(chan error, 1)
+	go func() {
+		err := unpackDir(r, to, c)
+		_ = r.CloseWithError(err) // never fails
+		unpacked <- err
+	}()
+	err := c.command(ctx, w, "tar", "-c", "-f", "-", "-C", from, ".")
+	_ = w.CloseWithError(err) // never fails
+	if unpackErr := <-unpacked; unpackErr != nil && !errors.Is(unpackErr, err) {
+		return unpackErr
+	}
+	return err
+}
+
+// command runs a program in the sandbox; its output goes to out, if not nil,
+// and what it complains of becomes the error, or is shown if it succeeds.
+func (c *copier) command(ctx context.Context, out io.Writer, argv ...string) error {
+	no := false
+	stream, err := c.on.client.Process().Start(ctx, connect.NewRequest(&processpb.StartRequest{
+		Process: &processpb.ProcessConfig{
+			Cmd: argv[0], Args: argv[1:],
+			Envs: map[string]string{"TAR_OPTIONS": "--format=posix"}, // GNU's default has whole seconds; others ignore it
+		},
+		Stdin: &no,
+	}))
+	if err != nil {
+		return fmt.Errorf("%s in the sandbox: %w", argv[0], c.on.lost(ctx, err))
+	}
+	defer func() { _ = stream.Close() }()
+	var complaint strings.Builder
+	for stream.Receive() {
+		e := stream.Msg().GetEvent()
+		if data := e.GetData(); data != nil {
+			if b := data.GetStdout(); len(b) > 0 && out != nil {
+				if _, err := out.Write(b); err != nil {
+					return err
+				}
+			}
+			complaint.Write(data.GetStderr()[:min(len(data.GetStderr()), max(0, 4096-complaint.Len()))])
+		}
+		if end := e.GetEnd(); end != nil {
+			if code := envd.ExitCode(end); code != 0 {
+				return fmt.Errorf("%s in the sandbox: exit code %d: %s", argv[0], code, strings.TrimSpace(complaint.String()))
+			}
+			for line := range strings.Lines(complaint.String()) { // tar names sockets
+				c.skip("in the sandbox", strings.TrimSuffix(line, "\n"))
+			}
+			return nil
+		}
+	}
+	return fmt.Errorf("%s in the sandbox: %w", argv[0], c.on.lost(ctx, stream.Err()))
+}

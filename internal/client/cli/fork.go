@@ -1,0 +1,90 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/barchan-dev/barchan/internal/client/restclient"
+)
+
+// maxForks is the most that one request may make.
+const maxForks = 100
+
+func (a *app) forkCommand() *cobra.Command {
+	n := restclient.NewFork{}
+	var timeout time.Duration
+	var metadata []string
+	cmd := &cobra.Command{
+		Use:   "fork SANDBOX",
+		Short: "Multiply a running sandbox",
+		Long: "Multiply a running sandbox, with its programs, memory and files, and print the ID of each fork as soon as it runs.\n" +
+			"The sandbox itself keeps running. Forks fail one by one: the exit code is 1 if any has, and the others run.",
+		Example: "  barchan fork i3k\n  for id in $(barchan fork i3k --count 4); do barchan exec $id -- hostname; done",
+		Args:    exactly("SANDBOX"),
+	}
+	f := cmd.Flags()
+	f.IntVar(&n.Count, "count", 1, fmt.Sprintf("how many forks, at most %d", maxForks))
+	f.DurationVar(&timeout, "timeout", time.Hour, "life of each from now on")
+	f.BoolVar(&n.AllowSecrets, "allow-secrets", false, "although it was created with variables, which the forks get")
+	f.StringArrayVar(&metadata, "metadata", nil, "NAME=VALUE to keep with each, beside the sandbox's own")
+	a.jsonFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if n.Count < 1 || n.Count > maxForks {
+			return &usageError{cmd, fmt.Errorf("--count: %d is not from 1 to %d", n.Count, maxForks)}
+		}
+		if n.Timeout = int64(timeout / time.Second); n.Timeout < 1 {
+			return &usageError{cmd, fmt.Errorf("--timeout: %s is too short, want at least 1s", timeout)}
+		}
+		var err error
+		if n.Metadata, err = keyValues("--metadata", metadata); err != nil {
+			return &usageError{cmd, err}
+		}
+		return a.withTarget(cmd.Context(), func(t *target) error { return a.fork(cmd.Context(), t, args[0], n) })
+	}
+	return cmd
+}
+
+func (a *app) fork(ctx context.Context, t *target, text string, n restclient.NewFork) error {
+	id, err := t.resolve(ctx, text)
+	if err != nil {
+		return err
+	}
+	quiet := sync.OnceFunc(a.saying("forking " + id))
+	defer quiet()
+	all, failed := make([]restclient.Forked, n.Count), 0
+	err = t.rest.ForkEach(ctx, id, n, func(place int, one restclient.Forked) {
+		quiet()
+		if one.Error != nil {
+			failed++
+			fmt.Fprintf(a.stderr, "barchan: fork %d: %s\n", place+1, plain(one.Error.Message))
+		}
+		if one.Sandbox != nil {
+			one.Sandbox.AgentToken, one.Sandbox.TrafficToken = "", "" // secrets, and of no use to people
+			if !a.json {
+				fmt.Fprintln(a.stdout, one.Sandbox.SandboxID)
+			}
+		}
+		if place >= 0 && place < len(all) {
+			all[place] = one
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if a.json {
+		if err := a.printJSON(all); err != nil {
+			return err
+		}
+	}
+	if isTerminal(a.stderr) {
+		fmt.Fprintf(a.stderr, "%d of %d forks of %s run\n", n.Count-failed, n.Count, id)
+	}
+	if failed > 0 {
+		return exitCode(exitError)
+	}
+	return nil
+}

@@ -1,0 +1,163 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/term"
+
+	"github.com/barchan-dev/barchan/internal/client/adminclient"
+)
+
+// progress shows how far a work is: one line that is redrawn on a terminal,
+// else a line for each new step, and then one each logEach at most.
+type progress struct {
+	out   io.Writer
+	tty   *os.File // nil: not a terminal
+	quiet bool     // nothing is said but on a terminal
+
+	mu sync.Mutex
+	// +checklocks:mu
+	step string
+	// +checklocks:mu
+	drawn time.Time
+	// +checklocks:mu
+	over bool // the end of the step was shown; only without a terminal
+	// +checklocks:mu
+	open bool // the terminal's line is not ended
+	// +checklocks:mu
+	latest *adminclient.Event // it is not drawn yet
+}
+
+const (
+	redrawEvery = 100 * time.Millisecond
+	logEach     = 10 * time.Second
+	barWidth    = 24
+)
+
+func newProgress(w io.Writer) *progress {
+	p := &progress{out: w}
+	if isTerminal(w) {
+		p.tty = fileOf(w)
+	}
+	return p
+}
+
+// newQuietProgress shows nothing where there is no terminal.
+func newQuietProgress(w io.Writer) *progress {
+	p := newProgress(w)
+	p.quiet = true
+	return p
+}
+
+// event shows one event. It may be called from any goroutine.
+func (p *progress) event(e adminclient.Event) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.tty != nil {
+		p.drawLocked(e)
+		return
+	}
+	if p.quiet {
+		return
+	}
+	over := e.Total > 0 && e.Done >= e.Total
+	if e.Step == p.step && (p.over || !over && time.Since(p.drawn) < logEach) {
+		return
+	}
+	p.step, p.drawn, p.over = e.Step, time.Now(), over
+	text := label(e)
+	if e.Total > 0 {
+		text += " " + amount(e)
+	}
+	fmt.Fprintln(p.out, text)
+}
+
+// +checklocks:p.mu
+func (p *progress) drawLocked(e adminclient.Event) {
+	over := e.Total > 0 && e.Done >= e.Total
+	if e.Step == p.step && !over && time.Since(p.drawn) < redrawEvery {
+		p.latest = &e
+		return
+	}
+	p.paintLocked(e)
+}
+
+// +checklocks:p.mu
+func (p *progress) paintLocked(e adminclient.Event) {
+	if e.Step != p.step && p.open {
+		if last := p.latest; last != nil { // what a step came to
+			p.latest = nil
+			p.paintLocked(*last)
+		}
+		fmt.Fprintln(p.out)
+	}
+	p.step, p.drawn, p.open, p.latest = e.Step, time.Now(), true, nil
+	text := label(e)
+	if e.Total > 0 {
+		filled := int(min(e.Done, e.Total) * barWidth / e.Total)
+		text = "[" + strings.Repeat("#", filled) + strings.Repeat(".", barWidth-filled) + "] " + amount(e) + "  " + text
+	} else if e.Bytes && e.Done > 0 {
+		text = size(e.Done) + "  " + text
+	}
+	if width, _, err := term.GetSize(int(p.tty.Fd())); err == nil && width > 0 {
+		if runes := []rune(text); len(runes) > width-1 {
+			text = string(runes[:width-1])
+		}
+	}
+	fmt.Fprint(p.out, "\r\x1b[K"+text)
+}
+
+// end leaves the cursor on a line of its own, below what was last. It may be repeated.
+func (p *progress) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.latest != nil {
+		p.paintLocked(*p.latest)
+	}
+	if p.open {
+		fmt.Fprintln(p.out)
+		p.open = false
+	}
+}
+
+func label(e adminclient.Event) string {
+	switch {
+	case e.Message == "":
+		return plain(e.Step)
+	case e.Step == "":
+		return plain(e.Message)
+	default:
+		return plain(e.Step + ": " + e.Message)
+	}
+}
+
+func amount(e adminclient.Event) string {
+	percent := e.Done * 100 / e.Total
+	if !e.Bytes {
+		return fmt.Sprintf("%3d%%", percent)
+	}
+	return fmt.Sprintf("%3d%% of %s", percent, size(e.Total))
+}
+
+// countingReader tells how much of a stream was read.
+type countingReader struct {
+	io.Reader
+	step        string
+	done, total int64 // bytes
+	tell        func(adminclient.Event)
+}
+
+// Read passes on and tells.
+func (c *countingReader) Read(b []byte) (int, error) {
+	n, err := c.Reader.Read(b)
+	c.done += int64(n)
+	if n > 0 {
+		c.tell(adminclient.Event{Step: c.step, Done: c.done, Total: c.total, Bytes: true})
+	}
+	return n, err
+}

@@ -1,0 +1,228 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/client/adminclient"
+	"github.com/barchan-dev/barchan/internal/config"
+)
+
+func notDataDir(key string) bool { return key != "dataDir" }
+
+func (a *app) upCommand() *cobra.Command {
+	var detach bool
+	var wait time.Duration
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Start the server",
+		Long: "Start the server of the data directory and stay with it, or with --detach leave it in the background once it is ready.\n" +
+			"Sandboxes that run already are adopted. If the server is up, this says so and does nothing.",
+		Args: exactly(),
+	}
+	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "run in the background, and return once the server is ready")
+	cmd.Flags().DurationVar(&wait, "wait", 2*time.Minute, "with --detach: how long to wait for the server")
+	flags := config.AddFlags(cmd.Flags(), notDataDir)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, err := a.config(flags)
+		if err != nil {
+			return err
+		}
+		if done, err := a.alreadyUp(cmd.Context(), cfg, detach, wait); done || err != nil {
+			return err
+		}
+		if err := a.checkStart(cmd.Context(), cfg); err != nil {
+			return err
+		}
+		if detach {
+			return a.startDetached(cmd.Context(), cfg, foregroundArgs(cmd, cfg), wait)
+		}
+		return a.deps.RunServer(cmd.Context(), cfg.Config, a.stderr)
+	}
+	return cmd
+}
+
+// alreadyUp is true if a server has the data directory; with detach it then
+// waits for that one.
+func (a *app) alreadyUp(ctx context.Context, cfg *config.Resolved, detach bool, wait time.Duration) (bool, error) {
+	client := adminclient.New(cfg.AdminSocket(), cfg.DataDir)
+	s, err := client.Status(ctx)
+	if errors.Is(err, adminclient.ErrNotRunning) {
+		return false, nil
+	}
+	if errors.Is(err, errs.ErrForbidden) {
+		return false, needRoot()
+	}
+	if err != nil {
+		return false, err
+	}
+	fmt.Fprintf(a.stderr, "barchan %s is already up on %s (process %d)\n", s.Version, cfg.DataDir, s.PID)
+	if s.Version != "" && s.Version != a.version().Version {
+		fmt.Fprintf(a.stderr, "this program is version %s; `barchan down`, then `barchan up` changes the server to it\n", a.version().Version)
+	}
+	if detach && !s.Ready {
+		return true, a.waitReady(ctx, client, nil, wait)
+	}
+	return true, nil
+}
+
+func needRoot() error {
+	return fmt.Errorf("barchan up makes network namespaces and containers and so needs root; run it as root or with sudo: %w", errs.ErrForbidden)
+}
+
+// checkStart finds what would stop the boot, before anything is made.
+func (a *app) checkStart(ctx context.Context, cfg *config.Resolved) error {
+	if a.deps.RunServer == nil {
+		return errors.New("this build of barchan has no server")
+	}
+	type address struct{ key, flag, addr string }
+	listen := []address{{"httpAddr", "http-addr", cfg.HTTPAddr}, {"tlsAddr", "tls-addr", cfg.TLSAddr}, {"peerAddr", "peer-addr", cfg.PeerAddr}}
+	if cfg.Role == config.RoleServer {
+		if os.Geteuid() != 0 {
+			return needRoot()
+		}
+		if err := cfg.CheckHost(); err != nil {
+			return err
+		}
+		listen = append(listen, address{"kubeAddr", "kube-addr", cfg.KubeAddr})
+	}
+	for _, l := range listen {
+		if l.addr == "" {
+			continue
+		}
+		if err := canListen(ctx, l.addr); err != nil {
+			return fmt.Errorf("%s: %w; choose another with --%s", l.key, err, l.flag)
+		}
+	}
+	return nil
+}
+
+func canListen(ctx context.Context, addr string) error {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", addr)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return fmt.Errorf("%s is in use by another program", addr)
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return fmt.Errorf("%s is not an address of this machine", addr)
+	case err != nil:
+		return fmt.Errorf("cannot listen on %s: %w", addr, err)
+	}
+	return l.Close()
+}
+
+// startDetached starts this program again, in a session of its own.
+func (a *app) startDetached(ctx context.Context, cfg *config.Resolved, args []string, wait time.Duration) error {
+	exe, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find this program: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(cfg.LogFile()), 0o700); err != nil {
+		return fmt.Errorf("make log directory: %w", err)
+	}
+	log, err := os.OpenFile(cfg.LogFile(), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return fmt.Errorf("open log: %w", err)
+	}
+	defer func() { _ = log.Close() }()
+	start, err := log.Seek(0, io.SeekEnd)
+	if err != nil {
+		return fmt.Errorf("open log: %w", err)
+	}
+	child := exec.CommandContext(context.WithoutCancel(ctx), exe, args...) // it outlives this program
+	child.Stdout, child.Stderr, child.Dir = log, log, "/"
+	child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := child.Start(); err != nil {
+		return fmt.Errorf("start the server: %w", err)
+	}
+	exited := make(chan struct{})
+	go func() { // ends with the server, or with this program
+		_ = child.Wait()
+		close(exited)
+	}()
+	client := adminclient.New(cfg.AdminSocket(), cfg.DataDir)
+	err = a.waitReady(ctx, client, exited, wait)
+	if errors.Is(err, errServerEnded) {
+		return fmt.Errorf("the server did not start:\n%s(the whole log is %s)", lastLines(cfg.LogFile(), start), cfg.LogFile())
+	}
+	if err != nil {
+		return fmt.Errorf("%w; the log is %s", err, cfg.LogFile())
+	}
+	return nil
+}
+
+// foregroundArgs repeats the flags that were given, but for --detach.
+func foregroundArgs(cmd *cobra.Command, cfg *config.Resolved) []string {
+	args := []string{"up"}
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if f.Name != "detach" && f.Name != "wait" && f.Name != "config" {
+			args = append(args, "--"+f.Name+"="+f.Value.String())
+		}
+	})
+	if cfg.File != "" {
+		args = append(args, "--config="+absFile(cfg.File))
+	}
+	return args
+}
+
+var errServerEnded = errors.New("the server ended")
+
+// waitReady shows the phases of the boot as they pass. exited may be nil.
+func (a *app) waitReady(ctx context.Context, client *adminclient.Client, exited <-chan struct{}, wait time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	shown, phase := 0, "start"
+	for {
+		s, err := client.Status(ctx)
+		if err == nil {
+			phase = s.Phase
+			for ; shown < len(s.Phases) && s.Phases[shown].Done; shown++ {
+				fmt.Fprintf(a.stderr, "  %-40s %s\n", s.Phases[shown].Name, milli(s.Phases[shown].Milli))
+			}
+			if s.Ready {
+				fmt.Fprintf(a.stderr, "barchan %s is up: REST API and sandboxes on http://%s, Kubernetes API on https://%s\n",
+					s.Version, s.Addresses.HTTP, s.Addresses.Kube)
+				return nil
+			}
+		}
+		select {
+		case <-exited: // why, its log tells
+			return errServerEnded
+		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.Canceled) {
+				return ctx.Err()
+			}
+			return fmt.Errorf("the server is not ready after %s, in phase %q: %w", wait, phase, errs.ErrTimeout)
+		case <-tick.C:
+		}
+	}
+}
+
+func milli(ms float64) string {
+	return (time.Duration(ms*1000) * time.Microsecond).Round(100 * time.Microsecond).String()
+}
+
+// lastLines are the last of what was logged from an offset on.
+func lastLines(file string, from int64) string {
+	b, err := os.ReadFile(file)
+	if err != nil || int64(len(b)) < from {
+		return ""
+	}
+	lines := strings.SplitAfter(string(b[from:]), "\n")
+	return "  " + strings.Join(lines[max(0, len(lines)-11):], "  ")
+}

@@ -1,0 +1,14 @@
+// Package client describes the programs on the user's side. It holds no code itself.
+//
+//	cli           the commands of barchan
+//	restclient    the E2B API, as the commands use it
+//	adminclient   the admin socket of a server on the same machine
+//
+// Commands hold no rules: they call the Kubernetes API, the E2B API or the admin socket, and show what those
+// answer. Results go to stdout, messages to stderr.
+//
+// # Imports
+//
+// Packages here import base, the agent's wire format in guest, and config, which defines the flags of `barchan up`.
+// They do not import what runs in a server: main hands in the function that starts one.
+package client

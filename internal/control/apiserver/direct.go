@@ -1,0 +1,140 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+)
+
+// directTimeout bounds a call whose caller sets no bound, as the server bounds requests.
+const directTimeout = 30 * time.Second
+
+// Direct reads and writes single objects from inside the process, past HTTP and its encodings,
+// for the paths where a write must be fast. What decides is the same as for every request: the
+// user's rights, defaults, validation, resource versions and the drain at the end. What is
+// left out is the ownership of fields: managedFields stay as the caller hands them over, so that
+// what a direct write changed belongs to nobody.
+//
+// Options of calls are not supported, but those of Delete. The server must run; until then, and afterwards, calls fail
+// with errs.ErrUnavailable.
+type Direct struct {
+	server *Server
+	user   user.Info
+	may    authorizer.Authorizer
+}
+
+// Direct returns direct access as user, one of UserAdmin, UserController and UserNode.
+func (s *Server) Direct(user string) *Direct {
+	return &Direct{server: s, user: userInfo(user), may: newAuthorizer()}
+}
+
+// Get reads an object as storage holds it now.
+func (d *Direct) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+	return d.do(ctx, "get", key, obj, len(opts), func(ctx context.Context, st *store) (runtime.Object, error) {
+		return st.Get(ctx, key.Name, &metav1.GetOptions{})
+	})
+}
+
+// Create makes an object and fills obj with what was stored.
+func (d *Direct) Create(ctx context.Context, obj client.Object, opts ...client.CreateOption) error {
+	return d.do(ctx, "create", client.ObjectKeyFromObject(obj), obj, len(opts), func(ctx context.Context, st *store) (runtime.Object, error) {
+		return st.Create(ctx, obj.DeepCopyObject(), rest.ValidateAllObjectFunc, &metav1.CreateOptions{})
+	})
+}
+
+// Update writes an object over the version that obj names, and fills obj with what was stored.
+func (d *Direct) Update(ctx context.Context, obj client.Object, opts ...client.UpdateOption) error {
+	return d.do(ctx, "update", client.ObjectKeyFromObject(obj), obj, len(opts), func(ctx context.Context, st *store) (runtime.Object, error) {
+		if obj.GetResourceVersion() == "" {
+			return nil, apierrors.NewBadRequest("metadata.resourceVersion: must be set, as every write is conditional")
+		}
+		stored, _, err := st.Update(ctx, obj.GetName(), rest.DefaultUpdatedObjectInfo(obj), rest.ValidateAllObjectFunc,
+			rest.ValidateAllObjectUpdateFunc, false, &metav1.UpdateOptions{})
+		return stored, err
+	})
+}
+
+// Delete asks for the end of an object; finalizers and owners have their say as ever. It alone takes
+// options: preconditions and the propagation.
+func (d *Direct) Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error {
+	options := (&client.DeleteOptions{}).ApplyOptions(opts).AsDeleteOptions()
+	return d.do(ctx, "delete", client.ObjectKeyFromObject(obj), obj, 0, func(ctx context.Context, st *store) (runtime.Object, error) {
+		_, _, err := st.Delete(ctx, obj.GetName(), rest.ValidateAllObjectFunc, options)
+		return nil, err
+	})
+}
+
+func (d *Direct) do(ctx context.Context, verb string, key client.ObjectKey, obj client.Object, options int,
+	call func(context.Context, *store) (runtime.Object, error),
+) error {
+	if options > 0 {
+		return fmt.Errorf("direct %s of %T: options are not supported: %w", verb, obj, errs.ErrInvalid)
+	}
+	requests, stores := d.server.local.Load(), d.server.stores.Load()
+	if requests == nil || stores == nil || !requests.enter(nil, nil) {
+		return fmt.Errorf("%w: the API server is not running", errs.ErrUnavailable)
+	}
+	defer requests.leave(nil)
+	st := (*stores)[reflect.TypeOf(obj)]
+	if st == nil {
+		return fmt.Errorf("direct %s: %T is no kind of this server: %w", verb, obj, errs.ErrInvalid)
+	}
+	if err := d.allowed(ctx, verb, key, st); err != nil {
+		return err
+	}
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, directTimeout)
+		defer cancel()
+	}
+	ctx = genericapirequest.WithUser(genericapirequest.WithNamespace(ctx, key.Namespace), d.user)
+	got, err := call(ctx, st)
+	if err != nil || got == nil {
+		return err
+	}
+	// What storage returns was decoded for this call, or is a cache's, which nobody may change.
+	reflect.ValueOf(obj).Elem().Set(reflect.ValueOf(got.DeepCopyObject()).Elem())
+	return nil
+}
+
+func (d *Direct) allowed(ctx context.Context, verb string, key client.ObjectKey, st *store) error {
+	if (key.Namespace != "") != st.r.namespaced {
+		return apierrors.NewBadRequest(fmt.Sprintf("metadata.namespace: %q does not fit %s", key.Namespace, st.r.plural))
+	}
+	decision, why, err := d.may.Authorize(ctx, authorizer.AttributesRecord{
+		User: d.user, Verb: verb, Namespace: key.Namespace, Name: key.Name, ResourceRequest: true,
+		APIGroup: st.r.gv.Group, APIVersion: st.r.gv.Version, Resource: st.r.plural,
+	})
+	if err != nil || decision != authorizer.DecisionAllow {
+		if err == nil {
+			err = fmt.Errorf("user %s may not %s this: %s", d.user.GetName(), verb, why)
+		}
+		return apierrors.NewForbidden(st.r.groupResource(), key.Name, err)
+	}
+	return nil
+}
+
+// byType lists the stores by the type of their objects.
+func (m *machinery) byType() map[reflect.Type]*store {
+	all := map[reflect.Type]*store{}
+	for _, st := range m.stores {
+		o := st.New()
+		if _, err := meta.Accessor(o); err == nil {
+			all[reflect.TypeOf(o)] = st
+		}
+	}
+	return all
+}

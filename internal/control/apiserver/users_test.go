@@ -1,0 +1,121 @@
+package apiserver_test
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/control/apiserver"
+)
+
+func TestNodeMayOnlyReport(t *testing.T) {
+	s := start(t)
+	admin, node := clientAs(t, s, apiserver.UserAdmin), clientAs(t, s, apiserver.UserNode)
+	create(t, admin, sandbox("a"))
+	var sb agents.Sandbox
+	read := func() {
+		t.Helper()
+		if err := node.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "a"}, &sb); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read()
+	controllerutil.AddFinalizer(&sb, agents.NodeFinalizer)
+	if err := node.Update(t.Context(), &sb); err != nil {
+		t.Errorf("add a finalizer: %v", err)
+	}
+	sb.Status.NodeName = "here"
+	if err := node.Status().Update(t.Context(), &sb); err != nil {
+		t.Errorf("write status: %v", err)
+	}
+	finalizers := []byte(`{"metadata":{"finalizers":[]}}`)
+	if err := node.Patch(t.Context(), &sb, client.RawPatch(types.MergePatchType, finalizers)); err != nil {
+		t.Errorf("remove a finalizer: %v", err)
+	}
+	for name, patch := range map[string]string{
+		"spec":   `{"spec":{"operatingMode":"Suspended"}}`,
+		"labels": `{"metadata":{"labels":{"x":"y"}}}`,
+		"owners": `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"c","uid":"u"}]}}`,
+	} {
+		err := node.Patch(t.Context(), sb.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(patch)))
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "metadata.finalizers and the status subresource only") {
+			t.Errorf("patch of %s = %v, want forbidden in clear words", name, err)
+		}
+	}
+	for name, err := range map[string]error{
+		"create a sandbox": node.Create(t.Context(), sandbox("b")),
+		"delete a sandbox": node.Delete(t.Context(), sandbox("a")),
+		"apply a sandbox":  node.Patch(t.Context(), applyOf("c"), client.Apply, client.FieldOwner("node")), //nolint:staticcheck // the wire form is what counts
+		"list secrets":     node.List(t.Context(), &corev1.SecretList{}),
+	} {
+		if !apierrors.IsForbidden(err) {
+			t.Errorf("%s = %v, want forbidden", name, err)
+		}
+	}
+	read()
+	if sb.Spec.OperatingMode != agents.ModeRunning || sb.Status.NodeName != "here" || len(sb.Finalizers) > 0 {
+		t.Errorf("afterwards: mode %s, node %q, finalizers %v", sb.Spec.OperatingMode, sb.Status.NodeName, sb.Finalizers)
+	}
+}
+
+func applyOf(name string) *agents.Sandbox {
+	sb := sandbox(name)
+	sb.SetGroupVersionKind(agents.GroupVersion.WithKind("Sandbox"))
+	return sb
+}
+
+func TestNetworkCredentials(t *testing.T) {
+	dir := t.TempDir()
+	s := start(t, func(c *apiserver.Config) { c.DataDir = dir })
+	text, err := os.ReadFile(filepath.Join(dir, "pki", "admin.token"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	admin := strings.TrimSpace(string(text))
+	for _, tc := range []struct {
+		path, token string
+		want        int
+	}{
+		{"/healthz", "", http.StatusOK},
+		{"/livez", "", http.StatusOK},
+		{"/readyz", "", http.StatusOK},
+		{"/version", "", http.StatusOK},
+		{"/api", "", http.StatusForbidden},
+		{"/apis", "", http.StatusForbidden},
+		{"/metrics", "", http.StatusForbidden},
+		{"/api/v1/namespaces/default/secrets", "", http.StatusForbidden},
+		{"/healthz", "wrong-token-of-nobody", http.StatusUnauthorized},
+		{"/api/v1/namespaces/default/secrets", "wrong-token-of-nobody", http.StatusUnauthorized},
+		{"/api/v1/namespaces/default/secrets", admin, http.StatusOK},
+		{"/nothing", admin, http.StatusNotFound},
+	} {
+		if got := get(t, s, tc.path, tc.token); got != tc.want {
+			t.Errorf("GET %s with token %.5q = %d, want %d", tc.path, tc.token, got, tc.want)
+		}
+	}
+}
+
+func TestGivenToken(t *testing.T) {
+	const token = "a-token-that-the-user-chose"
+	s := start(t, func(c *apiserver.Config) { c.AdminToken = token })
+	if got := get(t, s, "/api/v1/namespaces", token); got != http.StatusOK {
+		t.Errorf("GET with the given token = %d", got)
+	}
+}
+
+// TestImpersonation: the admin may try out what the others may do; nobody else may.
+func TestImpersonation(t *testing.T) {
+	s := start(t)
+	k := newKubectl(t, s)
+	k.ok("", "get", "sandboxes", "--as", apiserver.UserNode)
+	k.fails("", []string{"Forbidden", apiserver.UserNode + " has no rule for it"}, "get", "secrets", "--as", apiserver.UserNode)
+}

@@ -1,0 +1,367 @@
+// Package cache reads the objects: typed, indexed, from memory, with waits that are woken by
+// the event that satisfies them. It never writes, and nothing in it polls.
+//
+// What a read returns is the caller's own copy. An error of kind errs.ErrNotFound says that
+// the cache does not hold the object; where a decision would end something living, ask the API
+// server itself ([Cache.Live]).
+//
+// The index functions stand in one list (indexes), used by production and tests alike.
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	crlog "sigs.k8s.io/controller-runtime/pkg/log"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+)
+
+// ErrStopped ends the waits of a cache that stops.
+var ErrStopped = fmt.Errorf("the cache has stopped: %w", errs.ErrUnavailable)
+
+// Config is what New needs.
+type Config struct {
+	// REST reaches the API server. Required.
+	REST *rest.Config
+	// Scheme knows our kinds; nil means [NewScheme]'s.
+	Scheme *runtime.Scheme
+	// Log gets what the informers have to say. Their library has one logger for the whole
+	// process: the first cache sets it. Nil: discarded.
+	Log *slog.Logger
+}
+
+// Cache holds all objects of our kinds.
+type Cache struct {
+	informers crcache.Cache
+	live      client.Client
+	waits     *waits
+	fresh     *fresh
+	kinds     []kind // set by New
+	troubles  *troubles
+	running   atomic.Bool
+}
+
+// New returns a cache that is empty until Run. It asks nothing of the API server.
+func New(ctx context.Context, cfg Config) (*Cache, error) {
+	if cfg.REST == nil {
+		return nil, fmt.Errorf("cache: REST config is required: %w", errs.ErrInvalid)
+	}
+	if cfg.Scheme == nil {
+		var err error
+		if cfg.Scheme, err = NewScheme(); err != nil {
+			return nil, err
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("make the object cache: %w", withKind(err))
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	routeLog(cfg.Log)
+	troubles := &troubles{log: cfg.Log.With(telemetry.Component, "cache"), last: map[string]error{}}
+	mapper := fixedMapper(cfg.Scheme)
+	watched := rest.CopyConfig(cfg.REST)
+	watched.Wrap(troubles.listen)
+	waits := newWaits()
+	informers, err := crcache.New(watched, crcache.Options{
+		Scheme: cfg.Scheme, Mapper: mapper, ReaderFailOnMissingInformer: true, DefaultWatchErrorHandler: troubles.note,
+		NewInformer: func(from toolscache.ListerWatcher, o runtime.Object, resync time.Duration, by toolscache.Indexers) toolscache.SharedIndexInformer {
+			return toolscache.NewSharedIndexInformer(&relisting{from, func() { waits.ringAll(reflect.TypeOf(o)) }}, o, resync, by)
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make the object cache: %w", err)
+	}
+	live, err := client.New(cfg.REST, client.Options{Scheme: cfg.Scheme, Mapper: mapper})
+	if err != nil {
+		return nil, fmt.Errorf("make the API client: %w", err)
+	}
+	c := &Cache{informers: informers, live: live, waits: waits, troubles: troubles}
+	c.fresh = newFresh(func(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, error) {
+		return read(ctx, live, key, &extensions.SandboxTemplate{})
+	})
+	if err := c.watch(ctx); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+var routeOnce sync.Once
+
+func routeLog(log *slog.Logger) {
+	routeOnce.Do(func() { crlog.SetLogger(logr.FromSlogHandler(log.With("component", "cache").Handler())) })
+}
+
+// Run fills the cache and keeps it until ctx is done; every wait then ends with [ErrStopped].
+// It runs once. An API server that cannot be reached or refuses is no reason to return: Run
+// tries again until it answers, and [Cache.WaitSynced] tells what it said.
+func (c *Cache) Run(ctx context.Context) error {
+	if c.running.Swap(true) {
+		return fmt.Errorf("run the object cache: it runs once: %w", errs.ErrConflict)
+	}
+	defer c.fresh.stop()
+	defer c.waits.stop()
+	defer context.AfterFunc(ctx, c.waits.stop)()
+	if err := c.informers.Start(ctx); err != nil {
+		return fmt.Errorf("run the object cache: %w", err)
+	}
+	return nil
+}
+
+// Live returns a client that asks the API server itself: for writes, and for the reads
+// on which something living depends.
+func (c *Cache) Live() client.Client { return c.live }
+
+// Informers returns what controllers watch.
+func (c *Cache) Informers() crcache.Cache { return c.informers }
+
+// Sandbox returns one sandbox by name.
+func (c *Cache) Sandbox(ctx context.Context, key types.NamespacedName) (*agents.Sandbox, error) {
+	return read(ctx, c.memory(), key, &agents.Sandbox{})
+}
+
+// SandboxByID returns the sandbox that has the ID.
+func (c *Cache) SandboxByID(ctx context.Context, id sandbox.ID) (*agents.Sandbox, error) {
+	found, err := c.sandboxes(ctx, client.MatchingFields{indexSandboxID: string(id)})
+	if err != nil {
+		return nil, fmt.Errorf("find sandbox %s: %w", id, err)
+	}
+	return first(found, "sandbox "+string(id))
+}
+
+// Sandboxes returns the sandboxes of a namespace, or of all if it is empty; spare members of
+// pools are among them.
+func (c *Cache) Sandboxes(ctx context.Context, namespace string) ([]agents.Sandbox, error) {
+	return c.sandboxes(ctx, client.InNamespace(namespace))
+}
+
+// Members returns the unclaimed members of a pool, of any revision and in any state.
+func (c *Cache) Members(ctx context.Context, pool types.UID) ([]agents.Sandbox, error) {
+	return c.sandboxes(ctx, client.MatchingFields{indexMember: string(pool)})
+}
+
+// MembersOf returns the unclaimed members of a pool that are of a revision.
+func (c *Cache) MembersOf(ctx context.Context, pool types.UID, revision string) ([]agents.Sandbox, error) {
+	return c.sandboxes(ctx, client.MatchingFields{indexMemberRevision: memberKey(pool, revision)})
+}
+
+// ClaimedFrom returns the sandboxes that were claimed through a pool: its former members, and
+// what was started cold because it had none.
+func (c *Cache) ClaimedFrom(ctx context.Context, pool types.UID) ([]agents.Sandbox, error) {
+	return c.sandboxes(ctx, client.MatchingFields{indexOrigin: string(pool)})
+}
+
+// Owned returns the sandboxes that an object controls by its owner reference.
+func (c *Cache) Owned(ctx context.Context, owner types.UID) ([]agents.Sandbox, error) {
+	return c.sandboxes(ctx, client.MatchingFields{indexOwner: string(owner)})
+}
+
+// OnNode returns the sandboxes that a node runs.
+func (c *Cache) OnNode(ctx context.Context, node string) ([]agents.Sandbox, error) {
+	return c.sandboxes(ctx, client.MatchingFields{indexNode: node})
+}
+
+// SandboxesByIdempotency returns the sandboxes of a namespace that were made for a request of
+// this key's hash.
+func (c *Cache) SandboxesByIdempotency(ctx context.Context, namespace, hash string) ([]agents.Sandbox, error) {
+	return c.sandboxes(ctx, client.InNamespace(namespace), client.MatchingFields{indexIdempotency: hash})
+}
+
+func (c *Cache) sandboxes(ctx context.Context, opts ...client.ListOption) ([]agents.Sandbox, error) {
+	var list agents.SandboxList
+	if err := c.memory().List(ctx, &list, opts...); err != nil {
+		return nil, fmt.Errorf("list sandboxes: %w", err)
+	}
+	return list.Items, nil
+}
+
+// Template returns one template by name.
+func (c *Cache) Template(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, error) {
+	return read(ctx, c.memory(), key, &extensions.SandboxTemplate{})
+}
+
+// Templates returns the templates of a namespace, or of all if it is empty.
+func (c *Cache) Templates(ctx context.Context, namespace string) ([]extensions.SandboxTemplate, error) {
+	var list extensions.SandboxTemplateList
+	if err := c.memory().List(ctx, &list, client.InNamespace(namespace)); err != nil {
+		return nil, fmt.Errorf("list templates: %w", err)
+	}
+	return list.Items, nil
+}
+
+// TemplateRevisions returns the history of a template, in no order.
+func (c *Cache) TemplateRevisions(ctx context.Context, template types.NamespacedName) ([]barchan.TemplateRevision, error) {
+	var list barchan.TemplateRevisionList
+	err := c.memory().List(ctx, &list, client.InNamespace(template.Namespace), client.MatchingFields{indexRevisionOf: template.Name})
+	if err != nil {
+		return nil, fmt.Errorf("list revisions of template %s: %w", template, err)
+	}
+	return list.Items, nil
+}
+
+// Pool returns one warm pool by name.
+func (c *Cache) Pool(ctx context.Context, key types.NamespacedName) (*extensions.SandboxWarmPool, error) {
+	return read(ctx, c.memory(), key, &extensions.SandboxWarmPool{})
+}
+
+// Pools returns the warm pools of a namespace, or of all if it is empty.
+func (c *Cache) Pools(ctx context.Context, namespace string) ([]extensions.SandboxWarmPool, error) {
+	return c.pools(ctx, client.InNamespace(namespace))
+}
+
+// PoolsOf returns the warm pools of a template in a namespace, or in all if that is empty.
+func (c *Cache) PoolsOf(ctx context.Context, namespace string, template types.NamespacedName) ([]extensions.SandboxWarmPool, error) {
+	return c.pools(ctx, client.InNamespace(namespace), client.MatchingFields{indexPoolTemplate: template.String()})
+}
+
+func (c *Cache) pools(ctx context.Context, opts ...client.ListOption) ([]extensions.SandboxWarmPool, error) {
+	var list extensions.SandboxWarmPoolList
+	if err := c.memory().List(ctx, &list, opts...); err != nil {
+		return nil, fmt.Errorf("list warm pools: %w", err)
+	}
+	return list.Items, nil
+}
+
+// Claim returns one claim by name.
+func (c *Cache) Claim(ctx context.Context, key types.NamespacedName) (*extensions.SandboxClaim, error) {
+	return read(ctx, c.memory(), key, &extensions.SandboxClaim{})
+}
+
+// ClaimsOn returns the claims on a pool.
+func (c *Cache) ClaimsOn(ctx context.Context, pool types.NamespacedName) ([]extensions.SandboxClaim, error) {
+	var list extensions.SandboxClaimList
+	err := c.memory().List(ctx, &list, client.InNamespace(pool.Namespace), client.MatchingFields{indexClaimPool: pool.Name})
+	if err != nil {
+		return nil, fmt.Errorf("list claims on pool %s: %w", pool, err)
+	}
+	return list.Items, nil
+}
+
+// APIKeyByHash returns the key whose SHA-256, in hex, is hash.
+func (c *Cache) APIKeyByHash(ctx context.Context, hash string) (*barchan.APIKey, error) {
+	var list barchan.APIKeyList
+	if err := c.memory().List(ctx, &list, client.MatchingFields{indexKeyHash: hash}); err != nil {
+		return nil, fmt.Errorf("find API key: %w", err)
+	}
+	return first(list.Items, "API key")
+}
+
+// APIKeys returns the keys of a namespace, or of all if it is empty.
+func (c *Cache) APIKeys(ctx context.Context, namespace string) ([]barchan.APIKey, error) {
+	var list barchan.APIKeyList
+	if err := c.memory().List(ctx, &list, client.InNamespace(namespace)); err != nil {
+		return nil, fmt.Errorf("list API keys: %w", err)
+	}
+	return list.Items, nil
+}
+
+// read fills into with one object, of the cache or of the API server.
+func read[T client.Object](ctx context.Context, from client.Reader, key types.NamespacedName, into T) (T, error) {
+	if err := from.Get(ctx, key, into); err != nil {
+		var none T
+		if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
+			return none, fmt.Errorf("%s %s: %w", nameOf(into), name(key), errs.ErrNotFound)
+		}
+		if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
+			err = fmt.Errorf("%w: %w", ended, err) // the server may have been first to notice
+		}
+		return none, fmt.Errorf("read %s %s: %w", nameOf(into), name(key), withKind(err))
+	}
+	return into, nil
+}
+
+// memory reads what the cache holds, as soon as it holds all.
+type memory struct{ c *Cache }
+
+func (c *Cache) memory() memory { return memory{c} }
+
+func (m memory) Get(ctx context.Context, key types.NamespacedName, into client.Object, opts ...client.GetOption) error {
+	if err := m.c.ready(ctx); err != nil {
+		return err
+	}
+	return m.c.informers.Get(ctx, key, into, opts...)
+}
+
+func (m memory) List(ctx context.Context, into client.ObjectList, opts ...client.ListOption) error {
+	if err := m.c.ready(ctx); err != nil {
+		return err
+	}
+	return m.c.informers.List(ctx, into, opts...)
+}
+
+// ready returns once the cache can answer.
+func (c *Cache) ready(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return withKind(err)
+	}
+	if !c.running.Load() {
+		return fmt.Errorf("the cache does not run yet: %w", errs.ErrUnavailable)
+	}
+	return c.WaitSynced(ctx)
+}
+
+// name is a key as people write it; that of a kind without namespaces has none.
+func name(key types.NamespacedName) string {
+	return strings.TrimPrefix(key.String(), string(types.Separator))
+}
+
+// nameOf is the kind of an object.
+func nameOf(o client.Object) string { return reflect.TypeOf(o).Elem().Name() }
+
+// withKind wraps the API server's errors with the kind that callers ask for.
+func withKind(err error) error {
+	kind := error(nil)
+	switch {
+	case errs.Kind(err) != nil:
+	case apierrors.IsForbidden(err):
+		kind = errs.ErrForbidden
+	case apierrors.IsUnauthorized(err):
+		kind = errs.ErrUnauthenticated
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), apierrors.IsTimeout(err):
+		kind = errs.ErrTimeout
+	case apierrors.ReasonForError(err) == metav1.StatusReasonUnknown, apierrors.IsTooManyRequests(err),
+		apierrors.IsServiceUnavailable(err), apierrors.IsServerTimeout(err), apierrors.IsInternalError(err):
+		kind = errs.ErrUnavailable
+	}
+	if kind == nil {
+		return err
+	}
+	return fmt.Errorf("%w: %w", kind, err)
+}
+
+// Namespace returns one namespace by name.
+func (c *Cache) Namespace(ctx context.Context, name string) (*corev1.Namespace, error) {
+	return read(ctx, c.memory(), types.NamespacedName{Name: name}, &corev1.Namespace{})
+}
+
+func first[T any](items []T, what string) (*T, error) {
+	if len(items) == 0 {
+		return nil, fmt.Errorf("%s: %w", what, errs.ErrNotFound)
+	}
+	return &items[0], nil
+}

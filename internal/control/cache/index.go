@@ -1,0 +1,120 @@
+package cache
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+)
+
+const (
+	indexSandboxID      = "barchan.sandboxID"
+	indexOwner          = "barchan.owner"
+	indexMember         = "barchan.member"
+	indexMemberRevision = "barchan.memberRevision"
+	indexOrigin         = "barchan.origin"
+	indexNode           = "barchan.node"
+	indexIdempotency    = "barchan.idempotency"
+	indexKeyHash        = "barchan.keyHash"
+	indexPoolTemplate   = "barchan.poolTemplate"
+	indexRevisionOf     = "barchan.revisionOf"
+	indexClaimPool      = "barchan.claimPool"
+	indexRestore        = "barchan.restore"
+	indexTemplateOrigin = "barchan.templateOrigin"
+	indexUnfinished     = "barchan.unfinished"
+	indexWarm           = "barchan.warm"
+)
+
+// index is one way to find objects of one kind.
+type index struct {
+	name   string
+	object client.Object
+	values func(client.Object) []string
+}
+
+// of makes an index function of one that knows its kind. No value leaves the object out.
+func of[T client.Object](f func(T) string) func(client.Object) []string {
+	return func(o client.Object) []string {
+		x, ok := o.(T)
+		if !ok {
+			return nil
+		}
+		if v := f(x); v != "" {
+			return []string{v}
+		}
+		return nil
+	}
+}
+
+func indexes() []index {
+	box, swp, claim := &agents.Sandbox{}, &extensions.SandboxWarmPool{}, &extensions.SandboxClaim{}
+	return []index{
+		{indexSandboxID, box, of(func(s *agents.Sandbox) string { return string(sandbox.IDOf(s.UID)) })},
+		{indexOwner, box, of(func(s *agents.Sandbox) string { return string(owner(s)) })},
+		{indexMember, box, of(func(s *agents.Sandbox) string { return string(pool.MemberOf(s)) })},
+		{indexMemberRevision, box, of(memberRevision)},
+		{indexOrigin, box, of(func(s *agents.Sandbox) string { return string(pool.OriginOf(s)) })},
+		{indexNode, box, of(func(s *agents.Sandbox) string { return s.Status.NodeName })},
+		{indexIdempotency, box, of(func(s *agents.Sandbox) string { return s.Annotations[pool.AnnotationIdempotencyKey] })},
+		{indexKeyHash, &barchan.APIKey{}, of(func(k *barchan.APIKey) string { return k.Spec.SHA256 })},
+		{indexPoolTemplate, swp, of(func(p *extensions.SandboxWarmPool) string { return pool.TemplateOf(p).String() })},
+		{indexRevisionOf, &barchan.TemplateRevision{}, of(func(r *barchan.TemplateRevision) string { return r.Spec.TemplateName })},
+		{indexClaimPool, claim, of(func(c *extensions.SandboxClaim) string { return c.Spec.WarmPoolRef.Name })},
+		{indexRestore, box, of(func(s *agents.Sandbox) string { return originOf(s.Spec.Barchan) })},
+		{indexTemplateOrigin, &extensions.SandboxTemplate{}, of(templateOrigin)},
+		{indexUnfinished, &barchan.Checkpoint{}, of(unfinished)},
+		{indexWarm, &barchan.Checkpoint{}, of(warmUpOf)},
+	}
+}
+
+// originOf names the checkpoint that a sandbox starts from.
+func originOf(b *agents.BarchanSpec) string {
+	if b == nil || b.Restore == nil {
+		return ""
+	}
+	return b.Restore.CheckpointName
+}
+
+func templateOrigin(t *extensions.SandboxTemplate) string {
+	if t.Spec.Barchan == nil {
+		return ""
+	}
+	return originOf(t.Spec.Barchan.Sandbox)
+}
+
+// unfinished names the sandbox that a checkpoint is still to be taken of.
+func unfinished(c *barchan.Checkpoint) string {
+	if c.Spec.Origin == barchan.OriginImport || c.Status.Phase == barchan.CheckpointReady || c.Status.Phase == barchan.CheckpointFailed {
+		return ""
+	}
+	return c.Spec.SandboxName
+}
+
+// warmUpOf names the template of whose warm-up a checkpoint is.
+func warmUpOf(c *barchan.Checkpoint) string {
+	if c.Labels[barchan.LabelPurpose] != barchan.PurposeWarm {
+		return ""
+	}
+	return types.NamespacedName{Namespace: c.Annotations[pool.AnnotationTemplateNamespace], Name: c.Annotations[agents.AnnotationTemplateRef]}.String()
+}
+
+func owner(o metav1.Object) types.UID {
+	if ref := metav1.GetControllerOfNoCopy(o); ref != nil {
+		return ref.UID
+	}
+	return ""
+}
+
+func memberRevision(s *agents.Sandbox) string {
+	if uid := pool.MemberOf(s); uid != "" {
+		return memberKey(uid, pool.RevisionOf(s))
+	}
+	return ""
+}
+
+func memberKey(uid types.UID, revision string) string { return string(uid) + "/" + revision }

@@ -1,0 +1,247 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"reflect"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	toolscache "k8s.io/client-go/tools/cache"
+	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+)
+
+// kinds are what the cache holds.
+func kinds() []client.Object {
+	return []client.Object{
+		&agents.Sandbox{}, &extensions.SandboxTemplate{}, &extensions.SandboxWarmPool{}, &extensions.SandboxClaim{},
+		&barchan.APIKey{}, &barchan.Checkpoint{}, &barchan.TemplateRevision{}, &corev1.Namespace{},
+	}
+}
+
+// kind is one of them, as it is watched.
+type kind struct {
+	name   string
+	synced <-chan struct{} // closed when it has been listed once
+}
+
+// watch has the informers of all kinds made, and the waits woken by them.
+func (c *Cache) watch(ctx context.Context) error {
+	for _, ix := range indexes() {
+		if err := c.informers.IndexField(ctx, ix.object, ix.name, ix.values); err != nil {
+			return fmt.Errorf("register index %s: %w", ix.name, err)
+		}
+	}
+	for _, o := range kinds() {
+		informer, err := c.informer(ctx, o)
+		if err != nil {
+			return err
+		}
+		what := reflect.TypeOf(o)
+		ring := func(old, now client.Object) {
+			if now == nil {
+				now = old
+			}
+			c.waits.ring(awaited{kind: what, key: client.ObjectKeyFromObject(now)})
+		}
+		if _, err := handle(informer, ring); err != nil {
+			return fmt.Errorf("watch %s: %w", nameOf(o), err)
+		}
+		c.kinds = append(c.kinds, kind{name: nameOf(o), synced: informer.HasSyncedChecker().Done()})
+	}
+	return nil
+}
+
+// informer returns what watches a kind. It does not wait for it.
+func (c *Cache) informer(ctx context.Context, o client.Object) (crcache.Informer, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("watch %s: %w", nameOf(o), withKind(err))
+	}
+	informer, err := c.informers.GetInformer(ctx, o, crcache.BlockUntilSynced(false))
+	if err != nil {
+		return nil, fmt.Errorf("watch %s: %w", nameOf(o), err)
+	}
+	return informer, nil
+}
+
+// handle calls do for each object and change; one of the two is nil for what is new or gone.
+func handle[T client.Object](informer crcache.Informer, do func(old, now T)) (toolscache.ResourceEventHandlerRegistration, error) {
+	as := func(o any) T {
+		if gone, ok := o.(toolscache.DeletedFinalStateUnknown); ok {
+			o = gone.Obj
+		}
+		x, _ := o.(T)
+		return x
+	}
+	var none T
+	return informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { do(none, as(o)) },
+		UpdateFunc: func(old, o any) { do(as(old), as(o)) },
+		DeleteFunc: func(o any) { do(as(o), none) },
+	})
+}
+
+// On calls do for every object of a kind and then for each change, one after the other, until
+// the cache stops. now is nil for what is gone, old for what is new here. Both are shared: do
+// must not change them, and must not block. synced is closed once do has been called for all
+// that the first list held.
+func On[T client.Object](ctx context.Context, c *Cache, do func(old, now T)) (synced <-chan struct{}, err error) {
+	if !holds[T]() {
+		var none T
+		return nil, fmt.Errorf("watch %T: the cache does not hold that kind: %w", none, errs.ErrInvalid)
+	}
+	informer, err := c.informer(ctx, newOf[T]())
+	if err != nil {
+		return nil, err
+	}
+	handler, err := handle(informer, do)
+	if err != nil {
+		return nil, fmt.Errorf("watch %s: %w", nameOf(newOf[T]()), err)
+	}
+	return handler.HasSyncedChecker().Done(), nil
+}
+
+// Passed returns the version up to which the cache holds all that happened to the objects of a kind,
+// by their events and by the watch's bookmarks. It is empty before the first list. Those whom On
+// calls may not have been called yet for what came last.
+func Passed[T client.Object](ctx context.Context, c *Cache) (version string, err error) {
+	if !holds[T]() {
+		var none T
+		return "", fmt.Errorf("watch %T: the cache does not hold that kind: %w", none, errs.ErrInvalid)
+	}
+	informer, err := c.informer(ctx, newOf[T]())
+	if err != nil {
+		return "", err
+	}
+	if shared, ok := informer.(toolscache.SharedIndexInformer); ok {
+		version = shared.GetStore().LastStoreSyncResourceVersion()
+	}
+	return version, nil
+}
+
+// WaitSynced blocks until every kind has been listed once. If ctx ends first, or the cache
+// stops, the error names what was not listed and why: what the API server said last, and its
+// kind (errs.ErrForbidden, errs.ErrUnavailable).
+func (c *Cache) WaitSynced(ctx context.Context) error {
+	for _, k := range c.kinds {
+		if closed(k.synced) {
+			continue
+		}
+		select {
+		case <-k.synced:
+		case <-c.waits.stopped:
+			return c.unsynced(ErrStopped)
+		case <-ctx.Done():
+			return c.unsynced(ctx.Err())
+		}
+	}
+	return nil
+}
+
+// unsynced is why not every kind has been listed.
+func (c *Cache) unsynced(why error) error {
+	var missing []string
+	var all []error
+	for _, k := range c.kinds {
+		if closed(k.synced) {
+			continue
+		}
+		missing = append(missing, k.name)
+		if err := c.troubles.of(k.name); err != nil {
+			all = append(all, fmt.Errorf("list %s: %w", k.name, withKind(err)))
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	if err := c.troubles.unreached(); len(all) == 0 && err != nil {
+		all = append(all, withKind(err))
+	}
+	all = append(all, why)
+	if errs.Kind(errors.Join(all...)) == nil {
+		all = append(all, errs.ErrUnavailable)
+	}
+	return fmt.Errorf("not listed yet: %s: %w", strings.Join(missing, ", "), errors.Join(all...))
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// troubles remembers the last error of each kind's list or watch, and logs them.
+type troubles struct {
+	log *slog.Logger
+
+	mu    sync.Mutex
+	last  map[string]error // by kind; +checklocks:mu
+	reach error            // of the last request, if it was not answered at all; +checklocks:mu
+}
+
+func (t *troubles) of(kind string) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.last[kind]
+}
+
+func (t *troubles) unreached() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.reach
+}
+
+// note is called when a list fails or a watch ends; the informer tries again by itself.
+func (t *troubles) note(ctx context.Context, r *toolscache.Reflector, err error) {
+	if errors.Is(err, io.EOF) || ctx.Err() != nil {
+		return
+	}
+	what := r.TypeDescription()
+	what = what[strings.LastIndexByte(what, '.')+1:]
+	t.mu.Lock()
+	t.last[what] = err
+	t.mu.Unlock()
+	level := slog.LevelWarn
+	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || errors.Is(err, io.ErrUnexpectedEOF) {
+		level = slog.LevelDebug
+	}
+	t.log.Log(ctx, level, "list or watch failed", "kind", what, "error", err)
+}
+
+// listen notes requests that are not answered at all: of a server that refuses connections, the
+// informers tell nobody.
+func (t *troubles) listen(next http.RoundTripper) http.RoundTripper {
+	return roundTrip(func(req *http.Request) (*http.Response, error) {
+		resp, err := next.RoundTrip(req)
+		if req.Context().Err() != nil {
+			return resp, err
+		}
+		t.mu.Lock()
+		isNew := err != nil && t.reach == nil
+		t.reach = err
+		t.mu.Unlock()
+		if isNew {
+			t.log.WarnContext(req.Context(), "API server not reached; trying again", "error", err)
+		}
+		return resp, err
+	})
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }

@@ -1,0 +1,212 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/failpoint"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+)
+
+// Reconcile does for one checkpoint what can be done now.
+func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	c, err := r.objects.Checkpoint(ctx, req.NamespacedName)
+	if errors.Is(err, errs.ErrNotFound) {
+		return reconcile.Result{}, nil // were anything left of it, the sweep would find that
+	}
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	if r.elsewhere(nodeOf(c)) {
+		return reconcile.Result{}, nil
+	}
+	result, err := r.step(ctx, c)
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		// Somebody else wrote first: look again once the cache shows it.
+		return reconcile.Result{RequeueAfter: retryFirst}, nil
+	}
+	if err != nil {
+		return reconcile.Result{}, fmt.Errorf("checkpoint %s: %w", req, err)
+	}
+	return result, nil
+}
+
+// elsewhere reports whether a node's name is that of another one, to which its checkpoints are left.
+func (r *reconciler) elsewhere(node string) bool { return node != "" && node != r.node }
+
+// nodeOf is the node that has a checkpoint's data, or writes them; empty before that.
+func nodeOf(c *barchan.Checkpoint) string {
+	if c.Status.Source == nil {
+		return ""
+	}
+	return c.Status.Source.Node
+}
+
+func (r *reconciler) step(ctx context.Context, c *barchan.Checkpoint) (result reconcile.Result, err error) {
+	if c.DeletionTimestamp != nil {
+		return r.remove(ctx, c)
+	}
+	switch c.Status.Phase {
+	case barchan.CheckpointReady:
+		err = r.verify(ctx, c)
+	case barchan.CheckpointFailed:
+	case barchan.CheckpointPending, barchan.CheckpointWriting, "":
+		if c.Spec.Origin == barchan.OriginImport {
+			result, err = r.await(ctx, c)
+		} else {
+			err = r.take(ctx, c)
+		}
+	}
+	if err != nil {
+		return result, err
+	}
+	end, ends := endOf(c)
+	if !ends {
+		return result, nil
+	}
+	if left := time.Until(end); left > 0 {
+		return reconcile.Result{RequeueAfter: left}, nil
+	}
+	return reconcile.Result{}, r.expire(ctx, c)
+}
+
+// endOf is when a checkpoint that is done is to be deleted.
+func endOf(c *barchan.Checkpoint) (at time.Time, ends bool) {
+	if c.Spec.TTLSeconds == nil {
+		return time.Time{}, false
+	}
+	switch done := meta.FindStatusCondition(c.Status.Conditions, barchan.ConditionReady); {
+	case c.Status.Phase == barchan.CheckpointReady && c.Status.CompletedAt != nil:
+		at = c.Status.CompletedAt.Time
+	case c.Status.Phase == barchan.CheckpointFailed && done != nil:
+		at = done.LastTransitionTime.Time
+	default:
+		return time.Time{}, false
+	}
+	return at.Add(time.Duration(*c.Spec.TTLSeconds) * time.Second), true
+}
+
+// expire deletes a checkpoint whose time is over.
+func (r *reconciler) expire(ctx context.Context, c *barchan.Checkpoint) error {
+	same := client.Preconditions{UID: &c.UID, ResourceVersion: &c.ResourceVersion}
+	if err := r.client.Delete(ctx, c, same); err != nil {
+		return fmt.Errorf("delete it, as its spec.ttlSeconds say: %w", err)
+	}
+	r.tell(c, corev1.EventTypeNormal, "Expired", "Expire", fmt.Sprintf("its spec.ttlSeconds, %d, have passed", *c.Spec.TTLSeconds))
+	return nil
+}
+
+// verify asks the node whether it still has the data of a ready checkpoint.
+func (r *reconciler) verify(ctx context.Context, c *barchan.Checkpoint) error {
+	_, err := r.runner.Captured(ctx, refOf(c))
+	if errors.Is(err, errs.ErrNotFound) {
+		return r.fail(ctx, c, "its data are not on the node any more; delete it, and take another")
+	}
+	if err != nil {
+		return fmt.Errorf("ask the node for its data: %w", err)
+	}
+	return nil
+}
+
+// await is the part of a checkpoint that somebody imports.
+func (r *reconciler) await(ctx context.Context, c *barchan.Checkpoint) (reconcile.Result, error) {
+	if err := r.hold(ctx, c, ""); err != nil {
+		return reconcile.Result{}, err
+	}
+	got, err := r.runner.Captured(ctx, refOf(c))
+	if err == nil {
+		return reconcile.Result{}, r.finish(ctx, c, got)
+	}
+	if errors.Is(err, errs.ErrUnavailable) { // they are on their way
+		return reconcile.Result{RequeueAfter: r.importPatience}, r.wait(ctx, c, "waits for the data that are imported: "+errs.Text(err))
+	}
+	if !errors.Is(err, errs.ErrNotFound) {
+		return reconcile.Result{}, fmt.Errorf("ask the node for what is imported: %w", err)
+	}
+	left := time.Until(c.CreationTimestamp.Add(r.importPatience))
+	if r.abandoned(c) {
+		return reconcile.Result{}, r.fail(ctx, c, "the import was interrupted by the end of the server; delete it, and import it again")
+	}
+	if left <= 0 {
+		return reconcile.Result{}, r.fail(ctx, c, fmt.Sprintf("the import was interrupted: its data did not come within %s; delete it, and import it again", r.importPatience))
+	}
+	return reconcile.Result{RequeueAfter: left}, r.wait(ctx, c, "waits for the data that are imported")
+}
+
+// abandoned reports whether a server before this one was importing a checkpoint. Where the importer has
+// not noted the time, that of the object is gone by, which is of whole seconds: in doubt it is not.
+func (r *reconciler) abandoned(c *barchan.Checkpoint) bool {
+	if at, err := time.Parse(time.RFC3339Nano, c.Annotations[AnnotationImport]); err == nil {
+		return at.Before(r.began)
+	}
+	return c.CreationTimestamp.Time.Before(r.began.Truncate(time.Second))
+}
+
+// hold keeps the object until the node has confirmed that nothing of it is left, and marks it with the
+// sandbox that it is of, if that is known.
+func (r *reconciler) hold(ctx context.Context, c *barchan.Checkpoint, source sandbox.ID) error {
+	if !controllerutil.AddFinalizer(c, barchan.NodeFinalizer) {
+		return nil
+	}
+	if source != "" && c.Labels[barchan.LabelSandbox] == "" {
+		if c.Labels == nil {
+			c.Labels = map[string]string{}
+		}
+		c.Labels[barchan.LabelSandbox] = string(source)
+	}
+	if err := r.client.Update(ctx, c); err != nil {
+		return fmt.Errorf("add its finalizer: %w", err)
+	}
+	return nil
+}
+
+// remove drops the data first and lets the object go only then.
+func (r *reconciler) remove(ctx context.Context, c *barchan.Checkpoint) (reconcile.Result, error) {
+	if !controllerutil.ContainsFinalizer(c, barchan.NodeFinalizer) {
+		return reconcile.Result{}, nil
+	}
+	users, err := r.users(ctx, c)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	if users != "" {
+		return reconcile.Result{RequeueAfter: lookAgain}, r.inUse(ctx, c, users)
+	}
+	if err := r.runner.DropCheckpoint(ctx, refOf(c)); err != nil {
+		if ctx.Err() == nil {
+			r.tell(c, corev1.EventTypeWarning, "RemoveFailed", "Remove", errs.Text(err))
+		}
+		return reconcile.Result{}, fmt.Errorf("drop its data: %w", err)
+	}
+	failpoint.Reach("checkpointobject/dropped")
+	controllerutil.RemoveFinalizer(c, barchan.NodeFinalizer)
+	if err := r.client.Update(ctx, c); err != nil {
+		return reconcile.Result{}, fmt.Errorf("release it: %w", err)
+	}
+	failpoint.Reach("checkpointobject/released")
+	r.log.InfoContext(ctx, "checkpoint removed", telemetry.Namespace, c.Namespace, telemetry.Name, c.Name)
+	return reconcile.Result{}, nil
+}
+
+func refOf(c *barchan.Checkpoint) sandbox.CheckpointRef {
+	return sandbox.CheckpointRef{Namespace: c.Namespace, Name: c.Name, UID: c.UID}
+}
+
+// tell records what users should see beside the object.
+func (r *reconciler) tell(c *barchan.Checkpoint, kind, reason, action, note string) {
+	if r.events != nil {
+		r.events.Eventf(c, nil, kind, reason, action, "%s", note)
+	}
+}

@@ -1,0 +1,163 @@
+package checkpoint
+
+import (
+	"context"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+)
+
+type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+
+// sources are what has checkpoints looked at: themselves, the sandboxes that they are to be taken of,
+// those who hold up the removal of one, and the sweep.
+func (r *reconciler) sources(from crcache.Cache) []source.Source {
+	return []source.Source{
+		source.Kind(from, &barchan.Checkpoint{}, &handler.TypedEnqueueRequestForObject[*barchan.Checkpoint]{}, asked()),
+		source.Kind(from, &agents.Sandbox{}, handler.TypedFuncs[*agents.Sandbox, reconcile.Request]{
+			UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[*agents.Sandbox], q queue) {
+				if markOf(e.ObjectOld) != markOf(e.ObjectNew) {
+					r.changed(ctx, e.ObjectOld, q)
+				}
+			},
+			DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[*agents.Sandbox], q queue) {
+				r.changed(ctx, e.Object, q)
+			},
+		}),
+		source.Kind(from, &extensions.SandboxTemplate{}, handler.TypedFuncs[*extensions.SandboxTemplate, reconcile.Request]{
+			UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[*extensions.SandboxTemplate], q queue) {
+				r.freed(ctx, e.ObjectOld, q)
+			},
+			DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[*extensions.SandboxTemplate], q queue) {
+				r.freed(ctx, e.Object, q)
+			},
+		}),
+		source.Func(func(ctx context.Context, q queue) error {
+			go r.sweeps(ctx, q) // ends with the controller's context, which outlives every reconcile
+			return nil
+		}),
+	}
+}
+
+// asked passes what others change of a checkpoint: not its status, which this controller writes, and
+// which would otherwise end the pauses between tries.
+func asked() predicate.TypedPredicate[*barchan.Checkpoint] {
+	return predicate.TypedFuncs[*barchan.Checkpoint]{UpdateFunc: func(e event.TypedUpdateEvent[*barchan.Checkpoint]) bool {
+		old, now := e.ObjectOld, e.ObjectNew
+		return old.Generation != now.Generation || old.UID != now.UID || (old.DeletionTimestamp == nil) != (now.DeletionTimestamp == nil) ||
+			old.Annotations[AnnotationImport] != now.Annotations[AnnotationImport]
+	}}
+}
+
+// mark is all of a sandbox that matters to checkpoints.
+type mark struct {
+	phase   sandbox.Phase
+	started bool
+	origin  string // what it is yet to start from
+}
+
+func markOf(s *agents.Sandbox) mark { return mark{sandbox.PhaseOf(s), sandbox.Started(s), needs(s)} }
+
+// changed has those looked at that wait for a sandbox to be in another state, or gone.
+func (r *reconciler) changed(ctx context.Context, s *agents.Sandbox, q queue) {
+	found, err := r.objects.Unfinished(ctx, client.ObjectKeyFromObject(s))
+	if err != nil {
+		r.log.ErrorContext(ctx, "checkpoints of a changed sandbox not found", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, err)
+	}
+	for i := range found {
+		q.Add(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&found[i])})
+	}
+	r.released(ctx, s.Namespace, needs(s), q)
+}
+
+// freed has the checkpoint looked at that a template named.
+func (r *reconciler) freed(ctx context.Context, t *extensions.SandboxTemplate, q queue) {
+	if t.Spec.Barchan != nil {
+		r.released(ctx, t.Namespace, originOf(t.Spec.Barchan.Sandbox), q)
+	}
+}
+
+// released has a checkpoint looked at that is to be removed, and may be needed no more.
+func (r *reconciler) released(ctx context.Context, namespace, name string, q queue) {
+	if name == "" {
+		return
+	}
+	key := types.NamespacedName{Namespace: namespace, Name: name}
+	if c, err := r.objects.Checkpoint(ctx, key); err == nil && c.DeletionTimestamp != nil {
+		q.Add(reconcile.Request{NamespacedName: key})
+	}
+}
+
+// sweeps compares the node's data with the objects, now and at intervals.
+func (r *reconciler) sweeps(ctx context.Context, q queue) {
+	every := time.NewTicker(r.sweepEvery)
+	defer every.Stop()
+	for {
+		r.sweep(ctx, q)
+		select {
+		case <-every.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// sweep drops the data whose object is gone, by a clear answer of the API server, and has checkpoints
+// looked at that are ready without data.
+func (r *reconciler) sweep(ctx context.Context, q queue) {
+	kept, err := r.runner.Checkpoints(ctx)
+	if err != nil {
+		if ctx.Err() == nil {
+			r.log.WarnContext(ctx, "data of checkpoints not listed", telemetry.Error, err)
+		}
+		return
+	}
+	there := map[types.UID]bool{}
+	for i := range kept {
+		ref := kept[i].Checkpoint
+		there[ref.UID] = true
+		c := &barchan.Checkpoint{}
+		err := r.client.Get(ctx, types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}, c)
+		if apierrors.IsNotFound(err) || (err == nil && c.UID != ref.UID) {
+			err = r.runner.DropCheckpoint(ctx, ref)
+			if err == nil {
+				r.log.InfoContext(ctx, "data of a checkpoint that is gone dropped", telemetry.Namespace, ref.Namespace, telemetry.Name, ref.Name, telemetry.UID, ref.UID)
+			}
+		}
+		if err != nil && ctx.Err() == nil {
+			r.log.WarnContext(ctx, "data of a checkpoint not swept", telemetry.Namespace, ref.Namespace, telemetry.Name, ref.Name, telemetry.Error, err)
+		}
+	}
+	r.recheck(ctx, q, there)
+}
+
+// recheck has each ready checkpoint looked at that is not among those whose data are there.
+func (r *reconciler) recheck(ctx context.Context, q queue, there map[types.UID]bool) {
+	var all barchan.CheckpointList
+	if err := r.client.List(ctx, &all); err != nil {
+		if ctx.Err() == nil {
+			r.log.WarnContext(ctx, "checkpoints not listed", telemetry.Error, err)
+		}
+		return
+	}
+	for i := range all.Items {
+		if all.Items[i].Status.Phase == barchan.CheckpointReady && !there[all.Items[i].UID] {
+			q.Add(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&all.Items[i])})
+		}
+	}
+}

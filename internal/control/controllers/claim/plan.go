@@ -1,0 +1,205 @@
+package claim
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+)
+
+// plan is what a claim wants of a sandbox, checked against one state of the template.
+type plan struct {
+	claim    *extensions.SandboxClaim
+	pool     *extensions.SandboxWarmPool
+	template *extensions.SandboxTemplate
+	revision string
+	// env is what the claim's agent must be told if the sandbox runs already.
+	env map[string]string
+	// cold says why no running sandbox will do; empty if one will.
+	cold string
+}
+
+// refusal is a fault that only a user can mend. As an error it ends a pick.
+type refusal struct{ reason, message string }
+
+func (r *refusal) Error() string { return r.reason + ": " + r.message }
+
+func refuse(reason string, errs field.ErrorList) *refusal {
+	return &refusal{reason, errs.ToAggregate().Error()}
+}
+
+// newPlan checks what a claim brings. late says whether variables can be brought to what runs.
+func newPlan(c *extensions.SandboxClaim, p *extensions.SandboxWarmPool, t *extensions.SandboxTemplate, revision string, late bool) (*plan, *refusal) {
+	spec := field.NewPath("spec")
+	if errs := checkMetadata(&c.Spec.AdditionalPodMetadata, &t.Spec.PodTemplate.ObjectMeta, spec.Child("additionalPodMetadata")); len(errs) > 0 {
+		return nil, refuse(extensions.ReasonInvalidMetadata, errs)
+	}
+	if errs := checkEnv(c.Spec.Env, t, spec.Child("env")); len(errs) > 0 {
+		return nil, refuse(extensions.ReasonEnvVarsRejected, errs)
+	}
+	if errs := checkVolumes(c.Spec.VolumeClaimTemplates, t, spec.Child("volumeClaimTemplates")); len(errs) > 0 {
+		return nil, refuse(extensions.ReasonVolumeClaimsError, errs)
+	}
+	x := &plan{claim: c, pool: p, template: t, revision: revision, env: map[string]string{}}
+	for _, e := range c.Spec.Env {
+		x.env[e.Name] = e.Value
+	}
+	x.cold = whyCold(c, t, late)
+	return x, nil
+}
+
+// whyCold says what of a claim cannot be brought to a sandbox that runs; empty if nothing.
+func whyCold(c *extensions.SandboxClaim, t *extensions.SandboxTemplate, late bool) string {
+	if len(c.Spec.VolumeClaimTemplates) > 0 {
+		return "spec.volumeClaimTemplates cannot be mounted into a running sandbox"
+	}
+	for i, e := range c.Spec.Env {
+		switch {
+		case !late:
+			return "spec.env cannot be brought to a running sandbox here"
+		case e.ContainerName != "" && e.ContainerName != t.Spec.PodTemplate.Spec.Containers[0].Name:
+			return fmt.Sprintf("spec.env[%d].containerName: only the first container takes variables while it runs", i)
+		case strings.Contains(e.Value, "$(") || strings.Contains(e.Value, "$$"): // "$$" stands for "$"
+			return fmt.Sprintf("spec.env[%d].value: references are expanded only when a container starts", i)
+		}
+	}
+	return ""
+}
+
+// owner is the claim as the owner of its sandbox.
+func (x *plan) owner() *metav1.OwnerReference {
+	return metav1.NewControllerRef(x.claim, extensions.GroupVersion.WithKind("SandboxClaim"))
+}
+
+// adopt makes a copy of a member the claim's.
+func (x *plan) adopt(member *agents.Sandbox) *agents.Sandbox {
+	s := pool.Adopt(member, x.owner())
+	x.bring(s)
+	return s
+}
+
+// fresh is a sandbox of the claim's that is not written yet.
+func (x *plan) fresh() *agents.Sandbox {
+	s := pool.NewSandbox(x.template, x.revision, x.claim.Namespace)
+	s.Name = x.claim.Name
+	s.Labels[pool.LabelOrigin] = string(x.pool.UID)
+	s.Labels[agents.LabelClaimUID] = string(x.claim.UID)
+	s.Annotations[pool.AnnotationClaimedAt] = time.Now().UTC().Format(time.RFC3339Nano)
+	s.OwnerReferences = []metav1.OwnerReference{*x.owner()}
+	for _, v := range x.claim.Spec.VolumeClaimTemplates {
+		at := slices.IndexFunc(s.Spec.VolumeClaimTemplates, func(o agents.PersistentVolumeClaimTemplate) bool { return o.Name == v.Name })
+		if at >= 0 {
+			s.Spec.VolumeClaimTemplates[at] = *v.DeepCopy()
+			continue
+		}
+		s.Spec.VolumeClaimTemplates = append(s.Spec.VolumeClaimTemplates, *v.DeepCopy())
+	}
+	x.bring(s)
+	return s
+}
+
+// bring puts the claim's variables and metadata into a sandbox. It may be called again.
+func (x *plan) bring(s *agents.Sandbox) {
+	for _, e := range x.claim.Spec.Env {
+		if at := containerOf(&s.Spec.PodTemplate.Spec, e.ContainerName); at >= 0 {
+			setEnv(&s.Spec.PodTemplate.Spec.Containers[at], e)
+		}
+	}
+	if len(x.claim.Spec.Env) > 0 {
+		pool.BindEnv(s, false)
+	}
+	set, more := &s.Spec.PodTemplate.ObjectMeta, &x.claim.Spec.AdditionalPodMetadata
+	set.Labels = merged(set.Labels, more.Labels)
+	set.Annotations = merged(set.Annotations, more.Annotations)
+}
+
+func setEnv(c *corev1.Container, e extensions.EnvVar) {
+	v := corev1.EnvVar{Name: e.Name, Value: e.Value}
+	c.Env = slices.Clone(c.Env)
+	at := slices.IndexFunc(c.Env, func(o corev1.EnvVar) bool { return o.Name == e.Name })
+	if at < 0 {
+		c.Env = append(c.Env, v)
+		return
+	}
+	c.Env[at] = v
+}
+
+func merged(base, more map[string]string) map[string]string {
+	if len(more) == 0 {
+		return base
+	}
+	all := maps.Clone(base)
+	if all == nil {
+		all = map[string]string{}
+	}
+	maps.Copy(all, more)
+	return all
+}
+
+// containerOf finds a container by name, the first one by none; -1 if there is none.
+func containerOf(spec *corev1.PodSpec, name string) int {
+	if name == "" && len(spec.Containers) > 0 {
+		return 0
+	}
+	return slices.IndexFunc(spec.Containers, func(c corev1.Container) bool { return c.Name == name })
+}
+
+// starts says of a sandbox of the claim's that it starts, and why no running one was taken.
+func (x *plan) starts(s *agents.Sandbox) string {
+	why := cmp.Or(x.cold, fmt.Sprintf("no member of warm pool %s was ready", x.pool.Name))
+	text := fmt.Sprintf("sandbox %s starts cold: %s", s.Name, why)
+	if ready := meta.FindStatusCondition(s.Status.Conditions, agents.ConditionReady); ready != nil && ready.Message != "" {
+		text += "; " + ready.Message
+	}
+	return text
+}
+
+// verdict is what to do with a sandbox that a claim owns and has not named yet.
+type verdict int
+
+const (
+	leave verdict = iota // it goes already
+	name                 // it becomes the claim's for life
+	await                // it starts, and fits so far
+	drop                 // it must not be the claim's
+)
+
+// judge says what to do with a sandbox that was taken or started for the claim.
+func (x *plan) judge(s *agents.Sandbox) verdict {
+	cold := s.Labels[agents.LabelLaunchType] == agents.LaunchCold
+	fits := pool.Fits(s, x.revision)
+	switch {
+	case s.DeletionTimestamp != nil:
+		return leave
+	case !x.carried(s), x.cold != "" && !cold:
+		return drop
+	case fits && (!cold || sandbox.PhaseOf(s) == sandbox.Running):
+		return name
+	case fits:
+		return await
+	case cold && pool.RevisionOf(s) == x.revision:
+		return name // it has ended by itself: another one would end alike
+	default:
+		return drop
+	}
+}
+
+// carried reports whether a sandbox has in its object what the claim brings.
+func (x *plan) carried(s *agents.Sandbox) bool {
+	with := s.DeepCopy()
+	x.bring(with)
+	return apiequality.Semantic.DeepEqual(s.Spec.PodTemplate, with.Spec.PodTemplate)
+}

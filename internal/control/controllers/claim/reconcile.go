@@ -1,0 +1,353 @@
+package claim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/failpoint"
+	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+)
+
+type reconciler struct {
+	log    *slog.Logger
+	client client.Client
+	cache  Cache
+	picker Picker
+	binder Binder
+	quota  Quota
+	events events.EventRecorder
+	took   *prometheus.HistogramVec
+	memory *memory
+	turns  *turns
+	// patience is as in Config.
+	patience time.Duration
+}
+
+func newReconciler(cfg *Config) (*reconciler, error) {
+	took := prometheus.NewHistogramVec(telemetry.DurationOpts("sandboxclaim", "ready", "Time from a claim's first look to its sandbox in its status."), []string{"launch"})
+	if cfg.Metrics != nil {
+		if err := cfg.Metrics.Register(took); err != nil {
+			return nil, fmt.Errorf("register the claim controller's metrics: %w", err)
+		}
+	}
+	return &reconciler{
+		log: cfg.Log.With(telemetry.Component, "claim-controller"), client: cfg.Client, cache: cfg.Cache,
+		picker: cfg.Picker, binder: cfg.Binder, quota: cfg.Quota, events: cfg.Events, took: took,
+		memory: newMemory(), turns: newTurns(cfg.Workers / waitingShare), patience: cfg.Patience,
+	}, nil
+}
+
+// work is one look at a claim.
+type work struct {
+	who   reconcile.Request
+	claim *extensions.SandboxClaim
+	known *attempt
+	// plan is what the claim wants by the newest state of the template that was read.
+	plan *plan
+}
+
+// Reconcile does for one claim what can be done now.
+func (r *reconciler) Reconcile(ctx context.Context, who reconcile.Request) (reconcile.Result, error) {
+	defer r.turns.end(who)
+	c, err := r.cache.Claim(ctx, who.NamespacedName)
+	if errors.Is(err, errs.ErrNotFound) {
+		r.memory.forget(who)
+		return reconcile.Result{}, nil
+	}
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	w := &work{who: who, claim: c, known: r.memory.of(who, c.UID)}
+	switch n := w.known.named; {
+	case n == nil:
+	case c.Status.Sandbox.Name == "" && !hasExpired(c):
+		w.claim = n.DeepCopy() // the cache does not show it yet
+	default:
+		w.known.named = nil
+	}
+	result, err := r.step(ctx, w)
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		// Somebody else wrote first: look again once the cache shows it.
+		w.known.named = nil
+		return reconcile.Result{RequeueAfter: retryFirst}, nil
+	}
+	if err != nil {
+		return reconcile.Result{}, fmt.Errorf("claim %s: %w", who, err)
+	}
+	return result, nil
+}
+
+func (r *reconciler) step(ctx context.Context, w *work) (result reconcile.Result, err error) {
+	switch {
+	case w.claim.DeletionTimestamp != nil:
+		return reconcile.Result{}, nil // what it owns goes by its owner reference
+	case hasExpired(w.claim):
+		return reconcile.Result{}, r.removeOwned(ctx, w)
+	case isOver(w.claim):
+		return reconcile.Result{}, r.expire(ctx, w)
+	case w.claim.Status.Sandbox.Name != "":
+		err = r.mirror(ctx, w)
+	default:
+		result, err = r.take(ctx, w)
+	}
+	if at, _, ends := endOf(w.claim); err == nil && ends {
+		if left := max(time.Until(at), time.Millisecond); result.RequeueAfter == 0 || left < result.RequeueAfter {
+			result.RequeueAfter = left
+		}
+	}
+	return result, err
+}
+
+// take gets a sandbox for a claim that has named none, or says why there is none.
+func (r *reconciler) take(ctx context.Context, w *work) (reconcile.Result, error) {
+	if w.known.since.IsZero() {
+		w.known.since = time.Now()
+	}
+	var fault error
+	for range bindTries {
+		s, result, err := r.find(ctx, w)
+		if no, ok := errors.AsType[*refusal](err); ok {
+			return reconcile.Result{}, r.refuse(ctx, w, no)
+		}
+		if s == nil || err != nil {
+			return result, err
+		}
+		if fault = r.bind(ctx, w, s); fault == nil {
+			return reconcile.Result{}, r.announce(ctx, w, s)
+		}
+		if ctx.Err() != nil {
+			return reconcile.Result{}, fault // this process stops: another one finds what is owned
+		}
+		r.log.WarnContext(ctx, "sandbox replaced: it did not take the claim's variables",
+			telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, fault)
+		if err := r.drop(ctx, w, s); err != nil {
+			return reconcile.Result{}, err
+		}
+	}
+	_, err := r.write(ctx, w, waiting(w.claim, extensions.ReasonClaimReconcilerFailed,
+		fmt.Sprintf("spec.env: %d sandboxes did not take the variables and were replaced; it is tried again: %s", bindTries, errs.Text(fault))))
+	return reconcile.Result{}, errors.Join(err, fault)
+}
+
+// look reads the claim's pool and template, and checks what the claim wants of them.
+func (r *reconciler) look(ctx context.Context, w *work) error {
+	spec := field.NewPath("spec")
+	key := client.ObjectKey{Namespace: w.claim.Namespace, Name: w.claim.Spec.WarmPoolRef.Name}
+	p, err := r.cache.Pool(ctx, key)
+	switch at := spec.Child("warmPoolRef", "name"); {
+	case errors.Is(err, errs.ErrNotFound):
+		return &refusal{extensions.ReasonWarmPoolNotFound, fmt.Sprintf("%s: there is no warm pool %q in namespace %s; create it, or name another", at, key.Name, key.Namespace)}
+	case err != nil:
+		return err
+	case p.DeletionTimestamp != nil:
+		return &refusal{extensions.ReasonWarmPoolNotFound, fmt.Sprintf("%s: warm pool %q is being deleted; name another", at, key.Name)}
+	}
+	return r.replan(ctx, w, p)
+}
+
+// replan checks what the claim wants against the template as it is now.
+func (r *reconciler) replan(ctx context.Context, w *work, p *extensions.SandboxWarmPool) error {
+	key := pool.TemplateOf(p)
+	t, revision, err := r.cache.CurrentTemplate(ctx, key)
+	none := err == nil && key.Namespace != p.Namespace && (t.Spec.Barchan == nil || !t.Spec.Barchan.Public)
+	switch {
+	case none, errors.Is(err, errs.ErrNotFound):
+		return &refusal{extensions.ReasonTemplateNotFound, fmt.Sprintf("spec.warmPoolRef.name: warm pool %q is of template %s, which does not exist, or is not public; create it, or name another pool", p.Name, key)}
+	case errors.Is(err, errs.ErrInvalid):
+		return &refusal{extensions.ReasonTemplateInvalid, fmt.Sprintf("template %s of warm pool %q: %s", key, p.Name, errs.Text(err))}
+	case err != nil:
+		return err
+	}
+	x, no := newPlan(w.claim, p, t, revision, r.binder != nil)
+	if no != nil {
+		return no
+	}
+	w.plan = x
+	return nil
+}
+
+// refuse records a fault that only a user can mend. A sandbox that was taken and not named goes.
+func (r *reconciler) refuse(ctx context.Context, w *work, no *refusal) error {
+	owned, err := r.owned(ctx, w)
+	if err != nil {
+		return err
+	}
+	for i := range owned {
+		if err := r.drop(ctx, w, &owned[i]); err != nil {
+			return err
+		}
+	}
+	w.known.since, w.known.waits = time.Time{}, time.Time{}
+	if changed, err := r.write(ctx, w, waiting(w.claim, no.reason, no.message)); err != nil || !changed {
+		return err
+	}
+	r.log.InfoContext(ctx, "claim refused", telemetry.Namespace, w.who.Namespace, telemetry.Name, w.who.Name, telemetry.Reason, no.reason)
+	r.tell(w, corev1.EventTypeWarning, no.reason, no.message)
+	return nil
+}
+
+// bind hands the claim's variables to a sandbox that ran before it was the claim's.
+func (r *reconciler) bind(ctx context.Context, w *work, s *agents.Sandbox) error {
+	if len(w.plan.env) == 0 || s.Labels[agents.LabelLaunchType] == agents.LaunchCold {
+		return nil
+	}
+	bound, cancel := context.WithTimeout(ctx, bindTimeout)
+	defer cancel()
+	if err := r.binder.Bind(bound, s, w.plan.env); err != nil {
+		return fmt.Errorf("hand variables to sandbox %s: %w", s.Name, err)
+	}
+	return nil
+}
+
+// announce names the claim's sandbox in its status: from here on it is the claim's for life.
+func (r *reconciler) announce(ctx context.Context, w *work, s *agents.Sandbox) error {
+	_, err := r.write(ctx, w, mirrored(w.claim, s))
+	if apierrors.IsNotFound(err) { // the claim is gone
+		return r.drop(ctx, w, s)
+	}
+	if err != nil {
+		return err
+	}
+	w.known.named = w.claim.DeepCopy()
+	launch := s.Labels[agents.LabelLaunchType]
+	took := time.Since(w.known.since)
+	r.took.WithLabelValues(launch).Observe(took.Seconds())
+	r.log.InfoContext(ctx, "claim served", telemetry.Namespace, s.Namespace, telemetry.Name, w.who.Name, telemetry.Sandbox, s.Name, "launch", launch, telemetry.Took, took)
+	r.tell(w, corev1.EventTypeNormal, "Claimed", fmt.Sprintf("sandbox %s, started %s, is the claim's", s.Name, launch))
+	return nil
+}
+
+// mirror keeps the status of a claim that has named its sandbox.
+func (r *reconciler) mirror(ctx context.Context, w *work) error {
+	s, cached, err := r.named(ctx, w.claim)
+	if err != nil {
+		return err
+	}
+	if cached && w.known.named == nil {
+		r.memory.forget(w.who)
+	}
+	if err := r.dropOthers(ctx, w); err != nil {
+		return err
+	}
+	status := missing(w.claim)
+	if s != nil {
+		status = mirrored(w.claim, s)
+	}
+	changed, err := r.write(ctx, w, status)
+	if err != nil {
+		return err
+	}
+	if w.known.named != nil {
+		w.known.named = w.claim.DeepCopy()
+	}
+	if s == nil && changed {
+		r.tell(w, corev1.EventTypeWarning, extensions.ReasonSandboxMissing, readyOf(status).Message)
+	}
+	return nil
+}
+
+// named returns the sandbox that a claim names, nil if it is gone; cached tells whether the
+// cache shows it as the claim's. What the cache does not show, the API server is asked for.
+func (r *reconciler) named(ctx context.Context, c *extensions.SandboxClaim) (s *agents.Sandbox, cached bool, err error) {
+	key := client.ObjectKey{Namespace: c.Namespace, Name: c.Status.Sandbox.Name}
+	s, err = r.cache.Sandbox(ctx, key)
+	if err == nil && owns(c, s) {
+		return s, true, nil
+	}
+	if err != nil && !errors.Is(err, errs.ErrNotFound) {
+		return nil, false, err
+	}
+	s = &agents.Sandbox{}
+	if err := r.client.Get(ctx, key, s); err != nil {
+		if apierrors.IsNotFound(err) {
+			return nil, false, nil
+		}
+		return nil, false, fmt.Errorf("read sandbox %s: %w", key, err)
+	}
+	if !owns(c, s) {
+		return nil, false, nil
+	}
+	return s, false, nil
+}
+
+// owns reports whether a sandbox is controlled by this very claim.
+func owns(c *extensions.SandboxClaim, s *agents.Sandbox) bool {
+	owner := metav1.GetControllerOfNoCopy(s)
+	return owner != nil && owner.UID == c.UID
+}
+
+// dropOthers deletes what a claim owns beside the sandbox that it named: a write of which the
+// answer was lost may have come through late.
+func (r *reconciler) dropOthers(ctx context.Context, w *work) error {
+	all, err := r.cache.Owned(ctx, w.claim.UID)
+	if err != nil {
+		return err
+	}
+	for i := range all {
+		if all[i].Name != w.claim.Status.Sandbox.Name {
+			err = errors.Join(err, r.drop(ctx, w, &all[i]))
+		}
+	}
+	return err
+}
+
+// drop deletes a sandbox that the claim owns and does not name. Because the claim that was read
+// may be old, the API server is asked first whether it does by now.
+func (r *reconciler) drop(ctx context.Context, w *work, s *agents.Sandbox) error {
+	if s.DeletionTimestamp != nil || w.known.gone[s.UID] {
+		return nil
+	}
+	now := &extensions.SandboxClaim{}
+	err := r.client.Get(ctx, w.who.NamespacedName, now)
+	if err == nil && now.UID == w.claim.UID && now.Status.Sandbox.Name == s.Name {
+		return apierrors.NewConflict(schema.GroupResource{Group: extensions.GroupVersion.Group, Resource: "sandboxclaims"}, now.Name, errNamed)
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("read the claim: %w", err)
+	}
+	return r.remove(ctx, w, s)
+}
+
+// errNamed says that a claim names a sandbox that was about to be deleted because it did not.
+var errNamed = errors.New("the claim names this sandbox by now")
+
+// remove deletes a sandbox of the claim's, if it is still the one that was read.
+func (r *reconciler) remove(ctx context.Context, w *work, s *agents.Sandbox) error {
+	if got := w.known.got; got != nil && got.UID == s.UID {
+		w.known.got = nil
+	}
+	if s.DeletionTimestamp != nil || w.known.gone[s.UID] {
+		return nil
+	}
+	err := r.client.Delete(ctx, s, client.Preconditions{UID: &s.UID})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("delete sandbox %s/%s: %w", s.Namespace, s.Name, err)
+	}
+	failpoint.Reach("claimobject/unmade")
+	w.known.gone[s.UID] = true
+	return nil
+}
+
+// tell records what users should see beside the claim.
+func (r *reconciler) tell(w *work, kind, reason, note string) {
+	if r.events != nil {
+		r.events.Eventf(w.claim, nil, kind, reason, "Claim", "%s", note)
+	}
+}

@@ -1,0 +1,193 @@
+// Package history writes down what templates said: a TemplateRevision for each revision when it
+// is first seen, numbered in that order. It keeps the newest of each template and the current
+// one. Nothing is decided by the history; it is there for people.
+//
+// A revision that comes back keeps its entry and number. An entry goes with its template.
+package history
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/controllers"
+)
+
+const (
+	// Kept is how many revisions of a template are kept, the current one besides if it is older.
+	Kept = 10
+	// named is how much of a revision is in its entry's name.
+	named = 10
+	// maxName is the longest name of an object.
+	maxName = 253
+
+	workers    = 2
+	retryFirst = 200 * time.Millisecond
+	retryMost  = time.Minute
+)
+
+// Revisions reads the history; package cache has it.
+type Revisions interface {
+	TemplateRevisions(ctx context.Context, template types.NamespacedName) ([]barchan.TemplateRevision, error)
+}
+
+// Config is what New needs; every field is required.
+type Config struct {
+	Log *slog.Logger
+	// Client asks the API server itself, for reads as for writes.
+	Client client.Client
+	// Cache is what is watched, and Revisions reads it.
+	Cache     crcache.Cache
+	Revisions Revisions
+}
+
+// New returns the controller of templates' history. Its Start blocks until ctx is done.
+func New(cfg Config) (controller.Controller, error) {
+	if cfg.Log == nil || cfg.Client == nil || cfg.Cache == nil || cfg.Revisions == nil {
+		return nil, fmt.Errorf("history controller: Log, Client, Cache and Revisions are required: %w", errs.ErrInvalid)
+	}
+	log := cfg.Log.With("component", "history-controller")
+	return controllers.New(controllers.Work{
+		Name: "history", Log: log, Workers: workers, RetryFirst: retryFirst, RetryMost: retryMost,
+		Reconciler: &reconciler{log: log, client: cfg.Client, revisions: cfg.Revisions}, Sources: sources(cfg.Cache),
+	})
+}
+
+type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+
+func sources(c crcache.Cache) []source.Source {
+	return []source.Source{
+		source.Kind(c, &extensions.SandboxTemplate{}, &handler.TypedEnqueueRequestForObject[*extensions.SandboxTemplate]{}),
+		// An entry that goes may be that of the current revision.
+		source.Kind(c, &barchan.TemplateRevision{}, handler.TypedFuncs[*barchan.TemplateRevision, reconcile.Request]{
+			DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*barchan.TemplateRevision], q queue) {
+				q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: e.Object.Namespace, Name: e.Object.Spec.TemplateName}})
+			},
+		}),
+	}
+}
+
+type reconciler struct {
+	log       *slog.Logger
+	client    client.Client
+	revisions Revisions
+}
+
+// Reconcile writes down what one template says, if it is new, and drops what is too old.
+func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	t := &extensions.SandboxTemplate{}
+	if err := r.client.Get(ctx, req.NamespacedName, t); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	if t.DeletionTimestamp != nil {
+		return reconcile.Result{}, nil
+	}
+	revision, content, err := pool.Revision(t)
+	if err != nil {
+		return reconcile.Result{}, reconcile.TerminalError(err)
+	}
+	known, err := r.revisions.TemplateRevisions(ctx, req.NamespacedName)
+	if err != nil {
+		return reconcile.Result{}, fmt.Errorf("read the history of template %s: %w", req.NamespacedName, err)
+	}
+	if known = of(t, known); !slices.ContainsFunc(known, is(revision)) {
+		if known, err = r.live(ctx, t); err != nil { // the cache may lag, and numbers must differ
+			return reconcile.Result{}, err
+		}
+	}
+	if !slices.ContainsFunc(known, is(revision)) {
+		entry, err := r.write(ctx, t, revision, content, known)
+		if apierrors.IsAlreadyExists(err) {
+			// An entry of an earlier template of the name, which goes with that; or of a longer name.
+			return reconcile.Result{}, fmt.Errorf("write revision of template %s: its name is taken: %w", req.NamespacedName, err)
+		} else if err != nil {
+			return reconcile.Result{}, err
+		}
+		known = append(known, *entry)
+	}
+	return reconcile.Result{}, r.prune(ctx, known, revision)
+}
+
+func is(revision string) func(barchan.TemplateRevision) bool {
+	return func(r barchan.TemplateRevision) bool {
+		return r.Spec.Revision == revision && r.DeletionTimestamp == nil
+	}
+}
+
+// of leaves the entries of a template itself: not those of an earlier one of its name.
+func of(t *extensions.SandboxTemplate, all []barchan.TemplateRevision) []barchan.TemplateRevision {
+	return slices.DeleteFunc(all, func(r barchan.TemplateRevision) bool {
+		return r.Spec.TemplateName != t.Name || !metav1.IsControlledBy(&r, t)
+	})
+}
+
+func (r *reconciler) live(ctx context.Context, t *extensions.SandboxTemplate) ([]barchan.TemplateRevision, error) {
+	var list barchan.TemplateRevisionList
+	if err := r.client.List(ctx, &list, client.InNamespace(t.Namespace)); err != nil {
+		return nil, fmt.Errorf("list the history of template %s/%s: %w", t.Namespace, t.Name, err)
+	}
+	return of(t, list.Items), nil
+}
+
+// write adds an entry. That none of its name exists is the condition.
+func (r *reconciler) write(ctx context.Context, t *extensions.SandboxTemplate, revision string, content []byte, known []barchan.TemplateRevision) (*barchan.TemplateRevision, error) {
+	entry := &barchan.TemplateRevision{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: t.Namespace, Name: nameOf(t.Name, revision),
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(t, extensions.GroupVersion.WithKind("SandboxTemplate"))},
+		},
+		Spec: barchan.TemplateRevisionSpec{TemplateName: t.Name, Revision: revision, Number: 1, Content: runtime.RawExtension{Raw: content}},
+	}
+	for _, k := range known {
+		entry.Spec.Number = max(entry.Spec.Number, k.Spec.Number+1)
+	}
+	if err := r.client.Create(ctx, entry); err != nil {
+		return nil, fmt.Errorf("write revision %d of template %s/%s: %w", entry.Spec.Number, t.Namespace, t.Name, err)
+	}
+	r.log.InfoContext(ctx, "template has a new revision", telemetry.Namespace, t.Namespace, telemetry.Template, t.Name, telemetry.Revision, revision, "number", entry.Spec.Number)
+	return entry, nil
+}
+
+// nameOf is the name of a revision's entry.
+func nameOf(template, revision string) string {
+	revision = revision[:min(named, len(revision))]
+	template = template[:min(len(template), maxName-1-len(revision))]
+	return strings.TrimRight(template, "-.") + "-" + revision
+}
+
+// prune deletes the oldest entries beyond those that are kept.
+func (r *reconciler) prune(ctx context.Context, known []barchan.TemplateRevision, current string) error {
+	slices.SortFunc(known, func(a, b barchan.TemplateRevision) int { return cmp.Compare(b.Spec.Number, a.Spec.Number) })
+	for i, k := range known {
+		if i < Kept || k.Spec.Revision == current || k.DeletionTimestamp != nil {
+			continue
+		}
+		same := client.Preconditions{UID: &k.UID, ResourceVersion: &k.ResourceVersion}
+		if err := r.client.Delete(ctx, &k, same); client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("drop revision %d of template %s/%s: %w", k.Spec.Number, k.Namespace, k.Spec.TemplateName, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,144 @@
+package controllers
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+)
+
+// awaitsOrigin reports whether a sandbox cannot be started yet because the checkpoint that it starts
+// from is still being made, or holds secrets that it is not allowed; its status then says so. One that
+// there is not, or that failed, is an errs.ErrInvalid. Once a sandbox has run it needs its checkpoint no
+// more.
+func (r *sandboxReconciler) awaitsOrigin(ctx context.Context, s *agents.Sandbox) (waits bool, err error) {
+	if r.origins == nil || s.Spec.Barchan == nil || s.Spec.Barchan.Restore == nil || sandbox.HasRun(s) || s.Spec.OperatingMode == agents.ModeSuspended {
+		return false, nil
+	}
+	c, err := r.origin(ctx, types.NamespacedName{Namespace: s.Namespace, Name: s.Spec.Barchan.Restore.CheckpointName})
+	switch {
+	case err != nil:
+		return false, err
+	case c.Status.Phase != barchan.CheckpointReady:
+		return true, r.writeStatus(ctx, s, waitingStatus(s, "waits for checkpoint "+c.Name))
+	case !holdsSecrets(c):
+		return false, nil
+	case !r.forkSecrets && !pool.AllowsSecrets(s):
+		return true, r.refuseSecrets(ctx, s)
+	}
+	return false, r.markSecrets(ctx, s, c.Status.Source.OwnVariables)
+}
+
+// origin reads a checkpoint that a sandbox starts from. What the cache calls missing or failed is asked
+// of the API server before the sandbox ends over it.
+func (r *sandboxReconciler) origin(ctx context.Context, key types.NamespacedName) (*barchan.Checkpoint, error) {
+	c := &barchan.Checkpoint{}
+	err := r.cache.Get(ctx, key, c)
+	if client.IgnoreNotFound(err) != nil {
+		return nil, fmt.Errorf("read checkpoint %s: %w", key, err)
+	}
+	if err != nil || c.Status.Phase == barchan.CheckpointFailed {
+		c = &barchan.Checkpoint{}
+		err = r.client.Get(ctx, key, c)
+	}
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("%s: there is no checkpoint %q in namespace %s: %w", originField, key.Name, key.Namespace, errs.ErrInvalid)
+	case err != nil:
+		return nil, fmt.Errorf("read checkpoint %s: %w: %w", key, errs.ErrUnavailable, err)
+	case c.Status.Phase == barchan.CheckpointFailed:
+		return nil, fmt.Errorf("%s: checkpoint %q has failed: %s: %w", originField, key.Name, whyNotReady(c), errs.ErrInvalid)
+	}
+	return c, nil
+}
+
+const originField = "spec.barchan.restore.checkpointName"
+
+// holdsSecrets reports whether a checkpoint has what its source's claim brought, and did not let others
+// have.
+func holdsSecrets(c *barchan.Checkpoint) bool {
+	return c.Status.Source != nil && c.Status.Source.Secrets
+}
+
+// refuseSecrets says why a sandbox is not started, and what would allow it.
+func (r *sandboxReconciler) refuseSecrets(ctx context.Context, s *agents.Sandbox) error {
+	why := fmt.Sprintf("%s: checkpoint %q holds environment variables that its sandbox was created with, and this one would get them; "+
+		"allow it by spec.barchan.fork.secrets: Allow of this sandbox, or for this one alone by its annotation %s: \"true\", or for all by the server's setting forkSecrets",
+		originField, s.Spec.Barchan.Restore.CheckpointName, pool.AnnotationAllowSecrets)
+	status := waitingStatus(s, why)
+	setFailure(s, status, sandbox.ReasonSecrets, why, false)
+	if _, told := sandbox.RefusedSecrets(s); !told {
+		if r.events != nil {
+			r.events.Eventf(s, nil, corev1.EventTypeWarning, sandbox.ReasonSecrets, "Run", "%s", why)
+		}
+		r.log.InfoContext(ctx, "sandbox not started with the secrets of another", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name)
+	}
+	return r.writeStatus(ctx, s, status)
+}
+
+// markSecrets notes that a sandbox holds what another's claim brought, before it does, so that those
+// that start from it are asked too. own is pool.BindEnv's.
+func (r *sandboxReconciler) markSecrets(ctx context.Context, s *agents.Sandbox, own bool) error {
+	if pool.BoundEnv(s) && (own || !pool.OwnEnv(s)) {
+		return nil
+	}
+	pool.BindEnv(s, own)
+	if err := r.client.Update(ctx, s); err != nil {
+		return fmt.Errorf("mark sandbox %s/%s: %w", s.Namespace, s.Name, err)
+	}
+	return nil
+}
+
+func whyNotReady(c *barchan.Checkpoint) string {
+	for _, condition := range c.Status.Conditions {
+		if condition.Type == barchan.ConditionReady {
+			return condition.Message
+		}
+	}
+	return "it does not say why"
+}
+
+// ready has the sandboxes looked at that wait for a checkpoint when it changes phase, what it holds, or goes.
+func (r *sandboxReconciler) ready(from crcache.Cache) source.Source {
+	enqueue := func(ctx context.Context, c *barchan.Checkpoint, q queue) {
+		waiting, err := r.origins.RestoringFrom(ctx, client.ObjectKeyFromObject(c))
+		if err != nil {
+			r.log.ErrorContext(ctx, "sandboxes of a checkpoint not found", telemetry.Namespace, c.Namespace, telemetry.Name, c.Name, telemetry.Error, err)
+		}
+		for i := range waiting {
+			if !sandbox.HasRun(&waiting[i]) {
+				q.Add(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&waiting[i])})
+			}
+		}
+	}
+	return source.Kind(from, &barchan.Checkpoint{}, handler.TypedFuncs[*barchan.Checkpoint, reconcile.Request]{
+		CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[*barchan.Checkpoint], q queue) {
+			if e.Object.Status.Phase == barchan.CheckpointReady {
+				enqueue(ctx, e.Object, q)
+			}
+		},
+		UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[*barchan.Checkpoint], q queue) {
+			if e.ObjectOld.Status.Phase != e.ObjectNew.Status.Phase || holdsSecrets(e.ObjectOld) != holdsSecrets(e.ObjectNew) {
+				enqueue(ctx, e.ObjectNew, q)
+			}
+		},
+		DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[*barchan.Checkpoint], q queue) {
+			enqueue(ctx, e.Object, q)
+		},
+	})
+}

@@ -1,0 +1,148 @@
+package controllers
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+)
+
+// startingStatus is what is known before the node has done anything.
+func startingStatus(s *agents.Sandbox) *agents.SandboxStatus {
+	return waitingStatus(s, "the node starts the sandbox")
+}
+
+// waitingStatus is that of a sandbox that has not been started, and what it waits for.
+func waitingStatus(s *agents.Sandbox, what string) *agents.SandboxStatus {
+	status := s.Status.DeepCopy()
+	status.Selector = agents.LabelSandboxNameHash + "=" + string(sandbox.IDOf(s.UID))
+	status.Barchan = &agents.BarchanStatus{ID: string(sandbox.IDOf(s.UID)), Phase: string(sandbox.Starting)}
+	set := conditionSetter(s, status)
+	set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonDependenciesNotReady, what)
+	set(agents.ConditionSuspended, metav1.ConditionFalse, agents.ReasonNotSuspended, "")
+	return status
+}
+
+// statusOf translates what the node saw.
+func statusOf(s *agents.Sandbox, seen sandbox.Observed) *agents.SandboxStatus {
+	status := s.Status.DeepCopy()
+	if status.Barchan == nil {
+		status = startingStatus(s)
+	}
+	switch {
+	case seen.Address.IsValid():
+		status.PodIPs, status.NodeName = []string{seen.Address.String()}, seen.Node
+		status.Barchan.Runtime, status.Barchan.Image = seen.Runtime, seen.Image
+	case seen.State == sandbox.ContainerPaused, seen.State == sandbox.ContainerAbsent && s.Spec.OperatingMode == agents.ModeSuspended:
+		status.PodIPs = nil // asleep, it may have given its address back
+	}
+	if !seen.StartedAt.IsZero() {
+		at := metav1.NewTime(seen.StartedAt.Truncate(1e9))
+		status.Barchan.StartedAt = &at
+	}
+	status.Barchan.ExitCode, status.Barchan.Memory = seen.EntrypointExit, seen.Memory
+	setConditions(s, status, seen)
+	after := *s
+	after.Status = *status
+	status.Barchan.Phase = string(sandbox.PhaseOf(&after))
+	return status
+}
+
+func setConditions(s *agents.Sandbox, status *agents.SandboxStatus, seen sandbox.Observed) {
+	set := conditionSetter(s, status)
+	suspended := s.Spec.OperatingMode == agents.ModeSuspended
+	switch seen.State {
+	case sandbox.ContainerRunning:
+		set(agents.ConditionPodScheduled, metav1.ConditionTrue, "Scheduled", "")
+		setReady(set, seen)
+		set(agents.ConditionSuspended, metav1.ConditionFalse, agents.ReasonNotSuspended, "")
+	case sandbox.ContainerPaused:
+		if _, failed := sandbox.ResumeFailure(s); !failed {
+			set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxSuspended, "")
+		}
+		set(agents.ConditionSuspended, metav1.ConditionTrue, agents.ReasonPodTerminated, cmp.Or(seen.Message, "memory and files are kept"))
+	case sandbox.ContainerAbsent:
+		if suspended {
+			set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxSuspended, "")
+			set(agents.ConditionSuspended, metav1.ConditionTrue, agents.ReasonPodTerminated, cmp.Or(seen.Message, keptOfAbsent(s)))
+		}
+	case sandbox.ContainerExited:
+		reason := agents.ReasonPodFailed
+		if seen.EntrypointExit != nil && *seen.EntrypointExit == 0 {
+			reason = agents.ReasonPodSucceeded
+		}
+		set(agents.ConditionReady, metav1.ConditionFalse, reason, seen.Message)
+		set(agents.ConditionFinished, metav1.ConditionTrue, reason, seen.Message)
+	}
+}
+
+// setReady says whether a sandbox that runs is ready: its probes succeed, and its entrypoint has not failed,
+// which is started again or not as its restartPolicy says.
+func setReady(set func(kind string, value metav1.ConditionStatus, reason, message string), seen sandbox.Observed) {
+	failure := ""
+	if seen.EntrypointExit != nil && *seen.EntrypointExit != 0 {
+		failure = fmt.Sprintf("its entrypoint ended with code %d, and is not started again; commands can still be run", *seen.EntrypointExit)
+	}
+	switch {
+	case !seen.Probed:
+		set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonDependenciesNotReady, strings.TrimPrefix(failure+"; "+seen.Message, "; "))
+	case failure != "":
+		set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonPodFailed, failure)
+	default:
+		set(agents.ConditionReady, metav1.ConditionTrue, agents.ReasonDependenciesReady, "")
+	}
+}
+
+// keptOfAbsent says of a suspended sandbox that is not on the node what there is of it.
+func keptOfAbsent(s *agents.Sandbox) string {
+	if sandbox.HasRun(s) && keepsAsleep(s) == agents.SuspendDelete {
+		return "its volumes are kept"
+	}
+	return "it has not been started"
+}
+
+// setAwake records why a sandbox could not be put to sleep. It is as ready as it was.
+func setAwake(s *agents.Sandbox, status *agents.SandboxStatus, text string) {
+	conditionSetter(s, status)(agents.ConditionSuspended, metav1.ConditionFalse, sandbox.ReasonSuspendFailed, text)
+	after := *s
+	after.Status = *status
+	status.Barchan.Phase = string(sandbox.PhaseOf(&after))
+}
+
+// setFailure records an error; a final one ends the sandbox.
+func setFailure(s *agents.Sandbox, status *agents.SandboxStatus, reason, text string, final bool) {
+	set := conditionSetter(s, status)
+	set(agents.ConditionReady, metav1.ConditionFalse, reason, text)
+	if final {
+		set(agents.ConditionFinished, metav1.ConditionTrue, agents.ReasonPodFailed, text)
+	}
+	after := *s
+	after.Status = *status
+	status.Barchan.Phase = string(sandbox.PhaseOf(&after))
+}
+
+// expiredStatus is what upstream leaves of a retained sandbox whose time has passed, with the node, which
+// has yet to remove it, and why it had ended before, if it had.
+func expiredStatus(s *agents.Sandbox) *agents.SandboxStatus {
+	status := &agents.SandboxStatus{NodeName: s.Status.NodeName, Barchan: &agents.BarchanStatus{ID: string(sandbox.IDOf(s.UID)), Phase: string(sandbox.Dead)}}
+	for _, kind := range []string{agents.ConditionReady, agents.ConditionFinished} {
+		if old := meta.FindStatusCondition(s.Status.Conditions, kind); old != nil {
+			status.Conditions = append(status.Conditions, *old)
+		}
+	}
+	conditionSetter(s, status)(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxExpired, "its shutdownTime has passed")
+	return status
+}
+
+func conditionSetter(s *agents.Sandbox, status *agents.SandboxStatus) func(kind string, value metav1.ConditionStatus, reason, message string) {
+	return func(kind string, value metav1.ConditionStatus, reason, message string) {
+		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
+			Type: kind, Status: value, Reason: reason, Message: message, ObservedGeneration: s.Generation,
+		})
+	}
+}

@@ -1,0 +1,168 @@
+package warmpool
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+)
+
+type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+
+// sources are what makes the controller look at a pool.
+func (r *reconciler) sources(c crcache.Cache) []source.Source {
+	return []source.Source{
+		source.Kind(c, &extensions.SandboxWarmPool{}, handler.TypedFuncs[*extensions.SandboxWarmPool, reconcile.Request]{
+			CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*extensions.SandboxWarmPool], q queue) {
+				r.names.learn(e.Object.UID, client.ObjectKeyFromObject(e.Object))
+				q.Add(requestFor(e.Object))
+			},
+			UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*extensions.SandboxWarmPool], q queue) {
+				r.names.learn(e.ObjectNew.UID, client.ObjectKeyFromObject(e.ObjectNew))
+				if e.ObjectOld.Generation != e.ObjectNew.Generation || e.ObjectOld.UID != e.ObjectNew.UID || e.ObjectNew.DeletionTimestamp != nil {
+					q.Add(requestFor(e.ObjectNew))
+				}
+			},
+			DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*extensions.SandboxWarmPool], q queue) {
+				q.Add(requestFor(e.Object))
+			},
+		}),
+		source.Kind(c, &extensions.SandboxTemplate{}, handler.TypedEnqueueRequestsFromMapFunc(r.poolsOf)),
+		source.Kind(c, &agents.Sandbox{}, handler.TypedFuncs[*agents.Sandbox, reconcile.Request]{
+			CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[*agents.Sandbox], q queue) {
+				r.ledger.observe(e.Object)
+				r.enqueue(ctx, q, e.Object)
+			},
+			UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[*agents.Sandbox], q queue) {
+				r.ledger.observe(e.ObjectNew)
+				if markOf(e.ObjectOld) != markOf(e.ObjectNew) {
+					r.enqueue(ctx, q, e.ObjectOld)
+					r.enqueue(ctx, q, e.ObjectNew)
+				}
+			},
+			DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[*agents.Sandbox], q queue) {
+				r.ledger.observe(e.Object)
+				r.enqueue(ctx, q, e.Object)
+			},
+		}),
+		source.Kind(c, &barchan.Checkpoint{}, handler.TypedEnqueueRequestsFromMapFunc(func(ctx context.Context, c *barchan.Checkpoint) []reconcile.Request {
+			if r.warmUps == nil || c.Labels[barchan.LabelPurpose] != barchan.PurposeWarm {
+				return nil
+			}
+			return r.poolsWarmedBy(ctx, c)
+		})),
+	}
+}
+
+func requestFor(o client.Object) reconcile.Request {
+	return reconcile.Request{NamespacedName: client.ObjectKeyFromObject(o)}
+}
+
+func (r *reconciler) poolsOf(ctx context.Context, t *extensions.SandboxTemplate) (all []reconcile.Request) {
+	return r.pools(ctx, "", client.ObjectKeyFromObject(t))
+}
+
+// poolsWarmedBy are those of the template of a seed, or of its checkpoint.
+func (r *reconciler) poolsWarmedBy(ctx context.Context, o client.Object) []reconcile.Request {
+	notes := o.GetAnnotations()
+	return r.pools(ctx, o.GetNamespace(), types.NamespacedName{Namespace: notes[pool.AnnotationTemplateNamespace], Name: notes[agents.AnnotationTemplateRef]})
+}
+
+func (r *reconciler) pools(ctx context.Context, namespace string, template types.NamespacedName) (all []reconcile.Request) {
+	pools, err := r.objects.PoolsOf(ctx, namespace, template)
+	if err != nil {
+		r.log.ErrorContext(ctx, "pools of a changed template not found", telemetry.Template, template.String(), telemetry.Error, err)
+	}
+	for i := range pools {
+		all = append(all, requestFor(&pools[i]))
+	}
+	return all
+}
+
+// mark is all of a sandbox that matters to its pool.
+type mark struct {
+	member, origin types.UID
+	revision       string
+	phase          sandbox.Phase
+	why            string
+	owner          types.UID
+	scheduled      bool
+}
+
+func markOf(s *agents.Sandbox) mark {
+	m := mark{member: pool.MemberOf(s), origin: pool.OriginOf(s)}
+	if m.member == "" {
+		if m.origin != "" && sandbox.DeadForGood(s) { // of claimed ones, only that they live
+			m.phase = sandbox.Dead
+		}
+		return m
+	}
+	m.revision, m.phase, m.scheduled = pool.RevisionOf(s), sandbox.PhaseOf(s), !unschedulable(s)
+	if c := meta.FindStatusCondition(s.Status.Conditions, agents.ConditionReady); c != nil {
+		m.why = c.Reason
+	}
+	if ref := metav1.GetControllerOfNoCopy(s); ref != nil {
+		m.owner = ref.UID
+	}
+	return m
+}
+
+func unschedulable(s *agents.Sandbox) bool {
+	return meta.IsStatusConditionFalse(s.Status.Conditions, agents.ConditionPodScheduled)
+}
+
+// enqueue has the pool of a sandbox looked at, soon.
+func (r *reconciler) enqueue(ctx context.Context, q queue, s *agents.Sandbox) {
+	if pool.IsSeed(s) {
+		if r.warmUps != nil {
+			for _, req := range r.poolsWarmedBy(ctx, s) {
+				q.AddAfter(req, max(r.coalesce, time.Duration(0)))
+			}
+		}
+		return
+	}
+	uid := pool.MemberOf(s)
+	if uid == "" {
+		uid = pool.OriginOf(s)
+	}
+	if uid == "" {
+		return
+	}
+	req := orphansOf(s.Namespace, uid)
+	if key, ok := r.names.of(uid); ok {
+		req = reconcile.Request{NamespacedName: key}
+	} else if !orphan(s) {
+		return // its pool is yet to come, or gone, and it needs nobody to go too
+	}
+	q.AddAfter(req, max(r.coalesce, time.Duration(0)))
+}
+
+// orphanLead cannot be part of an object's name.
+const orphanLead = "uid/"
+
+// orphansOf asks for a look at members whose pool nobody has heard of.
+func orphansOf(namespace string, uid types.UID) reconcile.Request {
+	return reconcile.Request{NamespacedName: types.NamespacedName{Namespace: namespace, Name: orphanLead + string(uid)}}
+}
+
+func isOrphans(req reconcile.Request) (uid types.UID, yes bool) {
+	text, yes := strings.CutPrefix(req.Name, orphanLead)
+	return types.UID(text), yes
+}

@@ -1,0 +1,263 @@
+package warmup
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/failpoint"
+	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+)
+
+// situation is what a pass decides upon.
+type situation struct {
+	at       place
+	template *extensions.SandboxTemplate // nil: none that can be warmed up
+	revision string
+	pools    []extensions.SandboxWarmPool
+	// seed and checkpoint are those of the revision; stale are all others.
+	seed       *agents.Sandbox
+	checkpoint *barchan.Checkpoint
+	stale      []client.Object
+	trouble    *trouble
+	now        time.Time
+}
+
+// Reconcile does one pass over one place.
+func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	s, err := r.look(ctx, placeOf(req))
+	if err != nil {
+		return reconcile.Result{}, fmt.Errorf("warm-up of template %s: %w", req, err)
+	}
+	result, err := r.pass(ctx, s)
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsAlreadyExists(err) {
+		// Somebody else wrote first, or the cache lags: look again once it shows that.
+		return reconcile.Result{RequeueAfter: retryFirst}, nil
+	}
+	if err != nil {
+		return reconcile.Result{}, fmt.Errorf("warm-up of template %s: %w", req, err)
+	}
+	return result, nil
+}
+
+func (r *reconciler) look(ctx context.Context, at place) (*situation, error) {
+	s := &situation{at: at, now: time.Now()}
+	t, revision, err := r.objects.CurrentTemplate(ctx, at.template)
+	if err != nil && !errors.Is(err, errs.ErrNotFound) && !errors.Is(err, errs.ErrInvalid) {
+		return nil, err
+	}
+	if err == nil && t.DeletionTimestamp == nil && pool.KeepsWarmMemory(t) {
+		s.template, s.revision = t, revision
+	}
+	if s.pools, err = r.objects.PoolsOf(ctx, at.namespace, at.template); err != nil {
+		return nil, err
+	}
+	s.pools = slices.DeleteFunc(s.pools, func(p extensions.SandboxWarmPool) bool { return p.DeletionTimestamp != nil })
+	slices.SortFunc(s.pools, func(a, b extensions.SandboxWarmPool) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+	})
+	s.trouble = r.trouble(at, s.revision)
+	return s, r.sort(ctx, s)
+}
+
+// sort finds what warm-ups have led to, and tells what is of the revision.
+func (r *reconciler) sort(ctx context.Context, s *situation) error {
+	checkpoints, err := r.objects.WarmCheckpoints(ctx, s.at.namespace, s.at.template)
+	if err != nil {
+		return err
+	}
+	for i := range checkpoints {
+		if c := &checkpoints[i]; s.template != nil && pool.IsWarm(c, s.template, s.revision) {
+			s.checkpoint = c
+		} else {
+			s.stale = append(s.stale, c)
+		}
+	}
+	seeds, err := r.objects.Members(ctx, pool.SeedPool)
+	if err != nil {
+		return err
+	}
+	for i := range seeds {
+		switch seed := &seeds[i]; {
+		case of(seed) != s.at:
+		case s.template != nil && pool.RevisionOf(seed) == s.revision && seed.Annotations[pool.AnnotationTemplateID] == pool.TemplateID(s.template):
+			s.seed = seed
+		default:
+			s.stale = append(s.stale, seed)
+		}
+	}
+	return nil
+}
+
+// wanted reports whether any pool of the place may want members.
+func (s *situation) wanted() bool {
+	return slices.ContainsFunc(s.pools, func(p extensions.SandboxWarmPool) bool {
+		return (p.Spec.Barchan != nil && p.Spec.Barchan.Autoscale != nil) || p.Spec.Replicas == nil || *p.Spec.Replicas > 0
+	})
+}
+
+func (r *reconciler) pass(ctx context.Context, s *situation) (reconcile.Result, error) {
+	for _, o := range s.stale {
+		if err := r.remove(ctx, o); err != nil {
+			return reconcile.Result{}, err
+		}
+	}
+	switch {
+	case s.template == nil || len(s.pools) == 0:
+		r.forget(s.at)
+		return reconcile.Result{}, r.removeBoth(ctx, s)
+	case s.checkpoint != nil:
+		return r.keep(ctx, s)
+	case !s.wanted():
+		return reconcile.Result{}, r.removeBoth(ctx, s)
+	case s.seed == nil:
+		if left := s.trouble.retryAt.Sub(s.now); left > 0 {
+			return reconcile.Result{RequeueAfter: left}, nil
+		}
+		return reconcile.Result{}, r.sow(ctx, s)
+	}
+	return r.raise(ctx, s)
+}
+
+// keep looks after a checkpoint of the current revision.
+func (r *reconciler) keep(ctx context.Context, s *situation) (reconcile.Result, error) {
+	c := s.checkpoint
+	switch {
+	case c.DeletionTimestamp != nil:
+		return reconcile.Result{}, nil // its end is an event
+	case c.Status.Phase == barchan.CheckpointFailed:
+		return r.failed(ctx, s, c, "no checkpoint could be taken of it: "+message(c.Status.Conditions, barchan.ConditionReady))
+	case c.Status.Phase != barchan.CheckpointReady:
+		return reconcile.Result{}, nil
+	}
+	victim, err := r.victim(ctx, c)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	if victim != nil {
+		_, text, _ := sandbox.Failure(victim)
+		return r.failed(ctx, s, c, fmt.Sprintf("sandbox %s could not start from checkpoint %s: %s", victim.Name, c.Name, text))
+	}
+	s.trouble.failures, s.trouble.retryAt = 0, time.Time{}
+	if s.seed == nil {
+		return reconcile.Result{}, nil
+	}
+	return reconcile.Result{}, r.remove(ctx, s.seed)
+}
+
+// victim is a sandbox that ended without having run, and was to start from a checkpoint as it is.
+func (r *reconciler) victim(ctx context.Context, c *barchan.Checkpoint) (*agents.Sandbox, error) {
+	all, err := r.objects.RestoringFrom(ctx, client.ObjectKeyFromObject(c))
+	if err != nil {
+		return nil, err
+	}
+	for i := range all {
+		b := &all[i]
+		if sandbox.PhaseOf(b) == sandbox.Dead && !sandbox.HasRun(b) && c.Status.CompletedAt != nil && !b.CreationTimestamp.Before(c.Status.CompletedAt) {
+			return b, nil
+		}
+	}
+	return nil, nil //nolint:nilnil // there need not be one
+}
+
+// sow makes a seed.
+func (r *reconciler) sow(ctx context.Context, s *situation) error {
+	seed := pool.NewSeed(s.template, s.revision, s.at.namespace, s.owner())
+	if err := r.client.Create(ctx, seed); err != nil {
+		return fmt.Errorf("make a seed: %w", err)
+	}
+	failpoint.Reach("warmup/seeded")
+	r.log.DebugContext(ctx, "seed made", telemetry.Namespace, seed.Namespace, telemetry.Template, s.template.Name, telemetry.Revision, s.revision)
+	return nil
+}
+
+// owner is what a seed and its checkpoint go with: the template, or elsewhere the oldest of its pools.
+func (s *situation) owner() *metav1.OwnerReference {
+	if s.at.namespace == s.template.Namespace {
+		return metav1.NewControllerRef(s.template, extensions.GroupVersion.WithKind("SandboxTemplate"))
+	}
+	return metav1.NewControllerRef(&s.pools[0], extensions.GroupVersion.WithKind("SandboxWarmPool"))
+}
+
+// raise brings a seed to its checkpoint.
+func (r *reconciler) raise(ctx context.Context, s *situation) (reconcile.Result, error) {
+	late := s.seed.CreationTimestamp.Add(startTime + time.Duration(pool.WarmUpOf(s.template).TimeoutSeconds)*time.Second).Sub(s.now)
+	switch phase := sandbox.PhaseOf(s.seed); {
+	case phase == sandbox.Stopping:
+		return reconcile.Result{}, nil // its end is an event
+	case phase == sandbox.Dead:
+		_, text, _ := sandbox.Failure(s.seed)
+		return r.failed(ctx, s, s.seed, cmp.Or(text, "its sandbox has ended"))
+	case phase == sandbox.Running:
+		c := pool.NewWarmCheckpoint(s.template, s.revision, s.at.namespace, s.owner())
+		if err := r.client.Create(ctx, c); err != nil {
+			return reconcile.Result{}, fmt.Errorf("ask for a checkpoint: %w", err)
+		}
+		failpoint.Reach("warmup/asked")
+		return reconcile.Result{}, nil
+	case late <= 0:
+		return r.failed(ctx, s, s.seed, "it is still not done: "+message(s.seed.Status.Conditions, agents.ConditionReady))
+	}
+	return reconcile.Result{RequeueAfter: late}, nil
+}
+
+// failed leaves a seed or checkpoint that failed to be looked at, until the next try begins with its
+// removal.
+func (r *reconciler) failed(ctx context.Context, s *situation, what client.Object, why string) (reconcile.Result, error) {
+	if s.trouble.fail(what.GetUID(), s.now) {
+		r.log.InfoContext(ctx, "warm-up failed", telemetry.Namespace, s.at.namespace, telemetry.Template, s.template.Name, telemetry.Reason, why)
+		if r.events != nil {
+			r.events.Eventf(s.template, nil, corev1.EventTypeWarning, "WarmUpFailed", "WarmUp", "%s", why)
+		}
+	}
+	if left := s.trouble.retryAt.Sub(s.now); left > 0 {
+		return reconcile.Result{RequeueAfter: left}, nil
+	}
+	return reconcile.Result{}, r.removeBoth(ctx, s)
+}
+
+func message(conditions []metav1.Condition, kind string) string {
+	if c := meta.FindStatusCondition(conditions, kind); c != nil && c.Message != "" {
+		return c.Message
+	}
+	return "it does not say why"
+}
+
+func (r *reconciler) removeBoth(ctx context.Context, s *situation) (err error) {
+	if s.checkpoint != nil {
+		err = r.remove(ctx, s.checkpoint)
+	}
+	if s.seed != nil && err == nil {
+		err = r.remove(ctx, s.seed)
+	}
+	return err
+}
+
+// remove deletes what is still as it was seen.
+func (r *reconciler) remove(ctx context.Context, o client.Object) error {
+	if o.GetDeletionTimestamp() != nil {
+		return nil
+	}
+	uid, version := o.GetUID(), o.GetResourceVersion()
+	if err := r.client.Delete(ctx, o, client.Preconditions{UID: &uid, ResourceVersion: &version}); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("delete %s: %w", o.GetName(), err)
+	}
+	failpoint.Reach("warmup/unseeded")
+	return nil
+}

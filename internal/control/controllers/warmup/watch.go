@@ -1,0 +1,101 @@
+package warmup
+
+import (
+	"context"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+)
+
+type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+
+// request asks for a look at a place. A template's name has no slash.
+func (p place) request() reconcile.Request {
+	return reconcile.Request{NamespacedName: types.NamespacedName{Namespace: p.namespace, Name: p.template.String()}}
+}
+
+func placeOf(req reconcile.Request) place {
+	namespace, name, _ := strings.Cut(req.Name, string(types.Separator))
+	return place{template: types.NamespacedName{Namespace: namespace, Name: name}, namespace: req.Namespace}
+}
+
+// of is the place of something that was made of a template.
+func of(o client.Object) place {
+	notes := o.GetAnnotations()
+	return place{
+		template:  types.NamespacedName{Namespace: notes[pool.AnnotationTemplateNamespace], Name: notes[agents.AnnotationTemplateRef]},
+		namespace: o.GetNamespace(),
+	}
+}
+
+// sources are what has places looked at.
+func (r *reconciler) sources(from crcache.Cache) []source.Source {
+	return []source.Source{
+		source.Kind(from, &extensions.SandboxTemplate{}, handler.TypedEnqueueRequestsFromMapFunc(r.placesOf)),
+		source.Kind(from, &extensions.SandboxWarmPool{}, handler.TypedEnqueueRequestsFromMapFunc(func(_ context.Context, p *extensions.SandboxWarmPool) []reconcile.Request {
+			return []reconcile.Request{place{template: pool.TemplateOf(p), namespace: p.Namespace}.request()}
+		})),
+		source.Kind(from, &barchan.Checkpoint{}, handler.TypedEnqueueRequestsFromMapFunc(func(_ context.Context, c *barchan.Checkpoint) []reconcile.Request {
+			if c.Labels[barchan.LabelPurpose] != barchan.PurposeWarm {
+				return nil
+			}
+			return []reconcile.Request{of(c).request()}
+		})),
+		source.Kind(from, &agents.Sandbox{}, handler.TypedFuncs[*agents.Sandbox, reconcile.Request]{
+			CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*agents.Sandbox], q queue) {
+				if pool.IsSeed(e.Object) {
+					q.Add(of(e.Object).request())
+				}
+			},
+			UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*agents.Sandbox], q queue) {
+				phase := sandbox.PhaseOf(e.ObjectNew)
+				if changed := phase != sandbox.PhaseOf(e.ObjectOld); changed && (pool.IsSeed(e.ObjectNew) || (phase == sandbox.Dead && isRestored(e.ObjectNew))) {
+					q.Add(of(e.ObjectNew).request())
+				}
+			},
+			DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*agents.Sandbox], q queue) {
+				if pool.IsSeed(e.Object) {
+					q.Add(of(e.Object).request())
+				}
+			},
+		}),
+	}
+}
+
+func isRestored(s *agents.Sandbox) bool {
+	return s.Spec.Barchan != nil && s.Spec.Barchan.Restore != nil && s.Spec.Barchan.WarmUp != nil
+}
+
+// placesOf are those in which a template has pools, or has left something.
+func (r *reconciler) placesOf(ctx context.Context, t *extensions.SandboxTemplate) (all []reconcile.Request) {
+	key := client.ObjectKeyFromObject(t)
+	pools, err := r.objects.PoolsOf(ctx, "", key)
+	if err == nil {
+		var left []barchan.Checkpoint
+		left, err = r.objects.WarmCheckpoints(ctx, "", key)
+		for i := range left {
+			all = append(all, of(&left[i]).request())
+		}
+	}
+	if err != nil {
+		r.log.ErrorContext(ctx, "pools of a changed template not found", telemetry.Namespace, t.Namespace, telemetry.Template, t.Name, telemetry.Error, err)
+	}
+	for i := range pools {
+		all = append(all, place{template: key, namespace: pools[i].Namespace}.request())
+	}
+	return all
+}

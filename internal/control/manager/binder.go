@@ -1,0 +1,353 @@
+package manager
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"k8s.io/apimachinery/pkg/types"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
+)
+
+const (
+	// keepOpen bounds the age of a connection that waits for its claim. Agents close what was idle
+	// for longer.
+	keepOpen = 5 * time.Minute
+	// maxOpen bounds how many of them there are, and openAtOnce how many are being opened.
+	maxOpen    = 1024
+	openAtOnce = 4
+	// openTimeout bounds the opening of one.
+	openTimeout = 2 * time.Second
+)
+
+// BinderConfig is what NewBinder needs.
+type BinderConfig struct {
+	// Tokens are those of the agents. Required.
+	Tokens *sandbox.Tokens
+	// Dial reaches an agent by its address; nil is TCP from here.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+// AgentBinder talks to agents by the addresses of their sandboxes. To spare claims the opening of a
+// connection it keeps one to each spare member that it was told of by Observe, while Run runs. Such a
+// connection is used once, for the sandbox that it was opened to, and for no other that may
+// have its address later. It is safe for concurrent use.
+type AgentBinder struct {
+	tokens *sandbox.Tokens
+	dial   func(ctx context.Context, network, address string) (net.Conn, error)
+	http   *http.Client
+	wanted chan *agents.Sandbox
+	openIn time.Duration // openTimeout; tests are more patient
+
+	mu      sync.Mutex
+	open    map[types.UID]opened // +checklocks:mu
+	running bool                 // +checklocks:mu
+}
+
+// opened is a connection on which the agent has answered once; nil while it is being opened.
+type opened struct {
+	conn net.Conn
+	at   time.Time
+	to   *agents.Sandbox
+	over bool // the sandbox is no spare member any more
+}
+
+// boundTo is the context key of the sandbox that a connection is wanted to.
+type boundTo struct{}
+
+// NewBinder opens nothing.
+func NewBinder(cfg BinderConfig) *AgentBinder {
+	b := &AgentBinder{tokens: cfg.Tokens, dial: cfg.Dial, wanted: make(chan *agents.Sandbox, maxOpen), openIn: openTimeout, open: map[types.UID]opened{}}
+	if b.dial == nil {
+		b.dial = (&net.Dialer{Timeout: time.Second}).DialContext
+	}
+	b.http = &http.Client{Transport: &http.Transport{DialContext: b.connect, DisableKeepAlives: true, DisableCompression: true}}
+	return b
+}
+
+// Bind has the agent of a sandbox take a request. ctx must have a deadline.
+func (b *AgentBinder) Bind(ctx context.Context, s *agents.Sandbox, req envd.InitRequest) error {
+	id := sandbox.IDOf(s.UID)
+	agent, err := b.agentOf(s)
+	if err != nil {
+		return fmt.Errorf("client of the agent of sandbox %s: %w", id, err)
+	}
+	if b.has(s.UID) {
+		// It may have been closed at the other end. Nothing is lost by telling twice.
+		if err := agent.Init(context.WithValue(ctx, boundTo{}, s.UID), req); err == nil {
+			return nil
+		}
+	}
+	if err := agent.Init(ctx, req); err != nil {
+		return fmt.Errorf("tell the agent of sandbox %s of its claim: %w: %w", id, errs.ErrUnavailable, err)
+	}
+	return nil
+}
+
+// Stats implements [Witness].
+func (b *AgentBinder) Stats(ctx context.Context, s *agents.Sandbox) (envd.Metrics, error) {
+	agent, err := b.agentOf(s)
+	if err != nil {
+		return envd.Metrics{}, err
+	}
+	return agent.Metrics(ctx)
+}
+
+// Logs implements [Witness].
+func (b *AgentBinder) Logs(ctx context.Context, s *agents.Sandbox, since time.Time) (lines []envd.LogLine, err error) {
+	agent, err := b.agentOf(s)
+	if err != nil {
+		return nil, err
+	}
+	err = agent.Logs(ctx, "", false, func(l envd.LogLine) error {
+		if !l.Timestamp.Before(since) {
+			lines = append(lines, l)
+		}
+		return nil
+	})
+	return lines, err
+}
+
+// Agent returns a client of a sandbox's agent, for what has no method here.
+func (b *AgentBinder) Agent(s *agents.Sandbox) (*envd.Client, error) { return b.agentOf(s) }
+
+// agentOf is a client of a sandbox's agent; one that runs nowhere is an errs.ErrUnavailable.
+func (b *AgentBinder) agentOf(s *agents.Sandbox) (*envd.Client, error) {
+	id := sandbox.IDOf(s.UID)
+	if len(s.Status.PodIPs) == 0 {
+		return nil, fmt.Errorf("sandbox %s has no address: %w", id, errs.ErrUnavailable)
+	}
+	return envd.NewClient(envd.ClientConfig{HTTP: b.http, BaseURL: agentURL(s), Token: func() string { return b.tokens.Agent(id) }})
+}
+
+func agentURL(s *agents.Sandbox) string {
+	return "http://" + net.JoinHostPort(s.Status.PodIPs[0], strconv.Itoa(envd.Port))
+}
+
+func (b *AgentBinder) has(uid types.UID) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.open[uid].conn != nil
+}
+
+// take hands over the connection that waits for a sandbox, nil if none does.
+func (b *AgentBinder) take(uid types.UID) net.Conn {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	conn := b.open[uid].conn
+	delete(b.open, uid)
+	return conn
+}
+
+func (b *AgentBinder) connect(ctx context.Context, network, address string) (net.Conn, error) {
+	if uid, ok := ctx.Value(boundTo{}).(types.UID); ok {
+		if conn := b.take(uid); conn != nil {
+			return conn, nil
+		}
+	}
+	return b.dial(ctx, network, address)
+}
+
+// Observe takes a change of any Sandbox: newer is nil when it is gone. It does not block.
+func (b *AgentBinder) Observe(older, newer *agents.Sandbox) {
+	if newer == nil || !pool.Spare(newer) || len(newer.Status.PodIPs) == 0 {
+		if older != nil {
+			b.let(older.UID)
+		}
+		return
+	}
+	b.mu.Lock()
+	_, begun := b.open[newer.UID]
+	begin := b.running && !begun && len(b.open) < maxOpen
+	if begin {
+		b.open[newer.UID] = opened{at: time.Now(), to: newer}
+	}
+	b.mu.Unlock()
+	if begin {
+		b.want(newer)
+	}
+}
+
+// let leaves a connection to a claim that is under way; the next look closes it otherwise.
+func (b *AgentBinder) let(uid types.UID) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if o, ok := b.open[uid]; ok {
+		o.over = true
+		b.open[uid] = o
+	}
+}
+
+func (b *AgentBinder) want(s *agents.Sandbox) {
+	select {
+	case b.wanted <- s:
+	default:
+		b.take(s.UID)
+	}
+}
+
+// Run opens connections until ctx is done, and closes what is left of them.
+func (b *AgentBinder) Run(ctx context.Context) error {
+	b.setRunning(true)
+	defer b.closeAll()
+	defer b.setRunning(false)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for range openAtOnce {
+		wg.Go(func() {
+			for {
+				select {
+				case s := <-b.wanted:
+					b.prepare(ctx, s)
+				case <-ctx.Done():
+					return
+				}
+			}
+		})
+	}
+	tick := time.NewTicker(keepOpen / 5)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			b.renew(time.Now())
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (b *AgentBinder) setRunning(running bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.running = running
+}
+
+// renew closes what nobody will use, and opens anew what gets old.
+func (b *AgentBinder) renew(now time.Time) {
+	b.mu.Lock()
+	var again []*agents.Sandbox
+	for uid, o := range b.open {
+		switch {
+		case o.over:
+			b.closeLocked(uid)
+		case now.Sub(o.at) >= keepOpen:
+			b.closeLocked(uid)
+			b.open[uid] = opened{at: now, to: o.to}
+			again = append(again, o.to)
+		}
+	}
+	b.mu.Unlock()
+	for _, s := range again {
+		b.want(s)
+	}
+}
+
+func (b *AgentBinder) closeAll() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for uid := range b.open {
+		b.closeLocked(uid)
+	}
+}
+
+// +checklocks:b.mu
+func (b *AgentBinder) closeLocked(uid types.UID) {
+	if conn := b.open[uid].conn; conn != nil {
+		_ = conn.Close()
+	}
+	delete(b.open, uid)
+}
+
+// prepare opens a connection and has the agent answer on it: one that has never been spoken on
+// would soon be closed at the other end. Then it has the sandbox start a process.
+func (b *AgentBinder) prepare(ctx context.Context, s *agents.Sandbox) {
+	ctx, cancel := context.WithTimeout(ctx, b.openIn)
+	defer cancel()
+	conn, err := b.greet(ctx, s)
+	b.keep(s, conn, err)
+	if err == nil {
+		b.exercise(ctx, s)
+	}
+}
+
+// exercise runs a shell to its end, as clients have commands run. The first process of a sandbox
+// has the kernel inside set up, and load, what all later ones find there; so the owner's first
+// command is not the one that waits. An image without that shell is as good as it was.
+func (b *AgentBinder) exercise(ctx context.Context, s *agents.Sandbox) {
+	agent, err := b.agentOf(s)
+	if err != nil {
+		return
+	}
+	stream, err := agent.Process().Start(ctx, connect.NewRequest(&processpb.StartRequest{
+		Process: &processpb.ProcessConfig{Cmd: "/bin/bash", Args: []string{"-l", "-c", "/bin/true"}},
+	}))
+	if err != nil {
+		return
+	}
+	for stream.Receive() {
+		continue // until it has ended
+	}
+	_ = stream.Close()
+}
+
+// keep puts a greeted connection where its claim finds it.
+func (b *AgentBinder) keep(s *agents.Sandbox, conn net.Conn, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	o, wanted := b.open[s.UID]
+	if err != nil || !wanted || o.conn != nil {
+		if conn != nil {
+			_ = conn.Close()
+		}
+		if o.conn == nil {
+			delete(b.open, s.UID) // its claim opens one by itself
+		}
+		return
+	}
+	o.conn, o.at = conn, time.Now()
+	b.open[s.UID] = o
+}
+
+func (b *AgentBinder) greet(ctx context.Context, s *agents.Sandbox) (_ net.Conn, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, agentURL(s)+envd.PathHealth, http.NoBody)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := b.dial(ctx, "tcp", req.URL.Host)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = conn.Close()
+		}
+	}()
+	until, _ := ctx.Deadline()
+	if err := errors.Join(conn.SetDeadline(until), req.Write(conn)); err != nil {
+		return nil, err
+	}
+	res, err := http.ReadResponse(bufio.NewReader(conn), req)
+	if err != nil {
+		return nil, err
+	}
+	_, err = io.Copy(io.Discard, res.Body)
+	if err := errors.Join(err, res.Body.Close(), conn.SetDeadline(time.Time{})); err != nil {
+		return nil, err
+	}
+	return conn, nil
+}

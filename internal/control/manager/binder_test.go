@@ -1,0 +1,144 @@
+package manager
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+// listener is an agent that notes on which connection each path was asked for.
+type listener struct {
+	*httptest.Server
+	mu    sync.Mutex
+	asked map[string][]string // +checklocks:mu
+}
+
+func newListener(t *testing.T) *listener {
+	t.Helper()
+	l := &listener{asked: map[string][]string{}}
+	l.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		l.mu.Lock()
+		l.asked[r.URL.Path] = append(l.asked[r.URL.Path], r.RemoteAddr)
+		l.mu.Unlock()
+		w.WriteHeader(http.StatusNoContent)
+	}))
+	t.Cleanup(l.Close)
+	return l
+}
+
+func (l *listener) connections(path string) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return append([]string{}, l.asked[path]...)
+}
+
+// newBinderTo returns a binder that runs and whose every connection reaches l.
+func newBinderTo(t *testing.T, l *listener) *AgentBinder {
+	t.Helper()
+	tokens, err := sandbox.NewTokens([]byte(strings.Repeat("s", 32)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := NewBinder(BinderConfig{Tokens: tokens, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", l.Listener.Addr().String())
+	}})
+	b.openIn = eventually.Patience // who gives up on a greeting does not try again
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	var running sync.WaitGroup
+	running.Go(func() { _ = b.Run(ctx) })
+	t.Cleanup(func() {
+		cancel()
+		running.Wait()
+		if n := b.kept(); n != 0 {
+			t.Errorf("%d connections are left at the end", n)
+		}
+	})
+	await(t, func() bool { b.mu.Lock(); defer b.mu.Unlock(); return b.running })
+	return b
+}
+
+func (b *AgentBinder) kept() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.open)
+}
+
+func spare(uid string) *agents.Sandbox {
+	s := &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: team, Name: uid, UID: types.UID(uid), Labels: map[string]string{agents.LabelWarmPoolSandbox: "p"}}}
+	s.Status.PodIPs = []string{"192.0.2.1"}
+	s.Status.Conditions = []metav1.Condition{{Type: agents.ConditionReady, Status: metav1.ConditionTrue}}
+	return s
+}
+
+func TestBinderUsesTheConnectionThatWaits(t *testing.T) {
+	l := newListener(t)
+	b := newBinderTo(t, l)
+	s := spare("a")
+	b.Observe(nil, s)
+	b.Observe(s, s) // once is enough
+	await(t, func() bool { return b.has(s.UID) })
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for range 2 { // the second finds none open
+		if err := b.Bind(ctx, s, envd.InitRequest{EnvVars: map[string]string{"A": "b"}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	greeted, bound := l.connections(envd.PathHealth), l.connections(envd.PathInit)
+	if len(greeted) != 1 || len(bound) != 2 || bound[0] != greeted[0] || bound[1] == greeted[0] {
+		t.Errorf("greeted on %v, bound on %v: want the first bind alone on the connection that was open", greeted, bound)
+	}
+}
+
+func TestBinderSurvivesAClosedConnection(t *testing.T) {
+	l := newListener(t)
+	b := newBinderTo(t, l)
+	s := spare("a")
+	b.Observe(nil, s)
+	await(t, func() bool { return b.has(s.UID) })
+	l.CloseClientConnections()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := b.Bind(ctx, s, envd.InitRequest{}); err != nil {
+		t.Errorf("bind after the agent has closed: %v", err)
+	}
+}
+
+func TestBinderKeepsConnectionsOfSparesOnly(t *testing.T) {
+	l := newListener(t)
+	b := newBinderTo(t, l)
+	claimed, gone, stays := spare("a"), spare("b"), spare("c")
+	for _, s := range []*agents.Sandbox{claimed, gone, stays} {
+		b.Observe(nil, s)
+		await(t, func() bool { return b.has(s.UID) })
+	}
+	owned := claimed.DeepCopy()
+	owned.Labels = nil
+	b.Observe(claimed, owned)
+	b.Observe(gone, nil)
+	if !b.has(claimed.UID) {
+		t.Error("the connection went before the claim could use it")
+	}
+	b.renew(time.Now())
+	if b.has(claimed.UID) || b.has(gone.UID) || !b.has(stays.UID) {
+		t.Error("after a look not just that of the spare member is left")
+	}
+	b.renew(time.Now().Add(keepOpen))
+	await(t, func() bool { return b.has(stays.UID) })
+	if n := len(l.connections(envd.PathHealth)); n != 4 {
+		t.Errorf("%d connections were opened, want 4: the old one anew", n)
+	}
+}

@@ -1,0 +1,330 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/control/cache"
+	"github.com/barchan-dev/barchan/internal/control/picker"
+	"github.com/barchan-dev/barchan/internal/control/quota"
+	"github.com/barchan-dev/barchan/internal/edge/route"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
+)
+
+// world is the real API server, with what managers over it share.
+type world struct {
+	api *apiserver.Server
+	// objects is the first manager's cache.
+	objects *cache.Cache
+	agents  *fakeAgents
+}
+
+// newReal returns a manager over the real API server, the real cache and the real picker; only what
+// would run the sandboxes is a stand-in.
+func newReal(t *testing.T) *Manager {
+	t.Helper()
+	m, _ := newWorld(t)
+	return m
+}
+
+func newWorld(t *testing.T) (*Manager, *world) {
+	t.Helper()
+	api := startAPI(t)
+	w := &world{api: api, agents: &fakeAgents{}}
+	w.objects = w.cache(t)
+	w.fulfil(t)
+	for _, ns := range []string{team, DefaultPublicNamespace} {
+		err := w.objects.Live().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+	}
+	if err := w.objects.Live().Create(t.Context(), fakecluster.Template(DefaultPublicNamespace, "base", "base", fakecluster.Public())); err != nil {
+		t.Fatal(err)
+	}
+	m, _ := w.manager(t, w.objects)
+	await(t, func() bool { _, err := m.Template(t.Context(), team, "base"); return err == nil })
+	return m, w
+}
+
+func startAPI(t *testing.T) *apiserver.Server {
+	t.Helper()
+	api, err := apiserver.New(apiserver.Config{DataDir: t.TempDir(), Log: telemetry.Discard()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := api.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(api.Stop)
+	return api
+}
+
+// cache starts one more cache.
+func (w *world) cache(t *testing.T) *cache.Cache {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	var wg sync.WaitGroup
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	objects, err := cache.New(ctx, cache.Config{REST: w.api.RESTConfig(apiserver.UserAdmin)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wg.Go(func() { _ = objects.Run(ctx) })
+	if err := objects.WaitSynced(ctx); err != nil {
+		t.Fatal(err)
+	}
+	return objects
+}
+
+// fulfil has what sandboxes wish done until the test ends.
+func (w *world) fulfil(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	var wg sync.WaitGroup
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	wg.Go(func() { control(ctx, t, w.objects) })
+}
+
+// manager returns a manager over a cache, with a picker and quotas of its own, and what counts its
+// writes and the picker's.
+func (w *world) manager(t *testing.T, objects *cache.Cache, change ...func(*Config)) (*Manager, *counted) {
+	t.Helper()
+	writer := &counted{Objects: objects.Live()}
+	members, err := picker.New(picker.Config{Writer: writer})
+	if err != nil {
+		t.Fatal(err)
+	}
+	quotas, err := quota.New(quota.Config{Reader: objects, Log: telemetry.Discard()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	synced, err := cache.On(t.Context(), objects, func(older, newer *agents.Sandbox) {
+		members.Observe(older, newer)
+		quotas.Observe(older, newer)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-synced
+	tokens, err := sandbox.NewTokens([]byte(strings.Repeat("s", 32)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := Config{
+		Objects: writer, Cache: objects, Routes: route.NewTable(), Witness: &fakeWitness{}, Tokens: tokens, Log: telemetry.Discard(),
+		Picker: members, Quota: quotas, Binder: w.agents,
+		StartTimeout: eventually.Patience, MoveTimeout: eventually.Patience,
+	}
+	for _, c := range change {
+		c(&cfg)
+	}
+	m, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.settleIn, m.bindIn = eventually.Patience, eventually.Patience
+	return m, writer
+}
+
+// control fulfils the wishes in sandboxes until ctx is done, one change after the other.
+func control(ctx context.Context, t *testing.T, objects *cache.Cache) {
+	changes, captures := make(chan *agents.Sandbox, 10_000), make(chan *barchan.Checkpoint, 10_000)
+	_, err := cache.On(ctx, objects, func(_, newer *agents.Sandbox) {
+		if newer != nil {
+			changes <- newer.DeepCopy()
+		}
+	})
+	if err == nil {
+		_, err = cache.On(ctx, objects, func(_, newer *barchan.Checkpoint) {
+			if newer != nil {
+				captures <- newer.DeepCopy()
+			}
+		})
+	}
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	for {
+		select {
+		case s := <-changes:
+			if err := fakecluster.Reconcile(ctx, objects.Live(), s); err != nil && !apierrors.IsConflict(err) && ctx.Err() == nil {
+				t.Errorf("reconcile: %v", err)
+			}
+		case c := <-captures:
+			if err := fakecluster.Capture(ctx, objects.Live(), c); err != nil && !apierrors.IsConflict(err) && ctx.Err() == nil {
+				t.Errorf("capture: %v", err)
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// TestReadsShowWhatWasWritten goes through a sandbox's life on the real API server: each call's
+// effect is there in the very next read.
+func TestReadsShowWhatWasWritten(t *testing.T) {
+	m := newReal(t)
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			for range 3 {
+				if err := live(t.Context(), m, fmt.Sprint(i)); err != nil {
+					t.Errorf("client %d: %v", i, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	page, err := m.List(t.Context(), ListRequest{Namespace: team})
+	if err != nil || len(page.Items) != 0 {
+		t.Errorf("List = %+v, %v", page, err)
+	}
+}
+
+func live(ctx context.Context, m *Manager, who string) error {
+	metadata := map[string]string{"who": who}
+	v, err := m.Create(ctx, CreateRequest{Namespace: team, Template: "base", Timeout: 30 * time.Second, Secure: true, Metadata: metadata})
+	if err != nil {
+		return fmt.Errorf("create: %w", err)
+	}
+	id := string(v.ID)
+	expect := func(state State, minutes int) error {
+		page, err := m.List(ctx, ListRequest{Namespace: team, Metadata: metadata})
+		if err != nil || len(page.Items) != 1 || page.Items[0].State != state {
+			return fmt.Errorf("list shows %+v, want one that is %s: %w", page.Items, state, err)
+		}
+		// No other step leaves so much, however long this one took.
+		most := time.Duration(minutes)*time.Minute + time.Second
+		if left := time.Until(page.Items[0].EndAt); minutes > 0 && (left > most || left < most-2*time.Minute) {
+			return fmt.Errorf("%s left, want %d minutes", left, minutes)
+		}
+		return nil
+	}
+	for _, step := range []struct {
+		name    string
+		do      func() error
+		state   State
+		minutes int
+	}{
+		{"extend", func() error { return m.SetTimeout(ctx, team, id, 10*time.Minute) }, StateRunning, 10},
+		{"shorten", func() error { return m.SetTimeout(ctx, team, id, 5*time.Minute) }, StateRunning, 5},
+		{"pause", func() error { return m.Pause(ctx, team, id, nil) }, StatePaused, 0},
+		{"connect", func() error { return second2(m.Connect(ctx, team, id, 7*time.Minute, nil)) }, StateRunning, 7},
+		{"network", func() error { return m.SetNetwork(ctx, team, id, &agents.EgressPolicy{Internet: new(false)}) }, StateRunning, 7},
+	} {
+		if err := step.do(); err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
+		if err := expect(step.state, step.minutes); err != nil {
+			return fmt.Errorf("after %s: %w", step.name, err)
+		}
+	}
+	if err := m.Kill(ctx, team, id); err != nil {
+		return fmt.Errorf("kill: %w", err)
+	}
+	if err := m.Kill(ctx, team, id); !errors.Is(err, errs.ErrNotFound) {
+		return fmt.Errorf("second kill: %w", err)
+	}
+	return nil
+}
+
+func TestTheServersOwnRefusalsReachTheUser(t *testing.T) {
+	m := newReal(t)
+	_, err := m.Create(t.Context(), CreateRequest{Namespace: "no-such-team", Template: "base", Timeout: time.Minute})
+	wantKind(t, err, errs.ErrNotFound, `"no-such-team" does not exist`)
+
+	s := &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: team, Name: "x"}}
+	err = fromAPI("create sandbox", m.objects.Create(t.Context(), s))
+	wantKind(t, err, errs.ErrInvalid, "spec.podTemplate.spec.containers")
+
+	k, secret, err := m.CreateKey(t.Context(), Identity{Namespace: team}, "laptop", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if who, err := m.Authenticate(t.Context(), secret); err != nil || who.Namespace != team || who.Key != k.Name {
+		t.Errorf("Authenticate at once = %+v, %v", who, err)
+	}
+	if err := client.IgnoreNotFound(m.objects.Get(t.Context(), client.ObjectKey{Namespace: team, Name: "x"}, s)); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestForksOnTheRealServer: the API server's rules hold for what forks write, and each effect is there in
+// the very next read.
+func TestForksOnTheRealServer(t *testing.T) {
+	m, w := newWorld(t)
+	ctx := t.Context()
+	source := m.mustCreate(t, CreateRequest{Namespace: team, Template: "base", Timeout: time.Hour, Secure: true, Metadata: map[string]string{"k": "v"}})
+	got, err := m.Fork(ctx, ForkRequest{Namespace: team, ID: string(source.ID), Count: 20, Timeout: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, one := range got {
+		if one.Err != nil || one.Sandbox.Metadata["k"] != "v" {
+			t.Errorf("fork %d: %+v, %v", i, one.Sandbox, one.Err)
+		}
+	}
+	if page, err := m.List(ctx, ListRequest{Namespace: team}); err != nil || len(page.Items) != 21 {
+		t.Errorf("%d are listed, %v", len(page.Items), err)
+	}
+	await(t, func() bool {
+		left, err := w.objects.Checkpoints(ctx, "")
+		return err == nil && len(left) == 0
+	})
+	if err := m.Pause(ctx, team, string(source.ID), nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, resumed, err := m.Connect(ctx, team, string(source.ID), time.Minute, new(false)); err != nil || !resumed {
+		t.Errorf("Connect = %v, %v", resumed, err)
+	}
+}
+
+func (m *Manager) mustCreate(t *testing.T, req CreateRequest) Sandbox {
+	t.Helper()
+	v, err := m.Create(t.Context(), req)
+	if err != nil {
+		t.Fatalf("Create: %v", err)
+	}
+	return v
+}
+
+// TestSnapshotsOnTheRealServer does the same for snapshots.
+func TestSnapshotsOnTheRealServer(t *testing.T) {
+	m := newReal(t)
+	ctx := t.Context()
+	source := m.mustCreate(t, CreateRequest{Namespace: team, Template: "base", Timeout: time.Hour, Secure: true})
+	snap, err := m.Snapshot(ctx, SnapshotRequest{Namespace: team, ID: string(source.ID), Name: "mine:v1", TTL: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if page, _, err := m.Snapshots(ctx, SnapshotListRequest{Namespace: team}); err != nil || len(page) != 1 || page[0].ID != snap.ID {
+		t.Errorf("Snapshots = %+v, %v", page, err)
+	}
+	if again := m.mustCreate(t, CreateRequest{Namespace: team, Template: snap.ID, Timeout: time.Hour}); again.TemplateID != source.TemplateID {
+		t.Errorf("Create = %+v", again)
+	}
+	if err := m.DeleteSnapshot(ctx, team, snap.ID); err != nil {
+		t.Error(err)
+	}
+	if err := m.DeleteSnapshot(ctx, team, snap.ID); !errors.Is(err, errs.ErrNotFound) {
+		t.Errorf("Delete again = %v", err)
+	}
+}

@@ -1,0 +1,103 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+)
+
+// stale is a cache whose watch of one sandbox lags: it returns an old copy until the API server is read
+// through it, or a wait begins. Waits see what there is.
+type stale struct {
+	Cache
+	copy *atomic.Pointer[agents.Sandbox]
+}
+
+func (c stale) SandboxByID(ctx context.Context, id sandbox.ID) (*agents.Sandbox, error) {
+	if old := c.copy.Load(); old != nil && sandbox.IDOf(old.UID) == id {
+		return old.DeepCopy(), nil
+	}
+	return c.Cache.SandboxByID(ctx, id)
+}
+
+// behind returns a replica that has the sandbox in its cache as it is now, whatever is written later.
+func (f fixture) behind(t *testing.T, v Sandbox) *Manager {
+	t.Helper()
+	old := &atomic.Pointer[agents.Sandbox]{}
+	old.Store(f.object(t, v))
+	return f.replica(t, func(c *Config) { c.Cache = stale{f.cluster, old} })
+}
+
+// TestNothingToDoIsDecidedLive: a replica whose cache lags behind another's write neither answers "done
+// already" nor refuses by what its cache has.
+func TestNothingToDoIsDecidedLive(t *testing.T) {
+	type op func(ctx context.Context, m *Manager, id string) error
+	connect := func(ctx context.Context, m *Manager, id string) error {
+		return second2(m.Connect(ctx, team, id, 30*time.Minute, nil))
+	}
+	refresh := func(ctx context.Context, m *Manager, id string) error {
+		return m.Refresh(ctx, team, id, 30*time.Minute)
+	}
+	pause := func(ctx context.Context, m *Manager, id string) error { return m.Pause(ctx, team, id, nil) }
+	resume := func(ctx context.Context, m *Manager, id string) error {
+		return second(m.Resume(ctx, team, id, 30*time.Minute, nil))
+	}
+	wake := func(ctx context.Context, m *Manager, id string) error { return m.Wake(ctx, sandbox.ID(id)) }
+	timeout := func(d time.Duration) op {
+		return func(ctx context.Context, m *Manager, id string) error { return m.SetTimeout(ctx, team, id, d) }
+	}
+	fork := func(ctx context.Context, m *Manager, id string) error {
+		return second(m.Fork(ctx, ForkRequest{Namespace: team, ID: id, Count: 1, Timeout: time.Hour}))
+	}
+	network := func(ctx context.Context, m *Manager, id string) error {
+		return m.SetNetwork(ctx, team, id, &agents.EgressPolicy{DenyOut: []string{"1.1.1.1"}})
+	}
+	for name, give := range map[string]struct {
+		before, between, do op // between is what the replica does not see
+		kind                error
+		state               State
+		left                time.Duration
+	}{
+		"connect after a shorter timeout": {between: timeout(10 * time.Second), do: connect, state: StateRunning, left: 30 * time.Minute},
+		"refresh after a shorter timeout": {between: timeout(10 * time.Second), do: refresh, state: StateRunning, left: 30 * time.Minute},
+		"network after a shorter timeout": {between: timeout(10 * time.Minute), do: network, state: StateRunning, left: 10 * time.Minute},
+		"connect after a pause":           {between: pause, do: connect, state: StateRunning, left: 30 * time.Minute},
+		"resume after a pause":            {between: pause, do: resume, state: StateRunning, left: 30 * time.Minute},
+		"wake after a pause":              {between: pause, do: wake, state: StateRunning, left: time.Hour},
+		"pause after a pause":             {between: pause, do: pause, kind: errs.ErrConflict, state: StatePaused},
+		"pause after a resume":            {before: pause, between: resume, do: pause, state: StatePaused},
+		"timeout after a resume":          {before: pause, between: resume, do: timeout(2 * time.Hour), state: StateRunning, left: 2 * time.Hour},
+		"resume after a resume":           {before: pause, between: resume, do: resume, kind: errs.ErrConflict, state: StateRunning, left: 30 * time.Minute},
+		"fork after a resume":             {before: pause, between: resume, do: fork, state: StateRunning, left: 30 * time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			req := request("base")
+			req.AutoResume = true
+			v := f.mustCreate(t, req)
+			id := string(v.ID)
+			if give.before != nil {
+				if err := give.before(t.Context(), f.Manager, id); err != nil {
+					t.Fatal(err)
+				}
+			}
+			other := f.behind(t, v)
+			if err := give.between(t.Context(), f.Manager, id); err != nil {
+				t.Fatal(err)
+			}
+			if err := give.do(t.Context(), other, id); !errors.Is(err, give.kind) {
+				t.Fatalf("it is answered %v, want %v", err, give.kind)
+			}
+			got := f.mustGet(t, id)
+			if left := time.Until(got.EndAt).Round(time.Minute); got.State != give.state || (give.state == StateRunning && left != give.left) {
+				t.Errorf("it is %s and ends in %s, want %s and %s", got.State, left, give.state, give.left)
+			}
+		})
+	}
+}

@@ -1,0 +1,106 @@
+package manager
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+)
+
+// origin is the checkpoint that a claim's sandbox starts from, and what it takes over from the
+// sandbox that was checkpointed.
+type origin struct {
+	restore  agents.RestoreSource
+	shutdown agents.ShutdownPolicy
+	// template, templateName, templateID and templateNamespace are empty where the source had none.
+	template, templateName, templateID, templateNamespace string
+	// secrets says that the source was created with variables, own that all of them are the tenant's own.
+	secrets, own bool
+}
+
+// from has a claim start its sandbox from a snapshot.
+func (m *Manager) from(ctx context.Context, c *claim, snap *barchan.Checkpoint) (err error) {
+	if snap.Status.Phase != barchan.CheckpointReady {
+		if snap, err = m.awaitCapture(ctx, snap, m.cfg.StartTimeout); err != nil {
+			return err
+		}
+	}
+	from := snap.Status.Source
+	if from == nil || len(from.Blueprint.Raw) == 0 {
+		return refuse(errs.ErrConflict, "snapshot %q does not say how its sandbox was made, so none can start from it", snap.SnapshotID())
+	}
+	var blueprint agents.SandboxBlueprint
+	var policies agents.BarchanSpec
+	err = json.Unmarshal(from.Blueprint.Raw, &blueprint)
+	if len(from.Policies.Raw) > 0 {
+		err = errors.Join(err, json.Unmarshal(from.Policies.Raw, &policies))
+	}
+	if err != nil {
+		return errs.Public(fmt.Errorf("read checkpoint %s/%s: %w: %w", snap.Namespace, snap.Name, errs.ErrConflict, err),
+			fmt.Sprintf("what snapshot %q says of its sandbox cannot be read", snap.SnapshotID()))
+	}
+	o := &origin{
+		restore:  agents.RestoreSource{CheckpointName: snap.Name, FilesOnly: c.FilesOnly},
+		shutdown: agents.ShutdownDelete,
+		template: from.TemplateName, templateID: from.TemplateID, templateNamespace: from.TemplateNamespace,
+		secrets: from.Secrets, own: from.OwnVariables,
+	}
+	if err := m.mayShare(o, &policies, c.AllowSecrets, fmt.Sprintf("snapshot %q", snap.SnapshotID())); err != nil {
+		return err
+	}
+	c.startFrom(o, &blueprint, &policies, cmp.Or(from.TemplateName, nameOf(snap).name))
+	return nil
+}
+
+// startFrom has a claim make its sandbox by the blueprint and the policies of another.
+func (c *claim) startFrom(o *origin, blueprint *agents.SandboxBlueprint, policies *agents.BarchanSpec, like string) {
+	t := &extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: like}}
+	t.Spec.SandboxBlueprint = *blueprint
+	t.Spec.Barchan = &extensions.TemplateBarchanSpec{Sandbox: policies}
+	policies.Metadata, policies.Resume, policies.Restore = nil, "", nil
+	c.origin = o
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.blue, c.unused = blue{template: t}, true
+}
+
+// apply makes a sandbox one that starts from the checkpoint.
+func (o *origin) apply(s *agents.Sandbox) {
+	delete(s.Labels, agents.LabelTemplateHash) // it runs what was captured, whatever the template says by now
+	for name, value := range map[string]string{
+		agents.AnnotationTemplateRef: o.template, pool.AnnotationTemplateName: o.templateName, pool.AnnotationTemplateID: o.templateID, pool.AnnotationTemplateNamespace: o.templateNamespace,
+	} {
+		if s.Annotations[name] = value; value == "" {
+			delete(s.Annotations, name)
+		}
+	}
+	if o.secrets { // and mayShare has let it pass
+		pool.BindEnv(s, o.own)
+		s.Annotations[pool.AnnotationAllowSecrets] = "true"
+	}
+	s.Spec.ShutdownPolicy = o.shutdown
+	if s.Spec.Barchan == nil {
+		s.Spec.Barchan = &agents.BarchanSpec{}
+	}
+	s.Spec.Barchan.Restore = &o.restore
+}
+
+// mayShare refuses to hand on variables that are not the tenant's own, unless the source, the request or the
+// server allows it; see package pool.
+func (m *Manager) mayShare(o *origin, source *agents.BarchanSpec, asked bool, what string) error {
+	if !o.secrets || o.own || asked || m.cfg.ForkSecrets || sandbox.HandsOnSecrets(source) {
+		return nil
+	}
+	return refuse(errs.ErrForbidden, "%s holds environment variables that a SandboxClaim brought, and another sandbox would get them; "+
+		"allow it by allowSecrets in the request, by spec.barchan.fork.secrets: Allow of the sandbox or its template, or for all by the server's setting forkSecrets", what)
+}

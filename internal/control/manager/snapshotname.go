@@ -1,0 +1,107 @@
+package manager
+
+import (
+	"cmp"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/pool"
+)
+
+// tagLatest means the newest snapshot of a name, as the default tag does, unless one has just that tag.
+const tagLatest = "latest"
+
+// maxName bounds a snapshot's name and its tag: each is a label.
+const maxName = 63
+
+var (
+	nameForm = regexp.MustCompile(`^[a-z0-9]([-_a-z0-9]*[a-z0-9])?$`)
+	tagForm  = regexp.MustCompile(`^[a-z0-9]+([-.][a-z0-9]+)*$`)
+)
+
+// snapshotName is what a client calls a snapshot; either part may be empty.
+type snapshotName struct{ name, tag string }
+
+// parseName reads the name of a snapshot that is to be made.
+func parseName(namespace, text string) (snapshotName, error) {
+	if team, rest, qualified := strings.Cut(text, "/"); qualified {
+		if team != namespace {
+			return snapshotName{}, refuse(errs.ErrInvalid, "name: %q is not your team; leave it out, or write %q", team, namespace+"/"+rest)
+		}
+		text = rest
+	}
+	name, tag, tagged := strings.Cut(text, ":")
+	if name != "" && (len(name) > maxName || !nameForm.MatchString(name)) || name == "" && text != "" {
+		return snapshotName{}, refuse(errs.ErrInvalid, "name: %q must have from 1 to %d lower-case letters, digits, dashes and underscores, and begin and end with a letter or digit", name, maxName)
+	}
+	if tagged && (len(tag) > maxName || !tagForm.MatchString(tag)) {
+		return snapshotName{}, refuse(errs.ErrInvalid, "name: the tag %q must have from 1 to %d lower-case letters and digits, with single dashes and dots between them", tag, maxName)
+	}
+	return snapshotName{name, tag}, nil
+}
+
+// orElse fills in what the client left out: the name of the sandbox's template, or of the sandbox if it
+// has none, and a tag that is new.
+func (n snapshotName) orElse(s *agents.Sandbox) snapshotName {
+	if n.name == "" {
+		name := strings.ReplaceAll(cmp.Or(s.Annotations[pool.AnnotationTemplateName], s.Annotations[agents.AnnotationTemplateRef], s.Name), ".", "-")
+		n.name = strings.Trim(name[:min(len(name), maxName)], "-_")
+	}
+	if n.tag == "" {
+		n.tag = newTag()
+	}
+	return n
+}
+
+// newTag makes a tag up. Those made later sort behind, to the millisecond.
+func newTag() string {
+	return strconv.FormatInt(time.Now().UnixMilli(), 36) + strings.ToLower(rand.Text()[:4])
+}
+
+// object is the name of the Checkpoint. Names of objects have no underscores: those of a snapshot become
+// dashes, and a hash of its ID tells it from the snapshot that has dashes there.
+func (n snapshotName) object() string {
+	plain := n.name + "-" + n.tag
+	if !strings.Contains(n.name, "_") {
+		return plain
+	}
+	sum := sha256.Sum256([]byte(n.name + ":" + n.tag))
+	return strings.ReplaceAll(plain, "_", "-") + "-" + hex.EncodeToString(sum[:5])
+}
+
+// label names the object of a snapshot.
+func (n snapshotName) label(c *barchan.Checkpoint) {
+	c.Name = n.object()
+	c.Labels[barchan.LabelSnapshot], c.Labels[barchan.LabelTag] = n.name, n.tag
+}
+
+// nameOf is what clients call a checkpoint.
+func nameOf(c *barchan.Checkpoint) snapshotName {
+	name, tag := c.SnapshotName()
+	return snapshotName{name, tag}
+}
+
+// newest reports whether any snapshot of the name will do.
+func (n snapshotName) newest() bool {
+	return n.tag == "" || n.tag == barchan.DefaultTag || n.tag == tagLatest
+}
+
+// splitID reads the name of a snapshot that a client asks for; false if it cannot be one of the team's.
+func splitID(namespace, asked string) (snapshotName, bool) {
+	if team, rest, qualified := strings.Cut(asked, "/"); qualified {
+		if team != namespace {
+			return snapshotName{}, false
+		}
+		asked = rest
+	}
+	name, tag, _ := strings.Cut(asked, ":")
+	return snapshotName{name, tag}, name != ""
+}

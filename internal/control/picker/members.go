@@ -1,0 +1,280 @@
+package picker
+
+import (
+	"container/list"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+)
+
+// place is where a member is kept. See the diagram of the package.
+type place int
+
+const (
+	idle   place = iota // exists, and can neither be handed out nor is about to be
+	making              // becomes ready if all goes well
+	ready               // on a shelf
+	behind              // somebody else wrote it: not to be tried as it was last seen
+	held                // one claim tries it
+	past                // handed out or ended; remembered until the event that says so
+)
+
+// member is a sandbox that is or was an unclaimed member of a pool. All of it is guarded by
+// the picker's mutex.
+type member struct {
+	seen  *agents.Sandbox // the newest that is known; shared, never changed
+	key   key             // whose group counts it
+	place place
+	turn  uint64 // of those on a shelf, the lowest goes first
+	shelf *shelf
+	at    *list.Element
+	ended bool // it is no member any more
+	gone  bool // it is not there any more
+	// doubts are the marks of writes at the version seen that nobody knows the end of, and whose
+	// callers were told that they failed.
+	doubts []mark
+}
+
+// mark tells one adoption of a member from any other.
+type mark struct {
+	at, request string
+	owner       types.UID
+}
+
+func markOf(s *agents.Sandbox) mark {
+	m := mark{at: s.Annotations[pool.AnnotationClaimedAt], request: s.Annotations[pool.AnnotationIdempotencyKey]}
+	if len(s.OwnerReferences) > 0 {
+		m.owner = s.OwnerReferences[0].UID
+	}
+	return m
+}
+
+// bears reports whether an object is what the write of a mark made of it.
+func bears(s *agents.Sandbox, of mark) bool {
+	return pool.MemberOf(s) == "" && markOf(s) == of
+}
+
+// over reports whether a sandbox will never be handed out again, whatever comes.
+func over(s *agents.Sandbox) bool { return pool.MemberOf(s) == "" || s.DeletionTimestamp != nil }
+
+// placeOf is where a member belongs as it was seen.
+func placeOf(s *agents.Sandbox) place {
+	switch _, _, failed := sandbox.Failure(s); {
+	case over(s):
+		return past
+	case pool.Spare(s):
+		return ready
+	case failed:
+		return idle
+	}
+	if _, lacks := sandbox.LacksImage(s); lacks {
+		return idle
+	}
+	if _, refused := sandbox.RefusedSecrets(s); refused {
+		return idle
+	}
+	if phase := sandbox.PhaseOf(s); phase == sandbox.Pending || phase == sandbox.Starting {
+		return making
+	}
+	return idle
+}
+
+// newer reports whether an object is a later state of the same one. A server whose versions
+// cannot be compared is taken by its word: what comes later is later.
+func newer(s, than *agents.Sandbox) bool {
+	order, err := resourceversion.CompareResourceVersion(s.ResourceVersion, than.ResourceVersion)
+	if err != nil {
+		return s.ResourceVersion != than.ResourceVersion
+	}
+	return order > 0
+}
+
+// Observe takes a change of any Sandbox, in any order and as often as it comes: to is nil when
+// the sandbox is gone, from is nil when it is new. It does not block, and keeps the objects
+// without changing them.
+func (p *Picker) Observe(from, to *agents.Sandbox) {
+	s, gone := to, false
+	if s == nil {
+		s, gone = from, true
+	}
+	if s == nil {
+		return
+	}
+	if orphan := p.observe(s, gone); orphan {
+		p.orphaned(s)
+	}
+}
+
+func (p *Picker) observe(s *agents.Sandbox, gone bool) (orphan bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m := p.members[s.UID]
+	switch ends := gone || over(s); {
+	case p.graves.has(s.UID):
+	case m == nil && ends:
+		if pool.MemberOf(s) != "" || pool.OriginOf(s) != "" && s.Labels[agents.LabelLaunchType] == agents.LaunchWarm {
+			p.graves.add(s.UID)
+		}
+	case m == nil:
+		m = &member{seen: s}
+		p.members[s.UID] = m
+		p.putLocked(m, placeOf(s))
+	case ends:
+		orphan = !gone && slices.ContainsFunc(m.doubts, func(d mark) bool { return bears(s, d) })
+		m.gone = m.gone || gone
+		p.forgetLocked(m, s)
+	case m.place != past && newer(s, m.seen):
+		p.seeLocked(m, s)
+	}
+	return orphan
+}
+
+// seeLocked takes note of a later state of a member. What nobody holds goes where it belongs.
+//
+// +checklocks:p.mu
+func (p *Picker) seeLocked(m *member, s *agents.Sandbox) {
+	from := m.seen
+	m.seen, m.doubts = s, nil
+	to := placeOf(s)
+	stays := m.place == to && m.key == keyOf(s) && from.Status.NodeName == s.Status.NodeName
+	if m.place != held && !stays {
+		p.putLocked(m, to)
+	}
+}
+
+// forgetLocked ends a member. Whoever holds it learns it from m.ended.
+//
+// +checklocks:p.mu
+func (p *Picker) forgetLocked(m *member, s *agents.Sandbox) {
+	if newer(s, m.seen) {
+		m.seen = s
+	}
+	m.ended = true
+	delete(p.members, s.UID)
+	p.graves.add(s.UID)
+	if m.place != held {
+		p.putLocked(m, past)
+	}
+}
+
+func keyOf(s *agents.Sandbox) key { return key{pool.MemberOf(s), pool.RevisionOf(s)} }
+
+// putLocked moves a member to a place, and sees to those who wait for one.
+//
+// +checklocks:p.mu
+func (p *Picker) putLocked(m *member, to place) {
+	was := m.key
+	p.leaveLocked(m, to)
+	m.place = to
+	if to == making || to == ready || to == behind {
+		m.key = keyOf(m.seen)
+	}
+	g := p.groupLocked(m.key)
+	switch to {
+	case making:
+		g.making++
+	case ready:
+		if m.turn == 0 {
+			p.turns++
+			m.turn = p.turns
+		}
+		g.add(m)
+		p.metrics.ready.Inc()
+	case behind:
+		m.at = g.behind.PushBack(m)
+	case idle, held, past:
+	}
+	p.balanceLocked(m.key)
+	if was != m.key {
+		p.balanceLocked(was)
+	}
+}
+
+// leaveLocked takes a member from its place. It keeps its turn if it was only held.
+//
+// +checklocks:p.mu
+func (p *Picker) leaveLocked(m *member, to place) {
+	g := p.groupLocked(m.key)
+	switch m.place {
+	case making:
+		g.making--
+	case ready:
+		g.remove(m)
+		p.metrics.ready.Dec()
+	case behind:
+		g.behind.Remove(m.at)
+		m.at = nil
+	case idle, held, past:
+	}
+	if to != held && to != ready {
+		m.turn = 0
+	}
+}
+
+// +checklocks:p.mu
+func (p *Picker) groupLocked(k key) *group {
+	g := p.groups[k]
+	if g == nil {
+		g = newGroup()
+		p.groups[k] = g
+	}
+	return g
+}
+
+// balanceLocked gives what is ready to those who wait, first come first served, and sends
+// away, last come first, those for whom nothing is in the making any more.
+//
+// +checklocks:p.mu
+func (p *Picker) balanceLocked(k key) {
+	g := p.groupLocked(k)
+	for g.waiting.Len() > 0 {
+		if m := g.best(); m != nil {
+			p.leaveLocked(m, held)
+			m.place = held
+			g.leave(of[*ticket](g.waiting.Front()), m)
+			continue
+		}
+		if g.waiting.Len() <= g.making {
+			return
+		}
+		g.leave(of[*ticket](g.waiting.Back()), nil)
+	}
+	if g.empty() {
+		delete(p.groups, k)
+	}
+}
+
+// graves remembers the last members that ended, so that an event that comes late does not
+// bring them back. What it has forgotten and comes back all the same fails at its write.
+type graves struct {
+	set  map[types.UID]struct{}
+	ring []types.UID
+	next int
+}
+
+// graveyard is how many ended members are remembered.
+const graveyard = 4096
+
+func (g *graves) has(uid types.UID) bool {
+	_, dead := g.set[uid]
+	return dead
+}
+
+func (g *graves) add(uid types.UID) {
+	if g.has(uid) {
+		return
+	}
+	if len(g.ring) < graveyard {
+		g.ring = append(g.ring, uid)
+	} else {
+		delete(g.set, g.ring[g.next])
+		g.ring[g.next] = uid
+		g.next = (g.next + 1) % graveyard
+	}
+	g.set[uid] = struct{}{}
+}

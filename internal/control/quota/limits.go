@@ -1,0 +1,106 @@
+package quota
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+)
+
+// Annotations on a Namespace, each of which overrides one field of [Limits].
+const (
+	// AnnotationSandboxes is a whole number; 0 lets nothing be made.
+	AnnotationSandboxes = "barchan.dev/quota-sandboxes"
+	// AnnotationCPU and AnnotationMemory are quantities: "2.5" cores or "500m", "16Gi".
+	AnnotationCPU    = "barchan.dev/quota-cpu"
+	AnnotationMemory = "barchan.dev/quota-memory"
+	// AnnotationCounts is "running" or "all".
+	AnnotationCounts = "barchan.dev/quota-counts"
+)
+
+// Values of AnnotationCounts.
+const (
+	CountRunning = "running"
+	CountAll     = "all"
+)
+
+// Limit is a most. Its zero value is none.
+type Limit struct {
+	Most int64
+	Set  bool
+}
+
+// AtMost is a limit of n, which may be 0.
+func AtMost(n int64) Limit { return Limit{Most: n, Set: true} }
+
+// Limits are the quotas of a namespace. The zero value has none.
+type Limits struct {
+	Sandboxes Limit
+	MilliCPU  Limit // thousandths of a core
+	Memory    Limit // bytes
+	// CountPaused has paused sandboxes use what they would use running.
+	CountPaused bool
+}
+
+func (l *Limits) none() bool { return !l.Sandboxes.Set && !l.MilliCPU.Set && !l.Memory.Set }
+
+// of is what holds for a namespace, and what is wrong with its annotations. What cannot be read
+// leaves the default in force; where there is none to fall back on, nothing may be made.
+func of(ns *corev1.Namespace, defaults Limits) (limits Limits, faults []error) {
+	limits = defaults
+	set := func(name string, into *Limit, parse func(string) (int64, error)) {
+		text, given := ns.Annotations[name]
+		if !given {
+			return
+		}
+		n, err := parse(text)
+		if err != nil {
+			faults = append(faults, fmt.Errorf("namespace %s: annotation %s: %q %w: %w", ns.Name, name, text, err, errs.ErrInvalid))
+			if !into.Set {
+				*into = AtMost(0)
+			}
+			return
+		}
+		*into = AtMost(n)
+	}
+	set(AnnotationSandboxes, &limits.Sandboxes, parseCount)
+	set(AnnotationCPU, &limits.MilliCPU, func(s string) (int64, error) { return parseQuantity(s, (*resource.Quantity).MilliValue) })
+	set(AnnotationMemory, &limits.Memory, func(s string) (int64, error) { return parseQuantity(s, (*resource.Quantity).Value) })
+	switch text, given := ns.Annotations[AnnotationCounts]; {
+	case !given:
+	case text == CountRunning || text == CountAll:
+		limits.CountPaused = text == CountAll
+	default:
+		limits.CountPaused = true
+		faults = append(faults, fmt.Errorf("namespace %s: annotation %s: %q is none of %s and %s: %w",
+			ns.Name, AnnotationCounts, text, CountRunning, CountAll, errs.ErrInvalid))
+	}
+	return limits, faults
+}
+
+func parseCount(text string) (int64, error) {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < 0 {
+		return 0, errNumber
+	}
+	return n, nil
+}
+
+func parseQuantity(text string, value func(*resource.Quantity) int64) (int64, error) {
+	q, err := resource.ParseQuantity(text)
+	if err != nil || q.Sign() < 0 || q.CmpInt64(math.MaxInt64/milli) > 0 {
+		return 0, errQuantity
+	}
+	return value(&q), nil
+}
+
+const milli = 1000
+
+var (
+	errNumber   = fmt.Errorf("is not a whole number of 0 or more")
+	errQuantity = fmt.Errorf("is not a quantity of 0 or more")
+)

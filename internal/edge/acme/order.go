@@ -1,0 +1,186 @@
+package acme
+
+import (
+	"context"
+	"crypto"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"time"
+
+	"golang.org/x/crypto/acme"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+)
+
+// How a domain is proven.
+const (
+	byDNS  = "dns-01"
+	byTLS  = "tls-alpn-01"
+	byHTTP = "http-01"
+)
+
+const (
+	requestTime = time.Minute      // for one request to the authority
+	cleanTime   = 30 * time.Second // for taking a record away again
+	mostNonces  = 5                // tries after the authority found a nonce too old
+)
+
+// order gets a certificate, in PEM with its key. Over TLS and over HTTP a name may be proven where
+// only one of both ports leads here: they take turns with the failures.
+func (m *Manager) order(ctx context.Context, w want, failures int) ([]byte, error) {
+	key, err := m.accountKey()
+	if err != nil {
+		return nil, err
+	}
+	client, done := m.client(key)
+	defer done()
+	if err := m.register(ctx, client); err != nil {
+		return nil, err
+	}
+	way := byDNS
+	if m.cfg.DNS == nil {
+		way = []string{byTLS, byHTTP}[failures%2]
+	}
+	o, err := client.AuthorizeOrder(ctx, acme.DomainIDs(w.names...))
+	if err != nil {
+		return nil, fmt.Errorf("order a certificate: %w", err)
+	}
+	for _, u := range o.AuthzURLs {
+		if err := m.prove(ctx, client, u, way); err != nil {
+			return nil, err
+		}
+	}
+	if o, err = client.WaitOrder(ctx, o.URI); err != nil {
+		return nil, fmt.Errorf("await the order: %w", err)
+	}
+	if key, err = newKey(); err != nil {
+		return nil, err
+	}
+	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{DNSNames: w.names}, key)
+	if err != nil {
+		return nil, fmt.Errorf("make the request for a certificate: %w", err)
+	}
+	chain, _, err := client.CreateCertFromOrder(ctx, o, csr, true)
+	if err != nil {
+		return nil, fmt.Errorf("have the certificate issued: %w", err)
+	}
+	return encodeCert(key, chain)
+}
+
+// client speaks to the authority until done is called.
+func (m *Manager) client(key crypto.Signer) (client *acme.Client, done func()) {
+	transport := &http.Transport{
+		Proxy: http.ProxyFromEnvironment, TLSClientConfig: &tls.Config{RootCAs: m.cfg.Roots, MinVersion: tls.VersionTLS12},
+		DialContext: (&net.Dialer{Timeout: requestTime}).DialContext, ForceAttemptHTTP2: true,
+	}
+	return &acme.Client{
+		Key: key, DirectoryURL: m.cfg.Directory, UserAgent: "barchan", HTTPClient: &http.Client{Transport: transport, Timeout: requestTime},
+		// Whatever else fails is tried again by Run, which knows how often.
+		RetryBackoff: func(n int, _ *http.Request, res *http.Response) time.Duration {
+			if res.StatusCode == http.StatusBadRequest && n < mostNonces {
+				return time.Duration(n+1) * 10 * time.Millisecond
+			}
+			return -1
+		},
+	}, transport.CloseIdleConnections
+}
+
+// register makes an account, or finds the one that the key has.
+func (m *Manager) register(ctx context.Context, client *acme.Client) error {
+	account := &acme.Account{}
+	if m.cfg.Email != "" {
+		account.Contact = []string{"mailto:" + m.cfg.Email}
+	}
+	if _, err := client.Register(ctx, account, acme.AcceptTOS); err != nil && !errors.Is(err, acme.ErrAccountAlreadyExists) {
+		return fmt.Errorf("account at %s: %w", m.cfg.Directory, err)
+	}
+	return nil
+}
+
+// prove shows the authority that a name is ours.
+func (m *Manager) prove(ctx context.Context, client *acme.Client, authorization, way string) error {
+	a, err := client.GetAuthorization(ctx, authorization)
+	if err != nil {
+		return fmt.Errorf("read what is to be proven: %w", err)
+	}
+	if a.Status == acme.StatusValid { // from an order before
+		return nil
+	}
+	name := a.Identifier.Value
+	i := slices.IndexFunc(a.Challenges, func(c *acme.Challenge) bool { return c.Type == way })
+	if i < 0 {
+		return fmt.Errorf("%s: the authority does not take a proof by %s: %w", name, way, errs.ErrInvalid)
+	}
+	challenge := a.Challenges[i]
+	withdraw, err := m.present(ctx, client, name, challenge)
+	if err != nil {
+		return fmt.Errorf("%s: prepare the proof by %s: %w", name, way, err)
+	}
+	defer withdraw()
+	if _, err := client.Accept(ctx, challenge); err != nil {
+		return fmt.Errorf("%s: have the proof by %s looked at: %w", name, way, err)
+	}
+	if _, err := client.WaitAuthorization(ctx, a.URI); err != nil {
+		return fmt.Errorf("%s: proof by %s: %w", name, way, err)
+	}
+	return nil
+}
+
+// present has the proof lie where the authority looks for it, until withdraw is called.
+func (m *Manager) present(ctx context.Context, client *acme.Client, name string, c *acme.Challenge) (withdraw func(), err error) {
+	switch c.Type {
+	case byDNS:
+		return m.presentRecord(ctx, client, name, c)
+	case byTLS:
+		cert, err := client.TLSALPN01ChallengeCert(c.Token, name)
+		if err != nil {
+			return nil, err
+		}
+		return m.show(name, proof{cert: &cert}), nil
+	default:
+		answer, err := client.HTTP01ChallengeResponse(c.Token)
+		if err != nil {
+			return nil, err
+		}
+		return m.show(name+client.HTTP01ChallengePath(c.Token), proof{answer: answer}), nil
+	}
+}
+
+// show has a proof be found until it is withdrawn.
+func (m *Manager) show(key string, p proof) (withdraw func()) {
+	m.mu.Lock()
+	m.proofs[key] = p
+	m.mu.Unlock()
+	return func() {
+		m.mu.Lock()
+		delete(m.proofs, key)
+		m.mu.Unlock()
+	}
+}
+
+func (m *Manager) presentRecord(ctx context.Context, client *acme.Client, name string, c *acme.Challenge) (withdraw func(), err error) {
+	value, err := client.DNS01ChallengeRecord(c.Token)
+	if err != nil {
+		return nil, err
+	}
+	record := "_acme-challenge." + name
+	withdraw = func() {
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
+		defer cancel()
+		if err := m.cfg.DNS.Remove(undo, record, value); err != nil {
+			m.log.WarnContext(undo, "a DNS record of a proof is left behind", telemetry.Name, record, telemetry.Error, err)
+		}
+	}
+	if err := m.cfg.DNS.Add(ctx, record, value); err != nil {
+		withdraw() // it may be there all the same
+		return nil, err
+	}
+	return withdraw, nil
+}

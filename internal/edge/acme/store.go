@@ -1,0 +1,220 @@
+package acme
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/base/durable"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+)
+
+// Files below the directory of an authority. All of them are for their owner alone.
+const (
+	accountFile = "account.key"
+	triesFile   = "tries.json"
+	certSuffix  = ".pem" // a key and its chain, in one file, so that they always fit together
+
+	privateMode = 0o600
+	dirMode     = 0o700
+
+	pemCert = "CERTIFICATE"
+	pemKey  = "PRIVATE KEY"
+)
+
+// folderOf keeps authorities apart: what one has issued says nothing to who trusts another.
+func folderOf(directory string) string {
+	sum := sha256.Sum256([]byte(directory))
+	name := hex.EncodeToString(sum[:6])
+	if u, err := url.Parse(directory); err == nil && u.Hostname() != "" {
+		name = u.Hostname() + "-" + name
+	}
+	return name
+}
+
+// load reads what is there.
+func (m *Manager) load() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, w := range m.wants {
+		path := m.certPath(w)
+		text, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		var c *tls.Certificate
+		if err == nil {
+			c, err = parseCert(text)
+		}
+		if err != nil {
+			m.log.Warn("certificate cannot be read, another one is asked for", telemetry.Path, path, telemetry.Error, err)
+			continue
+		}
+		m.held[w.id] = c
+	}
+	m.indexLocked()
+	if err := m.loadTriesLocked(); err != nil {
+		m.log.Warn("earlier tries are forgotten", telemetry.Path, filepath.Join(m.dir, triesFile), telemetry.Error, err)
+	}
+}
+
+// +checklocks:m.mu
+func (m *Manager) loadTriesLocked() error {
+	text, err := os.ReadFile(filepath.Join(m.dir, triesFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read tries: %w", err)
+	}
+	if err := json.Unmarshal(text, &m.tries); err != nil {
+		return fmt.Errorf("read tries: %w", err)
+	}
+	if m.tries == nil { // the file said null
+		m.tries = map[string]try{}
+	}
+	for id, t := range m.tries {
+		if t.Settings != m.settings() {
+			t.After = time.Time{} // what was wrong may have been mended
+			m.tries[id] = t
+		}
+	}
+	return nil
+}
+
+// settings tells apart what a try depends on.
+func (m *Manager) settings() string {
+	sum := sha256.Sum256([]byte(m.cfg.Email + "\x00" + m.cfg.Settings))
+	return hex.EncodeToString(sum[:8])
+}
+
+func (m *Manager) certPath(w want) string { return filepath.Join(m.dir, w.id+certSuffix) }
+
+// indexLocked makes certificates found by their names. One that was made for other names than are
+// wanted now serves those that it has.
+//
+// +checklocks:m.mu
+func (m *Manager) indexLocked() {
+	m.byName = map[string]*tls.Certificate{}
+	for _, w := range m.wants {
+		if c := m.held[w.id]; c != nil {
+			for _, name := range c.Leaf.DNSNames {
+				m.byName[name] = c
+			}
+		}
+	}
+}
+
+// keep writes a certificate and serves it from here on.
+func (m *Manager) keep(w want, text []byte) error {
+	c, err := parseCert(text)
+	if err != nil {
+		return err
+	}
+	if !covers(c, w) {
+		return fmt.Errorf("the authority certified %v, wanted %v: %w", c.Leaf.DNSNames, w.names, errs.ErrUnavailable)
+	}
+	if err := durable.WriteFile(m.certPath(w), text, privateMode); err != nil {
+		return fmt.Errorf("keep certificate: %w", err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.held[w.id] = c
+	m.indexLocked()
+	return nil
+}
+
+// covers reports whether a certificate has all the names that are wanted.
+func covers(c *tls.Certificate, w want) bool {
+	for _, name := range w.names {
+		if !slices.Contains(c.Leaf.DNSNames, name) {
+			return false
+		}
+	}
+	return true
+}
+
+func parseCert(text []byte) (*tls.Certificate, error) {
+	pair, err := tls.X509KeyPair(text, text)
+	if err != nil {
+		return nil, fmt.Errorf("parse certificate: %w", err)
+	}
+	return &pair, nil
+}
+
+// encodeCert is what parseCert reads.
+func encodeCert(key crypto.Signer, chain [][]byte) ([]byte, error) {
+	text, err := encodeKey(key)
+	if err != nil {
+		return nil, err
+	}
+	for _, der := range chain {
+		text = append(text, pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der})...)
+	}
+	return text, nil
+}
+
+func encodeKey(key crypto.Signer) ([]byte, error) {
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, fmt.Errorf("encode key: %w", err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: pemKey, Bytes: der}), nil
+}
+
+func newKey() (crypto.Signer, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("make key: %w", err)
+	}
+	return key, nil
+}
+
+// accountKey is the key of the account at the authority, made if there is none. One that cannot be
+// read is an error, and never replaced: its account may be the one with the rights to the domains.
+func (m *Manager) accountKey() (crypto.Signer, error) {
+	path := filepath.Join(m.dir, accountFile)
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		key, err := newKey()
+		if err != nil {
+			return nil, err
+		}
+		if text, err = encodeKey(key); err != nil {
+			return nil, err
+		}
+		if err := durable.WriteFile(path, text, privateMode); err != nil {
+			return nil, fmt.Errorf("keep the account's key: %w", err)
+		}
+		return key, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the account's key: %w", err)
+	}
+	block, _ := pem.Decode(text)
+	if block == nil {
+		return nil, fmt.Errorf("the account's key %s is no PEM file; restore it, or remove it to have another account made: %w", path, errs.ErrInvalid)
+	}
+	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	signer, ok := key.(crypto.Signer)
+	if err != nil || !ok {
+		return nil, fmt.Errorf("the account's key %s cannot be read; restore it, or remove it to have another account made: %w", path, errs.ErrInvalid)
+	}
+	return signer, nil
+}

@@ -1,0 +1,194 @@
+package e2b_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/client/restclient"
+	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/control/cache"
+	"github.com/barchan-dev/barchan/internal/control/manager"
+	"github.com/barchan-dev/barchan/internal/control/picker"
+	"github.com/barchan-dev/barchan/internal/control/quota"
+	"github.com/barchan-dev/barchan/internal/edge/e2b"
+	"github.com/barchan-dev/barchan/internal/edge/route"
+)
+
+// BenchmarkClaim claims from a pool over HTTP, by clients that keep their connections: all of
+// the way but the node, for which the members are written as ready beforehand. Nothing refills.
+func BenchmarkClaim(b *testing.B) {
+	for _, clients := range []int{1, 16} {
+		b.Run(fmt.Sprint(clients), func(b *testing.B) { benchmarkClaim(b, clients) })
+	}
+}
+
+func benchmarkClaim(b *testing.B, clients int) {
+	s := newClaimServer(b)
+	s.fill(b, max(b.N, 1000))
+	took, ids := make([]time.Duration, b.N), make([]string, b.N)
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	b.ResetTimer()
+	for range clients {
+		wg.Go(func() {
+			for i := int(next.Add(1)) - 1; i < b.N; i = int(next.Add(1)) - 1 {
+				begin := time.Now()
+				made, err := s.rest.Create(b.Context(), restclient.NewSandbox{TemplateID: "base", Timeout: 300})
+				if err != nil {
+					b.Error(err)
+					return
+				}
+				took[i], ids[i] = time.Since(begin), made.SandboxID
+			}
+		})
+	}
+	wg.Wait()
+	b.StopTimer()
+	slices.Sort(ids)
+	if len(slices.Compact(ids)) != b.N {
+		b.Errorf("%d claims got %d sandboxes", b.N, len(slices.Compact(ids)))
+	}
+	slices.Sort(took)
+	at := func(p float64) float64 { return float64(took[int(float64(len(took)-1)*p)].Microseconds()) }
+	b.ReportMetric(at(0.5), "p50-µs")
+	b.ReportMetric(at(0.99), "p99-µs")
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "ops/s")
+}
+
+// claimServer is a server without a node.
+type claimServer struct {
+	api      *apiserver.Server
+	objects  *cache.Cache
+	picker   *picker.Picker
+	rest     *restclient.Client
+	template *extensions.SandboxTemplate
+	pool     *extensions.SandboxWarmPool
+	revision string
+}
+
+func newClaimServer(b *testing.B) *claimServer {
+	b.Helper()
+	must := func(err error) {
+		b.Helper()
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	dir, err := os.MkdirTemp("", "claims-") //nolint:usetesting // on the disk that TMPDIR names
+	must(err)
+	b.Cleanup(func() { _ = os.RemoveAll(dir) })
+	s := &claimServer{}
+	s.api, err = apiserver.New(apiserver.Config{DataDir: dir, Log: telemetry.Discard()})
+	must(err)
+	must(s.api.Start(b.Context()))
+	b.Cleanup(s.api.Stop)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(b.Context()))
+	var wg sync.WaitGroup
+	b.Cleanup(func() { cancel(); wg.Wait() })
+	s.objects, err = cache.New(ctx, cache.Config{REST: s.api.RESTConfig(apiserver.UserController)})
+	must(err)
+	direct := s.api.Direct(apiserver.UserController)
+	s.picker, err = picker.New(picker.Config{Writer: direct})
+	must(err)
+	routes := route.NewTable()
+	quotas, err := quota.New(quota.Config{Reader: s.objects, Log: telemetry.Discard()})
+	must(err)
+	_, err = cache.On(ctx, s.objects, func(older, newer *agents.Sandbox) {
+		s.picker.Observe(older, newer)
+		quotas.Observe(older, newer)
+		if newer != nil {
+			routes.Apply(newer)
+		}
+	})
+	must(err)
+	wg.Go(func() { _ = s.objects.Run(ctx) })
+	must(s.objects.WaitSynced(ctx))
+	tokens, err := sandbox.NewTokens([]byte(strings.Repeat("s", 32)))
+	must(err)
+	m, err := manager.New(manager.Config{
+		Objects: direct, Cache: s.objects, Picker: s.picker, Quota: quotas, Routes: routes, Tokens: tokens, Log: telemetry.Discard(),
+	})
+	must(err)
+	rest, err := e2b.New(e2b.Config{Manager: m, Log: telemetry.Discard()})
+	must(err)
+	web := httptest.NewServer(rest)
+	b.Cleanup(web.Close)
+	s.writeObjects(ctx, b, must)
+	key := barchan.NewKeySecret()
+	must(s.objects.Live().Create(ctx, &barchan.APIKey{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "bench"}, Spec: barchan.NewAPIKeySpec(key, "")}))
+	s.rest, err = restclient.New(restclient.Config{URL: web.URL, Key: key, UserAgent: "bench", HTTP: &http.Client{Transport: &http.Transport{
+		MaxIdleConnsPerHost: 64, DialContext: (&net.Dialer{}).DialContext,
+	}}})
+	must(err)
+	return s
+}
+
+func (s *claimServer) writeObjects(ctx context.Context, b *testing.B, must func(error)) {
+	b.Helper()
+	t := &extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "base"}}
+	t.Spec.PodTemplate.Spec.Containers = []corev1.Container{{Name: "sandbox", Image: "base:1"}}
+	must(s.objects.Live().Create(ctx, t))
+	zero := int32(0)
+	p := &extensions.SandboxWarmPool{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "base"}}
+	p.Spec.Replicas, p.Spec.SandboxTemplateRef.Name = &zero, "base"
+	must(s.objects.Live().Create(ctx, p))
+	revision, _, err := pool.Revision(t)
+	must(err)
+	s.template, s.pool, s.revision = t, p, revision
+}
+
+// fill writes ready members and returns when the picker has them.
+func (s *claimServer) fill(b *testing.B, n int) {
+	b.Helper()
+	ctx := b.Context()
+	var wg sync.WaitGroup
+	var next atomic.Int64
+	for range 8 {
+		wg.Go(func() {
+			for i := next.Add(1); i <= int64(n); i = next.Add(1) {
+				m := pool.NewMember(s.pool, s.template, s.revision)
+				m.Name = fmt.Sprintf("m-%d", i)
+				if err := s.objects.Live().Create(ctx, m); err != nil {
+					b.Error(err)
+					return
+				}
+				m.Status.PodIPs, m.Status.NodeName = []string{fmt.Sprintf("10.0.%d.%d", i/250, i%250+1)}, "n1"
+				now := metav1.Now()
+				m.Status.Barchan = &agents.BarchanStatus{ID: string(sandbox.IDOf(m.UID)), Phase: string(sandbox.Running), StartedAt: &now}
+				m.Status.Conditions = []metav1.Condition{{Type: agents.ConditionReady, Status: metav1.ConditionTrue, Reason: agents.ReasonDependenciesReady, LastTransitionTime: now}}
+				if err := s.objects.Live().Status().Update(ctx, m); err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for s.picker.Ready(s.pool.UID, s.revision) < n && !b.Failed() {
+		time.Sleep(time.Millisecond)
+	}
+	key := types.NamespacedName{Namespace: "default", Name: "base"}
+	if _, err := s.objects.Pool(ctx, key); err != nil {
+		b.Fatal(err)
+	}
+}

@@ -1,0 +1,138 @@
+package e2b
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"reflect"
+	"strconv"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/health"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/manager"
+)
+
+const (
+	internalText = "internal error; the server's log has more"
+	// statusClosed is written for clients that went away; nobody reads it but the metrics.
+	statusClosed = 499
+)
+
+// answer is a status and what to say where the error has no text for users.
+type answer struct {
+	status int
+	text   string
+}
+
+// answers is the one table from kinds of errors to the wire.
+var answers = map[error]answer{
+	errs.ErrNotFound:        {http.StatusNotFound, "not found"},
+	errs.ErrConflict:        {http.StatusConflict, "the state changed meanwhile; try again"},
+	errs.ErrInvalid:         {http.StatusBadRequest, "the request is not valid"},
+	errs.ErrExhausted:       {http.StatusTooManyRequests, "a limit is reached"},
+	errs.ErrUnavailable:     {http.StatusServiceUnavailable, "not available at the moment; try again"},
+	errs.ErrUnauthenticated: {http.StatusUnauthorized, "an API key is required"},
+	errs.ErrForbidden:       {http.StatusForbidden, "not allowed"},
+	errs.ErrTooLarge:        {http.StatusRequestEntityTooLarge, "the request is too large"},
+	errs.ErrTimeout:         {http.StatusGatewayTimeout, "it took too long; try again"},
+}
+
+func answerTo(err error) answer {
+	a, known := answers[errs.Kind(err)]
+	switch {
+	case errors.Is(err, context.Canceled):
+		return answer{statusClosed, "the client went away"}
+	case errors.Is(err, manager.ErrKeyReused):
+		a.status = http.StatusUnprocessableEntity
+	case !known && errors.Is(err, context.DeadlineExceeded):
+		a = answers[errs.ErrTimeout]
+	case !known:
+		return answer{http.StatusInternalServerError, internalText}
+	}
+	if text, ok := errs.PublicMessage(err); ok {
+		a.text = text
+	}
+	return a
+}
+
+// fail answers with an error. It is the one place that logs it.
+func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
+	a := answerTo(err)
+	log := s.log.DebugContext
+	switch {
+	case a.status == http.StatusInternalServerError:
+		log = s.log.ErrorContext
+	case a.status > http.StatusInternalServerError:
+		log = s.log.WarnContext
+	}
+	log(r.Context(), "request failed", telemetry.Method, r.Method, telemetry.Path, r.URL.Path, telemetry.Status, a.status, telemetry.Error, err)
+	if a.status == http.StatusServiceUnavailable {
+		w.Header().Set("Retry-After", strconv.Itoa(int(health.RetryAfter.Seconds())))
+	}
+	writeError(w, a.status, a.text)
+}
+
+func writeError(w http.ResponseWriter, status int, message string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(Error{Code: int32(status), Message: message}) // the client may be gone
+}
+
+func invalid(format string, args ...any) error {
+	return errs.Public(errs.ErrInvalid, fmt.Sprintf(format, args...))
+}
+
+// badBody says what about a body is wrong.
+func badBody(err error) error {
+	cause := fmt.Errorf("%w: %w", errs.ErrInvalid, err)
+	if errors.Is(err, io.EOF) {
+		return errs.Public(cause, "the request needs a JSON body")
+	}
+	if syntax := (*json.SyntaxError)(nil); errors.As(err, &syntax) {
+		return errs.Public(cause, fmt.Sprintf("the body is not JSON: %s, at byte %d", syntax.Error(), syntax.Offset))
+	}
+	if mismatch := (*json.UnmarshalTypeError)(nil); errors.As(err, &mismatch) {
+		field := mismatch.Field
+		if field == "" {
+			field = "the body"
+		}
+		return errs.Public(cause, fmt.Sprintf("%s: must be %s, not %s", field, nameOf(mismatch.Type), mismatch.Value))
+	}
+	return errs.Public(cause, "the body is not what this route takes")
+}
+
+// nameOf tells a Go type in the words of JSON.
+func nameOf(t reflect.Type) string {
+	switch t.Kind() { //nolint:exhaustive // the rest are numbers of some size
+	case reflect.Bool:
+		return "true or false"
+	case reflect.String:
+		return "a string"
+	case reflect.Slice, reflect.Array:
+		return "a list"
+	case reflect.Map, reflect.Struct, reflect.Pointer:
+		return "an object"
+	default:
+		return "an integer"
+	}
+}
+
+// badParameter says which parameter of the path or the query is wrong.
+func badParameter(err error) error {
+	cause := fmt.Errorf("%w: %w", errs.ErrInvalid, err)
+	if missing := (*RequiredParamError)(nil); errors.As(err, &missing) {
+		return errs.Public(cause, missing.ParamName+": is required")
+	}
+	if many := (*TooManyValuesForParamError)(nil); errors.As(err, &many) {
+		return errs.Public(cause, many.ParamName+": must be given once")
+	}
+	if wrong := (*InvalidParamFormatError)(nil); errors.As(err, &wrong) {
+		return errs.Public(cause, wrong.ParamName+": has the wrong form")
+	}
+	return errs.Public(cause, "a parameter is not valid")
+}

@@ -1,0 +1,251 @@
+package e2b
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/manager"
+)
+
+// Defaults of the wire format.
+const (
+	defaultTimeoutV1 = 15 * time.Second
+	defaultTimeoutV2 = 300 * time.Second
+	defaultMaxBody   = 1 << 20
+)
+
+// Config is what New needs.
+type Config struct {
+	// Manager and Log are required.
+	Manager *manager.Manager
+	Log     *slog.Logger
+	// Domains are those below which sandboxes are reached. A request
+	// to the host api below one of them is answered with that domain, others with Domain, which may have a port.
+	// Empty: clients use their own.
+	Domains []string
+	Domain  string
+	// MaxBody bounds a request's body, in bytes. Default 1 MiB.
+	MaxBody int64
+	// DefaultTimeout is the time to live of a sandbox made or connected to by the v2 routes
+	// without a timeout. Default 300 s.
+	DefaultTimeout time.Duration
+	// Metrics, if given, gets our histogram.
+	Metrics prometheus.Registerer
+}
+
+// Server answers the control plane's requests. It is safe for concurrent use.
+type Server struct {
+	manager        *manager.Manager
+	log            *slog.Logger
+	domains        []string
+	domain         string
+	maxBody        int64
+	defaultTimeout time.Duration
+	mux            *http.ServeMux // generated routes
+	later          *http.ServeMux // E2B's routes that are not available yet
+	seconds        *prometheus.HistogramVec
+}
+
+// New checks the configuration.
+func New(cfg Config) (*Server, error) {
+	if cfg.Manager == nil || cfg.Log == nil {
+		return nil, fmt.Errorf("e2b: Manager and Log are required: %w", errs.ErrInvalid)
+	}
+	if cfg.MaxBody < 0 || cfg.DefaultTimeout < 0 {
+		return nil, fmt.Errorf("e2b: MaxBody and DefaultTimeout must be positive: %w", errs.ErrInvalid)
+	}
+	s := &Server{
+		manager: cfg.Manager, log: cfg.Log.With(telemetry.Component, "e2b"),
+		domains: cfg.Domains, domain: cfg.Domain,
+		maxBody: cfg.MaxBody, defaultTimeout: cfg.DefaultTimeout,
+		mux: http.NewServeMux(), later: laterRoutes(),
+		seconds: prometheus.NewHistogramVec(telemetry.DurationOpts("api", "request", "Time to answer a request of the E2B API."), []string{"route", "status"}),
+	}
+	if s.maxBody == 0 {
+		s.maxBody = defaultMaxBody
+	}
+	if s.defaultTimeout == 0 {
+		s.defaultTimeout = defaultTimeoutV2
+	}
+	if cfg.Metrics != nil {
+		if err := cfg.Metrics.Register(s.seconds); err != nil {
+			return nil, fmt.Errorf("register the API's metrics: %w", err)
+		}
+	}
+	strict := NewStrictHandlerWithOptions(&handlers{s}, nil, StrictHTTPServerOptions{
+		RequestErrorHandlerFunc:  func(w http.ResponseWriter, r *http.Request, err error) { s.fail(w, r, badBody(err)) },
+		ResponseErrorHandlerFunc: s.fail,
+	})
+	HandlerWithOptions(strict, StdHTTPServerOptions{
+		BaseRouter:       s.mux,
+		ErrorHandlerFunc: func(w http.ResponseWriter, r *http.Request, err error) { s.fail(w, r, badParameter(err)) },
+	})
+	return s, nil
+}
+
+// ServeHTTP answers one request.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	start := time.Now()
+	out := &recorder{ResponseWriter: w}
+	_, route := s.mux.Handler(r)
+	defer func() {
+		if p := recover(); p != nil {
+			s.panicked(out, r, p)
+		}
+		if route == "" {
+			route = "none"
+		}
+		s.seconds.WithLabelValues(route, strconv.Itoa(out.status)).Observe(time.Since(start).Seconds())
+	}()
+	allowOrigins(w.Header())
+	switch {
+	case r.Method == http.MethodOptions:
+		out.WriteHeader(http.StatusNoContent)
+	case route == "":
+		s.noRoute(out, r)
+	default:
+		s.serveRoute(out, r)
+	}
+}
+
+func (s *Server) serveRoute(w http.ResponseWriter, r *http.Request) {
+	who, err := s.authenticate(r)
+	if err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	if err := s.readBody(w, r); err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	s.mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, who)))
+}
+
+// caller is who makes a request, with the key that it brought and the domain that it reaches sandboxes by.
+type caller struct {
+	manager.Identity
+	secret, domain string
+}
+
+type callerKey struct{}
+
+// callerOf is only called behind serveRoute.
+func callerOf(ctx context.Context) caller {
+	who, _ := ctx.Value(callerKey{}).(caller)
+	return who
+}
+
+func (s *Server) authenticate(r *http.Request) (caller, error) {
+	secret := r.Header.Get("X-API-Key")
+	if secret == "" {
+		if scheme, token, ok := strings.Cut(r.Header.Get("Authorization"), " "); ok && strings.EqualFold(scheme, "Bearer") {
+			secret = strings.TrimSpace(token)
+		}
+	}
+	if secret == "" {
+		return caller{}, errs.Public(errs.ErrUnauthenticated, "an API key is required: send it in the header X-API-Key")
+	}
+	who, err := s.manager.Authenticate(r.Context(), secret)
+	return caller{who, secret, s.domainOf(r)}, err
+}
+
+// domainOf is what a client is to put behind "<port>-<id>." to reach a sandbox over TLS: the domain that it has
+// reached the API by, with its port, or else the server's. A port without TLS is not one for that.
+func (s *Server) domainOf(r *http.Request) string {
+	domain, is := strings.CutPrefix(strings.ToLower(r.Host), "api.")
+	name := hostOf(domain)
+	known := slices.ContainsFunc(s.domains, func(d string) bool { return hostOf(d) == name })
+	if is && known && (r.TLS != nil || name == domain) { // without a port: that of TLS, here or at a proxy
+		return domain
+	}
+	return s.domain
+}
+
+// hostOf leaves out a port.
+func hostOf(domain string) string {
+	if host, _, err := net.SplitHostPort(domain); err == nil {
+		return host
+	}
+	return domain
+}
+
+// readBody takes in the body at once, so that whatever is wrong with it is told before
+// anything is done.
+func (s *Server) readBody(w http.ResponseWriter, r *http.Request) error {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.maxBody))
+	if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
+		return errs.Public(errs.ErrTooLarge, fmt.Sprintf("the body is larger than %d bytes", s.maxBody))
+	}
+	if err != nil {
+		return errs.Public(fmt.Errorf("%w: %w", errs.ErrInvalid, err), "the body could not be read")
+	}
+	body = bytes.TrimSpace(body)
+	if len(body) > 0 {
+		var raw json.RawMessage
+		if err := json.Unmarshal(body, &raw); err != nil {
+			return badBody(err)
+		}
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	return nil
+}
+
+func allowOrigins(h http.Header) {
+	h.Set("Access-Control-Allow-Origin", "*")
+	h.Set("Access-Control-Allow-Methods", "GET, POST, PUT, PATCH, DELETE, OPTIONS")
+	h.Set("Access-Control-Allow-Headers", "*, Authorization")
+	h.Set("Access-Control-Expose-Headers", "X-Next-Token, X-Total-Running")
+}
+
+// panicked answers for a handler that did not come to its end.
+func (s *Server) panicked(w *recorder, r *http.Request, p any) {
+	if err, ok := p.(error); ok && errors.Is(err, http.ErrAbortHandler) {
+		panic(p)
+	}
+	s.log.ErrorContext(r.Context(), "panic in a handler", telemetry.Method, r.Method, telemetry.Path, r.URL.Path,
+		telemetry.Error, fmt.Sprint(p), "stack", string(debug.Stack()))
+	if w.status == 0 {
+		writeError(w, http.StatusInternalServerError, internalText)
+	}
+}
+
+// recorder remembers the status.
+type recorder struct {
+	http.ResponseWriter
+	status int
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (r *recorder) WriteHeader(status int) {
+	if r.status == 0 {
+		r.status = status
+	}
+	r.ResponseWriter.WriteHeader(status)
+}
+
+// Write implements http.ResponseWriter.
+func (r *recorder) Write(b []byte) (int, error) {
+	if r.status == 0 {
+		r.status = http.StatusOK
+	}
+	return r.ResponseWriter.Write(b)
+}
+
+// Unwrap serves http.ResponseController.
+func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }

@@ -1,0 +1,194 @@
+package e2b
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"time"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/internal/control/manager"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+)
+
+// clientID is a field that clients must get and that means nothing any more.
+const clientID = "barchan"
+
+func (s *Server) sandbox(ctx context.Context, v manager.Sandbox) Sandbox {
+	return Sandbox{
+		SandboxID:          string(v.ID),
+		TemplateID:         v.TemplateID,
+		Alias:              optional(v.TemplateName),
+		ClientID:           clientID,
+		EnvdVersion:        envd.Version,
+		EnvdAccessToken:    optional(v.AgentToken),
+		TrafficAccessToken: optional(v.TrafficToken),
+		Domain:             optional(callerOf(ctx).domain),
+	}
+}
+
+func listedSandbox(v manager.Sandbox) ListedSandbox {
+	return ListedSandbox{
+		SandboxID:   string(v.ID),
+		Name:        optional(v.Name),
+		TemplateID:  v.TemplateID,
+		Alias:       optional(v.TemplateName),
+		ClientID:    clientID,
+		StartedAt:   v.StartedAt,
+		EndAt:       v.EndAt,
+		CPUCount:    int32(v.Size.CPUs),
+		MemoryMB:    v.Size.MemoryMB,
+		DiskSizeMB:  v.Size.DiskMB,
+		State:       SandboxState(v.State),
+		EnvdVersion: envd.Version,
+		Metadata:    stringMap(v.Metadata),
+	}
+}
+
+func (s *Server) detail(ctx context.Context, v manager.Sandbox) SandboxDetail {
+	l := listedSandbox(v)
+	d := SandboxDetail{
+		SandboxID: l.SandboxID, Name: l.Name, TemplateID: l.TemplateID, Alias: l.Alias, ClientID: l.ClientID,
+		StartedAt: l.StartedAt, EndAt: l.EndAt, CPUCount: l.CPUCount, MemoryMB: l.MemoryMB, DiskSizeMB: l.DiskSizeMB,
+		State: l.State, EnvdVersion: l.EnvdVersion, Metadata: l.Metadata,
+		EnvdAccessToken: optional(v.AgentToken),
+		Domain:          optional(callerOf(ctx).domain),
+		Network:         network(v),
+		Memory:          optional(string(v.Memory)),
+	}
+	if v.Network != nil {
+		d.AllowInternetAccess = v.Network.Internet
+	}
+	d.Lifecycle.AutoResume = v.AutoResume
+	d.Lifecycle.OnTimeout = OnTimeoutKill
+	if v.OnTimeout == agents.TimeoutPause {
+		d.Lifecycle.OnTimeout = OnTimeoutPause
+	}
+	return d
+}
+
+// network is nil for a sandbox that nothing was asked for.
+func network(v manager.Sandbox) *Network {
+	if v.Network == nil && v.PublicTraffic && v.MaskRequestHost == "" {
+		return nil
+	}
+	n := &Network{AllowPublicTraffic: &v.PublicTraffic, MaskRequestHost: optional(v.MaskRequestHost)}
+	if v.Network != nil {
+		n.AllowOut, n.DenyOut = v.Network.AllowOut, v.Network.DenyOut
+	}
+	return n
+}
+
+// egress is nil where a request says nothing about it.
+func egress(internet *bool, allowOut, denyOut []string) *agents.EgressPolicy {
+	if internet == nil && len(allowOut) == 0 && len(denyOut) == 0 {
+		return nil
+	}
+	yes := true
+	if internet == nil {
+		internet = &yes
+	}
+	return &agents.EgressPolicy{Internet: internet, AllowOut: allowOut, DenyOut: denyOut}
+}
+
+func stringMap(m map[string]string) *StringMap {
+	if len(m) == 0 {
+		return nil
+	}
+	return new(StringMap(m))
+}
+
+func metric(m envd.Metrics) SandboxMetric {
+	return SandboxMetric{
+		Timestamp:     time.Unix(m.Timestamp, 0).UTC(),
+		TimestampUnix: m.Timestamp,
+		CPUCount:      int32(m.CPUCount),
+		CPUUsedPct:    m.CPUUsedPct,
+		MemUsed:       m.MemUsed,
+		MemTotal:      m.MemTotal,
+		MemCache:      m.MemCache,
+		DiskUsed:      m.DiskUsed,
+		DiskTotal:     m.DiskTotal,
+	}
+}
+
+func logEntry(l envd.LogLine) SandboxLogEntry {
+	return SandboxLogEntry{
+		Timestamp: l.Timestamp.UTC(),
+		Level:     levelOf(l.Severity()),
+		Message:   l.Line,
+		Fields:    StringMap{"source": l.Source, "stream": l.Stream},
+	}
+}
+
+// logLine is an entry as E2B's first route for logs has it, a JSON object: its CLI reads level and logger.
+func logLine(e SandboxLogEntry) string {
+	text, _ := json.Marshal(map[string]string{ // which strings cannot fail
+		"level": string(e.Level), "logger": e.Fields["source"], "message": e.Message, "stream": e.Fields["stream"],
+	})
+	return string(text)
+}
+
+// levelOf names a level.
+func levelOf(level slog.Level) LogLevel {
+	switch {
+	case level >= slog.LevelError:
+		return LevelError
+	case level >= slog.LevelWarn:
+		return LevelWarn
+	case level >= slog.LevelInfo:
+		return LevelInfo
+	}
+	return LevelDebug
+}
+
+// levelNamed is the level of a name that levelOf gives; info for none.
+func levelNamed(name LogLevel) slog.Level {
+	for _, level := range []slog.Level{slog.LevelDebug, slog.LevelWarn, slog.LevelError} {
+		if levelOf(level) == name {
+			return level
+		}
+	}
+	return slog.LevelInfo
+}
+
+func template(t manager.Template) Template {
+	return Template{
+		TemplateID: t.ID, BuildID: string(t.UID), BuildStatus: buildReady, BuildCount: 1,
+		CPUCount: int32(t.Size.CPUs), MemoryMB: t.Size.MemoryMB, DiskSizeMB: t.Size.DiskMB,
+		Public: t.Public, Aliases: t.Aliases, Names: templateNames(t),
+		CreatedAt: t.CreatedAt, UpdatedAt: t.UpdatedAt, EnvdVersion: envd.Version,
+	}
+}
+
+func templateWithBuilds(t manager.Template) TemplateWithBuilds {
+	return TemplateWithBuilds{
+		TemplateID: t.ID, Public: t.Public, Aliases: t.Aliases, Names: templateNames(t),
+		CreatedAt: t.CreatedAt, UpdatedAt: t.UpdatedAt,
+		Builds: []TemplateBuild{{
+			BuildID: string(t.UID), Status: buildReady, EnvdVersion: envd.Version,
+			CreatedAt: t.CreatedAt, UpdatedAt: t.UpdatedAt, FinishedAt: t.UpdatedAt,
+			CPUCount: int32(t.Size.CPUs), MemoryMB: t.Size.MemoryMB, DiskSizeMB: t.Size.DiskMB,
+		}},
+	}
+}
+
+func templateNames(t manager.Template) []string {
+	names := make([]string, len(t.Aliases))
+	for i, alias := range t.Aliases {
+		names[i] = t.Namespace + "/" + alias
+	}
+	return names
+}
+
+// buildReady is the state of every template: what is not ready is no template yet.
+const buildReady = "ready"
+
+func keyMask(k manager.Key) KeyMask {
+	shown := ""
+	if len(k.Prefix) > len(barchan.KeyPrefix) {
+		shown = k.Prefix[len(barchan.KeyPrefix):]
+	}
+	return KeyMask{Prefix: barchan.KeyPrefix, ValueLength: barchan.KeyDigits, MaskedValuePrefix: shown}
+}

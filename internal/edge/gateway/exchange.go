@@ -1,0 +1,285 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/edge/route"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
+)
+
+// linger is how long a client may go on sending after it got the whole answer.
+const linger = time.Second
+
+// exchange is one request to a sandbox and its answer.
+type exchange struct {
+	target
+	g       *Gateway
+	w       http.ResponseWriter
+	r       *http.Request
+	rc      *http.ResponseController
+	url     *url.URL // as the sandbox should see it
+	uri     string   // the same, as it stands in a request line
+	started time.Time
+
+	// body carries the request's body, once that has begun. Nil before, and in HTTP/2.
+	body *sender
+
+	pass    pass
+	cookies []string // those of the client that the sandbox sees; nil: all
+	keyed   []string // headers that hold API keys, which the sandbox does not see
+	traced  http.Header
+	traceID string
+	quiet   *quiet // of the connection in use
+	begun   *underway
+	invited bool   // the client has been told to send its body
+	counted bool   // against the sandbox's rate
+	woken   bool   // it had the sandbox woken, or waited for that
+	reason  string // of a refusal
+
+	status   int
+	bytes    int64        // of the response's body
+	received atomic.Int64 // of the request's body
+	// firstByte is how long the head of the response took; 0 without one.
+	firstByte time.Duration
+	dirty     bool // the client has not been sent all that was written
+}
+
+// run answers the request. It panics with http.ErrAbortHandler when the answer broke off.
+func (x *exchange) run() {
+	if f := x.prepare(); f != nil {
+		x.refuse(f)
+		return
+	}
+	for try := 0; ; try++ {
+		entry, p, err := x.enter(x.r.Context())
+		if err != nil {
+			x.refuseError(err)
+			return
+		}
+		err = x.carry(entry, p)
+		if errors.Is(err, errOver) && x.status == 0 && try < maxLives {
+			continue // it ended before anything was sent: the route knows what became of it
+		}
+		if err != nil {
+			x.fail(err, entry)
+		}
+		return
+	}
+}
+
+// maxLives bounds how often a request moves on to a sandbox's next life.
+const maxLives = 3
+
+// carry takes the request to the sandbox, over connections of the life that counts it.
+func (x *exchange) carry(entry *route.Entry, p *pool) error {
+	defer func() { p.traffic.end(x.g.clock()) }()
+	if x.host == "" {
+		x.host = x.r.Host
+	}
+	if mask := entry.Access.MaskRequestHost; mask != "" && x.port != envd.Port {
+		if host := strings.ReplaceAll(mask, "${PORT}", portText(x.port)); httpguts.ValidHostHeader(host) {
+			x.host = host
+		}
+	}
+	if speaksH2(x.r) {
+		return x.overHTTP2(p)
+	}
+	return x.overHTTP1(p)
+}
+
+// prepare checks what needs no route.
+func (x *exchange) prepare() *refusal {
+	u := *x.r.URL
+	x.url = &u
+	if x.prefix != "" {
+		u.Path = u.Path[len(x.prefix):]
+		u.RawPath = strings.TrimPrefix(u.RawPath, x.prefix)
+		if u.Path == "" {
+			u.Path = "/"
+		}
+	}
+	x.takePass()
+	x.uri = u.RequestURI()
+	if x.r.Method == http.MethodConnect || !httpguts.ValidHeaderFieldName(x.r.Method) {
+		return &refusal{status: http.StatusMethodNotAllowed, message: "The method is not supported"}
+	}
+	if (x.uri[0] != '/' && (x.uri != "*" || x.r.Method != http.MethodOptions)) || !plain(x.uri) {
+		return &refusal{status: http.StatusBadRequest, message: "The request path is not valid"}
+	}
+	if x.port == envd.Port && envd.IsInternal(u.Path) {
+		return &refusal{status: http.StatusNotFound, message: "The path does not exist", path: u.Path}
+	}
+	if x.name != "" {
+		return x.resolve()
+	}
+	return nil
+}
+
+// fail ends an exchange over a connection that broke.
+func (x *exchange) fail(err error, entry *route.Entry) {
+	if x.status != 0 || x.r.Context().Err() != nil {
+		x.g.log.DebugContext(x.r.Context(), "exchange broke off", telemetry.Sandbox, x.id, telemetry.Port, x.port, telemetry.Error, err)
+		panic(http.ErrAbortHandler)
+	}
+	f := silent
+	switch {
+	case x.quiet != nil && x.quiet.fired.Load():
+		f = tooQuiet
+	case entry.Life.Over() || errors.Is(err, errOver):
+		f = notFound
+	case errors.Is(err, syscall.ECONNREFUSED):
+		f = &refusal{status: http.StatusBadGateway, message: messagePort, port: x.port}
+	case errors.Is(err, errClient):
+		f = &refusal{status: http.StatusBadRequest, message: "The request body broke off"}
+	case errors.Is(err, errMalformed):
+		f = malformed
+	case isDial(err):
+	default:
+		f = lost
+	}
+	x.g.log.DebugContext(x.r.Context(), "exchange failed", telemetry.Sandbox, x.id, telemetry.Port, x.port, telemetry.Error, err)
+	x.refuse(f)
+}
+
+func isDial(err error) bool {
+	op, ok := errors.AsType[*net.OpError](err)
+	return ok && op.Op == "dial" || errors.Is(err, context.DeadlineExceeded)
+}
+
+// plain reports whether a text may stand in a request line.
+func plain(uri string) bool {
+	for i := range len(uri) {
+		if uri[i] <= ' ' || uri[i] == 0x7f {
+			return false
+		}
+	}
+	return true
+}
+
+// answer sends the head of the sandbox's response.
+func (x *exchange) answer(res *http.Response) {
+	x.firstByte = time.Since(x.started)
+	took := x.firstByte.Seconds()
+	x.g.metrics.firstByte.Observe(took)
+	if x.port == envd.Port && x.url.Path == processpb.ProcessStartProcedure {
+		x.g.metrics.exec.Observe(took)
+	}
+	h := x.w.Header()
+	copyResponseHeader(h, res.Header)
+	if _, typed := h["Content-Type"]; !typed {
+		h["Content-Type"] = nil // else the server would guess one
+	}
+	for name := range res.Trailer {
+		if mayTrail(name) {
+			h.Add("Trailer", name)
+		}
+	}
+	if x.pass.grant != "" {
+		h.Add("Set-Cookie", x.pass.grant)
+	}
+	x.closeIfEarly()
+	x.status = res.StatusCode
+	x.w.WriteHeader(res.StatusCode)
+	x.dirty = true
+}
+
+// closeIfEarly has the server close the client's connection after an answer that comes before
+// the request's end. The server would look for the next request where the last left off, and that
+// is in the middle of a body: what stands there must never be read as a request.
+func (x *exchange) closeIfEarly() {
+	if x.body != nil && x.r.ProtoMajor == 1 && (x.body.lingers || !x.body.read.Load()) {
+		x.w.Header().Set("Connection", "close")
+	}
+}
+
+// trailers sends what came after the body, announced or not.
+func (x *exchange) trailers(res *http.Response, announced int) {
+	if len(res.Trailer) == 0 {
+		return
+	}
+	x.dirty = true
+	x.flush() // so that the response is chunked: nothing else can carry trailers
+	prefix := ""
+	if len(res.Trailer) != announced {
+		prefix = http.TrailerPrefix
+	}
+	h := x.w.Header()
+	for name, values := range res.Trailer {
+		if !mayTrail(name) {
+			continue
+		}
+		for _, v := range values {
+			h.Add(prefix+name, v)
+		}
+	}
+}
+
+// flush sends what has been written so far.
+func (x *exchange) flush() {
+	if x.dirty {
+		x.dirty = false
+		_ = x.rc.Flush() // a client that is gone shows at the next write
+	}
+}
+
+// copyBody carries a response's body of a length, negative if unknown. eager flushes after each
+// read, for sources that cannot tell when they are about to wait.
+func (x *exchange) copyBody(body io.Reader, length int64, eager bool) error {
+	if length == 0 {
+		return nil
+	}
+	b := newBlock(length)
+	defer b.free()
+	for {
+		n, err := body.Read(b.buf)
+		if n > 0 {
+			x.quiet.touch()
+			if _, err := x.w.Write(b.buf[:n]); err != nil {
+				return err
+			}
+			x.bytes += int64(n)
+			x.dirty = true
+			if eager {
+				x.flush()
+			}
+			b.adapt(n)
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// report counts and logs the exchange.
+func (x *exchange) report(ctx context.Context) {
+	x.g.metrics.answered(x.status)
+	level, wanted := x.g.logged(ctx)
+	if !wanted {
+		return
+	}
+	path := ""
+	if x.url != nil {
+		path = x.url.Path // never the query: it may hold signatures
+	}
+	x.g.logRequest(ctx, level, &accessRecord{
+		sandbox: x.id, port: x.port, method: x.r.Method, host: x.r.Host, path: path, proto: x.r.Proto, remote: x.r.RemoteAddr,
+		status: x.status, bytes: x.bytes, received: x.received.Load(), firstByte: x.firstByte, started: x.started,
+		woken: x.woken, reason: x.reason, trace: x.traceID, agent: x.r.UserAgent(),
+	})
+}

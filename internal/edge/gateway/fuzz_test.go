@@ -1,0 +1,133 @@
+package gateway
+
+import (
+	"bufio"
+	"bytes"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/edge/route"
+)
+
+// FuzzRequestHead reads any bytes as our server does, and looks at what a sandbox would be sent:
+// one request, in plain form, that a strict reader reads as it was read here.
+func FuzzRequestHead(f *testing.F) {
+	host := "80-" + string(sandbox.IDOf("x")) + "." + testDomain
+	for _, more := range []string{
+		"", "Connection: X-A, close\r\nX-A: b\r\n", "Transfer-Encoding: chunked\r\nTrailer: X-T, Host\r\n", "Content-Length: 3\r\n",
+		"Upgrade: websocket\r\nConnection: Upgrade\r\n", "X-A: b\r\n c\r\n", "Te: trailers\r\nX-Forwarded-For: 1.2.3.4\r\n",
+		"Connection: Upgrade\r\nUpgrade: a\x00b\r\n", "Traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\n",
+	} {
+		f.Add([]byte("POST /a%2Fb?c=d HTTP/1.1\r\nHost: " + host + "\r\n" + more + "\r\n"))
+	}
+	g := &Gateway{domains: []string{testDomain}, cfg: Config{Routes: route.NewTable()}}
+	f.Fuzz(func(t *testing.T, head []byte) {
+		r, err := http.ReadRequest(bufio.NewReader(bytes.NewReader(head)))
+		if err != nil || !served(r) {
+			return
+		}
+		r.RemoteAddr = "192.0.2.1:1000"
+		target, kind, err := g.target(r)
+		if err != nil || kind == forAPI {
+			return
+		}
+		x := &exchange{g: g, r: r, target: target}
+		if x.prepare() != nil {
+			return
+		}
+		x.host = r.Host
+		var out bytes.Buffer
+		if err := x.writeHead(bufio.NewWriter(&out)); err != nil {
+			t.Fatal(err)
+		}
+		checkRequest(t, out.String())
+		again, err := http.ReadRequest(bufio.NewReader(&out))
+		if err != nil {
+			t.Fatalf("a strict reader refuses it: %v", err)
+		}
+		if again.Method != r.Method || again.URL.Path != x.url.Path || again.Host != r.Host || again.ContentLength != r.ContentLength && r.ContentLength != 0 {
+			t.Errorf("sandbox would read %s %s of %s with %d bytes", again.Method, again.URL, again.Host, again.ContentLength)
+		}
+		if got := again.Header["X-Forwarded-For"]; !slices.Equal(got, []string{"192.0.2.1"}) {
+			t.Errorf("X-Forwarded-For is %q", got)
+		}
+	})
+}
+
+// served is what net/http's server asks beyond what its parser does.
+func served(r *http.Request) bool {
+	if len(r.Header["Host"]) > 0 || !httpguts.ValidHostHeader(r.Host) {
+		return false
+	}
+	for name, values := range r.Header {
+		if !httpguts.ValidHeaderFieldName(name) || slices.ContainsFunc(values, func(v string) bool { return !httpguts.ValidHeaderFieldValue(v) }) {
+			return false
+		}
+	}
+	return true
+}
+
+// FuzzResponseHead reads any bytes as a sandbox's answer, and looks at what a client would get.
+func FuzzResponseHead(f *testing.F) {
+	for _, more := range []string{
+		"Content-Length: 3\r\n", "Transfer-Encoding: chunked\r\nTrailer: A\r\n", "Connection: X-Hop, close\r\nX-Hop: 1\r\n", "X-A:\r\n b\r\n",
+	} {
+		f.Add([]byte("HTTP/1.1 200 OK\r\n" + more + "\r\nabc"))
+	}
+	f.Fuzz(func(t *testing.T, head []byte) {
+		res, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(head)), nil)
+		if err != nil {
+			return
+		}
+		_ = res.Body.Close()
+		got := http.Header{}
+		copyResponseHeader(got, res.Header)
+		for name := range got {
+			if isHop(name) || slices.Contains(listed(res.Header), name) {
+				t.Errorf("client would see %s", name)
+			}
+		}
+		var out bytes.Buffer
+		if err := got.Write(&out); err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.SplitSeq(strings.TrimSuffix(out.String(), "\r\n"), "\r\n") {
+			if strings.ContainsAny(line, "\r\n") {
+				t.Errorf("line %q", line)
+			}
+		}
+	})
+}
+
+// FuzzHost: only a host that is ours leads to a sandbox, and to the one that it names.
+func FuzzHost(f *testing.F) {
+	id := string(sandbox.IDOf("x"))
+	for _, host := range []string{"80-" + id + "." + testDomain, "80-" + id + ".EVIL.", "[::1]:80", "a@" + testDomain, "80-" + id + "." + testDomain + ".:7700", ":80", "."} {
+		f.Add(host)
+	}
+	g := &Gateway{domains: []string{testDomain}, cfg: Config{Routes: route.NewTable()}}
+	f.Fuzz(func(t *testing.T, host string) {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Host = host
+		got, kind, err := g.target(r)
+		if err != nil || kind == forAPI {
+			return
+		}
+		name := strings.TrimSuffix(strings.ToLower(host), ".")
+		if i := strings.LastIndexByte(name, ':'); i >= 0 {
+			name = strings.TrimSuffix(name[:i], ".")
+		}
+		label, ok := strings.CutSuffix(name, "."+testDomain)
+		if !ok || !strings.Contains(label, "-"+string(got.id)) || strings.Contains(label, ".") || got.port == 0 {
+			t.Errorf("%q leads to port %d of %q", host, got.port, got.id)
+		}
+	})
+}

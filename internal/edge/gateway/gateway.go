@@ -1,0 +1,297 @@
+package gateway
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/edge/route"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+)
+
+// Routes is what a gateway asks of a route table; route.Table has it.
+type Routes interface {
+	Lookup(id sandbox.ID) (*route.Entry, bool)
+	Synced() bool
+	All() iter.Seq[route.Route]
+}
+
+// Waker resumes a sandbox that sleeps. Wake returns when it runs; its error's kind (package
+// errs) decides the answer to those who wait.
+type Waker interface {
+	Wake(ctx context.Context, id sandbox.ID) error
+}
+
+// Tokens are the secrets that requests must show; sandbox.Tokens has them.
+type Tokens interface {
+	Agent(id sandbox.ID) string
+	Traffic(id sandbox.ID) string
+}
+
+// Dialer opens connections to sandboxes; net.Dialer has it.
+type Dialer interface {
+	DialContext(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+// Names finds a sandbox by its object's namespace and name.
+type Names func(ctx context.Context, namespace, name string) (sandbox.ID, bool)
+
+// Config is what a gateway is made of. Routes, Tokens and Log are needed; the rest has defaults.
+type Config struct {
+	// Domains under which sandboxes have hosts. A ":port" at the end is ignored.
+	Domains []string
+	Routes  Routes
+	Tokens  Tokens
+	// API answers what is not meant for a sandbox. Nil: 404.
+	API http.Handler
+	// Waker nil: nothing is woken.
+	Waker Waker
+	// Names makes agent-sandbox's X-Sandbox-ID take names. Names can be guessed, unlike IDs, so they
+	// need a key or the sandbox's own token. Nil: that header takes sandbox IDs only.
+	Names  Names
+	Dialer Dialer
+	Log    *slog.Logger
+	// AccessLog gets a record per request to a sandbox. Nil: Log gets it, at level debug.
+	AccessLog *slog.Logger
+	// Registerer of the metrics. Nil: they are kept to ourselves.
+	Registerer prometheus.Registerer
+
+	// Tracing makes a span for each request to a sandbox. Nil: the caller's trace passes unchanged.
+	Tracing trace.TracerProvider
+
+	// SandboxRate is how many requests a second pass to a sandbox whose access policy says nothing
+	// of it, with bursts of a second's worth. 0: any number.
+	SandboxRate float64
+	// KeyRate is how many requests a second the API gets of one key. 0: any number.
+	KeyRate float64
+	// KeyNamespace returns the namespace of an API key, and false for what is not a key. Nil: there
+	// are no keys, and KeyRate counts whatever requests show as one.
+	KeyNamespace func(ctx context.Context, key string) (namespace string, ok bool)
+
+	// WakeTimeout bounds the wait for a sandbox to run. Default 60 s.
+	WakeTimeout time.Duration
+	// DialTimeout bounds one attempt to connect. Default 5 s.
+	DialTimeout time.Duration
+	// DialBackoff are the waits between attempts to reach a port that is closed, which may be
+	// just opening. Default 10, 25 and 50 ms; not nil and empty: a single attempt.
+	DialBackoff []time.Duration
+	// ClientIdle closes clients' connections without requests. Default 610 s.
+	ClientIdle time.Duration
+	// AgentIdle closes unused connections to agents. Default 60 s.
+	AgentIdle time.Duration
+	// StreamIdle ends an exchange in which nothing has moved either way for the time, WebSockets
+	// included. 0: never; there is no limit on how long one may take in all.
+	StreamIdle time.Duration
+	// answerTime is how long lanes wait for a whole answer. Default 50 ms; tests set it.
+	answerTime time.Duration
+	// continueWait is how long a body that expects "100 Continue" is held back. Default 1 s; tests
+	// set it.
+	continueWait time.Duration
+	// idleLook is how often idle policies are looked at. Default 1 s; tests set it.
+	idleLook time.Duration
+	// ServiceIdle closes unused connections to other ports. Default 1.5 s, for many servers
+	// close theirs after 2 or 5 s, and a request that crosses the close is lost.
+	ServiceIdle time.Duration
+}
+
+// Gateway is an http.Handler for sandbox traffic. Make one with New.
+type Gateway struct {
+	cfg     Config
+	domains []string // without port, lower case
+	log     *slog.Logger
+	access  *slog.Logger
+	metrics *metrics
+	pools   sync.Map // *route.Life -> *pool
+	flights flights
+	lanes   lanes
+	back    *Server // has the connections that lanes gave away
+	wakes   wakes
+	born    time.Time
+	tracer  trace.Tracer // nil: off
+	keys    keyLimits
+	// failures are the refused requests of each client address.
+	failures limiters[netip.Prefix]
+}
+
+// New checks the configuration and makes a gateway. It starts nothing.
+func New(cfg Config) (*Gateway, error) {
+	if cfg.Routes == nil || cfg.Tokens == nil || cfg.Log == nil {
+		return nil, fmt.Errorf("gateway needs routes, tokens and a log: %w", errs.ErrInvalid)
+	}
+	g := &Gateway{cfg: cfg, log: cfg.Log.With(telemetry.Component, "gateway"), access: cfg.AccessLog, born: time.Now()}
+	for _, d := range cfg.Domains {
+		name := hostname(d)
+		if name == "" || strings.ContainsAny(name, "/ _:*") {
+			return nil, fmt.Errorf("gateway domain %q: want a host name, with :port if need be: %w", d, errs.ErrInvalid)
+		}
+		g.domains = append(g.domains, name)
+	}
+	slices.SortFunc(g.domains, func(a, b string) int { return len(b) - len(a) }) // the most special one first
+	if g.access == nil {
+		g.access = g.log
+	}
+	if g.cfg.API == nil {
+		g.cfg.API = http.NotFoundHandler()
+	}
+	if g.cfg.Dialer == nil {
+		g.cfg.Dialer = &net.Dialer{KeepAlive: 30 * time.Second}
+	}
+	if g.cfg.DialBackoff == nil {
+		g.cfg.DialBackoff = []time.Duration{10 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond}
+	}
+	if cfg.Tracing != nil {
+		g.tracer = cfg.Tracing.Tracer("github.com/barchan-dev/barchan/internal/edge/gateway")
+	}
+	g.keys.perSecond, g.keys.namespace = cfg.KeyRate, cfg.KeyNamespace
+	setDefault(&g.cfg.WakeTimeout, time.Minute)
+	setDefault(&g.cfg.DialTimeout, 5*time.Second)
+	setDefault(&g.cfg.ClientIdle, 610*time.Second)
+	setDefault(&g.cfg.AgentIdle, time.Minute)
+	setDefault(&g.cfg.answerTime, answerTime)
+	setDefault(&g.cfg.continueWait, continueWait)
+	setDefault(&g.cfg.idleLook, idleLook)
+	setDefault(&g.cfg.ServiceIdle, 1500*time.Millisecond)
+	m, err := newMetrics(cfg.Registerer)
+	if err != nil {
+		return nil, fmt.Errorf("register gateway metrics: %w", err)
+	}
+	g.metrics = m
+	g.flights.cut = make(chan struct{})
+	g.wakes.calls = map[sandbox.ID]*wakeCall{}
+	g.back = g.newBack()
+	return g, nil
+}
+
+func setDefault(d *time.Duration, value time.Duration) {
+	if *d == 0 {
+		*d = value
+	}
+}
+
+// Handler returns the gateway as a handler for all hosts.
+func (g *Gateway) Handler() http.Handler { return g }
+
+// Server returns a server of the gateway's handler; see NewServer.
+func (g *Gateway) Server(secure *tls.Config) *Server {
+	return NewServer(g, g.log, g.cfg.ClientIdle, secure)
+}
+
+// ServeHTTP implements http.Handler.
+func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	t, kind, err := g.target(r)
+	switch {
+	case errors.Is(err, envd.ErrSignatureInvalid) || errors.Is(err, envd.ErrSignatureExpired):
+		g.metrics.answered(http.StatusUnauthorized)
+		openToBrowsers(w.Header())
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusUnauthorized)
+		fmt.Fprintf(w, `{"code":%d,"message":%q}`+"\n", http.StatusUnauthorized, err.Error())
+	case err != nil:
+		g.metrics.answered(http.StatusBadRequest)
+		openToBrowsers(w.Header())
+		http.Error(w, err.Error(), http.StatusBadRequest)
+	case kind == forAPI:
+		g.serveAPI(w, r)
+	default:
+		u := takeUp(r, &t)
+		if u == nil && g.takeOver(w, r, &t) {
+			return
+		}
+		g.serveSandbox(w, r, t, u) //nolint:contextcheck // the request has it
+	}
+}
+
+// serveAPI hands a request to the API, if its key's rate allows it.
+func (g *Gateway) serveAPI(w http.ResponseWriter, r *http.Request) {
+	if after := g.keys.take(r.Context(), apiKeyOf(r)); after > 0 {
+		g.metrics.answered(http.StatusBadRequest)
+		openToBrowsers(w.Header())
+		tooMany("with this API key", after).write(w, r, "")
+		return
+	}
+	g.cfg.API.ServeHTTP(w, r)
+}
+
+// serveSandbox counts, logs and contains what happens to one request.
+// u is the request if it has begun on a lane.
+func (g *Gateway) serveSandbox(w http.ResponseWriter, r *http.Request, t target, u *underway) {
+	x := &exchange{g: g, w: w, r: r, rc: http.NewResponseController(w), target: t, started: time.Now()}
+	if u != nil {
+		x.resume(u)
+	} else if !g.flights.begin() {
+		w.Header().Set("Connection", "close")
+		x.refuse(&refusal{status: http.StatusServiceUnavailable, message: "The gateway is shutting down", retryAfter: 1})
+		return
+	}
+	if u == nil {
+		g.metrics.inFlight.Inc()
+	}
+	end := x.span()
+	defer func() {
+		cause := recover()
+		if x.begun != nil { // and refused after all
+			x.begun.conn.close()
+			x.begun.pool.traffic.end(g.clock())
+		}
+		g.metrics.inFlight.Dec()
+		defer g.flights.end() // nothing is logged after a drain
+		x.report(r.Context())
+		end()
+		if cause == nil {
+			return
+		}
+		if cause == http.ErrAbortHandler { //nolint:errorlint // a panic's value, compared as net/http does
+			panic(cause)
+		}
+		g.log.ErrorContext(r.Context(), "request panicked", telemetry.Sandbox, t.id, telemetry.Reason, cause, "stack", string(debug.Stack()))
+		if x.status != 0 {
+			panic(http.ErrAbortHandler)
+		}
+		http.Error(w, "internal error", http.StatusInternalServerError)
+	}()
+	x.run()
+}
+
+// Drain refuses new requests to sandboxes and waits until those under way have ended,
+// WebSockets included. When ctx ends first, it cuts what is left and returns ctx's cause.
+func (g *Gateway) Drain(ctx context.Context) error {
+	idle := g.flights.drain()
+	g.lanes.drain(false)
+	var err error
+	select {
+	case <-idle:
+	case <-ctx.Done():
+		err = fmt.Errorf("drain gateway: %w", context.Cause(ctx))
+		g.flights.cutAll()
+	}
+	g.pools.Range(func(_, p any) bool {
+		p.(*pool).close()
+		return true
+	})
+	<-g.lanes.drain(err != nil)
+	<-idle
+	if g.back.Shutdown(ctx) != nil { // the API is on some of the connections, too
+		_ = g.back.Close()
+	}
+	return err
+}
+
+// addressOf is where a sandbox's port listens.
+func addressOf(addr netip.Addr, port uint16) string { return netip.AddrPortFrom(addr, port).String() }

@@ -1,0 +1,221 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/edge/route"
+)
+
+const (
+	// idleLook is the default of Config's.
+	idleLook = time.Second
+	// idleActions bounds how many sandboxes are put to sleep at a time.
+	idleActions = 4
+	// idleActionTime bounds one of them; requests that come meanwhile wait for it.
+	idleActionTime = 2 * time.Minute
+)
+
+// traffic counts the requests that one life carries: when it was last used, and whether it is.
+// It costs a request three atomic operations. It can be held: then nothing begins.
+type traffic struct {
+	under atomic.Int64                  // under way; far below zero while held
+	last  atomic.Int64                  // when one last ended, by Gateway.clock
+	held  atomic.Pointer[chan struct{}] // closed when the hold ends; nil without one
+}
+
+const holdMark = math.MinInt64 / 2
+
+// begin counts a request, and reports false while the life is held.
+func (t *traffic) begin() bool {
+	if t.under.Add(1) > 0 {
+		return true
+	}
+	t.under.Add(-1)
+	return false
+}
+
+func (t *traffic) end(now time.Duration) {
+	t.last.Store(int64(now))
+	t.under.Add(-1)
+}
+
+// hold keeps requests from beginning, if none is under way and none was after the time last. Only
+// one holds at a time. release must be called.
+func (t *traffic) hold(last time.Duration) (release func(), ok bool) {
+	done := make(chan struct{})
+	if !t.held.CompareAndSwap(nil, &done) {
+		return nil, false
+	}
+	marked := t.under.CompareAndSwap(0, holdMark)
+	release = func() {
+		if marked {
+			t.under.Add(-holdMark)
+		}
+		t.held.Store(nil)
+		close(done)
+	}
+	if !marked || t.last.Load() > int64(last) {
+		release()
+		return nil, false
+	}
+	return release, true
+}
+
+// clock is the time since the gateway was made. Unlike the machine's, it does not jump.
+func (g *Gateway) clock() time.Duration { return time.Since(g.born) }
+
+// Idle tells since when a sandbox has had no traffic, as far as this gateway carries it, and
+// whether it has some now: requests, streams, WebSockets, calls of its agent. The time begins anew
+// with each life of the sandbox, when the gateway first sees it. The zero time stands for a
+// sandbox that cannot be reached.
+func (g *Gateway) Idle(id sandbox.ID) (since time.Time, busy bool) {
+	entry, ok := g.cfg.Routes.Lookup(id)
+	if !ok || !entry.Reachable() {
+		return time.Time{}, false
+	}
+	t := &g.poolOf(entry).traffic
+	return g.born.Add(time.Duration(t.last.Load())), t.under.Load() > 0
+}
+
+// Sleeper does what idle policies ask for; package manager has it.
+type Sleeper interface {
+	Pause(ctx context.Context, namespace, id string, keepMemory *bool) error
+	Kill(ctx context.Context, namespace, id string) error
+}
+
+// WatchIdle pauses or removes sandboxes that had no traffic for as long as their policy says,
+// until ctx ends, and returns when nothing of that is under way. A request that comes while its
+// sandbox is put to sleep waits, and then wakes it if it may. What fails is tried again after
+// another such time. With several gateways, each knows of its own traffic alone: run it only where
+// all traffic passes.
+func (g *Gateway) WatchIdle(ctx context.Context, s Sleeper) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	slots := make(chan struct{}, idleActions)
+	tick := time.NewTicker(g.cfg.idleLook)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-tick.C:
+		}
+		for r := range g.cfg.Routes.All() {
+			if r.Idle.After <= 0 || r.State != sandbox.Running {
+				continue
+			}
+			p, release, ok := g.holdIdle(&r)
+			if !ok {
+				continue
+			}
+			select {
+			case slots <- struct{}{}:
+			default: // it is still idle at the next look
+				release()
+				continue
+			}
+			wg.Go(func() {
+				defer func() { <-slots }()
+				defer release()
+				g.act(ctx, s, &r, p)
+			})
+		}
+	}
+}
+
+// holdIdle holds a life that has been idle for its time.
+func (g *Gateway) holdIdle(r *route.Route) (p *pool, release func(), ok bool) {
+	entry, found := g.cfg.Routes.Lookup(r.ID)
+	if !found || entry.State != sandbox.Running {
+		return nil, nil, false
+	}
+	p = g.poolOf(entry)
+	release, ok = p.traffic.hold(g.clock() - r.Idle.After)
+	return p, release, ok
+}
+
+// act does what the policy of a sandbox says. Its life is held.
+func (g *Gateway) act(ctx context.Context, s Sleeper, r *route.Route, p *pool) {
+	ctx, cancel := context.WithTimeout(ctx, idleActionTime)
+	defer cancel()
+	action, do := "pause", func() error { return s.Pause(ctx, r.Namespace, string(r.ID), nil) }
+	if r.Idle.Shutdown {
+		action, do = "shutdown", func() error { return s.Kill(ctx, r.Namespace, string(r.ID)) }
+	}
+	err := do()
+	result := "ok"
+	switch {
+	case err == nil:
+		g.log.InfoContext(ctx, "idle sandbox put to sleep", telemetry.Sandbox, r.ID, "action", action, "after", r.Idle.After)
+	case errors.Is(err, errs.ErrConflict) || errors.Is(err, errs.ErrNotFound):
+		result = "overtaken" // it changed meanwhile, by somebody else's wish
+	default:
+		result = "failed"
+		g.log.WarnContext(ctx, "idle sandbox not put to sleep", telemetry.Sandbox, r.ID, "action", action, telemetry.Error, err)
+	}
+	g.metrics.idle.WithLabelValues(action, result).Inc()
+	p.traffic.last.Store(int64(g.clock()))
+}
+
+// enter finds the connections of the life that the request goes to, and counts it there.
+func (x *exchange) enter(ctx context.Context) (*route.Entry, *pool, error) {
+	if u := x.begun; u != nil {
+		return u.entry, u.pool, nil
+	}
+	for {
+		entry, err := x.reach(ctx)
+		if err != nil {
+			return entry, nil, err
+		}
+		p := x.g.poolOf(entry)
+		if !x.counted {
+			if after := p.allowance.take(x.g.rateOf(entry)); after > 0 {
+				return entry, nil, tooMany("to this sandbox", after)
+			}
+			x.counted = true
+		}
+		if p.traffic.begin() {
+			return entry, p, nil
+		}
+		if err := x.awaitHold(ctx, entry, p); err != nil {
+			return entry, nil, err
+		}
+	}
+}
+
+// rateOf is how many requests a second a sandbox may get; 0: any.
+func (g *Gateway) rateOf(entry *route.Entry) float64 {
+	if n := entry.Access.RequestsPerSecond; n > 0 {
+		return float64(n)
+	}
+	return g.cfg.SandboxRate
+}
+
+// awaitHold waits until a hold has ended, or the route has changed.
+func (x *exchange) awaitHold(ctx context.Context, entry *route.Entry, p *pool) error {
+	held := p.traffic.held.Load()
+	if held == nil {
+		return nil
+	}
+	timeout := time.NewTimer(x.g.cfg.WakeTimeout)
+	defer timeout.Stop()
+	select {
+	case <-*held:
+	case <-entry.Changed:
+	case <-timeout.C:
+		return inMotion
+	case <-x.g.flights.cut:
+		return inMotion
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return nil
+}

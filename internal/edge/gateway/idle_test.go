@@ -1,0 +1,216 @@
+package gateway
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+// sleeper puts boxes to sleep, and says which.
+type sleeper struct {
+	boxes map[string]*box
+	done  chan string
+	// during runs before a sandbox is paused; its error fails that.
+	during func(name string) error
+}
+
+func (s *sleeper) Pause(_ context.Context, _, id string, _ *bool) error {
+	b := s.boxes[id]
+	if s.during != nil {
+		if err := s.during(b.Name); err != nil {
+			s.done <- "failed " + b.Name
+			return err
+		}
+	}
+	b.sleep()
+	b.apply()
+	s.done <- "paused " + b.Name
+	return nil
+}
+
+func (s *sleeper) Kill(_ context.Context, _, id string) error {
+	s.boxes[id].kill()
+	s.done <- "killed " + s.boxes[id].Name
+	return nil
+}
+
+// idlers runs idle policies over boxes that get one, until the test ends.
+func (w *world) idlers(t *testing.T, s *sleeper, boxes ...*box) {
+	t.Helper()
+	s.boxes, s.done = map[string]*box{}, make(chan string, 100)
+	for _, b := range boxes {
+		s.boxes[string(b.id)] = b
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = w.gateway.WatchIdle(ctx, s) })
+	t.Cleanup(func() {
+		cancel()
+		wg.Wait()
+	})
+}
+
+// often has idle policies looked at all the time.
+func often(c *Config) { c.idleLook = 10 * time.Millisecond }
+
+func idling(action agents.TimeoutAction) func(*agents.Sandbox) {
+	return func(s *agents.Sandbox) {
+		s.Spec.Barchan.Idle = &agents.IdlePolicy{AfterSeconds: 1, Action: action}
+		s.Spec.Barchan.Wake = &agents.WakePolicy{OnTraffic: true}
+	}
+}
+
+// TestIdlePolicy: what has no traffic is paused or removed; what has an open stream or WebSocket
+// is not, until that ends.
+func TestIdlePolicy(t *testing.T) {
+	finish := make(chan struct{})
+	w := newWorld(t, often)
+	port := backend(t, func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "first\n")
+		_ = http.NewResponseController(w).Flush()
+		<-finish
+	})
+	quiet, busy := w.box("quiet", idling(agents.TimeoutPause)), w.box("busy", idling(agents.TimeoutPause))
+	doomed, free := w.box("doomed", idling(agents.TimeoutShutdown)), w.box("free")
+	req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, busy.url(port, "/"), nil)
+	res, err := w.client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	if _, err := bufio.NewReader(res.Body).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	s := &sleeper{}
+	w.idlers(t, s, quiet, busy, doomed, free)
+	got := map[string]bool{<-s.done: true, <-s.done: true}
+	if !got["paused quiet"] || !got["killed doomed"] {
+		t.Errorf("done: %v", got)
+	}
+	if _, under := w.gateway.Idle(busy.id); !under {
+		t.Error("an open stream is no traffic")
+	}
+	close(finish)
+	if end := <-s.done; end != "paused busy" {
+		t.Errorf("then %s", end)
+	}
+	if since, under := w.gateway.Idle(free.id); since.IsZero() || under {
+		t.Errorf("a sandbox without policy: idle since %v, busy %v", since, under)
+	}
+	if since, _ := w.gateway.Idle(quiet.id); !since.IsZero() {
+		t.Error("a paused sandbox tells a time")
+	}
+}
+
+// TestRequestMeetsIdlePause has a request come while its sandbox is put to sleep: it must not be
+// lost, whether that succeeds or not.
+func TestRequestMeetsIdlePause(t *testing.T) {
+	for name, fails := range map[string]error{"paused": nil, "failed": errs.ErrUnavailable} {
+		t.Run(name, func(t *testing.T) {
+			k := &waker{release: make(chan struct{})}
+			close(k.release)
+			w := newWorld(t, often, func(c *Config) { c.Waker = k })
+			port := backend(t, hello)
+			b := w.box("a", idling(agents.TimeoutPause))
+			k.do = func() error { b.run("10.9.0.2"); b.apply(); return nil }
+			status := make(chan int, 1)
+			var once atomic.Bool
+			before, come := make(chan int, 1), make(chan struct{})
+			s := &sleeper{during: func(string) error {
+				if !once.CompareAndSwap(false, true) {
+					return errors.New("once is enough")
+				}
+				before <- w.flying()
+				go func() { status <- w.statusOf(w.client, b.url(port, "/")) }()
+				<-come
+				return fails
+			}}
+			w.idlers(t, s, b)
+			func() {
+				defer close(come)
+				others := <-before
+				eventually.True(t, "the request has come", func() bool { return w.flying() > others })
+			}()
+			if got := <-s.done; got != name+" a" {
+				t.Errorf("got %s", got)
+			}
+			if got := <-status; got != http.StatusOK {
+				t.Errorf("the request got %d", got)
+			}
+			if woken := k.calls.Load(); (woken == 1) != (fails == nil) {
+				t.Errorf("woken %d times", woken)
+			}
+		})
+	}
+}
+
+// TestHoldExcludes has many begin and one hold, and never both.
+func TestHoldExcludes(t *testing.T) {
+	var c traffic
+	var inside, holds atomic.Int64
+	var held atomic.Bool
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	for range 4 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if !c.begin() {
+					if ch := c.held.Load(); ch != nil {
+						<-*ch
+					}
+					continue
+				}
+				inside.Add(1)
+				if held.Load() {
+					t.Error("a request began in a held life")
+				}
+				inside.Add(-1)
+				c.end(0)
+			}
+		})
+	}
+	for holds.Load() < 1000 {
+		release, ok := c.hold(0)
+		if !ok {
+			continue
+		}
+		held.Store(true)
+		for range 10 {
+			runtime.Gosched() // so that one that should wait would get in
+		}
+		if inside.Load() != 0 {
+			t.Error("held with a request under way")
+		}
+		held.Store(false)
+		holds.Add(1)
+		release()
+	}
+	close(stop)
+	wg.Wait()
+	if n := c.under.Load(); n != 0 {
+		t.Errorf("%d are left", n)
+	}
+	c.last.Store(2)
+	if _, ok := c.hold(1); ok {
+		t.Error("held in spite of traffic since")
+	}
+	if _, ok := c.hold(2); !ok {
+		t.Error("not held after the time")
+	}
+}

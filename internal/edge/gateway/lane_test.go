@@ -1,0 +1,360 @@
+package gateway
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+// warmUps is how many requests lane makes.
+const warmUps = 2
+
+// laneWorld is a world in which a busy machine ends no lane.
+func laneWorld(t testing.TB, change ...func(*Config)) *world {
+	t.Helper()
+	return newWorld(t, append([]func(*Config){func(c *Config) { c.answerTime, c.ServiceIdle = time.Minute, time.Minute }}, change...)...)
+}
+
+// impatient has lanes wait for no answer.
+func impatient(c *Config) { c.answerTime = 1 }
+
+// lane returns a client's connection that is a lane by now, and waits for a request.
+func (w *world) lane(t testing.TB, b *box, port uint16) net.Conn {
+	t.Helper()
+	c := w.connect(t)
+	for i := 0; i < warmUps || w.waiting() == 0 && w.gateway.cfg.answerTime < time.Minute; i++ { // the first opens a connection to the sandbox
+		ask(t, c, "GET /warm HTTP/1.1\r\nHost: "+b.host(port)+"\r\n\r\n")
+	}
+	eventually.True(t, "the connection is a lane", func() bool { return w.waiting() > 0 })
+	return c
+}
+
+// waiting is how many lanes wait for a request.
+func (w *world) waiting() (n int) {
+	w.gateway.lanes.mu.Lock()
+	defer w.gateway.lanes.mu.Unlock()
+	for l := range w.gateway.lanes.all {
+		if l.idle.Load() {
+			n++
+		}
+	}
+	return n
+}
+
+// ask sends a request and reads the one answer to it.
+func ask(t testing.TB, c net.Conn, request string) (status int, body string) {
+	t.Helper()
+	status, body, err := tryAsk(c, request)
+	if err != nil {
+		t.Fatalf("answer to %.60q: %v", request, err)
+	}
+	return status, body
+}
+
+// tryAsk asks from any goroutine.
+func tryAsk(c net.Conn, request string) (status int, body string, err error) {
+	if _, err := io.WriteString(c, request); err != nil {
+		return 0, "", err
+	}
+	method, _, _ := strings.Cut(request, " ")
+	in := bufio.NewReader(c)
+	res, err := http.ReadResponse(in, &http.Request{Method: method})
+	if err != nil {
+		return 0, "", err
+	}
+	defer func() { _ = res.Body.Close() }()
+	all, err := io.ReadAll(res.Body)
+	if err == nil && in.Buffered() > 0 {
+		err = errors.New("more than one")
+	}
+	return res.StatusCode, string(all), err
+}
+
+// TestLaneKeeps says which requests leave a connection a lane, and which do not. All are answered.
+func TestLaneKeeps(t *testing.T) {
+	w := laneWorld(t)
+	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		switch r.URL.Path {
+		case "/none":
+			w.WriteHeader(http.StatusNoContent)
+			return
+		case "/big":
+			_, _ = io.WriteString(w, strings.Repeat("x", 4*pageSize))
+		case "/close":
+			w.Header().Set("Connection", "close")
+		}
+		fmt.Fprintf(w, "%s %s %q", r.Method, r.RequestURI, body)
+	})
+	b := w.box("a")
+	for _, c := range []struct {
+		method, path, headers, body string
+		keeps                       bool
+	}{
+		{"GET", "/", "", "", true},
+		{"GET", "/a/b;c=d?e=%20f&g", "User-Agent: x\r\nCookie: a=b\r\ncookie: c=d\r\n", "", true},
+		{"HEAD", "/", "Connection: keep-alive\r\n", "", true},
+		{"POST", "/", "Content-Length: 3\r\n", "abc", true},
+		{"POST", "/", "", "", true},
+		{"DELETE", "/none", "", "", true},
+		{"GET", "/close", "", "", true}, // whose connection to the sandbox is not kept
+		{"GET", "/%61", "", "", false},
+		{"GET", "//a", "", "", false},
+		{"GET", "/big", "", "", false},
+		{"POST", "/big", "Content-Length: 3\r\n", "abc", false},
+		{"POST", "/", "Transfer-Encoding: chunked\r\n", "3\r\nabc\r\n0\r\n\r\n", false},
+		{"PROPFIND", "/", "", "", false},
+		{"GET", "/", "Te: trailers\r\n", "", false},
+		{"GET", "/", "X-A:b\r\n", "", false},
+		{"GET", "/", "X-Big: " + strings.Repeat("x", pageSize) + "\r\n", "", false},
+		{"POST", "/", fmt.Sprintf("Content-Length: %d\r\n", pageSize), strings.Repeat("x", pageSize), false},
+	} {
+		t.Run(c.method+c.path+c.headers[:min(len(c.headers), 20)], func(t *testing.T) {
+			conn := w.lane(t, b, port)
+			w.idle()
+			handed := w.handed()
+			status, body := ask(t, conn, c.method+" "+c.path+" HTTP/1.1\r\nHost: "+b.host(port)+"\r\n"+c.headers+"\r\n"+c.body)
+			plain := c.body
+			if strings.HasPrefix(c.headers, "Transfer-Encoding") {
+				plain = "abc"
+			}
+			want := fmt.Sprintf("%s %s %q", c.method, c.path, plain)
+			if c.method == http.MethodHead || c.path == "/none" {
+				want = ""
+			}
+			if c.path == "/big" {
+				want = strings.Repeat("x", 4*pageSize) + want
+			}
+			if status/100 != 2 || body != want {
+				t.Errorf("got %d %.80q, want %.80q", status, body, want)
+			}
+			if kept := w.handed() == handed; kept != c.keeps {
+				t.Errorf("the connection stayed a lane: %v", kept)
+			}
+			if status, body := ask(t, conn, "GET /after HTTP/1.1\r\nHost: "+b.host(port)+"\r\n\r\n"); status != http.StatusOK || body != `GET /after ""` {
+				t.Errorf("then got %d %q", status, body)
+			}
+			_ = conn.Close()
+			eventually.True(t, "no lane is left", func() bool { return w.laneCount() == 0 })
+		})
+	}
+}
+
+func (w *world) laneCount() int {
+	w.gateway.lanes.mu.Lock()
+	defer w.gateway.lanes.mu.Unlock()
+	return len(w.gateway.lanes.all)
+}
+
+// handed is how often lanes have given a connection away.
+func (w *world) handed() int64 { return w.gateway.lanes.given.Load() }
+
+// TestLaneLate: an answer that a lane does not wait for comes all the same.
+func TestLaneLate(t *testing.T) {
+	w := laneWorld(t, impatient)
+	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		fmt.Fprintf(w, "%s %s", r.Method, body)
+	})
+	b := w.box("a")
+	c := w.connect(t)
+	for i := range 200 {
+		request, want := "GET / HTTP/1.1\r\nHost: "+b.host(port)+"\r\n\r\n", "GET "
+		if i%2 == 0 {
+			request, want = "POST / HTTP/1.1\r\nHost: "+b.host(port)+"\r\nContent-Length: 3\r\n\r\nabc", "POST abc"
+		}
+		if _, body := ask(t, c, request); body != want {
+			t.Fatalf("got %q, want %q", body, want)
+		}
+	}
+	if w.handed() == 0 {
+		t.Error("no lane was late")
+	}
+	w.idle()
+}
+
+// TestLaneStreams: what a sandbox has said reaches the client though more is to come, with a length or
+// in chunks.
+func TestLaneStreams(t *testing.T) {
+	w := laneWorld(t)
+	more := make(chan struct{}, 1)
+	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/length" {
+			w.Header().Set("Content-Length", "10")
+		}
+		_, _ = io.WriteString(w, "first")
+		if r.URL.Path != "/warm" {
+			_ = http.NewResponseController(w).Flush()
+			<-more
+			_, _ = io.WriteString(w, " last")
+		}
+	})
+	b := w.box("a")
+	for _, path := range []string{"/length", "/chunks"} {
+		c := w.lane(t, b, port)
+		for range 3 {
+			if _, err := io.WriteString(c, "GET "+path+" HTTP/1.1\r\nHost: "+b.host(port)+"\r\n\r\n"); err != nil {
+				t.Fatal(err)
+			}
+			res, err := http.ReadResponse(bufio.NewReader(c), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var first [5]byte
+			if _, err := io.ReadFull(res.Body, first[:]); err != nil || string(first[:]) != "first" {
+				t.Fatalf("got %q, %v", first, err)
+			}
+			more <- struct{}{}
+			if rest, err := io.ReadAll(res.Body); err != nil || string(rest) != " last" {
+				t.Fatalf("then got %q, %v", rest, err)
+			}
+			_ = res.Body.Close()
+		}
+	}
+}
+
+// TestLanePipeline: requests sent at once are answered one by one, on a lane and where it ends.
+func TestLanePipeline(t *testing.T) {
+	w := laneWorld(t)
+	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		fmt.Fprintf(w, "%s%s", r.URL.Path, body)
+	})
+	b := w.box("a")
+	c := w.lane(t, b, port)
+	var all, want strings.Builder
+	for i := range 300 {
+		path := "/" + strings.Repeat("p", i)
+		switch i % 50 {
+		case 10:
+			fmt.Fprintf(&all, "POST %s HTTP/1.1\r\nHost: %s\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", path, b.host(port))
+		case 49:
+			fmt.Fprintf(&all, "GET %s HTTP/1.1\r\nHost:%s\r\n\r\n", path, b.host(port))
+		default:
+			fmt.Fprintf(&all, "POST %s HTTP/1.1\r\nHost: %s\r\nContent-Length: 3\r\n\r\nabc", path, b.host(port))
+		}
+		fmt.Fprintf(&want, "200 %s", path)
+		if i%50 != 49 {
+			want.WriteString("abc")
+		}
+	}
+	go func() {
+		_, _ = io.WriteString(c, all.String()+"GET / HTTP/1.1\r\nHost: "+b.host(port)+"\r\nConnection: close\r\n\r\n")
+	}()
+	if got := strings.Join(answers(t, c), ""); got != want.String()+"200 /" {
+		t.Errorf("got %d bytes, want %d", len(got), want.Len())
+	}
+}
+
+// TestLaneIsCounted: the access log and the metrics tell of a lane's requests as of all others.
+func TestLaneIsCounted(t *testing.T) {
+	var out strings.Builder
+	registry := prometheus.NewRegistry()
+	w := laneWorld(t, func(c *Config) {
+		c.AccessLog, c.Registerer = slog.New(slog.NewJSONHandler(&out, nil)), registry
+	})
+	port := backend(t, hello)
+	b := w.box("a")
+	c := w.lane(t, b, port)
+	if w.laneCount() != 1 {
+		t.Fatal("no lane")
+	}
+	ask(t, c, "POST /x?signature=secret HTTP/1.1\r\nHost: "+b.host(port)+"\r\nUser-Agent: me\r\nContent-Length: 3\r\n\r\nabc")
+	w.idle()
+	if err := w.gateway.Drain(t.Context()); err != nil { // nothing writes the log any more
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	if len(lines) != warmUps+1 {
+		t.Fatalf("%d lines: %s", len(lines), out.String())
+	}
+	last := lines[warmUps]
+	for _, want := range []string{`"sandbox":"` + string(b.id), `"status":200`, `"bytes":5`, `"path":"/x"`, `"method":"POST"`, `"remote":"127.0.0.1:`, `"received":3`, `"first_byte":`, `"took":`, `"user_agent":"me"`, `"host":"` + b.host(port)} {
+		if !strings.Contains(last, want) {
+			t.Errorf("%s is not in %s", want, last)
+		}
+	}
+	if strings.Contains(out.String(), "secret") {
+		t.Errorf("the log tells a secret: %s", out.String())
+	}
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			got[f.GetName()] += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+		}
+	}
+	for name, want := range map[string]float64{"requests_total": warmUps + 1, "first_byte_seconds": warmUps + 1, "dials_total": 1, "in_flight": 0} {
+		if name = telemetry.MetricsNamespace + "_gateway_" + name; got[name] != want {
+			t.Errorf("%s is %v, want %v", name, got[name], want)
+		}
+	}
+}
+
+// TestLaneRebinds: one connection may be for many sandboxes, and for the API.
+func TestLaneRebinds(t *testing.T) {
+	w := laneWorld(t)
+	name := func(text string) uint16 {
+		return backend(t, func(w http.ResponseWriter, r *http.Request) {
+			fmt.Fprint(w, text, " ", r.Host, " ", r.Header.Get("X-Forwarded-Host"))
+		})
+	}
+	one, two := name("one"), name("two")
+	b := w.box("a")
+	c := w.lane(t, b, one)
+	w.lane(t, b, two)
+	const api = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+	byHeader := fmt.Sprintf("GET / HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: %s\r\nE2b-Sandbox-Port: %d\r\n\r\n", b.id, two)
+	for range 3 {
+		for _, step := range []struct{ request, want string }{
+			{"GET / HTTP/1.1\r\nHost: " + b.host(two) + "\r\n\r\n", "two " + b.host(two) + " " + b.host(two)},
+			{byHeader, "two localhost localhost"},
+			{"GET / HTTP/1.1\r\nHost: " + b.host(one) + "\r\n\r\n", "one " + b.host(one) + " " + b.host(one)},
+			{api, "the API"},
+			{byHeader, "two localhost localhost"},
+		} {
+			if _, body := ask(t, c, step.request); body != step.want {
+				t.Errorf("got %q, want %q", body, step.want)
+			}
+		}
+	}
+}
+
+// TestLanePrivate: each request on a lane shows the token, or is refused.
+func TestLanePrivate(t *testing.T) {
+	w := laneWorld(t)
+	port := backend(t, hello)
+	b := w.box("a")
+	c := w.lane(t, b, port)
+	private(b.Sandbox)
+	b.apply()
+	request := func(token string) string {
+		return "GET / HTTP/1.1\r\nHost: " + b.host(port) + "\r\n" + token + "\r\n"
+	}
+	right := "E2b-Traffic-Access-Token: " + w.tokens.Traffic(b.id) + "\r\n"
+	for range 3 {
+		for _, step := range []struct {
+			token string
+			want  int
+		}{{right, http.StatusOK}, {"", http.StatusForbidden}, {"E2b-Traffic-Access-Token: x\r\n", http.StatusForbidden}, {right, http.StatusOK}} {
+			if status, body := ask(t, c, request(step.token)); status != step.want {
+				t.Errorf("with %q got %d %s", step.token, status, body)
+			}
+		}
+	}
+}

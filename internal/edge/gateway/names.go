@@ -1,0 +1,99 @@
+package gateway
+
+import (
+	"net"
+	"net/http"
+	"net/netip"
+
+	"golang.org/x/time/rate"
+
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+)
+
+const (
+	headerKey           = "X-Api-Key"
+	headerAuthorization = "Authorization"
+
+	// Failed attempts from one address: so many at once, and then so many a second.
+	failureBurst = 20
+	failureRate  = 1
+)
+
+// resolve finds the sandbox that agent-sandbox's headers mean. An ID is enough to reach it, as in a
+// host. A name can be guessed: it needs an API key of its namespace, or a token of the sandbox.
+// Without one the answer does not depend on whether there is such a name.
+func (x *exchange) resolve() *refusal {
+	owner := x.takeKeys()
+	id, err := sandbox.ParseID(x.name)
+	isID := err == nil && string(id) == x.name
+	if isID {
+		if _, ok := x.g.cfg.Routes.Lookup(id); ok {
+			x.id = id
+			return nil
+		}
+	}
+	if x.g.cfg.Names == nil || (isID && !owner) {
+		return x.g.unknown()
+	}
+	id, found := x.g.cfg.Names(x.r.Context(), x.namespace, x.name)
+	if !owner && !x.hasTokenOf(id) {
+		return x.g.unauthenticated(x.r)
+	}
+	if !found {
+		return x.g.unknown()
+	}
+	x.id = id
+	return nil
+}
+
+// takeKeys takes API keys, whosesoever they are, out of what the sandbox will see. It reports whether
+// one is of the namespace that the request names. What is no key of ours may be the service's, and
+// passes.
+func (x *exchange) takeKeys() (owner bool) {
+	authorization := bearerOf(x.r)
+	if _, password, ok := x.r.BasicAuth(); ok { // clients that take nothing but a URL
+		authorization = password
+	}
+	for name, key := range map[string]string{headerKey: x.r.Header.Get(headerKey), headerAuthorization: authorization} {
+		if key == "" || x.g.cfg.KeyNamespace == nil {
+			continue
+		}
+		if namespace, ok := x.g.cfg.KeyNamespace(x.r.Context(), key); ok {
+			x.keyed = append(x.keyed, name)
+			owner = owner || namespace == x.namespace
+		}
+	}
+	return owner
+}
+
+// hasTokenOf reports whether the request shows a token of the sandbox. The empty ID has tokens that
+// were given to no client.
+func (x *exchange) hasTokenOf(id sandbox.ID) bool {
+	traffic := sandbox.EqualToken(x.r.Header.Get(envd.HeaderTrafficToken), x.g.cfg.Tokens.Traffic(id))
+	agent := sandbox.EqualToken(x.r.Header.Get(envd.HeaderAccessToken), x.g.cfg.Tokens.Agent(id))
+	return traffic || agent
+}
+
+// unauthenticated counts a failed attempt of a client's address. Valid keys pass all the same, since
+// others may share the address.
+func (g *Gateway) unauthenticated(r *http.Request) *refusal {
+	l := g.failures.get(clientPrefix(r), func() *rate.Limiter { return rate.NewLimiter(failureRate, failureBurst) })
+	if after := wait(l); after > 0 {
+		return tooMany("without a valid key from this address", after)
+	}
+	return noKey
+}
+
+// clientPrefix is the client's address, or for IPv6 the network of which it has all addresses.
+func clientPrefix(r *http.Request) netip.Prefix {
+	host, _, _ := net.SplitHostPort(r.RemoteAddr)
+	addr, _ := netip.ParseAddr(host) // the zero value is a client, too
+	addr = addr.Unmap().WithZone("")
+	bits := addr.BitLen()
+	if addr.Is6() {
+		bits = 64
+	}
+	prefix, _ := addr.Prefix(bits)
+	return prefix
+}

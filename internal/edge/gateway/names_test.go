@@ -1,0 +1,148 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/time/rate"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/edge/route"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+)
+
+// withNames makes a gateway's names those of its table, and "<namespace>-key" the key of a namespace.
+func withNames(c *Config) {
+	c.Names = func(_ context.Context, namespace, name string) (sandbox.ID, bool) {
+		return c.Routes.(*route.Table).LookupName(namespace, name)
+	}
+	c.KeyNamespace = func(_ context.Context, key string) (string, bool) { return strings.CutSuffix(key, "-key") }
+}
+
+// TestNamesNeedKeys: a name reaches a sandbox only with a key of its namespace or a token of its own.
+// What is refused is refused alike whether or not the name exists.
+func TestNamesNeedKeys(t *testing.T) {
+	var seen atomic.Pointer[http.Header]
+	port := backend(t, func(_ http.ResponseWriter, r *http.Request) { seen.Store(&r.Header) })
+	dialer := &portDialer{agent: fmt.Sprintf("127.0.0.1:%d", port)}
+	w := newWorld(t, withNames, func(c *Config) { c.Dialer = dialer })
+	b := w.box("named", func(s *agents.Sandbox) { s.Spec.Barchan.Access = &agents.AccessPolicy{OpenAgent: true} })
+	other := w.box("other")
+	key, bearer := []string{"X-API-Key", "default-key"}, []string{"Authorization", "Bearer default-key"}
+	for name, c := range map[string]struct {
+		headers []string
+		status  int // for the name of a sandbox that exists
+		missing int // for one that does not
+	}{
+		"nothing":                 {nil, 401, 401},
+		"key":                     {key, 200, 502},
+		"bearer":                  {bearer, 200, 502},
+		"bearer, and its service": {append(bearer, "X-API-Key", "mine"), 200, 502},
+		"key, and its service":    {append(key, "Authorization", "Bearer mine"), 200, 502},
+		"password":                {[]string{"Authorization", "Basic eDpkZWZhdWx0LWtleQ=="}, 200, 502},
+		"wrong password":          {[]string{"Authorization", "Basic eDptaW5l"}, 401, 401},
+		"unknown key":             {[]string{"X-API-Key", "mine"}, 401, 401},
+		"key of another":          {[]string{"X-API-Key", "other-key"}, 401, 401},
+		"another scheme":          {[]string{"Authorization", "Basic default-key"}, 401, 401},
+		"agent's token":           {[]string{envd.HeaderAccessToken, w.tokens.Agent(b.id)}, 200, 401},
+		"traffic token":           {[]string{envd.HeaderTrafficToken, w.tokens.Traffic(b.id)}, 200, 401},
+		"token of another":        {[]string{envd.HeaderTrafficToken, w.tokens.Traffic(other.id)}, 401, 401},
+		"token of no sandbox":     {[]string{envd.HeaderTrafficToken, ""}, 401, 401},
+		"other namespace":         {append(key, headerNamespace, "secret"), 401, 401},
+	} {
+		for _, at := range []uint16{envd.Port, port} {
+			for target, want := range map[string]int{"named": c.status, "nosuch": c.missing} {
+				w.gateway.failures = limiters[netip.Prefix]{} // nothing else counts here
+				seen.Store(nil)
+				res, text := w.do(w.client, http.MethodGet, "http://x/files?path=/etc/shadow", nil, //nolint:bodyclose // do closes it
+					append([]string{headerName, target, headerPort, portText(at)}, c.headers...)...)
+				if res.StatusCode != want {
+					t.Errorf("%s: %s, port %d: got %d %q, want %d", name, target, at, res.StatusCode, text, want)
+				}
+				if want == http.StatusUnauthorized && (seen.Load() != nil || !strings.Contains(text, "X-API-Key") || res.Header.Get("Www-Authenticate") == "") {
+					t.Errorf("%s: refused with %q and %v, or not at all", name, text, res.Header)
+				}
+				if h := seen.Load(); h != nil {
+					text := fmt.Sprint(*h)
+					if strings.Contains(text, "default-key") || strings.Contains(text, "eDpkZWZhdWx0LWtleQ") || strings.Contains(name, "service") && !strings.Contains(text, "mine") {
+						t.Errorf("%s: the sandbox sees %v", name, text)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestIDsNeedNoKeys: an ID in the same header is as good as in a host, and a key shown with it does not
+// go on.
+func TestIDsNeedNoKeys(t *testing.T) {
+	var seen http.Header
+	port := backend(t, func(_ http.ResponseWriter, r *http.Request) { seen = r.Header })
+	w := newWorld(t, withNames)
+	b := w.box("named")
+	ask := func(id sandbox.ID, headers ...string) int {
+		res, _ := w.do(w.client, http.MethodGet, "http://x/", nil, append([]string{headerName, string(id), headerPort, portText(port)}, headers...)...) //nolint:bodyclose // do closes it
+		return res.StatusCode
+	}
+	if status := ask(b.id); status != http.StatusOK {
+		t.Errorf("by ID: %d", status)
+	}
+	if status := ask(b.id, "X-API-Key", "other-key"); status != http.StatusOK || seen.Get("X-API-Key") != "" {
+		t.Errorf("by ID with a key: %d, the sandbox sees %v", status, seen)
+	}
+	if status := ask(sandbox.IDOf("gone")); status != http.StatusBadGateway {
+		t.Errorf("by the ID of none: %d", status)
+	}
+}
+
+// TestGuessesAreThrottled: failed attempts from one address are slowed down, in bounded memory, and
+// those with a key are not.
+func TestGuessesAreThrottled(t *testing.T) {
+	port := backend(t, hello)
+	w := newWorld(t, withNames)
+	w.box("named")
+	statuses := map[int]int{}
+	for i := range 200 {
+		res, text := w.do(w.client, http.MethodGet, "http://x/", nil, headerName, fmt.Sprintf("pool-%05d", i), headerPort, portText(port)) //nolint:bodyclose // do closes it
+		statuses[res.StatusCode]++
+		if res.StatusCode == http.StatusTooManyRequests && (res.Header.Get("Retry-After") == "" || !strings.Contains(text, "key")) {
+			t.Fatalf("refused with %q, %v", text, res.Header)
+		}
+	}
+	if statuses[401] < failureBurst || statuses[429] == 0 || statuses[401]+statuses[429] != 200 {
+		t.Errorf("guesses were answered %v", statuses)
+	}
+	if res, _ := w.do(w.client, http.MethodGet, "http://x/", nil, headerName, "named", headerPort, portText(port), "X-API-Key", "default-key"); res.StatusCode != http.StatusOK { //nolint:bodyclose // do closes it
+		t.Errorf("with a key from the same address: %d", res.StatusCode)
+	}
+	f := &w.gateway.failures
+	for i := range 3 * maxLimiters {
+		a := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
+		f.get(netip.PrefixFrom(a, 32), func() *rate.Limiter { return newLimiter(1) })
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if n := len(f.now) + len(f.old); n > 2*maxLimiters {
+		t.Errorf("%d addresses are remembered", n)
+	}
+}
+
+func TestClientPrefix(t *testing.T) {
+	for remote, want := range map[string]string{
+		"192.0.2.1:1000": "192.0.2.1/32", "[::ffff:192.0.2.1]:1000": "192.0.2.1/32",
+		"[2001:db8::1:2:3:4]:1": "2001:db8::/64", "[fe80::1%eth0]:1": "fe80::/64", "@": "invalid Prefix",
+	} {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
+		r.RemoteAddr = remote
+		if got := clientPrefix(r).String(); got != want {
+			t.Errorf("%s: got %s, want %s", remote, got, want)
+		}
+	}
+}

@@ -1,0 +1,223 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/edge/route"
+)
+
+// wakes are the wakes under way: one for a sandbox, however many requests wait for it.
+type wakes struct {
+	mu    sync.Mutex
+	calls map[sandbox.ID]*wakeCall // +checklocks:mu
+}
+
+type wakeCall struct {
+	done chan struct{}
+	err  error // set before done is closed
+}
+
+// refusals of a wake by the kind of its error; nil is any other.
+var wakeRefusals = map[error]*refusal{
+	errs.ErrNotFound:        notFound,
+	errs.ErrForbidden:       noWake,
+	errs.ErrUnauthenticated: noWake,
+	errs.ErrConflict:        inMotion,
+	errs.ErrTimeout:         tooSlow,
+	errs.ErrExhausted:       overLimit,
+	nil:                     wakeFailed,
+}
+
+// refusalOf tells what may be told of the reason: the part of the error that is meant for users.
+func refusalOf(err error) *refusal {
+	f, ok := wakeRefusals[errs.Kind(err)]
+	switch {
+	case !ok:
+		f = wakeFailed
+	case f == notFound:
+		return f // clients compare its text
+	}
+	if reason, told := errs.PublicMessage(err); told {
+		return f.because(reason)
+	}
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errs.ErrTimeout) {
+		return tooSlow
+	}
+	return f
+}
+
+// wake has the sandbox woken, or joins those who wait for that already. The wake itself goes on
+// when the request that began it is gone. woken is false where the route has changed since it was
+// looked up: somebody else's wake may just have ended. The error is a *refusal, or the context's
+// cause.
+func (g *Gateway) wake(ctx context.Context, entry *route.Entry) (woken bool, err error) {
+	call := g.joinWake(ctx, entry)
+	if call == nil {
+		return false, nil
+	}
+	select {
+	case <-call.done:
+		if call.err != nil {
+			return true, refusalOf(call.err)
+		}
+		return true, nil
+	case <-ctx.Done():
+		return true, context.Cause(ctx)
+	}
+}
+
+// joinWake returns the wake that is under way, or begins one. Nil: the route has changed.
+func (g *Gateway) joinWake(ctx context.Context, entry *route.Entry) *wakeCall {
+	g.wakes.mu.Lock()
+	defer g.wakes.mu.Unlock()
+	if call := g.wakes.calls[entry.ID]; call != nil {
+		return call
+	}
+	select {
+	case <-entry.Changed:
+		return nil
+	default:
+	}
+	call := &wakeCall{done: make(chan struct{})}
+	g.wakes.calls[entry.ID] = call
+	g.flights.join()
+	go g.runWake(context.WithoutCancel(ctx), entry.ID, call) // flights wait for it
+	return call
+}
+
+func (g *Gateway) runWake(ctx context.Context, id sandbox.ID, call *wakeCall) {
+	defer g.flights.end()
+	ctx, cancel := context.WithTimeout(ctx, g.cfg.WakeTimeout)
+	defer cancel()
+	finished := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		select {
+		case <-g.flights.cut:
+			cancel()
+		case <-finished:
+		}
+	})
+	defer wg.Wait()
+	defer close(finished)
+	start := time.Now()
+	call.err = errors.New("wake panicked")
+	defer func() {
+		if cause := recover(); cause != nil {
+			g.log.ErrorContext(ctx, "wake panicked", telemetry.Sandbox, id, telemetry.Reason, cause)
+		}
+		g.wakes.mu.Lock()
+		delete(g.wakes.calls, id)
+		g.wakes.mu.Unlock()
+		close(call.done)
+	}()
+	call.err = g.cfg.Waker.Wake(ctx, id)
+	g.metrics.wake.Observe(time.Since(start).Seconds())
+	if call.err != nil {
+		g.log.WarnContext(ctx, "wake by traffic refused or failed", telemetry.Sandbox, id, telemetry.Error, call.err)
+	}
+}
+
+// reach returns the route once traffic can be sent on it, waking the sandbox if it sleeps and
+// may be woken by this request. The error is a *refusal, or the context's.
+func (x *exchange) reach(ctx context.Context) (*route.Entry, error) {
+	entry, ok := x.g.cfg.Routes.Lookup(x.id)
+	if !ok {
+		return entry, x.g.unknown()
+	}
+	if !entry.Reachable() {
+		return x.await(ctx, entry)
+	}
+	if !x.mayPass(entry.Access.PublicTraffic) {
+		return entry, noToken
+	}
+	return entry, nil
+}
+
+func (g *Gateway) unknown() *refusal {
+	if !g.cfg.Routes.Synced() {
+		return notSynced
+	}
+	return notFound
+}
+
+// await follows a route that is not reachable until it is.
+func (x *exchange) await(ctx context.Context, entry *route.Entry) (*route.Entry, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, x.g.cfg.WakeTimeout, tooSlow)
+	defer cancel()
+	for woken := false; ; {
+		if entry.Reachable() {
+			if !x.mayPass(entry.Access.PublicTraffic) {
+				return entry, noToken
+			}
+			return entry, nil
+		}
+		var err error
+		if woken, err = x.advance(ctx, entry, woken); err != nil {
+			return entry, err
+		}
+		var ok bool
+		if entry, ok = x.g.cfg.Routes.Lookup(x.id); !ok {
+			return entry, x.g.unknown()
+		}
+	}
+}
+
+// advance does what there is to do for a sandbox that is not reachable: it has it woken, once
+// for this request, or waits for a change.
+func (x *exchange) advance(ctx context.Context, entry *route.Entry, woken bool) (bool, error) {
+	asleep := entry.State == sandbox.Paused || entry.State == sandbox.Pausing
+	switch {
+	case asleep && (!entry.Wake.OnTraffic || x.g.cfg.Waker == nil || x.asksWhetherItRuns()):
+		return woken, notFound
+	case !x.mayPass(entry.Access.PublicTraffic):
+		return woken, noToken
+	case asleep && !woken:
+		if f := x.mayWake(entry); f != nil {
+			return woken, f
+		}
+		woken, err := x.g.wake(ctx, entry)
+		x.woken = x.woken || woken
+		return woken, err
+	}
+	select {
+	case <-entry.Changed:
+		return woken, nil
+	case <-x.g.flights.cut:
+		return woken, inMotion
+	case <-ctx.Done():
+		return woken, context.Cause(ctx)
+	}
+}
+
+func (x *exchange) refuse(f *refusal) {
+	if (f == noToken || f == noWake) && isPreflight(x.r) {
+		x.status = http.StatusNoContent
+		allowRequest(x.w, x.r)
+		return
+	}
+	x.status, x.reason = f.status, f.message
+	x.closeIfEarly()
+	f.write(x.w, x.r, x.id)
+}
+
+// refuseError answers with err if it is meant for the client; else the client is gone.
+func (x *exchange) refuseError(err error) {
+	if f, ok := errors.AsType[*refusal](err); ok {
+		x.refuse(f)
+		return
+	}
+	if x.r.Context().Err() == nil {
+		x.g.log.WarnContext(x.r.Context(), "request to sandbox ended oddly", telemetry.Sandbox, x.id, telemetry.Error, err)
+		x.refuse(silent)
+		return
+	}
+	panic(http.ErrAbortHandler)
+}

@@ -1,0 +1,200 @@
+package peers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"mime"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"golang.org/x/net/netutil"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+)
+
+const (
+	refreshPath = "/refresh"
+	contentType = "application/json"
+
+	maxConns      = 512
+	maxHeader     = 8 << 10
+	headerTimeout = 5 * time.Second // the handshake included
+	bodyTimeout   = 10 * time.Second
+	idleTimeout   = 10 * time.Minute
+	stopTimeout   = time.Second
+	// maxHeard bounds the memory of processes heard from. Beyond it those that left are forgotten,
+	// and a batch of theirs might be taken once more should they come back as they were.
+	maxHeard = 4 * maxMembers
+)
+
+// refusal is why a batch is not taken: the word for the metric, the status, and for the sender
+// what would be right.
+type refusal struct {
+	reason string
+	status int
+	err    error
+}
+
+// receiver takes batches.
+type receiver struct {
+	log      *slog.Logger
+	metrics  *metrics
+	boot     string
+	member   func(name string) (Member, bool)
+	onRoutes func(from string, batch []Route)
+
+	mu    sync.Mutex
+	heard map[string]heard // +checklocks:mu
+}
+
+// heard is the last batch taken from a member.
+type heard struct {
+	boot string
+	seq  uint64
+}
+
+// serve ends when ctx is done and all handlers have returned.
+func (v *receiver) serve(ctx context.Context, l net.Listener, trust *trust) error {
+	// Connections are counted, by who accepts them: a handler that counted itself might come too late.
+	var conns sync.WaitGroup
+	defer conns.Wait()
+	srv := &http.Server{
+		Handler: v,
+		ConnContext: func(ctx context.Context, _ net.Conn) context.Context {
+			conns.Add(1)
+			return ctx
+		},
+		ConnState: func(_ net.Conn, state http.ConnState) {
+			if state == http.StateClosed {
+				conns.Done()
+			}
+		},
+		TLSConfig:         trust.server(func(reason string) { v.metrics.refused.WithLabelValues(reason).Inc() }),
+		ReadHeaderTimeout: headerTimeout,
+		ReadTimeout:       bodyTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeader,
+		ErrorLog:          slog.NewLogLogger(v.log.Handler(), slog.LevelDebug), // what strangers do
+		BaseContext:       func(net.Listener) context.Context { return ctx },
+	}
+	var stopping sync.WaitGroup
+	defer stopping.Wait()
+	ended := make(chan struct{})
+	defer close(ended)
+	stopping.Go(func() {
+		select {
+		case <-ctx.Done():
+		case <-ended:
+		}
+		quiet, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+		defer cancel()
+		_ = errors.Join(srv.Shutdown(quiet), srv.Close())
+	})
+	err := srv.ServeTLS(netutil.LimitListener(l, maxConns), "", "")
+	if errors.Is(err, http.ErrServerClosed) && ctx.Err() != nil {
+		return nil
+	}
+	return fmt.Errorf("serve pushes: %w", err)
+}
+
+// ServeHTTP takes a batch whole or not at all. The connection has been authenticated.
+func (v *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	from, routes, no := v.read(req)
+	if no != nil {
+		v.metrics.refused.WithLabelValues(no.reason).Inc()
+		v.log.DebugContext(req.Context(), "batch refused", telemetry.Peer, from, telemetry.Reason, no.reason, telemetry.Error, no.err)
+		w.Header().Set("Connection", "close")
+		http.Error(w, no.err.Error(), no.status)
+		return
+	}
+	if len(routes) > 0 {
+		v.onRoutes(from, routes)
+		v.metrics.received.Add(float64(len(routes)))
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+func (v *receiver) read(req *http.Request) (from string, routes []Route, no *refusal) {
+	kind, _, _ := mime.ParseMediaType(req.Header.Get("Content-Type"))
+	switch {
+	case req.TLS == nil || len(req.TLS.PeerCertificates) == 0:
+		return "", nil, &refusal{refusedNoCertificate, http.StatusUnauthorized, errors.New("no certificate shown")}
+	case req.URL.Path != refreshPath:
+		return "", nil, &refusal{refusedRequest, http.StatusNotFound, errors.New("only " + refreshPath + " is here")}
+	case req.Method != http.MethodPost:
+		return "", nil, &refusal{refusedRequest, http.StatusMethodNotAllowed, errors.New("only POST is taken")}
+	case kind != contentType:
+		return "", nil, &refusal{refusedRequest, http.StatusUnsupportedMediaType, errors.New("only " + contentType + " is taken")}
+	case req.ContentLength > maxBody:
+		return "", nil, &refusal{refusedSize, http.StatusRequestEntityTooLarge, fmt.Errorf("batch of more than %d bytes", maxBody)}
+	}
+	b, err := readBatch(req.Body)
+	switch {
+	case errors.Is(err, errs.ErrTooLarge):
+		return "", nil, &refusal{refusedSize, http.StatusRequestEntityTooLarge, err}
+	case err != nil:
+		return "", nil, &refusal{refusedMalformed, http.StatusBadRequest, err}
+	case !speaksFor(req.TLS.PeerCertificates[0], b.From):
+		return "", nil, &refusal{refusedName, http.StatusForbidden, fmt.Errorf("the certificate is not that of %.100q", b.From)}
+	}
+	routes, no = v.admit(b)
+	return b.From, routes, no
+}
+
+// admit checks what a member says about itself, and notes the batch as taken.
+func (v *receiver) admit(b *batch) ([]Route, *refusal) {
+	m, ok := v.member(b.From)
+	switch {
+	case !ok:
+		return nil, &refusal{refusedMember, http.StatusForbidden, fmt.Errorf("%q is not a member", b.From)}
+	case b.Boot != m.Boot:
+		return nil, &refusal{refusedBoot, http.StatusConflict, fmt.Errorf("%q is known in another life than boot says", b.From)}
+	case b.To != v.boot:
+		return nil, &refusal{refusedBoot, http.StatusConflict, errors.New("to is another life than this process")}
+	}
+	routes, err := b.take()
+	switch {
+	case errors.Is(err, errs.ErrTooLarge):
+		return nil, &refusal{refusedRoutes, http.StatusRequestEntityTooLarge, err}
+	case err != nil:
+		return nil, &refusal{refusedMalformed, http.StatusBadRequest, err}
+	case !v.first(b):
+		return nil, &refusal{refusedReplay, http.StatusConflict, fmt.Errorf("seq %d or a later one was taken already", b.Seq)}
+	}
+	return routes, nil
+}
+
+// first reports whether a batch is newer than all that were taken from the same process.
+func (v *receiver) first(b *batch) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if last, ok := v.heard[b.From]; ok && last.boot == b.Boot && b.Seq <= last.seq {
+		return false
+	}
+	if _, ok := v.heard[b.From]; !ok && len(v.heard) >= maxHeard {
+		v.forgetLocked()
+	}
+	v.heard[b.From] = heard{b.Boot, b.Seq}
+	return true
+}
+
+// +checklocks:v.mu
+func (v *receiver) forgetLocked() {
+	for name := range v.heard {
+		if _, ok := v.member(name); !ok {
+			delete(v.heard, name)
+		}
+	}
+}
+
+// discard reads what is left of an answer, so that the connection can be used again.
+func discard(body io.ReadCloser) {
+	_, _ = io.Copy(io.Discard, io.LimitReader(body, maxHeader))
+	_ = body.Close()
+}

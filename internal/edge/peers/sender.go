@@ -1,0 +1,191 @@
+package peers
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+)
+
+const (
+	sendTimeout  = 5 * time.Second
+	firstRetry   = 50 * time.Millisecond
+	longestRetry = 5 * time.Second
+)
+
+// sender tells one process of a member what is in its queue, over one connection.
+type sender struct {
+	log     *slog.Logger
+	metrics *metrics
+	from    string
+	boot    string
+	to      Member
+	queue   *queue
+	batch   int
+	delay   time.Duration
+	trust   *trust
+	dial    func(ctx context.Context, network, addr string) (net.Conn, error)
+	// seq numbers the batches of this process, all lines together: a member that was believed dead,
+	// and was not, has heard of what the line before sent, and takes only what is newer.
+	seq *atomic.Uint64
+}
+
+// run sends until ctx is done. What is left in the queue stays there.
+func (s *sender) run(ctx context.Context) {
+	transport := &http.Transport{
+		DialContext:        s.dial,
+		TLSClientConfig:    s.trust.client(s.to.Name),
+		MaxConnsPerHost:    1,
+		DisableCompression: true,
+	}
+	defer transport.CloseIdleConnections()
+	client := &http.Client{Transport: transport, Timeout: sendTimeout}
+
+	// An empty batch first: the connection is there when the first route comes.
+	for retry := firstRetry; ctx.Err() == nil; {
+		if s.send(ctx, client, nil) {
+			break
+		}
+		retry = pause(ctx, retry, longestRetry)
+	}
+	for s.wait(ctx) {
+		s.drain(ctx, client)
+	}
+}
+
+// wait returns when there is something to send, a little later if that may be more by then, and
+// false when ctx is done.
+func (s *sender) wait(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-s.queue.wake:
+	}
+	if s.delay <= 0 || s.queue.len() >= s.batch {
+		return true
+	}
+	timer := time.NewTimer(s.delay)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-timer.C:
+			return true
+		case <-s.queue.wake:
+			if s.queue.len() >= s.batch {
+				return true
+			}
+		}
+	}
+}
+
+// drain sends until the queue is empty or ctx is done.
+func (s *sender) drain(ctx context.Context, client *http.Client) {
+	retry := firstRetry
+	for ctx.Err() == nil {
+		taken := s.queue.take(s.batch)
+		if len(taken) == 0 {
+			return
+		}
+		if s.send(ctx, client, taken) {
+			retry = firstRetry
+			continue
+		}
+		s.lose(lostOverflow, s.queue.putBack(taken))
+		retry = pause(ctx, retry, longestRetry)
+	}
+}
+
+// pause waits for a time about as long as given, and returns the next.
+func pause(ctx context.Context, d, longest time.Duration) time.Duration {
+	timer := time.NewTimer(jitter(d))
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+	return min(2*d, longest)
+}
+
+// jitter spreads a duration over half to one and a half of it.
+func jitter(d time.Duration) time.Duration {
+	return d/2 + rand.N(d+1) //nolint:gosec // not a secret
+}
+
+// send reports whether the routes are done with: taken by the member, or never to be taken.
+func (s *sender) send(ctx context.Context, client *http.Client, routes []*Route) bool {
+	body, n := s.encode(ctx, routes)
+	if n == 0 && len(routes) > 0 {
+		return true
+	}
+	start := time.Now()
+	status, err := s.post(ctx, client, body)
+	switch {
+	case ctx.Err() != nil:
+		return false
+	case err == nil && status == http.StatusNoContent:
+		s.metrics.took.Observe(time.Since(start).Seconds())
+		s.metrics.batches.WithLabelValues(resultOK).Inc()
+		s.metrics.pushed.Add(float64(n))
+		return true
+	case err == nil && (status == http.StatusBadRequest || status == http.StatusRequestEntityTooLarge):
+		// A member of another version. The same batch would be refused again.
+		s.metrics.batches.WithLabelValues(resultRejected).Inc()
+		s.lose(lostRefused, n)
+		s.log.WarnContext(ctx, "member refuses a batch", telemetry.Peer, s.to.Name, telemetry.Status, status, telemetry.Count, n)
+		return true
+	default:
+		s.metrics.batches.WithLabelValues(resultFailed).Inc()
+		s.log.DebugContext(ctx, "member not told, retrying", telemetry.Peer, s.to.Name, telemetry.Status, status, telemetry.Error, err)
+		return false
+	}
+}
+
+// encode leaves out, for good, what no member would take.
+func (s *sender) encode(ctx context.Context, routes []*Route) (body []byte, n int) {
+	b := batch{Version: wireVersion, From: s.from, Boot: s.boot, To: s.to.Boot, Seq: s.seq.Add(1), Routes: make([]wireRoute, 0, len(routes))}
+	for _, r := range routes {
+		w := toWire(r)
+		if err := w.check(); err != nil {
+			s.lose(lostInvalid, 1)
+			s.log.WarnContext(ctx, "route not sent", telemetry.Sandbox, r.ID, telemetry.Error, err)
+			continue
+		}
+		b.Routes = append(b.Routes, w)
+	}
+	body, err := json.Marshal(b)
+	if err != nil { // nothing in it can fail to encode
+		s.log.ErrorContext(ctx, "batch cannot be encoded", telemetry.Error, err)
+		return nil, 0
+	}
+	return body, len(b.Routes)
+}
+
+func (s *sender) post(ctx context.Context, client *http.Client, body []byte) (status int, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+s.to.Push.String()+refreshPath, bytes.NewReader(body))
+	if err != nil {
+		return 0, fmt.Errorf("make request: %w", err)
+	}
+	req.Header.Set("Content-Type", contentType)
+	resp, err := client.Do(req) //nolint:bodyclose // discard closes it
+	if err != nil {
+		return 0, fmt.Errorf("push: %w", err)
+	}
+	discard(resp.Body)
+	return resp.StatusCode, nil
+}
+
+func (s *sender) lose(reason string, n int) {
+	if n > 0 {
+		s.metrics.lost.WithLabelValues(reason).Add(float64(n))
+	}
+}

@@ -1,0 +1,263 @@
+package peers
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/localca"
+)
+
+const (
+	leafLife    = 90 * 24 * time.Hour
+	renewBefore = 30 * 24 * time.Hour
+	backdate    = time.Hour
+	dirMode     = 0o700
+)
+
+// TLS says where this replica's certificate and its trust come from: either Dir, or the three
+// files. The certificate must have the replica's name as a DNS name, as it stands, and be good for
+// servers and for clients.
+type TLS struct {
+	// Dir has an authority for the replicas alone, which all of them read; the first makes it. It
+	// must not be that of a gateway's certificates.
+	Dir string
+	// CAFile, CertFile and KeyFile are PEM files that someone else renews. They are read anew for
+	// each connection.
+	CAFile, CertFile, KeyFile string
+}
+
+// trust makes both sides of a connection prove who they are.
+type trust struct {
+	name  string
+	files TLS
+	ca    *x509.Certificate // of Dir
+	key   crypto.Signer     // of Dir
+
+	mu   sync.Mutex
+	leaf *tls.Certificate // +checklocks:mu
+}
+
+func openTrust(name string, files TLS) (*trust, error) {
+	t := &trust{name: name, files: files}
+	given := files.CAFile != "" && files.CertFile != "" && files.KeyFile != ""
+	if files.Dir == "" == !given || files.Dir != "" && (files.CAFile != "" || files.CertFile != "" || files.KeyFile != "") {
+		return nil, fmt.Errorf("peers: TLS: want either Dir, or all of CAFile, CertFile and KeyFile: %w", errs.ErrInvalid)
+	}
+	if files.Dir != "" {
+		if err := t.openAuthority(files.Dir); err != nil {
+			return nil, fmt.Errorf("peers: %w", err)
+		}
+	}
+	if _, err := t.roots(); err != nil {
+		return nil, err
+	}
+	cert, err := t.certificate()
+	if err != nil {
+		return nil, err
+	}
+	if !slices.Contains(cert.Leaf.DNSNames, name) {
+		return nil, fmt.Errorf("peers: certificate %s is for %q, not for this replica, %q: %w", files.CertFile, cert.Leaf.DNSNames, name, errs.ErrInvalid)
+	}
+	return t, nil
+}
+
+// openAuthority lets one replica at a time look into the directory, so that two that start
+// together end with one authority.
+func (t *trust) openAuthority(dir string) error {
+	if err := os.MkdirAll(dir, dirMode); err != nil {
+		return fmt.Errorf("make directory of authority: %w", err)
+	}
+	return exclusively(filepath.Join(dir, ".lock"), func() error {
+		ca, err := localca.Open(localca.Config{Dir: dir})
+		if err != nil {
+			return err
+		}
+		block, _ := pem.Decode(ca.CertPEM())
+		if t.ca, err = x509.ParseCertificate(block.Bytes); err != nil {
+			return fmt.Errorf("read certificate of authority: %w", err)
+		}
+		t.key, err = readKey(filepath.Join(dir, localca.KeyFile))
+		return err
+	})
+}
+
+func readKey(path string) (crypto.Signer, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read key of authority: %w", err)
+	}
+	block, _ := pem.Decode(text)
+	if block == nil {
+		return nil, fmt.Errorf("%s is not PEM: %w", path, errs.ErrInvalid)
+	}
+	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	signer, ok := key.(crypto.Signer)
+	if !ok {
+		return nil, fmt.Errorf("%s cannot sign: %w", path, errs.ErrInvalid)
+	}
+	return signer, nil
+}
+
+// exclusively runs f while no other process runs one on the same lock file.
+func exclusively(lock string, f func() error) error {
+	file, err := os.OpenFile(lock, os.O_CREATE|os.O_RDWR, keyMode)
+	if err != nil {
+		return fmt.Errorf("open lock: %w", err)
+	}
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX); err != nil {
+		return errors.Join(fmt.Errorf("lock %s: %w", lock, err), file.Close())
+	}
+	return errors.Join(f(), file.Close())
+}
+
+// certificate is what this replica shows. One of our own is made anew when its time is near.
+func (t *trust) certificate() (*tls.Certificate, error) {
+	if t.files.Dir == "" {
+		pair, err := tls.LoadX509KeyPair(t.files.CertFile, t.files.KeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("load certificate %s: %w", t.files.CertFile, err)
+		}
+		return &pair, nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.leaf != nil && time.Until(t.leaf.Leaf.NotAfter) > renewBefore {
+		return t.leaf, nil
+	}
+	leaf, err := issue(t.name, t.ca, t.key)
+	if err != nil {
+		return nil, err
+	}
+	t.leaf = leaf
+	return leaf, nil
+}
+
+func issue(name string, ca *x509.Certificate, caKey crypto.Signer) (*tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("make key of certificate: %w", err)
+	}
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
+	if err != nil {
+		return nil, fmt.Errorf("make serial number: %w", err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: serial,
+		Subject:      pkix.Name{Organization: []string{"Barchan peers"}},
+		NotBefore:    time.Now().Add(-backdate),
+		NotAfter:     time.Now().Add(leafLife),
+		KeyUsage:     x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		DNSNames:     []string{name},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, ca, key.Public(), caKey)
+	if err != nil {
+		return nil, fmt.Errorf("sign certificate: %w", err)
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, fmt.Errorf("read back certificate: %w", err)
+	}
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}, nil
+}
+
+func (t *trust) roots() (*x509.CertPool, error) {
+	pool := x509.NewCertPool()
+	if t.files.Dir != "" {
+		pool.AddCert(t.ca)
+		return pool, nil
+	}
+	text, err := os.ReadFile(t.files.CAFile)
+	if err != nil {
+		return nil, fmt.Errorf("read authority: %w", err)
+	}
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("%s has no certificate: %w", t.files.CAFile, errs.ErrInvalid)
+	}
+	return pool, nil
+}
+
+// verify checks the certificates that the other side showed.
+func (t *trust) verify(shown []*x509.Certificate, use x509.ExtKeyUsage) error {
+	if len(shown) == 0 {
+		return fmt.Errorf("no certificate shown: %w", errs.ErrUnauthenticated)
+	}
+	roots, err := t.roots()
+	if err != nil {
+		return err
+	}
+	between := x509.NewCertPool()
+	for _, c := range shown[1:] {
+		between.AddCert(c)
+	}
+	opts := x509.VerifyOptions{Roots: roots, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{use}}
+	if _, err := shown[0].Verify(opts); err != nil {
+		return fmt.Errorf("certificate: %w: %w", err, errs.ErrForbidden)
+	}
+	return nil
+}
+
+// speaksFor reports whether a certificate is that of a member. No wildcard speaks for anybody.
+func speaksFor(cert *x509.Certificate, name string) bool { return slices.Contains(cert.DNSNames, name) }
+
+// server returns the side that listens. It verifies for itself, in the handshake, so that it can
+// tell refused by what was wrong.
+func (t *trust) server(refused func(reason string)) *tls.Config {
+	return &tls.Config{
+		MinVersion:             tls.VersionTLS13,
+		NextProtos:             []string{"http/1.1"},
+		ClientAuth:             tls.RequestClientCert,
+		SessionTicketsDisabled: true,
+		GetCertificate:         func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return t.certificate() },
+		VerifyConnection: func(c tls.ConnectionState) error {
+			err := t.verify(c.PeerCertificates, x509.ExtKeyUsageClientAuth)
+			switch {
+			case errors.Is(err, errs.ErrUnauthenticated):
+				refused(refusedNoCertificate)
+			case err != nil:
+				refused(refusedCertificate)
+			}
+			return err
+		},
+	}
+}
+
+// client returns the side that connects to a member, which must show that member's certificate.
+func (t *trust) client(member string) *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		ServerName: member,
+		// The library would take wildcards; VerifyConnection checks all that it checks, without.
+		InsecureSkipVerify:   true,
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return t.certificate() },
+		VerifyConnection: func(c tls.ConnectionState) error {
+			if err := t.verify(c.PeerCertificates, x509.ExtKeyUsageServerAuth); err != nil {
+				return err
+			}
+			if !speaksFor(c.PeerCertificates[0], member) {
+				return fmt.Errorf("certificate is for %q, not for %q: %w", c.PeerCertificates[0].DNSNames, member, errs.ErrForbidden)
+			}
+			return nil
+		},
+	}
+}

@@ -1,0 +1,196 @@
+package peers
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/edge/route"
+)
+
+// Limits of a batch. A full batch of the longest routes fits into the body.
+const (
+	wireVersion = 1
+	maxBatch    = 256     // routes
+	maxBody     = 1 << 20 // bytes
+
+	maxText    = 253 // of names, UIDs and hosts
+	maxLifeKey = 512
+	maxVersion = 20 // digits: more than any API server counts to
+)
+
+// Route is a route, or that it is no more.
+type Route struct {
+	route.Route
+	// Deleted says that as of its ResourceVersion the sandbox is dead for good, or gone.
+	Deleted bool
+}
+
+// batch is the body of POST /refresh.
+type batch struct {
+	Version int         `json:"v"`
+	From    string      `json:"from"` // the name of the sender
+	Boot    string      `json:"boot"` // the life of the sender's process
+	To      string      `json:"to"`   // the life of the receiver's process
+	Seq     uint64      `json:"seq"`
+	Routes  []wireRoute `json:"routes"`
+}
+
+// wireRoute has the fields of route.Route one by one: what is added there stays at home until it
+// is added here.
+type wireRoute struct {
+	ID              sandbox.ID    `json:"id"`
+	Namespace       string        `json:"ns"`
+	Name            string        `json:"name"`
+	UID             types.UID     `json:"uid"`
+	State           sandbox.Phase `json:"state"`
+	Address         netip.Addr    `json:"addr,omitzero"`
+	Secure          bool          `json:"secure,omitempty"`
+	PublicTraffic   bool          `json:"public,omitempty"`
+	MaskRequestHost string        `json:"mask,omitempty"`
+	WakeOnTraffic   bool          `json:"wake,omitempty"`
+	WakeTimeout     time.Duration `json:"wakeFor,omitempty"` // nanoseconds
+	IdleAfter       time.Duration `json:"idle,omitempty"`    // nanoseconds
+	IdleShutdown    bool          `json:"idleEnds,omitempty"`
+	Rate            int           `json:"rate,omitempty"` // requests a second
+	LifeKey         string        `json:"life,omitempty"`
+	ResourceVersion string        `json:"rv"`
+	Deleted         bool          `json:"deleted,omitempty"`
+}
+
+func toWire(r *Route) wireRoute {
+	return wireRoute{
+		ID: r.ID, Namespace: r.Namespace, Name: r.Name, UID: r.UID, State: r.State, Address: r.Address,
+		Secure: r.Access.Secure, PublicTraffic: r.Access.PublicTraffic, MaskRequestHost: r.Access.MaskRequestHost,
+		WakeOnTraffic: r.Wake.OnTraffic, WakeTimeout: r.Wake.Timeout, IdleAfter: r.Idle.After, IdleShutdown: r.Idle.Shutdown,
+		Rate:    r.Access.RequestsPerSecond,
+		LifeKey: r.LifeKey, ResourceVersion: r.ResourceVersion, Deleted: r.Deleted,
+	}
+}
+
+func (w *wireRoute) route() Route {
+	return Route{Deleted: w.Deleted, Route: route.Route{
+		ID: w.ID, Namespace: w.Namespace, Name: w.Name, UID: w.UID, State: w.State, Address: w.Address.Unmap(),
+		Access:  route.Access{Secure: w.Secure, PublicTraffic: w.PublicTraffic, MaskRequestHost: w.MaskRequestHost, RequestsPerSecond: w.Rate},
+		Wake:    route.Wake{OnTraffic: w.WakeOnTraffic, Timeout: w.WakeTimeout},
+		Idle:    route.Idle{After: w.IdleAfter, Shutdown: w.IdleShutdown},
+		LifeKey: w.LifeKey, ResourceVersion: w.ResourceVersion,
+	}}
+}
+
+// check is asked by who sends and by who receives, so that one bad route does not cost a batch
+// its good ones.
+func (w *wireRoute) check() error { //nolint:gocyclo // a table
+	var bad string
+	switch {
+	case !wellFormed(w.ResourceVersion):
+		bad = "rv"
+	case w.UID == "" || !plain(string(w.UID), maxText):
+		bad = "uid"
+	case w.ID != sandbox.IDOf(w.UID):
+		bad = "id"
+	case w.Namespace == "" || !plain(w.Namespace, maxText):
+		bad = "ns"
+	case w.Name == "" || !plain(w.Name, maxText):
+		bad = "name"
+	case !knownPhase(w.State):
+		bad = "state"
+	case w.Address.Zone() != "" || w.Address.IsMulticast() || w.Address.IsValid() && w.Address.IsUnspecified():
+		bad = "addr"
+	case !plain(w.MaskRequestHost, maxText):
+		bad = "mask"
+	case w.WakeTimeout < 0:
+		bad = "wakeFor"
+	case w.IdleAfter < 0:
+		bad = "idle"
+	case w.Rate < 0:
+		bad = "rate"
+	case !plain(w.LifeKey, maxLifeKey):
+		bad = "life"
+	default:
+		return nil
+	}
+	return fmt.Errorf("route: %s is not as it must be: %w", bad, errs.ErrInvalid)
+}
+
+func knownPhase(p sandbox.Phase) bool {
+	switch p {
+	case sandbox.Pending, sandbox.Starting, sandbox.Running, sandbox.Pausing, sandbox.Paused,
+		sandbox.Resuming, sandbox.Stopping, sandbox.Dead:
+		return true
+	default:
+		return false
+	}
+}
+
+// plain reports whether a text is printable ASCII that JSON need not escape, so that its length
+// is what it takes in a body.
+func plain(text string, longest int) bool {
+	for _, c := range []byte(text) {
+		if c <= ' ' || c > '~' || strings.IndexByte("\"\\<>&", c) >= 0 {
+			return false
+		}
+	}
+	return len(text) <= longest
+}
+
+func wellFormed(version string) bool {
+	_, err := resourceversion.CompareResourceVersion(version, version)
+	return err == nil && len(version) <= maxVersion
+}
+
+// supersedes reports whether a says more than b about the same sandbox: it is of a newer version,
+// or it says that the sandbox is dead in that version. Both versions are well formed.
+func supersedes(a, b *Route) bool {
+	order, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
+	return err == nil && (order > 0 || order == 0 && a.Deleted && !b.Deleted)
+}
+
+// readBatch reads a body of at most maxBody bytes. Errors are errs.ErrTooLarge or errs.ErrInvalid.
+// Fields that it does not know are for later versions of us.
+func readBatch(from io.Reader) (*batch, error) {
+	body, err := io.ReadAll(io.LimitReader(from, maxBody+1))
+	if err != nil {
+		return nil, fmt.Errorf("read batch: %w: %w", err, errs.ErrInvalid)
+	}
+	if len(body) > maxBody {
+		return nil, fmt.Errorf("batch of more than %d bytes: %w", maxBody, errs.ErrTooLarge)
+	}
+	b := &batch{}
+	dec := json.NewDecoder(bytes.NewReader(body))
+	if err := dec.Decode(b); err != nil {
+		return nil, fmt.Errorf("decode batch: %w: %w", err, errs.ErrInvalid)
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("batch with something after it: %w", errs.ErrInvalid)
+	}
+	if b.Version != wireVersion {
+		return nil, fmt.Errorf("batch: v is %d, want %d: %w", b.Version, wireVersion, errs.ErrInvalid)
+	}
+	return b, nil
+}
+
+// take returns the routes of a batch if all of them are as they must be.
+func (b *batch) take() ([]Route, error) {
+	if len(b.Routes) > maxBatch {
+		return nil, fmt.Errorf("batch of %d routes, at most %d are taken: %w", len(b.Routes), maxBatch, errs.ErrTooLarge)
+	}
+	routes := make([]Route, len(b.Routes))
+	for i := range b.Routes {
+		if err := b.Routes[i].check(); err != nil {
+			return nil, err
+		}
+		routes[i] = b.Routes[i].route()
+	}
+	return routes, nil
+}

@@ -1,0 +1,105 @@
+package route
+
+import (
+	"time"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+)
+
+const (
+	// tombstoneTTL outlasts any delayed writer.
+	tombstoneTTL = 10 * time.Minute
+	// maxTombstones bounds the memory; beyond it the oldest go early.
+	maxTombstones = 1 << 16
+)
+
+// graves are the tombstones of a table. They are swept by its writers. The zero value is ready.
+type graves struct {
+	stones map[sandbox.ID]stone
+	// order has the stones from old to new. An entry whose time is not that of its stone is stale.
+	order []grave
+}
+
+type stone struct {
+	version string
+	final   bool // the object is gone: no version of it can be newer
+	until   time.Time
+	end     end
+}
+
+// end is why a sandbox has ended, for its tenant alone.
+type end struct{ namespace, why string }
+
+// longestWhy bounds what of a reason a tombstone keeps.
+const longestWhy = 512
+
+func endOf(s *agents.Sandbox) end {
+	if !sandbox.DeadForGood(s) {
+		return end{}
+	}
+	why := sandbox.EndOf(s)
+	return end{s.Namespace, why[:min(len(why), longestWhy)]}
+}
+
+type grave struct {
+	id    sandbox.ID
+	until time.Time
+}
+
+// dig sets a tombstone, or makes the one there is newer. The first reason stays: what follows is
+// about the object.
+func (g *graves) dig(id sandbox.ID, version string, final bool, e end, now time.Time) {
+	if g.stones == nil {
+		g.stones = map[sandbox.ID]stone{}
+	}
+	s := stone{version: version, final: final, until: now.Add(tombstoneTTL), end: e}
+	if old, ok := g.stones[id]; ok {
+		s.final = s.final || old.final
+		if old.end.why != "" {
+			s.end = old.end
+		}
+		if !newer(version, old.version) {
+			s.version = old.version
+		}
+	}
+	g.stones[id] = s
+	g.order = append(g.order, grave{id, s.until})
+	for len(g.stones) > maxTombstones {
+		g.drop()
+	}
+}
+
+// holds reports whether a tombstone forbids the version.
+func (g *graves) holds(id sandbox.ID, version string) bool {
+	s, ok := g.stones[id]
+	return ok && (s.final || !newer(version, s.version))
+}
+
+// open removes the tombstone of a sandbox that a newer version has shown alive.
+func (g *graves) open(id sandbox.ID) { delete(g.stones, id) }
+
+func (g *graves) sweep(now time.Time) {
+	for len(g.order) > 0 && !now.Before(g.order[0].until) {
+		g.drop()
+	}
+	// Stale entries are at most as many as the stones, give or take a constant.
+	if len(g.order) > 2*len(g.stones)+64 {
+		kept := g.order[:0:0]
+		for _, e := range g.order {
+			if s, ok := g.stones[e.id]; ok && s.until.Equal(e.until) {
+				kept = append(kept, e)
+			}
+		}
+		g.order = kept
+	}
+}
+
+// drop forgets the oldest entry, and its stone if that was not renewed since.
+func (g *graves) drop() {
+	e := g.order[0]
+	g.order = g.order[1:]
+	if s, ok := g.stones[e.id]; ok && s.until.Equal(e.until) {
+		delete(g.stones, e.id)
+	}
+}

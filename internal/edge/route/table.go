@@ -1,0 +1,492 @@
+package route
+
+import (
+	"iter"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+)
+
+// Table maps sandbox IDs to routes. Its methods may be called from any goroutine; those that
+// read take no lock. Make one with NewTable.
+type Table struct {
+	current atomic.Pointer[snapshot]  // +checklocksignore
+	synced  atomic.Bool               // +checklocksignore
+	trusted atomic.Pointer[time.Time] // nil: for ever; +checklocksignore
+
+	mu     sync.Mutex // writers only
+	graves graves     // +checklocks:mu
+	hints  hints      // +checklocks:mu
+	// held is who has an address in truth.
+	held map[netip.Addr]sandbox.ID // +checklocks:mu
+	// passed is the version that the watch has passed for all objects.
+	passed string // +checklocks:mu
+}
+
+// snapshot is never changed once it is current.
+type snapshot struct {
+	byID   ids
+	byName names
+	hidden int // routes that a hint says are gone
+}
+
+// record is an entry as lookups give it out, in one piece, for copying it is most of their work.
+type record struct {
+	Entry
+	*behind // nil until the record is shown
+}
+
+// behind is what only writers look at, and lookups under a hint.
+type behind struct {
+	changed chan struct{} // closed when another record takes its place, or none
+	veil    *veil         // nil: the truth
+}
+
+// shownAs has a record waited for, and a veil say what of it is a hint.
+func (r *record) shownAs(v *veil) *record {
+	r.behind = &behind{changed: make(chan struct{}), veil: v}
+	r.Changed, r.Hint = r.changed, v != nil
+	return r
+}
+
+// veil is what a hint lays over the truth. It lets it through when its time is over, whether a
+// writer has come by to remove it or not.
+type veil struct {
+	truth *record // nil: there is none
+	gone  bool
+	until time.Time
+}
+
+// seen is the record that holds now, or nil.
+func (r *record) seen() *record {
+	if r == nil || !r.Hint {
+		return r
+	}
+	return r.unveiled()
+}
+
+// unveiled is what is seen of a record that a hint lies over.
+func (r *record) unveiled() *record {
+	switch {
+	case !isBefore(&r.veil.until):
+		return r.veil.truth
+	case r.veil.gone:
+		return nil
+	default:
+		return r
+	}
+}
+
+// truth is what the record says without its hint, or nil.
+func (r *record) truth() *record {
+	if r == nil || !r.Hint {
+		return r
+	}
+	return r.veil.truth
+}
+
+// Entry is a route as it was at the time of the lookup. It never changes.
+type Entry struct {
+	Route
+	// Life ends when the route stops to be reachable as it is now. That of a route which is not
+	// reachable has ended.
+	Life *Life
+	// Changed is closed as soon as the table knows something newer about this sandbox. That a
+	// hint's time is over it learns with the next write, Progress included.
+	Changed <-chan struct{}
+	// Hint says that the route runs ahead of the truth.
+	Hint bool
+}
+
+// NewTable returns an empty table that is not synced.
+func NewTable() *Table {
+	t := &Table{held: map[netip.Addr]sandbox.ID{}}
+	t.current.Store(&snapshot{byID: newIDs(), byName: newNames()})
+	return t
+}
+
+// Synced reports whether the table has seen the whole truth once and may still be trusted. Where
+// not, a sandbox that it does not know may well exist.
+func (t *Table) Synced() bool { return t.synced.Load() && t.fresh() }
+
+// TrustUntil says when lookups by ID and by name stop to find anything, because the table may no
+// longer know who has an address. A later call moves the moment, and may bring back what was
+// hidden. A table that is never told, and one that is told the zero time, is trusted for ever.
+func (t *Table) TrustUntil(at time.Time) {
+	if at.IsZero() {
+		t.trusted.Store(nil)
+		return
+	}
+	t.trusted.Store(&at)
+}
+
+func (t *Table) fresh() bool {
+	until := t.trusted.Load()
+	return until == nil || isBefore(until)
+}
+
+// isBefore is apart so that what asks it can be part of its callers.
+func isBefore(at *time.Time) bool { return time.Now().Before(*at) }
+
+// MarkSynced is called after every object of the first list has been applied.
+func (t *Table) MarkSynced() { t.synced.Store(true) }
+
+// Lookup finds a route by sandbox ID. The entry is the table's own, and must not be changed: to copy all of it
+// takes longer than to find it.
+func (t *Table) Lookup(id sandbox.ID) (*Entry, bool) {
+	if t.fresh() {
+		if rec := t.current.Load().byID.get(id).seen(); rec != nil {
+			return &rec.Entry, true
+		}
+	}
+	return nil, false
+}
+
+// Name returns the object of a sandbox that the table knows.
+func (t *Table) Name(id sandbox.ID) (types.NamespacedName, bool) {
+	e, ok := t.Lookup(id)
+	if !ok {
+		return types.NamespacedName{}, false
+	}
+	return types.NamespacedName{Namespace: e.Namespace, Name: e.Route.Name}, true
+}
+
+// LookupName finds the ID of the sandbox that has a name now. A hint names only what nobody else
+// is named in truth.
+func (t *Table) LookupName(namespace, name string) (sandbox.ID, bool) {
+	now := t.current.Load()
+	id := now.byName.get(fullName{namespace, name})
+	if id == nil || !t.fresh() || now.byID.get(*id).seen() == nil {
+		return "", false
+	}
+	return *id, true
+}
+
+// Len is the number of routes at the last write.
+func (t *Table) Len() int {
+	now := t.current.Load()
+	return now.byID.size - now.hidden
+}
+
+// All yields the routes of one instant, in no order.
+func (t *Table) All() iter.Seq[Route] {
+	now := t.current.Load()
+	return func(yield func(Route) bool) {
+		now.byID.each(func(_ idKey, rec *record) bool {
+			rec = rec.seen()
+			return rec == nil || yield(rec.Route)
+		})
+	}
+}
+
+// Apply records what a version of an object says: an upsert, or a delete if it is dead for good.
+// It reports whether the table changed.
+func (t *Table) Apply(s *agents.Sandbox) bool {
+	r, keep := FromSandbox(s)
+	if !keep {
+		return newer(r.ResourceVersion, "") && t.remove(r.ID, r.ResourceVersion, false, endOf(s))
+	}
+	return t.Upsert(r)
+}
+
+// ApplyDelete records that the object is gone from the API server. An UID does not come back, so
+// this holds whatever version of the object the caller saw last.
+func (t *Table) ApplyDelete(s *agents.Sandbox) bool {
+	return t.remove(sandbox.IDOf(s.UID), s.ResourceVersion, true, endOf(s))
+}
+
+// Ended says why a sandbox of a namespace has ended, while its tombstone stands; else it is empty.
+func (t *Table) Ended(namespace string, id sandbox.ID) (why string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s, ok := t.graves.stones[id]; ok && s.end.namespace == namespace && time.Now().Before(s.until) {
+		return s.end.why
+	}
+	return ""
+}
+
+// Upsert stores a route if it is strictly newer than what the table has of that sandbox, its
+// tombstone included. A route without a well-formed version is refused. Where another sandbox
+// has the same name, the newer one is right and the older one is gone. Where another has the same
+// address, the older of the two versions has none from here on: it may not be anybody's path to
+// the other.
+func (t *Table) Upsert(r Route) bool {
+	if !newer(r.ResourceVersion, "") {
+		return false
+	}
+	w := &write{}
+	defer w.finish() // after the lock is free
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.begin(w)
+	defer t.commit(w)
+	return t.upsert(w, r)
+}
+
+// Delete removes a route unless the table has a newer version of it, and leaves a tombstone
+// with the version.
+func (t *Table) Delete(id sandbox.ID, resourceVersion string) bool {
+	if !newer(resourceVersion, "") {
+		return false
+	}
+	return t.remove(id, resourceVersion, false, end{})
+}
+
+func (t *Table) remove(id sandbox.ID, resourceVersion string, final bool, e end) bool {
+	w := &write{}
+	defer w.finish()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.begin(w)
+	defer t.commit(w)
+	return t.bury(w, id, resourceVersion, final, e)
+}
+
+// write is what one writer changes.
+type write struct {
+	snapshot
+	now     time.Time
+	dirty   bool
+	ended   []*Life
+	changed []chan struct{}
+}
+
+// begin starts from what is current, swept.
+//
+// +checklocks:t.mu
+func (t *Table) begin(w *write) {
+	w.snapshot, w.now = *t.current.Load(), time.Now()
+	t.graves.sweep(w.now)
+	t.sweepHints(w)
+}
+
+// commit lets all see the changes at once.
+//
+// +checklocks:t.mu
+func (t *Table) commit(w *write) {
+	if w.dirty {
+		t.current.Store(&w.snapshot)
+	}
+}
+
+// finish tells those who wait or hang on a life.
+func (w *write) finish() {
+	for _, c := range w.changed {
+		close(c)
+	}
+	for _, l := range w.ended {
+		l.end()
+	}
+}
+
+// +checklocks:t.mu
+func (t *Table) upsert(w *write, r Route) bool {
+	old := w.byID.get(r.ID).truth()
+	if t.graves.holds(r.ID, r.ResourceVersion) || old != nil && !newer(r.ResourceVersion, old.ResourceVersion) {
+		return false
+	}
+	name := nameOf(&r)
+	if holder := w.byName.get(name); holder != nil && *holder != r.ID {
+		if rival := w.byID.get(*holder).truth(); rival != nil {
+			if !newer(r.ResourceVersion, rival.ResourceVersion) {
+				return false
+			}
+			t.bury(w, rival.ID, rival.ResourceVersion, true, end{})
+		}
+	}
+	t.occupy(w, &r, old)
+	h := t.hints.of[r.ID]
+	truth := &record{Entry: Entry{Route: r, Life: t.lifeOf(&r, old, h)}}
+	if h != nil && (!newer(h.version, r.ResourceVersion) || !h.gone && !sameObject(&h.route, &r)) {
+		t.hints.drop(h)
+	}
+	t.show(w, r.ID, truth)
+	if holder := w.byName.get(name); holder == nil || *holder != r.ID {
+		w.byName = w.byName.with(name, r.ID)
+	}
+	t.graves.open(r.ID)
+	return true
+}
+
+// lifeOf goes on with the life that the route had so far, in truth or by a hint, or begins one.
+//
+// +checklocks:t.mu
+func (t *Table) lifeOf(r *Route, old *record, h *hint) *Life {
+	switch {
+	case !r.Reachable():
+		return endedLife(r.LifeKey)
+	case old != nil && sameLife(&old.Route, r):
+		return old.Life
+	case h != nil && h.own != nil && sameLife(&h.route, r):
+		return h.own // veiled knows that it is the truth's from here on
+	default:
+		return newLife(r.LifeKey)
+	}
+}
+
+// occupy gives the route its address, unless a newer version of another sandbox has it. Whoever
+// else had it has none now.
+//
+// +checklocks:t.mu
+func (t *Table) occupy(w *write, r *Route, old *record) {
+	if old != nil && old.Address != r.Address {
+		t.vacate(&old.Route)
+	}
+	if !r.Address.IsValid() || r.Address.IsLoopback() { // loopback is nobody's own
+		return
+	}
+	if holder, taken := t.held[r.Address]; taken && holder != r.ID {
+		rival := w.byID.get(holder).truth()
+		if !newer(r.ResourceVersion, rival.ResourceVersion) {
+			r.Address = netip.Addr{}
+			return
+		}
+		moved := rival.Route
+		moved.Address = netip.Addr{}
+		t.show(w, holder, &record{Entry: Entry{Route: moved, Life: endedLife(moved.LifeKey)}})
+	}
+	t.held[r.Address] = r.ID
+	if id, taken := t.hints.holder[r.Address]; taken && id != r.ID {
+		t.disbelieve(w, t.hints.of[id])
+	}
+}
+
+// +checklocks:t.mu
+func (t *Table) vacate(r *Route) {
+	if t.held[r.Address] == r.ID {
+		delete(t.held, r.Address)
+	}
+}
+
+// bury reports whether there was a route to remove.
+//
+// +checklocks:t.mu
+func (t *Table) bury(w *write, id sandbox.ID, resourceVersion string, final bool, e end) bool {
+	old := w.byID.get(id).truth()
+	if old != nil && newer(old.ResourceVersion, resourceVersion) {
+		if !final {
+			return false
+		}
+		resourceVersion = old.ResourceVersion
+	}
+	t.graves.dig(id, resourceVersion, final, e, w.now)
+	if h := t.hints.of[id]; h != nil && (final || !newer(h.version, resourceVersion)) {
+		t.hints.drop(h)
+	}
+	if old != nil {
+		t.vacate(&old.Route)
+	}
+	had := w.byID.get(id) != nil
+	t.show(w, id, nil)
+	return had
+}
+
+// show has lookups see a truth, nil for none, or the hint that stands over it. Lives that are in
+// neither end.
+//
+// +checklocks:t.mu
+func (t *Table) show(w *write, id sandbox.ID, truth *record) {
+	old := w.byID.get(id)
+	if truth != nil {
+		truth = (&record{Entry: Entry{Route: truth.Route, Life: truth.Life}}).shownAs(nil)
+	}
+	shown := t.veiled(id, truth)
+	if old == nil && shown == nil {
+		return
+	}
+	w.dirty = true
+	w.hidden += shown.hides() - old.hides()
+	w.retire(old, shown)
+	w.retire(old.covered(), shown)
+	if shown != nil {
+		w.byID = w.byID.with(id, *shown)
+		if name := nameOf(&shown.Route); w.byName.get(name) == nil {
+			w.byName = w.byName.with(name, id)
+		}
+		return
+	}
+	w.byID = w.byID.without(id)
+	name := nameOf(&old.Route)
+	if holder := w.byName.get(name); holder != nil && *holder == id {
+		w.byName = w.byName.without(name)
+	}
+}
+
+// veiled returns a truth under the hint about its sandbox, or the truth where there is no hint.
+//
+// +checklocks:t.mu
+func (t *Table) veiled(id sandbox.ID, truth *record) *record {
+	h := t.hints.stands(id)
+	if h == nil || h.gone && truth == nil {
+		return truth
+	}
+	rec := (&record{Entry: Entry{Route: h.route}}).shownAs(&veil{truth: truth, gone: h.gone, until: h.until})
+	if h.gone {
+		rec.Route, rec.Life = truth.Route, truth.Life
+		return rec
+	}
+	if truth != nil {
+		rec.Access, rec.Wake = truth.Access.narrowed(h.route.Access), truth.Wake
+	}
+	switch {
+	case !h.route.Reachable():
+		rec.Life = endedLife(h.route.LifeKey)
+	case truth != nil && sameLife(&truth.Route, &h.route):
+		rec.Life, h.own = truth.Life, nil
+	default:
+		if h.own == nil {
+			h.own = newLife(h.route.LifeKey)
+		}
+		rec.Life = h.own
+	}
+	return rec
+}
+
+// covered is the truth under a hint's record, or nil.
+func (r *record) covered() *record {
+	if r == nil || !r.Hint {
+		return nil
+	}
+	return r.veil.truth
+}
+
+// hides is 1 for a record that lookups do not see.
+func (r *record) hides() int {
+	if r == nil || !r.Hint || !r.veil.gone {
+		return 0
+	}
+	return 1
+}
+
+// retire lets those know who hold a record that another takes the place of.
+func (w *write) retire(old, shown *record) {
+	if old == nil {
+		return
+	}
+	w.changed = append(w.changed, old.changed)
+	if shown == nil || old.Life != shown.Life && (shown.covered() == nil || old.Life != shown.covered().Life) {
+		w.ended = append(w.ended, old.Life)
+	}
+}
+
+// sameLife reports whether traffic on one route may go on over the other's connections.
+func sameLife(a, b *Route) bool {
+	return a.Reachable() && b.Reachable() && a.LifeKey == b.LifeKey && a.Address == b.Address
+}
+
+// newer compares as Kubernetes does. A version that is not well formed is newer than none, and
+// any well-formed one is newer than it.
+func newer(a, b string) bool {
+	if order, err := resourceversion.CompareResourceVersion(a, b); err == nil {
+		return order > 0
+	}
+	_, err := resourceversion.CompareResourceVersion(a, a)
+	return err == nil
+}

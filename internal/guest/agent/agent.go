@@ -1,0 +1,259 @@
+// Package agent is the program that runs inside a sandbox as PID 1. It speaks
+// E2B's envd protocol: processes, terminals, files and watches. It starts the
+// template's entrypoint, keeps its output and exit code, and reaps whatever
+// ends. It knows nothing of nodes, pools or claims; what it must be told comes
+// from its configuration and from /init.
+//
+// It runs as root, and whoever holds its access token may act as any user of
+// the sandbox. It guards the sandbox against strangers, not against its owner.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+)
+
+const (
+	// stopGrace is how long processes have after SIGTERM.
+	stopGrace = 10 * time.Second
+	// killGrace is how long the kernel has after SIGKILL.
+	killGrace = 2 * time.Second
+	// idleTimeout outlasts that of the gateway, so that the gateway closes first.
+	idleTimeout = 640 * time.Second
+)
+
+// Agent serves one sandbox.
+type Agent struct {
+	cfg        *envd.Config
+	file       string // where cfg was read
+	log        *slog.Logger
+	book       *logbook
+	settings   *settings
+	users      users
+	reaper     *reaper
+	processes  *processes
+	entrypoint *entrypoint
+	uploads    *uploads
+	watchers   *watchers
+	meter      *meter
+	trust      *trust
+	etc        *etc
+	requests   *requests
+}
+
+// New reads the configuration from a file and prepares an agent; it starts nothing. Logs go to
+// out and are kept for the control plane to read.
+func New(file string, out io.Writer) (*Agent, error) {
+	cfg, err := envd.ReadConfig(file)
+	if err != nil {
+		return nil, err
+	}
+	book := newLogbook()
+	lines := &lineWriter{book: book, source: envd.SourceAgent, stream: envd.StreamStderr}
+	log := slog.New(slog.NewTextHandler(io.MultiWriter(out, lines), nil)).With("component", "agent")
+	acc := systemAccounts()
+	s := newSettings(cfg, acc)
+	r := newReaper()
+	return &Agent{
+		cfg: cfg, file: file, log: log, book: book, settings: s, users: users{accounts: acc, settings: s}, reaper: r,
+		processes:  newProcesses(log, r, s),
+		entrypoint: &entrypoint{log: log, cfg: cfg, settings: s, reaper: r, book: book},
+		uploads:    newUploads(), watchers: newWatchers(), meter: newMeter(), trust: systemTrust(),
+		etc: &etc{root: "/"}, requests: newRequests(),
+	}, nil
+}
+
+// Run serves until ctx ends; then it asks all processes to end, and after a
+// grace makes them.
+func (a *Agent) Run(ctx context.Context) error {
+	// New directories are 0755, ours and those of programs.
+	unix.Umask(0o022)
+	// Orphans come to us even when we are not PID 1.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		a.log.WarnContext(ctx, "not a subreaper", "error", err)
+	}
+	if err := errors.Join(a.reaper.limit(uint64(a.cfg.Processes)), a.setNames()); err != nil {
+		return err
+	}
+	ln, err := a.listen(ctx)
+	if err != nil {
+		return err
+	}
+	// Requests outlive ctx until the processes have ended.
+	serving, stopServing := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopServing()
+	srv := a.server(serving)
+	var wg sync.WaitGroup
+	reaping, stopReaping := context.WithCancel(context.WithoutCancel(ctx))
+	wg.Go(func() { _ = a.reaper.Run(reaping) })
+	wg.Go(func() { a.entrypoint.run(serving) })
+	served := make(chan error, 1)
+	wg.Go(func() { served <- srv.Serve(ln) })
+	a.log.InfoContext(ctx, "agent serves", "address", ln.Addr().String(), "version", envd.Version)
+
+	var failed error
+	select {
+	case <-ctx.Done():
+		a.log.InfoContext(ctx, "agent stops")
+	case failed = <-served:
+	}
+	a.stopProcesses(serving)
+	a.watchers.closeAll()
+	a.closeServer(serving, srv, stopServing)
+	stopReaping()
+	wg.Wait()
+	if failed != nil && !errors.Is(failed, http.ErrServerClosed) {
+		return fmt.Errorf("serve: %w", failed)
+	}
+	return nil
+}
+
+// server speaks HTTP/1.1 and HTTP/2, both without TLS. It has no timeout for
+// what streams.
+func (a *Agent) server(ctx context.Context) *http.Server {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
+	return &http.Server{
+		Handler: a.handler(), Protocols: protocols,
+		ReadHeaderTimeout: 30 * time.Second, IdleTimeout: idleTimeout,
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams:          4096,
+			MaxReceiveBufferPerConnection: 16 << 20,
+			MaxReceiveBufferPerStream:     4 << 20,
+		},
+		BaseContext: func(net.Listener) context.Context { return ctx },
+		ErrorLog:    slog.NewLogLogger(a.log.Handler(), slog.LevelDebug),
+	}
+}
+
+// closeServer lets answers go out for a moment, and then cuts what is left.
+func (a *Agent) closeServer(ctx context.Context, srv *http.Server, cut context.CancelFunc) {
+	grace, cancel := context.WithTimeout(ctx, killGrace)
+	defer cancel()
+	done := context.AfterFunc(grace, cut)
+	defer done()
+	// Streams that watch or follow end only when they are cut.
+	timer := time.AfterFunc(killGrace/4, cut)
+	defer timer.Stop()
+	if err := srv.Shutdown(grace); err != nil {
+		_ = srv.Close()
+	}
+	cut()
+}
+
+// listen opens the port and, if asked, tells which.
+func (a *Agent) listen(ctx context.Context) (net.Listener, error) {
+	port := a.cfg.Port
+	switch port {
+	case 0:
+		port = envd.Port
+	case -1:
+		port = 0
+	}
+	ln, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(a.cfg.ListenAddress, strconv.Itoa(port)))
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	if a.cfg.PortFile != "" {
+		tmp := a.cfg.PortFile + ".tmp"
+		if err := os.WriteFile(tmp, []byte(ln.Addr().String()), 0o644); err != nil {
+			return nil, errors.Join(fmt.Errorf("write port file: %w", err), ln.Close())
+		}
+		if err := os.Rename(tmp, a.cfg.PortFile); err != nil {
+			return nil, errors.Join(fmt.Errorf("place port file: %w", err), ln.Close())
+		}
+	}
+	return ln, nil
+}
+
+// setNames sets the sandbox's own name and those it knows, if configured.
+func (a *Agent) setNames() error {
+	if a.cfg.Hostname != "" {
+		if err := unix.Sethostname([]byte(a.cfg.Hostname)); err != nil {
+			return fmt.Errorf("set hostname: %w", err)
+		}
+	}
+	if len(a.cfg.Hosts) == 0 {
+		return nil
+	}
+	var b strings.Builder
+	for _, h := range a.cfg.Hosts {
+		fmt.Fprintf(&b, "%s\t%s\n", h.IP, strings.Join(h.Names, " "))
+	}
+	if err := os.WriteFile("/etc/hosts", []byte(b.String()), 0o644); err != nil {
+		return fmt.Errorf("write hosts: %w", err)
+	}
+	return nil
+}
+
+// stopProcesses ends all of them, those not started by us too if we are PID 1.
+func (a *Agent) stopProcesses(ctx context.Context) {
+	a.reaper.close()
+	for _, step := range []struct {
+		sig   syscall.Signal
+		grace time.Duration
+	}{{syscall.SIGTERM, stopGrace}, {syscall.SIGKILL, killGrace}} {
+		a.signalAll(step.sig)
+		grace, cancel := context.WithTimeout(ctx, step.grace)
+		ended := a.waitChildren(grace)
+		cancel()
+		if ended {
+			break
+		}
+	}
+	grace, cancel := context.WithTimeout(ctx, killGrace)
+	defer cancel()
+	a.processes.wait(grace)
+}
+
+func (a *Agent) signalAll(sig syscall.Signal) {
+	if os.Getpid() == 1 {
+		// It fails only when there is nobody else.
+		_ = syscall.Kill(-1, sig)
+		return
+	}
+	for _, pid := range a.reaper.children() {
+		if err := a.reaper.signal(pid, sig); err != nil && !errors.Is(err, errGone) {
+			a.log.Warn("signal process", "pid", pid, "error", err)
+		}
+	}
+}
+
+// waitChildren reports whether all children ended before ctx did.
+func (a *Agent) waitChildren(ctx context.Context) bool {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for a.hasChildren() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
+}
+
+// hasChildren also counts adopted ones if we are PID 1.
+func (a *Agent) hasChildren() bool {
+	if os.Getpid() != 1 {
+		return len(a.reaper.children()) > 0
+	}
+	err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+	return !errors.Is(err, unix.ECHILD)
+}

@@ -1,0 +1,105 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/guest/agent/ports"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+)
+
+// FlagOwners has the agent's program find the owners of sockets, as who runs it may see them, and
+// print them.
+const FlagOwners = "owners"
+
+const (
+	// ownersTimeout bounds such a program.
+	ownersTimeout = 5 * time.Second
+	maxOwners     = 1 << 20 // bytes
+)
+
+// PrintOwners is what the program does for FlagOwners, whose value has inodes with commas between.
+func PrintOwners(to io.Writer, inodes string) error {
+	return json.NewEncoder(to).Encode(ports.Owners("/proc", strings.Split(inodes, ",")))
+}
+
+func (a *Agent) getPorts(w http.ResponseWriter, r *http.Request) error {
+	list, err := ports.List("/proc", os.Getpid(), func(uid, gid uint32, inodes []string) (map[string]ports.Owner, error) {
+		return a.ownersAs(r.Context(), uid, gid, inodes)
+	})
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, list)
+}
+
+// ownersAs has our own program look as another user. We may act as any, but not look into the
+// processes of others, for we may not trace them.
+func (a *Agent) ownersAs(ctx context.Context, uid, gid uint32, inodes []string) (map[string]ports.Owner, error) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = null.Close() }()
+	read, write, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = read.Close() }()
+	pid, done, err := a.reaper.spawn(command{
+		argv: []string{"/proc/self/exe", "-" + FlagOwners, strings.Join(inodes, ",")}, dir: "/",
+		acc: account{uid: uid, gid: gid}, files: [3]*os.File{null, write, null},
+	})
+	_ = write.Close() // the program has its own
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, ownersTimeout)
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { _ = a.reaper.signal(pid, syscall.SIGKILL) })()
+	var owners map[string]ports.Owner
+	err = json.NewDecoder(io.LimitReader(read, maxOwners)).Decode(&owners)
+	<-done
+	return owners, err
+}
+
+// getConnect turns the connection into one to a port of the sandbox's loopback.
+func (a *Agent) getConnect(w http.ResponseWriter, r *http.Request) error {
+	port, err := strconv.ParseUint(r.URL.Query().Get(envd.QueryPort), 10, 16)
+	if err != nil || port == 0 {
+		return refuse(http.StatusBadRequest, "%s: want a number from 1 to 65535", envd.QueryPort)
+	}
+	if r.ProtoMajor != 1 || !strings.EqualFold(r.Header.Get("Upgrade"), envd.UpgradeTCP) {
+		w.Header().Set("Upgrade", envd.UpgradeTCP)
+		return refuse(http.StatusUpgradeRequired, "want HTTP/1.1 and Upgrade: %s", envd.UpgradeTCP)
+	}
+	inner, err := ports.Dial(r.Context(), uint16(port))
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return refuse(http.StatusBadGateway, "nothing listens on port %d", port)
+	}
+	if err != nil {
+		return err
+	}
+	outer, buffered, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return errors.Join(fmt.Errorf("take the connection over: %w", err), inner.Close())
+	}
+	_ = outer.SetDeadline(time.Time{}) // if that fails, so does what follows
+	head := "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: " + envd.UpgradeTCP + "\r\n\r\n"
+	if _, err := io.WriteString(outer, head); err != nil {
+		_, _ = outer.Close(), inner.Close()
+		return nil //nolint:nilerr // the client has gone
+	}
+	early, _ := buffered.Peek(buffered.Reader.Buffered())
+	ports.Join(r.Context(), outer, strings.NewReader(string(early)), inner)
+	return nil
+}

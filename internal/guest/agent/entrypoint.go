@@ -1,0 +1,143 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+)
+
+// entrypoint is the template's own program. Its end is recorded, and changes
+// nothing else: the sandbox lives on.
+type entrypoint struct {
+	log      *slog.Logger
+	cfg      *envd.Config
+	settings *settings
+	reaper   *reaper
+	book     *logbook
+
+	mu    sync.Mutex
+	state envd.Entrypoint // +checklocks:mu
+}
+
+func (e *entrypoint) status() envd.Entrypoint {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.state
+}
+
+// run starts the program and returns when it has ended and its output is out,
+// or ctx ends.
+func (e *entrypoint) run(ctx context.Context) {
+	if len(e.cfg.Entrypoint) == 0 {
+		return
+	}
+	files, pid, exit, err := e.start()
+	if err != nil {
+		e.log.WarnContext(ctx, "entrypoint not started", "error", err)
+		e.record(func(s *envd.Entrypoint) { s.Configured, s.Error = true, err.Error() })
+		return
+	}
+	e.log.InfoContext(ctx, "entrypoint started", "pid", pid)
+	started := time.Now()
+	e.record(func(s *envd.Entrypoint) { s.Configured, s.Running, s.PID, s.StartedAt = true, true, pid, &started })
+	// What outlives it may hold the pipes until the agent itself ends.
+	stop := context.AfterFunc(ctx, func() { closeFiles([]*os.File{files.stdout, files.stderr}) })
+	defer stop()
+	var copies sync.WaitGroup
+	copies.Go(func() { e.copy(ctx, files.stdout, envd.StreamStdout, e.cfg.StdoutPath) })
+	copies.Go(func() { e.copy(ctx, files.stderr, envd.StreamStderr, e.cfg.StderrPath) })
+	ws := <-exit
+	finished, code := time.Now(), exitCode(ws)
+	e.record(func(s *envd.Entrypoint) {
+		s.Running, s.ExitCode, s.FinishedAt = false, &code, &finished
+		if ws.Signaled() {
+			s.Error = statusText(ws)
+		}
+	})
+	e.log.InfoContext(ctx, "entrypoint ended", "pid", pid, "status", statusText(ws))
+	copies.Wait()
+}
+
+// exitCode is a shell's: 128 and the signal's number for a death by signal.
+func exitCode(ws syscall.WaitStatus) int {
+	if ws.Signaled() {
+		return 128 + int(ws.Signal())
+	}
+	return ws.ExitStatus()
+}
+
+func (e *entrypoint) record(change func(*envd.Entrypoint)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	change(&e.state)
+}
+
+func (e *entrypoint) start() (*stdio, int, <-chan syscall.WaitStatus, error) {
+	spec := e.cfg.User
+	if spec == "" {
+		spec = "0"
+	}
+	acc, err := e.settings.accounts.resolve(spec)
+	if err != nil {
+		return nil, 0, nil, err
+	}
+	dir := filepath.Join("/", e.cfg.Workdir)
+	// As container engines do, a missing directory is made.
+	if err := makeDirs(dir, acc); err != nil {
+		return nil, 0, nil, err
+	}
+	files, err := openPipes(acc, false)
+	if err != nil {
+		return nil, 0, nil, err
+	}
+	env := e.settings.environ(acc, nil)
+	pid, exit, err := e.reaper.spawn(command{argv: e.cfg.Entrypoint, env: env, dir: dir, acc: acc, files: files.child})
+	files.closeChild()
+	if err != nil {
+		files.closeAll()
+		return nil, 0, nil, err
+	}
+	return files, pid, exit, nil
+}
+
+// copy takes one stream to the logbook and, if wanted, to a file. A file that
+// fails is given up, the program not.
+func (e *entrypoint) copy(ctx context.Context, from *os.File, stream, file string) {
+	defer func() { _ = from.Close() }()
+	lines := &lineWriter{book: e.book, source: envd.SourceEntrypoint, stream: stream}
+	defer lines.flush()
+	var out *logFile
+	if file != "" {
+		var err error
+		if out, err = openLogFile(file); err != nil {
+			e.log.WarnContext(ctx, "log file given up", "path", file, "error", err)
+		} else {
+			defer func() { _ = out.f.Close() }()
+		}
+	}
+	buf := make([]byte, chunk)
+	for {
+		n, err := from.Read(buf)
+		_, _ = lines.Write(buf[:n]) // never fails
+		if out != nil && n > 0 {
+			if _, err := out.Write(buf[:n]); err != nil {
+				e.log.WarnContext(ctx, "log file given up", "path", file, "error", err)
+				out = nil
+			}
+		}
+		if err != nil {
+			if !errors.Is(err, io.EOF) && !errors.Is(err, os.ErrClosed) {
+				e.log.WarnContext(ctx, "read entrypoint output", "error", err)
+			}
+			return
+		}
+	}
+}

@@ -1,0 +1,170 @@
+package agent
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+)
+
+const (
+	// keptBytes bounds the lines that a logbook keeps.
+	keptBytes = 1 << 20
+	// longestLine is where a line is cut in two.
+	longestLine = 64 << 10
+	// keptFile bounds each log file; its predecessor is kept too.
+	keptFile = 16 << 20
+)
+
+// logbook keeps the latest lines of output. It never makes a writer wait: who
+// reads too slowly misses lines.
+type logbook struct {
+	mu    sync.Mutex
+	lines []envd.LogLine // +checklocks:mu
+	// the number of lines[0]
+	first uint64 // +checklocks:mu
+	size  int    // +checklocks:mu
+	// closed and renewed at each line
+	update chan struct{} // +checklocks:mu
+}
+
+func newLogbook() *logbook { return &logbook{update: make(chan struct{})} }
+
+func (b *logbook) add(l envd.LogLine) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.lines = append(b.lines, l)
+	b.size += lineSize(l)
+	drop := 0
+	for b.size > keptBytes && drop < len(b.lines)-1 {
+		b.size -= lineSize(b.lines[drop])
+		drop++
+	}
+	b.lines = b.lines[drop:]
+	b.first += uint64(drop)
+	close(b.update)
+	b.update = make(chan struct{})
+}
+
+// lineSize counts what a line costs, its fixed part too.
+func lineSize(l envd.LogLine) int { return len(l.Line) + 80 }
+
+// from returns the lines kept from number seq on, the number after them, and
+// a channel that closes when there are more.
+func (b *logbook) from(seq uint64) ([]envd.LogLine, uint64, <-chan struct{}) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	next := b.first + uint64(len(b.lines))
+	seq = min(max(seq, b.first), next)
+	return append([]envd.LogLine(nil), b.lines[seq-b.first:]...), next, b.update
+}
+
+// lineWriter cuts what is written into lines for a logbook.
+type lineWriter struct {
+	book   *logbook
+	source string
+	stream string
+
+	mu   sync.Mutex
+	rest []byte // +checklocks:mu
+}
+
+// Write never fails.
+func (w *lineWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.rest = append(w.rest, p...)
+	for {
+		i := bytes.IndexByte(w.rest, '\n')
+		switch {
+		case i >= 0 && i <= longestLine:
+			w.emitLocked(w.rest[:i])
+			w.rest = w.rest[i+1:]
+		case len(w.rest) > longestLine:
+			w.emitLocked(w.rest[:longestLine])
+			w.rest = w.rest[longestLine:]
+		default:
+			w.rest = append([]byte(nil), w.rest...)
+			return len(p), nil
+		}
+	}
+}
+
+// flush emits a last line that does not end.
+func (w *lineWriter) flush() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.rest) > 0 {
+		w.emitLocked(w.rest)
+		w.rest = nil
+	}
+}
+
+// +checklocks:w.mu
+func (w *lineWriter) emitLocked(line []byte) {
+	line = bytes.TrimSuffix(line, []byte("\r"))
+	l := envd.LogLine{Timestamp: time.Now(), Source: w.source, Stream: w.stream, Line: string(bytes.ToValidUTF8(line, []byte("\uFFFD")))}
+	if l.Source == envd.SourceAgent {
+		l.Level = levelOf(l.Line)
+	}
+	w.book.add(l)
+}
+
+// levelOf is the level of a line that slog.TextHandler wrote.
+func levelOf(line string) string {
+	_, rest, _ := strings.Cut(line, " "+slog.LevelKey+"=")
+	level, _, _ := strings.Cut(rest, " ")
+	return level
+}
+
+// logFile is a file that is set aside when it has grown large.
+type logFile struct {
+	path string
+	f    *os.File
+	size int64
+}
+
+func openLogFile(path string) (*logFile, error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("open log file: %w", err)
+	}
+	st, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("look at log file: %w", err)
+	}
+	return &logFile{path: path, f: f, size: st.Size()}, nil
+}
+
+// Write appends, and begins a new file when the old one is large.
+func (l *logFile) Write(p []byte) (int, error) {
+	if l.size+int64(len(p)) > keptFile && l.size > 0 {
+		if err := l.rotate(); err != nil {
+			return 0, err
+		}
+	}
+	n, err := l.f.Write(p)
+	l.size += int64(n)
+	if err != nil {
+		return n, fmt.Errorf("write log file: %w", err)
+	}
+	return n, nil
+}
+
+func (l *logFile) rotate() error {
+	if err := os.Rename(l.path, l.path+".1"); err != nil {
+		return fmt.Errorf("set log file aside: %w", err)
+	}
+	next, err := openLogFile(l.path)
+	if err != nil {
+		return err
+	}
+	_ = l.f.Close() // all was written
+	*l = *next
+	return nil
+}

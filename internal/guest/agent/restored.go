@@ -1,0 +1,192 @@
+package agent
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+)
+
+// machineID is the file by which programs know the machine, if the image has it.
+const machineID = "/etc/machine-id"
+
+// clockOff is how far the clock may be from the restorer's before it is worth a note. It follows the
+// machine's own, restored or not, and nobody in a sandbox may set it.
+const clockOff = 5 * time.Second
+
+// errRestored is why requests ended that were under way at a checkpoint.
+var errRestored = errors.New(envd.RestoredText)
+
+// requests are those under way.
+type requests struct {
+	mu       sync.Mutex
+	next     uint64                             // +checklocks:mu
+	cancel   map[uint64]context.CancelCauseFunc // +checklocks:mu
+	restored time.Time                          // +checklocks:mu
+}
+
+func newRequests() *requests { return &requests{cancel: map[uint64]context.CancelCauseFunc{}} }
+
+// track lets restore end what a handler does.
+func (q *requests) track(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == envd.PathRestored {
+			next.ServeHTTP(w, r)
+			return
+		}
+		ctx, cancel := context.WithCancelCause(r.Context())
+		defer cancel(nil)
+		defer q.add(cancel)()
+		next.ServeHTTP(w, r.WithContext(ctx))
+	})
+}
+
+func (q *requests) add(cancel context.CancelCauseFunc) (remove func()) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	id := q.next
+	q.next++
+	q.cancel[id] = cancel
+	return func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		delete(q.cancel, id)
+	}
+}
+
+// end ends all requests under way, unless the same restore was told before.
+func (q *requests) end(at *time.Time) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if at != nil {
+		if !at.After(q.restored) {
+			return
+		}
+		q.restored = *at
+	}
+	for _, cancel := range q.cancel {
+		cancel(errRestored)
+	}
+}
+
+// postRestored takes on what the configuration says now, for the sandbox was restored from a
+// checkpoint and may be another one. Whoever asks for it is believed: all that it leads to stands in
+// a file that only the node can write, and a program inside that asks without reason ends requests to
+// its own sandbox, which it could as well by ending the agent.
+func (a *Agent) postRestored(w http.ResponseWriter, r *http.Request) error {
+	var req envd.RestoredRequest
+	if err := readJSON(w, r, &req); err != nil {
+		return err
+	}
+	cfg, err := envd.RereadConfig(a.file)
+	if err != nil {
+		return err
+	}
+	another := a.settings.restore(cfg)
+	a.requests.end(req.Timestamp)
+	files := maps.Clone(cfg.SystemFiles)
+	if _, given := files[machineID]; !given && another && a.etc.has(machineID) {
+		if files == nil {
+			files = map[string]string{}
+		}
+		files[machineID] = newMachineID()
+	}
+	left, err := a.etc.write(files)
+	if err != nil {
+		return err
+	}
+	if left != nil {
+		a.log.InfoContext(r.Context(), "system files left as they are on a read-only root", "error", left)
+	}
+	if err := setHostname(cfg.Hostname); err != nil {
+		a.log.WarnContext(r.Context(), "hostname not set", "hostname", cfg.Hostname, "error", err)
+	}
+	if req.Timestamp != nil {
+		if off := time.Since(*req.Timestamp).Abs(); off > clockOff {
+			a.log.WarnContext(r.Context(), "clock differs from the machine's, which it follows", "by", off)
+		}
+	}
+	a.log.InfoContext(r.Context(), "restored from a checkpoint", "sandbox", cfg.SandboxID, "another", another)
+	return noContent(w, r)
+}
+
+// setHostname sets the sandbox's own name, if it is given and is not that already: few agents may.
+func setHostname(name string) error {
+	if have, err := os.Hostname(); name == "" || (err == nil && have == name) {
+		return nil
+	}
+	return unix.Sethostname([]byte(name))
+}
+
+func newMachineID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:]) + "\n"
+}
+
+// etc writes system files.
+type etc struct {
+	root string
+
+	mu sync.Mutex // +checklocksignore, serializes write
+}
+
+// has reports whether a file is there and has something in it.
+func (e *etc) has(path string) bool {
+	st, err := os.Stat(filepath.Join(e.root, path))
+	return err == nil && st.Mode().IsRegular() && st.Size() > 0
+}
+
+// write puts files into their places, each at once or not at all. They are written even if they
+// look right: what the kernel inside remembers of a file need not be what the node wrote since. A
+// link is replaced, not followed. Why a read-only root kept some from being written is in left.
+func (e *etc) write(files map[string]string) (left, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, path := range slices.Sorted(maps.Keys(files)) {
+		failed := e.writeOne(filepath.Join(e.root, path), files[path])
+		switch {
+		case failed == nil:
+		case errors.Is(failed, unix.EROFS):
+			left = errors.Join(left, fmt.Errorf("write %s: %w", path, failed))
+		default:
+			err = errors.Join(err, fmt.Errorf("write %s: %w", path, failed))
+		}
+	}
+	return left, err
+}
+
+func (e *etc) writeOne(path, text string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	tmp := filepath.Join(filepath.Dir(path), ".barchan-"+strings.ToLower(rand.Text()))
+	err := os.WriteFile(tmp, []byte(text), 0o644)
+	if err == nil {
+		err = os.Rename(tmp, path)
+	}
+	if err != nil {
+		return errors.Join(err, ignoreMissing(os.Remove(tmp)))
+	}
+	return nil
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}

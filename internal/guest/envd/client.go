@@ -1,0 +1,296 @@
+package envd
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/barchan-dev/barchan/internal/guest/envd/filesystempb"
+	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
+)
+
+// ClientConfig says how to reach an agent.
+type ClientConfig struct {
+	// HTTP must have no total timeout, or streams end with it.
+	HTTP *http.Client
+	// BaseURL is scheme and host, for example http://10.0.0.2:49983.
+	BaseURL string
+	// Token gives the access token for each request; nil means none.
+	Token func() string
+	// User runs what the client asks for; empty means the agent's default.
+	User string
+	// Header is added to every request, for example the gateway's routing headers.
+	Header http.Header
+}
+
+// Client talks to one agent. It is safe for concurrent use and holds nothing open
+// but the connections of its http.Client.
+type Client struct {
+	cfg        ClientConfig
+	process    processpb.ProcessClient
+	filesystem filesystempb.FilesystemClient
+}
+
+// Error is an agent's refusal on a route that is not an RPC.
+type Error struct {
+	Status  int
+	Message string
+}
+
+// Error is the agent's message.
+func (e *Error) Error() string {
+	return fmt.Sprintf("agent answered %d: %s", e.Status, e.Message)
+}
+
+// NewClient checks the configuration and opens nothing.
+func NewClient(cfg ClientConfig) (*Client, error) {
+	u, err := url.Parse(cfg.BaseURL)
+	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
+		return nil, fmt.Errorf("base URL: %q is not an http or https address", cfg.BaseURL)
+	}
+	if cfg.HTTP == nil {
+		return nil, errors.New("http client: needed")
+	}
+	cfg.BaseURL = strings.TrimSuffix(cfg.BaseURL, "/")
+	c := &Client{cfg: cfg}
+	c.process = processpb.NewProcessClient(doer{c}, cfg.BaseURL)
+	c.filesystem = filesystempb.NewFilesystemClient(doer{c}, cfg.BaseURL)
+	return c, nil
+}
+
+// doer adds a client's identity to the requests of RPCs.
+type doer struct{ c *Client }
+
+// Do sends a request.
+func (d doer) Do(req *http.Request) (*http.Response, error) { return d.c.do(req) }
+
+func (c *Client) do(req *http.Request) (*http.Response, error) {
+	maps.Copy(req.Header, c.cfg.Header)
+	if c.cfg.Token != nil {
+		if token := c.cfg.Token(); token != "" {
+			req.Header.Set(HeaderAccessToken, token)
+		}
+	}
+	if c.cfg.User != "" {
+		req.Header.Set("Authorization", "Basic "+base64.StdEncoding.EncodeToString([]byte(c.cfg.User+":")))
+	}
+	return c.cfg.HTTP.Do(req)
+}
+
+// Process has the RPCs about processes.
+func (c *Client) Process() processpb.ProcessClient { return c.process }
+
+// Filesystem has the RPCs about files.
+func (c *Client) Filesystem() filesystempb.FilesystemClient { return c.filesystem }
+
+// Health returns nil once the agent answers.
+func (c *Client) Health(ctx context.Context) error {
+	return c.call(ctx, http.MethodGet, PathHealth, nil, nil)
+}
+
+// Init hands over what is known only once the sandbox has an owner. Repeating it is harmless.
+func (c *Client) Init(ctx context.Context, req InitRequest) error {
+	return c.call(ctx, http.MethodPost, PathInit, req, nil)
+}
+
+// Metrics reads the sandbox's resource usage.
+func (c *Client) Metrics(ctx context.Context) (Metrics, error) {
+	var m Metrics
+	err := c.call(ctx, http.MethodGet, PathMetrics, nil, &m)
+	return m, err
+}
+
+// Envs reads the environment that the agent gives to processes.
+func (c *Client) Envs(ctx context.Context) (map[string]string, error) {
+	var m map[string]string
+	err := c.call(ctx, http.MethodGet, PathEnvs, nil, &m)
+	return m, err
+}
+
+// Freeze has the agent write what it holds before the node stops the sandbox.
+func (c *Client) Freeze(ctx context.Context) error {
+	return c.call(ctx, http.MethodPost, PathFreeze, nil, nil)
+}
+
+// Unfreeze tells the agent that the sandbox runs again.
+func (c *Client) Unfreeze(ctx context.Context) error {
+	return c.call(ctx, http.MethodPost, PathUnfreeze, nil, nil)
+}
+
+// Restored has the agent of a sandbox that was restored from a checkpoint read its configuration
+// anew and take on what that says: ID, token, environment, names and system files. Requests that were
+// under way at the checkpoint end with an error, processes go on. It needs no token. Repeated
+// with the same time, which must be later than that of the sandbox's last restore, it does no more harm
+// than the first. An agent that is older than this route answers 404, an [Error].
+func (c *Client) Restored(ctx context.Context, at time.Time) error {
+	return c.call(ctx, http.MethodPost, PathRestored, RestoredRequest{Timestamp: &at}, nil)
+}
+
+// Entrypoint reads the state of the template's program.
+func (c *Client) Entrypoint(ctx context.Context) (Entrypoint, error) {
+	var e Entrypoint
+	err := c.call(ctx, http.MethodGet, PathEntrypoint, nil, &e)
+	return e, err
+}
+
+// Logs calls each for every line kept of a source (SourceEntrypoint,
+// SourceAgent, or empty for both), oldest first. With follow it goes on until
+// ctx ends or each returns an error, which it then returns. An [Error] of status 503 says that the
+// sandbox was restored from a checkpoint meanwhile.
+func (c *Client) Logs(ctx context.Context, source string, follow bool, each func(LogLine) error) error {
+	q := url.Values{}
+	if follow {
+		q.Set("follow", "true")
+	}
+	if source != "" {
+		q.Set("source", source)
+	}
+	res, err := c.send(ctx, http.MethodGet, PathLogs+"?"+q.Encode(), nil, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = res.Body.Close() }()
+	dec := json.NewDecoder(res.Body)
+	for {
+		var l LogLine
+		if err := dec.Decode(&l); errors.Is(err, io.EOF) {
+			if why := res.Trailer.Get(TrailerError); why != "" {
+				return &Error{Status: http.StatusServiceUnavailable, Message: why}
+			}
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("read log line: %w", err)
+		}
+		if err := each(l); err != nil {
+			return err
+		}
+	}
+}
+
+// Download opens a file for reading; the caller closes it.
+func (c *Client) Download(ctx context.Context, path string) (io.ReadCloser, error) {
+	// Naming an encoding keeps the transport from asking for gzip.
+	h := http.Header{"Accept-Encoding": {"identity"}}
+	res, err := c.send(ctx, http.MethodGet, c.filesURL(path), nil, h)
+	if err != nil {
+		return nil, err
+	}
+	return res.Body, nil
+}
+
+// Upload writes a file and its missing parents, replacing an older one at
+// once or not at all. metadata may be nil.
+func (c *Client) Upload(ctx context.Context, path string, content io.Reader, metadata map[string]string) (FileInfo, error) {
+	h := http.Header{"Content-Type": {"application/octet-stream"}}
+	for k, v := range metadata {
+		h.Set(HeaderMetadataPrefix+k, v)
+	}
+	res, err := c.send(ctx, http.MethodPost, c.filesURL(path), content, h)
+	if err != nil {
+		return FileInfo{}, err
+	}
+	defer func() { _ = res.Body.Close() }()
+	var infos []FileInfo
+	if err := json.NewDecoder(res.Body).Decode(&infos); err != nil {
+		return FileInfo{}, fmt.Errorf("decode answer to upload: %w", err)
+	}
+	if len(infos) != 1 {
+		return FileInfo{}, fmt.Errorf("decode answer to upload: %d files instead of one", len(infos))
+	}
+	return infos[0], nil
+}
+
+// Compose joins files into one and removes the sources.
+func (c *Client) Compose(ctx context.Context, req ComposeRequest) (FileInfo, error) {
+	if req.Username == "" {
+		req.Username = c.cfg.User
+	}
+	var info FileInfo
+	err := c.call(ctx, http.MethodPost, PathCompose, req, &info)
+	return info, err
+}
+
+func (c *Client) filesURL(path string) string {
+	q := url.Values{QueryPath: {path}}
+	if c.cfg.User != "" {
+		q.Set(QueryUsername, c.cfg.User)
+	}
+	return PathFiles + "?" + q.Encode()
+}
+
+// call sends in as JSON, if not nil, and decodes the answer into out, if not nil.
+func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
+	var body io.Reader
+	h := http.Header{}
+	if in != nil {
+		b, err := json.Marshal(in)
+		if err != nil {
+			return fmt.Errorf("encode request to %s: %w", path, err)
+		}
+		body = bytes.NewReader(b)
+		h.Set("Content-Type", "application/json")
+	}
+	res, err := c.send(ctx, method, path, body, h)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = res.Body.Close() }()
+	if out != nil {
+		if err := json.NewDecoder(res.Body).Decode(out); err != nil {
+			return fmt.Errorf("decode answer of %s: %w", path, err)
+		}
+	}
+	// What is left is read so that the connection can be used again.
+	if _, err := io.Copy(io.Discard, io.LimitReader(res.Body, 4096)); err != nil {
+		return fmt.Errorf("read answer of %s: %w", path, err)
+	}
+	return nil
+}
+
+// send returns an answer of success; any other becomes an *Error.
+func (c *Client) send(ctx context.Context, method, path string, body io.Reader, h http.Header) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, c.cfg.BaseURL+path, body)
+	if err != nil {
+		return nil, fmt.Errorf("make request to %s: %w", path, err)
+	}
+	if h != nil {
+		req.Header = h
+	}
+	res, err := c.do(req)
+	if err != nil {
+		return nil, fmt.Errorf("call agent: %w", err)
+	}
+	if res.StatusCode/100 == 2 {
+		return res, nil
+	}
+	defer func() { _ = res.Body.Close() }()
+	return nil, readError(res)
+}
+
+func readError(res *http.Response) error {
+	b, err := io.ReadAll(io.LimitReader(res.Body, 64<<10))
+	if err != nil {
+		return fmt.Errorf("read error of %d: %w", res.StatusCode, err)
+	}
+	var e errorBody
+	if json.Unmarshal(b, &e) != nil || e.Message == "" {
+		e.Message = strings.TrimSpace(string(b))
+	}
+	return &Error{Status: res.StatusCode, Message: e.Message}
+}
+
+// IsCode reports whether an error of an RPC has a code.
+func IsCode(err error, code connect.Code) bool {
+	return err != nil && connect.CodeOf(err) == code
+}

@@ -1,0 +1,161 @@
+package envd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"syscall"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
+)
+
+// The size of a terminal until the client sends one.
+const (
+	defaultCols = 80
+	defaultRows = 24
+)
+
+// TerminalSize is in characters.
+type TerminalSize = struct{ Cols, Rows uint16 }
+
+// ExecOptions say what a program of [Client.Exec] is connected to. Stdout and Stderr are required;
+// with a terminal all output goes to Stdout.
+type ExecOptions struct {
+	// Stdin nil: the program has no input.
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	// Terminal gives the program a terminal.
+	Terminal bool
+	// Resize has the terminal's sizes, until it is closed; it may be nil.
+	Resize <-chan TerminalSize
+}
+
+// Exec runs a program to its end as the client's user and returns its exit code, 128 and the number
+// for one that a signal ended. When ctx ends, or the output cannot be written, the program is killed.
+// The caller must close Stdin and end Resize afterwards: a read of either may be under way.
+// Errors are those of RPCs, as for [Client.Run].
+func (c *Client) Exec(ctx context.Context, argv []string, o ExecOptions) (exit int, err error) {
+	if len(argv) == 0 || argv[0] == "" {
+		return 0, connect.NewError(connect.CodeInvalidArgument, errors.New("exec: a program is needed"))
+	}
+	hasInput := o.Stdin != nil
+	req := &processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: argv[0], Args: argv[1:]}, Stdin: &hasInput}
+	if o.Terminal {
+		req.Pty = terminal(TerminalSize{Cols: defaultCols, Rows: defaultRows})
+		req.Process.Envs = map[string]string{"TERM": "xterm"} // as in a container of Kubernetes
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	// The stream must outlast ctx: until the program's number is known it cannot be killed.
+	streaming, cut := context.WithCancel(context.WithoutCancel(ctx))
+	defer cut()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(runKillTime, cut) })()
+	stream, err := c.process.Start(streaming, connect.NewRequest(req))
+	if err != nil {
+		return 0, fmt.Errorf("exec %s: %w", argv[0], errors.Join(context.Cause(ctx), err))
+	}
+	defer func() { _ = stream.Close() }()
+	var ended *processpb.ProcessEvent_EndEvent
+	for ended == nil && stream.Receive() {
+		switch ev := stream.Msg().GetEvent(); {
+		case ev.GetStart() != nil:
+			pid := ev.GetStart().GetPid()
+			defer context.AfterFunc(ctx, func() { c.kill(ctx, pid) })()
+			c.feed(ctx, pid, o)
+		case ev.GetData() != nil:
+			if err := o.write(ev.GetData()); err != nil {
+				cancel(fmt.Errorf("write output: %w", err))
+			}
+		case ev.GetEnd() != nil:
+			ended = ev.GetEnd()
+		}
+	}
+	switch {
+	case ctx.Err() != nil:
+		return 0, fmt.Errorf("exec %s: %w", argv[0], context.Cause(ctx))
+	case ended != nil:
+		return ExitCode(ended), nil
+	case stream.Err() != nil:
+		return 0, fmt.Errorf("exec %s: %w", argv[0], stream.Err())
+	}
+	return 0, fmt.Errorf("exec %s: the agent reported no end", argv[0])
+}
+
+func (o *ExecOptions) write(data *processpb.ProcessEvent_DataEvent) (err error) {
+	for _, out := range []struct {
+		to    io.Writer
+		bytes []byte
+	}{{o.Stdout, data.GetStdout()}, {o.Stderr, data.GetStderr()}, {o.Stdout, data.GetPty()}} {
+		if len(out.bytes) > 0 {
+			_, err = out.to.Write(out.bytes)
+		}
+	}
+	return err
+}
+
+// feed passes input and sizes on. Its goroutines end with what they read from.
+func (c *Client) feed(ctx context.Context, pid uint32, o ExecOptions) {
+	if o.Stdin != nil {
+		go c.Feed(ctx, pid, o.Stdin, o.Terminal)
+	}
+	if o.Terminal && o.Resize != nil {
+		go func() {
+			for size := range o.Resize {
+				// The next size corrects what this one may fail to set.
+				_, _ = c.process.Update(ctx, connect.NewRequest(&processpb.UpdateRequest{Process: selectorOf(pid), Pty: terminal(size)}))
+			}
+		}()
+	}
+}
+
+// Feed passes input on to a program until it ends, ctx is done, or the program takes no more. Then the
+// program's input is closed, unless it is a terminal.
+func (c *Client) Feed(ctx context.Context, pid uint32, in io.Reader, terminal bool) {
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := in.Read(buf)
+		if n > 0 {
+			input := &processpb.ProcessInput{Input: &processpb.ProcessInput_Stdin{Stdin: buf[:n]}}
+			if terminal {
+				input = &processpb.ProcessInput{Input: &processpb.ProcessInput_Pty{Pty: buf[:n]}}
+			}
+			if _, err := c.process.SendInput(ctx, connect.NewRequest(&processpb.SendInputRequest{Process: selectorOf(pid), Input: input})); err != nil {
+				return // the program has ended, or closed its input, as `head` does
+			}
+		}
+		if err != nil {
+			break
+		}
+	}
+	if !terminal && ctx.Err() == nil {
+		_, _ = c.process.CloseStdin(ctx, connect.NewRequest(&processpb.CloseStdinRequest{Process: selectorOf(pid)})) // fails if it has ended
+	}
+}
+
+func selectorOf(pid uint32) *processpb.ProcessSelector {
+	return &processpb.ProcessSelector{Selector: &processpb.ProcessSelector_Pid{Pid: pid}}
+}
+
+func terminal(size TerminalSize) *processpb.PTY {
+	return &processpb.PTY{Size: &processpb.PTY_Size{Cols: uint32(size.Cols), Rows: uint32(size.Rows)}}
+}
+
+// ExitCode is a program's exit code as shells report it: 128 and the number of the signal that
+// ended it, which the protocol names only in words.
+func ExitCode(end *processpb.ProcessEvent_EndEvent) int {
+	if end.GetExited() {
+		return int(end.GetExitCode())
+	}
+	name, _, _ := strings.Cut(end.GetStatus(), " (")
+	for n := syscall.Signal(1); n < 65; n++ {
+		if name == "signal: "+n.String() {
+			return 128 + int(n)
+		}
+	}
+	return 255
+}

@@ -1,0 +1,249 @@
+// Package baseimage makes the image that sandboxes start from when no other is
+// named: a Debian with a user, Python, compilers and git, put together on this
+// machine from the distribution's packages, and Node.js from the npm registry, so
+// that no registry of images is needed. It leaves importing the image to others,
+// and never runs anything from it.
+//
+// An image is an OCI layout in a tar, named by a hash of all that went into it:
+// a second Build with the same inputs only finds the first one's file.
+package baseimage
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+)
+
+// Defaults of a Config.
+const (
+	DefaultRef   = "barchan.local/base:latest"
+	DefaultSuite = "bookworm"
+	defaultCache = "/var/cache/barchan"
+)
+
+// EnvCache names the environment variable with the directory for what can be
+// made again; images are in its folder "images".
+const EnvCache = "BARCHAN_CACHE"
+
+//go:embed customize.sh
+var customize []byte
+
+var (
+	packageName = regexp.MustCompile(`^[a-z0-9][a-z0-9+.-]+$`)
+	suiteName   = regexp.MustCompile(`^[a-z][a-z0-9-]*$`)
+)
+
+// DefaultPackages returns what is installed beyond Debian's essential packages.
+func DefaultPackages() []string {
+	return []string{
+		"bash", "build-essential", "ca-certificates", "coreutils", "curl", "git", "iproute2", "less",
+		"ncurses-bin", "procps", "python3", "python3-dev", "python3-pip", "python3-venv", "sudo", "xz-utils",
+	}
+}
+
+// Config says what to build. Its zero value is the default image.
+type Config struct {
+	// Dir keeps the images; empty is $BARCHAN_CACHE/images, and that without the
+	// variable is /var/cache/barchan/images.
+	Dir string
+	// Ref is the name in the image's index.
+	Ref string
+	// Suite is Debian's code name of the release to install.
+	Suite string
+	// Packages are installed; empty is DefaultPackages.
+	Packages []string
+	// Sources are lines as in sources.list; empty is this host's own for a Debian
+	// host, else mmdebstrap's default for the suite.
+	Sources []string
+	// Mmdebstrap is the program that installs; empty is found in PATH.
+	Mmdebstrap string
+	// Npm is the program that fetches Node.js; empty is found in PATH.
+	Npm string
+	// Epoch is the time that files of the build itself carry. Zero is the variable
+	// SOURCE_DATE_EPOCH, and without it today's midnight, UTC.
+	Epoch time.Time
+	// Rebuild builds anew even if there is an image of the same inputs, to take
+	// in the distribution's updates.
+	Rebuild bool
+
+	debianNode bool // Node.js is Debian's, for the npm registry is out of reach
+}
+
+// Result is an image on disk.
+type Result struct {
+	Path   string        `json:"path"`   // the tar
+	Ref    string        `json:"ref"`    // its name
+	Inputs string        `json:"inputs"` // the hash of what it was made of
+	Digest string        `json:"digest"` // of the manifest: sha256:…
+	Size   int64         `json:"size"`   // of the tar, in bytes
+	Cached bool          `json:"cached"` // nothing had to be built
+	Took   time.Duration `json:"took"`
+	// Warning says what is not as it should be; it is empty mostly.
+	Warning string `json:"warning,omitempty"`
+}
+
+// Progress tells how far a build is. Percent never falls.
+type Progress struct {
+	Step    string `json:"step"`
+	Percent int    `json:"percent"`
+	Bytes   int64  `json:"bytes,omitempty"` // written in this step, where bytes are written
+}
+
+// Build returns the image of cfg, which it makes unless there is one. Progress
+// is told from one goroutine at a time; it may be nil. Only root can build. When
+// ctx is done or anything fails, no part of the build is left. Builds into one
+// directory wait for each other.
+func Build(ctx context.Context, cfg Config, progress func(Progress)) (Result, error) {
+	start := time.Now()
+	if err := cfg.complete(ctx); err != nil {
+		return Result{}, err
+	}
+	tell := &reporter{fn: progress}
+	if !cfg.Rebuild {
+		if res, ok := cfg.find(); ok {
+			res.Took = time.Since(start)
+			tell.step("use the image of an earlier build", 100)
+			return res, nil
+		}
+	}
+	if err := os.MkdirAll(cfg.Dir, 0o755); err != nil {
+		return Result{}, fmt.Errorf("make image directory: %w", err)
+	}
+	unlock, err := lockDir(ctx, cfg.Dir, func() { tell.step("wait for another build", 0) })
+	if err != nil {
+		return Result{}, fmt.Errorf("lock image directory %s: %w", cfg.Dir, err)
+	}
+	defer unlock()
+	if !cfg.Rebuild { // another build may have made it meanwhile
+		if res, ok := cfg.find(); ok {
+			res.Took = time.Since(start)
+			tell.step("use the image of another build", 100)
+			return res, nil
+		}
+	}
+	built, warning, err := cfg.build(ctx, tell)
+	if err != nil {
+		return Result{}, fmt.Errorf("build base image: %w", err)
+	}
+	res, ok := cfg.find()
+	if !ok {
+		return Result{}, fmt.Errorf("build base image: %s cannot be read back", cfg.path())
+	}
+	res.Cached, res.Took, res.Warning = !built, time.Since(start), warning
+	tell.step("done", 100)
+	return res, nil
+}
+
+// Find returns the image of cfg if it was built before.
+func Find(ctx context.Context, cfg Config) (Result, bool, error) {
+	if err := cfg.complete(ctx); err != nil {
+		return Result{}, false, err
+	}
+	res, ok := cfg.find()
+	return res, ok, nil
+}
+
+// complete fills in the defaults and checks the rest.
+func (c *Config) complete(ctx context.Context) error {
+	if c.Dir == "" {
+		c.Dir = filepath.Join(cmp.Or(os.Getenv(EnvCache), defaultCache), "images")
+	}
+	dir, err := filepath.Abs(c.Dir)
+	if err != nil {
+		return fmt.Errorf("image directory: %w", err)
+	}
+	c.Dir = dir
+	c.Ref = cmp.Or(c.Ref, DefaultRef)
+	if _, err := name.NewTag(c.Ref, name.StrictValidation); err != nil {
+		return invalid("image reference %q: use registry/name:tag, such as %s", c.Ref, DefaultRef)
+	}
+	c.Suite = cmp.Or(c.Suite, DefaultSuite)
+	if !suiteName.MatchString(c.Suite) {
+		return invalid("suite %q: use a code name of Debian, such as %s", c.Suite, DefaultSuite)
+	}
+	if len(c.Packages) == 0 {
+		c.Packages = DefaultPackages()
+	}
+	c.Packages = slices.Clone(c.Packages)
+	slices.Sort(c.Packages)
+	c.Packages = slices.Compact(c.Packages)
+	for _, p := range c.Packages {
+		if !packageName.MatchString(p) {
+			return invalid("package %q: use the name of a Debian package", p)
+		}
+	}
+	if len(c.Sources) == 0 {
+		c.Sources, err = hostSources(ctx, "/", c.Suite)
+		if err != nil {
+			return fmt.Errorf("read this host's package sources: %w", err)
+		}
+	}
+	for _, s := range c.Sources {
+		if !isSource(s) {
+			return invalid("package source %q: use a line as in sources.list, such as %q", s, "deb http://mirror.example/debian "+c.Suite+" main")
+		}
+	}
+	return nil
+}
+
+func invalid(format string, args ...any) error {
+	message := fmt.Sprintf(format, args...)
+	return errs.Public(errs.ErrInvalid, message)
+}
+
+// inputs hashes all that decides what is in the image, save for the state of
+// the distribution's archive.
+func (c *Config) inputs() string {
+	canonical, err := json.Marshal(struct {
+		Arch, Ref, Suite           string
+		Packages, Sources, Options []string
+		Customize                  []byte
+		Env, Node                  []string
+	}{runtime.GOARCH, c.Ref, c.Suite, c.Packages, c.Sources, dpkgOptions(), customize, imageEnv(), c.node()})
+	if err != nil {
+		panic(err) // strings and bytes always marshal
+	}
+	sum := sha256.Sum256(canonical)
+	return hex.EncodeToString(sum[:])
+}
+
+// node says which Node.js is in the image.
+func (c *Config) node() (specs []string) {
+	if c.debianNode {
+		return debianNode()
+	}
+	for _, p := range nodePackages() {
+		specs = append(specs, p.spec(), p.integrity)
+	}
+	return specs
+}
+
+func (c *Config) path() string {
+	return filepath.Join(c.Dir, "base-"+c.inputs()[:16]+".tar")
+}
+
+// find returns the finished image of these inputs, if its file is sound.
+func (c *Config) find() (Result, bool) {
+	path := c.path()
+	digest, size, err := readDigest(path)
+	if err != nil {
+		return Result{}, false
+	}
+	return Result{
+		Path: path, Ref: c.Ref, Inputs: c.inputs(), Digest: digest, Size: size, Cached: true,
+	}, true
+}

@@ -1,0 +1,250 @@
+package baseimage
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+)
+
+// dpkgOptions hold for the build and stay in the image: no documents, no waiting
+// for disks, and pip for all.
+func dpkgOptions() []string {
+	return []string{
+		"path-exclude=/usr/share/man/*", "path-exclude=/usr/share/info/*",
+		"path-exclude=/usr/share/locale/*", "path-exclude=/usr/share/doc/*",
+		"path-include=/usr/share/doc/*/copyright", "force-unsafe-io",
+		// This file has pip refuse to install anything outside a virtual environment.
+		"path-exclude=/usr/lib/python3*/EXTERNALLY-MANAGED",
+		// Large and of no use here: a debugger of link-time optimization, Python as a static library.
+		"path-exclude=/usr/bin/*-lto-dump-*", "path-exclude=/usr/lib/python3*/config-*/*.a",
+	}
+}
+
+// stages maps the beginning of what mmdebstrap says to what it does then, and to
+// how much of a build is over by then, as timed on a 2-core machine.
+var stages = []struct {
+	says, step string
+	percent    int
+	mirror     bool // a failure here is mostly the mirror's
+}{
+	{"running apt-get update", "read package lists", 2, true},
+	{"downloading packages", "download packages", 8, true},
+	{"extracting archives", "extract packages", 18, false},
+	{"installing essential", "install essential packages", 24, false},
+	{"installing remaining", "install packages", 36, true},
+	{"running --customize-hook", "set up the user", 76, false},
+	{"cleaning package lists", "clean up", 90, false},
+	{"creating tarball", "write layer", 92, false},
+}
+
+// bootstrap runs mmdebstrap and writes the file system as a tar to w. Work has
+// room for the files of the build.
+//
+// The program gets its own mount and process namespaces: killing it kills all
+// that it started, and what it mounted goes with it, wherever it was.
+func (c *Config) bootstrap(ctx context.Context, work string, w io.Writer, tell *reporter) error {
+	program, err := c.program()
+	if err != nil {
+		return err
+	}
+	hook := filepath.Join(work, "customize.sh")
+	if err := os.WriteFile(hook, customize, 0o700); err != nil {
+		return fmt.Errorf("write hook: %w", err)
+	}
+	epoch, err := c.epoch()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	talk := &listener{tell: tell}
+	cmd := exec.CommandContext(ctx, program, c.arguments(hook)...)
+	cmd.Dir = work
+	cmd.Env = append(os.Environ(), proxies(ctx)...)
+	cmd.Env = append(cmd.Env, "TMPDIR="+work, "LC_ALL=C.UTF-8",
+		"SOURCE_DATE_EPOCH="+strconv.FormatInt(epoch.Unix(), 10))
+	cmd.Stderr = talk
+	cmd.WaitDelay = 10 * time.Second
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:   syscall.CLONE_NEWPID,
+		Unshareflags: syscall.CLONE_NEWNS,
+		Setpgid:      true, // a Ctrl-C of the terminal comes to us alone
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return fmt.Errorf("open pipe to mmdebstrap: %w", err)
+	}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start %s: %w", program, err)
+	}
+	copyErr := copyRoot(w, out, epoch)
+	if copyErr != nil {
+		cancel() // nobody reads any more
+	}
+	waitErr := cmd.Wait()
+	switch {
+	case context.Cause(ctx) != nil && copyErr == nil:
+		return fmt.Errorf("run mmdebstrap: %w", context.Cause(ctx))
+	case copyErr != nil:
+		return fmt.Errorf("write layer: %w", copyErr)
+	case waitErr != nil:
+		return talk.failure(waitErr)
+	}
+	return nil
+}
+
+// program returns the path of mmdebstrap, or an error that says how to get it.
+func (c *Config) program() (string, error) {
+	if os.Geteuid() != 0 {
+		return "", errs.Public(errs.ErrForbidden, "building the base image needs root: run it with sudo")
+	}
+	name := c.Mmdebstrap
+	if name == "" {
+		name = "mmdebstrap"
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return "", errs.Public(fmt.Errorf("%w: %w", errs.ErrUnavailable, err),
+			"mmdebstrap is missing: install it with `apt-get install mmdebstrap` or `make deps`")
+	}
+	return path, nil
+}
+
+// epoch returns the time that files of the build carry.
+func (c *Config) epoch() (time.Time, error) {
+	if !c.Epoch.IsZero() {
+		return c.Epoch.UTC(), nil
+	}
+	if v := os.Getenv("SOURCE_DATE_EPOCH"); v != "" {
+		sec, err := strconv.ParseInt(v, 10, 64)
+		if err != nil || sec < 0 {
+			return time.Time{}, invalid("SOURCE_DATE_EPOCH=%s: use seconds since 1970", v)
+		}
+		return time.Unix(sec, 0).UTC(), nil
+	}
+	return time.Now().UTC().Truncate(24 * time.Hour), nil
+}
+
+func (c *Config) arguments(hook string) []string {
+	packages := c.Packages
+	if c.debianNode {
+		packages = slices.Concat(packages, debianNode())
+	}
+	args := []string{
+		"--variant=minbase", "--mode=root", "--format=tar", "--skip=output/dev",
+		"--include=" + strings.Join(packages, ","),
+		"--customize-hook=" + hook,
+		`--aptopt=Acquire::Retries "3"`,
+		`--aptopt=Acquire::http::Timeout "30"`,
+		`--aptopt=Acquire::https::Timeout "30"`,
+	}
+	for _, o := range dpkgOptions() {
+		args = append(args, "--dpkgopt="+o)
+	}
+	args = append(args, c.Suite, "-")
+	return append(args, c.Sources...)
+}
+
+// copyRoot writes an empty /dev, which mmdebstrap leaves out and runtimes
+// mount upon, and after it the root file system.
+func copyRoot(w io.Writer, root io.Reader, epoch time.Time) error {
+	t := tar.NewWriter(w)
+	err := t.WriteHeader(&tar.Header{
+		Typeflag: tar.TypeDir, Name: "./dev/", Mode: 0o755, ModTime: epoch, Format: tar.FormatUSTAR,
+	})
+	if err := errors.Join(err, t.Flush()); err != nil { // no Close: the archive goes on
+		return err
+	}
+	_, err = io.Copy(w, root)
+	return err
+}
+
+// listener reads what mmdebstrap says: stages become progress, and the last
+// lines are kept for an error.
+type listener struct {
+	tell *reporter
+
+	mu     sync.Mutex
+	part   []byte   // +checklocks:mu
+	tail   []string // +checklocks:mu
+	stage  string   // +checklocks:mu
+	mirror bool     // +checklocks:mu
+}
+
+const tailLines = 12
+
+// Write implements io.Writer; lines may end in \n or, of progress bars, in \r.
+func (l *listener) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	l.part = append(l.part, p...)
+	var reached []int
+	for {
+		i := bytes.IndexAny(l.part, "\r\n")
+		if i < 0 {
+			break
+		}
+		if at := l.lineLocked(strings.TrimSpace(string(l.part[:i]))); at >= 0 {
+			reached = append(reached, at)
+		}
+		l.part = l.part[i+1:]
+	}
+	if len(l.part) > 64<<10 {
+		l.part = l.part[:0] // no such line is of use
+	}
+	l.mu.Unlock()
+	for _, at := range reached {
+		l.tell.step(stages[at].step, stages[at].percent)
+	}
+	return len(p), nil
+}
+
+// lineLocked takes in one line and returns the stage that it begins, or -1.
+//
+// +checklocks:l.mu
+func (l *listener) lineLocked(line string) int {
+	if line == "" || line == "done" {
+		return -1
+	}
+	info, isInfo := strings.CutPrefix(line, "I: ")
+	for i, s := range stages {
+		if isInfo && strings.HasPrefix(info, s.says) {
+			l.stage, l.mirror = s.step, s.mirror
+			return i
+		}
+	}
+	if !isInfo {
+		if l.tail = append(l.tail, line); len(l.tail) > tailLines {
+			l.tail = l.tail[1:]
+		}
+	}
+	return -1
+}
+
+// failure makes an error for users of what was last said.
+func (l *listener) failure(cause error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var b strings.Builder
+	fmt.Fprintf(&b, "building the base image failed at %q", l.stage)
+	if l.mirror {
+		b.WriteString("; if a package mirror cannot be reached, check the network and /etc/apt, or name another one")
+	}
+	for _, line := range l.tail {
+		b.WriteString("\n  " + line)
+	}
+	return errs.Public(fmt.Errorf("mmdebstrap: %w: %w", errs.ErrUnavailable, cause), b.String())
+}

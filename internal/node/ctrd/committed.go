@@ -1,0 +1,305 @@
+package ctrd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/pkg/archive"
+	"github.com/containerd/errdefs"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+)
+
+// labelCommitted marks the committed snapshots that are ours, and not layers of images.
+const labelCommitted = "barchan.dev/committed"
+
+// MaxDepth bounds how many committed snapshots may lie on each other above an image: each costs
+// every look-up of a file, and the kernel mounts no more than 500 layers.
+const MaxDepth = 64
+
+// partSuffix marks the keys of snapshots that become committed ones when they are complete.
+const partSuffix = "-part"
+
+// partTime is how long an unfinished one is kept from collection, by a lease.
+const partTime = 6 * time.Hour
+
+// Committed is a snapshot that never changes and that writable ones may start from.
+type Committed struct {
+	Name string
+	// Parent is what it lies on: another one, or a layer of an image. Empty means nothing.
+	Parent string
+	// Size is the bytes that it has beyond its parent.
+	Size    int64
+	Created time.Time
+}
+
+// CommitSnapshot makes a writable snapshot, which must be mounted nowhere, the committed one of a
+// name, without copying and durably. The key is free then. It may be repeated after a
+// crash: what was committed under the name before, if the key is gone, is success. A name
+// that is taken while the key is there is an errs.ErrConflict; more than MaxDepth on each other are
+// an errs.ErrExhausted. It stays until RemoveCommitted.
+func (c *Client) CommitSnapshot(ctx context.Context, key, name string) (Committed, error) {
+	action := fmt.Sprintf("commit snapshot %s as %s", key, name)
+	rootfs, err := c.Snapshot(ctx, key)
+	if errors.Is(err, errs.ErrNotFound) {
+		if done, statErr := c.committed(ctx, name); statErr == nil {
+			return done, nil
+		}
+	}
+	if err != nil {
+		return Committed{}, kind(action, err)
+	}
+	info, err := c.stat(ctx, key)
+	if err != nil {
+		return Committed{}, kind(action, err)
+	}
+	if err := c.checkDepth(ctx, info.Parent); err != nil {
+		return Committed{}, kind(action, err)
+	}
+	if dir, ok := rootfs.writes(); ok {
+		if err := syncTree(dir); err != nil {
+			return Committed{}, fmt.Errorf("%s: %w", action, err)
+		}
+	}
+	return c.commit(ctx, key, name, action)
+}
+
+func (c *Client) commit(ctx context.Context, key, name, action string) (Committed, error) {
+	ctx, cancel := c.toTheEnd(ctx)
+	defer cancel()
+	err := c.api.SnapshotService(snapshotter).Commit(ctx, name, key, snapshots.WithLabels(map[string]string{
+		labelRoot: time.Now().UTC().Format(time.RFC3339), labelCommitted: "true",
+	}))
+	if err != nil {
+		return Committed{}, kind(action, err)
+	}
+	return c.committed(ctx, name)
+}
+
+// preparePart makes a writable snapshot that only the lease of the context keeps.
+func (c *Client) preparePart(ctx context.Context, key, parent string) (Rootfs, error) {
+	ctx, cancel := c.toTheEnd(ctx)
+	defer cancel()
+	mounts, err := c.api.SnapshotService(snapshotter).Prepare(ctx, key, parent)
+	return Rootfs{Key: key, mounts: mounts}, err
+}
+
+// lease keeps what is made with it from collection until release, or for partTime if
+// we never get there or fail at it.
+func (c *Client) lease(ctx context.Context) (leases.Lease, error) {
+	ctx, cancel := c.toTheEnd(ctx)
+	defer cancel()
+	l, err := c.api.LeasesService().Create(ctx, leases.WithRandomID(), leases.WithExpiration(partTime))
+	return l, kind("make lease", err)
+}
+
+func (c *Client) release(ctx context.Context, l leases.Lease) {
+	ctx, cancel := c.toTheEnd(ctx)
+	defer cancel()
+	_ = c.api.LeasesService().Delete(ctx, l)
+}
+
+// PrepareFrom makes a writable snapshot of a committed one under a key, or finds the one made
+// before. Like that of Prepare it stays until RemoveSnapshot, whatever becomes of the committed.
+func (c *Client) PrepareFrom(ctx context.Context, key, name string) (Rootfs, error) {
+	action := fmt.Sprintf("make snapshot %s of %s", key, name)
+	if _, err := c.committed(ctx, name); err != nil {
+		return Rootfs{}, kind(action, err)
+	}
+	ctx, cancel := c.toTheEnd(ctx)
+	defer cancel()
+	labels := map[string]string{labelRoot: time.Now().UTC().Format(time.RFC3339)}
+	mounts, err := c.api.SnapshotService(snapshotter).Prepare(ctx, key, name, snapshots.WithLabels(labels))
+	if errdefs.IsAlreadyExists(err) {
+		return c.Snapshot(ctx, key)
+	}
+	if err != nil {
+		return Rootfs{}, kind(action, err)
+	}
+	return Rootfs{Key: key, mounts: mounts}, nil
+}
+
+// RemoveCommitted gives a committed snapshot up. It is removed now, or by containerd's collector
+// when the last one that started from it is gone; until then its name stays taken. One that is
+// not there is success.
+func (c *Client) RemoveCommitted(ctx context.Context, name string) error {
+	ctx, cancel := c.toTheEnd(ctx)
+	defer cancel()
+	action := fmt.Sprintf("remove committed snapshot %s", name)
+	info, err := c.api.SnapshotService(snapshotter).Stat(ctx, name)
+	if errdefs.IsNotFound(err) {
+		return nil
+	} else if err != nil {
+		return kind(action, err)
+	}
+	if info.Labels[labelCommitted] == "" {
+		return fmt.Errorf("%s: it is not one of ours: %w", action, errs.ErrInvalid)
+	}
+	err = c.api.SnapshotService(snapshotter).Remove(ctx, name)
+	if errdefs.IsFailedPrecondition(err) {
+		delete(info.Labels, labelRoot)
+		_, err = c.api.SnapshotService(snapshotter).Update(ctx, info, "labels")
+	}
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	return kind(action, err)
+}
+
+// Committed lists the committed snapshots that were not given up, by name.
+func (c *Client) Committed(ctx context.Context) (all []Committed, err error) {
+	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
+	defer cancel()
+	var infos []snapshots.Info
+	err = c.api.SnapshotService(snapshotter).Walk(ctx, func(_ context.Context, info snapshots.Info) error {
+		if info.Kind == snapshots.KindCommitted && info.Labels[labelCommitted] != "" && info.Labels[labelRoot] != "" {
+			infos = append(infos, info)
+		}
+		return nil
+	})
+	for _, info := range infos {
+		var one Committed
+		if one, err = c.describe(ctx, info); errdefs.IsNotFound(err) {
+			err = nil // removed meanwhile
+			continue
+		} else if err != nil {
+			break
+		}
+		all = append(all, one)
+	}
+	slices.SortFunc(all, func(a, b Committed) int { return strings.Compare(a.Name, b.Name) })
+	return all, kind("list committed snapshots", err)
+}
+
+// committed finds one of ours that was not given up.
+func (c *Client) committed(ctx context.Context, name string) (Committed, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
+	defer cancel()
+	info, err := c.stat(ctx, name)
+	if err != nil {
+		return Committed{}, kind("find committed snapshot "+name, err)
+	}
+	if info.Kind != snapshots.KindCommitted || info.Labels[labelCommitted] == "" || info.Labels[labelRoot] == "" {
+		return Committed{}, fmt.Errorf("no committed snapshot %s: %w", name, errs.ErrNotFound)
+	}
+	one, err := c.describe(ctx, info)
+	return one, kind("measure committed snapshot "+name, err)
+}
+
+func (c *Client) describe(ctx context.Context, info snapshots.Info) (Committed, error) {
+	usage, err := c.api.SnapshotService(snapshotter).Usage(ctx, info.Name)
+	return Committed{Name: info.Name, Parent: info.Parent, Size: usage.Size, Created: info.Created}, err
+}
+
+func (c *Client) stat(ctx context.Context, name string) (snapshots.Info, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
+	defer cancel()
+	return c.api.SnapshotService(snapshotter).Stat(ctx, name)
+}
+
+// checkDepth counts our committed snapshots from one down.
+func (c *Client) checkDepth(ctx context.Context, name string) error {
+	for depth := 1; name != ""; depth++ {
+		info, err := c.stat(ctx, name)
+		if err != nil {
+			return err
+		}
+		if info.Labels[labelCommitted] == "" {
+			return nil
+		}
+		if depth >= MaxDepth {
+			return fmt.Errorf("%d committed snapshots lie on each other, no more may: %w", depth, errs.ErrExhausted)
+		}
+		name = info.Parent
+	}
+	return nil
+}
+
+// ExportCommitted writes what a committed snapshot has beyond its parent as an uncompressed
+// layer of an OCI image. What an image cannot carry is an errs.ErrInvalid that names it;
+// sockets are left out.
+func (c *Client) ExportCommitted(ctx context.Context, name string, w io.Writer) (err error) {
+	action := fmt.Sprintf("export snapshot %s", name)
+	if _, err := c.committed(ctx, name); err != nil {
+		return kind(action, err)
+	}
+	l, err := c.lease(ctx)
+	if err != nil {
+		return kind(action, err)
+	}
+	defer c.release(ctx, l)
+	// One that starts from it has its directory as the uppermost of the lower ones.
+	key := name + "-view-" + time.Now().UTC().Format("150405.000000000")
+	view, err := c.preparePart(leases.WithLease(ctx, l.ID), key, name)
+	if err != nil {
+		return kind(action, err)
+	}
+	defer func() { err = errors.Join(err, c.RemoveSnapshot(ctx, key)) }()
+	dirs := view.lowers()
+	if len(dirs) == 0 {
+		return fmt.Errorf("%s: its directory is not known: %w", action, errs.ErrUnavailable)
+	}
+	if err := writeLayer(ctx, w, dirs[0]); err != nil {
+		return fmt.Errorf("%s: %w", action, err)
+	}
+	return nil
+}
+
+// ImportCommitted makes a committed snapshot of a layer, on an image. A layer that cannot be
+// read is an errs.ErrInvalid, a name that is taken an errs.ErrConflict. Whatever the layer says of
+// attributes that only the machine's kernel may set is ignored. Like CopySnapshot it may be
+// repeated.
+func (c *Client) ImportCommitted(ctx context.Context, name string, img Image, r io.Reader) (Committed, error) {
+	return c.importOn(ctx, name, img.chain, r)
+}
+
+// ImportCommittedOn makes a committed snapshot of a layer, on another committed one.
+func (c *Client) ImportCommittedOn(ctx context.Context, name, parent string, r io.Reader) (Committed, error) {
+	if _, err := c.committed(ctx, parent); err != nil {
+		return Committed{}, kind("import snapshot "+name, err)
+	}
+	return c.importOn(ctx, name, parent, r)
+}
+
+func (c *Client) importOn(ctx context.Context, name, parent string, r io.Reader) (Committed, error) {
+	return c.build(ctx, name, parent, "import snapshot "+name, func(dir string) error {
+		_, err := archive.Apply(ctx, dir, r, archive.WithConvertWhiteout(archive.OverlayConvertWhiteout), archive.WithFilter(foreignAttributes))
+		var system *os.PathError
+		if err == nil || errors.As(err, &system) || context.Cause(ctx) != nil {
+			return err
+		}
+		return notImage(err)
+	})
+}
+
+// writes is the directory that has what was written to the snapshot: beside an image without
+// layers it is all there is.
+func (r Rootfs) writes() (string, bool) {
+	if dir, ok := r.UpperDir(); ok {
+		return dir, true
+	}
+	if len(r.mounts) == 1 && r.mounts[0].Type == "bind" && !r.mounts[0].ReadOnly() {
+		return r.mounts[0].Source, true
+	}
+	return "", false
+}
+
+// lowers are the directories that the snapshot lies on, the uppermost first.
+func (r Rootfs) lowers() []string {
+	for _, m := range r.mounts {
+		for _, o := range m.Options {
+			if dirs, ok := strings.CutPrefix(o, "lowerdir="); ok {
+				return strings.Split(dirs, ":")
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,397 @@
+package ctrd
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+func containerdProgram(t *testing.T) string {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: needs root for containerd's mounts")
+	}
+	cache := os.Getenv("BARCHAN_CACHE")
+	if cache == "" {
+		cache = "/var/cache/barchan"
+	}
+	path := filepath.Join(cache, "bin", "containerd")
+	if _, err := os.Stat(path); err == nil {
+		return path
+	}
+	path, err := exec.LookPath("containerd")
+	if err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatalf("containerd is missing: %v", err)
+		}
+		t.Skipf("SKIPPED: containerd is missing: %v", err)
+	}
+	return path
+}
+
+// daemon is a supervisor with its Run.
+type daemon struct {
+	*Supervisor
+	answers chan struct{} // one for each time that containerd answers
+	stop    func()
+}
+
+func supervise(t *testing.T, dir string) *daemon {
+	t.Helper()
+	s, err := NewSupervisor(SupervisorConfig{Binary: containerdProgram(t), Dir: dir, Log: slog.New(slog.DiscardHandler)})
+	must(t, err)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	d := &daemon{Supervisor: s, answers: make(chan struct{}, 16)}
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx, func() { d.answers <- struct{}{} }) }()
+	d.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("run: %v", err)
+		}
+	})
+	t.Cleanup(d.stop)
+	d.await(t)
+	return d
+}
+
+func (d *daemon) await(t *testing.T) {
+	t.Helper()
+	select {
+	case <-d.answers:
+	case <-time.After(eventually.Patience):
+		t.Fatal("containerd does not answer")
+	}
+}
+
+func (d *daemon) process(t *testing.T) lifecycle.Process {
+	t.Helper()
+	p, ok := d.find(t.Context())
+	if !ok {
+		t.Fatal("containerd does not run")
+	}
+	return p
+}
+
+// shortDir is a directory whose sockets' paths fit.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "bc-") //nolint:usetesting // short, for sockets
+	must(t, err)
+	t.Cleanup(func() {
+		must(t, os.RemoveAll(dir))
+	})
+	return filepath.Join(dir, "c")
+}
+
+// started is a containerd that ends with the test, and a client.
+func started(t *testing.T) *Client {
+	t.Helper()
+	d := supervise(t, shortDir(t))
+	c, err := NewClient(Config{Address: d.Address(), Namespace: "test", CallTimeout: eventually.Patience})
+	must(t, err)
+	t.Cleanup(func() {
+		_ = c.Close()
+		d.stop()
+		must(t, d.Stop(context.WithoutCancel(t.Context())))
+	})
+	return c
+}
+
+// image is a small image with one file.
+func image(t *testing.T, text string) v1.Image {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	must(t, w.WriteHeader(&tar.Header{Name: "file", Mode: 0o644, Size: int64(len(text)), Typeflag: tar.TypeReg}))
+	if _, err := io.WriteString(w, text); err != nil {
+		t.Fatal(err)
+	}
+	must(t, w.Close())
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil })
+	must(t, err)
+	img, err := mutate.AppendLayers(empty.Image, layer)
+	must(t, err)
+	cfg, err := img.ConfigFile()
+	must(t, err)
+	cfg = cfg.DeepCopy()
+	cfg.OS, cfg.Architecture, cfg.Config.Cmd = "linux", runtime.GOARCH, []string{"/file"}
+	if img, err = mutate.ConfigFile(img, cfg); err != nil {
+		t.Fatal(err)
+	}
+	return img
+}
+
+// must ends the test on an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func parse(t *testing.T, ref string) name.Reference {
+	t.Helper()
+	r, err := name.ParseReference(ref)
+	must(t, err)
+	return r
+}
+
+func tarOf(t *testing.T, ref string, img v1.Image) *bytes.Buffer {
+	t.Helper()
+	var b bytes.Buffer
+	must(t, tarball.Write(parse(t, ref), img, &b))
+	return &b
+}
+
+func TestImportListRemove(t *testing.T) {
+	c := started(t)
+	tar := tarOf(t, "x.test/a:1", image(t, "one"))
+	var steps []string
+	size := int64(tar.Len())
+	imgs, err := c.Import(t.Context(), tar, size, "y.test/b", func(p Progress) {
+		if steps = append(steps, p.Step); p.Done > size {
+			t.Errorf("progress %+v beyond %d", p, size)
+		}
+	})
+	if err != nil || len(imgs) != 2 || imgs[0].Ref != "y.test/b:latest" || !slices.Equal(imgs[0].Config.Cmd, []string{"/file"}) {
+		t.Fatalf("imported %+v, %v", imgs, err)
+	}
+	if !slices.Contains(steps, "read") || steps[len(steps)-1] != "done" {
+		t.Errorf("steps %v", steps)
+	}
+	got, err := c.Resolve(t.Context(), "y.test/b")
+	if err != nil || got.Digest != imgs[0].Digest {
+		t.Errorf("resolved %+v, %v", got, err)
+	}
+	list, err := c.Images(t.Context())
+	if err != nil || len(list) != 2 || list[1].Ref != "y.test/b:latest" || list[1].Size == 0 || list[1].Digest != got.Digest {
+		t.Errorf("listed %+v, %v", list, err)
+	}
+	removedIsNotFound(t, c)
+}
+
+func removedIsNotFound(t *testing.T, c *Client) {
+	t.Helper()
+	must(t, c.RemoveImage(t.Context(), "y.test/b"))
+	if err := c.RemoveImage(t.Context(), "y.test/b"); !errors.Is(err, errs.ErrNotFound) {
+		t.Errorf("removed twice: %v", err)
+	}
+	if _, err := c.Resolve(t.Context(), "y.test/b"); !errors.Is(err, errs.ErrNotFound) {
+		t.Errorf("resolved what is gone: %v", err)
+	}
+	if _, err := c.Resolve(t.Context(), "NOT valid"); !errors.Is(err, errs.ErrInvalid) {
+		t.Errorf("resolved nonsense: %v", err)
+	}
+	if _, err := c.Import(t.Context(), strings.NewReader("no tar"), 0, "", nil); !errors.Is(err, errs.ErrInvalid) {
+		t.Errorf("imported nonsense: %v", err)
+	}
+}
+
+func TestPullFromARegistryOnLoopback(t *testing.T) {
+	c := started(t)
+	server := httptest.NewServer(registry.New(registry.Logger(slog.NewLogLogger(slog.DiscardHandler, 0))))
+	defer server.Close()
+	host := strings.TrimPrefix(server.URL, "http://")
+	ref := host + "/some/image:v1"
+	must(t, remote.Write(parse(t, ref), image(t, strings.Repeat("x", 1<<20))))
+	var last Progress
+	img, err := c.Pull(t.Context(), ref, nil, func(p Progress) { last = p })
+	if err != nil || img.Ref != ref || last.Step != "done" || last.Total == 0 {
+		t.Fatalf("pulled %+v, %v, last progress %+v", img, err, last)
+	}
+	if _, err := c.Pull(t.Context(), host+"/none:v1", nil, nil); !errors.Is(err, errs.ErrNotFound) {
+		t.Errorf("pulled what is not there: %v", err)
+	}
+	server.Close()
+	if _, err := c.Resolve(t.Context(), ref); err != nil {
+		t.Errorf("resolve without the registry: %v", err)
+	}
+	if _, err := c.Pull(t.Context(), ref, nil, nil); !errors.Is(err, errs.ErrUnavailable) {
+		t.Errorf("pull without the registry: %v", err)
+	}
+}
+
+// A sandbox's files outlive its image, and containerd's collection of garbage.
+func TestSnapshotsAndRecordsOutliveTheirImage(t *testing.T) {
+	c := started(t)
+	imgs, err := c.Import(t.Context(), tarOf(t, "x.test/a:1", image(t, "one")), 0, "", nil)
+	must(t, err)
+	if _, err := c.Prepare(t.Context(), "k1", imgs[0]); err != nil {
+		t.Fatal(err)
+	}
+	rootfs, err := c.Prepare(t.Context(), "k1", imgs[0]) // again
+	must(t, err)
+	dir := t.TempDir()
+	must(t, rootfs.Mount(dir))
+	defer func() { _ = Unmount(dir) }()
+	must(t, os.WriteFile(filepath.Join(dir, "new"), []byte("mine"), 0o600))
+	upper, ok := rootfs.UpperDir()
+	if b, err := os.ReadFile(filepath.Join(upper, "new")); !ok || err != nil || string(b) != "mine" {
+		t.Errorf("upper directory %q, %v has %q, %v", upper, ok, b, err)
+	}
+	record := Record{ID: "k1", Image: imgs[0].Ref, Runtime: "gvisor", Snapshot: "k1", Labels: map[string]string{"a": "b"}}
+	for range 2 {
+		must(t, c.CreateRecord(t.Context(), record))
+	}
+	must(t, c.RemoveImage(t.Context(), "x.test/a:1"))
+	if usage, err := c.SnapshotUsage(t.Context(), "k1"); err != nil || usage == 0 {
+		t.Errorf("usage %d, %v", usage, err)
+	}
+	if b, err := os.ReadFile(filepath.Join(dir, "file")); err != nil || string(b) != "one" {
+		t.Errorf("image's file: %q, %v", b, err)
+	}
+	records, err := c.Records(t.Context())
+	if err != nil || len(records) != 1 || records[0].Snapshot != "k1" || records[0].Labels["a"] != "b" {
+		t.Errorf("records %+v, %v", records, err)
+	}
+	must(t, Unmount(dir))
+	allGoTwice(t, c, dir)
+}
+
+func allGoTwice(t *testing.T, c *Client, dir string) {
+	t.Helper()
+	for range 2 {
+		must(t, c.RemoveRecord(t.Context(), "k1"))
+		must(t, c.RemoveSnapshot(t.Context(), "k1"))
+		must(t, Unmount(dir))
+	}
+	if keys, err := c.Snapshots(t.Context()); err != nil || len(keys) != 0 {
+		t.Errorf("snapshots %v, %v", keys, err)
+	}
+}
+
+// A call that changes something is not left half way when its caller gives up: containerd would
+// finish it after the caller had taken it back.
+func TestGivingUpDoesNotOvertakeRemoval(t *testing.T) {
+	c := started(t)
+	imgs, err := c.Import(t.Context(), tarOf(t, "x.test/a:1", image(t, "one")), 0, "", nil)
+	must(t, err)
+	for i := range 60 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*50*time.Microsecond)
+		_, _ = c.Prepare(ctx, "k", imgs[0])
+		_ = c.CreateRecord(ctx, Record{ID: "k", Image: imgs[0].Ref, Runtime: "gvisor", Snapshot: "k"})
+		cancel()
+		must(t, c.RemoveRecord(t.Context(), "k"))
+		must(t, c.RemoveSnapshot(t.Context(), "k"))
+	}
+	collect(t, c) // waits for what containerd has begun
+	keys, err := c.Snapshots(t.Context())
+	if err != nil || len(keys) != 0 {
+		t.Errorf("snapshots %v, %v", keys, err)
+	}
+	records, err := c.Records(t.Context())
+	if err != nil || len(records) != 0 {
+		t.Errorf("records %v, %v", records, err)
+	}
+}
+
+func TestPurgeEmptiesTheNamespace(t *testing.T) {
+	c := started(t)
+	imgs, err := c.Import(t.Context(), tarOf(t, "x.test/a:1", image(t, "one")), 0, "", nil)
+	must(t, err)
+	if _, err := c.Prepare(t.Context(), "k", imgs[0]); err != nil {
+		t.Fatal(err)
+	}
+	must(t, c.CreateRecord(t.Context(), Record{ID: "k", Runtime: "gvisor", Snapshot: "k"}))
+	must(t, c.Purge(t.Context()))
+	records, _ := c.Records(t.Context())
+	keys, _ := c.Snapshots(t.Context())
+	images, _ := c.Images(t.Context())
+	if len(records)+len(keys)+len(images) != 0 {
+		t.Errorf("left %v %v %v", records, keys, images)
+	}
+}
+
+func TestSupervisorLeavesAdoptsRestartsAndStops(t *testing.T) {
+	dir := shortDir(t)
+	d := supervise(t, dir)
+	first := d.process(t)
+	d.stop()
+	if !first.Alive() {
+		t.Fatal("containerd ended with its supervisor")
+	}
+	d = supervise(t, dir)
+	if p := d.process(t); p != first {
+		t.Errorf("adopted %+v, want %+v", p, first)
+	}
+	d.stop()
+	// We died between start and note: the socket tells.
+	must(t, os.Remove(d.pidFile()))
+	d = supervise(t, dir)
+	if p := d.process(t); p != first {
+		t.Errorf("adopted %+v, want %+v", p, first)
+	}
+	must(t, first.Signal(9))
+	d.await(t)
+	second := d.process(t)
+	if second == first || !second.Alive() {
+		t.Errorf("after its death %+v, before %+v", second, first)
+	}
+	c, err := NewClient(Config{Address: d.Address(), CallTimeout: eventually.Patience})
+	must(t, err)
+	defer func() { _ = c.Close() }()
+	must(t, c.Check(t.Context()))
+	d.stop()
+	for range 2 {
+		must(t, d.Stop(t.Context()))
+	}
+	if second.Alive() {
+		t.Error("containerd outlived Stop")
+	}
+}
+
+func TestNewSupervisorRefuses(t *testing.T) {
+	program := containerdProgram(t)
+	log := slog.New(slog.DiscardHandler)
+	for name, cfg := range map[string]SupervisorConfig{
+		"no directory":       {Binary: program, Log: log},
+		"relative directory": {Binary: program, Dir: "x", Log: log},
+		"long directory":     {Binary: program, Dir: "/" + strings.Repeat("x", 100), Log: log},
+		"no program":         {Binary: "/none", Dir: "/tmp/x", Log: log},
+		"no logger":          {Binary: program, Dir: "/tmp/x"},
+	} {
+		if _, err := NewSupervisor(cfg); !errors.Is(err, errs.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := NewClient(Config{}); !errors.Is(err, errs.ErrInvalid) {
+		t.Errorf("client without address: %v", err)
+	}
+}
+
+func TestIsLoopback(t *testing.T) {
+	for host, want := range map[string]bool{
+		"127.0.0.1:5000": true, "localhost": true, "localhost:1": true, "[::1]:5000": true, "127.8.8.8": true,
+		"registry.test": false, "10.0.0.1:5000": false, "localhost.evil.test": false, "127.0.0.1.evil.test": false,
+	} {
+		if got := isLoopback(host); got != want {
+			t.Errorf("isLoopback(%q) = %v", host, got)
+		}
+	}
+}

@@ -1,0 +1,271 @@
+package ipam
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+)
+
+// elsewhere is the subnet under which addresses are filed that are of none that is known.
+func elsewhere() netip.Prefix { return netip.PrefixFrom(netip.IPv4Unspecified(), 0) }
+
+// restedAtOnce bounds the rows of rested addresses that go with one change.
+const restedAtOnce = 16
+
+// readLocked takes all rows in.
+//
+// +checklocks:b.mu
+func (b *Books) readLocked() error {
+	var rows []Row
+	err := b.cfg.Store.Each(func(r Row) error {
+		rows = append(rows, Row{r.Subnet, bytes.Clone(r.Key), bytes.Clone(r.Value)})
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	var newest time.Time
+	for _, r := range rows {
+		e, ok := b.readRowLocked(r, now)
+		if ok && b.cfg.Subnet.Contains(e.Address) && e.Since.After(newest) {
+			newest, b.lastUsed = e.Since, b.space.offset(e.Address)
+		}
+	}
+	slices.SortFunc(b.cooling, func(x, y *rest) int { return x.until.Compare(y.until) })
+	return nil
+}
+
+// readRowLocked takes one row in.
+//
+// +checklocks:b.mu
+func (b *Books) readRowLocked(r Row, now time.Time) (e entry, ok bool) {
+	l, err := b.decodeLocked(r)
+	if err != nil {
+		b.log.Error("lease cannot be read; it is kept", "subnet", r.Subnet,
+			"key", fmt.Sprintf("%q", r.Key), "value", fmt.Sprintf("%q", r.Value), telemetry.Error, err)
+		b.unread = append(b.unread, r)
+		if addr, ok := addressOf(r.Key); ok {
+			b.unreadAt[addr] = append(b.unreadAt[addr], r)
+			b.markLocked(addr)
+		}
+		return entry{}, false
+	}
+	e = entry{Lease: l, home: r.Subnet}
+	if l.State == Cooling {
+		e.Until = now.Add(min(max(b.cfg.CoolDown-now.Sub(l.Since), 0), b.cfg.CoolDown))
+	}
+	first, twice := b.owners[l.Owner]
+	b.putLocked(e)
+	if twice && l.Owner != "" {
+		b.log.Warn("an owner has two leases; the one that is not alive will be released", telemetry.UID, l.Owner,
+			telemetry.Address, l.Address, "other", first)
+		if better(b.leases[first].Lease, l) {
+			b.owners[l.Owner] = first
+		}
+	}
+	return e, true
+}
+
+// decodeLocked reads a row that must be of the subnet that it is filed under, and the only one of
+// its address.
+//
+// +checklocks:b.mu
+func (b *Books) decodeLocked(r Row) (Lease, error) {
+	home, err := netip.ParsePrefix(r.Subnet)
+	if err != nil {
+		return Lease{}, fmt.Errorf("decode lease: filed under %q: %w", r.Subnet, err)
+	}
+	l, err := decode(r.Key, r.Value, rowVersion)
+	if err != nil {
+		return Lease{}, err
+	}
+	other, twice := b.leases[l.Address]
+	switch {
+	case !home.Contains(l.Address):
+		return Lease{}, fmt.Errorf("decode lease: address %s filed under %s", l.Address, home)
+	case twice:
+		return Lease{}, fmt.Errorf("decode lease: a row of %s has %s too: it is %s", other.home, l.Address, describe(other.Lease, true))
+	case home != b.cfg.Subnet && !slices.Contains(b.homes, home):
+		b.homes = append(b.homes, home)
+	}
+	return l, nil
+}
+
+// better tells which of two leases of one owner is more likely to be the one that it uses.
+func better(x, y Lease) bool {
+	if x.State != y.State {
+		return x.State == Held
+	}
+	return x.Since.After(y.Since)
+}
+
+// markLocked makes the space know whether an address is free.
+//
+// +checklocks:b.mu
+func (b *Books) markLocked(addr netip.Addr) {
+	if !b.cfg.Subnet.Contains(addr) {
+		return
+	}
+	_, taken := b.leases[addr]
+	_, unread := b.unreadAt[addr]
+	_, excluded := b.excluded[addr]
+	b.space.set(b.space.offset(addr), taken || unread || excluded)
+}
+
+// putLocked has the books know a lease, instead of the address's earlier one.
+//
+// +checklocks:b.mu
+func (b *Books) putLocked(e entry) {
+	b.dropLocked(e.Address)
+	if e.State == Cooling {
+		e.place = &rest{e.Address, e.Until}
+		b.cooling = append(b.cooling, e.place)
+	}
+	b.leases[e.Address] = e
+	if e.Owner != "" {
+		b.owners[e.Owner] = e.Address
+	}
+	if b.cfg.Subnet.Contains(e.Address) {
+		b.count[e.State]++
+	}
+	b.markLocked(e.Address)
+}
+
+// dropLocked has the books know no lease of an address.
+//
+// +checklocks:b.mu
+func (b *Books) dropLocked(addr netip.Addr) {
+	e, ok := b.leases[addr]
+	if !ok {
+		return
+	}
+	delete(b.leases, addr)
+	if b.owners[e.Owner] == addr {
+		delete(b.owners, e.Owner)
+	}
+	if b.cfg.Subnet.Contains(addr) {
+		b.count[e.State]--
+	}
+	b.markLocked(addr)
+}
+
+// write puts leases into the store, all or none, and then into the books.
+//
+// +checklocks:b.turn
+func (b *Books) write(leases ...Lease) error {
+	entries, changes, err := b.plan(leases)
+	if err != nil {
+		return err
+	}
+	if err := b.cfg.Store.Apply(changes...); err != nil {
+		if errs.Kind(err) == nil {
+			err = fmt.Errorf("%w: %w", err, errs.ErrUnavailable)
+		}
+		return fmt.Errorf("write lease: %w", err)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, c := range changes {
+		if addr, ok := addressOf(c.Key); ok {
+			delete(b.rested, addr)
+		}
+	}
+	for _, e := range entries {
+		b.forgetUnreadLocked(e.Address)
+		b.putLocked(e)
+		if e.State == Reserved && b.cfg.Subnet.Contains(e.Address) {
+			b.lastUsed = b.space.offset(e.Address)
+		}
+	}
+	return nil
+}
+
+// plan says what to change in the store for leases: the rows themselves, rows of their addresses
+// that are filed elsewhere, and some that are of no use any more.
+//
+// +checklocks:b.turn
+func (b *Books) plan(leases []Lease) (entries []entry, changes []Row, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, l := range leases {
+		e := entry{Lease: l, home: b.homeLocked(l.Address)}
+		if l.State == Cooling {
+			e.Until = l.Since.Add(b.cfg.CoolDown)
+		}
+		value, err := encode(l)
+		if err != nil {
+			return nil, nil, err
+		}
+		key := []byte(l.Address.String())
+		for _, home := range b.filedLocked(l.Address) {
+			if home != e.home {
+				changes = append(changes, Row{Subnet: home, Key: key})
+			}
+		}
+		changes = append(changes, Row{Subnet: e.home, Key: key, Value: value})
+		entries = append(entries, e)
+	}
+	n := 0
+	for addr, home := range b.rested {
+		if n++; n > restedAtOnce {
+			break
+		}
+		if !slices.ContainsFunc(leases, func(l Lease) bool { return l.Address == addr }) {
+			changes = append(changes, Row{Subnet: home, Key: []byte(addr.String())})
+		}
+	}
+	return entries, changes, nil
+}
+
+// filedLocked lists the subnets under which there are rows of an address.
+//
+// +checklocks:b.mu
+func (b *Books) filedLocked(addr netip.Addr) (homes []string) {
+	if e, ok := b.leases[addr]; ok {
+		homes = append(homes, e.home)
+	}
+	if home, ok := b.rested[addr]; ok {
+		homes = append(homes, home)
+	}
+	for _, r := range b.unreadAt[addr] {
+		homes = append(homes, r.Subnet)
+	}
+	return homes
+}
+
+// homeLocked is the subnet under which a lease is to be filed.
+//
+// +checklocks:b.mu
+func (b *Books) homeLocked(addr netip.Addr) string {
+	if b.cfg.Subnet.Contains(addr) {
+		return b.home
+	}
+	if e, ok := b.leases[addr]; ok {
+		return e.home
+	}
+	home := elsewhere()
+	for _, p := range b.homes {
+		if p.Contains(addr) && p.Bits() > home.Bits() {
+			home = p
+		}
+	}
+	return home.String()
+}
+
+// forgetUnreadLocked forgets rows that could not be read, for they have been replaced.
+//
+// +checklocks:b.mu
+func (b *Books) forgetUnreadLocked(addr netip.Addr) {
+	for _, r := range b.unreadAt[addr] {
+		b.log.Warn("lease that could not be read is replaced", "subnet", r.Subnet,
+			"key", fmt.Sprintf("%q", r.Key), "value", fmt.Sprintf("%q", r.Value))
+		b.unread = slices.DeleteFunc(b.unread, func(u Row) bool { return u.Subnet == r.Subnet && bytes.Equal(u.Key, r.Key) })
+	}
+	delete(b.unreadAt, addr)
+}

@@ -1,0 +1,72 @@
+package ipam
+
+import (
+	"errors"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+)
+
+const subsystem = "ipam"
+
+type metrics struct {
+	repairs   *prometheus.CounterVec
+	looks     *prometheus.CounterVec
+	conflicts prometheus.Gauge
+}
+
+func newMetrics(to prometheus.Registerer, books *Books) (*metrics, error) {
+	m := &metrics{
+		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: telemetry.MetricsNamespace, Subsystem: subsystem, Name: "repairs_total",
+			Help: "Differences between the books of addresses and what is live, by what was done about them.",
+		}, []string{"kind"}),
+		looks: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: telemetry.MetricsNamespace, Subsystem: subsystem, Name: "looks_total",
+			Help: "Comparisons of the books of addresses with what is live, by result.",
+		}, []string{"result"}),
+		conflicts: prometheus.NewGauge(prometheus.GaugeOpts{
+			Namespace: telemetry.MetricsNamespace, Subsystem: subsystem, Name: "conflicts",
+			Help: "Addresses in use by another than their owner in the books, at the last look.",
+		}),
+	}
+	for _, kind := range []string{Reclaimed, Released, Isolated, Conflict} {
+		m.repairs.WithLabelValues(kind) // none is not the same as unknown
+	}
+	if to == nil {
+		return m, nil
+	}
+	leases := &leaseCollector{books: books, desc: prometheus.NewDesc(
+		prometheus.BuildFQName(telemetry.MetricsNamespace, subsystem, "addresses"),
+		"Addresses by subnet and state.", []string{"subnet", "state"}, nil)}
+	var all error
+	for _, c := range []prometheus.Collector{m.repairs, m.looks, m.conflicts, leases} {
+		all = errors.Join(all, to.Register(c))
+	}
+	return m, all
+}
+
+// leaseCollector counts addresses when it is asked.
+type leaseCollector struct {
+	books *Books
+	desc  *prometheus.Desc
+}
+
+// Describe is of prometheus.Collector.
+func (c *leaseCollector) Describe(to chan<- *prometheus.Desc) { to <- c.desc }
+
+// Collect is of prometheus.Collector.
+func (c *leaseCollector) Collect(to chan<- prometheus.Metric) {
+	for _, n := range c.books.Counts() {
+		states := map[string]int{
+			string(Reserved): n.Reserved, string(Held): n.Held, string(Quarantined): n.Quarantined, string(Cooling): n.Cooling,
+		}
+		if n.Current {
+			states["free"], states["unread"] = n.Free, n.Unread
+		}
+		for state, count := range states {
+			to <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(count), n.Subnet.String(), state)
+		}
+	}
+}

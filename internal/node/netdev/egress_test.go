@@ -1,0 +1,1032 @@
+package netdev
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/node/egress"
+	"github.com/barchan-dev/barchan/internal/node/ipam"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+// inOwnNet runs a test again in a process whose network and mounts are its own, and reports
+// whether this is that process. So public addresses can lead to the test's own internet.
+func inOwnNet(t *testing.T) bool {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: needs root for network namespaces")
+	}
+	const mark = "BARCHAN_TEST_OWN_NET"
+	if os.Getenv(mark) == t.Name() {
+		return true
+	}
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v=true", "-test.timeout=10m")
+	cmd.WaitDelay = eventually.Patience // for what it may have left with our end of its output
+	cmd.Env = append(os.Environ(), mark+"="+t.Name())
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("in a network of its own: %v\n%s", err, out)
+	} else if !strings.Contains(string(out), "PASS: "+t.Name()) {
+		t.Errorf("in a network of its own it did not run:\n%s", out)
+	}
+	return false
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// internet is a namespace that has all public addresses, and the way there.
+type internet struct{ path string }
+
+func newInternet(t *testing.T) *internet {
+	t.Helper()
+	w := &internet{path: filepath.Join(t.TempDir(), "internet")}
+	must(t, os.WriteFile(w.path, nil, 0o600))
+	must(t, onOwnThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		return unix.Mount("/proc/thread-self/ns/net", w.path, "", unix.MS_BIND, "")
+	}))
+	t.Cleanup(func() { _ = unix.Unmount(w.path, unix.MNT_DETACH) })
+	ns, err := os.Open(w.path)
+	must(t, err)
+	defer func() { _ = ns.Close() }()
+	must(t, setUp("lo"))
+	must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "up0"}, PeerName: "net0", PeerNamespace: netlink.NsFd(int(ns.Fd()))}))
+	must(t, inside(t, w.path, func() error {
+		if err := errors.Join(setUp("lo"), setUp("net0", "11.0.0.2/30", "2600::2/126")); err != nil {
+			return err
+		}
+		return everywhere("lo")
+	}))
+	must(t, setUp("up0", "11.0.0.1/30", "2600::1/126"))
+	near, err := netlink.LinkByName("up0")
+	must(t, err)
+	for _, via := range []string{"11.0.0.2", "2600::2"} {
+		must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: near.Attrs().Index, Gw: net.ParseIP(via)}))
+	}
+	must(t, os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0o600))
+	return w
+}
+
+// setUp brings a link of the thread's namespace up and gives it addresses.
+func setUp(name string, addresses ...string) error {
+	l, err := netlink.LinkByName(name)
+	if err == nil {
+		err = netlink.LinkSetUp(l)
+	}
+	for _, text := range addresses {
+		if err != nil {
+			break
+		}
+		var a *netlink.Addr
+		if a, err = netlink.ParseAddr(text); err == nil {
+			a.Flags = unix.IFA_F_NODAD
+			err = netlink.AddrAdd(l, a)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("set up %s: %w", name, err)
+	}
+	return nil
+}
+
+// everywhere gives a link of the thread's namespace every address there is.
+func everywhere(name string) error {
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	for _, all := range []string{"0.0.0.0/0", "::/0"} {
+		_, dst, _ := net.ParseCIDR(all)
+		err := netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: dst, Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: unix.RT_SCOPE_HOST})
+		if err != nil {
+			return fmt.Errorf("route %s to %s: %w", all, name, err)
+		}
+	}
+	return nil
+}
+
+var testReachable = []netip.Prefix{netip.MustParsePrefix("10.77.0.0/16"), netip.MustParsePrefix("fd77::/32")}
+
+// egressNetwork is a network with IPv6 in the test's own network namespace.
+func egressNetwork(t *testing.T) *Network {
+	t.Helper()
+	return testNetwork(t, func(c *Config) {
+		c.NetnsDir = t.TempDir()
+		c.Subnet, c.Subnet6 = netip.MustParsePrefix("10.201.0.0/24"), netip.MustParsePrefix("fd01:2:3::/64")
+		c.Resolvers = []netip.Addr{netip.MustParseAddr("9.9.9.9"), netip.MustParseAddr("2620:fe::fe")}
+		c.Reachable = testReachable
+	})
+}
+
+func endpoint6(n *Network, i int) Endpoint {
+	ep := endpoint(n, i)
+	ep.Address6 = ipam.Beside(n.cfg.Subnet6, ep.Address)
+	return ep
+}
+
+func attach(t *testing.T, n *Network, i int) Endpoint {
+	t.Helper()
+	ep := endpoint6(n, i)
+	_, err := n.Attach(t.Context(), ep)
+	must(t, err)
+	return ep
+}
+
+func compile(t *testing.T, from *agents.EgressPolicy) egress.Policy {
+	t.Helper()
+	p, err := egress.Compile(from)
+	must(t, err)
+	return p
+}
+
+func closedBut(allow ...string) *agents.EgressPolicy {
+	no := false
+	return &agents.EgressPolicy{Internet: &no, AllowOut: allow}
+}
+
+// try connects from an endpoint's namespace.
+func (n *Network) try(t *testing.T, ep Endpoint, address string, limit time.Duration) error {
+	t.Helper()
+	return inside(t, n.NetnsPath(ep.ID), func() error {
+		c, err := (&net.Dialer{Timeout: limit}).DialContext(t.Context(), "tcp", address)
+		if err != nil {
+			return err
+		}
+		return c.Close()
+	})
+}
+
+// echo is a connection that stays open; say reports whether it still answers.
+type echo struct{ net.Conn }
+
+func (w *internet) serveEcho(t *testing.T, port int) {
+	t.Helper()
+	must(t, inside(t, w.path, func() error {
+		l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", fmt.Sprintf(":%d", port))
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { _ = l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				go func() {
+					b := make([]byte, 1)
+					for {
+						if _, err := c.Read(b); err != nil {
+							_ = c.Close()
+							return
+						}
+						_, _ = c.Write(b)
+					}
+				}()
+			}
+		}()
+		return nil
+	}))
+}
+
+func (n *Network) open(t *testing.T, ep Endpoint, address string) *echo {
+	t.Helper()
+	var c net.Conn
+	must(t, inside(t, n.NetnsPath(ep.ID), func() (err error) {
+		ctx, cancel := context.WithTimeout(t.Context(), soon)
+		defer cancel()
+		c, err = (&net.Dialer{}).DialContext(ctx, "tcp", address)
+		return err
+	}))
+	t.Cleanup(func() { _ = c.Close() })
+	return &echo{c}
+}
+
+func (e *echo) say(limit time.Duration) error {
+	if err := e.SetDeadline(time.Now().Add(limit)); err != nil {
+		return err
+	}
+	if _, err := e.Write([]byte("x")); err != nil {
+		return err
+	}
+	_, err := e.Read(make([]byte, 1))
+	return err
+}
+
+func TestEgressChangesWhileConnectionsAreOpen(t *testing.T) {
+	if !inOwnNet(t) {
+		return
+	}
+	w, n := newInternet(t), egressNetwork(t)
+	w.serveEcho(t, 80)
+	a, b := attach(t, n, 1), attach(t, n, 2)
+	first, second := n.open(t, a, "8.8.8.8:80"), n.open(t, a, "1.1.1.1:80")
+	must(t, first.say(soon))
+	must(t, second.say(soon))
+	set := func(p *agents.EgressPolicy) {
+		t.Helper()
+		must(t, n.SetEgress(t.Context(), a, compile(t, p)))
+	}
+
+	set(closedBut("8.8.8.0/24"))
+	if err := first.say(soon); err != nil {
+		t.Errorf("a connection that is allowed broke: %v", err)
+	}
+	if err := second.say(never); err == nil {
+		t.Error("a connection that is not allowed any more lives on")
+	}
+	for range 20 { // a change that allows the same must not be felt
+		set(closedBut("8.8.8.0/24", "7.7.7.7"))
+		set(closedBut("8.8.8.8"))
+	}
+	if err := first.say(soon); err != nil {
+		t.Errorf("a connection that is allowed broke: %v", err)
+	}
+	n.open(t, b, "1.1.1.1:80") // nobody else is concerned
+	if ids, err := n.EgressRules(t.Context()); err != nil || !slices.Equal(ids, []string{a.ID}) {
+		t.Errorf("EgressRules = %v, %v", ids, err)
+	}
+	set(nil)
+	n.open(t, a, "1.1.1.1:80")
+	if ids, err := n.EgressRules(t.Context()); err != nil || len(ids) != 0 {
+		t.Errorf("EgressRules without a policy = %v, %v", ids, err)
+	}
+	// What a policy with names allows to go on is cut all the same when it forbids it.
+	third := n.open(t, a, "1.1.1.1:80")
+	must(t, third.say(soon))
+	set(closedBut("example.com", "8.8.8.8"))
+	if err := third.say(never); err == nil {
+		t.Error("a connection that a policy with names does not allow lives on")
+	}
+	if err := first.say(soon); err != nil {
+		t.Errorf("a connection that is allowed broke: %v", err)
+	}
+	must(t, n.Detach(t.Context(), a))
+	if ids, err := n.EgressRules(t.Context()); err != nil || len(ids) != 0 {
+		t.Errorf("EgressRules after Detach = %v, %v", ids, err)
+	}
+	leftovers(t, n)
+}
+
+// A networkPolicy's rules and the policy of the sandbox's own must both allow; rules may change
+// under open connections, and are found again by another process of ours.
+func TestEgressIsKeptWithinRules(t *testing.T) {
+	if !inOwnNet(t) {
+		return
+	}
+	w, n := newInternet(t), egressNetwork(t)
+	w.serveEcho(t, 80)
+	w.serveEcho(t, 81)
+	a := attach(t, n, 1)
+	rules := func(p *agents.EgressPolicy, port int32, blocks ...string) egress.Policy {
+		t.Helper()
+		var rule networkingv1.NetworkPolicyEgressRule
+		for _, b := range blocks {
+			rule.To = append(rule.To, networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: b}})
+		}
+		rule.Ports = []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(port))}}
+		within, err := compile(t, p).Within(&agents.NetworkPolicy{Egress: []networkingv1.NetworkPolicyEgressRule{rule}})
+		must(t, err)
+		return within
+	}
+	reaches := func(n *Network, address string, want bool) {
+		t.Helper()
+		limit := soon
+		if !want {
+			limit = never
+		}
+		if err := n.try(t, a, address, limit); (err == nil) != want {
+			t.Errorf("%s: %v, reached should be %t", address, err, want)
+		}
+	}
+	must(t, n.SetEgress(t.Context(), a, rules(nil, 80, "8.0.0.0/8", "9.0.0.0/8")))
+	reaches(n, "8.8.8.8:80", true)
+	reaches(n, "8.8.8.8:81", false)
+	reaches(n, "7.7.7.7:80", false)
+	open := n.open(t, a, "9.1.1.1:80")
+	must(t, n.SetEgress(t.Context(), a, rules(nil, 80, "8.0.0.0/8")))
+	if err := open.say(never); err == nil {
+		t.Error("a connection that the rules do not allow any more lives on")
+	}
+	both := rules(closedBut("8.8.8.8", "7.7.7.7"), 80, "8.0.0.0/8")
+	must(t, n.SetEgress(t.Context(), a, both))
+
+	again, err := New(n.cfg)
+	must(t, err)
+	defer again.Close()
+	must(t, again.Open(t.Context()))
+	reaches(again, "8.8.8.8:80", true) // before it knows the policy
+	must(t, again.SetEgress(t.Context(), a, both))
+	for address, want := range map[string]bool{"8.8.8.8:80": true, "8.8.4.4:80": false, "7.7.7.7:80": false, "8.8.8.8:81": false} {
+		reaches(again, address, want)
+	}
+	must(t, again.SetEgress(t.Context(), a, egress.Policy{}))
+	reaches(again, "7.7.7.7:81", true)
+	leftovers(t, again)
+	must(t, again.SetEgress(t.Context(), a, rules(nil, 80)))
+	must(t, again.Detach(t.Context(), a))
+	leftovers(t, again)
+}
+
+// As many entries as the API server lets in, of one kind each, go into the kernel.
+func TestEgressTakesManyRules(t *testing.T) {
+	if !inOwnNet(t) {
+		return
+	}
+	w, n := newInternet(t), egressNetwork(t)
+	w.serveEcho(t, 80)
+	a := attach(t, n, 1)
+	const many = 997 // with the rule, a peer and a port
+	block := func(cidr string) networkingv1.NetworkPolicyPeer {
+		return networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: cidr}}
+	}
+	web := networkingv1.NetworkPolicyPort{Port: new(intstr.FromInt32(80))}
+	peers, ports := []networkingv1.NetworkPolicyPeer{}, []networkingv1.NetworkPolicyPort{web}
+	holes, rules := block("0.0.0.0/0"), []networkingv1.NetworkPolicyEgressRule{}
+	for i := range many {
+		peers = append(peers, block(fmt.Sprintf("8.%d.%d.0/25", i/256, i%256)))
+		ports = append(ports, networkingv1.NetworkPolicyPort{Port: new(intstr.FromInt32(int32(1000 + i)))})
+		holes.IPBlock.Except = append(holes.IPBlock.Except, fmt.Sprintf("8.%d.%d.1/32", i/256, i%256))
+		if i < many/3 {
+			rules = append(rules, networkingv1.NetworkPolicyEgressRule{To: peers[i:], Ports: ports[:1]})
+			rules[i].To = rules[i].To[:1]
+		}
+	}
+	for name, tt := range map[string]struct {
+		rules        []networkingv1.NetworkPolicyEgressRule
+		open, closed string
+	}{
+		"peers":      {[]networkingv1.NetworkPolicyEgressRule{{To: peers, Ports: ports[:1]}}, "8.3.200.1:80", "8.3.200.200:80"},
+		"ports":      {[]networkingv1.NetworkPolicyEgressRule{{To: peers[:1], Ports: ports}}, "8.0.0.1:80", "8.0.0.1:81"},
+		"exceptions": {[]networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{holes}, Ports: ports[:1]}}, "8.3.200.2:80", "8.3.200.1:80"},
+		"rules":      {rules, "8.1.1.1:80", "8.1.200.1:80"},
+	} {
+		p, err := egress.Policy{}.Within(&agents.NetworkPolicy{Egress: tt.rules})
+		must(t, err)
+		must(t, n.SetEgress(t.Context(), a, p))
+		if err := n.try(t, a, tt.open, soon); err != nil {
+			t.Errorf("%s: %s: %v", name, tt.open, err)
+		}
+		if err := n.try(t, a, tt.closed, never); err == nil {
+			t.Errorf("%s: %s is open", name, tt.closed)
+		}
+	}
+	must(t, n.Detach(t.Context(), a))
+	leftovers(t, n)
+}
+
+// Somebody else takes away what a policy needs: the next start notices, and makes it anew.
+func TestEgressIsMadeAnewAfterOthersFlushedIt(t *testing.T) {
+	if !inOwnNet(t) {
+		return
+	}
+	w, n := newInternet(t), egressNetwork(t)
+	w.serveEcho(t, 80)
+	a := attach(t, n, 1)
+	p := compile(t, closedBut("example.com", "8.8.8.8"))
+	must(t, n.SetEgress(t.Context(), a, p))
+	e := n.rules.egress
+	for _, what := range []string{"the set", "the map", "the set", "the map", "the table"} {
+		conn, err := nftables.New()
+		must(t, err)
+		switch what {
+		case "the map":
+			conn.FlushSet(e.policies[0])
+		case "the set":
+			conn.FlushSet(e.askers[0])
+		default:
+			conn.DelTable(e.table)
+		}
+		must(t, conn.Flush())
+		again, err := New(n.cfg)
+		must(t, err)
+		must(t, again.Open(t.Context()))
+		must(t, again.SetEgress(t.Context(), a, p))
+		if err := again.try(t, a, "1.1.1.1:80", never); err == nil {
+			t.Errorf("open after %s was flushed", what)
+		}
+		if err := again.try(t, a, "8.8.8.8:80", soon); err != nil {
+			t.Errorf("shut after %s was flushed: %v", what, err)
+		}
+		elements, err := elementsOf(conn, e.askers[0])
+		if err != nil || len(elements) != 1 {
+			t.Errorf("askers after %s was flushed: %v, %v", what, elements, err)
+		}
+		again.Close()
+	}
+	must(t, n.Detach(t.Context(), a)) // knows nothing of what the others did
+	leftovers(t, n)
+}
+
+// leftovers fails the test if anything of a single sandbox is in the egress table.
+func leftovers(t *testing.T, n *Network) {
+	t.Helper()
+	conn, err := nftables.New()
+	must(t, err)
+	sets, err := setsOf(conn, n.rules.egress.table)
+	must(t, err)
+	for _, s := range sets {
+		if _, ours := ownerOf(s.Name); ours {
+			t.Errorf("set %s is left", s.Name)
+			continue
+		}
+		if left, err := elementsOf(conn, s); err != nil || len(left) > 0 {
+			t.Errorf("elements of %s are left: %v, %v", s.Name, left, err)
+		}
+	}
+	chains, err := conn.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	must(t, err)
+	for _, c := range chains {
+		if _, ours := ownerOf(c.Name); ours && c.Table.Name == n.rules.egress.table.Name {
+			t.Errorf("chain %s is left", c.Name)
+		}
+	}
+}
+
+func TestPinsOpenAndSurvive(t *testing.T) {
+	if !inOwnNet(t) {
+		return
+	}
+	w, n := newInternet(t), egressNetwork(t)
+	w.serveEcho(t, 80)
+	a := attach(t, n, 1)
+	p := compile(t, closedBut("example.com", "*.other.org"))
+	must(t, n.SetEgress(t.Context(), a, p))
+	addrs := func(list ...string) (all []netip.Addr) {
+		for _, s := range list {
+			all = append(all, netip.MustParseAddr(s))
+		}
+		return all
+	}
+	pin := func(name string, keep time.Duration, list ...string) []netip.Addr {
+		t.Helper()
+		got, err := n.Pin(t.Context(), a.Address, name, addrs(list...), keep)
+		must(t, err)
+		return got
+	}
+	if err := n.try(t, a, "5.5.5.5:80", never); err == nil {
+		t.Fatal("open before anything was pinned")
+	}
+	got := pin("Example.com.", time.Minute, "5.5.5.5", "169.254.169.254", "10.201.0.1", "10.77.1.1", "2606::1", "fd01:2:3::1")
+	if want := addrs("5.5.5.5", "10.77.1.1", "2606::1"); !slices.Equal(got, want) {
+		t.Errorf("pinned %v, want %v", got, want)
+	}
+	if _, err := n.Pin(t.Context(), a.Address, "evil.com", addrs("6.6.6.6"), time.Minute); err == nil {
+		t.Error("a name that is not allowed was pinned")
+	}
+	c := n.open(t, a, "5.5.5.5:80")
+	must(t, c.say(soon))
+	pin("x.other.org", time.Minute, "5.5.5.5") // two names, one address
+	pin("x.other.org", time.Minute, "5.5.5.6")
+
+	// Another process of ours takes over: pins are as they were, also before it knows policies.
+	again, err := New(n.cfg)
+	must(t, err)
+	defer again.Close()
+	must(t, again.Open(t.Context()))
+	must(t, c.say(soon))
+	must(t, again.open(t, a, "5.5.5.6:80").say(soon))
+	if err := again.try(t, a, "6.6.6.6:80", never); err == nil {
+		t.Error("open between Open and SetEgress")
+	}
+	if p := again.EgressOf(a.Address); !p.Asks() || p.Pins() {
+		t.Errorf("policy before it is known: %+v, want one that closes all", p)
+	}
+	must(t, again.SetEgress(t.Context(), a, p))
+	must(t, c.say(soon))
+	if pins := again.Pins(a.ID); len(pins) != 4 || !slices.Contains(pins[0].Names, "example.com") || time.Until(pins[0].Until) < time.Minute {
+		t.Errorf("pins after a restart: %+v", pins)
+	}
+
+	outlives(t, again, a, c)
+	must(t, again.Detach(t.Context(), a))
+	leftovers(t, again)
+}
+
+// outlives wants a connection to go on after its pin, until its name goes.
+func outlives(t *testing.T, again *Network, a Endpoint, c *echo) {
+	t.Helper()
+	gone, kept := netip.MustParseAddr("5.5.5.5"), netip.MustParseAddr("5.5.5.6")
+	forgetPin(t, again, a.ID, gone)
+	if err := again.try(t, a, "5.5.5.5:80", never); err == nil {
+		t.Error("open although no pin is left")
+	}
+	must(t, c.say(soon))
+	must(t, again.SetEgress(t.Context(), a, compile(t, closedBut("example.com", "*.other.org", "3.3.3.3"))))
+	if err := c.say(soon); err != nil {
+		t.Errorf("a change that takes no name away broke a connection: %v", err)
+	}
+	pinned := again.open(t, a, "5.5.5.6:80")
+	must(t, again.SetEgress(t.Context(), a, compile(t, closedBut("*.other.org"))))
+	if err := c.say(never); err == nil {
+		t.Error("a connection lives on although its name is not allowed any more")
+	}
+	must(t, pinned.say(soon))
+	if pins := again.Pins(a.ID); len(pins) != 1 || pins[0].Address != kept {
+		t.Errorf("pins after a name was taken away: %+v", pins)
+	}
+}
+
+// forgetPin ends a pin early, as time would.
+func forgetPin(t *testing.T, n *Network, id string, a netip.Addr) {
+	t.Helper()
+	conn, err := nftables.New()
+	must(t, err)
+	must(t, conn.SetDeleteElements(n.rules.egress.pinSets(id)[familyOf(a)], []nftables.SetElement{{Key: a.AsSlice()}}))
+	must(t, conn.Flush())
+	n.rules.egress.mu.Lock()
+	defer n.rules.egress.mu.Unlock()
+	delete(n.rules.egress.placed[id].pins, a)
+}
+
+func TestPinsAreBounded(t *testing.T) {
+	if !inOwnNet(t) {
+		return
+	}
+	n := egressNetwork(t)
+	a := attach(t, n, 1)
+	must(t, n.SetEgress(t.Context(), a, compile(t, closedBut("*.example.com"))))
+	next := netip.MustParseAddr("20.0.0.0")
+	for i := range 12 {
+		var list []netip.Addr
+		for range 100 {
+			next = next.Next()
+			list = append(list, next)
+		}
+		_, err := n.Pin(t.Context(), a.Address, fmt.Sprintf("h%d.example.com", i), list, time.Duration(i+1)*time.Minute)
+		must(t, err)
+	}
+	pins := n.Pins(a.ID)
+	conn, err := nftables.New()
+	must(t, err)
+	inKernel, err := elementsOf(conn, n.rules.egress.pinSets(a.ID)[0])
+	must(t, err)
+	if len(pins) != maxPins || len(inKernel) != maxPins || pins[len(pins)-1].Address != next {
+		t.Errorf("%d pins, %d in the kernel, the last %v; want %d of each, and the newest", len(pins), len(inKernel), pins[len(pins)-1], maxPins)
+	}
+	// Somebody else flushes the set: the next pin finds out and goes on.
+	conn.FlushSet(n.rules.egress.pinSets(a.ID)[0])
+	must(t, conn.Flush())
+	_, err = n.Pin(t.Context(), a.Address, "new.example.com", []netip.Addr{next}, time.Hour)
+	must(t, err)
+}
+
+// Random policies and packets: the kernel does what Decide says.
+func TestKernelAgreesWithDecide(t *testing.T) {
+	if !inOwnNet(t) {
+		return
+	}
+	w, n := newInternet(t), egressNetwork(t)
+	a, other := attach(t, n, 1), attach(t, n, 2)
+	seed := uint64(time.Now().UnixNano())
+	if text := os.Getenv("BARCHAN_TEST_SEED"); text != "" {
+		_, err := fmt.Sscan(text, &seed)
+		must(t, err)
+	}
+	t.Logf("BARCHAN_TEST_SEED=%d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	seen := w.watch(t)
+	sender, marker := newSender(t, n.NetnsPath(a.ID)), newSender(t, n.NetnsPath(other.ID))
+	ground := n.Ground()
+	ground.Machine = []netip.Addr{netip.MustParseAddr("11.0.0.1"), netip.MustParseAddr("2600::1")}
+	counts, bounded := map[egress.Verdict]int{}, map[egress.Verdict]int{}
+	for range 80 {
+		source := randomPolicy(r)
+		if r.IntN(3) == 0 {
+			source = nil
+		}
+		rules, near := randomRules(r, source)
+		p, err := compile(t, source).Within(rules)
+		must(t, err)
+		must(t, n.SetEgress(t.Context(), a, p))
+		if p.Pins() {
+			for range 3 {
+				_, err := n.Pin(t.Context(), a.Address, "x.example.com", []netip.Addr{randomAddress(r, source, near...)}, time.Hour)
+				must(t, err)
+			}
+		}
+		packets, pins := map[egress.Packet]egress.Decision{}, n.Pins(a.ID)
+		for range 60 {
+			k := randomPacket(r, source, rules != nil, near)
+			if len(pins) > 0 && r.IntN(8) == 0 {
+				k.Address = pins[r.IntN(len(pins))].Address
+			}
+			d := egress.Decide(ground, p, pins, k)
+			counts[d.Verdict]++
+			if strings.Contains(d.Rule, "networkPolicy") {
+				bounded[d.Verdict]++
+			}
+			packets[k] = d
+		}
+		arrives(t, sender, marker, seen, packets, p)
+	}
+	t.Logf("decided: %v, of these by a networkPolicy: %v", counts, bounded)
+	if bounded[egress.Allowed] < 40 || bounded[egress.Refused] < 100 {
+		t.Errorf("decided by a networkPolicy: %v: the test says little", bounded)
+	}
+	for _, v := range []egress.Verdict{egress.Allowed, egress.Refused, egress.Resolver} {
+		if counts[v] < 100 {
+			t.Errorf("%d packets %s: the test says little", counts[v], v)
+		}
+	}
+}
+
+// randomPacket is often to port 53, and to one of a few others where ports matter.
+func randomPacket(r *rand.Rand, p *agents.EgressPolicy, fewPorts bool, near []string) egress.Packet {
+	k := egress.Packet{Address: randomAddress(r, p, near...), Port: uint16(1024 + r.IntN(60000)), Protocol: []string{"tcp", "udp"}[r.IntN(2)]}
+	if r.IntN(5) == 0 {
+		k.Port = 53
+	}
+	if !fewPorts {
+		return k
+	}
+	if len(near) > 0 && r.IntN(2) == 0 {
+		if a := somewhereIn(r, netip.MustParsePrefix(near[r.IntN(len(near))])); usable(a) {
+			k.Address = a
+		}
+	}
+	switch r.IntN(8) {
+	case 0:
+		k.Address, k.Port = netip.MustParseAddr([]string{"9.9.9.9", "2620:fe::fe"}[r.IntN(2)]), 53
+	case 1, 2, 3, 4, 5:
+		k.Port = uint16(1024 + r.IntN(5))
+	}
+	return k
+}
+
+// arrives sends packets and compares what arrives with what was decided.
+func arrives(t *testing.T, sender, marker *sender, seen *watcher, packets map[egress.Packet]egress.Decision, source egress.Policy) {
+	t.Helper()
+	left := maps.Clone(packets)
+	sender.renew()
+	for try := 0; try < 5 && len(left) > 0; try++ {
+		for k := range left {
+			sender.send(k)
+		}
+		arrived := seen.until(marker)
+		for k, d := range left {
+			switch {
+			case arrived[k] && d.Verdict != egress.Allowed:
+				t.Errorf("%+v arrives under %+v, but: %s by %s", k, source, d.Verdict, d.Rule)
+				delete(left, k)
+			case arrived[k] || d.Verdict != egress.Allowed:
+				delete(left, k) // what is not allowed was given its chance
+			}
+		}
+	}
+	for k, d := range left {
+		t.Errorf("%+v does not arrive under %+v, but: %s by %s", k, source, d.Verdict, d.Rule)
+	}
+}
+
+func randomPolicy(r *rand.Rand) *agents.EgressPolicy {
+	if r.IntN(10) == 0 {
+		return nil
+	}
+	p := &agents.EgressPolicy{}
+	entry := func() string {
+		a := randomAddress(r, nil)
+		switch r.IntN(3) {
+		case 0:
+			return a.String()
+		case 1:
+			return netip.PrefixFrom(a, r.IntN(a.BitLen()+1)).String()
+		default:
+			return netip.PrefixFrom(a, a.BitLen()/4+r.IntN(a.BitLen()/2)).Masked().String()
+		}
+	}
+	for range r.IntN(8) {
+		p.AllowOut = append(p.AllowOut, entry())
+	}
+	for range r.IntN(8) {
+		p.DenyOut = append(p.DenyOut, entry())
+	}
+	switch r.IntN(4) {
+	case 0:
+		no := false
+		p.Internet = &no
+	case 1:
+		p.DenyOut = append(p.DenyOut, "0.0.0.0/0")
+	case 2:
+		p.DenyOut = append(p.DenyOut, "::/0")
+	}
+	if r.IntN(3) == 0 {
+		p.AllowOut = append(p.AllowOut, "*.example.com")
+	}
+	return p
+}
+
+// randomRules are those of a networkPolicy, every other time, and the ranges that they name.
+func randomRules(r *rand.Rand, p *agents.EgressPolicy) (rules *agents.NetworkPolicy, near []string) {
+	if r.IntN(2) == 0 {
+		return nil, nil
+	}
+	rules = &agents.NetworkPolicy{}
+	for range r.IntN(4) {
+		var rule networkingv1.NetworkPolicyEgressRule
+		for range r.IntN(4) {
+			peer, ranges := randomPeer(r, p)
+			rule.To, near = append(rule.To, peer), append(near, ranges...)
+		}
+		for range r.IntN(4) {
+			rule.Ports = append(rule.Ports, randomPort(r))
+		}
+		rules.Egress = append(rules.Egress, rule)
+	}
+	return rules, near
+}
+
+func randomPeer(r *rand.Rand, p *agents.EgressPolicy) (peer networkingv1.NetworkPolicyPeer, near []string) {
+	a := randomAddress(r, p)
+	whole := netip.PrefixFrom(a, r.IntN(a.BitLen()/2)).Masked()
+	peer.IPBlock = &networkingv1.IPBlock{CIDR: whole.String()}
+	for range r.IntN(3) {
+		hole := netip.PrefixFrom(somewhereIn(r, whole), whole.Bits()+1+r.IntN(8)).Masked()
+		peer.IPBlock.Except = append(peer.IPBlock.Except, hole.String())
+	}
+	return peer, append(peer.IPBlock.Except, peer.IPBlock.CIDR)
+}
+
+func randomPort(r *rand.Rand) (p networkingv1.NetworkPolicyPort) {
+	if r.IntN(3) > 0 {
+		p.Protocol = new([]corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP}[r.IntN(3)])
+	}
+	switch first := 1024 + r.Int32N(5); r.IntN(6) {
+	case 0: // all
+	case 1:
+		p.Port = new(intstr.FromInt32(53))
+	case 2, 3:
+		p.Port, p.EndPort = new(intstr.FromInt32(first)), new(first+r.Int32N(3))
+	default:
+		p.Port = new(intstr.FromInt32(first))
+	}
+	return p
+}
+
+// randomAddress is often near something that matters.
+func randomAddress(r *rand.Rand, p *agents.EgressPolicy, near ...string) netip.Addr {
+	if p != nil {
+		near = append(append(near, p.AllowOut...), p.DenyOut...)
+	}
+	near = append(near, "9.9.9.9", "2620:fe::fe", "10.77.0.0/16", "fd77::/32", "169.254.169.254", "192.168.0.0/16", "172.16.0.0/12",
+		"2001:db8::/32", "fd00::/8", "2002::/16", "2606::/16", "8.0.0.0/8", "0.0.0.0/0", "11.0.0.1", "2600::1", "203.0.113.0/24")
+	for {
+		text := near[r.IntN(len(near))]
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			a, err := netip.ParseAddr(text)
+			if err != nil {
+				continue // a name
+			}
+			prefix = netip.PrefixFrom(a, a.BitLen())
+		}
+		if a := somewhereIn(r, prefix); usable(a) {
+			return a
+		}
+	}
+}
+
+func somewhereIn(r *rand.Rand, prefix netip.Prefix) netip.Addr {
+	b := prefix.Addr().AsSlice()
+	for bit := prefix.Bits(); bit < len(b)*8; bit++ {
+		if r.IntN(2) == 0 {
+			b[bit/8] ^= 0x80 >> (bit % 8)
+		}
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// usable leaves out what a Linux machine does not send at all, or sends to itself or to a
+// neighbour: it proves nothing.
+func usable(a netip.Addr) bool {
+	for _, text := range []string{
+		"10.201.0.0/24", "fd01:2:3::/64", "11.0.0.2/31", "11.0.0.0/32", "2600::2/127", "2600::/128",
+		"0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/3", "::/8", "fe80::/10", "ff00::/8",
+	} {
+		if netip.MustParsePrefix(text).Contains(a) {
+			return false
+		}
+	}
+	return true
+}
+
+// sender sends first packets of connections from a namespace.
+type sender struct {
+	t    *testing.T
+	path string
+	udp  [2]int
+}
+
+func newSender(t *testing.T, path string) *sender {
+	t.Helper()
+	s := &sender{t: t, path: path, udp: [2]int{-1, -1}}
+	s.renew()
+	t.Cleanup(func() {
+		for _, fd := range s.udp {
+			_ = unix.Close(fd)
+		}
+	})
+	return s
+}
+
+// renew has connections of UDP begin anew.
+func (s *sender) renew() {
+	s.t.Helper()
+	must(s.t, inside(s.t, s.path, func() (err error) {
+		for i, domain := range []int{unix.AF_INET, unix.AF_INET6} {
+			_ = unix.Close(s.udp[i])
+			if s.udp[i], err = unix.Socket(domain, unix.SOCK_DGRAM, 0); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+}
+
+func (s *sender) send(k egress.Packet) {
+	s.t.Helper()
+	var to unix.Sockaddr = &unix.SockaddrInet6{Port: int(k.Port), Addr: k.Address.As16()}
+	domain := unix.AF_INET6
+	if k.Address.Is4() {
+		to, domain = &unix.SockaddrInet4{Port: int(k.Port), Addr: k.Address.As4()}, unix.AF_INET
+	}
+	if k.Protocol == "udp" {
+		_ = unix.Sendto(s.udp[familyOf(k.Address)], []byte("probe"), 0, to) // an error may be that of the one before
+		return
+	}
+	must(s.t, inside(s.t, s.path, func() error {
+		fd, err := unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_NONBLOCK, 0)
+		if err != nil {
+			return err
+		}
+		_ = unix.Connect(fd, to)
+		return unix.Close(fd)
+	}))
+}
+
+// watcher sees what arrives in the internet.
+type watcher struct {
+	t      *testing.T
+	fd     int
+	marked uint16
+}
+
+func (w *internet) watch(t *testing.T) *watcher {
+	t.Helper()
+	v := &watcher{t: t}
+	must(t, inside(t, w.path, func() (err error) {
+		const all = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8
+		if v.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM, all); err != nil {
+			return err
+		}
+		l, err := net.InterfaceByName("net0")
+		if err != nil {
+			return err
+		}
+		if err := unix.SetsockoptInt(v.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20); err != nil {
+			return err
+		}
+		return unix.Bind(v.fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: l.Index})
+	}))
+	t.Cleanup(func() { _ = unix.Close(v.fd) })
+	tv := unix.NsecToTimeval(int64(100 * time.Millisecond))
+	must(t, unix.SetsockoptTimeval(v.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv))
+	return v
+}
+
+// until returns what arrived before a packet of the marker's does.
+func (v *watcher) until(marker *sender) map[egress.Packet]bool {
+	v.t.Helper()
+	v.marked++
+	mark := egress.Packet{Address: netip.MustParseAddr("99.99.99.99"), Port: 1024 + v.marked, Protocol: "udp"}
+	arrived := map[egress.Packet]bool{}
+	b := make([]byte, 2048)
+	for began := time.Now(); time.Since(began) < soon; {
+		marker.send(mark)
+		for {
+			size, from, err := unix.Recvfrom(v.fd, b, 0)
+			if err != nil {
+				break // nothing for a while: send the mark again
+			}
+			if from.(*unix.SockaddrLinklayer).Pkttype == unix.PACKET_OUTGOING {
+				continue
+			}
+			k := parse(b[:size])
+			if k == mark {
+				return arrived
+			}
+			arrived[k] = true
+		}
+	}
+	v.t.Fatal("no mark arrives")
+	return nil
+}
+
+func parse(b []byte) (k egress.Packet) {
+	var rest []byte
+	var number byte
+	switch {
+	case len(b) > 20 && b[0]>>4 == 4:
+		k.Address, _ = netip.AddrFromSlice(b[16:20])
+		number, rest = b[9], b[int(b[0]&15)*4:]
+	case len(b) > 40 && b[0]>>4 == 6:
+		k.Address, _ = netip.AddrFromSlice(b[24:40])
+		number, rest = b[6], b[40:]
+	}
+	if len(rest) < 8 {
+		return k
+	}
+	k.Protocol = map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[number]
+	k.Port = binary.BigEndian.Uint16(rest[2:])
+	return k
+}
+
+func TestIntervals(t *testing.T) {
+	for _, tt := range []struct {
+		give []string
+		want string
+	}{
+		{nil, ""},
+		{[]string{"10.0.0.0/8", "10.1.0.0/16", "10.0.0.1/32"}, "10.0.0.0-11.0.0.0"},
+		{[]string{"10.1.0.0/16", "10.0.0.0/16", "10.3.0.0/16"}, "10.0.0.0-10.2.0.0 10.3.0.0-10.4.0.0"},
+		{[]string{"0.0.0.0/0", "1.2.3.4/32"}, "0.0.0.0-"},
+		{[]string{"128.0.0.0/1", "224.0.0.0/3"}, "128.0.0.0-"},
+		{[]string{"255.255.255.255/32"}, "255.255.255.255-"},
+		{[]string{"::/0"}, "::-"},
+		{[]string{"fd00::/8", "fd12::/16"}, "fd00::-fe00::"},
+	} {
+		var prefixes []netip.Prefix
+		for _, s := range tt.give {
+			prefixes = append(prefixes, netip.MustParsePrefix(s))
+		}
+		var got strings.Builder
+		for _, e := range intervals(prefixes) {
+			a, _ := netip.AddrFromSlice(e.Key)
+			if e.IntervalEnd {
+				fmt.Fprintf(&got, "%s", a)
+				continue
+			}
+			if got.Len() > 0 {
+				got.WriteByte(' ')
+			}
+			fmt.Fprintf(&got, "%s-", a)
+		}
+		if got.String() != tt.want {
+			t.Errorf("intervals(%v) = %s, want %s", tt.give, got.String(), tt.want)
+		}
+	}
+}
+
+// What is left of a prefix has every address of it that no hole has, and no other.
+func TestWithout(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for _, base := range []string{"10.0.0.0", "255.255.252.0"} {
+		near := func() netip.Addr { return somewhereIn(r, netip.PrefixFrom(netip.MustParseAddr(base), 22)) }
+		for range 300 {
+			whole := netip.PrefixFrom(near(), 20+r.IntN(13)).Masked()
+			var holes []netip.Prefix
+			for range r.IntN(5) {
+				holes = append(holes, netip.PrefixFrom(near(), 20+r.IntN(13)).Masked())
+			}
+			left := without(whole, holes)
+			for range 100 {
+				a := near()
+				want := whole.Contains(a) && !slices.ContainsFunc(holes, func(h netip.Prefix) bool { return h.Contains(a) })
+				got := slices.ContainsFunc(left, func(s span) bool { return !a.Less(s.from) && (!s.to.IsValid() || a.Less(s.to)) })
+				if got != want {
+					t.Fatalf("%s without %v = %v: has %s should be %t", whole, holes, left, a, want)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,247 @@
+package oci
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+)
+
+const (
+	// manifestName is the file in an image's directory that describes it, written last.
+	manifestName = "image.json"
+	// partSuffix marks directories of images that are being written or removed.
+	partSuffix = ".part"
+)
+
+// Image describes a checkpoint's directory.
+type Image struct {
+	Build       Build       `json:"build"`
+	Compression Compression `json:"compression,omitempty"`
+	Created     time.Time   `json:"created"`
+	// ChunkSize is bytes that each checksum of a file is of, but for its last. Images of before there
+	// were checksums have zero.
+	ChunkSize int64       `json:"chunkSize,omitempty"`
+	Files     []ImageFile `json:"files"`
+	// Digest is of all files, as "sha256:" and hexadecimal; empty unless
+	// CheckpointOptions.Digest asked for it. [DigestImage] computes the same.
+	Digest string `json:"digest,omitempty"`
+	// Paused is how long Checkpoint kept a container from running that it left running, Written's
+	// time included; zero if there was no Written. Only Checkpoint's answer has it.
+	Paused time.Duration `json:"-"`
+}
+
+// ImageFile is a file of an image, by its name in the directory.
+type ImageFile struct {
+	Name string `json:"name"`
+	// Size is bytes.
+	Size int64 `json:"size"`
+	// CRC32C are the checksums (Castagnoli) of its chunks of Image.ChunkSize bytes, in order.
+	CRC32C []uint32 `json:"crc32c,omitempty"`
+}
+
+// Size is the sum of the files in bytes.
+func (i Image) Size() (sum int64) {
+	for _, f := range i.Files {
+		sum += f.Size
+	}
+	return sum
+}
+
+// ReadImage reads what an image's directory says of itself. None is an errs.ErrNotFound. One
+// whose files lack something that can be seen without reading them is an errs.ErrInvalid;
+// [VerifyImage] sees the rest.
+func ReadImage(dir string) (img Image, err error) {
+	b, err := os.ReadFile(filepath.Join(dir, manifestName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return Image{}, fmt.Errorf("no checkpoint at %s: %w", dir, errs.ErrNotFound)
+	} else if err != nil {
+		return Image{}, fmt.Errorf("read checkpoint: %w", err)
+	}
+	if img, err = decodeManifest(b); err != nil {
+		return Image{}, fmt.Errorf("checkpoint %s: its description, %s, %w", dir, manifestName, err)
+	}
+	for _, f := range img.Files {
+		if !filepath.IsLocal(f.Name) || filepath.Base(f.Name) != f.Name {
+			return Image{}, fmt.Errorf("checkpoint %s: file name %q: %w", dir, f.Name, errs.ErrInvalid)
+		}
+		info, err := os.Lstat(filepath.Join(dir, f.Name))
+		if errors.Is(err, fs.ErrNotExist) {
+			return Image{}, fmt.Errorf("checkpoint %s: %s is missing: %w", dir, f.Name, errs.ErrInvalid)
+		} else if err != nil {
+			return Image{}, fmt.Errorf("read checkpoint: %w", err)
+		}
+		if !info.Mode().IsRegular() || info.Size() != f.Size {
+			return Image{}, fmt.Errorf("checkpoint %s: %s has %d bytes of %d: %w", dir, f.Name, info.Size(), f.Size, errs.ErrInvalid)
+		}
+	}
+	return img, nil
+}
+
+// sumFormat ends a description with its checksum, as the last field of the JSON object, so
+// that those who know nothing of it read it too.
+const sumFormat = `,"crc32c":"%08x"}`
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// encodeManifest writes a description with the checksum of what it would be without.
+func encodeManifest(img Image) ([]byte, error) {
+	b, err := json.Marshal(img)
+	if err != nil {
+		return nil, err
+	}
+	return fmt.Appendf(b[:len(b)-1], sumFormat, crc32.Checksum(b, castagnoli)), nil
+}
+
+// decodeManifest reads a description. Those of images without checksums have none either.
+func decodeManifest(b []byte) (img Image, err error) {
+	if err := json.Unmarshal(b, &img); err != nil || len(img.Files) == 0 {
+		return Image{}, fmt.Errorf("cannot be read: %w", errs.ErrInvalid)
+	}
+	length := len(fmt.Sprintf(sumFormat, 0))
+	if len(b) > length {
+		whole := append(slices.Clone(b[:len(b)-length]), '}')
+		if string(b[len(b)-length:]) == fmt.Sprintf(sumFormat, crc32.Checksum(whole, castagnoli)) {
+			return img, img.checkSums()
+		}
+	}
+	if img.ChunkSize != 0 || strings.Contains(string(b), "crc32c") {
+		return Image{}, fmt.Errorf("is damaged: its checksum differs: %w", errs.ErrInvalid)
+	}
+	return img, nil
+}
+
+// checkSums finds whether there are as many checksums as there must be.
+func (i Image) checkSums() error {
+	for _, f := range i.Files {
+		if i.ChunkSize < 1 || f.Size < 0 || int64(len(f.CRC32C)) != chunks(f.Size, i.ChunkSize) {
+			return fmt.Errorf("lacks checksums of %s: %w", f.Name, errs.ErrInvalid)
+		}
+	}
+	return nil
+}
+
+// RemoveImage removes an image's directory, whole or not at all as ReadImage sees it. None is
+// success.
+func RemoveImage(dir string) error {
+	part := dir + partSuffix
+	if err := os.RemoveAll(part); err != nil {
+		return fmt.Errorf("remove checkpoint: %w", err)
+	}
+	if err := os.Rename(dir, part); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove checkpoint: %w", err)
+	}
+	if err := os.RemoveAll(part); err != nil {
+		return fmt.Errorf("remove checkpoint: %w", err)
+	}
+	return nil
+}
+
+// SweepImages removes from a directory of images what interrupted checkpoints, links and removals
+// left. Call it when none is under way there.
+func SweepImages(parent string) error {
+	left, err := filepath.Glob(filepath.Join(parent, "*"+partSuffix))
+	if err != nil {
+		return fmt.Errorf("sweep checkpoints: %w", err)
+	}
+	var failures []error
+	for _, path := range left {
+		failures = append(failures, os.RemoveAll(path))
+	}
+	if err := errors.Join(failures...); err != nil {
+		return fmt.Errorf("sweep checkpoints: %w", err)
+	}
+	return nil
+}
+
+// ListImages names the images in a directory, those that are being written or removed too. No
+// directory is none.
+func ListImages(parent string) (names []string, err error) {
+	entries, err := os.ReadDir(parent)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("list checkpoints: %w", err)
+	}
+	for _, e := range entries {
+		if name := strings.TrimSuffix(e.Name(), partSuffix); !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+// LinkImage makes an image the same one under another directory too, whose parent exists, on
+// the same filesystem: the files are shared, so that it costs neither time nor room, and stay
+// until both are removed. It is there whole and durable, or not at all. No image at from is
+// an errs.ErrNotFound, a damaged one an errs.ErrInvalid as far as ReadImage sees it, something at
+// to an errs.ErrConflict.
+func LinkImage(ctx context.Context, from, to string) (err error) {
+	img, err := ReadImage(from)
+	if err != nil {
+		return err
+	}
+	part, err := beginImage(to)
+	if err != nil {
+		return fmt.Errorf("link checkpoint: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("link checkpoint: %w", errors.Join(err, os.RemoveAll(part)))
+		}
+	}()
+	for _, f := range append(slices.Clone(img.Files), ImageFile{Name: manifestName}) {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		if err := os.Link(filepath.Join(from, f.Name), filepath.Join(part, f.Name)); err != nil {
+			return err
+		}
+	}
+	if err := syncPath(part); err != nil {
+		return err
+	}
+	return placeImage(part, to)
+}
+
+// beginImage makes the directory under whose name an image is written.
+func beginImage(dir string) (part string, err error) {
+	if _, err := os.Lstat(dir); err == nil {
+		return "", fmt.Errorf("%s exists: %w", dir, errs.ErrConflict)
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	part = dir + partSuffix
+	if err := os.RemoveAll(part); err != nil {
+		return "", err
+	}
+	return part, os.Mkdir(part, 0o700)
+}
+
+// placeImage gives a durable image its name.
+func placeImage(part, dir string) error {
+	if err := os.Rename(part, dir); err != nil {
+		return err
+	}
+	if err := syncPath(filepath.Dir(dir)); err != nil {
+		// It may not be there after a crash, so it must not be there now.
+		return errors.Join(err, os.RemoveAll(dir))
+	}
+	return nil
+}
+
+// syncPath makes a file or directory durable.
+func syncPath(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}

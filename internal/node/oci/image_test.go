@@ -1,0 +1,165 @@
+package oci
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+)
+
+// sealed makes an image of files with random content.
+func sealed(t testing.TB, digest bool, sizes ...int64) (dir string, img Image) {
+	t.Helper()
+	dir = filepath.Join(t.TempDir(), "image")
+	part, err := beginImage(dir)
+	must(t, err)
+	source := rand.NewChaCha8([32]byte{1})
+	for i, size := range sizes {
+		b := make([]byte, size)
+		_, _ = source.Read(b)
+		must(t, os.WriteFile(filepath.Join(part, fmt.Sprintf("f%d", i)), b, 0o600))
+	}
+	img = Image{Build: Build{SHA256: "abc"}, Created: time.Unix(1_800_000_000, 0).UTC()}
+	must(t, sealImage(t.Context(), &img, part, dir, digest))
+	return dir, img
+}
+
+func TestVerifyImageFindsDamage(t *testing.T) {
+	dir, img := sealed(t, true, 0, 100, 2*chunkSize+5)
+	must(t, VerifyImage(t.Context(), dir))
+	if digest, err := DigestImage(t.Context(), dir); err != nil || digest != img.Digest || digest == "" {
+		t.Errorf("digest %q, %v, want %q", digest, err, img.Digest)
+	}
+	for _, tt := range []struct {
+		file  string
+		at    int64
+		wants string
+	}{
+		{"f1", 99, "f1 is damaged between the bytes 0 and 99"},
+		{"f2", 0, fmt.Sprintf("f2 is damaged between the bytes 0 and %d", chunkSize-1)},
+		{"f2", chunkSize + 7, fmt.Sprintf("f2 is damaged between the bytes %d and %d", chunkSize, 2*chunkSize-1)},
+		{"f2", 2*chunkSize + 4, fmt.Sprintf("f2 is damaged between the bytes %d and %d", 2*chunkSize, 2*chunkSize+4)},
+	} {
+		flip(t, filepath.Join(dir, tt.file), tt.at)
+		if err := VerifyImage(t.Context(), dir); !errors.Is(err, errs.ErrInvalid) || !strings.Contains(err.Error(), tt.wants) {
+			t.Errorf("%s at %d: %v", tt.file, tt.at, err)
+		}
+		if digest, err := DigestImage(t.Context(), dir); err != nil || digest == img.Digest {
+			t.Errorf("%s at %d: the digest does not see it: %v", tt.file, tt.at, err)
+		}
+		flip(t, filepath.Join(dir, tt.file), tt.at)
+	}
+	must(t, VerifyImage(t.Context(), dir))
+	must(t, os.Truncate(filepath.Join(dir, "f2"), 3))
+	if err := VerifyImage(t.Context(), dir); !errors.Is(err, errs.ErrInvalid) {
+		t.Errorf("cut short: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	other, _ := sealed(t, false, 1)
+	if err := VerifyImage(ctx, other); !errors.Is(err, context.Canceled) {
+		t.Errorf("given up: %v", err)
+	}
+	if err := VerifyImage(t.Context(), dir+"-none"); !errors.Is(err, errs.ErrNotFound) {
+		t.Errorf("no image: %v", err)
+	}
+}
+
+// flip changes a bit of a byte, and changes it back.
+func flip(t *testing.T, path string, at int64) {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	must(t, err)
+	b[at] ^= 4
+	must(t, os.WriteFile(path, b, 0o600))
+}
+
+// Whatever bit of a description is changed, it is not believed.
+func TestManifestProtectsItself(t *testing.T) {
+	dir, want := sealed(t, false, 10)
+	path := filepath.Join(dir, manifestName)
+	b, err := os.ReadFile(path)
+	must(t, err)
+	var plain struct{ ChunkSize int64 } // to whoever does not know the checksum it is JSON all the same
+	if err := json.Unmarshal(b, &plain); err != nil || plain.ChunkSize != chunkSize {
+		t.Errorf("%v of %s", err, b)
+	}
+	for i := range b {
+		for bit := range 8 {
+			broken := bytes.Clone(b)
+			broken[i] ^= 1 << bit
+			must(t, os.WriteFile(path, broken, 0o600))
+			if img, err := ReadImage(dir); !errors.Is(err, errs.ErrInvalid) {
+				t.Fatalf("byte %d as %q: %+v, %v", i, broken[i], img, err)
+			}
+		}
+	}
+	must(t, os.WriteFile(path, b, 0o600))
+	if got, err := ReadImage(dir); err != nil || got.Files[0].CRC32C[0] != want.Files[0].CRC32C[0] {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// Images of before there were checksums are read and restored as before.
+func TestImagesWithoutChecksums(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(dir, "f"), []byte("12"), 0o600))
+	text := `{"build":{"version":"v","sha256":"s","arch":"amd64","cpuFeatures":["fpu"]},"created":"2026-09-05T03:51:02Z","files":[{"name":"f","size":2}]}`
+	must(t, os.WriteFile(filepath.Join(dir, manifestName), []byte(text), 0o600))
+	must(t, VerifyImage(t.Context(), dir))
+	must(t, LinkImage(t.Context(), dir, dir+"-linked"))
+	must(t, os.WriteFile(filepath.Join(dir, "f"), []byte("123"), 0o600))
+	if err := VerifyImage(t.Context(), dir); !errors.Is(err, errs.ErrInvalid) {
+		t.Errorf("another size: %v", err)
+	}
+}
+
+func TestLinkImage(t *testing.T) {
+	from, img := sealed(t, true, 10, 20)
+	to := filepath.Join(t.TempDir(), "linked")
+	if err := LinkImage(t.Context(), from+"-none", to); !errors.Is(err, errs.ErrNotFound) {
+		t.Errorf("no image: %v", err)
+	}
+	must(t, os.Mkdir(to+partSuffix, 0o700)) // of an interrupted try
+	must(t, LinkImage(t.Context(), from, to))
+	if err := LinkImage(t.Context(), from, to); !errors.Is(err, errs.ErrConflict) {
+		t.Errorf("again: %v", err)
+	}
+	must(t, RemoveImage(from))
+	must(t, VerifyImage(t.Context(), to))
+	if got, err := ReadImage(to); err != nil || got.Digest != img.Digest {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if names, err := ListImages(filepath.Dir(to)); err != nil || len(names) != 1 {
+		t.Errorf("left: %v, %v", names, err)
+	}
+	must(t, os.Truncate(filepath.Join(to, "f1"), 1))
+	if err := LinkImage(t.Context(), to, from); !errors.Is(err, errs.ErrInvalid) {
+		t.Errorf("a damaged one: %v", err)
+	}
+	noImages(t, filepath.Dir(from))
+}
+
+// BenchmarkVerifyImage reads images that are in the page cache.
+//
+//	go test -run '^$' -bench VerifyImage ./internal/node/oci
+func BenchmarkVerifyImage(b *testing.B) {
+	for name, size := range map[string]int64{"256MiB": 256 << 20, "1GiB": 1 << 30} {
+		b.Run(name, func(b *testing.B) {
+			dir, _ := sealed(b, false, size)
+			b.SetBytes(size)
+			for b.Loop() {
+				must(b, VerifyImage(b.Context(), dir))
+			}
+		})
+	}
+}

@@ -1,0 +1,152 @@
+package oci
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+)
+
+func sandboxOf(class Class) Sandbox {
+	return Sandbox{
+		Class: class, Hostname: "desk", Rootfs: "/r", NetnsPath: "/n", AgentDir: "/a", CgroupsPath: "/p/c", Env: []string{"PATH=/bin"},
+		Mounts: []Mount{{Source: "/host/v", Target: "/v", ReadOnly: true}, {Target: "/m", SizeLimit: 5 << 20}, {Target: "/half"}},
+		Limits: Limits{MilliCPU: 1500, Memory: 512 << 20, Pids: 100},
+	}
+}
+
+func TestSpecKeepsASandboxIn(t *testing.T) {
+	for _, class := range []Class{GVisor, Runc} {
+		s := Spec(sandboxOf(class))
+		for _, capability := range s.Process.Capabilities.Bounding {
+			if slices.Contains([]string{"CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SYS_PTRACE", "CAP_NET_RAW", "CAP_SYS_MODULE", "CAP_BPF"}, capability) {
+				t.Errorf("%s: capability %s by default", class, capability)
+			}
+		}
+		if len(s.Process.Capabilities.Ambient)+len(s.Process.Capabilities.Inheritable) > 0 {
+			t.Errorf("%s: capabilities outlive a change of user", class)
+		}
+		for _, kind := range []specs.LinuxNamespaceType{specs.PIDNamespace, specs.IPCNamespace, specs.UTSNamespace, specs.MountNamespace, specs.NetworkNamespace} {
+			if !slices.ContainsFunc(s.Linux.Namespaces, func(n specs.LinuxNamespace) bool { return n.Type == kind }) {
+				t.Errorf("%s: shares the machine's namespace %s", class, kind)
+			}
+		}
+		bounded(t, s.Linux.Resources, map[Class]int64{GVisor: 4*100 + 256, Runc: 100}[class])
+		agent := s.Mounts[slices.IndexFunc(s.Mounts, func(m specs.Mount) bool { return m.Destination == AgentDir })]
+		if !slices.Contains(agent.Options, "ro") {
+			t.Errorf("%s: the agent can be written", class)
+		}
+	}
+	if s := Spec(sandboxOf(Runc)); s.Linux.Seccomp == nil || len(s.Linux.MaskedPaths) == 0 || len(s.Linux.ReadonlyPaths) == 0 {
+		t.Error("runc is not hardened")
+	}
+}
+
+func bounded(t *testing.T, r *specs.LinuxResources, pids int64) {
+	t.Helper()
+	if *r.Memory.Limit != 512<<20 || *r.Pids.Limit != pids || *r.CPU.Quota != 150_000 || *r.CPU.Period != 100_000 {
+		t.Errorf("resources %+v", r)
+	}
+	if CanLimitSwap() && *r.Memory.Swap != 512<<20 {
+		t.Errorf("swap is not off")
+	}
+}
+
+func TestSpecMountsVolumes(t *testing.T) {
+	options := map[string][]string{}
+	for _, m := range Spec(sandboxOf(GVisor)).Mounts {
+		options[m.Destination] = append(m.Options, m.Type)
+	}
+	for target, want := range map[string]string{"/v": "ro", "/m": "size=5242880", "/half": "size=268435456"} {
+		if !slices.Contains(options[target], want) {
+			t.Errorf("%s has %v, want %s", target, options[target], want)
+		}
+	}
+}
+
+func TestWriteBundle(t *testing.T) {
+	dir := t.TempDir()
+	if err := WriteBundle(dir, Spec(sandboxOf(Runc))); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "config.json"))
+	var back specs.Spec
+	if err != nil || json.Unmarshal(b, &back) != nil || back.Hostname != "desk" {
+		t.Errorf("bundle has %q, %v", b, err)
+	}
+}
+
+// Nothing that prints can use more than the console's few bytes.
+func TestConsoleIsBounded(t *testing.T) {
+	c, err := NewConsole()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	if _, err := c.out.WriteString("hello\n"); err != nil || c.Text() != "hello" {
+		t.Errorf("text %q, %v", c.Text(), err)
+	}
+	var failed error
+	for range 2 * consoleSize / 1024 {
+		if _, err := c.out.WriteString(strings.Repeat("x", 1024)); err != nil {
+			failed = err
+			break
+		}
+	}
+	if !errors.Is(failed, unix.EPERM) {
+		t.Errorf("writing without end: %v, want a refusal", failed)
+	}
+	if len(c.Text()) > consoleSize {
+		t.Errorf("console has %d bytes", len(c.Text()))
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	for name, cfg := range map[string]Config{
+		"unknown class":  {Class: "kata", Binary: "true", Root: "/r"},
+		"relative root":  {Class: Runc, Binary: "true", Root: "r"},
+		"missing binary": {Class: Runc, Binary: "/none", Root: "/r"},
+	} {
+		if _, err := New(cfg); !errors.Is(err, errs.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestListAndStateWithoutContainers(t *testing.T) {
+	for _, class := range []Class{GVisor, Runc} {
+		r, err := New(Config{Class: class, Binary: "true", Root: filepath.Join(t.TempDir(), "root")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ids, err := r.List(); err != nil || len(ids) != 0 {
+			t.Errorf("%s: %v, %v", class, ids, err)
+		}
+		if s, err := r.State(t.Context(), "none"); err != nil || s != Absent {
+			t.Errorf("%s: %s, %v", class, s, err)
+		}
+		if err := r.Remove(t.Context(), "none", "/barchan-test-none/none"); err != nil {
+			t.Errorf("%s: %v", class, err)
+		}
+		if err := r.Destroy(); err != nil {
+			t.Errorf("%s: %v", class, err)
+		}
+	}
+}
+
+// The list of refused system calls stays sorted by hand where it can, and has no doubles.
+func TestForbiddenHasNoDoubles(t *testing.T) {
+	sorted := slices.Clone(forbidden)
+	slices.Sort(sorted)
+	if len(slices.Compact(sorted)) != len(forbidden) {
+		t.Error("a system call is listed twice")
+	}
+}

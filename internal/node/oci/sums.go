@@ -1,0 +1,200 @@
+package oci
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"hash/crc32"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+)
+
+const (
+	// chunkSize is what one checksum is of: small enough to say where an image is damaged and to
+	// share the work out, large enough that the checksums of gigabytes fill no page.
+	chunkSize = 8 << 20
+	// readSize is what is read at once: little enough to stay in a processor's cache.
+	readSize = 256 << 10
+	// sumWorkers bounds how many chunks are read at the same time.
+	sumWorkers = 4
+)
+
+func chunks(size, chunk int64) int64 { return (size + chunk - 1) / chunk }
+
+// VerifyImage reads an image through and compares its files with their checksums. One that
+// differs is an errs.ErrInvalid that names the file and the bytes, as is whatever ReadImage
+// finds; none is an errs.ErrNotFound. Of an image from before there were checksums ReadImage's
+// findings are all. It is bound by the disk, or by memory where the files are cached.
+func VerifyImage(ctx context.Context, dir string) error {
+	img, err := ReadImage(dir)
+	if err != nil || img.ChunkSize == 0 {
+		return err
+	}
+	sums, err := sumFiles(ctx, dir, img.Files, img.ChunkSize, false)
+	if err != nil {
+		return fmt.Errorf("verify checkpoint %s: %w", dir, err)
+	}
+	for i, f := range img.Files {
+		for j, want := range f.CRC32C {
+			if sums[i][j].crc != want {
+				from := int64(j) * img.ChunkSize
+				return fmt.Errorf("checkpoint %s: %s is damaged between the bytes %d and %d: %w",
+					dir, f.Name, from, min(from+img.ChunkSize, f.Size)-1, errs.ErrInvalid)
+			}
+		}
+	}
+	return nil
+}
+
+// DigestImage reads an image through and returns a digest of its build and all its files, as
+// "sha256:" and hexadecimal; [VerifyImage] is cheaper. It is for whoever keeps the digest apart from the image.
+func DigestImage(ctx context.Context, dir string) (string, error) {
+	img, err := ReadImage(dir)
+	if err != nil {
+		return "", err
+	}
+	sums, err := sumFiles(ctx, dir, img.Files, chunkSize, true)
+	if err != nil {
+		return "", fmt.Errorf("digest of checkpoint %s: %w", dir, err)
+	}
+	return img.digest(sums), nil
+}
+
+// digest is one of what an image was made by, its files' names and sizes, and their chunks' digests.
+func (i Image) digest(sums [][]sum) string {
+	all := sha256.New()
+	_, _ = fmt.Fprintf(all, "%s %s %s\n", i.Build.SHA256, i.Build.Arch, i.Compression)
+	for n, f := range i.Files {
+		_, _ = fmt.Fprintf(all, "%s %d\n", f.Name, f.Size)
+		for _, s := range sums[n] {
+			_, _ = all.Write(s.sha256)
+		}
+	}
+	return "sha256:" + hex.EncodeToString(all.Sum(nil))
+}
+
+// sum is what is known of a chunk.
+type sum struct {
+	crc    uint32
+	sha256 []byte // nil unless wanted
+}
+
+// sumFiles reads files through, several chunks at a time.
+func sumFiles(ctx context.Context, dir string, files []ImageFile, chunk int64, digest bool) ([][]sum, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	type task struct{ file, chunk int }
+	tasks, sums := make(chan task), make([][]sum, len(files))
+	var workers sync.WaitGroup
+	for range min(sumWorkers, runtime.GOMAXPROCS(0)) {
+		workers.Go(func() {
+			buf := make([]byte, readSize)
+			for t := range tasks {
+				f := files[t.file]
+				from := int64(t.chunk) * chunk
+				s, err := sumChunk(ctx, filepath.Join(dir, f.Name), from, min(chunk, f.Size-from), digest, buf)
+				if err != nil {
+					cancel(err)
+				}
+				sums[t.file][t.chunk] = s
+			}
+		})
+	}
+	for i, f := range files {
+		sums[i] = make([]sum, chunks(f.Size, chunk))
+	}
+	for i := range files {
+		for j := range sums[i] {
+			tasks <- task{i, j}
+		}
+	}
+	close(tasks)
+	workers.Wait()
+	return sums, context.Cause(ctx)
+}
+
+// sumChunk reads one chunk through.
+func sumChunk(ctx context.Context, path string, from, size int64, digest bool, buf []byte) (s sum, err error) {
+	if err := context.Cause(ctx); err != nil {
+		return sum{}, err
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return sum{}, err
+	}
+	defer func() { _ = f.Close() }()
+	var whole hash.Hash
+	if digest {
+		whole = sha256.New()
+	}
+	for done := int64(0); done < size; {
+		n, err := f.ReadAt(buf[:min(int64(len(buf)), size-done)], from+done)
+		if n == 0 && errors.Is(err, io.EOF) {
+			return sum{}, fmt.Errorf("%s has %d bytes of %d: %w", filepath.Base(path), from+done, from+size, errs.ErrInvalid)
+		} else if err != nil && !errors.Is(err, io.EOF) {
+			return sum{}, err
+		}
+		s.crc = crc32.Update(s.crc, castagnoli, buf[:n])
+		if whole != nil {
+			_, _ = whole.Write(buf[:n])
+		}
+		done += int64(n)
+	}
+	if whole != nil {
+		s.sha256 = whole.Sum(nil)
+	}
+	return s, nil
+}
+
+// sealImage describes what was written, makes it durable and gives it its name.
+func sealImage(ctx context.Context, img *Image, part, dir string, digest bool) error {
+	entries, err := os.ReadDir(part)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil {
+			return err
+		}
+		img.Files = append(img.Files, ImageFile{Name: e.Name(), Size: info.Size()})
+	}
+	img.ChunkSize = chunkSize
+	failures := make([]error, len(img.Files))
+	var syncing sync.WaitGroup
+	for i, f := range img.Files { // the disk's work, beside the processor's
+		syncing.Go(func() { failures[i] = syncPath(filepath.Join(part, f.Name)) })
+	}
+	sums, err := sumFiles(ctx, part, img.Files, chunkSize, digest)
+	syncing.Wait()
+	if err := errors.Join(append(failures, err)...); err != nil {
+		return err
+	}
+	for i := range img.Files {
+		for _, s := range sums[i] {
+			img.Files[i].CRC32C = append(img.Files[i].CRC32C, s.crc)
+		}
+	}
+	if digest {
+		img.Digest = img.digest(sums)
+	}
+	b, err := encodeManifest(*img)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(part, manifestName), b, 0o600); err != nil {
+		return err
+	}
+	if err := errors.Join(syncPath(filepath.Join(part, manifestName)), syncPath(part)); err != nil {
+		return err
+	}
+	return placeImage(part, dir)
+}

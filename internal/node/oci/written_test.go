@@ -1,0 +1,154 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+// What is done while an image is written fits it: the container stands still, and goes on after that
+// or stays, as was asked.
+func TestWrittenWhilePaused(t *testing.T) {
+	l := newLab(t)
+	first := l.box(t).run(t)
+	waiting := first.dial(t)
+	defer waiting.close()
+	for _, o := range []CheckpointOptions{
+		{LeaveRunning: true, Digest: true}, {LeaveRunning: true, Direct: true}, {}, {LeaveRunning: true, Compression: Flate},
+	} {
+		var next *box
+		image := filepath.Join(l.dir, "image")
+		first.ask(t, "write /flushed to disk")
+		mapped := first.ask(t, "mapped")
+		count := first.ask(t, "add")
+		o.Written = func(context.Context) error {
+			waiting.silent(t)
+			noImage(t, image)
+			next = first.after(t) //nolint:contextcheck // the test's own
+			return nil
+		}
+		img, err := l.Checkpoint(t.Context(), first.id, image, o)
+		must(t, err)
+		if o.Digest != (img.Digest != "") || o.LeaveRunning != (img.Paused > 0) {
+			t.Errorf("%+v: %+v", o, img)
+		}
+		must(t, VerifyImage(t.Context(), image))
+		if o.LeaveRunning {
+			first.is(t, Running)
+		} else {
+			first.is(t, Paused)
+			must(t, l.Resume(t.Context(), first.id))
+		}
+		waiting.answers(t)
+		next.restore(t, image, RestoreOptions{Background: o.Compression == NoCompression})
+		next.expect(t, "read /flushed", "to disk")
+		if got := next.ask(t, "read /mapped"); got[0] != mapped[0] {
+			t.Errorf("what was written through memory is %q, want %q", got[:1], mapped[:1])
+		}
+		more := first.ask(t, "add")
+		if more == count {
+			t.Errorf("it does not count on from %s", count)
+		}
+		next.expect(t, "add", more)
+		must(t, RemoveImage(image))
+	}
+}
+
+// Whoever fails while the container is paused has it as it was.
+func TestWrittenFails(t *testing.T) {
+	l := newLab(t)
+	b := l.box(t).run(t)
+	b.ask(t, "hold 16")
+	image := filepath.Join(l.dir, "image")
+	refused := errors.New("no room for files")
+	try := func(leave bool, want Status) {
+		t.Helper()
+		_, err := l.Checkpoint(t.Context(), b.id, image, CheckpointOptions{
+			LeaveRunning: leave, Written: func(context.Context) error { return refused },
+		})
+		if !errors.Is(err, refused) {
+			t.Errorf("leave running %t: %v", leave, err)
+		}
+		b.is(t, want)
+		noImage(t, image)
+	}
+	try(true, Running)
+	try(false, Running)
+	must(t, b.Pause(t.Context(), b.id))
+	try(true, Paused)
+	try(false, Paused)
+	img, err := l.Checkpoint(t.Context(), b.id, image, CheckpointOptions{LeaveRunning: true, Written: func(context.Context) error { return nil }})
+	if err != nil || img.Paused != 0 {
+		t.Errorf("of a paused one: %+v, %v", img, err)
+	}
+	b.is(t, Paused) // as it was
+	must(t, b.Resume(t.Context(), b.id))
+	b.expect(t, "held", "1 0")
+}
+
+// silent asks, and wants no answer for now.
+func (c *talk) silent(t *testing.T) {
+	t.Helper()
+	_, err := fmt.Fprintln(c.conn, "pid")
+	must(t, err)
+	must(t, c.conn.SetReadDeadline(time.Now().Add(100*time.Millisecond)))
+	if n, err := c.conn.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("it answers while it should stand still: %d bytes, %v", n, err)
+	}
+	must(t, c.conn.SetReadDeadline(time.Now().Add(eventually.Patience)))
+}
+
+// answers wants the answer to what silent asked.
+func (c *talk) answers(t *testing.T) {
+	t.Helper()
+	if !c.lines.Scan() || c.lines.Text() != "1" {
+		t.Errorf("it does not go on: %q, %v", c.lines.Text(), c.lines.Err())
+	}
+}
+
+func noImage(t *testing.T, dir string) {
+	t.Helper()
+	if _, err := ReadImage(dir); err == nil {
+		t.Errorf("there is an image at %s", dir)
+	}
+}
+
+// BenchmarkSnapshot measures how long a container that runs on stands still: "still" for those who
+// ask it, "paused" as Checkpoint says, "whole" is Checkpoint itself; milliseconds.
+//
+//	go test -run '^$' -bench Snapshot -benchtime 10x ./internal/node/oci
+func BenchmarkSnapshot(b *testing.B) {
+	for name, question := range map[string]string{"small": "hold 0", "256MiB": "hold 256"} {
+		b.Run(name, func(b *testing.B) {
+			l := newLab(b)
+			box := l.box(b).run(b)
+			box.ask(b, question)
+			_, err := l.Build(b.Context())
+			must(b, err)
+			image := filepath.Join(l.dir, "image")
+			var still, paused, whole time.Duration
+			for b.Loop() {
+				still += box.gap(b, func() {
+					began := time.Now()
+					img, err := l.Checkpoint(b.Context(), box.id, image, CheckpointOptions{
+						LeaveRunning: true, Written: func(context.Context) error { return nil },
+					})
+					must(b, err)
+					whole += time.Since(began)
+					paused += img.Paused
+				})
+				must(b, RemoveImage(image))
+			}
+			for name, sum := range map[string]time.Duration{"still": still, "paused": paused, "whole": whole} {
+				b.ReportMetric(float64(sum.Microseconds())/1000/float64(b.N), name+"-ms")
+			}
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}

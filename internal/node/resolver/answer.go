@@ -1,0 +1,169 @@
+package resolver
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/node/egress"
+)
+
+// handle answers one message.
+func (r *Resolver) handle(ctx context.Context, w dns.ResponseWriter, q *dns.Msg) {
+	who := addressOf(w.RemoteAddr())
+	ours := slices.ContainsFunc(r.cfg.Clients, func(p netip.Prefix) bool { return p.Contains(who) })
+	if !ours || !r.enter(who) {
+		r.results.WithLabelValues(dropped).Inc()
+		return // no word to strangers, and clients that ask too much ask again
+	}
+	defer r.leave(who)
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.questionTime)
+	defer cancel()
+	a, result := r.answer(ctx, who, q)
+	r.results.WithLabelValues(result).Inc()
+	size := dns.MaxMsgSize
+	if w.LocalAddr().Network() == "udp" {
+		size = dns.MinMsgSize
+	}
+	if opt := q.IsEdns0(); opt != nil {
+		size = max(size, min(int(opt.UDPSize()), messageSize))
+		if a.IsEdns0() == nil {
+			a.SetEdns0(messageSize, opt.Do())
+		}
+	}
+	a.Compress = true
+	a.Truncate(size)
+	_ = w.WriteMsg(a) // who has gone does not miss it
+}
+
+// answer makes the answer to a message and says what became of it.
+func (r *Resolver) answer(ctx context.Context, who netip.Addr, q *dns.Msg) (*dns.Msg, string) {
+	switch {
+	case q.Opcode != dns.OpcodeQuery, len(q.Question) == 1 && q.Question[0].Qtype == dns.TypeANY:
+		return new(dns.Msg).SetRcode(q, dns.RcodeNotImplemented), refused
+	case len(q.Question) != 1:
+		return new(dns.Msg).SetRcode(q, dns.RcodeFormatError), refused
+	}
+	question := q.Question[0]
+	if question.Qclass != dns.ClassINET || question.Qtype == dns.TypeAXFR || question.Qtype == dns.TypeIXFR {
+		return new(dns.Msg).SetRcode(q, dns.RcodeRefused), refused
+	}
+	policy := r.cfg.Sandboxes.EgressOf(who)
+	if policy.Asks() {
+		return r.answerAllowed(ctx, who, q, policy)
+	}
+	a, err := r.forward(ctx, q)
+	if err != nil {
+		r.log.DebugContext(ctx, "question not answered", "name", question.Name, telemetry.Error, err)
+		return new(dns.Msg).SetRcode(q, dns.RcodeServerFailure), failed
+	}
+	return a, answered
+}
+
+// answerAllowed answers a sandbox that may know of some names only.
+func (r *Resolver) answerAllowed(ctx context.Context, who netip.Addr, q *dns.Msg, policy egress.Policy) (*dns.Msg, string) {
+	question := q.Question[0]
+	if _, ok := policy.Match(question.Name); !ok {
+		return prohibited(q), blocked
+	}
+	if question.Qtype == dns.TypeHTTPS || question.Qtype == dns.TypeSVCB { // their hints could not be pinned in time
+		return new(dns.Msg).SetReply(q), answered
+	}
+	a, err := r.forward(ctx, q)
+	if err == nil {
+		err = r.pin(ctx, who, a)
+	}
+	switch {
+	case errors.Is(err, errs.ErrForbidden): // the policy has changed meanwhile
+		return prohibited(q), blocked
+	case err != nil:
+		r.log.WarnContext(ctx, "question of a sandbox not answered", telemetry.Address, who, "name", question.Name, telemetry.Error, err)
+		return new(dns.Msg).SetRcode(q, dns.RcodeServerFailure), failed
+	}
+	return a, answered
+}
+
+// prohibited says that there is no such name. Of all refusals it is the one that every client
+// takes for an answer at once; the reason goes with it, for those that asked for reasons.
+func prohibited(q *dns.Msg) *dns.Msg {
+	a := new(dns.Msg).SetRcode(q, dns.RcodeNameError)
+	a.RecursionAvailable = true
+	if opt := q.IsEdns0(); opt != nil {
+		a.SetEdns0(messageSize, opt.Do())
+		own := a.IsEdns0()
+		own.Option = append(own.Option, &dns.EDNS0_EDE{InfoCode: dns.ExtendedErrorCodeProhibited, ExtraText: "not a name that this sandbox may look up"})
+	}
+	return a
+}
+
+// pin makes the addresses of an answer reachable, and takes out of it what cannot be, and all
+// that was not asked for.
+func (r *Resolver) pin(ctx context.Context, who netip.Addr, a *dns.Msg) error {
+	name := a.Question[0].Name
+	own := chain(name, a.Answer)
+	a.Answer = slices.DeleteFunc(a.Answer, func(rr dns.RR) bool { return !own[key(rr.Header().Name)] })
+	a.Ns = slices.DeleteFunc(a.Ns, func(rr dns.RR) bool { return rr.Header().Rrtype != dns.TypeSOA })
+	a.Extra = slices.DeleteFunc(a.Extra, func(rr dns.RR) bool { return rr.Header().Rrtype != dns.TypeOPT })
+	var addrs []netip.Addr
+	keep := leastPin
+	for _, rr := range a.Answer {
+		h := rr.Header()
+		h.Ttl = min(h.Ttl, uint32(mostPin/time.Second))
+		if at, ok := addressIn(rr); ok {
+			addrs = append(addrs, at)
+			keep = max(keep, time.Duration(h.Ttl)*time.Second)
+		}
+	}
+	if len(addrs) == 0 {
+		return nil
+	}
+	pinned, err := r.cfg.Sandboxes.Pin(ctx, who, name, addrs, keep)
+	if err != nil {
+		return err
+	}
+	a.Answer = slices.DeleteFunc(a.Answer, func(rr dns.RR) bool {
+		at, ok := addressIn(rr)
+		return ok && !slices.Contains(pinned, at)
+	})
+	return nil
+}
+
+// chain are the names that an answer leads to from the one that was asked for.
+func chain(name string, records []dns.RR) map[string]bool {
+	own := map[string]bool{key(name): true}
+	for range records { // in whatever order they stand
+		before := len(own)
+		for _, rr := range records {
+			if alias, ok := rr.(*dns.CNAME); ok && own[key(alias.Hdr.Name)] {
+				own[key(alias.Target)] = true
+			}
+		}
+		if len(own) == before {
+			break
+		}
+	}
+	return own
+}
+
+func key(name string) string { return strings.ToLower(dns.Fqdn(name)) }
+
+// addressIn is the address that a record has.
+func addressIn(rr dns.RR) (netip.Addr, bool) {
+	var ip net.IP
+	switch rr := rr.(type) {
+	case *dns.A:
+		ip = rr.A
+	case *dns.AAAA:
+		ip = rr.AAAA
+	}
+	a, ok := netip.AddrFromSlice(ip)
+	return a.Unmap(), ok
+}

@@ -1,0 +1,102 @@
+package resolver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+)
+
+// forward asks the operator's servers and returns the answer as one to q. It begins with the
+// server that answered last, and goes on to the others while none has a good answer.
+func (r *Resolver) forward(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
+	ask := new(dns.Msg).SetQuestion(q.Question[0].Name, q.Question[0].Qtype)
+	ask.CheckingDisabled, ask.RecursionDesired = q.CheckingDisabled, true
+	opt := q.IsEdns0()
+	ask.SetEdns0(messageSize, opt != nil && opt.Do())
+	var failures []error
+	var poor *dns.Msg
+	first := int(r.good.Load())
+	for i := range r.cfg.Upstreams {
+		at := (first + i) % len(r.cfg.Upstreams)
+		began := time.Now()
+		a, err := r.exchange(ctx, ask, r.cfg.Upstreams[at])
+		if err != nil {
+			failures = append(failures, err)
+			continue
+		}
+		r.took.Observe(time.Since(began).Seconds())
+		if a.Rcode != dns.RcodeSuccess && a.Rcode != dns.RcodeNameError {
+			poor = a // another one may know better
+			continue
+		}
+		r.good.Store(int32(at)) //nolint:gosec // a handful
+		return reply(q, a), nil
+	}
+	if poor != nil {
+		return reply(q, poor), nil
+	}
+	return nil, fmt.Errorf("ask for %s: %w: %w", q.Question[0].Name, errors.Join(failures...), errs.ErrUnavailable)
+}
+
+// exchange asks one server, over TCP where the answer is too large for UDP.
+func (r *Resolver) exchange(ctx context.Context, ask *dns.Msg, server netip.AddrPort) (*dns.Msg, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.upstreamTime)
+	defer cancel()
+	for _, network := range []string{"udp", "tcp"} {
+		client := dns.Client{Net: network, UDPSize: messageSize, Timeout: r.cfg.upstreamTime}
+		ask.Id = dns.Id()
+		a, _, err := client.ExchangeContext(ctx, ask, server.String())
+		if err != nil {
+			return nil, fmt.Errorf("%s over %s: %w", server, network, err)
+		}
+		if !a.Response || len(a.Question) != 1 || key(a.Question[0].Name) != key(ask.Question[0].Name) || a.Question[0].Qtype != ask.Question[0].Qtype {
+			return nil, fmt.Errorf("%s over %s: answers another question", server, network)
+		}
+		if !a.Truncated || network == "tcp" {
+			return a, nil
+		}
+	}
+	return nil, fmt.Errorf("%s: no answer", server)
+}
+
+// reply makes another server's answer one to q.
+func reply(q, a *dns.Msg) *dns.Msg {
+	out := new(dns.Msg).SetRcode(q, a.Rcode&0xf)
+	out.RecursionAvailable, out.AuthenticatedData, out.Truncated = true, a.AuthenticatedData, a.Truncated
+	out.Answer, out.Ns = a.Answer, a.Ns
+	for _, rr := range a.Extra {
+		if rr.Header().Rrtype != dns.TypeOPT { // that is between two neighbours
+			out.Extra = append(out.Extra, rr)
+		}
+	}
+	return out
+}
+
+// Lookup asks for the addresses of a name, as a sandbox without a policy would learn them.
+// There being none is an errs.ErrNotFound.
+func (r *Resolver) Lookup(ctx context.Context, name string) (addrs []netip.Addr, err error) {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.questionTime)
+	defer cancel()
+	for _, kind := range []uint16{dns.TypeA, dns.TypeAAAA} {
+		a, err := r.forward(ctx, new(dns.Msg).SetQuestion(dns.Fqdn(name), kind))
+		if err != nil {
+			return nil, err
+		}
+		own := chain(name, a.Answer)
+		for _, rr := range a.Answer {
+			if at, ok := addressIn(rr); ok && own[key(rr.Header().Name)] {
+				addrs = append(addrs, at)
+			}
+		}
+	}
+	if len(addrs) == 0 {
+		return nil, fmt.Errorf("name %s has no addresses: %w", name, errs.ErrNotFound)
+	}
+	return addrs, nil
+}

@@ -1,0 +1,265 @@
+// Package resolver is the DNS server of sandboxes. It forwards questions to the operator's
+// servers, within bounds. Of a sandbox whose policy allows names it answers questions about
+// those alone, and before it answers, it has their addresses pinned: made reachable for that
+// sandbox, for as long as the answer is good. It keeps no answers, and is the only user of
+// the DNS library.
+package resolver
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/miekg/dns"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/node/egress"
+)
+
+const (
+	// questionTimeout bounds the work on one question, upstreamTimeout what one server may take
+	// of it: the defaults of Config's. Clients ask again after 5 s.
+	questionTimeout = 4500 * time.Millisecond
+	upstreamTimeout = 2 * time.Second
+	// maxQuestions bounds the questions that are worked on at once, and maxOfOne those of one
+	// sandbox; more are dropped. The same holds for open connections.
+	maxQuestions = 1024
+	maxOfOne     = 128
+	// messageSize is the largest answer over UDP that no network needs to cut into pieces.
+	messageSize = 1232
+	// listenAgain is the pause before another try to listen.
+	listenAgain = 5 * time.Second
+	// leastPin is how long an address is pinned at least, however short-lived the answer is:
+	// programs keep addresses longer than they should. mostPin is the most; an answer is not
+	// given out as good for longer.
+	leastPin = 10 * time.Minute
+	mostPin  = 24 * time.Hour
+)
+
+// Sandboxes knows who asks; package netdev has it.
+type Sandboxes interface {
+	// EgressOf is the policy of whoever has an address.
+	EgressOf(source netip.Addr) egress.Policy
+	// Pin makes addresses of a name reachable for the one with an address, and returns those
+	// that it may reach. A name that is not allowed is an errs.ErrForbidden.
+	Pin(ctx context.Context, source netip.Addr, name string, addrs []netip.Addr, keep time.Duration) ([]netip.Addr, error)
+}
+
+// Config is what New needs; every field is required but Metrics.
+type Config struct {
+	// Listen are the addresses to answer at, over UDP and TCP.
+	Listen []netip.AddrPort
+	// Clients are the ranges whose questions are answered; others get no word.
+	Clients []netip.Prefix
+	// Upstreams are the servers to ask, the best first.
+	Upstreams []netip.AddrPort
+	Sandboxes Sandboxes
+	Log       *slog.Logger
+	Metrics   prometheus.Registerer
+
+	// For tests.
+	questionTime, upstreamTime time.Duration
+}
+
+// Resolver answers questions while Run runs. It is safe for concurrent use.
+type Resolver struct {
+	cfg  Config
+	log  *slog.Logger
+	good atomic.Int32 // the upstream that answered last
+
+	results *prometheus.CounterVec
+	took    prometheus.Histogram
+
+	mu     sync.Mutex
+	total  int                // +checklocks:mu
+	asking map[netip.Addr]int // +checklocks:mu
+}
+
+// What became of questions, as the metric has it.
+const (
+	answered = "answered"
+	blocked  = "blocked"
+	refused  = "refused"
+	failed   = "failed"
+	dropped  = "dropped"
+)
+
+// New checks the configuration and starts nothing.
+func New(cfg Config) (*Resolver, error) {
+	if len(cfg.Upstreams) == 0 || cfg.Sandboxes == nil || cfg.Log == nil {
+		return nil, fmt.Errorf("resolver: upstreams, sandboxes and a logger are needed: %w", errs.ErrInvalid)
+	}
+	cfg.questionTime = cmp.Or(cfg.questionTime, questionTimeout)
+	cfg.upstreamTime = cmp.Or(cfg.upstreamTime, upstreamTimeout)
+	r := &Resolver{
+		cfg: cfg, log: cfg.Log.With("component", "resolver"), asking: map[netip.Addr]int{},
+		results: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: telemetry.MetricsNamespace, Subsystem: "resolver", Name: "questions_total",
+			Help: "DNS questions of sandboxes, by what became of them.",
+		}, []string{"result"}),
+		took: prometheus.NewHistogram(telemetry.DurationOpts("resolver", "upstream", "Time that the operator's DNS servers took for an answer.")),
+	}
+	for _, result := range []string{answered, blocked, refused, failed, dropped} {
+		r.results.WithLabelValues(result)
+	}
+	if cfg.Metrics == nil {
+		return r, nil
+	}
+	for _, c := range []prometheus.Collector{r.results, r.took} {
+		if err := cfg.Metrics.Register(c); err != nil {
+			return nil, fmt.Errorf("register the resolver's metrics: %w", err)
+		}
+	}
+	return r, nil
+}
+
+// Run answers questions until ctx is done. Where it cannot listen, because another server has
+// the port or an address is missing, it says so and tries again.
+func (r *Resolver) Run(ctx context.Context) error {
+	var running sync.WaitGroup
+	defer running.Wait()
+	for _, at := range r.cfg.Listen {
+		for _, network := range []string{"udp", "tcp"} {
+			running.Go(func() { r.serve(ctx, network, at) })
+		}
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// serve answers at one address, over one protocol, until ctx is done.
+func (r *Resolver) serve(ctx context.Context, network string, at netip.AddrPort) {
+	for said := false; ctx.Err() == nil; {
+		began := time.Now()
+		err := r.serveOnce(ctx, network, at)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > listenAgain {
+			said = false
+		}
+		if !said {
+			r.log.WarnContext(ctx, "sandboxes' DNS server cannot listen, retrying", telemetry.Address, at, "network", network, telemetry.Error, err)
+		}
+		said = true
+		select {
+		case <-time.After(listenAgain):
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (r *Resolver) serveOnce(ctx context.Context, network string, at netip.AddrPort) error {
+	server := &dns.Server{
+		Net: network, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) { r.handle(ctx, w, q) }),
+		UDPSize: messageSize, MaxTCPQueries: maxOfOne,
+	}
+	listen := net.ListenConfig{Control: freeBind}
+	var err error
+	if network == "udp" {
+		server.PacketConn, err = listen.ListenPacket(ctx, "udp", at.String())
+	} else if server.Listener, err = listen.Listen(ctx, "tcp", at.String()); err == nil {
+		server.Listener = &bounded{Listener: server.Listener, r: r}
+	}
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- server.ActivateAndServe() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	// It may not have begun yet; then it ends as its socket does.
+	_ = server.Shutdown()
+	if server.PacketConn != nil {
+		_ = server.PacketConn.Close()
+	} else {
+		_ = server.Listener.Close()
+	}
+	if err := <-ended; err != nil {
+		r.log.DebugContext(ctx, "sandboxes' DNS server ended", telemetry.Address, at, "network", network, telemetry.Error, err)
+	}
+	return nil
+}
+
+// freeBind lets a socket have an address that the machine is only about to have.
+func freeBind(_, _ string, c syscall.RawConn) error {
+	var set error
+	err := c.Control(func(fd uintptr) { set = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_FREEBIND, 1) })
+	return errors.Join(err, set)
+}
+
+// enter counts a question or a connection of a client, and reports whether it may be served.
+func (r *Resolver) enter(who netip.Addr) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.total >= maxQuestions || r.asking[who] >= maxOfOne {
+		return false
+	}
+	r.total++
+	r.asking[who]++
+	return true
+}
+
+func (r *Resolver) leave(who netip.Addr) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.total--
+	if r.asking[who]--; r.asking[who] == 0 {
+		delete(r.asking, who)
+	}
+}
+
+// bounded closes connections of clients that have too many.
+type bounded struct {
+	net.Listener
+	r *Resolver
+}
+
+// Accept implements net.Listener.
+func (b *bounded) Accept() (net.Conn, error) {
+	for {
+		c, err := b.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		who := addressOf(c.RemoteAddr())
+		if b.r.enter(who) {
+			return &counted{Conn: c, leave: sync.OnceFunc(func() { b.r.leave(who) })}, nil
+		}
+		b.r.results.WithLabelValues(dropped).Inc()
+		_ = c.Close()
+	}
+}
+
+type counted struct {
+	net.Conn
+	leave func()
+}
+
+// Close implements net.Conn.
+func (c *counted) Close() error {
+	defer c.leave()
+	return c.Conn.Close()
+}
+
+func addressOf(a net.Addr) netip.Addr {
+	ap, err := netip.ParseAddrPort(a.String())
+	if err != nil {
+		return netip.Addr{}
+	}
+	return ap.Addr().Unmap().WithZone("")
+}
