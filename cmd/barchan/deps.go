@@ -21,13 +21,13 @@ func deps() cli.Deps {
 			if err != nil {
 				return err
 			}
-			d, err := daemon.New(daemon.Config{Config: cfg, Version: version, Log: logger, Anew: begunAnew()})
+			d, err := daemon.New(daemon.Config{Config: cfg, Version: version, Log: logger, AfterReexec: begunAnew()})
 			if err != nil {
 				return err
 			}
 			err = d.Run(ctx)
-			if errors.Is(err, daemon.ErrBeginAnew) {
-				return beginAnew(err)
+			if errors.Is(err, daemon.ErrReexec) {
+				return reexec(err)
 			}
 			return err
 		},

@@ -36,11 +36,11 @@ const (
 
 // What mends a finding.
 const (
-	mendMachine = "restart the server, which undoes what was left half done; `barchan down --all` removes everything"
-	mendRow     = "the server asks for the object by name and removes the sandbox when it is clearly gone, every 5 minutes and at its start"
-	mendObject  = "the server's log says why; `kubectl delete` the object to let go of it"
-	mendRoute   = "restart the server, which builds its routes anew"
-	mendFile    = "a write was interrupted; delete the file"
+	remedyMachine = "restart the server, which undoes what was left half done; `barchan down --all` removes everything"
+	remedyRow     = "the server asks for the object by name and removes the sandbox when it is clearly gone, every 5 minutes and at its start"
+	remedyObject  = "the server's log says why; `kubectl delete` the object to let go of it"
+	remedyRoute   = "restart the server, which builds its routes anew"
+	remedyFile    = "a write was interrupted; delete the file"
 )
 
 // Audit compares what the server has in its several places. It takes two looks and returns what
@@ -97,11 +97,11 @@ func auditMachine(ctx context.Context, n *node.Node, cfg *config.Config) (found 
 		failure = fmt.Errorf("look at the machine: %w", failure)
 	}
 	for _, what := range left {
-		found = append(found, adminclient.Finding{Where: adminclient.OnMachine, What: what, Remedy: mendMachine})
+		found = append(found, adminclient.Finding{Where: adminclient.OnMachine, What: what, Remedy: remedyMachine})
 	}
 	stray, err := strayFiles(cfg)
 	for _, what := range stray {
-		found = append(found, adminclient.Finding{Where: adminclient.InFiles, What: what, Remedy: mendFile})
+		found = append(found, adminclient.Finding{Where: adminclient.InFiles, What: what, Remedy: remedyFile})
 	}
 	return found, errors.Join(failure, err)
 }
@@ -205,19 +205,19 @@ func (v *view) sandboxes() (found []adminclient.Finding) {
 		_, there := v.onNode[s.UID]
 		switch {
 		case s.DeletionTimestamp != nil && v.now.Sub(s.DeletionTimestamp.Time) > longGone:
-			add(mendObject, "sandbox %s is being deleted since %s and is held by %v", full(s), s.DeletionTimestamp.UTC().Format(time.RFC3339), s.Finalizers)
+			add(remedyObject, "sandbox %s is being deleted since %s and is held by %v", full(s), s.DeletionTimestamp.UTC().Format(time.RFC3339), s.Finalizers)
 		case !there && (phase == sandbox.Running || phase == sandbox.Pausing || phase == sandbox.Paused || phase == sandbox.Resuming):
-			add(mendObject, "sandbox %s is %s by its object, and the node does not have it", full(s), phase)
+			add(remedyObject, "sandbox %s is %s by its object, and the node does not have it", full(s), phase)
 		case there && !slices.Contains(s.Finalizers, agents.NodeFinalizer):
-			add(mendObject, "sandbox %s is on the node, and nothing holds its object", full(s))
+			add(remedyObject, "sandbox %s is on the node, and nothing holds its object", full(s))
 		}
 		if v.poolless(s) {
-			add(mendObject, "sandbox %s is a member of a warm pool that does not exist", full(s))
+			add(remedyObject, "sandbox %s is a member of a warm pool that does not exist", full(s))
 		}
 	}
 	for uid, r := range v.onNode {
 		if v.boxes[uid] == nil {
-			add(mendRow, "sandbox %s/%s is on the node, and its object %s is gone", r.Ref.Namespace, r.Ref.Name, uid)
+			add(remedyRow, "sandbox %s/%s is on the node, and its object %s is gone", r.Ref.Namespace, r.Ref.Name, uid)
 		}
 	}
 	return found
@@ -232,7 +232,7 @@ func (v *view) poolless(s *agents.Sandbox) bool {
 // claims compares claims with the sandboxes that they name, and owned sandboxes with their claims.
 func (v *view) claims() (found []adminclient.Finding) {
 	add := func(text string, args ...any) {
-		found = append(found, adminclient.Finding{Where: adminclient.InObjects, What: fmt.Sprintf(text, args...), Remedy: mendObject})
+		found = append(found, adminclient.Finding{Where: adminclient.InObjects, What: fmt.Sprintf(text, args...), Remedy: remedyObject})
 	}
 	known := map[types.UID]bool{}
 	for i := range v.wanted {
@@ -267,7 +267,7 @@ func ready(c *extensions.SandboxClaim) bool {
 // routes compares routes with objects.
 func (v *view) routes() (found []adminclient.Finding) {
 	add := func(text string, args ...any) {
-		found = append(found, adminclient.Finding{Where: adminclient.InRoutes, What: fmt.Sprintf(text, args...), Remedy: mendRoute})
+		found = append(found, adminclient.Finding{Where: adminclient.InRoutes, What: fmt.Sprintf(text, args...), Remedy: remedyRoute})
 	}
 	routed := map[types.UID]route.Route{}
 	for r := range v.Daemon.routes.All() {
@@ -307,7 +307,7 @@ func AuditMachine(ctx context.Context, cfg config.Config, log *slog.Logger) (fou
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, m.close()) }()
-	if err := m.node.Recall(); err != nil {
+	if err := m.node.LoadJournal(); err != nil {
 		return nil, err
 	}
 	return auditMachine(ctx, m.node, &cfg)

@@ -49,9 +49,9 @@ func compareCheckpoints(objects []barchan.Checkpoint, kept []sandbox.Captured, n
 		gone := c.DeletionTimestamp
 		switch {
 		case gone != nil && now.Sub(gone.Time) > longGone && !inUse(c):
-			add(mendObject, "checkpoint %s is being deleted since %s and is held by %v", full(c), gone.UTC().Format(time.RFC3339), c.Finalizers)
+			add(remedyObject, "checkpoint %s is being deleted since %s and is held by %v", full(c), gone.UTC().Format(time.RFC3339), c.Finalizers)
 		case gone == nil && c.Status.Phase == barchan.CheckpointReady && !there[c.UID]:
-			add(mendObject, "checkpoint %s is ready by its object, and the node does not have it", full(c))
+			add(remedyObject, "checkpoint %s is ready by its object, and the node does not have it", full(c))
 		}
 	}
 	for i := range kept {

@@ -44,7 +44,7 @@ func (d *Daemon) startFeeds(ctx context.Context, stack *lifecycle.Stack) (err er
 	synced, err := cache.On(ctx, d.cache, func(older, newer *agents.Sandbox) {
 		d.observeRoute(older, newer)
 		if newer == nil && d.machine != nil {
-			d.machine.node.Doubt(older.Namespace, older.Name)
+			d.machine.node.ObjectDeleted(older.Namespace, older.Name)
 		}
 		d.picker.Observe(older, newer)
 		d.quotas.Observe(older, newer)
@@ -86,7 +86,7 @@ func (d *Daemon) startManager(ctx context.Context, stack *lifecycle.Stack) (err 
 	d.manager, err = manager.New(manager.Config{
 		Gate:    d.health,
 		Objects: d.objects, Cache: d.cache, Picker: d.picker, Quota: d.quotas, Binder: d.binder,
-		Routes: toldRoutes{d}, Witness: d.binder, Tokens: d.tokens, Log: d.cfg.Log, Metrics: d.metrics, MaxTimeout: d.cfg.MaxTimeout,
+		Routes: replicatedRoutes{d}, Witness: d.binder, Tokens: d.tokens, Log: d.cfg.Log, Metrics: d.metrics, MaxTimeout: d.cfg.MaxTimeout,
 		ForkSecrets: d.cfg.ForkSecrets,
 		DiskUsed:    diskUsed,
 		DefaultSize: manager.Size{CPUs: int(d.cfg.SandboxCPU.Value()), MemoryMB: d.cfg.SandboxMemory.Value() >> 20},

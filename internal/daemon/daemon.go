@@ -42,8 +42,8 @@ type Config struct {
 	// Version of the program, as `barchan version` prints it.
 	Version string
 	Log     *slog.Logger
-	// Anew says that the program started itself again after an ErrBeginAnew.
-	Anew bool
+	// AfterReexec says that the program started itself again after an ErrReexec.
+	AfterReexec bool
 }
 
 // Daemon is one server.
@@ -122,7 +122,7 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 			d.log.WarnContext(flush, "last traces not delivered", telemetry.Error, err)
 		}
 	}()
-	if err := d.phases.do(ctx, "room", d.awaitRoom); err != nil {
+	if err := d.phases.do(ctx, "disk", d.awaitRoom); err != nil {
 		return d.stopped(ctx, err)
 	}
 	release, err := d.takeDataDir(ctx)
@@ -136,7 +136,7 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 		return d.stopped(ctx, errors.Join(err, d.stopAll(&stack)))
 	}
 	d.phases.setReady()
-	d.log.InfoContext(ctx, "ready", telemetry.Took, time.Since(d.started), "http", d.plain.listener.Addr().String())
+	d.log.InfoContext(ctx, "ready", telemetry.Duration, time.Since(d.started), "http", d.plain.listener.Addr().String())
 	var broken error
 	select {
 	case <-ctx.Done():

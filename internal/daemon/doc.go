@@ -3,7 +3,7 @@
 //
 // Phases, each done before the next begins:
 //
-//	room       the data directory can be written, with room to start
+//	disk       the data directory can be written, with room to start
 //	lock       the data directory is ours
 //	bind       the listeners are ours; they answer /healthz and /readyz from here on
 //	api        storage is open, the API server answers

@@ -44,7 +44,7 @@ const (
 
 // startHealth watches what the server stands on: the disk, the memory.
 func (d *Daemon) startHealth(ctx context.Context, stack *lifecycle.Stack) error {
-	if err := d.push(ctx, stack, "room", d.watchRoom); err != nil {
+	if err := d.push(ctx, stack, "disk", d.watchRoom); err != nil {
 		return err
 	}
 	return d.push(ctx, stack, "writes", d.watchWrites)

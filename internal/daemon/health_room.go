@@ -19,10 +19,10 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 )
 
-// ErrBeginAnew says that the server has ended over its disk, and that the program should start
+// ErrReexec says that the server has ended over its disk, and that the program should start
 // itself again in the place of this process, with [Config.Anew] set: it then waits until the disk
 // is well. Sandboxes run on meanwhile.
-var ErrBeginAnew = errors.New("the server has to begin anew")
+var ErrReexec = errors.New("the server has to begin anew")
 
 const (
 	// reserveFile takes room that is given up when the disk is full otherwise, so that the server
@@ -114,7 +114,7 @@ func (d *Daemon) hasRoom() error {
 // server; one that begins anew waits until it has passed, and meanwhile tells everybody why.
 func (d *Daemon) awaitRoom(ctx context.Context) error {
 	err := d.hasRoom()
-	if err == nil || !d.cfg.Anew {
+	if err == nil || !d.cfg.AfterReexec {
 		return err
 	}
 	var stack lifecycle.Stack
@@ -161,13 +161,13 @@ func isDiskFault(err error) bool {
 // lost is what becomes of a server whose boot or whose parts have failed with cause: nothing, or
 // it begins anew.
 func (d *Daemon) lost(ctx context.Context, cause error) error {
-	passes := errors.Is(cause, apiserver.ErrStorage) || (d.cfg.Anew && isDiskFault(cause))
+	passes := errors.Is(cause, apiserver.ErrStorage) || (d.cfg.AfterReexec && isDiskFault(cause))
 	if ctx.Err() != nil || !passes {
 		return cause
 	}
 	d.log.ErrorContext(ctx, "the server cannot go on over its disk, and begins anew when that is well; sandboxes run on. "+
 		"Free space there, or mend it", "dir", d.cfg.DataDir, telemetry.Error, cause)
-	return fmt.Errorf("%w: %w", ErrBeginAnew, cause)
+	return fmt.Errorf("%w: %w", ErrReexec, cause)
 }
 
 // stopAll stops all parts. Those that wait for a storage that has failed are not waited for.

@@ -165,7 +165,7 @@ func roomOn(t *testing.T, disk string, anew bool) *Daemon {
 	cfg := config.Default()
 	cfg.DataDir, cfg.RunDir, cfg.NodeName = filepath.Join(disk, "d"), filepath.Join(disk, "d", "run"), "n"
 	cfg.HTTPAddr, cfg.TLSAddr, cfg.KubeAddr = "127.0.0.1:0", "", "127.0.0.1:0"
-	d, err := New(Config{Config: cfg, Log: telemetry.Discard(), Anew: anew})
+	d, err := New(Config{Config: cfg, Log: telemetry.Discard(), AfterReexec: anew})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,12 +195,12 @@ func post(t *testing.T, url string) (status int, text string) {
 func TestAwaitRoom(t *testing.T) {
 	disk := mount(t, "256m")
 	writeZeros(t, filepath.Join(disk, "big"), 200<<20)
-	if err := roomOn(t, disk, false).Run(t.Context()); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), `"room"`) || !strings.Contains(err.Error(), "MiB are needed") {
+	if err := roomOn(t, disk, false).Run(t.Context()); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), `"disk"`) || !strings.Contains(err.Error(), "MiB are needed") {
 		t.Errorf("Run on a full disk = %v", err)
 	}
 	d := roomOn(t, disk, true)
 	done := make(chan error, 1)
-	go func() { done <- d.phases.do(t.Context(), "room", d.awaitRoom) }()
+	go func() { done <- d.phases.do(t.Context(), "disk", d.awaitRoom) }()
 	eventually.True(t, "something is told to be wrong", func() bool { return d.health.Err() != nil })
 	if status, text := post(t, "http://"+d.plain.listener.Addr().String()+"/sandboxes"); status != http.StatusServiceUnavailable ||
 		!strings.Contains(text, "(room)") || !strings.Contains(text, "MiB are needed") {
@@ -231,22 +231,22 @@ func TestReadOnlyRoom(t *testing.T) {
 func TestLost(t *testing.T) {
 	d := &Daemon{log: telemetry.Discard()}
 	full := fmt.Errorf("x: %w", unix.ENOSPC)
-	if err := d.lost(t.Context(), full); errors.Is(err, ErrBeginAnew) {
+	if err := d.lost(t.Context(), full); errors.Is(err, ErrReexec) {
 		t.Error("the first boot on a full disk goes on for ever")
 	}
-	if err := d.lost(t.Context(), fmt.Errorf("x: %w", apiserver.ErrStorage)); !errors.Is(err, ErrBeginAnew) {
+	if err := d.lost(t.Context(), fmt.Errorf("x: %w", apiserver.ErrStorage)); !errors.Is(err, ErrReexec) {
 		t.Errorf("after storage failed: %v", err)
 	}
-	d.cfg.Anew = true
-	if err := d.lost(t.Context(), full); !errors.Is(err, ErrBeginAnew) {
+	d.cfg.AfterReexec = true
+	if err := d.lost(t.Context(), full); !errors.Is(err, ErrReexec) {
 		t.Errorf("a boot after that: %v", err)
 	}
-	if err := d.lost(t.Context(), errors.New("else")); errors.Is(err, ErrBeginAnew) {
+	if err := d.lost(t.Context(), errors.New("else")); errors.Is(err, ErrReexec) {
 		t.Errorf("what the disk has nothing to do with: %v", err)
 	}
 	stopped, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := d.lost(stopped, full); errors.Is(err, ErrBeginAnew) {
+	if err := d.lost(stopped, full); errors.Is(err, ErrReexec) {
 		t.Error("a server that was asked to stop begins anew")
 	}
 }

@@ -51,7 +51,7 @@ const conditionWatch = "watch"
 // version of this moment, by a read that is never of a cache, and waits until the watch has passed
 // that version: all that had happened when it asked has been applied then, however late the events
 // came, and whether or not there were any. That the server answers proves nothing by itself.
-type proof struct {
+type watchProber struct {
 	log   *slog.Logger
 	stale time.Duration
 	// latest asks the API server for its version now; passed is how far the watch has come.
@@ -61,24 +61,24 @@ type proof struct {
 	// renew begins the watch anew.
 	renew func()
 
-	asked    []question // not passed yet, in their order
-	before   string     // what the watch had passed a turn ago
+	asked    []versionProbe // not passed yet, in their order
+	before   string         // what the watch had passed a turn ago
 	proved   time.Time
 	renewed  time.Time
 	patience time.Duration // with a watch that proves nothing
 }
 
-type question struct {
+type versionProbe struct {
 	at      time.Time
 	version string
 }
 
 // run looks until ctx is done.
-func (p *proof) run(ctx context.Context) error {
+func (p *watchProber) run(ctx context.Context) error {
 	return lifecycle.Every(ctx, p.stale/proofShare, func() { p.look(ctx) })
 }
 
-func (p *proof) look(ctx context.Context) {
+func (p *watchProber) look(ctx context.Context) {
 	p.settle()
 	// What the watch has passed is applied a turn later: its events may still be on their way.
 	if version, err := p.passed(ctx); err == nil {
@@ -86,11 +86,11 @@ func (p *proof) look(ctx context.Context) {
 	}
 	p.trust(p.proved.Add(p.stale))
 	p.ask(ctx)
-	p.hurry(ctx)
+	p.restartStaleWatch(ctx)
 }
 
 // ask adds a question. There is none where the server does not answer in time.
-func (p *proof) ask(ctx context.Context) {
+func (p *watchProber) ask(ctx context.Context) {
 	limited, cancel := context.WithTimeout(ctx, p.stale/8)
 	defer cancel()
 	at := time.Now()
@@ -99,12 +99,12 @@ func (p *proof) ask(ctx context.Context) {
 		p.log.DebugContext(ctx, "version of the API server not heard", telemetry.Error, err)
 		return
 	}
-	p.asked = append(p.asked, question{at, version})
+	p.asked = append(p.asked, versionProbe{at, version})
 }
 
 // settle takes the questions that the watch has answered, and forgets those that are too old to
 // prove anything.
-func (p *proof) settle() {
+func (p *watchProber) settle() {
 	kept := p.asked[:0]
 	for _, q := range p.asked {
 		order, err := resourceversion.CompareResourceVersion(p.before, q.version)
@@ -119,11 +119,11 @@ func (p *proof) settle() {
 }
 
 // usualPatience is half as long again as a watch lasts.
-func (p *proof) usualPatience() time.Duration { return p.stale / watchShare * 3 / 2 }
+func (p *watchProber) usualPatience() time.Duration { return p.stale / watchShare * 3 / 2 }
 
 // hurry begins a watch anew that has proved nothing for a while, each time with more patience: it
 // may have much to list.
-func (p *proof) hurry(ctx context.Context) {
+func (p *watchProber) restartStaleWatch(ctx context.Context) {
 	since := p.proved
 	if p.renewed.After(since) {
 		since = p.renewed
@@ -138,8 +138,8 @@ func (p *proof) hurry(ctx context.Context) {
 
 // proveWatch has the routes of a replica trusted only as far as its watch proves. began is before
 // its first list.
-func (d *Daemon) proveWatch(began time.Time) *proof {
-	return &proof{
+func (d *Daemon) proveWatch(began time.Time) *watchProber {
+	return &watchProber{
 		log: d.log, stale: d.stale, proved: began, renew: d.watches.renew,
 		renewed: time.Now(), patience: d.stale / proofShare * 3 / 2, // the first watch was not made short
 		latest: func(ctx context.Context) (string, error) {

@@ -34,7 +34,7 @@ func TestProofRules(t *testing.T) {
 		renewals := 0
 		latest, passed := 10, 10
 		var silent error
-		p := &proof{
+		p := &watchProber{
 			log: telemetry.Discard(), stale: staleAfter, patience: 3 * time.Second, proved: time.Now(), renewed: time.Now(),
 			latest: func(context.Context) (string, error) { return fmt.Sprint(latest), silent },
 			passed: func(context.Context) (string, error) { return fmt.Sprint(passed), nil },

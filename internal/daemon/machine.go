@@ -111,7 +111,7 @@ func (m *machine) nodeConfig(cfg *config.Config, log *slog.Logger, h hooks) (nod
 		DefaultLimits: oci.Limits{
 			MilliCPU: cfg.SandboxCPU.MilliValue(), Memory: cfg.SandboxMemory.Value(), Pids: int64(cfg.SandboxPids),
 		},
-		StoreAfter: cfg.StoreAfter, ReleaseAddresses: cfg.PausedAddresses == config.AddressesReleased, Exists: h.exists, Log: log, Refuse: h.health.Err, Room: room(cfg), Journalled: h.written, OnRepair: h.repaired, Metrics: h.metrics,
+		StoreAfter: cfg.StoreAfter, ReleaseAddresses: cfg.PausedAddresses == config.AddressesReleased, Exists: h.exists, Log: log, Refuse: h.health.Err, CheckSpace: room(cfg), Journalled: h.written, OnRepair: h.repaired, Metrics: h.metrics,
 	}
 	if failpoint.Enabled {
 		out.AfterStep = func(step string) error { return failpoint.Err("node/" + step) }

@@ -51,7 +51,7 @@ func (p *phases) do(ctx context.Context, name string, step func(ctx context.Cont
 	p.mu.Lock()
 	p.list[at].Took, p.list[at].Done = took, true
 	p.mu.Unlock()
-	p.log.InfoContext(ctx, "boot phase done", "phase", name, telemetry.Took, took)
+	p.log.InfoContext(ctx, "boot phase done", "phase", name, telemetry.Duration, took)
 	return nil
 }
 

@@ -74,7 +74,7 @@ func (d *Daemon) startPeers(ctx context.Context, stack *lifecycle.Stack) error {
 	d.peers, err = peers.New(peers.Config{
 		Name: d.cfg.NodeName, Bind: gossip, PushBind: push, Seeds: d.cfg.PeerSeeds,
 		KeyFile: filepath.Join(d.cfg.PeerDir, "gossip.key"), TLS: peers.TLS{Dir: filepath.Join(d.cfg.PeerDir, "authority")},
-		StateFile: filepath.Join(d.cfg.DataDir, "members.json"), OnRoutes: d.heard, Log: d.cfg.Log, Metrics: d.metrics, FlushDelay: -1,
+		StateFile: filepath.Join(d.cfg.DataDir, "members.json"), OnRoutes: d.applyHints, Log: d.cfg.Log, Metrics: d.metrics, FlushDelay: -1,
 	})
 	if err != nil {
 		return err
@@ -92,8 +92,8 @@ func (d *Daemon) startPeers(ctx context.Context, stack *lifecycle.Stack) error {
 	})
 }
 
-// heard takes what another replica says as the hint that it is: the watch has the truth.
-func (d *Daemon) heard(_ string, batch []peers.Route) {
+// applyHints takes what another replica says as the hint that it is: the watch has the truth.
+func (d *Daemon) applyHints(_ string, batch []peers.Route) {
 	for _, r := range batch {
 		if !d.ours(r.Address) {
 			continue
@@ -115,11 +115,11 @@ func (d *Daemon) ours(addr netip.Addr) bool {
 	return d.cfg.Subnet.Contains(addr) || d.cfg.Subnet6.IsValid() && d.cfg.Subnet6.Contains(addr)
 }
 
-// toldRoutes writes into the table here, and tells the other replicas of what was new.
-type toldRoutes struct{ *Daemon }
+// replicatedRoutes writes into the table here, and tells the other replicas of what was new.
+type replicatedRoutes struct{ *Daemon }
 
 // Apply implements manager.Routes.
-func (t toldRoutes) Apply(s *agents.Sandbox) bool {
+func (t replicatedRoutes) Apply(s *agents.Sandbox) bool {
 	changed := t.routes.Apply(s)
 	if changed && t.peers != nil {
 		if r, keep := route.FromSandbox(s); keep {
@@ -132,15 +132,15 @@ func (t toldRoutes) Apply(s *agents.Sandbox) bool {
 }
 
 // Name implements manager.Routes.
-func (t toldRoutes) Name(id sandbox.ID) (types.NamespacedName, bool) { return t.routes.Name(id) }
+func (t replicatedRoutes) Name(id sandbox.ID) (types.NamespacedName, bool) { return t.routes.Name(id) }
 
 // Ended implements manager.Routes.
-func (t toldRoutes) Ended(namespace string, id sandbox.ID) string {
+func (t replicatedRoutes) Ended(namespace string, id sandbox.ID) string {
 	return t.routes.Ended(namespace, id)
 }
 
 // ApplyDelete implements manager.Routes.
-func (t toldRoutes) ApplyDelete(s *agents.Sandbox) bool {
+func (t replicatedRoutes) ApplyDelete(s *agents.Sandbox) bool {
 	changed := t.routes.ApplyDelete(s)
 	if changed && t.peers != nil {
 		r, _ := route.FromSandbox(s)

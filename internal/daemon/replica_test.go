@@ -32,11 +32,11 @@ func TestHeard(t *testing.T) {
 		if tt.addr != "" {
 			r.Address = netip.MustParseAddr(tt.addr)
 		}
-		d.heard("other", []peers.Route{{Route: r}})
+		d.applyHints("other", []peers.Route{{Route: r}})
 		if _, got := d.routes.Lookup(r.ID); got != tt.want {
 			t.Errorf("%s, %q: taken %v, want %v", tt.role, tt.addr, got, tt.want)
 		}
-		d.heard("other", []peers.Route{{Route: r, Deleted: true}})
+		d.applyHints("other", []peers.Route{{Route: r, Deleted: true}})
 	}
 	if d := (&Daemon{}); !d.ours(netip.Addr{}) {
 		t.Error("a hint without an address is refused")

@@ -32,7 +32,7 @@ func drain(t testing.TB, n *Node) map[netip.Addr]string {
 	got := map[netip.Addr]string{}
 	for {
 		owner := "drain-" + uuid.NewString()
-		addr, err := n.books.Reserve(owner)
+		addr, err := n.allocator.Reserve(owner)
 		if errors.Is(err, errs.ErrExhausted) {
 			return got
 		}
@@ -44,17 +44,17 @@ func drain(t testing.TB, n *Node) map[netip.Addr]string {
 func giveBack(t testing.TB, n *Node, drained map[netip.Addr]string) {
 	t.Helper()
 	for addr, owner := range drained {
-		must(t, n.books.Release(owner, addr))
+		must(t, n.allocator.Release(owner, addr))
 	}
 }
 
 // looks compares books and machine as often as it takes to release what has no owner.
 func looks(t testing.TB, n *Node) (all []ipam.Repair) {
 	t.Helper()
-	r, err := ipam.NewReconciler(ipam.ReconcilerConfig{Books: n.books, Live: n.live, Log: n.log, Every: time.Nanosecond})
+	r, err := ipam.NewReconciler(ipam.ReconcilerConfig{Books: n.allocator, Live: n.live, Log: n.log, Every: time.Nanosecond})
 	must(t, err)
 	for range 4 {
-		repairs, err := r.Look(t.Context())
+		repairs, err := r.Reconcile(t.Context())
 		must(t, err)
 		all = append(all, repairs...)
 	}
@@ -63,7 +63,7 @@ func looks(t testing.TB, n *Node) (all []ipam.Repair) {
 
 // lease is what the books have of a sandbox.
 func leaseOf(n *Node, uid types.UID) string {
-	l, ok := n.books.Of(string(uid))
+	l, ok := n.allocator.Of(string(uid))
 	if !ok {
 		return "none"
 	}
@@ -95,7 +95,7 @@ func TestConflictsInARow(t *testing.T) {
 	uid := types.UID(uuid.NewString()) // somebody's who has all of them
 	first := n.network.Gateway().Next()
 	for i, addr := 0, first; i < maxConflicts+3; i, addr = i+1, addr.Next() {
-		must(t, n.cfg.Containerd.CreateRecord(t.Context(), ctrd.Record{
+		must(t, n.cfg.Containerd.CreateContainer(t.Context(), ctrd.Container{
 			ID: fmt.Sprintf("stranger-%d", i), Image: testImage, Runtime: "none",
 			Labels: map[string]string{labelSandbox: string(uid), labelAddress: addr.String()},
 		}))
@@ -124,17 +124,17 @@ func TestConflictsInARow(t *testing.T) {
 		t.Errorf("a held address was freed: %v", err)
 	}
 	for i := range maxConflicts + 3 {
-		must(t, n.cfg.Containerd.RemoveRecord(t.Context(), fmt.Sprintf("stranger-%d", i)))
+		must(t, n.cfg.Containerd.RemoveContainer(t.Context(), fmt.Sprintf("stranger-%d", i)))
 	}
 }
 
 // obstacle is in the way of one step of a removal.
 type obstacle struct {
-	step    string
-	hangs   bool
-	once    sync.Once
-	reached chan struct{}
-	goOn    chan struct{}
+	step             string
+	hangs            bool
+	once             sync.Once
+	reached          chan struct{}
+	retryInterrupted chan struct{}
 }
 
 func (o *obstacle) into(c *Config) {
@@ -144,11 +144,11 @@ func (o *obstacle) into(c *Config) {
 		}
 		o.once.Do(func() { close(o.reached) })
 		if o.hangs {
-			<-o.goOn
+			<-o.retryInterrupted
 			return nil
 		}
 		select {
-		case <-o.goOn:
+		case <-o.retryInterrupted:
 			return nil
 		default:
 			return errBroken
@@ -163,7 +163,7 @@ func TestAddressStaysWhileARemovalFailsOrHangs(t *testing.T) {
 	for _, hangs := range []bool{false, true} {
 		for _, step := range backwards() {
 			t.Run(fmt.Sprintf("%s hangs %v", step, hangs), func(t *testing.T) {
-				o := &obstacle{step: step, hangs: hangs, reached: make(chan struct{}), goOn: make(chan struct{})}
+				o := &obstacle{step: step, hangs: hangs, reached: make(chan struct{}), retryInterrupted: make(chan struct{})}
 				n, stop := m.node(o.into)
 				defer stop()
 				s := object(class("runc"))
@@ -177,7 +177,7 @@ func TestAddressStaysWhileARemovalFailsOrHangs(t *testing.T) {
 					}
 				}
 				drained := keptFrom(t, n, s, addr)
-				close(o.goOn)
+				close(o.retryInterrupted)
 				eventually.True(t, "it is removed in the end", func() bool { return n.lookup(s.UID) == nil })
 				if got := leaseOf(n, s.UID); got != "none" {
 					t.Errorf("lease: %s", got)
@@ -215,13 +215,13 @@ func TestBooksAndMachineDiverge(t *testing.T) {
 	n, stop := m.node()
 	lost, rowless := object(class("runc")), object(class("runc"))
 	a, b := ensure(t, n, lost).Address, ensure(t, n, rowless).Address
-	must(t, n.books.Release(string(lost.UID), a))
-	must(t, n.books.Release(string(rowless.UID), b))
+	must(t, n.allocator.Release(string(lost.UID), a))
+	must(t, n.allocator.Release(string(rowless.UID), b))
 	must(t, n.journal.remove(refOf(rowless)))
-	ghost, err := n.books.Reserve("ghost")
+	ghost, err := n.allocator.Reserve("ghost")
 	must(t, err)
-	must(t, n.books.Hold("ghost", ghost))
-	_, err = n.books.Reserve("half")
+	must(t, n.allocator.Hold("ghost", ghost))
+	_, err = n.allocator.Reserve("half")
 	must(t, err)
 	stop()
 
@@ -240,12 +240,12 @@ func TestBooksAndMachineDiverge(t *testing.T) {
 	if got, want := leaseOf(n2, rowless.UID), b.String()+" held"; got != want {
 		t.Errorf("lease %s, want %s", got, want)
 	}
-	if lease, ok := n2.books.Of("ghost"); !ok || lease.Address != ghost {
+	if lease, ok := n2.allocator.Of("ghost"); !ok || lease.Address != ghost {
 		t.Errorf("the first look took a lease: %+v, %v", lease, ok)
 	}
 	looks(t, n2)
 	for _, owner := range []string{"ghost", "half"} {
-		if lease, ok := n2.books.Of(owner); ok {
+		if lease, ok := n2.allocator.Of(owner); ok {
 			t.Errorf("lease without an owner is left: %+v", lease)
 		}
 	}
@@ -264,13 +264,13 @@ func TestNoAddressTwice(t *testing.T) {
 	var mu sync.Mutex
 	holders := map[netip.Addr]types.UID{}
 	var busy sync.WaitGroup
-	reconciler, err := ipam.NewReconciler(ipam.ReconcilerConfig{Books: n.books, Live: n.live, Log: n.log})
+	reconciler, err := ipam.NewReconciler(ipam.ReconcilerConfig{Books: n.allocator, Live: n.live, Log: n.log})
 	must(t, err)
 	ended := make(chan struct{})
 	var looking sync.WaitGroup
 	looking.Go(func() {
 		for {
-			repairs, err := reconciler.Look(t.Context())
+			repairs, err := reconciler.Reconcile(t.Context())
 			if err != nil || len(repairs) > 0 {
 				t.Errorf("repaired %+v, %v", repairs, err)
 			}
@@ -286,7 +286,7 @@ func TestNoAddressTwice(t *testing.T) {
 			for range 3 {
 				s := object()
 				ref := refOf(s)
-				w := &work{n: n, row: &row{Plan: plan{Ref: ref, ID: sandbox.IDOf(ref.UID), Class: "runc"}}}
+				w := &operation{n: n, row: &row{Plan: plan{Ref: ref, ID: sandbox.IDOf(ref.UID), Class: "runc"}}}
 				u := n.unitOf(ref)
 				err := n.note(u, w.row, making)
 				for _, name := range []string{"address", "network", "record", "hold"} {

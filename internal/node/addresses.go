@@ -17,7 +17,7 @@ func (n *Node) firstLook(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, n.bootPatience)
 	defer cancel()
 	for {
-		_, err := n.reconciler.Look(ctx)
+		_, err := n.reconciler.Reconcile(ctx)
 		if err == nil {
 			return nil
 		}
@@ -38,19 +38,19 @@ func (n *Node) CheckAddresses(ctx context.Context) ([]ipam.Repair, error) {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return nil, err
 	}
-	repairs, err := n.reconciler.Look(ctx)
+	repairs, err := n.reconciler.Reconcile(ctx)
 	return repairs, unavailable(err)
 }
 
 // Leases tells of all addresses that are not free.
-func (n *Node) Leases() []ipam.Lease { return n.books.List() }
+func (n *Node) Leases() []ipam.Lease { return n.allocator.List() }
 
 // Subnets counts the addresses of each subnet by what they are doing, the one that addresses are
 // handed out from first.
-func (n *Node) Subnets() []ipam.Counts { return n.books.Counts() }
+func (n *Node) Subnets() []ipam.Counts { return n.allocator.Counts() }
 
 // FreeAddress ends the quarantine of an address, for people who know why it was in use; it cools
 // down. One that is not quarantined is an errs.ErrConflict that says who has it.
 //
 // Leases, Subnets and FreeAddress do not wait for the node to have adopted what runs.
-func (n *Node) FreeAddress(addr netip.Addr) error { return n.books.Free(addr) }
+func (n *Node) FreeAddress(addr netip.Addr) error { return n.allocator.Free(addr) }

@@ -59,7 +59,7 @@ func (n *Node) adopt(ctx context.Context) error {
 	if err := n.firstLook(ctx); err != nil {
 		return err
 	}
-	n.log.InfoContext(ctx, "adopted what runs", "lives", lives, "undone", undone, telemetry.Took, time.Since(began))
+	n.log.InfoContext(ctx, "adopted what runs", "lives", lives, "undone", undone, telemetry.Duration, time.Since(began))
 	return nil
 }
 
@@ -80,7 +80,7 @@ func (n *Node) readJournal(ctx context.Context) (rows []*row, err error) {
 
 // awaitRecords waits for containerd, which may have been started a moment ago, and lists its
 // records. One that does not come is an errs.ErrUnavailable: on half a view nothing is adopted.
-func (n *Node) awaitRecords(ctx context.Context) ([]ctrd.Record, error) {
+func (n *Node) awaitRecords(ctx context.Context) ([]ctrd.Container, error) {
 	ctx, cancel := context.WithTimeout(ctx, n.bootPatience)
 	defer cancel()
 	for {
@@ -96,7 +96,7 @@ func (n *Node) awaitRecords(ctx context.Context) ([]ctrd.Record, error) {
 }
 
 // sleepers are the IDs of sandboxes whose memory on disk may be all that there is of them.
-func (n *Node) sleepers(rows []*row, records []ctrd.Record) map[string]bool {
+func (n *Node) sleepers(rows []*row, records []ctrd.Container) map[string]bool {
 	keep, known := map[string]bool{}, map[string]bool{}
 	for _, r := range rows {
 		known[string(r.Plan.ID)] = true
@@ -138,14 +138,14 @@ func (n *Node) claimAddress(ctx context.Context, r *row) {
 	if !r.Stage.begun() || !r.Address.IsValid() {
 		return
 	}
-	if err := n.books.Claim(string(r.Plan.Ref.UID), r.Address); err != nil {
+	if err := n.allocator.Claim(string(r.Plan.Ref.UID), r.Address); err != nil {
 		n.log.ErrorContext(ctx, "a live sandbox's address is not its own in the books", telemetry.Sandbox, r.Plan.Ref.Name,
 			telemetry.Address, r.Address, telemetry.Error, err)
 	}
 }
 
 // takeOver makes a sandbox of the journal this node's own.
-func (n *Node) takeOver(ctx context.Context, u *unit, r *row) {
+func (n *Node) takeOver(ctx context.Context, u *sandboxHandle, r *row) {
 	n.appears(u, r)
 	n.adoptEgress(ctx, u, r)
 	switch {
@@ -168,7 +168,7 @@ func (n *Node) takeOver(ctx context.Context, u *unit, r *row) {
 		r = n.thawLeft(ctx, u, r)
 	}
 	n.watch(u, r)
-	work := &work{n: n, row: r}
+	work := &operation{n: n, row: r}
 	if err := n.network.Adopt(ctx, work.endpoint()); err != nil {
 		n.log.WarnContext(ctx, "network of a live sandbox not as it was", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
 	}
@@ -179,7 +179,7 @@ func (n *Node) takeOver(ctx context.Context, u *unit, r *row) {
 		n.settle(ctx, u, r)
 	}
 	if now := u.current(); now.Stage == paused {
-		n.fellAsleep(u, now)
+		n.setPaused(u, now)
 	}
 }
 
@@ -199,11 +199,11 @@ func (n *Node) rediscover(ctx context.Context, uid types.UID) error {
 		return err
 	}
 	r, err = n.journal.get(uid) // as it is now that nobody changes it
-	found := err == nil && r != nil && !u.buried() && u.current() == nil
+	found := err == nil && r != nil && !u.isRemoved() && u.current() == nil
 	if found {
 		u.setRow(r)
 	} else if u.current() == nil {
-		u.bury()
+		u.markRemoved()
 		n.drop(u)
 	}
 	done()
@@ -245,7 +245,7 @@ func (n *Node) checkRead(ref sandbox.Ref) error {
 }
 
 // settle asks the runtime whether a sandbox sleeps.
-func (n *Node) settle(ctx context.Context, u *unit, r *row) {
+func (n *Node) settle(ctx context.Context, u *sandboxHandle, r *row) {
 	became := live
 	r = new(*r) // others read the one that the unit has
 	runtime, err := n.runtimeOfRow(r)
@@ -268,14 +268,14 @@ func (n *Node) settle(ctx context.Context, u *unit, r *row) {
 
 // undoLeft takes back what was half done. Failing is no reason not to start: the row stays, its
 // address stays taken, and Run tries again.
-func (n *Node) undoLeft(ctx context.Context, u *unit) {
+func (n *Node) undoLeft(ctx context.Context, u *sandboxHandle) {
 	taken, done, err := u.take(ctx)
 	if err != nil {
 		return
 	}
 	defer done()
 	r := u.current()
-	if u.buried() || r == nil || r.Stage.begun() {
+	if u.isRemoved() || r == nil || r.Stage.begun() {
 		return
 	}
 	limited, cancel := context.WithTimeout(taken, undoTimeout)
@@ -284,7 +284,7 @@ func (n *Node) undoLeft(ctx context.Context, u *unit) {
 		n.log.WarnContext(ctx, "sandbox cannot be removed yet", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
 		return
 	}
-	u.bury()
+	u.markRemoved()
 	n.drop(u)
 }
 
@@ -353,11 +353,11 @@ func (n *Node) Destroy(ctx context.Context) error {
 
 // clearLeftovers removes what is on the machine without a row of the journal.
 func (n *Node) clearLeftovers(ctx context.Context) error {
-	v, err := n.look(ctx)
+	v, err := n.scanHost(ctx)
 	failures := []error{err}
 	for id := range v.leftovers() {
 		if id != "" {
-			w := &work{n: n, row: &row{Stage: removing, Plan: plan{ID: sandbox.ID(id)}}}
+			w := &operation{n: n, row: &row{Stage: removing, Plan: plan{ID: sandbox.ID(id)}}}
 			failures = append(failures, w.undo(ctx))
 		}
 	}

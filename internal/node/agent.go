@@ -42,7 +42,7 @@ func (n *Node) agentOf(id sandbox.ID, addr netip.Addr) (*envd.Client, error) {
 }
 
 // awaitAgent returns when the agent has answered and knows the time.
-func (w *work) awaitAgent(ctx context.Context) error {
+func (w *operation) awaitAgent(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, w.n.cfg.StartTimeout)
 	defer cancel()
 	agent, err := w.awaitHealth(ctx)
@@ -57,7 +57,7 @@ func (w *work) awaitAgent(ctx context.Context) error {
 }
 
 // awaitHealth returns when the agent has answered.
-func (w *work) awaitHealth(ctx context.Context) (*envd.Client, error) {
+func (w *operation) awaitHealth(ctx context.Context) (*envd.Client, error) {
 	agent, err := w.n.agentOf(w.row.Plan.ID, w.row.Address)
 	if err != nil {
 		return nil, err

@@ -21,7 +21,7 @@ import (
 // Audit lists what of the instance is on the machine without a sandbox that the node knows, one
 // line each: it should be nothing. What is being made or removed just now may be listed.
 func (n *Node) Audit(ctx context.Context) (left []string, err error) {
-	v, err := n.look(ctx)
+	v, err := n.scanHost(ctx)
 	failures := []error{err}
 	namespaces := map[string]bool{}
 	for _, t := range v.things {
@@ -37,7 +37,7 @@ func (n *Node) Audit(ctx context.Context) (left []string, err error) {
 			left = append(left, t.String()+" without a network namespace")
 		}
 	}
-	for _, l := range n.books.List() {
+	for _, l := range n.allocator.List() {
 		if l.Owner != "" && !v.known[string(sandbox.IDOf(types.UID(l.Owner)))] {
 			left = append(left, fmt.Sprintf("lease %s of %s", l.Address, l.Owner))
 		}
@@ -69,7 +69,7 @@ func (n *Node) Audit(ctx context.Context) (left []string, err error) {
 
 // Remarks lists what people should know of and what is no leak, one line each: rows of the journal
 // that cannot be read, addresses in quarantine, sandboxes that cannot be removed yet.
-func (n *Node) Remarks() (remarks []string) {
+func (n *Node) Warnings() (remarks []string) {
 	n.mu.Lock()
 	for uid, err := range n.unread {
 		remarks = append(remarks, fmt.Sprintf("the journal's row of %s cannot be read: %v", uid, err))
@@ -78,7 +78,7 @@ func (n *Node) Remarks() (remarks []string) {
 	for uid, err := range n.shelf.unread() {
 		remarks = append(remarks, fmt.Sprintf("the row of checkpoint %s cannot be read: %v", uid, err))
 	}
-	for _, l := range n.books.List() {
+	for _, l := range n.allocator.List() {
 		if l.State == ipam.Quarantined {
 			remarks = append(remarks, fmt.Sprintf("address %s is in quarantine since %s: %s", l.Address, l.Since.UTC().Format(time.RFC3339), l.Reason))
 		}

@@ -49,7 +49,7 @@ func (t *tasks) run(ctx context.Context) {
 }
 
 // dirty collects sandboxes that changed until somebody reads of them.
-type dirty struct {
+type changeQueue struct {
 	wake chan struct{}
 
 	mu   sync.Mutex
@@ -57,12 +57,12 @@ type dirty struct {
 	in   map[sandbox.Ref]struct{} // +checklocks:mu
 }
 
-func newDirty() *dirty {
-	return &dirty{wake: make(chan struct{}, 1), in: map[sandbox.Ref]struct{}{}}
+func newDirty() *changeQueue {
+	return &changeQueue{wake: make(chan struct{}, 1), in: map[sandbox.Ref]struct{}{}}
 }
 
 // mark notes a change; a sandbox that waits to be told of already is not noted twice.
-func (d *dirty) mark(ref sandbox.Ref) {
+func (d *changeQueue) mark(ref sandbox.Ref) {
 	d.mu.Lock()
 	if _, already := d.in[ref]; !already {
 		d.in[ref] = struct{}{}
@@ -75,7 +75,7 @@ func (d *dirty) mark(ref sandbox.Ref) {
 	}
 }
 
-func (d *dirty) next() (ref sandbox.Ref, ok bool) {
+func (d *changeQueue) next() (ref sandbox.Ref, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(d.refs) == 0 {
@@ -88,7 +88,7 @@ func (d *dirty) next() (ref sandbox.Ref, ok bool) {
 }
 
 // forward sends what is marked until ctx ends.
-func (d *dirty) forward(ctx context.Context, to chan<- sandbox.Ref) {
+func (d *changeQueue) forward(ctx context.Context, to chan<- sandbox.Ref) {
 	for {
 		ref, ok := d.next()
 		if !ok {

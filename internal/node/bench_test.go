@@ -168,7 +168,7 @@ func standIn(b *testing.B, n *Node) {
 	must(b, err)
 	image, err := n.findImage(b.Context(), &p)
 	must(b, err)
-	w := &work{n: n, image: image, row: &row{Stage: making, Plan: p, Digest: image.Digest}}
+	w := &operation{n: n, image: image, row: &row{Stage: making, Plan: p, Digest: image.Digest}}
 	must(b, n.note(u, w.row, making))
 	for _, name := range []string{"address", "network", "snapshot", "mount", "bundle", "record", "hold"} {
 		must(b, w.doOne(b.Context(), w.steps()[name]))
@@ -181,5 +181,5 @@ func standIn(b *testing.B, n *Node) {
 	must(b, os.MkdirAll(cgroup, 0o755))
 	must(b, os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte(fmt.Sprint(child.PID)), 0o644))
 	must(b, n.note(u, w.row, live))
-	n.cameToLife(u, w.row)
+	n.setRunning(u, w.row)
 }

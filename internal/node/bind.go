@@ -49,7 +49,7 @@ func (n *Node) Bind(ctx context.Context, s *agents.Sandbox) error {
 	}
 	defer done()
 	r := u.current()
-	if u.buried() || !unbound(r, s) {
+	if u.isRemoved() || !unbound(r, s) {
 		return nil
 	}
 	if err := n.bind(ctx, u, r, s); err != nil {
@@ -69,8 +69,8 @@ func unbound(r *row, s *agents.Sandbox) bool {
 }
 
 // bind does the work of Bind, in the unit's turn.
-func (n *Node) bind(ctx context.Context, u *unit, r *row, s *agents.Sandbox) error {
-	w := &work{n: n, row: new(row)}
+func (n *Node) bind(ctx context.Context, u *sandboxHandle, r *row, s *agents.Sandbox) error {
+	w := &operation{n: n, row: new(row)}
 	*w.row = *r
 	w.row.Plan.Env = slices.Clone(s.Spec.PodTemplate.Spec.Containers[0].Env)
 	w.row.Plan.Secure = s.Spec.AgentSecured()
@@ -91,7 +91,7 @@ func (n *Node) bind(ctx context.Context, u *unit, r *row, s *agents.Sandbox) err
 }
 
 // rewriteConfig changes the configuration that the agent reads when it is started anew.
-func (w *work) rewriteConfig() (*envd.Config, error) {
+func (w *operation) rewriteConfig() (*envd.Config, error) {
 	file := filepath.Join(w.path("agent"), filepath.Base(envd.ConfigPath))
 	cfg, err := envd.ReadConfig(file)
 	if err != nil {
@@ -111,7 +111,7 @@ func (w *work) rewriteConfig() (*envd.Config, error) {
 }
 
 // guardAgent has the agent ask for its token, or for none where the sandbox was made so.
-func (w *work) guardAgent(cfg *envd.Config) {
+func (w *operation) guardAgent(cfg *envd.Config) {
 	cfg.AccessToken, cfg.Open = "", !w.row.Plan.Secure || w.n.cfg.AgentToken == nil
 	if !cfg.Open {
 		cfg.AccessToken = w.n.cfg.AgentToken(w.row.Plan.ID)
@@ -120,7 +120,7 @@ func (w *work) guardAgent(cfg *envd.Config) {
 
 // tellAgent hands an agent that runs what it would read if it were started now. It gives no
 // time, by which a request of somebody else could make this one count as late.
-func (w *work) tellAgent(ctx context.Context, cfg *envd.Config) error {
+func (w *operation) tellAgent(ctx context.Context, cfg *envd.Config) error {
 	agent, err := w.n.agentOf(w.row.Plan.ID, w.row.Address)
 	if err != nil {
 		return err

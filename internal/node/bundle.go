@@ -70,7 +70,7 @@ func copyFile(from io.Reader, to string) error {
 func (n *Node) claimsDir(id string) string { return filepath.Join(n.cfg.DataDir, "claims", id) }
 
 // writeBundle writes all files that the container starts from.
-func (w *work) writeBundle(ctx context.Context) error {
+func (w *operation) writeBundle(ctx context.Context) error {
 	p := &w.row.Plan
 	agentDir := w.path("agent")
 	if err := os.MkdirAll(agentDir, 0o755); err != nil {
@@ -107,7 +107,7 @@ func (w *work) writeBundle(ctx context.Context) error {
 }
 
 // mounts are the volumes, with their directories made.
-func (w *work) mounts() (mounts []oci.Mount, err error) {
+func (w *operation) mounts() (mounts []oci.Mount, err error) {
 	for _, v := range w.row.Plan.Volumes {
 		m := oci.Mount{Target: v.Target, ReadOnly: v.ReadOnly, SizeLimit: v.SizeLimit}
 		switch {
@@ -152,7 +152,7 @@ func volumeDir(dir, sub string) (string, error) {
 }
 
 // agentConfig is what the agent must know from its first instant.
-func (w *work) agentConfig() (*envd.Config, error) {
+func (w *operation) agentConfig() (*envd.Config, error) {
 	p := &w.row.Plan
 	env := w.environment()
 	cfg := &envd.Config{
@@ -176,7 +176,7 @@ func (w *work) agentConfig() (*envd.Config, error) {
 }
 
 // environment is the image's, changed by the object's, whenever that was read.
-func (w *work) environment() map[string]string {
+func (w *operation) environment() map[string]string {
 	env := map[string]string{"PATH": defaultPath}
 	for _, pair := range w.row.ImageEnv {
 		if name, value, ok := strings.Cut(pair, "="); ok {
@@ -198,7 +198,7 @@ func isRoot(user string) bool {
 	return name == "" || name == "0" || name == "root"
 }
 
-func (w *work) reference(path string) string {
+func (w *operation) reference(path string) string {
 	switch path {
 	case "metadata.name":
 		return w.row.Plan.Ref.Name

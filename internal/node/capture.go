@@ -58,7 +58,7 @@ func (n *Node) Capture(ctx context.Context, ask sandbox.Capture) (sandbox.Captur
 	}
 	n.observeStep(c.Plan.Class, "capture", time.Since(began))
 	n.log.InfoContext(ctx, "checkpoint made", telemetry.Namespace, ref.Namespace, "checkpoint", ref.Name, telemetry.Sandbox, ask.Source.Name,
-		"memory", c.Memory != nil, "paused", c.Paused, telemetry.Took, time.Since(began))
+		"memory", c.Memory != nil, "paused", c.Paused, telemetry.Duration, time.Since(began))
 	return n.captured(c), nil
 }
 
@@ -75,7 +75,7 @@ func captureFault(ctx context.Context, err error) error {
 }
 
 // capture does the work of Capture, in the turns of the checkpoint and of its source.
-func (n *Node) capture(ctx context.Context, k *kept, ask sandbox.Capture) (*checkpoint, error) {
+func (n *Node) capture(ctx context.Context, k *checkpointHandle, ask sandbox.Capture) (*checkpoint, error) {
 	if err := n.refused(); err != nil {
 		return nil, err
 	}
@@ -93,7 +93,7 @@ func (n *Node) capture(ctx context.Context, k *kept, ask sandbox.Capture) (*chec
 	if u == nil {
 		return nil, fmt.Errorf("sandbox %s/%s is not on this node: %w", source.Namespace, source.Name, errs.ErrConflict)
 	}
-	u.claim()
+	u.setDesired()
 	ctx, done, err := u.take(ctx)
 	if err != nil {
 		return nil, err
@@ -103,7 +103,7 @@ func (n *Node) capture(ctx context.Context, k *kept, ask sandbox.Capture) (*chec
 	if err := capturable(u, r); err != nil {
 		return nil, err
 	}
-	p := &capture{work: &work{n: n, row: new(*r)}, u: u, k: k, filesOnly: ask.FilesOnly || r.Plan.Class != oci.GVisor}
+	p := &capture{operation: &operation{n: n, row: new(*r)}, u: u, k: k, filesOnly: ask.FilesOnly || r.Plan.Class != oci.GVisor}
 	if err := n.roomToCapture(ctx, r, p.filesOnly); err != nil {
 		return nil, err
 	}
@@ -120,9 +120,9 @@ func (n *Node) capture(ctx context.Context, k *kept, ask sandbox.Capture) (*chec
 }
 
 // capturable refuses what has no state to keep.
-func capturable(u *unit, r *row) error {
+func capturable(u *sandboxHandle, r *row) error {
 	switch {
-	case u.buried() || r == nil || u.observed().State == sandbox.ContainerExited:
+	case u.isRemoved() || r == nil || u.observed().State == sandbox.ContainerExited:
 		return fmt.Errorf("sandbox %s/%s is %s: %w", u.ref.Namespace, u.ref.Name, u.observed().State, errs.ErrConflict)
 	case r.keepsClaims():
 		return fmt.Errorf("sandbox %s/%s has nothing but its volumes: %w", u.ref.Namespace, u.ref.Name, errs.ErrConflict)

@@ -20,10 +20,10 @@ import (
 
 // capture is one checkpoint in the making.
 type capture struct {
-	*work // of the source
-	u     *unit
-	k     *kept
-	c     *checkpoint
+	*operation // of the source
+	u          *sandboxHandle
+	k          *checkpointHandle
+	c          *checkpoint
 	// filesOnly is what is kept, whatever the source has.
 	filesOnly bool
 
@@ -45,7 +45,7 @@ func volumePath(v volume) string {
 }
 
 // volumeSource is where a sandbox has a volume's data.
-func (w *work) volumeSource(v volume) string {
+func (w *operation) volumeSource(v volume) string {
 	if v.Claim != "" {
 		return filepath.Join(w.n.claimsDir(w.id()), v.Claim)
 	}
@@ -128,11 +128,11 @@ func (p *capture) begin(ctx context.Context) (err error) {
 	if p.row.Stage != live {
 		return nil
 	}
-	if err := p.files.Ahead(ctx); err != nil {
+	if err := p.files.PreCopy(ctx); err != nil {
 		return err
 	}
 	for _, v := range p.volumes {
-		if err := v.Ahead(ctx); err != nil {
+		if err := v.PreCopy(ctx); err != nil {
 			return fmt.Errorf("copy volume: %w", err)
 		}
 	}
@@ -155,11 +155,11 @@ func (p *capture) keepAgent() error {
 // copy copies the files of a source that stands still, and has them made durable while it goes on.
 func (p *capture) copy(ctx context.Context) error {
 	p.c.Created, p.c.Exit = time.Now().UTC(), p.u.observed().EntrypointExit
-	if err := p.files.Take(ctx); err != nil {
+	if err := p.files.FinalCopy(ctx); err != nil {
 		return err
 	}
 	for _, v := range p.volumes {
-		if err := v.Take(ctx); err != nil {
+		if err := v.FinalCopy(ctx); err != nil {
 			return fmt.Errorf("copy volume: %w", err)
 		}
 	}
@@ -302,7 +302,7 @@ func thaw(ctx context.Context, runtime *oci.Runtime, id string) error {
 // fromDisk keeps what is on disk of a source of which nothing runs.
 func (p *capture) fromDisk(ctx context.Context) error {
 	if p.row.Stage != stored { // something of a container may be there
-		if err := p.rest(ctx, p.u); err != nil {
+		if err := p.releaseResources(ctx, p.u); err != nil {
 			return err
 		}
 	}
@@ -339,7 +339,7 @@ func (p *capture) linkMemory(ctx context.Context) error {
 	err := oci.LinkImage(ctx, from, to)
 	if isOtherDisk(err) {
 		if err = os.Mkdir(to, 0o700); err == nil {
-			err = ctrd.NewTreeCopy(to, from).Take(ctx)
+			err = ctrd.NewTreeCopy(to, from).FinalCopy(ctx)
 		}
 	}
 	if err != nil {

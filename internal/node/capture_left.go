@@ -9,7 +9,7 @@ import (
 
 // uncaptured makes a sandbox live again that was being captured when a node before this one ended. It is
 // only of the unit: the journal follows once the sandbox is known to go on.
-func (n *Node) uncaptured(u *unit, r *row) *row {
+func (n *Node) uncaptured(u *sandboxHandle, r *row) *row {
 	if r.Stage != capturing {
 		return r
 	}
@@ -20,7 +20,7 @@ func (n *Node) uncaptured(u *unit, r *row) *row {
 }
 
 // thawLeft lets a sandbox go on that a node before this one held still for a checkpoint.
-func (n *Node) thawLeft(ctx context.Context, u *unit, r *row) *row {
+func (n *Node) thawLeft(ctx context.Context, u *sandboxHandle, r *row) *row {
 	r = n.uncaptured(u, r)
 	n.goesOn(ctx, u, r, false)
 	return r
@@ -28,7 +28,7 @@ func (n *Node) thawLeft(ctx context.Context, u *unit, r *row) *row {
 
 // goesOn sees to it that a live sandbox goes on after it was held still for a checkpoint, and that the
 // journal says so. What cannot be done now is tried until it can.
-func (n *Node) goesOn(ctx context.Context, u *unit, r *row, runs bool) {
+func (n *Node) goesOn(ctx context.Context, u *sandboxHandle, r *row, runs bool) {
 	if runs && n.write(u, r) == nil {
 		return
 	}
@@ -45,21 +45,21 @@ func (n *Node) goesOn(ctx context.Context, u *unit, r *row, runs bool) {
 }
 
 // thawLater does as thawNow, in the sandbox's turn.
-func (n *Node) thawLater(ctx context.Context, u *unit) (finished bool) {
+func (n *Node) thawLater(ctx context.Context, u *sandboxHandle) (finished bool) {
 	ctx, done, err := u.take(ctx)
 	if err != nil {
 		return true
 	}
 	defer done()
 	r := u.current()
-	if u.buried() || r == nil || r.Stage != live {
+	if u.isRemoved() || r == nil || r.Stage != live {
 		return true
 	}
 	return n.thawNow(ctx, u, r)
 }
 
 // thawNow lets a live sandbox go on that may stand still, and notes that it is live.
-func (n *Node) thawNow(ctx context.Context, u *unit, r *row) (finished bool) {
+func (n *Node) thawNow(ctx context.Context, u *sandboxHandle, r *row) (finished bool) {
 	began := time.Now()
 	runtime, err := n.runtimeOfRow(r)
 	if err == nil {
@@ -73,6 +73,6 @@ func (n *Node) thawNow(ctx context.Context, u *unit, r *row) (finished bool) {
 		return false
 	}
 	n.log.DebugContext(ctx, "sandbox goes on that was being captured", telemetry.Namespace, u.ref.Namespace, telemetry.Sandbox, u.ref.Name,
-		telemetry.Took, time.Since(began))
+		telemetry.Duration, time.Since(began))
 	return true
 }

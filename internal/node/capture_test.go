@@ -400,7 +400,7 @@ func TestCaptureAsksForAllItsRoom(t *testing.T) {
 	var full bool
 	var wrote atomic.Bool
 	n, _ := m.node(func(c *Config) {
-		c.Room = func(_ string, bytes int64) error {
+		c.CheckSpace = func(_ string, bytes int64) error {
 			mu.Lock()
 			defer mu.Unlock()
 			asked = append(asked, bytes)

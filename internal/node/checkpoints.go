@@ -117,18 +117,18 @@ func checkCheckpoint(ref sandbox.CheckpointRef) error {
 
 var checkpointsBucket = []byte("checkpoints")
 
-// shelf is all checkpoints of the node: their rows in the database, and who is at them.
-type shelf struct {
+// checkpointStore is all checkpoints of the node: their rows in the database, and who is at them.
+type checkpointStore struct {
 	db    *bolt.DB
 	locks keyedLock
 
 	mu    sync.Mutex
-	kept  map[types.UID]*kept // +checklocks:mu
-	wrong map[types.UID]error // +checklocks:mu
+	kept  map[types.UID]*checkpointHandle // +checklocks:mu
+	wrong map[types.UID]error             // +checklocks:mu
 }
 
-// kept is one checkpoint. Whoever changes it has its turn, which is taken before that of a sandbox.
-type kept struct {
+// checkpointHandle is one checkpoint. Whoever changes it has its turn, which is taken before that of a sandbox.
+type checkpointHandle struct {
 	ref sandbox.CheckpointRef
 
 	mu      sync.Mutex
@@ -137,7 +137,7 @@ type kept struct {
 	idle    chan struct{} // +checklocks:mu
 }
 
-func openShelf(db *bolt.DB) (*shelf, error) {
+func openShelf(db *bolt.DB) (*checkpointStore, error) {
 	err := db.Update(func(tx *bolt.Tx) error {
 		_, err := tx.CreateBucketIfNotExists(checkpointsBucket)
 		return err
@@ -145,11 +145,11 @@ func openShelf(db *bolt.DB) (*shelf, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the books of checkpoints: %w", err)
 	}
-	return &shelf{db: db, kept: map[types.UID]*kept{}, wrong: map[types.UID]error{}}, nil
+	return &checkpointStore{db: db, kept: map[types.UID]*checkpointHandle{}, wrong: map[types.UID]error{}}, nil
 }
 
 // load reads all rows. Those that cannot be read are kept, with all that has their names, and told.
-func (s *shelf) load(unread func(key, value []byte, err error)) error {
+func (s *checkpointStore) load(unread func(key, value []byte, err error)) error {
 	return s.db.View(func(tx *bolt.Tx) error {
 		return tx.Bucket(checkpointsBucket).ForEach(func(key, value []byte) error {
 			c, err := decodeCheckpoint(key, value)
@@ -182,19 +182,19 @@ func decodeCheckpoint(key, value []byte) (*checkpoint, error) {
 }
 
 // of finds or makes what is known of a checkpoint.
-func (s *shelf) of(ref sandbox.CheckpointRef) *kept {
+func (s *checkpointStore) of(ref sandbox.CheckpointRef) *checkpointHandle {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := s.kept[ref.UID]
 	if k == nil {
-		k = &kept{ref: ref}
+		k = &checkpointHandle{ref: ref}
 		s.kept[ref.UID] = k
 	}
 	return k
 }
 
 // row is what the books have of a checkpoint; nil where they have nothing.
-func (s *shelf) row(uid types.UID) *checkpoint {
+func (s *checkpointStore) row(uid types.UID) *checkpoint {
 	s.mu.Lock()
 	k := s.kept[uid]
 	s.mu.Unlock()
@@ -204,10 +204,10 @@ func (s *shelf) row(uid types.UID) *checkpoint {
 	return k.current()
 }
 
-func (s *shelf) all() []*kept {
+func (s *checkpointStore) all() []*checkpointHandle {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := make([]*kept, 0, len(s.kept))
+	all := make([]*checkpointHandle, 0, len(s.kept))
 	for _, k := range s.kept {
 		all = append(all, k)
 	}
@@ -215,14 +215,14 @@ func (s *shelf) all() []*kept {
 }
 
 // unread are the UIDs whose rows cannot be read, and why.
-func (s *shelf) unread() map[types.UID]error {
+func (s *checkpointStore) unread() map[types.UID]error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return maps.Clone(s.wrong)
 }
 
 // checkRead refuses a checkpoint whose row cannot be read.
-func (s *shelf) checkRead(ref sandbox.CheckpointRef) error {
+func (s *checkpointStore) checkRead(ref sandbox.CheckpointRef) error {
 	if err := s.unread()[ref.UID]; err != nil {
 		return fmt.Errorf("what the node noted of checkpoint %s/%s cannot be read, and is kept (%w); delete the checkpoint to be rid of it: %w",
 			ref.Namespace, ref.Name, err, errs.ErrUnavailable)
@@ -231,8 +231,8 @@ func (s *shelf) checkRead(ref sandbox.CheckpointRef) error {
 }
 
 // named finds the checkpoint of a name: one that can be read from, where there is one.
-func (s *shelf) named(namespace, name string) *kept {
-	var found *kept
+func (s *checkpointStore) named(namespace, name string) *checkpointHandle {
+	var found *checkpointHandle
 	var row *checkpoint
 	for _, k := range s.all() {
 		r := k.current()
@@ -250,7 +250,7 @@ func (s *shelf) named(namespace, name string) *kept {
 // take waits for a checkpoint's turn, and with interrupts, for a removal, ends all that hold it or wait
 // for it before. The context that it returns ends with an interruption. done gives the turn back, and
 // forgets a checkpoint of which nothing is left.
-func (s *shelf) take(ctx context.Context, ref sandbox.CheckpointRef, interrupts bool) (_ context.Context, k *kept, done func(), err error) {
+func (s *checkpointStore) take(ctx context.Context, ref sandbox.CheckpointRef, interrupts bool) (_ context.Context, k *checkpointHandle, done func(), err error) {
 	ctx, release, err := s.locks.acquire(ctx, ref.UID, interrupts)
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("wait for checkpoint %s/%s: %w: %w", ref.Namespace, ref.Name, err, errs.ErrUnavailable)
@@ -267,20 +267,20 @@ func (s *shelf) take(ctx context.Context, ref sandbox.CheckpointRef, interrupts 
 }
 
 // current is the checkpoint's row; nil where there is none.
-func (k *kept) current() *checkpoint {
+func (k *checkpointHandle) current() *checkpoint {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.row
 }
 
-func (k *kept) setRow(c *checkpoint) {
+func (k *checkpointHandle) setRow(c *checkpoint) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.row = c
 }
 
 // open has a reader read what is ready; release ends that, and may be called more than once.
-func (k *kept) open() (c *checkpoint, release func(), ok bool) {
+func (k *checkpointHandle) open() (c *checkpoint, release func(), ok bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.row == nil || k.row.Stage != checkpointReady {
@@ -298,7 +298,7 @@ func (k *kept) open() (c *checkpoint, release func(), ok bool) {
 }
 
 // awaitReaders waits until nobody reads. There must be no new ones.
-func (k *kept) awaitReaders(ctx context.Context) error {
+func (k *checkpointHandle) awaitReaders(ctx context.Context) error {
 	k.mu.Lock()
 	if k.readers == 0 {
 		k.mu.Unlock()
@@ -318,7 +318,7 @@ func (k *kept) awaitReaders(ctx context.Context) error {
 }
 
 // noteCheckpoint writes a row with a stage.
-func (n *Node) noteCheckpoint(k *kept, c *checkpoint, s checkpointStage) error {
+func (n *Node) noteCheckpoint(k *checkpointHandle, c *checkpoint, s checkpointStage) error {
 	changed := *c
 	changed.Stage = s
 	value, err := json.Marshal(&changed)
@@ -338,7 +338,7 @@ func (n *Node) noteCheckpoint(k *kept, c *checkpoint, s checkpointStage) error {
 }
 
 // eraseCheckpoint removes all that there is of a checkpoint, its row last. It may be repeated.
-func (n *Node) eraseCheckpoint(ctx context.Context, k *kept) error {
+func (n *Node) eraseCheckpoint(ctx context.Context, k *checkpointHandle) error {
 	failures := []error{oci.RemoveImage(n.checkpointMemory(k.ref.UID)), n.removeCheckpointData(ctx, k.ref.UID), n.dropBase(ctx, k)}
 	if err := errors.Join(failures...); err != nil {
 		return unavailable(err)

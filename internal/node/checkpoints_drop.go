@@ -72,7 +72,7 @@ func (n *Node) DropCheckpoint(ctx context.Context, ref sandbox.CheckpointRef) er
 }
 
 // dropKept removes a checkpoint, in its turn.
-func (n *Node) dropKept(ctx context.Context, k *kept) error {
+func (n *Node) dropKept(ctx context.Context, k *checkpointHandle) error {
 	if c := k.current(); c != nil && c.Stage != checkpointDropping {
 		if err := n.noteCheckpoint(k, new(*c), checkpointDropping); err != nil {
 			return err
@@ -205,7 +205,7 @@ func (n *Node) adoptCheckpoints(ctx context.Context) {
 		n.log.WarnContext(ctx, "data without a checkpoint may be left", telemetry.Error, err)
 	}
 	if undone > 0 {
-		n.log.InfoContext(ctx, "removed checkpoints that were half made or half removed", "undone", undone, telemetry.Took, time.Since(began))
+		n.log.InfoContext(ctx, "removed checkpoints that were half made or half removed", "undone", undone, telemetry.Duration, time.Since(began))
 	}
 }
 

@@ -37,7 +37,7 @@ func (v *verified) check(ctx context.Context, uid types.UID, dir string) error {
 		if err != nil {
 			return err
 		}
-		look, mine := v.look(uid, state)
+		look, mine := v.scanHost(uid, state)
 		if mine {
 			look.err = oci.VerifyImage(ctx, dir)
 			if look.err != nil {
@@ -60,13 +60,13 @@ func (v *verified) check(ctx context.Context, uid types.UID, dir string) error {
 // trust notes that an image is whole, which whoever wrote it a moment ago knows.
 func (v *verified) trust(uid types.UID, dir string) {
 	if state, err := stateOf(dir); err == nil {
-		if look, mine := v.look(uid, state); mine {
+		if look, mine := v.scanHost(uid, state); mine {
 			close(look.done)
 		}
 	}
 }
 
-func (v *verified) look(uid types.UID, state string) (look *verification, mine bool) {
+func (v *verified) scanHost(uid types.UID, state string) (look *verification, mine bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if look := v.looks[uid]; look != nil && look.state == state {

@@ -69,7 +69,7 @@ func (n *Node) SetEgress(ctx context.Context, s *agents.Sandbox) error {
 	}
 	defer done()
 	r := u.current()
-	if u.buried() || !n.lacksEgress(r, want) {
+	if u.isRemoved() || !n.lacksEgress(r, want) {
 		return nil
 	}
 	changed := *r
@@ -114,12 +114,12 @@ func (n *Node) applyEgress(ctx context.Context, r *row) error {
 	if err != nil {
 		return err
 	}
-	return unavailable(n.network.SetEgress(ctx, (&work{n: n, row: r}).endpoint(), p))
+	return unavailable(n.network.SetEgress(ctx, (&operation{n: n, row: r}).endpoint(), p))
 }
 
 // adoptEgress puts in force what the journal says. Until it succeeds, what the kernel has stays
 // as it is, and names are answered to a sandbox with rules not at all.
-func (n *Node) adoptEgress(ctx context.Context, u *unit, r *row) {
+func (n *Node) adoptEgress(ctx context.Context, u *sandboxHandle, r *row) {
 	if err := n.applyEgress(ctx, r); err != nil {
 		n.log.ErrorContext(ctx, "what a sandbox may reach is not as its journal says", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
 	}

@@ -39,21 +39,21 @@ func (n *Node) Ensure(ctx context.Context, s *agents.Sandbox) (sandbox.Observed,
 	if err := n.find(ctx, ref); err != nil {
 		return n.absent(), err
 	}
-	n.doubtNamesakes(ref)
+	n.clearDesiredByName(ref)
 	for {
 		u := n.unitOf(ref)
-		u.claim()
+		u.setDesired()
 		taken, done, err := u.take(ctx)
 		if err != nil {
 			return u.observed(), err
 		}
-		if u.buried() { // removed while we waited; begin with a new one
+		if u.isRemoved() { // removed while we waited; begin with a new one
 			done()
 			continue
 		}
 		seen, err := n.ensure(taken, u, s)
 		if u.current() == nil {
-			u.bury()
+			u.markRemoved()
 			n.drop(u)
 		}
 		done()
@@ -69,11 +69,11 @@ func (n *Node) find(ctx context.Context, ref sandbox.Ref) error {
 	return n.rediscover(ctx, ref.UID)
 }
 
-// doubtNamesakes has the watchdog ask for what has the name of a sandbox and is another.
-func (n *Node) doubtNamesakes(ref sandbox.Ref) {
+// clearDesiredByName has the watchdog ask for what has the name of a sandbox and is another.
+func (n *Node) clearDesiredByName(ref sandbox.Ref) {
 	for _, u := range n.allUnits() {
 		if u.ref.Namespace == ref.Namespace && u.ref.Name == ref.Name && u.ref.UID != ref.UID {
-			u.doubt()
+			u.clearDesired()
 		}
 	}
 }
@@ -92,10 +92,10 @@ func (n *Node) checkUnused(id sandbox.ID) error {
 }
 
 // ensure does the work of Ensure, in the unit's turn.
-func (n *Node) ensure(ctx context.Context, u *unit, s *agents.Sandbox) (sandbox.Observed, error) {
+func (n *Node) ensure(ctx context.Context, u *sandboxHandle, s *agents.Sandbox) (sandbox.Observed, error) {
 	if r := u.current(); r != nil {
 		if r.keepsClaims() {
-			return n.beginAgain(ctx, u, r, s)
+			return n.recreate(ctx, u, r, s)
 		}
 		if r.Stage != making && r.Stage != removing {
 			return u.observed(), nil
@@ -108,7 +108,7 @@ func (n *Node) ensure(ctx context.Context, u *unit, s *agents.Sandbox) (sandbox.
 	if err := n.refused(); err != nil {
 		return u.observed(), err
 	}
-	if err := n.awaitHunt(ctx, u.id); err != nil {
+	if err := n.awaitUnblocked(ctx, u.id); err != nil {
 		return u.observed(), err
 	}
 	if err := n.checkUnused(u.id); err != nil {
@@ -129,7 +129,7 @@ func (n *Node) ensure(ctx context.Context, u *unit, s *agents.Sandbox) (sandbox.
 		return u.observed(), err
 	}
 	n.observeStep(p.Class, "image", time.Since(began))
-	w := &work{n: n, image: image, origin: from, row: &row{
+	w := &operation{n: n, image: image, origin: from, row: &row{
 		Stage: making, Plan: p, Digest: image.Digest, ImageEnv: append([]string{}, image.Config.Env...), ImageRun: runOf(image),
 	}}
 	if err := n.create(ctx, u, w); err != nil {
@@ -137,12 +137,12 @@ func (n *Node) ensure(ctx context.Context, u *unit, s *agents.Sandbox) (sandbox.
 	}
 	n.observeStep(p.Class, "total", time.Since(began))
 	n.log.InfoContext(ctx, "sandbox runs", telemetry.Namespace, p.Ref.Namespace, telemetry.Sandbox, p.Ref.Name,
-		"id", p.ID, telemetry.Address, w.row.Address, "class", p.Class, telemetry.Took, time.Since(began))
+		"id", p.ID, telemetry.Address, w.row.Address, "class", p.Class, telemetry.Duration, time.Since(began))
 	return u.observed(), nil
 }
 
 // create does all steps, or takes back those that were done.
-func (n *Node) create(ctx context.Context, u *unit, w *work) error {
+func (n *Node) create(ctx context.Context, u *sandboxHandle, w *operation) error {
 	err := n.note(u, w.row, making)
 	if err == nil {
 		err = w.do(ctx)
@@ -151,7 +151,7 @@ func (n *Node) create(ctx context.Context, u *unit, w *work) error {
 		err = n.note(u, w.row, live)
 	}
 	if err == nil {
-		n.cameToLife(u, w.row)
+		n.setRunning(u, w.row)
 		if w.restoresMemory() {
 			u.see(func(o *sandbox.Observed) { o.EntrypointExit = w.origin.Exit })
 		}
@@ -169,7 +169,7 @@ func (n *Node) create(ctx context.Context, u *unit, w *work) error {
 }
 
 // note writes a row with a stage to the journal.
-func (n *Node) note(u *unit, r *row, s stage) error {
+func (n *Node) note(u *sandboxHandle, r *row, s stage) error {
 	changed := *r
 	changed.Stage = s
 	if err := n.write(u, &changed); err != nil {
@@ -181,7 +181,7 @@ func (n *Node) note(u *unit, r *row, s stage) error {
 }
 
 // write writes a row to the journal, and leaves the unit's as it is.
-func (n *Node) write(u *unit, r *row) error {
+func (n *Node) write(u *sandboxHandle, r *row) error {
 	began := time.Now()
 	err := n.journal.put(u.ref, r)
 	if n.cfg.Journalled != nil {
@@ -195,14 +195,14 @@ func (n *Node) write(u *unit, r *row) error {
 	return nil
 }
 
-// cameToLife makes a sandbox that runs seen and watched.
-func (n *Node) cameToLife(u *unit, r *row) {
+// setRunning makes a sandbox that runs seen and watched.
+func (n *Node) setRunning(u *sandboxHandle, r *row) {
 	n.appears(u, r)
 	n.watch(u, r)
 }
 
 // appears makes a sandbox seen as running. It is not ready before its probes say so.
-func (n *Node) appears(u *unit, r *row) {
+func (n *Node) appears(u *sandboxHandle, r *row) {
 	u.see(func(o *sandbox.Observed) {
 		*o = sandbox.Observed{
 			State: sandbox.ContainerRunning, Address: r.Address, Node: n.cfg.Name, Runtime: string(r.Plan.Class),
@@ -216,7 +216,7 @@ func (n *Node) appears(u *unit, r *row) {
 
 // clear undoes all steps of a sandbox, and forgets it when nothing of it is left. After a failure
 // its row and address stay, and Run tries again.
-func (n *Node) clear(ctx context.Context, u *unit, r *row) (err error) {
+func (n *Node) clear(ctx context.Context, u *sandboxHandle, r *row) (err error) {
 	defer func() {
 		if err != nil && u.current() != nil {
 			n.removeLater(u)
@@ -230,7 +230,7 @@ func (n *Node) clear(ctx context.Context, u *unit, r *row) (err error) {
 			return err
 		}
 	}
-	if err := (&work{n: n, row: r}).undo(ctx); err != nil {
+	if err := (&operation{n: n, row: r}).undo(ctx); err != nil {
 		return unavailable(err)
 	}
 	if err := n.journal.remove(u.ref); err != nil {
@@ -273,29 +273,29 @@ func (n *Node) Remove(ctx context.Context, ref sandbox.Ref) error {
 		}
 	}
 	u := n.unitOf(ref)
-	u.claim()
+	u.setDesired()
 	taken, done, err := u.takeToRemove(ctx)
 	if err != nil {
 		return err
 	}
 	defer done()
-	if u.buried() {
+	if u.isRemoved() {
 		return nil
 	}
 	r := u.current()
 	if r == nil { // nothing was noted; look all the same
 		r = &row{Stage: removing, Plan: plan{Ref: ref, ID: u.id}}
 	}
-	if err := n.awaitHunt(taken, u.id); err != nil {
+	if err := n.awaitUnblocked(taken, u.id); err != nil {
 		return err
 	}
 	began := time.Now()
 	if err := n.clear(taken, u, r); err != nil {
 		return fmt.Errorf("remove sandbox %s/%s: %w", ref.Namespace, ref.Name, err)
 	}
-	u.bury()
+	u.markRemoved()
 	n.drop(u)
-	n.log.InfoContext(ctx, "sandbox removed", telemetry.Namespace, ref.Namespace, telemetry.Sandbox, ref.Name, telemetry.Took, time.Since(began))
+	n.log.InfoContext(ctx, "sandbox removed", telemetry.Namespace, ref.Namespace, telemetry.Sandbox, ref.Name, telemetry.Duration, time.Since(began))
 	return nil
 }
 

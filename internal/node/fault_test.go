@@ -33,7 +33,7 @@ func breakAfter(step string, with error) func(*Config) {
 func TestFailureAtEachStepLeaksNothing(t *testing.T) {
 	m := newMachine(t)
 	for _, c := range []string{"gvisor", "runc"} {
-		for name := range (&work{}).steps() {
+		for name := range (&operation{}).steps() {
 			t.Run(c+"/"+name, func(t *testing.T) {
 				n, stop := m.node(breakAfter(name, errBroken))
 				defer stop()
@@ -55,7 +55,7 @@ func TestFailureAtEachStepLeaksNothing(t *testing.T) {
 // Wherever the process dies, the next one makes it as if nothing had been begun.
 func TestDeathAfterEachStepConverges(t *testing.T) {
 	m := newMachine(t)
-	for name := range (&work{}).steps() {
+	for name := range (&operation{}).steps() {
 		t.Run(name, func(t *testing.T) {
 			n, stop := m.node(breakAfter(name, ErrCrash))
 			s := object()
@@ -78,7 +78,7 @@ func TestDeathAfterEachStepConverges(t *testing.T) {
 
 func TestRemoveWhileStarting(t *testing.T) {
 	m := newMachine(t)
-	for name := range (&work{}).steps() {
+	for name := range (&operation{}).steps() {
 		t.Run(name, func(t *testing.T) {
 			reached, goOn := make(chan struct{}), make(chan struct{})
 			var once sync.Once
@@ -163,11 +163,11 @@ func TestAddressOfALiveSandboxIsQuarantined(t *testing.T) {
 		t.Errorf("address %s was given although a live sandbox has it", second)
 	}
 	quarantined := false
-	for _, l := range n.books.List() {
+	for _, l := range n.allocator.List() {
 		quarantined = quarantined || (l.Address == taken.Next() && l.State == "quarantined")
 	}
 	if !quarantined {
-		t.Errorf("books: %+v", n.books.List())
+		t.Errorf("books: %+v", n.allocator.List())
 	}
 	n.lookup(first.UID).setRow(func() *row {
 		r := *n.lookup(first.UID).current()
@@ -186,7 +186,7 @@ func TestFailedRemovalKeepsTheAddress(t *testing.T) {
 	must(t, os.Mkdir(busy, 0o700))
 	must(t, unix.Mount("tmpfs", busy, "tmpfs", 0, "")) // its files cannot be removed
 	err := n.Remove(t.Context(), refOf(s))
-	lease, ok := n.books.Of(string(s.UID)) // before the node can try again and succeed
+	lease, ok := n.allocator.Of(string(s.UID)) // before the node can try again and succeed
 	must(t, unix.Unmount(busy, 0))
 	if err == nil {
 		t.Fatal("the removal of a busy directory succeeded")
@@ -195,7 +195,7 @@ func TestFailedRemovalKeepsTheAddress(t *testing.T) {
 		t.Errorf("lease %+v, %v after a failed removal", lease, ok)
 	}
 	must(t, n.Remove(t.Context(), refOf(s)))
-	if _, ok := n.books.Of(string(s.UID)); ok {
+	if _, ok := n.allocator.Of(string(s.UID)); ok {
 		t.Error("the lease outlived the removal")
 	}
 }

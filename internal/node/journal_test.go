@@ -50,7 +50,7 @@ func FuzzDecodeRow(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, key, value []byte) {
 		r, err := decodeRow(key, value)
 		if err == nil && r.Stage.begun() {
-			_ = (&work{n: &Node{}, row: r}).endpoint() // must not panic on what it accepted
+			_ = (&operation{n: &Node{}, row: r}).endpoint() // must not panic on what it accepted
 		}
 	})
 }

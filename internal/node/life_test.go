@@ -494,7 +494,7 @@ func TestSweepAsksBeforeItRemoves(t *testing.T) {
 			return ref == refOf(wanted), nil
 		}
 	})
-	for range looksToDoubt {
+	for range scansBeforeRemoval {
 		n.Sweep(t.Context())
 	}
 	for s, want := range map[*agents.Sandbox]sandbox.ContainerState{

@@ -27,8 +27,8 @@ import (
 // fresh address ([Node.holder]) asks the same of one address.
 
 // live tells all addresses in use; see above.
-func (n *Node) live(ctx context.Context) ([]ipam.Live, error) {
-	all := &liveSet{n: n, seen: map[ipam.Live]bool{}, owners: map[string]types.UID{}}
+func (n *Node) live(ctx context.Context) ([]ipam.InUse, error) {
+	all := &liveSet{n: n, seen: map[ipam.InUse]bool{}, owners: map[string]types.UID{}}
 	if err := all.addRows(); err != nil {
 		return nil, err
 	}
@@ -54,20 +54,20 @@ func (n *Node) live(ctx context.Context) ([]ipam.Live, error) {
 // liveSet collects addresses in use.
 type liveSet struct {
 	n     *Node
-	found []ipam.Live
-	seen  map[ipam.Live]bool // by address and owner
+	found []ipam.InUse
+	seen  map[ipam.InUse]bool // by address and owner
 	// owners are the UIDs that are known, by the sandbox's ID and by the name of its port; an ID
 	// cannot be turned back into a UID.
 	owners map[string]types.UID
 }
 
 func (s *liveSet) add(addr netip.Addr, owner types.UID, where string) {
-	key := ipam.Live{Address: addr, Owner: string(owner)}
+	key := ipam.InUse{Address: addr, Owner: string(owner)}
 	if !addr.IsValid() || s.seen[key] {
 		return
 	}
 	s.seen[key] = true
-	s.found = append(s.found, ipam.Live{Address: addr, Owner: string(owner), Where: where})
+	s.found = append(s.found, ipam.InUse{Address: addr, Owner: string(owner), Where: where})
 }
 
 func (s *liveSet) know(uid types.UID) {
@@ -78,7 +78,7 @@ func (s *liveSet) know(uid types.UID) {
 // present notes that something of a sandbox is there: the lease that it has is in use.
 func (s *liveSet) present(id, where string) {
 	if uid, ok := s.owners[id]; ok {
-		if lease, ok := s.n.books.Of(string(uid)); ok {
+		if lease, ok := s.n.allocator.Of(string(uid)); ok {
 			s.add(lease.Address, uid, where)
 		}
 	}
@@ -86,14 +86,14 @@ func (s *liveSet) present(id, where string) {
 
 // addRows adds what the journal has, and learns of all UIDs.
 func (s *liveSet) addRows() error {
-	for _, l := range s.n.books.List() {
+	for _, l := range s.n.allocator.List() {
 		if l.Owner != "" {
 			s.know(types.UID(l.Owner))
 		}
 	}
 	return s.n.journal.each(func(r *row) {
 		s.know(r.Plan.Ref.UID)
-		if l, ok := s.n.books.At(r.Address); r.Stage != removing || !ok || l.State != ipam.Cooling {
+		if l, ok := s.n.allocator.At(r.Address); r.Stage != removing || !ok || l.State != ipam.Cooling {
 			s.add(r.Address, r.Plan.Ref.UID, "journal: "+string(r.Stage))
 		} // else all of it is gone but the row, and the address was just given back
 		s.present(string(r.Plan.ID), "journal: "+string(r.Stage)) // its row may not have the address yet
@@ -103,7 +103,7 @@ func (s *liveSet) addRows() error {
 	})
 }
 
-func (s *liveSet) addRecord(r ctrd.Record) {
+func (s *liveSet) addRecord(r ctrd.Container) {
 	uid := types.UID(r.Labels[labelSandbox])
 	if uid != "" {
 		s.know(uid)
@@ -142,7 +142,7 @@ func (s *liveSet) addNeighbours(ctx context.Context) error {
 			continue // nobody is behind it
 		}
 		owner := s.owners[nb.Port]
-		if lease, ok := s.n.books.Of(string(owner)); ok && lease.Address != nb.Address {
+		if lease, ok := s.n.allocator.Of(string(owner)); ok && lease.Address != nb.Address {
 			owner = "" // it uses what is not its own
 		}
 		s.add(nb.Address, owner, "bridge, behind "+nb.Port)

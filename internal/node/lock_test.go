@@ -23,8 +23,8 @@ func (l *keyedLock) interrupted(key types.UID) bool {
 // end, and the removal waited for it.
 func TestRemovalInterruptsAllBeforeIt(t *testing.T) {
 	type acquire func(ctx context.Context, interrupts bool) (context.Context, func(), error)
-	u := newUnit(sandbox.Ref{Name: "s", UID: "1"}, sandbox.Observed{}, &keyedLock{})
-	s := &shelf{kept: map[types.UID]*kept{}}
+	u := newSandboxHandle(sandbox.Ref{Name: "s", UID: "1"}, sandbox.Observed{}, &keyedLock{})
+	s := &checkpointStore{kept: map[types.UID]*checkpointHandle{}}
 	for name, take := range map[string]acquire{
 		"sandbox": func(ctx context.Context, interrupts bool) (context.Context, func(), error) {
 			if interrupts {

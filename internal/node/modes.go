@@ -34,10 +34,10 @@ func (r *row) keepsMemory() bool { return r.Kept == "" }
 // keepsClaims reports whether a sandbox that sleeps has nothing but its volume claims.
 func (r *row) keepsClaims() bool { return r.onDisk() && r.Kept == agents.SuspendDelete }
 
-// shelve ends the processes of a sandbox that runs, and keeps its files or its claims.
-func (n *Node) shelve(ctx context.Context, u *unit, r *row, mode agents.SuspendMode) error {
+// suspendToFiles ends the processes of a sandbox that runs, and keeps its files or its claims.
+func (n *Node) suspendToFiles(ctx context.Context, u *sandboxHandle, r *row, mode agents.SuspendMode) error {
 	began := time.Now()
-	w := &work{n: n, row: new(row)}
+	w := &operation{n: n, row: new(row)}
 	*w.row = *r
 	for _, s := range []step{{name: "sync", do: w.sync}, {name: "flush", do: w.flush}} {
 		if err := w.doOne(ctx, s); err != nil {
@@ -54,19 +54,19 @@ func (n *Node) shelve(ctx context.Context, u *unit, r *row, mode agents.SuspendM
 	n.observeStep(r.Plan.Class, "decide", time.Since(began))
 	whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	err := w.rest(whole, u)
+	err := w.releaseResources(whole, u)
 	n.dirty.mark(u.ref) // whoever watches learns of it although it was asked for: a failure is made good later
 	if err != nil {
 		return err
 	}
 	n.log.InfoContext(ctx, "sandbox suspended without its memory", telemetry.Namespace, u.ref.Namespace, telemetry.Sandbox, u.ref.Name,
-		"keeps", mode, telemetry.Took, time.Since(began))
+		"keeps", mode, telemetry.Duration, time.Since(began))
 	return nil
 }
 
 // decide notes that from now on a sandbox is what the mode keeps. Its processes and memory, wherever
 // they are, are litter from then on.
-func (w *work) decide(u *unit, mode agents.SuspendMode) error {
+func (w *operation) decide(u *sandboxHandle, mode agents.SuspendMode) error {
 	changed := *w.row
 	changed.Kept, changed.Memory, changed.Ready = mode, nil, false
 	changed.Process = lifecycle.Process{} // whoever watches it must not take what follows for its end
@@ -76,12 +76,12 @@ func (w *work) decide(u *unit, mode agents.SuspendMode) error {
 	u.setWatch(nil)
 	u.setStore(nil)
 	*w.row = changed
-	w.n.seeAsleep(u, w.row)
+	w.n.setStored(u, w.row)
 	return nil
 }
 
-// seeAsleep makes a sandbox seen that sleeps on disk.
-func (n *Node) seeAsleep(u *unit, r *row) {
+// setStored makes a sandbox seen that sleeps on disk.
+func (n *Node) setStored(u *sandboxHandle, r *row) {
 	u.see(func(o *sandbox.Observed) {
 		if r.keepsClaims() {
 			*o = n.absent()
@@ -96,7 +96,7 @@ func (n *Node) seeAsleep(u *unit, r *row) {
 }
 
 // sync has the agent of a sandbox that runs write to its files what its kernel still has of them.
-func (w *work) sync(ctx context.Context) error {
+func (w *operation) sync(ctx context.Context) error {
 	agent, err := w.n.agentOf(w.row.Plan.ID, w.row.Address)
 	if err != nil {
 		return err
@@ -112,17 +112,17 @@ func (w *work) sync(ctx context.Context) error {
 // stop ends what runs of a sandbox that sleeps on disk. One whose memory was given up while it was
 // frozen is let go on before, so that what its kernel had not written yet reaches its files; what
 // of that fails is not what the sandbox waits for.
-func (w *work) stop(ctx context.Context) error {
+func (w *operation) stop(ctx context.Context) error {
 	if w.row.Kept == agents.SuspendFiles && w.row.Address.IsValid() {
-		if err := w.salvage(ctx); err != nil {
+		if err := w.flushPaused(ctx); err != nil {
 			w.n.log.WarnContext(ctx, "what a sandbox had not written to its files yet is lost", telemetry.Sandbox, w.row.Plan.Ref.Name, telemetry.Error, err)
 		}
 	}
 	return w.kill(ctx)
 }
 
-// salvage has a frozen container write its files.
-func (w *work) salvage(ctx context.Context) error {
+// flushPaused has a frozen container write its files.
+func (w *operation) flushPaused(ctx context.Context) error {
 	runtime, err := w.n.runtimeOfRow(w.row)
 	if err != nil {
 		return err
@@ -137,7 +137,7 @@ func (w *work) salvage(ctx context.Context) error {
 }
 
 // discard removes what a sandbox that sleeps does not keep.
-func (w *work) discard(ctx context.Context) error {
+func (w *operation) discard(ctx context.Context) error {
 	switch w.row.Kept {
 	case agents.SuspendFiles:
 		return w.removeMemory(ctx)
@@ -148,9 +148,9 @@ func (w *work) discard(ctx context.Context) error {
 	return nil
 }
 
-// anew is what a sandbox needs that is started anew from its files: all that a restart does, at an
+// restartFromFiles is what a sandbox needs that is started anew from its files: all that a restart does, at an
 // address that may be another.
-func (w *work) anew(ctx context.Context) error {
+func (w *operation) restartFromFiles(ctx context.Context) error {
 	defer w.closeConsole()
 	for _, s := range []step{
 		{name: "network", do: w.attach},
@@ -167,7 +167,7 @@ func (w *work) anew(ctx context.Context) error {
 }
 
 // readdress writes into the files of a sandbox, which nothing of it has open, where it is now.
-func (w *work) readdress(ctx context.Context) error {
+func (w *operation) readdress(ctx context.Context) error {
 	if err := w.freshAgent(ctx); err != nil {
 		return err
 	}
@@ -182,7 +182,7 @@ func (w *work) readdress(ctx context.Context) error {
 }
 
 // fromClaims makes a sandbox of which only the volume claims are left, as if for the first time.
-func (w *work) fromClaims(ctx context.Context) error {
+func (w *operation) fromClaims(ctx context.Context) error {
 	image, err := w.n.findImage(ctx, &w.row.Plan)
 	if err != nil {
 		return err
@@ -192,9 +192,9 @@ func (w *work) fromClaims(ctx context.Context) error {
 	return w.do(ctx)
 }
 
-// beginAgain makes a sandbox of which only the volume claims are left as its object is now, in the
+// recreate makes a sandbox of which only the volume claims are left as its object is now, in the
 // unit's turn.
-func (n *Node) beginAgain(ctx context.Context, u *unit, r *row, s *agents.Sandbox) (sandbox.Observed, error) {
+func (n *Node) recreate(ctx context.Context, u *sandboxHandle, r *row, s *agents.Sandbox) (sandbox.Observed, error) {
 	if s.Spec.Barchan != nil { // what it was made from the first time may be gone
 		s = s.DeepCopy()
 		s.Spec.Barchan.Restore = nil

@@ -98,7 +98,7 @@ func filesSeen(t testing.TB, n *Node, s *agents.Sandbox, addr netip.Addr) {
 	if err != nil || seen.State != sandbox.ContainerPaused || !strings.HasPrefix(seen.Message, filesKept) || seen.Address != addr {
 		t.Errorf("%+v, %v", seen, err)
 	}
-	if lease, ok := n.books.Of(string(s.UID)); !ok || lease.State != ipam.Held || lease.Address != addr {
+	if lease, ok := n.allocator.Of(string(s.UID)); !ok || lease.State != ipam.Held || lease.Address != addr {
 		t.Errorf("lease %+v, %v", lease, ok)
 	}
 	if used, err := n.Usage(t.Context(), refOf(s)); err != nil || used.Memory != 0 || used.Disk == 0 {
@@ -198,10 +198,10 @@ func TestVolumesOnly(t *testing.T) {
 		if err != nil || seen.State != sandbox.ContainerAbsent || seen.Message != claimsKept || seen.Address.IsValid() {
 			t.Errorf("%+v, %v", seen, err)
 		}
-		if _, leased := n.books.Of(string(s.UID)); leased {
+		if _, leased := n.allocator.Of(string(s.UID)); leased {
 			t.Error("it has a lease")
 		}
-		v, err := n.look(t.Context())
+		v, err := n.scanHost(t.Context())
 		must(t, err)
 		for _, x := range v.things {
 			if x.id == string(was.Plan.ID) && x.kind != kindClaims {
@@ -400,7 +400,7 @@ func TestDeathAfterAStepWithoutMemory(t *testing.T) {
 				finds(t, n, s, "/root", "/data", "/disk", "/dev/shm")
 				return
 			}
-			if _, leased := n.books.Of(string(s.UID)); leased || n.lookup(s.UID).observed().State != sandbox.ContainerAbsent {
+			if _, leased := n.allocator.Of(string(s.UID)); leased || n.lookup(s.UID).observed().State != sandbox.ContainerAbsent {
 				t.Errorf("%+v, leased: %t", n.lookup(s.UID).observed(), leased)
 			}
 			ensure(t, n, s)
@@ -414,7 +414,7 @@ func TestDeathAfterAStepWithoutMemory(t *testing.T) {
 				_, err := n.Ensure(t.Context(), s)
 				return err
 			})
-			if _, leased := n.books.Of(string(s.UID)); leased != (name == "awake") {
+			if _, leased := n.allocator.Of(string(s.UID)); leased != (name == "awake") {
 				t.Errorf("leased: %t", leased)
 			}
 			ensure(t, n, s)
@@ -487,7 +487,7 @@ func TestFrozenByAnOlderServer(t *testing.T) {
 	old := *u.current()
 	old.PausedAt = time.Now()
 	must(t, n.note(u, &old, paused))
-	n.fellAsleep(u, &old)
+	n.setPaused(u, &old)
 	resume(t, n, s)
 	if out, _ := run(t, n, s, "cat /dev/shm/x"); out != "x\n" {
 		t.Errorf("its memory has %q", out)

@@ -122,10 +122,10 @@ type Config struct {
 	// Refuse says why nothing may be begun now that takes room on the machine, an
 	// errs.ErrUnavailable; nil never refuses.
 	Refuse func() error
-	// Room says why so many more bytes may not be written below a directory, which need not be there
+	// CheckSpace says why so many more bytes may not be written below a directory, which need not be there
 	// yet: an errs.ErrExhausted. It is asked before the memory of a sandbox is written, of which
 	// there may be much, and before a checkpoint is, for its memory and files together. Nil has room for all.
-	Room func(dir string, bytes int64) error
+	CheckSpace func(dir string, bytes int64) error
 	// Journalled is told how each write of the journal went; nil is fine.
 	Journalled func(error)
 	// ObserveStep gets the time of each step, by class; nil is fine.
@@ -147,25 +147,25 @@ type Config struct {
 // Node runs sandboxes. It is safe for concurrent use. Its methods wait until Run has adopted
 // what already runs.
 type Node struct {
-	cfg      Config
-	log      *slog.Logger
-	runtimes map[oci.Class]*oci.Runtime
-	network  *netdev.Network
-	resolver *resolver.Resolver
-	db       *bolt.DB
-	journal  *journal
-	books    *ipam.Books
-	agents   *http.Client
-	adopted  chan struct{}
-	changes  chan sandbox.Ref
-	tasks    *tasks
-	dirty    *dirty
-	builds   *builds       // of gVisor; Run sets it before anything else
-	stores   chan struct{} // has a place for each memory that may be moved to disk at the same time
-	shelf    *shelf
-	captures chan struct{} // has a place for each checkpoint that may be made at the same time
-	verified *verified
-	restores chan struct{} // has a place for each memory of a checkpoint that may be restored at the same time
+	cfg       Config
+	log       *slog.Logger
+	runtimes  map[oci.Class]*oci.Runtime
+	network   *netdev.Network
+	resolver  *resolver.Resolver
+	db        *bolt.DB
+	journal   *journal
+	allocator *ipam.Allocator
+	agents    *http.Client
+	adopted   chan struct{}
+	changes   chan sandbox.Ref
+	tasks     *tasks
+	dirty     *changeQueue
+	builds    *builds       // of gVisor; Run sets it before anything else
+	stores    chan struct{} // has a place for each memory that may be moved to disk at the same time
+	shelf     *checkpointStore
+	captures  chan struct{} // has a place for each checkpoint that may be made at the same time
+	verified  *verified
+	restores  chan struct{} // has a place for each memory of a checkpoint that may be restored at the same time
 	// agentFile is the node's copy of the agent; Run sets it before anything else.
 	agentFile string
 
@@ -176,8 +176,8 @@ type Node struct {
 	sighted atomic.Bool
 	// looking has a place for the one who looks for leftovers, who alone uses suspects: in how many
 	// looks in a row something was without a sandbox, by its ID.
-	looking  chan struct{}
-	suspects map[string]int
+	looking     chan struct{}
+	orphanScans map[string]int
 	// bootPatience bounds the waits at the start; tests shorten it.
 	bootPatience time.Duration
 	// sweepEvery is how often Run sweeps; tests that count looks make it longer.
@@ -186,12 +186,12 @@ type Node struct {
 	locks     keyedLock          // of sandboxes
 	measuring singleflight.Group // of their disks
 
-	mu    sync.Mutex
-	units map[types.UID]*unit // +checklocks:mu
+	mu      sync.Mutex
+	handles map[types.UID]*sandboxHandle // +checklocks:mu
 	// unread are the sandboxes whose rows of the journal cannot be read, and why.
 	unread map[types.UID]error // +checklocks:mu
-	// hunts are the IDs of which the watchdog removes something; each is closed at the end.
-	hunts map[string]chan struct{} // +checklocks:mu
+	// blockedIDs are the IDs of which the watchdog removes something; each is closed at the end.
+	blockedIDs map[string]chan struct{} // +checklocks:mu
 }
 
 // New checks the configuration and opens the journal, which only one process can have at a
@@ -203,11 +203,11 @@ func New(cfg Config) (*Node, error) {
 	n := &Node{
 		cfg: cfg, log: cfg.Log.With("component", "node"), runtimes: map[oci.Class]*oci.Runtime{},
 		adopted: make(chan struct{}), changes: make(chan sandbox.Ref), tasks: newTasks(), dirty: newDirty(),
-		stores: make(chan struct{}, storesAtOnce), units: map[types.UID]*unit{},
+		stores: make(chan struct{}, storesAtOnce), handles: map[types.UID]*sandboxHandle{},
 		captures: make(chan struct{}, capturesAtOnce), verified: newVerified(),
 		restores: make(chan struct{}, restoresAtOnce()),
 		looking:  make(chan struct{}, 1), bootPatience: bootPatience, sweepEvery: sweepEvery,
-		unread: map[types.UID]error{}, hunts: map[string]chan struct{}{},
+		unread: map[types.UID]error{}, blockedIDs: map[string]chan struct{}{},
 		agents: &http.Client{Transport: &http.Transport{
 			DialContext:        agentDialer().DialContext,
 			DisableCompression: true, MaxIdleConnsPerHost: 4, IdleConnTimeout: 5 * time.Minute,
@@ -300,7 +300,7 @@ func (n *Node) open() error {
 	}
 	n.db = db
 	if n.journal, err = openJournal(db); err == nil {
-		n.books, err = n.openBooks()
+		n.allocator, err = n.openAllocator()
 	}
 	if err == nil {
 		n.shelf, err = openShelf(db)
@@ -311,7 +311,7 @@ func (n *Node) open() error {
 	return nil
 }
 
-func (n *Node) openBooks() (*ipam.Books, error) {
+func (n *Node) openAllocator() (*ipam.Allocator, error) {
 	store, err := ipam.NewBoltStore(n.db)
 	if err != nil {
 		return nil, err
@@ -332,7 +332,7 @@ func (n *Node) openReconciler() (err error) {
 		}
 	}
 	n.reconciler, err = ipam.NewReconciler(ipam.ReconcilerConfig{
-		Books: n.books, Live: func(ctx context.Context) ([]ipam.Live, error) {
+		Books: n.allocator, Live: func(ctx context.Context) ([]ipam.InUse, error) {
 			all, err := n.live(ctx)
 			n.sighted.Store(err == nil)
 			return all, err
@@ -397,7 +397,7 @@ func (n *Node) Observe(ctx context.Context, ref sandbox.Ref) (sandbox.Observed, 
 		return n.absent(), err
 	}
 	if u := n.lookup(ref.UID); u != nil {
-		u.claim()
+		u.setDesired()
 		return u.observed(), nil
 	}
 	return n.absent(), nil
@@ -423,37 +423,37 @@ func (n *Node) forgetUnread(uid types.UID) {
 }
 
 // lookup finds a unit; nil where the node knows of none.
-func (n *Node) lookup(uid types.UID) *unit {
+func (n *Node) lookup(uid types.UID) *sandboxHandle {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.units[uid]
+	return n.handles[uid]
 }
 
 // unitOf finds or makes the unit of a sandbox.
-func (n *Node) unitOf(ref sandbox.Ref) *unit {
+func (n *Node) unitOf(ref sandbox.Ref) *sandboxHandle {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	u := n.units[ref.UID]
+	u := n.handles[ref.UID]
 	if u == nil {
-		u = newUnit(ref, n.absent(), &n.locks)
-		n.units[ref.UID] = u
+		u = newSandboxHandle(ref, n.absent(), &n.locks)
+		n.handles[ref.UID] = u
 	}
 	return u
 }
 
-func (n *Node) drop(u *unit) {
+func (n *Node) drop(u *sandboxHandle) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.units[u.ref.UID] == u {
-		delete(n.units, u.ref.UID)
+	if n.handles[u.ref.UID] == u {
+		delete(n.handles, u.ref.UID)
 	}
 }
 
-func (n *Node) allUnits() []*unit {
+func (n *Node) allUnits() []*sandboxHandle {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	all := make([]*unit, 0, len(n.units))
-	for _, u := range n.units {
+	all := make([]*sandboxHandle, 0, len(n.handles))
+	for _, u := range n.handles {
 		all = append(all, u)
 	}
 	return all

@@ -55,8 +55,8 @@ type origin struct {
 	release func()
 	// memory says that the processes are those of the checkpoint, and are not started.
 	memory bool
-	// leave gives back the place among those that are being restored; it may be repeated.
-	leave func()
+	// disconnect gives back the place among those that are being restored; it may be repeated.
+	disconnect func()
 }
 
 // restoresAtOnce is how many memories are restored at the same time. A restore is bound by the
@@ -67,7 +67,7 @@ func restoresAtOnce() int { return max(4, 2*runtime.NumCPU()) }
 func (o *origin) awaitPlace(ctx context.Context, places chan struct{}) error {
 	select {
 	case places <- struct{}{}:
-		o.leave = sync.OnceFunc(func() { <-places })
+		o.disconnect = sync.OnceFunc(func() { <-places })
 		return nil
 	case <-ctx.Done():
 		return unavailable(fmt.Errorf("wait for other restores: %w", context.Cause(ctx)))
@@ -77,13 +77,13 @@ func (o *origin) awaitPlace(ctx context.Context, places chan struct{}) error {
 // close lets go of the checkpoint. A nil origin has none.
 func (o *origin) close() {
 	if o != nil {
-		o.leave()
+		o.disconnect()
 		o.release()
 	}
 }
 
 // restoresMemory reports whether a sandbox's processes come from a checkpoint.
-func (w *work) restoresMemory() bool { return w.origin != nil && w.origin.memory }
+func (w *operation) restoresMemory() bool { return w.origin != nil && w.origin.memory }
 
 // originOf finds the checkpoint that a sandbox wants to be made from, if any, and holds it. Errors
 // are those of Ensure.
@@ -101,7 +101,7 @@ func (n *Node) originOf(ctx context.Context, s *agents.Sandbox, p *plan) (*origi
 	if !ok {
 		return nil, fmt.Errorf("%s: checkpoint %q is being made or removed: %w", at, ask.CheckpointName, errs.ErrUnavailable)
 	}
-	o := &origin{checkpoint: c, release: release, memory: c.Memory != nil && !ask.FilesOnly, leave: func() {}}
+	o := &origin{checkpoint: c, release: release, memory: c.Memory != nil && !ask.FilesOnly, disconnect: func() {}}
 	p.Restore = &restoring{Checkpoint: c.Ref.UID, FilesOnly: !o.memory}
 	err := o.fits(p)
 	if err == nil && o.memory {
@@ -154,7 +154,7 @@ func (n *Node) imageFor(ctx context.Context, p *plan, o *origin) (ctrd.Image, er
 
 // agentProgram is the agent that a new sandbox gets: the node's, or the one whose processes are in the
 // memory of its checkpoint, which have that very file open.
-func (w *work) agentProgram() string {
+func (w *operation) agentProgram() string {
 	if w.restoresMemory() {
 		return w.n.checkpointAgent(w.origin.Ref.UID)
 	}
@@ -162,7 +162,7 @@ func (w *work) agentProgram() string {
 }
 
 // prepareRoot makes the snapshot that has the sandbox's files, of its image or of its checkpoint.
-func (w *work) prepareRoot(ctx context.Context) (err error) {
+func (w *operation) prepareRoot(ctx context.Context) (err error) {
 	if w.origin == nil {
 		return w.prepare(ctx)
 	}
@@ -174,7 +174,7 @@ func (w *work) prepareRoot(ctx context.Context) (err error) {
 }
 
 // verifyOrigin reads the memory of the checkpoint through, once for all that are made from it.
-func (w *work) verifyOrigin(ctx context.Context) error {
+func (w *operation) verifyOrigin(ctx context.Context) error {
 	if !w.restoresMemory() {
 		return nil
 	}
@@ -183,7 +183,7 @@ func (w *work) verifyOrigin(ctx context.Context) error {
 }
 
 // damagedOrigin is the error for a checkpoint's memory that cannot be read.
-func (w *work) damagedOrigin(err error) error {
+func (w *operation) damagedOrigin(err error) error {
 	if errors.Is(err, errs.ErrInvalid) || errors.Is(err, errs.ErrNotFound) {
 		return fmt.Errorf("spec.barchan.restore: the memory of the checkpoint is damaged: %s; %s: %w", errs.Text(err), filesWork, errs.ErrInvalid)
 	}
@@ -191,7 +191,7 @@ func (w *work) damagedOrigin(err error) error {
 }
 
 // fillVolumes copies what the checkpoint has of volumes into the sandbox's own, which are new.
-func (w *work) fillVolumes(ctx context.Context) error {
+func (w *operation) fillVolumes(ctx context.Context) error {
 	if w.origin == nil {
 		return nil
 	}
@@ -209,7 +209,7 @@ func (w *work) fillVolumes(ctx context.Context) error {
 		if err := os.MkdirAll(to, 0o755); err != nil {
 			return unavailable(fmt.Errorf("fill volume: %w", err))
 		}
-		if err := ctrd.NewTreeCopy(to, from).Take(ctx); err != nil {
+		if err := ctrd.NewTreeCopy(to, from).FinalCopy(ctx); err != nil {
 			return unavailable(fmt.Errorf("fill volume: %w", err))
 		}
 	}
@@ -217,7 +217,7 @@ func (w *work) fillVolumes(ctx context.Context) error {
 }
 
 // begin starts the container, or restores it.
-func (w *work) begin(ctx context.Context) (err error) {
+func (w *operation) begin(ctx context.Context) (err error) {
 	if !w.restoresMemory() {
 		return w.start(ctx)
 	}
@@ -245,16 +245,16 @@ func (w *work) begin(ctx context.Context) (err error) {
 }
 
 // meetAgent returns when the agent has answered, and knows whose it is.
-func (w *work) meetAgent(ctx context.Context) error {
+func (w *operation) meetAgent(ctx context.Context) error {
 	if w.restoresMemory() {
-		defer w.origin.leave()
+		defer w.origin.disconnect()
 		return w.awaitRestored(ctx)
 	}
 	return w.awaitAgent(ctx)
 }
 
 // warmUp runs the template's preparation, unless the memory has it.
-func (w *work) warmUp(ctx context.Context) error {
+func (w *operation) warmUp(ctx context.Context) error {
 	p := &w.row.Plan
 	if p.WarmUp == nil || w.restoresMemory() {
 		w.row.Warmed = p.WarmUp != nil

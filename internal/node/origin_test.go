@@ -286,7 +286,7 @@ func TestDeathAndFailureAfterEachRestoreStep(t *testing.T) {
 	capture1(t, n, ask)
 	stop()
 	at := *p
-	for name := range (&work{}).steps() {
+	for name := range (&operation{}).steps() {
 		t.Run(name, func(t *testing.T) {
 			p.t = t
 			n, stop := m.node(breakAfter(name, ErrCrash))

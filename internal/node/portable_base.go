@@ -65,7 +65,7 @@ type importedBase struct {
 func importLease(uid types.UID) string { return "import-" + string(uid) }
 
 // dropBase removes the image that an import was bringing, whole or not, unless somebody uses it by now.
-func (n *Node) dropBase(ctx context.Context, k *kept) error {
+func (n *Node) dropBase(ctx context.Context, k *checkpointHandle) error {
 	c := k.current()
 	if c == nil || c.Base == nil {
 		return nil
@@ -80,7 +80,7 @@ func (n *Node) dropBase(ctx context.Context, k *kept) error {
 }
 
 // usesImage reports whether a sandbox, or a checkpoint but one, is of an image.
-func (n *Node) usesImage(of string, but *kept) bool {
+func (n *Node) usesImage(of string, but *checkpointHandle) bool {
 	sandboxes, checkpoints := n.imageUsers(of, but)
 	return len(sandboxes)+len(checkpoints) > 0
 }
@@ -95,7 +95,7 @@ func (n *Node) ImageUsers(ctx context.Context, of string) ([]sandbox.Ref, []sand
 	return sandboxes, checkpoints, nil
 }
 
-func (n *Node) imageUsers(of string, but *kept) (sandboxes []sandbox.Ref, checkpoints []sandbox.CheckpointRef) {
+func (n *Node) imageUsers(of string, but *checkpointHandle) (sandboxes []sandbox.Ref, checkpoints []sandbox.CheckpointRef) {
 	for _, k := range n.shelf.all() {
 		if c := k.current(); k != but && c != nil && (c.Digest == of || (c.Base != nil && c.Base.Digest == of)) {
 			checkpoints = append(checkpoints, c.Ref)

@@ -54,7 +54,7 @@ func (n *Node) ExportCheckpoint(
 }
 
 // find is what is known of a checkpoint; nil where that is nothing.
-func (s *shelf) find(uid types.UID) *kept {
+func (s *checkpointStore) find(uid types.UID) *checkpointHandle {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.kept[uid]
@@ -119,7 +119,7 @@ func plain(d ocispec.Descriptor) ocispec.Descriptor {
 
 // exportLayers measures what a checkpoint consists of.
 func (n *Node) exportLayers(ctx context.Context, c *checkpoint, told func(done, total int64)) (layers []portable.Layer, err error) {
-	read := &tally{total: c.size(), told: told}
+	read := &countingWriter{total: c.size(), told: told}
 	add := func(mediaType, title string, content portable.Content) {
 		if err != nil {
 			return
@@ -171,12 +171,12 @@ func (c *checkpoint) size() int64 {
 }
 
 // tally tells how much was written to it.
-type tally struct {
+type countingWriter struct {
 	done, total int64
 	told        func(done, total int64)
 }
 
-func (t *tally) Write(b []byte) (int, error) {
+func (t *countingWriter) Write(b []byte) (int, error) {
 	t.done += int64(len(b))
 	t.told(t.done, t.total)
 	return len(b), nil

@@ -24,7 +24,7 @@ import (
 // importing is one checkpoint that comes from elsewhere.
 type importing struct {
 	n  *Node
-	k  *kept
+	k  *checkpointHandle
 	c  *checkpoint
 	in *portable.Reader
 }
@@ -131,7 +131,7 @@ func (n *Node) ImportCheckpoint(ctx context.Context, ref sandbox.CheckpointRef, 
 	}
 	n.observeStep(c.Plan.Class, "import", time.Since(began))
 	n.log.InfoContext(ctx, "checkpoint imported", telemetry.Namespace, ref.Namespace, "checkpoint", ref.Name, "memory", c.Memory != nil,
-		telemetry.Took, time.Since(began))
+		telemetry.Duration, time.Since(began))
 	return n.captured(c), nil
 }
 

@@ -18,10 +18,10 @@ func (p *importing) size() (sum int64) {
 
 // room says why so many more bytes may not be written, if so.
 func (p *importing) room(bytes int64) error {
-	if p.n.cfg.Room == nil {
+	if p.n.cfg.CheckSpace == nil {
 		return nil
 	}
-	if err := p.n.cfg.Room(p.n.checkpointsDir(), bytes); err != nil {
+	if err := p.n.cfg.CheckSpace(p.n.checkpointsDir(), bytes); err != nil {
 		return errs.Public(err, "there is no room for what is imported: "+errs.Text(err))
 	}
 	return nil
@@ -30,16 +30,16 @@ func (p *importing) room(bytes int64) error {
 // roomEvery is after how many bytes an import looks whether there is room for as many more.
 const roomEvery = 16 << 20
 
-// heeding ends what is read once there is no room for it.
-func (p *importing) heeding(r io.Reader) io.Reader { return &heeding{p: p, r: r} }
+// ctxReader ends what is read once there is no room for it.
+func (p *importing) heeding(r io.Reader) io.Reader { return &ctxReader{p: p, r: r} }
 
-type heeding struct {
+type ctxReader struct {
 	p    *importing
 	r    io.Reader
 	left int64 // bytes until the next look
 }
 
-func (h *heeding) Read(b []byte) (int, error) {
+func (h *ctxReader) Read(b []byte) (int, error) {
 	if h.left <= 0 {
 		if err := h.p.room(roomEvery); err != nil {
 			return 0, err

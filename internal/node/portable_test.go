@@ -75,17 +75,17 @@ func hasImage(t *testing.T, n *Node) bool {
 // gated stops at a place until it is opened.
 type gated struct {
 	io.Reader
-	rest    io.Reader
-	reached chan<- struct{}
-	open    <-chan struct{}
+	releaseResources io.Reader
+	reached          chan<- struct{}
+	open             <-chan struct{}
 }
 
 func (g *gated) Read(b []byte) (int, error) {
 	n, err := g.Reader.Read(b)
-	if errors.Is(err, io.EOF) && g.rest != nil {
+	if errors.Is(err, io.EOF) && g.releaseResources != nil {
 		close(g.reached)
 		<-g.open
-		g.Reader, g.rest = g.rest, nil
+		g.Reader, g.releaseResources = g.releaseResources, nil
 		return g.Reader.Read(b)
 	}
 	return n, err
@@ -110,7 +110,7 @@ func TestBaseOfAnImport(t *testing.T) {
 	goOn := sync.OnceFunc(func() { close(open) })
 	defer goOn()
 	go func() {
-		_, err := importIt(t, n, &gated{Reader: bytes.NewReader(bad[:files]), rest: bytes.NewReader(bad[files:]), reached: reached, open: open})
+		_, err := importIt(t, n, &gated{Reader: bytes.NewReader(bad[:files]), releaseResources: bytes.NewReader(bad[files:]), reached: reached, open: open})
 		first <- err
 	}()
 	select {
@@ -144,7 +144,7 @@ func TestRoomForAnImport(t *testing.T) {
 	var room atomic.Int64 // bytes; or, if negative, how often it may still be asked
 	room.Store(1 << 40)
 	n, _ := m.node(func(c *Config) {
-		c.Room = func(_ string, asked int64) error {
+		c.CheckSpace = func(_ string, asked int64) error {
 			if left := room.Load(); (left >= 0 && asked > left) || (left < 0 && room.Add(1) == 0) {
 				return fmt.Errorf("the disk is small: %w", errs.ErrExhausted)
 			}

@@ -27,13 +27,13 @@ const execUser = "Basic cm9vdDo="
 // prober asks one sandbox.
 type prober struct {
 	n    *Node
-	u    *unit
+	u    *sandboxHandle
 	row  *row
 	addr netip.Addr
 	http *http.Client
 }
 
-func (n *Node) newProber(u *unit, r *row) *prober {
+func (n *Node) newProber(u *sandboxHandle, r *row) *prober {
 	return &prober{n: n, u: u, row: r, addr: r.Address, http: &http.Client{
 		// As on Kubernetes, a certificate proves nothing to a probe, and a redirect is an answer.
 		Transport:     &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, //nolint:gosec // see above
@@ -44,7 +44,7 @@ func (n *Node) newProber(u *unit, r *row) *prober {
 // probe runs the template's probes until ctx ends: the startup probe until it succeeds once,
 // then readiness and liveness side by side. What was ready when a server before this one went
 // has started, and stays ready until its probe fails.
-func (n *Node) probe(ctx context.Context, u *unit, r *row) {
+func (n *Node) probe(ctx context.Context, u *sandboxHandle, r *row) {
 	p := n.newProber(u, r)
 	if s := r.Plan.Startup; s != nil && !r.Ready {
 		if !p.startup(ctx, s) {
@@ -104,7 +104,7 @@ func (p *prober) note(ctx context.Context, ok bool) {
 	}
 	defer done()
 	now := p.u.current()
-	if p.u.buried() || now == nil || now.Process != p.row.Process || now.Stage != live || now.Ready == ok {
+	if p.u.isRemoved() || now == nil || now.Process != p.row.Process || now.Stage != live || now.Ready == ok {
 		return
 	}
 	changed := *now

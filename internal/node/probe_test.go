@@ -39,7 +39,7 @@ type verdicts struct{ good, bad []time.Duration }
 func verdictsOf(t *testing.T, p *answering, s *corev1.Probe, initially bool, lasts time.Duration) (all verdicts) {
 	t.Helper()
 	s.HTTPGet = &corev1.HTTPGetAction{Port: intstr.FromInt32(80)}
-	u := newUnit(sandbox.Ref{UID: "u"}, sandbox.Observed{State: sandbox.ContainerRunning}, &keyedLock{})
+	u := newSandboxHandle(sandbox.Ref{UID: "u"}, sandbox.Observed{State: sandbox.ContainerRunning}, &keyedLock{})
 	asks := &prober{u: u, addr: netip.MustParseAddr("10.9.0.2"), http: &http.Client{Transport: p}}
 	p.began = time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), lasts)

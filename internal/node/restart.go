@@ -44,7 +44,7 @@ const (
 
 // followEntrypoint learns of the end of the template's program from the agent's log, whose
 // every line is a reason to ask.
-func (n *Node) followEntrypoint(ctx context.Context, u *unit, r *row) {
+func (n *Node) followEntrypoint(ctx context.Context, u *sandboxHandle, r *row) {
 	for r.Program && ctx.Err() == nil {
 		agent, err := n.agentOf(u.id, r.Address)
 		if err != nil {
@@ -71,7 +71,7 @@ func (n *Node) followEntrypoint(ctx context.Context, u *unit, r *row) {
 var errEnded = errors.New("the entrypoint has ended")
 
 // entrypointEnded acts on the end of the template's program, and reports whether it has ended.
-func (n *Node) entrypointEnded(ctx context.Context, u *unit, r *row, state envd.Entrypoint) bool {
+func (n *Node) entrypointEnded(ctx context.Context, u *sandboxHandle, r *row, state envd.Entrypoint) bool {
 	if state.Running || (state.ExitCode == nil && state.Error == "") {
 		return false
 	}
@@ -97,7 +97,7 @@ func (n *Node) entrypointEnded(ctx context.Context, u *unit, r *row, state envd.
 }
 
 // unwell acts on a probe that says that the sandbox cannot be helped as it is.
-func (n *Node) unwell(ctx context.Context, u *unit, r *row, why string) {
+func (n *Node) unwell(ctx context.Context, u *sandboxHandle, r *row, why string) {
 	if r.Plan.Restart == corev1.RestartPolicyNever {
 		n.end(ctx, u, r, nil, why)
 		return
@@ -106,7 +106,7 @@ func (n *Node) unwell(ctx context.Context, u *unit, r *row, why string) {
 }
 
 // died acts on the end of a sandbox's kernel or first process, which nobody asked for.
-func (n *Node) died(ctx context.Context, u *unit, r *row, why string) {
+func (n *Node) died(ctx context.Context, u *sandboxHandle, r *row, why string) {
 	if p := r.Plan.Restart; p == corev1.RestartPolicyAlways || p == corev1.RestartPolicyOnFailure {
 		n.restart(ctx, u, r, why)
 		return
@@ -115,7 +115,7 @@ func (n *Node) died(ctx context.Context, u *unit, r *row, why string) {
 }
 
 // restart replaces the container of a sandbox; the next pause is longer if this one did not last.
-func (n *Node) restart(ctx context.Context, u *unit, r *row, why string) {
+func (n *Node) restart(ctx context.Context, u *sandboxHandle, r *row, why string) {
 	pause := r.Pause
 	if time.Since(r.StartedAt) > soundRestart {
 		pause = 0
@@ -128,7 +128,7 @@ func (n *Node) restart(ctx context.Context, u *unit, r *row, why string) {
 	}
 	defer done()
 	now := u.current()
-	if ctx.Err() != nil || u.buried() || now == nil || now.Process != r.Process || !restartable(now) {
+	if ctx.Err() != nil || u.isRemoved() || now == nil || now.Process != r.Process || !restartable(now) {
 		return
 	}
 	changed := *now
@@ -152,7 +152,7 @@ func restartable(r *row) bool {
 }
 
 // seeRestart makes seen that the container of a sandbox is being replaced.
-func (n *Node) seeRestart(u *unit, why string) {
+func (n *Node) seeRestart(u *sandboxHandle, why string) {
 	changed := u.see(func(o *sandbox.Observed) {
 		o.State, o.Probed, o.Message = sandbox.ContainerRunning, false, why+"; it is restarted"
 	})
@@ -163,7 +163,7 @@ func (n *Node) seeRestart(u *unit, why string) {
 
 // restartLater has Run replace the container after a pause, and try until it lives or is
 // taken away.
-func (n *Node) restartLater(u *unit, r *row, pause time.Duration) {
+func (n *Node) restartLater(u *sandboxHandle, r *row, pause time.Duration) {
 	ending := make(chan struct{})
 	u.setWatch(sync.OnceFunc(func() { close(ending) }))
 	n.tasks.start(func(ctx context.Context) {
@@ -184,17 +184,17 @@ func (n *Node) restartLater(u *unit, r *row, pause time.Duration) {
 }
 
 // restartNow replaces the container, and reports whether there is no more to do.
-func (n *Node) restartNow(ctx context.Context, u *unit, r *row) (finished bool) {
+func (n *Node) restartNow(ctx context.Context, u *sandboxHandle, r *row) (finished bool) {
 	ctx, done, err := u.take(ctx)
 	if err != nil {
 		return true
 	}
 	defer done()
 	now := u.current()
-	if u.buried() || now == nil || now.Stage != restarting || now.Process != r.Process {
+	if u.isRemoved() || now == nil || now.Stage != restarting || now.Process != r.Process {
 		return true
 	}
-	w := &work{n: n, row: new(row)}
+	w := &operation{n: n, row: new(row)}
 	*w.row = *now
 	if err := w.again(ctx); err != nil {
 		n.log.WarnContext(ctx, "sandbox not restarted yet", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
@@ -204,7 +204,7 @@ func (n *Node) restartNow(ctx context.Context, u *unit, r *row) (finished bool) 
 		n.log.ErrorContext(ctx, "restart not noted", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
 		return false
 	}
-	n.cameToLife(u, w.row)
+	n.setRunning(u, w.row)
 	n.dirty.mark(u.ref)
 	return true
 }
@@ -212,9 +212,9 @@ func (n *Node) restartNow(ctx context.Context, u *unit, r *row) (finished bool) 
 // again makes a container anew over the files that it has, in a fresh network namespace, since a
 // runtime takes the address out of the one that it is given, and on a fresh mount of its files,
 // which a reboot takes away.
-func (w *work) again(ctx context.Context) error {
+func (w *operation) again(ctx context.Context) error {
 	if err := w.kill(ctx); err != nil {
 		return err
 	}
-	return w.anew(ctx)
+	return w.restartFromFiles(ctx)
 }

@@ -236,18 +236,18 @@ func TestRecordRemovedByHand(t *testing.T) {
 	recorded := func() bool {
 		records, err := n.cfg.Containerd.Records(t.Context())
 		must(t, err)
-		return slices.ContainsFunc(records, func(r ctrd.Record) bool {
+		return slices.ContainsFunc(records, func(r ctrd.Container) bool {
 			return r.ID == id && r.Labels[labelAddress] == n.lookup(s.UID).current().Address.String() && r.Image == testImage
 		})
 	}
 	suspend(t, n, s)
 	awaitStored(t, n, s)
-	must(t, n.cfg.Containerd.RemoveRecord(t.Context(), id))
+	must(t, n.cfg.Containerd.RemoveContainer(t.Context(), id))
 	stop()
 	n, _ = m.node(func(c *Config) { c.StoreAfter = time.Hour })
 	resume(t, n, s)
 	p.goesOn(n)
-	must(t, n.cfg.Containerd.RemoveRecord(t.Context(), id)) // a look may have mended it already
+	must(t, n.cfg.Containerd.RemoveContainer(t.Context(), id)) // a look may have mended it already
 	n.Sweep(t.Context())
 	if !recorded() {
 		t.Error("the record was not written again")
@@ -262,16 +262,16 @@ func TestStartWithBooksThatCannotBeWritten(t *testing.T) {
 	s := object(class("runc"))
 	addr := ensure(t, n, s).Address
 	must(t, n.journal.remove(refOf(s))) // only the reconciler will claim for it
-	must(t, n.books.Release(string(s.UID), addr))
+	must(t, n.allocator.Release(string(s.UID), addr))
 	stop()
 	n, err := New(m.cfg)
 	must(t, err)
 	store, err := ipam.NewBoltStore(n.db)
 	must(t, err)
-	n.books, err = ipam.Open(ipam.Config{Subnet: n.network.Subnet(), CoolDown: time.Second, Store: unwritable{store}, Log: n.log})
+	n.allocator, err = ipam.Open(ipam.Config{Subnet: n.network.Subnet(), CoolDown: time.Second, Store: unwritable{store}, Log: n.log})
 	must(t, err)
 	must(t, n.openReconciler())
-	if _, err := n.reconciler.Look(t.Context()); !errors.Is(err, errBroken) {
+	if _, err := n.reconciler.Reconcile(t.Context()); !errors.Is(err, errBroken) {
 		t.Errorf("look: %v, want the write's error", err)
 	}
 	must(t, n.firstLook(t.Context()))

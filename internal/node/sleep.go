@@ -25,7 +25,7 @@ import (
 //
 // One that sleeps already is left as it is, whatever it keeps: only what runs can be asked to keep
 // something else. After an error it runs on, or, where the decision was noted, it sleeps and the
-// rest is tried again.
+// releaseResources is tried again.
 func (n *Node) Suspend(ctx context.Context, ref sandbox.Ref, mode agents.SuspendMode) (sandbox.Observed, error) {
 	switch mode {
 	case "", agents.SuspendMemory, agents.SuspendFiles, agents.SuspendDelete:
@@ -33,7 +33,7 @@ func (n *Node) Suspend(ctx context.Context, ref sandbox.Ref, mode agents.Suspend
 		return sandbox.Observed{}, fmt.Errorf("spec.barchan.suspend: %q is none of %s, %s, %s: %w",
 			mode, agents.SuspendMemory, agents.SuspendFiles, agents.SuspendDelete, errs.ErrInvalid)
 	}
-	return n.inTurn(ctx, ref, func(ctx context.Context, u *unit, r *row) error { return n.suspend(ctx, u, r, mode) })
+	return n.inTurn(ctx, ref, func(ctx context.Context, u *sandboxHandle, r *row) error { return n.suspend(ctx, u, r, mode) })
 }
 
 // Resume lets a sandbox that sleeps go on where it was, wherever its memory is; while that is
@@ -48,11 +48,11 @@ func (n *Node) Suspend(ctx context.Context, ref sandbox.Ref, mode agents.Suspend
 //
 // With filesOnly the memory is given up, for good, and the sandbox started anew from its files.
 func (n *Node) Resume(ctx context.Context, ref sandbox.Ref, filesOnly bool) (sandbox.Observed, error) {
-	return n.inTurn(ctx, ref, func(ctx context.Context, u *unit, r *row) error { return n.resume(ctx, u, r, filesOnly) })
+	return n.inTurn(ctx, ref, func(ctx context.Context, u *sandboxHandle, r *row) error { return n.resume(ctx, u, r, filesOnly) })
 }
 
 // inTurn does something with a sandbox that lives or sleeps, in its turn.
-func (n *Node) inTurn(ctx context.Context, ref sandbox.Ref, do func(ctx context.Context, u *unit, r *row) error) (sandbox.Observed, error) {
+func (n *Node) inTurn(ctx context.Context, ref sandbox.Ref, do func(ctx context.Context, u *sandboxHandle, r *row) error) (sandbox.Observed, error) {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return sandbox.Observed{}, err
 	}
@@ -60,14 +60,14 @@ func (n *Node) inTurn(ctx context.Context, ref sandbox.Ref, do func(ctx context.
 	if u == nil {
 		return n.absent(), fmt.Errorf("sandbox %s/%s is not on this node: %w", ref.Namespace, ref.Name, errs.ErrConflict)
 	}
-	u.claim()
+	u.setDesired()
 	ctx, done, err := u.take(ctx)
 	if err != nil {
 		return u.observed(), err
 	}
 	defer done()
 	r := u.current()
-	if u.buried() || r == nil || u.observed().State == sandbox.ContainerExited {
+	if u.isRemoved() || r == nil || u.observed().State == sandbox.ContainerExited {
 		return u.observed(), fmt.Errorf("sandbox %s/%s is %s: %w", ref.Namespace, ref.Name, u.observed().State, errs.ErrConflict)
 	}
 	if err := do(ctx, u, r); err != nil {
@@ -77,7 +77,7 @@ func (n *Node) inTurn(ctx context.Context, ref sandbox.Ref, do func(ctx context.
 }
 
 // suspend does the work of Suspend, in the unit's turn.
-func (n *Node) suspend(ctx context.Context, u *unit, r *row, mode agents.SuspendMode) error {
+func (n *Node) suspend(ctx context.Context, u *sandboxHandle, r *row, mode agents.SuspendMode) error {
 	mode = cmp.Or(mode, agents.SuspendMemory)
 	if mode == agents.SuspendMemory && r.Plan.Class != oci.GVisor {
 		mode = agents.SuspendFiles
@@ -85,14 +85,14 @@ func (n *Node) suspend(ctx context.Context, u *unit, r *row, mode agents.Suspend
 	if r.Stage == pausing && mode != agents.SuspendMemory {
 		n.settle(ctx, u, r) // asked to keep its memory before, and the answer was lost
 		if r = u.current(); r.Stage == paused {
-			n.fellAsleep(u, r)
+			n.setPaused(u, r)
 		}
 	}
 	switch {
 	case r.Stage == paused || r.onDisk():
 		return nil
 	case r.Stage == live && mode != agents.SuspendMemory:
-		return n.shelve(ctx, u, r, mode)
+		return n.suspendToFiles(ctx, u, r, mode)
 	case r.Stage != live && r.Stage != pausing:
 		return fmt.Errorf("it is %s: %w", r.Stage, errs.ErrConflict)
 	}
@@ -100,7 +100,7 @@ func (n *Node) suspend(ctx context.Context, u *unit, r *row, mode agents.Suspend
 }
 
 // resume does the work of Resume, in the unit's turn.
-func (n *Node) resume(ctx context.Context, u *unit, r *row, filesOnly bool) error {
+func (n *Node) resume(ctx context.Context, u *sandboxHandle, r *row, filesOnly bool) error {
 	switch {
 	case r.Stage == live:
 		return nil
@@ -114,7 +114,7 @@ func (n *Node) resume(ctx context.Context, u *unit, r *row, filesOnly bool) erro
 
 // freezeOrThaw notes a stage and does what it stands for. After a failure the runtime is asked what
 // the sandbox does.
-func (n *Node) freezeOrThaw(ctx context.Context, u *unit, r *row, by stage, do func(context.Context, *oci.Runtime, *unit, *row) error) error {
+func (n *Node) freezeOrThaw(ctx context.Context, u *sandboxHandle, r *row, by stage, do func(context.Context, *oci.Runtime, *sandboxHandle, *row) error) error {
 	runtime, err := n.runtimeOfRow(r)
 	if err != nil {
 		return orFiles(err)
@@ -131,7 +131,7 @@ func (n *Node) freezeOrThaw(ctx context.Context, u *unit, r *row, by stage, do f
 }
 
 // freeze stops a sandbox's processes where they are.
-func (n *Node) freeze(ctx context.Context, runtime *oci.Runtime, u *unit, r *row) error {
+func (n *Node) freeze(ctx context.Context, runtime *oci.Runtime, u *sandboxHandle, r *row) error {
 	if err := runtime.Pause(ctx, string(u.id)); err != nil {
 		return unavailable(err)
 	}
@@ -140,12 +140,12 @@ func (n *Node) freeze(ctx context.Context, runtime *oci.Runtime, u *unit, r *row
 	if err := n.note(u, r, paused); err != nil {
 		return err
 	}
-	n.fellAsleep(u, r)
+	n.setPaused(u, r)
 	return nil
 }
 
 // thaw lets frozen processes go on.
-func (n *Node) thaw(ctx context.Context, runtime *oci.Runtime, u *unit, r *row) error {
+func (n *Node) thaw(ctx context.Context, runtime *oci.Runtime, u *sandboxHandle, r *row) error {
 	if err := runtime.Resume(ctx, string(u.id)); err != nil {
 		return unavailable(err)
 	}
@@ -172,8 +172,8 @@ func (n *Node) thaw(ctx context.Context, runtime *oci.Runtime, u *unit, r *row) 
 	return nil
 }
 
-// fellAsleep makes a sandbox seen as frozen, and plans to move its memory to disk.
-func (n *Node) fellAsleep(u *unit, r *row) {
+// setPaused makes a sandbox seen as frozen, and plans to move its memory to disk.
+func (n *Node) setPaused(u *sandboxHandle, r *row) {
 	u.see(func(o *sandbox.Observed) {
 		o.State, o.Memory, o.Message = sandbox.ContainerPaused, r.place(), r.where()
 	})

@@ -34,9 +34,9 @@ const (
 // maxConflicts is how many addresses in use by others are put aside before a create gives up.
 const maxConflicts = 32
 
-// work is one sandbox on its way through the steps. Each field is set by one step and read
+// operation is one sandbox on its way through the steps. Each field is set by one step and read
 // by later ones only.
-type work struct {
+type operation struct {
 	n     *Node
 	row   *row
 	image ctrd.Image
@@ -58,7 +58,7 @@ type step struct {
 	undo func(ctx context.Context) error
 }
 
-func (w *work) steps() map[string]step {
+func (w *operation) steps() map[string]step {
 	all := map[string]step{}
 	for _, s := range []step{
 		{"address", w.takeAddress, w.releaseAddress},
@@ -98,7 +98,7 @@ func backwards() []string {
 }
 
 // do takes the work through all steps. On failure the caller undoes them.
-func (w *work) do(ctx context.Context) error {
+func (w *operation) do(ctx context.Context) error {
 	defer func() {
 		if w.console != nil {
 			_ = w.console.Close()
@@ -124,7 +124,7 @@ func (w *work) do(ctx context.Context) error {
 	return nil
 }
 
-func (w *work) doOne(ctx context.Context, s step) error {
+func (w *operation) doOne(ctx context.Context, s step) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("step %s: %w", s.name, context.Cause(ctx))
 	}
@@ -137,7 +137,7 @@ func (w *work) doOne(ctx context.Context, s step) error {
 }
 
 // after lets a test break things after a step.
-func (w *work) after(step string) error {
+func (w *operation) after(step string) error {
 	if w.n.cfg.AfterStep == nil {
 		return nil
 	}
@@ -155,7 +155,7 @@ func (n *Node) observeStep(class oci.Class, step string, took time.Duration) {
 
 // undo takes all steps back. One that fails does not keep the others from being undone, but
 // it keeps the address.
-func (w *work) undo(ctx context.Context) error {
+func (w *operation) undo(ctx context.Context) error {
 	all := w.steps()
 	var failures []error
 	for _, name := range backwards() {
@@ -173,7 +173,7 @@ func (w *work) undo(ctx context.Context) error {
 	return errors.Join(failures...)
 }
 
-func (w *work) undoOne(ctx context.Context, s step) error {
+func (w *operation) undoOne(ctx context.Context, s step) error {
 	if w.n.cfg.BeforeUndo != nil {
 		if err := w.n.cfg.BeforeUndo(s.name); err != nil {
 			return err
@@ -183,25 +183,25 @@ func (w *work) undoOne(ctx context.Context, s step) error {
 }
 
 // id is the name of the sandbox's container, snapshot, namespace and directory.
-func (w *work) id() string { return string(w.row.Plan.ID) }
+func (w *operation) id() string { return string(w.row.Plan.ID) }
 
-func (w *work) uid() string { return string(w.row.Plan.Ref.UID) }
+func (w *operation) uid() string { return string(w.row.Plan.Ref.UID) }
 
 // dir is the sandbox's directory: bundle, root filesystem's mount point, scratch volumes.
 func (n *Node) dir(id string) string { return filepath.Join(n.cfg.DataDir, "sandboxes", id) }
 
-func (w *work) path(name string) string { return filepath.Join(w.n.dir(w.id()), name) }
+func (w *operation) path(name string) string { return filepath.Join(w.n.dir(w.id()), name) }
 
 func (n *Node) cgroup(id string) string { return path.Join(n.cfg.CgroupParent, id) }
 
-func (w *work) endpoint() netdev.Endpoint {
+func (w *operation) endpoint() netdev.Endpoint {
 	return netdev.Endpoint{ID: w.id(), Address: w.row.Address, Address6: w.n.beside(w.row.Address)}
 }
 
 // takeAddress reserves an address that nobody live has: the books may be wrong, the live are not.
-func (w *work) takeAddress(ctx context.Context) error {
+func (w *operation) takeAddress(ctx context.Context) error {
 	for range maxConflicts {
-		addr, err := w.n.books.Reserve(w.uid())
+		addr, err := w.n.allocator.Reserve(w.uid())
 		if err != nil {
 			return err
 		}
@@ -214,7 +214,7 @@ func (w *work) takeAddress(ctx context.Context) error {
 			return nil
 		}
 		w.n.log.ErrorContext(ctx, "a free address is in use; it is quarantined", telemetry.Address, addr, "by", holder)
-		if err := w.n.books.Quarantine(addr, "in use by "+holder); err != nil {
+		if err := w.n.allocator.Quarantine(addr, "in use by "+holder); err != nil {
 			return err
 		}
 	}
@@ -222,17 +222,19 @@ func (w *work) takeAddress(ctx context.Context) error {
 		maxConflicts, errs.ErrExhausted)
 }
 
-func (w *work) releaseAddress(context.Context) error {
-	lease, ok := w.n.books.Of(w.uid())
+func (w *operation) releaseAddress(context.Context) error {
+	lease, ok := w.n.allocator.Of(w.uid())
 	if !ok {
 		return nil
 	}
-	return w.n.books.Release(w.uid(), lease.Address)
+	return w.n.allocator.Release(w.uid(), lease.Address)
 }
 
-func (w *work) holdAddress(context.Context) error { return w.n.books.Hold(w.uid(), w.row.Address) }
+func (w *operation) holdAddress(context.Context) error {
+	return w.n.allocator.Hold(w.uid(), w.row.Address)
+}
 
-func (w *work) attach(ctx context.Context) error {
+func (w *operation) attach(ctx context.Context) error {
 	at, err := w.n.network.Attach(ctx, w.endpoint())
 	if err != nil {
 		return unavailable(err)
@@ -241,24 +243,24 @@ func (w *work) attach(ctx context.Context) error {
 	return w.n.applyEgress(ctx, w.row) // before anything of it can run
 }
 
-func (w *work) detach(ctx context.Context) error {
+func (w *operation) detach(ctx context.Context) error {
 	ep := w.endpoint()
-	if lease, ok := w.n.books.Of(w.uid()); ok && !ep.Address.IsValid() {
+	if lease, ok := w.n.allocator.Of(w.uid()); ok && !ep.Address.IsValid() {
 		ep.Address, ep.Address6 = lease.Address, w.n.beside(lease.Address)
 	}
 	return w.n.network.Detach(ctx, ep)
 }
 
-func (w *work) prepare(ctx context.Context) (err error) {
+func (w *operation) prepare(ctx context.Context) (err error) {
 	w.rootfs, err = w.n.cfg.Containerd.Prepare(ctx, w.id(), w.image)
 	return err
 }
 
-func (w *work) removeSnapshot(ctx context.Context) error {
+func (w *operation) removeSnapshot(ctx context.Context) error {
 	return w.n.cfg.Containerd.RemoveSnapshot(ctx, w.id())
 }
 
-func (w *work) mount(context.Context) error {
+func (w *operation) mount(context.Context) error {
 	dir := w.path("rootfs")
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return unavailable(err)
@@ -272,10 +274,10 @@ func (w *work) mount(context.Context) error {
 	return nil
 }
 
-func (w *work) unmount(context.Context) error { return ctrd.Unmount(w.path("rootfs")) }
+func (w *operation) unmount(context.Context) error { return ctrd.Unmount(w.path("rootfs")) }
 
 // removeFiles removes all files of the sandbox, the directories of its claims too.
-func (w *work) removeFiles(ctx context.Context) error {
+func (w *operation) removeFiles(ctx context.Context) error {
 	if err := w.removeOwnFiles(ctx); err != nil {
 		return err
 	}
@@ -287,7 +289,7 @@ func (w *work) removeFiles(ctx context.Context) error {
 
 // removeOwnFiles removes the sandbox's directory and its memory on disk. The root's mount point
 // must be empty: what is still mounted there is not deleted through it.
-func (w *work) removeOwnFiles(ctx context.Context) error {
+func (w *operation) removeOwnFiles(ctx context.Context) error {
 	if err := w.removeMemory(ctx); err != nil {
 		return err
 	}
@@ -300,9 +302,9 @@ func (w *work) removeOwnFiles(ctx context.Context) error {
 	return nil
 }
 
-func (w *work) writeRecord(ctx context.Context) error {
+func (w *operation) writeRecord(ctx context.Context) error {
 	p := &w.row.Plan
-	return w.n.cfg.Containerd.CreateRecord(ctx, ctrd.Record{
+	return w.n.cfg.Containerd.CreateContainer(ctx, ctrd.Container{
 		ID: w.id(), Image: w.image.Ref, Runtime: string(p.Class), Snapshot: w.id(),
 		Labels: map[string]string{
 			labelSandbox: w.uid(), labelNamespace: p.Ref.Namespace, labelName: p.Ref.Name,
@@ -311,11 +313,11 @@ func (w *work) writeRecord(ctx context.Context) error {
 	})
 }
 
-func (w *work) removeRecord(ctx context.Context) error {
-	return w.n.cfg.Containerd.RemoveRecord(ctx, w.id())
+func (w *operation) removeRecord(ctx context.Context) error {
+	return w.n.cfg.Containerd.RemoveContainer(ctx, w.id())
 }
 
-func (w *work) start(ctx context.Context) (err error) {
+func (w *operation) start(ctx context.Context) (err error) {
 	if w.console, err = oci.NewConsole(); err != nil {
 		return unavailable(err)
 	}
@@ -336,7 +338,7 @@ func (w *work) start(ctx context.Context) (err error) {
 }
 
 // kill ends the container, and what an interrupted runtime left of one.
-func (w *work) kill(ctx context.Context) error {
+func (w *operation) kill(ctx context.Context) error {
 	if w.row.Process.PID != 0 {
 		if err := w.row.Process.Signal(syscall.SIGKILL); err != nil {
 			return err

@@ -49,7 +49,7 @@ func (n *Node) memoryDir(id string) string { return filepath.Join(n.cfg.MemoryDi
 
 // storeLater has Run move the memory of a frozen sandbox to disk, once it has slept for
 // Config.StoreAfter, and try until it is there or the sandbox does not sleep any more.
-func (n *Node) storeLater(u *unit, r *row) {
+func (n *Node) storeLater(u *sandboxHandle, r *row) {
 	after, since := n.cfg.StoreAfter, r.PausedAt
 	if after <= 0 || r.Plan.Class != oci.GVisor {
 		return
@@ -76,7 +76,7 @@ func (n *Node) storeLater(u *unit, r *row) {
 
 // storeNow moves the memory of a sandbox that has been frozen since then to disk, and reports
 // whether there is no more to do.
-func (n *Node) storeNow(ctx context.Context, u *unit, since time.Time) (finished bool) {
+func (n *Node) storeNow(ctx context.Context, u *sandboxHandle, since time.Time) (finished bool) {
 	select {
 	case n.stores <- struct{}{}:
 	case <-ctx.Done():
@@ -89,11 +89,11 @@ func (n *Node) storeNow(ctx context.Context, u *unit, since time.Time) (finished
 	}
 	defer done()
 	r := u.current()
-	if u.buried() || r == nil || (r.Stage != paused && r.Stage != storing) || !r.PausedAt.Equal(since) {
+	if u.isRemoved() || r == nil || (r.Stage != paused && r.Stage != storing) || !r.PausedAt.Equal(since) {
 		return true
 	}
 	began := time.Now()
-	w := &work{n: n, row: new(row)}
+	w := &operation{n: n, row: new(row)}
 	*w.row = *r
 	err = w.store(ctx, u)
 	switch {
@@ -111,14 +111,14 @@ func (n *Node) storeNow(ctx context.Context, u *unit, since time.Time) (finished
 	}
 	n.observeStep(r.Plan.Class, "store", time.Since(began))
 	n.log.InfoContext(ctx, "memory of a sandbox moved to disk", telemetry.Namespace, u.ref.Namespace, telemetry.Sandbox, u.ref.Name,
-		"bytes", w.row.Memory.Size, telemetry.Took, time.Since(began))
+		"bytes", w.row.Memory.Size, telemetry.Duration, time.Since(began))
 	return true
 }
 
 // store moves the memory of a frozen sandbox to disk. Up to the write of the journal, all is
 // taken back on failure, and the sandbox is frozen as before. From then on the memory on disk
 // is the sandbox's, and what is left of the container only waits to be removed.
-func (w *work) store(ctx context.Context, u *unit) error {
+func (w *operation) store(ctx context.Context, u *sandboxHandle) error {
 	if w.row.Stage == paused {
 		limited, cancel := context.WithTimeout(ctx, diskTimeout)
 		defer cancel()
@@ -136,11 +136,11 @@ func (w *work) store(ctx context.Context, u *unit) error {
 	}
 	whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	return w.rest(whole, u)
+	return w.releaseResources(whole, u)
 }
 
 // save writes memory and files to disk, and notes that.
-func (w *work) save(ctx context.Context, u *unit) error {
+func (w *operation) save(ctx context.Context, u *sandboxHandle) error {
 	for _, s := range []step{{name: "checkpoint", do: w.checkpoint}, {name: "flush", do: w.flush}} {
 		if err := w.doOne(ctx, s); err != nil {
 			return err
@@ -158,7 +158,7 @@ func (w *work) save(ctx context.Context, u *unit) error {
 	return nil
 }
 
-func (w *work) checkpoint(ctx context.Context) error {
+func (w *operation) checkpoint(ctx context.Context) error {
 	runtime, err := w.n.runtimeOfRow(w.row)
 	if err != nil {
 		return err
@@ -177,11 +177,13 @@ func (w *work) checkpoint(ctx context.Context) error {
 	return nil
 }
 
-func (w *work) removeMemory(context.Context) error { return oci.RemoveImage(w.n.memoryDir(w.id())) }
+func (w *operation) removeMemory(context.Context) error {
+	return oci.RemoveImage(w.n.memoryDir(w.id()))
+}
 
 // flush makes durable what the sandbox wrote to its copy of the image and to its volumes, for
 // its memory must not know more than its files do.
-func (w *work) flush(ctx context.Context) error {
+func (w *operation) flush(ctx context.Context) error {
 	var err error
 	if w.rootfs, err = w.n.cfg.Containerd.Snapshot(ctx, w.id()); err != nil {
 		return err
@@ -216,14 +218,14 @@ func syncFilesystem(dir string) error {
 	return nil
 }
 
-// rest takes off the machine what a sandbox does not need or keep while it sleeps on disk, and
+// releaseResources takes off the machine what a sandbox does not need or keep while it sleeps on disk, and
 // notes that. What it keeps stays, and its address, unless that is given back. It may be repeated.
-func (w *work) rest(ctx context.Context, u *unit) error {
+func (w *operation) releaseResources(ctx context.Context, u *sandboxHandle) error {
 	for _, s := range []step{
 		{name: "stop", do: w.stop},
 		{name: "unmount", do: w.unmount},
-		{name: "detach", do: w.leave},
-		{name: "discard", do: func(ctx context.Context) error { return errors.Join(w.discard(ctx), w.vacate(ctx, u)) }},
+		{name: "detach", do: w.disconnect},
+		{name: "discard", do: func(ctx context.Context) error { return errors.Join(w.discard(ctx), w.clearAddress(ctx, u)) }},
 	} {
 		if err := w.doOne(ctx, s); err != nil {
 			return unavailable(err)
@@ -236,11 +238,11 @@ func (w *work) rest(ctx context.Context, u *unit) error {
 	if err := w.n.note(u, w.row, stored); err != nil {
 		return err
 	}
-	w.n.seeAsleep(u, w.row)
+	w.n.setStored(u, w.row)
 	if err := w.after("stored"); err != nil {
 		return err
 	}
-	return w.giveBack(ctx)
+	return w.releaseLease(ctx)
 }
 
 // What is said of a sandbox that sleeps.

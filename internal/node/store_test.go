@@ -211,7 +211,7 @@ func seenAtRest(t testing.TB, n *Node, s *agents.Sandbox, was *row) {
 	if err != nil || seen.State != sandbox.ContainerPaused || !strings.Contains(seen.Message, "on disk") || seen.Address != was.Address {
 		t.Errorf("%+v, %v", seen, err)
 	}
-	if lease, ok := n.books.Of(string(s.UID)); !ok || lease.State != ipam.Held || lease.Address != was.Address {
+	if lease, ok := n.allocator.Of(string(s.UID)); !ok || lease.State != ipam.Held || lease.Address != was.Address {
 		t.Errorf("lease %+v, %v", lease, ok)
 	}
 	if used, err := n.Usage(t.Context(), refOf(s)); err != nil || used.Memory != 0 || used.CPU != 0 || used.Disk < uint64(n.lookup(s.UID).current().Memory.Size) || used.MemoryLimit == 0 {
@@ -589,7 +589,7 @@ func TestNoRoomToStore(t *testing.T) {
 	var full atomic.Bool
 	full.Store(true)
 	n, _ := m.node(atOnce, func(c *Config) {
-		c.Room = func(_ string, bytes int64) error {
+		c.CheckSpace = func(_ string, bytes int64) error {
 			asked.Store(max(bytes, asked.Load()))
 			if full.Load() {
 				return errs.Public(errs.ErrExhausted, "too little room")

@@ -28,21 +28,21 @@ import (
 // What its processes wrote to files between the start of a try and its failure stays written,
 // and their memory knows nothing of it. So a try goes on if the one who asked for it does not
 // wait any more; only the removal of the sandbox interrupts it.
-func (n *Node) wake(ctx context.Context, u *unit, r *row, filesOnly bool) error {
+func (n *Node) wake(ctx context.Context, u *sandboxHandle, r *row, filesOnly bool) error {
 	if err := n.refused(); err != nil {
 		return err
 	}
 	began := time.Now()
 	ctx, done := u.locks.unlessInterrupted(ctx, u.ref.UID)
 	defer done()
-	w := &work{n: n, row: new(row)}
+	w := &operation{n: n, row: new(row)}
 	*w.row = *r
-	if err := w.settleOnWhat(ctx, u, filesOnly); err != nil {
+	if err := w.selectRestoreSource(ctx, u, filesOnly); err != nil {
 		return err
 	}
 	err := n.note(u, w.row, waking)
 	if err == nil {
-		err = w.comeBack(ctx)
+		err = w.bringUp(ctx)
 	}
 	awake := *w.row
 	awake.Memory, awake.Kept, awake.PausedAt, awake.Ready = nil, "", time.Time{}, false
@@ -56,21 +56,21 @@ func (n *Node) wake(ctx context.Context, u *unit, r *row, filesOnly bool) error 
 	case errors.Is(err, ErrCrash):
 		return err
 	case err != nil:
-		return n.asleepAgain(ctx, u, w, err)
+		return n.rollBackResume(ctx, u, w, err)
 	}
-	n.cameToLife(u, &awake)
+	n.setRunning(u, &awake)
 	if w.row.keepsMemory() {
 		n.forgetMemory(u)
 	}
 	n.observeStep(awake.Plan.Class, "wake", time.Since(began))
 	n.log.InfoContext(ctx, "sandbox resumed from disk", telemetry.Namespace, u.ref.Namespace, telemetry.Sandbox, u.ref.Name,
-		"memory", w.row.keepsMemory(), telemetry.Address, awake.Address, telemetry.Took, time.Since(began))
+		"memory", w.row.keepsMemory(), telemetry.Address, awake.Address, telemetry.Duration, time.Since(began))
 	return nil
 }
 
-// settleOnWhat decides what a sandbox comes back from, and sees to it that nothing else of it is
+// selectRestoreSource decides what a sandbox comes back from, and sees to it that nothing else of it is
 // left.
-func (w *work) settleOnWhat(ctx context.Context, u *unit, filesOnly bool) error {
+func (w *operation) selectRestoreSource(ctx context.Context, u *sandboxHandle, filesOnly bool) error {
 	if filesOnly && w.row.keepsMemory() {
 		if err := w.decide(u, agents.SuspendFiles); err != nil {
 			return err
@@ -85,19 +85,19 @@ func (w *work) settleOnWhat(ctx context.Context, u *unit, filesOnly bool) error 
 		}
 	}
 	if w.row.Stage != stored { // something of a container may be there
-		return w.rest(ctx, u)
+		return w.releaseResources(ctx, u)
 	}
 	return nil
 }
 
-// comeBack does the steps from what a sandbox keeps to an agent that answers.
-func (w *work) comeBack(ctx context.Context) error {
+// bringUp does the steps from what a sandbox keeps to an agent that answers.
+func (w *operation) bringUp(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, diskTimeout)
 	defer cancel()
 	if w.row.Kept == agents.SuspendDelete {
 		return w.fromClaims(ctx)
 	}
-	steps, from := []step(nil), w.anew
+	steps, from := []step(nil), w.restartFromFiles
 	if w.row.keepsMemory() {
 		from = w.restore
 	}
@@ -125,14 +125,14 @@ func (w *work) comeBack(ctx context.Context) error {
 
 // forgetMemory has Run remove the image of a sandbox that was resumed from it, for which nobody
 // has to wait. If that is not done, the next checkpoint, the removal or the next start does it.
-func (n *Node) forgetMemory(u *unit) {
+func (n *Node) forgetMemory(u *sandboxHandle) {
 	n.tasks.start(func(ctx context.Context) {
 		ctx, done, err := u.take(ctx)
 		if err != nil {
 			return
 		}
 		defer done()
-		if r := u.current(); u.buried() || r == nil || r.onDisk() {
+		if r := u.current(); u.isRemoved() || r == nil || r.onDisk() {
 			return // removed, or asleep again
 		}
 		if err := oci.RemoveImage(n.memoryDir(string(u.id))); err != nil {
@@ -142,19 +142,19 @@ func (n *Node) forgetMemory(u *unit) {
 	})
 }
 
-// asleepAgain takes back what a failed try to wake a sandbox has done.
-func (n *Node) asleepAgain(ctx context.Context, u *unit, w *work, cause error) error {
+// rollBackResume takes back what a failed try to wake a sandbox has done.
+func (n *Node) rollBackResume(ctx context.Context, u *sandboxHandle, w *operation, cause error) error {
 	if ctx.Err() != nil {
 		cause = fmt.Errorf("%w: %w", cause, errs.ErrUnavailable)
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	return errors.Join(fmt.Errorf("resume from disk: %w", unavailable(cause)), w.rest(ctx, u)) // whatever it took is given back
+	return errors.Join(fmt.Errorf("resume from disk: %w", unavailable(cause)), w.releaseResources(ctx, u)) // whatever it took is given back
 }
 
 // checkMemory finds what would fail before anything is touched. What only the machine's owner
 // can mend is an errs.ErrConflict: the sandbox is not lost by it.
-func (w *work) checkMemory(ctx context.Context) error {
+func (w *operation) checkMemory(ctx context.Context) error {
 	img, err := oci.ReadImage(w.n.memoryDir(w.id()))
 	if err != nil {
 		return damaged(err)
@@ -183,7 +183,7 @@ func damaged(err error) error {
 }
 
 // verify reads the memory on disk through.
-func (w *work) verify(ctx context.Context) error {
+func (w *operation) verify(ctx context.Context) error {
 	if err := oci.VerifyImage(ctx, w.n.memoryDir(w.id())); err != nil {
 		if ctx.Err() != nil {
 			return unavailable(err)
@@ -197,7 +197,7 @@ func (w *work) verify(ctx context.Context) error {
 // sandbox was started from: its specification must be the checkpointed one.
 //
 // Nothing is started before all of the memory was found to be as it was written.
-func (w *work) restore(ctx context.Context) error {
+func (w *operation) restore(ctx context.Context) error {
 	defer w.closeConsole()
 	group, together := errgroup.WithContext(ctx)
 	for _, s := range []step{{name: "verify", do: w.verify}, {name: "network", do: w.attach}, {name: "mount", do: w.mountAgain}} {
@@ -216,7 +216,7 @@ func (w *work) restore(ctx context.Context) error {
 
 // awaitRestored returns when the agent has answered and knows that it was restored. One from before
 // there was such a thing is told the time.
-func (w *work) awaitRestored(ctx context.Context) error {
+func (w *operation) awaitRestored(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, w.n.cfg.StartTimeout)
 	defer cancel()
 	agent, err := w.awaitHealth(ctx)
@@ -237,7 +237,7 @@ func (w *work) awaitRestored(ctx context.Context) error {
 // tellMoved writes into the agent's configuration, which it reads when it is restored, where the
 // sandbox is now. What is in its other files only the agent may change: the kernel in the memory
 // knows them as they are.
-func (w *work) tellMoved(context.Context) error {
+func (w *operation) tellMoved(context.Context) error {
 	if !w.moved {
 		return nil
 	}
@@ -252,7 +252,7 @@ func (w *work) tellMoved(context.Context) error {
 
 // freshAgent has a container that is started anew begin with the agent of this server, as it was
 // installed: one of before may not understand what was written for it since.
-func (w *work) freshAgent(context.Context) error {
+func (w *operation) freshAgent(context.Context) error {
 	link := filepath.Join(w.path("agent"), filepath.Base(oci.AgentPath))
 	have, err := os.Stat(link)
 	ours, more := os.Stat(w.n.agentFile)
@@ -265,17 +265,17 @@ func (w *work) freshAgent(context.Context) error {
 	return unavailable(os.Link(w.n.agentFile, link))
 }
 
-func (w *work) agentConfigFile() string {
+func (w *operation) agentConfigFile() string {
 	return filepath.Join(w.path("agent"), filepath.Base(envd.ConfigPath))
 }
 
-func (w *work) closeConsole() {
+func (w *operation) closeConsole() {
 	if w.console != nil {
 		_ = w.console.Close()
 	}
 }
 
-func (w *work) mountAgain(ctx context.Context) (err error) {
+func (w *operation) mountAgain(ctx context.Context) (err error) {
 	if w.rootfs, err = w.n.cfg.Containerd.Snapshot(ctx, w.id()); err != nil {
 		return err
 	}
@@ -283,7 +283,7 @@ func (w *work) mountAgain(ctx context.Context) (err error) {
 }
 
 // load starts the container from its memory on disk.
-func (w *work) load(ctx context.Context) (err error) {
+func (w *operation) load(ctx context.Context) (err error) {
 	runtime, err := w.n.runtimeFor(w.row.Memory.Build)
 	if err != nil {
 		return orFiles(err)
@@ -305,22 +305,22 @@ func (w *work) load(ctx context.Context) (err error) {
 
 // takeOverStored makes a sandbox of the journal that sleeps on disk this node's own. One at rest is
 // not touched.
-func (n *Node) takeOverStored(ctx context.Context, u *unit, r *row) {
-	n.seeAsleep(u, r)
+func (n *Node) takeOverStored(ctx context.Context, u *sandboxHandle, r *row) {
+	n.setStored(u, r)
 	if !n.atRest(r) {
-		n.layToRest(ctx, u)
+		n.finishSuspend(ctx, u)
 	}
 }
 
 // atRest reports whether nothing is left to be done for a sandbox that sleeps on disk.
 func (n *Node) atRest(r *row) bool {
-	_, leased := n.books.Of(string(r.Plan.Ref.UID))
+	_, leased := n.allocator.Of(string(r.Plan.Ref.UID))
 	return r.Stage == stored && leased == r.Address.IsValid() && (!leased || !n.cfg.ReleaseAddresses)
 }
 
-// layToRest removes what an interruption left of the container of a sandbox whose memory is on
+// finishSuspend removes what an interruption left of the container of a sandbox whose memory is on
 // disk. Failing is no reason for anything else to fail: the sweep and the next Resume try again.
-func (n *Node) layToRest(ctx context.Context, u *unit) {
+func (n *Node) finishSuspend(ctx context.Context, u *sandboxHandle) {
 	if r := u.current(); r != nil && n.atRest(r) {
 		return
 	}
@@ -330,14 +330,14 @@ func (n *Node) layToRest(ctx context.Context, u *unit) {
 	}
 	defer done()
 	r := u.current()
-	if u.buried() || r == nil || !r.onDisk() || n.atRest(r) {
+	if u.isRemoved() || r == nil || !r.onDisk() || n.atRest(r) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()
-	w := &work{n: n, row: new(row)}
+	w := &operation{n: n, row: new(row)}
 	*w.row = *r
-	if err := w.rest(ctx, u); err != nil {
+	if err := w.releaseResources(ctx, u); err != nil {
 		n.log.WarnContext(ctx, "rest of a sandbox whose memory is on disk is left on the machine", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
 	}
 }

@@ -15,7 +15,7 @@ import (
 const watchRetry = time.Second
 
 // watch has Run look after a sandbox until it ends or is watched anew.
-func (n *Node) watch(u *unit, r *row) {
+func (n *Node) watch(u *sandboxHandle, r *row) {
 	stop := make(chan struct{})
 	u.setWatch(sync.OnceFunc(func() { close(stop) }))
 	started := *r
@@ -37,7 +37,7 @@ func (n *Node) watch(u *unit, r *row) {
 
 // lookAfter probes a sandbox, follows its entrypoint, and waits for the end of its process,
 // woken by the kernel.
-func (n *Node) lookAfter(ctx context.Context, u *unit, r *row) {
+func (n *Node) lookAfter(ctx context.Context, u *sandboxHandle, r *row) {
 	var looking sync.WaitGroup
 	defer looking.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -73,14 +73,14 @@ func (n *Node) whyDied(r *row, otherwise string) string {
 }
 
 // end notes that a sandbox has ended for good, and that nothing of it may run on.
-func (n *Node) end(ctx context.Context, u *unit, r *row, exit *int32, why string) {
+func (n *Node) end(ctx context.Context, u *sandboxHandle, r *row, exit *int32, why string) {
 	taken, done, err := u.take(ctx)
 	if err != nil {
 		return
 	}
 	defer done()
 	now := u.current()
-	if taken.Err() != nil || u.buried() || now == nil || now.Process != r.Process || now.Stage == ended {
+	if taken.Err() != nil || u.isRemoved() || now == nil || now.Process != r.Process || now.Stage == ended {
 		return // it is another's affair by now
 	}
 	n.log.InfoContext(ctx, "sandbox ended", telemetry.Namespace, u.ref.Namespace, telemetry.Sandbox, u.ref.Name, telemetry.Reason, why)
@@ -92,7 +92,7 @@ func (n *Node) end(ctx context.Context, u *unit, r *row, exit *int32, why string
 	if err := n.note(u, &changed, ended); err != nil {
 		n.log.ErrorContext(ctx, "end of a sandbox not noted", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
 	}
-	if err := (&work{n: n, row: &changed}).kill(taken); err != nil {
+	if err := (&operation{n: n, row: &changed}).kill(taken); err != nil {
 		n.log.WarnContext(ctx, "rest of a sandbox that ended still runs", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
 	}
 	n.sawEnd(u, &changed)
@@ -102,7 +102,7 @@ func (n *Node) end(ctx context.Context, u *unit, r *row, exit *int32, why string
 }
 
 // sawEnd makes the end of a sandbox seen.
-func (n *Node) sawEnd(u *unit, r *row) {
+func (n *Node) sawEnd(u *sandboxHandle, r *row) {
 	u.see(func(o *sandbox.Observed) {
 		o.State, o.Probed, o.Message, o.EntrypointExit = sandbox.ContainerExited, false, r.Why, r.Exit
 	})

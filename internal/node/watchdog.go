@@ -19,9 +19,9 @@ import (
 const (
 	// sweepEvery is how often the node looks for what nobody asks for and for what is left.
 	sweepEvery = time.Minute
-	// looksToDoubt is in how many looks in a row something must have been without a sandbox
+	// scansBeforeRemoval is in how many looks in a row something must have been without a sandbox
 	// before anybody is asked whether it may go: what is in the making is hit by none.
-	looksToDoubt = 2
+	scansBeforeRemoval = 2
 	// existsTimeout bounds the question to the source of truth.
 	existsTimeout = 10 * time.Second
 	// firstRemovePause and longRemovePause bound the pauses between two tries to remove a
@@ -46,27 +46,27 @@ const (
 	kindSandbox   = "sandbox" // of a row of the journal
 )
 
-// thing is one on the machine that has the name of a sandbox, or of none.
-type thing struct {
+// hostResource is one on the machine that has the name of a sandbox, or of none.
+type hostResource struct {
 	kind string
 	// name is the thing's; id is the sandbox's, empty where it cannot be known.
 	name, id string
 }
 
-func (t thing) String() string { return t.kind + " " + t.name }
+func (t hostResource) String() string { return t.kind + " " + t.name }
 
-// view is what is on the machine, seen once and whole.
-type view struct {
-	things  []thing
-	records map[string]ctrd.Record
+// hostInventory is what is on the machine, seen once and whole.
+type hostInventory struct {
+	things  []hostResource
+	records map[string]ctrd.Container
 	// known are the IDs of sandboxes with a row of the journal, before or after the look.
 	known map[string]bool
 }
 
 // look sees all that carries the instance's name. An error means that nothing may be decided on
 // what it returns.
-func (n *Node) look(ctx context.Context) (view, error) {
-	v := view{records: map[string]ctrd.Record{}, known: map[string]bool{}}
+func (n *Node) scanHost(ctx context.Context) (hostInventory, error) {
+	v := hostInventory{records: map[string]ctrd.Container{}, known: map[string]bool{}}
 	ports := map[string]string{}
 	know := func() {
 		for _, u := range n.allUnits() {
@@ -79,7 +79,7 @@ func (n *Node) look(ctx context.Context) (view, error) {
 			v.known[id] = true
 			ports[n.network.HostLink(id)] = id
 		}
-		for _, l := range n.books.List() {
+		for _, l := range n.allocator.List() {
 			id := string(sandbox.IDOf(types.UID(l.Owner)))
 			ports[n.network.HostLink(id)] = id
 		}
@@ -89,7 +89,7 @@ func (n *Node) look(ctx context.Context) (view, error) {
 	add := func(kind string, names []string, err error) {
 		failures = append(failures, err)
 		for _, name := range names {
-			v.things = append(v.things, thing{kind: kind, name: name, id: name})
+			v.things = append(v.things, hostResource{kind: kind, name: name, id: name})
 		}
 	}
 	namespaces, err := n.network.List(ctx)
@@ -125,14 +125,14 @@ func (n *Node) look(ctx context.Context) (view, error) {
 	add(kindMount, mounts, err)
 	know() // what was begun meanwhile
 	for _, name := range links {
-		v.things = append(v.things, thing{kind: kindLink, name: name, id: ports[name]})
+		v.things = append(v.things, hostResource{kind: kindLink, name: name, id: ports[name]})
 	}
 	return v, errors.Join(failures...)
 }
 
 // leftovers are the things without a row of the journal, by the sandbox's ID.
-func (v *view) leftovers() map[string][]thing {
-	left := map[string][]thing{}
+func (v *hostInventory) leftovers() map[string][]hostResource {
+	left := map[string][]hostResource{}
 	for _, t := range v.things {
 		if !v.known[t.id] {
 			left[t.id] = append(left[t.id], t)
@@ -158,16 +158,16 @@ func (n *Node) Sweep(ctx context.Context) {
 		return
 	}
 	n.rediscoverAll(ctx)
-	v, err := n.look(ctx)
+	v, err := n.scanHost(ctx)
 	if err != nil {
 		if ctx.Err() == nil {
 			n.log.WarnContext(ctx, "what is on the machine is not known in full; nothing is removed", telemetry.Error, err)
 		}
 		return
 	}
-	n.goOn(ctx, &v)
+	n.retryInterrupted(ctx, &v)
 	n.settleCheckpoints(ctx)
-	n.doubt(ctx, &v)
+	n.removeOrphans(ctx, &v)
 }
 
 // rediscoverAll takes over what the journal has and the node does not know.
@@ -186,8 +186,8 @@ func (n *Node) rediscoverAll(ctx context.Context) {
 	}
 }
 
-// goOn continues what was left in the middle, where nobody is at it just now.
-func (n *Node) goOn(ctx context.Context, v *view) {
+// retryInterrupted continues what was left in the middle, where nobody is at it just now.
+func (n *Node) retryInterrupted(ctx context.Context, v *hostInventory) {
 	alive := map[string]bool{}
 	for _, t := range v.things {
 		alive[t.id] = alive[t.id] || t.kind == kindContainer || t.kind == kindCgroup
@@ -198,7 +198,7 @@ func (n *Node) goOn(ctx context.Context, v *view) {
 			continue
 		}
 		if r.Stage != ended || alive[string(u.id)] {
-			n.goOnWith(ctx, u, r)
+			n.retryInterruptedOne(ctx, u, r)
 		}
 		if _, recorded := v.records[string(u.id)]; r.Stage.begun() && !r.keepsClaims() && !recorded {
 			n.recordAgain(ctx, u)
@@ -206,12 +206,12 @@ func (n *Node) goOn(ctx context.Context, v *view) {
 	}
 }
 
-func (n *Node) goOnWith(ctx context.Context, u *unit, r *row) {
+func (n *Node) retryInterruptedOne(ctx context.Context, u *sandboxHandle, r *row) {
 	switch r.Stage {
 	case removing:
 		n.removeLater(u)
 	case storing, waking, stored:
-		n.layToRest(ctx, u)
+		n.finishSuspend(ctx, u)
 	case pausing, resuming:
 		n.settleLater(ctx, u)
 	case ended:
@@ -222,37 +222,37 @@ func (n *Node) goOnWith(ctx context.Context, u *unit, r *row) {
 }
 
 // settleLater finds out whether a sandbox sleeps that was asked to and whose answer was lost.
-func (n *Node) settleLater(ctx context.Context, u *unit) {
+func (n *Node) settleLater(ctx context.Context, u *sandboxHandle) {
 	taken, done, err := u.take(ctx)
 	if err != nil {
 		return
 	}
 	defer done()
 	r := u.current()
-	if u.buried() || r == nil || (r.Stage != pausing && r.Stage != resuming) {
+	if u.isRemoved() || r == nil || (r.Stage != pausing && r.Stage != resuming) {
 		return
 	}
 	n.settle(taken, u, r)
 	if now := u.current(); now.Stage == paused {
-		n.fellAsleep(u, now)
+		n.setPaused(u, now)
 		n.dirty.mark(u.ref)
 	}
 }
 
 // killAgain ends what still runs of a sandbox that has ended.
-func (n *Node) killAgain(ctx context.Context, u *unit) {
+func (n *Node) killAgain(ctx context.Context, u *sandboxHandle) {
 	taken, done, err := u.take(ctx)
 	if err != nil {
 		return
 	}
 	defer done()
 	r := u.current()
-	if u.buried() || r == nil || r.Stage != ended {
+	if u.isRemoved() || r == nil || r.Stage != ended {
 		return
 	}
 	limited, cancel := context.WithTimeout(taken, undoTimeout)
 	defer cancel()
-	if err := (&work{n: n, row: r}).kill(limited); err != nil {
+	if err := (&operation{n: n, row: r}).kill(limited); err != nil {
 		n.log.WarnContext(ctx, "rest of a sandbox that ended still runs", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
 		return
 	}
@@ -261,17 +261,17 @@ func (n *Node) killAgain(ctx context.Context, u *unit) {
 
 // recordAgain writes the record of a sandbox that somebody has removed: it keeps the image from
 // being collected, and tells the address.
-func (n *Node) recordAgain(ctx context.Context, u *unit) {
+func (n *Node) recordAgain(ctx context.Context, u *sandboxHandle) {
 	taken, done, err := u.take(ctx)
 	if err != nil {
 		return
 	}
 	defer done()
 	r := u.current()
-	if u.buried() || r == nil || !r.Stage.begun() || r.keepsClaims() {
+	if u.isRemoved() || r == nil || !r.Stage.begun() || r.keepsClaims() {
 		return
 	}
-	w := &work{n: n, row: r}
+	w := &operation{n: n, row: r}
 	w.image.Ref = r.Plan.Image
 	if img, err := n.cfg.Containerd.Resolve(taken, r.Plan.Image); err == nil {
 		w.image.Ref = img.Ref
@@ -284,15 +284,15 @@ func (n *Node) recordAgain(ctx context.Context, u *unit) {
 }
 
 // doubt asks of what has been without a sandbox for long enough, and removes what may go.
-func (n *Node) doubt(ctx context.Context, v *view) {
+func (n *Node) removeOrphans(ctx context.Context, v *hostInventory) {
 	suspects := map[string]int{}
 	suspicious := func(id string) bool {
-		suspects[id] = min(n.suspects[id]+1, looksToDoubt)
-		return suspects[id] == looksToDoubt
+		suspects[id] = min(n.orphanScans[id]+1, scansBeforeRemoval)
+		return suspects[id] == scansBeforeRemoval
 	}
 	for _, u := range n.allUnits() {
-		if u.current() != nil && !u.isClaimed() && suspicious(string(u.id)) && !n.mayExist(ctx, u.ref) {
-			n.removeOrphan(ctx, u.ref, []thing{{kind: kindSandbox, name: u.ref.Name, id: string(u.id)}})
+		if u.current() != nil && !u.isDesired() && suspicious(string(u.id)) && !n.mayExist(ctx, u.ref) {
+			n.removeOrphan(ctx, u.ref, []hostResource{{kind: kindSandbox, name: u.ref.Name, id: string(u.id)}})
 		}
 	}
 	for id, left := range v.leftovers() {
@@ -311,7 +311,7 @@ func (n *Node) doubt(ctx context.Context, v *view) {
 			n.removeNameless(ctx, id, left)
 		}
 	}
-	n.suspects = suspects
+	n.orphanScans = suspects
 }
 
 // mayExist asks the source of truth; only a clear no is false.
@@ -328,7 +328,7 @@ func (n *Node) mayExist(ctx context.Context, ref sandbox.Ref) bool {
 	return exists || err != nil
 }
 
-func (n *Node) removeOrphan(ctx context.Context, ref sandbox.Ref, left []thing) {
+func (n *Node) removeOrphan(ctx context.Context, ref sandbox.Ref, left []hostResource) {
 	if err := n.Remove(ctx, ref); err != nil {
 		n.log.WarnContext(ctx, "what is left of a sandbox that does not exist cannot be removed yet", telemetry.Sandbox, ref.Name, telemetry.Error, err)
 		return
@@ -340,11 +340,11 @@ func (n *Node) removeOrphan(ctx context.Context, ref sandbox.Ref, left []thing) 
 
 // removeNameless removes what is left of a sandbox of which only the ID is known, provided that
 // nothing living can be part of it: no process is in its cgroup or has its ID on the command line.
-func (n *Node) removeNameless(ctx context.Context, id string, left []thing) {
+func (n *Node) removeNameless(ctx context.Context, id string, left []hostResource) {
 	if n.cfg.Exists == nil {
 		return
 	}
-	done, ok := n.hunt(id)
+	done, ok := n.blockCreate(id)
 	if !ok {
 		return
 	}
@@ -357,7 +357,7 @@ func (n *Node) removeNameless(ctx context.Context, id string, left []thing) {
 	}
 	limited, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()
-	w := &work{n: n, row: &row{Stage: removing, Plan: plan{ID: sandbox.ID(id)}}}
+	w := &operation{n: n, row: &row{Stage: removing, Plan: plan{ID: sandbox.ID(id)}}}
 	if err := w.undo(limited); err != nil {
 		n.log.WarnContext(ctx, "leftovers cannot be removed yet", "id", id, telemetry.Error, err)
 		return
@@ -367,30 +367,30 @@ func (n *Node) removeNameless(ctx context.Context, id string, left []thing) {
 	}
 }
 
-// hunt keeps everybody else from beginning a sandbox with an ID until done is called. It fails
+// blockCreate keeps everybody else from beginning a sandbox with an ID until done is called. It fails
 // where somebody has begun.
-func (n *Node) hunt(id string) (done func(), ok bool) {
+func (n *Node) blockCreate(id string) (done func(), ok bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for _, u := range n.units {
+	for _, u := range n.handles {
 		if string(u.id) == id {
 			return nil, false
 		}
 	}
 	ended := make(chan struct{})
-	n.hunts[id] = ended
+	n.blockedIDs[id] = ended
 	return func() {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		delete(n.hunts, id)
+		delete(n.blockedIDs, id)
 		close(ended)
 	}, true
 }
 
-// awaitHunt waits until nothing of an ID is being removed by the watchdog.
-func (n *Node) awaitHunt(ctx context.Context, id sandbox.ID) error {
+// awaitUnblocked waits until nothing of an ID is being removed by the watchdog.
+func (n *Node) awaitUnblocked(ctx context.Context, id sandbox.ID) error {
 	n.mu.Lock()
-	hunt := n.hunts[string(id)]
+	hunt := n.blockedIDs[string(id)]
 	n.mu.Unlock()
 	if hunt == nil {
 		return nil
@@ -411,7 +411,7 @@ func (n *Node) removedLeftover(ctx context.Context, kind string, ref sandbox.Ref
 
 // removeLater has Run remove a sandbox whose removal failed, and try for ever, with pauses that
 // are bounded. Until it succeeds its row and its address stay.
-func (n *Node) removeLater(u *unit) {
+func (n *Node) removeLater(u *sandboxHandle) {
 	if !u.retries(true) {
 		return
 	}
@@ -419,7 +419,7 @@ func (n *Node) removeLater(u *unit) {
 		defer u.retries(false)
 		for pause := firstRemovePause; sleep(ctx, pause); pause = min(2*pause, longRemovePause) {
 			n.undoLeft(ctx, u)
-			if r := u.current(); u.buried() || r == nil || r.Stage.begun() {
+			if r := u.current(); u.isRemoved() || r == nil || r.Stage.begun() {
 				n.dirty.mark(u.ref)
 				return
 			}
@@ -430,15 +430,15 @@ func (n *Node) removeLater(u *unit) {
 // Doubt tells the node that an object of a name is gone. If sandboxes of that name are still here,
 // the watchdog asks whether they exist, and removes those that do not. Objects whose finalizer
 // somebody took away go like that.
-func (n *Node) Doubt(namespace, name string) {
+func (n *Node) ObjectDeleted(namespace, name string) {
 	for _, u := range n.allUnits() {
 		if u.ref.Namespace == namespace && u.ref.Name == name {
-			u.doubt()
+			u.clearDesired()
 		}
 	}
 }
 
-func refOfRecord(r ctrd.Record) sandbox.Ref {
+func refOfRecord(r ctrd.Container) sandbox.Ref {
 	return sandbox.Ref{Namespace: r.Labels[labelNamespace], Name: r.Labels[labelName], UID: types.UID(r.Labels[labelSandbox])}
 }
 

@@ -43,7 +43,7 @@ func watched(t testing.TB, n *Node) {
 	eventually.True(t, "the first look ends", func() bool {
 		n.looking <- struct{}{}
 		defer func() { <-n.looking }()
-		return n.suspects != nil
+		return n.orphanScans != nil
 	})
 }
 
@@ -51,7 +51,7 @@ func watched(t testing.TB, n *Node) {
 func forget(n *Node, uid types.UID) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	delete(n.units, uid)
+	delete(n.handles, uid)
 }
 
 // agentAnswers reports whether a sandbox runs, whatever the node knows of it.
@@ -182,11 +182,11 @@ func TestLeftovers(t *testing.T) {
 func litter(t testing.TB, n *Node, uid types.UID) {
 	t.Helper()
 	id := string(sandbox.IDOf(uid))
-	addr, err := n.books.Reserve(string(uid))
+	addr, err := n.allocator.Reserve(string(uid))
 	must(t, err)
 	_, err = n.network.Attach(t.Context(), netdev.Endpoint{ID: id, Address: addr})
 	must(t, err)
-	must(t, n.books.Release(string(uid), addr))
+	must(t, n.allocator.Release(string(uid), addr))
 	img, err := n.cfg.Containerd.Resolve(t.Context(), testImage)
 	must(t, err)
 	rootfs, err := n.cfg.Containerd.Prepare(t.Context(), id, img)
@@ -209,7 +209,7 @@ func cgroupDir(path string) string {
 func record(t testing.TB, n *Node, uid types.UID) {
 	t.Helper()
 	id := string(sandbox.IDOf(uid))
-	must(t, n.cfg.Containerd.CreateRecord(t.Context(), ctrd.Record{
+	must(t, n.cfg.Containerd.CreateContainer(t.Context(), ctrd.Container{
 		ID: id, Image: testImage, Runtime: "runc", Snapshot: id,
 		Labels: map[string]string{labelSandbox: string(uid), labelNamespace: "default", labelName: "gone"},
 	}))
@@ -226,7 +226,7 @@ func TestNamelessProcessIsKept(t *testing.T) {
 	was := *n.lookup(s.UID).current()
 	n.lookup(s.UID).setWatch(nil)
 	must(t, n.journal.remove(refOf(s)))
-	must(t, n.cfg.Containerd.RemoveRecord(t.Context(), string(was.Plan.ID)))
+	must(t, n.cfg.Containerd.RemoveContainer(t.Context(), string(was.Plan.ID)))
 	forget(n, s.UID)
 	for range 3 {
 		n.Sweep(t.Context())
@@ -277,7 +277,7 @@ func TestRowThatCannotBeRead(t *testing.T) {
 	if _, err := n.Observe(t.Context(), refOf(s)); !errors.Is(err, errs.ErrUnavailable) {
 		t.Errorf("observe: %v", err)
 	}
-	if remarks := n.Remarks(); len(remarks) != 2 {
+	if remarks := n.Warnings(); len(remarks) != 2 {
 		t.Errorf("remarks: %q", remarks)
 	}
 	clean(t, n)
@@ -304,7 +304,7 @@ func TestDoubt(t *testing.T) {
 	if o.asked.Load() != 0 {
 		t.Errorf("asked %d times of a sandbox that is known", o.asked.Load())
 	}
-	n.Doubt(s.Namespace, s.Name)
+	n.ObjectDeleted(s.Namespace, s.Name)
 	n.Sweep(t.Context())
 	if n.lookup(s.UID) == nil {
 		t.Error("removed after one look")

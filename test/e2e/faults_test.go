@@ -294,7 +294,7 @@ func TestFullDisk(t *testing.T) {
 			change := strings.Repeat(strconv.FormatInt(time.Now().UnixNano(), 36), 10_000)
 			_, _ = s.kubectl("", "annotate", "--overwrite", "sandboxes", "-A", "--all", "--request-timeout=5s", "x="+change)
 			status, text := s.readiness()
-			if status != http.StatusServiceUnavailable || !strings.Contains(text, `"phase":"room"`) {
+			if status != http.StatusServiceUnavailable || !strings.Contains(text, `"phase":"disk"`) {
 				return fmt.Errorf("readyz = %d %s", status, text)
 			}
 			return nil

@@ -56,7 +56,7 @@ func inSource(t *testing.T) map[string]int {
 		})
 		return nil
 	}
-	for _, dir := range []string{"../../../internal", "../../cmd"} {
+	for _, dir := range []string{"../../../internal", "../../../cmd"} {
 		if err := filepath.WalkDir(dir, visit); err != nil {
 			t.Fatal(err)
 		}

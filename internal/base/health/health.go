@@ -79,7 +79,7 @@ func (g *Gate) Set(name string, err error) {
 		return
 	case err == nil:
 		delete(g.conditions, name)
-		g.log.Info("condition has passed", "condition", name, telemetry.Took, time.Since(was.Since))
+		g.log.Info("condition has passed", "condition", name, telemetry.Duration, time.Since(was.Since))
 	default:
 		now := Condition{Name: name, Reason: reason(err), Detail: err.Error(), Since: time.Now()}
 		if there {

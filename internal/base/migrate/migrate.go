@@ -251,7 +251,7 @@ func (m *Migrations) do(ctx context.Context, s Step) error {
 	if err := m.record(e); err != nil {
 		return fmt.Errorf("migration %s is done, but not recorded: %w", s.ID, err)
 	}
-	m.log.InfoContext(ctx, "migration done", "id", s.ID, "stage", s.Stage, telemetry.Took, took)
+	m.log.InfoContext(ctx, "migration done", "id", s.ID, "stage", s.Stage, telemetry.Duration, took)
 	return nil
 }
 

@@ -26,13 +26,13 @@ func TestNewLogger(t *testing.T) {
 		t.Fatal(err)
 	}
 	log.Info("hidden")
-	log.Warn("shown", telemetry.Sandbox, "abc", telemetry.Took, 1500*time.Microsecond, telemetry.Error, io.EOF)
+	log.Warn("shown", telemetry.Sandbox, "abc", telemetry.Duration, 1500*time.Microsecond, telemetry.Error, io.EOF)
 
 	var line map[string]any
 	if err := json.Unmarshal(out.Bytes(), &line); err != nil {
 		t.Fatalf("want exactly one line of JSON, got %q: %v", out.String(), err)
 	}
-	for key, want := range map[string]string{"msg": "shown", "sandbox": "abc", "took": "1.5ms", "error": "EOF"} {
+	for key, want := range map[string]string{"msg": "shown", "sandbox": "abc", "duration": "1.5ms", "error": "EOF"} {
 		if line[key] != want {
 			t.Errorf("%s = %v, want %s", key, line[key], want)
 		}
@@ -46,8 +46,8 @@ func TestNewLoggerDefaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	log.Debug("hidden")
-	log.Info("shown", telemetry.Took, 2*time.Second)
-	if got := out.String(); strings.Contains(got, "hidden") || !strings.Contains(got, "msg=shown took=2s") {
+	log.Info("shown", telemetry.Duration, 2*time.Second)
+	if got := out.String(); strings.Contains(got, "hidden") || !strings.Contains(got, "msg=shown duration=2s") {
 		t.Errorf("logged %q", got)
 	}
 }

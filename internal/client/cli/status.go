@@ -49,7 +49,7 @@ func (a *app) printStatus(s adminclient.Status) {
 	}
 	fmt.Fprintf(a.stdout, "%-12s %s\n", "State", state)
 	for _, c := range s.Conditions {
-		line("Wrong", c.Name+": "+cmp.Or(c.Reason, c.Detail)+" (for "+since(c.Since)+"; no new work is taken meanwhile)")
+		line("Degraded", c.Name+": "+cmp.Or(c.Reason, c.Detail)+" (for "+since(c.Since)+"; no new work is taken meanwhile)")
 	}
 	line("Version", s.Version)
 	line("Process", strconv.Itoa(s.PID)+", up "+since(s.StartedAt))

@@ -35,7 +35,7 @@ func (m *machinery) controllers(log *slog.Logger) map[string]func(context.Contex
 		}
 		kinds = append(kinds, gc.Kind{GroupKind: s.r.groupKind(), Namespaced: s.r.namespaced, Store: objects{s}, Source: objects{s}.source()})
 	}
-	emptier := &namespaceEmptier{m: m, log: log}
+	emptier := &namespaceDeleter{m: m, log: log}
 	return map[string]func(context.Context) error{"garbage collector": gc.New(kinds, log).Run, "namespace controller": emptier.run}
 }
 
@@ -57,14 +57,14 @@ func (m *machinery) ensureNamespaces(ctx context.Context) error {
 
 func permanentNamespaces() []string { return []string{metav1.NamespaceDefault, SystemNamespace} }
 
-// namespaceEmptier deletes what is in a namespace that is to go, and then lets it go.
-type namespaceEmptier struct {
+// namespaceDeleter deletes what is in a namespace that is to go, and then lets it go.
+type namespaceDeleter struct {
 	m     *machinery
 	log   *slog.Logger
 	queue workqueue.TypedRateLimitingInterface[string]
 }
 
-func (e *namespaceEmptier) run(ctx context.Context) error {
+func (e *namespaceDeleter) run(ctx context.Context) error {
 	e.queue = workqueue.NewTypedRateLimitingQueue(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstNamespaceRetry, longestNamespaceRetry))
 	r := cache.NewReflectorWithOptions(objects{e.m.gate.namespaces}.source(), nil, namespaceFeed{e},
@@ -78,7 +78,7 @@ func (e *namespaceEmptier) run(ctx context.Context) error {
 	return nil
 }
 
-func (e *namespaceEmptier) work(ctx context.Context) {
+func (e *namespaceDeleter) work(ctx context.Context) {
 	for {
 		name, shutdown := e.queue.Get()
 		if shutdown {
@@ -99,7 +99,7 @@ func (e *namespaceEmptier) work(ctx context.Context) {
 }
 
 // empty deletes what is in a namespace and says how much of it is still there.
-func (e *namespaceEmptier) empty(ctx context.Context, name string) (left int, err error) {
+func (e *namespaceDeleter) empty(ctx context.Context, name string) (left int, err error) {
 	namespaces := objects{e.m.gate.namespaces}
 	ns, err := namespaces.Get(ctx, metav1.NamespaceNone, name)
 	if apierrors.IsNotFound(err) {
@@ -148,7 +148,7 @@ func (s objects) deleteAll(ctx context.Context, namespace string) (left int, err
 }
 
 // namespaceFeed has namespaces looked at that are to go; it implements cache.ReflectorStore.
-type namespaceFeed struct{ e *namespaceEmptier }
+type namespaceFeed struct{ e *namespaceDeleter }
 
 // Add implements cache.ReflectorStore.
 func (f namespaceFeed) Add(obj any) error { return f.Update(obj) }

@@ -37,7 +37,7 @@ var errNotReady = errors.New("not ready in time")
 // startEtcd runs a single-member etcd over dir in this process. It has no listener at all,
 // neither for clients nor for peers: it is called directly. Every write is synced to disk
 // before it is acknowledged.
-func startEtcd(ctx context.Context, dir string, quota int64, log *slog.Logger) (*embed.Etcd, *lastWords, error) {
+func startEtcd(ctx context.Context, dir string, quota int64, log *slog.Logger) (*embed.Etcd, *fatalHook, error) {
 	begun, err := beginEtcd(dir)
 	if err != nil {
 		return nil, nil, fmt.Errorf("make etcd directory: %w", err)
@@ -124,7 +124,7 @@ func etcdConfig(dir string, quota int64, log *zap.Logger) *embed.Config {
 
 // openEtcd turns the ways in which etcd gives up over broken files into errors. The goroutine
 // is left behind in one of them: if another of etcd's has given up, for which it waits.
-func openEtcd(ctx context.Context, cfg *embed.Config, words *lastWords) (*embed.Etcd, error) {
+func openEtcd(ctx context.Context, cfg *embed.Config, words *fatalHook) (*embed.Etcd, error) {
 	type result struct {
 		etcd *embed.Etcd
 		err  error

@@ -58,26 +58,26 @@ type zapSlog struct {
 	ctx     func() context.Context
 }
 
-// lastWords is what becomes of a log entry after which a library wants the process to end.
+// fatalHook is what becomes of a log entry after which a library wants the process to end.
 // While etcd starts, the entry is handed over and the goroutine ends: files that cannot be
 // opened are an error of Start, and etcd opens some of them on goroutines where nobody could
 // catch a panic. Afterwards the entry is handed over and the goroutine stands still for ever,
 // with all that it has locked: etcd must not go on, and what it has acknowledged is on disk. So
 // the rest of the process comes to an orderly end, with words and not with a stack.
-type lastWords struct {
+type fatalHook struct {
 	starting atomic.Bool
 	over     atomic.Bool // etcd stands still
 	said     chan error
 }
 
-func newLastWords() *lastWords {
-	w := &lastWords{said: make(chan error, 1)}
+func newLastWords() *fatalHook {
+	w := &fatalHook{said: make(chan error, 1)}
 	w.starting.Store(true)
 	return w
 }
 
 // OnWrite implements zapcore.CheckWriteHook.
-func (w *lastWords) OnWrite(ce *zapcore.CheckedEntry, fields []zapcore.Field) {
+func (w *fatalHook) OnWrite(ce *zapcore.CheckedEntry, fields []zapcore.Field) {
 	starting := w.starting.Load()
 	w.over.Store(!starting)
 	err := errors.New(ce.Message)

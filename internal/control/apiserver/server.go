@@ -43,7 +43,7 @@ type Server struct {
 	started bool       // +checklocks:mu
 	undo    []func()   // +checklocks:mu
 	engine  *machinery // +checklocks:mu
-	words   *lastWords // of the embedded etcd, nil without one; +checklocks:mu
+	words   *fatalHook // of the embedded etcd, nil without one; +checklocks:mu
 	// of an existing etcd, nil without one
 	outside *clientv3.Client // +checklocks:mu
 	owner   *ownership       // +checklocks:mu
@@ -104,7 +104,7 @@ func (s *Server) Start(ctx context.Context) (err error) {
 	if err := s.startLocked(ctx); err != nil {
 		return fmt.Errorf("start API server: %w", errors.Join(err, s.lastWordsLocked()))
 	}
-	s.log.InfoContext(ctx, "API server ready", telemetry.Took, time.Since(begin), telemetry.Address, s.cfg.Listen)
+	s.log.InfoContext(ctx, "API server ready", telemetry.Duration, time.Since(begin), telemetry.Address, s.cfg.Listen)
 	return nil
 }
 
@@ -245,7 +245,7 @@ func (s *Server) startControllersLocked(ctx, run context.Context, b *backend) er
 			s.fail(err)
 		}
 	})
-	care := &upkeep{etcd: b.etcd, quota: s.cfg.QuotaBackendBytes, gate: s.cfg.Gate, log: s.log}
+	care := &maintenance{etcd: b.etcd, quota: s.cfg.QuotaBackendBytes, gate: s.cfg.Gate, log: s.log}
 	wg.Go(func() { _ = care.run(work) }) // it ends with work alone
 	return nil
 }

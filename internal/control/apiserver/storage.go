@@ -34,7 +34,7 @@ import (
 type backend struct {
 	config    storagebackend.Config
 	etcd      *embed.Etcd // nil: an existing one, over gRPC
-	words     *lastWords  // of etcd
+	words     *fatalHook  // of etcd
 	watches   *watchHandlers
 	compactor etcd3.Compactor
 	cached    bool
@@ -53,7 +53,7 @@ type namedEndpoint struct {
 func (n namedEndpoint) Endpoints() []string { return []string{n.name} }
 
 // newBackend returns the backend and what ends it.
-func newBackend(cfg *Config, e *embed.Etcd, words *lastWords) (*backend, func()) {
+func newBackend(cfg *Config, e *embed.Etcd, words *fatalHook) (*backend, func()) {
 	b := &backend{config: *storagebackend.NewDefaultConfig(cfg.EtcdPrefix, nil), etcd: e, words: words, cached: !cfg.WatchCache.Disabled}
 	if e == nil {
 		b.config.Transport.ServerList = cfg.EtcdEndpoints

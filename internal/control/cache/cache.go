@@ -58,10 +58,10 @@ type Config struct {
 type Cache struct {
 	informers crcache.Cache
 	live      client.Client
-	waits     *waits
+	waits     *notifier
 	fresh     *fresh
 	kinds     []kind // set by New
-	troubles  *troubles
+	troubles  *watchErrors
 	running   atomic.Bool
 }
 
@@ -83,7 +83,7 @@ func New(ctx context.Context, cfg Config) (*Cache, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	routeLog(cfg.Log)
-	troubles := &troubles{log: cfg.Log.With(telemetry.Component, "cache"), last: map[string]error{}}
+	troubles := &watchErrors{log: cfg.Log.With(telemetry.Component, "cache"), last: map[string]error{}}
 	mapper := fixedMapper(cfg.Scheme)
 	watched := rest.CopyConfig(cfg.REST)
 	watched.Wrap(troubles.listen)

@@ -16,7 +16,7 @@ import (
 
 const (
 	// readTimeout bounds one read of a template for all that share it. It is no measure of speed: whoever
-	// waits has a bound of their own, and machines stand still for seconds.
+	// notifier has a bound of their own, and machines stand still for seconds.
 	readTimeout = 30 * time.Second
 	// maxHashed is how many templates' revisions are remembered.
 	maxHashed = 1024
@@ -60,10 +60,10 @@ type fresh struct {
 }
 
 // queue is the read in flight for a template, and the one that follows it if anybody wants it.
-type queue struct{ now, next *flight }
+type queue struct{ now, next *sharedRead }
 
-// flight is one read of the API server. What it found is there once done is closed.
-type flight struct {
+// sharedRead is one read of the API server. What it found is there once done is closed.
+type sharedRead struct {
 	get    func() (*extensions.SandboxTemplate, error)
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -87,7 +87,7 @@ func newFresh(get func(context.Context, types.NamespacedName) (*extensions.Sandb
 }
 
 // join returns a read that has not begun yet, or begins now. The caller leaves it.
-func (f *fresh) join(ctx context.Context, key types.NamespacedName) (*flight, error) {
+func (f *fresh) join(ctx context.Context, key types.NamespacedName) (*sharedRead, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("read template %s: %w: %w", key, errs.ErrTimeout, err)
 	}
@@ -112,18 +112,18 @@ func (f *fresh) join(ctx context.Context, key types.NamespacedName) (*flight, er
 }
 
 // newFlight returns a read for a first caller, whose context gives it its values and no end.
-func (f *fresh) newFlight(ctx context.Context, key types.NamespacedName) *flight {
+func (f *fresh) newFlight(ctx context.Context, key types.NamespacedName) *sharedRead {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	get := func() (*extensions.SandboxTemplate, error) {
 		ctx, cancel := context.WithTimeout(ctx, readTimeout)
 		defer cancel()
 		return f.get(ctx, key)
 	}
-	return &flight{get: get, cancel: cancel, done: make(chan struct{}), callers: 1}
+	return &sharedRead{get: get, cancel: cancel, done: make(chan struct{}), callers: 1}
 }
 
 // leave takes a caller off a read. The last one ends it, and one not begun is struck out.
-func (f *fresh) leave(key types.NamespacedName, r *flight) {
+func (f *fresh) leave(key types.NamespacedName, r *sharedRead) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if r.callers--; r.callers > 0 {
@@ -136,7 +136,7 @@ func (f *fresh) leave(key types.NamespacedName, r *flight) {
 }
 
 // run does a read and all that are wanted meanwhile, one after the other.
-func (f *fresh) run(key types.NamespacedName, r *flight) {
+func (f *fresh) run(key types.NamespacedName, r *sharedRead) {
 	for r != nil {
 		f.do(key, r)
 		f.mu.Lock()
@@ -149,7 +149,7 @@ func (f *fresh) run(key types.NamespacedName, r *flight) {
 	}
 }
 
-func (f *fresh) do(key types.NamespacedName, r *flight) {
+func (f *fresh) do(key types.NamespacedName, r *sharedRead) {
 	defer close(r.done)
 	if r.template, r.err = r.get(); r.err == nil {
 		r.revision, r.err = f.revision(key, r.template)
@@ -195,7 +195,7 @@ func (f *fresh) stop() {
 	f.mu.Lock()
 	f.stopped = true
 	for _, q := range f.queues {
-		for _, r := range []*flight{q.now, q.next} {
+		for _, r := range []*sharedRead{q.now, q.next} {
 			if r != nil {
 				r.cancel()
 			}

@@ -22,7 +22,7 @@ type awaited struct {
 }
 
 // waits knows who waits for which object.
-type waits struct {
+type notifier struct {
 	mu sync.Mutex
 	// +checklocks:mu
 	bells map[awaited]map[chan struct{}]struct{}
@@ -31,14 +31,14 @@ type waits struct {
 	once    sync.Once
 }
 
-func newWaits() *waits {
-	return &waits{bells: map[awaited]map[chan struct{}]struct{}{}, stopped: make(chan struct{})}
+func newWaits() *notifier {
+	return &notifier{bells: map[awaited]map[chan struct{}]struct{}{}, stopped: make(chan struct{})}
 }
 
-func (w *waits) stop() { w.once.Do(func() { close(w.stopped) }) }
+func (w *notifier) stop() { w.once.Do(func() { close(w.stopped) }) }
 
 // join returns a channel that holds a token after each change of the object, and its undo.
-func (w *waits) join(what awaited) (<-chan struct{}, func()) {
+func (w *notifier) join(what awaited) (<-chan struct{}, func()) {
 	bell := make(chan struct{}, 1)
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -56,7 +56,7 @@ func (w *waits) join(what awaited) (<-chan struct{}, func()) {
 	}
 }
 
-func (w *waits) ring(what awaited) {
+func (w *notifier) notify(what awaited) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.ringLocked(what)
@@ -64,7 +64,7 @@ func (w *waits) ring(what awaited) {
 
 // ringLocked wakes who waits for an object.
 // +checklocks:w.mu
-func (w *waits) ringLocked(what awaited) {
+func (w *notifier) ringLocked(what awaited) {
 	for bell := range w.bells[what] {
 		select {
 		case bell <- struct{}{}:
@@ -74,7 +74,7 @@ func (w *waits) ringLocked(what awaited) {
 }
 
 // ringAll wakes all who wait for an object of a kind: each looks for itself what has become of it.
-func (w *waits) ringAll(kind reflect.Type) {
+func (w *notifier) ringAll(kind reflect.Type) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for what := range w.bells {

@@ -54,7 +54,7 @@ func (c *Cache) watch(ctx context.Context) error {
 			if now == nil {
 				now = old
 			}
-			c.waits.ring(awaited{kind: what, key: client.ObjectKeyFromObject(now)})
+			c.waits.notify(awaited{kind: what, key: client.ObjectKeyFromObject(now)})
 		}
 		if _, err := handle(informer, ring); err != nil {
 			return fmt.Errorf("watch %s: %w", nameOf(o), err)
@@ -186,7 +186,7 @@ func closed(c <-chan struct{}) bool {
 }
 
 // troubles remembers the last error of each kind's list or watch, and logs them.
-type troubles struct {
+type watchErrors struct {
 	log *slog.Logger
 
 	mu    sync.Mutex
@@ -194,20 +194,20 @@ type troubles struct {
 	reach error            // of the last request, if it was not answered at all; +checklocks:mu
 }
 
-func (t *troubles) of(kind string) error {
+func (t *watchErrors) of(kind string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.last[kind]
 }
 
-func (t *troubles) unreached() error {
+func (t *watchErrors) unreached() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.reach
 }
 
 // note is called when a list fails or a watch ends; the informer tries again by itself.
-func (t *troubles) note(ctx context.Context, r *toolscache.Reflector, err error) {
+func (t *watchErrors) note(ctx context.Context, r *toolscache.Reflector, err error) {
 	if errors.Is(err, io.EOF) || ctx.Err() != nil {
 		return
 	}
@@ -225,7 +225,7 @@ func (t *troubles) note(ctx context.Context, r *toolscache.Reflector, err error)
 
 // listen notes requests that are not answered at all: of a server that refuses connections, the
 // informers tell nobody.
-func (t *troubles) listen(next http.RoundTripper) http.RoundTripper {
+func (t *watchErrors) listen(next http.RoundTripper) http.RoundTripper {
 	return roundTrip(func(req *http.Request) (*http.Response, error) {
 		resp, err := next.RoundTrip(req)
 		if req.Context().Err() != nil {

@@ -52,9 +52,9 @@ type Runner interface {
 	Resume(ctx context.Context, ref sandbox.Ref, filesOnly bool) (sandbox.Observed, error)
 	// Remove returns nil only when nothing of the sandbox is left.
 	Remove(ctx context.Context, ref sandbox.Ref) error
-	// Doubt says that the object of a name is gone, which a finalizer taken away by force does
+	// ObjectDeleted says that the object of a name is gone, which a finalizer taken away by force does
 	// before Remove was asked for: what is left of it is found out about, and removed.
-	Doubt(namespace, name string)
+	ObjectDeleted(namespace, name string)
 	// Observe tells what is there.
 	Observe(ctx context.Context, ref sandbox.Ref) (sandbox.Observed, error)
 }

@@ -33,7 +33,7 @@ type sandboxReconciler struct {
 	node   string
 	events events.EventRecorder
 	// members is passed by unclaimed members of pools that have never run.
-	members *gate
+	members *startLimiter
 	served  func() time.Time // nil: unknown
 	origins Origins          // nil: what a sandbox starts from is not waited for
 	// forkSecrets lets all start from what holds secrets.
@@ -47,7 +47,7 @@ func (r *sandboxReconciler) Reconcile(ctx context.Context, req reconcile.Request
 	s := &agents.Sandbox{}
 	if err := r.cache.Get(ctx, req.NamespacedName, s); err != nil {
 		if apierrors.IsNotFound(err) {
-			r.runner.Doubt(req.Namespace, req.Name)
+			r.runner.ObjectDeleted(req.Namespace, req.Name)
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}

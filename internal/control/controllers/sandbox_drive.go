@@ -21,18 +21,18 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
-// move is what a sandbox's container is brought to.
-type move int
+// transition is what a sandbox's container is brought to.
+type transition int
 
 const (
-	still   move = iota // it is as wanted, or nobody knows
-	start               // to run for the first time, or anew
-	suspend             // to sleep
-	resume              // to run again
+	still   transition = iota // it is as wanted, or nobody knows
+	start                     // to run for the first time, or anew
+	suspend                   // to sleep
+	resume                    // to run again
 )
 
 // drive brings the container to what the spec wants. It returns what is there, and what was tried.
-func (r *sandboxReconciler) drive(ctx context.Context, s *agents.Sandbox) (sandbox.Observed, move, error) {
+func (r *sandboxReconciler) drive(ctx context.Context, s *agents.Sandbox) (sandbox.Observed, transition, error) {
 	ref := refOf(s)
 	seen, err := r.runner.Observe(ctx, ref)
 	if err != nil {
@@ -75,7 +75,7 @@ func (r *sandboxReconciler) confirm(ctx context.Context, s *agents.Sandbox) erro
 // errChanged is why a sandbox is looked at again before anything of it is given up.
 var errChanged = errors.New("its spec is not what the cache shows")
 
-func moveOf(s *agents.Sandbox, is sandbox.ContainerState) move {
+func moveOf(s *agents.Sandbox, is sandbox.ContainerState) transition {
 	sleeps := s.Spec.OperatingMode == agents.ModeSuspended
 	switch {
 	case sleeps && is == sandbox.ContainerRunning:
@@ -151,7 +151,7 @@ func (r *refusals) drop(uid types.UID) {
 
 // missed records why a sandbox could not be put to sleep, or woken, which never ends it: it runs on,
 // or sleeps on. Another try is made unless only a change of its specification can help.
-func (r *sandboxReconciler) missed(ctx context.Context, s *agents.Sandbox, seen sandbox.Observed, tried move, cause error) (reconcile.Result, error) {
+func (r *sandboxReconciler) missed(ctx context.Context, s *agents.Sandbox, seen sandbox.Observed, tried transition, cause error) (reconcile.Result, error) {
 	text := errs.Text(cause)
 	status := statusOf(s, seen)
 	reason, action := sandbox.ReasonResumeFailed, "Resume"

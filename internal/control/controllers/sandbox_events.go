@@ -11,8 +11,8 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 )
 
-// news is what people should see of a change beside the object.
-type news struct{ kind, reason, action, note string }
+// sandboxEvent is what people should see of a change beside the object.
+type sandboxEvent struct{ kind, reason, action, note string }
 
 // tell records what changed between two statuses of a sandbox.
 func (r *sandboxReconciler) tell(s *agents.Sandbox, before, after *agents.SandboxStatus) {
@@ -27,8 +27,8 @@ func (r *sandboxReconciler) tell(s *agents.Sandbox, before, after *agents.Sandbo
 // step is what lies between two statuses of a sandbox.
 type step struct{ before, after *agents.SandboxStatus }
 
-func (p step) news() (all []news) {
-	for _, look := range []func() (news, bool){p.started, p.slept, p.woke, p.finished, p.unhealthy, p.ready, p.entrypointEnded} {
+func (p step) news() (all []sandboxEvent) {
+	for _, look := range []func() (sandboxEvent, bool){p.started, p.slept, p.woke, p.finished, p.unhealthy, p.ready, p.entrypointEnded} {
 		if n, ok := look(); ok {
 			all = append(all, n)
 		}
@@ -49,64 +49,64 @@ func (p step) wasAsleep() bool {
 	return meta.IsStatusConditionTrue(p.before.Conditions, agents.ConditionSuspended)
 }
 
-func (p step) started() (news, bool) {
+func (p step) started() (sandboxEvent, bool) {
 	if len(p.before.PodIPs) > 0 || len(p.after.PodIPs) == 0 {
-		return news{}, false
+		return sandboxEvent{}, false
 	}
 	note := fmt.Sprintf("runs on node %s with address %s by %s", p.after.NodeName, strings.Join(p.after.PodIPs, ", "), p.after.Barchan.Runtime)
-	return news{corev1.EventTypeNormal, "Started", "Start", note}, true
+	return sandboxEvent{corev1.EventTypeNormal, "Started", "Start", note}, true
 }
 
-func (p step) slept() (news, bool) {
+func (p step) slept() (sandboxEvent, bool) {
 	c := p.became(agents.ConditionSuspended, metav1.ConditionTrue)
 	if c == nil {
-		return news{}, false
+		return sandboxEvent{}, false
 	}
-	return news{corev1.EventTypeNormal, "Suspended", "Suspend", "sleeps; " + c.Message}, true
+	return sandboxEvent{corev1.EventTypeNormal, "Suspended", "Suspend", "sleeps; " + c.Message}, true
 }
 
-func (p step) woke() (news, bool) {
+func (p step) woke() (sandboxEvent, bool) {
 	woke := p.wasAsleep() && p.became(agents.ConditionSuspended, metav1.ConditionFalse) != nil
-	return news{corev1.EventTypeNormal, "Resumed", "Resume", "runs again"}, woke
+	return sandboxEvent{corev1.EventTypeNormal, "Resumed", "Resume", "runs again"}, woke
 }
 
-func (p step) finished() (news, bool) {
+func (p step) finished() (sandboxEvent, bool) {
 	c := p.became(agents.ConditionFinished, metav1.ConditionTrue)
 	if c == nil {
-		return news{}, false
+		return sandboxEvent{}, false
 	}
 	kind := corev1.EventTypeWarning
 	if c.Reason == agents.ReasonPodSucceeded {
 		kind = corev1.EventTypeNormal
 	}
-	return news{kind, "Finished", "Run", c.Message}, true
+	return sandboxEvent{kind, "Finished", "Run", c.Message}, true
 }
 
-func (p step) unhealthy() (news, bool) {
+func (p step) unhealthy() (sandboxEvent, bool) {
 	c := p.became(agents.ConditionReady, metav1.ConditionFalse)
 	if _, finished := p.finished(); finished || c == nil || c.Reason != agents.ReasonDependenciesNotReady || c.Message == "" {
-		return news{}, false
+		return sandboxEvent{}, false
 	}
 	first := meta.FindStatusCondition(p.before.Conditions, agents.ConditionReady) == nil
-	return news{corev1.EventTypeWarning, "Unhealthy", "Probe", c.Message}, !first
+	return sandboxEvent{corev1.EventTypeWarning, "Unhealthy", "Probe", c.Message}, !first
 }
 
-func (p step) ready() (news, bool) {
+func (p step) ready() (sandboxEvent, bool) {
 	ready := p.became(agents.ConditionReady, metav1.ConditionTrue) != nil && !p.wasAsleep()
-	return news{corev1.EventTypeNormal, "Ready", "Probe", "its agent answers and its probes succeed"}, ready
+	return sandboxEvent{corev1.EventTypeNormal, "Ready", "Probe", "its agent answers and its probes succeed"}, ready
 }
 
-func (p step) entrypointEnded() (news, bool) {
+func (p step) entrypointEnded() (sandboxEvent, bool) {
 	code := exitOf(p.after)
 	if _, finished := p.finished(); finished || code == nil || exitOf(p.before) != nil {
-		return news{}, false
+		return sandboxEvent{}, false
 	}
 	kind := corev1.EventTypeNormal
 	if *code != 0 {
 		kind = corev1.EventTypeWarning
 	}
 	note := fmt.Sprintf("its entrypoint ended with code %d; the sandbox lives on", *code)
-	return news{kind, "EntrypointEnded", "Run", note}, true
+	return sandboxEvent{kind, "EntrypointEnded", "Run", note}, true
 }
 
 func exitOf(s *agents.SandboxStatus) *int32 {

@@ -120,7 +120,7 @@ func (m *machine) Remove(_ context.Context, ref sandbox.Ref) error {
 	return nil
 }
 
-func (m *machine) Doubt(namespace, name string) {
+func (m *machine) ObjectDeleted(namespace, name string) {
 	m.calls = append(m.calls, "doubt "+namespace+"/"+name)
 }
 
@@ -364,7 +364,7 @@ func TestNews(t *testing.T) {
 	seen := w.machine.seen(refOf(s))
 	seen.State, seen.Probed, seen.Message = sandbox.ContainerRunning, false, "httpGet: answered 500"
 	s.Spec.OperatingMode, s.Status = agents.ModeRunning, *running
-	if got := (step{running, statusOf(s, seen)}).news(); len(got) != 1 || got[0] != (news{corev1.EventTypeWarning, "Unhealthy", "Probe", seen.Message}) {
+	if got := (step{running, statusOf(s, seen)}).news(); len(got) != 1 || got[0] != (sandboxEvent{corev1.EventTypeWarning, "Unhealthy", "Probe", seen.Message}) {
 		t.Errorf("a failing probe is told as %v", got)
 	}
 	code := int32(3)

@@ -166,7 +166,7 @@ func (b *AgentBinder) connect(ctx context.Context, network, address string) (net
 func (b *AgentBinder) Observe(older, newer *agents.Sandbox) {
 	if newer == nil || !pool.Spare(newer) || len(newer.Status.PodIPs) == 0 {
 		if older != nil {
-			b.let(older.UID)
+			b.markUnused(older.UID)
 		}
 		return
 	}
@@ -178,12 +178,12 @@ func (b *AgentBinder) Observe(older, newer *agents.Sandbox) {
 	}
 	b.mu.Unlock()
 	if begin {
-		b.want(newer)
+		b.enqueueDial(newer)
 	}
 }
 
 // let leaves a connection to a claim that is under way; the next look closes it otherwise.
-func (b *AgentBinder) let(uid types.UID) {
+func (b *AgentBinder) markUnused(uid types.UID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if o, ok := b.open[uid]; ok {
@@ -192,7 +192,7 @@ func (b *AgentBinder) let(uid types.UID) {
 	}
 }
 
-func (b *AgentBinder) want(s *agents.Sandbox) {
+func (b *AgentBinder) enqueueDial(s *agents.Sandbox) {
 	select {
 	case b.wanted <- s:
 	default:
@@ -253,7 +253,7 @@ func (b *AgentBinder) renew(now time.Time) {
 	}
 	b.mu.Unlock()
 	for _, s := range again {
-		b.want(s)
+		b.enqueueDial(s)
 	}
 }
 
@@ -278,17 +278,17 @@ func (b *AgentBinder) closeLocked(uid types.UID) {
 func (b *AgentBinder) prepare(ctx context.Context, s *agents.Sandbox) {
 	ctx, cancel := context.WithTimeout(ctx, b.openIn)
 	defer cancel()
-	conn, err := b.greet(ctx, s)
-	b.keep(s, conn, err)
+	conn, err := b.dialAgent(ctx, s)
+	b.storeConn(s, conn, err)
 	if err == nil {
-		b.exercise(ctx, s)
+		b.prewarmProcess(ctx, s)
 	}
 }
 
-// exercise runs a shell to its end, as clients have commands run. The first process of a sandbox
+// prewarmProcess runs a shell to its end, as clients have commands run. The first process of a sandbox
 // has the kernel inside set up, and load, what all later ones find there; so the owner's first
 // command is not the one that waits. An image without that shell is as good as it was.
-func (b *AgentBinder) exercise(ctx context.Context, s *agents.Sandbox) {
+func (b *AgentBinder) prewarmProcess(ctx context.Context, s *agents.Sandbox) {
 	agent, err := b.agentOf(s)
 	if err != nil {
 		return
@@ -306,7 +306,7 @@ func (b *AgentBinder) exercise(ctx context.Context, s *agents.Sandbox) {
 }
 
 // keep puts a greeted connection where its claim finds it.
-func (b *AgentBinder) keep(s *agents.Sandbox, conn net.Conn, err error) {
+func (b *AgentBinder) storeConn(s *agents.Sandbox, conn net.Conn, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	o, wanted := b.open[s.UID]
@@ -323,7 +323,7 @@ func (b *AgentBinder) keep(s *agents.Sandbox, conn net.Conn, err error) {
 	b.open[s.UID] = o
 }
 
-func (b *AgentBinder) greet(ctx context.Context, s *agents.Sandbox) (_ net.Conn, err error) {
+func (b *AgentBinder) dialAgent(ctx context.Context, s *agents.Sandbox) (_ net.Conn, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, agentURL(s)+envd.PathHealth, http.NoBody)
 	if err != nil {
 		return nil, err

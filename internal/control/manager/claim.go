@@ -36,12 +36,12 @@ const (
 // errUnbound says that a member was taken, could not be used, and is removed.
 var errUnbound = errors.New("the member could not be made its claim's")
 
-// claim is one create on its way to a sandbox.
-type claim struct {
+// createOp is one create on its way to a sandbox.
+type createOp struct {
 	m *Manager
 	*CreateRequest
 	start time.Time
-	mark  mark
+	mark  requestDigest
 	key   types.NamespacedName // of the template
 	pools []extensions.SandboxWarmPool
 	// origin is what the sandbox starts from, if not from a template.
@@ -51,21 +51,21 @@ type claim struct {
 
 	// mu guards what the picker may ask for at any time, even after it was done for us.
 	mu      sync.Mutex
-	blue    blue               // +checklocks:mu
+	blue    resolvedTemplate   // +checklocks:mu
 	unused  bool               // nobody has asked for the revision in blue; +checklocks:mu
 	wasOpen bool               // the member's agent asked for no token; +checklocks:mu
 	hold    *quota.Reservation // +checklocks:mu
 }
 
-// blue is a template as it was last read, with its revision.
-type blue struct {
+// resolvedTemplate is a template as it was last read, with its revision.
+type resolvedTemplate struct {
 	template *extensions.SandboxTemplate // not changed once it is here
 	revision string
 }
 
 // take decides where a sandbox comes from, and returns it when it is ready. All claims of the API
 // go through it.
-func (m *Manager) take(ctx context.Context, c *claim) (*agents.Sandbox, error) {
+func (m *Manager) take(ctx context.Context, c *createOp) (*agents.Sandbox, error) {
 	if err := c.look(ctx); err != nil {
 		return nil, err
 	}
@@ -85,7 +85,7 @@ func (m *Manager) take(ctx context.Context, c *claim) (*agents.Sandbox, error) {
 }
 
 // look reads the template as it is now, and finds its pools, the fullest first.
-func (c *claim) look(ctx context.Context) error {
+func (c *createOp) look(ctx context.Context) error {
 	if err := c.read(ctx); err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func (c *claim) look(ctx context.Context) error {
 }
 
 // read takes note of the template as it is now.
-func (c *claim) read(ctx context.Context) error {
+func (c *createOp) read(ctx context.Context) error {
 	t, revision, err := c.m.cache.CurrentTemplate(ctx, c.key)
 	if errors.Is(err, errs.ErrNotFound) || (err == nil && !usable(t, c.Namespace)) {
 		return noTemplate(c.Template)
@@ -116,18 +116,18 @@ func (c *claim) read(ctx context.Context) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.blue, c.unused = blue{t, revision}, true
+	c.blue, c.unused = resolvedTemplate{t, revision}, true
 	return nil
 }
 
-func (c *claim) asRead() blue {
+func (c *createOp) asRead() resolvedTemplate {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.blue
 }
 
 // current is the revision that may be handed out. The first to ask gets what the claim began with.
-func (c *claim) current(ctx context.Context) (string, error) {
+func (c *createOp) current(ctx context.Context) (string, error) {
 	c.mu.Lock()
 	unused := c.unused
 	c.mu.Unlock()
@@ -143,7 +143,7 @@ func (c *claim) current(ctx context.Context) (string, error) {
 }
 
 // adopt is a member as the claim's own.
-func (c *claim) adopt(member *agents.Sandbox) *agents.Sandbox {
+func (c *createOp) adopt(member *agents.Sandbox) *agents.Sandbox {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.hold.For(member.Name)
@@ -170,7 +170,7 @@ func (m *Manager) vacated(s, newer *agents.Sandbox) {
 }
 
 // holds makes sure that the claim has what its sandbox will use.
-func (c *claim) holds(ctx context.Context) error {
+func (c *createOp) holds(ctx context.Context) error {
 	if c.holding() != nil {
 		return nil
 	}
@@ -181,14 +181,14 @@ func (c *claim) holds(ctx context.Context) error {
 	return err
 }
 
-func (c *claim) holding() *quota.Reservation {
+func (c *createOp) holding() *quota.Reservation {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.hold
 }
 
 // letGo gives back what the claim has reserved: it has no sandbox, or has lost it.
-func (c *claim) letGo() {
+func (c *createOp) letGo() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.hold.Release()
@@ -197,7 +197,7 @@ func (c *claim) letGo() {
 
 // takeWarm adopts a member and tells its agent. Its kinds of failure are picker.ErrNone, errUnbound
 // and what ends the claim.
-func (m *Manager) takeWarm(ctx context.Context, c *claim) (*agents.Sandbox, error) {
+func (m *Manager) takeWarm(ctx context.Context, c *createOp) (*agents.Sandbox, error) {
 	if err := c.holds(ctx); err != nil {
 		return nil, err
 	}
@@ -235,7 +235,7 @@ func (m *Manager) takeWarm(ctx context.Context, c *claim) (*agents.Sandbox, erro
 }
 
 // pick adopts a member of the first pool that has one. A wait that is too long is a picker.ErrNone.
-func (m *Manager) pick(ctx context.Context, c *claim) (*agents.Sandbox, error) {
+func (m *Manager) pick(ctx context.Context, c *createOp) (*agents.Sandbox, error) {
 	bounded, cancel := context.WithTimeout(ctx, m.cfg.StartTimeout/2)
 	defer cancel()
 	for i := range c.pools {
@@ -253,7 +253,7 @@ func (m *Manager) pick(ctx context.Context, c *claim) (*agents.Sandbox, error) {
 }
 
 // bind tells the agent of an adopted member what it cannot know, if there is anything.
-func (m *Manager) bind(ctx context.Context, c *claim, s *agents.Sandbox) error {
+func (m *Manager) bind(ctx context.Context, c *createOp, s *agents.Sandbox) error {
 	c.mu.Lock()
 	wasOpen := c.wasOpen
 	c.mu.Unlock()
@@ -276,7 +276,7 @@ func (m *Manager) tellAgent(ctx context.Context, s *agents.Sandbox, req envd.Ini
 }
 
 // takeCold starts a sandbox of the template as it is now.
-func (m *Manager) takeCold(ctx context.Context, c *claim) (*agents.Sandbox, error) {
+func (m *Manager) takeCold(ctx context.Context, c *createOp) (*agents.Sandbox, error) {
 	if !c.fresh() {
 		if err := c.read(ctx); err != nil {
 			return nil, err
@@ -300,7 +300,7 @@ func (m *Manager) takeCold(ctx context.Context, c *claim) (*agents.Sandbox, erro
 	}
 	ready, err := m.awaitStart(ctx, made)
 	if err == nil {
-		ready, err = m.startClock(ctx, ready, c.Timeout)
+		ready, err = m.setShutdownTime(ctx, ready, c.Timeout)
 		failpoint.Reach("create/timed")
 	}
 	if err != nil {
@@ -312,7 +312,7 @@ func (m *Manager) takeCold(ctx context.Context, c *claim) (*agents.Sandbox, erro
 }
 
 // warmUp finds what spares the sandbox the template's warm-up, if anything does.
-func (c *claim) warmUp(ctx context.Context) error {
+func (c *createOp) warmUp(ctx context.Context) error {
 	now := c.asRead()
 	if c.origin != nil || !pool.KeepsWarmMemory(now.template) {
 		return nil
@@ -326,7 +326,7 @@ func (c *claim) warmUp(ctx context.Context) error {
 }
 
 // fresh reports whether the template is as the claim found it when it began, without a wait since.
-func (c *claim) fresh() bool {
+func (c *createOp) fresh() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.unused

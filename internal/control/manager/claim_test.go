@@ -80,9 +80,9 @@ func TestWarmClaimTellsTheAgent(t *testing.T) {
 		t.Spec.Barchan = &extensions.TemplateBarchanSpec{Sandbox: &agents.BarchanSpec{Access: &agents.AccessPolicy{OpenAgent: true}}}
 	}
 	for name, give := range map[string]struct {
-		change func(*CreateRequest)
-		open   bool // the template's agents ask for no token
-		want   func(token string) []envd.InitRequest
+		change      func(*CreateRequest)
+		open        bool // the template's agents ask for no token
+		enqueueDial func(token string) []envd.InitRequest
 	}{
 		"nothing": {func(*CreateRequest) {}, false, func(string) []envd.InitRequest { return nil }},
 		"env": {func(r *CreateRequest) { r.Env = map[string]string{"A": "$(B) $C"} }, false, func(string) []envd.InitRequest {
@@ -105,7 +105,7 @@ func TestWarmClaimTellsTheAgent(t *testing.T) {
 			if s.UID != member.UID {
 				t.Fatal("the start was cold")
 			}
-			if got, want := f.agents.of(s), give.want(f.cfg.Tokens.Agent(v.ID)); !reflect.DeepEqual(got, want) {
+			if got, want := f.agents.of(s), give.enqueueDial(f.cfg.Tokens.Agent(v.ID)); !reflect.DeepEqual(got, want) {
 				t.Errorf("the agent was told %+v, want %+v", got, want)
 			}
 			if s.Spec.AgentSecured() != req.Secure || (v.AgentToken != "") != req.Secure {

@@ -78,14 +78,14 @@ func (m *Manager) Create(ctx context.Context, req CreateRequest) (_ Sandbox, err
 	if req.IdempotencyKey == "" {
 		create = m.create
 	}
-	s, err := create(ctx, &claim{m: m, CreateRequest: &req, start: start})
+	s, err := create(ctx, &createOp{m: m, CreateRequest: &req, start: start})
 	if err != nil {
 		return Sandbox{}, err
 	}
 	return m.view(s), nil
 }
 
-func (m *Manager) create(ctx context.Context, c *claim) (*agents.Sandbox, error) {
+func (m *Manager) create(ctx context.Context, c *createOp) (*agents.Sandbox, error) {
 	if err := m.cfg.Gate.Err(); err != nil {
 		return nil, err
 	}
@@ -96,12 +96,12 @@ func (m *Manager) create(ctx context.Context, c *claim) (*agents.Sandbox, error)
 	m.cfg.Routes.Apply(s)
 	failpoint.Reach("create/routed")
 	m.log.InfoContext(ctx, "sandbox created", telemetry.Sandbox, sandbox.IDOf(s.UID), telemetry.Namespace, s.Namespace,
-		telemetry.Name, s.Name, telemetry.Template, c.Template, telemetry.Took, time.Since(c.start))
+		telemetry.Name, s.Name, telemetry.Template, c.Template, telemetry.Duration, time.Since(c.start))
 	return s, nil
 }
 
 // obtain finds what the sandbox is to be made of, and makes or takes it.
-func (m *Manager) obtain(ctx context.Context, c *claim) (*agents.Sandbox, error) {
+func (m *Manager) obtain(ctx context.Context, c *createOp) (*agents.Sandbox, error) {
 	t, err := m.resolve(ctx, c.Namespace, c.Template)
 	if err == nil {
 		c.key = client.ObjectKeyFromObject(t)
@@ -173,7 +173,7 @@ func (m *Manager) checkTimeout(d time.Duration) error {
 
 // make creates a sandbox of the template as it is now. joined says that another did so before, for
 // the same request, and that it is complete.
-func (m *Manager) make(ctx context.Context, c *claim) (s *agents.Sandbox, joined bool, err error) {
+func (m *Manager) make(ctx context.Context, c *createOp) (s *agents.Sandbox, joined bool, err error) {
 	const tries = 4
 	for try := 1; ; try++ {
 		s := c.blueprint(try)
@@ -189,7 +189,7 @@ func (m *Manager) make(ctx context.Context, c *claim) (s *agents.Sandbox, joined
 		if !apierrors.IsAlreadyExists(err) || try == tries {
 			return nil, false, fromAPI("create sandbox", err)
 		}
-		if c.mark == (mark{}) {
+		if c.mark == (requestDigest{}) {
 			continue
 		}
 		other, err := m.holder(ctx, client.ObjectKeyFromObject(s), c.mark)
@@ -203,11 +203,11 @@ func (m *Manager) make(ctx context.Context, c *claim) (s *agents.Sandbox, joined
 }
 
 // blueprint is the sandbox of a cold start.
-func (c *claim) blueprint(try int) *agents.Sandbox {
+func (c *createOp) blueprint(try int) *agents.Sandbox {
 	now := c.asRead()
 	s := pool.NewSandbox(now.template, now.revision, c.Namespace)
 	s.Name = nameLike(now.template.Name)
-	if c.mark != (mark{}) {
+	if c.mark != (requestDigest{}) {
 		s.Name = c.mark.name(try)
 		s.Annotations[AnnotationIdempotencyPending] = "true"
 	}
@@ -223,7 +223,7 @@ func (c *claim) blueprint(try int) *agents.Sandbox {
 }
 
 // own writes what a claim wants into a sandbox that is new, or a member just adopted.
-func (c *claim) own(s *agents.Sandbox, end *metav1.Time) {
+func (c *createOp) own(s *agents.Sandbox, end *metav1.Time) {
 	s.Labels[agents.LabelCreatedBy] = CreatedBy
 	s.Spec.ShutdownTime = end
 	s.Spec.Barchan = c.m.barchanSpec(s.Spec.Barchan, c.CreateRequest)
@@ -236,7 +236,7 @@ func (c *claim) own(s *agents.Sandbox, end *metav1.Time) {
 	if s.Annotations[pool.AnnotationClaimedAt] == "" {
 		s.Annotations[pool.AnnotationClaimedAt] = exactly()
 	}
-	if c.mark != (mark{}) {
+	if c.mark != (requestDigest{}) {
 		s.Annotations[pool.AnnotationIdempotencyKey] = c.mark.key
 		s.Annotations[AnnotationIdempotencyBody] = c.mark.body
 	}
@@ -386,9 +386,9 @@ func readyMessage(s *agents.Sandbox) string {
 	return ""
 }
 
-// startClock sets the end of a sandbox that has become ready, unless what stands there is
+// setShutdownTime sets the end of a sandbox that has become ready, unless what stands there is
 // right to the second, and notes that its create is complete where that is asked for.
-func (m *Manager) startClock(ctx context.Context, ready *agents.Sandbox, timeout time.Duration) (*agents.Sandbox, error) {
+func (m *Manager) setShutdownTime(ctx context.Context, ready *agents.Sandbox, timeout time.Duration) (*agents.Sandbox, error) {
 	end := deadline(timeout)
 	set, err := m.changeObject(ctx, ready, func(s *agents.Sandbox) (changed bool, err error) {
 		_, changed = s.Annotations[AnnotationIdempotencyPending]

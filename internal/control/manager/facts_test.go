@@ -185,8 +185,8 @@ func TestMetricsAndLogs(t *testing.T) {
 		{Timestamp: now, Stream: envd.StreamStdout, Line: "three"},
 	}
 	for name, give := range map[string]struct {
-		req  LogRequest
-		want string
+		req         LogRequest
+		enqueueDial string
 	}{
 		"all":      {LogRequest{}, "one two three"},
 		"from":     {LogRequest{From: now.Add(-time.Second)}, "two three"},
@@ -201,8 +201,8 @@ func TestMetricsAndLogs(t *testing.T) {
 			for _, l := range lines {
 				got = append(got, l.Line)
 			}
-			if err != nil || strings.Join(got, " ") != give.want {
-				t.Errorf("Logs = %v, %v; want %s", got, err, give.want)
+			if err != nil || strings.Join(got, " ") != give.enqueueDial {
+				t.Errorf("Logs = %v, %v; want %s", got, err, give.enqueueDial)
 			}
 		})
 	}

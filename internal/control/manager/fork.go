@@ -83,7 +83,7 @@ func (m *Manager) ForkEach(ctx context.Context, req ForkRequest, tell func(n int
 	forks.start(ctx, m, c.Name, tell)
 	failpoint.Reach("fork/started")
 	m.log.InfoContext(ctx, "sandbox forked", telemetry.Sandbox, sandbox.IDOf(s.UID), telemetry.Namespace, s.Namespace,
-		telemetry.Name, s.Name, "forks", req.Count, telemetry.Took, time.Since(start))
+		telemetry.Name, s.Name, "forks", req.Count, telemetry.Duration, time.Since(start))
 	return nil
 }
 
@@ -124,7 +124,7 @@ func originOf(s *agents.Sandbox) *origin {
 type forks []fork
 
 type fork struct {
-	claim *claim
+	claim *createOp
 	made  *agents.Sandbox
 	err   error
 }
@@ -138,7 +138,7 @@ func (m *Manager) newForks(ctx context.Context, req *ForkRequest, s *agents.Sand
 	maps.Copy(metadata, req.Metadata)
 	all := make(forks, req.Count)
 	for i := range all {
-		c := &claim{m: m, start: start, CreateRequest: &CreateRequest{
+		c := &createOp{m: m, start: start, CreateRequest: &CreateRequest{
 			Namespace: req.Namespace, Timeout: req.Timeout, Env: req.Env, Metadata: metadata, Secure: s.Spec.AgentSecured(),
 		}}
 		policies := s.Spec.Barchan.DeepCopy()

@@ -152,7 +152,7 @@ func (m *Manager) Keys(ctx context.Context, namespace string) ([]Key, error) {
 		}
 	}
 	slices.SortFunc(keys, func(a, b Key) int {
-		return place{a.CreatedAt.UnixNano(), a.Name}.compare(place{b.CreatedAt.UnixNano(), b.Name})
+		return pageCursor{a.CreatedAt.UnixNano(), a.Name}.compare(pageCursor{b.CreatedAt.UnixNano(), b.Name})
 	})
 	return keys, nil
 }

@@ -242,7 +242,7 @@ func (m *Manager) owned(ctx context.Context, id sandbox.ID) (*agents.Sandbox, er
 	m.ahead.wait(ctx, func(other sandbox.ID, _ string) bool { return id == other })
 	s, err := m.cache.SandboxByID(ctx, id)
 	if errors.Is(err, errs.ErrNotFound) || (err == nil && pool.MemberOf(s) != "") {
-		s, err = m.toldOf(ctx, id)
+		s, err = m.findByHint(ctx, id)
 	}
 	if err == nil && pool.MemberOf(s) != "" {
 		err = errs.ErrNotFound
@@ -253,9 +253,9 @@ func (m *Manager) owned(ctx context.Context, id sandbox.ID) (*agents.Sandbox, er
 	return s, nil
 }
 
-// toldOf reads a sandbox that another replica has made or claimed, and told of before the watch
+// findByHint reads a sandbox that another replica has made or claimed, and told of before the watch
 // could; without a route nobody has, and the API server is not asked. None is an errs.ErrNotFound.
-func (m *Manager) toldOf(ctx context.Context, id sandbox.ID) (*agents.Sandbox, error) {
+func (m *Manager) findByHint(ctx context.Context, id sandbox.ID) (*agents.Sandbox, error) {
 	known, ok := m.cfg.Routes.Name(id)
 	if !ok {
 		return nil, errs.ErrNotFound

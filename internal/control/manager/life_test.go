@@ -113,9 +113,9 @@ func testTimeouts(t *testing.T) {
 		return time.Until(v.EndAt).Round(time.Minute)
 	}
 	for _, step := range []struct {
-		name string
-		do   func() error
-		want time.Duration
+		name        string
+		do          func() error
+		enqueueDial time.Duration
 	}{
 		{"shorten", func() error { return f.SetTimeout(ctx, team, id, 10*time.Minute) }, 10 * time.Minute},
 		{"connect does not shorten", func() error { _, _, err := f.Connect(ctx, team, id, time.Minute, nil); return err }, 10 * time.Minute},
@@ -124,8 +124,8 @@ func testTimeouts(t *testing.T) {
 		{"refresh extends", func() error { return f.Refresh(ctx, team, id, 30*time.Minute) }, 30 * time.Minute},
 		{"most", func() error { return f.SetTimeout(ctx, team, id, 24*time.Hour) }, 24 * time.Hour},
 	} {
-		if err := step.do(); err != nil || left() != step.want {
-			t.Errorf("%s: %v, %s left, want %s", step.name, err, left(), step.want)
+		if err := step.do(); err != nil || left() != step.enqueueDial {
+			t.Errorf("%s: %v, %s left, want %s", step.name, err, left(), step.enqueueDial)
 		}
 	}
 	wantKind(t, f.SetTimeout(ctx, team, id, 24*time.Hour+1), errs.ErrInvalid, "Timeout cannot be greater than 24 hours")

@@ -85,8 +85,8 @@ func (m *Manager) List(ctx context.Context, req ListRequest) (Page, error) {
 			keep = append(keep, v)
 		}
 	}
-	page.Items, page.Next = cut(keep, limit, after, direction(req.OldestFirst), func(v *Sandbox) place {
-		return place{v.StartedAt.UnixNano(), string(v.ID)}
+	page.Items, page.Next = cut(keep, limit, after, direction(req.OldestFirst), func(v *Sandbox) pageCursor {
+		return pageCursor{v.StartedAt.UnixNano(), string(v.ID)}
 	})
 	return page, nil
 }
@@ -112,13 +112,13 @@ func matches(s *agents.Sandbox, req *ListRequest, templateID string) bool {
 	return req.StartedAfter.IsZero() || !startedAt(s).Before(req.StartedAfter.Truncate(time.Second))
 }
 
-// place is where an item stands in a list: by key, then by ID.
-type place struct {
+// pageCursor is where an item stands in a list: by key, then by ID.
+type pageCursor struct {
 	key int64
 	id  string
 }
 
-func (p place) compare(q place) int {
+func (p pageCursor) compare(q pageCursor) int {
 	return cmp.Or(cmp.Compare(p.key, q.key), cmp.Compare(p.id, q.id))
 }
 
@@ -130,7 +130,7 @@ func direction(ascending bool) int {
 }
 
 // paging checks what a client says about the page that it wants. after is nil on the first.
-func paging(limit int, cursor string, dir int) (int, *place, error) {
+func paging(limit int, cursor string, dir int) (int, *pageCursor, error) {
 	if limit < 0 || limit > MaxPage {
 		return 0, nil, refuse(errs.ErrInvalid, "limit: must be from 1 to %d", MaxPage)
 	}
@@ -149,7 +149,7 @@ func paging(limit int, cursor string, dir int) (int, *place, error) {
 }
 
 // cut sorts items and returns those of one page, and the cursor of the next.
-func cut[T any](items []T, limit int, after *place, dir int, at func(*T) place) ([]T, string) {
+func cut[T any](items []T, limit int, after *pageCursor, dir int, at func(*T) pageCursor) ([]T, string) {
 	slices.SortFunc(items, func(a, b T) int { return dir * at(&a).compare(at(&b)) })
 	if after != nil {
 		first := slices.IndexFunc(items, func(x T) bool { return dir*at(&x).compare(*after) > 0 })
@@ -166,28 +166,28 @@ func cut[T any](items []T, limit int, after *place, dir int, at func(*T) place) 
 
 const cursorVersion = "1"
 
-func formatCursor(p place, dir int) string {
+func formatCursor(p pageCursor, dir int) string {
 	text := strings.Join([]string{cursorVersion, strconv.Itoa(dir), strconv.FormatInt(p.key, 36), p.id}, ":")
 	return base64.RawURLEncoding.EncodeToString([]byte(text))
 }
 
-func parseCursor(cursor string) (p place, dir int, err error) {
+func parseCursor(cursor string) (p pageCursor, dir int, err error) {
 	bad := refuse(errs.ErrInvalid, "nextToken: is not one that a list has returned")
 	const longest = 512
 	if len(cursor) > longest {
-		return place{}, 0, bad
+		return pageCursor{}, 0, bad
 	}
 	text, err := base64.RawURLEncoding.DecodeString(cursor)
 	if err != nil {
-		return place{}, 0, bad
+		return pageCursor{}, 0, bad
 	}
 	parts := strings.SplitN(string(text), ":", 4)
 	if len(parts) != 4 || parts[0] != cursorVersion || (parts[1] != "1" && parts[1] != "-1") {
-		return place{}, 0, bad
+		return pageCursor{}, 0, bad
 	}
 	key, err := strconv.ParseInt(parts[2], 36, 64)
 	if err != nil {
-		return place{}, 0, bad
+		return pageCursor{}, 0, bad
 	}
-	return place{key, parts[3]}, direction(parts[1] == "1"), nil
+	return pageCursor{key, parts[3]}, direction(parts[1] == "1"), nil
 }

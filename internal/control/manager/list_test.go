@@ -32,9 +32,9 @@ func TestList(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, give := range map[string]struct {
-		req     ListRequest
-		want    string
-		running int
+		req         ListRequest
+		enqueueDial string
+		running     int
 	}{
 		"all":           {ListRequest{}, "6543210", 6},
 		"oldest first":  {ListRequest{OldestFirst: true}, "0123456", 6},
@@ -70,15 +70,15 @@ func TestList(t *testing.T) {
 						break
 					}
 				}
-				if got != give.want {
-					t.Errorf("limit %d: got %s, want %s", limit, got, give.want)
+				if got != give.enqueueDial {
+					t.Errorf("limit %d: got %s, want %s", limit, got, give.enqueueDial)
 				}
 			}
 		})
 	}
 	_, err := f.List(ctx, ListRequest{Namespace: team, Cursor: "bogus!"})
 	wantKind(t, err, errs.ErrInvalid, "nextToken")
-	_, err = f.List(ctx, ListRequest{Namespace: team, Cursor: formatCursor(place{1, "x"}, 1)})
+	_, err = f.List(ctx, ListRequest{Namespace: team, Cursor: formatCursor(pageCursor{1, "x"}, 1)})
 	wantKind(t, err, errs.ErrInvalid, "nextToken")
 	_, err = f.List(ctx, ListRequest{Namespace: team, Limit: 101})
 	wantKind(t, err, errs.ErrInvalid, "limit")
@@ -87,16 +87,16 @@ func TestList(t *testing.T) {
 // TestPagesAreStableUnderChange removes and adds items between pages: each item that was there
 // all the time is seen exactly once.
 func TestPagesAreStableUnderChange(t *testing.T) {
-	at := func(p *place) place { return *p }
+	at := func(p *pageCursor) pageCursor { return *p }
 	for seed := range uint64(50) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		dir := direction(seed%2 == 0)
-		var items []place
+		var items []pageCursor
 		for range 40 {
-			items = append(items, place{r.Int64N(10), fmt.Sprint(r.Uint32())})
+			items = append(items, pageCursor{r.Int64N(10), fmt.Sprint(r.Uint32())})
 		}
 		stay, churn := items[:25], slices.Clone(items[25:])
-		seen := map[place]int{}
+		seen := map[pageCursor]int{}
 		cursor := ""
 		for {
 			limit, after, err := paging(1+r.IntN(5), cursor, dir)
@@ -104,7 +104,7 @@ func TestPagesAreStableUnderChange(t *testing.T) {
 				t.Fatal(err)
 			}
 			page, next := cut(append(slices.Clone(stay), churn...), limit, after, dir, at)
-			if !slices.IsSortedFunc(page, func(a, b place) int { return dir * a.compare(b) }) {
+			if !slices.IsSortedFunc(page, func(a, b pageCursor) int { return dir * a.compare(b) }) {
 				t.Fatal("the page is not sorted")
 			}
 			for _, p := range page {
@@ -113,7 +113,7 @@ func TestPagesAreStableUnderChange(t *testing.T) {
 			if cursor = next; cursor == "" {
 				break
 			}
-			churn = append(churn[min(1, len(churn)):], place{r.Int64N(10), fmt.Sprint(r.Uint32())})
+			churn = append(churn[min(1, len(churn)):], pageCursor{r.Int64N(10), fmt.Sprint(r.Uint32())})
 		}
 		for _, p := range stay {
 			if seen[p] != 1 {
@@ -124,8 +124,8 @@ func TestPagesAreStableUnderChange(t *testing.T) {
 }
 
 func FuzzCursor(f *testing.F) {
-	f.Add(formatCursor(place{12345, "iabc"}, 1))
-	f.Add(formatCursor(place{-1, ""}, -1))
+	f.Add(formatCursor(pageCursor{12345, "iabc"}, 1))
+	f.Add(formatCursor(pageCursor{-1, ""}, -1))
 	f.Add("MTox")
 	f.Fuzz(func(t *testing.T, text string) {
 		p, dir, err := parseCursor(text)

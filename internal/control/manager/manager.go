@@ -88,7 +88,7 @@ type Routes interface {
 }
 
 // Witness knows what a sandbox uses and says; [AgentBinder] asks its agent.
-type Witness interface {
+type AgentReader interface {
 	// Stats is what a running sandbox uses now.
 	Stats(ctx context.Context, s *agents.Sandbox) (envd.Metrics, error)
 	// Logs returns the lines kept of a sandbox that are not older than since, oldest first.
@@ -137,7 +137,7 @@ type Config struct {
 	// Binder reaches the agents of claimed members. Default: an [AgentBinder] with Tokens.
 	Binder Binder
 	// Witness of what sandboxes use and say. Default: an [AgentBinder] with Tokens.
-	Witness Witness
+	Witness AgentReader
 	// Gate refuses what is new while something is wrong. Nil: nothing does.
 	Gate *health.Gate
 	// Metrics, if given, gets our histograms.
@@ -207,7 +207,7 @@ type Manager struct {
 	log     *slog.Logger
 	seconds *prometheus.HistogramVec // by operation and result
 	orphans chan *agents.Sandbox
-	ahead   ahead
+	ahead   unobservedClaims
 	// settleIn and bindIn are settleTimeout and bindTimeout; tests over a real API server are more patient.
 	settleIn time.Duration
 	bindIn   time.Duration
@@ -216,7 +216,7 @@ type Manager struct {
 	// fresh holds keys made here that the cache may not have yet, by hash.
 	fresh map[string]freshKey // +checklocks:mu
 	// flights are the idempotent creates under way.
-	flights map[flightKey]*flight // +checklocks:mu
+	flights map[flightKey]*inflightCreate // +checklocks:mu
 }
 
 // New checks the configuration.
@@ -230,7 +230,7 @@ func New(cfg Config) (*Manager, error) {
 		seconds: prometheus.NewHistogramVec(telemetry.DurationOpts("manager", "operation", "Time that an operation on a sandbox took."), []string{"operation", "result"}),
 		orphans: make(chan *agents.Sandbox, maxOrphans), settleIn: settleTimeout, bindIn: bindTimeout,
 		fresh:   map[string]freshKey{},
-		flights: map[flightKey]*flight{},
+		flights: map[flightKey]*inflightCreate{},
 	}
 	if cfg.Metrics != nil {
 		if err := cfg.Metrics.Register(m.seconds); err != nil {

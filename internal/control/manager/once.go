@@ -37,7 +37,7 @@ const maxIdempotencyKey = 255
 var ErrKeyReused = fmt.Errorf("the idempotency key belongs to another request: %w", errs.ErrInvalid)
 
 // mark ties a sandbox to the request that it was made for, by hashes of its key and of the rest.
-type mark struct{ key, body string }
+type requestDigest struct{ key, body string }
 
 func checkKey(key string) error {
 	bad := strings.ContainsFunc(key, func(r rune) bool { return r < ' ' || r > '~' })
@@ -47,14 +47,14 @@ func checkKey(key string) error {
 	return nil
 }
 
-func markOf(req *CreateRequest) (mark, error) {
+func markOf(req *CreateRequest) (requestDigest, error) {
 	rest := *req
 	rest.IdempotencyKey = ""
 	body, err := json.Marshal(&rest) // maps in the order of their keys
 	if err != nil {
-		return mark{}, fmt.Errorf("hash the request: %w", err)
+		return requestDigest{}, fmt.Errorf("hash the request: %w", err)
 	}
-	return mark{key: digest([]byte(req.IdempotencyKey)), body: digest(body)}, nil
+	return requestDigest{key: digest([]byte(req.IdempotencyKey)), body: digest(body)}, nil
 }
 
 func digest(b []byte) string {
@@ -64,7 +64,7 @@ func digest(b []byte) string {
 
 // name is the name of the sandbox that is started cold for a key, so that of several only one can be
 // made. Each try has its own: what died may still have the one before.
-func (k mark) name(try int) string {
+func (k requestDigest) name(try int) string {
 	sum := sha256.Sum256([]byte(k.key + "/" + strconv.Itoa(try)))
 	return "once-" + strings.ToLower(base32.StdEncoding.EncodeToString(sum[:15]))
 }
@@ -72,8 +72,8 @@ func (k mark) name(try int) string {
 // flightKey names an idempotent create that is under way.
 type flightKey struct{ namespace, key string }
 
-// flight is one create that any number of callers wait for.
-type flight struct {
+// inflightCreate is one create that any number of callers wait for.
+type inflightCreate struct {
 	body string
 	done chan struct{}
 	// Set before done is closed.
@@ -84,7 +84,7 @@ type flight struct {
 // createOnce joins the create that is under way for the same key, or is it. Its first caller does
 // the work to the end, even if it goes away: the others are not to suffer, and when it asks
 // again, it gets the sandbox.
-func (m *Manager) createOnce(ctx context.Context, c *claim) (*agents.Sandbox, error) {
+func (m *Manager) createOnce(ctx context.Context, c *createOp) (*agents.Sandbox, error) {
 	var err error
 	if c.mark, err = markOf(c.CreateRequest); err != nil {
 		return nil, err
@@ -93,7 +93,7 @@ func (m *Manager) createOnce(ctx context.Context, c *claim) (*agents.Sandbox, er
 	m.mu.Lock()
 	f, flying := m.flights[at]
 	if !flying {
-		f = &flight{body: c.mark.body, done: make(chan struct{}), err: errs.ErrUnavailable}
+		f = &inflightCreate{body: c.mark.body, done: make(chan struct{}), err: errs.ErrUnavailable}
 		m.flights[at] = f
 	}
 	m.mu.Unlock()
@@ -114,7 +114,7 @@ func (m *Manager) createOnce(ctx context.Context, c *claim) (*agents.Sandbox, er
 	return f.sandbox, f.err
 }
 
-func (f *flight) join(ctx context.Context, k mark) (*agents.Sandbox, error) {
+func (f *inflightCreate) join(ctx context.Context, k requestDigest) (*agents.Sandbox, error) {
 	if f.body != k.body {
 		return nil, keyReused()
 	}
@@ -132,7 +132,7 @@ func keyReused() error {
 
 // madeBefore returns the sandbox that lives of the same request, once it is ready; nil if there is
 // none.
-func (m *Manager) madeBefore(ctx context.Context, c *claim) (*agents.Sandbox, error) {
+func (m *Manager) madeBefore(ctx context.Context, c *createOp) (*agents.Sandbox, error) {
 	m.ahead.waitFor(ctx, c.Namespace)
 	found, err := m.cache.SandboxesByIdempotency(ctx, c.Namespace, c.mark.key)
 	if err != nil {
@@ -151,7 +151,7 @@ func (m *Manager) madeBefore(ctx context.Context, c *claim) (*agents.Sandbox, er
 }
 
 // of returns a sandbox if it lives and was made for the same request; nil if it does not count.
-func (k mark) of(s *agents.Sandbox) (*agents.Sandbox, error) {
+func (k requestDigest) of(s *agents.Sandbox) (*agents.Sandbox, error) {
 	switch {
 	case sandbox.DeadForGood(s) || pool.MemberOf(s) != "" || s.Annotations[pool.AnnotationIdempotencyKey] != k.key:
 		return nil, nil //nolint:nilnil // it does not count
@@ -162,7 +162,7 @@ func (k mark) of(s *agents.Sandbox) (*agents.Sandbox, error) {
 }
 
 // holder returns the sandbox that has a name now, if it was made for the same request.
-func (m *Manager) holder(ctx context.Context, key types.NamespacedName, k mark) (*agents.Sandbox, error) {
+func (m *Manager) holder(ctx context.Context, key types.NamespacedName, k requestDigest) (*agents.Sandbox, error) {
 	s := &agents.Sandbox{}
 	err := m.objects.Get(ctx, key, s)
 	if apierrors.IsNotFound(err) {
@@ -179,7 +179,7 @@ func (m *Manager) holder(ctx context.Context, key types.NamespacedName, k mark) 
 // adoption on, whose agent may not have heard of it yet, and may hear twice; and for a sandbox started cold from
 // the write on by which its create ended. One whose create was cut short before was given to no client: it is
 // finished if it fits the template as it is now, and else removed; then the result is nil.
-func (m *Manager) again(ctx context.Context, c *claim, s *agents.Sandbox) (*agents.Sandbox, error) {
+func (m *Manager) again(ctx context.Context, c *createOp, s *agents.Sandbox) (*agents.Sandbox, error) {
 	if s.Annotations[AnnotationIdempotencyPending] != "" {
 		return m.resumeCreate(ctx, c, s)
 	}
@@ -193,7 +193,7 @@ func (m *Manager) again(ctx context.Context, c *claim, s *agents.Sandbox) (*agen
 }
 
 // resumeCreate ends a create that was cut short, one way or the other.
-func (m *Manager) resumeCreate(ctx context.Context, c *claim, made *agents.Sandbox) (*agents.Sandbox, error) {
+func (m *Manager) resumeCreate(ctx context.Context, c *createOp, made *agents.Sandbox) (*agents.Sandbox, error) {
 	fits, err := m.fits(ctx, c, made)
 	if err != nil {
 		return nil, err
@@ -206,7 +206,7 @@ func (m *Manager) resumeCreate(ctx context.Context, c *claim, made *agents.Sandb
 	}
 	s, err := m.awaitStart(ctx, made)
 	if err == nil {
-		s, err = m.startClock(ctx, s, c.Timeout)
+		s, err = m.setShutdownTime(ctx, s, c.Timeout)
 	}
 	if err != nil {
 		m.discard(ctx, made)
@@ -217,7 +217,7 @@ func (m *Manager) resumeCreate(ctx context.Context, c *claim, made *agents.Sandb
 }
 
 // fits reports whether a sandbox is of the template as it is now. A snapshot does not change.
-func (m *Manager) fits(ctx context.Context, c *claim, s *agents.Sandbox) (bool, error) {
+func (m *Manager) fits(ctx context.Context, c *createOp, s *agents.Sandbox) (bool, error) {
 	t, err := m.resolve(ctx, c.Namespace, c.Template)
 	if errors.Is(err, errs.ErrNotFound) {
 		return pool.RevisionOf(s) == "", nil

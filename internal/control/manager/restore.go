@@ -29,7 +29,7 @@ type origin struct {
 }
 
 // from has a claim start its sandbox from a snapshot.
-func (m *Manager) from(ctx context.Context, c *claim, snap *barchan.Checkpoint) (err error) {
+func (m *Manager) from(ctx context.Context, c *createOp, snap *barchan.Checkpoint) (err error) {
 	if snap.Status.Phase != barchan.CheckpointReady {
 		if snap, err = m.awaitCapture(ctx, snap, m.cfg.StartTimeout); err != nil {
 			return err
@@ -63,7 +63,7 @@ func (m *Manager) from(ctx context.Context, c *claim, snap *barchan.Checkpoint) 
 }
 
 // startFrom has a claim make its sandbox by the blueprint and the policies of another.
-func (c *claim) startFrom(o *origin, blueprint *agents.SandboxBlueprint, policies *agents.BarchanSpec, like string) {
+func (c *createOp) startFrom(o *origin, blueprint *agents.SandboxBlueprint, policies *agents.BarchanSpec, like string) {
 	t := &extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: like}}
 	t.Spec.SandboxBlueprint = *blueprint
 	t.Spec.Barchan = &extensions.TemplateBarchanSpec{Sandbox: policies}
@@ -71,7 +71,7 @@ func (c *claim) startFrom(o *origin, blueprint *agents.SandboxBlueprint, policie
 	c.origin = o
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.blue, c.unused = blue{template: t}, true
+	c.blue, c.unused = resolvedTemplate{template: t}, true
 }
 
 // apply makes a sandbox one that starts from the checkpoint.

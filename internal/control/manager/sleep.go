@@ -18,8 +18,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/quota"
 )
 
-// errMoving says that a sandbox is between two states, and that waiting helps.
-var errMoving = errors.New("the sandbox is changing its state")
+// errInTransition says that a sandbox is between two states, and that waiting helps.
+var errInTransition = errors.New("the sandbox is changing its state")
 
 // Pause puts a running sandbox to sleep for as long as nobody resumes it. Its route is closed
 // before anything else happens. keepMemory nil leaves to the sandbox what it keeps.
@@ -45,7 +45,7 @@ func (m *Manager) Pause(ctx context.Context, namespace, id string, keepMemory *b
 				ours(s).Suspend = agents.SuspendMemory
 			}
 		}
-		spendResume(s)
+		resetResumeMode(s)
 		return true, nil
 	})
 	if err != nil {
@@ -69,8 +69,8 @@ func ours(s *agents.Sandbox) *agents.BarchanSpec {
 	return s.Spec.Barchan
 }
 
-// spendResume forgets that the memory was to be given up once: the next sleep has another.
-func spendResume(s *agents.Sandbox) (changed bool) {
+// resetResumeMode forgets that the memory was to be given up once: the next sleep has another.
+func resetResumeMode(s *agents.Sandbox) (changed bool) {
 	if s.Spec.Barchan == nil || s.Spec.Barchan.Resume != agents.ResumeFiles {
 		return false
 	}
@@ -150,15 +150,15 @@ func (m *Manager) connect(ctx context.Context, namespace, id string, timeout tim
 		if s, err = m.find(ctx, namespace, id); err != nil {
 			return nil, false, err
 		}
-		if err = m.awaitMove(ctx, s, id, phase(steady)); err != nil {
+		if err = m.awaitTransition(ctx, s, id, phase(steady)); err != nil {
 			return nil, false, err
 		}
-		s, resumed, err = m.arouse(ctx, namespace, id, timeout, keepMemory)
-		if !errors.Is(err, errMoving) {
+		s, resumed, err = m.writeResume(ctx, namespace, id, timeout, keepMemory)
+		if !errors.Is(err, errInTransition) {
 			break
 		}
 	}
-	if errors.Is(err, errMoving) {
+	if errors.Is(err, errInTransition) {
 		return nil, false, errs.Public(errs.ErrConflict, fmt.Sprintf("Sandbox %q keeps changing its state; try again", id))
 	}
 	if err != nil || !resumed {
@@ -170,12 +170,12 @@ func (m *Manager) connect(ctx context.Context, namespace, id string, timeout tim
 	return s, true, err
 }
 
-// arouse writes what connecting means, within the quota.
-func (m *Manager) arouse(ctx context.Context, namespace, id string, timeout time.Duration, keepMemory *bool) (s *agents.Sandbox, resumed bool, err error) {
+// writeResume writes what connecting means, within the quota.
+func (m *Manager) writeResume(ctx context.Context, namespace, id string, timeout time.Duration, keepMemory *bool) (s *agents.Sandbox, resumed bool, err error) {
 	var hold *quota.Reservation
 	s, err = m.change(ctx, namespace, id, func(s *agents.Sandbox) (changed bool, err error) {
 		if sandbox.PhaseOf(s) == sandbox.Paused && hold == nil {
-			if err := m.cfg.Gate.Err(); err != nil && !goesOnInRAM(s, keepMemory) {
+			if err := m.cfg.Gate.Err(); err != nil && !resumesFromRAM(s, keepMemory) {
 				return false, err
 			}
 			if hold, err = m.reserve(ctx, s.Namespace, &s.Spec.PodTemplate.Spec, true); err != nil {
@@ -192,9 +192,9 @@ func (m *Manager) arouse(ctx context.Context, namespace, id string, timeout time
 	return s, resumed, err
 }
 
-// goesOnInRAM reports whether a sandbox that sleeps goes on with what it holds of the machine already:
+// resumesFromRAM reports whether a sandbox that sleeps goes on with what it holds of the machine already:
 // nothing new, which the gate would refuse.
-func goesOnInRAM(s *agents.Sandbox, keepMemory *bool) bool {
+func resumesFromRAM(s *agents.Sandbox, keepMemory *bool) bool {
 	if s.Status.Barchan == nil || s.Status.Barchan.Memory != agents.MemoryInRAM {
 		return false
 	}
@@ -215,7 +215,7 @@ func (m *Manager) connected(s *agents.Sandbox, timeout time.Duration, keepMemory
 		return changed, false, err
 	}
 	if phase != sandbox.Paused {
-		return false, false, errMoving
+		return false, false, errInTransition
 	}
 	if err := m.checkTimeout(timeout); err != nil {
 		return false, false, err
@@ -236,31 +236,31 @@ func steady(p sandbox.Phase) bool { return p == sandbox.Running || p == sandbox.
 
 // awaitSleep waits until a sandbox sleeps. If it cannot, it gets back the end that it had.
 func (m *Manager) awaitSleep(ctx context.Context, s *agents.Sandbox, id string, end *metav1.Time) error {
-	err := m.awaitMove(ctx, s, id, func(now *agents.Sandbox) (bool, error) {
+	err := m.awaitTransition(ctx, s, id, func(now *agents.Sandbox) (bool, error) {
 		if message, failed := sandbox.SuspendFailure(now); failed {
-			return false, errs.Public(fmt.Errorf("%w: %w", errMove, errs.ErrUnavailable), fmt.Sprintf("Sandbox %q could not be paused, and runs on: %s", id, message))
+			return false, errs.Public(fmt.Errorf("%w: %w", errTransitionFailed, errs.ErrUnavailable), fmt.Sprintf("Sandbox %q could not be paused, and runs on: %s", id, message))
 		}
 		return sandbox.PhaseOf(now) != sandbox.Pausing, nil
 	})
-	if errors.Is(err, errMove) {
-		m.takeBack(ctx, s, agents.ModeRunning, end)
+	if errors.Is(err, errTransitionFailed) {
+		m.revertSpec(ctx, s, agents.ModeRunning, end)
 	}
 	return err
 }
 
 // awaitResume waits until a sandbox runs. If it cannot be woken, it sleeps on as if nobody had asked.
 func (m *Manager) awaitResume(ctx context.Context, s *agents.Sandbox, id string) (*agents.Sandbox, error) {
-	err := m.awaitMove(ctx, s, id, func(now *agents.Sandbox) (bool, error) {
+	err := m.awaitTransition(ctx, s, id, func(now *agents.Sandbox) (bool, error) {
 		if message, failed := sandbox.ResumeFailure(now); failed {
-			return false, errs.Public(fmt.Errorf("%w: %w", errMove, errs.ErrConflict), fmt.Sprintf("Sandbox %q cannot be resumed, and stays paused: %s", id, message))
+			return false, errs.Public(fmt.Errorf("%w: %w", errTransitionFailed, errs.ErrConflict), fmt.Sprintf("Sandbox %q cannot be resumed, and stays paused: %s", id, message))
 		}
 		if now.Spec.OperatingMode == agents.ModeSuspended && now.Generation >= s.Generation {
 			return false, refuse(errs.ErrConflict, "Sandbox %q was paused again before it ran; try again", id)
 		}
 		return sandbox.PhaseOf(now) == sandbox.Running, nil
 	})
-	if errors.Is(err, errMove) {
-		m.takeBack(ctx, s, agents.ModeSuspended, nil)
+	if errors.Is(err, errTransitionFailed) {
+		m.revertSpec(ctx, s, agents.ModeSuspended, nil)
 	}
 	if err != nil {
 		return nil, err
@@ -270,18 +270,18 @@ func (m *Manager) awaitResume(ctx context.Context, s *agents.Sandbox, id string)
 		return nil, err
 	}
 	if now.Spec.Barchan != nil && now.Spec.Barchan.Resume == agents.ResumeFiles {
-		return m.changeObject(ctx, now, func(s *agents.Sandbox) (bool, error) { return spendResume(s), nil })
+		return m.changeObject(ctx, now, func(s *agents.Sandbox) (bool, error) { return resetResumeMode(s), nil })
 	}
 	m.cfg.Routes.Apply(now)
 	return now, nil
 }
 
-// errMove says that what was wished cannot be done, and that the wish should be taken back.
-var errMove = errors.New("the sandbox could not be moved")
+// errTransitionFailed says that what was wished cannot be done, and that the wish should be taken back.
+var errTransitionFailed = errors.New("the sandbox could not be moved")
 
-// takeBack undoes a wish that could not be fulfilled, unless another has been made since. Until then its
+// revertSpec undoes a wish that could not be fulfilled, unless another has been made since. Until then its
 // controller goes on trying; a sandbox that is wanted to run would come to its end asleep.
-func (m *Manager) takeBack(ctx context.Context, s *agents.Sandbox, mode agents.OperatingMode, end *metav1.Time) {
+func (m *Manager) revertSpec(ctx context.Context, s *agents.Sandbox, mode agents.OperatingMode, end *metav1.Time) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	wished := s.Spec.OperatingMode
@@ -290,7 +290,7 @@ func (m *Manager) takeBack(ctx context.Context, s *agents.Sandbox, mode agents.O
 			return false, nil
 		}
 		now.Spec.OperatingMode, now.Spec.ShutdownTime = mode, end
-		spendResume(now)
+		resetResumeMode(now)
 		return true, nil
 	})
 	if err != nil && !errors.Is(err, errs.ErrNotFound) {
@@ -304,9 +304,9 @@ func phase(arrived func(sandbox.Phase) bool) func(*agents.Sandbox) (bool, error)
 	return func(s *agents.Sandbox) (bool, error) { return arrived(sandbox.PhaseOf(s)), nil }
 }
 
-// awaitMove waits until a sandbox is as wanted. A wait that is too long is an
+// awaitTransition waits until a sandbox is as wanted. A wait that is too long is an
 // errs.ErrConflict: what the caller wants and what happens contradict each other for now.
-func (m *Manager) awaitMove(ctx context.Context, s *agents.Sandbox, id string, arrived func(*agents.Sandbox) (bool, error)) error {
+func (m *Manager) awaitTransition(ctx context.Context, s *agents.Sandbox, id string, arrived func(*agents.Sandbox) (bool, error)) error {
 	bounded, cancel := context.WithTimeout(ctx, m.cfg.MoveTimeout)
 	defer cancel()
 	uid, version, phase := s.UID, s.ResourceVersion, sandbox.PhaseOf(s)

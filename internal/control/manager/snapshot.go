@@ -84,7 +84,7 @@ func (m *Manager) Snapshot(ctx context.Context, req SnapshotRequest) (_ Snapshot
 	}
 	v := viewSnapshot(done)
 	m.log.InfoContext(ctx, "snapshot made", telemetry.Sandbox, v.SandboxID, telemetry.Namespace, v.Namespace,
-		telemetry.Name, v.Object, telemetry.Took, time.Since(start))
+		telemetry.Name, v.Object, telemetry.Duration, time.Since(start))
 	return v, nil
 }
 
@@ -147,9 +147,9 @@ func (m *Manager) awaitCapture(ctx context.Context, c *barchan.Checkpoint, limit
 			return false, refuse(errs.ErrConflict, "snapshot %q was deleted before it was ready", called(c))
 		}
 		if now.Status.Phase == barchan.CheckpointFailed {
-			return false, errs.Public(fmt.Errorf("%w: %w", errCapture, errs.ErrConflict), "the sandbox cannot be captured"+told(now))
+			return false, errs.Public(fmt.Errorf("%w: %w", errCapture, errs.ErrConflict), "the sandbox cannot be captured"+waitReason(now))
 		}
-		waitingFor = told(now)
+		waitingFor = waitReason(now)
 		return now.Status.Phase == barchan.CheckpointReady, nil
 	})
 	if errors.Is(err, errs.ErrTimeout) && ctx.Err() == nil {
@@ -164,8 +164,8 @@ func (m *Manager) awaitCapture(ctx context.Context, c *barchan.Checkpoint, limit
 // called is the ID of a snapshot, or the name of a checkpoint that no API shows as one.
 func called(c *barchan.Checkpoint) string { return cmp.Or(c.SnapshotID(), c.Name) }
 
-// told is what the controller of a checkpoint says about one that is not ready.
-func told(c *barchan.Checkpoint) string {
+// waitReason is what the controller of a checkpoint says about one that is not ready.
+func waitReason(c *barchan.Checkpoint) string {
 	ready := meta.FindStatusCondition(c.Status.Conditions, barchan.ConditionReady)
 	if ready == nil || ready.Status == metav1.ConditionTrue || ready.Message == "" {
 		return ""

@@ -177,8 +177,8 @@ func TestSnapshotsLists(t *testing.T) {
 	}
 	await(t, func() bool { return len(f.ids(t, SnapshotListRequest{})) == 5 })
 	for name, give := range map[string]struct {
-		req  SnapshotListRequest
-		want string
+		req         SnapshotListRequest
+		enqueueDial string
 	}{
 		"of a sandbox":      {SnapshotListRequest{SandboxID: string(b.ID)}, "[x:3]"},
 		"with a client ID":  {SnapshotListRequest{SandboxID: string(b.ID) + "-client"}, "[x:3]"},
@@ -190,8 +190,8 @@ func TestSnapshotsLists(t *testing.T) {
 		"of a sandbox gone": {SnapshotListRequest{SandboxID: "i" + strings.Repeat("0", 19)}, "[]"},
 		"made by hand":      {SnapshotListRequest{Name: "by.hand"}, "[by.hand:default]"},
 	} {
-		if got := fmt.Sprint(f.ids(t, give.req)); got != give.want {
-			t.Errorf("%s: %s, want %s", name, got, give.want)
+		if got := fmt.Sprint(f.ids(t, give.req)); got != give.enqueueDial {
+			t.Errorf("%s: %s, want %s", name, got, give.enqueueDial)
 		}
 	}
 	seen, cursor := map[string]int{}, ""

@@ -62,8 +62,8 @@ func (m *Manager) Snapshots(ctx context.Context, req SnapshotListRequest) (page 
 			keep = append(keep, v)
 		}
 	}
-	page, next = cut(keep, limit, after, direction(false), func(v *Snapshot) place {
-		return place{v.CreatedAt.UnixNano(), v.Object}
+	page, next = cut(keep, limit, after, direction(false), func(v *Snapshot) pageCursor {
+		return pageCursor{v.CreatedAt.UnixNano(), v.Object}
 	})
 	return page, next, nil
 }

@@ -50,8 +50,8 @@ func (m *Manager) Templates(ctx context.Context, namespace string, limit int, cu
 	if err != nil {
 		return nil, "", err
 	}
-	page, next = cut(all, limit, after, direction(false), func(t *Template) place {
-		return place{t.CreatedAt.UnixNano(), t.ID}
+	page, next = cut(all, limit, after, direction(false), func(t *Template) pageCursor {
+		return pageCursor{t.CreatedAt.UnixNano(), t.ID}
 	})
 	return page, next, nil
 }
@@ -70,8 +70,8 @@ func (m *Manager) AllTemplates(ctx context.Context, namespace string) ([]Templat
 			}
 		}
 	}
-	all, _ = cut(all, len(all), nil, direction(false), func(t *Template) place {
-		return place{t.CreatedAt.UnixNano(), t.ID}
+	all, _ = cut(all, len(all), nil, direction(false), func(t *Template) pageCursor {
+		return pageCursor{t.CreatedAt.UnixNano(), t.ID}
 	})
 	return all, nil
 }

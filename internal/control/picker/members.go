@@ -12,16 +12,16 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// place is where a member is kept. See the diagram of the package.
-type place int
+// memberState is where a member is kept. See the diagram of the package.
+type memberState int
 
 const (
-	idle   place = iota // exists, and can neither be handed out nor is about to be
-	making              // becomes ready if all goes well
-	ready               // on a shelf
-	behind              // somebody else wrote it: not to be tried as it was last seen
-	held                // one claim tries it
-	past                // handed out or ended; remembered until the event that says so
+	idle     memberState = iota // exists, and can neither be handed out nor is about to be
+	making                      // becomes ready if all goes well
+	ready                       // on a shelf
+	outdated                    // somebody else wrote it: not to be tried as it was last seen
+	held                        // one claim tries it
+	past                        // handed out or ended; remembered until the event that says so
 )
 
 // member is a sandbox that is or was an unclaimed member of a pool. All of it is guarded by
@@ -29,15 +29,15 @@ const (
 type member struct {
 	seen  *agents.Sandbox // the newest that is known; shared, never changed
 	key   key             // whose group counts it
-	place place
-	turn  uint64 // of those on a shelf, the lowest goes first
-	shelf *shelf
+	place memberState
+	seq   uint64 // of those on a shelf, the lowest goes first
+	shelf *nodeQueue
 	at    *list.Element
 	ended bool // it is no member any more
 	gone  bool // it is not there any more
-	// doubts are the marks of writes at the version seen that nobody knows the end of, and whose
+	// unconfirmed are the marks of writes at the version seen that nobody knows the end of, and whose
 	// callers were told that they failed.
-	doubts []mark
+	unconfirmed []mark
 }
 
 // mark tells one adoption of a member from any other.
@@ -55,7 +55,7 @@ func markOf(s *agents.Sandbox) mark {
 }
 
 // bears reports whether an object is what the write of a mark made of it.
-func bears(s *agents.Sandbox, of mark) bool {
+func matches(s *agents.Sandbox, of mark) bool {
 	return pool.MemberOf(s) == "" && markOf(s) == of
 }
 
@@ -63,7 +63,7 @@ func bears(s *agents.Sandbox, of mark) bool {
 func over(s *agents.Sandbox) bool { return pool.MemberOf(s) == "" || s.DeletionTimestamp != nil }
 
 // placeOf is where a member belongs as it was seen.
-func placeOf(s *agents.Sandbox) place {
+func placeOf(s *agents.Sandbox) memberState {
 	switch _, _, failed := sandbox.Failure(s); {
 	case over(s):
 		return past
@@ -115,17 +115,17 @@ func (p *Picker) observe(s *agents.Sandbox, gone bool) (orphan bool) {
 	defer p.mu.Unlock()
 	m := p.members[s.UID]
 	switch ends := gone || over(s); {
-	case p.graves.has(s.UID):
+	case p.tombstones.has(s.UID):
 	case m == nil && ends:
 		if pool.MemberOf(s) != "" || pool.OriginOf(s) != "" && s.Labels[agents.LabelLaunchType] == agents.LaunchWarm {
-			p.graves.add(s.UID)
+			p.tombstones.add(s.UID)
 		}
 	case m == nil:
 		m = &member{seen: s}
 		p.members[s.UID] = m
 		p.putLocked(m, placeOf(s))
 	case ends:
-		orphan = !gone && slices.ContainsFunc(m.doubts, func(d mark) bool { return bears(s, d) })
+		orphan = !gone && slices.ContainsFunc(m.unconfirmed, func(d mark) bool { return matches(s, d) })
 		m.gone = m.gone || gone
 		p.forgetLocked(m, s)
 	case m.place != past && newer(s, m.seen):
@@ -139,7 +139,7 @@ func (p *Picker) observe(s *agents.Sandbox, gone bool) (orphan bool) {
 // +checklocks:p.mu
 func (p *Picker) seeLocked(m *member, s *agents.Sandbox) {
 	from := m.seen
-	m.seen, m.doubts = s, nil
+	m.seen, m.unconfirmed = s, nil
 	to := placeOf(s)
 	stays := m.place == to && m.key == keyOf(s) && from.Status.NodeName == s.Status.NodeName
 	if m.place != held && !stays {
@@ -156,7 +156,7 @@ func (p *Picker) forgetLocked(m *member, s *agents.Sandbox) {
 	}
 	m.ended = true
 	delete(p.members, s.UID)
-	p.graves.add(s.UID)
+	p.tombstones.add(s.UID)
 	if m.place != held {
 		p.putLocked(m, past)
 	}
@@ -167,11 +167,11 @@ func keyOf(s *agents.Sandbox) key { return key{pool.MemberOf(s), pool.RevisionOf
 // putLocked moves a member to a place, and sees to those who wait for one.
 //
 // +checklocks:p.mu
-func (p *Picker) putLocked(m *member, to place) {
+func (p *Picker) putLocked(m *member, to memberState) {
 	was := m.key
 	p.leaveLocked(m, to)
 	m.place = to
-	if to == making || to == ready || to == behind {
+	if to == making || to == ready || to == outdated {
 		m.key = keyOf(m.seen)
 	}
 	g := p.groupLocked(m.key)
@@ -179,13 +179,13 @@ func (p *Picker) putLocked(m *member, to place) {
 	case making:
 		g.making++
 	case ready:
-		if m.turn == 0 {
-			p.turns++
-			m.turn = p.turns
+		if m.seq == 0 {
+			p.lastSeq++
+			m.seq = p.lastSeq
 		}
 		g.add(m)
 		p.metrics.ready.Inc()
-	case behind:
+	case outdated:
 		m.at = g.behind.PushBack(m)
 	case idle, held, past:
 	}
@@ -198,7 +198,7 @@ func (p *Picker) putLocked(m *member, to place) {
 // leaveLocked takes a member from its place. It keeps its turn if it was only held.
 //
 // +checklocks:p.mu
-func (p *Picker) leaveLocked(m *member, to place) {
+func (p *Picker) leaveLocked(m *member, to memberState) {
 	g := p.groupLocked(m.key)
 	switch m.place {
 	case making:
@@ -206,13 +206,13 @@ func (p *Picker) leaveLocked(m *member, to place) {
 	case ready:
 		g.remove(m)
 		p.metrics.ready.Dec()
-	case behind:
+	case outdated:
 		g.behind.Remove(m.at)
 		m.at = nil
 	case idle, held, past:
 	}
 	if to != held && to != ready {
-		m.turn = 0
+		m.seq = 0
 	}
 }
 
@@ -236,13 +236,13 @@ func (p *Picker) balanceLocked(k key) {
 		if m := g.best(); m != nil {
 			p.leaveLocked(m, held)
 			m.place = held
-			g.leave(of[*ticket](g.waiting.Front()), m)
+			g.leave(of[*waiter](g.waiting.Front()), m)
 			continue
 		}
 		if g.waiting.Len() <= g.making {
 			return
 		}
-		g.leave(of[*ticket](g.waiting.Back()), nil)
+		g.leave(of[*waiter](g.waiting.Back()), nil)
 	}
 	if g.empty() {
 		delete(p.groups, k)
@@ -251,30 +251,30 @@ func (p *Picker) balanceLocked(k key) {
 
 // graves remembers the last members that ended, so that an event that comes late does not
 // bring them back. What it has forgotten and comes back all the same fails at its write.
-type graves struct {
+type tombstones struct {
 	set  map[types.UID]struct{}
 	ring []types.UID
 	next int
 }
 
-// graveyard is how many ended members are remembered.
-const graveyard = 4096
+// maxTombstones is how many ended members are remembered.
+const maxTombstones = 4096
 
-func (g *graves) has(uid types.UID) bool {
+func (g *tombstones) has(uid types.UID) bool {
 	_, dead := g.set[uid]
 	return dead
 }
 
-func (g *graves) add(uid types.UID) {
+func (g *tombstones) add(uid types.UID) {
 	if g.has(uid) {
 		return
 	}
-	if len(g.ring) < graveyard {
+	if len(g.ring) < maxTombstones {
 		g.ring = append(g.ring, uid)
 	} else {
 		delete(g.set, g.ring[g.next])
 		g.ring[g.next] = uid
-		g.next = (g.next + 1) % graveyard
+		g.next = (g.next + 1) % maxTombstones
 	}
 	g.set[uid] = struct{}{}
 }

@@ -96,7 +96,7 @@ func (m *model) step(do func()) {
 	synctest.Wait()
 	for _, x := range m.tries {
 		if x.done && x.revisions != nil {
-			m.judge(x)
+			m.resolveWrite(x)
 			x.revisions = nil
 		}
 	}
@@ -119,7 +119,7 @@ func (m *model) checkOrder(waiting []*try) {
 }
 
 // judge checks how a pick has ended.
-func (m *model) judge(x *try) {
+func (m *model) resolveWrite(x *try) {
 	if x.err != nil {
 		if x.s != nil || !errors.Is(x.err, ErrNone) && !errors.Is(x.err, errs.ErrTimeout) && !errors.Is(x.err, errs.ErrUnavailable) {
 			m.t.Errorf("pick %d = %v, %v", x.n, x.s, x.err)

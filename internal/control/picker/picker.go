@@ -68,9 +68,9 @@ type Picker struct {
 	// +checklocks:mu
 	groups map[key]*group
 	// +checklocks:mu
-	graves graves
+	tombstones tombstones
 	// +checklocks:mu
-	turns uint64 // the last member's
+	lastSeq uint64 // the last member's
 	// +checklocks:mu
 	tickets uint64 // the last claim's
 	// +checklocks:mu
@@ -91,7 +91,7 @@ func New(cfg Config) (*Picker, error) {
 	}
 	return &Picker{
 		cfg: cfg, log: cfg.Log.With(telemetry.Component, "picker"), metrics: m,
-		members: map[types.UID]*member{}, groups: map[key]*group{}, graves: graves{set: map[types.UID]struct{}{}},
+		members: map[types.UID]*member{}, groups: map[key]*group{}, tombstones: tombstones{set: map[types.UID]struct{}{}},
 	}, nil
 }
 
@@ -123,9 +123,9 @@ func (p *Picker) Ready(pool types.UID, revision string) int {
 	return 0
 }
 
-// ticket is one claim's place among those who wait. All but looked and unsure is guarded by
+// waiter is one claim's place among those who wait. All but looked and unsure is guarded by
 // the picker's mutex while the claim waits.
-type ticket struct {
+type waiter struct {
 	number uint64
 	key    key                // of the group that it waits in
 	at     *list.Element      // while it waits
@@ -158,14 +158,14 @@ func (p *Picker) Pick(ctx context.Context, req Request) (*agents.Sandbox, error)
 	return s, err
 }
 
-func (p *Picker) ticket() *ticket {
+func (p *Picker) ticket() *waiter {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.tickets++
-	return &ticket{number: p.tickets}
+	return &waiter{number: p.tickets}
 }
 
-func (p *Picker) pick(ctx context.Context, req *Request, t *ticket) (s *agents.Sandbox, everWaited bool, err error) {
+func (p *Picker) pick(ctx context.Context, req *Request, t *waiter) (s *agents.Sandbox, everWaited bool, err error) {
 	revision, err := current(ctx, req)
 	if err != nil {
 		return nil, false, err
@@ -215,7 +215,7 @@ func timeout(ctx context.Context, cause error) error {
 
 // next returns a member that is held for this claim from now on. waited tells that the claim
 // has been waiting for it, or for its [ErrNone].
-func (p *Picker) next(ctx context.Context, k key, t *ticket) (m *member, waited bool, err error) {
+func (p *Picker) next(ctx context.Context, k key, t *waiter) (m *member, waited bool, err error) {
 	for {
 		m, look, waits := p.take(k, t)
 		switch {
@@ -238,7 +238,7 @@ func (p *Picker) next(ctx context.Context, k key, t *ticket) (m *member, waited 
 
 // take holds the member whose turn it is, or one that is to be looked at first, or has the
 // ticket wait. None of them: there is nothing for it.
-func (p *Picker) take(k key, t *ticket) (m *member, look, waits bool) {
+func (p *Picker) take(k key, t *waiter) (m *member, look, waits bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	g := p.groupLocked(k)
@@ -264,7 +264,7 @@ func (p *Picker) take(k key, t *ticket) (m *member, look, waits bool) {
 }
 
 // await blocks until the ticket's wait ends.
-func (p *Picker) await(ctx context.Context, t *ticket) (*member, error) {
+func (p *Picker) await(ctx context.Context, t *waiter) (*member, error) {
 	start := time.Now()
 	defer func() { p.metrics.wait.Observe(time.Since(start).Seconds()) }()
 	select {
@@ -280,7 +280,7 @@ func (p *Picker) await(ctx context.Context, t *ticket) (*member, error) {
 }
 
 // giveUp ends a wait. What the claim was given in the same moment goes to the next.
-func (p *Picker) giveUp(t *ticket) {
+func (p *Picker) giveUp(t *waiter) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if t.at != nil {

@@ -365,14 +365,14 @@ func BenchmarkPick(b *testing.B) {
 }
 
 func TestGraves(t *testing.T) {
-	g := graves{set: map[types.UID]struct{}{}}
+	g := tombstones{set: map[types.UID]struct{}{}}
 	var all []types.UID
-	for i := range graveyard + 10 {
+	for i := range maxTombstones + 10 {
 		all = append(all, types.UID(strconv.Itoa(i)))
 		g.add(all[i])
 		g.add(all[i])
 	}
-	if len(g.set) != graveyard || g.has(all[9]) || !slices.ContainsFunc(all[10:], g.has) || !g.has(all[10]) {
+	if len(g.set) != maxTombstones || g.has(all[9]) || !slices.ContainsFunc(all[10:], g.has) || !g.has(all[10]) {
 		t.Errorf("%d are remembered", len(g.set))
 	}
 }

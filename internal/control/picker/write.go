@@ -26,7 +26,7 @@ const (
 
 // adopt writes a held member for a claim. Neither a sandbox nor an error: the member is not to
 // be had, try another. The member is held no longer.
-func (p *Picker) adopt(ctx context.Context, req *Request, t *ticket, m *member, revision string) (*agents.Sandbox, error) {
+func (p *Picker) adopt(ctx context.Context, req *Request, t *waiter, m *member, revision string) (*agents.Sandbox, error) {
 	done := false
 	defer func() {
 		if !done {
@@ -109,15 +109,15 @@ func (p *Picker) setAside(m *member, tried *agents.Sandbox) {
 		p.putBackLocked(m)
 		return
 	}
-	p.putLocked(m, behind)
+	p.putLocked(m, outdated)
 }
 
 // settle finds out what became of a write whose answer was lost, in a time of its own.
-func (p *Picker) settle(ctx context.Context, t *ticket, m *member, wrote mark, cause error) (*agents.Sandbox, error) {
+func (p *Picker) settle(ctx context.Context, t *waiter, m *member, wrote mark, cause error) (*agents.Sandbox, error) {
 	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
 	unread := p.fetch(look, m)
-	s := p.judge(m, wrote, unread == nil)
+	s := p.resolveWrite(m, wrote, unread == nil)
 	left := ctx.Err() != nil
 	switch {
 	case s != nil && !left:
@@ -134,21 +134,21 @@ func (p *Picker) settle(ctx context.Context, t *ticket, m *member, wrote mark, c
 	return nil, nil
 }
 
-// judge ends the hold on a member after a write of unknown outcome. It returns the member if
+// resolveWrite ends the hold on a member after a write of unknown outcome. It returns the member if
 // the write took; else the write may still do so, and the doubt is kept.
-func (p *Picker) judge(m *member, wrote mark, read bool) *agents.Sandbox {
+func (p *Picker) resolveWrite(m *member, wrote mark, read bool) *agents.Sandbox {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !m.gone && bears(m.seen, wrote) {
+	if !m.gone && matches(m.seen, wrote) {
 		s := m.seen
 		p.putLocked(m, past)
 		return s.DeepCopy()
 	}
-	m.doubts = append(m.doubts, wrote)
+	m.unconfirmed = append(m.unconfirmed, wrote)
 	if read || m.ended {
 		p.putBackLocked(m)
 	} else {
-		p.putLocked(m, behind)
+		p.putLocked(m, outdated)
 	}
 	return nil
 }
@@ -176,7 +176,7 @@ func (p *Picker) fetch(ctx context.Context, m *member) error {
 		m.ended, m.gone = true, true
 	case newer(live, m.seen):
 		if !over(live) {
-			m.doubts = nil
+			m.unconfirmed = nil
 		}
 		m.seen = live
 	}

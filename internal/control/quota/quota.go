@@ -55,12 +55,12 @@ type Quotas struct {
 	log *slog.Logger
 
 	mu         sync.Mutex
-	namespaces map[string]*books // +checklocks:mu
-	told       map[string]string // the faults of a namespace that were logged last; +checklocks:mu
+	namespaces map[string]*namespaceUsage // +checklocks:mu
+	told       map[string]string          // the faults of a namespace that were logged last; +checklocks:mu
 }
 
-// books are what one namespace uses; guarded by Quotas.mu.
-type books struct {
+// namespaceUsage are what one namespace uses; guarded by Quotas.mu.
+type namespaceUsage struct {
 	running, paused Use
 	reserved        Use // by reservations that are not seen yet
 	sandboxes       map[string]entry
@@ -106,7 +106,7 @@ func New(cfg Config) (*Quotas, error) {
 	}
 	return &Quotas{
 		cfg: cfg, log: cfg.Log.With(telemetry.Component, "quota"),
-		namespaces: map[string]*books{}, told: map[string]string{},
+		namespaces: map[string]*namespaceUsage{}, told: map[string]string{},
 	}, nil
 }
 
@@ -159,7 +159,7 @@ func (q *Quotas) Hold(ctx context.Context, req Request) (*Reservation, error) {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	b := q.booksLocked(req.Namespace)
+	b := q.usageLocked(req.Namespace)
 	b.sweep(time.Now())
 	if err := b.check(&limits, req.Size); err != nil {
 		return nil, err
@@ -205,17 +205,17 @@ func (q *Quotas) tell(ctx context.Context, namespace string, fault error) {
 }
 
 // +checklocks:q.mu
-func (q *Quotas) booksLocked(namespace string) *books {
+func (q *Quotas) usageLocked(namespace string) *namespaceUsage {
 	b := q.namespaces[namespace]
 	if b == nil {
-		b = &books{sandboxes: map[string]entry{}, reservations: map[*Reservation]struct{}{}, bySandbox: map[string]*Reservation{}}
+		b = &namespaceUsage{sandboxes: map[string]entry{}, reservations: map[*Reservation]struct{}{}, bySandbox: map[string]*Reservation{}}
 		q.namespaces[namespace] = b
 	}
 	return b
 }
 
 // used is what counts in a namespace, with what is reserved.
-func (b *books) used(l *Limits) Use {
+func (b *namespaceUsage) used(l *Limits) Use {
 	use := b.running.plus(b.reserved)
 	if l.CountPaused {
 		use = use.plus(b.paused)
@@ -224,7 +224,7 @@ func (b *books) used(l *Limits) Use {
 }
 
 // check returns an errs.ErrExhausted if one more of a size is too much.
-func (b *books) check(l *Limits, size Size) error {
+func (b *namespaceUsage) check(l *Limits, size Size) error {
 	use, counted := b.used(l), "running"
 	if l.CountPaused {
 		counted = "running or paused"
@@ -270,7 +270,7 @@ func (q *Quotas) Observe(older, newer *agents.Sandbox) {
 	now, counts := q.entry(newer)
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	b := q.booksLocked(s.Namespace)
+	b := q.usageLocked(s.Namespace)
 	if was, known := b.sandboxes[s.Name]; known {
 		if newer == nil && was.uid != string(s.UID) {
 			return // the end of one whose name another has got
@@ -304,7 +304,7 @@ func precedes(a, b string) bool {
 	return err == nil && order < 0
 }
 
-func (b *books) total(e entry) *Use {
+func (b *namespaceUsage) total(e entry) *Use {
 	if e.paused {
 		return &b.paused
 	}
@@ -312,7 +312,7 @@ func (b *books) total(e entry) *Use {
 }
 
 // drop ends a reservation.
-func (b *books) drop(r *Reservation) {
+func (b *namespaceUsage) drop(r *Reservation) {
 	if _, held := b.reservations[r]; !held {
 		return
 	}
@@ -324,7 +324,7 @@ func (b *books) drop(r *Reservation) {
 }
 
 // sweep drops what was to be seen long ago.
-func (b *books) sweep(now time.Time) {
+func (b *namespaceUsage) sweep(now time.Time) {
 	for r := range b.reservations {
 		if r.sandbox != "" && now.Sub(r.since) > unseenFor {
 			b.drop(r)
@@ -333,7 +333,7 @@ func (b *books) sweep(now time.Time) {
 }
 
 // tidy forgets books with nothing in them.
-func (b *books) tidy(all map[string]*books, namespace string) {
+func (b *namespaceUsage) tidy(all map[string]*namespaceUsage, namespace string) {
 	if len(b.sandboxes) == 0 && len(b.reservations) == 0 {
 		delete(all, namespace)
 	}

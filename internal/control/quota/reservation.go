@@ -27,7 +27,7 @@ func (r *Reservation) For(name string) {
 	if r.released {
 		return
 	}
-	b := q.booksLocked(r.namespace)
+	b := q.usageLocked(r.namespace)
 	if _, held := b.reservations[r]; !held { // another's sandbox was taken for ours
 		b.reservations[r] = struct{}{}
 		b.reserved.add(r.size, 1)
@@ -52,7 +52,7 @@ func (r *Reservation) Release() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	r.released = true
-	b := q.booksLocked(r.namespace)
+	b := q.usageLocked(r.namespace)
 	b.drop(r)
 	b.tidy(q.namespaces, r.namespace)
 }

@@ -58,7 +58,7 @@ type Manager struct {
 	cfg   Config
 	log   *slog.Logger
 	dir   string // of this authority
-	wants []want
+	wants []certSpec
 	// pause is the least time between two tries for one certificate.
 	pause time.Duration
 
@@ -66,19 +66,19 @@ type Manager struct {
 	// held and tries are by a want's id, byName by each name in a certificate.
 	held   map[string]*tls.Certificate // +checklocks:mu
 	byName map[string]*tls.Certificate // +checklocks:mu
-	tries  map[string]try              // +checklocks:mu
+	tries  map[string]orderAttempt     // +checklocks:mu
 	// proofs are those that lie ready, by name, or by host and path.
-	proofs map[string]proof // +checklocks:mu
+	proofs map[string]challengeResponse // +checklocks:mu
 }
 
-// proof is what the authority asks for: over TLS a certificate, over HTTP a text.
-type proof struct {
+// challengeResponse is what the authority asks for: over TLS a certificate, over HTTP a text.
+type challengeResponse struct {
 	cert   *tls.Certificate
 	answer string
 }
 
-// want is one certificate to have.
-type want struct {
+// certSpec is one certificate to have.
+type certSpec struct {
 	id    string // names its file
 	names []string
 }
@@ -94,8 +94,8 @@ func New(cfg Config) (*Manager, error) {
 	}
 	m := &Manager{
 		cfg: cfg, log: cfg.Log.With(telemetry.Component, "acme"), dir: filepath.Join(cfg.Dir, folderOf(cfg.Directory)), pause: time.Minute,
-		held: map[string]*tls.Certificate{}, byName: map[string]*tls.Certificate{}, tries: map[string]try{},
-		proofs: map[string]proof{},
+		held: map[string]*tls.Certificate{}, byName: map[string]*tls.Certificate{}, tries: map[string]orderAttempt{},
+		proofs: map[string]challengeResponse{},
 	}
 	if m.wants = wantsOf(cfg.Domains, cfg.DNS != nil); len(m.wants) == 0 {
 		return nil, fmt.Errorf("acme: none of the domains %s is one that an authority certifies: %w", strings.Join(cfg.Domains, ", "), errs.ErrInvalid)
@@ -110,7 +110,7 @@ func New(cfg Config) (*Manager, error) {
 // wantsOf are the certificates to have: one for each domain and the names below it, or, where
 // there can be no wildcard, one for each name of the API, so that one that does not lead here
 // does not keep the others from theirs.
-func wantsOf(domains []string, wildcard bool) (out []want) {
+func wantsOf(domains []string, wildcard bool) (out []certSpec) {
 	for _, d := range domains {
 		d, _, _ = strings.Cut(strings.ToLower(d), ":")
 		d = strings.Trim(d, ".")
@@ -118,11 +118,11 @@ func wantsOf(domains []string, wildcard bool) (out []want) {
 			continue
 		}
 		if wildcard {
-			out = append(out, want{id: d, names: []string{d, "*." + d}})
+			out = append(out, certSpec{id: d, names: []string{d, "*." + d}})
 			continue
 		}
 		for _, name := range []string{"api." + d, "sandbox." + d, d} {
-			out = append(out, want{id: name, names: []string{name}})
+			out = append(out, certSpec{id: name, names: []string{name}})
 		}
 	}
 	return out

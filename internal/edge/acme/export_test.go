@@ -9,5 +9,5 @@ func SetPause(m *Manager, d time.Duration) { m.pause = d }
 func SetFailures(m *Manager, id string, n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.tries[id] = try{Failures: n}
+	m.tries[id] = orderAttempt{Failures: n}
 }

@@ -34,7 +34,7 @@ const (
 
 // order gets a certificate, in PEM with its key. Over TLS and over HTTP a name may be proven where
 // only one of both ports leads here: they take turns with the failures.
-func (m *Manager) order(ctx context.Context, w want, failures int) ([]byte, error) {
+func (m *Manager) order(ctx context.Context, w certSpec, failures int) ([]byte, error) {
 	key, err := m.accountKey()
 	if err != nil {
 		return nil, err
@@ -53,7 +53,7 @@ func (m *Manager) order(ctx context.Context, w want, failures int) ([]byte, erro
 		return nil, fmt.Errorf("order a certificate: %w", err)
 	}
 	for _, u := range o.AuthzURLs {
-		if err := m.prove(ctx, client, u, way); err != nil {
+		if err := m.solveChallenge(ctx, client, u, way); err != nil {
 			return nil, err
 		}
 	}
@@ -105,7 +105,7 @@ func (m *Manager) register(ctx context.Context, client *acme.Client) error {
 }
 
 // prove shows the authority that a name is ours.
-func (m *Manager) prove(ctx context.Context, client *acme.Client, authorization, way string) error {
+func (m *Manager) solveChallenge(ctx context.Context, client *acme.Client, authorization, way string) error {
 	a, err := client.GetAuthorization(ctx, authorization)
 	if err != nil {
 		return fmt.Errorf("read what is to be proven: %w", err)
@@ -143,18 +143,18 @@ func (m *Manager) present(ctx context.Context, client *acme.Client, name string,
 		if err != nil {
 			return nil, err
 		}
-		return m.show(name, proof{cert: &cert}), nil
+		return m.show(name, challengeResponse{cert: &cert}), nil
 	default:
 		answer, err := client.HTTP01ChallengeResponse(c.Token)
 		if err != nil {
 			return nil, err
 		}
-		return m.show(name+client.HTTP01ChallengePath(c.Token), proof{answer: answer}), nil
+		return m.show(name+client.HTTP01ChallengePath(c.Token), challengeResponse{answer: answer}), nil
 	}
 }
 
 // show has a proof be found until it is withdrawn.
-func (m *Manager) show(key string, p proof) (withdraw func()) {
+func (m *Manager) show(key string, p challengeResponse) (withdraw func()) {
 	m.mu.Lock()
 	m.proofs[key] = p
 	m.mu.Unlock()

@@ -25,8 +25,8 @@ const (
 	longestSleep = time.Hour
 )
 
-// try is what came of the tries for a certificate since the last success.
-type try struct {
+// orderAttempt is what came of the tries for a certificate since the last success.
+type orderAttempt struct {
 	Failures int       `json:"failures"`
 	Failure  string    `json:"failure"`
 	After    time.Time `json:"after"` // no further one before
@@ -65,7 +65,7 @@ func sleepUntil(ctx context.Context, at time.Time) bool {
 }
 
 // next is the certificate that is due first, and when.
-func (m *Manager) next() (first want, at time.Time) {
+func (m *Manager) next() (first certSpec, at time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i, w := range m.wants {
@@ -79,7 +79,7 @@ func (m *Manager) next() (first want, at time.Time) {
 // dueLocked is when a certificate is to be asked for; the zero time: now.
 //
 // +checklocks:m.mu
-func (m *Manager) dueLocked(w want) time.Time {
+func (m *Manager) dueLocked(w certSpec) time.Time {
 	due := time.Time{}
 	if c := m.held[w.id]; c != nil && covers(c, w) {
 		due = renewAt(c.Leaf.NotBefore, c.Leaf.NotAfter, c.Leaf.SerialNumber.Bytes())
@@ -102,7 +102,7 @@ func renewAt(from, until time.Time, serial []byte) time.Time {
 }
 
 // attempt asks for one certificate, and notes what came of it before it returns.
-func (m *Manager) attempt(ctx context.Context, w want) {
+func (m *Manager) attempt(ctx context.Context, w certSpec) {
 	m.mu.Lock()
 	t := m.tries[w.id]
 	m.mu.Unlock()
@@ -117,8 +117,8 @@ func (m *Manager) attempt(ctx context.Context, w want) {
 		return // the server ends; that is nobody's failure
 	}
 	if err == nil {
-		t = try{After: time.Now().Add(m.pause)}
-		m.log.InfoContext(ctx, "certificate issued", "names", w.names, telemetry.Took, time.Since(began))
+		t = orderAttempt{After: time.Now().Add(m.pause)}
+		m.log.InfoContext(ctx, "certificate issued", "names", w.names, telemetry.Duration, time.Since(began))
 	} else {
 		t.Failures++
 		t.Failure, t.Settings = err.Error(), m.settings()

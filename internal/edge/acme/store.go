@@ -87,7 +87,7 @@ func (m *Manager) loadTriesLocked() error {
 		return fmt.Errorf("read tries: %w", err)
 	}
 	if m.tries == nil { // the file said null
-		m.tries = map[string]try{}
+		m.tries = map[string]orderAttempt{}
 	}
 	for id, t := range m.tries {
 		if t.Settings != m.settings() {
@@ -104,7 +104,7 @@ func (m *Manager) settings() string {
 	return hex.EncodeToString(sum[:8])
 }
 
-func (m *Manager) certPath(w want) string { return filepath.Join(m.dir, w.id+certSuffix) }
+func (m *Manager) certPath(w certSpec) string { return filepath.Join(m.dir, w.id+certSuffix) }
 
 // indexLocked makes certificates found by their names. One that was made for other names than are
 // wanted now serves those that it has.
@@ -122,7 +122,7 @@ func (m *Manager) indexLocked() {
 }
 
 // keep writes a certificate and serves it from here on.
-func (m *Manager) keep(w want, text []byte) error {
+func (m *Manager) keep(w certSpec, text []byte) error {
 	c, err := parseCert(text)
 	if err != nil {
 		return err
@@ -141,7 +141,7 @@ func (m *Manager) keep(w want, text []byte) error {
 }
 
 // covers reports whether a certificate has all the names that are wanted.
-func covers(c *tls.Certificate, w want) bool {
+func covers(c *tls.Certificate, w certSpec) bool {
 	for _, name := range w.names {
 		if !slices.Contains(c.Leaf.DNSNames, name) {
 			return false

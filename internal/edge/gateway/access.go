@@ -13,7 +13,7 @@ import (
 )
 
 // mayWake checks what the agent would check, for it cannot while it sleeps. Nil: it may.
-func (x *exchange) mayWake(e *route.Entry) *refusal {
+func (x *exchange) mayWake(e *route.Entry) *localReply {
 	if x.port != envd.Port || !e.Access.Secure {
 		return nil
 	}
@@ -26,7 +26,7 @@ func (x *exchange) mayWake(e *route.Entry) *refusal {
 	}
 	switch err := verify(x.r, x.url, token); {
 	case errors.Is(err, envd.ErrSignatureExpired):
-		return &refusal{status: http.StatusUnauthorized, message: err.Error()}
+		return &localReply{status: http.StatusUnauthorized, message: err.Error()}
 	case err != nil:
 		return noWake
 	}

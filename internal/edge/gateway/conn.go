@@ -34,7 +34,7 @@ type conn struct {
 	bw   *bufio.Writer
 
 	idleSince time.Time
-	// allowance is how many bytes may still be read.
+	// rateLimiter is how many bytes may still be read.
 	allowance int64
 	// beforeWait runs before a read that may block, so that what was got so far is passed on.
 	beforeWait func()
@@ -45,11 +45,11 @@ type conn struct {
 	heading bool
 	closing sync.Once
 
-	// hurried is true where a deadline for reading was set.
-	hurried bool
-	raw     syscall.RawConn // nil: not a socket
-	peek    func(fd uintptr) bool
-	silent  bool // what peek found
+	// hasDeadline is true where a deadline for reading was set.
+	hasDeadline bool
+	raw         syscall.RawConn // nil: not a socket
+	peek        func(fd uintptr) bool
+	silent      bool // what peek found
 }
 
 func newConn(nc net.Conn, p *pool, port uint16) *conn {
@@ -63,11 +63,11 @@ func newConn(nc net.Conn, p *pool, port uint16) *conn {
 }
 
 // hurry sets a deadline for reading; the zero time takes it back. A failure shows when it is read.
-func (c *conn) hurry(until time.Time) {
-	if !until.IsZero() || c.hurried {
+func (c *conn) setReadDeadline(until time.Time) {
+	if !until.IsZero() || c.hasDeadline {
 		_ = c.nc.SetReadDeadline(until)
 	}
-	c.hurried = !until.IsZero()
+	c.hasDeadline = !until.IsZero()
 }
 
 // arm gives the connection what it needs in use.

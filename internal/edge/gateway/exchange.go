@@ -42,8 +42,8 @@ type exchange struct {
 	keyed   []string // headers that hold API keys, which the sandbox does not see
 	traced  http.Header
 	traceID string
-	quiet   *quiet // of the connection in use
-	begun   *underway
+	quiet   *idleTimer // of the connection in use
+	begun   *inflightRequest
 	invited bool   // the client has been told to send its body
 	counted bool   // against the sandbox's rate
 	woken   bool   // it had the sandbox woken, or waited for that
@@ -101,7 +101,7 @@ func (x *exchange) carry(entry *route.Entry, p *pool) error {
 }
 
 // prepare checks what needs no route.
-func (x *exchange) prepare() *refusal {
+func (x *exchange) prepare() *localReply {
 	u := *x.r.URL
 	x.url = &u
 	if x.prefix != "" {
@@ -114,13 +114,13 @@ func (x *exchange) prepare() *refusal {
 	x.takePass()
 	x.uri = u.RequestURI()
 	if x.r.Method == http.MethodConnect || !httpguts.ValidHeaderFieldName(x.r.Method) {
-		return &refusal{status: http.StatusMethodNotAllowed, message: "The method is not supported"}
+		return &localReply{status: http.StatusMethodNotAllowed, message: "The method is not supported"}
 	}
 	if (x.uri[0] != '/' && (x.uri != "*" || x.r.Method != http.MethodOptions)) || !plain(x.uri) {
-		return &refusal{status: http.StatusBadRequest, message: "The request path is not valid"}
+		return &localReply{status: http.StatusBadRequest, message: "The request path is not valid"}
 	}
 	if x.port == envd.Port && envd.IsInternal(u.Path) {
-		return &refusal{status: http.StatusNotFound, message: "The path does not exist", path: u.Path}
+		return &localReply{status: http.StatusNotFound, message: "The path does not exist", path: u.Path}
 	}
 	if x.name != "" {
 		return x.resolve()
@@ -137,13 +137,13 @@ func (x *exchange) fail(err error, entry *route.Entry) {
 	f := silent
 	switch {
 	case x.quiet != nil && x.quiet.fired.Load():
-		f = tooQuiet
-	case entry.Life.Over() || errors.Is(err, errOver):
+		f = streamIdleReply
+	case entry.Life.Ended() || errors.Is(err, errOver):
 		f = notFound
 	case errors.Is(err, syscall.ECONNREFUSED):
-		f = &refusal{status: http.StatusBadGateway, message: messagePort, port: x.port}
+		f = &localReply{status: http.StatusBadGateway, message: messagePort, port: x.port}
 	case errors.Is(err, errClient):
-		f = &refusal{status: http.StatusBadRequest, message: "The request body broke off"}
+		f = &localReply{status: http.StatusBadRequest, message: "The request body broke off"}
 	case errors.Is(err, errMalformed):
 		f = malformed
 	case isDial(err):

@@ -113,19 +113,19 @@ type Config struct {
 
 // Gateway is an http.Handler for sandbox traffic. Make one with New.
 type Gateway struct {
-	cfg     Config
-	domains []string // without port, lower case
-	log     *slog.Logger
-	access  *slog.Logger
-	metrics *metrics
-	pools   sync.Map // *route.Life -> *pool
-	flights flights
-	lanes   lanes
-	back    *Server // has the connections that lanes gave away
-	wakes   wakes
-	born    time.Time
-	tracer  trace.Tracer // nil: off
-	keys    keyLimits
+	cfg       Config
+	domains   []string // without port, lower case
+	log       *slog.Logger
+	access    *slog.Logger
+	metrics   *metrics
+	pools     sync.Map // *route.Life -> *pool
+	flights   requestTracker
+	fastConns fastConns
+	back      *Server // has the connections that lanes gave away
+	wakes     wakes
+	born      time.Time
+	tracer    trace.Tracer // nil: off
+	keys      keyLimits
 	// failures are the refused requests of each client address.
 	failures limiters[netip.Prefix]
 }
@@ -211,7 +211,7 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		g.serveAPI(w, r)
 	default:
 		u := takeUp(r, &t)
-		if u == nil && g.takeOver(w, r, &t) {
+		if u == nil && g.startFastPath(w, r, &t) {
 			return
 		}
 		g.serveSandbox(w, r, t, u) //nolint:contextcheck // the request has it
@@ -231,13 +231,13 @@ func (g *Gateway) serveAPI(w http.ResponseWriter, r *http.Request) {
 
 // serveSandbox counts, logs and contains what happens to one request.
 // u is the request if it has begun on a lane.
-func (g *Gateway) serveSandbox(w http.ResponseWriter, r *http.Request, t target, u *underway) {
+func (g *Gateway) serveSandbox(w http.ResponseWriter, r *http.Request, t target, u *inflightRequest) {
 	x := &exchange{g: g, w: w, r: r, rc: http.NewResponseController(w), target: t, started: time.Now()}
 	if u != nil {
 		x.resume(u)
 	} else if !g.flights.begin() {
 		w.Header().Set("Connection", "close")
-		x.refuse(&refusal{status: http.StatusServiceUnavailable, message: "The gateway is shutting down", retryAfter: 1})
+		x.refuse(&localReply{status: http.StatusServiceUnavailable, message: "The gateway is shutting down", retryAfter: 1})
 		return
 	}
 	if u == nil {
@@ -273,19 +273,19 @@ func (g *Gateway) serveSandbox(w http.ResponseWriter, r *http.Request, t target,
 // WebSockets included. When ctx ends first, it cuts what is left and returns ctx's cause.
 func (g *Gateway) Drain(ctx context.Context) error {
 	idle := g.flights.drain()
-	g.lanes.drain(false)
+	g.fastConns.drain(false)
 	var err error
 	select {
 	case <-idle:
 	case <-ctx.Done():
 		err = fmt.Errorf("drain gateway: %w", context.Cause(ctx))
-		g.flights.cutAll()
+		g.flights.abortAll()
 	}
 	g.pools.Range(func(_, p any) bool {
 		p.(*pool).close()
 		return true
 	})
-	<-g.lanes.drain(err != nil)
+	<-g.fastConns.drain(err != nil)
 	<-idle
 	if g.back.Shutdown(ctx) != nil { // the API is on some of the connections, too
 		_ = g.back.Close()

@@ -14,9 +14,9 @@ import (
 type verdict int
 
 const (
-	whole   verdict = iota
-	partial         // so far it is plain, and more must come
-	odd             // not what a lane carries; it may be legal, or may not
+	complete    verdict = iota
+	incomplete          // so far it is plain, and more must come
+	unsupported         // not what a lane carries; it may be legal, or may not
 )
 
 // requestHead is the head of a plain request, as slices of the bytes that it was read from.
@@ -34,21 +34,21 @@ type requestHead struct {
 func (h *requestHead) parse(b []byte) verdict {
 	*h = requestHead{lines: h.lines[:0], length: -1}
 	line, rest, v := cutLine(b)
-	if v != whole {
+	if v != complete {
 		return v
 	}
 	if !h.requestLine(line) {
-		return odd
+		return unsupported
 	}
-	if rest, v = cutFields(rest, h.field); v != whole {
+	if rest, v = cutFields(rest, h.field); v != complete {
 		return v
 	}
 	h.size = len(b) - len(rest)
 	h.length = max(h.length, 0)
 	if len(h.host) > maxAuthorityLength || !httpguts.ValidHostHeader(string(h.host)) {
-		return odd
+		return unsupported
 	}
-	return whole
+	return complete
 }
 
 // field takes a header, whose name is canonical, and reports false where the request is odd by it.
@@ -164,11 +164,11 @@ func cutLine(b []byte) (line, rest []byte, v verdict) {
 	i := bytes.IndexByte(b, '\n')
 	switch {
 	case i < 0:
-		return nil, b, partial
+		return nil, b, incomplete
 	case i == 0 || b[i-1] != '\r':
-		return nil, b, odd
+		return nil, b, unsupported
 	}
-	return b[:i-1], b[i+1:], whole
+	return b[:i-1], b[i+1:], complete
 }
 
 // cutFields cuts header lines off b, and the empty line after them. Each is told to field, whose line
@@ -177,11 +177,11 @@ func cutFields(b []byte, field func(name, value, line []byte) bool) (rest []byte
 	for rest = b; ; {
 		raw := rest
 		var line []byte
-		if line, rest, v = cutLine(rest); v != whole || len(line) == 0 {
+		if line, rest, v = cutLine(rest); v != complete || len(line) == 0 {
 			return rest, v
 		}
 		if name, value, ok := cutField(line); !ok || !field(name, value, raw[:len(line)+2]) {
-			return rest, odd
+			return rest, unsupported
 		}
 	}
 }

@@ -29,7 +29,7 @@ func TestKindsOfHeaders(t *testing.T) {
 		if h.field([]byte(name), []byte("x"), nil) && len(h.lines) > 0 {
 			t.Errorf("%s passes in a request", name)
 		}
-		var a answerHead
+		var a responseHead
 		if isHop(name) && a.field([]byte(name), []byte("x"), nil) && len(a.lines) > 0 {
 			t.Errorf("%s passes in a response", name)
 		}
@@ -62,10 +62,10 @@ func FuzzLaneRequest(f *testing.F) {
 	}
 	g := &Gateway{domains: []string{testDomain}, cfg: Config{Routes: route.NewTable()}}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		l := &lane{g: g, ip: "192.0.2.1"}
+		l := &fastConn{g: g, ip: "192.0.2.1"}
 		h := &l.request
 		sent := bytes.Clone(text)
-		if h.parse(sent) != whole || len(text) < h.size+h.length {
+		if h.parse(sent) != complete || len(text) < h.size+h.length {
 			return
 		}
 		in := bufio.NewReader(bytes.NewReader(text))
@@ -89,7 +89,7 @@ func FuzzLaneRequest(f *testing.F) {
 }
 
 // compareTargets compares where a request would go, and what would be sent there.
-func compareTargets(t *testing.T, l *lane, r *http.Request) {
+func compareTargets(t *testing.T, l *fastConn, r *http.Request) {
 	t.Helper()
 	r.RemoteAddr = "192.0.2.1:1000"
 	target, kind, err := l.g.target(r)
@@ -154,30 +154,30 @@ func FuzzLaneAnswer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte, pick int) {
 		methods := []string{http.MethodGet, http.MethodHead, http.MethodPost}
 		method := methods[uint(pick)%uint(len(methods))]
-		l := &lane{}
+		l := &fastConn{}
 		a := &l.answer
 		got := bytes.Clone(text)
-		if a.parse(got, []byte(method)) != whole {
+		if a.parse(got, []byte(method)) != complete {
 			return
 		}
 		end := a.size + a.body
-		first := readAnswer(t, text[:end], method)
+		first := readResponse(t, text[:end], method)
 		if first.rest != "" || len(first.body) != a.content || first.status != a.status {
 			t.Fatalf("net/http reads %+v", first)
 		}
-		compareAnswer(t, a, first, l.appendAnswer(nil, got[a.size:end], false), method)
+		compareAnswer(t, a, first, l.appendResponse(nil, got[a.size:end], false), method)
 	})
 }
 
 // compareAnswer compares what a client is sent with what net/http read of the sandbox's answer.
-func compareAnswer(t *testing.T, a *answerHead, first readOff, sent []byte, method string) {
+func compareAnswer(t *testing.T, a *responseHead, first readOff, sent []byte, method string) {
 	t.Helper()
 	for _, line := range strings.Split(string(sent[:bytes.Index(sent, []byte("\r\n\r\n"))]), "\r\n")[1:] {
 		if name, _, ok := strings.Cut(line, ": "); !ok || name != textproto.CanonicalMIMEHeaderKey(name) || (isHop(name) && name != "Transfer-Encoding") {
 			t.Fatalf("the client is sent %q", line)
 		}
 	}
-	again := readAnswer(t, sent, method)
+	again := readResponse(t, sent, method)
 	for name := range first.header {
 		if isHop(name) {
 			delete(first.header, name)
@@ -202,7 +202,7 @@ type readOff struct {
 	body, rest string
 }
 
-func readAnswer(t *testing.T, text []byte, method string) readOff {
+func readResponse(t *testing.T, text []byte, method string) readOff {
 	t.Helper()
 	in := bufio.NewReader(bytes.NewReader(text))
 	res, err := http.ReadResponse(in, &http.Request{Method: method})

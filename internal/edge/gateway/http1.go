@@ -69,7 +69,7 @@ func (x *exchange) attempt(c *conn, reused, sent bool) (again bool, err error) {
 		_, err = c.br.Peek(1)
 	}
 	if err != nil {
-		again = reused && x.repeatable() && x.r.Context().Err() == nil && !c.pool.life.Over()
+		again = reused && x.repeatable() && x.r.Context().Err() == nil && !c.pool.life.Ended()
 		return again, fmt.Errorf("await response: %w", s.cause(err))
 	}
 	res, err := x.readHead(c, s) //nolint:bodyclose // the connection is kept or closed as a whole
@@ -265,7 +265,7 @@ func (s *sender) run() {
 type clientBody struct {
 	r      io.Reader
 	count  *atomic.Int64
-	quiet  *quiet
+	quiet  *idleTimer
 	whole  *atomic.Bool // set at the end, before the last of it is passed on
 	failed bool
 }

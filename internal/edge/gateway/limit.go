@@ -17,12 +17,12 @@ import (
 // first.
 const maxLimiters = 4096
 
-// allowance is the rate of one sandbox's requests. The zero value allows all.
-type allowance struct{ current atomic.Pointer[rate.Limiter] }
+// rateLimiter is the rate of one sandbox's requests. The zero value allows all.
+type rateLimiter struct{ current atomic.Pointer[rate.Limiter] }
 
 // take counts a request against a rate, with bursts of a second's worth. It returns how long to
 // wait where the rate is exceeded, else 0. perSecond of 0 or less allows all.
-func (a *allowance) take(perSecond float64) time.Duration {
+func (a *rateLimiter) take(perSecond float64) time.Duration {
 	if perSecond <= 0 {
 		return 0
 	}
@@ -129,6 +129,6 @@ func bearerOf(r *http.Request) string {
 func seconds(d time.Duration) int { return max(1, int(math.Ceil(d.Seconds()))) }
 
 // tooMany refuses a request beyond a rate.
-func tooMany(what string, after time.Duration) *refusal {
-	return &refusal{status: http.StatusTooManyRequests, message: "Too many requests " + what + "; try again later", retryAfter: seconds(after)}
+func tooMany(what string, after time.Duration) *localReply {
+	return &localReply{status: http.StatusTooManyRequests, message: "Too many requests " + what + "; try again later", retryAfter: seconds(after)}
 }

@@ -23,7 +23,7 @@ const (
 // resolve finds the sandbox that agent-sandbox's headers mean. An ID is enough to reach it, as in a
 // host. A name can be guessed: it needs an API key of its namespace, or a token of the sandbox.
 // Without one the answer does not depend on whether there is such a name.
-func (x *exchange) resolve() *refusal {
+func (x *exchange) resolve() *localReply {
 	owner := x.takeKeys()
 	id, err := sandbox.ParseID(x.name)
 	isID := err == nil && string(id) == x.name
@@ -77,7 +77,7 @@ func (x *exchange) hasTokenOf(id sandbox.ID) bool {
 
 // unauthenticated counts a failed attempt of a client's address. Valid keys pass all the same, since
 // others may share the address.
-func (g *Gateway) unauthenticated(r *http.Request) *refusal {
+func (g *Gateway) unauthenticated(r *http.Request) *localReply {
 	l := g.failures.get(clientPrefix(r), func() *rate.Limiter { return rate.NewLimiter(failureRate, failureBurst) })
 	if after := wait(l); after > 0 {
 		return tooMany("without a valid key from this address", after)

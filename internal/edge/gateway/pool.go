@@ -21,13 +21,13 @@ var errOver = errors.New("sandbox is gone")
 // pool holds all connections of one life. When the life ends, so does every one of them.
 type pool struct {
 	g    *Gateway
-	life *route.Life
+	life *route.Epoch
 	at   func(port uint16) string
 	// token is the agent's.
 	token func() string
 
 	traffic   traffic
-	allowance allowance
+	allowance rateLimiter
 
 	mu     sync.Mutex
 	closed bool // +checklocks:mu
@@ -76,7 +76,7 @@ func (p *pool) acquire(ctx context.Context, port uint16) (c *conn, reused bool, 
 		if c == nil {
 			break
 		}
-		c.hurry(time.Time{})
+		c.setReadDeadline(time.Time{})
 		if c.alive() {
 			c.arm()
 			return c, true, nil
@@ -95,7 +95,7 @@ func (p *pool) unused(port uint16, deadline time.Time) *conn {
 		if c == nil || err != nil {
 			return nil
 		}
-		c.hurry(deadline)
+		c.setReadDeadline(deadline)
 		if c.alive() {
 			return c
 		}

@@ -37,7 +37,7 @@ func (g *Gateway) logRequest(ctx context.Context, level slog.Level, a *accessRec
 		slog.String(telemetry.Method, a.method), slog.String("host", a.host), slog.String(telemetry.Path, a.path),
 		slog.String("proto", a.proto), slog.String("remote", a.remote),
 		slog.Int(telemetry.Status, a.status), slog.Int64("bytes", a.bytes), slog.Int64("received", a.received),
-		slog.Duration("first_byte", a.firstByte), slog.Duration(telemetry.Took, time.Since(a.started)),
+		slog.Duration("first_byte", a.firstByte), slog.Duration(telemetry.Duration, time.Since(a.started)),
 		slog.Bool("woken", a.woken), slog.String(telemetry.Reason, a.reason), slog.String("trace", a.trace),
 		slog.String("user_agent", a.agent))
 }

@@ -360,7 +360,7 @@ func TestAccessLogAndMetrics(t *testing.T) {
 	if err := w.gateway.Drain(t.Context()); err != nil { // nothing writes the log any more
 		t.Fatal(err)
 	}
-	for _, want := range []string{`"sandbox":"` + string(b.id), `"status":200`, `"bytes":5`, `"path":"/x"`, `"method":"GET"`, `"remote":"127.0.0.1:`, `"received":0`, `"first_byte":`, `"took":`, `"user_agent":"Go-`} {
+	for _, want := range []string{`"sandbox":"` + string(b.id), `"status":200`, `"bytes":5`, `"path":"/x"`, `"method":"GET"`, `"remote":"127.0.0.1:`, `"received":0`, `"first_byte":`, `"duration":`, `"user_agent":"Go-`} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%s is not in %s", want, out.String())
 		}

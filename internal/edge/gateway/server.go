@@ -105,7 +105,7 @@ type clientConn struct {
 	ahead    []byte // read and not yet passed on
 
 	// For a connection that a lane gave away.
-	underway atomic.Pointer[underway]
+	underway atomic.Pointer[inflightRequest]
 	times    int          // that it has been handed over so far
 	stay     atomic.Int32 // how many requests more it stays where it is
 }

@@ -55,7 +55,7 @@ func (x *exchange) join(client net.Conn, ahead []byte, c *conn) {
 	early, _ := c.br.Peek(c.br.Buffered()) // which has them all
 	n, err := pour(client, x.quiet.reading(c.nc), append(append([]byte(nil), early...), c.ahead...))
 	x.bytes = n
-	if err != nil || c.pool.life.Over() || closeWriteOf(client) != nil {
+	if err != nil || c.pool.life.Ended() || closeWriteOf(client) != nil {
 		_ = client.Close() // which unblocks the other direction
 		c.close()
 	} else {

@@ -25,7 +25,7 @@ type wakeCall struct {
 }
 
 // refusals of a wake by the kind of its error; nil is any other.
-var wakeRefusals = map[error]*refusal{
+var wakeRefusals = map[error]*localReply{
 	errs.ErrNotFound:        notFound,
 	errs.ErrForbidden:       noWake,
 	errs.ErrUnauthenticated: noWake,
@@ -36,7 +36,7 @@ var wakeRefusals = map[error]*refusal{
 }
 
 // refusalOf tells what may be told of the reason: the part of the error that is meant for users.
-func refusalOf(err error) *refusal {
+func refusalOf(err error) *localReply {
 	f, ok := wakeRefusals[errs.Kind(err)]
 	switch {
 	case !ok:
@@ -141,7 +141,7 @@ func (x *exchange) reach(ctx context.Context) (*route.Entry, error) {
 	return entry, nil
 }
 
-func (g *Gateway) unknown() *refusal {
+func (g *Gateway) unknown() *localReply {
 	if !g.cfg.Routes.Synced() {
 		return notSynced
 	}
@@ -197,7 +197,7 @@ func (x *exchange) advance(ctx context.Context, entry *route.Entry, woken bool) 
 	}
 }
 
-func (x *exchange) refuse(f *refusal) {
+func (x *exchange) refuse(f *localReply) {
 	if (f == noToken || f == noWake) && isPreflight(x.r) {
 		x.status = http.StatusNoContent
 		allowRequest(x.w, x.r)
@@ -210,7 +210,7 @@ func (x *exchange) refuse(f *refusal) {
 
 // refuseError answers with err if it is meant for the client; else the client is gone.
 func (x *exchange) refuseError(err error) {
-	if f, ok := errors.AsType[*refusal](err); ok {
+	if f, ok := errors.AsType[*localReply](err); ok {
 		x.refuse(f)
 		return
 	}

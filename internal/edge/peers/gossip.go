@@ -124,9 +124,9 @@ func (announcer) MergeRemoteState([]byte, bool)   {}
 // events hears of members. memberlist holds its lock meanwhile: nothing here may call it.
 type events struct{ r *Replica }
 
-func (e events) NotifyJoin(n *memberlist.Node)   { e.r.met(n) }
-func (e events) NotifyUpdate(n *memberlist.Node) { e.r.met(n) }
-func (e events) NotifyLeave(n *memberlist.Node)  { e.r.lost(n) }
+func (e events) NotifyJoin(n *memberlist.Node)   { e.r.onJoin(n) }
+func (e events) NotifyUpdate(n *memberlist.Node) { e.r.onJoin(n) }
+func (e events) NotifyLeave(n *memberlist.Node)  { e.r.onLeave(n) }
 
 // NotifyAlive decides who may become a member.
 func (e events) NotifyAlive(n *memberlist.Node) error {

@@ -48,7 +48,7 @@ type metrics struct {
 	queued   prometheus.GaugeFunc
 	pushed   prometheus.Counter
 	merged   prometheus.Counter
-	lost     *prometheus.CounterVec
+	onLeave  *prometheus.CounterVec
 	batches  *prometheus.CounterVec
 	took     prometheus.Histogram
 	received prometheus.Counter
@@ -69,7 +69,7 @@ func newMetrics(to prometheus.Registerer, queued func() float64) (*metrics, erro
 		queued:   prometheus.NewGaugeFunc(gauge("queued", "Routes that wait to be sent, over all members."), queued),
 		pushed:   prometheus.NewCounter(counter("pushed_total", "Routes that members have taken.")),
 		merged:   prometheus.NewCounter(counter("coalesced_total", "Routes not sent because a newer one of the same sandbox was.")),
-		lost:     prometheus.NewCounterVec(counter("lost_total", "Routes not sent, by reason."), []string{"reason"}),
+		onLeave:  prometheus.NewCounterVec(counter("lost_total", "Routes not sent, by reason."), []string{"reason"}),
 		batches:  prometheus.NewCounterVec(counter("batches_total", "Batches sent, by result."), []string{"result"}),
 		took:     prometheus.NewHistogram(telemetry.DurationOpts(subsystem, "batch", "Time from sending a batch until it was taken.")),
 		received: prometheus.NewCounter(counter("received_total", "Routes taken from members.")),
@@ -82,7 +82,7 @@ func newMetrics(to prometheus.Registerer, queued func() float64) (*metrics, erro
 	}
 	var all error
 	for _, c := range []prometheus.Collector{
-		m.members, m.queued, m.pushed, m.merged, m.lost, m.batches, m.took, m.received, m.refused, m.gossip, m.joins,
+		m.members, m.queued, m.pushed, m.merged, m.onLeave, m.batches, m.took, m.received, m.refused, m.gossip, m.joins,
 	} {
 		all = errors.Join(all, to.Register(c))
 	}

@@ -38,7 +38,7 @@ type peer struct {
 	*Replica
 	table *route.Table
 	cfg   Config
-	// heard has an element after something was applied.
+	// lastBatch has an element after something was applied.
 	heard chan struct{}
 	taken atomic.Int64
 	stop  func()
@@ -394,8 +394,8 @@ func TestMemberBelievedDead(t *testing.T) {
 	n := &memberlist.Node{
 		Name: other.Name, Addr: other.Gossip.Addr().AsSlice(), Port: other.Gossip.Port(), Meta: announcer{all[1].Replica}.NodeMeta(memberlist.MetaMaxSize),
 	}
-	all[0].lost(n)
-	all[0].met(n)
+	all[0].onLeave(n)
+	all[0].onJoin(n)
 	all[0].Push(testRoute(2, "1"))
 	g.knows(all[1], testRoute(2, "").ID, "1")
 	if n := count(t, all[1], "refused_total") - before; n != 0 {
@@ -453,14 +453,14 @@ func TestOtherKeyNeverJoins(t *testing.T) {
 func TestStateFile(t *testing.T) {
 	g := newGroup(t)
 	all := g.members(2)
-	g.eventually(func() bool { return all[1].recall()["r0"].Address == all[0].Self().Gossip }, "written down")
+	g.eventually(func() bool { return all[1].loadMembers()["r0"].Address == all[0].Self().Gossip }, "written down")
 	r := all[1].Replica
 	now := time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.known = map[string]known{"old": {all[0].Self().Gossip, now.Add(-forgetAfter - time.Second)}, "new": {all[0].Self().Gossip, now}}
+	r.known = map[string]savedMember{"old": {all[0].Self().Gossip, now.Add(-forgetAfter - time.Second)}, "new": {all[0].Self().Gossip, now}}
 	for i := range maxKnown + 5 {
-		r.known[fmt.Sprintf("n%d", i)] = known{all[0].Self().Gossip, now.Add(-time.Minute)}
+		r.known[fmt.Sprintf("n%d", i)] = savedMember{all[0].Self().Gossip, now.Add(-time.Minute)}
 	}
 	r.pruneLocked(now)
 	if _, ok := r.known["old"]; ok || len(r.known) != maxKnown {
@@ -469,7 +469,7 @@ func TestStateFile(t *testing.T) {
 	if _, ok := r.known["new"]; !ok {
 		t.Error("forgot the newest")
 	}
-	r.known = map[string]known{}
+	r.known = map[string]savedMember{}
 }
 
 // heardOut returns when all have read what a replica has sent them so far.

@@ -50,11 +50,11 @@ type receiver struct {
 	onRoutes func(from string, batch []Route)
 
 	mu    sync.Mutex
-	heard map[string]heard // +checklocks:mu
+	heard map[string]lastBatch // +checklocks:mu
 }
 
-// heard is the last batch taken from a member.
-type heard struct {
+// lastBatch is the last batch taken from a member.
+type lastBatch struct {
 	boot string
 	seq  uint64
 }
@@ -180,7 +180,7 @@ func (v *receiver) first(b *batch) bool {
 	if _, ok := v.heard[b.From]; !ok && len(v.heard) >= maxHeard {
 		v.forgetLocked()
 	}
-	v.heard[b.From] = heard{b.Boot, b.Seq}
+	v.heard[b.From] = lastBatch{b.Boot, b.Seq}
 	return true
 }
 

@@ -32,14 +32,14 @@ const (
 	seenEvery   = time.Hour
 )
 
-// known is a member as it is remembered over restarts.
-type known struct {
+// savedMember is a member as it is remembered over restarts.
+type savedMember struct {
 	Address netip.AddrPort `json:"address"`
 	Seen    time.Time      `json:"seen"`
 }
 
 type stateFile struct {
-	Members map[string]known `json:"members"`
+	Members map[string]savedMember `json:"members"`
 }
 
 // rejoin looks for whoever should be a member and is not, until ctx is done: the seeds, and the
@@ -150,8 +150,8 @@ func splitSeed(seed string) (host string, port uint16, err error) {
 	return host, uint16(n), nil
 }
 
-// remember keeps the state file as the members are, until ctx is done and once more then.
-func (r *Replica) remember(ctx context.Context) {
+// persistMembers keeps the state file as the members are, until ctx is done and once more then.
+func (r *Replica) persistMembers(ctx context.Context) {
 	tick := time.NewTicker(seenEvery)
 	defer tick.Stop()
 	for done := false; ; {
@@ -189,7 +189,7 @@ func (r *Replica) save() error {
 // +checklocks:r.mu
 func (r *Replica) pruneLocked(now time.Time) {
 	for name, m := range r.members {
-		r.known[name] = known{m.Gossip, now}
+		r.known[name] = savedMember{m.Gossip, now}
 	}
 	for name, k := range r.known {
 		if now.Sub(k.Seen) > forgetAfter {
@@ -207,9 +207,9 @@ func (r *Replica) pruneLocked(now time.Time) {
 	}
 }
 
-// recall reads the state file. One that cannot be read is set aside: the seeds will do.
-func (r *Replica) recall() map[string]known {
-	none := map[string]known{}
+// loadMembers reads the state file. One that cannot be read is set aside: the seeds will do.
+func (r *Replica) loadMembers() map[string]savedMember {
+	none := map[string]savedMember{}
 	if r.cfg.StateFile == "" {
 		return none
 	}

@@ -92,9 +92,9 @@ type Replica struct {
 	away    chan struct{} // for rejoin
 
 	mu      sync.Mutex
-	members map[string]Member // +checklocks:mu
-	queueOf map[string]*queue // +checklocks:mu
-	known   map[string]known  // +checklocks:mu
+	members map[string]Member      // +checklocks:mu
+	queueOf map[string]*queue      // +checklocks:mu
+	known   map[string]savedMember // +checklocks:mu
 }
 
 // New checks the configuration and reads keys and certificates, making those of our own if there
@@ -119,9 +119,9 @@ func New(cfg Config) (*Replica, error) {
 	if r.metrics, err = newMetrics(cfg.Metrics, r.waiting); err != nil {
 		return nil, fmt.Errorf("peers: register metrics: %w", err)
 	}
-	r.known = r.recall()
+	r.known = r.loadMembers()
 	r.receiver = &receiver{
-		log: r.log, metrics: r.metrics, boot: r.self.Boot, member: r.member, onRoutes: cfg.OnRoutes, heard: map[string]heard{},
+		log: r.log, metrics: r.metrics, boot: r.self.Boot, member: r.member, onRoutes: cfg.OnRoutes, heard: map[string]lastBatch{},
 	}
 	return r, nil
 }
@@ -204,7 +204,7 @@ func (r *Replica) Run(ctx context.Context) error {
 	wg.Go(func() { defer cancel(); failed = r.receiver.serve(inner, pushes, r.trust) })
 	wg.Go(func() { r.feed(inner) })
 	wg.Go(func() { r.rejoin(inner, list) })
-	wg.Go(func() { r.remember(inner) })
+	wg.Go(func() { r.persistMembers(inner) })
 	<-inner.Done()
 	r.gossip.Store(nil)
 	if err := list.Leave(leaveTimeout); err != nil {
@@ -249,7 +249,7 @@ func (r *Replica) PushDelete(rt route.Route) { r.push(&Route{Route: rt, Deleted:
 
 func (r *Replica) push(rt *Route) {
 	if !wellFormed(rt.ResourceVersion) {
-		r.metrics.lost.WithLabelValues(lostInvalid).Inc()
+		r.metrics.onLeave.WithLabelValues(lostInvalid).Inc()
 		return
 	}
 	for _, q := range *r.queues.Load() {
@@ -258,7 +258,7 @@ func (r *Replica) push(rt *Route) {
 		case coalesced:
 			r.metrics.merged.Inc()
 		case overflown:
-			r.metrics.lost.WithLabelValues(lostOverflow).Inc()
+			r.metrics.onLeave.WithLabelValues(lostOverflow).Inc()
 		}
 	}
 }
@@ -286,7 +286,7 @@ func (r *Replica) room(name string) bool {
 }
 
 // met notes a member that has come or changed.
-func (r *Replica) met(n *memberlist.Node) {
+func (r *Replica) onJoin(n *memberlist.Node) {
 	if n.Name == r.cfg.Name {
 		return
 	}
@@ -300,7 +300,7 @@ func (r *Replica) met(n *memberlist.Node) {
 		m.Since = old.Since
 	}
 	r.members[m.Name] = m
-	r.known[m.Name] = known{m.Gossip, time.Now()}
+	r.known[m.Name] = savedMember{m.Gossip, time.Now()}
 	if r.queueOf[m.Name] == nil {
 		r.queueOf[m.Name] = newQueue(r.cfg.Queue)
 	}
@@ -315,13 +315,13 @@ func (r *Replica) met(n *memberlist.Node) {
 
 // lost notes a member that has gone. memberlist does not tell whether it said goodbye, so it is
 // looked for in any case.
-func (r *Replica) lost(n *memberlist.Node) {
+func (r *Replica) onLeave(n *memberlist.Node) {
 	if n.Name == r.cfg.Name {
 		return
 	}
 	r.mu.Lock()
 	if q := r.queueOf[n.Name]; q != nil {
-		r.metrics.lost.WithLabelValues(lostGone).Add(float64(q.len()))
+		r.metrics.onLeave.WithLabelValues(lostGone).Add(float64(q.len()))
 	}
 	delete(r.members, n.Name)
 	delete(r.queueOf, n.Name)
@@ -349,15 +349,15 @@ func signal(c chan struct{}) {
 	}
 }
 
-// line is the sender to one life of a member, at work.
-type line struct {
+// memberSender is the sender to one life of a member, at work.
+type memberSender struct {
 	to    Member
 	queue *queue
 	stop  context.CancelFunc
 	ended chan struct{}
 }
 
-func (l *line) is(to *line) bool {
+func (l *memberSender) is(to *memberSender) bool {
 	return l != nil && to != nil && l.to.Boot == to.to.Boot && l.to.Push == to.to.Push && l.queue == to.queue
 }
 
@@ -365,7 +365,7 @@ func (l *line) is(to *line) bool {
 func (r *Replica) feed(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	lines := map[string]*line{}
+	lines := map[string]*memberSender{}
 	for {
 		want := r.wanted()
 		for name, l := range lines {
@@ -397,12 +397,12 @@ func (r *Replica) feed(ctx context.Context) {
 	}
 }
 
-func (r *Replica) wanted() map[string]*line {
+func (r *Replica) wanted() map[string]*memberSender {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	want := make(map[string]*line, len(r.members))
+	want := make(map[string]*memberSender, len(r.members))
 	for name, m := range r.members {
-		want[name] = &line{to: m, queue: r.queueOf[name]}
+		want[name] = &memberSender{to: m, queue: r.queueOf[name]}
 	}
 	return want
 }

@@ -186,6 +186,6 @@ func (s *sender) post(ctx context.Context, client *http.Client, body []byte) (st
 
 func (s *sender) lose(reason string, n int) {
 	if n > 0 {
-		s.metrics.lost.WithLabelValues(reason).Add(float64(n))
+		s.metrics.onLeave.WithLabelValues(reason).Add(float64(n))
 	}
 }

@@ -25,7 +25,7 @@ type hint struct {
 	gone    bool  // it says that there is no route
 	route   Route // else this one
 	// own is the life of the route, where it is not the truth's.
-	own *Life
+	own *Epoch
 	// until is when it ends, counted from the first hint that was not borne out.
 	until time.Time
 	// void: it came to nothing, and until the end of until nothing is taken about the sandbox.
@@ -66,8 +66,8 @@ func (h *hints) renew(x, newer *hint) {
 	heap.Fix(&h.byVersion, x.at)
 }
 
-// disbelieve makes a hint void.
-func (h *hints) disbelieve(x *hint, now time.Time) {
+// rejectHint makes a hint void.
+func (h *hints) rejectHint(x *hint, now time.Time) {
 	h.release(x)
 	x.void, x.until, x.own = true, now.Add(disbeliefTTL), nil
 	h.void = append(tidy(h.void, len(h.of)), x)
@@ -191,11 +191,11 @@ func (t *Table) hint(x *hint) bool {
 		t.hints.add(x)
 	}
 	if rival != nil && rival.id != x.id { // one of them is wrong, and nobody knows which
-		t.disbelieve(w, rival)
-		t.disbelieve(w, x)
+		t.rejectHint(w, rival)
+		t.rejectHint(w, x)
 		return false
 	}
-	t.show(w, x.id, w.byID.get(x.id).truth())
+	t.show(w, x.id, w.byID.get(x.id).base())
 	return true
 }
 
@@ -203,13 +203,13 @@ func (t *Table) hint(x *hint) bool {
 //
 // +checklocks:t.mu
 func (t *Table) mayHint(w *write, x *hint) bool {
-	if t.passed != "" && !newer(x.version, t.passed) || t.graves.holds(x.id, x.version) {
+	if t.passed != "" && !newer(x.version, t.passed) || t.graves.blocks(x.id, x.version) {
 		return false
 	}
 	if have := t.hints.of[x.id]; have != nil && (have.void || !x.supersedes(have)) {
 		return false
 	}
-	truth := w.byID.get(x.id).truth()
+	truth := w.byID.get(x.id).base()
 	if truth != nil && !newer(x.version, truth.ResourceVersion) {
 		return false
 	}
@@ -244,26 +244,26 @@ func (t *Table) makeRoom(w *write) {
 // +checklocks:t.mu
 func (t *Table) sweepHints(w *write) {
 	for x := t.hints.oldest(false); x != nil && !w.now.Before(x.until); x = t.hints.oldest(false) {
-		t.disbelieve(w, x)
+		t.rejectHint(w, x)
 	}
 	for x := t.hints.oldest(true); x != nil && !w.now.Before(x.until); x = t.hints.oldest(true) {
 		t.hints.drop(x)
 	}
 }
 
-// disbelieve ends a hint that came to nothing.
+// rejectHint ends a hint that came to nothing.
 //
 // +checklocks:t.mu
-func (t *Table) disbelieve(w *write, x *hint) {
-	t.hints.disbelieve(x, w.now)
-	t.show(w, x.id, w.byID.get(x.id).truth())
+func (t *Table) rejectHint(w *write, x *hint) {
+	t.hints.rejectHint(x, w.now)
+	t.show(w, x.id, w.byID.get(x.id).base())
 }
 
 // +checklocks:t.mu
 func (t *Table) dropHint(w *write, x *hint) {
 	t.hints.drop(x)
 	if !x.void {
-		t.show(w, x.id, w.byID.get(x.id).truth())
+		t.show(w, x.id, w.byID.get(x.id).base())
 	}
 }
 

@@ -216,10 +216,10 @@ func TestHintsDoNotCut(t *testing.T) {
 		}
 		hint, _ := look(x, id)
 		x.Progress("8") // it was not so
-		if flowing.Life.Over() {
+		if flowing.Life.Ended() {
 			t.Errorf("%s: a hint cut a living sandbox off", name)
 		}
-		if hint.Life != nil && hint.Life != flowing.Life && !hint.Life.Over() {
+		if hint.Life != nil && hint.Life != flowing.Life && !hint.Life.Ended() {
 			t.Errorf("%s: the life of a hint goes on without it", name)
 		}
 		if now, _ := look(x, id); now.Life != flowing.Life {
@@ -234,13 +234,13 @@ func TestConfirmedHint(t *testing.T) {
 	hinted(x, object("a", "u", 7))
 	ahead, _ := look(x, id)
 	x.Apply(object("a", "u", 7))
-	if e, _ := look(x, id); !ahead.Hint || e.Hint || e.Life != ahead.Life || e.Life.Over() {
+	if e, _ := look(x, id); !ahead.Hint || e.Hint || e.Life != ahead.Life || e.Life.Ended() {
 		t.Error("the confirmation of a hint ended its life")
 	}
 	hinted(x, object("a", "u", 9))
 	x.Apply(paused(object("a", "u", 8)))
-	if e, _ := look(x, id); !ahead.Life.Over() || e.ResourceVersion != "9" || e.Life.Over() {
-		t.Errorf("paused by the truth and awake by a newer hint: %+v, old life over %v", e, ahead.Life.Over())
+	if e, _ := look(x, id); !ahead.Life.Ended() || e.ResourceVersion != "9" || e.Life.Ended() {
+		t.Errorf("paused by the truth and awake by a newer hint: %+v, old life over %v", e, ahead.Life.Ended())
 	}
 	x.HintDelete(id, "10")
 	if x.ApplyDelete(object("a", "u", 8)); x.Len() != 0 {
@@ -264,7 +264,7 @@ func TestForgedLife(t *testing.T) {
 	x.Hint(forged)
 	e, _ := look(x, id)
 	x.Apply(object("a", "u", 7))
-	if now, _ := look(x, id); now.Life == e.Life || !e.Life.Over() {
+	if now, _ := look(x, id); now.Life == e.Life || !e.Life.Ended() {
 		t.Error("the true address has the life of a forged one")
 	}
 }
@@ -327,8 +327,8 @@ func TestAddressHasOneOwner(t *testing.T) {
 	x.Apply(same(object("a", "u", 5)))
 	old, _ := look(x, sandbox.IDOf("u"))
 	x.Apply(same(object("b", "v", 7)))
-	if e, ok := look(x, sandbox.IDOf("u")); !ok || e.Reachable() || !old.Life.Over() {
-		t.Errorf("the address leads to two: %+v, life over %v", e.Route, old.Life.Over())
+	if e, ok := look(x, sandbox.IDOf("u")); !ok || e.Reachable() || !old.Life.Ended() {
+		t.Errorf("the address leads to two: %+v, life over %v", e.Route, old.Life.Ended())
 	}
 	x.Apply(same(object("a", "u", 6)))
 	if e, _ := look(x, sandbox.IDOf("u")); e.ResourceVersion != "6" || e.Reachable() {
@@ -470,16 +470,16 @@ func (w tale) tell(x *Table) {
 
 // plane is a replica: a table, and one beside it that hears no hints.
 type plane struct {
-	w            *world
-	rng          *rand.Rand
-	table, truth *Table
-	told         int // tales that the watch has told
-	hints        map[sandbox.ID]time.Time
+	w           *world
+	rng         *rand.Rand
+	table, base *Table
+	told        int // tales that the watch has told
+	hints       map[sandbox.ID]time.Time
 }
 
 // boot begins with a list, in any order.
 func (p *plane) boot() {
-	p.table, p.truth, p.hints = NewTable(), NewTable(), map[sandbox.ID]time.Time{}
+	p.table, p.base, p.hints = NewTable(), NewTable(), map[sandbox.ID]time.Time{}
 	last := map[types.UID]tale{}
 	for _, w := range p.w.tales[:p.told] {
 		last[w.s.UID] = w
@@ -497,7 +497,7 @@ func (p *plane) boot() {
 
 func (p *plane) both(do func(*Table)) {
 	do(p.table)
-	do(p.truth)
+	do(p.base)
 }
 
 // step lets one of the writers write.
@@ -582,9 +582,9 @@ func (p *plane) check(t *testing.T) {
 // checkTruth finds that hints change no truth, and hide it for a bounded time.
 func (p *plane) checkTruth(t *testing.T) {
 	t.Helper()
-	for r := range p.truth.All() {
-		rec := p.table.current.Load().byID.get(r.ID).truth()
-		if rec == nil || rec.Route != r || rec.Life.Over() == r.Reachable() {
+	for r := range p.base.All() {
+		rec := p.table.current.Load().byID.get(r.ID).base()
+		if rec == nil || rec.Route != r || rec.Life.Ended() == r.Reachable() {
 			t.Fatalf("a hint changed the truth about %s: %+v, want %+v", r.ID, rec, r)
 		}
 		e, ok := look(p.table, r.ID)
@@ -601,7 +601,7 @@ func (p *plane) checkTruth(t *testing.T) {
 func (p *plane) checkSeen(t *testing.T) {
 	t.Helper()
 	holder := map[netip.Addr]sandbox.ID{}
-	for r := range p.truth.All() {
+	for r := range p.base.All() {
 		if r.Address.IsValid() {
 			holder[r.Address] = r.ID
 		}
@@ -611,8 +611,8 @@ func (p *plane) checkSeen(t *testing.T) {
 			t.Fatalf("%s leads to the address of %s", r.ID, owner)
 		}
 		e, ok := look(p.table, r.ID)
-		if !ok || e.Route != r || e.Life.Over() == e.Reachable() {
-			t.Fatalf("All has %+v, Lookup %v %+v, life over %v", r, ok, e.Route, e.Life.Over())
+		if !ok || e.Route != r || e.Life.Ended() == e.Reachable() {
+			t.Fatalf("All has %+v, Lookup %v %+v, life over %v", r, ok, e.Route, e.Life.Ended())
 		}
 		if e.Hint && time.Since(p.hints[r.ID]) >= HintTTL {
 			t.Fatalf("%s: a hint of %s", r.ID, time.Since(p.hints[r.ID]))

@@ -11,7 +11,7 @@ import (
 // ids is a persistent map by sandbox ID.
 type ids struct {
 	seed uint64
-	pages[idKey, record]
+	cowMap[idKey, record]
 }
 
 func newIDs() ids {
@@ -62,18 +62,18 @@ func (m *ids) get(id sandbox.ID) *record {
 
 func (m ids) with(id sandbox.ID, rec record) ids {
 	k, _ := keyOf(id)
-	m.pages = m.pages.with(k, rec)
+	m.cowMap = m.cowMap.with(k, rec)
 	return m
 }
 
 func (m ids) without(id sandbox.ID) ids {
 	k, _ := keyOf(id)
-	m.pages = m.pages.without(k)
+	m.cowMap = m.cowMap.without(k)
 	return m
 }
 
 // names is a persistent map by namespace and name.
-type names struct{ pages[fullName, sandbox.ID] }
+type names struct{ cowMap[fullName, sandbox.ID] }
 
 type fullName struct{ namespace, name string }
 
@@ -84,6 +84,6 @@ func newNames() names {
 
 func nameOf(r *Route) fullName { return fullName{r.Namespace, r.Name} }
 
-func (m names) with(name fullName, id sandbox.ID) names { return names{m.pages.with(name, id)} }
+func (m names) with(name fullName, id sandbox.ID) names { return names{m.cowMap.with(name, id)} }
 
-func (m names) without(name fullName) names { return names{m.pages.without(name)} }
+func (m names) without(name fullName) names { return names{m.cowMap.without(name)} }

@@ -25,7 +25,7 @@ type Route struct {
 	Access  Access
 	Wake    Wake
 	Idle    Idle
-	// LifeKey tells one run at one address from another: it changes with UID, address and start.
+	// EpochKey tells one run at one address from another: it changes with UID, address and start.
 	LifeKey string
 	// ResourceVersion orders the versions of one object.
 	ResourceVersion string

@@ -171,22 +171,22 @@ func TestLife(t *testing.T) {
 	e.Life.OnEnd(func() { ends++ })
 	x.Apply(object("a", "u", 2))
 	again, _ := look(x, sandbox.IDOf("u"))
-	if again.Life != e.Life || e.Life.Over() {
+	if again.Life != e.Life || e.Life.Ended() {
 		t.Fatal("a mere version ended the life")
 	}
 	<-e.Changed
 	x.Apply(paused(object("a", "u", 3)))
 	asleep, _ := look(x, sandbox.IDOf("u"))
-	if !e.Life.Over() || ends != 1 || !asleep.Life.Over() {
+	if !e.Life.Ended() || ends != 1 || !asleep.Life.Ended() {
 		t.Fatal("pausing did not end the life")
 	}
 	x.Apply(object("a", "u", 4))
 	back, _ := look(x, sandbox.IDOf("u"))
-	if back.Life == e.Life || back.Life.Over() {
+	if back.Life == e.Life || back.Life.Ended() {
 		t.Fatal("resuming did not begin a life, though the key is the same")
 	}
 	x.Apply(dying(object("a", "u", 5)))
-	<-back.Life.Gone()
+	<-back.Life.Done()
 	<-back.Changed
 	back.Life.OnEnd(func() { ends++ })
 	if ends != 2 {
@@ -257,11 +257,11 @@ func TestTombstoneSaysWhy(t *testing.T) {
 }
 
 func TestTombstonesAreBounded(t *testing.T) {
-	var g graves
+	var g tombstones
 	now := time.Now()
 	for i := range 3 * maxTombstones {
-		g.dig(sandbox.ID(strconv.Itoa(i)), "1", false, end{}, now)
-		g.dig(sandbox.ID(strconv.Itoa(i)), "2", false, end{}, now.Add(time.Duration(i)))
+		g.add(sandbox.ID(strconv.Itoa(i)), "1", false, end{}, now)
+		g.add(sandbox.ID(strconv.Itoa(i)), "2", false, end{}, now.Add(time.Duration(i)))
 		g.sweep(now)
 	}
 	if len(g.stones) > maxTombstones || len(g.order) > 3*maxTombstones {
@@ -349,8 +349,8 @@ func (m model) check(t testing.TB, x *Table) {
 			continue
 		}
 		alive++
-		if e.ResourceVersion != strconv.Itoa(want.version) || e.State != want.state || e.Life.Over() == e.Reachable() {
-			t.Fatalf("sandbox %d: %+v, life over %v; model says %+v", uid, e.Route, e.Life.Over(), *want)
+		if e.ResourceVersion != strconv.Itoa(want.version) || e.State != want.state || e.Life.Ended() == e.Reachable() {
+			t.Fatalf("sandbox %d: %+v, life over %v; model says %+v", uid, e.Route, e.Life.Ended(), *want)
 		}
 	}
 	if x.Len() != alive {
@@ -592,7 +592,7 @@ func TestUnclaimedMembersHaveNoRoute(t *testing.T) {
 		if !ok || !e.Reachable() {
 			t.Errorf("the claimed one has route %+v, %v", e.Route, ok)
 		}
-		if e.Life.Over() {
+		if e.Life.Ended() {
 			t.Error("its life is over")
 		}
 		x.Apply(member(6)) // the watch lags behind

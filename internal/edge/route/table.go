@@ -22,7 +22,7 @@ type Table struct {
 	trusted atomic.Pointer[time.Time] // nil: for ever; +checklocksignore
 
 	mu     sync.Mutex // writers only
-	graves graves     // +checklocks:mu
+	graves tombstones // +checklocks:mu
 	hints  hints      // +checklocks:mu
 	// held is who has an address in truth.
 	held map[netip.Addr]sandbox.ID // +checklocks:mu
@@ -40,26 +40,26 @@ type snapshot struct {
 // record is an entry as lookups give it out, in one piece, for copying it is most of their work.
 type record struct {
 	Entry
-	*behind // nil until the record is shown
+	*recordMeta // nil until the record is shown
 }
 
-// behind is what only writers look at, and lookups under a hint.
-type behind struct {
+// recordMeta is what only writers look at, and lookups under a hint.
+type recordMeta struct {
 	changed chan struct{} // closed when another record takes its place, or none
-	veil    *veil         // nil: the truth
+	overlay *overlay      // nil: the truth
 }
 
 // shownAs has a record waited for, and a veil say what of it is a hint.
-func (r *record) shownAs(v *veil) *record {
-	r.behind = &behind{changed: make(chan struct{}), veil: v}
+func (r *record) shownAs(v *overlay) *record {
+	r.recordMeta = &recordMeta{changed: make(chan struct{}), overlay: v}
 	r.Changed, r.Hint = r.changed, v != nil
 	return r
 }
 
-// veil is what a hint lays over the truth. It lets it through when its time is over, whether a
+// overlay is what a hint lays over the truth. It lets it through when its time is over, whether a
 // writer has come by to remove it or not.
-type veil struct {
-	truth *record // nil: there is none
+type overlay struct {
+	base  *record // nil: there is none
 	gone  bool
 	until time.Time
 }
@@ -69,35 +69,35 @@ func (r *record) seen() *record {
 	if r == nil || !r.Hint {
 		return r
 	}
-	return r.unveiled()
+	return r.effective()
 }
 
-// unveiled is what is seen of a record that a hint lies over.
-func (r *record) unveiled() *record {
+// effective is what is seen of a record that a hint lies over.
+func (r *record) effective() *record {
 	switch {
-	case !isBefore(&r.veil.until):
-		return r.veil.truth
-	case r.veil.gone:
+	case !isBefore(&r.overlay.until):
+		return r.overlay.base
+	case r.overlay.gone:
 		return nil
 	default:
 		return r
 	}
 }
 
-// truth is what the record says without its hint, or nil.
-func (r *record) truth() *record {
+// base is what the record says without its hint, or nil.
+func (r *record) base() *record {
 	if r == nil || !r.Hint {
 		return r
 	}
-	return r.veil.truth
+	return r.overlay.base
 }
 
 // Entry is a route as it was at the time of the lookup. It never changes.
 type Entry struct {
 	Route
-	// Life ends when the route stops to be reachable as it is now. That of a route which is not
+	// Epoch ends when the route stops to be reachable as it is now. That of a route which is not
 	// reachable has ended.
-	Life *Life
+	Life *Epoch
 	// Changed is closed as soon as the table knows something newer about this sandbox. That a
 	// hint's time is over it learns with the next write, Progress included.
 	Changed <-chan struct{}
@@ -246,7 +246,7 @@ func (t *Table) remove(id sandbox.ID, resourceVersion string, final bool, e end)
 	defer t.mu.Unlock()
 	t.begin(w)
 	defer t.commit(w)
-	return t.bury(w, id, resourceVersion, final, e)
+	return t.deleteLocked(w, id, resourceVersion, final, e)
 }
 
 // write is what one writer changes.
@@ -254,7 +254,7 @@ type write struct {
 	snapshot
 	now     time.Time
 	dirty   bool
-	ended   []*Life
+	ended   []*Epoch
 	changed []chan struct{}
 }
 
@@ -288,17 +288,17 @@ func (w *write) finish() {
 
 // +checklocks:t.mu
 func (t *Table) upsert(w *write, r Route) bool {
-	old := w.byID.get(r.ID).truth()
-	if t.graves.holds(r.ID, r.ResourceVersion) || old != nil && !newer(r.ResourceVersion, old.ResourceVersion) {
+	old := w.byID.get(r.ID).base()
+	if t.graves.blocks(r.ID, r.ResourceVersion) || old != nil && !newer(r.ResourceVersion, old.ResourceVersion) {
 		return false
 	}
 	name := nameOf(&r)
 	if holder := w.byName.get(name); holder != nil && *holder != r.ID {
-		if rival := w.byID.get(*holder).truth(); rival != nil {
+		if rival := w.byID.get(*holder).base(); rival != nil {
 			if !newer(r.ResourceVersion, rival.ResourceVersion) {
 				return false
 			}
-			t.bury(w, rival.ID, rival.ResourceVersion, true, end{})
+			t.deleteLocked(w, rival.ID, rival.ResourceVersion, true, end{})
 		}
 	}
 	t.occupy(w, &r, old)
@@ -311,14 +311,14 @@ func (t *Table) upsert(w *write, r Route) bool {
 	if holder := w.byName.get(name); holder == nil || *holder != r.ID {
 		w.byName = w.byName.with(name, r.ID)
 	}
-	t.graves.open(r.ID)
+	t.graves.remove(r.ID)
 	return true
 }
 
 // lifeOf goes on with the life that the route had so far, in truth or by a hint, or begins one.
 //
 // +checklocks:t.mu
-func (t *Table) lifeOf(r *Route, old *record, h *hint) *Life {
+func (t *Table) lifeOf(r *Route, old *record, h *hint) *Epoch {
 	switch {
 	case !r.Reachable():
 		return endedLife(r.LifeKey)
@@ -343,7 +343,7 @@ func (t *Table) occupy(w *write, r *Route, old *record) {
 		return
 	}
 	if holder, taken := t.held[r.Address]; taken && holder != r.ID {
-		rival := w.byID.get(holder).truth()
+		rival := w.byID.get(holder).base()
 		if !newer(r.ResourceVersion, rival.ResourceVersion) {
 			r.Address = netip.Addr{}
 			return
@@ -354,7 +354,7 @@ func (t *Table) occupy(w *write, r *Route, old *record) {
 	}
 	t.held[r.Address] = r.ID
 	if id, taken := t.hints.holder[r.Address]; taken && id != r.ID {
-		t.disbelieve(w, t.hints.of[id])
+		t.rejectHint(w, t.hints.of[id])
 	}
 }
 
@@ -368,15 +368,15 @@ func (t *Table) vacate(r *Route) {
 // bury reports whether there was a route to remove.
 //
 // +checklocks:t.mu
-func (t *Table) bury(w *write, id sandbox.ID, resourceVersion string, final bool, e end) bool {
-	old := w.byID.get(id).truth()
+func (t *Table) deleteLocked(w *write, id sandbox.ID, resourceVersion string, final bool, e end) bool {
+	old := w.byID.get(id).base()
 	if old != nil && newer(old.ResourceVersion, resourceVersion) {
 		if !final {
 			return false
 		}
 		resourceVersion = old.ResourceVersion
 	}
-	t.graves.dig(id, resourceVersion, final, e, w.now)
+	t.graves.add(id, resourceVersion, final, e, w.now)
 	if h := t.hints.of[id]; h != nil && (final || !newer(h.version, resourceVersion)) {
 		t.hints.drop(h)
 	}
@@ -427,7 +427,7 @@ func (t *Table) veiled(id sandbox.ID, truth *record) *record {
 	if h == nil || h.gone && truth == nil {
 		return truth
 	}
-	rec := (&record{Entry: Entry{Route: h.route}}).shownAs(&veil{truth: truth, gone: h.gone, until: h.until})
+	rec := (&record{Entry: Entry{Route: h.route}}).shownAs(&overlay{base: truth, gone: h.gone, until: h.until})
 	if h.gone {
 		rec.Route, rec.Life = truth.Route, truth.Life
 		return rec
@@ -454,12 +454,12 @@ func (r *record) covered() *record {
 	if r == nil || !r.Hint {
 		return nil
 	}
-	return r.veil.truth
+	return r.overlay.base
 }
 
 // hides is 1 for a record that lookups do not see.
 func (r *record) hides() int {
-	if r == nil || !r.Hint || !r.veil.gone {
+	if r == nil || !r.Hint || !r.overlay.gone {
 		return 0
 	}
 	return 1

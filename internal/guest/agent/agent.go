@@ -42,7 +42,7 @@ type Agent struct {
 	cfg        *envd.Config
 	file       string // where cfg was read
 	log        *slog.Logger
-	book       *logbook
+	book       *logBuffer
 	settings   *settings
 	users      users
 	reaper     *reaper
@@ -50,7 +50,7 @@ type Agent struct {
 	entrypoint *entrypoint
 	uploads    *uploads
 	watchers   *watchers
-	meter      *meter
+	meter      *usageSampler
 	trust      *trust
 	etc        *etc
 	requests   *requests

@@ -21,7 +21,7 @@ type entrypoint struct {
 	cfg      *envd.Config
 	settings *settings
 	reaper   *reaper
-	book     *logbook
+	book     *logBuffer
 
 	mu    sync.Mutex
 	state envd.Entrypoint // +checklocks:mu

@@ -20,7 +20,7 @@ const ticksPerSecond = 100
 
 // meter measures resource usage. CPU usage is of the time since the last
 // measurement.
-type meter struct {
+type usageSampler struct {
 	mu sync.Mutex
 	// seconds
 	busy   float64   // +checklocks:mu
@@ -31,14 +31,14 @@ type meter struct {
 // shortestSpan is the least time that CPU usage is measured over.
 const shortestSpan = 200 * time.Millisecond
 
-func newMeter() *meter {
-	m := &meter{at: time.Now()}
+func newMeter() *usageSampler {
+	m := &usageSampler{at: time.Now()}
 	m.busy = cpuSeconds()
 	return m
 }
 
 // measure reads all figures.
-func (m *meter) measure() (envd.Metrics, error) {
+func (m *usageSampler) measure() (envd.Metrics, error) {
 	now := time.Now()
 	out := envd.Metrics{Timestamp: now.Unix(), CPUCount: runtime.NumCPU(), CPUUsedPct: m.cpu(now)}
 	mem, err := meminfo()
@@ -62,7 +62,7 @@ func (m *meter) measure() (envd.Metrics, error) {
 }
 
 // cpu is the percentage of one CPU's time, of all CPUs together, in use.
-func (m *meter) cpu(now time.Time) float64 {
+func (m *usageSampler) cpu(now time.Time) float64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	span := now.Sub(m.at)

@@ -23,7 +23,7 @@ func (c *Client) CopySnapshot(ctx context.Context, key, name string, copied func
 		return Committed{}, err
 	}
 	defer func() { err = errors.Join(err, p.Close(ctx)) }()
-	if err := p.Take(ctx); err != nil {
+	if err := p.FinalCopy(ctx); err != nil {
 		return Committed{}, err
 	}
 	if copied != nil {
@@ -64,11 +64,11 @@ func (c *Client) BeginCopy(ctx context.Context, key, name string) (*SnapshotCopy
 }
 
 // Ahead copies what is there now, if it is much, while the owner may be writing.
-func (s *SnapshotCopy) Ahead(ctx context.Context) error { return s.told(s.tree.Ahead(ctx)) }
+func (s *SnapshotCopy) PreCopy(ctx context.Context) error { return s.told(s.tree.PreCopy(ctx)) }
 
 // Take copies all that Ahead did not or that has changed since. The owner must not be writing before it
 // has returned.
-func (s *SnapshotCopy) Take(ctx context.Context) error { return s.told(s.tree.Take(ctx)) }
+func (s *SnapshotCopy) FinalCopy(ctx context.Context) error { return s.told(s.tree.FinalCopy(ctx)) }
 
 func (s *SnapshotCopy) told(err error) error {
 	if err != nil {

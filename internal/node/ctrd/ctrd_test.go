@@ -255,9 +255,9 @@ func TestSnapshotsAndRecordsOutliveTheirImage(t *testing.T) {
 	if b, err := os.ReadFile(filepath.Join(upper, "new")); !ok || err != nil || string(b) != "mine" {
 		t.Errorf("upper directory %q, %v has %q, %v", upper, ok, b, err)
 	}
-	record := Record{ID: "k1", Image: imgs[0].Ref, Runtime: "gvisor", Snapshot: "k1", Labels: map[string]string{"a": "b"}}
+	record := Container{ID: "k1", Image: imgs[0].Ref, Runtime: "gvisor", Snapshot: "k1", Labels: map[string]string{"a": "b"}}
 	for range 2 {
-		must(t, c.CreateRecord(t.Context(), record))
+		must(t, c.CreateContainer(t.Context(), record))
 	}
 	must(t, c.RemoveImage(t.Context(), "x.test/a:1"))
 	if usage, err := c.SnapshotUsage(t.Context(), "k1"); err != nil || usage == 0 {
@@ -277,7 +277,7 @@ func TestSnapshotsAndRecordsOutliveTheirImage(t *testing.T) {
 func allGoTwice(t *testing.T, c *Client, dir string) {
 	t.Helper()
 	for range 2 {
-		must(t, c.RemoveRecord(t.Context(), "k1"))
+		must(t, c.RemoveContainer(t.Context(), "k1"))
 		must(t, c.RemoveSnapshot(t.Context(), "k1"))
 		must(t, Unmount(dir))
 	}
@@ -295,9 +295,9 @@ func TestGivingUpDoesNotOvertakeRemoval(t *testing.T) {
 	for i := range 60 {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*50*time.Microsecond)
 		_, _ = c.Prepare(ctx, "k", imgs[0])
-		_ = c.CreateRecord(ctx, Record{ID: "k", Image: imgs[0].Ref, Runtime: "gvisor", Snapshot: "k"})
+		_ = c.CreateContainer(ctx, Container{ID: "k", Image: imgs[0].Ref, Runtime: "gvisor", Snapshot: "k"})
 		cancel()
-		must(t, c.RemoveRecord(t.Context(), "k"))
+		must(t, c.RemoveContainer(t.Context(), "k"))
 		must(t, c.RemoveSnapshot(t.Context(), "k"))
 	}
 	collect(t, c) // waits for what containerd has begun
@@ -318,7 +318,7 @@ func TestPurgeEmptiesTheNamespace(t *testing.T) {
 	if _, err := c.Prepare(t.Context(), "k", imgs[0]); err != nil {
 		t.Fatal(err)
 	}
-	must(t, c.CreateRecord(t.Context(), Record{ID: "k", Runtime: "gvisor", Snapshot: "k"}))
+	must(t, c.CreateContainer(t.Context(), Container{ID: "k", Runtime: "gvisor", Snapshot: "k"}))
 	must(t, c.Purge(t.Context()))
 	records, _ := c.Records(t.Context())
 	keys, _ := c.Snapshots(t.Context())

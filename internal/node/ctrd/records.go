@@ -11,8 +11,8 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// Record is the books' entry of one container.
-type Record struct {
+// Container is the books' entry of one container.
+type Container struct {
 	// ID is unique in the namespace.
 	ID string
 	// Image is the name of what it runs, Runtime what runs it.
@@ -23,8 +23,8 @@ type Record struct {
 	Labels map[string]string
 }
 
-// CreateRecord writes a record, replacing one of the same ID.
-func (c *Client) CreateRecord(ctx context.Context, r Record) error {
+// CreateContainer writes a record, replacing one of the same ID.
+func (c *Client) CreateContainer(ctx context.Context, r Container) error {
 	ctx, cancel := c.toTheEnd(ctx)
 	defer cancel()
 	row := containers.Container{
@@ -46,8 +46,8 @@ func emptySpec() typeurl.Any {
 	return &anypb.Any{TypeUrl: "types.containerd.io/opencontainers/runtime-spec/1/Spec", Value: []byte("{}")}
 }
 
-// RemoveRecord removes a record. One that is not there is success.
-func (c *Client) RemoveRecord(ctx context.Context, id string) error {
+// RemoveContainer removes a record. One that is not there is success.
+func (c *Client) RemoveContainer(ctx context.Context, id string) error {
 	ctx, cancel := c.toTheEnd(ctx)
 	defer cancel()
 	err := c.api.ContainerService().Delete(ctx, id)
@@ -58,23 +58,23 @@ func (c *Client) RemoveRecord(ctx context.Context, id string) error {
 }
 
 // Records lists all records.
-func (c *Client) Records(ctx context.Context) ([]Record, error) { return c.list(ctx) }
+func (c *Client) Records(ctx context.Context) ([]Container, error) { return c.list(ctx) }
 
 // RecordsWith lists the records that have a label with a value, which costs less than all.
-func (c *Client) RecordsWith(ctx context.Context, label, value string) ([]Record, error) {
+func (c *Client) RecordsWith(ctx context.Context, label, value string) ([]Container, error) {
 	return c.list(ctx, fmt.Sprintf("labels.%q==%q", label, value))
 }
 
-func (c *Client) list(ctx context.Context, filters ...string) ([]Record, error) {
+func (c *Client) list(ctx context.Context, filters ...string) ([]Container, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
 	rows, err := c.api.ContainerService().List(ctx, filters...)
 	if err != nil {
 		return nil, kind("list records of containers", err)
 	}
-	records := make([]Record, 0, len(rows))
+	records := make([]Container, 0, len(rows))
 	for _, row := range rows {
-		records = append(records, Record{
+		records = append(records, Container{
 			ID: row.ID, Image: row.Image, Runtime: row.Runtime.Name, Snapshot: row.SnapshotKey, Labels: row.Labels,
 		})
 	}
@@ -90,7 +90,7 @@ func (c *Client) Purge(ctx context.Context) error {
 	}
 	var failures []error
 	for _, r := range records {
-		failures = append(failures, c.RemoveRecord(ctx, r.ID))
+		failures = append(failures, c.RemoveContainer(ctx, r.ID))
 	}
 	keys, err := c.Snapshots(ctx)
 	failures = append(failures, err)

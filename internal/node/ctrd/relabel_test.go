@@ -10,7 +10,7 @@ import (
 
 func TestLabelRecord(t *testing.T) {
 	c := started(t)
-	must(t, c.CreateRecord(t.Context(), Record{ID: "k", Image: "i", Runtime: "gvisor", Labels: map[string]string{"x.test/a": "1", "x.test/b": "2"}}))
+	must(t, c.CreateContainer(t.Context(), Container{ID: "k", Image: "i", Runtime: "gvisor", Labels: map[string]string{"x.test/a": "1", "x.test/b": "2"}}))
 	for _, tt := range []struct {
 		value string
 		want  map[string]string
@@ -32,5 +32,5 @@ func TestLabelRecord(t *testing.T) {
 	if err := c.LabelRecord(t.Context(), "none", "x.test/a", "1"); !errors.Is(err, errs.ErrNotFound) {
 		t.Errorf("no record: %v", err)
 	}
-	must(t, c.RemoveRecord(t.Context(), "k"))
+	must(t, c.RemoveContainer(t.Context(), "k"))
 }

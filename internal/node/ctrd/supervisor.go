@@ -83,7 +83,7 @@ func (s *Supervisor) Run(ctx context.Context, ready func()) error {
 		p, child, err := s.ensure(ctx)
 		if err == nil {
 			ready()
-			s.log.InfoContext(ctx, "containerd answers", "pid", p.PID, "took", time.Since(began))
+			s.log.InfoContext(ctx, "containerd answers", "pid", p.PID, "duration", time.Since(began))
 			err = p.Wait(ctx)
 			if child != nil && !p.Alive() {
 				child.Reap()

@@ -54,7 +54,7 @@ func NewTreeCopy(dst, src string) *TreeCopy { return &TreeCopy{dst: dst, src: sr
 
 // Ahead copies what is there now if it is much, while the source may be written to. What cannot be
 // copied is left for Take.
-func (t *TreeCopy) Ahead(ctx context.Context) error {
+func (t *TreeCopy) PreCopy(ctx context.Context) error {
 	if worth, err := worthIt(ctx, t.src); err != nil || !worth {
 		return err
 	}
@@ -67,7 +67,7 @@ func (t *TreeCopy) Ahead(ctx context.Context) error {
 }
 
 // Take copies what Ahead did not, or what has changed since. The source must be held still.
-func (t *TreeCopy) Take(ctx context.Context) error {
+func (t *TreeCopy) FinalCopy(ctx context.Context) error {
 	return t.walk(ctx, &copier{root: t.dst, links: map[uint64]string{}, after: t})
 }
 

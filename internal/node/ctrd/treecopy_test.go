@@ -112,12 +112,12 @@ func TestTreeCopyAhead(t *testing.T) {
 			bulky(t, src)
 			old(t, src)
 			c := NewTreeCopy(dst, src)
-			must(t, c.Ahead(t.Context()))
+			must(t, c.PreCopy(t.Context()))
 			if len(c.ahead) < 40 {
 				t.Fatalf("%d entries were copied ahead", len(c.ahead))
 			}
 			must(t, change(src))
-			must(t, c.Take(t.Context()))
+			must(t, c.FinalCopy(t.Context()))
 			same(t, name, tell(t, dst), tell(t, src))
 		})
 	}
@@ -136,7 +136,7 @@ func TestTreeCopyAheadIsOfUse(t *testing.T) {
 		dst = t.TempDir()
 		c = NewTreeCopy(dst, src)
 		must(t, os.WriteFile(fresh, []byte("fresh"), 0o600))
-		must(t, c.Ahead(t.Context()))
+		must(t, c.PreCopy(t.Context()))
 		var st unix.Stat_t
 		must(t, unix.Lstat(fresh, &st))
 		return !before(st.Ctim, c.settled)
@@ -144,7 +144,7 @@ func TestTreeCopyAheadIsOfUse(t *testing.T) {
 	// The copies are spoilt: what is copied again is right again.
 	must(t, os.WriteFile(filepath.Join(dst, "d1", "f9"), bytes.Repeat([]byte{'?'}, 300_000), 0o600))
 	must(t, os.WriteFile(filepath.Join(dst, "d0", "fresh"), []byte("spoil"), 0o600))
-	must(t, c.Take(t.Context()))
+	must(t, c.FinalCopy(t.Context()))
 	if b, err := os.ReadFile(filepath.Join(dst, "d1", "f9")); err != nil || !strings.HasPrefix(string(b), "??") {
 		t.Errorf("what had not changed was copied again: %v", err)
 	}
@@ -159,10 +159,10 @@ func TestTreeCopyOfLittle(t *testing.T) {
 	src, dst := t.TempDir(), t.TempDir()
 	must(t, os.WriteFile(filepath.Join(src, "one"), []byte("one"), 0o600))
 	c := NewTreeCopy(dst, src)
-	must(t, c.Ahead(t.Context()))
+	must(t, c.PreCopy(t.Context()))
 	if left, err := os.ReadDir(dst); err != nil || len(left) > 0 {
 		t.Errorf("copied ahead: %v, %v", left, err)
 	}
-	must(t, c.Take(t.Context()))
+	must(t, c.FinalCopy(t.Context()))
 	same(t, "the copy", tell(t, dst), tell(t, src))
 }

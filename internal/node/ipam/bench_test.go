@@ -100,7 +100,7 @@ func fill(b *testing.B, store Store, leases int) {
 	}
 }
 
-func openBench(b *testing.B, store Store, subnet string) *Books {
+func openBench(b *testing.B, store Store, subnet string) *Allocator {
 	b.Helper()
 	p := netip.MustParsePrefix(subnet)
 	books, err := Open(Config{

@@ -20,7 +20,7 @@ const restedAtOnce = 16
 // readLocked takes all rows in.
 //
 // +checklocks:b.mu
-func (b *Books) readLocked() error {
+func (b *Allocator) readLocked() error {
 	var rows []Row
 	err := b.cfg.Store.Each(func(r Row) error {
 		rows = append(rows, Row{r.Subnet, bytes.Clone(r.Key), bytes.Clone(r.Value)})
@@ -37,14 +37,14 @@ func (b *Books) readLocked() error {
 			newest, b.lastUsed = e.Since, b.space.offset(e.Address)
 		}
 	}
-	slices.SortFunc(b.cooling, func(x, y *rest) int { return x.until.Compare(y.until) })
+	slices.SortFunc(b.cooling, func(x, y *coolingItem) int { return x.until.Compare(y.until) })
 	return nil
 }
 
 // readRowLocked takes one row in.
 //
 // +checklocks:b.mu
-func (b *Books) readRowLocked(r Row, now time.Time) (e entry, ok bool) {
+func (b *Allocator) readRowLocked(r Row, now time.Time) (e entry, ok bool) {
 	l, err := b.decodeLocked(r)
 	if err != nil {
 		b.log.Error("lease cannot be read; it is kept", "subnet", r.Subnet,
@@ -76,7 +76,7 @@ func (b *Books) readRowLocked(r Row, now time.Time) (e entry, ok bool) {
 // its address.
 //
 // +checklocks:b.mu
-func (b *Books) decodeLocked(r Row) (Lease, error) {
+func (b *Allocator) decodeLocked(r Row) (Lease, error) {
 	home, err := netip.ParsePrefix(r.Subnet)
 	if err != nil {
 		return Lease{}, fmt.Errorf("decode lease: filed under %q: %w", r.Subnet, err)
@@ -108,7 +108,7 @@ func better(x, y Lease) bool {
 // markLocked makes the space know whether an address is free.
 //
 // +checklocks:b.mu
-func (b *Books) markLocked(addr netip.Addr) {
+func (b *Allocator) markLocked(addr netip.Addr) {
 	if !b.cfg.Subnet.Contains(addr) {
 		return
 	}
@@ -121,10 +121,10 @@ func (b *Books) markLocked(addr netip.Addr) {
 // putLocked has the books know a lease, instead of the address's earlier one.
 //
 // +checklocks:b.mu
-func (b *Books) putLocked(e entry) {
+func (b *Allocator) putLocked(e entry) {
 	b.dropLocked(e.Address)
 	if e.State == Cooling {
-		e.place = &rest{e.Address, e.Until}
+		e.place = &coolingItem{e.Address, e.Until}
 		b.cooling = append(b.cooling, e.place)
 	}
 	b.leases[e.Address] = e
@@ -140,7 +140,7 @@ func (b *Books) putLocked(e entry) {
 // dropLocked has the books know no lease of an address.
 //
 // +checklocks:b.mu
-func (b *Books) dropLocked(addr netip.Addr) {
+func (b *Allocator) dropLocked(addr netip.Addr) {
 	e, ok := b.leases[addr]
 	if !ok {
 		return
@@ -158,7 +158,7 @@ func (b *Books) dropLocked(addr netip.Addr) {
 // write puts leases into the store, all or none, and then into the books.
 //
 // +checklocks:b.turn
-func (b *Books) write(leases ...Lease) error {
+func (b *Allocator) write(leases ...Lease) error {
 	entries, changes, err := b.plan(leases)
 	if err != nil {
 		return err
@@ -190,7 +190,7 @@ func (b *Books) write(leases ...Lease) error {
 // that are filed elsewhere, and some that are of no use any more.
 //
 // +checklocks:b.turn
-func (b *Books) plan(leases []Lease) (entries []entry, changes []Row, err error) {
+func (b *Allocator) plan(leases []Lease) (entries []entry, changes []Row, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, l := range leases {
@@ -226,7 +226,7 @@ func (b *Books) plan(leases []Lease) (entries []entry, changes []Row, err error)
 // filedLocked lists the subnets under which there are rows of an address.
 //
 // +checklocks:b.mu
-func (b *Books) filedLocked(addr netip.Addr) (homes []string) {
+func (b *Allocator) filedLocked(addr netip.Addr) (homes []string) {
 	if e, ok := b.leases[addr]; ok {
 		homes = append(homes, e.home)
 	}
@@ -242,7 +242,7 @@ func (b *Books) filedLocked(addr netip.Addr) (homes []string) {
 // homeLocked is the subnet under which a lease is to be filed.
 //
 // +checklocks:b.mu
-func (b *Books) homeLocked(addr netip.Addr) string {
+func (b *Allocator) homeLocked(addr netip.Addr) string {
 	if b.cfg.Subnet.Contains(addr) {
 		return b.home
 	}
@@ -261,7 +261,7 @@ func (b *Books) homeLocked(addr netip.Addr) string {
 // forgetUnreadLocked forgets rows that could not be read, for they have been replaced.
 //
 // +checklocks:b.mu
-func (b *Books) forgetUnreadLocked(addr netip.Addr) {
+func (b *Allocator) forgetUnreadLocked(addr netip.Addr) {
 	for _, r := range b.unreadAt[addr] {
 		b.log.Warn("lease that could not be read is replaced", "subnet", r.Subnet,
 			"key", fmt.Sprintf("%q", r.Key), "value", fmt.Sprintf("%q", r.Value))

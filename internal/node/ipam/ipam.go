@@ -79,26 +79,26 @@ type Config struct {
 // entry is a lease as the books keep it.
 type entry struct {
 	Lease
-	home  string // the subnet that its row is filed under
-	place *rest  // of a cooling address, in the queue
+	home  string       // the subnet that its row is filed under
+	place *coolingItem // of a cooling address, in the queue
 }
 
-// rest is an address in the queue of those that cool down.
-type rest struct {
+// coolingItem is an address in the queue of those that cool down.
+type coolingItem struct {
 	addr  netip.Addr
 	until time.Time
 }
 
-// Books is one range of addresses. It is safe for concurrent use. The store must have no
+// Allocator is one range of addresses. It is safe for concurrent use. The store must have no
 // other writer.
-type Books struct {
+type Allocator struct {
 	// Set once, before anybody else has the books.
 	cfg      Config                  // +checklocksignore
 	log      *slog.Logger            // +checklocksignore
 	home     string                  // +checklocksignore
 	excluded map[netip.Addr]struct{} // +checklocksignore
 
-	turn sync.Mutex
+	writeMu sync.Mutex
 
 	mu     sync.Mutex
 	leases map[netip.Addr]entry // +checklocks:mu
@@ -115,7 +115,7 @@ type Books struct {
 	count map[State]int // +checklocks:mu
 	// cooling is in the order in which the addresses will have rested. An address may have left
 	// that state since, and be in it again: its place in the queue tells.
-	cooling []*rest // +checklocks:mu
+	cooling []*coolingItem // +checklocks:mu
 	// rested are rows of addresses that are free again, by address; they go with later changes.
 	rested   map[netip.Addr]string // +checklocks:mu
 	lastUsed uint32                // +checklocks:mu
@@ -123,7 +123,7 @@ type Books struct {
 
 // Open reads the books. Rows that cannot be read are logged with their bytes and kept; where
 // such a row's key is an address, that address is not handed out.
-func Open(cfg Config) (*Books, error) {
+func Open(cfg Config) (*Allocator, error) {
 	if err := CheckSubnet(cfg.Subnet); err != nil {
 		return nil, fmt.Errorf("books of addresses: %w", err)
 	}
@@ -131,7 +131,7 @@ func Open(cfg Config) (*Books, error) {
 		return nil, fmt.Errorf("books of %s: a store and a logger are needed: %w", cfg.Subnet, errs.ErrInvalid)
 	}
 	cfg.Subnet = cfg.Subnet.Masked()
-	b := &Books{
+	b := &Allocator{
 		cfg: cfg, log: cfg.Log.With(telemetry.Component, "ipam"), home: cfg.Subnet.String(), excluded: map[netip.Addr]struct{}{},
 		leases: map[netip.Addr]entry{}, owners: map[string]netip.Addr{}, unreadAt: map[netip.Addr][]Row{},
 		space: newSpace(cfg.Subnet), count: map[State]int{}, rested: map[netip.Addr]string{},
@@ -152,18 +152,18 @@ func Open(cfg Config) (*Books, error) {
 }
 
 // Subnet is what addresses are handed out from.
-func (b *Books) Subnet() netip.Prefix { return b.cfg.Subnet }
+func (b *Allocator) Subnet() netip.Prefix { return b.cfg.Subnet }
 
 // Reserve gives the owner an address. One who has a lease gets the same again, whatever
 // happened in between, unless that is of another subnet: such an address is given back for a
 // new one. The error is an errs.ErrExhausted with counts where none is free; after any error
 // the books are as they were.
-func (b *Books) Reserve(owner string) (netip.Addr, error) {
+func (b *Allocator) Reserve(owner string) (netip.Addr, error) {
 	if err := checkOwner(owner); err != nil {
 		return netip.Addr{}, fmt.Errorf("reserve an address: %w", err)
 	}
-	b.turn.Lock()
-	defer b.turn.Unlock()
+	b.writeMu.Lock()
+	defer b.writeMu.Unlock()
 	now := time.Now()
 	old, owns := b.Of(owner)
 	if owns && b.cfg.Subnet.Contains(old.Address) {
@@ -201,7 +201,7 @@ func checkAddress(addr netip.Addr) error {
 // long as the range allows.
 //
 // +checklocks:b.turn
-func (b *Books) next(now time.Time) (netip.Addr, error) {
+func (b *Allocator) next(now time.Time) (netip.Addr, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.wakeLocked(now)
@@ -217,7 +217,7 @@ func (b *Books) next(now time.Time) (netip.Addr, error) {
 // wakeLocked frees the addresses that have rested. The caller has the turn.
 //
 // +checklocks:b.mu
-func (b *Books) wakeLocked(now time.Time) {
+func (b *Allocator) wakeLocked(now time.Time) {
 	n := 0
 	for ; n < len(b.cooling) && !now.Before(b.cooling[n].until); n++ {
 		r := b.cooling[n]
@@ -231,9 +231,9 @@ func (b *Books) wakeLocked(now time.Time) {
 
 // Hold says that the owner of a reserved address is alive. An address that is not the
 // owner's is an errs.ErrConflict.
-func (b *Books) Hold(owner string, addr netip.Addr) error {
-	b.turn.Lock()
-	defer b.turn.Unlock()
+func (b *Allocator) Hold(owner string, addr netip.Addr) error {
+	b.writeMu.Lock()
+	defer b.writeMu.Unlock()
 	l, ok := b.At(addr)
 	if !ok || l.Owner != owner || owner == "" {
 		return fmt.Errorf("hold %s for %q: it is %s: %w", addr, owner, describe(l, ok), errs.ErrConflict)
@@ -252,16 +252,16 @@ func (b *Books) Hold(owner string, addr netip.Addr) error {
 // reconciler must: one that is free, cooling, quarantined, in a row that cannot be read, or of
 // another subnet. Another owner's address, or another address of the owner, is an
 // errs.ErrConflict.
-func (b *Books) Claim(owner string, addr netip.Addr) error {
-	b.turn.Lock()
-	defer b.turn.Unlock()
+func (b *Allocator) Claim(owner string, addr netip.Addr) error {
+	b.writeMu.Lock()
+	defer b.writeMu.Unlock()
 	return b.claim(owner, addr)
 }
 
 // claim does the work of Claim, in the caller's turn.
 //
 // +checklocks:b.turn
-func (b *Books) claim(owner string, addr netip.Addr) error {
+func (b *Allocator) claim(owner string, addr netip.Addr) error {
 	if err := checkOwner(owner); err != nil {
 		return fmt.Errorf("claim %s: %w", addr, err)
 	}
@@ -284,9 +284,9 @@ func (b *Books) claim(owner string, addr netip.Addr) error {
 
 // Release gives an address back; it cools down from then on. Only the owner can: another's
 // address is an errs.ErrConflict. One that the owner does not have any more is success.
-func (b *Books) Release(owner string, addr netip.Addr) error {
-	b.turn.Lock()
-	defer b.turn.Unlock()
+func (b *Allocator) Release(owner string, addr netip.Addr) error {
+	b.writeMu.Lock()
+	defer b.writeMu.Unlock()
 	l, ok := b.At(addr)
 	switch {
 	case !ok || l.Owner == "":
@@ -303,12 +303,12 @@ func (b *Books) Release(owner string, addr netip.Addr) error {
 // Quarantine takes an address out of use because somebody unknown answers on it. Its owner,
 // if it has one, loses it and may reserve another. It ends with Free, or with a Claim once the
 // one who answers is known.
-func (b *Books) Quarantine(addr netip.Addr, reason string) error {
+func (b *Allocator) Quarantine(addr netip.Addr, reason string) error {
 	if err := checkAddress(addr); err != nil {
 		return fmt.Errorf("quarantine: %w", err)
 	}
-	b.turn.Lock()
-	defer b.turn.Unlock()
+	b.writeMu.Lock()
+	defer b.writeMu.Unlock()
 	if l, _ := b.At(addr); l.State == Quarantined || b.isUnread(addr) {
 		return nil
 	}
@@ -320,9 +320,9 @@ func (b *Books) Quarantine(addr netip.Addr, reason string) error {
 
 // Free ends a quarantine, also that of an address whose row cannot be read; the address cools
 // down. It is for people. Any other address is an errs.ErrConflict that says who has it.
-func (b *Books) Free(addr netip.Addr) error {
-	b.turn.Lock()
-	defer b.turn.Unlock()
+func (b *Allocator) Free(addr netip.Addr) error {
+	b.writeMu.Lock()
+	defer b.writeMu.Unlock()
 	if l, ok := b.At(addr); l.State != Quarantined && !b.isUnread(addr) {
 		return fmt.Errorf("free %s: it is %s: %w", addr, describe(l, ok), errs.ErrConflict)
 	}

@@ -51,7 +51,7 @@ func (m *memory) Apply(changes ...Row) error {
 	return m.fail
 }
 
-func open(t *testing.T, store Store, subnet string, change ...func(*Config)) *Books {
+func open(t *testing.T, store Store, subnet string, change ...func(*Config)) *Allocator {
 	t.Helper()
 	cfg := Config{Subnet: netip.MustParsePrefix(subnet), CoolDown: time.Minute, Store: store, Log: slog.New(slog.DiscardHandler)}
 	cfg.Excluded = []netip.Addr{cfg.Subnet.Masked().Addr().Next()}
@@ -65,7 +65,7 @@ func open(t *testing.T, store Store, subnet string, change ...func(*Config)) *Bo
 	return b
 }
 
-func reserve(t *testing.T, b *Books, owner string) netip.Addr {
+func reserve(t *testing.T, b *Allocator, owner string) netip.Addr {
 	t.Helper()
 	addr, err := b.Reserve(owner)
 	if err != nil {

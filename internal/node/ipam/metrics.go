@@ -11,19 +11,19 @@ import (
 const subsystem = "ipam"
 
 type metrics struct {
-	repairs   *prometheus.CounterVec
-	looks     *prometheus.CounterVec
-	conflicts prometheus.Gauge
+	repairs    *prometheus.CounterVec
+	reconciles *prometheus.CounterVec
+	conflicts  prometheus.Gauge
 }
 
-func newMetrics(to prometheus.Registerer, books *Books) (*metrics, error) {
+func newMetrics(to prometheus.Registerer, books *Allocator) (*metrics, error) {
 	m := &metrics{
 		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: telemetry.MetricsNamespace, Subsystem: subsystem, Name: "repairs_total",
 			Help: "Differences between the books of addresses and what is live, by what was done about them.",
 		}, []string{"kind"}),
-		looks: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: telemetry.MetricsNamespace, Subsystem: subsystem, Name: "looks_total",
+		reconciles: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: telemetry.MetricsNamespace, Subsystem: subsystem, Name: "reconciles_total",
 			Help: "Comparisons of the books of addresses with what is live, by result.",
 		}, []string{"result"}),
 		conflicts: prometheus.NewGauge(prometheus.GaugeOpts{
@@ -41,7 +41,7 @@ func newMetrics(to prometheus.Registerer, books *Books) (*metrics, error) {
 		prometheus.BuildFQName(telemetry.MetricsNamespace, subsystem, "addresses"),
 		"Addresses by subnet and state.", []string{"subnet", "state"}, nil)}
 	var all error
-	for _, c := range []prometheus.Collector{m.repairs, m.looks, m.conflicts, leases} {
+	for _, c := range []prometheus.Collector{m.repairs, m.reconciles, m.conflicts, leases} {
 		all = errors.Join(all, to.Register(c))
 	}
 	return m, all
@@ -49,7 +49,7 @@ func newMetrics(to prometheus.Registerer, books *Books) (*metrics, error) {
 
 // leaseCollector counts addresses when it is asked.
 type leaseCollector struct {
-	books *Books
+	books *Allocator
 	desc  *prometheus.Desc
 }
 

@@ -89,7 +89,7 @@ func (m *model) apply(c call) {
 }
 
 // compare tells how the books differ from the model.
-func (m *model) compare(b *Books) error {
+func (m *model) compare(b *Allocator) error {
 	owner, out, rests := map[netip.Addr]string{}, map[netip.Addr]bool{}, map[netip.Addr]time.Time{}
 	for _, l := range b.List() {
 		switch l.State {
@@ -123,7 +123,7 @@ func (f *faulty) Apply(changes ...Row) error {
 	return errors.Join(f.Store.Apply(changes...), f.after)
 }
 
-func (c call) on(b *Books) (netip.Addr, error) {
+func (c call) on(b *Allocator) (netip.Addr, error) {
 	switch c.do {
 	case "reserve":
 		return b.Reserve(c.owner)
@@ -206,7 +206,7 @@ func driveModel(t *testing.T, seed uint64, calls int, openStore func() (Store, f
 // driven is books and model that get the same calls.
 type driven struct {
 	m          *model
-	b          *Books
+	b          *Allocator
 	store      *faulty
 	openStore  func() (Store, func())
 	closeStore func()

@@ -8,7 +8,7 @@ import (
 )
 
 // Of returns the owner's lease.
-func (b *Books) Of(owner string) (Lease, bool) {
+func (b *Allocator) Of(owner string) (Lease, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	addr, ok := b.owners[owner]
@@ -16,7 +16,7 @@ func (b *Books) Of(owner string) (Lease, bool) {
 }
 
 // At returns the lease of an address. A free one has none.
-func (b *Books) At(addr netip.Addr) (Lease, bool) {
+func (b *Allocator) At(addr netip.Addr) (Lease, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	e, ok := b.leases[addr]
@@ -27,7 +27,7 @@ func (b *Books) At(addr netip.Addr) (Lease, bool) {
 }
 
 // CoolingUntil tells when a cooling address may be handed out again.
-func (b *Books) CoolingUntil(addr netip.Addr) (time.Time, bool) {
+func (b *Allocator) CoolingUntil(addr netip.Addr) (time.Time, bool) {
 	l, ok := b.At(addr)
 	return l.Until, ok && l.State == Cooling
 }
@@ -35,7 +35,7 @@ func (b *Books) CoolingUntil(addr netip.Addr) (time.Time, bool) {
 func (e entry) hasRested(now time.Time) bool { return e.State == Cooling && !now.Before(e.Until) }
 
 // List returns the leases of all subnets by address, without the cooling ones that have rested.
-func (b *Books) List() []Lease {
+func (b *Allocator) List() []Lease {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := time.Now()
@@ -50,13 +50,13 @@ func (b *Books) List() []Lease {
 }
 
 // Unread returns the rows that cannot be read and are kept. The caller must not change them.
-func (b *Books) Unread() []Row {
+func (b *Allocator) Unread() []Row {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return slices.Clone(b.unread)
 }
 
-func (b *Books) isUnread(addr netip.Addr) bool {
+func (b *Allocator) isUnread(addr netip.Addr) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	_, bad := b.unreadAt[addr]
@@ -80,7 +80,7 @@ type Counts struct {
 
 // Counts returns the subnet that addresses are handed out from, and then the others that there
 // are leases of, in the order of their addresses.
-func (b *Books) Counts() []Counts {
+func (b *Allocator) Counts() []Counts {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := time.Now()
@@ -120,7 +120,7 @@ func (c *Counts) add(s State) {
 // countsLocked counts the subnet that addresses are handed out from.
 //
 // +checklocks:b.mu
-func (b *Books) countsLocked(now time.Time) Counts {
+func (b *Allocator) countsLocked(now time.Time) Counts {
 	c := Counts{
 		Subnet: b.cfg.Subnet, Current: true,
 		Total: int(b.space.size) - 2, Excluded: len(b.excluded) - 2, Free: b.space.free,

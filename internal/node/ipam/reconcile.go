@@ -18,15 +18,15 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
-// LookEvery is how often books are compared with what is live.
-const LookEvery = 5 * time.Minute
+// ReconcileInterval is how often books are compared with what is live.
+const ReconcileInterval = 5 * time.Minute
 
 // missesBeforeRelease is how many looks in a row must miss the owner of a lease before the lease
 // is released.
 const missesBeforeRelease = 3
 
-// Live is an address in use, as the machine itself tells and not the books.
-type Live struct {
+// InUse is an address in use, as the machine itself tells and not the books.
+type InUse struct {
 	// Address is one of IPv4; others are passed over. The zero Addr says that the owner is alive
 	// and its address not known: none of its leases is released.
 	Address netip.Addr
@@ -63,15 +63,15 @@ type Repair struct {
 
 // ReconcilerConfig says what is compared.
 type ReconcilerConfig struct {
-	Books *Books
+	Books *Allocator
 	// Live tells all addresses in use on this machine. It must be conservative: what may be in
 	// use, such as the address of what is being made or removed, counts. If it fails, or knows
 	// only a part and so must fail, nothing is decided.
-	Live func(ctx context.Context) ([]Live, error)
+	Live func(ctx context.Context) ([]InUse, error)
 	// OnRepair is told of each repair, with no lock held; nil is fine.
 	OnRepair func(ctx context.Context, r Repair)
 	// Every is how far apart looks are that count as one miss each: looks in between repair, but
-	// miss nothing. Zero means LookEvery.
+	// miss nothing. Zero means ReconcileInterval.
 	Every time.Duration
 	Log   *slog.Logger
 	// Metrics may be nil.
@@ -85,7 +85,7 @@ type Reconciler struct {
 	log     *slog.Logger
 	metrics *metrics
 
-	turn   sync.Mutex            // one look at a time
+	runMu  sync.Mutex            // one look at a time
 	misses map[netip.Addr]missed // +checklocks:turn
 }
 
@@ -102,7 +102,7 @@ func NewReconciler(cfg ReconcilerConfig) (*Reconciler, error) {
 		return nil, fmt.Errorf("reconciler of addresses: books, what is live and a logger are needed: %w", errs.ErrInvalid)
 	}
 	if cfg.Every <= 0 {
-		cfg.Every = LookEvery
+		cfg.Every = ReconcileInterval
 	}
 	m, err := newMetrics(cfg.Metrics, cfg.Books)
 	if err != nil {
@@ -122,7 +122,7 @@ func (r *Reconciler) Run(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 		}
-		if _, err := r.Look(ctx); err != nil && ctx.Err() == nil {
+		if _, err := r.Reconcile(ctx); err != nil && ctx.Err() == nil {
 			r.log.WarnContext(ctx, "addresses not compared with what is live in full", telemetry.Error, err)
 		}
 	}
@@ -131,7 +131,7 @@ func (r *Reconciler) Run(ctx context.Context) error {
 // Look compares books and machine once, and repairs. If what is live cannot be told, it decides
 // nothing. A repair that cannot be written does not keep the others from being made; its error
 // is returned beside them, and the next look tries again.
-func (r *Reconciler) Look(ctx context.Context) ([]Repair, error) {
+func (r *Reconciler) Reconcile(ctx context.Context) ([]Repair, error) {
 	repairs, err := r.look(ctx)
 	for _, p := range repairs {
 		r.tell(ctx, p)
@@ -140,13 +140,13 @@ func (r *Reconciler) Look(ctx context.Context) ([]Repair, error) {
 	if err != nil {
 		result = "failed"
 	}
-	r.metrics.looks.WithLabelValues(result).Inc()
+	r.metrics.reconciles.WithLabelValues(result).Inc()
 	return repairs, err
 }
 
 func (r *Reconciler) look(ctx context.Context) (repairs []Repair, err error) {
-	r.turn.Lock()
-	defer r.turn.Unlock()
+	r.runMu.Lock()
+	defer r.runMu.Unlock()
 	// The books first: what they gain from here on may be missing in what is live, and what they
 	// lose may still be in it. Neither is then taken for a difference.
 	leases := r.cfg.Books.List()
@@ -186,12 +186,12 @@ func (r *Reconciler) look(ctx context.Context) (repairs []Repair, err error) {
 // view is books and machine at one moment.
 type view struct {
 	leases map[netip.Addr]Lease
-	users  map[netip.Addr][]Live
+	users  map[netip.Addr][]InUse
 	alive  map[string]bool // owners whose address is not known
 }
 
-func newView(leases []Lease, live []Live) *view {
-	v := &view{leases: map[netip.Addr]Lease{}, users: map[netip.Addr][]Live{}, alive: map[string]bool{}}
+func newView(leases []Lease, live []InUse) *view {
+	v := &view{leases: map[netip.Addr]Lease{}, users: map[netip.Addr][]InUse{}, alive: map[string]bool{}}
 	for _, l := range leases {
 		v.leases[l.Address] = l
 	}
@@ -252,7 +252,7 @@ func (r *Reconciler) release(l Lease) (Repair, error) {
 }
 
 // settle brings an address that is in use into the books. The zero Repair says that all is well.
-func (r *Reconciler) settle(addr netip.Addr, l Lease, users []Live) (Repair, error) {
+func (r *Reconciler) settle(addr netip.Addr, l Lease, users []InUse) (Repair, error) {
 	owners, where := ownersOf(users)
 	p := Repair{Address: addr, Owner: l.Owner, Where: where}
 	books := "free"
@@ -298,7 +298,7 @@ func (r *Reconciler) isolate(p Repair) (Repair, error) {
 }
 
 // ownersOf lists the known users of an address, and where it was seen in use.
-func ownersOf(users []Live) (owners []string, where string) {
+func ownersOf(users []InUse) (owners []string, where string) {
 	var places []string
 	for _, u := range users {
 		if u.Owner != "" && !slices.Contains(owners, u.Owner) {
@@ -328,9 +328,9 @@ func (r *Reconciler) tell(ctx context.Context, p Repair) {
 
 // claimSame writes an owner's address into the books if they still have of it what they had when
 // they were looked at; the zero Lease stands for a free one.
-func (b *Books) claimSame(owner string, addr netip.Addr, was Lease) (done bool, err error) {
-	b.turn.Lock()
-	defer b.turn.Unlock()
+func (b *Allocator) claimSame(owner string, addr netip.Addr, was Lease) (done bool, err error) {
+	b.writeMu.Lock()
+	defer b.writeMu.Unlock()
 	if l, _ := b.At(addr); l.Owner != was.Owner || l.State != was.State || !l.Since.Equal(was.Since) {
 		return false, nil
 	}
@@ -341,9 +341,9 @@ func (b *Books) claimSame(owner string, addr netip.Addr, was Lease) (done bool, 
 }
 
 // releaseSame gives back a lease if it is still as it was when it was looked at.
-func (b *Books) releaseSame(was Lease) (done bool, err error) {
-	b.turn.Lock()
-	defer b.turn.Unlock()
+func (b *Allocator) releaseSame(was Lease) (done bool, err error) {
+	b.writeMu.Lock()
+	defer b.writeMu.Unlock()
 	l, ok := b.At(was.Address)
 	if !ok || l.Owner != was.Owner || l.State != was.State || !l.Since.Equal(was.Since) {
 		return false, nil
@@ -355,9 +355,9 @@ func (b *Books) releaseSame(was Lease) (done bool, err error) {
 }
 
 // quarantineFree takes an address out of use if it is free and might be handed out.
-func (b *Books) quarantineFree(addr netip.Addr, reason string) (done bool, err error) {
-	b.turn.Lock()
-	defer b.turn.Unlock()
+func (b *Allocator) quarantineFree(addr netip.Addr, reason string) (done bool, err error) {
+	b.writeMu.Lock()
+	defer b.writeMu.Unlock()
 	_, excluded := b.excluded[addr]
 	if _, ok := b.At(addr); ok || excluded || !b.cfg.Subnet.Contains(addr) || b.isUnread(addr) {
 		return false, nil

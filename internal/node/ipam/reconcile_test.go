@@ -22,13 +22,13 @@ import (
 
 // machine is what is live, and is told of repairs.
 type machine struct {
-	live  []Live
+	live  []InUse
 	fail  error
 	told  []Repair
 	first func() // called before what is live is told
 }
 
-func (m *machine) look(context.Context) ([]Live, error) {
+func (m *machine) look(context.Context) ([]InUse, error) {
 	if m.first != nil {
 		m.first()
 	}
@@ -36,10 +36,10 @@ func (m *machine) look(context.Context) ([]Live, error) {
 }
 
 func (m *machine) runs(owner, addr string) {
-	m.live = append(m.live, Live{Address: netip.MustParseAddr(addr), Owner: owner, Where: "label of " + owner})
+	m.live = append(m.live, InUse{Address: netip.MustParseAddr(addr), Owner: owner, Where: "label of " + owner})
 }
 
-func reconciler(t *testing.T, b *Books, m *machine) *Reconciler {
+func reconciler(t *testing.T, b *Allocator, m *machine) *Reconciler {
 	t.Helper()
 	r, err := NewReconciler(ReconcilerConfig{
 		Books: b, Live: m.look, OnRepair: func(_ context.Context, p Repair) { m.told = append(m.told, p) },
@@ -54,7 +54,7 @@ func reconciler(t *testing.T, b *Books, m *machine) *Reconciler {
 // wantRepairs looks once and compares what was repaired, as texts of kind, address and owner.
 func wantRepairs(t *testing.T, r *Reconciler, want ...string) []Repair {
 	t.Helper()
-	got, err := r.Look(t.Context())
+	got, err := r.Reconcile(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,8 +69,8 @@ func wantRepairs(t *testing.T, r *Reconciler, want ...string) []Repair {
 }
 
 func missesOf(r *Reconciler) map[netip.Addr]missed {
-	r.turn.Lock()
-	defer r.turn.Unlock()
+	r.runMu.Lock()
+	defer r.runMu.Unlock()
 	return maps.Clone(r.misses)
 }
 
@@ -116,15 +116,15 @@ func TestLeaseWithoutLiveOwnerIsReleasedAfterThreeLooks(t *testing.T) {
 		if err := b.Hold("held", held); err != nil {
 			t.Fatal(err)
 		}
-		m.live = []Live{{Owner: "in the making"}, {Address: seen}}
+		m.live = []InUse{{Owner: "in the making"}, {Address: seen}}
 		r := reconciler(t, b, m)
 		wantRepairs(t, r)
 		for range 5 { // asked for by hand, too soon to be another miss
 			wantRepairs(t, r)
 		}
-		time.Sleep(LookEvery)
+		time.Sleep(ReconcileInterval)
 		wantRepairs(t, r)
-		time.Sleep(LookEvery)
+		time.Sleep(ReconcileInterval)
 		m.runs("comes back", back.String())
 		wantRepairs(t, r, "released "+gone.String()+" gone", "released "+held.String()+" held")
 		if _, cools := b.CoolingUntil(gone); !cools {
@@ -132,13 +132,13 @@ func TestLeaseWithoutLiveOwnerIsReleasedAfterThreeLooks(t *testing.T) {
 		}
 		m.live = m.live[:2] // and goes again: it is missed from the beginning
 		for range 2 {
-			time.Sleep(LookEvery)
+			time.Sleep(ReconcileInterval)
 			wantRepairs(t, r)
 		}
-		time.Sleep(LookEvery)
+		time.Sleep(ReconcileInterval)
 		wantRepairs(t, r, "released "+back.String()+" comes back")
 		for range 10 {
-			time.Sleep(LookEvery)
+			time.Sleep(ReconcileInterval)
 			wantRepairs(t, r)
 		}
 		if missed := missesOf(r); len(missed) != 0 {
@@ -156,12 +156,12 @@ func TestFailingReleaseIsTriedAtEachLook(t *testing.T) {
 		m.runs("new", "10.0.0.5")
 		r := reconciler(t, b, m)
 		wantRepairs(t, r, "reclaimed 10.0.0.5 new")
-		time.Sleep(LookEvery)
+		time.Sleep(ReconcileInterval)
 		wantRepairs(t, r)
 		store.fail = errors.New("disk full")
 		for range 10 {
-			time.Sleep(LookEvery)
-			repairs, err := r.Look(t.Context())
+			time.Sleep(ReconcileInterval)
+			repairs, err := r.Reconcile(t.Context())
 			if len(repairs) != 0 || !errors.Is(err, store.fail) || strings.Count(err.Error(), "release ") != 2 {
 				t.Fatalf("repairs %v, error %v", repairs, err)
 			}
@@ -189,7 +189,7 @@ func TestConflictTakesNothing(t *testing.T) {
 			if !strings.Contains(p[0].Detail, "in use by other; in the books it is reserved by \"a\"") || !strings.Contains(p[1].Detail, "b and twin") {
 				t.Errorf("details %q, %q", p[0].Detail, p[1].Detail)
 			}
-			time.Sleep(LookEvery)
+			time.Sleep(ReconcileInterval)
 		}
 		if !slices.Equal(before, b.List()) || testutil.ToFloat64(r.metrics.conflicts) != 2 {
 			t.Errorf("leases %v, before %v", b.List(), before)
@@ -213,7 +213,7 @@ func TestOwnerThatLivesElsewhere(t *testing.T) {
 		r := reconciler(t, b, m)
 		for range 2 {
 			wantRepairs(t, r, "conflict 10.0.0.6 a")
-			time.Sleep(LookEvery)
+			time.Sleep(ReconcileInterval)
 		}
 		wantRepairs(t, r, "released "+stale.String()+" a", "reclaimed 10.0.0.6 a")
 		wantRepairs(t, r)
@@ -228,7 +228,7 @@ func TestUnknownUserIsolates(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, addr := range []string{cooling.String(), held.String(), "10.0.0.1", "10.0.0.6", "10.7.7.7"} {
-		m.live = append(m.live, Live{Address: netip.MustParseAddr(addr), Where: "neighbour of the bridge"})
+		m.live = append(m.live, InUse{Address: netip.MustParseAddr(addr), Where: "neighbour of the bridge"})
 	}
 	r := reconciler(t, b, m)
 	wantRepairs(t, r, "quarantined 10.0.0.6") // the others are not handed out now, or never
@@ -247,10 +247,10 @@ func TestNothingIsDecidedOnHalfAView(t *testing.T) {
 		before := b.List()
 		r := reconciler(t, b, m)
 		for range 5 {
-			if repairs, err := r.Look(t.Context()); len(repairs) != 0 || !errors.Is(err, m.fail) {
+			if repairs, err := r.Reconcile(t.Context()); len(repairs) != 0 || !errors.Is(err, m.fail) {
 				t.Fatalf("repairs %v, error %v", repairs, err)
 			}
-			time.Sleep(LookEvery)
+			time.Sleep(ReconcileInterval)
 		}
 		if !slices.Equal(before, b.List()) || len(missesOf(r)) != 0 || len(m.told) != 0 {
 			t.Errorf("leases %v, misses %v, told %v", b.List(), missesOf(r), m.told)
@@ -258,7 +258,7 @@ func TestNothingIsDecidedOnHalfAView(t *testing.T) {
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		m.fail = nil
-		if _, err := r.Look(ended); !errors.Is(err, context.Canceled) || len(m.told) != 0 {
+		if _, err := r.Reconcile(ended); !errors.Is(err, context.Canceled) || len(m.told) != 0 {
 			t.Errorf("with a context that has ended: %v", err)
 		}
 	})
@@ -270,17 +270,17 @@ func TestChangesDuringALook(t *testing.T) {
 		m := &machine{}
 		b := open(t, newMemory(), "10.0.0.0/28")
 		leaving, late := reserve(t, b, "leaving"), reserve(t, b, "late")
-		m.live = []Live{{Address: leaving, Owner: "leaving"}} // it is still being removed
+		m.live = []InUse{{Address: leaving, Owner: "leaving"}} // it is still being removed
 		r := reconciler(t, b, m)
 		wantRepairs(t, r)
-		time.Sleep(LookEvery)
+		time.Sleep(ReconcileInterval)
 		wantRepairs(t, r)
-		time.Sleep(LookEvery)
+		time.Sleep(ReconcileInterval)
 		m.first = func() {
 			if err := errors.Join(b.Release("leaving", leaving), b.Hold("late", late)); err != nil {
 				t.Error(err)
 			}
-			m.live = append(m.live, Live{Address: reserve(t, b, "new")}) // its neighbour entry is known, it is not
+			m.live = append(m.live, InUse{Address: reserve(t, b, "new")}) // its neighbour entry is known, it is not
 		}
 		wantRepairs(t, r)
 		if l, ok := b.Of("late"); !ok || l.State != Held {
@@ -301,7 +301,7 @@ func TestOwnerThatCameAndWent(t *testing.T) {
 	m := &machine{}
 	m.first = func() {
 		addr := reserve(t, b, "a")
-		m.live = []Live{{Address: addr, Owner: "a"}}
+		m.live = []InUse{{Address: addr, Owner: "a"}}
 		if err := errors.Join(b.Hold("a", addr), b.Release("a", addr)); err != nil {
 			t.Error(err)
 		}
@@ -318,7 +318,7 @@ func TestRunLooksAgainAndAgain(t *testing.T) {
 		looks := 0
 		m := &machine{first: func() { looks++ }}
 		r := reconciler(t, open(t, newMemory(), "10.0.0.0/28"), m)
-		ctx, cancel := context.WithTimeout(t.Context(), 3*LookEvery+time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 3*ReconcileInterval+time.Second)
 		defer cancel()
 		if err := r.Run(ctx); err != nil || looks != 3 {
 			t.Errorf("%d looks, %v", looks, err)
@@ -354,7 +354,7 @@ func TestDivergedBothWaysThenOpened(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := r.Look(t.Context())
+	got, err := r.Reconcile(t.Context())
 	if err != nil || len(got) != 5 {
 		t.Errorf("repaired %v, %v", got, err)
 	}
@@ -363,7 +363,7 @@ func TestDivergedBothWaysThenOpened(t *testing.T) {
 		inUse[l.Address] = true
 	}
 	for range 2 {
-		if _, err := r.Look(t.Context()); err != nil {
+		if _, err := r.Reconcile(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -388,7 +388,7 @@ func TestLeasesAreCounted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Look(t.Context()); err != nil {
+	if _, err := r.Reconcile(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	families, err := registry.Gather()

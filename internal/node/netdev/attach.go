@@ -50,7 +50,7 @@ func (n *Network) Attach(ctx context.Context, ep Endpoint) (Attachment, error) {
 // does not fit: somebody may have tampered with a spare's link. The caller undoes on failure.
 func (n *Network) settle(ep Endpoint) error {
 	if r := n.spares.take(); r != nil {
-		err := n.furnish(r, ep)
+		err := n.configureEndpoint(r, ep)
 		r.close()
 		if err == nil || errors.Is(err, unix.EEXIST) {
 			return err
@@ -59,12 +59,12 @@ func (n *Network) settle(ep Endpoint) error {
 			return err
 		}
 	}
-	r, err := n.makeRoom(n.HostLink(ep.ID))
+	r, err := n.prepareNetns(n.HostLink(ep.ID))
 	if err != nil {
 		return err
 	}
 	defer r.close()
-	return n.furnish(r, ep)
+	return n.configureEndpoint(r, ep)
 }
 
 // Adopt corrects the host's side of an attachment in use: neighbour, isolation and rules. It
@@ -91,7 +91,7 @@ func (n *Network) Adopt(ctx context.Context, ep Endpoint) error {
 // runs, the kernel's own tidying of namespace and links is not waited for.
 func (n *Network) Detach(_ context.Context, ep Endpoint) error {
 	failures := []error{
-		n.dismiss(n.HostLink(ep.ID)),
+		n.detachLink(n.HostLink(ep.ID)),
 		n.rules.forgetEndpoint(ep.ID, n.HostLink(ep.ID), ep.Address, ep.Address6),
 		n.removeNeighbour(ep.Address, ep.Address),
 		n.removeNeighbour(ep.Address6, ep.Address),

@@ -91,7 +91,7 @@ type Network struct {
 	host  *netlink.Handle
 	rules *ruleset
 
-	spares *spares
+	spares *netnsPool
 
 	mu     sync.Mutex
 	bridge netlink.Link // +checklocks:mu
@@ -279,7 +279,7 @@ func (n *Network) isSpare(link string) bool {
 	return strings.HasPrefix(link, linkPrefix(n.cfg.NetnsPrefix)+spareMark)
 }
 
-func (n *Network) isDoomed(link string) bool {
+func (n *Network) isMarkedForDelete(link string) bool {
 	return strings.HasPrefix(link, linkPrefix(n.cfg.NetnsPrefix)+doomedMark)
 }
 

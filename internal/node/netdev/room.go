@@ -10,17 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// room is a network namespace with a veth pair into the bridge, before it has a name. Nothing
+// preparedNetns is a network namespace with a veth pair into the bridge, before it has a name. Nothing
 // but its open files keeps it: the kernel removes it, links and all, with the process.
-type room struct {
+type preparedNetns struct {
 	host   *netlink.Veth   // down, a port of the bridge, isolated
 	inside *netlink.Handle // works in the namespace
 	peer   netlink.Link    // the end inside, down
 	ns     *os.File        // the namespace
 }
 
-// makeRoom makes a room whose host link has the given name.
-func (n *Network) makeRoom(hostLink string) (*room, error) {
+// prepareNetns makes a room whose host link has the given name.
+func (n *Network) prepareNetns(hostLink string) (*preparedNetns, error) {
 	bridge := n.bridgeLink()
 	if bridge == nil {
 		return nil, errors.New("the network is not open")
@@ -29,7 +29,7 @@ func (n *Network) makeRoom(hostLink string) (*room, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &room{inside: inside, ns: ns}
+	r := &preparedNetns{inside: inside, ns: ns}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.MasterIndex = hostLink, n.cfg.MTU, bridge.Attrs().Index
 	r.host = &netlink.Veth{
@@ -43,15 +43,15 @@ func (n *Network) makeRoom(hostLink string) (*room, error) {
 		}
 		return nil, err
 	}
-	if err := n.equip(r); err != nil {
+	if err := n.configureCommon(r); err != nil {
 		r.close()
 		return nil, errors.Join(err, n.removeLink(hostLink))
 	}
 	return r, nil
 }
 
-// equip does what is the same for all rooms.
-func (n *Network) equip(r *room) error {
+// configureCommon does what is the same for all rooms.
+func (n *Network) configureCommon(r *preparedNetns) error {
 	if err := n.host.LinkSetIsolated(r.host, true); err != nil {
 		return fmt.Errorf("isolate %s: %w", r.host.Name, err)
 	}
@@ -69,14 +69,14 @@ func (n *Network) equip(r *room) error {
 }
 
 // close lets go of a room. One that has a name, or that something runs in, stays.
-func (r *room) close() {
+func (r *preparedNetns) close() {
 	r.inside.Close()
 	_ = r.ns.Close()
 }
 
-// furnish makes a room an endpoint's: names, addresses, neighbours, rules. Its parts may exist
+// configureEndpoint makes a room an endpoint's: names, addresses, neighbours, rules. Its parts may exist
 // already (EEXIST) under the endpoint's names; the caller undoes what a failure leaves.
-func (n *Network) furnish(r *room, ep Endpoint) error {
+func (n *Network) configureEndpoint(r *preparedNetns, ep Endpoint) error {
 	if name := n.HostLink(ep.ID); r.host.Name != name {
 		if err := n.host.LinkSetName(r.host, name); err != nil {
 			return fmt.Errorf("rename link %s to %s: %w", r.host.Name, name, err)
@@ -98,7 +98,7 @@ func (n *Network) furnish(r *room, ep Endpoint) error {
 }
 
 // address gives the end inside its addresses and the way out.
-func (n *Network) address(r *room, ep Endpoint) error {
+func (n *Network) address(r *preparedNetns, ep Endpoint) error {
 	if err := r.inside.LinkSetHardwareAddr(r.peer, MACOf(ep.Address)); err != nil {
 		return fmt.Errorf("set hardware address: %w", err)
 	}

@@ -19,31 +19,31 @@ const (
 	maxDoomed = 1024
 )
 
-// spares are the rooms made ahead, and the links that are still to be removed. A spare room has
+// netnsPool are the rooms made ahead, and the links that are still to be removed. A spare room has
 // no name in the file system, so that it ends with the process that made it, however that ends.
-type spares struct {
+type netnsPool struct {
 	want int
 	// wake has a token when there may be something to make.
 	wake chan struct{}
-	// doomed are the names of links to be removed.
-	doomed chan string
+	// deleteQueue are the names of links to be removed.
+	deleteQueue chan string
 	// buryAfter is buryAfter; tests change it before Run.
 	buryAfter time.Duration
 
 	mu      sync.Mutex
-	running bool    // +checklocks:mu
-	held    int     // +checklocks:mu
-	era     int     // +checklocks:mu
-	rooms   []*room // +checklocks:mu
+	running bool             // +checklocks:mu
+	held    int              // +checklocks:mu
+	era     int              // +checklocks:mu
+	rooms   []*preparedNetns // +checklocks:mu
 }
 
-func newSpares(want int) *spares {
-	return &spares{want: want, wake: make(chan struct{}, 1), doomed: make(chan string, maxDoomed), buryAfter: buryAfter}
+func newSpares(want int) *netnsPool {
+	return &netnsPool{want: want, wake: make(chan struct{}, 1), deleteQueue: make(chan string, maxDoomed), buryAfter: buryAfter}
 }
 
 // hold has refilling stand back until the function that it returns is called: an attachment that
 // somebody waits for is more urgent.
-func (s *spares) hold() (release func()) {
+func (s *netnsPool) hold() (release func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.held++
@@ -55,7 +55,7 @@ func (s *spares) hold() (release func()) {
 	}
 }
 
-func (s *spares) wakeUp() {
+func (s *netnsPool) wakeUp() {
 	select {
 	case s.wake <- struct{}{}:
 	default:
@@ -63,7 +63,7 @@ func (s *spares) wakeUp() {
 }
 
 // take hands out a spare room, or nil.
-func (s *spares) take() *room {
+func (s *netnsPool) take() *preparedNetns {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.rooms) == 0 {
@@ -75,14 +75,14 @@ func (s *spares) take() *room {
 }
 
 // wanting reports whether one more should be made now, and in which era: drop begins a new one.
-func (s *spares) wanting() (era int, yes bool) {
+func (s *netnsPool) wanting() (era int, yes bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.era, s.held == 0 && len(s.rooms) < s.want
 }
 
 // put adds a room that was made for an era, if it is still that.
-func (s *spares) put(r *room, era int) bool {
+func (s *netnsPool) put(r *preparedNetns, era int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.era != era {
@@ -93,7 +93,7 @@ func (s *spares) put(r *room, era int) bool {
 }
 
 // drop lets go of all spares. The kernel removes them in its own time.
-func (s *spares) drop() {
+func (s *netnsPool) drop() {
 	s.mu.Lock()
 	rooms := s.rooms
 	s.rooms = nil
@@ -105,28 +105,28 @@ func (s *spares) drop() {
 	s.wakeUp()
 }
 
-// doom takes a link to be removed in the background, if somebody is there to do it.
-func (s *spares) doom(link string) bool {
+// enqueueDelete takes a link to be removed in the background, if somebody is there to do it.
+func (s *netnsPool) enqueueDelete(link string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.running {
 		return false
 	}
 	select {
-	case s.doomed <- link:
+	case s.deleteQueue <- link:
 		return true
 	default:
 		return false
 	}
 }
 
-func (s *spares) isRunning() bool {
+func (s *netnsPool) isRunning() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.running
 }
 
-func (s *spares) setRunning(on bool) {
+func (s *netnsPool) setRunning(on bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.running = on
@@ -139,13 +139,13 @@ func (n *Network) Run(ctx context.Context) error {
 	n.spares.setRunning(true)
 	var wg sync.WaitGroup
 	wg.Go(func() { n.refill(ctx) })
-	wg.Go(func() { n.bury(ctx) })
+	wg.Go(func() { n.deleteLinks(ctx) })
 	wg.Wait()
 	n.spares.setRunning(false)
 	for { // what came in after bury ended
 		select {
-		case name := <-n.spares.doomed:
-			n.buryOne(context.WithoutCancel(ctx), name)
+		case name := <-n.spares.deleteQueue:
+			n.deleteLink(context.WithoutCancel(ctx), name)
 		default:
 			n.spares.drop()
 			return nil
@@ -185,7 +185,7 @@ func (n *Network) addSpare() (made bool, err error) {
 	if !wanted {
 		return false, nil
 	}
-	r, err := n.makeRoom(n.newLinkName(spareMark))
+	r, err := n.prepareNetns(n.newLinkName(spareMark))
 	if err != nil {
 		return false, err
 	}
@@ -196,35 +196,35 @@ func (n *Network) addSpare() (made bool, err error) {
 	return true, nil
 }
 
-// bury removes links that Detach has shut already and that are still there after a while, because
+// deleteLinks removes links that Detach has shut already and that are still there after a while, because
 // something lives on in their namespaces.
-func (n *Network) bury(ctx context.Context) {
+func (n *Network) deleteLinks(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case name := <-n.spares.doomed:
+		case name := <-n.spares.deleteQueue:
 			select {
 			case <-ctx.Done():
 			case <-time.After(n.spares.buryAfter):
 			}
-			for range len(n.spares.doomed) {
-				n.buryOne(ctx, <-n.spares.doomed)
+			for range len(n.spares.deleteQueue) {
+				n.deleteLink(ctx, <-n.spares.deleteQueue)
 			}
-			n.buryOne(ctx, name)
+			n.deleteLink(ctx, name)
 		}
 	}
 }
 
-func (n *Network) buryOne(ctx context.Context, name string) {
+func (n *Network) deleteLink(ctx context.Context, name string) {
 	if err := n.removeLink(name); err != nil {
 		n.log.WarnContext(ctx, "link of a sandbox that is gone not removed; the next start tries again", "link", name, "error", err)
 	}
 }
 
-// dismiss takes a link from the bridge at once, down and nobody's, and leaves its removal, which
+// detachLink takes a link from the bridge at once, down and nobody's, and leaves its removal, which
 // takes the kernel tens of milliseconds, to Run; without Run it waits for it. No link is success.
-func (n *Network) dismiss(name string) error {
+func (n *Network) detachLink(name string) error {
 	if !n.spares.isRunning() {
 		return n.removeLink(name)
 	}
@@ -248,7 +248,7 @@ func (n *Network) dismiss(name string) error {
 		return nil
 	case err != nil:
 		return n.removeLink(name)
-	case n.spares.doom(doomed):
+	case n.spares.enqueueDelete(doomed):
 		return nil
 	}
 	return n.removeLink(doomed)
@@ -275,7 +275,7 @@ func (n *Network) linksThat(match func(name string) bool) (names []string, err e
 
 // sweep removes links that are nobody's.
 func (n *Network) sweep() error {
-	names, err := n.linksThat(func(name string) bool { return n.isSpare(name) || n.isDoomed(name) })
+	names, err := n.linksThat(func(name string) bool { return n.isSpare(name) || n.isMarkedForDelete(name) })
 	if err != nil {
 		return err
 	}

@@ -130,14 +130,14 @@ func TestAttachDespiteBrokenSpares(t *testing.T) {
 	for name, breakIt := range map[string]func(ep Endpoint) error{
 		"spare gone": func(Endpoint) error { return n.removeLink(spareNames(t, n)[0]) },
 		"name taken": func(ep Endpoint) error {
-			r, err := n.makeRoom(n.HostLink(ep.ID))
+			r, err := n.prepareNetns(n.HostLink(ep.ID))
 			if err == nil {
 				t.Cleanup(r.close)
 			}
 			return err
 		},
 		"half made": func(ep Endpoint) error { // as by one who died
-			r, err := n.makeRoom(n.HostLink(ep.ID))
+			r, err := n.prepareNetns(n.HostLink(ep.ID))
 			if err == nil {
 				err = bindNamespace(r.ns, n.NetnsPath(ep.ID))
 				r.close()
@@ -220,7 +220,7 @@ func TestDetachDoesNotWait(t *testing.T) {
 	if links, err := n.Links(t.Context()); err != nil || len(links) != 0 {
 		t.Errorf("ports %v, %v after Detach", links, err)
 	}
-	if got := leftOver(t, n); len(got) != 1 || !n.isDoomed(got[0]) {
+	if got := leftOver(t, n); len(got) != 1 || !n.isMarkedForDelete(got[0]) {
 		t.Errorf("links %v, want one that is to go", got)
 	}
 	if err := dial(t, ep.Address.String()+":8080", never); err == nil {
@@ -275,7 +275,7 @@ func TestOpenSweeps(t *testing.T) {
 	defer other.Close()
 	must(t, other.Open(t.Context()))
 	fill(t, other)
-	doomed, err := other.makeRoom(other.newLinkName(doomedMark))
+	doomed, err := other.prepareNetns(other.newLinkName(doomedMark))
 	must(t, err)
 	defer doomed.close()
 	if got := leftOver(t, n); len(got) != 4 {

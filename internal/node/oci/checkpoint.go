@@ -118,7 +118,7 @@ func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, o CheckpointOp
 		return Image{}, fmt.Errorf("%s: %w", action, err)
 	}
 	img = Image{Build: build, Compression: o.Compression, Created: time.Now().UTC()}
-	held := new(hold)
+	held := new(pauseGuard)
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, held.end())
@@ -147,7 +147,7 @@ func (o CheckpointOptions) live() bool {
 
 // saveHeld has runsc write the image, of a container that is paused meanwhile if it has to be. What
 // is in held is to be ended if what comes after it fails.
-func (r *Runtime) saveHeld(ctx context.Context, id, part string, o CheckpointOptions, status Status, held *hold) (paused time.Duration, err error) {
+func (r *Runtime) saveHeld(ctx context.Context, id, part string, o CheckpointOptions, status Status, held *pauseGuard) (paused time.Duration, err error) {
 	if err := emptyDir(part); err != nil { // of what another way left
 		return 0, err
 	}
@@ -187,15 +187,15 @@ func (r *Runtime) keepsMemory() error {
 	return nil
 }
 
-// hold is a container that a checkpoint keeps paused.
-type hold struct {
+// pauseGuard is a container that a checkpoint keeps paused.
+type pauseGuard struct {
 	resume func() error // nil if it is not ours to resume
 	began  time.Time
 	paused time.Duration // known after the end
 }
 
 // end lets the container go on, once; after an error it may be tried again.
-func (h *hold) end() error {
+func (h *pauseGuard) end() error {
 	if h.resume == nil {
 		return nil
 	}
@@ -207,7 +207,7 @@ func (h *hold) end() error {
 }
 
 // hold pauses a running container.
-func (r *Runtime) hold(ctx context.Context, id string, h *hold) error {
+func (r *Runtime) hold(ctx context.Context, id string, h *pauseGuard) error {
 	h.began = time.Now()
 	if err := r.Pause(ctx, id); err != nil {
 		return errors.Join(err, r.resumeIfPaused(ctx, id))

@@ -45,7 +45,7 @@ var pacedFrom int64 = 512 << 20
 // pacing has a place for each image that is being paced.
 var pacing = make(chan struct{}, pacedAtOnce)
 
-// pace keeps the reading of an image's pages from taking all processors while what was restored from it
+// readPacer keeps the reading of an image's pages from taking all processors while what was restored from it
 // starts. runsc reads them with so many threads that nothing else of the sandbox gets to run before the last
 // page is there, and what somebody waits for is one of them. Each read asks us first (fanotify's
 // FAN_PRE_ACCESS, of Linux 6.14): those that somebody waits for may go on at once, of the others a few at a time.
@@ -53,7 +53,7 @@ var pacing = make(chan struct{}, pacedAtOnce)
 //
 // Asked are only those who opened the pages through tree, a mount of this one file that has no place in the
 // file system and ends with its last descriptor, so that other readers of the image are left alone.
-type pace struct {
+type readPacer struct {
 	dir    string // what runsc takes for the image's
 	tree   int
 	events *os.File
@@ -63,7 +63,7 @@ type pace struct {
 
 // paced calls restore with the directory to restore an image from, and has its pages read as the options say.
 func paced(ctx context.Context, dir, image string, o RestoreOptions, restore func(image string) error) error {
-	var p *pace
+	var p *readPacer
 	if o.Background && o.Later != nil {
 		p = newPace(dir, image)
 	}
@@ -97,7 +97,7 @@ func paced(ctx context.Context, dir, image string, o RestoreOptions, restore fun
 
 // newPace makes the directory to restore an image from. It returns nil where there is nothing to be paced,
 // or the kernel cannot: then the image itself is to be used.
-func newPace(dir, image string) *pace {
+func newPace(dir, image string) *readPacer {
 	info, err := os.Stat(filepath.Join(image, pagesName))
 	if err != nil || info.Size() < pacedFrom || !filesToSpare() {
 		return nil
@@ -107,7 +107,7 @@ func newPace(dir, image string) *pace {
 	default:
 		return nil
 	}
-	p := &pace{dir: dir, tree: -1, pages: pages{size: uint64(info.Size()), atOnce: pacedReads()}}
+	p := &readPacer{dir: dir, tree: -1, pages: pages{size: uint64(info.Size()), atOnce: pacedReads()}}
 	if err := p.open(image); err != nil {
 		p.close()
 		return nil
@@ -115,7 +115,7 @@ func newPace(dir, image string) *pace {
 	return p
 }
 
-func (p *pace) open(image string) error {
+func (p *readPacer) open(image string) error {
 	group, err := unix.FanotifyInit(unix.FAN_CLASS_PRE_CONTENT|unix.FAN_CLOEXEC|unix.FAN_NONBLOCK, unix.O_RDONLY|unix.O_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("ask for events: %w", err)
@@ -149,7 +149,7 @@ func (p *pace) open(image string) error {
 }
 
 // opened is to be called when runsc has opened the image, or has failed.
-func (p *pace) opened() {
+func (p *readPacer) opened() {
 	if p.tree >= 0 {
 		_ = unix.Close(p.tree)
 		p.tree = -1
@@ -158,7 +158,7 @@ func (p *pace) opened() {
 }
 
 // close lets all that is not read yet be read. run must have returned.
-func (p *pace) close() {
+func (p *readPacer) close() {
 	p.opened()
 	if p.events != nil {
 		_ = p.events.Close()
@@ -181,7 +181,7 @@ func filesToSpare() bool {
 }
 
 // run answers until all is read, the reader has ended or ctx has. It may be called again after that.
-func (p *pace) run(ctx context.Context) (read bool) {
+func (p *readPacer) run(ctx context.Context) (read bool) {
 	stop := context.AfterFunc(ctx, func() { _ = p.events.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	buf := make([]byte, 16<<10)
@@ -217,7 +217,7 @@ func (p *pace) run(ctx context.Context) (read bool) {
 }
 
 // take notes events, and reports whether the pages were closed. Their form is that of fanotify(7).
-func (p *pace) take(events []byte) (ended bool) {
+func (p *readPacer) take(events []byte) (ended bool) {
 	const metadata, ranged = 24, 48
 	e := binary.NativeEndian
 	for len(events) >= metadata {
@@ -240,7 +240,7 @@ func (p *pace) take(events []byte) (ended bool) {
 }
 
 // allow lets reads go on. It fails only for those who do not wait any more.
-func (p *pace) allow(fds ...int32) {
+func (p *readPacer) allow(fds ...int32) {
 	for _, fd := range fds {
 		var answer [8]byte
 		binary.NativeEndian.PutUint32(answer[:], uint32(fd))

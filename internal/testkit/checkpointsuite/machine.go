@@ -72,8 +72,8 @@ func (m *Machine) Remove(_ context.Context, ref sandbox.Ref) error {
 	return nil
 }
 
-// Doubt does nothing.
-func (m *Machine) Doubt(string, string) {}
+// ObjectDeleted does nothing.
+func (m *Machine) ObjectDeleted(string, string) {}
 
 // Observe tells what runs.
 func (m *Machine) Observe(_ context.Context, ref sandbox.Ref) (sandbox.Observed, error) {

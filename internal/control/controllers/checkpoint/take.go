@@ -170,7 +170,7 @@ func (r *reconciler) capture(ctx context.Context, c *barchan.Checkpoint, s *agen
 	case err == nil:
 		failpoint.Reach("checkpointobject/captured")
 		r.log.InfoContext(ctx, "checkpoint taken", telemetry.Namespace, c.Namespace, telemetry.Name, c.Name, telemetry.Sandbox, sandbox.IDOf(s.UID),
-			telemetry.Took, time.Since(began), "paused", got.Paused)
+			telemetry.Duration, time.Since(began), "paused", got.Paused)
 		return r.finish(ctx, c, got)
 	case ctx.Err() != nil: // a server that stops leaves it to the next one
 		return err

@@ -34,8 +34,8 @@ type reconciler struct {
 	quota  Quota
 	events events.EventRecorder
 	took   *prometheus.HistogramVec
-	memory *memory
-	turns  *turns
+	memory *attemptCache
+	turns  *poolSlots
 	// patience is as in Config.
 	patience time.Duration
 }
@@ -229,7 +229,7 @@ func (r *reconciler) announce(ctx context.Context, w *work, s *agents.Sandbox) e
 	launch := s.Labels[agents.LabelLaunchType]
 	took := time.Since(w.known.since)
 	r.took.WithLabelValues(launch).Observe(took.Seconds())
-	r.log.InfoContext(ctx, "claim served", telemetry.Namespace, s.Namespace, telemetry.Name, w.who.Name, telemetry.Sandbox, s.Name, "launch", launch, telemetry.Took, took)
+	r.log.InfoContext(ctx, "claim served", telemetry.Namespace, s.Namespace, telemetry.Name, w.who.Name, telemetry.Sandbox, s.Name, "launch", launch, telemetry.Duration, took)
 	r.tell(w, corev1.EventTypeNormal, "Claimed", fmt.Sprintf("sandbox %s, started %s, is the claim's", s.Name, launch))
 	return nil
 }

@@ -63,7 +63,7 @@ func together(n int, do func(i int) error) error {
 
 // create makes the members that are to be made. That the API server will not have them is
 // trouble and no error: asking again at once would not help.
-func (r *reconciler) create(ctx context.Context, s *situation) error {
+func (r *reconciler) create(ctx context.Context, s *reconcileState) error {
 	var mu sync.Mutex
 	err := inBatches(min(s.todo.create, perPass), func() error {
 		m, err := r.createOne(ctx, s)
@@ -88,7 +88,7 @@ func (r *reconciler) create(ctx context.Context, s *situation) error {
 	return err
 }
 
-func (r *reconciler) createOne(ctx context.Context, s *situation) (member, error) {
+func (r *reconciler) createOne(ctx context.Context, s *reconcileState) (member, error) {
 	ctx, cancel, err := begin(ctx)
 	if err != nil {
 		return member{}, err
@@ -98,7 +98,7 @@ func (r *reconciler) createOne(ctx context.Context, s *situation) (member, error
 	pool.StartWarm(box, s.warm.checkpoint)
 	if err := r.client.Create(ctx, box); err != nil {
 		if code := apierrors.APIStatus(nil); !errors.As(err, &code) || code.Status().Code >= http.StatusInternalServerError {
-			r.ledger.doubt(s.pool.UID) // it may have been made
+			r.ledger.invalidate(s.pool.UID) // it may have been made
 		}
 		return member{}, fmt.Errorf("make a member of warm pool %s/%s: %w", s.pool.Namespace, s.pool.Name, err)
 	}
@@ -126,7 +126,7 @@ func rejects(answer apierrors.APIStatus) bool {
 }
 
 // remove deletes the members that are to go, each only as it was when that was decided.
-func (r *reconciler) remove(ctx context.Context, s *situation) error {
+func (r *reconciler) remove(ctx context.Context, s *reconcileState) error {
 	var mu sync.Mutex
 	going := map[types.UID]struct{}{}
 	err := together(len(s.todo.remove), func(i int) error {
@@ -140,11 +140,11 @@ func (r *reconciler) remove(ctx context.Context, s *situation) error {
 			return nil
 		case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
 			// It changed, perhaps got an owner: an event is on its way.
-			r.ledger.spared(s.pool.UID, m.uid)
+			r.ledger.deletionFailed(s.pool.UID, m.uid)
 			return nil
 		default: // it may go or stay
-			r.ledger.spared(s.pool.UID, m.uid)
-			r.ledger.doubt(s.pool.UID)
+			r.ledger.deletionFailed(s.pool.UID, m.uid)
+			r.ledger.invalidate(s.pool.UID)
 			return err
 		}
 	})

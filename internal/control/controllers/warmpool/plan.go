@@ -12,12 +12,12 @@ import (
 type state int
 
 const (
-	starting state = iota // not ready yet, or no more for a while
-	waiting               // no node has room for it
-	barred                // may not start before somebody allows it
-	ready                 // can be handed out if it is current
-	failed                // ended, or stuck
-	ending                // being deleted
+	starting     state = iota // not ready yet, or no more for a while
+	waiting                   // no node has room for it
+	startRefused              // may not start before somebody allows it
+	ready                     // can be handed out if it is current
+	failed                    // ended, or stuck
+	ending                    // being deleted
 )
 
 // member is what decides about a member of a pool.
@@ -32,8 +32,8 @@ type member struct {
 	note     string    // why it is not ready
 }
 
-// wish is what a pool should be.
-type wish struct {
+// poolTarget is what a pool should be.
+type poolTarget struct {
 	desired     int
 	surge       int           // how many more may exist while stale ones are replaced
 	unavailable int           // how many of the desired need not be ready meanwhile
@@ -55,7 +55,7 @@ type actions struct {
 
 // plan decides. It never lets more exist than doc.go says, and never makes fewer members ready
 // than may be; done over and over, it leads to the desired number of current members.
-func plan(w wish, members []member, now time.Time) actions {
+func plan(w poolTarget, members []member, now time.Time) actions {
 	var a actions
 	keep := make([]member, 0, len(members))
 	endings := 0
@@ -64,7 +64,7 @@ func plan(w wish, members []member, now time.Time) actions {
 		case m.state == ending:
 			endings++
 		case m.state == failed && w.revision != "" && (!w.hold || m.revision != w.revision) && m.version != "",
-			m.state == barred && w.stale(m) && m.version != "":
+			m.state == startRefused && w.stale(m) && m.version != "":
 			a.remove = append(a.remove, m)
 		default:
 			keep = append(keep, m)
@@ -84,8 +84,8 @@ func plan(w wish, members []member, now time.Time) actions {
 	return a
 }
 
-// worstFirst orders members by who goes first.
-func (w wish) worstFirst(a, b member) int {
+// byDeletionOrder orders members by who goes first.
+func (w poolTarget) worstFirst(a, b member) int {
 	return cmp.Or(
 		-cmp.Compare(rank(a.state == failed), rank(b.state == failed)),
 		-cmp.Compare(rank(w.stale(a)), rank(w.stale(b))),
@@ -102,10 +102,10 @@ func rank(yes bool) int {
 	return 0
 }
 
-func (w wish) stale(m member) bool { return w.revision != "" && m.revision != w.revision }
+func (w poolTarget) stale(m member) bool { return w.revision != "" && m.revision != w.revision }
 
 // shrink picks of keep, which is in order, what goes, and returns the rest.
-func (w wish) shrink(a *actions, keep []member) []member {
+func (w poolTarget) shrink(a *actions, keep []member) []member {
 	old, current, available := 0, 0, 0
 	for _, m := range keep {
 		if w.stale(m) {
@@ -148,7 +148,7 @@ func (w wish) shrink(a *actions, keep []member) []member {
 }
 
 // missing is how many current members are to be made, if there is room.
-func (w wish) missing(keep []member) int {
+func (w poolTarget) missing(keep []member) int {
 	n := w.desired
 	for _, m := range keep {
 		if !w.recreate || !w.stale(m) {
@@ -159,7 +159,7 @@ func (w wish) missing(keep []member) int {
 }
 
 // limit is how many members may exist.
-func (w wish) limit() int {
+func (w poolTarget) limit() int {
 	if w.recreate {
 		return w.desired + w.surge
 	}
@@ -167,7 +167,7 @@ func (w wish) limit() int {
 }
 
 // counted is how many of the members that are being deleted take a place.
-func (w wish) counted(members []member, endings int, now time.Time) int {
+func (w poolTarget) counted(members []member, endings int, now time.Time) int {
 	late := 0
 	for _, m := range members {
 		if m.state == ending && now.Sub(m.since) >= w.goneAfter {
@@ -178,7 +178,7 @@ func (w wish) counted(members []member, endings int, now time.Time) int {
 }
 
 // trying is how many current members are on their way.
-func trying(w wish, keep []member) (n int) {
+func trying(w poolTarget, keep []member) (n int) {
 	for _, m := range keep {
 		if !w.stale(m) && (m.state == starting || m.state == waiting) {
 			n++
@@ -188,7 +188,7 @@ func trying(w wish, keep []member) (n int) {
 }
 
 // next is when the members give reason to decide anew, without any event; zero for never.
-func next(w wish, members []member, now time.Time) (at time.Time) {
+func next(w poolTarget, members []member, now time.Time) (at time.Time) {
 	for _, m := range members {
 		var end time.Time
 		switch m.state {
@@ -196,7 +196,7 @@ func next(w wish, members []member, now time.Time) (at time.Time) {
 			end = m.since.Add(w.stuckAfter)
 		case ending:
 			end = m.since.Add(w.goneAfter)
-		case waiting, barred, ready, failed:
+		case waiting, startRefused, ready, failed:
 			continue
 		}
 		if end.After(now) {

@@ -16,7 +16,7 @@ var epoch = time.Unix(1_700_000_000, 0)
 // pick writes members as words: state, revision, and age in seconds, such as "ready/new/5".
 func pick(t *testing.T, text string) (all []member) {
 	t.Helper()
-	states := map[string]state{"starting": starting, "waiting": waiting, "barred": barred, "ready": ready, "failed": failed, "ending": ending}
+	states := map[string]state{"starting": starting, "waiting": waiting, "barred": startRefused, "ready": ready, "failed": failed, "ending": ending}
 	for i, word := range strings.Fields(text) {
 		part := strings.Split(word, "/")
 		var age int
@@ -38,51 +38,51 @@ func pick(t *testing.T, text string) (all []member) {
 
 func TestPlan(t *testing.T) {
 	for name, give := range map[string]struct {
-		wish    wish
+		wish    poolTarget
 		members string
 		create  int
 		remove  string // names, in order
 	}{
-		"empty":                              {wish{desired: 3}, "", 3, ""},
-		"full":                               {wish{desired: 2}, "ready/new/1 ready/new/1", 0, ""},
-		"some on their way":                  {wish{desired: 3}, "starting/new/1 waiting/new/1", 1, ""},
-		"none wanted":                        {wish{}, "ready/new/1 starting/new/1", 0, "m1 m0"},
-		"excess: unready first":              {wish{desired: 1}, "ready/new/1 starting/new/9 waiting/new/5", 0, "m2 m1"},
-		"excess: then the newest":            {wish{desired: 1}, "ready/new/2 ready/new/3 ready/new/1", 0, "m2 m0"},
-		"excess: stale before unready":       {wish{desired: 1}, "starting/new/1 ready/old/9", 0, "m1"},
-		"failed are replaced when gone":      {wish{desired: 2}, "failed/new/1 ready/new/1", 0, "m0"},
-		"failed are kept for a while":        {wish{desired: 2, hold: true, probe: true}, "failed/new/1 ready/new/1", 0, ""},
-		"failed ones of old are not":         {wish{desired: 2, hold: true, probe: true}, "failed/old/1 ready/new/1", 0, "m0"},
-		"failed go first":                    {wish{desired: 1, hold: true, probe: true}, "starting/new/1 failed/new/9", 0, "m1"},
-		"after failures one at a time":       {wish{desired: 9, probe: true}, "", 1, ""},
-		"after failures no second":           {wish{desired: 9, probe: true}, "starting/new/1", 0, ""},
-		"barred are kept":                    {wish{desired: 2}, "barred/new/9000 barred/new/9000", 0, ""},
-		"barred ones of old are not":         {wish{desired: 2}, "barred/old/9000 ready/new/1", 0, "m0"},
-		"barred go before ready":             {wish{desired: 1}, "ready/new/1 barred/new/9000", 0, "m1"},
-		"no revision: barred stay":           {wish{desired: 1, revision: "-"}, "barred/old/1", 0, ""},
-		"terminating count":                  {wish{desired: 2}, "ending/new/1 ready/new/1", 0, ""},
-		"terminating count no longer":        {wish{desired: 2}, "ending/new/600 ready/new/1", 1, ""},
-		"terminating count after all":        {wish{desired: 2}, "ending/new/600 ending/new/600 ending/new/600 ending/new/600", 0, ""},
-		"no revision: nothing made":          {wish{desired: 3, revision: "-"}, "ready/old/1", 0, ""},
-		"no revision: failed stay":           {wish{desired: 3, revision: "-"}, "failed/old/1 ready/old/1", 0, ""},
-		"no revision: fewer":                 {wish{desired: 1, revision: "-"}, "ready/old/1 starting/older/1", 0, "m1"},
-		"recreate: all at once":              {wish{desired: 2, unavailable: 2, recreate: true}, "ready/old/1 ready/old/2", 0, "m0 m1"},
-		"recreate: makes up for the gone":    {wish{desired: 2, unavailable: 2, recreate: true}, "ending/old/1", 1, ""},
-		"recreate: one at a time":            {wish{desired: 3, unavailable: 1, recreate: true}, "ready/old/1 ready/old/2 ready/old/3", 0, "m0"},
-		"recreate: waits for readiness":      {wish{desired: 3, unavailable: 1, recreate: true}, "ready/old/1 ready/old/2 starting/new/3", 0, ""},
-		"recreate: unready old go free":      {wish{desired: 3, surge: 1, recreate: true}, "ready/old/1 ready/old/2 starting/old/3", 1, "m2"},
-		"recreate: surge comes first":        {wish{desired: 2, surge: 1, recreate: true}, "ready/old/1 ready/old/2", 1, ""},
-		"recreate: surge is used up":         {wish{desired: 2, surge: 1, recreate: true}, "ready/old/1 ready/old/2 starting/new/1", 0, ""},
-		"recreate: surge makes one free":     {wish{desired: 2, surge: 1, recreate: true}, "ready/old/1 ready/old/2 ready/new/1", 0, "m0"},
-		"recreate: no surge beyond":          {wish{desired: 2, surge: 5, recreate: true}, "ready/new/1", 1, ""},
-		"replenish: unused, left alone":      {wish{desired: 3}, "ready/old/1 ready/old/2 ready/old/3", 0, ""},
-		"replenish: free places get new":     {wish{desired: 3}, "ready/old/1", 2, ""},
-		"replenish: a claim brings one":      {wish{desired: 3, inUse: 1}, "ready/old/1 ready/old/2 ready/old/3", 0, "m0"},
-		"replenish: and no more":             {wish{desired: 3, inUse: 1}, "ending/old/1 ready/old/2 ready/old/3", 0, ""},
-		"replenish: as long as it starts":    {wish{desired: 3, inUse: 1}, "starting/new/1 ready/old/2 ready/old/3", 0, ""},
-		"replenish: use of more":             {wish{desired: 3, inUse: 9}, "ready/new/1 ready/old/2 ready/old/3", 0, "m1 m2"},
-		"replenish: stale are the first":     {wish{desired: 2}, "ready/new/1 ready/old/2 ready/old/3", 0, "m1"},
-		"replenish: the broken old give way": {wish{desired: 2}, "failed/old/1 ready/old/2", 0, "m0"},
+		"empty":                              {poolTarget{desired: 3}, "", 3, ""},
+		"full":                               {poolTarget{desired: 2}, "ready/new/1 ready/new/1", 0, ""},
+		"some on their way":                  {poolTarget{desired: 3}, "starting/new/1 waiting/new/1", 1, ""},
+		"none wanted":                        {poolTarget{}, "ready/new/1 starting/new/1", 0, "m1 m0"},
+		"excess: unready first":              {poolTarget{desired: 1}, "ready/new/1 starting/new/9 waiting/new/5", 0, "m2 m1"},
+		"excess: then the newest":            {poolTarget{desired: 1}, "ready/new/2 ready/new/3 ready/new/1", 0, "m2 m0"},
+		"excess: stale before unready":       {poolTarget{desired: 1}, "starting/new/1 ready/old/9", 0, "m1"},
+		"failed are replaced when gone":      {poolTarget{desired: 2}, "failed/new/1 ready/new/1", 0, "m0"},
+		"failed are kept for a while":        {poolTarget{desired: 2, hold: true, probe: true}, "failed/new/1 ready/new/1", 0, ""},
+		"failed ones of old are not":         {poolTarget{desired: 2, hold: true, probe: true}, "failed/old/1 ready/new/1", 0, "m0"},
+		"failed go first":                    {poolTarget{desired: 1, hold: true, probe: true}, "starting/new/1 failed/new/9", 0, "m1"},
+		"after failures one at a time":       {poolTarget{desired: 9, probe: true}, "", 1, ""},
+		"after failures no second":           {poolTarget{desired: 9, probe: true}, "starting/new/1", 0, ""},
+		"barred are kept":                    {poolTarget{desired: 2}, "barred/new/9000 barred/new/9000", 0, ""},
+		"barred ones of old are not":         {poolTarget{desired: 2}, "barred/old/9000 ready/new/1", 0, "m0"},
+		"barred go before ready":             {poolTarget{desired: 1}, "ready/new/1 barred/new/9000", 0, "m1"},
+		"no revision: barred stay":           {poolTarget{desired: 1, revision: "-"}, "barred/old/1", 0, ""},
+		"terminating count":                  {poolTarget{desired: 2}, "ending/new/1 ready/new/1", 0, ""},
+		"terminating count no longer":        {poolTarget{desired: 2}, "ending/new/600 ready/new/1", 1, ""},
+		"terminating count after all":        {poolTarget{desired: 2}, "ending/new/600 ending/new/600 ending/new/600 ending/new/600", 0, ""},
+		"no revision: nothing made":          {poolTarget{desired: 3, revision: "-"}, "ready/old/1", 0, ""},
+		"no revision: failed stay":           {poolTarget{desired: 3, revision: "-"}, "failed/old/1 ready/old/1", 0, ""},
+		"no revision: fewer":                 {poolTarget{desired: 1, revision: "-"}, "ready/old/1 starting/older/1", 0, "m1"},
+		"recreate: all at once":              {poolTarget{desired: 2, unavailable: 2, recreate: true}, "ready/old/1 ready/old/2", 0, "m0 m1"},
+		"recreate: makes up for the gone":    {poolTarget{desired: 2, unavailable: 2, recreate: true}, "ending/old/1", 1, ""},
+		"recreate: one at a time":            {poolTarget{desired: 3, unavailable: 1, recreate: true}, "ready/old/1 ready/old/2 ready/old/3", 0, "m0"},
+		"recreate: waits for readiness":      {poolTarget{desired: 3, unavailable: 1, recreate: true}, "ready/old/1 ready/old/2 starting/new/3", 0, ""},
+		"recreate: unready old go free":      {poolTarget{desired: 3, surge: 1, recreate: true}, "ready/old/1 ready/old/2 starting/old/3", 1, "m2"},
+		"recreate: surge comes first":        {poolTarget{desired: 2, surge: 1, recreate: true}, "ready/old/1 ready/old/2", 1, ""},
+		"recreate: surge is used up":         {poolTarget{desired: 2, surge: 1, recreate: true}, "ready/old/1 ready/old/2 starting/new/1", 0, ""},
+		"recreate: surge makes one free":     {poolTarget{desired: 2, surge: 1, recreate: true}, "ready/old/1 ready/old/2 ready/new/1", 0, "m0"},
+		"recreate: no surge beyond":          {poolTarget{desired: 2, surge: 5, recreate: true}, "ready/new/1", 1, ""},
+		"replenish: unused, left alone":      {poolTarget{desired: 3}, "ready/old/1 ready/old/2 ready/old/3", 0, ""},
+		"replenish: free places get new":     {poolTarget{desired: 3}, "ready/old/1", 2, ""},
+		"replenish: a claim brings one":      {poolTarget{desired: 3, inUse: 1}, "ready/old/1 ready/old/2 ready/old/3", 0, "m0"},
+		"replenish: and no more":             {poolTarget{desired: 3, inUse: 1}, "ending/old/1 ready/old/2 ready/old/3", 0, ""},
+		"replenish: as long as it starts":    {poolTarget{desired: 3, inUse: 1}, "starting/new/1 ready/old/2 ready/old/3", 0, ""},
+		"replenish: use of more":             {poolTarget{desired: 3, inUse: 9}, "ready/new/1 ready/old/2 ready/old/3", 0, "m1 m2"},
+		"replenish: stale are the first":     {poolTarget{desired: 2}, "ready/new/1 ready/old/2 ready/old/3", 0, "m1"},
+		"replenish: the broken old give way": {poolTarget{desired: 2}, "failed/old/1 ready/old/2", 0, "m0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := give.wish
@@ -109,7 +109,7 @@ func TestPlan(t *testing.T) {
 func TestPlanLeavesTheUnseen(t *testing.T) {
 	members := pick(t, "starting/new/1 starting/old/1 ready/new/1")
 	members[0].version, members[1].version = "", ""
-	got := plan(wish{revision: "new", recreate: true}, members, epoch)
+	got := plan(poolTarget{revision: "new", recreate: true}, members, epoch)
 	if len(got.remove) != 1 || got.remove[0].name != "m2" {
 		t.Errorf("remove %v", got.remove)
 	}
@@ -117,7 +117,7 @@ func TestPlanLeavesTheUnseen(t *testing.T) {
 
 // simulation is a pool over which plan is run again and again while the world goes its way.
 type simulation struct {
-	wish    wish
+	wish    poolTarget
 	members []member
 	rand    *rand.Rand
 	now     time.Time
@@ -175,7 +175,7 @@ func (s *simulation) event() {
 		if s.rand.IntN(8) == 0 {
 			m.state = failed
 		} else if s.rand.IntN(8) == 0 {
-			m.state = barred
+			m.state = startRefused
 		}
 	case ending:
 		s.members = slices.Delete(s.members, i, i+1)
@@ -184,14 +184,14 @@ func (s *simulation) event() {
 			s.members = slices.Delete(s.members, i, i+1)
 			s.wish.inUse++
 		}
-	case barred, failed:
+	case startRefused, failed:
 	}
 }
 
 func (s *simulation) settle() {
 	for i := 0; i < len(s.members); i++ {
 		switch m := &s.members[i]; m.state {
-		case starting, waiting, barred:
+		case starting, waiting, startRefused:
 			m.state, m.since = ready, time.Time{}
 		case ending:
 			s.members = slices.Delete(s.members, i, i+1)
@@ -205,7 +205,7 @@ func (s *simulation) settle() {
 func TestPlanProperties(t *testing.T) {
 	for seed := range uint64(1000) {
 		r := rand.New(rand.NewPCG(seed, 7))
-		s := &simulation{rand: r, now: epoch, wish: wish{revision: "r0", goneAfter: time.Hour}}
+		s := &simulation{rand: r, now: epoch, wish: poolTarget{revision: "r0", goneAfter: time.Hour}}
 		for step := range 60 {
 			s.now = s.now.Add(time.Second)
 			if step%15 == 0 {

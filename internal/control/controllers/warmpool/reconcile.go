@@ -46,18 +46,18 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	return result, err
 }
 
-// situation is what a pass decides upon, and what it did.
-type situation struct {
+// reconcileState is what a pass decides upon, and what it did.
+type reconcileState struct {
 	pool     *extensions.SandboxWarmPool
 	template *extensions.SandboxTemplate
 	usage    usage
-	wish     wish
+	wish     poolTarget
 	members  []member
-	trouble  *trouble
+	trouble  *failureBackoff
 	now      time.Time
 	until    time.Time // when time alone changes what is desired
 	problem  problem   // of the template
-	warm     warmth
+	warm     warmUpState
 	unseen   bool // the cache does not show all that was done
 	todo     actions
 	made     int
@@ -87,8 +87,8 @@ func (r *reconciler) pass(ctx context.Context, p *extensions.SandboxWarmPool) (r
 }
 
 // look gathers what is.
-func (r *reconciler) look(ctx context.Context, p *extensions.SandboxWarmPool) (*situation, error) {
-	s := &situation{pool: p, trouble: r.trouble(p.UID)}
+func (r *reconciler) look(ctx context.Context, p *extensions.SandboxWarmPool) (*reconcileState, error) {
+	s := &reconcileState{pool: p, trouble: r.trouble(p.UID)}
 	revision, err := r.findTemplate(ctx, s)
 	if err != nil {
 		return nil, err
@@ -102,14 +102,14 @@ func (r *reconciler) look(ctx context.Context, p *extensions.SandboxWarmPool) (*
 		return nil, fmt.Errorf("find what was claimed of warm pool %s/%s: %w", p.Namespace, p.Name, err)
 	}
 	s.usage = use(claimed, revision, lastClaim(p))
-	s.wish = wish{revision: revision, inUse: s.usage.current, stuckAfter: r.stuckAfter, goneAfter: r.goneAfter}
+	s.wish = poolTarget{revision: revision, inUse: s.usage.current, stuckAfter: r.stuckAfter, goneAfter: r.goneAfter}
 	s.wish.recreate = p.Spec.UpdateStrategy.Type == extensions.UpdateRecreate
 	s.wish.desired, s.until = desired(p, s.usage, s.now)
 	s.wish.surge, s.wish.unavailable = bounds(p, s.wish.desired)
 	if revision != "" {
 		s.trouble.look(revision, s.members, s.now)
 		s.wish.hold, s.wish.probe = s.trouble.hold(s.now), s.trouble.probe()
-		if s.warm, err = r.warmth(ctx, s); err != nil {
+		if s.warm, err = r.warmUpState(ctx, s); err != nil {
 			return nil, err
 		}
 		s.wish.warming = s.now.Before(s.warm.until)
@@ -125,7 +125,7 @@ func lastClaim(p *extensions.SandboxWarmPool) time.Time {
 }
 
 // findTemplate reads the template; what is wrong with it is noted, and then it has no revision.
-func (r *reconciler) findTemplate(ctx context.Context, s *situation) (revision string, err error) {
+func (r *reconciler) findTemplate(ctx context.Context, s *reconcileState) (revision string, err error) {
 	key := pool.TemplateOf(s.pool)
 	t, revision, err := r.objects.CurrentTemplate(ctx, key)
 	switch {
@@ -205,7 +205,7 @@ func assess(s *agents.Sandbox, now time.Time, stuckAfter time.Duration) member {
 	case sandbox.EntrypointFailed(s):
 		m.state = failed
 	case bar(s) != "":
-		m.state, m.note = barred, bar(s)
+		m.state, m.note = startRefused, bar(s)
 	case unschedulable(s):
 		m.state = waiting
 		m.note = meta.FindStatusCondition(s.Status.Conditions, agents.ConditionPodScheduled).Message
@@ -236,7 +236,7 @@ func endingSince(s *agents.Sandbox) time.Time {
 }
 
 // again is when to look without any event.
-func (s *situation) again() reconcile.Result {
+func (s *reconcileState) again() reconcile.Result {
 	at := sooner(s.until, next(s.wish, s.members, s.now))
 	if s.trouble.hold(s.now) {
 		at = sooner(at, s.trouble.retryAt)

@@ -15,8 +15,8 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 )
 
-// tally counts members by what they are good for.
-type tally struct {
+// memberCounts counts members by what they are good for.
+type memberCounts struct {
 	active, ready         int // of any revision, neither failed nor being deleted
 	current, currentReady int
 	starting, waiting     int    // current ones that are not ready
@@ -26,7 +26,7 @@ type tally struct {
 	bar                   string // why one of those is
 }
 
-func count(w wish, members []member) (t tally) {
+func count(w poolTarget, members []member) (t memberCounts) {
 	for _, m := range members {
 		stale := m.revision != w.revision
 		switch {
@@ -41,7 +41,7 @@ func count(w wish, members []member) (t tally) {
 		case m.state == waiting && !stale:
 			t.waiting++
 			t.waitingFor = m.note
-		case m.state == barred && !stale:
+		case m.state == startRefused && !stale:
 			t.barred++
 			t.bar = m.note
 		case m.state == starting && !stale:
@@ -61,7 +61,7 @@ func count(w wish, members []member) (t tally) {
 }
 
 // statusOf is the status of a pool in a situation.
-func statusOf(s *situation) *extensions.SandboxWarmPoolStatus {
+func statusOf(s *reconcileState) *extensions.SandboxWarmPoolStatus {
 	t := count(s.wish, s.members)
 	status := s.pool.Status.DeepCopy()
 	status.Replicas, status.ReadyReplicas = int32(t.active), int32(t.ready) //nolint:gosec // at most thousands
@@ -84,8 +84,8 @@ func statusOf(s *situation) *extensions.SandboxWarmPoolStatus {
 }
 
 // conditions say what the pool waits for.
-func conditions(s *situation, t tally) []metav1.Condition {
-	text := story(s, t)
+func conditions(s *reconcileState, t memberCounts) []metav1.Condition {
+	text := statusMessage(s, t)
 	isReady := metav1.Condition{Type: extensions.PoolReady, Status: metav1.ConditionFalse, Message: text}
 	progress := metav1.Condition{Type: extensions.PoolProgressing, Status: metav1.ConditionFalse, Message: text}
 	reason, moves := movement(s, t)
@@ -100,7 +100,7 @@ func conditions(s *situation, t tally) []metav1.Condition {
 }
 
 // rest is the reason of a pool that has all it wants.
-func rest(s *situation) string {
+func rest(s *reconcileState) string {
 	if s.wish.desired == 0 {
 		return extensions.ReasonPoolIdle
 	}
@@ -108,7 +108,7 @@ func rest(s *situation) string {
 }
 
 // movement is what is going on in a pool, and whether it goes on by itself.
-func movement(s *situation, t tally) (reason string, moves bool) {
+func movement(s *reconcileState, t memberCounts) (reason string, moves bool) {
 	if reason = blocked(s, t); reason != "" {
 		return reason, false
 	}
@@ -130,7 +130,7 @@ func movement(s *situation, t tally) (reason string, moves bool) {
 }
 
 // blocked is what keeps a pool from going on; empty if nothing does.
-func blocked(s *situation, t tally) string {
+func blocked(s *reconcileState, t memberCounts) string {
 	switch {
 	case s.problem.reason != "":
 		return s.problem.reason
@@ -148,7 +148,7 @@ func blocked(s *situation, t tally) string {
 }
 
 // filling tells the end of a rollout from a pool that never had other members.
-func filling(s *situation) string {
+func filling(s *reconcileState) string {
 	c := meta.FindStatusCondition(s.pool.Status.Conditions, extensions.PoolProgressing)
 	changed := s.pool.Status.CurrentRevision != "" && s.pool.Status.CurrentRevision != s.wish.revision
 	if changed || (c != nil && c.Reason == extensions.ReasonPoolRollingOut) {
@@ -157,8 +157,8 @@ func filling(s *situation) string {
 	return extensions.ReasonPoolFilling
 }
 
-// story says in words what a pool has and waits for.
-func story(s *situation, t tally) string {
+// statusMessage says in words what a pool has and waits for.
+func statusMessage(s *reconcileState, t memberCounts) string {
 	if s.problem.reason != "" {
 		if t.active == 0 {
 			return s.problem.text
@@ -197,7 +197,7 @@ func story(s *situation, t tally) string {
 }
 
 // trial says why members fail and when the next is tried.
-func trial(t *trouble) string {
+func trial(t *failureBackoff) string {
 	if t.refused != "" {
 		return fmt.Sprintf("the API server refuses members: %s; the next try is at %s", t.refused, clock(t.retryAt))
 	}
@@ -215,7 +215,7 @@ func plural(n int, one, many string) string {
 
 // writeStatus writes a status that differs, over what was read in this pass, and tells of what
 // people should see.
-func (r *reconciler) writeStatus(ctx context.Context, s *situation) error {
+func (r *reconciler) writeStatus(ctx context.Context, s *reconcileState) error {
 	status := statusOf(s)
 	if apiequality.Semantic.DeepEqual(&s.pool.Status, status) {
 		return nil
@@ -231,18 +231,18 @@ func (r *reconciler) writeStatus(ctx context.Context, s *situation) error {
 	return nil
 }
 
-// news is what people should see of a change beside the object.
-type news struct {
+// poolEvent is what people should see of a change beside the object.
+type poolEvent struct {
 	warning              bool
 	reason, action, note string
 }
 
 // newsOf tells what lies between two statuses of a pool.
-func newsOf(before, after *extensions.SandboxWarmPoolStatus) (all []news) {
+func newsOf(before, after *extensions.SandboxWarmPoolStatus) (all []poolEvent) {
 	was, is := meta.FindStatusCondition(before.Conditions, extensions.PoolReady), meta.FindStatusCondition(after.Conditions, extensions.PoolReady)
 	if before.Barchan != nil && before.Barchan.DesiredReplicas != after.Barchan.DesiredReplicas {
 		note := fmt.Sprintf("wants %d members instead of %d", after.Barchan.DesiredReplicas, before.Barchan.DesiredReplicas)
-		all = append(all, news{reason: "Scaled", action: "Scale", note: note})
+		all = append(all, poolEvent{reason: "Scaled", action: "Scale", note: note})
 	}
 	if was == nil {
 		was = &metav1.Condition{}
@@ -250,9 +250,9 @@ func newsOf(before, after *extensions.SandboxWarmPoolStatus) (all []news) {
 	switch {
 	case is.Reason == was.Reason:
 	case is.Status == metav1.ConditionTrue && was.Reason == extensions.ReasonPoolRollingOut:
-		all = append(all, news{reason: "RolledOut", action: "RollOut", note: "all members are of revision " + after.CurrentRevision})
+		all = append(all, poolEvent{reason: "RolledOut", action: "RollOut", note: "all members are of revision " + after.CurrentRevision})
 	case bad(is.Reason):
-		all = append(all, news{warning: true, reason: is.Reason, action: "Fill", note: is.Message})
+		all = append(all, poolEvent{warning: true, reason: is.Reason, action: "Fill", note: is.Message})
 	}
 	return all
 }

@@ -85,7 +85,7 @@ func TestUse(t *testing.T) {
 
 // A broken image is tried ever less often, one at a time, and success forgets all.
 func TestTrouble(t *testing.T) {
-	var tr trouble
+	var tr failureBackoff
 	now, round := epoch, 0
 	var waits []time.Duration
 	for range 12 {
@@ -144,7 +144,7 @@ func TestAssess(t *testing.T) {
 		}, time.Hour, waiting, "0/3 nodes"},
 		"not allowed": {func(s *agents.Sandbox) {
 			s.Status.Conditions = []metav1.Condition{cond(agents.ConditionReady, "False", sandbox.ReasonSecrets, "they are another's", epoch)}
-		}, time.Hour, barred, "they are another's"},
+		}, time.Hour, startRefused, "they are another's"},
 		"ended": {func(s *agents.Sandbox) {
 			s.Status.Conditions = []metav1.Condition{cond(agents.ConditionFinished, "True", agents.ReasonPodFailed, "killed", epoch)}
 		}, 0, failed, "killed"},
@@ -201,7 +201,7 @@ func TestLedger(t *testing.T) {
 	if e := l.open("p", epoch); len(e.gone) != 0 {
 		t.Errorf("what is gone is remembered: %v", e.gone)
 	}
-	l.doubt("p")
+	l.invalidate("p")
 	if e := l.open("p", epoch); !e.ask {
 		t.Error("an answer that was lost is not asked for")
 	}
@@ -250,43 +250,43 @@ func TestInBatches(t *testing.T) {
 
 func TestConditions(t *testing.T) {
 	for name, give := range map[string]struct {
-		wish    wish
+		wish    poolTarget
 		members string
-		change  func(*situation)
+		change  func(*reconcileState)
 		ready   metav1.ConditionStatus
 		moves   metav1.ConditionStatus
 		reason  string // of Progressing
 		text    string
 	}{
-		"full":      {wish{desired: 2}, "ready/new/1 ready/new/1", nil, "True", "False", extensions.ReasonPoolFull, "2 of 2 members of the current revision are ready"},
-		"empty":     {wish{}, "", nil, "True", "False", extensions.ReasonPoolIdle, "no members are wanted now"},
-		"filling":   {wish{desired: 5}, "ready/new/1 ready/new/1 ready/new/1 starting/new/1 starting/new/1", nil, "False", "True", extensions.ReasonPoolFilling, "3 of 5 members of the current revision are ready; 2 are starting"},
-		"no room":   {wish{desired: 2}, "ready/new/1 waiting/new/1", nil, "False", "False", extensions.ReasonPoolFilling, "1 of 2 members of the current revision is ready; 1 is waiting for room on a node (no reason given)"},
-		"shrinking": {wish{desired: 1}, "ready/new/1 ending/new/1", nil, "True", "True", extensions.ReasonPoolShrinking, "1 of 1 member of the current revision is ready; 1 is being removed"},
-		"rollout":   {wish{desired: 2, recreate: true}, "ready/new/1 ready/old/1", nil, "False", "True", extensions.ReasonPoolRollingOut, "1 of 2 members of the current revision is ready; 1 is of an older revision"},
+		"full":      {poolTarget{desired: 2}, "ready/new/1 ready/new/1", nil, "True", "False", extensions.ReasonPoolFull, "2 of 2 members of the current revision are ready"},
+		"empty":     {poolTarget{}, "", nil, "True", "False", extensions.ReasonPoolIdle, "no members are wanted now"},
+		"filling":   {poolTarget{desired: 5}, "ready/new/1 ready/new/1 ready/new/1 starting/new/1 starting/new/1", nil, "False", "True", extensions.ReasonPoolFilling, "3 of 5 members of the current revision are ready; 2 are starting"},
+		"no room":   {poolTarget{desired: 2}, "ready/new/1 waiting/new/1", nil, "False", "False", extensions.ReasonPoolFilling, "1 of 2 members of the current revision is ready; 1 is waiting for room on a node (no reason given)"},
+		"shrinking": {poolTarget{desired: 1}, "ready/new/1 ending/new/1", nil, "True", "True", extensions.ReasonPoolShrinking, "1 of 1 member of the current revision is ready; 1 is being removed"},
+		"rollout":   {poolTarget{desired: 2, recreate: true}, "ready/new/1 ready/old/1", nil, "False", "True", extensions.ReasonPoolRollingOut, "1 of 2 members of the current revision is ready; 1 is of an older revision"},
 		"waits for claims": {
-			wish{desired: 2},
+			poolTarget{desired: 2},
 			"ready/old/1 ready/old/1", nil,
 			"False", "False", extensions.ReasonPoolRollingOut, "0 of 2 members of the current revision are ready; 2 are of an older revision, to be replaced as claims come",
 		},
 		"failing": {
-			wish{desired: 1},
-			"failed/new/1", func(s *situation) { s.trouble.cause = "no such image"; s.trouble.fail(epoch) },
+			poolTarget{desired: 1},
+			"failed/new/1", func(s *reconcileState) { s.trouble.cause = "no such image"; s.trouble.fail(epoch) },
 			"False", "False", extensions.ReasonMembersFailing, "0 of 1 member of the current revision are ready; 1 failed; the last failure was: no such image; the next try is at 22:13:21 UTC",
 		},
 		"not allowed": {
-			wish{desired: 3},
-			"ready/new/1 barred/new/9000 barred/new/9000", func(s *situation) { s.members[1].note, s.members[2].note = "secrets", "secrets" },
+			poolTarget{desired: 3},
+			"ready/new/1 barred/new/9000 barred/new/9000", func(s *reconcileState) { s.members[1].note, s.members[2].note = "secrets", "secrets" },
 			"False", "False", extensions.ReasonMembersFailing, "1 of 3 members of the current revision is ready; 2 are not allowed to start, and kept (secrets)",
 		},
 		"refused": {
-			wish{desired: 1},
-			"", func(s *situation) { s.trouble.refuse("spec.x: no", true, epoch) },
+			poolTarget{desired: 1},
+			"", func(s *reconcileState) { s.trouble.refuse("spec.x: no", true, epoch) },
 			"False", "False", extensions.ReasonTemplateInvalid, "0 of 1 member of the current revision are ready; the API server refuses members: spec.x: no; the next try is at 22:13:21 UTC",
 		},
 		"no template": {
-			wish{desired: 1},
-			"ready/old/1", func(s *situation) {
+			poolTarget{desired: 1},
+			"ready/old/1", func(s *reconcileState) {
 				s.wish.revision = ""
 				s.problem = problem{extensions.ReasonTemplateNotFound, "there is no template a/t"}
 			},
@@ -294,7 +294,7 @@ func TestConditions(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := &situation{pool: &extensions.SandboxWarmPool{}, wish: give.wish, members: pick(t, give.members), trouble: &trouble{}, now: epoch}
+			s := &reconcileState{pool: &extensions.SandboxWarmPool{}, wish: give.wish, members: pick(t, give.members), trouble: &failureBackoff{}, now: epoch}
 			s.wish.revision = "new"
 			if give.change != nil {
 				give.change(s)

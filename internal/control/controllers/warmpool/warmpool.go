@@ -121,26 +121,26 @@ type reconciler struct {
 	stuckAfter time.Duration
 	goneAfter  time.Duration
 	coalesce   time.Duration
-	ledger     *ledger
+	ledger     *expectations
 	names      *names
 
 	mu       sync.Mutex
-	troubles map[types.UID]*trouble // by pool, each used by its own pass alone; +checklocks:mu
+	troubles map[types.UID]*failureBackoff // by pool, each used by its own pass alone; +checklocks:mu
 }
 
 func newReconciler(cfg Config, log *slog.Logger) *reconciler {
 	return &reconciler{
 		log: log, client: cfg.Client, objects: cfg.Objects, warmUps: cfg.WarmUps, coldAfter: cfg.ColdAfter, events: cfg.Events, stuckAfter: cfg.StuckAfter, goneAfter: cfg.GoneAfter, coalesce: cfg.Coalesce,
-		ledger: newLedger(), names: &names{keys: map[types.UID]types.NamespacedName{}}, troubles: map[types.UID]*trouble{},
+		ledger: newLedger(), names: &names{keys: map[types.UID]types.NamespacedName{}}, troubles: map[types.UID]*failureBackoff{},
 	}
 }
 
-func (r *reconciler) trouble(pool types.UID) *trouble {
+func (r *reconciler) trouble(pool types.UID) *failureBackoff {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	t := r.troubles[pool]
 	if t == nil {
-		t = &trouble{}
+		t = &failureBackoff{}
 		r.troubles[pool] = t
 	}
 	return t

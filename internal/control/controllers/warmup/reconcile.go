@@ -25,9 +25,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
-// situation is what a pass decides upon.
-type situation struct {
-	at       place
+// reconcileState is what a pass decides upon.
+type reconcileState struct {
+	at       templateKey
 	template *extensions.SandboxTemplate // nil: none that can be warmed up
 	revision string
 	pools    []extensions.SandboxWarmPool
@@ -35,7 +35,7 @@ type situation struct {
 	seed       *agents.Sandbox
 	checkpoint *barchan.Checkpoint
 	stale      []client.Object
-	trouble    *trouble
+	trouble    *failureBackoff
 	now        time.Time
 }
 
@@ -56,8 +56,8 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	return result, nil
 }
 
-func (r *reconciler) look(ctx context.Context, at place) (*situation, error) {
-	s := &situation{at: at, now: time.Now()}
+func (r *reconciler) look(ctx context.Context, at templateKey) (*reconcileState, error) {
+	s := &reconcileState{at: at, now: time.Now()}
 	t, revision, err := r.objects.CurrentTemplate(ctx, at.template)
 	if err != nil && !errors.Is(err, errs.ErrNotFound) && !errors.Is(err, errs.ErrInvalid) {
 		return nil, err
@@ -77,7 +77,7 @@ func (r *reconciler) look(ctx context.Context, at place) (*situation, error) {
 }
 
 // sort finds what warm-ups have led to, and tells what is of the revision.
-func (r *reconciler) sort(ctx context.Context, s *situation) error {
+func (r *reconciler) sort(ctx context.Context, s *reconcileState) error {
 	checkpoints, err := r.objects.WarmCheckpoints(ctx, s.at.namespace, s.at.template)
 	if err != nil {
 		return err
@@ -106,13 +106,13 @@ func (r *reconciler) sort(ctx context.Context, s *situation) error {
 }
 
 // wanted reports whether any pool of the place may want members.
-func (s *situation) wanted() bool {
+func (s *reconcileState) wanted() bool {
 	return slices.ContainsFunc(s.pools, func(p extensions.SandboxWarmPool) bool {
 		return (p.Spec.Barchan != nil && p.Spec.Barchan.Autoscale != nil) || p.Spec.Replicas == nil || *p.Spec.Replicas > 0
 	})
 }
 
-func (r *reconciler) pass(ctx context.Context, s *situation) (reconcile.Result, error) {
+func (r *reconciler) pass(ctx context.Context, s *reconcileState) (reconcile.Result, error) {
 	for _, o := range s.stale {
 		if err := r.remove(ctx, o); err != nil {
 			return reconcile.Result{}, err
@@ -130,13 +130,13 @@ func (r *reconciler) pass(ctx context.Context, s *situation) (reconcile.Result, 
 		if left := s.trouble.retryAt.Sub(s.now); left > 0 {
 			return reconcile.Result{RequeueAfter: left}, nil
 		}
-		return reconcile.Result{}, r.sow(ctx, s)
+		return reconcile.Result{}, r.createSeed(ctx, s)
 	}
-	return r.raise(ctx, s)
+	return r.advanceSeed(ctx, s)
 }
 
 // keep looks after a checkpoint of the current revision.
-func (r *reconciler) keep(ctx context.Context, s *situation) (reconcile.Result, error) {
+func (r *reconciler) keep(ctx context.Context, s *reconcileState) (reconcile.Result, error) {
 	c := s.checkpoint
 	switch {
 	case c.DeletionTimestamp != nil:
@@ -146,7 +146,7 @@ func (r *reconciler) keep(ctx context.Context, s *situation) (reconcile.Result, 
 	case c.Status.Phase != barchan.CheckpointReady:
 		return reconcile.Result{}, nil
 	}
-	victim, err := r.victim(ctx, c)
+	victim, err := r.failedRestore(ctx, c)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
@@ -161,8 +161,8 @@ func (r *reconciler) keep(ctx context.Context, s *situation) (reconcile.Result, 
 	return reconcile.Result{}, r.remove(ctx, s.seed)
 }
 
-// victim is a sandbox that ended without having run, and was to start from a checkpoint as it is.
-func (r *reconciler) victim(ctx context.Context, c *barchan.Checkpoint) (*agents.Sandbox, error) {
+// failedRestore is a sandbox that ended without having run, and was to start from a checkpoint as it is.
+func (r *reconciler) failedRestore(ctx context.Context, c *barchan.Checkpoint) (*agents.Sandbox, error) {
 	all, err := r.objects.RestoringFrom(ctx, client.ObjectKeyFromObject(c))
 	if err != nil {
 		return nil, err
@@ -176,8 +176,8 @@ func (r *reconciler) victim(ctx context.Context, c *barchan.Checkpoint) (*agents
 	return nil, nil //nolint:nilnil // there need not be one
 }
 
-// sow makes a seed.
-func (r *reconciler) sow(ctx context.Context, s *situation) error {
+// createSeed makes a seed.
+func (r *reconciler) createSeed(ctx context.Context, s *reconcileState) error {
 	seed := pool.NewSeed(s.template, s.revision, s.at.namespace, s.owner())
 	if err := r.client.Create(ctx, seed); err != nil {
 		return fmt.Errorf("make a seed: %w", err)
@@ -188,7 +188,7 @@ func (r *reconciler) sow(ctx context.Context, s *situation) error {
 }
 
 // owner is what a seed and its checkpoint go with: the template, or elsewhere the oldest of its pools.
-func (s *situation) owner() *metav1.OwnerReference {
+func (s *reconcileState) owner() *metav1.OwnerReference {
 	if s.at.namespace == s.template.Namespace {
 		return metav1.NewControllerRef(s.template, extensions.GroupVersion.WithKind("SandboxTemplate"))
 	}
@@ -196,7 +196,7 @@ func (s *situation) owner() *metav1.OwnerReference {
 }
 
 // raise brings a seed to its checkpoint.
-func (r *reconciler) raise(ctx context.Context, s *situation) (reconcile.Result, error) {
+func (r *reconciler) advanceSeed(ctx context.Context, s *reconcileState) (reconcile.Result, error) {
 	late := s.seed.CreationTimestamp.Add(startTime + time.Duration(pool.WarmUpOf(s.template).TimeoutSeconds)*time.Second).Sub(s.now)
 	switch phase := sandbox.PhaseOf(s.seed); {
 	case phase == sandbox.Stopping:
@@ -219,7 +219,7 @@ func (r *reconciler) raise(ctx context.Context, s *situation) (reconcile.Result,
 
 // failed leaves a seed or checkpoint that failed to be looked at, until the next try begins with its
 // removal.
-func (r *reconciler) failed(ctx context.Context, s *situation, what client.Object, why string) (reconcile.Result, error) {
+func (r *reconciler) failed(ctx context.Context, s *reconcileState, what client.Object, why string) (reconcile.Result, error) {
 	if s.trouble.fail(what.GetUID(), s.now) {
 		r.log.InfoContext(ctx, "warm-up failed", telemetry.Namespace, s.at.namespace, telemetry.Template, s.template.Name, telemetry.Reason, why)
 		if r.events != nil {
@@ -239,7 +239,7 @@ func message(conditions []metav1.Condition, kind string) string {
 	return "it does not say why"
 }
 
-func (r *reconciler) removeBoth(ctx context.Context, s *situation) (err error) {
+func (r *reconciler) removeBoth(ctx context.Context, s *reconcileState) (err error) {
 	if s.checkpoint != nil {
 		err = r.remove(ctx, s.checkpoint)
 	}

@@ -71,15 +71,15 @@ func New(cfg Config) (controller.Controller, error) {
 	}
 	r := &reconciler{
 		log: cfg.Log.With("component", "warmup-controller"), client: cfg.Client, objects: cfg.Objects, events: cfg.Events,
-		troubles: map[place]*trouble{},
+		troubles: map[templateKey]*failureBackoff{},
 	}
 	return controllers.New(controllers.Work{
 		Name: "warmup", Log: r.log, Workers: workers, RetryFirst: retryFirst, RetryMost: retryMost, Reconciler: r, Sources: r.sources(cfg.Cache),
 	})
 }
 
-// place is where the sandboxes of a template lie that are to be warm.
-type place struct {
+// templateKey is where the sandboxes of a template lie that are to be warm.
+type templateKey struct {
 	template  types.NamespacedName
 	namespace string
 }
@@ -91,37 +91,37 @@ type reconciler struct {
 	events  events.EventRecorder
 
 	mu       sync.Mutex
-	troubles map[place]*trouble // each used by its own pass alone; +checklocks:mu
+	troubles map[templateKey]*failureBackoff // each used by its own pass alone; +checklocks:mu
 }
 
-// trouble is what the warm-ups of one revision have been through. It is lost with the process, which
+// failureBackoff is what the warm-ups of one revision have been through. It is lost with the process, which
 // then tries once more.
-type trouble struct {
+type failureBackoff struct {
 	revision string
 	failures int
 	retryAt  time.Time
 	seen     map[types.UID]bool // the seeds and checkpoints whose failure is counted
 }
 
-func (r *reconciler) trouble(at place, revision string) *trouble {
+func (r *reconciler) trouble(at templateKey, revision string) *failureBackoff {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	t := r.troubles[at]
 	if t == nil || t.revision != revision {
-		t = &trouble{revision: revision, seen: map[types.UID]bool{}}
+		t = &failureBackoff{revision: revision, seen: map[types.UID]bool{}}
 		r.troubles[at] = t
 	}
 	return t
 }
 
-func (r *reconciler) forget(at place) {
+func (r *reconciler) forget(at templateKey) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.troubles, at)
 }
 
 // fail counts the failure of a seed or checkpoint once; the pause that follows it is set then.
-func (t *trouble) fail(of types.UID, now time.Time) (isNew bool) {
+func (t *failureBackoff) fail(of types.UID, now time.Time) (isNew bool) {
 	if t.seen[of] {
 		return false
 	}

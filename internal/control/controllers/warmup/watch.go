@@ -24,19 +24,19 @@ import (
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
 // request asks for a look at a place. A template's name has no slash.
-func (p place) request() reconcile.Request {
+func (p templateKey) request() reconcile.Request {
 	return reconcile.Request{NamespacedName: types.NamespacedName{Namespace: p.namespace, Name: p.template.String()}}
 }
 
-func placeOf(req reconcile.Request) place {
+func placeOf(req reconcile.Request) templateKey {
 	namespace, name, _ := strings.Cut(req.Name, string(types.Separator))
-	return place{template: types.NamespacedName{Namespace: namespace, Name: name}, namespace: req.Namespace}
+	return templateKey{template: types.NamespacedName{Namespace: namespace, Name: name}, namespace: req.Namespace}
 }
 
 // of is the place of something that was made of a template.
-func of(o client.Object) place {
+func of(o client.Object) templateKey {
 	notes := o.GetAnnotations()
-	return place{
+	return templateKey{
 		template:  types.NamespacedName{Namespace: notes[pool.AnnotationTemplateNamespace], Name: notes[agents.AnnotationTemplateRef]},
 		namespace: o.GetNamespace(),
 	}
@@ -47,7 +47,7 @@ func (r *reconciler) sources(from crcache.Cache) []source.Source {
 	return []source.Source{
 		source.Kind(from, &extensions.SandboxTemplate{}, handler.TypedEnqueueRequestsFromMapFunc(r.placesOf)),
 		source.Kind(from, &extensions.SandboxWarmPool{}, handler.TypedEnqueueRequestsFromMapFunc(func(_ context.Context, p *extensions.SandboxWarmPool) []reconcile.Request {
-			return []reconcile.Request{place{template: pool.TemplateOf(p), namespace: p.Namespace}.request()}
+			return []reconcile.Request{templateKey{template: pool.TemplateOf(p), namespace: p.Namespace}.request()}
 		})),
 		source.Kind(from, &barchan.Checkpoint{}, handler.TypedEnqueueRequestsFromMapFunc(func(_ context.Context, c *barchan.Checkpoint) []reconcile.Request {
 			if c.Labels[barchan.LabelPurpose] != barchan.PurposeWarm {
@@ -95,7 +95,7 @@ func (r *reconciler) placesOf(ctx context.Context, t *extensions.SandboxTemplate
 		r.log.ErrorContext(ctx, "pools of a changed template not found", telemetry.Namespace, t.Namespace, telemetry.Template, t.Name, telemetry.Error, err)
 	}
 	for i := range pools {
-		all = append(all, place{template: key, namespace: pools[i].Namespace}.request())
+		all = append(all, templateKey{template: key, namespace: pools[i].Namespace}.request())
 	}
 	return all
 }

@@ -11,7 +11,7 @@ import (
 // ahead knows the claims that are written and that the cache may not show yet. A claim is answered
 // without a wait for the cache; whoever reads soon after it waits instead, so that everybody
 // reads what was answered.
-type ahead struct {
+type unobservedClaims struct {
 	mu     sync.Mutex
 	claims map[sandbox.ID]written // +checklocks:mu
 }
@@ -23,7 +23,7 @@ type written struct {
 }
 
 // note remembers a claim until m's cache shows it. It does not block.
-func (a *ahead) note(ctx context.Context, m *Manager, s *agents.Sandbox) {
+func (a *unobservedClaims) note(ctx context.Context, m *Manager, s *agents.Sandbox) {
 	id, w := sandbox.IDOf(s.UID), written{s.Namespace, make(chan struct{})}
 	a.mu.Lock()
 	if a.claims == nil {
@@ -41,17 +41,17 @@ func (a *ahead) note(ctx context.Context, m *Manager, s *agents.Sandbox) {
 }
 
 // waitForAll returns when all claims that are written by now can be read, or have had their time.
-func (a *ahead) waitForAll(ctx context.Context) {
+func (a *unobservedClaims) waitForAll(ctx context.Context) {
 	a.wait(context.WithoutCancel(ctx), func(sandbox.ID, string) bool { return true })
 }
 
 // waitFor returns when the claims of a namespace that are written by now can be read.
-func (a *ahead) waitFor(ctx context.Context, namespace string) {
+func (a *unobservedClaims) waitFor(ctx context.Context, namespace string) {
 	a.wait(ctx, func(_ sandbox.ID, in string) bool { return in == namespace })
 }
 
 // wait returns when the claims that match and are written by now can be read, or ctx is done.
-func (a *ahead) wait(ctx context.Context, match func(id sandbox.ID, namespace string) bool) {
+func (a *unobservedClaims) wait(ctx context.Context, match func(id sandbox.ID, namespace string) bool) {
 	a.mu.Lock()
 	var all []written
 	for id, w := range a.claims {

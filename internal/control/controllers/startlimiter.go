@@ -14,7 +14,7 @@ import (
 // gate lets few members of pools start at once. A pool that fills would otherwise take every
 // worker and every core from those who wait for a sandbox now. Who finds it closed is
 // reconciled again when somebody has left; nobody holds a worker meanwhile.
-type gate struct {
+type startLimiter struct {
 	most int // at once
 
 	mu      sync.Mutex
@@ -23,12 +23,12 @@ type gate struct {
 	queue   workqueue.TypedRateLimitingInterface[reconcile.Request]
 }
 
-func newGate(most int) *gate {
-	return &gate{most: most, inside: map[types.NamespacedName]struct{}{}}
+func newGate(most int) *startLimiter {
+	return &startLimiter{most: most, inside: map[types.NamespacedName]struct{}{}}
 }
 
 // source only learns where to queue those whose turn has come.
-func (g *gate) source() source.Source {
+func (g *startLimiter) source() source.Source {
 	return source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		g.mu.Lock()
 		defer g.mu.Unlock()
@@ -38,7 +38,7 @@ func (g *gate) source() source.Source {
 }
 
 // enter reports whether a member may start now. The end of its reconcile takes it out.
-func (g *gate) enter(key types.NamespacedName) bool {
+func (g *startLimiter) enter(key types.NamespacedName) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if _, in := g.inside[key]; in || len(g.inside) < g.most {
@@ -53,7 +53,7 @@ func (g *gate) enter(key types.NamespacedName) bool {
 
 // pass ends a reconcile of anything: it takes out who was inside, and calls the next if there is room.
 // Whoever is called passes too, so that one who has gone meanwhile holds nobody up.
-func (g *gate) pass(key types.NamespacedName) {
+func (g *startLimiter) pass(key types.NamespacedName) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.inside, key)

@@ -26,20 +26,20 @@ func (g *Gateway) newBack() *Server {
 	return s
 }
 
-// giveBack has the server of net/http go on with the connection. text is what has been read of it,
+// fallBack has the server of net/http go on with the connection. text is what has been read of it,
 // from the beginning of a request; u is that request, if it has begun.
-func (l *lane) giveBack(text []byte, u *underway) {
-	l.g.lanes.given.Add(1)
+func (l *fastConn) fallBack(text []byte, u *inflightRequest) {
+	l.g.fastConns.given.Add(1)
 	_ = l.nc.SetReadDeadline(time.Time{})
 	h := &clientConn{Conn: l.nc, ahead: append([]byte(nil), text...), state: l.secure, times: l.handed}
 	h.stay.Store(int32(min(1<<min(l.handed, 10), maxStay))) //nolint:gosec // it is small
 	if u != nil {
-		u.conn.hurry(time.Time{})
+		u.conn.setReadDeadline(time.Time{})
 		h.underway.Store(u)
 	}
 	pages.Put(l.page)
 	l.page = nil
-	s := &single{c: h, at: l.nc.LocalAddr()}
+	s := &oneConnListener{c: h, at: l.nc.LocalAddr()}
 	_ = l.g.back.Serve(s) // it ends when it has the connection
 	if s.c != nil {       // it was closed before
 		_ = h.Close()
@@ -47,17 +47,17 @@ func (l *lane) giveBack(text []byte, u *underway) {
 			u.drop()
 		}
 	}
-	l.g.lanes.remove(l)
+	l.g.fastConns.remove(l)
 }
 
-// single is a listener that has one connection to accept.
-type single struct {
+// oneConnListener is a listener that has one connection to accept.
+type oneConnListener struct {
 	c  net.Conn
 	at net.Addr
 }
 
 // Accept implements net.Listener.
-func (s *single) Accept() (net.Conn, error) {
+func (s *oneConnListener) Accept() (net.Conn, error) {
 	c := s.c
 	if c == nil {
 		return nil, io.EOF
@@ -67,7 +67,7 @@ func (s *single) Accept() (net.Conn, error) {
 }
 
 // Close implements net.Listener.
-func (*single) Close() error { return nil }
+func (*oneConnListener) Close() error { return nil }
 
 // Addr implements net.Listener.
-func (s *single) Addr() net.Addr { return s.at }
+func (s *oneConnListener) Addr() net.Addr { return s.at }

@@ -17,9 +17,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// warmth is how far the warm-up of a pool's template is. Its zero value is that of a template without
+// warmUpState is how far the warm-up of a pool's template is. Its zero value is that of a template without
 // one, and of one that each member has to run by itself.
-type warmth struct {
+type warmUpState struct {
 	checkpoint string    // that new members start from; empty for none
 	until      time.Time // when members are made without it
 	doing      string    // what is waited for
@@ -27,30 +27,30 @@ type warmth struct {
 }
 
 // warmth looks for the checkpoint that members of the current revision start from.
-func (r *reconciler) warmth(ctx context.Context, s *situation) (warmth, error) {
+func (r *reconciler) warmUpState(ctx context.Context, s *reconcileState) (warmUpState, error) {
 	if r.warmUps == nil || !pool.KeepsWarmMemory(s.template) {
-		return warmth{}, nil
+		return warmUpState{}, nil
 	}
 	key := types.NamespacedName{Namespace: s.pool.Namespace, Name: pool.WarmName(s.template.Name, s.wish.revision)}
 	c, err := r.warmUps.Checkpoint(ctx, key)
 	if err != nil && !errors.Is(err, errs.ErrNotFound) {
-		return warmth{}, fmt.Errorf("find the checkpoint of a warm-up: %w", err)
+		return warmUpState{}, fmt.Errorf("find the checkpoint of a warm-up: %w", err)
 	}
 	if err == nil && pool.IsWarm(c, s.template, s.wish.revision) {
 		if name := pool.WarmCheckpoint(s.template, s.wish.revision, []barchan.Checkpoint{*c}); name != "" {
-			return warmth{checkpoint: name}, nil
+			return warmUpState{checkpoint: name}, nil
 		}
 		if c.Status.Phase == barchan.CheckpointReady && c.DeletionTimestamp == nil { // of files alone: each member runs the warm-up
-			return warmth{}, nil
+			return warmUpState{}, nil
 		}
 	} else {
 		c = nil
 	}
 	seed, err := r.warmUps.Sandbox(ctx, key)
 	if err != nil && !errors.Is(err, errs.ErrNotFound) {
-		return warmth{}, fmt.Errorf("find the seed of a warm-up: %w", err)
+		return warmUpState{}, fmt.Errorf("find the seed of a warm-up: %w", err)
 	}
-	w := warmth{until: s.trouble.began.Add(r.coldAfter)}
+	w := warmUpState{until: s.trouble.began.Add(r.coldAfter)}
 	w.doing, w.failed = progress(c, seed)
 	return w, nil
 }
@@ -75,8 +75,8 @@ func progress(c *barchan.Checkpoint, seed *agents.Sandbox) (doing, failed string
 	return fmt.Sprintf("it runs in sandbox %s", seed.Name), ""
 }
 
-// story says in words what the warm-up does; empty if that matters to nobody.
-func (w warmth) story(waits bool) string {
+// statusMessage says in words what the warm-up does; empty if that matters to nobody.
+func (w warmUpState) story(waits bool) string {
 	switch {
 	case w.failed != "":
 		return "the template's warm-up fails and is tried again: " + w.failed

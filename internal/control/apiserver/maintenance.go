@@ -46,9 +46,9 @@ const (
 	tidySlack    = 64 << 20 // bytes to leave on the disk beside the new file
 )
 
-// upkeep keeps the embedded etcd below its quota as long as there is anything to drop, and
+// maintenance keeps the embedded etcd below its quota as long as there is anything to drop, and
 // tells the gate when there is not.
-type upkeep struct {
+type maintenance struct {
 	etcd  *embed.Etcd
 	quota int64 // bytes
 	gate  *health.Gate
@@ -57,16 +57,16 @@ type upkeep struct {
 }
 
 // run looks until ctx is done.
-func (u *upkeep) run(ctx context.Context) error {
+func (u *maintenance) run(ctx context.Context) error {
 	return lifecycle.Every(ctx, upkeepEvery, func() { u.gate.Set(conditionStore, u.look(ctx)) })
 }
 
 // look does what is due and returns why new work must be refused, if it must.
-func (u *upkeep) look(ctx context.Context) error {
+func (u *maintenance) look(ctx context.Context) error {
 	full, corrupt := u.alarms()
 	if u.due(full) {
 		u.tried = time.Now()
-		if err := u.tidy(ctx, full); err != nil && ctx.Err() == nil {
+		if err := u.compactAndDefrag(ctx, full); err != nil && ctx.Err() == nil {
 			u.log.WarnContext(ctx, "etcd's file not made smaller", telemetry.Error, err)
 		}
 	}
@@ -90,10 +90,10 @@ func (u *upkeep) look(ctx context.Context) error {
 
 var errStoreFull = errors.New("etcd's file is near its quota or has reached it")
 
-func (u *upkeep) share(percent int64) int64 { return u.quota / 100 * percent }
+func (u *maintenance) share(percent int64) int64 { return u.quota / 100 * percent }
 
 // due reports whether it is time to make the file smaller.
-func (u *upkeep) due(full bool) bool {
+func (u *maintenance) due(full bool) bool {
 	size, pause := u.etcd.Server.Backend().Size(), tidyEvery
 	if full || size >= u.share(refuseAt) {
 		pause = rescueEvery
@@ -101,7 +101,7 @@ func (u *upkeep) due(full bool) bool {
 	return (full || size >= u.share(tidyAt)) && time.Since(u.tried) >= pause
 }
 
-func (u *upkeep) alarms() (full, corrupt bool) {
+func (u *maintenance) alarms() (full, corrupt bool) {
 	for _, a := range u.etcd.Server.Alarms() {
 		full = full || a.Alarm == pb.AlarmType_NOSPACE
 		corrupt = corrupt || a.Alarm == pb.AlarmType_CORRUPT
@@ -111,7 +111,7 @@ func (u *upkeep) alarms() (full, corrupt bool) {
 
 // tidy drops the history of all objects, and then the holes that it leaves in the file, where
 // that is worth it and the disk has room for the new file. Reads and writes wait meanwhile.
-func (u *upkeep) tidy(ctx context.Context, full bool) error {
+func (u *maintenance) compactAndDefrag(ctx context.Context, full bool) error {
 	ctx, cancel := context.WithTimeout(ctx, tidyTimeout)
 	defer cancel()
 	s := u.etcd.Server
@@ -139,7 +139,7 @@ func (u *upkeep) tidy(ctx context.Context, full bool) error {
 }
 
 // disarm lets etcd take writes again.
-func (u *upkeep) disarm(ctx context.Context) error {
+func (u *maintenance) disarm(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, tidyTimeout)
 	defer cancel()
 	_, err := u.etcd.Server.Alarm(ctx, &pb.AlarmRequest{

@@ -30,7 +30,7 @@ func laneWorld(t testing.TB, change ...func(*Config)) *world {
 // impatient has lanes wait for no answer.
 func impatient(c *Config) { c.answerTime = 1 }
 
-// lane returns a client's connection that is a lane by now, and waits for a request.
+// fastConn returns a client's connection that is a lane by now, and waits for a request.
 func (w *world) lane(t testing.TB, b *box, port uint16) net.Conn {
 	t.Helper()
 	c := w.connect(t)
@@ -43,9 +43,9 @@ func (w *world) lane(t testing.TB, b *box, port uint16) net.Conn {
 
 // waiting is how many lanes wait for a request.
 func (w *world) waiting() (n int) {
-	w.gateway.lanes.mu.Lock()
-	defer w.gateway.lanes.mu.Unlock()
-	for l := range w.gateway.lanes.all {
+	w.gateway.fastConns.mu.Lock()
+	defer w.gateway.fastConns.mu.Unlock()
+	for l := range w.gateway.fastConns.all {
 		if l.idle.Load() {
 			n++
 		}
@@ -153,13 +153,13 @@ func TestLaneKeeps(t *testing.T) {
 }
 
 func (w *world) laneCount() int {
-	w.gateway.lanes.mu.Lock()
-	defer w.gateway.lanes.mu.Unlock()
-	return len(w.gateway.lanes.all)
+	w.gateway.fastConns.mu.Lock()
+	defer w.gateway.fastConns.mu.Unlock()
+	return len(w.gateway.fastConns.all)
 }
 
-// handed is how often lanes have given a connection away.
-func (w *world) handed() int64 { return w.gateway.lanes.given.Load() }
+// fallbackConn is how often lanes have given a connection away.
+func (w *world) handed() int64 { return w.gateway.fastConns.given.Load() }
 
 // TestLaneLate: an answer that a lane does not wait for comes all the same.
 func TestLaneLate(t *testing.T) {
@@ -281,7 +281,7 @@ func TestLaneIsCounted(t *testing.T) {
 		t.Fatalf("%d lines: %s", len(lines), out.String())
 	}
 	last := lines[warmUps]
-	for _, want := range []string{`"sandbox":"` + string(b.id), `"status":200`, `"bytes":5`, `"path":"/x"`, `"method":"POST"`, `"remote":"127.0.0.1:`, `"received":3`, `"first_byte":`, `"took":`, `"user_agent":"me"`, `"host":"` + b.host(port)} {
+	for _, want := range []string{`"sandbox":"` + string(b.id), `"status":200`, `"bytes":5`, `"path":"/x"`, `"method":"POST"`, `"remote":"127.0.0.1:`, `"received":3`, `"first_byte":`, `"duration":`, `"user_agent":"me"`, `"host":"` + b.host(port)} {
 		if !strings.Contains(last, want) {
 			t.Errorf("%s is not in %s", want, last)
 		}

@@ -20,8 +20,8 @@ const (
 	broken                 // the connection is to be closed
 )
 
-// underway is a request that has begun on a lane and ends elsewhere.
-type underway struct {
+// inflightRequest is a request that has begun on a lane and ends elsewhere.
+type inflightRequest struct {
 	g        *Gateway
 	entry    *route.Entry
 	pool     *pool
@@ -33,7 +33,7 @@ type underway struct {
 }
 
 // drop ends what nobody takes up.
-func (u *underway) drop() {
+func (u *inflightRequest) drop() {
 	u.conn.close()
 	u.pool.traffic.end(u.g.clock())
 	u.g.metrics.inFlight.Dec()
@@ -42,18 +42,18 @@ func (u *underway) drop() {
 }
 
 // carry takes the request that has been read to its sandbox, if that can be done at once.
-func (l *lane) carry(ctx context.Context) outcome {
+func (l *fastConn) carry(ctx context.Context) outcome {
 	l.idle.Store(false)
 	started := time.Now()
 	if !l.bind(&l.request) {
 		l.handed++
-		l.giveBack(l.page[l.r:l.w], nil)
+		l.fallBack(l.page[l.r:l.w], nil)
 		return given
 	}
 	entry, ok := l.g.cfg.Routes.Lookup(l.bound.target.id)
 	if !ok || !l.passable(entry) || !l.g.flights.begin() {
 		l.handed++
-		l.giveBack(l.page[l.r:l.w], nil)
+		l.fallBack(l.page[l.r:l.w], nil)
 		return given
 	}
 	p := l.g.poolOf(entry)
@@ -62,13 +62,13 @@ func (l *lane) carry(ctx context.Context) outcome {
 		return l.exchange(ctx, entry, p, c, started)
 	}
 	l.g.flights.end()
-	l.giveBack(l.page[l.r:l.w], nil)
+	l.fallBack(l.page[l.r:l.w], nil)
 	return given
 }
 
 // enter counts the request at its sandbox and finds a connection for it. Nil: there is none, or
 // the request has to wait, or is to be refused; then it is not counted.
-func (l *lane) enter(entry *route.Entry, p *pool, started time.Time) *conn {
+func (l *fastConn) enter(entry *route.Entry, p *pool, started time.Time) *conn {
 	if !p.traffic.begin() {
 		return nil
 	}
@@ -84,7 +84,7 @@ func (l *lane) enter(entry *route.Entry, p *pool, started time.Time) *conn {
 }
 
 // exchange sends the request and passes on the answer.
-func (l *lane) exchange(ctx context.Context, entry *route.Entry, p *pool, c *conn, started time.Time) (end outcome) {
+func (l *fastConn) exchange(ctx context.Context, entry *route.Entry, p *pool, c *conn, started time.Time) (end outcome) {
 	out, back := pages.Get().(*[pageSize]byte), (*[pageSize]byte)(nil)
 	end = broken
 	defer func() {
@@ -101,18 +101,18 @@ func (l *lane) exchange(ctx context.Context, entry *route.Entry, p *pool, c *con
 	h, n := &l.request, 0
 	text := l.appendHead(out[:0]) // a new one where it does not fit
 	text = append(text, l.page[l.r+h.size:l.r+h.size+h.length]...)
-	verdict := partial
+	verdict := incomplete
 	if _, err := c.nc.Write(text); err == nil {
 		back = pages.Get().(*[pageSize]byte)
-		n, verdict = l.readAnswer(c, back[:])
+		n, verdict = l.readResponse(c, back[:])
 	}
-	if verdict != whole {
-		u := &underway{g: l.g, entry: entry, pool: p, conn: c, port: l.bound.target.port, received: int64(h.length), started: started}
+	if verdict != complete {
+		u := &inflightRequest{g: l.g, entry: entry, pool: p, conn: c, port: l.bound.target.port, received: int64(h.length), started: started}
 		if n > 0 {
 			u.ahead = append(u.ahead, back[:n]...)
 			l.handed++
 		}
-		l.giveBack(l.page[l.r:l.w], u)
+		l.fallBack(l.page[l.r:l.w], u)
 		return given
 	}
 	size := l.answer.size + l.answer.body
@@ -126,8 +126,8 @@ func (l *lane) exchange(ctx context.Context, entry *route.Entry, p *pool, c *con
 	if l.bound.target.port == envd.Port && string(h.path()) == processpb.ProcessStartProcedure {
 		l.g.metrics.exec.Observe(took.Seconds())
 	}
-	closing := l.g.lanes.closed.Load()
-	_, err := l.nc.Write(l.appendAnswer(out[:0], back[l.answer.size:size], closing))
+	closing := l.g.fastConns.closed.Load()
+	_, err := l.nc.Write(l.appendResponse(out[:0], back[l.answer.size:size], closing))
 	l.report(ctx, started, took)
 	if err != nil || closing {
 		return broken
@@ -135,14 +135,14 @@ func (l *lane) exchange(ctx context.Context, entry *route.Entry, p *pool, c *con
 	return carried
 }
 
-// readAnswer reads a whole answer to b, or as much of it as there is in time. The rest of a body
+// readResponse reads a whole answer to b, or as much of it as there is in time. The rest of a body
 // whose length is known has a moment only: somebody may wait for its beginning.
-func (l *lane) readAnswer(c *conn, b []byte) (n int, v verdict) {
+func (l *fastConn) readResponse(c *conn, b []byte) (n int, v verdict) {
 	a, short := &l.answer, false
 	for n < len(b) {
 		m, err := c.nc.Read(b[n:])
 		n += m
-		if v = a.parse(b[:n], l.request.method); v != partial || err != nil {
+		if v = a.parse(b[:n], l.request.method); v != incomplete || err != nil {
 			return n, v
 		}
 		if a.size > 0 && (a.length < 0 || a.size+a.length > len(b)) {
@@ -150,14 +150,14 @@ func (l *lane) readAnswer(c *conn, b []byte) (n int, v verdict) {
 		}
 		if a.size > 0 && !short {
 			short = true
-			c.hurry(time.Now().Add(bodyTime))
+			c.setReadDeadline(time.Now().Add(bodyTime))
 		}
 	}
-	return n, partial
+	return n, incomplete
 }
 
 // report counts and logs the request.
-func (l *lane) report(ctx context.Context, started time.Time, firstByte time.Duration) {
+func (l *fastConn) report(ctx context.Context, started time.Time, firstByte time.Duration) {
 	l.g.metrics.answered(l.answer.status)
 	level, wanted := l.g.logged(ctx)
 	if !wanted {
@@ -172,7 +172,7 @@ func (l *lane) report(ctx context.Context, started time.Time, firstByte time.Dur
 }
 
 // takeUp returns what a request has begun with on a lane; nil: it begins here.
-func takeUp(r *http.Request, t *target) *underway {
+func takeUp(r *http.Request, t *target) *inflightRequest {
 	c := connOf(r)
 	if c == nil {
 		return nil
@@ -186,7 +186,7 @@ func takeUp(r *http.Request, t *target) *underway {
 }
 
 // resume goes on with a request that has begun on a lane.
-func (x *exchange) resume(u *underway) {
+func (x *exchange) resume(u *inflightRequest) {
 	x.begun, x.started, x.counted = u, u.started, true
 	x.received.Store(u.received)
 	_, _ = io.Copy(io.Discard, x.r.Body) // which is there as a whole

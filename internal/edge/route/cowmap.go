@@ -2,7 +2,7 @@ package route
 
 import "math/bits"
 
-// pages is a persistent map: with and without return a new one that shares all but the page of the
+// cowMap is a persistent map: with and without return a new one that shares all but the page of the
 // changed entry and the two short lists that lead to it, so that a write copies a few kilobytes at
 // any size. What get returns must not be changed. Make an empty one with newPages.
 //
@@ -10,15 +10,15 @@ import "math/bits"
 // branches that the processor guesses wrong meanwhile. There are two such places, a bucket and the
 // entry, and hardly any such branch: the tags of a bucket are compared all at once. The lists above
 // stay in the cache.
-type pages[K comparable, V any] struct {
+type cowMap[K comparable, V any] struct {
 	hash func(K) uint64
-	root *[fan]*[fan]page[K, V]
+	root *[fan]*[fan]bucketPage[K, V]
 	size int
 }
 
 // newPages returns an empty map. A hash must spread over all 64 bits.
-func newPages[K comparable, V any](hash func(K) uint64) pages[K, V] {
-	return pages[K, V]{hash: hash}
+func newPages[K comparable, V any](hash func(K) uint64) cowMap[K, V] {
+	return cowMap[K, V]{hash: hash}
 }
 
 const (
@@ -29,13 +29,13 @@ const (
 	// ways is how many entries a bucket has room for: with their tags it is a line of the
 	// processor's cache.
 	ways = 7
-	// crowd is how many entries a page has for each bucket, at most. Few buckets overflow then.
-	crowd = 4
+	// maxLoad is how many entries a page has for each bucket, at most. Few buckets overflow then.
+	maxLoad = 4
 )
 
-// page is a hash table that is never changed. Its length is a power of two. An entry is in its own
+// bucketPage is a hash table that is never changed. Its length is a power of two. An entry is in its own
 // bucket, or in the first with room after it. Nil: it is empty.
-type page[K comparable, V any] []bucket[K, V]
+type bucketPage[K comparable, V any] []bucket[K, V]
 
 // bucket has its entries from the first on. The tags are bits of their hashes, a byte for each; that
 // of an entry is never zero.
@@ -64,10 +64,10 @@ const (
 func tagOf(hash uint64) uint64 { return hash>>57 | 0x80 }
 
 // get returns nil if the key has no value.
-func (m *pages[K, V]) get(key K) *V { return m.find(m.hash(key), key) }
+func (m *cowMap[K, V]) get(key K) *V { return m.find(m.hash(key), key) }
 
 // find is get for who has the hash already.
-func (m *pages[K, V]) find(hash uint64, key K) *V {
+func (m *cowMap[K, V]) find(hash uint64, key K) *V {
 	if m.root == nil {
 		return nil
 	}
@@ -100,7 +100,7 @@ func (m *pages[K, V]) find(hash uint64, key K) *V {
 func (b *bucket[K, V]) full() bool { return b.entries[ways-1] != nil }
 
 // with returns the map in which key has value.
-func (m pages[K, V]) with(key K, value V) pages[K, V] {
+func (m cowMap[K, V]) with(key K, value V) cowMap[K, V] {
 	if m.get(key) == nil {
 		m.size++
 	}
@@ -108,7 +108,7 @@ func (m pages[K, V]) with(key K, value V) pages[K, V] {
 }
 
 // without returns the map that lacks key.
-func (m pages[K, V]) without(key K) pages[K, V] {
+func (m cowMap[K, V]) without(key K) cowMap[K, V] {
 	if m.get(key) == nil {
 		return m
 	}
@@ -117,9 +117,9 @@ func (m pages[K, V]) without(key K) pages[K, V] {
 }
 
 // changed returns a map with another entry for a key, or with none.
-func (m pages[K, V]) changed(key K, to *entry[K, V]) pages[K, V] {
-	var root [fan]*[fan]page[K, V]
-	var lists [fan]page[K, V]
+func (m cowMap[K, V]) changed(key K, to *entry[K, V]) cowMap[K, V] {
+	var root [fan]*[fan]bucketPage[K, V]
+	var lists [fan]bucketPage[K, V]
 	list, at, _ := place(m.hash(key))
 	if m.root != nil {
 		root = *m.root
@@ -134,7 +134,7 @@ func (m pages[K, V]) changed(key K, to *entry[K, V]) pages[K, V] {
 }
 
 // changed returns a page with another entry for a key, or with none.
-func (p page[K, V]) changed(hash func(K) uint64, key K, to *entry[K, V]) page[K, V] {
+func (p bucketPage[K, V]) changed(hash func(K) uint64, key K, to *entry[K, V]) bucketPage[K, V] {
 	n := 0
 	if to != nil {
 		n++
@@ -148,7 +148,7 @@ func (p page[K, V]) changed(hash func(K) uint64, key K, to *entry[K, V]) page[K,
 	if n == 0 {
 		return nil
 	}
-	fresh := make(page[K, V], 1<<bits.Len(uint((n-1)/crowd))) //nolint:gosec // n is not negative
+	fresh := make(bucketPage[K, V], 1<<bits.Len(uint((n-1)/maxLoad))) //nolint:gosec // n is not negative
 	p.each(func(e *entry[K, V]) bool {
 		if e.key != key {
 			fresh.put(hash(e.key), e)
@@ -162,7 +162,7 @@ func (p page[K, V]) changed(hash func(K) uint64, key K, to *entry[K, V]) page[K,
 }
 
 // put adds an entry that is not there. Only a page that nobody else has yet may be changed.
-func (p page[K, V]) put(hash uint64, e *entry[K, V]) {
+func (p bucketPage[K, V]) put(hash uint64, e *entry[K, V]) {
 	_, _, i := place(hash)
 	mask := uint64(len(p) - 1) //nolint:gosec // it is not empty
 	for p[i&mask].full() {
@@ -178,7 +178,7 @@ func (p page[K, V]) put(hash uint64, e *entry[K, V]) {
 }
 
 // each calls yield for every entry, until it returns false; it reports whether none did.
-func (p page[K, V]) each(yield func(*entry[K, V]) bool) bool {
+func (p bucketPage[K, V]) each(yield func(*entry[K, V]) bool) bool {
 	for i := range p {
 		for _, e := range p[i].entries {
 			if e == nil {
@@ -193,7 +193,7 @@ func (p page[K, V]) each(yield func(*entry[K, V]) bool) bool {
 }
 
 // each calls yield for every entry, in no order, until it returns false.
-func (m *pages[K, V]) each(yield func(K, *V) bool) {
+func (m *cowMap[K, V]) each(yield func(K, *V) bool) {
 	if m.root == nil {
 		return
 	}

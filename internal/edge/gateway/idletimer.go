@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-var tooQuiet = &refusal{status: http.StatusGatewayTimeout, message: "The sandbox sent nothing for too long"}
+var streamIdleReply = &localReply{status: http.StatusGatewayTimeout, message: "The sandbox sent nothing for too long"}
 
-// quiet ends an exchange in which nothing has moved either way for a time. A nil one never does.
-type quiet struct {
+// idleTimer ends an exchange in which nothing has moved either way for a time. A nil one never does.
+type idleTimer struct {
 	limit time.Duration
 	clock func() time.Duration
 	cut   func()
@@ -24,11 +24,11 @@ type quiet struct {
 }
 
 // watch begins to watch if that is wanted; cut ends the exchange.
-func (g *Gateway) watch(cut func()) *quiet {
+func (g *Gateway) watch(cut func()) *idleTimer {
 	if g.cfg.StreamIdle <= 0 {
 		return nil
 	}
-	q := &quiet{limit: g.cfg.StreamIdle, clock: g.clock, cut: cut}
+	q := &idleTimer{limit: g.cfg.StreamIdle, clock: g.clock, cut: cut}
 	q.touch()
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -37,13 +37,13 @@ func (g *Gateway) watch(cut func()) *quiet {
 }
 
 // touch says that something has moved.
-func (q *quiet) touch() {
+func (q *idleTimer) touch() {
 	if q != nil {
 		q.last.Store(int64(q.clock()))
 	}
 }
 
-func (q *quiet) look() {
+func (q *idleTimer) look() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.over {
@@ -58,7 +58,7 @@ func (q *quiet) look() {
 }
 
 // stop ends the watch, and reports whether it has cut the exchange.
-func (q *quiet) stop() bool {
+func (q *idleTimer) stop() bool {
 	if q == nil {
 		return false
 	}
@@ -70,7 +70,7 @@ func (q *quiet) stop() bool {
 }
 
 // reading has a reader tell the watch what moves.
-func (q *quiet) reading(r io.Reader) io.Reader {
+func (q *idleTimer) reading(r io.Reader) io.Reader {
 	if q == nil {
 		return r // as it is, so that what is copied may stay in the kernel
 	}
@@ -79,7 +79,7 @@ func (q *quiet) reading(r io.Reader) io.Reader {
 
 type watched struct {
 	io.Reader
-	q *quiet
+	q *idleTimer
 }
 
 // Read implements io.Reader.

@@ -14,14 +14,14 @@ const (
 	maxTombstones = 1 << 16
 )
 
-// graves are the tombstones of a table. They are swept by its writers. The zero value is ready.
-type graves struct {
-	stones map[sandbox.ID]stone
+// tombstones are the tombstones of a table. They are swept by its writers. The zero value is ready.
+type tombstones struct {
+	stones map[sandbox.ID]tombstone
 	// order has the stones from old to new. An entry whose time is not that of its stone is stale.
-	order []grave
+	order []tombstoneExpiry
 }
 
-type stone struct {
+type tombstone struct {
 	version string
 	final   bool // the object is gone: no version of it can be newer
 	until   time.Time
@@ -42,18 +42,18 @@ func endOf(s *agents.Sandbox) end {
 	return end{s.Namespace, why[:min(len(why), longestWhy)]}
 }
 
-type grave struct {
+type tombstoneExpiry struct {
 	id    sandbox.ID
 	until time.Time
 }
 
 // dig sets a tombstone, or makes the one there is newer. The first reason stays: what follows is
 // about the object.
-func (g *graves) dig(id sandbox.ID, version string, final bool, e end, now time.Time) {
+func (g *tombstones) add(id sandbox.ID, version string, final bool, e end, now time.Time) {
 	if g.stones == nil {
-		g.stones = map[sandbox.ID]stone{}
+		g.stones = map[sandbox.ID]tombstone{}
 	}
-	s := stone{version: version, final: final, until: now.Add(tombstoneTTL), end: e}
+	s := tombstone{version: version, final: final, until: now.Add(tombstoneTTL), end: e}
 	if old, ok := g.stones[id]; ok {
 		s.final = s.final || old.final
 		if old.end.why != "" {
@@ -64,22 +64,22 @@ func (g *graves) dig(id sandbox.ID, version string, final bool, e end, now time.
 		}
 	}
 	g.stones[id] = s
-	g.order = append(g.order, grave{id, s.until})
+	g.order = append(g.order, tombstoneExpiry{id, s.until})
 	for len(g.stones) > maxTombstones {
 		g.drop()
 	}
 }
 
 // holds reports whether a tombstone forbids the version.
-func (g *graves) holds(id sandbox.ID, version string) bool {
+func (g *tombstones) blocks(id sandbox.ID, version string) bool {
 	s, ok := g.stones[id]
 	return ok && (s.final || !newer(version, s.version))
 }
 
-// open removes the tombstone of a sandbox that a newer version has shown alive.
-func (g *graves) open(id sandbox.ID) { delete(g.stones, id) }
+// remove removes the tombstone of a sandbox that a newer version has shown alive.
+func (g *tombstones) remove(id sandbox.ID) { delete(g.stones, id) }
 
-func (g *graves) sweep(now time.Time) {
+func (g *tombstones) sweep(now time.Time) {
 	for len(g.order) > 0 && !now.Before(g.order[0].until) {
 		g.drop()
 	}
@@ -96,7 +96,7 @@ func (g *graves) sweep(now time.Time) {
 }
 
 // drop forgets the oldest entry, and its stone if that was not renewed since.
-func (g *graves) drop() {
+func (g *tombstones) drop() {
 	e := g.order[0]
 	g.order = g.order[1:]
 	if s, ok := g.stones[e.id]; ok && s.until.Equal(e.until) {

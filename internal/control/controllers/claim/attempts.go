@@ -29,19 +29,19 @@ type attempt struct {
 	named *extensions.SandboxClaim
 }
 
-// memory keeps attempts until the cache shows what came of them.
-type memory struct {
+// attemptCache keeps attempts until the cache shows what came of them.
+type attemptCache struct {
 	mu       sync.Mutex
 	attempts map[reconcile.Request]*attempt            // +checklocks:mu
 	over     map[string]map[reconcile.Request]struct{} // +checklocks:mu
 }
 
-func newMemory() *memory {
-	return &memory{attempts: map[reconcile.Request]*attempt{}, over: map[string]map[reconcile.Request]struct{}{}}
+func newMemory() *attemptCache {
+	return &attemptCache{attempts: map[reconcile.Request]*attempt{}, over: map[string]map[reconcile.Request]struct{}{}}
 }
 
 // of returns what is known of a claim.
-func (m *memory) of(who reconcile.Request, claim types.UID) *attempt {
+func (m *attemptCache) of(who reconcile.Request, claim types.UID) *attempt {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	a := m.attempts[who]
@@ -53,7 +53,7 @@ func (m *memory) of(who reconcile.Request, claim types.UID) *attempt {
 }
 
 // forget drops what is known of a claim that is gone, or that the cache shows as it is.
-func (m *memory) forget(who reconcile.Request) {
+func (m *attemptCache) forget(who reconcile.Request) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.attempts, who)
@@ -64,7 +64,7 @@ func (m *memory) forget(who reconcile.Request) {
 }
 
 // refused notes that a claim waits for its namespace's quota.
-func (m *memory) refused(who reconcile.Request) {
+func (m *attemptCache) refused(who reconcile.Request) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.over[who.Namespace] == nil {
@@ -74,7 +74,7 @@ func (m *memory) refused(who reconcile.Request) {
 }
 
 // overQuota returns the claims that wait for the quota of a namespace; they wait no more.
-func (m *memory) overQuota(namespace string) (all []reconcile.Request) {
+func (m *attemptCache) overQuota(namespace string) (all []reconcile.Request) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for who := range m.over[namespace] {

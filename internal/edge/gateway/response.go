@@ -5,8 +5,8 @@ import (
 	"net/http"
 )
 
-// answerHead is the head of a plain response, as slices of the bytes that it was read from.
-type answerHead struct {
+// responseHead is the head of a plain response, as slices of the bytes that it was read from.
+type responseHead struct {
 	status int
 	// line is the first, without its end.
 	line []byte
@@ -23,16 +23,16 @@ type answerHead struct {
 
 // parse reads a response from b: its head, and where its body ends. A response that does not say
 // that in the plainest way is odd, and so is one that is not final.
-func (h *answerHead) parse(b []byte, method []byte) verdict {
-	*h = answerHead{lines: h.lines[:0], length: -1}
+func (h *responseHead) parse(b []byte, method []byte) verdict {
+	*h = responseHead{lines: h.lines[:0], length: -1}
 	line, rest, v := cutLine(b)
-	if v != whole {
+	if v != complete {
 		return v
 	}
 	if !h.statusLine(line) {
-		return odd
+		return unsupported
 	}
-	if rest, v = cutFields(rest, h.field); v != whole {
+	if rest, v = cutFields(rest, h.field); v != complete {
 		return v
 	}
 	h.size = len(b) - len(rest)
@@ -41,7 +41,7 @@ func (h *answerHead) parse(b []byte, method []byte) verdict {
 
 // field takes a header, whose name is canonical, and reports false where the response is odd by it.
 // line is all of it. What isHop names does not go on.
-func (h *answerHead) field(name, value, line []byte) (ok bool) {
+func (h *responseHead) field(name, value, line []byte) (ok bool) {
 	switch string(name) {
 	case "Proxy-Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Http2-Settings":
 		return true
@@ -68,7 +68,7 @@ func (h *answerHead) field(name, value, line []byte) (ok bool) {
 	return true
 }
 
-func (h *answerHead) statusLine(line []byte) bool {
+func (h *responseHead) statusLine(line []byte) bool {
 	const version = "HTTP/1.1 "
 	if len(line) < len(version)+3 || string(line[:len(version)]) != version {
 		return false
@@ -88,52 +88,52 @@ func (h *answerHead) statusLine(line []byte) bool {
 }
 
 // frame tells where the body ends, of which b is the beginning.
-func (h *answerHead) frame(b []byte, head bool) verdict {
+func (h *responseHead) frame(b []byte, head bool) verdict {
 	switch {
 	case h.chunked && (head || h.length >= 0):
-		return odd
+		return unsupported
 	case head && h.status != http.StatusNotModified && h.status != http.StatusNoContent:
-		return whole
+		return complete
 	case h.status == http.StatusNoContent || h.status == http.StatusNotModified:
 		if h.chunked || h.length >= 0 {
-			return odd
+			return unsupported
 		}
-		return whole
+		return complete
 	case h.chunked:
 		return h.chunks(b)
 	case h.length < 0:
-		return odd
+		return unsupported
 	}
 	h.body, h.content = h.length, h.length
 	if len(b) < h.length {
-		return partial
+		return incomplete
 	}
-	return whole
+	return complete
 }
 
 // chunks finds the end of a chunked body that has neither extensions nor trailers.
-func (h *answerHead) chunks(b []byte) verdict {
+func (h *responseHead) chunks(b []byte) verdict {
 	rest := b
 	for {
 		line, after, v := cutLine(rest)
-		if v != whole {
+		if v != complete {
 			return v
 		}
 		n, ok := hexadecimal(line)
 		if !ok {
-			return odd
+			return unsupported
 		}
 		if len(after) < n+2 {
-			return partial
+			return incomplete
 		}
 		if after[n] != '\r' || after[n+1] != '\n' {
-			return odd // or a trailer
+			return unsupported // or a trailer
 		}
 		h.content += n
 		rest = after[n+2:]
 		if n == 0 {
 			h.body = len(b) - len(rest)
-			return whole
+			return complete
 		}
 	}
 }

@@ -19,11 +19,11 @@ import (
 // goes at the next start ([Node.atRest]). A wake takes an address as a create does: the row has it
 // from when it says live again, and until then the books alone.
 
-// leave takes a sandbox out of the network, and ends the connections to it: their ends here would
+// disconnect takes a sandbox out of the network, and ends the connections to it: their ends here would
 // wait for somebody who cannot answer.
-func (w *work) leave(ctx context.Context) error {
+func (w *operation) disconnect(ctx context.Context) error {
 	addr := w.row.Address
-	if lease, ok := w.n.books.Of(w.uid()); ok && !addr.IsValid() {
+	if lease, ok := w.n.allocator.Of(w.uid()); ok && !addr.IsValid() {
 		addr = lease.Address
 	}
 	if err := w.detach(ctx); err != nil {
@@ -37,9 +37,9 @@ func (w *work) leave(ctx context.Context) error {
 	return nil
 }
 
-// vacate takes the address out of the row and the record of a sandbox that does not keep it. What
+// clearAddress takes the address out of the row and the record of a sandbox that does not keep it. What
 // the journal has already without an address gets none by a try to wake it that failed.
-func (w *work) vacate(ctx context.Context, u *unit) error {
+func (w *operation) clearAddress(ctx context.Context, u *sandboxHandle) error {
 	noted := u.current()
 	if !w.n.cfg.ReleaseAddresses && w.row.Kept != agents.SuspendDelete && noted != nil && noted.Address.IsValid() {
 		return nil
@@ -55,8 +55,8 @@ func (w *work) vacate(ctx context.Context, u *unit) error {
 	return err
 }
 
-// giveBack ends the lease of a sandbox whose row has no address.
-func (w *work) giveBack(ctx context.Context) error {
+// releaseLease ends the lease of a sandbox whose row has no address.
+func (w *operation) releaseLease(ctx context.Context) error {
 	if w.row.Address.IsValid() {
 		return nil
 	}
@@ -67,7 +67,7 @@ func (w *work) giveBack(ctx context.Context) error {
 }
 
 // takeAnother takes an address for a sandbox that gave its own back.
-func (w *work) takeAnother(ctx context.Context) error {
+func (w *operation) takeAnother(ctx context.Context) error {
 	if err := w.takeAddress(ctx); err != nil {
 		return err
 	}

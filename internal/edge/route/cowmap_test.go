@@ -22,7 +22,7 @@ func comparePages(t *testing.T, hash func(int) uint64) {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(1, 1))
 	x, m := newPages[int, int](hash), map[int]int{}
-	var frozen pages[int, int]
+	var frozen cowMap[int, int]
 	var then map[int]int
 	for i := range 8000 {
 		k := rng.IntN(800)
@@ -66,7 +66,7 @@ func comparePages(t *testing.T, hash func(int) uint64) {
 	}
 }
 
-func same(t *testing.T, what string, x *pages[int, int], want map[int]int) {
+func same(t *testing.T, what string, x *cowMap[int, int], want map[int]int) {
 	t.Helper()
 	got := map[int]int{}
 	x.each(func(k int, v *int) bool {
@@ -88,12 +88,12 @@ func same(t *testing.T, what string, x *pages[int, int], want map[int]int) {
 
 // TestPagesHaveRoom: one that is full would be searched for ever, and a crowded one for long.
 func TestPagesHaveRoom(t *testing.T) {
-	var p page[int, int]
+	var p bucketPage[int, int]
 	for n := range 500 {
 		p = p.changed(func(int) uint64 { return 0 }, n, &entry[int, int]{n, n}) // all for the same bucket
 		have := 0
 		p.each(func(*entry[int, int]) bool { have++; return true })
-		if have != n+1 || have > crowd*len(p) || len(p)&(len(p)-1) != 0 {
+		if have != n+1 || have > maxLoad*len(p) || len(p)&(len(p)-1) != 0 {
 			t.Fatalf("%d entries in %d buckets, want %d", have, len(p), n+1)
 		}
 	}

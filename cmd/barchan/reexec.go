@@ -16,11 +16,11 @@ func begunAnew() bool {
 	return anew && os.Unsetenv(anewVariable) == nil
 }
 
-// beginAnew starts the program in the place of this process, which keeps its ID, its arguments
+// reexec starts the program in the place of this process, which keeps its ID, its arguments
 // and its output, so that whoever started or watches it sees one server. What cannot be done
 // otherwise is done so: an etcd that has given up leaves files open and locked. It returns only
 // if it fails.
-func beginAnew(cause error) error {
+func reexec(cause error) error {
 	program, err := os.Executable()
 	if err == nil {
 		_, err = os.Stat(program)

@@ -11,9 +11,9 @@ const (
 	longestRetry = 5 * time.Minute
 )
 
-// trouble is what a pool's members of one revision have been through. Its zero value knows of
+// failureBackoff is what a pool's members of one revision have been through. Its zero value knows of
 // none. It is lost with the process, which then tries once more: that harms nobody.
-type trouble struct {
+type failureBackoff struct {
 	revision string
 	failures int       // rounds of failures since the last success
 	retryAt  time.Time // when what failed may be replaced
@@ -25,9 +25,9 @@ type trouble struct {
 }
 
 // look learns from the members as they are now.
-func (t *trouble) look(revision string, members []member, now time.Time) {
+func (t *failureBackoff) look(revision string, members []member, now time.Time) {
 	if t.revision != revision {
-		*t = trouble{revision: revision, began: now}
+		*t = failureBackoff{revision: revision, began: now}
 	}
 	isReady, hasFailed := map[types.UID]struct{}{}, map[types.UID]struct{}{}
 	success, fresh := false, false
@@ -55,7 +55,7 @@ func (t *trouble) look(revision string, members []member, now time.Time) {
 }
 
 // fail begins a round of waiting, unless one lasts.
-func (t *trouble) fail(now time.Time) {
+func (t *failureBackoff) fail(now time.Time) {
 	if now.Before(t.retryAt) {
 		return
 	}
@@ -65,7 +65,7 @@ func (t *trouble) fail(now time.Time) {
 
 // refuse notes that the API server will have no such member: because it is invalid, or for
 // another reason.
-func (t *trouble) refuse(text string, invalid bool, now time.Time) {
+func (t *failureBackoff) refuse(text string, invalid bool, now time.Time) {
 	t.cause, t.refused = text, ""
 	if invalid {
 		t.refused = text
@@ -73,6 +73,6 @@ func (t *trouble) refuse(text string, invalid bool, now time.Time) {
 	t.fail(now)
 }
 
-func (t *trouble) hold(now time.Time) bool { return t.failures > 0 && now.Before(t.retryAt) }
+func (t *failureBackoff) hold(now time.Time) bool { return t.failures > 0 && now.Before(t.retryAt) }
 
-func (t *trouble) probe() bool { return t.failures > 0 }
+func (t *failureBackoff) probe() bool { return t.failures > 0 }

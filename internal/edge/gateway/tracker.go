@@ -2,8 +2,8 @@ package gateway
 
 import "sync"
 
-// flights counts what is under way, so that a shutdown can wait for it.
-type flights struct {
+// requestTracker counts what is under way, so that a shutdown can wait for it.
+type requestTracker struct {
 	cut chan struct{} // closed when waiting is over
 
 	mu       sync.Mutex
@@ -14,7 +14,7 @@ type flights struct {
 }
 
 // begin reports false when no more may begin.
-func (f *flights) begin() bool {
+func (f *requestTracker) begin() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.draining {
@@ -25,13 +25,13 @@ func (f *flights) begin() bool {
 }
 
 // join counts a helper of a flight that is under way.
-func (f *flights) join() {
+func (f *requestTracker) join() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.count++
 }
 
-func (f *flights) end() {
+func (f *requestTracker) end() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.count--; f.count == 0 && f.draining {
@@ -40,7 +40,7 @@ func (f *flights) end() {
 }
 
 // drain lets nothing begin; what it returns is closed when nothing is left.
-func (f *flights) drain() <-chan struct{} {
+func (f *requestTracker) drain() <-chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.draining {
@@ -53,7 +53,7 @@ func (f *flights) drain() <-chan struct{} {
 	return f.idle
 }
 
-func (f *flights) cutAll() {
+func (f *requestTracker) abortAll() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.wasCut {

@@ -12,22 +12,22 @@ var (
 	bigBlocks   = sync.Pool{New: func() any { return new([bigBlock]byte) }}
 )
 
-// block is memory to carry a body through. It is big while much comes at a time, and small for
+// copyBuffer is memory to carry a body through. It is big while much comes at a time, and small for
 // streams that mostly wait, of which there may be many.
-type block struct {
+type copyBuffer struct {
 	small *[smallBlock]byte
 	big   *[bigBlock]byte
 	buf   []byte // of one of them
 }
 
 // newBlock takes the length of the body, negative if unknown.
-func newBlock(length int64) *block {
-	b := &block{}
+func newBlock(length int64) *copyBuffer {
+	b := &copyBuffer{}
 	b.resize(length >= bigBlock)
 	return b
 }
 
-func (b *block) resize(big bool) {
+func (b *copyBuffer) resize(big bool) {
 	b.free()
 	if big {
 		b.big = bigBlocks.Get().(*[bigBlock]byte)
@@ -39,7 +39,7 @@ func (b *block) resize(big bool) {
 }
 
 // adapt is told how much of buf was used by the last read. The content of buf is lost.
-func (b *block) adapt(used int) {
+func (b *copyBuffer) adapt(used int) {
 	switch {
 	case b.small != nil && used == smallBlock:
 		b.resize(true)
@@ -48,7 +48,7 @@ func (b *block) adapt(used int) {
 	}
 }
 
-func (b *block) free() {
+func (b *copyBuffer) free() {
 	if b.small != nil {
 		smallBlocks.Put(b.small)
 	}

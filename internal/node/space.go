@@ -17,21 +17,21 @@ func (n *Node) refused() error {
 // roomToStore says why the memory of a frozen sandbox may not be written now, if so: the write would
 // take what is kept for all the others.
 func (n *Node) roomToStore(r *row) error {
-	if n.cfg.Room == nil {
+	if n.cfg.CheckSpace == nil {
 		return nil
 	}
 	memory, err := n.memoryOf(r)
 	if err != nil {
 		return err
 	}
-	return n.cfg.Room(n.cfg.MemoryDir, memory)
+	return n.cfg.CheckSpace(n.cfg.MemoryDir, memory)
 }
 
 // roomToCapture says why a checkpoint may not be made now for want of room, if so. It asks for all that
 // will be written at once: what there is room for in parts may not fit as a whole. Memory on disk is
 // shared and takes none; the volumes of a sandbox are not counted.
 func (n *Node) roomToCapture(ctx context.Context, r *row, filesOnly bool) error {
-	if n.cfg.Room == nil {
+	if n.cfg.CheckSpace == nil {
 		return nil
 	}
 	bytes, err := n.cfg.Containerd.SnapshotUsage(ctx, string(r.Plan.ID))
@@ -45,7 +45,7 @@ func (n *Node) roomToCapture(ctx context.Context, r *row, filesOnly bool) error 
 		}
 		bytes += memory
 	}
-	return n.cfg.Room(n.checkpointsDir(), bytes)
+	return n.cfg.CheckSpace(n.checkpointsDir(), bytes)
 }
 
 // memoryOf is how many bytes the memory of a sandbox that runs or is frozen takes at most if it is written

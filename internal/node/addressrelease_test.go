@@ -27,7 +27,7 @@ func homeless(t testing.TB, n *Node, s *agents.Sandbox) {
 	if r := n.lookup(s.UID).current(); r.Stage != stored || r.Address.IsValid() {
 		t.Errorf("journal has %s, %s", r.Stage, r.Address)
 	}
-	if lease, ok := n.books.Of(string(s.UID)); ok {
+	if lease, ok := n.allocator.Of(string(s.UID)); ok {
 		t.Errorf("lease %+v", lease)
 	}
 	records, err := n.cfg.Containerd.Records(t.Context())
@@ -53,7 +53,7 @@ func booksAgree(t testing.TB, n *Node) {
 func atHome(t testing.TB, n *Node, s *agents.Sandbox) netip.Addr {
 	t.Helper()
 	seen := n.lookup(s.UID).observed()
-	lease, ok := n.books.Of(string(s.UID))
+	lease, ok := n.allocator.Of(string(s.UID))
 	r := n.lookup(s.UID).current()
 	if !ok || lease.State != ipam.Held || lease.Address != seen.Address || r.Address != seen.Address {
 		t.Errorf("seen at %s, journal %s, lease %+v", seen.Address, r.Address, lease)
@@ -80,9 +80,9 @@ func TestReleasedAddress(t *testing.T) {
 	p := startProgram(t, n, s)
 	suspend(t, n, s)
 	awaitStored(t, n, s)
-	eventually.True(t, "its lease ends", func() bool { _, ok := n.books.Of(string(s.UID)); return !ok })
+	eventually.True(t, "its lease ends", func() bool { _, ok := n.allocator.Of(string(s.UID)); return !ok })
 	homeless(t, n, s)
-	if l, ok := n.books.At(was); ok && l.State != ipam.Cooling { // it rests, or has rested
+	if l, ok := n.allocator.At(was); ok && l.State != ipam.Cooling { // it rests, or has rested
 		t.Errorf("its address is %+v", l)
 	}
 	stop()
@@ -122,7 +122,7 @@ func TestReleasedAddress(t *testing.T) {
 	resumeOnceRested(t, n, s)
 	kept := atHome(t, n, s)
 	suspendAs(t, n, s, agents.SuspendFiles)
-	if l, ok := n.books.Of(string(s.UID)); !ok || l.Address != kept {
+	if l, ok := n.allocator.Of(string(s.UID)); !ok || l.Address != kept {
 		t.Errorf("lease %+v, %t", l, ok)
 	}
 	stop()

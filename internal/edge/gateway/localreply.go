@@ -18,8 +18,8 @@ const (
 	messagePort     = "The sandbox is running but port is not open"
 )
 
-// refusal is an answer of the gateway's own, in the place of the sandbox's.
-type refusal struct {
+// localReply is an answer of the gateway's own, in the place of the sandbox's.
+type localReply struct {
 	status  int
 	message string
 	port    uint16 // told where not zero
@@ -29,13 +29,13 @@ type refusal struct {
 }
 
 // Error implements error.
-func (f *refusal) Error() string { return strconv.Itoa(f.status) + ": " + f.message }
+func (f *localReply) Error() string { return strconv.Itoa(f.status) + ": " + f.message }
 
 // mostReason bounds what is told of why a sandbox could not be woken, in bytes.
 const mostReason = 500
 
 // because returns the refusal of a wake with its reason in the place of general words.
-func (f *refusal) because(reason string) *refusal {
+func (f *localReply) because(reason string) *localReply {
 	told := *f
 	if len(reason) > mostReason {
 		reason = strings.ToValidUTF8(reason[:mostReason], "") + "…"
@@ -45,18 +45,18 @@ func (f *refusal) because(reason string) *refusal {
 }
 
 var (
-	notFound   = &refusal{status: http.StatusBadGateway, message: messageNotFound}
-	notSynced  = &refusal{status: http.StatusServiceUnavailable, message: "The gateway is still learning its routes", retryAfter: 1}
-	noToken    = &refusal{status: http.StatusForbidden, message: "The traffic access token is missing or wrong"}
-	noKey      = &refusal{status: http.StatusUnauthorized, message: "A sandbox's name needs an API key of its namespace: send one in X-API-Key or as Authorization: Bearer"}
-	noWake     = &refusal{status: http.StatusForbidden, message: "The sandbox sleeps, and this request may not wake it"}
-	inMotion   = &refusal{status: http.StatusConflict, message: "The sandbox is changing its state; try again", retryAfter: 1}
-	tooSlow    = &refusal{status: http.StatusConflict, message: "The sandbox was not ready in time; try again", retryAfter: 1}
-	overLimit  = &refusal{status: http.StatusTooManyRequests, message: "The sandbox cannot be woken: a limit is reached", retryAfter: 5}
-	wakeFailed = &refusal{status: http.StatusServiceUnavailable, message: "The sandbox could not be woken; try again", retryAfter: 1}
-	silent     = &refusal{status: http.StatusBadGateway, message: "The sandbox did not answer"}
-	lost       = &refusal{status: http.StatusBadGateway, message: "The sandbox closed the connection before it answered"}
-	malformed  = &refusal{status: http.StatusBadGateway, message: "The sandbox gave no valid HTTP answer"}
+	notFound   = &localReply{status: http.StatusBadGateway, message: messageNotFound}
+	notSynced  = &localReply{status: http.StatusServiceUnavailable, message: "The gateway is still learning its routes", retryAfter: 1}
+	noToken    = &localReply{status: http.StatusForbidden, message: "The traffic access token is missing or wrong"}
+	noKey      = &localReply{status: http.StatusUnauthorized, message: "A sandbox's name needs an API key of its namespace: send one in X-API-Key or as Authorization: Bearer"}
+	noWake     = &localReply{status: http.StatusForbidden, message: "The sandbox sleeps, and this request may not wake it"}
+	inMotion   = &localReply{status: http.StatusConflict, message: "The sandbox is changing its state; try again", retryAfter: 1}
+	tooSlow    = &localReply{status: http.StatusConflict, message: "The sandbox was not ready in time; try again", retryAfter: 1}
+	overLimit  = &localReply{status: http.StatusTooManyRequests, message: "The sandbox cannot be woken: a limit is reached", retryAfter: 5}
+	wakeFailed = &localReply{status: http.StatusServiceUnavailable, message: "The sandbox could not be woken; try again", retryAfter: 1}
+	silent     = &localReply{status: http.StatusBadGateway, message: "The sandbox did not answer"}
+	lost       = &localReply{status: http.StatusBadGateway, message: "The sandbox closed the connection before it answered"}
+	malformed  = &localReply{status: http.StatusBadGateway, message: "The sandbox gave no valid HTTP answer"}
 )
 
 // body is the JSON of a refusal; the order of the fields is that of the protocol.
@@ -69,7 +69,7 @@ type body struct {
 }
 
 // write answers a request with the refusal.
-func (f *refusal) write(w http.ResponseWriter, r *http.Request, id sandbox.ID) {
+func (f *localReply) write(w http.ResponseWriter, r *http.Request, id sandbox.ID) {
 	b := body{SandboxID: id, Message: f.message, Path: f.path, Port: f.port, Code: f.status}
 	if f.path != "" {
 		b.SandboxID = ""

@@ -9,8 +9,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// unit is one sandbox on the node.
-type unit struct {
+// sandboxHandle is one sandbox on the node.
+type sandboxHandle struct {
 	ref sandbox.Ref
 	id  sandbox.ID
 
@@ -29,22 +29,22 @@ type unit struct {
 	retrying bool // +checklocks:mu
 }
 
-func newUnit(ref sandbox.Ref, seen sandbox.Observed, locks *keyedLock) *unit {
-	return &unit{ref: ref, id: sandbox.IDOf(ref.UID), locks: locks, seen: seen}
+func newSandboxHandle(ref sandbox.Ref, seen sandbox.Observed, locks *keyedLock) *sandboxHandle {
+	return &sandboxHandle{ref: ref, id: sandbox.IDOf(ref.UID), locks: locks, seen: seen}
 }
 
 // take waits for the unit's turn. The context that it returns ends when the sandbox is to be removed;
 // done gives the turn back.
-func (u *unit) take(ctx context.Context) (_ context.Context, done func(), err error) {
+func (u *sandboxHandle) take(ctx context.Context) (_ context.Context, done func(), err error) {
 	return u.acquire(ctx, false)
 }
 
 // takeToRemove waits for the unit's turn, and interrupts all that hold it or wait for it before.
-func (u *unit) takeToRemove(ctx context.Context) (_ context.Context, done func(), err error) {
+func (u *sandboxHandle) takeToRemove(ctx context.Context) (_ context.Context, done func(), err error) {
 	return u.acquire(ctx, true)
 }
 
-func (u *unit) acquire(ctx context.Context, interrupts bool) (_ context.Context, done func(), err error) {
+func (u *sandboxHandle) acquire(ctx context.Context, interrupts bool) (_ context.Context, done func(), err error) {
 	ctx, done, err = u.locks.acquire(ctx, u.ref.UID, interrupts)
 	if err != nil {
 		return nil, nil, fmt.Errorf("wait for sandbox %s/%s: %w: %w", u.ref.Namespace, u.ref.Name, err, errs.ErrUnavailable)
@@ -53,16 +53,16 @@ func (u *unit) acquire(ctx context.Context, interrupts bool) (_ context.Context,
 }
 
 // busy reports whether the sandbox's turn is taken.
-func (u *unit) busy() bool { return u.locks.busy(u.ref.UID) }
+func (u *sandboxHandle) busy() bool { return u.locks.busy(u.ref.UID) }
 
-func (u *unit) observed() sandbox.Observed {
+func (u *sandboxHandle) observed() sandbox.Observed {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.seen
 }
 
 // see changes what is observed and reports whether that is a change.
-func (u *unit) see(change func(*sandbox.Observed)) bool {
+func (u *sandboxHandle) see(change func(*sandbox.Observed)) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	before := u.seen
@@ -70,40 +70,40 @@ func (u *unit) see(change func(*sandbox.Observed)) bool {
 	return before != u.seen
 }
 
-func (u *unit) diskUse() diskUse {
+func (u *sandboxHandle) diskUse() diskUse {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.disk
 }
 
-func (u *unit) setDiskUse(d diskUse) {
+func (u *sandboxHandle) setDiskUse(d diskUse) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.disk = d
 }
 
 // current is the unit's row of the journal; nil where nothing was begun.
-func (u *unit) current() *row {
+func (u *sandboxHandle) current() *row {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.row
 }
 
-func (u *unit) setRow(r *row) {
+func (u *sandboxHandle) setRow(r *row) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.row = r
 }
 
 // claim notes that somebody asks for the sandbox, so that it is no orphan.
-func (u *unit) claim() {
+func (u *sandboxHandle) setDesired() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.claimed = true
 }
 
-// doubt takes claim back: whoever asked for the sandbox may not know it any more.
-func (u *unit) doubt() {
+// removeOrphans takes claim back: whoever asked for the sandbox may not know it any more.
+func (u *sandboxHandle) clearDesired() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.claimed = false
@@ -111,7 +111,7 @@ func (u *unit) doubt() {
 
 // retries notes whether the unit's removal is tried again by itself, and reports whether that is
 // a change.
-func (u *unit) retries(on bool) (changed bool) {
+func (u *sandboxHandle) retries(on bool) (changed bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	changed = u.retrying != on
@@ -119,27 +119,27 @@ func (u *unit) retries(on bool) (changed bool) {
 	return changed
 }
 
-func (u *unit) isClaimed() bool {
+func (u *sandboxHandle) isDesired() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.claimed
 }
 
 // bury marks a unit that is no longer the one of its sandbox.
-func (u *unit) bury() {
+func (u *sandboxHandle) markRemoved() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.gone = true
 }
 
-func (u *unit) buried() bool {
+func (u *sandboxHandle) isRemoved() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.gone
 }
 
 // setWatch replaces what ends the unit's watchers, ending the former.
-func (u *unit) setWatch(stop context.CancelFunc) {
+func (u *sandboxHandle) setWatch(stop context.CancelFunc) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.unwatch != nil {
@@ -149,7 +149,7 @@ func (u *unit) setWatch(stop context.CancelFunc) {
 }
 
 // setStore replaces what ends the plan to move the unit's memory to disk, ending the former.
-func (u *unit) setStore(stop context.CancelFunc) {
+func (u *sandboxHandle) setStore(stop context.CancelFunc) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.unstore != nil {

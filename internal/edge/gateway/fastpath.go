@@ -39,11 +39,11 @@ const (
 // pages are held by a lane only while there is something in them.
 var pages = sync.Pool{New: func() any { return new([pageSize]byte) }}
 
-// lane is a client's connection of HTTP/1.1 that the gateway reads itself, for as long as there is
+// fastConn is a client's connection of HTTP/1.1 that the gateway reads itself, for as long as there is
 // nothing but plain requests to sandboxes that run, with plain and quick answers, which are most.
 // All else it hands to the server of net/http, together with what has been read, and with the
 // connection to the sandbox if the request has gone there: no answer but a sandbox's is made here.
-type lane struct {
+type fastConn struct {
 	g      *Gateway
 	nc     net.Conn
 	in     *source
@@ -53,11 +53,11 @@ type lane struct {
 	page   *[pageSize]byte      // of what is read; nil while nothing is
 	r, w   int                  // what has been read and not used is page[r:w]
 	bound  bound
-	// handed counts how often the lane had to give the connection away.
+	// fallbackConn counts how often the lane had to give the connection away.
 	handed int
 
 	request requestHead
-	answer  answerHead
+	answer  responseHead
 
 	idle     atomic.Bool // it waits for a request
 	lastUsed time.Duration
@@ -72,7 +72,7 @@ type bound struct {
 }
 
 // bind finds the target of a request, if its path has no part in it.
-func (l *lane) bind(h *requestHead) bool {
+func (l *fastConn) bind(h *requestHead) bool {
 	b := &l.bound
 	if b.ok && string(h.host) == b.host && string(h.sandboxID) == b.sandboxID && string(h.sandboxPort) == b.sandboxPort {
 		return true
@@ -94,40 +94,40 @@ func (l *lane) bind(h *requestHead) bool {
 	return b.ok
 }
 
-// lanes are all of a gateway's.
-type lanes struct {
+// fastConns are all of a gateway's.
+type fastConns struct {
 	closed atomic.Bool
 	given  atomic.Int64 // connections given away
 
 	mu sync.Mutex
 	// all has their connections to the clients; nil: the lane has none yet.
-	all map[*lane]net.Conn // +checklocks:mu
+	all map[*fastConn]net.Conn // +checklocks:mu
 	// none is closed when the last has ended and no more may begin.
 	none chan struct{} // +checklocks:mu
 }
 
 // add reports false when no more may begin.
-func (s *lanes) add(l *lane) bool {
+func (s *fastConns) add(l *fastConn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.none != nil {
 		return false
 	}
 	if s.all == nil {
-		s.all = map[*lane]net.Conn{}
+		s.all = map[*fastConn]net.Conn{}
 	}
 	s.all[l] = nil
 	return true
 }
 
 // connected tells of a lane's connection, which ends with drain from here on.
-func (s *lanes) connected(l *lane, nc net.Conn) {
+func (s *fastConns) connected(l *fastConn, nc net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.all[l] = nc
 }
 
-func (s *lanes) remove(l *lane) {
+func (s *fastConns) remove(l *fastConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.all, l)
@@ -138,7 +138,7 @@ func (s *lanes) remove(l *lane) {
 
 // drain ends the lanes that wait for a request, and has the others end after theirs. What it
 // returns is closed when none is left. cut ends them all.
-func (s *lanes) drain(cut bool) <-chan struct{} {
+func (s *fastConns) drain(cut bool) <-chan struct{} {
 	s.closed.Store(true)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,9 +156,9 @@ func (s *lanes) drain(cut bool) <-chan struct{} {
 	return s.none
 }
 
-// takeOver makes a lane of the connection that a request came on, if the request is one for a
+// startFastPath makes a lane of the connection that a request came on, if the request is one for a
 // lane. The request is answered there then.
-func (g *Gateway) takeOver(w http.ResponseWriter, r *http.Request, t *target) bool {
+func (g *Gateway) startFastPath(w http.ResponseWriter, r *http.Request, t *target) bool {
 	l, text := g.laneFor(r, t)
 	if l == nil {
 		return false
@@ -166,13 +166,13 @@ func (g *Gateway) takeOver(w http.ResponseWriter, r *http.Request, t *target) bo
 	conn, ahead, err := hijack(http.NewResponseController(w), r)
 	if err != nil {
 		pages.Put(l.page)
-		g.lanes.remove(l)
+		g.fastConns.remove(l)
 		return false
 	}
 	l.nc, l.in = conn, newSource(conn, l.space, l.unspace)
-	g.lanes.connected(l, conn)
+	g.fastConns.connected(l, conn)
 	if len(text)+len(ahead) > pageSize {
-		l.giveBack(slices.Concat(text, ahead), nil)
+		l.fallBack(slices.Concat(text, ahead), nil)
 		return true
 	}
 	l.w = len(text) + copy(l.page[len(text):], ahead)
@@ -182,7 +182,7 @@ func (g *Gateway) takeOver(w http.ResponseWriter, r *http.Request, t *target) bo
 
 // laneFor returns a lane for a request, which is in its page then and in text, or nil. What panics
 // here does so again where the request is served otherwise.
-func (g *Gateway) laneFor(r *http.Request, t *target) (l *lane, text []byte) {
+func (g *Gateway) laneFor(r *http.Request, t *target) (l *fastConn, text []byte) {
 	defer func() {
 		if recover() != nil {
 			l = nil
@@ -196,10 +196,10 @@ func (g *Gateway) laneFor(r *http.Request, t *target) (l *lane, text []byte) {
 	if err != nil {
 		return nil, nil
 	}
-	l = &lane{g: g, remote: r.RemoteAddr, ip: ip, secure: r.TLS, page: pages.Get().(*[pageSize]byte), handed: before.times}
+	l = &fastConn{g: g, remote: r.RemoteAddr, ip: ip, secure: r.TLS, page: pages.Get().(*[pageSize]byte), handed: before.times}
 	text = appendRequest(l.page[:0], r)
-	plain := len(text) <= pageSize/2 && l.request.parse(text) == whole && l.bind(&l.request)
-	if to := &l.bound.target; !plain || to.id != t.id || to.port != t.port || !g.lanes.add(l) {
+	plain := len(text) <= pageSize/2 && l.request.parse(text) == complete && l.bind(&l.request)
+	if to := &l.bound.target; !plain || to.id != t.id || to.port != t.port || !g.fastConns.add(l) {
 		pages.Put(l.page)
 		return nil, nil
 	}
@@ -236,7 +236,7 @@ func appendRequest(b []byte, r *http.Request) []byte {
 }
 
 // run carries requests until the connection has ended or is given away.
-func (l *lane) run(ctx context.Context) {
+func (l *fastConn) run(ctx context.Context) {
 	defer func() {
 		if cause := recover(); cause != nil {
 			l.g.log.ErrorContext(ctx, "lane panicked", telemetry.Sandbox, l.bound.target.id, telemetry.Reason, cause, "stack", string(debug.Stack()))
@@ -249,13 +249,13 @@ func (l *lane) run(ctx context.Context) {
 			return
 		}
 		switch l.head() {
-		case whole:
-		case partial:
+		case complete:
+		case incomplete:
 			l.end()
 			return
-		case odd:
+		case unsupported:
 			l.handed++
-			l.giveBack(l.page[l.r:l.w], nil)
+			l.fallBack(l.page[l.r:l.w], nil)
 			return
 		}
 		switch l.carry(ctx) {
@@ -271,21 +271,21 @@ func (l *lane) run(ctx context.Context) {
 }
 
 // end closes the connection.
-func (l *lane) end() {
+func (l *fastConn) end() {
 	_ = l.nc.Close()
 	if l.page != nil {
 		pages.Put(l.page)
 	}
-	l.g.lanes.remove(l)
+	l.g.fastConns.remove(l)
 }
 
 // await waits for the first bytes of a request, and reports false when there will be none.
-func (l *lane) await() bool {
+func (l *fastConn) await() bool {
 	l.r, l.w = 0, 0
 	l.lastUsed = l.g.clock()
 	l.idle.Store(true)
 	for {
-		if l.g.lanes.closed.Load() {
+		if l.g.fastConns.closed.Load() {
 			return false
 		}
 		// The deadline is set anew when it has passed, not with each request.
@@ -306,7 +306,7 @@ func (l *lane) await() bool {
 }
 
 // space is where to read to. It is asked for when there is something to read.
-func (l *lane) space() []byte {
+func (l *fastConn) space() []byte {
 	if l.page == nil {
 		l.page = pages.Get().(*[pageSize]byte)
 	}
@@ -314,7 +314,7 @@ func (l *lane) space() []byte {
 }
 
 // unspace gives back what space got, if nothing has been read.
-func (l *lane) unspace() {
+func (l *fastConn) unspace() {
 	if l.w == 0 {
 		pages.Put(l.page)
 		l.page = nil
@@ -323,7 +323,7 @@ func (l *lane) unspace() {
 
 // head reads on until a request is there with its body. The verdict is partial when there is no
 // more of it to come, and odd when somebody else should take it from here.
-func (l *lane) head() verdict {
+func (l *fastConn) head() verdict {
 	if l.r > 0 {
 		l.w = copy(l.page[:], l.page[l.r:l.w])
 		l.r = 0
@@ -331,18 +331,18 @@ func (l *lane) head() verdict {
 	for {
 		v := l.request.parse(l.page[:l.w])
 		patience := headTime
-		if v == whole {
+		if v == complete {
 			missing := l.request.size + l.request.length - l.w
 			if missing <= 0 {
-				return whole
+				return complete
 			}
-			v, patience = partial, bodyTime
+			v, patience = incomplete, bodyTime
 			if l.w+missing > pageSize {
-				return odd
+				return unsupported
 			}
 		}
-		if v == odd || l.w == pageSize {
-			return odd
+		if v == unsupported || l.w == pageSize {
+			return unsupported
 		}
 		l.expires = 0
 		_ = l.nc.SetReadDeadline(time.Now().Add(patience))
@@ -352,14 +352,14 @@ func (l *lane) head() verdict {
 			continue
 		}
 		if patience == headTime && errors.Is(err, os.ErrDeadlineExceeded) {
-			return partial
+			return incomplete
 		}
-		return odd
+		return unsupported
 	}
 }
 
 // passable reports whether a request may go on to a sandbox without waiting for anything.
-func (l *lane) passable(entry *route.Entry) bool {
+func (l *fastConn) passable(entry *route.Entry) bool {
 	t, h := &l.bound.target, &l.request
 	if !entry.Reachable() || entry.Access.MaskRequestHost != "" {
 		return false
@@ -371,7 +371,7 @@ func (l *lane) passable(entry *route.Entry) bool {
 }
 
 // appendHead writes the request's head as the sandbox gets it.
-func (l *lane) appendHead(b []byte) []byte {
+func (l *fastConn) appendHead(b []byte) []byte {
 	h := &l.request
 	b = append(b, h.method...)
 	b = append(b, ' ')
@@ -410,8 +410,8 @@ func mayLackLength(method []byte) bool {
 
 var dateHeader = []byte("Date: ")
 
-// appendAnswer writes the answer as the client gets it. closing tells it that nothing follows.
-func (l *lane) appendAnswer(b, body []byte, closing bool) []byte {
+// appendResponse writes the answer as the client gets it. closing tells it that nothing follows.
+func (l *fastConn) appendResponse(b, body []byte, closing bool) []byte {
 	h := &l.answer
 	b = append(b, h.line...)
 	b = append(b, "\r\n"...)

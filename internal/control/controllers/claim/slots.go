@@ -11,7 +11,7 @@ import (
 // turns bounds how many workers wait for the members of one pool, so that a pool that fills
 // slowly does not hold up the claims on others. Who finds no turn left is told, in order, when
 // one is free. Its methods may be called by anyone at any time.
-type turns struct {
+type poolSlots struct {
 	most int
 
 	mu sync.Mutex
@@ -23,22 +23,22 @@ type turns struct {
 	parked map[types.UID][]reconcile.Request // +checklocks:mu
 }
 
-func newTurns(most int) *turns {
-	return &turns{
+func newTurns(most int) *poolSlots {
+	return &poolSlots{
 		most: max(most, 1), call: func(reconcile.Request) {},
 		held: map[reconcile.Request]types.UID{}, used: map[types.UID]int{}, parked: map[types.UID][]reconcile.Request{},
 	}
 }
 
 // start says how to tell of a free turn.
-func (t *turns) start(call func(reconcile.Request)) {
+func (t *poolSlots) start(call func(reconcile.Request)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.call = call
 }
 
 // take reports whether who asks may wait for a member of the pool now. If not, it is in the row.
-func (t *turns) take(who reconcile.Request, pool types.UID) bool {
+func (t *poolSlots) take(who reconcile.Request, pool types.UID) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.held[who] == pool {
@@ -56,7 +56,7 @@ func (t *turns) take(who reconcile.Request, pool types.UID) bool {
 }
 
 // end gives back the turn of who has one, and gives it to the next in the row.
-func (t *turns) end(who reconcile.Request) {
+func (t *poolSlots) end(who reconcile.Request) {
 	t.mu.Lock()
 	pool, has := t.held[who]
 	if !has {

@@ -16,31 +16,31 @@ const ledgerPatience = 30 * time.Second
 
 // ledger knows, by UID, what was done to pools' members and what the cache has not shown yet. A
 // lagging cache therefore never leads to doing it twice. One pass at a time works on a pool.
-type ledger struct {
+type expectations struct {
 	mu    sync.Mutex
-	pages map[types.UID]*page // by pool; +checklocks:mu
+	pages map[types.UID]*poolExpectations // by pool; +checklocks:mu
 }
 
-// page is a ledger's part on one pool; guarded by its mutex.
-type page struct {
-	made map[types.UID]member   // created, and not seen
-	gone map[types.UID]farewell // deleted or taken, and seen as if not
-	seen map[types.UID]struct{} // what events told of since the pass began
-	sure bool                   // nothing happened that is in neither ledger nor cache
+// poolExpectations is a ledger's part on one pool; guarded by its mutex.
+type poolExpectations struct {
+	made map[types.UID]member           // created, and not seen
+	gone map[types.UID]expectedDeletion // deleted or taken, and seen as if not
+	seen map[types.UID]struct{}         // what events told of since the pass began
+	sure bool                           // nothing happened that is in neither ledger nor cache
 }
 
-type farewell struct {
+type expectedDeletion struct {
 	at     time.Time
 	absent bool // no member any more; else being deleted
 }
 
-func newLedger() *ledger { return &ledger{pages: map[types.UID]*page{}} }
+func newLedger() *expectations { return &expectations{pages: map[types.UID]*poolExpectations{}} }
 
 // +checklocks:l.mu
-func (l *ledger) pageLocked(uid types.UID) *page {
+func (l *expectations) pageLocked(uid types.UID) *poolExpectations {
 	p := l.pages[uid]
 	if p == nil {
-		p = &page{made: map[types.UID]member{}, gone: map[types.UID]farewell{}, seen: map[types.UID]struct{}{}}
+		p = &poolExpectations{made: map[types.UID]member{}, gone: map[types.UID]expectedDeletion{}, seen: map[types.UID]struct{}{}}
 		l.pages[uid] = p
 	}
 	return p
@@ -49,18 +49,18 @@ func (l *ledger) pageLocked(uid types.UID) *page {
 // entries is a page as it was before the cache was read: in this order, nothing is in neither.
 type entries struct {
 	made map[types.UID]member
-	gone map[types.UID]farewell
+	gone map[types.UID]expectedDeletion
 	// ask says that the API server must be asked, for they do not tell all.
 	ask bool
 }
 
 // open begins a pass over a pool.
-func (l *ledger) open(uid types.UID, now time.Time) entries {
+func (l *expectations) open(uid types.UID, now time.Time) entries {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := l.pageLocked(uid)
 	clear(p.seen)
-	e := entries{made: make(map[types.UID]member, len(p.made)), gone: make(map[types.UID]farewell, len(p.gone)), ask: !p.sure}
+	e := entries{made: make(map[types.UID]member, len(p.made)), gone: make(map[types.UID]expectedDeletion, len(p.gone)), ask: !p.sure}
 	for id, m := range p.made {
 		e.made[id] = m
 		e.ask = e.ask || now.Sub(m.since) > ledgerPatience
@@ -74,7 +74,7 @@ func (l *ledger) open(uid types.UID, now time.Time) entries {
 
 // settle forgets what is not needed any more. cached are the members as the
 // cache had them after open.
-func (l *ledger) settle(uid types.UID, cached map[types.UID]member) {
+func (l *expectations) settle(uid types.UID, cached map[types.UID]member) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := l.pageLocked(uid)
@@ -91,7 +91,7 @@ func (l *ledger) settle(uid types.UID, cached map[types.UID]member) {
 }
 
 // add notes a member that was created in this pass.
-func (l *ledger) add(uid types.UID, m member) {
+func (l *expectations) add(uid types.UID, m member) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := l.pageLocked(uid)
@@ -102,27 +102,27 @@ func (l *ledger) add(uid types.UID, m member) {
 }
 
 // removing notes that a member is about to be deleted, and spared that it was not.
-func (l *ledger) removing(uid, id types.UID, now time.Time) {
+func (l *expectations) removing(uid, id types.UID, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.pageLocked(uid).gone[id] = farewell{at: now}
+	l.pageLocked(uid).gone[id] = expectedDeletion{at: now}
 }
 
-func (l *ledger) spared(uid, id types.UID) {
+func (l *expectations) deletionFailed(uid, id types.UID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.pageLocked(uid).gone, id)
 }
 
 // doubt notes that something may have happened that nobody knows of: the next pass asks.
-func (l *ledger) doubt(uid types.UID) {
+func (l *expectations) invalidate(uid types.UID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.pageLocked(uid).sure = false
 }
 
 // forget drops a pool that is no more.
-func (l *ledger) forget(uid types.UID) {
+func (l *expectations) forget(uid types.UID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.pages, uid)
@@ -130,7 +130,7 @@ func (l *ledger) forget(uid types.UID) {
 
 // observe learns from an event that the cache has reached a sandbox. It must be called for
 // every event, before anything that the event causes.
-func (l *ledger) observe(s *agents.Sandbox) {
+func (l *expectations) observe(s *agents.Sandbox) {
 	uid := pool.MemberOf(s)
 	if uid == "" {
 		uid = pool.OriginOf(s)
@@ -144,13 +144,13 @@ func (l *ledger) observe(s *agents.Sandbox) {
 }
 
 // correct replaces a page by what the API server itself says, and the cache does not show.
-func (l *ledger) correct(uid types.UID, cached, live map[types.UID]member, now time.Time) entries {
+func (l *expectations) correct(uid types.UID, cached, live map[types.UID]member, now time.Time) entries {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := l.pageLocked(uid)
 	clear(p.made)
 	clear(p.gone)
-	e := entries{made: map[types.UID]member{}, gone: map[types.UID]farewell{}}
+	e := entries{made: map[types.UID]member{}, gone: map[types.UID]expectedDeletion{}}
 	for id, m := range live {
 		_, shown := cached[id]
 		_, told := p.seen[id]
@@ -159,13 +159,13 @@ func (l *ledger) correct(uid types.UID, cached, live map[types.UID]member, now t
 			m.version, m.since = "", now
 			p.made[id], e.made[id] = m, m
 		case shown && m.state == ending && cached[id].state != ending:
-			p.gone[id] = farewell{at: now}
+			p.gone[id] = expectedDeletion{at: now}
 			e.gone[id] = p.gone[id]
 		}
 	}
 	for id := range cached {
 		if _, there := live[id]; !there {
-			p.gone[id] = farewell{at: now, absent: true}
+			p.gone[id] = expectedDeletion{at: now, absent: true}
 			e.gone[id] = p.gone[id]
 		}
 	}

@@ -21,9 +21,9 @@ const (
 	keptFile = 16 << 20
 )
 
-// logbook keeps the latest lines of output. It never makes a writer wait: who
+// logBuffer keeps the latest lines of output. It never makes a writer wait: who
 // reads too slowly misses lines.
-type logbook struct {
+type logBuffer struct {
 	mu    sync.Mutex
 	lines []envd.LogLine // +checklocks:mu
 	// the number of lines[0]
@@ -33,9 +33,9 @@ type logbook struct {
 	update chan struct{} // +checklocks:mu
 }
 
-func newLogbook() *logbook { return &logbook{update: make(chan struct{})} }
+func newLogbook() *logBuffer { return &logBuffer{update: make(chan struct{})} }
 
-func (b *logbook) add(l envd.LogLine) {
+func (b *logBuffer) add(l envd.LogLine) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.lines = append(b.lines, l)
@@ -56,7 +56,7 @@ func lineSize(l envd.LogLine) int { return len(l.Line) + 80 }
 
 // from returns the lines kept from number seq on, the number after them, and
 // a channel that closes when there are more.
-func (b *logbook) from(seq uint64) ([]envd.LogLine, uint64, <-chan struct{}) {
+func (b *logBuffer) from(seq uint64) ([]envd.LogLine, uint64, <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	next := b.first + uint64(len(b.lines))
@@ -66,7 +66,7 @@ func (b *logbook) from(seq uint64) ([]envd.LogLine, uint64, <-chan struct{}) {
 
 // lineWriter cuts what is written into lines for a logbook.
 type lineWriter struct {
-	book   *logbook
+	book   *logBuffer
 	source string
 	stream string
 

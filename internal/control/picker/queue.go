@@ -15,8 +15,8 @@ type key struct {
 
 // group is what is known of the members of a key.
 type group struct {
-	nodes   map[string]*shelf
-	fullest shelves
+	nodes   map[string]*nodeQueue
+	fullest queueHeap
 	ready   int        // on the shelves
 	making  int        // may become ready
 	behind  *list.List // of *member: written by somebody else since the newest event
@@ -24,7 +24,7 @@ type group struct {
 }
 
 func newGroup() *group {
-	return &group{nodes: map[string]*shelf{}, behind: list.New(), waiting: list.New()}
+	return &group{nodes: map[string]*nodeQueue{}, behind: list.New(), waiting: list.New()}
 }
 
 // empty reports whether a group may be forgotten.
@@ -37,7 +37,7 @@ func (g *group) add(m *member) {
 	node := m.seen.Status.NodeName
 	s := g.nodes[node]
 	if s == nil {
-		s = &shelf{node: node, members: list.New()}
+		s = &nodeQueue{node: node, members: list.New()}
 		g.nodes[node] = s
 	}
 	m.shelf, m.at = s, s.insert(m)
@@ -72,10 +72,10 @@ func (g *group) best() *member {
 }
 
 // join lets a ticket wait behind all that have lower numbers.
-func (g *group) join(t *ticket, k key) {
+func (g *group) join(t *waiter, k key) {
 	t.key, t.bell = k, make(chan *member, 1)
 	for e := g.waiting.Back(); e != nil; e = e.Prev() {
-		if of[*ticket](e).number < t.number {
+		if of[*waiter](e).number < t.number {
 			t.at = g.waiting.InsertAfter(t, e)
 			return
 		}
@@ -84,7 +84,7 @@ func (g *group) join(t *ticket, k key) {
 }
 
 // leave ends the wait of a ticket. m is what it waited for; nil if there will be none.
-func (g *group) leave(t *ticket, m *member) {
+func (g *group) leave(t *waiter, m *member) {
 	g.waiting.Remove(t.at)
 	t.at = nil
 	t.bell <- m
@@ -96,59 +96,59 @@ func of[T any](e *list.Element) T {
 	return v
 }
 
-// shelf is the queue of one node's ready members.
-type shelf struct {
+// nodeQueue is the queue of one node's ready members.
+type nodeQueue struct {
 	node    string
 	members *list.List // of *member, by turn
 	index   int        // in the heap
 }
 
-func (s *shelf) first() *member { return of[*member](s.members.Front()) }
+func (s *nodeQueue) first() *member { return of[*member](s.members.Front()) }
 
 // insert keeps the order of turns: a new member is the last, one that was put back the first.
-func (s *shelf) insert(m *member) *list.Element {
-	if last := s.members.Back(); last == nil || of[*member](last).turn < m.turn {
+func (s *nodeQueue) insert(m *member) *list.Element {
+	if last := s.members.Back(); last == nil || of[*member](last).seq < m.seq {
 		return s.members.PushBack(m)
 	}
 	for e := s.members.Front(); e != nil; e = e.Next() {
-		if m.turn < of[*member](e).turn {
+		if m.seq < of[*member](e).seq {
 			return s.members.InsertBefore(m, e)
 		}
 	}
 	return s.members.PushBack(m)
 }
 
-// shelves is a heap that has the fullest shelf on top; of equally full ones, that whose first
+// queueHeap is a heap that has the fullest shelf on top; of equally full ones, that whose first
 // member has been ready for longest.
-type shelves []*shelf
+type queueHeap []*nodeQueue
 
-func (h shelves) Len() int { return len(h) }
+func (h queueHeap) Len() int { return len(h) }
 
-func (h shelves) Less(i, j int) bool {
+func (h queueHeap) Less(i, j int) bool {
 	if a, b := h[i].members.Len(), h[j].members.Len(); a != b {
 		return a > b
 	}
 	if h[i].members.Len() == 0 {
 		return h[i].node < h[j].node
 	}
-	return h[i].first().turn < h[j].first().turn
+	return h[i].first().seq < h[j].first().seq
 }
 
-func (h shelves) Swap(i, j int) {
+func (h queueHeap) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
 	h[i].index, h[j].index = i, j
 }
 
 // Push is part of heap.Interface.
-func (h *shelves) Push(x any) {
-	if s, ok := x.(*shelf); ok {
+func (h *queueHeap) Push(x any) {
+	if s, ok := x.(*nodeQueue); ok {
 		s.index = len(*h)
 		*h = append(*h, s)
 	}
 }
 
 // Pop is part of heap.Interface.
-func (h *shelves) Pop() any {
+func (h *queueHeap) Pop() any {
 	last := len(*h) - 1
 	s := (*h)[last]
 	(*h)[last] = nil

@@ -2,8 +2,8 @@ package route
 
 import "sync"
 
-// Life is one run of one sandbox at one address. It ends once, and does not begin again.
-type Life struct {
+// Epoch is one run of one sandbox at one address. It ends once, and does not begin again.
+type Epoch struct {
 	key  string
 	gone chan struct{}
 
@@ -12,23 +12,23 @@ type Life struct {
 	hooks []func() // +checklocks:mu
 }
 
-func newLife(key string) *Life { return &Life{key: key, gone: make(chan struct{})} }
+func newLife(key string) *Epoch { return &Epoch{key: key, gone: make(chan struct{})} }
 
 // endedLife stands in routes that are not reachable.
-func endedLife(key string) *Life {
+func endedLife(key string) *Epoch {
 	l := newLife(key)
 	l.end()
 	return l
 }
 
-// Key is the route's LifeKey.
-func (l *Life) Key() string { return l.key }
+// Key is the route's EpochKey.
+func (l *Epoch) Key() string { return l.key }
 
-// Gone is closed when the life has ended: the sandbox died, paused, moved or was made anew.
-func (l *Life) Gone() <-chan struct{} { return l.gone }
+// Done is closed when the life has ended: the sandbox died, paused, moved or was made anew.
+func (l *Epoch) Done() <-chan struct{} { return l.gone }
 
 // Over reports whether the life has ended.
-func (l *Life) Over() bool {
+func (l *Epoch) Ended() bool {
 	select {
 	case <-l.gone:
 		return true
@@ -39,7 +39,7 @@ func (l *Life) Over() bool {
 
 // OnEnd has f run when the life ends, or now if it has. It runs in the goroutine of the table's
 // writer, which holds no lock then; f must not block.
-func (l *Life) OnEnd(f func()) {
+func (l *Epoch) OnEnd(f func()) {
 	l.mu.Lock()
 	if !l.ended {
 		l.hooks = append(l.hooks, f)
@@ -50,7 +50,7 @@ func (l *Life) OnEnd(f func()) {
 	f()
 }
 
-func (l *Life) end() {
+func (l *Epoch) end() {
 	l.mu.Lock()
 	if l.ended {
 		l.mu.Unlock()
