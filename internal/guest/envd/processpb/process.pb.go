@@ -1827,7 +1827,7 @@ const file_process_process_proto_rawDesc = "" +
 	"\n" +
 	"CloseStdin\x12\x1a.process.CloseStdinRequest\x1a\x1b.process.CloseStdinResponse\x12E\n" +
 	"\n" +
-	"SendSignal\x12\x1a.process.SendSignalRequest\x1a\x1b.process.SendSignalResponseB8Z6github.com/barchan-dev/barchan/internal/guest/envd/processpbb\x06proto3"
+	"SendSignal\x12\x1a.process.SendSignalRequest\x1a\x1b.process.SendSignalResponseB>Z<github.com/barchan-dev/barchan/internal/guest/envd/processpbb\x06proto3"
 
 var (
 	file_process_process_proto_rawDescOnce sync.Once
