@@ -1,22 +1,27 @@
 # Everything is done by a script under scripts/; a target says which.
 .DEFAULT_GOAL := help
 SHELL := bash
-.PHONY: help up down deps runtimes build generate check-generated fmt lint check test test-short bench
+.PHONY: help up down deps runtimes kubectl build release generate check-generated fmt lint check test test-short bench
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-up: deps runtimes build ## install what is missing, start the server, run a first program
+up: ## install what is missing, start the server, run a first program
+	@scripts/deps.sh up
+	@$(MAKE) --no-print-directory -j2 runtimes build
 	@scripts/up.sh
 
 down: ## stop the server, sandboxes run on (ALL=1 removes everything)
 	@scripts/down.sh $(if $(ALL),--all)
 
-deps: ## install what is missing: distribution packages, Go
+deps: ## install what is missing to build, test and run
 	@scripts/deps.sh
 
-runtimes: ## build runsc, containerd and kubectl into the cache
-	@scripts/tool.sh runsc containerd kubectl
+runtimes: ## build runsc and containerd into the cache
+	@scripts/tool.sh runsc containerd
+
+kubectl: ## build kubectl into the cache
+	@scripts/tool.sh kubectl
 
 build: ## build bin/barchan and bin/barchan-agent
 	@scripts/build.sh
@@ -39,11 +44,14 @@ check: ## format, architecture, generated code, linters: what needs no running
 	@scripts/generate.sh --check
 	@scripts/lint.sh
 
-test: runtimes build ## run all tests (as root, for those of real sandboxes)
+test: deps runtimes kubectl build ## run all tests (as root, for those of real sandboxes)
 	@scripts/test.sh
 
-test-short: runtimes build ## run the tests that take no time
+test-short: runtimes kubectl build ## run the tests that take no time
 	@scripts/test.sh -short
+
+release: runtimes build ## make what users install: dist/*.tar.gz, dist/*.deb
+	@scripts/release.sh
 
 bench: runtimes build ## measure, with the floor beside each figure (ARGS="--only exec --json")
 	@scripts/bench.sh $(ARGS)

@@ -7,8 +7,8 @@ source "$(dirname "$0")/lib.sh"
 version=$(git describe --tags --always --dirty 2>/dev/null || echo unknown)
 
 compile() {
-	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w -X main.version=$version" -o bin/ \
-		./cmd/barchan ./cmd/barchan-agent
+	CGO_ENABLED=0 go_build "build barchan" -buildvcs=false -trimpath -ldflags "-s -w -X main.version=$version" -o bin/ \
+		./cmd/barchan-agent ./cmd/barchan
 }
 
 with_failpoints() {

@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
 # Installs what is missing to build, test and run: packages of the distribution,
-# and a Go toolchain if the machine's is too old. A second run only looks.
+# and a Go toolchain if the machine's is too old. With the argument `up`, only what
+# `make up` needs. A second run only looks.
 source "$(dirname "$0")/lib.sh"
 
 # wanted prints the packages whose programs or files are missing.
 wanted() {
-	local pair
-	for pair in \
-		git:git curl:curl gcc:gcc make:make tar:tar unshare:util-linux \
-		mmdebstrap:mmdebstrap runc:runc ip:iproute2 nft:nftables mkfs.ext4:e2fsprogs busybox:busybox-static pgrep:procps protoc:protobuf-compiler \
-		node:nodejs npm:npm shellcheck:shellcheck; do
+	local pair programs=(git:git make:make tar:tar unshare:util-linux mmdebstrap:mmdebstrap runc:runc node:nodejs npm:npm)
+	if [[ $purpose != up ]]; then
+		programs+=(curl:curl gcc:gcc ip:iproute2 nft:nftables mkfs.ext4:e2fsprogs busybox:busybox-static pgrep:procps
+			protoc:protobuf-compiler shellcheck:shellcheck)
+		[[ -e /usr/include/stdlib.h ]] || echo libc6-dev # the race detector links C
+		[[ -e /usr/include/google/protobuf/timestamp.proto ]] || echo libprotobuf-dev
+	fi
+	for pair in "${programs[@]}"; do
 		command -v "${pair%%:*}" >/dev/null || echo "${pair#*:}"
 	done
-	[[ -e /usr/include/stdlib.h ]] || echo libc6-dev # the race detector links C
-	[[ -e /usr/include/google/protobuf/timestamp.proto ]] || echo libprotobuf-dev
 	[[ -e /etc/ssl/certs/ca-certificates.crt ]] || echo ca-certificates
 	[[ -e /usr/share/keyrings/debian-archive-keyring.gpg ]] || echo debian-archive-keyring
 	# Any Go can fetch the one that we want.
@@ -49,6 +51,10 @@ fetch_go() {
 	go_is_enough "$BARCHAN_CACHE/go/bin/go" || die "the Go from the module proxy does not run"
 }
 
+case ${1:-} in
+'' | up) purpose=${1:-} ;;
+*) die "usage: scripts/deps.sh [up]" ;;
+esac
 only_one deps
 mapfile -t missing < <(wanted)
 if ((${#missing[@]})); then

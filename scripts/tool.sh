@@ -67,7 +67,7 @@ build() {
 		export CGO_ENABLED=0 GOFLAGS=-buildvcs=false
 		cd "$module"
 		[[ -z $prepare ]] || prepared
-		go build -trimpath -ldflags "-s -w ${version:+-X $version}" -tags "$tags" -o "$scratch/$name" "$package"
+		go_build "build $name" -trimpath -ldflags "-s -w ${version:+-X $version}" -tags "$tags" -o "$scratch/$name" "$package"
 	)
 	mv -f "$scratch/$name" "$BIN_DIR/$name"
 	rm -rf "$scratch"
