@@ -11,9 +11,12 @@ import (
 	"github.com/barchan-dev/barchan/internal/config"
 )
 
+// Root returns the tree of all commands, to describe them. It cannot run them.
+func Root() *cobra.Command { return (&app{}).root() }
+
 // WriteDocs writes the reference of all commands and settings as Markdown.
 func WriteDocs(w io.Writer) {
-	root := (&app{}).root() // its commands are described, never run
+	root := Root()
 	fmt.Fprint(w, "# The command line\n\nWritten by internal/client/cli/generate.sh; do not edit.\n\n")
 	fmt.Fprint(w, root.Long+"\n\n")
 	fmt.Fprint(w, "Data goes to standard output, talk to standard error. Exit codes: 0 done, 1 failed, 2 wrong call; `run` and `exec`\n"+
