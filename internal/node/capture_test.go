@@ -550,10 +550,10 @@ func TestCaptureIsInterrupted(t *testing.T) {
 				removed := make(chan error, 1)
 				if by == "source removed" {
 					go func() { removed <- n.Remove(t.Context(), refOf(s)) }()
-					eventually.True(t, "it is interrupted", func() bool { return n.locks.interrupted(s.UID) })
+					eventually.True(t, "it is interrupted", func() bool { _, interrupted := n.locks.Holder(s.UID); return interrupted })
 				} else {
 					go func() { removed <- n.DropCheckpoint(t.Context(), ask.Checkpoint) }()
-					eventually.True(t, "it is interrupted", func() bool { return n.shelf.locks.interrupted(ask.Checkpoint.UID) })
+					eventually.True(t, "it is interrupted", func() bool { _, interrupted := n.shelf.locks.Holder(ask.Checkpoint.UID); return interrupted })
 				}
 				release()
 				// The last steps may still succeed.

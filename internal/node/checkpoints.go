@@ -11,13 +11,14 @@ import (
 	"sync"
 	"time"
 
-	bolt "go.etcd.io/bbolt"
-	"k8s.io/apimachinery/pkg/types"
+	"github.com/barchan-dev/barchan/internal/node/keyedlock"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	bolt "go.etcd.io/bbolt"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // A checkpoint is a row of the database, a directory and a committed snapshot, whose names derive
@@ -120,7 +121,7 @@ var checkpointsBucket = []byte("checkpoints")
 // checkpointStore is all checkpoints of the node: their rows in the database, and who is at them.
 type checkpointStore struct {
 	db    *bolt.DB
-	locks keyedLock
+	locks keyedlock.Lock
 
 	mu    sync.Mutex
 	kept  map[types.UID]*checkpointHandle // +checklocks:mu
@@ -251,7 +252,7 @@ func (s *checkpointStore) named(namespace, name string) *checkpointHandle {
 // for it before. The context that it returns ends with an interruption. done gives the turn back, and
 // forgets a checkpoint of which nothing is left.
 func (s *checkpointStore) take(ctx context.Context, ref sandbox.CheckpointRef, interrupts bool) (_ context.Context, k *checkpointHandle, done func(), err error) {
-	ctx, release, err := s.locks.acquire(ctx, ref.UID, interrupts)
+	ctx, release, err := s.locks.Acquire(ctx, ref.UID, interrupts)
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("wait for checkpoint %s/%s: %w: %w", ref.Namespace, ref.Name, err, errs.ErrUnavailable)
 	}
@@ -264,6 +265,12 @@ func (s *checkpointStore) take(ctx context.Context, ref sandbox.CheckpointRef, i
 		}
 		release()
 	}, nil
+}
+
+// busy reports whether the checkpoint's lock is held.
+func (s *checkpointStore) busy(uid types.UID) bool {
+	held, _ := s.locks.Holder(uid)
+	return held
 }
 
 // current is the checkpoint's row; nil where there is none.

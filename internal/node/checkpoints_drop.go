@@ -26,7 +26,7 @@ func (n *Node) Captured(ctx context.Context, ref sandbox.CheckpointRef) (sandbox
 		return sandbox.Captured{}, err
 	}
 	c := n.shelf.row(ref.UID)
-	if c != nil && c.Stage == checkpointWriting && n.shelf.locks.busy(ref.UID) {
+	if c != nil && c.Stage == checkpointWriting && n.shelf.busy(ref.UID) {
 		return sandbox.Captured{}, fmt.Errorf("checkpoint %s/%s is being written: %w", ref.Namespace, ref.Name, errs.ErrUnavailable)
 	}
 	if c == nil || c.Stage != checkpointReady {
@@ -113,7 +113,7 @@ func (n *Node) loadCheckpoints(ctx context.Context) error {
 func (n *Node) settleCheckpoints(ctx context.Context) (undone int) {
 	for _, k := range n.shelf.all() {
 		c := k.current()
-		if c == nil || c.Stage == checkpointReady || n.shelf.locks.busy(k.ref.UID) {
+		if c == nil || c.Stage == checkpointReady || n.shelf.busy(k.ref.UID) {
 			continue
 		}
 		ctx, k, done, err := n.shelf.take(ctx, k.ref, false)

@@ -101,7 +101,7 @@ func TestRemoveWhileStarting(t *testing.T) {
 			awaitHit(t, reached)
 			removed := make(chan error, 1)
 			go func() { removed <- n.Remove(t.Context(), refOf(s)) }()
-			eventually.True(t, "the start is interrupted", func() bool { return n.locks.interrupted(s.UID) })
+			eventually.True(t, "the start is interrupted", func() bool { _, interrupted := n.locks.Holder(s.UID); return interrupted })
 			close(goOn)
 			if err := <-removed; err != nil {
 				t.Errorf("remove: %v", err)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/keyedlock"
 )
 
 // sandboxHandle is one sandbox on the node.
@@ -15,7 +16,7 @@ type sandboxHandle struct {
 	id  sandbox.ID
 
 	// locks has the turn of each sandbox, by UID.
-	locks *keyedLock
+	locks *keyedlock.Lock
 
 	mu      sync.Mutex
 	row     *row               // +checklocks:mu
@@ -29,7 +30,7 @@ type sandboxHandle struct {
 	retrying bool // +checklocks:mu
 }
 
-func newSandboxHandle(ref sandbox.Ref, seen sandbox.Observed, locks *keyedLock) *sandboxHandle {
+func newSandboxHandle(ref sandbox.Ref, seen sandbox.Observed, locks *keyedlock.Lock) *sandboxHandle {
 	return &sandboxHandle{ref: ref, id: sandbox.IDOf(ref.UID), locks: locks, seen: seen}
 }
 
@@ -45,7 +46,7 @@ func (u *sandboxHandle) takeToRemove(ctx context.Context) (_ context.Context, do
 }
 
 func (u *sandboxHandle) acquire(ctx context.Context, interrupts bool) (_ context.Context, done func(), err error) {
-	ctx, done, err = u.locks.acquire(ctx, u.ref.UID, interrupts)
+	ctx, done, err = u.locks.Acquire(ctx, u.ref.UID, interrupts)
 	if err != nil {
 		return nil, nil, fmt.Errorf("wait for sandbox %s/%s: %w: %w", u.ref.Namespace, u.ref.Name, err, errs.ErrUnavailable)
 	}
@@ -53,7 +54,10 @@ func (u *sandboxHandle) acquire(ctx context.Context, interrupts bool) (_ context
 }
 
 // busy reports whether the sandbox's turn is taken.
-func (u *sandboxHandle) busy() bool { return u.locks.busy(u.ref.UID) }
+func (u *sandboxHandle) busy() bool {
+	held, _ := u.locks.Holder(u.ref.UID)
+	return held
+}
 
 func (u *sandboxHandle) observed() sandbox.Observed {
 	u.mu.Lock()

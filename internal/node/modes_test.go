@@ -441,7 +441,7 @@ func TestRacesWithoutMemory(t *testing.T) {
 			awaitHit(t, hit)
 			removed := make(chan error, 1)
 			go func() { removed <- n.Remove(t.Context(), refOf(s)) }()
-			eventually.True(t, "it is interrupted", func() bool { return n.locks.interrupted(s.UID) })
+			eventually.True(t, "it is interrupted", func() bool { _, interrupted := n.locks.Holder(s.UID); return interrupted })
 			release()
 			must(t, <-removed)
 			<-ended //nolint:errcheck // it may have been cut short

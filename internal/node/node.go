@@ -52,10 +52,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/node/keyedlock"
 	"github.com/prometheus/client_golang/prometheus"
-	bolt "go.etcd.io/bbolt"
-	"golang.org/x/sync/singleflight"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
@@ -66,6 +64,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/netdev"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/resolver"
+	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sync/singleflight"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Defaults where a Config leaves a field empty.
@@ -183,7 +184,7 @@ type Node struct {
 	// sweepEvery is how often Run sweeps; tests that count looks make it longer.
 	sweepEvery time.Duration
 
-	locks     keyedLock          // of sandboxes
+	locks     keyedlock.Lock     // of sandboxes
 	measuring singleflight.Group // of their disks
 
 	mu      sync.Mutex

@@ -10,10 +10,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
+	"github.com/barchan-dev/barchan/internal/node/keyedlock"
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
 // answering answers probes over HTTP: not before it is up, and never while it is down again.
@@ -39,7 +40,7 @@ type verdicts struct{ good, bad []time.Duration }
 func verdictsOf(t *testing.T, p *answering, s *corev1.Probe, initially bool, lasts time.Duration) (all verdicts) {
 	t.Helper()
 	s.HTTPGet = &corev1.HTTPGetAction{Port: intstr.FromInt32(80)}
-	u := newSandboxHandle(sandbox.Ref{UID: "u"}, sandbox.Observed{State: sandbox.ContainerRunning}, &keyedLock{})
+	u := newSandboxHandle(sandbox.Ref{UID: "u"}, sandbox.Observed{State: sandbox.ContainerRunning}, &keyedlock.Lock{})
 	asks := &prober{u: u, addr: netip.MustParseAddr("10.9.0.2"), http: &http.Client{Transport: p}}
 	p.began = time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), lasts)

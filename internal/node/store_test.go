@@ -469,7 +469,7 @@ func TestRemoveWhileFallingAsleepOrWaking(t *testing.T) {
 		t.Helper()
 		ended := make(chan error, 1)
 		go func() { ended <- n.Remove(t.Context(), refOf(s)) }()
-		eventually.True(t, "it is interrupted", func() bool { return n.locks.interrupted(s.UID) })
+		eventually.True(t, "it is interrupted", func() bool { _, interrupted := n.locks.Holder(s.UID); return interrupted })
 		release()
 		if err := <-ended; err != nil {
 			t.Errorf("remove: %v", err)

@@ -33,7 +33,7 @@ func (n *Node) wake(ctx context.Context, u *sandboxHandle, r *row, filesOnly boo
 		return err
 	}
 	began := time.Now()
-	ctx, done := u.locks.unlessInterrupted(ctx, u.ref.UID)
+	ctx, done := u.locks.UnlessInterrupted(ctx, u.ref.UID)
 	defer done()
 	w := &operation{n: n, row: new(row)}
 	*w.row = *r
