@@ -51,12 +51,19 @@ var layers = [][]string{
 		"internal/edge/peers", "internal/edge/acme", "internal/guest/envd",
 		"internal/client/adminclient", "internal/client/restclient", "internal/testkit",
 	},
-	4: {"internal/control/controllers", "internal/control/manager", "internal/node", "internal/edge/gateway", "internal/guest/agent", "internal/testkit/claimsuite"},
-	5: {"internal/edge/e2b", "internal/adminapi", "internal/config"},
-	6: {"internal/daemon"},
-	7: {"internal/client/cli"},
-	8: {"cmd/barchan", "cmd/barchan-agent"},
-	9: {"test/bench"},
+	4: {
+		"internal/control/controllers", "internal/control/manager", "internal/edge/gateway", "internal/guest/agent", "internal/testkit/claimsuite",
+		"internal/node/plan",
+	},
+	5:  {"internal/edge/e2b", "internal/adminapi", "internal/config"},
+	6:  {},
+	7:  {},
+	8:  {},
+	9:  {"internal/node"},
+	10: {"internal/daemon"},
+	11: {"internal/client/cli"},
+	12: {"cmd/barchan", "cmd/barchan-agent"},
+	13: {"test/bench"},
 }
 
 // owners names, for a dependency that is heavy or dangerous, the packages that

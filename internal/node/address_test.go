@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/google/uuid"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -286,7 +287,7 @@ func TestNoAddressTwice(t *testing.T) {
 			for range 3 {
 				s := object()
 				ref := refOf(s)
-				w := &operation{n: n, row: &row{Plan: plan{Ref: ref, ID: sandbox.IDOf(ref.UID), Class: "runc"}}}
+				w := &operation{n: n, row: &row{Plan: plan.Plan{Ref: ref, ID: sandbox.IDOf(ref.UID), Class: "runc"}}}
 				u := n.unitOf(ref)
 				err := n.note(u, w.row, making)
 				for _, name := range []string{"address", "network", "record", "hold"} {

@@ -7,14 +7,14 @@ import (
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/plan"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // How a node begins.
@@ -335,7 +335,7 @@ func (n *Node) Destroy(ctx context.Context) error {
 		u.setRow(r)
 	}, func(key, _ []byte, _ error) { // found by the names that derive from the UID
 		ref := sandbox.Ref{UID: types.UID(key)}
-		n.unitOf(ref).setRow(&row{Stage: removing, Plan: plan{Ref: ref, ID: sandbox.IDOf(ref.UID)}})
+		n.unitOf(ref).setRow(&row{Stage: removing, Plan: plan.Plan{Ref: ref, ID: sandbox.IDOf(ref.UID)}})
 	})
 	failures = append(failures, err)
 	for _, u := range n.allUnits() {
@@ -357,7 +357,7 @@ func (n *Node) clearLeftovers(ctx context.Context) error {
 	failures := []error{err}
 	for id := range v.leftovers() {
 		if id != "" {
-			w := &operation{n: n, row: &row{Stage: removing, Plan: plan{ID: sandbox.ID(id)}}}
+			w := &operation{n: n, row: &row{Stage: removing, Plan: plan.Plan{ID: sandbox.ID(id)}}}
 			failures = append(failures, w.undo(ctx))
 		}
 	}

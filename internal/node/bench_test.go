@@ -164,7 +164,7 @@ func standIn(b *testing.B, n *Node) {
 	b.Helper()
 	s := object(class("runc"))
 	u := n.unitOf(refOf(s))
-	p, err := n.newPlan(s)
+	p, err := n.planOf(s)
 	must(b, err)
 	image, err := n.findImage(b.Context(), &p)
 	must(b, err)

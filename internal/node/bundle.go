@@ -8,22 +8,15 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net/netip"
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
-	"strings"
-
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/plan"
 )
-
-// defaultPath is where programs are looked for if the image does not say.
-const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // installAgent puts a copy of the agent where sandboxes can have a hard link to it: one that
 // runs keeps its own, whatever a later version of ours brings.
@@ -86,8 +79,8 @@ func (w *operation) writeBundle(ctx context.Context) error {
 	}
 	w.row.Program = len(cfg.Entrypoint) > 0
 	if w.restoresMemory() { // the kernel in the memory knows the files as they were: its agent writes them
-		cfg.SystemFiles = systemFiles(p, w.row.Address, w.n.beside(w.row.Address), w.n.resolverText(p))
-	} else if err := writeSystemFiles(w.path("rootfs"), p, w.row.Address, w.n.beside(w.row.Address), w.n.resolverText(p)); err != nil {
+		cfg.SystemFiles = w.systemFiles()
+	} else if err := w.writeSystemFiles(); err != nil {
 		return unavailable(err)
 	}
 	if err := envd.WriteConfig(filepath.Join(agentDir, path.Base(envd.ConfigPath)), cfg); err != nil {
@@ -102,8 +95,25 @@ func (w *operation) writeBundle(ctx context.Context) error {
 	}
 	return unavailable(oci.WriteBundle(w.n.dir(w.id()), oci.Spec(oci.Sandbox{
 		Class: p.Class, Hostname: p.Hostname, Rootfs: w.path("rootfs"), NetnsPath: w.netns, AgentDir: agentDir,
-		CgroupsPath: w.n.cgroup(w.id()), Env: []string{"PATH=" + defaultPath}, Mounts: mounts, Limits: p.Limits, Security: p.Security,
+		CgroupsPath: w.n.cgroup(w.id()), Env: []string{"PATH=" + plan.DefaultPath}, Mounts: mounts, Limits: p.Limits, Security: p.Security,
 	})))
+}
+
+// environment is what the container's processes get.
+func (w *operation) environment() map[string]string {
+	return w.row.Plan.Environment(w.row.ImageEnv, w.row.Address, w.n.cfg.Name)
+}
+
+// systemFiles are the files in /etc that depend on the network, by path.
+func (w *operation) systemFiles() map[string]string {
+	p := &w.row.Plan
+	return p.SystemFiles(w.row.Address, w.n.beside(w.row.Address), p.ResolverText(w.n.sandboxResolvers()))
+}
+
+// writeSystemFiles writes them into the root filesystem, on which no process of the sandbox runs yet.
+func (w *operation) writeSystemFiles() error {
+	p := &w.row.Plan
+	return p.WriteSystemFiles(w.path("rootfs"), w.row.Address, w.n.beside(w.row.Address), p.ResolverText(w.n.sandboxResolvers()))
 }
 
 // mounts are the volumes, with their directories made.
@@ -156,7 +166,7 @@ func (w *operation) agentConfig() (*envd.Config, error) {
 	p := &w.row.Plan
 	env := w.environment()
 	cfg := &envd.Config{
-		SandboxID: w.id(), TemplateID: p.Template, Entrypoint: entrypoint(p, w.image.Config.Entrypoint, w.image.Config.Cmd, env),
+		SandboxID: w.id(), TemplateID: p.Template, Entrypoint: p.Entrypoint(w.image.Config.Entrypoint, w.image.Config.Cmd, env),
 		Env: env, Workdir: p.Workdir, DefaultWorkdir: p.Workdir, User: p.User, DefaultUser: "",
 	}
 	if cfg.Workdir == "" {
@@ -165,178 +175,12 @@ func (w *operation) agentConfig() (*envd.Config, error) {
 	if cfg.User == "" {
 		cfg.User = w.image.Config.User
 	}
-	if p.NonRoot && isRoot(cfg.User) {
+	if p.NonRoot && plan.IsRoot(cfg.User) {
 		return nil, fmt.Errorf("spec.podTemplate.spec.securityContext.runAsNonRoot: the image runs as root; name another with runAsUser: %w", errs.ErrInvalid)
 	}
 	if p.Class == oci.GVisor { // where the machine's limit would end the sandbox
-		cfg.Processes = p.processes()
+		cfg.Processes = p.Processes()
 	}
 	w.guardAgent(cfg)
 	return cfg, nil
-}
-
-// environment is the image's, changed by the object's, whenever that was read.
-func (w *operation) environment() map[string]string {
-	env := map[string]string{"PATH": defaultPath}
-	for _, pair := range w.row.ImageEnv {
-		if name, value, ok := strings.Cut(pair, "="); ok {
-			env[name] = value
-		}
-	}
-	for _, e := range w.row.Plan.Env {
-		value := expand(e.Value, env)
-		if e.ValueFrom != nil && e.ValueFrom.FieldRef != nil {
-			value = w.reference(e.ValueFrom.FieldRef.FieldPath)
-		}
-		env[e.Name] = value
-	}
-	return env
-}
-
-func isRoot(user string) bool {
-	name, _, _ := strings.Cut(user, ":")
-	return name == "" || name == "0" || name == "root"
-}
-
-func (w *operation) reference(path string) string {
-	switch path {
-	case "metadata.name":
-		return w.row.Plan.Ref.Name
-	case "metadata.namespace":
-		return w.row.Plan.Ref.Namespace
-	case "metadata.uid":
-		return w.uid()
-	case "spec.nodeName":
-		return w.n.cfg.Name
-	default: // status.podIP; the specification was checked
-		return w.row.Address.String()
-	}
-}
-
-// shells are programs that images name so that a person at a terminal gets a prompt. Without
-// a terminal they end at once; a sandbox is better off without them.
-var shells = []string{"ash", "bash", "dash", "sh", "zsh", "python", "python3", "node", "irb"}
-
-// entrypoint is the template's program: its own command and args, or what the image says, as
-// on Kubernetes, but for an image's bare shell.
-func entrypoint(p *plan, imageEntrypoint, imageCmd []string, env map[string]string) []string {
-	var argv []string
-	switch {
-	case len(p.Command) > 0:
-		argv = append(slices.Clone(p.Command), p.Args...)
-	case len(p.Args) > 0:
-		argv = append(slices.Clone(imageEntrypoint), p.Args...)
-	default:
-		argv = append(slices.Clone(imageEntrypoint), imageCmd...)
-		if len(argv) == 1 && slices.Contains(shells, path.Base(argv[0])) {
-			return nil
-		}
-		return argv
-	}
-	for i := range argv {
-		argv[i] = expand(argv[i], env)
-	}
-	return argv
-}
-
-// expand replaces $(NAME) by a variable's value, as Kubernetes does: unknown names stay as
-// they are, and $$ is a dollar sign.
-func expand(text string, env map[string]string) string {
-	var b strings.Builder
-	for i := 0; i < len(text); i++ {
-		if text[i] != '$' || i+1 == len(text) {
-			b.WriteByte(text[i])
-			continue
-		}
-		switch end := strings.IndexByte(text[i:], ')'); {
-		case text[i+1] == '$':
-			b.WriteByte('$')
-			i++
-		case text[i+1] == '(' && end > 0:
-			name := text[i+2 : i+end]
-			if value, ok := env[name]; ok {
-				b.WriteString(value)
-			} else {
-				b.WriteString(text[i : i+end+1])
-			}
-			i += end
-		default:
-			b.WriteByte('$')
-		}
-	}
-	return b.String()
-}
-
-// writeSystemFiles writes what a sandbox finds in /etc about its place in the network into
-// its own copy of the image, never following a link out of it. It also keeps /tmp from being
-// empty, because gVisor would put memory over an empty one, which no checkpoint of files has.
-//
-// The second address is of IPv6; it may be the zero value.
-func writeSystemFiles(rootfs string, p *plan, addr, addr6 netip.Addr, resolver string) error {
-	root, err := os.OpenRoot(rootfs)
-	if err != nil {
-		return fmt.Errorf("open root filesystem: %w", err)
-	}
-	defer func() { _ = root.Close() }()
-	if err := root.MkdirAll("etc", 0o755); err != nil {
-		return fmt.Errorf("write system files: %w", err)
-	}
-	for path, text := range systemFiles(p, addr, addr6, resolver) {
-		name := strings.TrimPrefix(path, "/")
-		// Removed first: it may be a link, and to where is the image's affair.
-		if err := root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("write system files: %w", err)
-		}
-		if err := root.WriteFile(name, []byte(text), 0o644); err != nil {
-			return fmt.Errorf("write system files: %w", err)
-		}
-	}
-	if err := root.MkdirAll("tmp/.X11-unix", 0o777); err != nil {
-		return fmt.Errorf("write system files: %w", err)
-	}
-	for _, dir := range []string{"tmp", "tmp/.X11-unix"} {
-		if err := root.Chmod(dir, 0o777|fs.ModeSticky); err != nil {
-			return fmt.Errorf("write system files: %w", err)
-		}
-	}
-	return nil
-}
-
-// systemFiles are the contents of what writeSystemFiles writes about a place in the network, by path.
-func systemFiles(p *plan, addr, addr6 netip.Addr, resolver string) map[string]string {
-	var hosts strings.Builder
-	fmt.Fprintf(&hosts, "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n%s\t%s\n", addr, p.Hostname)
-	if addr6.IsValid() {
-		fmt.Fprintf(&hosts, "%s\t%s\n", addr6, p.Hostname)
-	}
-	for _, alias := range p.HostAliases {
-		fmt.Fprintf(&hosts, "%s\t%s\n", alias.IP, strings.Join(alias.Hostnames, "\t"))
-	}
-	return map[string]string{"/etc/hosts": hosts.String(), "/etc/hostname": p.Hostname + "\n", "/etc/resolv.conf": resolver}
-}
-
-// resolverText is a sandbox's resolv.conf.
-func (n *Node) resolverText(p *plan) string {
-	var b strings.Builder
-	if p.DNSPolicy != corev1.DNSNone {
-		for _, r := range n.sandboxResolvers() {
-			fmt.Fprintf(&b, "nameserver %s\n", r)
-		}
-	}
-	if c := p.DNSConfig; c != nil {
-		for _, r := range c.Nameservers {
-			fmt.Fprintf(&b, "nameserver %s\n", r)
-		}
-		if len(c.Searches) > 0 {
-			fmt.Fprintf(&b, "search %s\n", strings.Join(c.Searches, " "))
-		}
-		for _, o := range c.Options {
-			if o.Value != nil {
-				fmt.Fprintf(&b, "options %s:%s\n", o.Name, *o.Value)
-			} else {
-				fmt.Fprintf(&b, "options %s\n", o.Name)
-			}
-		}
-	}
-	return b.String()
 }

@@ -10,12 +10,12 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
-
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/plan"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 )
 
 // capture is one checkpoint in the making.
@@ -32,20 +32,8 @@ type capture struct {
 	durable errgroup.Group // makes the files durable while the source goes on
 }
 
-// volumePath is where a volume's data are below a directory for them; empty for one in memory.
-func volumePath(v volume) string {
-	switch {
-	case v.Claim != "":
-		return filepath.Join("claims", v.Claim)
-	case v.Scratch != "":
-		return filepath.Join("scratch", v.Scratch)
-	default:
-		return ""
-	}
-}
-
 // volumeSource is where a sandbox has a volume's data.
-func (w *operation) volumeSource(v volume) string {
+func (w *operation) volumeSource(v plan.Volume) string {
 	if v.Claim != "" {
 		return filepath.Join(w.n.claimsDir(w.id()), v.Claim)
 	}
@@ -114,7 +102,7 @@ func (p *capture) begin(ctx context.Context) (err error) {
 	}
 	made := map[string]bool{}
 	for _, v := range p.row.Plan.Volumes {
-		rel := volumePath(v)
+		rel := v.DataPath()
 		if rel == "" || made[rel] {
 			continue
 		}

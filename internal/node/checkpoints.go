@@ -11,12 +11,13 @@ import (
 	"sync"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/node/keyedlock"
-
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/keyedlock"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/plan"
+
 	bolt "go.etcd.io/bbolt"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -50,12 +51,12 @@ type checkpoint struct {
 	Stage checkpointStage       `json:"stage"`
 	Ref   sandbox.CheckpointRef `json:"ref"`
 	// Plan is the source's.
-	Plan   plan   `json:"plan"`
-	Digest string `json:"digest"`
+	Plan   plan.Plan `json:"plan"`
+	Digest string    `json:"digest"`
 	// ImageEnv, ImageRun and Program are those of the source's row.
-	ImageEnv []string  `json:"imageEnv,omitzero"`
-	ImageRun *imageRun `json:"imageRun,omitempty"`
-	Program  bool      `json:"program,omitempty"`
+	ImageEnv []string       `json:"imageEnv,omitzero"`
+	ImageRun *plan.ImageRun `json:"imageRun,omitempty"`
+	Program  bool           `json:"program,omitempty"`
 	// Memory is nil where there are only files.
 	Memory *savedMemory `json:"memory,omitempty"`
 	// FilesSize is bytes beyond the image, of volumes too.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/barchan-dev/barchan/internal/node/plan"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -22,26 +23,6 @@ import (
 // dnsPort is where DNS is asked for.
 const dnsPort = 53
 
-// setNetwork takes over what an object says about egress.
-func (p *plan) setNetwork(s *agents.Sandbox) {
-	p.Network, p.NetworkPolicy = nil, nil
-	if b := s.Spec.Barchan; b != nil {
-		p.Network, p.NetworkPolicy = b.Network.DeepCopy(), b.NetworkPolicy.DeepCopy()
-	}
-}
-
-// egress is what the sandbox may reach. The error is an errs.ErrInvalid that names the field.
-func (p *plan) egress() (egress.Policy, error) {
-	own, err := egress.Compile(p.Network)
-	if err != nil {
-		return own, fmt.Errorf("spec.barchan.network.%w", err)
-	}
-	if own, err = own.Within(p.NetworkPolicy); err != nil {
-		return own, fmt.Errorf("spec.barchan: %w", err)
-	}
-	return own, nil
-}
-
 // SetEgress has a sandbox reach what its object says, and nothing else, from the moment that it
 // returns. What is in force already costs nothing. One that sleeps has it when it wakes; for
 // one that is not on the node there is nothing to do, because it is made with it.
@@ -53,9 +34,9 @@ func (n *Node) SetEgress(ctx context.Context, s *agents.Sandbox) error {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return err
 	}
-	var wish plan
-	wish.setNetwork(s)
-	want, err := wish.egress()
+	var wish plan.Plan
+	wish.SetNetwork(s)
+	want, err := wish.Egress()
 	if err != nil {
 		return err
 	}
@@ -73,7 +54,7 @@ func (n *Node) SetEgress(ctx context.Context, s *agents.Sandbox) error {
 		return nil
 	}
 	changed := *r
-	changed.Plan.setNetwork(s)
+	changed.Plan.SetNetwork(s)
 	if !noted(r, want) {
 		err = n.note(u, &changed, r.Stage)
 	}
@@ -89,7 +70,7 @@ func (n *Node) SetEgress(ctx context.Context, s *agents.Sandbox) error {
 
 // noted reports whether the journal has a policy.
 func noted(r *row, p egress.Policy) bool {
-	have, err := r.Plan.egress()
+	have, err := r.Plan.Egress()
 	return err == nil && have.Equal(p)
 }
 
@@ -110,7 +91,7 @@ func (n *Node) applyEgress(ctx context.Context, r *row) error {
 	if (r.onDisk() && r.Stage != waking) || !r.Address.IsValid() {
 		return nil
 	}
-	p, err := r.Plan.egress()
+	p, err := r.Plan.Egress()
 	if err != nil {
 		return err
 	}
@@ -220,7 +201,7 @@ func (n *Node) TraceEgress(ctx context.Context, id sandbox.ID, dest string, port
 	p, known := n.network.Egress(string(id))
 	if !known || r.onDisk() {
 		var err error
-		if p, err = r.Plan.egress(); err != nil {
+		if p, err = r.Plan.Egress(); err != nil {
 			return egress.Decision{}, err
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/node/plan"
+
 	corev1 "k8s.io/api/core/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -115,7 +117,7 @@ func (n *Node) ensure(ctx context.Context, u *sandboxHandle, s *agents.Sandbox) 
 		return u.observed(), err
 	}
 	began := time.Now()
-	p, err := n.newPlan(s)
+	p, err := n.planOf(s)
 	if err != nil {
 		return u.observed(), err
 	}
@@ -206,7 +208,7 @@ func (n *Node) appears(u *sandboxHandle, r *row) {
 	u.see(func(o *sandbox.Observed) {
 		*o = sandbox.Observed{
 			State: sandbox.ContainerRunning, Address: r.Address, Node: n.cfg.Name, Runtime: string(r.Plan.Class),
-			Image: r.Digest, StartedAt: r.StartedAt, Probed: r.Ready || !r.Plan.probed(),
+			Image: r.Digest, StartedAt: r.StartedAt, Probed: r.Ready || !r.Plan.Probed(),
 		}
 		if !o.Probed {
 			o.Message = "its probes have not succeeded yet"
@@ -244,7 +246,7 @@ func (n *Node) clear(ctx context.Context, u *sandboxHandle, r *row) (err error) 
 }
 
 // findImage finds the image, pulling it where its policy says so.
-func (n *Node) findImage(ctx context.Context, p *plan) (ctrd.Image, error) {
+func (n *Node) findImage(ctx context.Context, p *plan.Plan) (ctrd.Image, error) {
 	if p.PullPolicy != corev1.PullAlways {
 		image, err := n.cfg.Containerd.Resolve(ctx, p.Image)
 		if err == nil || !errors.Is(err, errs.ErrNotFound) {
@@ -284,7 +286,7 @@ func (n *Node) Remove(ctx context.Context, ref sandbox.Ref) error {
 	}
 	r := u.current()
 	if r == nil { // nothing was noted; look all the same
-		r = &row{Stage: removing, Plan: plan{Ref: ref, ID: u.id}}
+		r = &row{Stage: removing, Plan: plan.Plan{Ref: ref, ID: u.id}}
 	}
 	if err := n.awaitUnblocked(taken, u.id); err != nil {
 		return err

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/node/plan"
+
 	bolt "go.etcd.io/bbolt"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -43,7 +45,7 @@ func (s stage) begun() bool { return s != making && s != removing }
 // runs without asking anybody.
 type row struct {
 	Stage     stage             `json:"stage"`
-	Plan      plan              `json:"plan"`
+	Plan      plan.Plan         `json:"plan"`
 	Digest    string            `json:"digest,omitempty"`
 	Address   netip.Addr        `json:"address,omitzero"`
 	Process   lifecycle.Process `json:"process,omitzero"`
@@ -52,7 +54,7 @@ type row struct {
 	// of before there was this field, means that it is not known.
 	ImageEnv []string `json:"imageEnv,omitzero"`
 	// ImageRun is what else the image says of its programs; nil as ImageEnv is.
-	ImageRun *imageRun `json:"imageRun,omitempty"`
+	ImageRun *plan.ImageRun `json:"imageRun,omitempty"`
 	// Warmed says that the plan's warm-up has run.
 	Warmed bool `json:"warmed,omitempty"`
 	// Program says that the template or the image has a program of its own.

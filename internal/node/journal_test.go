@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/barchan-dev/barchan/internal/node/plan"
+
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
@@ -13,7 +15,7 @@ import (
 // A row is acted on only if all of it is understood.
 func TestDecodeRow(t *testing.T) {
 	ref := sandbox.Ref{Namespace: "a", Name: "s", UID: "one"}
-	sound := row{Stage: live, Plan: plan{Ref: ref, ID: sandbox.IDOf(ref.UID)}, Address: netip.MustParseAddr("10.0.0.2")}
+	sound := row{Stage: live, Plan: plan.Plan{Ref: ref, ID: sandbox.IDOf(ref.UID)}, Address: netip.MustParseAddr("10.0.0.2")}
 	for name, tt := range map[string]struct {
 		change func(*row)
 		says   string // part of the error; empty for none

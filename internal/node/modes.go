@@ -174,11 +174,10 @@ func (w *operation) readdress(ctx context.Context) error {
 	if !w.moved {
 		return nil
 	}
-	p := &w.row.Plan
 	if _, err := w.rewriteConfig(); err != nil {
 		return err
 	}
-	return unavailable(writeSystemFiles(w.path("rootfs"), p, w.row.Address, w.n.beside(w.row.Address), w.n.resolverText(p)))
+	return unavailable(w.writeSystemFiles())
 }
 
 // fromClaims makes a sandbox of which only the volume claims are left, as if for the first time.
@@ -199,7 +198,7 @@ func (n *Node) recreate(ctx context.Context, u *sandboxHandle, r *row, s *agents
 		s = s.DeepCopy()
 		s.Spec.Barchan.Restore = nil
 	}
-	p, err := n.newPlan(s)
+	p, err := n.planOf(s)
 	if err != nil {
 		return u.observed(), err
 	}

@@ -53,8 +53,10 @@ import (
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/node/keyedlock"
+	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/prometheus/client_golang/prometheus"
 
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
@@ -64,6 +66,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/netdev"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/resolver"
+
 	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sync/singleflight"
 	"k8s.io/apimachinery/pkg/types"
@@ -402,6 +405,13 @@ func (n *Node) Observe(ctx context.Context, ref sandbox.Ref) (sandbox.Observed, 
 		return u.observed(), nil
 	}
 	return n.absent(), nil
+}
+
+// planOf reads an object, with the node's defaults.
+func (n *Node) planOf(s *agents.Sandbox) (plan.Plan, error) {
+	return plan.New(s, plan.Defaults{
+		Class: n.cfg.DefaultClass, Limits: n.cfg.DefaultLimits, Offers: func(c oci.Class) bool { return n.runtimes[c] != nil },
+	})
 }
 
 func (n *Node) awaitAdopted(ctx context.Context) error {

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"k8s.io/apimachinery/pkg/types"
+	"github.com/barchan-dev/barchan/internal/node/plan"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -21,24 +21,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
-// restoring is the checkpoint that a sandbox is made from.
-type restoring struct {
-	Checkpoint types.UID `json:"checkpoint"`
-	FilesOnly  bool      `json:"filesOnly,omitempty"`
-}
-
-// imageRun is what an image says of its programs, beside their environment.
-type imageRun struct {
-	Ref        string   `json:"ref"`
-	Entrypoint []string `json:"entrypoint,omitempty"`
-	Cmd        []string `json:"cmd,omitempty"`
-	Workdir    string   `json:"workdir,omitempty"`
-	User       string   `json:"user,omitempty"`
-}
-
-func runOf(img ctrd.Image) *imageRun {
+func runOf(img ctrd.Image) *plan.ImageRun {
 	c := &img.Config
-	return &imageRun{Ref: img.Ref, Entrypoint: c.Entrypoint, Cmd: c.Cmd, Workdir: c.WorkingDir, User: c.User}
+	return &plan.ImageRun{Ref: img.Ref, Entrypoint: c.Entrypoint, Cmd: c.Cmd, Workdir: c.WorkingDir, User: c.User}
 }
 
 // image is the image of a checkpoint, whatever has become of its name since.
@@ -87,7 +72,7 @@ func (w *operation) restoresMemory() bool { return w.origin != nil && w.origin.m
 
 // originOf finds the checkpoint that a sandbox wants to be made from, if any, and holds it. Errors
 // are those of Ensure.
-func (n *Node) originOf(ctx context.Context, s *agents.Sandbox, p *plan) (*origin, error) {
+func (n *Node) originOf(ctx context.Context, s *agents.Sandbox, p *plan.Plan) (*origin, error) {
 	if s.Spec.Barchan == nil || s.Spec.Barchan.Restore == nil {
 		return nil, nil
 	}
@@ -102,8 +87,8 @@ func (n *Node) originOf(ctx context.Context, s *agents.Sandbox, p *plan) (*origi
 		return nil, fmt.Errorf("%s: checkpoint %q is being made or removed: %w", at, ask.CheckpointName, errs.ErrUnavailable)
 	}
 	o := &origin{checkpoint: c, release: release, memory: c.Memory != nil && !ask.FilesOnly, disconnect: func() {}}
-	p.Restore = &restoring{Checkpoint: c.Ref.UID, FilesOnly: !o.memory}
-	err := o.fits(p)
+	p.Restore = &plan.Restoring{Checkpoint: c.Ref.UID, FilesOnly: !o.memory}
+	err := p.Fits(&c.Plan, o.memory)
 	if err == nil && o.memory {
 		err = n.checkOrigin(ctx, o)
 	}
@@ -137,7 +122,7 @@ func (n *Node) checkOrigin(ctx context.Context, o *origin) error {
 
 // imageFor is the image that a sandbox is made of: that of its checkpoint, where the sandbox names the
 // same; a name that has moved on to another is the checkpoint's affair no more.
-func (n *Node) imageFor(ctx context.Context, p *plan, o *origin) (ctrd.Image, error) {
+func (n *Node) imageFor(ctx context.Context, p *plan.Plan, o *origin) (ctrd.Image, error) {
 	if o == nil {
 		return n.findImage(ctx, p)
 	}
@@ -197,7 +182,7 @@ func (w *operation) fillVolumes(ctx context.Context) error {
 	}
 	made := map[string]bool{}
 	for _, v := range w.row.Plan.Volumes {
-		rel := volumePath(v)
+		rel := v.DataPath()
 		if rel == "" || made[rel] {
 			continue
 		}

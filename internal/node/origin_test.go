@@ -32,7 +32,7 @@ import (
 func TestOriginFits(t *testing.T) {
 	n := &Node{cfg: Config{DefaultClass: "gvisor"}, runtimes: map[oci.Class]*oci.Runtime{oci.GVisor: {}, oci.Runc: {}}}
 	base := func() *agents.Sandbox { return object(counts) }
-	was, err := n.newPlan(base())
+	was, err := n.planOf(base())
 	must(t, err)
 	yes, no, seven := true, false, int64(7)
 	for name, c := range map[string]struct {
@@ -62,11 +62,10 @@ func TestOriginFits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := base()
 			c.change(s)
-			p, err := n.newPlan(s)
+			p, err := n.planOf(s)
 			must(t, err)
 			for _, memory := range []bool{true, false} {
-				o := &origin{checkpoint: &checkpoint{Plan: was}, memory: memory}
-				err := o.fits(&p)
+				err := p.Fits(&was, memory)
 				refused := c.names != "" && (memory || c.files)
 				if refused != (err != nil) || (refused && (!errors.Is(err, errs.ErrInvalid) || !strings.Contains(err.Error(), c.names))) {
 					t.Errorf("with memory %t: %v, want one that names %q", memory, err, c.names)

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strings"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -140,7 +139,7 @@ func (n *Node) exportLayers(ctx context.Context, c *checkpoint, told func(done, 
 	if c.Memory != nil {
 		add(portable.AgentType, "", contentOf(n.checkpointAgent(c.Ref.UID)))
 	}
-	for _, rel := range volumePaths(c.Plan.Volumes) {
+	for _, rel := range c.Plan.DataPaths() {
 		add(portable.VolumeType, rel, func(ctx context.Context, w io.Writer) error {
 			return n.cfg.Containerd.WriteTree(ctx, w, filepath.Join(n.checkpointDir(c.Ref.UID), "volumes", rel))
 		})
@@ -180,17 +179,6 @@ func (t *countingWriter) Write(b []byte) (int, error) {
 	t.done += int64(len(b))
 	t.told(t.done, t.total)
 	return len(b), nil
-}
-
-// volumePaths are those of the volumes that have data, each once, in order.
-func volumePaths(volumes []volume) (paths []string) {
-	for _, v := range volumes {
-		if rel := volumePath(v); rel != "" && !slices.Contains(paths, rel) {
-			paths = append(paths, rel)
-		}
-	}
-	slices.SortFunc(paths, strings.Compare)
-	return paths
 }
 
 // contentOf is a file's.

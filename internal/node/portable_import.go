@@ -87,8 +87,8 @@ func checkLayers(c *checkpoint, h *portable.Head) error {
 	}
 	slices.Sort(has[portable.VolumeType])
 	switch memory := c.Memory != nil; {
-	case !slices.Equal(has[portable.VolumeType], volumePaths(c.Plan.Volumes)):
-		return fmt.Errorf("its volumes are %q, want %q", has[portable.VolumeType], volumePaths(c.Plan.Volumes))
+	case !slices.Equal(has[portable.VolumeType], c.Plan.DataPaths()):
+		return fmt.Errorf("its volumes are %q, want %q", has[portable.VolumeType], c.Plan.DataPaths())
 	case memory != (len(has[portable.AgentType]) > 0), memory != slices.Contains(has[portable.MemoryType], imageFile), !memory && len(has[portable.MemoryType]) > 0:
 		return errors.New("it must have memory, its description and its agent, or none of them")
 	}
@@ -253,7 +253,7 @@ func (p *importing) finish() error {
 		if err != nil {
 			return err
 		}
-		if have := len(p.in.Layers); have != 2+len(volumePaths(p.c.Plan.Volumes))+len(img.Files)+1 {
+		if have := len(p.in.Layers); have != 2+len(p.c.Plan.DataPaths())+len(img.Files)+1 {
 			return fmt.Errorf("its memory has files that its description does not name: %w", errs.ErrInvalid)
 		}
 		if img.Digest != p.c.Memory.Digest || img.Build.SHA256 != p.c.Memory.Build.SHA256 {

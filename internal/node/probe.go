@@ -90,7 +90,7 @@ func (p *prober) ready(ctx context.Context, ok bool, why string) {
 	if changed {
 		p.n.dirty.mark(p.u.ref)
 	}
-	if p.row.Plan.probed() {
+	if p.row.Plan.Probed() {
 		p.note(ctx, ok)
 	}
 }

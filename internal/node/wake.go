@@ -245,8 +245,7 @@ func (w *operation) tellMoved(context.Context) error {
 	if err != nil {
 		return err
 	}
-	p := &w.row.Plan
-	cfg.SystemFiles = systemFiles(p, w.row.Address, w.n.beside(w.row.Address), w.n.resolverText(p))
+	cfg.SystemFiles = w.systemFiles()
 	return unavailable(envd.WriteConfig(w.agentConfigFile(), cfg))
 }
 

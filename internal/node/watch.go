@@ -67,7 +67,7 @@ func (n *Node) whyDied(r *row, otherwise string) string {
 	case oci.OutOfMemory(cgroup):
 		return fmt.Sprintf("out of memory: it used more than its %d MiB", r.Plan.Limits.Memory>>20)
 	case r.Plan.Class == oci.GVisor && oci.OutOfPids(cgroup):
-		return fmt.Sprintf("too many processes: gVisor got no more threads for those of the sandbox, in which a user may have %d", r.Plan.processes())
+		return fmt.Sprintf("too many processes: gVisor got no more threads for those of the sandbox, in which a user may have %d", r.Plan.Processes())
 	}
 	return otherwise
 }

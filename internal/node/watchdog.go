@@ -8,12 +8,12 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/plan"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 const (
@@ -357,7 +357,7 @@ func (n *Node) removeNameless(ctx context.Context, id string, left []hostResourc
 	}
 	limited, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()
-	w := &operation{n: n, row: &row{Stage: removing, Plan: plan{ID: sandbox.ID(id)}}}
+	w := &operation{n: n, row: &row{Stage: removing, Plan: plan.Plan{ID: sandbox.ID(id)}}}
 	if err := w.undo(limited); err != nil {
 		n.log.WarnContext(ctx, "leftovers cannot be removed yet", "id", id, telemetry.Error, err)
 		return

@@ -1,10 +1,17 @@
-package node
+// Package plan turns a Sandbox object into what the node does for it: class, image, limits, volumes,
+// probes, environment and the files about its network. A plan is stored in the journal, so that the node can
+// start a container again without the object. JSON keys are therefore permanent.
+//
+// The package touches nothing on the host except the files of WriteSystemFiles. It holds no lock and no state.
+package plan
 
 import (
 	"fmt"
-	"path"
 	"slices"
 	"strings"
+
+	"github.com/barchan-dev/barchan/internal/node/egress"
+	"k8s.io/apimachinery/pkg/types"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -16,9 +23,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
-// plan is what a sandbox's object asks of the node, in the node's words. It is kept in the
-// journal, so that a sandbox can be restarted without its object.
-type plan struct {
+// Plan is what the node does for one Sandbox object.
+type Plan struct {
 	Ref      sandbox.Ref `json:"ref"`
 	ID       sandbox.ID  `json:"id"`
 	Class    oci.Class   `json:"class"`
@@ -42,12 +48,12 @@ type plan struct {
 
 	Limits   oci.Limits   `json:"limits"`
 	Security oci.Security `json:"security"`
-	Volumes  []volume     `json:"volumes,omitempty"`
+	Volumes  []Volume     `json:"volumes,omitempty"`
 	Secure   bool         `json:"secure,omitempty"`
 
 	// Restore is the checkpoint that the sandbox was made from, if any. Once it has lived it needs
 	// the checkpoint no more.
-	Restore *restoring     `json:"restore,omitempty"`
+	Restore *Restoring     `json:"restore,omitempty"`
 	WarmUp  *agents.WarmUp `json:"warmUp,omitempty"`
 
 	Network       *agents.EgressPolicy  `json:"network,omitempty"`
@@ -59,52 +65,49 @@ type plan struct {
 	Liveness  *corev1.Probe        `json:"liveness,omitempty"`
 }
 
-// probed reports whether a sandbox is ready only once its probes say so.
-func (p *plan) probed() bool { return p.Readiness != nil || p.Startup != nil }
+// Probed reports whether a sandbox is ready only once its probes say so.
+func (p *Plan) Probed() bool { return p.Readiness != nil || p.Startup != nil }
 
-// volume is one mount of a template.
-type volume struct {
-	// Claim or Scratch names a directory of the sandbox's own; neither means memory.
-	Claim     string `json:"claim,omitempty"`
-	Scratch   string `json:"scratch,omitempty"`
-	SubPath   string `json:"subPath,omitempty"`
-	Target    string `json:"target"`
-	ReadOnly  bool   `json:"readOnly,omitempty"`
-	SizeLimit int64  `json:"sizeLimit,omitempty"`
+// Defaults are what a node sets where an object leaves a field empty.
+type Defaults struct {
+	Class  oci.Class
+	Limits oci.Limits
+	// Offers reports whether the node has a runtime of a class.
+	Offers func(oci.Class) bool
 }
 
-// newPlan reads an object. The error is an errs.ErrInvalid that names the field.
-func (n *Node) newPlan(s *agents.Sandbox) (plan, error) {
+// New reads an object. The error is an errs.ErrInvalid that names the field.
+func New(s *agents.Sandbox, d Defaults) (Plan, error) {
 	spec := &s.Spec.PodTemplate.Spec
 	at := field.NewPath("spec", "podTemplate", "spec")
 	if problems := sandbox.CheckRunnable(spec, at); len(problems) > 0 {
-		return plan{}, fmt.Errorf("%w: %w", problems.ToAggregate(), errs.ErrInvalid)
+		return Plan{}, fmt.Errorf("%w: %w", problems.ToAggregate(), errs.ErrInvalid)
 	}
 	c := &spec.Containers[0]
-	p := plan{
+	p := Plan{
 		Ref: sandbox.Ref{Namespace: s.Namespace, Name: s.Name, UID: s.UID}, ID: sandbox.IDOf(s.UID),
-		Class: n.cfg.DefaultClass, Revision: s.Labels[agents.LabelTemplateHash], Template: s.Annotations[agents.AnnotationTemplateRef],
+		Class: d.Class, Revision: s.Labels[agents.LabelTemplateHash], Template: s.Annotations[agents.AnnotationTemplateRef],
 		Image: c.Image, PullPolicy: c.ImagePullPolicy, Command: c.Command, Args: c.Args, Env: c.Env, Workdir: c.WorkingDir,
 		Hostname: hostname(spec, s.Name), HostAliases: spec.HostAliases, DNSPolicy: spec.DNSPolicy, DNSConfig: spec.DNSConfig,
-		Limits: n.limits(c), Restart: spec.RestartPolicy,
+		Limits: limits(d.Limits, c), Restart: spec.RestartPolicy,
 		Startup: withPort(c.StartupProbe, c), Readiness: withPort(c.ReadinessProbe, c), Liveness: withPort(c.LivenessProbe, c),
 		Secure: s.Spec.AgentSecured(),
 	}
-	p.setNetwork(s)
+	p.SetNetwork(s)
 	if b := s.Spec.Barchan; b != nil {
 		p.WarmUp = b.WarmUp.DeepCopy()
 	}
 	if spec.RuntimeClassName != nil && *spec.RuntimeClassName != "" {
 		p.Class = oci.Class(*spec.RuntimeClassName)
 	}
-	if n.runtimes[p.Class] == nil {
-		return plan{}, fmt.Errorf("%s: this node does not offer class %q: %w", at.Child("runtimeClassName"), p.Class, errs.ErrInvalid)
+	if !d.Offers(p.Class) {
+		return Plan{}, fmt.Errorf("%s: this node does not offer class %q: %w", at.Child("runtimeClassName"), p.Class, errs.ErrInvalid)
 	}
 	p.User, p.Security = security(spec, c, p.Class)
 	p.NonRoot = nonRoot(spec, c)
 	var err error
-	if _, err = p.egress(); err != nil {
-		return plan{}, err
+	if _, err = p.Egress(); err != nil {
+		return Plan{}, err
 	}
 	p.Volumes, err = volumes(s, c, at)
 	return p, err
@@ -132,8 +135,8 @@ func withPort(p *corev1.Probe, c *corev1.Container) *corev1.Probe {
 // does nothing takes 0.5 to 0.7 MiB of it, and a sandbox without memory ends.
 const memoryPerProcess = 1 << 20
 
-// processes is how many processes and threads a user may have in a sandbox of class gVisor.
-func (p *plan) processes() int {
+// Processes is how many processes and threads a user may have in a sandbox of class gVisor.
+func (p *Plan) Processes() int {
 	return int(max(1, min(p.Limits.Pids, p.Limits.Memory/memoryPerProcess)))
 }
 
@@ -144,9 +147,8 @@ func hostname(spec *corev1.PodSpec, name string) string {
 	return strings.TrimRight(name[:min(len(name), 63)], "-.")
 }
 
-// limits are the container's; what has none of its own is bound by the node's defaults.
-func (n *Node) limits(c *corev1.Container) oci.Limits {
-	l := n.cfg.DefaultLimits
+// limits are the container's, with the node's defaults where it sets none.
+func limits(l oci.Limits, c *corev1.Container) oci.Limits {
 	if q, ok := c.Resources.Requests[corev1.ResourceCPU]; ok {
 		l.CPUShares = q.MilliValue()
 	}
@@ -232,26 +234,37 @@ func capability(c corev1.Capability) string {
 	return "CAP_" + strings.TrimPrefix(strings.ToUpper(string(c)), "CAP_")
 }
 
-// volumes resolves what the container mounts.
-func volumes(s *agents.Sandbox, c *corev1.Container, at *field.Path) (result []volume, err error) {
-	for i, m := range c.VolumeMounts {
-		v := volume{SubPath: m.SubPath, Target: path.Clean(m.MountPath), ReadOnly: m.ReadOnly}
-		isClaim := func(t agents.PersistentVolumeClaimTemplate) bool { return t.Name == m.Name }
-		isVolume := func(t corev1.Volume) bool { return t.Name == m.Name }
-		if j := slices.IndexFunc(s.Spec.PodTemplate.Spec.Volumes, isVolume); j >= 0 {
-			source := s.Spec.PodTemplate.Spec.Volumes[j].EmptyDir
-			if source.Medium != corev1.StorageMediumMemory {
-				v.Scratch = m.Name
-			} else if source.SizeLimit != nil {
-				v.SizeLimit = source.SizeLimit.Value()
-			}
-		} else if slices.ContainsFunc(s.Spec.VolumeClaimTemplates, isClaim) {
-			v.Claim = m.Name
-		} else {
-			where := at.Child("containers").Index(0).Child("volumeMounts").Index(i).Child("name")
-			return nil, fmt.Errorf("%w: %w", field.NotFound(where, m.Name), errs.ErrInvalid)
-		}
-		result = append(result, v)
+// SetNetwork takes over what an object says about egress.
+func (p *Plan) SetNetwork(s *agents.Sandbox) {
+	p.Network, p.NetworkPolicy = nil, nil
+	if b := s.Spec.Barchan; b != nil {
+		p.Network, p.NetworkPolicy = b.Network.DeepCopy(), b.NetworkPolicy.DeepCopy()
 	}
-	return result, nil
+}
+
+// Egress is what the sandbox may reach. The error is an errs.ErrInvalid that names the field.
+func (p *Plan) Egress() (egress.Policy, error) {
+	own, err := egress.Compile(p.Network)
+	if err != nil {
+		return own, fmt.Errorf("spec.barchan.network.%w", err)
+	}
+	if own, err = own.Within(p.NetworkPolicy); err != nil {
+		return own, fmt.Errorf("spec.barchan: %w", err)
+	}
+	return own, nil
+}
+
+// Restoring is the checkpoint that a sandbox is made from.
+type Restoring struct {
+	Checkpoint types.UID `json:"checkpoint"`
+	FilesOnly  bool      `json:"filesOnly,omitempty"`
+}
+
+// ImageRun is what an image says of its programs, beside their environment.
+type ImageRun struct {
+	Ref        string   `json:"ref"`
+	Entrypoint []string `json:"entrypoint,omitempty"`
+	Cmd        []string `json:"cmd,omitempty"`
+	Workdir    string   `json:"workdir,omitempty"`
+	User       string   `json:"user,omitempty"`
 }

@@ -1,0 +1,183 @@
+package plan
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// DefaultPath is where programs are looked for if the image does not say.
+const DefaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// Environment is the image's, changed by the object's. Address and node are the values of references.
+func (p *Plan) Environment(image []string, address netip.Addr, node string) map[string]string {
+	env := map[string]string{"PATH": DefaultPath}
+	for _, pair := range image {
+		if name, value, ok := strings.Cut(pair, "="); ok {
+			env[name] = value
+		}
+	}
+	for _, e := range p.Env {
+		value := expand(e.Value, env)
+		if e.ValueFrom != nil && e.ValueFrom.FieldRef != nil {
+			value = p.reference(e.ValueFrom.FieldRef.FieldPath, address, node)
+		}
+		env[e.Name] = value
+	}
+	return env
+}
+
+func IsRoot(user string) bool {
+	name, _, _ := strings.Cut(user, ":")
+	return name == "" || name == "0" || name == "root"
+}
+
+func (p *Plan) reference(path string, address netip.Addr, node string) string {
+	switch path {
+	case "metadata.name":
+		return p.Ref.Name
+	case "metadata.namespace":
+		return p.Ref.Namespace
+	case "metadata.uid":
+		return string(p.Ref.UID)
+	case "spec.nodeName":
+		return node
+	default: // status.podIP; the specification was checked
+		return address.String()
+	}
+}
+
+// shells are programs that images name so that a person at a terminal gets a prompt. Without
+// a terminal they end at once; a sandbox is better off without them.
+var shells = []string{"ash", "bash", "dash", "sh", "zsh", "python", "python3", "node", "irb"}
+
+// Entrypoint is the template's program: its own command and args, or what the image says, as
+// on Kubernetes, but for an image's bare shell.
+func (p *Plan) Entrypoint(imageEntrypoint, imageCmd []string, env map[string]string) []string {
+	var argv []string
+	switch {
+	case len(p.Command) > 0:
+		argv = append(slices.Clone(p.Command), p.Args...)
+	case len(p.Args) > 0:
+		argv = append(slices.Clone(imageEntrypoint), p.Args...)
+	default:
+		argv = append(slices.Clone(imageEntrypoint), imageCmd...)
+		if len(argv) == 1 && slices.Contains(shells, path.Base(argv[0])) {
+			return nil
+		}
+		return argv
+	}
+	for i := range argv {
+		argv[i] = expand(argv[i], env)
+	}
+	return argv
+}
+
+// expand replaces $(NAME) by a variable's value, as Kubernetes does: unknown names stay as
+// they are, and $$ is a dollar sign.
+func expand(text string, env map[string]string) string {
+	var b strings.Builder
+	for i := 0; i < len(text); i++ {
+		if text[i] != '$' || i+1 == len(text) {
+			b.WriteByte(text[i])
+			continue
+		}
+		switch end := strings.IndexByte(text[i:], ')'); {
+		case text[i+1] == '$':
+			b.WriteByte('$')
+			i++
+		case text[i+1] == '(' && end > 0:
+			name := text[i+2 : i+end]
+			if value, ok := env[name]; ok {
+				b.WriteString(value)
+			} else {
+				b.WriteString(text[i : i+end+1])
+			}
+			i += end
+		default:
+			b.WriteByte('$')
+		}
+	}
+	return b.String()
+}
+
+// WriteSystemFiles writes what a sandbox finds in /etc about its place in the network into
+// its own copy of the image, never following a link out of it. It also keeps /tmp from being
+// empty, because gVisor would put memory over an empty one, which no checkpoint of files has.
+//
+// The second address is of IPv6; it may be the zero value.
+func (p *Plan) WriteSystemFiles(rootfs string, addr, addr6 netip.Addr, resolver string) error {
+	root, err := os.OpenRoot(rootfs)
+	if err != nil {
+		return fmt.Errorf("open root filesystem: %w", err)
+	}
+	defer func() { _ = root.Close() }()
+	if err := root.MkdirAll("etc", 0o755); err != nil {
+		return fmt.Errorf("write system files: %w", err)
+	}
+	for path, text := range p.SystemFiles(addr, addr6, resolver) {
+		name := strings.TrimPrefix(path, "/")
+		// Removed first: it may be a link, and to where is the image's affair.
+		if err := root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("write system files: %w", err)
+		}
+		if err := root.WriteFile(name, []byte(text), 0o644); err != nil {
+			return fmt.Errorf("write system files: %w", err)
+		}
+	}
+	if err := root.MkdirAll("tmp/.X11-unix", 0o777); err != nil {
+		return fmt.Errorf("write system files: %w", err)
+	}
+	for _, dir := range []string{"tmp", "tmp/.X11-unix"} {
+		if err := root.Chmod(dir, 0o777|fs.ModeSticky); err != nil {
+			return fmt.Errorf("write system files: %w", err)
+		}
+	}
+	return nil
+}
+
+// SystemFiles are the contents of what writeSystemFiles writes about a place in the network, by path.
+func (p *Plan) SystemFiles(addr, addr6 netip.Addr, resolver string) map[string]string {
+	var hosts strings.Builder
+	fmt.Fprintf(&hosts, "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n%s\t%s\n", addr, p.Hostname)
+	if addr6.IsValid() {
+		fmt.Fprintf(&hosts, "%s\t%s\n", addr6, p.Hostname)
+	}
+	for _, alias := range p.HostAliases {
+		fmt.Fprintf(&hosts, "%s\t%s\n", alias.IP, strings.Join(alias.Hostnames, "\t"))
+	}
+	return map[string]string{"/etc/hosts": hosts.String(), "/etc/hostname": p.Hostname + "\n", "/etc/resolv.conf": resolver}
+}
+
+// ResolverText is a sandbox's resolv.conf; servers are the node's.
+func (p *Plan) ResolverText(servers []netip.Addr) string {
+	var b strings.Builder
+	if p.DNSPolicy != corev1.DNSNone {
+		for _, r := range servers {
+			fmt.Fprintf(&b, "nameserver %s\n", r)
+		}
+	}
+	if c := p.DNSConfig; c != nil {
+		for _, r := range c.Nameservers {
+			fmt.Fprintf(&b, "nameserver %s\n", r)
+		}
+		if len(c.Searches) > 0 {
+			fmt.Fprintf(&b, "search %s\n", strings.Join(c.Searches, " "))
+		}
+		for _, o := range c.Options {
+			if o.Value != nil {
+				fmt.Fprintf(&b, "options %s:%s\n", o.Name, *o.Value)
+			} else {
+				fmt.Fprintf(&b, "options %s\n", o.Name)
+			}
+		}
+	}
+	return b.String()
+}
