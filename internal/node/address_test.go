@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/google/uuid"
 	"k8s.io/apimachinery/pkg/types"
@@ -218,7 +219,7 @@ func TestBooksAndMachineDiverge(t *testing.T) {
 	a, b := ensure(t, n, lost).Address, ensure(t, n, rowless).Address
 	must(t, n.allocator.Release(string(lost.UID), a))
 	must(t, n.allocator.Release(string(rowless.UID), b))
-	must(t, n.journal.remove(refOf(rowless)))
+	must(t, n.journal.Remove(refOf(rowless)))
 	ghost, err := n.allocator.Reserve("ghost")
 	must(t, err)
 	must(t, n.allocator.Hold("ghost", ghost))
@@ -287,16 +288,16 @@ func TestNoAddressTwice(t *testing.T) {
 			for range 3 {
 				s := object()
 				ref := refOf(s)
-				w := &operation{n: n, row: &row{Plan: plan.Plan{Ref: ref, ID: sandbox.IDOf(ref.UID), Class: "runc"}}}
+				w := &operation{n: n, row: &journal.Row{Plan: plan.Plan{Ref: ref, ID: sandbox.IDOf(ref.UID), Class: "runc"}}}
 				u := n.unitOf(ref)
-				err := n.note(u, w.row, making)
+				err := n.note(u, w.row, journal.Making)
 				for _, name := range []string{"address", "network", "record", "hold"} {
 					if err == nil {
 						err = w.doOne(t.Context(), w.steps()[name])
 					}
 				}
 				if err == nil {
-					err = n.note(u, w.row, live)
+					err = n.note(u, w.row, journal.Live)
 				}
 				if err != nil {
 					t.Error(err)

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/barchan-dev/barchan/internal/node/journal"
+
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
@@ -24,7 +26,7 @@ func homeless(t testing.TB, n *Node, s *agents.Sandbox) {
 	if err != nil || seen.State != sandbox.ContainerPaused || seen.Address.IsValid() {
 		t.Errorf("%+v, %v", seen, err)
 	}
-	if r := n.lookup(s.UID).current(); r.Stage != stored || r.Address.IsValid() {
+	if r := n.lookup(s.UID).current(); r.Stage != journal.Stored || r.Address.IsValid() {
 		t.Errorf("journal has %s, %s", r.Stage, r.Address)
 	}
 	if lease, ok := n.allocator.Of(string(s.UID)); ok {
@@ -183,9 +185,9 @@ func TestFailureOrDeathAroundAReleasedAddress(t *testing.T) {
 				eventually.True(t, "it comes to rest or lives", func() bool {
 					n.Sweep(t.Context())
 					r := n.lookup(s.UID).current()
-					return r.Stage == live || (r.Stage == stored && n.atRest(r))
+					return r.Stage == journal.Live || (r.Stage == journal.Stored && n.atRest(r))
 				})
-				if stageOf(n, s) != live {
+				if stageOf(n, s) != journal.Live {
 					homeless(t, n, s)
 					resume(t, n, s)
 				}

@@ -11,6 +11,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 	"golang.org/x/sync/errgroup"
@@ -50,8 +51,8 @@ func (n *Node) adopt(ctx context.Context) error {
 		n.unitOf(r.Plan.Ref).setRow(r)
 		n.claimAddress(ctx, r)
 	}
-	lives := n.eachRow(rows, func(r *row) bool { return r.Stage.begun() }, func(r *row) { n.takeOver(ctx, n.unitOf(r.Plan.Ref), r) })
-	undone := n.eachRow(rows, func(r *row) bool { return !r.Stage.begun() }, func(r *row) { n.undoLeft(ctx, n.unitOf(r.Plan.Ref)) })
+	lives := n.eachRow(rows, func(r *journal.Row) bool { return r.Stage.Begun() }, func(r *journal.Row) { n.takeOver(ctx, n.unitOf(r.Plan.Ref), r) })
+	undone := n.eachRow(rows, func(r *journal.Row) bool { return !r.Stage.Begun() }, func(r *journal.Row) { n.undoLeft(ctx, n.unitOf(r.Plan.Ref)) })
 	n.adoptCheckpoints(ctx)
 	if err := n.dropStraySnapshots(ctx); err != nil {
 		n.log.WarnContext(ctx, "snapshots without a sandbox may be left", telemetry.Error, err)
@@ -64,8 +65,8 @@ func (n *Node) adopt(ctx context.Context) error {
 }
 
 // readJournal reads all rows, and notes whose cannot be read.
-func (n *Node) readJournal(ctx context.Context) (rows []*row, err error) {
-	err = n.journal.each(func(r *row) { rows = append(rows, r) }, func(key, value []byte, err error) {
+func (n *Node) readJournal(ctx context.Context) (rows []*journal.Row, err error) {
+	err = n.journal.Each(func(r *journal.Row) { rows = append(rows, r) }, func(key, value []byte, err error) {
 		n.mu.Lock()
 		n.unread[types.UID(key)] = err
 		n.mu.Unlock()
@@ -96,11 +97,11 @@ func (n *Node) awaitRecords(ctx context.Context) ([]ctrd.Container, error) {
 }
 
 // sleepers are the IDs of sandboxes whose memory on disk may be all that there is of them.
-func (n *Node) sleepers(rows []*row, records []ctrd.Container) map[string]bool {
+func (n *Node) sleepers(rows []*journal.Row, records []ctrd.Container) map[string]bool {
 	keep, known := map[string]bool{}, map[string]bool{}
 	for _, r := range rows {
 		known[string(r.Plan.ID)] = true
-		if r.onDisk() && r.keepsMemory() {
+		if r.OnDisk() && r.KeepsMemory() {
 			keep[string(r.Plan.ID)] = true
 		}
 	}
@@ -116,7 +117,7 @@ func (n *Node) sleepers(rows []*row, records []ctrd.Container) map[string]bool {
 }
 
 // eachRow does something with all rows that are meant, several at once, and counts them.
-func (n *Node) eachRow(rows []*row, meant func(*row) bool, do func(*row)) (count int) {
+func (n *Node) eachRow(rows []*journal.Row, meant func(*journal.Row) bool, do func(*journal.Row)) (count int) {
 	var group errgroup.Group
 	group.SetLimit(adoptAtOnce)
 	for _, r := range rows {
@@ -134,8 +135,8 @@ func (n *Node) eachRow(rows []*row, meant func(*row) bool, do func(*row)) (count
 
 // claimAddress writes the address of a sandbox that has lived into the books, where they do not
 // have it.
-func (n *Node) claimAddress(ctx context.Context, r *row) {
-	if !r.Stage.begun() || !r.Address.IsValid() {
+func (n *Node) claimAddress(ctx context.Context, r *journal.Row) {
+	if !r.Stage.Begun() || !r.Address.IsValid() {
 		return
 	}
 	if err := n.allocator.Claim(string(r.Plan.Ref.UID), r.Address); err != nil {
@@ -145,18 +146,18 @@ func (n *Node) claimAddress(ctx context.Context, r *row) {
 }
 
 // takeOver makes a sandbox of the journal this node's own.
-func (n *Node) takeOver(ctx context.Context, u *sandboxHandle, r *row) {
+func (n *Node) takeOver(ctx context.Context, u *sandboxHandle, r *journal.Row) {
 	n.appears(u, r)
 	n.adoptEgress(ctx, u, r)
 	switch {
-	case r.Stage == ended:
+	case r.Stage == journal.Ended:
 		n.sawEnd(u, r)
 		return
-	case r.Stage == restarting:
+	case r.Stage == journal.Restarting:
 		n.seeRestart(u, "its container was being replaced when the server ended")
 		n.restartLater(u, r, 0)
 		return
-	case r.onDisk():
+	case r.OnDisk():
 		n.takeOverStored(ctx, u, r)
 		return
 	case !r.Process.Alive():
@@ -164,7 +165,7 @@ func (n *Node) takeOver(ctx context.Context, u *sandboxHandle, r *row) {
 		n.died(ctx, u, r, n.whyDied(r, "it ended while the server was down"))
 		return
 	}
-	if r.Stage == capturing {
+	if r.Stage == journal.Capturing {
 		r = n.thawLeft(ctx, u, r)
 	}
 	n.watch(u, r)
@@ -172,13 +173,13 @@ func (n *Node) takeOver(ctx context.Context, u *sandboxHandle, r *row) {
 	if err := n.network.Adopt(ctx, work.endpoint()); err != nil {
 		n.log.WarnContext(ctx, "network of a live sandbox not as it was", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
 	}
-	if r.Stage == live {
+	if r.Stage == journal.Live {
 		return
 	}
-	if r.Stage != paused { // asked to pause or resume, and the answer was lost
+	if r.Stage != journal.Paused { // asked to pause or resume, and the answer was lost
 		n.settle(ctx, u, r)
 	}
-	if now := u.current(); now.Stage == paused {
+	if now := u.current(); now.Stage == journal.Paused {
 		n.setPaused(u, now)
 	}
 }
@@ -189,7 +190,7 @@ func (n *Node) rediscover(ctx context.Context, uid types.UID) error {
 	if n.lookup(uid) != nil {
 		return nil
 	}
-	r, err := n.journal.get(uid)
+	r, err := n.journal.Get(uid)
 	if err != nil || r == nil {
 		return unavailable(err)
 	}
@@ -198,7 +199,7 @@ func (n *Node) rediscover(ctx context.Context, uid types.UID) error {
 	if err != nil {
 		return err
 	}
-	r, err = n.journal.get(uid) // as it is now that nobody changes it
+	r, err = n.journal.Get(uid) // as it is now that nobody changes it
 	found := err == nil && r != nil && !u.isRemoved() && u.current() == nil
 	if found {
 		u.setRow(r)
@@ -211,7 +212,7 @@ func (n *Node) rediscover(ctx context.Context, uid types.UID) error {
 		return unavailable(err)
 	}
 	n.log.ErrorContext(ctx, "a sandbox of the journal was not known; it is taken over", telemetry.Namespace, u.ref.Namespace, telemetry.Sandbox, u.ref.Name)
-	if !r.Stage.begun() {
+	if !r.Stage.Begun() {
 		n.undoLeft(ctx, u)
 		return nil
 	}
@@ -245,18 +246,18 @@ func (n *Node) checkRead(ref sandbox.Ref) error {
 }
 
 // settle asks the runtime whether a sandbox sleeps.
-func (n *Node) settle(ctx context.Context, u *sandboxHandle, r *row) {
-	became := live
+func (n *Node) settle(ctx context.Context, u *sandboxHandle, r *journal.Row) {
+	became := journal.Live
 	r = new(*r) // others read the one that the unit has
 	runtime, err := n.runtimeOfRow(r)
 	if err == nil {
 		var status oci.Status
 		if status, err = runtime.State(ctx, string(u.id)); status == oci.Paused {
-			became = paused
+			became = journal.Paused
 		}
 	}
 	if err == nil {
-		if became == paused && r.PausedAt.IsZero() {
+		if became == journal.Paused && r.PausedAt.IsZero() {
 			r.PausedAt = time.Now()
 		}
 		err = n.note(u, r, became)
@@ -275,7 +276,7 @@ func (n *Node) undoLeft(ctx context.Context, u *sandboxHandle) {
 	}
 	defer done()
 	r := u.current()
-	if u.isRemoved() || r == nil || r.Stage.begun() {
+	if u.isRemoved() || r == nil || r.Stage.Begun() {
 		return
 	}
 	limited, cancel := context.WithTimeout(taken, undoTimeout)
@@ -330,12 +331,12 @@ func (n *Node) dropStraySnapshots(ctx context.Context) error {
 // returned, and the node must not be used afterwards but for Close.
 func (n *Node) Destroy(ctx context.Context) error {
 	var failures []error
-	err := n.journal.each(func(r *row) {
+	err := n.journal.Each(func(r *journal.Row) {
 		u := n.unitOf(r.Plan.Ref)
 		u.setRow(r)
 	}, func(key, _ []byte, _ error) { // found by the names that derive from the UID
 		ref := sandbox.Ref{UID: types.UID(key)}
-		n.unitOf(ref).setRow(&row{Stage: removing, Plan: plan.Plan{Ref: ref, ID: sandbox.IDOf(ref.UID)}})
+		n.unitOf(ref).setRow(&journal.Row{Stage: journal.Removing, Plan: plan.Plan{Ref: ref, ID: sandbox.IDOf(ref.UID)}})
 	})
 	failures = append(failures, err)
 	for _, u := range n.allUnits() {
@@ -357,7 +358,7 @@ func (n *Node) clearLeftovers(ctx context.Context) error {
 	failures := []error{err}
 	for id := range v.leftovers() {
 		if id != "" {
-			w := &operation{n: n, row: &row{Stage: removing, Plan: plan.Plan{ID: sandbox.ID(id)}}}
+			w := &operation{n: n, row: &journal.Row{Stage: journal.Removing, Plan: plan.Plan{ID: sandbox.ID(id)}}}
 			failures = append(failures, w.undo(ctx))
 		}
 	}

@@ -11,11 +11,11 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Audit lists what of the instance is on the machine without a sandbox that the node knows, one
@@ -84,7 +84,7 @@ func (n *Node) Warnings() (remarks []string) {
 		}
 	}
 	for _, u := range n.allUnits() {
-		if r := u.current(); r != nil && r.Stage == removing && !u.busy() {
+		if r := u.current(); r != nil && r.Stage == journal.Removing && !u.busy() {
 			remarks = append(remarks, fmt.Sprintf("sandbox %s/%s (%s) cannot be removed yet", u.ref.Namespace, u.ref.Name, u.id))
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 )
 
 // BenchmarkColdCreate makes sandboxes until their agents answer, and tells the share of each step.
@@ -168,8 +169,8 @@ func standIn(b *testing.B, n *Node) {
 	must(b, err)
 	image, err := n.findImage(b.Context(), &p)
 	must(b, err)
-	w := &operation{n: n, image: image, row: &row{Stage: making, Plan: p, Digest: image.Digest}}
-	must(b, n.note(u, w.row, making))
+	w := &operation{n: n, image: image, row: &journal.Row{Stage: journal.Making, Plan: p, Digest: image.Digest}}
+	must(b, n.note(u, w.row, journal.Making))
 	for _, name := range []string{"address", "network", "snapshot", "mount", "bundle", "record", "hold"} {
 		must(b, w.doOne(b.Context(), w.steps()[name]))
 	}
@@ -180,6 +181,6 @@ func standIn(b *testing.B, n *Node) {
 	cgroup := cgroupDir(n.cgroup(w.id()))
 	must(b, os.MkdirAll(cgroup, 0o755))
 	must(b, os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte(fmt.Sprint(child.PID)), 0o644))
-	must(b, n.note(u, w.row, live))
+	must(b, n.note(u, w.row, journal.Live))
 	n.setRunning(u, w.row)
 }

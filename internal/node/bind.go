@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/barchan-dev/barchan/internal/node/journal"
+
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -60,8 +62,8 @@ func (n *Node) Bind(ctx context.Context, s *agents.Sandbox) error {
 }
 
 // unbound reports whether a sandbox that can be bound now lacks something of its object.
-func unbound(r *row, s *agents.Sandbox) bool {
-	if r == nil || (r.Stage != live && r.Stage != restarting) || len(s.Spec.PodTemplate.Spec.Containers) == 0 {
+func unbound(r *journal.Row, s *agents.Sandbox) bool {
+	if r == nil || (r.Stage != journal.Live && r.Stage != journal.Restarting) || len(s.Spec.PodTemplate.Spec.Containers) == 0 {
 		return false
 	}
 	env := s.Spec.PodTemplate.Spec.Containers[0].Env
@@ -69,8 +71,8 @@ func unbound(r *row, s *agents.Sandbox) bool {
 }
 
 // bind does the work of Bind, in the unit's turn.
-func (n *Node) bind(ctx context.Context, u *sandboxHandle, r *row, s *agents.Sandbox) error {
-	w := &operation{n: n, row: new(row)}
+func (n *Node) bind(ctx context.Context, u *sandboxHandle, r *journal.Row, s *agents.Sandbox) error {
+	w := &operation{n: n, row: new(journal.Row)}
 	*w.row = *r
 	w.row.Plan.Env = slices.Clone(s.Spec.PodTemplate.Spec.Containers[0].Env)
 	w.row.Plan.Secure = s.Spec.AgentSecured()
@@ -79,7 +81,7 @@ func (n *Node) bind(ctx context.Context, u *sandboxHandle, r *row, s *agents.San
 		cfg, err = w.rewriteConfig()
 		return err
 	}}}
-	if r.Stage == live { // one that is being restarted reads its configuration
+	if r.Stage == journal.Live { // one that is being restarted reads its configuration
 		todo = append(todo, step{name: "bind_agent", do: func(ctx context.Context) error { return w.tellAgent(ctx, cfg) }})
 	}
 	for _, s := range todo {

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/barchan-dev/barchan/internal/node/journal"
+
 	corev1 "k8s.io/api/core/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -180,7 +182,7 @@ func TestBindWaitsForItsTime(t *testing.T) {
 	_, err := n.Suspend(t.Context(), refOf(s), agents.SuspendMemory)
 	must(t, err)
 	must(t, n.Bind(t.Context(), claimed(s)))
-	if r := n.lookup(s.UID).current(); r.Stage != paused || len(r.Plan.Env) != 2 {
+	if r := n.lookup(s.UID).current(); r.Stage != journal.Paused || len(r.Plan.Env) != 2 {
 		t.Errorf("a sleeper was bound: %+v", r)
 	}
 	_, err = n.Resume(t.Context(), refOf(s), false)
@@ -194,7 +196,7 @@ func TestBindWaitsForItsTime(t *testing.T) {
 	u := n.lookup(old.UID)
 	row := *u.current()
 	row.ImageEnv = nil
-	must(t, n.note(u, &row, live))
+	must(t, n.note(u, &row, journal.Live))
 	must(t, n.Bind(t.Context(), claimed(old)))
 	if out, _ := run(t, n, old, "echo $FROM_IMAGE $BOTH"); out != "yes claim\n" {
 		t.Errorf("a row of before: %q", out)

@@ -17,13 +17,14 @@ import (
 	"syscall"
 	"time"
 
-	bolt "go.etcd.io/bbolt"
-	"golang.org/x/sys/unix"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 
 	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
 )
 
 // The memory of a gVisor sandbox can be restored by the build of runsc alone that wrote it, and a
@@ -221,7 +222,7 @@ func (n *Node) runtimeFor(build oci.Build) (*oci.Runtime, error) {
 }
 
 // runtimeOfRow is the runtime that drives a sandbox's container.
-func (n *Node) runtimeOfRow(r *row) (*oci.Runtime, error) {
+func (n *Node) runtimeOfRow(r *journal.Row) (*oci.Runtime, error) {
 	if r.Plan.Class != oci.GVisor {
 		return n.runtimeOf(r.Plan.Class)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
@@ -120,13 +121,13 @@ func (n *Node) capture(ctx context.Context, k *checkpointHandle, ask sandbox.Cap
 }
 
 // capturable refuses what has no state to keep.
-func capturable(u *sandboxHandle, r *row) error {
+func capturable(u *sandboxHandle, r *journal.Row) error {
 	switch {
 	case u.isRemoved() || r == nil || u.observed().State == sandbox.ContainerExited:
 		return fmt.Errorf("sandbox %s/%s is %s: %w", u.ref.Namespace, u.ref.Name, u.observed().State, errs.ErrConflict)
-	case r.keepsClaims():
+	case r.KeepsClaims():
 		return fmt.Errorf("sandbox %s/%s has nothing but its volumes: %w", u.ref.Namespace, u.ref.Name, errs.ErrConflict)
-	case r.Stage == live || r.Stage == paused || r.onDisk():
+	case r.Stage == journal.Live || r.Stage == journal.Paused || r.OnDisk():
 		return nil
 	default:
 		return fmt.Errorf("sandbox %s/%s is %s; a checkpoint is made of one that runs or sleeps: %w", u.ref.Namespace, u.ref.Name, r.Stage, errs.ErrConflict)
@@ -134,7 +135,7 @@ func capturable(u *sandboxHandle, r *row) error {
 }
 
 // newCheckpoint is what is known of a checkpoint before it is made.
-func (n *Node) newCheckpoint(ctx context.Context, ask sandbox.Capture, r *row) *checkpoint {
+func (n *Node) newCheckpoint(ctx context.Context, ask sandbox.Capture, r *journal.Row) *checkpoint {
 	c := &checkpoint{
 		Ref: ask.Checkpoint, Plan: r.Plan, Digest: r.Digest, ImageEnv: r.ImageEnv, ImageRun: r.ImageRun, Program: r.Program, Created: time.Now().UTC(),
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 	"golang.org/x/sync/errgroup"
@@ -61,7 +62,7 @@ func (p *capture) do(ctx context.Context) (err error) {
 		return err
 	}
 	switch {
-	case p.row.onDisk():
+	case p.row.OnDisk():
 		err = p.fromDisk(ctx)
 	case p.filesOnly:
 		err = p.withoutMemory(ctx)
@@ -113,7 +114,7 @@ func (p *capture) begin(ctx context.Context) (err error) {
 		}
 		p.volumes = append(p.volumes, ctrd.NewTreeCopy(to, p.volumeSource(v)))
 	}
-	if p.row.Stage != live {
+	if p.row.Stage != journal.Live {
 		return nil
 	}
 	if err := p.files.PreCopy(ctx); err != nil {
@@ -204,10 +205,10 @@ func (p *capture) withMemory(ctx context.Context) error {
 
 // withoutMemory keeps the files of a source whose processes are there.
 func (p *capture) withoutMemory(ctx context.Context) error {
-	if p.row.Stage == paused && p.row.Plan.Class == oci.GVisor {
+	if p.row.Stage == journal.Paused && p.row.Plan.Class == oci.GVisor {
 		return p.frozenFiles(ctx)
 	}
-	if p.row.Stage == paused { // of class runc: what it wrote is the machine's
+	if p.row.Stage == journal.Paused { // of class runc: what it wrote is the machine's
 		return p.copy(ctx)
 	}
 	agent, err := p.n.agentOf(p.u.id, p.row.Address)
@@ -253,12 +254,10 @@ func (p *capture) heldStill(ctx context.Context, do func(*oci.Runtime) error) er
 	if err != nil {
 		return err
 	}
-	if p.row.Stage != live {
+	if p.row.Stage != journal.Live {
 		return do(runtime)
 	}
-	held := *p.row
-	held.Stage = capturing
-	if err := p.n.write(p.u, &held); err != nil { // others see it live, and it is
+	if err := p.n.write(p.row, journal.Capturing); err != nil { // others see it live, and it is
 		return err
 	}
 	err = p.after("capture_held")
@@ -289,7 +288,7 @@ func thaw(ctx context.Context, runtime *oci.Runtime, id string) error {
 
 // fromDisk keeps what is on disk of a source of which nothing runs.
 func (p *capture) fromDisk(ctx context.Context) error {
-	if p.row.Stage != stored { // something of a container may be there
+	if p.row.Stage != journal.Stored { // something of a container may be there
 		if err := p.releaseResources(ctx, p.u); err != nil {
 			return err
 		}

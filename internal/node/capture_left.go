@@ -5,22 +5,23 @@ import (
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 )
 
 // uncaptured makes a sandbox live again that was being captured when a node before this one ended. It is
 // only of the unit: the journal follows once the sandbox is known to go on.
-func (n *Node) uncaptured(u *sandboxHandle, r *row) *row {
-	if r.Stage != capturing {
+func (n *Node) uncaptured(u *sandboxHandle, r *journal.Row) *journal.Row {
+	if r.Stage != journal.Capturing {
 		return r
 	}
 	r = new(*r)
-	r.Stage = live
+	r.Stage = journal.Live
 	u.setRow(r)
 	return r
 }
 
 // thawLeft lets a sandbox go on that a node before this one held still for a checkpoint.
-func (n *Node) thawLeft(ctx context.Context, u *sandboxHandle, r *row) *row {
+func (n *Node) thawLeft(ctx context.Context, u *sandboxHandle, r *journal.Row) *journal.Row {
 	r = n.uncaptured(u, r)
 	n.goesOn(ctx, u, r, false)
 	return r
@@ -28,8 +29,8 @@ func (n *Node) thawLeft(ctx context.Context, u *sandboxHandle, r *row) *row {
 
 // goesOn sees to it that a live sandbox goes on after it was held still for a checkpoint, and that the
 // journal says so. What cannot be done now is tried until it can.
-func (n *Node) goesOn(ctx context.Context, u *sandboxHandle, r *row, runs bool) {
-	if runs && n.write(u, r) == nil {
+func (n *Node) goesOn(ctx context.Context, u *sandboxHandle, r *journal.Row, runs bool) {
+	if runs && n.write(r, journal.Live) == nil {
 		return
 	}
 	if n.thawNow(ctx, u, r) {
@@ -52,21 +53,21 @@ func (n *Node) thawLater(ctx context.Context, u *sandboxHandle) (finished bool) 
 	}
 	defer done()
 	r := u.current()
-	if u.isRemoved() || r == nil || r.Stage != live {
+	if u.isRemoved() || r == nil || r.Stage != journal.Live {
 		return true
 	}
 	return n.thawNow(ctx, u, r)
 }
 
 // thawNow lets a live sandbox go on that may stand still, and notes that it is live.
-func (n *Node) thawNow(ctx context.Context, u *sandboxHandle, r *row) (finished bool) {
+func (n *Node) thawNow(ctx context.Context, u *sandboxHandle, r *journal.Row) (finished bool) {
 	began := time.Now()
 	runtime, err := n.runtimeOfRow(r)
 	if err == nil {
 		err = thaw(ctx, runtime, string(u.id))
 	}
 	if err == nil {
-		err = n.write(u, r)
+		err = n.write(r, journal.Live)
 	}
 	if err != nil {
 		n.log.WarnContext(ctx, "sandbox may stand still for a checkpoint that was interrupted", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)

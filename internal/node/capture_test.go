@@ -10,7 +10,9 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/google/uuid"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -249,7 +251,7 @@ func TestCaptureFrozen(t *testing.T) {
 	p.as(f).goesOn(n)
 	stop()
 	n, _ = m.node()
-	if got := stageOf(n, s); got != paused || n.lookup(s.UID).current().Process != process {
+	if got := stageOf(n, s); got != journal.Paused || n.lookup(s.UID).current().Process != process {
 		t.Errorf("it is %s", got)
 	}
 	resume(t, n, s)
@@ -332,10 +334,10 @@ func TestDeathAfterEachCaptureStep(t *testing.T) {
 				stop()
 				n, stop = m.node()
 				defer stop()
-				if got := stageOf(n, s); got != live {
+				if got := stageOf(n, s); got != journal.Live {
 					t.Errorf("it is %s", got)
 				}
-				if r, err := n.journal.get(s.UID); err != nil || r.Stage != live {
+				if r, err := n.journal.Get(s.UID); err != nil || r.Stage != journal.Live {
 					t.Errorf("the journal has %+v, %v", r, err)
 				}
 				p.goesOn(n)
@@ -562,7 +564,7 @@ func TestCaptureIsInterrupted(t *testing.T) {
 				}
 				must(t, <-removed)
 				if by == "checkpoint dropped" {
-					if got := stageOf(n, s); got != live {
+					if got := stageOf(n, s); got != journal.Live {
 						t.Errorf("the source is %s", got)
 					}
 					run(t, n, s, "true")

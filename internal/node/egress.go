@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -69,26 +70,26 @@ func (n *Node) SetEgress(ctx context.Context, s *agents.Sandbox) error {
 }
 
 // noted reports whether the journal has a policy.
-func noted(r *row, p egress.Policy) bool {
+func noted(r *journal.Row, p egress.Policy) bool {
 	have, err := r.Plan.Egress()
 	return err == nil && have.Equal(p)
 }
 
 // lacksEgress reports whether a policy that could be in force now is not.
-func (n *Node) lacksEgress(r *row, p egress.Policy) bool {
-	if r == nil || !r.Stage.begun() {
+func (n *Node) lacksEgress(r *journal.Row, p egress.Policy) bool {
+	if r == nil || !r.Stage.Begun() {
 		return false
 	}
 	if !noted(r, p) {
 		return true
 	}
 	have, known := n.network.Egress(string(r.Plan.ID))
-	return !r.onDisk() && (!known || !have.Equal(p))
+	return !r.OnDisk() && (!known || !have.Equal(p))
 }
 
 // applyEgress puts the policy of a row in force, if its sandbox has a network.
-func (n *Node) applyEgress(ctx context.Context, r *row) error {
-	if (r.onDisk() && r.Stage != waking) || !r.Address.IsValid() {
+func (n *Node) applyEgress(ctx context.Context, r *journal.Row) error {
+	if (r.OnDisk() && r.Stage != journal.Waking) || !r.Address.IsValid() {
 		return nil
 	}
 	p, err := r.Plan.Egress()
@@ -100,7 +101,7 @@ func (n *Node) applyEgress(ctx context.Context, r *row) error {
 
 // adoptEgress puts in force what the journal says. Until it succeeds, what the kernel has stays
 // as it is, and names are answered to a sandbox with rules not at all.
-func (n *Node) adoptEgress(ctx context.Context, u *sandboxHandle, r *row) {
+func (n *Node) adoptEgress(ctx context.Context, u *sandboxHandle, r *journal.Row) {
 	if err := n.applyEgress(ctx, r); err != nil {
 		n.log.ErrorContext(ctx, "what a sandbox may reach is not as its journal says", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
 	}
@@ -199,7 +200,7 @@ func (n *Node) TraceEgress(ctx context.Context, id sandbox.ID, dest string, port
 		return egress.Decision{}, fmt.Errorf("sandbox %s is not on this node: %w", id, errs.ErrNotFound)
 	}
 	p, known := n.network.Egress(string(id))
-	if !known || r.onDisk() {
+	if !known || r.OnDisk() {
 		var err error
 		if p, err = r.Plan.Egress(); err != nil {
 			return egress.Decision{}, err
@@ -217,7 +218,7 @@ func (n *Node) TraceEgress(ctx context.Context, id sandbox.ID, dest string, port
 }
 
 // rowOf is the row of a sandbox that is on the node, by its ID; nil if none is.
-func (n *Node) rowOf(id sandbox.ID) *row {
+func (n *Node) rowOf(id sandbox.ID) *journal.Row {
 	for _, u := range n.allUnits() {
 		if u.id == id {
 			return u.current()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 
 	corev1 "k8s.io/api/core/v1"
@@ -96,10 +97,10 @@ func (n *Node) checkUnused(id sandbox.ID) error {
 // ensure does the work of Ensure, in the unit's turn.
 func (n *Node) ensure(ctx context.Context, u *sandboxHandle, s *agents.Sandbox) (sandbox.Observed, error) {
 	if r := u.current(); r != nil {
-		if r.keepsClaims() {
+		if r.KeepsClaims() {
 			return n.recreate(ctx, u, r, s)
 		}
-		if r.Stage != making && r.Stage != removing {
+		if r.Stage != journal.Making && r.Stage != journal.Removing {
 			return u.observed(), nil
 		}
 		// An earlier attempt could not be taken back in full.
@@ -131,8 +132,8 @@ func (n *Node) ensure(ctx context.Context, u *sandboxHandle, s *agents.Sandbox) 
 		return u.observed(), err
 	}
 	n.observeStep(p.Class, "image", time.Since(began))
-	w := &operation{n: n, image: image, origin: from, row: &row{
-		Stage: making, Plan: p, Digest: image.Digest, ImageEnv: append([]string{}, image.Config.Env...), ImageRun: runOf(image),
+	w := &operation{n: n, image: image, origin: from, row: &journal.Row{
+		Stage: journal.Making, Plan: p, Digest: image.Digest, ImageEnv: append([]string{}, image.Config.Env...), ImageRun: runOf(image),
 	}}
 	if err := n.create(ctx, u, w); err != nil {
 		return u.observed(), fmt.Errorf("create sandbox %s/%s: %w", p.Ref.Namespace, p.Ref.Name, err)
@@ -145,12 +146,12 @@ func (n *Node) ensure(ctx context.Context, u *sandboxHandle, s *agents.Sandbox) 
 
 // create does all steps, or takes back those that were done.
 func (n *Node) create(ctx context.Context, u *sandboxHandle, w *operation) error {
-	err := n.note(u, w.row, making)
+	err := n.note(u, w.row, journal.Making)
 	if err == nil {
 		err = w.do(ctx)
 	}
 	if err == nil {
-		err = n.note(u, w.row, live)
+		err = n.note(u, w.row, journal.Live)
 	}
 	if err == nil {
 		n.setRunning(u, w.row)
@@ -171,40 +172,38 @@ func (n *Node) create(ctx context.Context, u *sandboxHandle, w *operation) error
 }
 
 // note writes a row with a stage to the journal.
-func (n *Node) note(u *sandboxHandle, r *row, s stage) error {
-	changed := *r
-	changed.Stage = s
-	if err := n.write(u, &changed); err != nil {
+func (n *Node) note(u *sandboxHandle, r *journal.Row, s journal.Stage) error {
+	if err := n.write(r, s); err != nil {
 		return err
 	}
-	*r = changed
-	u.setRow(&changed)
+	r.Stage = s
+	u.setRow(new(*r))
 	return nil
 }
 
-// write writes a row to the journal, and leaves the unit's as it is.
-func (n *Node) write(u *sandboxHandle, r *row) error {
+// write writes a row with a stage to the journal, and leaves the handle's as it is.
+func (n *Node) write(r *journal.Row, s journal.Stage) error {
 	began := time.Now()
-	err := n.journal.put(u.ref, r)
+	err := n.journal.Move(r, s)
 	if n.cfg.Journalled != nil {
 		n.cfg.Journalled(err)
 	}
 	if err != nil {
 		return unavailable(err)
 	}
-	failpoint.ReachIn("row", string(r.Stage))
+	failpoint.ReachIn("row", string(s))
 	n.observeStep(r.Plan.Class, "journal", time.Since(began))
 	return nil
 }
 
 // setRunning makes a sandbox that runs seen and watched.
-func (n *Node) setRunning(u *sandboxHandle, r *row) {
+func (n *Node) setRunning(u *sandboxHandle, r *journal.Row) {
 	n.appears(u, r)
 	n.watch(u, r)
 }
 
 // appears makes a sandbox seen as running. It is not ready before its probes say so.
-func (n *Node) appears(u *sandboxHandle, r *row) {
+func (n *Node) appears(u *sandboxHandle, r *journal.Row) {
 	u.see(func(o *sandbox.Observed) {
 		*o = sandbox.Observed{
 			State: sandbox.ContainerRunning, Address: r.Address, Node: n.cfg.Name, Runtime: string(r.Plan.Class),
@@ -218,7 +217,7 @@ func (n *Node) appears(u *sandboxHandle, r *row) {
 
 // clear undoes all steps of a sandbox, and forgets it when nothing of it is left. After a failure
 // its row and address stay, and Run tries again.
-func (n *Node) clear(ctx context.Context, u *sandboxHandle, r *row) (err error) {
+func (n *Node) clear(ctx context.Context, u *sandboxHandle, r *journal.Row) (err error) {
 	defer func() {
 		if err != nil && u.current() != nil {
 			n.removeLater(u)
@@ -227,15 +226,15 @@ func (n *Node) clear(ctx context.Context, u *sandboxHandle, r *row) (err error) 
 	u.setWatch(nil)
 	u.setStore(nil)
 	r = new(*r) // others read the one that the unit has
-	if r.Stage != removing {
-		if err := n.note(u, r, removing); err != nil {
+	if r.Stage != journal.Removing {
+		if err := n.note(u, r, journal.Removing); err != nil {
 			return err
 		}
 	}
 	if err := (&operation{n: n, row: r}).undo(ctx); err != nil {
 		return unavailable(err)
 	}
-	if err := n.journal.remove(u.ref); err != nil {
+	if err := n.journal.Remove(u.ref); err != nil {
 		return unavailable(err)
 	}
 	failpoint.Reach("row/gone")
@@ -286,7 +285,7 @@ func (n *Node) Remove(ctx context.Context, ref sandbox.Ref) error {
 	}
 	r := u.current()
 	if r == nil { // nothing was noted; look all the same
-		r = &row{Stage: removing, Plan: plan.Plan{Ref: ref, ID: u.id}}
+		r = &journal.Row{Stage: journal.Removing, Plan: plan.Plan{Ref: ref, ID: u.id}}
 	}
 	if err := n.awaitUnblocked(taken, u.id); err != nil {
 		return err

@@ -9,11 +9,11 @@ import (
 	"sync"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+	"golang.org/x/sys/unix"
 )
 
 var errBroken = errors.New("broken on purpose")
@@ -153,7 +153,7 @@ func TestAddressOfALiveSandboxIsQuarantined(t *testing.T) {
 	n, _ := m.node()
 	first := object()
 	taken := ensure(t, n, first).Address
-	n.lookup(first.UID).setRow(func() *row { // the books lose it, and would give out the next
+	n.lookup(first.UID).setRow(func() *journal.Row { // the books lose it, and would give out the next
 		r := *n.lookup(first.UID).current()
 		r.Address = taken.Next()
 		return &r
@@ -169,7 +169,7 @@ func TestAddressOfALiveSandboxIsQuarantined(t *testing.T) {
 	if !quarantined {
 		t.Errorf("books: %+v", n.allocator.List())
 	}
-	n.lookup(first.UID).setRow(func() *row {
+	n.lookup(first.UID).setRow(func() *journal.Row {
 		r := *n.lookup(first.UID).current()
 		r.Address = taken
 		return &r

@@ -7,6 +7,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/keyedlock"
 )
 
@@ -19,7 +20,7 @@ type sandboxHandle struct {
 	locks *keyedlock.Lock
 
 	mu      sync.Mutex
-	row     *row               // +checklocks:mu
+	row     *journal.Row       // +checklocks:mu
 	seen    sandbox.Observed   // +checklocks:mu
 	gone    bool               // +checklocks:mu
 	claimed bool               // +checklocks:mu
@@ -87,13 +88,13 @@ func (u *sandboxHandle) setDiskUse(d diskUse) {
 }
 
 // current is the unit's row of the journal; nil where nothing was begun.
-func (u *sandboxHandle) current() *row {
+func (u *sandboxHandle) current() *journal.Row {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.row
 }
 
-func (u *sandboxHandle) setRow(r *row) {
+func (u *sandboxHandle) setRow(r *journal.Row) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.row = r

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"net/netip"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
+	"github.com/barchan-dev/barchan/internal/node/journal"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Which addresses are in use, and by whom, is known from five sources, and an address counts as
@@ -91,9 +91,9 @@ func (s *liveSet) addRows() error {
 			s.know(types.UID(l.Owner))
 		}
 	}
-	return s.n.journal.each(func(r *row) {
+	return s.n.journal.Each(func(r *journal.Row) {
 		s.know(r.Plan.Ref.UID)
-		if l, ok := s.n.allocator.At(r.Address); r.Stage != removing || !ok || l.State != ipam.Cooling {
+		if l, ok := s.n.allocator.At(r.Address); r.Stage != journal.Removing || !ok || l.State != ipam.Cooling {
 			s.add(r.Address, r.Plan.Ref.UID, "journal: "+string(r.Stage))
 		} // else all of it is gone but the row, and the address was just given back
 		s.present(string(r.Plan.ID), "journal: "+string(r.Stage)) // its row may not have the address yet

@@ -1,8 +1,12 @@
 package node
 
 import (
-	"context"
+	"encoding/json"
 	"errors"
+
+	"github.com/barchan-dev/barchan/internal/node/journal"
+
+	"context"
 	"fmt"
 	"net/netip"
 	"runtime"
@@ -12,6 +16,7 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/google/uuid"
+	bolt "go.etcd.io/bbolt"
 	"k8s.io/apimachinery/pkg/types"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -101,15 +106,23 @@ func TestCostOfSleepers(t *testing.T) {
 	suspendOnDisk(t, n, s)
 	one := *n.lookup(s.UID).current()
 	nothingRuns(t, n, string(one.Plan.ID))
-	var rows []*row
+	var rows []*journal.Row
 	for i := range count {
 		r := one
 		r.Plan.Ref.UID, r.Plan.Ref.Name = types.UID(uuid.NewString()), fmt.Sprint("sleeper-", i)
 		r.Plan.ID, r.Address = sandbox.IDOf(r.Plan.Ref.UID), netip.Addr{}
 		r.Kept = agents.SuspendDelete // but for the row there is nothing of them on the machine
 		rows = append(rows, &r)
-		must(t, n.journal.put(r.Plan.Ref, &r))
 	}
+	must(t, n.db.Update(func(tx *bolt.Tx) error { // as they are, not by the moves that lead there
+		for _, r := range rows {
+			value, err := json.Marshal(r)
+			if err = errors.Join(err, tx.Bucket([]byte("sandboxes")).Put([]byte(r.Plan.Ref.UID), value)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
 	stop()
 	before, goroutines := heap(), runtime.NumGoroutine()
 	n, stop = m.node()
@@ -129,7 +142,7 @@ func TestCostOfSleepers(t *testing.T) {
 		t.Errorf("processes %v, %v", left, err)
 	}
 	for _, r := range rows {
-		must(t, n.journal.remove(r.Plan.Ref))
+		must(t, n.journal.Remove(r.Plan.Ref))
 		n.drop(n.lookup(r.Plan.Ref.UID))
 	}
 }
@@ -141,7 +154,7 @@ func suspendOnDisk(t *testing.T, n *Node, s interface{ GetUID() types.UID }) {
 	if _, err := n.Suspend(t.Context(), u.ref, ""); err != nil {
 		t.Fatal(err)
 	}
-	eventually.True(t, "its memory is on disk", func() bool { return u.current().Stage == stored })
+	eventually.True(t, "its memory is on disk", func() bool { return u.current().Stage == journal.Stored })
 }
 
 // heap is what is in use of it after a collection.
@@ -176,7 +189,7 @@ func BenchmarkVerifiedWake(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()
 				suspend(b, n, s)
-				eventually.True(b, "its memory is on disk", func() bool { return stageOf(n, s) == stored })
+				eventually.True(b, "its memory is on disk", func() bool { return stageOf(n, s) == journal.Stored })
 				b.StartTimer()
 				if _, err := n.Resume(b.Context(), refOf(s), false); err != nil {
 					b.Fatal(err)

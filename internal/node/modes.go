@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/node/journal"
+
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
@@ -28,16 +30,10 @@ const offersFiles = "resume it from its files only with spec.barchan.resume: Fil
 // syncTimeout bounds the wait for an agent to write what the sandbox's kernel has to its files.
 const syncTimeout = 30 * time.Second
 
-// keepsMemory reports whether a sandbox that sleeps has memory to go on with.
-func (r *row) keepsMemory() bool { return r.Kept == "" }
-
-// keepsClaims reports whether a sandbox that sleeps has nothing but its volume claims.
-func (r *row) keepsClaims() bool { return r.onDisk() && r.Kept == agents.SuspendDelete }
-
 // suspendToFiles ends the processes of a sandbox that runs, and keeps its files or its claims.
-func (n *Node) suspendToFiles(ctx context.Context, u *sandboxHandle, r *row, mode agents.SuspendMode) error {
+func (n *Node) suspendToFiles(ctx context.Context, u *sandboxHandle, r *journal.Row, mode agents.SuspendMode) error {
 	began := time.Now()
-	w := &operation{n: n, row: new(row)}
+	w := &operation{n: n, row: new(journal.Row)}
 	*w.row = *r
 	for _, s := range []step{{name: "sync", do: w.sync}, {name: "flush", do: w.flush}} {
 		if err := w.doOne(ctx, s); err != nil {
@@ -70,7 +66,7 @@ func (w *operation) decide(u *sandboxHandle, mode agents.SuspendMode) error {
 	changed := *w.row
 	changed.Kept, changed.Memory, changed.Ready = mode, nil, false
 	changed.Process = lifecycle.Process{} // whoever watches it must not take what follows for its end
-	if err := w.n.note(u, &changed, storing); err != nil {
+	if err := w.n.note(u, &changed, journal.Storing); err != nil {
 		return err
 	}
 	u.setWatch(nil)
@@ -81,14 +77,14 @@ func (w *operation) decide(u *sandboxHandle, mode agents.SuspendMode) error {
 }
 
 // setStored makes a sandbox seen that sleeps on disk.
-func (n *Node) setStored(u *sandboxHandle, r *row) {
+func (n *Node) setStored(u *sandboxHandle, r *journal.Row) {
 	u.see(func(o *sandbox.Observed) {
-		if r.keepsClaims() {
+		if r.KeepsClaims() {
 			*o = n.absent()
 		} else {
 			o.State, o.Address = sandbox.ContainerPaused, r.Address
 		}
-		o.Memory, o.Message = r.place(), r.where()
+		o.Memory, o.Message = r.Place(), whereOf(r)
 		if r.Memory != nil {
 			o.EntrypointExit = r.Memory.Exit
 		}
@@ -193,7 +189,7 @@ func (w *operation) fromClaims(ctx context.Context) error {
 
 // recreate makes a sandbox of which only the volume claims are left as its object is now, in the
 // unit's turn.
-func (n *Node) recreate(ctx context.Context, u *sandboxHandle, r *row, s *agents.Sandbox) (sandbox.Observed, error) {
+func (n *Node) recreate(ctx context.Context, u *sandboxHandle, r *journal.Row, s *agents.Sandbox) (sandbox.Observed, error) {
 	if s.Spec.Barchan != nil { // what it was made from the first time may be gone
 		s = s.DeepCopy()
 		s.Spec.Barchan.Restore = nil

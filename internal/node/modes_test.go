@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/node/journal"
+
 	corev1 "k8s.io/api/core/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -76,11 +78,11 @@ func resumeFiles(t testing.TB, n *Node, s *agents.Sandbox) {
 }
 
 // restsOnFiles fails unless a sandbox is nothing but files.
-func restsOnFiles(t testing.TB, n *Node, s *agents.Sandbox, was *row) {
+func restsOnFiles(t testing.TB, n *Node, s *agents.Sandbox, was *journal.Row) {
 	t.Helper()
 	u := n.lookup(s.UID)
 	filesSeen(t, n, s, was.Address)
-	if r := u.current(); r.Stage != stored || r.Kept != agents.SuspendFiles || r.Memory != nil || r.Build != "" {
+	if r := u.current(); r.Stage != journal.Stored || r.Kept != agents.SuspendFiles || r.Memory != nil || r.Build != "" {
 		t.Errorf("journal has %+v", r)
 	}
 	if was.Process.Alive() {
@@ -141,7 +143,7 @@ func TestFilesOnly(t *testing.T) {
 				if after.Address != before.Address || !after.StartedAt.After(before.StartedAt) || after.Message != "" {
 					t.Errorf("before %+v, after %+v", before, after)
 				}
-				if r := n.lookup(s.UID).current(); r.Kept != "" || r.Stage != live {
+				if r := n.lookup(s.UID).current(); r.Kept != "" || r.Stage != journal.Live {
 					t.Errorf("journal has %+v", r)
 				}
 				leaves(t, n, s)
@@ -264,7 +266,7 @@ func TestFailureOfAStepWithoutMemory(t *testing.T) {
 			t.Errorf("%s: %+v", name, seen)
 		}
 		n.Sweep(t.Context()) // goes on with it
-		restsOnFiles(t, n, s, &row{Address: n.lookup(s.UID).current().Address})
+		restsOnFiles(t, n, s, &journal.Row{Address: n.lookup(s.UID).current().Address})
 		resume(t, n, s)
 		finds(t, n, s, "/root", "/data", "/disk")
 		leaves(t, n, s)
@@ -275,7 +277,7 @@ func TestFailureOfAStepWithoutMemory(t *testing.T) {
 		if _, err := n.Resume(t.Context(), refOf(s), false); !errors.Is(err, errBroken) || !errors.Is(err, errs.ErrUnavailable) {
 			t.Errorf("%s: resume: %v", name, err)
 		}
-		restsOnFiles(t, n, s, &row{Address: n.lookup(s.UID).current().Address})
+		restsOnFiles(t, n, s, &journal.Row{Address: n.lookup(s.UID).current().Address})
 		resume(t, n, s)
 		finds(t, n, s, "/root", "/data", "/disk")
 	}
@@ -295,7 +297,7 @@ func TestFailureWhileMemoryIsGivenUp(t *testing.T) {
 		if _, err := n.Resume(t.Context(), refOf(s), true); !errors.Is(err, errBroken) {
 			t.Errorf("%s: resume from files: %v", name, err)
 		}
-		if r := n.lookup(s.UID).current(); r.Kept != agents.SuspendFiles || !r.onDisk() {
+		if r := n.lookup(s.UID).current(); r.Kept != agents.SuspendFiles || !r.OnDisk() {
 			t.Errorf("%s: journal has %+v", name, r)
 		}
 		resume(t, n, s)
@@ -317,7 +319,7 @@ func TestFailureOfAStepFromVolumes(t *testing.T) {
 		if _, err := n.Ensure(t.Context(), s); !errors.Is(err, errBroken) {
 			t.Errorf("%s: ensure: %v", name, err)
 		}
-		if r := n.lookup(s.UID).current(); r.Stage != stored || !r.keepsClaims() || r.Address.IsValid() {
+		if r := n.lookup(s.UID).current(); r.Stage != journal.Stored || !r.KeepsClaims() || r.Address.IsValid() {
 			t.Errorf("%s: journal has %+v", name, r)
 		}
 		ensure(t, n, s)
@@ -362,7 +364,7 @@ func TestDeathAfterAStepWithoutMemory(t *testing.T) {
 				finds(t, n, s, "/root", "/data", "/disk", "/dev/shm")
 				return
 			}
-			restsOnFiles(t, n, s, &row{Address: n.lookup(s.UID).current().Address})
+			restsOnFiles(t, n, s, &journal.Row{Address: n.lookup(s.UID).current().Address})
 			resume(t, n, s)
 			finds(t, n, s, "/root", "/data", "/disk")
 		})
@@ -375,7 +377,7 @@ func TestDeathAfterAStepWithoutMemory(t *testing.T) {
 				return err
 			})
 			if name != "awake" {
-				restsOnFiles(t, n, s, &row{Address: n.lookup(s.UID).current().Address})
+				restsOnFiles(t, n, s, &journal.Row{Address: n.lookup(s.UID).current().Address})
 				resume(t, n, s)
 			}
 			finds(t, n, s, "/root", "/data", "/disk")
@@ -388,7 +390,7 @@ func TestDeathAfterAStepWithoutMemory(t *testing.T) {
 				_, err := n.Resume(t.Context(), refOf(s), true)
 				return err
 			})
-			restsOnFiles(t, n, s, &row{Address: n.lookup(s.UID).current().Address})
+			restsOnFiles(t, n, s, &journal.Row{Address: n.lookup(s.UID).current().Address})
 			resume(t, n, s)
 			finds(t, n, s, "/root", "/data", "/disk")
 		})
@@ -486,7 +488,8 @@ func TestFrozenByAnOlderServer(t *testing.T) {
 	must(t, n.runtimes[oci.Runc].Pause(t.Context(), string(u.id)))
 	old := *u.current()
 	old.PausedAt = time.Now()
-	must(t, n.note(u, &old, paused))
+	must(t, n.note(u, &old, journal.Pausing))
+	must(t, n.note(u, &old, journal.Paused))
 	n.setPaused(u, &old)
 	resume(t, n, s)
 	if out, _ := run(t, n, s, "cat /dev/shm/x"); out != "x\n" {

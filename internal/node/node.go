@@ -52,6 +52,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/keyedlock"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/prometheus/client_golang/prometheus"
@@ -157,7 +158,7 @@ type Node struct {
 	network   *netdev.Network
 	resolver  *resolver.Resolver
 	db        *bolt.DB
-	journal   *journal
+	journal   *journal.Journal
 	allocator *ipam.Allocator
 	agents    *http.Client
 	adopted   chan struct{}
@@ -303,7 +304,7 @@ func (n *Node) open() error {
 		return fmt.Errorf("open %s, which only one server at a time can have: %w", path, err)
 	}
 	n.db = db
-	if n.journal, err = openJournal(db); err == nil {
+	if n.journal, err = journal.Open(db); err == nil {
 		n.allocator, err = n.openAllocator()
 	}
 	if err == nil {

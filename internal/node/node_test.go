@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/barchan-dev/barchan/internal/node/journal"
+
 	corev1 "k8s.io/api/core/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -84,7 +86,7 @@ func TestIPv6InSandboxes(t *testing.T) {
 		die(t, was)
 		eventually.True(t, "it lives again", func() bool {
 			r := n.lookup(s.UID).current()
-			return r.Stage == live && r.Process != was.Process
+			return r.Stage == journal.Live && r.Process != was.Process
 		})
 		has("after a restart of the sandbox")
 		goesWithoutATrace(t, n, s)

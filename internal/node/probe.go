@@ -13,11 +13,12 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	corev1 "k8s.io/api/core/v1"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // execUser is the Authorization of probes that run a command: root's, whatever user the
@@ -28,12 +29,12 @@ const execUser = "Basic cm9vdDo="
 type prober struct {
 	n    *Node
 	u    *sandboxHandle
-	row  *row
+	row  *journal.Row
 	addr netip.Addr
 	http *http.Client
 }
 
-func (n *Node) newProber(u *sandboxHandle, r *row) *prober {
+func (n *Node) newProber(u *sandboxHandle, r *journal.Row) *prober {
 	return &prober{n: n, u: u, row: r, addr: r.Address, http: &http.Client{
 		// As on Kubernetes, a certificate proves nothing to a probe, and a redirect is an answer.
 		Transport:     &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, //nolint:gosec // see above
@@ -44,7 +45,7 @@ func (n *Node) newProber(u *sandboxHandle, r *row) *prober {
 // probe runs the template's probes until ctx ends: the startup probe until it succeeds once,
 // then readiness and liveness side by side. What was ready when a server before this one went
 // has started, and stays ready until its probe fails.
-func (n *Node) probe(ctx context.Context, u *sandboxHandle, r *row) {
+func (n *Node) probe(ctx context.Context, u *sandboxHandle, r *journal.Row) {
 	p := n.newProber(u, r)
 	if s := r.Plan.Startup; s != nil && !r.Ready {
 		if !p.startup(ctx, s) {
@@ -104,12 +105,12 @@ func (p *prober) note(ctx context.Context, ok bool) {
 	}
 	defer done()
 	now := p.u.current()
-	if p.u.isRemoved() || now == nil || now.Process != p.row.Process || now.Stage != live || now.Ready == ok {
+	if p.u.isRemoved() || now == nil || now.Process != p.row.Process || now.Stage != journal.Live || now.Ready == ok {
 		return
 	}
 	changed := *now
 	changed.Ready = ok
-	if err := p.n.note(p.u, &changed, live); err != nil {
+	if err := p.n.note(p.u, &changed, journal.Live); err != nil {
 		p.n.log.WarnContext(ctx, "readiness not noted", telemetry.Sandbox, p.u.ref.Name, telemetry.Error, err)
 	}
 }

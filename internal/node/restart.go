@@ -7,11 +7,12 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // Pauses between restarts of one sandbox: the first at once, then growing, until one lasts.
@@ -44,7 +45,7 @@ const (
 
 // followEntrypoint learns of the end of the template's program from the agent's log, whose
 // every line is a reason to ask.
-func (n *Node) followEntrypoint(ctx context.Context, u *sandboxHandle, r *row) {
+func (n *Node) followEntrypoint(ctx context.Context, u *sandboxHandle, r *journal.Row) {
 	for r.Program && ctx.Err() == nil {
 		agent, err := n.agentOf(u.id, r.Address)
 		if err != nil {
@@ -71,7 +72,7 @@ func (n *Node) followEntrypoint(ctx context.Context, u *sandboxHandle, r *row) {
 var errEnded = errors.New("the entrypoint has ended")
 
 // entrypointEnded acts on the end of the template's program, and reports whether it has ended.
-func (n *Node) entrypointEnded(ctx context.Context, u *sandboxHandle, r *row, state envd.Entrypoint) bool {
+func (n *Node) entrypointEnded(ctx context.Context, u *sandboxHandle, r *journal.Row, state envd.Entrypoint) bool {
 	if state.Running || (state.ExitCode == nil && state.Error == "") {
 		return false
 	}
@@ -97,7 +98,7 @@ func (n *Node) entrypointEnded(ctx context.Context, u *sandboxHandle, r *row, st
 }
 
 // unwell acts on a probe that says that the sandbox cannot be helped as it is.
-func (n *Node) unwell(ctx context.Context, u *sandboxHandle, r *row, why string) {
+func (n *Node) unwell(ctx context.Context, u *sandboxHandle, r *journal.Row, why string) {
 	if r.Plan.Restart == corev1.RestartPolicyNever {
 		n.end(ctx, u, r, nil, why)
 		return
@@ -106,7 +107,7 @@ func (n *Node) unwell(ctx context.Context, u *sandboxHandle, r *row, why string)
 }
 
 // died acts on the end of a sandbox's kernel or first process, which nobody asked for.
-func (n *Node) died(ctx context.Context, u *sandboxHandle, r *row, why string) {
+func (n *Node) died(ctx context.Context, u *sandboxHandle, r *journal.Row, why string) {
 	if p := r.Plan.Restart; p == corev1.RestartPolicyAlways || p == corev1.RestartPolicyOnFailure {
 		n.restart(ctx, u, r, why)
 		return
@@ -115,7 +116,7 @@ func (n *Node) died(ctx context.Context, u *sandboxHandle, r *row, why string) {
 }
 
 // restart replaces the container of a sandbox; the next pause is longer if this one did not last.
-func (n *Node) restart(ctx context.Context, u *sandboxHandle, r *row, why string) {
+func (n *Node) restart(ctx context.Context, u *sandboxHandle, r *journal.Row, why string) {
 	pause := r.Pause
 	if time.Since(r.StartedAt) > soundRestart {
 		pause = 0
@@ -136,9 +137,9 @@ func (n *Node) restart(ctx context.Context, u *sandboxHandle, r *row, why string
 	changed.Pause = min(max(2*pause, firstRestartPause), longRestartPause)
 	u.setStore(nil)
 	n.seeRestart(u, why)
-	if err := n.note(u, &changed, restarting); err != nil { // noted with the first try
+	if err := n.note(u, &changed, journal.Restarting); err != nil { // noted with the first try
 		n.log.ErrorContext(ctx, "restart not noted yet", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
-		changed.Stage = restarting
+		changed.Stage = journal.Restarting
 		u.setRow(&changed)
 	}
 	n.restartLater(u, &changed, pause)
@@ -146,9 +147,9 @@ func (n *Node) restart(ctx context.Context, u *sandboxHandle, r *row, why string
 
 // restartable reports whether a container may be replaced: one that is awake, or asleep in a
 // memory that is gone.
-func restartable(r *row) bool {
-	asleep := r.Stage == pausing || r.Stage == paused || r.Stage == resuming
-	return r.Stage == live || (asleep && !r.Process.Alive())
+func restartable(r *journal.Row) bool {
+	asleep := r.Stage == journal.Pausing || r.Stage == journal.Paused || r.Stage == journal.Resuming
+	return r.Stage == journal.Live || (asleep && !r.Process.Alive())
 }
 
 // seeRestart makes seen that the container of a sandbox is being replaced.
@@ -163,7 +164,7 @@ func (n *Node) seeRestart(u *sandboxHandle, why string) {
 
 // restartLater has Run replace the container after a pause, and try until it lives or is
 // taken away.
-func (n *Node) restartLater(u *sandboxHandle, r *row, pause time.Duration) {
+func (n *Node) restartLater(u *sandboxHandle, r *journal.Row, pause time.Duration) {
 	ending := make(chan struct{})
 	u.setWatch(sync.OnceFunc(func() { close(ending) }))
 	n.tasks.start(func(ctx context.Context) {
@@ -184,23 +185,23 @@ func (n *Node) restartLater(u *sandboxHandle, r *row, pause time.Duration) {
 }
 
 // restartNow replaces the container, and reports whether there is no more to do.
-func (n *Node) restartNow(ctx context.Context, u *sandboxHandle, r *row) (finished bool) {
+func (n *Node) restartNow(ctx context.Context, u *sandboxHandle, r *journal.Row) (finished bool) {
 	ctx, done, err := u.take(ctx)
 	if err != nil {
 		return true
 	}
 	defer done()
 	now := u.current()
-	if u.isRemoved() || now == nil || now.Stage != restarting || now.Process != r.Process {
+	if u.isRemoved() || now == nil || now.Stage != journal.Restarting || now.Process != r.Process {
 		return true
 	}
-	w := &operation{n: n, row: new(row)}
+	w := &operation{n: n, row: new(journal.Row)}
 	*w.row = *now
 	if err := w.again(ctx); err != nil {
 		n.log.WarnContext(ctx, "sandbox not restarted yet", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
 		return false
 	}
-	if err := n.note(u, w.row, live); err != nil {
+	if err := n.note(u, w.row, journal.Live); err != nil {
 		n.log.ErrorContext(ctx, "restart not noted", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
 		return false
 	}

@@ -8,7 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"golang.org/x/sys/unix"
+
 	corev1 "k8s.io/api/core/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -25,18 +27,18 @@ func policy(p corev1.RestartPolicy) func(*agents.Sandbox) {
 }
 
 // die kills a sandbox as a fault of its kernel would.
-func die(t testing.TB, r row) {
+func die(t testing.TB, r journal.Row) {
 	t.Helper()
 	must(t, r.Process.Signal(9))
 	must(t, r.Process.Wait(t.Context()))
 }
 
 // livesAgain waits for a second life with the same files and address.
-func livesAgain(t testing.TB, n *Node, s *agents.Sandbox, was row) {
+func livesAgain(t testing.TB, n *Node, s *agents.Sandbox, was journal.Row) {
 	t.Helper()
 	eventually.True(t, "it lives again", func() bool {
 		r, seen := n.lookup(s.UID).current(), n.lookup(s.UID).observed()
-		return r.Stage == live && r.Process != was.Process && seen.Message == "" // seen after it is noted
+		return r.Stage == journal.Live && r.Process != was.Process && seen.Message == "" // seen after it is noted
 	})
 	if out, _ := run(t, n, s, "cat /root/kept"); out != "kept\n" {
 		t.Errorf("its file has %q", out)
@@ -56,7 +58,7 @@ func TestDeathIsAnsweredByPolicy(t *testing.T) {
 	n, stop := m.node()
 	kinds := []corev1.RestartPolicy{corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever, ""}
 	all := make([]*agents.Sandbox, len(kinds))
-	was := make([]row, len(kinds))
+	was := make([]journal.Row, len(kinds))
 	for i, p := range kinds {
 		all[i] = object(policy(p))
 		ensure(t, n, all[i])
@@ -217,7 +219,7 @@ func TestClassNotOfferedAnyMore(t *testing.T) {
 		t.Errorf("%d %q", code, out)
 	}
 	die(t, was)
-	eventually.True(t, "it cannot be restarted", func() bool { return stageOf(n, s) == restarting })
+	eventually.True(t, "it cannot be restarted", func() bool { return stageOf(n, s) == journal.Restarting })
 	must(t, n.Remove(t.Context(), refOf(s)))
 	if inside, err := oci.Occupied(n.cgroup(string(was.Plan.ID))); err != nil || inside {
 		t.Errorf("processes are left: %v", err)
@@ -261,7 +263,7 @@ func TestStartWithBooksThatCannotBeWritten(t *testing.T) {
 	n, stop := m.node()
 	s := object(class("runc"))
 	addr := ensure(t, n, s).Address
-	must(t, n.journal.remove(refOf(s))) // only the reconciler will claim for it
+	must(t, n.journal.Remove(refOf(s))) // only the reconciler will claim for it
 	must(t, n.allocator.Release(string(s.UID), addr))
 	stop()
 	n, err := New(m.cfg)

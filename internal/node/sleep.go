@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/node/journal"
+
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
@@ -33,7 +35,7 @@ func (n *Node) Suspend(ctx context.Context, ref sandbox.Ref, mode agents.Suspend
 		return sandbox.Observed{}, fmt.Errorf("spec.barchan.suspend: %q is none of %s, %s, %s: %w",
 			mode, agents.SuspendMemory, agents.SuspendFiles, agents.SuspendDelete, errs.ErrInvalid)
 	}
-	return n.inTurn(ctx, ref, func(ctx context.Context, u *sandboxHandle, r *row) error { return n.suspend(ctx, u, r, mode) })
+	return n.inTurn(ctx, ref, func(ctx context.Context, u *sandboxHandle, r *journal.Row) error { return n.suspend(ctx, u, r, mode) })
 }
 
 // Resume lets a sandbox that sleeps go on where it was, wherever its memory is; while that is
@@ -48,11 +50,13 @@ func (n *Node) Suspend(ctx context.Context, ref sandbox.Ref, mode agents.Suspend
 //
 // With filesOnly the memory is given up, for good, and the sandbox started anew from its files.
 func (n *Node) Resume(ctx context.Context, ref sandbox.Ref, filesOnly bool) (sandbox.Observed, error) {
-	return n.inTurn(ctx, ref, func(ctx context.Context, u *sandboxHandle, r *row) error { return n.resume(ctx, u, r, filesOnly) })
+	return n.inTurn(ctx, ref, func(ctx context.Context, u *sandboxHandle, r *journal.Row) error {
+		return n.resume(ctx, u, r, filesOnly)
+	})
 }
 
 // inTurn does something with a sandbox that lives or sleeps, in its turn.
-func (n *Node) inTurn(ctx context.Context, ref sandbox.Ref, do func(ctx context.Context, u *sandboxHandle, r *row) error) (sandbox.Observed, error) {
+func (n *Node) inTurn(ctx context.Context, ref sandbox.Ref, do func(ctx context.Context, u *sandboxHandle, r *journal.Row) error) (sandbox.Observed, error) {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return sandbox.Observed{}, err
 	}
@@ -77,44 +81,44 @@ func (n *Node) inTurn(ctx context.Context, ref sandbox.Ref, do func(ctx context.
 }
 
 // suspend does the work of Suspend, in the unit's turn.
-func (n *Node) suspend(ctx context.Context, u *sandboxHandle, r *row, mode agents.SuspendMode) error {
+func (n *Node) suspend(ctx context.Context, u *sandboxHandle, r *journal.Row, mode agents.SuspendMode) error {
 	mode = cmp.Or(mode, agents.SuspendMemory)
 	if mode == agents.SuspendMemory && r.Plan.Class != oci.GVisor {
 		mode = agents.SuspendFiles
 	}
-	if r.Stage == pausing && mode != agents.SuspendMemory {
+	if r.Stage == journal.Pausing && mode != agents.SuspendMemory {
 		n.settle(ctx, u, r) // asked to keep its memory before, and the answer was lost
-		if r = u.current(); r.Stage == paused {
+		if r = u.current(); r.Stage == journal.Paused {
 			n.setPaused(u, r)
 		}
 	}
 	switch {
-	case r.Stage == paused || r.onDisk():
+	case r.Stage == journal.Paused || r.OnDisk():
 		return nil
-	case r.Stage == live && mode != agents.SuspendMemory:
+	case r.Stage == journal.Live && mode != agents.SuspendMemory:
 		return n.suspendToFiles(ctx, u, r, mode)
-	case r.Stage != live && r.Stage != pausing:
+	case r.Stage != journal.Live && r.Stage != journal.Pausing:
 		return fmt.Errorf("it is %s: %w", r.Stage, errs.ErrConflict)
 	}
-	return n.freezeOrThaw(ctx, u, r, pausing, n.freeze)
+	return n.freezeOrThaw(ctx, u, r, journal.Pausing, n.freeze)
 }
 
 // resume does the work of Resume, in the unit's turn.
-func (n *Node) resume(ctx context.Context, u *sandboxHandle, r *row, filesOnly bool) error {
+func (n *Node) resume(ctx context.Context, u *sandboxHandle, r *journal.Row, filesOnly bool) error {
 	switch {
-	case r.Stage == live:
+	case r.Stage == journal.Live:
 		return nil
-	case r.onDisk(), filesOnly && (r.Stage == paused || r.Stage == resuming):
+	case r.OnDisk(), filesOnly && (r.Stage == journal.Paused || r.Stage == journal.Resuming):
 		return n.wake(ctx, u, r, filesOnly)
-	case r.Stage != paused && r.Stage != resuming:
+	case r.Stage != journal.Paused && r.Stage != journal.Resuming:
 		return fmt.Errorf("it is %s: %w", r.Stage, errs.ErrConflict)
 	}
-	return n.freezeOrThaw(ctx, u, r, resuming, n.thaw)
+	return n.freezeOrThaw(ctx, u, r, journal.Resuming, n.thaw)
 }
 
 // freezeOrThaw notes a stage and does what it stands for. After a failure the runtime is asked what
 // the sandbox does.
-func (n *Node) freezeOrThaw(ctx context.Context, u *sandboxHandle, r *row, by stage, do func(context.Context, *oci.Runtime, *sandboxHandle, *row) error) error {
+func (n *Node) freezeOrThaw(ctx context.Context, u *sandboxHandle, r *journal.Row, by journal.Stage, do func(context.Context, *oci.Runtime, *sandboxHandle, *journal.Row) error) error {
 	runtime, err := n.runtimeOfRow(r)
 	if err != nil {
 		return orFiles(err)
@@ -131,13 +135,13 @@ func (n *Node) freezeOrThaw(ctx context.Context, u *sandboxHandle, r *row, by st
 }
 
 // freeze stops a sandbox's processes where they are.
-func (n *Node) freeze(ctx context.Context, runtime *oci.Runtime, u *sandboxHandle, r *row) error {
+func (n *Node) freeze(ctx context.Context, runtime *oci.Runtime, u *sandboxHandle, r *journal.Row) error {
 	if err := runtime.Pause(ctx, string(u.id)); err != nil {
 		return unavailable(err)
 	}
 	failpoint.Reach("node/frozen")
 	r.PausedAt = time.Now()
-	if err := n.note(u, r, paused); err != nil {
+	if err := n.note(u, r, journal.Paused); err != nil {
 		return err
 	}
 	n.setPaused(u, r)
@@ -145,14 +149,14 @@ func (n *Node) freeze(ctx context.Context, runtime *oci.Runtime, u *sandboxHandl
 }
 
 // thaw lets frozen processes go on.
-func (n *Node) thaw(ctx context.Context, runtime *oci.Runtime, u *sandboxHandle, r *row) error {
+func (n *Node) thaw(ctx context.Context, runtime *oci.Runtime, u *sandboxHandle, r *journal.Row) error {
 	if err := runtime.Resume(ctx, string(u.id)); err != nil {
 		return unavailable(err)
 	}
 	failpoint.Reach("node/thawed")
 	u.setStore(nil)
 	r.StartedAt, r.PausedAt = time.Now(), time.Time{}
-	if err := n.note(u, r, live); err != nil {
+	if err := n.note(u, r, journal.Live); err != nil {
 		return err
 	}
 	u.see(func(o *sandbox.Observed) {
@@ -173,9 +177,9 @@ func (n *Node) thaw(ctx context.Context, runtime *oci.Runtime, u *sandboxHandle,
 }
 
 // setPaused makes a sandbox seen as frozen, and plans to move its memory to disk.
-func (n *Node) setPaused(u *sandboxHandle, r *row) {
+func (n *Node) setPaused(u *sandboxHandle, r *journal.Row) {
 	u.see(func(o *sandbox.Observed) {
-		o.State, o.Memory, o.Message = sandbox.ContainerPaused, r.place(), r.where()
+		o.State, o.Memory, o.Message = sandbox.ContainerPaused, r.Place(), whereOf(r)
 	})
 	n.storeLater(u, r)
 }

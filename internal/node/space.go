@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
@@ -16,7 +17,7 @@ func (n *Node) refused() error {
 
 // roomToStore says why the memory of a frozen sandbox may not be written now, if so: the write would
 // take what is kept for all the others.
-func (n *Node) roomToStore(r *row) error {
+func (n *Node) roomToStore(r *journal.Row) error {
 	if n.cfg.CheckSpace == nil {
 		return nil
 	}
@@ -30,7 +31,7 @@ func (n *Node) roomToStore(r *row) error {
 // roomToCapture says why a checkpoint may not be made now for want of room, if so. It asks for all that
 // will be written at once: what there is room for in parts may not fit as a whole. Memory on disk is
 // shared and takes none; the volumes of a sandbox are not counted.
-func (n *Node) roomToCapture(ctx context.Context, r *row, filesOnly bool) error {
+func (n *Node) roomToCapture(ctx context.Context, r *journal.Row, filesOnly bool) error {
 	if n.cfg.CheckSpace == nil {
 		return nil
 	}
@@ -38,7 +39,7 @@ func (n *Node) roomToCapture(ctx context.Context, r *row, filesOnly bool) error 
 	if err != nil {
 		return err
 	}
-	if !filesOnly && !r.onDisk() {
+	if !filesOnly && !r.OnDisk() {
 		memory, err := n.memoryOf(r)
 		if err != nil {
 			return err
@@ -51,7 +52,7 @@ func (n *Node) roomToCapture(ctx context.Context, r *row, filesOnly bool) error 
 // memoryOf is how many bytes the memory of a sandbox that runs or is frozen takes at most if it is written
 // now. That is known only then; what the sandbox has of RAM, with the cache of files it uses, is an upper
 // bound.
-func (n *Node) memoryOf(r *row) (int64, error) {
+func (n *Node) memoryOf(r *journal.Row) (int64, error) {
 	used, err := oci.ReadUsage(n.cgroup(string(r.Plan.ID)))
 	if err != nil {
 		return 0, unavailable(err)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
@@ -31,14 +32,14 @@ func (n *Node) Usage(ctx context.Context, ref sandbox.Ref) (Usage, error) {
 		return Usage{}, err
 	}
 	u := n.lookup(ref.UID)
-	var r *row
+	var r *journal.Row
 	if u != nil {
 		r = u.current()
 	}
 	if r == nil || u.observed().State == sandbox.ContainerExited {
 		return Usage{}, fmt.Errorf("sandbox %s/%s does not run on this node: %w", ref.Namespace, ref.Name, errs.ErrNotFound)
 	}
-	if r.onDisk() {
+	if r.OnDisk() {
 		return n.usageAsleep(ctx, r)
 	}
 	used, err := oci.ReadUsage(n.cgroup(string(u.id)))
@@ -58,12 +59,12 @@ func (n *Node) Usage(ctx context.Context, ref sandbox.Ref) (Usage, error) {
 }
 
 // usageAsleep is what a sandbox that sleeps on disk uses.
-func (n *Node) usageAsleep(ctx context.Context, r *row) (Usage, error) {
+func (n *Node) usageAsleep(ctx context.Context, r *journal.Row) (Usage, error) {
 	result := Usage{Time: time.Now(), CPULimit: r.Plan.Limits.MilliCPU, MemoryLimit: uint64(r.Plan.Limits.Memory)}
 	switch {
 	case r.Memory != nil:
 		result.Disk = uint64(r.Memory.Disk + r.Memory.Size)
-	case !r.keepsClaims():
+	case !r.KeepsClaims():
 		disk, err := n.cfg.Containerd.SnapshotUsage(ctx, string(r.Plan.ID))
 		if err != nil {
 			return Usage{}, err

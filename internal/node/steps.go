@@ -11,15 +11,15 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"golang.org/x/sync/errgroup"
 )
 
 // Labels of containers' records.
@@ -38,7 +38,7 @@ const maxConflicts = 32
 // by later ones only.
 type operation struct {
 	n     *Node
-	row   *row
+	row   *journal.Row
 	image ctrd.Image
 
 	// origin is what a new sandbox is made from, if not from its image alone.

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"golang.org/x/sys/unix"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -30,26 +31,11 @@ const (
 	diskTimeout = 10 * time.Minute
 )
 
-// memory is what the journal has of a sandbox's memory on disk. Its directory has the name of
-// the sandbox; see [Node.memoryDir].
-type memory struct {
-	Build oci.Build `json:"build"`
-	// Size is bytes of the image, Disk bytes written to the copy of the sandbox's own image.
-	Size    int64     `json:"size"`
-	Disk    int64     `json:"disk"`
-	Created time.Time `json:"created"`
-	// Exit is the exit code of the template's program, where that had ended.
-	Exit *int32 `json:"exit,omitempty"`
-}
-
-// onDisk reports whether what the sandbox keeps on disk is all that counts of it.
-func (r *row) onDisk() bool { return r.Stage == storing || r.Stage == stored || r.Stage == waking }
-
 func (n *Node) memoryDir(id string) string { return filepath.Join(n.cfg.MemoryDir, id) }
 
 // storeLater has Run move the memory of a frozen sandbox to disk, once it has slept for
 // Config.StoreAfter, and try until it is there or the sandbox does not sleep any more.
-func (n *Node) storeLater(u *sandboxHandle, r *row) {
+func (n *Node) storeLater(u *sandboxHandle, r *journal.Row) {
 	after, since := n.cfg.StoreAfter, r.PausedAt
 	if after <= 0 || r.Plan.Class != oci.GVisor {
 		return
@@ -89,11 +75,11 @@ func (n *Node) storeNow(ctx context.Context, u *sandboxHandle, since time.Time) 
 	}
 	defer done()
 	r := u.current()
-	if u.isRemoved() || r == nil || (r.Stage != paused && r.Stage != storing) || !r.PausedAt.Equal(since) {
+	if u.isRemoved() || r == nil || (r.Stage != journal.Paused && r.Stage != journal.Storing) || !r.PausedAt.Equal(since) {
 		return true
 	}
 	began := time.Now()
-	w := &operation{n: n, row: new(row)}
+	w := &operation{n: n, row: new(journal.Row)}
 	*w.row = *r
 	err = w.store(ctx, u)
 	switch {
@@ -101,7 +87,7 @@ func (n *Node) storeNow(ctx context.Context, u *sandboxHandle, since time.Time) 
 		return true
 	case err != nil:
 		n.log.WarnContext(ctx, "memory of a sandbox not moved to disk", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
-		if u.current().Stage == paused {
+		if u.current().Stage == journal.Paused {
 			u.see(func(o *sandbox.Observed) {
 				o.Message = inMemory + "; it could not be written to disk: " + errs.Text(err)
 			})
@@ -119,7 +105,7 @@ func (n *Node) storeNow(ctx context.Context, u *sandboxHandle, since time.Time) 
 // taken back on failure, and the sandbox is frozen as before. From then on the memory on disk
 // is the sandbox's, and what is left of the container only waits to be removed.
 func (w *operation) store(ctx context.Context, u *sandboxHandle) error {
-	if w.row.Stage == paused {
+	if w.row.Stage == journal.Paused {
 		limited, cancel := context.WithTimeout(ctx, diskTimeout)
 		defer cancel()
 		if err := w.save(limited, u); err != nil {
@@ -128,7 +114,7 @@ func (w *operation) store(ctx context.Context, u *sandboxHandle) error {
 			}
 			return errors.Join(err, w.removeMemory(context.WithoutCancel(ctx)))
 		}
-		u.see(func(o *sandbox.Observed) { o.Memory, o.Message = w.row.place(), w.row.where() })
+		u.see(func(o *sandbox.Observed) { o.Memory, o.Message = w.row.Place(), whereOf(w.row) })
 		w.n.dirty.mark(u.ref)
 		if err := w.after("keep"); err != nil {
 			return err
@@ -149,12 +135,12 @@ func (w *operation) save(ctx context.Context, u *sandboxHandle) error {
 	w.row.Memory.Exit = u.observed().EntrypointExit
 	changed := *w.row
 	changed.Process = lifecycle.Process{} // whoever watches it must not take what follows for its end
-	if err := w.n.note(u, &changed, storing); err != nil {
+	if err := w.n.note(u, &changed, journal.Storing); err != nil {
 		w.row.Memory = nil
 		return err
 	}
 	u.setWatch(nil)
-	w.row.Stage = storing
+	w.row.Stage = journal.Storing
 	return nil
 }
 
@@ -173,7 +159,7 @@ func (w *operation) checkpoint(ctx context.Context) error {
 	if err != nil {
 		return unavailable(err)
 	}
-	w.row.Memory = &memory{Build: img.Build, Size: img.Size(), Created: img.Created}
+	w.row.Memory = &journal.Memory{Build: img.Build, Size: img.Size(), Created: img.Created}
 	return nil
 }
 
@@ -232,10 +218,10 @@ func (w *operation) releaseResources(ctx context.Context, u *sandboxHandle) erro
 		}
 	}
 	w.row.Process = lifecycle.Process{}
-	if !w.row.keepsMemory() {
+	if !w.row.KeepsMemory() {
 		w.row.Build = ""
 	}
-	if err := w.n.note(u, w.row, stored); err != nil {
+	if err := w.n.note(u, w.row, journal.Stored); err != nil {
 		return err
 	}
 	w.n.setStored(u, w.row)
@@ -254,28 +240,16 @@ const (
 	probesNotAgain = "its probes have not succeeded since it was resumed"
 )
 
-// place is where the memory is of a sandbox that sleeps; empty where it keeps none.
-func (r *row) place() agents.MemoryPlace {
+// whereOf describes what a paused sandbox keeps, and where its memory is.
+func whereOf(r *journal.Row) string {
 	switch {
-	case !r.onDisk():
-		return agents.MemoryInRAM
-	case r.Memory != nil:
-		return agents.MemoryOnDisk
-	default:
-		return ""
-	}
-}
-
-// where says what a sandbox that sleeps keeps, and where its memory is.
-func (r *row) where() string {
-	switch {
-	case r.onDisk() && r.Memory != nil:
+	case r.OnDisk() && r.Memory != nil:
 		return fmt.Sprintf("its memory is on disk: %.1f MiB, written at %s", float64(r.Memory.Size)/(1<<20), r.Memory.Created.UTC().Format(time.RFC3339))
-	case r.onDisk() && r.Kept == agents.SuspendDelete:
+	case r.OnDisk() && r.Kept == agents.SuspendDelete:
 		return claimsKept
-	case r.onDisk() && r.Kept == agents.SuspendFiles && r.Plan.Class == oci.Runc:
+	case r.OnDisk() && r.Kept == agents.SuspendFiles && r.Plan.Class == oci.Runc:
 		return runcKeepsFiles
-	case r.onDisk() && r.Kept == agents.SuspendFiles:
+	case r.OnDisk() && r.Kept == agents.SuspendFiles:
 		return filesKept
 	default:
 		return inMemory

@@ -16,7 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"golang.org/x/sys/unix"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
@@ -179,19 +181,19 @@ func resume(t testing.TB, n *Node, s *agents.Sandbox) {
 	}
 }
 
-func stageOf(n *Node, s *agents.Sandbox) stage { return n.lookup(s.UID).current().Stage }
+func stageOf(n *Node, s *agents.Sandbox) journal.Stage { return n.lookup(s.UID).current().Stage }
 
 func awaitStored(t testing.TB, n *Node, s *agents.Sandbox) {
 	t.Helper()
-	eventually.True(t, "its memory is on disk", func() bool { return stageOf(n, s) == stored })
+	eventually.True(t, "its memory is on disk", func() bool { return stageOf(n, s) == journal.Stored })
 }
 
 // atRest fails unless a sandbox is on disk and nothing of it is anywhere else.
-func atRest(t testing.TB, n *Node, s *agents.Sandbox, was *row) {
+func atRest(t testing.TB, n *Node, s *agents.Sandbox, was *journal.Row) {
 	t.Helper()
 	u := n.lookup(s.UID)
 	seenAtRest(t, n, s, was)
-	if r := u.current(); r.Stage != stored || r.Memory == nil || r.Memory.Size == 0 || r.Memory.Build.SHA256 == "" {
+	if r := u.current(); r.Stage != journal.Stored || r.Memory == nil || r.Memory.Size == 0 || r.Memory.Build.SHA256 == "" {
 		t.Errorf("journal has %+v", r)
 	}
 	if was.Process.Alive() {
@@ -205,7 +207,7 @@ func atRest(t testing.TB, n *Node, s *agents.Sandbox, was *row) {
 }
 
 // seenAtRest fails unless others see that a sandbox sleeps on disk.
-func seenAtRest(t testing.TB, n *Node, s *agents.Sandbox, was *row) {
+func seenAtRest(t testing.TB, n *Node, s *agents.Sandbox, was *journal.Row) {
 	t.Helper()
 	seen, err := n.Observe(t.Context(), refOf(s))
 	if err != nil || seen.State != sandbox.ContainerPaused || !strings.Contains(seen.Message, "on disk") || seen.Address != was.Address {
@@ -419,12 +421,12 @@ func TestDeathAfterEachSleepOrWakeStep(t *testing.T) {
 			clean(t, n)
 			switch name {
 			case "checkpoint", "flush":
-				if got := stageOf(n, s); got != paused || !was.Process.Alive() {
+				if got := stageOf(n, s); got != journal.Paused || !was.Process.Alive() {
 					t.Errorf("it is %s", got)
 				}
 				noMemory(t, n)
 			case "awake":
-				if got := stageOf(n, s); got != live {
+				if got := stageOf(n, s); got != journal.Live {
 					t.Errorf("it is %s", got)
 				}
 			default:
@@ -449,7 +451,7 @@ func TestRestartWhileStoring(t *testing.T) {
 		suspend(t, n, s)
 		eventually.True(t, "memory is being written", func() bool {
 			_, err := os.Stat(n.memoryDir(string(n.lookup(s.UID).id)) + ".part")
-			return err == nil || stageOf(n, s) == stored
+			return err == nil || stageOf(n, s) == journal.Stored
 		})
 		stop()
 		n, stop = m.node(atOnce)
@@ -719,7 +721,7 @@ func TestFiveStoredAtOnce(t *testing.T) {
 		all[i] = startProgram(t, n, s)
 	}
 	for range 2 {
-		rows := map[*program]row{}
+		rows := map[*program]journal.Row{}
 		for _, p := range all {
 			rows[p] = *n.lookup(p.s.UID).current()
 		}
@@ -766,7 +768,7 @@ func TestBindAroundSleep(t *testing.T) {
 	suspend(t, n, s)
 	awaitStored(t, n, s)
 	bind("two")
-	if got := stageOf(n, s); got != stored {
+	if got := stageOf(n, s); got != journal.Stored {
 		t.Errorf("it is %s", got)
 	}
 	resume(t, n, s)

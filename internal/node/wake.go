@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"golang.org/x/sync/errgroup"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -28,26 +29,26 @@ import (
 // What its processes wrote to files between the start of a try and its failure stays written,
 // and their memory knows nothing of it. So a try goes on if the one who asked for it does not
 // wait any more; only the removal of the sandbox interrupts it.
-func (n *Node) wake(ctx context.Context, u *sandboxHandle, r *row, filesOnly bool) error {
+func (n *Node) wake(ctx context.Context, u *sandboxHandle, r *journal.Row, filesOnly bool) error {
 	if err := n.refused(); err != nil {
 		return err
 	}
 	began := time.Now()
 	ctx, done := u.locks.UnlessInterrupted(ctx, u.ref.UID)
 	defer done()
-	w := &operation{n: n, row: new(row)}
+	w := &operation{n: n, row: new(journal.Row)}
 	*w.row = *r
 	if err := w.selectRestoreSource(ctx, u, filesOnly); err != nil {
 		return err
 	}
-	err := n.note(u, w.row, waking)
+	err := n.note(u, w.row, journal.Waking)
 	if err == nil {
 		err = w.bringUp(ctx)
 	}
 	awake := *w.row
 	awake.Memory, awake.Kept, awake.PausedAt, awake.Ready = nil, "", time.Time{}, false
 	if err == nil {
-		err = n.note(u, &awake, live)
+		err = n.note(u, &awake, journal.Live)
 	}
 	if err == nil {
 		err = w.after("awake")
@@ -59,19 +60,19 @@ func (n *Node) wake(ctx context.Context, u *sandboxHandle, r *row, filesOnly boo
 		return n.rollBackResume(ctx, u, w, err)
 	}
 	n.setRunning(u, &awake)
-	if w.row.keepsMemory() {
+	if w.row.KeepsMemory() {
 		n.forgetMemory(u)
 	}
 	n.observeStep(awake.Plan.Class, "wake", time.Since(began))
 	n.log.InfoContext(ctx, "sandbox resumed from disk", telemetry.Namespace, u.ref.Namespace, telemetry.Sandbox, u.ref.Name,
-		"memory", w.row.keepsMemory(), telemetry.Address, awake.Address, telemetry.Duration, time.Since(began))
+		"memory", w.row.KeepsMemory(), telemetry.Address, awake.Address, telemetry.Duration, time.Since(began))
 	return nil
 }
 
 // selectRestoreSource decides what a sandbox comes back from, and sees to it that nothing else of it is
 // left.
 func (w *operation) selectRestoreSource(ctx context.Context, u *sandboxHandle, filesOnly bool) error {
-	if filesOnly && w.row.keepsMemory() {
+	if filesOnly && w.row.KeepsMemory() {
 		if err := w.decide(u, agents.SuspendFiles); err != nil {
 			return err
 		}
@@ -79,12 +80,12 @@ func (w *operation) selectRestoreSource(ctx context.Context, u *sandboxHandle, f
 			return err
 		}
 	}
-	if w.row.keepsMemory() {
+	if w.row.KeepsMemory() {
 		if err := w.checkMemory(ctx); err != nil {
 			return err
 		}
 	}
-	if w.row.Stage != stored { // something of a container may be there
+	if w.row.Stage != journal.Stored { // something of a container may be there
 		return w.releaseResources(ctx, u)
 	}
 	return nil
@@ -98,7 +99,7 @@ func (w *operation) bringUp(ctx context.Context) error {
 		return w.fromClaims(ctx)
 	}
 	steps, from := []step(nil), w.restartFromFiles
-	if w.row.keepsMemory() {
+	if w.row.KeepsMemory() {
 		from = w.restore
 	}
 	w.moved = !w.row.Address.IsValid()
@@ -132,7 +133,7 @@ func (n *Node) forgetMemory(u *sandboxHandle) {
 			return
 		}
 		defer done()
-		if r := u.current(); u.isRemoved() || r == nil || r.onDisk() {
+		if r := u.current(); u.isRemoved() || r == nil || r.OnDisk() {
 			return // removed, or asleep again
 		}
 		if err := oci.RemoveImage(n.memoryDir(string(u.id))); err != nil {
@@ -149,7 +150,11 @@ func (n *Node) rollBackResume(ctx context.Context, u *sandboxHandle, w *operatio
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	return errors.Join(fmt.Errorf("resume from disk: %w", unavailable(cause)), w.releaseResources(ctx, u)) // whatever it took is given back
+	failures := []error{fmt.Errorf("resume from disk: %w", unavailable(cause))}
+	if u.current().Stage == journal.Live { // the failure followed the last write
+		failures = append(failures, n.note(u, w.row, journal.Storing))
+	}
+	return errors.Join(append(failures, w.releaseResources(ctx, u))...)
 }
 
 // checkMemory finds what would fail before anything is touched. What only the machine's owner
@@ -304,7 +309,7 @@ func (w *operation) load(ctx context.Context) (err error) {
 
 // takeOverStored makes a sandbox of the journal that sleeps on disk this node's own. One at rest is
 // not touched.
-func (n *Node) takeOverStored(ctx context.Context, u *sandboxHandle, r *row) {
+func (n *Node) takeOverStored(ctx context.Context, u *sandboxHandle, r *journal.Row) {
 	n.setStored(u, r)
 	if !n.atRest(r) {
 		n.finishSuspend(ctx, u)
@@ -312,9 +317,9 @@ func (n *Node) takeOverStored(ctx context.Context, u *sandboxHandle, r *row) {
 }
 
 // atRest reports whether nothing is left to be done for a sandbox that sleeps on disk.
-func (n *Node) atRest(r *row) bool {
+func (n *Node) atRest(r *journal.Row) bool {
 	_, leased := n.allocator.Of(string(r.Plan.Ref.UID))
-	return r.Stage == stored && leased == r.Address.IsValid() && (!leased || !n.cfg.ReleaseAddresses)
+	return r.Stage == journal.Stored && leased == r.Address.IsValid() && (!leased || !n.cfg.ReleaseAddresses)
 }
 
 // finishSuspend removes what an interruption left of the container of a sandbox whose memory is on
@@ -329,12 +334,12 @@ func (n *Node) finishSuspend(ctx context.Context, u *sandboxHandle) {
 	}
 	defer done()
 	r := u.current()
-	if u.isRemoved() || r == nil || !r.onDisk() || n.atRest(r) {
+	if u.isRemoved() || r == nil || !r.OnDisk() || n.atRest(r) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()
-	w := &operation{n: n, row: new(row)}
+	w := &operation{n: n, row: new(journal.Row)}
 	*w.row = *r
 	if err := w.releaseResources(ctx, u); err != nil {
 		n.log.WarnContext(ctx, "rest of a sandbox whose memory is on disk is left on the machine", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
@@ -15,7 +16,7 @@ import (
 const watchRetry = time.Second
 
 // watch has Run look after a sandbox until it ends or is watched anew.
-func (n *Node) watch(u *sandboxHandle, r *row) {
+func (n *Node) watch(u *sandboxHandle, r *journal.Row) {
 	stop := make(chan struct{})
 	u.setWatch(sync.OnceFunc(func() { close(stop) }))
 	started := *r
@@ -37,7 +38,7 @@ func (n *Node) watch(u *sandboxHandle, r *row) {
 
 // lookAfter probes a sandbox, follows its entrypoint, and waits for the end of its process,
 // woken by the kernel.
-func (n *Node) lookAfter(ctx context.Context, u *sandboxHandle, r *row) {
+func (n *Node) lookAfter(ctx context.Context, u *sandboxHandle, r *journal.Row) {
 	var looking sync.WaitGroup
 	defer looking.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -62,7 +63,7 @@ func (n *Node) lookAfter(ctx context.Context, u *sandboxHandle, r *row) {
 
 // whyDied says what ended a sandbox's kernel or first process, as its cgroups have it, or else what is
 // given. In a container of class runc a refused process ends nothing.
-func (n *Node) whyDied(r *row, otherwise string) string {
+func (n *Node) whyDied(r *journal.Row, otherwise string) string {
 	switch cgroup := n.cgroup(string(r.Plan.ID)); {
 	case oci.OutOfMemory(cgroup):
 		return fmt.Sprintf("out of memory: it used more than its %d MiB", r.Plan.Limits.Memory>>20)
@@ -73,14 +74,14 @@ func (n *Node) whyDied(r *row, otherwise string) string {
 }
 
 // end notes that a sandbox has ended for good, and that nothing of it may run on.
-func (n *Node) end(ctx context.Context, u *sandboxHandle, r *row, exit *int32, why string) {
+func (n *Node) end(ctx context.Context, u *sandboxHandle, r *journal.Row, exit *int32, why string) {
 	taken, done, err := u.take(ctx)
 	if err != nil {
 		return
 	}
 	defer done()
 	now := u.current()
-	if taken.Err() != nil || u.isRemoved() || now == nil || now.Process != r.Process || now.Stage == ended {
+	if taken.Err() != nil || u.isRemoved() || now == nil || now.Process != r.Process || now.Stage == journal.Ended {
 		return // it is another's affair by now
 	}
 	n.log.InfoContext(ctx, "sandbox ended", telemetry.Namespace, u.ref.Namespace, telemetry.Sandbox, u.ref.Name, telemetry.Reason, why)
@@ -89,7 +90,7 @@ func (n *Node) end(ctx context.Context, u *sandboxHandle, r *row, exit *int32, w
 	defer cancel()
 	changed := *now
 	changed.Exit, changed.Why = exit, why
-	if err := n.note(u, &changed, ended); err != nil {
+	if err := n.note(u, &changed, journal.Ended); err != nil {
 		n.log.ErrorContext(ctx, "end of a sandbox not noted", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
 	}
 	if err := (&operation{n: n, row: &changed}).kill(taken); err != nil {
@@ -102,7 +103,7 @@ func (n *Node) end(ctx context.Context, u *sandboxHandle, r *row, exit *int32, w
 }
 
 // sawEnd makes the end of a sandbox seen.
-func (n *Node) sawEnd(u *sandboxHandle, r *row) {
+func (n *Node) sawEnd(u *sandboxHandle, r *journal.Row) {
 	u.see(func(o *sandbox.Observed) {
 		o.State, o.Probed, o.Message, o.EntrypointExit = sandbox.ContainerExited, false, r.Why, r.Exit
 	})

@@ -11,6 +11,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 	"k8s.io/apimachinery/pkg/types"
@@ -173,7 +174,7 @@ func (n *Node) Sweep(ctx context.Context) {
 // rediscoverAll takes over what the journal has and the node does not know.
 func (n *Node) rediscoverAll(ctx context.Context) {
 	var lost []types.UID
-	err := n.journal.each(func(r *row) {
+	err := n.journal.Each(func(r *journal.Row) {
 		if n.lookup(r.Plan.Ref.UID) == nil {
 			lost = append(lost, r.Plan.Ref.UID)
 		}
@@ -197,26 +198,26 @@ func (n *Node) retryInterrupted(ctx context.Context, v *hostInventory) {
 		if r == nil || u.busy() || ctx.Err() != nil {
 			continue
 		}
-		if r.Stage != ended || alive[string(u.id)] {
+		if r.Stage != journal.Ended || alive[string(u.id)] {
 			n.retryInterruptedOne(ctx, u, r)
 		}
-		if _, recorded := v.records[string(u.id)]; r.Stage.begun() && !r.keepsClaims() && !recorded {
+		if _, recorded := v.records[string(u.id)]; r.Stage.Begun() && !r.KeepsClaims() && !recorded {
 			n.recordAgain(ctx, u)
 		}
 	}
 }
 
-func (n *Node) retryInterruptedOne(ctx context.Context, u *sandboxHandle, r *row) {
+func (n *Node) retryInterruptedOne(ctx context.Context, u *sandboxHandle, r *journal.Row) {
 	switch r.Stage {
-	case removing:
+	case journal.Removing:
 		n.removeLater(u)
-	case storing, waking, stored:
+	case journal.Storing, journal.Waking, journal.Stored:
 		n.finishSuspend(ctx, u)
-	case pausing, resuming:
+	case journal.Pausing, journal.Resuming:
 		n.settleLater(ctx, u)
-	case ended:
+	case journal.Ended:
 		n.killAgain(ctx, u)
-	case making, live, paused, restarting, capturing:
+	case journal.Making, journal.Live, journal.Paused, journal.Restarting, journal.Capturing:
 		// somebody is at it, or there is nothing to do
 	}
 }
@@ -229,11 +230,11 @@ func (n *Node) settleLater(ctx context.Context, u *sandboxHandle) {
 	}
 	defer done()
 	r := u.current()
-	if u.isRemoved() || r == nil || (r.Stage != pausing && r.Stage != resuming) {
+	if u.isRemoved() || r == nil || (r.Stage != journal.Pausing && r.Stage != journal.Resuming) {
 		return
 	}
 	n.settle(taken, u, r)
-	if now := u.current(); now.Stage == paused {
+	if now := u.current(); now.Stage == journal.Paused {
 		n.setPaused(u, now)
 		n.dirty.mark(u.ref)
 	}
@@ -247,7 +248,7 @@ func (n *Node) killAgain(ctx context.Context, u *sandboxHandle) {
 	}
 	defer done()
 	r := u.current()
-	if u.isRemoved() || r == nil || r.Stage != ended {
+	if u.isRemoved() || r == nil || r.Stage != journal.Ended {
 		return
 	}
 	limited, cancel := context.WithTimeout(taken, undoTimeout)
@@ -268,7 +269,7 @@ func (n *Node) recordAgain(ctx context.Context, u *sandboxHandle) {
 	}
 	defer done()
 	r := u.current()
-	if u.isRemoved() || r == nil || !r.Stage.begun() || r.keepsClaims() {
+	if u.isRemoved() || r == nil || !r.Stage.Begun() || r.KeepsClaims() {
 		return
 	}
 	w := &operation{n: n, row: r}
@@ -357,7 +358,7 @@ func (n *Node) removeNameless(ctx context.Context, id string, left []hostResourc
 	}
 	limited, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()
-	w := &operation{n: n, row: &row{Stage: removing, Plan: plan.Plan{ID: sandbox.ID(id)}}}
+	w := &operation{n: n, row: &journal.Row{Stage: journal.Removing, Plan: plan.Plan{ID: sandbox.ID(id)}}}
 	if err := w.undo(limited); err != nil {
 		n.log.WarnContext(ctx, "leftovers cannot be removed yet", "id", id, telemetry.Error, err)
 		return
@@ -419,7 +420,7 @@ func (n *Node) removeLater(u *sandboxHandle) {
 		defer u.retries(false)
 		for pause := firstRemovePause; sleep(ctx, pause); pause = min(2*pause, longRemovePause) {
 			n.undoLeft(ctx, u)
-			if r := u.current(); u.isRemoved() || r == nil || r.Stage.begun() {
+			if r := u.current(); u.isRemoved() || r == nil || r.Stage.Begun() {
 				n.dirty.mark(u.ref)
 				return
 			}

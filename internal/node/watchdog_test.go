@@ -9,15 +9,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/google/uuid"
-	bolt "go.etcd.io/bbolt"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+	bolt "go.etcd.io/bbolt"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // oracle answers whether sandboxes exist.
@@ -55,7 +56,7 @@ func forget(n *Node, uid types.UID) {
 }
 
 // agentAnswers reports whether a sandbox runs, whatever the node knows of it.
-func agentAnswers(t testing.TB, n *Node, r *row) bool {
+func agentAnswers(t testing.TB, n *Node, r *journal.Row) bool {
 	t.Helper()
 	agent, err := n.agentOf(r.Plan.ID, r.Address)
 	must(t, err)
@@ -107,7 +108,7 @@ func TestContainerThatTheJournalLost(t *testing.T) {
 	ensure(t, n, s)
 	was := *n.lookup(s.UID).current()
 	n.lookup(s.UID).setWatch(nil)
-	must(t, n.journal.remove(refOf(s)))
+	must(t, n.journal.Remove(refOf(s)))
 	forget(n, s.UID)
 
 	lives := func(when string) {
@@ -225,7 +226,7 @@ func TestNamelessProcessIsKept(t *testing.T) {
 	ensure(t, n, s)
 	was := *n.lookup(s.UID).current()
 	n.lookup(s.UID).setWatch(nil)
-	must(t, n.journal.remove(refOf(s)))
+	must(t, n.journal.Remove(refOf(s)))
 	must(t, n.cfg.Containerd.RemoveContainer(t.Context(), string(was.Plan.ID)))
 	forget(n, s.UID)
 	for range 3 {
@@ -254,7 +255,7 @@ func TestRowThatCannotBeRead(t *testing.T) {
 	was := *n.lookup(s.UID).current()
 	for _, uid := range []types.UID{s.UID, asleep.UID} {
 		must(t, n.db.Update(func(tx *bolt.Tx) error {
-			return tx.Bucket(sandboxesBucket).Put([]byte(uid), []byte(`{"stage":"flying"}`))
+			return tx.Bucket([]byte("sandboxes")).Put([]byte(uid), []byte(`{"stage":"flying"}`))
 		}))
 	}
 	stop()

@@ -15,7 +15,8 @@ import (
 )
 
 // TestNamesAreTheCalls reads the source: each point is in the list, and each of the list is in one
-// place of the program. The node's steps are points by being steps.
+// place of the program. The steps of the packages below
+// internal/node are points by being steps.
 func TestNamesAreTheCalls(t *testing.T) {
 	names, found := failpoint.Names(), inSource(t)
 	if sorted := slices.Compact(slices.Sorted(slices.Values(names))); len(sorted) != len(names) {
@@ -49,7 +50,7 @@ func inSource(t *testing.T) map[string]int {
 			return err
 		}
 		ast.Inspect(file, func(n ast.Node) bool {
-			for _, name := range pointsOf(t, file.Name.Name, n) {
+			for _, name := range pointsOf(t, filepath.ToSlash(path), file.Name.Name, n) {
 				found[name]++
 			}
 			return true
@@ -65,11 +66,11 @@ func inSource(t *testing.T) map[string]int {
 }
 
 // pointsOf names the points that a piece of syntax is.
-func pointsOf(t *testing.T, pkg string, n ast.Node) []string {
-	inNode := pkg == "node"
+func pointsOf(t *testing.T, path, pkg string, n ast.Node) []string {
+	inNode := strings.Contains(path, "/internal/node/")
 	switch n := n.(type) {
 	case *ast.CallExpr:
-		return calls(t, pkg, n)
+		return calls(t, inNode, pkg, n)
 	case *ast.CompositeLit:
 		if inNode {
 			return steps(n)
@@ -79,7 +80,7 @@ func pointsOf(t *testing.T, pkg string, n ast.Node) []string {
 			return texts(n.Body, "undo/")
 		}
 	case *ast.ValueSpec:
-		if id, ok := n.Type.(*ast.Ident); ok && inNode && id.Name == "stage" {
+		if id, ok := n.Type.(*ast.Ident); ok && inNode && id.Name == "Stage" {
 			return texts(n, "row/")
 		}
 	}
@@ -87,7 +88,7 @@ func pointsOf(t *testing.T, pkg string, n ast.Node) []string {
 }
 
 // calls names the point that a call reaches.
-func calls(t *testing.T, pkg string, call *ast.CallExpr) []string {
+func calls(t *testing.T, inNode bool, pkg string, call *ast.CallExpr) []string {
 	f, ok := call.Fun.(*ast.SelectorExpr)
 	if !ok || len(call.Args) == 0 {
 		return nil
@@ -100,7 +101,7 @@ func calls(t *testing.T, pkg string, call *ast.CallExpr) []string {
 		return []string{name}
 	case ours && pkg != "daemon":
 		t.Errorf("%s: failpoint.%s wants a name that is written out", pkg, f.Sel.Name)
-	case pkg == "node" && f.Sel.Name == "after" && written:
+	case inNode && strings.EqualFold(f.Sel.Name, "after") && written:
 		return []string{"node/" + name}
 	}
 	return nil
@@ -110,7 +111,7 @@ func calls(t *testing.T, pkg string, call *ast.CallExpr) []string {
 func texts(n ast.Node, prefix string) (names []string) {
 	ast.Inspect(n, func(n ast.Node) bool {
 		if e, ok := n.(ast.Expr); ok {
-			if name, ok := text(e); ok {
+			if name, ok := text(e); ok && name != "" {
 				names = append(names, prefix+name)
 			}
 		}
@@ -146,8 +147,11 @@ func steps(list *ast.CompositeLit) (names []string) {
 }
 
 func isStep(e ast.Expr) bool {
+	if of, ok := e.(*ast.SelectorExpr); ok { // of another package
+		e = of.Sel
+	}
 	id, ok := e.(*ast.Ident)
-	return ok && id.Name == "step"
+	return ok && strings.EqualFold(id.Name, "step")
 }
 
 func text(e ast.Expr) (string, bool) {

@@ -1,0 +1,250 @@
+// Package journal stores one row for each sandbox of the node, in a bbolt database: what to undo,
+// and how far the sandbox is. A write has reached the disk when it returns. A row is written before the first
+// step of a sandbox and deleted after the last.
+//
+//	making → live → pausing → paused → storing → stored → waking → live
+//	         live → storing   paused → resuming → live
+//	         live → capturing → live     live → restarting → live     live → ended
+//	all → removing → no row
+//
+// Move writes every stage, and refuses a transition that its table lacks. The package acts on nothing
+// but the database, and decides nothing about sandboxes. It has no lock; bbolt serializes writes. The caller holds
+// the lock of the sandbox.
+package journal
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/plan"
+
+	bolt "go.etcd.io/bbolt"
+	"k8s.io/apimachinery/pkg/types"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+)
+
+// Stage is how far a sandbox's life on the node is.
+type Stage string
+
+const (
+	none       Stage = ""           // there is no row
+	Making     Stage = "making"     // steps are being done; after a restart they are undone
+	Live       Stage = "live"       // all steps are done
+	Pausing    Stage = "pausing"    // the runtime was asked to pause
+	Paused     Stage = "paused"     // it sleeps
+	Resuming   Stage = "resuming"   // the runtime was asked to resume
+	Storing    Stage = "storing"    // what it keeps is on disk; its container is being removed
+	Stored     Stage = "stored"     // what it keeps is on disk; nothing of it runs
+	Waking     Stage = "waking"     // what it keeps is on disk; its container is being made of that
+	Restarting Stage = "restarting" // its container is being replaced; its files stay
+	Capturing  Stage = "capturing"  // it is live, and may be held still for a checkpoint
+	Ended      Stage = "ended"      // it ran, and will not again
+	Removing   Stage = "removing"   // steps are being undone
+)
+
+// moves are the allowed transitions from each stage; those of none begin a row, and removing ends with the
+// row's deletion. A stage is followed by itself where a row changes within it: a policy, the environment, a
+// repeated request. A row with a stage that is no key was written by a later version.
+//
+// A capturing sandbox is live to everyone but the next process, so what follows live may follow capturing.
+var moves = map[Stage][]Stage{
+	none:       {Making},
+	Making:     {Live, Removing},
+	Live:       {Live, Pausing, Storing, Restarting, Capturing, Ended, Removing},
+	Pausing:    {Pausing, Paused, Live, Restarting, Ended, Removing},
+	Paused:     {Paused, Resuming, Storing, Restarting, Ended, Removing},
+	Resuming:   {Resuming, Live, Paused, Storing, Restarting, Ended, Removing},
+	Storing:    {Storing, Stored, Removing},
+	Stored:     {Stored, Storing, Waking, Removing},
+	Waking:     {Waking, Live, Storing, Stored, Removing},
+	Restarting: {Restarting, Live, Ended, Removing},
+	Capturing:  {Live, Pausing, Storing, Restarting, Ended, Removing},
+	Ended:      {Ended, Removing},
+	Removing:   {Removing},
+}
+
+// Begun reports whether the sandbox has lived, so that nothing may be taken from it.
+func (s Stage) Begun() bool { return s != Making && s != Removing }
+
+// Row is what the journal has of a sandbox: enough to undo every step, and to go on with what
+// runs without asking anybody.
+type Row struct {
+	Stage     Stage             `json:"stage"`
+	Plan      plan.Plan         `json:"plan"`
+	Digest    string            `json:"digest,omitempty"`
+	Address   netip.Addr        `json:"address,omitzero"`
+	Process   lifecycle.Process `json:"process,omitzero"`
+	StartedAt time.Time         `json:"startedAt,omitzero"`
+	// ImageEnv is the image's own environment, upon which the plan's is made. Nil, as in rows
+	// of before there was this field, means that it is not known.
+	ImageEnv []string `json:"imageEnv,omitzero"`
+	// ImageRun is what else the image says of its programs; nil as ImageEnv is.
+	ImageRun *plan.ImageRun `json:"imageRun,omitempty"`
+	// Warmed says that the plan's warm-up has run.
+	Warmed bool `json:"warmed,omitempty"`
+	// Program says that the template or the image has a program of its own.
+	Program bool `json:"program,omitempty"`
+	// Ready says that the probes of the container that runs have succeeded. A server that starts
+	// goes by it until it has asked for itself.
+	Ready bool `json:"ready,omitempty"`
+	// Pause is the wait before the next restart.
+	Pause time.Duration `json:"pause,omitempty"`
+	// PausedAt is since when it sleeps; Memory describes its memory on disk, if it is there.
+	PausedAt time.Time `json:"pausedAt,omitzero"`
+	Memory   *Memory   `json:"memory,omitempty"`
+	// Kept is what it keeps from storing to waking; empty means all, its memory too.
+	Kept agents.SuspendMode `json:"kept,omitempty"`
+	// Build is the SHA-256 of the runtime that its container was made by and is driven by, in
+	// hexadecimal; empty where there is none, and in rows of before there was this field.
+	Build string `json:"build,omitempty"`
+	// Exit and Why tell how it ended.
+	Exit *int32 `json:"exit,omitempty"`
+	Why  string `json:"why,omitempty"`
+}
+
+var sandboxesBucket = []byte("sandboxes")
+
+// Journal keeps rows by the sandbox's UID. A write has reached the disk when it returns.
+type Journal struct{ db *bolt.DB }
+
+func Open(db *bolt.DB) (*Journal, error) {
+	err := db.Update(func(tx *bolt.Tx) error {
+		_, err := tx.CreateBucketIfNotExists(sandboxesBucket)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make the journal: %w", err)
+	}
+	return &Journal{db: db}, nil
+}
+
+// Move writes a row with its next stage. A transition from the stored stage that the table of moves lacks is an
+// errs.ErrConflict, and leaves the stored row as it is.
+func (j *Journal) Move(r *Row, to Stage) error {
+	ref := &r.Plan.Ref
+	changed := *r
+	changed.Stage = to
+	value, err := json.Marshal(&changed)
+	if err != nil {
+		return fmt.Errorf("encode journal of %s/%s: %w", ref.Namespace, ref.Name, err)
+	}
+	err = j.db.Update(func(tx *bolt.Tx) error {
+		b := tx.Bucket(sandboxesBucket)
+		var stored struct{ Stage Stage }
+		if was := b.Get([]byte(ref.UID)); was != nil {
+			if err := json.Unmarshal(was, &stored); err != nil {
+				return fmt.Errorf("decode: %w", err)
+			}
+		}
+		if !slices.Contains(moves[stored.Stage], to) {
+			return fmt.Errorf("no transition from stage %q to %q: %w", stored.Stage, to, errs.ErrConflict)
+		}
+		return b.Put([]byte(ref.UID), value)
+	})
+	if err != nil {
+		return fmt.Errorf("write journal of %s/%s: %w", ref.Namespace, ref.Name, err)
+	}
+	return nil
+}
+
+func (j *Journal) Remove(ref sandbox.Ref) error {
+	err := j.db.Update(func(tx *bolt.Tx) error { return tx.Bucket(sandboxesBucket).Delete([]byte(ref.UID)) })
+	if err != nil {
+		return fmt.Errorf("clear journal of %s/%s: %w", ref.Namespace, ref.Name, err)
+	}
+	return nil
+}
+
+// Each visits all rows that can be read, and unread the others, which are kept.
+func (j *Journal) Each(visit func(*Row), unread func(key, value []byte, err error)) error {
+	return j.db.View(func(tx *bolt.Tx) error {
+		return tx.Bucket(sandboxesBucket).ForEach(func(key, value []byte) error {
+			if r, err := decodeRow(key, value); err != nil {
+				unread(key, value, err)
+			} else {
+				visit(r)
+			}
+			return nil
+		})
+	})
+}
+
+// Get reads one row; nil where there is none. One that cannot be read is an error.
+func (j *Journal) Get(uid types.UID) (r *Row, err error) {
+	err = j.db.View(func(tx *bolt.Tx) error {
+		value := tx.Bucket(sandboxesBucket).Get([]byte(uid))
+		if value == nil {
+			return nil
+		}
+		r, err = decodeRow([]byte(uid), value)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read journal of %s: %w", uid, err)
+	}
+	return r, nil
+}
+
+// decodeRow reads a row, and refuses what the node could not act on: what it does not
+// understand it must neither adopt nor undo.
+func decodeRow(key, value []byte) (*Row, error) {
+	r := &Row{}
+	if err := json.Unmarshal(value, r); err != nil {
+		return nil, fmt.Errorf("decode: %w", err)
+	}
+	switch {
+	case string(r.Plan.Ref.UID) != string(key):
+		return nil, fmt.Errorf("row of %q under another key", r.Plan.Ref.UID)
+	case r.Plan.ID != sandbox.IDOf(r.Plan.Ref.UID):
+		return nil, fmt.Errorf("row with the ID %q, which is another sandbox's", r.Plan.ID)
+	case r.Stage == none || moves[r.Stage] == nil:
+		return nil, fmt.Errorf("stage %q is not known", r.Stage)
+	case r.Kept != "" && r.Kept != agents.SuspendFiles && r.Kept != agents.SuspendDelete:
+		return nil, fmt.Errorf("what it keeps is %q, which is not known", r.Kept)
+	case r.OnDisk() && !r.Address.IsValid(): // given back for as long as it sleeps
+	case r.Stage.Begun() && !r.Address.Is4():
+		return nil, fmt.Errorf("a sandbox that is %s has the address %s", r.Stage, r.Address)
+	}
+	return r, nil
+}
+
+// KeepsMemory reports whether a sandbox that sleeps has memory to go on with.
+func (r *Row) KeepsMemory() bool { return r.Kept == "" }
+
+// KeepsClaims reports whether a sandbox that sleeps has nothing but its volume claims.
+func (r *Row) KeepsClaims() bool { return r.OnDisk() && r.Kept == agents.SuspendDelete }
+
+// Memory is what the journal has of a sandbox's memory on disk. Its directory has the name of
+// the sandbox; see [Node.memoryDir].
+type Memory struct {
+	Build oci.Build `json:"build"`
+	// Size is bytes of the image, Disk bytes written to the copy of the sandbox's own image.
+	Size    int64     `json:"size"`
+	Disk    int64     `json:"disk"`
+	Created time.Time `json:"created"`
+	// Exit is the exit code of the template's program, where that had ended.
+	Exit *int32 `json:"exit,omitempty"`
+}
+
+// OnDisk reports whether what the sandbox keeps on disk is all that counts of it.
+func (r *Row) OnDisk() bool { return r.Stage == Storing || r.Stage == Stored || r.Stage == Waking }
+
+// Place is where the memory is of a sandbox that sleeps; empty where it keeps none.
+func (r *Row) Place() agents.MemoryPlace {
+	switch {
+	case !r.OnDisk():
+		return agents.MemoryInRAM
+	case r.Memory != nil:
+		return agents.MemoryOnDisk
+	default:
+		return ""
+	}
+}
