@@ -2,14 +2,11 @@ package sandbox
 
 import (
 	"cmp"
-	"fmt"
-	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
-	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
 // Phase is where a sandbox is in its life.
@@ -26,26 +23,6 @@ const (
 	Stopping Phase = "Stopping" // being removed
 	Dead     Phase = "Dead"     // ended, failed or expired for good
 )
-
-var next = map[Phase][]Phase{
-	Pending:  {Starting, Stopping, Dead},
-	Starting: {Running, Pausing, Stopping, Dead},
-	Running:  {Pausing, Stopping, Dead},
-	Pausing:  {Paused, Running, Stopping, Dead},
-	Paused:   {Resuming, Stopping, Dead},
-	Resuming: {Running, Paused, Stopping, Dead},
-	Stopping: {Dead},
-	Dead:     {},
-}
-
-// CheckMove reports whether a sandbox may go from one phase to another.
-// The error is an errs.ErrConflict.
-func CheckMove(from, to Phase) error {
-	if !slices.Contains(next[from], to) {
-		return fmt.Errorf("move sandbox from %s to %s: %w", from, to, errs.ErrConflict)
-	}
-	return nil
-}
 
 // PhaseOf derives the phase from the object alone.
 func PhaseOf(s *agents.Sandbox) Phase {

@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"errors"
-	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -14,23 +13,6 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
-
-func TestCheckMoveOverAllPairs(t *testing.T) {
-	for _, from := range slices.Sorted(maps.Keys(next)) {
-		for _, to := range slices.Sorted(maps.Keys(next)) {
-			err := CheckMove(from, to)
-			if want := slices.Contains(next[from], to); (err == nil) != want {
-				t.Errorf("CheckMove(%s, %s) = %v, want allowed %v", from, to, err, want)
-			}
-			if err != nil && !errors.Is(err, errs.ErrConflict) {
-				t.Errorf("kind of %v is not ErrConflict", err)
-			}
-		}
-	}
-	if CheckMove("Bogus", Running) == nil {
-		t.Error("an unknown phase moved")
-	}
-}
 
 func TestIDOf(t *testing.T) {
 	seen := map[ID]bool{}
