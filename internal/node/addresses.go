@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 )
@@ -26,8 +28,8 @@ func (n *Node) firstLook(ctx context.Context) error {
 			return nil
 		}
 		n.log.WarnContext(ctx, "addresses in use not known yet; none is given before they are", telemetry.Error, err)
-		if !sleep(ctx, bootPause) {
-			return fmt.Errorf("compare addresses with what lives: %w", unavailable(err))
+		if !lifecycle.Sleep(ctx, bootPause) {
+			return fmt.Errorf("compare addresses with what lives: %w", errs.Retryable(err))
 		}
 	}
 }
@@ -39,7 +41,7 @@ func (n *Node) CheckAddresses(ctx context.Context) ([]ipam.Repair, error) {
 		return nil, err
 	}
 	repairs, err := n.reconciler.Reconcile(ctx)
-	return repairs, unavailable(err)
+	return repairs, errs.Retryable(err)
 }
 
 // Leases tells of all addresses that are not free.

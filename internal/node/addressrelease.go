@@ -61,7 +61,7 @@ func (w *operation) releaseLease(ctx context.Context) error {
 		return nil
 	}
 	if err := w.releaseAddress(ctx); err != nil {
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
 	return w.after("released")
 }

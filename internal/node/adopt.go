@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
@@ -90,8 +91,8 @@ func (n *Node) awaitRecords(ctx context.Context) ([]ctrd.Container, error) {
 			return records, nil
 		}
 		n.log.WarnContext(ctx, "containerd does not answer yet; nothing is adopted before it does", telemetry.Error, err)
-		if !sleep(ctx, bootPause) {
-			return nil, fmt.Errorf("adopt what runs: %w", unavailable(err))
+		if !lifecycle.Sleep(ctx, bootPause) {
+			return nil, fmt.Errorf("adopt what runs: %w", errs.Retryable(err))
 		}
 	}
 }
@@ -192,7 +193,7 @@ func (n *Node) rediscover(ctx context.Context, uid types.UID) error {
 	}
 	r, err := n.journal.Get(uid)
 	if err != nil || r == nil {
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
 	u := n.unitOf(r.Plan.Ref)
 	_, done, err := u.take(ctx)
@@ -209,7 +210,7 @@ func (n *Node) rediscover(ctx context.Context, uid types.UID) error {
 	}
 	done()
 	if !found {
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
 	n.log.ErrorContext(ctx, "a sandbox of the journal was not known; it is taken over", telemetry.Namespace, u.ref.Namespace, telemetry.Sandbox, u.ref.Name)
 	if !r.Stage.Begun() {

@@ -51,7 +51,7 @@ func (w *operation) awaitAgent(ctx context.Context) error {
 	}
 	now := time.Now()
 	if err := agent.Init(ctx, envd.InitRequest{Timestamp: &now}); err != nil {
-		return unavailable(fmt.Errorf("init agent: %w", err))
+		return errs.Retryable(fmt.Errorf("init agent: %w", err))
 	}
 	return nil
 }

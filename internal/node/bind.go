@@ -97,7 +97,7 @@ func (w *operation) rewriteConfig() (*envd.Config, error) {
 	file := filepath.Join(w.path("agent"), filepath.Base(envd.ConfigPath))
 	cfg, err := envd.ReadConfig(file)
 	if err != nil {
-		return nil, unavailable(err)
+		return nil, errs.Retryable(err)
 	}
 	if w.row.ImageEnv == nil { // what it was made with has it
 		for _, name := range slices.Sorted(maps.Keys(cfg.Env)) {
@@ -109,7 +109,7 @@ func (w *operation) rewriteConfig() (*envd.Config, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("agent's configuration: %w: %w", err, errs.ErrInvalid)
 	}
-	return cfg, unavailable(envd.WriteConfig(file, cfg))
+	return cfg, errs.Retryable(envd.WriteConfig(file, cfg))
 }
 
 // guardAgent has the agent ask for its token, or for none where the sandbox was made so.
@@ -133,5 +133,5 @@ func (w *operation) tellAgent(ctx context.Context, cfg *envd.Config) error {
 	if refused, ok := errors.AsType[*envd.Error](err); ok && refused.Status == http.StatusBadRequest {
 		return fmt.Errorf("agent: %w: %w", err, errs.ErrInvalid)
 	}
-	return unavailable(err)
+	return errs.Retryable(err)
 }

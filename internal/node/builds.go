@@ -174,7 +174,7 @@ func (b *builds) copy(from io.Reader, sha string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	if err := copyFile(from, b.path(sha)); err != nil {
+	if err := durable.CopyProgram(from, b.path(sha)); err != nil {
 		return err
 	}
 	for _, d := range []string{dir, b.dir} {

@@ -12,6 +12,7 @@ import (
 	"path"
 	"path/filepath"
 
+	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/node/oci"
@@ -40,24 +41,10 @@ func (n *Node) installAgent() error {
 	if _, err := from.Seek(0, io.SeekStart); err != nil {
 		return fmt.Errorf("install agent: %w", err)
 	}
-	if err := copyFile(from, n.agentFile); err != nil {
+	if err := durable.CopyProgram(from, n.agentFile); err != nil {
 		return fmt.Errorf("install agent: %w", err)
 	}
 	return nil
-}
-
-// copyFile writes a program in full or not at all.
-func copyFile(from io.Reader, to string) error {
-	tmp, err := os.CreateTemp(filepath.Dir(to), ".new-")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(tmp.Name()) }()
-	_, err = io.Copy(tmp, from)
-	if err = errors.Join(err, tmp.Chmod(0o755), tmp.Sync(), tmp.Close()); err != nil {
-		return err
-	}
-	return os.Rename(tmp.Name(), to)
 }
 
 func (n *Node) claimsDir(id string) string { return filepath.Join(n.cfg.DataDir, "claims", id) }
@@ -67,11 +54,11 @@ func (w *operation) writeBundle(ctx context.Context) error {
 	p := &w.row.Plan
 	agentDir := w.path("agent")
 	if err := os.MkdirAll(agentDir, 0o755); err != nil {
-		return unavailable(fmt.Errorf("make agent's directory: %w", err))
+		return errs.Retryable(fmt.Errorf("make agent's directory: %w", err))
 	}
 	link := filepath.Join(agentDir, path.Base(oci.AgentPath))
 	if err := os.Link(w.agentProgram(), link); err != nil && !errors.Is(err, fs.ErrExist) {
-		return unavailable(fmt.Errorf("link agent: %w", err))
+		return errs.Retryable(fmt.Errorf("link agent: %w", err))
 	}
 	cfg, err := w.agentConfig()
 	if err != nil {
@@ -81,7 +68,7 @@ func (w *operation) writeBundle(ctx context.Context) error {
 	if w.restoresMemory() { // the kernel in the memory knows the files as they were: its agent writes them
 		cfg.SystemFiles = w.systemFiles()
 	} else if err := w.writeSystemFiles(); err != nil {
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
 	if err := envd.WriteConfig(filepath.Join(agentDir, path.Base(envd.ConfigPath)), cfg); err != nil {
 		return fmt.Errorf("agent's configuration: %w: %w", err, errs.ErrInvalid)
@@ -91,9 +78,9 @@ func (w *operation) writeBundle(ctx context.Context) error {
 	}
 	mounts, err := w.mounts()
 	if err != nil {
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
-	return unavailable(oci.WriteBundle(w.n.dir(w.id()), oci.Spec(oci.Sandbox{
+	return errs.Retryable(oci.WriteBundle(w.n.dir(w.id()), oci.Spec(oci.Sandbox{
 		Class: p.Class, Hostname: p.Hostname, Rootfs: w.path("rootfs"), NetnsPath: w.netns, AgentDir: agentDir,
 		CgroupsPath: w.n.cgroup(w.id()), Env: []string{"PATH=" + plan.DefaultPath}, Mounts: mounts, Limits: p.Limits, Security: p.Security,
 	})))

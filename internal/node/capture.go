@@ -71,7 +71,7 @@ func captureFault(ctx context.Context, err error) error {
 	case ctx.Err() != nil && errs.Kind(err) == nil:
 		return fmt.Errorf("%w: %w: %w", context.Cause(ctx), err, errs.ErrUnavailable)
 	default:
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
 }
 

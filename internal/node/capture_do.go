@@ -4,19 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 )
 
 // capture is one checkpoint in the making.
@@ -138,7 +137,7 @@ func (p *capture) keepAgent() error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(copyFile(running, to), running.Close())
+	return errors.Join(durable.CopyProgram(running, to), running.Close())
 }
 
 // copy copies the files of a source that stands still, and has them made durable while it goes on.
@@ -167,25 +166,11 @@ func (p *capture) keepFiles(ctx context.Context) error {
 	}
 	p.c.FilesSize = one.Size
 	if len(p.volumes) == 0 {
-		return syncFolders(p.n.checkpointDir(p.c.Ref.UID), p.n.checkpointsDir())
+		return durable.SyncDirs(p.n.checkpointDir(p.c.Ref.UID), p.n.checkpointsDir())
 	}
-	size, err := diskUsage(filepath.Join(p.n.checkpointDir(p.c.Ref.UID), "volumes"))
+	size, err := durable.Usage(filepath.Join(p.n.checkpointDir(p.c.Ref.UID), "volumes"))
 	p.c.FilesSize += size
-	return errors.Join(err, syncFilesystem(p.n.checkpointsDir()))
-}
-
-// syncFolders makes the entries of directories durable.
-func syncFolders(dirs ...string) error {
-	for _, dir := range dirs {
-		f, err := os.Open(dir)
-		if err != nil {
-			return fmt.Errorf("sync: %w", err)
-		}
-		if err := errors.Join(f.Sync(), f.Close()); err != nil {
-			return fmt.Errorf("sync: %w", err)
-		}
-	}
-	return nil
+	return errors.Join(err, durable.SyncFilesystem(p.n.checkpointsDir()))
 }
 
 // withMemory keeps memory and files of a source whose processes are there, running or frozen.
@@ -216,7 +201,7 @@ func (p *capture) withoutMemory(ctx context.Context) error {
 		return err
 	}
 	if err := agent.Freeze(ctx); err != nil { // once to have little to write while it stands still
-		return unavailable(fmt.Errorf("have the sandbox write its files: %w", err))
+		return errs.Retryable(fmt.Errorf("have the sandbox write its files: %w", err))
 	}
 	return p.heldStill(ctx, func(runtime *oci.Runtime) error {
 		began := time.Now()
@@ -347,26 +332,3 @@ func (p *capture) linkMemory(ctx context.Context) error {
 
 // isOtherDisk reports whether files cannot be shared because they are on different file systems.
 func isOtherDisk(err error) bool { return errors.Is(err, syscall.EXDEV) }
-
-// diskUsage is the bytes that the files of a tree take.
-func diskUsage(dir string) (sum int64, err error) {
-	seen := map[uint64]bool{}
-	err = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		var st unix.Stat_t
-		if err := unix.Lstat(path, &st); err != nil {
-			return err
-		}
-		if !seen[st.Ino] {
-			seen[st.Ino] = true
-			sum += st.Blocks * 512
-		}
-		return nil
-	})
-	if err != nil {
-		return 0, fmt.Errorf("measure files: %w", err)
-	}
-	return sum, nil
-}

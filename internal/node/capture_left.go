@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 )
@@ -37,7 +38,7 @@ func (n *Node) goesOn(ctx context.Context, u *sandboxHandle, r *journal.Row, run
 		return
 	}
 	n.tasks.start(func(ctx context.Context) {
-		for pause := firstRemovePause; sleep(ctx, pause); pause = min(2*pause, longRemovePause) {
+		for pause := firstRemovePause; lifecycle.Sleep(ctx, pause); pause = min(2*pause, longRemovePause) {
 			if n.thawLater(ctx, u) {
 				return
 			}

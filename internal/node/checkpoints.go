@@ -349,7 +349,7 @@ func (n *Node) noteCheckpoint(k *checkpointHandle, c *checkpoint, s checkpointSt
 func (n *Node) eraseCheckpoint(ctx context.Context, k *checkpointHandle) error {
 	failures := []error{oci.RemoveImage(n.checkpointMemory(k.ref.UID)), n.removeCheckpointData(ctx, k.ref.UID), n.dropBase(ctx, k)}
 	if err := errors.Join(failures...); err != nil {
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
 	failpoint.Reach("checkpoint/removed")
 	err := n.shelf.db.Update(func(tx *bolt.Tx) error { return tx.Bucket(checkpointsBucket).Delete([]byte(k.ref.UID)) })

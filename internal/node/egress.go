@@ -63,7 +63,7 @@ func (n *Node) SetEgress(ctx context.Context, s *agents.Sandbox) error {
 		err = n.applyEgress(ctx, &changed)
 	}
 	if err != nil {
-		return fmt.Errorf("set what sandbox %s/%s may reach: %w", s.Namespace, s.Name, unavailable(err))
+		return fmt.Errorf("set what sandbox %s/%s may reach: %w", s.Namespace, s.Name, errs.Retryable(err))
 	}
 	n.log.InfoContext(ctx, "sandbox may reach what its object says", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name)
 	return nil
@@ -96,7 +96,7 @@ func (n *Node) applyEgress(ctx context.Context, r *journal.Row) error {
 	if err != nil {
 		return err
 	}
-	return unavailable(n.network.SetEgress(ctx, (&operation{n: n, row: r}).endpoint(), p))
+	return errs.Retryable(n.network.SetEgress(ctx, (&operation{n: n, row: r}).endpoint(), p))
 }
 
 // adoptEgress puts in force what the journal says. Until it succeeds, what the kernel has stays

@@ -86,7 +86,7 @@ func (n *Node) clearDesiredByName(ref sandbox.Ref) {
 func (n *Node) checkUnused(id sandbox.ID) error {
 	inside, err := oci.Occupied(n.cgroup(string(id)))
 	if err != nil {
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
 	if inside {
 		return fmt.Errorf("processes of this sandbox run that the node has not noted, and are kept; delete the sandbox to be rid of them: %w", errs.ErrUnavailable)
@@ -189,7 +189,7 @@ func (n *Node) write(r *journal.Row, s journal.Stage) error {
 		n.cfg.Journalled(err)
 	}
 	if err != nil {
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
 	failpoint.ReachIn("row", string(s))
 	n.observeStep(r.Plan.Class, "journal", time.Since(began))
@@ -232,10 +232,10 @@ func (n *Node) clear(ctx context.Context, u *sandboxHandle, r *journal.Row) (err
 		}
 	}
 	if err := (&operation{n: n, row: r}).undo(ctx); err != nil {
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
 	if err := n.journal.Remove(u.ref); err != nil {
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
 	failpoint.Reach("row/gone")
 	n.forgetUnread(u.ref.UID)

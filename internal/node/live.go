@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 
+	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
@@ -173,7 +174,7 @@ func (n *Node) holder(ctx context.Context, addr netip.Addr, own sandbox.ID) (str
 		}
 		by, err := n.network.InUse(ctx, a)
 		if err != nil {
-			return "", unavailable(err)
+			return "", errs.Retryable(err)
 		}
 		if by != "" && by != n.network.HostLink(string(own)) {
 			return "a neighbour on the bridge: " + by, nil

@@ -100,7 +100,7 @@ func (w *operation) sync(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
 	defer cancel()
 	if err := agent.Freeze(ctx); err != nil {
-		return unavailable(fmt.Errorf("have its agent write its files: %w", err))
+		return errs.Retryable(fmt.Errorf("have its agent write its files: %w", err))
 	}
 	return nil
 }
@@ -173,7 +173,7 @@ func (w *operation) readdress(ctx context.Context) error {
 	if _, err := w.rewriteConfig(); err != nil {
 		return err
 	}
-	return unavailable(w.writeSystemFiles())
+	return errs.Retryable(w.writeSystemFiles())
 }
 
 // fromClaims makes a sandbox of which only the volume claims are left, as if for the first time.

@@ -55,7 +55,7 @@ func (o *origin) awaitPlace(ctx context.Context, places chan struct{}) error {
 		o.disconnect = sync.OnceFunc(func() { <-places })
 		return nil
 	case <-ctx.Done():
-		return unavailable(fmt.Errorf("wait for other restores: %w", context.Cause(ctx)))
+		return errs.Retryable(fmt.Errorf("wait for other restores: %w", context.Cause(ctx)))
 	}
 }
 
@@ -117,7 +117,7 @@ func (n *Node) checkOrigin(ctx context.Context, o *origin) error {
 	if errors.Is(err, errs.ErrConflict) {
 		return fmt.Errorf("its memory cannot be restored here: %s; %s: %w", errs.Text(err), filesWork, errs.ErrInvalid)
 	}
-	return unavailable(err)
+	return errs.Retryable(err)
 }
 
 // imageFor is the image that a sandbox is made of: that of its checkpoint, where the sandbox names the
@@ -172,7 +172,7 @@ func (w *operation) damagedOrigin(err error) error {
 	if errors.Is(err, errs.ErrInvalid) || errors.Is(err, errs.ErrNotFound) {
 		return fmt.Errorf("spec.barchan.restore: the memory of the checkpoint is damaged: %s; %s: %w", errs.Text(err), filesWork, errs.ErrInvalid)
 	}
-	return unavailable(err)
+	return errs.Retryable(err)
 }
 
 // fillVolumes copies what the checkpoint has of volumes into the sandbox's own, which are new.
@@ -189,13 +189,13 @@ func (w *operation) fillVolumes(ctx context.Context) error {
 		made[rel] = true
 		from, to := filepath.Join(w.n.checkpointDir(w.origin.Ref.UID), "volumes", rel), w.volumeSource(v)
 		if err := os.RemoveAll(to); err != nil {
-			return unavailable(fmt.Errorf("fill volume: %w", err))
+			return errs.Retryable(fmt.Errorf("fill volume: %w", err))
 		}
 		if err := os.MkdirAll(to, 0o755); err != nil {
-			return unavailable(fmt.Errorf("fill volume: %w", err))
+			return errs.Retryable(fmt.Errorf("fill volume: %w", err))
 		}
 		if err := ctrd.NewTreeCopy(to, from).FinalCopy(ctx); err != nil {
-			return unavailable(fmt.Errorf("fill volume: %w", err))
+			return errs.Retryable(fmt.Errorf("fill volume: %w", err))
 		}
 	}
 	return nil
@@ -211,7 +211,7 @@ func (w *operation) begin(ctx context.Context) (err error) {
 		return err
 	}
 	if w.console, err = oci.NewConsole(); err != nil {
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
 	if err := w.origin.awaitPlace(ctx, w.n.restores); err != nil {
 		return err
@@ -223,7 +223,7 @@ func (w *operation) begin(ctx context.Context) (err error) {
 		return w.damagedOrigin(err)
 	}
 	if w.row.Process, err = lifecycle.ProcessOf(pid); err != nil {
-		return unavailable(fmt.Errorf("it ended at once: %w: %s", err, w.console.Text()))
+		return errs.Retryable(fmt.Errorf("it ended at once: %w: %s", err, w.console.Text()))
 	}
 	w.row.StartedAt = time.Now()
 	return nil
@@ -262,7 +262,7 @@ func (w *operation) warmUp(ctx context.Context) error {
 	case err != nil && envd.IsCode(err, connect.CodeInvalidArgument):
 		return fmt.Errorf("spec.barchan.warmUp.command: %w: %w", err, errs.ErrInvalid)
 	case err != nil:
-		return unavailable(fmt.Errorf("warm up: %w", err))
+		return errs.Retryable(fmt.Errorf("warm up: %w", err))
 	case code != 0:
 		return fmt.Errorf("spec.barchan.warmUp: %q ended with code %d: %q: %w", p.WarmUp.Command[0], code, tail, errs.ErrInvalid)
 	}

@@ -47,7 +47,7 @@ func (n *Node) ExportCheckpoint(
 	l, err := n.export(ctx, c, config, withImage, told)
 	if err != nil {
 		release()
-		return nil, nil, unavailable(fmt.Errorf("export checkpoint %s/%s: %w", ref.Namespace, ref.Name, err))
+		return nil, nil, errs.Retryable(fmt.Errorf("export checkpoint %s/%s: %w", ref.Namespace, ref.Name, err))
 	}
 	return l, release, nil
 }

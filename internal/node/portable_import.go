@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/portable"
@@ -243,7 +244,7 @@ func writeBlob(path string, mode os.FileMode, in io.Reader) error {
 // finish looks at what has come as a whole, and makes it durable.
 func (p *importing) finish() error {
 	dir := p.n.checkpointDir(p.c.Ref.UID)
-	size, err := diskUsage(filepath.Join(dir, "volumes"))
+	size, err := durable.Usage(filepath.Join(dir, "volumes"))
 	if err != nil {
 		return err
 	}
@@ -262,5 +263,5 @@ func (p *importing) finish() error {
 		}
 		p.c.Memory = &savedMemory{Build: img.Build, Digest: img.Digest, Size: img.Size()}
 	}
-	return syncFilesystem(p.n.checkpointsDir())
+	return durable.SyncFilesystem(p.n.checkpointsDir())
 }

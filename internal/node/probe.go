@@ -15,6 +15,7 @@ import (
 	"connectrpc.com/connect"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
@@ -129,7 +130,7 @@ func (p *prober) startup(ctx context.Context, s *corev1.Probe) bool {
 // watch asks as the probe says and tells each change from the last verdict, and the first, until tell
 // returns false or ctx ends. A sandbox that sleeps is not asked.
 func (p *prober) watch(ctx context.Context, s *corev1.Probe, initially bool, tell func(ok bool, why string) bool) {
-	if !sleep(ctx, time.Duration(s.InitialDelaySeconds)*time.Second) {
+	if !lifecycle.Sleep(ctx, time.Duration(s.InitialDelaySeconds)*time.Second) {
 		return
 	}
 	v := newVerdict(s, initially)
@@ -145,7 +146,7 @@ func (p *prober) watch(ctx context.Context, s *corev1.Probe, initially bool, tel
 			}
 			next = v.pause(time.Now())
 		}
-		if !sleep(ctx, next) {
+		if !lifecycle.Sleep(ctx, next) {
 			return
 		}
 	}
@@ -229,18 +230,6 @@ func (p *prober) exec(ctx context.Context, argv []string) error {
 		}
 	}
 	return fmt.Errorf("exec: %w", stream.Err())
-}
-
-// sleep waits, and reports whether ctx lasted.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return ctx.Err() == nil
-	case <-ctx.Done():
-		return false
-	}
 }
 
 func orElse(value, otherwise int32) int32 {

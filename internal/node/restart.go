@@ -9,6 +9,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/node/journal"
 
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
@@ -63,7 +64,7 @@ func (n *Node) followEntrypoint(ctx context.Context, u *sandboxHandle, r *journa
 			}
 			return err
 		})
-		if errors.Is(err, errEnded) || !sleep(ctx, entrypointRetry) {
+		if errors.Is(err, errEnded) || !lifecycle.Sleep(ctx, entrypointRetry) {
 			return
 		}
 	}

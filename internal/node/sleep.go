@@ -137,7 +137,7 @@ func (n *Node) freezeOrThaw(ctx context.Context, u *sandboxHandle, r *journal.Ro
 // freeze stops a sandbox's processes where they are.
 func (n *Node) freeze(ctx context.Context, runtime *oci.Runtime, u *sandboxHandle, r *journal.Row) error {
 	if err := runtime.Pause(ctx, string(u.id)); err != nil {
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
 	failpoint.Reach("node/frozen")
 	r.PausedAt = time.Now()
@@ -151,7 +151,7 @@ func (n *Node) freeze(ctx context.Context, runtime *oci.Runtime, u *sandboxHandl
 // thaw lets frozen processes go on.
 func (n *Node) thaw(ctx context.Context, runtime *oci.Runtime, u *sandboxHandle, r *journal.Row) error {
 	if err := runtime.Resume(ctx, string(u.id)); err != nil {
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
 	failpoint.Reach("node/thawed")
 	u.setStore(nil)

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 
+	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 )
@@ -55,7 +56,7 @@ func (n *Node) roomToCapture(ctx context.Context, r *journal.Row, filesOnly bool
 func (n *Node) memoryOf(r *journal.Row) (int64, error) {
 	used, err := oci.ReadUsage(n.cgroup(string(r.Plan.ID)))
 	if err != nil {
-		return 0, unavailable(err)
+		return 0, errs.Retryable(err)
 	}
 	return int64(used.Memory), nil //nolint:gosec // no machine has as much
 }

@@ -44,7 +44,7 @@ func (n *Node) Usage(ctx context.Context, ref sandbox.Ref) (Usage, error) {
 	}
 	used, err := oci.ReadUsage(n.cgroup(string(u.id)))
 	if err != nil {
-		return Usage{}, unavailable(err)
+		return Usage{}, errs.Retryable(err)
 	}
 	result := Usage{
 		Time: time.Now(), CPU: used.CPU, CPULimit: r.Plan.Limits.MilliCPU,

@@ -237,7 +237,7 @@ func (w *operation) holdAddress(context.Context) error {
 func (w *operation) attach(ctx context.Context) error {
 	at, err := w.n.network.Attach(ctx, w.endpoint())
 	if err != nil {
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
 	w.netns = at.NetnsPath
 	return w.n.applyEgress(ctx, w.row) // before anything of it can run
@@ -263,13 +263,13 @@ func (w *operation) removeSnapshot(ctx context.Context) error {
 func (w *operation) mount(context.Context) error {
 	dir := w.path("rootfs")
 	if err := os.MkdirAll(dir, 0o711); err != nil {
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
 	if err := ctrd.Unmount(dir); err != nil {
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
 	if err := w.rootfs.Mount(dir); err != nil {
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
 	return nil
 }
@@ -319,7 +319,7 @@ func (w *operation) removeRecord(ctx context.Context) error {
 
 func (w *operation) start(ctx context.Context) (err error) {
 	if w.console, err = oci.NewConsole(); err != nil {
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
 	runtime, err := w.n.runtimeOf(w.row.Plan.Class)
 	if err != nil {
@@ -328,10 +328,10 @@ func (w *operation) start(ctx context.Context) (err error) {
 	w.row.Build = w.n.buildNow(w.row.Plan.Class)
 	pid, err := runtime.Run(ctx, w.id(), w.n.dir(w.id()), w.console)
 	if err != nil {
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
 	if w.row.Process, err = lifecycle.ProcessOf(pid); err != nil {
-		return unavailable(fmt.Errorf("it ended at once: %w: %s", err, w.console.Text()))
+		return errs.Retryable(fmt.Errorf("it ended at once: %w: %s", err, w.console.Text()))
 	}
 	w.row.StartedAt = time.Now()
 	return nil
@@ -353,12 +353,4 @@ func (w *operation) kill(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// unavailable marks an error that a retry may well cure, unless it has a kind already.
-func unavailable(err error) error {
-	if err == nil || errs.Kind(err) != nil {
-		return err
-	}
-	return fmt.Errorf("%w: %w", err, errs.ErrUnavailable)
 }

@@ -4,15 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"sync"
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/node/journal"
-	"golang.org/x/sys/unix"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
@@ -150,14 +149,14 @@ func (w *operation) checkpoint(ctx context.Context) error {
 		return err
 	}
 	if err := w.removeMemory(ctx); err != nil { // of an earlier try
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
 	if err := w.n.roomToStore(w.row); err != nil {
 		return err
 	}
 	img, err := runtime.Checkpoint(ctx, w.id(), w.n.memoryDir(w.id()), oci.CheckpointOptions{})
 	if err != nil {
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
 	w.row.Memory = &journal.Memory{Build: img.Build, Size: img.Size(), Created: img.Created}
 	return nil
@@ -184,22 +183,9 @@ func (w *operation) flush(ctx context.Context) error {
 		dirs = append(dirs, upper)
 	}
 	for _, dir := range dirs {
-		if err := syncFilesystem(dir); err != nil {
-			return unavailable(err)
+		if err := durable.SyncFilesystem(dir); err != nil {
+			return errs.Retryable(err)
 		}
-	}
-	return nil
-}
-
-// syncFilesystem makes all durable that was written to the filesystem of a directory.
-func syncFilesystem(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return fmt.Errorf("sync filesystem: %w", err)
-	}
-	defer func() { _ = f.Close() }()
-	if err := unix.Syncfs(int(f.Fd())); err != nil {
-		return fmt.Errorf("sync filesystem of %s: %w", dir, err)
 	}
 	return nil
 }
@@ -214,7 +200,7 @@ func (w *operation) releaseResources(ctx context.Context, u *sandboxHandle) erro
 		{name: "discard", do: func(ctx context.Context) error { return errors.Join(w.discard(ctx), w.clearAddress(ctx, u)) }},
 	} {
 		if err := w.doOne(ctx, s); err != nil {
-			return unavailable(err)
+			return errs.Retryable(err)
 		}
 	}
 	w.row.Process = lifecycle.Process{}

@@ -150,7 +150,7 @@ func (n *Node) rollBackResume(ctx context.Context, u *sandboxHandle, w *operatio
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	failures := []error{fmt.Errorf("resume from disk: %w", unavailable(cause))}
+	failures := []error{fmt.Errorf("resume from disk: %w", errs.Retryable(cause))}
 	if u.current().Stage == journal.Live { // the failure followed the last write
 		failures = append(failures, n.note(u, w.row, journal.Storing))
 	}
@@ -170,7 +170,7 @@ func (w *operation) checkMemory(ctx context.Context) error {
 	}
 	build, err := runtime.Build(ctx)
 	if err != nil {
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
 	return orFiles(build.Restores(img.Build))
 }
@@ -179,7 +179,7 @@ func (w *operation) checkMemory(ctx context.Context) error {
 // who asks.
 func damaged(err error) error {
 	if errs.Kind(err) == nil || errors.Is(err, errs.ErrUnavailable) {
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
 	if errors.Is(err, errs.ErrConflict) {
 		return orFiles(err)
@@ -191,7 +191,7 @@ func damaged(err error) error {
 func (w *operation) verify(ctx context.Context) error {
 	if err := oci.VerifyImage(ctx, w.n.memoryDir(w.id())); err != nil {
 		if ctx.Err() != nil {
-			return unavailable(err)
+			return errs.Retryable(err)
 		}
 		return damaged(err)
 	}
@@ -234,7 +234,7 @@ func (w *operation) awaitRestored(ctx context.Context) error {
 		err = agent.Init(ctx, envd.InitRequest{Timestamp: &now})
 	}
 	if err != nil {
-		return unavailable(fmt.Errorf("tell its agent that it was restored: %w", err))
+		return errs.Retryable(fmt.Errorf("tell its agent that it was restored: %w", err))
 	}
 	return nil
 }
@@ -251,7 +251,7 @@ func (w *operation) tellMoved(context.Context) error {
 		return err
 	}
 	cfg.SystemFiles = w.systemFiles()
-	return unavailable(envd.WriteConfig(w.agentConfigFile(), cfg))
+	return errs.Retryable(envd.WriteConfig(w.agentConfigFile(), cfg))
 }
 
 // freshAgent has a container that is started anew begin with the agent of this server, as it was
@@ -264,9 +264,9 @@ func (w *operation) freshAgent(context.Context) error {
 		return nil
 	}
 	if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
-	return unavailable(os.Link(w.n.agentFile, link))
+	return errs.Retryable(os.Link(w.n.agentFile, link))
 }
 
 func (w *operation) agentConfigFile() string {
@@ -294,14 +294,14 @@ func (w *operation) load(ctx context.Context) (err error) {
 	}
 	w.row.Build = w.row.Memory.Build.SHA256
 	if w.console, err = oci.NewConsole(); err != nil {
-		return unavailable(err)
+		return errs.Retryable(err)
 	}
 	pid, err := runtime.Restore(ctx, w.id(), w.n.dir(w.id()), w.n.memoryDir(w.id()), w.console, oci.RestoreOptions{Background: true, Later: w.n.tasks.start})
 	if err != nil {
 		return damaged(err)
 	}
 	if w.row.Process, err = lifecycle.ProcessOf(pid); err != nil {
-		return unavailable(fmt.Errorf("it ended at once: %w: %s", err, w.console.Text()))
+		return errs.Retryable(fmt.Errorf("it ended at once: %w: %s", err, w.console.Text()))
 	}
 	w.row.StartedAt = time.Now()
 	return nil

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/journal"
@@ -54,7 +55,7 @@ func (n *Node) lookAfter(ctx context.Context, u *sandboxHandle, r *journal.Row) 
 			break
 		}
 		n.log.ErrorContext(ctx, "sandbox cannot be watched, trying again", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
-		if !sleep(ctx, watchRetry) {
+		if !lifecycle.Sleep(ctx, watchRetry) {
 			return
 		}
 	}

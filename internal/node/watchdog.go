@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
@@ -400,7 +402,7 @@ func (n *Node) awaitUnblocked(ctx context.Context, id sandbox.ID) error {
 	case <-hunt:
 		return nil
 	case <-ctx.Done():
-		return unavailable(context.Cause(ctx))
+		return errs.Retryable(context.Cause(ctx))
 	}
 }
 
@@ -418,7 +420,7 @@ func (n *Node) removeLater(u *sandboxHandle) {
 	}
 	n.tasks.start(func(ctx context.Context) {
 		defer u.retries(false)
-		for pause := firstRemovePause; sleep(ctx, pause); pause = min(2*pause, longRemovePause) {
+		for pause := firstRemovePause; lifecycle.Sleep(ctx, pause); pause = min(2*pause, longRemovePause) {
 			n.undoLeft(ctx, u)
 			if r := u.current(); u.isRemoved() || r == nil || r.Stage.Begun() {
 				n.dirty.mark(u.ref)

@@ -8,6 +8,7 @@ package errs
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 )
 
@@ -93,4 +94,12 @@ func Text(err error) string {
 		return strings.TrimSuffix(err.Error(), ": "+kind.Error())
 	}
 	return err.Error()
+}
+
+// Retryable gives an error without a kind the kind ErrUnavailable, since a retry may succeed. A nil err is nil.
+func Retryable(err error) error {
+	if err == nil || Kind(err) != nil {
+		return err
+	}
+	return fmt.Errorf("%w: %w", err, ErrUnavailable)
 }

@@ -19,3 +19,15 @@ func Every(ctx context.Context, interval time.Duration, f func()) error {
 		}
 	}
 }
+
+// Sleep waits, and reports whether ctx lasted.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,76 @@
+package durable
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// CopyProgram writes an executable file in full or not at all. Its directory entry is not synced; see SyncDirs.
+func CopyProgram(from io.Reader, to string) error {
+	tmp, err := os.CreateTemp(filepath.Dir(to), ".new-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(tmp.Name()) }()
+	_, err = io.Copy(tmp, from)
+	if err = errors.Join(err, tmp.Chmod(0o755), tmp.Sync(), tmp.Close()); err != nil {
+		return err
+	}
+	return os.Rename(tmp.Name(), to)
+}
+
+// SyncFilesystem makes durable all data written to the filesystem of a directory.
+func SyncFilesystem(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("sync filesystem: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	if err := unix.Syncfs(int(f.Fd())); err != nil {
+		return fmt.Errorf("sync filesystem of %s: %w", dir, err)
+	}
+	return nil
+}
+
+// SyncDirs makes the entries of directories durable.
+func SyncDirs(dirs ...string) error {
+	for _, dir := range dirs {
+		f, err := os.Open(dir)
+		if err != nil {
+			return fmt.Errorf("sync: %w", err)
+		}
+		if err := errors.Join(f.Sync(), f.Close()); err != nil {
+			return fmt.Errorf("sync: %w", err)
+		}
+	}
+	return nil
+}
+
+// Usage is how many bytes the files of a tree take on disk; a file with several names counts once.
+func Usage(dir string) (sum int64, err error) {
+	seen := map[uint64]bool{}
+	err = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		var st unix.Stat_t
+		if err := unix.Lstat(path, &st); err != nil {
+			return err
+		}
+		if !seen[st.Ino] {
+			seen[st.Ino] = true
+			sum += st.Blocks * 512
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("measure files: %w", err)
+	}
+	return sum, nil
+}
