@@ -21,29 +21,16 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/egress"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+	"github.com/barchan-dev/barchan/internal/testkit/ownnet"
 )
 
-// inOwnNet runs a test again in a process whose network and mounts are its own, and reports
-// whether this is that process. So public addresses can lead to the test's own internet.
+// inOwnNet is ownnet.Inside with what these tests need.
 func inOwnNet(t *testing.T) bool {
 	t.Helper()
 	needRoot(t)
 	need(t, "containerd")
-	const mark = "BARCHAN_TEST_OWN_NET"
-	if os.Getenv(mark) == t.Name() {
-		return true
-	}
 	agentProgram(t)
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v=true", "-test.timeout=10m")
-	cmd.WaitDelay = eventually.Patience // for what it may have left with our end of its output
-	cmd.Env = append(os.Environ(), mark+"="+t.Name())
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("in a network of its own: %v\n%s", err, out)
-	} else if !strings.Contains(string(out), "PASS: "+t.Name()) {
-		t.Errorf("in a network of its own it did not run:\n%s", out)
-	}
-	return false
+	return ownnet.Inside(t)
 }
 
 // startInternet makes a namespace that has all public addresses, a server that says hello on

@@ -12,6 +12,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/node/netdev/firewall"
 )
 
 // Attach gives an endpoint its namespace with an interface, addresses and default routes: a
@@ -92,7 +94,7 @@ func (n *Network) Adopt(ctx context.Context, ep Endpoint) error {
 func (n *Network) Detach(_ context.Context, ep Endpoint) error {
 	failures := []error{
 		n.detachLink(n.HostLink(ep.ID)),
-		n.rules.forgetEndpoint(ep.ID, n.HostLink(ep.ID), ep.Address, ep.Address6),
+		n.rules.Forget(n.port(ep)),
 		n.removeNeighbour(ep.Address, ep.Address),
 		n.removeNeighbour(ep.Address6, ep.Address),
 		n.Cut(ep.Address),
@@ -189,6 +191,15 @@ func (n *Network) bridgeLink() netlink.Link {
 	return n.bridge
 }
 
+// port is an endpoint's port of the bridge; without an address it has no MAC.
+func (n *Network) port(ep Endpoint) firewall.Port {
+	p := firewall.Port{Endpoint: ep, Link: n.HostLink(ep.ID)}
+	if ep.Address.IsValid() {
+		p.MAC = MACOf(ep.Address)
+	}
+	return p
+}
+
 // finishHostSide tells bridge and rules who is behind it. A port that
 // is up but not yet in the rules can send nothing.
 func (n *Network) finishHostSide(link netlink.Link, ep Endpoint) error {
@@ -209,7 +220,7 @@ func (n *Network) finishHostSide(link netlink.Link, ep Endpoint) error {
 			return fmt.Errorf("set neighbour %s: %w", a, err)
 		}
 	}
-	if err := n.rules.admit(name, ep.Address, ep.Address6); err != nil {
+	if err := n.rules.Admit(n.port(ep)); err != nil {
 		return err
 	}
 	if err := n.host.LinkSetUp(link); err != nil {

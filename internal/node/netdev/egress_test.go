@@ -10,11 +10,9 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -28,31 +26,8 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/node/egress"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
-	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+	"github.com/barchan-dev/barchan/internal/testkit/ownnet"
 )
-
-// inOwnNet runs a test again in a process whose network and mounts are its own, and reports
-// whether this is that process. So public addresses can lead to the test's own internet.
-func inOwnNet(t *testing.T) bool {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("SKIPPED: needs root for network namespaces")
-	}
-	const mark = "BARCHAN_TEST_OWN_NET"
-	if os.Getenv(mark) == t.Name() {
-		return true
-	}
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v=true", "-test.timeout=10m")
-	cmd.WaitDelay = eventually.Patience // for what it may have left with our end of its output
-	cmd.Env = append(os.Environ(), mark+"="+t.Name())
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("in a network of its own: %v\n%s", err, out)
-	} else if !strings.Contains(string(out), "PASS: "+t.Name()) {
-		t.Errorf("in a network of its own it did not run:\n%s", out)
-	}
-	return false
-}
 
 func must(t *testing.T, err error) {
 	t.Helper()
@@ -243,7 +218,7 @@ func (e *echo) say(limit time.Duration) error {
 }
 
 func TestEgressChangesWhileConnectionsAreOpen(t *testing.T) {
-	if !inOwnNet(t) {
+	if !ownnet.Inside(t) {
 		return
 	}
 	w, n := newInternet(t), egressNetwork(t)
@@ -300,7 +275,7 @@ func TestEgressChangesWhileConnectionsAreOpen(t *testing.T) {
 // A networkPolicy's rules and the policy of the sandbox's own must both allow; rules may change
 // under open connections, and are found again by another process of ours.
 func TestEgressIsKeptWithinRules(t *testing.T) {
-	if !inOwnNet(t) {
+	if !ownnet.Inside(t) {
 		return
 	}
 	w, n := newInternet(t), egressNetwork(t)
@@ -359,7 +334,7 @@ func TestEgressIsKeptWithinRules(t *testing.T) {
 
 // As many entries as the API server lets in, of one kind each, go into the kernel.
 func TestEgressTakesManyRules(t *testing.T) {
-	if !inOwnNet(t) {
+	if !ownnet.Inside(t) {
 		return
 	}
 	w, n := newInternet(t), egressNetwork(t)
@@ -404,9 +379,9 @@ func TestEgressTakesManyRules(t *testing.T) {
 	leftovers(t, n)
 }
 
-// Somebody else takes away what a policy needs: the next start notices, and makes it anew.
-func TestEgressIsMadeAnewAfterOthersFlushedIt(t *testing.T) {
-	if !inOwnNet(t) {
+// Another program deletes a policy's objects: the next start restores them.
+func TestEgressIsRestoredAfterOthersFlushedIt(t *testing.T) {
+	if !ownnet.Inside(t) {
 		return
 	}
 	w, n := newInternet(t), egressNetwork(t)
@@ -414,17 +389,17 @@ func TestEgressIsMadeAnewAfterOthersFlushedIt(t *testing.T) {
 	a := attach(t, n, 1)
 	p := compile(t, closedBut("example.com", "8.8.8.8"))
 	must(t, n.SetEgress(t.Context(), a, p))
-	e := n.rules.egress
+	policies, askers := egressSet(n, "policies"), egressSet(n, "askers")
 	for _, what := range []string{"the set", "the map", "the set", "the map", "the table"} {
 		conn, err := nftables.New()
 		must(t, err)
 		switch what {
 		case "the map":
-			conn.FlushSet(e.policies[0])
+			conn.FlushSet(policies)
 		case "the set":
-			conn.FlushSet(e.askers[0])
+			conn.FlushSet(askers)
 		default:
-			conn.DelTable(e.table)
+			conn.DelTable(askers.Table)
 		}
 		must(t, conn.Flush())
 		again, err := New(n.cfg)
@@ -437,9 +412,8 @@ func TestEgressIsMadeAnewAfterOthersFlushedIt(t *testing.T) {
 		if err := again.try(t, a, "8.8.8.8:80", soon); err != nil {
 			t.Errorf("shut after %s was flushed: %v", what, err)
 		}
-		elements, err := elementsOf(conn, e.askers[0])
-		if err != nil || len(elements) != 1 {
-			t.Errorf("askers after %s was flushed: %v, %v", what, elements, err)
+		if elements := elementsOf(t, askers); len(elements) != 1 {
+			t.Errorf("askers after %s was flushed: %v", what, elements)
 		}
 		again.Close()
 	}
@@ -452,28 +426,29 @@ func leftovers(t *testing.T, n *Network) {
 	t.Helper()
 	conn, err := nftables.New()
 	must(t, err)
-	sets, err := setsOf(conn, n.rules.egress.table)
+	table := egressSet(n, "").Table
+	sets, err := conn.GetSets(table)
 	must(t, err)
 	for _, s := range sets {
-		if _, ours := ownerOf(s.Name); ours {
+		if strings.Contains(s.Name, ".") { // begins with an ID
 			t.Errorf("set %s is left", s.Name)
 			continue
 		}
-		if left, err := elementsOf(conn, s); err != nil || len(left) > 0 {
-			t.Errorf("elements of %s are left: %v, %v", s.Name, left, err)
+		if left := elementsOf(t, s); len(left) > 0 {
+			t.Errorf("elements of %s are left: %v", s.Name, left)
 		}
 	}
 	chains, err := conn.ListChainsOfTableFamily(nftables.TableFamilyINet)
 	must(t, err)
 	for _, c := range chains {
-		if _, ours := ownerOf(c.Name); ours && c.Table.Name == n.rules.egress.table.Name {
+		if strings.Contains(c.Name, ".") && c.Table.Name == table.Name {
 			t.Errorf("chain %s is left", c.Name)
 		}
 	}
 }
 
 func TestPinsOpenAndSurvive(t *testing.T) {
-	if !inOwnNet(t) {
+	if !ownnet.Inside(t) {
 		return
 	}
 	w, n := newInternet(t), egressNetwork(t)
@@ -561,15 +536,13 @@ func forgetPin(t *testing.T, n *Network, id string, a netip.Addr) {
 	t.Helper()
 	conn, err := nftables.New()
 	must(t, err)
-	must(t, conn.SetDeleteElements(n.rules.egress.pinSets(id)[familyOf(a)], []nftables.SetElement{{Key: a.AsSlice()}}))
+	must(t, conn.SetDeleteElements(pinSet(n, id, a), []nftables.SetElement{{Key: a.AsSlice()}}))
 	must(t, conn.Flush())
-	n.rules.egress.mu.Lock()
-	defer n.rules.egress.mu.Unlock()
-	delete(n.rules.egress.placed[id].pins, a)
+	must(t, n.rules.Install()) // reads the pins again
 }
 
 func TestPinsAreBounded(t *testing.T) {
-	if !inOwnNet(t) {
+	if !ownnet.Inside(t) {
 		return
 	}
 	n := egressNetwork(t)
@@ -588,13 +561,13 @@ func TestPinsAreBounded(t *testing.T) {
 	pins := n.Pins(a.ID)
 	conn, err := nftables.New()
 	must(t, err)
-	inKernel, err := elementsOf(conn, n.rules.egress.pinSets(a.ID)[0])
-	must(t, err)
+	const maxPins = 1024
+	inKernel := elementsOf(t, pinSet(n, a.ID, next))
 	if len(pins) != maxPins || len(inKernel) != maxPins || pins[len(pins)-1].Address != next {
 		t.Errorf("%d pins, %d in the kernel, the last %v; want %d of each, and the newest", len(pins), len(inKernel), pins[len(pins)-1], maxPins)
 	}
-	// Somebody else flushes the set: the next pin finds out and goes on.
-	conn.FlushSet(n.rules.egress.pinSets(a.ID)[0])
+	// Another program flushes the set: the next pin recovers.
+	conn.FlushSet(pinSet(n, a.ID, next))
 	must(t, conn.Flush())
 	_, err = n.Pin(t.Context(), a.Address, "new.example.com", []netip.Addr{next}, time.Hour)
 	must(t, err)
@@ -602,7 +575,7 @@ func TestPinsAreBounded(t *testing.T) {
 
 // Random policies and packets: the kernel does what Decide says.
 func TestKernelAgreesWithDecide(t *testing.T) {
-	if !inOwnNet(t) {
+	if !ownnet.Inside(t) {
 		return
 	}
 	w, n := newInternet(t), egressNetwork(t)
@@ -876,12 +849,12 @@ func (s *sender) renew() {
 func (s *sender) send(k egress.Packet) {
 	s.t.Helper()
 	var to unix.Sockaddr = &unix.SockaddrInet6{Port: int(k.Port), Addr: k.Address.As16()}
-	domain := unix.AF_INET6
+	domain, udp := unix.AF_INET6, s.udp[1]
 	if k.Address.Is4() {
-		to, domain = &unix.SockaddrInet4{Port: int(k.Port), Addr: k.Address.As4()}, unix.AF_INET
+		to, domain, udp = &unix.SockaddrInet4{Port: int(k.Port), Addr: k.Address.As4()}, unix.AF_INET, s.udp[0]
 	}
 	if k.Protocol == "udp" {
-		_ = unix.Sendto(s.udp[familyOf(k.Address)], []byte("probe"), 0, to) // an error may be that of the one before
+		_ = unix.Sendto(udp, []byte("probe"), 0, to) // an error may be that of the one before
 		return
 	}
 	must(s.t, inside(s.t, s.path, func() error {
@@ -969,64 +942,4 @@ func parse(b []byte) (k egress.Packet) {
 	k.Protocol = map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[number]
 	k.Port = binary.BigEndian.Uint16(rest[2:])
 	return k
-}
-
-func TestIntervals(t *testing.T) {
-	for _, tt := range []struct {
-		give []string
-		want string
-	}{
-		{nil, ""},
-		{[]string{"10.0.0.0/8", "10.1.0.0/16", "10.0.0.1/32"}, "10.0.0.0-11.0.0.0"},
-		{[]string{"10.1.0.0/16", "10.0.0.0/16", "10.3.0.0/16"}, "10.0.0.0-10.2.0.0 10.3.0.0-10.4.0.0"},
-		{[]string{"0.0.0.0/0", "1.2.3.4/32"}, "0.0.0.0-"},
-		{[]string{"128.0.0.0/1", "224.0.0.0/3"}, "128.0.0.0-"},
-		{[]string{"255.255.255.255/32"}, "255.255.255.255-"},
-		{[]string{"::/0"}, "::-"},
-		{[]string{"fd00::/8", "fd12::/16"}, "fd00::-fe00::"},
-	} {
-		var prefixes []netip.Prefix
-		for _, s := range tt.give {
-			prefixes = append(prefixes, netip.MustParsePrefix(s))
-		}
-		var got strings.Builder
-		for _, e := range intervals(prefixes) {
-			a, _ := netip.AddrFromSlice(e.Key)
-			if e.IntervalEnd {
-				fmt.Fprintf(&got, "%s", a)
-				continue
-			}
-			if got.Len() > 0 {
-				got.WriteByte(' ')
-			}
-			fmt.Fprintf(&got, "%s-", a)
-		}
-		if got.String() != tt.want {
-			t.Errorf("intervals(%v) = %s, want %s", tt.give, got.String(), tt.want)
-		}
-	}
-}
-
-// What is left of a prefix has every address of it that no hole has, and no other.
-func TestWithout(t *testing.T) {
-	r := rand.New(rand.NewPCG(1, 2))
-	for _, base := range []string{"10.0.0.0", "255.255.252.0"} {
-		near := func() netip.Addr { return somewhereIn(r, netip.PrefixFrom(netip.MustParseAddr(base), 22)) }
-		for range 300 {
-			whole := netip.PrefixFrom(near(), 20+r.IntN(13)).Masked()
-			var holes []netip.Prefix
-			for range r.IntN(5) {
-				holes = append(holes, netip.PrefixFrom(near(), 20+r.IntN(13)).Masked())
-			}
-			left := without(whole, holes)
-			for range 100 {
-				a := near()
-				want := whole.Contains(a) && !slices.ContainsFunc(holes, func(h netip.Prefix) bool { return h.Contains(a) })
-				got := slices.ContainsFunc(left, func(s span) bool { return !a.Less(s.from) && (!s.to.IsValid() || a.Less(s.to)) })
-				if got != want {
-					t.Fatalf("%s without %v = %v: has %s should be %t", whole, holes, left, a, want)
-				}
-			}
-		}
-	}
 }

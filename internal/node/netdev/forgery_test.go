@@ -111,7 +111,12 @@ func datagram(from, to netip.Addr, text string) []byte {
 	return packet(from, to, unix.IPPROTO_UDP, append(udp, text...), 6)
 }
 
-func etherTypeOf(a netip.Addr) uint16 { return families[familyOf(a)].etherType }
+func etherTypeOf(a netip.Addr) uint16 {
+	if a.Is4() {
+		return unix.ETH_P_IP
+	}
+	return unix.ETH_P_IPV6
+}
 
 // arpRequest asks for an address in the name of another, which who is asked then believes.
 func arpRequest(claimed net.HardwareAddr, sender, target netip.Addr) []byte {
@@ -122,7 +127,7 @@ func arpRequest(claimed net.HardwareAddr, sender, target netip.Addr) []byte {
 
 // advertisement says that an address is behind a hardware address, whatever was known before.
 func advertisement(from, to, target netip.Addr, mac net.HardwareAddr) []byte {
-	icmp := append([]byte{neighbourAdvertisement, 0, 0, 0, 0x60, 0, 0, 0}, target.AsSlice()...)
+	icmp := append([]byte{136, 0, 0, 0, 0x60, 0, 0, 0}, target.AsSlice()...)
 	icmp = append(append(icmp, 2, 1), mac...)
 	return packet(from, to, unix.IPPROTO_ICMPV6, icmp, 2)
 }

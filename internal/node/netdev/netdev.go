@@ -27,6 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/node/netdev/firewall"
 )
 
 // DefaultNetnsDir is where named network namespaces are kept, as ip(8) expects them.
@@ -67,13 +68,7 @@ type Config struct {
 }
 
 // Endpoint is one sandbox's place in the network.
-type Endpoint struct {
-	// ID is unique in the instance; it becomes part of file names.
-	ID      string
-	Address netip.Addr
-	// Address6 is the zero value where there is no IPv6.
-	Address6 netip.Addr
-}
+type Endpoint = firewall.Endpoint
 
 // Attachment is what an attached sandbox got.
 type Attachment struct {
@@ -86,10 +81,13 @@ type Attachment struct {
 
 // Network is one instance's network. It is safe for concurrent use.
 type Network struct {
+	// Policies are the sandboxes' egress policies.
+	firewall.Policies
+
 	cfg   Config
 	log   *slog.Logger
 	host  *netlink.Handle
-	rules *ruleset
+	rules *firewall.Rules
 
 	spares *netnsPool
 
@@ -115,8 +113,12 @@ func New(cfg Config) (*Network, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netlink: %w", err)
 	}
+	rules := firewall.New(firewall.Config{
+		Table: cfg.Table, Bridge: cfg.Bridge, PortPrefix: linkPrefix(cfg.NetnsPrefix), Subnet: cfg.Subnet, Subnet6: cfg.Subnet6,
+		Gateway: cfg.Gateway, Gateway6: gateway6(cfg), Resolvers: cfg.Resolvers, Reachable: cfg.Reachable,
+	})
 	return &Network{
-		cfg: cfg, host: host, rules: newRuleset(cfg), spares: newSpares(cfg.Spares),
+		Policies: rules.Policies(), cfg: cfg, host: host, rules: rules, spares: newSpares(cfg.Spares),
 		log: cfg.Log.With("component", "netdev"),
 	}, nil
 }
@@ -147,7 +149,7 @@ func check(cfg Config) error {
 // ended.
 func (n *Network) Close() {
 	n.spares.drop()
-	n.rules.close()
+	n.rules.Close()
 	n.host.Close()
 }
 
@@ -186,7 +188,7 @@ func (n *Network) Open(ctx context.Context) error {
 	if err := n.allowForwarding(ctx); err != nil {
 		return err
 	}
-	if err := n.rules.install(); err != nil {
+	if err := n.rules.Install(); err != nil {
 		return fmt.Errorf("install rules of %s: %w", n.cfg.Table, err)
 	}
 	return nil
@@ -207,7 +209,7 @@ func (n *Network) Destroy(ctx context.Context) error {
 	n.bridge = nil
 	n.mu.Unlock()
 	n.spares.drop()
-	failures = append(failures, n.sweep(), n.rules.remove())
+	failures = append(failures, n.sweep(), n.rules.Remove())
 	if link, err := n.host.LinkByName(n.cfg.Bridge); err == nil {
 		if err := n.host.LinkDel(link); err != nil && !missing(err) {
 			failures = append(failures, fmt.Errorf("remove bridge %s: %w", n.cfg.Bridge, err))

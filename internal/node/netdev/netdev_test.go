@@ -187,11 +187,13 @@ func TestSpoofedAddressIsDropped(t *testing.T) {
 	if err := dial(t, thief.Address.String()+":8080", soon); err != nil {
 		t.Fatal(err)
 	}
-	// The port is known under the thief's own name; let only the rule speak about the other.
-	if err := n.rules.forget(at.HostLink, thief.Address); err != nil {
+	// The forwarding entry has the thief's own MAC; only the rules admit the victim's address.
+	port := n.port(thief)
+	if err := n.rules.Forget(port); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.rules.admit(at.HostLink, victim.Address); err != nil {
+	port.Address, port.MAC = victim.Address, MACOf(victim.Address)
+	if err := n.rules.Admit(port); err != nil {
 		t.Fatal(err)
 	}
 	if err := dial(t, thief.Address.String()+":8080", never); err == nil {

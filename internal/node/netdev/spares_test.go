@@ -107,21 +107,9 @@ func TestSparesAreShut(t *testing.T) {
 	if !prot.Isolated {
 		t.Error("its port is not isolated")
 	}
-	if keys, err := portKeysOf(n, link.Attrs().Name); err != nil || len(keys) != 0 {
-		t.Errorf("it is in the rules: %v, %v", keys, err)
+	if keys := portKeysOf(t, n, link.Attrs().Name); len(keys) != 0 {
+		t.Errorf("it is in the rules: %v", keys)
 	}
-}
-
-func portKeysOf(n *Network, link string) (all [][]byte, err error) {
-	n.rules.mu.Lock()
-	defer n.rules.mu.Unlock()
-	keys, err := n.rules.keysOf(link)
-	for _, family := range keys {
-		for _, k := range family {
-			all = append(all, k.Key)
-		}
-	}
-	return all, err
 }
 
 // Somebody removed a spare's link, or put another into the way of its new name.
@@ -360,8 +348,8 @@ func nothingLeft(t *testing.T, n *Network) {
 	if all, err := n.Neighbours(t.Context()); err != nil || len(all) != 0 {
 		t.Errorf("neighbours %v, %v", all, err)
 	}
-	if keys, err := portKeysOf(n, ""); err != nil || len(keys) != 0 {
-		t.Errorf("%d elements of rules, %v", len(keys), err)
+	if keys := portKeysOf(t, n, ""); len(keys) != 0 {
+		t.Errorf("%d elements of rules", len(keys))
 	}
 	eventually.True(t, "the kernel to tidy up", func() bool { return len(leftOver(t, n)) == 0 })
 }

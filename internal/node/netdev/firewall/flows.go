@@ -1,4 +1,4 @@
-package netdev
+package firewall
 
 import (
 	"errors"
@@ -12,8 +12,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/egress"
 )
 
-// forbidden finds the connections of a sandbox that its policy does not let go on. Once the
-// kernel has forgotten one, its next packet is judged as the first of a new one.
+// conntrackTries bounds the retries of a list that changes while the kernel writes it.
+const conntrackTries = 50
+
+// forbidden matches the connections of a sandbox that its policy ends. After its conntrack entry
+// is deleted, a connection's next packet is filtered like the first of a new one.
 type forbidden struct {
 	of       *placed
 	before   egress.Policy
@@ -26,7 +29,7 @@ func (f forbidden) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	if !slices.Contains(f.of.sources[:], from.Unmap()) {
 		return false
 	}
-	// Where it goes is where answers come from, whatever address it was sent to.
+	// The real destination is the source of replies: NAT may have replaced the original one.
 	to, ok := netip.AddrFromSlice(flow.Reverse.SrcIP)
 	if to = to.Unmap(); !ok || slices.Contains(f.gateways, to) {
 		return false
@@ -36,11 +39,11 @@ func (f forbidden) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 }
 
 // cutForbidden ends connections that were open under another policy, before, which may be the
-// zero Policy. A kernel that cannot list connections is an error: they would go on.
+// zero Policy. A kernel that cannot list connections is an error: they would stay open.
 //
 // +checklocks:r.mu
-func (r *ruleset) cutForbidden(of *placed, before egress.Policy) error {
-	if r.flows == nil { // kept, as the connection to nftables is
+func (r *Rules) cutForbidden(of *placed, before egress.Policy) error {
+	if r.flows == nil { // reused, like the connection to nftables
 		handle, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
 		if err != nil {
 			return fmt.Errorf("open netlink: %w", err)
@@ -53,7 +56,7 @@ func (r *ruleset) cutForbidden(of *placed, before egress.Policy) error {
 			continue
 		}
 		var err error = netlink.ErrDumpInterrupted
-		for try := 0; try < listTries && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
+		for try := 0; try < conntrackTries && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
 			_, err = r.flows.ConntrackDeleteFilters(netlink.ConntrackTable, family, forbidden{of, before, r.ground().Gateways})
 		}
 		if err != nil {

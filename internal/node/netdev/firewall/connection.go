@@ -1,4 +1,4 @@
-package netdev
+package firewall
 
 import (
 	"fmt"
@@ -21,11 +21,11 @@ func roomy(conn *netlink.Conn) error {
 
 // connect gives a connection on which nothing has been said yet. It is the last one again where
 // that one's transaction went well: the kernel has whoever closes a connection wait until what was
-// deleted is freed, some 10 ms each time. What is begun on it ends with [ruleset.commit], or the
+// deleted is freed, some 10 ms each time. What is begun on it ends with [Rules.commit], or the
 // next call starts a new one.
 //
 // +checklocks:r.mu
-func (r *ruleset) connect() (*nftables.Conn, error) {
+func (r *Rules) connect() (*nftables.Conn, error) {
 	if r.conn != nil && r.settled {
 		r.settled = false
 		return r.conn, nil
@@ -42,14 +42,14 @@ func (r *ruleset) connect() (*nftables.Conn, error) {
 // commit does in one transaction all that was begun on a connection.
 //
 // +checklocks:r.mu
-func (r *ruleset) commit(conn *nftables.Conn) error {
+func (r *Rules) commit(conn *nftables.Conn) error {
 	err := conn.Flush()
 	r.settled = err == nil && conn == r.conn
 	return err
 }
 
 // +checklocks:r.mu
-func (r *ruleset) disconnect() {
+func (r *Rules) disconnect() {
 	if r.conn != nil {
 		_ = r.conn.CloseLasting()
 	}
@@ -57,7 +57,7 @@ func (r *ruleset) disconnect() {
 }
 
 // close gives back the connection; the rules stay.
-func (r *ruleset) close() {
+func (r *Rules) Close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.disconnect()

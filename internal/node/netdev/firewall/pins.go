@@ -1,4 +1,4 @@
-package netdev
+package firewall
 
 import (
 	"context"
@@ -29,8 +29,8 @@ const (
 )
 
 // Pins are the addresses that an ID reaches because names are allowed, in order.
-func (n *Network) Pins(id string) (pins []egress.Pin) {
-	e := n.rules.egress
+func (ps Policies) Pins(id string) (pins []egress.Pin) {
+	e := ps.rules.egress
 	e.mu.RLock()
 	defer e.mu.RUnlock()
 	p := e.placed[id]
@@ -50,21 +50,21 @@ func (n *Network) Pins(id string) (pins []egress.Pin) {
 // and returns those that it may reach. What the ground closes is left out. Where the policy
 // has no use for pins, they are all returned and nothing is done. A name that the policy
 // does not allow, or no longer, is an errs.ErrForbidden.
-func (n *Network) Pin(ctx context.Context, source netip.Addr, name string, addrs []netip.Addr, keep time.Duration) ([]netip.Addr, error) {
+func (ps Policies) Pin(ctx context.Context, source netip.Addr, name string, addrs []netip.Addr, keep time.Duration) ([]netip.Addr, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("pin %s: %w", name, err)
 	}
-	if !n.EgressOf(source).Asks() {
+	if !ps.EgressOf(source).Asks() {
 		return addrs, nil
 	}
-	pinned, err := n.rules.pin(source, name, addrs, keep)
+	pinned, err := ps.rules.pin(source, name, addrs, keep)
 	if err != nil {
 		return nil, fmt.Errorf("pin %s: %w", name, err)
 	}
 	return pinned, nil
 }
 
-func (r *ruleset) pin(source netip.Addr, name string, addrs []netip.Addr, keep time.Duration) (pinned []netip.Addr, err error) {
+func (r *Rules) pin(source netip.Addr, name string, addrs []netip.Addr, keep time.Duration) (pinned []netip.Addr, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	ground := r.ground()
@@ -81,7 +81,7 @@ func (r *ruleset) pin(source netip.Addr, name string, addrs []netip.Addr, keep t
 }
 
 // +checklocks:r.mu
-func (r *ruleset) pinLocked(source netip.Addr, name string, addrs []netip.Addr, keep time.Duration) error {
+func (r *Rules) pinLocked(source netip.Addr, name string, addrs []netip.Addr, keep time.Duration) error {
 	p := r.egress.bySender(source)
 	if p == nil {
 		return nil // it has no policy any more
@@ -112,7 +112,7 @@ func (r *ruleset) pinLocked(source netip.Addr, name string, addrs []netip.Addr, 
 // writePins sets pins in the kernel, making room for them.
 //
 // +checklocks:r.mu
-func (r *ruleset) writePins(p *placed, changed map[netip.Addr]egress.Pin, now time.Time) error {
+func (r *Rules) writePins(p *placed, changed map[netip.Addr]egress.Pin, now time.Time) error {
 	conn, err := r.connect()
 	if err != nil {
 		return err

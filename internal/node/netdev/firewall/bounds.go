@@ -1,4 +1,4 @@
-package netdev
+package firewall
 
 import (
 	"fmt"
@@ -20,7 +20,7 @@ const (
 )
 
 // addBounds adds the chain of a policy's bounds, and the jump to it.
-func (r *ruleset) addBounds(conn *nftables.Conn, chain *nftables.Chain, next *placed) error {
+func (r *Rules) addBounds(conn *nftables.Conn, chain *nftables.Chain, next *placed) error {
 	b := next.policy.Bounds
 	if !b.On {
 		return nil
@@ -56,7 +56,7 @@ func (r *ruleset) addBounds(conn *nftables.Conn, chain *nftables.Chain, next *pl
 }
 
 // addGrantSets adds the sets of a grant, for the families of which it has any address.
-func (r *ruleset) addGrantSets(conn *nftables.Conn, next *placed, i int) (sets [2]*nftables.Set, err error) {
+func (r *Rules) addGrantSets(conn *nftables.Conn, next *placed, i int) (sets [2]*nftables.Set, err error) {
 	var own [2][]span
 	for _, r := range next.policy.Bounds.Grants[i].Ranges {
 		family := familyOf(r.Prefix.Addr())

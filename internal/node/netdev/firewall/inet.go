@@ -1,0 +1,189 @@
+package firewall
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/node/egress"
+)
+
+// beforeOthers is where our filters hook: before the machine's own, whose accept is final
+// only for themselves while our drop is final for all.
+const beforeOthers = -10
+
+// addInet adds the chains that decide where sandboxes may send to.
+func (r *Rules) addInet(conn *nftables.Conn) error {
+	sets, err := r.addAddressSets(conn)
+	if err != nil {
+		return err
+	}
+	r.addInput(conn, sets)
+	r.addForward(conn, sets)
+	r.addTranslation(conn)
+	return nil
+}
+
+// addressSets are the sets of destinations, each by family.
+type addressSets map[string][2]*nftables.Set
+
+func (r *Rules) addAddressSets(conn *nftables.Conn) (addressSets, error) {
+	ground := r.ground()
+	var resolvers []netip.Prefix
+	for _, a := range slices.Concat(ground.Gateways, ground.Resolvers) {
+		resolvers = append(resolvers, netip.PrefixFrom(a, a.BitLen()))
+	}
+	sets := addressSets{}
+	for name, prefixes := range map[string][]netip.Prefix{
+		setNotPublic: egress.NotPublic(), setReachable: ground.Reachable, setResolvers: resolvers,
+	} {
+		var err error
+		if sets[name], err = addPrefixSets(conn, r.inet, name, prefixes); err != nil {
+			return nil, err
+		}
+	}
+	return sets, nil
+}
+
+// addPrefixSets adds a set for each family.
+func addPrefixSets(conn *nftables.Conn, table *nftables.Table, name string, prefixes []netip.Prefix) (sets [2]*nftables.Set, err error) {
+	for i, f := range families {
+		sets[i] = &nftables.Set{Table: table, Name: name + f.suffix, Interval: true, KeyType: f.key}
+		var own []netip.Prefix
+		for _, p := range prefixes {
+			if familyOf(p.Addr()) == i {
+				own = append(own, p)
+			}
+		}
+		if err := addSet(conn, sets[i], intervals(own)); err != nil {
+			return sets, err
+		}
+	}
+	return sets, nil
+}
+
+// ground is what the rules of this instance keep all sandboxes to.
+func (r *Rules) ground() egress.Ground {
+	g := egress.Ground{
+		Sandboxes: []netip.Prefix{r.cfg.Subnet.Masked()}, Gateways: []netip.Addr{r.cfg.Gateway}, Reachable: r.cfg.Reachable,
+	}
+	if r.cfg.Gateway6.IsValid() {
+		g.Sandboxes, g.Gateways = append(g.Sandboxes, r.cfg.Subnet6.Masked()), append(g.Gateways, r.cfg.Gateway6)
+	}
+	for _, a := range r.cfg.Resolvers {
+		g.Resolvers = append(g.Resolvers, a.Unmap().WithZone(""))
+	}
+	return g
+}
+
+// addInput keeps sandboxes from the host: they may answer it, find their gateway's hardware
+// address, and ask a resolver on it.
+func (r *Rules) addInput(conn *nftables.Conn, sets addressSets) {
+	chain := r.filterChain(conn, r.inet, "input", nftables.ChainHookInput, beforeOthers)
+	r.rule(conn, chain, r.from(), established(), accept())
+	for i := range families {
+		for _, protocol := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
+			r.rule(conn, chain, r.from(), toDNS(protocol), inSet(sets[setResolvers][i], i), accept())
+		}
+	}
+	if r.cfg.Gateway6.IsValid() {
+		for _, kind := range []byte{neighbourSolicitation, neighbourAdvertisement} {
+			r.rule(conn, chain, r.from(), icmp6(kind), accept())
+		}
+	}
+	r.rule(conn, chain, r.from(), drop())
+}
+
+// addForward lets sandboxes out to public addresses, and answers back in.
+func (r *Rules) addForward(conn *nftables.Conn, sets addressSets) {
+	chain := r.filterChain(conn, r.inet, "forward", nftables.ChainHookForward, beforeOthers)
+	r.rule(conn, chain, r.from(), r.to(), drop())
+	r.rule(conn, chain, r.to(), established(), accept())
+	r.rule(conn, chain, r.to(), drop())
+	if !r.cfg.Gateway6.IsValid() {
+		r.rule(conn, chain, r.from(), notFamily(0), drop())
+	}
+	for _, protocol := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
+		for i := range families {
+			r.rule(conn, chain, r.from(), toDNS(protocol), inSet(sets[setResolvers][i], i), accept())
+		}
+		r.rule(conn, chain, r.from(), toDNS(protocol), drop())
+	}
+	for i := range families {
+		r.rule(conn, chain, r.from(), inSet(sets[setReachable][i], i), accept())
+		r.rule(conn, chain, r.from(), inSet(sets[setNotPublic][i], i), drop())
+	}
+}
+
+// addTranslation has sandboxes' packets leave in the host's name.
+func (r *Rules) addTranslation(conn *nftables.Conn) {
+	chain := conn.AddChain(&nftables.Chain{
+		Name: "translate", Table: r.inet, Type: nftables.ChainTypeNAT,
+		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource,
+	})
+	for _, p := range r.ground().Sandboxes {
+		i := familyOf(p.Addr())
+		f := families[i]
+		r.rule(conn, chain, isFamily(i), []expr.Any{
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: f.source, Len: f.size},
+			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: f.size, Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen()), Xor: make([]byte, f.size)},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: p.Addr().AsSlice()},
+			&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: linkKey(r.cfg.Bridge)},
+			&expr.Masq{},
+		})
+	}
+}
+
+// addEgress adds the chains that all sandboxes share, replacing those that are there, and
+// leaves all else as it is.
+func (r *Rules) addEgress(conn *nftables.Conn) error {
+	e := r.egress
+	conn.AddTable(e.table)
+	for i := range families {
+		for _, set := range []*nftables.Set{e.policies[i], e.askers[i]} {
+			if err := addEmptySet(conn, set); err != nil {
+				return err
+			}
+		}
+	}
+	refuse := conn.AddChain(&nftables.Chain{Name: chainRefuse, Table: e.table})
+	conn.FlushChain(refuse)
+	r.rule(conn, refuse, protocol(unix.IPPROTO_TCP), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})
+	r.rule(conn, refuse, []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED}})
+
+	forward := r.filterChain(conn, e.table, "forward", nftables.ChainHookForward, beforeOthers)
+	conn.FlushChain(forward)
+	resolve := conn.AddChain(&nftables.Chain{
+		Name: "resolve", Table: e.table, Type: nftables.ChainTypeNAT,
+		Hooknum: nftables.ChainHookPrerouting, Priority: new(*nftables.ChainPriorityNATDest + beforeOthers),
+	})
+	conn.FlushChain(resolve)
+	for i, gateway := range [2]netip.Addr{r.cfg.Gateway, r.cfg.Gateway6} {
+		if !gateway.IsValid() {
+			continue
+		}
+		r.rule(conn, forward, r.from(), source(i), []expr.Any{
+			&expr.Lookup{SourceRegister: 1, SetName: e.policies[i].Name, SetID: e.policies[i].ID, IsDestRegSet: true},
+		})
+		for _, number := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
+			r.rule(conn, resolve, r.from(), source(i), []expr.Any{
+				&expr.Lookup{SourceRegister: 1, SetName: e.askers[i].Name, SetID: e.askers[i].ID},
+			}, toDNS(number), []expr.Any{
+				&expr.Immediate{Register: 1, Data: gateway.AsSlice()},
+				&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(families[i].number), RegAddrMin: 1},
+			})
+		}
+	}
+	return nil
+}
+
+// source loads the address that a packet of a family comes from.
+func source(i int) []expr.Any {
+	return append(isFamily(i),
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: families[i].source, Len: families[i].size})
+}
