@@ -26,6 +26,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/node"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/ctrd/supervisor"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
 	"github.com/barchan-dev/barchan/internal/node/oci"
@@ -35,7 +36,7 @@ import (
 // machine is what runs sandboxes here: containerd, the OCI runtimes, the node over them.
 type machine struct {
 	finder     *toolchain.Finder
-	supervisor *ctrd.Supervisor // nil where containerd is somebody else's
+	supervisor *supervisor.Supervisor // nil where containerd is the operator's
 	containers *ctrd.Client
 	node       *node.Node
 
@@ -72,7 +73,7 @@ func newMachine(cfg *config.Config, log *slog.Logger, h hooks) (_ *machine, err 
 		if err != nil {
 			return nil, err
 		}
-		m.supervisor, err = ctrd.NewSupervisor(ctrd.SupervisorConfig{Binary: binary, Dir: filepath.Join(cfg.DataDir, "containerd"), Log: log})
+		m.supervisor, err = supervisor.New(supervisor.Config{Binary: binary, Dir: filepath.Join(cfg.DataDir, "containerd"), Log: log})
 		if err != nil {
 			return nil, err
 		}

@@ -9,13 +9,15 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/plan"
-	"golang.org/x/sync/errgroup"
 )
 
 // capture is one checkpoint in the making.
@@ -28,7 +30,7 @@ type capture struct {
 	filesOnly bool
 
 	files   *ctrd.SnapshotCopy
-	volumes []*ctrd.TreeCopy
+	volumes []*filetree.Copy
 	durable errgroup.Group // makes the files durable while the source goes on
 }
 
@@ -111,7 +113,7 @@ func (p *capture) begin(ctx context.Context) (err error) {
 		if err := os.MkdirAll(to, 0o700); err != nil {
 			return fmt.Errorf("make directory of a volume: %w", err)
 		}
-		p.volumes = append(p.volumes, ctrd.NewTreeCopy(to, p.volumeSource(v)))
+		p.volumes = append(p.volumes, filetree.NewCopy(to, p.volumeSource(v)))
 	}
 	if p.row.Stage != journal.Live {
 		return nil
@@ -311,7 +313,7 @@ func (p *capture) linkMemory(ctx context.Context) error {
 	err := oci.LinkImage(ctx, from, to)
 	if isOtherDisk(err) {
 		if err = os.Mkdir(to, 0o700); err == nil {
-			err = ctrd.NewTreeCopy(to, from).FinalCopy(ctx)
+			err = filetree.NewCopy(to, from).FinalCopy(ctx)
 		}
 	}
 	if err != nil {

@@ -36,6 +36,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/ctrd/supervisor"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
@@ -167,7 +168,7 @@ func testTar(t testing.TB) []byte {
 type machine struct {
 	t          testing.TB
 	cfg        Config
-	supervisor *ctrd.Supervisor
+	supervisor *supervisor.Supervisor
 	stopCtrd   func()
 	sweepEvery time.Duration // zero means as ever
 }
@@ -185,7 +186,7 @@ func newMachine(t testing.TB) *machine {
 	if os.Getenv("BARCHAN_TEST_LOG") != "" {
 		log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
-	supervisor, err := ctrd.NewSupervisor(ctrd.SupervisorConfig{Binary: need(t, "containerd"), Dir: filepath.Join(dir, "c"), Log: log})
+	supervisor, err := supervisor.New(supervisor.Config{Binary: need(t, "containerd"), Dir: filepath.Join(dir, "c"), Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,14 +11,15 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"github.com/barchan-dev/barchan/internal/node/plan"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
 func runOf(img ctrd.Image) *plan.ImageRun {
@@ -194,7 +195,7 @@ func (w *operation) fillVolumes(ctx context.Context) error {
 		if err := os.MkdirAll(to, 0o755); err != nil {
 			return errs.Retryable(fmt.Errorf("fill volume: %w", err))
 		}
-		if err := ctrd.NewTreeCopy(to, from).FinalCopy(ctx); err != nil {
+		if err := filetree.NewCopy(to, from).FinalCopy(ctx); err != nil {
 			return errs.Retryable(fmt.Errorf("fill volume: %w", err))
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/portable"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
@@ -141,7 +142,7 @@ func (n *Node) exportLayers(ctx context.Context, c *checkpoint, told func(done, 
 	}
 	for _, rel := range c.Plan.DataPaths() {
 		add(portable.VolumeType, rel, func(ctx context.Context, w io.Writer) error {
-			return n.cfg.Containerd.WriteTree(ctx, w, filepath.Join(n.checkpointDir(c.Ref.UID), "volumes", rel))
+			return filetree.WriteTree(ctx, w, filepath.Join(n.checkpointDir(c.Ref.UID), "volumes", rel))
 		})
 	}
 	if c.Memory == nil || err != nil {

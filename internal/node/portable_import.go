@@ -19,6 +19,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
@@ -223,7 +224,7 @@ func (p *importing) layer(ctx context.Context, image ctrd.Image, b *portable.Blo
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return fmt.Errorf("make directory of a volume: %w", err)
 		}
-		return p.n.cfg.Containerd.ReadTree(ctx, dir, in)
+		return filetree.ReadTree(ctx, dir, in)
 	default:
 		if err := os.MkdirAll(p.n.checkpointMemory(uid), 0o700); err != nil {
 			return fmt.Errorf("make directory of the memory: %w", err)

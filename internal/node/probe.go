@@ -13,13 +13,13 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"github.com/barchan-dev/barchan/internal/node/journal"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
-	corev1 "k8s.io/api/core/v1"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 )
 
 // execUser is the Authorization of probes that run a command: root's, whatever user the

@@ -10,11 +10,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/node/keyedlock"
-
-	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/keyedlock"
 )
 
 // answering answers probes over HTTP: not before it is up, and never while it is down again.

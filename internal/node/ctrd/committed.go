@@ -5,17 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/snapshots"
-	"github.com/containerd/containerd/v2/pkg/archive"
 	"github.com/containerd/errdefs"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
 )
 
 // labelCommitted marks the committed snapshots that are ours, and not layers of images.
@@ -39,37 +38,6 @@ type Committed struct {
 	// Size is the bytes that it has beyond its parent.
 	Size    int64
 	Created time.Time
-}
-
-// CommitSnapshot makes a writable snapshot, which must be mounted nowhere, the committed one of a
-// name, without copying and durably. The key is free then. It may be repeated after a
-// crash: what was committed under the name before, if the key is gone, is success. A name
-// that is taken while the key is there is an errs.ErrConflict; more than MaxDepth on each other are
-// an errs.ErrExhausted. It stays until RemoveCommitted.
-func (c *Client) CommitSnapshot(ctx context.Context, key, name string) (Committed, error) {
-	action := fmt.Sprintf("commit snapshot %s as %s", key, name)
-	rootfs, err := c.Snapshot(ctx, key)
-	if errors.Is(err, errs.ErrNotFound) {
-		if done, statErr := c.committed(ctx, name); statErr == nil {
-			return done, nil
-		}
-	}
-	if err != nil {
-		return Committed{}, kind(action, err)
-	}
-	info, err := c.stat(ctx, key)
-	if err != nil {
-		return Committed{}, kind(action, err)
-	}
-	if err := c.checkDepth(ctx, info.Parent); err != nil {
-		return Committed{}, kind(action, err)
-	}
-	if dir, ok := rootfs.writes(); ok {
-		if err := syncTree(dir); err != nil {
-			return Committed{}, fmt.Errorf("%s: %w", action, err)
-		}
-	}
-	return c.commit(ctx, key, name, action)
 }
 
 func (c *Client) commit(ctx context.Context, key, name, action string) (Committed, error) {
@@ -247,37 +215,27 @@ func (c *Client) ExportCommitted(ctx context.Context, name string, w io.Writer) 
 	if len(dirs) == 0 {
 		return fmt.Errorf("%s: its directory is not known: %w", action, errs.ErrUnavailable)
 	}
-	if err := writeLayer(ctx, w, dirs[0]); err != nil {
+	if err := filetree.WriteLayer(ctx, w, dirs[0]); err != nil {
 		return fmt.Errorf("%s: %w", action, err)
 	}
 	return nil
 }
 
-// ImportCommitted makes a committed snapshot of a layer, on an image. A layer that cannot be
-// read is an errs.ErrInvalid, a name that is taken an errs.ErrConflict. Whatever the layer says of
-// attributes that only the machine's kernel may set is ignored. Like CopySnapshot it may be
-// repeated.
-func (c *Client) ImportCommitted(ctx context.Context, name string, img Image, r io.Reader) (Committed, error) {
-	return c.importOn(ctx, name, img.chain, r)
-}
-
-// ImportCommittedOn makes a committed snapshot of a layer, on another committed one.
-func (c *Client) ImportCommittedOn(ctx context.Context, name, parent string, r io.Reader) (Committed, error) {
-	if _, err := c.committed(ctx, parent); err != nil {
-		return Committed{}, kind("import snapshot "+name, err)
+// ImportCommitted makes a committed snapshot of a layer, on an image. A layer that cannot be read
+// is an errs.ErrInvalid, a name that is taken an errs.ErrConflict. Attributes that only the kernel
+// may set are ignored. A failed import leaves only what the next call, or hours later containerd's
+// collector, removes.
+func (c *Client) ImportCommitted(ctx context.Context, name string, img Image, r io.Reader) (_ Committed, err error) {
+	action := "import snapshot " + name
+	p, err := c.begin(ctx, name, img.chain, action)
+	if err != nil {
+		return Committed{}, err
 	}
-	return c.importOn(ctx, name, parent, r)
-}
-
-func (c *Client) importOn(ctx context.Context, name, parent string, r io.Reader) (Committed, error) {
-	return c.build(ctx, name, parent, "import snapshot "+name, func(dir string) error {
-		_, err := archive.Apply(ctx, dir, r, archive.WithConvertWhiteout(archive.OverlayConvertWhiteout), archive.WithFilter(foreignAttributes))
-		var system *os.PathError
-		if err == nil || errors.As(err, &system) || context.Cause(ctx) != nil {
-			return err
-		}
-		return notImage(err)
-	})
+	defer func() { err = errors.Join(err, p.Close(ctx)) }()
+	if err := filetree.ApplyLayer(ctx, p.dir, r); err != nil {
+		return Committed{}, fmt.Errorf("%s: %w", action, err)
+	}
+	return p.Commit(ctx)
 }
 
 // writes is the directory that has what was written to the snapshot: beside an image without

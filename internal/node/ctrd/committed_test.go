@@ -4,12 +4,10 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -27,11 +25,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/node/ctrd/ctrdtest"
+	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
+	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree/filetreetest"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// bookImage has directories to take things from.
-func bookImage(t *testing.T) v1.Image {
+// treeImage has directories whose content tests remove.
+func treeImage(t *testing.T) v1.Image {
 	t.Helper()
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
@@ -54,11 +55,11 @@ func bookImage(t *testing.T) v1.Image {
 	return img
 }
 
-// book is a containerd with the image and one writable snapshot of it, mounted.
-func book(t *testing.T) (c *Client, img Image, dir string) {
+// tree is a containerd with the image and one writable snapshot of it, mounted.
+func tree(t *testing.T) (c *Client, img Image, dir string) {
 	t.Helper()
 	c = started(t)
-	imgs, err := c.Import(t.Context(), tarOf(t, "x.test/book:1", bookImage(t)), 0, "", nil)
+	imgs, err := c.Import(t.Context(), tarOf(t, "x.test/tree:1", treeImage(t)), 0, "", nil)
 	must(t, err)
 	rootfs, err := c.Prepare(t.Context(), "k", imgs[0])
 	must(t, err)
@@ -73,98 +74,6 @@ func mounted(t *testing.T, r Rootfs) string {
 	return dir
 }
 
-// scribble does all that can be done to a tree, except what no image can carry.
-func scribble(t *testing.T, dir string) {
-	t.Helper()
-	in := func(name string) string { return filepath.Join(dir, name) }
-	must(t, os.Remove(in("kept/a")))
-	must(t, os.RemoveAll(in("gone")))
-	must(t, os.RemoveAll(in("replaced")))
-	must(t, os.Mkdir(in("replaced"), 0o711))
-	must(t, os.WriteFile(in("replaced/new"), []byte("new"), 0o600))
-	must(t, os.WriteFile(in("kept/b"), []byte("changed"), 0o640))
-	must(t, os.Lchown(in("kept/b"), 1000, 1001))
-	must(t, os.WriteFile(in("tool"), []byte("x"), 0o755))
-	must(t, os.Chown(in("tool"), 1000, 0))
-	must(t, os.Chmod(in("tool"), 0o755|fs.ModeSetuid|fs.ModeSetgid))
-	must(t, unix.Setxattr(in("tool"), "user.note", []byte("a\x00b"), 0))
-	must(t, unix.Setxattr(in("tool"), "security.capability", []byte("\x01\x00\x00\x02\x00\x04\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"), 0))
-	must(t, os.Symlink("/etc/passwd", in("link")))
-	must(t, os.Lchown(in("link"), 7, 8))
-	must(t, os.Link(in("tool"), in("kept/tool2")))
-	must(t, unix.Mkfifo(in("fifo"), 0o622))
-	must(t, unix.Mknod(in("null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
-	must(t, os.Mkdir(in("sticky"), 0o777))
-	must(t, os.Chmod(in("sticky"), 0o777|fs.ModeSticky))
-	must(t, os.WriteFile(in("sticky/odd\nname \xff"), []byte("odd"), 0o600))
-	f, err := os.Create(in("sparse"))
-	must(t, err)
-	must(t, f.Truncate(64<<20))
-	_, err = f.WriteAt([]byte("middle"), 30<<20)
-	must(t, err)
-	must(t, f.Close())
-	for _, name := range []string{"tool", "link", "sticky", "kept", "fifo"} {
-		old := []unix.Timespec{{Sec: 1e9, Nsec: 123456789}, {Sec: 1e9 + 5, Nsec: 987654321}}
-		must(t, unix.UtimesNanoAt(unix.AT_FDCWD, in(name), old, unix.AT_SYMLINK_NOFOLLOW))
-	}
-}
-
-// tell describes all that can be seen of a tree.
-func tell(t *testing.T, dir string) map[string]string {
-	t.Helper()
-	told := map[string]string{}
-	inodes := map[uint64]string{}
-	must(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
-		if err != nil || path == dir {
-			return err
-		}
-		rel, _ := filepath.Rel(dir, path)
-		var st unix.Stat_t
-		must(t, unix.Lstat(path, &st))
-		first, ok := inodes[st.Ino]
-		if !ok {
-			first, inodes[st.Ino] = rel, rel
-		}
-		line := fmt.Sprintf("mode=%o owner=%d:%d dev=%x time=%d.%d same=%q", st.Mode, st.Uid, st.Gid, st.Rdev, st.Mtim.Sec, st.Mtim.Nsec, first)
-		attrs, err := attributes(path)
-		must(t, err)
-		for _, name := range slices.Sorted(maps.Keys(attrs)) {
-			line += fmt.Sprintf(" %s=%q", name, attrs[name])
-		}
-		switch st.Mode & unix.S_IFMT {
-		case unix.S_IFREG:
-			f, err := os.Open(path)
-			must(t, err)
-			defer func() { _ = f.Close() }()
-			sum := sha256.New()
-			_, err = io.Copy(sum, f)
-			must(t, err)
-			line += fmt.Sprintf(" size=%d sum=%x", st.Size, sum.Sum(nil)[:6])
-		case unix.S_IFLNK:
-			target, err := os.Readlink(path)
-			must(t, err)
-			line += " to=" + target
-		}
-		told[rel] = line
-		return nil
-	}))
-	return told
-}
-
-func same(t *testing.T, what string, got, want map[string]string) {
-	t.Helper()
-	for name := range want {
-		if got[name] != want[name] {
-			t.Errorf("%s: %q is\n%s, want\n%s", what, name, got[name], want[name])
-		}
-	}
-	for name := range got {
-		if _, ok := want[name]; !ok {
-			t.Errorf("%s: %q is there", what, name)
-		}
-	}
-}
-
 // collect runs containerd's collector now.
 func collect(t *testing.T, c *Client) {
 	t.Helper()
@@ -173,26 +82,42 @@ func collect(t *testing.T, c *Client) {
 	must(t, c.api.LeasesService().Delete(t.Context(), l, leases.SynchronousDelete))
 }
 
+// copySnapshot copies a writable snapshot as the node does; copied is called when the writer may continue.
+func copySnapshot(ctx context.Context, c *Client, key, name string, copied func()) (_ Committed, err error) {
+	p, err := c.BeginCopy(ctx, key, name)
+	if err != nil {
+		return Committed{}, err
+	}
+	defer func() { err = errors.Join(err, p.Close(ctx)) }()
+	if err := p.FinalCopy(ctx); err != nil {
+		return Committed{}, err
+	}
+	if copied != nil {
+		copied()
+	}
+	return p.Commit(ctx)
+}
+
 func TestCopySnapshotHasAll(t *testing.T) {
-	c, _, dir := book(t)
-	scribble(t, dir)
+	c, _, dir := tree(t)
+	filetreetest.Change(t, dir)
 	must(t, unix.Mknod(filepath.Join(dir, "socket"), unix.S_IFSOCK|0o600, 0))
 	deep := dir
 	for range 30 {
 		deep = filepath.Join(deep, strings.Repeat("d", 100))
 		must(t, os.Mkdir(deep, 0o755))
 	}
-	want := tell(t, dir)
+	want := filetreetest.Describe(t, dir)
 	calls := 0
-	made, err := c.CopySnapshot(t.Context(), "k", "copy", func() {
+	made, err := copySnapshot(t.Context(), c, "k", "copy", func() {
 		calls++
-		must(t, os.WriteFile(filepath.Join(dir, "later"), []byte("x"), 0o600)) // the source goes on
+		must(t, os.WriteFile(filepath.Join(dir, "later"), []byte("x"), 0o600)) // the writer continues
 	})
 	must(t, err)
 	if made.Name != "copy" || made.Size == 0 || made.Size > 8<<20 || calls != 1 {
 		t.Errorf("made %+v, %d calls", made, calls)
 	}
-	// Any number start from it at the same time, and none sees the others.
+	// Concurrent snapshots on it are isolated from each other.
 	var wg sync.WaitGroup
 	rootfs, failures := make([]Rootfs, 4), make([]error, 4)
 	for i := range rootfs {
@@ -202,7 +127,7 @@ func TestCopySnapshotHasAll(t *testing.T) {
 	must(t, errors.Join(failures...))
 	for i, r := range rootfs {
 		at := mounted(t, r)
-		same(t, r.Key, tell(t, at), want)
+		filetreetest.Same(t, r.Key, filetreetest.Describe(t, at), want)
 		must(t, os.WriteFile(filepath.Join(at, "mine"), []byte{byte(i)}, 0o600))
 	}
 	if again, err := c.PrepareFrom(t.Context(), "fork0", "copy"); err != nil || !slices.EqualFunc(again.mounts, rootfs[0].mounts, func(a, b mount.Mount) bool { return fmt.Sprint(a) == fmt.Sprint(b) }) {
@@ -210,32 +135,15 @@ func TestCopySnapshotHasAll(t *testing.T) {
 	}
 }
 
-func TestCommitSnapshotIsRepeatable(t *testing.T) {
-	c, _, dir := book(t)
-	scribble(t, dir)
-	want := tell(t, dir)
-	must(t, Unmount(dir))
-	for range 2 {
-		made, err := c.CommitSnapshot(t.Context(), "k", "one")
-		if err != nil || made.Name != "one" || made.Size == 0 {
-			t.Fatalf("%+v, %v", made, err)
-		}
-	}
-	if keys, err := c.Snapshots(t.Context()); err != nil || len(keys) != 0 {
-		t.Errorf("writable ones %v, %v", keys, err)
-	}
-	next, err := c.PrepareFrom(t.Context(), "k", "one") // the key is free
+func TestCopySnapshotRefuses(t *testing.T) {
+	c, _, _ := tree(t)
+	_, err := copySnapshot(t.Context(), c, "k", "one", nil)
 	must(t, err)
-	same(t, "resumed", tell(t, mounted(t, next)), want)
-	if _, err := c.CommitSnapshot(t.Context(), "k", "one"); !errors.Is(err, errs.ErrConflict) {
-		t.Errorf("a name that is taken: %v", err)
-	}
-	if _, err := c.CopySnapshot(t.Context(), "k", "one", nil); !errors.Is(err, errs.ErrConflict) {
+	if _, err := copySnapshot(t.Context(), c, "k", "one", nil); !errors.Is(err, errs.ErrConflict) {
 		t.Errorf("a copy to a name that is taken: %v", err)
 	}
 	for name, err := range map[string]error{
-		"commit":  second(c.CommitSnapshot(t.Context(), "none", "two")),
-		"copy":    second(c.CopySnapshot(t.Context(), "none", "two", nil)),
+		"copy":    second(copySnapshot(t.Context(), c, "none", "two", nil)),
 		"prepare": second(c.PrepareFrom(t.Context(), "two", "none")),
 		"export":  c.ExportCommitted(t.Context(), "none", io.Discard),
 	} {
@@ -251,11 +159,11 @@ func TestCommitSnapshotIsRepeatable(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// What was given up lives as long as somebody lives from it, and no longer.
+// A removed snapshot is kept until the last snapshot on it is gone.
 func TestRemoveCommittedOutlivesItsNeed(t *testing.T) {
-	c, img, dir := book(t)
+	c, img, dir := tree(t)
 	must(t, os.WriteFile(filepath.Join(dir, "mine"), []byte("mine"), 0o600))
-	_, err := c.CopySnapshot(t.Context(), "k", "one", nil)
+	_, err := copySnapshot(t.Context(), c, "k", "one", nil)
 	must(t, err)
 	fork, err := c.PrepareFrom(t.Context(), "fork", "one")
 	must(t, err)
@@ -286,13 +194,13 @@ func TestRemoveCommittedOutlivesItsNeed(t *testing.T) {
 	}
 }
 
-// A copy that fails, or whose maker dies, leaves nothing for long, and can be made again.
+// A copy that fails, or whose process dies, leaves nothing permanent and can be repeated.
 func TestCopySnapshotInterrupted(t *testing.T) {
-	c, _, dir := book(t)
-	scribble(t, dir)
+	c, _, dir := tree(t)
+	filetreetest.Change(t, dir)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("given up"))
-	if _, err := c.CopySnapshot(ctx, "k", "one", nil); err == nil {
+	if _, err := copySnapshot(ctx, c, "k", "one", nil); err == nil {
 		t.Error("a copy that was given up succeeded")
 	}
 	if _, err := c.stat(t.Context(), "one"+partSuffix); !errdefs.IsNotFound(err) {
@@ -314,7 +222,7 @@ func TestCopySnapshotInterrupted(t *testing.T) {
 	}
 	_, err = c.stat(t.Context(), "one"+partSuffix)
 	must(t, err)
-	_, err = c.CopySnapshot(t.Context(), "k", "one", nil)
+	_, err = copySnapshot(t.Context(), c, "k", "one", nil)
 	must(t, err)
 	c.release(t.Context(), l)
 	collect(t, c)
@@ -331,12 +239,13 @@ func TestCopySnapshotInterrupted(t *testing.T) {
 }
 
 func TestDepthIsBounded(t *testing.T) {
-	c, _, dir := book(t)
+	c, _, dir := tree(t)
 	must(t, Unmount(dir))
 	for i := range MaxDepth {
 		name := fmt.Sprintf("level-%02d", i)
-		_, err := c.CommitSnapshot(t.Context(), "k", name)
+		_, err := copySnapshot(t.Context(), c, "k", name, nil)
 		must(t, err)
+		must(t, c.RemoveSnapshot(t.Context(), "k"))
 		_, err = c.PrepareFrom(t.Context(), "k", name)
 		must(t, err)
 	}
@@ -345,21 +254,18 @@ func TestDepthIsBounded(t *testing.T) {
 	if b, err := os.ReadFile(filepath.Join(mounted(t, rootfs), "file")); err != nil || string(b) != "one" {
 		t.Errorf("at the greatest depth: %q, %v", b, err)
 	}
-	if _, err := c.CommitSnapshot(t.Context(), "k", "more"); !errors.Is(err, errs.ErrExhausted) {
-		t.Errorf("commit: %v", err)
-	}
-	if _, err := c.CopySnapshot(t.Context(), "k", "more", nil); !errors.Is(err, errs.ErrExhausted) {
+	if _, err := copySnapshot(t.Context(), c, "k", "more", nil); !errors.Is(err, errs.ErrExhausted) {
 		t.Errorf("copy: %v", err)
 	}
 }
 
 func TestExportImport(t *testing.T) {
-	c, img, dir := book(t)
-	scribble(t, dir)
-	want := tell(t, dir)
+	c, img, dir := tree(t)
+	filetreetest.Change(t, dir)
+	want := filetreetest.Describe(t, dir)
 	must(t, unix.Mknod(filepath.Join(dir, "socket"), unix.S_IFSOCK|0o600, 0)) // left out
 	must(t, unix.UtimesNanoAt(unix.AT_FDCWD, dir, []unix.Timespec{{Sec: 1}, {Sec: 1}}, 0))
-	_, err := c.CopySnapshot(t.Context(), "k", "one", nil)
+	_, err := copySnapshot(t.Context(), c, "k", "one", nil)
 	must(t, err)
 	var layers [2]bytes.Buffer
 	for i := range layers {
@@ -372,7 +278,7 @@ func TestExportImport(t *testing.T) {
 	must(t, err)
 	rootfs, err := c.PrepareFrom(t.Context(), "k2", "two")
 	must(t, err)
-	same(t, "imported", tell(t, mounted(t, rootfs)), want)
+	filetreetest.Same(t, "imported", filetreetest.Describe(t, mounted(t, rootfs)), want)
 	if all, err := c.Committed(t.Context()); err != nil || len(all) != 2 {
 		t.Errorf("committed %+v, %v", all, err)
 	}
@@ -380,20 +286,17 @@ func TestExportImport(t *testing.T) {
 	if slices.Sort(keys); err != nil || !slices.Equal(keys, []string{"k", "k2"}) {
 		t.Errorf("writable ones %v, %v", keys, err)
 	}
-	must(t, os.WriteFile(filepath.Join(dir, whiteoutPrefix+"file"), nil, 0o600))
-	_, err = c.CopySnapshot(t.Context(), "k", "three", nil)
+	must(t, os.WriteFile(filepath.Join(dir, ".wh.file"), nil, 0o600))
+	_, err = copySnapshot(t.Context(), c, "k", "three", nil)
 	must(t, err)
 	if err := c.ExportCommitted(t.Context(), "three", io.Discard); !errors.Is(err, errs.ErrInvalid) {
 		t.Errorf("a name that is a mark: %v", err)
 	}
 }
 
-// What comes from elsewhere neither gets out of its directory nor speaks to our kernel.
+// A foreign layer writes nothing outside its directory and sets no attributes of the overlay.
 func TestImportDistrusts(t *testing.T) {
-	c, img, dir := book(t)
-	must(t, os.WriteFile(filepath.Join(dir, "base"), nil, 0o600))
-	_, err := c.CopySnapshot(t.Context(), "k", "base", nil)
-	must(t, err)
+	c, img, _ := tree(t)
 	for name, b := range map[string][]byte{"noise": bytes.Repeat([]byte("noise"), 1000), "cut": cutTar(t)} {
 		if _, err := c.ImportCommitted(t.Context(), name, img, bytes.NewReader(b)); !errors.Is(err, errs.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
@@ -407,22 +310,22 @@ func TestImportDistrusts(t *testing.T) {
 		{Name: "up", Typeflag: tar.TypeSymlink, Linkname: filepath.Dir(outside)},
 		{Name: "up/outside", Typeflag: tar.TypeReg, Mode: 0o600},
 		{Name: "kept/", Typeflag: tar.TypeDir, Mode: 0o700, PAXRecords: map[string]string{
-			attrRecord + overlayPrefix + "redirect": "/gone", attrRecord + "user.fine": "yes",
+			"SCHILY.xattr.trusted.overlay.redirect": "/gone", "SCHILY.xattr.user.fine": "yes",
 		}},
 	} {
 		must(t, w.WriteHeader(&h))
 	}
 	must(t, w.Close())
-	_, err = c.ImportCommittedOn(t.Context(), "sly", "base", &b)
+	_, err := c.ImportCommitted(t.Context(), "sly", img, &b)
 	must(t, err)
 	if _, err := os.Lstat(outside); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the layer wrote outside: %v", err)
 	}
 	rootfs, err := c.PrepareFrom(t.Context(), "sly-k", "sly")
 	must(t, err)
-	attrs, err := attributes(filepath.Join(rootfs.lowers()[0], "kept"))
+	attrs, err := filetree.Attributes(filepath.Join(rootfs.lowers()[0], "kept"))
 	must(t, err)
-	if _, ok := attrs[overlayPrefix+"redirect"]; ok || string(attrs["user.fine"]) != "yes" {
+	if _, ok := attrs["trusted.overlay.redirect"]; ok || string(attrs["user.fine"]) != "yes" {
 		t.Errorf("attributes %q", attrs)
 	}
 }
@@ -438,36 +341,35 @@ func cutTar(t *testing.T) []byte {
 	return b.Bytes()[:50_000]
 }
 
-// containerd dies at the worst moment: the copy is there or not, and can be made again.
+// containerd is killed before the commit: the copy exists or not, and can be repeated.
 func TestCopySnapshotSurvivesContainerd(t *testing.T) {
-	d := supervise(t, shortDir(t))
+	d := ctrdtest.Start(t, ctrdtest.Dir(t))
 	c, err := NewClient(Config{Address: d.Address(), Namespace: "test", CallTimeout: eventually.Patience})
 	must(t, err)
 	t.Cleanup(func() {
 		_ = c.Close()
-		d.stop()
-		must(t, d.Stop(context.WithoutCancel(t.Context())))
+		d.End(t)
 	})
-	imgs, err := c.Import(t.Context(), tarOf(t, "x.test/book:1", bookImage(t)), 0, "", nil)
+	imgs, err := c.Import(t.Context(), tarOf(t, "x.test/tree:1", treeImage(t)), 0, "", nil)
 	must(t, err)
 	rootfs, err := c.Prepare(t.Context(), "k", imgs[0])
 	must(t, err)
 	dir := mounted(t, rootfs)
-	scribble(t, dir)
-	want := tell(t, dir)
-	killed := func() { must(t, d.process(t).Signal(syscall.SIGKILL)) }
-	_, err = c.CopySnapshot(t.Context(), "k", "one", killed)
-	d.await(t)
+	filetreetest.Change(t, dir)
+	want := filetreetest.Describe(t, dir)
+	killed := func() { must(t, d.Process(t).Signal(syscall.SIGKILL)) }
+	_, err = copySnapshot(t.Context(), c, "k", "one", killed)
+	d.Await(t)
 	if err != nil {
 		t.Logf("the copy failed: %v", err)
 		must(t, c.RemoveCommitted(t.Context(), "one"))
-		_, err = c.CopySnapshot(t.Context(), "k", "one", nil)
+		_, err = copySnapshot(t.Context(), c, "k", "one", nil)
 		must(t, err)
 	}
 	collect(t, c)
 	fork, err := c.PrepareFrom(t.Context(), "fork", "one")
 	must(t, err)
-	same(t, "fork", tell(t, mounted(t, fork)), want)
+	filetreetest.Same(t, "fork", filetreetest.Describe(t, mounted(t, fork)), want)
 	if _, err := c.stat(t.Context(), "one"+partSuffix); !errdefs.IsNotFound(err) {
 		t.Errorf("a part is left: %v", err)
 	}

@@ -9,39 +9,22 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
 )
 
-// CopySnapshot makes a committed snapshot that is now what a writable one is, which stays as it
-// is. Its owner must not be writing to it: a gVisor sandbox is paused, and has flushed what it
-// holds, once oci.Checkpoint has written its memory. copied, unless nil, is called as soon as the
-// owner may write again, before the copy is durable. It may be repeated after a crash or a failure,
-// which leave nothing but what the next call or, after hours, containerd's collector removes. A name
-// that is taken is an errs.ErrConflict.
-func (c *Client) CopySnapshot(ctx context.Context, key, name string, copied func()) (_ Committed, err error) {
-	p, err := c.BeginCopy(ctx, key, name)
-	if err != nil {
-		return Committed{}, err
-	}
-	defer func() { err = errors.Join(err, p.Close(ctx)) }()
-	if err := p.FinalCopy(ctx); err != nil {
-		return Committed{}, err
-	}
-	if copied != nil {
-		copied()
-	}
-	return p.Commit(ctx)
-}
-
-// SnapshotCopy is a copy of a writable snapshot on its way to being a committed one, in parts, so
-// that its owner is held still for one of them only. Its methods are called one after the other:
-// Ahead, which may be left out, Take, Commit; and Close in any case, at the end.
+// SnapshotCopy copies a writable snapshot to a committed one in parts, so that the writer must pause
+// for one of them only. Call PreCopy (optional), FinalCopy and Commit in this order, and Close in
+// any case at the end.
 type SnapshotCopy struct {
 	*part
-	tree *TreeCopy
+	tree *filetree.Copy
 }
 
-// BeginCopy does what must precede a copy of a snapshot, and copies nothing. What it says of names,
-// crashes and failures is what CopySnapshot says.
+// BeginCopy prepares a copy of a writable snapshot and copies nothing. A gVisor sandbox has flushed
+// its writes once oci.Checkpoint has written its memory. The copy may be repeated after a crash or a
+// failure, which leave only what the next call, or hours later containerd's collector, removes. A
+// name that is taken is an errs.ErrConflict; more than MaxDepth on each other are an
+// errs.ErrExhausted.
 func (c *Client) BeginCopy(ctx context.Context, key, name string) (*SnapshotCopy, error) {
 	action := fmt.Sprintf("copy snapshot %s to %s", key, name)
 	source, err := c.Snapshot(ctx, key)
@@ -60,36 +43,36 @@ func (c *Client) BeginCopy(ctx context.Context, key, name string) (*SnapshotCopy
 	if err != nil {
 		return nil, err
 	}
-	return &SnapshotCopy{part: p, tree: NewTreeCopy(p.dir, from)}, nil
+	return &SnapshotCopy{part: p, tree: filetree.NewCopy(p.dir, from)}, nil
 }
 
-// Ahead copies what is there now, if it is much, while the owner may be writing.
-func (s *SnapshotCopy) PreCopy(ctx context.Context) error { return s.told(s.tree.PreCopy(ctx)) }
+// PreCopy copies a large snapshot while the sandbox may write to it.
+func (s *SnapshotCopy) PreCopy(ctx context.Context) error { return s.wrap(s.tree.PreCopy(ctx)) }
 
-// Take copies all that Ahead did not or that has changed since. The owner must not be writing before it
-// has returned.
-func (s *SnapshotCopy) FinalCopy(ctx context.Context) error { return s.told(s.tree.FinalCopy(ctx)) }
+// FinalCopy copies all that PreCopy did not, or that has changed since. The sandbox must not write
+// until it returns.
+func (s *SnapshotCopy) FinalCopy(ctx context.Context) error { return s.wrap(s.tree.FinalCopy(ctx)) }
 
-func (s *SnapshotCopy) told(err error) error {
+func (s *SnapshotCopy) wrap(err error) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", s.action, err)
 	}
 	return nil
 }
 
-// part is a committed snapshot in the making.
+// part is a committed snapshot being created.
 type part struct {
 	c            *Client
 	name, action string
 	lease        leases.Lease
-	// dir is to be filled.
+	// dir receives the content.
 	dir  string
 	done bool
 }
 
 func partOf(name string) string { return name + partSuffix }
 
-// begin makes the directory of a committed snapshot in the making.
+// begin creates the directory of a committed snapshot.
 func (c *Client) begin(ctx context.Context, name, parent, action string) (_ *part, err error) {
 	if _, err := c.stat(ctx, name); err == nil {
 		return nil, fmt.Errorf("%s: the name is taken: %w", action, errs.ErrConflict)
@@ -125,9 +108,9 @@ func (c *Client) begin(ctx context.Context, name, parent, action string) (_ *par
 
 func (p *part) leased(ctx context.Context) context.Context { return leases.WithLease(ctx, p.lease.ID) }
 
-// Commit makes what was copied durable, and gives it its name.
+// Commit makes the copy durable and names it.
 func (p *part) Commit(ctx context.Context) (Committed, error) {
-	if err := syncTree(p.dir); err != nil {
+	if err := filetree.Sync(p.dir); err != nil {
 		return Committed{}, fmt.Errorf("%s: %w", p.action, err)
 	}
 	one, err := p.c.commit(p.leased(ctx), partOf(p.name), p.name, p.action)
@@ -135,7 +118,7 @@ func (p *part) Commit(ctx context.Context) (Committed, error) {
 	return one, err
 }
 
-// Close removes what was not committed. It may be called after the end of the context.
+// Close removes an uncommitted copy, also after the end of the context.
 func (p *part) Close(ctx context.Context) (err error) {
 	if !p.done {
 		err = p.c.RemoveSnapshot(ctx, partOf(p.name))
@@ -144,21 +127,8 @@ func (p *part) Close(ctx context.Context) (err error) {
 	return err
 }
 
-// RemoveCopy removes what an interruption left of a committed snapshot in the making, which nobody may
-// be at, and then does as RemoveCommitted.
+// RemoveCopy removes the leftovers of an interrupted copy, and the committed snapshot as
+// RemoveCommitted does. No copy to the name may be running.
 func (c *Client) RemoveCopy(ctx context.Context, name string) error {
 	return errors.Join(c.RemoveSnapshot(ctx, partOf(name)), c.RemoveCommitted(ctx, name))
-}
-
-// build makes a committed snapshot of what fill puts into a new directory.
-func (c *Client) build(ctx context.Context, name, parent, action string, fill func(dir string) error) (_ Committed, err error) {
-	p, err := c.begin(ctx, name, parent, action)
-	if err != nil {
-		return Committed{}, err
-	}
-	defer func() { err = errors.Join(err, p.Close(ctx)) }()
-	if err := fill(p.dir); err != nil {
-		return Committed{}, fmt.Errorf("%s: %w", action, err)
-	}
-	return p.Commit(ctx)
 }

@@ -9,12 +9,10 @@ import (
 	"log/slog"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -27,103 +25,23 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
-	"github.com/barchan-dev/barchan/internal/base/lifecycle"
+	"github.com/barchan-dev/barchan/internal/node/ctrd/ctrdtest"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
-
-func containerdProgram(t *testing.T) string {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("SKIPPED: needs root for containerd's mounts")
-	}
-	cache := os.Getenv("BARCHAN_CACHE")
-	if cache == "" {
-		cache = "/var/cache/barchan"
-	}
-	path := filepath.Join(cache, "bin", "containerd")
-	if _, err := os.Stat(path); err == nil {
-		return path
-	}
-	path, err := exec.LookPath("containerd")
-	if err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatalf("containerd is missing: %v", err)
-		}
-		t.Skipf("SKIPPED: containerd is missing: %v", err)
-	}
-	return path
-}
-
-// daemon is a supervisor with its Run.
-type daemon struct {
-	*Supervisor
-	answers chan struct{} // one for each time that containerd answers
-	stop    func()
-}
-
-func supervise(t *testing.T, dir string) *daemon {
-	t.Helper()
-	s, err := NewSupervisor(SupervisorConfig{Binary: containerdProgram(t), Dir: dir, Log: slog.New(slog.DiscardHandler)})
-	must(t, err)
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	d := &daemon{Supervisor: s, answers: make(chan struct{}, 16)}
-	ended := make(chan error, 1)
-	go func() { ended <- s.Run(ctx, func() { d.answers <- struct{}{} }) }()
-	d.stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("run: %v", err)
-		}
-	})
-	t.Cleanup(d.stop)
-	d.await(t)
-	return d
-}
-
-func (d *daemon) await(t *testing.T) {
-	t.Helper()
-	select {
-	case <-d.answers:
-	case <-time.After(eventually.Patience):
-		t.Fatal("containerd does not answer")
-	}
-}
-
-func (d *daemon) process(t *testing.T) lifecycle.Process {
-	t.Helper()
-	p, ok := d.find(t.Context())
-	if !ok {
-		t.Fatal("containerd does not run")
-	}
-	return p
-}
-
-// shortDir is a directory whose sockets' paths fit.
-func shortDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "bc-") //nolint:usetesting // short, for sockets
-	must(t, err)
-	t.Cleanup(func() {
-		must(t, os.RemoveAll(dir))
-	})
-	return filepath.Join(dir, "c")
-}
 
 // started is a containerd that ends with the test, and a client.
 func started(t *testing.T) *Client {
 	t.Helper()
-	d := supervise(t, shortDir(t))
+	d := ctrdtest.Start(t, ctrdtest.Dir(t))
 	c, err := NewClient(Config{Address: d.Address(), Namespace: "test", CallTimeout: eventually.Patience})
 	must(t, err)
 	t.Cleanup(func() {
 		_ = c.Close()
-		d.stop()
-		must(t, d.Stop(context.WithoutCancel(t.Context())))
+		d.End(t)
 	})
 	return c
 }
 
-// image is a small image with one file.
 func image(t *testing.T, text string) v1.Image {
 	t.Helper()
 	var b bytes.Buffer
@@ -328,58 +246,7 @@ func TestPurgeEmptiesTheNamespace(t *testing.T) {
 	}
 }
 
-func TestSupervisorLeavesAdoptsRestartsAndStops(t *testing.T) {
-	dir := shortDir(t)
-	d := supervise(t, dir)
-	first := d.process(t)
-	d.stop()
-	if !first.Alive() {
-		t.Fatal("containerd ended with its supervisor")
-	}
-	d = supervise(t, dir)
-	if p := d.process(t); p != first {
-		t.Errorf("adopted %+v, want %+v", p, first)
-	}
-	d.stop()
-	// We died between start and note: the socket tells.
-	must(t, os.Remove(d.pidFile()))
-	d = supervise(t, dir)
-	if p := d.process(t); p != first {
-		t.Errorf("adopted %+v, want %+v", p, first)
-	}
-	must(t, first.Signal(9))
-	d.await(t)
-	second := d.process(t)
-	if second == first || !second.Alive() {
-		t.Errorf("after its death %+v, before %+v", second, first)
-	}
-	c, err := NewClient(Config{Address: d.Address(), CallTimeout: eventually.Patience})
-	must(t, err)
-	defer func() { _ = c.Close() }()
-	must(t, c.Check(t.Context()))
-	d.stop()
-	for range 2 {
-		must(t, d.Stop(t.Context()))
-	}
-	if second.Alive() {
-		t.Error("containerd outlived Stop")
-	}
-}
-
-func TestNewSupervisorRefuses(t *testing.T) {
-	program := containerdProgram(t)
-	log := slog.New(slog.DiscardHandler)
-	for name, cfg := range map[string]SupervisorConfig{
-		"no directory":       {Binary: program, Log: log},
-		"relative directory": {Binary: program, Dir: "x", Log: log},
-		"long directory":     {Binary: program, Dir: "/" + strings.Repeat("x", 100), Log: log},
-		"no program":         {Binary: "/none", Dir: "/tmp/x", Log: log},
-		"no logger":          {Binary: program, Dir: "/tmp/x"},
-	} {
-		if _, err := NewSupervisor(cfg); !errors.Is(err, errs.ErrInvalid) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
+func TestNewClientRefuses(t *testing.T) {
 	if _, err := NewClient(Config{}); !errors.Is(err, errs.ErrInvalid) {
 		t.Errorf("client without address: %v", err)
 	}

@@ -1,9 +1,7 @@
 package ctrd
 
 import (
-	"archive/tar"
 	"cmp"
-	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
@@ -17,13 +15,13 @@ import (
 	containerd "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/remotes/docker"
-	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
 )
 
 // transferTimeout bounds pulling and unpacking one image.
@@ -192,11 +190,10 @@ func boolOrder(a, b bool) int {
 
 // notImage marks the errors of a tar that can never be imported.
 func notImage(err error) error {
-	if errors.Is(err, tar.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, images.ErrSkipDesc) ||
-		errdefs.IsUnknown(err) || errors.Is(err, gzip.ErrHeader) {
+	if errors.Is(err, images.ErrSkipDesc) {
 		return fmt.Errorf("%w: %w", err, errs.ErrInvalid)
 	}
-	return err
+	return filetree.Malformed(err)
 }
 
 // Pull fetches an image from its registry and unpacks it. Registries on loopback addresses

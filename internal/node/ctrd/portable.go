@@ -1,7 +1,6 @@
 package ctrd
 
 import (
-	"archive/tar"
 	"context"
 	"encoding/json"
 	"errors"
@@ -190,44 +189,6 @@ func (c *Client) RemoveImageOf(ctx context.Context, ref string, target digest.Di
 		return nil
 	}
 	return kind(fmt.Sprintf("remove image %q", ref), err)
-}
-
-// WriteTree writes what is in a directory, and what the directory itself is, as a tar that ReadTree
-// reads. Sockets are left out, holes become zeros, and names that a layer of an image could not have are an
-// errs.ErrInvalid.
-func (c *Client) WriteTree(ctx context.Context, w io.Writer, dir string) error {
-	l := layerWriter{tar: tar.NewWriter(w), links: map[uint64]string{}}
-	root, err := openFolder(dir, "")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = root.file.Close() }()
-	self := entry{at: root.self(), rel: "."}
-	if err := unix.Fstat(int(root.file.Fd()), &self.Stat_t); err != nil {
-		return fmt.Errorf("look at %q: %w", dir, err)
-	}
-	h, _, err := l.header(self)
-	if err != nil {
-		return err
-	}
-	if err := l.tar.WriteHeader(h); err != nil {
-		return fmt.Errorf("write %q: %w", dir, err)
-	}
-	if err := root.each(ctx, func(e entry) error { return l.add(ctx, e) }); err != nil {
-		return err
-	}
-	return l.tar.Close()
-}
-
-// ReadTree fills an empty directory with what WriteTree wrote. A tar that cannot be read is an
-// errs.ErrInvalid; none can reach beyond the directory.
-func (c *Client) ReadTree(ctx context.Context, dir string, r io.Reader) error {
-	_, err := archive.Apply(ctx, dir, r, archive.WithFilter(foreignAttributes))
-	var system *os.PathError
-	if err == nil || errors.As(err, &system) || context.Cause(ctx) != nil {
-		return err
-	}
-	return notImage(err)
 }
 
 // ChainOf identifies the content of the image that a committed snapshot lies on, with as many others of

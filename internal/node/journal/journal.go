@@ -19,9 +19,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/node/oci"
-	"github.com/barchan-dev/barchan/internal/node/plan"
-
 	bolt "go.etcd.io/bbolt"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -29,6 +26,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
 // Stage is how far a sandbox's life on the node is.

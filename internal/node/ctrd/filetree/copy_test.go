@@ -1,4 +1,4 @@
-package ctrd
+package filetree_test
 
 import (
 	"bytes"
@@ -11,6 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
+	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree/filetreetest"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -19,7 +21,7 @@ import (
 func old(t *testing.T, dir string) {
 	t.Helper()
 	for {
-		now := time.Now().Add(-2 * clockSlack)
+		now := time.Now().Add(-2 * filetree.ClockSlack)
 		newest := time.Time{}
 		must(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
 			if err != nil {
@@ -58,7 +60,7 @@ func bulky(t *testing.T, dir string) {
 	must(t, unix.Lsetxattr(filepath.Join(dir, "d3"), "trusted.test", []byte("x"), 0))
 }
 
-func TestTreeCopyAhead(t *testing.T) {
+func TestCopyAhead(t *testing.T) {
 	root(t)
 	for name, change := range map[string]func(dir string) error{
 		"nothing": func(string) error { return nil },
@@ -111,35 +113,35 @@ func TestTreeCopyAhead(t *testing.T) {
 			src, dst := t.TempDir(), t.TempDir()
 			bulky(t, src)
 			old(t, src)
-			c := NewTreeCopy(dst, src)
+			c := filetree.NewCopy(dst, src)
 			must(t, c.PreCopy(t.Context()))
-			if len(c.ahead) < 40 {
-				t.Fatalf("%d entries were copied ahead", len(c.ahead))
+			if c.Ahead() < 40 {
+				t.Fatalf("%d entries were copied ahead", c.Ahead())
 			}
 			must(t, change(src))
 			must(t, c.FinalCopy(t.Context()))
-			same(t, name, tell(t, dst), tell(t, src))
+			filetreetest.Same(t, name, filetreetest.Describe(t, dst), filetreetest.Describe(t, src))
 		})
 	}
 }
 
 // What was copied ahead is not copied again, and what was changing then is.
-func TestTreeCopyAheadIsOfUse(t *testing.T) {
+func TestCopyAheadIsOfUse(t *testing.T) {
 	root(t)
 	src := t.TempDir()
 	bulky(t, src)
 	old(t, src)
 	fresh := filepath.Join(src, "d0", "fresh")
 	var dst string
-	var c *TreeCopy
+	var c *filetree.Copy
 	eventually.True(t, "a copy ahead begins while a file is fresh", func() bool {
 		dst = t.TempDir()
-		c = NewTreeCopy(dst, src)
+		c = filetree.NewCopy(dst, src)
 		must(t, os.WriteFile(fresh, []byte("fresh"), 0o600))
 		must(t, c.PreCopy(t.Context()))
 		var st unix.Stat_t
 		must(t, unix.Lstat(fresh, &st))
-		return !before(st.Ctim, c.settled)
+		return !c.Settled(st.Ctim)
 	})
 	// The copies are spoilt: what is copied again is right again.
 	must(t, os.WriteFile(filepath.Join(dst, "d1", "f9"), bytes.Repeat([]byte{'?'}, 300_000), 0o600))
@@ -154,15 +156,22 @@ func TestTreeCopyAheadIsOfUse(t *testing.T) {
 }
 
 // Little is copied once.
-func TestTreeCopyOfLittle(t *testing.T) {
+func TestCopyOfLittle(t *testing.T) {
 	root(t)
 	src, dst := t.TempDir(), t.TempDir()
 	must(t, os.WriteFile(filepath.Join(src, "one"), []byte("one"), 0o600))
-	c := NewTreeCopy(dst, src)
+	c := filetree.NewCopy(dst, src)
 	must(t, c.PreCopy(t.Context()))
 	if left, err := os.ReadDir(dst); err != nil || len(left) > 0 {
 		t.Errorf("copied ahead: %v, %v", left, err)
 	}
 	must(t, c.FinalCopy(t.Context()))
-	same(t, "the copy", tell(t, dst), tell(t, src))
+	filetreetest.Same(t, "the copy", filetreetest.Describe(t, dst), filetreetest.Describe(t, src))
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

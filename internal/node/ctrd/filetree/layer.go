@@ -1,4 +1,4 @@
-package ctrd
+package filetree
 
 import (
 	"archive/tar"
@@ -16,13 +16,13 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// How a layer of an image says that something of the layers below is gone.
+// Markers of removed files in a layer of an image.
 const (
 	whiteoutPrefix = ".wh."
 	opaqueName     = whiteoutPrefix + whiteoutPrefix + ".opq"
 )
 
-// How an upper directory of an overlay says it, and how a tar carries attributes.
+// Markers of removed files in an upper directory of an overlay, and a tar's prefix of attributes.
 const (
 	overlayPrefix = "trusted.overlay."
 	opaqueAttr    = overlayPrefix + "opaque"
@@ -35,10 +35,9 @@ type layerWriter struct {
 	links map[uint64]string
 }
 
-// writeLayer writes the upper directory of an overlay as an uncompressed layer of an OCI
-// image. Sockets have no form there and are left out: nobody listens to them any more. Holes of
-// sparse files become zeros.
-func writeLayer(ctx context.Context, w io.Writer, upper string) error {
+// WriteLayer writes the upper directory of an overlay as an uncompressed layer of an OCI image. It
+// skips sockets, which a tar cannot hold, and writes holes as zeros.
+func WriteLayer(ctx context.Context, w io.Writer, upper string) error {
 	l := layerWriter{tar: tar.NewWriter(w), links: map[uint64]string{}}
 	root, err := openFolder(upper, "")
 	if err != nil {
@@ -56,7 +55,7 @@ func (l *layerWriter) add(ctx context.Context, e entry) error {
 		return l.mark(path.Join(path.Dir(e.rel), whiteoutPrefix+e.name))
 	}
 	if strings.HasPrefix(e.name, whiteoutPrefix) {
-		return fmt.Errorf("%q cannot be told from the mark of a removed file: %w", e.rel, errs.ErrInvalid)
+		return fmt.Errorf("%q has the name of a whiteout; rename it: %w", e.rel, errs.ErrInvalid)
 	}
 	if e.kind() == unix.S_IFSOCK {
 		return nil
@@ -86,7 +85,7 @@ func (l *layerWriter) add(ctx context.Context, e entry) error {
 	return below.each(ctx, func(e entry) error { return l.add(ctx, e) })
 }
 
-// mark writes an empty file that stands for what is gone.
+// mark writes an empty file, as whiteouts are.
 func (l *layerWriter) mark(name string) error {
 	err := l.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Format: tar.FormatPAX, ModTime: time.Unix(0, 0)})
 	if err != nil {
@@ -125,13 +124,13 @@ func (l *layerWriter) header(e entry) (h *tar.Header, opaque bool, err error) {
 			l.links[e.Ino] = e.rel
 		}
 	}
-	opaque, err = addAttributes(h, e) // for a link too: who reads it sets the owner again, and so takes them away
+	opaque, err = addAttributes(h, e) // for a hard link too: extracting one sets the owner again, which clears attributes
 	return h, opaque, err
 }
 
-// addAttributes puts attributes into a header, and reports what the overlay's own say.
+// addAttributes adds attributes to a header, and reports whether the overlay marks it opaque.
 func addAttributes(h *tar.Header, e entry) (opaque bool, err error) {
-	found, err := attributes(e.at)
+	found, err := Attributes(e.at)
 	if err != nil {
 		return false, err
 	}
@@ -164,8 +163,8 @@ func (l *layerWriter) content(ctx context.Context, e entry) error {
 	return nil
 }
 
-// foreignAttributes takes from a tar what only an overlay itself may say, for it would lead the
-// kernel to files that the tar does not have.
+// foreignAttributes drops attributes that only an overlay may set: they would redirect the kernel to
+// files outside the tar.
 func foreignAttributes(h *tar.Header) (bool, error) {
 	for name := range h.PAXRecords {
 		attr, ok := strings.CutPrefix(name, attrRecord)

@@ -1,4 +1,4 @@
-package ctrd
+package supervisor
 
 import (
 	"fmt"
@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// unneeded are the plugins of the pinned containerd that images, snapshots and records do not
-// need: the way to run containers, other snapshotters, other listeners.
+// unneeded are plugins of the pinned containerd that images, snapshots and container metadata do
+// not need: tasks and shims, other snapshotters, other listeners.
 var unneeded = []string{
 	"io.containerd.differ.v1.erofs",
 	"io.containerd.grpc.v1.mounts",
@@ -49,8 +49,8 @@ var unneeded = []string{
 
 func (s *Supervisor) configFile() string { return filepath.Join(s.cfg.Dir, "config.toml") }
 
-// writeConfig writes containerd's configuration, so that the program of today never reads
-// that of yesterday.
+// writeConfig writes containerd's configuration before each start, so that an upgraded program
+// never reads an old one.
 func (s *Supervisor) writeConfig() error {
 	for _, dir := range []string{s.cfg.Dir, filepath.Join(s.cfg.Dir, "root"), filepath.Join(s.cfg.Dir, "state")} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {

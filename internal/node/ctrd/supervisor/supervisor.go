@@ -1,4 +1,8 @@
-package ctrd
+// Package supervisor keeps a containerd process of ours running. It makes no calls to containerd's
+// API, and ends a containerd only in Stop: the process outlives ours.
+//
+// Supervisor.mu is a leaf.
+package supervisor
 
 import (
 	"context"
@@ -25,13 +29,13 @@ const (
 	firstPause = 100 * time.Millisecond // before the first restart
 	longPause  = 30 * time.Second       // between two restarts, at most
 	soundAfter = time.Minute            // a run this long makes the next pause the first again
-	stopGrace  = 10 * time.Second       // between the request to end and the order
-	// maxLog is the size above which the log is put aside at a start.
+	stopGrace  = 10 * time.Second       // between SIGTERM and SIGKILL
+	// maxLog is the size above which a start rotates the log.
 	maxLog = 16 << 20
 )
 
-// SupervisorConfig says which containerd to run, and where.
-type SupervisorConfig struct {
+// Config is the program and the place of a containerd.
+type Config struct {
 	// Binary is the path of the program.
 	Binary string
 	// Dir is a directory of its own for data, state, socket, configuration and log. The path
@@ -40,18 +44,18 @@ type SupervisorConfig struct {
 	Log *slog.Logger
 }
 
-// Supervisor keeps a containerd of our own running. The child outlives us: the next
-// supervisor of the directory takes it over.
+// Supervisor keeps one containerd running. The child outlives this process: the next Supervisor of
+// the directory adopts it.
 type Supervisor struct {
-	cfg SupervisorConfig
+	cfg Config
 	log *slog.Logger
 
 	mu   sync.Mutex
 	live *lifecycle.Process // +checklocks:mu
 }
 
-// NewSupervisor checks the configuration and starts nothing.
-func NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
+// New checks the configuration and starts nothing.
+func New(cfg Config) (*Supervisor, error) {
 	switch {
 	case cfg.Log == nil || cfg.Dir == "":
 		return nil, fmt.Errorf("containerd: a directory and a logger are needed: %w", errs.ErrInvalid)
@@ -73,9 +77,9 @@ func (s *Supervisor) Address() string { return filepath.Join(s.cfg.Dir, "contain
 
 func (s *Supervisor) pidFile() string { return filepath.Join(s.cfg.Dir, "containerd.pid") }
 
-// Run takes over the containerd of the directory or starts one, calls ready when it answers,
-// and starts it again whenever it ends, with growing pauses. It returns when ctx is done and
-// leaves containerd running; [Supervisor.Stop] ends it.
+// Run adopts the containerd of the directory or starts one, calls ready when it answers, and
+// restarts it with exponential backoff. It returns when ctx is done and leaves containerd running;
+// [Supervisor.Stop] ends it.
 func (s *Supervisor) Run(ctx context.Context, ready func()) error {
 	pause := firstPause
 	for {
@@ -83,21 +87,21 @@ func (s *Supervisor) Run(ctx context.Context, ready func()) error {
 		p, child, err := s.ensure(ctx)
 		if err == nil {
 			ready()
-			s.log.InfoContext(ctx, "containerd answers", "pid", p.PID, "duration", time.Since(began))
+			s.log.InfoContext(ctx, "containerd ready", "pid", p.PID, "duration", time.Since(began))
 			err = p.Wait(ctx)
 			if child != nil && !p.Alive() {
 				child.Reap()
-			} else if !p.Alive() { // a child of ours too, if this program started itself again
+			} else if !p.Alive() { // our child if this program re-executed itself
 				_, _ = unix.Wait4(p.PID, nil, unix.WNOHANG, nil)
 			}
 		}
 		if ctx.Err() != nil {
-			return nil //nolint:nilerr // asked to return
+			return nil //nolint:nilerr // ctx is done
 		}
 		if time.Since(began) > soundAfter {
 			pause = firstPause
 		}
-		s.log.WarnContext(ctx, "containerd ended; it is started again", "error", err, "pause", pause)
+		s.log.WarnContext(ctx, "containerd exited; restarting", "error", err, "pause", pause)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -107,8 +111,8 @@ func (s *Supervisor) Run(ctx context.Context, ready func()) error {
 	}
 }
 
-// ensure returns the containerd of the directory, running and answering, and the child that
-// it is if it was started now.
+// ensure returns the running, answering containerd of the directory, and its child if it was
+// started now.
 func (s *Supervisor) ensure(ctx context.Context) (lifecycle.Process, *lifecycle.Child, error) {
 	p, found := s.find(ctx)
 	var child *lifecycle.Child
@@ -131,8 +135,8 @@ func (s *Supervisor) ensure(ctx context.Context) (lifecycle.Process, *lifecycle.
 	return p, child, nil
 }
 
-// find is the directory's containerd if it runs: by its pid file, or by who is behind the
-// socket, for when we died before we wrote the file.
+// find returns the directory's running containerd: by its pid file, or by the socket's peer if a
+// predecessor died before it wrote the file.
 func (s *Supervisor) find(ctx context.Context) (p lifecycle.Process, ok bool) {
 	if b, err := os.ReadFile(s.pidFile()); err == nil && json.Unmarshal(b, &p) == nil && p.Alive() {
 		return p, true
@@ -156,7 +160,7 @@ func (s *Supervisor) find(ctx context.Context) (p lifecycle.Process, ok bool) {
 	return p, err == nil
 }
 
-// start starts a new containerd, whose output goes to a file that does not need us.
+// start starts a new containerd, whose output goes to a file.
 func (s *Supervisor) start() (*lifecycle.Child, error) {
 	if err := s.writeConfig(); err != nil {
 		return nil, err
@@ -164,7 +168,7 @@ func (s *Supervisor) start() (*lifecycle.Child, error) {
 	logPath := filepath.Join(s.cfg.Dir, "containerd.log")
 	if info, err := os.Stat(logPath); err == nil && info.Size() > maxLog {
 		if err := os.Rename(logPath, logPath+".1"); err != nil {
-			return nil, fmt.Errorf("put log of containerd aside: %w", err)
+			return nil, fmt.Errorf("rotate log of containerd: %w", err)
 		}
 	}
 	out, err := os.OpenFile(logPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -172,9 +176,9 @@ func (s *Supervisor) start() (*lifecycle.Child, error) {
 		return nil, fmt.Errorf("open log of containerd: %w", err)
 	}
 	defer func() { _ = out.Close() }()
-	cmd := exec.Command(s.cfg.Binary, "--config", s.configFile()) //nolint:noctx // it outlives every context of ours
+	cmd := exec.Command(s.cfg.Binary, "--config", s.configFile()) //nolint:noctx // it outlives every context
 	cmd.Stdout, cmd.Stderr, cmd.Dir = out, out, s.cfg.Dir
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a terminal's signals are not for it
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // no signals of our terminal
 	child, err := lifecycle.StartChild(cmd)
 	if err != nil {
 		return nil, fmt.Errorf("start containerd: %w", err)
@@ -184,14 +188,14 @@ func (s *Supervisor) start() (*lifecycle.Child, error) {
 		err = os.WriteFile(s.pidFile(), b, 0o600)
 	}
 	if err != nil {
-		err = errors.Join(fmt.Errorf("note the pid of containerd: %w", err), child.Signal(syscall.SIGKILL))
+		err = errors.Join(fmt.Errorf("write pid file of containerd: %w", err), child.Signal(syscall.SIGKILL))
 		child.Reap()
 		return nil, err
 	}
 	return child, nil
 }
 
-// awaitAnswer returns when the socket takes connections, or the process has ended.
+// awaitAnswer returns when the socket accepts connections, or the process has exited.
 func (s *Supervisor) awaitAnswer(ctx context.Context, p lifecycle.Process) error {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -201,7 +205,7 @@ func (s *Supervisor) awaitAnswer(ctx context.Context, p lifecycle.Process) error
 			return conn.Close()
 		}
 		if !p.Alive() {
-			return fmt.Errorf("containerd ended before it answered; see %s", filepath.Join(s.cfg.Dir, "containerd.log"))
+			return fmt.Errorf("containerd exited before it answered; see %s", filepath.Join(s.cfg.Dir, "containerd.log"))
 		}
 		select {
 		case <-ctx.Done():
@@ -211,8 +215,8 @@ func (s *Supervisor) awaitAnswer(ctx context.Context, p lifecycle.Process) error
 	}
 }
 
-// Stop ends the containerd of the directory, whether Run is running or not, and returns when
-// it has ended. Call it after Run has returned, or Run starts another.
+// Stop ends the containerd of the directory and returns when it has exited. Call it after Run has
+// returned, or Run starts another.
 func (s *Supervisor) Stop(ctx context.Context) error {
 	s.mu.Lock()
 	live := s.live

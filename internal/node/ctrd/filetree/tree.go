@@ -1,4 +1,4 @@
-package ctrd
+package filetree
 
 import (
 	"context"
@@ -14,11 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copyChunk bounds what is copied between two looks at the context, in bytes.
+// copyChunk is the number of bytes between two checks of the context.
 const copyChunk = 64 << 20
 
-// folder is an open directory. What is in it is named through its descriptor, so that nobody
-// who renames or links above it can lead us elsewhere, however deep it is.
+// folder is an open directory. Entries are named through its descriptor, so that a rename or link
+// above it cannot redirect the copy.
 type folder struct {
 	file *os.File
 	rel  string // from the tree's root, for messages and links
@@ -32,7 +32,7 @@ func openFolder(at, rel string) (*folder, error) {
 	return &folder{file: os.NewFile(uintptr(fd), rel), rel: rel}, nil
 }
 
-// at is a path to an entry; what is done to it must not follow it.
+// at is a path to an entry; callers must not follow links there.
 func (f *folder) at(name string) string {
 	return "/proc/self/fd/" + strconv.Itoa(int(f.file.Fd())) + "/" + name
 }
@@ -64,9 +64,9 @@ func (f *folder) each(ctx context.Context, do func(entry) error) error {
 		}
 		e := entry{name: name, at: f.at(name), rel: path.Join(f.rel, name)}
 		if err := unix.Lstat(e.at, &e.Stat_t); errors.Is(err, unix.ENOENT) {
-			continue // somebody else removed it
+			continue // removed meanwhile
 		} else if err != nil {
-			return fmt.Errorf("look at %q: %w", e.rel, err)
+			return fmt.Errorf("stat %q: %w", e.rel, err)
 		}
 		if err := do(e); err != nil {
 			return err
@@ -75,13 +75,13 @@ func (f *folder) each(ctx context.Context, do func(entry) error) error {
 	return nil
 }
 
-// copier copies a tree with all that a file system knows of it: owners, modes, times to the
-// nanosecond, extended attributes, hard links, devices and so whiteouts, sockets, holes.
+// copier copies a tree with owners, modes, times to the nanosecond, extended attributes, hard
+// links, devices (whiteouts too), sockets and holes.
 type copier struct {
 	root  string            // of the copy
 	links map[uint64]string // inode number to the first path in the copy
-	// ahead learns what is copied while it may be changing; after knows what was copied so.
-	ahead, after *TreeCopy
+	// ahead records a pre-copy; after is the record that a final copy uses. At most one is set.
+	ahead, after *Copy
 }
 
 // fill copies the entries of a directory and then its own properties, times last.
@@ -111,7 +111,7 @@ func (c *copier) copy(ctx context.Context, to *folder, e entry) error {
 	}
 }
 
-// copyNew copies an entry to where nothing is.
+// copyNew copies an entry to an unused name.
 func (c *copier) copyNew(ctx context.Context, to *folder, e entry) error {
 	dst := to.at(e.name)
 	if e.kind() != unix.S_IFDIR && e.Nlink > 1 {
@@ -164,8 +164,8 @@ func (c *copier) fillFolder(ctx context.Context, dst string, e entry) error {
 	return c.fill(ctx, to, from, e)
 }
 
-// properties sets what is not content. A change of owner takes modes and attributes away, so
-// it comes first.
+// properties sets owner, attributes, mode and times. A change of owner clears modes and attributes,
+// so it comes first.
 func (c *copier) properties(dst string, e entry) error {
 	err := os.Lchown(dst, int(e.Uid), int(e.Gid))
 	if err == nil {
@@ -183,7 +183,7 @@ func (c *copier) properties(dst string, e entry) error {
 	return nil
 }
 
-// copyFile copies content, and not holes.
+// copyFile copies content without holes.
 func copyFile(ctx context.Context, dst string, e entry) error {
 	src, err := os.OpenFile(e.at, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -219,7 +219,7 @@ func copyFile(ctx context.Context, dst string, e entry) error {
 	return to.Close()
 }
 
-// copyRange lets the kernel copy, which shares blocks where the file system can.
+// copyRange copies in the kernel, which shares blocks if the file system can.
 func copyRange(to, src *os.File, begin, end int64) (at int64, err error) {
 	if _, err := src.Seek(begin, io.SeekStart); err != nil {
 		return begin, err
@@ -227,12 +227,12 @@ func copyRange(to, src *os.File, begin, end int64) (at int64, err error) {
 	if _, err := to.Seek(begin, io.SeekStart); err != nil {
 		return begin, err
 	}
-	n, err := io.CopyN(to, src, end-begin) // copy_file_range where it can be
+	n, err := io.CopyN(to, src, end-begin) // copy_file_range if possible
 	return begin + n, err
 }
 
-// attributes reads the extended attributes of a path, which it does not follow.
-func attributes(at string) (map[string][]byte, error) {
+// Attributes reads the extended attributes of a path, which it does not follow.
+func Attributes(at string) (map[string][]byte, error) {
 	size, err := unix.Llistxattr(at, nil)
 	if errors.Is(err, unix.ENOTSUP) || (err == nil && size == 0) {
 		return nil, nil
@@ -240,7 +240,7 @@ func attributes(at string) (map[string][]byte, error) {
 		return nil, err
 	}
 	b := make([]byte, size)
-	if size, err = unix.Llistxattr(at, b); err != nil || size == 0 { // an overlay asks for more than it fills
+	if size, err = unix.Llistxattr(at, b); err != nil || size == 0 { // an overlay reports a larger size than it fills
 		return nil, err
 	}
 	found := map[string][]byte{}
@@ -261,7 +261,7 @@ func attributes(at string) (map[string][]byte, error) {
 }
 
 func copyAttributes(dst, src string) error {
-	found, err := attributes(src)
+	found, err := Attributes(src)
 	if err != nil {
 		return err
 	}
@@ -274,7 +274,7 @@ func copyAttributes(dst, src string) error {
 }
 
 func dropAttributes(at string) error {
-	found, err := attributes(at)
+	found, err := Attributes(at)
 	if err != nil {
 		return err
 	}
@@ -286,8 +286,8 @@ func dropAttributes(at string) error {
 	return nil
 }
 
-// syncTree makes all that was written to the file system of a directory durable.
-func syncTree(dir string) error {
+// Sync makes all writes to a directory's file system durable.
+func Sync(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-package ctrd
+package filetree
 
 import (
 	"context"
@@ -12,8 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A copy is made ahead, while the source is still being written, only where this is worth a second
-// look at everything.
+// A pre-copy pays off above these sizes: the final copy must stat every entry again.
 const (
 	worthBytes   = 8 << 20
 	worthEntries = 512
@@ -22,20 +21,19 @@ const (
 )
 
 // errWorth ends a count.
-var errWorth = errors.New("enough to be copied ahead")
+var errWorth = errors.New("worth a pre-copy")
 
-// TreeCopy copies a directory tree with all that a file system knows of it: owners, modes, times,
-// extended attributes, hard links, devices, holes. It can do most of the work before the source is
-// held still.
+// Copy copies a directory tree with owners, modes, times, extended attributes, hard links, devices
+// and holes. PreCopy does most of the work before the source must stop changing.
 //
-// What was copied ahead counts as unchanged if its time of change is the same and lies before all
-// that was written till then had reached the disk: a later write, through a mapping too, makes the
-// file system set another. Each method may be called once, Ahead not at all; no two at a time.
-type TreeCopy struct {
+// The final copy skips an entry whose ctime is unchanged since the pre-copy and lies before the
+// source was synced: a later write, also through a mapping, sets a new ctime. Each method may be
+// called once, PreCopy is optional; calls must not overlap.
+type Copy struct {
 	dst, src string
-	// ahead is what was seen of the source before it was copied, by path; nil where nothing was.
+	// ahead is the state of each entry before its pre-copy, by path; nil without a pre-copy.
 	ahead map[string]seenEntry
-	// settled is before what the ahead copy relies on, in the file system's time.
+	// settled bounds the ctimes that the final copy relies on, in the file system's time.
 	settled unix.Timespec
 }
 
@@ -48,30 +46,28 @@ type seenEntry struct {
 
 func seen(e entry) seenEntry { return seenEntry{ino: e.Ino, size: e.Size, ctim: e.Ctim} }
 
-// NewTreeCopy prepares the copy of what is in src, and of what src itself is, to the empty directory
-// dst. It touches nothing.
-func NewTreeCopy(dst, src string) *TreeCopy { return &TreeCopy{dst: dst, src: src} }
+// NewCopy prepares a copy of src to the empty directory dst and touches nothing.
+func NewCopy(dst, src string) *Copy { return &Copy{dst: dst, src: src} }
 
-// Ahead copies what is there now if it is much, while the source may be written to. What cannot be
-// copied is left for Take.
-func (t *TreeCopy) PreCopy(ctx context.Context) error {
+// PreCopy copies a large tree while the source may change. It leaves failing entries to FinalCopy.
+func (t *Copy) PreCopy(ctx context.Context) error {
 	if worth, err := worthIt(ctx, t.src); err != nil || !worth {
 		return err
 	}
 	now := time.Now().Add(-clockSlack)
-	if err := syncTree(t.src); err != nil {
+	if err := Sync(t.src); err != nil {
 		return err
 	}
 	t.settled, t.ahead = unix.NsecToTimespec(now.UnixNano()), map[string]seenEntry{}
 	return t.walk(ctx, &copier{root: t.dst, links: map[uint64]string{}, ahead: t})
 }
 
-// Take copies what Ahead did not, or what has changed since. The source must be held still.
-func (t *TreeCopy) FinalCopy(ctx context.Context) error {
+// FinalCopy copies all that PreCopy did not, or that has changed since. The source must not change.
+func (t *Copy) FinalCopy(ctx context.Context) error {
 	return t.walk(ctx, &copier{root: t.dst, links: map[uint64]string{}, after: t})
 }
 
-func (t *TreeCopy) walk(ctx context.Context, c *copier) error {
+func (t *Copy) walk(ctx context.Context, c *copier) error {
 	from, err := openFolder(t.src, "")
 	if err != nil {
 		return err
@@ -84,24 +80,24 @@ func (t *TreeCopy) walk(ctx context.Context, c *copier) error {
 	defer func() { _ = to.file.Close() }()
 	var st unix.Stat_t
 	if err := unix.Fstat(int(from.file.Fd()), &st); err != nil {
-		return fmt.Errorf("look at %q: %w", t.src, err)
+		return fmt.Errorf("stat %q: %w", t.src, err)
 	}
 	return c.fill(ctx, to, from, entry{at: from.self(), Stat_t: st})
 }
 
-// unchanged reports whether the copy of an entry that was made ahead, at dst, is the entry as it is now.
-func (t *TreeCopy) unchanged(dst string, e entry) bool {
+// unchanged reports whether the pre-copy at dst equals the entry.
+func (t *Copy) unchanged(dst string, e entry) bool {
 	was, ok := t.ahead[e.rel]
 	if !ok || was != seen(e) || e.kind() == unix.S_IFDIR || !before(e.Ctim, t.settled) {
 		return false
 	}
-	var st unix.Stat_t // it may have gone with a directory that could not be copied
+	var st unix.Stat_t // the pre-copy of a failed directory was discarded
 	return unix.Lstat(dst, &st) == nil && st.Mode == e.Mode && st.Size == e.Size
 }
 
 func before(a, b unix.Timespec) bool { return a.Nano() < b.Nano() }
 
-// worthIt reports whether there is so much in a tree that copying it takes long.
+// worthIt reports whether a tree is large enough for a pre-copy.
 func worthIt(ctx context.Context, dir string) (bool, error) {
 	var bytes int64
 	entries := 0
@@ -128,14 +124,14 @@ func worthIt(ctx context.Context, dir string) (bool, error) {
 		return false, err
 	}
 	switch err := count(f); {
-	case errors.Is(err, errWorth), errors.Is(err, fs.ErrNotExist): // it changes; look closer
+	case errors.Is(err, errWorth), errors.Is(err, fs.ErrNotExist): // it is changing
 		return true, nil
 	default:
 		return false, err
 	}
 }
 
-// discard removes what was copied of an entry.
+// discard removes the copy of an entry.
 func discard(to *folder, e entry) error {
 	if err := os.RemoveAll(to.at(e.name)); err != nil {
 		return fmt.Errorf("copy %q: %w", e.rel, err)
@@ -143,12 +139,12 @@ func discard(to *folder, e entry) error {
 	return nil
 }
 
-// forget removes from a copy what its source has no more.
+// forget removes entries from a copy that its source no longer has.
 func (c *copier) forget(ctx context.Context, to *folder, have map[string]bool) error {
 	if c.after == nil || c.after.ahead == nil {
 		return nil
 	}
-	again, err := openFolder(to.self(), to.rel) // its position is of its own
+	again, err := openFolder(to.self(), to.rel) // with its own read position
 	if err != nil {
 		return err
 	}
@@ -161,7 +157,7 @@ func (c *copier) forget(ctx context.Context, to *folder, have map[string]bool) e
 	})
 }
 
-// copyAhead copies an entry of a source that may be changing, and does not mind if it cannot.
+// copyAhead copies an entry of a source that may be changing, and ignores failures.
 func (c *copier) copyAhead(ctx context.Context, to *folder, e entry) error {
 	c.ahead.ahead[e.rel] = seen(e)
 	if err := c.copyNew(ctx, to, e); err != nil {
@@ -174,7 +170,7 @@ func (c *copier) copyAhead(ctx context.Context, to *folder, e entry) error {
 	return nil
 }
 
-// copyAfter brings the copy of an entry up to date.
+// copyAfter updates the copy of an entry.
 func (c *copier) copyAfter(ctx context.Context, to *folder, e entry) error {
 	was, ahead := c.after.ahead[e.rel]
 	switch {
@@ -193,7 +189,7 @@ func (c *copier) copyAfter(ctx context.Context, to *folder, e entry) error {
 	return c.copyNew(ctx, to, e)
 }
 
-// mergeFolder goes through a directory of which there is a copy.
+// mergeFolder updates the copy of a directory.
 func (c *copier) mergeFolder(ctx context.Context, dst string, e entry) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(dst, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
@@ -202,7 +198,7 @@ func (c *copier) mergeFolder(ctx context.Context, dst string, e entry) error {
 		}
 		return c.copyFolder(ctx, dst, e)
 	}
-	if err := dropAttributes(dst); err != nil { // those that it has now are set again
+	if err := dropAttributes(dst); err != nil { // the current ones are set afterwards
 		return fmt.Errorf("copy %q: %w", e.rel, err)
 	}
 	return c.fillFolder(ctx, dst, e)
