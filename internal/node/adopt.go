@@ -17,6 +17,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
@@ -350,7 +351,7 @@ func (n *Node) Destroy(ctx context.Context) error {
 	for _, r := range n.runtimes {
 		failures = append(failures, r.Destroy())
 	}
-	failures = append(failures, n.network.Destroy(ctx), oci.RemoveCgroups(n.cfg.CgroupParent))
+	failures = append(failures, n.network.Destroy(ctx), cgroups.Remove(n.cfg.CgroupParent))
 	return errors.Join(failures...)
 }
 

@@ -25,6 +25,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
 
 // The memory of a gVisor sandbox can be restored by the build of runsc alone that wrote it, and a
@@ -214,7 +215,7 @@ func (b *builds) runtime(sha string) (*oci.Runtime, error) {
 // runtimeFor is gVisor's runtime of a build: the one that new containers are started by, or one
 // that was kept. A build without a SHA-256 means the former. One that is not there is an
 // errs.ErrConflict.
-func (n *Node) runtimeFor(build oci.Build) (*oci.Runtime, error) {
+func (n *Node) runtimeFor(build memimage.Build) (*oci.Runtime, error) {
 	if build.SHA256 == "" || n.builds == nil || build.SHA256 == n.builds.current {
 		return n.runtimeOf(oci.GVisor)
 	}
@@ -226,7 +227,7 @@ func (n *Node) runtimeOfRow(r *journal.Row) (*oci.Runtime, error) {
 	if r.Plan.Class != oci.GVisor {
 		return n.runtimeOf(r.Plan.Class)
 	}
-	return n.runtimeFor(oci.Build{SHA256: r.Build})
+	return n.runtimeFor(memimage.Build{SHA256: r.Build})
 }
 
 // buildNow is the build that a new container of a class is started by; empty where it does not

@@ -12,6 +12,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -160,7 +161,7 @@ func TestCopiesOfTheRuntime(t *testing.T) {
 }
 
 func TestMemoryOfABetterProcessor(t *testing.T) {
-	here := oci.Build{SHA256: "a", CPUFeatures: []string{"sse"}}
+	here := memimage.Build{SHA256: "a", CPUFeatures: []string{"sse"}}
 	there := here
 	there.CPUFeatures = []string{"sse", "avx512f"}
 	err := orFiles(here.Restores(there))

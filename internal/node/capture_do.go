@@ -17,6 +17,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
@@ -231,7 +232,7 @@ func (p *capture) frozenFiles(ctx context.Context) error {
 	if _, err := runtime.Checkpoint(ctx, p.id(), memory, oci.CheckpointOptions{Written: p.copy}); err != nil {
 		return err
 	}
-	return oci.RemoveImage(memory)
+	return memimage.Remove(memory)
 }
 
 // heldStill does what holds a source still. The journal says so while a source that runs may be found
@@ -304,13 +305,13 @@ func (p *capture) fromDisk(ctx context.Context) error {
 // those that start from one trust it without another look.
 func (p *capture) linkMemory(ctx context.Context) error {
 	from, to := p.n.memoryDir(p.id()), p.n.checkpointMemory(p.c.Ref.UID)
-	if err := oci.VerifyImage(ctx, from); errors.Is(err, errs.ErrInvalid) || errors.Is(err, errs.ErrNotFound) {
+	if err := memimage.Verify(ctx, from); errors.Is(err, errs.ErrInvalid) || errors.Is(err, errs.ErrNotFound) {
 		return fmt.Errorf("the memory of its sandbox on disk is damaged: %s; a checkpoint of the files alone can be made "+
 			"(spec.content: Files, --files-only, memory: false): %w", errs.Text(err), errs.ErrInvalid)
 	} else if err != nil {
 		return err
 	}
-	err := oci.LinkImage(ctx, from, to)
+	err := memimage.Link(ctx, from, to)
 	if isOtherDisk(err) {
 		if err = os.Mkdir(to, 0o700); err == nil {
 			err = filetree.NewCopy(to, from).FinalCopy(ctx)
@@ -319,12 +320,12 @@ func (p *capture) linkMemory(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	img, err := oci.ReadImage(to)
+	img, err := memimage.Read(to)
 	if err != nil {
 		return err
 	}
 	if img.Digest == "" {
-		if img.Digest, err = oci.DigestImage(ctx, to); err != nil {
+		if img.Digest, err = memimage.Digest(ctx, to); err != nil {
 			return err
 		}
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/keyedlock"
-	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
@@ -72,9 +72,9 @@ type checkpoint struct {
 
 // savedMemory is what is known of the memory in a checkpoint.
 type savedMemory struct {
-	Build  oci.Build `json:"build"`
-	Digest string    `json:"digest"`
-	Size   int64     `json:"size"`
+	Build  memimage.Build `json:"build"`
+	Digest string         `json:"digest"`
+	Size   int64          `json:"size"`
 }
 
 // captured is how others see a checkpoint.
@@ -347,7 +347,7 @@ func (n *Node) noteCheckpoint(k *checkpointHandle, c *checkpoint, s checkpointSt
 
 // eraseCheckpoint removes all that there is of a checkpoint, its row last. It may be repeated.
 func (n *Node) eraseCheckpoint(ctx context.Context, k *checkpointHandle) error {
-	failures := []error{oci.RemoveImage(n.checkpointMemory(k.ref.UID)), n.removeCheckpointData(ctx, k.ref.UID), n.dropBase(ctx, k)}
+	failures := []error{memimage.Remove(n.checkpointMemory(k.ref.UID)), n.removeCheckpointData(ctx, k.ref.UID), n.dropBase(ctx, k)}
 	if err := errors.Join(failures...); err != nil {
 		return errs.Retryable(err)
 	}

@@ -11,7 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
 
 // verified remembers which images of memory were read through and found whole, as long as their files
@@ -39,7 +39,7 @@ func (v *verified) check(ctx context.Context, uid types.UID, dir string) error {
 		}
 		look, mine := v.scanHost(uid, state)
 		if mine {
-			look.err = oci.VerifyImage(ctx, dir)
+			look.err = memimage.Verify(ctx, dir)
 			if look.err != nil {
 				v.forget(uid)
 			}
@@ -85,7 +85,7 @@ func (v *verified) forget(uid types.UID) {
 
 // stateOf changes with the files of an image, as far as the file system tells.
 func stateOf(dir string) (string, error) {
-	img, err := oci.ReadImage(dir)
+	img, err := memimage.Read(dir)
 	if err != nil {
 		return "", err
 	}

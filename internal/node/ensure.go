@@ -16,6 +16,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
@@ -83,7 +84,7 @@ func (n *Node) clearDesiredByName(ref sandbox.Ref) {
 // checkUnused refuses to begin a sandbox of which something runs that the journal does not have,
 // which is older than its loss.
 func (n *Node) checkUnused(id sandbox.ID) error {
-	inside, err := oci.Occupied(n.cgroup(string(id)))
+	inside, err := cgroups.HasProcesses(n.cgroup(string(id)))
 	if err != nil {
 		return errs.Retryable(err)
 	}

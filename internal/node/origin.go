@@ -19,6 +19,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
@@ -110,7 +111,7 @@ func (n *Node) checkOrigin(ctx context.Context, o *origin) error {
 		program, err = n.runtimeOf(oci.GVisor)
 	}
 	if err == nil {
-		var build oci.Build
+		var build memimage.Build
 		if build, err = program.Build(ctx); err == nil {
 			err = build.Restores(o.Memory.Build)
 		}

@@ -18,7 +18,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/portable"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
-	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
 
 // imageFile is the file in a directory of memory that describes it.
@@ -149,14 +149,14 @@ func (n *Node) exportLayers(ctx context.Context, c *checkpoint, told func(done, 
 		return layers, err
 	}
 	dir := n.checkpointMemory(c.Ref.UID)
-	img, err := oci.ReadImage(dir)
+	img, err := memimage.Read(dir)
 	if err != nil {
 		return nil, err
 	}
 	if err := n.verified.check(ctx, c.Ref.UID, dir); err != nil {
 		return nil, err
 	}
-	for _, f := range append(slices.Clone(img.Files), oci.ImageFile{Name: imageFile}) {
+	for _, f := range append(slices.Clone(img.Files), memimage.File{Name: imageFile}) {
 		add(portable.MemoryType, f.Name, contentOf(filepath.Join(dir, f.Name)))
 	}
 	return layers, err

@@ -21,6 +21,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
 
 // importing is one checkpoint that comes from elsewhere.
@@ -251,7 +252,7 @@ func (p *importing) finish() error {
 	}
 	p.c.FilesSize += size
 	if p.c.Memory != nil {
-		img, err := oci.ReadImage(p.n.checkpointMemory(p.c.Ref.UID))
+		img, err := memimage.Read(p.n.checkpointMemory(p.c.Ref.UID))
 		if err != nil {
 			return err
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -220,7 +221,7 @@ func TestClassNotOfferedAnyMore(t *testing.T) {
 	die(t, was)
 	eventually.True(t, "it cannot be restarted", func() bool { return stageOf(n, s) == journal.Restarting })
 	must(t, n.Remove(t.Context(), refOf(s)))
-	if inside, err := oci.Occupied(n.cgroup(string(was.Plan.ID))); err != nil || inside {
+	if inside, err := cgroups.HasProcesses(n.cgroup(string(was.Plan.ID))); err != nil || inside {
 		t.Errorf("processes are left: %v", err)
 	}
 	clean(t, n)

@@ -5,7 +5,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/node/journal"
-	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 )
 
 // refused says why nothing that takes room may be begun, if so.
@@ -54,7 +54,7 @@ func (n *Node) roomToCapture(ctx context.Context, r *journal.Row, filesOnly bool
 // now. That is known only then; what the sandbox has of RAM, with the cache of files it uses, is an upper
 // bound.
 func (n *Node) memoryOf(r *journal.Row) (int64, error) {
-	used, err := oci.ReadUsage(n.cgroup(string(r.Plan.ID)))
+	used, err := cgroups.ReadUsage(n.cgroup(string(r.Plan.ID)))
 	if err != nil {
 		return 0, errs.Retryable(err)
 	}

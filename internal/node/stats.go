@@ -8,7 +8,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/journal"
-	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 )
 
 // Usage is what a sandbox uses of the machine, its runtime's own need included.
@@ -42,7 +42,7 @@ func (n *Node) Usage(ctx context.Context, ref sandbox.Ref) (Usage, error) {
 	if r.OnDisk() {
 		return n.usageAsleep(ctx, r)
 	}
-	used, err := oci.ReadUsage(n.cgroup(string(u.id)))
+	used, err := cgroups.ReadUsage(n.cgroup(string(u.id)))
 	if err != nil {
 		return Usage{}, errs.Retryable(err)
 	}

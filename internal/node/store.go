@@ -16,6 +16,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
 
 // How the memory of frozen sandboxes is moved to disk.
@@ -162,7 +163,7 @@ func (w *operation) checkpoint(ctx context.Context) error {
 }
 
 func (w *operation) removeMemory(context.Context) error {
-	return oci.RemoveImage(w.n.memoryDir(w.id()))
+	return memimage.Remove(w.n.memoryDir(w.id()))
 }
 
 // flush makes durable what the sandbox wrote to its copy of the image and to its volumes, for
@@ -245,13 +246,13 @@ func whereOf(r *journal.Row) string {
 // are unknown, and what an interruption left. Those of the sandboxes in keep stay. Nothing may
 // be writing there.
 func (n *Node) dropStrayMemory(ctx context.Context, keep map[string]bool) error {
-	failures := []error{oci.SweepImages(n.cfg.MemoryDir)}
-	names, err := oci.ListImages(n.cfg.MemoryDir)
+	failures := []error{memimage.Sweep(n.cfg.MemoryDir)}
+	names, err := memimage.List(n.cfg.MemoryDir)
 	failures = append(failures, err)
 	for _, id := range names {
 		if !keep[id] {
 			n.log.InfoContext(ctx, "removing memory on disk that no sandbox waits for", "id", id)
-			failures = append(failures, oci.RemoveImage(n.memoryDir(id)))
+			failures = append(failures, memimage.Remove(n.memoryDir(id)))
 		}
 	}
 	return errors.Join(failures...)

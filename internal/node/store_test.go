@@ -26,6 +26,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -198,7 +200,7 @@ func atRest(t testing.TB, n *Node, s *agents.Sandbox, was *journal.Row) {
 	if was.Process.Alive() {
 		t.Errorf("process %d lives", was.Process.PID)
 	}
-	if _, err := oci.ReadImage(n.memoryDir(string(u.id))); err != nil {
+	if _, err := memimage.Read(n.memoryDir(string(u.id))); err != nil {
 		t.Error(err)
 	}
 	nothingRuns(t, n, string(u.id))
@@ -233,7 +235,7 @@ func nothingRuns(t testing.TB, n *Node, id string) {
 	absent("network namespaces", names, err)
 	names, err = n.runtimes[oci.GVisor].List()
 	absent("containers", names, err)
-	names, err = oci.Cgroups(n.cfg.CgroupParent)
+	names, err = cgroups.List(n.cfg.CgroupParent)
 	absent("cgroups", names, err)
 	names, err = mountsBelow(filepath.Join(n.cfg.DataDir, "sandboxes"))
 	absent("mounts", names, err)
@@ -649,9 +651,9 @@ func TestDamagedMemory(t *testing.T) {
 	suspend(t, n, s)
 	awaitStored(t, n, s)
 	image := n.memoryDir(string(n.lookup(s.UID).id))
-	img, err := oci.ReadImage(image)
+	img, err := memimage.Read(image)
 	must(t, err)
-	largest := slices.MaxFunc(img.Files, func(a, b oci.ImageFile) int { return cmp.Compare(a.Size, b.Size) })
+	largest := slices.MaxFunc(img.Files, func(a, b memimage.File) int { return cmp.Compare(a.Size, b.Size) })
 	for name, tt := range map[string]struct {
 		harm func(dir string)
 		says string

@@ -12,14 +12,16 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/barchan-dev/barchan/internal/node/journal"
+
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
-	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
 
 // wake brings a sandbox back from what it keeps on disk, in its turn. After a failure it sleeps
@@ -136,7 +138,7 @@ func (n *Node) forgetMemory(u *sandboxHandle) {
 		if r := u.current(); u.isRemoved() || r == nil || r.OnDisk() {
 			return // removed, or asleep again
 		}
-		if err := oci.RemoveImage(n.memoryDir(string(u.id))); err != nil {
+		if err := memimage.Remove(n.memoryDir(string(u.id))); err != nil {
 			n.log.WarnContext(ctx, "memory of a sandbox that was resumed is left on disk", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
 		}
 		failpoint.Reach("node/forgotten")
@@ -160,7 +162,7 @@ func (n *Node) rollBackResume(ctx context.Context, u *sandboxHandle, w *operatio
 // checkMemory finds what would fail before anything is touched. What only the machine's owner
 // can mend is an errs.ErrConflict: the sandbox is not lost by it.
 func (w *operation) checkMemory(ctx context.Context) error {
-	img, err := oci.ReadImage(w.n.memoryDir(w.id()))
+	img, err := memimage.Read(w.n.memoryDir(w.id()))
 	if err != nil {
 		return damaged(err)
 	}
@@ -189,7 +191,7 @@ func damaged(err error) error {
 
 // verify reads the memory on disk through.
 func (w *operation) verify(ctx context.Context) error {
-	if err := oci.VerifyImage(ctx, w.n.memoryDir(w.id())); err != nil {
+	if err := memimage.Verify(ctx, w.n.memoryDir(w.id())); err != nil {
 		if ctx.Err() != nil {
 			return errs.Retryable(err)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 )
 
 // watchRetry is the pause before a process is watched again after the kernel refused that.
@@ -66,9 +67,9 @@ func (n *Node) lookAfter(ctx context.Context, u *sandboxHandle, r *journal.Row) 
 // given. In a container of class runc a refused process ends nothing.
 func (n *Node) whyDied(r *journal.Row, otherwise string) string {
 	switch cgroup := n.cgroup(string(r.Plan.ID)); {
-	case oci.OutOfMemory(cgroup):
+	case cgroups.OutOfMemory(cgroup):
 		return fmt.Sprintf("out of memory: it used more than its %d MiB", r.Plan.Limits.Memory>>20)
-	case r.Plan.Class == oci.GVisor && oci.OutOfPids(cgroup):
+	case r.Plan.Class == oci.GVisor && cgroups.OutOfPids(cgroup):
 		return fmt.Sprintf("too many processes: gVisor got no more threads for those of the sandbox, in which a user may have %d", r.Plan.Processes())
 	}
 	return otherwise

@@ -16,7 +16,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
-	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
@@ -121,9 +122,9 @@ func (n *Node) scanHost(ctx context.Context) (hostInventory, error) {
 	add(kindDir, dirs, err)
 	claims, err := entries(filepath.Join(n.cfg.DataDir, "claims"))
 	add(kindClaims, claims, err)
-	images, err := oci.ListImages(n.cfg.MemoryDir)
+	images, err := memimage.List(n.cfg.MemoryDir)
 	add(kindMemory, images, err)
-	cgroups, err := oci.Cgroups(n.cfg.CgroupParent)
+	cgroups, err := cgroups.List(n.cfg.CgroupParent)
 	add(kindCgroup, cgroups, err)
 	mounts, err := mountsBelow(filepath.Join(n.cfg.DataDir, "sandboxes"))
 	add(kindMount, mounts, err)
@@ -353,7 +354,7 @@ func (n *Node) removeNameless(ctx context.Context, id string, left []hostResourc
 		return
 	}
 	defer done()
-	inside, err := oci.Occupied(n.cgroup(id))
+	inside, err := cgroups.HasProcesses(n.cgroup(id))
 	named, more := namedProcesses(id)
 	if err = errors.Join(err, more); err != nil || inside || named {
 		n.log.WarnContext(ctx, "something runs without a sandbox that can be named; it is kept", "id", id, telemetry.Error, err)

@@ -26,7 +26,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
-	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
@@ -224,7 +224,7 @@ func (r *Row) KeepsClaims() bool { return r.OnDisk() && r.Kept == agents.Suspend
 // Memory is what the journal has of a sandbox's memory on disk. Its directory has the name of
 // the sandbox; see [Node.memoryDir].
 type Memory struct {
-	Build oci.Build `json:"build"`
+	Build memimage.Build `json:"build"`
 	// Size is bytes of the image, Disk bytes written to the copy of the sandbox's own image.
 	Size    int64     `json:"size"`
 	Disk    int64     `json:"disk"`

@@ -11,6 +11,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
 
 // BenchmarkMemory measures what checkpoints and restores cost, by what the sandbox holds and by
@@ -38,14 +41,14 @@ func BenchmarkMemory(b *testing.B) {
 			{"plain", plain, RestoreOptions{}, 1},
 			{"paused", CheckpointOptions{}, RestoreOptions{}, 1},
 			{"background", plain, background, 1},
-			{"flate", CheckpointOptions{LeaveRunning: true, Compression: Flate}, RestoreOptions{}, 1},
+			{"flate", CheckpointOptions{LeaveRunning: true, Compression: memimage.Flate}, RestoreOptions{}, 1},
 			{"background", plain, background, 4},
 		}},
 		{"512MiB", "hold 512", []way{
 			{"plain", plain, RestoreOptions{}, 1},
 			{"background", plain, background, 1},
 			{"direct", CheckpointOptions{LeaveRunning: true, Direct: true}, direct, 1},
-			{"flate", CheckpointOptions{LeaveRunning: true, Compression: Flate}, RestoreOptions{}, 1},
+			{"flate", CheckpointOptions{LeaveRunning: true, Compression: memimage.Flate}, RestoreOptions{}, 1},
 			{"background", plain, background, 4},
 		}},
 		{"512MiB-zeros", "zeros 512", []way{
@@ -101,7 +104,7 @@ func benchmarkMemory(b *testing.B, question string, save CheckpointOptions, rest
 			must(b, l.Remove(b.Context(), c.id, c.spec.CgroupsPath))
 			c.readdress(b)
 		}
-		must(b, RemoveImage(image))
+		must(b, memimage.Remove(image))
 	}
 	for name, sum := range sums {
 		b.ReportMetric(float64(sum.Microseconds())/1000/float64(b.N), name+"-ms")
@@ -148,7 +151,7 @@ func (b *box) gap(t testing.TB, f func()) (longest time.Duration) {
 func (l *lab) pss(t testing.TB, boxes []*box) (sum float64) {
 	t.Helper()
 	for _, b := range boxes {
-		pids, err := processes(b.spec.CgroupsPath)
+		pids, err := cgroups.Processes(b.spec.CgroupsPath)
 		must(t, err)
 		for _, pid := range pids {
 			text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))

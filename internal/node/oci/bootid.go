@@ -30,10 +30,10 @@ func renewBootID(bundle string) error {
 // writeBootID puts a new file in place of the old one, which a container that runs still has.
 func writeBootID(bundle string) error {
 	path := filepath.Join(bundle, bootIDName)
-	if err := os.WriteFile(path+partSuffix, []byte(newUUID()+"\n"), 0o444); err != nil {
+	if err := os.WriteFile(path+".new", []byte(newUUID()+"\n"), 0o444); err != nil {
 		return fmt.Errorf("write boot ID: %w", err)
 	}
-	if err := os.Rename(path+partSuffix, path); err != nil {
+	if err := os.Rename(path+".new", path); err != nil {
 		return fmt.Errorf("write boot ID: %w", err)
 	}
 	return nil

@@ -16,22 +16,12 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
 
 // undoTimeout bounds what sets things right after a failure.
 const undoTimeout = 30 * time.Second
-
-// Compression says how the memory in an image is written.
-type Compression string
-
-// Compressions.
-const (
-	// NoCompression keeps pages in a file of their own, which a restore reads in parallel and,
-	// with RestoreOptions.Background, while the sandbox already runs.
-	NoCompression Compression = ""
-	// Flate makes the image smaller and both ways much slower.
-	Flate Compression = "flate-best-speed"
-)
 
 // CheckpointOptions say how a checkpoint is taken. The zero value pauses and does not compress.
 type CheckpointOptions struct {
@@ -47,7 +37,7 @@ type CheckpointOptions struct {
 	Written func(ctx context.Context) error
 	// Digest asks for Image.Digest, which costs a pass of SHA-256 over all that was written.
 	Digest      bool
-	Compression Compression
+	Compression memimage.Compression
 	// ExcludeCommittedZeroPages looks for pages of zeros and leaves them out: a smaller image
 	// of programs that clear memory they do not use, a slower one of all others.
 	ExcludeCommittedZeroPages bool
@@ -58,7 +48,7 @@ type CheckpointOptions struct {
 func (o CheckpointOptions) args() []string {
 	// runsc ends a sandbox that it does not leave running even if it could not save it.
 	args := []string{"--leave-running"}
-	if o.Compression != NoCompression {
+	if o.Compression != memimage.NoCompression {
 		args = append(args, "--compression="+string(o.Compression))
 	}
 	if o.ExcludeCommittedZeroPages {
@@ -72,9 +62,9 @@ func (o CheckpointOptions) args() []string {
 
 func (o CheckpointOptions) check() error {
 	switch {
-	case o.Compression != NoCompression && o.Compression != Flate:
-		return fmt.Errorf("compression %q: want none or %q: %w", o.Compression, Flate, errs.ErrInvalid)
-	case o.Compression != NoCompression && o.Direct:
+	case o.Compression != memimage.NoCompression && o.Compression != memimage.Flate:
+		return fmt.Errorf("compression %q: want none or %q: %w", o.Compression, memimage.Flate, errs.ErrInvalid)
+	case o.Compression != memimage.NoCompression && o.Direct:
 		return fmt.Errorf("a compressed image cannot be written directly: %w", errs.ErrInvalid)
 	}
 	return nil
@@ -82,7 +72,7 @@ func (o CheckpointOptions) check() error {
 
 // Checkpoint writes the memory of a container, which runs or is paused, to a new directory
 // whose parent exists. The directory is there whole and durable, or not at all: it is made
-// under another name, synced and renamed; [SweepImages] removes what an end of ours left of
+// under another name, synced and renamed; [memimage.Sweep] removes what an end of ours left of
 // that. After an error the container does what it did before.
 //
 // The image has processes, their memory, memory filesystems, sockets, clocks and the spec, and
@@ -95,18 +85,18 @@ func (o CheckpointOptions) check() error {
 // Connections over the network stay open in the container that runs on. In those restored from
 // the image they have ended; their peers hear nothing until they send something to an
 // address that has an owner again. A container of the class [Runc] is an errs.ErrInvalid.
-func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, o CheckpointOptions) (img Image, err error) {
+func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, o CheckpointOptions) (img memimage.Image, err error) {
 	action := "checkpoint container " + id
 	if err := errors.Join(r.keepsMemory(), o.check()); err != nil {
-		return Image{}, fmt.Errorf("%s: %w", action, err)
+		return memimage.Image{}, fmt.Errorf("%s: %w", action, err)
 	}
 	build, err := r.Build(ctx)
 	if err != nil {
-		return Image{}, fmt.Errorf("%s: %w", action, err)
+		return memimage.Image{}, fmt.Errorf("%s: %w", action, err)
 	}
-	part, err := beginImage(dir)
+	part, err := memimage.Begin(dir)
 	if err != nil {
-		return Image{}, fmt.Errorf("%s: %w", action, err)
+		return memimage.Image{}, fmt.Errorf("%s: %w", action, err)
 	}
 	defer func() {
 		if err != nil {
@@ -115,9 +105,9 @@ func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, o CheckpointOp
 	}()
 	status, err := r.saveable(ctx, id)
 	if err != nil {
-		return Image{}, fmt.Errorf("%s: %w", action, err)
+		return memimage.Image{}, fmt.Errorf("%s: %w", action, err)
 	}
-	img = Image{Build: build, Compression: o.Compression, Created: time.Now().UTC()}
+	img = memimage.Image{Build: build, Compression: o.Compression, Created: time.Now().UTC()}
 	held := new(pauseGuard)
 	defer func() {
 		if err != nil {
@@ -132,17 +122,17 @@ func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, o CheckpointOp
 		img.Paused, err = r.saveHeld(ctx, id, part, o, status, held)
 	}
 	if err != nil {
-		return Image{}, fmt.Errorf("%s: %w", action, err)
+		return memimage.Image{}, fmt.Errorf("%s: %w", action, err)
 	}
-	if err := sealImage(ctx, &img, part, dir, o.Digest); err != nil {
-		return Image{}, fmt.Errorf("%s: %w", action, err)
+	if err := memimage.Seal(ctx, &img, part, dir, o.Digest); err != nil {
+		return memimage.Image{}, fmt.Errorf("%s: %w", action, err)
 	}
 	return img, nil
 }
 
 // live reports whether a running container can be saved by saveLive, and is better so.
 func (o CheckpointOptions) live() bool {
-	return o.LeaveRunning && o.Written != nil && o.Compression == NoCompression && !o.ExcludeCommittedZeroPages
+	return o.LeaveRunning && o.Written != nil && o.Compression == memimage.NoCompression && !o.ExcludeCommittedZeroPages
 }
 
 // saveHeld has runsc write the image, of a container that is paused meanwhile if it has to be. What
@@ -322,7 +312,7 @@ func (r *Runtime) Restore(ctx context.Context, id, bundle, image string, console
 	}
 	pidFile := filepath.Join(bundle, "pid")
 	err = paced(ctx, filepath.Join(bundle, "image"), image, o, func(image string) (err error) {
-		withQuickMoves(func() {
+		cgroups.WithQuickMoves(func() {
 			_, err = r.cli(bundle).Restore(ctx, id, bundle, &runc.RestoreOpts{
 				CheckpointOpts: runc.CheckpointOpts{ImagePath: image}, IO: console, PidFile: pidFile, Detach: true, ExtraArgs: o.args(),
 			})
@@ -348,11 +338,11 @@ func (r *Runtime) checkRestore(ctx context.Context, id, dir string, o RestoreOpt
 	if !r.forgotten(id) {
 		return fmt.Errorf("the runtime has a container of this ID: %w", errs.ErrConflict)
 	}
-	img, err := ReadImage(dir)
+	img, err := memimage.Read(dir)
 	if err != nil {
 		return err
 	}
-	if o.Background && img.Compression != NoCompression {
+	if o.Background && img.Compression != memimage.NoCompression {
 		return fmt.Errorf("a compressed image cannot be read in the background: %w", errs.ErrInvalid)
 	}
 	build, err := r.Build(ctx)

@@ -2,7 +2,6 @@ package oci
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -16,6 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -74,7 +75,7 @@ func TestRestoreElsewhere(t *testing.T) {
 	}{
 		"paused":     {},
 		"running":    {save: CheckpointOptions{LeaveRunning: true}},
-		"compressed": {save: CheckpointOptions{LeaveRunning: true, Compression: Flate}},
+		"compressed": {save: CheckpointOptions{LeaveRunning: true, Compression: memimage.Flate}},
 		"background": {save: CheckpointOptions{ExcludeCommittedZeroPages: true}, restore: RestoreOptions{Background: true}},
 		"direct":     {save: CheckpointOptions{Direct: true}, restore: RestoreOptions{Background: true, Direct: true}},
 	}
@@ -185,7 +186,7 @@ func TestForks(t *testing.T) {
 	first.ask(t, "add")
 	identity := first.ask(t, "identity")
 	image := first.checkpoint(t, CheckpointOptions{})
-	before, err := DigestImage(t.Context(), image)
+	before, err := memimage.Digest(t.Context(), image)
 	must(t, err)
 	forks := make([]*box, count)
 	for i := range forks {
@@ -216,7 +217,7 @@ func TestForks(t *testing.T) {
 	if len(randoms) != count+1 {
 		t.Errorf("the kernel gave forks the same random numbers: %v", randoms)
 	}
-	if after, err := DigestImage(t.Context(), image); err != nil || after != before {
+	if after, err := memimage.Digest(t.Context(), image); err != nil || after != before {
 		t.Errorf("the image changed: %s, %s, %v", before, after, err)
 	}
 }
@@ -270,9 +271,9 @@ func (b *box) gone(t testing.TB) {
 	t.Helper()
 	ids, err := b.List()
 	must(t, err)
-	pids, err := processes(b.spec.CgroupsPath)
+	pids, err := cgroups.Processes(b.spec.CgroupsPath)
 	must(t, err)
-	cgroups, err := Cgroups(b.cgroup)
+	cgroups, err := cgroups.List(b.cgroup)
 	must(t, err)
 	if slices.Contains(ids, b.id) || len(pids) > 0 || slices.Contains(cgroups, b.id) {
 		t.Errorf("%s is left: known %v, processes %v, cgroups %v", b.id, ids, pids, cgroups)
@@ -329,8 +330,8 @@ func TestFailedCheckpointLeavesRunning(t *testing.T) {
 		if !leave {
 			must(t, l.Resume(t.Context(), b.id))
 		}
-		must(t, RemoveImage(image))
-		must(t, RemoveImage(image))
+		must(t, memimage.Remove(image))
+		must(t, memimage.Remove(image))
 		noImages(t, images)
 	}
 	b.expect(t, "unsavable", "hi <nil>")
@@ -354,7 +355,7 @@ func (l *lab) giveUp(t *testing.T, b *box, dir string, o CheckpointOptions) (err
 		if err = l.giveUpOnce(t, b, dir, o); err != nil {
 			return true
 		}
-		must(t, RemoveImage(dir))
+		must(t, memimage.Remove(dir))
 		if !o.LeaveRunning {
 			must(t, l.Resume(t.Context(), b.id))
 		}
@@ -370,7 +371,7 @@ func (l *lab) giveUpOnce(t *testing.T, b *box, dir string, o CheckpointOptions) 
 	defer wg.Wait()
 	wg.Go(func() {
 		_ = again(ctx, func() (bool, error) {
-			info, err := os.Stat(filepath.Join(dir+partSuffix, "pages.img"))
+			info, err := os.Stat(filepath.Join(dir+".part", "pages.img"))
 			return err == nil && info.Size() > 0, nil
 		})
 		cancel()
@@ -385,14 +386,14 @@ func TestFailedRestoreLeavesNothing(t *testing.T) {
 	first := l.box(t).run(t)
 	first.ask(t, "hold 64")
 	image := first.checkpoint(t, CheckpointOptions{})
-	digest, err := DigestImage(t.Context(), image)
+	digest, err := memimage.Digest(t.Context(), image)
 	must(t, err)
 	next := first.after(t)
 	restore := func(ctx context.Context, image string) error {
 		_, err := l.Restore(ctx, next.id, next.bundle, image, next.console, RestoreOptions{})
 		return err
 	}
-	for _, name := range []string{"checkpoint.img", "pages.img", "pages_meta.img", manifestName} {
+	for _, name := range []string{"checkpoint.img", "pages.img", "pages_meta.img", "image.json"} {
 		broken := image + "-" + name
 		must(t, os.CopyFS(broken, os.DirFS(image)))
 		must(t, os.Truncate(filepath.Join(broken, name), 50))
@@ -411,7 +412,7 @@ func TestFailedRestoreLeavesNothing(t *testing.T) {
 	must(t, err)
 	copy(b[len(b)/2:], make([]byte, 4096))
 	must(t, os.WriteFile(state, b, 0o600))
-	if d, err := DigestImage(t.Context(), corrupt); err != nil || d == digest {
+	if d, err := memimage.Digest(t.Context(), corrupt); err != nil || d == digest {
 		t.Errorf("the digest does not see the corruption: %v", err)
 	}
 	if err := restore(t.Context(), corrupt); err == nil {
@@ -427,7 +428,7 @@ func TestFailedRestoreLeavesNothing(t *testing.T) {
 		t.Errorf("over a live container: %v", err)
 	}
 	first.is(t, Paused)
-	if d, err := DigestImage(t.Context(), image); err != nil || d != digest {
+	if d, err := memimage.Digest(t.Context(), image); err != nil || d != digest {
 		t.Errorf("the image has digest %s, %v, want %s", d, err, digest)
 	}
 	next.readdress(t)
@@ -455,7 +456,7 @@ func (l *lab) restoreGivenUpOnce(t *testing.T, b *box, restore func(context.Cont
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		_ = again(ctx, func() (bool, error) {
-			pids, err := processes(b.spec.CgroupsPath)
+			pids, err := cgroups.Processes(b.spec.CgroupsPath)
 			return len(pids) > 1, err
 		})
 		cancel()
@@ -484,7 +485,7 @@ func TestCheckpointRefuses(t *testing.T) {
 	must(t, err)
 	for name, o := range map[string]CheckpointOptions{
 		"unknown compression":    {Compression: "zip"},
-		"direct and compression": {Compression: Flate, Direct: true},
+		"direct and compression": {Compression: memimage.Flate, Direct: true},
 	} {
 		if _, err := r.Checkpoint(t.Context(), "a", filepath.Join(t.TempDir(), "i"), o); !errors.Is(err, errs.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
@@ -520,29 +521,5 @@ func TestBuildFollowsItsFile(t *testing.T) {
 	}
 	if err := two.Restores(more); !errors.Is(err, errs.ErrConflict) || !strings.Contains(err.Error(), "avx") {
 		t.Errorf("a lesser processor: %v", err)
-	}
-}
-
-func TestReadImageDistrusts(t *testing.T) {
-	for _, name := range []string{"../x", "a/b", "/etc/passwd", "..", ""} {
-		dir := t.TempDir()
-		b, err := json.Marshal(Image{Files: []ImageFile{{Name: name}}})
-		must(t, err)
-		must(t, os.WriteFile(filepath.Join(dir, manifestName), b, 0o600))
-		if _, err := ReadImage(dir); !errors.Is(err, errs.ErrInvalid) {
-			t.Errorf("file name %q: %v", name, err)
-		}
-	}
-}
-
-func TestSweepImages(t *testing.T) {
-	dir := t.TempDir()
-	must(t, os.MkdirAll(filepath.Join(dir, "a"+partSuffix, "x"), 0o700))
-	must(t, os.MkdirAll(filepath.Join(dir, "b"), 0o700))
-	must(t, SweepImages(dir))
-	entries, err := os.ReadDir(dir)
-	must(t, err)
-	if len(entries) != 1 || entries[0].Name() != "b" {
-		t.Errorf("left %v", entries)
 	}
 }

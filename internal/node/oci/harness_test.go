@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -87,7 +88,7 @@ func newLab(t testing.TB) *lab {
 	l := &lab{Runtime: r, dir: dir, hub: tag, cgroup: "/" + tag}
 	t.Cleanup(func() {
 		must(t, r.Destroy())
-		must(t, RemoveCgroups(l.cgroup))
+		must(t, cgroups.Remove(l.cgroup))
 		must(t, os.RemoveAll(dir))
 	})
 	l.ip(t, "netns add "+l.hub)
@@ -278,5 +279,20 @@ func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// again retries every few milliseconds until done or the end of ctx.
+func again(ctx context.Context, try func() (done bool, err error)) error {
+	for {
+		done, err := try()
+		if done {
+			return err
+		}
+		select {
+		case <-time.After(2 * time.Millisecond):
+		case <-ctx.Done():
+			return errors.Join(err, context.Cause(ctx))
+		}
 	}
 }

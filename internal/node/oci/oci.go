@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 )
 
 // Class is a kind of runtime, by the names of spec.podTemplate.spec.runtimeClassName.
@@ -134,7 +135,7 @@ func (r *Runtime) Run(ctx context.Context, id, bundle string, console *Console) 
 		return 0, fmt.Errorf("run container %s: %w", id, err)
 	}
 	pidFile := filepath.Join(bundle, "pid")
-	withQuickMoves(func() {
+	cgroups.WithQuickMoves(func() {
 		_, err = r.cli(bundle).Run(ctx, id, bundle, &runc.CreateOpts{IO: console, PidFile: pidFile, Detach: true})
 	})
 	if err != nil {
@@ -240,10 +241,10 @@ func (r *Runtime) Kill(ctx context.Context, id string, signal syscall.Signal) er
 // command may have left confused: it kills what is in the cgroups until nothing is. What is
 // not there is success.
 func (r *Runtime) Remove(ctx context.Context, id, cgroupsPath string) error {
-	if err := thaw(cgroupsPath); err != nil {
+	if err := cgroups.Thaw(cgroupsPath); err != nil {
 		return fmt.Errorf("remove container %s: %w", id, err)
 	}
-	if err := killAll(ctx, cgroupsPath); err != nil {
+	if err := cgroups.KillAll(ctx, cgroupsPath); err != nil {
 		return fmt.Errorf("remove container %s: %w", id, err)
 	}
 	for _, path := range r.traces(id) {
@@ -251,7 +252,7 @@ func (r *Runtime) Remove(ctx context.Context, id, cgroupsPath string) error {
 			return fmt.Errorf("remove container %s: %w", id, err)
 		}
 	}
-	if err := removeCgroups(ctx, cgroupsPath); err != nil {
+	if err := cgroups.RemoveIdle(ctx, cgroupsPath); err != nil {
 		return fmt.Errorf("remove container %s: %w", id, err)
 	}
 	return nil

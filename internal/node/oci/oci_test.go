@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 )
 
 func sandboxOf(class Class) Sandbox {
@@ -55,7 +56,7 @@ func bounded(t *testing.T, r *specs.LinuxResources, pids int64) {
 	if *r.Memory.Limit != 512<<20 || *r.Pids.Limit != pids || *r.CPU.Quota != 150_000 || *r.CPU.Period != 100_000 {
 		t.Errorf("resources %+v", r)
 	}
-	if CanLimitSwap() && *r.Memory.Swap != 512<<20 {
+	if cgroups.CanLimitSwap() && *r.Memory.Swap != 512<<20 {
 		t.Errorf("swap is not off")
 	}
 }

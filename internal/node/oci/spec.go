@@ -10,6 +10,8 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 )
 
 // AgentDir is where the agent's directory is inside a sandbox; AgentPath is the program.
@@ -208,7 +210,7 @@ func resources(c Class, l Limits) *specs.LinuxResources {
 		// Devices are made by the runtimes in a /dev of the sandbox's own; none else.
 		Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}},
 	}
-	if CanLimitSwap() {
+	if cgroups.CanLimitSwap() {
 		r.Memory.Swap = &l.Memory // memory and swap together
 	}
 	return r

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -20,7 +21,7 @@ func TestWrittenWhilePaused(t *testing.T) {
 	waiting := first.dial(t)
 	defer waiting.close()
 	for _, o := range []CheckpointOptions{
-		{LeaveRunning: true, Digest: true}, {LeaveRunning: true, Direct: true}, {}, {LeaveRunning: true, Compression: Flate},
+		{LeaveRunning: true, Digest: true}, {LeaveRunning: true, Direct: true}, {}, {LeaveRunning: true, Compression: memimage.Flate},
 	} {
 		var next *box
 		image := filepath.Join(l.dir, "image")
@@ -38,7 +39,7 @@ func TestWrittenWhilePaused(t *testing.T) {
 		if o.Digest != (img.Digest != "") || o.LeaveRunning != (img.Paused > 0) {
 			t.Errorf("%+v: %+v", o, img)
 		}
-		must(t, VerifyImage(t.Context(), image))
+		must(t, memimage.Verify(t.Context(), image))
 		if o.LeaveRunning {
 			first.is(t, Running)
 		} else {
@@ -46,7 +47,7 @@ func TestWrittenWhilePaused(t *testing.T) {
 			must(t, l.Resume(t.Context(), first.id))
 		}
 		waiting.answers(t)
-		next.restore(t, image, RestoreOptions{Background: o.Compression == NoCompression})
+		next.restore(t, image, RestoreOptions{Background: o.Compression == memimage.NoCompression})
 		next.expect(t, "read /flushed", "to disk")
 		if got := next.ask(t, "read /mapped"); got[0] != mapped[0] {
 			t.Errorf("what was written through memory is %q, want %q", got[:1], mapped[:1])
@@ -56,7 +57,7 @@ func TestWrittenWhilePaused(t *testing.T) {
 			t.Errorf("it does not count on from %s", count)
 		}
 		next.expect(t, "add", more)
-		must(t, RemoveImage(image))
+		must(t, memimage.Remove(image))
 	}
 }
 
@@ -114,7 +115,7 @@ func (c *talk) answers(t *testing.T) {
 
 func noImage(t *testing.T, dir string) {
 	t.Helper()
-	if _, err := ReadImage(dir); err == nil {
+	if _, err := memimage.Read(dir); err == nil {
 		t.Errorf("there is an image at %s", dir)
 	}
 }
@@ -143,7 +144,7 @@ func BenchmarkSnapshot(b *testing.B) {
 					whole += time.Since(began)
 					paused += img.Paused
 				})
-				must(b, RemoveImage(image))
+				must(b, memimage.Remove(image))
 			}
 			for name, sum := range map[string]time.Duration{"still": still, "paused": paused, "whole": whole} {
 				b.ReportMetric(float64(sum.Microseconds())/1000/float64(b.N), name+"-ms")

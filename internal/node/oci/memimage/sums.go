@@ -1,4 +1,4 @@
-package oci
+package memimage
 
 import (
 	"context"
@@ -29,12 +29,12 @@ const (
 
 func chunks(size, chunk int64) int64 { return (size + chunk - 1) / chunk }
 
-// VerifyImage reads an image through and compares its files with their checksums. One that
-// differs is an errs.ErrInvalid that names the file and the bytes, as is whatever ReadImage
-// finds; none is an errs.ErrNotFound. Of an image from before there were checksums ReadImage's
+// Verify reads an image through and compares its files with their checksums. One that
+// differs is an errs.ErrInvalid that names the file and the bytes, as is whatever Read
+// finds; none is an errs.ErrNotFound. Of an image from before there were checksums Read's
 // findings are all. It is bound by the disk, or by memory where the files are cached.
-func VerifyImage(ctx context.Context, dir string) error {
-	img, err := ReadImage(dir)
+func Verify(ctx context.Context, dir string) error {
+	img, err := Read(dir)
 	if err != nil || img.ChunkSize == 0 {
 		return err
 	}
@@ -54,10 +54,10 @@ func VerifyImage(ctx context.Context, dir string) error {
 	return nil
 }
 
-// DigestImage reads an image through and returns a digest of its build and all its files, as
-// "sha256:" and hexadecimal; [VerifyImage] is cheaper. It is for whoever keeps the digest apart from the image.
-func DigestImage(ctx context.Context, dir string) (string, error) {
-	img, err := ReadImage(dir)
+// Digest reads an image through and returns a digest of its build and all its files, as
+// "sha256:" and hexadecimal; [Verify] is cheaper. It is for whoever keeps the digest apart from the image.
+func Digest(ctx context.Context, dir string) (string, error) {
+	img, err := Read(dir)
 	if err != nil {
 		return "", err
 	}
@@ -88,7 +88,7 @@ type sum struct {
 }
 
 // sumFiles reads files through, several chunks at a time.
-func sumFiles(ctx context.Context, dir string, files []ImageFile, chunk int64, digest bool) ([][]sum, error) {
+func sumFiles(ctx context.Context, dir string, files []File, chunk int64, digest bool) ([][]sum, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	type task struct{ file, chunk int }
@@ -154,8 +154,8 @@ func sumChunk(ctx context.Context, path string, from, size int64, digest bool, b
 	return s, nil
 }
 
-// sealImage describes what was written, makes it durable and gives it its name.
-func sealImage(ctx context.Context, img *Image, part, dir string, digest bool) error {
+// Seal describes what was written, makes it durable and gives it its name.
+func Seal(ctx context.Context, img *Image, part, dir string, digest bool) error {
 	entries, err := os.ReadDir(part)
 	if err != nil {
 		return err
@@ -165,7 +165,7 @@ func sealImage(ctx context.Context, img *Image, part, dir string, digest bool) e
 		if err != nil {
 			return err
 		}
-		img.Files = append(img.Files, ImageFile{Name: e.Name(), Size: info.Size()})
+		img.Files = append(img.Files, File{Name: e.Name(), Size: info.Size()})
 	}
 	img.ChunkSize = chunkSize
 	failures := make([]error, len(img.Files))
@@ -196,5 +196,5 @@ func sealImage(ctx context.Context, img *Image, part, dir string, digest bool) e
 	if err := errors.Join(syncPath(filepath.Join(part, manifestName)), syncPath(part)); err != nil {
 		return err
 	}
-	return placeImage(part, dir)
+	return place(part, dir)
 }

@@ -1,4 +1,4 @@
-package oci
+package cgroups
 
 import (
 	"os"
@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// Moving ourselves to where we are leaves us there, whoever does it at the same time.
+// Concurrent moves to our own cgroup change nothing.
 func TestQuickMovesMoveNobody(t *testing.T) {
 	before, err := os.ReadFile("/proc/self/cgroup")
 	must(t, err)
@@ -17,8 +17,8 @@ func TestQuickMovesMoveNobody(t *testing.T) {
 	for range 3 {
 		calls.Go(func() {
 			called := 0
-			withQuickMoves(func() {
-				withQuickMoves(func() { called++ })
+			WithQuickMoves(func() {
+				WithQuickMoves(func() { called++ })
 			})
 			if called != 1 {
 				t.Errorf("called %d times", called)
@@ -31,7 +31,7 @@ func TestQuickMovesMoveNobody(t *testing.T) {
 		t.Errorf("we were in %s, and are in %s, %v", before, after, err)
 	}
 	if len(moving) > 0 {
-		t.Error("somebody is still at it")
+		t.Error("the mover is still active")
 	}
 }
 
@@ -44,5 +44,12 @@ func TestOwnCgroup(t *testing.T) {
 	must(t, err)
 	if !slices.Contains(strings.Fields(string(pids)), strconv.Itoa(os.Getpid())) {
 		t.Errorf("%s does not have us", path)
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

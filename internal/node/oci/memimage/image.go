@@ -1,4 +1,9 @@
-package oci
+// Package memimage reads, verifies, links and removes the memory images of checkpoints: directories
+// that a runtime wrote and that [Seal] described with checksums. It writes and restores no memory,
+// and never repairs an image.
+//
+// It has no locks; callers keep changes to one directory apart.
+package memimage
 
 import (
 	"context"
@@ -30,18 +35,18 @@ type Image struct {
 	Created     time.Time   `json:"created"`
 	// ChunkSize is bytes that each checksum of a file is of, but for its last. Images of before there
 	// were checksums have zero.
-	ChunkSize int64       `json:"chunkSize,omitempty"`
-	Files     []ImageFile `json:"files"`
+	ChunkSize int64  `json:"chunkSize,omitempty"`
+	Files     []File `json:"files"`
 	// Digest is of all files, as "sha256:" and hexadecimal; empty unless
-	// CheckpointOptions.Digest asked for it. [DigestImage] computes the same.
+	// CheckpointOptions.Digest asked for it. [Digest] computes the same.
 	Digest string `json:"digest,omitempty"`
 	// Paused is how long Checkpoint kept a container from running that it left running, Written's
 	// time included; zero if there was no Written. Only Checkpoint's answer has it.
 	Paused time.Duration `json:"-"`
 }
 
-// ImageFile is a file of an image, by its name in the directory.
-type ImageFile struct {
+// File is a file of an image, by its name in the directory.
+type File struct {
 	Name string `json:"name"`
 	// Size is bytes.
 	Size int64 `json:"size"`
@@ -57,10 +62,10 @@ func (i Image) Size() (sum int64) {
 	return sum
 }
 
-// ReadImage reads what an image's directory says of itself. None is an errs.ErrNotFound. One
+// Read reads what an image's directory says of itself. None is an errs.ErrNotFound. One
 // whose files lack something that can be seen without reading them is an errs.ErrInvalid;
-// [VerifyImage] sees the rest.
-func ReadImage(dir string) (img Image, err error) {
+// [Verify] sees the rest.
+func Read(dir string) (img Image, err error) {
 	b, err := os.ReadFile(filepath.Join(dir, manifestName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return Image{}, fmt.Errorf("no checkpoint at %s: %w", dir, errs.ErrNotFound)
@@ -130,9 +135,9 @@ func (i Image) checkSums() error {
 	return nil
 }
 
-// RemoveImage removes an image's directory, whole or not at all as ReadImage sees it. None is
+// Remove removes an image's directory, whole or not at all as Read sees it. None is
 // success.
-func RemoveImage(dir string) error {
+func Remove(dir string) error {
 	part := dir + partSuffix
 	if err := os.RemoveAll(part); err != nil {
 		return fmt.Errorf("remove checkpoint: %w", err)
@@ -146,9 +151,9 @@ func RemoveImage(dir string) error {
 	return nil
 }
 
-// SweepImages removes from a directory of images what interrupted checkpoints, links and removals
+// Sweep removes from a directory of images what interrupted checkpoints, links and removals
 // left. Call it when none is under way there.
-func SweepImages(parent string) error {
+func Sweep(parent string) error {
 	left, err := filepath.Glob(filepath.Join(parent, "*"+partSuffix))
 	if err != nil {
 		return fmt.Errorf("sweep checkpoints: %w", err)
@@ -163,9 +168,9 @@ func SweepImages(parent string) error {
 	return nil
 }
 
-// ListImages names the images in a directory, those that are being written or removed too. No
+// List names the images in a directory, those that are being written or removed too. No
 // directory is none.
-func ListImages(parent string) (names []string, err error) {
+func List(parent string) (names []string, err error) {
 	entries, err := os.ReadDir(parent)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("list checkpoints: %w", err)
@@ -178,17 +183,17 @@ func ListImages(parent string) (names []string, err error) {
 	return names, nil
 }
 
-// LinkImage makes an image the same one under another directory too, whose parent exists, on
+// Link makes an image the same one under another directory too, whose parent exists, on
 // the same filesystem: the files are shared, so that it costs neither time nor room, and stay
 // until both are removed. It is there whole and durable, or not at all. No image at from is
-// an errs.ErrNotFound, a damaged one an errs.ErrInvalid as far as ReadImage sees it, something at
+// an errs.ErrNotFound, a damaged one an errs.ErrInvalid as far as Read sees it, something at
 // to an errs.ErrConflict.
-func LinkImage(ctx context.Context, from, to string) (err error) {
-	img, err := ReadImage(from)
+func Link(ctx context.Context, from, to string) (err error) {
+	img, err := Read(from)
 	if err != nil {
 		return err
 	}
-	part, err := beginImage(to)
+	part, err := Begin(to)
 	if err != nil {
 		return fmt.Errorf("link checkpoint: %w", err)
 	}
@@ -197,7 +202,7 @@ func LinkImage(ctx context.Context, from, to string) (err error) {
 			err = fmt.Errorf("link checkpoint: %w", errors.Join(err, os.RemoveAll(part)))
 		}
 	}()
-	for _, f := range append(slices.Clone(img.Files), ImageFile{Name: manifestName}) {
+	for _, f := range append(slices.Clone(img.Files), File{Name: manifestName}) {
 		if err := context.Cause(ctx); err != nil {
 			return err
 		}
@@ -208,11 +213,11 @@ func LinkImage(ctx context.Context, from, to string) (err error) {
 	if err := syncPath(part); err != nil {
 		return err
 	}
-	return placeImage(part, to)
+	return place(part, to)
 }
 
-// beginImage makes the directory under whose name an image is written.
-func beginImage(dir string) (part string, err error) {
+// Begin makes the directory under whose name an image is written.
+func Begin(dir string) (part string, err error) {
 	if _, err := os.Lstat(dir); err == nil {
 		return "", fmt.Errorf("%s exists: %w", dir, errs.ErrConflict)
 	} else if !errors.Is(err, fs.ErrNotExist) {
@@ -225,8 +230,8 @@ func beginImage(dir string) (part string, err error) {
 	return part, os.Mkdir(part, 0o700)
 }
 
-// placeImage gives a durable image its name.
-func placeImage(part, dir string) error {
+// place gives a durable image its name.
+func place(part, dir string) error {
 	if err := os.Rename(part, dir); err != nil {
 		return err
 	}

@@ -1,4 +1,8 @@
-package oci
+// Package cgroups reads, empties and removes sandboxes' cgroups, of version 1 and 2. It creates none
+// and sets no limits: the runtimes do. Paths are relative to the mount point.
+//
+// It has no locks; moving is a semaphore that callers never wait for.
+package cgroups
 
 import (
 	"bufio"
@@ -19,22 +23,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const cgroupRoot = "/sys/fs/cgroup"
+const root = "/sys/fs/cgroup"
 
-// Usage is what a sandbox uses of the machine, its runtime included.
+// Usage is a sandbox's use of the host, including its runtime.
 type Usage struct {
 	// CPU is nanoseconds of processor time since the start.
 	CPU uint64
-	// Memory is bytes in use without the page cache that could be dropped; MemoryLimit bounds it.
+	// Memory is bytes in use without reclaimable page cache; MemoryLimit bounds it.
 	Memory, MemoryCache, MemoryLimit uint64
 	// Pids counts processes and threads.
 	Pids uint64
 }
 
-// unified reports whether the machine has cgroup version 2 alone.
+// unified reports whether the host has cgroup version 2 only.
 var unified = sync.OnceValue(func() bool {
 	var st unix.Statfs_t
-	return unix.Statfs(cgroupRoot, &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC
+	return unix.Statfs(root, &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC
 })
 
 // CanLimitSwap reports whether the kernel accounts for swap.
@@ -42,16 +46,16 @@ var CanLimitSwap = sync.OnceValue(func() bool {
 	if unified() {
 		return true
 	}
-	_, err := os.Stat(filepath.Join(cgroupRoot, "memory/memory.memsw.limit_in_bytes"))
+	_, err := os.Stat(filepath.Join(root, "memory/memory.memsw.limit_in_bytes"))
 	return err == nil
 })
 
 // ReadUsage reads a sandbox's usage from its cgroups.
 func ReadUsage(cgroupsPath string) (u Usage, err error) {
 	if unified() {
-		return readUnified(filepath.Join(cgroupRoot, cgroupsPath))
+		return readUnified(filepath.Join(root, cgroupsPath))
 	}
-	path := func(controller, file string) string { return filepath.Join(cgroupRoot, controller, cgroupsPath, file) }
+	path := func(controller, file string) string { return filepath.Join(root, controller, cgroupsPath, file) }
 	if u.CPU, err = readNumber(path("cpuacct", "cpuacct.usage")); err != nil {
 		return Usage{}, err
 	}
@@ -126,13 +130,13 @@ func readTable(path string) (map[string]uint64, error) {
 	return table, nil
 }
 
-// cgroupDirs are all directories of a path, one per hierarchy.
+// cgroupDirs are the directories of a path, one per hierarchy.
 func cgroupDirs(cgroupsPath string) ([]string, error) {
-	found, err := filepath.Glob(filepath.Join(cgroupRoot, "*", cgroupsPath))
+	found, err := filepath.Glob(filepath.Join(root, "*", cgroupsPath))
 	if err != nil {
 		return nil, fmt.Errorf("find cgroups of %s: %w", cgroupsPath, err)
 	}
-	if dir := filepath.Join(cgroupRoot, cgroupsPath); unified() {
+	if dir := filepath.Join(root, cgroupsPath); unified() {
 		if _, err := os.Stat(dir); err == nil {
 			found = []string{dir}
 		} else {
@@ -142,15 +146,15 @@ func cgroupDirs(cgroupsPath string) ([]string, error) {
 	return found, nil
 }
 
-// Occupied reports whether a process is in a path or below it, in any hierarchy. A path that is
-// not there has none.
-func Occupied(cgroupsPath string) (bool, error) {
-	pids, err := processes(cgroupsPath)
+// HasProcesses reports whether a path or its children have a process, in any hierarchy. A missing
+// path has none.
+func HasProcesses(cgroupsPath string) (bool, error) {
+	pids, err := Processes(cgroupsPath)
 	return len(pids) > 0, err
 }
 
-// processes lists the processes of a path and of what is below it, in any hierarchy.
-func processes(cgroupsPath string) (pids []int, err error) {
+// Processes lists the processes of a path and its children, in any hierarchy.
+func Processes(cgroupsPath string) (pids []int, err error) {
 	dirs, err := cgroupDirs(cgroupsPath)
 	if err != nil {
 		return nil, err
@@ -176,22 +180,22 @@ func processes(cgroupsPath string) (pids []int, err error) {
 	return pids, nil
 }
 
-// thaw lets the processes of a path go on, for version 1 frees no frozen process by killing it.
-func thaw(cgroupsPath string) error {
+// Thaw unfreezes the processes of a path: version 1 does not end a frozen process on SIGKILL.
+func Thaw(cgroupsPath string) error {
 	if unified() {
 		return nil
 	}
-	err := os.WriteFile(filepath.Join(cgroupRoot, "freezer", cgroupsPath, "freezer.state"), []byte("THAWED"), 0o644)
+	err := os.WriteFile(filepath.Join(root, "freezer", cgroupsPath, "freezer.state"), []byte("THAWED"), 0o644)
 	if ignoreMissing(err) != nil {
 		return fmt.Errorf("thaw %s: %w", cgroupsPath, err)
 	}
 	return nil
 }
 
-// killAll kills the processes of a path until there are none.
-func killAll(ctx context.Context, cgroupsPath string) error {
+// KillAll kills the processes of a path until it has none.
+func KillAll(ctx context.Context, cgroupsPath string) error {
 	return again(ctx, func() (done bool, err error) {
-		pids, err := processes(cgroupsPath)
+		pids, err := Processes(cgroupsPath)
 		if err != nil || len(pids) == 0 {
 			return true, err
 		}
@@ -204,16 +208,16 @@ func killAll(ctx context.Context, cgroupsPath string) error {
 	})
 }
 
-// removeCgroups removes the cgroups of a path, which the kernel holds busy for a moment after
-// their last process.
-func removeCgroups(ctx context.Context, cgroupsPath string) error {
+// RemoveIdle removes a path as Remove does, and retries while the kernel holds it busy after its last
+// process.
+func RemoveIdle(ctx context.Context, cgroupsPath string) error {
 	return again(ctx, func() (done bool, err error) {
-		err = RemoveCgroups(cgroupsPath)
+		err = Remove(cgroupsPath)
 		return !errors.Is(err, unix.EBUSY), err
 	})
 }
 
-// again tries something every few milliseconds until it is done or ctx ends.
+// again retries every few milliseconds until done or the end of ctx.
 func again(ctx context.Context, try func() (done bool, err error)) error {
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
@@ -230,8 +234,8 @@ func again(ctx context.Context, try func() (done bool, err error)) error {
 	}
 }
 
-// RemoveCgroups removes a path, and the empty cgroups below it, from all hierarchies. None is success.
-func RemoveCgroups(cgroupsPath string) error {
+// Remove removes a path and its empty children from all hierarchies. A missing path is success.
+func Remove(cgroupsPath string) error {
 	dirs, err := cgroupDirs(cgroupsPath)
 	if err != nil {
 		return err
@@ -256,8 +260,8 @@ func RemoveCgroups(cgroupsPath string) error {
 	return nil
 }
 
-// Cgroups lists the names below a path, in any hierarchy.
-func Cgroups(cgroupsPath string) (names []string, err error) {
+// List names the children of a path, in any hierarchy.
+func List(cgroupsPath string) (names []string, err error) {
 	dirs, err := cgroupDirs(cgroupsPath)
 	if err != nil {
 		return nil, err
@@ -284,21 +288,21 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// OutOfPids reports whether the kernel refused a sandbox a process or thread at its limit.
+// OutOfPids reports whether a sandbox reached its limit of processes and threads.
 func OutOfPids(cgroupsPath string) bool {
-	file := filepath.Join(cgroupRoot, "pids", cgroupsPath, "pids.events")
+	file := filepath.Join(root, "pids", cgroupsPath, "pids.events")
 	if unified() {
-		file = filepath.Join(cgroupRoot, cgroupsPath, "pids.events")
+		file = filepath.Join(root, cgroupsPath, "pids.events")
 	}
 	table, err := readTable(file)
 	return err == nil && table["max"] > 0
 }
 
-// OutOfMemory reports whether the kernel killed a process of a sandbox for want of memory.
+// OutOfMemory reports whether the OOM killer ended a process of a sandbox.
 func OutOfMemory(cgroupsPath string) bool {
-	file := filepath.Join(cgroupRoot, "memory", cgroupsPath, "memory.oom_control")
+	file := filepath.Join(root, "memory", cgroupsPath, "memory.oom_control")
 	if unified() {
-		file = filepath.Join(cgroupRoot, cgroupsPath, "memory.events")
+		file = filepath.Join(root, cgroupsPath, "memory.events")
 	}
 	table, err := readTable(file)
 	return err == nil && table["oom_kill"] > 0

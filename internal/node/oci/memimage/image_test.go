@@ -1,4 +1,4 @@
-package oci
+package memimage
 
 import (
 	"bytes"
@@ -20,7 +20,7 @@ import (
 func sealed(t testing.TB, digest bool, sizes ...int64) (dir string, img Image) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "image")
-	part, err := beginImage(dir)
+	part, err := Begin(dir)
 	must(t, err)
 	source := rand.NewChaCha8([32]byte{1})
 	for i, size := range sizes {
@@ -29,14 +29,14 @@ func sealed(t testing.TB, digest bool, sizes ...int64) (dir string, img Image) {
 		must(t, os.WriteFile(filepath.Join(part, fmt.Sprintf("f%d", i)), b, 0o600))
 	}
 	img = Image{Build: Build{SHA256: "abc"}, Created: time.Unix(1_800_000_000, 0).UTC()}
-	must(t, sealImage(t.Context(), &img, part, dir, digest))
+	must(t, Seal(t.Context(), &img, part, dir, digest))
 	return dir, img
 }
 
 func TestVerifyImageFindsDamage(t *testing.T) {
 	dir, img := sealed(t, true, 0, 100, 2*chunkSize+5)
-	must(t, VerifyImage(t.Context(), dir))
-	if digest, err := DigestImage(t.Context(), dir); err != nil || digest != img.Digest || digest == "" {
+	must(t, Verify(t.Context(), dir))
+	if digest, err := Digest(t.Context(), dir); err != nil || digest != img.Digest || digest == "" {
 		t.Errorf("digest %q, %v, want %q", digest, err, img.Digest)
 	}
 	for _, tt := range []struct {
@@ -50,26 +50,26 @@ func TestVerifyImageFindsDamage(t *testing.T) {
 		{"f2", 2*chunkSize + 4, fmt.Sprintf("f2 is damaged between the bytes %d and %d", 2*chunkSize, 2*chunkSize+4)},
 	} {
 		flip(t, filepath.Join(dir, tt.file), tt.at)
-		if err := VerifyImage(t.Context(), dir); !errors.Is(err, errs.ErrInvalid) || !strings.Contains(err.Error(), tt.wants) {
+		if err := Verify(t.Context(), dir); !errors.Is(err, errs.ErrInvalid) || !strings.Contains(err.Error(), tt.wants) {
 			t.Errorf("%s at %d: %v", tt.file, tt.at, err)
 		}
-		if digest, err := DigestImage(t.Context(), dir); err != nil || digest == img.Digest {
+		if digest, err := Digest(t.Context(), dir); err != nil || digest == img.Digest {
 			t.Errorf("%s at %d: the digest does not see it: %v", tt.file, tt.at, err)
 		}
 		flip(t, filepath.Join(dir, tt.file), tt.at)
 	}
-	must(t, VerifyImage(t.Context(), dir))
+	must(t, Verify(t.Context(), dir))
 	must(t, os.Truncate(filepath.Join(dir, "f2"), 3))
-	if err := VerifyImage(t.Context(), dir); !errors.Is(err, errs.ErrInvalid) {
+	if err := Verify(t.Context(), dir); !errors.Is(err, errs.ErrInvalid) {
 		t.Errorf("cut short: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	other, _ := sealed(t, false, 1)
-	if err := VerifyImage(ctx, other); !errors.Is(err, context.Canceled) {
+	if err := Verify(ctx, other); !errors.Is(err, context.Canceled) {
 		t.Errorf("given up: %v", err)
 	}
-	if err := VerifyImage(t.Context(), dir+"-none"); !errors.Is(err, errs.ErrNotFound) {
+	if err := Verify(t.Context(), dir+"-none"); !errors.Is(err, errs.ErrNotFound) {
 		t.Errorf("no image: %v", err)
 	}
 }
@@ -98,13 +98,13 @@ func TestManifestProtectsItself(t *testing.T) {
 			broken := bytes.Clone(b)
 			broken[i] ^= 1 << bit
 			must(t, os.WriteFile(path, broken, 0o600))
-			if img, err := ReadImage(dir); !errors.Is(err, errs.ErrInvalid) {
+			if img, err := Read(dir); !errors.Is(err, errs.ErrInvalid) {
 				t.Fatalf("byte %d as %q: %+v, %v", i, broken[i], img, err)
 			}
 		}
 	}
 	must(t, os.WriteFile(path, b, 0o600))
-	if got, err := ReadImage(dir); err != nil || got.Files[0].CRC32C[0] != want.Files[0].CRC32C[0] {
+	if got, err := Read(dir); err != nil || got.Files[0].CRC32C[0] != want.Files[0].CRC32C[0] {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
@@ -115,10 +115,10 @@ func TestImagesWithoutChecksums(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(dir, "f"), []byte("12"), 0o600))
 	text := `{"build":{"version":"v","sha256":"s","arch":"amd64","cpuFeatures":["fpu"]},"created":"2026-09-05T03:51:02Z","files":[{"name":"f","size":2}]}`
 	must(t, os.WriteFile(filepath.Join(dir, manifestName), []byte(text), 0o600))
-	must(t, VerifyImage(t.Context(), dir))
-	must(t, LinkImage(t.Context(), dir, dir+"-linked"))
+	must(t, Verify(t.Context(), dir))
+	must(t, Link(t.Context(), dir, dir+"-linked"))
 	must(t, os.WriteFile(filepath.Join(dir, "f"), []byte("123"), 0o600))
-	if err := VerifyImage(t.Context(), dir); !errors.Is(err, errs.ErrInvalid) {
+	if err := Verify(t.Context(), dir); !errors.Is(err, errs.ErrInvalid) {
 		t.Errorf("another size: %v", err)
 	}
 }
@@ -126,24 +126,24 @@ func TestImagesWithoutChecksums(t *testing.T) {
 func TestLinkImage(t *testing.T) {
 	from, img := sealed(t, true, 10, 20)
 	to := filepath.Join(t.TempDir(), "linked")
-	if err := LinkImage(t.Context(), from+"-none", to); !errors.Is(err, errs.ErrNotFound) {
+	if err := Link(t.Context(), from+"-none", to); !errors.Is(err, errs.ErrNotFound) {
 		t.Errorf("no image: %v", err)
 	}
 	must(t, os.Mkdir(to+partSuffix, 0o700)) // of an interrupted try
-	must(t, LinkImage(t.Context(), from, to))
-	if err := LinkImage(t.Context(), from, to); !errors.Is(err, errs.ErrConflict) {
+	must(t, Link(t.Context(), from, to))
+	if err := Link(t.Context(), from, to); !errors.Is(err, errs.ErrConflict) {
 		t.Errorf("again: %v", err)
 	}
-	must(t, RemoveImage(from))
-	must(t, VerifyImage(t.Context(), to))
-	if got, err := ReadImage(to); err != nil || got.Digest != img.Digest {
+	must(t, Remove(from))
+	must(t, Verify(t.Context(), to))
+	if got, err := Read(to); err != nil || got.Digest != img.Digest {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if names, err := ListImages(filepath.Dir(to)); err != nil || len(names) != 1 {
+	if names, err := List(filepath.Dir(to)); err != nil || len(names) != 1 {
 		t.Errorf("left: %v, %v", names, err)
 	}
 	must(t, os.Truncate(filepath.Join(to, "f1"), 1))
-	if err := LinkImage(t.Context(), to, from); !errors.Is(err, errs.ErrInvalid) {
+	if err := Link(t.Context(), to, from); !errors.Is(err, errs.ErrInvalid) {
 		t.Errorf("a damaged one: %v", err)
 	}
 	noImages(t, filepath.Dir(from))
@@ -151,15 +151,56 @@ func TestLinkImage(t *testing.T) {
 
 // BenchmarkVerifyImage reads images that are in the page cache.
 //
-//	go test -run '^$' -bench VerifyImage ./internal/node/oci
+//	go test -run '^$' -bench Verify ./internal/node/oci/memimage
 func BenchmarkVerifyImage(b *testing.B) {
 	for name, size := range map[string]int64{"256MiB": 256 << 20, "1GiB": 1 << 30} {
 		b.Run(name, func(b *testing.B) {
 			dir, _ := sealed(b, false, size)
 			b.SetBytes(size)
 			for b.Loop() {
-				must(b, VerifyImage(b.Context(), dir))
+				must(b, Verify(b.Context(), dir))
 			}
 		})
+	}
+}
+
+func TestReadRefuses(t *testing.T) {
+	for _, name := range []string{"../x", "a/b", "/etc/passwd", "..", ""} {
+		dir := t.TempDir()
+		b, err := json.Marshal(Image{Files: []File{{Name: name}}})
+		must(t, err)
+		must(t, os.WriteFile(filepath.Join(dir, manifestName), b, 0o600))
+		if _, err := Read(dir); !errors.Is(err, errs.ErrInvalid) {
+			t.Errorf("file name %q: %v", name, err)
+		}
+	}
+}
+
+func TestSweep(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.MkdirAll(filepath.Join(dir, "a"+partSuffix, "x"), 0o700))
+	must(t, os.MkdirAll(filepath.Join(dir, "b"), 0o700))
+	must(t, Sweep(dir))
+	entries, err := os.ReadDir(dir)
+	must(t, err)
+	if len(entries) != 1 || entries[0].Name() != "b" {
+		t.Errorf("left %v", entries)
+	}
+}
+
+// noImages checks that a directory has nothing of an image, whole or half.
+func noImages(t testing.TB, dir string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	must(t, err)
+	if len(entries) > 0 {
+		t.Errorf("%s has %v", dir, entries)
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }
