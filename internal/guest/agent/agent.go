@@ -25,6 +25,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/barchan-dev/barchan/internal/guest/agent/account"
+	"github.com/barchan-dev/barchan/internal/guest/agent/files"
+	"github.com/barchan-dev/barchan/internal/guest/agent/logs"
+	"github.com/barchan-dev/barchan/internal/guest/agent/process"
+	"github.com/barchan-dev/barchan/internal/guest/agent/settings"
+	"github.com/barchan-dev/barchan/internal/guest/agent/spawn"
+	"github.com/barchan-dev/barchan/internal/guest/agent/usage"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -42,15 +49,15 @@ type Agent struct {
 	cfg        *envd.Config
 	file       string // where cfg was read
 	log        *slog.Logger
-	book       *logBuffer
-	settings   *settings
-	users      users
-	reaper     *reaper
-	processes  *processes
+	book       *logs.Buffer
+	settings   *settings.Settings
+	users      settings.Users
+	reaper     *spawn.Reaper
+	processes  *process.Table
 	entrypoint *entrypoint
-	uploads    *uploads
-	watchers   *watchers
-	meter      *usageSampler
+	uploads    *files.Uploads
+	watchers   *files.Watchers
+	meter      *usage.Sampler
 	trust      *trust
 	etc        *etc
 	requests   *requests
@@ -63,17 +70,17 @@ func New(file string, out io.Writer) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	book := newLogbook()
-	lines := &lineWriter{book: book, source: envd.SourceAgent, stream: envd.StreamStderr}
+	book := logs.NewBuffer()
+	lines := &logs.LineWriter{Book: book, Source: envd.SourceAgent, Stream: envd.StreamStderr}
 	log := slog.New(slog.NewTextHandler(io.MultiWriter(out, lines), nil)).With("component", "agent")
-	acc := systemAccounts()
-	s := newSettings(cfg, acc)
-	r := newReaper()
+	acc := account.System()
+	s := settings.New(cfg, acc)
+	r := spawn.NewReaper()
 	return &Agent{
-		cfg: cfg, file: file, log: log, book: book, settings: s, users: users{accounts: acc, settings: s}, reaper: r,
-		processes:  newProcesses(log, r, s),
+		cfg: cfg, file: file, log: log, book: book, settings: s, users: settings.Users{Accounts: acc, Settings: s}, reaper: r,
+		processes:  process.NewTable(log, r, s),
 		entrypoint: &entrypoint{log: log, cfg: cfg, settings: s, reaper: r, book: book},
-		uploads:    newUploads(), watchers: newWatchers(), meter: newMeter(), trust: systemTrust(),
+		uploads:    files.NewUploads(), watchers: files.NewWatchers(), meter: usage.NewSampler(), trust: systemTrust(),
 		etc: &etc{root: "/"}, requests: newRequests(),
 	}, nil
 }
@@ -87,7 +94,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		a.log.WarnContext(ctx, "not a subreaper", "error", err)
 	}
-	if err := errors.Join(a.reaper.limit(uint64(a.cfg.Processes)), a.setNames()); err != nil {
+	if err := errors.Join(a.reaper.Limit(uint64(a.cfg.Processes)), a.setNames()); err != nil {
 		return err
 	}
 	ln, err := a.listen(ctx)
@@ -113,7 +120,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	case failed = <-served:
 	}
 	a.stopProcesses(serving)
-	a.watchers.closeAll()
+	a.watchers.CloseAll()
 	a.closeServer(serving, srv, stopServing)
 	stopReaping()
 	wg.Wait()
@@ -204,7 +211,7 @@ func (a *Agent) setNames() error {
 
 // stopProcesses ends all of them, those not started by us too if we are PID 1.
 func (a *Agent) stopProcesses(ctx context.Context) {
-	a.reaper.close()
+	a.reaper.Close()
 	for _, step := range []struct {
 		sig   syscall.Signal
 		grace time.Duration
@@ -219,7 +226,7 @@ func (a *Agent) stopProcesses(ctx context.Context) {
 	}
 	grace, cancel := context.WithTimeout(ctx, killGrace)
 	defer cancel()
-	a.processes.wait(grace)
+	a.processes.Wait(grace)
 }
 
 func (a *Agent) signalAll(sig syscall.Signal) {
@@ -228,8 +235,8 @@ func (a *Agent) signalAll(sig syscall.Signal) {
 		_ = syscall.Kill(-1, sig)
 		return
 	}
-	for _, pid := range a.reaper.children() {
-		if err := a.reaper.signal(pid, sig); err != nil && !errors.Is(err, errGone) {
+	for _, pid := range a.reaper.Children() {
+		if err := a.reaper.Signal(pid, sig); err != nil && !errors.Is(err, spawn.ErrGone) {
 			a.log.Warn("signal process", "pid", pid, "error", err)
 		}
 	}
@@ -252,7 +259,7 @@ func (a *Agent) waitChildren(ctx context.Context) bool {
 // hasChildren also counts adopted ones if we are PID 1.
 func (a *Agent) hasChildren() bool {
 	if os.Getpid() != 1 {
-		return len(a.reaper.children()) > 0
+		return len(a.reaper.Children()) > 0
 	}
 	err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
 	return !errors.Is(err, unix.ECHILD)

@@ -1,53 +1,13 @@
 package agent
 
 import (
-	"fmt"
 	"net/http"
 	"slices"
-	"strings"
 
-	"connectrpc.com/connect"
-
+	"github.com/barchan-dev/barchan/internal/guest/agent/reply"
+	"github.com/barchan-dev/barchan/internal/guest/agent/settings"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
-
-// users finds whom a request acts as.
-type users struct {
-	accounts accounts
-	settings *settings
-}
-
-// of reads the user from the Authorization header of an RPC. Where the password would be may be a group.
-func (u users) of(h http.Header) (account, error) {
-	name := ""
-	if h.Get("Authorization") != "" {
-		user, group, ok := (&http.Request{Header: h}).BasicAuth()
-		if !ok {
-			return account{}, connect.NewError(connect.CodeUnauthenticated, fmt.Errorf("authorization: Basic with a user's name is needed"))
-		}
-		name = user
-		if group = strings.TrimSuffix(group, ":"); group != "" {
-			name += ":" + group
-		}
-	}
-	acc, err := u.named(name)
-	if err != nil {
-		return account{}, connect.NewError(connect.CodeUnauthenticated, err)
-	}
-	return acc, nil
-}
-
-// named finds a user by a name or a number, with ":group" if wanted, or the default one.
-func (u users) named(name string) (account, error) {
-	if name == "" {
-		name, _ = u.settings.defaults()
-	}
-	acc, err := u.accounts.resolve(name)
-	if err != nil {
-		return account{}, fmt.Errorf("invalid username: '%s'", name)
-	}
-	return acc, nil
-}
 
 // openRoutes check the token themselves, or need none.
 var openRoutes = map[string][]string{
@@ -59,11 +19,11 @@ var openRoutes = map[string][]string{
 }
 
 // guard lets through who has the token. Only an open agent asks for none.
-func guard(s *settings, next http.Handler) http.Handler {
+func guard(s *settings.Settings, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		open := slices.Contains(openRoutes[r.URL.Path], r.Method)
-		if !open && !s.accepts(r.Header.Get(envd.HeaderAccessToken)) {
-			writeError(w, http.StatusUnauthorized, errToken)
+		if !open && !s.Accepts(r.Header.Get(envd.HeaderAccessToken)) {
+			reply.WriteError(w, http.StatusUnauthorized, settings.ErrToken)
 			return
 		}
 		next.ServeHTTP(w, r)

@@ -13,7 +13,10 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/guest/agent/account"
 	"github.com/barchan-dev/barchan/internal/guest/agent/ports"
+	"github.com/barchan-dev/barchan/internal/guest/agent/reply"
+	"github.com/barchan-dev/barchan/internal/guest/agent/spawn"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -39,7 +42,7 @@ func (a *Agent) getPorts(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, list)
+	return reply.JSON(w, list)
 }
 
 // ownersAs has our own program look as another user. We may act as any, but not look into the
@@ -55,9 +58,9 @@ func (a *Agent) ownersAs(ctx context.Context, uid, gid uint32, inodes []string) 
 		return nil, err
 	}
 	defer func() { _ = read.Close() }()
-	pid, done, err := a.reaper.spawn(command{
-		argv: []string{"/proc/self/exe", "-" + FlagOwners, strings.Join(inodes, ",")}, dir: "/",
-		acc: account{uid: uid, gid: gid}, files: [3]*os.File{null, write, null},
+	pid, done, err := a.reaper.Spawn(spawn.Command{
+		Argv: []string{"/proc/self/exe", "-" + FlagOwners, strings.Join(inodes, ",")}, Dir: "/",
+		User: account.User{UID: uid, GID: gid}, Files: [3]*os.File{null, write, null},
 	})
 	_ = write.Close() // the program has its own
 	if err != nil {
@@ -65,7 +68,7 @@ func (a *Agent) ownersAs(ctx context.Context, uid, gid uint32, inodes []string) 
 	}
 	ctx, cancel := context.WithTimeout(ctx, ownersTimeout)
 	defer cancel()
-	defer context.AfterFunc(ctx, func() { _ = a.reaper.signal(pid, syscall.SIGKILL) })()
+	defer context.AfterFunc(ctx, func() { _ = a.reaper.Signal(pid, syscall.SIGKILL) })()
 	var owners map[string]ports.Owner
 	err = json.NewDecoder(io.LimitReader(read, maxOwners)).Decode(&owners)
 	<-done
@@ -76,15 +79,15 @@ func (a *Agent) ownersAs(ctx context.Context, uid, gid uint32, inodes []string) 
 func (a *Agent) getConnect(w http.ResponseWriter, r *http.Request) error {
 	port, err := strconv.ParseUint(r.URL.Query().Get(envd.QueryPort), 10, 16)
 	if err != nil || port == 0 {
-		return refuse(http.StatusBadRequest, "%s: want a number from 1 to 65535", envd.QueryPort)
+		return reply.Refuse(http.StatusBadRequest, "%s: want a number from 1 to 65535", envd.QueryPort)
 	}
 	if r.ProtoMajor != 1 || !strings.EqualFold(r.Header.Get("Upgrade"), envd.UpgradeTCP) {
 		w.Header().Set("Upgrade", envd.UpgradeTCP)
-		return refuse(http.StatusUpgradeRequired, "want HTTP/1.1 and Upgrade: %s", envd.UpgradeTCP)
+		return reply.Refuse(http.StatusUpgradeRequired, "want HTTP/1.1 and Upgrade: %s", envd.UpgradeTCP)
 	}
 	inner, err := ports.Dial(r.Context(), uint16(port))
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		return refuse(http.StatusBadGateway, "nothing listens on port %d", port)
+		return reply.Refuse(http.StatusBadGateway, "nothing listens on port %d", port)
 	}
 	if err != nil {
 		return err

@@ -11,6 +11,10 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/guest/agent/account"
+	"github.com/barchan-dev/barchan/internal/guest/agent/logs"
+	"github.com/barchan-dev/barchan/internal/guest/agent/settings"
+	"github.com/barchan-dev/barchan/internal/guest/agent/spawn"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -19,9 +23,9 @@ import (
 type entrypoint struct {
 	log      *slog.Logger
 	cfg      *envd.Config
-	settings *settings
-	reaper   *reaper
-	book     *logBuffer
+	settings *settings.Settings
+	reaper   *spawn.Reaper
+	book     *logs.Buffer
 
 	mu    sync.Mutex
 	state envd.Entrypoint // +checklocks:mu
@@ -49,20 +53,20 @@ func (e *entrypoint) run(ctx context.Context) {
 	started := time.Now()
 	e.record(func(s *envd.Entrypoint) { s.Configured, s.Running, s.PID, s.StartedAt = true, true, pid, &started })
 	// What outlives it may hold the pipes until the agent itself ends.
-	stop := context.AfterFunc(ctx, func() { closeFiles([]*os.File{files.stdout, files.stderr}) })
+	stop := context.AfterFunc(ctx, func() { _, _ = files.Stdout.Close(), files.Stderr.Close() })
 	defer stop()
 	var copies sync.WaitGroup
-	copies.Go(func() { e.copy(ctx, files.stdout, envd.StreamStdout, e.cfg.StdoutPath) })
-	copies.Go(func() { e.copy(ctx, files.stderr, envd.StreamStderr, e.cfg.StderrPath) })
+	copies.Go(func() { e.copy(ctx, files.Stdout, envd.StreamStdout, e.cfg.StdoutPath) })
+	copies.Go(func() { e.copy(ctx, files.Stderr, envd.StreamStderr, e.cfg.StderrPath) })
 	ws := <-exit
 	finished, code := time.Now(), exitCode(ws)
 	e.record(func(s *envd.Entrypoint) {
 		s.Running, s.ExitCode, s.FinishedAt = false, &code, &finished
 		if ws.Signaled() {
-			s.Error = statusText(ws)
+			s.Error = spawn.StatusText(ws)
 		}
 	})
-	e.log.InfoContext(ctx, "entrypoint ended", "pid", pid, "status", statusText(ws))
+	e.log.InfoContext(ctx, "entrypoint ended", "pid", pid, "status", spawn.StatusText(ws))
 	copies.Wait()
 }
 
@@ -80,29 +84,29 @@ func (e *entrypoint) record(change func(*envd.Entrypoint)) {
 	change(&e.state)
 }
 
-func (e *entrypoint) start() (*stdio, int, <-chan syscall.WaitStatus, error) {
+func (e *entrypoint) start() (*spawn.Stdio, int, <-chan syscall.WaitStatus, error) {
 	spec := e.cfg.User
 	if spec == "" {
 		spec = "0"
 	}
-	acc, err := e.settings.accounts.resolve(spec)
+	acc, err := e.settings.Accounts.Resolve(spec)
 	if err != nil {
 		return nil, 0, nil, err
 	}
 	dir := filepath.Join("/", e.cfg.Workdir)
 	// As container engines do, a missing directory is made.
-	if err := makeDirs(dir, acc); err != nil {
+	if err := account.MakeDirs(dir, acc); err != nil {
 		return nil, 0, nil, err
 	}
-	files, err := openPipes(acc, false)
+	files, err := spawn.OpenPipes(acc, false)
 	if err != nil {
 		return nil, 0, nil, err
 	}
-	env := e.settings.environ(acc, nil)
-	pid, exit, err := e.reaper.spawn(command{argv: e.cfg.Entrypoint, env: env, dir: dir, acc: acc, files: files.child})
-	files.closeChild()
+	env := e.settings.Environ(acc, nil)
+	pid, exit, err := e.reaper.Spawn(spawn.Command{Argv: e.cfg.Entrypoint, Env: env, Dir: dir, User: acc, Files: files.Child})
+	files.CloseChild()
 	if err != nil {
-		files.closeAll()
+		files.CloseAll()
 		return nil, 0, nil, err
 	}
 	return files, pid, exit, nil
@@ -112,18 +116,18 @@ func (e *entrypoint) start() (*stdio, int, <-chan syscall.WaitStatus, error) {
 // fails is given up, the program not.
 func (e *entrypoint) copy(ctx context.Context, from *os.File, stream, file string) {
 	defer func() { _ = from.Close() }()
-	lines := &lineWriter{book: e.book, source: envd.SourceEntrypoint, stream: stream}
-	defer lines.flush()
-	var out *logFile
+	lines := &logs.LineWriter{Book: e.book, Source: envd.SourceEntrypoint, Stream: stream}
+	defer lines.Flush()
+	var out *logs.File
 	if file != "" {
 		var err error
-		if out, err = openLogFile(file); err != nil {
+		if out, err = logs.OpenFile(file); err != nil {
 			e.log.WarnContext(ctx, "log file given up", "path", file, "error", err)
 		} else {
-			defer func() { _ = out.f.Close() }()
+			defer func() { _ = out.Close() }()
 		}
 	}
-	buf := make([]byte, chunk)
+	buf := make([]byte, 32<<10)
 	for {
 		n, err := from.Read(buf)
 		_, _ = lines.Write(buf[:n]) // never fails

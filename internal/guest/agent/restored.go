@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/barchan-dev/barchan/internal/guest/agent/reply"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -26,9 +27,6 @@ const machineID = "/etc/machine-id"
 // clockOff is how far the clock may be from the restorer's before it is worth a note. It follows the
 // machine's own, restored or not, and nobody in a sandbox may set it.
 const clockOff = 5 * time.Second
-
-// errRestored is why requests ended that were under way at a checkpoint.
-var errRestored = errors.New(envd.RestoredText)
 
 // requests are those under way.
 type requests struct {
@@ -78,7 +76,7 @@ func (q *requests) end(at *time.Time) {
 		q.restored = *at
 	}
 	for _, cancel := range q.cancel {
-		cancel(errRestored)
+		cancel(reply.ErrRestored)
 	}
 }
 
@@ -88,14 +86,14 @@ func (q *requests) end(at *time.Time) {
 // its own sandbox, which it could as well by ending the agent.
 func (a *Agent) postRestored(w http.ResponseWriter, r *http.Request) error {
 	var req envd.RestoredRequest
-	if err := readJSON(w, r, &req); err != nil {
+	if err := reply.ReadJSON(w, r, &req); err != nil {
 		return err
 	}
 	cfg, err := envd.RereadConfig(a.file)
 	if err != nil {
 		return err
 	}
-	another := a.settings.restore(cfg)
+	another := a.settings.Restore(cfg)
 	a.requests.end(req.Timestamp)
 	files := maps.Clone(cfg.SystemFiles)
 	if _, given := files[machineID]; !given && another && a.etc.has(machineID) {
@@ -120,7 +118,7 @@ func (a *Agent) postRestored(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	a.log.InfoContext(r.Context(), "restored from a checkpoint", "sandbox", cfg.SandboxID, "another", another)
-	return noContent(w, r)
+	return reply.NoContent(w, r)
 }
 
 // setHostname sets the sandbox's own name, if it is given and is not that already: few agents may.

@@ -1,4 +1,4 @@
-package agent
+package files
 
 import (
 	"errors"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
+	"github.com/barchan-dev/barchan/internal/guest/agent/account"
 	"github.com/barchan-dev/barchan/internal/guest/envd/filesystempb"
 )
 
@@ -23,8 +24,8 @@ type watch struct {
 	root      string
 	recursive bool
 	entries   bool
-	accounts  accounts
-	uploads   *uploads
+	accounts  account.Database
+	uploads   *Uploads
 	notify    *fsnotify.Watcher
 	listed    map[string]listing // found by listing, so not to be told twice
 	swept     time.Time          // when listed was last gone through
@@ -40,7 +41,7 @@ type listing struct {
 }
 
 // newWatch watches from its return on; close it.
-func newWatch(root string, recursive, entries bool, acc accounts, up *uploads) (*watch, error) {
+func newWatch(root string, recursive, entries bool, acc account.Database, up *Uploads) (*watch, error) {
 	n, err := fsnotify.NewBufferedWatcher(4096)
 	if err != nil {
 		return nil, err
@@ -251,7 +252,7 @@ func (w *watch) event(path string, t filesystempb.EventType) *filesystempb.Files
 	ev := &filesystempb.FilesystemEvent{Name: name, Type: t}
 	gone := t == filesystempb.EventType_EVENT_TYPE_REMOVE || t == filesystempb.EventType_EVENT_TYPE_RENAME
 	if w.entries && !gone {
-		if entry, err := describe(path, w.accounts.names()); err == nil {
+		if entry, err := describe(path, w.accounts.Names()); err == nil {
 			ev.Entry = entry
 		}
 	}

@@ -1,4 +1,4 @@
-package agent
+package spawn
 
 import (
 	"fmt"
@@ -9,13 +9,13 @@ import (
 // agentThreads is how many threads more than root's programs the agent may have.
 const agentThreads = 64
 
-// limit bounds the processes and threads of each user, from the agent on; zero does not. gVisor
+// Limit bounds the processes and threads of each user, from the agent on; zero does not. gVisor
 // counts them for a user and refuses one too many with EAGAIN. Root is no exception there without
 // CAP_SYS_RESOURCE and CAP_SYS_ADMIN. The limit is part of a checkpoint.
 //
 // The agent is root too, and ends where it can start no thread, and its sandbox with it. So
 // programs of root get less than the agent.
-func (r *reaper) limit(processes uint64) error {
+func (r *Reaper) Limit(processes uint64) error {
 	if processes == 0 {
 		return nil
 	}
@@ -27,7 +27,7 @@ func (r *reaper) limit(processes uint64) error {
 }
 
 // keepReserve lowers the limit of a program of root. It may have ended already.
-func (r *reaper) keepReserve(pid int) {
+func (r *Reaper) keepReserve(pid int) {
 	var own unix.Rlimit
 	if r.reserve == 0 || unix.Getrlimit(unix.RLIMIT_NPROC, &own) != nil {
 		return

@@ -1,4 +1,8 @@
-package agent
+// Package spawn starts, signals and reaps processes. It alone in the agent forks and waits. It reads
+// none of their output.
+//
+// Lock order: Reaper.forking, then Reaper.mu.
+package spawn
 
 import (
 	"context"
@@ -8,19 +12,19 @@ import (
 	"os/signal"
 	"sync"
 	"syscall"
+
+	"github.com/barchan-dev/barchan/internal/guest/agent/reply"
 )
 
 var (
-	// errGone is the answer to a signal for a process that has ended.
-	errGone = errors.New("process has ended")
-	// errStops is the answer to who would start something that nobody ends any more.
-	errStops = errors.New("the agent stops")
+	// ErrGone is the answer to a signal for a process that has ended.
+	ErrGone = errors.New("process has ended")
 )
 
-// reaper is the only one in this program that forks and waits, because as PID
+// Reaper is the only one in this program that forks and waits, because as PID
 // 1 it must wait for any child, and a second waiter (os/exec) would lose exit
 // codes to it. forking is taken before mu.
-type reaper struct {
+type Reaper struct {
 	// forking is held for reading from a fork until the child is in waiters,
 	// and for writing while children are waited for; so no child is reaped
 	// before it is known, and none is signalled after its PID is free.
@@ -35,15 +39,15 @@ type reaper struct {
 	over bool // +checklocks:forking
 }
 
-// newReaper begins to listen for SIGCHLD; Run must follow.
-func newReaper() *reaper {
-	r := &reaper{waiters: map[int]chan syscall.WaitStatus{}, sigs: make(chan os.Signal, 1)}
+// NewReaper begins to listen for SIGCHLD; Run must follow.
+func NewReaper() *Reaper {
+	r := &Reaper{waiters: map[int]chan syscall.WaitStatus{}, sigs: make(chan os.Signal, 1)}
 	signal.Notify(r.sigs, syscall.SIGCHLD)
 	return r
 }
 
 // Run reaps until ctx ends.
-func (r *reaper) Run(ctx context.Context) error {
+func (r *Reaper) Run(ctx context.Context) error {
 	defer signal.Stop(r.sigs)
 	for {
 		r.reap()
@@ -56,7 +60,7 @@ func (r *reaper) Run(ctx context.Context) error {
 }
 
 // reap waits for every child that has ended, also those adopted from others.
-func (r *reaper) reap() {
+func (r *Reaper) reap() {
 	r.forking.Lock()
 	defer r.forking.Unlock()
 	for {
@@ -78,11 +82,11 @@ func (r *reaper) reap() {
 }
 
 // start runs a program; the channel gives its status once it ends.
-func (r *reaper) start(argv0 string, argv []string, attr *syscall.ProcAttr) (int, <-chan syscall.WaitStatus, error) {
+func (r *Reaper) start(argv0 string, argv []string, attr *syscall.ProcAttr) (int, <-chan syscall.WaitStatus, error) {
 	r.forking.RLock()
 	defer r.forking.RUnlock()
 	if r.over {
-		return 0, nil, errStops
+		return 0, nil, reply.ErrStopping
 	}
 	pid, err := syscall.ForkExec(argv0, argv, attr)
 	if err != nil {
@@ -95,22 +99,22 @@ func (r *reaper) start(argv0 string, argv []string, attr *syscall.ProcAttr) (int
 	return pid, ch, nil
 }
 
-// close has start refuse, so that whoever ends all children has seen all of them.
-func (r *reaper) close() {
+// Close has start refuse, so that whoever ends all children has seen all of them.
+func (r *Reaper) Close() {
 	r.forking.Lock()
 	defer r.forking.Unlock()
 	r.over = true
 }
 
-// signal sends sig to the process group that pid leads, or returns errGone.
-func (r *reaper) signal(pid int, sig syscall.Signal) error {
+// Signal sends sig to the process group that pid leads, or returns errGone.
+func (r *Reaper) Signal(pid int, sig syscall.Signal) error {
 	r.forking.RLock()
 	defer r.forking.RUnlock()
 	r.mu.Lock()
 	_, alive := r.waiters[pid]
 	r.mu.Unlock()
 	if !alive {
-		return errGone
+		return ErrGone
 	}
 	err := syscall.Kill(-pid, sig)
 	if errors.Is(err, syscall.ESRCH) {
@@ -123,8 +127,8 @@ func (r *reaper) signal(pid int, sig syscall.Signal) error {
 	return nil
 }
 
-// children lists the processes that start made and that still run.
-func (r *reaper) children() []int {
+// Children lists the processes that start made and that still run.
+func (r *Reaper) Children() []int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	pids := make([]int, 0, len(r.waiters))
@@ -134,8 +138,8 @@ func (r *reaper) children() []int {
 	return pids
 }
 
-// statusText words a status as os.ProcessState does.
-func statusText(ws syscall.WaitStatus) string {
+// StatusText words a status as os.ProcessState does.
+func StatusText(ws syscall.WaitStatus) string {
 	switch {
 	case ws.Exited():
 		return fmt.Sprintf("exit status %d", ws.ExitStatus())

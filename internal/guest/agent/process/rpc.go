@@ -1,41 +1,40 @@
-package agent
+package process
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
-	"strconv"
 	"syscall"
 	"time"
 
 	"connectrpc.com/connect"
 
-	"github.com/barchan-dev/barchan/internal/guest/envd"
+	"github.com/barchan-dev/barchan/internal/guest/agent/reply"
+	"github.com/barchan-dev/barchan/internal/guest/agent/settings"
+	"github.com/barchan-dev/barchan/internal/guest/agent/spawn"
 	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
 )
 
-const defaultKeepalive = 90 * time.Second
-
-// processService is the wire side of processes.
-type processService struct {
-	processes *processes
-	users     users
+// RPC is the wire side of processes.
+type RPC struct {
+	Processes *Table
+	Users     settings.Users
 }
 
-var _ processpb.ProcessHandler = (*processService)(nil)
+var _ processpb.ProcessHandler = (*RPC)(nil)
 
 // Start runs a process and streams its events.
-func (s *processService) Start(ctx context.Context, req *connect.Request[processpb.StartRequest], stream *connect.ServerStream[processpb.StartResponse]) error {
-	acc, err := s.users.of(req.Header())
+func (s *RPC) Start(ctx context.Context, req *connect.Request[processpb.StartRequest], stream *connect.ServerStream[processpb.StartResponse]) error {
+	acc, err := s.Users.Of(req.Header())
 	if err != nil {
 		return err
 	}
-	timeout, err := timeoutOf(req.Header())
+	timeout, err := reply.Timeout(req.Header())
 	if err != nil {
 		return err
 	}
-	p, sub, err := s.processes.start(acc, req.Msg, timeout)
+	p, sub, err := s.Processes.start(acc, req.Msg, timeout)
 	if err != nil {
 		return err
 	}
@@ -44,14 +43,14 @@ func (s *processService) Start(ctx context.Context, req *connect.Request[process
 		return stream.Send(&processpb.StartResponse{Event: ev})
 	})
 	if connect.CodeOf(err) == connect.CodeDeadlineExceeded {
-		s.processes.expire(p)
+		s.Processes.expire(p)
 	}
 	return err
 }
 
 // Connect streams the events of a process that runs already.
-func (s *processService) Connect(ctx context.Context, req *connect.Request[processpb.ConnectRequest], stream *connect.ServerStream[processpb.ConnectResponse]) error {
-	p, err := s.processes.find(req.Msg.GetProcess(), true)
+func (s *RPC) Connect(ctx context.Context, req *connect.Request[processpb.ConnectRequest], stream *connect.ServerStream[processpb.ConnectResponse]) error {
+	p, err := s.Processes.find(req.Msg.GetProcess(), true)
 	if err != nil {
 		return err
 	}
@@ -67,7 +66,7 @@ func relay(ctx context.Context, p *process, sub *subscriber, h http.Header, send
 	if err := send(startEvent(p.pid)); err != nil {
 		return err
 	}
-	interval := keepaliveOf(h)
+	interval := reply.Keepalive(h)
 	keepalive := time.NewTimer(interval)
 	defer keepalive.Stop()
 	for {
@@ -77,7 +76,7 @@ func relay(ctx context.Context, p *process, sub *subscriber, h http.Header, send
 		case <-keepalive.C:
 			ev = &processpb.ProcessEvent{Event: &processpb.ProcessEvent_Keepalive{Keepalive: &processpb.ProcessEvent_KeepAlive{}}}
 		case <-ctx.Done():
-			return contextError(ctx)
+			return reply.ContextError(ctx)
 		}
 		if ev.GetEnd() != nil && p.timedOut.Load() {
 			return connect.NewError(connect.CodeDeadlineExceeded, context.DeadlineExceeded)
@@ -93,25 +92,25 @@ func relay(ctx context.Context, p *process, sub *subscriber, h http.Header, send
 }
 
 // List names the running processes.
-func (s *processService) List(context.Context, *connect.Request[processpb.ListRequest]) (*connect.Response[processpb.ListResponse], error) {
+func (s *RPC) List(context.Context, *connect.Request[processpb.ListRequest]) (*connect.Response[processpb.ListResponse], error) {
 	res := &processpb.ListResponse{}
-	for _, p := range s.processes.list() {
+	for _, p := range s.Processes.list() {
 		res.Processes = append(res.Processes, &processpb.ProcessInfo{Config: p.config, Pid: uint32(p.pid), Tag: p.tag})
 	}
 	return connect.NewResponse(res), nil
 }
 
 // Update changes a terminal's size.
-func (s *processService) Update(_ context.Context, req *connect.Request[processpb.UpdateRequest]) (*connect.Response[processpb.UpdateResponse], error) {
-	p, err := s.processes.find(req.Msg.GetProcess(), false)
+func (s *RPC) Update(_ context.Context, req *connect.Request[processpb.UpdateRequest]) (*connect.Response[processpb.UpdateResponse], error) {
+	p, err := s.Processes.find(req.Msg.GetProcess(), false)
 	if err != nil {
 		return nil, err
 	}
 	if size := winsize(req.Msg.GetPty()); size != nil {
-		if p.io.tty == nil {
+		if p.io.TTY == nil {
 			return nil, connect.NewError(connect.CodeFailedPrecondition, errNoPty)
 		}
-		if err := resize(p.io.tty, size); err != nil {
+		if err := spawn.Resize(p.io.TTY, size); err != nil {
 			return nil, connect.NewError(connect.CodeInternal, fmt.Errorf("resize terminal: %w", err))
 		}
 	}
@@ -119,8 +118,8 @@ func (s *processService) Update(_ context.Context, req *connect.Request[processp
 }
 
 // SendInput writes to a process's input.
-func (s *processService) SendInput(ctx context.Context, req *connect.Request[processpb.SendInputRequest]) (*connect.Response[processpb.SendInputResponse], error) {
-	p, err := s.processes.find(req.Msg.GetProcess(), false)
+func (s *RPC) SendInput(ctx context.Context, req *connect.Request[processpb.SendInputRequest]) (*connect.Response[processpb.SendInputResponse], error) {
+	p, err := s.Processes.find(req.Msg.GetProcess(), false)
 	if err != nil {
 		return nil, err
 	}
@@ -131,13 +130,13 @@ func (s *processService) SendInput(ctx context.Context, req *connect.Request[pro
 }
 
 // StreamInput writes to a process's input many times.
-func (s *processService) StreamInput(ctx context.Context, stream *connect.ClientStream[processpb.StreamInputRequest]) (*connect.Response[processpb.StreamInputResponse], error) {
+func (s *RPC) StreamInput(ctx context.Context, stream *connect.ClientStream[processpb.StreamInputRequest]) (*connect.Response[processpb.StreamInputResponse], error) {
 	var p *process
 	for stream.Receive() {
 		switch ev := stream.Msg().GetEvent().(type) {
 		case *processpb.StreamInputRequest_Start:
 			var err error
-			if p, err = s.processes.find(ev.Start.GetProcess(), false); err != nil {
+			if p, err = s.Processes.find(ev.Start.GetProcess(), false); err != nil {
 				return nil, err
 			}
 		case *processpb.StreamInputRequest_Data:
@@ -159,8 +158,8 @@ func (s *processService) StreamInput(ctx context.Context, stream *connect.Client
 }
 
 // CloseStdin ends a process's input.
-func (s *processService) CloseStdin(ctx context.Context, req *connect.Request[processpb.CloseStdinRequest]) (*connect.Response[processpb.CloseStdinResponse], error) {
-	p, err := s.processes.find(req.Msg.GetProcess(), false)
+func (s *RPC) CloseStdin(ctx context.Context, req *connect.Request[processpb.CloseStdinRequest]) (*connect.Response[processpb.CloseStdinResponse], error) {
+	p, err := s.Processes.find(req.Msg.GetProcess(), false)
 	if err != nil {
 		return nil, err
 	}
@@ -171,8 +170,8 @@ func (s *processService) CloseStdin(ctx context.Context, req *connect.Request[pr
 }
 
 // SendSignal sends SIGTERM or SIGKILL to a process and to what it started in its group.
-func (s *processService) SendSignal(_ context.Context, req *connect.Request[processpb.SendSignalRequest]) (*connect.Response[processpb.SendSignalResponse], error) {
-	p, err := s.processes.find(req.Msg.GetProcess(), false)
+func (s *RPC) SendSignal(_ context.Context, req *connect.Request[processpb.SendSignalRequest]) (*connect.Response[processpb.SendSignalResponse], error) {
+	p, err := s.Processes.find(req.Msg.GetProcess(), false)
 	if err != nil {
 		return nil, err
 	}
@@ -187,9 +186,9 @@ func (s *processService) SendSignal(_ context.Context, req *connect.Request[proc
 	default:
 		return nil, connect.NewError(connect.CodeUnimplemented, fmt.Errorf("signal %s: only SIGTERM and SIGKILL can be sent", req.Msg.GetSignal()))
 	}
-	err = s.processes.reaper.signal(p.pid, sig)
+	err = s.Processes.reaper.Signal(p.pid, sig)
 	switch {
-	case errors.Is(err, errGone):
+	case errors.Is(err, spawn.ErrGone):
 		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("process with %s not found", selectorText(req.Msg.GetProcess())))
 	case err != nil:
 		return nil, connect.NewError(connect.CodeInternal, err)
@@ -198,8 +197,8 @@ func (s *processService) SendSignal(_ context.Context, req *connect.Request[proc
 }
 
 func inputError(err error) error {
-	if errors.Is(err, errRestored) {
-		return connect.NewError(connect.CodeUnavailable, errRestored)
+	if errors.Is(err, reply.ErrRestored) {
+		return connect.NewError(connect.CodeUnavailable, reply.ErrRestored)
 	}
 	for _, state := range []error{errNoStdin, errUsePty, errNoPty, errPtyClose} {
 		if errors.Is(err, state) {
@@ -213,36 +212,4 @@ func inputError(err error) error {
 		return connect.NewError(connect.CodeCanceled, err)
 	}
 	return connect.NewError(connect.CodeInternal, fmt.Errorf("write input: %w", err))
-}
-
-func contextError(ctx context.Context) error {
-	if errors.Is(context.Cause(ctx), errRestored) {
-		return connect.NewError(connect.CodeUnavailable, errRestored)
-	}
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return connect.NewError(connect.CodeDeadlineExceeded, ctx.Err())
-	}
-	return connect.NewError(connect.CodeCanceled, ctx.Err())
-}
-
-// timeoutOf reads the time a process may take; zero is without end.
-func timeoutOf(h http.Header) (time.Duration, error) {
-	text := h.Get(envd.HeaderConnectMillis)
-	if text == "" {
-		return 0, nil
-	}
-	// The protocol allows ten digits, which a Duration holds.
-	ms, err := strconv.ParseUint(text, 10, 34)
-	if err != nil {
-		return 0, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%s: %q is not a number of milliseconds", envd.HeaderConnectMillis, text))
-	}
-	return time.Duration(ms) * time.Millisecond, nil
-}
-
-// keepaliveOf reads how often a client wants a sign of life.
-func keepaliveOf(h http.Header) time.Duration {
-	if s, err := strconv.ParseUint(h.Get(envd.HeaderKeepalive), 10, 16); err == nil && s > 0 {
-		return time.Duration(s) * time.Second
-	}
-	return defaultKeepalive
 }

@@ -1,4 +1,8 @@
-package agent
+// Package settings holds what /init and a restore may change: token, environment and defaults, and
+// the user that a request acts as. It starts nothing and reads no request body.
+//
+// Settings.mu is a leaf.
+package settings
 
 import (
 	"crypto/subtle"
@@ -7,24 +11,24 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/guest/agent/account"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 var (
-	errToken   = errors.New("unauthorized: a valid " + envd.HeaderAccessToken + " header is needed")
-	errInvalid = errors.New("invalid request")
+	ErrToken   = errors.New("unauthorized: a valid " + envd.HeaderAccessToken + " header is needed")
+	ErrInvalid = errors.New("invalid request")
 )
 
-// settings is what /init may change: token, environment and defaults.
-type settings struct {
-	accounts accounts
+// Settings is what /init may change: token, environment and defaults.
+type Settings struct {
+	Accounts account.Database
 
 	mu      sync.RWMutex
 	id      string            // +checklocks:mu
@@ -36,9 +40,9 @@ type settings struct {
 	last    time.Time         // +checklocks:mu
 }
 
-func newSettings(cfg *envd.Config, acc accounts) *settings {
-	s := &settings{
-		accounts: acc, id: cfg.SandboxID, token: cfg.AccessToken, open: cfg.Open, user: cfg.DefaultUser, workdir: cfg.DefaultWorkdir, env: envOf(cfg),
+func New(cfg *envd.Config, acc account.Database) *Settings {
+	s := &Settings{
+		Accounts: acc, id: cfg.SandboxID, token: cfg.AccessToken, open: cfg.Open, user: cfg.DefaultUser, workdir: cfg.DefaultWorkdir, env: envOf(cfg),
 	}
 	if s.workdir == "" {
 		s.workdir = cfg.Workdir // the template's, or the image's
@@ -48,7 +52,7 @@ func newSettings(cfg *envd.Config, acc accounts) *settings {
 	}
 	if s.user == "" {
 		s.user = envd.DefaultUser
-		if _, err := acc.lookup(s.user); err != nil {
+		if _, err := acc.Lookup(s.user); err != nil {
 			s.user = "root"
 		}
 	}
@@ -68,9 +72,9 @@ func envOf(cfg *envd.Config) map[string]string {
 	return env
 }
 
-// restore replaces what makes a sandbox this one by what its configuration says now; what /init
+// Restore replaces what makes a sandbox this one by what its configuration says now; what /init
 // had added is in there. It reports whether the sandbox has become another one.
-func (s *settings) restore(cfg *envd.Config) (another bool) {
+func (s *Settings) Restore(cfg *envd.Config) (another bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	another = s.id != cfg.SandboxID
@@ -79,45 +83,45 @@ func (s *settings) restore(cfg *envd.Config) (another bool) {
 	return another
 }
 
-// isOpen reports whether the token is asked for at all.
-func (s *settings) isOpen() bool {
+// IsOpen reports whether the token is asked for at all.
+func (s *Settings) IsOpen() bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.open
 }
 
-// accepts reports whether presented is the token, or none is asked for.
-func (s *settings) accepts(presented string) bool {
+// Accepts reports whether presented is the token, or none is asked for.
+func (s *Settings) Accepts(presented string) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.acceptsLocked(presented)
 }
 
 // +checklocksread:s.mu
-func (s *settings) acceptsLocked(presented string) bool {
+func (s *Settings) acceptsLocked(presented string) bool {
 	return s.open || (s.token != "" && subtle.ConstantTimeCompare([]byte(s.token), []byte(presented)) == 1)
 }
 
-// verify checks a file URL's signature.
-func (s *settings) verify(signature, path string, op envd.Operation, user string, expiry *time.Time) error {
+// Verify checks a file URL's signature.
+func (s *Settings) Verify(signature, path string, op envd.Operation, user string, expiry *time.Time) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return envd.Verify(signature, path, op, user, s.token, expiry, time.Now())
 }
 
-// apply does what /init asks for: all of it, or nothing. presented is the
+// Apply does what /init asks for: all of it, or nothing. presented is the
 // token that came in the header. A secured agent takes a request that has the
 // token in the header or, so that repeating a request is harmless, in the body.
 // One that has no token yet takes its first.
-func (s *settings) apply(req envd.InitRequest, presented string) (applied bool, err error) {
+func (s *Settings) Apply(req envd.InitRequest, presented string) (applied bool, err error) {
 	if err := s.check(req); err != nil {
-		return false, fmt.Errorf("%w: %w", errInvalid, err)
+		return false, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	first := s.token == "" && req.AccessToken != ""
 	if !first && !s.acceptsLocked(presented) && !s.acceptsLocked(req.AccessToken) {
-		return false, errToken
+		return false, ErrToken
 	}
 	if req.Timestamp != nil {
 		if req.Timestamp.Before(s.last) {
@@ -138,17 +142,17 @@ func (s *settings) apply(req envd.InitRequest, presented string) (applied bool, 
 	return true, nil
 }
 
-func (s *settings) check(req envd.InitRequest) error {
+func (s *Settings) check(req envd.InitRequest) error {
 	if req.Open && req.AccessToken != "" {
 		return errors.New("open: cannot come with an accessToken")
 	}
 	for k, v := range req.EnvVars {
-		if err := checkEnv(k, v); err != nil {
+		if err := CheckVariable(k, v); err != nil {
 			return fmt.Errorf("envVars: %w", err)
 		}
 	}
 	if req.DefaultUser != "" {
-		if _, err := s.accounts.lookup(req.DefaultUser); err != nil {
+		if _, err := s.Accounts.Lookup(req.DefaultUser); err != nil {
 			return fmt.Errorf("defaultUser: %w", err)
 		}
 	}
@@ -158,45 +162,36 @@ func (s *settings) check(req envd.InitRequest) error {
 	return nil
 }
 
-func checkEnv(k, v string) error {
+func CheckVariable(k, v string) error {
 	if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
 		return fmt.Errorf("%q is not a variable's name, or its value has a zero byte", k)
 	}
 	return nil
 }
 
-// defaults are the user that a request without one runs as, as image configurations name it,
+// Defaults are the user that a request without one runs as, as image configurations name it,
 // and where.
-func (s *settings) defaults() (user, workdir string) {
+func (s *Settings) Defaults() (user, workdir string) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.user, s.workdir
 }
 
-// envs is a copy of the sandbox's environment.
-func (s *settings) envs() map[string]string {
+// Envs is a copy of the sandbox's environment.
+func (s *Settings) Envs() map[string]string {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return maps.Clone(s.env)
 }
 
-// environ makes a process's environment. What is more special wins: the
+// Environ makes a process's environment. What is more special wins: the
 // request over the sandbox over the user over the agent, of which PATH alone is taken.
-func (s *settings) environ(acc account, request map[string]string) map[string]string {
-	env := map[string]string{"PATH": os.Getenv("PATH"), "HOME": acc.home, "USER": acc.name, "LOGNAME": acc.name}
+func (s *Settings) Environ(acc account.User, request map[string]string) map[string]string {
+	env := map[string]string{"PATH": os.Getenv("PATH"), "HOME": acc.Home, "USER": acc.Name, "LOGNAME": acc.Name}
 	if env["PATH"] == "" {
 		env["PATH"] = defaultPath
 	}
-	maps.Copy(env, s.envs())
+	maps.Copy(env, s.Envs())
 	maps.Copy(env, request)
 	return env
-}
-
-// envList is an environment as the kernel takes it, in a fixed order.
-func envList(env map[string]string) []string {
-	list := make([]string, 0, len(env))
-	for _, k := range slices.Sorted(maps.Keys(env)) {
-		list = append(list, k+"="+env[k])
-	}
-	return list
 }

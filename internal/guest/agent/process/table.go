@@ -1,4 +1,4 @@
-package agent
+package process
 
 import (
 	"context"
@@ -15,15 +15,19 @@ import (
 	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
 
+	"github.com/barchan-dev/barchan/internal/guest/agent/account"
+	"github.com/barchan-dev/barchan/internal/guest/agent/reply"
+	"github.com/barchan-dev/barchan/internal/guest/agent/settings"
+	"github.com/barchan-dev/barchan/internal/guest/agent/spawn"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
 )
 
-// processes are those that clients started: running, and lately ended.
-type processes struct {
+// Table are those that clients started: running, and lately ended.
+type Table struct {
 	log      *slog.Logger
-	reaper   *reaper
-	settings *settings
+	reaper   *spawn.Reaper
+	settings *settings.Settings
 	running  sync.WaitGroup
 
 	mu    sync.Mutex
@@ -32,15 +36,15 @@ type processes struct {
 	over  bool                // +checklocks:mu
 }
 
-func newProcesses(log *slog.Logger, r *reaper, s *settings) *processes {
-	return &processes{log: log, reaper: r, settings: s, byPID: map[uint32]*process{}}
+func NewTable(log *slog.Logger, r *spawn.Reaper, s *settings.Settings) *Table {
+	return &Table{log: log, reaper: r, settings: s, byPID: map[uint32]*process{}}
 }
 
 // start runs what req asks for and subscribes before the first output. A
 // timeout above zero kills the process, whether somebody listens or not.
-func (t *processes) start(acc account, req *processpb.StartRequest, timeout time.Duration) (*process, *subscriber, error) {
+func (t *Table) start(acc account.User, req *processpb.StartRequest, timeout time.Duration) (*process, *subscriber, error) {
 	if !t.begin() {
-		return nil, nil, connect.NewError(connect.CodeUnavailable, errStops)
+		return nil, nil, connect.NewError(connect.CodeUnavailable, reply.ErrStopping)
 	}
 	begun := false
 	defer func() {
@@ -52,10 +56,10 @@ func (t *processes) start(acc account, req *processpb.StartRequest, timeout time
 	if err != nil {
 		return nil, nil, err
 	}
-	pid, exit, err := t.reaper.spawn(cmd)
-	files.closeChild()
+	pid, exit, err := t.reaper.Spawn(cmd)
+	files.CloseChild()
 	if err != nil {
-		files.closeAll()
+		files.CloseAll()
 		return nil, nil, spawnError(err)
 	}
 	p := &process{pid: pid, config: req.GetProcess(), tag: req.Tag, io: files}
@@ -75,7 +79,7 @@ func (t *processes) start(acc account, req *processpb.StartRequest, timeout time
 
 // begin counts a start before there is a process, which may end the agent at once. It reports
 // false where nobody would wait for it any more.
-func (t *processes) begin() bool {
+func (t *Table) begin() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.over {
@@ -86,40 +90,40 @@ func (t *processes) begin() bool {
 }
 
 // prepare checks a request and opens the files of the process.
-func (t *processes) prepare(acc account, req *processpb.StartRequest) (command, *stdio, error) {
+func (t *Table) prepare(acc account.User, req *processpb.StartRequest) (spawn.Command, *spawn.Stdio, error) {
 	cfg := req.GetProcess()
 	for k, v := range cfg.GetEnvs() {
-		if err := checkEnv(k, v); err != nil {
-			return command{}, nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("process.envs: %w", err))
+		if err := settings.CheckVariable(k, v); err != nil {
+			return spawn.Command{}, nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("process.envs: %w", err))
 		}
 	}
 	dir, err := t.workdir(acc, cfg)
 	if err != nil {
-		return command{}, nil, err
+		return spawn.Command{}, nil, err
 	}
-	cmd := command{
-		argv: append([]string{cfg.GetCmd()}, cfg.GetArgs()...),
-		env:  t.settings.environ(acc, cfg.GetEnvs()),
-		dir:  dir, acc: acc, tty: req.GetPty() != nil,
+	cmd := spawn.Command{
+		Argv: append([]string{cfg.GetCmd()}, cfg.GetArgs()...),
+		Env:  t.settings.Environ(acc, cfg.GetEnvs()),
+		Dir:  dir, User: acc, TTY: req.GetPty() != nil,
 	}
-	var files *stdio
-	if cmd.tty {
-		files, err = openTerminal(acc, winsize(req.GetPty()))
+	var files *spawn.Stdio
+	if cmd.TTY {
+		files, err = spawn.OpenTerminal(acc, winsize(req.GetPty()))
 	} else {
-		files, err = openPipes(acc, req.Stdin == nil || req.GetStdin())
+		files, err = spawn.OpenPipes(acc, req.Stdin == nil || req.GetStdin())
 	}
 	if err != nil {
-		return command{}, nil, startError(err)
+		return spawn.Command{}, nil, startError(err)
 	}
-	cmd.files = files.child
+	cmd.Files = files.Child
 	return cmd, files, nil
 }
 
 // workdir is the request's directory, else the default, else the home. The default is made if
 // it is missing, as container engines do.
-func (t *processes) workdir(acc account, cfg *processpb.ProcessConfig) (string, error) {
-	_, workdir := t.settings.defaults()
-	dir, err := resolvePath(cfg.GetCwd(), acc, workdir)
+func (t *Table) workdir(acc account.User, cfg *processpb.ProcessConfig) (string, error) {
+	_, workdir := t.settings.Defaults()
+	dir, err := account.ResolvePath(cfg.GetCwd(), acc, workdir)
 	if err != nil {
 		return "", connect.NewError(connect.CodeInvalidArgument, err)
 	}
@@ -127,7 +131,7 @@ func (t *processes) workdir(acc account, cfg *processpb.ProcessConfig) (string, 
 	switch {
 	case err == nil && st.IsDir():
 		return dir, nil
-	case errors.Is(err, os.ErrNotExist) && cfg.GetCwd() == "" && workdir != "" && makeDirs(dir, acc) == nil:
+	case errors.Is(err, os.ErrNotExist) && cfg.GetCwd() == "" && workdir != "" && account.MakeDirs(dir, acc) == nil:
 		return dir, nil
 	case err == nil:
 		return "", connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("cwd '%s' is not a directory", dir))
@@ -161,8 +165,8 @@ func spawnError(err error) error {
 
 // startError tells what may pass with time from what will not.
 func startError(err error) error {
-	if errors.Is(err, errStops) {
-		return connect.NewError(connect.CodeUnavailable, errStops)
+	if errors.Is(err, reply.ErrStopping) {
+		return connect.NewError(connect.CodeUnavailable, reply.ErrStopping)
 	}
 	code := connect.CodeInvalidArgument
 	for _, busy := range []error{syscall.EAGAIN, syscall.ENOMEM, syscall.EMFILE, syscall.ENFILE, syscall.ENOSPC} {
@@ -173,7 +177,7 @@ func startError(err error) error {
 	return connect.NewError(code, err)
 }
 
-func (t *processes) add(p *process) {
+func (t *Table) add(p *process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.seq++
@@ -184,7 +188,7 @@ func (t *processes) add(p *process) {
 // forgetLater drops a process after a while of running. The clock jumps when a sandbox is restored
 // from a checkpoint, whose clients want to know then how a process ended that they had not heard
 // of; counted in steps, all but one of them are still to come.
-func (t *processes) forgetLater(p *process, steps int) {
+func (t *Table) forgetLater(p *process, steps int) {
 	time.AfterFunc(exitKept/exitSteps, func() {
 		if steps > 1 {
 			t.forgetLater(p, steps-1)
@@ -195,7 +199,7 @@ func (t *processes) forgetLater(p *process, steps int) {
 }
 
 // forget drops a process, unless its PID is another's by now.
-func (t *processes) forget(p *process) {
+func (t *Table) forget(p *process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.byPID[uint32(p.pid)] == p {
@@ -204,15 +208,15 @@ func (t *processes) forget(p *process) {
 }
 
 // expire kills a process whose time is over.
-func (t *processes) expire(p *process) {
+func (t *Table) expire(p *process) {
 	p.timedOut.Store(true)
-	if err := t.reaper.signal(p.pid, syscall.SIGKILL); err != nil && !errors.Is(err, errGone) {
+	if err := t.reaper.Signal(p.pid, syscall.SIGKILL); err != nil && !errors.Is(err, spawn.ErrGone) {
 		t.log.Error("kill after timeout", "pid", p.pid, "error", err)
 	}
 }
 
 // list has the running ones in the order of their starts.
-func (t *processes) list() []*process {
+func (t *Table) list() []*process {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	list := make([]*process, 0, len(t.byPID))
@@ -226,7 +230,7 @@ func (t *processes) list() []*process {
 }
 
 // find selects a process; of several with one tag the running, then the latest.
-func (t *processes) find(sel *processpb.ProcessSelector, alsoEnded bool) (*process, error) {
+func (t *Table) find(sel *processpb.ProcessSelector, alsoEnded bool) (*process, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var found *process
@@ -262,9 +266,9 @@ func selectorText(sel *processpb.ProcessSelector) string {
 	return fmt.Sprintf("pid %d", sel.GetPid())
 }
 
-// wait returns once no process runs and nobody holds its output, or ctx ends;
+// Wait returns once no process runs and nobody holds its output, or ctx ends;
 // then it closes the outputs that are left.
-func (t *processes) wait(ctx context.Context) {
+func (t *Table) Wait(ctx context.Context) {
 	t.mu.Lock()
 	t.over = true
 	t.mu.Unlock()
@@ -280,7 +284,7 @@ func (t *processes) wait(ctx context.Context) {
 	}
 	t.mu.Lock()
 	for _, p := range t.byPID {
-		for _, f := range []*os.File{p.io.stdout, p.io.stderr, p.io.tty} {
+		for _, f := range []*os.File{p.io.Stdout, p.io.Stderr, p.io.TTY} {
 			if f != nil {
 				_ = f.Close()
 			}

@@ -1,4 +1,7 @@
-package agent
+// Package usage measures a sandbox's use of CPU, memory and disk. It keeps no history.
+//
+// Sampler.mu is a leaf.
+package usage
 
 import (
 	"bytes"
@@ -20,7 +23,7 @@ const ticksPerSecond = 100
 
 // meter measures resource usage. CPU usage is of the time since the last
 // measurement.
-type usageSampler struct {
+type Sampler struct {
 	mu sync.Mutex
 	// seconds
 	busy   float64   // +checklocks:mu
@@ -31,14 +34,14 @@ type usageSampler struct {
 // shortestSpan is the least time that CPU usage is measured over.
 const shortestSpan = 200 * time.Millisecond
 
-func newMeter() *usageSampler {
-	m := &usageSampler{at: time.Now()}
+func NewSampler() *Sampler {
+	m := &Sampler{at: time.Now()}
 	m.busy = cpuSeconds()
 	return m
 }
 
-// measure reads all figures.
-func (m *usageSampler) measure() (envd.Metrics, error) {
+// Measure reads all figures.
+func (m *Sampler) Measure() (envd.Metrics, error) {
 	now := time.Now()
 	out := envd.Metrics{Timestamp: now.Unix(), CPUCount: runtime.NumCPU(), CPUUsedPct: m.cpu(now)}
 	mem, err := meminfo()
@@ -62,7 +65,7 @@ func (m *usageSampler) measure() (envd.Metrics, error) {
 }
 
 // cpu is the percentage of one CPU's time, of all CPUs together, in use.
-func (m *usageSampler) cpu(now time.Time) float64 {
+func (m *Sampler) cpu(now time.Time) float64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	span := now.Sub(m.at)

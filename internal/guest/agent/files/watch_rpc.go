@@ -1,4 +1,4 @@
-package agent
+package files
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/barchan-dev/barchan/internal/guest/agent/reply"
 	"github.com/barchan-dev/barchan/internal/guest/envd/filesystempb"
 )
 
@@ -53,12 +54,12 @@ func (w *watch) next(quit <-chan struct{}, tick <-chan time.Time) (events []*fil
 }
 
 // WatchDir streams changes.
-func (s *filesystemService) WatchDir(ctx context.Context, req *connect.Request[filesystempb.WatchDirRequest], stream *connect.ServerStream[filesystempb.WatchDirResponse]) error {
+func (s *RPC) WatchDir(ctx context.Context, req *connect.Request[filesystempb.WatchDirRequest], stream *connect.ServerStream[filesystempb.WatchDirResponse]) error {
 	path, err := s.watchable(req.Header(), req.Msg.GetPath(), req.Msg.GetAllowNetworkMounts())
 	if err != nil {
 		return err
 	}
-	w, err := newWatch(path, req.Msg.GetRecursive(), req.Msg.GetIncludeEntry(), s.users.accounts, s.uploads)
+	w, err := newWatch(path, req.Msg.GetRecursive(), req.Msg.GetIncludeEntry(), s.Users.Accounts, s.Uploads)
 	if err != nil {
 		return watchError(err)
 	}
@@ -67,13 +68,13 @@ func (s *filesystemService) WatchDir(ctx context.Context, req *connect.Request[f
 	if err := stream.Send(start); err != nil {
 		return err
 	}
-	interval := keepaliveOf(req.Header())
+	interval := reply.Keepalive(req.Header())
 	keepalive := time.NewTimer(interval)
 	defer keepalive.Stop()
 	for {
 		events, ticked, err := w.next(ctx.Done(), keepalive.C)
 		if ctx.Err() != nil {
-			return contextError(ctx)
+			return reply.ContextError(ctx)
 		}
 		for _, ev := range events {
 			if err := stream.Send(&filesystempb.WatchDirResponse{Event: &filesystempb.WatchDirResponse_Filesystem{Filesystem: ev}}); err != nil {
@@ -95,8 +96,8 @@ func (s *filesystemService) WatchDir(ctx context.Context, req *connect.Request[f
 	}
 }
 
-// watchers collect events for clients that poll.
-type watchers struct {
+// Watchers collect events for clients that poll.
+type Watchers struct {
 	running sync.WaitGroup
 	mu      sync.Mutex
 	byID    map[string]*watcher // +checklocks:mu
@@ -115,20 +116,20 @@ type watcher struct {
 	err     error                           // +checklocks:mu
 }
 
-func newWatchers() *watchers { return &watchers{byID: map[string]*watcher{}} }
+func NewWatchers() *Watchers { return &Watchers{byID: map[string]*watcher{}} }
 
 // CreateWatcher begins to collect events.
-func (s *filesystemService) CreateWatcher(_ context.Context, req *connect.Request[filesystempb.CreateWatcherRequest]) (*connect.Response[filesystempb.CreateWatcherResponse], error) {
+func (s *RPC) CreateWatcher(_ context.Context, req *connect.Request[filesystempb.CreateWatcherRequest]) (*connect.Response[filesystempb.CreateWatcherResponse], error) {
 	path, err := s.watchable(req.Header(), req.Msg.GetPath(), req.Msg.GetAllowNetworkMounts())
 	if err != nil {
 		return nil, err
 	}
-	w, err := newWatch(path, req.Msg.GetRecursive(), req.Msg.GetIncludeEntry(), s.users.accounts, s.uploads)
+	w, err := newWatch(path, req.Msg.GetRecursive(), req.Msg.GetIncludeEntry(), s.Users.Accounts, s.Uploads)
 	if err != nil {
 		return nil, watchError(err)
 	}
 	w.mark()
-	id, err := s.watchers.add(w)
+	id, err := s.Watchers.add(w)
 	if err != nil {
 		return nil, errors.Join(err, w.close())
 	}
@@ -136,8 +137,8 @@ func (s *filesystemService) CreateWatcher(_ context.Context, req *connect.Reques
 }
 
 // GetWatcherEvents hands out what has happened since the last call.
-func (s *filesystemService) GetWatcherEvents(ctx context.Context, req *connect.Request[filesystempb.GetWatcherEventsRequest]) (*connect.Response[filesystempb.GetWatcherEventsResponse], error) {
-	c, err := s.watchers.find(req.Msg.GetWatcherId())
+func (s *RPC) GetWatcherEvents(ctx context.Context, req *connect.Request[filesystempb.GetWatcherEventsRequest]) (*connect.Response[filesystempb.GetWatcherEventsResponse], error) {
+	c, err := s.Watchers.find(req.Msg.GetWatcherId())
 	if err != nil {
 		return nil, err
 	}
@@ -153,18 +154,18 @@ func (s *filesystemService) GetWatcherEvents(ctx context.Context, req *connect.R
 }
 
 // RemoveWatcher stops collecting.
-func (s *filesystemService) RemoveWatcher(_ context.Context, req *connect.Request[filesystempb.RemoveWatcherRequest]) (*connect.Response[filesystempb.RemoveWatcherResponse], error) {
-	if err := s.watchers.remove(req.Msg.GetWatcherId()); err != nil {
+func (s *RPC) RemoveWatcher(_ context.Context, req *connect.Request[filesystempb.RemoveWatcherRequest]) (*connect.Response[filesystempb.RemoveWatcherResponse], error) {
+	if err := s.Watchers.remove(req.Msg.GetWatcherId()); err != nil {
 		return nil, err
 	}
 	return connect.NewResponse(&filesystempb.RemoveWatcherResponse{}), nil
 }
 
-func (ws *watchers) add(w *watch) (string, error) {
+func (ws *Watchers) add(w *watch) (string, error) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	if ws.over {
-		return "", connect.NewError(connect.CodeUnavailable, errStops)
+		return "", connect.NewError(connect.CodeUnavailable, reply.ErrStopping)
 	}
 	if len(ws.byID) >= maxWatchers {
 		return "", connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("%d watchers exist: remove some", maxWatchers))
@@ -176,7 +177,7 @@ func (ws *watchers) add(w *watch) (string, error) {
 	return id, nil
 }
 
-func (ws *watchers) find(id string) (*watcher, error) {
+func (ws *Watchers) find(id string) (*watcher, error) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	c, ok := ws.byID[id]
@@ -186,7 +187,7 @@ func (ws *watchers) find(id string) (*watcher, error) {
 	return c, nil
 }
 
-func (ws *watchers) remove(id string) error {
+func (ws *Watchers) remove(id string) error {
 	c, err := ws.find(id)
 	if err != nil {
 		return err
@@ -200,8 +201,8 @@ func (ws *watchers) remove(id string) error {
 	return nil
 }
 
-// closeAll stops all watchers and waits for them. There are none after it.
-func (ws *watchers) closeAll() {
+// CloseAll stops all watchers and waits for them. There are none after it.
+func (ws *Watchers) CloseAll() {
 	ws.mu.Lock()
 	ws.over = true
 	for id, c := range ws.byID {

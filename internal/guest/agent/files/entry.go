@@ -1,4 +1,4 @@
-package agent
+package files
 
 import (
 	"errors"
@@ -12,13 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/barchan-dev/barchan/internal/guest/agent/account"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/guest/envd/filesystempb"
 )
 
 // describe looks at one entry, which is called path in the answer. A link is
 // described as such, with where it leads.
-func describe(path string, n names) (*filesystempb.EntryInfo, error) {
+func describe(path string, n account.Names) (*filesystempb.EntryInfo, error) {
 	st, err := os.Lstat(path)
 	if err != nil {
 		return nil, fileError(err)
@@ -28,14 +29,14 @@ func describe(path string, n names) (*filesystempb.EntryInfo, error) {
 
 // describeInfo is describe for an entry at another path whose status is known. A link has the type and
 // mode of what it leads to, and its own where what it leads to does not exist.
-func describeInfo(path, at string, st os.FileInfo, n names) *filesystempb.EntryInfo {
+func describeInfo(path, at string, st os.FileInfo, n account.Names) *filesystempb.EntryInfo {
 	e := &filesystempb.EntryInfo{
 		Name: filepath.Base(path), Type: typeOf(st.Mode()), Path: path,
 		Size: st.Size(), Mode: uint32(st.Mode().Perm()), Permissions: st.Mode().String(),
 		ModifiedTime: timestamppb.New(st.ModTime()),
 	}
 	if sys, ok := st.Sys().(*syscall.Stat_t); ok {
-		e.Owner, e.Group = n.owner(sys.Uid, sys.Gid)
+		e.Owner, e.Group = n.Owner(sys.Uid, sys.Gid)
 	}
 	switch {
 	case st.Mode()&os.ModeSymlink != 0:

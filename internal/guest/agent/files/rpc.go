@@ -1,4 +1,4 @@
-package agent
+package files
 
 import (
 	"context"
@@ -13,41 +13,44 @@ import (
 	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
 
+	"github.com/barchan-dev/barchan/internal/guest/agent/account"
+	"github.com/barchan-dev/barchan/internal/guest/agent/reply"
+	"github.com/barchan-dev/barchan/internal/guest/agent/settings"
 	"github.com/barchan-dev/barchan/internal/guest/envd/filesystempb"
 )
 
-// filesystemService serves the RPCs about files. It works as root, whoever
+// RPC serves the RPCs about files. It works as root, whoever
 // asks: the token that let the request in may name any user anyway. The user
 // decides where relative paths start and whose the new entries are.
-type filesystemService struct {
-	users    users
-	uploads  *uploads
-	watchers *watchers
+type RPC struct {
+	Users    settings.Users
+	Uploads  *Uploads
+	Watchers *Watchers
 }
 
-var _ filesystempb.FilesystemHandler = (*filesystemService)(nil)
+var _ filesystempb.FilesystemHandler = (*RPC)(nil)
 
 // place resolves a request's path for its user.
-func (s *filesystemService) place(h http.Header, path string) (account, string, error) {
-	acc, err := s.users.of(h)
+func (s *RPC) place(h http.Header, path string) (account.User, string, error) {
+	acc, err := s.Users.Of(h)
 	if err != nil {
-		return account{}, "", err
+		return account.User{}, "", err
 	}
-	_, workdir := s.users.settings.defaults()
-	abs, err := resolvePath(path, acc, workdir)
+	_, workdir := s.Users.Settings.Defaults()
+	abs, err := account.ResolvePath(path, acc, workdir)
 	if err != nil {
-		return account{}, "", connect.NewError(connect.CodeInvalidArgument, err)
+		return account.User{}, "", connect.NewError(connect.CodeInvalidArgument, err)
 	}
 	return acc, abs, nil
 }
 
 // Stat describes one entry.
-func (s *filesystemService) Stat(_ context.Context, req *connect.Request[filesystempb.StatRequest]) (*connect.Response[filesystempb.StatResponse], error) {
+func (s *RPC) Stat(_ context.Context, req *connect.Request[filesystempb.StatRequest]) (*connect.Response[filesystempb.StatResponse], error) {
 	_, path, err := s.place(req.Header(), req.Msg.GetPath())
 	if err != nil {
 		return nil, err
 	}
-	entry, err := describe(path, s.users.accounts.names())
+	entry, err := describe(path, s.Users.Accounts.Names())
 	if err != nil {
 		return nil, err
 	}
@@ -55,7 +58,7 @@ func (s *filesystemService) Stat(_ context.Context, req *connect.Request[filesys
 }
 
 // MakeDir makes a directory and its missing parents.
-func (s *filesystemService) MakeDir(_ context.Context, req *connect.Request[filesystempb.MakeDirRequest]) (*connect.Response[filesystempb.MakeDirResponse], error) {
+func (s *RPC) MakeDir(_ context.Context, req *connect.Request[filesystempb.MakeDirRequest]) (*connect.Response[filesystempb.MakeDirResponse], error) {
 	acc, path, err := s.place(req.Header(), req.Msg.GetPath())
 	if err != nil {
 		return nil, err
@@ -65,10 +68,10 @@ func (s *filesystemService) MakeDir(_ context.Context, req *connect.Request[file
 	} else if err == nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("path already exists but it is not a directory: %s", path))
 	}
-	if err := makeDirs(path, acc); err != nil {
+	if err := account.MakeDirs(path, acc); err != nil {
 		return nil, fileError(err)
 	}
-	entry, err := describe(path, s.users.accounts.names())
+	entry, err := describe(path, s.Users.Accounts.Names())
 	if err != nil {
 		return nil, err
 	}
@@ -76,7 +79,7 @@ func (s *filesystemService) MakeDir(_ context.Context, req *connect.Request[file
 }
 
 // Move renames an entry.
-func (s *filesystemService) Move(_ context.Context, req *connect.Request[filesystempb.MoveRequest]) (*connect.Response[filesystempb.MoveResponse], error) {
+func (s *RPC) Move(_ context.Context, req *connect.Request[filesystempb.MoveRequest]) (*connect.Response[filesystempb.MoveResponse], error) {
 	acc, source, err := s.place(req.Header(), req.Msg.GetSource())
 	if err != nil {
 		return nil, err
@@ -89,13 +92,13 @@ func (s *filesystemService) Move(_ context.Context, req *connect.Request[filesys
 	if _, err := os.Lstat(source); err != nil {
 		return nil, fileError(err)
 	}
-	if err := makeDirs(filepath.Dir(destination), acc); err != nil {
+	if err := account.MakeDirs(filepath.Dir(destination), acc); err != nil {
 		return nil, fileError(err)
 	}
 	if err := os.Rename(source, destination); err != nil {
 		return nil, fileError(err)
 	}
-	entry, err := describe(destination, s.users.accounts.names())
+	entry, err := describe(destination, s.Users.Accounts.Names())
 	if err != nil {
 		return nil, err
 	}
@@ -103,7 +106,7 @@ func (s *filesystemService) Move(_ context.Context, req *connect.Request[filesys
 }
 
 // Remove deletes an entry and all below it.
-func (s *filesystemService) Remove(_ context.Context, req *connect.Request[filesystempb.RemoveRequest]) (*connect.Response[filesystempb.RemoveResponse], error) {
+func (s *RPC) Remove(_ context.Context, req *connect.Request[filesystempb.RemoveRequest]) (*connect.Response[filesystempb.RemoveResponse], error) {
 	_, path, err := s.place(req.Header(), req.Msg.GetPath())
 	if err != nil {
 		return nil, err
@@ -119,7 +122,7 @@ func (s *filesystemService) Remove(_ context.Context, req *connect.Request[files
 
 // ListDir describes what is in a directory. Paths begin as the request's does,
 // also where that is a link; links below are not followed.
-func (s *filesystemService) ListDir(ctx context.Context, req *connect.Request[filesystempb.ListDirRequest]) (*connect.Response[filesystempb.ListDirResponse], error) {
+func (s *RPC) ListDir(ctx context.Context, req *connect.Request[filesystempb.ListDirRequest]) (*connect.Response[filesystempb.ListDirResponse], error) {
 	_, path, err := s.place(req.Header(), req.Msg.GetPath())
 	if err != nil {
 		return nil, err
@@ -135,7 +138,7 @@ func (s *filesystemService) ListDir(ctx context.Context, req *connect.Request[fi
 	if !st.IsDir() {
 		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("path is not a directory: %s", path))
 	}
-	entries, err := walk(ctx, path, dir, max(1, int(req.Msg.GetDepth())), s.users.accounts.names())
+	entries, err := walk(ctx, path, dir, max(1, int(req.Msg.GetDepth())), s.Users.Accounts.Names())
 	if err != nil {
 		return nil, err
 	}
@@ -153,7 +156,7 @@ func linkError(path string, err error) error {
 
 // walk describes what is below a directory, depth levels deep, in lexical
 // order. What vanishes meanwhile is left out.
-func walk(ctx context.Context, path, dir string, depth int, n names) ([]*filesystempb.EntryInfo, error) {
+func walk(ctx context.Context, path, dir string, depth int, n account.Names) ([]*filesystempb.EntryInfo, error) {
 	var entries []*filesystempb.EntryInfo
 	err := filepath.WalkDir(dir, func(at string, d fs.DirEntry, err error) error {
 		if ctx.Err() != nil {
@@ -181,7 +184,7 @@ func walk(ctx context.Context, path, dir string, depth int, n names) ([]*filesys
 		return nil
 	})
 	if ctx.Err() != nil {
-		return nil, contextError(ctx)
+		return nil, reply.ContextError(ctx)
 	}
 	if err != nil {
 		return nil, fileError(err)
@@ -195,7 +198,7 @@ var networkKinds = map[int64]bool{
 }
 
 // watchable resolves and checks the path of a watch.
-func (s *filesystemService) watchable(h http.Header, path string, network bool) (string, error) {
+func (s *RPC) watchable(h http.Header, path string, network bool) (string, error) {
 	_, path, err := s.place(h, path)
 	if err != nil {
 		return "", err

@@ -1,7 +1,6 @@
-package agent
+package files
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,14 +14,13 @@ import (
 
 	"github.com/klauspost/compress/gzip"
 
+	"github.com/barchan-dev/barchan/internal/guest/agent/account"
+	"github.com/barchan-dev/barchan/internal/guest/agent/reply"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
-// maxJSON bounds the body of requests that are JSON.
-const maxJSON = 4 << 20
-
-// upload serves POST /files.
-func (s *fileService) upload(w http.ResponseWriter, r *http.Request) error {
+// Upload serves POST /files.
+func (s *HTTP) Upload(w http.ResponseWriter, r *http.Request) error {
 	acc, err := s.authorize(r, envd.OpWrite)
 	if err != nil {
 		return err
@@ -40,24 +38,24 @@ func (s *fileService) upload(w http.ResponseWriter, r *http.Request) error {
 	switch {
 	case kind == "application/octet-stream":
 		if !r.URL.Query().Has(envd.QueryPath) {
-			return refuse(http.StatusBadRequest, "path query parameter is required for raw body upload")
+			return reply.Refuse(http.StatusBadRequest, "path query parameter is required for raw body upload")
 		}
 		err = up.file(up.query, body)
 	case strings.HasPrefix(kind, "multipart/") && params["boundary"] != "":
 		err = up.parts(multipart.NewReader(body, params["boundary"]))
 	default:
-		return refuse(http.StatusBadRequest, "unsupported content type: %q, expected multipart/form-data or application/octet-stream", r.Header.Get("Content-Type"))
+		return reply.Refuse(http.StatusBadRequest, "unsupported content type: %q, expected multipart/form-data or application/octet-stream", r.Header.Get("Content-Type"))
 	}
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, up.done)
+	return reply.JSON(w, up.done)
 }
 
 // upload is one request's work.
 type upload struct {
-	service  *fileService
-	acc      account
+	service  *HTTP
+	acc      account.User
 	metadata map[string]string
 	query    string
 	done     []envd.FileInfo
@@ -72,7 +70,7 @@ func (u *upload) parts(mr *multipart.Reader) error {
 			return nil
 		}
 		if err != nil {
-			return refuse(http.StatusBadRequest, "read form: %w", err)
+			return reply.Refuse(http.StatusBadRequest, "read form: %w", err)
 		}
 		if part.FormName() != "file" {
 			continue
@@ -82,7 +80,7 @@ func (u *upload) parts(mr *multipart.Reader) error {
 			// FileName would keep the last element alone.
 			_, params, err := mime.ParseMediaType(part.Header.Get("Content-Disposition"))
 			if err != nil || params["filename"] == "" {
-				return refuse(http.StatusBadRequest, "a part named file needs a filename, or the request a path")
+				return reply.Refuse(http.StatusBadRequest, "a part named file needs a filename, or the request a path")
 			}
 			path = params["filename"]
 		}
@@ -94,20 +92,20 @@ func (u *upload) parts(mr *multipart.Reader) error {
 
 // file writes one file.
 func (u *upload) file(name string, content io.Reader) error {
-	_, workdir := u.service.users.settings.defaults()
-	path, err := resolvePath(name, u.acc, workdir)
+	_, workdir := u.service.Users.Settings.Defaults()
+	path, err := account.ResolvePath(name, u.acc, workdir)
 	if err != nil {
-		return &errStatus{http.StatusBadRequest, err}
+		return reply.WithStatus(http.StatusBadRequest, err)
 	}
 	for _, f := range u.done {
 		if f.Path == path {
-			return refuse(http.StatusBadRequest, "you cannot upload multiple files to the same path '%s' in one upload request, only the first specified file was uploaded", path)
+			return reply.Refuse(http.StatusBadRequest, "you cannot upload multiple files to the same path '%s' in one upload request, only the first specified file was uploaded", path)
 		}
 	}
 	src := &bodyReader{r: content}
-	if err := u.service.uploads.put(path, src, u.acc, u.metadata); err != nil {
+	if err := u.service.Uploads.put(path, src, u.acc, u.metadata); err != nil {
 		if src.err != nil {
-			return refuse(http.StatusBadRequest, "read upload: %w", src.err)
+			return reply.Refuse(http.StatusBadRequest, "read upload: %w", src.err)
 		}
 		return writeFileError(path, err)
 	}
@@ -132,15 +130,15 @@ func (b *bodyReader) Read(p []byte) (int, error) {
 func writeFileError(path string, err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return refuse(http.StatusInsufficientStorage, "not enough disk space available")
+		return reply.Refuse(http.StatusInsufficientStorage, "not enough disk space available")
 	case errors.Is(err, syscall.EISDIR):
-		return refuse(http.StatusBadRequest, "path is a directory: %s", path)
+		return reply.Refuse(http.StatusBadRequest, "path is a directory: %s", path)
 	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.ENAMETOOLONG), errors.Is(err, syscall.ELOOP):
-		return &errStatus{http.StatusBadRequest, err}
+		return reply.WithStatus(http.StatusBadRequest, err)
 	case errors.Is(err, syscall.ENOTSUP):
-		return refuse(http.StatusBadRequest, "the filesystem of %s keeps no metadata", path)
+		return reply.Refuse(http.StatusBadRequest, "the filesystem of %s keeps no metadata", path)
 	case errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS):
-		return &errStatus{http.StatusForbidden, err}
+		return reply.WithStatus(http.StatusForbidden, err)
 	}
 	return err
 }
@@ -155,11 +153,11 @@ func uploadMetadata(h http.Header) (map[string]string, error) {
 		}
 		key = strings.ToLower(key)
 		if len(envd.XattrMetadataPrefix)+len(key) > 255 {
-			return nil, refuse(http.StatusBadRequest, "metadata: the key %q is too long", key)
+			return nil, reply.Refuse(http.StatusBadRequest, "metadata: the key %q is too long", key)
 		}
 		for _, c := range vs[0] {
 			if c < 0x20 || c > 0x7e {
-				return nil, refuse(http.StatusBadRequest, "metadata: the value of %q is not printable US-ASCII", key)
+				return nil, reply.Refuse(http.StatusBadRequest, "metadata: the value of %q is not printable US-ASCII", key)
 			}
 		}
 		if m == nil {
@@ -178,34 +176,34 @@ func plainBody(r *http.Request) (io.Reader, error) {
 	case "gzip":
 		z, err := gzip.NewReader(r.Body)
 		if err != nil {
-			return nil, refuse(http.StatusBadRequest, "decompress request body: %w", err)
+			return nil, reply.Refuse(http.StatusBadRequest, "decompress request body: %w", err)
 		}
 		return z, nil
 	default:
-		return nil, refuse(http.StatusBadRequest, "unsupported Content-Encoding: %q, expected gzip", enc)
+		return nil, reply.Refuse(http.StatusBadRequest, "unsupported Content-Encoding: %q, expected gzip", enc)
 	}
 }
 
-// compose serves POST /files/compose: it joins files and removes them.
-func (s *fileService) compose(w http.ResponseWriter, r *http.Request) error {
+// Compose serves POST /files/compose: it joins files and removes them.
+func (s *HTTP) Compose(w http.ResponseWriter, r *http.Request) error {
 	var req envd.ComposeRequest
-	if err := readJSON(w, r, &req); err != nil {
+	if err := reply.ReadJSON(w, r, &req); err != nil {
 		return err
 	}
 	if len(req.SourcePaths) == 0 {
-		return refuse(http.StatusBadRequest, "source_paths must not be empty")
+		return reply.Refuse(http.StatusBadRequest, "source_paths must not be empty")
 	}
 	if req.Destination == "" {
-		return refuse(http.StatusBadRequest, "destination is required")
+		return reply.Refuse(http.StatusBadRequest, "destination is required")
 	}
-	acc, err := s.users.named(req.Username)
+	acc, err := s.Users.Named(req.Username)
 	if err != nil {
-		return &errStatus{http.StatusUnauthorized, err}
+		return reply.WithStatus(http.StatusUnauthorized, err)
 	}
-	_, workdir := s.users.settings.defaults()
-	dest, err := resolvePath(req.Destination, acc, workdir)
+	_, workdir := s.Users.Settings.Defaults()
+	dest, err := account.ResolvePath(req.Destination, acc, workdir)
 	if err != nil {
-		return &errStatus{http.StatusBadRequest, err}
+		return reply.WithStatus(http.StatusBadRequest, err)
 	}
 	sources, err := composeSources(req.SourcePaths, dest, acc, workdir)
 	if err != nil {
@@ -216,7 +214,7 @@ func (s *fileService) compose(w http.ResponseWriter, r *http.Request) error {
 	for i, f := range sources {
 		readers[i] = f
 	}
-	if err := s.uploads.put(dest, io.MultiReader(readers...), acc, nil); err != nil {
+	if err := s.Uploads.put(dest, io.MultiReader(readers...), acc, nil); err != nil {
 		return writeFileError(dest, err)
 	}
 	for _, f := range sources {
@@ -224,31 +222,31 @@ func (s *fileService) compose(w http.ResponseWriter, r *http.Request) error {
 			return fmt.Errorf("remove source: %w", err)
 		}
 	}
-	return writeJSON(w, envd.FileInfo{Path: dest, Name: filepath.Base(dest), Type: "file"})
+	return reply.JSON(w, envd.FileInfo{Path: dest, Name: filepath.Base(dest), Type: "file"})
 }
 
 // composeSources opens all sources before anything is written.
-func composeSources(names []string, dest string, acc account, workdir string) (files []*os.File, err error) {
+func composeSources(names []string, dest string, acc account.User, workdir string) (files []*os.File, err error) {
 	defer func() {
 		if err != nil {
 			closeFiles(files)
 		}
 	}()
 	for _, name := range names {
-		path, err := resolvePath(name, acc, workdir)
+		path, err := account.ResolvePath(name, acc, workdir)
 		if err != nil {
-			return files, &errStatus{http.StatusBadRequest, err}
+			return files, reply.WithStatus(http.StatusBadRequest, err)
 		}
 		if path == dest {
-			return files, refuse(http.StatusBadRequest, "source path %q cannot be the same as destination", name)
+			return files, reply.Refuse(http.StatusBadRequest, "source path %q cannot be the same as destination", name)
 		}
 		f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 		if err != nil {
-			return files, refuse(http.StatusNotFound, "source file not found: %s", name)
+			return files, reply.Refuse(http.StatusNotFound, "source file not found: %s", name)
 		}
 		files = append(files, f)
 		if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
-			return files, refuse(http.StatusBadRequest, "source path is not a regular file: %s", name)
+			return files, reply.Refuse(http.StatusBadRequest, "source path is not a regular file: %s", name)
 		}
 	}
 	return files, nil
@@ -258,16 +256,4 @@ func closeFiles(files []*os.File) {
 	for _, f := range files {
 		_ = f.Close() // only read from
 	}
-}
-
-// readJSON decodes a body; an empty one leaves v as it is.
-func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
-	err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxJSON)).Decode(v)
-	if err == nil || errors.Is(err, io.EOF) {
-		return nil
-	}
-	if tooLarge, ok := errors.AsType[*http.MaxBytesError](err); ok {
-		return refuse(http.StatusRequestEntityTooLarge, "request body is larger than %d bytes", tooLarge.Limit)
-	}
-	return refuse(http.StatusBadRequest, "invalid request body: %w", err)
 }

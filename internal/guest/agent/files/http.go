@@ -1,4 +1,8 @@
-package agent
+// Package files serves E2B's filesystem API: RPCs, downloads, uploads and watches. It works as root
+// for any user that a request names: it guards no files from a client that has the token.
+//
+// Lock order: Watchers.mu, then watcher.mu; Uploads.mu is a leaf.
+package files
 
 import (
 	"errors"
@@ -16,52 +20,42 @@ import (
 
 	"github.com/klauspost/compress/gzip"
 
+	"github.com/barchan-dev/barchan/internal/guest/agent/account"
+	"github.com/barchan-dev/barchan/internal/guest/agent/reply"
+	"github.com/barchan-dev/barchan/internal/guest/agent/settings"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
 // compressFrom is the smallest file that is worth compressing.
 const compressFrom = 1400
 
-// fileService serves the contents of files.
-type fileService struct {
-	users   users
-	uploads *uploads
-}
-
-// errStatus is an error with the status to answer.
-type errStatus struct {
-	status int
-	err    error
-}
-
-func (e *errStatus) Error() string { return e.err.Error() }
-func (e *errStatus) Unwrap() error { return e.err }
-
-func refuse(status int, format string, args ...any) error {
-	return &errStatus{status, fmt.Errorf(format, args...)}
+// HTTP serves the contents of files.
+type HTTP struct {
+	Users   settings.Users
+	Uploads *Uploads
 }
 
 // authorize takes the token or a signature, and tells whose request it is.
-func (s *fileService) authorize(r *http.Request, op envd.Operation) (account, error) {
+func (s *HTTP) authorize(r *http.Request, op envd.Operation) (account.User, error) {
 	q := r.URL.Query()
-	settings := s.users.settings
-	if !settings.isOpen() {
+	known := s.Users.Settings
+	if !known.IsOpen() {
 		if token := r.Header.Get(envd.HeaderAccessToken); token != "" {
-			if !settings.accepts(token) {
-				return account{}, &errStatus{http.StatusUnauthorized, errToken}
+			if !known.Accepts(token) {
+				return account.User{}, reply.WithStatus(http.StatusUnauthorized, settings.ErrToken)
 			}
-		} else if err := checkSignature(settings, q, op); err != nil {
-			return account{}, &errStatus{http.StatusUnauthorized, err}
+		} else if err := checkSignature(known, q, op); err != nil {
+			return account.User{}, reply.WithStatus(http.StatusUnauthorized, err)
 		}
 	}
-	acc, err := s.users.named(q.Get(envd.QueryUsername))
+	acc, err := s.Users.Named(q.Get(envd.QueryUsername))
 	if err != nil {
-		return account{}, &errStatus{http.StatusUnauthorized, err}
+		return account.User{}, reply.WithStatus(http.StatusUnauthorized, err)
 	}
 	return acc, nil
 }
 
-func checkSignature(s *settings, q url.Values, op envd.Operation) error {
+func checkSignature(s *settings.Settings, q url.Values, op envd.Operation) error {
 	var expiry *time.Time
 	if text := q.Get(envd.QueryExpiration); text != "" {
 		sec, err := strconv.ParseInt(text, 10, 64)
@@ -71,19 +65,19 @@ func checkSignature(s *settings, q url.Values, op envd.Operation) error {
 		t := time.Unix(sec, 0)
 		expiry = &t
 	}
-	return s.verify(q.Get(envd.QuerySignature), q.Get(envd.QueryPath), op, q.Get(envd.QueryUsername), expiry)
+	return s.Verify(q.Get(envd.QuerySignature), q.Get(envd.QueryPath), op, q.Get(envd.QueryUsername), expiry)
 }
 
-// download serves GET and HEAD.
-func (s *fileService) download(w http.ResponseWriter, r *http.Request) error {
+// Download serves GET and HEAD.
+func (s *HTTP) Download(w http.ResponseWriter, r *http.Request) error {
 	acc, err := s.authorize(r, envd.OpRead)
 	if err != nil {
 		return err
 	}
-	_, workdir := s.users.settings.defaults()
-	path, err := resolvePath(r.URL.Query().Get(envd.QueryPath), acc, workdir)
+	_, workdir := s.Users.Settings.Defaults()
+	path, err := account.ResolvePath(r.URL.Query().Get(envd.QueryPath), acc, workdir)
 	if err != nil {
-		return &errStatus{http.StatusBadRequest, err}
+		return reply.WithStatus(http.StatusBadRequest, err)
 	}
 	// Without O_NONBLOCK, opening a named pipe would wait for its writer.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
@@ -96,10 +90,10 @@ func (s *fileService) download(w http.ResponseWriter, r *http.Request) error {
 		return fmt.Errorf("look at file: %w", err)
 	}
 	if st.IsDir() {
-		return refuse(http.StatusBadRequest, "path '%s' is a directory", path)
+		return reply.Refuse(http.StatusBadRequest, "path '%s' is a directory", path)
 	}
 	if !st.Mode().IsRegular() {
-		return refuse(http.StatusBadRequest, "path '%s' is not a regular file", path)
+		return reply.Refuse(http.StatusBadRequest, "path '%s' is not a regular file", path)
 	}
 	zip, err := wantsGzip(r.Header)
 	if err != nil {
@@ -134,13 +128,13 @@ func sendUnsized(w http.ResponseWriter, path string, f *os.File) error {
 func openError(path string, err error) error {
 	switch {
 	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
-		return refuse(http.StatusNotFound, "path '%s' does not exist", path)
+		return reply.Refuse(http.StatusNotFound, "path '%s' does not exist", path)
 	case errors.Is(err, syscall.ENXIO):
-		return refuse(http.StatusBadRequest, "path '%s' is not a regular file", path)
+		return reply.Refuse(http.StatusBadRequest, "path '%s' is not a regular file", path)
 	case errors.Is(err, syscall.ENAMETOOLONG), errors.Is(err, syscall.ELOOP):
-		return &errStatus{http.StatusBadRequest, err}
+		return reply.WithStatus(http.StatusBadRequest, err)
 	case errors.Is(err, os.ErrPermission):
-		return &errStatus{http.StatusForbidden, err}
+		return reply.WithStatus(http.StatusForbidden, err)
 	}
 	return fmt.Errorf("open file: %w", err)
 }
@@ -196,7 +190,7 @@ func wantsGzip(h http.Header) (bool, error) {
 		return hasZip && zip > 0, nil
 	}
 	if plain == 0 && zip == 0 {
-		return false, refuse(http.StatusNotAcceptable, "no acceptable encoding: identity and gzip are offered")
+		return false, reply.Refuse(http.StatusNotAcceptable, "no acceptable encoding: identity and gzip are offered")
 	}
 	return zip > 0 && zip >= plain, nil
 }
@@ -210,7 +204,7 @@ func qualities(header string) (map[string]float64, error) {
 		if v, ok := strings.CutPrefix(strings.TrimSpace(params), "q="); ok {
 			parsed, err := strconv.ParseFloat(v, 64)
 			if err != nil || !(parsed >= 0 && parsed <= 1) {
-				return nil, refuse(http.StatusBadRequest, "Accept-Encoding: %q is not a quality", v)
+				return nil, reply.Refuse(http.StatusBadRequest, "Accept-Encoding: %q is not a quality", v)
 			}
 			q = parsed
 		}

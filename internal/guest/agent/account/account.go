@@ -1,4 +1,8 @@
-package agent
+// Package account finds users, groups and paths of a sandbox in its files, as a static program cannot
+// ask the C library. It authorizes nothing and caches nothing: programs add users at any time.
+//
+// It has no locks.
+package account
 
 import (
 	"bufio"
@@ -13,42 +17,42 @@ import (
 // errNoUser is the answer to a name that the sandbox does not know.
 var errNoUser = errors.New("no such user")
 
-// account is a user with all that a process of it needs.
-type account struct {
-	name     string
-	uid, gid uint32
-	home     string
-	groups   []uint32
+// User is a user with all that a process of it needs.
+type User struct {
+	Name     string
+	UID, GID uint32
+	Home     string
+	Groups   []uint32
 }
 
-// accounts reads users and groups from files, as a static program cannot ask
+// Database reads users and groups from files, as a static program cannot ask
 // the C library. It reads them anew each time: programs add users.
-type accounts struct{ passwd, group string }
+type Database struct{ Passwd, Group string }
 
-func systemAccounts() accounts { return accounts{"/etc/passwd", "/etc/group"} }
+func System() Database { return Database{"/etc/passwd", "/etc/group"} }
 
-// lookup finds a user by name. There is always a root, also where no file tells of users.
-func (a accounts) lookup(name string) (account, error) {
+// Lookup finds a user by name. There is always a root, also where no file tells of users.
+func (a Database) Lookup(name string) (User, error) {
 	acc, err := a.find(name, func(f []string) bool { return f[0] == name })
 	if name == "root" && errors.Is(err, errNoUser) {
-		return account{name: name, home: "/", groups: []uint32{0}}, nil
+		return User{Name: name, Home: "/", Groups: []uint32{0}}, nil
 	}
 	return acc, err
 }
 
-// resolve finds a user as image configurations name it: a name or an ID, with
+// Resolve finds a user as image configurations name it: a name or an ID, with
 // ":group" if wanted. An ID needs no entry.
-func (a accounts) resolve(spec string) (account, error) {
+func (a Database) Resolve(spec string) (User, error) {
 	name, group, _ := strings.Cut(spec, ":")
-	acc, err := a.lookup(name)
+	acc, err := a.Lookup(name)
 	if errors.Is(err, errNoUser) {
 		uid, perr := strconv.ParseUint(name, 10, 32)
 		if perr != nil {
-			return account{}, err
+			return User{}, err
 		}
 		acc, err = a.find(name, func(f []string) bool { return f[2] == name })
 		if errors.Is(err, errNoUser) {
-			acc, err = account{name: name, uid: uint32(uid), home: "/"}, nil
+			acc, err = User{Name: name, UID: uint32(uid), Home: "/"}, nil
 		}
 	}
 	if err != nil || group == "" {
@@ -56,16 +60,16 @@ func (a accounts) resolve(spec string) (account, error) {
 	}
 	gid, err := a.groupID(group)
 	if err != nil {
-		return account{}, err
+		return User{}, err
 	}
-	acc.gid, acc.groups = gid, nil
+	acc.GID, acc.Groups = gid, nil
 	return acc, nil
 }
 
-func (a accounts) find(name string, match func(fields []string) bool) (account, error) {
-	var acc account
+func (a Database) find(name string, match func(fields []string) bool) (User, error) {
+	var acc User
 	found := false
-	err := eachLine(a.passwd, 6, func(f []string) bool {
+	err := eachLine(a.Passwd, 6, func(f []string) bool {
 		if !match(f) {
 			return true
 		}
@@ -74,29 +78,29 @@ func (a accounts) find(name string, match func(fields []string) bool) (account, 
 		if uerr != nil || gerr != nil {
 			return true
 		}
-		acc = account{name: f[0], uid: uint32(uid), gid: uint32(gid), home: f[5]}
+		acc = User{Name: f[0], UID: uint32(uid), GID: uint32(gid), Home: f[5]}
 		found = true
 		return false
 	})
 	if err != nil {
-		return account{}, err
+		return User{}, err
 	}
 	if !found {
-		return account{}, fmt.Errorf("%w: %q", errNoUser, name)
+		return User{}, fmt.Errorf("%w: %q", errNoUser, name)
 	}
-	if acc.home == "" {
-		acc.home = "/"
+	if acc.Home == "" {
+		acc.Home = "/"
 	}
-	acc.groups, err = a.memberships(acc)
+	acc.Groups, err = a.memberships(acc)
 	return acc, err
 }
 
 // memberships lists the supplementary groups.
-func (a accounts) memberships(acc account) ([]uint32, error) {
-	gids := []uint32{acc.gid}
-	err := eachLine(a.group, 4, func(f []string) bool {
+func (a Database) memberships(acc User) ([]uint32, error) {
+	gids := []uint32{acc.GID}
+	err := eachLine(a.Group, 4, func(f []string) bool {
 		gid, err := strconv.ParseUint(f[2], 10, 32)
-		if err == nil && slices.Contains(strings.Split(f[3], ","), acc.name) && !slices.Contains(gids, uint32(gid)) {
+		if err == nil && slices.Contains(strings.Split(f[3], ","), acc.Name) && !slices.Contains(gids, uint32(gid)) {
 			gids = append(gids, uint32(gid))
 		}
 		return true
@@ -104,10 +108,10 @@ func (a accounts) memberships(acc account) ([]uint32, error) {
 	return gids, err
 }
 
-func (a accounts) groupID(group string) (uint32, error) {
+func (a Database) groupID(group string) (uint32, error) {
 	id, err := strconv.ParseUint(group, 10, 32)
 	found := err == nil
-	err = eachLine(a.group, 3, func(f []string) bool {
+	err = eachLine(a.Group, 3, func(f []string) bool {
 		if f[0] != group {
 			return true
 		}
@@ -123,10 +127,10 @@ func (a accounts) groupID(group string) (uint32, error) {
 	return uint32(id), err
 }
 
-// names has the names of IDs, for describing many files at once.
-type names struct{ users, groups map[uint32]string }
+// Names has the names of IDs, for describing many files at once.
+type Names struct{ users, groups map[uint32]string }
 
-func (a accounts) names() names {
+func (a Database) Names() Names {
 	read := func(file string) map[uint32]string {
 		m := map[uint32]string{}
 		// A file that cannot be read leaves the numbers to speak for themselves.
@@ -139,10 +143,10 @@ func (a accounts) names() names {
 		})
 		return m
 	}
-	return names{users: read(a.passwd), groups: read(a.group)}
+	return Names{users: read(a.Passwd), groups: read(a.Group)}
 }
 
-func (n names) owner(uid, gid uint32) (string, string) {
+func (n Names) Owner(uid, gid uint32) (string, string) {
 	name := func(m map[uint32]string, id uint32) string {
 		if s, ok := m[id]; ok {
 			return s

@@ -1,4 +1,8 @@
-package agent
+// Package process serves E2B's process API: it starts programs, streams their output to subscribers
+// and keeps exited ones findable for a while. It leaves forking and reaping to package spawn.
+//
+// Lock order: Table.mu, then fanout.mu; inputGate admits one writer and is held over writes.
+package process
 
 import (
 	"context"
@@ -12,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/barchan-dev/barchan/internal/guest/agent/spawn"
 	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
 )
 
@@ -37,7 +42,7 @@ type process struct {
 	seq    uint64 // the order of starts
 	config *processpb.ProcessConfig
 	tag    *string
-	io     *stdio
+	io     *spawn.Stdio
 	input  inputGate
 
 	ended    atomic.Bool
@@ -63,23 +68,23 @@ func wrapPty(b []byte) *processpb.ProcessEvent_DataEvent {
 // all it wrote is out, and then publishes the end.
 func (p *process) follow(exit <-chan syscall.WaitStatus) {
 	var pumps sync.WaitGroup
-	if p.io.tty != nil {
-		pumps.Go(func() { p.pump(p.io.tty, wrapPty) })
+	if p.io.TTY != nil {
+		pumps.Go(func() { p.pump(p.io.TTY, wrapPty) })
 	} else {
-		pumps.Go(func() { p.pump(p.io.stdout, wrapStdout) })
-		pumps.Go(func() { p.pump(p.io.stderr, wrapStderr) })
+		pumps.Go(func() { p.pump(p.io.Stdout, wrapStdout) })
+		pumps.Go(func() { p.pump(p.io.Stderr, wrapStderr) })
 	}
 	ws := <-exit
 	p.ended.Store(true)
 	if p.killer != nil {
 		p.killer.Stop()
 	}
-	if p.io.stdin != nil {
+	if p.io.Stdin != nil {
 		// The reader is gone, so there is nothing that closing could lose.
-		_ = p.io.stdin.Close()
+		_ = p.io.Stdin.Close()
 	}
 	deadline := time.Now().Add(outputGrace)
-	for _, f := range []*os.File{p.io.stdout, p.io.stderr, p.io.tty} {
+	for _, f := range []*os.File{p.io.Stdout, p.io.Stderr, p.io.TTY} {
 		if f != nil {
 			// It fails only on a file that its pump has closed already.
 			_ = f.SetReadDeadline(deadline)
@@ -93,12 +98,12 @@ func (p *process) follow(exit <-chan syscall.WaitStatus) {
 // discard reads on for the children that keep writing, who would else be
 // killed for it by SIGPIPE. A terminal hangs up instead.
 func (p *process) discard() {
-	if p.io.tty != nil {
-		_ = p.io.tty.Close()
+	if p.io.TTY != nil {
+		_ = p.io.TTY.Close()
 		return
 	}
 	var rest sync.WaitGroup
-	for _, f := range []*os.File{p.io.stdout, p.io.stderr} {
+	for _, f := range []*os.File{p.io.Stdout, p.io.Stderr} {
 		rest.Go(func() {
 			if f.SetReadDeadline(time.Time{}) == nil {
 				// It ends with the last writer, or when the agent closes the file.
@@ -171,7 +176,7 @@ func startEvent(pid int) *processpb.ProcessEvent {
 }
 
 func endEvent(ws syscall.WaitStatus) *processpb.ProcessEvent {
-	end := &processpb.ProcessEvent_EndEvent{ExitCode: int32(ws.ExitStatus()), Exited: ws.Exited(), Status: statusText(ws)}
+	end := &processpb.ProcessEvent_EndEvent{ExitCode: int32(ws.ExitStatus()), Exited: ws.Exited(), Status: spawn.StatusText(ws)}
 	if !ws.Exited() || ws.ExitStatus() != 0 {
 		end.Error = &end.Status
 	}
@@ -208,15 +213,15 @@ func (p *process) write(ctx context.Context, in *processpb.ProcessInput) error {
 	var b []byte
 	switch in := in.GetInput().(type) {
 	case *processpb.ProcessInput_Stdin:
-		if p.io.tty != nil {
+		if p.io.TTY != nil {
 			return errUsePty
 		}
-		f, b = p.io.stdin, in.Stdin
+		f, b = p.io.Stdin, in.Stdin
 	case *processpb.ProcessInput_Pty:
-		if p.io.tty == nil {
+		if p.io.TTY == nil {
 			return errNoPty
 		}
-		f, b = p.io.tty, in.Pty
+		f, b = p.io.TTY, in.Pty
 	default:
 		return errors.New("input: stdin or pty is needed")
 	}
@@ -251,10 +256,10 @@ func (p *process) write(ctx context.Context, in *processpb.ProcessInput) error {
 
 // closeStdin ends the input.
 func (p *process) closeStdin(ctx context.Context) error {
-	if p.io.tty != nil {
+	if p.io.TTY != nil {
 		return errPtyClose
 	}
-	if p.io.stdin == nil {
+	if p.io.Stdin == nil {
 		return errNoStdin
 	}
 	leave, err := p.input.enter(ctx)
@@ -262,7 +267,7 @@ func (p *process) closeStdin(ctx context.Context) error {
 		return err
 	}
 	defer leave()
-	if err := p.io.stdin.Close(); err != nil {
+	if err := p.io.Stdin.Close(); err != nil {
 		return errNoStdin
 	}
 	return nil

@@ -1,4 +1,4 @@
-package agent
+package account
 
 import (
 	"errors"
@@ -9,9 +9,9 @@ import (
 	"syscall"
 )
 
-// resolvePath makes a request's path absolute. Empty is the default directory,
+// ResolvePath makes a request's path absolute. Empty is the default directory,
 // relative and "~" start at the user's home.
-func resolvePath(path string, acc account, workdir string) (string, error) {
+func ResolvePath(path string, acc User, workdir string) (string, error) {
 	if strings.ContainsRune(path, 0) {
 		return "", fmt.Errorf("path %q has a zero byte", path)
 	}
@@ -19,19 +19,19 @@ func resolvePath(path string, acc account, workdir string) (string, error) {
 		path = workdir
 	}
 	if path == "~" || strings.HasPrefix(path, "~/") {
-		path = filepath.Join(acc.home, path[1:])
+		path = filepath.Join(acc.Home, path[1:])
 	} else if strings.HasPrefix(path, "~") {
 		return "", fmt.Errorf("path %q: only your own home can be written as ~", path)
 	}
 	if !filepath.IsAbs(path) {
-		path = filepath.Join("/", acc.home, path)
+		path = filepath.Join("/", acc.Home, path)
 	}
 	return filepath.Clean(path), nil
 }
 
-// makeDirs makes a directory and its missing parents, which then belong to
+// MakeDirs makes a directory and its missing parents, which then belong to
 // the user. It follows links, and says so if something else is in the way.
-func makeDirs(dir string, acc account) error {
+func MakeDirs(dir string, acc User) error {
 	st, err := os.Stat(dir)
 	switch {
 	case err == nil && st.IsDir():
@@ -42,7 +42,7 @@ func makeDirs(dir string, acc account) error {
 		return fmt.Errorf("look at directory: %w", err)
 	}
 	if parent := filepath.Dir(dir); parent != dir {
-		if err := makeDirs(parent, acc); err != nil {
+		if err := MakeDirs(parent, acc); err != nil {
 			return err
 		}
 	}
@@ -56,10 +56,10 @@ func makeDirs(dir string, acc account) error {
 	if err != nil {
 		return fmt.Errorf("make directory: %w", err)
 	}
-	if int(acc.uid) == os.Geteuid() && int(acc.gid) == os.Getegid() {
+	if int(acc.UID) == os.Geteuid() && int(acc.GID) == os.Getegid() {
 		return nil // it is the user's already, and watchers need not hear of it
 	}
-	if err := os.Lchown(dir, int(acc.uid), int(acc.gid)); err != nil {
+	if err := os.Lchown(dir, int(acc.UID), int(acc.GID)); err != nil {
 		return fmt.Errorf("own directory: %w", err)
 	}
 	return nil

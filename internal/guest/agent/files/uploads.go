@@ -1,4 +1,4 @@
-package agent
+package files
 
 import (
 	"crypto/rand"
@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/barchan-dev/barchan/internal/guest/agent/account"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -27,10 +28,10 @@ const placedFor = 10 * time.Second
 
 func isStaged(path string) bool { return strings.HasPrefix(filepath.Base(path), stagePrefix) }
 
-// uploads puts files in place, complete or not at all. It remembers what it
+// Uploads puts files in place, complete or not at all. It remembers what it
 // placed lately, so that a watch can tell a replaced file (a write, to the
 // client) from a new one, which a rename shows alike.
-type uploads struct {
+type Uploads struct {
 	mu     sync.Mutex
 	last   uint64              // +checklocks:mu
 	placed map[string][]placed // +checklocks:mu
@@ -43,11 +44,11 @@ type placed struct {
 	replaced bool
 }
 
-func newUploads() *uploads { return &uploads{placed: map[string][]placed{}} }
+func NewUploads() *Uploads { return &Uploads{placed: map[string][]placed{}} }
 
 // put writes a file, with its parents, as the user's.
-func (u *uploads) put(path string, content io.Reader, acc account, metadata map[string]string) error {
-	if err := makeDirs(filepath.Dir(path), acc); err != nil {
+func (u *Uploads) put(path string, content io.Reader, acc account.User, metadata map[string]string) error {
+	if err := account.MakeDirs(filepath.Dir(path), acc); err != nil {
 		return err
 	}
 	target, old, err := uploadTarget(path)
@@ -96,7 +97,7 @@ func uploadTarget(path string) (target string, old os.FileInfo, err error) {
 }
 
 // stage writes a complete file beside its target.
-func (u *uploads) stage(target string, old os.FileInfo, content io.Reader, acc account, metadata map[string]string) (string, error) {
+func (u *Uploads) stage(target string, old os.FileInfo, content io.Reader, acc account.User, metadata map[string]string) (string, error) {
 	mode := os.FileMode(0o644)
 	if old != nil {
 		mode = old.Mode().Perm()
@@ -108,7 +109,7 @@ func (u *uploads) stage(target string, old os.FileInfo, content io.Reader, acc a
 	}
 	err = copyAll(f, content)
 	if err == nil {
-		err = errors.Join(setMetadata(f, metadata), f.Chown(int(acc.uid), int(acc.gid)), f.Chmod(mode))
+		err = errors.Join(setMetadata(f, metadata), f.Chown(int(acc.UID), int(acc.GID)), f.Chmod(mode))
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
 		return "", errors.Join(fmt.Errorf("write file: %w", err), os.Remove(stage))
@@ -117,7 +118,7 @@ func (u *uploads) stage(target string, old os.FileInfo, content io.Reader, acc a
 }
 
 // overwrite copies a complete file over one that cannot be replaced.
-func (u *uploads) overwrite(stage, target string, acc account, metadata map[string]string) error {
+func (u *Uploads) overwrite(stage, target string, acc account.User, metadata map[string]string) error {
 	src, err := os.Open(stage)
 	if err != nil {
 		return fmt.Errorf("open staged file: %w", err)
@@ -133,7 +134,7 @@ func (u *uploads) overwrite(stage, target string, acc account, metadata map[stri
 			err = errors.Join(err, unix.Fremovexattr(int(dst.Fd()), name))
 		}
 	}
-	err = errors.Join(err, setMetadata(dst, metadata), dst.Chown(int(acc.uid), int(acc.gid)), dst.Close())
+	err = errors.Join(err, setMetadata(dst, metadata), dst.Chown(int(acc.UID), int(acc.GID)), dst.Close())
 	if err != nil {
 		return fmt.Errorf("write file: %w", err)
 	}
@@ -180,7 +181,7 @@ func setMetadata(f *os.File, metadata map[string]string) error {
 }
 
 // remember notes an upload before its rename, and forgets old ones.
-func (u *uploads) remember(path string, replaced bool) (number uint64) {
+func (u *Uploads) remember(path string, replaced bool) (number uint64) {
 	now := time.Now()
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -196,7 +197,7 @@ func (u *uploads) remember(path string, replaced bool) (number uint64) {
 }
 
 // forget takes back what remember noted.
-func (u *uploads) forget(path string, number uint64) {
+func (u *Uploads) forget(path string, number uint64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	list := slices.DeleteFunc(u.placed[path], func(p placed) bool { return p.number == number })
@@ -209,7 +210,7 @@ func (u *uploads) forget(path string, number uint64) {
 
 // lookup returns the first upload to a path after the one of a number, or the last there was,
 // if it was lately.
-func (u *uploads) lookup(path string, after uint64) (placed, bool) {
+func (u *Uploads) lookup(path string, after uint64) (placed, bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	list := u.placed[path]

@@ -1,62 +1,66 @@
-package agent
+package spawn
 
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 
 	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/guest/agent/account"
 )
 
 // oomScore makes the kernel prefer a sandbox's programs to the agent.
 const oomScore = 100
 
-// command is a program to start.
-type command struct {
-	argv  []string
-	env   map[string]string
-	dir   string
-	acc   account
-	files [3]*os.File
-	tty   bool // the first file is a terminal to take control of
+// Command is a program to start.
+type Command struct {
+	Argv  []string
+	Env   map[string]string
+	Dir   string
+	User  account.User
+	Files [3]*os.File
+	TTY   bool // the first file is a terminal to take control of
 }
 
-// spawn starts a command in a session of its own.
-func (r *reaper) spawn(c command) (int, <-chan syscall.WaitStatus, error) {
-	path, err := findProgram(c.argv[0], c.env["PATH"], c.dir)
+// Spawn starts a command in a session of its own.
+func (r *Reaper) Spawn(c Command) (int, <-chan syscall.WaitStatus, error) {
+	path, err := findProgram(c.Argv[0], c.Env["PATH"], c.Dir)
 	if err != nil {
 		return 0, nil, err
 	}
-	for _, f := range c.files {
+	for _, f := range c.Files {
 		// A program does not expect its files to refuse to wait.
 		if err := unix.SetNonblock(int(f.Fd()), false); err != nil {
 			return 0, nil, fmt.Errorf("prepare files: %w", err)
 		}
 	}
 	attr := &syscall.ProcAttr{
-		Dir: c.dir,
-		Env: envList(c.env),
+		Dir: c.Dir,
+		Env: envList(c.Env),
 		Files: []uintptr{
-			c.files[0].Fd(), c.files[1].Fd(), c.files[2].Fd(),
+			c.Files[0].Fd(), c.Files[1].Fd(), c.Files[2].Fd(),
 		},
-		Sys: &syscall.SysProcAttr{Setsid: true, Setctty: c.tty},
+		Sys: &syscall.SysProcAttr{Setsid: true, Setctty: c.TTY},
 	}
 	if os.Geteuid() == 0 {
-		attr.Sys.Credential = &syscall.Credential{Uid: c.acc.uid, Gid: c.acc.gid, Groups: c.acc.groups}
-	} else if int(c.acc.uid) != os.Geteuid() {
-		return 0, nil, fmt.Errorf("run as %s: the agent is not root: %w", c.acc.name, syscall.EPERM)
+		attr.Sys.Credential = &syscall.Credential{Uid: c.User.UID, Gid: c.User.GID, Groups: c.User.Groups}
+	} else if int(c.User.UID) != os.Geteuid() {
+		return 0, nil, fmt.Errorf("run as %s: the agent is not root: %w", c.User.Name, syscall.EPERM)
 	}
-	pid, done, err := r.start(path, c.argv, attr)
+	pid, done, err := r.start(path, c.Argv, attr)
 	if err != nil {
 		return 0, nil, err
 	}
-	if c.acc.uid == 0 {
+	if c.User.UID == 0 {
 		r.keepReserve(pid)
 	}
 	// A sandbox may forbid it, and the program may have ended: both are fine.
@@ -93,19 +97,19 @@ func findProgram(name, path, dir string) (string, error) {
 	return "", &exec.Error{Name: name, Err: reason}
 }
 
-// stdio is both ends of a process's files.
-type stdio struct {
-	child  [3]*os.File
-	stdin  *os.File // nil with /dev/null or a terminal
-	stdout *os.File // nil with a terminal
-	stderr *os.File
-	tty    *os.File // nil without a terminal
+// Stdio is both ends of a process's files.
+type Stdio struct {
+	Child  [3]*os.File
+	Stdin  *os.File // nil with /dev/null or a terminal
+	Stdout *os.File // nil with a terminal
+	Stderr *os.File
+	TTY    *os.File // nil without a terminal
 	opened []*os.File
 }
 
-// closeChild closes the ends that the child has copies of.
-func (s *stdio) closeChild() {
-	for _, f := range s.child {
+// CloseChild closes the ends that the child has copies of.
+func (s *Stdio) CloseChild() {
+	for _, f := range s.Child {
 		if f != nil {
 			// The child has its copy, or was never started; nothing was written.
 			_ = f.Close()
@@ -113,56 +117,56 @@ func (s *stdio) closeChild() {
 	}
 }
 
-// closeAll undoes the opening after a failed start.
-func (s *stdio) closeAll() {
+// CloseAll undoes the opening after a failed start.
+func (s *Stdio) CloseAll() {
 	for _, f := range s.opened {
 		_ = f.Close()
 	}
 }
 
-// openPipes makes pipes that the user may also open by name (/dev/stdout).
-func openPipes(acc account, withStdin bool) (*stdio, error) {
-	s := &stdio{}
+// OpenPipes makes pipes that the user may also open by name (/dev/stdout).
+func OpenPipes(acc account.User, withStdin bool) (*Stdio, error) {
+	s := &Stdio{}
 	pipe := func() (r, w *os.File, err error) {
 		if r, w, err = os.Pipe(); err == nil {
 			s.opened = append(s.opened, r, w)
 			// Some kernels refuse; then /dev/stdout by name is root's alone.
-			_ = w.Chown(int(acc.uid), int(acc.gid))
+			_ = w.Chown(int(acc.UID), int(acc.GID))
 		}
 		return r, w, err
 	}
 	var errs [3]error
 	if withStdin {
-		s.child[0], s.stdin, errs[0] = pipe()
-	} else if s.child[0], errs[0] = os.Open(os.DevNull); errs[0] == nil {
-		s.opened = append(s.opened, s.child[0])
+		s.Child[0], s.Stdin, errs[0] = pipe()
+	} else if s.Child[0], errs[0] = os.Open(os.DevNull); errs[0] == nil {
+		s.opened = append(s.opened, s.Child[0])
 	}
-	s.stdout, s.child[1], errs[1] = pipe()
-	s.stderr, s.child[2], errs[2] = pipe()
+	s.Stdout, s.Child[1], errs[1] = pipe()
+	s.Stderr, s.Child[2], errs[2] = pipe()
 	if err := errors.Join(errs[:]...); err != nil {
-		s.closeAll()
+		s.CloseAll()
 		return nil, fmt.Errorf("open pipes: %w", err)
 	}
 	return s, nil
 }
 
-// openTerminal makes a terminal that belongs to the user.
-func openTerminal(acc account, size *unix.Winsize) (*stdio, error) {
+// OpenTerminal makes a terminal that belongs to the user.
+func OpenTerminal(acc account.User, size *unix.Winsize) (*Stdio, error) {
 	ptmx, tty, err := pty.Open()
 	if err != nil {
 		return nil, fmt.Errorf("open terminal: %w", err)
 	}
-	s := &stdio{child: [3]*os.File{tty, tty, tty}, opened: []*os.File{ptmx, tty}}
-	if s.tty, err = pollable(ptmx); err == nil {
-		s.opened[0] = s.tty
-		err = resize(s.tty, size)
+	s := &Stdio{Child: [3]*os.File{tty, tty, tty}, opened: []*os.File{ptmx, tty}}
+	if s.TTY, err = pollable(ptmx); err == nil {
+		s.opened[0] = s.TTY
+		err = Resize(s.TTY, size)
 	}
 	if err != nil {
-		s.closeAll()
+		s.CloseAll()
 		return nil, fmt.Errorf("prepare terminal: %w", err)
 	}
 	// Some kernels refuse; then the terminal by name is root's alone.
-	_ = tty.Chown(int(acc.uid), int(acc.gid))
+	_ = tty.Chown(int(acc.UID), int(acc.GID))
 	return s, nil
 }
 
@@ -178,8 +182,8 @@ func pollable(f *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), f.Name()), nil
 }
 
-// resize sets a terminal's size; nil leaves it.
-func resize(tty *os.File, size *unix.Winsize) error {
+// Resize sets a terminal's size; nil leaves it.
+func Resize(tty *os.File, size *unix.Winsize) error {
 	if size == nil {
 		return nil
 	}
@@ -194,4 +198,13 @@ func resize(tty *os.File, size *unix.Winsize) error {
 		return fmt.Errorf("resize: %w", err)
 	}
 	return nil
+}
+
+// envList is an environment as the kernel takes it, in a fixed order.
+func envList(env map[string]string) []string {
+	list := make([]string, 0, len(env))
+	for _, k := range slices.Sorted(maps.Keys(env)) {
+		list = append(list, k+"="+env[k])
+	}
+	return list
 }

@@ -1,4 +1,8 @@
-package agent
+// Package logs keeps the latest lines of a sandbox's output in memory, and in files of bounded size. A
+// writer never waits; a slow reader misses lines.
+//
+// Lock order: LineWriter.mu, then Buffer.mu.
+package logs
 
 import (
 	"bytes"
@@ -21,9 +25,9 @@ const (
 	keptFile = 16 << 20
 )
 
-// logBuffer keeps the latest lines of output. It never makes a writer wait: who
+// Buffer keeps the latest lines of output. It never makes a writer wait: who
 // reads too slowly misses lines.
-type logBuffer struct {
+type Buffer struct {
 	mu    sync.Mutex
 	lines []envd.LogLine // +checklocks:mu
 	// the number of lines[0]
@@ -33,9 +37,9 @@ type logBuffer struct {
 	update chan struct{} // +checklocks:mu
 }
 
-func newLogbook() *logBuffer { return &logBuffer{update: make(chan struct{})} }
+func NewBuffer() *Buffer { return &Buffer{update: make(chan struct{})} }
 
-func (b *logBuffer) add(l envd.LogLine) {
+func (b *Buffer) add(l envd.LogLine) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.lines = append(b.lines, l)
@@ -54,9 +58,9 @@ func (b *logBuffer) add(l envd.LogLine) {
 // lineSize counts what a line costs, its fixed part too.
 func lineSize(l envd.LogLine) int { return len(l.Line) + 80 }
 
-// from returns the lines kept from number seq on, the number after them, and
+// From returns the lines kept from number seq on, the number after them, and
 // a channel that closes when there are more.
-func (b *logBuffer) from(seq uint64) ([]envd.LogLine, uint64, <-chan struct{}) {
+func (b *Buffer) From(seq uint64) ([]envd.LogLine, uint64, <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	next := b.first + uint64(len(b.lines))
@@ -64,18 +68,18 @@ func (b *logBuffer) from(seq uint64) ([]envd.LogLine, uint64, <-chan struct{}) {
 	return append([]envd.LogLine(nil), b.lines[seq-b.first:]...), next, b.update
 }
 
-// lineWriter cuts what is written into lines for a logbook.
-type lineWriter struct {
-	book   *logBuffer
-	source string
-	stream string
+// LineWriter cuts what is written into lines for a logbook.
+type LineWriter struct {
+	Book   *Buffer
+	Source string
+	Stream string
 
 	mu   sync.Mutex
 	rest []byte // +checklocks:mu
 }
 
 // Write never fails.
-func (w *lineWriter) Write(p []byte) (int, error) {
+func (w *LineWriter) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.rest = append(w.rest, p...)
@@ -95,8 +99,8 @@ func (w *lineWriter) Write(p []byte) (int, error) {
 	}
 }
 
-// flush emits a last line that does not end.
-func (w *lineWriter) flush() {
+// Flush emits a last line that does not end.
+func (w *LineWriter) Flush() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.rest) > 0 {
@@ -106,13 +110,13 @@ func (w *lineWriter) flush() {
 }
 
 // +checklocks:w.mu
-func (w *lineWriter) emitLocked(line []byte) {
+func (w *LineWriter) emitLocked(line []byte) {
 	line = bytes.TrimSuffix(line, []byte("\r"))
-	l := envd.LogLine{Timestamp: time.Now(), Source: w.source, Stream: w.stream, Line: string(bytes.ToValidUTF8(line, []byte("\uFFFD")))}
+	l := envd.LogLine{Timestamp: time.Now(), Source: w.Source, Stream: w.Stream, Line: string(bytes.ToValidUTF8(line, []byte("\uFFFD")))}
 	if l.Source == envd.SourceAgent {
 		l.Level = levelOf(l.Line)
 	}
-	w.book.add(l)
+	w.Book.add(l)
 }
 
 // levelOf is the level of a line that slog.TextHandler wrote.
@@ -122,14 +126,14 @@ func levelOf(line string) string {
 	return level
 }
 
-// logFile is a file that is set aside when it has grown large.
-type logFile struct {
+// File is a file that is set aside when it has grown large.
+type File struct {
 	path string
 	f    *os.File
 	size int64
 }
 
-func openLogFile(path string) (*logFile, error) {
+func OpenFile(path string) (*File, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("open log file: %w", err)
@@ -138,11 +142,14 @@ func openLogFile(path string) (*logFile, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look at log file: %w", err)
 	}
-	return &logFile{path: path, f: f, size: st.Size()}, nil
+	return &File{path: path, f: f, size: st.Size()}, nil
 }
 
+// Close closes the file.
+func (l *File) Close() error { return l.f.Close() }
+
 // Write appends, and begins a new file when the old one is large.
-func (l *logFile) Write(p []byte) (int, error) {
+func (l *File) Write(p []byte) (int, error) {
 	if l.size+int64(len(p)) > keptFile && l.size > 0 {
 		if err := l.rotate(); err != nil {
 			return 0, err
@@ -156,11 +163,11 @@ func (l *logFile) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-func (l *logFile) rotate() error {
+func (l *File) rotate() error {
 	if err := os.Rename(l.path, l.path+".1"); err != nil {
 		return fmt.Errorf("set log file aside: %w", err)
 	}
-	next, err := openLogFile(l.path)
+	next, err := OpenFile(l.path)
 	if err != nil {
 		return err
 	}
