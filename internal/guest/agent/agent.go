@@ -1,11 +1,11 @@
-// Package agent is the program that runs inside a sandbox as PID 1. It speaks
-// E2B's envd protocol: processes, terminals, files and watches. It starts the
-// template's entrypoint, keeps its output and exit code, and reaps whatever
-// ends. It knows nothing of nodes, pools or claims; what it must be told comes
-// from its configuration and from /init.
+// Package agent is PID 1 of a sandbox. It serves E2B's envd protocol (processes, terminals, files and
+// watches), runs the template's entrypoint, keeps its output and exit code, and reaps all processes.
+// It depends on no node, pool or claim: its input is its configuration, /init and /restored.
 //
-// It runs as root, and whoever holds its access token may act as any user of
-// the sandbox. It guards the sandbox against strangers, not against its owner.
+// It runs as root, and a client with the access token may act as any user of the sandbox. It guards
+// the sandbox against clients without the token, not against its owner.
+//
+// Locks: requests.mu, entrypoint.mu, trust.mu and etc.mu are leaves.
 package agent
 
 import (
@@ -85,8 +85,7 @@ func New(file string, out io.Writer) (*Agent, error) {
 	}, nil
 }
 
-// Run serves until ctx ends; then it asks all processes to end, and after a
-// grace makes them.
+// Run serves until ctx ends; then it sends SIGTERM to all processes, and after a grace SIGKILL.
 func (a *Agent) Run(ctx context.Context) error {
 	// New directories are 0755, ours and those of programs.
 	unix.Umask(0o022)
@@ -130,8 +129,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	return nil
 }
 
-// server speaks HTTP/1.1 and HTTP/2, both without TLS. It has no timeout for
-// what streams.
+// server serves HTTP/1.1 and HTTP/2, both without TLS, and streams without a timeout.
 func (a *Agent) server(ctx context.Context) *http.Server {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
@@ -149,7 +147,7 @@ func (a *Agent) server(ctx context.Context) *http.Server {
 	}
 }
 
-// closeServer lets answers go out for a moment, and then cuts what is left.
+// closeServer gives replies a moment, and then closes the remaining connections.
 func (a *Agent) closeServer(ctx context.Context, srv *http.Server, cut context.CancelFunc) {
 	grace, cancel := context.WithTimeout(ctx, killGrace)
 	defer cancel()
@@ -164,7 +162,7 @@ func (a *Agent) closeServer(ctx context.Context, srv *http.Server, cut context.C
 	cut()
 }
 
-// listen opens the port and, if asked, tells which.
+// listen opens the port and writes it to PortFile, if configured.
 func (a *Agent) listen(ctx context.Context) (net.Listener, error) {
 	port := a.cfg.Port
 	switch port {
@@ -231,7 +229,7 @@ func (a *Agent) stopProcesses(ctx context.Context) {
 
 func (a *Agent) signalAll(sig syscall.Signal) {
 	if os.Getpid() == 1 {
-		// It fails only when there is nobody else.
+		// It fails only without other processes.
 		_ = syscall.Kill(-1, sig)
 		return
 	}

@@ -14,11 +14,11 @@ var openRoutes = map[string][]string{
 	envd.PathHealth: {http.MethodGet, http.MethodHead},
 	envd.PathFiles:  {http.MethodGet, http.MethodHead, http.MethodPost},
 	envd.PathInit:   {http.MethodPost},
-	// It takes nothing from whoever calls it, see restored.go.
+	// It takes no input from its caller, see restored.go.
 	envd.PathRestored: {http.MethodPost},
 }
 
-// guard lets through who has the token. Only an open agent asks for none.
+// guard rejects requests without the token. An open agent needs none.
 func guard(s *settings.Settings, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		open := slices.Contains(openRoutes[r.URL.Path], r.Method)
@@ -30,7 +30,7 @@ func guard(s *settings.Settings, next http.Handler) http.Handler {
 	})
 }
 
-// allowBrowsers answers for any origin: the token guards, not the origin.
+// allowBrowsers allows any origin: the token authorizes, not the origin.
 func allowBrowsers(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()

@@ -20,8 +20,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
-// FlagOwners has the agent's program find the owners of sockets, as who runs it may see them, and
-// print them.
+// FlagOwners has the agent's program print the owners of sockets that its user can see.
 const FlagOwners = "owners"
 
 const (
@@ -45,8 +44,8 @@ func (a *Agent) getPorts(w http.ResponseWriter, r *http.Request) error {
 	return reply.JSON(w, list)
 }
 
-// ownersAs has our own program look as another user. We may act as any, but not look into the
-// processes of others, for we may not trace them.
+// ownersAs runs the agent's program as another user. The agent may act as any user, but without
+// CAP_SYS_PTRACE cannot read the processes of others.
 func (a *Agent) ownersAs(ctx context.Context, uid, gid uint32, inodes []string) (map[string]ports.Owner, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
@@ -75,7 +74,7 @@ func (a *Agent) ownersAs(ctx context.Context, uid, gid uint32, inodes []string) 
 	return owners, err
 }
 
-// getConnect turns the connection into one to a port of the sandbox's loopback.
+// getConnect upgrades the connection to one with a port of the sandbox's loopback.
 func (a *Agent) getConnect(w http.ResponseWriter, r *http.Request) error {
 	port, err := strconv.ParseUint(r.URL.Query().Get(envd.QueryPort), 10, 16)
 	if err != nil || port == 0 {
@@ -94,7 +93,7 @@ func (a *Agent) getConnect(w http.ResponseWriter, r *http.Request) error {
 	}
 	outer, buffered, err := http.NewResponseController(w).Hijack()
 	if err != nil {
-		return errors.Join(fmt.Errorf("take the connection over: %w", err), inner.Close())
+		return errors.Join(fmt.Errorf("hijack connection: %w", err), inner.Close())
 	}
 	_ = outer.SetDeadline(time.Time{}) // if that fails, so does what follows
 	head := "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: " + envd.UpgradeTCP + "\r\n\r\n"

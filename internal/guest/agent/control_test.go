@@ -93,7 +93,7 @@ func TestNoTokenYet(t *testing.T) {
 	}
 }
 
-// checkStranger tries what nobody may who has no token.
+// checkStranger tries all routes without a token.
 func checkStranger(t *testing.T, c *envd.Client) {
 	t.Helper()
 	ctx := t.Context()
@@ -356,7 +356,7 @@ func TestEntrypoint(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	lines := func() map[string]string { return entrypointLines(t, c) }
-	eventually.True(t, "last lines", func() bool { // each stream is carried by itself
+	eventually.True(t, "last lines", func() bool { // each stream is copied on its own
 		got := lines()
 		return strings.Contains(got["stdout"], "unended") && got["stderr"] != ""
 	})
@@ -448,7 +448,7 @@ func fifo(t *testing.T) string {
 	return path
 }
 
-// Streams that wait do not keep the agent from ending, and processes hear of it.
+// Waiting streams do not block the agent's end, and processes receive a signal.
 func TestStop(t *testing.T) {
 	a := start(t, envd.Config{Entrypoint: []string{"sh", "-c", "trap 'echo bye; exit 0' TERM; while :; do sleep 0.02; done"}, StdoutPath: filepath.Join(t.TempDir(), "out")})
 	c := a.client("root")
@@ -537,7 +537,7 @@ func TestBadStart(t *testing.T) {
 	}
 }
 
-// TestLevelsOfOwnLines: what the agent says of itself has the level that it said it with.
+// TestLevelsOfOwnLines: a line of the agent keeps its slog level.
 func TestLevelsOfOwnLines(t *testing.T) {
 	a := start(t, envd.Config{Entrypoint: []string{"no-such-program"}})
 	eventually.True(t, "a line of the agent", func() bool {

@@ -18,8 +18,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
-// entrypoint is the template's own program. Its end is recorded, and changes
-// nothing else: the sandbox lives on.
+// entrypoint is the template's program. Its exit is recorded; the sandbox continues.
 type entrypoint struct {
 	log      *slog.Logger
 	cfg      *envd.Config
@@ -37,8 +36,7 @@ func (e *entrypoint) status() envd.Entrypoint {
 	return e.state
 }
 
-// run starts the program and returns when it has ended and its output is out,
-// or ctx ends.
+// run starts the program and returns when it has exited and its output is copied, or ctx ends.
 func (e *entrypoint) run(ctx context.Context) {
 	if len(e.cfg.Entrypoint) == 0 {
 		return
@@ -52,7 +50,7 @@ func (e *entrypoint) run(ctx context.Context) {
 	e.log.InfoContext(ctx, "entrypoint started", "pid", pid)
 	started := time.Now()
 	e.record(func(s *envd.Entrypoint) { s.Configured, s.Running, s.PID, s.StartedAt = true, true, pid, &started })
-	// What outlives it may hold the pipes until the agent itself ends.
+	// Its children may keep the pipes open until the agent exits.
 	stop := context.AfterFunc(ctx, func() { _, _ = files.Stdout.Close(), files.Stderr.Close() })
 	defer stop()
 	var copies sync.WaitGroup
@@ -66,7 +64,7 @@ func (e *entrypoint) run(ctx context.Context) {
 			s.Error = spawn.StatusText(ws)
 		}
 	})
-	e.log.InfoContext(ctx, "entrypoint ended", "pid", pid, "status", spawn.StatusText(ws))
+	e.log.InfoContext(ctx, "entrypoint exited", "pid", pid, "status", spawn.StatusText(ws))
 	copies.Wait()
 }
 
@@ -94,7 +92,7 @@ func (e *entrypoint) start() (*spawn.Stdio, int, <-chan syscall.WaitStatus, erro
 		return nil, 0, nil, err
 	}
 	dir := filepath.Join("/", e.cfg.Workdir)
-	// As container engines do, a missing directory is made.
+	// Container engines create a missing directory too.
 	if err := account.MakeDirs(dir, acc); err != nil {
 		return nil, 0, nil, err
 	}
@@ -112,8 +110,8 @@ func (e *entrypoint) start() (*spawn.Stdio, int, <-chan syscall.WaitStatus, erro
 	return files, pid, exit, nil
 }
 
-// copy takes one stream to the logbook and, if wanted, to a file. A file that
-// fails is given up, the program not.
+// copy writes one stream to the buffer and, if configured, to a file. After a write error it drops the
+// file and continues.
 func (e *entrypoint) copy(ctx context.Context, from *os.File, stream, file string) {
 	defer func() { _ = from.Close() }()
 	lines := &logs.LineWriter{Book: e.book, Source: envd.SourceEntrypoint, Stream: stream}
@@ -122,7 +120,7 @@ func (e *entrypoint) copy(ctx context.Context, from *os.File, stream, file strin
 	if file != "" {
 		var err error
 		if out, err = logs.OpenFile(file); err != nil {
-			e.log.WarnContext(ctx, "log file given up", "path", file, "error", err)
+			e.log.WarnContext(ctx, "log file dropped", "path", file, "error", err)
 		} else {
 			defer func() { _ = out.Close() }()
 		}
@@ -133,7 +131,7 @@ func (e *entrypoint) copy(ctx context.Context, from *os.File, stream, file strin
 		_, _ = lines.Write(buf[:n]) // never fails
 		if out != nil && n > 0 {
 			if _, err := out.Write(buf[:n]); err != nil {
-				e.log.WarnContext(ctx, "log file given up", "path", file, "error", err)
+				e.log.WarnContext(ctx, "log file dropped", "path", file, "error", err)
 				out = nil
 			}
 		}

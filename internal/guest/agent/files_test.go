@@ -322,7 +322,7 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// A file that is a mount by itself cannot be replaced, so it is overwritten.
+// A mount point cannot be replaced, so it is overwritten.
 func TestUploadOntoAMount(t *testing.T) {
 	needRoot(t)
 	a := start(t, envd.Config{}, "unshare", "--mount", "sh", "-c", `mount -t tmpfs none /mnt && echo old > /mnt/a && touch /mnt/b && mount --bind /mnt/a /mnt/b && exec "$0"`)

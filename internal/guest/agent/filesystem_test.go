@@ -257,7 +257,7 @@ func TestWatchDirRecursive(t *testing.T) {
 	dir := a.dir + "/w"
 	events := watched(t, c, &filesystempb.WatchDirRequest{Path: dir, Recursive: true}, func() {
 		writeFile(t, dir+"/old/deep/f", "x")
-		// All at once, before anybody could watch them.
+		// All at once, before they can be watched.
 		must(os.MkdirAll(dir+"/new/a/b", 0o755))
 		writeFile(t, dir+"/new/a/b/f", "x")
 		// A tree that is moved in is watched, one moved away no more.
@@ -271,7 +271,7 @@ func TestWatchDirRecursive(t *testing.T) {
 	for _, text := range texts(events) {
 		seen[text]++
 		if strings.HasPrefix(text, "create") && seen[text] > 1 {
-			t.Errorf("%s: told %d times", text, seen[text])
+			t.Errorf("%s: reported %d times", text, seen[text])
 		}
 	}
 	events = watched(t, c, &filesystempb.WatchDirRequest{Path: dir, Recursive: true}, func() {
@@ -357,7 +357,7 @@ func TestWatchers(t *testing.T) {
 	noError(t, err)
 	_, err = fs.GetWatcherEvents(t.Context(), connect.NewRequest(&filesystempb.GetWatcherEventsRequest{WatcherId: id}))
 	wantCode(t, err, connect.CodeNotFound, "not found")
-	// One that nobody removes does not keep the agent from ending.
+	// A watcher that is never removed does not block the agent's end.
 	_, err = fs.CreateWatcher(t.Context(), connect.NewRequest(&filesystempb.CreateWatcherRequest{Path: a.dir}))
 	noError(t, err)
 }

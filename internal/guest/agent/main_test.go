@@ -111,7 +111,7 @@ func startGuarded(t *testing.T, cfg envd.Config, wrapper ...string) *testAgent {
 	a.cmd.Stderr = a.stderr
 	noError(t, a.cmd.Start())
 	go func() {
-		_ = a.cmd.Wait() // the state tells
+		_ = a.cmd.Wait() // see the state below
 		close(a.exited)
 	}()
 	t.Cleanup(a.stop)
@@ -135,7 +135,7 @@ func executable(t *testing.T) string {
 	return exe
 }
 
-// stop asks the agent to end and judges how it did.
+// stop ends the agent and checks its exit.
 func (a *testAgent) stop() {
 	select {
 	case <-a.exited:

@@ -38,7 +38,7 @@ func listen(t *testing.T, network, address string) (l net.Listener, port uint16)
 	return l, netip.MustParseAddrPort(l.Addr().String()).Port()
 }
 
-// connect asks the agent for a port of its loopback.
+// connect opens a port of the agent's loopback.
 func (a *testAgent) connect(ctx context.Context, token string, port uint16) (net.Conn, error) {
 	a.t.Helper()
 	nc, err := net.Dial("tcp", strings.TrimPrefix(a.base, "http://")) //nolint:noctx // ctx is that of the handshake
@@ -80,7 +80,7 @@ func TestConnect(t *testing.T) {
 	noError(t, err)
 	noError(t, l.Close())
 	if _, err := a.connect(t.Context(), "secret", port); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("a port that nobody listens on: %v", err)
+		t.Errorf("a port without a listener: %v", err)
 	}
 	for query, want := range map[string]int{"": http.StatusBadRequest, "?port=0": http.StatusBadRequest, "?port=65536": http.StatusBadRequest, "?port=80": http.StatusUpgradeRequired} {
 		if status, _, body := a.do(http.MethodGet, envd.PathConnect+query, "", envd.HeaderAccessToken, "secret"); status != want {
@@ -102,7 +102,7 @@ func TestPorts(t *testing.T) {
 	own := netip.MustParseAddrPort(strings.TrimPrefix(a.base, "http://"))
 	list, err := a.client("").Ports(t.Context())
 	noError(t, err)
-	want := map[netip.AddrPort]bool{} // a port may be somebody else's at another address
+	want := map[netip.AddrPort]bool{} // another program may listen on the port at another address
 	for address, port := range map[string]uint16{"127.0.0.1": four, "::": all, "::1": six} {
 		want[netip.AddrPortFrom(netip.MustParseAddr(address), port)] = true
 	}
@@ -118,7 +118,7 @@ func TestPorts(t *testing.T) {
 			t.Errorf("the agent lists itself: %+v", p)
 		}
 		if !want[at] {
-			continue // somebody else's
+			continue // another program's
 		}
 		delete(want, at)
 		if p.PID != os.Getpid() || p.Process != strings.TrimSpace(string(comm)) {

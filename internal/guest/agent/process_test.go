@@ -173,7 +173,7 @@ func TestChildThatKeepsThePipe(t *testing.T) {
 		t.Fatalf("%+v", r)
 	}
 	noError(t, os.WriteFile(mark+".go", nil, 0o600))
-	// It lives on, and its writing to nobody does not kill it.
+	// It keeps running, and writing without a reader does not kill it.
 	eventually.True(t, "child's mark", func() bool {
 		b, err := os.ReadFile(mark)
 		return err == nil && string(b) == "written\n"
@@ -196,7 +196,7 @@ func TestTimeoutKills(t *testing.T) {
 	eventually.True(t, "end of the killed process", func() bool { return len(list(t, c)) == 0 })
 	ctx, cancel = context.WithCancel(t.Context())
 	runWith(ctx, t, c, sh("sleep 1000"), func(*result) { cancel() }, "Connect-Timeout-Ms", "1500")
-	eventually.True(t, "end of the process nobody listens to", func() bool { return len(list(t, c)) == 0 })
+	eventually.True(t, "end of the process without subscribers", func() bool { return len(list(t, c)) == 0 })
 	wantCode(t, run(t, c, sh("true"), "Connect-Timeout-Ms", "soon").err, connect.CodeInvalidArgument, "")
 }
 
@@ -369,7 +369,7 @@ func kill(t *testing.T, c *envd.Client, pid uint32) {
 }
 
 // A writer that waits for a process that does not read gives up with its client.
-func TestInputThatNobodyReads(t *testing.T) {
+func TestUnreadInput(t *testing.T) {
 	c := start(t, envd.Config{}).client("root")
 	runWith(t.Context(), t, c, sh("echo ready; sleep 1000"), func(r *result) {
 		if r.stdout == "" || r.end != nil {
@@ -445,7 +445,7 @@ func TestUserAndEnvironment(t *testing.T) {
 	needRoot(t)
 	a := start(t, envd.Config{SandboxID: "sbx1", TemplateID: "tpl1", Env: map[string]string{"A": "config", "B": "config"}})
 	noError(t, a.client("root").Init(t.Context(), envd.InitRequest{EnvVars: map[string]string{"B": "init", "C": "init"}}))
-	const scored = "i=0; until [ $(cat /proc/$$/oom_score_adj) = 100 ] || [ $i = 6000 ]; do i=$((i+1)); sleep 0.01; done; " // it is told while it runs
+	const scored = "i=0; until [ $(cat /proc/$$/oom_score_adj) = 100 ] || [ $i = 6000 ]; do i=$((i+1)); sleep 0.01; done; " // it is set while the program runs
 	req := sh(scored + "id -u; id -g; id -G; echo $HOME $USER $LOGNAME; echo $A $B $C $E2B_SANDBOX $E2B_SANDBOX_ID $E2B_TEMPLATE_ID; cat /proc/self/oom_score_adj; echo ok > /dev/stdout; echo ${TESTVAR-unset}")
 	req.Process.Envs = map[string]string{"C": "request"}
 	cwd := "/"

@@ -24,11 +24,11 @@ import (
 // machineID is the file by which programs know the machine, if the image has it.
 const machineID = "/etc/machine-id"
 
-// clockOff is how far the clock may be from the restorer's before it is worth a note. It follows the
-// machine's own, restored or not, and nobody in a sandbox may set it.
+// clockOff is the difference to the restorer's clock above which it is logged. The clock follows the
+// host's, and a sandbox cannot set it.
 const clockOff = 5 * time.Second
 
-// requests are those under way.
+// requests are those in flight.
 type requests struct {
 	mu       sync.Mutex
 	next     uint64                             // +checklocks:mu
@@ -65,7 +65,7 @@ func (q *requests) add(cancel context.CancelCauseFunc) (remove func()) {
 	}
 }
 
-// end ends all requests under way, unless the same restore was told before.
+// end ends all requests in flight, once for each restore.
 func (q *requests) end(at *time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -80,10 +80,9 @@ func (q *requests) end(at *time.Time) {
 	}
 }
 
-// postRestored takes on what the configuration says now, for the sandbox was restored from a
-// checkpoint and may be another one. Whoever asks for it is believed: all that it leads to stands in
-// a file that only the node can write, and a program inside that asks without reason ends requests to
-// its own sandbox, which it could as well by ending the agent.
+// postRestored applies the current configuration after a restore from a checkpoint, possibly with
+// another identity. It needs no token: its only input is a file that only the node can write. A
+// program inside that calls it ends requests to its own sandbox, which killing the agent does too.
 func (a *Agent) postRestored(w http.ResponseWriter, r *http.Request) error {
 	var req envd.RestoredRequest
 	if err := reply.ReadJSON(w, r, &req); err != nil {
@@ -107,21 +106,21 @@ func (a *Agent) postRestored(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if left != nil {
-		a.log.InfoContext(r.Context(), "system files left as they are on a read-only root", "error", left)
+		a.log.InfoContext(r.Context(), "system files unchanged on read-only root", "error", left)
 	}
 	if err := setHostname(cfg.Hostname); err != nil {
 		a.log.WarnContext(r.Context(), "hostname not set", "hostname", cfg.Hostname, "error", err)
 	}
 	if req.Timestamp != nil {
 		if off := time.Since(*req.Timestamp).Abs(); off > clockOff {
-			a.log.WarnContext(r.Context(), "clock differs from the machine's, which it follows", "by", off)
+			a.log.WarnContext(r.Context(), "clock differs from the host's", "by", off)
 		}
 	}
 	a.log.InfoContext(r.Context(), "restored from a checkpoint", "sandbox", cfg.SandboxID, "another", another)
 	return reply.NoContent(w, r)
 }
 
-// setHostname sets the sandbox's own name, if it is given and is not that already: few agents may.
+// setHostname sets a given hostname if it differs: few agents have the privilege.
 func setHostname(name string) error {
 	if have, err := os.Hostname(); name == "" || (err == nil && have == name) {
 		return nil
@@ -142,15 +141,15 @@ type etc struct {
 	mu sync.Mutex // +checklocksignore, serializes write
 }
 
-// has reports whether a file is there and has something in it.
+// has reports whether a regular file exists and is not empty.
 func (e *etc) has(path string) bool {
 	st, err := os.Stat(filepath.Join(e.root, path))
 	return err == nil && st.Mode().IsRegular() && st.Size() > 0
 }
 
-// write puts files into their places, each at once or not at all. They are written even if they
-// look right: what the kernel inside remembers of a file need not be what the node wrote since. A
-// link is replaced, not followed. Why a read-only root kept some from being written is in left.
+// write replaces files atomically, unchanged ones too: the sandbox kernel's page cache may differ from
+// what the node wrote since. A link is replaced, not followed. left has the errors of a read-only
+// root.
 func (e *etc) write(files map[string]string) (left, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -82,7 +82,7 @@ func TestRestoredTakesOnTheConfiguration(t *testing.T) {
 		t.Errorf("left in /etc: %v, %v", entries, err)
 	}
 
-	// The same sandbox again stays the same machine, and /init orders by time anew.
+	// The same sandbox again stays the same machine, and /init orders by time again.
 	noError(t, c.Restored(ctx, time.Now()))
 	if again := a.read("/etc/machine-id"); again != id {
 		t.Errorf("machine ID %q became %q", id, again)
@@ -113,7 +113,7 @@ func TestRestoredKnowsLessThanTheNode(t *testing.T) {
 	}
 }
 
-// Whoever was connected at the checkpoint hears of it; what ran goes on, and its end is not lost.
+// Connections of the checkpoint end with an error; processes continue, and their exit is reported.
 func TestRestoredEndsStreams(t *testing.T) {
 	a := start(t, envd.Config{})
 	c, ctx := a.client("root"), t.Context()
@@ -179,7 +179,7 @@ func TestRestoredEndsStreams(t *testing.T) {
 	late, err := c.Process().Connect(ctx, connect.NewRequest(&processpb.ConnectRequest{Process: selector}))
 	noError(t, err)
 	if r := take(t, late, func() *processpb.ProcessEvent { return late.Msg().GetEvent() }, nil); r.end.GetExitCode() != 7 {
-		t.Errorf("whoever comes late: %+v", r)
+		t.Errorf("a late client: %+v", r)
 	}
 }
 

@@ -20,7 +20,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
 )
 
-// ClientConfig says how to reach an agent.
+// ClientConfig is how to reach an agent.
 type ClientConfig struct {
 	// HTTP must have no total timeout, or streams end with it.
 	HTTP *http.Client
@@ -28,7 +28,7 @@ type ClientConfig struct {
 	BaseURL string
 	// Token gives the access token for each request; nil means none.
 	Token func() string
-	// User runs what the client asks for; empty means the agent's default.
+	// User runs the client's programs; empty means the agent's default.
 	User string
 	// Header is added to every request, for example the gateway's routing headers.
 	Header http.Header
@@ -123,16 +123,15 @@ func (c *Client) Freeze(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, PathFreeze, nil, nil)
 }
 
-// Unfreeze tells the agent that the sandbox runs again.
+// Unfreeze notifies the agent after a thaw.
 func (c *Client) Unfreeze(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, PathUnfreeze, nil, nil)
 }
 
-// Restored has the agent of a sandbox that was restored from a checkpoint read its configuration
-// anew and take on what that says: ID, token, environment, names and system files. Requests that were
-// under way at the checkpoint end with an error, processes go on. It needs no token. Repeated
-// with the same time, which must be later than that of the sandbox's last restore, it does no more harm
-// than the first. An agent that is older than this route answers 404, an [Error].
+// Restored has the agent of a restored sandbox read its configuration again: ID, token, environment,
+// names and system files. Requests that were in flight at the checkpoint end with an error; processes
+// continue. It needs no token. at must be later than the sandbox's previous restore; a repeated call
+// with the same time is harmless. An agent older than this route answers 404, an [Error].
 func (c *Client) Restored(ctx context.Context, at time.Time) error {
 	return c.call(ctx, http.MethodPost, PathRestored, RestoredRequest{Timestamp: &at}, nil)
 }
@@ -145,7 +144,7 @@ func (c *Client) Entrypoint(ctx context.Context) (Entrypoint, error) {
 }
 
 // Logs calls each for every line kept of a source (SourceEntrypoint,
-// SourceAgent, or empty for both), oldest first. With follow it goes on until
+// SourceAgent, or empty for both), oldest first. With follow it continues until
 // ctx ends or each returns an error, which it then returns. An [Error] of status 503 says that the
 // sandbox was restored from a checkpoint meanwhile.
 func (c *Client) Logs(ctx context.Context, source string, follow bool, each func(LogLine) error) error {

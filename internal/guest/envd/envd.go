@@ -1,5 +1,5 @@
-// Package envd is the contract between a sandbox's agent and whoever talks to
-// it: names and numbers of E2B's envd protocol, the signatures of file URLs,
+// Package envd is the contract between a sandbox's agent and its clients:
+// names and numbers of E2B's envd protocol, the signatures of file URLs,
 // the agent's configuration, and a client. It serves nothing and decides
 // nothing about sandboxes.
 package envd
@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// Port is where an agent listens unless its Config says otherwise.
+// Port is where an agent listens unless its Config sets another port.
 const Port = 49983
 
 // Version is the protocol version that the agent reports and that the E2B
@@ -52,7 +52,7 @@ const (
 	PathInit     = "/init"
 	PathFreeze   = "/freeze"
 	PathUnfreeze = "/unfreeze"
-	// PathRestored tells an agent that its sandbox was restored from a checkpoint, maybe as another
+	// PathRestored notifies an agent that its sandbox was restored from a checkpoint, maybe as another
 	// one. It is our addition to the protocol.
 	PathRestored   = "/restored"
 	PathEntrypoint = "/internal/entrypoint"
@@ -65,7 +65,7 @@ var internalRoutes = []string{
 }
 
 // IsInternal reports whether an URL path is for the control plane alone, so
-// that a gateway must answer 404 to anybody else. It judges the cleaned path,
+// that a gateway must answer with 404. It judges the cleaned path,
 // in any case of letters, as a lenient server might read it.
 func IsInternal(urlPath string) bool {
 	clean := strings.ToLower(path.Clean("/" + urlPath))
@@ -78,7 +78,7 @@ type InitRequest struct {
 	// AccessToken guards all later requests. Once set, another one is taken
 	// only from a caller that presents the old one.
 	AccessToken string `json:"accessToken,omitempty"`
-	// Open gives the token up, so that nobody is asked for one any more. It is
+	// Open gives the token up, so that requests need none. It is
 	// our addition to the protocol, needs the token, and excludes AccessToken.
 	Open bool `json:"open,omitempty"`
 	// EnvVars are added to those known already, replacing those of the same
@@ -94,15 +94,15 @@ type InitRequest struct {
 	CABundle string `json:"caBundle,omitempty"`
 }
 
-// RestoredRequest tells when a sandbox was restored. It carries nothing else: what has changed is in
-// the configuration, which only the node can write, so that nobody needs a token to say so.
+// RestoredRequest has the time of a restore. It carries nothing else: what has changed is in
+// the configuration, which only the node can write, so the request needs no token.
 type RestoredRequest struct {
 	// Timestamp is the restorer's time. Requests of one restore have the same, so that a repeated
 	// one ends no request that came after the first. None is a restore of its own.
 	Timestamp *time.Time `json:"timestamp,omitempty"`
 }
 
-// RestoredText is what an agent says to whoever was connected when the checkpoint was made.
+// RestoredText is the error of requests that were in flight at the checkpoint.
 const RestoredText = "the sandbox was restored from a checkpoint"
 
 // TrailerError has, after the body of a stream that is no RPC, why it ended before its time.
@@ -144,7 +144,7 @@ type Entrypoint struct {
 	ExitCode   *int       `json:"exitCode,omitempty"`
 	StartedAt  *time.Time `json:"startedAt,omitempty"`
 	FinishedAt *time.Time `json:"finishedAt,omitempty"`
-	// Error says why it could not be started, or how a signal ended it.
+	// Error is why it could not be started, or the signal that ended it.
 	Error string `json:"error,omitempty"`
 }
 
@@ -163,7 +163,7 @@ type LogLine struct {
 	Source    string    `json:"source"`
 	Stream    string    `json:"stream"`
 	Line      string    `json:"line"`
-	// Level is what the agent said of a line of its own, as slog names it; empty for others.
+	// Level is the slog level of the agent's own lines; empty for others.
 	Level string `json:"level,omitempty"`
 }
 
@@ -176,7 +176,7 @@ func (l *LogLine) Severity() slog.Level {
 	return level
 }
 
-// errorBody is how routes that are not RPCs tell an error.
+// errorBody is the error reply of routes that are not RPCs.
 type errorBody struct {
 	Code    int    `json:"code"`
 	Message string `json:"message"`

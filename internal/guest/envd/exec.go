@@ -23,7 +23,7 @@ const (
 // TerminalSize is in characters.
 type TerminalSize = struct{ Cols, Rows uint16 }
 
-// ExecOptions say what a program of [Client.Exec] is connected to. Stdout and Stderr are required;
+// ExecOptions connect a program of [Client.Exec]. Stdout and Stderr are required;
 // with a terminal all output goes to Stdout.
 type ExecOptions struct {
 	// Stdin nil: the program has no input.
@@ -68,7 +68,7 @@ func (c *Client) Exec(ctx context.Context, argv []string, o ExecOptions) (exit i
 			defer context.AfterFunc(ctx, func() { c.kill(ctx, pid) })()
 			c.feed(ctx, pid, o)
 		case ev.GetData() != nil:
-			if err := o.write(ev.GetData()); err != nil {
+			if err := WriteOutput(ev.GetData(), o.Stdout, o.Stderr); err != nil {
 				cancel(fmt.Errorf("write output: %w", err))
 			}
 		case ev.GetEnd() != nil:
@@ -86,14 +86,15 @@ func (c *Client) Exec(ctx context.Context, argv []string, o ExecOptions) (exit i
 	return 0, fmt.Errorf("exec %s: the agent reported no end", argv[0])
 }
 
-func (o *ExecOptions) write(data *processpb.ProcessEvent_DataEvent) (err error) {
-	for _, out := range []struct {
-		to    io.Writer
-		bytes []byte
-	}{{o.Stdout, data.GetStdout()}, {o.Stderr, data.GetStderr()}, {o.Stdout, data.GetPty()}} {
-		if len(out.bytes) > 0 {
-			_, err = out.to.Write(out.bytes)
-		}
+// WriteOutput writes the output of one event; a terminal's goes to stdout.
+func WriteOutput(data *processpb.ProcessEvent_DataEvent, stdout, stderr io.Writer) (err error) {
+	switch out := data.GetOutput().(type) {
+	case *processpb.ProcessEvent_DataEvent_Stdout:
+		_, err = stdout.Write(out.Stdout)
+	case *processpb.ProcessEvent_DataEvent_Stderr:
+		_, err = stderr.Write(out.Stderr)
+	case *processpb.ProcessEvent_DataEvent_Pty:
+		_, err = stdout.Write(out.Pty)
 	}
 	return err
 }
@@ -107,7 +108,7 @@ func (c *Client) feed(ctx context.Context, pid uint32, o ExecOptions) {
 		go func() {
 			for size := range o.Resize {
 				// The next size corrects what this one may fail to set.
-				_, _ = c.process.Update(ctx, connect.NewRequest(&processpb.UpdateRequest{Process: selectorOf(pid), Pty: terminal(size)}))
+				_, _ = c.process.Update(ctx, connect.NewRequest(&processpb.UpdateRequest{Process: Selector(pid), Pty: PTY(size)}))
 			}
 		}()
 	}
@@ -124,7 +125,7 @@ func (c *Client) Feed(ctx context.Context, pid uint32, in io.Reader, terminal bo
 			if terminal {
 				input = &processpb.ProcessInput{Input: &processpb.ProcessInput_Pty{Pty: buf[:n]}}
 			}
-			if _, err := c.process.SendInput(ctx, connect.NewRequest(&processpb.SendInputRequest{Process: selectorOf(pid), Input: input})); err != nil {
+			if _, err := c.process.SendInput(ctx, connect.NewRequest(&processpb.SendInputRequest{Process: Selector(pid), Input: input})); err != nil {
 				return // the program has ended, or closed its input, as `head` does
 			}
 		}
@@ -133,15 +134,17 @@ func (c *Client) Feed(ctx context.Context, pid uint32, in io.Reader, terminal bo
 		}
 	}
 	if !terminal && ctx.Err() == nil {
-		_, _ = c.process.CloseStdin(ctx, connect.NewRequest(&processpb.CloseStdinRequest{Process: selectorOf(pid)})) // fails if it has ended
+		_, _ = c.process.CloseStdin(ctx, connect.NewRequest(&processpb.CloseStdinRequest{Process: Selector(pid)})) // fails if it has ended
 	}
 }
 
-func selectorOf(pid uint32) *processpb.ProcessSelector {
+// Selector selects a process by its PID.
+func Selector(pid uint32) *processpb.ProcessSelector {
 	return &processpb.ProcessSelector{Selector: &processpb.ProcessSelector_Pid{Pid: pid}}
 }
 
-func terminal(size TerminalSize) *processpb.PTY {
+// PTY is a terminal of a size.
+func PTY(size TerminalSize) *processpb.PTY {
 	return &processpb.PTY{Size: &processpb.PTY_Size{Cols: uint32(size.Cols), Rows: uint32(size.Rows)}}
 }
 

@@ -16,7 +16,7 @@ import (
 // Routes about the ports of a sandbox, our addition to the protocol.
 const (
 	PathPorts = "/ports"
-	// PathConnect leads to a port on the sandbox's own loopback, which nobody outside can dial:
+	// PathConnect leads to a port on the sandbox's own loopback, which is unreachable from outside:
 	// after 101, the connection is one to that port. It takes the query parameter QueryPort.
 	PathConnect = "/internal/connect"
 	QueryPort   = "port"

@@ -18,7 +18,7 @@ const (
 	runKillTime = 10 * time.Second
 )
 
-// RunOptions say how a program is run. The zero value is the sandbox's environment, and the
+// RunOptions are a program's options. The zero value is the sandbox's environment, and the
 // directory that requests start in.
 type RunOptions struct {
 	Env map[string]string
@@ -57,7 +57,7 @@ func (c *Client) Run(ctx context.Context, argv []string, o RunOptions) (exit int
 	case ended != nil:
 		return ended.GetExitCode(), tail, nil
 	case err == nil:
-		err = errors.New("the agent told no end")
+		err = errors.New("the stream ended without an exit")
 	}
 	return 0, tail, fmt.Errorf("run %s: %w", argv[0], err)
 }
@@ -86,7 +86,7 @@ func (c *Client) kill(ctx context.Context, pid uint32) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), runKillTime)
 	defer cancel()
 	_, _ = c.process.SendSignal(ctx, connect.NewRequest(&processpb.SendSignalRequest{
-		Process: selectorOf(pid),
+		Process: Selector(pid),
 		Signal:  processpb.Signal_SIGNAL_SIGKILL,
 	}))
 }

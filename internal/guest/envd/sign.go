@@ -34,7 +34,7 @@ var (
 	ErrSignatureExpired = errors.New("signature is already expired")
 )
 
-// Sign allows op on one file to whoever has the result. path and user are
+// Sign allows op on one file to a bearer of the result. path and user are
 // what the URL will say, unresolved; user may be empty. Without an expiry it
 // holds as long as the token.
 func Sign(path string, op Operation, user, token string, expiry *time.Time) string {

@@ -14,10 +14,10 @@ import (
 	"strings"
 )
 
-// errNoUser is the answer to a name that the sandbox does not know.
+// errNoUser means that the files have no such user.
 var errNoUser = errors.New("no such user")
 
-// User is a user with all that a process of it needs.
+// User is a user with the properties of its processes.
 type User struct {
 	Name     string
 	UID, GID uint32
@@ -25,13 +25,13 @@ type User struct {
 	Groups   []uint32
 }
 
-// Database reads users and groups from files, as a static program cannot ask
-// the C library. It reads them anew each time: programs add users.
+// Database is the files of users and groups. Each call reads them again.
 type Database struct{ Passwd, Group string }
 
+// System reads the sandbox's own files.
 func System() Database { return Database{"/etc/passwd", "/etc/group"} }
 
-// Lookup finds a user by name. There is always a root, also where no file tells of users.
+// Lookup finds a user by name. There is always a root, even without files.
 func (a Database) Lookup(name string) (User, error) {
 	acc, err := a.find(name, func(f []string) bool { return f[0] == name })
 	if name == "root" && errors.Is(err, errNoUser) {
@@ -130,10 +130,11 @@ func (a Database) groupID(group string) (uint32, error) {
 // Names has the names of IDs, for describing many files at once.
 type Names struct{ users, groups map[uint32]string }
 
+// Names reads all names at once.
 func (a Database) Names() Names {
 	read := func(file string) map[uint32]string {
 		m := map[uint32]string{}
-		// A file that cannot be read leaves the numbers to speak for themselves.
+		// Without a readable file, Owner returns numbers.
 		_ = eachLine(file, 3, func(f []string) bool {
 			id, err := strconv.ParseUint(f[2], 10, 32)
 			if _, ok := m[uint32(id)]; err == nil && !ok {
@@ -146,6 +147,7 @@ func (a Database) Names() Names {
 	return Names{users: read(a.Passwd), groups: read(a.Group)}
 }
 
+// Owner names a user and a group; an unknown ID is its number.
 func (n Names) Owner(uid, gid uint32) (string, string) {
 	name := func(m map[uint32]string, id uint32) string {
 		if s, ok := m[id]; ok {

@@ -29,8 +29,8 @@ func ResolvePath(path string, acc User, workdir string) (string, error) {
 	return filepath.Clean(path), nil
 }
 
-// MakeDirs makes a directory and its missing parents, which then belong to
-// the user. It follows links, and says so if something else is in the way.
+// MakeDirs makes a directory and its missing parents, owned by the user. It follows links; another
+// kind of file in the path is an ENOTDIR.
 func MakeDirs(dir string, acc User) error {
 	st, err := os.Stat(dir)
 	switch {
@@ -39,7 +39,7 @@ func MakeDirs(dir string, acc User) error {
 	case err == nil || errors.Is(err, syscall.ENOTDIR):
 		return fmt.Errorf("make directory %s: %w", dir, syscall.ENOTDIR)
 	case !errors.Is(err, os.ErrNotExist):
-		return fmt.Errorf("look at directory: %w", err)
+		return fmt.Errorf("stat directory: %w", err)
 	}
 	if parent := filepath.Dir(dir); parent != dir {
 		if err := MakeDirs(parent, acc); err != nil {
@@ -48,7 +48,7 @@ func MakeDirs(dir string, acc User) error {
 	}
 	err = os.Mkdir(dir, 0o755)
 	if errors.Is(err, os.ErrExist) {
-		// Somebody was faster, or a link leads nowhere.
+		// Created meanwhile, or a dangling link.
 		if st, serr := os.Stat(dir); serr == nil && st.IsDir() {
 			return nil
 		}
@@ -57,10 +57,10 @@ func MakeDirs(dir string, acc User) error {
 		return fmt.Errorf("make directory: %w", err)
 	}
 	if int(acc.UID) == os.Geteuid() && int(acc.GID) == os.Getegid() {
-		return nil // it is the user's already, and watchers need not hear of it
+		return nil // owned already; a chown would notify watchers
 	}
 	if err := os.Lchown(dir, int(acc.UID), int(acc.GID)); err != nil {
-		return fmt.Errorf("own directory: %w", err)
+		return fmt.Errorf("chown directory: %w", err)
 	}
 	return nil
 }

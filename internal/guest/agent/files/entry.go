@@ -17,7 +17,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd/filesystempb"
 )
 
-// describe looks at one entry, which is called path in the answer. A link is
+// describe describes one entry by its path. A link is
 // described as such, with where it leads.
 func describe(path string, n account.Names) (*filesystempb.EntryInfo, error) {
 	st, err := os.Lstat(path)
@@ -63,7 +63,7 @@ func typeOf(mode os.FileMode) filesystempb.FileType {
 }
 
 // linkTarget is where a link leads in the end, or, if that does not exist,
-// what the link says, made absolute.
+// its own target, made absolute.
 func linkTarget(path string) *string {
 	target, err := filepath.EvalSymlinks(path)
 	if err != nil {

@@ -35,7 +35,7 @@ type HTTP struct {
 	Uploads *Uploads
 }
 
-// authorize takes the token or a signature, and tells whose request it is.
+// authorize checks the token or a signature, and returns the request's user.
 func (s *HTTP) authorize(r *http.Request, op envd.Operation) (account.User, error) {
 	q := r.URL.Query()
 	known := s.Users.Settings
@@ -87,7 +87,7 @@ func (s *HTTP) Download(w http.ResponseWriter, r *http.Request) error {
 	defer func() { _ = f.Close() }()
 	st, err := f.Stat()
 	if err != nil {
-		return fmt.Errorf("look at file: %w", err)
+		return fmt.Errorf("stat file: %w", err)
 	}
 	if st.IsDir() {
 		return reply.Refuse(http.StatusBadRequest, "path '%s' is a directory", path)
@@ -115,11 +115,11 @@ func (s *HTTP) Download(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// sendUnsized serves files that say they are empty, as those of /proc do.
+// sendUnsized serves files with size zero, such as those of /proc.
 func sendUnsized(w http.ResponseWriter, path string, f *os.File) error {
 	w.Header().Set("Content-Type", contentType(path))
 	if _, err := io.Copy(w, f); err != nil {
-		// Too late for a status: a broken stream tells the client.
+		// Too late for a status: abort the stream.
 		panic(http.ErrAbortHandler)
 	}
 	return nil
@@ -166,7 +166,7 @@ func sendGzip(w http.ResponseWriter, path string, f io.Reader) error {
 	}
 	_, err = io.Copy(z, f)
 	if err = errors.Join(err, z.Close()); err != nil {
-		// Too late for a status: a broken stream tells the client.
+		// Too late for a status: abort the stream.
 		panic(http.ErrAbortHandler)
 	}
 	return nil

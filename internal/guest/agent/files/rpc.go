@@ -19,9 +19,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd/filesystempb"
 )
 
-// RPC serves the RPCs about files. It works as root, whoever
-// asks: the token that let the request in may name any user anyway. The user
-// decides where relative paths start and whose the new entries are.
+// RPC serves the filesystem RPCs. It works as root for every user: a client with the token may name any
+// user anyway. The user determines the base of relative paths and the owner of new entries.
 type RPC struct {
 	Users    settings.Users
 	Uploads  *Uploads

@@ -23,14 +23,13 @@ import (
 // watches leave such files out.
 const stagePrefix = ".barchan-upload-"
 
-// placedFor is how long a watch may take to hear of an upload.
+// placedFor bounds the delay between an upload and its inotify event.
 const placedFor = 10 * time.Second
 
 func isStaged(path string) bool { return strings.HasPrefix(filepath.Base(path), stagePrefix) }
 
-// Uploads puts files in place, complete or not at all. It remembers what it
-// placed lately, so that a watch can tell a replaced file (a write, to the
-// client) from a new one, which a rename shows alike.
+// Uploads places files atomically. It records recent uploads, so that a watch can distinguish a
+// replaced file (a write, to the client) from a new one: a rename creates both.
 type Uploads struct {
 	mu     sync.Mutex
 	last   uint64              // +checklocks:mu
@@ -44,6 +43,7 @@ type placed struct {
 	replaced bool
 }
 
+// NewUploads returns an empty record.
 func NewUploads() *Uploads { return &Uploads{placed: map[string][]placed{}} }
 
 // put writes a file, with its parents, as the user's.
@@ -69,7 +69,7 @@ func (u *Uploads) put(path string, content io.Reader, acc account.User, metadata
 	}
 	u.forget(target, number)
 	if errors.Is(err, syscall.EBUSY) || errors.Is(err, syscall.EXDEV) {
-		err = u.overwrite(stage, target, acc, metadata) // a file that is a mount by itself
+		err = u.overwrite(stage, target, acc, metadata) // the file is a mount point
 	} else {
 		err = fmt.Errorf("place file: %w", err)
 	}
@@ -82,14 +82,14 @@ func uploadTarget(path string) (target string, old os.FileInfo, err error) {
 	if end, err := filepath.EvalSymlinks(path); err == nil {
 		target = end
 	} else if to := linkTarget(path); to != nil {
-		target = *to // a link to what is not there yet
+		target = *to // a dangling link
 	}
 	st, err := os.Stat(target)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return target, nil, nil
 	case err != nil:
-		return "", nil, fmt.Errorf("look at file: %w", err)
+		return "", nil, fmt.Errorf("stat file: %w", err)
 	case st.IsDir():
 		return "", nil, &os.PathError{Op: "write", Path: path, Err: syscall.EISDIR}
 	}
@@ -141,7 +141,7 @@ func (u *Uploads) overwrite(stage, target string, acc account.User, metadata map
 	return nil
 }
 
-// writeInto writes to what is no regular file.
+// writeInto writes to a device or pipe.
 func writeInto(path string, content io.Reader) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
@@ -154,7 +154,7 @@ func writeInto(path string, content io.Reader) error {
 	return nil
 }
 
-// copyBuffers are large, as each call of a sandbox's kernel is dear.
+// copyBuffers are large: a system call of a sandbox's kernel is expensive.
 var copyBuffers = sync.Pool{New: func() any { return new([copyBuffer]byte) }}
 
 const copyBuffer = 512 << 10
@@ -166,7 +166,7 @@ func copyAll(to io.Writer, from io.Reader) error {
 		buf = new([copyBuffer]byte)
 	}
 	defer copyBuffers.Put(buf)
-	// Hidden, for ReadFrom would copy in small ones.
+	// Hides ReadFrom, which copies in small pieces.
 	_, err := io.CopyBuffer(struct{ io.Writer }{to}, from, buf[:])
 	return err
 }
@@ -180,7 +180,7 @@ func setMetadata(f *os.File, metadata map[string]string) error {
 	return nil
 }
 
-// remember notes an upload before its rename, and forgets old ones.
+// remember records an upload before its rename, and drops old records.
 func (u *Uploads) remember(path string, replaced bool) (number uint64) {
 	now := time.Now()
 	u.mu.Lock()
@@ -196,7 +196,7 @@ func (u *Uploads) remember(path string, replaced bool) (number uint64) {
 	return u.last
 }
 
-// forget takes back what remember noted.
+// forget removes a record after a failed rename.
 func (u *Uploads) forget(path string, number uint64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -208,8 +208,7 @@ func (u *Uploads) forget(path string, number uint64) {
 	u.placed[path] = list
 }
 
-// lookup returns the first upload to a path after the one of a number, or the last there was,
-// if it was lately.
+// lookup returns the first recent upload to a path after the numbered one, or else the last one.
 func (u *Uploads) lookup(path string, after uint64) (placed, bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -18,7 +18,7 @@ import (
 // of what that listing has shown may still be read.
 const doubleWithin = 10 * time.Second
 
-// watch turns the kernel's notes about a directory into events. One goroutine
+// watch translates inotify events of a directory. One goroutine
 // at a time may use it.
 type watch struct {
 	root      string
@@ -27,9 +27,9 @@ type watch struct {
 	accounts  account.Database
 	uploads   *Uploads
 	notify    *fsnotify.Watcher
-	listed    map[string]listing // found by listing, so not to be told twice
+	listed    map[string]listing // reported by a listing already
 	swept     time.Time          // when listed was last gone through
-	told      map[string]placed  // the last upload to a path that was told
+	reported      map[string]placed  // the last reported upload of each path
 	marks     string             // see mark
 	marked    func(path string)
 }
@@ -48,7 +48,7 @@ func newWatch(root string, recursive, entries bool, acc account.Database, up *Up
 	}
 	w := &watch{
 		root: root, recursive: recursive, entries: entries, accounts: acc, uploads: up,
-		notify: n, listed: map[string]listing{}, told: map[string]placed{},
+		notify: n, listed: map[string]listing{}, reported: map[string]placed{},
 	}
 	if err = n.Add(root); err == nil && recursive {
 		_, err = w.descend(root)
@@ -131,7 +131,7 @@ func (w *watch) translate(n fsnotify.Event) ([]*filesystempb.FilesystemEvent, er
 }
 
 // types are what happened, in the order in which it must have. known means that the creation
-// was told already.
+// was reported already.
 func (w *watch) types(n fsnotify.Event, known bool) []filesystempb.EventType {
 	var types []filesystempb.EventType
 	if n.Op.Has(fsnotify.Create) && !known {
@@ -162,14 +162,14 @@ func (w *watch) types(n fsnotify.Event, known bool) []filesystempb.EventType {
 // nextUpload is the upload that a creation shows, if it does. Each shows the next one: the
 // file may have been replaced several times before the first note of the kernel is read.
 func (w *watch) nextUpload(path string) (placed, bool) {
-	upload, ok := w.uploads.lookup(path, w.told[path].number)
-	for p, t := range w.told {
+	upload, ok := w.uploads.lookup(path, w.reported[path].number)
+	for p, t := range w.reported {
 		if time.Since(t.at) > placedFor {
-			delete(w.told, p)
+			delete(w.reported, p)
 		}
 	}
 	if ok {
-		w.told[path] = upload
+		w.reported[path] = upload
 	}
 	return upload, ok
 }
@@ -182,7 +182,7 @@ func (w *watch) realPath(path string) string {
 	return path
 }
 
-// welcome watches a new directory, and tells what came into it before that.
+// welcome watches a new directory and returns the entries that it already has.
 func (w *watch) welcome(path string) ([]string, error) {
 	st, err := os.Lstat(path)
 	if err != nil || !st.IsDir() {
@@ -210,7 +210,7 @@ func (w *watch) welcome(path string) ([]string, error) {
 	return fresh, err
 }
 
-// wasListed reports whether a creation was told already: that of another file
+// wasListed reports whether a creation was reported already: that of another file
 // at the same path was not.
 func (w *watch) wasListed(path string) bool {
 	found, ok := w.listed[path]
@@ -238,7 +238,7 @@ func (w *watch) dropBelow(path string) {
 	}
 	for _, p := range w.notify.WatchList() {
 		if p == path || strings.HasPrefix(p, path+"/") {
-			// The kernel may have dropped it by itself.
+			// The kernel may have dropped it already.
 			_ = w.notify.Remove(p)
 		}
 	}

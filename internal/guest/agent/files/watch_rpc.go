@@ -21,7 +21,7 @@ import (
 const (
 	// maxWatchers bounds the watchers of clients that poll.
 	maxWatchers = 1000
-	// maxPending bounds the events that wait for a poll; past it the oldest go.
+	// maxPending bounds the events that wait for a poll; beyond it the oldest are dropped.
 	maxPending = 100_000
 )
 
@@ -29,7 +29,7 @@ func watchError(err error) error {
 	return connect.NewError(connect.CodeInternal, fmt.Errorf("watch: %w", err))
 }
 
-// next waits for the next note of the kernel, or until quit ends.
+// next waits for the next inotify event, or until quit closes.
 func (w *watch) next(quit <-chan struct{}, tick <-chan time.Time) (events []*filesystempb.FilesystemEvent, ticked bool, err error) {
 	select {
 	case <-quit:
@@ -106,8 +106,8 @@ type Watchers struct {
 
 type watcher struct {
 	quit  chan struct{}
-	marks string        // where marks are made; empty: nowhere
-	ended chan struct{} // nothing is collected any more
+	marks string        // directory of marks; empty: none
+	ended chan struct{} // closed after collect
 
 	mu      sync.Mutex
 	made    int                             // +checklocks:mu
@@ -116,6 +116,7 @@ type watcher struct {
 	err     error                           // +checklocks:mu
 }
 
+// NewWatchers returns an empty set.
 func NewWatchers() *Watchers { return &Watchers{byID: map[string]*watcher{}} }
 
 // CreateWatcher begins to collect events.
@@ -136,7 +137,7 @@ func (s *RPC) CreateWatcher(_ context.Context, req *connect.Request[filesystempb
 	return connect.NewResponse(&filesystempb.CreateWatcherResponse{WatcherId: id}), nil
 }
 
-// GetWatcherEvents hands out what has happened since the last call.
+// GetWatcherEvents returns the events since the last call.
 func (s *RPC) GetWatcherEvents(ctx context.Context, req *connect.Request[filesystempb.GetWatcherEventsRequest]) (*connect.Response[filesystempb.GetWatcherEventsResponse], error) {
 	c, err := s.Watchers.find(req.Msg.GetWatcherId())
 	if err != nil {
@@ -201,7 +202,7 @@ func (ws *Watchers) remove(id string) error {
 	return nil
 }
 
-// CloseAll stops all watchers and waits for them. There are none after it.
+// CloseAll stops all watchers and waits for them. None can be added afterwards.
 func (ws *Watchers) CloseAll() {
 	ws.mu.Lock()
 	ws.over = true
@@ -213,11 +214,11 @@ func (ws *Watchers) CloseAll() {
 	ws.running.Wait()
 }
 
-// markWait bounds the wait for the kernel to tell of a mark.
+// markWait bounds the wait for a mark's event.
 const markWait = 5 * time.Second
 
-// catchUp returns when all that happened before has been collected. The kernel tells of changes in their
-// order: a change made here comes after them.
+// catchUp returns when all earlier changes have been collected. inotify events are ordered: that of a
+// mark follows those of earlier changes.
 func (c *watcher) catchUp(ctx context.Context) {
 	if c.marks == "" {
 		return
@@ -232,10 +233,10 @@ func (c *watcher) catchUp(ctx context.Context) {
 		c.mu.Lock()
 		delete(c.waiting, mark)
 		c.mu.Unlock()
-		_ = os.Remove(mark) // it goes with its directory else
+		_ = os.Remove(mark) // or close removes its directory
 	}()
 	if err := os.Mkdir(mark, 0o700); err != nil {
-		return // what has been collected is better than nothing
+		return // without a mark, return the events so far
 	}
 	ctx, cancel := context.WithTimeout(ctx, markWait)
 	defer cancel()

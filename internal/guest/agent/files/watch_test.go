@@ -36,7 +36,7 @@ func TestListedOnce(t *testing.T) {
 	}
 	for path, want := range map[string]bool{late: true, gone: true, replaced: false, list("old", 2*doubleWithin): false, dir: false} {
 		if got := w.wasListed(path); got != want {
-			t.Errorf("%s: told already: %v", path, got)
+			t.Errorf("%s: already reported: %v", path, got)
 		}
 	}
 	if w.wasListed(late) {
@@ -45,14 +45,14 @@ func TestListedOnce(t *testing.T) {
 }
 
 // A file may be uploaded and replaced before a watch reads the first of the kernel's notes.
-func TestWatchTellsEachUpload(t *testing.T) {
+func TestWatchReportsEachUpload(t *testing.T) {
 	up, path := NewUploads(), "/d/f"
 	up.remember(path, false)
 	up.remember(path, true)
 	failed := up.remember(path, true)
 	up.forget(path, failed)
-	w := &watch{uploads: up, told: map[string]placed{}}
-	for i, want := range []bool{false, true, true} { // the last note is of somebody else's rename
+	w := &watch{uploads: up, reported: map[string]placed{}}
+	for i, want := range []bool{false, true, true} { // the last event is another program's rename
 		if got, ok := w.nextUpload(path); !ok || got.replaced != want {
 			t.Errorf("note %d: %+v, %v, want replaced %v", i, got, ok, want)
 		}

@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// keptBytes bounds the lines that a logbook keeps.
+	// keptBytes bounds the lines that a buffer keeps.
 	keptBytes = 1 << 20
 	// longestLine is where a line is cut in two.
 	longestLine = 64 << 10
@@ -25,8 +25,8 @@ const (
 	keptFile = 16 << 20
 )
 
-// Buffer keeps the latest lines of output. It never makes a writer wait: who
-// reads too slowly misses lines.
+// Buffer keeps the latest lines of output. A writer never waits; a slow reader
+// misses lines.
 type Buffer struct {
 	mu    sync.Mutex
 	lines []envd.LogLine // +checklocks:mu
@@ -37,6 +37,7 @@ type Buffer struct {
 	update chan struct{} // +checklocks:mu
 }
 
+// NewBuffer returns an empty buffer.
 func NewBuffer() *Buffer { return &Buffer{update: make(chan struct{})} }
 
 func (b *Buffer) add(l envd.LogLine) {
@@ -68,7 +69,7 @@ func (b *Buffer) From(seq uint64) ([]envd.LogLine, uint64, <-chan struct{}) {
 	return append([]envd.LogLine(nil), b.lines[seq-b.first:]...), next, b.update
 }
 
-// LineWriter cuts what is written into lines for a logbook.
+// LineWriter splits output into lines for a buffer.
 type LineWriter struct {
 	Book   *Buffer
 	Source string
@@ -126,13 +127,14 @@ func levelOf(line string) string {
 	return level
 }
 
-// File is a file that is set aside when it has grown large.
+// File is a log file that is rotated by size.
 type File struct {
 	path string
 	f    *os.File
 	size int64
 }
 
+// OpenFile opens a file for appending, or creates it.
 func OpenFile(path string) (*File, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
 	if err != nil {
@@ -140,7 +142,7 @@ func OpenFile(path string) (*File, error) {
 	}
 	st, err := f.Stat()
 	if err != nil {
-		return nil, fmt.Errorf("look at log file: %w", err)
+		return nil, fmt.Errorf("stat log file: %w", err)
 	}
 	return &File{path: path, f: f, size: st.Size()}, nil
 }
@@ -148,7 +150,7 @@ func OpenFile(path string) (*File, error) {
 // Close closes the file.
 func (l *File) Close() error { return l.f.Close() }
 
-// Write appends, and begins a new file when the old one is large.
+// Write appends, and rotates a full file first.
 func (l *File) Write(p []byte) (int, error) {
 	if l.size+int64(len(p)) > keptFile && l.size > 0 {
 		if err := l.rotate(); err != nil {
@@ -165,7 +167,7 @@ func (l *File) Write(p []byte) (int, error) {
 
 func (l *File) rotate() error {
 	if err := os.Rename(l.path, l.path+".1"); err != nil {
-		return fmt.Errorf("set log file aside: %w", err)
+		return fmt.Errorf("rotate log file: %w", err)
 	}
 	next, err := OpenFile(l.path)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-func TestLogbook(t *testing.T) {
+func TestBuffer(t *testing.T) {
 	b := NewBuffer()
 	w := &LineWriter{Book: b, Source: "s", Stream: "o"}
 	write := func(s string) {
@@ -44,7 +44,7 @@ func TestLogbook(t *testing.T) {
 	}
 }
 
-func TestLogFileIsSetAside(t *testing.T) {
+func TestFileIsRotated(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	l, err := OpenFile(path)
 	if err != nil {

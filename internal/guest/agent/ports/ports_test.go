@@ -13,7 +13,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// inside says to this test's program that it runs in a sandbox.
+// inside marks this test's program in a sandbox.
 const inside = "BARCHAN_TEST_IN_SANDBOX"
 
 func TestMain(m *testing.M) { eventually.LeaveNoGoroutines(m) }

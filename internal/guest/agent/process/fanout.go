@@ -7,8 +7,8 @@ import (
 )
 
 // queueLength bounds the events that wait for one subscriber. A full queue
-// makes the process wait, as a terminal would; nothing is dropped while
-// somebody listens, and everything while nobody does.
+// blocks the process, as a terminal would. With subscribers no output is
+// dropped, without any all of it is.
 const queueLength = 16
 
 // subscriber receives a process's events. Its channel is never closed; the end
@@ -60,7 +60,7 @@ func (f *fanout) finish(end *processpb.ProcessEvent) {
 	f.publish(end)
 }
 
-// current lists who is there, and forgets who left.
+// current lists the subscribers and drops those that left.
 func (f *fanout) current() []*subscriber {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -30,7 +30,7 @@ const (
 	exitSteps = 6
 	// chunk is the most output in one event.
 	chunk = 32 << 10
-	// pipeCapacity is assumed where the kernel does not tell.
+	// pipeCapacity is the default for kernels that do not report it.
 	pipeCapacity = 64 << 10
 )
 

@@ -36,12 +36,13 @@ type Table struct {
 	over  bool                // +checklocks:mu
 }
 
+// NewTable returns an empty table.
 func NewTable(log *slog.Logger, r *spawn.Reaper, s *settings.Settings) *Table {
 	return &Table{log: log, reaper: r, settings: s, byPID: map[uint32]*process{}}
 }
 
-// start runs what req asks for and subscribes before the first output. A
-// timeout above zero kills the process, whether somebody listens or not.
+// start runs the requested program and subscribes before its first output. A
+// timeout above zero kills the process, with or without subscribers.
 func (t *Table) start(acc account.User, req *processpb.StartRequest, timeout time.Duration) (*process, *subscriber, error) {
 	if !t.begin() {
 		return nil, nil, connect.NewError(connect.CodeUnavailable, reply.ErrStopping)
@@ -78,7 +79,7 @@ func (t *Table) start(acc account.User, req *processpb.StartRequest, timeout tim
 }
 
 // begin counts a start before there is a process, which may end the agent at once. It reports
-// false where nobody would wait for it any more.
+// false once the agent waits for no more processes.
 func (t *Table) begin() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -163,7 +164,7 @@ func spawnError(err error) error {
 	return refusal
 }
 
-// startError tells what may pass with time from what will not.
+// startError distinguishes temporary errors from permanent ones.
 func startError(err error) error {
 	if errors.Is(err, reply.ErrStopping) {
 		return connect.NewError(connect.CodeUnavailable, reply.ErrStopping)
@@ -185,9 +186,8 @@ func (t *Table) add(p *process) {
 	t.byPID[uint32(p.pid)] = p
 }
 
-// forgetLater drops a process after a while of running. The clock jumps when a sandbox is restored
-// from a checkpoint, whose clients want to know then how a process ended that they had not heard
-// of; counted in steps, all but one of them are still to come.
+// forgetLater drops a process after a while of running time. The clock jumps at a restore, after which
+// clients may still need the exit of a process; of several timer steps, the jump skips only one.
 func (t *Table) forgetLater(p *process, steps int) {
 	time.AfterFunc(exitKept/exitSteps, func() {
 		if steps > 1 {
@@ -266,8 +266,8 @@ func selectorText(sel *processpb.ProcessSelector) string {
 	return fmt.Sprintf("pid %d", sel.GetPid())
 }
 
-// Wait returns once no process runs and nobody holds its output, or ctx ends;
-// then it closes the outputs that are left.
+// Wait returns when all processes have exited and their pipes are closed, or ctx ends; then it closes
+// the remaining pipes.
 func (t *Table) Wait(ctx context.Context) {
 	t.mu.Lock()
 	t.over = true

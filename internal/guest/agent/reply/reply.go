@@ -30,7 +30,7 @@ var (
 	ErrStopping = errors.New("the agent stops")
 )
 
-// errStatus is an error with the status to answer.
+// errStatus is an error with the status of its reply.
 type errStatus struct {
 	status int
 	err    error
@@ -39,15 +39,16 @@ type errStatus struct {
 func (e *errStatus) Error() string { return e.err.Error() }
 func (e *errStatus) Unwrap() error { return e.err }
 
+// WithStatus gives an error the status of its reply.
 func WithStatus(status int, err error) error { return &errStatus{status, err} }
 
+// Refuse is a formatted error with the status of its reply.
 func Refuse(status int, format string, args ...any) error {
 	return WithStatus(status, fmt.Errorf(format, args...))
 }
 
-// Handler turns a handler's error into an answer. What has no status of its
-// own is logged, and told as the client needs it to mend the cause: it is the
-// client's own sandbox.
+// Handler replies with a handler's error. An error without a status is logged, and sent in full:
+// the client owns the sandbox and must fix the cause.
 func Handler(log *slog.Logger, h func(http.ResponseWriter, *http.Request) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := h(w, r)
@@ -63,6 +64,7 @@ func Handler(log *slog.Logger, h func(http.ResponseWriter, *http.Request) error)
 	})
 }
 
+// WriteError writes an error as JSON.
 func WriteError(w http.ResponseWriter, status int, err error) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
@@ -73,10 +75,11 @@ func WriteError(w http.ResponseWriter, status int, err error) {
 	}{status, err.Error()})
 }
 
+// JSON writes a reply that must not be cached.
 func JSON(w http.ResponseWriter, v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {
-		return fmt.Errorf("encode answer: %w", err)
+		return fmt.Errorf("encode reply: %w", err)
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
@@ -84,6 +87,7 @@ func JSON(w http.ResponseWriter, v any) error {
 	return nil
 }
 
+// NoContent writes an empty reply.
 func NoContent(w http.ResponseWriter, _ *http.Request) error {
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set(envd.HeaderVersion, envd.Version)
@@ -102,6 +106,7 @@ func ReadJSON(w http.ResponseWriter, r *http.Request, v any) error {
 	}
 	return Refuse(http.StatusBadRequest, "invalid request body: %w", err)
 }
+// ContextError is the RPC error of an ended context.
 func ContextError(ctx context.Context) error {
 	if errors.Is(context.Cause(ctx), ErrRestored) {
 		return connect.NewError(connect.CodeUnavailable, ErrRestored)

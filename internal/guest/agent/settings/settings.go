@@ -22,7 +22,9 @@ import (
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 var (
-	ErrToken   = errors.New("unauthorized: a valid " + envd.HeaderAccessToken + " header is needed")
+	// ErrToken means that a request has no valid token.
+	ErrToken = errors.New("unauthorized: a valid " + envd.HeaderAccessToken + " header is needed")
+	// ErrInvalid means that a request asks for impossible settings.
 	ErrInvalid = errors.New("invalid request")
 )
 
@@ -40,6 +42,7 @@ type Settings struct {
 	last    time.Time         // +checklocks:mu
 }
 
+// New takes settings from a configuration.
 func New(cfg *envd.Config, acc account.Database) *Settings {
 	s := &Settings{
 		Accounts: acc, id: cfg.SandboxID, token: cfg.AccessToken, open: cfg.Open, user: cfg.DefaultUser, workdir: cfg.DefaultWorkdir, env: envOf(cfg),
@@ -59,7 +62,7 @@ func New(cfg *envd.Config, acc account.Database) *Settings {
 	return s
 }
 
-// envOf is the environment that a configuration asks for.
+// envOf is a configuration's environment.
 func envOf(cfg *envd.Config) map[string]string {
 	env := map[string]string{"E2B_SANDBOX": "true"}
 	if cfg.SandboxID != "" {
@@ -72,25 +75,25 @@ func envOf(cfg *envd.Config) map[string]string {
 	return env
 }
 
-// Restore replaces what makes a sandbox this one by what its configuration says now; what /init
-// had added is in there. It reports whether the sandbox has become another one.
+// Restore replaces identity, token and environment by those of the configuration, which includes
+// earlier /init requests. It reports whether the sandbox's ID changed.
 func (s *Settings) Restore(cfg *envd.Config) (another bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	another = s.id != cfg.SandboxID
 	s.id, s.token, s.open, s.env = cfg.SandboxID, cfg.AccessToken, cfg.Open, envOf(cfg)
-	s.last = time.Time{} // an owner of before may have said what it liked
+	s.last = time.Time{} // a previous owner may have set any time
 	return another
 }
 
-// IsOpen reports whether the token is asked for at all.
+// IsOpen reports whether requests need no token.
 func (s *Settings) IsOpen() bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.open
 }
 
-// Accepts reports whether presented is the token, or none is asked for.
+// Accepts reports whether presented is the token, or none is needed.
 func (s *Settings) Accepts(presented string) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -109,10 +112,9 @@ func (s *Settings) Verify(signature, path string, op envd.Operation, user string
 	return envd.Verify(signature, path, op, user, s.token, expiry, time.Now())
 }
 
-// Apply does what /init asks for: all of it, or nothing. presented is the
-// token that came in the header. A secured agent takes a request that has the
-// token in the header or, so that repeating a request is harmless, in the body.
-// One that has no token yet takes its first.
+// Apply applies an /init request completely or not at all. presented is the token of the header. A
+// secured agent accepts a request with the token in the header or, so that a request can be repeated,
+// in the body. An agent without a token accepts its first one.
 func (s *Settings) Apply(req envd.InitRequest, presented string) (applied bool, err error) {
 	if err := s.check(req); err != nil {
 		return false, fmt.Errorf("%w: %w", ErrInvalid, err)
@@ -162,6 +164,7 @@ func (s *Settings) check(req envd.InitRequest) error {
 	return nil
 }
 
+// CheckVariable refuses names and values that an environment cannot hold.
 func CheckVariable(k, v string) error {
 	if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
 		return fmt.Errorf("%q is not a variable's name, or its value has a zero byte", k)
@@ -169,8 +172,8 @@ func CheckVariable(k, v string) error {
 	return nil
 }
 
-// Defaults are the user that a request without one runs as, as image configurations name it,
-// and where.
+// Defaults are the user, in an image configuration's form, and the directory of requests without
+// them.
 func (s *Settings) Defaults() (user, workdir string) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -184,8 +187,8 @@ func (s *Settings) Envs() map[string]string {
 	return maps.Clone(s.env)
 }
 
-// Environ makes a process's environment. What is more special wins: the
-// request over the sandbox over the user over the agent, of which PATH alone is taken.
+// Environ makes a process's environment. The request overrides the sandbox, the sandbox the user, and
+// the user the agent, whose PATH alone is used.
 func (s *Settings) Environ(acc account.User, request map[string]string) map[string]string {
 	env := map[string]string{"PATH": os.Getenv("PATH"), "HOME": acc.Home, "USER": acc.Name, "LOGNAME": acc.Name}
 	if env["PATH"] == "" {

@@ -10,13 +10,13 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/agent/account"
 )
 
-// Users finds whom a request acts as.
+// Users finds the user that a request acts as.
 type Users struct {
 	Accounts account.Database
 	Settings *Settings
 }
 
-// Of reads the user from the Authorization header of an RPC. Where the password would be may be a group.
+// Of reads the user from the Authorization header of an RPC; the password is an optional group.
 func (u Users) Of(h http.Header) (account.User, error) {
 	name := ""
 	if h.Get("Authorization") != "" {

@@ -9,12 +9,12 @@ import (
 // agentThreads is how many threads more than root's programs the agent may have.
 const agentThreads = 64
 
-// Limit bounds the processes and threads of each user, from the agent on; zero does not. gVisor
-// counts them for a user and refuses one too many with EAGAIN. Root is no exception there without
-// CAP_SYS_RESOURCE and CAP_SYS_ADMIN. The limit is part of a checkpoint.
+// Limit bounds the processes and threads of each user; zero sets no limit. gVisor counts them per
+// user and fails with EAGAIN at the limit, for root too without CAP_SYS_RESOURCE and CAP_SYS_ADMIN.
+// A checkpoint contains the limit.
 //
-// The agent is root too, and ends where it can start no thread, and its sandbox with it. So
-// programs of root get less than the agent.
+// The agent is root too, and exits with its sandbox if it cannot start a thread. So root's programs
+// get a lower limit than the agent.
 func (r *Reaper) Limit(processes uint64) error {
 	if processes == 0 {
 		return nil
@@ -26,7 +26,7 @@ func (r *Reaper) Limit(processes uint64) error {
 	return nil
 }
 
-// keepReserve lowers the limit of a program of root. It may have ended already.
+// keepReserve lowers the limit of a program of root, which may have exited already.
 func (r *Reaper) keepReserve(pid int) {
 	var own unix.Rlimit
 	if r.reserve == 0 || unix.Getrlimit(unix.RLIMIT_NPROC, &own) != nil {

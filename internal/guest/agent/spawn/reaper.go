@@ -17,29 +17,28 @@ import (
 )
 
 var (
-	// ErrGone is the answer to a signal for a process that has ended.
+	// ErrGone means that the process to signal has exited.
 	ErrGone = errors.New("process has ended")
 )
 
-// Reaper is the only one in this program that forks and waits, because as PID
-// 1 it must wait for any child, and a second waiter (os/exec) would lose exit
-// codes to it. forking is taken before mu.
+// Reaper alone forks and waits: PID 1 must wait for any child, and a second waiter (os/exec) would
+// lose exit codes to it.
 type Reaper struct {
-	// forking is held for reading from a fork until the child is in waiters,
-	// and for writing while children are waited for; so no child is reaped
-	// before it is known, and none is signalled after its PID is free.
+	// forking is held for reading from a fork until the child is in waiters, and for writing while
+	// children are reaped: no child is reaped before it is in waiters or signalled after its PID is
+	// free.
 	forking sync.RWMutex
 	mu      sync.Mutex
 	waiters map[int]chan syscall.WaitStatus // +checklocks:mu
 	sigs    chan os.Signal
-	// reserve is what programs of root may have less than the agent's own limit of processes; zero
-	// leaves them what they inherit. Set before the first start.
+	// reserve is the difference between the process limits of the agent and of root's programs; zero
+	// keeps the inherited limit. Set before the first start.
 	reserve uint64
-	// no program is started any more
+	// over refuses further starts
 	over bool // +checklocks:forking
 }
 
-// NewReaper begins to listen for SIGCHLD; Run must follow.
+// NewReaper subscribes to SIGCHLD; Run must follow.
 func NewReaper() *Reaper {
 	r := &Reaper{waiters: map[int]chan syscall.WaitStatus{}, sigs: make(chan os.Signal, 1)}
 	signal.Notify(r.sigs, syscall.SIGCHLD)
@@ -59,7 +58,7 @@ func (r *Reaper) Run(ctx context.Context) error {
 	}
 }
 
-// reap waits for every child that has ended, also those adopted from others.
+// reap waits for every exited child, adopted ones too.
 func (r *Reaper) reap() {
 	r.forking.Lock()
 	defer r.forking.Unlock()
@@ -81,7 +80,7 @@ func (r *Reaper) reap() {
 	}
 }
 
-// start runs a program; the channel gives its status once it ends.
+// start runs a program; the channel receives its exit status.
 func (r *Reaper) start(argv0 string, argv []string, attr *syscall.ProcAttr) (int, <-chan syscall.WaitStatus, error) {
 	r.forking.RLock()
 	defer r.forking.RUnlock()
@@ -99,7 +98,7 @@ func (r *Reaper) start(argv0 string, argv []string, attr *syscall.ProcAttr) (int
 	return pid, ch, nil
 }
 
-// Close has start refuse, so that whoever ends all children has seen all of them.
+// Close refuses further starts, so that the list of children is final.
 func (r *Reaper) Close() {
 	r.forking.Lock()
 	defer r.forking.Unlock()
@@ -118,7 +117,7 @@ func (r *Reaper) Signal(pid int, sig syscall.Signal) error {
 	}
 	err := syscall.Kill(-pid, sig)
 	if errors.Is(err, syscall.ESRCH) {
-		// The child has not made its session yet, or has left the group.
+		// The child has no session yet, or has left the group.
 		err = syscall.Kill(pid, sig)
 	}
 	if err != nil {
@@ -138,7 +137,7 @@ func (r *Reaper) Children() []int {
 	return pids
 }
 
-// StatusText words a status as os.ProcessState does.
+// StatusText formats a status as os.ProcessState does.
 func StatusText(ws syscall.WaitStatus) string {
 	switch {
 	case ws.Exited():

@@ -18,7 +18,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/agent/account"
 )
 
-// oomScore makes the kernel prefer a sandbox's programs to the agent.
+// oomScore makes the OOM killer choose a sandbox's programs before the agent.
 const oomScore = 100
 
 // Command is a program to start.
@@ -31,14 +31,14 @@ type Command struct {
 	TTY   bool // the first file is a terminal to take control of
 }
 
-// Spawn starts a command in a session of its own.
+// Spawn starts a command in its own session.
 func (r *Reaper) Spawn(c Command) (int, <-chan syscall.WaitStatus, error) {
 	path, err := findProgram(c.Argv[0], c.Env["PATH"], c.Dir)
 	if err != nil {
 		return 0, nil, err
 	}
 	for _, f := range c.Files {
-		// A program does not expect its files to refuse to wait.
+		// Programs expect blocking files.
 		if err := unix.SetNonblock(int(f.Fd()), false); err != nil {
 			return 0, nil, fmt.Errorf("prepare files: %w", err)
 		}
@@ -130,7 +130,7 @@ func OpenPipes(acc account.User, withStdin bool) (*Stdio, error) {
 	pipe := func() (r, w *os.File, err error) {
 		if r, w, err = os.Pipe(); err == nil {
 			s.opened = append(s.opened, r, w)
-			// Some kernels refuse; then /dev/stdout by name is root's alone.
+			// Some kernels refuse; then only root opens /dev/stdout by name.
 			_ = w.Chown(int(acc.UID), int(acc.GID))
 		}
 		return r, w, err
@@ -165,7 +165,7 @@ func OpenTerminal(acc account.User, size *unix.Winsize) (*Stdio, error) {
 		s.CloseAll()
 		return nil, fmt.Errorf("prepare terminal: %w", err)
 	}
-	// Some kernels refuse; then the terminal by name is root's alone.
+	// Some kernels refuse; then only root opens the terminal by name.
 	_ = tty.Chown(int(acc.UID), int(acc.GID))
 	return s, nil
 }

@@ -18,11 +18,10 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
-// ticksPerSecond is the kernel's unit of CPU time; Linux tells programs 100 everywhere.
+// ticksPerSecond is the kernel's unit of CPU time, USER_HZ: 100 on Linux.
 const ticksPerSecond = 100
 
-// meter measures resource usage. CPU usage is of the time since the last
-// measurement.
+// Sampler measures resource usage. CPU usage covers the time since the last measurement.
 type Sampler struct {
 	mu sync.Mutex
 	// seconds
@@ -34,13 +33,14 @@ type Sampler struct {
 // shortestSpan is the least time that CPU usage is measured over.
 const shortestSpan = 200 * time.Millisecond
 
+// NewSampler begins the first measurement.
 func NewSampler() *Sampler {
 	m := &Sampler{at: time.Now()}
 	m.busy = cpuSeconds()
 	return m
 }
 
-// Measure reads all figures.
+// Measure reads all values.
 func (m *Sampler) Measure() (envd.Metrics, error) {
 	now := time.Now()
 	out := envd.Metrics{Timestamp: now.Unix(), CPUCount: runtime.NumCPU(), CPUUsedPct: m.cpu(now)}
@@ -78,8 +78,8 @@ func (m *Sampler) cpu(now time.Time) float64 {
 	return m.latest
 }
 
-// cpuSeconds is the CPU time that was used, as the kernel counts it, or, where
-// it does not count (gVisor), as the processes that still run do.
+// cpuSeconds is the CPU time used, by the kernel's count or, where it has none (gVisor), by that of the
+// running processes.
 func cpuSeconds() float64 {
 	if b, err := os.ReadFile("/proc/stat"); err == nil {
 		line, _, _ := strings.Cut(string(b), "\n")
@@ -127,7 +127,7 @@ func processSeconds() float64 {
 	return float64(ticks) / ticksPerSecond
 }
 
-// meminfo reads the kernel's figures, in bytes.
+// meminfo reads the kernel's values, in bytes.
 func meminfo() (map[string]uint64, error) {
 	b, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
