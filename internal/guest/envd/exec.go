@@ -46,7 +46,7 @@ func (c *Client) Exec(ctx context.Context, argv []string, o ExecOptions) (exit i
 	hasInput := o.Stdin != nil
 	req := &processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: argv[0], Args: argv[1:]}, Stdin: &hasInput}
 	if o.Terminal {
-		req.Pty = terminal(TerminalSize{Cols: defaultCols, Rows: defaultRows})
+		req.Pty = PTY(TerminalSize{Cols: defaultCols, Rows: defaultRows})
 		req.Process.Envs = map[string]string{"TERM": "xterm"} // as in a container of Kubernetes
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
