@@ -12,7 +12,6 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/adminapi"
 	"github.com/barchan-dev/barchan/internal/base/errs"
-	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/config"
@@ -22,21 +21,18 @@ import (
 // administration is what the admin API asks of the server.
 type administration struct{ *Daemon }
 
-func (d *Daemon) startAdmin(ctx context.Context, stack *lifecycle.Stack) (err error) {
+func (d *Daemon) makeAdmin() (err error) {
 	d.admin, err = adminapi.New(adminapi.Config{
 		Socket: d.cfg.AdminSocket(), Server: administration{d}, Images: imageStore{d}, Base: imageStore{d}, Log: d.cfg.Log,
 		Audit: administration{d}.Audit, Addresses: network{d}, Egress: network{d}, Peers: gossip{d},
 		Checkpoints: transfers{d},
 	})
-	if err != nil {
-		return err
-	}
-	return d.push(ctx, stack, "admin", d.admin.Run)
+	return err
 }
 
 // Status tells of the server at this moment; it may be asked for during the boot.
 func (a administration) Status(ctx context.Context) (adminclient.Status, error) {
-	ready, current, all := a.phases.snapshot()
+	ready, current, all := a.progress.Snapshot()
 	status := adminclient.Status{
 		Version: a.cfg.Version, PID: os.Getpid(), Node: a.cfg.NodeName, StartedAt: a.started,
 		Ready: ready, Phase: current, DataDir: a.cfg.DataDir, Sandboxes: map[string]int{},
@@ -93,7 +89,7 @@ func (a administration) Doctor(ctx context.Context) ([]adminclient.Check, error)
 // checkAPI says whether the API server that a replica serves answers.
 func (a administration) checkAPI(ctx context.Context) []adminclient.Check {
 	check := adminclient.Check{Name: "API server", State: adminclient.CheckOK}
-	if ready, current, _ := a.phases.snapshot(); !ready { // what follows is written by phases that may still run
+	if ready, current, _ := a.progress.Snapshot(); !ready { // what follows is written by phases that may still run
 		check.State, check.Detail, check.Remedy = adminclient.CheckFailed, "the replica is not ready ("+current+")", "see apiKubeconfig, "+a.cfg.APIKubeconfig
 		return []adminclient.Check{check}
 	}
@@ -112,7 +108,7 @@ func (a administration) Prepare(ctx context.Context, req adminclient.ShutdownReq
 	if !req.All || a.cfg.Role == config.RoleReplica { // sandboxes are not a replica's to remove
 		return nil
 	}
-	if ready, current, _ := a.phases.snapshot(); !ready {
+	if ready, current, _ := a.progress.Snapshot(); !ready {
 		return fmt.Errorf("the server is not ready (%s): %w", current, errs.ErrUnavailable)
 	}
 	list, err := a.cache.Sandboxes(ctx, "")

@@ -42,7 +42,7 @@ func TestAdministrationBeforeTheBoot(t *testing.T) {
 			if _, err := (administration{d}).Audit(t.Context()); !errors.Is(err, errs.ErrUnavailable) {
 				t.Errorf("Audit = %v", err)
 			}
-			d.phases.setReady()
+			d.progress.SetReady()
 			if role == config.RoleServer {
 				return
 			}

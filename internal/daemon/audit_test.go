@@ -24,8 +24,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/node"
 )
 
-// runningBox is a sandbox as its object is while it runs.
-func runningBox(name string) *agents.Sandbox {
+// runningSandbox is a sandbox as its object is while it runs.
+func runningSandbox(name string) *agents.Sandbox {
 	return &agents.Sandbox{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name), ResourceVersion: "7", Finalizers: []string{agents.NodeFinalizer}},
 		Status: agents.SandboxStatus{
@@ -37,7 +37,7 @@ func runningBox(name string) *agents.Sandbox {
 
 // whole is a view without a fault: a sandbox that is on the node and has a route, and a claim of it.
 func whole() (*view, *agents.Sandbox) {
-	s := runningBox("a")
+	s := runningSandbox("a")
 	c := extensions.SandboxClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c", UID: "c"}}
 	c.Status.Sandbox.Name = "a"
 	c.Status.Conditions = []metav1.Condition{{Type: agents.ConditionReady, Status: metav1.ConditionTrue}}

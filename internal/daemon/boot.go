@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -13,18 +12,18 @@ import (
 	eventsclient "k8s.io/client-go/kubernetes/typed/events/v1"
 	"k8s.io/client-go/tools/events"
 
-	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/control/cache"
+	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/edge/e2b"
 	"github.com/barchan-dev/barchan/internal/edge/gateway"
 )
 
-// startAPI opens storage and the API server, and hands the administrator's kubeconfig out.
-func (d *Daemon) startAPI(ctx context.Context, stack *lifecycle.Stack) (err error) {
+// makeAPI configures storage and the API server.
+func (d *Daemon) makeAPI(context.Context) (err error) {
 	if err := d.openTokens(); err != nil {
 		return err
 	}
@@ -36,18 +35,25 @@ func (d *Daemon) startAPI(ctx context.Context, stack *lifecycle.Stack) (err erro
 		DataDir: filepath.Join(d.cfg.DataDir, "apiserver"), Listen: d.cfg.KubeAddr, Log: d.cfg.Log, Admission: d.admit(host.admit), Pods: pods{d}, Keys: d.tenantOf, Gate: d.health, QuotaBackendBytes: d.cfg.EtcdQuota.Value(),
 		NodeName: d.cfg.NodeName, EtcdEndpoints: d.cfg.EtcdEndpoints, EtcdPrefix: d.cfg.EtcdPrefix, EtcdCAFile: d.cfg.EtcdCA, EtcdCertFile: d.cfg.EtcdCert, EtcdKeyFile: d.cfg.EtcdKey,
 	})
-	if err != nil {
-		return err
-	}
-	if err := stack.Push(ctx, "apiserver", func(ctx context.Context, ready func()) error {
+	return err
+}
+
+func (d *Daemon) apiServices() services {
+	return services{{Name: "apiserver", Run: func(ctx context.Context, ready func()) error {
 		if err := d.api.Start(ctx); err != nil {
+			return err
+		}
+		if err := d.useAPI(); err != nil {
+			d.api.Stop()
 			return err
 		}
 		ready()
 		return d.api.Run(ctx)
-	}); err != nil {
-		return err
-	}
+	}}}
+}
+
+// useAPI connects our own parts to the API server, and writes the administrator's kubeconfig.
+func (d *Daemon) useAPI() error {
 	d.rest, d.objects = d.api.RESTConfig(apiserver.UserController), d.api.Direct(apiserver.UserController)
 	kubeconfig, err := os.ReadFile(d.api.AdminKubeconfig())
 	if err != nil {
@@ -56,26 +62,23 @@ func (d *Daemon) startAPI(ctx context.Context, stack *lifecycle.Stack) (err erro
 	return writeSecret(d.cfg.Kubeconfig(), kubeconfig)
 }
 
-func (d *Daemon) startCaches(ctx context.Context, stack *lifecycle.Stack) (err error) {
+func (d *Daemon) makeCache(ctx context.Context) (err error) {
 	if d.cache, err = cache.New(ctx, cache.Config{REST: d.rest, Log: d.cfg.Log}); err != nil {
 		return err
 	}
 	if d.objects == nil {
 		d.objects = d.cache.Live()
 	}
-	return stack.Push(ctx, "cache", func(ctx context.Context, ready func()) error {
-		done := make(chan error, 1)
-		go func() { done <- d.cache.Run(ctx) }()
-		synced := d.cache.WaitSynced(ctx)
-		if synced == nil {
-			ready()
-		}
-		return errors.Join(<-done, synced)
-	})
+	return nil
 }
 
-// startServing opens the listeners.
-func (d *Daemon) startServing(ctx context.Context, stack *lifecycle.Stack) error {
+// cacheServices are ready when every kind has been listed.
+func (d *Daemon) cacheServices() services {
+	return services{boot.Awaited("cache", d.cache.Run, d.cache.WaitSynced)}
+}
+
+// makeGateway opens the listeners.
+func (d *Daemon) makeGateway(context.Context) error {
 	api, err := d.httpAPI()
 	if err != nil {
 		return err
@@ -98,19 +101,20 @@ func (d *Daemon) startServing(ctx context.Context, stack *lifecycle.Stack) error
 	if d.gateway, err = gateway.New(cfg); err != nil {
 		return err
 	}
-	if d.cfg.Role == config.RoleServer && d.cfg.PeerAddr == "" { // all traffic passes here
-		if err := d.push(ctx, stack, "idle", func(ctx context.Context) error { return d.gateway.WatchIdle(ctx, d.manager) }); err != nil {
-			return err
-		}
-	}
 	d.open(d.gateway.Handler())
-	return stack.Push(ctx, "gateway", func(ctx context.Context, ready func()) error {
-		ready()
+	return nil
+}
+
+func (d *Daemon) gatewayServices() (list services) {
+	if d.cfg.Role == config.RoleServer && d.cfg.PeerAddr == "" { // all traffic passes here
+		list = append(list, boot.Background("idle", func(ctx context.Context) error { return d.gateway.WatchIdle(ctx, d.manager) }))
+	}
+	return append(list, boot.Background("gateway", func(ctx context.Context) error {
 		<-ctx.Done()
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
 		defer cancel()
 		return d.gateway.Drain(grace)
-	})
+	}))
 }
 
 // httpAPI is what the listeners answer to requests that are not for a sandbox.
@@ -124,8 +128,8 @@ func (d *Daemon) httpAPI() (http.Handler, error) {
 		return nil, err
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", healthz)
-	mux.Handle("GET /readyz", &d.phases)
+	mux.HandleFunc("GET /healthz", boot.Healthz)
+	mux.Handle("GET /readyz", d.progress)
 	mux.Handle("GET /metrics", telemetry.MetricsHandler(d.metrics))
 	mux.Handle("/", telemetry.TraceHandler(d.tracer, "api", rest))
 	return mux, nil

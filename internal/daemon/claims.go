@@ -2,12 +2,8 @@ package daemon
 
 import (
 	"context"
-	"fmt"
-
-	"k8s.io/client-go/tools/events"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
-	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/control/cache"
@@ -20,12 +16,12 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/manager"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
+	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
-// startFeeds has the watch fill what decides from memory (routes, ready members, quotas), and
-// waits until each knows all there is.
-func (d *Daemon) startFeeds(ctx context.Context, stack *lifecycle.Stack) (err error) {
+// makeTables makes what decides from memory: routes, ready members, quotas, connections to agents.
+func (d *Daemon) makeTables(context.Context) (err error) {
 	if d.picker, err = picker.New(picker.Config{
 		Writer: d.objects, Log: d.cfg.Log, Metrics: d.metrics,
 		Orphaned: func(s *agents.Sandbox) { d.manager.Orphaned(s) },
@@ -38,34 +34,18 @@ func (d *Daemon) startFeeds(ctx context.Context, stack *lifecycle.Stack) (err er
 		return err
 	}
 	d.binder = manager.NewBinder(manager.BinderConfig{Tokens: d.tokens})
-	if err := d.push(ctx, stack, "binder", d.binder.Run); err != nil {
-		return err
-	}
-	synced, err := cache.On(ctx, d.cache, func(older, newer *agents.Sandbox) {
-		d.observeRoute(older, newer)
-		if newer == nil && d.machine != nil {
-			d.machine.node.ObjectDeleted(older.Namespace, older.Name)
-		}
-		d.picker.Observe(older, newer)
-		d.quotas.Observe(older, newer)
-		d.binder.Observe(older, newer)
-	})
-	if err != nil {
-		return err
-	}
-	select {
-	case <-synced:
-	case <-ctx.Done():
-		return fmt.Errorf("wait for the routes: %w", context.Cause(ctx))
-	}
+	d.observers = []observer{d.observeRoute, d.observeDeletion, d.picker.Observe, d.quotas.Observe, d.binder.Observe}
+	return nil
+}
+
+// tableServices are ready when every observer has received all listed sandboxes. The binder runs first, because it ignores
+// sandboxes that it observes while it does not run.
+func (d *Daemon) tableServices() services {
+	list := services{boot.Background("binder", d.binder.Run), {Name: "routes", Run: d.feedTables}}
 	if d.watches != nil {
-		d.routes.TrustUntil(d.started.Add(d.stale))
-		if err := d.push(ctx, stack, "watch proof", d.proveWatch(d.started).run); err != nil {
-			return err
-		}
+		list = append(list, boot.Background("watch proof", func(ctx context.Context) error { return d.proveWatch(d.started).run(ctx) }))
 	}
-	d.routes.MarkSynced()
-	return d.push(ctx, stack, "routes", d.followWatch)
+	return list
 }
 
 // quotaDefaults are those of the settings, in which zero means that there is none.
@@ -77,8 +57,8 @@ func (d *Daemon) quotaDefaults() quota.Limits {
 	}
 }
 
-// startManager makes what the APIs and the gateway ask.
-func (d *Daemon) startManager(ctx context.Context, stack *lifecycle.Stack) (err error) {
+// makeManager makes what serves the APIs and the gateway.
+func (d *Daemon) makeManager(context.Context) (err error) {
 	var diskUsed func(context.Context, sandbox.Ref) (int64, error)
 	if d.machine != nil {
 		diskUsed = d.machine.node.DiskUsed
@@ -91,83 +71,86 @@ func (d *Daemon) startManager(ctx context.Context, stack *lifecycle.Stack) (err 
 		DiskUsed:    diskUsed,
 		DefaultSize: manager.Size{CPUs: int(d.cfg.SandboxCPU.Value()), MemoryMB: d.cfg.SandboxMemory.Value() >> 20},
 	})
-	if err != nil {
-		return err
-	}
-	return d.push(ctx, stack, "manager", d.manager.Run)
+	return err
 }
 
-// startControllers starts what acts on objects: sandboxes, pools, claims.
-func (d *Daemon) startControllers(ctx context.Context, stack *lifecycle.Stack) error {
+func (d *Daemon) managerServices() services {
+	return services{boot.Background("manager", d.manager.Run)}
+}
+
+// makeRecorder makes the recorder of Events, and its flush.
+func (d *Daemon) makeRecorder(ctx context.Context) (err error) {
 	scheme, err := cache.NewScheme()
 	if err != nil {
 		return err
 	}
-	recorder, flush, err := d.events(ctx, scheme)
-	if err != nil {
-		return err
-	}
-	if err := stack.Push(ctx, "events", func(ctx context.Context, ready func()) error {
-		ready()
-		<-ctx.Done()
-		flush()
-		return nil
-	}); err != nil {
-		return err
-	}
-	if err := d.push(ctx, stack, "repairs", func(ctx context.Context) error { return d.tellRepairs(ctx, recorder) }); err != nil {
-		return err
-	}
-	return d.pushControllers(ctx, stack, recorder)
+	d.recorder, d.flushEvents, err = d.events(ctx, scheme)
+	return err
 }
 
-// starter is a controller.
-type starter interface {
+// controller acts on objects until ctx is done.
+type controller interface {
 	Start(ctx context.Context) error
 }
 
-func (d *Daemon) pushControllers(ctx context.Context, stack *lifecycle.Stack, recorder events.EventRecorder) error {
-	live, watched := d.cache.Live(), d.cache.Informers()
-	for _, c := range []struct {
-		name string
-		make func() (starter, error)
-	}{
-		{"sandboxes", func() (starter, error) {
+// controllerServices act on objects: sandboxes, checkpoints, pools, claims.
+func (d *Daemon) controllerServices() services {
+	list := services{
+		boot.Background("events", func(ctx context.Context) error {
+			<-ctx.Done()
+			d.flushEvents()
+			return nil
+		}),
+		boot.Background("repairs", d.recordRepairs),
+	}
+	for _, c := range d.controllers() {
+		list = append(list, boot.Service{Name: c.name, Run: func(ctx context.Context, ready func()) error {
+			made, err := c.make()
+			if err != nil {
+				return err
+			}
+			ready()
+			return made.Start(ctx)
+		}})
+	}
+	return list
+}
+
+// controllerSpec constructs one controller.
+type controllerSpec struct {
+	name string
+	make func() (controller, error)
+}
+
+func (d *Daemon) controllers() []controllerSpec {
+	return []controllerSpec{
+		{"sandboxes", func() (controller, error) {
 			return controllers.NewSandbox(controllers.SandboxConfig{
-				Log: d.cfg.Log, Client: live, Cache: watched, Runner: d.machine.node, Node: d.cfg.NodeName, Changes: d.machine.node.Changes(), Events: recorder, Origins: d.cache,
+				Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Runner: d.machine.node, Node: d.cfg.NodeName, Changes: d.machine.node.Changes(), Events: d.recorder, Origins: d.cache,
 				ForkSecrets: d.cfg.ForkSecrets, Served: d.picker.Served,
 			})
 		}},
-		{"history", func() (starter, error) {
-			return history.New(history.Config{Log: d.cfg.Log, Client: live, Cache: watched, Revisions: d.cache})
+		{"history", func() (controller, error) {
+			return history.New(history.Config{Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Revisions: d.cache})
 		}},
-		{"checkpoints", func() (starter, error) {
+		{"checkpoints", func() (controller, error) {
 			return checkpoint.New(checkpoint.Config{
-				Log: d.cfg.Log, Client: live, Cache: watched, Objects: d.cache, Runner: d.machine.node, Node: d.cfg.NodeName, Events: recorder,
+				Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Objects: d.cache, Runner: d.machine.node, Node: d.cfg.NodeName, Events: d.recorder,
 			})
 		}},
-		{"pools", func() (starter, error) {
-			return warmpool.New(warmpool.Config{Log: d.cfg.Log, Client: live, Cache: watched, Objects: d.cache, WarmUps: d.cache, Events: recorder})
+		{"pools", func() (controller, error) {
+			return warmpool.New(warmpool.Config{Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Objects: d.cache, WarmUps: d.cache, Events: d.recorder})
 		}},
-		{"warm-ups", func() (starter, error) {
-			return warmup.New(warmup.Config{Log: d.cfg.Log, Client: live, Cache: watched, Objects: d.cache, Events: recorder})
+		{"warm-ups", func() (controller, error) {
+			return warmup.New(warmup.Config{Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Objects: d.cache, Events: d.recorder})
 		}},
-		{"claims", func() (starter, error) {
+		{"claims", func() (controller, error) {
 			return claim.New(claim.Config{
-				Log: d.cfg.Log, Client: live, Watched: watched, Cache: d.cache, Picker: d.picker, Quota: d.quotas,
-				Binder: envBinder{d.binder}, Events: recorder, Metrics: d.metrics,
+				Log: d.cfg.Log, Client: d.cache.Live(), Watched: d.cache.Informers(), Cache: d.cache, Picker: d.picker, Quota: d.quotas,
+				Binder: envBinder{d.binder}, Events: d.recorder, Metrics: d.metrics,
 			})
 		}},
-	} {
-		started, err := c.make()
-		if err != nil {
-			return err
-		}
-		if err := d.push(ctx, stack, c.name, started.Start); err != nil {
-			return err
-		}
 	}
-	return nil
 }
 
 // envBinder hands variables to agents for claims that are objects.

@@ -2,11 +2,7 @@ package daemon
 
 import (
 	"bytes"
-	"context"
-	"encoding/json"
 	"errors"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,58 +11,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/daemon/boot"
 )
 
-func TestPhases(t *testing.T) {
-	p := &phases{log: telemetry.Discard()}
-	readyz := func() (int, string) {
-		rec := httptest.NewRecorder()
-		p.ServeHTTP(rec, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/readyz", http.NoBody))
-		var body struct {
-			Ready  bool
-			Phase  string
-			Phases []struct{ Name string }
-		}
-		if err := json.Unmarshal(rec.Body.Bytes(), &body); err != nil {
-			t.Fatal(err)
-		}
-		return rec.Code, body.Phase
-	}
-	if err := p.do(t.Context(), "first", func(context.Context) error {
-		if code, phase := readyz(); code != http.StatusServiceUnavailable || phase != "first" {
-			t.Errorf("within a phase: %d, %q", code, phase)
-		}
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	boom := errors.New("boom")
-	if err := p.do(t.Context(), "second", func(context.Context) error { return boom }); !errors.Is(err, boom) || !strings.Contains(err.Error(), `"second"`) {
-		t.Errorf("a phase that fails: %v", err)
-	}
-	p.setReady()
-	if code, phase := readyz(); code != http.StatusOK || phase != "ready" {
-		t.Errorf("when ready: %d, %q", code, phase)
-	}
-	p.setStopping()
-	if code, phase := readyz(); code != http.StatusServiceUnavailable || phase != "stopping" {
-		t.Errorf("while it stops: %d, %q", code, phase)
-	}
-}
-
-func TestEarlyHandlerTellsTheTruth(t *testing.T) {
-	h := earlyHandler(&phases{log: telemetry.Discard()})
-	for path, want := range map[string]int{"/healthz": http.StatusOK, "/readyz": http.StatusServiceUnavailable, "/sandboxes": http.StatusServiceUnavailable} {
-		rec := httptest.NewRecorder()
-		h.ServeHTTP(rec, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, http.NoBody))
-		if rec.Code != want || (want != http.StatusOK && rec.Header().Get("Retry-After") == "") {
-			t.Errorf("%s: %d, headers %v", path, rec.Code, rec.Header())
-		}
-	}
-}
-
 func TestListenerInUse(t *testing.T) {
-	d := &Daemon{cfg: Config{Log: telemetry.Discard()}}
+	d := &Daemon{cfg: Config{Log: telemetry.Discard()}, progress: boot.NewProgress(telemetry.Discard(), nil, nil)}
 	first, err := d.bind(t.Context(), "httpAddr", "127.0.0.1:0", nil)
 	if err != nil {
 		t.Fatal(err)

@@ -20,7 +20,6 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
-	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/control/cache"
@@ -36,7 +35,7 @@ const (
 // makeDefaults makes the objects without which the quick start could not be quick: the base
 // template, its pool in the namespace of the local command line, and the key of that. What a user changed or removed later is
 // made again only where it is missing.
-func (d *Daemon) makeDefaults(ctx context.Context, _ *lifecycle.Stack) error {
+func (d *Daemon) makeDefaults(ctx context.Context) error {
 	scheme, err := cache.NewScheme()
 	if err != nil {
 		return err

@@ -1,17 +1,25 @@
-// Package daemon makes one server of the parts: it wires them and boots them in named phases,
-// in the order that promise 1 of the design wants. It has no logic of its own about sandboxes.
+// Package daemon makes one server of the parts: it wires them and boots them in named phases. It has no rules about sandboxes.
 //
-// Phases, each done before the next begins:
+// Phases of a server, each done before the next begins (a test compares this list with the code):
 //
-//	disk       the data directory can be written, with room to start
-//	lock       the data directory is ours
-//	bind       the listeners are ours; they answer /healthz and /readyz from here on
-//	api        storage is open, the API server answers
-//	defaults   namespace, base template and the local key exist
-//	caches     every kind has been listed, with its indexes
-//	node       containerd answers; what already runs is adopted
-//	routes     every sandbox has its route
-//	serve      controllers work, the listeners are opened
+//	disk             the data directory can be written, and has enough free space to start
+//	lock             this process holds the data directory
+//	bind             the listeners are open; they answer /healthz and /readyz from here on
+//	migrate          files and databases have the form of this version
+//	api              storage is open, the API server answers
+//	migrate-objects  objects have the form of this version
+//	defaults         base template, its pool and the local key exist
+//	caches           every kind has been listed, with its indexes
+//	node             containerd answers; running sandboxes are adopted
+//	routes           routes, pool members and quotas are complete
+//	peers            the other replicas receive our pushes
+//	manager          the APIs can be served
+//	controllers      objects are reconciled
+//	serve            the listeners serve the APIs and the sandboxes
 //
-// At the end of the process sandboxes run on; the next boot adopts them.
+// A replica has another server's API in place of its own:
+//
+//	disk, lock, bind, connect, caches, routes, peers, manager, serve
+//
+// Sandboxes keep running when the process ends; the next boot adopts them.
 package daemon

@@ -42,32 +42,22 @@ const (
 	containerdMisses   = 2
 )
 
-// startHealth watches what the server stands on: the disk, the memory.
-func (d *Daemon) startHealth(ctx context.Context, stack *lifecycle.Stack) error {
-	if err := d.push(ctx, stack, "disk", d.watchRoom); err != nil {
-		return err
-	}
-	return d.push(ctx, stack, "writes", d.watchWrites)
-}
-
-// startContainerdHealth watches containerd.
-func (d *Daemon) startContainerdHealth(ctx context.Context, stack *lifecycle.Stack) error {
-	return d.push(ctx, stack, "containerd health", func(ctx context.Context) error {
-		misses := 0
-		return lifecycle.Every(ctx, lookEvery, func() {
-			limited, cancel := context.WithTimeout(ctx, containerdPatience)
-			err := d.machine.containers.Check(limited)
-			cancel()
-			if err == nil {
-				misses = 0
-			} else {
-				misses++
-				err = errs.Public(err, "it does not answer; it is started again if it is ours")
-			}
-			if ctx.Err() == nil && (err == nil || misses >= containerdMisses) {
-				d.health.Set(conditionContainerd, err)
-			}
-		})
+// watchContainerd checks that containerd answers.
+func (d *Daemon) watchContainerd(ctx context.Context) error {
+	misses := 0
+	return lifecycle.Every(ctx, lookEvery, func() {
+		limited, cancel := context.WithTimeout(ctx, containerdPatience)
+		err := d.machine.containers.Check(limited)
+		cancel()
+		if err == nil {
+			misses = 0
+		} else {
+			misses++
+			err = errs.Public(err, "it does not answer; it is started again if it is ours")
+		}
+		if ctx.Err() == nil && (err == nil || misses >= containerdMisses) {
+			d.health.Set(conditionContainerd, err)
+		}
 	})
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/daemon/boot"
 )
 
 // ErrReexec says that the server has ended over its disk, and that the program should start
@@ -110,9 +111,9 @@ func (d *Daemon) hasRoom() error {
 	return nil
 }
 
-// awaitRoom is the first phase. What is wrong with the disk is told at once to whoever starts the
+// awaitDisk is the first phase. What is wrong with the disk is told at once to whoever starts the
 // server; one that begins anew waits until it has passed, and meanwhile tells everybody why.
-func (d *Daemon) awaitRoom(ctx context.Context) error {
+func (d *Daemon) awaitDisk(ctx context.Context) error {
 	err := d.hasRoom()
 	if err == nil || !d.cfg.AfterReexec {
 		return err
@@ -126,10 +127,13 @@ func (d *Daemon) awaitRoom(ctx context.Context) error {
 	if d.plain, err = d.bind(ctx, "httpAddr", d.cfg.HTTPAddr, nil); err != nil {
 		return err
 	}
-	if err := d.push(ctx, &stack, "http", d.plain.run); err != nil {
+	if err := boot.Push(ctx, &stack, boot.Background("http", d.plain.run)); err != nil {
 		return err
 	}
-	if err := d.startAdmin(ctx, &stack); err != nil { // the socket may need the disk
+	if err = d.makeAdmin(); err == nil {
+		err = boot.Push(ctx, &stack, boot.Background("admin", d.admin.Run))
+	}
+	if err != nil { // the socket may need the disk
 		d.log.WarnContext(ctx, "no administration meanwhile", telemetry.Error, err)
 	}
 	tick := time.NewTicker(lookEvery)

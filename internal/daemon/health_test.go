@@ -192,7 +192,7 @@ func post(t *testing.T, url string) (status int, text string) {
 
 // A server over a disk that is not well says so at once; one that begins anew waits, and tells
 // everybody why.
-func TestAwaitRoom(t *testing.T) {
+func TestAwaitDisk(t *testing.T) {
 	disk := mount(t, "256m")
 	writeZeros(t, filepath.Join(disk, "big"), 200<<20)
 	if err := roomOn(t, disk, false).Run(t.Context()); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), `"disk"`) || !strings.Contains(err.Error(), "MiB are needed") {
@@ -200,10 +200,10 @@ func TestAwaitRoom(t *testing.T) {
 	}
 	d := roomOn(t, disk, true)
 	done := make(chan error, 1)
-	go func() { done <- d.phases.do(t.Context(), "disk", d.awaitRoom) }()
+	go func() { done <- d.progress.Do(t.Context(), "disk", d.awaitDisk) }()
 	eventually.True(t, "something is told to be wrong", func() bool { return d.health.Err() != nil })
 	if status, text := post(t, "http://"+d.plain.listener.Addr().String()+"/sandboxes"); status != http.StatusServiceUnavailable ||
-		!strings.Contains(text, "(room)") || !strings.Contains(text, "MiB are needed") {
+		!strings.Contains(text, "(disk)") || !strings.Contains(text, "MiB are needed") {
 		t.Errorf("meanwhile: %d %s", status, text)
 	}
 	if err := os.Remove(filepath.Join(disk, "big")); err != nil {

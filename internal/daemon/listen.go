@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -35,7 +34,7 @@ func (d *Daemon) bind(ctx context.Context, key, addr string, tlsConfig *tls.Conf
 		}
 		return nil, fmt.Errorf("%s: listen on %s: %w", key, addr, err)
 	}
-	f := &front{listener: ln, early: earlyHandler(&d.phases)}
+	f := &front{listener: ln, early: d.progress.Handler()}
 	f.server = gateway.NewServer(f, d.cfg.Log, d.cfg.ClientIdle, tlsConfig)
 	return f, nil
 }
@@ -75,28 +74,4 @@ func (f *front) run(ctx context.Context) error {
 		return fmt.Errorf("serve %s: %w", f.listener.Addr(), err)
 	}
 	return nil
-}
-
-// earlyHandler answers while the server boots.
-func earlyHandler(p *phases) http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", healthz)
-	mux.Handle("GET /readyz", p)
-	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		_, current, _ := p.snapshot()
-		w.Header().Set("Content-Type", "application/json")
-		w.Header().Set("Retry-After", "1")
-		w.WriteHeader(http.StatusServiceUnavailable)
-		message := "the server is starting (" + current + ")"
-		if text, wrong := errs.PublicMessage(p.health.Err()); wrong {
-			message += ": " + text
-		}
-		_ = json.NewEncoder(w).Encode(map[string]any{"code": http.StatusServiceUnavailable, "message": message}) // the client has gone
-	})
-	return mux
-}
-
-func healthz(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "text/plain")
-	fmt.Fprintln(w, "ok")
 }

@@ -19,11 +19,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/health"
-	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/node"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/ctrd/supervisor"
@@ -39,6 +39,7 @@ type machine struct {
 	supervisor *supervisor.Supervisor // nil where containerd is the operator's
 	containers *ctrd.Client
 	node       *node.Node
+	adopted    func(ctx context.Context, n *node.Node) error
 
 	mu       sync.Mutex
 	versions map[string]toolchain.Program // +checklocks:mu
@@ -52,6 +53,8 @@ type hooks struct {
 	health   *health.Gate
 	written  func(error)
 	repaired func(ctx context.Context, r ipam.Repair)
+	// adopted is called when running sandboxes are adopted; its error ends the node.
+	adopted func(ctx context.Context, n *node.Node) error
 }
 
 func finderOf(cfg *config.Config) (*toolchain.Finder, error) {
@@ -63,7 +66,7 @@ func finderOf(cfg *config.Config) (*toolchain.Finder, error) {
 
 // newMachine checks the configuration and finds the programs. It starts nothing.
 func newMachine(cfg *config.Config, log *slog.Logger, h hooks) (_ *machine, err error) {
-	m := &machine{versions: map[string]toolchain.Program{}}
+	m := &machine{adopted: h.adopted, versions: map[string]toolchain.Program{}}
 	if m.finder, err = finderOf(cfg); err != nil {
 		return nil, err
 	}
@@ -148,19 +151,21 @@ func (m *machine) runtimes(cfg *config.Config) ([]oci.Config, error) {
 	return out, nil
 }
 
-// startNode starts containerd and adopts what already runs.
-func (d *Daemon) startNode(ctx context.Context, stack *lifecycle.Stack) (err error) {
-	d.machine, err = newMachine(&d.cfg.Config, d.cfg.Log, hooks{exists: d.exists, tokens: d.tokens, metrics: d.metrics, health: d.health, written: d.journalWritten, repaired: d.repaired})
+// makeNode configures containerd and the node.
+func (d *Daemon) makeNode(ctx context.Context) (err error) {
+	d.machine, err = newMachine(&d.cfg.Config, d.cfg.Log, hooks{
+		exists: d.exists, tokens: d.tokens, metrics: d.metrics, health: d.health, written: d.journalWritten, repaired: d.repaired,
+		adopted: func(ctx context.Context, n *node.Node) error { return checkNodeName(ctx, d.cfg.NodeName, n, d.cache) },
+	})
 	if err != nil {
 		return err
 	}
-	if err := d.machine.start(ctx, stack); err != nil {
-		return err
-	}
-	if err := checkNodeName(ctx, d.cfg.NodeName, d.machine.node, d.cache); err != nil {
-		return err
-	}
-	return d.startContainerdHealth(ctx, stack)
+	return d.machine.checkExternal(ctx)
+}
+
+// nodeServices are ready when running sandboxes are adopted.
+func (d *Daemon) nodeServices() services {
+	return append(d.machine.services(), boot.Background("containerd health", d.watchContainerd))
 }
 
 // inventory is what a node has; package node has it.
@@ -215,35 +220,42 @@ func sameNode(name, was, what string) error {
 	return fmt.Errorf("nodeName: is %q, but %s on this machine is of node %q; set nodeName: %s, or delete what is of that node before the name changes: %w", name, what, was, was, errs.ErrInvalid)
 }
 
-// start puts containerd and the node on the stack and returns when what ran is adopted.
-func (m *machine) start(ctx context.Context, stack *lifecycle.Stack) error {
+// checkExternal reports whether a containerd that is not ours answers. After an error m is closed.
+func (m *machine) checkExternal(ctx context.Context) error {
 	if m.supervisor != nil {
-		if err := stack.Push(ctx, "containerd", m.supervisor.Run); err != nil {
-			return errors.Join(err, m.close())
-		}
-	} else if err := m.containers.Check(ctx); err != nil {
+		return nil
+	}
+	if err := m.containers.Check(ctx); err != nil {
 		return errors.Join(fmt.Errorf("containerdAddress: %w", err), m.close())
 	}
-	return stack.Push(ctx, "node", func(ctx context.Context, ready func()) (err error) {
-		defer func() { err = errors.Join(err, m.close()) }()
-		done := make(chan error, 1)
-		go func() { done <- m.node.Run(ctx) }()
-		select {
-		case <-m.node.Adopted():
-			ready()
-			return <-done
-		case err := <-done:
-			return err
+	return nil
+}
+
+// services are containerd, if it is ours, and the node, which is ready when running sandboxes are adopted. The first one
+// closes m after the others.
+func (m *machine) services() services {
+	list := services{boot.Background("node files", func(ctx context.Context) error {
+		<-ctx.Done()
+		return m.close()
+	})}
+	if m.supervisor != nil {
+		list = append(list, boot.Service{Name: "containerd", Run: m.supervisor.Run})
+	}
+	return append(list, boot.Awaited("node", m.node.Run, func(ctx context.Context) error {
+		err := boot.Closed(m.node.Adopted())(ctx)
+		if err == nil && m.adopted != nil {
+			err = m.adopted(ctx, m.node)
 		}
-	})
+		return err
+	}))
 }
 
 func (m *machine) close() error { return errors.Join(m.node.Close(), m.containers.Close()) }
 
 // own is the machine of a server that is ready, for the admin API. A replica has none.
 func (d *Daemon) own() (*machine, error) {
-	if ready, current, _ := d.phases.snapshot(); !ready {
-		return nil, errs.Public(errs.ErrUnavailable, fmt.Sprintf("the server is not ready (%s)", current))
+	if err := d.progress.Err(); err != nil {
+		return nil, err
 	}
 	if d.machine == nil {
 		return nil, errs.Public(errs.ErrNotFound, "a replica runs no sandboxes; ask the server whose API it serves")

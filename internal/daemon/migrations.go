@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
-	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/migrate"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
@@ -59,7 +58,7 @@ func (d *Daemon) steps() []migrate.Step {
 }
 
 // migrateStorage brings files and databases of older versions to the form of this one.
-func (d *Daemon) migrateStorage(ctx context.Context, _ *lifecycle.Stack) (err error) {
+func (d *Daemon) migrateStorage(ctx context.Context) (err error) {
 	d.migrations, err = migrate.Open(migrate.Config{
 		File: filepath.Join(d.cfg.DataDir, "migrations.json"), Steps: d.steps(), Fresh: !d.before.used, Version: d.cfg.Version, Log: d.cfg.Log,
 	})
@@ -70,6 +69,6 @@ func (d *Daemon) migrateStorage(ctx context.Context, _ *lifecycle.Stack) (err er
 }
 
 // migrateObjects does the same for objects, while nobody but the API server is there to see it.
-func (d *Daemon) migrateObjects(ctx context.Context, _ *lifecycle.Stack) error {
+func (d *Daemon) migrateObjects(ctx context.Context) error {
 	return d.migrations.Run(ctx, migrate.Objects)
 }

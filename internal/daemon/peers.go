@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
@@ -14,8 +13,8 @@ import (
 type gossip struct{ *Daemon }
 
 func (g gossip) replica() (*peers.Replica, error) {
-	if ready, current, _ := g.phases.snapshot(); !ready {
-		return nil, errs.Public(errs.ErrUnavailable, fmt.Sprintf("the server is not ready (%s)", current))
+	if err := g.progress.Err(); err != nil {
+		return nil, err
 	}
 	if g.peers == nil {
 		return nil, errs.Public(errs.ErrNotFound, "this server tells no peers and hears none; start it with --peer-addr")

@@ -2,117 +2,145 @@ package daemon
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
-	"log/slog"
-	"net/http"
-	"sync"
-	"time"
+	"errors"
 
-	"github.com/barchan-dev/barchan/internal/base/health"
-	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/daemon/boot"
 )
 
-// Phase is one named step of the boot.
-type Phase struct {
-	Name string        `json:"name"`
-	Took time.Duration `json:"took"` // zero while it runs
-	Done bool          `json:"done"`
-}
+// What phases provide for each other.
+const (
+	freeDisk        boot.Resource = "free disk"
+	dataDir         boot.Resource = "data directory"
+	listeners       boot.Resource = "listeners"
+	migratedStorage boot.Resource = "migrated storage"
+	apiServer       boot.Resource = "API server"
+	migratedObjects boot.Resource = "migrated objects"
+	defaultObjects  boot.Resource = "default objects"
+	listedObjects   boot.Resource = "listed objects"
+	adoptedNode     boot.Resource = "node with adopted sandboxes"
+	filledTables    boot.Resource = "routes, pool members and quotas"
+	joinedPeers     boot.Resource = "peers"
+	runningManager  boot.Resource = "manager"
+	reconciling     boot.Resource = "controllers"
+)
 
-// phases runs the boot's steps in order and tells how far it is.
-type phases struct {
-	log *slog.Logger
-	// health tells what is wrong; nil: nothing.
-	health *health.Gate
-	// serves says whether a server that has booted leads to sandboxes; nil: it does.
-	serves func() bool
+type (
+	resources = []boot.Resource
+	services  = []boot.Service
+)
 
-	mu sync.Mutex
-	// +checklocks:mu
-	list []Phase
-	// +checklocks:mu
-	ready bool
-	// +checklocks:mu
-	stopping bool
-}
-
-// do runs one phase. Nothing later starts before it is done; its error ends the boot.
-func (p *phases) do(ctx context.Context, name string, step func(ctx context.Context) error) error {
-	start := time.Now()
-	p.mu.Lock()
-	p.list = append(p.list, Phase{Name: name})
-	at := len(p.list) - 1
-	p.mu.Unlock()
-	if err := step(ctx); err != nil {
-		return fmt.Errorf("boot phase %q: %w", name, err)
+// bootPhases returns the phases of this role in order.
+func (d *Daemon) bootPhases() []boot.Phase {
+	if d.cfg.Role == config.RoleReplica {
+		return d.replicaPhases()
 	}
-	took := time.Since(start)
-	p.mu.Lock()
-	p.list[at].Took, p.list[at].Done = took, true
-	p.mu.Unlock()
-	p.log.InfoContext(ctx, "boot phase done", "phase", name, telemetry.Duration, took)
+	return d.serverPhases()
+}
+
+// serverPhases are listed in the package comment.
+func (d *Daemon) serverPhases() []boot.Phase {
+	return []boot.Phase{
+		{Name: "disk", Provides: resources{freeDisk}, Run: d.awaitDisk},
+		{Name: "lock", Needs: resources{freeDisk}, Provides: resources{dataDir}, Run: d.takeDataDir, Services: d.lockServices},
+		{Name: "bind", Needs: resources{dataDir}, Provides: resources{listeners}, Run: d.bindListeners, Services: d.listenerServices},
+		// A port in use is reported before a file changes.
+		{Name: "migrate", Needs: resources{listeners}, Provides: resources{migratedStorage}, Run: d.migrateStorage},
+		{Name: "api", Needs: resources{migratedStorage}, Provides: resources{apiServer}, Run: d.makeAPI, Services: d.apiServices},
+		{Name: "migrate-objects", Needs: resources{apiServer}, Provides: resources{migratedObjects}, Run: d.migrateObjects},
+		{Name: "defaults", Needs: resources{migratedObjects}, Provides: resources{defaultObjects}, Run: d.makeDefaults},
+		{Name: "caches", Needs: resources{migratedObjects}, Provides: resources{listedObjects}, Run: d.makeCache, Services: d.cacheServices},
+		// The node compares its rows with objects, so it needs the complete list.
+		{Name: "node", Needs: resources{migratedStorage, listedObjects}, Provides: resources{adoptedNode}, Run: d.makeNode, Services: d.nodeServices},
+		// A deleted object is reported to the node.
+		{Name: "routes", Needs: resources{listedObjects, adoptedNode}, Provides: resources{filledTables}, Run: d.makeTables, Services: d.tableServices},
+		{Name: "peers", Needs: resources{filledTables}, Provides: resources{joinedPeers}, Run: d.makePeers, Services: d.peerServices},
+		{Name: "manager", Needs: resources{filledTables, joinedPeers}, Provides: resources{runningManager}, Run: d.makeManager, Services: d.managerServices},
+		// An orphaned member is returned through the manager.
+		{
+			Name: "controllers", Needs: resources{adoptedNode, migratedObjects, runningManager}, Provides: resources{reconciling},
+			Run: d.makeRecorder, Services: d.controllerServices,
+		},
+		{Name: "serve", Needs: resources{listeners, defaultObjects, runningManager, reconciling}, Run: d.makeGateway, Services: d.gatewayServices},
+	}
+}
+
+// replicaPhases lack what the server does whose API a replica uses.
+func (d *Daemon) replicaPhases() []boot.Phase {
+	return []boot.Phase{
+		{Name: "disk", Provides: resources{freeDisk}, Run: d.awaitDisk},
+		{Name: "lock", Needs: resources{freeDisk}, Provides: resources{dataDir}, Run: d.takeDataDir, Services: d.lockServices},
+		{Name: "bind", Needs: resources{dataDir}, Provides: resources{listeners}, Run: d.bindListeners, Services: d.listenerServices},
+		{Name: "connect", Needs: resources{listeners}, Provides: resources{apiServer}, Run: d.connect},
+		{Name: "caches", Needs: resources{apiServer}, Provides: resources{listedObjects}, Run: d.makeCache, Services: d.cacheServices},
+		{Name: "routes", Needs: resources{listedObjects}, Provides: resources{filledTables}, Run: d.makeTables, Services: d.tableServices},
+		{Name: "peers", Needs: resources{filledTables}, Provides: resources{joinedPeers}, Run: d.makePeers, Services: d.peerServices},
+		{Name: "manager", Needs: resources{filledTables, joinedPeers}, Provides: resources{runningManager}, Run: d.makeManager, Services: d.managerServices},
+		{Name: "serve", Needs: resources{listeners, runningManager}, Run: d.makeGateway, Services: d.gatewayServices},
+	}
+}
+
+// takeDataDir refuses what would end in half a boot.
+func (d *Daemon) takeDataDir(context.Context) error {
+	release, err := lockDir(d.cfg.DataDir)
+	if err != nil {
+		return err
+	}
+	if d.cfg.Role == config.RoleServer {
+		err = d.cfg.CheckHost()
+	}
+	if err == nil {
+		err = sweepFiles(&d.cfg.Config)
+	}
+	if err == nil {
+		d.before, err = lookBefore(&d.cfg.Config)
+	}
+	if err == nil {
+		err = config.Save(d.cfg.Config)
+	}
+	if err != nil {
+		return errors.Join(err, release())
+	}
+	d.unlock = release
 	return nil
 }
 
-func (p *phases) setReady() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.ready = true
+// lockServices hold the lock of the data directory until all later services have stopped.
+func (d *Daemon) lockServices() services {
+	return services{boot.Background("lock", func(ctx context.Context) error {
+		<-ctx.Done()
+		return d.unlock()
+	})}
 }
 
-func (p *phases) setStopping() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.ready, p.stopping = false, true
-}
-
-// snapshot returns whether the server is ready, the name of what it waits for, and all phases.
-func (p *phases) snapshot() (ready bool, current string, all []Phase) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	current = "start"
-	for _, x := range p.list {
-		if !x.Done {
-			current = x.Name
+// bindListeners takes the ports, so that a port in use is reported before anything changes.
+func (d *Daemon) bindListeners(ctx context.Context) (err error) {
+	if d.plain, err = d.bind(ctx, "httpAddr", d.cfg.HTTPAddr, nil); err != nil {
+		return err
+	}
+	if d.cfg.TLSAddr != "" {
+		tlsConfig, err := d.certificates(ctx)
+		if err == nil {
+			d.secure, err = d.bind(ctx, "tlsAddr", d.cfg.TLSAddr, tlsConfig)
+		}
+		if err != nil {
+			return errors.Join(err, d.plain.listener.Close())
 		}
 	}
-	switch {
-	case p.stopping:
-		current = "stopping"
-	case p.ready:
-		current = "ready"
+	if d.acme != nil {
+		d.plain.before(d.acme.ServeChallenge)
 	}
-	return p.ready, current, append([]Phase(nil), p.list...)
+	return d.makeAdmin()
 }
 
-// ServeHTTP answers /readyz: 200 once the boot is over, else 503 with the phase. What is wrong with
-// a server that is ready is listed, and it stays ready: what runs is served. A replica that may not
-// serve it, because it is cut off, is not ready.
-func (p *phases) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
-	ready, current, all := p.snapshot()
-	ready = ready && (p.serves == nil || p.serves())
-	type row struct {
-		Name  string  `json:"name"`
-		Done  bool    `json:"done"`
-		Milli float64 `json:"milliseconds"`
+// listenerServices answer from here on, and watch the disk and the memory.
+func (d *Daemon) listenerServices() services {
+	list := services{boot.Background("http", d.plain.run)}
+	if d.secure != nil {
+		list = append(list, boot.Background("https", d.secure.run))
 	}
-	rows := make([]row, len(all))
-	for i, x := range all {
-		rows[i] = row{x.Name, x.Done, float64(x.Took.Microseconds()) / 1000}
+	if d.acme != nil { // both ports are open for the authority's challenges
+		list = append(list, boot.Background("acme", d.acme.Run))
 	}
-	w.Header().Set("Content-Type", "application/json")
-	if !ready {
-		w.Header().Set("Retry-After", "1")
-		w.WriteHeader(http.StatusServiceUnavailable)
-	}
-	body := map[string]any{"ready": ready, "phase": current, "phases": rows}
-	if list := p.health.Conditions(); len(list) > 0 {
-		wrong := map[string]string{}
-		for _, c := range list {
-			wrong[c.Name] = c.Reason
-		}
-		body["degraded"] = wrong
-	}
-	_ = json.NewEncoder(w).Encode(body) // the client has gone
+	return append(list, boot.Background("disk", d.watchRoom), boot.Background("writes", d.watchWrites), boot.Background("admin", d.admin.Run))
 }

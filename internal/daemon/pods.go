@@ -31,7 +31,7 @@ var _ apiserver.Pods = pods{}
 
 // booted reports an error while the manager and what it needs are not there.
 func (d *Daemon) booted() error {
-	if ready, phase, _ := d.phases.snapshot(); !ready {
+	if ready, phase, _ := d.progress.Snapshot(); !ready {
 		return errs.Public(errs.ErrUnavailable, "the server is not ready: "+phase)
 	}
 	return nil

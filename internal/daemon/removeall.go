@@ -11,6 +11,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/daemon/boot"
 )
 
 // RemoveAll removes what servers left of a data directory that no server uses: sandboxes,
@@ -47,7 +48,10 @@ func removeMachine(ctx context.Context, cfg config.Config, log *slog.Logger, rem
 		return err
 	}
 	var stack lifecycle.Stack
-	err = m.start(ctx, &stack)
+	if err = m.checkExternal(ctx); err != nil {
+		return err
+	}
+	err = boot.Push(ctx, &stack, m.services()...)
 	if err == nil {
 		err = m.removeLeftovers(ctx, removed)
 	}

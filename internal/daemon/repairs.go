@@ -6,7 +6,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/events"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
@@ -14,11 +13,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 )
 
-// mostRepairs is how many repairs of addresses wait for their Events, such as those of a boot,
-// which come before there is anybody to write one. More are in the log and the metrics alone.
+// mostRepairs limits the repairs that wait for their Events, such as those of a boot, which precede the recorder. Repairs
+// beyond it are only in the log and the metrics.
 const mostRepairs = 256
 
-// repaired has an Event written of a repair. It does not wait.
+// repaired enqueues the Event of a repair. It does not wait.
 func (d *Daemon) repaired(ctx context.Context, r ipam.Repair) {
 	select {
 	case d.repairs <- r:
@@ -27,19 +26,19 @@ func (d *Daemon) repaired(ctx context.Context, r ipam.Repair) {
 	}
 }
 
-// tellRepairs writes Events of repairs until ctx ends, on the sandboxes that they are about.
-func (d *Daemon) tellRepairs(ctx context.Context, recorder events.EventRecorder) error {
+// recordRepairs writes Events of repairs on their sandboxes until ctx ends.
+func (d *Daemon) recordRepairs(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case r := <-d.repairs:
-			d.tellRepair(ctx, recorder, r)
+			d.recordRepair(ctx, r)
 		}
 	}
 }
 
-func (d *Daemon) tellRepair(ctx context.Context, recorder events.EventRecorder, r ipam.Repair) {
+func (d *Daemon) recordRepair(ctx context.Context, r ipam.Repair) {
 	if r.Owner == "" {
 		return // there is no object to write it on
 	}
@@ -55,5 +54,5 @@ func (d *Daemon) tellRepair(ctx context.Context, recorder events.EventRecorder, 
 	if r.Kind == ipam.Conflict {
 		kind, reason = corev1.EventTypeWarning, "AddressConflict"
 	}
-	recorder.Eventf(s, nil, kind, reason, "CheckAddress", "%s %s: %s", r.Address, r.Kind, r.Detail)
+	d.recorder.Eventf(s, nil, kind, reason, "CheckAddress", "%s %s: %s", r.Address, r.Kind, r.Detail)
 }

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -13,16 +12,16 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
-	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/edge/peers"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 )
 
 // connect has a replica use the API server of its kubeconfig. Whether that answers is seen by the
 // caches, which wait for it.
-func (d *Daemon) connect(context.Context, *lifecycle.Stack) (err error) {
+func (d *Daemon) connect(context.Context) (err error) {
 	if err := d.openTokens(); err != nil {
 		return err
 	}
@@ -56,8 +55,8 @@ func (d *Daemon) openTokens() error {
 	return err
 }
 
-// startPeers joins the other replicas, if there are to be any.
-func (d *Daemon) startPeers(ctx context.Context, stack *lifecycle.Stack) error {
+// makePeers configures the connection to the other replicas, if there are to be any.
+func (d *Daemon) makePeers(context.Context) error {
 	if d.cfg.PeerAddr == "" {
 		return nil
 	}
@@ -76,20 +75,14 @@ func (d *Daemon) startPeers(ctx context.Context, stack *lifecycle.Stack) error {
 		KeyFile: filepath.Join(d.cfg.PeerDir, "gossip.key"), TLS: peers.TLS{Dir: filepath.Join(d.cfg.PeerDir, "authority")},
 		StateFile: filepath.Join(d.cfg.DataDir, "members.json"), OnRoutes: d.applyHints, Log: d.cfg.Log, Metrics: d.metrics, FlushDelay: -1,
 	})
-	if err != nil {
-		return err
+	return err
+}
+
+func (d *Daemon) peerServices() services {
+	if d.peers == nil {
+		return nil
 	}
-	return stack.Push(ctx, "peers", func(ctx context.Context, ready func()) error {
-		done := make(chan error, 1)
-		go func() { done <- d.peers.Run(ctx) }()
-		select {
-		case <-d.peers.Ready():
-			ready()
-			return <-done
-		case err := <-done:
-			return errors.Join(err, ctx.Err())
-		}
-	})
+	return services{boot.Awaited("peers", d.peers.Run, boot.Closed(d.peers.Ready()))}
 }
 
 // applyHints takes what another replica says as the hint that it is: the watch has the truth.

@@ -39,8 +39,8 @@ const (
 )
 
 func (t transfers) ready() error {
-	if ready, current, _ := t.phases.snapshot(); !ready {
-		return errs.Public(errs.ErrUnavailable, fmt.Sprintf("the server is not ready (%s)", current))
+	if err := t.progress.Err(); err != nil {
+		return err
 	}
 	if t.machine == nil {
 		return errs.Public(errs.ErrUnavailable, "a replica has no checkpoints; ask the server that runs sandboxes")

@@ -1,0 +1,292 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/daemon/boot"
+	"github.com/barchan-dev/barchan/internal/edge/acme"
+	"github.com/barchan-dev/barchan/internal/edge/peers"
+	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/testkit/fakeapi"
+)
+
+// wired is a daemon that has not begun to boot.
+func wired(t *testing.T, role string) *Daemon {
+	t.Helper()
+	cfg := config.Default()
+	cfg.DataDir, cfg.NodeName, cfg.Role = t.TempDir(), "n", role
+	cfg.RunDir, cfg.TokenSecret = filepath.Join(cfg.DataDir, "run"), filepath.Join(cfg.DataDir, "secret")
+	if role == config.RoleReplica {
+		cfg.APIKubeconfig = "/nowhere"
+	}
+	d, err := New(Config{Config: cfg, Log: telemetry.Discard()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func names(phases []boot.Phase) (list []string) {
+	for _, p := range phases {
+		list = append(list, p.Name)
+	}
+	return list
+}
+
+// TestBootOrder checks the declared order, and that the declared needs force it: no phase may run before its predecessor,
+// except for the listed pairs.
+func TestBootOrder(t *testing.T) {
+	for role, independent := range map[string][]string{
+		config.RoleServer:  {"defaults, caches"},
+		config.RoleReplica: nil,
+	} {
+		phases := wired(t, role).bootPhases()
+		if err := boot.Check(phases); err != nil {
+			t.Fatalf("%s: %v", role, err)
+		}
+		for i := 1; i < len(phases); i++ {
+			swapped := slices.Clone(phases)
+			swapped[i-1], swapped[i] = swapped[i], swapped[i-1]
+			pair := phases[i-1].Name + ", " + phases[i].Name
+			if refused := boot.Check(swapped) != nil; refused == slices.Contains(independent, pair) {
+				t.Errorf("%s: exchanged %s: refused %v", role, pair, refused)
+			}
+		}
+	}
+}
+
+// TestDocumentedOrder compares the lists of phases in the package comment and in ARCHITECTURE.md with the code.
+func TestDocumentedOrder(t *testing.T) {
+	read := func(path string) string {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	server, replica := names(wired(t, config.RoleServer).bootPhases()), names(wired(t, config.RoleReplica).bootPhases())
+	doc := read("doc.go")
+	var documented []string
+	for _, m := range regexp.MustCompile(`(?m)^//\t([a-z-]+)  +\S`).FindAllStringSubmatch(doc, -1) {
+		documented = append(documented, m[1])
+	}
+	if !slices.Equal(documented, server) {
+		t.Errorf("doc.go lists %v, the server's phases are %v", documented, server)
+	}
+	if want := "//\t" + strings.Join(replica, ", ") + "\n"; !strings.Contains(doc, want) {
+		t.Errorf("doc.go lacks %q", want)
+	}
+	architecture := regexp.MustCompile(` \([^)]*\)`).ReplaceAllString(read("../../ARCHITECTURE.md"), "")
+	for _, phases := range [][]string{server, replica} {
+		if want := strings.Join(phases, " → "); !strings.Contains(architecture, want) {
+			t.Errorf("ARCHITECTURE.md lacks %q", want)
+		}
+	}
+}
+
+// TestServices lists every background service of a server with all settings, and of a replica. Each is started by boot.Run.
+func TestServices(t *testing.T) {
+	for role, want := range map[string]string{
+		config.RoleServer: "lock: lock; bind: LISTENERS; api: apiserver; caches: cache; node: node files, containerd, node, containerd health; " +
+			"routes: binder, routes; peers: peers; manager: manager; controllers: events, repairs, sandboxes, history, checkpoints, pools, warm-ups, claims; serve: idle, gateway",
+		config.RoleReplica: "lock: lock; bind: LISTENERS; caches: cache; routes: binder, routes, watch proof; peers: peers; manager: manager; serve: gateway",
+	} {
+		d := wired(t, role)
+		d.secure, d.acme, d.peers = &front{}, &acme.Manager{}, &peers.Replica{}
+		if role == config.RoleServer {
+			d.machine = &machine{supervisor: &ctrd.Supervisor{}}
+		} else {
+			d.watches = &shortWatches{}
+		}
+		var got []string
+		for _, p := range d.bootPhases() {
+			if p.Services == nil {
+				continue
+			}
+			var started []string
+			for _, s := range p.Services() {
+				started = append(started, s.Name)
+			}
+			if len(started) > 0 {
+				got = append(got, p.Name+": "+strings.Join(started, ", "))
+			}
+		}
+		want = strings.Replace(want, "LISTENERS", "http, https, acme, disk, writes, admin", 1)
+		if got := strings.Join(got, "; "); got != want {
+			t.Errorf("%s starts\n%s, want\n%s", role, got, want)
+		}
+	}
+}
+
+// phase returns a phase of the daemon without its needs.
+func phase(t *testing.T, d *Daemon, name string) boot.Phase {
+	t.Helper()
+	phases := d.bootPhases()
+	i := slices.IndexFunc(phases, func(p boot.Phase) bool { return p.Name == name })
+	if i < 0 {
+		t.Fatalf("no phase %q", name)
+	}
+	p := phases[i]
+	p.Needs = nil
+	return p
+}
+
+// newStack returns a stack that stops at the end of the test.
+func newStack(t *testing.T) *lifecycle.Stack {
+	t.Helper()
+	stack := &lifecycle.Stack{}
+	t.Cleanup(func() {
+		if err := stack.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return stack
+}
+
+// booting runs one phase in the background; result receives what boot.Run returns.
+func booting(t *testing.T, d *Daemon, stack *lifecycle.Stack, p boot.Phase) (result chan error) {
+	t.Helper()
+	result = make(chan error, 1)
+	go func() { result <- boot.Run(t.Context(), []boot.Phase{p}, d.progress, stack) }()
+	return result
+}
+
+// pending requires that a phase is not over after a minute of the bubble's time.
+func pending(t *testing.T, result chan error, what string) {
+	t.Helper()
+	select {
+	case err := <-result:
+		t.Fatalf("the phase is over before %s: %v", what, err)
+	case <-time.After(time.Minute):
+	}
+}
+
+// done requires that a phase is over within a minute of the bubble's time.
+func done(t *testing.T, result chan error) {
+	t.Helper()
+	select {
+	case err := <-result:
+		if err != nil {
+			t.Fatal(err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("the phase is not over")
+	}
+}
+
+// TestCachesPhaseWaitsForEveryKind holds the list of one kind after the other.
+func TestCachesPhaseWaitsForEveryKind(t *testing.T) {
+	for _, kind := range []string{
+		"sandboxes", "sandboxtemplates", "sandboxwarmpools", "sandboxclaims", "apikeys", "checkpoints", "templaterevisions", "namespaces",
+	} {
+		t.Run(kind, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := fakeapi.New()
+				release := api.Hold(kind)
+				d := wired(t, config.RoleReplica)
+				d.rest = api.Config()
+				result := booting(t, d, newStack(t), phase(t, d, "caches"))
+				pending(t, result, "all kinds are listed")
+				release()
+				done(t, result)
+			})
+		})
+	}
+}
+
+// TestCachesPhaseReportsTheCachesError has the cache run already, so that its second run fails.
+func TestCachesPhaseReportsTheCachesError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := fakeapi.New()
+		defer api.Hold("sandboxes")()
+		d := wired(t, config.RoleReplica)
+		d.rest = api.Config()
+		p := phase(t, d, "caches")
+		if err := p.Run(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		first := make(chan error, 1)
+		go func() { first <- d.cache.Run(ctx) }()
+		synctest.Wait()
+		p.Run = nil
+		if err := boot.Run(t.Context(), []boot.Phase{p}, d.progress, newStack(t)); !errors.Is(err, errs.ErrConflict) {
+			t.Errorf("boot = %v, want the error of the cache", err)
+		}
+		cancel()
+		if err := <-first; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// member is a ready sandbox; of a warm pool if pool is set.
+func member(name, pool string) *agents.Sandbox {
+	s := runningSandbox(name)
+	s.Spec.PodTemplate.Spec.Containers = []corev1.Container{{Name: "main", Image: "base"}}
+	if pool != "" {
+		s.Labels = map[string]string{agents.LabelWarmPoolSandbox: pool}
+	}
+	return s
+}
+
+// TestRoutesPhaseWaitsForEveryObserver blocks the last observer.
+func TestRoutesPhaseWaitsForEveryObserver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := fakeapi.New()
+		owned := member("owned", "")
+		api.Add("sandboxes", owned, member("spare", "pool"))
+		d := wired(t, config.RoleReplica)
+		d.rest = api.Config()
+		d.tokens, _ = sandbox.NewTokens(make([]byte, secretBytes))
+		d.started, d.stale, d.watches = time.Now(), time.Hour, &shortWatches{length: time.Hour}
+		stack := newStack(t)
+		done(t, booting(t, d, stack, phase(t, d, "caches")))
+		p := phase(t, d, "routes")
+		if err := p.Run(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		held := make(chan struct{})
+		release := sync.OnceFunc(func() { close(held) })
+		defer release()
+		d.observers = append(d.observers, func(_, _ *agents.Sandbox) { <-held })
+		p.Run = nil
+		result := booting(t, d, stack, p)
+		pending(t, result, "every observer has received all sandboxes")
+		if d.routes.Synced() {
+			t.Error("the routes are marked as complete too early")
+		}
+		release()
+		done(t, result)
+		if !d.routes.Synced() {
+			t.Error("the routes are not marked as complete")
+		}
+		if _, ok := d.routes.Lookup(sandbox.IDOf(owned.UID)); !ok || d.routes.Len() != 1 {
+			t.Errorf("%d routes, want one of the owned sandbox", d.routes.Len())
+		}
+		if n := d.picker.Ready("pool", ""); n != 1 {
+			t.Errorf("the picker has %d ready members, want 1", n)
+		}
+		if running, _ := d.quotas.Used("default"); running.Sandboxes != 1 {
+			t.Errorf("the quotas count %d running sandboxes, want 1", running.Sandboxes)
+		}
+	})
+}
