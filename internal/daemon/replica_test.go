@@ -4,41 +4,108 @@ import (
 	"net/netip"
 	"testing"
 
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/edge/peers"
 	"github.com/barchan-dev/barchan/internal/edge/route"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// TestHeard: a server takes no hint that leads out of its sandboxes' subnets; a replica is not told
-// them, and takes it.
-func TestHeard(t *testing.T) {
-	cfg := config.Default()
-	cfg.Subnet, cfg.Subnet6 = netip.MustParsePrefix("10.87.0.0/16"), netip.MustParsePrefix("fd00:87::/64")
+// TestApplyHints checks which hints change a lookup. A server refuses addresses outside of its sandboxes' subnets; a replica
+// does not know the subnets.
+func TestApplyHints(t *testing.T) {
 	for _, tt := range []struct {
-		role, addr string
-		want       bool
+		role, subnet6, addr string
+		want                bool
 	}{
-		{config.RoleServer, "10.87.3.4", true},
-		{config.RoleServer, "fd00:87::5", true},
-		{config.RoleServer, "10.88.0.1", false},
-		{config.RoleServer, "169.254.169.254", false},
-		{config.RoleServer, "", true},
-		{config.RoleReplica, "10.88.0.1", true},
+		{config.RoleServer, "fd00:87::/64", "10.87.3.4", true},
+		{config.RoleServer, "fd00:87::/64", "fd00:87::5", true},
+		{config.RoleServer, "fd00:87::/64", "fd00:88::5", false},
+		{config.RoleServer, "", "10.87.3.4", true},
+		{config.RoleServer, "", "fd00:87::5", false},
+		{config.RoleServer, "fd00:87::/64", "10.88.0.1", false},
+		{config.RoleServer, "fd00:87::/64", "169.254.169.254", false},
+		{config.RoleServer, "fd00:87::/64", "", true},
+		{config.RoleReplica, "", "10.88.0.1", true},
+		{config.RoleReplica, "fd00:87::/64", "10.88.0.1", true},
+		{config.RoleReplica, "", "", true},
 	} {
-		d := &Daemon{cfg: Config{Config: cfg}, routes: route.NewTable()}
-		d.cfg.Role = tt.role
+		d := wired(t, tt.role)
+		d.cfg.Subnet, d.cfg.Subnet6 = netip.MustParsePrefix("10.87.0.0/16"), netip.Prefix{}
+		if tt.subnet6 != "" {
+			d.cfg.Subnet6 = netip.MustParsePrefix(tt.subnet6)
+		}
 		r := route.Route{ID: sandbox.IDOf("u"), UID: "u", Namespace: "default", Name: "a", ResourceVersion: "5", State: sandbox.Running}
 		if tt.addr != "" {
 			r.Address = netip.MustParseAddr(tt.addr)
 		}
-		d.applyHints("other", []peers.Route{{Route: r}})
-		if _, got := d.routes.Lookup(r.ID); got != tt.want {
-			t.Errorf("%s, %q: taken %v, want %v", tt.role, tt.addr, got, tt.want)
+		other := r
+		other.ID, other.UID, other.Name, other.Address = sandbox.IDOf("v"), "v", "b", netip.MustParseAddr("10.87.0.9")
+		found := func(r route.Route) bool {
+			_, ok := d.routes.Lookup(r.ID)
+			return ok
 		}
+		d.applyHints("other", []peers.Route{{Route: r}, {Route: other}})
+		if got := found(r); got != tt.want {
+			t.Errorf("%+v: found after a hint %v", tt, got)
+		}
+		if !found(other) {
+			t.Errorf("%+v: the rest of the batch is lost", tt)
+		}
+		d.routes.Upsert(r) // the watch confirms it
 		d.applyHints("other", []peers.Route{{Route: r, Deleted: true}})
+		if !found(r) {
+			t.Errorf("%+v: a deletion that is not newer than the watch hides the route", tt)
+		}
+		r.ResourceVersion = "6"
+		d.applyHints("other", []peers.Route{{Route: r, Deleted: true}})
+		if got := found(r); got == tt.want {
+			t.Errorf("%+v: found after the hint of a deletion %v", tt, got)
+		}
 	}
-	if d := (&Daemon{}); !d.ours(netip.Addr{}) {
-		t.Error("a hint without an address is refused")
+}
+
+// TestPeersPhase has a server receive over the network what a replica applies.
+func TestPeersPhase(t *testing.T) {
+	dir := t.TempDir()
+	start := func(role, name string, seeds ...string) *Daemon {
+		d := wired(t, role)
+		d.cfg.NodeName, d.cfg.PeerAddr, d.cfg.PeerDir, d.cfg.PeerSeeds = name, "127.0.0.1:0", dir, seeds
+		d.cfg.Subnet = netip.MustParsePrefix("10.87.0.0/16")
+		var stack lifecycle.Stack
+		t.Cleanup(func() {
+			if err := stack.Stop(); err != nil {
+				t.Error(err)
+			}
+		})
+		if err := boot.Run(t.Context(), []boot.Phase{phase(t, d, "peers")}, d.progress, &stack); err != nil {
+			t.Fatal(err)
+		}
+		return d
 	}
+	from := start(config.RoleReplica, "from")
+	to := start(config.RoleServer, "to", from.peers.Self().Gossip.String())
+	eventually.True(t, "the replicas find each other", func() bool { return len(from.peers.Members()) == 1 && len(to.peers.Members()) == 1 })
+	at := func(name, address string) *agents.Sandbox {
+		s := runningSandbox(name)
+		s.Status.PodIPs = []string{address}
+		return s
+	}
+	lookup := func(s *agents.Sandbox) bool {
+		_, ok := to.routes.Lookup(sandbox.IDOf(s.UID))
+		return ok
+	}
+	foreign, ours := at("foreign", "10.88.0.1"), at("ours", "10.87.0.5")
+	replicatedRoutes{from}.Apply(foreign)
+	replicatedRoutes{from}.Apply(ours)
+	eventually.True(t, "the server has the route", func() bool { return lookup(ours) })
+	if lookup(foreign) {
+		t.Error("the server routes to an address outside of its subnets")
+	}
+	ours.ResourceVersion = "8"
+	replicatedRoutes{from}.ApplyDelete(ours)
+	eventually.True(t, "the server has dropped the route", func() bool { return !lookup(ours) })
 }
