@@ -370,15 +370,30 @@ func (n *Node) Run(ctx context.Context) error {
 	close(n.adopted)
 	var running sync.WaitGroup
 	defer running.Wait()
-	running.Go(func() { n.dirty.forward(ctx, n.changes) })
-	running.Go(func() { _ = lifecycle.Every(ctx, n.sweepEvery, func() { n.Sweep(ctx) }) })
-	running.Go(func() { _ = lifecycle.Every(ctx, sweepBuildsEvery, func() { n.sweepBuilds(ctx) }) })
-	running.Go(func() { _ = n.reconciler.Run(ctx) }) // it tells what fails
-	running.Go(func() { _ = n.network.Run(ctx) })    // so does this
-	running.Go(func() { n.identify(ctx) })
-	running.Go(func() { _ = n.resolver.Run(ctx) }) // it tells what fails
+	for _, s := range n.background() {
+		running.Go(func() { s.run(ctx) })
+	}
 	n.tasks.run(ctx)
 	return nil
+}
+
+// background are the services that Run starts after adoption. Each logs its errors.
+func (n *Node) background() []backgroundService {
+	return []backgroundService{
+		{"changes", func(ctx context.Context) { n.dirty.forward(ctx, n.changes) }},
+		{"sweep", func(ctx context.Context) { _ = lifecycle.Every(ctx, n.sweepEvery, func() { n.Sweep(ctx) }) }},
+		{"sweep of builds", func(ctx context.Context) { _ = lifecycle.Every(ctx, sweepBuildsEvery, func() { n.sweepBuilds(ctx) }) }},
+		{"reconcile of addresses", func(ctx context.Context) { _ = n.reconciler.Run(ctx) }},
+		{"network", func(ctx context.Context) { _ = n.network.Run(ctx) }},
+		{"builds of running sandboxes", n.identify},
+		{"resolver", func(ctx context.Context) { _ = n.resolver.Run(ctx) }},
+	}
+}
+
+// backgroundService is named for tests.
+type backgroundService struct {
+	name string
+	run  func(ctx context.Context)
 }
 
 // Adopted is closed when what already ran is known.
