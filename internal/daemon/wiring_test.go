@@ -228,8 +228,13 @@ func TestCachesPhaseReportsTheCachesError(t *testing.T) {
 		go func() { first <- d.cache.Run(ctx) }()
 		synctest.Wait()
 		p.Run = nil
-		if err := boot.Run(t.Context(), []boot.Phase{p}, d.progress, newStack(t)); !errors.Is(err, errs.ErrConflict) {
-			t.Errorf("boot = %v, want the error of the cache", err)
+		select {
+		case err := <-booting(t, d, newStack(t), p):
+			if !errors.Is(err, errs.ErrConflict) {
+				t.Errorf("boot = %v, want the error of the cache", err)
+			}
+		case <-time.After(time.Minute):
+			t.Error("the phase waits although the cache has failed")
 		}
 		cancel()
 		if err := <-first; err != nil {
