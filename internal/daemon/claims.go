@@ -43,7 +43,7 @@ func (d *Daemon) makeTables(context.Context) (err error) {
 func (d *Daemon) tableServices() services {
 	list := services{boot.Background("binder", d.binder.Run), {Name: "routes", Run: d.feedTables}}
 	if d.watches != nil {
-		list = append(list, boot.Background("watch proof", func(ctx context.Context) error { return d.proveWatch(d.started).run(ctx) }))
+		list = append(list, boot.Background("watch proof", d.proveWatch))
 	}
 	return list
 }

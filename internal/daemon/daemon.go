@@ -28,6 +28,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
+	"github.com/barchan-dev/barchan/internal/daemon/staleness"
 	"github.com/barchan-dev/barchan/internal/edge/acme"
 	"github.com/barchan-dev/barchan/internal/edge/gateway"
 	"github.com/barchan-dev/barchan/internal/edge/peers"
@@ -69,10 +70,10 @@ type Daemon struct {
 	ca            *localca.CA
 	acme          *acme.Manager // nil: no authority is asked for certificates
 	tokens        *sandbox.Tokens
-	api           *apiserver.Server // nil in a replica
-	stale         time.Duration     // after which a replica's routes are trusted no more
-	watches       *shortWatches     // nil but in a replica
-	rest          *rest.Config      // reaches the API server as our own parts
+	api           *apiserver.Server       // nil in a replica
+	stale         time.Duration           // after which a replica's routes are trusted no more
+	watches       *staleness.ShortWatches // nil but in a replica
+	rest          *rest.Config            // reaches the API server as our own parts
 	cache         *cache.Cache
 	objects       manager.Objects // past HTTP, where the API server is in this process
 	machine       *machine        // nil in a replica

@@ -15,6 +15,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
+	"github.com/barchan-dev/barchan/internal/daemon/staleness"
 	"github.com/barchan-dev/barchan/internal/edge/peers"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 )
@@ -31,12 +32,12 @@ func (d *Daemon) connect(context.Context) (err error) {
 	}
 	d.rest.QPS = -1 // no limit of the client's own; the server has its flow control
 	d.rest.UserAgent = "barchan-replica/" + d.cfg.Version
-	if d.stale, err = staleTime(); err != nil {
+	if d.stale, err = staleness.Limit(); err != nil {
 		return err
 	}
-	d.watches = &shortWatches{length: d.stale / watchShare}
-	d.rest.Wrap(d.watches.wrap)
-	dialWatched(d.rest, d.stale)
+	d.watches = staleness.NewShortWatches(d.stale)
+	d.rest.Wrap(d.watches.Wrap)
+	staleness.Dial(d.rest, d.stale)
 	return nil
 }
 

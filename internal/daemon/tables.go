@@ -7,6 +7,7 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/control/cache"
+	"github.com/barchan-dev/barchan/internal/daemon/staleness"
 )
 
 // routesEvery is the interval at which the routes receive the watch's version.
@@ -72,4 +73,12 @@ func (d *Daemon) followWatch(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// proveWatch extends the trust in a replica's routes as far as its watch proves.
+func (d *Daemon) proveWatch(ctx context.Context) error {
+	return staleness.Run(ctx, staleness.Config{
+		Log: d.log, Stale: d.stale, Began: d.started, Live: d.cache.Live(), Watches: d.watches, Trust: d.routes.TrustUntil, Gate: d.health,
+		Passed: func(ctx context.Context) (string, error) { return cache.Passed[*agents.Sandbox](ctx, d.cache) },
+	})
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
+	"github.com/barchan-dev/barchan/internal/daemon/staleness"
 	"github.com/barchan-dev/barchan/internal/edge/acme"
 	"github.com/barchan-dev/barchan/internal/edge/peers"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
@@ -114,7 +115,7 @@ func TestServices(t *testing.T) {
 		if role == config.RoleServer {
 			d.machine = &machine{supervisor: &ctrd.Supervisor{}}
 		} else {
-			d.watches = &shortWatches{}
+			d.watches = &staleness.ShortWatches{}
 		}
 		var got []string
 		for _, p := range d.bootPhases() {
@@ -262,7 +263,7 @@ func TestRoutesPhaseWaitsForEveryObserver(t *testing.T) {
 		d := wired(t, config.RoleReplica)
 		d.rest = api.Config()
 		d.tokens, _ = sandbox.NewTokens(make([]byte, secretBytes))
-		d.started, d.stale, d.watches = time.Now(), time.Hour, &shortWatches{length: time.Hour}
+		d.started, d.stale, d.watches = time.Now(), time.Hour, staleness.NewShortWatches(time.Hour)
 		stack := newStack(t)
 		done(t, booting(t, d, stack, phase(t, d, "caches")))
 		p := phase(t, d, "routes")

@@ -1,4 +1,4 @@
-package daemon
+package staleness
 
 import (
 	"context"
@@ -18,11 +18,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/health"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/control/cache"
-	"github.com/barchan-dev/barchan/internal/edge/route"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -45,7 +46,7 @@ func TestProofRules(t *testing.T) {
 		turn := func(n int) {
 			for range n {
 				time.Sleep(2 * time.Second)
-				p.look(t.Context())
+				p.probe(t.Context())
 			}
 		}
 		turn(4)
@@ -62,8 +63,8 @@ func TestProofRules(t *testing.T) {
 		if renewals < 2 || renewals > 3 {
 			t.Errorf("a stalled watch was begun anew %d times in a minute", renewals)
 		}
-		if len(p.asked) > proofShare {
-			t.Errorf("%d questions are kept", len(p.asked))
+		if len(p.queried) > proofShare {
+			t.Errorf("%d questions are kept", len(p.queried))
 		}
 		passed = 11
 		turn(2)
@@ -90,25 +91,33 @@ func TestProofOverHTTP(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(api.Stop)
-	d := &Daemon{log: telemetry.Discard(), routes: route.NewTable(), stale: 12 * time.Second, started: time.Now()}
-	d.watches = &shortWatches{length: d.stale / watchShare}
+	const stale = 12 * time.Second
+	started, watches := time.Now(), NewShortWatches(stale)
 	var stall atomic.Bool
-	d.rest = throughProxy(t, api.RESTConfig(apiserver.UserController), api.Addr().String(), &stall)
-	d.rest.Wrap(d.watches.wrap)
-	if d.cache, err = cache.New(t.Context(), cache.Config{REST: d.rest}); err != nil {
+	cfg := throughProxy(t, api.RESTConfig(apiserver.UserController), api.Addr().String(), &stall)
+	cfg.Wrap(watches.Wrap)
+	objects, err := cache.New(t.Context(), cache.Config{REST: cfg})
+	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	t.Cleanup(func() { cancel(); running.Wait() })
-	running.Go(func() { _ = d.cache.Run(ctx) })
-	if err := d.cache.WaitSynced(t.Context()); err != nil {
+	running.Go(func() { _ = objects.Run(ctx) })
+	if err := objects.WaitSynced(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	p := d.proveWatch(d.started)
-	heard := newHearer(d.stale)
-	p.trust = heard.hear
-	running.Go(func() { _ = p.run(ctx) })
+	heard := newHearer(stale)
+	gate, err := health.NewGate(telemetry.Discard(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	running.Go(func() {
+		_ = Run(ctx, Config{
+			Log: telemetry.Discard(), Stale: stale, Began: started, Live: objects.Live(), Watches: watches, Trust: heard.hear, Gate: gate,
+			Passed: func(ctx context.Context) (string, error) { return cache.Passed[*agents.Sandbox](ctx, objects) },
+		})
+	})
 	n := 0
 	follow := func(what string, enough func(until time.Time) bool) {
 		t.Helper()
@@ -119,14 +128,14 @@ func TestProofOverHTTP(t *testing.T) {
 			n++
 			o := &extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("other-%d", n)}}
 			o.Spec.PodTemplate.Spec.Containers = []corev1.Container{{Name: "sandbox", Image: "base:1"}}
-			if err := d.cache.Live().Create(t.Context(), o); err != nil {
+			if err := objects.Live().Create(t.Context(), o); err != nil {
 				t.Fatal(err)
 			}
 			return false
 		})
 	}
 	began := time.Now()
-	follow("a watch of which only bookmarks tell", func(until time.Time) bool { return until.After(began.Add(2 * d.stale)) })
+	follow("a watch of which only bookmarks tell", func(until time.Time) bool { return until.After(began.Add(2 * stale)) })
 	if heard.lapsed.Load() {
 		t.Error("it was not trusted for a while")
 	}

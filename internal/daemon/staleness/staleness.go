@@ -1,4 +1,9 @@
-package daemon
+// Package staleness bounds the age of a replica's routes: it proves by the watch itself up to when all changes have been applied.
+//
+// It does not change routes: it reports until when they may be trusted, and restarts a watch that proves nothing.
+//
+// Locks: ShortWatches.mu only; no call is made while it is held.
+package staleness
 
 import (
 	"context"
@@ -21,48 +26,46 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/health"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
-	"github.com/barchan-dev/barchan/internal/control/cache"
 )
 
-// staleAfter is how long a replica leads to sandboxes on what its watch has proved. An address
-// rests for a minute (node.DefaultCoolDown) before another sandbox may have it: what was true 40 s
-// ago can still not lead to a stranger, with 20 s left for a request that was let through to
-// connect. And it is long enough for an API server to be started anew without anybody noticing.
+// staleAfter is how long a replica routes to sandboxes after a proof. An address cools down for a minute
+// (node.DefaultCoolDown) before another sandbox may have it: a route that was right 40 s ago cannot lead to another sandbox,
+// and an admitted request has 20 s left to connect. It is long enough for a restart of the API server to go unnoticed.
 const staleAfter = 40 * time.Second
 
 // envStaleAfter shortens staleAfter, for tests that cannot wait so long. It never lengthens it.
 const envStaleAfter = "BARCHAN_TEST_STALE_AFTER"
 
-// The rest goes with staleAfter.
+// Divisors of staleAfter.
 const (
-	// A watch ends after a fourth, and begins again where it was: API servers send a bookmark 2 s
-	// before such an end, but otherwise once a minute, which would be no proof in time.
+	// watchShare gives the length of a watch: API servers send a bookmark 2 s before its end, but otherwise once a minute,
+	// which would be too late for a proof.
 	watchShare = 4
-	// A proof is asked for each twentieth.
+	// proofShare gives the interval of probes.
 	proofShare = 20
 )
 
 // conditionWatch names the watch among what may be wrong.
 const conditionWatch = "watch"
 
-// proof finds out up to when a watch has brought all that happened. It asks the API server for the
-// version of this moment, by a read that is never of a cache, and waits until the watch has passed
-// that version: all that had happened when it asked has been applied then, however late the events
-// came, and whether or not there were any. That the server answers proves nothing by itself.
+// watchProber finds up to when a watch has brought all changes. It reads the API server's current version, never from a
+// cache, and waits until the watch has passed it: all earlier changes have then been applied, even if there were no events.
+// A response of the server alone proves nothing.
 type watchProber struct {
 	log   *slog.Logger
 	stale time.Duration
-	// latest asks the API server for its version now; passed is how far the watch has come.
+	// latest returns the API server's current version; passed returns the version that the watch has passed.
 	latest, passed func(ctx context.Context) (string, error)
-	// trust is told after each look until when the watch may be trusted.
+	// trust receives after each probe until when the watch may be trusted.
 	trust func(until time.Time)
-	// renew begins the watch anew.
+	// renew restarts the watch.
 	renew func()
 
-	asked    []versionProbe // not passed yet, in their order
-	before   string         // what the watch had passed a turn ago
+	queried  []versionProbe // not passed yet, in their order
+	before   string         // what the watch had passed at the previous probe
 	proved   time.Time
 	renewed  time.Time
 	patience time.Duration // with a watch that proves nothing
@@ -73,40 +76,39 @@ type versionProbe struct {
 	version string
 }
 
-// run looks until ctx is done.
+// run probes until ctx is done.
 func (p *watchProber) run(ctx context.Context) error {
-	return lifecycle.Every(ctx, p.stale/proofShare, func() { p.look(ctx) })
+	return lifecycle.Every(ctx, p.stale/proofShare, func() { p.probe(ctx) })
 }
 
-func (p *watchProber) look(ctx context.Context) {
+func (p *watchProber) probe(ctx context.Context) {
 	p.settle()
-	// What the watch has passed is applied a turn later: its events may still be on their way.
+	// What the watch has passed is used at the next probe: its events may not have been delivered yet.
 	if version, err := p.passed(ctx); err == nil {
 		p.before = version
 	}
 	p.trust(p.proved.Add(p.stale))
-	p.ask(ctx)
+	p.query(ctx)
 	p.restartStaleWatch(ctx)
 }
 
-// ask adds a question. There is none where the server does not answer in time.
-func (p *watchProber) ask(ctx context.Context) {
+// query adds a version of the server, unless it does not answer in time.
+func (p *watchProber) query(ctx context.Context) {
 	limited, cancel := context.WithTimeout(ctx, p.stale/8)
 	defer cancel()
 	at := time.Now()
 	version, err := p.latest(limited)
 	if err != nil {
-		p.log.DebugContext(ctx, "version of the API server not heard", telemetry.Error, err)
+		p.log.DebugContext(ctx, "API server version not read", telemetry.Error, err)
 		return
 	}
-	p.asked = append(p.asked, versionProbe{at, version})
+	p.queried = append(p.queried, versionProbe{at, version})
 }
 
-// settle takes the questions that the watch has answered, and forgets those that are too old to
-// prove anything.
+// settle removes the versions that the watch has passed, which are proofs, and those too old to prove anything.
 func (p *watchProber) settle() {
-	kept := p.asked[:0]
-	for _, q := range p.asked {
+	kept := p.queried[:0]
+	for _, q := range p.queried {
 		order, err := resourceversion.CompareResourceVersion(p.before, q.version)
 		switch {
 		case err == nil && order >= 0:
@@ -115,14 +117,13 @@ func (p *watchProber) settle() {
 			kept = append(kept, q)
 		}
 	}
-	p.asked = kept
+	p.queried = kept
 }
 
 // usualPatience is half as long again as a watch lasts.
 func (p *watchProber) usualPatience() time.Duration { return p.stale / watchShare * 3 / 2 }
 
-// hurry begins a watch anew that has proved nothing for a while, each time with more patience: it
-// may have much to list.
+// restartStaleWatch restarts a watch that has proved nothing for a while, each time with more patience: its list may be long.
 func (p *watchProber) restartStaleWatch(ctx context.Context) {
 	since := p.proved
 	if p.renewed.After(since) {
@@ -131,38 +132,57 @@ func (p *watchProber) restartStaleWatch(ctx context.Context) {
 	if time.Since(since) < p.patience {
 		return
 	}
-	p.log.DebugContext(ctx, "watch begun anew, since it proves nothing", "proved", p.proved)
+	p.log.DebugContext(ctx, "restarting stale watch", "proved", p.proved)
 	p.renewed, p.patience = time.Now(), max(p.usualPatience(), min(2*p.patience, 10*p.stale))
 	p.renew()
 }
 
-// proveWatch has the routes of a replica trusted only as far as its watch proves. began is before
-// its first list.
-func (d *Daemon) proveWatch(began time.Time) *watchProber {
+// Config is what [New] needs.
+type Config struct {
+	Log *slog.Logger
+	// Stale is how long the routes may be trusted after a proof.
+	Stale time.Duration
+	// Began is before the first list of the watch.
+	Began time.Time
+	// Live reads from the API server itself.
+	Live client.Reader
+	// Passed returns the version up to which the watch has brought all changes of sandboxes.
+	Passed  func(ctx context.Context) (string, error)
+	Watches *ShortWatches
+	// Trust receives after each probe until when the routes may be trusted.
+	Trust func(until time.Time)
+	// Gate gets a condition while the routes may not be trusted.
+	Gate *health.Gate
+}
+
+// Run probes the watch until ctx is done.
+func Run(ctx context.Context, cfg Config) error { return newProber(cfg).run(ctx) }
+
+func newProber(cfg Config) *watchProber {
 	return &watchProber{
-		log: d.log, stale: d.stale, proved: began, renew: d.watches.renew,
-		renewed: time.Now(), patience: d.stale / proofShare * 3 / 2, // the first watch was not made short
+		log: cfg.Log, stale: cfg.Stale, proved: cfg.Began, renew: cfg.Watches.renew,
+		renewed: time.Now(), patience: cfg.Stale / proofShare * 3 / 2, // the first watch was not made short
 		latest: func(ctx context.Context) (string, error) {
-			// One name, which nobody has: nothing is read but the version. Without a limit, the API
-			// server answers from its own watch cache once that has come so far, and bookmarks with it.
+			// A name that does not exist: only the version is read. Without a limit, the API server answers from its own
+			// watch cache once that has come so far, and bookmarks with it.
 			var list agents.SandboxList
-			err := d.cache.Live().List(ctx, &list, client.InNamespace("default"), client.MatchingFields{"metadata.name": "barchan.proof"})
+			err := cfg.Live.List(ctx, &list, client.InNamespace("default"), client.MatchingFields{"metadata.name": "barchan.proof"})
 			return list.ResourceVersion, err
 		},
-		passed: func(ctx context.Context) (string, error) { return cache.Passed[*agents.Sandbox](ctx, d.cache) },
+		passed: cfg.Passed,
 		trust: func(until time.Time) {
-			d.routes.TrustUntil(until)
+			cfg.Trust(until)
 			var err error
 			if !time.Now().Before(until) {
-				err = errs.Public(nil, fmt.Sprintf("no news from the API server for %s; sandboxes are not served until there are", d.stale))
+				err = errs.Public(nil, fmt.Sprintf("no news from the API server for %s; sandboxes are not served until there are", cfg.Stale))
 			}
-			d.health.Set(conditionWatch, err)
+			cfg.Gate.Set(conditionWatch, err)
 		},
 	}
 }
 
-// staleTime is staleAfter, or less.
-func staleTime() (time.Duration, error) {
+// Limit returns the age after which routes may not be used: staleAfter, or a shorter time for tests.
+func Limit() (time.Duration, error) {
 	text := os.Getenv(envStaleAfter)
 	if text == "" {
 		return staleAfter, nil
@@ -174,22 +194,26 @@ func staleTime() (time.Duration, error) {
 	return short, nil
 }
 
-// shortWatches has the watch of sandboxes end often, by the server or by renew. Its reader is told
-// that it is over, and goes on with a new one from where it was.
-type shortWatches struct {
+// NewShortWatches returns watches that end often enough to prove that nothing older than stale is served.
+func NewShortWatches(stale time.Duration) *ShortWatches {
+	return &ShortWatches{length: stale / watchShare}
+}
+
+// ShortWatches limits the length of the watch of sandboxes. Its reader continues with a new watch where the last one ended.
+type ShortWatches struct {
 	length time.Duration
 
 	mu  sync.Mutex
 	end context.CancelFunc // of the current watch; +checklocks:mu
 }
 
-// wrap is for rest.Config.
-func (s *shortWatches) wrap(next http.RoundTripper) http.RoundTripper {
+// Wrap is for rest.Config.
+func (s *ShortWatches) Wrap(next http.RoundTripper) http.RoundTripper {
 	return watchTripper{s, next}
 }
 
 // renew ends the current watch, if there is one.
-func (s *shortWatches) renew() {
+func (s *ShortWatches) renew() {
 	s.mu.Lock()
 	end := s.end
 	s.mu.Unlock()
@@ -199,7 +223,7 @@ func (s *shortWatches) renew() {
 }
 
 type watchTripper struct {
-	watches *shortWatches
+	watches *ShortWatches
 	next    http.RoundTripper
 }
 
@@ -249,9 +273,9 @@ func (b watchBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// dialWatched makes connections that notice within stale/2 that nothing comes through them, where
+// Dial sets up connections that notice within stale/2 that nothing comes through them, where
 // Go's HTTP/2 takes 45 s and TCP a quarter of an hour.
-func dialWatched(cfg *rest.Config, stale time.Duration) {
+func Dial(cfg *rest.Config, stale time.Duration) {
 	dead := stale / 4
 	d := &net.Dialer{
 		Timeout:         dead,
