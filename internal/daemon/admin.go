@@ -15,6 +15,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/daemon/audit"
+	"github.com/barchan-dev/barchan/internal/daemon/hostcheck"
+	"github.com/barchan-dev/barchan/internal/daemon/machine"
 	"github.com/barchan-dev/barchan/internal/node/toolchain"
 )
 
@@ -50,7 +53,7 @@ func (a administration) Status(ctx context.Context) (adminclient.Status, error) 
 	if a.ca != nil {
 		status.Addresses.CAFile = a.ca.CertPath()
 	}
-	status.Conditions, status.Certificates = conditions(a.health), issued(a.acme)
+	status.Conditions, status.Certificates = hostcheck.Conditions(a.health), issued(a.acme)
 	if !ready { // what follows is written by phases that may still run
 		return status, nil
 	}
@@ -68,7 +71,7 @@ func (a administration) Status(ctx context.Context) (adminclient.Status, error) 
 		status.Sandboxes[string(sandbox.PhaseOf(&list[i]))]++
 	}
 	if a.machine != nil {
-		status.Components = a.machine.components(ctx)
+		status.Components = a.machine.Components(ctx)
 	}
 	if a.peers != nil {
 		for _, m := range a.peers.Members() {
@@ -83,7 +86,7 @@ func (a administration) Doctor(ctx context.Context) ([]adminclient.Check, error)
 	if a.cfg.Role == config.RoleReplica {
 		return append(a.checkAPI(ctx), checkIssued(a.acme)...), nil
 	}
-	return append(append(checkHealth(a.health), checkIssued(a.acme)...), Doctor(ctx, a.cfg.Config, false)...), nil
+	return append(append(hostcheck.Checks(a.health), checkIssued(a.acme)...), Doctor(ctx, a.cfg.Config, false)...), nil
 }
 
 // checkAPI says whether the API server that a replica serves answers.
@@ -173,7 +176,7 @@ func checkState(c toolchain.Check) string {
 }
 
 func checkPrograms(ctx context.Context, cfg config.Config) (out []adminclient.Check) {
-	finder, err := finderOf(&cfg)
+	finder, err := machine.FinderOf(&cfg)
 	if err != nil {
 		return []adminclient.Check{{Name: "programs", State: adminclient.CheckFailed, Detail: err.Error()}}
 	}
@@ -190,4 +193,13 @@ func checkPrograms(ctx context.Context, cfg config.Config) (out []adminclient.Ch
 		out = append(out, check)
 	}
 	return out
+}
+
+// Audit compares what the server holds in its several places.
+func (a administration) Audit(ctx context.Context) ([]adminclient.Finding, error) {
+	m, err := a.own()
+	if err != nil {
+		return nil, err
+	}
+	return audit.Server{Live: a.cache.Live(), Node: m.Node, Routes: a.routes, Config: &a.cfg.Config}.Run(ctx)
 }

@@ -61,7 +61,7 @@ func (d *Daemon) quotaDefaults() quota.Limits {
 func (d *Daemon) makeManager(context.Context) (err error) {
 	var diskUsed func(context.Context, sandbox.Ref) (int64, error)
 	if d.machine != nil {
-		diskUsed = d.machine.node.DiskUsed
+		diskUsed = d.machine.Node.DiskUsed
 	}
 	d.manager, err = manager.New(manager.Config{
 		Gate:    d.health,
@@ -126,7 +126,7 @@ func (d *Daemon) controllers() []controllerSpec {
 	return []controllerSpec{
 		{"sandboxes", func() (controller, error) {
 			return controllers.NewSandbox(controllers.SandboxConfig{
-				Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Runner: d.machine.node, Node: d.cfg.NodeName, Changes: d.machine.node.Changes(), Events: d.recorder, Origins: d.cache,
+				Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Runner: d.machine.Node, Node: d.cfg.NodeName, Changes: d.machine.Node.Changes(), Events: d.recorder, Origins: d.cache,
 				ForkSecrets: d.cfg.ForkSecrets, Served: d.picker.Served,
 			})
 		}},
@@ -135,7 +135,7 @@ func (d *Daemon) controllers() []controllerSpec {
 		}},
 		{"checkpoints", func() (controller, error) {
 			return checkpoint.New(checkpoint.Config{
-				Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Objects: d.cache, Runner: d.machine.node, Node: d.cfg.NodeName, Events: d.recorder,
+				Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Objects: d.cache, Runner: d.machine.Node, Node: d.cfg.NodeName, Events: d.recorder,
 			})
 		}},
 		{"pools", func() (controller, error) {

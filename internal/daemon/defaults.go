@@ -24,6 +24,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/control/manager"
+	"github.com/barchan-dev/barchan/internal/daemon/hostcheck"
 	"github.com/barchan-dev/barchan/internal/node/egress"
 )
 
@@ -138,7 +139,7 @@ type hostAdmission struct {
 }
 
 func newHostAdmission() (hostAdmission, error) {
-	_, memory, err := readMemory()
+	_, memory, err := hostcheck.ReadMemory()
 	if err != nil {
 		return hostAdmission{}, fmt.Errorf("find out how much memory this machine has: %w", err)
 	}

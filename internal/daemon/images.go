@@ -16,6 +16,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
+	"github.com/barchan-dev/barchan/internal/daemon/machine"
 	"github.com/barchan-dev/barchan/internal/node/baseimage"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/toolchain"
@@ -29,7 +30,7 @@ func (s imageStore) client() (*ctrd.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return m.containers, nil
+	return m.Containers, nil
 }
 
 // receiver is the client for what puts more on the disk; while something is wrong, there is none.
@@ -108,7 +109,7 @@ func (s imageStore) recheck(ctx context.Context, arrived ...ctrd.Image) {
 	for i := range all {
 		x := &all[i]
 		if _, lacks := sandbox.LacksImage(x); lacks {
-			s.machine.node.Recheck(sandbox.Ref{Namespace: x.Namespace, Name: x.Name, UID: x.UID})
+			s.machine.Node.Recheck(sandbox.Ref{Namespace: x.Namespace, Name: x.Name, UID: x.UID})
 		}
 		if !outdated(x, arrived) {
 			continue
@@ -168,7 +169,7 @@ func (s imageStore) imageUsers(ctx context.Context, c *ctrd.Client, ref string) 
 	var running []sandbox.Ref
 	var checkpoints []sandbox.CheckpointRef
 	if !slices.ContainsFunc(images, func(x ctrd.ImageInfo) bool { return x.Ref != full && x.Digest == digest }) {
-		if running, checkpoints, err = s.machine.node.ImageUsers(ctx, digest); err != nil {
+		if running, checkpoints, err = s.machine.Node.ImageUsers(ctx, digest); err != nil {
 			return imageUsers{}, err
 		}
 	}
@@ -191,7 +192,7 @@ func (s imageStore) BuildBase(ctx context.Context, req adminclient.BuildBaseRequ
 		return adminclient.Image{}, err
 	}
 	cfg := baseimage.Config{Dir: filepath.Join(s.cfg.CacheDir, "images"), Ref: s.cfg.BaseImageRef, Rebuild: req.Force}
-	if finder, err := finderOf(&s.cfg.Config); err == nil {
+	if finder, err := machine.FinderOf(&s.cfg.Config); err == nil {
 		cfg.Mmdebstrap, _ = finder.Find(toolchain.Mmdebstrap) // the build says what is missing, if it needs it
 	}
 	built, err := baseimage.Build(ctx, cfg, func(p baseimage.Progress) {

@@ -23,7 +23,7 @@ func (w network) node() (*node.Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	return m.node, nil
+	return m.Node, nil
 }
 
 // Leases lists the addresses that are not free, with the names of their sandboxes.

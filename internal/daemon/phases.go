@@ -5,7 +5,9 @@ import (
 	"errors"
 
 	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/daemon/audit"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
+	"github.com/barchan-dev/barchan/internal/daemon/machine"
 )
 
 // What phases provide for each other.
@@ -82,7 +84,7 @@ func (d *Daemon) replicaPhases() []boot.Phase {
 
 // takeDataDir refuses what would end in half a boot.
 func (d *Daemon) takeDataDir(context.Context) error {
-	release, err := lockDir(d.cfg.DataDir)
+	release, err := machine.Lock(d.cfg.DataDir)
 	if err != nil {
 		return err
 	}
@@ -90,7 +92,7 @@ func (d *Daemon) takeDataDir(context.Context) error {
 		err = d.cfg.CheckHost()
 	}
 	if err == nil {
-		err = sweepFiles(&d.cfg.Config)
+		err = audit.SweepFiles(&d.cfg.Config)
 	}
 	if err == nil {
 		d.before, err = lookBefore(&d.cfg.Config)
@@ -142,5 +144,5 @@ func (d *Daemon) listenerServices() services {
 	if d.acme != nil { // both ports are open for the authority's challenges
 		list = append(list, boot.Background("acme", d.acme.Run))
 	}
-	return append(list, boot.Background("disk", d.watchRoom), boot.Background("writes", d.watchWrites), boot.Background("admin", d.admin.Run))
+	return append(list, boot.Background("disk", d.host().WatchSpace), boot.Background("writes", d.host().WatchWrites), boot.Background("admin", d.admin.Run))
 }

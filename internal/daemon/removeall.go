@@ -11,7 +11,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/daemon/audit"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
+	"github.com/barchan-dev/barchan/internal/daemon/machine"
 )
 
 // RemoveAll removes what servers left of a data directory that no server uses: sandboxes,
@@ -21,7 +23,7 @@ func RemoveAll(ctx context.Context, cfg config.Config, log *slog.Logger, progres
 	if _, err := os.Stat(cfg.DataDir); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	release, err := lockDir(cfg.DataDir)
+	release, err := machine.Lock(cfg.DataDir)
 	if err != nil {
 		return err
 	}
@@ -43,20 +45,20 @@ func RemoveAll(ctx context.Context, cfg config.Config, log *slog.Logger, progres
 
 // removeMachine removes what runs or lies on this machine outside the directories.
 func removeMachine(ctx context.Context, cfg config.Config, log *slog.Logger, removed func(string)) error {
-	m, err := newMachine(&cfg, log, hooks{})
+	m, err := machine.New(&cfg, log, machine.Hooks{})
 	if err != nil {
 		return err
 	}
 	var stack lifecycle.Stack
-	if err = m.checkExternal(ctx); err != nil {
+	if err = m.CheckExternal(ctx); err != nil {
 		return err
 	}
-	err = boot.Push(ctx, &stack, m.services()...)
+	err = boot.Push(ctx, &stack, m.Services()...)
 	if err == nil {
-		err = m.removeLeftovers(ctx, removed)
+		err = m.RemoveLeftovers(ctx, removed)
 	}
-	if err == nil && m.supervisor == nil { // the containerd stays, with nothing of ours in it
-		if err = m.containers.Purge(ctx); err == nil {
+	if err == nil && m.Supervisor == nil { // the containerd stays, with nothing of ours in it
+		if err = m.Containers.Purge(ctx); err == nil {
 			removed("images in containerd's namespace " + cfg.ContainerdNamespace)
 		}
 	}
@@ -64,11 +66,33 @@ func removeMachine(ctx context.Context, cfg config.Config, log *slog.Logger, rem
 		return fmt.Errorf("remove what runs: %w", err)
 	}
 	removed("network " + cfg.BridgeName)
-	if m.supervisor != nil {
-		if err := m.supervisor.Stop(ctx); err != nil {
+	if m.Supervisor != nil {
+		if err := m.Supervisor.Stop(ctx); err != nil {
 			return err
 		}
 		removed("containerd")
 	}
 	return nil
+}
+
+// AuditMachine looks at a machine on which no server of this data directory runs, so at all but
+// objects and routes. It returns what it could see, also with an error.
+func AuditMachine(ctx context.Context, cfg config.Config, log *slog.Logger) (found []adminclient.Finding, err error) {
+	if _, err := os.Stat(cfg.DataDir); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	release, err := machine.Lock(cfg.DataDir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, release()) }()
+	m, err := machine.New(&cfg, log, machine.Hooks{})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	if err := m.Node.LoadJournal(); err != nil {
+		return nil, err
+	}
+	return audit.Machine(ctx, m.Node, &cfg)
 }

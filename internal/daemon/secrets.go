@@ -36,7 +36,7 @@ func loadSecret(path string) ([]byte, error) {
 
 // writeSecret puts a file in place whole and durable, or not at all.
 func writeSecret(path string, content []byte) error {
-	if err := os.MkdirAll(filepath.Dir(path), dirMode); err != nil {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return durable.WriteFile(path, content, secretMode)

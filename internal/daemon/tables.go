@@ -28,7 +28,7 @@ func (d *Daemon) observeRoute(older, newer *agents.Sandbox) {
 
 func (d *Daemon) observeDeletion(older, newer *agents.Sandbox) {
 	if newer == nil && d.machine != nil {
-		d.machine.node.ObjectDeleted(older.Namespace, older.Name)
+		d.machine.Node.ObjectDeleted(older.Namespace, older.Name)
 	}
 }
 

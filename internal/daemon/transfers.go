@@ -73,7 +73,7 @@ func (t transfers) Export(
 		return nil, nil, nil, fmt.Errorf("checkpoint %s/%s holds what the claim of its sandbox brought, and spec.barchan.fork.secrets does not let others have it; allowSecrets exports it all the same: %w",
 			req.Namespace, req.Name, errs.ErrForbidden)
 	}
-	l, release, err := t.machine.node.ExportCheckpoint(ctx, sandbox.CheckpointRef{Namespace: c.Namespace, Name: c.Name, UID: c.UID}, portable.Config{
+	l, release, err := t.machine.Node.ExportCheckpoint(ctx, sandbox.CheckpointRef{Namespace: c.Namespace, Name: c.Name, UID: c.UID}, portable.Config{
 		Version: t.cfg.Version, Name: c.Name,
 		Source: portable.Source{
 			SandboxName: c.Spec.SandboxName, ID: source.ID, TemplateName: source.TemplateName, Blueprint: source.Blueprint.Raw, Policies: source.Policies.Raw, Secrets: source.Secrets,
@@ -112,7 +112,7 @@ func (t transfers) Import(
 	if err != nil {
 		return made, err
 	}
-	warnings, err := t.machine.node.CheckImport(ctx, in.Head)
+	warnings, err := t.machine.Node.CheckImport(ctx, in.Head)
 	if err != nil {
 		return made, err
 	}
@@ -122,7 +122,7 @@ func (t transfers) Import(
 	}
 	progress(adminclient.Event{Step: "import"})
 	ref := sandbox.CheckpointRef{Namespace: c.Namespace, Name: c.Name, UID: c.UID}
-	if _, err := t.machine.node.ImportCheckpoint(ctx, ref, in); err != nil {
+	if _, err := t.machine.Node.ImportCheckpoint(ctx, ref, in); err != nil {
 		return made, errors.Join(err, t.dropImport(ctx, c))
 	}
 	if err := t.finishImport(ctx, c); err != nil {

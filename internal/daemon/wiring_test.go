@@ -14,6 +14,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -22,10 +24,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
+	"github.com/barchan-dev/barchan/internal/daemon/machine"
 	"github.com/barchan-dev/barchan/internal/daemon/staleness"
 	"github.com/barchan-dev/barchan/internal/edge/acme"
 	"github.com/barchan-dev/barchan/internal/edge/peers"
-	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/ctrd/supervisor"
 	"github.com/barchan-dev/barchan/internal/testkit/fakeapi"
 )
 
@@ -113,7 +116,7 @@ func TestServices(t *testing.T) {
 		d := wired(t, role)
 		d.secure, d.acme, d.peers = &front{}, &acme.Manager{}, &peers.Replica{}
 		if role == config.RoleServer {
-			d.machine = &machine{supervisor: &ctrd.Supervisor{}}
+			d.machine = &machine.Machine{Supervisor: &supervisor.Supervisor{}}
 		} else {
 			d.watches = &staleness.ShortWatches{}
 		}
@@ -242,6 +245,17 @@ func TestCachesPhaseReportsTheCachesError(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// runningSandbox is the object of a running sandbox.
+func runningSandbox(name string) *agents.Sandbox {
+	return &agents.Sandbox{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name), ResourceVersion: "7"},
+		Status: agents.SandboxStatus{
+			PodIPs:     []string{"10.0.0.2"},
+			Conditions: []metav1.Condition{{Type: agents.ConditionReady, Status: metav1.ConditionTrue}},
+		},
+	}
 }
 
 // member is a ready sandbox; of a warm pool if pool is set.

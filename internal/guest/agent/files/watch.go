@@ -29,7 +29,7 @@ type watch struct {
 	notify    *fsnotify.Watcher
 	listed    map[string]listing // reported by a listing already
 	swept     time.Time          // when listed was last gone through
-	reported      map[string]placed  // the last reported upload of each path
+	reported  map[string]placed  // the last reported upload of each path
 	marks     string             // see mark
 	marked    func(path string)
 }

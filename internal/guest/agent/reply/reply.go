@@ -106,6 +106,7 @@ func ReadJSON(w http.ResponseWriter, r *http.Request, v any) error {
 	}
 	return Refuse(http.StatusBadRequest, "invalid request body: %w", err)
 }
+
 // ContextError is the RPC error of an ended context.
 func ContextError(ctx context.Context) error {
 	if errors.Is(context.Cause(ctx), ErrRestored) {

@@ -16,10 +16,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/agent/reply"
 )
 
-var (
-	// ErrGone means that the process to signal has exited.
-	ErrGone = errors.New("process has ended")
-)
+// ErrGone means that the process to signal has exited.
+var ErrGone = errors.New("process has ended")
 
 // Reaper alone forks and waits: PID 1 must wait for any child, and a second waiter (os/exec) would
 // lose exit codes to it.

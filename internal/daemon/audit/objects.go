@@ -1,11 +1,13 @@
-package daemon
+// Package audit compares the places that hold the state of sandboxes: objects, the node's journal and host, routes, files.
+//
+// It changes nothing but [SweepFiles], and reports only what two passes in a row find, because state moves during a pass.
+package audit
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -28,7 +30,7 @@ import (
 )
 
 const (
-	// auditApart is the time between the two looks of an audit.
+	// auditApart is the time between the two passes.
 	auditApart = time.Second
 	// longGone is how long an object may take to go that is being deleted.
 	longGone = 2 * time.Minute
@@ -43,36 +45,39 @@ const (
 	remedyFile    = "a write was interrupted; delete the file"
 )
 
-// Audit compares what the server has in its several places. It takes two looks and returns what
-// both of them saw.
-func (a administration) Audit(ctx context.Context) ([]adminclient.Finding, error) {
-	if _, err := a.own(); err != nil {
-		return nil, err
-	}
-	return twice(ctx, a.look)
+// Server is a server that is ready.
+type Server struct {
+	// Live reads from the API server itself.
+	Live   client.Reader
+	Node   *node.Node
+	Routes *route.Table
+	Config *config.Config
 }
 
-// twice takes two looks and returns what both of them saw.
-func twice(ctx context.Context, look func(context.Context) ([]adminclient.Finding, error)) ([]adminclient.Finding, error) {
-	first, err := look(ctx)
+// Run returns what two passes over the server both find.
+func (a Server) Run(ctx context.Context) ([]adminclient.Finding, error) { return twice(ctx, a.pass) }
+
+// twice makes two passes and returns what both find.
+func twice(ctx context.Context, pass func(context.Context) ([]adminclient.Finding, error)) ([]adminclient.Finding, error) {
+	first, err := pass(ctx)
 	if err != nil || len(first) == 0 {
 		return nil, err
 	}
 	select {
 	case <-time.After(auditApart):
 	case <-ctx.Done():
-		return nil, fmt.Errorf("wait for the second look of the audit: %w", context.Cause(ctx))
+		return nil, fmt.Errorf("wait for the second pass of the audit: %w", context.Cause(ctx))
 	}
-	second, err := look(ctx)
+	second, err := pass(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return slices.DeleteFunc(second, func(f adminclient.Finding) bool { return !slices.Contains(first, f) }), nil
 }
 
-// look takes one look at everything.
-func (a administration) look(ctx context.Context) ([]adminclient.Finding, error) {
-	found, err := auditMachine(ctx, a.machine.node, &a.cfg.Config)
+// pass compares everything once.
+func (a Server) pass(ctx context.Context) ([]adminclient.Finding, error) {
+	found, err := Machine(ctx, a.Node, a.Config)
 	if err != nil {
 		return nil, err
 	}
@@ -87,14 +92,14 @@ func (a administration) look(ctx context.Context) ([]adminclient.Finding, error)
 		return nil, err
 	}
 	found = append(found, kept...)
-	return append(found, v.routes()...), nil
+	return append(found, v.compareRoutes()...), nil
 }
 
-// auditMachine looks at what is there without objects. With an error it returns what it could see.
-func auditMachine(ctx context.Context, n *node.Node, cfg *config.Config) (found []adminclient.Finding, err error) {
+// Machine compares what needs no objects. It also returns its findings with an error.
+func Machine(ctx context.Context, n *node.Node, cfg *config.Config) (found []adminclient.Finding, err error) {
 	left, failure := n.Audit(ctx)
 	if failure != nil {
-		failure = fmt.Errorf("look at the machine: %w", failure)
+		failure = fmt.Errorf("inspect the machine: %w", failure)
 	}
 	for _, what := range left {
 		found = append(found, adminclient.Finding{Where: adminclient.OnMachine, What: what, Remedy: remedyMachine})
@@ -106,8 +111,8 @@ func auditMachine(ctx context.Context, n *node.Node, cfg *config.Config) (found 
 	return found, errors.Join(failure, err)
 }
 
-// strayFiles finds what interrupted writes left in the data directory. What sandboxes wrote, and what
-// belongs to etcd and containerd, is theirs; the node looks after memory on disk.
+// strayFiles finds leftovers of interrupted writes in the data directory, except in the directories of sandboxes, etcd and
+// containerd, and of memory on disk, which the node checks.
 func strayFiles(cfg *config.Config) (stray []string, err error) {
 	notOurs := []string{
 		filepath.Join(cfg.DataDir, "containerd"), filepath.Join(cfg.DataDir, "apiserver", "etcd"), filepath.Join(cfg.DataDir, "node", "memory"),
@@ -116,7 +121,7 @@ func strayFiles(cfg *config.Config) (stray []string, err error) {
 	}
 	err = filepath.WalkDir(cfg.DataDir, func(path string, d fs.DirEntry, err error) error {
 		switch {
-		case errors.Is(err, fs.ErrNotExist): // it went while we looked
+		case errors.Is(err, fs.ErrNotExist): // it was removed meanwhile
 			return nil
 		case err != nil:
 			return err
@@ -128,7 +133,7 @@ func strayFiles(cfg *config.Config) (stray []string, err error) {
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("look at the data directory: %w", err)
+		return nil, fmt.Errorf("walk the data directory: %w", err)
 	}
 	return stray, nil
 }
@@ -136,8 +141,8 @@ func strayFiles(cfg *config.Config) (stray []string, err error) {
 // halfWritten are the names that files have until they are whole; see package durable.
 var halfWritten = regexp.MustCompile(`^\..+-[0-9]+$`)
 
-// sweepFiles removes what interrupted writes left in the data directory. Nobody may be writing there.
-func sweepFiles(cfg *config.Config) error {
+// SweepFiles removes leftovers of interrupted writes from the data directory. No process may write there meanwhile.
+func SweepFiles(cfg *config.Config) error {
 	stray, err := strayFiles(cfg)
 	for _, path := range stray {
 		if halfWritten.MatchString(filepath.Base(path)) {
@@ -149,7 +154,7 @@ func sweepFiles(cfg *config.Config) error {
 
 // view is all that is compared, as it was at about one moment.
 type view struct {
-	*Daemon
+	table  *route.Table
 	now    time.Time
 	boxes  map[types.UID]*agents.Sandbox
 	named  map[client.ObjectKey]*agents.Sandbox
@@ -159,17 +164,17 @@ type view struct {
 }
 
 // view reads the objects from the API server itself.
-func (a administration) view(ctx context.Context) (*view, error) {
+func (a Server) view(ctx context.Context) (*view, error) {
 	v := &view{
-		Daemon: a.Daemon, now: time.Now(), boxes: map[types.UID]*agents.Sandbox{}, named: map[client.ObjectKey]*agents.Sandbox{},
+		table: a.Routes, now: time.Now(), boxes: map[types.UID]*agents.Sandbox{}, named: map[client.ObjectKey]*agents.Sandbox{},
 		pools: map[types.UID]bool{}, onNode: map[types.UID]node.Status{},
 	}
 	var boxes agents.SandboxList
 	var pools extensions.SandboxWarmPoolList
 	var claims extensions.SandboxClaimList
 	for _, list := range []client.ObjectList{&boxes, &pools, &claims} {
-		if err := a.cache.Live().List(ctx, list); err != nil {
-			return nil, fmt.Errorf("look at objects: %w", err)
+		if err := a.Live.List(ctx, list); err != nil {
+			return nil, fmt.Errorf("list objects: %w", err)
 		}
 	}
 	for i := range boxes.Items {
@@ -180,9 +185,9 @@ func (a administration) view(ctx context.Context) (*view, error) {
 		v.pools[pools.Items[i].UID] = true
 	}
 	v.wanted = claims.Items
-	rows, err := a.machine.node.List(ctx)
+	rows, err := a.Node.List(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("look at the node: %w", err)
+		return nil, fmt.Errorf("list the node's sandboxes: %w", err)
 	}
 	for _, r := range rows {
 		if r.Observed.State != sandbox.ContainerAbsent {
@@ -264,13 +269,13 @@ func ready(c *extensions.SandboxClaim) bool {
 	})
 }
 
-// routes compares routes with objects.
-func (v *view) routes() (found []adminclient.Finding) {
+// compareRoutes compares routes with objects.
+func (v *view) compareRoutes() (found []adminclient.Finding) {
 	add := func(text string, args ...any) {
 		found = append(found, adminclient.Finding{Where: adminclient.InRoutes, What: fmt.Sprintf(text, args...), Remedy: remedyRoute})
 	}
 	routed := map[types.UID]route.Route{}
-	for r := range v.Daemon.routes.All() {
+	for r := range v.table.All() {
 		routed[r.UID] = r
 		if v.boxes[r.UID] == nil {
 			add("route of sandbox %s goes on, and its object is gone", r.ID)
@@ -289,26 +294,4 @@ func (v *view) routes() (found []adminclient.Finding) {
 		}
 	}
 	return found
-}
-
-// AuditMachine looks at a machine on which no server of this data directory runs, so at all but
-// objects and routes. It returns what it could see, also with an error.
-func AuditMachine(ctx context.Context, cfg config.Config, log *slog.Logger) (found []adminclient.Finding, err error) {
-	if _, err := os.Stat(cfg.DataDir); errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	release, err := lockDir(cfg.DataDir)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, release()) }()
-	m, err := newMachine(&cfg, log, hooks{})
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, m.close()) }()
-	if err := m.node.LoadJournal(); err != nil {
-		return nil, err
-	}
-	return auditMachine(ctx, m.node, &cfg)
 }

@@ -1,4 +1,4 @@
-package daemon
+package machine
 
 import (
 	"context"
@@ -68,7 +68,7 @@ func TestRenamedNodeIsRefused(t *testing.T) {
 		"renamed, a checkpoint": {stock{nil, checkpoint("old")}, "checkpoint a/c"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := checkNodeName(t.Context(), "new", tt.has, tt.has)
+			err := CheckNodeName(t.Context(), "new", tt.has, tt.has)
 			if tt.want == "" {
 				if err != nil {
 					t.Error(err)

@@ -1,4 +1,4 @@
-package daemon
+package audit
 
 import (
 	"context"
@@ -13,23 +13,23 @@ import (
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 )
 
-// mendCheckpoint mends data of a checkpoint without an object.
-const mendCheckpoint = "the server asks for the object by name and removes the data when it is clearly gone, at intervals and at its start"
+// remedyCheckpoint is for data of a checkpoint without an object.
+const remedyCheckpoint = "the server asks for the object by name and removes the data when it is clearly gone, at intervals and at its start"
 
 // checkpoints compares the objects of checkpoints with what the node has of them.
-func (a administration) checkpoints(ctx context.Context, now time.Time) ([]adminclient.Finding, error) {
+func (a Server) checkpoints(ctx context.Context, now time.Time) ([]adminclient.Finding, error) {
 	var objects barchan.CheckpointList
-	if err := a.cache.Live().List(ctx, &objects); err != nil {
-		return nil, fmt.Errorf("look at objects: %w", err)
+	if err := a.Live.List(ctx, &objects); err != nil {
+		return nil, fmt.Errorf("list checkpoints: %w", err)
 	}
-	kept, err := a.machine.node.Checkpoints(ctx)
+	kept, err := a.Node.Checkpoints(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("look at the node: %w", err)
+		return nil, fmt.Errorf("list the node's checkpoints: %w", err)
 	}
 	return compareCheckpoints(objects.Items, kept, now), nil
 }
 
-// inUse reports whether a checkpoint that was deleted waits for who needs it.
+// inUse reports whether a checkpoint that was deleted waits for its users.
 func inUse(c *barchan.Checkpoint) bool {
 	ready := apimeta.FindStatusCondition(c.Status.Conditions, barchan.ConditionReady)
 	return ready != nil && ready.Reason == barchan.ReasonInUse
@@ -56,7 +56,7 @@ func compareCheckpoints(objects []barchan.Checkpoint, kept []sandbox.Captured, n
 	}
 	for i := range kept {
 		if ref := kept[i].Checkpoint; !known[ref.UID] {
-			add(mendCheckpoint, "checkpoint %s/%s is on the node, and its object %s is gone", ref.Namespace, ref.Name, ref.UID)
+			add(remedyCheckpoint, "checkpoint %s/%s is on the node, and its object %s is gone", ref.Namespace, ref.Name, ref.UID)
 		}
 	}
 	return found

@@ -1,4 +1,9 @@
-package daemon
+// Package machine makes what runs sandboxes on this host: containerd, the OCI runtimes and the node, with their settings.
+//
+// It has no objects: the server passes what depends on them as [Hooks].
+//
+// Locks: Machine.mu only; no call is made while it is held.
+package machine
 
 import (
 	"context"
@@ -10,7 +15,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -24,6 +28,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
+	"github.com/barchan-dev/barchan/internal/daemon/hostcheck"
 	"github.com/barchan-dev/barchan/internal/node"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/ctrd/supervisor"
@@ -33,41 +38,41 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/toolchain"
 )
 
-// machine is what runs sandboxes here: containerd, the OCI runtimes, the node over them.
-type machine struct {
+// Machine is what runs sandboxes here: containerd, the OCI runtimes, the node over them.
+type Machine struct {
 	finder     *toolchain.Finder
-	supervisor *supervisor.Supervisor // nil where containerd is the operator's
-	containers *ctrd.Client
-	node       *node.Node
+	Supervisor *supervisor.Supervisor // nil: containerd is not ours
+	Containers *ctrd.Client
+	Node       *node.Node
 	adopted    func(ctx context.Context, n *node.Node) error
 
 	mu       sync.Mutex
 	versions map[string]toolchain.Program // +checklocks:mu
 }
 
-// hooks are what a machine is told by the server around it; all of them may be left out.
-type hooks struct {
-	exists   func(ctx context.Context, ref sandbox.Ref) (bool, error)
-	tokens   *sandbox.Tokens
-	metrics  prometheus.Registerer
-	health   *health.Gate
-	written  func(error)
-	repaired func(ctx context.Context, r ipam.Repair)
-	// adopted is called when running sandboxes are adopted; its error ends the node.
-	adopted func(ctx context.Context, n *node.Node) error
+// Hooks connect a machine to the server around it; each is optional.
+type Hooks struct {
+	Exists   func(ctx context.Context, ref sandbox.Ref) (bool, error)
+	Tokens   *sandbox.Tokens
+	Metrics  prometheus.Registerer
+	Health   *health.Gate
+	Written  func(error)
+	Repaired func(ctx context.Context, r ipam.Repair)
+	// Adopted is called when running sandboxes are adopted; its error ends the node.
+	Adopted func(ctx context.Context, n *node.Node) error
 }
 
-func finderOf(cfg *config.Config) (*toolchain.Finder, error) {
+func FinderOf(cfg *config.Config) (*toolchain.Finder, error) {
 	return toolchain.New(toolchain.Config{Paths: map[string]string{
 		toolchain.Runsc: cfg.RunscBinary, toolchain.Runc: cfg.RuncBinary,
 		toolchain.Containerd: cfg.ContainerdBinary, toolchain.Agent: cfg.AgentBinary,
 	}, CacheDir: cfg.CacheDir})
 }
 
-// newMachine checks the configuration and finds the programs. It starts nothing.
-func newMachine(cfg *config.Config, log *slog.Logger, h hooks) (_ *machine, err error) {
-	m := &machine{adopted: h.adopted, versions: map[string]toolchain.Program{}}
-	if m.finder, err = finderOf(cfg); err != nil {
+// New checks the configuration and finds the programs. It starts nothing.
+func New(cfg *config.Config, log *slog.Logger, h Hooks) (_ *Machine, err error) {
+	m := &Machine{adopted: h.Adopted, versions: map[string]toolchain.Program{}}
+	if m.finder, err = FinderOf(cfg); err != nil {
 		return nil, err
 	}
 	address := cfg.ContainerdAddress
@@ -76,26 +81,26 @@ func newMachine(cfg *config.Config, log *slog.Logger, h hooks) (_ *machine, err 
 		if err != nil {
 			return nil, err
 		}
-		m.supervisor, err = supervisor.New(supervisor.Config{Binary: binary, Dir: filepath.Join(cfg.DataDir, "containerd"), Log: log})
+		m.Supervisor, err = supervisor.New(supervisor.Config{Binary: binary, Dir: filepath.Join(cfg.DataDir, "containerd"), Log: log})
 		if err != nil {
 			return nil, err
 		}
-		address = m.supervisor.Address()
+		address = m.Supervisor.Address()
 	}
-	if m.containers, err = ctrd.NewClient(ctrd.Config{Address: address, Namespace: cfg.ContainerdNamespace}); err != nil {
+	if m.Containers, err = ctrd.NewClient(ctrd.Config{Address: address, Namespace: cfg.ContainerdNamespace}); err != nil {
 		return nil, err
 	}
 	nodeConfig, err := m.nodeConfig(cfg, log, h)
 	if err == nil {
-		m.node, err = node.New(nodeConfig)
+		m.Node, err = node.New(nodeConfig)
 	}
 	if err != nil {
-		return nil, errors.Join(err, m.containers.Close())
+		return nil, errors.Join(err, m.Containers.Close())
 	}
 	return m, nil
 }
 
-func (m *machine) nodeConfig(cfg *config.Config, log *slog.Logger, h hooks) (node.Config, error) {
+func (m *Machine) nodeConfig(cfg *config.Config, log *slog.Logger, h Hooks) (node.Config, error) {
 	runtimes, err := m.runtimes(cfg)
 	if err != nil {
 		return node.Config{}, err
@@ -106,7 +111,7 @@ func (m *machine) nodeConfig(cfg *config.Config, log *slog.Logger, h hooks) (nod
 	}
 	out := node.Config{
 		Name: cfg.NodeName, DataDir: filepath.Join(cfg.DataDir, "node"), RunDir: filepath.Join(cfg.RunDir, "node"),
-		Containerd: m.containers, Runtimes: runtimes, DefaultClass: oci.Class(cfg.DefaultRuntime), AgentBinary: agent,
+		Containerd: m.Containers, Runtimes: runtimes, DefaultClass: oci.Class(cfg.DefaultRuntime), AgentBinary: agent,
 		Network: netdev.Config{
 			Bridge: cfg.BridgeName, Subnet: cfg.Subnet, Subnet6: cfg.Subnet6, Table: cfg.NftTable, NetnsPrefix: cfg.NetnsPrefix,
 			Spares: cfg.SpareNetworks, Resolvers: cfg.DNSResolvers, Reachable: cfg.Reachable, Log: log,
@@ -115,17 +120,17 @@ func (m *machine) nodeConfig(cfg *config.Config, log *slog.Logger, h hooks) (nod
 		DefaultLimits: oci.Limits{
 			MilliCPU: cfg.SandboxCPU.MilliValue(), Memory: cfg.SandboxMemory.Value(), Pids: int64(cfg.SandboxPids),
 		},
-		StoreAfter: cfg.StoreAfter, ReleaseAddresses: cfg.PausedAddresses == config.AddressesReleased, Exists: h.exists, Log: log, Refuse: h.health.Err, CheckSpace: room(cfg), Journalled: h.written, OnRepair: h.repaired, Metrics: h.metrics,
+		StoreAfter: cfg.StoreAfter, ReleaseAddresses: cfg.PausedAddresses == config.AddressesReleased, Exists: h.Exists, Log: log, Refuse: h.Health.Err, CheckSpace: hostcheck.CheckSpace(cfg), Journalled: h.Written, OnRepair: h.Repaired, Metrics: h.Metrics,
 	}
 	if failpoint.Enabled {
 		out.AfterStep = func(step string) error { return failpoint.Err("node/" + step) }
 	}
-	if h.tokens != nil {
-		out.AgentToken = h.tokens.Agent
+	if h.Tokens != nil {
+		out.AgentToken = h.Tokens.Agent
 	}
-	if h.metrics != nil {
+	if h.Metrics != nil {
 		steps := prometheus.NewHistogramVec(telemetry.DurationOpts("node", "step", "Time of one step in the making of a sandbox."), []string{"runtime", "step"})
-		if err := h.metrics.Register(steps); err != nil {
+		if err := h.Metrics.Register(steps); err != nil {
 			return out, fmt.Errorf("register the node's metrics: %w", err)
 		}
 		out.ObserveStep = func(class, step string, took time.Duration) {
@@ -136,7 +141,7 @@ func (m *machine) nodeConfig(cfg *config.Config, log *slog.Logger, h hooks) (nod
 }
 
 // runtimes finds the classes that this machine offers. gVisor is a must; runc is not.
-func (m *machine) runtimes(cfg *config.Config) ([]oci.Config, error) {
+func (m *Machine) runtimes(cfg *config.Config) ([]oci.Config, error) {
 	runsc, err := m.finder.Find(toolchain.Runsc)
 	if err != nil {
 		return nil, err
@@ -151,23 +156,6 @@ func (m *machine) runtimes(cfg *config.Config) ([]oci.Config, error) {
 	return out, nil
 }
 
-// makeNode configures containerd and the node.
-func (d *Daemon) makeNode(ctx context.Context) (err error) {
-	d.machine, err = newMachine(&d.cfg.Config, d.cfg.Log, hooks{
-		exists: d.exists, tokens: d.tokens, metrics: d.metrics, health: d.health, written: d.journalWritten, repaired: d.repaired,
-		adopted: func(ctx context.Context, n *node.Node) error { return checkNodeName(ctx, d.cfg.NodeName, n, d.cache) },
-	})
-	if err != nil {
-		return err
-	}
-	return d.machine.checkExternal(ctx)
-}
-
-// nodeServices are ready when running sandboxes are adopted.
-func (d *Daemon) nodeServices() services {
-	return append(d.machine.services(), boot.Background("containerd health", d.watchContainerd))
-}
-
 // inventory is what a node has; package node has it.
 type inventory interface {
 	List(ctx context.Context) ([]node.Status, error)
@@ -180,9 +168,9 @@ type named interface {
 	Checkpoint(ctx context.Context, key types.NamespacedName) (*barchan.Checkpoint, error)
 }
 
-// checkNodeName refuses a name under which this machine's own sandboxes and checkpoints would be those of
+// CheckNodeName refuses a name under which this machine's own sandboxes and checkpoints would be those of
 // another node: their objects name the machine as it was called when they were made.
-func checkNodeName(ctx context.Context, name string, has inventory, objects named) error {
+func CheckNodeName(ctx context.Context, name string, has inventory, objects named) error {
 	boxes, err := has.List(ctx)
 	if err != nil {
 		return err
@@ -190,7 +178,7 @@ func checkNodeName(ctx context.Context, name string, has inventory, objects name
 	for _, b := range boxes {
 		s, err := objects.Sandbox(ctx, types.NamespacedName{Namespace: b.Ref.Namespace, Name: b.Ref.Name})
 		if err == nil && s.UID == b.Ref.UID {
-			err = sameNode(name, s.Status.NodeName, "sandbox "+full(s))
+			err = sameNode(name, s.Status.NodeName, "sandbox "+fullName(s))
 		}
 		if err != nil && !errors.Is(err, errs.ErrNotFound) {
 			return err
@@ -204,7 +192,7 @@ func checkNodeName(ctx context.Context, name string, has inventory, objects name
 		ref := kept[i].Checkpoint
 		c, err := objects.Checkpoint(ctx, types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name})
 		if err == nil && c.UID == ref.UID && c.Status.Source != nil {
-			err = sameNode(name, c.Status.Source.Node, "checkpoint "+full(c))
+			err = sameNode(name, c.Status.Source.Node, "checkpoint "+fullName(c))
 		}
 		if err != nil && !errors.Is(err, errs.ErrNotFound) {
 			return err
@@ -220,65 +208,40 @@ func sameNode(name, was, what string) error {
 	return fmt.Errorf("nodeName: is %q, but %s on this machine is of node %q; set nodeName: %s, or delete what is of that node before the name changes: %w", name, what, was, was, errs.ErrInvalid)
 }
 
-// checkExternal reports whether a containerd that is not ours answers. After an error m is closed.
-func (m *machine) checkExternal(ctx context.Context) error {
-	if m.supervisor != nil {
+// CheckExternal reports whether a containerd that is not ours answers. After an error m is closed.
+func (m *Machine) CheckExternal(ctx context.Context) error {
+	if m.Supervisor != nil {
 		return nil
 	}
-	if err := m.containers.Check(ctx); err != nil {
-		return errors.Join(fmt.Errorf("containerdAddress: %w", err), m.close())
+	if err := m.Containers.Check(ctx); err != nil {
+		return errors.Join(fmt.Errorf("containerdAddress: %w", err), m.Close())
 	}
 	return nil
 }
 
 // services are containerd, if it is ours, and the node, which is ready when running sandboxes are adopted. The first one
 // closes m after the others.
-func (m *machine) services() services {
-	list := services{boot.Background("node files", func(ctx context.Context) error {
+func (m *Machine) Services() []boot.Service {
+	list := []boot.Service{boot.Background("node files", func(ctx context.Context) error {
 		<-ctx.Done()
-		return m.close()
+		return m.Close()
 	})}
-	if m.supervisor != nil {
-		list = append(list, boot.Service{Name: "containerd", Run: m.supervisor.Run})
+	if m.Supervisor != nil {
+		list = append(list, boot.Service{Name: "containerd", Run: m.Supervisor.Run})
 	}
-	return append(list, boot.Awaited("node", m.node.Run, func(ctx context.Context) error {
-		err := boot.Closed(m.node.Adopted())(ctx)
+	return append(list, boot.Awaited("node", m.Node.Run, func(ctx context.Context) error {
+		err := boot.Closed(m.Node.Adopted())(ctx)
 		if err == nil && m.adopted != nil {
-			err = m.adopted(ctx, m.node)
+			err = m.adopted(ctx, m.Node)
 		}
 		return err
 	}))
 }
 
-func (m *machine) close() error { return errors.Join(m.node.Close(), m.containers.Close()) }
+func (m *Machine) Close() error { return errors.Join(m.Node.Close(), m.Containers.Close()) }
 
-// own is the machine of a server that is ready, for the admin API. A replica has none.
-func (d *Daemon) own() (*machine, error) {
-	if err := d.progress.Err(); err != nil {
-		return nil, err
-	}
-	if d.machine == nil {
-		return nil, errs.Public(errs.ErrNotFound, "a replica runs no sandboxes; ask the server whose API it serves")
-	}
-	return d.machine, nil
-}
-
-// exists asks the API server itself, not a cache: something living may hang on the answer.
-func (d *Daemon) exists(ctx context.Context, ref sandbox.Ref) (bool, error) {
-	s := &agents.Sandbox{}
-	err := d.cache.Live().Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, s)
-	switch {
-	case apierrors.IsNotFound(err):
-		return false, nil
-	case err != nil:
-		return false, fmt.Errorf("read sandbox %s/%s: %w", ref.Namespace, ref.Name, err)
-	}
-	return s.UID == ref.UID, nil
-}
-
-// program tells of a program that the server relies on. It is run for its version once, not with
-// each status that somebody asks for.
-func (m *machine) program(ctx context.Context, name string) (toolchain.Program, error) {
+// program returns a program that the server needs. It is run once for its version, not for each status request.
+func (m *Machine) program(ctx context.Context, name string) (toolchain.Program, error) {
 	path, err := m.finder.Find(name)
 	if err != nil {
 		return toolchain.Program{}, err
@@ -298,8 +261,8 @@ func (m *machine) program(ctx context.Context, name string) (toolchain.Program, 
 	return found, err
 }
 
-// components tells of the programs that the server relies on.
-func (m *machine) components(ctx context.Context) (out []adminclient.Component) {
+// Components returns the programs that the server needs, with their states.
+func (m *Machine) Components(ctx context.Context) (out []adminclient.Component) {
 	for _, name := range []string{toolchain.Containerd, toolchain.Runsc, toolchain.Runc, toolchain.Agent} {
 		c := adminclient.Component{Name: name, State: "found"}
 		if p, err := m.program(ctx, name); err != nil {
@@ -309,7 +272,7 @@ func (m *machine) components(ctx context.Context) (out []adminclient.Component) 
 		}
 		if name == toolchain.Containerd {
 			c.State = "running"
-			if err := m.containers.Check(ctx); err != nil {
+			if err := m.Containers.Check(ctx); err != nil {
 				c.State = "away"
 			}
 		}
@@ -318,15 +281,15 @@ func (m *machine) components(ctx context.Context) (out []adminclient.Component) 
 	return out
 }
 
-// removeLeftovers removes whatever runs or lies on this machine of a data directory.
-func (m *machine) removeLeftovers(ctx context.Context, removed func(string)) error {
-	list, err := m.node.List(ctx)
+// RemoveLeftovers removes whatever runs or lies on this machine of a data directory.
+func (m *Machine) RemoveLeftovers(ctx context.Context, removed func(string)) error {
+	list, err := m.Node.List(ctx)
 	if err != nil {
 		return err
 	}
 	var all error
 	for _, x := range list {
-		if err := m.node.Remove(ctx, x.Ref); err != nil {
+		if err := m.Node.Remove(ctx, x.Ref); err != nil {
 			all = errors.Join(all, err)
 			continue
 		}
@@ -335,5 +298,8 @@ func (m *machine) removeLeftovers(ctx context.Context, removed func(string)) err
 	if all != nil {
 		return all
 	}
-	return m.node.Destroy(ctx)
+	return m.Node.Destroy(ctx)
 }
+
+// fullName is namespace and name of an object.
+func fullName(o client.Object) string { return o.GetNamespace() + "/" + o.GetName() }

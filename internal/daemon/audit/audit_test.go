@@ -1,4 +1,4 @@
-package daemon
+package audit
 
 import (
 	"context"
@@ -44,12 +44,12 @@ func whole() (*view, *agents.Sandbox) {
 	yes := true
 	s.OwnerReferences = []metav1.OwnerReference{{Kind: "SandboxClaim", Name: "c", UID: "c", Controller: &yes}}
 	v := &view{
-		Daemon: &Daemon{routes: route.NewTable()}, now: time.Now(), pools: map[types.UID]bool{}, wanted: []extensions.SandboxClaim{c},
+		table: route.NewTable(), now: time.Now(), pools: map[types.UID]bool{}, wanted: []extensions.SandboxClaim{c},
 		boxes:  map[types.UID]*agents.Sandbox{"a": s},
 		named:  map[client.ObjectKey]*agents.Sandbox{client.ObjectKeyFromObject(s): s},
 		onNode: map[types.UID]node.Status{"a": {Ref: sandbox.Ref{Namespace: "default", Name: "a", UID: "a"}}},
 	}
-	v.Daemon.routes.Apply(s)
+	v.table.Apply(s)
 	return v, s
 }
 
@@ -67,14 +67,14 @@ func TestAuditOfObjects(t *testing.T) {
 			func(v *view, s *agents.Sandbox) {
 				clear(v.onNode)
 				s.Status = agents.SandboxStatus{}
-				v.Daemon.routes = route.NewTable()
-				v.Daemon.routes.Apply(s)
+				v.table = route.NewTable()
+				v.table.Apply(s)
 				v.wanted[0].Status.Conditions = nil
 			}, nil,
 		},
 		"object gone": {
 			func(v *view, s *agents.Sandbox) {
-				v.Daemon.routes.ApplyDelete(s)
+				v.table.ApplyDelete(s)
 				clear(v.boxes)
 				clear(v.named)
 				v.wanted = nil
@@ -95,20 +95,20 @@ func TestAuditOfObjects(t *testing.T) {
 		"going for long": {
 			func(v *view, s *agents.Sandbox) {
 				s.DeletionTimestamp = &metav1.Time{Time: v.now.Add(-longGone - time.Second)}
-				v.Daemon.routes.ApplyDelete(s)
+				v.table.ApplyDelete(s)
 			},
 			[]string{"is being deleted since"},
 		},
 		"going": {
 			func(v *view, s *agents.Sandbox) {
 				s.DeletionTimestamp = &metav1.Time{Time: v.now.Add(-time.Second)}
-				v.Daemon.routes.ApplyDelete(s)
+				v.table.ApplyDelete(s)
 			}, nil,
 		},
 		"member of nothing": {
 			func(v *view, s *agents.Sandbox) {
 				s.Labels = map[string]string{agents.LabelWarmPoolSandbox: "p"}
-				v.Daemon.routes.ApplyDelete(s)
+				v.table.ApplyDelete(s)
 			},
 			[]string{"is a member of a warm pool that does not exist"},
 		},
@@ -125,15 +125,15 @@ func TestAuditOfObjects(t *testing.T) {
 			[]string{"sandbox default/a belongs to claim c, which does not exist"},
 		},
 		"no route": {
-			func(v *view, _ *agents.Sandbox) { v.Daemon.routes = route.NewTable() },
+			func(v *view, _ *agents.Sandbox) { v.table = route.NewTable() },
 			[]string{"sandbox default/a has no route"},
 		},
 		"route elsewhere": {
 			func(v *view, s *agents.Sandbox) {
 				r, _ := route.FromSandbox(s)
 				r.Address = netip.MustParseAddr("10.0.0.9")
-				v.Daemon.routes = route.NewTable()
-				v.Daemon.routes.Upsert(r)
+				v.table = route.NewTable()
+				v.table.Upsert(r)
 			},
 			[]string{"goes to 10.0.0.9, Running; it is at 10.0.0.2, Running"},
 		},
@@ -148,7 +148,7 @@ func TestAuditOfObjects(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			v, s := whole()
 			tt.spoil(v, s)
-			found := slices.Concat(v.sandboxes(), v.claims(), v.routes())
+			found := slices.Concat(v.sandboxes(), v.claims(), v.compareRoutes())
 			if len(found) != len(tt.want) {
 				t.Fatalf("found %+v, want %q", found, tt.want)
 			}
@@ -187,39 +187,39 @@ func TestStrayFiles(t *testing.T) {
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("stray files %q, %v, want %q", got, err, want)
 	}
-	if err := sweepFiles(cfg); err != nil {
+	if err := SweepFiles(cfg); err != nil {
 		t.Fatal(err)
 	}
 	got, err = strayFiles(cfg)
 	if want := []string{filepath.Join(dir, "tls/ca.crt.tmp")}; err != nil || !slices.Equal(got, want) {
-		t.Errorf("after the sweep: %q, %v, want %q, which nobody of ours makes", got, err, want)
+		t.Errorf("after the sweep: %q, %v, want %q, which we do not write", got, err, want)
 	}
 }
 
-// TestTwoLooks wants only what both looks saw, and no wait where the first saw nothing.
-func TestTwoLooks(t *testing.T) {
+// TestTwoPasses wants only what both passes find, and no wait if the first finds nothing.
+func TestTwoPasses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kept, goes, comes := adminclient.Finding{What: "kept"}, adminclient.Finding{What: "goes"}, adminclient.Finding{What: "comes"}
-		looks := [][]adminclient.Finding{{goes, kept}, {kept, comes}}
-		look := func(context.Context) (found []adminclient.Finding, _ error) {
-			found, looks = looks[0], looks[1:]
+		passes := [][]adminclient.Finding{{goes, kept}, {kept, comes}}
+		pass := func(context.Context) (found []adminclient.Finding, _ error) {
+			found, passes = passes[0], passes[1:]
 			return found, nil
 		}
 		began := time.Now()
-		if found, err := twice(t.Context(), look); err != nil || !slices.Equal(found, []adminclient.Finding{kept}) {
+		if found, err := twice(t.Context(), pass); err != nil || !slices.Equal(found, []adminclient.Finding{kept}) {
 			t.Errorf("found %v, %v", found, err)
 		}
 		if apart := time.Since(began); apart != auditApart {
-			t.Errorf("the looks were %v apart", apart)
+			t.Errorf("the passes were %v apart", apart)
 		}
-		looks, began = [][]adminclient.Finding{nil}, time.Now()
-		if found, err := twice(t.Context(), look); err != nil || len(found) > 0 || time.Since(began) > 0 {
+		passes, began = [][]adminclient.Finding{nil}, time.Now()
+		if found, err := twice(t.Context(), pass); err != nil || len(found) > 0 || time.Since(began) > 0 {
 			t.Errorf("found %v, %v after %v", found, err, time.Since(began))
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		looks = [][]adminclient.Finding{{kept}}
-		if found, err := twice(ctx, look); err == nil {
+		passes = [][]adminclient.Finding{{kept}}
+		if found, err := twice(ctx, pass); err == nil {
 			t.Errorf("found %v", found)
 		}
 	})

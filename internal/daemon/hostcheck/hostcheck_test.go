@@ -1,11 +1,8 @@
-package daemon
+package hostcheck
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,10 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
-	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/config"
-	"github.com/barchan-dev/barchan/internal/control/apiserver"
-	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 func TestWatermark(t *testing.T) {
@@ -58,7 +52,7 @@ func TestParseMemory(t *testing.T) {
 			t.Errorf("parseMemory(%q) has no error", text)
 		}
 	}
-	if _, _, err := readMemory(); err != nil {
+	if _, _, err := ReadMemory(); err != nil {
 		t.Error(err)
 	}
 }
@@ -70,8 +64,8 @@ func TestSyncFailed(t *testing.T) {
 		fmt.Errorf("write journal: %w", &os.PathError{Op: "write", Path: "/x", Err: unix.ENOSPC}): false,
 		errors.New("encode journal"):                                                              false,
 	} {
-		if syncFailed(err) != want {
-			t.Errorf("syncFailed(%v) = %v", err, !want)
+		if SyncFailed(err) != want {
+			t.Errorf("SyncFailed(%v) = %v", err, !want)
 		}
 	}
 }
@@ -101,10 +95,10 @@ func writeZeros(t *testing.T, path string, size int) {
 	}
 }
 
-func TestLookAtDisks(t *testing.T) {
+func TestCheckDisks(t *testing.T) {
 	dir := mount(t, "64m")
 	bytes, inodes := &watermark{least: 1 << 30, capped: true}, &watermark{least: leastInodes, capped: true}
-	look := func() error { return lookAtDisks([]string{filepath.Join(dir, "none"), dir}, bytes, inodes) }
+	look := func() error { return checkDisks([]string{filepath.Join(dir, "none"), dir}, bytes, inodes) }
 	if err := look(); err != nil {
 		t.Fatalf("an empty disk: %v", err)
 	}
@@ -124,7 +118,7 @@ func TestLookAtDisks(t *testing.T) {
 	for i := range 97 {
 		writeZeros(t, filepath.Join(few, fmt.Sprint(i)), 0)
 	}
-	err = lookAtDisks([]string{few}, bytes, inodes)
+	err = checkDisks([]string{few}, bytes, inodes)
 	if text, _ := errs.PublicMessage(err); !strings.Contains(text, "inodes are free") {
 		t.Errorf("a disk without inodes: %v", err)
 	}
@@ -159,104 +153,12 @@ func TestReserveIsGivenUp(t *testing.T) {
 	}
 }
 
-// roomOn makes a server whose data directory is on a disk.
-func roomOn(t *testing.T, disk string, anew bool) *Daemon {
-	t.Helper()
-	cfg := config.Default()
-	cfg.DataDir, cfg.RunDir, cfg.NodeName = filepath.Join(disk, "d"), filepath.Join(disk, "d", "run"), "n"
-	cfg.HTTPAddr, cfg.TLSAddr, cfg.KubeAddr = "127.0.0.1:0", "", "127.0.0.1:0"
-	d, err := New(Config{Config: cfg, Log: telemetry.Discard(), AfterReexec: anew})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return d
-}
-
-func post(t *testing.T, url string) (status int, text string) {
-	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
-	res, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = res.Body.Close() }()
-	b, err := io.ReadAll(res.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return res.StatusCode, string(b)
-}
-
-// A server over a disk that is not well says so at once; one that begins anew waits, and tells
-// everybody why.
-func TestAwaitDisk(t *testing.T) {
-	disk := mount(t, "256m")
-	writeZeros(t, filepath.Join(disk, "big"), 200<<20)
-	if err := roomOn(t, disk, false).Run(t.Context()); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), `"disk"`) || !strings.Contains(err.Error(), "MiB are needed") {
-		t.Errorf("Run on a full disk = %v", err)
-	}
-	d := roomOn(t, disk, true)
-	done := make(chan error, 1)
-	go func() { done <- d.progress.Do(t.Context(), "disk", d.awaitDisk) }()
-	eventually.True(t, "something is told to be wrong", func() bool { return d.health.Err() != nil })
-	if status, text := post(t, "http://"+d.plain.listener.Addr().String()+"/sandboxes"); status != http.StatusServiceUnavailable ||
-		!strings.Contains(text, "(disk)") || !strings.Contains(text, "MiB are needed") {
-		t.Errorf("meanwhile: %d %s", status, text)
-	}
-	if err := os.Remove(filepath.Join(disk, "big")); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-done; err != nil {
-		t.Errorf("with room again: %v", err)
-	}
-	if err := d.health.Err(); err != nil {
-		t.Errorf("it is still told to be wrong: %v", err)
-	}
-}
-
-func TestReadOnlyRoom(t *testing.T) {
-	disk := mount(t, "256m")
-	d := roomOn(t, disk, false)
-	if err := unix.Mount("", disk, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Run(t.Context()); !errors.Is(err, unix.EROFS) {
-		t.Errorf("Run on a read-only disk = %v", err)
-	}
-}
-
-func TestLost(t *testing.T) {
-	d := &Daemon{log: telemetry.Discard()}
-	full := fmt.Errorf("x: %w", unix.ENOSPC)
-	if err := d.lost(t.Context(), full); errors.Is(err, ErrReexec) {
-		t.Error("the first boot on a full disk goes on for ever")
-	}
-	if err := d.lost(t.Context(), fmt.Errorf("x: %w", apiserver.ErrStorage)); !errors.Is(err, ErrReexec) {
-		t.Errorf("after storage failed: %v", err)
-	}
-	d.cfg.AfterReexec = true
-	if err := d.lost(t.Context(), full); !errors.Is(err, ErrReexec) {
-		t.Errorf("a boot after that: %v", err)
-	}
-	if err := d.lost(t.Context(), errors.New("else")); errors.Is(err, ErrReexec) {
-		t.Errorf("what the disk has nothing to do with: %v", err)
-	}
-	stopped, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := d.lost(stopped, full); errors.Is(err, ErrReexec) {
-		t.Error("a server that was asked to stop begins anew")
-	}
-}
-
 // What would take from that which is kept is not written.
-func TestRoom(t *testing.T) {
+func TestCheckSpace(t *testing.T) {
 	dir := mount(t, "64m")
 	cfg := config.Default()
 	cfg.ReserveDisk = resource.MustParse("16Mi")
-	may := room(&cfg)
+	may := CheckSpace(&cfg)
 	if err := may(dir, 40<<20); err != nil {
 		t.Errorf("40 of 64 MiB: %v", err)
 	}
@@ -266,7 +168,7 @@ func TestRoom(t *testing.T) {
 		t.Errorf("50 of 64 MiB: %v (public %q)", err, text)
 	}
 	cfg.ReserveDisk = resource.Quantity{}
-	if room(&cfg) != nil {
+	if CheckSpace(&cfg) != nil {
 		t.Error("nothing is kept, and room is asked for")
 	}
 }

@@ -1,4 +1,4 @@
-package daemon
+package machine
 
 import (
 	"errors"
@@ -12,9 +12,9 @@ import (
 
 const dirMode = 0o700
 
-// lockDir takes a data directory for this process. The error of a directory in use is an
+// Lock takes a data directory for this process. The error of a directory in use is an
 // errs.ErrConflict that names the holder's process ID.
-func lockDir(dir string) (release func() error, err error) {
+func Lock(dir string) (release func() error, err error) {
 	if err := os.MkdirAll(dir, dirMode); err != nil {
 		return nil, fmt.Errorf("make data directory: %w", err)
 	}

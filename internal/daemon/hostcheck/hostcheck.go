@@ -1,4 +1,8 @@
-package daemon
+// Package hostcheck watches what the server depends on: disk space, memory, writes to the data directory, containerd. It sets
+// conditions on the gate that refuses new work.
+//
+// It stops nothing and removes nothing but its own reserve file.
+package hostcheck
 
 import (
 	"cmp"
@@ -6,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -19,35 +24,42 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/config"
-	"github.com/barchan-dev/barchan/internal/control/apiserver"
 )
 
-// Names of what may be wrong; the API server has one of its own for the store of objects.
+// Names of conditions; the API server has its own for the store of objects.
 const (
 	conditionDisk       = "disk"
-	conditionWrites     = "data directory"
+	ConditionWrites     = "data directory"
 	conditionMemory     = "memory"
 	conditionContainerd = "containerd"
-	conditionJournal    = "journal"
+	ConditionJournal    = "journal"
 )
 
 const (
-	lookEvery  = time.Second
+	// Interval is between checks.
+	Interval   = time.Second
 	writeEvery = 5 * time.Second
-	// slowWrite is how long a small write may take before the disk counts as away.
+	// slowWrite is how long a small write may take before the condition is set.
 	slowWrite = 15 * time.Second
-	// containerdPatience bounds one question to containerd. It counts as away when it has left
-	// two unanswered, as one that is started again is back before that.
+	// containerdPatience limits one check of containerd. Two failures in a row set the condition, because a containerd that
+	// restarts answers before the second.
 	containerdPatience = 2 * time.Second
 	containerdMisses   = 2
 )
 
-// watchContainerd checks that containerd answers.
-func (d *Daemon) watchContainerd(ctx context.Context) error {
+// Watcher sets conditions of the host on a gate.
+type Watcher struct {
+	Config *config.Config
+	Gate   *health.Gate
+	Log    *slog.Logger
+}
+
+// WatchContainerd checks that containerd answers, until ctx is done.
+func (w Watcher) WatchContainerd(ctx context.Context, check func(ctx context.Context) error) error {
 	misses := 0
-	return lifecycle.Every(ctx, lookEvery, func() {
+	return lifecycle.Every(ctx, Interval, func() {
 		limited, cancel := context.WithTimeout(ctx, containerdPatience)
-		err := d.machine.containers.Check(limited)
+		err := check(limited)
 		cancel()
 		if err == nil {
 			misses = 0
@@ -56,84 +68,68 @@ func (d *Daemon) watchContainerd(ctx context.Context) error {
 			err = errs.Public(err, "it does not answer; it is started again if it is ours")
 		}
 		if ctx.Err() == nil && (err == nil || misses >= containerdMisses) {
-			d.health.Set(conditionContainerd, err)
+			w.Gate.Set(conditionContainerd, err)
 		}
 	})
 }
 
-// watchRoom looks at free space and free memory, and keeps the reserve.
-func (d *Daemon) watchRoom(ctx context.Context) error {
+// WatchSpace checks free disk space and memory, and keeps the reserve, until ctx is done.
+func (w Watcher) WatchSpace(ctx context.Context) error {
 	usual := config.Default()
-	disk := diskMark(&d.cfg.Config)
+	disk := diskMark(w.Config)
 	inodes := watermark{least: leastInodes, capped: true}
-	memory := watermark{least: d.cfg.ReserveMemory.Value(), capped: d.cfg.ReserveMemory.Equal(usual.ReserveMemory)}
-	return lifecycle.Every(ctx, lookEvery, func() {
-		d.health.Set(conditionDisk, lookAtDisks(diskDirs(&d.cfg.Config), &disk, &inodes))
-		free, total, err := readMemory()
+	memory := watermark{least: w.Config.ReserveMemory.Value(), capped: w.Config.ReserveMemory.Equal(usual.ReserveMemory)}
+	return lifecycle.Every(ctx, Interval, func() {
+		w.Gate.Set(conditionDisk, checkDisks(diskDirs(w.Config), &disk, &inodes))
+		free, total, err := ReadMemory()
 		if err == nil && memory.low(free, total) {
 			err = errs.Public(nil, fmt.Sprintf("%d MiB of memory are free, and %d MiB are kept", free>>20, memory.share(total)>>20))
 		}
-		d.health.Set(conditionMemory, err)
-		if err := keepReserve(d.cfg.DataDir); err != nil {
-			d.log.DebugContext(ctx, "reserve of disk space not kept", telemetry.Error, err)
+		w.Gate.Set(conditionMemory, err)
+		if err := keepReserve(w.Config.DataDir); err != nil {
+			w.Log.DebugContext(ctx, "reserve of disk space not kept", telemetry.Error, err)
 		}
 	})
 }
 
-// watchWrites has a small file written to the data directory in an interval. A write that hangs
-// holds up only the next one.
-func (d *Daemon) watchWrites(ctx context.Context) error {
+// WatchWrites writes a small file to the data directory at intervals until ctx is done. A write that hangs delays only the
+// next one.
+func (w Watcher) WatchWrites(ctx context.Context) error {
 	results := make(chan error, 1)
 	running, began := false, time.Time{}
 	defer func() {
-		if running { // a disk that hangs lets nobody end in order; it is left behind then
+		if running { // a write to a disk that hangs never ends; its goroutine is abandoned
 			select {
-			case <-results: //nolint:errcheck // nobody asks any more
+			case <-results: //nolint:errcheck // too late to use it
 			case <-time.After(slowWrite):
 			}
 		}
 	}()
-	return lifecycle.Every(ctx, lookEvery, func() {
+	return lifecycle.Every(ctx, Interval, func() {
 		if running {
 			select {
 			case err := <-results:
 				running = false
-				d.health.Set(conditionWrites, writeFault(err))
-				if err == nil { // what the journal met may have been the same; its next write tells
-					d.health.Set(conditionJournal, nil)
+				w.Gate.Set(ConditionWrites, WriteFault(err))
+				if err == nil { // the journal may have met the same fault; its next write shows it
+					w.Gate.Set(ConditionJournal, nil)
 				}
 			default:
 				if time.Since(began) > slowWrite {
-					d.health.Set(conditionWrites, errs.Public(nil, "a small write to its disk has not come back"))
+					w.Gate.Set(ConditionWrites, errs.Public(nil, "a small write to its disk has not come back"))
 				}
 			}
 			return
 		}
-		if time.Since(began) >= writeEvery || d.health.Err() != nil {
+		if time.Since(began) >= writeEvery || w.Gate.Err() != nil {
 			running, began = true, time.Now()
-			go func() { results <- durable.CheckWrites(d.cfg.DataDir) }() // the deferred function waits
+			go func() { results <- durable.CheckWrites(w.Config.DataDir) }() // the deferred function waits
 		}
 	})
 }
 
-// journalWritten is told how each write of the node's journal went. After a sync that failed the
-// kernel may show what never reached the disk, and takes it for written: only what is read anew
-// can be trusted.
-func (d *Daemon) journalWritten(err error) {
-	if err == nil {
-		return
-	}
-	d.health.Set(conditionJournal, writeFault(err))
-	if syncFailed(err) {
-		select {
-		case d.broken <- fmt.Errorf("%w: the node's journal: %w", apiserver.ErrStorage, err):
-		default: // it is known
-		}
-	}
-}
-
-// syncFailed tells a sync that failed from a write that did: of that the path is told.
-func syncFailed(err error) bool {
+// SyncFailed reports whether an error is of a sync, not of a write: only that of a write names a path.
+func SyncFailed(err error) bool {
 	if path, ok := errors.AsType[*fs.PathError](err); ok {
 		return path.Op == "sync"
 	}
@@ -141,8 +137,8 @@ func syncFailed(err error) bool {
 	return ok
 }
 
-// writeFault says in words what is the matter with a disk.
-func writeFault(err error) error {
+// WriteFault returns the error of a write with a message for the administrator.
+func WriteFault(err error) error {
 	switch {
 	case err == nil:
 		return nil
@@ -208,9 +204,9 @@ func diskOf(dir string) (disk, error) {
 	return disk{s.Fsid, int64(s.Bavail) * s.Bsize, int64(s.Blocks) * s.Bsize, int64(s.Ffree), int64(s.Files)}, nil //nolint:gosec // as large as disks are
 }
 
-// lookAtDisks returns what is wrong with the first disk that is short of something. Directories
+// checkDisks returns what is wrong with the first disk that is short of something. Directories
 // that are not there are no disks.
-func lookAtDisks(dirs []string, bytes, inodes *watermark) error {
+func checkDisks(dirs []string, bytes, inodes *watermark) error {
 	for _, dir := range dirs {
 		d, err := diskOf(dir)
 		switch {
@@ -229,9 +225,9 @@ func lookAtDisks(dirs []string, bytes, inodes *watermark) error {
 	return nil
 }
 
-// room returns what says why so many more bytes may not be written below a directory: the disk would
+// CheckSpace returns what says why so many more bytes may not be written below a directory: the disk would
 // then have less than what is kept for all that runs. Nil if nothing is kept.
-func room(cfg *config.Config) func(dir string, bytes int64) error {
+func CheckSpace(cfg *config.Config) func(dir string, bytes int64) error {
 	mark := diskMark(cfg)
 	if mark.least == 0 {
 		return nil
@@ -258,8 +254,8 @@ func diskMark(cfg *config.Config) watermark {
 	return watermark{least: cfg.ReserveDisk.Value(), capped: cfg.ReserveDisk.Equal(config.Default().ReserveDisk)}
 }
 
-// readMemory returns how many bytes programs can still get, and how many there are.
-func readMemory() (free, total int64, err error) {
+// ReadMemory returns how many bytes programs can still get, and how many there are.
+func ReadMemory() (free, total int64, err error) {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
 		return 0, 0, errs.Public(err, "it cannot be looked at")
@@ -267,8 +263,8 @@ func readMemory() (free, total int64, err error) {
 	return parseMemory(string(text))
 }
 
-// conditions tells an administrator what is wrong.
-func conditions(g *health.Gate) (out []adminclient.Condition) {
+// Conditions returns the conditions of a gate for the administrator.
+func Conditions(g *health.Gate) (out []adminclient.Condition) {
 	for _, c := range g.Conditions() {
 		out = append(out, adminclient.Condition{Name: c.Name, Reason: c.Reason, Detail: c.Detail, Since: c.Since})
 	}
@@ -278,14 +274,14 @@ func conditions(g *health.Gate) (out []adminclient.Condition) {
 // remedies say what to do about a condition.
 var remedies = map[string]string{
 	conditionDisk:       "free space there, or end sandboxes; reserveDisk is what is kept",
-	conditionWrites:     "mend its disk; the server goes on by itself",
+	ConditionWrites:     "mend its disk; the server goes on by itself",
 	conditionMemory:     "end sandboxes, or add memory; reserveMemory is what is kept",
 	conditionContainerd: "see containerd/containerd.log in the data directory",
-	conditionJournal:    "mend the disk of the data directory",
+	ConditionJournal:    "mend the disk of the data directory",
 }
 
-// checkHealth is what is wrong, as findings of a doctor.
-func checkHealth(g *health.Gate) (out []adminclient.Check) {
+// Checks returns the conditions of a gate as findings of a doctor.
+func Checks(g *health.Gate) (out []adminclient.Check) {
 	for _, c := range g.Conditions() {
 		out = append(out, adminclient.Check{
 			Name: "server: " + c.Name, State: adminclient.CheckFailed, Detail: cmp.Or(c.Reason, c.Detail),
