@@ -6,6 +6,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/control/controllers"
 	"github.com/barchan-dev/barchan/internal/control/controllers/checkpoint"
@@ -17,14 +18,12 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
-	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
 // makeTables makes what decides from memory: routes, ready members, quotas, connections to agents.
 func (d *Daemon) makeTables(context.Context) (err error) {
 	if d.picker, err = picker.New(picker.Config{
 		Writer: d.objects, Log: d.cfg.Log, Metrics: d.metrics,
-		Orphaned: func(s *agents.Sandbox) { d.manager.Orphaned(s) },
 	}); err != nil {
 		return err
 	}
@@ -33,8 +32,9 @@ func (d *Daemon) makeTables(context.Context) (err error) {
 	}}); err != nil {
 		return err
 	}
+	d.assumed = assumecache.New(d.cache.Sandbox)
 	d.binder = manager.NewBinder(manager.BinderConfig{Tokens: d.tokens})
-	d.observers = []observer{d.observeRoute, d.observeDeletion, d.picker.Observe, d.quotas.Observe, d.binder.Observe}
+	d.observers = []observer{d.observeRoute, d.observeDeletion, d.assumed.Observe, d.picker.Observe, d.quotas.Observe, d.binder.Observe}
 	return nil
 }
 
@@ -65,7 +65,7 @@ func (d *Daemon) makeManager(context.Context) (err error) {
 	}
 	d.manager, err = manager.New(manager.Config{
 		Gate:    d.health,
-		Objects: d.objects, Cache: d.cache, Picker: d.picker, Quota: d.quotas, Binder: d.binder,
+		Objects: d.objects, Cache: d.cache, Picker: d.picker, Quota: d.quotas, Assumed: d.assumed, Binder: d.binder,
 		Routes: replicatedRoutes{d}, Witness: d.binder, Tokens: d.tokens, Log: d.cfg.Log, Metrics: d.metrics, MaxTimeout: d.cfg.MaxTimeout,
 		ForkSecrets: d.cfg.ForkSecrets,
 		DiskUsed:    diskUsed,
@@ -146,17 +146,9 @@ func (d *Daemon) controllers() []controllerSpec {
 		}},
 		{"claims", func() (controller, error) {
 			return claim.New(claim.Config{
-				Log: d.cfg.Log, Client: d.cache.Live(), Watched: d.cache.Informers(), Cache: d.cache, Picker: d.picker, Quota: d.quotas,
-				Binder: envBinder{d.binder}, Events: d.recorder, Metrics: d.metrics,
+				Log: d.cfg.Log, Client: d.cache.Live(), Watched: d.cache.Informers(), Cache: d.cache, Picker: d.picker, Quota: d.quotas, Assumed: d.assumed,
+				Binder: d.binder, Events: d.recorder, Metrics: d.metrics,
 			})
 		}},
 	}
-}
-
-// envBinder hands variables to agents for claims that are objects.
-type envBinder struct{ agents *manager.AgentBinder }
-
-// Bind implements claim.Binder.
-func (b envBinder) Bind(ctx context.Context, s *agents.Sandbox, env map[string]string) error {
-	return b.agents.Bind(ctx, s, envd.InitRequest{EnvVars: env})
 }

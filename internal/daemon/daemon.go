@@ -23,6 +23,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/control/manager"
 	"github.com/barchan-dev/barchan/internal/control/picker"
@@ -82,6 +83,7 @@ type Daemon struct {
 	peers         *peers.Replica // nil where there are none
 	observers     []observer     // of sandboxes, in the order of their calls
 	picker        *picker.Picker
+	assumed       *assumecache.Sandboxes
 	quotas        *quota.Quotas
 	binder        *manager.AgentBinder
 	manager       *manager.Manager

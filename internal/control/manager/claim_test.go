@@ -324,16 +324,25 @@ func TestFailedCreatesGiveBackTheirQuota(t *testing.T) {
 	f.mustCreate(t, request("base"))
 }
 
+// orphaning is a picker that reports orphans of the test's.
+type orphaning struct {
+	Picker
+	orphans chan *agents.Sandbox
+}
+
+func (o orphaning) Orphans() <-chan *agents.Sandbox { return o.orphans }
+
 func TestOrphansAreRemoved(t *testing.T) {
-	f := newFixture(t)
+	orphans := make(chan *agents.Sandbox, 2)
+	f := newFixture(t, func(c *Config) { c.Picker = orphaning{c.Picker, orphans} })
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- f.Run(ctx) }()
 	v, claimed := f.mustCreate(t, request("base")), f.mustCreate(t, request("base"))
 	theirs := f.object(t, claimed)
 	theirs.Labels[agents.LabelClaimUID] = "a claim's"
-	f.Orphaned(theirs)
-	f.Orphaned(f.object(t, v))
+	orphans <- theirs
+	orphans <- f.object(t, v)
 	_, err := f.cluster.WaitSandbox(ctx, client.ObjectKey{Namespace: v.Namespace, Name: v.Name}, func(s *agents.Sandbox) (bool, error) { return s == nil, nil })
 	if err != nil {
 		t.Fatal(err)

@@ -104,8 +104,7 @@ func (m *Manager) create(ctx context.Context, c *createOp) (*agents.Sandbox, err
 func (m *Manager) obtain(ctx context.Context, c *createOp) (*agents.Sandbox, error) {
 	t, err := m.resolve(ctx, c.Namespace, c.Template)
 	if err == nil {
-		c.key = client.ObjectKeyFromObject(t)
-		return m.take(ctx, c)
+		return m.take(ctx, c, client.ObjectKeyFromObject(t))
 	}
 	if !errors.Is(err, errs.ErrNotFound) {
 		return nil, err
@@ -171,28 +170,29 @@ func (m *Manager) checkTimeout(d time.Duration) error {
 	return nil
 }
 
-// make creates a sandbox of the template as it is now. joined says that another did so before, for
-// the same request, and that it is complete.
+// make creates a sandbox of the template as it is now. joined reports that an earlier create of the same
+// request has made it, and that it is complete.
 func (m *Manager) make(ctx context.Context, c *createOp) (s *agents.Sandbox, joined bool, err error) {
 	const tries = 4
-	for try := 1; ; try++ {
-		s := c.blueprint(try)
-		c.holding().For(s.Name)
-		err := m.objects.Create(ctx, s)
+	for c.try = 1; ; c.try++ {
+		s, err := c.claim.Create(ctx, true)
 		if err == nil {
 			failpoint.Reach("create/written")
 			return s, false, nil
 		}
+		if s == nil {
+			return nil, false, err
+		}
 		if apierrors.IsNotFound(err) {
 			return nil, false, errs.Public(fromAPI("create sandbox", err), fmt.Sprintf("the team's namespace %q does not exist", c.Namespace))
 		}
-		if !apierrors.IsAlreadyExists(err) || try == tries {
+		if !apierrors.IsAlreadyExists(err) || c.try == tries {
 			return nil, false, fromAPI("create sandbox", err)
 		}
-		if c.mark == (requestDigest{}) {
+		if c.digest == (requestDigest{}) {
 			continue
 		}
-		other, err := m.holder(ctx, client.ObjectKeyFromObject(s), c.mark)
+		other, err := m.holder(ctx, client.ObjectKeyFromObject(s), c.digest)
 		if err == nil && other != nil {
 			other, err = m.again(ctx, c, other)
 		}
@@ -202,27 +202,7 @@ func (m *Manager) make(ctx context.Context, c *createOp) (s *agents.Sandbox, joi
 	}
 }
 
-// blueprint is the sandbox of a cold start.
-func (c *createOp) blueprint(try int) *agents.Sandbox {
-	now := c.asRead()
-	s := pool.NewSandbox(now.template, now.revision, c.Namespace)
-	s.Name = nameLike(now.template.Name)
-	if c.mark != (requestDigest{}) {
-		s.Name = c.mark.name(try)
-		s.Annotations[AnnotationIdempotencyPending] = "true"
-	}
-	pool.StartWarm(s, c.warm)
-	if c.origin != nil {
-		c.origin.apply(s)
-	}
-	if len(c.pools) > 0 {
-		s.Labels[pool.LabelOrigin] = string(c.pools[0].UID)
-	}
-	c.own(s, c.m.firstDeadline(c.Timeout))
-	return s
-}
-
-// own writes what a claim wants into a sandbox that is new, or a member just adopted.
+// own writes what the create asks for into a new sandbox or a member.
 func (c *createOp) own(s *agents.Sandbox, end *metav1.Time) {
 	s.Labels[agents.LabelCreatedBy] = CreatedBy
 	s.Spec.ShutdownTime = end
@@ -236,9 +216,9 @@ func (c *createOp) own(s *agents.Sandbox, end *metav1.Time) {
 	if s.Annotations[pool.AnnotationClaimedAt] == "" {
 		s.Annotations[pool.AnnotationClaimedAt] = exactly()
 	}
-	if c.mark != (requestDigest{}) {
-		s.Annotations[pool.AnnotationIdempotencyKey] = c.mark.key
-		s.Annotations[AnnotationIdempotencyBody] = c.mark.body
+	if c.digest != (requestDigest{}) {
+		s.Annotations[pool.AnnotationIdempotencyKey] = c.digest.key
+		s.Annotations[AnnotationIdempotencyBody] = c.digest.body
 	}
 	agents.SetDefaults(s)
 }

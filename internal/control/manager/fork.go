@@ -67,7 +67,7 @@ func (m *Manager) ForkEach(ctx context.Context, req ForkRequest, tell func(n int
 		return err
 	}
 	forks := m.newForks(ctx, &req, s, start)
-	defer forks.letGo()
+	defer forks.release()
 	if !forks.any() {
 		forks.start(ctx, m, "", tell)
 		return nil
@@ -124,9 +124,9 @@ func originOf(s *agents.Sandbox) *origin {
 type forks []fork
 
 type fork struct {
-	claim *createOp
-	made  *agents.Sandbox
-	err   error
+	create *createOp
+	made   *agents.Sandbox
+	err    error
 }
 
 // newForks reserves what the forks will use; those for which there is no room have failed.
@@ -146,7 +146,7 @@ func (m *Manager) newForks(ctx context.Context, req *ForkRequest, s *agents.Sand
 			policies = &agents.BarchanSpec{}
 		}
 		c.startFrom(originOf(s), s.Spec.SandboxBlueprint.DeepCopy(), policies, cmp.Or(s.Annotations[agents.AnnotationTemplateRef], s.Name))
-		all[i] = fork{claim: c, err: c.holds(ctx)}
+		all[i] = fork{create: c, err: c.claim.Reserve(ctx)}
 	}
 	return all
 }
@@ -172,10 +172,10 @@ func (f forks) start(ctx context.Context, m *Manager, checkpoint string, tell fu
 			refused = append(refused, i)
 			continue
 		}
-		f[i].claim.origin.restore.CheckpointName = checkpoint
+		f[i].create.origin.restore.CheckpointName = checkpoint
 		wg.Go(func() {
 			defer func() { ended <- i }()
-			f[i].made, f[i].err = m.takeCold(ctx, f[i].claim)
+			f[i].made, f[i].err = m.takeCold(ctx, f[i].create)
 			if f[i].err == nil {
 				m.cfg.Routes.Apply(f[i].made)
 			}
@@ -190,11 +190,11 @@ func (f forks) start(ctx context.Context, m *Manager, checkpoint string, tell fu
 	}
 }
 
-// letGo gives back the room of those that have not come to be.
-func (f forks) letGo() {
+// release gives back the room of those that have not come to be.
+func (f forks) release() {
 	for i := range f {
 		if f[i].made == nil {
-			f[i].claim.letGo()
+			f[i].create.claim.Release()
 		}
 	}
 }

@@ -20,7 +20,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/cache"
+	"github.com/barchan-dev/barchan/internal/control/claiming"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/edge/route"
@@ -115,7 +117,9 @@ func (w *world) manager(t *testing.T, objects *cache.Cache, change ...func(*Conf
 	if err != nil {
 		t.Fatal(err)
 	}
+	assumed := assumecache.New(objects.Sandbox)
 	synced, err := cache.On(t.Context(), objects, func(older, newer *agents.Sandbox) {
+		assumed.Observe(older, newer)
 		members.Observe(older, newer)
 		quotas.Observe(older, newer)
 	})
@@ -129,7 +133,7 @@ func (w *world) manager(t *testing.T, objects *cache.Cache, change ...func(*Conf
 	}
 	cfg := Config{
 		Objects: writer, Cache: objects, Routes: route.NewTable(), Witness: &fakeWitness{}, Tokens: tokens, Log: telemetry.Discard(),
-		Picker: members, Quota: quotas, Binder: w.agents,
+		Picker: members, Quota: quotas, Assumed: assumed, Binder: w.agents,
 		StartTimeout: eventually.Patience, MoveTimeout: eventually.Patience,
 	}
 	for _, c := range change {
@@ -140,6 +144,9 @@ func (w *world) manager(t *testing.T, objects *cache.Cache, change ...func(*Conf
 		t.Fatal(err)
 	}
 	m.settleIn, m.bindIn = eventually.Patience, eventually.Patience
+	if m.claims, err = claiming.New(m.claimingConfig()); err != nil {
+		t.Fatal(err)
+	}
 	return m, writer
 }
 

@@ -75,6 +75,7 @@ func (m *Manager) remove(ctx context.Context, s *agents.Sandbox) error {
 		return fromAPI("delete sandbox", err)
 	}
 	failpoint.Reach("delete/written")
+	m.assumed.Forget(s.UID)
 	m.cfg.Routes.ApplyDelete(s)
 	m.settle(ctx, s, func(now *agents.Sandbox) bool { return now.DeletionTimestamp != nil })
 	m.vacated(s, nil)
@@ -239,8 +240,15 @@ func (m *Manager) findAny(ctx context.Context, namespace, id string) (*agents.Sa
 
 // owned returns a sandbox that has an owner, dead or alive, of any tenant. None is an errs.ErrNotFound.
 func (m *Manager) owned(ctx context.Context, id sandbox.ID) (*agents.Sandbox, error) {
-	m.ahead.wait(ctx, func(other sandbox.ID, _ string) bool { return id == other })
 	s, err := m.cache.SandboxByID(ctx, id)
+	switch {
+	case err == nil:
+		s = m.assumed.Latest(s)
+	case errors.Is(err, errs.ErrNotFound):
+		if a := m.assumed.Find(func(s *agents.Sandbox) bool { return sandbox.IDOf(s.UID) == id }); a != nil {
+			s, err = a, nil
+		}
+	}
 	if errors.Is(err, errs.ErrNotFound) || (err == nil && pool.MemberOf(s) != "") {
 		s, err = m.findByHint(ctx, id)
 	}

@@ -56,11 +56,11 @@ func (m *Manager) List(ctx context.Context, req ListRequest) (Page, error) {
 	if err != nil {
 		return Page{}, err
 	}
-	m.ahead.waitFor(ctx, req.Namespace)
 	all, err := m.cache.Sandboxes(ctx, req.Namespace)
 	if err != nil {
 		return Page{}, fmt.Errorf("list sandboxes: %w", err)
 	}
+	all = m.assumed.Merge(all, func(s *agents.Sandbox) bool { return s.Namespace == req.Namespace })
 	templateID := ""
 	if req.Template != "" {
 		t, err := m.resolve(ctx, req.Namespace, req.Template)

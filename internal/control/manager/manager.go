@@ -19,6 +19,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/health"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/assumecache"
+	"github.com/barchan-dev/barchan/internal/control/claiming"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
@@ -58,6 +60,7 @@ type Templates interface {
 
 // Checkpoints reads checkpoints, as Sandboxes does sandboxes.
 type Checkpoints interface {
+	Checkpoint(ctx context.Context, key types.NamespacedName) (*barchan.Checkpoint, error)
 	Checkpoints(ctx context.Context, namespace string) ([]barchan.Checkpoint, error)
 	// WaitCheckpoint blocks until done says so. done gets nil once the checkpoint is gone.
 	WaitCheckpoint(ctx context.Context, key types.NamespacedName, done func(*barchan.Checkpoint) (bool, error)) (*barchan.Checkpoint, error)
@@ -95,10 +98,12 @@ type AgentReader interface {
 	Logs(ctx context.Context, s *agents.Sandbox, since time.Time) ([]envd.LogLine, error)
 }
 
-// Picker hands out the warm members of pools; package picker has it.
+// Picker leases the warm members of pools; package picker has it.
 type Picker interface {
-	Pick(ctx context.Context, req picker.Request) (*agents.Sandbox, error)
+	Begin(pool types.UID) *picker.Pick
 	Ready(pool types.UID, revision string) int
+	// Orphans are members that were written for claims whose callers had left.
+	Orphans() <-chan *agents.Sandbox
 }
 
 // Quota grants a namespace what a sandbox uses, or refuses with an errs.ErrExhausted; package
@@ -129,8 +134,7 @@ type Config struct {
 	Routes  Routes
 	Tokens  *sandbox.Tokens
 	Log     *slog.Logger
-	// Picker hands out warm members. Nil: every sandbox is started for its claim.
-	// Its Orphaned should be [Manager.Orphaned].
+	// Picker leases warm members. Nil starts every sandbox cold.
 	Picker Picker
 	// Quota bounds what namespaces use. Nil: nothing does.
 	Quota Quota
@@ -138,6 +142,9 @@ type Config struct {
 	Binder Binder
 	// Witness of what sandboxes use and say. Default: an [AgentBinder] with Tokens.
 	Witness AgentReader
+	// Assumed has the sandboxes that the cache may not show yet; the events of the cache feed it. Default: one
+	// that no event feeds.
+	Assumed *assumecache.Sandboxes
 	// Gate refuses what is new while something is wrong. Nil: nothing does.
 	Gate *health.Gate
 	// Metrics, if given, gets our histograms.
@@ -186,6 +193,9 @@ func (c *Config) setDefaults() error {
 			c.Witness = byAddress
 		}
 	}
+	if c.Assumed == nil {
+		c.Assumed = assumecache.New(c.Cache.Sandbox)
+	}
 	setIfZero(&c.DefaultSize.CPUs, 2)
 	setIfZero(&c.DefaultSize.MemoryMB, 1024)
 	setIfZero(&c.DefaultSize.DiskMB, 10240)
@@ -206,9 +216,9 @@ type Manager struct {
 	cache   Cache
 	log     *slog.Logger
 	seconds *prometheus.HistogramVec // by operation and result
-	orphans chan *agents.Sandbox
-	ahead   unobservedClaims
-	// settleIn and bindIn are settleTimeout and bindTimeout; tests over a real API server are more patient.
+	claims  *claiming.Claimer
+	assumed *assumecache.Sandboxes
+	// settleIn and bindIn are settleTimeout and claiming.BindTimeout; tests over a real API server are more patient.
 	settleIn time.Duration
 	bindIn   time.Duration
 
@@ -228,9 +238,13 @@ func New(cfg Config) (*Manager, error) {
 		cfg: cfg, objects: cfg.Objects, cache: cfg.Cache,
 		log:     cfg.Log.With(telemetry.Component, "manager"),
 		seconds: prometheus.NewHistogramVec(telemetry.DurationOpts("manager", "operation", "Time that an operation on a sandbox took."), []string{"operation", "result"}),
-		orphans: make(chan *agents.Sandbox, maxOrphans), settleIn: settleTimeout, bindIn: bindTimeout,
+		assumed: cfg.Assumed, settleIn: settleTimeout, bindIn: claiming.BindTimeout,
 		fresh:   map[string]freshKey{},
 		flights: map[flightKey]*inflightCreate{},
+	}
+	var err error
+	if m.claims, err = claiming.New(m.claimingConfig()); err != nil {
+		return nil, err
 	}
 	if cfg.Metrics != nil {
 		if err := cfg.Metrics.Register(m.seconds); err != nil {
@@ -238,6 +252,18 @@ func New(cfg Config) (*Manager, error) {
 		}
 	}
 	return m, nil
+}
+
+// claimingConfig is of what claims share with SandboxClaims. A nil of ours stays a nil.
+func (m *Manager) claimingConfig() claiming.Config {
+	c := claiming.Config{Creator: m.objects, Reader: m.cache, Binder: m.cfg.Binder, Assumed: m.assumed, BindTimeout: m.bindIn}
+	if m.cfg.Picker != nil {
+		c.Picker = m.cfg.Picker
+	}
+	if m.cfg.Quota != nil {
+		c.Quota = m.cfg.Quota
+	}
+	return c
 }
 
 // Operations as the histogram barchan_manager_operation_seconds labels them.

@@ -22,6 +22,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
@@ -147,8 +148,7 @@ func (f fixture) replica(t *testing.T, change ...func(*Config)) *Manager {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var m *Manager
-	members, err := picker.New(picker.Config{Writer: f.objects, Orphaned: func(s *agents.Sandbox) { m.Orphaned(s) }})
+	members, err := picker.New(picker.Config{Writer: f.objects})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +156,9 @@ func (f fixture) replica(t *testing.T, change ...func(*Config)) *Manager {
 	if err != nil {
 		t.Fatal(err)
 	}
+	assumed := assumecache.New(f.cluster.Sandbox)
 	f.cluster.Watch(func(older, newer *agents.Sandbox) {
+		assumed.Observe(older, newer)
 		members.Observe(older, newer)
 		quotas.Observe(older, newer)
 		if newer != nil {
@@ -165,14 +167,15 @@ func (f fixture) replica(t *testing.T, change ...func(*Config)) *Manager {
 	})
 	cfg := Config{
 		Objects: f.objects, Cache: f.cluster, Routes: f.routes, Witness: f.witness, Tokens: tokens, Log: telemetry.Discard(),
-		Picker: members, Quota: quotas, Binder: f.agents,
+		Picker: members, Quota: quotas, Assumed: assumed, Binder: f.agents,
 		DiskUsed:     func(context.Context, sandbox.Ref) (int64, error) { return 4096, nil },
 		StartTimeout: eventually.Patience, MoveTimeout: eventually.Patience,
 	}
 	for _, c := range change {
 		c(&cfg)
 	}
-	if m, err = New(cfg); err != nil {
+	m, err := New(cfg)
+	if err != nil {
 		t.Fatal(err)
 	}
 	return m

@@ -47,7 +47,7 @@ func checkKey(key string) error {
 	return nil
 }
 
-func markOf(req *CreateRequest) (requestDigest, error) {
+func digestOf(req *CreateRequest) (requestDigest, error) {
 	rest := *req
 	rest.IdempotencyKey = ""
 	body, err := json.Marshal(&rest) // maps in the order of their keys
@@ -86,19 +86,19 @@ type inflightCreate struct {
 // again, it gets the sandbox.
 func (m *Manager) createOnce(ctx context.Context, c *createOp) (*agents.Sandbox, error) {
 	var err error
-	if c.mark, err = markOf(c.CreateRequest); err != nil {
+	if c.digest, err = digestOf(c.CreateRequest); err != nil {
 		return nil, err
 	}
-	at := flightKey{c.Namespace, c.mark.key}
+	at := flightKey{c.Namespace, c.digest.key}
 	m.mu.Lock()
 	f, flying := m.flights[at]
 	if !flying {
-		f = &inflightCreate{body: c.mark.body, done: make(chan struct{}), err: errs.ErrUnavailable}
+		f = &inflightCreate{body: c.digest.body, done: make(chan struct{}), err: errs.ErrUnavailable}
 		m.flights[at] = f
 	}
 	m.mu.Unlock()
 	if flying {
-		return f.join(ctx, c.mark)
+		return f.join(ctx, c.digest)
 	}
 	defer func() {
 		m.mu.Lock()
@@ -133,13 +133,15 @@ func keyReused() error {
 // madeBefore returns the sandbox that lives of the same request, once it is ready; nil if there is
 // none.
 func (m *Manager) madeBefore(ctx context.Context, c *createOp) (*agents.Sandbox, error) {
-	m.ahead.waitFor(ctx, c.Namespace)
-	found, err := m.cache.SandboxesByIdempotency(ctx, c.Namespace, c.mark.key)
+	found, err := m.cache.SandboxesByIdempotency(ctx, c.Namespace, c.digest.key)
 	if err != nil {
 		return nil, fmt.Errorf("look up the idempotency key: %w", err)
 	}
+	found = m.assumed.Merge(found, func(s *agents.Sandbox) bool {
+		return s.Namespace == c.Namespace && s.Annotations[pool.AnnotationIdempotencyKey] == c.digest.key
+	})
 	for i := range found {
-		s, err := m.holder(ctx, client.ObjectKeyFromObject(&found[i]), c.mark)
+		s, err := m.holder(ctx, client.ObjectKeyFromObject(&found[i]), c.digest)
 		if err == nil && s != nil {
 			s, err = m.again(ctx, c, s)
 		}
@@ -184,7 +186,7 @@ func (m *Manager) again(ctx context.Context, c *createOp, s *agents.Sandbox) (*a
 		return m.resumeCreate(ctx, c, s)
 	}
 	if s.Labels[agents.LabelLaunchType] == agents.LaunchWarm && sandbox.PhaseOf(s) == sandbox.Running && (len(c.Env) > 0 || !c.Secure) {
-		if err := m.tellAgent(ctx, s, envd.InitRequest{EnvVars: c.Env, Open: !c.Secure}); err != nil {
+		if err := m.claims.Bind(ctx, s, envd.InitRequest{EnvVars: c.Env, Open: !c.Secure}); err != nil {
 			return nil, err
 		}
 	}

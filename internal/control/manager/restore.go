@@ -69,9 +69,7 @@ func (c *createOp) startFrom(o *origin, blueprint *agents.SandboxBlueprint, poli
 	t.Spec.Barchan = &extensions.TemplateBarchanSpec{Sandbox: policies}
 	policies.Metadata, policies.Resume, policies.Restore = nil, "", nil
 	c.origin = o
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.blue, c.unused = resolvedTemplate{template: t}, true
+	c.claim = c.m.claims.BeginFrom(t, c.Namespace, c)
 }
 
 // apply makes a sandbox one that starts from the checkpoint.

@@ -178,7 +178,7 @@ func (m *Manager) writeResume(ctx context.Context, namespace, id string, timeout
 			if err := m.cfg.Gate.Err(); err != nil && !resumesFromRAM(s, keepMemory) {
 				return false, err
 			}
-			if hold, err = m.reserve(ctx, s.Namespace, &s.Spec.PodTemplate.Spec, true); err != nil {
+			if hold, err = m.reserve(ctx, s.Namespace, &s.Spec.PodTemplate.Spec); err != nil {
 				return false, err
 			}
 			hold.For(s.Name)

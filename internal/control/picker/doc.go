@@ -1,28 +1,29 @@
-// Package picker hands out the ready members of warm pools, each to one claim. It learns of
-// members from events alone and reads an object itself only to find out what became of a
-// write. It starts nothing cold: who gets [ErrNone] does that.
+// Package picker leases the ready members of warm pools, each to one claim. Events feed it; it
+// reads an object itself only to find the outcome of a write. It starts no sandbox: a claim that
+// gets [ErrNone] does.
 //
-// For each pool and revision there are queues of ready members, one for each node, and a
-// count of the members in the making. A claim takes the longest-ready member of the fullest
-// node: nobody else here tries that one. One write, conditional on the version last seen,
-// decides; the reservation dies with the process, and no other process heeds it. A claim that
-// finds nothing ready waits if a member in the making is left for it, and gets [ErrNone]
-// otherwise. Who came first is served first; when members in the making fail, who came last
-// goes without.
+// For each pool and revision there are queues of ready members, one for each node, and a count
+// of the members that are being created. A claim leases the longest-ready member of the node that
+// has most: no other claim of this picker tries that one. [Lease.Commit] makes it the claim's by one
+// write, conditional on the version last seen, which alone decides between pickers of different
+// processes; a lease ends with its process. [Lease.Release] returns the member, as does the end of
+// the claim's context, or of the lease's own time. A claim that finds no member ready waits if one
+// that is being created is left for it, and gets [ErrNone] otherwise. Claims are served in order;
+// when members fail before they are ready, the newest claims go without.
 //
 // A member is in one place at a time:
 //
 //	      ┌─────────> idle <────────┐
 //	event │                         │ event
 //	      v                         v
-//	   making ──── event ───────> ready <── event, or a live read ── behind
+//	   making ──── event ───────> ready <── event, or a live read ── outdated
 //	                                │ ^                                ^
-//	                          taken │ │ put back                      │ conflict
-//	                                v │                               │
-//	                               held ──────────────────────────────┘
-//	                                │ written
+//	                       Reserve  │ │ Release                        │ conflict
+//	                                v │                                │
+//	                               held ───────────────────────────────┘
+//	                                │ Commit
 //	                                v
-//	                               past ── the event that says so ──> forgotten
+//	                               past ── the event that shows it ──> forgotten
 //
-// Nothing is locked while anything is asked of the API server or of a caller.
+// The picker calls no caller, and holds no lock over a request to the API server.
 package picker

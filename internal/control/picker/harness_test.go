@@ -248,9 +248,9 @@ func (w *world) count(is func(*agents.Sandbox) bool) (n int) {
 	return n
 }
 
-func newPicker(t testing.TB, w Writer, orphaned func(*agents.Sandbox)) *Picker {
+func newPicker(t testing.TB, w Writer) *Picker {
 	t.Helper()
-	p, err := New(Config{Writer: w, Orphaned: orphaned})
+	p, err := New(Config{Writer: w})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,16 +12,16 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// memberState is where a member is kept. See the diagram of the package.
+// memberState is where a member is kept; see the package's diagram.
 type memberState int
 
 const (
-	idle     memberState = iota // exists, and can neither be handed out nor is about to be
-	making                      // becomes ready if all goes well
-	ready                       // on a shelf
-	outdated                    // somebody else wrote it: not to be tried as it was last seen
-	held                        // one claim tries it
-	past                        // handed out or ended; remembered until the event that says so
+	idle     memberState = iota // neither ready nor about to be
+	making                      // becomes ready unless it fails
+	ready                       // in a queue
+	outdated                    // another writer changed it: its last seen state is not tried
+	held                        // leased to one claim
+	past                        // claimed or ended; kept until the event that shows it
 )
 
 // member is a sandbox that is or was an unclaimed member of a pool. All of it is guarded by
@@ -30,39 +30,38 @@ type member struct {
 	seen  *agents.Sandbox // the newest that is known; shared, never changed
 	key   key             // whose group counts it
 	place memberState
-	seq   uint64 // of those on a shelf, the lowest goes first
-	shelf *nodeQueue
+	seq   uint64 // of those in a queue, the lowest goes first
+	queue *nodeQueue
 	at    *list.Element
-	ended bool // it is no member any more
-	gone  bool // it is not there any more
-	// unconfirmed are the marks of writes at the version seen that nobody knows the end of, and whose
-	// callers were told that they failed.
-	unconfirmed []mark
+	ended bool // it is no longer a member
+	gone  bool // the object no longer exists
+	// unconfirmed are the writes over the version seen whose outcome is unknown, and whose claims failed.
+	unconfirmed []adoption
 }
 
-// mark tells one adoption of a member from any other.
-type mark struct {
+// adoption identifies one write that makes a member a claim's.
+type adoption struct {
 	at, request string
 	owner       types.UID
 }
 
-func markOf(s *agents.Sandbox) mark {
-	m := mark{at: s.Annotations[pool.AnnotationClaimedAt], request: s.Annotations[pool.AnnotationIdempotencyKey]}
+func adoptionOf(s *agents.Sandbox) adoption {
+	m := adoption{at: s.Annotations[pool.AnnotationClaimedAt], request: s.Annotations[pool.AnnotationIdempotencyKey]}
 	if len(s.OwnerReferences) > 0 {
 		m.owner = s.OwnerReferences[0].UID
 	}
 	return m
 }
 
-// bears reports whether an object is what the write of a mark made of it.
-func matches(s *agents.Sandbox, of mark) bool {
-	return pool.MemberOf(s) == "" && markOf(s) == of
+// matches reports whether an object is the result of an adoption.
+func matches(s *agents.Sandbox, of adoption) bool {
+	return pool.MemberOf(s) == "" && adoptionOf(s) == of
 }
 
-// over reports whether a sandbox will never be handed out again, whatever comes.
+// over reports whether a sandbox can never be leased again.
 func over(s *agents.Sandbox) bool { return pool.MemberOf(s) == "" || s.DeletionTimestamp != nil }
 
-// placeOf is where a member belongs as it was seen.
+// placeOf returns the place of a member by its seen state.
 func placeOf(s *agents.Sandbox) memberState {
 	switch _, _, failed := sandbox.Failure(s); {
 	case over(s):
@@ -84,8 +83,8 @@ func placeOf(s *agents.Sandbox) memberState {
 	return idle
 }
 
-// newer reports whether an object is a later state of the same one. A server whose versions
-// cannot be compared is taken by its word: what comes later is later.
+// newer reports whether an object is a later state of the same one. Versions that cannot be compared
+// count as ordered by their arrival.
 func newer(s, than *agents.Sandbox) bool {
 	order, err := resourceversion.CompareResourceVersion(s.ResourceVersion, than.ResourceVersion)
 	if err != nil {
@@ -94,9 +93,8 @@ func newer(s, than *agents.Sandbox) bool {
 	return order > 0
 }
 
-// Observe takes a change of any Sandbox, in any order and as often as it comes: to is nil when
-// the sandbox is gone, from is nil when it is new. It does not block, and keeps the objects
-// without changing them.
+// Observe takes a change of any Sandbox, in any order and any number of times: to is nil when the sandbox
+// is deleted, from is nil when it is new. It does not block, and keeps the objects unchanged.
 func (p *Picker) Observe(from, to *agents.Sandbox) {
 	s, gone := to, false
 	if s == nil {
@@ -125,7 +123,7 @@ func (p *Picker) observe(s *agents.Sandbox, gone bool) (orphan bool) {
 		p.members[s.UID] = m
 		p.putLocked(m, placeOf(s))
 	case ends:
-		orphan = !gone && slices.ContainsFunc(m.unconfirmed, func(d mark) bool { return matches(s, d) })
+		orphan = !gone && slices.ContainsFunc(m.unconfirmed, func(d adoption) bool { return matches(s, d) })
 		m.gone = m.gone || gone
 		p.forgetLocked(m, s)
 	case m.place != past && newer(s, m.seen):
@@ -134,7 +132,7 @@ func (p *Picker) observe(s *agents.Sandbox, gone bool) (orphan bool) {
 	return orphan
 }
 
-// seeLocked takes note of a later state of a member. What nobody holds goes where it belongs.
+// seeLocked records a later state of a member, and moves one that no claim holds to its place.
 //
 // +checklocks:p.mu
 func (p *Picker) seeLocked(m *member, s *agents.Sandbox) {
@@ -147,7 +145,7 @@ func (p *Picker) seeLocked(m *member, s *agents.Sandbox) {
 	}
 }
 
-// forgetLocked ends a member. Whoever holds it learns it from m.ended.
+// forgetLocked ends a member; a claim that holds it reads m.ended.
 //
 // +checklocks:p.mu
 func (p *Picker) forgetLocked(m *member, s *agents.Sandbox) {
@@ -164,7 +162,7 @@ func (p *Picker) forgetLocked(m *member, s *agents.Sandbox) {
 
 func keyOf(s *agents.Sandbox) key { return key{pool.MemberOf(s), pool.RevisionOf(s)} }
 
-// putLocked moves a member to a place, and sees to those who wait for one.
+// putLocked moves a member to a place, and serves the claims that wait for one.
 //
 // +checklocks:p.mu
 func (p *Picker) putLocked(m *member, to memberState) {
@@ -186,7 +184,7 @@ func (p *Picker) putLocked(m *member, to memberState) {
 		g.add(m)
 		p.metrics.ready.Inc()
 	case outdated:
-		m.at = g.behind.PushBack(m)
+		m.at = g.outdated.PushBack(m)
 	case idle, held, past:
 	}
 	p.balanceLocked(m.key)
@@ -195,7 +193,7 @@ func (p *Picker) putLocked(m *member, to memberState) {
 	}
 }
 
-// leaveLocked takes a member from its place. It keeps its turn if it was only held.
+// leaveLocked takes a member from its place. One that was only held keeps its sequence number.
 //
 // +checklocks:p.mu
 func (p *Picker) leaveLocked(m *member, to memberState) {
@@ -207,7 +205,7 @@ func (p *Picker) leaveLocked(m *member, to memberState) {
 		g.remove(m)
 		p.metrics.ready.Dec()
 	case outdated:
-		g.behind.Remove(m.at)
+		g.outdated.Remove(m.at)
 		m.at = nil
 	case idle, held, past:
 	}
@@ -226,8 +224,8 @@ func (p *Picker) groupLocked(k key) *group {
 	return g
 }
 
-// balanceLocked gives what is ready to those who wait, first come first served, and sends
-// away, last come first, those for whom nothing is in the making any more.
+// balanceLocked gives ready members to waiting claims, first come first served, and ends the wait of
+// those, newest first, for which no member is being created.
 //
 // +checklocks:p.mu
 func (p *Picker) balanceLocked(k key) {
@@ -249,15 +247,15 @@ func (p *Picker) balanceLocked(k key) {
 	}
 }
 
-// graves remembers the last members that ended, so that an event that comes late does not
-// bring them back. What it has forgotten and comes back all the same fails at its write.
+// tombstones keeps the UIDs of the last members that ended, so that a late event does not restore them. A
+// member restored past that bound fails at its write.
 type tombstones struct {
 	set  map[types.UID]struct{}
 	ring []types.UID
 	next int
 }
 
-// maxTombstones is how many ended members are remembered.
+// maxTombstones bounds them.
 const maxTombstones = 4096
 
 func (g *tombstones) has(uid types.UID) bool {

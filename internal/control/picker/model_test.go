@@ -59,7 +59,7 @@ func TestModel(t *testing.T) {
 	for seed := first; seed < first+runs && !t.Failed(); seed++ {
 		synctest.Test(t, func(t *testing.T) {
 			m := &model{t: t, r: rand.New(rand.NewPCG(seed, 0)), w: newWorld(), current: "r0", owner: map[types.UID]int{}, orphans: map[types.UID]int{}}
-			m.p = newPicker(t, m.w, func(s *agents.Sandbox) { m.orphans[s.UID]++ })
+			m.p = newPicker(t, m.w)
 			m.run()
 			if t.Failed() {
 				t.Logf("BARCHAN_SEED=%d\n%v", seed, m.log[max(0, len(m.log)-40):])
@@ -313,6 +313,9 @@ func (m *model) checkWaiting() {
 
 // checkOrphans: what was written for a pick is that pick's, or reported, once.
 func (m *model) checkOrphans() {
+	for _, s := range drain(m.p) {
+		m.orphans[s.UID]++
+	}
 	for uid, s := range m.w.objects {
 		n, err := strconv.Atoi(s.Annotations[claimant])
 		if err != nil {

@@ -18,11 +18,18 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
-// ErrNone says that a pool has nothing ready and nothing in the making that is not spoken
-// for: a sandbox started cold is there sooner.
+// ErrNone reports that a pool has no ready member, and none being created that no other claim waits
+// for: a cold start is faster.
 var ErrNone = fmt.Errorf("no member of the warm pool is ready or about to be: %w", errs.ErrNotFound)
 
-// Writer is what a picker needs of the API server itself.
+// ErrLost reports that a lease's member cannot be had: another writer was first, the member no longer
+// fits, or the lease has ended. Nothing was written; the claim reserves another.
+var ErrLost = fmt.Errorf("the member was lost to another writer: %w", errs.ErrConflict)
+
+// maxOrphans bounds the orphans that wait for their removal.
+const maxOrphans = 1024
+
+// Writer reads and writes Sandboxes on the API server.
 type Writer interface {
 	Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error
 	Update(ctx context.Context, obj client.Object, opts ...client.UpdateOption) error
@@ -30,37 +37,20 @@ type Writer interface {
 
 // Config is what New needs.
 type Config struct {
-	// Writer asks the API server itself, never a cache. Required.
+	// Writer reads and writes through the API server, never a cache. Required.
 	Writer Writer
-	// Orphaned, if set, is told of a member that was adopted for a caller who was told
-	// otherwise, or had left before it was known: nobody will use it. It must not block, nor
-	// change the object.
-	Orphaned func(*agents.Sandbox)
 	// Log; nil discards.
 	Log *slog.Logger
-	// Metrics; nil keeps them to itself.
+	// Metrics; nil registers none.
 	Metrics prometheus.Registerer
 }
 
-// Request asks for a member of a pool.
-type Request struct {
-	// Pool is the UID of the warm pool.
-	Pool types.UID
-	// Current tells the revision that the pool's template has now, by a read of the API server
-	// that began after the call. It is asked before the first try and again after any wait.
-	Current func(ctx context.Context) (revision string, err error)
-	// Adopt makes of a member what is to be written; build it on pool.Adopt. It is called anew
-	// for each try, with a copy of its own.
-	//
-	// What is written is conditional on the version of that copy, whatever Adopt does to it.
-	Adopt func(member *agents.Sandbox) *agents.Sandbox
-}
-
-// Picker hands out members. All of its methods may be called at any time by anyone.
+// Picker leases members to claims. It is safe for concurrent use.
 type Picker struct {
 	cfg     Config
 	log     *slog.Logger
 	metrics *metrics
+	orphans chan *agents.Sandbox
 
 	mu sync.Mutex
 	// +checklocks:mu
@@ -70,14 +60,14 @@ type Picker struct {
 	// +checklocks:mu
 	tombstones tombstones
 	// +checklocks:mu
-	lastSeq uint64 // the last member's
+	lastSeq uint64 // of the newest member
 	// +checklocks:mu
-	tickets uint64 // the last claim's
+	lastClaim uint64
 	// +checklocks:mu
 	served time.Time
 }
 
-// New returns a picker that knows no members until Observe tells it of them.
+// New returns a picker without members; Observe adds them.
 func New(cfg Config) (*Picker, error) {
 	if cfg.Writer == nil {
 		return nil, fmt.Errorf("picker: Writer is required: %w", errs.ErrInvalid)
@@ -90,12 +80,13 @@ func New(cfg Config) (*Picker, error) {
 		return nil, fmt.Errorf("register the picker's metrics: %w", err)
 	}
 	return &Picker{
-		cfg: cfg, log: cfg.Log.With(telemetry.Component, "picker"), metrics: m,
+		cfg: cfg, log: cfg.Log.With(telemetry.Component, "picker"), metrics: m, orphans: make(chan *agents.Sandbox, maxOrphans),
 		members: map[types.UID]*member{}, groups: map[key]*group{}, tombstones: tombstones{set: map[types.UID]struct{}{}},
 	}, nil
 }
 
-// noteLocked notes that a claim came, and whether the next would find a member, too.
+// noteLocked records that a claim came, and whether the next one would find a member, too.
+//
 // +checklocks:p.mu
 func (p *Picker) noteLocked(more bool) {
 	p.served = time.Time{}
@@ -104,16 +95,15 @@ func (p *Picker) noteLocked(more bool) {
 	}
 }
 
-// Served tells when a claim was last served of a stock that has not run out: what only refills may
-// wait until no more claims come. It is zero if there was none, or the last one found the end of
-// its stock.
+// Served returns when a claim last got a member of a pool that had more: refills wait until such claims
+// pause. It is zero if there was none, or the last one emptied its pool.
 func (p *Picker) Served() time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.served
 }
 
-// Ready tells how many members of a revision could be handed out at once.
+// Ready counts the members of a revision that can be leased at once.
 func (p *Picker) Ready(pool types.UID, revision string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -123,86 +113,72 @@ func (p *Picker) Ready(pool types.UID, revision string) int {
 	return 0
 }
 
-// waiter is one claim's place among those who wait. All but looked and unsure is guarded by
-// the picker's mutex while the claim waits.
+// Orphans returns members that were written for a claim whose caller got an error, or had left: no caller
+// uses them. It holds at most maxOrphans; more are dropped, and end by their timeouts.
+func (p *Picker) Orphans() <-chan *agents.Sandbox { return p.orphans }
+
+// Pick is one claim on a pool: its position among those that wait, which it keeps from lease to lease.
+// One goroutine uses it.
+type Pick struct {
+	p      *Picker
+	pool   types.UID
+	waiter waiter
+	// waited is of the last Reserve, everWaited of all.
+	waited, everWaited bool
+	unsure             int // writes of unknown outcome
+}
+
+// waiter is a claim in a queue. All but looked is guarded by the picker's mutex while it waits.
 type waiter struct {
 	number uint64
 	key    key                // of the group that it waits in
 	at     *list.Element      // while it waits
-	bell   chan *member       // gets what a wait ended with
-	looked map[types.UID]bool // members behind that it has read anew
-	unsure int                // writes of its own of unknown outcome
+	result chan *member       // receives the member, or nil, that ends the wait
+	looked map[types.UID]bool // outdated members that it has read again
 }
 
-// Pick returns a member of the revision that the template has now, as it was written: the
-// caller's alone. It waits, until ctx ends, while a member in the making is left for it.
+// Begin starts a claim on the warm pool with this UID, behind all claims that began before.
+func (p *Picker) Begin(pool types.UID) *Pick {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lastClaim++
+	return &Pick{p: p, pool: pool, waiter: waiter{number: p.lastClaim}}
+}
+
+// Reserve leases the next ready member of a revision, which must be the template's as it is now. While a
+// member that is being created is left for it, it waits until ctx ends. If Waited reports true
+// afterwards, the caller reads the template again before it commits, or starts a sandbox cold.
 //
-// The error is [ErrNone] where a sandbox must be started cold; an errs.ErrTimeout when ctx
-// ended; an errs.ErrUnavailable when the API server did not tell what became of a write. All
-// of them mean that the caller owns nothing. What Current returns is passed on.
-func (p *Picker) Pick(ctx context.Context, req Request) (*agents.Sandbox, error) {
-	if req.Pool == "" || req.Current == nil || req.Adopt == nil {
-		return nil, fmt.Errorf("pick a member: Pool, Current and Adopt are required: %w", errs.ErrInvalid)
+// The error is [ErrNone] where a cold start is faster, and an errs.ErrTimeout when ctx ended.
+func (k *Pick) Reserve(ctx context.Context, revision string) (*Lease, error) {
+	if k.pool == "" || revision == "" {
+		return nil, fmt.Errorf("reserve a member: a pool and a revision are required: %w", errs.ErrInvalid)
 	}
-	s, waited, err := p.pick(ctx, &req, p.ticket())
+	m, err := k.p.next(ctx, key{k.pool, revision}, k)
+	if err != nil {
+		k.count(err)
+		return nil, err
+	}
+	return newLease(ctx, k, m, revision), nil
+}
+
+// Waited reports whether the last Reserve waited.
+func (k *Pick) Waited() bool { return k.waited }
+
+// count records how a claim ended; one that lost a member goes on.
+func (k *Pick) count(err error) {
 	result := resultFailed
 	switch {
+	case errors.Is(err, ErrLost):
+		return
 	case errors.Is(err, ErrNone):
 		result = resultNone
-	case err == nil && waited:
+	case err == nil && k.everWaited:
 		result = resultWaited
 	case err == nil:
 		result = resultWarm
 	}
-	p.metrics.picks.WithLabelValues(result).Inc()
-	return s, err
-}
-
-func (p *Picker) ticket() *waiter {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.tickets++
-	return &waiter{number: p.tickets}
-}
-
-func (p *Picker) pick(ctx context.Context, req *Request, t *waiter) (s *agents.Sandbox, everWaited bool, err error) {
-	revision, err := current(ctx, req)
-	if err != nil {
-		return nil, false, err
-	}
-	for {
-		m, waited, err := p.next(ctx, key{req.Pool, revision}, t)
-		everWaited = everWaited || waited
-		if waited && (err == nil || errors.Is(err, ErrNone)) {
-			now, failed := current(ctx, req)
-			if failed != nil || now != revision {
-				p.putBack(m)
-				revision, err = now, failed
-				if failed == nil {
-					continue
-				}
-			}
-		}
-		if err != nil {
-			return nil, everWaited, err
-		}
-		if s, err := p.adopt(ctx, req, t, m, revision); s != nil || err != nil {
-			return s, everWaited, err
-		}
-	}
-}
-
-func current(ctx context.Context, req *Request) (string, error) {
-	revision, err := req.Current(ctx)
-	switch {
-	case err != nil && ctx.Err() != nil:
-		return "", timeout(ctx, err)
-	case err != nil:
-		return "", err
-	case revision == "":
-		return "", fmt.Errorf("the template of pool %s has no revision: %w", req.Pool, errs.ErrInvalid)
-	}
-	return revision, nil
+	k.p.metrics.picks.WithLabelValues(result).Inc()
 }
 
 // timeout is the error of a claim whose ctx has ended.
@@ -210,34 +186,37 @@ func timeout(ctx context.Context, cause error) error {
 	if cause == nil {
 		cause = context.Cause(ctx)
 	}
-	return fmt.Errorf("pick a member: %w: %w", errs.ErrTimeout, cause)
+	return fmt.Errorf("lease a member: %w: %w", errs.ErrTimeout, cause)
 }
 
-// next returns a member that is held for this claim from now on. waited tells that the claim
-// has been waiting for it, or for its [ErrNone].
-func (p *Picker) next(ctx context.Context, k key, t *waiter) (m *member, waited bool, err error) {
+// next returns a member that this claim holds from now on.
+func (p *Picker) next(ctx context.Context, k key, claim *Pick) (m *member, err error) {
+	claim.waited = false
 	for {
-		m, look, waits := p.take(k, t)
+		if ctx.Err() != nil {
+			return nil, timeout(ctx, nil)
+		}
+		m, look, waits := p.take(k, &claim.waiter)
 		switch {
 		case waits:
-			m, err = p.await(ctx, t)
-			return m, true, err
+			claim.waited, claim.everWaited = true, true
+			return p.await(ctx, &claim.waiter)
 		case m == nil:
-			return nil, false, ErrNone
+			return nil, ErrNone
 		case !look:
-			return m, false, nil
+			return m, nil
 		}
 		tried := p.seen(m)
 		if err := p.fetch(ctx, m); err != nil {
 			p.setAside(m, tried)
-			return nil, false, err
+			return nil, err
 		}
 		p.putBack(m)
 	}
 }
 
-// take holds the member whose turn it is, or one that is to be looked at first, or has the
-// ticket wait. None of them: there is nothing for it.
+// take holds the next ready member, or an outdated one for the claim to read first, or makes the claim
+// wait. Otherwise there is no member for it.
 func (p *Picker) take(k key, t *waiter) (m *member, look, waits bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -248,7 +227,7 @@ func (p *Picker) take(k key, t *waiter) (m *member, look, waits bool) {
 		return m, false, false
 	}
 	p.noteLocked(false)
-	for e := g.behind.Front(); e != nil; e = e.Next() {
+	for e := g.outdated.Front(); e != nil; e = e.Next() {
 		if m := of[*member](e); !t.looked[m.seen.UID] {
 			if t.looked == nil {
 				t.looked = map[types.UID]bool{}
@@ -263,12 +242,12 @@ func (p *Picker) take(k key, t *waiter) (m *member, look, waits bool) {
 	return nil, false, t.at != nil
 }
 
-// await blocks until the ticket's wait ends.
+// await blocks until the claim's wait ends.
 func (p *Picker) await(ctx context.Context, t *waiter) (*member, error) {
 	start := time.Now()
 	defer func() { p.metrics.wait.Observe(time.Since(start).Seconds()) }()
 	select {
-	case m := <-t.bell:
+	case m := <-t.result:
 		if m == nil {
 			return nil, ErrNone
 		}
@@ -279,7 +258,7 @@ func (p *Picker) await(ctx context.Context, t *waiter) (*member, error) {
 	}
 }
 
-// giveUp ends a wait. What the claim was given in the same moment goes to the next.
+// giveUp ends a wait. A member that the claim got meanwhile goes to the next claim.
 func (p *Picker) giveUp(t *waiter) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -289,17 +268,13 @@ func (p *Picker) giveUp(t *waiter) {
 		p.balanceLocked(k)
 		return
 	}
-	if m := <-t.bell; m != nil {
+	if m := <-t.result; m != nil {
 		p.putBackLocked(m)
 	}
 }
 
-// putBack ends the hold on a member: it is where it belongs as it was last seen. Of nil it
-// does nothing.
+// putBack ends the hold on a member: it returns to the place of its last seen state.
 func (p *Picker) putBack(m *member) {
-	if m == nil {
-		return
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.putBackLocked(m)

@@ -7,32 +7,32 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// key is one pool and one revision of its template.
+// key names one pool and one revision of its template.
 type key struct {
 	pool     types.UID
 	revision string
 }
 
-// group is what is known of the members of a key.
+// group holds the members of a key, and the claims that wait for one.
 type group struct {
-	nodes   map[string]*nodeQueue
-	fullest queueHeap
-	ready   int        // on the shelves
-	making  int        // may become ready
-	behind  *list.List // of *member: written by somebody else since the newest event
-	waiting *list.List // of *ticket, by number; empty while a member is ready
+	nodes    map[string]*nodeQueue
+	fullest  queueHeap
+	ready    int        // in the queues
+	making   int        // may become ready
+	outdated *list.List // of *member: another writer changed them since the newest event
+	waiting  *list.List // of *waiter, by number; empty while a member is ready
 }
 
 func newGroup() *group {
-	return &group{nodes: map[string]*nodeQueue{}, behind: list.New(), waiting: list.New()}
+	return &group{nodes: map[string]*nodeQueue{}, outdated: list.New(), waiting: list.New()}
 }
 
-// empty reports whether a group may be forgotten.
+// empty reports whether a group can be dropped.
 func (g *group) empty() bool {
-	return g.ready+g.making+g.behind.Len()+g.waiting.Len() == 0
+	return g.ready+g.making+g.outdated.Len()+g.waiting.Len() == 0
 }
 
-// add puts a member on its node's shelf, in the order of the members' turns.
+// add puts a member into its node's queue, by sequence number.
 func (g *group) add(m *member) {
 	node := m.seen.Status.NodeName
 	s := g.nodes[node]
@@ -40,7 +40,7 @@ func (g *group) add(m *member) {
 		s = &nodeQueue{node: node, members: list.New()}
 		g.nodes[node] = s
 	}
-	m.shelf, m.at = s, s.insert(m)
+	m.queue, m.at = s, s.insert(m)
 	if s.members.Len() == 1 {
 		heap.Push(&g.fullest, s)
 	} else {
@@ -49,11 +49,11 @@ func (g *group) add(m *member) {
 	g.ready++
 }
 
-// remove takes a member off its shelf.
+// remove takes a member out of its queue.
 func (g *group) remove(m *member) {
-	s := m.shelf
+	s := m.queue
 	s.members.Remove(m.at)
-	m.shelf, m.at = nil, nil
+	m.queue, m.at = nil, nil
 	if s.members.Len() == 0 {
 		heap.Remove(&g.fullest, s.index)
 		delete(g.nodes, s.node)
@@ -63,7 +63,7 @@ func (g *group) remove(m *member) {
 	g.ready--
 }
 
-// best is the member whose turn it is; nil if none is ready.
+// best returns the next member; nil if none is ready.
 func (g *group) best() *member {
 	if len(g.fullest) == 0 {
 		return nil
@@ -71,9 +71,9 @@ func (g *group) best() *member {
 	return g.fullest[0].first()
 }
 
-// join lets a ticket wait behind all that have lower numbers.
+// join lets a ticket wait outdated all that have lower numbers.
 func (g *group) join(t *waiter, k key) {
-	t.key, t.bell = k, make(chan *member, 1)
+	t.key, t.result = k, make(chan *member, 1)
 	for e := g.waiting.Back(); e != nil; e = e.Prev() {
 		if of[*waiter](e).number < t.number {
 			t.at = g.waiting.InsertAfter(t, e)
@@ -83,11 +83,11 @@ func (g *group) join(t *waiter, k key) {
 	t.at = g.waiting.PushFront(t)
 }
 
-// leave ends the wait of a ticket. m is what it waited for; nil if there will be none.
+// leave ends the wait of a claim with its member; nil if there will be none.
 func (g *group) leave(t *waiter, m *member) {
 	g.waiting.Remove(t.at)
 	t.at = nil
-	t.bell <- m
+	t.result <- m
 }
 
 // of is the value of a list's element.
@@ -105,7 +105,7 @@ type nodeQueue struct {
 
 func (s *nodeQueue) first() *member { return of[*member](s.members.Front()) }
 
-// insert keeps the order of turns: a new member is the last, one that was put back the first.
+// insert keeps the order: a new member is last, one that was put back first.
 func (s *nodeQueue) insert(m *member) *list.Element {
 	if last := s.members.Back(); last == nil || of[*member](last).seq < m.seq {
 		return s.members.PushBack(m)
@@ -118,8 +118,8 @@ func (s *nodeQueue) insert(m *member) *list.Element {
 	return s.members.PushBack(m)
 }
 
-// queueHeap is a heap that has the fullest shelf on top; of equally full ones, that whose first
-// member has been ready for longest.
+// queueHeap is a heap with the longest queue on top; of equally long ones, that whose first member has
+// been ready for longest.
 type queueHeap []*nodeQueue
 
 func (h queueHeap) Len() int { return len(h) }

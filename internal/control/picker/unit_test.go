@@ -55,7 +55,7 @@ func expect(t *testing.T, results <-chan ended, n int, kind error) {
 func TestWaitersAreServedInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
-		p := newPicker(t, w, nil)
+		p := newPicker(t, w)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		a, b, c := w.member("r"), w.member("r"), w.member("r")
@@ -86,7 +86,7 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 func TestWaitersOfFailedMembers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
-		p := newPicker(t, w, nil)
+		p := newPicker(t, w)
 		ctx, cancel := context.WithCancel(t.Context())
 		members := []types.UID{w.member("r"), w.member("r"), w.member("r")}
 		w.deliver(p)
@@ -111,7 +111,7 @@ func TestWaitersOfMembersThatAreHeldUp(t *testing.T) {
 	for _, reason := range []string{sandbox.ReasonSecrets, sandbox.ReasonImage} {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld()
-			p := newPicker(t, w, nil)
+			p := newPicker(t, w)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			m := w.member("r")
@@ -134,7 +134,7 @@ func TestWaitersOfMembersThatAreHeldUp(t *testing.T) {
 
 func TestSpreadOverNodes(t *testing.T) {
 	w := newWorld()
-	p := newPicker(t, w, nil)
+	p := newPicker(t, w)
 	for i := range 9 {
 		uid := w.member("r")
 		w.edit(uid, func(s *agents.Sandbox) {
@@ -185,8 +185,7 @@ func TestLostAnswers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld()
 			w.edit(w.member("r"), setReady)
-			var orphans []types.UID
-			p := newPicker(t, w, func(s *agents.Sandbox) { orphans = append(orphans, s.UID) })
+			p := newPicker(t, w)
 			w.deliver(p)
 			w.fate = f
 			_, err := p.Pick(t.Context(), Request{Pool: poolUID, Current: always("r"), Adopt: adoptAs("x")})
@@ -195,7 +194,7 @@ func TestLostAnswers(t *testing.T) {
 			}
 			w.arrive() // what was late comes second to the write that was made again
 			w.deliver(p)
-			if want := f == blind; (len(orphans) == 1) != want {
+			if orphans, want := drain(p), f == blind; (len(orphans) == 1) != want {
 				t.Errorf("orphans %v", orphans)
 			}
 		})
@@ -218,14 +217,15 @@ func TestCallerLeaves(t *testing.T) {
 	w := newWorld()
 	w.edit(w.member("r"), setReady)
 	ctx, cancel := context.WithCancel(t.Context())
-	var orphans []*agents.Sandbox
-	p := newPicker(t, leaving{w, cancel}, func(s *agents.Sandbox) { orphans = append(orphans, s) })
+	p := newPicker(t, leaving{w, cancel})
 	w.deliver(p)
 	_, err := p.Pick(ctx, Request{Pool: poolUID, Current: always("r"), Adopt: adoptAs("x")})
+	orphans := drain(p)
 	if !errors.Is(err, errs.ErrTimeout) || len(orphans) != 1 || orphans[0].Annotations[claimant] != "x" {
 		t.Errorf("Pick = %v, orphans %v", err, orphans)
 	}
 	w.deliver(p)
+	orphans = append(orphans, drain(p)...)
 	if members, _ := remembers(p); len(orphans) != 1 || members != 0 {
 		t.Errorf("orphans %v, %d members", orphans, members)
 	}
@@ -234,7 +234,7 @@ func TestCallerLeaves(t *testing.T) {
 func TestRefusals(t *testing.T) {
 	w := newWorld()
 	w.edit(w.member("r"), setReady)
-	p := newPicker(t, w, nil)
+	p := newPicker(t, w)
 	w.deliver(p)
 	ok := Request{Pool: poolUID, Current: always("r"), Adopt: adoptAs("x")}
 	broken := errors.New("broken")
@@ -266,7 +266,7 @@ func TestRefusals(t *testing.T) {
 // Many at once, with members that come, change and go under them.
 func TestConcurrentPicks(t *testing.T) {
 	w := newWorld()
-	p := newPicker(t, w, nil)
+	p := newPicker(t, w)
 	var feeding, picking sync.WaitGroup
 	stop := make(chan struct{})
 	feeding.Go(func() {
@@ -335,7 +335,7 @@ func (nothing) Update(context.Context, client.Object, ...client.UpdateOption) er
 func BenchmarkPick(b *testing.B) {
 	for _, n := range []int{10, 1000, 10_000} {
 		b.Run(strconv.Itoa(n), func(b *testing.B) {
-			p := newPicker(b, nothing{}, nil)
+			p := newPicker(b, nothing{})
 			made := 0
 			member := func() *agents.Sandbox {
 				made++
@@ -384,7 +384,7 @@ func TestWhatIsGoneStaysGone(t *testing.T) {
 		"terminating": func(w *world, uid types.UID) { w.edit(uid, setTerminating) },
 	} {
 		w := newWorld()
-		p := newPicker(t, w, nil)
+		p := newPicker(t, w)
 		uid := w.member("r")
 		w.edit(uid, setReady)
 		w.mu.Lock()
@@ -411,7 +411,7 @@ func TestLastMemberIsReadAnew(t *testing.T) {
 		"stale":       {func(s *agents.Sandbox) { s.Labels[agents.LabelTemplateHash] = "other" }, ErrNone},
 	} {
 		w := newWorld()
-		p := newPicker(t, w, nil)
+		p := newPicker(t, w)
 		uid := w.member("r")
 		w.edit(uid, setReady)
 		w.deliver(p)
@@ -427,7 +427,7 @@ func TestGivingUpPassesOn(t *testing.T) {
 	for range 50 {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld()
-			p := newPicker(t, w, nil)
+			p := newPicker(t, w)
 			uid := w.member("r")
 			w.deliver(p)
 			ctx, cancel := context.WithCancel(t.Context())

@@ -17,56 +17,135 @@ import (
 )
 
 const (
-	// settleTimeout bounds the read that finds out what became of a write. A Pick may outlast
-	// its context by that.
+	// settleTimeout bounds the read that finds the outcome of a write. A Commit may outlast its context by
+	// that.
 	settleTimeout = 5 * time.Second
-	// maxUnsure is how many writes of unknown outcome one claim makes before it gives up.
+	// maxUnsure is how many writes of unknown outcome one claim makes before it fails.
 	maxUnsure = 3
+	// leaseTimeout ends a lease whose holder neither commits nor releases it.
+	leaseTimeout = 30 * time.Second
 )
 
-// adopt writes a held member for a claim. Neither a sandbox nor an error: the member is not to
-// be had, try another. The member is held no longer.
-func (p *Picker) adopt(ctx context.Context, req *Request, t *waiter, m *member, revision string) (*agents.Sandbox, error) {
-	done := false
-	defer func() {
-		if !done {
-			p.putBack(m)
-		}
-	}()
-	if ctx.Err() != nil {
+// Lease is a member that no other claim of this picker gets. Commit or Release ends it, as do the end of
+// the context that reserved it and leaseTimeout: then the member goes back to its queue.
+type Lease struct {
+	pick     *Pick
+	m        *member
+	revision string
+	unhook   func()
+
+	// Guarded by the picker's mutex.
+	ended bool
+	base  *agents.Sandbox // the state that Sandbox returned last
+}
+
+func newLease(ctx context.Context, k *Pick, m *member, revision string) *Lease {
+	l := &Lease{pick: k, m: m, revision: revision}
+	bounded, cancel := context.WithTimeout(ctx, leaseTimeout)
+	stop := context.AfterFunc(bounded, l.putBack)
+	l.unhook = func() { stop(); cancel() }
+	return l
+}
+
+// Sandbox returns a copy of the member as it was last seen, on whose version Commit is conditional; nil
+// if the lease or the member has ended.
+func (l *Lease) Sandbox() *agents.Sandbox {
+	p := l.pick.p
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if l.ended || l.m.ended {
+		return nil
+	}
+	l.base = l.m.seen
+	return l.base.DeepCopy()
+}
+
+// Release returns the member to its queue. On nil, and on a lease that has ended, it does nothing.
+func (l *Lease) Release() {
+	if l == nil {
+		return
+	}
+	l.unhook()
+	l.putBack()
+}
+
+// putBack ends a lease that was not committed.
+func (l *Lease) putBack() {
+	p := l.pick.p
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !l.ended {
+		l.ended = true
+		p.putBackLocked(l.m)
+	}
+}
+
+// end ends a lease for its commit. base is nil if the lease had ended before, or is of another revision
+// than was reserved: the last check before the write.
+func (l *Lease) end() (base *agents.Sandbox) {
+	p := l.pick.p
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if l.ended {
+		return nil
+	}
+	l.ended = true
+	if seen := l.m.seen; l.base == nil || l.m.ended || !pool.Fits(seen, l.revision) || !pool.Spare(seen) {
+		p.putBackLocked(l.m)
+		return nil
+	}
+	return l.base
+}
+
+// Commit writes the member as the claim's, over the version that Sandbox returned last, and returns it as
+// it was written. It ends the lease. Build want on pool.Adopt.
+//
+// The error is [ErrLost] if another lease may succeed; an errs.ErrTimeout when ctx ended; an
+// errs.ErrUnavailable when the outcome of the write is unknown. With each, the caller owns nothing.
+func (l *Lease) Commit(ctx context.Context, want *agents.Sandbox) (s *agents.Sandbox, err error) {
+	defer func() { l.pick.count(err) }()
+	if want == nil || pool.MemberOf(want) != "" || want.Annotations[pool.AnnotationClaimedAt] == "" {
+		l.Release()
+		return nil, fmt.Errorf("commit a lease: the sandbox to write is still in its pool: %w", errs.ErrInvalid)
+	}
+	l.unhook()
+	base := l.end()
+	switch {
+	case base == nil && ctx.Err() != nil:
+		return nil, timeout(ctx, nil)
+	case base == nil:
+		return nil, ErrLost
+	case ctx.Err() != nil:
+		l.pick.p.putBack(l.m)
 		return nil, timeout(ctx, nil)
 	}
-	seen := p.seen(m)
-	if seen == nil || !pool.Fits(seen, revision) || !pool.Spare(seen) {
-		return nil, nil
-	}
-	want := req.Adopt(seen.DeepCopy())
-	if want == nil || pool.MemberOf(want) != "" || want.Annotations[pool.AnnotationClaimedAt] == "" {
-		return nil, fmt.Errorf("pick a member: Adopt left %s/%s in its pool: %w", seen.Namespace, seen.Name, errs.ErrInvalid)
-	}
-	want.Namespace, want.Name, want.UID, want.ResourceVersion = seen.Namespace, seen.Name, seen.UID, seen.ResourceVersion
-	wrote := markOf(want)
+	return l.pick.p.write(ctx, l, base, want)
+}
+
+// write makes a held member the claim's, by one conditional update, and ends the hold.
+func (p *Picker) write(ctx context.Context, l *Lease, base, want *agents.Sandbox) (*agents.Sandbox, error) {
+	want.Namespace, want.Name, want.UID, want.ResourceVersion = base.Namespace, base.Name, base.UID, base.ResourceVersion
+	wrote := adoptionOf(want)
 	failpoint.Reach("claim/held")
 	err := p.cfg.Writer.Update(ctx, want)
-	done = true
 	switch {
 	case err == nil:
 		failpoint.Reach("claim/written")
-		p.gave(m, want)
+		p.gave(l.m, want)
 		return want, nil
 	case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
 		p.metrics.picks.WithLabelValues(resultConflict).Inc()
-		p.setAside(m, seen)
-		return nil, nil
+		p.setAside(l.m, base)
+		return nil, ErrLost
 	}
 	if kind := refusal(err); kind != nil {
-		p.putBack(m)
-		return nil, fmt.Errorf("adopt sandbox %s/%s: %w: %w", seen.Namespace, seen.Name, kind, err)
+		p.putBack(l.m)
+		return nil, fmt.Errorf("adopt sandbox %s/%s: %w: %w", base.Namespace, base.Name, kind, err)
 	}
-	return p.settle(ctx, t, m, wrote, err)
+	return p.settle(ctx, l, wrote, err)
 }
 
-// refusal is the kind of an answer by which the API server says that it wrote nothing.
+// refusal is the kind of a response by which the API server reports that it wrote nothing.
 func refusal(err error) error {
 	switch {
 	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err), apierrors.IsRequestEntityTooLargeError(err), apierrors.IsMethodNotSupported(err):
@@ -81,7 +160,7 @@ func refusal(err error) error {
 	return nil
 }
 
-// seen is a held member as it was last seen; nil if it has ended.
+// seen returns the last seen state of a held member; nil if it has ended.
 func (p *Picker) seen(m *member) *agents.Sandbox {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -91,17 +170,17 @@ func (p *Picker) seen(m *member) *agents.Sandbox {
 	return m.seen
 }
 
-// gave notes that a held member has its owner. It is remembered until the event that says so.
+// gave records that a held member has its owner, until the event that shows it.
 func (p *Picker) gave(m *member, s *agents.Sandbox) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	// Only its name and version matter from here on; the rest is the caller's.
+	// The rest of the object is the caller's from here on.
 	m.seen = &agents.Sandbox{}
 	m.seen.Namespace, m.seen.Name, m.seen.UID, m.seen.ResourceVersion = s.Namespace, s.Name, s.UID, s.ResourceVersion
 	p.putLocked(m, past)
 }
 
-// setAside ends the hold on a member that somebody else has written since it was tried.
+// setAside ends the hold on a member that another writer has changed since it was tried.
 func (p *Picker) setAside(m *member, tried *agents.Sandbox) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -112,12 +191,12 @@ func (p *Picker) setAside(m *member, tried *agents.Sandbox) {
 	p.putLocked(m, outdated)
 }
 
-// settle finds out what became of a write whose answer was lost, in a time of its own.
-func (p *Picker) settle(ctx context.Context, t *waiter, m *member, wrote mark, cause error) (*agents.Sandbox, error) {
+// settle finds the outcome of a write whose response was lost, in a time of its own.
+func (p *Picker) settle(ctx context.Context, l *Lease, wrote adoption, cause error) (*agents.Sandbox, error) {
 	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	unread := p.fetch(look, m)
-	s := p.resolveWrite(m, wrote, unread == nil)
+	unread := p.fetch(look, l.m)
+	s := p.resolveWrite(l.m, wrote, unread == nil)
 	left := ctx.Err() != nil
 	switch {
 	case s != nil && !left:
@@ -128,15 +207,15 @@ func (p *Picker) settle(ctx context.Context, t *waiter, m *member, wrote mark, c
 	case left:
 		return nil, timeout(ctx, cause)
 	}
-	if t.unsure++; unread != nil || t.unsure >= maxUnsure {
+	if l.pick.unsure++; unread != nil || l.pick.unsure >= maxUnsure {
 		return nil, fmt.Errorf("adopt a member: its outcome is unknown: %w: %w", errs.ErrUnavailable, errors.Join(cause, unread))
 	}
-	return nil, nil
+	return nil, ErrLost
 }
 
-// resolveWrite ends the hold on a member after a write of unknown outcome. It returns the member if
-// the write took; else the write may still do so, and the doubt is kept.
-func (p *Picker) resolveWrite(m *member, wrote mark, read bool) *agents.Sandbox {
+// resolveWrite ends the hold on a member after a write of unknown outcome. It returns the member if the
+// write took effect; otherwise it still may, and stays unconfirmed.
+func (p *Picker) resolveWrite(m *member, wrote adoption, read bool) *agents.Sandbox {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !m.gone && matches(m.seen, wrote) {
@@ -183,10 +262,11 @@ func (p *Picker) fetch(ctx context.Context, m *member) error {
 	return nil
 }
 
-// orphaned tells the owner of the picker of a sandbox that nobody will use.
+// orphaned hands a member that no caller uses to the reader of Orphans. A full queue drops it.
 func (p *Picker) orphaned(s *agents.Sandbox) {
-	p.log.Warn("a member was adopted for a claim that had ended", telemetry.Namespace, s.Namespace, telemetry.Name, s.Name, telemetry.UID, string(s.UID))
-	if p.cfg.Orphaned != nil {
-		p.cfg.Orphaned(s)
+	p.log.Warn("member adopted for an ended claim", telemetry.Namespace, s.Namespace, telemetry.Name, s.Name, telemetry.UID, string(s.UID))
+	select {
+	case p.orphans <- s.DeepCopy():
+	default: // its timeout, which is in its object, ends it
 	}
 }

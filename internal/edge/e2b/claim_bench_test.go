@@ -26,6 +26,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/client/restclient"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/control/manager"
 	"github.com/barchan-dev/barchan/internal/control/picker"
@@ -113,7 +114,9 @@ func newClaimServer(b *testing.B) *claimServer {
 	routes := route.NewTable()
 	quotas, err := quota.New(quota.Config{Reader: s.objects, Log: telemetry.Discard()})
 	must(err)
+	assumed := assumecache.New(s.objects.Sandbox)
 	_, err = cache.On(ctx, s.objects, func(older, newer *agents.Sandbox) {
+		assumed.Observe(older, newer)
 		s.picker.Observe(older, newer)
 		quotas.Observe(older, newer)
 		if newer != nil {
@@ -126,7 +129,7 @@ func newClaimServer(b *testing.B) *claimServer {
 	tokens, err := sandbox.NewTokens([]byte(strings.Repeat("s", 32)))
 	must(err)
 	m, err := manager.New(manager.Config{
-		Objects: direct, Cache: s.objects, Picker: s.picker, Quota: quotas, Routes: routes, Tokens: tokens, Log: telemetry.Discard(),
+		Objects: direct, Cache: s.objects, Picker: s.picker, Quota: quotas, Assumed: assumed, Routes: routes, Tokens: tokens, Log: telemetry.Discard(),
 	})
 	must(err)
 	rest, err := e2b.New(e2b.Config{Manager: m, Log: telemetry.Discard()})

@@ -13,9 +13,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
 // Config says what is tested. REST and New are required.
@@ -34,9 +36,9 @@ type Starter interface {
 	Start(ctx context.Context) error
 }
 
-// Binder hands variables to a running sandbox.
+// Binder sends a request to the agent of a running sandbox.
 type Binder interface {
-	Bind(ctx context.Context, s *agents.Sandbox, env map[string]string) error
+	Bind(ctx context.Context, s *agents.Sandbox, req envd.InitRequest) error
 }
 
 // Parts are what a controller is made of.
@@ -47,6 +49,8 @@ type Parts struct {
 	Binder Binder
 	Quota  *quota.Quotas
 	Events events.EventRecorder
+	// Assumed is fed by the cache's events.
+	Assumed *assumecache.Sandboxes
 	// Patience is how long a claim should wait for a member in the making.
 	Patience time.Duration
 }
@@ -63,6 +67,7 @@ func Run(t *testing.T, cfg Config) {
 		{"PoolAndTemplateToCome", false, poolAndTemplateToCome},
 		{"Env", false, env},
 		{"EnvNotTaken", false, envNotTaken},
+		{"EnvBoundOnce", false, envBoundOnce},
 		{"EnvNeverTaken", false, envNeverTaken},
 		{"Metadata", false, metadata},
 		{"Volumes", false, volumes},

@@ -1,8 +1,11 @@
 package claimsuite
 
 import (
+	"context"
+	"errors"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,6 +16,7 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/control/quota"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 func warm(t *testing.T, cfg *Config) {
@@ -30,7 +34,7 @@ func warm(t *testing.T, cfg *Config) {
 		if len(c.Finalizers) > 0 {
 			t.Errorf("the claim has finalizers %v", c.Finalizers)
 		}
-		// Whatever the controller still does for the first claim is done before the second is seen.
+		eventually.True(t, "the controller has recorded no event", func() bool { return len(w.events.all()) > told })
 		writes, events := w.writes.all()[before:], w.events.all()[told:]
 		t.Logf("writes of a warm claim: %v, events %v", writes, events)
 		if len(writes)+len(events) > 3 {
@@ -155,6 +159,26 @@ func envNotTaken(t *testing.T, cfg *Config) {
 	}
 	if all := w.owned(c); len(all) != 1 {
 		t.Errorf("the claim owns %d sandboxes", len(all))
+	}
+}
+
+// The claim's status is written in a second try: the agent of its sandbox gets the variables in the first
+// one alone.
+func envBoundOnce(t *testing.T, cfg *Config) {
+	a := &agent{}
+	var once sync.Once
+	w := start(t, cfg, options{binder: a, hooks: onStatus(func(_ context.Context, _ client.Client, c *extensions.SandboxClaim) (err error) {
+		if c.Status.Sandbox.Name != "" {
+			once.Do(func() { err = errors.New("the API server is away") })
+		}
+		return err
+	})})
+	w.pool(w.template(envPolicy(extensions.InjectionAllowed)), 1)
+	_, s := w.served(w.claim("c", brings("COLOUR", "red")))
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if n := a.calls[s.Name]; n != 1 {
+		t.Errorf("the agent got %d requests, want 1", n)
 	}
 }
 

@@ -25,9 +25,11 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
 	"github.com/barchan-dev/barchan/internal/testkit/lag"
@@ -89,14 +91,16 @@ func start(t *testing.T, cfg *Config, opt options) *world {
 	p, err := picker.New(picker.Config{Writer: controlled})
 	must(t, err)
 	w.nodes = newNode(api)
+	assumed := assumecache.New(w.cache.Sandbox)
 	_, err = cache.On(t.Context(), w.cache, func(older, newer *agents.Sandbox) {
 		p.Observe(older, newer)
 		quotas.Observe(older, newer)
+		assumed.Observe(older, newer)
 		w.told.observe(older, newer)
 		w.nodes.observe(newer)
 	})
 	must(t, err)
-	c, err := cfg.New(Parts{Client: controlled, Cache: w.cache, Picker: p, Binder: opt.binder, Quota: quotas, Events: w.events, Patience: eventually.Patience})
+	c, err := cfg.New(Parts{Client: controlled, Cache: w.cache, Picker: p, Binder: opt.binder, Quota: quotas, Assumed: assumed, Events: w.events, Patience: eventually.Patience})
 	must(t, err)
 	w.run(c)
 	return w
@@ -467,9 +471,11 @@ func ready(c *extensions.SandboxClaim) metav1.Condition {
 	return metav1.Condition{}
 }
 
-// agent is a Binder that notes what it is told.
+// agent is a Binder that records its requests.
 type agent struct {
 	mu sync.Mutex
+	// +checklocks:mu
+	calls map[string]int // by sandbox
 	// +checklocks:mu
 	bound map[string]map[string]string // by sandbox
 	// +checklocks:mu
@@ -477,13 +483,14 @@ type agent struct {
 }
 
 // Bind is part of Binder.
-func (a *agent) Bind(_ context.Context, s *agents.Sandbox, env map[string]string) error {
+func (a *agent) Bind(_ context.Context, s *agents.Sandbox, req envd.InitRequest) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.bound == nil {
-		a.bound = map[string]map[string]string{}
+		a.bound, a.calls = map[string]map[string]string{}, map[string]int{}
 	}
-	a.bound[s.Name] = env
+	a.bound[s.Name] = req.EnvVars
+	a.calls[s.Name]++
 	if a.fail > 0 {
 		a.fail--
 		return errors.New("connection refused")

@@ -29,6 +29,11 @@ func (c *Cluster) Checkpoints(ctx context.Context, namespace string) ([]barchan.
 	return list.Items, err
 }
 
+// Checkpoint reads one checkpoint.
+func (c *Cluster) Checkpoint(ctx context.Context, key types.NamespacedName) (*barchan.Checkpoint, error) {
+	return get(ctx, c.Client, key, &barchan.Checkpoint{})
+}
+
 // WaitCheckpoint waits as the cache does.
 func (c *Cluster) WaitCheckpoint(ctx context.Context, key types.NamespacedName, done func(*barchan.Checkpoint) (bool, error)) (*barchan.Checkpoint, error) {
 	for {

@@ -18,9 +18,11 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/controllers"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
 const (
@@ -29,10 +31,8 @@ const (
 	// waitForMember bounds how long one look at a claim waits for a member.
 	waitForMember   = 2 * time.Second
 	defaultPatience = 30 * time.Second
-	// bindTimeout bounds the handing over of variables to one agent, and bindTries how many
-	// sandboxes are tried in one look at a claim.
-	bindTimeout = 5 * time.Second
-	bindTries   = 3
+	// bindTries is how many sandboxes are tried in one reconcile.
+	bindTries = 3
 	// quotaRetry is when a claim that the quota refused is looked at again if nothing of its
 	// namespace ends before.
 	quotaRetry = time.Minute
@@ -75,16 +75,15 @@ type Cache interface {
 	Templates
 }
 
-// Picker hands out ready members; package picker has it.
+// Picker leases ready members; package picker has it.
 type Picker interface {
-	Pick(ctx context.Context, req picker.Request) (*agents.Sandbox, error)
+	Begin(pool types.UID) *picker.Pick
 	Ready(pool types.UID, revision string) int
 }
 
-// Binder hands variables to the agent of a sandbox that runs. It may be called again for the
-// same sandbox, and what a call has handed over replaces what another one had of the same name.
+// Binder sends a request to the agent of a running sandbox; package agentclient has it.
 type Binder interface {
-	Bind(ctx context.Context, s *agents.Sandbox, env map[string]string) error
+	Bind(ctx context.Context, s *agents.Sandbox, req envd.InitRequest) error
 }
 
 // Quota decides whether a namespace may have one more sandbox; package quota has it.
@@ -106,6 +105,9 @@ type Config struct {
 	Binder Binder
 	// Quota; nil bounds nothing.
 	Quota Quota
+	// Assumed has the sandboxes that the cache may not show yet; the events of the cache feed it. Default: one
+	// that no event feeds.
+	Assumed *assumecache.Sandboxes
 	// Events records what users should see beside the claim; nil records nothing.
 	Events events.EventRecorder
 	// Metrics; nil keeps them to itself.
@@ -130,6 +132,9 @@ func New(cfg Config) (controller.Controller, error) {
 	}
 	if cfg.Patience == 0 {
 		cfg.Patience = defaultPatience
+	}
+	if cfg.Assumed == nil {
+		cfg.Assumed = assumecache.New(cfg.Cache.Sandbox)
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)

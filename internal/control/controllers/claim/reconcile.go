@@ -23,6 +23,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/assumecache"
+	"github.com/barchan-dev/barchan/internal/control/claiming"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
 type reconciler struct {
@@ -30,12 +33,16 @@ type reconciler struct {
 	client client.Client
 	cache  Cache
 	picker Picker
-	binder Binder
-	quota  Quota
+	claims *claiming.Claimer
+	// late reports that variables can be brought to a running sandbox.
+	late   bool
 	events events.EventRecorder
 	took   *prometheus.HistogramVec
-	memory *attemptCache
-	turns  *poolSlots
+	// assumed has the sandboxes, and named the claims, that were written and the cache may not show yet.
+	assumed  *assumecache.Sandboxes
+	named    *assumecache.Claims
+	attempts *attemptCache
+	turns    *poolSlots
 	// patience is as in Config.
 	patience time.Duration
 }
@@ -47,45 +54,52 @@ func newReconciler(cfg *Config) (*reconciler, error) {
 			return nil, fmt.Errorf("register the claim controller's metrics: %w", err)
 		}
 	}
+	of := claiming.Config{Creator: cfg.Client, Reader: cfg.Cache, Picker: cfg.Picker, Assumed: cfg.Assumed}
+	if cfg.Quota != nil {
+		of.Quota = cfg.Quota
+	}
+	if cfg.Binder != nil {
+		of.Binder = cfg.Binder
+	}
+	claims, err := claiming.New(of)
+	if err != nil {
+		return nil, err
+	}
 	return &reconciler{
 		log: cfg.Log.With(telemetry.Component, "claim-controller"), client: cfg.Client, cache: cfg.Cache,
-		picker: cfg.Picker, binder: cfg.Binder, quota: cfg.Quota, events: cfg.Events, took: took,
-		memory: newMemory(), turns: newTurns(cfg.Workers / waitingShare), patience: cfg.Patience,
+		picker: cfg.Picker, claims: claims, late: cfg.Binder != nil, events: cfg.Events, took: took,
+		assumed: cfg.Assumed, named: assumecache.New(cfg.Cache.Claim),
+		attempts: newAttemptCache(), turns: newTurns(cfg.Workers / waitingShare), patience: cfg.Patience,
 	}, nil
 }
 
-// work is one look at a claim.
+// work is one reconcile of a claim; it is the owner of what is claimed in it.
 type work struct {
 	who   reconcile.Request
 	claim *extensions.SandboxClaim
 	known *attempt
-	// plan is what the claim wants by the newest state of the template that was read.
+	pool  *extensions.SandboxWarmPool
+	late  bool
+	op    *claiming.Claim
+	// plan is of the newest state of the template that was read.
 	plan *plan
 }
 
-// Reconcile does for one claim what can be done now.
+// Reconcile implements [reconcile.Reconciler].
 func (r *reconciler) Reconcile(ctx context.Context, who reconcile.Request) (reconcile.Result, error) {
 	defer r.turns.end(who)
 	c, err := r.cache.Claim(ctx, who.NamespacedName)
 	if errors.Is(err, errs.ErrNotFound) {
-		r.memory.forget(who)
+		r.named.Forget(r.attempts.forget(who))
 		return reconcile.Result{}, nil
 	}
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	w := &work{who: who, claim: c, known: r.memory.of(who, c.UID)}
-	switch n := w.known.named; {
-	case n == nil:
-	case c.Status.Sandbox.Name == "" && !hasExpired(c):
-		w.claim = n.DeepCopy() // the cache does not show it yet
-	default:
-		w.known.named = nil
-	}
+	w := &work{who: who, claim: r.named.Latest(c), known: r.attempts.of(who, c.UID), late: r.late}
 	result, err := r.step(ctx, w)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		// Somebody else wrote first: look again once the cache shows it.
-		w.known.named = nil
+		// Another writer was first: reconcile again once the cache shows it.
 		return reconcile.Result{RequeueAfter: retryFirst}, nil
 	}
 	if err != nil {
@@ -146,7 +160,7 @@ func (r *reconciler) take(ctx context.Context, w *work) (reconcile.Result, error
 	return reconcile.Result{}, errors.Join(err, fault)
 }
 
-// look reads the claim's pool and template, and checks what the claim wants of them.
+// look reads the claim's pool and template, and checks the claim against them.
 func (r *reconciler) look(ctx context.Context, w *work) error {
 	spec := field.NewPath("spec")
 	key := client.ObjectKey{Namespace: w.claim.Namespace, Name: w.claim.Spec.WarmPoolRef.Name}
@@ -159,13 +173,14 @@ func (r *reconciler) look(ctx context.Context, w *work) error {
 	case p.DeletionTimestamp != nil:
 		return &refusal{extensions.ReasonWarmPoolNotFound, fmt.Sprintf("%s: warm pool %q is being deleted; name another", at, key.Name)}
 	}
-	return r.replan(ctx, w, p)
+	w.pool = p
+	w.op = r.claims.Begin(w.claim.Namespace, pool.TemplateOf(p), w)
+	return w.op.Resolve(ctx)
 }
 
-// replan checks what the claim wants against the template as it is now.
-func (r *reconciler) replan(ctx context.Context, w *work, p *extensions.SandboxWarmPool) error {
-	key := pool.TemplateOf(p)
-	t, revision, err := r.cache.CurrentTemplate(ctx, key)
+// Resolved implements [claiming.Owner]: it checks the claim against the template as it is now.
+func (w *work) Resolved(t claiming.Template, err error) error {
+	p, key := w.pool, pool.TemplateOf(w.pool)
 	none := err == nil && key.Namespace != p.Namespace && (t.Spec.Barchan == nil || !t.Spec.Barchan.Public)
 	switch {
 	case none, errors.Is(err, errs.ErrNotFound):
@@ -175,13 +190,24 @@ func (r *reconciler) replan(ctx context.Context, w *work, p *extensions.SandboxW
 	case err != nil:
 		return err
 	}
-	x, no := newPlan(w.claim, p, t, revision, r.binder != nil)
+	x, no := newPlan(w.claim, p, t.SandboxTemplate, t.Revision, w.late)
 	if no != nil {
 		return no
 	}
 	w.plan = x
 	return nil
 }
+
+// Warm implements [claiming.Owner].
+func (w *work) Warm() bool { return w.plan.cold == "" }
+
+// Adopt implements [claiming.Owner].
+func (w *work) Adopt(member *agents.Sandbox, _ claiming.Template) *agents.Sandbox {
+	return w.plan.adopt(member)
+}
+
+// New implements [claiming.Owner].
+func (w *work) New(claiming.Template) *agents.Sandbox { return w.plan.fresh() }
 
 // refuse records a fault that only a user can mend. A sandbox that was taken and not named goes.
 func (r *reconciler) refuse(ctx context.Context, w *work, no *refusal) error {
@@ -203,16 +229,15 @@ func (r *reconciler) refuse(ctx context.Context, w *work, no *refusal) error {
 	return nil
 }
 
-// bind hands the claim's variables to a sandbox that ran before it was the claim's.
+// bind hands the claim's variables, once, to a sandbox that ran before it was the claim's.
 func (r *reconciler) bind(ctx context.Context, w *work, s *agents.Sandbox) error {
-	if len(w.plan.env) == 0 || s.Labels[agents.LabelLaunchType] == agents.LaunchCold {
+	if len(w.plan.env) == 0 || s.Labels[agents.LabelLaunchType] == agents.LaunchCold || w.known.bound == s.UID {
 		return nil
 	}
-	bound, cancel := context.WithTimeout(ctx, bindTimeout)
-	defer cancel()
-	if err := r.binder.Bind(bound, s, w.plan.env); err != nil {
-		return fmt.Errorf("hand variables to sandbox %s: %w", s.Name, err)
+	if err := r.claims.Bind(ctx, s, envd.InitRequest{EnvVars: w.plan.env}); err != nil {
+		return fmt.Errorf("bind sandbox %s: %w", s.Name, err)
 	}
+	w.known.bound = s.UID
 	return nil
 }
 
@@ -225,7 +250,6 @@ func (r *reconciler) announce(ctx context.Context, w *work, s *agents.Sandbox) e
 	if err != nil {
 		return err
 	}
-	w.known.named = w.claim.DeepCopy()
 	launch := s.Labels[agents.LabelLaunchType]
 	took := time.Since(w.known.since)
 	r.took.WithLabelValues(launch).Observe(took.Seconds())
@@ -236,12 +260,12 @@ func (r *reconciler) announce(ctx context.Context, w *work, s *agents.Sandbox) e
 
 // mirror keeps the status of a claim that has named its sandbox.
 func (r *reconciler) mirror(ctx context.Context, w *work) error {
-	s, cached, err := r.named(ctx, w.claim)
+	s, cached, err := r.sandboxOf(ctx, w.claim)
 	if err != nil {
 		return err
 	}
-	if cached && w.known.named == nil {
-		r.memory.forget(w.who)
+	if cached {
+		r.attempts.forget(w.who)
 	}
 	if err := r.dropOthers(ctx, w); err != nil {
 		return err
@@ -254,18 +278,15 @@ func (r *reconciler) mirror(ctx context.Context, w *work) error {
 	if err != nil {
 		return err
 	}
-	if w.known.named != nil {
-		w.known.named = w.claim.DeepCopy()
-	}
 	if s == nil && changed {
 		r.tell(w, corev1.EventTypeWarning, extensions.ReasonSandboxMissing, readyOf(status).Message)
 	}
 	return nil
 }
 
-// named returns the sandbox that a claim names, nil if it is gone; cached tells whether the
-// cache shows it as the claim's. What the cache does not show, the API server is asked for.
-func (r *reconciler) named(ctx context.Context, c *extensions.SandboxClaim) (s *agents.Sandbox, cached bool, err error) {
+// sandboxOf returns the sandbox that a claim names, nil if it is gone; cached reports whether the cache
+// shows it as the claim's. Otherwise it is read from the API server.
+func (r *reconciler) sandboxOf(ctx context.Context, c *extensions.SandboxClaim) (s *agents.Sandbox, cached bool, err error) {
 	key := client.ObjectKey{Namespace: c.Namespace, Name: c.Status.Sandbox.Name}
 	s, err = r.cache.Sandbox(ctx, key)
 	if err == nil && owns(c, s) {
@@ -293,8 +314,8 @@ func owns(c *extensions.SandboxClaim, s *agents.Sandbox) bool {
 	return owner != nil && owner.UID == c.UID
 }
 
-// dropOthers deletes what a claim owns beside the sandbox that it named: a write of which the
-// answer was lost may have come through late.
+// dropOthers deletes what a claim owns beside the sandbox that it named: a write whose response was lost
+// may take effect late.
 func (r *reconciler) dropOthers(ctx context.Context, w *work) error {
 	all, err := r.cache.Owned(ctx, w.claim.UID)
 	if err != nil {
@@ -311,7 +332,7 @@ func (r *reconciler) dropOthers(ctx context.Context, w *work) error {
 // drop deletes a sandbox that the claim owns and does not name. Because the claim that was read
 // may be old, the API server is asked first whether it does by now.
 func (r *reconciler) drop(ctx context.Context, w *work, s *agents.Sandbox) error {
-	if s.DeletionTimestamp != nil || w.known.gone[s.UID] {
+	if s.DeletionTimestamp != nil || r.assumed.Deleted(s.UID) {
 		return nil
 	}
 	now := &extensions.SandboxClaim{}
@@ -330,10 +351,7 @@ var errNamed = errors.New("the claim names this sandbox by now")
 
 // remove deletes a sandbox of the claim's, if it is still the one that was read.
 func (r *reconciler) remove(ctx context.Context, w *work, s *agents.Sandbox) error {
-	if got := w.known.got; got != nil && got.UID == s.UID {
-		w.known.got = nil
-	}
-	if s.DeletionTimestamp != nil || w.known.gone[s.UID] {
+	if s.DeletionTimestamp != nil || r.assumed.Deleted(s.UID) {
 		return nil
 	}
 	err := r.client.Delete(ctx, s, client.Preconditions{UID: &s.UID})
@@ -341,7 +359,7 @@ func (r *reconciler) remove(ctx context.Context, w *work, s *agents.Sandbox) err
 		return fmt.Errorf("delete sandbox %s/%s: %w", s.Namespace, s.Name, err)
 	}
 	failpoint.Reach("claimobject/unmade")
-	w.known.gone[s.UID] = true
+	r.assumed.AssumeDeleted(s)
 	return nil
 }
 

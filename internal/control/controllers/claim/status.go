@@ -163,6 +163,7 @@ func (r *reconciler) write(ctx context.Context, w *work, status *extensions.Sand
 		return false, fmt.Errorf("write the claim's status: %w", err)
 	}
 	failpoint.Reach("claimobject/status")
+	r.named.Assume(ctx, c)
 	w.claim = c
 	return true, nil
 }

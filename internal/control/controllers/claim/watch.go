@@ -96,7 +96,7 @@ func (r *reconciler) changed(old, now *agents.Sandbox, q queue) {
 		q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: s.Namespace, Name: owner.Name}})
 	}
 	if old != nil && pool.MemberOf(old) == "" && counts(old) && (now == nil || !counts(now)) {
-		for _, req := range r.memory.overQuota(s.Namespace) {
+		for _, req := range r.attempts.overQuota(s.Namespace) {
 			q.Add(req)
 		}
 	}

@@ -1,0 +1,302 @@
+package claiming
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/assumecache"
+	"github.com/barchan-dev/barchan/internal/control/picker"
+	"github.com/barchan-dev/barchan/internal/control/quota"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+)
+
+const (
+	namespace           = "team"
+	warmPool  types.UID = "pool"
+)
+
+// world is an API server with one template and one pool, its own cache, and the owner of a claim.
+type world struct {
+	mu       sync.Mutex
+	revision string
+	gone     bool  // the template is deleted
+	reads    int   // of the template
+	fails    error // of each write
+	version  int
+	written  []*agents.Sandbox
+	told     []envd.InitRequest
+	// Of the owner.
+	cold     bool
+	resolved []string
+
+	picker  *picker.Picker
+	quotas  *quota.Quotas
+	assumed *assumecache.Sandboxes
+	*Claimer
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{revision: "r1"}
+	var err error
+	if w.picker, err = picker.New(picker.Config{Writer: w}); err != nil {
+		t.Fatal(err)
+	}
+	limits := quota.Limits{Sandboxes: quota.Limit{Set: true, Most: 1}}
+	if w.quotas, err = quota.New(quota.Config{Reader: w, Log: telemetry.Discard(), Defaults: limits}); err != nil {
+		t.Fatal(err)
+	}
+	w.assumed = assumecache.New(func(context.Context, types.NamespacedName) (*agents.Sandbox, error) { return nil, errs.ErrNotFound })
+	w.Claimer, err = New(Config{Creator: w, Reader: w, Picker: w.picker, Quota: w.quotas, Binder: w, Assumed: w.assumed})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func (w *world) begin() *Claim {
+	return w.Begin(namespace, types.NamespacedName{Namespace: namespace, Name: "t"}, w)
+}
+
+func (w *world) CurrentTemplate(context.Context, types.NamespacedName) (*extensions.SandboxTemplate, string, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.reads++
+	if w.gone {
+		return nil, "", errs.ErrNotFound
+	}
+	t := &extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "t", UID: "t"}}
+	t.Spec.PodTemplate.Spec.Containers = []corev1.Container{{Name: "main", Image: w.revision}}
+	return t, w.revision, nil
+}
+
+func (w *world) Checkpoint(context.Context, types.NamespacedName) (*barchan.Checkpoint, error) {
+	return nil, errs.ErrNotFound
+}
+
+func (w *world) Namespace(context.Context, string) (*corev1.Namespace, error) {
+	return nil, errs.ErrNotFound
+}
+
+func (w *world) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
+	return errors.New("not served")
+}
+
+func (w *world) Update(_ context.Context, obj client.Object, _ ...client.UpdateOption) error {
+	return w.write(obj)
+}
+
+func (w *world) Create(_ context.Context, obj client.Object, _ ...client.CreateOption) error {
+	obj.SetUID(types.UID(obj.GetName()))
+	return w.write(obj)
+}
+
+func (w *world) write(obj client.Object) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.fails != nil {
+		return w.fails
+	}
+	w.version++
+	s, _ := obj.(*agents.Sandbox)
+	s.ResourceVersion = strconv.Itoa(1000 + w.version)
+	w.written = append(w.written, s.DeepCopy())
+	return nil
+}
+
+func (w *world) Bind(_ context.Context, _ *agents.Sandbox, req envd.InitRequest) error {
+	w.told = append(w.told, req)
+	return nil
+}
+
+func (w *world) Resolved(t Template, err error) error {
+	w.resolved = append(w.resolved, t.Revision)
+	if err != nil {
+		return fmt.Errorf("no template for the owner: %w", err)
+	}
+	return nil
+}
+
+func (w *world) Warm() bool { return !w.cold }
+
+func (w *world) Adopt(member *agents.Sandbox, _ Template) *agents.Sandbox {
+	return pool.Adopt(member, nil)
+}
+
+func (w *world) New(t Template) *agents.Sandbox {
+	s := pool.NewSandbox(t.SandboxTemplate, t.Revision, namespace)
+	s.Name = "cold"
+	return s
+}
+
+// member shows the picker one of a revision; it is being created unless it is ready.
+func (w *world) member(name, revision string, ready bool) *agents.Sandbox {
+	w.mu.Lock()
+	w.version++
+	version := strconv.Itoa(w.version)
+	w.mu.Unlock()
+	s := &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(name), ResourceVersion: version, Labels: map[string]string{
+		agents.LabelWarmPoolSandbox: string(warmPool), agents.LabelTemplateHash: revision, agents.LabelLaunchType: agents.LaunchWarm,
+	}}}
+	if ready {
+		s.Status.PodIPs = []string{"10.0.0.1"}
+		s.Status.Conditions = []metav1.Condition{{Type: agents.ConditionReady, Status: metav1.ConditionTrue}}
+	}
+	w.picker.Observe(nil, s)
+	return s
+}
+
+// roll changes the template.
+func (w *world) roll(revision string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.revision = revision
+}
+
+func TestTakeWarm(t *testing.T) {
+	w := newWorld(t)
+	w.member("m", "r1", true)
+	x := w.begin()
+	if err := x.Resolve(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s, err := x.TakeWarm(t.Context(), warmPool)
+	if err != nil || s.Name != "m" || len(w.written) != 1 || w.reads != 1 {
+		t.Fatalf("TakeWarm = %v, %v with %d writes and %d reads of the template; want 1 and 1", s, err, len(w.written), w.reads)
+	}
+	if a := w.assumed.Find(func(*agents.Sandbox) bool { return true }); a == nil || a.ResourceVersion != s.ResourceVersion {
+		t.Errorf("assumed is %v", a)
+	}
+	if use, _ := w.quotas.Used(namespace); use.Sandboxes != 1 || !x.Wrote() {
+		t.Errorf("%d sandboxes are reserved", use.Sandboxes)
+	}
+	if err := w.Claimer.Bind(t.Context(), s, envd.InitRequest{Open: true}); err != nil || len(w.told) != 1 {
+		t.Errorf("Bind = %v, with %d requests", err, len(w.told))
+	}
+}
+
+// A wait may last long: what the claim read before it is old.
+func TestTemplateIsReadAfterAWait(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(*world)
+		want   error
+		name   string
+	}{
+		"as it was":       {func(*world) {}, nil, "m1"},
+		"rolled":          {func(w *world) { w.roll("r2"); w.member("m2", "r2", true) }, nil, "m2"},
+		"rolled to none":  {func(w *world) { w.roll("r2") }, picker.ErrNone, ""},
+		"now cold":        {func(w *world) { w.cold = true }, picker.ErrNone, ""},
+		"template gone":   {func(w *world) { w.gone = true }, errs.ErrNotFound, ""},
+		"rolled and back": {func(w *world) { w.roll("r2"); w.roll("r1") }, nil, "m1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				coming := w.member("m1", "r1", false)
+				var s *agents.Sandbox
+				var err error
+				go func() { s, err = w.begin().TakeWarm(t.Context(), warmPool) }()
+				synctest.Wait()
+				tt.change(w)
+				w.version += 10
+				ready := w.member("ignored", "none", true).DeepCopy()
+				ready.Name, ready.UID, ready.Labels = coming.Name, coming.UID, coming.Labels
+				w.picker.Observe(coming, ready)
+				synctest.Wait()
+				if !errors.Is(err, tt.want) || (err == nil) != (tt.want == nil) || (tt.name != "" && (s == nil || s.Name != tt.name)) {
+					t.Fatalf("TakeWarm = %v, %v; want %s, %v", s, err, tt.name, tt.want)
+				}
+				if n := w.picker.Ready(warmPool, "r1"); (n == 1) != (tt.name != "m1") {
+					t.Errorf("%d members of r1 are ready", n)
+				}
+			})
+		})
+	}
+}
+
+// A cold start that follows a wait is of the template as it is after it.
+func TestColdStartAfterAWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		coming := w.member("m1", "r1", false)
+		x := w.begin()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := x.TakeWarm(ctx, warmPool); !errors.Is(err, errs.ErrTimeout) {
+			t.Fatalf("TakeWarm = %v", err)
+		}
+		w.roll("r2")
+		s, err := x.Create(t.Context(), true)
+		if err != nil || pool.RevisionOf(s) != "r2" || s.Spec.PodTemplate.Spec.Containers[0].Image != "r2" {
+			t.Errorf("Create = %v, %v; want one of r2", s, err)
+		}
+		w.picker.Observe(coming, nil)
+	})
+}
+
+// Between the wait's end and the write, nothing waits: the template is read once for each.
+func TestReadsOfTheTemplate(t *testing.T) {
+	w := newWorld(t)
+	x := w.begin()
+	ctx := t.Context()
+	if _, err := x.TakeWarm(ctx, warmPool); !errors.Is(err, picker.ErrNone) {
+		t.Fatal(err)
+	}
+	if _, err := x.Create(ctx, true); err != nil || w.reads != 2 {
+		t.Errorf("Create = %v; the template was read %d times, want once before each", err, w.reads)
+	}
+}
+
+func TestQuotaOfAClaim(t *testing.T) {
+	w := newWorld(t)
+	ctx := t.Context()
+	w.fails = errors.New("the disk is full")
+	x := w.begin()
+	if s, err := x.Create(ctx, true); !errors.Is(err, w.fails) || s == nil {
+		t.Fatalf("Create = %v, %v; want the sandbox and the server's error", s, err)
+	}
+	if _, err := w.begin().Create(ctx, true); !errors.Is(err, errs.ErrExhausted) {
+		t.Errorf("a second claim = %v; want it to be over the quota", err)
+	}
+	x.Release()
+	x.Release()
+	w.fails = nil
+	if _, err := w.begin().Create(ctx, true); err != nil {
+		t.Errorf("after the release: %v", err)
+	}
+}
+
+func TestOwnersRefusal(t *testing.T) {
+	w := newWorld(t)
+	w.member("m", "r1", true)
+	w.gone = true
+	for name, do := range map[string]func(*Claim) error{
+		"Resolve":  func(x *Claim) error { return x.Resolve(t.Context()) },
+		"TakeWarm": func(x *Claim) error { _, err := x.TakeWarm(t.Context(), warmPool); return err },
+		"Create":   func(x *Claim) error { _, err := x.Create(t.Context(), true); return err },
+	} {
+		if err := do(w.begin()); !errors.Is(err, errs.ErrNotFound) || err.Error()[:11] != "no template" {
+			t.Errorf("%s = %v, want the owner's error", name, err)
+		}
+	}
+	if use, _ := w.quotas.Used(namespace); use.Sandboxes != 0 || w.picker.Ready(warmPool, "r1") != 1 {
+		t.Error("a refused claim holds quota or a member")
+	}
+}
