@@ -52,7 +52,7 @@ var layers = [][]string{
 		"internal/client/adminclient", "internal/client/restclient", "internal/testkit",
 	},
 	4: {
-		"internal/control/claiming", "internal/edge/gateway", "internal/guest/agent", "internal/testkit/claimsuite",
+		"internal/control/claiming", "internal/control/agentclient", "internal/edge/gateway", "internal/guest/agent", "internal/testkit/claimsuite",
 		"internal/node/plan",
 	},
 	5:  {"internal/control/controllers", "internal/control/manager", "internal/adminapi", "internal/config", "internal/node/journal"},

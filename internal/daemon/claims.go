@@ -6,6 +6,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/control/agentclient"
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/control/controllers"
@@ -33,7 +34,7 @@ func (d *Daemon) makeTables(context.Context) (err error) {
 		return err
 	}
 	d.assumed = assumecache.New(d.cache.Sandbox)
-	d.binder = manager.NewBinder(manager.BinderConfig{Tokens: d.tokens})
+	d.binder = agentclient.New(agentclient.Config{Tokens: d.tokens})
 	d.observers = []observer{d.observeRoute, d.observeDeletion, d.assumed.Observe, d.picker.Observe, d.quotas.Observe, d.binder.Observe}
 	return nil
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/control/agentclient"
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/control/manager"
@@ -85,7 +86,7 @@ type Daemon struct {
 	picker        *picker.Picker
 	assumed       *assumecache.Sandboxes
 	quotas        *quota.Quotas
-	binder        *manager.AgentBinder
+	binder        *agentclient.Client
 	manager       *manager.Manager
 	recorder      events.EventRecorder
 	flushEvents   func()

@@ -23,6 +23,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/control/agentclient"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
@@ -327,7 +328,7 @@ func TestTheAgentHearsOverHTTP(t *testing.T) {
 	t.Cleanup(agent.Close)
 	_, w := newWorld(t)
 	m, _ := w.manager(t, w.objects, func(c *Config) {
-		c.Binder = NewBinder(BinderConfig{Tokens: c.Tokens, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+		c.Binder = agentclient.New(agentclient.Config{Tokens: c.Tokens, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
 			if want := net.JoinHostPort("127.0.0.1", fmt.Sprint(envd.Port)); address != want {
 				t.Errorf("dialled %s, want %s", address, want)
 			}

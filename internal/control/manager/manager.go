@@ -19,6 +19,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/health"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/agentclient"
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/claiming"
 	"github.com/barchan-dev/barchan/internal/control/picker"
@@ -90,7 +91,7 @@ type Routes interface {
 	Ended(namespace string, id sandbox.ID) string
 }
 
-// Witness knows what a sandbox uses and says; [AgentBinder] asks its agent.
+// AgentReader reads from the agents of sandboxes; package agentclient has it.
 type AgentReader interface {
 	// Stats is what a running sandbox uses now.
 	Stats(ctx context.Context, s *agents.Sandbox) (envd.Metrics, error)
@@ -115,7 +116,7 @@ type Quota interface {
 	Observe(older, newer *agents.Sandbox)
 }
 
-// Binder hands the agent of a running sandbox what only came with its claim; [AgentBinder] does.
+// Binder sends a request to the agent of a running sandbox; package agentclient has it.
 type Binder interface {
 	Bind(ctx context.Context, s *agents.Sandbox, req envd.InitRequest) error
 }
@@ -138,9 +139,9 @@ type Config struct {
 	Picker Picker
 	// Quota bounds what namespaces use. Nil: nothing does.
 	Quota Quota
-	// Binder reaches the agents of claimed members. Default: an [AgentBinder] with Tokens.
+	// Binder reaches the agents of claimed members. Default: an [agentclient.Client] with Tokens.
 	Binder Binder
-	// Witness of what sandboxes use and say. Default: an [AgentBinder] with Tokens.
+	// Witness of what sandboxes use and say. Default: an [agentclient.Client] with Tokens.
 	Witness AgentReader
 	// Assumed has the sandboxes that the cache may not show yet; the events of the cache feed it. Default: one
 	// that no event feeds.
@@ -185,7 +186,7 @@ func (c *Config) setDefaults() error {
 	setIfZero(&c.MoveTimeout, time.Minute)
 	setIfZero(&c.CaptureTimeout, 10*time.Minute)
 	if c.Binder == nil || c.Witness == nil {
-		byAddress := NewBinder(BinderConfig{Tokens: c.Tokens})
+		byAddress := agentclient.New(agentclient.Config{Tokens: c.Tokens})
 		if c.Binder == nil {
 			c.Binder = byAddress
 		}

@@ -1,4 +1,10 @@
-package manager
+// Package agentclient reaches the agents of sandboxes by the sandboxes' addresses. To make claims fast it
+// keeps one connection to each ready member of a warm pool, on which the agent has answered once. It
+// decides nothing about a sandbox, retries nothing but a kept connection that the agent had closed, and
+// keeps no state of an agent.
+//
+// Its lock is held over no request.
+package agentclient
 
 import (
 	"bufio"
@@ -34,19 +40,18 @@ const (
 	openTimeout = 2 * time.Second
 )
 
-// BinderConfig is what NewBinder needs.
-type BinderConfig struct {
+// Config is what New needs.
+type Config struct {
 	// Tokens are those of the agents. Required.
 	Tokens *sandbox.Tokens
 	// Dial reaches an agent by its address; nil is TCP from here.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
-// AgentBinder talks to agents by the addresses of their sandboxes. To spare claims the opening of a
-// connection it keeps one to each spare member that it was told of by Observe, while Run runs. Such a
-// connection is used once, for the sandbox that it was opened to, and for no other that may
-// have its address later. It is safe for concurrent use.
-type AgentBinder struct {
+// Client sends requests to agents. While Run runs, it keeps one connection to each ready member that
+// Observe has shown. Such a connection is used once, for its sandbox and for no other that has its
+// address later. It is safe for concurrent use.
+type Client struct {
 	tokens *sandbox.Tokens
 	dial   func(ctx context.Context, network, address string) (net.Conn, error)
 	http   *http.Client
@@ -58,20 +63,20 @@ type AgentBinder struct {
 	running bool                 // +checklocks:mu
 }
 
-// opened is a connection on which the agent has answered once; nil while it is being opened.
+// opened is a kept connection; conn is nil while it is being opened.
 type opened struct {
 	conn net.Conn
 	at   time.Time
 	to   *agents.Sandbox
-	over bool // the sandbox is no spare member any more
+	over bool // the sandbox is no longer a ready member
 }
 
-// boundTo is the context key of the sandbox that a connection is wanted to.
+// boundTo is the context key of the sandbox whose kept connection a request uses.
 type boundTo struct{}
 
-// NewBinder opens nothing.
-func NewBinder(cfg BinderConfig) *AgentBinder {
-	b := &AgentBinder{tokens: cfg.Tokens, dial: cfg.Dial, wanted: make(chan *agents.Sandbox, maxOpen), openIn: openTimeout, open: map[types.UID]opened{}}
+// New opens nothing.
+func New(cfg Config) *Client {
+	b := &Client{tokens: cfg.Tokens, dial: cfg.Dial, wanted: make(chan *agents.Sandbox, maxOpen), openIn: openTimeout, open: map[types.UID]opened{}}
 	if b.dial == nil {
 		b.dial = (&net.Dialer{Timeout: time.Second}).DialContext
 	}
@@ -79,27 +84,27 @@ func NewBinder(cfg BinderConfig) *AgentBinder {
 	return b
 }
 
-// Bind has the agent of a sandbox take a request. ctx must have a deadline.
-func (b *AgentBinder) Bind(ctx context.Context, s *agents.Sandbox, req envd.InitRequest) error {
+// Bind sends a request to the agent of a sandbox. ctx must have a deadline.
+func (b *Client) Bind(ctx context.Context, s *agents.Sandbox, req envd.InitRequest) error {
 	id := sandbox.IDOf(s.UID)
 	agent, err := b.agentOf(s)
 	if err != nil {
 		return fmt.Errorf("client of the agent of sandbox %s: %w", id, err)
 	}
 	if b.has(s.UID) {
-		// It may have been closed at the other end. Nothing is lost by telling twice.
+		// The agent may have closed it; then, and only then, the request is sent on a new one.
 		if err := agent.Init(context.WithValue(ctx, boundTo{}, s.UID), req); err == nil {
 			return nil
 		}
 	}
 	if err := agent.Init(ctx, req); err != nil {
-		return fmt.Errorf("tell the agent of sandbox %s of its claim: %w: %w", id, errs.ErrUnavailable, err)
+		return fmt.Errorf("bind the agent of sandbox %s: %w: %w", id, errs.ErrUnavailable, err)
 	}
 	return nil
 }
 
-// Stats implements [Witness].
-func (b *AgentBinder) Stats(ctx context.Context, s *agents.Sandbox) (envd.Metrics, error) {
+// Stats returns what a running sandbox uses now.
+func (b *Client) Stats(ctx context.Context, s *agents.Sandbox) (envd.Metrics, error) {
 	agent, err := b.agentOf(s)
 	if err != nil {
 		return envd.Metrics{}, err
@@ -107,8 +112,8 @@ func (b *AgentBinder) Stats(ctx context.Context, s *agents.Sandbox) (envd.Metric
 	return agent.Metrics(ctx)
 }
 
-// Logs implements [Witness].
-func (b *AgentBinder) Logs(ctx context.Context, s *agents.Sandbox, since time.Time) (lines []envd.LogLine, err error) {
+// Logs returns the log lines of a sandbox that are not older than since, oldest first.
+func (b *Client) Logs(ctx context.Context, s *agents.Sandbox, since time.Time) (lines []envd.LogLine, err error) {
 	agent, err := b.agentOf(s)
 	if err != nil {
 		return nil, err
@@ -122,11 +127,11 @@ func (b *AgentBinder) Logs(ctx context.Context, s *agents.Sandbox, since time.Ti
 	return lines, err
 }
 
-// Agent returns a client of a sandbox's agent, for what has no method here.
-func (b *AgentBinder) Agent(s *agents.Sandbox) (*envd.Client, error) { return b.agentOf(s) }
+// Agent returns a client of a sandbox's agent, for requests that have no method here.
+func (b *Client) Agent(s *agents.Sandbox) (*envd.Client, error) { return b.agentOf(s) }
 
 // agentOf is a client of a sandbox's agent; one that runs nowhere is an errs.ErrUnavailable.
-func (b *AgentBinder) agentOf(s *agents.Sandbox) (*envd.Client, error) {
+func (b *Client) agentOf(s *agents.Sandbox) (*envd.Client, error) {
 	id := sandbox.IDOf(s.UID)
 	if len(s.Status.PodIPs) == 0 {
 		return nil, fmt.Errorf("sandbox %s has no address: %w", id, errs.ErrUnavailable)
@@ -138,14 +143,14 @@ func agentURL(s *agents.Sandbox) string {
 	return "http://" + net.JoinHostPort(s.Status.PodIPs[0], strconv.Itoa(envd.Port))
 }
 
-func (b *AgentBinder) has(uid types.UID) bool {
+func (b *Client) has(uid types.UID) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.open[uid].conn != nil
 }
 
-// take hands over the connection that waits for a sandbox, nil if none does.
-func (b *AgentBinder) take(uid types.UID) net.Conn {
+// take removes and returns the kept connection of a sandbox; nil if there is none.
+func (b *Client) take(uid types.UID) net.Conn {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	conn := b.open[uid].conn
@@ -153,7 +158,7 @@ func (b *AgentBinder) take(uid types.UID) net.Conn {
 	return conn
 }
 
-func (b *AgentBinder) connect(ctx context.Context, network, address string) (net.Conn, error) {
+func (b *Client) connect(ctx context.Context, network, address string) (net.Conn, error) {
 	if uid, ok := ctx.Value(boundTo{}).(types.UID); ok {
 		if conn := b.take(uid); conn != nil {
 			return conn, nil
@@ -163,7 +168,7 @@ func (b *AgentBinder) connect(ctx context.Context, network, address string) (net
 }
 
 // Observe takes a change of any Sandbox: newer is nil when it is gone. It does not block.
-func (b *AgentBinder) Observe(older, newer *agents.Sandbox) {
+func (b *Client) Observe(older, newer *agents.Sandbox) {
 	if newer == nil || !pool.Spare(newer) || len(newer.Status.PodIPs) == 0 {
 		if older != nil {
 			b.markUnused(older.UID)
@@ -182,8 +187,8 @@ func (b *AgentBinder) Observe(older, newer *agents.Sandbox) {
 	}
 }
 
-// let leaves a connection to a claim that is under way; the next look closes it otherwise.
-func (b *AgentBinder) markUnused(uid types.UID) {
+// markUnused leaves a connection to a claim in progress; renew closes it otherwise.
+func (b *Client) markUnused(uid types.UID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if o, ok := b.open[uid]; ok {
@@ -192,7 +197,7 @@ func (b *AgentBinder) markUnused(uid types.UID) {
 	}
 }
 
-func (b *AgentBinder) enqueueDial(s *agents.Sandbox) {
+func (b *Client) enqueueDial(s *agents.Sandbox) {
 	select {
 	case b.wanted <- s:
 	default:
@@ -200,8 +205,8 @@ func (b *AgentBinder) enqueueDial(s *agents.Sandbox) {
 	}
 }
 
-// Run opens connections until ctx is done, and closes what is left of them.
-func (b *AgentBinder) Run(ctx context.Context) error {
+// Run opens connections until ctx is done, and closes the remaining ones.
+func (b *Client) Run(ctx context.Context) error {
 	b.setRunning(true)
 	defer b.closeAll()
 	defer b.setRunning(false)
@@ -231,14 +236,14 @@ func (b *AgentBinder) Run(ctx context.Context) error {
 	}
 }
 
-func (b *AgentBinder) setRunning(running bool) {
+func (b *Client) setRunning(running bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.running = running
 }
 
-// renew closes what nobody will use, and opens anew what gets old.
-func (b *AgentBinder) renew(now time.Time) {
+// renew closes unused connections, and replaces old ones.
+func (b *Client) renew(now time.Time) {
 	b.mu.Lock()
 	var again []*agents.Sandbox
 	for uid, o := range b.open {
@@ -257,7 +262,7 @@ func (b *AgentBinder) renew(now time.Time) {
 	}
 }
 
-func (b *AgentBinder) closeAll() {
+func (b *Client) closeAll() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for uid := range b.open {
@@ -266,16 +271,16 @@ func (b *AgentBinder) closeAll() {
 }
 
 // +checklocks:b.mu
-func (b *AgentBinder) closeLocked(uid types.UID) {
+func (b *Client) closeLocked(uid types.UID) {
 	if conn := b.open[uid].conn; conn != nil {
 		_ = conn.Close()
 	}
 	delete(b.open, uid)
 }
 
-// prepare opens a connection and has the agent answer on it: one that has never been spoken on
-// would soon be closed at the other end. Then it has the sandbox start a process.
-func (b *AgentBinder) prepare(ctx context.Context, s *agents.Sandbox) {
+// prepare opens a connection and sends a request on it: the agent would soon close one without. Then it
+// starts a process in the sandbox.
+func (b *Client) prepare(ctx context.Context, s *agents.Sandbox) {
 	ctx, cancel := context.WithTimeout(ctx, b.openIn)
 	defer cancel()
 	conn, err := b.dialAgent(ctx, s)
@@ -285,10 +290,10 @@ func (b *AgentBinder) prepare(ctx context.Context, s *agents.Sandbox) {
 	}
 }
 
-// prewarmProcess runs a shell to its end, as clients have commands run. The first process of a sandbox
-// has the kernel inside set up, and load, what all later ones find there; so the owner's first
-// command is not the one that waits. An image without that shell is as good as it was.
-func (b *AgentBinder) prewarmProcess(ctx context.Context, s *agents.Sandbox) {
+// prewarmProcess runs a shell to completion, as clients run commands. The first process triggers one-time
+// setup and loading in the sandbox kernel, so the owner's first command does not wait for it. Images
+// without the shell are unaffected.
+func (b *Client) prewarmProcess(ctx context.Context, s *agents.Sandbox) {
 	agent, err := b.agentOf(s)
 	if err != nil {
 		return
@@ -305,8 +310,8 @@ func (b *AgentBinder) prewarmProcess(ctx context.Context, s *agents.Sandbox) {
 	_ = stream.Close()
 }
 
-// keep puts a greeted connection where its claim finds it.
-func (b *AgentBinder) storeConn(s *agents.Sandbox, conn net.Conn, err error) {
+// storeConn keeps a connection for its claim.
+func (b *Client) storeConn(s *agents.Sandbox, conn net.Conn, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	o, wanted := b.open[s.UID]
@@ -315,7 +320,7 @@ func (b *AgentBinder) storeConn(s *agents.Sandbox, conn net.Conn, err error) {
 			_ = conn.Close()
 		}
 		if o.conn == nil {
-			delete(b.open, s.UID) // its claim opens one by itself
+			delete(b.open, s.UID) // its claim opens one
 		}
 		return
 	}
@@ -323,7 +328,7 @@ func (b *AgentBinder) storeConn(s *agents.Sandbox, conn net.Conn, err error) {
 	b.open[s.UID] = o
 }
 
-func (b *AgentBinder) dialAgent(ctx context.Context, s *agents.Sandbox) (_ net.Conn, err error) {
+func (b *Client) dialAgent(ctx context.Context, s *agents.Sandbox) (_ net.Conn, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, agentURL(s)+envd.PathHealth, http.NoBody)
 	if err != nil {
 		return nil, err

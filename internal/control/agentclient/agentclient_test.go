@@ -1,4 +1,4 @@
-package manager
+package agentclient
 
 import (
 	"context"
@@ -46,13 +46,13 @@ func (l *listener) connections(path string) []string {
 }
 
 // newBinderTo returns a binder that runs and whose every connection reaches l.
-func newBinderTo(t *testing.T, l *listener) *AgentBinder {
+func newBinderTo(t *testing.T, l *listener) *Client {
 	t.Helper()
 	tokens, err := sandbox.NewTokens([]byte(strings.Repeat("s", 32)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := NewBinder(BinderConfig{Tokens: tokens, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	b := New(Config{Tokens: tokens, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", l.Listener.Addr().String())
 	}})
 	b.openIn = eventually.Patience // who gives up on a greeting does not try again
@@ -66,18 +66,18 @@ func newBinderTo(t *testing.T, l *listener) *AgentBinder {
 			t.Errorf("%d connections are left at the end", n)
 		}
 	})
-	await(t, func() bool { b.mu.Lock(); defer b.mu.Unlock(); return b.running })
+	eventually.True(t, "the client does not run", func() bool { b.mu.Lock(); defer b.mu.Unlock(); return b.running })
 	return b
 }
 
-func (b *AgentBinder) kept() int {
+func (b *Client) kept() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return len(b.open)
 }
 
 func spare(uid string) *agents.Sandbox {
-	s := &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: team, Name: uid, UID: types.UID(uid), Labels: map[string]string{agents.LabelWarmPoolSandbox: "p"}}}
+	s := &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a", Name: uid, UID: types.UID(uid), Labels: map[string]string{agents.LabelWarmPoolSandbox: "p"}}}
 	s.Status.PodIPs = []string{"192.0.2.1"}
 	s.Status.Conditions = []metav1.Condition{{Type: agents.ConditionReady, Status: metav1.ConditionTrue}}
 	return s
@@ -89,7 +89,7 @@ func TestBinderUsesTheConnectionThatWaits(t *testing.T) {
 	s := spare("a")
 	b.Observe(nil, s)
 	b.Observe(s, s) // once is enough
-	await(t, func() bool { return b.has(s.UID) })
+	eventually.True(t, "no connection is kept", func() bool { return b.has(s.UID) })
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for range 2 { // the second finds none open
@@ -108,7 +108,7 @@ func TestBinderSurvivesAClosedConnection(t *testing.T) {
 	b := newBinderTo(t, l)
 	s := spare("a")
 	b.Observe(nil, s)
-	await(t, func() bool { return b.has(s.UID) })
+	eventually.True(t, "no connection is kept", func() bool { return b.has(s.UID) })
 	l.CloseClientConnections()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -123,7 +123,7 @@ func TestBinderKeepsConnectionsOfSparesOnly(t *testing.T) {
 	claimed, gone, stays := spare("a"), spare("b"), spare("c")
 	for _, s := range []*agents.Sandbox{claimed, gone, stays} {
 		b.Observe(nil, s)
-		await(t, func() bool { return b.has(s.UID) })
+		eventually.True(t, "no connection is kept", func() bool { return b.has(s.UID) })
 	}
 	owned := claimed.DeepCopy()
 	owned.Labels = nil
@@ -137,7 +137,7 @@ func TestBinderKeepsConnectionsOfSparesOnly(t *testing.T) {
 		t.Error("after a look not just that of the spare member is left")
 	}
 	b.renew(time.Now().Add(keepOpen))
-	await(t, func() bool { return b.has(stays.UID) })
+	eventually.True(t, "no connection is kept", func() bool { return b.has(stays.UID) })
 	if n := len(l.connections(envd.PathHealth)); n != 4 {
 		t.Errorf("%d connections were opened, want 4: the old one anew", n)
 	}
