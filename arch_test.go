@@ -46,13 +46,13 @@ var layers = [][]string{
 		"internal/node/ipam", "internal/edge/route",
 	},
 	3: {
-		"internal/control/apiserver", "internal/control/cache", "internal/control/assumecache", "internal/control/picker", "internal/control/quota",
+		"internal/control/apiserver", "internal/control/cache", "internal/control/apistatus", "internal/control/assumecache", "internal/control/picker", "internal/control/quota",
 		"internal/node/ctrd", "internal/node/oci", "internal/node/netdev", "internal/node/baseimage", "internal/node/toolchain", "internal/node/resolver",
 		"internal/edge/peers", "internal/edge/acme", "internal/guest/envd",
 		"internal/client/adminclient", "internal/client/restclient", "internal/testkit",
 	},
 	4: {
-		"internal/control/claiming", "internal/control/agentclient", "internal/edge/gateway", "internal/guest/agent", "internal/testkit/claimsuite",
+		"internal/control/claiming", "internal/control/agentclient", "internal/control/paging", "internal/edge/gateway", "internal/guest/agent", "internal/testkit/claimsuite",
 		"internal/node/plan",
 	},
 	5:  {"internal/control/controllers", "internal/control/manager", "internal/adminapi", "internal/config", "internal/node/journal"},

@@ -23,6 +23,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/apistatus"
 )
 
 // MinWakeTimeout is the least time to live of a sandbox that traffic has woken.
@@ -124,7 +125,7 @@ func (m *Manager) obtain(ctx context.Context, c *createOp) (*agents.Sandbox, err
 
 func (m *Manager) checkCreate(req *CreateRequest) error {
 	if req.Template == "" {
-		return refuse(errs.ErrInvalid, "templateID: must name a template")
+		return apistatus.Refuse(errs.ErrInvalid, "templateID: must name a template")
 	}
 	if err := m.checkTimeout(req.Timeout); err != nil {
 		return err
@@ -136,10 +137,10 @@ func (m *Manager) checkCreate(req *CreateRequest) error {
 		return err
 	}
 	if req.PublicTraffic != nil && !*req.PublicTraffic && !req.Secure {
-		return refuse(errs.ErrInvalid, "network.allowPublicTraffic: false needs a secure sandbox; set secure to true")
+		return apistatus.Refuse(errs.ErrInvalid, "network.allowPublicTraffic: false needs a secure sandbox; set secure to true")
 	}
 	if req.AutoResume && req.Suspend == agents.SuspendFiles {
-		return refuse(errs.ErrInvalid, "autoResume: needs the memory to be kept; set autoPauseMemory to true")
+		return apistatus.Refuse(errs.ErrInvalid, "autoResume: needs the memory to be kept; set autoPauseMemory to true")
 	}
 	return checkNetwork(req.Network)
 }
@@ -147,7 +148,7 @@ func (m *Manager) checkCreate(req *CreateRequest) error {
 func checkEnv(env map[string]string) error {
 	for name, value := range env {
 		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
-			return refuse(errs.ErrInvalid, "envVars: %q is not a variable's name, or its value has a zero byte", name)
+			return apistatus.Refuse(errs.ErrInvalid, "envVars: %q is not a variable's name, or its value has a zero byte", name)
 		}
 	}
 	return nil
@@ -157,15 +158,15 @@ func checkNetwork(n *agents.EgressPolicy) error {
 	if n == nil {
 		return nil
 	}
-	return invalidFields(agents.ValidateEgress(n, field.NewPath("network")))
+	return apistatus.InvalidFields(agents.ValidateEgress(n, field.NewPath("network")))
 }
 
 func (m *Manager) checkTimeout(d time.Duration) error {
 	if d <= 0 {
-		return refuse(errs.ErrInvalid, "Timeout must be greater than 0")
+		return apistatus.Refuse(errs.ErrInvalid, "Timeout must be greater than 0")
 	}
 	if d > m.cfg.MaxTimeout {
-		return refuse(errs.ErrInvalid, "Timeout cannot be greater than %g hours", m.cfg.MaxTimeout.Hours())
+		return apistatus.Refuse(errs.ErrInvalid, "Timeout cannot be greater than %g hours", m.cfg.MaxTimeout.Hours())
 	}
 	return nil
 }
@@ -184,10 +185,10 @@ func (m *Manager) make(ctx context.Context, c *createOp) (s *agents.Sandbox, joi
 			return nil, false, err
 		}
 		if apierrors.IsNotFound(err) {
-			return nil, false, errs.Public(fromAPI("create sandbox", err), fmt.Sprintf("the team's namespace %q does not exist", c.Namespace))
+			return nil, false, errs.Public(apistatus.From("create sandbox", err), fmt.Sprintf("the team's namespace %q does not exist", c.Namespace))
 		}
 		if !apierrors.IsAlreadyExists(err) || c.try == tries {
-			return nil, false, fromAPI("create sandbox", err)
+			return nil, false, apistatus.From("create sandbox", err)
 		}
 		if c.digest == (requestDigest{}) {
 			continue
@@ -309,7 +310,7 @@ func (m *Manager) awaitStart(ctx context.Context, made *agents.Sandbox) (*agents
 			return false, killed(id)
 		}
 		if reason, message, failed := sandbox.Failure(s); failed {
-			return false, refuse(errs.ErrInvalid, "the sandbox cannot start: %s: %s", reason, message)
+			return false, apistatus.Refuse(errs.ErrInvalid, "the sandbox cannot start: %s: %s", reason, message)
 		}
 		if sandbox.DeadForGood(s) {
 			return false, killed(id)
@@ -338,16 +339,16 @@ func (m *Manager) awaitStart(ctx context.Context, made *agents.Sandbox) (*agents
 // heldUp is why a sandbox does not start that would be started later, for which nobody waits.
 func heldUp(s *agents.Sandbox) error {
 	if message, lacks := sandbox.LacksImage(s); lacks {
-		return refuse(errs.ErrUnavailable, "the sandbox cannot start: %s", message)
+		return apistatus.Refuse(errs.ErrUnavailable, "the sandbox cannot start: %s", message)
 	}
 	if message, refused := sandbox.RefusedSecrets(s); refused {
-		return refuse(errs.ErrForbidden, "the sandbox cannot start: %s", message)
+		return apistatus.Refuse(errs.ErrForbidden, "the sandbox cannot start: %s", message)
 	}
 	return nil
 }
 
 func killed(id sandbox.ID) error {
-	return refuse(errs.ErrConflict, "Sandbox %q was killed while it was starting", id)
+	return apistatus.Refuse(errs.ErrConflict, "Sandbox %q was killed while it was starting", id)
 }
 
 // troubled reports whether the last try to make a sandbox run has failed.

@@ -15,6 +15,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/apistatus"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -29,7 +30,7 @@ const (
 // of time: there is one, of now, if the sandbox runs and the interval holds it.
 func (m *Manager) Metrics(ctx context.Context, namespace, id string, from, to time.Time) ([]envd.Metrics, error) {
 	if !from.IsZero() && !to.IsZero() && from.After(to) {
-		return nil, refuse(errs.ErrInvalid, "start: must not be after end")
+		return nil, apistatus.Refuse(errs.ErrInvalid, "start: must not be after end")
 	}
 	s, err := m.find(ctx, namespace, id)
 	if err != nil {
@@ -71,7 +72,7 @@ func (m *Manager) setDisk(ctx context.Context, s *agents.Sandbox, stats *envd.Me
 // was given. Those that do not live, and those that do not answer, are left out.
 func (m *Manager) MetricsOf(ctx context.Context, namespace string, ids []string) (map[string]envd.Metrics, error) {
 	if len(ids) > MaxMetricsIDs {
-		return nil, refuse(errs.ErrInvalid, "sandbox_ids: name at most %d sandboxes", MaxMetricsIDs)
+		return nil, apistatus.Refuse(errs.ErrInvalid, "sandbox_ids: name at most %d sandboxes", MaxMetricsIDs)
 	}
 	ids = slices.Compact(slices.Sorted(slices.Values(ids)))
 	samples := make([]*envd.Metrics, len(ids))
@@ -118,7 +119,7 @@ type LogRequest struct {
 // Logs returns what the programs of a sandbox's template and its agent wrote.
 func (m *Manager) Logs(ctx context.Context, namespace, id string, req LogRequest) ([]envd.LogLine, error) {
 	if req.Limit < 0 || req.Limit > MaxLogLines {
-		return nil, refuse(errs.ErrInvalid, "limit: must be from 1 to %d", MaxLogLines)
+		return nil, apistatus.Refuse(errs.ErrInvalid, "limit: must be from 1 to %d", MaxLogLines)
 	}
 	setIfZero(&req.Limit, MaxLogLines)
 	s, err := m.find(ctx, namespace, id)

@@ -15,6 +15,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/apistatus"
 )
 
 // MaxForks is the most that one request may make.
@@ -90,7 +91,7 @@ func (m *Manager) ForkEach(ctx context.Context, req ForkRequest, tell func(n int
 // forkable finds the source, and refuses what can never become a fork.
 func (m *Manager) forkable(ctx context.Context, req *ForkRequest) (*agents.Sandbox, error) {
 	if req.Count < 1 || req.Count > MaxForks {
-		return nil, refuse(errs.ErrInvalid, "count: must be from 1 to %d", MaxForks)
+		return nil, apistatus.Refuse(errs.ErrInvalid, "count: must be from 1 to %d", MaxForks)
 	}
 	if err := errors.Join(m.checkTimeout(req.Timeout), checkEnv(req.Env)); err != nil {
 		return nil, err
@@ -106,7 +107,7 @@ func (m *Manager) forkable(ctx context.Context, req *ForkRequest) (*agents.Sandb
 	case s.Spec.OperatingMode == agents.ModeSuspended:
 		return nil, isPaused(req.ID)
 	case phase != sandbox.Running:
-		return nil, refuse(errs.ErrConflict, "Sandbox %q is %s; it can be forked while it runs", req.ID, phase)
+		return nil, apistatus.Refuse(errs.ErrConflict, "Sandbox %q is %s; it can be forked while it runs", req.ID, phase)
 	}
 	return s, m.mayShare(originOf(s), s.Spec.Barchan, req.AllowSecrets, "Sandbox \""+req.ID+"\"")
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/control/apistatus"
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/control/claiming"
@@ -259,7 +260,7 @@ func TestTheServersOwnRefusalsReachTheUser(t *testing.T) {
 	wantKind(t, err, errs.ErrNotFound, `"no-such-team" does not exist`)
 
 	s := &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: team, Name: "x"}}
-	err = fromAPI("create sandbox", m.objects.Create(t.Context(), s))
+	err = apistatus.From("create sandbox", m.objects.Create(t.Context(), s))
 	wantKind(t, err, errs.ErrInvalid, "spec.podTemplate.spec.containers")
 
 	k, secret, err := m.CreateKey(t.Context(), Identity{Namespace: team}, "laptop", nil)

@@ -16,6 +16,8 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/apistatus"
+	"github.com/barchan-dev/barchan/internal/control/paging"
 )
 
 // Limits of what users send.
@@ -89,7 +91,7 @@ func (m *Manager) freshKey(ctx context.Context, hash string) (*barchan.APIKey, e
 	}
 	k := &barchan.APIKey{}
 	if err := m.objects.Get(ctx, fresh.key, k); err != nil {
-		return nil, fromAPI("read API key", err)
+		return nil, apistatus.From("read API key", err)
 	}
 	return k, nil
 }
@@ -103,11 +105,11 @@ func (m *Manager) CreateKey(ctx context.Context, maker Identity, description str
 	}
 	switch {
 	case description == "" || len(description) > maxKeyName:
-		return Key{}, "", refuse(errs.ErrInvalid, "name: must have from 1 to %d characters", maxKeyName)
+		return Key{}, "", apistatus.Refuse(errs.ErrInvalid, "name: must have from 1 to %d characters", maxKeyName)
 	case expires != nil && !expires.After(time.Now()):
-		return Key{}, "", refuse(errs.ErrInvalid, "expiresAt: must lie in the future")
+		return Key{}, "", apistatus.Refuse(errs.ErrInvalid, "expiresAt: must lie in the future")
 	case maker.ExpiresAt != nil && expires.After(*maker.ExpiresAt):
-		return Key{}, "", refuse(errs.ErrInvalid, "expiresAt: must not be later than %s, when the key ends that makes this one", maker.ExpiresAt.Format(time.RFC3339))
+		return Key{}, "", apistatus.Refuse(errs.ErrInvalid, "expiresAt: must not be later than %s, when the key ends that makes this one", maker.ExpiresAt.Format(time.RFC3339))
 	}
 	secret = barchan.NewKeySecret()
 	k := &barchan.APIKey{
@@ -121,7 +123,7 @@ func (m *Manager) CreateKey(ctx context.Context, maker Identity, description str
 		k.Spec.ExpiresAt = &at
 	}
 	if err := m.objects.Create(ctx, k); err != nil {
-		return Key{}, "", fromAPI("create API key", err)
+		return Key{}, "", apistatus.From("create API key", err)
 	}
 	m.rememberKey(k)
 	m.log.InfoContext(ctx, "API key created", telemetry.Namespace, namespace, telemetry.Name, k.Name)
@@ -152,7 +154,7 @@ func (m *Manager) Keys(ctx context.Context, namespace string) ([]Key, error) {
 		}
 	}
 	slices.SortFunc(keys, func(a, b Key) int {
-		return pageCursor{a.CreatedAt.UnixNano(), a.Name}.compare(pageCursor{b.CreatedAt.UnixNano(), b.Name})
+		return paging.Cursor{Key: a.CreatedAt.UnixNano(), ID: a.Name}.Compare(paging.Cursor{Key: b.CreatedAt.UnixNano(), ID: b.Name})
 	})
 	return keys, nil
 }
@@ -165,15 +167,15 @@ func (m *Manager) DeleteKey(ctx context.Context, namespace, id string) error {
 	}
 	i := slices.IndexFunc(list, func(k barchan.APIKey) bool { return id != "" && (string(k.UID) == id || k.Name == id) })
 	if i < 0 || list[i].DeletionTimestamp != nil {
-		return refuse(errs.ErrNotFound, "API key %q not found", id)
+		return apistatus.Refuse(errs.ErrNotFound, "API key %q not found", id)
 	}
 	k := &list[i]
 	err = m.objects.Delete(ctx, k, client.Preconditions{UID: &k.UID})
-	if kind := kindOf(err); errors.Is(kind, errs.ErrNotFound) || errors.Is(kind, errs.ErrConflict) {
-		return refuse(errs.ErrNotFound, "API key %q not found", id)
+	if kind := apistatus.Kind(err); errors.Is(kind, errs.ErrNotFound) || errors.Is(kind, errs.ErrConflict) {
+		return apistatus.Refuse(errs.ErrNotFound, "API key %q not found", id)
 	}
 	if err != nil {
-		return fromAPI("delete API key", err)
+		return apistatus.From("delete API key", err)
 	}
 	m.log.InfoContext(ctx, "API key deleted", telemetry.Namespace, namespace, telemetry.Name, k.Name)
 	return nil

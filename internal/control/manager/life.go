@@ -18,6 +18,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/apistatus"
 )
 
 // MaxRefresh bounds how far one Refresh extends a sandbox's life.
@@ -72,7 +73,7 @@ func (m *Manager) remove(ctx context.Context, s *agents.Sandbox) error {
 		return fmt.Errorf("delete sandbox: %w: %w", errs.ErrNotFound, err)
 	}
 	if err != nil {
-		return fromAPI("delete sandbox", err)
+		return apistatus.From("delete sandbox", err)
 	}
 	failpoint.Reach("delete/written")
 	m.assumed.Forget(s.UID)
@@ -111,7 +112,7 @@ func (m *Manager) SetTimeout(ctx context.Context, namespace, id string, d time.D
 func (m *Manager) Refresh(ctx context.Context, namespace, id string, d time.Duration) error {
 	setIfZero(&d, MaxRefresh)
 	if d < 0 || d > MaxRefresh {
-		return refuse(errs.ErrInvalid, "duration: must be from 1 to %d seconds", int(MaxRefresh/time.Second))
+		return apistatus.Refuse(errs.ErrInvalid, "duration: must be from 1 to %d seconds", int(MaxRefresh/time.Second))
 	}
 	_, err := m.change(ctx, namespace, id, func(s *agents.Sandbox) (bool, error) {
 		if s.Spec.OperatingMode == agents.ModeSuspended {
@@ -139,7 +140,7 @@ func (m *Manager) extend(s *agents.Sandbox, d time.Duration) (bool, error) {
 func (m *Manager) capped(s *agents.Sandbox, d time.Duration) (*metav1.Time, error) {
 	end, limit := deadline(d), metav1.NewTime(startedAt(s).Add(m.cfg.MaxTimeout))
 	if time.Now().After(limit.Time) {
-		return nil, refuse(errs.ErrInvalid, "Max instance length exceeded")
+		return nil, apistatus.Refuse(errs.ErrInvalid, "Max instance length exceeded")
 	}
 	if end.After(limit.Time) {
 		return &limit, nil
@@ -180,7 +181,7 @@ func (m *Manager) awaitNetwork(ctx context.Context, s *agents.Sandbox, limit tim
 		return ready != nil && ready.ObservedGeneration >= s.Generation, nil
 	})
 	if errors.Is(err, errs.ErrTimeout) && ctx.Err() == nil {
-		return refuse(errs.ErrUnavailable, "what sandbox %q may reach was changed, and is not in force after %s", id, limit)
+		return apistatus.Refuse(errs.ErrUnavailable, "what sandbox %q may reach was changed, and is not in force after %s", id, limit)
 	}
 	if err != nil {
 		return fmt.Errorf("wait for the network of sandbox %s: %w", id, err)
@@ -205,7 +206,7 @@ func (m *Manager) findLive(ctx context.Context, namespace, id string) (*agents.S
 func (m *Manager) live(ctx context.Context, s *agents.Sandbox) (*agents.Sandbox, error) {
 	now, key := &agents.Sandbox{}, client.ObjectKeyFromObject(s)
 	if err := m.objects.Get(ctx, key, now); err != nil {
-		return nil, fromAPI("read sandbox "+key.String(), err)
+		return nil, apistatus.From("read sandbox "+key.String(), err)
 	}
 	if now.UID != s.UID || sandbox.DeadForGood(now) {
 		return nil, fmt.Errorf("read sandbox %s: it is gone: %w", key, errs.ErrNotFound)
@@ -308,7 +309,7 @@ func (m *Manager) changeObject(ctx context.Context, s *agents.Sandbox, mutate fu
 				return s, nil
 			}
 			if !apierrors.IsConflict(err) || try == maxTries {
-				return nil, fromAPI("update sandbox "+client.ObjectKeyFromObject(s).String(), err)
+				return nil, apistatus.From("update sandbox "+client.ObjectKeyFromObject(s).String(), err)
 			}
 			try++
 		}

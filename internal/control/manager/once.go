@@ -19,6 +19,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/control/apistatus"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -42,7 +43,7 @@ type requestDigest struct{ key, body string }
 func checkKey(key string) error {
 	bad := strings.ContainsFunc(key, func(r rune) bool { return r < ' ' || r > '~' })
 	if bad || len(key) > maxIdempotencyKey {
-		return refuse(errs.ErrInvalid, "Idempotency-Key: must have from 1 to %d printable ASCII characters", maxIdempotencyKey)
+		return apistatus.Refuse(errs.ErrInvalid, "Idempotency-Key: must have from 1 to %d printable ASCII characters", maxIdempotencyKey)
 	}
 	return nil
 }
@@ -127,7 +128,7 @@ func (f *inflightCreate) join(ctx context.Context, k requestDigest) (*agents.San
 }
 
 func keyReused() error {
-	return refuse(ErrKeyReused, "Idempotency-Key: was used for a different request; send another key")
+	return apistatus.Refuse(ErrKeyReused, "Idempotency-Key: was used for a different request; send another key")
 }
 
 // madeBefore returns the sandbox that lives of the same request, once it is ready; nil if there is
@@ -171,7 +172,7 @@ func (m *Manager) holder(ctx context.Context, key types.NamespacedName, k reques
 		return nil, nil //nolint:nilnil // gone meanwhile
 	}
 	if err != nil {
-		return nil, fromAPI("read sandbox "+key.String(), err)
+		return nil, apistatus.From("read sandbox "+key.String(), err)
 	}
 	return k.of(s)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/control/apistatus"
 )
 
 // origin is the checkpoint that a claim's sandbox starts from, and what it takes over from the
@@ -37,7 +38,7 @@ func (m *Manager) from(ctx context.Context, c *createOp, snap *barchan.Checkpoin
 	}
 	from := snap.Status.Source
 	if from == nil || len(from.Blueprint.Raw) == 0 {
-		return refuse(errs.ErrConflict, "snapshot %q does not say how its sandbox was made, so none can start from it", snap.SnapshotID())
+		return apistatus.Refuse(errs.ErrConflict, "snapshot %q does not say how its sandbox was made, so none can start from it", snap.SnapshotID())
 	}
 	var blueprint agents.SandboxBlueprint
 	var policies agents.BarchanSpec
@@ -99,6 +100,6 @@ func (m *Manager) mayShare(o *origin, source *agents.BarchanSpec, asked bool, wh
 	if !o.secrets || o.own || asked || m.cfg.ForkSecrets || sandbox.HandsOnSecrets(source) {
 		return nil
 	}
-	return refuse(errs.ErrForbidden, "%s holds environment variables that a SandboxClaim brought, and another sandbox would get them; "+
+	return apistatus.Refuse(errs.ErrForbidden, "%s holds environment variables that a SandboxClaim brought, and another sandbox would get them; "+
 		"allow it by allowSecrets in the request, by spec.barchan.fork.secrets: Allow of the sandbox or its template, or for all by the server's setting forkSecrets", what)
 }

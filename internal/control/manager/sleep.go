@@ -15,6 +15,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/apistatus"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 )
 
@@ -32,9 +33,9 @@ func (m *Manager) Pause(ctx context.Context, namespace, id string, keepMemory *b
 	s, err := m.change(ctx, namespace, id, func(s *agents.Sandbox) (bool, error) {
 		switch {
 		case s.Spec.OperatingMode == agents.ModeSuspended || sandbox.PhaseOf(s) == sandbox.Paused:
-			return false, refuse(errs.ErrConflict, "Sandbox %q is already paused", id)
+			return false, apistatus.Refuse(errs.ErrConflict, "Sandbox %q is already paused", id)
 		case !sandbox.Started(s):
-			return false, refuse(errs.ErrConflict, "Sandbox %q is still starting", id)
+			return false, apistatus.Refuse(errs.ErrConflict, "Sandbox %q is still starting", id)
 		}
 		end = s.Spec.ShutdownTime
 		s.Spec.OperatingMode = agents.ModeSuspended
@@ -102,7 +103,7 @@ func (m *Manager) Resume(ctx context.Context, namespace, id string, timeout time
 		return Sandbox{}, err
 	}
 	if s.Spec.OperatingMode != agents.ModeSuspended && sandbox.PhaseOf(s) != sandbox.Paused {
-		return Sandbox{}, refuse(errs.ErrConflict, "Sandbox %q is already running", id)
+		return Sandbox{}, apistatus.Refuse(errs.ErrConflict, "Sandbox %q is already running", id)
 	}
 	v, _, err := m.Connect(ctx, namespace, id, timeout, keepMemory)
 	return v, err
@@ -127,7 +128,7 @@ func (m *Manager) Wake(ctx context.Context, id sandbox.ID) error {
 	}
 	b := s.Spec.Barchan
 	if s.Spec.OperatingMode == agents.ModeSuspended && (b == nil || b.Wake == nil || !b.Wake.OnTraffic || b.Suspend == agents.SuspendFiles) {
-		return refuse(errs.ErrForbidden, "Sandbox %q is paused, and traffic does not wake it", id)
+		return apistatus.Refuse(errs.ErrForbidden, "Sandbox %q is paused, and traffic does not wake it", id)
 	}
 	var timeout time.Duration
 	if b != nil && b.Wake != nil {
@@ -255,7 +256,7 @@ func (m *Manager) awaitResume(ctx context.Context, s *agents.Sandbox, id string)
 			return false, errs.Public(fmt.Errorf("%w: %w", errTransitionFailed, errs.ErrConflict), fmt.Sprintf("Sandbox %q cannot be resumed, and stays paused: %s", id, message))
 		}
 		if now.Spec.OperatingMode == agents.ModeSuspended && now.Generation >= s.Generation {
-			return false, refuse(errs.ErrConflict, "Sandbox %q was paused again before it ran; try again", id)
+			return false, apistatus.Refuse(errs.ErrConflict, "Sandbox %q was paused again before it ran; try again", id)
 		}
 		return sandbox.PhaseOf(now) == sandbox.Running, nil
 	})
@@ -321,7 +322,7 @@ func (m *Manager) awaitTransition(ctx context.Context, s *agents.Sandbox, id str
 		return arrived(now)
 	})
 	if errors.Is(err, errs.ErrTimeout) && ctx.Err() == nil {
-		return refuse(errs.ErrConflict, "Sandbox %q is still %s after %s; try again", id, phase, m.cfg.MoveTimeout)
+		return apistatus.Refuse(errs.ErrConflict, "Sandbox %q is still %s after %s; try again", id, phase, m.cfg.MoveTimeout)
 	}
 	if err != nil {
 		return fmt.Errorf("wait for sandbox %s: %w", id, err)

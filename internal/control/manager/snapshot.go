@@ -18,6 +18,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/apistatus"
 )
 
 // Snapshot is what was kept of a sandbox, for others to start from. Behind it is a Checkpoint.
@@ -60,7 +61,7 @@ func (m *Manager) Snapshot(ctx context.Context, req SnapshotRequest) (_ Snapshot
 	start := time.Now()
 	defer func() { m.observe(opSnapshot, start, err) }()
 	if req.TTL != 0 && req.TTL < time.Second {
-		return Snapshot{}, refuse(errs.ErrInvalid, "ttl: must be 1 second or more, or left out to keep the snapshot until it is deleted")
+		return Snapshot{}, apistatus.Refuse(errs.ErrInvalid, "ttl: must be 1 second or more, or left out to keep the snapshot until it is deleted")
 	}
 	name, err := parseName(req.Namespace, req.Name)
 	if err != nil {
@@ -91,7 +92,7 @@ func (m *Manager) Snapshot(ctx context.Context, req SnapshotRequest) (_ Snapshot
 // hasBegun refuses a sandbox that has nothing to keep yet.
 func hasBegun(s *agents.Sandbox) error {
 	if sandbox.PhaseOf(s) != sandbox.Paused && !sandbox.Started(s) {
-		return refuse(errs.ErrConflict, "Sandbox %q is still starting", sandbox.IDOf(s.UID))
+		return apistatus.Refuse(errs.ErrConflict, "Sandbox %q is still starting", sandbox.IDOf(s.UID))
 	}
 	return nil
 }
@@ -121,10 +122,10 @@ func newCheckpoint(s *agents.Sandbox, filesOnly bool, ttl time.Duration) *barcha
 func (m *Manager) capture(ctx context.Context, c *barchan.Checkpoint) (*barchan.Checkpoint, error) {
 	err := m.objects.Create(ctx, c)
 	if apierrors.IsAlreadyExists(err) {
-		return nil, errs.Public(fromAPI("create checkpoint", err), fmt.Sprintf("name: a snapshot %q exists already; choose another name or tag, or none", called(c)))
+		return nil, errs.Public(apistatus.From("create checkpoint", err), fmt.Sprintf("name: a snapshot %q exists already; choose another name or tag, or none", called(c)))
 	}
 	if err != nil {
-		return nil, fromAPI("create checkpoint", err)
+		return nil, apistatus.From("create checkpoint", err)
 	}
 	failpoint.Reach("snapshot/written")
 	done, err := m.awaitCapture(ctx, c, m.cfg.CaptureTimeout)
@@ -144,7 +145,7 @@ func (m *Manager) awaitCapture(ctx context.Context, c *barchan.Checkpoint, limit
 	waitingFor := ""
 	done, err := m.cache.WaitCheckpoint(bounded, client.ObjectKeyFromObject(c), func(now *barchan.Checkpoint) (bool, error) {
 		if now == nil || now.UID != c.UID || now.DeletionTimestamp != nil {
-			return false, refuse(errs.ErrConflict, "snapshot %q was deleted before it was ready", called(c))
+			return false, apistatus.Refuse(errs.ErrConflict, "snapshot %q was deleted before it was ready", called(c))
 		}
 		if now.Status.Phase == barchan.CheckpointFailed {
 			return false, errs.Public(fmt.Errorf("%w: %w", errCapture, errs.ErrConflict), "the sandbox cannot be captured"+waitReason(now))

@@ -14,6 +14,7 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/control/apistatus"
 )
 
 // tagLatest means the newest snapshot of a name, as the default tag does, unless one has just that tag.
@@ -34,16 +35,16 @@ type snapshotName struct{ name, tag string }
 func parseName(namespace, text string) (snapshotName, error) {
 	if team, rest, qualified := strings.Cut(text, "/"); qualified {
 		if team != namespace {
-			return snapshotName{}, refuse(errs.ErrInvalid, "name: %q is not your team; leave it out, or write %q", team, namespace+"/"+rest)
+			return snapshotName{}, apistatus.Refuse(errs.ErrInvalid, "name: %q is not your team; leave it out, or write %q", team, namespace+"/"+rest)
 		}
 		text = rest
 	}
 	name, tag, tagged := strings.Cut(text, ":")
 	if name != "" && (len(name) > maxName || !nameForm.MatchString(name)) || name == "" && text != "" {
-		return snapshotName{}, refuse(errs.ErrInvalid, "name: %q must have from 1 to %d lower-case letters, digits, dashes and underscores, and begin and end with a letter or digit", name, maxName)
+		return snapshotName{}, apistatus.Refuse(errs.ErrInvalid, "name: %q must have from 1 to %d lower-case letters, digits, dashes and underscores, and begin and end with a letter or digit", name, maxName)
 	}
 	if tagged && (len(tag) > maxName || !tagForm.MatchString(tag)) {
-		return snapshotName{}, refuse(errs.ErrInvalid, "name: the tag %q must have from 1 to %d lower-case letters and digits, with single dashes and dots between them", tag, maxName)
+		return snapshotName{}, apistatus.Refuse(errs.ErrInvalid, "name: the tag %q must have from 1 to %d lower-case letters and digits, with single dashes and dots between them", tag, maxName)
 	}
 	return snapshotName{name, tag}, nil
 }

@@ -15,6 +15,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/apistatus"
+	"github.com/barchan-dev/barchan/internal/control/paging"
 )
 
 // SnapshotListRequest says which snapshots of a tenant to list. Its zero value but for Namespace is
@@ -33,14 +35,14 @@ type SnapshotListRequest struct {
 
 // Snapshots lists a page of what is ready, the newest first. next is empty on the last one.
 func (m *Manager) Snapshots(ctx context.Context, req SnapshotListRequest) (page []Snapshot, next string, err error) {
-	limit, after, err := paging(req.Limit, req.Cursor, direction(false))
+	limit, after, err := paging.Parse(req.Limit, req.Cursor, paging.Direction(false))
 	if err != nil {
 		return nil, "", err
 	}
 	var id sandbox.ID
 	if req.SandboxID != "" {
 		if id, err = sandbox.ParseID(req.SandboxID); err != nil {
-			return nil, "", refuse(errs.ErrInvalid, "sandboxID: %q is not the ID of a sandbox", req.SandboxID)
+			return nil, "", apistatus.Refuse(errs.ErrInvalid, "sandboxID: %q is not the ID of a sandbox", req.SandboxID)
 		}
 	}
 	wanted := func(*barchan.Checkpoint) bool { return true }
@@ -62,8 +64,8 @@ func (m *Manager) Snapshots(ctx context.Context, req SnapshotListRequest) (page 
 			keep = append(keep, v)
 		}
 	}
-	page, next = cut(keep, limit, after, direction(false), func(v *Snapshot) pageCursor {
-		return pageCursor{v.CreatedAt.UnixNano(), v.Object}
+	page, next = paging.Cut(keep, limit, after, paging.Direction(false), func(v *Snapshot) paging.Cursor {
+		return paging.Cursor{Key: v.CreatedAt.UnixNano(), ID: v.Object}
 	})
 	return page, next, nil
 }
@@ -88,7 +90,9 @@ func public(c *barchan.Checkpoint) bool {
 	return c.DeletionTimestamp == nil && c.Labels[barchan.LabelPurpose] == ""
 }
 
-func noSnapshot(id string) error { return refuse(errs.ErrNotFound, "snapshot '%s' not found", id) }
+func noSnapshot(id string) error {
+	return apistatus.Refuse(errs.ErrNotFound, "snapshot '%s' not found", id)
+}
 
 // SnapshotByID returns the one snapshot that a tenant means by an ID, or the newest of a name.
 func (m *Manager) SnapshotByID(ctx context.Context, namespace, id string) (Snapshot, error) {
@@ -149,7 +153,7 @@ func (m *Manager) unseen(ctx context.Context, namespace, asked string, name snap
 		return nil, noSnapshot(asked)
 	}
 	if err != nil {
-		return nil, fromAPI("read snapshot "+asked, err)
+		return nil, apistatus.From("read snapshot "+asked, err)
 	}
 	return c, nil
 }
@@ -169,7 +173,7 @@ func (m *Manager) DeleteSnapshot(ctx context.Context, namespace, id string) erro
 		return noSnapshot(id)
 	}
 	if err != nil {
-		return fromAPI("delete snapshot "+id, err)
+		return apistatus.From("delete snapshot "+id, err)
 	}
 	failpoint.Reach("snapshot/deleted")
 	m.settleCheckpoint(ctx, c)
@@ -194,7 +198,7 @@ func (m *Manager) single(ctx context.Context, c *barchan.Checkpoint, id string) 
 		}
 	}
 	if n > 1 {
-		return refuse(errs.ErrConflict, "there are %d snapshots of the name %q; say which by its tag, as in %q", n, name.name, c.SnapshotID())
+		return apistatus.Refuse(errs.ErrConflict, "there are %d snapshots of the name %q; say which by its tag, as in %q", n, name.name, c.SnapshotID())
 	}
 	return nil
 }

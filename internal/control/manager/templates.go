@@ -14,6 +14,7 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/control/paging"
 )
 
 // Template is one blueprint as a tenant sees it.
@@ -42,7 +43,7 @@ func (m *Manager) Template(ctx context.Context, namespace, name string) (Templat
 
 // Templates lists a page of what a tenant may use: its own templates and the public ones.
 func (m *Manager) Templates(ctx context.Context, namespace string, limit int, cursor string) (page []Template, next string, err error) {
-	limit, after, err := paging(limit, cursor, direction(false))
+	limit, after, err := paging.Parse(limit, cursor, paging.Direction(false))
 	if err != nil {
 		return nil, "", err
 	}
@@ -50,8 +51,8 @@ func (m *Manager) Templates(ctx context.Context, namespace string, limit int, cu
 	if err != nil {
 		return nil, "", err
 	}
-	page, next = cut(all, limit, after, direction(false), func(t *Template) pageCursor {
-		return pageCursor{t.CreatedAt.UnixNano(), t.ID}
+	page, next = paging.Cut(all, limit, after, paging.Direction(false), func(t *Template) paging.Cursor {
+		return paging.Cursor{Key: t.CreatedAt.UnixNano(), ID: t.ID}
 	})
 	return page, next, nil
 }
@@ -70,8 +71,8 @@ func (m *Manager) AllTemplates(ctx context.Context, namespace string) ([]Templat
 			}
 		}
 	}
-	all, _ = cut(all, len(all), nil, direction(false), func(t *Template) pageCursor {
-		return pageCursor{t.CreatedAt.UnixNano(), t.ID}
+	all, _ = paging.Cut(all, len(all), nil, paging.Direction(false), func(t *Template) paging.Cursor {
+		return paging.Cursor{Key: t.CreatedAt.UnixNano(), ID: t.ID}
 	})
 	return all, nil
 }
