@@ -117,6 +117,7 @@ func TestCommandsEnd(t *testing.T) {
 
 // TestCopies has files keep their modes and times, and a directory go from sandbox to sandbox as a tar.
 func TestCopies(t *testing.T) {
+	t.Parallel()
 	s := newServer(t)
 	s.start()
 	s.must("image", "build", "base")
@@ -149,6 +150,7 @@ func TestCopies(t *testing.T) {
 
 // TestRunVariants has run change what the template says.
 func TestRunVariants(t *testing.T) {
+	t.Parallel()
 	s := newServer(t)
 	s.start()
 	s.must("image", "build", "base")

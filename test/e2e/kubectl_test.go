@@ -38,6 +38,7 @@ spec:
 // TestKubectlInSandboxes has the real kubectl treat sandboxes as Pods: logs, exec, cp, port-forward,
 // as the administrator and with a tenant's key.
 func TestKubectlInSandboxes(t *testing.T) {
+	t.Parallel()
 	s := newServer(t)
 	s.start()
 	s.must("image", "build", "base")

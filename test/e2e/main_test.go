@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ import (
 // TestMainJob is the quick start: the first program, the SDK, kubectl, a restart in the middle.
 // The parts share one server and follow each other.
 func TestMainJob(t *testing.T) {
+	t.Parallel()
 	s := newServer(t)
 	s.start()
 	s.must("image", "build", "base")
@@ -73,9 +75,13 @@ func runSDK(t *testing.T, file string, env []string) {
 	t.Logf("%s", out)
 }
 
+var installing sync.Mutex
+
 // installSDK puts the clients of the lock file beside the suites.
 func installSDK(t *testing.T) {
 	t.Helper()
+	installing.Lock()
+	defer installing.Unlock()
 	const here = "sdk/node_modules"
 	modules := filepath.Join(npm.Locked(t, "sdk"), "node_modules")
 	if to, err := os.Readlink(here); err == nil && to == modules {

@@ -11,6 +11,7 @@ import (
 // TestPorts reaches services that listen on one address of their sandbox only: the command line lists
 // them with that address, and the gateway serves each.
 func TestPorts(t *testing.T) {
+	t.Parallel()
 	s := newServer(t)
 	s.start()
 	s.must("image", "build", "base")

@@ -5,6 +5,7 @@ import "testing"
 // TestClients drives one server with what is written for E2B, as npm has it. The suites are in
 // folder sdk; what is there beside these belongs to the tests of its subject.
 func TestClients(t *testing.T) {
+	t.Parallel()
 	installSDK(t)
 	s := newServer(t)
 	s.start()

@@ -76,6 +76,7 @@ func (s *server) who(id string) string {
 // TestSleepBySDK pauses and resumes through the unmodified SDK: by calls, by timeouts and by traffic.
 // It does so with memory that is on disk as soon as may be, and with memory that stays in RAM.
 func TestSleepBySDK(t *testing.T) {
+	t.Parallel()
 	for _, storeAfter := range []string{"1ms", "0s"} {
 		t.Run(storeAfter, func(t *testing.T) { runSDK(t, "sleep.test.mjs", newSleepy(t, storeAfter).clientEnv()) })
 	}

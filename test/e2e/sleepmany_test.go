@@ -177,6 +177,7 @@ func (s *server) suspended(id string) string {
 // TestDamagedMemory damages memory on disk in each of its files: the sandbox does not start from it, says
 // so and what would help, and stays as it is. It goes on when its memory is whole again, or from its files.
 func TestDamagedMemory(t *testing.T) {
+	t.Parallel()
 	s := newSleepy(t, "1ms")
 	damage := map[string]func(path string, b []byte) error{
 		"changed":   func(path string, b []byte) error { b[len(b)/2] ^= 1; return os.WriteFile(path, b, 0o600) },

@@ -18,6 +18,7 @@ import (
 // TestSnapshotsAndForks is what people and the unmodified SDK do with the memory of sandboxes. The
 // parts share one server and follow each other.
 func TestSnapshotsAndForks(t *testing.T) {
+	t.Parallel()
 	s := newServer(t)
 	s.set("BARCHAN_STORE_AFTER", "2s")
 	s.start()

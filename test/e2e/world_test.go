@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/go-logr/logr"
@@ -145,6 +146,9 @@ func newWorldOf(t *testing.T, bin string) *world {
 	return w
 }
 
+// discardLogs discards the logs of controller-runtime, whose SetLogger races with itself.
+var discardLogs = sync.OnceFunc(func() { ctrllog.SetLogger(logr.Discard()) })
+
 // client speaks to the Kubernetes API as its administrator.
 func (s *server) client() client.Client {
 	s.t.Helper()
@@ -153,7 +157,7 @@ func (s *server) client() client.Client {
 		s.t.Fatal(err)
 	}
 	cfg.Timeout, cfg.QPS = eventually.Patience, -1
-	ctrllog.SetLogger(logr.Discard())
+	discardLogs()
 	scheme, err := cache.NewScheme()
 	if err != nil {
 		s.t.Fatal(err)
