@@ -26,6 +26,7 @@ var clusterSeed = flag.Uint64("cluster-seed", 0, "seed of the cluster's events; 
 // sandboxes come and go at addresses that are used again at once. After each, all gateways agree
 // with the objects; at no time does anybody read what another sandbox answers.
 func TestCluster(t *testing.T) {
+	skipInFast(t)
 	c := newCluster(t, 4, restTime)
 	for _, r := range c.replicas {
 		r.start()

@@ -25,6 +25,7 @@ const (
 // does not lead to the next owner of an address. It says that it does not know, and is right again
 // by itself when it is connected.
 func TestClusterCutOff(t *testing.T) {
+	skipInFast(t)
 	c := newCluster(t, 2, cutRest)
 	w := &clusterWorld{cluster: c}
 	for _, r := range c.replicas {

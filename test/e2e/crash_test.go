@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -123,28 +124,100 @@ func TestMatrixIsWhole(t *testing.T) {
 	}
 }
 
-// inShort is how many crashes are tried where time is short.
-const inShort = 12
+// crashSample is how many crashes of the matrix TestCrashMatrix tries.
+var crashSample = flag.Int("crash-sample", 0, "how many crashes of the matrix to try; 0 tries all, or a few with -short or TEST_PART=fast")
 
-// TestCrashMatrix has the server die after each step of everything that it does, one after the other, on
-// one data directory. Each time the next server must have the bystanders as they were, a client that
-// asks again must get what it wanted, and in the end an audit must find nothing.
-func TestCrashMatrix(t *testing.T) {
-	all := matrix()
-	if testing.Short() {
-		dice(t).Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-		all = all[:inShort]
-		slices.SortStableFunc(all, func(a, b crash) int { return strings.Compare(a.op.storeAfter, b.op.storeAfter) })
+const (
+	sampleInShort = 12
+	sampleInFast  = 24
+	// crashWorlds is how many servers share the matrix. Most of a crash is waiting.
+	crashWorlds = 3
+)
+
+// sampleSize is how many of n crashes are tried.
+func sampleSize(n int) int {
+	switch {
+	case *crashSample > 0:
+		return min(*crashSample, n)
+	case testing.Short():
+		return min(sampleInShort, n)
+	case os.Getenv(partVariable) == partFast:
+		return min(sampleInFast, n)
 	}
-	w := newWorld(t)
-	began := time.Now()
-	for _, c := range all {
-		if !t.Run(c.name(), func(t *testing.T) { w.in(t).survives(c) }) {
-			w.heal()
+	return n
+}
+
+// sampleOf returns n crashes. Consecutive seeds return consecutive parts of one random order, so that
+// len(all)/n of them, rounded up, cover all crashes.
+func sampleOf(all []crash, n int, seed uint64) []crash {
+	all = slices.Clone(all)
+	rand.New(rand.NewPCG(1, 1)).Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	size := uint64(len(all))
+	rounds := (size + uint64(n) - 1) / uint64(n)
+	first := seed % rounds * uint64(n)
+	var some []crash
+	for i := range uint64(n) {
+		some = append(some, all[(first+i)%size])
+	}
+	return some
+}
+
+// TestSampleCoversMatrix: every crash is in the samples of as many consecutive days as a round takes.
+func TestSampleCoversMatrix(t *testing.T) {
+	all := matrix()
+	for _, n := range []int{1, sampleInShort, sampleInFast, len(all) - 1, len(all)} {
+		const today = 20_000
+		missing := map[string]bool{}
+		for _, c := range all {
+			missing[c.name()] = true
+		}
+		for day := range (len(all) + n - 1) / n {
+			some := sampleOf(all, n, uint64(today+day)) //nolint:gosec // it is small
+			if len(some) != n {
+				t.Errorf("a sample of %d has %d crashes", n, len(some))
+			}
+			for _, c := range some {
+				delete(missing, c.name())
+			}
+		}
+		if len(missing) > 0 {
+			t.Errorf("samples of %d miss %v", n, slices.Sorted(maps.Keys(missing)))
 		}
 	}
-	t.Logf("%d crashes in %v", len(all), time.Since(began).Round(time.Second))
-	w.wakeBystanders()
+}
+
+// TestCrashMatrix kills the server after each step of each operation, on several data directories side by
+// side. After each kill the next server must have the bystanders as they were, a client that
+// repeats its request must get what it wanted, and the audit must find nothing. A sample is of the
+// day, or of -seed.
+func TestCrashMatrix(t *testing.T) {
+	all := matrix()
+	if n := sampleSize(len(all)); n < len(all) {
+		day := *seed
+		if day == 0 {
+			day = uint64(time.Now().Unix() / (24 * 60 * 60)) //nolint:gosec // it is past 1970
+		}
+		t.Logf("%d of %d crashes; to repeat: go test ./test/e2e -run '^%s$' -crash-sample=%d -seed=%d", n, len(all), t.Name(), n, day)
+		all = sampleOf(all, n, day)
+	}
+	// Crashes of one mode follow each other, since a change of mode restarts the server.
+	slices.SortStableFunc(all, func(a, b crash) int { return strings.Compare(a.op.storeAfter, b.op.storeAfter) })
+	n := 0
+	for part := range slices.Chunk(all, (len(all)+crashWorlds-1)/crashWorlds) {
+		n++
+		t.Run(fmt.Sprintf("server %d", n), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			began := time.Now()
+			for _, c := range part {
+				if !t.Run(c.name(), func(t *testing.T) { w.in(t).survives(c) }) {
+					w.heal()
+				}
+			}
+			t.Logf("%d crashes in %v", len(part), time.Since(began).Round(time.Second))
+			w.wakeBystanders()
+		})
+	}
 }
 
 // survives takes the world through one crash.
@@ -246,14 +319,18 @@ func (w *world) heal() {
 	w.clean()
 }
 
-// programWithPoints builds the server with points in it.
+var buildPoints = sync.OnceValues(func() ([]byte, error) {
+	return exec.CommandContext(context.Background(), "../../scripts/build.sh", "failpoints").CombinedOutput()
+})
+
+// programWithPoints builds the server with points in it, once.
 func programWithPoints(t *testing.T) string {
 	t.Helper()
 	path, err := filepath.Abs("../../bin/barchan-failpoints")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.CommandContext(t.Context(), "../../scripts/build.sh", "failpoints").CombinedOutput(); err != nil {
+	if out, err := buildPoints(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
 	return path

@@ -26,6 +26,20 @@ const (
 	stopTime  = 2 * time.Minute
 )
 
+// What make test leaves to make test-all is skipped where this variable has this value.
+const (
+	partVariable = "TEST_PART"
+	partFast     = "fast"
+)
+
+// skipInFast skips a test that make test leaves to make test-all.
+func skipInFast(t *testing.T) {
+	t.Helper()
+	if os.Getenv(partVariable) == partFast {
+		t.Skip("SKIPPED: make test-all runs it")
+	}
+}
+
 // programs are those that users have; they are brought up to date before the tests.
 var programs struct{ barchan string }
 

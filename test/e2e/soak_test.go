@@ -58,6 +58,7 @@ type soak struct {
 // What each worker does and when something is killed follows from the seed; how these fall
 // together does not.
 func TestSoak(t *testing.T) {
+	skipInFast(t)
 	w := newWorld(t)
 	s := &soak{world: w, live: map[string]*held{}, counts: map[string]int{}}
 	random := dice(t)

@@ -44,6 +44,9 @@ func startKube(t *testing.T) *rest.Config {
 	if testing.Short() {
 		t.Skip("SKIPPED: starting a kube-apiserver takes time")
 	}
+	if os.Getenv("TEST_PART") == "fast" {
+		t.Skip("SKIPPED: make test-all runs it")
+	}
 	program := findProgram(t, "kube-apiserver")
 	dir := t.TempDir()
 	host := loopbackAddress()
