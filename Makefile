@@ -1,7 +1,7 @@
 # Everything is done by a script under scripts/; a target says which.
 .DEFAULT_GOAL := help
 SHELL := bash
-.PHONY: help up down deps runtimes kubectl build release generate check-generated fmt lint check test test-short bench
+.PHONY: help up down deps runtimes kubectl build release generate check-generated fmt lint check test test-all test-short bench
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,11 +44,14 @@ check: ## format, architecture, generated code, linters: what needs no running
 	@scripts/generate.sh --check
 	@scripts/lint.sh
 
-test: deps runtimes kubectl build ## run all tests (as root, for those of real sandboxes)
-	@scripts/test.sh
+test: deps runtimes kubectl build ## run the tests, with a sample of crashes (PKG=./test/e2e RUN=TestPorts ARGS=-v)
+	@scripts/test.sh $(ARGS)
+
+test-all: deps runtimes kubectl build ## run all tests: also all crashes, the soak, partitions, kube-apiserver
+	@scripts/test.sh --all $(ARGS)
 
 test-short: runtimes kubectl build ## run the tests that take no time
-	@scripts/test.sh -short
+	@scripts/test.sh -short $(ARGS)
 
 release: runtimes build ## make what users install: dist/*.tar.gz, dist/*.deb
 	@scripts/release.sh

@@ -1,14 +1,23 @@
 #!/usr/bin/env bash
-# Runs all tests in random order under the race detector.
-# Arguments go to `go test`.
+# Runs tests in random order under the race detector, and prints the ten slowest.
+#
+#   scripts/test.sh [--all] [ARGUMENT OF go test...]
+#
+# Without --all it leaves out most of the crash matrix, the soak, partitions and kube-apiserver.
+# PKG names packages (default ./...), RUN is a pattern of tests.
 #
 # In CI, up to three tests that failed run once more, each alone; what passes only
 # then is named at the end, to be mended. Data races, panics and what a whole
 # package leaves behind are never tried again.
 source "$(dirname "$0")/lib.sh"
 scripts/tool.sh gotestsum pebble
-# Only test/kube wants it, and it takes minutes to build the first time.
-[[ " $* " == *" -short "* ]] || scripts/tool.sh kube-apiserver
+export TEST_PART=fast
+if [[ ${1:-} == --all ]]; then
+	shift
+	TEST_PART=all
+	# Only test/kube needs it, and it takes minutes to build the first time.
+	scripts/tool.sh kube-apiserver
+fi
 
 # A package that failed without a test of its own having failed is one whose TestMain
 # found something left over.
@@ -21,16 +30,21 @@ left_over() {
 		END { for (p in failed) if (!(p in tests)) { print p } }' "$1"
 }
 
+scratch=$(mktemp -d)
 again=()
 if [[ ${CI:-} == true ]]; then
-	scratch=$(mktemp -d)
 	again=(--rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-run-root-test
-		--rerun-fails-abort-on-data-race --rerun-fails-report="$scratch/again" --jsonfile="$scratch/json")
+		--rerun-fails-abort-on-data-race --rerun-fails-report="$scratch/again")
 fi
 
-# Two packages at once: tests of real sandboxes want the machine for themselves.
-gotestsum --format=pkgname-and-test-fails --format-hide-empty-pkg --packages=./... "${again[@]}" -- \
-	-race -shuffle=on -timeout=45m -p=2 "$@"
+# Two packages at once: tests of real sandboxes load the machine. Tests that call
+# t.Parallel mostly wait, so that more of them run than there are processors.
+status=0
+gotestsum --format=pkgname-and-test-fails --format-hide-empty-pkg --packages="${PKG:-./...}" --jsonfile="$scratch/json" "${again[@]}" -- \
+	-race -shuffle=on -timeout=45m -p=2 -parallel=4 ${RUN:+-run="$RUN"} "$@" || status=$?
+say "the slowest tests"
+gotestsum tool slowest --num=10 --threshold=1s --jsonfile="$scratch/json"
+((status == 0)) || exit "$status"
 
 if ((${#again[@]})); then
 	packages=$(left_over "$scratch/json")
@@ -38,5 +52,6 @@ if ((${#again[@]})); then
 	[[ ! -s $scratch/again ]] || say "failed at first, passed alone, to be mended: $(cat "$scratch/again")"
 fi
 
+[[ -z ${PKG:-}${RUN:-} ]] || exit 0
 # What is there only in the server that tests can kill.
 go test -race -tags failpoints ./internal/base/failpoint
