@@ -60,6 +60,7 @@ func (c *command) ends(code int, says string) {
 
 // TestCommandsEnd ends commands in every way that is not their own, and looks for what they leave.
 func TestCommandsEnd(t *testing.T) {
+	t.Parallel()
 	s := newServer(t)
 	s.start()
 	s.must("image", "build", "base")

@@ -19,6 +19,7 @@ import (
 // TestDoctorDeep leaves one of each kind behind on purpose, and wants the audit to find just these: by the
 // server, and without one.
 func TestDoctorDeep(t *testing.T) {
+	t.Parallel()
 	s := newServer(t)
 	s.start()
 	s.must("image", "build", "base")

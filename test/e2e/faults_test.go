@@ -264,6 +264,7 @@ func take(t *testing.T, dir string, leave int64) (giveBack func()) {
 // TestFullDisk fills the disk of a server: first nearly, which it must notice, then wholly, which
 // its storage does not survive. What runs goes on, and when there is room so does the server.
 func TestFullDisk(t *testing.T) {
+	t.Parallel()
 	s := newServerOnDisk(t, "4G")
 	b := s.startWithOnlooker()
 	pid := s.cmd.Process.Pid
@@ -322,6 +323,7 @@ func TestFullDisk(t *testing.T) {
 
 // TestReadOnlyDirectory makes the data directory read-only for whoever opens a file from now on.
 func TestReadOnlyDirectory(t *testing.T) {
+	t.Parallel()
 	s := newFaulty(t)
 	b := s.startWithOnlooker()
 	dir := s.value("BARCHAN_DATA_DIR")
@@ -355,6 +357,7 @@ func TestReadOnlyDirectory(t *testing.T) {
 // TestShortOfMemory keeps more memory free than the machine has. What sleeps in RAM goes on, for it has its
 // memory already; what sleeps on disk waits.
 func TestShortOfMemory(t *testing.T) {
+	t.Parallel()
 	s := newFaulty(t)
 	s.set("BARCHAN_STORE_AFTER", "0s") // in RAM, however long the machine stands still before the resume
 	b := s.startWithOnlooker()
@@ -385,6 +388,7 @@ func TestShortOfMemory(t *testing.T) {
 
 // TestFullStore fills etcd to its quota, by objects that have nothing to do with sandboxes.
 func TestFullStore(t *testing.T) {
+	t.Parallel()
 	s := newFaulty(t)
 	s.set("BARCHAN_ETCD_QUOTA", "16Mi")
 	s.set("BARCHAN_LOG_LEVEL", "debug") // see staysFull
@@ -425,6 +429,7 @@ func TestFullStore(t *testing.T) {
 
 // TestContainerdKilled kills containerd again and again while sandboxes are made.
 func TestContainerdKilled(t *testing.T) {
+	t.Parallel()
 	s := newFaulty(t)
 	b := s.startWithOnlooker()
 	var mu sync.Mutex

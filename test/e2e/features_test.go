@@ -10,6 +10,7 @@ import (
 // TestFeatures is what a template may ask for and what operators and clients see of it, on one
 // server with the operator's own certificate and domain.
 func TestFeatures(t *testing.T) {
+	t.Parallel()
 	s := newServer(t)
 	cert, key, roots := certificateFiles(t, s.dir)
 	spans, address := startCollector(t)

@@ -23,6 +23,7 @@ import (
 // chooses. Whatever was half done is finished or undone at the next start, and nothing is left
 // once all are removed.
 func TestKilledInTheMiddle(t *testing.T) {
+	t.Parallel()
 	s := newServer(t)
 	s.start()
 	s.must("image", "build", "base")
@@ -122,6 +123,7 @@ func (s *server) tryCreate(ctx context.Context, key string) (string, error) {
 
 // TestUpAndDown is what people do with a server in the background.
 func TestUpAndDown(t *testing.T) {
+	t.Parallel()
 	s := newServer(t)
 	empty := filepath.Join(s.dir, "nothing")
 	for range 2 {

@@ -80,6 +80,7 @@ const poolFor = 3
 // TestWarmPools takes the way of a user from two manifests to warm sandboxes. The parts share
 // one server and follow each other.
 func TestWarmPools(t *testing.T) {
+	t.Parallel()
 	s := newServer(t)
 	s.start()
 	s.must("image", "build", "base")
@@ -449,6 +450,7 @@ func testPoolDeleted(t *testing.T, s *server) {
 
 // TestDefaultPool has the pool that a new server begins with fill as soon as its image is there.
 func TestDefaultPool(t *testing.T) {
+	t.Parallel()
 	s := newServer(t)
 	s.env = append(s.env, "BARCHAN_POOL_SIZE=2")
 	s.start()

@@ -24,6 +24,7 @@ import (
 // TestFullDiskWhileImporting has the disk of a server fill while a checkpoint comes to it. Nothing of it may
 // stay, what runs goes on, and when there is room the same import succeeds.
 func TestFullDiskWhileImporting(t *testing.T) {
+	t.Parallel()
 	s := newServerOnDisk(t, "4G")
 	s.set("BARCHAN_STORE_AFTER", "0s")
 	b := s.startWithOnlooker()

@@ -85,6 +85,7 @@ func TestSleepBySDK(t *testing.T) {
 // TestManySleeps has one sandbox sleep fifty times: every other time it is woken at once, wherever its
 // memory then is.
 func TestManySleeps(t *testing.T) {
+	t.Parallel()
 	s := newSleepy(t, "1ms")
 	id, who := s.echo()
 	s.exec(id, "setsid sh -c 'i=0; while :; do i=$((i+1)); echo $i > /tmp/new; mv /tmp/new /tmp/count; sleep 0.01; done' >/dev/null 2>&1 & until test -e /tmp/count; do sleep 0.01; done")
@@ -200,6 +201,7 @@ func TestSleepUnderLoad(t *testing.T) {
 // TestSleepRaces has two clients want what cannot both be. Whatever they are told, the sandbox is then
 // as one of them wants it, and nothing is left of the other's.
 func TestSleepRaces(t *testing.T) {
+	t.Parallel()
 	s := newSleepy(t, "1ms")
 	key := s.localKey()
 	ask := func(id, what string) (int, string, error) {
@@ -264,6 +266,7 @@ func TestSleepRaces(t *testing.T) {
 
 // TestTimeoutWhileDown has the time of sandboxes run out while no server runs.
 func TestTimeoutWhileDown(t *testing.T) {
+	t.Parallel()
 	s := newSleepy(t, "1ms")
 	key := s.localKey()
 	made := func(more map[string]any) (id string) {

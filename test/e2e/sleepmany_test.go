@@ -120,6 +120,7 @@ func (s *server) allIDs() []string {
 // stays in RAM: where space is kept free, nothing is written at all; where none is, the disk runs full in the
 // middle. It can be resumed from there, also while nothing new may begin, and sleeps on disk once there is room.
 func TestDiskFullWhileStoring(t *testing.T) {
+	t.Parallel()
 	for name, tt := range map[string]struct {
 		reserve string
 		says    string
