@@ -38,7 +38,7 @@ var planes = map[string][]string{
 var layers = [][]string{
 	0: {
 		"api/agents/v1beta1", "internal/base/errs", "internal/base/lifecycle", "internal/base/telemetry", "internal/base/failpoint",
-		"internal/base/signedurl", "internal/testkit/eventually", "internal/base", "internal/control", "internal/edge", "internal/guest", "internal/client",
+		"internal/base/signedurl", "internal/testkit/eventually", "internal/testkit/fakeapi", "internal/base", "internal/control", "internal/edge", "internal/guest", "internal/client",
 	},
 	1: {"api/extensions/v1beta1", "api/barchan/v1alpha1", "internal/base/sandbox", "internal/base/durable", "internal/base/health", "internal/node/egress", "internal/node/keyedlock", "internal/testkit/ownnet", "internal/testkit/fakeapi"},
 	2: {

@@ -10,6 +10,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/client/cli"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/daemon"
+	"github.com/barchan-dev/barchan/internal/daemon/adminops"
 )
 
 // deps hands the command line what it cannot do as a client.
@@ -21,7 +22,7 @@ func deps() cli.Deps {
 			if err != nil {
 				return err
 			}
-			d, err := daemon.New(daemon.Config{Config: cfg, Version: version, Log: logger, AfterReexec: begunAnew()})
+			d, err := daemon.New(daemon.Config{Config: cfg, Version: version, Log: logger, AfterReexec: isReexec()})
 			if err != nil {
 				return err
 			}
@@ -35,7 +36,7 @@ func deps() cli.Deps {
 			return daemon.RemoveAll(ctx, cfg, telemetry.Discard(), progress)
 		},
 		Doctor: func(ctx context.Context, cfg config.Config) []adminclient.Check {
-			return daemon.Doctor(ctx, cfg, true)
+			return adminops.Doctor(ctx, cfg, true)
 		},
 		Audit: func(ctx context.Context, cfg config.Config) ([]adminclient.Finding, error) {
 			return daemon.AuditMachine(ctx, cfg, telemetry.Discard())

@@ -7,13 +7,13 @@ import (
 	"syscall"
 )
 
-// anewVariable marks a server that started itself again.
-const anewVariable = "BARCHAN_ANEW"
+// reexecVariable marks a server that executed itself again.
+const reexecVariable = "BARCHAN_ANEW"
 
-// begunAnew reports whether this server started itself again; no process that it starts is told so.
-func begunAnew() bool {
-	_, anew := os.LookupEnv(anewVariable)
-	return anew && os.Unsetenv(anewVariable) == nil
+// isReexec reports whether this server started itself again; no process that it starts is told so.
+func isReexec() bool {
+	_, anew := os.LookupEnv(reexecVariable)
+	return anew && os.Unsetenv(reexecVariable) == nil
 }
 
 // reexec starts the program in the place of this process, which keeps its ID, its arguments
@@ -28,6 +28,6 @@ func reexec(cause error) error {
 	if err != nil { // it was replaced while it ran
 		program = "/proc/self/exe"
 	}
-	err = syscall.Exec(program, os.Args, append(os.Environ(), anewVariable+"=1"))
+	err = syscall.Exec(program, os.Args, append(os.Environ(), reexecVariable+"=1"))
 	return errors.Join(cause, fmt.Errorf("start %s again: %w", program, err))
 }

@@ -9,11 +9,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/localca"
-	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/edge/acme"
 	"github.com/barchan-dev/barchan/internal/edge/acme/dnsrecords"
 )
@@ -77,47 +75,4 @@ func (d *Daemon) newACME() (*acme.Manager, error) {
 		cfg.DNS, cfg.Settings = acme.Delayed{DNS: zone, Wait: d.cfg.ACMEWait}, cfg.Settings+"\n"+zone.Secret
 	}
 	return acme.New(cfg)
-}
-
-// issued tells an administrator of the certificates that an authority issues.
-func issued(m *acme.Manager) (out []adminclient.Certificate) {
-	if m == nil {
-		return nil
-	}
-	for _, s := range m.States() {
-		out = append(out, adminclient.Certificate{
-			Names: s.Names, Expires: s.Expires, Issuer: s.Issuer, Next: s.Next, Failures: s.Failures, Failure: s.Failure,
-		})
-	}
-	return out
-}
-
-// checkIssued is the same as findings of a doctor.
-func checkIssued(m *acme.Manager) (out []adminclient.Check) {
-	for _, c := range issued(m) {
-		check := adminclient.Check{Name: "certificate of " + strings.Join(c.Names, ", "), State: adminclient.CheckOK}
-		switch {
-		case c.Expires.IsZero():
-			check.State, check.Detail = adminclient.CheckWarning, "not issued yet; the local CA's is served"
-		case time.Now().After(c.Expires):
-			check.State, check.Detail = adminclient.CheckFailed, "ended at "+c.Expires.Format(time.RFC3339)
-		default:
-			check.Detail = "until " + c.Expires.Format(time.RFC3339) + ", by " + c.Issuer
-		}
-		if c.Failures > 0 {
-			if check.State == adminclient.CheckOK {
-				check.State = adminclient.CheckWarning
-			}
-			check.Detail += fmt.Sprintf("; %d failed tries, the last: %s", c.Failures, c.Failure)
-			check.Remedy = "mend that; the next try is at " + c.Next.Format(time.RFC3339) + ", or when the server starts with other settings of acme"
-		}
-		out = append(out, check)
-	}
-	if m != nil && !m.Wildcard() {
-		out = append(out, adminclient.Check{
-			Name: "certificates of sandboxes' hosts", State: adminclient.CheckWarning, Detail: "the local CA's: a wildcard is issued only to who changes DNS records",
-			Remedy: "set acmeUpdateServer or acmeHook, or use the path form of URLs",
-		})
-	}
-	return out
 }

@@ -17,7 +17,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/control/cache"
+	"github.com/barchan-dev/barchan/internal/control/quota"
+	"github.com/barchan-dev/barchan/internal/daemon/admission"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
+	"github.com/barchan-dev/barchan/internal/daemon/defaults"
+	"github.com/barchan-dev/barchan/internal/daemon/kubepods"
 	"github.com/barchan-dev/barchan/internal/edge/e2b"
 	"github.com/barchan-dev/barchan/internal/edge/gateway"
 )
@@ -27,12 +31,12 @@ func (d *Daemon) makeAPI(context.Context) (err error) {
 	if err := d.openTokens(); err != nil {
 		return err
 	}
-	host, err := newHostAdmission()
+	host, err := admission.NewHost()
 	if err != nil {
 		return err
 	}
 	d.api, err = apiserver.New(apiserver.Config{
-		DataDir: filepath.Join(d.cfg.DataDir, "apiserver"), Listen: d.cfg.KubeAddr, Log: d.cfg.Log, Admission: d.admit(host.admit), Pods: pods{d}, Keys: d.tenantOf, Gate: d.health, QuotaBackendBytes: d.cfg.EtcdQuota.Value(),
+		DataDir: filepath.Join(d.cfg.DataDir, "apiserver"), Listen: d.cfg.KubeAddr, Log: d.cfg.Log, Admission: admission.Tenants{DefaultRuntime: d.cfg.DefaultRuntime, Quotas: func() *quota.Quotas { return d.quotas }}.After(host.Admit), Pods: d.pods(), Keys: d.tenantOf, Gate: d.health, QuotaBackendBytes: d.cfg.EtcdQuota.Value(),
 		NodeName: d.cfg.NodeName, EtcdEndpoints: d.cfg.EtcdEndpoints, EtcdPrefix: d.cfg.EtcdPrefix, EtcdCAFile: d.cfg.EtcdCA, EtcdCertFile: d.cfg.EtcdCert, EtcdKeyFile: d.cfg.EtcdKey,
 	})
 	return err
@@ -59,7 +63,7 @@ func (d *Daemon) useAPI() error {
 	if err != nil {
 		return fmt.Errorf("read the admin's kubeconfig: %w", err)
 	}
-	return writeSecret(d.cfg.Kubeconfig(), kubeconfig)
+	return defaults.WriteSecret(d.cfg.Kubeconfig(), kubeconfig)
 }
 
 func (d *Daemon) makeCache(ctx context.Context) (err error) {
@@ -154,4 +158,24 @@ func (d *Daemon) accessLog() *slog.Logger {
 		return d.cfg.Log
 	}
 	return nil
+}
+
+// tenantOf looks an API key up, as the REST API does; it is an apiserver.KeyFunc.
+func (d *Daemon) tenantOf(ctx context.Context, secret string) (apiserver.Tenant, error) {
+	if err := d.progress.Err(); err != nil {
+		return apiserver.Tenant{}, err
+	}
+	id, err := d.manager.Authenticate(ctx, secret)
+	return apiserver.Tenant{Namespace: id.Namespace, Key: id.Key}, err
+}
+
+// pods serve kubectl's streams.
+func (d *Daemon) pods() kubepods.Pods {
+	return kubepods.Pods{Booted: d.progress.Err, Parts: func() kubepods.Parts {
+		return kubepods.Parts{Manager: d.manager, Objects: d.objects, Binder: d.binder, Tokens: d.tokens}
+	}}
+}
+
+func (d *Daemon) makeDefaults(ctx context.Context) error {
+	return defaults.Make(ctx, &d.cfg.Config, d.api.RESTConfig(apiserver.UserAdmin))
 }

@@ -1,9 +1,7 @@
 package daemon
 
 import (
-	"bytes"
 	"errors"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -25,26 +23,6 @@ func TestListenerInUse(t *testing.T) {
 	_, err = d.bind(t.Context(), "httpAddr", addr, nil)
 	if !errors.Is(err, errs.ErrConflict) || !strings.Contains(err.Error(), "httpAddr: "+addr) {
 		t.Errorf("bind = %v, want it to name key and address", err)
-	}
-}
-
-func TestSecretIsMadeOnceAndNeverReplaced(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "c", "secret")
-	made, err := loadSecret(path)
-	if err != nil || len(made) != secretBytes {
-		t.Fatalf("loadSecret = %d bytes, %v", len(made), err)
-	}
-	if again, err := loadSecret(path); err != nil || !bytes.Equal(again, made) {
-		t.Errorf("the second time it differs, %v", err)
-	}
-	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != secretMode {
-		t.Errorf("mode %v, %v", info.Mode(), err)
-	}
-	if err := os.WriteFile(path, []byte("cut off"), secretMode); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := loadSecret(path); err == nil || !strings.Contains(err.Error(), path) {
-		t.Errorf("a damaged secret: %v, want an error that names the file", err)
 	}
 }
 

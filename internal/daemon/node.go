@@ -8,7 +8,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
-	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/daemon/hostcheck"
@@ -33,17 +32,6 @@ func (d *Daemon) makeNode(ctx context.Context) (err error) {
 // nodeServices are ready when running sandboxes are adopted.
 func (d *Daemon) nodeServices() services {
 	return append(d.machine.Services(), boot.Background("containerd health", d.watchContainerd))
-}
-
-// own is the machine of a server that is ready, for the admin API. A replica has none.
-func (d *Daemon) own() (*machine.Machine, error) {
-	if err := d.progress.Err(); err != nil {
-		return nil, err
-	}
-	if d.machine == nil {
-		return nil, errs.Public(errs.ErrNotFound, "a replica runs no sandboxes; ask the server whose API it serves")
-	}
-	return d.machine, nil
 }
 
 // exists asks the API server itself, not a cache: something living may hang on the answer.

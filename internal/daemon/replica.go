@@ -15,6 +15,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
+	"github.com/barchan-dev/barchan/internal/daemon/defaults"
 	"github.com/barchan-dev/barchan/internal/daemon/staleness"
 	"github.com/barchan-dev/barchan/internal/edge/peers"
 	"github.com/barchan-dev/barchan/internal/edge/route"
@@ -48,7 +49,7 @@ func (d *Daemon) openTokens() error {
 			return fmt.Errorf("tokenSecret: copy it from the server's <dataDir>/credentials/token-secret: %w: %w", err, errs.ErrInvalid)
 		}
 	}
-	secret, err := loadSecret(d.cfg.TokenSecret)
+	secret, err := defaults.LoadSecret(d.cfg.TokenSecret)
 	if err != nil {
 		return err
 	}

@@ -276,7 +276,7 @@ func TestRoutesPhaseWaitsForEveryObserver(t *testing.T) {
 		api.Add("sandboxes", owned, member("spare", "pool"))
 		d := wired(t, config.RoleReplica)
 		d.rest = api.Config()
-		d.tokens, _ = sandbox.NewTokens(make([]byte, secretBytes))
+		d.tokens, _ = sandbox.NewTokens(make([]byte, 32))
 		d.started, d.stale, d.watches = time.Now(), time.Hour, staleness.NewShortWatches(time.Hour)
 		stack := newStack(t)
 		done(t, booting(t, d, stack, phase(t, d, "caches")))

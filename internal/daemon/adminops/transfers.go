@@ -1,4 +1,4 @@
-package daemon
+package adminops
 
 import (
 	"context"
@@ -29,7 +29,7 @@ import (
 )
 
 // transfers lets checkpoints leave the machine and come to it, for the admin API.
-type transfers struct{ *Daemon }
+type transfers struct{ Server }
 
 const (
 	// importWrites bounds each write of an import's object.
@@ -38,28 +38,27 @@ const (
 	importReady = time.Minute
 )
 
-func (t transfers) ready() error {
-	if err := t.progress.Err(); err != nil {
-		return err
+func (t transfers) own() (Parts, error) {
+	p, err := t.ready()
+	if err == nil && p.Machine == nil {
+		err = errs.Public(errs.ErrUnavailable, "a replica has no checkpoints; ask the server that runs sandboxes")
 	}
-	if t.machine == nil {
-		return errs.Public(errs.ErrUnavailable, "a replica has no checkpoints; ask the server that runs sandboxes")
-	}
-	return nil
+	return p, err
 }
 
-// tellEvery is how often people hear how far an export is that is not sent yet.
-const tellEvery = 200 * time.Millisecond
+// progressEvery is the interval of progress events before an export is sent.
+const progressEvery = 200 * time.Millisecond
 
 // Export describes a checkpoint that is ready.
 func (t transfers) Export(
 	ctx context.Context, req adminclient.CheckpointExport, progress func(adminclient.Event),
 ) (*portable.Layout, []string, func(), error) {
-	if err := t.ready(); err != nil {
+	p, err := t.own()
+	if err != nil {
 		return nil, nil, nil, err
 	}
 	c := &barchan.Checkpoint{}
-	err := t.cache.Live().Get(ctx, types.NamespacedName{Namespace: req.Namespace, Name: req.Name}, c)
+	err = p.Cache.Live().Get(ctx, types.NamespacedName{Namespace: req.Namespace, Name: req.Name}, c)
 	if apierrors.IsNotFound(err) {
 		return nil, nil, nil, fmt.Errorf("checkpoint %s/%s: %w", req.Namespace, req.Name, errs.ErrNotFound)
 	} else if err != nil {
@@ -73,7 +72,7 @@ func (t transfers) Export(
 		return nil, nil, nil, fmt.Errorf("checkpoint %s/%s holds what the claim of its sandbox brought, and spec.barchan.fork.secrets does not let others have it; allowSecrets exports it all the same: %w",
 			req.Namespace, req.Name, errs.ErrForbidden)
 	}
-	l, release, err := t.machine.Node.ExportCheckpoint(ctx, sandbox.CheckpointRef{Namespace: c.Namespace, Name: c.Name, UID: c.UID}, portable.Config{
+	l, release, err := p.Machine.Node.ExportCheckpoint(ctx, sandbox.CheckpointRef{Namespace: c.Namespace, Name: c.Name, UID: c.UID}, portable.Config{
 		Version: t.cfg.Version, Name: c.Name,
 		Source: portable.Source{
 			SandboxName: c.Spec.SandboxName, ID: source.ID, TemplateName: source.TemplateName, Blueprint: source.Blueprint.Raw, Policies: source.Policies.Raw, Secrets: source.Secrets,
@@ -93,7 +92,7 @@ func (t transfers) Export(
 func measuring(progress func(adminclient.Event)) func(done, total int64) {
 	var told time.Time
 	return func(done, total int64) {
-		if now := time.Now(); now.Sub(told) >= tellEvery {
+		if now := time.Now(); now.Sub(told) >= progressEvery {
 			told = now
 			progress(adminclient.Event{Step: "measure", Done: min(done, total), Total: total, Bytes: true})
 		}
@@ -105,34 +104,35 @@ func measuring(progress func(adminclient.Event)) func(done, total int64) {
 func (t transfers) Import(
 	ctx context.Context, req adminclient.CheckpointImport, tar io.Reader, progress func(adminclient.Event),
 ) (made adminclient.Imported, err error) {
-	if err := errors.Join(t.ready(), t.health.Err()); err != nil {
+	p, err := t.own()
+	if err := errors.Join(err, t.cfg.Gate.Err()); err != nil {
 		return made, err
 	}
 	in, err := portable.Read(tar)
 	if err != nil {
 		return made, err
 	}
-	warnings, err := t.machine.Node.CheckImport(ctx, in.Head)
+	warnings, err := p.Machine.Node.CheckImport(ctx, in.Head)
 	if err != nil {
 		return made, err
 	}
-	c, err := t.makeImport(ctx, req, in.Head)
+	c, err := makeImport(ctx, p, req, in.Head)
 	if err != nil {
 		return made, err
 	}
 	progress(adminclient.Event{Step: "import"})
 	ref := sandbox.CheckpointRef{Namespace: c.Namespace, Name: c.Name, UID: c.UID}
-	if _, err := t.machine.Node.ImportCheckpoint(ctx, ref, in); err != nil {
-		return made, errors.Join(err, t.dropImport(ctx, c))
+	if _, err := p.Machine.Node.ImportCheckpoint(ctx, ref, in); err != nil {
+		return made, errors.Join(err, dropImport(ctx, p, c))
 	}
-	if err := t.finishImport(ctx, c); err != nil {
+	if err := t.finishImport(ctx, p, c); err != nil {
 		return made, err
 	}
 	return adminclient.Imported{Namespace: c.Namespace, Name: c.Name, UID: string(c.UID), Warnings: warnings}, nil
 }
 
 // makeImport makes the object of an import, with what is known of its source.
-func (t transfers) makeImport(ctx context.Context, req adminclient.CheckpointImport, h *portable.Head) (*barchan.Checkpoint, error) {
+func makeImport(ctx context.Context, p Parts, req adminclient.CheckpointImport, h *portable.Head) (*barchan.Checkpoint, error) {
 	ctx, cancel := context.WithTimeout(ctx, importWrites)
 	defer cancel()
 	source, err := importedSource(h)
@@ -149,7 +149,7 @@ func (t transfers) makeImport(ctx context.Context, req adminclient.CheckpointImp
 	}
 	barchan.SetCheckpointDefaults(c)
 	noteImport(c)
-	live := t.cache.Live()
+	live := p.Cache.Live()
 	switch err := live.Create(ctx, c); {
 	case apierrors.IsAlreadyExists(err):
 		return nil, fmt.Errorf("there is a checkpoint %s/%s already; choose another name: %w", c.Namespace, c.Name, errs.ErrConflict)
@@ -159,21 +159,21 @@ func (t transfers) makeImport(ctx context.Context, req adminclient.CheckpointImp
 		return nil, fmt.Errorf("make checkpoint %s/%s: %w", c.Namespace, c.Name, err)
 	}
 	failpoint.Reach("import/made")
-	err = t.change(ctx, c, func() error {
+	err = change(ctx, p, c, func() error {
 		c.Status.Source = source
 		return live.Status().Update(ctx, c)
 	})
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("write the source of checkpoint %s/%s: %w", c.Namespace, c.Name, err), t.dropImport(ctx, c))
+		return nil, errors.Join(fmt.Errorf("write the source of checkpoint %s/%s: %w", c.Namespace, c.Name, err), dropImport(ctx, p, c))
 	}
 	return c, nil
 }
 
 // change writes over whatever others write, each time on the object as it is.
-func (t transfers) change(ctx context.Context, c *barchan.Checkpoint, write func() error) error {
+func change(ctx context.Context, p Parts, c *barchan.Checkpoint, write func() error) error {
 	uid := c.UID
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
-		if err := t.cache.Live().Get(ctx, client.ObjectKeyFromObject(c), c); err != nil {
+		if err := p.Cache.Live().Get(ctx, client.ObjectKeyFromObject(c), c); err != nil {
 			return err
 		}
 		if c.UID != uid {
@@ -209,10 +209,10 @@ func importedSource(h *portable.Head) (*barchan.CheckpointSource, error) {
 }
 
 // dropImport removes the object of an import that failed; the node has nothing of it.
-func (t transfers) dropImport(ctx context.Context, c *barchan.Checkpoint) error {
+func dropImport(ctx context.Context, p Parts, c *barchan.Checkpoint) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), importWrites)
 	defer cancel()
-	err := t.cache.Live().Delete(ctx, c, client.Preconditions{UID: &c.UID})
+	err := p.Cache.Live().Delete(ctx, c, client.Preconditions{UID: &c.UID})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("delete checkpoint %s/%s: %w", c.Namespace, c.Name, err)
 	}
@@ -225,19 +225,19 @@ func noteImport(c *barchan.Checkpoint) {
 }
 
 // finishImport has the controller look at the data, and waits for its word.
-func (t transfers) finishImport(ctx context.Context, c *barchan.Checkpoint) error {
+func (t transfers) finishImport(ctx context.Context, p Parts, c *barchan.Checkpoint) error {
 	ctx, cancel := context.WithTimeout(ctx, importReady)
 	defer cancel()
-	err := t.change(ctx, c, func() error {
+	err := change(ctx, p, c, func() error {
 		noteImport(c)
-		return t.cache.Live().Update(ctx, c)
+		return p.Cache.Live().Update(ctx, c)
 	})
 	if err != nil {
-		return fmt.Errorf("tell that checkpoint %s/%s has its data: %w", c.Namespace, c.Name, err)
+		return fmt.Errorf("notify the controller of checkpoint %s/%s: %w", c.Namespace, c.Name, err)
 	}
 	failpoint.Reach("import/told")
 	uid := c.UID
-	_, err = t.cache.WaitCheckpoint(ctx, client.ObjectKeyFromObject(c), func(now *barchan.Checkpoint) (bool, error) {
+	_, err = p.Cache.WaitCheckpoint(ctx, client.ObjectKeyFromObject(c), func(now *barchan.Checkpoint) (bool, error) {
 		switch {
 		case now == nil || now.UID != uid:
 			return false, fmt.Errorf("it was deleted: %w", errs.ErrConflict)

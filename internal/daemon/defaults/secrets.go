@@ -1,4 +1,4 @@
-package daemon
+package defaults
 
 import (
 	"crypto/rand"
@@ -16,8 +16,8 @@ const (
 	secretMode  = 0o600
 )
 
-// loadSecret reads a file of random bytes, or makes it.
-func loadSecret(path string) ([]byte, error) {
+// LoadSecret reads a file of random bytes, or makes it.
+func LoadSecret(path string) ([]byte, error) {
 	b, err := os.ReadFile(path)
 	switch {
 	case err == nil && len(b) == secretBytes:
@@ -31,11 +31,11 @@ func loadSecret(path string) ([]byte, error) {
 	if _, err := rand.Read(b); err != nil {
 		return nil, fmt.Errorf("make secret: %w", err)
 	}
-	return b, writeSecret(path, b)
+	return b, WriteSecret(path, b)
 }
 
-// writeSecret puts a file in place whole and durable, or not at all.
-func writeSecret(path string, content []byte) error {
+// WriteSecret writes a file atomically and durably.
+func WriteSecret(path string, content []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}

@@ -1,4 +1,7 @@
-package daemon
+// Package admission refuses objects that this host cannot run, and objects that a tenant may not have.
+//
+// It changes no object, and reads nothing but the quotas.
+package admission
 
 import (
 	"context"
@@ -14,35 +17,32 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/quota"
 )
 
-// tenantOf looks an API key up, as the REST API does; it is an apiserver.KeyFunc.
-func (d *Daemon) tenantOf(ctx context.Context, secret string) (apiserver.Tenant, error) {
-	if err := d.booted(); err != nil {
-		return apiserver.Tenant{}, err
-	}
-	id, err := d.manager.Authenticate(ctx, secret)
-	return apiserver.Tenant{Namespace: id.Namespace, Key: id.Key}, err
+// Tenants admits objects of tenants.
+type Tenants struct {
+	DefaultRuntime string
+	// Quotas are there when a tenant is authenticated.
+	Quotas func() *quota.Quotas
 }
 
-// admit is the admission of all objects: what this host can run and, of a tenant's, what the
-// tenant may have.
-func (d *Daemon) admit(onHost apiserver.AdmissionFunc) apiserver.AdmissionFunc {
+// After returns the admission of all objects: first that of the host, then, for a tenant's request, that of the tenant.
+func (t Tenants) After(onHost apiserver.AdmissionFunc) apiserver.AdmissionFunc {
 	return func(ctx context.Context, obj, old runtime.Object) field.ErrorList {
 		list := onHost(ctx, obj, old)
 		if tenant, ok := apiserver.TenantOf(ctx); ok && len(list) == 0 {
-			list = d.admitTenant(ctx, tenant, obj, old)
+			list = t.admitTenant(ctx, tenant, obj, old)
 		}
 		return list
 	}
 }
 
 // admitTenant refuses a weaker isolation than the server's own choice, and sandboxes beyond the
-// quota. The REST API has no field for the former, and asks for the latter itself.
-func (d *Daemon) admitTenant(ctx context.Context, tenant apiserver.Tenant, obj, old runtime.Object) field.ErrorList {
+// quota. The REST API has no field for the former, and reserves the latter itself.
+func (t Tenants) admitTenant(ctx context.Context, tenant apiserver.Tenant, obj, old runtime.Object) field.ErrorList {
 	switch o := obj.(type) {
 	case *extensions.SandboxTemplate:
-		return d.checkClass(&o.Spec.PodTemplate.Spec)
+		return t.checkClass(&o.Spec.PodTemplate.Spec)
 	case *agents.Sandbox:
-		if list := d.checkClass(&o.Spec.PodTemplate.Spec); len(list) > 0 {
+		if list := t.checkClass(&o.Spec.PodTemplate.Spec); len(list) > 0 {
 			return list
 		}
 		before, _ := old.(*agents.Sandbox)
@@ -50,21 +50,21 @@ func (d *Daemon) admitTenant(ctx context.Context, tenant apiserver.Tenant, obj, 
 		if runs || o.Spec.OperatingMode == agents.ModeSuspended {
 			return nil
 		}
-		hold, err := d.quotas.Hold(ctx, quota.Request{
-			Namespace: tenant.Namespace, Size: d.quotas.SizeOf(&o.Spec.PodTemplate.Spec), Paused: before != nil,
+		hold, err := t.Quotas().Hold(ctx, quota.Request{
+			Namespace: tenant.Namespace, Size: t.Quotas().SizeOf(&o.Spec.PodTemplate.Spec), Paused: before != nil,
 		})
 		if err != nil {
 			message, _ := errs.PublicMessage(err)
 			return field.ErrorList{field.Forbidden(field.NewPath("spec"), message)}
 		}
-		hold.For(o.Name) // until the sandbox counts by itself
+		hold.For(o.Name) // until the watch brings the sandbox
 	}
 	return nil
 }
 
-func (d *Daemon) checkClass(pod *corev1.PodSpec) field.ErrorList {
+func (t Tenants) checkClass(pod *corev1.PodSpec) field.ErrorList {
 	c := pod.RuntimeClassName
-	if c == nil || *c != agents.RuntimeRunc || d.cfg.DefaultRuntime == agents.RuntimeRunc {
+	if c == nil || *c != agents.RuntimeRunc || t.DefaultRuntime == agents.RuntimeRunc {
 		return nil
 	}
 	return field.ErrorList{field.Forbidden(field.NewPath("spec", "podTemplate", "spec", "runtimeClassName"),

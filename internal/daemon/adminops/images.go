@@ -1,4 +1,4 @@
-package daemon
+package adminops
 
 import (
 	"context"
@@ -23,31 +23,23 @@ import (
 )
 
 // imageStore keeps the images that sandboxes run, for the admin API.
-type imageStore struct{ *Daemon }
+type imageStore struct{ Server }
 
-func (s imageStore) client() (*ctrd.Client, error) {
-	m, err := s.own()
-	if err != nil {
-		return nil, err
+// receiver returns the parts for what fills the disk; there are none while the server is degraded.
+func (s imageStore) receiver() (Parts, error) {
+	if err := s.cfg.Gate.Err(); err != nil {
+		return Parts{}, err
 	}
-	return m.Containers, nil
-}
-
-// receiver is the client for what puts more on the disk; while something is wrong, there is none.
-func (s imageStore) receiver() (*ctrd.Client, error) {
-	if err := s.health.Err(); err != nil {
-		return nil, err
-	}
-	return s.client()
+	return s.own()
 }
 
 // List returns every image.
 func (s imageStore) List(ctx context.Context) ([]adminclient.Image, error) {
-	c, err := s.client()
+	p, err := s.own()
 	if err != nil {
 		return nil, err
 	}
-	list, err := c.Images(ctx)
+	list, err := p.Machine.Containers.Images(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +52,7 @@ func (s imageStore) List(ctx context.Context) ([]adminclient.Image, error) {
 
 // Pull fetches an image from its registry.
 func (s imageStore) Pull(ctx context.Context, req adminclient.PullRequest, progress func(adminclient.Event)) (adminclient.Image, error) {
-	c, err := s.receiver()
+	p, err := s.receiver()
 	if err != nil {
 		return adminclient.Image{}, err
 	}
@@ -68,28 +60,28 @@ func (s imageStore) Pull(ctx context.Context, req adminclient.PullRequest, progr
 	if req.Username != "" {
 		creds = func(string) (string, string, error) { return req.Username, req.Password, nil }
 	}
-	img, err := c.Pull(ctx, req.Ref, creds, tellImage(progress))
+	img, err := p.Machine.Containers.Pull(ctx, req.Ref, creds, imageProgress(progress))
 	if err != nil {
 		return adminclient.Image{}, err
 	}
-	s.recheck(ctx, img)
-	return s.described(ctx, c, img)
+	s.recheck(ctx, p, img)
+	return s.described(ctx, p, img)
 }
 
 // Import reads images from a tar.
 func (s imageStore) Import(ctx context.Context, tar io.Reader, name string, progress func(adminclient.Event)) ([]adminclient.Image, error) {
-	c, err := s.receiver()
+	p, err := s.receiver()
 	if err != nil {
 		return nil, err
 	}
-	imported, err := c.Import(ctx, tar, 0, name, tellImage(progress))
+	imported, err := p.Machine.Containers.Import(ctx, tar, 0, name, imageProgress(progress))
 	if err != nil {
 		return nil, err
 	}
-	s.recheck(ctx, imported...)
+	s.recheck(ctx, p, imported...)
 	var out []adminclient.Image
 	for _, img := range imported {
-		described, err := s.described(ctx, c, img)
+		described, err := s.described(ctx, p, img)
 		if err != nil {
 			return nil, err
 		}
@@ -98,24 +90,23 @@ func (s imageStore) Import(ctx context.Context, tar io.Reader, name string, prog
 	return out, nil
 }
 
-// recheck has the sandboxes that lack an image tried again now, and not when their turn comes.
-// Members of pools that wait with what a name stood for before are deleted, and their pools make
-// others. What is claimed keeps what it runs.
-func (s imageStore) recheck(ctx context.Context, arrived ...ctrd.Image) {
-	all, err := s.cache.Sandboxes(ctx, "")
+// recheck retries the sandboxes that lack an image. It deletes unclaimed pool members with an older image of the same name;
+// their pools make others. Claimed sandboxes keep their image.
+func (s imageStore) recheck(ctx context.Context, p Parts, arrived ...ctrd.Image) {
+	all, err := p.Cache.Sandboxes(ctx, "")
 	if err != nil {
-		s.log.WarnContext(ctx, "sandboxes that wait for an image are not told of it", telemetry.Error, err)
+		s.log.WarnContext(ctx, "cannot retry sandboxes that lack an image", telemetry.Error, err)
 	}
 	for i := range all {
 		x := &all[i]
 		if _, lacks := sandbox.LacksImage(x); lacks {
-			s.machine.Node.Recheck(sandbox.Ref{Namespace: x.Namespace, Name: x.Name, UID: x.UID})
+			p.Machine.Node.Recheck(sandbox.Ref{Namespace: x.Namespace, Name: x.Name, UID: x.UID})
 		}
 		if !outdated(x, arrived) {
 			continue
 		}
 		asSeen := client.Preconditions{UID: &x.UID, ResourceVersion: &x.ResourceVersion} // claimed since then, it stays
-		if err := s.cache.Live().Delete(ctx, x, asSeen); client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
+		if err := p.Cache.Live().Delete(ctx, x, asSeen); client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
 			s.log.WarnContext(ctx, "cannot replace a pool member with an outdated image", telemetry.Sandbox, x.Name, telemetry.Error, err)
 		}
 	}
@@ -136,28 +127,28 @@ func outdated(s *agents.Sandbox, arrived []ctrd.Image) bool {
 // Remove removes an image. One that sandboxes or checkpoints need is an errs.ErrConflict; one that only
 // templates name is too, unless force says that they may pull it again or fail.
 func (s imageStore) Remove(ctx context.Context, ref string, force bool) error {
-	c, err := s.client()
+	p, err := s.own()
 	if err != nil {
 		return err
 	}
-	users, err := s.imageUsers(ctx, c, ref)
+	users, err := s.imageUsers(ctx, p, ref)
 	if err != nil {
 		return err
 	}
 	if err := users.refusal(ref, force); err != nil {
 		return err
 	}
-	return c.RemoveImage(ctx, ref)
+	return p.Machine.Containers.RemoveImage(ctx, ref)
 }
 
 // imageUsers finds what would miss an image of a name. What was made from it needs its content, which
 // has other names perhaps; the rest goes by the name.
-func (s imageStore) imageUsers(ctx context.Context, c *ctrd.Client, ref string) (imageUsers, error) {
+func (s imageStore) imageUsers(ctx context.Context, p Parts, ref string) (imageUsers, error) {
 	full, err := ctrd.Normalize(ref)
 	if err != nil {
 		return imageUsers{}, err
 	}
-	images, err := c.Images(ctx)
+	images, err := p.Machine.Containers.Images(ctx)
 	if err != nil {
 		return imageUsers{}, err
 	}
@@ -169,15 +160,15 @@ func (s imageStore) imageUsers(ctx context.Context, c *ctrd.Client, ref string) 
 	var running []sandbox.Ref
 	var checkpoints []sandbox.CheckpointRef
 	if !slices.ContainsFunc(images, func(x ctrd.ImageInfo) bool { return x.Ref != full && x.Digest == digest }) {
-		if running, checkpoints, err = s.machine.Node.ImageUsers(ctx, digest); err != nil {
+		if running, checkpoints, err = p.Machine.Node.ImageUsers(ctx, digest); err != nil {
 			return imageUsers{}, err
 		}
 	}
-	objects, err := s.cache.Sandboxes(ctx, "")
+	objects, err := p.Cache.Sandboxes(ctx, "")
 	if err != nil {
 		return imageUsers{}, err
 	}
-	templates, err := s.cache.Templates(ctx, "")
+	templates, err := p.Cache.Templates(ctx, "")
 	if err != nil {
 		return imageUsers{}, err
 	}
@@ -187,12 +178,12 @@ func (s imageStore) imageUsers(ctx context.Context, c *ctrd.Client, ref string) 
 // BuildBase makes the base image from the distribution's packages, or takes the one that was
 // made before, and imports it.
 func (s imageStore) BuildBase(ctx context.Context, req adminclient.BuildBaseRequest, progress func(adminclient.Event)) (adminclient.Image, error) {
-	c, err := s.receiver()
+	p, err := s.receiver()
 	if err != nil {
 		return adminclient.Image{}, err
 	}
-	cfg := baseimage.Config{Dir: filepath.Join(s.cfg.CacheDir, "images"), Ref: s.cfg.BaseImageRef, Rebuild: req.Force}
-	if finder, err := machine.FinderOf(&s.cfg.Config); err == nil {
+	cfg := baseimage.Config{Dir: filepath.Join(s.cfg.Config.CacheDir, "images"), Ref: s.cfg.Config.BaseImageRef, Rebuild: req.Force}
+	if finder, err := machine.FinderOf(s.cfg.Config); err == nil {
 		cfg.Mmdebstrap, _ = finder.Find(toolchain.Mmdebstrap) // the build says what is missing, if it needs it
 	}
 	built, err := baseimage.Build(ctx, cfg, func(p baseimage.Progress) {
@@ -201,8 +192,8 @@ func (s imageStore) BuildBase(ctx context.Context, req adminclient.BuildBaseRequ
 	if err != nil {
 		return adminclient.Image{}, err
 	}
-	if have, err := c.Resolve(ctx, built.Ref); err == nil && have.Digest == built.Digest {
-		return s.described(ctx, c, have)
+	if have, err := p.Machine.Containers.Resolve(ctx, built.Ref); err == nil && have.Digest == built.Digest {
+		return s.described(ctx, p, have)
 	}
 	if built.Warning != "" {
 		s.log.WarnContext(ctx, "base image with Debian's Node.js", telemetry.Error, built.Warning)
@@ -212,16 +203,16 @@ func (s imageStore) BuildBase(ctx context.Context, req adminclient.BuildBaseRequ
 		return adminclient.Image{}, fmt.Errorf("open the base image: %w", err)
 	}
 	defer func() { _ = tar.Close() }() // it was only read
-	imported, err := c.Import(ctx, tar, built.Size, built.Ref, tellImage(progress))
+	imported, err := p.Machine.Containers.Import(ctx, tar, built.Size, built.Ref, imageProgress(progress))
 	if err != nil {
 		return adminclient.Image{}, err
 	}
-	s.recheck(ctx, imported...)
-	return s.described(ctx, c, imported[0])
+	s.recheck(ctx, p, imported...)
+	return s.described(ctx, p, imported[0])
 }
 
-func (s imageStore) described(ctx context.Context, c *ctrd.Client, img ctrd.Image) (adminclient.Image, error) {
-	list, err := c.Images(ctx)
+func (s imageStore) described(ctx context.Context, p Parts, img ctrd.Image) (adminclient.Image, error) {
+	list, err := p.Machine.Containers.Images(ctx)
 	if err != nil {
 		return adminclient.Image{}, err
 	}
@@ -233,7 +224,7 @@ func (s imageStore) described(ctx context.Context, c *ctrd.Client, img ctrd.Imag
 	return adminclient.Image{Ref: img.Ref, Digest: img.Digest}, nil
 }
 
-func tellImage(progress func(adminclient.Event)) func(ctrd.Progress) {
+func imageProgress(progress func(adminclient.Event)) func(ctrd.Progress) {
 	return func(p ctrd.Progress) {
 		progress(adminclient.Event{Step: p.Step, Message: p.Ref, Done: p.Done, Total: p.Total, Bytes: true})
 	}

@@ -1,4 +1,4 @@
-package daemon
+package admission
 
 import (
 	"fmt"
@@ -14,7 +14,7 @@ import (
 )
 
 // A template as it is written for upstream's controller goes in as it is; rules that cannot be
-// kept are refused by their field, unless nobody is to keep them.
+// kept are refused by their field, unless the policy is unmanaged.
 func TestAdmitNetworkPolicy(t *testing.T) {
 	const upstream = `
 apiVersion: extensions.agents.x-k8s.io/v1beta1
@@ -45,50 +45,50 @@ spec:
 		s.Spec.Barchan = &agents.BarchanSpec{NetworkPolicy: &agents.NetworkPolicy{Egress: of.Spec.NetworkPolicy.Egress}}
 		return of, s
 	}
-	host, err := newHostAdmission()
+	host, err := NewHost()
 	if err != nil {
 		t.Fatal(err)
 	}
 	of, s := read()
-	if bad := append(host.admit(t.Context(), of, nil), host.admit(t.Context(), s, nil)...); len(bad) > 0 {
+	if bad := append(host.Admit(t.Context(), of, nil), host.Admit(t.Context(), s, nil)...); len(bad) > 0 {
 		t.Errorf("refused: %v", bad)
 	}
 	of.Spec.NetworkPolicy.Egress[1].To[1].IPBlock.CIDR = "everything"
-	if bad := host.admit(t.Context(), of, nil); len(bad) != 1 || bad[0].Field != "spec.networkPolicy.egress[1].to[1].ipBlock.cidr" {
+	if bad := host.Admit(t.Context(), of, nil); len(bad) != 1 || bad[0].Field != "spec.networkPolicy.egress[1].to[1].ipBlock.cidr" {
 		t.Errorf("a template with rules that cannot be: %v", bad)
 	}
-	if bad := host.admit(t.Context(), s, nil); len(bad) != 1 || bad[0].Field != "spec.barchan.networkPolicy.egress[1].to[1].ipBlock.cidr" {
+	if bad := host.Admit(t.Context(), s, nil); len(bad) != 1 || bad[0].Field != "spec.barchan.networkPolicy.egress[1].to[1].ipBlock.cidr" {
 		t.Errorf("a sandbox with rules that cannot be: %v", bad)
 	}
 	of.Spec.NetworkPolicyManagement = extensions.NetworkUnmanaged
-	if bad := host.admit(t.Context(), of, nil); len(bad) > 0 {
-		t.Errorf("refused although nobody is to keep them: %v", bad)
+	if bad := host.Admit(t.Context(), of, nil); len(bad) > 0 {
+		t.Errorf("refused although it is unmanaged: %v", bad)
 	}
 }
 
 // What a machine does not have is refused by its field, and so is a change that would not be applied.
-func TestAdmitRefusesWhatNeverComesTrue(t *testing.T) {
-	host, err := newHostAdmission()
+func TestAdmitRefusesTheImpossible(t *testing.T) {
+	host, err := NewHost()
 	if err != nil {
 		t.Fatal(err)
 	}
 	s, of := &agents.Sandbox{}, &extensions.SandboxTemplate{}
 	s.Spec.PodTemplate.Spec.Containers = []corev1.Container{{Name: "main", Image: "x"}}
 	of.Spec.PodTemplate = s.Spec.PodTemplate
-	if bad := append(host.admit(t.Context(), s, nil), host.admit(t.Context(), of, nil)...); len(bad) > 0 {
+	if bad := append(host.Admit(t.Context(), s, nil), host.Admit(t.Context(), of, nil)...); len(bad) > 0 {
 		t.Errorf("refused: %v", bad)
 	}
 	was := s.DeepCopy()
 	was.Status.PodIPs = []string{"10.9.0.2"}
 	s.Spec.PodTemplate.Spec.Containers[0].Image = "y"
-	if bad := host.admit(t.Context(), s, was); len(bad) != 1 || bad[0].Field != "spec.podTemplate.spec.containers[0].image" {
+	if bad := host.Admit(t.Context(), s, was); len(bad) != 1 || bad[0].Field != "spec.podTemplate.spec.containers[0].image" {
 		t.Errorf("another image: %v", bad)
 	}
 	for name, amount := range map[corev1.ResourceName]string{corev1.ResourceCPU: "100000", corev1.ResourceMemory: "1Pi"} {
 		s.Spec.PodTemplate.Spec.Containers[0].Resources.Limits = corev1.ResourceList{name: resource.MustParse(amount)}
 		of.Spec.PodTemplate = s.Spec.PodTemplate
 		want := fmt.Sprintf("spec.podTemplate.spec.containers[0].resources.limits[%s]", name)
-		for _, bad := range []field.ErrorList{host.admit(t.Context(), s, nil), host.admit(t.Context(), of, nil)} {
+		for _, bad := range []field.ErrorList{host.Admit(t.Context(), s, nil), host.Admit(t.Context(), of, nil)} {
 			if len(bad) != 1 || bad[0].Field != want {
 				t.Errorf("%s of %s: %v", name, amount, bad)
 			}

@@ -1,4 +1,4 @@
-package daemon
+package adminops
 
 import (
 	"context"
@@ -15,24 +15,25 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 )
 
-// network is what the node knows of addresses and of what sandboxes may reach, for the admin API.
-type network struct{ *Daemon }
+// network lists leases, and traces what sandboxes may reach.
+type network struct{ Server }
 
 func (w network) node() (*node.Node, error) {
-	m, err := w.own()
+	p, err := w.own()
 	if err != nil {
 		return nil, err
 	}
-	return m.Node, nil
+	return p.Machine.Node, nil
 }
 
 // Leases lists the addresses that are not free, with the names of their sandboxes.
 func (w network) Leases(ctx context.Context) ([]adminclient.Lease, error) {
-	n, err := w.node()
+	p, err := w.own()
 	if err != nil {
 		return nil, err
 	}
-	list, err := w.cache.Sandboxes(ctx, "")
+	n := p.Machine.Node
+	list, err := p.Cache.Sandboxes(ctx, "")
 	if err != nil {
 		return nil, err
 	}
@@ -44,7 +45,7 @@ func (w network) Leases(ctx context.Context) ([]adminclient.Lease, error) {
 	out := make([]adminclient.Lease, len(leases))
 	for i, l := range leases {
 		out[i] = adminclient.Lease{
-			Address: l.Address, Address6: ipam.Beside(w.cfg.Subnet6, l.Address), State: string(l.State),
+			Address: l.Address, Address6: ipam.Beside(w.cfg.Config.Subnet6, l.Address), State: string(l.State),
 			Owner: l.Owner, Sandbox: idOfOwner(l.Owner), Name: names[l.Owner], Since: l.Since, Until: l.Until, Reason: l.Reason,
 		}
 	}
@@ -59,7 +60,7 @@ func idOfOwner(uid string) string {
 	return string(sandbox.IDOf(types.UID(uid)))
 }
 
-// Subnets counts addresses by what they are doing.
+// Subnets counts addresses by their states.
 func (w network) Subnets(context.Context) ([]adminclient.Subnet, error) {
 	n, err := w.node()
 	if err != nil {
@@ -73,7 +74,7 @@ func (w network) Subnets(context.Context) ([]adminclient.Subnet, error) {
 			Reserved: c.Reserved, Held: c.Held, Quarantined: c.Quarantined, Cooling: c.Cooling, Unread: c.Unread,
 		}
 		if c.Current {
-			out[i].Subnet6 = w.cfg.Subnet6
+			out[i].Subnet6 = w.cfg.Config.Subnet6
 		}
 	}
 	return out, nil
@@ -95,7 +96,7 @@ func (w network) FreeAddress(_ context.Context, addr netip.Addr) error {
 	return err
 }
 
-// CheckAddresses compares the books with what is live.
+// CheckAddresses compares the leases with the addresses in use.
 func (w network) CheckAddresses(ctx context.Context) ([]adminclient.Repair, error) {
 	n, err := w.node()
 	if err != nil {
@@ -114,7 +115,7 @@ func (w network) CheckAddresses(ctx context.Context) ([]adminclient.Repair, erro
 	return out, nil
 }
 
-// TraceEgress says which rule decides about what a sandbox sends.
+// TraceEgress returns the rule that decides on a sandbox's packets.
 func (w network) TraceEgress(ctx context.Context, req adminclient.TraceRequest) (adminclient.Trace, error) {
 	n, err := w.node()
 	if err != nil {

@@ -1,4 +1,7 @@
-package daemon
+// Package kubepods serves exec, logs and port-forward of the Pods that stand for sandboxes, through the sandboxes' agents.
+//
+// It decides nothing about access: the API server has authorized the request.
+package kubepods
 
 import (
 	"context"
@@ -16,6 +19,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/control/manager"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -24,22 +28,26 @@ const (
 	podWakeTimeout = time.Minute
 )
 
-// pods does in sandboxes what kubectl asks of Pods, through the sandboxes' agents.
-type pods struct{ d *Daemon }
-
-var _ apiserver.Pods = pods{}
-
-// booted reports an error while the manager and what it needs are not there.
-func (d *Daemon) booted() error {
-	if ready, phase, _ := d.progress.Snapshot(); !ready {
-		return errs.Public(errs.ErrUnavailable, "the server is not ready: "+phase)
-	}
-	return nil
+// Parts are those of a server that is ready.
+type Parts struct {
+	Manager *manager.Manager
+	Objects manager.Objects
+	Binder  *manager.AgentBinder
+	Tokens  *sandbox.Tokens
 }
 
+// Pods implements apiserver.Pods.
+type Pods struct {
+	// Booted returns an error until Parts may be called.
+	Booted func() error
+	Parts  func() Parts
+}
+
+var _ apiserver.Pods = Pods{}
+
 // Ready implements apiserver.Pods.
-func (p pods) Ready(ctx context.Context, s *agents.Sandbox) (*agents.Sandbox, error) {
-	if err := p.d.booted(); err != nil {
+func (p Pods) Ready(ctx context.Context, s *agents.Sandbox) (*agents.Sandbox, error) {
+	if err := p.Booted(); err != nil {
 		return nil, err
 	}
 	if pool.MemberOf(s) != "" { // the claimant gets it as it was made
@@ -51,19 +59,19 @@ func (p pods) Ready(ctx context.Context, s *agents.Sandbox) (*agents.Sandbox, er
 	ctx, cancel := context.WithTimeout(ctx, podWakeTimeout)
 	defer cancel()
 	id := sandbox.IDOf(s.UID)
-	if err := p.d.manager.Wake(ctx, id); err != nil {
+	if err := p.Parts().Manager.Wake(ctx, id); err != nil {
 		return nil, fmt.Errorf("resume sandbox %s: %w", id, err)
 	}
 	live := &agents.Sandbox{}
-	if err := p.d.objects.Get(ctx, client.ObjectKeyFromObject(s), live); err != nil {
+	if err := p.Parts().Objects.Get(ctx, client.ObjectKeyFromObject(s), live); err != nil {
 		return nil, fmt.Errorf("read sandbox %s: %w", id, err)
 	}
 	return live, nil
 }
 
 // Exec implements apiserver.Pods.
-func (p pods) Exec(ctx context.Context, s *agents.Sandbox, c apiserver.Command) (int, error) {
-	agent, err := p.d.binder.Agent(s)
+func (p Pods) Exec(ctx context.Context, s *agents.Sandbox, c apiserver.Command) (int, error) {
+	agent, err := p.Parts().Binder.Agent(s)
 	if err != nil {
 		return 0, err
 	}
@@ -71,14 +79,14 @@ func (p pods) Exec(ctx context.Context, s *agents.Sandbox, c apiserver.Command) 
 }
 
 // Logs implements apiserver.Pods. It does not resume a sandbox.
-func (p pods) Logs(ctx context.Context, s *agents.Sandbox, follow bool, each func(at time.Time, line string) error) error {
-	if err := p.d.booted(); err != nil {
+func (p Pods) Logs(ctx context.Context, s *agents.Sandbox, follow bool, each func(at time.Time, line string) error) error {
+	if err := p.Booted(); err != nil {
 		return err
 	}
 	if phase := sandbox.PhaseOf(s); phase != sandbox.Running {
 		return errs.Public(errs.ErrConflict, fmt.Sprintf("the sandbox is %s; its log can be read while it runs", phase))
 	}
-	agent, err := p.d.binder.Agent(s)
+	agent, err := p.Parts().Binder.Agent(s)
 	if err != nil {
 		return err
 	}
@@ -86,11 +94,11 @@ func (p pods) Logs(ctx context.Context, s *agents.Sandbox, follow bool, each fun
 }
 
 // Dial implements apiserver.Pods.
-func (p pods) Dial(ctx context.Context, s *agents.Sandbox, port uint16) (net.Conn, error) {
+func (p Pods) Dial(ctx context.Context, s *agents.Sandbox, port uint16) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, podDialTimeout)
 	defer cancel()
 	if port == envd.Port {
-		return nil, errs.Public(errs.ErrForbidden, "this port is the sandbox's agent's")
+		return nil, errs.Public(errs.ErrForbidden, "this port belongs to the sandbox's agent")
 	}
 	if len(s.Status.PodIPs) == 0 {
 		return nil, errs.Public(errs.ErrUnavailable, "the sandbox has no address")
@@ -105,7 +113,7 @@ func (p pods) Dial(ctx context.Context, s *agents.Sandbox, port uint16) (net.Con
 	if err != nil {
 		return nil, err
 	}
-	conn, err = envd.ConnectLocal(ctx, agent, p.d.tokens.Agent(sandbox.IDOf(s.UID)), port)
+	conn, err = envd.ConnectLocal(ctx, agent, p.Parts().Tokens.Agent(sandbox.IDOf(s.UID)), port)
 	if errors.Is(err, syscall.ECONNREFUSED) {
 		return nil, errs.Public(err, fmt.Sprintf("nothing listens on port %d of the sandbox", port))
 	}

@@ -1,4 +1,4 @@
-package daemon
+package adminops
 
 import (
 	"context"
@@ -9,17 +9,18 @@ import (
 	"github.com/barchan-dev/barchan/internal/edge/peers"
 )
 
-// gossip is what the admin API asks of peers.
-type gossip struct{ *Daemon }
+// gossip lists the replicas and manages their keys.
+type gossip struct{ Server }
 
 func (g gossip) replica() (*peers.Replica, error) {
-	if err := g.progress.Err(); err != nil {
+	p, err := g.ready()
+	if err != nil {
 		return nil, err
 	}
-	if g.peers == nil {
+	if p.Peers == nil {
 		return nil, errs.Public(errs.ErrNotFound, "this server tells no peers and hears none; start it with --peer-addr")
 	}
-	return g.peers, nil
+	return p.Peers, nil
 }
 
 // Peers lists the replicas that are here, this one first.
@@ -52,10 +53,10 @@ func (g gossip) AddKey(ctx context.Context, key string) (adminclient.PeerKey, er
 		out.Key = key
 	}
 	if out.ID, err = peers.KeyID(key); err == nil {
-		err = said(r.AddKey(ctx, key))
+		err = withAdvice(r.AddKey(ctx, key))
 	}
 	if err != nil {
-		return adminclient.PeerKey{}, err // a key that was made and not taken is nobody's
+		return adminclient.PeerKey{}, err // a key that was not accepted is not returned
 	}
 	return out, nil
 }
@@ -66,7 +67,7 @@ func (g gossip) UseKey(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	return said(r.UseKey(ctx, id))
+	return withAdvice(r.UseKey(ctx, id))
 }
 
 // RemoveKey has this replica forget a key.
@@ -75,11 +76,11 @@ func (g gossip) RemoveKey(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	return said(r.RemoveKey(ctx, id))
+	return withAdvice(r.RemoveKey(ctx, id))
 }
 
-// said tells a conflict to whoever asked, with what to do.
-func said(err error) error {
+// withAdvice makes a conflict public, with what to do.
+func withAdvice(err error) error {
 	if errors.Is(err, errs.ErrConflict) {
 		return errs.Public(err, err.Error()+"; `barchan peers ls` on each shows who has which keys")
 	}

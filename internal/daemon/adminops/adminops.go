@@ -1,0 +1,92 @@
+// Package adminops does what the admin API asks: status, doctor, removal of all sandboxes, images, addresses, peers, transfers of
+// checkpoints.
+//
+// It starts nothing and holds no state: what a phase of the boot makes is read from [Config.Ready], after the boot only.
+package adminops
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/adminapi"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/health"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/control/cache"
+	"github.com/barchan-dev/barchan/internal/daemon/boot"
+	"github.com/barchan-dev/barchan/internal/daemon/machine"
+	"github.com/barchan-dev/barchan/internal/edge/acme"
+	"github.com/barchan-dev/barchan/internal/edge/peers"
+	"github.com/barchan-dev/barchan/internal/edge/route"
+)
+
+// Config is what [New] needs.
+type Config struct {
+	Config  *config.Config
+	Version string
+	Started time.Time
+	Log     *slog.Logger
+	// Progress tells whether Ready may be called.
+	Progress *boot.Progress
+	Gate     *health.Gate
+	// Stop ends the server.
+	Stop func()
+	// Early returns what exists from the first listener on.
+	Early func() Early
+	// Ready returns what exists after the boot.
+	Ready func() Parts
+}
+
+// Early are the parts of a server that boots.
+type Early struct {
+	HTTP, TLS, CAFile string
+	// ACME is nil where no authority is asked for certificates.
+	ACME *acme.Manager
+}
+
+// Parts are those of a server that is ready.
+type Parts struct {
+	// Machine is nil in a replica.
+	Machine *machine.Machine
+	Cache   *cache.Cache
+	Routes  *route.Table
+	// Peers is nil where there are none.
+	Peers *peers.Replica
+	// Kube and Kubeconfig reach the API server.
+	Kube, Kubeconfig string
+}
+
+// Server does the operations on one server.
+type Server struct {
+	cfg Config
+	log *slog.Logger
+}
+
+// New returns the operations; it starts nothing.
+func New(cfg Config) Server { return Server{cfg: cfg, log: cfg.Log.With(telemetry.Component, "admin")} }
+
+// API returns the admin API over the operations.
+func (s Server) API() (*adminapi.API, error) {
+	return adminapi.New(adminapi.Config{
+		Socket: s.cfg.Config.AdminSocket(), Server: s, Images: imageStore{s}, Base: imageStore{s}, Log: s.cfg.Log,
+		Audit: s.Audit, Addresses: network{s}, Egress: network{s}, Peers: gossip{s}, Checkpoints: transfers{s},
+	})
+}
+
+// ready returns the parts of a server that is ready.
+func (s Server) ready() (Parts, error) {
+	if err := s.cfg.Progress.Err(); err != nil {
+		return Parts{}, err
+	}
+	return s.cfg.Ready(), nil
+}
+
+// own returns the parts of a server that is ready and runs sandboxes. A replica runs none.
+func (s Server) own() (Parts, error) {
+	p, err := s.ready()
+	if err == nil && p.Machine == nil {
+		err = errs.Public(errs.ErrNotFound, "a replica runs no sandboxes; ask the server whose API it serves")
+	}
+	return p, err
+}

@@ -1,0 +1,187 @@
+package adminops
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/client/adminclient"
+	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/control/cache"
+	"github.com/barchan-dev/barchan/internal/daemon/audit"
+	"github.com/barchan-dev/barchan/internal/daemon/hostcheck"
+	"github.com/barchan-dev/barchan/internal/daemon/machine"
+	"github.com/barchan-dev/barchan/internal/node/toolchain"
+)
+
+// Status describes the server at this moment, also during the boot.
+func (s Server) Status(ctx context.Context) (adminclient.Status, error) {
+	ready, current, all := s.cfg.Progress.Snapshot()
+	cfg, early := s.cfg.Config, s.cfg.Early()
+	status := adminclient.Status{
+		Version: s.cfg.Version, PID: os.Getpid(), Node: cfg.NodeName, StartedAt: s.cfg.Started,
+		Ready: ready, Phase: current, DataDir: cfg.DataDir, Sandboxes: map[string]int{},
+		Addresses: adminclient.Addresses{
+			HTTP: early.HTTP, TLS: early.TLS, CAFile: early.CAFile, Domain: cfg.Domain(),
+			Kubeconfig: cfg.Kubeconfig(), APIKeyFile: cfg.APIKeyFile(), Kube: cfg.KubeAddr,
+		},
+	}
+	for _, p := range all {
+		status.Phases = append(status.Phases, adminclient.Phase{Name: p.Name, Done: p.Done, Milli: float64(p.Took.Microseconds()) / 1000})
+	}
+	status.Conditions, status.Certificates = hostcheck.Conditions(s.cfg.Gate), certificates(early.ACME)
+	if !ready { // phases may still write what follows
+		return status, nil
+	}
+	parts := s.cfg.Ready()
+	status.Addresses.Kube, status.Addresses.Kubeconfig = parts.Kube, parts.Kubeconfig
+	list, err := parts.Cache.Sandboxes(ctx, "")
+	if err != nil {
+		return status, err
+	}
+	for i := range list {
+		status.Sandboxes[string(sandbox.PhaseOf(&list[i]))]++
+	}
+	if parts.Machine != nil {
+		status.Components = parts.Machine.Components(ctx)
+	}
+	if parts.Peers != nil {
+		for _, m := range parts.Peers.Members() {
+			status.Peers = append(status.Peers, adminclient.Peer{Name: m.Name, Gossip: m.Gossip.String(), Push: m.Push.String()})
+		}
+	}
+	return status, nil
+}
+
+// Doctor checks the machine of a running server, also during the boot.
+func (s Server) Doctor(ctx context.Context) ([]adminclient.Check, error) {
+	certificates := checkCertificates(s.cfg.Early().ACME)
+	if s.cfg.Config.Role == config.RoleReplica {
+		return append(s.checkAPI(ctx), certificates...), nil
+	}
+	return append(append(hostcheck.Checks(s.cfg.Gate), certificates...), Doctor(ctx, *s.cfg.Config, false)...), nil
+}
+
+// checkAPI reports whether the API server that a replica serves answers.
+func (s Server) checkAPI(ctx context.Context) []adminclient.Check {
+	check := adminclient.Check{Name: "API server", State: adminclient.CheckOK}
+	remedy := "see apiKubeconfig, " + s.cfg.Config.APIKubeconfig
+	if ready, current, _ := s.cfg.Progress.Snapshot(); !ready {
+		check.State, check.Detail, check.Remedy = adminclient.CheckFailed, "the replica is not ready ("+current+")", remedy
+		return []adminclient.Check{check}
+	}
+	parts := s.cfg.Ready()
+	check.Detail = parts.Kube
+	if err := parts.Cache.Live().List(ctx, &agents.SandboxList{}, client.Limit(1)); err != nil {
+		check.State, check.Detail, check.Remedy = adminclient.CheckFailed, errs.Text(err), remedy
+	}
+	return []adminclient.Check{check}
+}
+
+// Stop ends the server.
+func (s Server) Stop() { s.cfg.Stop() }
+
+// Prepare deletes every sandbox through the API if the request says so.
+func (s Server) Prepare(ctx context.Context, req adminclient.ShutdownRequest, progress func(adminclient.Event)) error {
+	if !req.All || s.cfg.Config.Role == config.RoleReplica { // a replica has no sandboxes to remove
+		return nil
+	}
+	parts, err := s.ready()
+	if err != nil {
+		return err
+	}
+	list, err := parts.Cache.Sandboxes(ctx, "")
+	if err != nil {
+		return err
+	}
+	for i := range list {
+		if err := client.IgnoreNotFound(parts.Cache.Live().Delete(ctx, &list[i])); err != nil {
+			return fmt.Errorf("delete sandbox %s/%s: %w", list[i].Namespace, list[i].Name, err)
+		}
+	}
+	for i := range list {
+		progress(adminclient.Event{Step: "remove sandboxes", Done: int64(i), Total: int64(len(list))})
+		gone := func(s *agents.Sandbox) (bool, error) { return s == nil || s.UID != list[i].UID, nil }
+		if err := awaitGone(ctx, parts.Cache, client.ObjectKeyFromObject(&list[i]), gone); err != nil {
+			return fmt.Errorf("remove sandbox %s/%s: %w", list[i].Namespace, list[i].Name, err)
+		}
+		progress(adminclient.Event{Step: "removed", Message: "sandbox " + list[i].Namespace + "/" + list[i].Name})
+	}
+	return nil
+}
+
+// goneWithin is how long the removal of one sandbox may take, once those before it are gone.
+const goneWithin = time.Minute
+
+func awaitGone(ctx context.Context, objects *cache.Cache, key client.ObjectKey, gone func(*agents.Sandbox) (bool, error)) error {
+	ctx, cancel := context.WithTimeout(ctx, goneWithin)
+	defer cancel()
+	_, err := objects.WaitSandbox(ctx, key, gone)
+	if errors.Is(err, errs.ErrTimeout) || errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("it is still there after %s; `kubectl describe sandbox -n %s %s` and the server's log say why: %w", goneWithin, key.Namespace, key.Name, errs.ErrTimeout)
+	}
+	return err
+}
+
+// Doctor reports whether this machine can run a server. fresh: no server runs yet, so its addresses must be free.
+func Doctor(ctx context.Context, cfg config.Config, fresh bool) []adminclient.Check {
+	opts := toolchain.Options{DataDir: cfg.DataDir}
+	if fresh {
+		opts.Addresses = []string{cfg.HTTPAddr, cfg.KubeAddr}
+		if cfg.TLSAddr != "" {
+			opts.Addresses = append(opts.Addresses, cfg.TLSAddr)
+		}
+	}
+	var out []adminclient.Check
+	for _, c := range toolchain.CheckMachine(ctx, opts) {
+		out = append(out, adminclient.Check{Name: c.Name, State: checkState(c), Detail: c.Detail, Remedy: c.Fix})
+	}
+	return append(out, checkPrograms(ctx, cfg)...)
+}
+
+func checkState(c toolchain.Check) string {
+	switch {
+	case c.OK:
+		return adminclient.CheckOK
+	case c.Optional:
+		return adminclient.CheckWarning
+	default:
+		return adminclient.CheckFailed
+	}
+}
+
+func checkPrograms(ctx context.Context, cfg config.Config) (out []adminclient.Check) {
+	finder, err := machine.FinderOf(&cfg)
+	if err != nil {
+		return []adminclient.Check{{Name: "programs", State: adminclient.CheckFailed, Detail: err.Error()}}
+	}
+	for _, name := range toolchain.Programs() {
+		check := adminclient.Check{Name: name, State: adminclient.CheckOK}
+		if p, err := finder.Check(ctx, name); err != nil {
+			check.State, check.Detail = adminclient.CheckFailed, errs.Text(err)
+			if name == toolchain.Runc || name == toolchain.Mmdebstrap {
+				check.State = adminclient.CheckWarning // gVisor sandboxes run without them
+			}
+		} else {
+			check.Detail = p.Version + " at " + p.Path
+		}
+		out = append(out, check)
+	}
+	return out
+}
+
+// Audit compares the places that hold the state of sandboxes.
+func (s Server) Audit(ctx context.Context) ([]adminclient.Finding, error) {
+	p, err := s.own()
+	if err != nil {
+		return nil, err
+	}
+	return audit.Server{Live: p.Cache.Live(), Node: p.Machine.Node, Routes: p.Routes, Config: s.cfg.Config}.Run(ctx)
+}
