@@ -106,6 +106,8 @@ type Config struct {
 	StreamIdle  time.Duration // of exchanges in which nothing moves; 0: for ever
 	SandboxRate int           // requests a second; 0: any number
 	KeyRate     int           // requests a second; 0: any number
+	// GatewayFastPath proxies simple requests without net/http.
+	GatewayFastPath bool
 
 	LogLevel     string
 	LogFormat    string
@@ -177,6 +179,7 @@ func Default() Config {
 		ReserveMemory:       resource.MustParse("256Mi"),
 		QuotaCounts:         QuotaRunning,
 		ClientIdle:          610 * time.Second,
+		GatewayFastPath:     true,
 		LogLevel:            "info",
 		LogFormat:           "text",
 	}

@@ -115,6 +115,7 @@ func (c *Config) table() []Setting {
 		{Key: "streamIdle", ptr: &c.StreamIdle, Doc: "time after which an exchange with a sandbox is ended in which nothing moves, WebSockets too; 0: never"},
 		{Key: "sandboxRate", ptr: &c.SandboxRate, Doc: "requests a second that pass to a sandbox whose access policy does not say; 0: any number"},
 		{Key: "keyRate", ptr: &c.KeyRate, Doc: "requests a second that the REST API takes of one key; 0: any number"},
+		{Key: "gatewayFastPath", ptr: &c.GatewayFastPath, Doc: "proxy simple requests to sandboxes without net/http; false: all on the main path, which costs more"},
 
 		{Key: "logLevel", ptr: &c.LogLevel, Doc: "debug, info, warn or error"},
 		{Key: "logFormat", ptr: &c.LogFormat, Doc: "text or json"},

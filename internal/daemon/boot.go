@@ -97,7 +97,8 @@ func (d *Daemon) makeGateway(context.Context) error {
 			who, err := d.manager.Authenticate(ctx, key)
 			return who.Namespace, err == nil
 		},
-		Log: d.cfg.Log, AccessLog: d.accessLog(), Registerer: d.metrics,
+		NoFastPath: !d.cfg.GatewayFastPath,
+		Log:        d.cfg.Log, AccessLog: d.accessLog(), Registerer: d.metrics,
 	}
 	if d.cfg.OTLPEndpoint != "" {
 		cfg.Tracing = d.tracer

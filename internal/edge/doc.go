@@ -2,7 +2,7 @@
 // It holds no code itself.
 //
 //	e2b       the E2B REST API, translated into calls of the manager
-//	gateway   the reverse proxy to the ports of sandboxes
+//	gateway   the reverse proxy to the ports of sandboxes; gateway/fastpath serves its simple requests
 //	route     where each sandbox's traffic goes, with hints from other replicas
 //	peers     membership of the replicas, and the routes they push to each other
 //	acme      certificates for public domains (RFC 8555)
@@ -11,7 +11,8 @@
 //
 // The gateway finds the sandbox in the host name, in headers or in the path. Requests that name none are the
 // API's. It looks the route up without a lock, checks the access token, wakes a paused sandbox
-// if its owner allows that, and forwards the request over a connection of the route's current epoch.
+// if its owner allows that, and forwards the request over the http.Transport of the route's current epoch.
+// The fast path does the same for simple requests at less cost, and falls back to this path for the rest.
 //
 // # Routes
 //

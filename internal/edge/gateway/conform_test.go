@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
 	"io"
 	"net"
 	"net/http"
@@ -335,7 +336,7 @@ func brief(t *testing.T, text string) string {
 		body = append(body, "(broken)"...)
 	}
 	for name := range r.Trailer {
-		if isHop(name) || isOurs(name) {
+		if headers.IsHop(name) || headers.IsGateways(name) {
 			t.Errorf("trailer %s went through", name)
 		}
 	}

@@ -9,18 +9,19 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/barchan-dev/barchan/internal/edge/gateway/fastpath"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // drained is a client whose connection the gateway takes over while it cuts all lanes.
 type drained struct {
 	*httptest.ResponseRecorder
-	fastConns *fastConns
-	conn      net.Conn
+	fast *fastpath.Path
+	conn net.Conn
 }
 
 func (d *drained) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	d.fastConns.drain(true)
+	d.fast.Drain(true)
 	return d.conn, bufio.NewReadWriter(bufio.NewReader(d.conn), bufio.NewWriter(d.conn)), nil
 }
 
@@ -37,7 +38,7 @@ func TestDrainMeetsTakeOver(t *testing.T) {
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, b.url(port, "/"), http.NoBody)
 	r.RequestURI = "/"
 	r = r.WithContext(context.WithValue(r.Context(), connKey{}, &clientConn{Conn: theirs}))
-	w.gateway.ServeHTTP(&drained{httptest.NewRecorder(), &w.gateway.fastConns, theirs}, r)
+	w.gateway.ServeHTTP(&drained{httptest.NewRecorder(), w.gateway.fast, theirs}, r)
 	if got := answers(t, ours); len(got) != 1 || !strings.HasPrefix(got[0], "200 hello") {
 		t.Errorf("got %q", got)
 	}

@@ -130,6 +130,7 @@ func TestReusedAddress(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.ServiceIdle = eventually.Patience })
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.RemoteAddr) })
 	first := w.box("first")
+	w.get(first.url(port, "/")) // the fast path opens a connection of its own
 	_, one := w.get(first.url(port, "/"))
 	if _, again := w.get(first.url(port, "/")); again != one {
 		t.Fatalf("the connection was not used again: %s, then %s", one, again)

@@ -20,9 +20,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
 )
 
-// linger is how long a client may go on sending after it got the whole answer.
-const linger = time.Second
-
 // exchange is one request to a sandbox and its answer.
 type exchange struct {
 	target
@@ -34,8 +31,8 @@ type exchange struct {
 	uri     string   // the same, as it stands in a request line
 	started time.Time
 
-	// body carries the request's body, once that has begun. Nil before, and in HTTP/2.
-	body *sender
+	// body is the request's body. Nil: there is none, or nothing was sent.
+	body *requestBody
 
 	pass    pass
 	cookies []string // those of the client that the sandbox sees; nil: all
@@ -43,11 +40,15 @@ type exchange struct {
 	traced  http.Header
 	traceID string
 	quiet   *idleTimer // of the connection in use
-	begun   *inflightRequest
-	invited bool   // the client has been told to send its body
-	counted bool   // against the sandbox's rate
-	woken   bool   // it had the sandbox woken, or waited for that
-	reason  string // of a refusal
+	begun   *inflight  // the fast path admitted it; nil: it did not, or that was used
+	// bodySent is set where the fast path has sent the body.
+	bodySent bool
+	counted  bool   // against the sandbox's rate
+	woken    bool   // it had the sandbox woken, or waited for that
+	reason   string // of a refusal
+
+	// responded is set when the head of the final response was read, or will not be.
+	responded atomic.Bool
 
 	status   int
 	bytes    int64        // of the response's body
@@ -64,12 +65,12 @@ func (x *exchange) run() {
 		return
 	}
 	for try := 0; ; try++ {
-		entry, p, err := x.enter(x.r.Context())
+		entry, u, err := x.enter(x.r.Context())
 		if err != nil {
 			x.refuseError(err)
 			return
 		}
-		err = x.carry(entry, p)
+		err = x.carry(entry, u)
 		if errors.Is(err, errOver) && x.status == 0 && try < maxLives {
 			continue // it ended before anything was sent: the route knows what became of it
 		}
@@ -83,21 +84,18 @@ func (x *exchange) run() {
 // maxLives bounds how often a request moves on to a sandbox's next life.
 const maxLives = 3
 
-// carry takes the request to the sandbox, over connections of the life that counts it.
-func (x *exchange) carry(entry *route.Entry, p *pool) error {
-	defer func() { p.traffic.end(x.g.clock()) }()
+// carry sends the request over connections of the epoch that counts it.
+func (x *exchange) carry(entry *route.Entry, u *upstream) error {
+	defer func() { u.traffic.end(x.g.clock()) }()
 	if x.host == "" {
 		x.host = x.r.Host
 	}
-	if mask := entry.Access.MaskRequestHost; mask != "" && x.port != envd.Port {
+	if mask := entry.Access.MaskRequestHost; mask != "" && x.begun == nil && x.port != envd.Port {
 		if host := strings.ReplaceAll(mask, "${PORT}", portText(x.port)); httpguts.ValidHostHeader(host) {
 			x.host = host
 		}
 	}
-	if speaksH2(x.r) {
-		return x.overHTTP2(p)
-	}
-	return x.overHTTP1(p)
+	return x.forward(u)
 }
 
 // prepare checks what needs no route.
@@ -200,7 +198,7 @@ func (x *exchange) answer(res *http.Response) {
 // the request's end. The server would look for the next request where the last left off, and that
 // is in the middle of a body: what stands there must never be read as a request.
 func (x *exchange) closeIfEarly() {
-	if x.body != nil && x.r.ProtoMajor == 1 && (x.body.lingers || !x.body.read.Load()) {
+	if x.body != nil && x.r.ProtoMajor == 1 && (x.body.lingers || !x.body.whole.Load()) {
 		x.w.Header().Set("Connection", "close")
 	}
 }
@@ -235,9 +233,9 @@ func (x *exchange) flush() {
 	}
 }
 
-// copyBody carries a response's body of a length, negative if unknown. eager flushes after each
-// read, for sources that cannot tell when they are about to wait.
-func (x *exchange) copyBody(body io.Reader, length int64, eager bool) error {
+// copyBody copies a response's body of a length, negative if unknown. It flushes when no more can be
+// read at once.
+func (x *exchange) copyBody(body io.Reader, length int64) error {
 	if length == 0 {
 		return nil
 	}
@@ -252,7 +250,7 @@ func (x *exchange) copyBody(body io.Reader, length int64, eager bool) error {
 			}
 			x.bytes += int64(n)
 			x.dirty = true
-			if eager {
+			if n < len(b.buf) && x.bytes != length {
 				x.flush()
 			}
 			b.adapt(n)

@@ -1,53 +1,226 @@
 package gateway
 
 import (
+	"context"
 	"io"
 	"net"
 	"net/http"
-	"time"
+	"net/url"
+	"sync/atomic"
+
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/fastpath"
+	"github.com/barchan-dev/barchan/internal/edge/route"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
 )
 
-// mustStay counts a request that could be a lane's. The one that a lane would not carry stays in
-// any case. The oftener a connection has been handed over, which costs more than it saves, the longer
-// it stays.
+// maxStay bounds how many requests a connection stays on the main path for.
+const maxStay = 64
+
+// startFastPath moves the connection of a request to the fast path, which answers the request then.
+func (g *Gateway) startFastPath(w http.ResponseWriter, r *http.Request, t *target) bool {
+	client := connOf(r)
+	if g.fast == nil || client == nil || t.name != "" || t.prefix != "" || !g.isWarm(t) || client.mustStay() {
+		return false
+	}
+	to := fastpath.Target{ID: t.id, Port: t.port, Host: t.host}
+	return g.fast.Start(context.WithoutCancel(r.Context()), r, to, client.fallbacks, func() (net.Conn, []byte, error) {
+		return hijack(http.NewResponseController(w), r)
+	})
+}
+
+// isWarm reports whether a target has sent a response in its epoch. What panics here does so again on
+// the main path.
+func (g *Gateway) isWarm(t *target) (warm bool) {
+	defer func() {
+		if recover() != nil {
+			warm = false
+		}
+	}()
+	entry, ok := g.cfg.Routes.Lookup(t.id)
+	return ok && entry.Reachable() && g.upstreamOf(entry).hasResponded(t.port)
+}
+
+// inflight is a request that the fast path admitted and the main path ends.
+type inflight struct {
+	*fastpath.Inflight
+	g        *Gateway
+	upstream *upstream
+}
+
+func (u *inflight) closeConn() {
+	if u.Conn != nil {
+		_ = u.Conn.Close()
+	}
+}
+
+// drop ends a request that is not read again.
+func (u *inflight) drop() {
+	u.closeConn()
+	u.g.endFast(u.upstream)
+	u.g.metrics.answered(0)
+}
+
+// endFast ends the counts that Admit began.
+func (g *Gateway) endFast(u *upstream) {
+	u.traffic.end(g.clock())
+	g.metrics.inFlight.Dec()
+	g.flights.end()
+}
+
+// takeUp returns the request if the fast path admitted it; nil: it begins here.
+func takeUp(r *http.Request, t *target) *inflight {
+	c := connOf(r)
+	if c == nil {
+		return nil
+	}
+	u := c.inflight.Swap(nil)
+	if u != nil && (u.Target.ID != t.id || u.Target.Port != t.port) {
+		u.drop()
+		panic(http.ErrAbortHandler) // it was read in two ways: that must not be
+	}
+	return u
+}
+
+// resume continues a request that the fast path admitted.
+func (x *exchange) resume(u *inflight) {
+	x.begun, x.started, x.counted = u, u.Started, true
+	if x.bodySent = u.Conn != nil; x.bodySent {
+		n, _ := io.Copy(io.Discard, x.r.Body) // the fast path has read all of it
+		x.received.Store(n)
+	}
+}
+
+// sentTransport returns a transport for the response of a request that was sent.
+func (u *inflight) sentTransport() *http.Transport {
+	t := u.g.newTransport()
+	t.DisableKeepAlives = true
+	var used atomic.Bool
+	t.DialContext = func(context.Context, string, string) (net.Conn, error) {
+		if used.Swap(true) {
+			return nil, errOver
+		}
+		c := u.Conn.(*upstreamConn)
+		c.sent, c.ahead = true, u.Ahead
+		return c, nil
+	}
+	return t
+}
+
+// mainPath is the gateway as the fast path sees it.
+type mainPath struct{ *Gateway }
+
+// Bind implements fastpath.Gateway.
+func (m mainPath) Bind(host, sandboxID, sandboxPort string) (fastpath.Target, bool) {
+	r := &http.Request{Host: host, Header: http.Header{}, URL: &url.URL{Path: "/"}}
+	if sandboxID != "" {
+		r.Header.Set(envd.HeaderSandboxID, sandboxID)
+	}
+	if sandboxPort != "" {
+		r.Header.Set(envd.HeaderSandboxPort, sandboxPort)
+	}
+	t, kind, err := m.target(r)
+	if t.host == "" {
+		t.host = host
+	}
+	return fastpath.Target{ID: t.id, Port: t.port, Host: t.host}, err == nil && kind == forSandbox && t.name == "" && t.prefix == ""
+}
+
+// Admit implements fastpath.Gateway.
+func (m mainPath) Admit(x *fastpath.Exchange) (fastpath.Upstream, bool) {
+	entry, ok := m.cfg.Routes.Lookup(x.Target.ID)
+	if !ok || !m.mayPassFast(entry, x) {
+		return nil, false
+	}
+	u := m.upstreamOf(entry)
+	if !u.hasResponded(x.Target.Port) || !m.flights.begin() {
+		return nil, false
+	}
+	if !u.traffic.begin() {
+		m.flights.end()
+		return nil, false
+	}
+	if u.allowance.take(m.rateOf(entry)) > 0 {
+		u.traffic.under.Add(-1)
+		m.flights.end()
+		return nil, false
+	}
+	m.metrics.inFlight.Inc()
+	return u, true
+}
+
+// mayPassFast reports whether a request may go to a sandbox at once and unchanged.
+func (m mainPath) mayPassFast(entry *route.Entry, x *fastpath.Exchange) bool {
+	if !entry.Reachable() || entry.Access.MaskRequestHost != "" {
+		return false
+	}
+	if x.Target.Port == envd.Port {
+		return !envd.IsInternal(x.Path())
+	}
+	if entry.Access.PublicTraffic {
+		return true
+	}
+	token, shown := x.TrafficToken()
+	return shown && sandbox.EqualToken(token, m.cfg.Tokens.Traffic(x.Target.ID))
+}
+
+// Done implements fastpath.Gateway.
+func (m mainPath) Done(ctx context.Context, x *fastpath.Exchange) {
+	defer m.endFast(x.Upstream.(*upstream)) // nothing is logged after a drain
+	m.metrics.answered(x.Status)
+	if x.Status != 0 {
+		m.metrics.firstByte.Observe(x.FirstByte.Seconds())
+		if x.Target.Port == envd.Port && x.HasPath(processpb.ProcessStartProcedure) {
+			m.metrics.exec.Observe(x.FirstByte.Seconds())
+		}
+	}
+	level, wanted := m.logged(ctx)
+	if !wanted {
+		return
+	}
+	m.logRequest(ctx, level, &accessRecord{
+		sandbox: x.Target.ID, port: x.Target.Port, method: x.Method(), host: x.Host(), path: x.Path(), proto: "HTTP/1.1",
+		remote: x.Remote, status: x.Status, bytes: int64(x.Bytes), received: int64(x.Received),
+		firstByte: x.FirstByte, started: x.Started, agent: x.UserAgent(),
+	})
+}
+
+// Fallback implements fastpath.Gateway.
+func (m mainPath) Fallback(c *fastpath.Connection) {
+	h := &clientConn{Conn: c.Conn, ahead: c.Text, state: c.TLS, fallbacks: c.Fallbacks}
+	h.stay.Store(int32(min(1<<min(c.Fallbacks, 10), maxStay))) //nolint:gosec // it is small
+	var u *inflight
+	if c.Inflight != nil {
+		u = &inflight{Inflight: c.Inflight, g: m.Gateway, upstream: c.Inflight.Upstream.(*upstream)}
+		h.inflight.Store(u)
+	}
+	s := &oneConnListener{c: h, at: c.LocalAddr()}
+	_ = m.back.Serve(s) // it ends when it has the connection
+	if s.c != nil {     // the server is closed
+		_ = h.Close()
+		if u != nil {
+			u.drop()
+		}
+	}
+}
+
+// mustStay counts a request that the fast path could serve. A connection that falls back often stays
+// here longer, because each change costs more than a request saves.
 func (c *clientConn) mustStay() bool { return c.stay.Add(-1) >= 0 }
 
-// newBack makes the server that takes connections over from lanes.
+// newBack makes the server of connections that fell back.
 func (g *Gateway) newBack() *Server {
 	s := g.Server(nil)
 	s.http.ConnState = func(c net.Conn, state http.ConnState) {
 		if state != http.StateClosed {
 			return
 		}
-		if u := c.(*clientConn).underway.Swap(nil); u != nil {
+		if u := c.(*clientConn).inflight.Swap(nil); u != nil {
 			u.drop() // the request was read otherwise, or not at all
 		}
 	}
 	return s
-}
-
-// fallBack has the server of net/http go on with the connection. text is what has been read of it,
-// from the beginning of a request; u is that request, if it has begun.
-func (l *fastConn) fallBack(text []byte, u *inflightRequest) {
-	l.g.fastConns.given.Add(1)
-	_ = l.nc.SetReadDeadline(time.Time{})
-	h := &clientConn{Conn: l.nc, ahead: append([]byte(nil), text...), state: l.secure, times: l.handed}
-	h.stay.Store(int32(min(1<<min(l.handed, 10), maxStay))) //nolint:gosec // it is small
-	if u != nil {
-		u.conn.setReadDeadline(time.Time{})
-		h.underway.Store(u)
-	}
-	pages.Put(l.page)
-	l.page = nil
-	s := &oneConnListener{c: h, at: l.nc.LocalAddr()}
-	_ = l.g.back.Serve(s) // it ends when it has the connection
-	if s.c != nil {       // it was closed before
-		_ = h.Close()
-		if u != nil {
-			u.drop()
-		}
-	}
-	l.g.fastConns.remove(l)
 }
 
 // oneConnListener is a listener that has one connection to accept.

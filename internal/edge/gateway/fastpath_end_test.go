@@ -72,7 +72,7 @@ func TestLaneRetries(t *testing.T) {
 
 // TestLaneClientGone: a client that goes away while its request waits is missed by the service.
 func TestLaneClientGone(t *testing.T) {
-	w := laneWorld(t, func(c *Config) { c.answerTime = 200 * time.Millisecond })
+	w := laneWorld(t, func(c *Config) { c.responseTime = 200 * time.Millisecond })
 	arrived, gone := make(chan struct{}, 1), make(chan struct{}, 1)
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/wait" {

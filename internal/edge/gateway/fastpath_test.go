@@ -18,39 +18,39 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
+// fastPage is what the fast path holds of a request or response.
+const fastPage = 16 << 10
+
 // warmUps is how many requests lane makes.
 const warmUps = 2
 
 // laneWorld is a world in which a busy machine ends no lane.
 func laneWorld(t testing.TB, change ...func(*Config)) *world {
 	t.Helper()
-	return newWorld(t, append([]func(*Config){func(c *Config) { c.answerTime, c.ServiceIdle = time.Minute, time.Minute }}, change...)...)
+	if noFastPath {
+		t.Skip("the fast path is off in this run")
+	}
+	return newWorld(t, append([]func(*Config){func(c *Config) { c.responseTime, c.ServiceIdle = time.Minute, time.Minute }}, change...)...)
 }
 
 // impatient has lanes wait for no answer.
-func impatient(c *Config) { c.answerTime = 1 }
+func impatient(c *Config) { c.responseTime = 1 }
 
 // fastConn returns a client's connection that is a lane by now, and waits for a request.
 func (w *world) lane(t testing.TB, b *box, port uint16) net.Conn {
 	t.Helper()
 	c := w.connect(t)
-	for i := 0; i < warmUps || w.waiting() == 0 && w.gateway.cfg.answerTime < time.Minute; i++ { // the first opens a connection to the sandbox
+	for i := 0; i < warmUps || w.waiting() == 0 && w.gateway.cfg.responseTime < time.Minute; i++ { // the first opens a connection to the sandbox
 		ask(t, c, "GET /warm HTTP/1.1\r\nHost: "+b.host(port)+"\r\n\r\n")
 	}
 	eventually.True(t, "the connection is a lane", func() bool { return w.waiting() > 0 })
 	return c
 }
 
-// waiting is how many lanes wait for a request.
-func (w *world) waiting() (n int) {
-	w.gateway.fastConns.mu.Lock()
-	defer w.gateway.fastConns.mu.Unlock()
-	for l := range w.gateway.fastConns.all {
-		if l.idle.Load() {
-			n++
-		}
-	}
-	return n
+// waiting is how many connections of the fast path wait for a request.
+func (w *world) waiting() int {
+	_, idle, _ := w.gateway.fast.Stats()
+	return idle
 }
 
 // ask sends a request and reads the one answer to it.
@@ -92,7 +92,7 @@ func TestLaneKeeps(t *testing.T) {
 			w.WriteHeader(http.StatusNoContent)
 			return
 		case "/big":
-			_, _ = io.WriteString(w, strings.Repeat("x", 4*pageSize))
+			_, _ = io.WriteString(w, strings.Repeat("x", 4*fastPage))
 		case "/close":
 			w.Header().Set("Connection", "close")
 		}
@@ -118,8 +118,8 @@ func TestLaneKeeps(t *testing.T) {
 		{"PROPFIND", "/", "", "", false},
 		{"GET", "/", "Te: trailers\r\n", "", false},
 		{"GET", "/", "X-A:b\r\n", "", false},
-		{"GET", "/", "X-Big: " + strings.Repeat("x", pageSize) + "\r\n", "", false},
-		{"POST", "/", fmt.Sprintf("Content-Length: %d\r\n", pageSize), strings.Repeat("x", pageSize), false},
+		{"GET", "/", "X-Big: " + strings.Repeat("x", fastPage) + "\r\n", "", false},
+		{"POST", "/", fmt.Sprintf("Content-Length: %d\r\n", fastPage), strings.Repeat("x", fastPage), false},
 	} {
 		t.Run(c.method+c.path+c.headers[:min(len(c.headers), 20)], func(t *testing.T) {
 			conn := w.lane(t, b, port)
@@ -135,7 +135,7 @@ func TestLaneKeeps(t *testing.T) {
 				want = ""
 			}
 			if c.path == "/big" {
-				want = strings.Repeat("x", 4*pageSize) + want
+				want = strings.Repeat("x", 4*fastPage) + want
 			}
 			if status/100 != 2 || body != want {
 				t.Errorf("got %d %.80q, want %.80q", status, body, want)
@@ -152,14 +152,17 @@ func TestLaneKeeps(t *testing.T) {
 	}
 }
 
+// fastConns is how many connections are on the fast path.
 func (w *world) laneCount() int {
-	w.gateway.fastConns.mu.Lock()
-	defer w.gateway.fastConns.mu.Unlock()
-	return len(w.gateway.fastConns.all)
+	conns, _, _ := w.gateway.fast.Stats()
+	return conns
 }
 
-// fallbackConn is how often lanes have given a connection away.
-func (w *world) handed() int64 { return w.gateway.fastConns.given.Load() }
+// handed is how often a connection fell back from the fast path.
+func (w *world) handed() int64 {
+	_, _, fallbacks := w.gateway.fast.Stats()
+	return fallbacks
+}
 
 // TestLaneLate: an answer that a lane does not wait for comes all the same.
 func TestLaneLate(t *testing.T) {
@@ -299,7 +302,7 @@ func TestLaneIsCounted(t *testing.T) {
 			got[f.GetName()] += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
 		}
 	}
-	for name, want := range map[string]float64{"requests_total": warmUps + 1, "first_byte_seconds": warmUps + 1, "dials_total": 1, "in_flight": 0} {
+	for name, want := range map[string]float64{"requests_total": warmUps + 1, "first_byte_seconds": warmUps + 1, "dials_total": 2 /* one for each path */, "in_flight": 0} {
 		if name = telemetry.MetricsNamespace + "_gateway_" + name; got[name] != want {
 			t.Errorf("%s is %v, want %v", name, got[name], want)
 		}

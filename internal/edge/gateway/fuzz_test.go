@@ -3,7 +3,9 @@ package gateway
 import (
 	"bufio"
 	"bytes"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/edge/route"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
 // FuzzRequestHead reads any bytes as our server does, and looks at what a sandbox would be sent:
@@ -41,9 +44,12 @@ func FuzzRequestHead(f *testing.F) {
 			return
 		}
 		x.host = r.Host
+		compareBind(t, g, r, target)
+		x.rc = http.NewResponseController(httptest.NewRecorder())
+		u := &upstream{at: func(port uint16) string { return "192.0.2.2:" + portText(port) }}
 		var out bytes.Buffer
-		if err := x.writeHead(bufio.NewWriter(&out)); err != nil {
-			t.Fatal(err)
+		if err := x.outgoing(t.Context(), u).Write(&out); err != nil {
+			return // nothing is sent that a reader could take for something else
 		}
 		checkRequest(t, out.String())
 		again, err := http.ReadRequest(bufio.NewReader(&out))
@@ -57,6 +63,15 @@ func FuzzRequestHead(f *testing.F) {
 			t.Errorf("X-Forwarded-For is %q", got)
 		}
 	})
+}
+
+// compareBind: where the fast path goes by host and headers alone, the main path goes too.
+func compareBind(t *testing.T, g *Gateway, r *http.Request, want target) {
+	t.Helper()
+	got, ok := mainPath{g}.Bind(r.Host, r.Header.Get(envd.HeaderSandboxID), r.Header.Get(envd.HeaderSandboxPort))
+	if ok && (got.ID != want.id || got.Port != want.port || want.name != "" || want.prefix != "") {
+		t.Errorf("the fast path leads to %+v, the main path to %+v", got, want)
+	}
 }
 
 // served is what net/http's server asks beyond what its parser does.
@@ -88,7 +103,7 @@ func FuzzResponseHead(f *testing.F) {
 		got := http.Header{}
 		copyResponseHeader(got, res.Header)
 		for name := range got {
-			if isHop(name) || slices.Contains(listed(res.Header), name) {
+			if headers.IsHop(name) || slices.Contains(listed(res.Header), name) {
 				t.Errorf("client would see %s", name)
 			}
 		}

@@ -22,6 +22,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/fastpath"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
@@ -99,8 +100,11 @@ type Config struct {
 	// StreamIdle ends an exchange in which nothing has moved either way for the time, WebSockets
 	// included. 0: never; there is no limit on how long one may take in all.
 	StreamIdle time.Duration
-	// answerTime is how long lanes wait for a whole answer. Default 50 ms; tests set it.
-	answerTime time.Duration
+	// NoFastPath sends all requests over the main path. The fast path changes no response, it only
+	// costs less.
+	NoFastPath bool
+	// responseTime is the fast path's wait for a whole response. Default 50 ms; tests set it.
+	responseTime time.Duration
 	// continueWait is how long a body that expects "100 Continue" is held back. Default 1 s; tests
 	// set it.
 	continueWait time.Duration
@@ -118,10 +122,10 @@ type Gateway struct {
 	log       *slog.Logger
 	access    *slog.Logger
 	metrics   *metrics
-	pools     sync.Map // *route.Life -> *pool
+	upstreams sync.Map // *route.Epoch -> *upstream
 	flights   requestTracker
-	fastConns fastConns
-	back      *Server // has the connections that lanes gave away
+	fast      *fastpath.Path // nil: off
+	back      *Server        // serves the connections that fell back from the fast path
 	wakes     wakes
 	born      time.Time
 	tracer    trace.Tracer // nil: off
@@ -164,7 +168,7 @@ func New(cfg Config) (*Gateway, error) {
 	setDefault(&g.cfg.DialTimeout, 5*time.Second)
 	setDefault(&g.cfg.ClientIdle, 610*time.Second)
 	setDefault(&g.cfg.AgentIdle, time.Minute)
-	setDefault(&g.cfg.answerTime, answerTime)
+	setDefault(&g.cfg.responseTime, fastpath.ResponseTime)
 	setDefault(&g.cfg.continueWait, continueWait)
 	setDefault(&g.cfg.idleLook, idleLook)
 	setDefault(&g.cfg.ServiceIdle, 1500*time.Millisecond)
@@ -176,6 +180,11 @@ func New(cfg Config) (*Gateway, error) {
 	g.flights.cut = make(chan struct{})
 	g.wakes.calls = map[sandbox.ID]*wakeCall{}
 	g.back = g.newBack()
+	if !cfg.NoFastPath && g.tracer == nil { // each traced request has a span
+		g.fast = fastpath.New(fastpath.Config{
+			Gateway: mainPath{g}, Log: g.log, ClientIdle: g.cfg.ClientIdle, ResponseTime: g.cfg.responseTime, HeadTime: headTime,
+		})
+	}
 	return g, nil
 }
 
@@ -230,8 +239,8 @@ func (g *Gateway) serveAPI(w http.ResponseWriter, r *http.Request) {
 }
 
 // serveSandbox counts, logs and contains what happens to one request.
-// u is the request if it has begun on a lane.
-func (g *Gateway) serveSandbox(w http.ResponseWriter, r *http.Request, t target, u *inflightRequest) {
+// u is the request if the fast path admitted it.
+func (g *Gateway) serveSandbox(w http.ResponseWriter, r *http.Request, t target, u *inflight) {
 	x := &exchange{g: g, w: w, r: r, rc: http.NewResponseController(w), target: t, started: time.Now()}
 	if u != nil {
 		x.resume(u)
@@ -247,8 +256,8 @@ func (g *Gateway) serveSandbox(w http.ResponseWriter, r *http.Request, t target,
 	defer func() {
 		cause := recover()
 		if x.begun != nil { // and refused after all
-			x.begun.conn.close()
-			x.begun.pool.traffic.end(g.clock())
+			x.begun.closeConn()
+			x.begun.upstream.traffic.end(g.clock())
 		}
 		g.metrics.inFlight.Dec()
 		defer g.flights.end() // nothing is logged after a drain
@@ -273,7 +282,9 @@ func (g *Gateway) serveSandbox(w http.ResponseWriter, r *http.Request, t target,
 // WebSockets included. When ctx ends first, it cuts what is left and returns ctx's cause.
 func (g *Gateway) Drain(ctx context.Context) error {
 	idle := g.flights.drain()
-	g.fastConns.drain(false)
+	if g.fast != nil {
+		g.fast.Drain(false)
+	}
 	var err error
 	select {
 	case <-idle:
@@ -281,11 +292,13 @@ func (g *Gateway) Drain(ctx context.Context) error {
 		err = fmt.Errorf("drain gateway: %w", context.Cause(ctx))
 		g.flights.abortAll()
 	}
-	g.pools.Range(func(_, p any) bool {
-		p.(*pool).close()
+	g.upstreams.Range(func(_, u any) bool {
+		u.(*upstream).close()
 		return true
 	})
-	<-g.fastConns.drain(err != nil)
+	if g.fast != nil {
+		<-g.fast.Drain(err != nil)
+	}
 	<-idle
 	if g.back.Shutdown(ctx) != nil { // the API is on some of the connections, too
 		_ = g.back.Close()

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -28,7 +29,28 @@ import (
 // TestMain looks for goroutines that are left. The server of net/http lingers after it has closed a
 // connection under a client that is still sending.
 func TestMain(m *testing.M) {
-	eventually.LeaveNoGoroutines(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
+	eventually.LeaveNoGoroutines(bothPaths{m}, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
+}
+
+// noFastPath is the setting of all gateways in a run.
+var noFastPath bool
+
+// bothPaths runs all tests twice: with the fast path and without.
+type bothPaths struct{ *testing.M }
+
+// Run implements goleak.TestingM.
+func (m bothPaths) Run() int {
+	code := m.M.Run()
+	for _, name := range []string{"test.fuzz", "test.fuzzworker", "test.list"} {
+		if f := flag.Lookup(name); f != nil && f.Value.String() != f.DefValue {
+			return code
+		}
+	}
+	if code == 0 {
+		noFastPath = true
+		code = m.M.Run()
+	}
+	return code
 }
 
 const testDomain = "box.test"
@@ -73,7 +95,8 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 	cfg := Config{
 		Domains: []string{testDomain + ":7700"}, Routes: w.table, Tokens: tokens, Log: telemetry.Discard(),
 		Dialer: &loopDialer{dials: &w.dials}, Registerer: prometheus.NewRegistry(),
-		API: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "the API") }),
+		NoFastPath: noFastPath,
+		API:        http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "the API") }),
 	}
 	for _, f := range change {
 		f(&cfg)

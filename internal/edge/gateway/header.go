@@ -1,8 +1,6 @@
 package gateway
 
 import (
-	"bufio"
-	"fmt"
 	"net"
 	"net/http"
 	"net/textproto"
@@ -12,49 +10,15 @@ import (
 
 	"golang.org/x/net/http/httpguts"
 
+	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
-
-// isHop reports whether a header is for one hop alone. The name is canonical.
-func isHop(name string) bool {
-	switch name {
-	case "Connection", "Proxy-Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization",
-		"Te", "Trailer", "Transfer-Encoding", "Upgrade", "Http2-Settings":
-		return true
-	default:
-		return false
-	}
-}
-
-// isOurs reports whether a request header is the gateway's to set or to keep.
-func isOurs(name string) bool {
-	switch name {
-	case "Host", "Content-Length", "Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto",
-		"X-Forwarded-Port", "X-Forwarded-Prefix", "X-Real-Ip", headerPodIP, envd.HeaderTrafficToken:
-		return true
-	default:
-		return false
-	}
-}
 
 // mayTrail reports whether a field may come after a body. What frames a message or says where it
 // goes or who sent it may not: it was decided upon when the head was read.
 func mayTrail(name string) bool {
-	return !isHop(name) && !isOurs(name) && httpguts.ValidTrailerHeader(name)
+	return !headers.IsHop(name) && !headers.IsGateways(name) && httpguts.ValidTrailerHeader(name)
 }
-
-// trailersOf are the fields that may follow a request's body. Its end must have been read.
-func trailersOf(r *http.Request) http.Header {
-	out := http.Header{}
-	for name, values := range r.Trailer {
-		if mayTrail(name) {
-			out[name] = values
-		}
-	}
-	return out
-}
-
-const headerPodIP = "X-Sandbox-Pod-Ip"
 
 // listed are the headers that Connection declares to be for one hop.
 func listed(h http.Header) []string {
@@ -75,7 +39,7 @@ func listed(h http.Header) []string {
 func (x *exchange) passed(yield func(name string, values []string)) {
 	drop := listed(x.r.Header)
 	for name, values := range x.r.Header {
-		if isHop(name) || isOurs(name) || (drop != nil && slices.Contains(drop, name)) || slices.Contains(x.keyed, name) {
+		if headers.IsHop(name) || headers.IsGateways(name) || (drop != nil && slices.Contains(drop, name)) || slices.Contains(x.keyed, name) {
 			continue
 		}
 		if x.cookies != nil && name == "Cookie" {
@@ -123,54 +87,11 @@ func upgradeOf(r *http.Request, port uint16) string {
 	return upgrade
 }
 
-// writeHead sends the request line and headers.
-func (x *exchange) writeHead(w *bufio.Writer) error {
-	line := func(parts ...string) {
-		for _, p := range parts {
-			_, _ = w.WriteString(p) // Flush has the error
-		}
-		_, _ = w.WriteString("\r\n")
-	}
-	line(x.r.Method, " ", x.uri, " HTTP/1.1")
-	line("Host: ", x.host)
-	x.passed(func(name string, values []string) {
-		for _, v := range values {
-			line(name, ": ", v)
-		}
-	})
-	x.forwarded(func(name, value string) { line(name, ": ", value) })
-	if upgrade := upgradeOf(x.r, x.port); upgrade != "" {
-		line("Connection: Upgrade")
-		line("Upgrade: ", upgrade)
-	}
-	if httpguts.HeaderValuesContainsToken(x.r.Header["Te"], "trailers") {
-		line("Te: trailers")
-	}
-	switch length := x.r.ContentLength; {
-	case length > 0:
-		line("Content-Length: ", strconv.FormatInt(length, 10))
-	case length < 0:
-		line("Transfer-Encoding: chunked")
-		for name := range x.r.Trailer {
-			if mayTrail(name) {
-				line("Trailer: ", name)
-			}
-		}
-	case x.r.Method != http.MethodGet && x.r.Method != http.MethodHead && x.r.Method != http.MethodOptions:
-		line("Content-Length: 0")
-	}
-	line()
-	if err := w.Flush(); err != nil {
-		return fmt.Errorf("write request head: %w", err)
-	}
-	return nil
-}
-
 // copyResponseHeader takes over what is not for one hop. from must not be used any more.
 func copyResponseHeader(to, from http.Header) {
 	drop := listed(from)
 	for name, values := range from {
-		if isHop(name) || (drop != nil && slices.Contains(drop, name)) {
+		if headers.IsHop(name) || (drop != nil && slices.Contains(drop, name)) {
 			continue
 		}
 		if had, ok := to[name]; ok {

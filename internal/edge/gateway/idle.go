@@ -81,7 +81,7 @@ func (g *Gateway) Idle(id sandbox.ID) (since time.Time, busy bool) {
 	if !ok || !entry.Reachable() {
 		return time.Time{}, false
 	}
-	t := &g.poolOf(entry).traffic
+	t := &g.upstreamOf(entry).traffic
 	return g.born.Add(time.Duration(t.last.Load())), t.under.Load() > 0
 }
 
@@ -132,18 +132,18 @@ func (g *Gateway) WatchIdle(ctx context.Context, s Sleeper) error {
 }
 
 // holdIdle holds a life that has been idle for its time.
-func (g *Gateway) holdIdle(r *route.Route) (p *pool, release func(), ok bool) {
+func (g *Gateway) holdIdle(r *route.Route) (p *upstream, release func(), ok bool) {
 	entry, found := g.cfg.Routes.Lookup(r.ID)
 	if !found || entry.State != sandbox.Running {
 		return nil, nil, false
 	}
-	p = g.poolOf(entry)
+	p = g.upstreamOf(entry)
 	release, ok = p.traffic.hold(g.clock() - r.Idle.After)
 	return p, release, ok
 }
 
 // act does what the policy of a sandbox says. Its life is held.
-func (g *Gateway) act(ctx context.Context, s Sleeper, r *route.Route, p *pool) {
+func (g *Gateway) act(ctx context.Context, s Sleeper, r *route.Route, p *upstream) {
 	ctx, cancel := context.WithTimeout(ctx, idleActionTime)
 	defer cancel()
 	action, do := "pause", func() error { return s.Pause(ctx, r.Namespace, string(r.ID), nil) }
@@ -166,26 +166,26 @@ func (g *Gateway) act(ctx context.Context, s Sleeper, r *route.Route, p *pool) {
 }
 
 // enter finds the connections of the life that the request goes to, and counts it there.
-func (x *exchange) enter(ctx context.Context) (*route.Entry, *pool, error) {
+func (x *exchange) enter(ctx context.Context) (*route.Entry, *upstream, error) {
 	if u := x.begun; u != nil {
-		return u.entry, u.pool, nil
+		return u.upstream.entry, u.upstream, nil
 	}
 	for {
 		entry, err := x.reach(ctx)
 		if err != nil {
 			return entry, nil, err
 		}
-		p := x.g.poolOf(entry)
+		u := x.g.upstreamOf(entry)
 		if !x.counted {
-			if after := p.allowance.take(x.g.rateOf(entry)); after > 0 {
+			if after := u.allowance.take(x.g.rateOf(entry)); after > 0 {
 				return entry, nil, tooMany("to this sandbox", after)
 			}
 			x.counted = true
 		}
-		if p.traffic.begin() {
-			return entry, p, nil
+		if u.traffic.begin() {
+			return entry, u, nil
 		}
-		if err := x.awaitHold(ctx, entry, p); err != nil {
+		if err := x.awaitHold(ctx, entry, u); err != nil {
 			return entry, nil, err
 		}
 	}
@@ -200,8 +200,8 @@ func (g *Gateway) rateOf(entry *route.Entry) float64 {
 }
 
 // awaitHold waits until a hold has ended, or the route has changed.
-func (x *exchange) awaitHold(ctx context.Context, entry *route.Entry, p *pool) error {
-	held := p.traffic.held.Load()
+func (x *exchange) awaitHold(ctx context.Context, entry *route.Entry, u *upstream) error {
+	held := u.traffic.held.Load()
 	if held == nil {
 		return nil
 	}

@@ -148,16 +148,15 @@ func TestLinger(t *testing.T) {
 				}
 				client := &deadlines{ResponseRecorder: httptest.NewRecorder()}
 				x := &exchange{r: r, w: client, rc: http.NewResponseController(client)}
-				x.body = &sender{x: x, proceed: make(chan struct{})}
-				x.body.state.Store(sending) // its goroutine has not got further
-				x.body.read.Store(whole)
-				x.body.finish(true)
+				x.body = &requestBody{x: x}
+				x.body.whole.Store(whole)
+				x.body.finish()
 				time.Sleep(2 * linger)
 				synctest.Wait()
 				if (client.set == 0) != whole {
 					t.Errorf("%d deadlines were set", client.set)
 				}
-				x.body.read.Store(true) // the rest came after all, which does not save the connection
+				x.body.whole.Store(true) // the rest came after all, which does not save the connection
 				x.closeIfEarly()
 				if closes := client.Header().Get("Connection") == "close"; closes == whole {
 					t.Errorf("the connection is closed: %v", closes)

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"strconv"
+
+	"golang.org/x/net/http/httpguts"
 )
 
 // errTwoReadings says that a message could be read in two ways. The server of net/http answers 400
@@ -49,6 +51,7 @@ type messages struct {
 	encoded bool   // it has a transfer encoding
 	chunked bool   // which is this one
 	current bool   // HTTP/1.1
+	interim bool   // of a response: 1xx
 }
 
 // fresh reports whether nothing of the next message has been read.
@@ -186,6 +189,8 @@ func (m *messages) responseLine(text []byte) bool {
 	switch {
 	case m.at == atStart:
 		m.begin(true)
+		_, status, _ := bytes.Cut(text, []byte(" "))
+		m.interim = bytes.HasPrefix(status, []byte("1")) && !bytes.HasPrefix(status, []byte("101"))
 	case len(text) == 0:
 		m.at = atStart
 	default:
@@ -255,7 +260,7 @@ func printable(line []byte) bool {
 // token reports whether a text may be a header's name.
 func token(name []byte) bool {
 	for _, c := range name {
-		if c >= 0x80 || !nameByte[c] {
+		if !httpguts.IsTokenRune(rune(c)) {
 			return false
 		}
 	}

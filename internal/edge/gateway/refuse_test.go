@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
 	"io"
 	"iter"
 	"log/slog"
@@ -151,7 +152,7 @@ func TestByHeader(t *testing.T) {
 		"router, by ID":      {"router.svc", []string{headerName, string(b.id), headerPort, portText}, 200, "router.svc"},
 		"router, namespace":  {"router.svc", []string{headerName, "named", headerNamespace, "other", headerPort, portText, headerKey, "key"}, 401, ""},
 		"router, bad name":   {"router.svc", []string{headerName, "../x", headerPort, portText}, 400, ""},
-		"router, pod IP":     {"router.svc", []string{headerName, "nobody", headerPodIP, "127.0.0.1", headerPort, portText, headerKey, "key"}, 502, ""},
+		"router, pod IP":     {"router.svc", []string{headerName, "nobody", headers.PodIP, "127.0.0.1", headerPort, portText, headerKey, "key"}, 502, ""},
 		"router on sandbox.": {"sandbox." + testDomain, []string{headerName, "named", headerPort, portText}, 400, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

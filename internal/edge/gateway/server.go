@@ -12,6 +12,9 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
+// headTime bounds how long a request head may take.
+const headTime = 30 * time.Second
+
 // Server serves HTTP/1.1 and HTTP/2 to clients, both over TLS and without. It is net/http's, which
 // gets the requests that can be read in one way.
 type Server struct {
@@ -104,10 +107,10 @@ type clientConn struct {
 	messages messages
 	ahead    []byte // read and not yet passed on
 
-	// For a connection that a lane gave away.
-	underway atomic.Pointer[inflightRequest]
-	times    int          // that it has been handed over so far
-	stay     atomic.Int32 // how many requests more it stays where it is
+	// For a connection that fell back from the fast path.
+	inflight  atomic.Pointer[inflight]
+	fallbacks int          // so far
+	stay      atomic.Int32 // requests that it still stays for
 }
 
 type connKey struct{}

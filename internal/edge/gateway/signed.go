@@ -7,11 +7,12 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/signedurl"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
 // cookieAccess carries the signature of later requests: <expires>.<signature>. The sandbox does not see it.
-const cookieAccess = "barchan_access"
+const cookieAccess = headers.CookieAccess
 
 // pass is what a request showed beside the traffic token.
 type pass struct {

@@ -12,15 +12,16 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
 // Headers of agent-sandbox's router. Its X-Sandbox-Pod-IP is never read: a caller does not say
 // where traffic goes.
 const (
-	headerName      = "X-Sandbox-Id"
-	headerNamespace = "X-Sandbox-Namespace"
-	headerPort      = "X-Sandbox-Port"
+	headerName      = headers.Name
+	headerNamespace = headers.Namespace
+	headerPort      = headers.Port
 
 	defaultNamespace   = "default"
 	defaultRouterPort  = 8888
@@ -29,7 +30,7 @@ const (
 	hostShared         = "sandbox"
 	localhost          = "localhost"
 	maxKubernetesName  = 253
-	maxAuthorityLength = 1024
+	maxAuthorityLength = headers.MaxAuthorityLength
 )
 
 // target is what a request asks for.

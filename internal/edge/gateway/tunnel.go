@@ -12,11 +12,12 @@ import (
 )
 
 // tunnel carries bytes both ways after the sandbox agreed to another protocol.
-func (x *exchange) tunnel(c *conn, res *http.Response) error {
-	if x.r.ProtoMajor != 1 || !strings.EqualFold(res.Header.Get("Upgrade"), x.r.Header.Get("Upgrade")) || upgradeOf(x.r, x.port) == "" {
+func (x *exchange) tunnel(c *upstreamConn, res *http.Response) error {
+	both, ok := res.Body.(io.ReadWriter)
+	if !ok || c == nil || x.r.ProtoMajor != 1 || !strings.EqualFold(res.Header.Get("Upgrade"), x.r.Header.Get("Upgrade")) || upgradeOf(x.r, x.port) == "" {
 		return errMalformed
 	}
-	if s := x.body; s != nil && !s.read.Load() { // the rest of the body is another's to read (RFC 9110, 7.8)
+	if b := x.body; b != nil && !b.whole.Load() { // the rest of the body is another's to read (RFC 9110, 7.8)
 		return errMalformed
 	}
 	client, ahead, err := hijack(x.rc, x.r)
@@ -38,26 +39,25 @@ func (x *exchange) tunnel(c *conn, res *http.Response) error {
 	}
 	x.firstByte = time.Since(x.started)
 	x.g.metrics.firstByte.Observe(x.firstByte.Seconds())
-	x.join(client, ahead, c)
+	x.join(client, ahead, c, both)
 	return nil
 }
 
 // join carries bytes both ways until both sides have ended, or one has broken.
-func (x *exchange) join(client net.Conn, ahead []byte, c *conn) {
+func (x *exchange) join(client net.Conn, ahead []byte, c *upstreamConn, from io.Reader) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if _, err := pour(c.nc, x.quiet.reading(client), ahead); err != nil || c.closeWrite() != nil {
-			c.close()
+		if _, err := pour(c.Conn, x.quiet.reading(client), ahead); err != nil || c.CloseWrite() != nil {
+			_ = c.Close()
 			return
 		}
-		_ = c.nc.SetReadDeadline(time.Now().Add(tunnelLinger)) // a failure shows in the other direction
+		_ = c.SetReadDeadline(time.Now().Add(tunnelLinger)) // a failure shows in the other direction
 	})
-	early, _ := c.br.Peek(c.br.Buffered()) // which has them all
-	n, err := pour(client, x.quiet.reading(c.nc), append(append([]byte(nil), early...), c.ahead...))
+	n, err := pour(client, x.quiet.reading(from), nil)
 	x.bytes = n
-	if err != nil || c.pool.life.Ended() || closeWriteOf(client) != nil {
+	if err != nil || c.u.epoch.Ended() || closeWriteOf(client) != nil {
 		_ = client.Close() // which unblocks the other direction
-		c.close()
+		_ = c.Close()
 	} else {
 		_ = client.SetReadDeadline(time.Now().Add(tunnelLinger)) // the sandbox has said its last
 	}

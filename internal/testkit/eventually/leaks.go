@@ -3,7 +3,6 @@ package eventually
 import (
 	"errors"
 	"fmt"
-	"testing"
 	"time"
 
 	"go.uber.org/goleak"
@@ -25,7 +24,7 @@ func NoGoroutines(ignore ...goleak.Option) error {
 
 // LeaveNoGoroutines runs the tests of a package from its TestMain, and panics where goroutines are
 // left that do not end.
-func LeaveNoGoroutines(m *testing.M, ignore ...goleak.Option) {
+func LeaveNoGoroutines(m interface{ Run() int }, ignore ...goleak.Option) {
 	if m.Run() != 0 {
 		return // that code is the program's
 	}

@@ -1,4 +1,4 @@
-package gateway
+package fastpath
 
 import (
 	"bytes"
@@ -7,6 +7,7 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"github.com/barchan-dev/barchan/internal/base/signedurl"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -45,7 +46,7 @@ func (h *requestHead) parse(b []byte) verdict {
 	}
 	h.size = len(b) - len(rest)
 	h.length = max(h.length, 0)
-	if len(h.host) > maxAuthorityLength || !httpguts.ValidHostHeader(string(h.host)) {
+	if len(h.host) > headers.MaxAuthorityLength || !httpguts.ValidHostHeader(string(h.host)) {
 		return unsupported
 	}
 	return complete
@@ -67,12 +68,12 @@ func (h *requestHead) field(name, value, line []byte) bool {
 	case "Connection":
 		return foldedEqual(value, "keep-alive")
 	case "Proxy-Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Forwarded", "X-Forwarded-For",
-		"X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port", "X-Forwarded-Prefix", "X-Real-Ip", headerPodIP:
+		"X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port", "X-Forwarded-Prefix", "X-Real-Ip", headers.PodIP:
 		return true
-	case "Transfer-Encoding", "Expect", "Te", "Trailer", "Upgrade", "Http2-Settings", headerName, headerNamespace, headerPort:
+	case "Transfer-Encoding", "Expect", "Te", "Trailer", "Upgrade", "Http2-Settings", headers.Name, headers.Namespace, headers.Port:
 		return false // it has a meaning that lanes do not know
 	case "Cookie":
-		if bytes.Contains(value, []byte(cookieAccess)) {
+		if bytes.Contains(value, []byte(headers.CookieAccess)) {
 			return false
 		}
 	case envd.HeaderSandboxID:

@@ -1,28 +1,31 @@
-package gateway
+package fastpath
 
 import (
 	"bufio"
 	"bytes"
 	"io"
+	"maps"
 	"net/http"
 	"net/textproto"
 	"slices"
 	"strings"
 	"testing"
 
+	"golang.org/x/net/http/httpguts"
+
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
-	"github.com/barchan-dev/barchan/internal/edge/route"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
-// TestKindsOfHeaders: what is known not to pass does not pass on a lane either.
+// TestKindsOfHeaders: what is known not to pass does not pass on the fast path.
 func TestKindsOfHeaders(t *testing.T) {
 	for _, name := range []string{
 		"Connection", "Proxy-Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Te", "Trailer", "Transfer-Encoding",
 		"Upgrade", "Http2-Settings", "Host", "Content-Length", "Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto",
-		"X-Forwarded-Port", "X-Forwarded-Prefix", "X-Real-Ip", headerPodIP, envd.HeaderTrafficToken,
+		"X-Forwarded-Port", "X-Forwarded-Prefix", "X-Real-Ip", headers.PodIP, envd.HeaderTrafficToken,
 	} {
-		if !isHop(name) && !isOurs(name) {
+		if !headers.IsHop(name) && !headers.IsGateways(name) {
 			t.Errorf("%s is not special any more", name)
 		}
 		var h requestHead
@@ -30,14 +33,14 @@ func TestKindsOfHeaders(t *testing.T) {
 			t.Errorf("%s passes in a request", name)
 		}
 		var a responseHead
-		if isHop(name) && a.field([]byte(name), []byte("x"), nil) && len(a.lines) > 0 {
+		if headers.IsHop(name) && a.field([]byte(name), []byte("x"), nil) && len(a.lines) > 0 {
 			t.Errorf("%s passes in a response", name)
 		}
 	}
-	for _, name := range []string{headerName, headerNamespace, headerPort, "Expect", "Te", "Upgrade", "Transfer-Encoding"} {
+	for _, name := range []string{headers.Name, headers.Namespace, headers.Port, "Expect", "Te", "Upgrade", "Transfer-Encoding"} {
 		var h requestHead
 		if h.field([]byte(name), []byte("x"), nil) {
-			t.Errorf("%s does not end a lane", name)
+			t.Errorf("%s does not fall back", name)
 		}
 	}
 	for _, name := range []string{"Host", "Content-Length", envd.HeaderSandboxID, envd.HeaderSandboxPort, envd.HeaderTrafficToken} {
@@ -48,10 +51,10 @@ func TestKindsOfHeaders(t *testing.T) {
 	}
 }
 
-// FuzzLaneRequest reads any bytes as a lane does: what it takes, the server of net/http takes for
+// FuzzRequest parses any bytes: what the fast path takes, the server of net/http takes for
 // the same request, and the sandbox is sent the same.
-func FuzzLaneRequest(f *testing.F) {
-	host := "80-" + string(sandbox.IDOf("x")) + "." + testDomain
+func FuzzRequest(f *testing.F) {
+	host := "80-" + string(sandbox.IDOf("x")) + "." + "box.test"
 	for _, more := range []string{
 		"", "Connection: keep-alive\r\nX-A: b\r\n", "Transfer-Encoding: chunked\r\nTrailer: X-T, Host\r\n", "Content-Length: 3\r\n",
 		"Upgrade: websocket\r\nConnection: Upgrade\r\n", "X-A: b\r\n c\r\n", "Te: trailers\r\nX-Forwarded-For: 1.2.3.4\r\n",
@@ -60,9 +63,8 @@ func FuzzLaneRequest(f *testing.F) {
 	} {
 		f.Add([]byte("POST /a/b;c?e=%2F HTTP/1.1\r\nHost: " + host + "\r\n" + more + "\r\nabc"))
 	}
-	g := &Gateway{domains: []string{testDomain}, cfg: Config{Routes: route.NewTable()}}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		l := &fastConn{g: g, ip: "192.0.2.1"}
+		l := &conn{ip: "192.0.2.1"}
 		h := &l.request
 		sent := bytes.Clone(text)
 		if h.parse(sent) != complete || len(text) < h.size+h.length {
@@ -81,25 +83,9 @@ func FuzzLaneRequest(f *testing.F) {
 			t.Fatalf("net/http sees the next request at %q", rest)
 		}
 		compareHeads(t, h, r)
-		if !l.bind(h) {
-			return
-		}
-		compareTargets(t, l, r)
+		l.bound.target.Host = r.Host
+		compareSent(t, r, l.appendHead(nil))
 	})
-}
-
-// compareTargets compares where a request would go, and what would be sent there.
-func compareTargets(t *testing.T, l *fastConn, r *http.Request) {
-	t.Helper()
-	r.RemoteAddr = "192.0.2.1:1000"
-	target, kind, err := l.g.target(r)
-	if want := l.bound.target; err != nil || kind != forSandbox || target.id != want.id || target.port != want.port || target.prefix != "" || target.name != "" {
-		t.Fatalf("meant for %+v, %v; on the lane for %+v", target, err, want)
-	}
-	if target.port == envd.Port && envd.IsInternal(string(l.request.path())) {
-		return
-	}
-	compareSent(t, l.g, r, target, l.appendHead(nil))
 }
 
 func compareHeads(t *testing.T, h *requestHead, r *http.Request) {
@@ -113,37 +99,45 @@ func compareHeads(t *testing.T, h *requestHead, r *http.Request) {
 	}
 }
 
-// compareSent compares what a sandbox is sent without a lane and with one, whatever the order.
-func compareSent(t *testing.T, g *Gateway, r *http.Request, to target, head []byte) {
+// compareSent compares what the sandbox is sent with what the rules of the main path leave of r.
+func compareSent(t *testing.T, r *http.Request, head []byte) {
 	t.Helper()
-	checkRequest(t, string(head))
-	x := &exchange{g: g, r: r, target: to}
-	if f := x.prepare(); f != nil {
-		t.Fatalf("it would be refused: %v", f)
+	again, err := http.ReadRequest(bufio.NewReader(bytes.NewReader(head)))
+	if err != nil {
+		t.Fatalf("net/http does not take %q: %v", head, err)
 	}
-	if x.host == "" {
-		x.host = r.Host
+	want := http.Header{}
+	for name, values := range r.Header {
+		if !headers.IsHop(name) && !headers.IsGateways(name) {
+			want[name] = values
+		}
 	}
-	if x.pass.signature != "" || x.cookies != nil {
-		t.Fatal("it has a pass, which a lane would send on")
-	}
-	var out bytes.Buffer
-	if err := x.writeHead(bufio.NewWriter(&out)); err != nil {
-		t.Fatal(err)
-	}
-	sorted := func(text string) []string {
-		lines := strings.Split(text, "\r\n")
-		slices.Sort(lines[1:])
-		return lines
-	}
-	if want, got := sorted(out.String()), sorted(string(head)); !slices.Equal(want, got) {
-		t.Fatalf("the sandbox is sent %q, want %q", got, want)
+	want.Set("X-Forwarded-For", "192.0.2.1")
+	want.Set("X-Forwarded-Host", r.Host)
+	want.Set("X-Forwarded-Proto", "http")
+	delete(again.Header, "Content-Length")
+	if again.Method != r.Method || again.RequestURI != r.RequestURI || again.Host != r.Host || again.ContentLength != r.ContentLength ||
+		!maps.EqualFunc(again.Header, want, slices.Equal) {
+		t.Fatalf("the sandbox is sent %q, want %v", head, want)
 	}
 }
 
-// FuzzLaneAnswer reads any bytes as a lane does: the answers that it takes, net/http takes for the
+// served is what net/http's server requires beyond its parser.
+func served(r *http.Request) bool {
+	if len(r.Header["Host"]) > 0 || !httpguts.ValidHostHeader(r.Host) {
+		return false
+	}
+	for name, values := range r.Header {
+		if !httpguts.ValidHeaderFieldName(name) || slices.ContainsFunc(values, func(v string) bool { return !httpguts.ValidHeaderFieldValue(v) }) {
+			return false
+		}
+	}
+	return true
+}
+
+// FuzzResponse parses any bytes: the responses that the fast path takes, net/http takes for the
 // same, and what the client is sent is the same again.
-func FuzzLaneAnswer(f *testing.F) {
+func FuzzResponse(f *testing.F) {
 	for _, more := range []string{
 		"Content-Length: 3\r\n\r\nabc", "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", "Connection: close\r\nContent-Length: 0\r\n\r\n",
 		"Date: x\r\nkeep-alive: a\r\nSet-Cookie: a\r\nset-cookie: b\r\nContent-Length: 1\r\n\r\nabc", "\r\nabc",
@@ -154,8 +148,8 @@ func FuzzLaneAnswer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte, pick int) {
 		methods := []string{http.MethodGet, http.MethodHead, http.MethodPost}
 		method := methods[uint(pick)%uint(len(methods))]
-		l := &fastConn{}
-		a := &l.answer
+		l := &conn{}
+		a := &l.response
 		got := bytes.Clone(text)
 		if a.parse(got, []byte(method)) != complete {
 			return
@@ -173,13 +167,13 @@ func FuzzLaneAnswer(f *testing.F) {
 func compareAnswer(t *testing.T, a *responseHead, first readOff, sent []byte, method string) {
 	t.Helper()
 	for _, line := range strings.Split(string(sent[:bytes.Index(sent, []byte("\r\n\r\n"))]), "\r\n")[1:] {
-		if name, _, ok := strings.Cut(line, ": "); !ok || name != textproto.CanonicalMIMEHeaderKey(name) || (isHop(name) && name != "Transfer-Encoding") {
+		if name, _, ok := strings.Cut(line, ": "); !ok || name != textproto.CanonicalMIMEHeaderKey(name) || (headers.IsHop(name) && name != "Transfer-Encoding") {
 			t.Fatalf("the client is sent %q", line)
 		}
 	}
 	again := readResponse(t, sent, method)
 	for name := range first.header {
-		if isHop(name) {
+		if headers.IsHop(name) {
 			delete(first.header, name)
 		}
 	}

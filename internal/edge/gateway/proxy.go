@@ -1,0 +1,252 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"net/url"
+	"strings"
+	"sync"
+
+	"golang.org/x/net/http/httpguts"
+)
+
+// errMalformed marks a response that is not valid HTTP.
+var errMalformed = errors.New("malformed response")
+
+// maxInterim bounds the 1xx responses before a final one.
+const maxInterim = 16
+
+// speaksGRPC reports whether the sandbox gets HTTP/2 without TLS: gRPC needs it all the way.
+func speaksGRPC(r *http.Request) bool {
+	if r.ProtoMajor != 2 {
+		return false
+	}
+	rest, ok := strings.CutPrefix(r.Header.Get("Content-Type"), "application/grpc")
+	return ok && (rest == "" || rest[0] == '+' || rest[0] == ';')
+}
+
+// forward sends the request over the epoch's transport and copies the response. An error before
+// x.status is set means that the client was sent nothing.
+func (x *exchange) forward(u *upstream) error {
+	ctx, cancel := context.WithCancel(x.r.Context())
+	defer cancel()
+	x.quiet = x.g.watch(cancel)
+	defer x.quiet.stop()
+	defer func() { x.body.finish() }()
+	grpc := speaksGRPC(x.r)
+	t := &roundTrip{x: x}
+	res, err := t.run(ctx, u, grpc)
+	if err != nil {
+		return t.cause(err)
+	}
+	defer func() { _ = res.Body.Close() }() // read to its end, or aborted
+	u.markResponded(x.port)
+	if res.StatusCode == http.StatusSwitchingProtocols && t.conn != nil {
+		stop := context.AfterFunc(ctx, func() { _ = t.conn.Close() }) // the transport is done with it
+		defer stop()
+		return x.tunnel(t.conn, res)
+	}
+	if res.StatusCode < 200 || res.StatusCode > 999 {
+		return errMalformed
+	}
+	announced := len(res.Trailer)
+	x.answer(res)
+	if res.ContentLength != 0 && !bodiless(x.r.Method, res.StatusCode) {
+		x.flush() // the body may come later
+	}
+	if err := x.copyBody(res.Body, res.ContentLength); err != nil {
+		return t.cause(fmt.Errorf("copy response: %w", err))
+	}
+	x.trailers(res, announced)
+	return nil
+}
+
+func bodiless(method string, status int) bool {
+	return method == http.MethodHead || status == http.StatusNoContent || status == http.StatusNotModified
+}
+
+// outgoing returns the request as the sandbox gets it.
+func (x *exchange) outgoing(ctx context.Context, u *upstream) *http.Request {
+	out := (&http.Request{
+		Method: x.r.Method,
+		URL: &url.URL{
+			Scheme: "http", Host: u.at(x.port), Path: x.url.Path, RawPath: x.url.RawPath,
+			RawQuery: x.url.RawQuery, ForceQuery: x.url.ForceQuery,
+		},
+		ProtoMajor: 1, ProtoMinor: 1,
+		Host: x.host, Header: http.Header{}, ContentLength: x.r.ContentLength,
+	}).WithContext(ctx)
+	x.passed(func(name string, values []string) { out.Header[name] = values })
+	x.forwarded(out.Header.Set)
+	if upgrade := upgradeOf(x.r, x.port); upgrade != "" {
+		out.Header.Set("Connection", "Upgrade")
+		out.Header.Set("Upgrade", upgrade)
+	}
+	if httpguts.HeaderValuesContainsToken(x.r.Header["Te"], "trailers") {
+		out.Header.Set("Te", "trailers")
+	}
+	if _, ok := out.Header["User-Agent"]; !ok {
+		out.Header.Set("User-Agent", "") // else the transport adds one
+	}
+	x.attachBody(out)
+	return out
+}
+
+// attachBody gives the outgoing request the client's body.
+func (x *exchange) attachBody(out *http.Request) {
+	if x.bodySent {
+		out.ContentLength = 0
+	}
+	if out.ContentLength == 0 {
+		return
+	}
+	if x.r.ProtoMajor == 1 {
+		_ = x.rc.EnableFullDuplex() // HTTP/1.1 has it
+	}
+	if x.r.ContentLength < 0 {
+		out.TransferEncoding = []string{"chunked"} // else the transport waits for the first byte
+	}
+	out.Trailer = http.Header{}
+	for name := range x.r.Trailer {
+		if mayTrail(name) {
+			out.Trailer[name] = nil
+		}
+	}
+	x.body = &requestBody{x: x, trailer: out.Trailer}
+	out.Body, out.GetBody = x.body, x.body.again
+}
+
+// roundTrip is one request to a sandbox up to the head of its final response.
+type roundTrip struct {
+	x    *exchange
+	conn *upstreamConn // in use; nil: none, or HTTP/2
+
+	mu      sync.Mutex
+	over    bool  // +checklocks:mu
+	first   bool  // +checklocks:mu
+	invited bool  // +checklocks:mu
+	interim int   // +checklocks:mu
+	bad     error // +checklocks:mu
+}
+
+func (t *roundTrip) run(ctx context.Context, u *upstream, grpc bool) (*http.Response, error) {
+	defer t.end()
+	out := t.x.outgoing(ctx, u)
+	if grpc {
+		return u.transport(t.x.port, true).RoundTrip(out)
+	}
+	out = out.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GotConn:              t.gotConn,
+		GotFirstResponseByte: t.gotFirstByte,
+		Got100Continue:       t.invite,
+		Got1xxResponse:       t.passInterim,
+	}))
+	if b := t.x.begun; b != nil {
+		t.x.begun = nil
+		if b.Conn != nil {
+			res, err := b.sentTransport().RoundTrip(out)
+			if err == nil || !t.mayRepeat(u) {
+				return res, err
+			}
+		}
+	}
+	return u.transport(t.x.port, false).RoundTrip(out)
+}
+
+// mayRepeat reports whether a request without a response may be sent over another connection, by the
+// rules of http.Transport.
+func (t *roundTrip) mayRepeat(u *upstream) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.x.r
+	switch r.Method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
+		return r.ContentLength == 0 && !t.first && r.Context().Err() == nil && !u.epoch.Ended()
+	default:
+		return false
+	}
+}
+
+// end keeps hooks that run late from the response writer.
+func (t *roundTrip) end() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.over = true
+	t.x.responded.Store(true)
+}
+
+func (t *roundTrip) gotConn(info httptrace.GotConnInfo) {
+	c, ok := info.Conn.(*upstreamConn)
+	if !ok {
+		return
+	}
+	t.conn = c
+	c.begin(info.Reused, t.x.body.abort)
+}
+
+func (t *roundTrip) gotFirstByte() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.first = true
+}
+
+// invite asks the client for a body that it holds back. The server would do so when the body is read,
+// and that may be while an interim response is written.
+func (t *roundTrip) invite() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.inviteLocked()
+}
+
+// +checklocks:t.mu
+func (t *roundTrip) inviteLocked() {
+	x := t.x
+	if !t.over && x.body != nil && !t.invited && x.r.ProtoAtLeast(1, 1) && x.r.Header.Get("Expect") != "" {
+		t.invited = true
+		x.w.WriteHeader(http.StatusContinue)
+	}
+}
+
+// passInterim passes a 1xx response to the client.
+func (t *roundTrip) passInterim(code int, header textproto.MIMEHeader) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.interim++; t.interim > maxInterim || t.over {
+		t.bad = fmt.Errorf("%w: too many interim responses", errMalformed)
+		return t.bad
+	}
+	t.inviteLocked()
+	if code == http.StatusContinue {
+		return nil
+	}
+	h := t.x.w.Header()
+	copyResponseHeader(h, http.Header(header))
+	t.x.w.WriteHeader(code)
+	clear(h)
+	return nil
+}
+
+// cause tells a failure of the client from a lost connection and a malformed response.
+func (t *roundTrip) cause(err error) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if b := t.x.body; b != nil && b.failed.Load() {
+		return errors.Join(errClient, err)
+	}
+	switch {
+	case errors.Is(err, errTwoReadings):
+		return fmt.Errorf("%w: %w", errMalformed, err)
+	case !t.first || errors.Is(err, errMalformed):
+		return err
+	}
+	if _, network := errors.AsType[net.Error](err); network || errors.Is(err, io.ErrUnexpectedEOF) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", errMalformed, err)
+}

@@ -1,0 +1,86 @@
+package gateway
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"sync/atomic"
+	"time"
+)
+
+// linger is how long a client may continue to send after it got the whole response.
+const linger = time.Second
+
+var (
+	// errClient marks an exchange whose request body broke off.
+	errClient = errors.New("client's body broke off")
+	// errBodySent keeps a transport from sending a body twice.
+	errBodySent = errors.New("request body was read already")
+)
+
+// requestBody is the client's body as the transport reads it. The transport may read it after the
+// response has ended.
+type requestBody struct {
+	x       *exchange
+	trailer http.Header // filled at the end
+	begun   atomic.Bool
+	whole   atomic.Bool // all of it was read
+	failed  atomic.Bool // the client did not send all of it
+	aborted atomic.Bool // by the gateway
+	// lingers is true where the client's connection will be closed under the rest of the body; the
+	// handler's alone.
+	lingers bool
+}
+
+// Read implements io.Reader.
+func (b *requestBody) Read(p []byte) (int, error) {
+	b.begun.Store(true)
+	n, err := b.x.r.Body.Read(p)
+	b.x.received.Add(int64(n))
+	b.x.quiet.touch()
+	switch {
+	case err == nil:
+	case errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF):
+		for name, values := range b.x.r.Trailer {
+			if mayTrail(name) {
+				b.trailer[name] = values
+			}
+		}
+		b.whole.Store(true)
+	case !b.aborted.Load():
+		b.failed.Store(true)
+	}
+	return n, err
+}
+
+// Close implements io.Closer. The server closes the client's body itself.
+func (*requestBody) Close() error { return nil }
+
+// again is the GetBody of a request: a body that was not read may be sent over another connection.
+func (b *requestBody) again() (io.ReadCloser, error) {
+	if b.begun.Load() {
+		return nil, errBodySent
+	}
+	return b, nil
+}
+
+// abort ends a read of the client's body, because the connection to the sandbox was closed before
+// the response: the transport waits for that read.
+func (b *requestBody) abort() {
+	if b != nil && !b.whole.Load() && !b.x.responded.Load() {
+		b.aborted.Store(true)
+		_ = b.x.rc.SetReadDeadline(time.Unix(1, 0))
+	}
+}
+
+// finish is called when the response has ended. HTTP/2 resets the rest of a body itself.
+func (b *requestBody) finish() {
+	if b == nil || b.x.r.ProtoMajor != 1 || b.whole.Load() {
+		return
+	}
+	// The server reads the rest of the body after the handler has returned, and clears a deadline
+	// that was set before. It closes the connection after that: see closeIfEarly.
+	b.lingers = true
+	rc := b.x.rc
+	time.AfterFunc(linger, func() { _ = rc.SetReadDeadline(time.Unix(1, 0)) })
+}

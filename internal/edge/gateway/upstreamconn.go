@@ -1,0 +1,170 @@
+package gateway
+
+import (
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"syscall"
+)
+
+// upstreamConn is a connection to a sandbox. It adds to a socket what http.Transport lacks: its epoch
+// closes it; a dead idle connection fails before a request is written; a failed write does not hide
+// the response; and a response with two lengths is refused.
+type upstreamConn struct {
+	net.Conn
+	u   *upstream
+	raw syscall.RawConn // nil: not a socket
+
+	// fresh is set when a request gets the connection, reused when it had one before.
+	fresh, reused atomic.Bool
+	checking      atomic.Bool
+
+	// sent is true where the fast path has sent the request, and ahead is what it read of the response.
+	sent  bool
+	ahead []byte
+
+	// head and heading belong to the reader.
+	head    messages
+	heading bool
+
+	mu      sync.Mutex
+	closed  bool   // +checklocks:mu
+	onClose func() // +checklocks:mu
+}
+
+func newUpstreamConn(nc net.Conn, u *upstream) *upstreamConn {
+	c := &upstreamConn{Conn: nc, u: u}
+	if sc, ok := nc.(syscall.Conn); ok {
+		if raw, err := sc.SyscallConn(); err == nil {
+			c.raw = raw
+		}
+	}
+	return c
+}
+
+// begin prepares the connection for a request. onClose runs once when the connection is closed.
+func (c *upstreamConn) begin(reused bool, onClose func()) {
+	c.reused.Store(reused)
+	c.fresh.Store(true)
+	c.checking.Store(true)
+	c.mu.Lock()
+	closed := c.closed
+	c.onClose = onClose
+	c.mu.Unlock()
+	if closed {
+		onClose()
+	}
+}
+
+// Read implements net.Conn and checks the heads of a response.
+func (c *upstreamConn) Read(b []byte) (int, error) {
+	n, err := c.read(b)
+	if n == 0 {
+		return n, err
+	}
+	if c.checking.Swap(false) {
+		c.head, c.heading = messages{response: true}, true
+	}
+	for rest := b[:n]; c.heading && len(rest) > 0; {
+		k, ok := c.head.take(rest)
+		if !ok {
+			return 0, errTwoReadings
+		}
+		rest = rest[k:]
+		c.heading = !c.head.fresh() || c.head.interim
+	}
+	return n, err
+}
+
+func (c *upstreamConn) read(b []byte) (int, error) {
+	if len(c.ahead) > 0 {
+		n := copy(b, c.ahead)
+		c.ahead = c.ahead[n:]
+		return n, nil
+	}
+	return c.Conn.Read(b)
+}
+
+// Write implements net.Conn. An error of the peer is not returned: its response, or the error of the
+// next read, says more.
+func (c *upstreamConn) Write(b []byte) (int, error) {
+	if c.sent {
+		return len(b), nil
+	}
+	if c.fresh.Swap(false) && c.reused.Load() && !c.Alive() {
+		return 0, net.ErrClosed
+	}
+	n, err := c.Conn.Write(b)
+	if err == nil || c.isClosed() {
+		return n, err
+	}
+	return len(b), nil
+}
+
+// ReadFrom implements io.ReaderFrom with large blocks for large bodies.
+func (c *upstreamConn) ReadFrom(r io.Reader) (total int64, err error) {
+	b := newBlock(-1)
+	defer b.free()
+	for {
+		n, err := r.Read(b.buf)
+		if n > 0 {
+			if _, err := c.Write(b.buf[:n]); err != nil {
+				return total, err
+			}
+			total += int64(n)
+			b.adapt(n)
+		}
+		if errors.Is(err, io.EOF) {
+			return total, nil
+		}
+		if err != nil {
+			return total, err
+		}
+	}
+}
+
+// Close implements net.Conn.
+func (c *upstreamConn) Close() error {
+	err := c.shut()
+	c.u.forget(c)
+	return err
+}
+
+// shut closes the connection without a change to its upstream.
+func (c *upstreamConn) shut() error {
+	c.mu.Lock()
+	c.closed = true
+	onClose := c.onClose
+	c.onClose = nil
+	c.mu.Unlock()
+	err := c.Conn.Close()
+	if onClose != nil {
+		onClose()
+	}
+	return err
+}
+
+func (c *upstreamConn) isClosed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.closed
+}
+
+// CloseWrite passes to the connection.
+func (c *upstreamConn) CloseWrite() error { return closeWriteOf(c.Conn) }
+
+// Alive reports whether the peer of an idle connection has neither closed it nor sent anything.
+func (c *upstreamConn) Alive() bool {
+	if c.raw == nil {
+		return true
+	}
+	silent := false
+	err := c.raw.Control(func(fd uintptr) {
+		var b [1]byte
+		_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		silent = errors.Is(err, syscall.EAGAIN)
+	})
+	return err == nil && silent
+}
