@@ -40,7 +40,7 @@ var layers = [][]string{
 		"api/agents/v1beta1", "internal/base/errs", "internal/base/lifecycle", "internal/base/telemetry", "internal/base/failpoint",
 		"internal/base/signedurl", "internal/testkit/eventually", "internal/testkit/fakeapi", "internal/base", "internal/control", "internal/edge", "internal/guest", "internal/client",
 	},
-	1: {"api/extensions/v1beta1", "api/barchan/v1alpha1", "internal/base/sandbox", "internal/base/durable", "internal/base/health", "internal/node/egress", "internal/node/keyedlock", "internal/testkit/ownnet", "internal/testkit/fakeapi"},
+	1: {"api/extensions/v1beta1", "api/barchan/v1alpha1", "internal/base/sandbox", "internal/base/durable", "internal/base/health", "internal/node/egress", "internal/node/keyedlock", "internal/testkit/ownnet"},
 	2: {
 		"api/openapi", "internal/base/migrate", "internal/base/localca", "internal/base/pool", "internal/base/portable",
 		"internal/node/ipam", "internal/edge/route",

@@ -6,14 +6,12 @@ import (
 	goruntime "runtime"
 
 	corev1 "k8s.io/api/core/v1"
-
-	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
-
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/daemon/hostcheck"
 	"github.com/barchan-dev/barchan/internal/node/egress"

@@ -18,8 +18,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/control/agentclient"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
-	"github.com/barchan-dev/barchan/internal/control/manager"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -32,7 +32,7 @@ const (
 type Parts struct {
 	Manager *manager.Manager
 	Objects manager.Objects
-	Binder  *manager.AgentBinder
+	Binder  *agentclient.Client
 	Tokens  *sandbox.Tokens
 }
 

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
 	"io"
 	"net"
 	"net/http"
@@ -16,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
