@@ -99,7 +99,7 @@ func calls(t *testing.T, inNode bool, pkg string, call *ast.CallExpr) []string {
 	case ours && f.Sel.Name == "ReachIn": // its names are found where they are made
 	case ours && written:
 		return []string{name}
-	case ours && pkg != "daemon":
+	case ours && pkg != "machine":
 		t.Errorf("%s: failpoint.%s wants a name that is written out", pkg, f.Sel.Name)
 	case inNode && strings.EqualFold(f.Sel.Name, "after") && written:
 		return []string{"node/" + name}

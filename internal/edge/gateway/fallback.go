@@ -102,7 +102,7 @@ func (u *inflight) sentTransport() *http.Transport {
 			return nil, errOver
 		}
 		c := u.Conn.(*upstreamConn)
-		c.sent, c.ahead = true, u.Ahead
+		c.sent, c.ahead = make(chan struct{}), u.Ahead
 		return c, nil
 	}
 	return t

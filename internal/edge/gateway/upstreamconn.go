@@ -21,9 +21,11 @@ type upstreamConn struct {
 	fresh, reused atomic.Bool
 	checking      atomic.Bool
 
-	// sent is true where the fast path has sent the request, and ahead is what it read of the response.
-	sent  bool
-	ahead []byte
+	// sent is not nil where the fast path has sent the request; it is closed once http.Transport has written it too,
+	// since the Transport drops a response that comes before. ahead is what the fast path read of the response.
+	sent     chan struct{}
+	sentOnce sync.Once
+	ahead    []byte
 
 	// head and heading belong to the reader.
 	head    messages
@@ -79,6 +81,9 @@ func (c *upstreamConn) Read(b []byte) (int, error) {
 }
 
 func (c *upstreamConn) read(b []byte) (int, error) {
+	if c.sent != nil {
+		<-c.sent
+	}
 	if len(c.ahead) > 0 {
 		n := copy(b, c.ahead)
 		c.ahead = c.ahead[n:]
@@ -90,7 +95,8 @@ func (c *upstreamConn) read(b []byte) (int, error) {
 // Write implements net.Conn. An error of the peer is not returned: its response, or the error of the
 // next read, says more.
 func (c *upstreamConn) Write(b []byte) (int, error) {
-	if c.sent {
+	if c.sent != nil {
+		c.release()
 		return len(b), nil
 	}
 	if c.fresh.Swap(false) && c.reused.Load() && !c.Alive() {
@@ -101,6 +107,13 @@ func (c *upstreamConn) Write(b []byte) (int, error) {
 		return n, err
 	}
 	return len(b), nil
+}
+
+// release lets reads begin.
+func (c *upstreamConn) release() {
+	if c.sent != nil {
+		c.sentOnce.Do(func() { close(c.sent) })
+	}
 }
 
 // ReadFrom implements io.ReaderFrom with large blocks for large bodies.
@@ -140,6 +153,7 @@ func (c *upstreamConn) shut() error {
 	c.onClose = nil
 	c.mu.Unlock()
 	err := c.Conn.Close()
+	c.release()
 	if onClose != nil {
 		onClose()
 	}
