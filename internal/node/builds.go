@@ -17,15 +17,16 @@ import (
 	"syscall"
 	"time"
 
-	bolt "go.etcd.io/bbolt"
-	"golang.org/x/sys/unix"
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
+
+	"github.com/barchan-dev/barchan/internal/node/journal"
 
 	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
-	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
-	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
+	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
 )
 
 // The memory of a gVisor sandbox can be restored by the build of runsc alone that wrote it, and a

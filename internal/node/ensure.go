@@ -6,6 +6,11 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
+
+	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/plan"
+
 	corev1 "k8s.io/api/core/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -14,10 +19,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
-	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
-	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
-	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
 // undoTimeout bounds taking back what a step did, after the request for it has ended.

@@ -5,13 +5,12 @@ import (
 	"errors"
 	"net/netip"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/journal"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Which addresses are in use, and by whom, is known from five sources, and an address counts as

@@ -52,10 +52,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/keyedlock"
+	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/prometheus/client_golang/prometheus"
-	bolt "go.etcd.io/bbolt"
-	"golang.org/x/sync/singleflight"
-	"k8s.io/apimachinery/pkg/types"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -64,12 +64,13 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
-	"github.com/barchan-dev/barchan/internal/node/journal"
-	"github.com/barchan-dev/barchan/internal/node/keyedlock"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
 	"github.com/barchan-dev/barchan/internal/node/oci"
-	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/node/resolver"
+
+	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sync/singleflight"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Defaults where a Config leaves a field empty.
@@ -385,7 +386,7 @@ func (n *Node) background() []backgroundService {
 		{"sweep of builds", func(ctx context.Context) { _ = lifecycle.Every(ctx, sweepBuildsEvery, func() { n.sweepBuilds(ctx) }) }},
 		{"reconcile of addresses", func(ctx context.Context) { _ = n.reconciler.Run(ctx) }},
 		{"network", func(ctx context.Context) { _ = n.network.Run(ctx) }},
-		{"builds of running sandboxes", n.identify},
+		{"builds of running sandboxes", func(ctx context.Context) { n.identify(ctx) }},
 		{"resolver", func(ctx context.Context) { _ = n.resolver.Run(ctx) }},
 	}
 }

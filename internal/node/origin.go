@@ -10,17 +10,18 @@ import (
 	"sync"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
+
 	"connectrpc.com/connect"
+	"github.com/barchan-dev/barchan/internal/node/plan"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
-	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
 	"github.com/barchan-dev/barchan/internal/node/oci"
-	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
-	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
 func runOf(img ctrd.Image) *plan.ImageRun {

@@ -3,9 +3,10 @@ package node
 import (
 	"context"
 
+	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
+
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/node/journal"
-	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 )
 
 // refused says why nothing that takes room may be begun, if so.

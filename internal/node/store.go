@@ -8,15 +8,17 @@ import (
 	"sync"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
+
+	"github.com/barchan-dev/barchan/internal/node/journal"
+
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
-	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
-	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
 
 // How the memory of frozen sandboxes is moved to disk.

@@ -10,6 +10,9 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
+
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"golang.org/x/sync/errgroup"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -18,9 +21,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
-	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
-	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
 
 // wake brings a sandbox back from what it keeps on disk, in its turn. After a failure it sleeps

@@ -19,6 +19,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
+
+	"github.com/barchan-dev/barchan/internal/node/plan"
+
 	bolt "go.etcd.io/bbolt"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -26,8 +30,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
-	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
-	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
 // Stage is how far a sandbox's life on the node is.

@@ -1,4 +1,4 @@
-package node
+package probe
 
 import (
 	"time"
@@ -6,18 +6,18 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// firstPause is how long after its first failure a probe is asked again that has not succeeded yet. Each
+// firstPause is the pause after the first failure of a probe that has not succeeded yet. Each
 // further pause is half as long again.
 const firstPause = 50 * time.Millisecond
 
-// verdict is what the answers to a probe amount to. Kubernetes asks once a period. Here a probe that has
-// never succeeded is asked more often, so that a sandbox is ready soon after its program is; one failure
-// a period counts nevertheless, so that failureThreshold means what it says.
+// verdict evaluates the results of a probe. Kubernetes probes once a period. Here a probe that has
+// never succeeded runs more often, so that a sandbox is ready soon after its program is. Only one failure
+// a period counts, so that failureThreshold keeps its meaning.
 type verdict struct {
 	probe *corev1.Probe
 	// good is the verdict, and reported whether it has been returned as new.
 	good, reported bool
-	// begun says that it has succeeded once, or is taken to have.
+	// begun is set once it has succeeded, or is assumed to have.
 	begun               bool
 	successes, failures int32
 	counts              time.Time // from when on a failure counts, before the first success
@@ -32,7 +32,7 @@ func (v *verdict) period() time.Duration {
 	return time.Duration(orElse(v.probe.PeriodSeconds, 10)) * time.Second
 }
 
-// add takes an answer, and reports whether it makes the verdict another one, or the first.
+// add takes a result, and reports whether the verdict changes, or is the first.
 func (v *verdict) add(failure error, now time.Time) (changed bool) {
 	if failure == nil {
 		v.begun, v.successes, v.failures = true, v.successes+1, 0
@@ -50,7 +50,7 @@ func (v *verdict) add(failure error, now time.Time) (changed bool) {
 	return changed
 }
 
-// pause is how long to wait before the probe is asked again.
+// pause is the wait before the next probe.
 func (v *verdict) pause(now time.Time) time.Duration {
 	if v.begun {
 		return v.period()

@@ -1,4 +1,4 @@
-package node
+package probe
 
 import (
 	"context"
@@ -12,9 +12,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-
-	"github.com/barchan-dev/barchan/internal/base/sandbox"
-	"github.com/barchan-dev/barchan/internal/node/keyedlock"
 )
 
 // answering answers probes over HTTP: not before it is up, and never while it is down again.
@@ -40,8 +37,7 @@ type verdicts struct{ good, bad []time.Duration }
 func verdictsOf(t *testing.T, p *answering, s *corev1.Probe, initially bool, lasts time.Duration) (all verdicts) {
 	t.Helper()
 	s.HTTPGet = &corev1.HTTPGetAction{Port: intstr.FromInt32(80)}
-	u := newSandboxHandle(sandbox.Ref{UID: "u"}, sandbox.Observed{State: sandbox.ContainerRunning}, &keyedlock.Lock{})
-	asks := &prober{u: u, addr: netip.MustParseAddr("10.9.0.2"), http: &http.Client{Transport: p}}
+	asks := &prober{Config: Config{Address: netip.MustParseAddr("10.9.0.2"), Running: func() bool { return true }}, http: &http.Client{Transport: p}}
 	p.began = time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), lasts)
 	defer cancel()

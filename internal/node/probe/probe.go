@@ -1,4 +1,7 @@
-package node
+// Package probe runs the probes of a sandbox as Kubernetes does: startup, readiness and liveness, by HTTP,
+// TCP or a command in the sandbox. It reports verdicts and acts on none of them; it keeps no state after Run
+// returns, and holds no lock.
+package probe
 
 import (
 	"context"
@@ -13,65 +16,71 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
-	"github.com/barchan-dev/barchan/internal/base/sandbox"
-	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
-	"github.com/barchan-dev/barchan/internal/node/journal"
+	corev1 "k8s.io/api/core/v1"
 )
 
-// execUser is the Authorization of probes that run a command: root's, whatever user the
-// template's program has.
+// execUser is the Authorization of probes that run a command as root.
 const execUser = "Basic cm9vdDo="
 
-// prober asks one sandbox.
+// Config says what to probe, and what follows from the results.
+type Config struct {
+	Startup, Readiness, Liveness *corev1.Probe
+	// Started skips the startup probe: it succeeded before a restart of the server.
+	Started bool
+	// Address is the sandbox's; Agent is a client of its agent, which runs commands.
+	Address netip.Addr
+	Agent   func() (*envd.Client, error)
+	// Running reports whether to probe now; a paused sandbox is not probed.
+	Running func() bool
+	// Ready receives the first verdict about readiness and each change. Failed receives why the container must be
+	// replaced, at most once for each probe.
+	Ready  func(ok bool, why string)
+	Failed func(why string)
+}
+
+// prober probes one sandbox.
 type prober struct {
-	n    *Node
-	u    *sandboxHandle
-	row  *journal.Row
-	addr netip.Addr
+	Config
 	http *http.Client
 }
 
-func (n *Node) newProber(u *sandboxHandle, r *journal.Row) *prober {
-	return &prober{n: n, u: u, row: r, addr: r.Address, http: &http.Client{
-		// As on Kubernetes, a certificate proves nothing to a probe, and a redirect is an answer.
+// Run runs the probes until ctx ends: the startup probe until it succeeds once,
+// then readiness and liveness in parallel. A sandbox that was ready before a restart of the server has
+// started, and stays ready until its probe fails.
+func Run(ctx context.Context, cfg Config) {
+	p := &prober{Config: cfg, http: &http.Client{
+		// As on Kubernetes, a probe verifies no certificate and follows no redirect.
 		Transport:     &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, //nolint:gosec // see above
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
-}
-
-// probe runs the template's probes until ctx ends: the startup probe until it succeeds once,
-// then readiness and liveness side by side. What was ready when a server before this one went
-// has started, and stays ready until its probe fails.
-func (n *Node) probe(ctx context.Context, u *sandboxHandle, r *journal.Row) {
-	p := n.newProber(u, r)
-	if s := r.Plan.Startup; s != nil && !r.Ready {
+	if s := p.Startup; s != nil && !p.Started {
 		if !p.startup(ctx, s) {
-			n.unwell(ctx, u, r, "its startup probe failed")
+			p.Failed("its startup probe failed")
 			return
 		}
 	}
-	if r.Plan.Readiness == nil {
-		p.ready(ctx, true, "")
+	if p.Readiness == nil {
+		p.Ready(true, "")
 	}
 	var probing sync.WaitGroup
 	defer probing.Wait()
-	if s := r.Plan.Readiness; s != nil {
+	if s := p.Readiness; s != nil {
 		probing.Go(func() {
 			p.watch(ctx, s, false, func(ok bool, why string) bool {
-				p.ready(ctx, ok, why)
+				p.Ready(ok, why)
 				return true
 			})
 		})
 	}
-	if s := r.Plan.Liveness; s != nil {
+	if s := p.Liveness; s != nil {
 		probing.Go(func() {
 			p.watch(ctx, s, true, func(ok bool, why string) bool {
 				if !ok {
-					n.unwell(ctx, u, r, "its liveness probe failed: "+why)
+					p.Failed("its liveness probe failed: " + why)
 				}
 				return ok
 			})
@@ -79,45 +88,8 @@ func (n *Node) probe(ctx context.Context, u *sandboxHandle, r *journal.Row) {
 	}
 }
 
-// ready makes seen, and notes, whether the sandbox is ready.
-func (p *prober) ready(ctx context.Context, ok bool, why string) {
-	changed := p.u.see(func(o *sandbox.Observed) {
-		if o.State != sandbox.ContainerExited {
-			o.Probed = ok
-		}
-		if o.State == sandbox.ContainerRunning {
-			o.Message = why
-		}
-	})
-	if changed {
-		p.n.dirty.mark(p.u.ref)
-	}
-	if p.row.Plan.Probed() {
-		p.note(ctx, ok)
-	}
-}
-
-// note keeps in the journal what the probes say. Failing costs no more than a moment of being
-// not ready after the next start of the server.
-func (p *prober) note(ctx context.Context, ok bool) {
-	_, done, err := p.u.take(ctx)
-	if err != nil {
-		return
-	}
-	defer done()
-	now := p.u.current()
-	if p.u.isRemoved() || now == nil || now.Process != p.row.Process || now.Stage != journal.Live || now.Ready == ok {
-		return
-	}
-	changed := *now
-	changed.Ready = ok
-	if err := p.n.note(p.u, &changed, journal.Live); err != nil {
-		p.n.log.WarnContext(ctx, "readiness not noted", telemetry.Sandbox, p.u.ref.Name, telemetry.Error, err)
-	}
-}
-
 // startup reports whether the probe succeeded before it failed too often. It is true when ctx
-// ends, for then nobody knows.
+// ends, since the result is then unknown.
 func (p *prober) startup(ctx context.Context, s *corev1.Probe) bool {
 	good := true
 	p.watch(ctx, s, false, func(ok bool, _ string) bool {
@@ -127,21 +99,21 @@ func (p *prober) startup(ctx context.Context, s *corev1.Probe) bool {
 	return good || ctx.Err() != nil
 }
 
-// watch asks as the probe says and tells each change from the last verdict, and the first, until tell
-// returns false or ctx ends. A sandbox that sleeps is not asked.
-func (p *prober) watch(ctx context.Context, s *corev1.Probe, initially bool, tell func(ok bool, why string) bool) {
+// watch probes at the probe's period and reports the first verdict and each change, until report
+// returns false or ctx ends.
+func (p *prober) watch(ctx context.Context, s *corev1.Probe, initially bool, report func(ok bool, why string) bool) {
 	if !lifecycle.Sleep(ctx, time.Duration(s.InitialDelaySeconds)*time.Second) {
 		return
 	}
 	v := newVerdict(s, initially)
 	for {
 		next := v.period()
-		if p.u.observed().State == sandbox.ContainerRunning {
+		if p.Running() {
 			err := p.ask(ctx, s)
 			if ctx.Err() != nil {
 				return
 			}
-			if v.add(err, time.Now()) && !tell(v.good, textOf(err)) {
+			if v.add(err, time.Now()) && !report(v.good, textOf(err)) {
 				return
 			}
 			next = v.pause(time.Now())
@@ -159,7 +131,7 @@ func textOf(err error) string {
 	return err.Error()
 }
 
-// ask asks once.
+// ask probes once.
 func (p *prober) ask(ctx context.Context, s *corev1.Probe) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(orElse(s.TimeoutSeconds, 1))*time.Second)
 	defer cancel()
@@ -177,7 +149,9 @@ func (p *prober) ask(ctx context.Context, s *corev1.Probe) error {
 	}
 }
 
-func (p *prober) host(port int) string { return net.JoinHostPort(p.addr.String(), strconv.Itoa(port)) }
+func (p *prober) host(port int) string {
+	return net.JoinHostPort(p.Address.String(), strconv.Itoa(port))
+}
 
 func (p *prober) get(ctx context.Context, g *corev1.HTTPGetAction) error {
 	scheme := strings.ToLower(string(g.Scheme))
@@ -207,7 +181,7 @@ func (p *prober) get(ctx context.Context, g *corev1.HTTPGetAction) error {
 }
 
 func (p *prober) exec(ctx context.Context, argv []string) error {
-	agent, err := p.n.agentOf(p.u.id, p.addr)
+	agent, err := p.Agent()
 	if err != nil {
 		return err
 	}
