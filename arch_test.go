@@ -53,7 +53,7 @@ var layers = [][]string{
 	},
 	4: {
 		"internal/control/claiming", "internal/control/agentclient", "internal/control/paging", "internal/edge/gateway", "internal/guest/agent", "internal/testkit/claimsuite",
-		"internal/node/plan", "internal/node/probe",
+		"internal/node/plan", "internal/node/probe", "internal/node/programs",
 	},
 	5:  {"internal/control/controllers", "internal/control/manager", "internal/adminapi", "internal/config", "internal/node/journal"},
 	6:  {"internal/edge/e2b"},

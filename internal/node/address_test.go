@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/node/journal"
-	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/google/uuid"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -22,6 +20,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
+	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 

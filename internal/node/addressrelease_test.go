@@ -8,12 +8,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/barchan-dev/barchan/internal/node/journal"
-
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 

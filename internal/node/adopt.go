@@ -9,6 +9,9 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
@@ -17,8 +20,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/plan"
-	"golang.org/x/sync/errgroup"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // How a node begins.
@@ -252,7 +253,7 @@ func (n *Node) checkRead(ref sandbox.Ref) error {
 func (n *Node) settle(ctx context.Context, u *sandboxHandle, r *journal.Row) {
 	became := journal.Live
 	r = new(*r) // others read the one that the unit has
-	runtime, err := n.runtimeOfRow(r)
+	runtime, err := n.runtimes.Driving(r.Plan.Class, r.Build)
 	if err == nil {
 		var status oci.Status
 		if status, err = runtime.State(ctx, string(u.id)); status == oci.Paused {
@@ -348,7 +349,7 @@ func (n *Node) Destroy(ctx context.Context) error {
 		}
 	}
 	failures = append(failures, n.clearLeftovers(ctx), n.destroyCheckpoints(ctx), n.dropStraySnapshots(ctx))
-	for _, r := range n.runtimes {
+	for _, r := range n.runtimes.All() {
 		failures = append(failures, r.Destroy())
 	}
 	failures = append(failures, n.network.Destroy(ctx), cgroups.Remove(n.cfg.CgroupParent))

@@ -11,11 +11,12 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // Audit lists what of the instance is on the machine without a sandbox that the node knows, one

@@ -6,14 +6,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/barchan-dev/barchan/internal/node/journal"
-
 	corev1 "k8s.io/api/core/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 

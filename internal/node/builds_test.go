@@ -32,9 +32,9 @@ func upgraded(t *testing.T, m *machine) func(*Config) {
 
 func keptBuilds(t *testing.T, n *Node) []string {
 	t.Helper()
-	names, err := entries(n.builds.dir)
+	names, err := entries(n.runtimesDir())
 	must(t, err)
-	return slices.DeleteFunc(names, func(name string) bool { return name == installedName })
+	return slices.DeleteFunc(names, func(name string) bool { return name == "installed.json" })
 }
 
 // What an older build of the runtime runs or has written is driven and restored by that build, for
@@ -42,7 +42,7 @@ func keptBuilds(t *testing.T, n *Node) []string {
 func TestOlderBuilds(t *testing.T) {
 	m := newMachine(t)
 	n, stop := m.node(atOnce)
-	older := n.builds.current
+	older := n.runtimes.BuildOf(oci.GVisor)
 	stored, frozen, lives := object(), object(), object()
 	programs := map[*agents.Sandbox]*program{}
 	for _, s := range []*agents.Sandbox{stored, frozen, lives} {
@@ -56,7 +56,7 @@ func TestOlderBuilds(t *testing.T) {
 	stop()
 
 	n, stop = m.node(atOnce, upgraded(t, m))
-	newer := n.builds.current
+	newer := n.runtimes.BuildOf(oci.GVisor)
 	buildOf := func(s *agents.Sandbox, want string) {
 		t.Helper()
 		if got := n.lookup(s.UID).current().Build; got != want {
@@ -90,7 +90,7 @@ func TestOlderBuilds(t *testing.T) {
 	must(t, n.Remove(t.Context(), refOf(lives)))
 	suspend(t, n, stored)
 	awaitStored(t, n, stored)
-	n.sweepBuilds(t.Context())
+	n.runtimes.Sweep(t.Context(), n.needsBuild)
 	if got := keptBuilds(t, n); len(got) != 2 {
 		t.Errorf("kept %v although something needs both", got)
 	}
@@ -102,7 +102,7 @@ func TestOlderBuilds(t *testing.T) {
 	}
 
 	// What nothing names goes at the next start, and the copy in use stays.
-	must(t, os.MkdirAll(filepath.Join(n.builds.dir, older), 0o755))
+	must(t, os.MkdirAll(filepath.Join(n.runtimesDir(), older), 0o755))
 	stop()
 	n, stop = m.node(atOnce, upgraded(t, m))
 	defer stop()
@@ -113,7 +113,7 @@ func TestOlderBuilds(t *testing.T) {
 func refusesWithout(t *testing.T, n *Node, s *agents.Sandbox, build string) {
 	t.Helper()
 	was := *n.lookup(s.UID).current()
-	must(t, os.RemoveAll(filepath.Join(n.builds.dir, build)))
+	must(t, os.RemoveAll(filepath.Join(n.runtimesDir(), build)))
 	_, err := n.Resume(t.Context(), refOf(s), false)
 	if errs.Kind(err) != errs.ErrConflict { //nolint:errorlint // this kind, and no other before it
 		t.Errorf("resume: %v", err)
@@ -124,41 +124,6 @@ func refusesWithout(t *testing.T, n *Node, s *agents.Sandbox, build string) {
 		}
 	}
 	atRest(t, n, s, &was)
-}
-
-// A program that is overwritten in place changes no sandbox that runs, and a copy that is cut short is
-// made again.
-func TestCopiesOfTheRuntime(t *testing.T) {
-	needRoot(t)
-	dir := t.TempDir()
-	program := filepath.Join(dir, "runsc")
-	b := &builds{dir: filepath.Join(dir, "runtimes"), older: map[string]*oci.Runtime{}, base: oci.Config{Class: oci.GVisor, Root: "/none"}}
-	must(t, os.WriteFile(program, []byte("#!/bin/sh\necho one"), 0o755))
-	one, err := b.keep(program)
-	must(t, err)
-	again, err := b.keep(program)
-	must(t, err)
-	if again != one {
-		t.Errorf("kept as %s, then as %s", one, again)
-	}
-	must(t, os.WriteFile(program, []byte("#!/bin/sh\necho two!"), 0o755))
-	two, err := b.keep(program)
-	must(t, err)
-	text, err := os.ReadFile(b.path(one))
-	must(t, err)
-	if two == one || string(text) != "#!/bin/sh\necho one" {
-		t.Errorf("the copy of %s has %q; then %s", one, text, two)
-	}
-	must(t, os.Truncate(b.path(two), 3))
-	if _, err := b.keep(program); err != nil {
-		t.Error(err)
-	}
-	if text, err = os.ReadFile(b.path(two)); err != nil || string(text) != "#!/bin/sh\necho two!" {
-		t.Errorf("the copy has %q, %v", text, err)
-	}
-	if _, err := b.runtime("none"); !errors.Is(err, errs.ErrConflict) {
-		t.Errorf("a build that is not kept: %v", err)
-	}
 }
 
 func TestMemoryOfABetterProcessor(t *testing.T) {

@@ -2,50 +2,18 @@ package node
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
 
-	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 )
-
-// installAgent puts a copy of the agent where sandboxes can have a hard link to it: one that
-// runs keeps its own, whatever a later version of ours brings.
-func (n *Node) installAgent() error {
-	from, err := os.Open(n.cfg.AgentBinary)
-	if err != nil {
-		return fmt.Errorf("install agent: %w", err)
-	}
-	defer func() { _ = from.Close() }()
-	sum := sha256.New()
-	if _, err := io.Copy(sum, from); err != nil {
-		return fmt.Errorf("install agent: %w", err)
-	}
-	n.agentFile = filepath.Join(n.cfg.DataDir, "agents", hex.EncodeToString(sum.Sum(nil)[:16]))
-	if _, err := os.Stat(n.agentFile); err == nil {
-		return nil
-	}
-	if err := os.MkdirAll(filepath.Dir(n.agentFile), 0o755); err != nil {
-		return fmt.Errorf("install agent: %w", err)
-	}
-	if _, err := from.Seek(0, io.SeekStart); err != nil {
-		return fmt.Errorf("install agent: %w", err)
-	}
-	if err := durable.CopyProgram(from, n.agentFile); err != nil {
-		return fmt.Errorf("install agent: %w", err)
-	}
-	return nil
-}
 
 func (n *Node) claimsDir(id string) string { return filepath.Join(n.cfg.DataDir, "claims", id) }
 

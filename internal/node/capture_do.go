@@ -12,13 +12,14 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/plan"
-	"golang.org/x/sync/errgroup"
 )
 
 // capture is one checkpoint in the making.
@@ -224,7 +225,7 @@ func (p *capture) withoutMemory(ctx context.Context) error {
 // frozenFiles keeps the files of a frozen sandbox. What its kernel has not written yet it writes only
 // for a checkpoint, whose memory is then thrown away.
 func (p *capture) frozenFiles(ctx context.Context) error {
-	runtime, err := p.n.runtimeOfRow(p.row)
+	runtime, err := p.n.runtimes.Driving(p.row.Plan.Class, p.row.Build)
 	if err != nil {
 		return err
 	}
@@ -238,7 +239,7 @@ func (p *capture) frozenFiles(ctx context.Context) error {
 // heldStill does what holds a source still. The journal says so while a source that runs may be found
 // paused by the next process.
 func (p *capture) heldStill(ctx context.Context, do func(*oci.Runtime) error) error {
-	runtime, err := p.n.runtimeOfRow(p.row)
+	runtime, err := p.n.runtimes.Driving(p.row.Plan.Class, p.row.Build)
 	if err != nil {
 		return err
 	}

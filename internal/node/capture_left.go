@@ -63,7 +63,7 @@ func (n *Node) thawLater(ctx context.Context, u *sandboxHandle) (finished bool) 
 // thawNow lets a live sandbox go on that may stand still, and notes that it is live.
 func (n *Node) thawNow(ctx context.Context, u *sandboxHandle, r *journal.Row) (finished bool) {
 	began := time.Now()
-	runtime, err := n.runtimeOfRow(r)
+	runtime, err := n.runtimes.Driving(r.Plan.Class, r.Build)
 	if err == nil {
 		err = thaw(ctx, runtime, string(u.id))
 	}

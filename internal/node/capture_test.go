@@ -10,16 +10,16 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/google/uuid"
-
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/programs"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -243,7 +243,7 @@ func TestCaptureFrozen(t *testing.T) {
 	process := n.lookup(s.UID).current().Process
 	ask := checkpointOf(s)
 	capture1(t, n, ask)
-	if status, err := n.runtimes[oci.GVisor].State(t.Context(), string(n.lookup(s.UID).id)); err != nil || status != oci.Paused {
+	if status, err := runtimeOf(t, n, oci.GVisor).State(t.Context(), string(n.lookup(s.UID).id)); err != nil || status != oci.Paused {
 		t.Errorf("its container is %s, %v", status, err)
 	}
 	f := forkOf(s, ask)
@@ -363,7 +363,7 @@ func TestDeathAfterEachCaptureStep(t *testing.T) {
 // heldStill pauses the container of a sandbox, unless it is.
 func heldStill(t *testing.T, n *Node, s *agents.Sandbox) {
 	t.Helper()
-	id, runtime := string(n.lookup(s.UID).id), n.runtimes[oci.GVisor]
+	id, runtime := string(n.lookup(s.UID).id), runtimeOf(t, n, oci.GVisor)
 	status, err := runtime.State(t.Context(), id)
 	must(t, err)
 	if status == oci.Running {
@@ -470,7 +470,7 @@ func TestCaptureOfDamagedMemory(t *testing.T) {
 		},
 		"truncated":       func(dir string) error { return os.Truncate(filepath.Join(dir, "pages.img"), 1) },
 		"a file":          func(dir string) error { return os.Remove(filepath.Join(dir, "checkpoint.img")) },
-		"the description": func(dir string) error { return os.Truncate(filepath.Join(dir, imageDescription), 3) },
+		"the description": func(dir string) error { return os.Truncate(filepath.Join(dir, programs.ImageDescription), 3) },
 		"all":             os.RemoveAll,
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -13,14 +13,14 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 
+	bolt "go.etcd.io/bbolt"
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/keyedlock"
 	"github.com/barchan-dev/barchan/internal/node/plan"
-
-	bolt "go.etcd.io/bbolt"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // A checkpoint is a row of the database, a directory and a committed snapshot, whose names derive

@@ -9,8 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/barchan-dev/barchan/internal/node/journal"
-	"github.com/barchan-dev/barchan/internal/node/plan"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -18,6 +16,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/egress"
+	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/node/resolver"
 )
 

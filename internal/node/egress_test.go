@@ -14,7 +14,6 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/testkit/ownnet"
 
-	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
@@ -22,6 +21,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/egress"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 

@@ -8,9 +8,6 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 
-	"github.com/barchan-dev/barchan/internal/node/journal"
-	"github.com/barchan-dev/barchan/internal/node/plan"
-
 	corev1 "k8s.io/api/core/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -19,7 +16,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
-	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
 // undoTimeout bounds taking back what a step did, after the request for it has ended.
@@ -300,13 +298,4 @@ func (n *Node) Remove(ctx context.Context, ref sandbox.Ref) error {
 	n.drop(u)
 	n.log.InfoContext(ctx, "sandbox removed", telemetry.Namespace, ref.Namespace, telemetry.Sandbox, ref.Name, telemetry.Duration, time.Since(began))
 	return nil
-}
-
-// runtimeOf is the runtime of a class.
-func (n *Node) runtimeOf(c oci.Class) (*oci.Runtime, error) {
-	r := n.runtimes[c]
-	if r == nil {
-		return nil, fmt.Errorf("this node does not offer class %q any more: %w", c, errs.ErrUnavailable)
-	}
-	return r, nil
 }

@@ -9,11 +9,12 @@ import (
 	"sync"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
-	"golang.org/x/sys/unix"
 )
 
 var errBroken = errors.New("broken on purpose")

@@ -408,3 +408,11 @@ func must(t testing.TB, err error) {
 		t.Fatal(err)
 	}
 }
+
+// runtimeOf is the runtime that new containers of a class are started by.
+func runtimeOf(t testing.TB, n *Node, c oci.Class) *oci.Runtime {
+	t.Helper()
+	r, err := n.runtimes.Of(c)
+	must(t, err)
+	return r
+}

@@ -6,10 +6,11 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/keyedlock"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // Issue 11: an interruption reached the holder only. What was queued before the removal ran to its

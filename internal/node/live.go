@@ -5,12 +5,13 @@ import (
 	"errors"
 	"net/netip"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/journal"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // Which addresses are in use, and by whom, is known from five sources, and an address counts as
@@ -126,7 +127,7 @@ func (s *liveSet) addTraces(ctx context.Context) error {
 	failures := []error{look("network namespace", namespaces, err)}
 	ports, err := s.n.network.Links(ctx)
 	failures = append(failures, look("link", ports, err))
-	for class, r := range s.n.runtimes {
+	for class, r := range s.n.runtimes.All() {
 		ids, err := r.List()
 		failures = append(failures, look(string(class)+" container", ids, err))
 	}

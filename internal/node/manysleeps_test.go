@@ -1,12 +1,9 @@
 package node
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
-
-	"github.com/barchan-dev/barchan/internal/node/journal"
-
-	"context"
 	"fmt"
 	"net/netip"
 	"runtime"
@@ -22,6 +19,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )

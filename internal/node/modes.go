@@ -6,13 +6,12 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/node/journal"
-
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
@@ -119,7 +118,7 @@ func (w *operation) stop(ctx context.Context) error {
 
 // flushPaused has a frozen container write its files.
 func (w *operation) flushPaused(ctx context.Context) error {
-	runtime, err := w.n.runtimeOfRow(w.row)
+	runtime, err := w.n.runtimes.Driving(w.row.Plan.Class, w.row.Build)
 	if err != nil {
 		return err
 	}

@@ -9,14 +9,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/node/journal"
-
 	corev1 "k8s.io/api/core/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
@@ -485,7 +484,7 @@ func TestFrozenByAnOlderServer(t *testing.T) {
 	ensure(t, n, s)
 	run(t, n, s, "echo x > /dev/shm/x")
 	u := n.lookup(s.UID)
-	must(t, n.runtimes[oci.Runc].Pause(t.Context(), string(u.id)))
+	must(t, runtimeOf(t, n, oci.Runc).Pause(t.Context(), string(u.id)))
 	old := *u.current()
 	old.PausedAt = time.Now()
 	must(t, n.note(u, &old, journal.Pausing))

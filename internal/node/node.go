@@ -52,10 +52,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/node/journal"
-	"github.com/barchan-dev/barchan/internal/node/keyedlock"
-	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/prometheus/client_golang/prometheus"
+	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sync/singleflight"
+	"k8s.io/apimachinery/pkg/types"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -64,13 +64,13 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
+	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/keyedlock"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/plan"
+	"github.com/barchan-dev/barchan/internal/node/programs"
 	"github.com/barchan-dev/barchan/internal/node/resolver"
-
-	bolt "go.etcd.io/bbolt"
-	"golang.org/x/sync/singleflight"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // Defaults where a Config leaves a field empty.
@@ -154,7 +154,7 @@ type Config struct {
 type Node struct {
 	cfg       Config
 	log       *slog.Logger
-	runtimes  map[oci.Class]*oci.Runtime
+	runtimes  *programs.Runtimes
 	network   *netdev.Network
 	resolver  *resolver.Resolver
 	db        *bolt.DB
@@ -165,7 +165,6 @@ type Node struct {
 	changes   chan sandbox.Ref
 	tasks     *tasks
 	dirty     *changeQueue
-	builds    *builds       // of gVisor; Run sets it before anything else
 	stores    chan struct{} // has a place for each memory that may be moved to disk at the same time
 	shelf     *checkpointStore
 	captures  chan struct{} // has a place for each checkpoint that may be made at the same time
@@ -206,7 +205,7 @@ func New(cfg Config) (*Node, error) {
 		return nil, err
 	}
 	n := &Node{
-		cfg: cfg, log: cfg.Log.With("component", "node"), runtimes: map[oci.Class]*oci.Runtime{},
+		cfg: cfg, log: cfg.Log.With("component", "node"),
 		adopted: make(chan struct{}), changes: make(chan sandbox.Ref), tasks: newTasks(), dirty: newDirty(),
 		stores: make(chan struct{}, storesAtOnce), handles: map[types.UID]*sandboxHandle{},
 		captures: make(chan struct{}, capturesAtOnce), verified: newVerified(),
@@ -218,23 +217,18 @@ func New(cfg Config) (*Node, error) {
 			DisableCompression: true, MaxIdleConnsPerHost: 4, IdleConnTimeout: 5 * time.Minute,
 		}},
 	}
-	for _, c := range cfg.Runtimes {
-		r, err := oci.New(c)
-		if err != nil {
-			return nil, err
-		}
-		n.runtimes[r.Class()] = r
-	}
-	if n.runtimes[cfg.DefaultClass] == nil {
-		return nil, fmt.Errorf("node: no runtime for the default class %s: %w", cfg.DefaultClass, errs.ErrInvalid)
-	}
-	network, err := netdev.New(cfg.Network)
-	if err != nil {
+	var err error
+	if n.runtimes, err = programs.New(programs.Config{Dir: n.runtimesDir(), Runtimes: cfg.Runtimes, Log: n.log}); err != nil {
 		return nil, err
 	}
-	n.network = network
+	if !n.runtimes.Offers(cfg.DefaultClass) {
+		return nil, fmt.Errorf("node: no runtime for the default class %s: %w", cfg.DefaultClass, errs.ErrInvalid)
+	}
+	if n.network, err = netdev.New(cfg.Network); err != nil {
+		return nil, err
+	}
 	if err := n.open(); err != nil {
-		network.Close()
+		n.network.Close()
 		return nil, err
 	}
 	n.resolver, err = n.newResolver()
@@ -242,7 +236,7 @@ func New(cfg Config) (*Node, error) {
 		err = n.openReconciler()
 	}
 	if err != nil {
-		network.Close()
+		n.network.Close()
 		return nil, errors.Join(err, n.db.Close())
 	}
 	return n, nil
@@ -359,7 +353,11 @@ func (n *Node) Close() error {
 // Run opens the network, adopts what already runs and undoes what was left half done, then
 // watches sandboxes until ctx ends. It leaves them running.
 func (n *Node) Run(ctx context.Context) error {
-	if err := errors.Join(n.installAgent(), n.installRuntime(ctx)); err != nil {
+	var err error
+	if n.agentFile, err = programs.InstallAgent(n.cfg.AgentBinary, filepath.Join(n.cfg.DataDir, "agents")); err != nil {
+		return err
+	}
+	if err := n.runtimes.Install(ctx); err != nil {
 		return err
 	}
 	if err := n.network.Open(ctx); err != nil {
@@ -383,10 +381,12 @@ func (n *Node) background() []backgroundService {
 	return []backgroundService{
 		{"changes", func(ctx context.Context) { n.dirty.forward(ctx, n.changes) }},
 		{"sweep", func(ctx context.Context) { _ = lifecycle.Every(ctx, n.sweepEvery, func() { n.Sweep(ctx) }) }},
-		{"sweep of builds", func(ctx context.Context) { _ = lifecycle.Every(ctx, sweepBuildsEvery, func() { n.sweepBuilds(ctx) }) }},
+		{"sweep of builds", func(ctx context.Context) {
+			_ = lifecycle.Every(ctx, sweepBuildsEvery, func() { n.runtimes.Sweep(ctx, n.needsBuild) })
+		}},
 		{"reconcile of addresses", func(ctx context.Context) { _ = n.reconciler.Run(ctx) }},
 		{"network", func(ctx context.Context) { _ = n.network.Run(ctx) }},
-		{"builds of running sandboxes", func(ctx context.Context) { n.identify(ctx) }},
+		{"builds of running sandboxes", func(ctx context.Context) { n.runtimes.Identify(ctx) }},
 		{"resolver", func(ctx context.Context) { _ = n.resolver.Run(ctx) }},
 	}
 }
@@ -426,9 +426,11 @@ func (n *Node) Observe(ctx context.Context, ref sandbox.Ref) (sandbox.Observed, 
 // planOf reads an object, with the node's defaults.
 func (n *Node) planOf(s *agents.Sandbox) (plan.Plan, error) {
 	return plan.New(s, plan.Defaults{
-		Class: n.cfg.DefaultClass, Limits: n.cfg.DefaultLimits, Offers: func(c oci.Class) bool { return n.runtimes[c] != nil },
+		Class: n.cfg.DefaultClass, Limits: n.cfg.DefaultLimits, Offers: n.runtimes.Offers,
 	})
 }
+
+func (n *Node) runtimesDir() string { return filepath.Join(n.cfg.DataDir, "runtimes") }
 
 func (n *Node) awaitAdopted(ctx context.Context) error {
 	select {

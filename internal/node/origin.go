@@ -14,7 +14,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 
 	"connectrpc.com/connect"
-	"github.com/barchan-dev/barchan/internal/node/plan"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -22,6 +21,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
 func runOf(img ctrd.Image) *plan.ImageRun {
@@ -107,9 +107,9 @@ const filesWork = "spec.barchan.restore.filesOnly: true works without it"
 
 // checkOrigin finds what would keep a memory from being restored before anything is touched.
 func (n *Node) checkOrigin(ctx context.Context, o *origin) error {
-	program, err := n.runtimeFor(o.Memory.Build)
+	program, err := n.runtimes.ForBuild(o.Memory.Build)
 	if errors.Is(err, errs.ErrConflict) { // the one that is here says what both are called
-		program, err = n.runtimeOf(oci.GVisor)
+		program, err = n.runtimes.Of(oci.GVisor)
 	}
 	if err == nil {
 		var build memimage.Build
@@ -209,7 +209,7 @@ func (w *operation) begin(ctx context.Context) (err error) {
 	if !w.restoresMemory() {
 		return w.start(ctx)
 	}
-	program, err := w.n.runtimeFor(w.origin.Memory.Build)
+	program, err := w.n.runtimes.ForBuild(w.origin.Memory.Build)
 	if err != nil {
 		return err
 	}

@@ -25,14 +25,15 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // A sandbox that is not made as the one that was checkpointed is refused with the field's name.
 func TestOriginFits(t *testing.T) {
-	n := &Node{cfg: Config{DefaultClass: "gvisor"}, runtimes: map[oci.Class]*oci.Runtime{oci.GVisor: {}, oci.Runc: {}}}
+	defaults := plan.Defaults{Class: oci.GVisor, Offers: func(oci.Class) bool { return true }}
 	base := func() *agents.Sandbox { return object(counts) }
-	was, err := n.planOf(base())
+	was, err := plan.New(base(), defaults)
 	must(t, err)
 	yes, no, seven := true, false, int64(7)
 	for name, c := range map[string]struct {
@@ -62,7 +63,7 @@ func TestOriginFits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := base()
 			c.change(s)
-			p, err := n.planOf(s)
+			p, err := plan.New(s, defaults)
 			must(t, err)
 			for _, memory := range []bool{true, false} {
 				err := p.Fits(&was, memory)

@@ -6,13 +6,14 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
-	"github.com/opencontainers/go-digest"
-	"golang.org/x/sync/errgroup"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // importBase gives the image of the artifact its name, unless another one has that here.

@@ -64,7 +64,7 @@ func (n *Node) readImport(h *portable.Head) (*checkpoint, error) {
 	switch {
 	case h.Config.Architecture != runtime.GOARCH:
 		return wrong("config.architecture: %q, this machine's is %s", h.Config.Architecture, runtime.GOARCH)
-	case class != c.Plan.Class || n.runtimes[class] == nil:
+	case class != c.Plan.Class || !n.runtimes.Offers(class):
 		return wrong("config.class: this node does not offer %q", class)
 	case c.ImageRun == nil || c.Plan.Image == "":
 		return wrong("config.node: it does not say what its image is")

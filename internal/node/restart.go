@@ -7,13 +7,13 @@ import (
 	"sync"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/node/journal"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
-	corev1 "k8s.io/api/core/v1"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 )
 
 // Pauses between restarts of one sandbox: the first at once, then growing, until one lasts.

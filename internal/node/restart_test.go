@@ -10,9 +10,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 
-	"github.com/barchan-dev/barchan/internal/node/journal"
 	"golang.org/x/sys/unix"
-
 	corev1 "k8s.io/api/core/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -20,6 +18,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
@@ -96,7 +95,7 @@ func TestDeathIsAnsweredByPolicy(t *testing.T) {
 		must(t, ctrd.Unmount(filepath.Join(n.dir(id), "rootfs")))
 		must(t, unix.Unmount(n.network.NetnsPath(id), unix.MNT_DETACH))
 		must(t, os.Remove(n.network.NetnsPath(id)))
-		must(t, n.runtimes[oci.GVisor].Destroy())
+		must(t, runtimeOf(t, n, oci.GVisor).Destroy())
 	}
 	n, _ = m.node()
 	check()

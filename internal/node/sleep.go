@@ -7,14 +7,13 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/node/journal"
-
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
@@ -119,7 +118,7 @@ func (n *Node) resume(ctx context.Context, u *sandboxHandle, r *journal.Row, fil
 // freezeOrThaw notes a stage and does what it stands for. After a failure the runtime is asked what
 // the sandbox does.
 func (n *Node) freezeOrThaw(ctx context.Context, u *sandboxHandle, r *journal.Row, by journal.Stage, do func(context.Context, *oci.Runtime, *sandboxHandle, *journal.Row) error) error {
-	runtime, err := n.runtimeOfRow(r)
+	runtime, err := n.runtimes.Driving(r.Plan.Class, r.Build)
 	if err != nil {
 		return orFiles(err)
 	}

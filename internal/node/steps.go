@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
@@ -19,7 +21,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
 	"github.com/barchan-dev/barchan/internal/node/oci"
-	"golang.org/x/sync/errgroup"
 )
 
 // Labels of containers' records.
@@ -321,11 +322,11 @@ func (w *operation) start(ctx context.Context) (err error) {
 	if w.console, err = oci.NewConsole(); err != nil {
 		return errs.Retryable(err)
 	}
-	runtime, err := w.n.runtimeOf(w.row.Plan.Class)
+	runtime, err := w.n.runtimes.Of(w.row.Plan.Class)
 	if err != nil {
 		return err
 	}
-	w.row.Build = w.n.buildNow(w.row.Plan.Class)
+	w.row.Build = w.n.runtimes.BuildOf(w.row.Plan.Class)
 	pid, err := runtime.Run(ctx, w.id(), w.n.dir(w.id()), w.console)
 	if err != nil {
 		return errs.Retryable(err)
@@ -344,8 +345,8 @@ func (w *operation) kill(ctx context.Context) error {
 			return err
 		}
 	}
-	for class, r := range w.n.runtimes {
-		if class != w.row.Plan.Class && w.n.runtimes[w.row.Plan.Class] != nil {
+	for class, r := range w.n.runtimes.All() {
+		if class != w.row.Plan.Class && w.n.runtimes.Offers(w.row.Plan.Class) {
 			continue // one that is unknown, or not offered any more, is asked of all: they kill by cgroup
 		}
 		if err := r.Remove(ctx, w.id(), w.n.cgroup(w.id())); err != nil {

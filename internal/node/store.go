@@ -10,14 +10,13 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 
-	"github.com/barchan-dev/barchan/internal/node/journal"
-
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
@@ -146,7 +145,7 @@ func (w *operation) save(ctx context.Context, u *sandboxHandle) error {
 }
 
 func (w *operation) checkpoint(ctx context.Context) error {
-	runtime, err := w.n.runtimeOfRow(w.row)
+	runtime, err := w.n.runtimes.Driving(w.row.Plan.Class, w.row.Build)
 	if err != nil {
 		return err
 	}

@@ -19,9 +19,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 
-	"github.com/barchan-dev/barchan/internal/node/journal"
 	"golang.org/x/sys/unix"
-
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
@@ -29,7 +27,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/programs"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -235,7 +235,7 @@ func nothingRuns(t testing.TB, n *Node, id string) {
 	}
 	names, err := n.network.List(t.Context())
 	absent("network namespaces", names, err)
-	names, err = n.runtimes[oci.GVisor].List()
+	names, err = runtimeOf(t, n, oci.GVisor).List()
 	absent("containers", names, err)
 	names, err = cgroups.List(n.cfg.CgroupParent)
 	absent("cgroups", names, err)
@@ -672,7 +672,7 @@ func TestDamagedMemory(t *testing.T) {
 			_, err = f.WriteAt(b[:], largest.Size/2)
 			must(t, errors.Join(err, f.Close()))
 		}, largest.Name},
-		"no description": {func(dir string) { must(t, os.Truncate(filepath.Join(dir, imageDescription), 3)) }, "damaged"},
+		"no description": {func(dir string) { must(t, os.Truncate(filepath.Join(dir, programs.ImageDescription), 3)) }, "damaged"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			must(t, os.Rename(image, image+"-away"))

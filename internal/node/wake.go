@@ -12,7 +12,6 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 
-	"github.com/barchan-dev/barchan/internal/node/journal"
 	"golang.org/x/sync/errgroup"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -21,6 +20,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
@@ -166,7 +166,7 @@ func (w *operation) checkMemory(ctx context.Context) error {
 	if err != nil {
 		return damaged(err)
 	}
-	runtime, err := w.n.runtimeFor(img.Build)
+	runtime, err := w.n.runtimes.ForBuild(img.Build)
 	if err != nil {
 		return orFiles(fmt.Errorf("its memory on disk cannot be used: %w", err))
 	}
@@ -290,7 +290,7 @@ func (w *operation) mountAgain(ctx context.Context) (err error) {
 
 // load starts the container from its memory on disk.
 func (w *operation) load(ctx context.Context) (err error) {
-	runtime, err := w.n.runtimeFor(w.row.Memory.Build)
+	runtime, err := w.n.runtimes.ForBuild(w.row.Memory.Build)
 	if err != nil {
 		return orFiles(err)
 	}
@@ -345,14 +345,5 @@ func (n *Node) finishSuspend(ctx context.Context, u *sandboxHandle) {
 	*w.row = *r
 	if err := w.releaseResources(ctx, u); err != nil {
 		n.log.WarnContext(ctx, "rest of a sandbox whose memory is on disk is left on the machine", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
-	}
-}
-
-// identify has the runtimes' builds known before the first sandbox needs one.
-func (n *Node) identify(ctx context.Context) {
-	if r := n.runtimes[oci.GVisor]; r != nil {
-		if _, err := r.Build(ctx); err != nil && ctx.Err() == nil {
-			n.log.WarnContext(ctx, "build of the runtime not known", "class", oci.GVisor, telemetry.Error, err)
-		}
 	}
 }

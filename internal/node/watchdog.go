@@ -11,6 +11,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
@@ -18,7 +20,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/plan"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 const (
@@ -114,7 +115,7 @@ func (n *Node) scanHost(ctx context.Context) (hostInventory, error) {
 		v.records[r.ID] = r
 		add(kindRecord, []string{r.ID}, nil)
 	}
-	for _, r := range n.runtimes {
+	for _, r := range n.runtimes.All() {
 		ids, err := r.List()
 		add(kindContainer, ids, err)
 	}

@@ -9,16 +9,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/google/uuid"
+	bolt "go.etcd.io/bbolt"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
-	bolt "go.etcd.io/bbolt"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // oracle answers whether sandboxes exist.

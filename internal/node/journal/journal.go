@@ -13,6 +13,7 @@
 package journal
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/netip"
@@ -21,8 +22,6 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 
-	"github.com/barchan-dev/barchan/internal/node/plan"
-
 	bolt "go.etcd.io/bbolt"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -30,6 +29,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
 // Stage is how far a sandbox's life on the node is.
@@ -248,4 +248,18 @@ func (r *Row) Place() agents.MemoryPlace {
 	default:
 		return ""
 	}
+}
+
+// Mentions reports whether any row of the database contains a word. It searches bytes, so that rows
+// which this version cannot read count too.
+func Mentions(db *bolt.DB, word string) (found bool, err error) {
+	err = db.View(func(tx *bolt.Tx) error {
+		return tx.ForEach(func(_ []byte, b *bolt.Bucket) error {
+			return b.ForEach(func(_, value []byte) error {
+				found = found || bytes.Contains(value, []byte(word))
+				return nil
+			})
+		})
+	})
+	return found, err
 }

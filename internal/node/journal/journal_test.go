@@ -2,23 +2,21 @@ package journal
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
+	"net/netip"
 	"path/filepath"
 	"slices"
-
-	"github.com/barchan-dev/barchan/internal/base/errs"
-	bolt "go.etcd.io/bbolt"
-	"k8s.io/apimachinery/pkg/types"
-
-	"encoding/json"
-	"net/netip"
 	"strings"
 	"testing"
 
-	"github.com/barchan-dev/barchan/internal/node/plan"
+	bolt "go.etcd.io/bbolt"
+	"k8s.io/apimachinery/pkg/types"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
 // A row is acted on only if all of it is understood.

@@ -7,10 +7,11 @@ import (
 	"slices"
 	"strings"
 
-	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
-	"github.com/barchan-dev/barchan/internal/base/errs"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
 // DataPath is where a volume's data are below a directory for them; empty for one in memory.

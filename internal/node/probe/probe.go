@@ -16,11 +16,11 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
-	corev1 "k8s.io/api/core/v1"
 )
 
 // execUser is the Authorization of probes that run a command as root.

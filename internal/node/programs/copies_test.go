@@ -1,0 +1,59 @@
+package programs
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/node/oci"
+)
+
+// A program that is overwritten in place changes no sandbox that runs, and a copy that is cut short is
+// made again.
+func TestCopiesOfTheRuntime(t *testing.T) {
+	dir := t.TempDir()
+	program := filepath.Join(dir, "runsc")
+	b := &Runtimes{dir: filepath.Join(dir, "runtimes"), older: map[string]*oci.Runtime{}, base: oci.Config{Class: oci.GVisor, Root: "/none"}}
+	if err := os.WriteFile(program, []byte("#!/bin/sh\necho one"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	one, err := b.keep(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := b.keep(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again != one {
+		t.Errorf("kept as %s, then as %s", one, again)
+	}
+	if err := os.WriteFile(program, []byte("#!/bin/sh\necho two!"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	two, err := b.keep(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(b.path(one))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if two == one || string(text) != "#!/bin/sh\necho one" {
+		t.Errorf("the copy of %s has %q; then %s", one, text, two)
+	}
+	if err := os.Truncate(b.path(two), 3); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.keep(program); err != nil {
+		t.Error(err)
+	}
+	if text, err = os.ReadFile(b.path(two)); err != nil || string(text) != "#!/bin/sh\necho two!" {
+		t.Errorf("the copy has %q, %v", text, err)
+	}
+	if _, err := b.runtime("none"); !errors.Is(err, errs.ErrConflict) {
+		t.Errorf("a build that is not kept: %v", err)
+	}
+}
