@@ -56,7 +56,7 @@ var layers = [][]string{
 		"internal/node/plan", "internal/node/probe", "internal/node/programs",
 	},
 	5:  {"internal/control/controllers", "internal/control/manager", "internal/adminapi", "internal/config", "internal/node/journal"},
-	6:  {"internal/edge/e2b"},
+	6:  {"internal/edge/e2b", "internal/node/registry"},
 	7:  {},
 	8:  {},
 	9:  {"internal/node"},

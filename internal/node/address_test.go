@@ -180,7 +180,7 @@ func TestAddressStaysWhileARemovalFailsOrHangs(t *testing.T) {
 				}
 				drained := keptFrom(t, n, s, addr)
 				close(o.retryInterrupted)
-				eventually.True(t, "it is removed in the end", func() bool { return n.lookup(s.UID) == nil })
+				eventually.True(t, "it is removed in the end", func() bool { return n.handles.Lookup(s.UID) == nil })
 				if got := leaseOf(n, s.UID); got != "none" {
 					t.Errorf("lease: %s", got)
 				}
@@ -289,15 +289,15 @@ func TestNoAddressTwice(t *testing.T) {
 				s := object()
 				ref := refOf(s)
 				w := &operation{n: n, row: &journal.Row{Plan: plan.Plan{Ref: ref, ID: sandbox.IDOf(ref.UID), Class: "runc"}}}
-				u := n.unitOf(ref)
-				err := n.note(u, w.row, journal.Making)
+				u := n.handles.Of(ref)
+				err := n.handles.Note(u, w.row, journal.Making)
 				for _, name := range []string{"address", "network", "record", "hold"} {
 					if err == nil {
 						err = w.doOne(t.Context(), w.steps()[name])
 					}
 				}
 				if err == nil {
-					err = n.note(u, w.row, journal.Live)
+					err = n.handles.Note(u, w.row, journal.Live)
 				}
 				if err != nil {
 					t.Error(err)

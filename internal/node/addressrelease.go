@@ -8,6 +8,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
 // The address of a sandbox that sleeps on disk is its own, unless Config.ReleaseAddresses says that
@@ -39,8 +40,8 @@ func (w *operation) disconnect(ctx context.Context) error {
 
 // clearAddress takes the address out of the row and the record of a sandbox that does not keep it. What
 // the journal has already without an address gets none by a try to wake it that failed.
-func (w *operation) clearAddress(ctx context.Context, u *sandboxHandle) error {
-	noted := u.current()
+func (w *operation) clearAddress(ctx context.Context, u *registry.Handle) error {
+	noted := u.Row()
 	if !w.n.cfg.ReleaseAddresses && w.row.Kept != agents.SuspendDelete && noted != nil && noted.Address.IsValid() {
 		return nil
 	}

@@ -25,7 +25,7 @@ func homeless(t testing.TB, n *Node, s *agents.Sandbox) {
 	if err != nil || seen.State != sandbox.ContainerPaused || seen.Address.IsValid() {
 		t.Errorf("%+v, %v", seen, err)
 	}
-	if r := n.lookup(s.UID).current(); r.Stage != journal.Stored || r.Address.IsValid() {
+	if r := n.handles.Lookup(s.UID).Row(); r.Stage != journal.Stored || r.Address.IsValid() {
 		t.Errorf("journal has %s, %s", r.Stage, r.Address)
 	}
 	if lease, ok := n.allocator.Of(string(s.UID)); ok {
@@ -53,9 +53,9 @@ func booksAgree(t testing.TB, n *Node) {
 // atHome fails unless a sandbox runs at an address that all know, it too.
 func atHome(t testing.TB, n *Node, s *agents.Sandbox) netip.Addr {
 	t.Helper()
-	seen := n.lookup(s.UID).observed()
+	seen := n.handles.Lookup(s.UID).Observed()
 	lease, ok := n.allocator.Of(string(s.UID))
-	r := n.lookup(s.UID).current()
+	r := n.handles.Lookup(s.UID).Row()
 	if !ok || lease.State != ipam.Held || lease.Address != seen.Address || r.Address != seen.Address {
 		t.Errorf("seen at %s, journal %s, lease %+v", seen.Address, r.Address, lease)
 	}
@@ -99,7 +99,7 @@ func TestReleasedAddress(t *testing.T) {
 			}
 			return err == nil
 		})
-		if n.lookup(other.UID).observed().Address == was {
+		if n.handles.Lookup(other.UID).Observed().Address == was {
 			taken = true
 			break
 		}
@@ -183,7 +183,7 @@ func TestFailureOrDeathAroundAReleasedAddress(t *testing.T) {
 				defer stop()
 				eventually.True(t, "it comes to rest or lives", func() bool {
 					n.Sweep(t.Context())
-					r := n.lookup(s.UID).current()
+					r := n.handles.Lookup(s.UID).Row()
 					return r.Stage == journal.Live || (r.Stage == journal.Stored && n.atRest(r))
 				})
 				if stageOf(n, s) != journal.Live {

@@ -20,6 +20,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/plan"
+	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
 // How a node begins.
@@ -52,11 +53,11 @@ func (n *Node) adopt(ctx context.Context) error {
 		n.log.WarnContext(ctx, "memory on disk that no sandbox waits for may be left", telemetry.Error, err)
 	}
 	for _, r := range rows { // all addresses are known to be taken before anything else happens
-		n.unitOf(r.Plan.Ref).setRow(r)
+		n.handles.Of(r.Plan.Ref).SetRow(r)
 		n.claimAddress(ctx, r)
 	}
-	lives := n.eachRow(rows, func(r *journal.Row) bool { return r.Stage.Begun() }, func(r *journal.Row) { n.takeOver(ctx, n.unitOf(r.Plan.Ref), r) })
-	undone := n.eachRow(rows, func(r *journal.Row) bool { return !r.Stage.Begun() }, func(r *journal.Row) { n.undoLeft(ctx, n.unitOf(r.Plan.Ref)) })
+	lives := n.eachRow(rows, func(r *journal.Row) bool { return r.Stage.Begun() }, func(r *journal.Row) { n.takeOver(ctx, n.handles.Of(r.Plan.Ref), r) })
+	undone := n.eachRow(rows, func(r *journal.Row) bool { return !r.Stage.Begun() }, func(r *journal.Row) { n.undoLeft(ctx, n.handles.Of(r.Plan.Ref)) })
 	n.adoptCheckpoints(ctx)
 	if err := n.dropStraySnapshots(ctx); err != nil {
 		n.log.WarnContext(ctx, "snapshots without a sandbox may be left", telemetry.Error, err)
@@ -71,9 +72,7 @@ func (n *Node) adopt(ctx context.Context) error {
 // readJournal reads all rows, and notes whose cannot be read.
 func (n *Node) readJournal(ctx context.Context) (rows []*journal.Row, err error) {
 	err = n.journal.Each(func(r *journal.Row) { rows = append(rows, r) }, func(key, value []byte, err error) {
-		n.mu.Lock()
-		n.unread[types.UID(key)] = err
-		n.mu.Unlock()
+		n.handles.SetUnread(types.UID(key), err)
 		n.log.ErrorContext(ctx, "row of the journal cannot be read; it and its sandbox are kept",
 			"key", fmt.Sprintf("%q", key), "value", fmt.Sprintf("%q", value), telemetry.Error, err)
 	})
@@ -114,7 +113,7 @@ func (n *Node) sleepers(rows []*journal.Row, records []ctrd.Container) map[strin
 			keep[r.ID] = true
 		}
 	}
-	for id := range n.unreadIDs() {
+	for id := range n.handles.UnreadIDs() {
 		keep[id] = true
 	}
 	return keep
@@ -150,7 +149,7 @@ func (n *Node) claimAddress(ctx context.Context, r *journal.Row) {
 }
 
 // takeOver makes a sandbox of the journal this node's own.
-func (n *Node) takeOver(ctx context.Context, u *sandboxHandle, r *journal.Row) {
+func (n *Node) takeOver(ctx context.Context, u *registry.Handle, r *journal.Row) {
 	n.appears(u, r)
 	n.adoptEgress(ctx, u, r)
 	switch {
@@ -175,7 +174,7 @@ func (n *Node) takeOver(ctx context.Context, u *sandboxHandle, r *journal.Row) {
 	n.watch(u, r)
 	work := &operation{n: n, row: r}
 	if err := n.network.Adopt(ctx, work.endpoint()); err != nil {
-		n.log.WarnContext(ctx, "network of a live sandbox not as it was", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+		n.log.WarnContext(ctx, "network of a live sandbox not as it was", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 	}
 	if r.Stage == journal.Live {
 		return
@@ -183,7 +182,7 @@ func (n *Node) takeOver(ctx context.Context, u *sandboxHandle, r *journal.Row) {
 	if r.Stage != journal.Paused { // asked to pause or resume, and the answer was lost
 		n.settle(ctx, u, r)
 	}
-	if now := u.current(); now.Stage == journal.Paused {
+	if now := u.Row(); now.Stage == journal.Paused {
 		n.setPaused(u, now)
 	}
 }
@@ -191,31 +190,31 @@ func (n *Node) takeOver(ctx context.Context, u *sandboxHandle, r *journal.Row) {
 // rediscover takes over a sandbox that the journal has and the units have not. They are an index
 // of it, and nothing is decided on what an index lacks.
 func (n *Node) rediscover(ctx context.Context, uid types.UID) error {
-	if n.lookup(uid) != nil {
+	if n.handles.Lookup(uid) != nil {
 		return nil
 	}
 	r, err := n.journal.Get(uid)
 	if err != nil || r == nil {
 		return errs.Retryable(err)
 	}
-	u := n.unitOf(r.Plan.Ref)
-	_, done, err := u.take(ctx)
+	u := n.handles.Of(r.Plan.Ref)
+	_, done, err := u.Acquire(ctx)
 	if err != nil {
 		return err
 	}
 	r, err = n.journal.Get(uid) // as it is now that nobody changes it
-	found := err == nil && r != nil && !u.isRemoved() && u.current() == nil
+	found := err == nil && r != nil && !u.IsRemoved() && u.Row() == nil
 	if found {
-		u.setRow(r)
-	} else if u.current() == nil {
-		u.markRemoved()
-		n.drop(u)
+		u.SetRow(r)
+	} else if u.Row() == nil {
+		u.MarkRemoved()
+		n.handles.Drop(u)
 	}
 	done()
 	if !found {
 		return errs.Retryable(err)
 	}
-	n.log.ErrorContext(ctx, "a sandbox of the journal was not known; it is taken over", telemetry.Namespace, u.ref.Namespace, telemetry.Sandbox, u.ref.Name)
+	n.log.ErrorContext(ctx, "a sandbox of the journal was not known; it is taken over", telemetry.Namespace, u.Ref.Namespace, telemetry.Sandbox, u.Ref.Name)
 	if !r.Stage.Begun() {
 		n.undoLeft(ctx, u)
 		return nil
@@ -225,38 +224,14 @@ func (n *Node) rediscover(ctx context.Context, uid types.UID) error {
 	return nil
 }
 
-// unreadIDs are the IDs of sandboxes whose rows of the journal cannot be read.
-func (n *Node) unreadIDs() map[string]types.UID {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	ids := map[string]types.UID{}
-	for uid := range n.unread {
-		ids[string(sandbox.IDOf(uid))] = uid
-	}
-	return ids
-}
-
-// checkRead refuses a sandbox whose row of the journal cannot be read: what may run of it must
-// not be made twice.
-func (n *Node) checkRead(ref sandbox.Ref) error {
-	n.mu.Lock()
-	err := n.unread[ref.UID]
-	n.mu.Unlock()
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("what the node noted of sandbox %s/%s cannot be read, and is kept (%w); delete the sandbox to be rid of it: %w",
-		ref.Namespace, ref.Name, err, errs.ErrUnavailable)
-}
-
 // settle asks the runtime whether a sandbox sleeps.
-func (n *Node) settle(ctx context.Context, u *sandboxHandle, r *journal.Row) {
+func (n *Node) settle(ctx context.Context, u *registry.Handle, r *journal.Row) {
 	became := journal.Live
 	r = new(*r) // others read the one that the unit has
 	runtime, err := n.runtimes.Driving(r.Plan.Class, r.Build)
 	if err == nil {
 		var status oci.Status
-		if status, err = runtime.State(ctx, string(u.id)); status == oci.Paused {
+		if status, err = runtime.State(ctx, string(u.ID)); status == oci.Paused {
 			became = journal.Paused
 		}
 	}
@@ -264,33 +239,33 @@ func (n *Node) settle(ctx context.Context, u *sandboxHandle, r *journal.Row) {
 		if became == journal.Paused && r.PausedAt.IsZero() {
 			r.PausedAt = time.Now()
 		}
-		err = n.note(u, r, became)
+		err = n.handles.Note(u, r, became)
 	}
 	if err != nil {
-		n.log.WarnContext(ctx, "state of a sandbox unknown; taken to be running", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+		n.log.WarnContext(ctx, "state of a sandbox unknown; taken to be running", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 	}
 }
 
 // undoLeft takes back what was half done. Failing is no reason not to start: the row stays, its
 // address stays taken, and Run tries again.
-func (n *Node) undoLeft(ctx context.Context, u *sandboxHandle) {
-	taken, done, err := u.take(ctx)
+func (n *Node) undoLeft(ctx context.Context, u *registry.Handle) {
+	taken, done, err := u.Acquire(ctx)
 	if err != nil {
 		return
 	}
 	defer done()
-	r := u.current()
-	if u.isRemoved() || r == nil || r.Stage.Begun() {
+	r := u.Row()
+	if u.IsRemoved() || r == nil || r.Stage.Begun() {
 		return
 	}
 	limited, cancel := context.WithTimeout(taken, undoTimeout)
 	defer cancel()
 	if err := n.clear(limited, u, r); err != nil {
-		n.log.WarnContext(ctx, "sandbox cannot be removed yet", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+		n.log.WarnContext(ctx, "sandbox cannot be removed yet", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 		return
 	}
-	u.markRemoved()
-	n.drop(u)
+	u.MarkRemoved()
+	n.handles.Drop(u)
 }
 
 // dropStraySnapshots removes snapshots that no sandbox, record or mount knows: containerd may
@@ -315,10 +290,10 @@ func (n *Node) dropStraySnapshots(ctx context.Context) error {
 	for _, r := range records {
 		used[r.Snapshot] = true
 	}
-	for _, u := range n.allUnits() {
-		used[string(u.id)] = used[string(u.id)] || u.current() != nil
+	for _, u := range n.handles.All() {
+		used[string(u.ID)] = used[string(u.ID)] || u.Row() != nil
 	}
-	for id := range n.unreadIDs() {
+	for id := range n.handles.UnreadIDs() {
 		used[id] = true
 	}
 	var failures []error
@@ -336,15 +311,15 @@ func (n *Node) dropStraySnapshots(ctx context.Context) error {
 func (n *Node) Destroy(ctx context.Context) error {
 	var failures []error
 	err := n.journal.Each(func(r *journal.Row) {
-		u := n.unitOf(r.Plan.Ref)
-		u.setRow(r)
+		u := n.handles.Of(r.Plan.Ref)
+		u.SetRow(r)
 	}, func(key, _ []byte, _ error) { // found by the names that derive from the UID
 		ref := sandbox.Ref{UID: types.UID(key)}
-		n.unitOf(ref).setRow(&journal.Row{Stage: journal.Removing, Plan: plan.Plan{Ref: ref, ID: sandbox.IDOf(ref.UID)}})
+		n.handles.Of(ref).SetRow(&journal.Row{Stage: journal.Removing, Plan: plan.Plan{Ref: ref, ID: sandbox.IDOf(ref.UID)}})
 	})
 	failures = append(failures, err)
-	for _, u := range n.allUnits() {
-		if r := u.current(); r != nil {
+	for _, u := range n.handles.All() {
+		if r := u.Row(); r != nil {
 			failures = append(failures, n.clear(ctx, u, r))
 		}
 	}

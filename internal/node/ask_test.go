@@ -17,15 +17,15 @@ func (n *Node) Agent(ctx context.Context, ref sandbox.Ref) (*envd.Client, error)
 	if err := n.awaitAdopted(ctx); err != nil {
 		return nil, err
 	}
-	u := n.lookup(ref.UID)
+	u := n.handles.Lookup(ref.UID)
 	if u == nil {
 		return nil, fmt.Errorf("sandbox %s/%s is not on this node: %w", ref.Namespace, ref.Name, errs.ErrNotFound)
 	}
-	seen := u.observed()
+	seen := u.Observed()
 	if seen.State != sandbox.ContainerRunning {
 		return nil, fmt.Errorf("sandbox %s/%s is %s: %w", ref.Namespace, ref.Name, seen.State, errs.ErrNotFound)
 	}
-	return n.agentOf(u.id, seen.Address)
+	return n.agentOf(u.ID, seen.Address)
 }
 
 // Stats is what a running sandbox's agent says of its usage, as seen from inside.

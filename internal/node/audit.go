@@ -9,13 +9,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
-	"github.com/barchan-dev/barchan/internal/node/ipam"
-	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
@@ -66,31 +63,6 @@ func (n *Node) Audit(ctx context.Context) (left []string, err error) {
 	}
 	slices.Sort(left)
 	return left, errors.Join(failures...)
-}
-
-// Remarks lists what people should know of and what is no leak, one line each: rows of the journal
-// that cannot be read, addresses in quarantine, sandboxes that cannot be removed yet.
-func (n *Node) Warnings() (remarks []string) {
-	n.mu.Lock()
-	for uid, err := range n.unread {
-		remarks = append(remarks, fmt.Sprintf("the journal's row of %s cannot be read: %v", uid, err))
-	}
-	n.mu.Unlock()
-	for uid, err := range n.shelf.unread() {
-		remarks = append(remarks, fmt.Sprintf("the row of checkpoint %s cannot be read: %v", uid, err))
-	}
-	for _, l := range n.allocator.List() {
-		if l.State == ipam.Quarantined {
-			remarks = append(remarks, fmt.Sprintf("address %s is in quarantine since %s: %s", l.Address, l.Since.UTC().Format(time.RFC3339), l.Reason))
-		}
-	}
-	for _, u := range n.allUnits() {
-		if r := u.current(); r != nil && r.Stage == journal.Removing && !u.busy() {
-			remarks = append(remarks, fmt.Sprintf("sandbox %s/%s (%s) cannot be removed yet", u.ref.Namespace, u.ref.Name, u.id))
-		}
-	}
-	slices.Sort(remarks)
-	return remarks
 }
 
 func entries(dir string) (names []string, err error) {

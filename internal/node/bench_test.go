@@ -98,7 +98,7 @@ func BenchmarkSleepOnDisk(b *testing.B) {
 				suspend(b, n, s)
 				note("suspend", time.Since(began))
 				awaitStored(b, n, s)
-				size = n.lookup(s.UID).current().Memory.Size
+				size = n.handles.Lookup(s.UID).Row().Memory.Size
 				began = time.Now()
 				resume(b, n, s)
 				note("resume", time.Since(began))
@@ -164,13 +164,13 @@ func BenchmarkAdopt(b *testing.B) {
 func standIn(b *testing.B, n *Node) {
 	b.Helper()
 	s := object(class("runc"))
-	u := n.unitOf(refOf(s))
+	u := n.handles.Of(refOf(s))
 	p, err := n.planOf(s)
 	must(b, err)
 	image, err := n.findImage(b.Context(), &p)
 	must(b, err)
 	w := &operation{n: n, image: image, row: &journal.Row{Stage: journal.Making, Plan: p, Digest: image.Digest}}
-	must(b, n.note(u, w.row, journal.Making))
+	must(b, n.handles.Note(u, w.row, journal.Making))
 	for _, name := range []string{"address", "network", "snapshot", "mount", "bundle", "record", "hold"} {
 		must(b, w.doOne(b.Context(), w.steps()[name]))
 	}
@@ -181,6 +181,6 @@ func standIn(b *testing.B, n *Node) {
 	cgroup := cgroupDir(n.cgroup(w.id()))
 	must(b, os.MkdirAll(cgroup, 0o755))
 	must(b, os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte(fmt.Sprint(child.PID)), 0o644))
-	must(b, n.note(u, w.row, journal.Live))
+	must(b, n.handles.Note(u, w.row, journal.Live))
 	n.setRunning(u, w.row)
 }

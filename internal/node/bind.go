@@ -18,6 +18,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
 // Bind gives a sandbox that exists already what its object has got since it was made: the
@@ -36,21 +37,21 @@ func (n *Node) Bind(ctx context.Context, s *agents.Sandbox) error {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return err
 	}
-	u := n.lookup(s.UID)
-	if u == nil || !unbound(u.current(), s) {
+	u := n.handles.Lookup(s.UID)
+	if u == nil || !unbound(u.Row(), s) {
 		return nil
 	}
 	at := field.NewPath("spec", "podTemplate", "spec")
 	if problems := sandbox.CheckRunnable(&s.Spec.PodTemplate.Spec, at); len(problems) > 0 {
 		return fmt.Errorf("%w: %w", problems.ToAggregate(), errs.ErrInvalid)
 	}
-	ctx, done, err := u.take(ctx)
+	ctx, done, err := u.Acquire(ctx)
 	if err != nil {
 		return err
 	}
 	defer done()
-	r := u.current()
-	if u.isRemoved() || !unbound(r, s) {
+	r := u.Row()
+	if u.IsRemoved() || !unbound(r, s) {
 		return nil
 	}
 	if err := n.bind(ctx, u, r, s); err != nil {
@@ -70,7 +71,7 @@ func unbound(r *journal.Row, s *agents.Sandbox) bool {
 }
 
 // bind does the work of Bind, in the unit's turn.
-func (n *Node) bind(ctx context.Context, u *sandboxHandle, r *journal.Row, s *agents.Sandbox) error {
+func (n *Node) bind(ctx context.Context, u *registry.Handle, r *journal.Row, s *agents.Sandbox) error {
 	w := &operation{n: n, row: new(journal.Row)}
 	*w.row = *r
 	w.row.Plan.Env = slices.Clone(s.Spec.PodTemplate.Spec.Containers[0].Env)
@@ -88,7 +89,7 @@ func (n *Node) bind(ctx context.Context, u *sandboxHandle, r *journal.Row, s *ag
 			return err
 		}
 	}
-	return n.note(u, w.row, r.Stage)
+	return n.handles.Note(u, w.row, r.Stage)
 }
 
 // rewriteConfig changes the configuration that the agent reads when it is started anew.

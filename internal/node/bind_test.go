@@ -113,7 +113,7 @@ func TestBindOutlivesContainerAndServer(t *testing.T) {
 
 			stop()
 			n, stop = m.node()
-			if r := n.lookup(s.UID).current(); unbound(r, claimed(s)) {
+			if r := n.handles.Lookup(s.UID).Row(); unbound(r, claimed(s)) {
 				t.Errorf("the next server does not know: %+v", r.Plan)
 			}
 			wantBound(t, n, s, "after a restart of the server")
@@ -169,7 +169,7 @@ func TestBindWaitsForItsTime(t *testing.T) {
 	m := newMachine(t)
 	n, _ := m.node()
 	s := member()
-	if err := n.Bind(t.Context(), claimed(s)); err != nil || n.lookup(s.UID) != nil {
+	if err := n.Bind(t.Context(), claimed(s)); err != nil || n.handles.Lookup(s.UID) != nil {
 		t.Errorf("a sandbox that is not there: %v", err)
 	}
 	ensure(t, n, s)
@@ -181,7 +181,7 @@ func TestBindWaitsForItsTime(t *testing.T) {
 	_, err := n.Suspend(t.Context(), refOf(s), agents.SuspendMemory)
 	must(t, err)
 	must(t, n.Bind(t.Context(), claimed(s)))
-	if r := n.lookup(s.UID).current(); r.Stage != journal.Paused || len(r.Plan.Env) != 2 {
+	if r := n.handles.Lookup(s.UID).Row(); r.Stage != journal.Paused || len(r.Plan.Env) != 2 {
 		t.Errorf("a sleeper was bound: %+v", r)
 	}
 	_, err = n.Resume(t.Context(), refOf(s), false)
@@ -192,10 +192,10 @@ func TestBindWaitsForItsTime(t *testing.T) {
 	// A row of a server that did not note the image's environment.
 	old := member()
 	ensure(t, n, old)
-	u := n.lookup(old.UID)
-	row := *u.current()
+	u := n.handles.Lookup(old.UID)
+	row := *u.Row()
 	row.ImageEnv = nil
-	must(t, n.note(u, &row, journal.Live))
+	must(t, n.handles.Note(u, &row, journal.Live))
 	must(t, n.Bind(t.Context(), claimed(old)))
 	if out, _ := run(t, n, old, "echo $FROM_IMAGE $BOTH"); out != "yes claim\n" {
 		t.Errorf("a row of before: %q", out)

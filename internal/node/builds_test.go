@@ -59,7 +59,7 @@ func TestOlderBuilds(t *testing.T) {
 	newer := n.runtimes.BuildOf(oci.GVisor)
 	buildOf := func(s *agents.Sandbox, want string) {
 		t.Helper()
-		if got := n.lookup(s.UID).current().Build; got != want {
+		if got := n.handles.Lookup(s.UID).Row().Build; got != want {
 			t.Errorf("%s is of build %.12s, want %.12s", s.Name, got, want)
 		}
 	}
@@ -72,7 +72,7 @@ func TestOlderBuilds(t *testing.T) {
 			suspend(t, n, s)
 			awaitStored(t, n, s)
 		}
-		if got := n.lookup(s.UID).current().Memory.Build.SHA256; got != older {
+		if got := n.handles.Lookup(s.UID).Row().Memory.Build.SHA256; got != older {
 			t.Errorf("its memory is of build %.12s", got)
 		}
 		resume(t, n, s)
@@ -112,7 +112,7 @@ func TestOlderBuilds(t *testing.T) {
 // refusesWithout fails unless a sandbox on disk stays there for want of a build, and its files are offered.
 func refusesWithout(t *testing.T, n *Node, s *agents.Sandbox, build string) {
 	t.Helper()
-	was := *n.lookup(s.UID).current()
+	was := *n.handles.Lookup(s.UID).Row()
 	must(t, os.RemoveAll(filepath.Join(n.runtimesDir(), build)))
 	_, err := n.Resume(t.Context(), refOf(s), false)
 	if errs.Kind(err) != errs.ErrConflict { //nolint:errorlint // this kind, and no other before it

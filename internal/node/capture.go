@@ -13,6 +13,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
 // capturesAtOnce bounds how many checkpoints are made at the same time.
@@ -90,17 +91,17 @@ func (n *Node) capture(ctx context.Context, k *checkpointHandle, ask sandbox.Cap
 	if err := n.find(ctx, source); err != nil {
 		return nil, err
 	}
-	u := n.lookup(source.UID)
+	u := n.handles.Lookup(source.UID)
 	if u == nil {
 		return nil, fmt.Errorf("sandbox %s/%s is not on this node: %w", source.Namespace, source.Name, errs.ErrConflict)
 	}
-	u.setDesired()
-	ctx, done, err := u.take(ctx)
+	u.SetDesired()
+	ctx, done, err := u.Acquire(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	r := u.current()
+	r := u.Row()
 	if err := capturable(u, r); err != nil {
 		return nil, err
 	}
@@ -121,16 +122,16 @@ func (n *Node) capture(ctx context.Context, k *checkpointHandle, ask sandbox.Cap
 }
 
 // capturable refuses what has no state to keep.
-func capturable(u *sandboxHandle, r *journal.Row) error {
+func capturable(u *registry.Handle, r *journal.Row) error {
 	switch {
-	case u.isRemoved() || r == nil || u.observed().State == sandbox.ContainerExited:
-		return fmt.Errorf("sandbox %s/%s is %s: %w", u.ref.Namespace, u.ref.Name, u.observed().State, errs.ErrConflict)
+	case u.IsRemoved() || r == nil || u.Observed().State == sandbox.ContainerExited:
+		return fmt.Errorf("sandbox %s/%s is %s: %w", u.Ref.Namespace, u.Ref.Name, u.Observed().State, errs.ErrConflict)
 	case r.KeepsClaims():
-		return fmt.Errorf("sandbox %s/%s has nothing but its volumes: %w", u.ref.Namespace, u.ref.Name, errs.ErrConflict)
+		return fmt.Errorf("sandbox %s/%s has nothing but its volumes: %w", u.Ref.Namespace, u.Ref.Name, errs.ErrConflict)
 	case r.Stage == journal.Live || r.Stage == journal.Paused || r.OnDisk():
 		return nil
 	default:
-		return fmt.Errorf("sandbox %s/%s is %s; a checkpoint is made of one that runs or sleeps: %w", u.ref.Namespace, u.ref.Name, r.Stage, errs.ErrConflict)
+		return fmt.Errorf("sandbox %s/%s is %s; a checkpoint is made of one that runs or sleeps: %w", u.Ref.Namespace, u.Ref.Name, r.Stage, errs.ErrConflict)
 	}
 }
 

@@ -20,12 +20,13 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/plan"
+	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
 // capture is one checkpoint in the making.
 type capture struct {
 	*operation // of the source
-	u          *sandboxHandle
+	u          *registry.Handle
 	k          *checkpointHandle
 	c          *checkpoint
 	// filesOnly is what is kept, whatever the source has.
@@ -146,7 +147,7 @@ func (p *capture) keepAgent() error {
 
 // copy copies the files of a source that stands still, and has them made durable while it goes on.
 func (p *capture) copy(ctx context.Context) error {
-	p.c.Created, p.c.Exit = time.Now().UTC(), p.u.observed().EntrypointExit
+	p.c.Created, p.c.Exit = time.Now().UTC(), p.u.Observed().EntrypointExit
 	if err := p.files.FinalCopy(ctx); err != nil {
 		return err
 	}
@@ -200,7 +201,7 @@ func (p *capture) withoutMemory(ctx context.Context) error {
 	if p.row.Stage == journal.Paused { // of class runc: what it wrote is the machine's
 		return p.copy(ctx)
 	}
-	agent, err := p.n.agentOf(p.u.id, p.row.Address)
+	agent, err := p.n.agentOf(p.u.ID, p.row.Address)
 	if err != nil {
 		return err
 	}
@@ -246,7 +247,7 @@ func (p *capture) heldStill(ctx context.Context, do func(*oci.Runtime) error) er
 	if p.row.Stage != journal.Live {
 		return do(runtime)
 	}
-	if err := p.n.write(p.row, journal.Capturing); err != nil { // others see it live, and it is
+	if err := p.n.handles.Write(p.row, journal.Capturing); err != nil { // others see it live, and it is
 		return err
 	}
 	err = p.after("capture_held")

@@ -104,7 +104,7 @@ func TestCaptureAndFork(t *testing.T) {
 	ensure(t, n, s)
 	p := startProgram(t, n, s)
 	run(t, n, s, "for v in data disk mem; do echo in $v > /$v/f; done; echo kept > /root/kept")
-	eventually.True(t, "its program has ended", func() bool { return n.lookup(s.UID).observed().EntrypointExit != nil })
+	eventually.True(t, "its program has ended", func() bool { return n.handles.Lookup(s.UID).Observed().EntrypointExit != nil })
 	for _, state := range []string{"live", "asleep"} {
 		if state == "asleep" {
 			suspend(t, n, s)
@@ -144,7 +144,7 @@ func isWhole(t *testing.T, n *Node, ask sandbox.Capture) sandbox.Captured {
 	if !got.Memory || got.MemorySize == 0 || got.FilesSize == 0 || !strings.HasPrefix(got.Digest, "sha256:") || got.RuntimeBuild == "" {
 		t.Errorf("%+v", got)
 	}
-	if seen := n.lookup(ask.Source.UID).observed(); got.Image != seen.Image || got.Node != seen.Node {
+	if seen := n.handles.Lookup(ask.Source.UID).Observed(); got.Image != seen.Image || got.Node != seen.Node {
 		t.Errorf("%+v of %+v", got, seen)
 	}
 	again := capture1(t, n, ask)
@@ -161,7 +161,7 @@ func forkIsLike(t *testing.T, n *Node, at *program, ask sandbox.Capture) {
 	t.Helper()
 	f := forkOf(at.s, ask)
 	seen := ensure(t, n, f)
-	if seen.Address == n.lookup(at.s.UID).observed().Address || seen.EntrypointExit == nil || *seen.EntrypointExit != 3 {
+	if seen.Address == n.handles.Lookup(at.s.UID).Observed().Address || seen.EntrypointExit == nil || *seen.EntrypointExit != 3 {
 		t.Errorf("it is %+v", seen)
 	}
 	q := at.as(f)
@@ -240,10 +240,10 @@ func TestCaptureFrozen(t *testing.T) {
 	ensure(t, n, s)
 	p := startProgram(t, n, s)
 	suspend(t, n, s)
-	process := n.lookup(s.UID).current().Process
+	process := n.handles.Lookup(s.UID).Row().Process
 	ask := checkpointOf(s)
 	capture1(t, n, ask)
-	if status, err := runtimeOf(t, n, oci.GVisor).State(t.Context(), string(n.lookup(s.UID).id)); err != nil || status != oci.Paused {
+	if status, err := runtimeOf(t, n, oci.GVisor).State(t.Context(), string(n.handles.Lookup(s.UID).ID)); err != nil || status != oci.Paused {
 		t.Errorf("its container is %s, %v", status, err)
 	}
 	f := forkOf(s, ask)
@@ -251,7 +251,7 @@ func TestCaptureFrozen(t *testing.T) {
 	p.as(f).goesOn(n)
 	stop()
 	n, _ = m.node()
-	if got := stageOf(n, s); got != journal.Paused || n.lookup(s.UID).current().Process != process {
+	if got := stageOf(n, s); got != journal.Paused || n.handles.Lookup(s.UID).Row().Process != process {
 		t.Errorf("it is %s", got)
 	}
 	resume(t, n, s)
@@ -363,7 +363,7 @@ func TestDeathAfterEachCaptureStep(t *testing.T) {
 // heldStill pauses the container of a sandbox, unless it is.
 func heldStill(t *testing.T, n *Node, s *agents.Sandbox) {
 	t.Helper()
-	id, runtime := string(n.lookup(s.UID).id), runtimeOf(t, n, oci.GVisor)
+	id, runtime := string(n.handles.Lookup(s.UID).ID), runtimeOf(t, n, oci.GVisor)
 	status, err := runtime.State(t.Context(), id)
 	must(t, err)
 	if status == oci.Running {
@@ -421,7 +421,7 @@ func TestCaptureAsksForAllItsRoom(t *testing.T) {
 	s := object()
 	ensure(t, n, s)
 	run(t, n, s, "dd if=/dev/urandom of=/root/big bs=1M count=64; dd if=/dev/urandom of=/dev/shm/big bs=1M count=32; busybox sync")
-	files, err := n.cfg.Containerd.SnapshotUsage(t.Context(), string(n.lookup(s.UID).id))
+	files, err := n.cfg.Containerd.SnapshotUsage(t.Context(), string(n.handles.Lookup(s.UID).ID))
 	must(t, err)
 	if files < 64<<20 {
 		t.Fatalf("its files have %d bytes", files)
@@ -460,10 +460,10 @@ func TestCaptureOfDamagedMemory(t *testing.T) {
 	s := object()
 	ensure(t, n, s)
 	p := startProgram(t, n, s)
-	was := *n.lookup(s.UID).current()
+	was := *n.handles.Lookup(s.UID).Row()
 	suspend(t, n, s)
 	awaitStored(t, n, s)
-	image := n.memoryDir(string(n.lookup(s.UID).id))
+	image := n.memoryDir(string(n.handles.Lookup(s.UID).ID))
 	for name, harm := range map[string]func(dir string) error{
 		"a bit": func(dir string) error {
 			return change(filepath.Join(dir, "pages.img"), func(b []byte) []byte { b[len(b)/2] ^= 1; return b })
@@ -523,8 +523,8 @@ func TestCaptureRefusals(t *testing.T) {
 		}
 	}
 	ensure(t, n, s)
-	must(t, n.lookup(s.UID).current().Process.Signal(9))
-	eventually.True(t, "its end is seen", func() bool { return n.lookup(s.UID).observed().State == sandbox.ContainerExited })
+	must(t, n.handles.Lookup(s.UID).Row().Process.Signal(9))
+	eventually.True(t, "its end is seen", func() bool { return n.handles.Lookup(s.UID).Observed().State == sandbox.ContainerExited })
 	if _, err := n.Capture(t.Context(), checkpointOf(s)); !errors.Is(err, errs.ErrConflict) {
 		t.Errorf("of one that has ended: %v", err)
 	}
@@ -552,7 +552,7 @@ func TestCaptureIsInterrupted(t *testing.T) {
 				removed := make(chan error, 1)
 				if by == "source removed" {
 					go func() { removed <- n.Remove(t.Context(), refOf(s)) }()
-					eventually.True(t, "it is interrupted", func() bool { _, interrupted := n.locks.Holder(s.UID); return interrupted })
+					eventually.True(t, "it is interrupted", func() bool { return interrupted(n, s.UID) })
 				} else {
 					go func() { removed <- n.DropCheckpoint(t.Context(), ask.Checkpoint) }()
 					eventually.True(t, "it is interrupted", func() bool { _, interrupted := n.shelf.locks.Holder(ask.Checkpoint.UID); return interrupted })

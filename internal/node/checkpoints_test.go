@@ -56,7 +56,7 @@ func tellsStray(t *testing.T, m *machine, lost, lame sandbox.CheckpointRef) {
 // speaksOf fails unless a node answers rightly of what was spoilt.
 func speaksOf(t *testing.T, n *Node, s *agents.Sandbox, asks [5]sandbox.Capture) {
 	t.Helper()
-	if remarks := n.Warnings(); len(remarks) != 1 || !strings.Contains(remarks[0], string(asks[1].Checkpoint.UID)) {
+	if remarks := n.shelf.unread(); len(remarks) != 1 || remarks[asks[1].Checkpoint.UID] == nil {
 		t.Errorf("remarks %v", remarks)
 	}
 	if _, err := n.Captured(t.Context(), asks[0].Checkpoint); err != nil {
@@ -111,7 +111,7 @@ func TestStrayCheckpoints(t *testing.T) {
 		must(t, n.DropCheckpoint(t.Context(), ref))
 	}
 	noCheckpoint(t, n)
-	if remarks := n.Warnings(); len(remarks) != 0 {
+	if remarks := n.shelf.unread(); len(remarks) != 0 {
 		t.Errorf("remarks %v", remarks)
 	}
 	clean(t, n)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
 // Issue 11: what was told of a sandbox's disk was the machine's.
@@ -31,12 +32,12 @@ func TestDiskUsed(t *testing.T) {
 		t.Errorf("%d bytes after 20 MiB", first)
 	}
 	write("b")
-	u := n.lookup(s.UID)
-	u.setDiskUse(diskUse{first, time.Now().Add(time.Hour)})
+	u := n.handles.Lookup(s.UID)
+	u.SetDiskUse(registry.DiskUse{Bytes: first, Until: time.Now().Add(time.Hour)})
 	if got := used(); got != first {
 		t.Errorf("measured again while fresh: %d, was %d", got, first)
 	}
-	u.setDiskUse(diskUse{first, time.Now()})
+	u.SetDiskUse(registry.DiskUse{Bytes: first, Until: time.Now()})
 	if got := used(); got < first+20<<20 || got > first+25<<20 {
 		t.Errorf("%d bytes after 20 MiB more than %d", got, first)
 	}

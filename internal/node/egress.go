@@ -18,6 +18,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/egress"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/plan"
+	"github.com/barchan-dev/barchan/internal/node/registry"
 	"github.com/barchan-dev/barchan/internal/node/resolver"
 )
 
@@ -41,23 +42,23 @@ func (n *Node) SetEgress(ctx context.Context, s *agents.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	u := n.lookup(s.UID)
-	if u == nil || !n.lacksEgress(u.current(), want) {
+	u := n.handles.Lookup(s.UID)
+	if u == nil || !n.lacksEgress(u.Row(), want) {
 		return nil
 	}
-	ctx, done, err := u.take(ctx)
+	ctx, done, err := u.Acquire(ctx)
 	if err != nil {
 		return err
 	}
 	defer done()
-	r := u.current()
-	if u.isRemoved() || !n.lacksEgress(r, want) {
+	r := u.Row()
+	if u.IsRemoved() || !n.lacksEgress(r, want) {
 		return nil
 	}
 	changed := *r
 	changed.Plan.SetNetwork(s)
 	if !noted(r, want) {
-		err = n.note(u, &changed, r.Stage)
+		err = n.handles.Note(u, &changed, r.Stage)
 	}
 	if err == nil {
 		err = n.applyEgress(ctx, &changed)
@@ -101,9 +102,9 @@ func (n *Node) applyEgress(ctx context.Context, r *journal.Row) error {
 
 // adoptEgress puts in force what the journal says. Until it succeeds, what the kernel has stays
 // as it is, and names are answered to a sandbox with rules not at all.
-func (n *Node) adoptEgress(ctx context.Context, u *sandboxHandle, r *journal.Row) {
+func (n *Node) adoptEgress(ctx context.Context, u *registry.Handle, r *journal.Row) {
 	if err := n.applyEgress(ctx, r); err != nil {
-		n.log.ErrorContext(ctx, "what a sandbox may reach is not as its journal says", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+		n.log.ErrorContext(ctx, "what a sandbox may reach is not as its journal says", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 	}
 }
 
@@ -195,7 +196,7 @@ func (n *Node) TraceEgress(ctx context.Context, id sandbox.ID, dest string, port
 	if err := n.awaitAdopted(ctx); err != nil {
 		return egress.Decision{}, err
 	}
-	r := n.rowOf(id)
+	r := n.handles.RowOf(id)
 	if r == nil {
 		return egress.Decision{}, fmt.Errorf("sandbox %s is not on this node: %w", id, errs.ErrNotFound)
 	}
@@ -215,16 +216,6 @@ func (n *Node) TraceEgress(ctx context.Context, id sandbox.ID, dest string, port
 		return egress.Decision{}, fmt.Errorf("%q is neither an IP address nor a domain name: %w", dest, errs.ErrInvalid)
 	}
 	return t.name(ctx, dest)
-}
-
-// rowOf is the row of a sandbox that is on the node, by its ID; nil if none is.
-func (n *Node) rowOf(id sandbox.ID) *journal.Row {
-	for _, u := range n.allUnits() {
-		if u.id == id {
-			return u.current()
-		}
-	}
-	return nil
 }
 
 // trace is one question of TraceEgress.

@@ -346,7 +346,7 @@ func TestStoredSandboxWakesWithItsPolicy(t *testing.T) {
 	ensure(t, n, s)
 	_, err := n.Suspend(t.Context(), refOf(s), agents.SuspendMemory)
 	must(t, err)
-	eventually.True(t, "it is on disk", func() bool { return n.lookup(s.UID).current().Stage == journal.Stored })
+	eventually.True(t, "it is on disk", func() bool { return n.handles.Lookup(s.UID).Row().Stage == journal.Stored })
 	must(t, n.SetEgress(t.Context(), setNetwork(s, closedBut("7.7.7.7"))))
 	if ids, err := n.network.EgressRules(t.Context()); err != nil || len(ids) > 0 {
 		t.Errorf("rules of what is on disk: %v, %v", ids, err)

@@ -18,6 +18,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/plan"
+	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
 // undoTimeout bounds taking back what a step did, after the request for it has ended.
@@ -42,22 +43,22 @@ func (n *Node) Ensure(ctx context.Context, s *agents.Sandbox) (sandbox.Observed,
 	if err := n.find(ctx, ref); err != nil {
 		return n.absent(), err
 	}
-	n.clearDesiredByName(ref)
+	n.handles.ClearDesiredByName(ref)
 	for {
-		u := n.unitOf(ref)
-		u.setDesired()
-		taken, done, err := u.take(ctx)
+		u := n.handles.Of(ref)
+		u.SetDesired()
+		taken, done, err := u.Acquire(ctx)
 		if err != nil {
-			return u.observed(), err
+			return u.Observed(), err
 		}
-		if u.isRemoved() { // removed while we waited; begin with a new one
+		if u.IsRemoved() { // removed while we waited; begin with a new one
 			done()
 			continue
 		}
 		seen, err := n.ensure(taken, u, s)
-		if u.current() == nil {
-			u.markRemoved()
-			n.drop(u)
+		if u.Row() == nil {
+			u.MarkRemoved()
+			n.handles.Drop(u)
 		}
 		done()
 		return seen, err
@@ -66,19 +67,10 @@ func (n *Node) Ensure(ctx context.Context, s *agents.Sandbox) (sandbox.Observed,
 
 // find makes sure that the node knows of a sandbox all that the journal does.
 func (n *Node) find(ctx context.Context, ref sandbox.Ref) error {
-	if err := n.checkRead(ref); err != nil {
+	if err := n.handles.CheckRead(ref); err != nil {
 		return err
 	}
 	return n.rediscover(ctx, ref.UID)
-}
-
-// clearDesiredByName has the watchdog ask for what has the name of a sandbox and is another.
-func (n *Node) clearDesiredByName(ref sandbox.Ref) {
-	for _, u := range n.allUnits() {
-		if u.ref.Namespace == ref.Namespace && u.ref.Name == ref.Name && u.ref.UID != ref.UID {
-			u.clearDesired()
-		}
-	}
 }
 
 // checkUnused refuses to begin a sandbox of which something runs that the journal does not have,
@@ -95,68 +87,68 @@ func (n *Node) checkUnused(id sandbox.ID) error {
 }
 
 // ensure does the work of Ensure, in the unit's turn.
-func (n *Node) ensure(ctx context.Context, u *sandboxHandle, s *agents.Sandbox) (sandbox.Observed, error) {
-	if r := u.current(); r != nil {
+func (n *Node) ensure(ctx context.Context, u *registry.Handle, s *agents.Sandbox) (sandbox.Observed, error) {
+	if r := u.Row(); r != nil {
 		if r.KeepsClaims() {
 			return n.recreate(ctx, u, r, s)
 		}
 		if r.Stage != journal.Making && r.Stage != journal.Removing {
-			return u.observed(), nil
+			return u.Observed(), nil
 		}
 		// An earlier attempt could not be taken back in full.
 		if err := n.clear(ctx, u, r); err != nil {
-			return u.observed(), err
+			return u.Observed(), err
 		}
 	}
 	if err := n.refused(); err != nil {
-		return u.observed(), err
+		return u.Observed(), err
 	}
-	if err := n.awaitUnblocked(ctx, u.id); err != nil {
-		return u.observed(), err
+	if err := n.handles.AwaitUnblocked(ctx, u.ID); err != nil {
+		return u.Observed(), err
 	}
-	if err := n.checkUnused(u.id); err != nil {
-		return u.observed(), err
+	if err := n.checkUnused(u.ID); err != nil {
+		return u.Observed(), err
 	}
 	began := time.Now()
 	p, err := n.planOf(s)
 	if err != nil {
-		return u.observed(), err
+		return u.Observed(), err
 	}
 	from, err := n.originOf(ctx, s, &p)
 	if err != nil {
-		return u.observed(), err
+		return u.Observed(), err
 	}
 	defer from.close()
 	image, err := n.imageFor(ctx, &p, from)
 	if err != nil {
-		return u.observed(), err
+		return u.Observed(), err
 	}
 	n.observeStep(p.Class, "image", time.Since(began))
 	w := &operation{n: n, image: image, origin: from, row: &journal.Row{
 		Stage: journal.Making, Plan: p, Digest: image.Digest, ImageEnv: append([]string{}, image.Config.Env...), ImageRun: runOf(image),
 	}}
 	if err := n.create(ctx, u, w); err != nil {
-		return u.observed(), fmt.Errorf("create sandbox %s/%s: %w", p.Ref.Namespace, p.Ref.Name, err)
+		return u.Observed(), fmt.Errorf("create sandbox %s/%s: %w", p.Ref.Namespace, p.Ref.Name, err)
 	}
 	n.observeStep(p.Class, "total", time.Since(began))
 	n.log.InfoContext(ctx, "sandbox runs", telemetry.Namespace, p.Ref.Namespace, telemetry.Sandbox, p.Ref.Name,
 		"id", p.ID, telemetry.Address, w.row.Address, "class", p.Class, telemetry.Duration, time.Since(began))
-	return u.observed(), nil
+	return u.Observed(), nil
 }
 
 // create does all steps, or takes back those that were done.
-func (n *Node) create(ctx context.Context, u *sandboxHandle, w *operation) error {
-	err := n.note(u, w.row, journal.Making)
+func (n *Node) create(ctx context.Context, u *registry.Handle, w *operation) error {
+	err := n.handles.Note(u, w.row, journal.Making)
 	if err == nil {
 		err = w.do(ctx)
 	}
 	if err == nil {
-		err = n.note(u, w.row, journal.Live)
+		err = n.handles.Note(u, w.row, journal.Live)
 	}
 	if err == nil {
 		n.setRunning(u, w.row)
 		if w.restoresMemory() {
-			u.see(func(o *sandbox.Observed) { o.EntrypointExit = w.origin.Exit })
+			u.Update(func(o *sandbox.Observed) { o.EntrypointExit = w.origin.Exit })
 		}
 		return nil
 	}
@@ -171,40 +163,15 @@ func (n *Node) create(ctx context.Context, u *sandboxHandle, w *operation) error
 	return errors.Join(err, n.clear(undoCtx, u, w.row))
 }
 
-// note writes a row with a stage to the journal.
-func (n *Node) note(u *sandboxHandle, r *journal.Row, s journal.Stage) error {
-	if err := n.write(r, s); err != nil {
-		return err
-	}
-	r.Stage = s
-	u.setRow(new(*r))
-	return nil
-}
-
-// write writes a row with a stage to the journal, and leaves the handle's as it is.
-func (n *Node) write(r *journal.Row, s journal.Stage) error {
-	began := time.Now()
-	err := n.journal.Move(r, s)
-	if n.cfg.Journalled != nil {
-		n.cfg.Journalled(err)
-	}
-	if err != nil {
-		return errs.Retryable(err)
-	}
-	failpoint.ReachIn("row", string(s))
-	n.observeStep(r.Plan.Class, "journal", time.Since(began))
-	return nil
-}
-
 // setRunning makes a sandbox that runs seen and watched.
-func (n *Node) setRunning(u *sandboxHandle, r *journal.Row) {
+func (n *Node) setRunning(u *registry.Handle, r *journal.Row) {
 	n.appears(u, r)
 	n.watch(u, r)
 }
 
 // appears makes a sandbox seen as running. It is not ready before its probes say so.
-func (n *Node) appears(u *sandboxHandle, r *journal.Row) {
-	u.see(func(o *sandbox.Observed) {
+func (n *Node) appears(u *registry.Handle, r *journal.Row) {
+	u.Update(func(o *sandbox.Observed) {
 		*o = sandbox.Observed{
 			State: sandbox.ContainerRunning, Address: r.Address, Node: n.cfg.Name, Runtime: string(r.Plan.Class),
 			Image: r.Digest, StartedAt: r.StartedAt, Probed: r.Ready || !r.Plan.Probed(),
@@ -217,30 +184,30 @@ func (n *Node) appears(u *sandboxHandle, r *journal.Row) {
 
 // clear undoes all steps of a sandbox, and forgets it when nothing of it is left. After a failure
 // its row and address stay, and Run tries again.
-func (n *Node) clear(ctx context.Context, u *sandboxHandle, r *journal.Row) (err error) {
+func (n *Node) clear(ctx context.Context, u *registry.Handle, r *journal.Row) (err error) {
 	defer func() {
-		if err != nil && u.current() != nil {
+		if err != nil && u.Row() != nil {
 			n.removeLater(u)
 		}
 	}()
-	u.setWatch(nil)
-	u.setStore(nil)
+	u.SetWatch(nil)
+	u.SetStore(nil)
 	r = new(*r) // others read the one that the unit has
 	if r.Stage != journal.Removing {
-		if err := n.note(u, r, journal.Removing); err != nil {
+		if err := n.handles.Note(u, r, journal.Removing); err != nil {
 			return err
 		}
 	}
 	if err := (&operation{n: n, row: r}).undo(ctx); err != nil {
 		return errs.Retryable(err)
 	}
-	if err := n.journal.Remove(u.ref); err != nil {
+	if err := n.journal.Remove(u.Ref); err != nil {
 		return errs.Retryable(err)
 	}
 	failpoint.Reach("row/gone")
-	n.forgetUnread(u.ref.UID)
-	u.setRow(nil)
-	u.see(func(o *sandbox.Observed) { *o = n.absent() })
+	n.handles.ForgetUnread(u.Ref.UID)
+	u.SetRow(nil)
+	u.Update(func(o *sandbox.Observed) { *o = n.absent() })
 	return nil
 }
 
@@ -268,34 +235,34 @@ func (n *Node) Remove(ctx context.Context, ref sandbox.Ref) error {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return err
 	}
-	if n.checkRead(ref) == nil { // what cannot be read is removed by the names that derive from the UID
+	if n.handles.CheckRead(ref) == nil { // what cannot be read is removed by the names that derive from the UID
 		if err := n.rediscover(ctx, ref.UID); err != nil {
 			return err
 		}
 	}
-	u := n.unitOf(ref)
-	u.setDesired()
-	taken, done, err := u.takeToRemove(ctx)
+	u := n.handles.Of(ref)
+	u.SetDesired()
+	taken, done, err := u.AcquireToRemove(ctx)
 	if err != nil {
 		return err
 	}
 	defer done()
-	if u.isRemoved() {
+	if u.IsRemoved() {
 		return nil
 	}
-	r := u.current()
+	r := u.Row()
 	if r == nil { // nothing was noted; look all the same
-		r = &journal.Row{Stage: journal.Removing, Plan: plan.Plan{Ref: ref, ID: u.id}}
+		r = &journal.Row{Stage: journal.Removing, Plan: plan.Plan{Ref: ref, ID: u.ID}}
 	}
-	if err := n.awaitUnblocked(taken, u.id); err != nil {
+	if err := n.handles.AwaitUnblocked(taken, u.ID); err != nil {
 		return err
 	}
 	began := time.Now()
 	if err := n.clear(taken, u, r); err != nil {
 		return fmt.Errorf("remove sandbox %s/%s: %w", ref.Namespace, ref.Name, err)
 	}
-	u.markRemoved()
-	n.drop(u)
+	u.MarkRemoved()
+	n.handles.Drop(u)
 	n.log.InfoContext(ctx, "sandbox removed", telemetry.Namespace, ref.Namespace, telemetry.Sandbox, ref.Name, telemetry.Duration, time.Since(began))
 	return nil
 }

@@ -102,7 +102,7 @@ func TestRemoveWhileStarting(t *testing.T) {
 			awaitHit(t, reached)
 			removed := make(chan error, 1)
 			go func() { removed <- n.Remove(t.Context(), refOf(s)) }()
-			eventually.True(t, "the start is interrupted", func() bool { _, interrupted := n.locks.Holder(s.UID); return interrupted })
+			eventually.True(t, "the start is interrupted", func() bool { return interrupted(n, s.UID) })
 			close(goOn)
 			if err := <-removed; err != nil {
 				t.Errorf("remove: %v", err)
@@ -154,8 +154,8 @@ func TestAddressOfALiveSandboxIsQuarantined(t *testing.T) {
 	n, _ := m.node()
 	first := object()
 	taken := ensure(t, n, first).Address
-	n.lookup(first.UID).setRow(func() *journal.Row { // the books lose it, and would give out the next
-		r := *n.lookup(first.UID).current()
+	n.handles.Lookup(first.UID).SetRow(func() *journal.Row { // the books lose it, and would give out the next
+		r := *n.handles.Lookup(first.UID).Row()
 		r.Address = taken.Next()
 		return &r
 	}())
@@ -170,8 +170,8 @@ func TestAddressOfALiveSandboxIsQuarantined(t *testing.T) {
 	if !quarantined {
 		t.Errorf("books: %+v", n.allocator.List())
 	}
-	n.lookup(first.UID).setRow(func() *journal.Row {
-		r := *n.lookup(first.UID).current()
+	n.handles.Lookup(first.UID).SetRow(func() *journal.Row {
+		r := *n.handles.Lookup(first.UID).Row()
 		r.Address = taken
 		return &r
 	}())

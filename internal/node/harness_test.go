@@ -416,3 +416,13 @@ func runtimeOf(t testing.TB, n *Node, c oci.Class) *oci.Runtime {
 	must(t, err)
 	return r
 }
+
+// interrupted reports whether a removal has interrupted the holder of a sandbox's lock.
+func interrupted(n *Node, uid types.UID) bool {
+	u := n.handles.Lookup(uid)
+	if u == nil {
+		return false
+	}
+	_, is := u.Holder()
+	return is
+}

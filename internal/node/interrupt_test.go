@@ -11,20 +11,21 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/keyedlock"
+	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
 // Issue 11: an interruption reached the holder only. What was queued before the removal ran to its
 // end, and the removal waited for it.
 func TestRemovalInterruptsAllBeforeIt(t *testing.T) {
 	type acquire func(ctx context.Context, interrupts bool) (context.Context, func(), error)
-	u := newSandboxHandle(sandbox.Ref{Name: "s", UID: "1"}, sandbox.Observed{}, &keyedlock.Lock{})
+	u := registry.New(registry.Config{}).Of(sandbox.Ref{Name: "s", UID: "1"})
 	s := &checkpointStore{kept: map[types.UID]*checkpointHandle{}}
 	for name, take := range map[string]acquire{
 		"sandbox": func(ctx context.Context, interrupts bool) (context.Context, func(), error) {
 			if interrupts {
-				return u.takeToRemove(ctx)
+				return u.AcquireToRemove(ctx)
 			}
-			return u.take(ctx)
+			return u.Acquire(ctx)
 		},
 		"checkpoint": func(ctx context.Context, interrupts bool) (context.Context, func(), error) {
 			ctx, _, done, err := s.take(ctx, sandbox.CheckpointRef{Name: "c", UID: "1"}, interrupts)

@@ -89,7 +89,7 @@ func TestAdoptionAfterARestart(t *testing.T) {
 	before := ensure(t, n, s)
 	ensure(t, n, dies)
 	run(t, n, s, "echo kept > /root/file")
-	victim := n.lookup(dies.UID).current().Process
+	victim := n.handles.Lookup(dies.UID).Row().Process
 	stop()
 	must(t, victim.Signal(9))
 	must(t, victim.Wait(t.Context()))
@@ -251,7 +251,7 @@ func TestEndOfASandboxIsTold(t *testing.T) {
 	for _, c := range []string{"gvisor", "runc"} {
 		s := object(class(c))
 		ensure(t, n, s)
-		must(t, n.lookup(s.UID).current().Process.Signal(9))
+		must(t, n.handles.Lookup(s.UID).Row().Process.Signal(9))
 		for seen := (sandbox.Observed{}); seen.State != sandbox.ContainerExited; { // other changes may be told before
 			changed(t, n, refOf(s))
 			var err error

@@ -18,8 +18,8 @@ func (n *Node) List(ctx context.Context) ([]Status, error) {
 		return nil, err
 	}
 	var all []Status
-	for _, u := range n.allUnits() {
-		all = append(all, Status{Ref: u.ref, Observed: u.observed()})
+	for _, u := range n.handles.All() {
+		all = append(all, Status{Ref: u.Ref, Observed: u.Observed()})
 	}
 	return all, nil
 }

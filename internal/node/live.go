@@ -34,7 +34,7 @@ func (n *Node) live(ctx context.Context) ([]ipam.InUse, error) {
 	if err := all.addRows(); err != nil {
 		return nil, err
 	}
-	for uid := range n.unreadIDs() {
+	for uid := range n.handles.UnreadIDs() {
 		all.present(uid, "journal")
 	}
 	records, err := n.cfg.Containerd.Records(ctx)
@@ -155,9 +155,9 @@ func (s *liveSet) addNeighbours(ctx context.Context) error {
 // holder says who but the sandbox itself uses an address, as live does of all; it is empty where
 // nobody does.
 func (n *Node) holder(ctx context.Context, addr netip.Addr, own sandbox.ID) (string, error) {
-	for _, u := range n.allUnits() {
-		if r := u.current(); r != nil && r.Address == addr && u.id != own {
-			return "sandbox " + string(u.id), nil
+	for _, u := range n.handles.All() {
+		if r := u.Row(); r != nil && r.Address == addr && u.ID != own {
+			return "sandbox " + string(u.ID), nil
 		}
 	}
 	records, err := n.cfg.Containerd.RecordsWith(ctx, labelAddress, addr.String())

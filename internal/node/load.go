@@ -10,7 +10,7 @@ import (
 // where no server runs. A node that has done so is of no other use.
 func (n *Node) LoadJournal() error {
 	var unread error
-	err := n.journal.Each(func(r *journal.Row) { n.unitOf(r.Plan.Ref).setRow(r) }, func(key, _ []byte, err error) {
+	err := n.journal.Each(func(r *journal.Row) { n.handles.Of(r.Plan.Ref).SetRow(r) }, func(key, _ []byte, err error) {
 		unread = fmt.Errorf("row %q of the journal: %w", key, err)
 	})
 	if err == nil {

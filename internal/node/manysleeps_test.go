@@ -102,7 +102,7 @@ func TestCostOfSleepers(t *testing.T) {
 	s := object()
 	ensure(t, n, s)
 	suspendOnDisk(t, n, s)
-	one := *n.lookup(s.UID).current()
+	one := *n.handles.Lookup(s.UID).Row()
 	nothingRuns(t, n, string(one.Plan.ID))
 	var rows []*journal.Row
 	for i := range count {
@@ -141,18 +141,18 @@ func TestCostOfSleepers(t *testing.T) {
 	}
 	for _, r := range rows {
 		must(t, n.journal.Remove(r.Plan.Ref))
-		n.drop(n.lookup(r.Plan.Ref.UID))
+		n.handles.Drop(n.handles.Lookup(r.Plan.Ref.UID))
 	}
 }
 
 func suspendOnDisk(t *testing.T, n *Node, s interface{ GetUID() types.UID }) {
 	t.Helper()
-	u := n.lookup(s.GetUID())
+	u := n.handles.Lookup(s.GetUID())
 	n.cfg.StoreAfter = time.Nanosecond // read by the next Suspend alone
-	if _, err := n.Suspend(t.Context(), u.ref, ""); err != nil {
+	if _, err := n.Suspend(t.Context(), u.Ref, ""); err != nil {
 		t.Fatal(err)
 	}
-	eventually.True(t, "its memory is on disk", func() bool { return u.current().Stage == journal.Stored })
+	eventually.True(t, "its memory is on disk", func() bool { return u.Row().Stage == journal.Stored })
 }
 
 // heap is what is in use of it after a collection.
@@ -194,7 +194,7 @@ func BenchmarkVerifiedWake(b *testing.B) {
 				}
 			}
 			b.ReportMetric(float64(verify.Milliseconds())/float64(b.N), "verify-ms/op")
-			if class := n.lookup(s.UID).current().Plan.Class; class != oci.GVisor {
+			if class := n.handles.Lookup(s.UID).Row().Plan.Class; class != oci.GVisor {
 				b.Errorf("class %s", class)
 			}
 		})

@@ -13,6 +13,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
 // What a sandbox that keeps no memory goes through:
@@ -30,7 +31,7 @@ const offersFiles = "resume it from its files only with spec.barchan.resume: Fil
 const syncTimeout = 30 * time.Second
 
 // suspendToFiles ends the processes of a sandbox that runs, and keeps its files or its claims.
-func (n *Node) suspendToFiles(ctx context.Context, u *sandboxHandle, r *journal.Row, mode agents.SuspendMode) error {
+func (n *Node) suspendToFiles(ctx context.Context, u *registry.Handle, r *journal.Row, mode agents.SuspendMode) error {
 	began := time.Now()
 	w := &operation{n: n, row: new(journal.Row)}
 	*w.row = *r
@@ -50,34 +51,34 @@ func (n *Node) suspendToFiles(ctx context.Context, u *sandboxHandle, r *journal.
 	whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	err := w.releaseResources(whole, u)
-	n.dirty.mark(u.ref) // whoever watches learns of it although it was asked for: a failure is made good later
+	n.dirty.Mark(u.Ref) // whoever watches learns of it although it was asked for: a failure is made good later
 	if err != nil {
 		return err
 	}
-	n.log.InfoContext(ctx, "sandbox suspended without its memory", telemetry.Namespace, u.ref.Namespace, telemetry.Sandbox, u.ref.Name,
+	n.log.InfoContext(ctx, "sandbox suspended without its memory", telemetry.Namespace, u.Ref.Namespace, telemetry.Sandbox, u.Ref.Name,
 		"keeps", mode, telemetry.Duration, time.Since(began))
 	return nil
 }
 
 // decide notes that from now on a sandbox is what the mode keeps. Its processes and memory, wherever
 // they are, are litter from then on.
-func (w *operation) decide(u *sandboxHandle, mode agents.SuspendMode) error {
+func (w *operation) decide(u *registry.Handle, mode agents.SuspendMode) error {
 	changed := *w.row
 	changed.Kept, changed.Memory, changed.Ready = mode, nil, false
 	changed.Process = lifecycle.Process{} // whoever watches it must not take what follows for its end
-	if err := w.n.note(u, &changed, journal.Storing); err != nil {
+	if err := w.n.handles.Note(u, &changed, journal.Storing); err != nil {
 		return err
 	}
-	u.setWatch(nil)
-	u.setStore(nil)
+	u.SetWatch(nil)
+	u.SetStore(nil)
 	*w.row = changed
 	w.n.setStored(u, w.row)
 	return nil
 }
 
 // setStored makes a sandbox seen that sleeps on disk.
-func (n *Node) setStored(u *sandboxHandle, r *journal.Row) {
-	u.see(func(o *sandbox.Observed) {
+func (n *Node) setStored(u *registry.Handle, r *journal.Row) {
+	u.Update(func(o *sandbox.Observed) {
 		if r.KeepsClaims() {
 			*o = n.absent()
 		} else {
@@ -188,21 +189,21 @@ func (w *operation) fromClaims(ctx context.Context) error {
 
 // recreate makes a sandbox of which only the volume claims are left as its object is now, in the
 // unit's turn.
-func (n *Node) recreate(ctx context.Context, u *sandboxHandle, r *journal.Row, s *agents.Sandbox) (sandbox.Observed, error) {
+func (n *Node) recreate(ctx context.Context, u *registry.Handle, r *journal.Row, s *agents.Sandbox) (sandbox.Observed, error) {
 	if s.Spec.Barchan != nil { // what it was made from the first time may be gone
 		s = s.DeepCopy()
 		s.Spec.Barchan.Restore = nil
 	}
 	p, err := n.planOf(s)
 	if err != nil {
-		return u.observed(), err
+		return u.Observed(), err
 	}
 	changed := *r
 	changed.Plan = p
 	if err := n.wake(ctx, u, &changed, false); err != nil {
-		return u.observed(), fmt.Errorf("create sandbox %s/%s again: %w", p.Ref.Namespace, p.Ref.Name, err)
+		return u.Observed(), fmt.Errorf("create sandbox %s/%s again: %w", p.Ref.Namespace, p.Ref.Name, err)
 	}
-	return u.observed(), nil
+	return u.Observed(), nil
 }
 
 // orFiles adds to an error for which memory cannot be used what can be done.

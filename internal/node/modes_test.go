@@ -79,15 +79,15 @@ func resumeFiles(t testing.TB, n *Node, s *agents.Sandbox) {
 // restsOnFiles fails unless a sandbox is nothing but files.
 func restsOnFiles(t testing.TB, n *Node, s *agents.Sandbox, was *journal.Row) {
 	t.Helper()
-	u := n.lookup(s.UID)
+	u := n.handles.Lookup(s.UID)
 	filesSeen(t, n, s, was.Address)
-	if r := u.current(); r.Stage != journal.Stored || r.Kept != agents.SuspendFiles || r.Memory != nil || r.Build != "" {
+	if r := u.Row(); r.Stage != journal.Stored || r.Kept != agents.SuspendFiles || r.Memory != nil || r.Build != "" {
 		t.Errorf("journal has %+v", r)
 	}
 	if was.Process.Alive() {
 		t.Errorf("process %d lives", was.Process.PID)
 	}
-	nothingRuns(t, n, string(u.id))
+	nothingRuns(t, n, string(u.ID))
 	noMemory(t, n)
 	clean(t, n)
 }
@@ -121,7 +121,7 @@ func TestFilesOnly(t *testing.T) {
 				mode = agents.SuspendMemory // it cannot, and says so
 			}
 			for range 2 {
-				was := *n.lookup(s.UID).current()
+				was := *n.handles.Lookup(s.UID).Row()
 				asleep := suspendAs(t, n, s, mode)
 				if says := strings.Contains(asleep.Message, "class runc keeps files only"); says != (c == "runc") {
 					t.Errorf("it says %q", asleep.Message)
@@ -138,11 +138,11 @@ func TestFilesOnly(t *testing.T) {
 				restsOnFiles(t, n, s, &was)
 				resume(t, n, s)
 				finds(t, n, s, "/root", "/data", "/disk")
-				after := n.lookup(s.UID).observed()
+				after := n.handles.Lookup(s.UID).Observed()
 				if after.Address != before.Address || !after.StartedAt.After(before.StartedAt) || after.Message != "" {
 					t.Errorf("before %+v, after %+v", before, after)
 				}
-				if r := n.lookup(s.UID).current(); r.Kept != "" || r.Stage != journal.Live {
+				if r := n.handles.Lookup(s.UID).Row(); r.Kept != "" || r.Stage != journal.Live {
 					t.Errorf("journal has %+v", r)
 				}
 				leaves(t, n, s)
@@ -151,8 +151,8 @@ func TestFilesOnly(t *testing.T) {
 				t.Errorf("an unknown mode: %v", err)
 			}
 			// It is watched as before.
-			must(t, n.lookup(s.UID).current().Process.Signal(9))
-			eventually.True(t, "its end is seen", func() bool { return n.lookup(s.UID).observed().State == sandbox.ContainerExited })
+			must(t, n.handles.Lookup(s.UID).Row().Process.Signal(9))
+			eventually.True(t, "its end is seen", func() bool { return n.handles.Lookup(s.UID).Observed().State == sandbox.ContainerExited })
 		})
 	}
 }
@@ -168,7 +168,7 @@ func TestMemoryGivenUp(t *testing.T) {
 			s := keeper()
 			before := ensure(t, n, s)
 			leaves(t, n, s)
-			was := *n.lookup(s.UID).current()
+			was := *n.handles.Lookup(s.UID).Row()
 			suspend(t, n, s)
 			if after < time.Second {
 				awaitStored(t, n, s)
@@ -176,7 +176,7 @@ func TestMemoryGivenUp(t *testing.T) {
 			resumeFiles(t, n, s)
 			resumeFiles(t, n, s) // it runs
 			finds(t, n, s, "/root", "/data", "/disk")
-			if now := n.lookup(s.UID).observed(); now.Address != before.Address || was.Process.Alive() {
+			if now := n.handles.Lookup(s.UID).Observed(); now.Address != before.Address || was.Process.Alive() {
 				t.Errorf("%+v, its process lives: %t", now, was.Process.Alive())
 			}
 			noMemory(t, n)
@@ -192,7 +192,7 @@ func TestVolumesOnly(t *testing.T) {
 	s, other := keeper(), object()
 	ensure(t, n, s)
 	leaves(t, n, s)
-	was := *n.lookup(s.UID).current()
+	was := *n.handles.Lookup(s.UID).Row()
 	gone := func() {
 		t.Helper()
 		seen, err := n.Observe(t.Context(), refOf(s))
@@ -265,7 +265,7 @@ func TestFailureOfAStepWithoutMemory(t *testing.T) {
 			t.Errorf("%s: %+v", name, seen)
 		}
 		n.Sweep(t.Context()) // goes on with it
-		restsOnFiles(t, n, s, &journal.Row{Address: n.lookup(s.UID).current().Address})
+		restsOnFiles(t, n, s, &journal.Row{Address: n.handles.Lookup(s.UID).Row().Address})
 		resume(t, n, s)
 		finds(t, n, s, "/root", "/data", "/disk")
 		leaves(t, n, s)
@@ -276,7 +276,7 @@ func TestFailureOfAStepWithoutMemory(t *testing.T) {
 		if _, err := n.Resume(t.Context(), refOf(s), false); !errors.Is(err, errBroken) || !errors.Is(err, errs.ErrUnavailable) {
 			t.Errorf("%s: resume: %v", name, err)
 		}
-		restsOnFiles(t, n, s, &journal.Row{Address: n.lookup(s.UID).current().Address})
+		restsOnFiles(t, n, s, &journal.Row{Address: n.handles.Lookup(s.UID).Row().Address})
 		resume(t, n, s)
 		finds(t, n, s, "/root", "/data", "/disk")
 	}
@@ -296,7 +296,7 @@ func TestFailureWhileMemoryIsGivenUp(t *testing.T) {
 		if _, err := n.Resume(t.Context(), refOf(s), true); !errors.Is(err, errBroken) {
 			t.Errorf("%s: resume from files: %v", name, err)
 		}
-		if r := n.lookup(s.UID).current(); r.Kept != agents.SuspendFiles || !r.OnDisk() {
+		if r := n.handles.Lookup(s.UID).Row(); r.Kept != agents.SuspendFiles || !r.OnDisk() {
 			t.Errorf("%s: journal has %+v", name, r)
 		}
 		resume(t, n, s)
@@ -318,7 +318,7 @@ func TestFailureOfAStepFromVolumes(t *testing.T) {
 		if _, err := n.Ensure(t.Context(), s); !errors.Is(err, errBroken) {
 			t.Errorf("%s: ensure: %v", name, err)
 		}
-		if r := n.lookup(s.UID).current(); r.Stage != journal.Stored || !r.KeepsClaims() || r.Address.IsValid() {
+		if r := n.handles.Lookup(s.UID).Row(); r.Stage != journal.Stored || !r.KeepsClaims() || r.Address.IsValid() {
 			t.Errorf("%s: journal has %+v", name, r)
 		}
 		ensure(t, n, s)
@@ -363,7 +363,7 @@ func TestDeathAfterAStepWithoutMemory(t *testing.T) {
 				finds(t, n, s, "/root", "/data", "/disk", "/dev/shm")
 				return
 			}
-			restsOnFiles(t, n, s, &journal.Row{Address: n.lookup(s.UID).current().Address})
+			restsOnFiles(t, n, s, &journal.Row{Address: n.handles.Lookup(s.UID).Row().Address})
 			resume(t, n, s)
 			finds(t, n, s, "/root", "/data", "/disk")
 		})
@@ -376,7 +376,7 @@ func TestDeathAfterAStepWithoutMemory(t *testing.T) {
 				return err
 			})
 			if name != "awake" {
-				restsOnFiles(t, n, s, &journal.Row{Address: n.lookup(s.UID).current().Address})
+				restsOnFiles(t, n, s, &journal.Row{Address: n.handles.Lookup(s.UID).Row().Address})
 				resume(t, n, s)
 			}
 			finds(t, n, s, "/root", "/data", "/disk")
@@ -389,7 +389,7 @@ func TestDeathAfterAStepWithoutMemory(t *testing.T) {
 				_, err := n.Resume(t.Context(), refOf(s), true)
 				return err
 			})
-			restsOnFiles(t, n, s, &journal.Row{Address: n.lookup(s.UID).current().Address})
+			restsOnFiles(t, n, s, &journal.Row{Address: n.handles.Lookup(s.UID).Row().Address})
 			resume(t, n, s)
 			finds(t, n, s, "/root", "/data", "/disk")
 		})
@@ -401,8 +401,8 @@ func TestDeathAfterAStepWithoutMemory(t *testing.T) {
 				finds(t, n, s, "/root", "/data", "/disk", "/dev/shm")
 				return
 			}
-			if _, leased := n.allocator.Of(string(s.UID)); leased || n.lookup(s.UID).observed().State != sandbox.ContainerAbsent {
-				t.Errorf("%+v, leased: %t", n.lookup(s.UID).observed(), leased)
+			if _, leased := n.allocator.Of(string(s.UID)); leased || n.handles.Lookup(s.UID).Observed().State != sandbox.ContainerAbsent {
+				t.Errorf("%+v, leased: %t", n.handles.Lookup(s.UID).Observed(), leased)
 			}
 			ensure(t, n, s)
 			finds(t, n, s, "/data")
@@ -442,11 +442,11 @@ func TestRacesWithoutMemory(t *testing.T) {
 			awaitHit(t, hit)
 			removed := make(chan error, 1)
 			go func() { removed <- n.Remove(t.Context(), refOf(s)) }()
-			eventually.True(t, "it is interrupted", func() bool { _, interrupted := n.locks.Holder(s.UID); return interrupted })
+			eventually.True(t, "it is interrupted", func() bool { return interrupted(n, s.UID) })
 			release()
 			must(t, <-removed)
 			<-ended //nolint:errcheck // it may have been cut short
-			if n.lookup(s.UID) != nil {
+			if n.handles.Lookup(s.UID) != nil {
 				t.Error("it is still there")
 			}
 			clean(t, n)
@@ -466,7 +466,7 @@ func TestRacesWithoutMemory(t *testing.T) {
 			}
 			resuming.Wait()
 			must(t, errors.Join(all[:]...))
-			if seen := n.lookup(s.UID).observed(); seen.State != sandbox.ContainerRunning {
+			if seen := n.handles.Lookup(s.UID).Observed(); seen.State != sandbox.ContainerRunning {
 				t.Errorf("%+v", seen)
 			}
 		}
@@ -483,18 +483,18 @@ func TestFrozenByAnOlderServer(t *testing.T) {
 	s := object(class("runc"))
 	ensure(t, n, s)
 	run(t, n, s, "echo x > /dev/shm/x")
-	u := n.lookup(s.UID)
-	must(t, runtimeOf(t, n, oci.Runc).Pause(t.Context(), string(u.id)))
-	old := *u.current()
+	u := n.handles.Lookup(s.UID)
+	must(t, runtimeOf(t, n, oci.Runc).Pause(t.Context(), string(u.ID)))
+	old := *u.Row()
 	old.PausedAt = time.Now()
-	must(t, n.note(u, &old, journal.Pausing))
-	must(t, n.note(u, &old, journal.Paused))
+	must(t, n.handles.Note(u, &old, journal.Pausing))
+	must(t, n.handles.Note(u, &old, journal.Paused))
 	n.setPaused(u, &old)
 	resume(t, n, s)
 	if out, _ := run(t, n, s, "cat /dev/shm/x"); out != "x\n" {
 		t.Errorf("its memory has %q", out)
 	}
-	if a := (netip.Addr{}); u.observed().Address == a {
+	if a := (netip.Addr{}); u.Observed().Address == a {
 		t.Error("it has no address")
 	}
 }

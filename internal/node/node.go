@@ -55,7 +55,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sync/singleflight"
-	"k8s.io/apimachinery/pkg/types"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -65,11 +64,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/journal"
-	"github.com/barchan-dev/barchan/internal/node/keyedlock"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/node/programs"
+	"github.com/barchan-dev/barchan/internal/node/registry"
 	"github.com/barchan-dev/barchan/internal/node/resolver"
 )
 
@@ -163,8 +162,8 @@ type Node struct {
 	agents    *http.Client
 	adopted   chan struct{}
 	changes   chan sandbox.Ref
-	tasks     *tasks
-	dirty     *changeQueue
+	tasks     *registry.Tasks
+	dirty     *registry.ChangeQueue
 	stores    chan struct{} // has a place for each memory that may be moved to disk at the same time
 	shelf     *checkpointStore
 	captures  chan struct{} // has a place for each checkpoint that may be made at the same time
@@ -187,15 +186,8 @@ type Node struct {
 	// sweepEvery is how often Run sweeps; tests that count looks make it longer.
 	sweepEvery time.Duration
 
-	locks     keyedlock.Lock     // of sandboxes
+	handles   *registry.Registry
 	measuring singleflight.Group // of their disks
-
-	mu      sync.Mutex
-	handles map[types.UID]*sandboxHandle // +checklocks:mu
-	// unread are the sandboxes whose rows of the journal cannot be read, and why.
-	unread map[types.UID]error // +checklocks:mu
-	// blockedIDs are the IDs of which the watchdog removes something; each is closed at the end.
-	blockedIDs map[string]chan struct{} // +checklocks:mu
 }
 
 // New checks the configuration and opens the journal, which only one process can have at a
@@ -206,12 +198,11 @@ func New(cfg Config) (*Node, error) {
 	}
 	n := &Node{
 		cfg: cfg, log: cfg.Log.With("component", "node"),
-		adopted: make(chan struct{}), changes: make(chan sandbox.Ref), tasks: newTasks(), dirty: newDirty(),
-		stores: make(chan struct{}, storesAtOnce), handles: map[types.UID]*sandboxHandle{},
+		adopted: make(chan struct{}), changes: make(chan sandbox.Ref), tasks: registry.NewTasks(), dirty: registry.NewChangeQueue(),
+		stores:   make(chan struct{}, storesAtOnce),
 		captures: make(chan struct{}, capturesAtOnce), verified: newVerified(),
 		restores: make(chan struct{}, restoresAtOnce()),
 		looking:  make(chan struct{}, 1), bootPatience: bootPatience, sweepEvery: sweepEvery,
-		unread: map[types.UID]error{}, blockedIDs: map[string]chan struct{}{},
 		agents: &http.Client{Transport: &http.Transport{
 			DialContext:        agentDialer().DialContext,
 			DisableCompression: true, MaxIdleConnsPerHost: 4, IdleConnTimeout: 5 * time.Minute,
@@ -259,6 +250,9 @@ func complete(cfg *Config) error {
 	if cfg.Network.Log == nil {
 		cfg.Network.Log = cfg.Log
 	}
+	if cfg.Journalled == nil {
+		cfg.Journalled = func(error) {}
+	}
 	setDefault(&cfg.MemoryDir, filepath.Join(cfg.DataDir, "memory"))
 	setDefault(&cfg.DefaultClass, oci.GVisor)
 	setDefault(&cfg.CoolDown, DefaultCoolDown)
@@ -299,6 +293,7 @@ func (n *Node) open() error {
 	}
 	n.db = db
 	if n.journal, err = journal.Open(db); err == nil {
+		n.handles = registry.New(registry.Config{Journal: n.journal, Absent: n.absent(), Journalled: n.cfg.Journalled, ObserveStep: n.observeStep})
 		n.allocator, err = n.openAllocator()
 	}
 	if err == nil {
@@ -372,14 +367,14 @@ func (n *Node) Run(ctx context.Context) error {
 	for _, s := range n.background() {
 		running.Go(func() { s.run(ctx) })
 	}
-	n.tasks.run(ctx)
+	n.tasks.Run(ctx)
 	return nil
 }
 
 // background are the services that Run starts after adoption. Each logs its errors.
 func (n *Node) background() []backgroundService {
 	return []backgroundService{
-		{"changes", func(ctx context.Context) { n.dirty.forward(ctx, n.changes) }},
+		{"changes", func(ctx context.Context) { n.dirty.Forward(ctx, n.changes) }},
 		{"sweep", func(ctx context.Context) { _ = lifecycle.Every(ctx, n.sweepEvery, func() { n.Sweep(ctx) }) }},
 		{"sweep of builds", func(ctx context.Context) {
 			_ = lifecycle.Every(ctx, sweepBuildsEvery, func() { n.runtimes.Sweep(ctx, n.needsBuild) })
@@ -406,7 +401,7 @@ func (n *Node) Changes() <-chan sandbox.Ref { return n.changes }
 
 // Recheck has Changes tell of a sandbox that did not change, because something it lacked may be
 // there now, such as its image.
-func (n *Node) Recheck(ref sandbox.Ref) { n.dirty.mark(ref) }
+func (n *Node) Recheck(ref sandbox.Ref) { n.dirty.Mark(ref) }
 
 // Observe tells what the node last saw of a sandbox.
 func (n *Node) Observe(ctx context.Context, ref sandbox.Ref) (sandbox.Observed, error) {
@@ -416,9 +411,9 @@ func (n *Node) Observe(ctx context.Context, ref sandbox.Ref) (sandbox.Observed, 
 	if err := n.find(ctx, ref); err != nil {
 		return n.absent(), err
 	}
-	if u := n.lookup(ref.UID); u != nil {
-		u.setDesired()
-		return u.observed(), nil
+	if u := n.handles.Lookup(ref.UID); u != nil {
+		u.SetDesired()
+		return u.Observed(), nil
 	}
 	return n.absent(), nil
 }
@@ -443,47 +438,4 @@ func (n *Node) awaitAdopted(ctx context.Context) error {
 
 func (n *Node) absent() sandbox.Observed {
 	return sandbox.Observed{State: sandbox.ContainerAbsent, Node: n.cfg.Name}
-}
-
-func (n *Node) forgetUnread(uid types.UID) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	delete(n.unread, uid)
-}
-
-// lookup finds a unit; nil where the node knows of none.
-func (n *Node) lookup(uid types.UID) *sandboxHandle {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.handles[uid]
-}
-
-// unitOf finds or makes the unit of a sandbox.
-func (n *Node) unitOf(ref sandbox.Ref) *sandboxHandle {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	u := n.handles[ref.UID]
-	if u == nil {
-		u = newSandboxHandle(ref, n.absent(), &n.locks)
-		n.handles[ref.UID] = u
-	}
-	return u
-}
-
-func (n *Node) drop(u *sandboxHandle) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.handles[u.ref.UID] == u {
-		delete(n.handles, u.ref.UID)
-	}
-}
-
-func (n *Node) allUnits() []*sandboxHandle {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	all := make([]*sandboxHandle, 0, len(n.handles))
-	for _, u := range n.handles {
-		all = append(all, u)
-	}
-	return all
 }

@@ -81,10 +81,10 @@ func TestIPv6InSandboxes(t *testing.T) {
 		stop()
 		n, stop = m.node()
 		has("after a restart of the server")
-		was := *n.lookup(s.UID).current()
+		was := *n.handles.Lookup(s.UID).Row()
 		die(t, was)
 		eventually.True(t, "it lives again", func() bool {
-			r := n.lookup(s.UID).current()
+			r := n.handles.Lookup(s.UID).Row()
 			return r.Stage == journal.Live && r.Process != was.Process
 		})
 		has("after a restart of the sandbox")

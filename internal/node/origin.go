@@ -221,7 +221,7 @@ func (w *operation) begin(ctx context.Context) (err error) {
 	}
 	w.row.Build = w.origin.Memory.Build.SHA256
 	image := w.n.checkpointMemory(w.origin.Ref.UID)
-	pid, err := program.Restore(ctx, w.id(), w.n.dir(w.id()), image, w.console, oci.RestoreOptions{Background: true, Later: w.n.tasks.start})
+	pid, err := program.Restore(ctx, w.id(), w.n.dir(w.id()), image, w.console, oci.RestoreOptions{Background: true, Later: w.n.tasks.Start})
 	if err != nil {
 		return w.damagedOrigin(err)
 	}

@@ -132,7 +132,7 @@ func TestRestoreRefusals(t *testing.T) {
 	_, err = n.cfg.Containerd.Import(t.Context(), &newer, 0, "", nil)
 	must(t, err)
 	f = forkOf(s, ask)
-	if seen := ensure(t, n, f); seen.Image != n.lookup(s.UID).observed().Image {
+	if seen := ensure(t, n, f); seen.Image != n.handles.Lookup(s.UID).Observed().Image {
 		t.Errorf("it is of image %s", seen.Image)
 	}
 	must(t, n.Remove(t.Context(), refOf(f)))
@@ -339,7 +339,7 @@ func TestRestoreWithTheAgentOfThen(t *testing.T) {
 			at.as(f).goesOn(n)
 		}
 		agentOf := func(s *agents.Sandbox) os.FileInfo {
-			info, err := os.Stat(filepath.Join(n.dir(string(n.lookup(s.UID).id)), "agent", "agent"))
+			info, err := os.Stat(filepath.Join(n.dir(string(n.handles.Lookup(s.UID).ID)), "agent", "agent"))
 			must(t, err)
 			return info
 		}
@@ -385,7 +385,7 @@ func TestTwentyForksAtOnce(t *testing.T) {
 			t.Errorf("it has counted to %d and began at %s; the source was at %d and began at %s", now, started, before, p.started)
 		}
 		boot, _ := run(t, n, f, "cat /proc/sys/kernel/random/boot_id")
-		for _, own := range []string{boot, n.lookup(f.UID).observed().Address.String()} {
+		for _, own := range []string{boot, n.handles.Lookup(f.UID).Observed().Address.String()} {
 			if seen[own] {
 				t.Errorf("%q is of two", own)
 			}
@@ -459,7 +459,7 @@ func TestWarmUp(t *testing.T) {
 		out, _ := run(t, n, s, "cat /tmp/who /tmp/runs; busybox pidof sleep > /dev/null && echo runs")
 		return out
 	}
-	if out := look(n, s); out != "user\nx\nruns\n" || !n.lookup(s.UID).current().Warmed {
+	if out := look(n, s); out != "user\nx\nruns\n" || !n.handles.Lookup(s.UID).Row().Warmed {
 		t.Errorf("after the start: %q", out)
 	}
 	ask := checkpointOf(s)
@@ -475,8 +475,8 @@ func TestWarmUp(t *testing.T) {
 		}
 	}
 	// A container that is replaced is not the sandbox's first.
-	first := n.lookup(s.UID).observed()
-	must(t, n.lookup(s.UID).current().Process.Signal(9))
+	first := n.handles.Lookup(s.UID).Observed()
+	must(t, n.handles.Lookup(s.UID).Row().Process.Signal(9))
 	eventually.True(t, "it was restarted", func() bool {
 		seen, _ := n.Observe(t.Context(), refOf(s))
 		return seen.State == sandbox.ContainerRunning && seen.StartedAt.After(first.StartedAt) && seen.Message == ""
@@ -497,7 +497,7 @@ func TestWarmUp(t *testing.T) {
 		if !errors.Is(err, errs.ErrInvalid) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("one that %s: %v, want one that says %q", name, err, c.says)
 		}
-		if n.lookup(s.UID) != nil {
+		if n.handles.Lookup(s.UID) != nil {
 			t.Errorf("one that %s is there", name)
 		}
 	}

@@ -64,14 +64,14 @@ func TestProcessLimit(t *testing.T) {
 		name := *s.Spec.PodTemplate.Spec.RuntimeClassName
 		t.Run(name, func(t *testing.T) {
 			ensure(t, n, s)
-			must(t, os.WriteFile(filepath.Join(n.dir(string(n.lookup(s.UID).id)), "rootfs", "bin", "threads"), program, 0o755))
+			must(t, os.WriteFile(filepath.Join(n.dir(string(n.handles.Lookup(s.UID).ID)), "rootfs", "bin", "threads"), program, 0o755))
 			refused := func(t *testing.T, what, by string) {
 				t.Helper()
 				out, _ := run(t, n, s, by)
 				if !strings.Contains(out, "Resource temporarily unavailable") && !strings.Contains(out, "errno=11") {
 					t.Errorf("%s: %q", what, out)
 				}
-				if got := n.lookup(s.UID).observed(); got.State != sandbox.ContainerRunning {
+				if got := n.handles.Lookup(s.UID).Observed(); got.State != sandbox.ContainerRunning {
 					t.Fatalf("after %s it is %s: %s", what, got.State, got.Message)
 				}
 			}
@@ -122,8 +122,8 @@ func TestTooManyProcessesOfAllUsers(t *testing.T) {
 		echo u$u:x:200$u:200$u:u:/:/bin/sh >> /etc/passwd
 		busybox su u$u -s /bin/sh -c 'i=0; while [ $i -lt 60 ]; do i=$((i+1)); sleep 1000 & done' >/dev/null 2>&1
 	done`)
-	eventually.True(t, "it has ended", func() bool { return n.lookup(s.UID).observed().State == sandbox.ContainerExited })
-	if why := n.lookup(s.UID).observed().Message; !strings.Contains(why, "too many processes") {
+	eventually.True(t, "it has ended", func() bool { return n.handles.Lookup(s.UID).Observed().State == sandbox.ContainerExited })
+	if why := n.handles.Lookup(s.UID).Observed().Message; !strings.Contains(why, "too many processes") {
 		t.Errorf("it says %q", why)
 	}
 }

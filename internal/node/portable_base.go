@@ -102,9 +102,9 @@ func (n *Node) imageUsers(of string, but *checkpointHandle) (sandboxes []sandbox
 			checkpoints = append(checkpoints, c.Ref)
 		}
 	}
-	for _, u := range n.allUnits() {
-		if r := u.current(); r != nil && r.Digest == of && r.Stage != journal.Ended {
-			sandboxes = append(sandboxes, u.ref)
+	for _, u := range n.handles.All() {
+		if r := u.Row(); r != nil && r.Digest == of && r.Stage != journal.Ended {
+			sandboxes = append(sandboxes, u.Ref)
 		}
 	}
 	return sandboxes, checkpoints

@@ -14,6 +14,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
 // Pauses between restarts of one sandbox: the first at once, then growing, until one lasts.
@@ -46,9 +47,9 @@ const (
 
 // followEntrypoint learns of the end of the template's program from the agent's log, whose
 // every line is a reason to ask.
-func (n *Node) followEntrypoint(ctx context.Context, u *sandboxHandle, r *journal.Row) {
+func (n *Node) followEntrypoint(ctx context.Context, u *registry.Handle, r *journal.Row) {
 	for r.Program && ctx.Err() == nil {
-		agent, err := n.agentOf(u.id, r.Address)
+		agent, err := n.agentOf(u.ID, r.Address)
 		if err != nil {
 			return
 		}
@@ -73,7 +74,7 @@ func (n *Node) followEntrypoint(ctx context.Context, u *sandboxHandle, r *journa
 var errEnded = errors.New("the entrypoint has ended")
 
 // entrypointEnded acts on the end of the template's program, and reports whether it has ended.
-func (n *Node) entrypointEnded(ctx context.Context, u *sandboxHandle, r *journal.Row, state envd.Entrypoint) bool {
+func (n *Node) entrypointEnded(ctx context.Context, u *registry.Handle, r *journal.Row, state envd.Entrypoint) bool {
 	if state.Running || (state.ExitCode == nil && state.Error == "") {
 		return false
 	}
@@ -91,15 +92,15 @@ func (n *Node) entrypointEnded(ctx context.Context, u *sandboxHandle, r *journal
 	case policy == corev1.RestartPolicyNever, policy == corev1.RestartPolicyOnFailure:
 		n.end(ctx, u, r, &code, why)
 	default:
-		if u.see(func(o *sandbox.Observed) { o.EntrypointExit = &code }) {
-			n.dirty.mark(u.ref)
+		if u.Update(func(o *sandbox.Observed) { o.EntrypointExit = &code }) {
+			n.dirty.Mark(u.Ref)
 		}
 	}
 	return true
 }
 
 // unwell acts on a probe that says that the sandbox cannot be helped as it is.
-func (n *Node) unwell(ctx context.Context, u *sandboxHandle, r *journal.Row, why string) {
+func (n *Node) unwell(ctx context.Context, u *registry.Handle, r *journal.Row, why string) {
 	if r.Plan.Restart == corev1.RestartPolicyNever {
 		n.end(ctx, u, r, nil, why)
 		return
@@ -108,7 +109,7 @@ func (n *Node) unwell(ctx context.Context, u *sandboxHandle, r *journal.Row, why
 }
 
 // died acts on the end of a sandbox's kernel or first process, which nobody asked for.
-func (n *Node) died(ctx context.Context, u *sandboxHandle, r *journal.Row, why string) {
+func (n *Node) died(ctx context.Context, u *registry.Handle, r *journal.Row, why string) {
 	if p := r.Plan.Restart; p == corev1.RestartPolicyAlways || p == corev1.RestartPolicyOnFailure {
 		n.restart(ctx, u, r, why)
 		return
@@ -117,31 +118,31 @@ func (n *Node) died(ctx context.Context, u *sandboxHandle, r *journal.Row, why s
 }
 
 // restart replaces the container of a sandbox; the next pause is longer if this one did not last.
-func (n *Node) restart(ctx context.Context, u *sandboxHandle, r *journal.Row, why string) {
+func (n *Node) restart(ctx context.Context, u *registry.Handle, r *journal.Row, why string) {
 	pause := r.Pause
 	if time.Since(r.StartedAt) > soundRestart {
 		pause = 0
 	}
-	n.log.InfoContext(ctx, "sandbox is restarted", telemetry.Namespace, u.ref.Namespace, telemetry.Sandbox, u.ref.Name,
+	n.log.InfoContext(ctx, "sandbox is restarted", telemetry.Namespace, u.Ref.Namespace, telemetry.Sandbox, u.Ref.Name,
 		telemetry.Reason, why, "pause", pause)
-	_, done, err := u.take(ctx)
+	_, done, err := u.Acquire(ctx)
 	if err != nil {
 		return
 	}
 	defer done()
-	now := u.current()
-	if ctx.Err() != nil || u.isRemoved() || now == nil || now.Process != r.Process || !restartable(now) {
+	now := u.Row()
+	if ctx.Err() != nil || u.IsRemoved() || now == nil || now.Process != r.Process || !restartable(now) {
 		return
 	}
 	changed := *now
 	changed.Ready, changed.PausedAt = false, time.Time{}
 	changed.Pause = min(max(2*pause, firstRestartPause), longRestartPause)
-	u.setStore(nil)
+	u.SetStore(nil)
 	n.seeRestart(u, why)
-	if err := n.note(u, &changed, journal.Restarting); err != nil { // noted with the first try
-		n.log.ErrorContext(ctx, "restart not noted yet", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+	if err := n.handles.Note(u, &changed, journal.Restarting); err != nil { // noted with the first try
+		n.log.ErrorContext(ctx, "restart not noted yet", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 		changed.Stage = journal.Restarting
-		u.setRow(&changed)
+		u.SetRow(&changed)
 	}
 	n.restartLater(u, &changed, pause)
 }
@@ -154,21 +155,21 @@ func restartable(r *journal.Row) bool {
 }
 
 // seeRestart makes seen that the container of a sandbox is being replaced.
-func (n *Node) seeRestart(u *sandboxHandle, why string) {
-	changed := u.see(func(o *sandbox.Observed) {
+func (n *Node) seeRestart(u *registry.Handle, why string) {
+	changed := u.Update(func(o *sandbox.Observed) {
 		o.State, o.Probed, o.Message = sandbox.ContainerRunning, false, why+"; it is restarted"
 	})
 	if changed {
-		n.dirty.mark(u.ref)
+		n.dirty.Mark(u.Ref)
 	}
 }
 
 // restartLater has Run replace the container after a pause, and try until it lives or is
 // taken away.
-func (n *Node) restartLater(u *sandboxHandle, r *journal.Row, pause time.Duration) {
+func (n *Node) restartLater(u *registry.Handle, r *journal.Row, pause time.Duration) {
 	ending := make(chan struct{})
-	u.setWatch(sync.OnceFunc(func() { close(ending) }))
-	n.tasks.start(func(ctx context.Context) {
+	u.SetWatch(sync.OnceFunc(func() { close(ending) }))
+	n.tasks.Start(func(ctx context.Context) {
 		for {
 			select {
 			case <-ending:
@@ -186,28 +187,28 @@ func (n *Node) restartLater(u *sandboxHandle, r *journal.Row, pause time.Duratio
 }
 
 // restartNow replaces the container, and reports whether there is no more to do.
-func (n *Node) restartNow(ctx context.Context, u *sandboxHandle, r *journal.Row) (finished bool) {
-	ctx, done, err := u.take(ctx)
+func (n *Node) restartNow(ctx context.Context, u *registry.Handle, r *journal.Row) (finished bool) {
+	ctx, done, err := u.Acquire(ctx)
 	if err != nil {
 		return true
 	}
 	defer done()
-	now := u.current()
-	if u.isRemoved() || now == nil || now.Stage != journal.Restarting || now.Process != r.Process {
+	now := u.Row()
+	if u.IsRemoved() || now == nil || now.Stage != journal.Restarting || now.Process != r.Process {
 		return true
 	}
 	w := &operation{n: n, row: new(journal.Row)}
 	*w.row = *now
 	if err := w.again(ctx); err != nil {
-		n.log.WarnContext(ctx, "sandbox not restarted yet", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+		n.log.WarnContext(ctx, "sandbox not restarted yet", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 		return false
 	}
-	if err := n.note(u, w.row, journal.Live); err != nil {
-		n.log.ErrorContext(ctx, "restart not noted", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+	if err := n.handles.Note(u, w.row, journal.Live); err != nil {
+		n.log.ErrorContext(ctx, "restart not noted", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 		return false
 	}
 	n.setRunning(u, w.row)
-	n.dirty.mark(u.ref)
+	n.dirty.Mark(u.Ref)
 	return true
 }
 

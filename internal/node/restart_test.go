@@ -38,7 +38,7 @@ func die(t testing.TB, r journal.Row) {
 func livesAgain(t testing.TB, n *Node, s *agents.Sandbox, was journal.Row) {
 	t.Helper()
 	eventually.True(t, "it lives again", func() bool {
-		r, seen := n.lookup(s.UID).current(), n.lookup(s.UID).observed()
+		r, seen := n.handles.Lookup(s.UID).Row(), n.handles.Lookup(s.UID).Observed()
 		return r.Stage == journal.Live && r.Process != was.Process && seen.Message == "" // seen after it is noted
 	})
 	if out, _ := run(t, n, s, "cat /root/kept"); out != "kept\n" {
@@ -64,16 +64,16 @@ func TestDeathIsAnsweredByPolicy(t *testing.T) {
 		all[i] = object(policy(p))
 		ensure(t, n, all[i])
 		run(t, n, all[i], "echo kept > /root/kept")
-		was[i] = *n.lookup(all[i].UID).current()
+		was[i] = *n.handles.Lookup(all[i].UID).Row()
 	}
 	check := func() {
 		t.Helper()
 		for i, s := range all[:2] {
 			livesAgain(t, n, s, was[i])
-			was[i] = *n.lookup(s.UID).current()
+			was[i] = *n.handles.Lookup(s.UID).Row()
 		}
 		for _, s := range all[2:] {
-			eventually.True(t, "its end is seen", func() bool { return n.lookup(s.UID).observed().State == sandbox.ContainerExited })
+			eventually.True(t, "its end is seen", func() bool { return n.handles.Lookup(s.UID).Observed().State == sandbox.ContainerExited })
 		}
 	}
 	for _, r := range was {
@@ -109,7 +109,7 @@ func TestDeathWhileFrozen(t *testing.T) {
 	s := object(policy(corev1.RestartPolicyAlways))
 	ensure(t, n, s)
 	run(t, n, s, "echo kept > /root/kept")
-	was := *n.lookup(s.UID).current()
+	was := *n.handles.Lookup(s.UID).Row()
 	suspend(t, n, s)
 	must(t, was.Process.Signal(9))
 	livesAgain(t, n, s, was)
@@ -135,7 +135,7 @@ func TestReadinessOutlivesTheServer(t *testing.T) {
 	run(t, n, s, "touch /tmp/well")
 	noted := func(ready bool) func() bool {
 		return func() bool {
-			return n.lookup(s.UID).current().Ready == ready && n.lookup(s.UID).observed().Probed == ready
+			return n.handles.Lookup(s.UID).Row().Ready == ready && n.handles.Lookup(s.UID).Observed().Probed == ready
 		}
 	}
 	eventually.True(t, "it is ready", noted(true))
@@ -210,7 +210,7 @@ func TestClassNotOfferedAnyMore(t *testing.T) {
 	n, stop := m.node()
 	s := object(class("runc"), policy(corev1.RestartPolicyAlways))
 	before := ensure(t, n, s)
-	was := *n.lookup(s.UID).current()
+	was := *n.handles.Lookup(s.UID).Row()
 	stop()
 	n, _ = m.node(func(c *Config) { c.Runtimes = c.Runtimes[:1] })
 	if seen, err := n.Observe(t.Context(), refOf(s)); err != nil || seen.State != sandbox.ContainerRunning || seen.Address != before.Address {
@@ -235,12 +235,12 @@ func TestRecordRemovedByHand(t *testing.T) {
 	s := object()
 	ensure(t, n, s)
 	p := startProgram(t, n, s)
-	id := string(n.lookup(s.UID).id)
+	id := string(n.handles.Lookup(s.UID).ID)
 	recorded := func() bool {
 		records, err := n.cfg.Containerd.Records(t.Context())
 		must(t, err)
 		return slices.ContainsFunc(records, func(r ctrd.Container) bool {
-			return r.ID == id && r.Labels[labelAddress] == n.lookup(s.UID).current().Address.String() && r.Image == testImage
+			return r.ID == id && r.Labels[labelAddress] == n.handles.Lookup(s.UID).Row().Address.String() && r.Image == testImage
 		})
 	}
 	suspend(t, n, s)

@@ -15,6 +15,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
 // Suspend puts a sandbox to sleep, with what the mode keeps; empty means agents.SuspendMemory:
@@ -34,7 +35,7 @@ func (n *Node) Suspend(ctx context.Context, ref sandbox.Ref, mode agents.Suspend
 		return sandbox.Observed{}, fmt.Errorf("spec.barchan.suspend: %q is none of %s, %s, %s: %w",
 			mode, agents.SuspendMemory, agents.SuspendFiles, agents.SuspendDelete, errs.ErrInvalid)
 	}
-	return n.inTurn(ctx, ref, func(ctx context.Context, u *sandboxHandle, r *journal.Row) error { return n.suspend(ctx, u, r, mode) })
+	return n.inTurn(ctx, ref, func(ctx context.Context, u *registry.Handle, r *journal.Row) error { return n.suspend(ctx, u, r, mode) })
 }
 
 // Resume lets a sandbox that sleeps go on where it was, wherever its memory is; while that is
@@ -49,45 +50,45 @@ func (n *Node) Suspend(ctx context.Context, ref sandbox.Ref, mode agents.Suspend
 //
 // With filesOnly the memory is given up, for good, and the sandbox started anew from its files.
 func (n *Node) Resume(ctx context.Context, ref sandbox.Ref, filesOnly bool) (sandbox.Observed, error) {
-	return n.inTurn(ctx, ref, func(ctx context.Context, u *sandboxHandle, r *journal.Row) error {
+	return n.inTurn(ctx, ref, func(ctx context.Context, u *registry.Handle, r *journal.Row) error {
 		return n.resume(ctx, u, r, filesOnly)
 	})
 }
 
 // inTurn does something with a sandbox that lives or sleeps, in its turn.
-func (n *Node) inTurn(ctx context.Context, ref sandbox.Ref, do func(ctx context.Context, u *sandboxHandle, r *journal.Row) error) (sandbox.Observed, error) {
+func (n *Node) inTurn(ctx context.Context, ref sandbox.Ref, do func(ctx context.Context, u *registry.Handle, r *journal.Row) error) (sandbox.Observed, error) {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return sandbox.Observed{}, err
 	}
-	u := n.lookup(ref.UID)
+	u := n.handles.Lookup(ref.UID)
 	if u == nil {
 		return n.absent(), fmt.Errorf("sandbox %s/%s is not on this node: %w", ref.Namespace, ref.Name, errs.ErrConflict)
 	}
-	u.setDesired()
-	ctx, done, err := u.take(ctx)
+	u.SetDesired()
+	ctx, done, err := u.Acquire(ctx)
 	if err != nil {
-		return u.observed(), err
+		return u.Observed(), err
 	}
 	defer done()
-	r := u.current()
-	if u.isRemoved() || r == nil || u.observed().State == sandbox.ContainerExited {
-		return u.observed(), fmt.Errorf("sandbox %s/%s is %s: %w", ref.Namespace, ref.Name, u.observed().State, errs.ErrConflict)
+	r := u.Row()
+	if u.IsRemoved() || r == nil || u.Observed().State == sandbox.ContainerExited {
+		return u.Observed(), fmt.Errorf("sandbox %s/%s is %s: %w", ref.Namespace, ref.Name, u.Observed().State, errs.ErrConflict)
 	}
 	if err := do(ctx, u, r); err != nil {
-		return u.observed(), fmt.Errorf("sandbox %s/%s: %w", ref.Namespace, ref.Name, err)
+		return u.Observed(), fmt.Errorf("sandbox %s/%s: %w", ref.Namespace, ref.Name, err)
 	}
-	return u.observed(), nil
+	return u.Observed(), nil
 }
 
 // suspend does the work of Suspend, in the unit's turn.
-func (n *Node) suspend(ctx context.Context, u *sandboxHandle, r *journal.Row, mode agents.SuspendMode) error {
+func (n *Node) suspend(ctx context.Context, u *registry.Handle, r *journal.Row, mode agents.SuspendMode) error {
 	mode = cmp.Or(mode, agents.SuspendMemory)
 	if mode == agents.SuspendMemory && r.Plan.Class != oci.GVisor {
 		mode = agents.SuspendFiles
 	}
 	if r.Stage == journal.Pausing && mode != agents.SuspendMemory {
 		n.settle(ctx, u, r) // asked to keep its memory before, and the answer was lost
-		if r = u.current(); r.Stage == journal.Paused {
+		if r = u.Row(); r.Stage == journal.Paused {
 			n.setPaused(u, r)
 		}
 	}
@@ -103,7 +104,7 @@ func (n *Node) suspend(ctx context.Context, u *sandboxHandle, r *journal.Row, mo
 }
 
 // resume does the work of Resume, in the unit's turn.
-func (n *Node) resume(ctx context.Context, u *sandboxHandle, r *journal.Row, filesOnly bool) error {
+func (n *Node) resume(ctx context.Context, u *registry.Handle, r *journal.Row, filesOnly bool) error {
 	switch {
 	case r.Stage == journal.Live:
 		return nil
@@ -117,13 +118,13 @@ func (n *Node) resume(ctx context.Context, u *sandboxHandle, r *journal.Row, fil
 
 // freezeOrThaw notes a stage and does what it stands for. After a failure the runtime is asked what
 // the sandbox does.
-func (n *Node) freezeOrThaw(ctx context.Context, u *sandboxHandle, r *journal.Row, by journal.Stage, do func(context.Context, *oci.Runtime, *sandboxHandle, *journal.Row) error) error {
+func (n *Node) freezeOrThaw(ctx context.Context, u *registry.Handle, r *journal.Row, by journal.Stage, do func(context.Context, *oci.Runtime, *registry.Handle, *journal.Row) error) error {
 	runtime, err := n.runtimes.Driving(r.Plan.Class, r.Build)
 	if err != nil {
 		return orFiles(err)
 	}
 	changed := *r
-	if err := n.note(u, &changed, by); err != nil {
+	if err := n.handles.Note(u, &changed, by); err != nil {
 		return err
 	}
 	if err := do(ctx, runtime, u, &changed); err != nil {
@@ -134,13 +135,13 @@ func (n *Node) freezeOrThaw(ctx context.Context, u *sandboxHandle, r *journal.Ro
 }
 
 // freeze stops a sandbox's processes where they are.
-func (n *Node) freeze(ctx context.Context, runtime *oci.Runtime, u *sandboxHandle, r *journal.Row) error {
-	if err := runtime.Pause(ctx, string(u.id)); err != nil {
+func (n *Node) freeze(ctx context.Context, runtime *oci.Runtime, u *registry.Handle, r *journal.Row) error {
+	if err := runtime.Pause(ctx, string(u.ID)); err != nil {
 		return errs.Retryable(err)
 	}
 	failpoint.Reach("node/frozen")
 	r.PausedAt = time.Now()
-	if err := n.note(u, r, journal.Paused); err != nil {
+	if err := n.handles.Note(u, r, journal.Paused); err != nil {
 		return err
 	}
 	n.setPaused(u, r)
@@ -148,36 +149,36 @@ func (n *Node) freeze(ctx context.Context, runtime *oci.Runtime, u *sandboxHandl
 }
 
 // thaw lets frozen processes go on.
-func (n *Node) thaw(ctx context.Context, runtime *oci.Runtime, u *sandboxHandle, r *journal.Row) error {
-	if err := runtime.Resume(ctx, string(u.id)); err != nil {
+func (n *Node) thaw(ctx context.Context, runtime *oci.Runtime, u *registry.Handle, r *journal.Row) error {
+	if err := runtime.Resume(ctx, string(u.ID)); err != nil {
 		return errs.Retryable(err)
 	}
 	failpoint.Reach("node/thawed")
-	u.setStore(nil)
+	u.SetStore(nil)
 	r.StartedAt, r.PausedAt = time.Now(), time.Time{}
-	if err := n.note(u, r, journal.Live); err != nil {
+	if err := n.handles.Note(u, r, journal.Live); err != nil {
 		return err
 	}
-	u.see(func(o *sandbox.Observed) {
+	u.Update(func(o *sandbox.Observed) {
 		o.State, o.StartedAt, o.Message = sandbox.ContainerRunning, r.StartedAt, ""
 		if !o.Probed {
 			o.Message = probesNotAgain
 		}
 	})
-	agent, err := n.agentOf(u.id, r.Address)
+	agent, err := n.agentOf(u.ID, r.Address)
 	if err != nil {
 		return err
 	}
 	now := time.Now()
 	if err := agent.Init(ctx, envd.InitRequest{Timestamp: &now}); err != nil && !errors.Is(err, context.Canceled) {
-		n.log.WarnContext(ctx, "agent not told of the time after a resume", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+		n.log.WarnContext(ctx, "agent not told of the time after a resume", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 	}
 	return nil
 }
 
 // setPaused makes a sandbox seen as frozen, and plans to move its memory to disk.
-func (n *Node) setPaused(u *sandboxHandle, r *journal.Row) {
-	u.see(func(o *sandbox.Observed) {
+func (n *Node) setPaused(u *registry.Handle, r *journal.Row) {
+	u.Update(func(o *sandbox.Observed) {
 		o.State, o.Memory, o.Message = sandbox.ContainerPaused, r.Place(), whereOf(r)
 	})
 	n.storeLater(u, r)

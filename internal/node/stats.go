@@ -10,6 +10,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
 // Usage is what a sandbox uses of the machine, its runtime's own need included.
@@ -32,18 +33,18 @@ func (n *Node) Usage(ctx context.Context, ref sandbox.Ref) (Usage, error) {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return Usage{}, err
 	}
-	u := n.lookup(ref.UID)
+	u := n.handles.Lookup(ref.UID)
 	var r *journal.Row
 	if u != nil {
-		r = u.current()
+		r = u.Row()
 	}
-	if r == nil || u.observed().State == sandbox.ContainerExited {
+	if r == nil || u.Observed().State == sandbox.ContainerExited {
 		return Usage{}, fmt.Errorf("sandbox %s/%s does not run on this node: %w", ref.Namespace, ref.Name, errs.ErrNotFound)
 	}
 	if r.OnDisk() {
 		return n.usageAsleep(ctx, r)
 	}
-	used, err := cgroups.ReadUsage(n.cgroup(string(u.id)))
+	used, err := cgroups.ReadUsage(n.cgroup(string(u.ID)))
 	if err != nil {
 		return Usage{}, errs.Retryable(err)
 	}
@@ -51,7 +52,7 @@ func (n *Node) Usage(ctx context.Context, ref sandbox.Ref) (Usage, error) {
 		Time: time.Now(), CPU: used.CPU, CPULimit: r.Plan.Limits.MilliCPU,
 		Memory: used.Memory, MemoryCache: used.MemoryCache, MemoryLimit: used.MemoryLimit, Pids: used.Pids,
 	}
-	disk, err := n.cfg.Containerd.SnapshotUsage(ctx, string(u.id))
+	disk, err := n.cfg.Containerd.SnapshotUsage(ctx, string(u.ID))
 	if err != nil {
 		return Usage{}, err
 	}
@@ -82,32 +83,26 @@ const (
 	diskRest  = 10
 )
 
-// diskUse is what was found of a sandbox's disk.
-type diskUse struct {
-	bytes int64
-	until time.Time
-}
-
 // DiskUsed is how many bytes a sandbox has written to its copy of the image, as it was some seconds
 // ago. One that is not on the node is an errs.ErrNotFound.
 func (n *Node) DiskUsed(ctx context.Context, ref sandbox.Ref) (int64, error) {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return 0, err
 	}
-	u := n.lookup(ref.UID)
-	if u == nil || u.current() == nil {
+	u := n.handles.Lookup(ref.UID)
+	if u == nil || u.Row() == nil {
 		return 0, fmt.Errorf("sandbox %s/%s is not on this node: %w", ref.Namespace, ref.Name, errs.ErrNotFound)
 	}
-	if known := u.diskUse(); time.Now().Before(known.until) {
-		return known.bytes, nil
+	if known := u.DiskUse(); time.Now().Before(known.Until) {
+		return known.Bytes, nil
 	}
-	_, err, _ := n.measuring.Do(string(u.id), func() (any, error) {
+	_, err, _ := n.measuring.Do(string(u.ID), func() (any, error) {
 		began := time.Now()
-		bytes, err := n.cfg.Containerd.SnapshotUsage(context.WithoutCancel(ctx), string(u.id)) // it has a bound of its own
+		bytes, err := n.cfg.Containerd.SnapshotUsage(context.WithoutCancel(ctx), string(u.ID)) // it has a bound of its own
 		if err == nil {
-			u.setDiskUse(diskUse{bytes, time.Now().Add(max(diskFresh, diskRest*time.Since(began)))})
+			u.SetDiskUse(registry.DiskUse{Bytes: bytes, Until: time.Now().Add(max(diskFresh, diskRest*time.Since(began)))})
 		}
 		return nil, err
 	})
-	return u.diskUse().bytes, err
+	return u.DiskUse().Bytes, err
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
 // How the memory of frozen sandboxes is moved to disk.
@@ -35,14 +36,14 @@ func (n *Node) memoryDir(id string) string { return filepath.Join(n.cfg.MemoryDi
 
 // storeLater has Run move the memory of a frozen sandbox to disk, once it has slept for
 // Config.StoreAfter, and try until it is there or the sandbox does not sleep any more.
-func (n *Node) storeLater(u *sandboxHandle, r *journal.Row) {
+func (n *Node) storeLater(u *registry.Handle, r *journal.Row) {
 	after, since := n.cfg.StoreAfter, r.PausedAt
 	if after <= 0 || r.Plan.Class != oci.GVisor {
 		return
 	}
 	stop := make(chan struct{})
-	u.setStore(sync.OnceFunc(func() { close(stop) }))
-	n.tasks.start(func(ctx context.Context) {
+	u.SetStore(sync.OnceFunc(func() { close(stop) }))
+	n.tasks.Start(func(ctx context.Context) {
 		wait, pause := min(time.Until(since.Add(after)), after), firstStorePause
 		for {
 			select {
@@ -62,20 +63,20 @@ func (n *Node) storeLater(u *sandboxHandle, r *journal.Row) {
 
 // storeNow moves the memory of a sandbox that has been frozen since then to disk, and reports
 // whether there is no more to do.
-func (n *Node) storeNow(ctx context.Context, u *sandboxHandle, since time.Time) (finished bool) {
+func (n *Node) storeNow(ctx context.Context, u *registry.Handle, since time.Time) (finished bool) {
 	select {
 	case n.stores <- struct{}{}:
 	case <-ctx.Done():
 		return true
 	}
 	defer func() { <-n.stores }()
-	ctx, done, err := u.take(ctx)
+	ctx, done, err := u.Acquire(ctx)
 	if err != nil {
 		return true
 	}
 	defer done()
-	r := u.current()
-	if u.isRemoved() || r == nil || (r.Stage != journal.Paused && r.Stage != journal.Storing) || !r.PausedAt.Equal(since) {
+	r := u.Row()
+	if u.IsRemoved() || r == nil || (r.Stage != journal.Paused && r.Stage != journal.Storing) || !r.PausedAt.Equal(since) {
 		return true
 	}
 	began := time.Now()
@@ -86,17 +87,17 @@ func (n *Node) storeNow(ctx context.Context, u *sandboxHandle, since time.Time) 
 	case errors.Is(err, ErrCrash):
 		return true
 	case err != nil:
-		n.log.WarnContext(ctx, "memory of a sandbox not moved to disk", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
-		if u.current().Stage == journal.Paused {
-			u.see(func(o *sandbox.Observed) {
+		n.log.WarnContext(ctx, "memory of a sandbox not moved to disk", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
+		if u.Row().Stage == journal.Paused {
+			u.Update(func(o *sandbox.Observed) {
 				o.Message = inMemory + "; it could not be written to disk: " + errs.Text(err)
 			})
-			n.dirty.mark(u.ref)
+			n.dirty.Mark(u.Ref)
 		}
 		return ctx.Err() != nil // stopped, or somebody wants something else of it
 	}
 	n.observeStep(r.Plan.Class, "store", time.Since(began))
-	n.log.InfoContext(ctx, "memory of a sandbox moved to disk", telemetry.Namespace, u.ref.Namespace, telemetry.Sandbox, u.ref.Name,
+	n.log.InfoContext(ctx, "memory of a sandbox moved to disk", telemetry.Namespace, u.Ref.Namespace, telemetry.Sandbox, u.Ref.Name,
 		"bytes", w.row.Memory.Size, telemetry.Duration, time.Since(began))
 	return true
 }
@@ -104,7 +105,7 @@ func (n *Node) storeNow(ctx context.Context, u *sandboxHandle, since time.Time) 
 // store moves the memory of a frozen sandbox to disk. Up to the write of the journal, all is
 // taken back on failure, and the sandbox is frozen as before. From then on the memory on disk
 // is the sandbox's, and what is left of the container only waits to be removed.
-func (w *operation) store(ctx context.Context, u *sandboxHandle) error {
+func (w *operation) store(ctx context.Context, u *registry.Handle) error {
 	if w.row.Stage == journal.Paused {
 		limited, cancel := context.WithTimeout(ctx, diskTimeout)
 		defer cancel()
@@ -114,8 +115,8 @@ func (w *operation) store(ctx context.Context, u *sandboxHandle) error {
 			}
 			return errors.Join(err, w.removeMemory(context.WithoutCancel(ctx)))
 		}
-		u.see(func(o *sandbox.Observed) { o.Memory, o.Message = w.row.Place(), whereOf(w.row) })
-		w.n.dirty.mark(u.ref)
+		u.Update(func(o *sandbox.Observed) { o.Memory, o.Message = w.row.Place(), whereOf(w.row) })
+		w.n.dirty.Mark(u.Ref)
 		if err := w.after("keep"); err != nil {
 			return err
 		}
@@ -126,20 +127,20 @@ func (w *operation) store(ctx context.Context, u *sandboxHandle) error {
 }
 
 // save writes memory and files to disk, and notes that.
-func (w *operation) save(ctx context.Context, u *sandboxHandle) error {
+func (w *operation) save(ctx context.Context, u *registry.Handle) error {
 	for _, s := range []step{{name: "checkpoint", do: w.checkpoint}, {name: "flush", do: w.flush}} {
 		if err := w.doOne(ctx, s); err != nil {
 			return err
 		}
 	}
-	w.row.Memory.Exit = u.observed().EntrypointExit
+	w.row.Memory.Exit = u.Observed().EntrypointExit
 	changed := *w.row
 	changed.Process = lifecycle.Process{} // whoever watches it must not take what follows for its end
-	if err := w.n.note(u, &changed, journal.Storing); err != nil {
+	if err := w.n.handles.Note(u, &changed, journal.Storing); err != nil {
 		w.row.Memory = nil
 		return err
 	}
-	u.setWatch(nil)
+	u.SetWatch(nil)
 	w.row.Stage = journal.Storing
 	return nil
 }
@@ -193,7 +194,7 @@ func (w *operation) flush(ctx context.Context) error {
 
 // releaseResources takes off the machine what a sandbox does not need or keep while it sleeps on disk, and
 // notes that. What it keeps stays, and its address, unless that is given back. It may be repeated.
-func (w *operation) releaseResources(ctx context.Context, u *sandboxHandle) error {
+func (w *operation) releaseResources(ctx context.Context, u *registry.Handle) error {
 	for _, s := range []step{
 		{name: "stop", do: w.stop},
 		{name: "unmount", do: w.unmount},
@@ -208,7 +209,7 @@ func (w *operation) releaseResources(ctx context.Context, u *sandboxHandle) erro
 	if !w.row.KeepsMemory() {
 		w.row.Build = ""
 	}
-	if err := w.n.note(u, w.row, journal.Stored); err != nil {
+	if err := w.n.handles.Note(u, w.row, journal.Stored); err != nil {
 		return err
 	}
 	w.n.setStored(u, w.row)

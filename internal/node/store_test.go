@@ -157,7 +157,7 @@ func (p *program) goesOn(n *Node) {
 	if started := p.startOf(n); started != p.started {
 		p.t.Errorf("process %s began at %s, before at %s", p.pid, started, p.started)
 	}
-	req, err := http.NewRequestWithContext(p.t.Context(), http.MethodGet, "http://"+n.lookup(p.s.UID).observed().Address.String()+":8000/x", nil)
+	req, err := http.NewRequestWithContext(p.t.Context(), http.MethodGet, "http://"+n.handles.Lookup(p.s.UID).Observed().Address.String()+":8000/x", nil)
 	must(p.t, err)
 	res, err := (&http.Client{Timeout: eventually.Patience, Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
 	if err != nil {
@@ -184,7 +184,9 @@ func resume(t testing.TB, n *Node, s *agents.Sandbox) {
 	}
 }
 
-func stageOf(n *Node, s *agents.Sandbox) journal.Stage { return n.lookup(s.UID).current().Stage }
+func stageOf(n *Node, s *agents.Sandbox) journal.Stage {
+	return n.handles.Lookup(s.UID).Row().Stage
+}
 
 func awaitStored(t testing.TB, n *Node, s *agents.Sandbox) {
 	t.Helper()
@@ -194,18 +196,18 @@ func awaitStored(t testing.TB, n *Node, s *agents.Sandbox) {
 // atRest fails unless a sandbox is on disk and nothing of it is anywhere else.
 func atRest(t testing.TB, n *Node, s *agents.Sandbox, was *journal.Row) {
 	t.Helper()
-	u := n.lookup(s.UID)
+	u := n.handles.Lookup(s.UID)
 	seenAtRest(t, n, s, was)
-	if r := u.current(); r.Stage != journal.Stored || r.Memory == nil || r.Memory.Size == 0 || r.Memory.Build.SHA256 == "" {
+	if r := u.Row(); r.Stage != journal.Stored || r.Memory == nil || r.Memory.Size == 0 || r.Memory.Build.SHA256 == "" {
 		t.Errorf("journal has %+v", r)
 	}
 	if was.Process.Alive() {
 		t.Errorf("process %d lives", was.Process.PID)
 	}
-	if _, err := memimage.Read(n.memoryDir(string(u.id))); err != nil {
+	if _, err := memimage.Read(n.memoryDir(string(u.ID))); err != nil {
 		t.Error(err)
 	}
-	nothingRuns(t, n, string(u.id))
+	nothingRuns(t, n, string(u.ID))
 	clean(t, n)
 }
 
@@ -219,7 +221,7 @@ func seenAtRest(t testing.TB, n *Node, s *agents.Sandbox, was *journal.Row) {
 	if lease, ok := n.allocator.Of(string(s.UID)); !ok || lease.State != ipam.Held || lease.Address != was.Address {
 		t.Errorf("lease %+v, %v", lease, ok)
 	}
-	if used, err := n.Usage(t.Context(), refOf(s)); err != nil || used.Memory != 0 || used.CPU != 0 || used.Disk < uint64(n.lookup(s.UID).current().Memory.Size) || used.MemoryLimit == 0 {
+	if used, err := n.Usage(t.Context(), refOf(s)); err != nil || used.Memory != 0 || used.CPU != 0 || used.Disk < uint64(n.handles.Lookup(s.UID).Row().Memory.Size) || used.MemoryLimit == 0 {
 		t.Errorf("usage %+v, %v", used, err)
 	}
 }
@@ -281,12 +283,12 @@ func TestMemoryMovesToDiskAndBack(t *testing.T) {
 	p := startProgram(t, n, s)
 	run(t, n, s, "for v in data disk mem; do echo in $v > /$v/f; done")
 	ready := func() bool {
-		seen := n.lookup(s.UID).observed()
+		seen := n.handles.Lookup(s.UID).Observed()
 		return seen.Probed && seen.Message == "" && seen.EntrypointExit != nil && *seen.EntrypointExit == 3
 	}
 	eventually.True(t, "it is ready", ready)
 	for range 3 {
-		was := *n.lookup(s.UID).current()
+		was := *n.handles.Lookup(s.UID).Row()
 		suspend(t, n, s)
 		awaitStored(t, n, s)
 		atRest(t, n, s, &was)
@@ -301,7 +303,7 @@ func TestMemoryMovesToDiskAndBack(t *testing.T) {
 		stop()
 		n, stop = m.node(atOnce)
 		atRest(t, n, s, &was) // no other node has touched it
-		if seen := n.lookup(s.UID).observed(); seen.EntrypointExit == nil || *seen.EntrypointExit != 3 {
+		if seen := n.handles.Lookup(s.UID).Observed(); seen.EntrypointExit == nil || *seen.EntrypointExit != 3 {
 			t.Errorf("after a restart of the node: %+v", seen)
 		}
 		resume(t, n, s)
@@ -318,8 +320,8 @@ func TestMemoryMovesToDiskAndBack(t *testing.T) {
 		clean(t, n)
 	}
 	// It is watched as if it had never slept.
-	must(t, n.lookup(s.UID).current().Process.Signal(9))
-	eventually.True(t, "its end is seen", func() bool { return n.lookup(s.UID).observed().State == sandbox.ContainerExited })
+	must(t, n.handles.Lookup(s.UID).Row().Process.Signal(9))
+	eventually.True(t, "its end is seen", func() bool { return n.handles.Lookup(s.UID).Observed().State == sandbox.ContainerExited })
 }
 
 // Without the order to move it, memory stays where it is.
@@ -329,15 +331,15 @@ func TestMemoryThatStays(t *testing.T) {
 	s := object()
 	ensure(t, n, s)
 	suspend(t, n, s)
-	u := n.lookup(s.UID)
-	u.mu.Lock()
-	planned := u.unstore != nil
-	u.mu.Unlock()
-	if seen := u.observed(); !strings.Contains(seen.Message, "RAM") || planned {
+	u := n.handles.Lookup(s.UID)
+	u.Mu.Lock()
+	planned := u.Unstore != nil
+	u.Mu.Unlock()
+	if seen := u.Observed(); !strings.Contains(seen.Message, "RAM") || planned {
 		t.Errorf("%+v, planned to be stored: %t", seen, planned)
 	}
 	resume(t, n, s)
-	if seen := n.lookup(s.UID).observed(); seen.Message != "" {
+	if seen := n.handles.Lookup(s.UID).Observed(); seen.Message != "" {
 		t.Errorf("%+v", seen)
 	}
 	must(t, n.Remove(t.Context(), refOf(s)))
@@ -362,7 +364,7 @@ func TestFailureOfASleepOrWakeStep(t *testing.T) {
 			p.goesOn(n)
 			noMemory(t, n)
 
-			was := *n.lookup(s.UID).current()
+			was := *n.handles.Lookup(s.UID).Row()
 			f.arm(name, errBroken)
 			suspend(t, n, s)
 			awaitStored(t, n, s)
@@ -375,7 +377,7 @@ func TestFailureOfASleepOrWakeStep(t *testing.T) {
 	for _, name := range wakeSteps {
 		t.Run("wake/"+name, func(t *testing.T) {
 			p.t = t
-			was := *n.lookup(s.UID).current()
+			was := *n.handles.Lookup(s.UID).Row()
 			suspend(t, n, s)
 			awaitStored(t, n, s)
 			f.arm(name, errBroken)
@@ -405,7 +407,7 @@ func TestDeathAfterEachSleepOrWakeStep(t *testing.T) {
 			p.t = t
 			var f fault
 			n, stop := m.node(atOnce, f.into)
-			was := *n.lookup(s.UID).current()
+			was := *n.handles.Lookup(s.UID).Row()
 			if i < len(storeSteps) {
 				hit := f.arm(name, ErrCrash)
 				suspend(t, n, s)
@@ -453,7 +455,7 @@ func TestRestartWhileStoring(t *testing.T) {
 	for range 3 {
 		suspend(t, n, s)
 		eventually.True(t, "memory is being written", func() bool {
-			_, err := os.Stat(n.memoryDir(string(n.lookup(s.UID).id)) + ".part")
+			_, err := os.Stat(n.memoryDir(string(n.handles.Lookup(s.UID).ID)) + ".part")
 			return err == nil || stageOf(n, s) == journal.Stored
 		})
 		stop()
@@ -474,12 +476,12 @@ func TestRemoveWhileFallingAsleepOrWaking(t *testing.T) {
 		t.Helper()
 		ended := make(chan error, 1)
 		go func() { ended <- n.Remove(t.Context(), refOf(s)) }()
-		eventually.True(t, "it is interrupted", func() bool { _, interrupted := n.locks.Holder(s.UID); return interrupted })
+		eventually.True(t, "it is interrupted", func() bool { return interrupted(n, s.UID) })
 		release()
 		if err := <-ended; err != nil {
 			t.Errorf("remove: %v", err)
 		}
-		if n.lookup(s.UID) != nil {
+		if n.handles.Lookup(s.UID) != nil {
 			t.Error("it is still there")
 		}
 		noMemory(t, n)
@@ -573,13 +575,13 @@ func TestFullDiskWhileStoring(t *testing.T) {
 	for range 2 {
 		suspend(t, n, s)
 		eventually.True(t, "the failure is seen", func() bool {
-			return strings.Contains(n.lookup(s.UID).observed().Message, "could not be written")
+			return strings.Contains(n.handles.Lookup(s.UID).Observed().Message, "could not be written")
 		})
 		resume(t, n, s)
 		p.goesOn(n)
 		noMemory(t, n)
 	}
-	if seen := n.lookup(s.UID).observed(); seen.Message != "" {
+	if seen := n.handles.Lookup(s.UID).Observed(); seen.Message != "" {
 		t.Errorf("%+v", seen)
 	}
 	must(t, n.Remove(t.Context(), refOf(s)))
@@ -613,7 +615,7 @@ func TestNoRoomToStore(t *testing.T) {
 	asked.Store(0)
 	suspend(t, n, s)
 	eventually.True(t, "the failure is seen", func() bool {
-		seen := n.lookup(s.UID).observed()
+		seen := n.handles.Lookup(s.UID).Observed()
 		return seen.Memory == agents.MemoryInRAM && strings.HasSuffix(seen.Message, "could not be written to disk: too little room")
 	})
 	noMemory(t, n)
@@ -622,12 +624,12 @@ func TestNoRoomToStore(t *testing.T) {
 	}
 	full.Store(false)
 	awaitStored(t, n, s)
-	if seen := n.lookup(s.UID).observed(); seen.Memory != agents.MemoryOnDisk {
+	if seen := n.handles.Lookup(s.UID).Observed(); seen.Memory != agents.MemoryOnDisk {
 		t.Errorf("on disk it is %+v", seen)
 	}
 	resume(t, n, s)
 	p.goesOn(n)
-	if seen := n.lookup(s.UID).observed(); seen.Memory != "" {
+	if seen := n.handles.Lookup(s.UID).Observed(); seen.Memory != "" {
 		t.Errorf("awake it is %+v", seen)
 	}
 	must(t, n.Remove(t.Context(), refOf(s)))
@@ -649,10 +651,10 @@ func TestDamagedMemory(t *testing.T) {
 	s := object()
 	ensure(t, n, s)
 	p := startProgram(t, n, s)
-	was := *n.lookup(s.UID).current()
+	was := *n.handles.Lookup(s.UID).Row()
 	suspend(t, n, s)
 	awaitStored(t, n, s)
-	image := n.memoryDir(string(n.lookup(s.UID).id))
+	image := n.memoryDir(string(n.handles.Lookup(s.UID).ID))
 	img, err := memimage.Read(image)
 	must(t, err)
 	largest := slices.MaxFunc(img.Files, func(a, b memimage.File) int { return cmp.Compare(a.Size, b.Size) })
@@ -726,7 +728,7 @@ func TestFiveStoredAtOnce(t *testing.T) {
 	for range 2 {
 		rows := map[*program]journal.Row{}
 		for _, p := range all {
-			rows[p] = *n.lookup(p.s.UID).current()
+			rows[p] = *n.handles.Lookup(p.s.UID).Row()
 		}
 		each(func(p *program) {
 			if _, err := n.Suspend(t.Context(), refOf(p.s), agents.SuspendMemory); err != nil {
@@ -820,7 +822,7 @@ func TestFrozenSandboxDies(t *testing.T) {
 	hit, release := f.hold(t, "checkpoint")
 	suspend(t, n, s)
 	awaitHit(t, hit)
-	was := *n.lookup(s.UID).current()
+	was := *n.handles.Lookup(s.UID).Row()
 	must(t, was.Process.Signal(9))
 	must(t, was.Process.Wait(t.Context()))
 	release()
@@ -831,8 +833,8 @@ func TestFrozenSandboxDies(t *testing.T) {
 
 	n.cfg.StoreAfter = time.Hour // read by the next Suspend alone
 	suspend(t, n, s)
-	must(t, n.lookup(s.UID).current().Process.Signal(9))
-	eventually.True(t, "its end is seen", func() bool { return n.lookup(s.UID).observed().State == sandbox.ContainerExited })
+	must(t, n.handles.Lookup(s.UID).Row().Process.Signal(9))
+	eventually.True(t, "its end is seen", func() bool { return n.handles.Lookup(s.UID).Observed().State == sandbox.ContainerExited })
 	if _, err := n.Resume(t.Context(), refOf(s), false); !errors.Is(err, errs.ErrConflict) {
 		t.Errorf("resume of the dead: %v", err)
 	}

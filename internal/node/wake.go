@@ -22,6 +22,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
 // wake brings a sandbox back from what it keeps on disk, in its turn. After a failure it sleeps
@@ -31,26 +32,26 @@ import (
 // What its processes wrote to files between the start of a try and its failure stays written,
 // and their memory knows nothing of it. So a try goes on if the one who asked for it does not
 // wait any more; only the removal of the sandbox interrupts it.
-func (n *Node) wake(ctx context.Context, u *sandboxHandle, r *journal.Row, filesOnly bool) error {
+func (n *Node) wake(ctx context.Context, u *registry.Handle, r *journal.Row, filesOnly bool) error {
 	if err := n.refused(); err != nil {
 		return err
 	}
 	began := time.Now()
-	ctx, done := u.locks.UnlessInterrupted(ctx, u.ref.UID)
+	ctx, done := u.UnlessInterrupted(ctx)
 	defer done()
 	w := &operation{n: n, row: new(journal.Row)}
 	*w.row = *r
 	if err := w.selectRestoreSource(ctx, u, filesOnly); err != nil {
 		return err
 	}
-	err := n.note(u, w.row, journal.Waking)
+	err := n.handles.Note(u, w.row, journal.Waking)
 	if err == nil {
 		err = w.bringUp(ctx)
 	}
 	awake := *w.row
 	awake.Memory, awake.Kept, awake.PausedAt, awake.Ready = nil, "", time.Time{}, false
 	if err == nil {
-		err = n.note(u, &awake, journal.Live)
+		err = n.handles.Note(u, &awake, journal.Live)
 	}
 	if err == nil {
 		err = w.after("awake")
@@ -66,14 +67,14 @@ func (n *Node) wake(ctx context.Context, u *sandboxHandle, r *journal.Row, files
 		n.forgetMemory(u)
 	}
 	n.observeStep(awake.Plan.Class, "wake", time.Since(began))
-	n.log.InfoContext(ctx, "sandbox resumed from disk", telemetry.Namespace, u.ref.Namespace, telemetry.Sandbox, u.ref.Name,
+	n.log.InfoContext(ctx, "sandbox resumed from disk", telemetry.Namespace, u.Ref.Namespace, telemetry.Sandbox, u.Ref.Name,
 		"memory", w.row.KeepsMemory(), telemetry.Address, awake.Address, telemetry.Duration, time.Since(began))
 	return nil
 }
 
 // selectRestoreSource decides what a sandbox comes back from, and sees to it that nothing else of it is
 // left.
-func (w *operation) selectRestoreSource(ctx context.Context, u *sandboxHandle, filesOnly bool) error {
+func (w *operation) selectRestoreSource(ctx context.Context, u *registry.Handle, filesOnly bool) error {
 	if filesOnly && w.row.KeepsMemory() {
 		if err := w.decide(u, agents.SuspendFiles); err != nil {
 			return err
@@ -128,33 +129,33 @@ func (w *operation) bringUp(ctx context.Context) error {
 
 // forgetMemory has Run remove the image of a sandbox that was resumed from it, for which nobody
 // has to wait. If that is not done, the next checkpoint, the removal or the next start does it.
-func (n *Node) forgetMemory(u *sandboxHandle) {
-	n.tasks.start(func(ctx context.Context) {
-		ctx, done, err := u.take(ctx)
+func (n *Node) forgetMemory(u *registry.Handle) {
+	n.tasks.Start(func(ctx context.Context) {
+		ctx, done, err := u.Acquire(ctx)
 		if err != nil {
 			return
 		}
 		defer done()
-		if r := u.current(); u.isRemoved() || r == nil || r.OnDisk() {
+		if r := u.Row(); u.IsRemoved() || r == nil || r.OnDisk() {
 			return // removed, or asleep again
 		}
-		if err := memimage.Remove(n.memoryDir(string(u.id))); err != nil {
-			n.log.WarnContext(ctx, "memory of a sandbox that was resumed is left on disk", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+		if err := memimage.Remove(n.memoryDir(string(u.ID))); err != nil {
+			n.log.WarnContext(ctx, "memory of a sandbox that was resumed is left on disk", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 		}
 		failpoint.Reach("node/forgotten")
 	})
 }
 
 // rollBackResume takes back what a failed try to wake a sandbox has done.
-func (n *Node) rollBackResume(ctx context.Context, u *sandboxHandle, w *operation, cause error) error {
+func (n *Node) rollBackResume(ctx context.Context, u *registry.Handle, w *operation, cause error) error {
 	if ctx.Err() != nil {
 		cause = fmt.Errorf("%w: %w", cause, errs.ErrUnavailable)
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	failures := []error{fmt.Errorf("resume from disk: %w", errs.Retryable(cause))}
-	if u.current().Stage == journal.Live { // the failure followed the last write
-		failures = append(failures, n.note(u, w.row, journal.Storing))
+	if u.Row().Stage == journal.Live { // the failure followed the last write
+		failures = append(failures, n.handles.Note(u, w.row, journal.Storing))
 	}
 	return errors.Join(append(failures, w.releaseResources(ctx, u))...)
 }
@@ -298,7 +299,7 @@ func (w *operation) load(ctx context.Context) (err error) {
 	if w.console, err = oci.NewConsole(); err != nil {
 		return errs.Retryable(err)
 	}
-	pid, err := runtime.Restore(ctx, w.id(), w.n.dir(w.id()), w.n.memoryDir(w.id()), w.console, oci.RestoreOptions{Background: true, Later: w.n.tasks.start})
+	pid, err := runtime.Restore(ctx, w.id(), w.n.dir(w.id()), w.n.memoryDir(w.id()), w.console, oci.RestoreOptions{Background: true, Later: w.n.tasks.Start})
 	if err != nil {
 		return damaged(err)
 	}
@@ -311,7 +312,7 @@ func (w *operation) load(ctx context.Context) (err error) {
 
 // takeOverStored makes a sandbox of the journal that sleeps on disk this node's own. One at rest is
 // not touched.
-func (n *Node) takeOverStored(ctx context.Context, u *sandboxHandle, r *journal.Row) {
+func (n *Node) takeOverStored(ctx context.Context, u *registry.Handle, r *journal.Row) {
 	n.setStored(u, r)
 	if !n.atRest(r) {
 		n.finishSuspend(ctx, u)
@@ -326,17 +327,17 @@ func (n *Node) atRest(r *journal.Row) bool {
 
 // finishSuspend removes what an interruption left of the container of a sandbox whose memory is on
 // disk. Failing is no reason for anything else to fail: the sweep and the next Resume try again.
-func (n *Node) finishSuspend(ctx context.Context, u *sandboxHandle) {
-	if r := u.current(); r != nil && n.atRest(r) {
+func (n *Node) finishSuspend(ctx context.Context, u *registry.Handle) {
+	if r := u.Row(); r != nil && n.atRest(r) {
 		return
 	}
-	ctx, done, err := u.take(ctx)
+	ctx, done, err := u.Acquire(ctx)
 	if err != nil {
 		return
 	}
 	defer done()
-	r := u.current()
-	if u.isRemoved() || r == nil || !r.OnDisk() || n.atRest(r) {
+	r := u.Row()
+	if u.IsRemoved() || r == nil || !r.OnDisk() || n.atRest(r) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
@@ -344,6 +345,6 @@ func (n *Node) finishSuspend(ctx context.Context, u *sandboxHandle) {
 	w := &operation{n: n, row: new(journal.Row)}
 	*w.row = *r
 	if err := w.releaseResources(ctx, u); err != nil {
-		n.log.WarnContext(ctx, "rest of a sandbox whose memory is on disk is left on the machine", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+		n.log.WarnContext(ctx, "rest of a sandbox whose memory is on disk is left on the machine", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 	}
 }

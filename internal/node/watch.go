@@ -13,17 +13,18 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
 // watchRetry is the pause before a process is watched again after the kernel refused that.
 const watchRetry = time.Second
 
 // watch has Run look after a sandbox until it ends or is watched anew.
-func (n *Node) watch(u *sandboxHandle, r *journal.Row) {
+func (n *Node) watch(u *registry.Handle, r *journal.Row) {
 	stop := make(chan struct{})
-	u.setWatch(sync.OnceFunc(func() { close(stop) }))
+	u.SetWatch(sync.OnceFunc(func() { close(stop) }))
 	started := *r
-	n.tasks.start(func(ctx context.Context) {
+	n.tasks.Start(func(ctx context.Context) {
 		ctx, cancel := context.WithCancel(ctx)
 		var looking sync.WaitGroup
 		defer looking.Wait()
@@ -41,7 +42,7 @@ func (n *Node) watch(u *sandboxHandle, r *journal.Row) {
 
 // lookAfter probes a sandbox, follows its entrypoint, and waits for the end of its process,
 // woken by the kernel.
-func (n *Node) lookAfter(ctx context.Context, u *sandboxHandle, r *journal.Row) {
+func (n *Node) lookAfter(ctx context.Context, u *registry.Handle, r *journal.Row) {
 	var looking sync.WaitGroup
 	defer looking.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -56,7 +57,7 @@ func (n *Node) lookAfter(ctx context.Context, u *sandboxHandle, r *journal.Row) 
 		if err == nil {
 			break
 		}
-		n.log.ErrorContext(ctx, "sandbox cannot be watched, trying again", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+		n.log.ErrorContext(ctx, "sandbox cannot be watched, trying again", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 		if !lifecycle.Sleep(ctx, watchRetry) {
 			return
 		}
@@ -77,38 +78,38 @@ func (n *Node) whyDied(r *journal.Row, otherwise string) string {
 }
 
 // end notes that a sandbox has ended for good, and that nothing of it may run on.
-func (n *Node) end(ctx context.Context, u *sandboxHandle, r *journal.Row, exit *int32, why string) {
-	taken, done, err := u.take(ctx)
+func (n *Node) end(ctx context.Context, u *registry.Handle, r *journal.Row, exit *int32, why string) {
+	taken, done, err := u.Acquire(ctx)
 	if err != nil {
 		return
 	}
 	defer done()
-	now := u.current()
-	if taken.Err() != nil || u.isRemoved() || now == nil || now.Process != r.Process || now.Stage == journal.Ended {
+	now := u.Row()
+	if taken.Err() != nil || u.IsRemoved() || now == nil || now.Process != r.Process || now.Stage == journal.Ended {
 		return // it is another's affair by now
 	}
-	n.log.InfoContext(ctx, "sandbox ended", telemetry.Namespace, u.ref.Namespace, telemetry.Sandbox, u.ref.Name, telemetry.Reason, why)
+	n.log.InfoContext(ctx, "sandbox ended", telemetry.Namespace, u.Ref.Namespace, telemetry.Sandbox, u.Ref.Name, telemetry.Reason, why)
 	// What follows must not be cut short by the watch, of which this is a part.
 	taken, cancel := context.WithTimeout(context.WithoutCancel(taken), undoTimeout)
 	defer cancel()
 	changed := *now
 	changed.Exit, changed.Why = exit, why
-	if err := n.note(u, &changed, journal.Ended); err != nil {
-		n.log.ErrorContext(ctx, "end of a sandbox not noted", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+	if err := n.handles.Note(u, &changed, journal.Ended); err != nil {
+		n.log.ErrorContext(ctx, "end of a sandbox not noted", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 	}
 	if err := (&operation{n: n, row: &changed}).kill(taken); err != nil {
-		n.log.WarnContext(ctx, "rest of a sandbox that ended still runs", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+		n.log.WarnContext(ctx, "rest of a sandbox that ended still runs", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 	}
 	n.sawEnd(u, &changed)
 	if err := n.network.Cut(changed.Address); err != nil {
-		n.log.WarnContext(ctx, "connections to a sandbox that ended are left to wait", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+		n.log.WarnContext(ctx, "connections to a sandbox that ended are left to wait", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 	}
 }
 
 // sawEnd makes the end of a sandbox seen.
-func (n *Node) sawEnd(u *sandboxHandle, r *journal.Row) {
-	u.see(func(o *sandbox.Observed) {
+func (n *Node) sawEnd(u *registry.Handle, r *journal.Row) {
+	u.Update(func(o *sandbox.Observed) {
 		o.State, o.Probed, o.Message, o.EntrypointExit = sandbox.ContainerExited, false, r.Why, r.Exit
 	})
-	n.dirty.mark(u.ref)
+	n.dirty.Mark(u.Ref)
 }

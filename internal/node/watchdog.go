@@ -13,13 +13,13 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/plan"
+	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
 const (
@@ -75,13 +75,13 @@ func (n *Node) scanHost(ctx context.Context) (hostInventory, error) {
 	v := hostInventory{records: map[string]ctrd.Container{}, known: map[string]bool{}}
 	ports := map[string]string{}
 	know := func() {
-		for _, u := range n.allUnits() {
-			if u.current() != nil {
-				v.known[string(u.id)] = true
+		for _, u := range n.handles.All() {
+			if u.Row() != nil {
+				v.known[string(u.ID)] = true
 			}
-			ports[n.network.HostLink(string(u.id))] = string(u.id)
+			ports[n.network.HostLink(string(u.ID))] = string(u.ID)
 		}
-		for id := range n.unreadIDs() {
+		for id := range n.handles.UnreadIDs() {
 			v.known[id] = true
 			ports[n.network.HostLink(id)] = id
 		}
@@ -180,7 +180,7 @@ func (n *Node) Sweep(ctx context.Context) {
 func (n *Node) rediscoverAll(ctx context.Context) {
 	var lost []types.UID
 	err := n.journal.Each(func(r *journal.Row) {
-		if n.lookup(r.Plan.Ref.UID) == nil {
+		if n.handles.Lookup(r.Plan.Ref.UID) == nil {
 			lost = append(lost, r.Plan.Ref.UID)
 		}
 	}, func([]byte, []byte, error) {}) // told at the start
@@ -198,21 +198,21 @@ func (n *Node) retryInterrupted(ctx context.Context, v *hostInventory) {
 	for _, t := range v.things {
 		alive[t.id] = alive[t.id] || t.kind == kindContainer || t.kind == kindCgroup
 	}
-	for _, u := range n.allUnits() {
-		r := u.current()
-		if r == nil || u.busy() || ctx.Err() != nil {
+	for _, u := range n.handles.All() {
+		r := u.Row()
+		if busy, _ := u.Holder(); r == nil || busy || ctx.Err() != nil {
 			continue
 		}
-		if r.Stage != journal.Ended || alive[string(u.id)] {
+		if r.Stage != journal.Ended || alive[string(u.ID)] {
 			n.retryInterruptedOne(ctx, u, r)
 		}
-		if _, recorded := v.records[string(u.id)]; r.Stage.Begun() && !r.KeepsClaims() && !recorded {
+		if _, recorded := v.records[string(u.ID)]; r.Stage.Begun() && !r.KeepsClaims() && !recorded {
 			n.recordAgain(ctx, u)
 		}
 	}
 }
 
-func (n *Node) retryInterruptedOne(ctx context.Context, u *sandboxHandle, r *journal.Row) {
+func (n *Node) retryInterruptedOne(ctx context.Context, u *registry.Handle, r *journal.Row) {
 	switch r.Stage {
 	case journal.Removing:
 		n.removeLater(u)
@@ -228,53 +228,53 @@ func (n *Node) retryInterruptedOne(ctx context.Context, u *sandboxHandle, r *jou
 }
 
 // settleLater finds out whether a sandbox sleeps that was asked to and whose answer was lost.
-func (n *Node) settleLater(ctx context.Context, u *sandboxHandle) {
-	taken, done, err := u.take(ctx)
+func (n *Node) settleLater(ctx context.Context, u *registry.Handle) {
+	taken, done, err := u.Acquire(ctx)
 	if err != nil {
 		return
 	}
 	defer done()
-	r := u.current()
-	if u.isRemoved() || r == nil || (r.Stage != journal.Pausing && r.Stage != journal.Resuming) {
+	r := u.Row()
+	if u.IsRemoved() || r == nil || (r.Stage != journal.Pausing && r.Stage != journal.Resuming) {
 		return
 	}
 	n.settle(taken, u, r)
-	if now := u.current(); now.Stage == journal.Paused {
+	if now := u.Row(); now.Stage == journal.Paused {
 		n.setPaused(u, now)
-		n.dirty.mark(u.ref)
+		n.dirty.Mark(u.Ref)
 	}
 }
 
 // killAgain ends what still runs of a sandbox that has ended.
-func (n *Node) killAgain(ctx context.Context, u *sandboxHandle) {
-	taken, done, err := u.take(ctx)
+func (n *Node) killAgain(ctx context.Context, u *registry.Handle) {
+	taken, done, err := u.Acquire(ctx)
 	if err != nil {
 		return
 	}
 	defer done()
-	r := u.current()
-	if u.isRemoved() || r == nil || r.Stage != journal.Ended {
+	r := u.Row()
+	if u.IsRemoved() || r == nil || r.Stage != journal.Ended {
 		return
 	}
 	limited, cancel := context.WithTimeout(taken, undoTimeout)
 	defer cancel()
 	if err := (&operation{n: n, row: r}).kill(limited); err != nil {
-		n.log.WarnContext(ctx, "rest of a sandbox that ended still runs", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+		n.log.WarnContext(ctx, "rest of a sandbox that ended still runs", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 		return
 	}
-	n.removedLeftover(ctx, kindContainer, u.ref, string(u.id))
+	n.removedLeftover(ctx, kindContainer, u.Ref, string(u.ID))
 }
 
 // recordAgain writes the record of a sandbox that somebody has removed: it keeps the image from
 // being collected, and tells the address.
-func (n *Node) recordAgain(ctx context.Context, u *sandboxHandle) {
-	taken, done, err := u.take(ctx)
+func (n *Node) recordAgain(ctx context.Context, u *registry.Handle) {
+	taken, done, err := u.Acquire(ctx)
 	if err != nil {
 		return
 	}
 	defer done()
-	r := u.current()
-	if u.isRemoved() || r == nil || !r.Stage.Begun() || r.KeepsClaims() {
+	r := u.Row()
+	if u.IsRemoved() || r == nil || !r.Stage.Begun() || r.KeepsClaims() {
 		return
 	}
 	w := &operation{n: n, row: r}
@@ -283,10 +283,10 @@ func (n *Node) recordAgain(ctx context.Context, u *sandboxHandle) {
 		w.image.Ref = img.Ref
 	}
 	if err := w.writeRecord(taken); err != nil {
-		n.log.WarnContext(ctx, "record of a sandbox is missing", telemetry.Sandbox, u.ref.Name, telemetry.Error, err)
+		n.log.WarnContext(ctx, "record of a sandbox is missing", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 		return
 	}
-	n.log.WarnContext(ctx, "record of a sandbox was missing and is written again", telemetry.Sandbox, u.ref.Name)
+	n.log.WarnContext(ctx, "record of a sandbox was missing and is written again", telemetry.Sandbox, u.Ref.Name)
 }
 
 // doubt asks of what has been without a sandbox for long enough, and removes what may go.
@@ -296,9 +296,9 @@ func (n *Node) removeOrphans(ctx context.Context, v *hostInventory) {
 		suspects[id] = min(n.orphanScans[id]+1, scansBeforeRemoval)
 		return suspects[id] == scansBeforeRemoval
 	}
-	for _, u := range n.allUnits() {
-		if u.current() != nil && !u.isDesired() && suspicious(string(u.id)) && !n.mayExist(ctx, u.ref) {
-			n.removeOrphan(ctx, u.ref, []hostResource{{kind: kindSandbox, name: u.ref.Name, id: string(u.id)}})
+	for _, u := range n.handles.All() {
+		if u.Row() != nil && !u.IsDesired() && suspicious(string(u.ID)) && !n.mayExist(ctx, u.Ref) {
+			n.removeOrphan(ctx, u.Ref, []hostResource{{kind: kindSandbox, name: u.Ref.Name, id: string(u.ID)}})
 		}
 	}
 	for id, left := range v.leftovers() {
@@ -350,7 +350,7 @@ func (n *Node) removeNameless(ctx context.Context, id string, left []hostResourc
 	if n.cfg.Exists == nil {
 		return
 	}
-	done, ok := n.blockCreate(id)
+	done, ok := n.handles.BlockCreate(id)
 	if !ok {
 		return
 	}
@@ -373,42 +373,6 @@ func (n *Node) removeNameless(ctx context.Context, id string, left []hostResourc
 	}
 }
 
-// blockCreate keeps everybody else from beginning a sandbox with an ID until done is called. It fails
-// where somebody has begun.
-func (n *Node) blockCreate(id string) (done func(), ok bool) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, u := range n.handles {
-		if string(u.id) == id {
-			return nil, false
-		}
-	}
-	ended := make(chan struct{})
-	n.blockedIDs[id] = ended
-	return func() {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		delete(n.blockedIDs, id)
-		close(ended)
-	}, true
-}
-
-// awaitUnblocked waits until nothing of an ID is being removed by the watchdog.
-func (n *Node) awaitUnblocked(ctx context.Context, id sandbox.ID) error {
-	n.mu.Lock()
-	hunt := n.blockedIDs[string(id)]
-	n.mu.Unlock()
-	if hunt == nil {
-		return nil
-	}
-	select {
-	case <-hunt:
-		return nil
-	case <-ctx.Done():
-		return errs.Retryable(context.Cause(ctx))
-	}
-}
-
 func (n *Node) removedLeftover(ctx context.Context, kind string, ref sandbox.Ref, name string) {
 	n.log.InfoContext(ctx, "removed what was left without a sandbox", "kind", kind, "name", name,
 		telemetry.Namespace, ref.Namespace, telemetry.Sandbox, ref.Name)
@@ -417,31 +381,20 @@ func (n *Node) removedLeftover(ctx context.Context, kind string, ref sandbox.Ref
 
 // removeLater has Run remove a sandbox whose removal failed, and try for ever, with pauses that
 // are bounded. Until it succeeds its row and its address stay.
-func (n *Node) removeLater(u *sandboxHandle) {
-	if !u.retries(true) {
+func (n *Node) removeLater(u *registry.Handle) {
+	if !u.SetRetrying(true) {
 		return
 	}
-	n.tasks.start(func(ctx context.Context) {
-		defer u.retries(false)
+	n.tasks.Start(func(ctx context.Context) {
+		defer u.SetRetrying(false)
 		for pause := firstRemovePause; lifecycle.Sleep(ctx, pause); pause = min(2*pause, longRemovePause) {
 			n.undoLeft(ctx, u)
-			if r := u.current(); u.isRemoved() || r == nil || r.Stage.Begun() {
-				n.dirty.mark(u.ref)
+			if r := u.Row(); u.IsRemoved() || r == nil || r.Stage.Begun() {
+				n.dirty.Mark(u.Ref)
 				return
 			}
 		}
 	})
-}
-
-// Doubt tells the node that an object of a name is gone. If sandboxes of that name are still here,
-// the watchdog asks whether they exist, and removes those that do not. Objects whose finalizer
-// somebody took away go like that.
-func (n *Node) ObjectDeleted(namespace, name string) {
-	for _, u := range n.allUnits() {
-		if u.ref.Namespace == namespace && u.ref.Name == name {
-			u.clearDesired()
-		}
-	}
 }
 
 func refOfRecord(r ctrd.Container) sandbox.Ref {
@@ -455,3 +408,8 @@ func namedProcesses(word string) (found bool, err error) {
 	})
 	return found, err
 }
+
+// ObjectDeleted notes that the object of a name is gone. If sandboxes of that name are still on the node,
+// the orphan scan asks whether they exist, and removes those that do not. An object goes like that when a client
+// removes its finalizer.
+func (n *Node) ObjectDeleted(namespace, name string) { n.handles.ClearDesired(namespace, name) }

@@ -50,9 +50,7 @@ func watched(t testing.TB, n *Node) {
 
 // forget has the node know nothing of a sandbox.
 func forget(n *Node, uid types.UID) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	delete(n.handles, uid)
+	n.handles.Drop(n.handles.Lookup(uid))
 }
 
 // agentAnswers reports whether a sandbox runs, whatever the node knows of it.
@@ -106,8 +104,8 @@ func TestContainerThatTheJournalLost(t *testing.T) {
 	watched(t, n)
 	s := object()
 	ensure(t, n, s)
-	was := *n.lookup(s.UID).current()
-	n.lookup(s.UID).setWatch(nil)
+	was := *n.handles.Lookup(s.UID).Row()
+	n.handles.Lookup(s.UID).SetWatch(nil)
 	must(t, n.journal.Remove(refOf(s)))
 	forget(n, s.UID)
 
@@ -224,8 +222,8 @@ func TestNamelessProcessIsKept(t *testing.T) {
 	watched(t, n)
 	s := object(class("runc"))
 	ensure(t, n, s)
-	was := *n.lookup(s.UID).current()
-	n.lookup(s.UID).setWatch(nil)
+	was := *n.handles.Lookup(s.UID).Row()
+	n.handles.Lookup(s.UID).SetWatch(nil)
 	must(t, n.journal.Remove(refOf(s)))
 	must(t, n.cfg.Containerd.RemoveContainer(t.Context(), string(was.Plan.ID)))
 	forget(n, s.UID)
@@ -252,7 +250,7 @@ func TestRowThatCannotBeRead(t *testing.T) {
 	ensure(t, n, asleep)
 	suspend(t, n, asleep)
 	awaitStored(t, n, asleep)
-	was := *n.lookup(s.UID).current()
+	was := *n.handles.Lookup(s.UID).Row()
 	for _, uid := range []types.UID{s.UID, asleep.UID} {
 		must(t, n.db.Update(func(tx *bolt.Tx) error {
 			return tx.Bucket([]byte("sandboxes")).Put([]byte(uid), []byte(`{"stage":"flying"}`))
@@ -278,7 +276,7 @@ func TestRowThatCannotBeRead(t *testing.T) {
 	if _, err := n.Observe(t.Context(), refOf(s)); !errors.Is(err, errs.ErrUnavailable) {
 		t.Errorf("observe: %v", err)
 	}
-	if remarks := n.Warnings(); len(remarks) != 2 {
+	if remarks := n.handles.UnreadIDs(); len(remarks) != 2 {
 		t.Errorf("remarks: %q", remarks)
 	}
 	clean(t, n)
@@ -307,11 +305,11 @@ func TestDoubt(t *testing.T) {
 	}
 	n.ObjectDeleted(s.Namespace, s.Name)
 	n.Sweep(t.Context())
-	if n.lookup(s.UID) == nil {
+	if n.handles.Lookup(s.UID) == nil {
 		t.Error("removed after one look")
 	}
 	n.Sweep(t.Context())
-	if n.lookup(s.UID) != nil || o.asked.Load() != 1 {
+	if n.handles.Lookup(s.UID) != nil || o.asked.Load() != 1 {
 		t.Errorf("asked %d times, and kept", o.asked.Load())
 	}
 	clean(t, n)

@@ -1,4 +1,4 @@
-package node
+package registry
 
 import (
 	"context"
@@ -7,18 +7,18 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// tasks are functions that run as long as their sandbox does, owned by Run.
-type tasks struct {
+// Tasks are functions that run as long as their sandbox does, owned by Run.
+type Tasks struct {
 	wake chan struct{}
 
 	mu      sync.Mutex
 	waiting []func(context.Context) // +checklocks:mu
 }
 
-func newTasks() *tasks { return &tasks{wake: make(chan struct{}, 1)} }
+func NewTasks() *Tasks { return &Tasks{wake: make(chan struct{}, 1)} }
 
-// start has Run run f; the context ends with Run.
-func (t *tasks) start(f func(context.Context)) {
+// Start has Run run f; the context ends with Run.
+func (t *Tasks) Start(f func(context.Context)) {
 	t.mu.Lock()
 	t.waiting = append(t.waiting, f)
 	t.mu.Unlock()
@@ -28,8 +28,8 @@ func (t *tasks) start(f func(context.Context)) {
 	}
 }
 
-// run runs what is started until ctx ends and all of it has ended.
-func (t *tasks) run(ctx context.Context) {
+// Run runs what is started until ctx ends and all of it has ended.
+func (t *Tasks) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
 	for {
@@ -49,7 +49,7 @@ func (t *tasks) run(ctx context.Context) {
 }
 
 // dirty collects sandboxes that changed until somebody reads of them.
-type changeQueue struct {
+type ChangeQueue struct {
 	wake chan struct{}
 
 	mu   sync.Mutex
@@ -57,12 +57,12 @@ type changeQueue struct {
 	in   map[sandbox.Ref]struct{} // +checklocks:mu
 }
 
-func newDirty() *changeQueue {
-	return &changeQueue{wake: make(chan struct{}, 1), in: map[sandbox.Ref]struct{}{}}
+func NewChangeQueue() *ChangeQueue {
+	return &ChangeQueue{wake: make(chan struct{}, 1), in: map[sandbox.Ref]struct{}{}}
 }
 
-// mark notes a change; a sandbox that waits to be told of already is not noted twice.
-func (d *changeQueue) mark(ref sandbox.Ref) {
+// Mark notes a change; a sandbox that waits to be told of already is not noted twice.
+func (d *ChangeQueue) Mark(ref sandbox.Ref) {
 	d.mu.Lock()
 	if _, already := d.in[ref]; !already {
 		d.in[ref] = struct{}{}
@@ -75,7 +75,7 @@ func (d *changeQueue) mark(ref sandbox.Ref) {
 	}
 }
 
-func (d *changeQueue) next() (ref sandbox.Ref, ok bool) {
+func (d *ChangeQueue) next() (ref sandbox.Ref, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(d.refs) == 0 {
@@ -87,8 +87,8 @@ func (d *changeQueue) next() (ref sandbox.Ref, ok bool) {
 	return ref, true
 }
 
-// forward sends what is marked until ctx ends.
-func (d *changeQueue) forward(ctx context.Context, to chan<- sandbox.Ref) {
+// Forward sends what is marked until ctx ends.
+func (d *ChangeQueue) Forward(ctx context.Context, to chan<- sandbox.Ref) {
 	for {
 		ref, ok := d.next()
 		if !ok {

@@ -1,0 +1,167 @@
+package registry
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/keyedlock"
+)
+
+// Handle is the lock, the row and the status of one sandbox on the node.
+type Handle struct {
+	Ref sandbox.Ref
+	ID  sandbox.ID
+
+	// locks has the lock of each sandbox, by UID.
+	locks *keyedlock.Lock
+
+	Mu      sync.Mutex
+	row     *journal.Row       // +checklocks:mu
+	seen    sandbox.Observed   // +checklocks:mu
+	gone    bool               // +checklocks:mu
+	desired bool               // +checklocks:mu
+	disk    DiskUse            // +checklocks:mu
+	unwatch context.CancelFunc // +checklocks:mu
+	Unstore context.CancelFunc // +checklocks:mu
+	// retrying is set while a task retries the removal.
+	retrying bool // +checklocks:mu
+}
+
+// Acquire waits for the lock of the sandbox. A removal cancels the returned context; release unlocks.
+func (u *Handle) Acquire(ctx context.Context) (_ context.Context, release func(), err error) {
+	return u.wait(ctx, false)
+}
+
+// AcquireToRemove waits for the lock, and interrupts its holder and the callers before.
+func (u *Handle) AcquireToRemove(ctx context.Context) (_ context.Context, release func(), err error) {
+	return u.wait(ctx, true)
+}
+
+func (u *Handle) wait(ctx context.Context, interrupts bool) (_ context.Context, release func(), err error) {
+	ctx, release, err = u.locks.Acquire(ctx, u.Ref.UID, interrupts)
+	if err != nil {
+		return nil, nil, fmt.Errorf("wait for sandbox %s/%s: %w: %w", u.Ref.Namespace, u.Ref.Name, err, errs.ErrUnavailable)
+	}
+	return ctx, release, nil
+}
+
+// Holder reports whether the lock of the sandbox is held, and whether its holder was interrupted.
+func (u *Handle) Holder() (held, interrupted bool) { return u.locks.Holder(u.Ref.UID) }
+
+// UnlessInterrupted derives from the lock holder's context one that only an interruption cancels.
+func (u *Handle) UnlessInterrupted(held context.Context) (context.Context, context.CancelFunc) {
+	return u.locks.UnlessInterrupted(held, u.Ref.UID)
+}
+
+func (u *Handle) Observed() sandbox.Observed {
+	u.Mu.Lock()
+	defer u.Mu.Unlock()
+	return u.seen
+}
+
+// Update changes what is observed and reports whether that is a change.
+func (u *Handle) Update(change func(*sandbox.Observed)) bool {
+	u.Mu.Lock()
+	defer u.Mu.Unlock()
+	before := u.seen
+	change(&u.seen)
+	return before != u.seen
+}
+
+func (u *Handle) DiskUse() DiskUse {
+	u.Mu.Lock()
+	defer u.Mu.Unlock()
+	return u.disk
+}
+
+func (u *Handle) SetDiskUse(d DiskUse) {
+	u.Mu.Lock()
+	defer u.Mu.Unlock()
+	u.disk = d
+}
+
+// Row is the sandbox's row of the journal; nil where it has none. It is replaced, never changed.
+func (u *Handle) Row() *journal.Row {
+	u.Mu.Lock()
+	defer u.Mu.Unlock()
+	return u.row
+}
+
+func (u *Handle) SetRow(r *journal.Row) {
+	u.Mu.Lock()
+	defer u.Mu.Unlock()
+	u.row = r
+}
+
+// SetDesired notes that a caller needs the sandbox, so that it is no orphan.
+func (u *Handle) SetDesired() {
+	u.Mu.Lock()
+	defer u.Mu.Unlock()
+	u.desired = true
+}
+
+// ClearDesired revokes SetDesired: the orphan scan checks whether the sandbox exists.
+func (u *Handle) clearDesired() {
+	u.Mu.Lock()
+	defer u.Mu.Unlock()
+	u.desired = false
+}
+
+// SetRetrying notes whether a task retries the removal, and reports whether that is a change.
+func (u *Handle) SetRetrying(on bool) (changed bool) {
+	u.Mu.Lock()
+	defer u.Mu.Unlock()
+	changed = u.retrying != on
+	u.retrying = on
+	return changed
+}
+
+func (u *Handle) IsDesired() bool {
+	u.Mu.Lock()
+	defer u.Mu.Unlock()
+	return u.desired
+}
+
+// MarkRemoved marks a handle that the registry no longer has.
+func (u *Handle) MarkRemoved() {
+	u.Mu.Lock()
+	defer u.Mu.Unlock()
+	u.gone = true
+}
+
+func (u *Handle) IsRemoved() bool {
+	u.Mu.Lock()
+	defer u.Mu.Unlock()
+	return u.gone
+}
+
+// SetWatch replaces what ends the sandbox's watchers, and ends the former.
+func (u *Handle) SetWatch(stop context.CancelFunc) {
+	u.Mu.Lock()
+	defer u.Mu.Unlock()
+	if u.unwatch != nil {
+		u.unwatch()
+	}
+	u.unwatch = stop
+}
+
+// SetStore replaces what ends the plan to move memory to disk, and ends the former.
+func (u *Handle) SetStore(stop context.CancelFunc) {
+	u.Mu.Lock()
+	defer u.Mu.Unlock()
+	if u.Unstore != nil {
+		u.Unstore()
+	}
+	u.Unstore = stop
+}
+
+// DiskUse is what was found of a sandbox's disk.
+type DiskUse struct {
+	Bytes int64
+	Until time.Time
+}

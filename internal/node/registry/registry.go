@@ -1,0 +1,216 @@
+// Package registry has one handle for each sandbox of the node: its lock, its row of the journal, and what is
+// observed of it. It also runs the node's background tasks, and queues the references of changed sandboxes. It does
+// nothing to a sandbox: packages above it act, while they hold the lock of the handle.
+//
+// Lock order: the lock of a checkpoint, then that of a sandbox (Handle.Acquire), then Registry.mu or Handle.mu. Neither
+// of those two is held while the other is locked, nor for a call out of this package.
+package registry
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/failpoint"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/keyedlock"
+	"github.com/barchan-dev/barchan/internal/node/oci"
+)
+
+// Config says what a registry works with. All fields are needed.
+type Config struct {
+	Journal *journal.Journal
+	// Absent is what is observed of a sandbox that is not on the node.
+	Absent sandbox.Observed
+	// Journalled receives the result of each write of the journal.
+	Journalled func(error)
+	// ObserveStep receives the time of each write.
+	ObserveStep func(class oci.Class, step string, took time.Duration)
+}
+
+// Registry has the handles of the sandboxes on the node.
+type Registry struct {
+	cfg   Config
+	locks keyedlock.Lock
+
+	mu      sync.Mutex
+	handles map[types.UID]*Handle // +checklocks:mu
+	// unread are the sandboxes whose rows of the journal cannot be read, and why.
+	unread map[types.UID]error // +checklocks:mu
+	// blockedIDs are the IDs whose creation is blocked; each channel is closed at the end.
+	blockedIDs map[string]chan struct{} // +checklocks:mu
+}
+
+func New(cfg Config) *Registry {
+	return &Registry{cfg: cfg, handles: map[types.UID]*Handle{}, unread: map[types.UID]error{}, blockedIDs: map[string]chan struct{}{}}
+}
+
+// SetUnread notes a row that cannot be read.
+func (g *Registry) SetUnread(uid types.UID, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.unread[uid] = err
+}
+
+// ForgetUnread forgets a row that could not be read.
+func (g *Registry) ForgetUnread(uid types.UID) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.unread, uid)
+}
+
+// Lookup finds a handle; nil where there is none.
+func (g *Registry) Lookup(uid types.UID) *Handle {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.handles[uid]
+}
+
+// Of finds or makes the handle of a sandbox.
+func (g *Registry) Of(ref sandbox.Ref) *Handle {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	u := g.handles[ref.UID]
+	if u == nil {
+		u = &Handle{Ref: ref, ID: sandbox.IDOf(ref.UID), locks: &g.locks, seen: g.cfg.Absent}
+		g.handles[ref.UID] = u
+	}
+	return u
+}
+
+// Drop forgets a handle.
+func (g *Registry) Drop(u *Handle) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.handles[u.Ref.UID] == u {
+		delete(g.handles, u.Ref.UID)
+	}
+}
+
+// All are the handles, in no order.
+func (g *Registry) All() []*Handle {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	all := make([]*Handle, 0, len(g.handles))
+	for _, u := range g.handles {
+		all = append(all, u)
+	}
+	return all
+}
+
+// UnreadIDs are the IDs of sandboxes whose rows of the journal cannot be read.
+func (g *Registry) UnreadIDs() map[string]types.UID {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	ids := map[string]types.UID{}
+	for uid := range g.unread {
+		ids[string(sandbox.IDOf(uid))] = uid
+	}
+	return ids
+}
+
+// CheckRead refuses a sandbox whose row of the journal cannot be read: what may run of it must
+// not be made twice.
+func (g *Registry) CheckRead(ref sandbox.Ref) error {
+	g.mu.Lock()
+	err := g.unread[ref.UID]
+	g.mu.Unlock()
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("what the node noted of sandbox %s/%s cannot be read, and is kept (%w); delete the sandbox to be rid of it: %w",
+		ref.Namespace, ref.Name, err, errs.ErrUnavailable)
+}
+
+// BlockCreate prevents the creation of a sandbox with an ID until done is called. It fails
+// where there is a handle already.
+func (g *Registry) BlockCreate(id string) (done func(), ok bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, u := range g.handles {
+		if string(u.ID) == id {
+			return nil, false
+		}
+	}
+	ended := make(chan struct{})
+	g.blockedIDs[id] = ended
+	return func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		delete(g.blockedIDs, id)
+		close(ended)
+	}, true
+}
+
+// AwaitUnblocked waits until creation of an ID is not blocked.
+func (g *Registry) AwaitUnblocked(ctx context.Context, id sandbox.ID) error {
+	g.mu.Lock()
+	blocked := g.blockedIDs[string(id)]
+	g.mu.Unlock()
+	if blocked == nil {
+		return nil
+	}
+	select {
+	case <-blocked:
+		return nil
+	case <-ctx.Done():
+		return errs.Retryable(context.Cause(ctx))
+	}
+}
+
+// Note writes a row with a stage to the journal.
+func (g *Registry) Note(u *Handle, r *journal.Row, s journal.Stage) error {
+	if err := g.Write(r, s); err != nil {
+		return err
+	}
+	r.Stage = s
+	u.SetRow(new(*r))
+	return nil
+}
+
+// Write writes a row with a stage to the journal, and leaves the handle's as it is.
+func (g *Registry) Write(r *journal.Row, s journal.Stage) error {
+	began := time.Now()
+	err := g.cfg.Journal.Move(r, s)
+	g.cfg.Journalled(err)
+	if err != nil {
+		return errs.Retryable(err)
+	}
+	failpoint.ReachIn("row", string(s))
+	g.cfg.ObserveStep(r.Plan.Class, "journal", time.Since(began))
+	return nil
+}
+
+// RowOf is the row of a sandbox that is on the node, by its ID; nil if none is.
+func (g *Registry) RowOf(id sandbox.ID) *journal.Row {
+	for _, u := range g.All() {
+		if u.ID == id {
+			return u.Row()
+		}
+	}
+	return nil
+}
+
+// ClearDesiredByName has the orphan scan check other sandboxes with the name of a sandbox.
+func (g *Registry) ClearDesiredByName(ref sandbox.Ref) {
+	for _, u := range g.All() {
+		if u.Ref.Namespace == ref.Namespace && u.Ref.Name == ref.Name && u.Ref.UID != ref.UID {
+			u.clearDesired()
+		}
+	}
+}
+
+// ClearDesired notes that the object of a name is gone. The orphan scan then asks whether the sandboxes of that name
+// exist.
+func (g *Registry) ClearDesired(namespace, name string) {
+	for _, u := range g.All() {
+		if u.Ref.Namespace == namespace && u.Ref.Name == name {
+			u.clearDesired()
+		}
+	}
+}
