@@ -42,7 +42,7 @@ func (n *Node) adopt(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := n.loadCheckpoints(ctx); err != nil {
+	if err := n.checkpoints.LoadLogged(ctx); err != nil {
 		return err
 	}
 	records, err := n.awaitRecords(ctx)
@@ -58,7 +58,7 @@ func (n *Node) adopt(ctx context.Context) error {
 	}
 	lives := n.eachRow(rows, func(r *journal.Row) bool { return r.Stage.Begun() }, func(r *journal.Row) { n.takeOver(ctx, n.handles.Of(r.Plan.Ref), r) })
 	undone := n.eachRow(rows, func(r *journal.Row) bool { return !r.Stage.Begun() }, func(r *journal.Row) { n.undoLeft(ctx, n.handles.Of(r.Plan.Ref)) })
-	n.adoptCheckpoints(ctx)
+	n.checkpoints.Adopt(ctx)
 	if err := n.dropStraySnapshots(ctx); err != nil {
 		n.log.WarnContext(ctx, "snapshots without a sandbox may be left", telemetry.Error, err)
 	}
@@ -323,7 +323,7 @@ func (n *Node) Destroy(ctx context.Context) error {
 			failures = append(failures, n.clear(ctx, u, r))
 		}
 	}
-	failures = append(failures, n.clearLeftovers(ctx), n.destroyCheckpoints(ctx), n.dropStraySnapshots(ctx))
+	failures = append(failures, n.clearLeftovers(ctx), n.checkpoints.Destroy(ctx), n.dropStraySnapshots(ctx))
 	for _, r := range n.runtimes.All() {
 		failures = append(failures, r.Destroy())
 	}

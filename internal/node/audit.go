@@ -55,7 +55,7 @@ func (n *Node) Audit(ctx context.Context) (left []string, err error) {
 	processes, err := n.processes(v.known)
 	failures = append(failures, err)
 	left = append(left, processes...)
-	stray, lame, err := n.strayCheckpoints(ctx)
+	stray, lame, err := n.checkpoints.Stray(ctx)
 	failures = append(failures, err)
 	left = append(left, lame...)
 	for _, what := range stray {

@@ -11,6 +11,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/node/checkpoint"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/registry"
@@ -35,22 +36,22 @@ func (n *Node) Capture(ctx context.Context, ask sandbox.Capture) (sandbox.Captur
 		return sandbox.Captured{}, err
 	}
 	ref := ask.Checkpoint
-	if err := errors.Join(checkCheckpoint(ref), n.shelf.checkRead(ref)); err != nil {
+	if err := errors.Join(checkpoint.CheckRef(ref), n.checkpoints.CheckRead(ref)); err != nil {
 		return sandbox.Captured{}, err
 	}
-	ctx, k, done, err := n.shelf.take(ctx, ref, false)
+	ctx, k, done, err := n.checkpoints.Acquire(ctx, ref, false)
 	if err != nil {
 		return sandbox.Captured{}, err
 	}
 	defer done()
-	c := k.current()
+	c := k.Row()
 	switch {
-	case c != nil && c.Stage == checkpointReady:
-		return n.captured(c), nil
-	case c != nil && c.Stage == checkpointDropping:
+	case c != nil && c.Stage == checkpoint.Ready:
+		return n.checkpoints.Captured(c), nil
+	case c != nil && c.Stage == checkpoint.Dropping:
 		return sandbox.Captured{}, fmt.Errorf("checkpoint %s/%s is being removed: %w", ref.Namespace, ref.Name, errs.ErrConflict)
 	case c != nil: // an earlier attempt could not be taken back
-		if err := n.eraseCheckpoint(ctx, k); err != nil {
+		if err := n.checkpoints.Erase(ctx, k); err != nil {
 			return sandbox.Captured{}, err
 		}
 	}
@@ -61,7 +62,7 @@ func (n *Node) Capture(ctx context.Context, ask sandbox.Capture) (sandbox.Captur
 	n.observeStep(c.Plan.Class, "capture", time.Since(began))
 	n.log.InfoContext(ctx, "checkpoint made", telemetry.Namespace, ref.Namespace, "checkpoint", ref.Name, telemetry.Sandbox, ask.Source.Name,
 		"memory", c.Memory != nil, "paused", c.Paused, telemetry.Duration, time.Since(began))
-	return n.captured(c), nil
+	return n.checkpoints.Captured(c), nil
 }
 
 // captureFault gives an error its kind.
@@ -77,7 +78,7 @@ func captureFault(ctx context.Context, err error) error {
 }
 
 // capture does the work of Capture, in the turns of the checkpoint and of its source.
-func (n *Node) capture(ctx context.Context, k *checkpointHandle, ask sandbox.Capture) (*checkpoint, error) {
+func (n *Node) capture(ctx context.Context, k *checkpoint.Handle, ask sandbox.Capture) (*checkpoint.Row, error) {
 	if err := n.refused(); err != nil {
 		return nil, err
 	}
@@ -136,8 +137,8 @@ func capturable(u *registry.Handle, r *journal.Row) error {
 }
 
 // newCheckpoint is what is known of a checkpoint before it is made.
-func (n *Node) newCheckpoint(ctx context.Context, ask sandbox.Capture, r *journal.Row) *checkpoint {
-	c := &checkpoint{
+func (n *Node) newCheckpoint(ctx context.Context, ask sandbox.Capture, r *journal.Row) *checkpoint.Row {
+	c := &checkpoint.Row{
 		Ref: ask.Checkpoint, Plan: r.Plan, Digest: r.Digest, ImageEnv: r.ImageEnv, ImageRun: r.ImageRun, Program: r.Program, Created: time.Now().UTC(),
 	}
 	if c.ImageRun == nil { // of a row from before it was kept
@@ -152,15 +153,15 @@ func (n *Node) newCheckpoint(ctx context.Context, ask sandbox.Capture, r *journa
 func (p *capture) undo(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	return p.n.eraseCheckpoint(ctx, p.k)
+	return p.n.checkpoints.Erase(ctx, p.k)
 }
 
 // note writes the checkpoint's row.
-func (p *capture) note(s checkpointStage) error {
-	if err := p.n.noteCheckpoint(p.k, p.c, s); err != nil {
+func (p *capture) note(s checkpoint.Stage) error {
+	if err := p.n.checkpoints.Move(p.k, p.c, s); err != nil {
 		return err
 	}
-	if s == checkpointReady {
+	if s == checkpoint.Ready {
 		failpoint.Reach("checkpoint/ready")
 	} else {
 		failpoint.Reach("checkpoint/writing")

@@ -16,6 +16,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/node/checkpoint"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
@@ -27,8 +28,8 @@ import (
 type capture struct {
 	*operation // of the source
 	u          *registry.Handle
-	k          *checkpointHandle
-	c          *checkpoint
+	k          *checkpoint.Handle
+	c          *checkpoint.Row
 	// filesOnly is what is kept, whatever the source has.
 	filesOnly bool
 
@@ -47,7 +48,7 @@ func (w *operation) volumeSource(v plan.Volume) string {
 
 // do makes the checkpoint. The row comes first, so that whatever follows can be found and removed.
 func (p *capture) do(ctx context.Context) (err error) {
-	if err := p.note(checkpointWriting); err != nil {
+	if err := p.note(checkpoint.Writing); err != nil {
 		return err
 	}
 	if err := p.after("capture_row"); err != nil {
@@ -82,18 +83,18 @@ func (p *capture) do(ctx context.Context) (err error) {
 	if err := p.after("capture_files"); err != nil {
 		return err
 	}
-	if err := p.note(checkpointReady); err != nil {
+	if err := p.note(checkpoint.Ready); err != nil {
 		return err
 	}
 	if p.c.Memory != nil {
-		p.n.verified.trust(p.c.Ref.UID, p.n.checkpointMemory(p.c.Ref.UID))
+		p.n.checkpoints.Trust(p.c.Ref.UID)
 	}
 	return p.after("capture_ready")
 }
 
 // prepare does all that needs no source that stands still, and copies what is much.
 func (p *capture) begin(ctx context.Context) (err error) {
-	dir := p.n.checkpointDir(p.c.Ref.UID)
+	dir := p.n.checkpoints.Dir(p.c.Ref.UID)
 	if err := os.MkdirAll(filepath.Join(dir, "volumes"), 0o700); err != nil {
 		return fmt.Errorf("make directory of the checkpoint: %w", err)
 	}
@@ -102,7 +103,7 @@ func (p *capture) begin(ctx context.Context) (err error) {
 			return fmt.Errorf("keep the agent: %w", err)
 		}
 	}
-	if p.files, err = p.n.cfg.Containerd.BeginCopy(ctx, p.id(), checkpointSnapshot(p.c.Ref.UID)); err != nil {
+	if p.files, err = p.n.cfg.Containerd.BeginCopy(ctx, p.id(), checkpoint.Snapshot(p.c.Ref.UID)); err != nil {
 		return err
 	}
 	made := map[string]bool{}
@@ -134,7 +135,7 @@ func (p *capture) begin(ctx context.Context) (err error) {
 
 // keepAgent keeps the agent that the source runs, which its memory needs as it is.
 func (p *capture) keepAgent() error {
-	from, to := p.path(filepath.Join("agent", filepath.Base(oci.AgentPath))), p.n.checkpointAgent(p.c.Ref.UID)
+	from, to := p.path(filepath.Join("agent", filepath.Base(oci.AgentPath))), p.n.checkpoints.AgentFile(p.c.Ref.UID)
 	if err := os.Link(from, to); !isOtherDisk(err) {
 		return err
 	}
@@ -171,24 +172,24 @@ func (p *capture) keepFiles(ctx context.Context) error {
 	}
 	p.c.FilesSize = one.Size
 	if len(p.volumes) == 0 {
-		return durable.SyncDirs(p.n.checkpointDir(p.c.Ref.UID), p.n.checkpointsDir())
+		return durable.SyncDirs(p.n.checkpoints.Dir(p.c.Ref.UID), p.n.checkpoints.Root())
 	}
-	size, err := durable.Usage(filepath.Join(p.n.checkpointDir(p.c.Ref.UID), "volumes"))
+	size, err := durable.Usage(filepath.Join(p.n.checkpoints.Dir(p.c.Ref.UID), "volumes"))
 	p.c.FilesSize += size
-	return errors.Join(err, durable.SyncFilesystem(p.n.checkpointsDir()))
+	return errors.Join(err, durable.SyncFilesystem(p.n.checkpoints.Root()))
 }
 
 // withMemory keeps memory and files of a source whose processes are there, running or frozen.
 func (p *capture) withMemory(ctx context.Context) error {
 	return p.heldStill(ctx, func(runtime *oci.Runtime) error {
-		img, err := runtime.Checkpoint(ctx, p.id(), p.n.checkpointMemory(p.c.Ref.UID), oci.CheckpointOptions{
+		img, err := runtime.Checkpoint(ctx, p.id(), p.n.checkpoints.MemoryDir(p.c.Ref.UID), oci.CheckpointOptions{
 			LeaveRunning: true, Written: p.copy, Digest: true,
 		})
 		if err != nil {
 			return err
 		}
 		p.c.Paused = img.Paused
-		p.c.Memory = &savedMemory{Build: img.Build, Digest: img.Digest, Size: img.Size()}
+		p.c.Memory = &checkpoint.Memory{Build: img.Build, Digest: img.Digest, Size: img.Size()}
 		return p.after("capture_memory")
 	})
 }
@@ -230,7 +231,7 @@ func (p *capture) frozenFiles(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	memory := p.n.checkpointMemory(p.c.Ref.UID)
+	memory := p.n.checkpoints.MemoryDir(p.c.Ref.UID)
 	if _, err := runtime.Checkpoint(ctx, p.id(), memory, oci.CheckpointOptions{Written: p.copy}); err != nil {
 		return err
 	}
@@ -306,7 +307,7 @@ func (p *capture) fromDisk(ctx context.Context) error {
 // sandboxes' memory is on another disk. They are read through before: what is damaged is no checkpoint, and
 // those that start from one trust it without another look.
 func (p *capture) linkMemory(ctx context.Context) error {
-	from, to := p.n.memoryDir(p.id()), p.n.checkpointMemory(p.c.Ref.UID)
+	from, to := p.n.memoryDir(p.id()), p.n.checkpoints.MemoryDir(p.c.Ref.UID)
 	if err := memimage.Verify(ctx, from); errors.Is(err, errs.ErrInvalid) || errors.Is(err, errs.ErrNotFound) {
 		return fmt.Errorf("the memory of its sandbox on disk is damaged: %s; a checkpoint of the files alone can be made "+
 			"(spec.content: Files, --files-only, memory: false): %w", errs.Text(err), errs.ErrInvalid)
@@ -331,7 +332,7 @@ func (p *capture) linkMemory(ctx context.Context) error {
 			return err
 		}
 	}
-	p.c.Memory = &savedMemory{Build: img.Build, Digest: img.Digest, Size: img.Size()}
+	p.c.Memory = &checkpoint.Memory{Build: img.Build, Digest: img.Digest, Size: img.Size()}
 	return nil
 }
 

@@ -68,18 +68,18 @@ func (p *program) as(s *agents.Sandbox) *program {
 // noCheckpoint fails if there is anything of a checkpoint.
 func noCheckpoint(t testing.TB, n *Node) {
 	t.Helper()
-	stray, lame, err := n.strayCheckpoints(t.Context())
+	stray, lame, err := n.checkpoints.Stray(t.Context())
 	if err != nil || len(stray)+len(lame) > 0 {
 		t.Errorf("checkpoints: %v, %v, %v", stray, lame, err)
 	}
-	if names, err := entries(n.checkpointsDir()); err != nil || len(names) > 0 {
+	if names, err := entries(n.checkpoints.Root()); err != nil || len(names) > 0 {
 		t.Errorf("directories of checkpoints: %v, %v", names, err)
 	}
 	if all, err := n.cfg.Containerd.Committed(t.Context()); err != nil || len(all) > 0 {
 		t.Errorf("snapshots of checkpoints: %+v, %v", all, err)
 	}
-	for _, k := range n.shelf.all() {
-		if c := k.current(); c != nil {
+	for _, k := range n.checkpoints.All() {
+		if c := k.Row(); c != nil {
 			t.Errorf("row of a checkpoint: %+v", c)
 		}
 	}
@@ -379,9 +379,9 @@ func TestCaptureWithoutRoom(t *testing.T) {
 	ensure(t, n, s)
 	p := startProgram(t, n, s)
 	run(t, n, s, "dd if=/dev/urandom of=/dev/shm/big bs=1M count=20")
-	must(t, os.MkdirAll(n.checkpointsDir(), 0o700))
-	must(t, mountTmpfs(n.checkpointsDir()))
-	defer func() { must(t, unmountTmpfs(n.checkpointsDir())) }()
+	must(t, os.MkdirAll(n.checkpoints.Root(), 0o700))
+	must(t, mountTmpfs(n.checkpoints.Root()))
+	defer func() { must(t, unmountTmpfs(n.checkpoints.Root())) }()
 	ask := checkpointOf(s)
 	if _, err := n.Capture(t.Context(), ask); !errors.Is(err, errs.ErrExhausted) || !strings.Contains(err.Error(), "the disk is full") {
 		t.Errorf("error %v, want one that says that the disk is full", err)
@@ -555,7 +555,7 @@ func TestCaptureIsInterrupted(t *testing.T) {
 					eventually.True(t, "it is interrupted", func() bool { return interrupted(n, s.UID) })
 				} else {
 					go func() { removed <- n.DropCheckpoint(t.Context(), ask.Checkpoint) }()
-					eventually.True(t, "it is interrupted", func() bool { _, interrupted := n.shelf.locks.Holder(ask.Checkpoint.UID); return interrupted })
+					eventually.True(t, "it is interrupted", func() bool { _, interrupted := n.checkpoints.Holder(ask.Checkpoint.UID); return interrupted })
 				}
 				release()
 				// The last steps may still succeed.

@@ -15,6 +15,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/checkpoint"
 )
 
 // spoil has one checkpoint with a row that cannot be read, one without a row, one without files, one
@@ -26,18 +27,18 @@ func spoil(t *testing.T, n *Node, asks [5]sandbox.Capture) {
 	put := func(uid types.UID, value string) {
 		must(t, n.db.Update(func(tx *bolt.Tx) error {
 			if value == "" {
-				return tx.Bucket(checkpointsBucket).Delete([]byte(uid))
+				return tx.Bucket(checkpoint.CheckpointsBucket).Delete([]byte(uid))
 			}
-			return tx.Bucket(checkpointsBucket).Put([]byte(uid), []byte(value))
+			return tx.Bucket(checkpoint.CheckpointsBucket).Put([]byte(uid), []byte(value))
 		}))
 	}
 	put(unread.UID, `{"stage":"flying","ref":{"UID":"`+string(unread.UID)+`"}}`)
 	put(lost.UID, "")
-	must(t, os.RemoveAll(n.checkpointDir(lame.UID)))
-	k := n.shelf.of(dropping)
-	c := *k.current()
-	must(t, n.noteCheckpoint(k, &c, checkpointDropping))
-	must(t, os.MkdirAll(n.checkpointDir("nobody"), 0o700))
+	must(t, os.RemoveAll(n.checkpoints.Dir(lame.UID)))
+	k := n.checkpoints.Of(dropping)
+	c := *k.Row()
+	must(t, n.checkpoints.Move(k, &c, checkpoint.Dropping))
+	must(t, os.MkdirAll(n.checkpoints.Dir("nobody"), 0o700))
 }
 
 // tellsStray fails unless a node that has only read the books tells what does not fit together.
@@ -45,8 +46,8 @@ func tellsStray(t *testing.T, m *machine, lost, lame sandbox.CheckpointRef) {
 	t.Helper()
 	n, err := New(m.cfg)
 	must(t, err)
-	must(t, n.shelf.load(func([]byte, []byte, error) {}))
-	stray, told, err := n.strayCheckpoints(t.Context())
+	must(t, n.checkpoints.Load(func([]byte, []byte, error) {}))
+	stray, told, err := n.checkpoints.Stray(t.Context())
 	if err != nil || len(stray) != 2 || len(stray[lost.UID]) != 2 || len(stray["nobody"]) != 1 || len(told) != 1 || !strings.Contains(told[0], lame.Name) {
 		t.Errorf("told %v, %v, %v", stray, told, err)
 	}
@@ -56,7 +57,7 @@ func tellsStray(t *testing.T, m *machine, lost, lame sandbox.CheckpointRef) {
 // speaksOf fails unless a node answers rightly of what was spoilt.
 func speaksOf(t *testing.T, n *Node, s *agents.Sandbox, asks [5]sandbox.Capture) {
 	t.Helper()
-	if remarks := n.shelf.unread(); len(remarks) != 1 || remarks[asks[1].Checkpoint.UID] == nil {
+	if remarks := n.checkpoints.Unread(); len(remarks) != 1 || remarks[asks[1].Checkpoint.UID] == nil {
 		t.Errorf("remarks %v", remarks)
 	}
 	if _, err := n.Captured(t.Context(), asks[0].Checkpoint); err != nil {
@@ -67,7 +68,7 @@ func speaksOf(t *testing.T, n *Node, s *agents.Sandbox, asks [5]sandbox.Capture)
 			t.Errorf("%s: %v", ref.Name, err)
 		}
 	}
-	must(t, n.cfg.Containerd.RemoveCommitted(t.Context(), checkpointSnapshot(asks[3].Checkpoint.UID)))
+	must(t, n.cfg.Containerd.RemoveCommitted(t.Context(), checkpoint.Snapshot(asks[3].Checkpoint.UID)))
 	for _, ask := range asks[2:4] {
 		if _, err := n.Ensure(t.Context(), forkOf(s, ask)); !errors.Is(err, errs.ErrNotFound) {
 			t.Errorf("made of one that is gone, or of files that are: %v", err)
@@ -95,7 +96,7 @@ func TestStrayCheckpoints(t *testing.T) {
 	whole, unread, lost, lame := asks[0].Checkpoint, asks[1].Checkpoint, asks[2].Checkpoint, asks[3].Checkpoint
 	tellsStray(t, m, lost, lame)
 	n, _ = m.node()
-	stray, told, err := n.strayCheckpoints(t.Context())
+	stray, told, err := n.checkpoints.Stray(t.Context())
 	if err != nil || len(stray) != 0 || len(told) != 1 {
 		t.Errorf("after the start %v, %v, %v", stray, told, err)
 	}
@@ -104,34 +105,17 @@ func TestStrayCheckpoints(t *testing.T) {
 		t.Errorf("audit tells %v, %v", left, err)
 	}
 	speaksOf(t, n, s, asks)
-	if _, err := os.Stat(n.checkpointDir(unread.UID)); err != nil {
+	if _, err := os.Stat(n.checkpoints.Dir(unread.UID)); err != nil {
 		t.Errorf("what cannot be read is not kept: %v", err)
 	}
 	for _, ref := range []sandbox.CheckpointRef{whole, unread, lame} {
 		must(t, n.DropCheckpoint(t.Context(), ref))
 	}
 	noCheckpoint(t, n)
-	if remarks := n.shelf.unread(); len(remarks) != 0 {
+	if remarks := n.checkpoints.Unread(); len(remarks) != 0 {
 		t.Errorf("remarks %v", remarks)
 	}
 	clean(t, n)
-}
-
-func TestDecodeCheckpoint(t *testing.T) {
-	for value, says := range map[string]string{
-		`{"stage":"ready","ref":{"UID":"a"}}`:   "",
-		`{"stage":"ready","ref":{"UID":"b"}}`:   "under another key",
-		`{"stage":"flying","ref":{"UID":"a"}}`:  "not known",
-		`{"stage":"ready","ref":{"UID":"a"},x}`: "decode",
-	} {
-		_, err := decodeCheckpoint([]byte("a"), []byte(value))
-		if (err == nil) != (says == "") || (err != nil && !strings.Contains(err.Error(), says)) {
-			t.Errorf("%s: %v, want %q", value, err, says)
-		}
-	}
-	if _, err := decodeCheckpoint([]byte("../a"), []byte(`{"stage":"ready","ref":{"UID":"../a"}}`)); err == nil {
-		t.Error("a path is taken for a UID")
-	}
 }
 
 // A removal that fails is tried again by the watchdog.
@@ -143,7 +127,7 @@ func TestDropIsTriedAgain(t *testing.T) {
 	ask := checkpointOf(s)
 	capture1(t, n, ask)
 	// A directory that something is mounted in cannot be removed.
-	busy := filepath.Join(n.checkpointDir(ask.Checkpoint.UID), "volumes")
+	busy := filepath.Join(n.checkpoints.Dir(ask.Checkpoint.UID), "volumes")
 	must(t, mountTmpfs(busy))
 	if err := n.DropCheckpoint(t.Context(), ask.Checkpoint); !errors.Is(err, errs.ErrUnavailable) {
 		t.Errorf("drop of what is in use: %v", err)

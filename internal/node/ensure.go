@@ -118,7 +118,7 @@ func (n *Node) ensure(ctx context.Context, u *registry.Handle, s *agents.Sandbox
 	if err != nil {
 		return u.Observed(), err
 	}
-	defer from.close()
+	defer from.Close()
 	image, err := n.imageFor(ctx, &p, from)
 	if err != nil {
 		return u.Observed(), err
@@ -265,4 +265,14 @@ func (n *Node) Remove(ctx context.Context, ref sandbox.Ref) error {
 	n.handles.Drop(u)
 	n.log.InfoContext(ctx, "sandbox removed", telemetry.Namespace, ref.Namespace, telemetry.Sandbox, ref.Name, telemetry.Duration, time.Since(began))
 	return nil
+}
+
+// imageUsers are the sandboxes that need the image of a digest: those that have ended do not.
+func (n *Node) imageUsers(digest string) (refs []sandbox.Ref) {
+	for _, u := range n.handles.All() {
+		if r := u.Row(); r != nil && r.Digest == digest && r.Stage != journal.Ended {
+			refs = append(refs, u.Ref)
+		}
+	}
+	return refs
 }

@@ -3,13 +3,15 @@ package node
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"testing"
 	"testing/synctest"
 
-	"k8s.io/apimachinery/pkg/types"
+	bolt "go.etcd.io/bbolt"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/checkpoint"
 	"github.com/barchan-dev/barchan/internal/node/keyedlock"
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
@@ -19,7 +21,11 @@ import (
 func TestRemovalInterruptsAllBeforeIt(t *testing.T) {
 	type acquire func(ctx context.Context, interrupts bool) (context.Context, func(), error)
 	u := registry.New(registry.Config{}).Of(sandbox.Ref{Name: "s", UID: "1"})
-	s := &checkpointStore{kept: map[types.UID]*checkpointHandle{}}
+	db, err := bolt.Open(filepath.Join(t.TempDir(), "node.db"), 0o600, nil)
+	must(t, err)
+	defer func() { must(t, db.Close()) }()
+	s, err := checkpoint.Open(checkpoint.Config{DB: db})
+	must(t, err)
 	for name, take := range map[string]acquire{
 		"sandbox": func(ctx context.Context, interrupts bool) (context.Context, func(), error) {
 			if interrupts {
@@ -28,7 +34,7 @@ func TestRemovalInterruptsAllBeforeIt(t *testing.T) {
 			return u.Acquire(ctx)
 		},
 		"checkpoint": func(ctx context.Context, interrupts bool) (context.Context, func(), error) {
-			ctx, _, done, err := s.take(ctx, sandbox.CheckpointRef{Name: "c", UID: "1"}, interrupts)
+			ctx, _, done, err := s.Acquire(ctx, sandbox.CheckpointRef{Name: "c", UID: "1"}, interrupts)
 			return ctx, done, err
 		},
 	} {

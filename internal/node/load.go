@@ -14,7 +14,7 @@ func (n *Node) LoadJournal() error {
 		unread = fmt.Errorf("row %q of the journal: %w", key, err)
 	})
 	if err == nil {
-		err = n.shelf.load(func(key, _ []byte, err error) { unread = fmt.Errorf("row %q of checkpoints: %w", key, err) })
+		err = n.checkpoints.Load(func(key, _ []byte, err error) { unread = fmt.Errorf("row %q of checkpoints: %w", key, err) })
 	}
 	if err == nil {
 		err = unread

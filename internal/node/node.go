@@ -61,6 +61,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/node/checkpoint"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/journal"
@@ -151,24 +152,23 @@ type Config struct {
 // Node runs sandboxes. It is safe for concurrent use. Its methods wait until Run has adopted
 // what already runs.
 type Node struct {
-	cfg       Config
-	log       *slog.Logger
-	runtimes  *programs.Runtimes
-	network   *netdev.Network
-	resolver  *resolver.Resolver
-	db        *bolt.DB
-	journal   *journal.Journal
-	allocator *ipam.Allocator
-	agents    *http.Client
-	adopted   chan struct{}
-	changes   chan sandbox.Ref
-	tasks     *registry.Tasks
-	dirty     *registry.ChangeQueue
-	stores    chan struct{} // has a place for each memory that may be moved to disk at the same time
-	shelf     *checkpointStore
-	captures  chan struct{} // has a place for each checkpoint that may be made at the same time
-	verified  *verified
-	restores  chan struct{} // has a place for each memory of a checkpoint that may be restored at the same time
+	cfg         Config
+	log         *slog.Logger
+	runtimes    *programs.Runtimes
+	network     *netdev.Network
+	resolver    *resolver.Resolver
+	db          *bolt.DB
+	journal     *journal.Journal
+	allocator   *ipam.Allocator
+	agents      *http.Client
+	adopted     chan struct{}
+	changes     chan sandbox.Ref
+	tasks       *registry.Tasks
+	dirty       *registry.ChangeQueue
+	stores      chan struct{} // has a place for each memory that may be moved to disk at the same time
+	checkpoints *checkpoint.Store
+	captures    chan struct{} // has a place for each checkpoint that may be made at the same time
+	restores    chan struct{} // has a place for each memory of a checkpoint that may be restored at the same time
 	// agentFile is the node's copy of the agent; Run sets it before anything else.
 	agentFile string
 
@@ -200,8 +200,8 @@ func New(cfg Config) (*Node, error) {
 		cfg: cfg, log: cfg.Log.With("component", "node"),
 		adopted: make(chan struct{}), changes: make(chan sandbox.Ref), tasks: registry.NewTasks(), dirty: registry.NewChangeQueue(),
 		stores:   make(chan struct{}, storesAtOnce),
-		captures: make(chan struct{}, capturesAtOnce), verified: newVerified(),
-		restores: make(chan struct{}, restoresAtOnce()),
+		captures: make(chan struct{}, capturesAtOnce),
+		restores: make(chan struct{}, checkpoint.RestoresAtOnce()),
 		looking:  make(chan struct{}, 1), bootPatience: bootPatience, sweepEvery: sweepEvery,
 		agents: &http.Client{Transport: &http.Transport{
 			DialContext:        agentDialer().DialContext,
@@ -297,7 +297,10 @@ func (n *Node) open() error {
 		n.allocator, err = n.openAllocator()
 	}
 	if err == nil {
-		n.shelf, err = openShelf(db)
+		n.checkpoints, err = checkpoint.Open(checkpoint.Config{
+			DB: db, Dir: filepath.Join(n.cfg.DataDir, "checkpoints"), Node: n.cfg.Name, Containerd: n.cfg.Containerd,
+			ImageUsed: func(digest string) bool { return len(n.imageUsers(digest)) > 0 }, Journalled: n.cfg.Journalled, Log: n.log,
+		})
 	}
 	if err != nil {
 		return errors.Join(err, db.Close())

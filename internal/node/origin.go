@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
-	"sync"
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
@@ -19,6 +17,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
+	"github.com/barchan-dev/barchan/internal/node/checkpoint"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/plan"
@@ -29,70 +28,29 @@ func runOf(img ctrd.Image) *plan.ImageRun {
 	return &plan.ImageRun{Ref: img.Ref, Entrypoint: c.Entrypoint, Cmd: c.Cmd, Workdir: c.WorkingDir, User: c.User}
 }
 
-// image is the image of a checkpoint, whatever has become of its name since.
-func (c *checkpoint) image() ctrd.Image {
-	img := ctrd.Image{Ref: c.ImageRun.Ref, Digest: c.Digest}
-	img.Config.Env, img.Config.Entrypoint, img.Config.Cmd = c.ImageEnv, c.ImageRun.Entrypoint, c.ImageRun.Cmd
-	img.Config.WorkingDir, img.Config.User = c.ImageRun.Workdir, c.ImageRun.User
-	return img
-}
-
-// origin is the checkpoint that a sandbox is being made from. It is not removed before release.
-type origin struct {
-	*checkpoint
-	release func()
-	// memory says that the processes are those of the checkpoint, and are not started.
-	memory bool
-	// disconnect gives back the place among those that are being restored; it may be repeated.
-	disconnect func()
-}
-
-// restoresAtOnce is how many memories are restored at the same time. A restore is bound by the
-// processors: more at once make all of them slower.
-func restoresAtOnce() int { return max(4, 2*runtime.NumCPU()) }
-
-// awaitPlace waits for a place among those that are being restored.
-func (o *origin) awaitPlace(ctx context.Context, places chan struct{}) error {
-	select {
-	case places <- struct{}{}:
-		o.disconnect = sync.OnceFunc(func() { <-places })
-		return nil
-	case <-ctx.Done():
-		return errs.Retryable(fmt.Errorf("wait for other restores: %w", context.Cause(ctx)))
-	}
-}
-
-// close lets go of the checkpoint. A nil origin has none.
-func (o *origin) close() {
-	if o != nil {
-		o.disconnect()
-		o.release()
-	}
-}
-
 // restoresMemory reports whether a sandbox's processes come from a checkpoint.
-func (w *operation) restoresMemory() bool { return w.origin != nil && w.origin.memory }
+func (w *operation) restoresMemory() bool { return w.origin != nil && w.origin.WithMemory }
 
 // originOf finds the checkpoint that a sandbox wants to be made from, if any, and holds it. Errors
 // are those of Ensure.
-func (n *Node) originOf(ctx context.Context, s *agents.Sandbox, p *plan.Plan) (*origin, error) {
+func (n *Node) originOf(ctx context.Context, s *agents.Sandbox, p *plan.Plan) (*checkpoint.Origin, error) {
 	if s.Spec.Barchan == nil || s.Spec.Barchan.Restore == nil {
 		return nil, nil
 	}
 	ask := s.Spec.Barchan.Restore
 	const at = "spec.barchan.restore.checkpointName"
-	k := n.shelf.named(s.Namespace, ask.CheckpointName)
+	k := n.checkpoints.Named(s.Namespace, ask.CheckpointName)
 	if k == nil {
 		return nil, fmt.Errorf("%s: checkpoint %q is not on this node: %w", at, ask.CheckpointName, errs.ErrNotFound)
 	}
-	c, release, ok := k.open()
+	c, release, ok := k.Open()
 	if !ok {
 		return nil, fmt.Errorf("%s: checkpoint %q is being made or removed: %w", at, ask.CheckpointName, errs.ErrUnavailable)
 	}
-	o := &origin{checkpoint: c, release: release, memory: c.Memory != nil && !ask.FilesOnly, disconnect: func() {}}
-	p.Restore = &plan.Restoring{Checkpoint: c.Ref.UID, FilesOnly: !o.memory}
-	err := p.Fits(&c.Plan, o.memory)
-	if err == nil && o.memory {
+	o := &checkpoint.Origin{Row: c, Release: release, WithMemory: c.Memory != nil && !ask.FilesOnly, Disconnect: func() {}}
+	p.Restore = &plan.Restoring{Checkpoint: c.Ref.UID, FilesOnly: !o.WithMemory}
+	err := p.Fits(&c.Plan, o.WithMemory)
+	if err == nil && o.WithMemory {
 		err = n.checkOrigin(ctx, o)
 	}
 	if err != nil {
@@ -106,7 +64,7 @@ func (n *Node) originOf(ctx context.Context, s *agents.Sandbox, p *plan.Plan) (*
 const filesWork = "spec.barchan.restore.filesOnly: true works without it"
 
 // checkOrigin finds what would keep a memory from being restored before anything is touched.
-func (n *Node) checkOrigin(ctx context.Context, o *origin) error {
+func (n *Node) checkOrigin(ctx context.Context, o *checkpoint.Origin) error {
 	program, err := n.runtimes.ForBuild(o.Memory.Build)
 	if errors.Is(err, errs.ErrConflict) { // the one that is here says what both are called
 		program, err = n.runtimes.Of(oci.GVisor)
@@ -125,12 +83,12 @@ func (n *Node) checkOrigin(ctx context.Context, o *origin) error {
 
 // imageFor is the image that a sandbox is made of: that of its checkpoint, where the sandbox names the
 // same; a name that has moved on to another is the checkpoint's affair no more.
-func (n *Node) imageFor(ctx context.Context, p *plan.Plan, o *origin) (ctrd.Image, error) {
+func (n *Node) imageFor(ctx context.Context, p *plan.Plan, o *checkpoint.Origin) (ctrd.Image, error) {
 	if o == nil {
 		return n.findImage(ctx, p)
 	}
 	if o.ImageRun != nil && p.Image == o.Plan.Image {
-		return o.image(), nil
+		return o.Image(), nil
 	}
 	image, err := n.findImage(ctx, p)
 	if err == nil && image.Digest != o.Digest {
@@ -144,7 +102,7 @@ func (n *Node) imageFor(ctx context.Context, p *plan.Plan, o *origin) (ctrd.Imag
 // memory of its checkpoint, which have that very file open.
 func (w *operation) agentProgram() string {
 	if w.restoresMemory() {
-		return w.n.checkpointAgent(w.origin.Ref.UID)
+		return w.n.checkpoints.AgentFile(w.origin.Ref.UID)
 	}
 	return w.n.agentFile
 }
@@ -154,7 +112,7 @@ func (w *operation) prepareRoot(ctx context.Context) (err error) {
 	if w.origin == nil {
 		return w.prepare(ctx)
 	}
-	w.rootfs, err = w.n.cfg.Containerd.PrepareFrom(ctx, w.id(), checkpointSnapshot(w.origin.Ref.UID))
+	w.rootfs, err = w.n.cfg.Containerd.PrepareFrom(ctx, w.id(), checkpoint.Snapshot(w.origin.Ref.UID))
 	if errors.Is(err, errs.ErrNotFound) {
 		return fmt.Errorf("spec.barchan.restore: the files of the checkpoint are gone: %w", err)
 	}
@@ -167,7 +125,7 @@ func (w *operation) verifyOrigin(ctx context.Context) error {
 		return nil
 	}
 	uid := w.origin.Ref.UID
-	return w.damagedOrigin(w.n.verified.check(ctx, uid, w.n.checkpointMemory(uid)))
+	return w.damagedOrigin(w.n.checkpoints.Verify(ctx, uid))
 }
 
 // damagedOrigin is the error for a checkpoint's memory that cannot be read.
@@ -190,7 +148,7 @@ func (w *operation) fillVolumes(ctx context.Context) error {
 			continue
 		}
 		made[rel] = true
-		from, to := filepath.Join(w.n.checkpointDir(w.origin.Ref.UID), "volumes", rel), w.volumeSource(v)
+		from, to := filepath.Join(w.n.checkpoints.Dir(w.origin.Ref.UID), "volumes", rel), w.volumeSource(v)
 		if err := os.RemoveAll(to); err != nil {
 			return errs.Retryable(fmt.Errorf("fill volume: %w", err))
 		}
@@ -216,11 +174,11 @@ func (w *operation) begin(ctx context.Context) (err error) {
 	if w.console, err = oci.NewConsole(); err != nil {
 		return errs.Retryable(err)
 	}
-	if err := w.origin.awaitPlace(ctx, w.n.restores); err != nil {
+	if err := w.origin.AwaitPlace(ctx, w.n.restores); err != nil {
 		return err
 	}
 	w.row.Build = w.origin.Memory.Build.SHA256
-	image := w.n.checkpointMemory(w.origin.Ref.UID)
+	image := w.n.checkpoints.MemoryDir(w.origin.Ref.UID)
 	pid, err := program.Restore(ctx, w.id(), w.n.dir(w.id()), image, w.console, oci.RestoreOptions{Background: true, Later: w.n.tasks.Start})
 	if err != nil {
 		return w.damagedOrigin(err)
@@ -235,7 +193,7 @@ func (w *operation) begin(ctx context.Context) (err error) {
 // meetAgent returns when the agent has answered, and knows whose it is.
 func (w *operation) meetAgent(ctx context.Context) error {
 	if w.restoresMemory() {
-		defer w.origin.disconnect()
+		defer w.origin.Disconnect()
 		return w.awaitRestored(ctx)
 	}
 	return w.awaitAgent(ctx)

@@ -24,6 +24,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/checkpoint"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
@@ -143,11 +144,11 @@ func TestRestoreRefusals(t *testing.T) {
 	}
 
 	// Memory that was written by another build of the runtime, which is not here.
-	k := n.shelf.of(ask.Checkpoint)
-	c := *k.current()
-	c.Memory = &savedMemory{Build: c.Memory.Build, Size: c.Memory.Size}
+	k := n.checkpoints.Of(ask.Checkpoint)
+	c := *k.Row()
+	c.Memory = &checkpoint.Memory{Build: c.Memory.Build, Size: c.Memory.Size}
 	c.Memory.Build.SHA256 = strings.Repeat("ab", 32)
-	must(t, n.noteCheckpoint(k, &c, checkpointReady))
+	k.SetRow(&c)
 	if _, err := n.Ensure(t.Context(), forkOf(s, ask)); !errors.Is(err, errs.ErrInvalid) || !strings.Contains(err.Error(), "abababab") || !strings.Contains(err.Error(), "filesOnly: true") {
 		t.Errorf("of another build: %v", err)
 	}
@@ -182,7 +183,7 @@ func TestDamagedCheckpoint(t *testing.T) {
 			whole := forkOf(s, ask)
 			ensure(t, n, whole)
 			must(t, n.Remove(t.Context(), refOf(whole)))
-			must(t, spoil(n.checkpointMemory(ask.Checkpoint.UID)))
+			must(t, spoil(n.checkpoints.MemoryDir(ask.Checkpoint.UID)))
 			for range 2 { // what was found is not remembered as good
 				_, err := n.Ensure(t.Context(), forkOf(s, ask))
 				if !errors.Is(err, errs.ErrInvalid) || !strings.Contains(err.Error(), "damaged") || !strings.Contains(err.Error(), "filesOnly: true") {
@@ -238,7 +239,7 @@ func TestDropWhileRestoring(t *testing.T) {
 			defer giveUp()
 			waited := make(chan error, 1)
 			go func() { waited <- n.DropCheckpoint(impatient, ask.Checkpoint) }()
-			eventually.True(t, "it is being dropped", func() bool { return n.shelf.row(ask.Checkpoint.UID).Stage == checkpointDropping })
+			eventually.True(t, "it is being dropped", func() bool { return n.checkpoints.RowOf(ask.Checkpoint.UID).Stage == checkpoint.Dropping })
 			giveUp()
 			if err := <-waited; !errors.Is(err, errs.ErrUnavailable) {
 				t.Errorf("drop: %v", err)
@@ -266,10 +267,10 @@ func TestDropWhileRestoring(t *testing.T) {
 // noCheckpointOf fails if there is anything of a checkpoint but files that a sandbox still lies on.
 func noCheckpointOf(t testing.TB, n *Node, ref sandbox.CheckpointRef) {
 	t.Helper()
-	if n.shelf.row(ref.UID) != nil {
+	if n.checkpoints.RowOf(ref.UID) != nil {
 		t.Error("its row is there")
 	}
-	if _, err := os.Stat(n.checkpointDir(ref.UID)); !os.IsNotExist(err) {
+	if _, err := os.Stat(n.checkpoints.Dir(ref.UID)); !os.IsNotExist(err) {
 		t.Errorf("its directory: %v", err)
 	}
 }

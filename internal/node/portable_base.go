@@ -6,14 +6,12 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/opencontainers/go-digest"
 	"golang.org/x/sync/errgroup"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/checkpoint"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
-	"github.com/barchan-dev/barchan/internal/node/journal"
 )
 
 // importBase gives the image of the artifact its name, unless another one has that here.
@@ -30,8 +28,8 @@ func (p *importing) importBase(ctx context.Context) (ctrd.Image, error) {
 		return ctrd.Image{}, err
 	}
 	// The row says what to remove before there is anything.
-	p.c.Base = &importedBase{Ref: ref, Digest: p.in.Image.Descriptor.Digest.String()}
-	if err := p.n.noteCheckpoint(p.k, p.c, checkpointWriting); err != nil {
+	p.c.Base = &checkpoint.Base{Ref: ref, Digest: p.in.Image.Descriptor.Digest.String()}
+	if err := p.n.checkpoints.Move(p.k, p.c, checkpoint.Writing); err != nil {
 		return ctrd.Image{}, err
 	}
 	out, into := io.Pipe()
@@ -41,7 +39,7 @@ func (p *importing) importBase(ctx context.Context) (ctrd.Image, error) {
 		_ = into.CloseWithError(err)
 		return err
 	})
-	image, err := p.n.cfg.Containerd.ImportUnder(ctx, importLease(p.c.Ref.UID), p.heeding(out), ref)
+	image, err := p.n.cfg.Containerd.ImportUnder(ctx, checkpoint.ImportLease(p.c.Ref.UID), p.heeding(out), ref)
 	if err == nil {
 		_, err = io.Copy(io.Discard, out) // what follows the end of a tar
 	}
@@ -55,57 +53,11 @@ func (p *importing) importBase(ctx context.Context) (ctrd.Image, error) {
 	return image, nil
 }
 
-// importedBase is an image that was made for an import, which goes with the import if that fails.
-type importedBase struct {
-	Ref string `json:"ref"`
-	// Digest is of what the name was given to: it may be another's by then.
-	Digest string `json:"digest"`
-}
-
-// importLease is the ID of the lease that keeps an image that is coming.
-func importLease(uid types.UID) string { return "import-" + string(uid) }
-
-// dropBase removes the image that an import was bringing, whole or not, unless somebody uses it by now.
-func (n *Node) dropBase(ctx context.Context, k *checkpointHandle) error {
-	c := k.current()
-	if c == nil || c.Base == nil {
-		return nil
-	}
-	if err := n.cfg.Containerd.EndLease(ctx, importLease(c.Ref.UID)); err != nil {
-		return err
-	}
-	if n.usesImage(c.Base.Digest, k) {
-		return nil
-	}
-	return n.cfg.Containerd.RemoveImageOf(ctx, c.Base.Ref, digest.Digest(c.Base.Digest))
-}
-
-// usesImage reports whether a sandbox, or a checkpoint but one, is of an image.
-func (n *Node) usesImage(of string, but *checkpointHandle) bool {
-	sandboxes, checkpoints := n.imageUsers(of, but)
-	return len(sandboxes)+len(checkpoints) > 0
-}
-
 // ImageUsers are the sandboxes and checkpoints of the node that were made from the image of a digest,
 // and that need it: those that have ended do not.
 func (n *Node) ImageUsers(ctx context.Context, of string) ([]sandbox.Ref, []sandbox.CheckpointRef, error) {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return nil, nil, err
 	}
-	sandboxes, checkpoints := n.imageUsers(of, nil)
-	return sandboxes, checkpoints, nil
-}
-
-func (n *Node) imageUsers(of string, but *checkpointHandle) (sandboxes []sandbox.Ref, checkpoints []sandbox.CheckpointRef) {
-	for _, k := range n.shelf.all() {
-		if c := k.current(); k != but && c != nil && (c.Digest == of || (c.Base != nil && c.Base.Digest == of)) {
-			checkpoints = append(checkpoints, c.Ref)
-		}
-	}
-	for _, u := range n.handles.All() {
-		if r := u.Row(); r != nil && r.Digest == of && r.Stage != journal.Ended {
-			sandboxes = append(sandboxes, u.Ref)
-		}
-	}
-	return sandboxes, checkpoints
+	return n.imageUsers(of), n.checkpoints.OfImage(of, nil), nil
 }

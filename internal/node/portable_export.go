@@ -15,11 +15,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/portable"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/checkpoint"
 )
 
 // imageFile is the file in a directory of memory that describes it.
@@ -35,14 +35,14 @@ func (n *Node) ExportCheckpoint(
 	if err := n.awaitAdopted(ctx); err != nil {
 		return nil, nil, err
 	}
-	if err := n.shelf.checkRead(ref); err != nil {
+	if err := n.checkpoints.CheckRead(ref); err != nil {
 		return nil, nil, err
 	}
-	k := n.shelf.find(ref.UID)
+	k := n.checkpoints.Find(ref.UID)
 	if k == nil {
 		return nil, nil, fmt.Errorf("checkpoint %s/%s is not on this node: %w", ref.Namespace, ref.Name, errs.ErrNotFound)
 	}
-	c, release, ok := k.open()
+	c, release, ok := k.Open()
 	if !ok {
 		return nil, nil, fmt.Errorf("checkpoint %s/%s is being made or removed: %w", ref.Namespace, ref.Name, errs.ErrConflict)
 	}
@@ -54,20 +54,13 @@ func (n *Node) ExportCheckpoint(
 	return l, release, nil
 }
 
-// find is what is known of a checkpoint; nil where that is nothing.
-func (s *checkpointStore) find(uid types.UID) *checkpointHandle {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.kept[uid]
-}
-
 func (n *Node) export(
-	ctx context.Context, c *checkpoint, config portable.Config, withImage bool, told func(done, total int64),
+	ctx context.Context, c *checkpoint.Row, config portable.Config, withImage bool, told func(done, total int64),
 ) (*portable.Layout, error) {
 	if c.ImageRun == nil {
 		return nil, fmt.Errorf("it is of a version before checkpoints could be exported: %w", errs.ErrInvalid)
 	}
-	chain, err := n.cfg.Containerd.ChainOf(ctx, checkpointSnapshot(c.Ref.UID))
+	chain, err := n.cfg.Containerd.ChainOf(ctx, checkpoint.Snapshot(c.Ref.UID))
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +88,7 @@ func (n *Node) export(
 }
 
 // exportImage finds the content of the base image.
-func (n *Node) exportImage(ctx context.Context, c *checkpoint, chain string, with bool) (*portable.BaseImage, func(ocispec.Descriptor) portable.Content, error) {
+func (n *Node) exportImage(ctx context.Context, c *checkpoint.Row, chain string, with bool) (*portable.BaseImage, func(ocispec.Descriptor) portable.Content, error) {
 	if !with {
 		return nil, nil, nil
 	}
@@ -119,8 +112,8 @@ func plain(d ocispec.Descriptor) ocispec.Descriptor {
 }
 
 // exportLayers measures what a checkpoint consists of.
-func (n *Node) exportLayers(ctx context.Context, c *checkpoint, told func(done, total int64)) (layers []portable.Layer, err error) {
-	read := &countingWriter{total: c.size(), told: told}
+func (n *Node) exportLayers(ctx context.Context, c *checkpoint.Row, told func(done, total int64)) (layers []portable.Layer, err error) {
+	read := &countingWriter{total: c.Size(), told: told}
 	add := func(mediaType, title string, content portable.Content) {
 		if err != nil {
 			return
@@ -136,39 +129,31 @@ func (n *Node) exportLayers(ctx context.Context, c *checkpoint, told func(done, 
 		layers = append(layers, l)
 	}
 	add(portable.FilesType, "", func(ctx context.Context, w io.Writer) error {
-		return n.cfg.Containerd.ExportOnImage(ctx, checkpointSnapshot(c.Ref.UID), w)
+		return n.cfg.Containerd.ExportOnImage(ctx, checkpoint.Snapshot(c.Ref.UID), w)
 	})
 	if c.Memory != nil {
-		add(portable.AgentType, "", contentOf(n.checkpointAgent(c.Ref.UID)))
+		add(portable.AgentType, "", contentOf(n.checkpoints.AgentFile(c.Ref.UID)))
 	}
 	for _, rel := range c.Plan.DataPaths() {
 		add(portable.VolumeType, rel, func(ctx context.Context, w io.Writer) error {
-			return filetree.WriteTree(ctx, w, filepath.Join(n.checkpointDir(c.Ref.UID), "volumes", rel))
+			return filetree.WriteTree(ctx, w, filepath.Join(n.checkpoints.Dir(c.Ref.UID), "volumes", rel))
 		})
 	}
 	if c.Memory == nil || err != nil {
 		return layers, err
 	}
-	dir := n.checkpointMemory(c.Ref.UID)
+	dir := n.checkpoints.MemoryDir(c.Ref.UID)
 	img, err := memimage.Read(dir)
 	if err != nil {
 		return nil, err
 	}
-	if err := n.verified.check(ctx, c.Ref.UID, dir); err != nil {
+	if err := n.checkpoints.Verify(ctx, c.Ref.UID); err != nil {
 		return nil, err
 	}
 	for _, f := range append(slices.Clone(img.Files), memimage.File{Name: imageFile}) {
 		add(portable.MemoryType, f.Name, contentOf(filepath.Join(dir, f.Name)))
 	}
 	return layers, err
-}
-
-// size is about how many bytes it has.
-func (c *checkpoint) size() int64 {
-	if c.Memory == nil {
-		return c.FilesSize
-	}
-	return c.FilesSize + c.Memory.Size
 }
 
 // tally tells how much was written to it.

@@ -21,6 +21,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/portable"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/node/checkpoint"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 )
@@ -28,8 +29,8 @@ import (
 // importing is one checkpoint that comes from elsewhere.
 type importing struct {
 	n  *Node
-	k  *checkpointHandle
-	c  *checkpoint
+	k  *checkpoint.Handle
+	c  *checkpoint.Row
 	in *portable.Reader
 }
 
@@ -42,7 +43,7 @@ func (n *Node) CheckImport(ctx context.Context, h *portable.Head) (warnings []st
 		return nil, err
 	}
 	if c.Memory != nil {
-		if err := n.checkOrigin(ctx, &origin{checkpoint: c}); errors.Is(err, errs.ErrInvalid) {
+		if err := n.checkOrigin(ctx, &checkpoint.Origin{Row: c}); errors.Is(err, errs.ErrInvalid) {
 			warnings = append(warnings, errs.Text(err))
 		} else if err != nil {
 			return nil, err
@@ -52,9 +53,9 @@ func (n *Node) CheckImport(ctx context.Context, h *portable.Head) (warnings []st
 }
 
 // readImport reads the row that another node wrote, and believes nothing that the machine would act on.
-func (n *Node) readImport(h *portable.Head) (*checkpoint, error) {
-	c := &checkpoint{}
-	wrong := func(format string, args ...any) (*checkpoint, error) {
+func (n *Node) readImport(h *portable.Head) (*checkpoint.Row, error) {
+	c := &checkpoint.Row{}
+	wrong := func(format string, args ...any) (*checkpoint.Row, error) {
 		return nil, fmt.Errorf("checkpoint artifact: "+format+": %w", append(args, errs.ErrInvalid)...)
 	}
 	if err := json.Unmarshal(h.Config.Node, c); err != nil {
@@ -84,7 +85,7 @@ func (n *Node) readImport(h *portable.Head) (*checkpoint, error) {
 }
 
 // checkLayers reports whether an artifact has what its row says, and nothing else.
-func checkLayers(c *checkpoint, h *portable.Head) error {
+func checkLayers(c *checkpoint.Row, h *portable.Head) error {
 	has := map[string][]string{}
 	for _, d := range h.Layers {
 		has[d.MediaType] = append(has[d.MediaType], portable.Title(d))
@@ -108,21 +109,21 @@ func (n *Node) ImportCheckpoint(ctx context.Context, ref sandbox.CheckpointRef, 
 	if err := n.awaitAdopted(ctx); err != nil {
 		return sandbox.Captured{}, err
 	}
-	if err := errors.Join(checkCheckpoint(ref), n.shelf.checkRead(ref), n.refused()); err != nil {
+	if err := errors.Join(checkpoint.CheckRef(ref), n.checkpoints.CheckRead(ref), n.refused()); err != nil {
 		return sandbox.Captured{}, err
 	}
 	c, err := n.readImport(in.Head)
 	if err != nil {
 		return sandbox.Captured{}, err
 	}
-	ctx, k, done, err := n.shelf.take(ctx, ref, false)
+	ctx, k, done, err := n.checkpoints.Acquire(ctx, ref, false)
 	if err != nil {
 		return sandbox.Captured{}, err
 	}
 	defer done()
-	switch was := k.current(); {
-	case was != nil && was.Stage == checkpointReady:
-		return n.captured(was), nil
+	switch was := k.Row(); {
+	case was != nil && was.Stage == checkpoint.Ready:
+		return n.checkpoints.Captured(was), nil
 	case was != nil:
 		return sandbox.Captured{}, fmt.Errorf("checkpoint %s/%s is being removed: %w", ref.Namespace, ref.Name, errs.ErrConflict)
 	}
@@ -136,13 +137,13 @@ func (n *Node) ImportCheckpoint(ctx context.Context, ref sandbox.CheckpointRef, 
 	n.observeStep(c.Plan.Class, "import", time.Since(began))
 	n.log.InfoContext(ctx, "checkpoint imported", telemetry.Namespace, ref.Namespace, "checkpoint", ref.Name, "memory", c.Memory != nil,
 		telemetry.Duration, time.Since(began))
-	return n.captured(c), nil
+	return n.checkpoints.Captured(c), nil
 }
 
 func (p *importing) undo(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	return p.n.eraseCheckpoint(ctx, p.k)
+	return p.n.checkpoints.Erase(ctx, p.k)
 }
 
 // do writes the row first, so that whatever follows can be found and removed.
@@ -150,7 +151,7 @@ func (p *importing) do(ctx context.Context) error {
 	if err := p.room(p.size()); err != nil {
 		return err
 	}
-	if err := p.n.noteCheckpoint(p.k, p.c, checkpointWriting); err != nil {
+	if err := p.n.checkpoints.Move(p.k, p.c, checkpoint.Writing); err != nil {
 		return err
 	}
 	failpoint.Reach("import/writing")
@@ -159,7 +160,7 @@ func (p *importing) do(ctx context.Context) error {
 		return err
 	}
 	failpoint.Reach("import/base")
-	if err := os.MkdirAll(filepath.Join(p.n.checkpointDir(p.c.Ref.UID), "volumes"), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Join(p.n.checkpoints.Dir(p.c.Ref.UID), "volumes"), 0o700); err != nil {
 		return fmt.Errorf("make directory of the checkpoint: %w", err)
 	}
 	for {
@@ -181,7 +182,7 @@ func (p *importing) do(ctx context.Context) error {
 	}
 	failpoint.Reach("import/data")
 	p.c.Base = nil // from now on it is an image as any
-	if err := p.n.noteCheckpoint(p.k, p.c, checkpointReady); err != nil {
+	if err := p.n.checkpoints.Move(p.k, p.c, checkpoint.Ready); err != nil {
 		return err
 	}
 	failpoint.Reach("import/ready")
@@ -207,7 +208,7 @@ func (p *importing) base(ctx context.Context) (ctrd.Image, error) {
 		return ctrd.Image{}, fmt.Errorf("its base image is %s, and its files lie on %s: %w", image.Chain(), is.Chain, errs.ErrInvalid)
 	}
 	p.c.Digest = image.Digest
-	return image, p.n.noteCheckpoint(p.k, p.c, checkpointWriting) // so that nobody removes the image for another import
+	return image, p.n.checkpoints.Move(p.k, p.c, checkpoint.Writing) // so that nobody removes the image for another import
 }
 
 // layer writes one blob to where a checkpoint has it.
@@ -216,22 +217,22 @@ func (p *importing) layer(ctx context.Context, image ctrd.Image, b *portable.Blo
 	in := p.heeding(portable.WithContext(ctx, b))
 	switch b.MediaType {
 	case portable.FilesType:
-		one, err := p.n.cfg.Containerd.ImportCommitted(ctx, checkpointSnapshot(uid), image, in)
+		one, err := p.n.cfg.Containerd.ImportCommitted(ctx, checkpoint.Snapshot(uid), image, in)
 		p.c.FilesSize = one.Size
 		return err
 	case portable.AgentType:
-		return writeBlob(p.n.checkpointAgent(uid), 0o755, in)
+		return writeBlob(p.n.checkpoints.AgentFile(uid), 0o755, in)
 	case portable.VolumeType:
-		dir := filepath.Join(p.n.checkpointDir(uid), "volumes", portable.Title(b.Descriptor))
+		dir := filepath.Join(p.n.checkpoints.Dir(uid), "volumes", portable.Title(b.Descriptor))
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return fmt.Errorf("make directory of a volume: %w", err)
 		}
 		return filetree.ReadTree(ctx, dir, in)
 	default:
-		if err := os.MkdirAll(p.n.checkpointMemory(uid), 0o700); err != nil {
+		if err := os.MkdirAll(p.n.checkpoints.MemoryDir(uid), 0o700); err != nil {
 			return fmt.Errorf("make directory of the memory: %w", err)
 		}
-		return writeBlob(filepath.Join(p.n.checkpointMemory(uid), portable.Title(b.Descriptor)), 0o600, in)
+		return writeBlob(filepath.Join(p.n.checkpoints.MemoryDir(uid), portable.Title(b.Descriptor)), 0o600, in)
 	}
 }
 
@@ -246,14 +247,14 @@ func writeBlob(path string, mode os.FileMode, in io.Reader) error {
 
 // finish looks at what has come as a whole, and makes it durable.
 func (p *importing) finish() error {
-	dir := p.n.checkpointDir(p.c.Ref.UID)
+	dir := p.n.checkpoints.Dir(p.c.Ref.UID)
 	size, err := durable.Usage(filepath.Join(dir, "volumes"))
 	if err != nil {
 		return err
 	}
 	p.c.FilesSize += size
 	if p.c.Memory != nil {
-		img, err := memimage.Read(p.n.checkpointMemory(p.c.Ref.UID))
+		img, err := memimage.Read(p.n.checkpoints.MemoryDir(p.c.Ref.UID))
 		if err != nil {
 			return err
 		}
@@ -264,7 +265,7 @@ func (p *importing) finish() error {
 			return fmt.Errorf("its memory is %s of build %s, its config says %s and %s: %w",
 				img.Digest, img.Build.SHA256, p.c.Memory.Digest, p.c.Memory.Build.SHA256, errs.ErrInvalid)
 		}
-		p.c.Memory = &savedMemory{Build: img.Build, Digest: img.Digest, Size: img.Size()}
+		p.c.Memory = &checkpoint.Memory{Build: img.Build, Digest: img.Digest, Size: img.Size()}
 	}
-	return durable.SyncFilesystem(p.n.checkpointsDir())
+	return durable.SyncFilesystem(p.n.checkpoints.Root())
 }

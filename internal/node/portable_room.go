@@ -21,7 +21,7 @@ func (p *importing) room(bytes int64) error {
 	if p.n.cfg.CheckSpace == nil {
 		return nil
 	}
-	if err := p.n.cfg.CheckSpace(p.n.checkpointsDir(), bytes); err != nil {
+	if err := p.n.cfg.CheckSpace(p.n.checkpoints.Root(), bytes); err != nil {
 		return errs.Public(err, "there is no room for what is imported: "+errs.Text(err))
 	}
 	return nil

@@ -48,7 +48,7 @@ func (n *Node) roomToCapture(ctx context.Context, r *journal.Row, filesOnly bool
 		}
 		bytes += memory
 	}
-	return n.cfg.CheckSpace(n.checkpointsDir(), bytes)
+	return n.cfg.CheckSpace(n.checkpoints.Root(), bytes)
 }
 
 // memoryOf is how many bytes the memory of a sandbox that runs or is frozen takes at most if it is written

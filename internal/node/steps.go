@@ -17,6 +17,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/node/checkpoint"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
@@ -43,7 +44,7 @@ type operation struct {
 	image ctrd.Image
 
 	// origin is what a new sandbox is made from, if not from its image alone.
-	origin *origin
+	origin *checkpoint.Origin
 	// moved says that a sandbox that wakes has another address than it had.
 	moved   bool
 	netns   string

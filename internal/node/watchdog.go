@@ -172,7 +172,7 @@ func (n *Node) Sweep(ctx context.Context) {
 		return
 	}
 	n.retryInterrupted(ctx, &v)
-	n.settleCheckpoints(ctx)
+	n.checkpoints.Settle(ctx)
 	n.removeOrphans(ctx, &v)
 }
 

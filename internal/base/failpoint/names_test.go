@@ -80,7 +80,7 @@ func pointsOf(t *testing.T, path, pkg string, n ast.Node) []string {
 			return texts(n.Body, "undo/")
 		}
 	case *ast.ValueSpec:
-		if id, ok := n.Type.(*ast.Ident); ok && inNode && id.Name == "Stage" {
+		if id, ok := n.Type.(*ast.Ident); ok && pkg == "journal" && id.Name == "Stage" {
 			return texts(n, "row/")
 		}
 	}

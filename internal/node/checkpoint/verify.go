@@ -1,4 +1,4 @@
-package node
+package checkpoint
 
 import (
 	"context"
@@ -28,8 +28,6 @@ type verification struct {
 	err   error         // known then
 }
 
-func newVerified() *verified { return &verified{looks: map[types.UID]*verification{}} }
-
 // check reads an image through unless that was done, or somebody is at it, whom it waits for.
 func (v *verified) check(ctx context.Context, uid types.UID, dir string) error {
 	for {
@@ -57,7 +55,7 @@ func (v *verified) check(ctx context.Context, uid types.UID, dir string) error {
 	}
 }
 
-// trust notes that an image is whole, which whoever wrote it a moment ago knows.
+// Trust notes that an image is whole, which whoever wrote it a moment ago knows.
 func (v *verified) trust(uid types.UID, dir string) {
 	if state, err := stateOf(dir); err == nil {
 		if look, mine := v.scanHost(uid, state); mine {
@@ -82,6 +80,14 @@ func (v *verified) forget(uid types.UID) {
 	defer v.mu.Unlock()
 	delete(v.looks, uid)
 }
+
+// Verify reads the memory of a checkpoint through, once for all that are made from it.
+func (s *Store) Verify(ctx context.Context, uid types.UID) error {
+	return s.verified.check(ctx, uid, s.MemoryDir(uid))
+}
+
+// Trust notes that the memory of a checkpoint is whole, because the caller has just written it.
+func (s *Store) Trust(uid types.UID) { s.verified.trust(uid, s.MemoryDir(uid)) }
 
 // stateOf changes with the files of an image, as far as the file system tells.
 func stateOf(dir string) (string, error) {

@@ -1,0 +1,225 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/failpoint"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+)
+
+// eraseTimeout bounds the removal of a checkpoint after its request has ended.
+const eraseTimeout = time.Minute
+
+// CapturedOf is what the node has of a checkpoint. One that it does not have in full is an
+// errs.ErrNotFound; one that is being written now, or whose row cannot be read, is an errs.ErrUnavailable.
+func (s *Store) CapturedOf(ref sandbox.CheckpointRef) (sandbox.Captured, error) {
+	if err := s.CheckRead(ref); err != nil {
+		return sandbox.Captured{}, err
+	}
+	c := s.RowOf(ref.UID)
+	held, _ := s.Holder(ref.UID)
+	if c != nil && c.Stage == Writing && held {
+		return sandbox.Captured{}, fmt.Errorf("checkpoint %s/%s is being written: %w", ref.Namespace, ref.Name, errs.ErrUnavailable)
+	}
+	if c == nil || c.Stage != Ready {
+		return sandbox.Captured{}, fmt.Errorf("checkpoint %s/%s is not on this node: %w", ref.Namespace, ref.Name, errs.ErrNotFound)
+	}
+	return s.Captured(c), nil
+}
+
+// Complete are all checkpoints that the node has in full, in no order.
+func (s *Store) Complete() []sandbox.Captured {
+	var all []sandbox.Captured
+	for _, k := range s.All() {
+		if c := k.Row(); c != nil && c.Stage == Ready {
+			all = append(all, s.Captured(c))
+		}
+	}
+	return all
+}
+
+// Remove removes a checkpoint, also while it is being made. It returns nil only when nothing
+// of it is left; repeating it is harmless. No sandbox can be made from it from now on, and those that
+// are being made are waited for: where that takes longer than ctx, it is an errs.ErrUnavailable.
+func (s *Store) Remove(ctx context.Context, ref sandbox.CheckpointRef) error {
+	if err := CheckRef(ref); err != nil {
+		return err
+	}
+	ctx, k, done, err := s.Acquire(ctx, ref, true)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if err := s.drop(ctx, k); err != nil {
+		return fmt.Errorf("remove checkpoint %s/%s: %w", ref.Namespace, ref.Name, err)
+	}
+	s.cfg.Log.InfoContext(ctx, "checkpoint removed", telemetry.Namespace, ref.Namespace, "checkpoint", ref.Name)
+	return nil
+}
+
+// dropKept removes a checkpoint, in its turn.
+func (s *Store) drop(ctx context.Context, k *Handle) error {
+	if c := k.Row(); c != nil && c.Stage != Dropping {
+		if err := s.Move(k, new(*c), Dropping); err != nil {
+			return err
+		}
+		failpoint.Reach("checkpoint/dropping")
+	}
+	if err := k.awaitReaders(ctx); err != nil {
+		return err
+	}
+	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), eraseTimeout)
+	defer cancel()
+	return s.Erase(limited, k)
+}
+
+// removeCheckpointData removes the files of a checkpoint, which nobody may be at.
+func (s *Store) removeData(ctx context.Context, uid types.UID) error {
+	failures := []error{s.cfg.Containerd.RemoveCopy(ctx, Snapshot(uid))}
+	if err := os.RemoveAll(s.Dir(uid)); err != nil {
+		failures = append(failures, fmt.Errorf("remove files of a checkpoint: %w", err))
+	}
+	return errors.Join(failures...)
+}
+
+// LoadLogged reads all rows, and logs those that cannot be read.
+func (s *Store) LoadLogged(ctx context.Context) error {
+	err := s.Load(func(key, value []byte, err error) {
+		s.cfg.Log.ErrorContext(ctx, "row of a checkpoint cannot be read; it and its data are kept",
+			"key", fmt.Sprintf("%q", key), "value", fmt.Sprintf("%q", value), telemetry.Error, err)
+	})
+	if err != nil {
+		return fmt.Errorf("read the books of checkpoints: %w", err)
+	}
+	return nil
+}
+
+// settleCheckpoints removes what was being made or removed of checkpoints when somebody else ended,
+// where nobody is at it now. Failing is no reason for anything else to fail: the next look tries again.
+func (s *Store) Settle(ctx context.Context) (undone int) {
+	for _, k := range s.All() {
+		c := k.Row()
+		if held, _ := s.Holder(k.ref.UID); c == nil || c.Stage == Ready || held {
+			continue
+		}
+		ctx, k, done, err := s.Acquire(ctx, k.ref, false)
+		if err != nil {
+			return undone
+		}
+		if c := k.Row(); c != nil && c.Stage != Ready {
+			limited, cancel := context.WithTimeout(ctx, eraseTimeout)
+			if err := s.drop(limited, k); err != nil {
+				s.cfg.Log.WarnContext(ctx, "checkpoint cannot be removed yet", telemetry.Namespace, k.ref.Namespace, "checkpoint", k.ref.Name, telemetry.Error, err)
+			} else {
+				undone++
+			}
+			cancel()
+		}
+		done()
+	}
+	return undone
+}
+
+// strayCheckpoints finds what has the name of a checkpoint and no row: directories and snapshots, by
+// UID, as lines for people; and rows whose data are not there.
+func (s *Store) Stray(ctx context.Context) (stray map[types.UID][]string, lame []string, err error) {
+	rows := map[types.UID]*Row{}
+	know := func() {
+		for _, k := range s.All() {
+			if c := k.Row(); c != nil {
+				rows[k.ref.UID] = c
+			}
+		}
+	}
+	know()
+	dirs, err := os.ReadDir(s.Root())
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	failures := []error{err}
+	committed, err := s.cfg.Containerd.Committed(ctx)
+	failures = append(failures, err)
+	know() // what was begun meanwhile
+	stray = map[types.UID][]string{}
+	unread := s.Unread()
+	has := map[types.UID]int{}
+	add := func(uid types.UID, what string) {
+		has[uid]++
+		if _, kept := unread[uid]; rows[uid] == nil && !kept {
+			stray[uid] = append(stray[uid], what)
+		}
+	}
+	for _, dir := range dirs {
+		add(types.UID(dir.Name()), "checkpoint's directory "+dir.Name())
+	}
+	for _, one := range committed {
+		if uid, ok := strings.CutPrefix(one.Name, prefix); ok {
+			add(types.UID(uid), "checkpoint's snapshot "+one.Name)
+		}
+	}
+	if err := errors.Join(failures...); err != nil {
+		return nil, nil, err
+	}
+	for uid, c := range rows {
+		if c.Stage == Ready && has[uid] < 2 {
+			lame = append(lame, fmt.Sprintf("checkpoint %s/%s (%s), whose files are not all there", c.Ref.Namespace, c.Ref.Name, uid))
+		}
+	}
+	return stray, lame, nil
+}
+
+// dropStrayCheckpoints removes what has the name of a checkpoint and no row. Nobody may be making one.
+func (s *Store) dropStray(ctx context.Context) error {
+	stray, lame, err := s.Stray(ctx)
+	failures := []error{err}
+	for uid, what := range stray {
+		s.cfg.Log.InfoContext(ctx, "removing what is left of a checkpoint without a row", "uid", uid, "what", what)
+		if err := CheckRef(sandbox.CheckpointRef{UID: uid}); err != nil {
+			failures = append(failures, err)
+			continue
+		}
+		failures = append(failures, s.removeData(ctx, uid))
+	}
+	for _, what := range lame {
+		s.cfg.Log.ErrorContext(ctx, "files of a checkpoint are missing; nothing can be made from it", "what", what)
+	}
+	return errors.Join(failures...)
+}
+
+// adoptCheckpoints brings the checkpoints in order that a node before this one left.
+func (s *Store) Adopt(ctx context.Context) {
+	began := time.Now()
+	undone := s.Settle(ctx)
+	if err := s.dropStray(ctx); err != nil {
+		s.cfg.Log.WarnContext(ctx, "data without a checkpoint may be left", telemetry.Error, err)
+	}
+	if undone > 0 {
+		s.cfg.Log.InfoContext(ctx, "removed checkpoints that were half made or half removed", "undone", undone, telemetry.Duration, time.Since(began))
+	}
+}
+
+// destroyCheckpoints removes all checkpoints, and what cannot be read of them.
+func (s *Store) Destroy(ctx context.Context) error {
+	failures := []error{s.Load(func([]byte, []byte, error) {})}
+	refs := []sandbox.CheckpointRef{}
+	for uid := range s.Unread() {
+		refs = append(refs, sandbox.CheckpointRef{UID: uid})
+	}
+	for _, k := range s.All() {
+		refs = append(refs, k.ref)
+	}
+	for _, ref := range refs {
+		failures = append(failures, s.Erase(ctx, s.Of(ref)))
+	}
+	return errors.Join(append(failures, s.dropStray(ctx))...)
+}
