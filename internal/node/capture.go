@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"syscall"
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -57,24 +56,12 @@ func (n *Node) Capture(ctx context.Context, ask sandbox.Capture) (sandbox.Captur
 	}
 	began := time.Now()
 	if c, err = n.capture(ctx, k, ask); err != nil {
-		return sandbox.Captured{}, fmt.Errorf("checkpoint %s/%s: %w", ref.Namespace, ref.Name, captureFault(ctx, err))
+		return sandbox.Captured{}, fmt.Errorf("checkpoint %s/%s: %w", ref.Namespace, ref.Name, checkpoint.Fault(ctx, err))
 	}
 	n.observeStep(c.Plan.Class, "capture", time.Since(began))
 	n.log.InfoContext(ctx, "checkpoint made", telemetry.Namespace, ref.Namespace, "checkpoint", ref.Name, telemetry.Sandbox, ask.Source.Name,
 		"memory", c.Memory != nil, "paused", c.Paused, telemetry.Duration, time.Since(began))
 	return n.checkpoints.Captured(c), nil
-}
-
-// captureFault gives an error its kind.
-func captureFault(ctx context.Context, err error) error {
-	switch {
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return fmt.Errorf("the disk is full: %w: %w", err, errs.ErrExhausted)
-	case ctx.Err() != nil && errs.Kind(err) == nil:
-		return fmt.Errorf("%w: %w: %w", context.Cause(ctx), err, errs.ErrUnavailable)
-	default:
-		return errs.Retryable(err)
-	}
 }
 
 // capture does the work of Capture, in the turns of the checkpoint and of its source.

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 
+	"github.com/barchan-dev/barchan/internal/base/portable"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
@@ -31,4 +32,36 @@ func (n *Node) DropCheckpoint(ctx context.Context, ref sandbox.CheckpointRef) er
 		return err
 	}
 	return n.checkpoints.Remove(ctx, ref)
+}
+
+// ExportCheckpoint describes a checkpoint as an artifact; see transfer.
+func (n *Node) ExportCheckpoint(
+	ctx context.Context, ref sandbox.CheckpointRef, config portable.Config, withImage bool, told func(done, total int64),
+) (_ *portable.Layout, release func(), err error) {
+	if err := n.awaitAdopted(ctx); err != nil {
+		return nil, nil, err
+	}
+	return n.transfer.Export(ctx, ref, config, withImage, told)
+}
+
+// ImportCheckpoint makes a checkpoint of an artifact; see transfer.
+func (n *Node) ImportCheckpoint(ctx context.Context, ref sandbox.CheckpointRef, in *portable.Reader) (sandbox.Captured, error) {
+	if err := n.awaitAdopted(ctx); err != nil {
+		return sandbox.Captured{}, err
+	}
+	return n.transfer.Import(ctx, ref, in)
+}
+
+// CheckImport refuses an artifact that can never be used here; see transfer.
+func (n *Node) CheckImport(ctx context.Context, h *portable.Head) (warnings []string, err error) {
+	return n.transfer.CheckImport(ctx, h)
+}
+
+// ImageUsers are the sandboxes and checkpoints of the node that were made from the image of a digest,
+// and that need it: those that have ended do not.
+func (n *Node) ImageUsers(ctx context.Context, of string) ([]sandbox.Ref, []sandbox.CheckpointRef, error) {
+	if err := n.awaitAdopted(ctx); err != nil {
+		return nil, nil, err
+	}
+	return n.imageUsers(of), n.checkpoints.OfImage(of, nil), nil
 }

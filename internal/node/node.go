@@ -52,7 +52,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/node/transfer"
 	"github.com/prometheus/client_golang/prometheus"
+
 	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sync/singleflight"
 
@@ -167,6 +169,7 @@ type Node struct {
 	dirty       *registry.ChangeQueue
 	stores      chan struct{} // has a place for each memory that may be moved to disk at the same time
 	checkpoints *checkpoint.Store
+	transfer    *transfer.Transfer
 	captures    chan struct{} // has a place for each checkpoint that may be made at the same time
 	restores    chan struct{} // has a place for each memory of a checkpoint that may be restored at the same time
 	// agentFile is the node's copy of the agent; Run sets it before anything else.
@@ -250,6 +253,15 @@ func complete(cfg *Config) error {
 	if cfg.Network.Log == nil {
 		cfg.Network.Log = cfg.Log
 	}
+	if cfg.CheckSpace == nil {
+		cfg.CheckSpace = func(string, int64) error { return nil }
+	}
+	if cfg.Refuse == nil {
+		cfg.Refuse = func() error { return nil }
+	}
+	if cfg.ObserveStep == nil {
+		cfg.ObserveStep = func(string, string, time.Duration) {}
+	}
 	if cfg.Journalled == nil {
 		cfg.Journalled = func(error) {}
 	}
@@ -305,6 +317,10 @@ func (n *Node) open() error {
 	if err != nil {
 		return errors.Join(err, db.Close())
 	}
+	n.transfer = transfer.New(transfer.Config{
+		Checkpoints: n.checkpoints, Containerd: n.cfg.Containerd, Offers: n.runtimes.Offers, CheckMemory: n.checkRestores,
+		Refuse: n.refused, CheckSpace: n.cfg.CheckSpace, ObserveStep: n.observeStep, Log: n.log,
+	})
 	return nil
 }
 

@@ -51,7 +51,7 @@ func (n *Node) originOf(ctx context.Context, s *agents.Sandbox, p *plan.Plan) (*
 	p.Restore = &plan.Restoring{Checkpoint: c.Ref.UID, FilesOnly: !o.WithMemory}
 	err := p.Fits(&c.Plan, o.WithMemory)
 	if err == nil && o.WithMemory {
-		err = n.checkOrigin(ctx, o)
+		err = n.checkRestores(ctx, o.Memory.Build)
 	}
 	if err != nil {
 		release()
@@ -63,16 +63,16 @@ func (n *Node) originOf(ctx context.Context, s *agents.Sandbox, p *plan.Plan) (*
 // filesWork is said where memory cannot be restored.
 const filesWork = "spec.barchan.restore.filesOnly: true works without it"
 
-// checkOrigin finds what would keep a memory from being restored before anything is touched.
-func (n *Node) checkOrigin(ctx context.Context, o *checkpoint.Origin) error {
-	program, err := n.runtimes.ForBuild(o.Memory.Build)
+// checkRestores finds what would prevent that memory of a build is restored, before anything is touched.
+func (n *Node) checkRestores(ctx context.Context, was memimage.Build) error {
+	program, err := n.runtimes.ForBuild(was)
 	if errors.Is(err, errs.ErrConflict) { // the one that is here says what both are called
 		program, err = n.runtimes.Of(oci.GVisor)
 	}
 	if err == nil {
 		var build memimage.Build
 		if build, err = program.Build(ctx); err == nil {
-			err = build.Restores(o.Memory.Build)
+			err = build.Restores(was)
 		}
 	}
 	if errors.Is(err, errs.ErrConflict) {

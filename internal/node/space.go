@@ -11,18 +11,12 @@ import (
 
 // refused says why nothing that takes room may be begun, if so.
 func (n *Node) refused() error {
-	if n.cfg.Refuse == nil {
-		return nil
-	}
 	return n.cfg.Refuse()
 }
 
 // roomToStore says why the memory of a frozen sandbox may not be written now, if so: the write would
 // take what is kept for all the others.
 func (n *Node) roomToStore(r *journal.Row) error {
-	if n.cfg.CheckSpace == nil {
-		return nil
-	}
 	memory, err := n.memoryOf(r)
 	if err != nil {
 		return err
@@ -34,9 +28,6 @@ func (n *Node) roomToStore(r *journal.Row) error {
 // will be written at once: what there is room for in parts may not fit as a whole. Memory on disk is
 // shared and takes none; the volumes of a sandbox are not counted.
 func (n *Node) roomToCapture(ctx context.Context, r *journal.Row, filesOnly bool) error {
-	if n.cfg.CheckSpace == nil {
-		return nil
-	}
 	bytes, err := n.cfg.Containerd.SnapshotUsage(ctx, string(r.Plan.ID))
 	if err != nil {
 		return err

@@ -150,9 +150,7 @@ func (w *operation) after(step string) error {
 }
 
 func (n *Node) observeStep(class oci.Class, step string, took time.Duration) {
-	if n.cfg.ObserveStep != nil {
-		n.cfg.ObserveStep(string(class), step, took)
-	}
+	n.cfg.ObserveStep(string(class), step, took)
 }
 
 // undo takes all steps back. One that fails does not keep the others from being undone, but

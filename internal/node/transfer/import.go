@@ -1,6 +1,16 @@
-package node
+// Package transfer exports checkpoints of the node as artifacts, and imports artifacts as checkpoints. An import
+// writes a row first, so that an interruption leaves nothing; it trusts nothing in an artifact that the host would act on. The
+// package makes no checkpoint of a sandbox and restores none.
+//
+// An import holds the lock of its checkpoint and no other.
+package transfer
 
 import (
+	"log/slog"
+
+	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
+
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,9 +21,6 @@ import (
 	"runtime"
 	"slices"
 	"time"
-
-	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
-	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 
 	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -26,9 +33,34 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
+// Config says what an exchange works with. All fields are needed.
+type Config struct {
+	Checkpoints *checkpoint.Store
+	Containerd  *ctrd.Client
+	// Offers reports whether the node has a runtime of a class.
+	Offers func(oci.Class) bool
+	// CheckMemory returns an errs.ErrInvalid for memory of a build that cannot be restored here.
+	CheckMemory func(ctx context.Context, build memimage.Build) error
+	// Refuse returns why no new work is accepted now, an errs.ErrUnavailable.
+	Refuse func() error
+	// CheckSpace returns why so many more bytes may not be written below a directory, an errs.ErrExhausted.
+	CheckSpace func(dir string, bytes int64) error
+	// ObserveStep receives how long an import took.
+	ObserveStep func(class oci.Class, step string, took time.Duration)
+	Log         *slog.Logger
+}
+
+// eraseTimeout bounds the removal of a failed import after its request has ended.
+const eraseTimeout = time.Minute
+
+// Transfer exports and imports checkpoints.
+type Transfer struct{ cfg Config }
+
+func New(cfg Config) *Transfer { return &Transfer{cfg} }
+
 // importing is one checkpoint that comes from elsewhere.
 type importing struct {
-	n  *Node
+	x  *Transfer
 	k  *checkpoint.Handle
 	c  *checkpoint.Row
 	in *portable.Reader
@@ -37,13 +69,13 @@ type importing struct {
 // CheckImport refuses an artifact that can never be used here, and tells what may keep its memory from
 // being restored; its files can be used all the same. It touches nothing. The error is an
 // errs.ErrInvalid.
-func (n *Node) CheckImport(ctx context.Context, h *portable.Head) (warnings []string, err error) {
-	c, err := n.readImport(h)
+func (x *Transfer) CheckImport(ctx context.Context, h *portable.Head) (warnings []string, err error) {
+	c, err := x.readImport(h)
 	if err != nil {
 		return nil, err
 	}
 	if c.Memory != nil {
-		if err := n.checkOrigin(ctx, &checkpoint.Origin{Row: c}); errors.Is(err, errs.ErrInvalid) {
+		if err := x.cfg.CheckMemory(ctx, c.Memory.Build); errors.Is(err, errs.ErrInvalid) {
 			warnings = append(warnings, errs.Text(err))
 		} else if err != nil {
 			return nil, err
@@ -53,7 +85,7 @@ func (n *Node) CheckImport(ctx context.Context, h *portable.Head) (warnings []st
 }
 
 // readImport reads the row that another node wrote, and believes nothing that the machine would act on.
-func (n *Node) readImport(h *portable.Head) (*checkpoint.Row, error) {
+func (x *Transfer) readImport(h *portable.Head) (*checkpoint.Row, error) {
 	c := &checkpoint.Row{}
 	wrong := func(format string, args ...any) (*checkpoint.Row, error) {
 		return nil, fmt.Errorf("checkpoint artifact: "+format+": %w", append(args, errs.ErrInvalid)...)
@@ -65,7 +97,7 @@ func (n *Node) readImport(h *portable.Head) (*checkpoint.Row, error) {
 	switch {
 	case h.Config.Architecture != runtime.GOARCH:
 		return wrong("config.architecture: %q, this machine's is %s", h.Config.Architecture, runtime.GOARCH)
-	case class != c.Plan.Class || !n.runtimes.Offers(class):
+	case class != c.Plan.Class || !x.cfg.Offers(class):
 		return wrong("config.class: this node does not offer %q", class)
 	case c.ImageRun == nil || c.Plan.Image == "":
 		return wrong("config.node: it does not say what its image is")
@@ -100,50 +132,47 @@ func checkLayers(c *checkpoint.Row, h *portable.Head) error {
 	return nil
 }
 
-// ImportCheckpoint makes a checkpoint of an artifact, or returns the one that was made under the same UID.
+// Import makes a checkpoint of an artifact, or returns the one that was made under the same UID.
 // When it returns, the checkpoint is durable; after an error, or a crash, nothing of it is left. Errors:
 // errs.ErrInvalid, the artifact cannot be used, or is damaged; errs.ErrConflict, the checkpoint is being
 // removed; errs.ErrNotFound, its base image is neither here nor part of it; errs.ErrExhausted, the disk
 // is full; errs.ErrUnavailable.
-func (n *Node) ImportCheckpoint(ctx context.Context, ref sandbox.CheckpointRef, in *portable.Reader) (sandbox.Captured, error) {
-	if err := n.awaitAdopted(ctx); err != nil {
+func (x *Transfer) Import(ctx context.Context, ref sandbox.CheckpointRef, in *portable.Reader) (sandbox.Captured, error) {
+	if err := errors.Join(checkpoint.CheckRef(ref), x.cfg.Checkpoints.CheckRead(ref), x.cfg.Refuse()); err != nil {
 		return sandbox.Captured{}, err
 	}
-	if err := errors.Join(checkpoint.CheckRef(ref), n.checkpoints.CheckRead(ref), n.refused()); err != nil {
-		return sandbox.Captured{}, err
-	}
-	c, err := n.readImport(in.Head)
+	c, err := x.readImport(in.Head)
 	if err != nil {
 		return sandbox.Captured{}, err
 	}
-	ctx, k, done, err := n.checkpoints.Acquire(ctx, ref, false)
+	ctx, k, done, err := x.cfg.Checkpoints.Acquire(ctx, ref, false)
 	if err != nil {
 		return sandbox.Captured{}, err
 	}
 	defer done()
 	switch was := k.Row(); {
 	case was != nil && was.Stage == checkpoint.Ready:
-		return n.checkpoints.Captured(was), nil
+		return x.cfg.Checkpoints.Captured(was), nil
 	case was != nil:
 		return sandbox.Captured{}, fmt.Errorf("checkpoint %s/%s is being removed: %w", ref.Namespace, ref.Name, errs.ErrConflict)
 	}
 	began := time.Now()
 	c.Ref = ref
-	p := &importing{n: n, k: k, c: c, in: in}
+	p := &importing{x: x, k: k, c: c, in: in}
 	if err := p.do(ctx); err != nil {
-		err = fmt.Errorf("import checkpoint %s/%s: %w", ref.Namespace, ref.Name, captureFault(ctx, err))
+		err = fmt.Errorf("import checkpoint %s/%s: %w", ref.Namespace, ref.Name, checkpoint.Fault(ctx, err))
 		return sandbox.Captured{}, errors.Join(err, p.undo(ctx))
 	}
-	n.observeStep(c.Plan.Class, "import", time.Since(began))
-	n.log.InfoContext(ctx, "checkpoint imported", telemetry.Namespace, ref.Namespace, "checkpoint", ref.Name, "memory", c.Memory != nil,
+	x.cfg.ObserveStep(c.Plan.Class, "import", time.Since(began))
+	x.cfg.Log.InfoContext(ctx, "checkpoint imported", telemetry.Namespace, ref.Namespace, "checkpoint", ref.Name, "memory", c.Memory != nil,
 		telemetry.Duration, time.Since(began))
-	return n.checkpoints.Captured(c), nil
+	return x.cfg.Checkpoints.Captured(c), nil
 }
 
 func (p *importing) undo(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), eraseTimeout)
 	defer cancel()
-	return p.n.checkpoints.Erase(ctx, p.k)
+	return p.x.cfg.Checkpoints.Erase(ctx, p.k)
 }
 
 // do writes the row first, so that whatever follows can be found and removed.
@@ -151,7 +180,7 @@ func (p *importing) do(ctx context.Context) error {
 	if err := p.room(p.size()); err != nil {
 		return err
 	}
-	if err := p.n.checkpoints.Move(p.k, p.c, checkpoint.Writing); err != nil {
+	if err := p.x.cfg.Checkpoints.Move(p.k, p.c, checkpoint.Writing); err != nil {
 		return err
 	}
 	failpoint.Reach("import/writing")
@@ -160,7 +189,7 @@ func (p *importing) do(ctx context.Context) error {
 		return err
 	}
 	failpoint.Reach("import/base")
-	if err := os.MkdirAll(filepath.Join(p.n.checkpoints.Dir(p.c.Ref.UID), "volumes"), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Join(p.x.cfg.Checkpoints.Dir(p.c.Ref.UID), "volumes"), 0o700); err != nil {
 		return fmt.Errorf("make directory of the checkpoint: %w", err)
 	}
 	for {
@@ -182,7 +211,7 @@ func (p *importing) do(ctx context.Context) error {
 	}
 	failpoint.Reach("import/data")
 	p.c.Base = nil // from now on it is an image as any
-	if err := p.n.checkpoints.Move(p.k, p.c, checkpoint.Ready); err != nil {
+	if err := p.x.cfg.Checkpoints.Move(p.k, p.c, checkpoint.Ready); err != nil {
 		return err
 	}
 	failpoint.Reach("import/ready")
@@ -192,7 +221,7 @@ func (p *importing) do(ctx context.Context) error {
 // base finds the base image here, or takes it from the artifact.
 func (p *importing) base(ctx context.Context) (ctrd.Image, error) {
 	is := p.in.Config.Image
-	image, err := p.n.cfg.Containerd.ImageOf(ctx, is.Chain, is.Reference)
+	image, err := p.x.cfg.Containerd.ImageOf(ctx, is.Chain, is.Reference)
 	switch {
 	case err == nil && p.in.Image != nil:
 		err = p.in.Skip(ctx, len(p.in.Image.Blobs))
@@ -208,31 +237,31 @@ func (p *importing) base(ctx context.Context) (ctrd.Image, error) {
 		return ctrd.Image{}, fmt.Errorf("its base image is %s, and its files lie on %s: %w", image.Chain(), is.Chain, errs.ErrInvalid)
 	}
 	p.c.Digest = image.Digest
-	return image, p.n.checkpoints.Move(p.k, p.c, checkpoint.Writing) // so that nobody removes the image for another import
+	return image, p.x.cfg.Checkpoints.Move(p.k, p.c, checkpoint.Writing) // so that nobody removes the image for another import
 }
 
 // layer writes one blob to where a checkpoint has it.
 func (p *importing) layer(ctx context.Context, image ctrd.Image, b *portable.Blob) error {
 	uid := p.c.Ref.UID
-	in := p.heeding(portable.WithContext(ctx, b))
+	in := p.limited(portable.WithContext(ctx, b))
 	switch b.MediaType {
 	case portable.FilesType:
-		one, err := p.n.cfg.Containerd.ImportCommitted(ctx, checkpoint.Snapshot(uid), image, in)
+		one, err := p.x.cfg.Containerd.ImportCommitted(ctx, checkpoint.Snapshot(uid), image, in)
 		p.c.FilesSize = one.Size
 		return err
 	case portable.AgentType:
-		return writeBlob(p.n.checkpoints.AgentFile(uid), 0o755, in)
+		return writeBlob(p.x.cfg.Checkpoints.AgentFile(uid), 0o755, in)
 	case portable.VolumeType:
-		dir := filepath.Join(p.n.checkpoints.Dir(uid), "volumes", portable.Title(b.Descriptor))
+		dir := filepath.Join(p.x.cfg.Checkpoints.Dir(uid), "volumes", portable.Title(b.Descriptor))
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return fmt.Errorf("make directory of a volume: %w", err)
 		}
 		return filetree.ReadTree(ctx, dir, in)
 	default:
-		if err := os.MkdirAll(p.n.checkpoints.MemoryDir(uid), 0o700); err != nil {
+		if err := os.MkdirAll(p.x.cfg.Checkpoints.MemoryDir(uid), 0o700); err != nil {
 			return fmt.Errorf("make directory of the memory: %w", err)
 		}
-		return writeBlob(filepath.Join(p.n.checkpoints.MemoryDir(uid), portable.Title(b.Descriptor)), 0o600, in)
+		return writeBlob(filepath.Join(p.x.cfg.Checkpoints.MemoryDir(uid), portable.Title(b.Descriptor)), 0o600, in)
 	}
 }
 
@@ -247,14 +276,14 @@ func writeBlob(path string, mode os.FileMode, in io.Reader) error {
 
 // finish looks at what has come as a whole, and makes it durable.
 func (p *importing) finish() error {
-	dir := p.n.checkpoints.Dir(p.c.Ref.UID)
+	dir := p.x.cfg.Checkpoints.Dir(p.c.Ref.UID)
 	size, err := durable.Usage(filepath.Join(dir, "volumes"))
 	if err != nil {
 		return err
 	}
 	p.c.FilesSize += size
 	if p.c.Memory != nil {
-		img, err := memimage.Read(p.n.checkpoints.MemoryDir(p.c.Ref.UID))
+		img, err := memimage.Read(p.x.cfg.Checkpoints.MemoryDir(p.c.Ref.UID))
 		if err != nil {
 			return err
 		}
@@ -267,5 +296,5 @@ func (p *importing) finish() error {
 		}
 		p.c.Memory = &checkpoint.Memory{Build: img.Build, Digest: img.Digest, Size: img.Size()}
 	}
-	return durable.SyncFilesystem(p.n.checkpoints.Root())
+	return durable.SyncFilesystem(p.x.cfg.Checkpoints.Root())
 }

@@ -1,4 +1,4 @@
-package node
+package transfer
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
-	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/checkpoint"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 )
@@ -20,7 +19,7 @@ func (p *importing) importBase(ctx context.Context) (ctrd.Image, error) {
 	if err != nil {
 		return ctrd.Image{}, err
 	}
-	if _, err := p.n.cfg.Containerd.Resolve(ctx, ref); err == nil {
+	if _, err := p.x.cfg.Containerd.Resolve(ctx, ref); err == nil {
 		if ref, err = ctrd.WithDigest(ref, p.in.Image.Descriptor.Digest); err != nil {
 			return ctrd.Image{}, err
 		}
@@ -29,7 +28,7 @@ func (p *importing) importBase(ctx context.Context) (ctrd.Image, error) {
 	}
 	// The row says what to remove before there is anything.
 	p.c.Base = &checkpoint.Base{Ref: ref, Digest: p.in.Image.Descriptor.Digest.String()}
-	if err := p.n.checkpoints.Move(p.k, p.c, checkpoint.Writing); err != nil {
+	if err := p.x.cfg.Checkpoints.Move(p.k, p.c, checkpoint.Writing); err != nil {
 		return ctrd.Image{}, err
 	}
 	out, into := io.Pipe()
@@ -39,7 +38,7 @@ func (p *importing) importBase(ctx context.Context) (ctrd.Image, error) {
 		_ = into.CloseWithError(err)
 		return err
 	})
-	image, err := p.n.cfg.Containerd.ImportUnder(ctx, checkpoint.ImportLease(p.c.Ref.UID), p.heeding(out), ref)
+	image, err := p.x.cfg.Containerd.ImportUnder(ctx, checkpoint.ImportLease(p.c.Ref.UID), p.limited(out), ref)
 	if err == nil {
 		_, err = io.Copy(io.Discard, out) // what follows the end of a tar
 	}
@@ -51,13 +50,4 @@ func (p *importing) importBase(ctx context.Context) (ctrd.Image, error) {
 		return ctrd.Image{}, fmt.Errorf("its base image: %w", p.fuller(err))
 	}
 	return image, nil
-}
-
-// ImageUsers are the sandboxes and checkpoints of the node that were made from the image of a digest,
-// and that need it: those that have ended do not.
-func (n *Node) ImageUsers(ctx context.Context, of string) ([]sandbox.Ref, []sandbox.CheckpointRef, error) {
-	if err := n.awaitAdopted(ctx); err != nil {
-		return nil, nil, err
-	}
-	return n.imageUsers(of), n.checkpoints.OfImage(of, nil), nil
 }

@@ -1,4 +1,4 @@
-package node
+package transfer
 
 import (
 	"errors"
@@ -18,10 +18,7 @@ func (p *importing) size() (sum int64) {
 
 // room says why so many more bytes may not be written, if so.
 func (p *importing) room(bytes int64) error {
-	if p.n.cfg.CheckSpace == nil {
-		return nil
-	}
-	if err := p.n.cfg.CheckSpace(p.n.checkpoints.Root(), bytes); err != nil {
+	if err := p.x.cfg.CheckSpace(p.x.cfg.Checkpoints.Root(), bytes); err != nil {
 		return errs.Public(err, "there is no room for what is imported: "+errs.Text(err))
 	}
 	return nil
@@ -30,16 +27,16 @@ func (p *importing) room(bytes int64) error {
 // roomEvery is after how many bytes an import looks whether there is room for as many more.
 const roomEvery = 16 << 20
 
-// ctxReader ends what is read once there is no room for it.
-func (p *importing) heeding(r io.Reader) io.Reader { return &ctxReader{p: p, r: r} }
+// spaceReader ends what is read once there is no room for it.
+func (p *importing) limited(r io.Reader) io.Reader { return &spaceReader{p: p, r: r} }
 
-type ctxReader struct {
+type spaceReader struct {
 	p    *importing
 	r    io.Reader
 	left int64 // bytes until the next look
 }
 
-func (h *ctxReader) Read(b []byte) (int, error) {
+func (h *spaceReader) Read(b []byte) (int, error) {
 	if h.left <= 0 {
 		if err := h.p.room(roomEvery); err != nil {
 			return 0, err

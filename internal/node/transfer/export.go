@@ -1,4 +1,4 @@
-package node
+package transfer
 
 import (
 	"context"
@@ -25,20 +25,17 @@ import (
 // imageFile is the file in a directory of memory that describes it.
 const imageFile = "image.json"
 
-// ExportCheckpoint describes a checkpoint as an artifact, for which it reads all of it once; config has
+// Export describes a checkpoint as an artifact, for which it reads all of it once; config has
 // what the node does not know. With withImage the base image is part of it. Until release is called, the
-// checkpoint is not removed. told hears how many bytes have been read of about how many. Errors: errs.ErrNotFound, the node does not have it, or has its image no
+// checkpoint is not removed. told receives how many bytes have been read of about how many. Errors: errs.ErrNotFound, the node does not have it, or has its image no
 // more; errs.ErrInvalid, it has files that an artifact cannot carry; errs.ErrUnavailable.
-func (n *Node) ExportCheckpoint(
+func (x *Transfer) Export(
 	ctx context.Context, ref sandbox.CheckpointRef, config portable.Config, withImage bool, told func(done, total int64),
 ) (_ *portable.Layout, release func(), err error) {
-	if err := n.awaitAdopted(ctx); err != nil {
+	if err := x.cfg.Checkpoints.CheckRead(ref); err != nil {
 		return nil, nil, err
 	}
-	if err := n.checkpoints.CheckRead(ref); err != nil {
-		return nil, nil, err
-	}
-	k := n.checkpoints.Find(ref.UID)
+	k := x.cfg.Checkpoints.Find(ref.UID)
 	if k == nil {
 		return nil, nil, fmt.Errorf("checkpoint %s/%s is not on this node: %w", ref.Namespace, ref.Name, errs.ErrNotFound)
 	}
@@ -46,7 +43,7 @@ func (n *Node) ExportCheckpoint(
 	if !ok {
 		return nil, nil, fmt.Errorf("checkpoint %s/%s is being made or removed: %w", ref.Namespace, ref.Name, errs.ErrConflict)
 	}
-	l, err := n.export(ctx, c, config, withImage, told)
+	l, err := x.export(ctx, c, config, withImage, told)
 	if err != nil {
 		release()
 		return nil, nil, errs.Retryable(fmt.Errorf("export checkpoint %s/%s: %w", ref.Namespace, ref.Name, err))
@@ -54,13 +51,13 @@ func (n *Node) ExportCheckpoint(
 	return l, release, nil
 }
 
-func (n *Node) export(
+func (x *Transfer) export(
 	ctx context.Context, c *checkpoint.Row, config portable.Config, withImage bool, told func(done, total int64),
 ) (*portable.Layout, error) {
 	if c.ImageRun == nil {
 		return nil, fmt.Errorf("it is of a version before checkpoints could be exported: %w", errs.ErrInvalid)
 	}
-	chain, err := n.cfg.Containerd.ChainOf(ctx, checkpoint.Snapshot(c.Ref.UID))
+	chain, err := x.cfg.Containerd.ChainOf(ctx, checkpoint.Snapshot(c.Ref.UID))
 	if err != nil {
 		return nil, err
 	}
@@ -76,11 +73,11 @@ func (n *Node) export(
 	if config.Node, err = json.Marshal(&own); err != nil {
 		return nil, fmt.Errorf("describe it: %w", err)
 	}
-	base, content, err := n.exportImage(ctx, c, chain.String(), withImage)
+	base, content, err := x.exportImage(ctx, c, chain.String(), withImage)
 	if err != nil {
 		return nil, err
 	}
-	layers, err := n.exportLayers(ctx, c, told)
+	layers, err := x.exportLayers(ctx, c, told)
 	if err != nil {
 		return nil, err
 	}
@@ -88,11 +85,11 @@ func (n *Node) export(
 }
 
 // exportImage finds the content of the base image.
-func (n *Node) exportImage(ctx context.Context, c *checkpoint.Row, chain string, with bool) (*portable.BaseImage, func(ocispec.Descriptor) portable.Content, error) {
+func (x *Transfer) exportImage(ctx context.Context, c *checkpoint.Row, chain string, with bool) (*portable.BaseImage, func(ocispec.Descriptor) portable.Content, error) {
 	if !with {
 		return nil, nil, nil
 	}
-	found, err := n.cfg.Containerd.ImageContent(ctx, c.Digest)
+	found, err := x.cfg.Containerd.ImageContent(ctx, c.Digest)
 	if errors.Is(err, errs.ErrNotFound) {
 		return nil, nil, fmt.Errorf("its image, %s (%s), is not here any more; export it without the image: %w", c.ImageRun.Ref, c.Digest, err)
 	} else if err != nil {
@@ -102,7 +99,7 @@ func (n *Node) exportImage(ctx context.Context, c *checkpoint.Row, chain string,
 		return nil, nil, fmt.Errorf("its files lie on %s, and image %s is %s; export it without the image: %w", chain, c.Digest, found.Chain, errs.ErrConflict)
 	}
 	return &portable.BaseImage{Descriptor: plain(found.Manifest), Manifest: found.Raw}, func(d ocispec.Descriptor) portable.Content {
-		return func(ctx context.Context, w io.Writer) error { return n.cfg.Containerd.WriteContent(ctx, d, w) }
+		return func(ctx context.Context, w io.Writer) error { return x.cfg.Containerd.WriteContent(ctx, d, w) }
 	}, nil
 }
 
@@ -112,7 +109,7 @@ func plain(d ocispec.Descriptor) ocispec.Descriptor {
 }
 
 // exportLayers measures what a checkpoint consists of.
-func (n *Node) exportLayers(ctx context.Context, c *checkpoint.Row, told func(done, total int64)) (layers []portable.Layer, err error) {
+func (x *Transfer) exportLayers(ctx context.Context, c *checkpoint.Row, told func(done, total int64)) (layers []portable.Layer, err error) {
 	read := &countingWriter{total: c.Size(), told: told}
 	add := func(mediaType, title string, content portable.Content) {
 		if err != nil {
@@ -129,25 +126,25 @@ func (n *Node) exportLayers(ctx context.Context, c *checkpoint.Row, told func(do
 		layers = append(layers, l)
 	}
 	add(portable.FilesType, "", func(ctx context.Context, w io.Writer) error {
-		return n.cfg.Containerd.ExportOnImage(ctx, checkpoint.Snapshot(c.Ref.UID), w)
+		return x.cfg.Containerd.ExportOnImage(ctx, checkpoint.Snapshot(c.Ref.UID), w)
 	})
 	if c.Memory != nil {
-		add(portable.AgentType, "", contentOf(n.checkpoints.AgentFile(c.Ref.UID)))
+		add(portable.AgentType, "", contentOf(x.cfg.Checkpoints.AgentFile(c.Ref.UID)))
 	}
 	for _, rel := range c.Plan.DataPaths() {
 		add(portable.VolumeType, rel, func(ctx context.Context, w io.Writer) error {
-			return filetree.WriteTree(ctx, w, filepath.Join(n.checkpoints.Dir(c.Ref.UID), "volumes", rel))
+			return filetree.WriteTree(ctx, w, filepath.Join(x.cfg.Checkpoints.Dir(c.Ref.UID), "volumes", rel))
 		})
 	}
 	if c.Memory == nil || err != nil {
 		return layers, err
 	}
-	dir := n.checkpoints.MemoryDir(c.Ref.UID)
+	dir := x.cfg.Checkpoints.MemoryDir(c.Ref.UID)
 	img, err := memimage.Read(dir)
 	if err != nil {
 		return nil, err
 	}
-	if err := n.checkpoints.Verify(ctx, c.Ref.UID); err != nil {
+	if err := x.cfg.Checkpoints.Verify(ctx, c.Ref.UID); err != nil {
 		return nil, err
 	}
 	for _, f := range append(slices.Clone(img.Files), memimage.File{Name: imageFile}) {
