@@ -58,7 +58,7 @@ var layers = [][]string{
 	5:  {"internal/control/controllers", "internal/control/manager", "internal/adminapi", "internal/config", "internal/node/journal"},
 	6:  {"internal/edge/e2b", "internal/node/registry"},
 	7:  {"internal/node/checkpoint"},
-	8:  {"internal/node/transfer"},
+	8:  {"internal/node/transfer", "internal/node/operation"},
 	9:  {"internal/node"},
 	10: {"internal/daemon"},
 	11: {"internal/client/cli"},

@@ -21,6 +21,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/operation"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
@@ -96,10 +97,10 @@ func TestConflictsInARow(t *testing.T) {
 	n, _ := m.node()
 	uid := types.UID(uuid.NewString()) // somebody's who has all of them
 	first := n.network.Gateway().Next()
-	for i, addr := 0, first; i < maxConflicts+3; i, addr = i+1, addr.Next() {
+	for i, addr := 0, first; i < 32+3; i, addr = i+1, addr.Next() {
 		must(t, n.cfg.Containerd.CreateContainer(t.Context(), ctrd.Container{
 			ID: fmt.Sprintf("stranger-%d", i), Image: testImage, Runtime: "none",
-			Labels: map[string]string{labelSandbox: string(uid), labelAddress: addr.String()},
+			Labels: map[string]string{operation.LabelSandbox: string(uid), operation.LabelAddress: addr.String()},
 		}))
 	}
 	s := object()
@@ -113,19 +114,19 @@ func TestConflictsInARow(t *testing.T) {
 			t.Errorf("lease %+v", l)
 		}
 	}
-	if len(leases) != maxConflicts {
+	if len(leases) != 32 {
 		t.Errorf("%d addresses are quarantined", len(leases))
 	}
 	// The next try goes on behind them, and past the three that are left.
 	seen := ensure(t, n, s)
-	if want := maxConflicts + 3; seen.Address != first.Next() && len(n.Leases()) != want+1 {
+	if want := 32 + 3; seen.Address != first.Next() && len(n.Leases()) != want+1 {
 		t.Errorf("got %s; leases %+v", seen.Address, n.Leases())
 	}
 	must(t, n.FreeAddress(first))
 	if err := n.FreeAddress(seen.Address); !errors.Is(err, errs.ErrConflict) {
 		t.Errorf("a held address was freed: %v", err)
 	}
-	for i := range maxConflicts + 3 {
+	for i := range 32 + 3 {
 		must(t, n.cfg.Containerd.RemoveContainer(t.Context(), fmt.Sprintf("stranger-%d", i)))
 	}
 }
@@ -163,7 +164,7 @@ func TestAddressStaysWhileARemovalFailsOrHangs(t *testing.T) {
 	m := newMachine(t)
 	m.narrow()
 	for _, hangs := range []bool{false, true} {
-		for _, step := range backwards() {
+		for _, step := range operation.Backwards() {
 			t.Run(fmt.Sprintf("%s hangs %v", step, hangs), func(t *testing.T) {
 				o := &obstacle{step: step, hangs: hangs, reached: make(chan struct{}), retryInterrupted: make(chan struct{})}
 				n, stop := m.node(o.into)
@@ -288,30 +289,30 @@ func TestNoAddressTwice(t *testing.T) {
 			for range 3 {
 				s := object()
 				ref := refOf(s)
-				w := &operation{n: n, row: &journal.Row{Plan: plan.Plan{Ref: ref, ID: sandbox.IDOf(ref.UID), Class: "runc"}}}
+				w := n.host.Operation(&journal.Row{Plan: plan.Plan{Ref: ref, ID: sandbox.IDOf(ref.UID), Class: "runc"}})
 				u := n.handles.Of(ref)
-				err := n.handles.Note(u, w.row, journal.Making)
+				err := n.handles.Note(u, w.Row, journal.Making)
 				for _, name := range []string{"address", "network", "record", "hold"} {
 					if err == nil {
-						err = w.doOne(t.Context(), w.steps()[name])
+						err = w.DoStep(t.Context(), name)
 					}
 				}
 				if err == nil {
-					err = n.handles.Note(u, w.row, journal.Live)
+					err = n.handles.Note(u, w.Row, journal.Live)
 				}
 				if err != nil {
 					t.Error(err)
 					return
 				}
 				mu.Lock()
-				if other, taken := holders[w.row.Address]; taken {
-					t.Errorf("%s is %s's and %s's", w.row.Address, other, ref.UID)
+				if other, taken := holders[w.Row.Address]; taken {
+					t.Errorf("%s is %s's and %s's", w.Row.Address, other, ref.UID)
 				}
-				holders[w.row.Address] = ref.UID
+				holders[w.Row.Address] = ref.UID
 				mu.Unlock()
 				runtime.Gosched()
 				mu.Lock()
-				delete(holders, w.row.Address)
+				delete(holders, w.Row.Address)
 				mu.Unlock()
 				if err := n.Remove(t.Context(), ref); err != nil {
 					t.Errorf("remove: %v", err)

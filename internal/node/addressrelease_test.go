@@ -13,6 +13,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/operation"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -34,8 +35,8 @@ func homeless(t testing.TB, n *Node, s *agents.Sandbox) {
 	records, err := n.cfg.Containerd.Records(t.Context())
 	must(t, err)
 	for _, r := range records {
-		if r.ID == string(sandbox.IDOf(s.UID)) && r.Labels[labelAddress] != "" {
-			t.Errorf("record with %s", r.Labels[labelAddress])
+		if r.ID == string(sandbox.IDOf(s.UID)) && r.Labels[operation.LabelAddress] != "" {
+			t.Errorf("record with %s", r.Labels[operation.LabelAddress])
 		}
 	}
 	booksAgree(t, n)
@@ -59,7 +60,7 @@ func atHome(t testing.TB, n *Node, s *agents.Sandbox) netip.Addr {
 	if !ok || lease.State != ipam.Held || lease.Address != seen.Address || r.Address != seen.Address {
 		t.Errorf("seen at %s, journal %s, lease %+v", seen.Address, r.Address, lease)
 	}
-	records, err := n.cfg.Containerd.RecordsWith(t.Context(), labelAddress, seen.Address.String())
+	records, err := n.cfg.Containerd.RecordsWith(t.Context(), operation.LabelAddress, seen.Address.String())
 	if err != nil || len(records) != 1 || records[0].ID != string(r.Plan.ID) {
 		t.Errorf("records %+v, %v", records, err)
 	}
@@ -159,7 +160,7 @@ func TestFailureOrDeathAroundAReleasedAddress(t *testing.T) {
 	stop()
 	asleep := []string{"detach", "discard", "stored", "released"}
 	for _, name := range append(slices.Clone(asleep), "address", "verify", "network", "tell", "restore", "agent", "hold", "awake") {
-		for _, with := range []error{errBroken, ErrCrash} {
+		for _, with := range []error{errBroken, operation.ErrCrash} {
 			t.Run(fmt.Sprintf("%s/%v", name, with), func(t *testing.T) {
 				p.t = t
 				var f fault
@@ -176,7 +177,7 @@ func TestFailureOrDeathAroundAReleasedAddress(t *testing.T) {
 						t.Fatalf("resume: %v", err)
 					}
 				}
-				if errors.Is(with, ErrCrash) {
+				if errors.Is(with, operation.ErrCrash) {
 					stop()
 					n, stop = m.node(atOnce, releasing)
 				}

@@ -172,8 +172,8 @@ func (n *Node) takeOver(ctx context.Context, u *registry.Handle, r *journal.Row)
 		r = n.thawLeft(ctx, u, r)
 	}
 	n.watch(u, r)
-	work := &operation{n: n, row: r}
-	if err := n.network.Adopt(ctx, work.endpoint()); err != nil {
+	work := n.host.Operation(r)
+	if err := n.network.Adopt(ctx, work.Endpoint()); err != nil {
 		n.log.WarnContext(ctx, "network of a live sandbox not as it was", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 	}
 	if r.Stage == journal.Live {
@@ -337,8 +337,8 @@ func (n *Node) clearLeftovers(ctx context.Context) error {
 	failures := []error{err}
 	for id := range v.leftovers() {
 		if id != "" {
-			w := &operation{n: n, row: &journal.Row{Stage: journal.Removing, Plan: plan.Plan{ID: sandbox.ID(id)}}}
-			failures = append(failures, w.undo(ctx))
+			w := n.host.Operation(&journal.Row{Stage: journal.Removing, Plan: plan.Plan{ID: sandbox.ID(id)}})
+			failures = append(failures, w.Undo(ctx))
 		}
 	}
 	return errors.Join(failures...)

@@ -25,7 +25,7 @@ func (n *Node) Agent(ctx context.Context, ref sandbox.Ref) (*envd.Client, error)
 	if seen.State != sandbox.ContainerRunning {
 		return nil, fmt.Errorf("sandbox %s/%s is %s: %w", ref.Namespace, ref.Name, seen.State, errs.ErrNotFound)
 	}
-	return n.agentOf(u.ID, seen.Address)
+	return n.host.AgentOf(u.ID, seen.Address)
 }
 
 // Stats is what a running sandbox's agent says of its usage, as seen from inside.

@@ -167,20 +167,21 @@ func standIn(b *testing.B, n *Node) {
 	u := n.handles.Of(refOf(s))
 	p, err := n.planOf(s)
 	must(b, err)
-	image, err := n.findImage(b.Context(), &p)
+	image, err := n.host.FindImage(b.Context(), &p)
 	must(b, err)
-	w := &operation{n: n, image: image, row: &journal.Row{Stage: journal.Making, Plan: p, Digest: image.Digest}}
-	must(b, n.handles.Note(u, w.row, journal.Making))
+	w := n.host.Operation(&journal.Row{Stage: journal.Making, Plan: p, Digest: image.Digest})
+	w.Image = image
+	must(b, n.handles.Note(u, w.Row, journal.Making))
 	for _, name := range []string{"address", "network", "snapshot", "mount", "bundle", "record", "hold"} {
-		must(b, w.doOne(b.Context(), w.steps()[name]))
+		must(b, w.DoStep(b.Context(), name))
 	}
 	child, err := lifecycle.StartChild(exec.Command("sleep", "1000")) //nolint:noctx // outlives the server
 	must(b, err)
 	go child.Reap() // as init would, when the sandbox is removed
-	w.row.Process, w.row.StartedAt = child.Process, time.Now()
-	cgroup := cgroupDir(n.cgroup(w.id()))
+	w.Row.Process, w.Row.StartedAt = child.Process, time.Now()
+	cgroup := cgroupDir(n.host.Cgroup(w.ID()))
 	must(b, os.MkdirAll(cgroup, 0o755))
 	must(b, os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte(fmt.Sprint(child.PID)), 0o644))
-	must(b, n.handles.Note(u, w.row, journal.Live))
-	n.setRunning(u, w.row)
+	must(b, n.handles.Note(u, w.Row, journal.Live))
+	n.setRunning(u, w.Row)
 }

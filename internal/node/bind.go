@@ -2,11 +2,7 @@ package node
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"maps"
-	"net/http"
-	"path/filepath"
 	"slices"
 
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
@@ -16,7 +12,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
-	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
@@ -72,66 +67,11 @@ func unbound(r *journal.Row, s *agents.Sandbox) bool {
 
 // bind does the work of Bind, in the unit's turn.
 func (n *Node) bind(ctx context.Context, u *registry.Handle, r *journal.Row, s *agents.Sandbox) error {
-	w := &operation{n: n, row: new(journal.Row)}
-	*w.row = *r
-	w.row.Plan.Env = slices.Clone(s.Spec.PodTemplate.Spec.Containers[0].Env)
-	w.row.Plan.Secure = s.Spec.AgentSecured()
-	var cfg *envd.Config
-	todo := []step{{name: "bind_config", do: func(context.Context) (err error) {
-		cfg, err = w.rewriteConfig()
-		return err
-	}}}
-	if r.Stage == journal.Live { // one that is being restarted reads its configuration
-		todo = append(todo, step{name: "bind_agent", do: func(ctx context.Context) error { return w.tellAgent(ctx, cfg) }})
-	}
-	for _, s := range todo {
-		if err := w.doOne(ctx, s); err != nil {
-			return err
-		}
-	}
-	return n.handles.Note(u, w.row, r.Stage)
-}
-
-// rewriteConfig changes the configuration that the agent reads when it is started anew.
-func (w *operation) rewriteConfig() (*envd.Config, error) {
-	file := filepath.Join(w.path("agent"), filepath.Base(envd.ConfigPath))
-	cfg, err := envd.ReadConfig(file)
-	if err != nil {
-		return nil, errs.Retryable(err)
-	}
-	if w.row.ImageEnv == nil { // what it was made with has it
-		for _, name := range slices.Sorted(maps.Keys(cfg.Env)) {
-			w.row.ImageEnv = append(w.row.ImageEnv, name+"="+cfg.Env[name])
-		}
-	}
-	cfg.Env = w.environment()
-	w.guardAgent(cfg)
-	if err := cfg.Validate(); err != nil {
-		return nil, fmt.Errorf("agent's configuration: %w: %w", err, errs.ErrInvalid)
-	}
-	return cfg, errs.Retryable(envd.WriteConfig(file, cfg))
-}
-
-// guardAgent has the agent ask for its token, or for none where the sandbox was made so.
-func (w *operation) guardAgent(cfg *envd.Config) {
-	cfg.AccessToken, cfg.Open = "", !w.row.Plan.Secure || w.n.cfg.AgentToken == nil
-	if !cfg.Open {
-		cfg.AccessToken = w.n.cfg.AgentToken(w.row.Plan.ID)
-	}
-}
-
-// tellAgent hands an agent that runs what it would read if it were started now. It gives no
-// time, by which a request of somebody else could make this one count as late.
-func (w *operation) tellAgent(ctx context.Context, cfg *envd.Config) error {
-	agent, err := w.n.agentOf(w.row.Plan.ID, w.row.Address)
-	if err != nil {
+	w := n.host.Operation(new(*r))
+	w.Row.Plan.Env = slices.Clone(s.Spec.PodTemplate.Spec.Containers[0].Env)
+	w.Row.Plan.Secure = s.Spec.AgentSecured()
+	if err := w.Bind(ctx, r.Stage == journal.Live); err != nil { // one that is being restarted reads its configuration
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, w.n.cfg.StartTimeout)
-	defer cancel()
-	err = agent.Init(ctx, envd.InitRequest{EnvVars: cfg.Env, AccessToken: cfg.AccessToken, Open: cfg.Open})
-	if refused, ok := errors.AsType[*envd.Error](err); ok && refused.Status == http.StatusBadRequest {
-		return fmt.Errorf("agent: %w: %w", err, errs.ErrInvalid)
-	}
-	return errs.Retryable(err)
+	return n.handles.Note(u, w.Row, r.Stage)
 }

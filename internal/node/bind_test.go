@@ -13,6 +13,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/operation"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -58,7 +59,7 @@ func isOpen(t *testing.T, n *Node, s *agents.Sandbox) bool {
 	t.Helper()
 	seen, err := n.Observe(t.Context(), refOf(s))
 	must(t, err)
-	c, err := envd.NewClient(envd.ClientConfig{HTTP: n.agents, BaseURL: "http://" + seen.Address.String() + ":49983"})
+	c, err := envd.NewClient(envd.ClientConfig{HTTP: n.host.Agents, BaseURL: "http://" + seen.Address.String() + ":49983"})
 	must(t, err)
 	_, err = c.Envs(t.Context())
 	return err == nil
@@ -139,7 +140,7 @@ func TestDeathWhileBinding(t *testing.T) {
 			n, stop := m.node(func(c *Config) {
 				c.AfterStep = func(step string) error {
 					if step == at {
-						return ErrCrash
+						return operation.ErrCrash
 					}
 					return nil
 				}
@@ -147,7 +148,7 @@ func TestDeathWhileBinding(t *testing.T) {
 			s := member()
 			ensure(t, n, s)
 			eventually.True(t, "the program runs", func() bool { return starts(t, n, s) == 1 })
-			if err := n.Bind(t.Context(), claimed(s)); !errors.Is(err, ErrCrash) {
+			if err := n.Bind(t.Context(), claimed(s)); !errors.Is(err, operation.ErrCrash) {
 				t.Fatalf("bind: %v", err)
 			}
 			stop()

@@ -14,6 +14,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/operation"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -130,7 +131,7 @@ func TestMemoryOfABetterProcessor(t *testing.T) {
 	here := memimage.Build{SHA256: "a", CPUFeatures: []string{"sse"}}
 	there := here
 	there.CPUFeatures = []string{"sse", "avx512f"}
-	err := orFiles(here.Restores(there))
+	err := operation.OrFiles(here.Restores(there))
 	for _, text := range []string{"avx512f", "spec.barchan.resume: Files"} {
 		if !errors.Is(err, errs.ErrConflict) || !strings.Contains(errs.Text(err), text) {
 			t.Errorf("error %v does not say %q", err, text)

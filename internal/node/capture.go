@@ -13,6 +13,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/checkpoint"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/operation"
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
@@ -93,15 +94,15 @@ func (n *Node) capture(ctx context.Context, k *checkpoint.Handle, ask sandbox.Ca
 	if err := capturable(u, r); err != nil {
 		return nil, err
 	}
-	p := &capture{operation: &operation{n: n, row: new(*r)}, u: u, k: k, filesOnly: ask.FilesOnly || r.Plan.Class != oci.GVisor}
+	p := &capture{Operation: n.host.Operation(new(*r)), n: n, u: u, k: k, filesOnly: ask.FilesOnly || r.Plan.Class != oci.GVisor}
 	if err := n.roomToCapture(ctx, r, p.filesOnly); err != nil {
 		return nil, err
 	}
 	p.c = n.newCheckpoint(ctx, ask, r)
-	limited, cancel := context.WithTimeout(ctx, diskTimeout)
+	limited, cancel := context.WithTimeout(ctx, operation.DiskTimeout)
 	defer cancel()
 	if err := p.do(limited); err != nil {
-		if errors.Is(err, ErrCrash) {
+		if errors.Is(err, operation.ErrCrash) {
 			return nil, err
 		}
 		return nil, errors.Join(err, p.undo(ctx))
@@ -130,7 +131,7 @@ func (n *Node) newCheckpoint(ctx context.Context, ask sandbox.Capture, r *journa
 	}
 	if c.ImageRun == nil { // of a row from before it was kept
 		if img, err := n.cfg.Containerd.Resolve(ctx, r.Plan.Image); err == nil && img.Digest == r.Digest {
-			c.ImageRun = runOf(img)
+			c.ImageRun = operation.RunOf(img)
 		}
 	}
 	return c

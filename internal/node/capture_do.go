@@ -20,16 +20,17 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
-	"github.com/barchan-dev/barchan/internal/node/plan"
+	"github.com/barchan-dev/barchan/internal/node/operation"
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
 // capture is one checkpoint in the making.
 type capture struct {
-	*operation // of the source
-	u          *registry.Handle
-	k          *checkpoint.Handle
-	c          *checkpoint.Row
+	*operation.Operation // of the source
+	n                    *Node
+	u                    *registry.Handle
+	k                    *checkpoint.Handle
+	c                    *checkpoint.Row
 	// filesOnly is what is kept, whatever the source has.
 	filesOnly bool
 
@@ -38,36 +39,28 @@ type capture struct {
 	durable errgroup.Group // makes the files durable while the source goes on
 }
 
-// volumeSource is where a sandbox has a volume's data.
-func (w *operation) volumeSource(v plan.Volume) string {
-	if v.Claim != "" {
-		return filepath.Join(w.n.claimsDir(w.id()), v.Claim)
-	}
-	return w.path(filepath.Join("volumes", v.Scratch))
-}
-
 // do makes the checkpoint. The row comes first, so that whatever follows can be found and removed.
 func (p *capture) do(ctx context.Context) (err error) {
 	if err := p.note(checkpoint.Writing); err != nil {
 		return err
 	}
-	if err := p.after("capture_row"); err != nil {
+	if err := p.After("capture_row"); err != nil {
 		return err
 	}
 	defer func() {
 		err = errors.Join(err, p.durable.Wait()) // it uses what is closed next
-		if p.files != nil && !errors.Is(err, ErrCrash) {
+		if p.files != nil && !errors.Is(err, operation.ErrCrash) {
 			err = errors.Join(err, p.files.Close(ctx))
 		}
 	}()
 	if err := p.begin(ctx); err != nil {
 		return err
 	}
-	if err := p.after("capture_ahead"); err != nil {
+	if err := p.After("capture_ahead"); err != nil {
 		return err
 	}
 	switch {
-	case p.row.OnDisk():
+	case p.Row.OnDisk():
 		err = p.fromDisk(ctx)
 	case p.filesOnly:
 		err = p.withoutMemory(ctx)
@@ -80,7 +73,7 @@ func (p *capture) do(ctx context.Context) (err error) {
 	if err := p.durable.Wait(); err != nil {
 		return err
 	}
-	if err := p.after("capture_files"); err != nil {
+	if err := p.After("capture_files"); err != nil {
 		return err
 	}
 	if err := p.note(checkpoint.Ready); err != nil {
@@ -89,7 +82,7 @@ func (p *capture) do(ctx context.Context) (err error) {
 	if p.c.Memory != nil {
 		p.n.checkpoints.Trust(p.c.Ref.UID)
 	}
-	return p.after("capture_ready")
+	return p.After("capture_ready")
 }
 
 // prepare does all that needs no source that stands still, and copies what is much.
@@ -103,11 +96,11 @@ func (p *capture) begin(ctx context.Context) (err error) {
 			return fmt.Errorf("keep the agent: %w", err)
 		}
 	}
-	if p.files, err = p.n.cfg.Containerd.BeginCopy(ctx, p.id(), checkpoint.Snapshot(p.c.Ref.UID)); err != nil {
+	if p.files, err = p.n.cfg.Containerd.BeginCopy(ctx, p.ID(), checkpoint.Snapshot(p.c.Ref.UID)); err != nil {
 		return err
 	}
 	made := map[string]bool{}
-	for _, v := range p.row.Plan.Volumes {
+	for _, v := range p.Row.Plan.Volumes {
 		rel := v.DataPath()
 		if rel == "" || made[rel] {
 			continue
@@ -117,9 +110,9 @@ func (p *capture) begin(ctx context.Context) (err error) {
 		if err := os.MkdirAll(to, 0o700); err != nil {
 			return fmt.Errorf("make directory of a volume: %w", err)
 		}
-		p.volumes = append(p.volumes, filetree.NewCopy(to, p.volumeSource(v)))
+		p.volumes = append(p.volumes, filetree.NewCopy(to, p.VolumeSource(v)))
 	}
-	if p.row.Stage != journal.Live {
+	if p.Row.Stage != journal.Live {
 		return nil
 	}
 	if err := p.files.PreCopy(ctx); err != nil {
@@ -135,7 +128,7 @@ func (p *capture) begin(ctx context.Context) (err error) {
 
 // keepAgent keeps the agent that the source runs, which its memory needs as it is.
 func (p *capture) keepAgent() error {
-	from, to := p.path(filepath.Join("agent", filepath.Base(oci.AgentPath))), p.n.checkpoints.AgentFile(p.c.Ref.UID)
+	from, to := p.Path(filepath.Join("agent", filepath.Base(oci.AgentPath))), p.n.checkpoints.AgentFile(p.c.Ref.UID)
 	if err := os.Link(from, to); !isOtherDisk(err) {
 		return err
 	}
@@ -157,7 +150,7 @@ func (p *capture) copy(ctx context.Context) error {
 			return fmt.Errorf("copy volume: %w", err)
 		}
 	}
-	if err := p.after("capture_copied"); err != nil {
+	if err := p.After("capture_copied"); err != nil {
 		return err
 	}
 	p.durable.Go(func() error { return p.keepFiles(context.WithoutCancel(ctx)) })
@@ -182,7 +175,7 @@ func (p *capture) keepFiles(ctx context.Context) error {
 // withMemory keeps memory and files of a source whose processes are there, running or frozen.
 func (p *capture) withMemory(ctx context.Context) error {
 	return p.heldStill(ctx, func(runtime *oci.Runtime) error {
-		img, err := runtime.Checkpoint(ctx, p.id(), p.n.checkpoints.MemoryDir(p.c.Ref.UID), oci.CheckpointOptions{
+		img, err := runtime.Checkpoint(ctx, p.ID(), p.n.checkpoints.MemoryDir(p.c.Ref.UID), oci.CheckpointOptions{
 			LeaveRunning: true, Written: p.copy, Digest: true,
 		})
 		if err != nil {
@@ -190,19 +183,19 @@ func (p *capture) withMemory(ctx context.Context) error {
 		}
 		p.c.Paused = img.Paused
 		p.c.Memory = &checkpoint.Memory{Build: img.Build, Digest: img.Digest, Size: img.Size()}
-		return p.after("capture_memory")
+		return p.After("capture_memory")
 	})
 }
 
 // withoutMemory keeps the files of a source whose processes are there.
 func (p *capture) withoutMemory(ctx context.Context) error {
-	if p.row.Stage == journal.Paused && p.row.Plan.Class == oci.GVisor {
+	if p.Row.Stage == journal.Paused && p.Row.Plan.Class == oci.GVisor {
 		return p.frozenFiles(ctx)
 	}
-	if p.row.Stage == journal.Paused { // of class runc: what it wrote is the machine's
+	if p.Row.Stage == journal.Paused { // of class runc: what it wrote is the machine's
 		return p.copy(ctx)
 	}
-	agent, err := p.n.agentOf(p.u.ID, p.row.Address)
+	agent, err := p.n.host.AgentOf(p.u.ID, p.Row.Address)
 	if err != nil {
 		return err
 	}
@@ -211,11 +204,11 @@ func (p *capture) withoutMemory(ctx context.Context) error {
 	}
 	return p.heldStill(ctx, func(runtime *oci.Runtime) error {
 		began := time.Now()
-		if err := runtime.Pause(ctx, p.id()); err != nil {
+		if err := runtime.Pause(ctx, p.ID()); err != nil {
 			return errors.Join(err, p.thaw(ctx, runtime))
 		}
 		err := p.copy(ctx)
-		if errors.Is(err, ErrCrash) {
+		if errors.Is(err, operation.ErrCrash) {
 			return err
 		}
 		err = errors.Join(err, p.thaw(ctx, runtime))
@@ -227,12 +220,12 @@ func (p *capture) withoutMemory(ctx context.Context) error {
 // frozenFiles keeps the files of a frozen sandbox. What its kernel has not written yet it writes only
 // for a checkpoint, whose memory is then thrown away.
 func (p *capture) frozenFiles(ctx context.Context) error {
-	runtime, err := p.n.runtimes.Driving(p.row.Plan.Class, p.row.Build)
+	runtime, err := p.n.runtimes.Driving(p.Row.Plan.Class, p.Row.Build)
 	if err != nil {
 		return err
 	}
 	memory := p.n.checkpoints.MemoryDir(p.c.Ref.UID)
-	if _, err := runtime.Checkpoint(ctx, p.id(), memory, oci.CheckpointOptions{Written: p.copy}); err != nil {
+	if _, err := runtime.Checkpoint(ctx, p.ID(), memory, oci.CheckpointOptions{Written: p.copy}); err != nil {
 		return err
 	}
 	return memimage.Remove(memory)
@@ -241,30 +234,30 @@ func (p *capture) frozenFiles(ctx context.Context) error {
 // heldStill does what holds a source still. The journal says so while a source that runs may be found
 // paused by the next process.
 func (p *capture) heldStill(ctx context.Context, do func(*oci.Runtime) error) error {
-	runtime, err := p.n.runtimes.Driving(p.row.Plan.Class, p.row.Build)
+	runtime, err := p.n.runtimes.Driving(p.Row.Plan.Class, p.Row.Build)
 	if err != nil {
 		return err
 	}
-	if p.row.Stage != journal.Live {
+	if p.Row.Stage != journal.Live {
 		return do(runtime)
 	}
-	if err := p.n.handles.Write(p.row, journal.Capturing); err != nil { // others see it live, and it is
+	if err := p.n.handles.Write(p.Row, journal.Capturing); err != nil { // others see it live, and it is
 		return err
 	}
-	err = p.after("capture_held")
+	err = p.After("capture_held")
 	if err == nil {
 		err = do(runtime)
 	}
-	if errors.Is(err, ErrCrash) {
+	if errors.Is(err, operation.ErrCrash) {
 		return err
 	}
-	p.n.goesOn(context.WithoutCancel(ctx), p.u, p.row, err == nil)
+	p.n.goesOn(context.WithoutCancel(ctx), p.u, p.Row, err == nil)
 	return err
 }
 
 // thaw lets a source go on that stands still.
 func (p *capture) thaw(ctx context.Context, runtime *oci.Runtime) error {
-	return thaw(ctx, runtime, p.id())
+	return thaw(ctx, runtime, p.ID())
 }
 
 // thaw lets a container go on if it stands still.
@@ -279,23 +272,23 @@ func thaw(ctx context.Context, runtime *oci.Runtime, id string) error {
 
 // fromDisk keeps what is on disk of a source of which nothing runs.
 func (p *capture) fromDisk(ctx context.Context) error {
-	if p.row.Stage != journal.Stored { // something of a container may be there
-		if err := p.releaseResources(ctx, p.u); err != nil {
+	if p.Row.Stage != journal.Stored { // something of a container may be there
+		if err := p.n.releaseResources(ctx, p.Operation, p.u); err != nil {
 			return err
 		}
 	}
-	if p.row.Memory != nil && !p.filesOnly {
+	if p.Row.Memory != nil && !p.filesOnly {
 		if err := p.linkMemory(ctx); err != nil {
 			return err
 		}
-		if err := p.after("capture_memory"); err != nil {
+		if err := p.After("capture_memory"); err != nil {
 			return err
 		}
 	}
-	created := p.row.PausedAt
+	created := p.Row.PausedAt
 	err := p.copy(ctx)
-	if p.row.Memory != nil {
-		created, p.c.Exit = p.row.Memory.Created, p.row.Memory.Exit
+	if p.Row.Memory != nil {
+		created, p.c.Exit = p.Row.Memory.Created, p.Row.Memory.Exit
 	}
 	if !created.IsZero() {
 		p.c.Created = created.UTC()
@@ -307,7 +300,7 @@ func (p *capture) fromDisk(ctx context.Context) error {
 // sandboxes' memory is on another disk. They are read through before: what is damaged is no checkpoint, and
 // those that start from one trust it without another look.
 func (p *capture) linkMemory(ctx context.Context) error {
-	from, to := p.n.memoryDir(p.id()), p.n.checkpoints.MemoryDir(p.c.Ref.UID)
+	from, to := p.n.host.MemoryDir(p.ID()), p.n.checkpoints.MemoryDir(p.c.Ref.UID)
 	if err := memimage.Verify(ctx, from); errors.Is(err, errs.ErrInvalid) || errors.Is(err, errs.ErrNotFound) {
 		return fmt.Errorf("the memory of its sandbox on disk is damaged: %s; a checkpoint of the files alone can be made "+
 			"(spec.content: Files, --files-only, memory: false): %w", errs.Text(err), errs.ErrInvalid)

@@ -19,6 +19,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/operation"
 	"github.com/barchan-dev/barchan/internal/node/programs"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
@@ -323,9 +324,9 @@ func TestDeathAfterEachCaptureStep(t *testing.T) {
 				n, stop := m.node(f.into)
 				ask := checkpointOf(s)
 				ask.FilesOnly = kind == "files"
-				f.arm(name, ErrCrash)
+				f.arm(name, operation.ErrCrash)
 				at := *p
-				if _, err := n.Capture(t.Context(), ask); !errors.Is(err, ErrCrash) {
+				if _, err := n.Capture(t.Context(), ask); !errors.Is(err, operation.ErrCrash) {
 					t.Fatalf("capture: %v", err)
 				}
 				if name != "capture_ready" && name != "capture_row" && name != "capture_ahead" && name != "capture_files" {
@@ -463,7 +464,7 @@ func TestCaptureOfDamagedMemory(t *testing.T) {
 	was := *n.handles.Lookup(s.UID).Row()
 	suspend(t, n, s)
 	awaitStored(t, n, s)
-	image := n.memoryDir(string(n.handles.Lookup(s.UID).ID))
+	image := n.host.MemoryDir(string(n.handles.Lookup(s.UID).ID))
 	for name, harm := range map[string]func(dir string) error{
 		"a bit": func(dir string) error {
 			return change(filepath.Join(dir, "pages.img"), func(b []byte) []byte { b[len(b)/2] ^= 1; return b })

@@ -61,7 +61,7 @@ func (n *Node) SetEgress(ctx context.Context, s *agents.Sandbox) error {
 		err = n.handles.Note(u, &changed, r.Stage)
 	}
 	if err == nil {
-		err = n.applyEgress(ctx, &changed)
+		err = n.host.ApplyEgress(ctx, &changed)
 	}
 	if err != nil {
 		return fmt.Errorf("set what sandbox %s/%s may reach: %w", s.Namespace, s.Name, errs.Retryable(err))
@@ -88,22 +88,10 @@ func (n *Node) lacksEgress(r *journal.Row, p egress.Policy) bool {
 	return !r.OnDisk() && (!known || !have.Equal(p))
 }
 
-// applyEgress puts the policy of a row in force, if its sandbox has a network.
-func (n *Node) applyEgress(ctx context.Context, r *journal.Row) error {
-	if (r.OnDisk() && r.Stage != journal.Waking) || !r.Address.IsValid() {
-		return nil
-	}
-	p, err := r.Plan.Egress()
-	if err != nil {
-		return err
-	}
-	return errs.Retryable(n.network.SetEgress(ctx, (&operation{n: n, row: r}).endpoint(), p))
-}
-
 // adoptEgress puts in force what the journal says. Until it succeeds, what the kernel has stays
 // as it is, and names are answered to a sandbox with rules not at all.
 func (n *Node) adoptEgress(ctx context.Context, u *registry.Handle, r *journal.Row) {
-	if err := n.applyEgress(ctx, r); err != nil {
+	if err := n.host.ApplyEgress(ctx, r); err != nil {
 		n.log.ErrorContext(ctx, "what a sandbox may reach is not as its journal says", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 	}
 }
@@ -172,18 +160,6 @@ func hostResolvers() []netip.Addr {
 
 func publicResolvers() []netip.Addr {
 	return []netip.Addr{netip.AddrFrom4([4]byte{1, 1, 1, 1}), netip.AddrFrom4([4]byte{8, 8, 8, 8})}
-}
-
-// sandboxResolvers are the servers that a sandbox's resolv.conf names: ours, and after it those
-// that it could ask itself, so that names are found while the server is down.
-func (n *Node) sandboxResolvers() []netip.Addr {
-	all := []netip.Addr{n.network.Gateway()}
-	for _, a := range n.cfg.Network.Resolvers {
-		if !a.IsLoopback() && n.network.Ground().Offers(a.Unmap()) && !slices.Contains(all, a) {
-			all = append(all, a)
-		}
-	}
-	return all
 }
 
 // TraceEgress says which rule decides about what a sandbox sends to a destination, an address or

@@ -8,25 +8,19 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 
-	corev1 "k8s.io/api/core/v1"
-
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
-	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/operation"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
 // undoTimeout bounds taking back what a step did, after the request for it has ended.
 const undoTimeout = time.Minute
-
-// ErrCrash makes a step that fails with it leave everything as it is, as the death of the
-// process would. Config.AfterStep returns it, in tests.
-var ErrCrash = errors.New("crash on purpose")
 
 // Ensure makes the sandbox run and returns when its agent answers. One that runs, sleeps or
 // has ended already is left as it is, but for one of which only the volume claims were kept: that
@@ -76,7 +70,7 @@ func (n *Node) find(ctx context.Context, ref sandbox.Ref) error {
 // checkUnused refuses to begin a sandbox of which something runs that the journal does not have,
 // which is older than its loss.
 func (n *Node) checkUnused(id sandbox.ID) error {
-	inside, err := cgroups.HasProcesses(n.cgroup(string(id)))
+	inside, err := cgroups.HasProcesses(n.host.Cgroup(string(id)))
 	if err != nil {
 		return errs.Retryable(err)
 	}
@@ -124,35 +118,36 @@ func (n *Node) ensure(ctx context.Context, u *registry.Handle, s *agents.Sandbox
 		return u.Observed(), err
 	}
 	n.observeStep(p.Class, "image", time.Since(began))
-	w := &operation{n: n, image: image, origin: from, row: &journal.Row{
-		Stage: journal.Making, Plan: p, Digest: image.Digest, ImageEnv: append([]string{}, image.Config.Env...), ImageRun: runOf(image),
-	}}
+	w := n.host.Operation(&journal.Row{
+		Stage: journal.Making, Plan: p, Digest: image.Digest, ImageEnv: append([]string{}, image.Config.Env...), ImageRun: operation.RunOf(image),
+	})
+	w.Image, w.Origin = image, from
 	if err := n.create(ctx, u, w); err != nil {
 		return u.Observed(), fmt.Errorf("create sandbox %s/%s: %w", p.Ref.Namespace, p.Ref.Name, err)
 	}
 	n.observeStep(p.Class, "total", time.Since(began))
 	n.log.InfoContext(ctx, "sandbox runs", telemetry.Namespace, p.Ref.Namespace, telemetry.Sandbox, p.Ref.Name,
-		"id", p.ID, telemetry.Address, w.row.Address, "class", p.Class, telemetry.Duration, time.Since(began))
+		"id", p.ID, telemetry.Address, w.Row.Address, "class", p.Class, telemetry.Duration, time.Since(began))
 	return u.Observed(), nil
 }
 
 // create does all steps, or takes back those that were done.
-func (n *Node) create(ctx context.Context, u *registry.Handle, w *operation) error {
-	err := n.handles.Note(u, w.row, journal.Making)
+func (n *Node) create(ctx context.Context, u *registry.Handle, w *operation.Operation) error {
+	err := n.handles.Note(u, w.Row, journal.Making)
 	if err == nil {
-		err = w.do(ctx)
+		err = w.Create(ctx)
 	}
 	if err == nil {
-		err = n.handles.Note(u, w.row, journal.Live)
+		err = n.handles.Note(u, w.Row, journal.Live)
 	}
 	if err == nil {
-		n.setRunning(u, w.row)
-		if w.restoresMemory() {
-			u.Update(func(o *sandbox.Observed) { o.EntrypointExit = w.origin.Exit })
+		n.setRunning(u, w.Row)
+		if w.RestoresMemory() {
+			u.Update(func(o *sandbox.Observed) { o.EntrypointExit = w.Origin.Exit })
 		}
 		return nil
 	}
-	if errors.Is(err, ErrCrash) {
+	if errors.Is(err, operation.ErrCrash) {
 		return err
 	}
 	if ctx.Err() != nil {
@@ -160,7 +155,7 @@ func (n *Node) create(ctx context.Context, u *registry.Handle, w *operation) err
 	}
 	undoCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	return errors.Join(err, n.clear(undoCtx, u, w.row))
+	return errors.Join(err, n.clear(undoCtx, u, w.Row))
 }
 
 // setRunning makes a sandbox that runs seen and watched.
@@ -198,7 +193,7 @@ func (n *Node) clear(ctx context.Context, u *registry.Handle, r *journal.Row) (e
 			return err
 		}
 	}
-	if err := (&operation{n: n, row: r}).undo(ctx); err != nil {
+	if err := n.host.Operation(r).Undo(ctx); err != nil {
 		return errs.Retryable(err)
 	}
 	if err := n.journal.Remove(u.Ref); err != nil {
@@ -209,24 +204,6 @@ func (n *Node) clear(ctx context.Context, u *registry.Handle, r *journal.Row) (e
 	u.SetRow(nil)
 	u.Update(func(o *sandbox.Observed) { *o = n.absent() })
 	return nil
-}
-
-// findImage finds the image, pulling it where its policy says so.
-func (n *Node) findImage(ctx context.Context, p *plan.Plan) (ctrd.Image, error) {
-	if p.PullPolicy != corev1.PullAlways {
-		image, err := n.cfg.Containerd.Resolve(ctx, p.Image)
-		if err == nil || !errors.Is(err, errs.ErrNotFound) {
-			return image, err
-		}
-		if p.PullPolicy == corev1.PullNever {
-			return ctrd.Image{}, sandbox.NoImage(fmt.Errorf("image %q is not on this node, and imagePullPolicy is Never: %w", p.Image, errs.ErrNotFound))
-		}
-	}
-	image, err := n.cfg.Containerd.Pull(ctx, p.Image, n.cfg.Credentials, nil)
-	if err != nil {
-		return ctrd.Image{}, sandbox.NoImage(fmt.Errorf("image %q is not on this node and cannot be pulled: %w", p.Image, err))
-	}
-	return image, nil
 }
 
 // Remove takes all of a sandbox off the machine, in whatever state it is, also while it is

@@ -14,6 +14,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/operation"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -34,7 +35,7 @@ func breakAfter(step string, with error) func(*Config) {
 func TestFailureAtEachStepLeaksNothing(t *testing.T) {
 	m := newMachine(t)
 	for _, c := range []string{"gvisor", "runc"} {
-		for name := range (&operation{}).steps() {
+		for _, name := range operation.StepNames() {
 			t.Run(c+"/"+name, func(t *testing.T) {
 				n, stop := m.node(breakAfter(name, errBroken))
 				defer stop()
@@ -56,11 +57,11 @@ func TestFailureAtEachStepLeaksNothing(t *testing.T) {
 // Wherever the process dies, the next one makes it as if nothing had been begun.
 func TestDeathAfterEachStepConverges(t *testing.T) {
 	m := newMachine(t)
-	for name := range (&operation{}).steps() {
+	for _, name := range operation.StepNames() {
 		t.Run(name, func(t *testing.T) {
-			n, stop := m.node(breakAfter(name, ErrCrash))
+			n, stop := m.node(breakAfter(name, operation.ErrCrash))
 			s := object()
-			if _, err := n.Ensure(t.Context(), s); !errors.Is(err, ErrCrash) {
+			if _, err := n.Ensure(t.Context(), s); !errors.Is(err, operation.ErrCrash) {
 				t.Fatalf("error %v, want the crash", err)
 			}
 			stop()
@@ -79,7 +80,7 @@ func TestDeathAfterEachStepConverges(t *testing.T) {
 
 func TestRemoveWhileStarting(t *testing.T) {
 	m := newMachine(t)
-	for name := range (&operation{}).steps() {
+	for _, name := range operation.StepNames() {
 		t.Run(name, func(t *testing.T) {
 			reached, goOn := make(chan struct{}), make(chan struct{})
 			var once sync.Once
@@ -183,7 +184,7 @@ func TestFailedRemovalKeepsTheAddress(t *testing.T) {
 	n, _ := m.node()
 	s := object()
 	addr := ensure(t, n, s).Address
-	busy := filepath.Join(n.dir(string(sandbox.IDOf(s.UID))), "busy")
+	busy := filepath.Join(n.host.Dir(string(sandbox.IDOf(s.UID))), "busy")
 	must(t, os.Mkdir(busy, 0o700))
 	must(t, unix.Mount("tmpfs", busy, "tmpfs", 0, "")) // its files cannot be removed
 	err := n.Remove(t.Context(), refOf(s))

@@ -12,6 +12,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/operation"
 )
 
 // Which addresses are in use, and by whom, is known from five sources, and an address counts as
@@ -106,11 +107,11 @@ func (s *liveSet) addRows() error {
 }
 
 func (s *liveSet) addRecord(r ctrd.Container) {
-	uid := types.UID(r.Labels[labelSandbox])
+	uid := types.UID(r.Labels[operation.LabelSandbox])
 	if uid != "" {
 		s.know(uid)
 	}
-	if addr, err := netip.ParseAddr(r.Labels[labelAddress]); err == nil {
+	if addr, err := netip.ParseAddr(r.Labels[operation.LabelAddress]); err == nil {
 		s.add(addr, uid, "record "+r.ID)
 	}
 	s.present(r.ID, "record "+r.ID)
@@ -160,7 +161,7 @@ func (n *Node) holder(ctx context.Context, addr netip.Addr, own sandbox.ID) (str
 			return "sandbox " + string(u.ID), nil
 		}
 	}
-	records, err := n.cfg.Containerd.RecordsWith(ctx, labelAddress, addr.String())
+	records, err := n.cfg.Containerd.RecordsWith(ctx, operation.LabelAddress, addr.String())
 	if err != nil {
 		return "", err
 	}
@@ -169,7 +170,7 @@ func (n *Node) holder(ctx context.Context, addr netip.Addr, own sandbox.ID) (str
 			return "the container of record " + r.ID, nil
 		}
 	}
-	for _, a := range []netip.Addr{addr, n.beside(addr)} {
+	for _, a := range []netip.Addr{addr, n.host.Beside(addr)} {
 		if !a.IsValid() {
 			continue
 		}
@@ -182,12 +183,4 @@ func (n *Node) holder(ctx context.Context, addr netip.Addr, own sandbox.ID) (str
 		}
 	}
 	return "", nil
-}
-
-// beside is the IPv6 address that goes with an IPv4 one; the zero value where there is no IPv6.
-func (n *Node) beside(addr netip.Addr) netip.Addr {
-	if !n.cfg.Network.Subnet6.IsValid() || !addr.Is4() {
-		return netip.Addr{}
-	}
-	return ipam.Beside(n.cfg.Network.Subnet6, addr)
 }

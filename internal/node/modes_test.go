@@ -17,6 +17,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/operation"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -340,8 +341,8 @@ func TestDeathAfterAStepWithoutMemory(t *testing.T) {
 		var f fault
 		n, stop := m.node(f.into, func(c *Config) { c.StoreAfter = time.Hour })
 		leaves(t, n, s)
-		f.arm(at, ErrCrash)
-		if err := do(n); !errors.Is(err, ErrCrash) {
+		f.arm(at, operation.ErrCrash)
+		if err := do(n); !errors.Is(err, operation.ErrCrash) {
 			t.Fatalf("error %v, want the crash", err)
 		}
 		stop()

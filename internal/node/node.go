@@ -44,7 +44,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -52,9 +51,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/node/transfer"
 	"github.com/prometheus/client_golang/prometheus"
-
 	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sync/singleflight"
 
@@ -69,10 +66,12 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/operation"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/node/programs"
 	"github.com/barchan-dev/barchan/internal/node/registry"
 	"github.com/barchan-dev/barchan/internal/node/resolver"
+	"github.com/barchan-dev/barchan/internal/node/transfer"
 )
 
 // Defaults where a Config leaves a field empty.
@@ -162,7 +161,6 @@ type Node struct {
 	db          *bolt.DB
 	journal     *journal.Journal
 	allocator   *ipam.Allocator
-	agents      *http.Client
 	adopted     chan struct{}
 	changes     chan sandbox.Ref
 	tasks       *registry.Tasks
@@ -170,10 +168,8 @@ type Node struct {
 	stores      chan struct{} // has a place for each memory that may be moved to disk at the same time
 	checkpoints *checkpoint.Store
 	transfer    *transfer.Transfer
+	host        *operation.Host
 	captures    chan struct{} // has a place for each checkpoint that may be made at the same time
-	restores    chan struct{} // has a place for each memory of a checkpoint that may be restored at the same time
-	// agentFile is the node's copy of the agent; Run sets it before anything else.
-	agentFile string
 
 	// reconciler compares the books with what lives; removals counts what the watchdog removed.
 	reconciler *ipam.Reconciler
@@ -204,12 +200,7 @@ func New(cfg Config) (*Node, error) {
 		adopted: make(chan struct{}), changes: make(chan sandbox.Ref), tasks: registry.NewTasks(), dirty: registry.NewChangeQueue(),
 		stores:   make(chan struct{}, storesAtOnce),
 		captures: make(chan struct{}, capturesAtOnce),
-		restores: make(chan struct{}, checkpoint.RestoresAtOnce()),
 		looking:  make(chan struct{}, 1), bootPatience: bootPatience, sweepEvery: sweepEvery,
-		agents: &http.Client{Transport: &http.Transport{
-			DialContext:        agentDialer().DialContext,
-			DisableCompression: true, MaxIdleConnsPerHost: 4, IdleConnTimeout: 5 * time.Minute,
-		}},
 	}
 	var err error
 	if n.runtimes, err = programs.New(programs.Config{Dir: n.runtimesDir(), Runtimes: cfg.Runtimes, Log: n.log}); err != nil {
@@ -252,6 +243,11 @@ func complete(cfg *Config) error {
 	}
 	if cfg.Network.Log == nil {
 		cfg.Network.Log = cfg.Log
+	}
+	for _, hook := range []*func(string) error{&cfg.AfterStep, &cfg.BeforeUndo} {
+		if *hook == nil {
+			*hook = func(string) error { return nil }
+		}
 	}
 	if cfg.CheckSpace == nil {
 		cfg.CheckSpace = func(string, int64) error { return nil }
@@ -317,6 +313,14 @@ func (n *Node) open() error {
 	if err != nil {
 		return errors.Join(err, db.Close())
 	}
+	n.host = operation.NewHost(operation.HostConfig{
+		Name: n.cfg.Name, DataDir: n.cfg.DataDir, MemoryDir: n.cfg.MemoryDir, CgroupParent: n.cfg.CgroupParent,
+		Containerd: n.cfg.Containerd, Credentials: n.cfg.Credentials, Network: n.network, Subnet6: n.cfg.Network.Subnet6,
+		Resolvers: n.cfg.Network.Resolvers, Allocator: n.allocator, Runtimes: n.runtimes, Checkpoints: n.checkpoints,
+		AgentToken: n.cfg.AgentToken, StartTimeout: n.cfg.StartTimeout, ReleaseAddresses: n.cfg.ReleaseAddresses,
+		Holder: n.holder, CheckSpace: n.cfg.CheckSpace, Later: n.tasks.Start,
+		AfterStep: n.cfg.AfterStep, BeforeUndo: n.cfg.BeforeUndo, ObserveStep: n.cfg.ObserveStep, Log: n.log,
+	})
 	n.transfer = transfer.New(transfer.Config{
 		Checkpoints: n.checkpoints, Containerd: n.cfg.Containerd, Offers: n.runtimes.Offers, CheckMemory: n.checkRestores,
 		Refuse: n.refused, CheckSpace: n.cfg.CheckSpace, ObserveStep: n.observeStep, Log: n.log,
@@ -356,7 +360,7 @@ func (n *Node) openReconciler() (err error) {
 
 // Close gives back what New opened. Sandboxes run on. Run must have returned.
 func (n *Node) Close() error {
-	n.agents.CloseIdleConnections()
+	n.host.Close()
 	n.network.Close()
 	if err := n.db.Close(); err != nil {
 		return fmt.Errorf("close the journal: %w", err)
@@ -368,7 +372,7 @@ func (n *Node) Close() error {
 // watches sandboxes until ctx ends. It leaves them running.
 func (n *Node) Run(ctx context.Context) error {
 	var err error
-	if n.agentFile, err = programs.InstallAgent(n.cfg.AgentBinary, filepath.Join(n.cfg.DataDir, "agents")); err != nil {
+	if n.host.AgentFile, err = programs.InstallAgent(n.cfg.AgentBinary, filepath.Join(n.cfg.DataDir, "agents")); err != nil {
 		return err
 	}
 	if err := n.runtimes.Install(ctx); err != nil {

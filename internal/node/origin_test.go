@@ -26,6 +26,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/checkpoint"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/operation"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
@@ -287,12 +288,12 @@ func TestDeathAndFailureAfterEachRestoreStep(t *testing.T) {
 	capture1(t, n, ask)
 	stop()
 	at := *p
-	for name := range (&operation{}).steps() {
+	for _, name := range operation.StepNames() {
 		t.Run(name, func(t *testing.T) {
 			p.t = t
-			n, stop := m.node(breakAfter(name, ErrCrash))
+			n, stop := m.node(breakAfter(name, operation.ErrCrash))
 			f := forkOf(s, ask)
-			if _, err := n.Ensure(t.Context(), f); !errors.Is(err, ErrCrash) {
+			if _, err := n.Ensure(t.Context(), f); !errors.Is(err, operation.ErrCrash) {
 				t.Fatalf("error %v, want the crash", err)
 			}
 			stop()
@@ -340,7 +341,7 @@ func TestRestoreWithTheAgentOfThen(t *testing.T) {
 			at.as(f).goesOn(n)
 		}
 		agentOf := func(s *agents.Sandbox) os.FileInfo {
-			info, err := os.Stat(filepath.Join(n.dir(string(n.handles.Lookup(s.UID).ID)), "agent", "agent"))
+			info, err := os.Stat(filepath.Join(n.host.Dir(string(n.handles.Lookup(s.UID).ID)), "agent", "agent"))
 			must(t, err)
 			return info
 		}

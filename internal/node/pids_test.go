@@ -64,7 +64,7 @@ func TestProcessLimit(t *testing.T) {
 		name := *s.Spec.PodTemplate.Spec.RuntimeClassName
 		t.Run(name, func(t *testing.T) {
 			ensure(t, n, s)
-			must(t, os.WriteFile(filepath.Join(n.dir(string(n.handles.Lookup(s.UID).ID)), "rootfs", "bin", "threads"), program, 0o755))
+			must(t, os.WriteFile(filepath.Join(n.host.Dir(string(n.handles.Lookup(s.UID).ID)), "rootfs", "bin", "threads"), program, 0o755))
 			refused := func(t *testing.T, what, by string) {
 				t.Helper()
 				out, _ := run(t, n, s, by)

@@ -16,7 +16,7 @@ func (n *Node) probe(ctx context.Context, u *registry.Handle, r *journal.Row) {
 	p := &r.Plan
 	probe.Run(ctx, probe.Config{
 		Startup: p.Startup, Readiness: p.Readiness, Liveness: p.Liveness, Started: r.Ready, Address: r.Address,
-		Agent:   func() (*envd.Client, error) { return n.agentOf(u.ID, r.Address) },
+		Agent:   func() (*envd.Client, error) { return n.host.AgentOf(u.ID, r.Address) },
 		Running: func() bool { return u.Observed().State == sandbox.ContainerRunning },
 		Ready:   func(ok bool, why string) { n.setReady(ctx, u, r, ok, why) },
 		Failed:  func(why string) { n.unwell(ctx, u, r, why) },

@@ -49,7 +49,7 @@ const (
 // every line is a reason to ask.
 func (n *Node) followEntrypoint(ctx context.Context, u *registry.Handle, r *journal.Row) {
 	for r.Program && ctx.Err() == nil {
-		agent, err := n.agentOf(u.ID, r.Address)
+		agent, err := n.host.AgentOf(u.ID, r.Address)
 		if err != nil {
 			return
 		}
@@ -197,27 +197,16 @@ func (n *Node) restartNow(ctx context.Context, u *registry.Handle, r *journal.Ro
 	if u.IsRemoved() || now == nil || now.Stage != journal.Restarting || now.Process != r.Process {
 		return true
 	}
-	w := &operation{n: n, row: new(journal.Row)}
-	*w.row = *now
-	if err := w.again(ctx); err != nil {
+	w := n.host.Operation(new(*now))
+	if err := w.Restart(ctx); err != nil {
 		n.log.WarnContext(ctx, "sandbox not restarted yet", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 		return false
 	}
-	if err := n.handles.Note(u, w.row, journal.Live); err != nil {
+	if err := n.handles.Note(u, w.Row, journal.Live); err != nil {
 		n.log.ErrorContext(ctx, "restart not noted", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 		return false
 	}
-	n.setRunning(u, w.row)
+	n.setRunning(u, w.Row)
 	n.dirty.Mark(u.Ref)
 	return true
-}
-
-// again makes a container anew over the files that it has, in a fresh network namespace, since a
-// runtime takes the address out of the one that it is given, and on a fresh mount of its files,
-// which a reboot takes away.
-func (w *operation) again(ctx context.Context) error {
-	if err := w.kill(ctx); err != nil {
-		return err
-	}
-	return w.restartFromFiles(ctx)
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/operation"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -92,7 +93,7 @@ func TestDeathIsAnsweredByPolicy(t *testing.T) {
 	for _, r := range was[:2] {
 		die(t, r)
 		id := string(r.Plan.ID)
-		must(t, ctrd.Unmount(filepath.Join(n.dir(id), "rootfs")))
+		must(t, ctrd.Unmount(filepath.Join(n.host.Dir(id), "rootfs")))
 		must(t, unix.Unmount(n.network.NetnsPath(id), unix.MNT_DETACH))
 		must(t, os.Remove(n.network.NetnsPath(id)))
 		must(t, runtimeOf(t, n, oci.GVisor).Destroy())
@@ -156,9 +157,9 @@ func TestReadinessOutlivesTheServer(t *testing.T) {
 // Without containerd nothing is adopted, undone or given; once it is there, all is.
 func TestContainerdComesLate(t *testing.T) {
 	m := newMachine(t)
-	n, stop := m.node(breakAfter("record", ErrCrash))
+	n, stop := m.node(breakAfter("record", operation.ErrCrash))
 	half := object()
-	if _, err := n.Ensure(t.Context(), half); !errors.Is(err, ErrCrash) {
+	if _, err := n.Ensure(t.Context(), half); !errors.Is(err, operation.ErrCrash) {
 		t.Fatal(err)
 	}
 	stop()
@@ -222,7 +223,7 @@ func TestClassNotOfferedAnyMore(t *testing.T) {
 	die(t, was)
 	eventually.True(t, "it cannot be restarted", func() bool { return stageOf(n, s) == journal.Restarting })
 	must(t, n.Remove(t.Context(), refOf(s)))
-	if inside, err := cgroups.HasProcesses(n.cgroup(string(was.Plan.ID))); err != nil || inside {
+	if inside, err := cgroups.HasProcesses(n.host.Cgroup(string(was.Plan.ID))); err != nil || inside {
 		t.Errorf("processes are left: %v", err)
 	}
 	clean(t, n)
@@ -240,7 +241,7 @@ func TestRecordRemovedByHand(t *testing.T) {
 		records, err := n.cfg.Containerd.Records(t.Context())
 		must(t, err)
 		return slices.ContainsFunc(records, func(r ctrd.Container) bool {
-			return r.ID == id && r.Labels[labelAddress] == n.handles.Lookup(s.UID).Row().Address.String() && r.Image == testImage
+			return r.ID == id && r.Labels[operation.LabelAddress] == n.handles.Lookup(s.UID).Row().Address.String() && r.Image == testImage
 		})
 	}
 	suspend(t, n, s)

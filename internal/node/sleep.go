@@ -15,6 +15,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/operation"
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
@@ -121,7 +122,7 @@ func (n *Node) resume(ctx context.Context, u *registry.Handle, r *journal.Row, f
 func (n *Node) freezeOrThaw(ctx context.Context, u *registry.Handle, r *journal.Row, by journal.Stage, do func(context.Context, *oci.Runtime, *registry.Handle, *journal.Row) error) error {
 	runtime, err := n.runtimes.Driving(r.Plan.Class, r.Build)
 	if err != nil {
-		return orFiles(err)
+		return operation.OrFiles(err)
 	}
 	changed := *r
 	if err := n.handles.Note(u, &changed, by); err != nil {
@@ -165,7 +166,7 @@ func (n *Node) thaw(ctx context.Context, runtime *oci.Runtime, u *registry.Handl
 			o.Message = probesNotAgain
 		}
 	})
-	agent, err := n.agentOf(u.ID, r.Address)
+	agent, err := n.host.AgentOf(u.ID, r.Address)
 	if err != nil {
 		return err
 	}

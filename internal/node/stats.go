@@ -44,7 +44,7 @@ func (n *Node) Usage(ctx context.Context, ref sandbox.Ref) (Usage, error) {
 	if r.OnDisk() {
 		return n.usageAsleep(ctx, r)
 	}
-	used, err := cgroups.ReadUsage(n.cgroup(string(u.ID)))
+	used, err := cgroups.ReadUsage(n.host.Cgroup(string(u.ID)))
 	if err != nil {
 		return Usage{}, errs.Retryable(err)
 	}

@@ -4,20 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"sync"
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
-	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/operation"
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
@@ -28,11 +27,7 @@ const (
 	// most. There is no last try: what stays in RAM holds it until it can go.
 	firstStorePause = time.Second
 	lastStorePause  = 5 * time.Minute
-	// diskTimeout bounds the way of one memory to disk or back: runtimes may hang, disks be slow.
-	diskTimeout = 10 * time.Minute
 )
-
-func (n *Node) memoryDir(id string) string { return filepath.Join(n.cfg.MemoryDir, id) }
 
 // storeLater has Run move the memory of a frozen sandbox to disk, once it has slept for
 // Config.StoreAfter, and try until it is there or the sandbox does not sleep any more.
@@ -80,11 +75,10 @@ func (n *Node) storeNow(ctx context.Context, u *registry.Handle, since time.Time
 		return true
 	}
 	began := time.Now()
-	w := &operation{n: n, row: new(journal.Row)}
-	*w.row = *r
-	err = w.store(ctx, u)
+	w := n.host.Operation(new(*r))
+	err = n.storeMemory(ctx, w, u)
 	switch {
-	case errors.Is(err, ErrCrash):
+	case errors.Is(err, operation.ErrCrash):
 		return true
 	case err != nil:
 		n.log.WarnContext(ctx, "memory of a sandbox not moved to disk", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
@@ -98,125 +92,66 @@ func (n *Node) storeNow(ctx context.Context, u *registry.Handle, since time.Time
 	}
 	n.observeStep(r.Plan.Class, "store", time.Since(began))
 	n.log.InfoContext(ctx, "memory of a sandbox moved to disk", telemetry.Namespace, u.Ref.Namespace, telemetry.Sandbox, u.Ref.Name,
-		"bytes", w.row.Memory.Size, telemetry.Duration, time.Since(began))
+		"bytes", w.Row.Memory.Size, telemetry.Duration, time.Since(began))
 	return true
 }
 
 // store moves the memory of a frozen sandbox to disk. Up to the write of the journal, all is
 // taken back on failure, and the sandbox is frozen as before. From then on the memory on disk
 // is the sandbox's, and what is left of the container only waits to be removed.
-func (w *operation) store(ctx context.Context, u *registry.Handle) error {
-	if w.row.Stage == journal.Paused {
-		limited, cancel := context.WithTimeout(ctx, diskTimeout)
+func (n *Node) storeMemory(ctx context.Context, w *operation.Operation, u *registry.Handle) error {
+	if w.Row.Stage == journal.Paused {
+		limited, cancel := context.WithTimeout(ctx, operation.DiskTimeout)
 		defer cancel()
-		if err := w.save(limited, u); err != nil {
-			if errors.Is(err, ErrCrash) {
+		if err := n.save(limited, w, u); err != nil {
+			if errors.Is(err, operation.ErrCrash) {
 				return err
 			}
-			return errors.Join(err, w.removeMemory(context.WithoutCancel(ctx)))
+			return errors.Join(err, w.RemoveMemory(context.WithoutCancel(ctx)))
 		}
-		u.Update(func(o *sandbox.Observed) { o.Memory, o.Message = w.row.Place(), whereOf(w.row) })
-		w.n.dirty.Mark(u.Ref)
-		if err := w.after("keep"); err != nil {
+		u.Update(func(o *sandbox.Observed) { o.Memory, o.Message = w.Row.Place(), whereOf(w.Row) })
+		n.dirty.Mark(u.Ref)
+		if err := w.After("keep"); err != nil {
 			return err
 		}
 	}
 	whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	return w.releaseResources(whole, u)
+	return n.releaseResources(whole, w, u)
 }
 
 // save writes memory and files to disk, and notes that.
-func (w *operation) save(ctx context.Context, u *registry.Handle) error {
-	for _, s := range []step{{name: "checkpoint", do: w.checkpoint}, {name: "flush", do: w.flush}} {
-		if err := w.doOne(ctx, s); err != nil {
-			return err
-		}
+func (n *Node) save(ctx context.Context, w *operation.Operation, u *registry.Handle) error {
+	if err := w.SaveMemory(ctx); err != nil {
+		return err
 	}
-	w.row.Memory.Exit = u.Observed().EntrypointExit
-	changed := *w.row
+	w.Row.Memory.Exit = u.Observed().EntrypointExit
+	changed := *w.Row
 	changed.Process = lifecycle.Process{} // whoever watches it must not take what follows for its end
-	if err := w.n.handles.Note(u, &changed, journal.Storing); err != nil {
-		w.row.Memory = nil
+	if err := n.handles.Note(u, &changed, journal.Storing); err != nil {
+		w.Row.Memory = nil
 		return err
 	}
 	u.SetWatch(nil)
-	w.row.Stage = journal.Storing
-	return nil
-}
-
-func (w *operation) checkpoint(ctx context.Context) error {
-	runtime, err := w.n.runtimes.Driving(w.row.Plan.Class, w.row.Build)
-	if err != nil {
-		return err
-	}
-	if err := w.removeMemory(ctx); err != nil { // of an earlier try
-		return errs.Retryable(err)
-	}
-	if err := w.n.roomToStore(w.row); err != nil {
-		return err
-	}
-	img, err := runtime.Checkpoint(ctx, w.id(), w.n.memoryDir(w.id()), oci.CheckpointOptions{})
-	if err != nil {
-		return errs.Retryable(err)
-	}
-	w.row.Memory = &journal.Memory{Build: img.Build, Size: img.Size(), Created: img.Created}
-	return nil
-}
-
-func (w *operation) removeMemory(context.Context) error {
-	return memimage.Remove(w.n.memoryDir(w.id()))
-}
-
-// flush makes durable what the sandbox wrote to its copy of the image and to its volumes, for
-// its memory must not know more than its files do.
-func (w *operation) flush(ctx context.Context) error {
-	var err error
-	if w.rootfs, err = w.n.cfg.Containerd.Snapshot(ctx, w.id()); err != nil {
-		return err
-	}
-	if w.row.Memory != nil {
-		if w.row.Memory.Disk, err = w.n.cfg.Containerd.SnapshotUsage(ctx, w.id()); err != nil {
-			return err
-		}
-	}
-	dirs := []string{w.n.cfg.DataDir}
-	if upper, ok := w.rootfs.UpperDir(); ok {
-		dirs = append(dirs, upper)
-	}
-	for _, dir := range dirs {
-		if err := durable.SyncFilesystem(dir); err != nil {
-			return errs.Retryable(err)
-		}
-	}
+	w.Row.Stage = journal.Storing
 	return nil
 }
 
 // releaseResources takes off the machine what a sandbox does not need or keep while it sleeps on disk, and
 // notes that. What it keeps stays, and its address, unless that is given back. It may be repeated.
-func (w *operation) releaseResources(ctx context.Context, u *registry.Handle) error {
-	for _, s := range []step{
-		{name: "stop", do: w.stop},
-		{name: "unmount", do: w.unmount},
-		{name: "detach", do: w.disconnect},
-		{name: "discard", do: func(ctx context.Context) error { return errors.Join(w.discard(ctx), w.clearAddress(ctx, u)) }},
-	} {
-		if err := w.doOne(ctx, s); err != nil {
-			return errs.Retryable(err)
-		}
-	}
-	w.row.Process = lifecycle.Process{}
-	if !w.row.KeepsMemory() {
-		w.row.Build = ""
-	}
-	if err := w.n.handles.Note(u, w.row, journal.Stored); err != nil {
+func (n *Node) releaseResources(ctx context.Context, w *operation.Operation, u *registry.Handle) error {
+	noted := u.Row()
+	if err := w.Release(ctx, noted != nil && noted.Address.IsValid()); err != nil {
 		return err
 	}
-	w.n.setStored(u, w.row)
-	if err := w.after("stored"); err != nil {
+	if err := n.handles.Note(u, w.Row, journal.Stored); err != nil {
 		return err
 	}
-	return w.releaseLease(ctx)
+	n.setStored(u, w.Row)
+	if err := w.After("stored"); err != nil {
+		return err
+	}
+	return w.ReleaseLease(ctx)
 }
 
 // What is said of a sandbox that sleeps.
@@ -254,7 +189,7 @@ func (n *Node) dropStrayMemory(ctx context.Context, keep map[string]bool) error 
 	for _, id := range names {
 		if !keep[id] {
 			n.log.InfoContext(ctx, "removing memory on disk that no sandbox waits for", "id", id)
-			failures = append(failures, memimage.Remove(n.memoryDir(id)))
+			failures = append(failures, memimage.Remove(n.host.MemoryDir(id)))
 		}
 	}
 	return errors.Join(failures...)

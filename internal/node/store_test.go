@@ -29,6 +29,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/operation"
 	"github.com/barchan-dev/barchan/internal/node/programs"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
@@ -204,7 +205,7 @@ func atRest(t testing.TB, n *Node, s *agents.Sandbox, was *journal.Row) {
 	if was.Process.Alive() {
 		t.Errorf("process %d lives", was.Process.PID)
 	}
-	if _, err := memimage.Read(n.memoryDir(string(u.ID))); err != nil {
+	if _, err := memimage.Read(n.host.MemoryDir(string(u.ID))); err != nil {
 		t.Error(err)
 	}
 	nothingRuns(t, n, string(u.ID))
@@ -409,14 +410,14 @@ func TestDeathAfterEachSleepOrWakeStep(t *testing.T) {
 			n, stop := m.node(atOnce, f.into)
 			was := *n.handles.Lookup(s.UID).Row()
 			if i < len(storeSteps) {
-				hit := f.arm(name, ErrCrash)
+				hit := f.arm(name, operation.ErrCrash)
 				suspend(t, n, s)
 				awaitHit(t, hit)
 			} else {
 				suspend(t, n, s)
 				awaitStored(t, n, s)
-				f.arm(name, ErrCrash)
-				if _, err := n.Resume(t.Context(), refOf(s), false); !errors.Is(err, ErrCrash) {
+				f.arm(name, operation.ErrCrash)
+				if _, err := n.Resume(t.Context(), refOf(s), false); !errors.Is(err, operation.ErrCrash) {
 					t.Fatalf("resume: %v", err)
 				}
 			}
@@ -455,7 +456,7 @@ func TestRestartWhileStoring(t *testing.T) {
 	for range 3 {
 		suspend(t, n, s)
 		eventually.True(t, "memory is being written", func() bool {
-			_, err := os.Stat(n.memoryDir(string(n.handles.Lookup(s.UID).ID)) + ".part")
+			_, err := os.Stat(n.host.MemoryDir(string(n.handles.Lookup(s.UID).ID)) + ".part")
 			return err == nil || stageOf(n, s) == journal.Stored
 		})
 		stop()
@@ -654,7 +655,7 @@ func TestDamagedMemory(t *testing.T) {
 	was := *n.handles.Lookup(s.UID).Row()
 	suspend(t, n, s)
 	awaitStored(t, n, s)
-	image := n.memoryDir(string(n.handles.Lookup(s.UID).ID))
+	image := n.host.MemoryDir(string(n.handles.Lookup(s.UID).ID))
 	img, err := memimage.Read(image)
 	must(t, err)
 	largest := slices.MaxFunc(img.Files, func(a, b memimage.File) int { return cmp.Compare(a.Size, b.Size) })

@@ -68,7 +68,7 @@ func (n *Node) lookAfter(ctx context.Context, u *registry.Handle, r *journal.Row
 // whyDied says what ended a sandbox's kernel or first process, as its cgroups have it, or else what is
 // given. In a container of class runc a refused process ends nothing.
 func (n *Node) whyDied(r *journal.Row, otherwise string) string {
-	switch cgroup := n.cgroup(string(r.Plan.ID)); {
+	switch cgroup := n.host.Cgroup(string(r.Plan.ID)); {
 	case cgroups.OutOfMemory(cgroup):
 		return fmt.Sprintf("out of memory: it used more than its %d MiB", r.Plan.Limits.Memory>>20)
 	case r.Plan.Class == oci.GVisor && cgroups.OutOfPids(cgroup):
@@ -97,7 +97,7 @@ func (n *Node) end(ctx context.Context, u *registry.Handle, r *journal.Row, exit
 	if err := n.handles.Note(u, &changed, journal.Ended); err != nil {
 		n.log.ErrorContext(ctx, "end of a sandbox not noted", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 	}
-	if err := (&operation{n: n, row: &changed}).kill(taken); err != nil {
+	if err := n.host.Operation(&changed).Kill(taken); err != nil {
 		n.log.WarnContext(ctx, "rest of a sandbox that ended still runs", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 	}
 	n.sawEnd(u, &changed)

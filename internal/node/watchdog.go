@@ -18,6 +18,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/operation"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
@@ -258,7 +259,7 @@ func (n *Node) killAgain(ctx context.Context, u *registry.Handle) {
 	}
 	limited, cancel := context.WithTimeout(taken, undoTimeout)
 	defer cancel()
-	if err := (&operation{n: n, row: r}).kill(limited); err != nil {
+	if err := n.host.Operation(r).Kill(limited); err != nil {
 		n.log.WarnContext(ctx, "rest of a sandbox that ended still runs", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 		return
 	}
@@ -277,12 +278,12 @@ func (n *Node) recordAgain(ctx context.Context, u *registry.Handle) {
 	if u.IsRemoved() || r == nil || !r.Stage.Begun() || r.KeepsClaims() {
 		return
 	}
-	w := &operation{n: n, row: r}
-	w.image.Ref = r.Plan.Image
+	w := n.host.Operation(r)
+	w.Image.Ref = r.Plan.Image
 	if img, err := n.cfg.Containerd.Resolve(taken, r.Plan.Image); err == nil {
-		w.image.Ref = img.Ref
+		w.Image.Ref = img.Ref
 	}
-	if err := w.writeRecord(taken); err != nil {
+	if err := w.WriteRecord(taken); err != nil {
 		n.log.WarnContext(ctx, "record of a sandbox is missing", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 		return
 	}
@@ -355,7 +356,7 @@ func (n *Node) removeNameless(ctx context.Context, id string, left []hostResourc
 		return
 	}
 	defer done()
-	inside, err := cgroups.HasProcesses(n.cgroup(id))
+	inside, err := cgroups.HasProcesses(n.host.Cgroup(id))
 	named, more := namedProcesses(id)
 	if err = errors.Join(err, more); err != nil || inside || named {
 		n.log.WarnContext(ctx, "something runs without a sandbox that can be named; it is kept", "id", id, telemetry.Error, err)
@@ -363,8 +364,8 @@ func (n *Node) removeNameless(ctx context.Context, id string, left []hostResourc
 	}
 	limited, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()
-	w := &operation{n: n, row: &journal.Row{Stage: journal.Removing, Plan: plan.Plan{ID: sandbox.ID(id)}}}
-	if err := w.undo(limited); err != nil {
+	w := n.host.Operation(&journal.Row{Stage: journal.Removing, Plan: plan.Plan{ID: sandbox.ID(id)}})
+	if err := w.Undo(limited); err != nil {
 		n.log.WarnContext(ctx, "leftovers cannot be removed yet", "id", id, telemetry.Error, err)
 		return
 	}
@@ -398,7 +399,7 @@ func (n *Node) removeLater(u *registry.Handle) {
 }
 
 func refOfRecord(r ctrd.Container) sandbox.Ref {
-	return sandbox.Ref{Namespace: r.Labels[labelNamespace], Name: r.Labels[labelName], UID: types.UID(r.Labels[labelSandbox])}
+	return sandbox.Ref{Namespace: r.Labels[operation.LabelNamespace], Name: r.Labels[operation.LabelName], UID: types.UID(r.Labels[operation.LabelSandbox])}
 }
 
 // namedProcesses reports whether a process has a word on its command line.

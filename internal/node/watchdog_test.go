@@ -18,6 +18,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
+	"github.com/barchan-dev/barchan/internal/node/operation"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -56,7 +57,7 @@ func forget(n *Node, uid types.UID) {
 // agentAnswers reports whether a sandbox runs, whatever the node knows of it.
 func agentAnswers(t testing.TB, n *Node, r *journal.Row) bool {
 	t.Helper()
-	agent, err := n.agentOf(r.Plan.ID, r.Address)
+	agent, err := n.host.AgentOf(r.Plan.ID, r.Address)
 	must(t, err)
 	return agent.Health(t.Context()) == nil
 }
@@ -190,11 +191,11 @@ func litter(t testing.TB, n *Node, uid types.UID) {
 	must(t, err)
 	rootfs, err := n.cfg.Containerd.Prepare(t.Context(), id, img)
 	must(t, err)
-	dir := filepath.Join(n.dir(id), "rootfs")
+	dir := filepath.Join(n.host.Dir(id), "rootfs")
 	must(t, os.MkdirAll(dir, 0o755))
 	must(t, rootfs.Mount(dir))
-	must(t, os.MkdirAll(filepath.Join(n.claimsDir(id), "data"), 0o755))
-	must(t, os.MkdirAll(cgroupDir(n.cgroup(id)), 0o755))
+	must(t, os.MkdirAll(filepath.Join(n.host.ClaimsDir(id), "data"), 0o755))
+	must(t, os.MkdirAll(cgroupDir(n.host.Cgroup(id)), 0o755))
 }
 
 // cgroupDir is where a cgroup is, in one hierarchy.
@@ -210,7 +211,7 @@ func record(t testing.TB, n *Node, uid types.UID) {
 	id := string(sandbox.IDOf(uid))
 	must(t, n.cfg.Containerd.CreateContainer(t.Context(), ctrd.Container{
 		ID: id, Image: testImage, Runtime: "runc", Snapshot: id,
-		Labels: map[string]string{labelSandbox: string(uid), labelNamespace: "default", labelName: "gone"},
+		Labels: map[string]string{operation.LabelSandbox: string(uid), operation.LabelNamespace: "default", operation.LabelName: "gone"},
 	}))
 }
 

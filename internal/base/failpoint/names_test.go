@@ -76,7 +76,7 @@ func pointsOf(t *testing.T, path, pkg string, n ast.Node) []string {
 			return steps(n)
 		}
 	case *ast.FuncDecl:
-		if inNode && n.Name.Name == "backwards" {
+		if inNode && strings.EqualFold(n.Name.Name, "backwards") {
 			return texts(n.Body, "undo/")
 		}
 	case *ast.ValueSpec:

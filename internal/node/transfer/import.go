@@ -6,21 +6,20 @@
 package transfer
 
 import (
-	"log/slog"
-
-	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
-	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
-
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"time"
+
+	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 
 	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"

@@ -1,4 +1,4 @@
-package node
+package operation
 
 import (
 	"context"
@@ -15,12 +15,10 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
-func (n *Node) claimsDir(id string) string { return filepath.Join(n.cfg.DataDir, "claims", id) }
-
 // writeBundle writes all files that the container starts from.
-func (w *operation) writeBundle(ctx context.Context) error {
-	p := &w.row.Plan
-	agentDir := w.path("agent")
+func (w *Operation) writeBundle(ctx context.Context) error {
+	p := &w.Row.Plan
+	agentDir := w.Path("agent")
 	if err := os.MkdirAll(agentDir, 0o755); err != nil {
 		return errs.Retryable(fmt.Errorf("make agent's directory: %w", err))
 	}
@@ -32,8 +30,8 @@ func (w *operation) writeBundle(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w.row.Program = len(cfg.Entrypoint) > 0
-	if w.restoresMemory() { // the kernel in the memory knows the files as they were: its agent writes them
+	w.Row.Program = len(cfg.Entrypoint) > 0
+	if w.RestoresMemory() { // the kernel in the memory knows the files as they were: its agent writes them
 		cfg.SystemFiles = w.systemFiles()
 	} else if err := w.writeSystemFiles(); err != nil {
 		return errs.Retryable(err)
@@ -48,38 +46,38 @@ func (w *operation) writeBundle(ctx context.Context) error {
 	if err != nil {
 		return errs.Retryable(err)
 	}
-	return errs.Retryable(oci.WriteBundle(w.n.dir(w.id()), oci.Spec(oci.Sandbox{
-		Class: p.Class, Hostname: p.Hostname, Rootfs: w.path("rootfs"), NetnsPath: w.netns, AgentDir: agentDir,
-		CgroupsPath: w.n.cgroup(w.id()), Env: []string{"PATH=" + plan.DefaultPath}, Mounts: mounts, Limits: p.Limits, Security: p.Security,
+	return errs.Retryable(oci.WriteBundle(w.host.Dir(w.ID()), oci.Spec(oci.Sandbox{
+		Class: p.Class, Hostname: p.Hostname, Rootfs: w.Path("rootfs"), NetnsPath: w.netns, AgentDir: agentDir,
+		CgroupsPath: w.host.Cgroup(w.ID()), Env: []string{"PATH=" + plan.DefaultPath}, Mounts: mounts, Limits: p.Limits, Security: p.Security,
 	})))
 }
 
 // environment is what the container's processes get.
-func (w *operation) environment() map[string]string {
-	return w.row.Plan.Environment(w.row.ImageEnv, w.row.Address, w.n.cfg.Name)
+func (w *Operation) environment() map[string]string {
+	return w.Row.Plan.Environment(w.Row.ImageEnv, w.Row.Address, w.host.cfg.Name)
 }
 
 // systemFiles are the files in /etc that depend on the network, by path.
-func (w *operation) systemFiles() map[string]string {
-	p := &w.row.Plan
-	return p.SystemFiles(w.row.Address, w.n.beside(w.row.Address), p.ResolverText(w.n.sandboxResolvers()))
+func (w *Operation) systemFiles() map[string]string {
+	p := &w.Row.Plan
+	return p.SystemFiles(w.Row.Address, w.host.Beside(w.Row.Address), p.ResolverText(w.host.sandboxResolvers()))
 }
 
 // writeSystemFiles writes them into the root filesystem, on which no process of the sandbox runs yet.
-func (w *operation) writeSystemFiles() error {
-	p := &w.row.Plan
-	return p.WriteSystemFiles(w.path("rootfs"), w.row.Address, w.n.beside(w.row.Address), p.ResolverText(w.n.sandboxResolvers()))
+func (w *Operation) writeSystemFiles() error {
+	p := &w.Row.Plan
+	return p.WriteSystemFiles(w.Path("rootfs"), w.Row.Address, w.host.Beside(w.Row.Address), p.ResolverText(w.host.sandboxResolvers()))
 }
 
 // mounts are the volumes, with their directories made.
-func (w *operation) mounts() (mounts []oci.Mount, err error) {
-	for _, v := range w.row.Plan.Volumes {
+func (w *Operation) mounts() (mounts []oci.Mount, err error) {
+	for _, v := range w.Row.Plan.Volumes {
 		m := oci.Mount{Target: v.Target, ReadOnly: v.ReadOnly, SizeLimit: v.SizeLimit}
 		switch {
 		case v.Claim != "":
-			m.Source, err = volumeDir(filepath.Join(w.n.claimsDir(w.id()), v.Claim), v.SubPath)
+			m.Source, err = volumeDir(filepath.Join(w.host.ClaimsDir(w.ID()), v.Claim), v.SubPath)
 		case v.Scratch != "":
-			m.Source, err = volumeDir(w.path(filepath.Join("volumes", v.Scratch)), v.SubPath)
+			m.Source, err = volumeDir(w.Path(filepath.Join("volumes", v.Scratch)), v.SubPath)
 		}
 		if err != nil {
 			return nil, err
@@ -117,18 +115,18 @@ func volumeDir(dir, sub string) (string, error) {
 }
 
 // agentConfig is what the agent must know from its first instant.
-func (w *operation) agentConfig() (*envd.Config, error) {
-	p := &w.row.Plan
+func (w *Operation) agentConfig() (*envd.Config, error) {
+	p := &w.Row.Plan
 	env := w.environment()
 	cfg := &envd.Config{
-		SandboxID: w.id(), TemplateID: p.Template, Entrypoint: p.Entrypoint(w.image.Config.Entrypoint, w.image.Config.Cmd, env),
+		SandboxID: w.ID(), TemplateID: p.Template, Entrypoint: p.Entrypoint(w.Image.Config.Entrypoint, w.Image.Config.Cmd, env),
 		Env: env, Workdir: p.Workdir, DefaultWorkdir: p.Workdir, User: p.User, DefaultUser: "",
 	}
 	if cfg.Workdir == "" {
-		cfg.Workdir = w.image.Config.WorkingDir
+		cfg.Workdir = w.Image.Config.WorkingDir
 	}
 	if cfg.User == "" {
-		cfg.User = w.image.Config.User
+		cfg.User = w.Image.Config.User
 	}
 	if p.NonRoot && plan.IsRoot(cfg.User) {
 		return nil, fmt.Errorf("spec.podTemplate.spec.securityContext.runAsNonRoot: the image runs as root; name another with runAsUser: %w", errs.ErrInvalid)

@@ -1,0 +1,174 @@
+package operation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+	"github.com/barchan-dev/barchan/internal/node/oci"
+)
+
+// awaitAgent returns when the agent has answered and knows the time.
+func (w *Operation) awaitAgent(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, w.host.cfg.StartTimeout)
+	defer cancel()
+	agent, err := w.awaitHealth(ctx)
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	if err := agent.Init(ctx, envd.InitRequest{Timestamp: &now}); err != nil {
+		return errs.Retryable(fmt.Errorf("init agent: %w", err))
+	}
+	return nil
+}
+
+// awaitHealth returns when the agent has answered.
+func (w *Operation) awaitHealth(ctx context.Context) (*envd.Client, error) {
+	agent, err := w.host.AgentOf(w.Row.Plan.ID, w.Row.Address)
+	if err != nil {
+		return nil, err
+	}
+	pause, patience := firstLook, oneLook
+	for {
+		look, done := context.WithTimeout(ctx, patience)
+		err := agent.Health(look)
+		if look.Err() != nil {
+			patience = min(patience+patience/4, longLook)
+		}
+		done()
+		if err == nil {
+			return agent, nil
+		}
+		if !w.Row.Process.Alive() {
+			return nil, fmt.Errorf("the sandbox ended before its agent answered: %s: %w", w.console.Text(), errs.ErrUnavailable)
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("the agent did not answer within %s: %w: %s: %w", w.host.cfg.StartTimeout, err, w.console.Text(), errs.ErrUnavailable)
+		}
+		pause = min(2*pause, lastLook)
+	}
+}
+
+// rewriteConfig changes the configuration that the agent reads when it is started anew.
+func (w *Operation) rewriteConfig() (*envd.Config, error) {
+	file := filepath.Join(w.Path("agent"), filepath.Base(envd.ConfigPath))
+	cfg, err := envd.ReadConfig(file)
+	if err != nil {
+		return nil, errs.Retryable(err)
+	}
+	if w.Row.ImageEnv == nil { // what it was made with has it
+		for _, name := range slices.Sorted(maps.Keys(cfg.Env)) {
+			w.Row.ImageEnv = append(w.Row.ImageEnv, name+"="+cfg.Env[name])
+		}
+	}
+	cfg.Env = w.environment()
+	w.guardAgent(cfg)
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("agent's configuration: %w: %w", err, errs.ErrInvalid)
+	}
+	return cfg, errs.Retryable(envd.WriteConfig(file, cfg))
+}
+
+// guardAgent has the agent ask for its token, or for none where the sandbox was made so.
+func (w *Operation) guardAgent(cfg *envd.Config) {
+	cfg.AccessToken, cfg.Open = "", !w.Row.Plan.Secure || w.host.cfg.AgentToken == nil
+	if !cfg.Open {
+		cfg.AccessToken = w.host.cfg.AgentToken(w.Row.Plan.ID)
+	}
+}
+
+// tellAgent hands an agent that runs what it would read if it were started now. It gives no
+// time, by which a request of somebody else could make this one count as late.
+func (w *Operation) tellAgent(ctx context.Context, cfg *envd.Config) error {
+	agent, err := w.host.AgentOf(w.Row.Plan.ID, w.Row.Address)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, w.host.cfg.StartTimeout)
+	defer cancel()
+	err = agent.Init(ctx, envd.InitRequest{EnvVars: cfg.Env, AccessToken: cfg.AccessToken, Open: cfg.Open})
+	if refused, ok := errors.AsType[*envd.Error](err); ok && refused.Status == http.StatusBadRequest {
+		return fmt.Errorf("agent: %w: %w", err, errs.ErrInvalid)
+	}
+	return errs.Retryable(err)
+}
+
+// awaitRestored returns when the agent has answered and knows that it was restored. One from before
+// there was such a thing is told the time.
+func (w *Operation) awaitRestored(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, w.host.cfg.StartTimeout)
+	defer cancel()
+	agent, err := w.awaitHealth(ctx)
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	err = agent.Restored(ctx, now)
+	if refused, ok := errors.AsType[*envd.Error](err); ok && (refused.Status == http.StatusNotFound || refused.Status == http.StatusUnauthorized) {
+		err = agent.Init(ctx, envd.InitRequest{Timestamp: &now})
+	}
+	if err != nil {
+		return errs.Retryable(fmt.Errorf("tell its agent that it was restored: %w", err))
+	}
+	return nil
+}
+
+// tellMoved writes into the agent's configuration, which it reads when it is restored, where the
+// sandbox is now. What is in its other files only the agent may change: the kernel in the memory
+// knows them as they are.
+func (w *Operation) tellMoved(context.Context) error {
+	if !w.moved {
+		return nil
+	}
+	cfg, err := w.rewriteConfig()
+	if err != nil {
+		return err
+	}
+	cfg.SystemFiles = w.systemFiles()
+	return errs.Retryable(envd.WriteConfig(w.agentConfigFile(), cfg))
+}
+
+// freshAgent has a container that is started anew begin with the agent of this server, as it was
+// installed: one of before may not understand what was written for it since.
+func (w *Operation) freshAgent(context.Context) error {
+	link := filepath.Join(w.Path("agent"), filepath.Base(oci.AgentPath))
+	have, err := os.Stat(link)
+	ours, more := os.Stat(w.host.AgentFile)
+	if err == nil && more == nil && os.SameFile(have, ours) {
+		return nil
+	}
+	if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return errs.Retryable(err)
+	}
+	return errs.Retryable(os.Link(w.host.AgentFile, link))
+}
+
+func (w *Operation) agentConfigFile() string {
+	return filepath.Join(w.Path("agent"), filepath.Base(envd.ConfigPath))
+}
+
+// Bind writes the row's environment and token into the agent's configuration, and sends them to an agent that
+// runs.
+func (w *Operation) Bind(ctx context.Context, runs bool) error {
+	var cfg *envd.Config
+	steps := []step{{name: "bind_config", do: func(context.Context) (err error) {
+		cfg, err = w.rewriteConfig()
+		return err
+	}}}
+	if runs {
+		steps = append(steps, step{name: "bind_agent", do: func(ctx context.Context) error { return w.tellAgent(ctx, cfg) }})
+	}
+	return w.doAll(ctx, steps)
+}

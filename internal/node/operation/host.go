@@ -1,0 +1,203 @@
+package operation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+	"github.com/barchan-dev/barchan/internal/node/checkpoint"
+	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/ipam"
+	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/netdev"
+	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/plan"
+	"github.com/barchan-dev/barchan/internal/node/programs"
+)
+
+// HostConfig says what operations work with. All fields are needed but for Subnet6, Credentials and AgentToken.
+type HostConfig struct {
+	// Name is the node's name; DataDir, MemoryDir and CgroupParent are as in the node's configuration.
+	Name, DataDir, MemoryDir, CgroupParent string
+
+	Containerd  *ctrd.Client
+	Credentials ctrd.Credentials
+	Network     *netdev.Network
+	Subnet6     netip.Prefix
+	// Resolvers are the DNS servers besides the node's own that sandboxes are given.
+	Resolvers   []netip.Addr
+	Allocator   *ipam.Allocator
+	Runtimes    *programs.Runtimes
+	Checkpoints *checkpoint.Store
+
+	// AgentToken is the access token of a sandbox's agent; nil means none.
+	AgentToken func(sandbox.ID) string
+	// StartTimeout bounds the wait for an agent.
+	StartTimeout time.Duration
+	// ReleaseAddresses releases the addresses of stored sandboxes.
+	ReleaseAddresses bool
+	// Holder is the user of an address other than a sandbox; empty where there is none.
+	Holder func(ctx context.Context, addr netip.Addr, own sandbox.ID) (string, error)
+	// CheckSpace returns why so many more bytes may not be written below a directory.
+	CheckSpace func(dir string, bytes int64) error
+	// Later runs a function in the background, as long as the node runs.
+	Later func(func(context.Context))
+	// AfterStep is called after each step, and BeforeUndo before each undo; an error fails it.
+	AfterStep, BeforeUndo func(step string) error
+	// ObserveStep receives the time of each step, by class.
+	ObserveStep func(class, step string, took time.Duration)
+	Log         *slog.Logger
+}
+
+// Host is the part of the machine that operations change. It is safe for concurrent use.
+type Host struct {
+	cfg    HostConfig
+	Agents *http.Client
+	// AgentFile is the node's copy of the agent; it is set before the first operation.
+	AgentFile string
+	restores  chan struct{} // has a place for each memory of a checkpoint that may be restored at the same time
+}
+
+func NewHost(cfg HostConfig) *Host {
+	return &Host{
+		cfg: cfg, restores: make(chan struct{}, checkpoint.RestoresAtOnce()),
+		Agents: &http.Client{Transport: &http.Transport{
+			DialContext:        agentDialer().DialContext,
+			DisableCompression: true, MaxIdleConnsPerHost: 4, IdleConnTimeout: 5 * time.Minute,
+		}},
+	}
+}
+
+// Close closes idle connections to agents.
+func (h *Host) Close() { h.Agents.CloseIdleConnections() }
+
+// Operation is one on the sandbox of a row, which it changes.
+func (h *Host) Operation(r *journal.Row) *Operation { return &Operation{host: h, Row: r} }
+
+// firstLook and lastLook bound the pauses between two questions to an agent that starts.
+const (
+	firstLook = time.Millisecond
+	lastLook  = 10 * time.Millisecond
+	// oneLook bounds the first of them: a packet sent before the sandbox listened is lost, and
+	// would be sent again only after a second. longLook bounds all later ones, which are given more
+	// and more time: on a machine with too much to do every answer takes long.
+	oneLook  = 50 * time.Millisecond
+	longLook = 2 * time.Second
+)
+
+func agentDialer() *net.Dialer {
+	return &net.Dialer{Timeout: 2 * time.Second, KeepAlive: 30 * time.Second}
+}
+
+// AgentOf is a client of the agent at an address.
+func (h *Host) AgentOf(id sandbox.ID, addr netip.Addr) (*envd.Client, error) {
+	cfg := envd.ClientConfig{HTTP: h.Agents, BaseURL: "http://" + net.JoinHostPort(addr.String(), strconv.Itoa(envd.Port))}
+	if h.cfg.AgentToken != nil {
+		cfg.Token = func() string { return h.cfg.AgentToken(id) }
+	}
+	c, err := envd.NewClient(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("client of agent: %w", err)
+	}
+	return c, nil
+}
+
+func (h *Host) ClaimsDir(id string) string { return filepath.Join(h.cfg.DataDir, "claims", id) }
+
+// ApplyEgress puts the policy of a row in force, if its sandbox has a network.
+func (h *Host) ApplyEgress(ctx context.Context, r *journal.Row) error {
+	if (r.OnDisk() && r.Stage != journal.Waking) || !r.Address.IsValid() {
+		return nil
+	}
+	p, err := r.Plan.Egress()
+	if err != nil {
+		return err
+	}
+	return errs.Retryable(h.cfg.Network.SetEgress(ctx, h.Operation(r).Endpoint(), p))
+}
+
+// sandboxResolvers are the servers that a sandbox's resolv.conf names: ours, and after it those
+// that it could ask itself, so that names are found while the server is down.
+func (h *Host) sandboxResolvers() []netip.Addr {
+	all := []netip.Addr{h.cfg.Network.Gateway()}
+	for _, a := range h.cfg.Resolvers {
+		if !a.IsLoopback() && h.cfg.Network.Ground().Offers(a.Unmap()) && !slices.Contains(all, a) {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+// FindImage finds the image, pulling it where its policy says so.
+func (h *Host) FindImage(ctx context.Context, p *plan.Plan) (ctrd.Image, error) {
+	if p.PullPolicy != corev1.PullAlways {
+		image, err := h.cfg.Containerd.Resolve(ctx, p.Image)
+		if err == nil || !errors.Is(err, errs.ErrNotFound) {
+			return image, err
+		}
+		if p.PullPolicy == corev1.PullNever {
+			return ctrd.Image{}, sandbox.NoImage(fmt.Errorf("image %q is not on this node, and imagePullPolicy is Never: %w", p.Image, errs.ErrNotFound))
+		}
+	}
+	image, err := h.cfg.Containerd.Pull(ctx, p.Image, h.cfg.Credentials, nil)
+	if err != nil {
+		return ctrd.Image{}, sandbox.NoImage(fmt.Errorf("image %q is not on this node and cannot be pulled: %w", p.Image, err))
+	}
+	return image, nil
+}
+
+// Beside is the IPv6 address that goes with an IPv4 one; the zero value where there is no IPv6.
+func (h *Host) Beside(addr netip.Addr) netip.Addr {
+	if !h.cfg.Subnet6.IsValid() || !addr.Is4() {
+		return netip.Addr{}
+	}
+	return ipam.Beside(h.cfg.Subnet6, addr)
+}
+
+// roomToStore says why the memory of a frozen sandbox may not be written now, if so: the write would
+// take what is kept for all the others.
+func (h *Host) roomToStore(r *journal.Row) error {
+	memory, err := h.MemoryOf(r)
+	if err != nil {
+		return err
+	}
+	return h.cfg.CheckSpace(h.cfg.MemoryDir, memory)
+}
+
+// MemoryOf is how many bytes the memory of a sandbox that runs or is frozen takes at most if it is written
+// now. That is known only then; what the sandbox has of RAM, with the cache of files it uses, is an upper
+// bound.
+func (h *Host) MemoryOf(r *journal.Row) (int64, error) {
+	used, err := cgroups.ReadUsage(h.Cgroup(string(r.Plan.ID)))
+	if err != nil {
+		return 0, errs.Retryable(err)
+	}
+	return int64(used.Memory), nil //nolint:gosec // no machine has as much
+}
+
+func (h *Host) observeStep(class oci.Class, step string, took time.Duration) {
+	h.cfg.ObserveStep(string(class), step, took)
+}
+
+// Dir is the sandbox's directory: bundle, root filesystem's mount point, scratch volumes.
+func (h *Host) Dir(id string) string { return filepath.Join(h.cfg.DataDir, "sandboxes", id) }
+
+func (h *Host) Cgroup(id string) string { return path.Join(h.cfg.CgroupParent, id) }
+
+func (h *Host) MemoryDir(id string) string { return filepath.Join(h.cfg.MemoryDir, id) }

@@ -1,0 +1,194 @@
+package operation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
+
+	"golang.org/x/sync/errgroup"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/durable"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
+	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/oci"
+)
+
+// offersFiles is what is said where memory cannot be used.
+const offersFiles = "resume it from its files only with spec.barchan.resume: Files, or memory=false in the API"
+
+// OrFiles adds to an error for which memory cannot be used what can be done.
+func OrFiles(err error) error {
+	if !errors.Is(err, errs.ErrConflict) {
+		return err
+	}
+	return fmt.Errorf("%s; %s: %w", errs.Text(err), offersFiles, errs.ErrConflict)
+}
+
+func (w *Operation) checkpoint(ctx context.Context) error {
+	runtime, err := w.host.cfg.Runtimes.Driving(w.Row.Plan.Class, w.Row.Build)
+	if err != nil {
+		return err
+	}
+	if err := w.RemoveMemory(ctx); err != nil { // of an earlier try
+		return errs.Retryable(err)
+	}
+	if err := w.host.roomToStore(w.Row); err != nil {
+		return err
+	}
+	img, err := runtime.Checkpoint(ctx, w.ID(), w.host.MemoryDir(w.ID()), oci.CheckpointOptions{})
+	if err != nil {
+		return errs.Retryable(err)
+	}
+	w.Row.Memory = &journal.Memory{Build: img.Build, Size: img.Size(), Created: img.Created}
+	return nil
+}
+
+func (w *Operation) RemoveMemory(context.Context) error {
+	return memimage.Remove(w.host.MemoryDir(w.ID()))
+}
+
+// flush makes durable what the sandbox wrote to its copy of the image and to its volumes, for
+// its memory must not know more than its files do.
+func (w *Operation) flush(ctx context.Context) error {
+	var err error
+	if w.rootfs, err = w.host.cfg.Containerd.Snapshot(ctx, w.ID()); err != nil {
+		return err
+	}
+	if w.Row.Memory != nil {
+		if w.Row.Memory.Disk, err = w.host.cfg.Containerd.SnapshotUsage(ctx, w.ID()); err != nil {
+			return err
+		}
+	}
+	dirs := []string{w.host.cfg.DataDir}
+	if upper, ok := w.rootfs.UpperDir(); ok {
+		dirs = append(dirs, upper)
+	}
+	for _, dir := range dirs {
+		if err := durable.SyncFilesystem(dir); err != nil {
+			return errs.Retryable(err)
+		}
+	}
+	return nil
+}
+
+// BringUp does the steps from what a sandbox keeps to an agent that answers.
+func (w *Operation) BringUp(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, DiskTimeout)
+	defer cancel()
+	if w.Row.Kept == agents.SuspendDelete {
+		return w.fromClaims(ctx)
+	}
+	from := w.restartFromFiles
+	if w.Row.KeepsMemory() {
+		from = w.restore
+	}
+	if w.moved = !w.Row.Address.IsValid(); !w.moved {
+		return from(ctx)
+	}
+	if err := w.doOne(ctx, step{name: "address", do: w.takeAnother}); err != nil {
+		return err
+	}
+	if err := from(ctx); err != nil {
+		return err
+	}
+	return w.doOne(ctx, step{name: "hold", do: w.holdAddress})
+}
+
+// CheckMemory finds what would fail before anything is touched. What only the machine's owner
+// can mend is an errs.ErrConflict: the sandbox is not lost by it.
+func (w *Operation) CheckMemory(ctx context.Context) error {
+	img, err := memimage.Read(w.host.MemoryDir(w.ID()))
+	if err != nil {
+		return damaged(err)
+	}
+	runtime, err := w.host.cfg.Runtimes.ForBuild(img.Build)
+	if err != nil {
+		return OrFiles(fmt.Errorf("its memory on disk cannot be used: %w", err))
+	}
+	build, err := runtime.Build(ctx)
+	if err != nil {
+		return errs.Retryable(err)
+	}
+	return OrFiles(build.Restores(img.Build))
+}
+
+// damaged is the error for memory on disk that is not as it was written. It is the fault of nobody
+// who asks.
+func damaged(err error) error {
+	if errs.Kind(err) == nil || errors.Is(err, errs.ErrUnavailable) {
+		return errs.Retryable(err)
+	}
+	if errors.Is(err, errs.ErrConflict) {
+		return OrFiles(err)
+	}
+	return OrFiles(fmt.Errorf("its memory on disk is damaged: %s: %w", errs.Text(err), errs.ErrConflict))
+}
+
+// verify reads the memory on disk through.
+func (w *Operation) verify(ctx context.Context) error {
+	if err := memimage.Verify(ctx, w.host.MemoryDir(w.ID())); err != nil {
+		if ctx.Err() != nil {
+			return errs.Retryable(err)
+		}
+		return damaged(err)
+	}
+	return nil
+}
+
+// restore does the steps from disk to an agent that answers. The bundle is the one that the
+// sandbox was started from: its specification must be the checkpointed one.
+//
+// Nothing is started before all of the memory was found to be as it was written.
+func (w *Operation) restore(ctx context.Context) error {
+	defer w.closeConsole()
+	group, together := errgroup.WithContext(ctx)
+	for _, s := range []step{{name: "verify", do: w.verify}, {name: "network", do: w.attach}, {name: "mount", do: w.mountAgain}} {
+		group.Go(func() error { return w.doOne(together, s) })
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	return w.doAll(ctx, []step{{name: "tell", do: w.tellMoved}, {name: "restore", do: w.load}, {name: "agent", do: w.awaitRestored}})
+}
+
+func (w *Operation) closeConsole() {
+	if w.console != nil {
+		_ = w.console.Close()
+	}
+}
+
+func (w *Operation) mountAgain(ctx context.Context) (err error) {
+	if w.rootfs, err = w.host.cfg.Containerd.Snapshot(ctx, w.ID()); err != nil {
+		return err
+	}
+	return w.mount(ctx)
+}
+
+// load starts the container from its memory on disk.
+func (w *Operation) load(ctx context.Context) (err error) {
+	runtime, err := w.host.cfg.Runtimes.ForBuild(w.Row.Memory.Build)
+	if err != nil {
+		return OrFiles(err)
+	}
+	w.Row.Build = w.Row.Memory.Build.SHA256
+	if w.console, err = oci.NewConsole(); err != nil {
+		return errs.Retryable(err)
+	}
+	pid, err := runtime.Restore(ctx, w.ID(), w.host.Dir(w.ID()), w.host.MemoryDir(w.ID()), w.console, oci.RestoreOptions{Background: true, Later: w.host.cfg.Later})
+	if err != nil {
+		return damaged(err)
+	}
+	if w.Row.Process, err = lifecycle.ProcessOf(pid); err != nil {
+		return errs.Retryable(fmt.Errorf("it ended at once: %w: %s", err, w.console.Text()))
+	}
+	w.Row.StartedAt = time.Now()
+	return nil
+}
+
+// DiskTimeout bounds the way of one memory to disk or back: runtimes may hang, disks be slow.
+const DiskTimeout = 10 * time.Minute

@@ -1,0 +1,171 @@
+package operation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
+
+	"connectrpc.com/connect"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+	"github.com/barchan-dev/barchan/internal/node/checkpoint"
+	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/plan"
+)
+
+// VolumeSource is where a sandbox has a volume's data.
+func (w *Operation) VolumeSource(v plan.Volume) string {
+	if v.Claim != "" {
+		return filepath.Join(w.host.ClaimsDir(w.ID()), v.Claim)
+	}
+	return w.Path(filepath.Join("volumes", v.Scratch))
+}
+
+// RestoresMemory reports whether a sandbox's processes come from a checkpoint.
+func (w *Operation) RestoresMemory() bool { return w.Origin != nil && w.Origin.WithMemory }
+
+// FilesWork is said where memory cannot be restored.
+const FilesWork = "spec.barchan.restore.filesOnly: true works without it"
+
+// agentProgram is the agent that a new sandbox gets: the node's, or the one whose processes are in the
+// memory of its checkpoint, which have that very file open.
+func (w *Operation) agentProgram() string {
+	if w.RestoresMemory() {
+		return w.host.cfg.Checkpoints.AgentFile(w.Origin.Ref.UID)
+	}
+	return w.host.AgentFile
+}
+
+// prepareRoot makes the snapshot that has the sandbox's files, of its image or of its checkpoint.
+func (w *Operation) prepareRoot(ctx context.Context) (err error) {
+	if w.Origin == nil {
+		return w.prepare(ctx)
+	}
+	w.rootfs, err = w.host.cfg.Containerd.PrepareFrom(ctx, w.ID(), checkpoint.Snapshot(w.Origin.Ref.UID))
+	if errors.Is(err, errs.ErrNotFound) {
+		return fmt.Errorf("spec.barchan.restore: the files of the checkpoint are gone: %w", err)
+	}
+	return err
+}
+
+// verifyOrigin reads the memory of the checkpoint through, once for all that are made from it.
+func (w *Operation) verifyOrigin(ctx context.Context) error {
+	if !w.RestoresMemory() {
+		return nil
+	}
+	uid := w.Origin.Ref.UID
+	return w.damagedOrigin(w.host.cfg.Checkpoints.Verify(ctx, uid))
+}
+
+// damagedOrigin is the error for a checkpoint's memory that cannot be read.
+func (w *Operation) damagedOrigin(err error) error {
+	if errors.Is(err, errs.ErrInvalid) || errors.Is(err, errs.ErrNotFound) {
+		return fmt.Errorf("spec.barchan.restore: the memory of the checkpoint is damaged: %s; %s: %w", errs.Text(err), FilesWork, errs.ErrInvalid)
+	}
+	return errs.Retryable(err)
+}
+
+// fillVolumes copies what the checkpoint has of volumes into the sandbox's own, which are new.
+func (w *Operation) fillVolumes(ctx context.Context) error {
+	if w.Origin == nil {
+		return nil
+	}
+	made := map[string]bool{}
+	for _, v := range w.Row.Plan.Volumes {
+		rel := v.DataPath()
+		if rel == "" || made[rel] {
+			continue
+		}
+		made[rel] = true
+		from, to := filepath.Join(w.host.cfg.Checkpoints.Dir(w.Origin.Ref.UID), "volumes", rel), w.VolumeSource(v)
+		if err := os.RemoveAll(to); err != nil {
+			return errs.Retryable(fmt.Errorf("fill volume: %w", err))
+		}
+		if err := os.MkdirAll(to, 0o755); err != nil {
+			return errs.Retryable(fmt.Errorf("fill volume: %w", err))
+		}
+		if err := filetree.NewCopy(to, from).FinalCopy(ctx); err != nil {
+			return errs.Retryable(fmt.Errorf("fill volume: %w", err))
+		}
+	}
+	return nil
+}
+
+// begin starts the container, or restores it.
+func (w *Operation) begin(ctx context.Context) (err error) {
+	if !w.RestoresMemory() {
+		return w.start(ctx)
+	}
+	program, err := w.host.cfg.Runtimes.ForBuild(w.Origin.Memory.Build)
+	if err != nil {
+		return err
+	}
+	if w.console, err = oci.NewConsole(); err != nil {
+		return errs.Retryable(err)
+	}
+	if err := w.Origin.AwaitPlace(ctx, w.host.restores); err != nil {
+		return err
+	}
+	w.Row.Build = w.Origin.Memory.Build.SHA256
+	image := w.host.cfg.Checkpoints.MemoryDir(w.Origin.Ref.UID)
+	pid, err := program.Restore(ctx, w.ID(), w.host.Dir(w.ID()), image, w.console, oci.RestoreOptions{Background: true, Later: w.host.cfg.Later})
+	if err != nil {
+		return w.damagedOrigin(err)
+	}
+	if w.Row.Process, err = lifecycle.ProcessOf(pid); err != nil {
+		return errs.Retryable(fmt.Errorf("it ended at once: %w: %s", err, w.console.Text()))
+	}
+	w.Row.StartedAt = time.Now()
+	return nil
+}
+
+// meetAgent returns when the agent has answered, and knows whose it is.
+func (w *Operation) meetAgent(ctx context.Context) error {
+	if w.RestoresMemory() {
+		defer w.Origin.Disconnect()
+		return w.awaitRestored(ctx)
+	}
+	return w.awaitAgent(ctx)
+}
+
+// warmUp runs the template's preparation, unless the memory has it.
+func (w *Operation) warmUp(ctx context.Context) error {
+	p := &w.Row.Plan
+	if p.WarmUp == nil || w.RestoresMemory() {
+		w.Row.Warmed = p.WarmUp != nil
+		return nil
+	}
+	agent, err := w.host.AgentOf(p.ID, w.Row.Address)
+	if err != nil {
+		return err
+	}
+	limit := time.Duration(p.WarmUp.TimeoutSeconds) * time.Second
+	if limit <= 0 {
+		limit = defaultWarmUp
+	}
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	code, tail, err := agent.Run(limited, p.WarmUp.Command, envd.RunOptions{})
+	switch {
+	case err != nil && ctx.Err() == nil && limited.Err() != nil:
+		return fmt.Errorf("spec.barchan.warmUp: it did not end within %s: %q: %w", limit, tail, errs.ErrInvalid)
+	case err != nil && envd.IsCode(err, connect.CodeInvalidArgument):
+		return fmt.Errorf("spec.barchan.warmUp.command: %w: %w", err, errs.ErrInvalid)
+	case err != nil:
+		return errs.Retryable(fmt.Errorf("warm up: %w", err))
+	case code != 0:
+		return fmt.Errorf("spec.barchan.warmUp: %q ended with code %d: %q: %w", p.WarmUp.Command[0], code, tail, errs.ErrInvalid)
+	}
+	w.Row.Warmed = true
+	return nil
+}
+
+// defaultWarmUp bounds a warm-up that sets no bound.
+const defaultWarmUp = 5 * time.Minute

@@ -1,0 +1,382 @@
+// Package operation does to the host what one sandbox needs, as ordered lists of steps: create, undo, save memory or
+// files, release, bring up, restart, bind. Every step may be repeated, and every undo works without its do.
+//
+//	address → network ┐                ┌ bundle ┐         ┌ agent answers ┐
+//	                  ├ both finished →┤        ├ start → ┤               ├ live
+//	snapshot → mount  ┘                └ record ┘         └ address held  ┘
+//
+// An operation changes its own copy of a row. It writes no journal, has no lock and changes no handle: the caller holds
+// the sandbox's lock and writes the row before and after.
+package operation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/failpoint"
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/node/checkpoint"
+	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/netdev"
+	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/plan"
+)
+
+// Labels of containers' records.
+const (
+	LabelSandbox   = "barchan.dev/sandbox"
+	LabelNamespace = "barchan.dev/namespace"
+	LabelName      = "barchan.dev/name"
+	labelRevision  = "barchan.dev/revision"
+	LabelAddress   = "barchan.dev/address"
+)
+
+// maxConflicts is how many addresses in use by others are put aside before a create gives up.
+const maxConflicts = 32
+
+// Operation is one sandbox on its way through the steps. Each field is set by one step and read
+// by later ones only.
+type Operation struct {
+	host  *Host
+	Row   *journal.Row
+	Image ctrd.Image
+
+	// Origin is what a new sandbox is made from, if not from its image alone.
+	Origin *checkpoint.Origin
+	// moved says that a sandbox that wakes has another address than it had.
+	moved   bool
+	netns   string
+	rootfs  ctrd.Rootfs
+	console *oci.Console
+}
+
+// step is one thing that a sandbox needs of the machine. Both functions may be repeated, and
+// Undo works whether do was ever called, failed, or was called by a process that is gone.
+type step struct {
+	name string
+	do   func(ctx context.Context) error
+	undo func(ctx context.Context) error
+}
+
+func (w *Operation) steps() map[string]step {
+	all := map[string]step{}
+	for _, s := range []step{
+		{"address", w.takeAddress, w.releaseAddress},
+		{"network", w.attach, w.detach},
+		{"snapshot", w.prepareRoot, w.removeSnapshot},
+		{"mount", w.mount, w.unmount},
+		{"bundle", w.writeBundle, w.removeFiles},
+		{"record", w.WriteRecord, w.removeRecord},
+		{"verify", w.verifyOrigin, nothing},
+		{"start", w.begin, w.Kill},
+		{"agent", w.meetAgent, nothing},
+		{"warmup", w.warmUp, nothing},
+		{"hold", w.holdAddress, nothing},
+	} {
+		all[s.name] = s
+	}
+	return all
+}
+
+func nothing(context.Context) error { return nil }
+
+// stages are the order of doing: chains of one stage run side by side, and all of them have
+// ended before the next stage begins.
+func stages() [][][]string {
+	return [][][]string{
+		{{"address", "network"}, {"snapshot", "mount"}, {"verify"}},
+		{{"bundle"}, {"record"}},
+		{{"start"}},
+		{{"agent", "warmup"}, {"hold"}},
+	}
+}
+
+// Backwards is the order of undoing. What keeps the machine's resources in use goes first;
+// the address goes last, and only when all else is gone.
+func Backwards() []string {
+	return []string{"start", "record", "mount", "bundle", "snapshot", "network", "address"}
+}
+
+// Create takes the work through all steps. On failure the caller undoes them.
+func (w *Operation) Create(ctx context.Context) error {
+	defer func() {
+		if w.console != nil {
+			_ = w.console.Close()
+		}
+	}()
+	for _, stage := range stages() {
+		group, groupCtx := errgroup.WithContext(ctx)
+		for _, chain := range stage {
+			group.Go(func() error {
+				for _, name := range chain {
+					if err := w.DoStep(groupCtx, name); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}
+		if err := group.Wait(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// doAll does steps one after the other, until one fails.
+func (w *Operation) doAll(ctx context.Context, steps []step) error {
+	for _, s := range steps {
+		if err := w.doOne(ctx, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// DoStep does one step of a create.
+func (w *Operation) DoStep(ctx context.Context, name string) error {
+	return w.doOne(ctx, w.steps()[name])
+}
+
+func (w *Operation) doOne(ctx context.Context, s step) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("step %s: %w", s.name, context.Cause(ctx))
+	}
+	began := time.Now()
+	if err := s.do(ctx); err != nil {
+		return fmt.Errorf("step %s: %w", s.name, err)
+	}
+	w.host.observeStep(w.Row.Plan.Class, s.name, time.Since(began))
+	return w.After(s.name)
+}
+
+// After lets a test break things after a step.
+func (w *Operation) After(step string) error {
+	if err := w.host.cfg.AfterStep(step); err != nil {
+		return fmt.Errorf("step %s: %w", step, err)
+	}
+	return nil
+}
+
+// Undo takes all steps back. One that fails does not keep the others from being undone, but
+// it keeps the address.
+func (w *Operation) Undo(ctx context.Context) error {
+	all := w.steps()
+	var failures []error
+	for _, name := range Backwards() {
+		if name == "address" && errors.Join(failures...) != nil {
+			break
+		}
+		began := time.Now()
+		if err := w.undoOne(ctx, all[name]); err != nil {
+			failures = append(failures, fmt.Errorf("undo step %s: %w", name, err))
+			continue
+		}
+		w.host.observeStep(w.Row.Plan.Class, "undo_"+name, time.Since(began))
+		failpoint.ReachIn("undo", name)
+	}
+	return errors.Join(failures...)
+}
+
+func (w *Operation) undoOne(ctx context.Context, s step) error {
+	if err := w.host.cfg.BeforeUndo(s.name); err != nil {
+		return err
+	}
+	return s.undo(ctx)
+}
+
+// ID is the name of the sandbox's container, snapshot, namespace and directory.
+func (w *Operation) ID() string { return string(w.Row.Plan.ID) }
+
+func (w *Operation) uid() string { return string(w.Row.Plan.Ref.UID) }
+
+func (w *Operation) Path(name string) string { return filepath.Join(w.host.Dir(w.ID()), name) }
+
+func (w *Operation) Endpoint() netdev.Endpoint {
+	return netdev.Endpoint{ID: w.ID(), Address: w.Row.Address, Address6: w.host.Beside(w.Row.Address)}
+}
+
+// takeAddress reserves an address that nobody live has: the books may be wrong, the live are not.
+func (w *Operation) takeAddress(ctx context.Context) error {
+	for range maxConflicts {
+		addr, err := w.host.cfg.Allocator.Reserve(w.uid())
+		if err != nil {
+			return err
+		}
+		holder, err := w.host.cfg.Holder(ctx, addr, w.Row.Plan.ID)
+		if err != nil {
+			return fmt.Errorf("who uses %s is not known: %w", addr, err)
+		}
+		if holder == "" {
+			w.Row.Address = addr
+			return nil
+		}
+		w.host.cfg.Log.ErrorContext(ctx, "a free address is in use; it is quarantined", telemetry.Address, addr, "by", holder)
+		if err := w.host.cfg.Allocator.Quarantine(addr, "in use by "+holder); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("%d addresses in a row are in use by what the books do not know, and are quarantined; see `barchan net leases`: %w",
+		maxConflicts, errs.ErrExhausted)
+}
+
+func (w *Operation) releaseAddress(context.Context) error {
+	lease, ok := w.host.cfg.Allocator.Of(w.uid())
+	if !ok {
+		return nil
+	}
+	return w.host.cfg.Allocator.Release(w.uid(), lease.Address)
+}
+
+func (w *Operation) holdAddress(context.Context) error {
+	return w.host.cfg.Allocator.Hold(w.uid(), w.Row.Address)
+}
+
+func (w *Operation) attach(ctx context.Context) error {
+	at, err := w.host.cfg.Network.Attach(ctx, w.Endpoint())
+	if err != nil {
+		return errs.Retryable(err)
+	}
+	w.netns = at.NetnsPath
+	return w.host.ApplyEgress(ctx, w.Row) // before anything of it can run
+}
+
+func (w *Operation) detach(ctx context.Context) error {
+	ep := w.Endpoint()
+	if lease, ok := w.host.cfg.Allocator.Of(w.uid()); ok && !ep.Address.IsValid() {
+		ep.Address, ep.Address6 = lease.Address, w.host.Beside(lease.Address)
+	}
+	return w.host.cfg.Network.Detach(ctx, ep)
+}
+
+func (w *Operation) prepare(ctx context.Context) (err error) {
+	w.rootfs, err = w.host.cfg.Containerd.Prepare(ctx, w.ID(), w.Image)
+	return err
+}
+
+func (w *Operation) removeSnapshot(ctx context.Context) error {
+	return w.host.cfg.Containerd.RemoveSnapshot(ctx, w.ID())
+}
+
+func (w *Operation) mount(context.Context) error {
+	dir := w.Path("rootfs")
+	if err := os.MkdirAll(dir, 0o711); err != nil {
+		return errs.Retryable(err)
+	}
+	if err := ctrd.Unmount(dir); err != nil {
+		return errs.Retryable(err)
+	}
+	if err := w.rootfs.Mount(dir); err != nil {
+		return errs.Retryable(err)
+	}
+	return nil
+}
+
+func (w *Operation) unmount(context.Context) error { return ctrd.Unmount(w.Path("rootfs")) }
+
+// removeFiles removes all files of the sandbox, the directories of its claims too.
+func (w *Operation) removeFiles(ctx context.Context) error {
+	if err := w.removeOwnFiles(ctx); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(w.host.ClaimsDir(w.ID())); err != nil {
+		return fmt.Errorf("remove volume claims: %w", err)
+	}
+	return nil
+}
+
+// removeOwnFiles removes the sandbox's directory and its memory on disk. The root's mount point
+// must be empty: what is still mounted there is not deleted through it.
+func (w *Operation) removeOwnFiles(ctx context.Context) error {
+	if err := w.RemoveMemory(ctx); err != nil {
+		return err
+	}
+	if err := os.Remove(w.Path("rootfs")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove mount point: %w", err)
+	}
+	if err := os.RemoveAll(w.host.Dir(w.ID())); err != nil {
+		return fmt.Errorf("remove files: %w", err)
+	}
+	return nil
+}
+
+func (w *Operation) WriteRecord(ctx context.Context) error {
+	p := &w.Row.Plan
+	return w.host.cfg.Containerd.CreateContainer(ctx, ctrd.Container{
+		ID: w.ID(), Image: w.Image.Ref, Runtime: string(p.Class), Snapshot: w.ID(),
+		Labels: map[string]string{
+			LabelSandbox: w.uid(), LabelNamespace: p.Ref.Namespace, LabelName: p.Ref.Name,
+			labelRevision: p.Revision, LabelAddress: w.Row.Address.String(),
+		},
+	})
+}
+
+func (w *Operation) removeRecord(ctx context.Context) error {
+	return w.host.cfg.Containerd.RemoveContainer(ctx, w.ID())
+}
+
+func (w *Operation) start(ctx context.Context) (err error) {
+	if w.console, err = oci.NewConsole(); err != nil {
+		return errs.Retryable(err)
+	}
+	runtime, err := w.host.cfg.Runtimes.Of(w.Row.Plan.Class)
+	if err != nil {
+		return err
+	}
+	w.Row.Build = w.host.cfg.Runtimes.BuildOf(w.Row.Plan.Class)
+	pid, err := runtime.Run(ctx, w.ID(), w.host.Dir(w.ID()), w.console)
+	if err != nil {
+		return errs.Retryable(err)
+	}
+	if w.Row.Process, err = lifecycle.ProcessOf(pid); err != nil {
+		return errs.Retryable(fmt.Errorf("it ended at once: %w: %s", err, w.console.Text()))
+	}
+	w.Row.StartedAt = time.Now()
+	return nil
+}
+
+// Kill ends the container, and what an interrupted runtime left of one.
+func (w *Operation) Kill(ctx context.Context) error {
+	if w.Row.Process.PID != 0 {
+		if err := w.Row.Process.Signal(syscall.SIGKILL); err != nil {
+			return err
+		}
+	}
+	for class, r := range w.host.cfg.Runtimes.All() {
+		if class != w.Row.Plan.Class && w.host.cfg.Runtimes.Offers(w.Row.Plan.Class) {
+			continue // one that is unknown, or not offered any more, is asked of all: they kill by cgroup
+		}
+		if err := r.Remove(ctx, w.ID(), w.host.Cgroup(w.ID())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// StepNames are the names of the steps of a create, in no order.
+func StepNames() (names []string) {
+	for name := range (&Operation{}).steps() {
+		names = append(names, name)
+	}
+	return names
+}
+
+// ErrCrash makes a step that fails with it leave everything as it is, as the death of the
+// process would. Config.AfterStep returns it, in tests.
+var ErrCrash = errors.New("crash on purpose")
+
+func RunOf(img ctrd.Image) *plan.ImageRun {
+	c := &img.Config
+	return &plan.ImageRun{Ref: img.Ref, Entrypoint: c.Entrypoint, Cmd: c.Cmd, Workdir: c.WorkingDir, User: c.User}
+}
