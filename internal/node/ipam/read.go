@@ -26,12 +26,6 @@ func (b *Allocator) At(addr netip.Addr) (Lease, bool) {
 	return e.Lease, true
 }
 
-// CoolingUntil tells when a cooling address may be handed out again.
-func (b *Allocator) CoolingUntil(addr netip.Addr) (time.Time, bool) {
-	l, ok := b.At(addr)
-	return l.Until, ok && l.State == Cooling
-}
-
 func (e entry) hasRested(now time.Time) bool { return e.State == Cooling && !now.Before(e.Until) }
 
 // List returns the leases of all subnets by address, without the cooling ones that have rested.

@@ -35,16 +35,6 @@ func Beside(subnet6 netip.Prefix, v4 netip.Addr) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// Overlap finds the first of others that has an address in common with the prefix.
-func Overlap(p netip.Prefix, others []netip.Prefix) (netip.Prefix, bool) {
-	for _, o := range others {
-		if p.Overlaps(o) {
-			return o, true
-		}
-	}
-	return netip.Prefix{}, false
-}
-
 // space finds free addresses of a subnet in a time that hardly depends on its size or on how
 // many are taken. Addresses are offsets from the subnet's first.
 type space struct {

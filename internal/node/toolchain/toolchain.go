@@ -171,21 +171,6 @@ func (f *Finder) Check(ctx context.Context, name string) (Program, error) {
 	return Program{Name: name, Path: path, Version: version}, nil
 }
 
-// CheckAll checks the named programs, and joins the errors of those that fail.
-func (f *Finder) CheckAll(ctx context.Context, names ...string) (map[string]Program, error) {
-	found := map[string]Program{}
-	var failures []error
-	for _, name := range names {
-		p, err := f.Check(ctx, name)
-		if err != nil {
-			failures = append(failures, err)
-			continue
-		}
-		found[name] = p
-	}
-	return found, errors.Join(failures...)
-}
-
 func unavailable(cause error, format string, args ...any) error {
 	message := fmt.Sprintf(format, args...)
 	if cause == nil {

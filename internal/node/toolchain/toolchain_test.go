@@ -132,18 +132,6 @@ func TestCheckVersions(t *testing.T) {
 	}
 }
 
-func TestCheckAllJoins(t *testing.T) {
-	good := program(t, t.TempDir(), "runc", "echo runc version 1.3.0")
-	f := finder(t, map[string]string{toolchain.Runc: good, toolchain.Runsc: "/nonexistent/a", toolchain.Containerd: "/nonexistent/b"})
-	found, err := f.CheckAll(t.Context(), toolchain.Runc, toolchain.Runsc, toolchain.Containerd)
-	if len(found) != 1 || found[toolchain.Runc].Version != "1.3.0" {
-		t.Errorf("found = %v", found)
-	}
-	if err == nil || !strings.Contains(err.Error(), "/nonexistent/a") || !strings.Contains(err.Error(), "/nonexistent/b") {
-		t.Errorf("CheckAll = %v, want both faults", err)
-	}
-}
-
 // TestRealPrograms runs those that make builds or installs.
 func TestRealPrograms(t *testing.T) {
 	f := finder(t, nil)
