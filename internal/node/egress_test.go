@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/testkit/ownnet"
-
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
@@ -23,6 +21,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/egress"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+	"github.com/barchan-dev/barchan/internal/testkit/ownnet"
 )
 
 // inOwnNet is ownnet.Inside with what these tests need.

@@ -5,11 +5,10 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
-
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 

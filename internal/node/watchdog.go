@@ -8,9 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
-	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
-
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
@@ -18,6 +15,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 	"github.com/barchan-dev/barchan/internal/node/operation"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/node/registry"

@@ -9,9 +9,9 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
-
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
 
 // verified remembers which images of memory were read through and found whole, as long as their files

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
-
 	"golang.org/x/sync/errgroup"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -16,6 +14,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
 
 // offersFiles is what is said where memory cannot be used.

@@ -25,14 +25,13 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/oci"
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
 
 // Only the build of runsc that wrote the memory of a sandbox can restore it, and a container is driven by the

@@ -11,15 +11,14 @@ import (
 	"runtime"
 	"slices"
 
-	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
-	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
-
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/portable"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/checkpoint"
+	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
+	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
 
 // imageFile is the file in a directory of memory that describes it.
