@@ -205,6 +205,25 @@ func complete(cfg *Config) error {
 	if cfg.Network.Log == nil {
 		cfg.Network.Log = cfg.Log
 	}
+	setHooks(cfg)
+	setDefault(&cfg.MemoryDir, filepath.Join(cfg.DataDir, "memory"))
+	setDefault(&cfg.DefaultClass, oci.GVisor)
+	setDefault(&cfg.CoolDown, DefaultCoolDown)
+	setDefault(&cfg.StartTimeout, DefaultStartTimeout)
+	setDefault(&cfg.DefaultLimits.MilliCPU, DefaultCPU)
+	setDefault(&cfg.DefaultLimits.Memory, DefaultMemory)
+	setDefault(&cfg.DefaultLimits.Pids, DefaultPids)
+	if len(cfg.Upstreams) == 0 {
+		cfg.Upstreams = upstreams(cfg.Network.Resolvers)
+	}
+	if len(cfg.Network.Resolvers) == 0 {
+		cfg.Network.Resolvers = hostResolvers()
+	}
+	return nil
+}
+
+// setHooks gives hooks that the caller left out a function that does nothing.
+func setHooks(cfg *Config) {
 	for _, hook := range []*func(string) error{&cfg.AfterStep, &cfg.BeforeUndo} {
 		if *hook == nil {
 			*hook = func(string) error { return nil }
@@ -222,20 +241,6 @@ func complete(cfg *Config) error {
 	if cfg.Journalled == nil {
 		cfg.Journalled = func(error) {}
 	}
-	setDefault(&cfg.MemoryDir, filepath.Join(cfg.DataDir, "memory"))
-	setDefault(&cfg.DefaultClass, oci.GVisor)
-	setDefault(&cfg.CoolDown, DefaultCoolDown)
-	setDefault(&cfg.StartTimeout, DefaultStartTimeout)
-	setDefault(&cfg.DefaultLimits.MilliCPU, DefaultCPU)
-	setDefault(&cfg.DefaultLimits.Memory, DefaultMemory)
-	setDefault(&cfg.DefaultLimits.Pids, DefaultPids)
-	if len(cfg.Upstreams) == 0 {
-		cfg.Upstreams = upstreams(cfg.Network.Resolvers)
-	}
-	if len(cfg.Network.Resolvers) == 0 {
-		cfg.Network.Resolvers = hostResolvers()
-	}
-	return nil
 }
 
 func setDefault[T comparable](field *T, value T) {

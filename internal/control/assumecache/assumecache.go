@@ -49,10 +49,12 @@ type Cache[T any, P Object[T]] struct {
 // Shown reads an object from the informer cache.
 type Shown[P any] func(ctx context.Context, key types.NamespacedName) (P, error)
 
-// Sandboxes and Claims are the caches in use.
+// The caches in use.
 type (
+	// Sandboxes assumes sandboxes.
 	Sandboxes = Cache[agents.Sandbox, *agents.Sandbox]
-	Claims    = Cache[extensions.SandboxClaim, *extensions.SandboxClaim]
+	// Claims assumes SandboxClaims.
+	Claims = Cache[extensions.SandboxClaim, *extensions.SandboxClaim]
 )
 
 type assumption[P any] struct {

@@ -57,7 +57,7 @@ func waiting() int {
 	stacks = stacks[:runtime.Stack(stacks, true)]
 	n := 0
 	for one := range strings.SplitSeq(string(stacks), "\n\n") {
-		if strings.Contains(one, "barchan/internal/cache.Wait") {
+		if strings.Contains(one, "barchan/internal/control/cache.Wait") {
 			n++
 		}
 	}

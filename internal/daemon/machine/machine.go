@@ -62,6 +62,7 @@ type Hooks struct {
 	Adopted func(ctx context.Context, n *node.Node) error
 }
 
+// FinderOf returns the finder of the programs that the settings name or the machine has.
 func FinderOf(cfg *config.Config) (*toolchain.Finder, error) {
 	return toolchain.New(toolchain.Config{Paths: map[string]string{
 		toolchain.Runsc: cfg.RunscBinary, toolchain.Runc: cfg.RuncBinary,
@@ -219,7 +220,7 @@ func (m *Machine) CheckExternal(ctx context.Context) error {
 	return nil
 }
 
-// services are containerd, if it is ours, and the node, which is ready when running sandboxes are adopted. The first one
+// Services are containerd, if it is ours, and the node, which is ready when running sandboxes are adopted. The first one
 // closes m after the others.
 func (m *Machine) Services() []boot.Service {
 	list := []boot.Service{boot.Background("node files", func(ctx context.Context) error {
@@ -238,6 +239,7 @@ func (m *Machine) Services() []boot.Service {
 	}))
 }
 
+// Close closes the files of the node and the connection to containerd. It stops neither.
 func (m *Machine) Close() error { return errors.Join(m.Node.Close(), m.Containers.Close()) }
 
 // program returns a program that the server needs. It is run once for its version, not for each status request.

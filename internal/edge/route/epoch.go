@@ -24,10 +24,10 @@ func endedLife(key string) *Epoch {
 // Key is the route's EpochKey.
 func (l *Epoch) Key() string { return l.key }
 
-// Done is closed when the life has ended: the sandbox died, paused, moved or was made anew.
+// Done is closed when the epoch has ended: the sandbox died, paused, moved or was created again.
 func (l *Epoch) Done() <-chan struct{} { return l.gone }
 
-// Over reports whether the life has ended.
+// Ended reports whether the epoch has ended.
 func (l *Epoch) Ended() bool {
 	select {
 	case <-l.gone:

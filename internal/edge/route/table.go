@@ -155,7 +155,7 @@ func (t *Table) Name(id sandbox.ID) (types.NamespacedName, bool) {
 	if !ok {
 		return types.NamespacedName{}, false
 	}
-	return types.NamespacedName{Namespace: e.Namespace, Name: e.Route.Name}, true
+	return types.NamespacedName{Namespace: e.Namespace, Name: e.Name}, true
 }
 
 // LookupName finds the ID of the sandbox that has a name now. A hint names only what nobody else

@@ -104,8 +104,8 @@ func (s *Store) LoadLogged(ctx context.Context) error {
 	return nil
 }
 
-// settleCheckpoints removes what was being made or removed of checkpoints when somebody else ended,
-// where nobody is at it now. Failing is no reason for anything else to fail: the next look tries again.
+// Settle removes checkpoints that were being written or removed when an earlier process ended. It skips those in use. A failure
+// is logged; the next scan retries.
 func (s *Store) Settle(ctx context.Context) (undone int) {
 	for _, k := range s.All() {
 		c := k.Row()
@@ -130,8 +130,8 @@ func (s *Store) Settle(ctx context.Context) (undone int) {
 	return undone
 }
 
-// strayCheckpoints finds what has the name of a checkpoint and no row: directories and snapshots, by
-// UID, as lines for people; and rows whose data are not there.
+// Stray finds directories and containerd snapshots of checkpoints without a row, by UID, as lines for operators; and rows
+// whose data are missing.
 func (s *Store) Stray(ctx context.Context) (stray map[types.UID][]string, lame []string, err error) {
 	rows := map[types.UID]*Row{}
 	know := func() {
@@ -196,7 +196,7 @@ func (s *Store) dropStray(ctx context.Context) error {
 	return errors.Join(failures...)
 }
 
-// adoptCheckpoints brings the checkpoints in order that a node before this one left.
+// Adopt settles the checkpoints of an earlier process.
 func (s *Store) Adopt(ctx context.Context) {
 	began := time.Now()
 	undone := s.Settle(ctx)
@@ -208,7 +208,7 @@ func (s *Store) Adopt(ctx context.Context) {
 	}
 }
 
-// destroyCheckpoints removes all checkpoints, and what cannot be read of them.
+// Destroy removes all checkpoints, unreadable ones too.
 func (s *Store) Destroy(ctx context.Context) error {
 	failures := []error{s.Load(func([]byte, []byte, error) {})}
 	refs := []sandbox.CheckpointRef{}

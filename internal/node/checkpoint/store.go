@@ -49,6 +49,7 @@ import (
 // Stage is how far a checkpoint's life on the node is.
 type Stage string
 
+// The stages.
 const (
 	Writing  Stage = "writing"  // its data are being made; after a restart they are removed
 	Ready    Stage = "ready"    // All of it is durable
@@ -108,16 +109,20 @@ func (s *Store) Captured(c *Row) sandbox.Captured {
 	return seen
 }
 
+// Root is the directory of all checkpoints.
 func (s *Store) Root() string { return filepath.Join(s.cfg.Dir) }
 
+// Dir is the directory of one checkpoint.
 func (s *Store) Dir(uid types.UID) string {
 	return filepath.Join(s.Root(), string(uid))
 }
 
+// MemoryDir has the memory image of a checkpoint.
 func (s *Store) MemoryDir(uid types.UID) string {
 	return filepath.Join(s.Dir(uid), "memory")
 }
 
+// AgentFile is the agent that the checkpoint was made with.
 func (s *Store) AgentFile(uid types.UID) string {
 	return filepath.Join(s.Dir(uid), "agent")
 }
@@ -125,6 +130,7 @@ func (s *Store) AgentFile(uid types.UID) string {
 // prefix begins the names of checkpoints' snapshots.
 const prefix = "checkpoint-"
 
+// Snapshot is the name of a checkpoint's containerd snapshot.
 func Snapshot(uid types.UID) string { return prefix + string(uid) }
 
 // CheckRef refuses what could not be a name on the machine.
@@ -135,6 +141,7 @@ func CheckRef(ref sandbox.CheckpointRef) error {
 	return nil
 }
 
+// CheckpointsBucket has the rows in the node's database.
 var CheckpointsBucket = []byte("checkpoints")
 
 // Store is all checkpoints of the node: their rows in the database, and who is at them.
@@ -173,6 +180,7 @@ type Config struct {
 	Log        *slog.Logger
 }
 
+// Open reads nothing yet: see [Store.Load].
 func Open(cfg Config) (*Store, error) {
 	err := cfg.DB.Update(func(tx *bolt.Tx) error {
 		_, err := tx.CreateBucketIfNotExists(CheckpointsBucket)
@@ -240,6 +248,7 @@ func (s *Store) RowOf(uid types.UID) *Row {
 	return k.Row()
 }
 
+// All returns the handles of all checkpoints, in any order.
 func (s *Store) All() []*Handle {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -312,6 +321,7 @@ func (k *Handle) Row() *Row {
 	return k.row
 }
 
+// SetRow replaces the row in memory. The caller holds the checkpoint's lock.
 func (k *Handle) SetRow(c *Row) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -356,7 +366,7 @@ func (k *Handle) awaitReaders(ctx context.Context) error {
 	}
 }
 
-// noteCheckpoint writes a row with a stage.
+// Move writes a row with its next stage, and refuses a transition that the table lacks.
 func (s *Store) Move(k *Handle, c *Row, to Stage) error {
 	var from Stage
 	if was := k.Row(); was != nil {
@@ -381,7 +391,7 @@ func (s *Store) Move(k *Handle, c *Row, to Stage) error {
 	return nil
 }
 
-// eraseCheckpoint removes all that there is of a checkpoint, its row last. It may be repeated.
+// Erase removes a checkpoint with all its data, its row last. It may be repeated.
 func (s *Store) Erase(ctx context.Context, k *Handle) error {
 	failures := []error{memimage.Remove(s.MemoryDir(k.ref.UID)), s.removeData(ctx, k.ref.UID), s.dropBase(ctx, k)}
 	if err := errors.Join(failures...); err != nil {

@@ -128,9 +128,9 @@ func (r *Reconciler) Run(ctx context.Context) error {
 	}
 }
 
-// Look compares books and machine once, and repairs. If what is live cannot be told, it decides
-// nothing. A repair that cannot be written does not keep the others from being made; its error
-// is returned beside them, and the next look tries again.
+// Reconcile compares the lease table with the addresses in use once, and repairs the table. If the addresses in use
+// are unknown, it changes nothing. A repair that cannot be written does not stop the others; its error is returned
+// beside them, and the next run retries.
 func (r *Reconciler) Reconcile(ctx context.Context) ([]Repair, error) {
 	repairs, err := r.look(ctx)
 	for _, p := range repairs {

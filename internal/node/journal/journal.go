@@ -34,6 +34,7 @@ import (
 // Stage is how far a sandbox's life on the node is.
 type Stage string
 
+// The stages, as the database has them.
 const (
 	none       Stage = ""           // there is no row
 	Making     Stage = "making"     // steps are being done; after a restart they are undone
@@ -115,6 +116,7 @@ var sandboxesBucket = []byte("sandboxes")
 // Journal keeps rows by the sandbox's UID. A write has reached the disk when it returns.
 type Journal struct{ db *bolt.DB }
 
+// Open makes the bucket if it is missing.
 func Open(db *bolt.DB) (*Journal, error) {
 	err := db.Update(func(tx *bolt.Tx) error {
 		_, err := tx.CreateBucketIfNotExists(sandboxesBucket)
@@ -155,6 +157,7 @@ func (j *Journal) Move(r *Row, to Stage) error {
 	return nil
 }
 
+// Remove deletes a row; a missing one is no error.
 func (j *Journal) Remove(ref sandbox.Ref) error {
 	err := j.db.Update(func(tx *bolt.Tx) error { return tx.Bucket(sandboxesBucket).Delete([]byte(ref.UID)) })
 	if err != nil {

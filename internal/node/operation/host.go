@@ -73,6 +73,7 @@ type Host struct {
 	restores  chan struct{} // has a place for each memory of a checkpoint that may be restored at the same time
 }
 
+// NewHost starts nothing.
 func NewHost(cfg HostConfig) *Host {
 	return &Host{
 		cfg: cfg, restores: make(chan struct{}, checkpoint.RestoresAtOnce()),
@@ -117,6 +118,7 @@ func (h *Host) AgentOf(id sandbox.ID, addr netip.Addr) (*envd.Client, error) {
 	return c, nil
 }
 
+// ClaimsDir has the volume claims of a sandbox.
 func (h *Host) ClaimsDir(id string) string { return filepath.Join(h.cfg.DataDir, "claims", id) }
 
 // ApplyEgress puts the policy of a row in force, if its sandbox has a network.
@@ -197,6 +199,8 @@ func (h *Host) observeStep(class oci.Class, step string, took time.Duration) {
 // Dir is the sandbox's directory: bundle, root filesystem's mount point, scratch volumes.
 func (h *Host) Dir(id string) string { return filepath.Join(h.cfg.DataDir, "sandboxes", id) }
 
+// Cgroup is the path of a sandbox's cgroup.
 func (h *Host) Cgroup(id string) string { return path.Join(h.cfg.CgroupParent, id) }
 
+// MemoryDir has the stored memory of a sandbox.
 func (h *Host) MemoryDir(id string) string { return filepath.Join(h.cfg.MemoryDir, id) }

@@ -47,6 +47,7 @@ func (w *Operation) checkpoint(ctx context.Context) error {
 	return nil
 }
 
+// RemoveMemory removes the stored memory; a missing one is no error.
 func (w *Operation) RemoveMemory(context.Context) error {
 	return memimage.Remove(w.host.MemoryDir(w.ID()))
 }

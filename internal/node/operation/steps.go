@@ -201,8 +201,10 @@ func (w *Operation) ID() string { return string(w.Row.Plan.ID) }
 
 func (w *Operation) uid() string { return string(w.Row.Plan.Ref.UID) }
 
+// Path is a file in the sandbox's directory.
 func (w *Operation) Path(name string) string { return filepath.Join(w.host.Dir(w.ID()), name) }
 
+// Endpoint is the sandbox's end of its network, by the addresses in the row.
 func (w *Operation) Endpoint() netdev.Endpoint {
 	return netdev.Endpoint{ID: w.ID(), Address: w.Row.Address, Address6: w.host.Beside(w.Row.Address)}
 }
@@ -311,6 +313,7 @@ func (w *Operation) removeOwnFiles(ctx context.Context) error {
 	return nil
 }
 
+// WriteRecord creates the containerd container, which is metadata: nothing runs yet.
 func (w *Operation) WriteRecord(ctx context.Context) error {
 	p := &w.Row.Plan
 	return w.host.cfg.Containerd.CreateContainer(ctx, ctrd.Container{
@@ -376,6 +379,7 @@ func StepNames() (names []string) {
 // process would. Config.AfterStep returns it, in tests.
 var ErrCrash = errors.New("crash on purpose")
 
+// RunOf returns what an image says of its program.
 func RunOf(img ctrd.Image) *plan.ImageRun {
 	c := &img.Config
 	return &plan.ImageRun{Ref: img.Ref, Entrypoint: c.Entrypoint, Cmd: c.Cmd, Workdir: c.WorkingDir, User: c.User}

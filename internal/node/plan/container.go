@@ -34,6 +34,7 @@ func (p *Plan) Environment(image []string, address netip.Addr, node string) map[
 	return env
 }
 
+// IsRoot reports whether an image's user is root. Empty means root.
 func IsRoot(user string) bool {
 	name, _, _ := strings.Cut(user, ":")
 	return name == "" || name == "0" || name == "root"

@@ -15,6 +15,7 @@ type Tasks struct {
 	waiting []func(context.Context) // +checklocks:mu
 }
 
+// NewTasks starts nothing: see [Tasks.Run].
 func NewTasks() *Tasks { return &Tasks{wake: make(chan struct{}, 1)} }
 
 // Start has Run run f; the context ends with Run.
@@ -48,7 +49,7 @@ func (t *Tasks) Run(ctx context.Context) {
 	}
 }
 
-// dirty collects sandboxes that changed until somebody reads of them.
+// ChangeQueue collects the sandboxes that changed since the last read.
 type ChangeQueue struct {
 	wake chan struct{}
 
@@ -57,6 +58,7 @@ type ChangeQueue struct {
 	in   map[sandbox.Ref]struct{} // +checklocks:mu
 }
 
+// NewChangeQueue returns an empty queue.
 func NewChangeQueue() *ChangeQueue {
 	return &ChangeQueue{wake: make(chan struct{}, 1), in: map[sandbox.Ref]struct{}{}}
 }

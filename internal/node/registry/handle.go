@@ -58,6 +58,7 @@ func (u *Handle) UnlessInterrupted(held context.Context) (context.Context, conte
 	return u.locks.UnlessInterrupted(held, u.Ref.UID)
 }
 
+// Observed returns the status that controllers see.
 func (u *Handle) Observed() sandbox.Observed {
 	u.Mu.Lock()
 	defer u.Mu.Unlock()
@@ -73,12 +74,14 @@ func (u *Handle) Update(change func(*sandbox.Observed)) bool {
 	return before != u.seen
 }
 
+// DiskUse returns the last measured use of disk.
 func (u *Handle) DiskUse() DiskUse {
 	u.Mu.Lock()
 	defer u.Mu.Unlock()
 	return u.disk
 }
 
+// SetDiskUse notes a measured use of disk.
 func (u *Handle) SetDiskUse(d DiskUse) {
 	u.Mu.Lock()
 	defer u.Mu.Unlock()
@@ -92,6 +95,7 @@ func (u *Handle) Row() *journal.Row {
 	return u.row
 }
 
+// SetRow replaces the row in memory. The caller holds the sandbox's lock.
 func (u *Handle) SetRow(r *journal.Row) {
 	u.Mu.Lock()
 	defer u.Mu.Unlock()
@@ -121,6 +125,7 @@ func (u *Handle) SetRetrying(on bool) (changed bool) {
 	return changed
 }
 
+// IsDesired reports whether an object asks for the sandbox.
 func (u *Handle) IsDesired() bool {
 	u.Mu.Lock()
 	defer u.Mu.Unlock()
@@ -134,6 +139,7 @@ func (u *Handle) MarkRemoved() {
 	u.gone = true
 }
 
+// IsRemoved reports whether the sandbox has been removed from the host.
 func (u *Handle) IsRemoved() bool {
 	u.Mu.Lock()
 	defer u.Mu.Unlock()

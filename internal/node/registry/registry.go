@@ -46,6 +46,7 @@ type Registry struct {
 	blockedIDs map[string]chan struct{} // +checklocks:mu
 }
 
+// New returns a registry without sandboxes.
 func New(cfg Config) *Registry {
 	return &Registry{cfg: cfg, handles: map[types.UID]*Handle{}, unread: map[types.UID]error{}, blockedIDs: map[string]chan struct{}{}}
 }

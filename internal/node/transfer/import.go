@@ -54,6 +54,7 @@ const eraseTimeout = time.Minute
 // Transfer exports and imports checkpoints.
 type Transfer struct{ cfg Config }
 
+// New starts nothing.
 func New(cfg Config) *Transfer { return &Transfer{cfg} }
 
 // importing is one checkpoint that comes from elsewhere.

@@ -343,14 +343,14 @@ func (r *reconciler) drop(ctx context.Context, w *work, s *agents.Sandbox) error
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("read the claim: %w", err)
 	}
-	return r.remove(ctx, w, s)
+	return r.remove(ctx, s)
 }
 
 // errNamed says that a claim names a sandbox that was about to be deleted because it did not.
 var errNamed = errors.New("the claim names this sandbox by now")
 
 // remove deletes a sandbox of the claim's, if it is still the one that was read.
-func (r *reconciler) remove(ctx context.Context, w *work, s *agents.Sandbox) error {
+func (r *reconciler) remove(ctx context.Context, s *agents.Sandbox) error {
 	if s.DeletionTimestamp != nil || r.assumed.Deleted(s.UID) {
 		return nil
 	}

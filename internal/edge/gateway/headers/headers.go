@@ -4,8 +4,8 @@ package headers
 
 import "github.com/barchan-dev/barchan/internal/guest/envd"
 
+// Headers of agent-sandbox's router, and a cookie of ours.
 const (
-	// Name, Namespace and Port are headers of agent-sandbox's router.
 	Name      = "X-Sandbox-Id"
 	Namespace = "X-Sandbox-Namespace"
 	Port      = "X-Sandbox-Port"

@@ -56,7 +56,7 @@ func (r *Rules) disconnect() {
 	r.conn, r.settled = nil, false
 }
 
-// close gives back the connection; the rules stay.
+// Close closes the connection; the rules stay.
 func (r *Rules) Close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -69,11 +70,12 @@ func Describe(t *testing.T, dir string) map[string]string {
 		if !ok {
 			first, inodes[st.Ino] = rel, rel
 		}
-		line := fmt.Sprintf("mode=%o owner=%d:%d dev=%x time=%d.%d same=%q", st.Mode, st.Uid, st.Gid, st.Rdev, st.Mtim.Sec, st.Mtim.Nsec, first)
+		var line strings.Builder
+		fmt.Fprintf(&line, "mode=%o owner=%d:%d dev=%x time=%d.%d same=%q", st.Mode, st.Uid, st.Gid, st.Rdev, st.Mtim.Sec, st.Mtim.Nsec, first)
 		attrs, err := filetree.Attributes(path)
 		must(t, err)
 		for _, name := range slices.Sorted(maps.Keys(attrs)) {
-			line += fmt.Sprintf(" %s=%q", name, attrs[name])
+			fmt.Fprintf(&line, " %s=%q", name, attrs[name])
 		}
 		switch st.Mode & unix.S_IFMT {
 		case unix.S_IFREG:
@@ -83,13 +85,13 @@ func Describe(t *testing.T, dir string) map[string]string {
 			sum := sha256.New()
 			_, err = io.Copy(sum, f)
 			must(t, err)
-			line += fmt.Sprintf(" size=%d sum=%x", st.Size, sum.Sum(nil)[:6])
+			fmt.Fprintf(&line, " size=%d sum=%x", st.Size, sum.Sum(nil)[:6])
 		case unix.S_IFLNK:
 			target, err := os.Readlink(path)
 			must(t, err)
-			line += " to=" + target
+			line.WriteString(" to=" + target)
 		}
-		described[rel] = line
+		described[rel] = line.String()
 		return nil
 	}))
 	return described
