@@ -102,7 +102,8 @@ func (u *inflight) sentTransport() *http.Transport {
 			return nil, errOver
 		}
 		c := u.Conn.(*upstreamConn)
-		c.sent, c.ahead = make(chan struct{}), u.Ahead
+		c.ahead = u.Ahead
+		c.sent.Store(true)
 		return c, nil
 	}
 	return t

@@ -21,11 +21,12 @@ type upstreamConn struct {
 	fresh, reused atomic.Bool
 	checking      atomic.Bool
 
-	// sent is not nil where the fast path has sent the request; it is closed once http.Transport has written it too,
-	// since the Transport drops a response that comes before. ahead is what the fast path read of the response.
-	sent     chan struct{}
-	sentOnce sync.Once
-	ahead    []byte
+	// sent is true where the fast path has sent the request, and ahead is what it read of the response. Reads then
+	// wait until http.Transport has written the request too: it drops a response that comes before.
+	sent    atomic.Bool
+	ahead   []byte
+	written chan struct{}
+	once    sync.Once // closes written
 
 	// head and heading belong to the reader.
 	head    messages
@@ -37,7 +38,7 @@ type upstreamConn struct {
 }
 
 func newUpstreamConn(nc net.Conn, u *upstream) *upstreamConn {
-	c := &upstreamConn{Conn: nc, u: u}
+	c := &upstreamConn{Conn: nc, u: u, written: make(chan struct{})}
 	if sc, ok := nc.(syscall.Conn); ok {
 		if raw, err := sc.SyscallConn(); err == nil {
 			c.raw = raw
@@ -81,8 +82,8 @@ func (c *upstreamConn) Read(b []byte) (int, error) {
 }
 
 func (c *upstreamConn) read(b []byte) (int, error) {
-	if c.sent != nil {
-		<-c.sent
+	if c.sent.Load() {
+		<-c.written
 	}
 	if len(c.ahead) > 0 {
 		n := copy(b, c.ahead)
@@ -95,7 +96,7 @@ func (c *upstreamConn) read(b []byte) (int, error) {
 // Write implements net.Conn. An error of the peer is not returned: its response, or the error of the
 // next read, says more.
 func (c *upstreamConn) Write(b []byte) (int, error) {
-	if c.sent != nil {
+	if c.sent.Load() {
 		c.release()
 		return len(b), nil
 	}
@@ -110,11 +111,7 @@ func (c *upstreamConn) Write(b []byte) (int, error) {
 }
 
 // release lets reads begin.
-func (c *upstreamConn) release() {
-	if c.sent != nil {
-		c.sentOnce.Do(func() { close(c.sent) })
-	}
-}
+func (c *upstreamConn) release() { c.once.Do(func() { close(c.written) }) }
 
 // ReadFrom implements io.ReaderFrom with large blocks for large bodies.
 func (c *upstreamConn) ReadFrom(r io.Reader) (total int64, err error) {
