@@ -18,8 +18,9 @@ type upstreamConn struct {
 	raw syscall.RawConn // nil: not a socket
 
 	// fresh is set when a request gets the connection, reused when it had one before.
-	fresh, reused atomic.Bool
-	checking      atomic.Bool
+	fresh    atomic.Bool
+	reused   atomic.Bool
+	checking atomic.Bool
 
 	// sent is true where the fast path has sent the request, and ahead is what it read of the response. Reads then
 	// wait until http.Transport has written the request too: it drops a response that comes before.

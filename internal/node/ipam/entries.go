@@ -157,7 +157,7 @@ func (b *Allocator) dropLocked(addr netip.Addr) {
 
 // write puts leases into the store, all or none, and then into the books.
 //
-// +checklocks:b.turn
+// +checklocks:b.writeMu
 func (b *Allocator) write(leases ...Lease) error {
 	entries, changes, err := b.plan(leases)
 	if err != nil {
@@ -189,7 +189,7 @@ func (b *Allocator) write(leases ...Lease) error {
 // plan says what to change in the store for leases: the rows themselves, rows of their addresses
 // that are filed elsewhere, and some that are of no use any more.
 //
-// +checklocks:b.turn
+// +checklocks:b.writeMu
 func (b *Allocator) plan(leases []Lease) (entries []entry, changes []Row, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

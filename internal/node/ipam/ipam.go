@@ -22,7 +22,7 @@
 //
 // # Locks
 //
-// [Books.turn] is taken first, by whoever changes something, and kept while the store is
+// [Allocator.writeMu] is taken first, by whoever changes something, and kept while the store is
 // written. [Books.mu] guards what readers see, and is never kept over a call to the store; what
 // it guards changes only while both are held.
 package ipam
@@ -200,7 +200,7 @@ func checkAddress(addr netip.Addr) error {
 // next finds the free address that follows the one given last, so that an address rests as
 // long as the range allows.
 //
-// +checklocks:b.turn
+// +checklocks:b.writeMu
 func (b *Allocator) next(now time.Time) (netip.Addr, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -214,7 +214,7 @@ func (b *Allocator) next(now time.Time) (netip.Addr, error) {
 		b.cfg.Subnet, c.Held, c.Reserved, c.Cooling, b.cfg.CoolDown, c.Quarantined+c.Unread, c.Excluded, errs.ErrExhausted)
 }
 
-// wakeLocked frees the addresses that have rested. The caller has the turn.
+// wakeLocked frees the addresses that have rested. The caller holds writeMu.
 //
 // +checklocks:b.mu
 func (b *Allocator) wakeLocked(now time.Time) {
@@ -258,9 +258,9 @@ func (b *Allocator) Claim(owner string, addr netip.Addr) error {
 	return b.claim(owner, addr)
 }
 
-// claim does the work of Claim, in the caller's turn.
+// claim does the work of Claim; the caller holds writeMu.
 //
-// +checklocks:b.turn
+// +checklocks:b.writeMu
 func (b *Allocator) claim(owner string, addr netip.Addr) error {
 	if err := checkOwner(owner); err != nil {
 		return fmt.Errorf("claim %s: %w", addr, err)

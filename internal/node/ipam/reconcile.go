@@ -86,7 +86,7 @@ type Reconciler struct {
 	metrics *metrics
 
 	runMu  sync.Mutex            // one look at a time
-	misses map[netip.Addr]missed // +checklocks:turn
+	misses map[netip.Addr]missed // +checklocks:runMu
 }
 
 // missed is a lease whose owner was not seen alive.
@@ -212,7 +212,7 @@ func (v *view) addresses() []netip.Addr {
 
 // forget drops the misses of leases that there are no more.
 //
-// +checklocks:r.turn
+// +checklocks:r.runMu
 func (r *Reconciler) forget(v *view) {
 	for addr, m := range r.misses {
 		if v.leases[addr].Owner != m.owner {
@@ -224,7 +224,7 @@ func (r *Reconciler) forget(v *view) {
 // missed counts a lease without a live owner, and reports whether that is enough to release it.
 // Whoever uses the address counts as alive: a lease is not taken because of a conflict.
 //
-// +checklocks:r.turn
+// +checklocks:r.runMu
 func (r *Reconciler) missed(l Lease, v *view) bool {
 	if v.alive[l.Owner] || len(v.users[l.Address]) > 0 {
 		delete(r.misses, l.Address)

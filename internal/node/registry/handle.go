@@ -21,15 +21,15 @@ type Handle struct {
 	locks *keyedlock.Lock
 
 	Mu      sync.Mutex
-	row     *journal.Row       // +checklocks:mu
-	seen    sandbox.Observed   // +checklocks:mu
-	gone    bool               // +checklocks:mu
-	desired bool               // +checklocks:mu
-	disk    DiskUse            // +checklocks:mu
-	unwatch context.CancelFunc // +checklocks:mu
-	Unstore context.CancelFunc // +checklocks:mu
+	row     *journal.Row       // +checklocks:Mu
+	seen    sandbox.Observed   // +checklocks:Mu
+	gone    bool               // +checklocks:Mu
+	desired bool               // +checklocks:Mu
+	disk    DiskUse            // +checklocks:Mu
+	unwatch context.CancelFunc // +checklocks:Mu
+	Unstore context.CancelFunc // +checklocks:Mu
 	// retrying is set while a task retries the removal.
-	retrying bool // +checklocks:mu
+	retrying bool // +checklocks:Mu
 }
 
 // Acquire waits for the lock of the sandbox. A removal cancels the returned context; release unlocks.
