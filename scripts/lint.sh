@@ -5,7 +5,7 @@ source "$(dirname "$0")/lib.sh"
 scripts/tool.sh golangci-lint checklocks
 
 lint_scripts() {
-	git ls-files -z --cached --others --exclude-standard -- '*.sh' .ci/run |
+	git ls-files -z --cached --others --exclude-standard -- '*.sh' .ci/run packaging/postinst packaging/prerm packaging/postrm |
 		xargs -0 shellcheck --external-sources --source-path=SCRIPTDIR --severity=warning
 }
 
