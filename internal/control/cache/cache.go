@@ -165,11 +165,6 @@ func (c *Cache) Members(ctx context.Context, pool types.UID) ([]agents.Sandbox, 
 	return c.sandboxes(ctx, client.MatchingFields{indexMember: string(pool)})
 }
 
-// MembersOf returns the unclaimed members of a pool that are of a revision.
-func (c *Cache) MembersOf(ctx context.Context, pool types.UID, revision string) ([]agents.Sandbox, error) {
-	return c.sandboxes(ctx, client.MatchingFields{indexMemberRevision: memberKey(pool, revision)})
-}
-
 // ClaimedFrom returns the sandboxes that were claimed through a pool: its former members, and
 // what was started cold because it had none.
 func (c *Cache) ClaimedFrom(ctx context.Context, pool types.UID) ([]agents.Sandbox, error) {
@@ -179,11 +174,6 @@ func (c *Cache) ClaimedFrom(ctx context.Context, pool types.UID) ([]agents.Sandb
 // Owned returns the sandboxes that an object controls by its owner reference.
 func (c *Cache) Owned(ctx context.Context, owner types.UID) ([]agents.Sandbox, error) {
 	return c.sandboxes(ctx, client.MatchingFields{indexOwner: string(owner)})
-}
-
-// OnNode returns the sandboxes that a node runs.
-func (c *Cache) OnNode(ctx context.Context, node string) ([]agents.Sandbox, error) {
-	return c.sandboxes(ctx, client.MatchingFields{indexNode: node})
 }
 
 // SandboxesByIdempotency returns the sandboxes of a namespace that were made for a request of

@@ -16,9 +16,7 @@ const (
 	indexSandboxID      = "barchan.sandboxID"
 	indexOwner          = "barchan.owner"
 	indexMember         = "barchan.member"
-	indexMemberRevision = "barchan.memberRevision"
 	indexOrigin         = "barchan.origin"
-	indexNode           = "barchan.node"
 	indexIdempotency    = "barchan.idempotency"
 	indexKeyHash        = "barchan.keyHash"
 	indexPoolTemplate   = "barchan.poolTemplate"
@@ -57,9 +55,7 @@ func indexes() []index {
 		{indexSandboxID, box, of(func(s *agents.Sandbox) string { return string(sandbox.IDOf(s.UID)) })},
 		{indexOwner, box, of(func(s *agents.Sandbox) string { return string(owner(s)) })},
 		{indexMember, box, of(func(s *agents.Sandbox) string { return string(pool.MemberOf(s)) })},
-		{indexMemberRevision, box, of(memberRevision)},
 		{indexOrigin, box, of(func(s *agents.Sandbox) string { return string(pool.OriginOf(s)) })},
-		{indexNode, box, of(func(s *agents.Sandbox) string { return s.Status.NodeName })},
 		{indexIdempotency, box, of(func(s *agents.Sandbox) string { return s.Annotations[pool.AnnotationIdempotencyKey] })},
 		{indexKeyHash, &barchan.APIKey{}, of(func(k *barchan.APIKey) string { return k.Spec.SHA256 })},
 		{indexPoolTemplate, swp, of(func(p *extensions.SandboxWarmPool) string { return pool.TemplateOf(p).String() })},
@@ -109,12 +105,3 @@ func owner(o metav1.Object) types.UID {
 	}
 	return ""
 }
-
-func memberRevision(s *agents.Sandbox) string {
-	if uid := pool.MemberOf(s); uid != "" {
-		return memberKey(uid, pool.RevisionOf(s))
-	}
-	return ""
-}
-
-func memberKey(uid types.UID, revision string) string { return string(uid) + "/" + revision }

@@ -128,11 +128,9 @@ func compare(t *testing.T, c *cache.Cache, all []agents.Sandbox) {
 		}
 	}
 	for _, n := range []string{"1", "2", "3"} {
-		p, rev, own, node := types.UID("p"+n), "r"+n, "o"+n, "n"+n
+		p, own := types.UID("p"+n), "o"+n
 		got, err := c.Members(ctx, p)
 		check("Members", got, err, func(s *agents.Sandbox) bool { return pool.MemberOf(s) == p })
-		got, err = c.MembersOf(ctx, p, rev)
-		check("MembersOf", got, err, func(s *agents.Sandbox) bool { return pool.MemberOf(s) == p && pool.RevisionOf(s) == rev })
 		got, err = c.ClaimedFrom(ctx, p)
 		check("ClaimedFrom", got, err, func(s *agents.Sandbox) bool { return pool.OriginOf(s) == p })
 		got, err = c.Owned(ctx, types.UID(own))
@@ -140,8 +138,6 @@ func compare(t *testing.T, c *cache.Cache, all []agents.Sandbox) {
 			ref := metav1.GetControllerOf(s)
 			return ref != nil && string(ref.UID) == own
 		})
-		got, err = c.OnNode(ctx, node)
-		check("OnNode", got, err, func(s *agents.Sandbox) bool { return s.Status.NodeName == node })
 		got, err = c.SandboxesByIdempotency(ctx, "default", "k"+n)
 		check("SandboxesByIdempotency", got, err, func(s *agents.Sandbox) bool { return s.Annotations[pool.AnnotationIdempotencyKey] == "k"+n })
 	}
@@ -162,7 +158,7 @@ func TestIndexValues(t *testing.T) {
 	full.Status.NodeName = "n"
 	full.Spec.Barchan = &agents.BarchanSpec{Restore: &agents.RestoreSource{CheckpointName: "c"}}
 	want := map[string]string{
-		"barchan.owner": "o", "barchan.member": "p", "barchan.memberRevision": "p/r", "barchan.origin": "q", "barchan.node": "n", "barchan.idempotency": "k", "barchan.restore": "c",
+		"barchan.owner": "o", "barchan.member": "p", "barchan.origin": "q", "barchan.idempotency": "k", "barchan.restore": "c",
 	}
 	got := cache.IndexValues(full)
 	delete(got, "barchan.sandboxID")

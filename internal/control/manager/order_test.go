@@ -118,7 +118,7 @@ func testOrderOfSnapshotsAndKeysWithinASecond(t *testing.T) {
 	if !slices.Equal(got, names) {
 		t.Errorf("snapshots are %v, want %v: the newest first", got, names)
 	}
-	if newest, err := f.SnapshotByID(t.Context(), team, "a"); err != nil || newest.ID != "a:0" {
+	if newest, err := f.snapshotByID(t.Context(), team, "a"); err != nil || newest.ID != "a:0" {
 		t.Errorf("the newest of a is %s, %v", newest.ID, err)
 	}
 }

@@ -244,10 +244,10 @@ func TestSnapshotOfAnotherReplica(t *testing.T) {
 	f := newFixture(t)
 	made := f.mustSnapshot(t, f.mustCreate(t, request("base")), "fresh:1")
 	other := f.replica(t, func(c *Config) { c.Cache = blind{f.cluster} })
-	if got, err := other.SnapshotByID(t.Context(), team, made.ID); err != nil || got.Object != made.Object {
-		t.Errorf("SnapshotByID = %+v, %v", got, err)
+	if got, err := other.snapshotByID(t.Context(), team, made.ID); err != nil || got.Object != made.Object {
+		t.Errorf("snapshotByID = %+v, %v", got, err)
 	}
-	_, err := other.SnapshotByID(t.Context(), "team-b", made.ID)
+	_, err := other.snapshotByID(t.Context(), "team-b", made.ID)
 	wantKind(t, err, errs.ErrNotFound, "")
 }
 
@@ -322,7 +322,7 @@ func TestTheNewestOfAName(t *testing.T) {
 	if err := f.cluster.Create(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := f.SnapshotByID(t.Context(), team, "x"); err != nil || got.ID != want.ID {
+	if got, err := f.snapshotByID(t.Context(), team, "x"); err != nil || got.ID != want.ID {
 		t.Errorf("got %s, %v; want %s", got.ID, err, want.ID)
 	}
 	f.cluster.Hold(false)
@@ -395,14 +395,14 @@ func TestSnapshotNamesWithUnderscores(t *testing.T) {
 			t.Errorf("a create from %s starts from %s", name, s.Spec.Barchan.Restore.CheckpointName)
 		}
 		other := f.replica(t, func(c *Config) { c.Cache = blind{f.cluster} })
-		if got, err := other.SnapshotByID(t.Context(), team, name); err != nil || got.Object != snap.Object {
+		if got, err := other.snapshotByID(t.Context(), team, name); err != nil || got.Object != snap.Object {
 			t.Errorf("before the cache knows of %s: %+v, %v", name, got, err)
 		}
 	}
 	if err := f.DeleteSnapshot(t.Context(), team, "a_b:1"); err != nil {
 		t.Error(err)
 	}
-	if _, err := f.SnapshotByID(t.Context(), team, "a-b:1"); err != nil {
+	if _, err := f.snapshotByID(t.Context(), team, "a-b:1"); err != nil {
 		t.Errorf("the deletion of a_b took a-b: %v", err)
 	}
 }
@@ -513,4 +513,13 @@ func TestOneSnapshotID(t *testing.T) {
 	if id, want := c.SnapshotID(), snap.Object+":default"; id != want {
 		t.Errorf("one without labels has the ID %q, want %q", id, want)
 	}
+}
+
+// snapshotByID returns the view of the snapshot that a tenant names.
+func (m *Manager) snapshotByID(ctx context.Context, namespace, id string) (Snapshot, error) {
+	c, err := m.snapshot(ctx, namespace, id)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	return viewSnapshot(c), nil
 }

@@ -94,15 +94,6 @@ func noSnapshot(id string) error {
 	return apistatus.Refuse(errs.ErrNotFound, "snapshot '%s' not found", id)
 }
 
-// SnapshotByID returns the one snapshot that a tenant means by an ID, or the newest of a name.
-func (m *Manager) SnapshotByID(ctx context.Context, namespace, id string) (Snapshot, error) {
-	c, err := m.snapshot(ctx, namespace, id)
-	if err != nil {
-		return Snapshot{}, err
-	}
-	return viewSnapshot(c), nil
-}
-
 // snapshot finds what a tenant means: the one of a name and a tag, else the newest of the name, one that
 // is ready before one that is not.
 func (m *Manager) snapshot(ctx context.Context, namespace, asked string) (*barchan.Checkpoint, error) {

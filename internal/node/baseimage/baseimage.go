@@ -148,15 +148,6 @@ func Build(ctx context.Context, cfg Config, progress func(Progress)) (Result, er
 	return res, nil
 }
 
-// Find returns the image of cfg if it was built before.
-func Find(ctx context.Context, cfg Config) (Result, bool, error) {
-	if err := cfg.complete(ctx); err != nil {
-		return Result{}, false, err
-	}
-	res, ok := cfg.find()
-	return res, ok, nil
-}
-
 // complete fills in the defaults and checks the rest.
 func (c *Config) complete(ctx context.Context) error {
 	if c.Dir == "" {

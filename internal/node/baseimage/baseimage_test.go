@@ -233,9 +233,6 @@ func TestBuildOnce(t *testing.T) {
 		Dir: t.TempDir(), Npm: noNpm, Mmdebstrap: script(t, makesRoot), Epoch: time.Unix(1e9, 0),
 		Ref: "example.test/small:v1",
 	}
-	if _, ok, err := baseimage.Find(t.Context(), cfg); ok || err != nil {
-		t.Fatalf("Find before = %v, %v", ok, err)
-	}
 	results := make([]baseimage.Result, 4)
 	var wg sync.WaitGroup
 	for i := range results {

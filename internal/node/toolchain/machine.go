@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -68,11 +67,6 @@ func CheckMachine(ctx context.Context, opts Options) []Check {
 		checks = append(checks, checkAddress(ctx, a))
 	}
 	return checks
-}
-
-// Failed returns the checks without which no server runs.
-func Failed(checks []Check) []Check {
-	return slices.DeleteFunc(slices.Clone(checks), func(c Check) bool { return c.OK || c.Optional })
 }
 
 func good(name, format string, args ...any) Check {

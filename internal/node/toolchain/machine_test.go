@@ -4,6 +4,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -29,7 +30,7 @@ func TestThisMachine(t *testing.T) {
 		Addresses: []string{"127.0.0.1:0", taken},
 	})
 	wantComplete(t, checks)
-	failed := Failed(checks)
+	failed := slices.DeleteFunc(slices.Clone(checks), func(c Check) bool { return c.OK || c.Optional })
 	if len(failed) != 1 || failed[0].Name != "address "+taken || !strings.Contains(failed[0].Fix, "ss -ltnp") {
 		t.Errorf("failed: %+v, want the taken address alone", failed)
 	}
