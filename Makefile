@@ -11,7 +11,7 @@ up: ## install what is missing, start the server, run a first program
 	@$(MAKE) --no-print-directory -j2 runtimes build
 	@scripts/up.sh
 
-down: ## stop the server, sandboxes run on (ALL=1 removes everything)
+down: ## stop the server; sandboxes keep running (ALL=1 removes everything)
 	@scripts/down.sh $(if $(ALL),--all)
 
 deps: ## install what is missing to build, test and run
@@ -26,7 +26,7 @@ kubectl: ## build kubectl into the cache
 build: ## build bin/barchan and bin/barchan-agent
 	@scripts/build.sh
 
-generate: ## make generated code anew
+generate: ## generate code again
 	@scripts/generate.sh
 
 check-generated: ## fail if generated code is stale
@@ -38,7 +38,7 @@ fmt: ## format the code
 lint: ## run the linters
 	@scripts/lint.sh
 
-check: ## format, architecture, generated code, linters: what needs no running
+check: ## check format, architecture, generated code, linters
 	@scripts/fmt.sh --check
 	@scripts/arch.sh
 	@scripts/generate.sh --check
@@ -56,5 +56,5 @@ test-short: runtimes kubectl build ## run the tests that take no time
 release: runtimes build ## make what users install: dist/*.tar.gz, dist/*.deb
 	@scripts/release.sh
 
-bench: runtimes build ## measure, with the floor beside each figure (ARGS="--only exec --json")
+bench: runtimes build ## measure, with a baseline beside each result (ARGS="--only exec --json")
 	@scripts/bench.sh $(ARGS)

@@ -105,9 +105,9 @@ func kubectl(t *testing.T) string {
 	path, err := exec.LookPath("kubectl")
 	if err != nil {
 		if os.Getenv("CI") == "true" {
-			t.Fatal("kubectl is needed: make tools")
+			t.Fatal("kubectl is needed: make kubectl")
 		}
-		t.Skip("SKIPPED: kubectl is not built; run `make tools`")
+		t.Skip("SKIPPED: kubectl is not built; run `make kubectl`")
 	}
 	return path
 }
