@@ -12,7 +12,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
-// mayWake checks what the agent would check, for it cannot while it sleeps. Nil: it may.
+// mayWake makes the agent's checks, because the agent of a paused sandbox cannot. Nil: allowed.
 func (x *exchange) mayWake(e *route.Entry) *localReply {
 	if x.port != envd.Port || !e.Access.Secure {
 		return nil
@@ -33,20 +33,19 @@ func (x *exchange) mayWake(e *route.Entry) *localReply {
 	return nil
 }
 
-// asksWhetherItRuns reports whether a request only wants to know that, of the agent. E2B's SDKs ask so when
-// a stream broke, which it does when its sandbox falls asleep; the answer must not be to wake it.
+// asksWhetherItRuns reports whether a request is only a health check of the agent. E2B's SDKs send one
+// when a stream breaks, as a pause does; it must not wake the sandbox.
 func (x *exchange) asksWhetherItRuns() bool {
 	return x.port == envd.Port && x.url.Path == envd.PathHealth
 }
 
-// signatureLength is that of a signature: its version, and a SHA-256 in base 64.
+// signatureLength is the length of a signature: its version, and a SHA-256 in base 64.
 const signatureLength = len("v1_") + 43
 
-// bySignature finds the sandbox that a signed file URL is for where nothing else says so: with
-// one base URL for all sandboxes, E2B's SDKs make URLs without a sandbox ID. The signature is
-// made with the token of one sandbox and fits no other, so it is looked for: some microseconds
-// for each secure sandbox. Anything that cannot be a signature is not looked for. The error is
-// envd.ErrSignatureInvalid or envd.ErrSignatureExpired.
+// bySignature finds the sandbox of a signed file URL that does not name it: with one base URL for all
+// sandboxes, E2B's SDKs make URLs without a sandbox ID. The signature is made with one sandbox's token
+// and fits no other, so all secure sandboxes are tried, some microseconds each. Text that cannot be a
+// signature is not tried. The error is envd.ErrSignatureInvalid or envd.ErrSignatureExpired.
 func (g *Gateway) bySignature(r *http.Request) (target, error) {
 	if len(r.URL.Query().Get(envd.QuerySignature)) != signatureLength {
 		return target{}, envd.ErrSignatureInvalid
@@ -65,7 +64,7 @@ func (g *Gateway) bySignature(r *http.Request) (target, error) {
 	return target{}, envd.ErrSignatureInvalid
 }
 
-// verify checks that the request is for a file by a valid signature. The error is one of envd's.
+// verify checks a file request's signature. The error is one of envd's.
 func verify(r *http.Request, u *url.URL, token string) error {
 	op := envd.OpRead
 	switch r.Method {

@@ -12,8 +12,8 @@ var (
 	bigBlocks   = sync.Pool{New: func() any { return new([bigBlock]byte) }}
 )
 
-// copyBuffer is memory to carry a body through. It is big while much comes at a time, and small for
-// streams that mostly wait, of which there may be many.
+// copyBuffer is a buffer for copying a body: large for bulk transfers, small for mostly idle streams,
+// of which there may be many.
 type copyBuffer struct {
 	small *[smallBlock]byte
 	big   *[bigBlock]byte
@@ -38,7 +38,7 @@ func (b *copyBuffer) resize(big bool) {
 	}
 }
 
-// adapt is told how much of buf was used by the last read. The content of buf is lost.
+// adapt changes the size by how much of buf the last read used. The content of buf is lost.
 func (b *copyBuffer) adapt(used int) {
 	switch {
 	case b.small != nil && used == smallBlock:

@@ -1,31 +1,29 @@
-// Package gateway brings traffic to sandboxes: it tells from a request's host, headers or path
-// which sandbox and port are meant, looks its route up, checks who may pass, wakes what sleeps
-// and wants to be woken, and then carries the request. What is not meant for a sandbox goes to
-// the API's handler.
+// Package gateway proxies traffic to sandboxes: it derives the sandbox and port from a request's host,
+// headers or path, looks up the route, checks access, wakes a paused sandbox if its policy allows, and
+// then forwards the request. Other requests go to the API's handler.
 //
-// The way of a request:
+// The steps of a request and the local replies of each:
 //
 //	target (which sandbox, which port)  → 400
 //	agent's internal routes             → 404
 //	route                               → 502 unknown or dead; 503 before the table is synced
 //	tokens                              → 403
-//	asleep: wake, once for all waiting  → 502, 403, 409, 429, 503
+//	paused: one wake for all waiting    → 502, 403, 409, 429, 503
 //	rate                                → 429
 //	held by an idle pause: wait         → 409
-//	connection of this life, exchange   → 502 port closed
+//	connection of this epoch, exchange  → 502 port closed
 //
-// Requests are read by the server of net/http. A connection of HTTP/1.1 on which plain requests to
-// running sandboxes come is taken over by a lane, which reads it with less work, and goes back to that
-// server with the first thing that is not plain: in a request, in what has to be done for it, or in
-// the sandbox's answer. A lane makes no answer of its own.
+// The server of net/http reads requests. A connection of HTTP/1.1 with simple requests to running
+// sandboxes moves to the fast path (package fastpath), which reads it at less cost. It falls back to
+// net/http with the first request, response or processing step that is not simple. The fast path makes
+// no local replies.
 //
-// A connection to a sandbox belongs to one life of one route (package route). When the life
-// ends, all its connections are closed in the same instant, so that streams end at once and an
-// address used again never meets an old connection.
+// A connection to a sandbox belongs to one epoch of one route (package route). When the epoch ends,
+// all its connections are closed at once: streams end, and a reused address never gets an old
+// connection.
 //
-// The gateway decides nothing about sandboxes: it neither knows what a wake does nor how tokens
-// are made, and it adds nothing to a response but what HTTP asks of a proxy, and the cookie of a signed URL.
+// The gateway makes no decisions about sandboxes: a Waker resumes them, and Tokens has their secrets.
+// It adds nothing to a response but what HTTP requires of a proxy, and the cookie of a signed URL.
 //
-// Locks: pool.mu may be taken with quiet.mu held; of the others, lanes.mu among them, no two are held
-// together.
+// Locks: fastpath.Pool's may be taken with idleTimer.mu held; no other two are held together.
 package gateway

@@ -20,7 +20,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
 )
 
-// exchange is one request to a sandbox and its answer.
+// exchange is one request to a sandbox and its response.
 type exchange struct {
 	target
 	g       *Gateway
@@ -28,24 +28,24 @@ type exchange struct {
 	r       *http.Request
 	rc      *http.ResponseController
 	url     *url.URL // as the sandbox should see it
-	uri     string   // the same, as it stands in a request line
+	uri     string   // the same, in the form of a request line
 	started time.Time
 
 	// body is the request's body. Nil: there is none, or nothing was sent.
 	body *requestBody
 
 	pass    pass
-	cookies []string // those of the client that the sandbox sees; nil: all
-	keyed   []string // headers that hold API keys, which the sandbox does not see
+	cookies []string // the client's cookies that the sandbox gets; nil: all
+	keyed   []string // headers with API keys, which are not forwarded
 	traced  http.Header
 	traceID string
 	quiet   *idleTimer // of the connection in use
-	begun   *inflight  // the fast path admitted it; nil: it did not, or that was used
-	// bodySent is set where the fast path has sent the body.
+	begun   *inflight  // admitted by the fast path; nil: not admitted, or already used
+	// bodySent is true if the fast path has sent the body.
 	bodySent bool
 	counted  bool   // against the sandbox's rate
-	woken    bool   // it had the sandbox woken, or waited for that
-	reason   string // of a refusal
+	woken    bool   // it started a wake, or waited for one
+	reason   string // of a local reply
 
 	// responded is set when the head of the final response was read, or will not be.
 	responded atomic.Bool
@@ -55,10 +55,10 @@ type exchange struct {
 	received atomic.Int64 // of the request's body
 	// firstByte is how long the head of the response took; 0 without one.
 	firstByte time.Duration
-	dirty     bool // the client has not been sent all that was written
+	dirty     bool // written data is not flushed yet
 }
 
-// run answers the request. It panics with http.ErrAbortHandler when the answer broke off.
+// run serves the request. It panics with http.ErrAbortHandler when the response broke off.
 func (x *exchange) run() {
 	if f := x.prepare(); f != nil {
 		x.refuse(f)
@@ -72,7 +72,7 @@ func (x *exchange) run() {
 		}
 		err = x.carry(entry, u)
 		if errors.Is(err, errOver) && x.status == 0 && try < maxLives {
-			continue // it ended before anything was sent: the route knows what became of it
+			continue // the epoch ended before anything was sent: look up the route again
 		}
 		if err != nil {
 			x.fail(err, entry)
@@ -81,7 +81,7 @@ func (x *exchange) run() {
 	}
 }
 
-// maxLives bounds how often a request moves on to a sandbox's next life.
+// maxLives bounds how many epochs a request is tried in.
 const maxLives = 3
 
 // carry sends the request over connections of the epoch that counts it.
@@ -98,7 +98,7 @@ func (x *exchange) carry(entry *route.Entry, u *upstream) error {
 	return x.forward(u)
 }
 
-// prepare checks what needs no route.
+// prepare makes the checks that need no route.
 func (x *exchange) prepare() *localReply {
 	u := *x.r.URL
 	x.url = &u
@@ -126,7 +126,7 @@ func (x *exchange) prepare() *localReply {
 	return nil
 }
 
-// fail ends an exchange over a connection that broke.
+// fail ends an exchange whose connection broke.
 func (x *exchange) fail(err error, entry *route.Entry) {
 	if x.status != 0 || x.r.Context().Err() != nil {
 		x.g.log.DebugContext(x.r.Context(), "exchange broke off", telemetry.Sandbox, x.id, telemetry.Port, x.port, telemetry.Error, err)
@@ -157,7 +157,7 @@ func isDial(err error) bool {
 	return ok && op.Op == "dial" || errors.Is(err, context.DeadlineExceeded)
 }
 
-// plain reports whether a text may stand in a request line.
+// plain reports whether a text is valid in a request line.
 func plain(uri string) bool {
 	for i := range len(uri) {
 		if uri[i] <= ' ' || uri[i] == 0x7f {
@@ -178,7 +178,7 @@ func (x *exchange) answer(res *http.Response) {
 	h := x.w.Header()
 	copyResponseHeader(h, res.Header)
 	if _, typed := h["Content-Type"]; !typed {
-		h["Content-Type"] = nil // else the server would guess one
+		h["Content-Type"] = nil // prevents the server's content sniffing
 	}
 	for name := range res.Trailer {
 		if mayTrail(name) {
@@ -194,22 +194,22 @@ func (x *exchange) answer(res *http.Response) {
 	x.dirty = true
 }
 
-// closeIfEarly has the server close the client's connection after an answer that comes before
-// the request's end. The server would look for the next request where the last left off, and that
-// is in the middle of a body: what stands there must never be read as a request.
+// closeIfEarly has the server close the client's connection after a response that precedes the
+// request's end. The server would continue reading in the middle of a body, which must never be parsed
+// as a request.
 func (x *exchange) closeIfEarly() {
 	if x.body != nil && x.r.ProtoMajor == 1 && (x.body.lingers || !x.body.whole.Load()) {
 		x.w.Header().Set("Connection", "close")
 	}
 }
 
-// trailers sends what came after the body, announced or not.
+// trailers sends the trailers, announced or not.
 func (x *exchange) trailers(res *http.Response, announced int) {
 	if len(res.Trailer) == 0 {
 		return
 	}
 	x.dirty = true
-	x.flush() // so that the response is chunked: nothing else can carry trailers
+	x.flush() // makes the response chunked, which trailers require
 	prefix := ""
 	if len(res.Trailer) != announced {
 		prefix = http.TrailerPrefix
@@ -225,16 +225,16 @@ func (x *exchange) trailers(res *http.Response, announced int) {
 	}
 }
 
-// flush sends what has been written so far.
+// flush sends the data written so far.
 func (x *exchange) flush() {
 	if x.dirty {
 		x.dirty = false
-		_ = x.rc.Flush() // a client that is gone shows at the next write
+		_ = x.rc.Flush() // a closed client connection shows at the next write
 	}
 }
 
-// copyBody copies a response's body of a length, negative if unknown. It flushes when no more can be
-// read at once.
+// copyBody copies a response's body; length is negative if unknown. It flushes when no more data is
+// available at once.
 func (x *exchange) copyBody(body io.Reader, length int64) error {
 	if length == 0 {
 		return nil
@@ -273,7 +273,7 @@ func (x *exchange) report(ctx context.Context) {
 	}
 	path := ""
 	if x.url != nil {
-		path = x.url.Path // never the query: it may hold signatures
+		path = x.url.Path // without the query: it may hold signatures
 	}
 	x.g.logRequest(ctx, level, &accessRecord{
 		sandbox: x.id, port: x.port, method: x.r.Method, host: x.r.Host, path: path, proto: x.r.Proto, remote: x.r.RemoteAddr,

@@ -15,10 +15,10 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
 )
 
-// maxStay bounds how many requests a connection stays on the main path for.
+// maxStay bounds for how many requests a connection stays on the main path.
 const maxStay = 64
 
-// startFastPath moves the connection of a request to the fast path, which answers the request then.
+// startFastPath moves the connection of a request to the fast path, which then serves the request.
 func (g *Gateway) startFastPath(w http.ResponseWriter, r *http.Request, t *target) bool {
 	client := connOf(r)
 	if g.fast == nil || client == nil || t.name != "" || t.prefix != "" || !g.isWarm(t) || client.mustStay() {
@@ -30,8 +30,8 @@ func (g *Gateway) startFastPath(w http.ResponseWriter, r *http.Request, t *targe
 	})
 }
 
-// isWarm reports whether a target has sent a response in its epoch. What panics here does so again on
-// the main path.
+// isWarm reports whether a target has sent a response in its epoch. A panic here recurs on the main
+// path.
 func (g *Gateway) isWarm(t *target) (warm bool) {
 	defer func() {
 		if recover() != nil {
@@ -42,7 +42,7 @@ func (g *Gateway) isWarm(t *target) (warm bool) {
 	return ok && entry.Reachable() && g.upstreamOf(entry).hasResponded(t.port)
 }
 
-// inflight is a request that the fast path admitted and the main path ends.
+// inflight is a request that the fast path admitted and the main path completes.
 type inflight struct {
 	*fastpath.Inflight
 	g        *Gateway
@@ -69,7 +69,7 @@ func (g *Gateway) endFast(u *upstream) {
 	g.flights.end()
 }
 
-// takeUp returns the request if the fast path admitted it; nil: it begins here.
+// takeUp returns the request if the fast path admitted it, else nil.
 func takeUp(r *http.Request, t *target) *inflight {
 	c := connOf(r)
 	if c == nil {
@@ -78,7 +78,7 @@ func takeUp(r *http.Request, t *target) *inflight {
 	u := c.inflight.Swap(nil)
 	if u != nil && (u.Target.ID != t.id || u.Target.Port != t.port) {
 		u.drop()
-		panic(http.ErrAbortHandler) // it was read in two ways: that must not be
+		panic(http.ErrAbortHandler) // the two parsers disagree: never forward this
 	}
 	return u
 }
@@ -87,7 +87,7 @@ func takeUp(r *http.Request, t *target) *inflight {
 func (x *exchange) resume(u *inflight) {
 	x.begun, x.started, x.counted = u, u.Started, true
 	if x.bodySent = u.Conn != nil; x.bodySent {
-		n, _ := io.Copy(io.Discard, x.r.Body) // the fast path has read all of it
+		n, _ := io.Copy(io.Discard, x.r.Body) // the fast path has read the whole body
 		x.received.Store(n)
 	}
 }
@@ -151,7 +151,7 @@ func (m mainPath) Admit(x *fastpath.Exchange) (fastpath.Upstream, bool) {
 	return u, true
 }
 
-// mayPassFast reports whether a request may go to a sandbox at once and unchanged.
+// mayPassFast reports whether a request may be forwarded at once and unchanged.
 func (m mainPath) mayPassFast(entry *route.Entry, x *fastpath.Exchange) bool {
 	if !entry.Reachable() || entry.Access.MaskRequestHost != "" {
 		return false
@@ -197,7 +197,7 @@ func (m mainPath) Fallback(c *fastpath.Connection) {
 		h.inflight.Store(u)
 	}
 	s := &oneConnListener{c: h, at: c.LocalAddr()}
-	_ = m.back.Serve(s) // it ends when it has the connection
+	_ = m.back.Serve(s) // returns once it has accepted the connection
 	if s.c != nil {     // the server is closed
 		_ = h.Close()
 		if u != nil {
@@ -206,8 +206,8 @@ func (m mainPath) Fallback(c *fastpath.Connection) {
 	}
 }
 
-// mustStay counts a request that the fast path could serve. A connection that falls back often stays
-// here longer, because each change costs more than a request saves.
+// mustStay counts a request that the fast path could serve. A connection that often falls back stays
+// here longer, because each move costs more than a request saves.
 func (c *clientConn) mustStay() bool { return c.stay.Add(-1) >= 0 }
 
 // newBack makes the server of connections that fell back.
@@ -218,13 +218,13 @@ func (g *Gateway) newBack() *Server {
 			return
 		}
 		if u := c.(*clientConn).inflight.Swap(nil); u != nil {
-			u.drop() // the request was read otherwise, or not at all
+			u.drop() // the request was parsed differently, or not at all
 		}
 	}
 	return s
 }
 
-// oneConnListener is a listener that has one connection to accept.
+// oneConnListener is a listener that accepts one connection.
 type oneConnListener struct {
 	c  net.Conn
 	at net.Addr

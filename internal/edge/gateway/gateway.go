@@ -27,26 +27,26 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
-// Routes is what a gateway asks of a route table; route.Table has it.
+// Routes is the part of a route table that a gateway uses; route.Table implements it.
 type Routes interface {
 	Lookup(id sandbox.ID) (*route.Entry, bool)
 	Synced() bool
 	All() iter.Seq[route.Route]
 }
 
-// Waker resumes a sandbox that sleeps. Wake returns when it runs; its error's kind (package
-// errs) decides the answer to those who wait.
+// Waker resumes a paused sandbox. Wake returns when it runs; its error's kind (package errs) decides
+// the response to the waiting requests.
 type Waker interface {
 	Wake(ctx context.Context, id sandbox.ID) error
 }
 
-// Tokens are the secrets that requests must show; sandbox.Tokens has them.
+// Tokens returns the secrets that requests must present; sandbox.Tokens implements it.
 type Tokens interface {
 	Agent(id sandbox.ID) string
 	Traffic(id sandbox.ID) string
 }
 
-// Dialer opens connections to sandboxes; net.Dialer has it.
+// Dialer opens connections to sandboxes; net.Dialer implements it.
 type Dialer interface {
 	DialContext(ctx context.Context, network, address string) (net.Conn, error)
 }
@@ -54,64 +54,64 @@ type Dialer interface {
 // Names finds a sandbox by its object's namespace and name.
 type Names func(ctx context.Context, namespace, name string) (sandbox.ID, bool)
 
-// Config is what a gateway is made of. Routes, Tokens and Log are needed; the rest has defaults.
+// Config configures a gateway. Routes, Tokens and Log are required; the rest has defaults.
 type Config struct {
 	// Domains under which sandboxes have hosts. A ":port" at the end is ignored.
 	Domains []string
 	Routes  Routes
 	Tokens  Tokens
-	// API answers what is not meant for a sandbox. Nil: 404.
+	// API serves requests that are not for a sandbox. Nil: 404.
 	API http.Handler
-	// Waker nil: nothing is woken.
+	// Waker nil: no sandbox is woken.
 	Waker Waker
-	// Names makes agent-sandbox's X-Sandbox-ID take names. Names can be guessed, unlike IDs, so they
-	// need a key or the sandbox's own token. Nil: that header takes sandbox IDs only.
+	// Names lets agent-sandbox's X-Sandbox-ID hold names. Names can be guessed, unlike IDs, so they
+	// require a key or the sandbox's own token. Nil: that header holds sandbox IDs only.
 	Names  Names
 	Dialer Dialer
 	Log    *slog.Logger
 	// AccessLog gets a record per request to a sandbox. Nil: Log gets it, at level debug.
 	AccessLog *slog.Logger
-	// Registerer of the metrics. Nil: they are kept to ourselves.
+	// Registerer of the metrics. Nil: they are not registered.
 	Registerer prometheus.Registerer
 
 	// Tracing makes a span for each request to a sandbox. Nil: the caller's trace passes unchanged.
 	Tracing trace.TracerProvider
 
-	// SandboxRate is how many requests a second pass to a sandbox whose access policy says nothing
-	// of it, with bursts of a second's worth. 0: any number.
+	// SandboxRate limits the requests per second to a sandbox whose access policy sets no rate, with
+	// bursts of one second's worth. 0: unlimited.
 	SandboxRate float64
-	// KeyRate is how many requests a second the API gets of one key. 0: any number.
+	// KeyRate limits the API requests per second of one key. 0: unlimited.
 	KeyRate float64
-	// KeyNamespace returns the namespace of an API key, and false for what is not a key. Nil: there
-	// are no keys, and KeyRate counts whatever requests show as one.
+	// KeyNamespace returns the namespace of an API key, and false for an unknown key. Nil: there are
+	// no keys, and KeyRate counts each text sent as a key.
 	KeyNamespace func(ctx context.Context, key string) (namespace string, ok bool)
 
 	// WakeTimeout bounds the wait for a sandbox to run. Default 60 s.
 	WakeTimeout time.Duration
 	// DialTimeout bounds one attempt to connect. Default 5 s.
 	DialTimeout time.Duration
-	// DialBackoff are the waits between attempts to reach a port that is closed, which may be
-	// just opening. Default 10, 25 and 50 ms; not nil and empty: a single attempt.
+	// DialBackoff are the waits between attempts to connect to a closed port, which may be about to
+	// open. Default 10, 25 and 50 ms; empty but not nil: a single attempt.
 	DialBackoff []time.Duration
 	// ClientIdle closes clients' connections without requests. Default 610 s.
 	ClientIdle time.Duration
 	// AgentIdle closes unused connections to agents. Default 60 s.
 	AgentIdle time.Duration
-	// StreamIdle ends an exchange in which nothing has moved either way for the time, WebSockets
-	// included. 0: never; there is no limit on how long one may take in all.
+	// StreamIdle ends an exchange, WebSockets included, after this time without data in either
+	// direction. 0: never. The total time is not limited.
 	StreamIdle time.Duration
 	// NoFastPath sends all requests over the main path. The fast path changes no response, it only
 	// costs less.
 	NoFastPath bool
 	// responseTime is the fast path's wait for a whole response. Default 50 ms; tests set it.
 	responseTime time.Duration
-	// continueWait is how long a body that expects "100 Continue" is held back. Default 1 s; tests
-	// set it.
+	// continueWait is how long a body that expects "100 Continue" is held back. Default 1 s; tests set
+	// it.
 	continueWait time.Duration
-	// idleLook is how often idle policies are looked at. Default 1 s; tests set it.
+	// idleLook is the interval of idle policy checks. Default 1 s; tests set it.
 	idleLook time.Duration
-	// ServiceIdle closes unused connections to other ports. Default 1.5 s, for many servers
-	// close theirs after 2 or 5 s, and a request that crosses the close is lost.
+	// ServiceIdle closes unused connections to other ports. Default 1.5 s, because many servers close
+	// theirs after 2 or 5 s, and a request that crosses the close is lost.
 	ServiceIdle time.Duration
 }
 
@@ -130,7 +130,7 @@ type Gateway struct {
 	born      time.Time
 	tracer    trace.Tracer // nil: off
 	keys      keyLimits
-	// failures are the refused requests of each client address.
+	// failures are the limiters of unauthenticated requests, by client address.
 	failures limiters[netip.Prefix]
 }
 
@@ -147,7 +147,7 @@ func New(cfg Config) (*Gateway, error) {
 		}
 		g.domains = append(g.domains, name)
 	}
-	slices.SortFunc(g.domains, func(a, b string) int { return len(b) - len(a) }) // the most special one first
+	slices.SortFunc(g.domains, func(a, b string) int { return len(b) - len(a) }) // the most specific one first
 	if g.access == nil {
 		g.access = g.log
 	}
@@ -227,7 +227,7 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serveAPI hands a request to the API, if its key's rate allows it.
+// serveAPI passes a request to the API, if its key's rate allows it.
 func (g *Gateway) serveAPI(w http.ResponseWriter, r *http.Request) {
 	if after := g.keys.take(r.Context(), apiKeyOf(r)); after > 0 {
 		g.metrics.answered(http.StatusBadRequest)
@@ -255,7 +255,7 @@ func (g *Gateway) serveSandbox(w http.ResponseWriter, r *http.Request, t target,
 	end := x.span()
 	defer func() {
 		cause := recover()
-		if x.begun != nil { // and refused after all
+		if x.begun != nil { // and then rejected by the main path
 			x.begun.closeConn()
 			x.begun.upstream.traffic.end(g.clock())
 		}
@@ -278,8 +278,8 @@ func (g *Gateway) serveSandbox(w http.ResponseWriter, r *http.Request, t target,
 	x.run()
 }
 
-// Drain refuses new requests to sandboxes and waits until those under way have ended,
-// WebSockets included. When ctx ends first, it cuts what is left and returns ctx's cause.
+// Drain rejects new requests to sandboxes and waits until those in progress have ended, WebSockets
+// included. When ctx ends first, it aborts the remaining ones and returns ctx's cause.
 func (g *Gateway) Drain(ctx context.Context) error {
 	idle := g.flights.drain()
 	if g.fast != nil {
@@ -300,11 +300,11 @@ func (g *Gateway) Drain(ctx context.Context) error {
 		<-g.fast.Drain(err != nil)
 	}
 	<-idle
-	if g.back.Shutdown(ctx) != nil { // the API is on some of the connections, too
+	if g.back.Shutdown(ctx) != nil { // some of its connections may carry API requests
 		_ = g.back.Close()
 	}
 	return err
 }
 
-// addressOf is where a sandbox's port listens.
+// addressOf returns the address of a sandbox's port.
 func addressOf(addr netip.Addr, port uint16) string { return netip.AddrPortFrom(addr, port).String() }

@@ -14,13 +14,13 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
-// mayTrail reports whether a field may come after a body. What frames a message or says where it
-// goes or who sent it may not: it was decided upon when the head was read.
+// mayTrail reports whether a field may be a trailer. Fields for framing, routing and authentication
+// may not: they took effect when the head was read.
 func mayTrail(name string) bool {
 	return !headers.IsHop(name) && !headers.IsGateways(name) && httpguts.ValidTrailerHeader(name)
 }
 
-// listed are the headers that Connection declares to be for one hop.
+// listed returns the headers that Connection declares hop-by-hop.
 func listed(h http.Header) []string {
 	var names []string
 	for _, line := range h["Connection"] {
@@ -35,7 +35,7 @@ func listed(h http.Header) []string {
 	return names
 }
 
-// passed yields the client's headers that go on to the sandbox.
+// passed yields the client's headers that are forwarded to the sandbox.
 func (x *exchange) passed(yield func(name string, values []string)) {
 	drop := listed(x.r.Header)
 	for name, values := range x.r.Header {
@@ -46,16 +46,16 @@ func (x *exchange) passed(yield func(name string, values []string)) {
 			values = x.cookies
 		}
 		if x.traced != nil && (name == "Traceparent" || name == "Tracestate") {
-			continue // ours come instead
+			continue // the gateway sets its own
 		}
 		yield(name, values)
 	}
 }
 
-// forwarded yields what the gateway tells about the client.
+// forwarded yields the gateway's headers about the client.
 func (x *exchange) forwarded(yield func(name, value string)) {
 	for name := range x.traced {
-		if name != "Baggage" { // which passed as the client's own
+		if name != "Baggage" { // which was forwarded as the client's own
 			yield(name, x.traced.Get(name))
 		}
 	}
@@ -74,8 +74,8 @@ func (x *exchange) forwarded(yield func(name, value string)) {
 	}
 }
 
-// upgradeOf is the protocol that the client asks for and the sandbox may grant. HTTP/2 by
-// upgrade is not: within it, requests would pass unseen. The agent has none at all.
+// upgradeOf returns the protocol of the client's upgrade request that the sandbox may accept. HTTP/2
+// is excluded: the gateway would not see the requests within it. The agent supports none.
 func upgradeOf(r *http.Request, port uint16) string {
 	if r.ProtoMajor != 1 || port == envd.Port || !httpguts.HeaderValuesContainsToken(r.Header["Connection"], "Upgrade") {
 		return ""
@@ -87,7 +87,7 @@ func upgradeOf(r *http.Request, port uint16) string {
 	return upgrade
 }
 
-// copyResponseHeader takes over what is not for one hop. from must not be used any more.
+// copyResponseHeader moves the end-to-end headers. from must not be used afterwards.
 func copyResponseHeader(to, from http.Header) {
 	drop := listed(from)
 	for name, values := range from {

@@ -17,23 +17,23 @@ import (
 const (
 	// idleLook is the default of Config's.
 	idleLook = time.Second
-	// idleActions bounds how many sandboxes are put to sleep at a time.
+	// idleActions bounds how many idle sandboxes are paused or removed at a time.
 	idleActions = 4
-	// idleActionTime bounds one of them; requests that come meanwhile wait for it.
+	// idleActionTime bounds one such action; requests that arrive meanwhile wait for it.
 	idleActionTime = 2 * time.Minute
 )
 
-// traffic counts the requests that one life carries: when it was last used, and whether it is.
-// It costs a request three atomic operations. It can be held: then nothing begins.
+// traffic counts the requests of one epoch and records the last use. It costs a request three atomic
+// operations. While it is held, no request begins.
 type traffic struct {
-	under atomic.Int64                  // under way; far below zero while held
-	last  atomic.Int64                  // when one last ended, by Gateway.clock
+	under atomic.Int64                  // in progress; far below zero while held
+	last  atomic.Int64                  // end of the last request, by Gateway.clock
 	held  atomic.Pointer[chan struct{}] // closed when the hold ends; nil without one
 }
 
 const holdMark = math.MinInt64 / 2
 
-// begin counts a request, and reports false while the life is held.
+// begin counts a request, and reports false while the epoch is held.
 func (t *traffic) begin() bool {
 	if t.under.Add(1) > 0 {
 		return true
@@ -47,8 +47,8 @@ func (t *traffic) end(now time.Duration) {
 	t.under.Add(-1)
 }
 
-// hold keeps requests from beginning, if none is under way and none was after the time last. Only
-// one holds at a time. release must be called.
+// hold keeps requests from beginning, if none is in progress and none ended after last. There is at
+// most one hold at a time. release must be called.
 func (t *traffic) hold(last time.Duration) (release func(), ok bool) {
 	done := make(chan struct{})
 	if !t.held.CompareAndSwap(nil, &done) {
@@ -72,10 +72,9 @@ func (t *traffic) hold(last time.Duration) (release func(), ok bool) {
 // clock is the time since the gateway was made. Unlike the machine's, it does not jump.
 func (g *Gateway) clock() time.Duration { return time.Since(g.born) }
 
-// Idle tells since when a sandbox has had no traffic, as far as this gateway carries it, and
-// whether it has some now: requests, streams, WebSockets, calls of its agent. The time begins anew
-// with each life of the sandbox, when the gateway first sees it. The zero time stands for a
-// sandbox that cannot be reached.
+// Idle returns since when a sandbox has had no traffic through this gateway, and whether it has some
+// now: requests, streams, WebSockets, calls of its agent. The time restarts with each epoch of the
+// sandbox, when the gateway first sees it. The zero time stands for a sandbox that cannot be reached.
 func (g *Gateway) Idle(id sandbox.ID) (since time.Time, busy bool) {
 	entry, ok := g.cfg.Routes.Lookup(id)
 	if !ok || !entry.Reachable() {
@@ -85,17 +84,16 @@ func (g *Gateway) Idle(id sandbox.ID) (since time.Time, busy bool) {
 	return g.born.Add(time.Duration(t.last.Load())), t.under.Load() > 0
 }
 
-// Sleeper does what idle policies ask for; package manager has it.
+// Sleeper executes idle policies; package manager implements it.
 type Sleeper interface {
 	Pause(ctx context.Context, namespace, id string, keepMemory *bool) error
 	Kill(ctx context.Context, namespace, id string) error
 }
 
-// WatchIdle pauses or removes sandboxes that had no traffic for as long as their policy says,
-// until ctx ends, and returns when nothing of that is under way. A request that comes while its
-// sandbox is put to sleep waits, and then wakes it if it may. What fails is tried again after
-// another such time. With several gateways, each knows of its own traffic alone: run it only where
-// all traffic passes.
+// WatchIdle pauses or removes sandboxes that had no traffic for the time that their policy sets, until
+// ctx ends and all actions have returned. A request that arrives while its sandbox is being paused
+// waits, and then wakes it if it may. Failures are retried after the same time again. With several
+// gateways, each sees only its own traffic: run it only where all traffic passes.
 func (g *Gateway) WatchIdle(ctx context.Context, s Sleeper) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -118,7 +116,7 @@ func (g *Gateway) WatchIdle(ctx context.Context, s Sleeper) error {
 			}
 			select {
 			case slots <- struct{}{}:
-			default: // it is still idle at the next look
+			default: // it is still idle at the next check
 				release()
 				continue
 			}
@@ -131,7 +129,7 @@ func (g *Gateway) WatchIdle(ctx context.Context, s Sleeper) error {
 	}
 }
 
-// holdIdle holds a life that has been idle for its time.
+// holdIdle holds an epoch that has been idle for its time.
 func (g *Gateway) holdIdle(r *route.Route) (p *upstream, release func(), ok bool) {
 	entry, found := g.cfg.Routes.Lookup(r.ID)
 	if !found || entry.State != sandbox.Running {
@@ -142,7 +140,7 @@ func (g *Gateway) holdIdle(r *route.Route) (p *upstream, release func(), ok bool
 	return p, release, ok
 }
 
-// act does what the policy of a sandbox says. Its life is held.
+// act executes the idle policy of a sandbox. Its epoch is held.
 func (g *Gateway) act(ctx context.Context, s Sleeper, r *route.Route, p *upstream) {
 	ctx, cancel := context.WithTimeout(ctx, idleActionTime)
 	defer cancel()
@@ -156,7 +154,7 @@ func (g *Gateway) act(ctx context.Context, s Sleeper, r *route.Route, p *upstrea
 	case err == nil:
 		g.log.InfoContext(ctx, "idle sandbox put to sleep", telemetry.Sandbox, r.ID, "action", action, "after", r.Idle.After)
 	case errors.Is(err, errs.ErrConflict) || errors.Is(err, errs.ErrNotFound):
-		result = "overtaken" // it changed meanwhile, by somebody else's wish
+		result = "overtaken" // another client changed it meanwhile
 	default:
 		result = "failed"
 		g.log.WarnContext(ctx, "idle sandbox not put to sleep", telemetry.Sandbox, r.ID, "action", action, telemetry.Error, err)
@@ -165,7 +163,7 @@ func (g *Gateway) act(ctx context.Context, s Sleeper, r *route.Route, p *upstrea
 	p.traffic.last.Store(int64(g.clock()))
 }
 
-// enter finds the connections of the life that the request goes to, and counts it there.
+// enter finds the upstream of the request's epoch, and counts the request there.
 func (x *exchange) enter(ctx context.Context) (*route.Entry, *upstream, error) {
 	if u := x.begun; u != nil {
 		return u.upstream.entry, u.upstream, nil
@@ -191,7 +189,7 @@ func (x *exchange) enter(ctx context.Context) (*route.Entry, *upstream, error) {
 	}
 }
 
-// rateOf is how many requests a second a sandbox may get; 0: any.
+// rateOf returns the limit of requests per second to a sandbox; 0: unlimited.
 func (g *Gateway) rateOf(entry *route.Entry) float64 {
 	if n := entry.Access.RequestsPerSecond; n > 0 {
 		return float64(n)

@@ -10,12 +10,12 @@ import (
 
 var streamIdleReply = &localReply{status: http.StatusGatewayTimeout, message: "The sandbox sent nothing for too long"}
 
-// idleTimer ends an exchange in which nothing has moved either way for a time. A nil one never does.
+// idleTimer ends an exchange after a time without data in either direction. A nil one never does.
 type idleTimer struct {
 	limit time.Duration
 	clock func() time.Duration
 	cut   func()
-	last  atomic.Int64 // when something last moved, by clock
+	last  atomic.Int64 // when data last moved, by clock
 	fired atomic.Bool
 
 	mu    sync.Mutex
@@ -23,7 +23,7 @@ type idleTimer struct {
 	timer *time.Timer // +checklocks:mu
 }
 
-// watch begins to watch if that is wanted; cut ends the exchange.
+// watch starts a timer if StreamIdle is set; cut ends the exchange.
 func (g *Gateway) watch(cut func()) *idleTimer {
 	if g.cfg.StreamIdle <= 0 {
 		return nil
@@ -36,7 +36,7 @@ func (g *Gateway) watch(cut func()) *idleTimer {
 	return q
 }
 
-// touch says that something has moved.
+// touch records that data moved.
 func (q *idleTimer) touch() {
 	if q != nil {
 		q.last.Store(int64(q.clock()))
@@ -54,10 +54,10 @@ func (q *idleTimer) look() {
 		return
 	}
 	q.fired.Store(true)
-	q.cut() // under the lock: after stop, nothing is cut any more
+	q.cut() // under the lock: nothing is cut after stop
 }
 
-// stop ends the watch, and reports whether it has cut the exchange.
+// stop stops the timer, and reports whether it has cut the exchange.
 func (q *idleTimer) stop() bool {
 	if q == nil {
 		return false
@@ -69,10 +69,10 @@ func (q *idleTimer) stop() bool {
 	return q.fired.Load()
 }
 
-// reading has a reader tell the watch what moves.
+// reading returns a reader that touches the timer with each read.
 func (q *idleTimer) reading(r io.Reader) io.Reader {
 	if q == nil {
-		return r // as it is, so that what is copied may stay in the kernel
+		return r // unwrapped, so that splice(2) remains possible
 	}
 	return watched{r, q}
 }

@@ -13,15 +13,15 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// maxLimiters bounds the keys, or addresses, whose rates are remembered; those not seen for long go
-// first.
+// maxLimiters bounds the number of keys, or addresses, with a limiter; the least recently used are
+// dropped first.
 const maxLimiters = 4096
 
 // rateLimiter is the rate of one sandbox's requests. The zero value allows all.
 type rateLimiter struct{ current atomic.Pointer[rate.Limiter] }
 
-// take counts a request against a rate, with bursts of a second's worth. It returns how long to
-// wait where the rate is exceeded, else 0. perSecond of 0 or less allows all.
+// take counts a request against a rate, with bursts of one second's worth. If the rate is exceeded, it
+// returns how long to wait, else 0. perSecond of 0 or less allows all.
 func (a *rateLimiter) take(perSecond float64) time.Duration {
 	if perSecond <= 0 {
 		return 0
@@ -46,20 +46,20 @@ func wait(l *rate.Limiter) time.Duration {
 	r := l.Reserve()
 	d := r.Delay()
 	if d > 0 {
-		r.Cancel() // refused requests do not count
+		r.Cancel() // rejected requests do not count
 	}
 	return d
 }
 
-// limiters are the rates of those that share a rule, by what they are known by. Two generations
-// bound their number: a new one forgets what the last but one knew. The zero value is ready.
+// limiters are rate limiters by key. Two generations bound their number: starting a new one drops the
+// older. The zero value is ready.
 type limiters[K comparable] struct {
 	mu  sync.Mutex
 	now map[K]*rate.Limiter // +checklocks:mu
 	old map[K]*rate.Limiter // +checklocks:mu
 }
 
-// get returns a limiter that is known, or else what create makes, which nil means not to make one.
+// get returns the key's limiter, or else the result of create, which may be nil.
 func (s *limiters[K]) get(k K, create func() *rate.Limiter) *rate.Limiter {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -80,8 +80,8 @@ func (s *limiters[K]) get(k K, create func() *rate.Limiter) *rate.Limiter {
 	return l
 }
 
-// keyLimits are the rates of API keys, by their hashes. Only keys that exist are counted, so that
-// invalid keys do not fill them.
+// keyLimits are the rate limiters of API keys, by their hashes. Only existing keys are counted, so
+// that invalid ones do not fill the table.
 type keyLimits struct {
 	perSecond float64
 	// namespace is Config's KeyNamespace. Nil: each key is counted.
@@ -89,8 +89,8 @@ type keyLimits struct {
 	limiters[[sha256.Size]byte]
 }
 
-// take counts a request of a key and returns how long to wait, if the rate is exceeded. A key that
-// does not exist is not counted: the API refuses it.
+// take counts a request of a key and returns how long to wait if the rate is exceeded, else 0. An
+// unknown key is not counted: the API rejects it.
 func (k *keyLimits) take(ctx context.Context, key string) time.Duration {
 	if k.perSecond <= 0 || key == "" {
 		return 0
@@ -108,7 +108,7 @@ func (k *keyLimits) take(ctx context.Context, key string) time.Duration {
 	return wait(l)
 }
 
-// apiKeyOf is the key that a request to the API shows, or empty.
+// apiKeyOf returns the key of a request to the API, or empty.
 func apiKeyOf(r *http.Request) string {
 	if key := r.Header.Get(headerKey); key != "" {
 		return key
@@ -116,7 +116,7 @@ func apiKeyOf(r *http.Request) string {
 	return bearerOf(r)
 }
 
-// bearerOf is the token of an Authorization header of that scheme, or empty.
+// bearerOf returns the token of an Authorization header of that scheme, or empty.
 func bearerOf(r *http.Request) string {
 	scheme, key, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !strings.EqualFold(scheme, "Bearer") {
@@ -125,10 +125,10 @@ func bearerOf(r *http.Request) string {
 	return strings.TrimSpace(key)
 }
 
-// seconds is a time for Retry-After: whole, and at least 1.
+// seconds rounds a time up for Retry-After; it is at least 1.
 func seconds(d time.Duration) int { return max(1, int(math.Ceil(d.Seconds()))) }
 
-// tooMany refuses a request beyond a rate.
+// tooMany is the local reply to a request beyond a rate.
 func tooMany(what string, after time.Duration) *localReply {
 	return &localReply{status: http.StatusTooManyRequests, message: "Too many requests " + what + "; try again later", retryAfter: seconds(after)}
 }

@@ -18,23 +18,23 @@ const (
 	messagePort     = "The sandbox is running but port is not open"
 )
 
-// localReply is an answer of the gateway's own, in the place of the sandbox's.
+// localReply is a response of the gateway in place of the sandbox's.
 type localReply struct {
 	status  int
 	message string
-	port    uint16 // told where not zero
-	path    string // told in the place of the sandbox where not empty
-	// retryAfter in seconds; zero says nothing.
+	port    uint16 // omitted if zero
+	path    string // replaces the sandbox if not empty
+	// retryAfter in seconds; omitted if zero.
 	retryAfter int
 }
 
 // Error implements error.
 func (f *localReply) Error() string { return strconv.Itoa(f.status) + ": " + f.message }
 
-// mostReason bounds what is told of why a sandbox could not be woken, in bytes.
+// mostReason bounds the reason of a failed wake in a response, in bytes.
 const mostReason = 500
 
-// because returns the refusal of a wake with its reason in the place of general words.
+// because returns the reply to a failed wake with its reason in place of the general text.
 func (f *localReply) because(reason string) *localReply {
 	told := *f
 	if len(reason) > mostReason {
@@ -59,7 +59,7 @@ var (
 	malformed  = &localReply{status: http.StatusBadGateway, message: "The sandbox gave no valid HTTP answer"}
 )
 
-// body is the JSON of a refusal; the order of the fields is that of the protocol.
+// body is the JSON of a local reply; the order of the fields is that of the protocol.
 type body struct {
 	SandboxID sandbox.ID `json:"sandboxId,omitempty"`
 	Message   string     `json:"message"`
@@ -68,7 +68,7 @@ type body struct {
 	Code      int        `json:"code"`
 }
 
-// write answers a request with the refusal.
+// write sends the local reply.
 func (f *localReply) write(w http.ResponseWriter, r *http.Request, id sandbox.ID) {
 	b := body{SandboxID: id, Message: f.message, Path: f.path, Port: f.port, Code: f.status}
 	if f.path != "" {
@@ -99,19 +99,19 @@ func (f *localReply) write(w http.ResponseWriter, r *http.Request, id sandbox.ID
 	text := bytes.TrimSuffix(out.Bytes(), []byte("\n"))
 	h.Set("Content-Length", strconv.Itoa(len(text)))
 	w.WriteHeader(f.status)
-	_, _ = w.Write(text) // the client may be gone; nobody is left to tell
+	_, _ = w.Write(text) // an error means that the client is gone
 }
 
-// openToBrowsers lets scripts of any origin read an answer of ours.
+// openToBrowsers lets scripts of any origin read a local reply.
 func openToBrowsers(h http.Header) { h.Set("Access-Control-Allow-Origin", "*") }
 
-// isPreflight reports whether a browser asks whether a script may make a request. It shows no tokens then.
+// isPreflight reports whether a request is a CORS preflight, which carries no tokens.
 func isPreflight(r *http.Request) bool {
 	return r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != ""
 }
 
-// allowRequest answers a preflight in the place of a sandbox that only requests with tokens reach: the
-// request itself has to show one, whatever its origin.
+// allowRequest answers a preflight in place of a sandbox that only requests with tokens reach: the
+// request itself must carry one, whatever its origin.
 func allowRequest(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	openToBrowsers(h)
@@ -124,7 +124,7 @@ func allowRequest(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// wantsPage reports whether a person looks at the answer in a browser.
+// wantsPage reports whether the client is a browser that expects a page.
 func wantsPage(r *http.Request) bool {
 	if !strings.Contains(r.UserAgent(), "Mozilla/") || !strings.Contains(r.Header.Get("Accept"), "text/html") {
 		return false

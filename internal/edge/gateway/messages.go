@@ -8,11 +8,11 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// errTwoReadings says that a message could be read in two ways. The server of net/http answers 400
-// to it, and closes the connection.
+// errTwoReadings means that a message is ambiguous. The server of net/http answers it with 400 and
+// closes the connection.
 var errTwoReadings = errors.New("message can be read in two ways")
 
-// place is where in a message its reader is.
+// place is the parser's state.
 type place int
 
 const (
@@ -30,26 +30,26 @@ const (
 
 const preface = "PRI * HTTP/2.0"
 
-// prefaceLines are those after preface, each without its line feed.
+// prefaceLines are the lines after preface, each without its line feed.
 var prefaceLines = [...]string{"\r", "SM\r", "\r"}
 
-// messages reads along what goes to the parsers of net/http, which accept what other readers take
-// for something else, and do not say so: a length beside a chunked encoding, folded lines, and lines
-// that end without a carriage return. It finds where each message ends and what cannot be passed on.
-// It is one for each connection and direction.
+// messages parses the bytes that go to net/http, which silently accepts input that other parsers read
+// differently: a length beside a chunked encoding, folded lines, and lines that end without a carriage
+// return. It finds where each message ends and which bytes must not be passed on. Each connection and
+// direction has its own.
 //
-// A sandbox's responses are read for their heads alone, and as net/http reads their lines: they are
-// written anew for the client. But what frames them must be one thing.
+// Of a sandbox's responses it checks only the heads, and accepts net/http's line endings: the gateway
+// rewrites them for the client. But their framing must be unambiguous.
 type messages struct {
 	response bool
-	h2       bool // the connection may turn out to be one of HTTP/2
+	h2       bool // the connection may be HTTP/2
 
 	at      place
 	partial []byte // of a line
 	skip    int64  // bytes of a body or chunk
 	length  int64  // as the head says; -1: it does not
 	encoded bool   // it has a transfer encoding
-	chunked bool   // which is this one
+	chunked bool   // and it is chunked
 	current bool   // HTTP/1.1
 	interim bool   // of a response: 1xx
 }
@@ -57,8 +57,8 @@ type messages struct {
 // fresh reports whether nothing of the next message has been read.
 func (m *messages) fresh() bool { return m.at == atStart && len(m.partial) == 0 }
 
-// take reads what comes next, and returns how much of it may be passed on: up to the end of the
-// message, if that is in b. ok is false where b[n] must not be, and then it stays so.
+// take parses the next bytes and returns how many may be passed on: up to the end of the message, if
+// that is in b. ok is false if b[n] must not be passed on; this is permanent.
 func (m *messages) take(b []byte) (n int, ok bool) {
 	for n < len(b) {
 		switch {
@@ -101,7 +101,7 @@ func (m *messages) take(b []byte) (n int, ok bool) {
 	return n, true
 }
 
-// pass passes on what is skipped of a body, of n bytes.
+// pass passes on up to n of the body bytes to skip.
 func (m *messages) pass(n int) int {
 	k := min(m.skip, int64(n))
 	m.skip -= k
@@ -115,16 +115,16 @@ func (m *messages) pass(n int) int {
 	return int(k)
 }
 
-// refuse ends the connection's messages at a line of a length, and reports whether some of it is passed
-// on, so that net/http answers.
+// refuse ends the connection's messages at a line of a length, and reports whether part of it is
+// passed on, so that net/http answers.
 func (m *messages) refuse(was place, first bool, length int64) bool {
 	m.at = ended
 	switch {
 	case was == atSize || was == afterChunk:
-		m.skip = length + 1 // net/http refuses it, too, and knows where it belongs
+		m.skip = length + 1 // net/http rejects it, too, and with the right response
 		return true
 	case first:
-		m.skip = 4 // which it waits for before it looks for a request. They cannot hold one
+		m.skip = 4 // net/http waits for 4 bytes before it parses a request; they cannot hold one
 		return true
 	case was == inTrailer:
 		m.skip = int64(len(brokenTrailer))
@@ -132,11 +132,11 @@ func (m *messages) refuse(was place, first bool, length int64) bool {
 	return false
 }
 
-// brokenTrailer stands for the rest of trailers that can be read in two ways, and in one way only: an
-// error of the connection would have their request end without an answer.
+// brokenTrailer replaces the rest of ambiguous trailers with unambiguously invalid ones: a connection
+// error would end their request without a response.
 const brokenTrailer = "\x00\r\n\r\n"
 
-// line reads a line without its line feed, and reports whether it is a plain one in its place.
+// line parses a line without its line feed, and reports whether it is unambiguous in its place.
 func (m *messages) line(line []byte) bool {
 	if m.response {
 		return m.responseLine(bytes.TrimSuffix(line, []byte("\r")))
@@ -200,7 +200,7 @@ func (m *messages) responseLine(text []byte) bool {
 	return true
 }
 
-// frame reads a header, and reports whether the message still has one length.
+// frame parses a header, and reports whether the message still has one length.
 func (m *messages) frame(name, value []byte) bool {
 	switch {
 	case bytes.EqualFold(name, []byte("Content-Length")):
@@ -217,7 +217,7 @@ func (m *messages) frame(name, value []byte) bool {
 	return true
 }
 
-// endFields reads the end of a head or of trailers.
+// endFields handles the end of a head or of trailers.
 func (m *messages) endFields() bool {
 	switch {
 	case m.at == inTrailer:
@@ -225,7 +225,7 @@ func (m *messages) endFields() bool {
 	case m.chunked:
 		m.at = atSize
 	case m.encoded:
-		m.at = ended // net/http refuses it with 501
+		m.at = ended // net/http rejects it with 501
 	case m.length > 0:
 		m.at, m.skip = inBody, m.length
 	default:

@@ -53,7 +53,7 @@ func newMetrics(to prometheus.Registerer) (*metrics, error) {
 
 var classes = [...]string{"aborted", "1xx", "2xx", "3xx", "4xx", "5xx", "other"}
 
-// answered counts an answer by its class.
+// answered counts a response by its class.
 func (m *metrics) answered(status int) {
 	c := status / 100
 	if c < 0 || c >= len(classes) {

@@ -15,14 +15,14 @@ const (
 	headerKey           = "X-Api-Key"
 	headerAuthorization = "Authorization"
 
-	// Failed attempts from one address: so many at once, and then so many a second.
+	// Failed attempts from one address: the burst, and then the rate per second.
 	failureBurst = 20
 	failureRate  = 1
 )
 
-// resolve finds the sandbox that agent-sandbox's headers mean. An ID is enough to reach it, as in a
-// host. A name can be guessed: it needs an API key of its namespace, or a token of the sandbox.
-// Without one the answer does not depend on whether there is such a name.
+// resolve finds the sandbox of agent-sandbox's headers. An ID suffices, as in a host. A name can be
+// guessed: it requires an API key of its namespace, or a token of the sandbox. Without one the
+// response does not depend on whether the name exists.
 func (x *exchange) resolve() *localReply {
 	owner := x.takeKeys()
 	id, err := sandbox.ParseID(x.name)
@@ -47,12 +47,11 @@ func (x *exchange) resolve() *localReply {
 	return nil
 }
 
-// takeKeys takes API keys, whosesoever they are, out of what the sandbox will see. It reports whether
-// one is of the namespace that the request names. What is no key of ours may be the service's, and
-// passes.
+// takeKeys removes all API keys from the forwarded request. It reports whether one is of the namespace
+// that the request names. Unknown keys may be the service's, and are forwarded.
 func (x *exchange) takeKeys() (owner bool) {
 	authorization := bearerOf(x.r)
-	if _, password, ok := x.r.BasicAuth(); ok { // clients that take nothing but a URL
+	if _, password, ok := x.r.BasicAuth(); ok { // for clients that can only set a URL
 		authorization = password
 	}
 	for name, key := range map[string]string{headerKey: x.r.Header.Get(headerKey), headerAuthorization: authorization} {
@@ -67,7 +66,7 @@ func (x *exchange) takeKeys() (owner bool) {
 	return owner
 }
 
-// hasTokenOf reports whether the request shows a token of the sandbox. The empty ID has tokens that
+// hasTokenOf reports whether the request carries a token of the sandbox. The tokens of the empty ID
 // were given to no client.
 func (x *exchange) hasTokenOf(id sandbox.ID) bool {
 	traffic := sandbox.EqualToken(x.r.Header.Get(envd.HeaderTrafficToken), x.g.cfg.Tokens.Traffic(id))
@@ -75,8 +74,8 @@ func (x *exchange) hasTokenOf(id sandbox.ID) bool {
 	return traffic || agent
 }
 
-// unauthenticated counts a failed attempt of a client's address. Valid keys pass all the same, since
-// others may share the address.
+// unauthenticated counts a failed attempt of a client's address. Valid keys are not limited, because
+// the address may be shared.
 func (g *Gateway) unauthenticated(r *http.Request) *localReply {
 	l := g.failures.get(clientPrefix(r), func() *rate.Limiter { return rate.NewLimiter(failureRate, failureBurst) })
 	if after := wait(l); after > 0 {
@@ -85,10 +84,10 @@ func (g *Gateway) unauthenticated(r *http.Request) *localReply {
 	return noKey
 }
 
-// clientPrefix is the client's address, or for IPv6 the network of which it has all addresses.
+// clientPrefix returns the client's address, or for IPv6 its network.
 func clientPrefix(r *http.Request) netip.Prefix {
 	host, _, _ := net.SplitHostPort(r.RemoteAddr)
-	addr, _ := netip.ParseAddr(host) // the zero value is a client, too
+	addr, _ := netip.ParseAddr(host) // the zero value counts as a client, too
 	addr = addr.Unmap().WithZone("")
 	bits := addr.BitLen()
 	if addr.Is6() {

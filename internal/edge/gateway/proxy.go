@@ -22,7 +22,7 @@ var errMalformed = errors.New("malformed response")
 // maxInterim bounds the 1xx responses before a final one.
 const maxInterim = 16
 
-// speaksGRPC reports whether the sandbox gets HTTP/2 without TLS: gRPC needs it all the way.
+// speaksGRPC reports whether the sandbox gets HTTP/2 without TLS: gRPC requires it end to end.
 func speaksGRPC(r *http.Request) bool {
 	if r.ProtoMajor != 2 {
 		return false
@@ -48,7 +48,7 @@ func (x *exchange) forward(u *upstream) error {
 	defer func() { _ = res.Body.Close() }() // read to its end, or aborted
 	u.markResponded(x.port)
 	if res.StatusCode == http.StatusSwitchingProtocols && t.conn != nil {
-		stop := context.AfterFunc(ctx, func() { _ = t.conn.Close() }) // the transport is done with it
+		stop := context.AfterFunc(ctx, func() { _ = t.conn.Close() }) // the transport no longer uses it
 		defer stop()
 		return x.tunnel(t.conn, res)
 	}
@@ -107,7 +107,7 @@ func (x *exchange) attachBody(out *http.Request) {
 		return
 	}
 	if x.r.ProtoMajor == 1 {
-		_ = x.rc.EnableFullDuplex() // HTTP/1.1 has it
+		_ = x.rc.EnableFullDuplex() // HTTP/1.1 supports it
 	}
 	if x.r.ContentLength < 0 {
 		out.TransferEncoding = []string{"chunked"} // else the transport waits for the first byte
@@ -196,8 +196,8 @@ func (t *roundTrip) gotFirstByte() {
 	t.first = true
 }
 
-// invite asks the client for a body that it holds back. The server would do so when the body is read,
-// and that may be while an interim response is written.
+// invite sends "100 Continue" if the client waits for it. The server would send it when the body is
+// read, which may be while an interim response is written.
 func (t *roundTrip) invite() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -232,7 +232,7 @@ func (t *roundTrip) passInterim(code int, header textproto.MIMEHeader) error {
 	return nil
 }
 
-// cause tells a failure of the client from a lost connection and a malformed response.
+// cause distinguishes a failure of the client, a lost connection and a malformed response.
 func (t *roundTrip) cause(err error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
-// accessRecord is what the access log has of a request.
+// accessRecord is the access log's record of a request.
 type accessRecord struct {
 	sandbox                           sandbox.ID
 	port                              uint16
@@ -22,7 +22,7 @@ type accessRecord struct {
 	reason, trace, agent              string
 }
 
-// logged returns the level of the access log, and whether it is wanted.
+// logged returns the level of the access log, and whether it is enabled.
 func (g *Gateway) logged(ctx context.Context) (slog.Level, bool) {
 	level := slog.LevelDebug
 	if g.cfg.AccessLog != nil {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// linger is how long a client may continue to send after it got the whole response.
+// linger is how long a client may continue to send after it received the whole response.
 const linger = time.Second
 
 var (
@@ -27,8 +27,8 @@ type requestBody struct {
 	whole   atomic.Bool // all of it was read
 	failed  atomic.Bool // the client did not send all of it
 	aborted atomic.Bool // by the gateway
-	// lingers is true where the client's connection will be closed under the rest of the body; the
-	// handler's alone.
+	// lingers is true if the client's connection will be closed before the rest of the body; used by
+	// the handler only.
 	lingers bool
 }
 
@@ -56,7 +56,7 @@ func (b *requestBody) Read(p []byte) (int, error) {
 // Close implements io.Closer. The server closes the client's body itself.
 func (*requestBody) Close() error { return nil }
 
-// again is the GetBody of a request: a body that was not read may be sent over another connection.
+// again is the GetBody of a request: an unread body may be sent over another connection.
 func (b *requestBody) again() (io.ReadCloser, error) {
 	if b.begun.Load() {
 		return nil, errBodySent
@@ -64,8 +64,8 @@ func (b *requestBody) again() (io.ReadCloser, error) {
 	return b, nil
 }
 
-// abort ends a read of the client's body, because the connection to the sandbox was closed before
-// the response: the transport waits for that read.
+// abort ends a read of the client's body when the connection to the sandbox closed before the
+// response: the transport waits for that read.
 func (b *requestBody) abort() {
 	if b != nil && !b.whole.Load() && !b.x.responded.Load() {
 		b.aborted.Store(true)
@@ -78,8 +78,8 @@ func (b *requestBody) finish() {
 	if b == nil || b.x.r.ProtoMajor != 1 || b.whole.Load() {
 		return
 	}
-	// The server reads the rest of the body after the handler has returned, and clears a deadline
-	// that was set before. It closes the connection after that: see closeIfEarly.
+	// The server reads the rest of the body after the handler has returned, and clears earlier
+	// deadlines. It then closes the connection: see closeIfEarly.
 	b.lingers = true
 	rc := b.x.rc
 	time.AfterFunc(linger, func() { _ = rc.SetReadDeadline(time.Unix(1, 0)) })

@@ -15,21 +15,21 @@ import (
 // headTime bounds how long a request head may take.
 const headTime = 30 * time.Second
 
-// Server serves HTTP/1.1 and HTTP/2 to clients, both over TLS and without. It is net/http's, which
-// gets the requests that can be read in one way.
+// Server serves HTTP/1.1 and HTTP/2 to clients, over TLS and without. It is net/http's server behind a
+// filter for ambiguous requests.
 type Server struct {
 	http *http.Server
 	tls  *tls.Config
 }
 
-// NewServer returns a server with the timeouts and protocols that sandbox traffic needs: HTTP/1.1 and
-// HTTP/2, which without TLS is spoken by prior knowledge. It has no limit on how long a request
-// or a response takes, and closes clients' connections without requests after clientIdle. secure nil
-// means plain HTTP; else who speaks that is led to HTTPS. The caller serves and shuts it down.
+// NewServer returns a server with the timeouts and protocols for sandbox traffic: HTTP/1.1 and HTTP/2,
+// without TLS by prior knowledge. It has no limit on the duration of a request or response, and closes
+// clients' connections without requests after clientIdle. secure nil means plain HTTP; otherwise plain
+// requests are redirected to HTTPS. The caller serves and shuts it down.
 func NewServer(h http.Handler, log *slog.Logger, clientIdle time.Duration, secure *tls.Config) *Server {
 	protocols := &http.Protocols{}
 	protocols.SetHTTP1(true)
-	protocols.SetUnencryptedHTTP2(true) // within TLS, too, which net/http does not see
+	protocols.SetUnencryptedHTTP2(true) // also within TLS, which net/http does not see
 	s := &Server{tls: secure}
 	s.http = &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -68,7 +68,7 @@ func (s *Server) Shutdown(ctx context.Context) error { return s.http.Shutdown(ct
 // Close is that of http.Server.
 func (s *Server) Close() error { return s.http.Close() }
 
-// leadToTLS answers a request in plain HTTP at a port for TLS.
+// leadToTLS redirects a plain HTTP request on a TLS port.
 func leadToTLS(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Connection", "close")
 	openToBrowsers(w.Header())
@@ -94,13 +94,13 @@ func (l clientListener) Accept() (net.Conn, error) {
 	return &clientConn{Conn: c, expected: l.tls, messages: messages{h2: true}}, nil
 }
 
-// clientConn is a client's connection, as the server of net/http has it. That gets at most one message
-// with a read, so that what follows a request is still here when its handler takes the connection
-// over; and it gets an error where a message can be read in two ways.
+// clientConn is a client's connection as the server of net/http reads it. A read returns at most one
+// message, so that the bytes after a request are still here when its handler hijacks the connection;
+// an ambiguous message is an error.
 type clientConn struct {
 	net.Conn
-	expected *tls.Config          // TLS that is to come with the first bytes
-	misled   bool                 // and did not
+	expected *tls.Config          // TLS expected with the first bytes
+	misled   bool                 // the first bytes were not TLS
 	state    *tls.ConnectionState // nil: no TLS. It is set by the first read
 	secure   atomic.Pointer[tls.Conn]
 
@@ -110,12 +110,12 @@ type clientConn struct {
 	// For a connection that fell back from the fast path.
 	inflight  atomic.Pointer[inflight]
 	fallbacks int          // so far
-	stay      atomic.Int32 // requests that it still stays for
+	stay      atomic.Int32 // requests left before it may move back
 }
 
 type connKey struct{}
 
-// connOf is the connection of a request; nil where another server has it.
+// connOf returns the connection of a request; nil if another server accepted it.
 func connOf(r *http.Request) *clientConn {
 	c, _ := r.Context().Value(connKey{}).(*clientConn)
 	return c
@@ -176,7 +176,7 @@ func (c *clientConn) receive(b []byte) (int, error) {
 	return n, err
 }
 
-// bare is the connection that bytes of HTTP are read from and written to.
+// bare returns the connection for plaintext HTTP bytes.
 func (c *clientConn) bare() net.Conn {
 	if t := c.secure.Load(); t != nil {
 		return t
@@ -190,10 +190,10 @@ func (c *clientConn) Write(b []byte) (int, error) { return c.bare().Write(b) }
 // Close implements net.Conn.
 func (c *clientConn) Close() error { return c.bare().Close() }
 
-// CloseWrite passes to the connection.
+// CloseWrite closes the sending side of the connection.
 func (c *clientConn) CloseWrite() error { return closeWriteOf(c.bare()) }
 
-// begun is a connection of which the first bytes have been read.
+// begun is a connection whose first bytes have been read.
 type begun struct {
 	net.Conn
 	first []byte
@@ -209,8 +209,8 @@ func (c *begun) Read(b []byte) (int, error) {
 	return c.Conn.Read(b)
 }
 
-// hijack takes a request's connection from the server of net/http, with what has been read and not
-// used of it.
+// hijack takes a request's connection from the server of net/http, with the bytes that it read but did
+// not use.
 func hijack(rc *http.ResponseController, r *http.Request) (c net.Conn, ahead []byte, err error) {
 	_, buffered, err := rc.Hijack()
 	if err != nil {

@@ -11,18 +11,18 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
-// cookieAccess carries the signature of later requests: <expires>.<signature>. The sandbox does not see it.
+// cookieAccess holds the signature for later requests: <expires>.<signature>. It is not forwarded.
 const cookieAccess = headers.CookieAccess
 
-// pass is what a request showed beside the traffic token.
+// pass is a request's credentials other than the traffic token.
 type pass struct {
 	expires, signature string // of the query; empty without one
 	cookies            []string
-	// grant is a cookie to set with the answer, if not empty.
+	// grant is a cookie to set with the response, if not empty.
 	grant string
 }
 
-// takePass takes a signed URL's query and cookie out of what the sandbox will see.
+// takePass removes a signed URL's query and cookie from the forwarded request.
 func (x *exchange) takePass() {
 	if x.port == envd.Port {
 		return
@@ -75,8 +75,8 @@ func (x *exchange) takeCookies() {
 	}
 }
 
-// signedPass checks what takePass found, and prepares the cookie with which the next requests of a
-// browser pass that do not have the query.
+// signedPass checks the result of takePass, and prepares the cookie for a browser's next requests,
+// which lack the query.
 func (x *exchange) signedPass() bool {
 	if x.pass.signature == "" && len(x.pass.cookies) == 0 {
 		return false
@@ -98,8 +98,8 @@ func (x *exchange) signedPass() bool {
 	return false
 }
 
-// accessCookie is for this sandbox and port alone, where its host or path says which they are.
-// Where headers say so, a cookie would go to other sandboxes as well, and there is none.
+// accessCookie is for this sandbox and port alone, if the host or path names them. With headers, a
+// cookie would also go to other sandboxes, so there is none.
 func (x *exchange) accessCookie(until time.Time) string {
 	if x.byHeader {
 		return ""
@@ -111,8 +111,8 @@ func (x *exchange) accessCookie(until time.Time) string {
 	return c.String()
 }
 
-// mayPass checks the traffic token, or a signature made with it. The agent's port has a token of
-// its own, which the agent itself checks.
+// mayPass checks the traffic token, or a signature made with it. The agent's port has its own token,
+// which the agent checks.
 func (x *exchange) mayPass(public bool) bool {
 	if x.port == envd.Port || public {
 		return true

@@ -16,8 +16,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
-// Headers of agent-sandbox's router. Its X-Sandbox-Pod-IP is never read: a caller does not say
-// where traffic goes.
+// Headers of agent-sandbox's router. Its X-Sandbox-Pod-IP is never read: a client must not choose an
+// address.
 const (
 	headerName      = headers.Name
 	headerNamespace = headers.Namespace
@@ -33,17 +33,17 @@ const (
 	maxAuthorityLength = headers.MaxAuthorityLength
 )
 
-// target is what a request asks for.
+// target is the destination of a request.
 type target struct {
 	id   sandbox.ID
 	port uint16
-	// name and namespace stand instead of id where agent-sandbox's headers were used.
+	// name and namespace replace id if agent-sandbox's headers were used.
 	namespace, name string
-	// host is what the sandbox should see as Host, if not the client's.
+	// host replaces the client's Host for the sandbox, if not empty.
 	host string
-	// prefix of the path that is ours and not the sandbox's.
+	// prefix is the gateway's part of the path, which is not forwarded.
 	prefix string
-	// byHeader is true where headers said which sandbox is meant.
+	// byHeader is true if headers named the sandbox.
 	byHeader bool
 }
 
@@ -61,7 +61,7 @@ var (
 	errName = errors.New("invalid sandbox name or namespace")
 )
 
-// target tells where a request wants to go. An error is a text for the client.
+// target returns the destination of a request. An error is a text for the client.
 func (g *Gateway) target(r *http.Request) (target, kind, error) {
 	if len(r.Host) > maxAuthorityLength || !httpguts.ValidHostHeader(r.Host) {
 		return target{}, forSandbox, errHost
@@ -84,7 +84,8 @@ func (g *Gateway) target(r *http.Request) (target, kind, error) {
 	return plainTarget(r, host, domain, shared)
 }
 
-// plainTarget tells the target where the host alone does not. shared is true for sandbox.<domain>.
+// plainTarget returns the target if the host alone does not name it. shared is true for
+// sandbox.<domain>.
 func plainTarget(r *http.Request, host, domain string, shared bool) (t target, k kind, err error) {
 	byHeader := r.Header.Get(envd.HeaderSandboxID) != "" && (shared || host == localhost || isIP(host))
 	switch {
@@ -105,8 +106,8 @@ func plainTarget(r *http.Request, host, domain string, shared bool) (t target, k
 	return t, k, err
 }
 
-// labelOf splits a host into what stands before one of our domains and that domain. The label is
-// empty for the domain itself.
+// labelOf splits a host into a label and one of the gateway's domains. The label is empty for the
+// domain itself.
 func (g *Gateway) labelOf(host string) (label, domain string, under bool) {
 	for _, d := range g.domains {
 		if host == d {
@@ -119,7 +120,7 @@ func (g *Gateway) labelOf(host string) (label, domain string, under bool) {
 	return "", "", false
 }
 
-// parseLabel reads <port>-<id>[-client].
+// parseLabel parses <port>-<id>[-client].
 func parseLabel(label string) (target, error) {
 	portText, rest, ok := strings.Cut(label, "-")
 	if !ok || strings.Contains(label, ".") {
@@ -136,7 +137,7 @@ func parseLabel(label string) (target, error) {
 	return target{id: id, port: port}, nil
 }
 
-// headerTarget reads E2B's headers. With a domain, the sandbox sees the host that it has there.
+// headerTarget parses E2B's headers. With a domain, Host becomes the sandbox's host under it.
 func headerTarget(h http.Header, domain string) (target, error) {
 	id, err := sandbox.ParseID(h.Get(envd.HeaderSandboxID))
 	if err != nil {
@@ -154,7 +155,7 @@ func headerTarget(h http.Header, domain string) (target, error) {
 	return t, nil
 }
 
-// routerTarget reads agent-sandbox's headers.
+// routerTarget parses agent-sandbox's headers.
 func routerTarget(h http.Header) (target, error) {
 	t := target{name: h.Get(headerName), namespace: h.Get(headerNamespace), port: defaultRouterPort, byHeader: true}
 	if t.namespace == "" {
@@ -173,7 +174,7 @@ func routerTarget(h http.Header) (target, error) {
 	return t, nil
 }
 
-// pathTarget reads /sandbox/<id>/<port>/….
+// pathTarget parses /sandbox/<id>/<port>/….
 func pathTarget(u *url.URL) (target, error) {
 	idText, rest, _ := strings.Cut(u.Path[len(pathForm):], "/")
 	portText, _, _ := strings.Cut(rest, "/")
@@ -186,7 +187,7 @@ func pathTarget(u *url.URL) (target, error) {
 		return target{}, err
 	}
 	t := target{id: id, port: port, prefix: pathForm + idText + "/" + portText}
-	// The prefix must stand as plainly in the path as it was sent: what is cut is what was read.
+	// The prefix must be unescaped in the path as sent, so that exactly the parsed part is cut.
 	if !strings.HasPrefix(u.EscapedPath(), t.prefix) {
 		return target{}, errHost
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
-// span gives the request a span that continues the caller's trace, and that the sandbox's
-// continues. Where tracing is off, the caller's headers pass unchanged. end must be called.
+// span starts the request's span as a child of the caller's, and as the parent of the sandbox's.
+// Without tracing, the caller's headers pass unchanged. end must be called.
 func (x *exchange) span() (end func()) {
 	if x.g.tracer == nil {
 		return func() {}
@@ -33,7 +33,7 @@ func (x *exchange) span() (end func()) {
 	}
 }
 
-// tracedHeaders are those that replace the caller's.
+// tracedHeaders returns the headers that replace the caller's.
 func tracedHeaders(ctx context.Context) http.Header {
 	h := http.Header{}
 	telemetry.Propagator().Inject(ctx, propagation.HeaderCarrier(h))

@@ -2,7 +2,7 @@ package gateway
 
 import "sync"
 
-// requestTracker counts what is under way, so that a shutdown can wait for it.
+// requestTracker counts the requests in progress, so that a shutdown can wait for them.
 type requestTracker struct {
 	cut chan struct{} // closed when waiting is over
 
@@ -13,7 +13,7 @@ type requestTracker struct {
 	idle     chan struct{} // +checklocks:mu
 }
 
-// begin reports false when no more may begin.
+// begin counts a request, and reports false while draining.
 func (f *requestTracker) begin() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -24,7 +24,7 @@ func (f *requestTracker) begin() bool {
 	return true
 }
 
-// join counts a helper of a flight that is under way.
+// join counts a helper of a request in progress.
 func (f *requestTracker) join() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -39,7 +39,7 @@ func (f *requestTracker) end() {
 	}
 }
 
-// drain lets nothing begin; what it returns is closed when nothing is left.
+// drain makes begin report false; the channel is closed when nothing is in progress.
 func (f *requestTracker) drain() <-chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -11,13 +11,13 @@ import (
 	"time"
 )
 
-// tunnel carries bytes both ways after the sandbox agreed to another protocol.
+// tunnel copies bytes both ways after the sandbox accepted an upgrade.
 func (x *exchange) tunnel(c *upstreamConn, res *http.Response) error {
 	both, ok := res.Body.(io.ReadWriter)
 	if !ok || c == nil || x.r.ProtoMajor != 1 || !strings.EqualFold(res.Header.Get("Upgrade"), x.r.Header.Get("Upgrade")) || upgradeOf(x.r, x.port) == "" {
 		return errMalformed
 	}
-	if b := x.body; b != nil && !b.whole.Load() { // the rest of the body is another's to read (RFC 9110, 7.8)
+	if b := x.body; b != nil && !b.whole.Load() { // the rest of the body must be read first (RFC 9110, 7.8)
 		return errMalformed
 	}
 	client, ahead, err := hijack(x.rc, x.r)
@@ -43,7 +43,7 @@ func (x *exchange) tunnel(c *upstreamConn, res *http.Response) error {
 	return nil
 }
 
-// join carries bytes both ways until both sides have ended, or one has broken.
+// join copies bytes both ways until both sides have ended, or one has broken.
 func (x *exchange) join(client net.Conn, ahead []byte, c *upstreamConn, from io.Reader) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -59,15 +59,15 @@ func (x *exchange) join(client net.Conn, ahead []byte, c *upstreamConn, from io.
 		_ = client.Close() // which unblocks the other direction
 		_ = c.Close()
 	} else {
-		_ = client.SetReadDeadline(time.Now().Add(tunnelLinger)) // the sandbox has said its last
+		_ = client.SetReadDeadline(time.Now().Add(tunnelLinger)) // the sandbox has sent everything
 	}
 	wg.Wait()
 }
 
-// tunnelLinger is how long one side may go on sending after the other has closed its own.
+// tunnelLinger is how long one side may continue to send after the other has closed its own.
 const tunnelLinger = time.Minute
 
-// pour copies src to dst, beginning with what was read ahead of it.
+// pour copies ahead, the bytes already read of src, and then src to dst.
 func pour(dst io.Writer, src io.Reader, ahead []byte) (int64, error) {
 	m, err := dst.Write(ahead)
 	if err != nil {

@@ -31,10 +31,10 @@ var errOver = errors.New("sandbox is gone")
 type upstream struct {
 	g     *Gateway
 	epoch *route.Epoch
-	entry *route.Entry // the epoch's first
+	entry *route.Entry // the first entry of the epoch
 	fast  *fastpath.Pool
 	at    func(port uint16) string
-	// token is the agent's.
+	// token returns the agent's token.
 	token func() string
 
 	traffic   traffic
@@ -50,7 +50,7 @@ type upstream struct {
 	responded map[uint16]bool // +checklocks:mu
 }
 
-// transportKind is what transports of an epoch differ in: the idle timeout and the protocol.
+// transportKind distinguishes an epoch's transports: idle timeout and protocol.
 type transportKind struct{ agent, grpc bool }
 
 // upstreamOf returns the upstream of an entry's epoch.

@@ -11,7 +11,7 @@ import (
 
 // upstreamConn is a connection to a sandbox. It adds to a socket what http.Transport lacks: its epoch
 // closes it; a dead idle connection fails before a request is written; a failed write does not hide
-// the response; and a response with two lengths is refused.
+// the response; and a response with two lengths is rejected.
 type upstreamConn struct {
 	net.Conn
 	u   *upstream
@@ -22,14 +22,15 @@ type upstreamConn struct {
 	reused   atomic.Bool
 	checking atomic.Bool
 
-	// sent is true where the fast path has sent the request, and ahead is what it read of the response. Reads then
-	// wait until http.Transport has written the request too: it drops a response that comes before.
+	// sent is true if the fast path has sent the request, and ahead is the part of the response that
+	// it read. Reads then wait until http.Transport has written the request too: it drops a response
+	// that comes before.
 	sent    atomic.Bool
 	ahead   []byte
 	written chan struct{}
 	once    sync.Once // closes written
 
-	// head and heading belong to the reader.
+	// head and heading are used by the reader only.
 	head    messages
 	heading bool
 
@@ -94,8 +95,8 @@ func (c *upstreamConn) read(b []byte) (int, error) {
 	return c.Conn.Read(b)
 }
 
-// Write implements net.Conn. An error of the peer is not returned: its response, or the error of the
-// next read, says more.
+// Write implements net.Conn. It returns no error of the peer: the response, or the error of the next
+// read, is more precise.
 func (c *upstreamConn) Write(b []byte) (int, error) {
 	if c.sent.Load() {
 		c.release()
@@ -111,7 +112,7 @@ func (c *upstreamConn) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// release lets reads begin.
+// release unblocks reads.
 func (c *upstreamConn) release() { c.once.Do(func() { close(c.written) }) }
 
 // ReadFrom implements io.ReaderFrom with large blocks for large bodies.
@@ -164,7 +165,7 @@ func (c *upstreamConn) isClosed() bool {
 	return c.closed
 }
 
-// CloseWrite passes to the connection.
+// CloseWrite closes the sending side of the connection.
 func (c *upstreamConn) CloseWrite() error { return closeWriteOf(c.Conn) }
 
 // Alive reports whether the peer of an idle connection has neither closed it nor sent anything.

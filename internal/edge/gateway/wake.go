@@ -13,7 +13,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/edge/route"
 )
 
-// wakes are the wakes under way: one for a sandbox, however many requests wait for it.
+// wakes are the wakes in progress: one per sandbox, however many requests wait for it.
 type wakes struct {
 	mu    sync.Mutex
 	calls map[sandbox.ID]*wakeCall // +checklocks:mu
@@ -24,7 +24,7 @@ type wakeCall struct {
 	err  error // set before done is closed
 }
 
-// refusals of a wake by the kind of its error; nil is any other.
+// wakeRefusals maps the kind of a wake's error to a local reply; nil is any other kind.
 var wakeRefusals = map[error]*localReply{
 	errs.ErrNotFound:        notFound,
 	errs.ErrForbidden:       noWake,
@@ -35,7 +35,8 @@ var wakeRefusals = map[error]*localReply{
 	nil:                     wakeFailed,
 }
 
-// refusalOf tells what may be told of the reason: the part of the error that is meant for users.
+// refusalOf returns the local reply to a failed wake, with the part of the error that is meant for
+// users.
 func refusalOf(err error) *localReply {
 	f, ok := wakeRefusals[errs.Kind(err)]
 	switch {
@@ -53,10 +54,9 @@ func refusalOf(err error) *localReply {
 	return f
 }
 
-// wake has the sandbox woken, or joins those who wait for that already. The wake itself goes on
-// when the request that began it is gone. woken is false where the route has changed since it was
-// looked up: somebody else's wake may just have ended. The error is a *refusal, or the context's
-// cause.
+// wake wakes the sandbox, or joins a wake in progress. The wake continues when the request that began
+// it is gone. woken is false if the route has changed since it was looked up, for instance because
+// another wake just ended. The error is a *localReply, or the context's cause.
 func (g *Gateway) wake(ctx context.Context, entry *route.Entry) (woken bool, err error) {
 	call := g.joinWake(ctx, entry)
 	if call == nil {
@@ -73,7 +73,7 @@ func (g *Gateway) wake(ctx context.Context, entry *route.Entry) (woken bool, err
 	}
 }
 
-// joinWake returns the wake that is under way, or begins one. Nil: the route has changed.
+// joinWake returns the wake in progress, or begins one. Nil: the route has changed.
 func (g *Gateway) joinWake(ctx context.Context, entry *route.Entry) *wakeCall {
 	g.wakes.mu.Lock()
 	defer g.wakes.mu.Unlock()
@@ -88,7 +88,7 @@ func (g *Gateway) joinWake(ctx context.Context, entry *route.Entry) *wakeCall {
 	call := &wakeCall{done: make(chan struct{})}
 	g.wakes.calls[entry.ID] = call
 	g.flights.join()
-	go g.runWake(context.WithoutCancel(ctx), entry.ID, call) // flights wait for it
+	go g.runWake(context.WithoutCancel(ctx), entry.ID, call) // the tracker waits for it
 	return call
 }
 
@@ -125,8 +125,8 @@ func (g *Gateway) runWake(ctx context.Context, id sandbox.ID, call *wakeCall) {
 	}
 }
 
-// reach returns the route once traffic can be sent on it, waking the sandbox if it sleeps and
-// may be woken by this request. The error is a *refusal, or the context's.
+// reach returns the route once it accepts traffic, waking the sandbox if it is paused and this request
+// may wake it. The error is a *localReply, or the context's.
 func (x *exchange) reach(ctx context.Context) (*route.Entry, error) {
 	entry, ok := x.g.cfg.Routes.Lookup(x.id)
 	if !ok {
@@ -148,7 +148,7 @@ func (g *Gateway) unknown() *localReply {
 	return notFound
 }
 
-// await follows a route that is not reachable until it is.
+// await follows a route until it is reachable.
 func (x *exchange) await(ctx context.Context, entry *route.Entry) (*route.Entry, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, x.g.cfg.WakeTimeout, tooSlow)
 	defer cancel()
@@ -170,8 +170,8 @@ func (x *exchange) await(ctx context.Context, entry *route.Entry) (*route.Entry,
 	}
 }
 
-// advance does what there is to do for a sandbox that is not reachable: it has it woken, once
-// for this request, or waits for a change.
+// advance handles a sandbox that is not reachable: it wakes it, at most once per request, or waits for
+// a change.
 func (x *exchange) advance(ctx context.Context, entry *route.Entry, woken bool) (bool, error) {
 	asleep := entry.State == sandbox.Paused || entry.State == sandbox.Pausing
 	switch {
@@ -208,7 +208,7 @@ func (x *exchange) refuse(f *localReply) {
 	f.write(x.w, x.r, x.id)
 }
 
-// refuseError answers with err if it is meant for the client; else the client is gone.
+// refuseError sends err if it is meant for the client; otherwise the client is gone.
 func (x *exchange) refuseError(err error) {
 	if f, ok := errors.AsType[*localReply](err); ok {
 		x.refuse(f)

@@ -17,13 +17,13 @@ import (
 )
 
 const (
-	// pageSize bounds a request and a response, each of which is held whole.
+	// pageSize bounds a request and a response, each of which is buffered whole.
 	pageSize = 16 << 10
-	// bodyTime bounds the wait for the rest of a small body; the main path passes on what has come.
+	// bodyTime bounds the wait for the rest of a small body; the main path streams it.
 	bodyTime = 10 * time.Millisecond
 )
 
-// pages are held by a lane only while there is something in them.
+// pages are buffers; a connection has one only while it holds data.
 var pages = sync.Pool{New: func() any { return new([pageSize]byte) }}
 
 // conn is a client's connection on the fast path. One goroutine uses it.
@@ -34,10 +34,10 @@ type conn struct {
 	remote string               // the client's address
 	ip     string               // the same without port
 	secure *tls.ConnectionState // nil: no TLS
-	page   *[pageSize]byte      // of what is read; nil while nothing is
+	page   *[pageSize]byte      // data read; nil while there is none
 	r, w   int                  // page[r:w] was read and not used
 	bound  bound
-	// fallbacks counts how often the client's connection had to fall back.
+	// fallbacks counts how often the client's connection fell back.
 	fallbacks int
 
 	request  requestHead
@@ -46,17 +46,17 @@ type conn struct {
 
 	idle     atomic.Bool // it waits for a request
 	lastUsed time.Duration
-	expires  time.Duration // when the deadline for requests is, by Path.clock; 0: none is set
+	expires  time.Duration // deadline for the next request, by Path.clock; 0: none is set
 }
 
-// bound is the target that a host and headers mean.
+// bound is the target of a host and headers.
 type bound struct {
 	host, sandboxID, sandboxPort string
 	target                       Target
 	ok                           bool
 }
 
-// bind finds the target of a request, and keeps it for the next one.
+// bind finds the target of a request, and caches it for the next one.
 func (l *conn) bind(h *requestHead) bool {
 	b := &l.bound
 	if b.ok && string(h.host) == b.host && string(h.sandboxID) == b.sandboxID && string(h.sandboxPort) == b.sandboxPort {
@@ -67,7 +67,7 @@ func (l *conn) bind(h *requestHead) bool {
 	return b.ok
 }
 
-// appendRequest writes a request without a body as it came.
+// appendRequest appends a request without a body, unchanged.
 func appendRequest(b []byte, r *http.Request) []byte {
 	b = append(b, r.Method...)
 	b = append(b, ' ')
@@ -86,7 +86,7 @@ func appendRequest(b []byte, r *http.Request) []byte {
 	return append(b, "\r\n"...)
 }
 
-// run carries requests until the connection ends or falls back.
+// run proxies requests until the connection ends or falls back.
 func (l *conn) run(ctx context.Context) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -130,7 +130,7 @@ func (l *conn) end() {
 	l.p.remove(l)
 }
 
-// await waits for the first bytes of a request, and reports false when there will be none.
+// await waits for the first bytes of a request, and reports false if the connection ends.
 func (l *conn) await() bool {
 	l.r, l.w = 0, 0
 	l.lastUsed = l.p.clock()
@@ -156,7 +156,7 @@ func (l *conn) await() bool {
 	}
 }
 
-// space is where to read to. It is called when there is something to read.
+// space returns the buffer to read into. It is called when there is data to read.
 func (l *conn) space() []byte {
 	if l.page == nil {
 		l.page = pages.Get().(*[pageSize]byte)
@@ -164,7 +164,7 @@ func (l *conn) space() []byte {
 	return l.page[l.w:]
 }
 
-// unspace gives back what space got, if nothing has been read.
+// unspace returns the buffer of space to the pool if nothing has been read.
 func (l *conn) unspace() {
 	if l.w == 0 {
 		pages.Put(l.page)
@@ -172,8 +172,8 @@ func (l *conn) unspace() {
 	}
 }
 
-// head reads until a request is complete with its body. It is incomplete when no more of it comes,
-// and unsupported when the main path must take it.
+// head reads until a request is complete with its body. It returns incomplete if no more of it comes,
+// and unsupported if the main path must take it.
 func (l *conn) head() verdict {
 	if l.r > 0 {
 		l.w = copy(l.page[:], l.page[l.r:l.w])
@@ -209,7 +209,7 @@ func (l *conn) head() verdict {
 	}
 }
 
-// appendHead writes the request's head as the sandbox gets it.
+// appendHead appends the request's head as it is sent to the sandbox.
 func (l *conn) appendHead(b []byte) []byte {
 	h := &l.request
 	b = append(b, h.method...)
@@ -249,7 +249,8 @@ func mayLackLength(method []byte) bool {
 
 var dateHeader = []byte("Date: ")
 
-// appendResponse writes the response as the client gets it. closing announces that nothing follows.
+// appendResponse appends the response as it is sent to the client. closing announces the connection's
+// end.
 func (l *conn) appendResponse(b, body []byte, closing bool) []byte {
 	h := &l.response
 	b = append(b, h.line...)
@@ -272,8 +273,8 @@ func (l *conn) appendResponse(b, body []byte, closing bool) []byte {
 	return append(b, body...)
 }
 
-// fallBack has the main path serve the connection from text on, the beginning of a request; u is
-// that request, if it was admitted.
+// fallBack passes the connection to the main path. text is what was read from the beginning of a
+// request; u is that request, if it was admitted.
 func (l *conn) fallBack(text []byte, u *Inflight) {
 	l.p.fallbacks.Add(1)
 	_ = l.nc.SetReadDeadline(time.Time{})

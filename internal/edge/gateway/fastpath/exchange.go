@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// outcome is what became of one request.
+// outcome is the result of one request.
 type outcome int
 
 const (
-	carried  outcome = iota // and the next may come
+	carried  outcome = iota // the next one may come
 	fellBack                // the main path has the connection now
-	broken                  // the connection is to be closed
+	broken                  // the connection must be closed
 )
 
 // Exchange is one request on the fast path and its response. It is valid during a call of Gateway.
@@ -50,7 +50,7 @@ func (x *Exchange) TrafficToken() (string, bool) {
 	return string(x.head.traffic), x.head.traffic != nil
 }
 
-// carry takes the request that was read to its sandbox, if that can be done at once.
+// carry proxies the request that was read to its sandbox, if that can be done at once.
 func (l *conn) carry(ctx context.Context) (end outcome) {
 	l.idle.Store(false)
 	if !l.bind(&l.request) {
@@ -98,11 +98,11 @@ func (l *conn) connect(ctx context.Context, x *Exchange) UpstreamConn {
 			return nil
 		}
 	}
-	_ = c.SetReadDeadline(x.Started.Add(l.p.cfg.ResponseTime)) // a failure shows when it is read
+	_ = c.SetReadDeadline(x.Started.Add(l.p.cfg.ResponseTime)) // a failure shows in the next read
 	return c
 }
 
-// exchange sends the request and passes on the response.
+// exchange sends the request and copies the response.
 func (l *conn) exchange(x *Exchange, c UpstreamConn) outcome {
 	out, back := pages.Get().(*[pageSize]byte), (*[pageSize]byte)(nil)
 	defer func() {
@@ -112,7 +112,7 @@ func (l *conn) exchange(x *Exchange, c UpstreamConn) outcome {
 		}
 	}()
 	h, n := &l.request, 0
-	text := l.appendHead(out[:0]) // reallocated where it does not fit
+	text := l.appendHead(out[:0]) // reallocated if it does not fit
 	text = append(text, l.page[l.r+h.size:l.r+h.size+h.length]...)
 	verdict := incomplete
 	if _, err := c.Write(text); err == nil {
@@ -120,7 +120,7 @@ func (l *conn) exchange(x *Exchange, c UpstreamConn) outcome {
 		n, verdict = l.readResponse(c, back[:])
 	}
 	if verdict != complete {
-		if n == 0 { // late, not odd
+		if n == 0 { // late, not unsupported
 			l.fallbacks--
 			return l.giveUp(l.inflight(x, c, nil))
 		}
@@ -141,8 +141,8 @@ func (l *conn) exchange(x *Exchange, c UpstreamConn) outcome {
 	return carried
 }
 
-// readResponse reads a whole response to b, or as much of it as comes in time. The rest of a body
-// of known length has a moment only: the client may wait for its beginning.
+// readResponse reads a response into b, as much of it as arrives in time. The rest of a body of known
+// length has bodyTime only: the client may wait for its beginning.
 func (l *conn) readResponse(c UpstreamConn, b []byte) (n int, v verdict) {
 	a, short := &l.response, false
 	for n < len(b) {

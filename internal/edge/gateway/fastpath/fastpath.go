@@ -3,9 +3,9 @@
 // HTTP/1.1 requests and responses in their simplest form, each of which fits in 16 KiB and is
 // complete in a few milliseconds.
 //
-// It decides nothing and sends no local replies. Everything else goes back to the main path (Gateway.Fallback):
-// the connection, the bytes read, and the connection to the sandbox if the request was sent.
-// The main path works without this package.
+// It makes no decisions and sends no local replies. Everything else falls back to the main path
+// (Gateway.Fallback): the connection, the bytes read, and the connection to the sandbox if the request
+// was sent. The main path works without this package.
 //
 // Locks: Path.mu and Pool.mu are not held together, nor over a call.
 package fastpath
@@ -24,9 +24,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// Gateway is the main path, as the fast path sees it.
+// Gateway is the main path.
 type Gateway interface {
-	// Bind returns the target that a host and headers mean. False: the main path must decide.
+	// Bind returns the target of a host and headers. False: the main path must decide.
 	Bind(host, sandboxID, sandboxPort string) (Target, bool)
 	// Admit checks and counts a request. False: it was not counted, and the main path must decide.
 	Admit(x *Exchange) (Upstream, bool)
@@ -36,7 +36,7 @@ type Gateway interface {
 	Fallback(c *Connection)
 }
 
-// Target is where a request goes.
+// Target is the destination of a request.
 type Target struct {
 	ID   sandbox.ID
 	Port uint16
@@ -44,33 +44,33 @@ type Target struct {
 	Host string
 }
 
-// Connection is a client's connection as it changes hands.
+// Connection is a client's connection that falls back.
 type Connection struct {
 	net.Conn
-	// Text was read of it, from the beginning of a request.
+	// Text is what was read of it, from the beginning of a request.
 	Text []byte
 	// TLS is nil without it.
 	TLS *tls.ConnectionState
 	// Remote is the client's address and port.
 	Remote string
-	// Fallbacks counts how often the fast path had to give it back.
+	// Fallbacks counts how often the connection fell back.
 	Fallbacks int
 	// Inflight is the request in Text, if it was admitted.
 	Inflight *Inflight
 }
 
-// Inflight is an admitted request that the main path has to end.
+// Inflight is an admitted request that the main path must complete.
 type Inflight struct {
 	Target   Target
 	Upstream Upstream
-	// Conn has got the request; nil: it was not sent.
+	// Conn is the connection on which it was sent; nil: it was not sent.
 	Conn UpstreamConn
-	// Ahead was read of the response.
+	// Ahead is what was read of the response.
 	Ahead   []byte
 	Started time.Time
 }
 
-// Config is what a path is made of. All fields are needed.
+// Config configures a path. All fields are required.
 type Config struct {
 	Gateway Gateway
 	Log     *slog.Logger
@@ -82,7 +82,7 @@ type Config struct {
 	HeadTime time.Duration
 }
 
-// ResponseTime is the usual Config.ResponseTime. Meanwhile a client that goes away is not noticed.
+// ResponseTime is the usual Config.ResponseTime. A client that disconnects meanwhile is not noticed.
 const ResponseTime = 50 * time.Millisecond
 
 // Path owns the client connections on the fast path. Make one with New.
@@ -93,9 +93,9 @@ type Path struct {
 	fallbacks atomic.Int64
 
 	mu sync.Mutex
-	// conns has their connections to the clients; nil: not taken over yet.
+	// conns maps to the client's connections; nil: not taken over yet.
 	conns map[*conn]net.Conn // +checklocks:mu
-	// none is closed when the last has ended and no more may begin.
+	// none is closed when the last connection has ended and no more may begin.
 	none chan struct{} // +checklocks:mu
 }
 
@@ -103,8 +103,8 @@ type Path struct {
 func New(cfg Config) *Path { return &Path{cfg: cfg, born: time.Now(), conns: map[*conn]net.Conn{}} }
 
 // Start takes over the connection of a request without a body, if the request is simple; to is its
-// target. take returns the connection, with what was read after the request. False: nothing was
-// taken, and the main path continues.
+// target. take returns the connection, with what was read after the request. False: nothing was taken,
+// and the main path continues.
 func (p *Path) Start(ctx context.Context, r *http.Request, to Target, fallbacks int, take func() (net.Conn, []byte, error)) bool {
 	c, text := p.connFor(r, to, fallbacks)
 	if c == nil {
@@ -143,7 +143,7 @@ func (p *Path) connFor(r *http.Request, to Target, fallbacks int) (*conn, []byte
 	return c, text
 }
 
-// add reports false when no more may begin.
+// add reports false while draining.
 func (p *Path) add(c *conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -171,7 +171,7 @@ func (p *Path) remove(c *conn) {
 }
 
 // Drain closes the connections that wait for a request; the others end after theirs. The returned
-// channel is closed when none is left. With abort it closes all.
+// channel is closed when all have ended. With abort it closes all at once.
 func (p *Path) Drain(abort bool) <-chan struct{} {
 	p.closed.Store(true)
 	p.mu.Lock()

@@ -31,7 +31,7 @@ type Pool struct {
 
 	mu     sync.Mutex
 	closed bool // +checklocks:mu
-	// idle has the last used last.
+	// idle has the most recently used connection last.
 	idle  map[uint16][]idleConn // +checklocks:mu
 	sweep *time.Timer           // +checklocks:mu
 }
@@ -73,7 +73,7 @@ func (p *Pool) pop(port uint16) (c idleConn, ok bool) {
 	return c, true
 }
 
-// put keeps a connection for the next request.
+// put adds a connection for a later request.
 func (p *Pool) put(port uint16, c UpstreamConn) {
 	p.mu.Lock()
 	kept := !p.closed && len(p.idle[port]) < maxIdle
@@ -89,7 +89,7 @@ func (p *Pool) put(port uint16, c UpstreamConn) {
 	}
 }
 
-// closeIdle closes the connections that were idle for their time, and schedules itself for the rest.
+// closeIdle closes the connections past the idle timeout, and schedules itself for the rest.
 func (p *Pool) closeIdle() {
 	now := time.Now()
 	var old []idleConn
@@ -120,7 +120,7 @@ func (p *Pool) closeIdle() {
 	}
 }
 
-// Close forgets all connections and refuses more. The epoch's owner closes them.
+// Close empties the pool and refuses more. The epoch's owner closes the connections.
 func (p *Pool) Close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -11,27 +11,27 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
-// verdict is what is known of a head by its bytes.
+// verdict is the result of parsing a head.
 type verdict int
 
 const (
 	complete    verdict = iota
-	incomplete          // so far it is plain, and more must come
-	unsupported         // not what a lane carries; it may be legal, or may not
+	incomplete          // simple so far, and more must come
+	unsupported         // not for the fast path; it may be legal, or may not
 )
 
-// requestHead is the head of a plain request, as slices of the bytes that it was read from.
+// requestHead is the head of a simple request, as slices of the bytes that it was read from.
 type requestHead struct {
 	method, uri, host               []byte
 	sandboxID, sandboxPort, traffic []byte
-	// lines go on as they stand, each with its end.
+	// lines are forwarded unchanged, each with its end.
 	lines  [][]byte
 	length int // of the body
 	size   int // of the head itself
 }
 
-// parse reads a head from the beginning of b, and puts header names there into their canonical form.
-// It takes the plainest of requests alone: whatever else RFC 9112 allows or forbids is odd.
+// parse reads a head from the beginning of b, and makes header names there canonical. It takes only
+// the simplest requests: anything else, valid by RFC 9112 or not, is unsupported.
 func (h *requestHead) parse(b []byte) verdict {
 	*h = requestHead{lines: h.lines[:0], length: -1}
 	line, rest, v := cutLine(b)
@@ -52,8 +52,8 @@ func (h *requestHead) parse(b []byte) verdict {
 	return complete
 }
 
-// field takes a header, whose name is canonical, and reports false where the request is odd by it.
-// line is all of it. What isHop and isOurs name does not go on.
+// field handles a header, whose name is canonical, and reports false if it makes the request
+// unsupported. line is all of it. Headers named by isHop and isOurs are not forwarded.
 func (h *requestHead) field(name, value, line []byte) bool {
 	switch string(name) {
 	case "Host":
@@ -71,7 +71,7 @@ func (h *requestHead) field(name, value, line []byte) bool {
 		"X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port", "X-Forwarded-Prefix", "X-Real-Ip", headers.PodIP:
 		return true
 	case "Transfer-Encoding", "Expect", "Te", "Trailer", "Upgrade", "Http2-Settings", headers.Name, headers.Namespace, headers.Port:
-		return false // it has a meaning that lanes do not know
+		return false // the fast path does not implement it
 	case "Cookie":
 		if bytes.Contains(value, []byte(headers.CookieAccess)) {
 			return false
@@ -89,7 +89,7 @@ func (h *requestHead) field(name, value, line []byte) bool {
 	return true
 }
 
-// once takes the value of a header that comes once and is not empty.
+// once stores the value of a header that occurs once and is not empty.
 func once(to *[]byte, value []byte) bool {
 	if *to != nil || len(value) == 0 {
 		return false
@@ -115,13 +115,13 @@ func (h *requestHead) requestLine(line []byte) bool {
 	}
 }
 
-// path is what stands before the query.
+// path returns the URI without the query.
 func (h *requestHead) path() []byte {
 	path, _, _ := bytes.Cut(h.uri, []byte("?"))
 	return path
 }
 
-// plainURI reports whether a path and query mean the same to every reader, as they stand.
+// plainURI reports whether a path and query are unambiguous as they stand.
 func plainURI(uri []byte) bool {
 	if len(uri) == 0 || uri[0] != '/' || (len(uri) > 1 && uri[1] == '/') {
 		return false
@@ -146,8 +146,8 @@ func plainQuery(query []byte) bool {
 	return !bytes.Contains(query, []byte(signedurl.QuerySignature))
 }
 
-// pathByte has the bytes that stand for themselves in a path. An escape is not among them: it may
-// be written in two ways.
+// pathByte has the bytes that stand for themselves in a path. Escapes are excluded: one can be written
+// in two ways.
 var pathByte = bytesOf("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~!$&'()*+,;=:@/")
 
 // nameByte has the bytes of a header's name (RFC 9110, token).
@@ -160,7 +160,7 @@ func bytesOf(all string) (set [0x80]bool) {
 	return set
 }
 
-// cutLine cuts a line off b. It ends with CR LF.
+// cutLine cuts a line that ends with CR LF off b.
 func cutLine(b []byte) (line, rest []byte, v verdict) {
 	i := bytes.IndexByte(b, '\n')
 	switch {
@@ -172,8 +172,8 @@ func cutLine(b []byte) (line, rest []byte, v verdict) {
 	return b[:i-1], b[i+1:], complete
 }
 
-// cutFields cuts header lines off b, and the empty line after them. Each is told to field, whose line
-// has its end; where that reports false the head is odd.
+// cutFields cuts header lines off b, and the empty line after them. It calls field for each, whose
+// line includes its end; if that returns false, the head is unsupported.
 func cutFields(b []byte, field func(name, value, line []byte) bool) (rest []byte, v verdict) {
 	for rest = b; ; {
 		raw := rest
@@ -187,8 +187,8 @@ func cutFields(b []byte, field func(name, value, line []byte) bool) (rest []byte
 	}
 }
 
-// cutField splits a header line in the form that we would write it in, "Name: value", where the
-// value neither begins nor ends with a space. The name is made canonical in its place.
+// cutField splits a header line of the form "Name: value", where the value neither begins nor ends
+// with a space. The name is made canonical in place.
 func cutField(line []byte) (name, value []byte, ok bool) {
 	name, value, ok = bytes.Cut(line, []byte(": "))
 	if !ok || !canonical(name) {
@@ -205,7 +205,7 @@ func cutField(line []byte) (name, value []byte, ok bool) {
 	return name, value, true
 }
 
-// canonical makes a header's name so, in its place, and reports false where it cannot be one.
+// canonical makes a header's name canonical in place, and reports false if it is invalid.
 func canonical(name []byte) bool {
 	upper := true
 	for i, c := range name {
@@ -222,7 +222,7 @@ func canonical(name []byte) bool {
 	return len(name) > 0
 }
 
-// decimal reads a length that has no other way to be read, below 10⁹.
+// decimal parses an unambiguous length below 10⁹.
 func decimal(text []byte) (n int, ok bool) {
 	if len(text) == 0 || len(text) > 9 || (text[0] == '0' && len(text) > 1) {
 		return 0, false
@@ -236,7 +236,7 @@ func decimal(text []byte) (n int, ok bool) {
 	return n, true
 }
 
-// foldedEqual compares with a text in lower case, whatever the case.
+// foldedEqual compares, ignoring case, with a text in lower case.
 func foldedEqual(b []byte, lower string) bool {
 	if len(b) != len(lower) {
 		return false
@@ -252,7 +252,7 @@ func foldedEqual(b []byte, lower string) bool {
 	return true
 }
 
-// userAgent is the header of that name, or empty.
+// userAgent returns the header of that name, or empty.
 func (h *requestHead) userAgent() string {
 	const name = "User-Agent: "
 	for _, line := range h.lines {

@@ -5,24 +5,24 @@ import (
 	"net/http"
 )
 
-// responseHead is the head of a plain response, as slices of the bytes that it was read from.
+// responseHead is the head of a simple response, as slices of the bytes that it was read from.
 type responseHead struct {
 	status int
 	// line is the first, without its end.
 	line []byte
-	// lines go on as they stand, each with its end.
+	// lines are forwarded unchanged, each with its end.
 	lines   [][]byte
 	length  int  // of the body, -1 if unknown
 	chunked bool // the body
-	close   bool // the sandbox ends the connection after it
+	close   bool // the sandbox closes the connection after it
 	dated   bool
 	size    int // of the head itself
-	body    int // of what follows it, framing and all
-	content int // of that, without framing
+	body    int // length after the head, framing included
+	content int // the same without framing
 }
 
-// parse reads a response from b: its head, and where its body ends. A response that does not say
-// that in the plainest way is odd, and so is one that is not final.
+// parse reads a response from b: its head, and where its body ends. A response whose framing is not of
+// the simplest form is unsupported, and so is one that is not final.
 func (h *responseHead) parse(b []byte, method []byte) verdict {
 	*h = responseHead{lines: h.lines[:0], length: -1}
 	line, rest, v := cutLine(b)
@@ -39,8 +39,8 @@ func (h *responseHead) parse(b []byte, method []byte) verdict {
 	return h.frame(rest, string(method) == http.MethodHead)
 }
 
-// field takes a header, whose name is canonical, and reports false where the response is odd by it.
-// line is all of it. What isHop names does not go on.
+// field handles a header, whose name is canonical, and reports false if it makes the response
+// unsupported. line is all of it. Headers named by isHop are not forwarded.
 func (h *responseHead) field(name, value, line []byte) (ok bool) {
 	switch string(name) {
 	case "Proxy-Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Http2-Settings":
@@ -87,7 +87,7 @@ func (h *responseHead) statusLine(line []byte) bool {
 	return n >= 200 && n <= 599
 }
 
-// frame tells where the body ends, of which b is the beginning.
+// frame finds the end of the body, of which b is the beginning.
 func (h *responseHead) frame(b []byte, head bool) verdict {
 	switch {
 	case h.chunked && (head || h.length >= 0):
@@ -138,7 +138,7 @@ func (h *responseHead) chunks(b []byte) verdict {
 	}
 }
 
-// hexadecimal reads the size of a chunk, below 2²⁴.
+// hexadecimal parses the size of a chunk, below 2²⁴.
 func hexadecimal(text []byte) (n int, ok bool) {
 	if len(text) == 0 || len(text) > 6 {
 		return 0, false

@@ -7,14 +7,14 @@ import (
 	"syscall"
 )
 
-// source reads a connection, and needs memory to read to only when there is something to read.
-// One goroutine uses it.
+// source reads a connection, and holds a buffer only when there is data to read. One goroutine uses
+// it.
 type source struct {
 	nc  net.Conn
-	raw syscall.RawConn // nil: memory is needed all the time
+	raw syscall.RawConn // nil: a buffer is needed all the time
 
-	space func() []byte // where to read to
-	spare func()        // space is not needed for now
+	space func() []byte // returns the buffer to read into
+	spare func()        // called when the buffer is not needed for now
 	try   func(fd uintptr) (done bool)
 	n     int
 	err   error
@@ -30,7 +30,7 @@ func newSource(nc net.Conn, space func() []byte, spare func()) *source {
 	return s
 }
 
-// read is Read of a connection, to what space returns.
+// read reads from the connection into the buffer of space.
 func (s *source) read() (int, error) {
 	if s.raw == nil {
 		return s.nc.Read(s.space())
