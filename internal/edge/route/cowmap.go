@@ -2,14 +2,13 @@ package route
 
 import "math/bits"
 
-// cowMap is a persistent map: with and without return a new one that shares all but the page of the
-// changed entry and the two short lists that lead to it, so that a write copies a few kilobytes at
-// any size. What get returns must not be changed. Make an empty one with newPages.
+// cowMap is a persistent map: with and without return a new map that shares all but the page of the
+// changed entry and the two short lists that lead to it, so that a write copies a few kilobytes at any
+// size. The results of get must not be changed. Make an empty one with newPages.
 //
-// A lookup is as slow as the number of far places in memory that it must wait for, and as the
-// branches that the processor guesses wrong meanwhile. There are two such places, a bucket and the
-// entry, and hardly any such branch: the tags of a bucket are compared all at once. The lists above
-// stay in the cache.
+// A lookup costs mainly cache misses and branch mispredictions. There are two likely misses, the
+// bucket and the entry, and few such branches: the tags of a bucket are compared all at once. The
+// lists stay in the cache.
 type cowMap[K comparable, V any] struct {
 	hash func(K) uint64
 	root *[fan]*[fan]bucketPage[K, V]
@@ -26,19 +25,18 @@ const (
 	fan     = 1 << fanBits // of each of the two lists
 	fanMask = fan - 1
 
-	// ways is how many entries a bucket has room for: with their tags it is a line of the
-	// processor's cache.
+	// ways is the capacity of a bucket: with their tags, its entries fill one cache line.
 	ways = 7
-	// maxLoad is how many entries a page has for each bucket, at most. Few buckets overflow then.
+	// maxLoad is the maximum of entries per bucket of a page. Few buckets overflow then.
 	maxLoad = 4
 )
 
-// bucketPage is a hash table that is never changed. Its length is a power of two. An entry is in its own
-// bucket, or in the first with room after it. Nil: it is empty.
+// bucketPage is an immutable hash table. Its length is a power of two. An entry is in its own bucket,
+// or in the first one after it with a free slot. Nil: it is empty.
 type bucketPage[K comparable, V any] []bucket[K, V]
 
-// bucket has its entries from the first on. The tags are bits of their hashes, a byte for each; that
-// of an entry is never zero.
+// bucket has its entries from the first slot on. The tags are bits of their hashes, one byte for each;
+// the tag of an entry is never zero.
 type bucket[K comparable, V any] struct {
 	tags    uint64
 	entries [ways]*entry[K, V]
@@ -49,7 +47,7 @@ type entry[K comparable, V any] struct {
 	value V
 }
 
-// place says where a hash belongs: in which list, which page there, and from which bucket on.
+// place returns where a hash belongs: the list, the page in it, and the first bucket.
 func place(hash uint64) (list, at, from uint64) {
 	return hash & fanMask, hash >> fanBits & fanMask, hash >> (2 * fanBits)
 }
@@ -60,13 +58,13 @@ const (
 	highBits = 0x8080808080808080
 )
 
-// tagOf are the bits of a hash that place uses last, and one to be never zero.
+// tagOf returns the bits of a hash that place uses last, and one that makes it nonzero.
 func tagOf(hash uint64) uint64 { return hash>>57 | 0x80 }
 
 // get returns nil if the key has no value.
 func (m *cowMap[K, V]) get(key K) *V { return m.find(m.hash(key), key) }
 
-// find is get for who has the hash already.
+// find is get for a caller that has the hash.
 func (m *cowMap[K, V]) find(hash uint64, key K) *V {
 	if m.root == nil {
 		return nil
@@ -83,7 +81,7 @@ func (m *cowMap[K, V]) find(hash uint64, key K) *V {
 	wanted := tagOf(hash) * eachByte
 	for mask := uint64(len(p) - 1); ; i++ { //nolint:gosec // it is not empty
 		b := &p[i&mask]
-		// Bytes of differ that are zero become a high bit; those above one may wrongly do so too.
+		// A zero byte of differ becomes a high bit; bytes above one may wrongly do so too.
 		differ := b.tags ^ wanted
 		for same := (differ - eachByte) &^ differ & highBits; same != 0; same &= same - 1 {
 			way := bits.TrailingZeros64(same) / 8
@@ -161,7 +159,7 @@ func (p bucketPage[K, V]) changed(hash func(K) uint64, key K, to *entry[K, V]) b
 	return fresh
 }
 
-// put adds an entry that is not there. Only a page that nobody else has yet may be changed.
+// put adds an entry with a new key. The page must not be published yet.
 func (p bucketPage[K, V]) put(hash uint64, e *entry[K, V]) {
 	_, _, i := place(hash)
 	mask := uint64(len(p) - 1) //nolint:gosec // it is not empty

@@ -14,14 +14,14 @@ type Epoch struct {
 
 func newLife(key string) *Epoch { return &Epoch{key: key, gone: make(chan struct{})} }
 
-// endedLife stands in routes that are not reachable.
+// endedLife is the epoch of unreachable routes.
 func endedLife(key string) *Epoch {
 	l := newLife(key)
 	l.end()
 	return l
 }
 
-// Key is the route's EpochKey.
+// Key returns the route's LifeKey.
 func (l *Epoch) Key() string { return l.key }
 
 // Done is closed when the epoch has ended: the sandbox died, paused, moved or was created again.
@@ -37,8 +37,8 @@ func (l *Epoch) Ended() bool {
 	}
 }
 
-// OnEnd has f run when the life ends, or now if it has. It runs in the goroutine of the table's
-// writer, which holds no lock then; f must not block.
+// OnEnd runs f when the epoch ends, or now if it has. f runs in the goroutine of the table's writer,
+// which holds no lock then; it must not block.
 func (l *Epoch) OnEnd(f func()) {
 	l.mu.Lock()
 	if !l.ended {

@@ -9,42 +9,42 @@ import (
 )
 
 const (
-	// HintTTL is how long a hint stands that the watch does not bear out. It is shorter than an
-	// address rests after its release, so that no hint leads to who has it next.
+	// HintTTL is how long an unconfirmed hint is valid. It is shorter than an address's cooling time
+	// after its release, so that no hint leads to the next owner.
 	HintTTL = 30 * time.Second
-	// disbeliefTTL is how long no hint is taken about a sandbox after one that came to nothing.
+	// disbeliefTTL is how long further hints about a sandbox are rejected after an unconfirmed one.
 	disbeliefTTL = 10 * time.Minute
-	// maxHints bounds the memory; beyond it the oldest go early.
+	// maxHints bounds the memory; beyond it the oldest are dropped early.
 	maxHints = 1 << 14
 )
 
-// hint is the newest thing that was said about a sandbox ahead of the watch.
+// hint is the newest state of a sandbox that peers pushed ahead of the watch.
 type hint struct {
 	id      sandbox.ID
 	version string
-	gone    bool  // it says that there is no route
-	route   Route // else this one
-	// own is the life of the route, where it is not the truth's.
+	gone    bool  // there is no route
+	route   Route // unless gone
+	// own is the epoch of the route, unless it is the base record's.
 	own *Epoch
-	// until is when it ends, counted from the first hint that was not borne out.
+	// until is the end, counted from the first unconfirmed hint.
 	until time.Time
-	// void: it came to nothing, and until the end of until nothing is taken about the sandbox.
+	// void: it expired unconfirmed, and further hints about the sandbox are rejected until then.
 	void    bool
 	dropped bool
-	at      int // place in hints.byVersion
+	at      int // index in hints.byVersion
 }
 
-// hints are those of a table. The zero value is ready.
+// hints are the hints of a table. The zero value is ready.
 type hints struct {
 	of map[sandbox.ID]*hint
-	// holder is who has an address by a hint that stands.
+	// holder maps an address to the sandbox that has it by a valid hint.
 	holder    map[netip.Addr]sandbox.ID
 	byVersion byVersion
-	// standing and void are from old to new; what was dropped may still be in them.
+	// standing and void are ordered from old to new, and may still contain dropped hints.
 	standing, void []*hint
 }
 
-// add takes a hint about a sandbox that has none.
+// add adds a hint about a sandbox that has none.
 func (h *hints) add(x *hint) {
 	if h.of == nil {
 		h.of, h.holder = map[sandbox.ID]*hint{}, map[netip.Addr]sandbox.ID{}
@@ -55,7 +55,7 @@ func (h *hints) add(x *hint) {
 	heap.Push(&h.byVersion, x)
 }
 
-// renew has the hint say what a newer one says. It does not stand any longer for that.
+// renew replaces the content of a hint by a newer one's. Its end stays.
 func (h *hints) renew(x, newer *hint) {
 	h.release(x)
 	if newer.gone || !sameLife(&x.route, &newer.route) {
@@ -92,7 +92,7 @@ func (h *hints) release(x *hint) {
 	}
 }
 
-// stands returns the hint about a sandbox, if there is one that is not void.
+// stands returns the hint about a sandbox, unless there is none or it is void.
 func (h *hints) stands(id sandbox.ID) *hint {
 	if x := h.of[id]; x != nil && !x.void {
 		return x
@@ -100,8 +100,8 @@ func (h *hints) stands(id sandbox.ID) *hint {
 	return nil
 }
 
-// oldest returns the oldest of a queue that was not dropped, nor made void if it is that of what
-// stands.
+// oldest returns the oldest hint of a queue, without dropped ones and, in the queue of valid ones,
+// without void ones.
 func (h *hints) oldest(void bool) *hint {
 	queue := &h.standing
 	if void {
@@ -116,7 +116,7 @@ func (h *hints) oldest(void bool) *hint {
 	return nil
 }
 
-// tidy removes what was dropped from a queue that is mostly that.
+// tidy compacts a queue that consists mostly of dropped hints.
 func tidy(queue []*hint, live int) []*hint {
 	if len(queue) <= 2*live+64 {
 		return queue
@@ -130,8 +130,8 @@ func tidy(queue []*hint, live int) []*hint {
 	return kept
 }
 
-// Hint tells what a peer says of a sandbox, ahead of the watch: lookups see it at once. The truth
-// beside it stays as it is. See the package on when a hint is refused, and on when it ends.
+// Hint applies a peer's route ahead of the watch: lookups see it at once. The base record stays. See
+// the package on when a hint is rejected, and when it ends.
 func (t *Table) Hint(r Route) bool {
 	if r.ID != sandbox.IDOf(r.UID) || r.Address.IsValid() && !r.Address.IsGlobalUnicast() {
 		return false
@@ -139,15 +139,15 @@ func (t *Table) Hint(r Route) bool {
 	return t.hint(&hint{id: r.ID, version: r.ResourceVersion, route: r})
 }
 
-// HintDelete tells that a peer says a sandbox is dead for good as of a version. New lookups do not
-// find it while the hint stands; the life of its route goes on until the truth ends it.
+// HintDelete applies a peer's report that a sandbox is dead for good as of a version. New lookups do
+// not find it while the hint is valid; the epoch of its route continues until a base record ends it.
 func (t *Table) HintDelete(id sandbox.ID, resourceVersion string) bool {
 	return t.hint(&hint{id: id, version: resourceVersion, gone: true})
 }
 
-// Progress tells that the watch has passed a version: whatever happened to any object up to it has
-// been applied. It ends the hints of that version and of older ones. Before MarkSynced it does
-// nothing, for a first list is in no order.
+// Progress records that the watch has passed a version: all changes of any object up to it have been
+// applied. It ends the hints of that version and of older ones. Before MarkSynced it does nothing,
+// because a first list is unordered.
 func (t *Table) Progress(resourceVersion string) {
 	if !t.synced.Load() {
 		return
@@ -167,7 +167,7 @@ func (t *Table) Progress(resourceVersion string) {
 	}
 }
 
-// hint reports whether lookups see the hint from here on.
+// hint reports whether the hint was accepted.
 func (t *Table) hint(x *hint) bool {
 	if !newer(x.version, "") {
 		return false
@@ -190,7 +190,7 @@ func (t *Table) hint(x *hint) bool {
 		x.until = w.now.Add(HintTTL)
 		t.hints.add(x)
 	}
-	if rival != nil && rival.id != x.id { // one of them is wrong, and nobody knows which
+	if rival != nil && rival.id != x.id { // one of the two is wrong; which one is unknown
 		t.rejectHint(w, rival)
 		t.rejectHint(w, x)
 		return false
@@ -199,7 +199,7 @@ func (t *Table) hint(x *hint) bool {
 	return true
 }
 
-// mayHint reports whether a hint is news, and contradicts nothing that the truth knows.
+// mayHint reports whether a hint is new and does not conflict with the base records.
 //
 // +checklocks:t.mu
 func (t *Table) mayHint(w *write, x *hint) bool {
@@ -223,7 +223,7 @@ func (t *Table) mayHint(w *write, x *hint) bool {
 	return !held || holder == x.id
 }
 
-// supersedes reports whether a hint says more than the one there is.
+// supersedes reports whether a hint is newer than the existing one.
 func (x *hint) supersedes(have *hint) bool {
 	return newer(x.version, have.version) || x.gone && !have.gone && !newer(have.version, x.version)
 }
@@ -239,7 +239,7 @@ func (t *Table) makeRoom(w *write) {
 	}
 }
 
-// sweepHints ends those whose time is over.
+// sweepHints ends the expired hints.
 //
 // +checklocks:t.mu
 func (t *Table) sweepHints(w *write) {
@@ -251,7 +251,7 @@ func (t *Table) sweepHints(w *write) {
 	}
 }
 
-// rejectHint ends a hint that came to nothing.
+// rejectHint ends a hint that was not confirmed.
 //
 // +checklocks:t.mu
 func (t *Table) rejectHint(w *write, x *hint) {
@@ -267,12 +267,12 @@ func (t *Table) dropHint(w *write, x *hint) {
 	}
 }
 
-// sameObject reports whether two routes are of one object.
+// sameObject reports whether two routes belong to the same object.
 func sameObject(a, b *Route) bool {
 	return a.ID == b.ID && a.UID == b.UID && a.Namespace == b.Namespace && a.Name == b.Name
 }
 
-// byVersion is a heap of hints, the one of the lowest version first.
+// byVersion is a heap of hints, the lowest version first.
 type byVersion []*hint
 
 // Len implements heap.Interface.

@@ -19,14 +19,14 @@ func newIDs() ids {
 	return ids{seed, newPages[idKey, record](func(k idKey) uint64 { return k.hash(seed) })}
 }
 
-// idKey is an ID's text in words: comparing it costs no way to another place in memory. Texts of
-// other lengths than IDs have are followed by zeros, of which there is at least one.
+// idKey is an ID as three words: comparing it needs no further memory access. IDs of other lengths
+// than usual are padded with zeros, at least one.
 type idKey struct{ a, b, c uint64 }
 
-// usualLength is that of IDs which sandbox.IDOf makes.
+// usualLength is the length of IDs that sandbox.IDOf makes.
 const usualLength = 20
 
-// keyOf reports false for a text that is too long to be anybody's.
+// keyOf reports false for a text that is too long to be an ID.
 func keyOf(id sandbox.ID) (k idKey, ok bool) {
 	if len(id) == usualLength {
 		return idKey{word(id[:8]), word(id[8:16]), word(id[12:])>>32 | 1<<63}, true
@@ -43,8 +43,7 @@ func word(s sandbox.ID) uint64 {
 		uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
 }
 
-// hash need not withstand whoever chooses IDs: they are digits of a SHA-256 of what the API server
-// has drawn.
+// hash need not resist chosen IDs: they are digits of a SHA-256 of what the API server generated.
 func (k idKey) hash(seed uint64) uint64 {
 	high, low := bits.Mul64(k.a^seed, k.b^0x9e3779b97f4a7c15)
 	high, low = bits.Mul64(high^low^k.c, seed|1)

@@ -11,8 +11,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// Route is where the traffic of one sandbox goes, as of one version of its object. It holds no
-// secret. It is a plain value: what the table hands out is the caller's own.
+// Route is the destination of one sandbox's traffic, as of one version of its object. It holds no
+// secret. It is a plain value: the caller owns its copy.
 type Route struct {
 	ID        sandbox.ID
 	Namespace string
@@ -25,57 +25,56 @@ type Route struct {
 	Access  Access
 	Wake    Wake
 	Idle    Idle
-	// EpochKey tells one run at one address from another: it changes with UID, address and start.
+	// LifeKey identifies an epoch: it changes with UID, address and start.
 	LifeKey string
 	// ResourceVersion orders the versions of one object.
 	ResourceVersion string
 }
 
-// Access says who may reach a sandbox. Unlike in the object, the zero value of PublicTraffic
+// Access is the access policy of a sandbox. Unlike in the object, the zero value of PublicTraffic
 // means private.
 type Access struct {
-	Secure          bool   // the agent asks for its token
+	Secure          bool   // the agent requires its token
 	PublicTraffic   bool   // ports other than the agent's need no traffic token
 	MaskRequestHost string // the Host that services see, if not empty
 	// RequestsPerSecond bounds the requests; 0 leaves it to the gateway.
 	RequestsPerSecond int
 }
 
-// narrowed is the access that both allow, as the first one presents it.
+// narrowed returns the access that both allow, otherwise as the first has it.
 func (a Access) narrowed(by Access) Access {
 	a.Secure = a.Secure || by.Secure
 	a.PublicTraffic = a.PublicTraffic && by.PublicTraffic
 	return a
 }
 
-// Wake says whether traffic wakes the sandbox when it sleeps.
+// Wake is whether traffic wakes the sandbox when it is paused.
 type Wake struct {
 	OnTraffic bool
 	// Timeout is the new time to live after such a wake; zero means the default.
 	Timeout time.Duration
 }
 
-// Idle says what becomes of the sandbox after a time without traffic. The zero value: nothing.
+// Idle is the action after a time without traffic. The zero value: none.
 type Idle struct {
 	After    time.Duration
 	Shutdown bool // else it is paused
 }
 
-// Reachable reports whether traffic can be sent. A sandbox that is up but not ready is: its own
-// ports say what they think.
+// Reachable reports whether traffic can be sent. That includes a sandbox that runs but is not ready:
+// its ports may respond.
 func (r *Route) Reachable() bool {
 	return r.Address.IsValid() && (r.State == sandbox.Running || r.State == sandbox.Starting)
 }
 
-// Asleep reports whether the sandbox sleeps, or is on its way into or out of sleep.
+// Asleep reports whether the sandbox is paused, pausing or resuming.
 func (r *Route) Asleep() bool {
 	return r.State == sandbox.Paused || r.State == sandbox.Pausing || r.State == sandbox.Resuming
 }
 
-// FromSandbox makes the route of an object. It is the one predicate for all writers: keep is
-// false when the sandbox is dead for good, and its route must be deleted; a paused one stays.
-// A pool's member that nobody has claimed has no route either: nobody may reach it, and it gets
-// one with the version that gives it an owner.
+// FromSandbox makes the route of an object. It is the one predicate for all writers: keep is false
+// when the sandbox is dead for good, and its route must be deleted; a paused one stays. An unclaimed
+// member of a pool has no route either: it gets one with the version that gives it an owner.
 func FromSandbox(s *agents.Sandbox) (r Route, keep bool) {
 	r = Route{
 		ID:              sandbox.IDOf(s.UID),

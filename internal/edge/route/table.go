@@ -14,8 +14,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// Table maps sandbox IDs to routes. Its methods may be called from any goroutine; those that
-// read take no lock. Make one with NewTable.
+// Table maps sandbox IDs to routes. Its methods may be called from any goroutine; reads take no lock.
+// Make one with NewTable.
 type Table struct {
 	current atomic.Pointer[snapshot]  // +checklocksignore
 	synced  atomic.Bool               // +checklocksignore
@@ -24,47 +24,47 @@ type Table struct {
 	mu     sync.Mutex // writers only
 	graves tombstones // +checklocks:mu
 	hints  hints      // +checklocks:mu
-	// held is who has an address in truth.
+	// held maps addresses to sandboxes, by base records.
 	held map[netip.Addr]sandbox.ID // +checklocks:mu
 	// passed is the version that the watch has passed for all objects.
 	passed string // +checklocks:mu
 }
 
-// snapshot is never changed once it is current.
+// snapshot is immutable once it is current.
 type snapshot struct {
 	byID   ids
 	byName names
-	hidden int // routes that a hint says are gone
+	hidden int // routes deleted by a hint
 }
 
-// record is an entry as lookups give it out, in one piece, for copying it is most of their work.
+// record is an entry as lookups return it, in one piece, because copying it is most of their work.
 type record struct {
 	Entry
-	*recordMeta // nil until the record is shown
+	*recordMeta // nil until the record is published
 }
 
-// recordMeta is what only writers look at, and lookups under a hint.
+// recordMeta is used by writers, and by lookups under a hint.
 type recordMeta struct {
-	changed chan struct{} // closed when another record takes its place, or none
-	overlay *overlay      // nil: the truth
+	changed chan struct{} // closed when the record is replaced or removed
+	overlay *overlay      // nil: a base record
 }
 
-// shownAs has a record waited for, and a veil say what of it is a hint.
+// shownAs makes a record ready for publication; v is the overlay that it shows, or nil.
 func (r *record) shownAs(v *overlay) *record {
 	r.recordMeta = &recordMeta{changed: make(chan struct{}), overlay: v}
 	r.Changed, r.Hint = r.changed, v != nil
 	return r
 }
 
-// overlay is what a hint lays over the truth. It lets it through when its time is over, whether a
-// writer has come by to remove it or not.
+// overlay is a hint over a base record. It has no effect after its time, even before a writer removes
+// it.
 type overlay struct {
 	base  *record // nil: there is none
 	gone  bool
 	until time.Time
 }
 
-// seen is the record that holds now, or nil.
+// seen returns the record that is valid now, or nil.
 func (r *record) seen() *record {
 	if r == nil || !r.Hint {
 		return r
@@ -72,7 +72,7 @@ func (r *record) seen() *record {
 	return r.effective()
 }
 
-// effective is what is seen of a record that a hint lies over.
+// effective returns the visible record under a hint.
 func (r *record) effective() *record {
 	switch {
 	case !isBefore(&r.overlay.until):
@@ -84,7 +84,7 @@ func (r *record) effective() *record {
 	}
 }
 
-// base is what the record says without its hint, or nil.
+// base returns the record without its hint, or nil.
 func (r *record) base() *record {
 	if r == nil || !r.Hint {
 		return r
@@ -95,13 +95,13 @@ func (r *record) base() *record {
 // Entry is a route as it was at the time of the lookup. It never changes.
 type Entry struct {
 	Route
-	// Epoch ends when the route stops to be reachable as it is now. That of a route which is not
-	// reachable has ended.
+	// Life is the epoch; it ends when the route is no longer reachable as it is now. For an
+	// unreachable route it has ended.
 	Life *Epoch
-	// Changed is closed as soon as the table knows something newer about this sandbox. That a
-	// hint's time is over it learns with the next write, Progress included.
+	// Changed is closed as soon as the table has a newer state of this sandbox. The end of a hint's
+	// time takes effect here with the next write, Progress included.
 	Changed <-chan struct{}
-	// Hint says that the route runs ahead of the truth.
+	// Hint marks a route that is ahead of the base record.
 	Hint bool
 }
 
@@ -112,13 +112,13 @@ func NewTable() *Table {
 	return t
 }
 
-// Synced reports whether the table has seen the whole truth once and may still be trusted. Where
-// not, a sandbox that it does not know may well exist.
+// Synced reports whether the table has applied the whole first list and may still be trusted. If not,
+// a sandbox that it does not have may exist.
 func (t *Table) Synced() bool { return t.synced.Load() && t.fresh() }
 
-// TrustUntil says when lookups by ID and by name stop to find anything, because the table may no
-// longer know who has an address. A later call moves the moment, and may bring back what was
-// hidden. A table that is never told, and one that is told the zero time, is trusted for ever.
+// TrustUntil sets when lookups by ID and by name stop to find anything, because addresses may have new
+// owners. A later call moves the time, and may make hidden routes visible again. Without a call, or
+// with the zero time, the table is always trusted.
 func (t *Table) TrustUntil(at time.Time) {
 	if at.IsZero() {
 		t.trusted.Store(nil)
@@ -132,14 +132,14 @@ func (t *Table) fresh() bool {
 	return until == nil || isBefore(until)
 }
 
-// isBefore is apart so that what asks it can be part of its callers.
+// isBefore is separate so that its callers can be inlined.
 func isBefore(at *time.Time) bool { return time.Now().Before(*at) }
 
 // MarkSynced is called after every object of the first list has been applied.
 func (t *Table) MarkSynced() { t.synced.Store(true) }
 
-// Lookup finds a route by sandbox ID. The entry is the table's own, and must not be changed: to copy all of it
-// takes longer than to find it.
+// Lookup finds a route by sandbox ID. The entry is shared and must not be changed: copying all of it
+// takes longer than finding it.
 func (t *Table) Lookup(id sandbox.ID) (*Entry, bool) {
 	if t.fresh() {
 		if rec := t.current.Load().byID.get(id).seen(); rec != nil {
@@ -149,7 +149,7 @@ func (t *Table) Lookup(id sandbox.ID) (*Entry, bool) {
 	return nil, false
 }
 
-// Name returns the object of a sandbox that the table knows.
+// Name returns the name of a sandbox's object, if the table has it.
 func (t *Table) Name(id sandbox.ID) (types.NamespacedName, bool) {
 	e, ok := t.Lookup(id)
 	if !ok {
@@ -158,8 +158,8 @@ func (t *Table) Name(id sandbox.ID) (types.NamespacedName, bool) {
 	return types.NamespacedName{Namespace: e.Namespace, Name: e.Name}, true
 }
 
-// LookupName finds the ID of the sandbox that has a name now. A hint names only what nobody else
-// is named in truth.
+// LookupName finds the ID of the sandbox that has a name now. A hint applies only to names that no
+// base record has.
 func (t *Table) LookupName(namespace, name string) (sandbox.ID, bool) {
 	now := t.current.Load()
 	id := now.byName.get(fullName{namespace, name})
@@ -169,13 +169,13 @@ func (t *Table) LookupName(namespace, name string) (sandbox.ID, bool) {
 	return *id, true
 }
 
-// Len is the number of routes at the last write.
+// Len returns the number of routes at the last write.
 func (t *Table) Len() int {
 	now := t.current.Load()
 	return now.byID.size - now.hidden
 }
 
-// All yields the routes of one instant, in no order.
+// All yields the routes of one snapshot, in no order.
 func (t *Table) All() iter.Seq[Route] {
 	now := t.current.Load()
 	return func(yield func(Route) bool) {
@@ -186,8 +186,8 @@ func (t *Table) All() iter.Seq[Route] {
 	}
 }
 
-// Apply records what a version of an object says: an upsert, or a delete if it is dead for good.
-// It reports whether the table changed.
+// Apply records a version of an object: an upsert, or a delete if it is dead for good. It reports
+// whether the table changed.
 func (t *Table) Apply(s *agents.Sandbox) bool {
 	r, keep := FromSandbox(s)
 	if !keep {
@@ -196,13 +196,13 @@ func (t *Table) Apply(s *agents.Sandbox) bool {
 	return t.Upsert(r)
 }
 
-// ApplyDelete records that the object is gone from the API server. An UID does not come back, so
-// this holds whatever version of the object the caller saw last.
+// ApplyDelete records that the object is gone from the API server. UIDs are never reused, so this
+// holds whatever version of the object the caller saw last.
 func (t *Table) ApplyDelete(s *agents.Sandbox) bool {
 	return t.remove(sandbox.IDOf(s.UID), s.ResourceVersion, true, endOf(s))
 }
 
-// Ended says why a sandbox of a namespace has ended, while its tombstone stands; else it is empty.
+// Ended returns why a sandbox of a namespace ended, while its tombstone exists; else it is empty.
 func (t *Table) Ended(namespace string, id sandbox.ID) (why string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -212,11 +212,10 @@ func (t *Table) Ended(namespace string, id sandbox.ID) (why string) {
 	return ""
 }
 
-// Upsert stores a route if it is strictly newer than what the table has of that sandbox, its
-// tombstone included. A route without a well-formed version is refused. Where another sandbox
-// has the same name, the newer one is right and the older one is gone. Where another has the same
-// address, the older of the two versions has none from here on: it may not be anybody's path to
-// the other.
+// Upsert stores a route if it is strictly newer than the table's state of that sandbox, its tombstone
+// included. A route without a well-formed version is rejected. If another sandbox has the same name,
+// the older one is removed. If another has the same address, the older of the two versions loses it:
+// it must not lead to the other sandbox.
 func (t *Table) Upsert(r Route) bool {
 	if !newer(r.ResourceVersion, "") {
 		return false
@@ -249,7 +248,7 @@ func (t *Table) remove(id sandbox.ID, resourceVersion string, final bool, e end)
 	return t.deleteLocked(w, id, resourceVersion, final, e)
 }
 
-// write is what one writer changes.
+// write is the change that one writer makes.
 type write struct {
 	snapshot
 	now     time.Time
@@ -258,7 +257,7 @@ type write struct {
 	changed []chan struct{}
 }
 
-// begin starts from what is current, swept.
+// begin starts from the current snapshot, swept.
 //
 // +checklocks:t.mu
 func (t *Table) begin(w *write) {
@@ -267,7 +266,7 @@ func (t *Table) begin(w *write) {
 	t.sweepHints(w)
 }
 
-// commit lets all see the changes at once.
+// commit publishes the changes at once.
 //
 // +checklocks:t.mu
 func (t *Table) commit(w *write) {
@@ -276,7 +275,7 @@ func (t *Table) commit(w *write) {
 	}
 }
 
-// finish tells those who wait or hang on a life.
+// finish notifies waiters and ends epochs.
 func (w *write) finish() {
 	for _, c := range w.changed {
 		close(c)
@@ -315,7 +314,7 @@ func (t *Table) upsert(w *write, r Route) bool {
 	return true
 }
 
-// lifeOf goes on with the life that the route had so far, in truth or by a hint, or begins one.
+// lifeOf returns the current epoch of the route, from its base record or a hint, or a new one.
 //
 // +checklocks:t.mu
 func (t *Table) lifeOf(r *Route, old *record, h *hint) *Epoch {
@@ -325,21 +324,21 @@ func (t *Table) lifeOf(r *Route, old *record, h *hint) *Epoch {
 	case old != nil && sameLife(&old.Route, r):
 		return old.Life
 	case h != nil && h.own != nil && sameLife(&h.route, r):
-		return h.own // veiled knows that it is the truth's from here on
+		return h.own // effective treats it as the base record's from now on
 	default:
 		return newLife(r.LifeKey)
 	}
 }
 
-// occupy gives the route its address, unless a newer version of another sandbox has it. Whoever
-// else had it has none now.
+// occupy gives the route its address, unless a newer version of another sandbox has it. Any older
+// holder loses it.
 //
 // +checklocks:t.mu
 func (t *Table) occupy(w *write, r *Route, old *record) {
 	if old != nil && old.Address != r.Address {
 		t.vacate(&old.Route)
 	}
-	if !r.Address.IsValid() || r.Address.IsLoopback() { // loopback is nobody's own
+	if !r.Address.IsValid() || r.Address.IsLoopback() { // loopback addresses are shared
 		return
 	}
 	if holder, taken := t.held[r.Address]; taken && holder != r.ID {
@@ -365,7 +364,7 @@ func (t *Table) vacate(r *Route) {
 	}
 }
 
-// bury reports whether there was a route to remove.
+// deleteLocked reports whether there was a route to remove.
 //
 // +checklocks:t.mu
 func (t *Table) deleteLocked(w *write, id sandbox.ID, resourceVersion string, final bool, e end) bool {
@@ -388,8 +387,7 @@ func (t *Table) deleteLocked(w *write, id sandbox.ID, resourceVersion string, fi
 	return had
 }
 
-// show has lookups see a truth, nil for none, or the hint that stands over it. Lives that are in
-// neither end.
+// show publishes a base record, nil for none, or the hint over it. Epochs that are in neither end.
 //
 // +checklocks:t.mu
 func (t *Table) show(w *write, id sandbox.ID, truth *record) {
@@ -419,7 +417,7 @@ func (t *Table) show(w *write, id sandbox.ID, truth *record) {
 	}
 }
 
-// veiled returns a truth under the hint about its sandbox, or the truth where there is no hint.
+// veiled returns a base record under the hint about its sandbox, or alone if there is no hint.
 //
 // +checklocks:t.mu
 func (t *Table) veiled(id sandbox.ID, truth *record) *record {
@@ -449,7 +447,7 @@ func (t *Table) veiled(id sandbox.ID, truth *record) *record {
 	return rec
 }
 
-// covered is the truth under a hint's record, or nil.
+// covered returns the base record under a hint's record, or nil.
 func (r *record) covered() *record {
 	if r == nil || !r.Hint {
 		return nil
@@ -457,7 +455,7 @@ func (r *record) covered() *record {
 	return r.overlay.base
 }
 
-// hides is 1 for a record that lookups do not see.
+// hides returns 1 for a record that lookups do not see.
 func (r *record) hides() int {
 	if r == nil || !r.Hint || !r.overlay.gone {
 		return 0
@@ -465,7 +463,7 @@ func (r *record) hides() int {
 	return 1
 }
 
-// retire lets those know who hold a record that another takes the place of.
+// retire notifies the holders of a record that is replaced.
 func (w *write) retire(old, shown *record) {
 	if old == nil {
 		return
@@ -476,13 +474,13 @@ func (w *write) retire(old, shown *record) {
 	}
 }
 
-// sameLife reports whether traffic on one route may go on over the other's connections.
+// sameLife reports whether two routes share an epoch.
 func sameLife(a, b *Route) bool {
 	return a.Reachable() && b.Reachable() && a.LifeKey == b.LifeKey && a.Address == b.Address
 }
 
-// newer compares as Kubernetes does. A version that is not well formed is newer than none, and
-// any well-formed one is newer than it.
+// newer compares versions as Kubernetes does. A malformed version is newer than none, and older than
+// any well-formed one.
 func newer(a, b string) bool {
 	if order, err := resourceversion.CompareResourceVersion(a, b); err == nil {
 		return order > 0

@@ -8,16 +8,17 @@ import (
 )
 
 const (
-	// tombstoneTTL outlasts any delayed writer.
+	// tombstoneTTL is longer than any delay of a writer.
 	tombstoneTTL = 10 * time.Minute
-	// maxTombstones bounds the memory; beyond it the oldest go early.
+	// maxTombstones bounds the memory; beyond it the oldest are dropped early.
 	maxTombstones = 1 << 16
 )
 
-// tombstones are the tombstones of a table. They are swept by its writers. The zero value is ready.
+// tombstones are the tombstones of a table, swept by its writers. The zero value is ready.
 type tombstones struct {
 	stones map[sandbox.ID]tombstone
-	// order has the stones from old to new. An entry whose time is not that of its stone is stale.
+	// order has the expiries from old to new. An entry whose time differs from its tombstone's is
+	// stale.
 	order []tombstoneExpiry
 }
 
@@ -28,10 +29,10 @@ type tombstone struct {
 	end     end
 }
 
-// end is why a sandbox has ended, for its tenant alone.
+// end is why a sandbox has ended, shown to its tenant only.
 type end struct{ namespace, why string }
 
-// longestWhy bounds what of a reason a tombstone keeps.
+// longestWhy bounds the length of a reason.
 const longestWhy = 512
 
 func endOf(s *agents.Sandbox) end {
@@ -47,7 +48,7 @@ type tombstoneExpiry struct {
 	until time.Time
 }
 
-// dig sets a tombstone, or makes the one there is newer. The first reason stays: what follows is
+// add sets a tombstone, or renews it with a newer version. The first reason stays: later ones are
 // about the object.
 func (g *tombstones) add(id sandbox.ID, version string, final bool, e end, now time.Time) {
 	if g.stones == nil {
@@ -70,7 +71,7 @@ func (g *tombstones) add(id sandbox.ID, version string, final bool, e end, now t
 	}
 }
 
-// holds reports whether a tombstone forbids the version.
+// blocks reports whether a tombstone forbids the version.
 func (g *tombstones) blocks(id sandbox.ID, version string) bool {
 	s, ok := g.stones[id]
 	return ok && (s.final || !newer(version, s.version))
@@ -83,7 +84,7 @@ func (g *tombstones) sweep(now time.Time) {
 	for len(g.order) > 0 && !now.Before(g.order[0].until) {
 		g.drop()
 	}
-	// Stale entries are at most as many as the stones, give or take a constant.
+	// Stale entries are at most as many as the tombstones, plus a constant.
 	if len(g.order) > 2*len(g.stones)+64 {
 		kept := g.order[:0:0]
 		for _, e := range g.order {
@@ -95,7 +96,7 @@ func (g *tombstones) sweep(now time.Time) {
 	}
 }
 
-// drop forgets the oldest entry, and its stone if that was not renewed since.
+// drop removes the oldest entry, and its tombstone if that was not renewed since.
 func (g *tombstones) drop() {
 	e := g.order[0]
 	g.order = g.order[1:]
