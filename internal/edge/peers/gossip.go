@@ -27,7 +27,7 @@ const (
 	warnEvery       = time.Minute
 )
 
-// meta is what a member's gossip says beside its name and address; at most 512 bytes.
+// meta is a member's gossip metadata beside its name and address; at most 512 bytes.
 type meta struct {
 	Version int            `json:"v"`
 	Push    netip.AddrPort `json:"p"`
@@ -40,12 +40,12 @@ type Member struct {
 	Name   string
 	Gossip netip.AddrPort
 	Push   netip.AddrPort
-	// Boot names the life of its process.
+	// Boot identifies its process.
 	Boot string
-	// Keys names the gossip keys that it holds, the one in use first.
+	// Keys are the IDs of the gossip keys that it holds, the one in use first.
 	Keys []string
-	// Since is when this replica last saw it come, by the clock here; of this replica itself, when it
-	// was made.
+	// Since is when this replica last saw it join, by the local clock; for this replica itself, when
+	// it was made.
 	Since time.Time
 }
 
@@ -68,7 +68,7 @@ func memberOf(n *memberlist.Node) (Member, error) {
 // listen opens the gossip port, on UDP and TCP.
 func (r *Replica) listen(ctx context.Context) (t *transport, err error) {
 	var inner *memberlist.NetTransport
-	for range bindTries { // a port that TCP was given may be taken on UDP
+	for range bindTries { // the TCP port may be taken on UDP
 		inner, err = memberlist.NewNetTransport(&memberlist.NetTransportConfig{
 			BindAddrs: []string{r.cfg.Bind.Addr().String()}, BindPort: int(r.cfg.Bind.Port()), Logger: slog.NewLogLogger(r.log.Handler(), slog.LevelDebug),
 		})
@@ -91,8 +91,7 @@ func (r *Replica) memberlistConfig(ctx context.Context, t *transport) *memberlis
 	c.BindPort = c.AdvertisePort
 	c.Keyring = r.keys.ring
 	c.TCPTimeout = streamTimeout
-	// A replica that comes back at another address takes its name over as soon as its old self is
-	// known to be dead.
+	// A replica at a new address takes its name over as soon as its old process is known to be dead.
 	c.DeadNodeReclaimTime = time.Nanosecond
 	c.Delegate = announcer{r}
 	c.Events = events{r}
@@ -105,7 +104,7 @@ func (r *Replica) memberlistConfig(ctx context.Context, t *transport) *memberlis
 	return c
 }
 
-// announcer tells what this replica says of itself. It takes part in nothing else.
+// announcer returns this replica's metadata. It implements memberlist.Delegate and ignores the rest.
 type announcer struct{ r *Replica }
 
 func (a announcer) NodeMeta(limit int) []byte {
@@ -121,7 +120,7 @@ func (announcer) GetBroadcasts(int, int) [][]byte { return nil }
 func (announcer) LocalState(bool) []byte          { return nil }
 func (announcer) MergeRemoteState([]byte, bool)   {}
 
-// events hears of members. memberlist holds its lock meanwhile: nothing here may call it.
+// events receives memberlist's events. memberlist holds its lock meanwhile: do not call it here.
 type events struct{ r *Replica }
 
 func (e events) NotifyJoin(n *memberlist.Node)   { e.r.onJoin(n) }
@@ -144,15 +143,15 @@ func (e events) NotifyAlive(n *memberlist.Node) error {
 	return nil
 }
 
-// NotifyConflict hears of a member at two addresses: two of one name, or one that has moved and
-// whose old self is not yet known to be dead.
+// NotifyConflict is called for a member at two addresses: two members of one name, or one that has
+// moved and whose old process is not yet known to be dead.
 func (e events) NotifyConflict(_, _ *memberlist.Node) {
 	e.r.metrics.gossip.WithLabelValues(gossipName).Inc()
 }
 
-// logBridge writes memberlist's log into ours. Most of its lines are about what strangers and
-// dead members do, so they are for debugging. That gossip could not be decrypted it tells in its
-// log alone; a test fails should a new version word it otherwise.
+// logBridge writes memberlist's log into slog. Most lines are about strangers and dead members, so
+// they are at level debug. A failed decryption is reported only in that log; a test fails if a new
+// version changes the text.
 type logBridge struct {
 	ctx     context.Context //nolint:containedctx // a writer has no other way to get one
 	log     *slog.Logger
@@ -193,7 +192,7 @@ func (b *logBridge) warn() {
 	}
 }
 
-// transport is memberlist's own, made to end its connections when told to.
+// transport is memberlist's own, with a way to close its connections.
 type transport struct {
 	*memberlist.NetTransport
 	reach   func(addr string) error
@@ -231,7 +230,7 @@ func newTransport(ctx context.Context, inner *memberlist.NetTransport, reach fun
 	return t
 }
 
-// forward goes on until memberlist's own goroutines have ended, which would block otherwise.
+// forward runs until memberlist's own goroutines have ended, which would block otherwise.
 func (t *transport) forward() {
 	for {
 		select {
@@ -260,7 +259,7 @@ func (t *transport) track(c net.Conn) net.Conn {
 	return conn
 }
 
-// hangUp ends all connections; new ones end at once.
+// hangUp closes all connections; new ones are closed at once.
 func (t *transport) hangUp() {
 	t.cancel()
 	t.mu.Lock()

@@ -25,18 +25,18 @@ import (
 const (
 	keyBytes = 32 // AES-256
 	keyMode  = 0o600
-	// maxKeys: the one in use, and the one that comes or goes. With no more than two, the one that is
-	// removed is always the last, and removing the last is the only removal that memberlist's ring
-	// can do beside its readers without a race.
+	// maxKeys: the one in use, and one being added or removed. With at most two, the removed key is
+	// always the last, and removing the last is the only removal that memberlist's ring can do without
+	// a race with its readers.
 	maxKeys = 2
 )
 
-// keyring is the gossip keys in their file and in memberlist's ring. The first is in use.
+// keyring holds the gossip keys, in their file and in memberlist's ring. The first is in use.
 type keyring struct {
 	path string
 	ring *memberlist.Keyring
-	// turn is held by who changes the keys, file included, and tells the members: memberlist's
-	// UpdateNode is for one at a time.
+	// turn serializes key changes, the file and the announcement included: memberlist's UpdateNode
+	// must not be called concurrently.
 	turn chan struct{}
 
 	mu   sync.Mutex
@@ -54,7 +54,7 @@ func NewKey() string {
 	return base64.StdEncoding.EncodeToString(key)
 }
 
-// KeyID names a key without telling it. It is the same on all replicas.
+// KeyID returns the ID of a key, which does not reveal it. It is the same on all replicas.
 func KeyID(key string) (string, error) {
 	raw, err := parseKey(key)
 	if err != nil {
@@ -142,7 +142,7 @@ func (k *keyring) all() [][]byte {
 	return k.keys
 }
 
-// ids names the keys, the one in use first.
+// ids returns the IDs of the keys, the one in use first.
 func (k *keyring) ids() []string {
 	var ids []string
 	for _, raw := range k.all() {
@@ -151,7 +151,7 @@ func (k *keyring) ids() []string {
 	return ids
 }
 
-// change replaces the keys in the file first, then in the ring by apply. Who calls it has the turn.
+// change replaces the keys in the file first, then in the ring by apply. The caller holds turn.
 func (k *keyring) change(next func(now [][]byte) ([][]byte, error), apply func() error) error {
 	now := k.all()
 	keys, err := next(now)
@@ -174,14 +174,14 @@ func find(keys [][]byte, id string) int {
 	return slices.IndexFunc(keys, func(raw []byte) bool { return keyID(raw) == id })
 }
 
-// Keys names the gossip keys that this replica holds, the one in use first.
+// Keys returns the IDs of this replica's gossip keys, the one in use first.
 //
-// A key is rotated without a gap in three rounds, each over all replicas before the next begins:
-// AddKey, UseKey, RemoveKey. Each is safe to repeat, and is kept over restarts. The second and
-// the third refuse with errs.ErrConflict, naming the member, as long as one is not ready for it.
+// A key is rotated without interruption in three rounds, each over all replicas before the next
+// begins: AddKey, UseKey, RemoveKey. Each is idempotent and persistent. The second and the third fail
+// with errs.ErrConflict, naming the member, while one is not ready for it.
 func (r *Replica) Keys() []string { return r.keys.ids() }
 
-// AddKey makes this replica understand a key. It understands two at most.
+// AddKey lets this replica decrypt with a key. It holds two at most.
 func (r *Replica) AddKey(ctx context.Context, key string) error {
 	raw, err := parseKey(key)
 	if err != nil {
@@ -198,7 +198,7 @@ func (r *Replica) AddKey(ctx context.Context, key string) error {
 	}, func() error { return r.keys.ring.AddKey(raw) })
 }
 
-// UseKey makes this replica speak with a key that it and all members hold, named as Keys does.
+// UseKey makes this replica encrypt with a key, by its ID, that it and all members hold.
 func (r *Replica) UseKey(ctx context.Context, id string) error {
 	var raw []byte
 	return r.changeKeys(ctx, func(now [][]byte) ([][]byte, error) {
@@ -216,8 +216,8 @@ func (r *Replica) UseKey(ctx context.Context, id string) error {
 	}, func() error { return r.keys.ring.UseKey(raw) })
 }
 
-// RemoveKey forgets a key that neither this replica nor a member speaks with any more. One that
-// is not held is success.
+// RemoveKey removes a key that neither this replica nor a member encrypts with. An unknown key is
+// success.
 func (r *Replica) RemoveKey(ctx context.Context, id string) error {
 	var raw []byte
 	return r.changeKeys(ctx, func(now [][]byte) ([][]byte, error) {
@@ -249,7 +249,7 @@ func (r *Replica) changeKeys(ctx context.Context, next func([][]byte) ([][]byte,
 		return err
 	}
 	if list := r.gossip.Load(); list != nil {
-		if err := list.UpdateNode(announceTimeout); err != nil { // gossip goes on telling it
+		if err := list.UpdateNode(announceTimeout); err != nil { // gossip continues to spread it
 			r.log.InfoContext(ctx, "members do not know the change of keys yet", telemetry.Error, err)
 		}
 	}

@@ -10,21 +10,21 @@ import (
 
 const subsystem = "peers"
 
-// Why routes that were to be sent are not: labels of lost.
+// Why routes were not sent: labels of lost.
 const (
 	lostOverflow = "overflow" // the member's queue was full
 	lostInvalid  = "invalid"  // no member would take it
-	lostRefused  = "refused"  // the member said so
+	lostRefused  = "refused"  // the member rejected it
 	lostGone     = "gone"     // the member left
 )
 
-// Why batches are refused: labels of refused.
+// Why batches are rejected: labels of refused.
 const (
 	refusedNoCertificate = "no_certificate"
 	refusedCertificate   = "certificate" // not of our authority, expired, or for other uses
 	refusedName          = "name"        // the certificate is another member's
-	refusedMember        = "member"      // nobody whom the gossip knows
-	refusedBoot          = "boot"        // of or for a process that is no more
+	refusedMember        = "member"      // not a member by gossip
+	refusedBoot          = "boot"        // of or for an earlier process
 	refusedReplay        = "replay"
 	refusedSize          = "size"
 	refusedRoutes        = "routes" // too many
@@ -32,12 +32,12 @@ const (
 	refusedRequest       = "request" // another path, method or content type
 )
 
-// Why gossip is refused: labels of gossip.
+// Why gossip is rejected: labels of gossip.
 const (
 	gossipKey      = "key"      // encrypted with another key, or not at all
 	gossipName     = "name"     // of a member that is alive elsewhere
-	gossipMember   = "member"   // tells nothing that we understand
-	gossipTooMany  = "too_many" // one member more than we take
+	gossipMember   = "member"   // invalid or unknown metadata
+	gossipTooMany  = "too_many" // more than maxMembers
 	resultOK       = "ok"
 	resultFailed   = "failed"
 	resultRejected = "rejected"

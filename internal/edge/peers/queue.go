@@ -7,11 +7,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// queue is what one member is still to be told: the newest route of each sandbox, in the order in
-// which the sandboxes came. When it is full, the oldest is lost. Make it with newQueue.
+// queue has the routes to send to one member: the newest of each sandbox, in the order in which the
+// sandboxes were added. When it is full, the oldest is dropped. Make it with newQueue.
 type queue struct {
 	max int
-	// wake has an element when there may be something to take.
+	// wake has an element when the queue may be nonempty.
 	wake chan struct{}
 
 	mu    sync.Mutex
@@ -19,21 +19,20 @@ type queue struct {
 	at    map[sandbox.ID]*list.Element // +checklocks:mu
 }
 
-// outcome is what became of a route that was added.
+// outcome is the result of adding a route.
 type outcome int
 
 const (
 	queued    outcome = iota
-	coalesced         // it took the place of an older one, or was itself the older
-	overflown         // it is queued, and the oldest is lost
+	coalesced         // it replaced an older one, or was itself older
+	overflown         // it is queued, and the oldest was dropped
 )
 
 func newQueue(maxRoutes int) *queue {
 	return &queue{max: maxRoutes, wake: make(chan struct{}, 1), order: list.New(), at: map[sandbox.ID]*list.Element{}}
 }
 
-// add never waits for anything but other calls of the same short kind. The route must not be
-// changed afterwards.
+// add blocks only for other short calls. The route must not be changed afterwards.
 func (q *queue) add(r *Route) outcome {
 	did := q.insert(r)
 	select {
@@ -58,7 +57,7 @@ func (q *queue) insert(r *Route) outcome {
 	return did
 }
 
-// mergeLocked reports whether the queue knows the sandbox; if so it keeps the newer route.
+// mergeLocked reports whether the queue has the sandbox; if so it keeps the newer route.
 //
 // +checklocks:q.mu
 func (q *queue) mergeLocked(r *Route) bool {
@@ -93,8 +92,8 @@ func (q *queue) take(n int) []*Route {
 	return taken
 }
 
-// putBack returns what was taken and could not be sent; newer routes that came meanwhile stay. It
-// returns how many found no room.
+// putBack returns routes that could not be sent; newer ones added meanwhile stay. It returns how many
+// were dropped because the queue was full.
 func (q *queue) putBack(taken []*Route) (lost int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

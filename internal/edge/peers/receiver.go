@@ -28,20 +28,19 @@ const (
 	bodyTimeout   = 10 * time.Second
 	idleTimeout   = 10 * time.Minute
 	stopTimeout   = time.Second
-	// maxHeard bounds the memory of processes heard from. Beyond it those that left are forgotten,
-	// and a batch of theirs might be taken once more should they come back as they were.
+	// maxHeard bounds the table of known senders. Beyond it those that left are removed, and a batch
+	// of such a process might be accepted once more if it rejoins unchanged.
 	maxHeard = 4 * maxMembers
 )
 
-// refusal is why a batch is not taken: the word for the metric, the status, and for the sender
-// what would be right.
+// refusal is why a batch is rejected: metric label, status, and the expected value for the sender.
 type refusal struct {
 	reason string
 	status int
 	err    error
 }
 
-// receiver takes batches.
+// receiver accepts batches.
 type receiver struct {
 	log      *slog.Logger
 	metrics  *metrics
@@ -53,7 +52,7 @@ type receiver struct {
 	heard map[string]lastBatch // +checklocks:mu
 }
 
-// lastBatch is the last batch taken from a member.
+// lastBatch is the last batch accepted from a member.
 type lastBatch struct {
 	boot string
 	seq  uint64
@@ -61,7 +60,7 @@ type lastBatch struct {
 
 // serve ends when ctx is done and all handlers have returned.
 func (v *receiver) serve(ctx context.Context, l net.Listener, trust *trust) error {
-	// Connections are counted, by who accepts them: a handler that counted itself might come too late.
+	// Counted when accepted: counting in the handler might be too late.
 	var conns sync.WaitGroup
 	defer conns.Wait()
 	srv := &http.Server{
@@ -80,7 +79,7 @@ func (v *receiver) serve(ctx context.Context, l net.Listener, trust *trust) erro
 		ReadTimeout:       bodyTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
-		ErrorLog:          slog.NewLogLogger(v.log.Handler(), slog.LevelDebug), // what strangers do
+		ErrorLog:          slog.NewLogLogger(v.log.Handler(), slog.LevelDebug), // errors caused by strangers
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 	}
 	var stopping sync.WaitGroup
@@ -103,7 +102,7 @@ func (v *receiver) serve(ctx context.Context, l net.Listener, trust *trust) erro
 	return fmt.Errorf("serve pushes: %w", err)
 }
 
-// ServeHTTP takes a batch whole or not at all. The connection has been authenticated.
+// ServeHTTP accepts a batch whole or not at all. The connection has been authenticated.
 func (v *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	from, routes, no := v.read(req)
 	if no != nil {
@@ -147,7 +146,7 @@ func (v *receiver) read(req *http.Request) (from string, routes []Route, no *ref
 	return b.From, routes, no
 }
 
-// admit checks what a member says about itself, and notes the batch as taken.
+// admit checks a member's statements about itself, and records the batch as accepted.
 func (v *receiver) admit(b *batch) ([]Route, *refusal) {
 	m, ok := v.member(b.From)
 	switch {
@@ -170,7 +169,7 @@ func (v *receiver) admit(b *batch) ([]Route, *refusal) {
 	return routes, nil
 }
 
-// first reports whether a batch is newer than all that were taken from the same process.
+// first reports whether a batch is newer than all accepted ones of the same process.
 func (v *receiver) first(b *batch) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -193,7 +192,7 @@ func (v *receiver) forgetLocked() {
 	}
 }
 
-// discard reads what is left of an answer, so that the connection can be used again.
+// discard reads the rest of a body, so that the connection can be reused.
 func discard(body io.ReadCloser) {
 	_, _ = io.Copy(io.Discard, io.LimitReader(body, maxHeader))
 	_ = body.Close()

@@ -27,12 +27,12 @@ const (
 	lookupTimeout = 5 * time.Second
 	joinsAtOnce   = 8
 	maxKnown      = maxMembers
-	// forgetAfter is how long a member that is away is still looked for.
+	// forgetAfter is how long this replica tries to reach an absent member.
 	forgetAfter = 24 * time.Hour
 	seenEvery   = time.Hour
 )
 
-// savedMember is a member as it is remembered over restarts.
+// savedMember is a member in the state file.
 type savedMember struct {
 	Address netip.AddrPort `json:"address"`
 	Seen    time.Time      `json:"seen"`
@@ -42,9 +42,8 @@ type stateFile struct {
 	Members map[string]savedMember `json:"members"`
 }
 
-// rejoin looks for whoever should be a member and is not, until ctx is done: the seeds, and the
-// members of before. It never gives up and never finds that all is well for good: two halves
-// that lost each other are each content with themselves.
+// rejoin contacts absent seeds and earlier members until ctx is done. It never stops: after a network
+// partition, each half looks complete from inside.
 func (r *Replica) rejoin(ctx context.Context, list *memberlist.Memberlist) {
 	wait := r.cfg.rejoinMin
 	for {
@@ -58,7 +57,7 @@ func (r *Replica) rejoin(ctx context.Context, list *memberlist.Memberlist) {
 		case <-ctx.Done():
 			timer.Stop()
 			return
-		case <-r.away: // somebody went: they may be back soon
+		case <-r.away: // a member left: it may be back soon
 			timer.Stop()
 			wait = r.cfg.rejoinMin
 			_ = pause(ctx, wait, wait)
@@ -90,7 +89,7 @@ func (r *Replica) join(ctx context.Context, list *memberlist.Memberlist, addrs [
 	}
 }
 
-// missing are the addresses of seeds and remembered members at which no member is.
+// missing returns the addresses of seeds and saved members without a current member.
 func (r *Replica) missing(ctx context.Context) []netip.AddrPort {
 	here := map[netip.AddrPort]bool{r.self.Gossip: true}
 	var gone []netip.AddrPort
@@ -116,7 +115,7 @@ func (r *Replica) missing(ctx context.Context) []netip.AddrPort {
 	return slices.DeleteFunc(slices.Compact(gone), func(a netip.AddrPort) bool { return here[a] })
 }
 
-// resolve asks the DNS anew each time.
+// resolve queries the DNS each time.
 func (r *Replica) resolve(ctx context.Context, seed string) ([]netip.AddrPort, error) {
 	host, port, err := splitSeed(seed)
 	if err != nil {
@@ -150,7 +149,8 @@ func splitSeed(seed string) (host string, port uint16, err error) {
 	return host, uint16(n), nil
 }
 
-// persistMembers keeps the state file as the members are, until ctx is done and once more then.
+// persistMembers writes the members to the state file after each change until ctx is done, and once
+// more then.
 func (r *Replica) persistMembers(ctx context.Context) {
 	tick := time.NewTicker(seenEvery)
 	defer tick.Stop()
@@ -184,7 +184,7 @@ func (r *Replica) save() error {
 	return durable.WriteFile(r.cfg.StateFile, append(text, '\n'), keyMode)
 }
 
-// pruneLocked notes who is here now and forgets who has been away for too long.
+// pruneLocked records the current members and removes those absent for too long.
 //
 // +checklocks:r.mu
 func (r *Replica) pruneLocked(now time.Time) {
@@ -207,7 +207,7 @@ func (r *Replica) pruneLocked(now time.Time) {
 	}
 }
 
-// loadMembers reads the state file. One that cannot be read is set aside: the seeds will do.
+// loadMembers reads the state file. An unreadable one is set aside: the seeds suffice.
 func (r *Replica) loadMembers() map[string]savedMember {
 	none := map[string]savedMember{}
 	if r.cfg.StateFile == "" {

@@ -31,47 +31,46 @@ const (
 	DefaultQueue      = 8192
 )
 
-// Config says who this replica is and how it finds the others.
+// Config names this replica and how it finds the others.
 type Config struct {
-	// Name is this replica's own among all, a lower-case DNS name. Its certificate has it.
+	// Name is this replica's unique name, a lower-case DNS name. Its certificate has it.
 	Name string
-	// Bind is where gossip is heard, on UDP and TCP; port 0 means any free one.
+	// Bind is the listening address for gossip, on UDP and TCP; port 0 means any free one.
 	Bind netip.AddrPort
-	// PushBind is where pushes are heard, over TLS; port 0 means any free one.
+	// PushBind is the listening address for pushes, over TLS; port 0 means any free one.
 	PushBind netip.AddrPort
-	// Advertise is the address that the others are told; by default that of Bind. It is needed
-	// where Bind or PushBind is on all addresses.
+	// Advertise is the address announced to the others; by default Bind's. It is required if Bind or
+	// PushBind is the unspecified address.
 	Advertise netip.Addr
-	// Seeds are "host:port" of the gossip of other replicas. Names are resolved anew for each try;
-	// one that does not resolve, or that is this replica itself, does no harm.
+	// Seeds are "host:port" of the gossip of other replicas. Names are resolved for each try; names
+	// that do not resolve, and this replica's own, do no harm.
 	Seeds []string
-	// KeyFile has the gossip key. It is made with a new key if it is not there; all replicas need
-	// the same.
+	// KeyFile has the gossip key. It is created if missing; all replicas need the same key.
 	KeyFile string
-	// StateFile remembers the members over restarts; empty means not to.
+	// StateFile stores the members over restarts; empty means not to.
 	StateFile string
 	TLS       TLS
-	// OnRoutes takes what a member says: hints, in no order that means anything. It is called from
-	// many goroutines and holds its sender up, but nobody else.
+	// OnRoutes receives a member's hints, in no order. It is called from many goroutines and blocks
+	// only its sender.
 	OnRoutes func(from string, batch []Route)
 	Log      *slog.Logger
-	// Metrics; nil keeps them to itself.
+	// Metrics is where metrics are registered; nil means nowhere.
 	Metrics prometheus.Registerer
-	// FlushDelay is how long a route waits for company; 0 means DefaultFlushDelay, less than 0 not
-	// at all.
+	// FlushDelay is how long a route waits for others to share its batch; 0 means DefaultFlushDelay,
+	// less than 0 not at all.
 	FlushDelay time.Duration
-	// Queue is how many sandboxes' routes wait for one member at most; 0 means DefaultQueue.
+	// Queue bounds the sandboxes' routes queued for one member; 0 means DefaultQueue.
 	Queue int
 
 	// For tests.
 	tune                 func(*memberlist.Config)
-	reach                func(addr string) error // not nil: nothing gets there
+	reach                func(addr string) error // not nil: called before each connection
 	lookup               func(ctx context.Context, network, host string) ([]netip.Addr, error)
 	rejoinMin, rejoinMax time.Duration
 }
 
-// Replica is this process among its peers. Make it with New. All methods but Run may be called
-// at any time from any goroutine.
+// Replica is this process among its peers. Make it with New. All methods but Run may be called at any
+// time from any goroutine.
 type Replica struct {
 	cfg      Config
 	log      *slog.Logger
@@ -80,15 +79,15 @@ type Replica struct {
 	trust    *trust
 	receiver *receiver
 	ready    chan struct{}
-	self     Member // whole once ready is closed
+	self     Member // complete once ready is closed
 
 	queues atomic.Pointer[[]*queue]              // +checklocksignore
 	gossip atomic.Pointer[memberlist.Memberlist] // +checklocksignore
-	batch  atomic.Uint64                         // the number of the last batch sent, to whomever
+	batch  atomic.Uint64                         // the number of the last batch sent to any member
 
-	// Each has an element when there is something new for its goroutine.
+	// Each has an element when its goroutine has work.
 	changed chan struct{} // for feed
-	learnt  chan struct{} // for remember
+	learnt  chan struct{} // for persistMembers
 	away    chan struct{} // for rejoin
 
 	mu      sync.Mutex
@@ -97,8 +96,8 @@ type Replica struct {
 	known   map[string]savedMember // +checklocks:mu
 }
 
-// New checks the configuration and reads keys and certificates, making those of our own if there
-// are none. It starts nothing.
+// New checks the configuration and reads keys and certificates, creating them if missing. It starts
+// nothing.
 func New(cfg Config) (*Replica, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
@@ -173,16 +172,16 @@ func (cfg *Config) complete() error {
 	return bad
 }
 
-// Run takes part until ctx is done, then says goodbye to the others. It is called once.
+// Run takes part until ctx is done, then leaves the cluster. It is called once.
 //
-// All that it started has ended when it returns, but for probes of memberlist's that wait for
-// their answer: they end within a probe's interval, and do nothing.
+// All its goroutines have ended when it returns, except memberlist's pending probes: they end within a
+// probe's interval, and do nothing.
 func (r *Replica) Run(ctx context.Context) error {
 	pushes, err := (&net.ListenConfig{}).Listen(ctx, "tcp", r.cfg.PushBind.String())
 	if err != nil {
 		return fmt.Errorf("listen for pushes: %w", err)
 	}
-	defer func() { _ = pushes.Close() }() // the server has closed it, if it got so far
+	defer func() { _ = pushes.Close() }() // closed by the server, if it started
 	t, err := r.listen(ctx)
 	if err != nil {
 		return err
@@ -220,7 +219,7 @@ func (r *Replica) Run(ctx context.Context) error {
 // Ready is closed when this replica listens.
 func (r *Replica) Ready() <-chan struct{} { return r.ready }
 
-// Self is this replica as the others see it. Its addresses are known once Ready is closed.
+// Self returns this replica as the others see it. Its addresses are set once Ready is closed.
 func (r *Replica) Self() Member {
 	select {
 	case <-r.ready:
@@ -232,19 +231,19 @@ func (r *Replica) Self() Member {
 	}
 }
 
-// Members are the other replicas that are here now, by name.
+// Members returns the other replicas that are present now, by name.
 func (r *Replica) Members() []Member {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.SortedFunc(maps.Values(r.members), func(a, b Member) int { return strings.Compare(a.Name, b.Name) })
 }
 
-// Push tells all members about a route. It never waits for any of them; see the package on what
-// may become of it. A route whose version is not well formed is dropped and counted.
+// Push sends a route to all members. It does not block; see the package on delivery. A route with a
+// malformed version is dropped and counted.
 func (r *Replica) Push(rt route.Route) { r.push(&Route{Route: rt}) }
 
-// PushDelete tells all members that a sandbox is dead for good, or gone, as of the route's
-// version. Of the rest of the route, name and UID count.
+// PushDelete reports to all members that a sandbox is dead for good, or gone, as of the route's
+// version. Of the rest of the route, only name and UID are used.
 func (r *Replica) PushDelete(rt route.Route) { r.push(&Route{Route: rt, Deleted: true}) }
 
 func (r *Replica) push(rt *Route) {
@@ -285,14 +284,14 @@ func (r *Replica) room(name string) bool {
 	return ok || len(r.members) < maxMembers
 }
 
-// met notes a member that has come or changed.
+// onJoin records a member that has joined or changed.
 func (r *Replica) onJoin(n *memberlist.Node) {
 	if n.Name == r.cfg.Name {
 		return
 	}
 	m, err := memberOf(n)
 	if err != nil {
-		return // NotifyAlive has refused it
+		return // NotifyAlive has rejected it
 	}
 	r.mu.Lock()
 	old, had := r.members[m.Name]
@@ -313,8 +312,8 @@ func (r *Replica) onJoin(n *memberlist.Node) {
 	signal(r.learnt)
 }
 
-// lost notes a member that has gone. memberlist does not tell whether it said goodbye, so it is
-// looked for in any case.
+// onLeave records a member that has left. memberlist does not report whether it left gracefully, so
+// rejoin tries to reach it in any case.
 func (r *Replica) onLeave(n *memberlist.Node) {
 	if n.Name == r.cfg.Name {
 		return
@@ -333,7 +332,7 @@ func (r *Replica) onLeave(n *memberlist.Node) {
 	signal(r.away)
 }
 
-// publishLocked lets Push see the queues.
+// publishLocked publishes the queues to Push.
 //
 // +checklocks:r.mu
 func (r *Replica) publishLocked() {
@@ -349,7 +348,7 @@ func signal(c chan struct{}) {
 	}
 }
 
-// memberSender is the sender to one life of a member, at work.
+// memberSender is the running sender to one process of a member.
 type memberSender struct {
 	to    Member
 	queue *queue
@@ -361,7 +360,7 @@ func (l *memberSender) is(to *memberSender) bool {
 	return l != nil && to != nil && l.to.Boot == to.to.Boot && l.to.Push == to.to.Push && l.queue == to.queue
 }
 
-// feed keeps one sender per member at work, until ctx is done.
+// feed runs one sender per member, until ctx is done.
 func (r *Replica) feed(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -383,7 +382,7 @@ func (r *Replica) feed(ctx context.Context) {
 			l.stop, l.ended = stop, make(chan struct{})
 			lines[name] = l
 			s := r.sender(l.to, l.queue)
-			signal(l.queue.wake) // what waits from another life of the member is for this one too
+			signal(l.queue.wake) // routes queued for an earlier process of the member are for this one too
 			wg.Go(func() { defer close(l.ended); s.run(sending) })
 		}
 		select {

@@ -21,7 +21,7 @@ const (
 	longestRetry = 5 * time.Second
 )
 
-// sender tells one process of a member what is in its queue, over one connection.
+// sender sends a member's queue to one process of it, over one connection.
 type sender struct {
 	log     *slog.Logger
 	metrics *metrics
@@ -33,12 +33,12 @@ type sender struct {
 	delay   time.Duration
 	trust   *trust
 	dial    func(ctx context.Context, network, addr string) (net.Conn, error)
-	// seq numbers the batches of this process, all lines together: a member that was believed dead,
-	// and was not, has heard of what the line before sent, and takes only what is newer.
+	// seq numbers the batches of this process over all its senders: a member that was wrongly believed
+	// dead has received the previous sender's batches, and accepts only newer ones.
 	seq *atomic.Uint64
 }
 
-// run sends until ctx is done. What is left in the queue stays there.
+// run sends until ctx is done. Unsent routes stay in the queue.
 func (s *sender) run(ctx context.Context) {
 	transport := &http.Transport{
 		DialContext:        s.dial,
@@ -49,7 +49,7 @@ func (s *sender) run(ctx context.Context) {
 	defer transport.CloseIdleConnections()
 	client := &http.Client{Transport: transport, Timeout: sendTimeout}
 
-	// An empty batch first: the connection is there when the first route comes.
+	// An empty batch first: it opens the connection before the first route comes.
 	for retry := firstRetry; ctx.Err() == nil; {
 		if s.send(ctx, client, nil) {
 			break
@@ -61,7 +61,7 @@ func (s *sender) run(ctx context.Context) {
 	}
 }
 
-// wait returns when there is something to send, a little later if that may be more by then, and
+// wait returns when there is something to send, after FlushDelay if the batch may grow meanwhile, and
 // false when ctx is done.
 func (s *sender) wait(ctx context.Context) bool {
 	select {
@@ -121,7 +121,7 @@ func jitter(d time.Duration) time.Duration {
 	return d/2 + rand.N(d+1) //nolint:gosec // not a secret
 }
 
-// send reports whether the routes are done with: taken by the member, or never to be taken.
+// send reports whether the routes are done: accepted by the member, or never acceptable.
 func (s *sender) send(ctx context.Context, client *http.Client, routes []*Route) bool {
 	body, n := s.encode(ctx, routes)
 	if n == 0 && len(routes) > 0 {
@@ -138,7 +138,7 @@ func (s *sender) send(ctx context.Context, client *http.Client, routes []*Route)
 		s.metrics.pushed.Add(float64(n))
 		return true
 	case err == nil && (status == http.StatusBadRequest || status == http.StatusRequestEntityTooLarge):
-		// A member of another version. The same batch would be refused again.
+		// A member of another version. The same batch would be rejected again.
 		s.metrics.batches.WithLabelValues(resultRejected).Inc()
 		s.lose(lostRefused, n)
 		s.log.WarnContext(ctx, "member refuses a batch", telemetry.Peer, s.to.Name, telemetry.Status, status, telemetry.Count, n)
@@ -150,7 +150,7 @@ func (s *sender) send(ctx context.Context, client *http.Client, routes []*Route)
 	}
 }
 
-// encode leaves out, for good, what no member would take.
+// encode permanently omits routes that no member would accept.
 func (s *sender) encode(ctx context.Context, routes []*Route) (body []byte, n int) {
 	b := batch{Version: wireVersion, From: s.from, Boot: s.boot, To: s.to.Boot, Seq: s.seq.Add(1), Routes: make([]wireRoute, 0, len(routes))}
 	for _, r := range routes {
@@ -163,7 +163,7 @@ func (s *sender) encode(ctx context.Context, routes []*Route) (body []byte, n in
 		b.Routes = append(b.Routes, w)
 	}
 	body, err := json.Marshal(b)
-	if err != nil { // nothing in it can fail to encode
+	if err != nil { // all its types can be encoded
 		s.log.ErrorContext(ctx, "batch cannot be encoded", telemetry.Error, err)
 		return nil, 0
 	}

@@ -31,19 +31,19 @@ const (
 	dirMode     = 0o700
 )
 
-// TLS says where this replica's certificate and its trust come from: either Dir, or the three
-// files. The certificate must have the replica's name as a DNS name, as it stands, and be good for
-// servers and for clients.
+// TLS names the source of this replica's certificate and CA: either Dir, or the three files. The
+// certificate must have the replica's name as a DNS name, literally, and be valid for server and
+// client authentication.
 type TLS struct {
-	// Dir has an authority for the replicas alone, which all of them read; the first makes it. It
-	// must not be that of a gateway's certificates.
+	// Dir has a CA for the replicas alone, which all of them read; the first creates it. It must not
+	// be that of a gateway's certificates.
 	Dir string
-	// CAFile, CertFile and KeyFile are PEM files that someone else renews. They are read anew for
-	// each connection.
+	// CAFile, CertFile and KeyFile are PEM files that are renewed externally. They are read for each
+	// connection.
 	CAFile, CertFile, KeyFile string
 }
 
-// trust makes both sides of a connection prove who they are.
+// trust implements mutual TLS.
 type trust struct {
 	name  string
 	files TLS
@@ -78,8 +78,7 @@ func openTrust(name string, files TLS) (*trust, error) {
 	return t, nil
 }
 
-// openAuthority lets one replica at a time look into the directory, so that two that start
-// together end with one authority.
+// openAuthority locks the directory, so that two replicas that start together end with one CA.
 func (t *trust) openAuthority(dir string) error {
 	if err := os.MkdirAll(dir, dirMode); err != nil {
 		return fmt.Errorf("make directory of authority: %w", err)
@@ -130,7 +129,7 @@ func exclusively(lock string, f func() error) error {
 	return errors.Join(f(), file.Close())
 }
 
-// certificate is what this replica shows. One of our own is made anew when its time is near.
+// certificate returns this replica's certificate. One of Dir is reissued before it expires.
 func (t *trust) certificate() (*tls.Certificate, error) {
 	if t.files.Dir == "" {
 		pair, err := tls.LoadX509KeyPair(t.files.CertFile, t.files.KeyFile)
@@ -197,7 +196,7 @@ func (t *trust) roots() (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// verify checks the certificates that the other side showed.
+// verify checks the peer's certificates.
 func (t *trust) verify(shown []*x509.Certificate, use x509.ExtKeyUsage) error {
 	if len(shown) == 0 {
 		return fmt.Errorf("no certificate shown: %w", errs.ErrUnauthenticated)
@@ -217,11 +216,11 @@ func (t *trust) verify(shown []*x509.Certificate, use x509.ExtKeyUsage) error {
 	return nil
 }
 
-// speaksFor reports whether a certificate is that of a member. No wildcard speaks for anybody.
+// speaksFor reports whether a certificate is that of a member. Wildcards do not match.
 func speaksFor(cert *x509.Certificate, name string) bool { return slices.Contains(cert.DNSNames, name) }
 
-// server returns the side that listens. It verifies for itself, in the handshake, so that it can
-// tell refused by what was wrong.
+// server returns the configuration of the listening side. It verifies the peer itself, in the
+// handshake, to pass the reason of a rejection to refused.
 func (t *trust) server(refused func(reason string)) *tls.Config {
 	return &tls.Config{
 		MinVersion:             tls.VersionTLS13,
@@ -242,12 +241,13 @@ func (t *trust) server(refused func(reason string)) *tls.Config {
 	}
 }
 
-// client returns the side that connects to a member, which must show that member's certificate.
+// client returns the configuration for connecting to a member, which must present that member's
+// certificate.
 func (t *trust) client(member string) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		ServerName: member,
-		// The library would take wildcards; VerifyConnection checks all that it checks, without.
+		// The library would accept wildcards; VerifyConnection makes all its checks, but accepts none.
 		InsecureSkipVerify:   true,
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return t.certificate() },
 		VerifyConnection: func(c tls.ConnectionState) error {

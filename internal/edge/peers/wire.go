@@ -26,13 +26,13 @@ const (
 
 	maxText    = 253 // of names, UIDs and hosts
 	maxLifeKey = 512
-	maxVersion = 20 // digits: more than any API server counts to
+	maxVersion = 20 // digits: more than any API server's
 )
 
-// Route is a route, or that it is no more.
+// Route is a route, or its deletion.
 type Route struct {
 	route.Route
-	// Deleted says that as of its ResourceVersion the sandbox is dead for good, or gone.
+	// Deleted means that as of its ResourceVersion the sandbox is dead for good, or gone.
 	Deleted bool
 }
 
@@ -40,14 +40,14 @@ type Route struct {
 type batch struct {
 	Version int         `json:"v"`
 	From    string      `json:"from"` // the name of the sender
-	Boot    string      `json:"boot"` // the life of the sender's process
-	To      string      `json:"to"`   // the life of the receiver's process
+	Boot    string      `json:"boot"` // boot ID of the sender's process
+	To      string      `json:"to"`   // boot ID of the receiver's process
 	Seq     uint64      `json:"seq"`
 	Routes  []wireRoute `json:"routes"`
 }
 
-// wireRoute has the fields of route.Route one by one: what is added there stays at home until it
-// is added here.
+// wireRoute has the fields of route.Route one by one: a new field there is not sent until it is added
+// here.
 type wireRoute struct {
 	ID              sandbox.ID    `json:"id"`
 	Namespace       string        `json:"ns"`
@@ -88,8 +88,7 @@ func (w *wireRoute) route() Route {
 	}}
 }
 
-// check is asked by who sends and by who receives, so that one bad route does not cost a batch
-// its good ones.
+// check is called by sender and receiver, so that one bad route does not cost a batch its good ones.
 func (w *wireRoute) check() error { //nolint:gocyclo // a table
 	var bad string
 	switch {
@@ -133,8 +132,8 @@ func knownPhase(p sandbox.Phase) bool {
 	}
 }
 
-// plain reports whether a text is printable ASCII that JSON need not escape, so that its length
-// is what it takes in a body.
+// plain reports whether a text is printable ASCII that JSON need not escape, so that its length is its
+// size in a body.
 func plain(text string, longest int) bool {
 	for _, c := range []byte(text) {
 		if c <= ' ' || c > '~' || strings.IndexByte("\"\\<>&", c) >= 0 {
@@ -149,15 +148,15 @@ func wellFormed(version string) bool {
 	return err == nil && len(version) <= maxVersion
 }
 
-// supersedes reports whether a says more than b about the same sandbox: it is of a newer version,
-// or it says that the sandbox is dead in that version. Both versions are well formed.
+// supersedes reports whether a is newer than b about the same sandbox: it has a newer version, or it
+// is the deletion as of the same version. Both versions are well formed.
 func supersedes(a, b *Route) bool {
 	order, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
 	return err == nil && (order > 0 || order == 0 && a.Deleted && !b.Deleted)
 }
 
 // readBatch reads a body of at most maxBody bytes. Errors are errs.ErrTooLarge or errs.ErrInvalid.
-// Fields that it does not know are for later versions of us.
+// Unknown fields are ignored, for later versions.
 func readBatch(from io.Reader) (*batch, error) {
 	body, err := io.ReadAll(io.LimitReader(from, maxBody+1))
 	if err != nil {
@@ -180,7 +179,7 @@ func readBatch(from io.Reader) (*batch, error) {
 	return b, nil
 }
 
-// take returns the routes of a batch if all of them are as they must be.
+// take returns the routes of a batch if all of them are valid.
 func (b *batch) take() ([]Route, error) {
 	if len(b.Routes) > maxBatch {
 		return nil, fmt.Errorf("batch of %d routes, at most %d are taken: %w", len(b.Routes), maxBatch, errs.ErrTooLarge)
