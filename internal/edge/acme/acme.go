@@ -1,11 +1,11 @@
-// Package acme has the certificates of public domains issued, and renewed in time, by an authority
-// that speaks ACME (RFC 8555), and keeps them in files.
+// Package acme obtains and renews certificates of public domains from an ACME authority (RFC 8555),
+// and stores them in files.
 //
-// It never stands in the way: while it has no certificate for a name, or a renewal fails, whoever
-// serves goes on with what there is. It installs no trust, revokes nothing, and asks for nothing
-// on the word of a client: what it wants follows from its configuration alone.
+// It never blocks a server: without a certificate for a name, or after a failed renewal, the server
+// continues with its existing certificates. It installs no trust, revokes nothing, and orders nothing
+// because of a client's request: the certificates follow from its configuration alone.
 //
-// Lock order: Manager.mu alone; nothing is called while it is held.
+// Lock order: Manager.mu alone; no function is called while it is held.
 package acme
 
 import (
@@ -29,62 +29,62 @@ import (
 // LetsEncrypt is the directory of Let's Encrypt.
 const LetsEncrypt = acme.LetsEncryptURL
 
-// Protocol is what a listener must offer in ALPN, so that the authority can ask over TLS.
+// Protocol must be offered by listeners in ALPN, so that the authority can validate over TLS.
 const Protocol = acme.ALPNProto
 
-// Config is what New needs.
+// Config configures a Manager.
 type Config struct {
-	// Dir keeps accounts, keys and certificates; it is made if need be.
+	// Dir has accounts, keys and certificates; it is created if missing.
 	Dir string
 	// Directory is the authority's URL. Empty: LetsEncrypt.
 	Directory string
 	// Roots are trusted for Directory. Nil: the system's.
 	Roots *x509.CertPool
-	// Email is told to the authority. It may be empty.
+	// Email is the account's contact. It may be empty.
 	Email string
-	// Domains are those of sandboxes. A ":port" is ignored, and so is what no authority certifies:
-	// names of one label, and those below localhost.
+	// Domains are the domains of sandboxes. A ":port" is ignored, and so are names that no authority
+	// certifies: names of one label, and those below localhost.
 	Domains []string
-	// DNS proves the domains by their records, so that *.<domain> can be certified as well. Nil: the
-	// names of the API alone are, and the authority asks at ports 443 and 80 of this machine.
+	// DNS answers challenges by records, so that *.<domain> can be certified as well. Nil: only the
+	// names of the API are certified, and the authority validates at ports 443 and 80 of this machine.
 	DNS DNS
-	// Settings tells one configuration of DNS from another: with new ones, a try need not wait.
+	// Settings identifies a configuration of DNS: after a change, the next attempt does not wait.
 	Settings string
 	Log      *slog.Logger
 }
 
-// Manager has certificates issued while Run runs. Its methods may be called from any goroutine.
+// Manager obtains certificates while Run runs. Its methods may be called from any goroutine.
 type Manager struct {
 	cfg   Config
 	log   *slog.Logger
 	dir   string // of this authority
 	wants []certSpec
-	// pause is the least time between two tries for one certificate.
+	// pause is the minimum time between two attempts for one certificate.
 	pause time.Duration
 
 	mu sync.Mutex
-	// held and tries are by a want's id, byName by each name in a certificate.
+	// held and tries are by a certSpec's id, byName by each name in a certificate.
 	held   map[string]*tls.Certificate // +checklocks:mu
 	byName map[string]*tls.Certificate // +checklocks:mu
 	tries  map[string]orderAttempt     // +checklocks:mu
-	// proofs are those that lie ready, by name, or by host and path.
+	// proofs are the published challenge responses, by name, or by host and path.
 	proofs map[string]challengeResponse // +checklocks:mu
 }
 
-// challengeResponse is what the authority asks for: over TLS a certificate, over HTTP a text.
+// challengeResponse answers a challenge: over TLS a certificate, over HTTP a text.
 type challengeResponse struct {
 	cert   *tls.Certificate
 	answer string
 }
 
-// certSpec is one certificate to have.
+// certSpec is one wanted certificate.
 type certSpec struct {
 	id    string // names its file
 	names []string
 }
 
-// New checks the configuration and reads what was issued before. It starts nothing and asks nobody.
-// A file that cannot be read is left where it is, and its certificate asked for again.
+// New checks the configuration and reads the stored certificates. It starts nothing and sends no
+// request. An unreadable file is left in place, and its certificate ordered again.
 func New(cfg Config) (*Manager, error) {
 	if cfg.Dir == "" || cfg.Log == nil {
 		return nil, fmt.Errorf("acme: a directory for the state and a log are needed: %w", errs.ErrInvalid)
@@ -107,9 +107,9 @@ func New(cfg Config) (*Manager, error) {
 	return m, nil
 }
 
-// wantsOf are the certificates to have: one for each domain and the names below it, or, where
-// there can be no wildcard, one for each name of the API, so that one that does not lead here
-// does not keep the others from theirs.
+// wantsOf returns the wanted certificates: one for each domain and the names below it, or, without
+// wildcards, one for each name of the API, so that a name that does not lead here does not block the
+// others.
 func wantsOf(domains []string, wildcard bool) (out []certSpec) {
 	for _, d := range domains {
 		d, _, _ = strings.Cut(strings.ToLower(d), ":")
@@ -128,8 +128,8 @@ func wantsOf(domains []string, wildcard bool) (out []certSpec) {
 	return out
 }
 
-// Certificate is the one that a client should see: the newest that covers the name that it asks
-// for, or the proof that the authority asks for. Nil if there is neither. It blocks for nobody.
+// Certificate returns the certificate for a client: the newest that covers the requested name, or the
+// challenge response for the authority. Nil if there is neither. It does not block.
 func (m *Manager) Certificate(hello *tls.ClientHelloInfo) *tls.Certificate {
 	name := strings.TrimSuffix(strings.ToLower(hello.ServerName), ".")
 	m.mu.Lock()
@@ -144,8 +144,8 @@ func (m *Manager) Certificate(hello *tls.ClientHelloInfo) *tls.Certificate {
 	return m.byName["*."+parent]
 }
 
-// ServeChallenge answers a question of the authority over HTTP, and reports whether it was one
-// that has an answer now.
+// ServeChallenge answers an HTTP challenge of the authority, and reports whether there was a response
+// for the request.
 func (m *Manager) ServeChallenge(w http.ResponseWriter, r *http.Request) bool {
 	if !strings.HasPrefix(r.URL.Path, "/.well-known/acme-challenge/") {
 		return false
@@ -158,24 +158,24 @@ func (m *Manager) ServeChallenge(w http.ResponseWriter, r *http.Request) bool {
 		return false
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
-	_, _ = w.Write([]byte(p.answer)) // who asked may have gone
+	_, _ = w.Write([]byte(p.answer)) // the client may be gone
 	return true
 }
 
-// State is how one certificate stands.
+// State is the state of one certificate.
 type State struct {
 	Names []string
 	// Expires is zero while there is none.
 	Expires time.Time
 	Issuer  string
-	// Next is when it is asked for next.
+	// Next is when it is ordered next.
 	Next time.Time
-	// Failures are those since the last success, and Failure says what the last one was.
+	// Failures counts those since the last success, and Failure is the last one's text.
 	Failures int
 	Failure  string
 }
 
-// States tells of all certificates, in the order of the domains.
+// States returns the states of all certificates, in the order of the domains.
 func (m *Manager) States() []State {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -14,15 +14,15 @@ import (
 
 // DNS changes the TXT records of domains.
 type DNS interface {
-	// Add puts a value beside those that the name has, and returns when the authority can see it.
+	// Add adds a value to those of the name, and returns when the authority can see it.
 	Add(ctx context.Context, name, value string) error
-	// Remove takes it away again; one that is not there is no error.
+	// Remove removes it; a missing value is no error.
 	Remove(ctx context.Context, name, value string) error
 }
 
-// Hook has a program of the operator's change the records: it is run with three arguments, present
-// or cleanup, the record's name without a dot at its end, and its value. What it prints is told
-// where it fails. It inherits our environment, and nothing on its standard input.
+// Hook runs an operator's program to change the records, with three arguments: present or cleanup, the
+// record's name without a final dot, and its value. Errors contain its output. It inherits the
+// environment, and its standard input is empty.
 type Hook struct {
 	Program string // absolute
 }
@@ -58,11 +58,10 @@ func (h Hook) run(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// mostSaid is how much of a hook's words is told.
+// mostSaid bounds the part of a hook's output in an error.
 const mostSaid = 500
 
-// Delayed gives the servers of a domain time to hear of a new record before the authority asks
-// them.
+// Delayed waits after adding a record, so that all servers of a domain have it before validation.
 type Delayed struct {
 	DNS
 	Wait time.Duration

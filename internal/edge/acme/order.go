@@ -19,7 +19,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
-// How a domain is proven.
+// Challenge types.
 const (
 	byDNS  = "dns-01"
 	byTLS  = "tls-alpn-01"
@@ -28,12 +28,12 @@ const (
 
 const (
 	requestTime = time.Minute      // for one request to the authority
-	cleanTime   = 30 * time.Second // for taking a record away again
-	mostNonces  = 5                // tries after the authority found a nonce too old
+	cleanTime   = 30 * time.Second // for removing a record
+	mostNonces  = 5                // attempts after badNonce
 )
 
-// order gets a certificate, in PEM with its key. Over TLS and over HTTP a name may be proven where
-// only one of both ports leads here: they take turns with the failures.
+// order obtains a certificate, in PEM with its key. TLS and HTTP challenges alternate with the
+// failures, because only one of both ports may lead here.
 func (m *Manager) order(ctx context.Context, w certSpec, failures int) ([]byte, error) {
 	key, err := m.accountKey()
 	if err != nil {
@@ -74,7 +74,7 @@ func (m *Manager) order(ctx context.Context, w certSpec, failures int) ([]byte, 
 	return encodeCert(key, chain)
 }
 
-// client speaks to the authority until done is called.
+// client returns a client of the authority, valid until done is called.
 func (m *Manager) client(key crypto.Signer) (client *acme.Client, done func()) {
 	transport := &http.Transport{
 		Proxy: http.ProxyFromEnvironment, TLSClientConfig: &tls.Config{RootCAs: m.cfg.Roots, MinVersion: tls.VersionTLS12},
@@ -82,7 +82,7 @@ func (m *Manager) client(key crypto.Signer) (client *acme.Client, done func()) {
 	}
 	return &acme.Client{
 		Key: key, DirectoryURL: m.cfg.Directory, UserAgent: "barchan", HTTPClient: &http.Client{Transport: transport, Timeout: requestTime},
-		// Whatever else fails is tried again by Run, which knows how often.
+		// Other failures are retried by Run, which counts them.
 		RetryBackoff: func(n int, _ *http.Request, res *http.Response) time.Duration {
 			if res.StatusCode == http.StatusBadRequest && n < mostNonces {
 				return time.Duration(n+1) * 10 * time.Millisecond
@@ -92,7 +92,7 @@ func (m *Manager) client(key crypto.Signer) (client *acme.Client, done func()) {
 	}, transport.CloseIdleConnections
 }
 
-// register makes an account, or finds the one that the key has.
+// register creates the account, or finds the one of the key.
 func (m *Manager) register(ctx context.Context, client *acme.Client) error {
 	account := &acme.Account{}
 	if m.cfg.Email != "" {
@@ -104,13 +104,13 @@ func (m *Manager) register(ctx context.Context, client *acme.Client) error {
 	return nil
 }
 
-// prove shows the authority that a name is ours.
+// solveChallenge proves control of a name to the authority.
 func (m *Manager) solveChallenge(ctx context.Context, client *acme.Client, authorization, way string) error {
 	a, err := client.GetAuthorization(ctx, authorization)
 	if err != nil {
 		return fmt.Errorf("read what is to be proven: %w", err)
 	}
-	if a.Status == acme.StatusValid { // from an order before
+	if a.Status == acme.StatusValid { // from an earlier order
 		return nil
 	}
 	name := a.Identifier.Value
@@ -133,7 +133,7 @@ func (m *Manager) solveChallenge(ctx context.Context, client *acme.Client, autho
 	return nil
 }
 
-// present has the proof lie where the authority looks for it, until withdraw is called.
+// present publishes a challenge response, until withdraw is called.
 func (m *Manager) present(ctx context.Context, client *acme.Client, name string, c *acme.Challenge) (withdraw func(), err error) {
 	switch c.Type {
 	case byDNS:
@@ -153,7 +153,7 @@ func (m *Manager) present(ctx context.Context, client *acme.Client, name string,
 	}
 }
 
-// show has a proof be found until it is withdrawn.
+// show publishes a response over TLS or HTTP until it is withdrawn.
 func (m *Manager) show(key string, p challengeResponse) (withdraw func()) {
 	m.mu.Lock()
 	m.proofs[key] = p
@@ -179,7 +179,7 @@ func (m *Manager) presentRecord(ctx context.Context, client *acme.Client, name s
 		}
 	}
 	if err := m.cfg.DNS.Add(ctx, record, value); err != nil {
-		withdraw() // it may be there all the same
+		withdraw() // it may exist all the same
 		return nil, err
 	}
 	return withdraw, nil

@@ -15,26 +15,27 @@ import (
 )
 
 const (
-	// orderTime bounds one try.
+	// orderTime bounds one attempt.
 	orderTime = 10 * time.Minute
-	// firstPause is that after the first failure; each further one trebles it, up to mostPause. So
-	// there are four tries in the first hour: Let's Encrypt allows five failures of a name in one.
+	// firstPause is the pause after the first failure; each further one triples it, up to mostPause.
+	// That makes four attempts in the first hour: Let's Encrypt allows five failures of a name per
+	// hour.
 	firstPause = 2 * time.Minute
 	mostPause  = 12 * time.Hour
-	// longestSleep has the loop look at the clock now and then, which may have been set.
+	// longestSleep bounds a wait, because the clock may be set meanwhile.
 	longestSleep = time.Hour
 )
 
-// orderAttempt is what came of the tries for a certificate since the last success.
+// orderAttempt is the result of the attempts for a certificate since the last success.
 type orderAttempt struct {
 	Failures int       `json:"failures"`
 	Failure  string    `json:"failure"`
-	After    time.Time `json:"after"` // no further one before
+	After    time.Time `json:"after"` // no attempt before
 	Settings string    `json:"settings"`
 }
 
-// Run has certificates issued and renewed until ctx is done. Nobody need wait for it: the error of
-// a try is logged, told by States, and tried again later.
+// Run obtains and renews certificates until ctx is done. Callers need not wait for it: the error of an
+// attempt is logged, returned by States, and retried later.
 func (m *Manager) Run(ctx context.Context) error {
 	if m.cfg.DNS == nil {
 		m.log.WarnContext(ctx, "no wildcard certificates without settings of DNS: the hosts of sandboxes keep those of the local CA",
@@ -64,7 +65,7 @@ func sleepUntil(ctx context.Context, at time.Time) bool {
 	}
 }
 
-// next is the certificate that is due first, and when.
+// next returns the certificate that is due first, and when.
 func (m *Manager) next() (first certSpec, at time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -76,7 +77,7 @@ func (m *Manager) next() (first certSpec, at time.Time) {
 	return first, at
 }
 
-// dueLocked is when a certificate is to be asked for; the zero time: now.
+// dueLocked returns when a certificate is to be ordered; the zero time: now.
 //
 // +checklocks:m.mu
 func (m *Manager) dueLocked(w certSpec) time.Time {
@@ -90,9 +91,9 @@ func (m *Manager) dueLocked(w certSpec) time.Time {
 	return due
 }
 
-// renewAt is when a third of a certificate's life is left, or up to a tenth of that earlier: which
-// part of it follows from the serial number, so that machines that began together do not all come
-// at once, and a restart does not change it.
+// renewAt returns when a third of a certificate's validity remains, or up to a tenth of that earlier.
+// The offset is derived from the serial number, so that machines that started together do not renew
+// together, and a restart does not change it.
 func renewAt(from, until time.Time, serial []byte) time.Time {
 	third := until.Sub(from) / 3
 	var last [8]byte
@@ -101,7 +102,7 @@ func renewAt(from, until time.Time, serial []byte) time.Time {
 	return until.Add(-third - early)
 }
 
-// attempt asks for one certificate, and notes what came of it before it returns.
+// attempt orders one certificate, and stores the result before it returns.
 func (m *Manager) attempt(ctx context.Context, w certSpec) {
 	m.mu.Lock()
 	t := m.tries[w.id]
@@ -114,7 +115,7 @@ func (m *Manager) attempt(ctx context.Context, w certSpec) {
 		err = m.keep(w, text)
 	}
 	if ctx.Err() != nil {
-		return // the server ends; that is nobody's failure
+		return // the server is stopping: not a failure
 	}
 	if err == nil {
 		t = orderAttempt{After: time.Now().Add(m.pause)}
@@ -150,7 +151,7 @@ func pauseAfter(failures int, id string) time.Duration {
 	return p + p/8*time.Duration(sum)/256
 }
 
-// askedPause is how long the authority itself wants to be left alone.
+// askedPause returns the authority's Retry-After.
 func askedPause(err error) time.Duration {
 	if problem, ok := errors.AsType[*acme.Error](err); ok {
 		if d, limited := acme.RateLimit(problem); limited {

@@ -25,11 +25,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
-// Files below the directory of an authority. All of them are for their owner alone.
+// Files below the directory of an authority, readable by their owner only.
 const (
 	accountFile = "account.key"
 	triesFile   = "tries.json"
-	certSuffix  = ".pem" // a key and its chain, in one file, so that they always fit together
+	certSuffix  = ".pem" // a key and its chain, in one file, so that they always match
 
 	privateMode = 0o600
 	dirMode     = 0o700
@@ -38,7 +38,8 @@ const (
 	pemKey  = "PRIVATE KEY"
 )
 
-// folderOf keeps authorities apart: what one has issued says nothing to who trusts another.
+// folderOf returns a directory per authority: a certificate is useless to clients that trust another
+// one.
 func folderOf(directory string) string {
 	sum := sha256.Sum256([]byte(directory))
 	name := hex.EncodeToString(sum[:6])
@@ -48,7 +49,7 @@ func folderOf(directory string) string {
 	return name
 }
 
-// load reads what is there.
+// load reads the stored files.
 func (m *Manager) load() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -86,19 +87,19 @@ func (m *Manager) loadTriesLocked() error {
 	if err := json.Unmarshal(text, &m.tries); err != nil {
 		return fmt.Errorf("read tries: %w", err)
 	}
-	if m.tries == nil { // the file said null
+	if m.tries == nil { // the file contained null
 		m.tries = map[string]orderAttempt{}
 	}
 	for id, t := range m.tries {
 		if t.Settings != m.settings() {
-			t.After = time.Time{} // what was wrong may have been mended
+			t.After = time.Time{} // the cause may have been fixed
 			m.tries[id] = t
 		}
 	}
 	return nil
 }
 
-// settings tells apart what a try depends on.
+// settings identifies the settings that an attempt depends on.
 func (m *Manager) settings() string {
 	sum := sha256.Sum256([]byte(m.cfg.Email + "\x00" + m.cfg.Settings))
 	return hex.EncodeToString(sum[:8])
@@ -106,8 +107,8 @@ func (m *Manager) settings() string {
 
 func (m *Manager) certPath(w certSpec) string { return filepath.Join(m.dir, w.id+certSuffix) }
 
-// indexLocked makes certificates found by their names. One that was made for other names than are
-// wanted now serves those that it has.
+// indexLocked indexes certificates by their names. One with other names than are wanted now serves
+// those that it has.
 //
 // +checklocks:m.mu
 func (m *Manager) indexLocked() {
@@ -121,7 +122,7 @@ func (m *Manager) indexLocked() {
 	}
 }
 
-// keep writes a certificate and serves it from here on.
+// keep writes a certificate and serves it from now on.
 func (m *Manager) keep(w certSpec, text []byte) error {
 	c, err := parseCert(text)
 	if err != nil {
@@ -140,7 +141,7 @@ func (m *Manager) keep(w certSpec, text []byte) error {
 	return nil
 }
 
-// covers reports whether a certificate has all the names that are wanted.
+// covers reports whether a certificate has all wanted names.
 func covers(c *tls.Certificate, w certSpec) bool {
 	for _, name := range w.names {
 		if !slices.Contains(c.Leaf.DNSNames, name) {
@@ -158,7 +159,7 @@ func parseCert(text []byte) (*tls.Certificate, error) {
 	return &pair, nil
 }
 
-// encodeCert is what parseCert reads.
+// encodeCert returns the input of parseCert.
 func encodeCert(key crypto.Signer, chain [][]byte) ([]byte, error) {
 	text, err := encodeKey(key)
 	if err != nil {
@@ -186,8 +187,8 @@ func newKey() (crypto.Signer, error) {
 	return key, nil
 }
 
-// accountKey is the key of the account at the authority, made if there is none. One that cannot be
-// read is an error, and never replaced: its account may be the one with the rights to the domains.
+// accountKey returns the key of the account at the authority, created if missing. An unreadable one is
+// an error, and never replaced: its account may be the authorized one.
 func (m *Manager) accountKey() (crypto.Signer, error) {
 	path := filepath.Join(m.dir, accountFile)
 	text, err := os.ReadFile(path)
