@@ -1,10 +1,10 @@
-// Package e2b speaks the E2B wire format of the control plane. It decides nothing: a request
-// becomes one call on the manager, and what comes back becomes a response. Types, routes and
-// the decoding of parameters are generated from openapi.yaml.
+// Package e2b implements the E2B wire format of the control plane. It makes no decisions: a request
+// becomes one call of the manager, and the result becomes a response. Types, routes and the decoding
+// of parameters are generated from openapi.yaml.
 //
-// Every answer that is not a success has the body {"code","message"}, where code repeats the
-// HTTP status; one table maps kinds of errors to statuses. What has no public message is told
-// in general words, and in full to the log.
+// Every unsuccessful response has the body {"code","message"}, where code repeats the HTTP status; one
+// table maps kinds of errors to statuses. An error without a public message gets a general text, and
+// is logged in full.
 package e2b
 
 //go:generate ./generate.sh

@@ -18,17 +18,17 @@ import (
 
 const (
 	internalText = "internal error; the server's log has more"
-	// statusClosed is written for clients that went away; nobody reads it but the metrics.
+	// statusClosed is for clients that disconnected; only the metrics show it.
 	statusClosed = 499
 )
 
-// answer is a status and what to say where the error has no text for users.
+// answer is a status and the text for errors without a public message.
 type answer struct {
 	status int
 	text   string
 }
 
-// answers is the one table from kinds of errors to the wire.
+// answers maps kinds of errors to responses.
 var answers = map[error]answer{
 	errs.ErrNotFound:        {http.StatusNotFound, "not found"},
 	errs.ErrConflict:        {http.StatusConflict, "the state changed meanwhile; try again"},
@@ -59,7 +59,7 @@ func answerTo(err error) answer {
 	return a
 }
 
-// fail answers with an error. It is the one place that logs it.
+// fail sends and logs an error. No other function logs it.
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	a := answerTo(err)
 	log := s.log.DebugContext
@@ -87,7 +87,7 @@ func invalid(format string, args ...any) error {
 	return errs.Public(errs.ErrInvalid, fmt.Sprintf(format, args...))
 }
 
-// badBody says what about a body is wrong.
+// badBody describes what is wrong with a body.
 func badBody(err error) error {
 	cause := fmt.Errorf("%w: %w", errs.ErrInvalid, err)
 	if errors.Is(err, io.EOF) {
@@ -106,7 +106,7 @@ func badBody(err error) error {
 	return errs.Public(cause, "the body is not what this route takes")
 }
 
-// nameOf tells a Go type in the words of JSON.
+// nameOf returns the JSON name of a Go type.
 func nameOf(t reflect.Type) string {
 	switch t.Kind() { //nolint:exhaustive // the rest are numbers of some size
 	case reflect.Bool:
@@ -122,7 +122,7 @@ func nameOf(t reflect.Type) string {
 	}
 }
 
-// badParameter says which parameter of the path or the query is wrong.
+// badParameter describes which parameter of the path or the query is wrong.
 func badParameter(err error) error {
 	cause := fmt.Errorf("%w: %w", errs.ErrInvalid, err)
 	if missing := (*RequiredParamError)(nil); errors.As(err, &missing) {

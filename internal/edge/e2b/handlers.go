@@ -41,7 +41,7 @@ func (h *handlers) create(ctx context.Context, b *NewSandbox, key *IdempotencyKe
 	if err := refuseUnavailable(b); err != nil {
 		return manager.Sandbox{}, err
 	}
-	if key != nil && *key == "" { // what the manager takes for none
+	if key != nil && *key == "" { // the manager takes this for none
 		return manager.Sandbox{}, invalid("Idempotency-Key: must not be empty")
 	}
 	if b.Timeout != nil {
@@ -75,7 +75,7 @@ func (h *handlers) create(ctx context.Context, b *NewSandbox, key *IdempotencyKe
 	return h.manager.Create(ctx, req)
 }
 
-// refuseUnavailable names what a request asks for and would not get.
+// refuseUnavailable rejects requested features that are not available.
 func refuseUnavailable(b *NewSandbox) error {
 	n := deref(b.Network)
 	switch {
@@ -130,7 +130,7 @@ func (h *handlers) ConnectSandboxV2(ctx context.Context, r ConnectSandboxV2Reque
 	return ConnectSandboxV2200JSONResponse(h.sandbox(ctx, v)), nil
 }
 
-// ListSandboxes is GET /sandboxes: all that run, on one page.
+// ListSandboxes is GET /sandboxes: all running ones, on one page.
 func (h *handlers) ListSandboxes(ctx context.Context, r ListSandboxesRequestObject) (ListSandboxesResponseObject, error) {
 	metadata, err := parseMetadata(deref(r.Params.Metadata))
 	if err != nil {
@@ -190,7 +190,7 @@ func (h *handlers) ListSandboxesV2(ctx context.Context, r ListSandboxesV2Request
 	return out, nil
 }
 
-// sandboxPage is a list with the headers that go with it.
+// sandboxPage is a list with its headers.
 type sandboxPage struct {
 	items   []ListedSandbox
 	next    string
@@ -203,7 +203,7 @@ func (p sandboxPage) VisitListSandboxesV2Response(w http.ResponseWriter) error {
 	return writePage(w, p.items, p.next)
 }
 
-// writePage leaves the header of the next page out on the last one.
+// writePage omits the header of the next page on the last one.
 func writePage(w http.ResponseWriter, items any, next string) error {
 	w.Header().Set("Content-Type", "application/json")
 	if next != "" {
@@ -259,7 +259,7 @@ func (h *handlers) PauseSandbox(ctx context.Context, r PauseSandboxRequestObject
 	return PauseSandbox204Response{}, nil
 }
 
-// staysPaused adds to a refusal how the memory of a sandbox that is paused is given up: not by another pause.
+// staysPaused adds to an error how to give up the memory of a paused sandbox: not by another pause.
 func (h *handlers) staysPaused(ctx context.Context, namespace, id string, refused error) error {
 	v, err := h.manager.Get(ctx, namespace, id)
 	if err != nil || v.State != manager.StatePaused {

@@ -83,7 +83,7 @@ func entries(lines []envd.LogLine) []SandboxLogEntry {
 	return out
 }
 
-// instant reads a Unix time in some unit; none given is the zero time.
+// instant reads a Unix time in some unit; nil is the zero time.
 func instant(n *int64, unit time.Duration) time.Time {
 	switch {
 	case n == nil:

@@ -22,7 +22,7 @@ func (h *handlers) CreateSnapshot(ctx context.Context, r CreateSnapshotRequestOb
 		Namespace: callerOf(ctx).Namespace, ID: r.SandboxID, Name: deref(body.Name), FilesOnly: body.Memory != nil && !*body.Memory,
 	}
 	if body.TTL != nil {
-		if req.TTL = seconds(*body.TTL); req.TTL == 0 { // what the manager takes for none
+		if req.TTL = seconds(*body.TTL); req.TTL == 0 { // the manager takes this for none
 			return nil, invalid("ttl: must be 1 or more")
 		}
 	}
@@ -74,7 +74,7 @@ func snapshot(v *manager.Snapshot) Snapshot {
 	return s
 }
 
-// DeleteTemplate is DELETE /templates/{templateID}, by which snapshots are deleted.
+// DeleteTemplate is DELETE /templates/{templateID}, which deletes snapshots.
 func (h *handlers) DeleteTemplate(ctx context.Context, r DeleteTemplateRequestObject) (DeleteTemplateResponseObject, error) {
 	_, noTemplate := h.manager.Template(ctx, callerOf(ctx).Namespace, r.TemplateID)
 	if noTemplate == nil {
@@ -93,7 +93,7 @@ func (h *handlers) DeleteTemplate(ctx context.Context, r DeleteTemplateRequestOb
 	return DeleteTemplate204Response{}, nil
 }
 
-// noDeletion is for what a template is: whoever runs the server deletes it.
+// noDeletion is the response for a template: only the operator deletes those.
 type noDeletion struct{}
 
 // VisitDeleteTemplateResponse implements the generated interface.
@@ -102,7 +102,7 @@ func (noDeletion) VisitDeleteTemplateResponse(w http.ResponseWriter) error {
 	return nil
 }
 
-// defaultForkTimeout is that of the wire format.
+// defaultForkTimeout is the default of the wire format.
 const defaultForkTimeout = 15 * time.Second
 
 // ForkSandbox is POST /sandboxes/{sandboxID}/fork.
@@ -141,20 +141,20 @@ func (h *handlers) forkResult(ctx context.Context, source string, one manager.Fo
 	return ForkResult{Error: &Error{Code: int32(a.status), Message: a.text}}
 }
 
-// forkStream answers with a line for each fork. Its error is of a request of which nothing was answered.
+// forkStream writes a line for each fork. Its error means that nothing was written.
 type forkStream func(w http.ResponseWriter) error
 
 // VisitForkSandboxResponse implements the generated interface.
 func (f forkStream) VisitForkSandboxResponse(w http.ResponseWriter) error { return f(w) }
 
-// forkLine is a line of such an answer.
+// forkLine is a line of such a response.
 type forkLine struct {
-	// Index is the fork's place among those that were asked for, from 0.
+	// Index is the fork's index among the requested ones, from 0.
 	Index int `json:"index"`
 	ForkResult
 }
 
-// streamForks writes each fork at once. A client that goes ends those that are not ready, by ctx.
+// streamForks writes each fork at once. If the client disconnects, ctx ends the pending ones.
 func (h *handlers) streamForks(ctx context.Context, w http.ResponseWriter, req manager.ForkRequest) error {
 	control, lines, begun := http.NewResponseController(w), json.NewEncoder(w), false
 	return h.manager.ForkEach(ctx, req, func(n int, one manager.Forked) {

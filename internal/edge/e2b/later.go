@@ -5,7 +5,7 @@ import (
 	"net/http"
 )
 
-// notYet names what E2B offers and Barchan does not yet, by the routes that ask for it.
+// notYet has the features of E2B that Barchan lacks, by their routes.
 var notYet = map[string][]string{
 	"template builds": {
 		"POST /templates", "POST /v2/templates", "POST /v3/templates", "POST /templates/{id}",
@@ -21,7 +21,7 @@ var notYet = map[string][]string{
 	"access tokens":     {"/access-tokens", "/access-tokens/{rest...}"},
 }
 
-// laterRoutes answers 501 there: a 404 would tell the SDKs that the sandbox is gone.
+// laterRoutes answers 501 there: a 404 would mean to the SDKs that the sandbox is gone.
 func laterRoutes() *http.ServeMux {
 	mux := http.NewServeMux()
 	for what, patterns := range notYet {
@@ -34,7 +34,7 @@ func laterRoutes() *http.ServeMux {
 	return mux
 }
 
-// noRoute answers what no generated route takes.
+// noRoute answers requests without a generated route.
 func (s *Server) noRoute(w http.ResponseWriter, r *http.Request) {
 	if h, pattern := s.later.Handler(r); pattern != "" {
 		h.ServeHTTP(w, r)
@@ -51,7 +51,7 @@ func (s *Server) noRoute(w http.ResponseWriter, r *http.Request) {
 	writeError(w, http.StatusNotFound, fmt.Sprintf("no such route: %s %s", r.Method, r.URL.Path))
 }
 
-// verdict keeps what the mux says about a request that it has no route for.
+// verdict records the mux's response to a request without a route.
 type verdict struct {
 	header http.Header
 	status int

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// parseMetadata reads the filter of a list: pairs in form encoding, of which keys and values are
+// parseMetadata parses the filter of a list: form-encoded pairs whose keys and values are
 // percent-encoded once more.
 func parseMetadata(text string) (map[string]string, error) {
 	if text == "" {
@@ -35,13 +35,13 @@ func parseMetadata(text string) (map[string]string, error) {
 	return metadata, nil
 }
 
-// seconds turns a number of the wire into a duration, however absurd it is.
+// seconds converts a number of seconds to a duration, and clamps it.
 func seconds(n int64) time.Duration {
 	const most = int64(1<<63-1) / int64(time.Second)
 	return time.Duration(max(min(n, most), -most)) * time.Second
 }
 
-// limitOf checks a limit that was given; the manager's zero means none was.
+// limitOf checks a given limit; the manager's zero means none.
 func limitOf(n *int32) (int, error) {
 	if n == nil {
 		return 0, nil
@@ -59,7 +59,7 @@ func deref[T any](p *T) (value T) {
 	return value
 }
 
-// optional leaves out what is empty.
+// optional returns nil for the empty text.
 func optional(text string) *string {
 	if text == "" {
 		return nil

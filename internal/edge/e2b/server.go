@@ -30,14 +30,13 @@ const (
 	defaultMaxBody   = 1 << 20
 )
 
-// Config is what New needs.
+// Config configures a Server.
 type Config struct {
 	// Manager and Log are required.
 	Manager *manager.Manager
 	Log     *slog.Logger
-	// Domains are those below which sandboxes are reached. A request
-	// to the host api below one of them is answered with that domain, others with Domain, which may have a port.
-	// Empty: clients use their own.
+	// Domains are the domains of sandboxes. A request to the host api below one of them gets that
+	// domain in responses, others get Domain, which may have a port. Empty: clients use their own.
 	Domains []string
 	Domain  string
 	// MaxBody bounds a request's body, in bytes. Default 1 MiB.
@@ -45,11 +44,11 @@ type Config struct {
 	// DefaultTimeout is the time to live of a sandbox made or connected to by the v2 routes
 	// without a timeout. Default 300 s.
 	DefaultTimeout time.Duration
-	// Metrics, if given, gets our histogram.
+	// Metrics, if set, gets the request histogram.
 	Metrics prometheus.Registerer
 }
 
-// Server answers the control plane's requests. It is safe for concurrent use.
+// Server serves the control plane's requests. It is safe for concurrent use.
 type Server struct {
 	manager        *manager.Manager
 	log            *slog.Logger
@@ -99,7 +98,7 @@ func New(cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// ServeHTTP answers one request.
+// ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
 	out := &recorder{ResponseWriter: w}
@@ -137,7 +136,7 @@ func (s *Server) serveRoute(w http.ResponseWriter, r *http.Request) {
 	s.mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, who)))
 }
 
-// caller is who makes a request, with the key that it brought and the domain that it reaches sandboxes by.
+// caller identifies a request's client, its key and the domain by which it reaches sandboxes.
 type caller struct {
 	manager.Identity
 	secret, domain string
@@ -145,7 +144,7 @@ type caller struct {
 
 type callerKey struct{}
 
-// callerOf is only called behind serveRoute.
+// callerOf must be called behind serveRoute.
 func callerOf(ctx context.Context) caller {
 	who, _ := ctx.Value(callerKey{}).(caller)
 	return who
@@ -165,19 +164,19 @@ func (s *Server) authenticate(r *http.Request) (caller, error) {
 	return caller{who, secret, s.domainOf(r)}, err
 }
 
-// domainOf is what a client is to put behind "<port>-<id>." to reach a sandbox over TLS: the domain that it has
-// reached the API by, with its port, or else the server's. A port without TLS is not one for that.
+// domainOf returns the text after "<port>-<id>." with which a client reaches a sandbox over TLS: the
+// domain of the API request, with its port, or else the server's. A port without TLS is not used.
 func (s *Server) domainOf(r *http.Request) string {
 	domain, is := strings.CutPrefix(strings.ToLower(r.Host), "api.")
 	name := hostOf(domain)
 	known := slices.ContainsFunc(s.domains, func(d string) bool { return hostOf(d) == name })
-	if is && known && (r.TLS != nil || name == domain) { // without a port: that of TLS, here or at a proxy
+	if is && known && (r.TLS != nil || name == domain) { // without a port: TLS here or at a proxy
 		return domain
 	}
 	return s.domain
 }
 
-// hostOf leaves out a port.
+// hostOf removes a port.
 func hostOf(domain string) string {
 	if host, _, err := net.SplitHostPort(domain); err == nil {
 		return host
@@ -185,8 +184,7 @@ func hostOf(domain string) string {
 	return domain
 }
 
-// readBody takes in the body at once, so that whatever is wrong with it is told before
-// anything is done.
+// readBody reads the whole body first, so that its errors are reported before any change is made.
 func (s *Server) readBody(w http.ResponseWriter, r *http.Request) error {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.maxBody))
 	if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
@@ -213,7 +211,7 @@ func allowOrigins(h http.Header) {
 	h.Set("Access-Control-Expose-Headers", "X-Next-Token, X-Total-Running")
 }
 
-// panicked answers for a handler that did not come to its end.
+// panicked responds for a handler that panicked.
 func (s *Server) panicked(w *recorder, r *http.Request, p any) {
 	if err, ok := p.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 		panic(p)
@@ -225,7 +223,7 @@ func (s *Server) panicked(w *recorder, r *http.Request, p any) {
 	}
 }
 
-// recorder remembers the status.
+// recorder records the status.
 type recorder struct {
 	http.ResponseWriter
 	status int

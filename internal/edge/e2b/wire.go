@@ -12,7 +12,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
-// clientID is a field that clients must get and that means nothing any more.
+// clientID is a required field without a meaning.
 const clientID = "barchan"
 
 func (s *Server) sandbox(ctx context.Context, v manager.Sandbox) Sandbox {
@@ -68,7 +68,7 @@ func (s *Server) detail(ctx context.Context, v manager.Sandbox) SandboxDetail {
 	return d
 }
 
-// network is nil for a sandbox that nothing was asked for.
+// network is nil for a sandbox without network settings.
 func network(v manager.Sandbox) *Network {
 	if v.Network == nil && v.PublicTraffic && v.MaskRequestHost == "" {
 		return nil
@@ -80,7 +80,7 @@ func network(v manager.Sandbox) *Network {
 	return n
 }
 
-// egress is nil where a request says nothing about it.
+// egress is nil if a request does not set it.
 func egress(internet *bool, allowOut, denyOut []string) *agents.EgressPolicy {
 	if internet == nil && len(allowOut) == 0 && len(denyOut) == 0 {
 		return nil
@@ -122,15 +122,16 @@ func logEntry(l envd.LogLine) SandboxLogEntry {
 	}
 }
 
-// logLine is an entry as E2B's first route for logs has it, a JSON object: its CLI reads level and logger.
+// logLine returns an entry as a JSON object, for E2B's first route for logs: its CLI reads level and
+// logger.
 func logLine(e SandboxLogEntry) string {
-	text, _ := json.Marshal(map[string]string{ // which strings cannot fail
+	text, _ := json.Marshal(map[string]string{ // strings cannot fail
 		"level": string(e.Level), "logger": e.Fields["source"], "message": e.Message, "stream": e.Fields["stream"],
 	})
 	return string(text)
 }
 
-// levelOf names a level.
+// levelOf returns the name of a level.
 func levelOf(level slog.Level) LogLevel {
 	switch {
 	case level >= slog.LevelError:
@@ -143,7 +144,7 @@ func levelOf(level slog.Level) LogLevel {
 	return LevelDebug
 }
 
-// levelNamed is the level of a name that levelOf gives; info for none.
+// levelNamed returns the level of a name that levelOf returns; info for none.
 func levelNamed(name LogLevel) slog.Level {
 	for _, level := range []slog.Level{slog.LevelDebug, slog.LevelWarn, slog.LevelError} {
 		if levelOf(level) == name {
@@ -182,7 +183,7 @@ func templateNames(t manager.Template) []string {
 	return names
 }
 
-// buildReady is the state of every template: what is not ready is no template yet.
+// buildReady is the state of every listed template.
 const buildReady = "ready"
 
 func keyMask(k manager.Key) KeyMask {
