@@ -22,11 +22,11 @@
 //
 // # Imports
 //
-// This plane imports base, the agent's wire format in guest, and of control the manager. It does not know the node:
-// it reaches a sandbox by the address in its route.
+// This plane imports base, the agent's wire format in guest, and of control the manager. It does not
+// import the node: it reaches a sandbox by the address in its route.
 //
 // # Failure
 //
-// A replica that loses the API server goes on with the routes it has until they are too old to
-// trust, then answers 503. Ending the process closes client connections and changes no sandbox.
+// A replica that loses the API server continues with its routes until they are too old to trust, then
+// answers 503. Ending the process closes client connections and changes no sandbox.
 package edge

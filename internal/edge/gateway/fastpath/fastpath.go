@@ -40,7 +40,7 @@ type Gateway interface {
 type Target struct {
 	ID   sandbox.ID
 	Port uint16
-	// Host is what the sandbox sees.
+	// Host is the Host header for the sandbox.
 	Host string
 }
 
