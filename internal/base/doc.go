@@ -1,4 +1,4 @@
-// Package base describes the plane that all others stand on: rules and tools without a process of
+// Package base describes the plane that all others depend on: rules and tools without a process of
 // their own. It holds no code itself.
 //
 // Rules of the objects, free of I/O, so that every plane decides alike:
@@ -29,5 +29,6 @@
 //
 // # Failure
 //
-// Nothing here starts a goroutine that outlives a call, but for what lifecycle runs for its caller.
+// No package here starts a goroutine that outlives a call, except those that lifecycle runs for its
+// caller.
 package base

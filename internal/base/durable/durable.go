@@ -1,5 +1,5 @@
-// Package durable has what files need to survive a crash: they are replaced whole or not at
-// all, and a directory is used by one process at a time. It knows nothing of what is in them.
+// Package durable has crash-safe file operations: files are replaced atomically, and a directory is
+// locked by one process at a time.
 package durable
 
 import (
@@ -16,8 +16,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// WriteFile puts content at path: after a crash at any instant the file is the old one or the
-// new one, whole. The directory must exist.
+// WriteFile writes a file atomically: after a crash at any time it has the old or the new content. The
+// directory must exist.
 func WriteFile(path string, content []byte, mode fs.FileMode) error {
 	if err := replace(path, content, mode); err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
@@ -36,14 +36,13 @@ func replace(path string, content []byte, mode fs.FileMode) error {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
-		_ = os.Remove(f.Name()) // it is of no use now
+		_ = os.Remove(f.Name()) // the error below matters more
 		return err
 	}
 	return syncDir(filepath.Dir(path))
 }
 
-// Remove removes a file: after it, no crash brings the file back. One that is not there is
-// success.
+// Remove removes a file durably: no later crash restores it. A missing file is success.
 func Remove(path string) error {
 	err := os.Remove(path)
 	if err == nil {
@@ -64,9 +63,9 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// Lock takes a file for this process, which it makes if it is not there. The kernel lets go of
-// it when the process ends, however it ends; the file stays. One that another process has is an
-// errs.ErrConflict, and holder is that process's ID if it is known.
+// Lock locks a file for this process, and creates it if missing. The kernel releases the lock when the
+// process ends; the file stays. If another process holds it, the error is an errs.ErrConflict, and
+// holder is that process's ID if known.
 func Lock(path string) (release func() error, holder string, err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -74,7 +73,7 @@ func Lock(path string) (release func() error, holder string, err error) {
 	}
 	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		text, _ := os.ReadFile(path) // the holder is told only if it can be
+		text, _ := os.ReadFile(path) // an unknown holder is left empty
 		err = fmt.Errorf("%s is locked by another process: %w", path, errs.ErrConflict)
 		return nil, strings.TrimSpace(string(text)), errors.Join(err, f.Close())
 	}
@@ -90,8 +89,8 @@ func Lock(path string) (release func() error, holder string, err error) {
 	return f.Close, "", nil
 }
 
-// CheckWrites writes a small file in a directory, syncs it, renames it and removes it: what all
-// else here relies on. The error is what the kernel said.
+// CheckWrites writes a small file in a directory, syncs it, renames it and removes it: all operations
+// that this package relies on. The error is the kernel's.
 func CheckWrites(dir string) error {
 	path := filepath.Join(dir, ".write-check")
 	if err := WriteFile(path, []byte("ok\n"), 0o600); err != nil {
@@ -100,8 +99,8 @@ func CheckWrites(dir string) error {
 	return Remove(path)
 }
 
-// Reserve takes size bytes of the disk for a file of nothing, which can be removed when the
-// room is needed. One that is there already, of that size or more, is left.
+// Reserve allocates size bytes of disk in a placeholder file, which can be removed when the space is
+// needed. An existing one of at least that size is left.
 func Reserve(path string, size int64) error {
 	if info, err := os.Stat(path); err == nil && info.Size() >= size {
 		return nil
@@ -112,7 +111,7 @@ func Reserve(path string, size int64) error {
 	}
 	err = unix.Fallocate(int(f.Fd()), 0, 0, size)
 	if err = errors.Join(err, f.Close()); err != nil {
-		_ = os.Remove(path) // what was taken of the room is of no use
+		_ = os.Remove(path) // frees the partial allocation
 		return fmt.Errorf("reserve room in %s: %w", path, err)
 	}
 	return nil

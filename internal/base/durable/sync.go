@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CopyProgram writes an executable file in full or not at all. Its directory entry is not synced; see SyncDirs.
+// CopyProgram writes an executable file atomically. Its directory entry is not synced; see SyncDirs.
 func CopyProgram(from io.Reader, to string) error {
 	tmp, err := os.CreateTemp(filepath.Dir(to), ".new-")
 	if err != nil {
@@ -25,7 +25,7 @@ func CopyProgram(from io.Reader, to string) error {
 	return os.Rename(tmp.Name(), to)
 }
 
-// SyncFilesystem makes durable all data written to the filesystem of a directory.
+// SyncFilesystem syncs the filesystem of a directory.
 func SyncFilesystem(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -52,7 +52,8 @@ func SyncDirs(dirs ...string) error {
 	return nil
 }
 
-// Usage is how many bytes the files of a tree take on disk; a file with several names counts once.
+// Usage returns how many bytes the files of a tree take on disk; a file with several names counts
+// once.
 func Usage(dir string) (sum int64, err error) {
 	seen := map[uint64]bool{}
 	err = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {

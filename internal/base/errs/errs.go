@@ -1,9 +1,9 @@
-// Package errs names the kinds of error that cross package boundaries, and
-// keeps the words meant for users apart from the causes meant for logs. It maps
-// nothing to HTTP or exit codes: each edge has its own table for that.
+// Package errs defines the kinds of error that cross package boundaries, and separates messages for
+// users from causes for logs. It maps nothing to HTTP or exit codes: each edge has its own table for
+// that.
 //
-// A kind exists because some caller acts differently on it. Give one by
-// wrapping it with %w and the action; ask for it with errors.Is.
+// A kind exists because some caller handles it differently. Set one by wrapping it with %w and the
+// action; test for it with errors.Is.
 package errs
 
 import (
@@ -14,23 +14,23 @@ import (
 
 // The kinds.
 var (
-	// ErrNotFound says that what was named does not exist.
+	// ErrNotFound means that the named thing does not exist.
 	ErrNotFound = errors.New("not found")
-	// ErrConflict says that the state moved on, or that a name is taken.
+	// ErrConflict means that the state has changed, or that a name is taken.
 	ErrConflict = errors.New("conflict")
-	// ErrInvalid says that the request can never succeed as it stands.
+	// ErrInvalid means that the request can never succeed unchanged.
 	ErrInvalid = errors.New("invalid")
-	// ErrExhausted says that a limit or a finite supply has been used up.
+	// ErrExhausted means that a limit is reached or a finite supply is used up.
 	ErrExhausted = errors.New("exhausted")
-	// ErrUnavailable says that a retry later may well succeed.
+	// ErrUnavailable means that a later retry may succeed.
 	ErrUnavailable = errors.New("unavailable")
-	// ErrUnauthenticated says that the caller did not prove who they are.
+	// ErrUnauthenticated means that the caller is not authenticated.
 	ErrUnauthenticated = errors.New("unauthenticated")
-	// ErrForbidden says that the caller is known and may not do this.
+	// ErrForbidden means that the caller is authenticated but not authorized.
 	ErrForbidden = errors.New("forbidden")
-	// ErrTooLarge says that a body, file or message exceeds its limit.
+	// ErrTooLarge means that a body, file or message exceeds its limit.
 	ErrTooLarge = errors.New("too large")
-	// ErrTimeout says that the time allowed for the work has run out.
+	// ErrTimeout means that the time limit has passed.
 	ErrTimeout = errors.New("timeout")
 )
 
@@ -51,13 +51,13 @@ func Kind(err error) error {
 	return nil
 }
 
-// public carries a text that users may see beside a cause that they may not.
+// public is an error with a text for users and a cause that they must not see.
 type public struct {
 	cause   error
 	message string
 }
 
-// Error is the whole story, for logs.
+// Error returns the full text, for logs.
 func (p *public) Error() string {
 	if p.cause == nil {
 		return p.message
@@ -65,7 +65,7 @@ func (p *public) Error() string {
 	return p.message + ": " + p.cause.Error()
 }
 
-// Unwrap returns the cause, so that its kind can still be asked for.
+// Unwrap returns the cause, so that errors.Is finds its kind.
 func (p *public) Unwrap() error { return p.cause }
 
 // Public returns an error that carries message as text safe for users, with
@@ -74,8 +74,8 @@ func Public(err error, message string) error {
 	return &public{cause: err, message: message}
 }
 
-// PublicMessage returns the text for users of the outermost Public error in
-// err's chain, and false if there is none: then an edge says something general.
+// PublicMessage returns the text for users of the outermost Public error in err's chain, and false if
+// there is none: then an edge uses a general text.
 func PublicMessage(err error) (string, bool) {
 	if p, ok := errors.AsType[*public](err); ok {
 		return p.message, true
@@ -83,9 +83,8 @@ func PublicMessage(err error) (string, bool) {
 	return "", false
 }
 
-// Text is what is shown of err where its reader may see all of it: the text for
-// users if there is one, else the whole story without the words of a bare kind
-// at its end, which say nothing that the rest does not.
+// Text returns the text of err for readers who may see all of it: the text for users if there is one,
+// else the full text without a bare kind at its end, which adds nothing.
 func Text(err error) string {
 	if text, ok := PublicMessage(err); ok {
 		return text

@@ -1,17 +1,16 @@
-// Package failpoint names the points of the program at which a test may end the process, as a
-// failure of power would, or hold it still, or have it fail. It knows nothing of what goes on there, and
-// decides nothing.
+// Package failpoint names the points of the program at which a test may kill the process, as a power
+// failure would, or block it, or make it fail.
 //
-// Built without the tag failpoints, which is how users get it, none of it is there: [Reach] and
-// [Err] are empty, and the compiler drops the calls.
+// Releases are built without the tag failpoints: [Reach] and [Err] are empty, and the compiler drops
+// the calls.
 //
-// Built with the tag, the environment variable [Variable] says which point is armed:
+// With the tag, the environment variable [Variable] arms a point:
 //
 //	NAME[:N][=ACTION]   at the Nth time that the point is reached, from when it was armed; 1 if left out
 //	@FILE               a file that has such a line; none there: nothing is armed
 //
-// The actions are kill (SIGKILL to the own process; it is the default), error (Err returns one;
-// Reach goes on), and wait (until another or no point is armed). A file may be written, replaced and
+// The actions are kill (SIGKILL to the own process; the default), error (Err returns one; Reach
+// continues), and wait (until another or no point is armed). A file may be written, replaced and
 // removed while the process runs.
 package failpoint
 
@@ -20,8 +19,8 @@ import "slices"
 // Variable is the environment variable that arms a point.
 const Variable = "BARCHAN_FAILPOINT"
 
-// names is the list of all points, in the order of what they interrupt. A test compares it with
-// the calls in the source, so that no point goes without one or has two.
+// names lists all points, in execution order. A test compares it with the calls in the source: each
+// point has exactly one.
 var names = []string{
 	// An object is written: by the REST API, or by a controller.
 	"create/written", "create/timed", "create/routed",
@@ -62,5 +61,5 @@ var names = []string{
 	"undo/start", "undo/record", "undo/mount", "undo/bundle", "undo/snapshot", "undo/network", "undo/address",
 }
 
-// Names lists all points, in the order of what they interrupt. The list is the caller's.
+// Names lists all points, in execution order. The caller owns the list.
 func Names() []string { return slices.Clone(names) }

@@ -2,14 +2,14 @@
 
 package failpoint
 
-// Enabled says whether the program was built with points.
+// Enabled reports whether the program was built with failpoints.
 const Enabled = false
 
-// Reach marks that a point is reached.
+// Reach marks a point.
 func Reach(string) {}
 
-// ReachIn is Reach of a point whose name is made of two parts.
+// ReachIn is Reach for a name of two parts.
 func ReachIn(string, string) {}
 
-// Err marks that a point is reached whose caller can fail. It returns nil.
+// Err marks a point whose caller can fail. It returns nil.
 func Err(string) error { return nil }

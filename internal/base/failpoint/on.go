@@ -13,16 +13,16 @@ import (
 	"time"
 )
 
-// Enabled says whether the program was built with points.
+// Enabled reports whether the program was built with failpoints.
 const Enabled = true
 
-// ErrArmed is what Err returns where a point is armed with the action error.
+// ErrArmed is the error of Err at a point that is armed with the action error.
 var ErrArmed = errors.New("failure on purpose")
 
-// lookAgain is how often a point that waits looks whether it is still armed.
+// lookAgain is the polling interval of a waiting point.
 const lookAgain = 5 * time.Millisecond
 
-// spec is what is armed.
+// spec is the armed point.
 type spec struct {
 	name, action string
 	at           int
@@ -35,14 +35,13 @@ var (
 	reached int  // +checklocks:mu
 )
 
-// Reach marks that a point is reached. It may not return.
+// Reach marks a point. It may not return.
 func Reach(name string) { _ = Err(name) }
 
-// ReachIn is Reach of a point whose name is made of two parts.
+// ReachIn is Reach for a name of two parts.
 func ReachIn(group, name string) { Reach(group + "/" + name) }
 
-// Err marks that a point is reached whose caller can fail. It may not return, or only later, or
-// return an error.
+// Err marks a point whose caller can fail. It may not return, or only later, or return an error.
 func Err(name string) error {
 	s := armed()
 	if s.name != name || !s.isTurn() {
@@ -63,7 +62,7 @@ func Err(name string) error {
 	return nil
 }
 
-// isTurn counts, and reports whether this time is the one.
+// isTurn counts, and reports whether the Nth time is reached.
 func (s spec) isTurn() bool {
 	mu.Lock()
 	defer mu.Unlock()
@@ -74,8 +73,8 @@ func (s spec) isTurn() bool {
 	return reached == s.at
 }
 
-// armed reads what is armed now. What cannot be understood ends the process: a test that arms
-// nothing proves nothing.
+// armed reads the armed point. A syntax error ends the process: a test that arms nothing proves
+// nothing.
 func armed() spec {
 	text := os.Getenv(Variable)
 	if file, ok := strings.CutPrefix(text, "@"); ok {

@@ -1,6 +1,6 @@
-// Package health keeps what is wrong with a server that runs, by name, and says whether it may
-// take on new work. It finds nothing out by itself: whoever watches a disk, a program or a
-// store tells it. It stops nothing either: each part asks before it begins what can wait.
+// Package health holds the failed conditions of a running server by name, and reports whether it may
+// begin new work. It detects nothing itself: the monitors of a disk, a program or a store set
+// conditions. It stops nothing either: each part checks the gate before it begins deferrable work.
 package health
 
 import (
@@ -19,23 +19,23 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
-// RetryAfter is how long whoever was refused should wait before the next try.
+// RetryAfter is how long a rejected client should wait before a retry.
 const RetryAfter = 5 * time.Second
 
-// Condition is one thing that is wrong.
+// Condition is one failure.
 type Condition struct {
 	// Name is one word or two for the part, such as "disk".
 	Name string
-	// Reason is for everybody: the text for users of the error that was set.
+	// Reason is for all users: the public text of the error that was set.
 	Reason string
-	// Detail is the whole error, for whoever runs the machine.
+	// Detail is the whole error, for the operator.
 	Detail string
-	// Since is when it became so.
+	// Since is when it began.
 	Since time.Time
 }
 
-// Gate holds the conditions. While there is one, new work is refused. A nil Gate has none and
-// takes none. It is safe for concurrent use.
+// Gate holds the conditions. While there is one, new work is rejected. A nil Gate has none and accepts
+// none. It is safe for concurrent use.
 type Gate struct {
 	log   *slog.Logger
 	gauge *prometheus.GaugeVec // nil: nobody counts
@@ -63,10 +63,9 @@ func NewGate(log *slog.Logger, metrics prometheus.Registerer) (*Gate, error) {
 	return g, nil
 }
 
-// Set tells how a part is: nil when nothing is wrong with it. Only changes are logged, and the
-// time of a condition that stays is that of its beginning. An error with a text for users
-// ([errs.Public]) has it shown to them; of another they hear the name alone. Setting nil where
-// all is well costs one atomic load, so that it may be called on every write.
+// Set sets the condition of a part: nil means healthy. Only changes are logged, and a condition that
+// stays keeps its start time. Users see the public text of an error ([errs.Public]); of others the
+// name alone. Setting nil on a healthy part costs one atomic load, so it may be called on every write.
 func (g *Gate) Set(name string, err error) {
 	if g == nil || (err == nil && g.closed.Load() == nil) {
 		return
@@ -111,8 +110,8 @@ func (g *Gate) count(name string, wrong bool) {
 	g.gauge.WithLabelValues(name).Set(value)
 }
 
-// Err is nil while new work may begin; else it is an errs.ErrUnavailable whose text for users
-// names all that is wrong. It is one atomic load.
+// Err returns nil while new work may begin; else an errs.ErrUnavailable whose text for users lists all
+// conditions. It is one atomic load.
 func (g *Gate) Err() error {
 	if g == nil {
 		return nil
@@ -123,7 +122,7 @@ func (g *Gate) Err() error {
 	return nil
 }
 
-// Conditions lists what is wrong, by name.
+// Conditions lists the conditions by name.
 func (g *Gate) Conditions() []Condition {
 	if g == nil {
 		return nil

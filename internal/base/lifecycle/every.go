@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Every calls f at once and then in an interval, until ctx is done; it then returns nil. Calls
-// never overlap: an interval that passes during one is left out.
+// Every calls f at once and then at an interval, until ctx is done; it then returns nil. Calls never
+// overlap: a tick during a call is dropped.
 func Every(ctx context.Context, interval time.Duration, f func()) error {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -20,7 +20,7 @@ func Every(ctx context.Context, interval time.Duration, f func()) error {
 	}
 }
 
-// Sleep waits, and reports whether ctx lasted.
+// Sleep waits, and reports whether ctx is still active.
 func Sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

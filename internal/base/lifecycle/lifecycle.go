@@ -1,5 +1,4 @@
-// Package lifecycle decides when the long-lived parts of a process start and
-// stop. It knows nothing of what they do, and it never kills: a part ends by
+// Package lifecycle starts and stops the long-lived parts of a process. It never kills: a part ends by
 // returning from its Run.
 package lifecycle
 
@@ -12,17 +11,16 @@ import (
 
 var errEarly = errors.New("ended without being asked to")
 
-// Service is a part that lives as long as the process, or nearly. Run blocks
-// until ctx is done or the part cannot go on; all goroutines that it started
-// have ended when it returns.
+// Service is a part that runs about as long as the process. Run blocks until ctx is done or the part
+// fails; all its goroutines have ended when it returns.
 type Service struct {
 	Name string
 	Run  func(ctx context.Context) error
 }
 
-// Run runs the services side by side until ctx is done or one of them returns.
-// It then asks the others to stop, waits for all of them, and returns their
-// failures joined. A service that returns unasked has failed, even with nil.
+// Run runs the services concurrently until ctx is done or one of them returns. It then stops the
+// others, waits for all of them, and returns their failures joined. A service that returns before it
+// is stopped has failed, even with nil.
 func Run(ctx context.Context, services ...Service) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -38,7 +36,7 @@ func Run(ctx context.Context, services ...Service) error {
 	return errors.Join(failures...)
 }
 
-// runOne runs one service and judges how it ended.
+// runOne runs one service and converts an early return to an error.
 func runOne(ctx context.Context, s Service) error {
 	err := s.Run(ctx)
 	asked := ctx.Err() != nil

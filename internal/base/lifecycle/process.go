@@ -15,11 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process is a process of the machine that cannot be taken for a later one of the same
-// number. It is plain data, so that it can be written down and used after a restart of ours.
+// Process identifies a process of the machine, safe against reuse of its ID. It is plain data that can
+// be stored and used after a restart.
 type Process struct {
 	PID int `json:"pid"`
-	// Started is the kernel's clock at its start; Boot names the boot that the clock is of.
+	// Started is the start time by the kernel's clock; Boot is the boot ID.
 	Started uint64 `json:"started"`
 	Boot    string `json:"boot"`
 }
@@ -39,7 +39,7 @@ func ProcessOf(pid int) (Process, error) {
 	if err != nil {
 		return Process{}, fmt.Errorf("read process %d: %w", pid, err)
 	}
-	// The name in the second field may have spaces and brackets of its own.
+	// The name in the second field may contain spaces and parentheses.
 	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
 	if len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
 		return Process{}, fmt.Errorf("read process %d: %w", pid, os.ErrProcessDone)
@@ -51,13 +51,13 @@ func ProcessOf(pid int) (Process, error) {
 	return Process{PID: pid, Started: started, Boot: bootID()}, nil
 }
 
-// Alive reports whether this very process runs.
+// Alive reports whether this process, not a later one of the same ID, runs.
 func (p Process) Alive() bool {
 	now, err := ProcessOf(p.PID)
 	return err == nil && now == p
 }
 
-// Signal sends a signal to this very process; one that has ended is success.
+// Signal sends a signal to this process only; one that has ended is success.
 func (p Process) Signal(s syscall.Signal) error {
 	fd, err := p.open()
 	if errors.Is(err, os.ErrProcessDone) {
@@ -72,7 +72,7 @@ func (p Process) Signal(s syscall.Signal) error {
 	return nil
 }
 
-// open opens the process, and makes sure that it is this one.
+// open opens a pidfd, and verifies that it is this process.
 func (p Process) open() (int, error) {
 	fd, err := unix.PidfdOpen(p.PID, unix.PIDFD_NONBLOCK)
 	if errors.Is(err, unix.ESRCH) {
@@ -86,7 +86,7 @@ func (p Process) open() (int, error) {
 	return fd, nil
 }
 
-// Wait returns nil when the process has ended, woken by the kernel. It needs not be a child.
+// Wait returns nil when the process has ended. It need not be a child.
 func (p Process) Wait(ctx context.Context) error {
 	fd, err := p.open()
 	if errors.Is(err, os.ErrProcessDone) {
@@ -115,8 +115,7 @@ func (p Process) Wait(ctx context.Context) error {
 	return nil
 }
 
-// Child is a process that we started and that outlives us; while we live, its end must be
-// taken from the kernel.
+// Child is a child process that outlives this one; until then it must be reaped.
 type Child struct {
 	Process
 	cmd  *exec.Cmd
@@ -129,13 +128,13 @@ func StartChild(cmd *exec.Cmd) (*Child, error) {
 		return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
 	}
 	p, err := ProcessOf(cmd.Process.Pid)
-	if err != nil { // it ended at once
+	if err != nil { // it exited at once
 		return nil, errors.Join(fmt.Errorf("start %s: %w", cmd.Path, err), cmd.Wait())
 	}
 	return &Child{Process: p, cmd: cmd}, nil
 }
 
-// Reap takes the end of the child from the kernel, waiting for it.
+// Reap waits for the child and reaps it.
 func (c *Child) Reap() {
 	c.once.Do(func() { _ = c.cmd.Wait() }) // how it ended says nothing that its own log does not
 }

@@ -8,9 +8,8 @@ import (
 	"sync"
 )
 
-// Stack runs services in order: each is started only when the one before it
-// was, and they are stopped in reverse, each only when the one above it has
-// ended. Use it where a later part leans on an earlier one.
+// Stack runs services in order: each is started after the one before it is ready, and they are stopped
+// in reverse order, one at a time. Use it where a later part depends on an earlier one.
 //
 // The zero value is ready. Push and Stop are for one goroutine, the owner's.
 type Stack struct {
@@ -29,10 +28,9 @@ type layer struct {
 	err    error // read after ended is closed
 }
 
-// Push starts a service on top of the stack and returns once it is ready or has
-// ended. The service calls ready once, when others may lean on it. Its context
-// carries the values of ctx and outlives ctx: only Stop ends it, in its turn. If
-// ctx is done before the service is ready, the service is stopped again.
+// Push starts a service on top of the stack and returns once it is ready or has ended. The service
+// calls ready once, when others may depend on it. Its context carries the values of ctx and outlives
+// ctx: only Stop ends it. If ctx is done before the service is ready, the service is stopped again.
 func (s *Stack) Push(ctx context.Context, name string, run func(ctx context.Context, ready func()) error) error {
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	l := &layer{name: name, cancel: cancel, ended: make(chan struct{})}
@@ -61,7 +59,7 @@ func (s *Stack) Push(ctx context.Context, name string, run func(ctx context.Cont
 	}
 }
 
-// Failed returns a channel that is closed when a service ends unasked.
+// Failed returns a channel that is closed when a service ends early.
 func (s *Stack) Failed() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -85,8 +83,8 @@ func (s *Stack) fail() {
 	}
 }
 
-// Stop stops the services from the top down, waits for each, and returns their
-// failures joined, the earlier ones included. The stack is then empty.
+// Stop stops the services from the top down, waits for each, and returns their failures joined, the
+// earlier ones included. The stack is then empty.
 func (s *Stack) Stop() error {
 	var failures []error
 	for _, l := range slices.Backward(s.layers) {

@@ -12,10 +12,10 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
-// checkEvery is how often, at most, the files are looked at.
+// checkEvery is the minimum interval between checks of the files.
 const checkEvery = 2 * time.Second
 
-// Files is a certificate that someone else renews in its files. Make it with OpenFiles.
+// Files is a certificate that is renewed externally in its files. Make it with OpenFiles.
 type Files struct {
 	certPath string
 	keyPath  string
@@ -32,8 +32,8 @@ type fileStamp struct {
 	size     int64
 }
 
-// OpenFiles loads a certificate chain and its key, in PEM. Later changes of the files are taken
-// up within seconds; while they do not fit together, the last good ones serve on.
+// OpenFiles loads a certificate chain and its key, in PEM. Later changes of the files take effect
+// within seconds; while they do not match, the last valid pair is served.
 func OpenFiles(certPath, keyPath string, log *slog.Logger) (*Files, error) {
 	f := &Files{certPath: certPath, keyPath: keyPath, log: log.With(telemetry.Component, "certificates"), checked: time.Now()}
 	stamp, err := f.look()

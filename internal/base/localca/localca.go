@@ -1,8 +1,8 @@
-// Package localca gives a server its certificates: from files that someone else renews, or from
-// a certificate authority of its own, made for one machine and kept in its data directory.
+// Package localca provides a server's certificates: from files that are renewed externally, or from a
+// certificate authority of its own, made for one machine and stored in its data directory.
 //
-// It asks nobody outside for certificates, and it installs no trust anywhere: clients are told
-// where the authority's certificate is, and whether to trust it is theirs to say.
+// It requests no certificates from outside, and installs no trust anywhere: clients get the path of
+// the authority's certificate, and decide whether to trust it.
 package localca
 
 import (
@@ -41,7 +41,7 @@ const (
 
 	caLife   = 10 * 365 * 24 * time.Hour
 	leafLife = 90 * 24 * time.Hour
-	// renewBefore is how long before its end a certificate is made anew.
+	// renewBefore is how long before its expiry a certificate is reissued.
 	renewBefore = 30 * 24 * time.Hour
 	// backdate lets clients whose clocks are a little behind accept a fresh certificate.
 	backdate = time.Hour
@@ -50,11 +50,11 @@ const (
 	pemKey  = "PRIVATE KEY"
 )
 
-// Config says which names a local authority certifies.
+// Config lists the names that a local authority certifies.
 type Config struct {
-	// Dir is where the authority is kept; it is made if need be.
+	// Dir is the authority's directory; it is created if missing.
 	Dir string
-	// Domains are certified as they stand and for all names one level below. A ":port" is ignored.
+	// Domains are certified literally and for all names one level below. A ":port" is ignored.
 	Domains []string
 	// Names are further host names and addresses.
 	Names []string
@@ -73,8 +73,8 @@ type CA struct {
 	leaf *tls.Certificate // +checklocks:mu
 }
 
-// Open loads the authority of a directory, or makes one if there is none or it is about to
-// expire. A certificate without its key is an error that names the file: clients trust it.
+// Open loads the authority of a directory, or creates one if there is none or it is about to expire. A
+// certificate without its key is an error that names the file: clients trust it.
 func Open(cfg Config) (*CA, error) {
 	if cfg.Dir == "" {
 		return nil, fmt.Errorf("local CA: no directory given: %w", errs.ErrInvalid)
@@ -132,14 +132,14 @@ func (ca *CA) CertPath() string { return ca.path }
 func (ca *CA) CertPEM() []byte { return slices.Clone(ca.certPEM) }
 
 // TLSConfig returns a server's configuration for HTTP/2 and HTTP/1.1 that renews its certificate
-// by itself.
+// automatically.
 func (ca *CA) TLSConfig() *tls.Config {
 	return serverConfig(func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return ca.current() })
 }
 
-// TLSConfigBehind is TLSConfig for names that another has a certificate for, now or later: first is
-// asked at each handshake, and where it returns nil the authority's own is used. protocols are
-// further ones that the server offers in ALPN.
+// TLSConfigBehind is TLSConfig for names with another source of certificates: first is called at each
+// handshake, and if it returns nil the authority's own is used. protocols are further ones that the
+// server offers in ALPN.
 func (ca *CA) TLSConfigBehind(first func(*tls.ClientHelloInfo) *tls.Certificate, protocols ...string) *tls.Config {
 	cfg := serverConfig(func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 		if c := first(hello); c != nil {
@@ -155,15 +155,15 @@ func serverConfig(get func(*tls.ClientHelloInfo) (*tls.Certificate, error)) *tls
 	return &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}, GetCertificate: get}
 }
 
-// load fails with fs.ErrNotExist only when there is no authority at all, or one past its time.
+// load fails with fs.ErrNotExist only when there is no authority at all, or an expired one.
 func (ca *CA) load(keyPath string) error {
 	certPEM, err := os.ReadFile(ca.path)
-	if err != nil { // a key alone is what a crash in create leaves
+	if err != nil { // a crash in create leaves a key alone
 		return fmt.Errorf("read local CA: %w", err)
 	}
 	keyPEM, err := os.ReadFile(keyPath)
 	if err != nil {
-		// Never fs.ErrNotExist: a certificate that clients trust is not replaced unasked.
+		// Never fs.ErrNotExist: a certificate that clients trust is not replaced automatically.
 		return fmt.Errorf("local CA: key file %s: %s; restore it, or remove %s to have a new CA made: %w", keyPath, err.Error(), ca.path, errs.ErrInvalid)
 	}
 	pair, err := tls.X509KeyPair(certPEM, keyPEM)
@@ -186,7 +186,7 @@ func (ca *CA) create(keyPath string) error {
 	if err != nil {
 		return fmt.Errorf("make key of local CA: %w", err)
 	}
-	host, _ := os.Hostname() // only for people to tell authorities apart
+	host, _ := os.Hostname() // only to help users distinguish authorities
 	template := &x509.Certificate{
 		Subject:               pkix.Name{Organization: []string{"Barchan local CA"}, CommonName: strings.TrimSpace("Barchan " + host)},
 		NotBefore:             time.Now().Add(-backdate),
@@ -208,7 +208,7 @@ func (ca *CA) create(keyPath string) error {
 	if ca.cert, err = x509.ParseCertificate(der); err != nil {
 		return fmt.Errorf("read back local CA: %w", err)
 	}
-	// The certificate goes first and comes last: a key without it is replaced by the next try.
+	// The certificate is removed first and written last: the next attempt replaces a key without one.
 	if err := os.Remove(ca.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("replace local CA: %w", err)
 	}
@@ -218,7 +218,7 @@ func (ca *CA) create(keyPath string) error {
 	return durable.WriteFile(ca.path, ca.certPEM, publicMode)
 }
 
-// current returns the certificate, made anew when its time is near.
+// current returns the certificate, reissued shortly before its expiry.
 func (ca *CA) current() (*tls.Certificate, error) {
 	ca.mu.Lock()
 	defer ca.mu.Unlock()

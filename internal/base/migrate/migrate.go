@@ -1,9 +1,8 @@
-// Package migrate brings the data of older versions to the form that this one reads: ordered
-// steps, and a ledger of those that were done. It knows no data itself, and undoes nothing:
-// there is no way back but a copy made before.
+// Package migrate converts data of older versions to the current form: ordered steps, and a ledger of
+// those done. It undoes nothing: the only way back is an earlier copy.
 //
-// A step is run until its success is in the ledger, and then never again. A process that dies
-// between the two runs it once more, so that each must be safe to repeat.
+// A step is run until its success is in the ledger, and then never again. A crash between the two runs
+// it once more, so each must be idempotent.
 package migrate
 
 import (
@@ -35,67 +34,67 @@ const (
 // Results of steps, in the ledger.
 const (
 	Done   = "done"
-	Failed = "failed" // it is run again
+	Failed = "failed" // it will be retried
 	Fresh  = "fresh"  // there was no older data, so it was not run
 )
 
-// Step is one change of data. Do must be safe to repeat, also after it was cut short anywhere.
+// Step is one change of data. Do must be idempotent, also after an interruption.
 type Step struct {
-	// ID is for ever: it is in ledgers. It begins with year and month.
+	// ID is permanent: it is in ledgers. It begins with year and month.
 	ID    string
 	Stage string
 	Do    func(ctx context.Context) error
 }
 
-// Entry is what the ledger has of a step.
+// Entry is a step's entry in the ledger.
 type Entry struct {
 	ID string `json:"id"`
 	// Result is Done, Failed or Fresh.
 	Result string `json:"result"`
-	// At is when the step began, and Milli how long it took, in milliseconds.
+	// At is when the step began, and Milli its duration in milliseconds.
 	At    time.Time `json:"at"`
 	Milli float64   `json:"milliseconds"`
-	// Version is that of the program that wrote this.
+	// Version is the version of the program that wrote this.
 	Version string `json:"version"`
 	// Error is why the step failed.
 	Error string `json:"error,omitempty"`
 }
 
-// ledger is the file.
+// ledger is the file's content.
 type ledger struct {
 	Entries []Entry `json:"entries"`
 }
 
-// ledgerMode is that of the file: errors may name what is nobody else's business.
+// ledgerMode is the mode of the file: errors may name private data.
 const ledgerMode = 0o600
 
-// Config says where the ledger is and what there is to do.
+// Config names the ledger and the steps.
 type Config struct {
 	// File is the ledger; its directory must exist.
 	File string
-	// Steps are all that there have ever been, in their order.
+	// Steps are all steps of all versions, in order.
 	Steps []Step
-	// Fresh says that there is no data of before. Where there is no ledger either, all steps are
-	// then recorded as not needed; otherwise all are run. It does not matter where there is one.
+	// Fresh means that there is no older data. Without a ledger, all steps are then recorded as not
+	// needed; otherwise all are run. With a ledger it has no effect.
 	Fresh bool
-	// Version is that of this program.
+	// Version is the version of this program.
 	Version string
 	Log     *slog.Logger
 }
 
-// Migrations runs steps. It is safe for concurrent use; only one process may have a ledger.
+// Migrations runs steps. It is safe for concurrent use; only one process may use a ledger.
 type Migrations struct {
 	cfg Config
 	log *slog.Logger
 
-	turn    sync.Mutex // of whoever runs steps
+	turn    sync.Mutex // serializes runs
 	mu      sync.Mutex
 	entries []Entry // +checklocks:mu
 }
 
-// Open reads the ledger, or begins one. One with a step that this program does not know is an
-// errs.ErrConflict that tells which version wrote it: the data may have a form that this program
-// would take for something else. One that cannot be read is an errs.ErrInvalid.
+// Open reads the ledger, or creates one. One with an unknown step is an errs.ErrConflict that names
+// the version that wrote it: this program might misread its data. An unreadable one is an
+// errs.ErrInvalid.
 func Open(cfg Config) (*Migrations, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
@@ -139,10 +138,10 @@ func (c *Config) check() error {
 	return nil
 }
 
-// unnamed stands for the version of a build that was given none.
+// unnamed is the version of a build without one.
 const unnamed = "(of a build without a version)"
 
-// checkKnown refuses what only another version can have written.
+// checkKnown rejects entries that only another version can have written.
 func (c *Config) checkKnown(entries []Entry) error {
 	var unknown, versions []string
 	for _, e := range entries {
@@ -200,7 +199,7 @@ func (m *Migrations) Entries() []Entry {
 	return slices.Clone(m.entries)
 }
 
-// Pending lists the steps of a stage that are still to be run.
+// Pending lists the steps of a stage that are not done.
 func (m *Migrations) Pending(stage string) (ids []string) {
 	for _, s := range m.cfg.Steps {
 		if s.Stage == stage && !m.isDone(s.ID) {
@@ -214,9 +213,9 @@ func (m *Migrations) isDone(id string) bool {
 	return slices.ContainsFunc(m.Entries(), func(e Entry) bool { return e.ID == id && e.Result != Failed })
 }
 
-// Run runs the pending steps of a stage in their order. The first that fails ends it; its ID is
-// in the error, and it is the next that is run the next time. Stages have an order too: objects
-// before storage is done is an errs.ErrConflict.
+// Run runs the pending steps of a stage in order. The first failure ends it; its ID is in the error,
+// and the next run begins with it. Stages are ordered too: objects before storage is done is an
+// errs.ErrConflict.
 func (m *Migrations) Run(ctx context.Context, stage string) error {
 	m.turn.Lock()
 	defer m.turn.Unlock()
@@ -234,7 +233,7 @@ func (m *Migrations) Run(ctx context.Context, stage string) error {
 	return nil
 }
 
-// do runs one step and records what came of it.
+// do runs one step and records its result.
 func (m *Migrations) do(ctx context.Context, s Step) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("migration %s: %w", s.ID, context.Cause(ctx))
@@ -255,7 +254,7 @@ func (m *Migrations) do(ctx context.Context, s Step) error {
 	return nil
 }
 
-// record puts an entry into the ledger, in the place of an earlier one of the same step.
+// record adds an entry to the ledger, or replaces an earlier one of the same step.
 func (m *Migrations) record(e Entry) error {
 	entries := m.Entries()
 	if at := slices.IndexFunc(entries, func(o Entry) bool { return o.ID == e.ID }); at >= 0 {

@@ -10,10 +10,10 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 )
 
-// The functions of this file bring parts of a template into the canonical form of [Revision],
-// whose comment lists what they do. They change what they are given.
+// The functions of this file bring parts of a template into the canonical form of [Revision], whose
+// comment lists the rules. They modify their arguments.
 
-// fill gives a field its default.
+// fill sets a field to its default if empty.
 func fill[T comparable](field *T, value T) {
 	var zero T
 	if *field == zero {
@@ -21,14 +21,14 @@ func fill[T comparable](field *T, value T) {
 	}
 }
 
-// fillPointer gives an optional field its default.
+// fillPointer sets an optional field to its default if nil.
 func fillPointer[T any](field **T, value T) {
 	if *field == nil {
 		*field = &value
 	}
 }
 
-// strip removes an optional field that says what its absence says.
+// strip removes an optional field that equals its default.
 func strip[T any](field **T, value T) {
 	if *field != nil && reflect.DeepEqual(**field, value) {
 		*field = nil
@@ -110,7 +110,7 @@ func canonPolicyPorts(ports []networkingv1.NetworkPolicyPort) {
 	}
 }
 
-// canonReach is nil for what no policy at all allows.
+// canonReach returns nil for a policy that equals none.
 func canonReach(e *agents.EgressPolicy) *agents.EgressPolicy {
 	if e == nil {
 		return nil
@@ -122,8 +122,7 @@ func canonReach(e *agents.EgressPolicy) *agents.EgressPolicy {
 	return e
 }
 
-// tidy makes empty lists and maps nil and gives quantities their one spelling, everywhere in
-// what the pointer points to.
+// tidy makes empty lists and maps nil and quantities canonical, everywhere in the pointer's target.
 func tidy(to any) { tidyValue(reflect.ValueOf(to).Elem()) }
 
 func tidyValue(v reflect.Value) {

@@ -15,23 +15,23 @@ import (
 const (
 	// LabelOrigin is the UID of the pool through which a sandbox was claimed, warm or cold.
 	LabelOrigin = "barchan.dev/warm-pool"
-	// AnnotationTemplateID is the ID of the template that a sandbox was made of. Its name is in
+	// AnnotationTemplateID is the ID of the template of a sandbox. Its name is in
 	// [agents.AnnotationTemplateRef].
 	AnnotationTemplateID = "barchan.dev/template-id"
-	// AnnotationTemplateName is that template's [TemplateName], where it is another than its object's.
+	// AnnotationTemplateName is that template's [TemplateName], if it differs from its object's.
 	AnnotationTemplateName = "barchan.dev/template-name"
-	// AnnotationTemplateNamespace is where that template lies.
+	// AnnotationTemplateNamespace is that template's namespace.
 	AnnotationTemplateNamespace = "barchan.dev/template-namespace"
-	// AnnotationClaimedAt is when a sandbox got its owner, as a member or made for it, as RFC 3339 with
+	// AnnotationClaimedAt is when a sandbox got its owner, by a claim or at creation, as RFC 3339 with
 	// nanoseconds. It never changes.
 	AnnotationClaimedAt = "barchan.dev/claimed-at"
 	// AnnotationResumedAt is when the API last resumed a sandbox, in the same form.
 	AnnotationResumedAt = "barchan.dev/resumed-at"
-	// AnnotationIdempotencyKey is the hash of the key of the request that a sandbox was made for.
+	// AnnotationIdempotencyKey is the hash of the key of the request that created a sandbox.
 	AnnotationIdempotencyKey = "barchan.dev/idempotency-key"
 )
 
-// TemplateOf names the template of a pool.
+// TemplateOf returns the name of a pool's template.
 func TemplateOf(p *extensions.SandboxWarmPool) types.NamespacedName {
 	key := types.NamespacedName{Namespace: p.Namespace, Name: p.Spec.SandboxTemplateRef.Name}
 	if b := p.Spec.Barchan; b != nil && b.TemplateNamespace != "" {
@@ -40,16 +40,16 @@ func TemplateOf(p *extensions.SandboxWarmPool) types.NamespacedName {
 	return key
 }
 
-// templateLead is the first letter of templates' IDs, by which they differ from sandboxes'.
+// templateLead is the first letter of templates' IDs, which distinguishes them from sandboxes'.
 const templateLead = "t"
 
-// TemplateID is the ID of a template: 20 lower-case letters and digits.
+// TemplateID returns the ID of a template: 20 lower-case letters and digits.
 func TemplateID(t *extensions.SandboxTemplate) string {
 	return templateLead + string(sandbox.IDOf(t.UID))[1:]
 }
 
-// TemplateName is what users call a template. E2B's names may have underscores, which names of objects cannot
-// have: such a name is an alias of the template, the first one if there are several, and its object has any name.
+// TemplateName returns the users' name of a template. E2B's names may have underscores, which object
+// names cannot: such a name is an alias of the template, the first one if there are several.
 func TemplateName(t *extensions.SandboxTemplate) string {
 	if t.Spec.Barchan != nil {
 		for _, alias := range t.Spec.Barchan.Aliases {
@@ -61,8 +61,8 @@ func TemplateName(t *extensions.SandboxTemplate) string {
 	return t.Name
 }
 
-// NewSandbox is a sandbox of a template that is not written yet, with the template's revision.
-// Whoever makes it sets its name and what is its own.
+// NewSandbox returns a sandbox of a template, not written yet, with the template's revision. The
+// caller sets its name and own fields.
 func NewSandbox(t *extensions.SandboxTemplate, revision, namespace string) *agents.Sandbox {
 	s := &agents.Sandbox{
 		ObjectMeta: metav1.ObjectMeta{
@@ -88,7 +88,7 @@ func NewSandbox(t *extensions.SandboxTemplate, revision, namespace string) *agen
 	return s
 }
 
-// NewMember is a member of a pool that is not written yet. The server makes up its name.
+// NewMember returns a member of a pool, not written yet. The server generates its name.
 func NewMember(p *extensions.SandboxWarmPool, t *extensions.SandboxTemplate, revision string) *agents.Sandbox {
 	s := NewSandbox(t, revision, p.Namespace)
 	s.GenerateName = p.Name + "-"
@@ -98,29 +98,29 @@ func NewMember(p *extensions.SandboxWarmPool, t *extensions.SandboxTemplate, rev
 	return s
 }
 
-// MemberOf is the UID of the pool that an unclaimed sandbox is a member of; empty for others.
+// MemberOf returns the UID of the pool of an unclaimed member; empty for others.
 func MemberOf(s *agents.Sandbox) types.UID { return types.UID(s.Labels[agents.LabelWarmPoolSandbox]) }
 
-// OriginOf is the UID of the pool through which a sandbox was claimed; empty for others.
+// OriginOf returns the UID of the pool through which a sandbox was claimed; empty for others.
 func OriginOf(s *agents.Sandbox) types.UID { return types.UID(s.Labels[LabelOrigin]) }
 
-// RevisionOf is the revision of the template that a sandbox was made of; empty if of none.
+// RevisionOf returns the template revision of a sandbox; empty without a template.
 func RevisionOf(s *agents.Sandbox) string { return s.Labels[agents.LabelTemplateHash] }
 
-// Fits reports whether a claim may have a sandbox, as far as its template is concerned: it is
-// of the revision, which must be the template's as it is now, and neither ends nor has ended.
+// Fits reports whether a claim may get a sandbox, as far as its template is concerned: it has the
+// revision, which must be the template's current one, and is not ending or ended.
 func Fits(s *agents.Sandbox, revision string) bool {
 	return revision != "" && RevisionOf(s) == revision && !sandbox.DeadForGood(s)
 }
 
-// Spare reports whether a sandbox is an unclaimed member of a pool that can be handed out now.
+// Spare reports whether a sandbox is an unclaimed member of a pool that can be claimed now.
 func Spare(s *agents.Sandbox) bool {
 	return MemberOf(s) != "" && sandbox.PhaseOf(s) == sandbox.Running && sandbox.Ready(s)
 }
 
-// Adopt makes a copy of a member the sandbox of a claim: nothing of the pool but its origin
-// stays. owner, if any, controls it from now on. The caller writes it on the condition that
-// nobody else has written since it was read.
+// Adopt turns a copy of a member into the sandbox of a claim: nothing of the pool but its origin
+// stays. owner, if any, controls it from now on. The caller writes it on the condition that it has not
+// changed since it was read.
 func Adopt(member *agents.Sandbox, owner *metav1.OwnerReference) *agents.Sandbox {
 	s := member.DeepCopy()
 	s.Labels[LabelOrigin] = string(MemberOf(member))

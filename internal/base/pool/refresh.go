@@ -5,12 +5,12 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 )
 
-// Refresh gives a sandbox that is not written yet what its template says now and what is no
-// part of the revision: labels and annotations of the Pod, and the policies that act on a
-// claimed sandbox; and its networkPolicy, which is part of it. What runs stays as it is, if both are
-// of one revision, and so does what a sandbox that is written was started from, which may be a
-// checkpoint of the template's warm-up and cannot change. Call it on what [Adopt] returned, before the
-// claim's own wishes are set: it replaces what was there.
+// Refresh updates a sandbox that is not written yet from its template's current fields outside the
+// revision: labels and annotations of the Pod, and the policies that act on a claimed sandbox; and its
+// networkPolicy, which is part of it. The container does not change, if both are of one revision, nor
+// does the origin of a written sandbox, which may be a checkpoint of the template's warm-up and cannot
+// change. Call it on the result of [Adopt], before the claim's own settings: it replaces existing
+// ones.
 func Refresh(s *agents.Sandbox, t *extensions.SandboxTemplate) {
 	s.Spec.PodTemplate.ObjectMeta = *t.Spec.PodTemplate.ObjectMeta.DeepCopy()
 	was := s.Spec.Barchan
@@ -30,7 +30,7 @@ func Refresh(s *agents.Sandbox, t *extensions.SandboxTemplate) {
 	agents.SetDefaults(s)
 }
 
-// keepOrigin leaves a sandbox with what it was started from.
+// keepOrigin restores the origin that a sandbox was started from.
 func keepOrigin(s *agents.Sandbox, was *agents.BarchanSpec) {
 	var origin *agents.RestoreSource
 	if was != nil {

@@ -12,11 +12,11 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 )
 
-// form is the version of the canonical form. Raise it when the form changes on purpose: it
-// says so in the history. Any change rolls every pool.
+// form is the version of the canonical form. Raise it for an intended change of the form. Any change
+// rolls every pool.
 const form = 1
 
-// content is all of a template that decides what runs. Its JSON is what is hashed.
+// content is the part of a template that decides what runs. Its JSON is hashed.
 type content struct {
 	Form      int                     `json:"form"`
 	Blueprint agents.SandboxBlueprint `json:"blueprint"`
@@ -28,7 +28,7 @@ type content struct {
 	WarmUp  *agents.WarmUp        `json:"warmUp,omitempty"`
 }
 
-// networkContent is the network policy that is in force.
+// networkContent is the network policy in force.
 type networkContent struct {
 	// Policy is "default", the built-in one; "none", if the template's is ignored; or "kept", which
 	// follows. It was "own" while members were not kept to it yet.
@@ -41,10 +41,10 @@ type networkContent struct {
 // fit a label as hex would not.
 var revisionText = base32.NewEncoding("0123456789abcdefghijklmnopqrstuv").WithPadding(base32.NoPadding)
 
-// Revision is the SHA-256 of what decides what a template's sandboxes run, and the canonical
-// JSON that was hashed: 52 lower-case letters and digits. Two templates that differ in what
-// runs never have the same; two that differ in spelling alone have, as far as is said here. In
-// doubt the form keeps apart: that costs a roll of the pool, and the other way a stale sandbox.
+// Revision returns the SHA-256 of the fields that decide what a template's sandboxes run, as 52
+// lower-case letters and digits, and the canonical JSON that was hashed. Two templates that differ in
+// what runs never share it; two that differ in spelling alone do, as far as listed here. In doubt the
+// form distinguishes: that costs a roll of the pool, the opposite a stale sandbox.
 //
 // Part of it are podTemplate.spec, volumeClaimTemplates (names and specs), service, the network
 // policy in force, spec.barchan.sandbox.network, and access.openAgent, since an agent is
@@ -72,7 +72,7 @@ var revisionText = base32.NewEncoding("0123456789abcdefghijklmnopqrstuv").WithPa
 //   - absent and, of a warmUp, timeoutSeconds 300
 //   - no spec.barchan.sandbox.network and one that allows the internet and lists nothing
 //
-// Kept apart, though one might think otherwise:
+// Distinguished, against expectation:
 //   - no restartPolicy and Always: without one, a sandbox outlives its entrypoint
 //   - no runtimeClassName and gvisor: the node's configuration says what the former means
 //   - no service and false: the former leaves a Service that exists, the latter deletes it

@@ -26,8 +26,8 @@ const (
 	AnnotationAllowSecrets = "barchan.dev/allow-secrets"
 )
 
-// BindEnv marks a sandbox that gets variables. own: by a request of its tenant by the E2B API, or from memory
-// that holds only such. What is marked as another's stays so.
+// BindEnv marks a sandbox that gets variables. own: by a request of its tenant by the E2B API, or from
+// memory that holds only such. A mark of another's variables stays.
 func BindEnv(s *agents.Sandbox, own bool) {
 	own = own && (!BoundEnv(s) || OwnEnv(s))
 	if s.Annotations == nil {
@@ -46,14 +46,14 @@ func BoundEnv(s *agents.Sandbox) bool { return s.Annotations[AnnotationBoundEnv]
 // OwnEnv reports whether all of those were brought by the E2B API.
 func OwnEnv(s *agents.Sandbox) bool { return s.Annotations[AnnotationOwnEnv] == "true" }
 
-// NoteSecrets has the source of a checkpoint say what the memory of its sandbox holds.
+// NoteSecrets records in the source of a checkpoint what the memory of its sandbox holds.
 func NoteSecrets(source *barchan.CheckpointSource, s *agents.Sandbox) {
 	source.Secrets = BoundEnv(s) && !sandbox.HandsOnSecrets(s.Spec.Barchan)
 	source.OwnVariables = source.Secrets && OwnEnv(s)
 }
 
-// AllowsSecrets reports whether a sandbox may start from a checkpoint that holds variables: its own policy
-// says so, or the API did when it made it.
+// AllowsSecrets reports whether a sandbox may start from a checkpoint that holds variables: by its own
+// policy, or because the API allowed it at creation.
 func AllowsSecrets(s *agents.Sandbox) bool {
 	return s.Annotations[AnnotationAllowSecrets] == "true" || sandbox.HandsOnSecrets(s.Spec.Barchan)
 }

@@ -12,9 +12,9 @@ import (
 )
 
 const (
-	// SeedPool is the pool that seeds are members of: no pool at all. A seed is a sandbox in which a
-	// template's warm-up is run once, for the checkpoint that the template's sandboxes are restored
-	// from. As it is in no pool it is never handed out, and as it is in one it is nobody's: clients do
+	// SeedPool is the pool UID of seeds; no such pool exists. A seed is a sandbox in which a
+	// template's warm-up is run once, for the checkpoint from which the template's sandboxes are
+	// restored. As it is in no real pool it is never handed out; as an unclaimed member, clients do
 	// not see it, quotas do not count it, and it has no route.
 	SeedPool types.UID = "warm-up"
 	// warmInfix and warmNamed make the name of a warm-up's checkpoint; maxWarmName bounds the
@@ -24,10 +24,10 @@ const (
 	maxWarmName = 200
 )
 
-// IsSeed reports whether a sandbox is there for its template's warm-up alone.
+// IsSeed reports whether a sandbox exists only for its template's warm-up.
 func IsSeed(s *agents.Sandbox) bool { return MemberOf(s) == SeedPool }
 
-// WarmUpOf is what is run in each sandbox of a template before it is ready; nil for nothing.
+// WarmUpOf returns what is run in each sandbox of a template before it is ready; nil for nothing.
 func WarmUpOf(t *extensions.SandboxTemplate) *agents.WarmUp {
 	if t.Spec.Barchan == nil || t.Spec.Barchan.Sandbox == nil {
 		return nil
@@ -42,14 +42,14 @@ func KeepsWarmMemory(t *extensions.SandboxTemplate) bool {
 	return WarmUpOf(t) != nil && (class == nil || *class != agents.RuntimeRunc)
 }
 
-// WarmName is the name of a template's seed, and of the checkpoint that is taken of it, for one revision.
+// WarmName returns the name of a template's seed, and of its checkpoint, for one revision.
 func WarmName(template, revision string) string {
 	revision = revision[:min(warmNamed, len(revision))]
 	template = template[:min(len(template), maxWarmName)]
 	return strings.TrimRight(template, "-.") + warmInfix + revision
 }
 
-// NewSeed is a template's seed in a namespace, not written yet. owner, if any, controls it.
+// NewSeed returns a template's seed in a namespace, not written yet. owner, if any, controls it.
 func NewSeed(t *extensions.SandboxTemplate, revision, namespace string, owner *metav1.OwnerReference) *agents.Sandbox {
 	s := NewSandbox(t, revision, namespace)
 	s.Name = WarmName(t.Name, revision)
@@ -60,7 +60,7 @@ func NewSeed(t *extensions.SandboxTemplate, revision, namespace string, owner *m
 	return s
 }
 
-// NewWarmCheckpoint is the checkpoint of a template's seed, not written yet.
+// NewWarmCheckpoint returns the checkpoint of a template's seed, not written yet.
 func NewWarmCheckpoint(t *extensions.SandboxTemplate, revision, namespace string, owner *metav1.OwnerReference) *barchan.Checkpoint {
 	c := &barchan.Checkpoint{
 		ObjectMeta: metav1.ObjectMeta{
@@ -80,16 +80,16 @@ func NewWarmCheckpoint(t *extensions.SandboxTemplate, revision, namespace string
 	return c
 }
 
-// IsWarm reports whether a checkpoint is that of the warm-up of a template at a revision, in
-// whatever phase.
+// IsWarm reports whether a checkpoint is that of the warm-up of a template at a revision, in any
+// phase.
 func IsWarm(c *barchan.Checkpoint, t *extensions.SandboxTemplate, revision string) bool {
 	return c.Labels[barchan.LabelPurpose] == barchan.PurposeWarm && c.Labels[agents.LabelTemplateHash] == revision &&
 		c.Annotations[AnnotationTemplateID] == TemplateID(t)
 }
 
-// WarmCheckpoint returns the name of the checkpoint that a new sandbox of a template is to start from
-// instead of running the template's warm-up by itself; empty if there is none. all are the checkpoints
-// of the namespace that the sandbox will lie in, or that of them which is called [WarmName].
+// WarmCheckpoint returns the name of the checkpoint from which a new sandbox of a template should
+// start instead of running the warm-up; empty if there is none. all are the checkpoints of the
+// sandbox's namespace, or the one of them that is called [WarmName].
 func WarmCheckpoint(t *extensions.SandboxTemplate, revision string, all []barchan.Checkpoint) string {
 	if !KeepsWarmMemory(t) {
 		return ""
@@ -103,8 +103,8 @@ func WarmCheckpoint(t *extensions.SandboxTemplate, revision string, all []barcha
 	return ""
 }
 
-// StartWarm has a sandbox that is not written yet start from what [WarmCheckpoint] returned; an empty
-// name leaves it as it is. From a checkpoint with memory no warm-up is run again.
+// StartWarm makes a sandbox that is not written yet start from the result of [WarmCheckpoint]; an
+// empty name changes nothing. From a checkpoint with memory no warm-up is run again.
 func StartWarm(s *agents.Sandbox, checkpoint string) {
 	if checkpoint == "" {
 		return

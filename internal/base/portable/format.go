@@ -15,7 +15,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// FormatVersion is what this package writes, and the newest that it reads.
+// FormatVersion is the version that this package writes, and the newest that it reads.
 const FormatVersion = 1
 
 // Media types of an artifact and its parts.
@@ -28,75 +28,75 @@ const (
 	MemoryType   = "application/vnd.barchan.checkpoint.memory.v1"
 )
 
-// Bounds of what is read into memory, in bytes, and of how many blobs there may be.
+// Bounds of the data read into memory, in bytes, and of the number of blobs.
 const (
 	maxJSON  = 8 << 20
 	maxBlobs = 4096
 )
 
-// Config says what a checkpoint is.
+// Config describes a checkpoint.
 type Config struct {
 	// FormatVersion is 1.
 	FormatVersion int `json:"formatVersion"`
-	// Version is that of the server that wrote it.
+	// Version is the version of the server that wrote it.
 	Version string `json:"version,omitempty"`
-	// Name is the checkpoint's, Created when the sandbox was as it is kept.
+	// Name is the checkpoint's, Created the time of its state.
 	Name    string    `json:"name"`
 	Created time.Time `json:"created"`
 	// Architecture is Go's name; Class gvisor or runc.
 	Architecture string `json:"architecture"`
 	Class        string `json:"class"`
-	// Memory is nil where there are only files.
+	// Memory is nil for files only.
 	Memory *Memory `json:"memory,omitempty"`
-	// FilesSize is bytes on the disk of the machine that it was taken on.
+	// FilesSize is bytes on the disk of the source machine.
 	FilesSize int64 `json:"filesSize"`
 	Image     Image `json:"image"`
-	// Source is the sandbox that it was taken of.
+	// Source is the sandbox of the checkpoint.
 	Source Source `json:"source"`
-	// Node is what the node that wrote it has to tell the one that reads it.
+	// Node is opaque data from the writing node to the reading one.
 	Node json.RawMessage `json:"node"`
 }
 
-// Memory is what is needed to restore the memory.
+// Memory describes the saved memory.
 type Memory struct {
 	Size int64 `json:"size"` // bytes
 	// Digest of all its files.
 	Digest string `json:"digest"`
-	// RuntimeVersion and RuntimeSHA256 are of the only program that can restore it.
+	// RuntimeVersion and RuntimeSHA256 identify the only program that can restore it.
 	RuntimeVersion string   `json:"runtimeVersion"`
 	RuntimeSHA256  string   `json:"runtimeSHA256"`
 	CPUFeatures    []string `json:"cpuFeatures,omitempty"`
 }
 
-// Image is the base image that the files lie on.
+// Image is the base image of the files.
 type Image struct {
-	// Reference is what the sandbox named, in full, Digest what that was on the machine.
+	// Reference is the sandbox's full reference, Digest what it resolved to on the machine.
 	Reference string `json:"reference"`
 	Digest    string `json:"digest"`
-	// Chain identifies the content of all its layers, whatever they are called or compressed by.
+	// Chain identifies the content of all its layers, independent of names and compression.
 	Chain digest.Digest `json:"chain"`
 }
 
-// Source is what is kept of a sandbox beside its data.
+// Source is the metadata of the source sandbox.
 type Source struct {
 	SandboxName string `json:"sandboxName"`
 	ID          string `json:"id,omitempty"`
-	// TemplateName is the template that it was made of, where it came from; empty for none, and in
-	// artifacts of before it was kept.
+	// TemplateName is the template of the sandbox on the source machine; empty for none, and in
+	// artifacts from before this field.
 	TemplateName string `json:"templateName,omitempty"`
 	// Blueprint and Policies are as in the status of a Checkpoint.
 	Blueprint json.RawMessage `json:"blueprint,omitempty"`
 	Policies  json.RawMessage `json:"policies,omitempty"`
-	// Secrets says that its memory may have what others must not see.
+	// Secrets means that its memory may hold another tenant's variables.
 	Secrets bool `json:"secrets,omitempty"`
 }
 
-// Head is all that describes an artifact.
+// Head has all metadata of an artifact.
 type Head struct {
 	Config Config
 	// Layers are the checkpoint's blobs, in the order of this package.
 	Layers []ocispec.Descriptor
-	// Image is the base image's manifest, nil where it was left out.
+	// Image is the base image's manifest, nil if it was left out.
 	Image *BaseImage
 
 	top   ocispec.Descriptor
@@ -111,13 +111,13 @@ type BaseImage struct {
 	Blobs []ocispec.Descriptor
 }
 
-// smallBlob is one that is kept in memory.
+// smallBlob is a blob in memory.
 type smallBlob struct {
 	ocispec.Descriptor
 	content []byte
 }
 
-// Title is the name that a blob has in its directory, or of its volume.
+// Title is the file name of a blob in its directory, or the name of its volume.
 func Title(d ocispec.Descriptor) string { return d.Annotations[ocispec.AnnotationTitle] }
 
 func invalid(format string, args ...any) error {
@@ -132,10 +132,10 @@ func decode(what string, b []byte, into any) error {
 	return nil
 }
 
-// fetch returns the content of a blob that describes something. It has checked it.
+// fetch returns the verified content of a metadata blob.
 type fetch func(d ocispec.Descriptor) ([]byte, error)
 
-// readHead follows what describes an artifact, from the top down, in the order of this package.
+// readHead reads an artifact's metadata, from the top down, in the order of this package.
 func readHead(top ocispec.Descriptor, get fetch) (*Head, error) {
 	h := &Head{top: top}
 	take := func(what string, d ocispec.Descriptor) ([]byte, error) {
@@ -191,7 +191,7 @@ func checkSmall(what string, d ocispec.Descriptor) error {
 	return nil
 }
 
-// checkBlob refuses a descriptor that names no content.
+// checkBlob rejects a descriptor without content.
 func checkBlob(d ocispec.Descriptor) error {
 	if err := d.Digest.Validate(); err != nil || d.Digest.Algorithm() != digest.SHA256 || d.Size < 0 || len(d.URLs) > 0 {
 		return invalid("blob %q of %d bytes: want a digest of SHA-256, a size, and no addresses", d.Digest, d.Size)
@@ -224,7 +224,7 @@ func choose(b []byte) (artifact ocispec.Descriptor, image *ocispec.Descriptor, e
 // dockerManifest is the older form of an image's manifest.
 const dockerManifest = "application/vnd.docker.distribution.manifest.v2+json"
 
-// readManifest reads what the artifact's manifest says of its blobs, and returns the config's.
+// readManifest reads the artifact's manifest, and returns the config's descriptor.
 func (h *Head) readManifest(b []byte) (config ocispec.Descriptor, err error) {
 	var m ocispec.Manifest
 	if err := decode("manifest", b, &m); err != nil {
@@ -276,7 +276,7 @@ func checkLayers(layers []ocispec.Descriptor) error {
 	return nil
 }
 
-// checkTitle reports whether a title can be that of a file in a directory, or of a volume.
+// checkTitle reports whether a title is valid for a file in a directory, or for a volume.
 func checkTitle(d ocispec.Descriptor) bool {
 	name := Title(d)
 	if d.MediaType == VolumeType {
@@ -289,7 +289,7 @@ func checkTitle(d ocispec.Descriptor) bool {
 	return IsName(name)
 }
 
-// IsName reports whether a name is that of one entry of a directory.
+// IsName reports whether a name is that of a single directory entry.
 func IsName(name string) bool {
 	return name != "" && name[0] != '.' && len(name) <= 255 && filepath.IsLocal(name) && filepath.Base(name) == name && !strings.ContainsRune(name, 0)
 }
@@ -341,7 +341,7 @@ func (h *Head) readImage(d ocispec.Descriptor, b []byte) error {
 	return nil
 }
 
-// blobs are those that are not in memory, in the order of this package.
+// blobs returns the blobs that are not in memory, in the order of this package.
 func (h *Head) blobs() []ocispec.Descriptor {
 	var all []ocispec.Descriptor
 	if h.Image != nil {
@@ -362,7 +362,7 @@ func describe(mediaType string, v any) (smallBlob, error) {
 	return smallBlob{ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(b), Size: int64(len(b))}, b}, nil
 }
 
-// newHead describes an artifact that is to be written.
+// newHead returns the metadata of an artifact to be written.
 func newHead(config Config, image *BaseImage, layers []ocispec.Descriptor) (*Head, error) {
 	config.FormatVersion = FormatVersion
 	c, err := describe(ConfigType, config)

@@ -14,8 +14,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// ParseImage reads the name of a container image as people write it, and the files that access names. The
-// error is an errs.ErrInvalid.
+// ParseImage parses the name of a container image in Docker's short form, and the files that access
+// names. The error is an errs.ErrInvalid.
 func ParseImage(text string, access Access) (Place, error) {
 	ref, err := name.ParseReference(text, access.nameOptions()...)
 	if err != nil {
@@ -24,8 +24,8 @@ func ParseImage(text string, access Access) (Place, error) {
 	return access.place("", ref)
 }
 
-// PullImage reads what describes a container image in a registry. Its blobs are fetched as they are written,
-// of an image for many platforms those for Linux on this architecture alone.
+// PullImage reads the manifests of a container image in a registry. Its blobs are fetched as they are
+// written; of a multi-platform image those for Linux on this architecture alone.
 func PullImage(ctx context.Context, from Place) (*Layout, error) {
 	l, err := pullImage(ctx, from)
 	if err != nil {
@@ -59,7 +59,7 @@ func pullImage(ctx context.Context, from Place) (*Layout, error) {
 	return newLayout(h, &registry{from, got}), nil
 }
 
-// platformImage finds the manifest for the platform that an index was asked for.
+// platformImage finds the manifest for the platform of an index.
 func platformImage(index *remote.Descriptor) (b smallBlob, err error) {
 	image, err := index.Image()
 	if err != nil {

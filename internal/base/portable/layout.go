@@ -15,7 +15,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Content writes a blob's bytes; each time the same ones.
+// Content writes a blob's bytes, the same ones each time.
 type Content func(ctx context.Context, w io.Writer) error
 
 // Layer is a blob to be written.
@@ -24,8 +24,7 @@ type Layer struct {
 	Content Content
 }
 
-// Measure runs a content through once, to know its size and digest before it is written: both stand
-// before it in a tar.
+// Measure runs a content through once for its size and digest: both precede it in a tar.
 func Measure(ctx context.Context, mediaType, title string, content Content) (Layer, error) {
 	hash := digest.SHA256.Digester()
 	n := &counter{w: hash.Hash()}
@@ -50,13 +49,13 @@ func (c *counter) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Layout is an artifact that can be written.
+// Layout is an artifact to be written.
 type Layout struct {
 	*Head
 	contents map[digest.Digest]Content
 }
 
-// NewLayout puts an artifact together; image is nil where the base image is left out.
+// NewLayout returns an artifact; image is nil if the base image is left out.
 func NewLayout(config Config, image *BaseImage, imageContent func(ocispec.Descriptor) Content, layers []Layer) (*Layout, error) {
 	l := &Layout{contents: map[digest.Digest]Content{}}
 	var err error
@@ -75,12 +74,12 @@ func NewLayout(config Config, image *BaseImage, imageContent func(ocispec.Descri
 	return l, nil
 }
 
-// blobName is where a blob lies in a layout.
+// blobName returns the path of a blob in a layout.
 func blobName(d digest.Digest) string {
 	return path.Join(ocispec.ImageBlobsDir, d.Algorithm().String(), d.Encoded())
 }
 
-// files are those of a layout that are no blobs.
+// files returns the files of a layout other than blobs.
 func (h *Head) files() ([]file, error) { return layoutFiles(h.named()) }
 
 func layoutFiles(top ocispec.Descriptor) ([]file, error) {
@@ -102,7 +101,7 @@ type file struct {
 	content []byte
 }
 
-// named is the top with its name, by which other tools find it.
+// named returns the top descriptor with its name, by which other tools find it.
 func (h *Head) named() ocispec.Descriptor {
 	d := h.top
 	d.Annotations = map[string]string{ocispec.AnnotationRefName: h.Config.Name}
@@ -111,10 +110,10 @@ func (h *Head) named() ocispec.Descriptor {
 
 const tarBlock = 512
 
-// tarSize is what a file takes in a tar.
+// tarSize returns the size of a file in a tar.
 func tarSize(size int64) int64 { return tarBlock + (size+tarBlock-1)/tarBlock*tarBlock }
 
-// Size is that of the tar, in bytes.
+// Size returns the size of the tar, in bytes.
 func (h *Head) Size() int64 {
 	sum := int64(2 * tarBlock)
 	files, _ := h.files()
@@ -127,17 +126,17 @@ func (h *Head) Size() int64 {
 	for _, d := range h.blobs() {
 		sum += tarSize(d.Size)
 		if d.Size >= maxUSTAR {
-			sum += 3 * tarBlock // a header before the header has the size
+			sum += 3 * tarBlock // a PAX header has the size
 		}
 	}
 	return sum
 }
 
-// maxUSTAR is from which size on a tar's plain header has no room for it.
+// maxUSTAR is the size from which a file does not fit a USTAR header.
 const maxUSTAR = 8 << 30
 
-// Write writes the tar. A content that is not what it was when it was measured is an error, and the
-// tar is then without an end.
+// Write writes the tar. A content that differs from its measurement is an error, and the tar is then
+// incomplete.
 func (l *Layout) Write(ctx context.Context, w io.Writer) error {
 	t := tar.NewWriter(w)
 	files, err := l.files()

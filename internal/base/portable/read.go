@@ -16,7 +16,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// Reader reads a tar of this package's order from its beginning to its end.
+// Reader reads a tar in this package's order sequentially.
 type Reader struct {
 	*Head
 	tar  *tar.Reader
@@ -24,7 +24,7 @@ type Reader struct {
 	open *Blob
 }
 
-// Read reads what describes an artifact. A tar of another order, or that is none, is an errs.ErrInvalid.
+// Read reads an artifact's metadata. A tar of another order, or other data, is an errs.ErrInvalid.
 func Read(r io.Reader) (*Reader, error) {
 	in := &Reader{tar: tar.NewReader(r)}
 	if _, err := in.whole(ocispec.ImageLayoutFile); err != nil {
@@ -86,7 +86,7 @@ func cut(err error) error {
 	}
 }
 
-// next goes to an entry that must be the next.
+// next advances to an entry, which must follow.
 func (r *Reader) next(name string) (*tar.Header, error) {
 	h, err := r.tar.Next()
 	if err != nil {
@@ -110,8 +110,8 @@ func (r *Reader) whole(name string) ([]byte, error) {
 	return b, cut(err)
 }
 
-// Next goes to the next blob; the one before must be closed. After the last, and the end of the tar, it
-// is an io.EOF.
+// Next advances to the next blob; the previous one must be closed. After the last, and the end of the
+// tar, it returns io.EOF.
 func (r *Reader) Next() (*Blob, error) {
 	if r.open != nil && !r.open.closed {
 		return nil, errors.New("checkpoint artifact: a blob is open")
@@ -135,7 +135,7 @@ func (r *Reader) Next() (*Blob, error) {
 	return r.open, nil
 }
 
-// Skip reads the base image, where there is one, to no end but to check it.
+// Skip reads the base image, if there is one, only to verify it.
 func (r *Reader) Skip(ctx context.Context, blobs int) error {
 	for range blobs {
 		b, err := r.Next()
@@ -152,8 +152,8 @@ func (r *Reader) Skip(ctx context.Context, blobs int) error {
 	return nil
 }
 
-// Blob is a blob that is being read. Its last byte is followed by io.EOF only if all of it was right, and
-// by an errs.ErrInvalid otherwise.
+// Blob is a blob that is being read. It ends with io.EOF only if all of it was verified, and with an
+// errs.ErrInvalid otherwise.
 type Blob struct {
 	ocispec.Descriptor
 	in     io.ReadCloser
@@ -163,7 +163,7 @@ type Blob struct {
 	closed bool
 }
 
-// NewBlob checks what is read from in, and closes it in the end.
+// NewBlob returns a blob that verifies what it reads from in, and closes it at the end.
 func NewBlob(d ocispec.Descriptor, in io.ReadCloser) *Blob {
 	return &Blob{Descriptor: d, in: in, hash: digest.SHA256.Hash(), left: d.Size}
 }
@@ -194,8 +194,8 @@ func (b *Blob) verdict() error {
 	return io.EOF
 }
 
-// Close reads what is left, and tells whether the blob was what it was to be: who has read part of it,
-// as a tar's reader does, knows only then.
+// Close reads the rest and verifies the whole blob: after a partial read, as by a tar reader, only
+// Close returns the result.
 func (b *Blob) Close() error {
 	if b.closed {
 		return nil
@@ -220,12 +220,12 @@ func (b *bound) Read(p []byte) (int, error) {
 	return b.r.Read(p)
 }
 
-// source has the blobs of an artifact in any order.
+// source returns the blobs of an artifact in any order.
 type source interface {
 	open(ctx context.Context, d ocispec.Descriptor) (io.ReadCloser, error)
 }
 
-// layoutOf makes an artifact that is there already one that can be written, in this package's order.
+// layoutOf returns an existing artifact as a layout in this package's order.
 func layoutOf(ctx context.Context, top ocispec.Descriptor, from source) (*Layout, error) {
 	head, err := readHead(top, func(d ocispec.Descriptor) ([]byte, error) {
 		var b bytes.Buffer
@@ -238,7 +238,7 @@ func layoutOf(ctx context.Context, top ocispec.Descriptor, from source) (*Layout
 	return newLayout(head, from), nil
 }
 
-// newLayout has what a head describes come from a source.
+// newLayout returns a layout whose blobs come from a source.
 func newLayout(h *Head, from source) *Layout {
 	l := &Layout{Head: h, contents: map[digest.Digest]Content{}}
 	for _, d := range h.blobs() {
@@ -247,7 +247,7 @@ func newLayout(h *Head, from source) *Layout {
 	return l
 }
 
-// pass writes a blob to w, having checked it.
+// pass copies a blob to w and verifies it.
 func pass(ctx context.Context, from source, d ocispec.Descriptor, w io.Writer) error {
 	in, err := from.open(ctx, d)
 	if err != nil {
@@ -258,7 +258,7 @@ func pass(ctx context.Context, from source, d ocispec.Descriptor, w io.Writer) e
 	return errors.Join(err, b.Close())
 }
 
-// tarFile is a layout in a tar that can be read at any place.
+// tarFile is a layout in a tar with random access.
 type tarFile struct {
 	r     io.ReaderAt
 	blobs map[string]span
@@ -266,8 +266,8 @@ type tarFile struct {
 
 type span struct{ at, size int64 }
 
-// OpenFile reads the list of what is in a tar, in whatever order, and what describes the artifact. The
-// file must stay open while the layout is written.
+// OpenFile reads the entries of a tar, in any order, and the artifact's metadata. The file must stay
+// open while the layout is written.
 func OpenFile(ctx context.Context, r io.ReaderAt, size int64) (*Layout, error) {
 	f := &tarFile{r: r, blobs: map[string]span{}}
 	section := io.NewSectionReader(r, 0, size)
@@ -316,8 +316,8 @@ func (f *tarFile) open(_ context.Context, d ocispec.Descriptor) (io.ReadCloser, 
 	return io.NopCloser(io.NewSectionReader(f.r, s.at, s.size)), nil
 }
 
-// CopyImage writes the base image as a layout of its own, from the blobs that are next. Each is right, or
-// the layout has no end and the error says why.
+// CopyImage writes the base image as a layout of its own, from the next blobs. If one fails
+// verification, the layout is left incomplete and the error has the reason.
 func (r *Reader) CopyImage(ctx context.Context, w io.Writer) error {
 	t := tar.NewWriter(w)
 	top := *r.Image

@@ -22,19 +22,19 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// Scheme begins what names a place in a registry.
+// Scheme is the prefix of a reference to a registry.
 const Scheme = "oci://"
 
-// Place is a tag or digest of a repository. Who may use it is what its Access says, or else Docker's
-// configuration of the user.
+// Place is a tag or digest of a repository. The credentials are those of its Access, or else of the
+// user's Docker configuration.
 type Place struct {
-	scheme string // what its name begins with, for people
+	scheme string // the prefix of its name, for messages
 	ref    name.Reference
 	by     http.RoundTripper
 	who    authn.Keychain
 }
 
-// ParsePlace reads oci://HOST/REPOSITORY:TAG, and the files that access names. The error is an
+// ParsePlace parses oci://HOST/REPOSITORY:TAG, and the files that access names. The error is an
 // errs.ErrInvalid.
 func ParsePlace(text string, access Access) (Place, error) {
 	rest, ok := strings.CutPrefix(text, Scheme)
@@ -66,7 +66,7 @@ func (a Access) place(scheme string, ref name.Reference) (Place, error) {
 	return p, err
 }
 
-// given is a password that is not Docker's to keep.
+// given is a password outside Docker's configuration.
 type given struct{ username, password string }
 
 // Resolve implements authn.Keychain.
@@ -74,20 +74,20 @@ func (g given) Resolve(authn.Resource) (authn.Authenticator, error) {
 	return &authn.Basic{Username: g.username, Password: g.password}, nil
 }
 
-// String is the place as people write it.
+// String returns the reference as users write it.
 func (p Place) String() string { return p.scheme + p.ref.Name() }
 
 func (p Place) options(ctx context.Context, more ...remote.Option) []remote.Option {
 	return append([]remote.Option{remote.WithContext(ctx), remote.WithAuthFromKeychain(p.who), remote.WithTransport(p.by)}, more...)
 }
 
-// refusal gives errors of a registry their kind, and says what helps.
+// refusal gives errors of a registry their kind, and adds a remedy.
 func (p Place) refusal(action string, err error) error {
 	var untrusted *tls.CertificateVerificationError
 	answer, answered := errors.AsType[*transport.Error](err)
 	kind, text := errs.Kind(err), ""
 	switch {
-	case errors.Is(err, context.Canceled): // it is the user's own word
+	case errors.Is(err, context.Canceled): // the user's own action
 		return fmt.Errorf("%s %s: %w", action, p, err)
 	case errors.As(err, &untrusted):
 		kind, text = errs.ErrForbidden, fmt.Sprintf("its certificate is not trusted: %s; --ca-file, or SSL_CERT_FILE, names a file with the authority's", untrusted.Err)
@@ -108,7 +108,7 @@ func (p Place) refusal(action string, err error) error {
 	return fmt.Errorf("%s %s: %s: %w", action, p, text, kind)
 }
 
-// denied says why a registry may have answered so.
+// denied returns possible reasons for such a response.
 func (p Place) denied(status int) string {
 	host := p.ref.Context().RegistryStr()
 	who, err := p.who.Resolve(p.ref.Context())
@@ -125,7 +125,7 @@ func (p Place) denied(status int) string {
 	}
 }
 
-// CheckPush begins to send something, and ends that: who may not push is told before much is read.
+// CheckPush starts an upload and cancels it, to report a missing permission before much is read.
 func (p Place) CheckPush(ctx context.Context) error {
 	if err := p.checkPush(ctx); err != nil {
 		return p.refusal("push to", err)
@@ -170,8 +170,8 @@ func (p Place) checkPush(ctx context.Context) error {
 	return err
 }
 
-// Push sends what is read to a registry: each blob that is not there, then what describes them, the tag
-// last. So a push that is interrupted leaves nothing under the tag.
+// Push sends an artifact to a registry: each missing blob, then the manifests, the tag last. So an
+// interrupted push leaves nothing under the tag.
 func Push(ctx context.Context, r *Reader, to Place) error {
 	for {
 		b, err := r.Next()
@@ -183,7 +183,7 @@ func Push(ctx context.Context, r *Reader, to Place) error {
 		if err := to.writeLayer(ctx, b); err != nil {
 			return to.refusal("push "+b.Digest.String()+" to", err)
 		}
-		if err := b.Close(); err != nil { // what the registry had already is read all the same
+		if err := b.Close(); err != nil { // blobs that the registry had are read all the same
 			return err
 		}
 	}
@@ -195,7 +195,7 @@ func Push(ctx context.Context, r *Reader, to Place) error {
 	return nil
 }
 
-// writeLayer sends a blob, which can be read once: after its first byte nothing is tried again.
+// writeLayer sends a blob, which can be read once: there is no retry after its first byte.
 func (p Place) writeLayer(ctx context.Context, b *Blob) error {
 	once := &pushed{blob: b}
 	again := func(err error) bool {
@@ -208,7 +208,7 @@ func (p Place) writeLayer(ctx context.Context, b *Blob) error {
 	return remote.WriteLayer(p.ref.Context(), once, p.options(ctx, remote.WithRetryPredicate(again))...)
 }
 
-// put sends something that describes.
+// put sends a manifest or config.
 func (p Place) put(ctx context.Context, h *Head, b smallBlob) error {
 	if b.MediaType == ConfigType {
 		in := NewBlob(b.Descriptor, io.NopCloser(strings.NewReader(string(b.content))))
@@ -221,7 +221,7 @@ func (p Place) put(ctx context.Context, h *Head, b smallBlob) error {
 	return remote.Put(ref, manifest{b}, p.options(ctx)...)
 }
 
-// manifest is a small blob that a registry takes as such.
+// manifest is a small blob that a registry accepts as a manifest.
 type manifest struct{ smallBlob }
 
 func (m manifest) RawManifest() ([]byte, error) { return m.content, nil }
@@ -259,7 +259,7 @@ type registry struct {
 	top *remote.Descriptor
 }
 
-// Pull reads what describes an artifact in a registry. Its blobs are fetched as they are written.
+// Pull reads the manifests of an artifact in a registry. Its blobs are fetched as they are written.
 func Pull(ctx context.Context, from Place) (*Layout, error) {
 	d, err := remote.Get(from.ref, from.options(ctx)...)
 	if err != nil {
@@ -299,7 +299,7 @@ func (r *registry) open(ctx context.Context, d ocispec.Descriptor) (io.ReadClose
 	return &fetched{in, func(err error) error { return r.refusal("pull "+d.Digest.String()+" from", err) }}, nil
 }
 
-// fetched is a blob's content on its way, whose errors are the registry's.
+// fetched is the content of a blob from a registry, whose errors it returns.
 type fetched struct {
 	io.ReadCloser
 	refusal func(error) error

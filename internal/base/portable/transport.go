@@ -19,23 +19,23 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// Access says how a registry is spoken to, besides what Docker's configuration of the user says of
-// passwords. The zero value is TLS with the authorities that the system trusts, which SSL_CERT_FILE names.
+// Access configures access to a registry, beside the passwords in the user's Docker configuration. The
+// zero value is TLS with the system's CAs, or those of SSL_CERT_FILE.
 type Access struct {
-	// PlainHTTP allows a registry without TLS, which those on loopback addresses may be in any case.
+	// PlainHTTP allows a registry without TLS; loopback addresses are always allowed.
 	PlainHTTP bool
-	// CAFile has certificates of authorities that are trusted too, in PEM; empty for none.
+	// CAFile has additional CA certificates in PEM; empty for none.
 	CAFile string
-	// Username and Password, where there is a name, stand for what Docker's configuration says.
+	// Username and Password, if there is a name, override Docker's configuration.
 	Username, Password string
-	// Patience is how long a registry may move no byte while it is waited for; zero is 5 minutes.
+	// Patience is how long a registry may transfer no byte; zero is 5 minutes.
 	Patience time.Duration
 }
 
-// defaultPatience leaves a registry time to bring a large blob to where it keeps it before it answers.
+// defaultPatience leaves a registry time to store a large blob before it responds.
 const defaultPatience = 5 * time.Minute
 
-// transport makes what requests go by. Its errors are errs.ErrInvalid.
+// transport returns the transport for requests. Its errors are errs.ErrInvalid.
 func (a Access) transport(host string) (http.RoundTripper, error) {
 	base, ok := remote.DefaultTransport.(*http.Transport)
 	if !ok {
@@ -72,29 +72,29 @@ func isLoopback(host string) bool {
 	return host == "localhost" || (err == nil && addr.IsLoopback())
 }
 
-// errPlain refuses what would carry a password where all can read it: the library that speaks to
-// registries tries private addresses without TLS when TLS fails.
+// errPlain rejects requests that would send a password unencrypted: the registry library tries private
+// addresses without TLS when TLS fails.
 var errPlain = fmt.Errorf("it would be spoken to without TLS: %w", errs.ErrForbidden)
 
-// wire refuses requests without TLS where nobody asked for them, and ends those whose answer stands still.
+// wire rejects requests without TLS unless allowed, and aborts those whose response stalls.
 type wire struct {
 	inner    http.RoundTripper
 	plain    bool
 	patience time.Duration
 }
 
-// silent is a registry that is there and does nothing.
+// silent is the error for a registry that accepts connections but does not respond.
 type silent struct{ time.Duration }
 
 func (s silent) Error() string {
 	return fmt.Sprintf("the registry has moved no byte for %s", s.Duration)
 }
 
-// Is makes it a kind.
+// Is matches errs.ErrUnavailable.
 func (silent) Is(target error) bool { return target == errs.ErrUnavailable }
 
-// RoundTrip implements http.RoundTripper. The time in which the request's body is made, or the answer's
-// is not read, is not the registry's.
+// RoundTrip implements http.RoundTripper. Time in which the caller produces the request body or does
+// not read the response is not counted.
 func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.URL.Scheme != "https" && !w.plain {
 		return nil, errPlain
@@ -125,7 +125,7 @@ func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
-// watched is a body of which each read has a before and an after.
+// watched is a body with hooks before and after each read.
 type watched struct {
 	io.ReadCloser
 	before func() bool

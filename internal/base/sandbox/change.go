@@ -18,11 +18,11 @@ const (
 	sayEnded = "cannot change: the sandbox has ended; delete it and create another"
 )
 
-// CheckChange names what of a Sandbox's Pod specification has changed and would never be applied. at is
-// its path.
+// CheckChange rejects changes of a Sandbox's Pod specification that would never be applied. at is its
+// path.
 //
-// The environment of the container is applied to a sandbox that runs. All else is read when a sandbox is
-// made: for the first time, after a failure to make it, or when it is resumed and had kept nothing but its
+// The environment of the container is applied to a running sandbox. All else is read when a sandbox is
+// created: for the first time, after a failed create, or when it is resumed with nothing but its
 // volumes, as with spec.barchan.suspend Delete.
 func CheckChange(now, was *agents.Sandbox, at *field.Path) field.ErrorList {
 	say := sayBegun
@@ -43,8 +43,8 @@ func CheckChange(now, was *agents.Sandbox, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// begun reports whether a node has made a sandbox, or is at it. A try that has failed is followed by one
-// that reads the object again.
+// begun reports whether a node has created a sandbox, or is creating it. After a failed attempt the
+// next one reads the object again.
 func begun(s *agents.Sandbox) bool {
 	if HasRun(s) {
 		return true
@@ -53,7 +53,7 @@ func begun(s *agents.Sandbox) bool {
 	return s.Status.NodeName != "" && c != nil && c.Reason == agents.ReasonDependenciesNotReady
 }
 
-// changed names the fields of a struct that differ, but for some.
+// changed reports the fields of a struct that differ, with exceptions.
 func changed[T any](now, was *T, at *field.Path, say string, but ...string) (errs field.ErrorList) {
 	to, from := reflect.ValueOf(now).Elem(), reflect.ValueOf(was).Elem()
 	for i := range to.NumField() {
@@ -65,10 +65,10 @@ func changed[T any](now, was *T, at *field.Path, say string, but ...string) (err
 	return errs
 }
 
-// CheckFits names what a Pod specification asks for beyond what a machine has. As for a scheduler, that is
-// a request, or a limit where there is none: with a smaller request, a limit is only a bound. was is the
-// specification before a change, nil if it is new: what asks for no more than before is left alone, so that
-// it can be changed otherwise on a machine that has become smaller.
+// CheckFits rejects a Pod specification that requires more than the machine has. As for a scheduler,
+// that is a request, or a limit without a request: with a smaller request, a limit is only a bound.
+// was is the specification before a change, nil if it is new: fields that require no more than before
+// pass, so that others can be changed on a machine that has become smaller.
 func CheckFits(spec, was *corev1.PodSpec, machine corev1.ResourceList, at *field.Path) (errs field.ErrorList) {
 	for i := range spec.Containers {
 		ask := &spec.Containers[i].Resources

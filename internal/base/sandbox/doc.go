@@ -1,7 +1,7 @@
-// Package sandbox holds the rules of a sandbox's life, free of I/O: its ID, its phases, its
-// access tokens, what of a Pod specification one machine can honour, and what a node reports.
+// Package sandbox holds the rules of a sandbox's lifecycle, free of I/O: its ID, its phases, its
+// access tokens, the supported part of a Pod specification, and what a node reports.
 //
-// Phases and the ways between them (next in phase.go is the same as data):
+// Phases and their transitions (next in phase.go is the same as data):
 //
 //	Pending → Starting → Running → Pausing → Paused
 //	                        ↑          │        │
@@ -10,5 +10,5 @@
 //	                        └──── Resuming ←────┘
 //	any of them → Stopping → Dead
 //
-// A phase is derived from the object ([PhaseOf]); nobody stores a second truth.
+// A phase is derived from the object ([PhaseOf]) and stored nowhere else.
 package sandbox

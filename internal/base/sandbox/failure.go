@@ -7,17 +7,17 @@ import (
 )
 
 const (
-	// ReasonResumeFailed is the reason of condition Ready of a sandbox that was asked to run and could not
-	// be woken. It sleeps on, and nothing of it is lost.
+	// ReasonResumeFailed is the reason of condition Ready of a sandbox that could not be resumed. It
+	// stays paused, without loss.
 	ReasonResumeFailed = "ResumeFailed"
-	// ReasonSuspendFailed is the reason of condition Suspended of a sandbox that was asked to sleep and
-	// could not. It runs on.
+	// ReasonSuspendFailed is the reason of condition Suspended of a sandbox that could not be paused.
+	// It keeps running.
 	ReasonSuspendFailed = "SuspendFailed"
 )
 
-// ResumeFailure returns why a sandbox that is wanted to run could not be woken, as its spec stands
-// now. It sleeps until a later try succeeds, or its spec says something else; who waits for it to run
-// need not. ok is false while nothing has failed.
+// ResumeFailure returns why a sandbox could not be resumed for its current spec. It stays paused until
+// a retry succeeds or its spec changes; clients should not wait for it. ok is false while there is no
+// failure.
 func ResumeFailure(s *agents.Sandbox) (message string, ok bool) {
 	if s.Spec.OperatingMode == agents.ModeSuspended || !Suspended(s) {
 		return "", false
@@ -29,8 +29,8 @@ func ResumeFailure(s *agents.Sandbox) (message string, ok bool) {
 	return c.Message, true
 }
 
-// SuspendFailure returns why a sandbox that is wanted to sleep could not be put to sleep, as its spec
-// stands now. It runs, and further tries are made. ok is false while nothing has failed.
+// SuspendFailure returns why a sandbox could not be paused for its current spec. It runs, and the
+// pause is retried. ok is false while there is no failure.
 func SuspendFailure(s *agents.Sandbox) (message string, ok bool) {
 	if s.Spec.OperatingMode != agents.ModeSuspended {
 		return "", false

@@ -11,9 +11,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// ID names a sandbox in hosts, URLs and routes: 20 characters, lower-case letters and digits,
-// the first of them always "i". It is derived from the object's UID, so that an object made
-// again under the same name is another sandbox.
+// ID names a sandbox in hosts, URLs and routes: 20 lower-case letters and digits, the first always
+// "i". It is derived from the object's UID, so that an object created again under the same name is
+// another sandbox.
 type ID string
 
 const (
@@ -32,8 +32,8 @@ func IDOf(uid types.UID) ID {
 	return ID(idLead + digits[len(digits)-(idLength-len(idLead)):])
 }
 
-// ParseID reads a sandbox ID as clients send it: the ID alone, or followed by "-" and an
-// obsolete client ID, which is ignored. The error is an errs.ErrInvalid.
+// ParseID parses a sandbox ID as clients send it: the ID alone, or followed by "-" and an obsolete
+// client ID, which is ignored. The error is an errs.ErrInvalid.
 func ParseID(text string) (ID, error) {
 	id, _, _ := strings.Cut(text, "-")
 	if len(id) != idLength {

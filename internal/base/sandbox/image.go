@@ -9,20 +9,20 @@ import (
 // ErrImage is in the chain of the errors that NoImage marks.
 var ErrImage = errors.New("no image")
 
-// NoImage marks the error of an image that is not on the node and cannot be had at the moment.
-// Its text and its kind stay.
+// NoImage marks the error of an image that is not on the node and cannot be pulled at the moment. Its
+// text and its kind stay.
 func NoImage(err error) error { return imageError{err} }
 
 type imageError struct{ error }
 
-// Is reports whether an error is what NoImage marks with.
+// Is reports whether target is ErrImage.
 func (e imageError) Is(target error) bool { return target == ErrImage }
 
-// Unwrap returns what was marked.
+// Unwrap returns the marked error.
 func (e imageError) Unwrap() error { return e.error }
 
-// ReasonImage is the reason of condition Ready while the node cannot get the image. It goes on
-// trying; a client that waits need not.
+// ReasonImage is the reason of condition Ready while the node cannot get the image. It continues to
+// retry; clients should not wait for it.
 const ReasonImage = "ImageUnavailable"
 
 // LacksImage returns why the node could not get the sandbox's image when it last tried.

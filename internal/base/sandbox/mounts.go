@@ -9,8 +9,8 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 )
 
-// CheckMounts returns an error for each mount of a volume that the blueprint does not have. at
-// is the path of the Pod's spec.
+// CheckMounts returns an error for each mount of a volume that is missing in the blueprint. at is the
+// path of the Pod's spec.
 func CheckMounts(b *agents.SandboxBlueprint, at *field.Path) (errs field.ErrorList) {
 	for i := range b.PodTemplate.Spec.Containers {
 		for j, m := range b.PodTemplate.Spec.Containers[i].VolumeMounts {

@@ -9,17 +9,17 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 )
 
-// Phase is where a sandbox is in its life.
+// Phase is the phase of a sandbox's lifecycle.
 type Phase string
 
 // Phases.
 const (
 	Pending  Phase = "Pending"  // accepted, nothing done yet
-	Starting Phase = "Starting" // the node works on it
+	Starting Phase = "Starting" // the node is creating it
 	Running  Phase = "Running"  // its agent answers
-	Pausing  Phase = "Pausing"  // asked to sleep
-	Paused   Phase = "Paused"   // asleep; nothing of it runs
-	Resuming Phase = "Resuming" // asked to wake
+	Pausing  Phase = "Pausing"  // a pause is requested
+	Paused   Phase = "Paused"   // no process runs
+	Resuming Phase = "Resuming" // a resume is requested
 	Stopping Phase = "Stopping" // being removed
 	Dead     Phase = "Dead"     // ended, failed or expired for good
 )
@@ -49,19 +49,19 @@ func PhaseOf(s *agents.Sandbox) Phase {
 	}
 }
 
-// Ready reports whether the sandbox's agent answered when its controller last looked.
+// Ready reports whether the sandbox's agent answered the controller's last check.
 func Ready(s *agents.Sandbox) bool {
 	return meta.IsStatusConditionTrue(s.Status.Conditions, agents.ConditionReady)
 }
 
-// EntrypointFailed reports whether the sandbox is not ready because its entrypoint has failed and is not
-// started again. Its agent answers, and commands can be run in it.
+// EntrypointFailed reports whether the sandbox is not ready because its entrypoint has failed and is
+// not restarted. Its agent answers, and commands can be run in it.
 func EntrypointFailed(s *agents.Sandbox) bool {
 	_, failed := unreadyFor(s, agents.ReasonPodFailed)
 	return failed && !finished(s)
 }
 
-// Suspended reports whether the sandbox sleeps.
+// Suspended reports whether the sandbox is paused.
 func Suspended(s *agents.Sandbox) bool {
 	return meta.IsStatusConditionTrue(s.Status.Conditions, agents.ConditionSuspended)
 }
@@ -69,7 +69,7 @@ func Suspended(s *agents.Sandbox) bool {
 // Started reports whether the sandbox has an address, which it gets with its first start.
 func Started(s *agents.Sandbox) bool { return len(s.Status.PodIPs) > 0 }
 
-// HasRun reports whether the sandbox has been started before, wherever it is now.
+// HasRun reports whether the sandbox has been started before, whatever its phase now.
 func HasRun(s *agents.Sandbox) bool {
 	return Started(s) || (s.Status.Barchan != nil && s.Status.Barchan.StartedAt != nil)
 }
@@ -91,7 +91,7 @@ func Failure(s *agents.Sandbox) (reason, message string, ok bool) {
 	return "", "", false
 }
 
-// EndOf says why a sandbox that is dead for good has ended, as its object has it; empty where it does not.
+// EndOf returns why a sandbox that is dead for good has ended, as its object has it, or empty.
 func EndOf(s *agents.Sandbox) string {
 	if reason, message, ok := Failure(s); ok {
 		return cmp.Or(message, reason)

@@ -12,8 +12,8 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 )
 
-// grantable are the capabilities that a template may add to the default set. All of them act
-// within the sandbox's own namespaces.
+// grantable are the capabilities that a template may add to the default set. All of them act within
+// the sandbox's own namespaces.
 var grantable = []string{
 	"AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "NET_RAW", "SETFCAP", "SETGID",
 	"SETPCAP", "SETUID", "SYS_CHROOT", "SYS_PTRACE",
@@ -22,8 +22,8 @@ var grantable = []string{
 // reserved is the directory of the agent inside a sandbox.
 const reserved = "/.barchan"
 
-// CheckRunnable names what of a Pod specification the node of one machine cannot honour, so
-// that it is refused at once and never half obeyed. No errors means that all of it is.
+// CheckRunnable reports the parts of a Pod specification that a single node cannot honour, so that it
+// is rejected at once and never partly applied. No errors means that all of it is honoured.
 //
 // Honoured: one container with image, command, args, env (values, and metadata.name,
 // metadata.namespace, metadata.uid, spec.nodeName and status.podIP by reference), workingDir, limits
@@ -32,8 +32,8 @@ const reserved = "/.barchan"
 // escalation, capabilities and read-only root of a security context, hostname, hostAliases,
 // dnsPolicy, dnsConfig, restartPolicy for the entrypoint, and imagePullPolicy.
 //
-// Accepted without effect, because one machine has nothing to decide by them or they are
-// hints: nodeSelector, nodeName, affinity, tolerations, topologySpreadConstraints, priority
+// Accepted without effect, because they are hints or a single machine has no choice: nodeSelector,
+// nodeName, affinity, tolerations, topologySpreadConstraints, priority
 // and priorityClassName, preemptionPolicy, schedulerName, schedulingGates, readinessGates,
 // serviceAccountName and automountServiceAccountToken (there are no such tokens here),
 // enableServiceLinks, container ports and their names, subdomain, setHostnameAsFQDN, stdin and
@@ -63,7 +63,7 @@ func unsupported(at *field.Path, advice string) *field.Error {
 	return field.Forbidden(at, "is not supported on one machine: "+advice)
 }
 
-// checkHost refuses what would open the machine to the sandbox.
+// checkHost rejects settings that open the machine to the sandbox.
 func checkHost(spec *corev1.PodSpec, at *field.Path) (errs field.ErrorList) {
 	for name, set := range map[string]bool{
 		"hostNetwork": spec.HostNetwork, "hostPID": spec.HostPID, "hostIPC": spec.HostIPC,
@@ -108,7 +108,7 @@ func checkPod(spec *corev1.PodSpec, at *field.Path) (errs field.ErrorList) {
 	return append(errs, checkPodSecurity(spec.SecurityContext, at.Child("securityContext"))...)
 }
 
-// checkNames checks the sandbox's own name and whom it asks for others.
+// checkNames checks the sandbox's own name and its name resolution.
 func checkNames(spec *corev1.PodSpec, at *field.Path) (errs field.ErrorList) {
 	if spec.Hostname != "" {
 		for _, problem := range validation.IsDNS1123Label(spec.Hostname) {
@@ -148,8 +148,8 @@ func checkProfiles(seccomp *corev1.SeccompProfile, apparmor *corev1.AppArmorProf
 	return errs
 }
 
-// checkUser refuses a user that contradicts runAsNonRoot. Where the image names the user, the
-// template must repeat it, since the check could only be made after the sandbox was promised.
+// checkUser rejects a user that contradicts runAsNonRoot. If the image names the user, the template
+// must repeat it, because the image is read only after the sandbox was accepted.
 func checkUser(uid *int64, nonRoot *bool, at *field.Path) (errs field.ErrorList) {
 	if uid != nil && (*uid < 0 || *uid > 1<<32-2) {
 		errs = append(errs, field.Invalid(at.Child("runAsUser"), *uid, "must be between 0 and 4294967294"))

@@ -7,22 +7,22 @@ import (
 )
 
 // ReasonSecrets is the reason of condition Ready of a sandbox that is not started because its
-// checkpoint holds what the claim of another brought, and nobody has allowed that. It is started once
-// somebody does; a client that waits need not.
+// checkpoint holds variables of another claim, and this is not allowed. It is started once that is
+// allowed; clients should not wait for it.
 const ReasonSecrets = "SecretsRefused"
 
-// RefusedSecrets returns why a sandbox may not start from its checkpoint, and what would allow it.
+// RefusedSecrets returns why a sandbox may not start from its checkpoint, and how to allow it.
 func RefusedSecrets(s *agents.Sandbox) (message string, refused bool) {
 	return unreadyFor(s, ReasonSecrets)
 }
 
-// HandsOnSecrets reports whether policies let others start with what the claim of their sandbox brought.
-// They may be nil.
+// HandsOnSecrets reports whether policies let others start with the variables of their sandbox's
+// claim. They may be nil.
 func HandsOnSecrets(policies *agents.BarchanSpec) bool {
 	return policies != nil && policies.Fork != nil && policies.Fork.Secrets == agents.SecretsAllow
 }
 
-// unreadyFor returns the message of condition Ready, if that has a reason.
+// unreadyFor returns the message of condition Ready, if it has that reason.
 func unreadyFor(s *agents.Sandbox, reason string) (message string, is bool) {
 	c := meta.FindStatusCondition(s.Status.Conditions, agents.ConditionReady)
 	if c == nil || c.Reason != reason {

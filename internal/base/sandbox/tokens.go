@@ -13,9 +13,9 @@ import (
 // minSecret is the least length of a minting secret, in bytes.
 const minSecret = 32
 
-// Tokens derives the access tokens of sandboxes from one secret of the server:
-// HMAC-SHA256 over purpose and sandbox ID. They need no storage, outlive restarts and resumes,
-// and cannot be told from random without the secret.
+// Tokens derives the access tokens of sandboxes from one secret of the server: HMAC-SHA256 over
+// purpose and sandbox ID. They need no storage, stay valid over restarts and resumes, and look random
+// without the secret.
 type Tokens struct{ secret []byte }
 
 // NewTokens takes the server's secret, at least 32 bytes.
@@ -26,10 +26,10 @@ func NewTokens(secret []byte) (*Tokens, error) {
 	return &Tokens{secret: append([]byte(nil), secret...)}, nil
 }
 
-// Agent is the token that a secure sandbox's agent asks for.
+// Agent returns the token that a secure sandbox's agent requires.
 func (t *Tokens) Agent(id ID) string { return t.mint("agent", id) }
 
-// Traffic is the token that the gateway asks for where traffic is not public.
+// Traffic returns the token that the gateway requires unless traffic is public.
 func (t *Tokens) Traffic(id ID) string { return t.mint("traffic", id) }
 
 func (t *Tokens) mint(purpose string, id ID) string {

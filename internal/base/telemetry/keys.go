@@ -1,8 +1,8 @@
 package telemetry
 
-// Keys of log attributes. One word per thing, everywhere:
+// Keys of log attributes, the same everywhere:
 //
-//	log.InfoContext(ctx, "sandbox stopped", telemetry.Sandbox, id, telemetry.Took, time.Since(start))
+//	log.InfoContext(ctx, "sandbox stopped", telemetry.Sandbox, id, telemetry.Duration, time.Since(start))
 const (
 	Address   = "address"
 	Component = "component"

@@ -1,6 +1,6 @@
-// Package telemetry sets up how a process tells what it does: logs, metrics and
-// traces, with one vocabulary for all parts. It decides nothing, and it holds
-// no global state: loggers, registries and tracers are handed to who needs them.
+// Package telemetry sets up the logs, metrics and traces of a process, with one vocabulary for all
+// packages. It makes no decisions and has no global state: loggers, registries and tracers are passed
+// to their users.
 package telemetry
 
 import (
@@ -17,7 +17,7 @@ const (
 	FormatJSON = "json"
 )
 
-// LogConfig says how to log. Its zero value is text from level info up.
+// LogConfig configures a logger. Its zero value is text from level info up.
 type LogConfig struct {
 	Format string // FormatText (default) or FormatJSON
 	Level  string // debug, info (default), warn or error
@@ -43,7 +43,7 @@ func NewLogger(w io.Writer, cfg LogConfig) (*slog.Logger, error) {
 	}
 }
 
-// plainDuration keeps JSON from writing durations as bare nanoseconds.
+// plainDuration writes durations as text in JSON, not as bare nanoseconds.
 func plainDuration(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() == slog.KindDuration {
 		a.Value = slog.StringValue(a.Value.Duration().Round(time.Microsecond).String())

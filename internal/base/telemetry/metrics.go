@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// MetricsNamespace is the first word of every metric of ours.
+// MetricsNamespace is the prefix of every Barchan metric.
 const MetricsNamespace = "barchan"
 
 // Buckets returns the upper bounds, in seconds, for histograms of durations:
@@ -51,8 +51,8 @@ func DurationOpts(subsystem, name, help string) prometheus.HistogramOpts {
 	}
 }
 
-// MetricsHandler serves what the gatherers have, for /metrics. What one of them
-// cannot tell does not hide what the others can.
+// MetricsHandler serves the gatherers' metrics, for /metrics. An error of one does not hide the
+// metrics of the others.
 func MetricsHandler(gatherers ...prometheus.Gatherer) http.Handler {
 	return promhttp.HandlerFor(prometheus.Gatherers(gatherers), promhttp.HandlerOpts{
 		ErrorHandling: promhttp.ContinueOnError,

@@ -17,20 +17,20 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 )
 
-// TraceConfig says where traces go.
+// TraceConfig configures tracing.
 type TraceConfig struct {
 	// Endpoint is an OTLP gRPC collector: http://host:port, https://host:port, or
 	// host:port, which is without TLS. Empty turns tracing off.
 	Endpoint string
-	// Service names this process, Version what it was built from.
+	// Service is the name of this process, Version its build.
 	Service, Version string
 	// Ratio of the root spans to keep; 0 means all.
 	Ratio float64
 }
 
-// NewTracing returns a provider of tracers and the function that flushes and
-// ends it, which must be called with a context that has a deadline. A collector
-// that is away costs spans, never requests. Without an endpoint both do nothing.
+// NewTracing returns a provider of tracers and a function that flushes and stops it, which must be
+// called with a context that has a deadline. If the collector is unreachable, spans are lost, never
+// requests. Without an endpoint both do nothing.
 func NewTracing(ctx context.Context, cfg TraceConfig) (trace.TracerProvider, func(context.Context) error, error) {
 	if cfg.Endpoint == "" {
 		return noop.NewTracerProvider(), func(context.Context) error { return nil }, nil
@@ -61,12 +61,12 @@ func NewTracing(ctx context.Context, cfg TraceConfig) (trace.TracerProvider, fun
 	return provider, provider.Shutdown, nil
 }
 
-// Propagator carries trace identity in W3C headers.
+// Propagator passes the trace context in W3C headers.
 func Propagator() propagation.TextMapPropagator {
 	return propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})
 }
 
-// otlpURL completes an endpoint to a URL and refuses what cannot be one.
+// otlpURL completes an endpoint to a URL and rejects invalid ones.
 func otlpURL(endpoint string) (string, error) {
 	if _, _, err := net.SplitHostPort(endpoint); err == nil {
 		endpoint = "http://" + endpoint
@@ -78,8 +78,8 @@ func otlpURL(endpoint string) (string, error) {
 	return u.String(), nil
 }
 
-// TraceHandler gives each request a span that continues the caller's trace. It wraps the
-// response writer: keep it away from handlers that hijack connections or stream both ways.
+// TraceHandler starts a span for each request as a child of the caller's. It wraps the response
+// writer: do not use it for handlers that hijack connections or stream both ways.
 func TraceHandler(provider trace.TracerProvider, name string, next http.Handler) http.Handler {
 	return otelhttp.NewHandler(next, name, otelhttp.WithTracerProvider(provider), otelhttp.WithPropagators(Propagator()))
 }
