@@ -39,8 +39,8 @@ func run(ctx context.Context) int {
 		}
 		return 0
 	}
-	// Caught, not ignored: children would inherit that. Neither a terminal
-	// that hangs up nor a log that nobody reads may end the sandbox.
+	// Caught, not ignored: children would inherit that. Neither SIGHUP nor SIGPIPE may end the
+	// sandbox.
 	unheeded := make(chan os.Signal, 1)
 	signal.Notify(unheeded, syscall.SIGHUP, syscall.SIGPIPE)
 	defer signal.Stop(unheeded)

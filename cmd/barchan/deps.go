@@ -13,7 +13,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/daemon/adminops"
 )
 
-// deps hands the command line what it cannot do as a client.
+// deps returns the server functions of the command line.
 func deps() cli.Deps {
 	return cli.Deps{
 		Version: version,

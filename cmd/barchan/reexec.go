@@ -10,22 +10,21 @@ import (
 // reexecVariable marks a server that executed itself again.
 const reexecVariable = "BARCHAN_ANEW"
 
-// isReexec reports whether this server started itself again; no process that it starts is told so.
+// isReexec reports whether this server executed itself again, and clears the mark for its children.
 func isReexec() bool {
 	_, anew := os.LookupEnv(reexecVariable)
 	return anew && os.Unsetenv(reexecVariable) == nil
 }
 
-// reexec starts the program in the place of this process, which keeps its ID, its arguments
-// and its output, so that whoever started or watches it sees one server. What cannot be done
-// otherwise is done so: an etcd that has given up leaves files open and locked. It returns only
-// if it fails.
+// reexec replaces this process by its program with execve(2). Process ID, arguments and output stay,
+// so that a supervisor sees one server. It is needed where nothing else helps: a failed etcd leaves
+// files open and locked. It returns only on failure.
 func reexec(cause error) error {
 	program, err := os.Executable()
 	if err == nil {
 		_, err = os.Stat(program)
 	}
-	if err != nil { // it was replaced while it ran
+	if err != nil { // the file was replaced while it ran
 		program = "/proc/self/exe"
 	}
 	err = syscall.Exec(program, os.Args, append(os.Environ(), reexecVariable+"=1"))
