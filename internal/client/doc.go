@@ -4,11 +4,11 @@
 //	restclient    the E2B API, as the commands use it
 //	adminclient   the admin socket of a server on the same machine
 //
-// Commands hold no rules: they call the Kubernetes API, the E2B API or the admin socket, and show what those
-// answer. Results go to stdout, messages to stderr.
+// Commands hold no rules: they call the Kubernetes API, the E2B API or the admin socket, and show the
+// responses. Results go to stdout, messages to stderr.
 //
 // # Imports
 //
-// Packages here import base, the agent's wire format in guest, and config, which defines the flags of `barchan up`.
-// They do not import what runs in a server: main hands in the function that starts one.
+// Packages here import base, the agent's wire format in guest, and config, which defines the flags of
+// `barchan up`. They do not import the server: main passes in the function that starts one.
 package client

@@ -2,30 +2,29 @@ package adminclient
 
 import "context"
 
-// PathAudit is where a server is asked for its [Finding]s.
+// PathAudit is the route of a server's [Finding]s.
 const PathAudit = "/v1/audit"
 
-// Finding is one thing of a server that belongs to nothing, or lacks what it belongs to.
+// Finding is an orphan, or an entry with a missing counterpart.
 type Finding struct {
 	// Where it was found: one of the words below.
 	Where string `json:"where"`
-	// What it is, by the name that it has there.
+	// What is its name there.
 	What string `json:"what"`
-	// Remedy says what mends it.
+	// Remedy is the fix.
 	Remedy string `json:"remedy"`
 }
 
 // Where a Finding can be.
 const (
-	OnMachine = "machine" // what the kernel, containerd and the runtimes have, and the node's books
-	InObjects = "objects" // what the API server has
-	InRoutes  = "routes"  // where the gateway sends requests
+	OnMachine = "machine" // kernel, containerd, the runtimes, and the lease table
+	InObjects = "objects" // the API server
+	InRoutes  = "routes"  // the gateway's routes
 	InFiles   = "files"   // the data directory
 )
 
-// Audit has the server compare what is on the machine, its journal, its objects and its routes. All is
-// well if there are no findings. It takes two looks, so that what is just being made or removed
-// is not among them.
+// Audit compares the machine, the journal, the objects and the routes. No findings means consistent.
+// It scans twice, to exclude what is being created or removed.
 func (c *Client) Audit(ctx context.Context) ([]Finding, error) {
 	var out []Finding
 	return out, c.get(ctx, PathAudit, &out)

@@ -13,31 +13,31 @@ import (
 	"strconv"
 )
 
-// Routes of checkpoints that come and go.
+// Routes for the export and import of checkpoints.
 const (
 	PathCheckpointExport = "/v1/checkpoints/export"
 	PathCheckpointImport = "/v1/checkpoints/import"
 )
 
-// What the answer to an export says beside its body, a tar: before it the tar's size in bytes, and warnings,
-// a JSON array of texts; after it, if the tar has no end, why.
+// Headers of an export's response, whose body is a tar: before it the tar's size in bytes, and
+// warnings, a JSON array of texts; after it, if the tar is incomplete, the error.
 const (
-	HeaderProgress = "Barchan-Progress" // an Event, as JSON, in answers of status 102 before the one
+	HeaderProgress = "Barchan-Progress" // an Event, as JSON, in preceding responses of status 102
 	HeaderTarSize  = "Barchan-Tar-Size"
 	HeaderWarnings = "Barchan-Warnings"
 	TrailerError   = "Barchan-Error" // an Error, as JSON
 )
 
-// CheckpointExport asks for a checkpoint as a tar.
+// CheckpointExport requests a checkpoint as a tar.
 type CheckpointExport struct {
 	Namespace, Name string
 	// WithoutImage leaves out the base image.
 	WithoutImage bool
-	// AllowSecrets lets one go whose memory has what its sandbox's claim brought.
+	// AllowSecrets allows the export of memory that holds the variables of its sandbox's claim.
 	AllowSecrets bool
 }
 
-// Query is the request as the query of an address.
+// Query encodes the request as a URL's query.
 func (e CheckpointExport) Query() url.Values {
 	return url.Values{
 		"namespace": {e.Namespace}, "name": {e.Name},
@@ -45,28 +45,28 @@ func (e CheckpointExport) Query() url.Values {
 	}
 }
 
-// CheckpointImport asks for a checkpoint to be made of a tar.
+// CheckpointImport requests a checkpoint from a tar.
 type CheckpointImport struct {
 	Namespace string
-	// Name is what it is to be called; empty: what it was called.
+	// Name is the new name; empty: the original one.
 	Name string
 }
 
-// Query is the request as the query of an address.
+// Query encodes the request as a URL's query.
 func (i CheckpointImport) Query() url.Values {
 	return url.Values{"namespace": {i.Namespace}, "name": {i.Name}}
 }
 
-// Imported is a checkpoint that came.
+// Imported is an imported checkpoint.
 type Imported struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 	UID       string `json:"uid"`
-	// Warnings say what may keep its memory from being restored.
+	// Warnings are reasons that may prevent a restore of its memory.
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-// Exported is a checkpoint on its way. Read it to its end, and close it.
+// Exported is a checkpoint being exported. Read it to its end, and close it.
 type Exported struct {
 	io.Reader
 	// Size is bytes.
@@ -75,12 +75,11 @@ type Exported struct {
 	body     io.Closer
 }
 
-// Close gives the connection back.
+// Close releases the connection.
 func (e *Exported) Close() error { return e.body.Close() }
 
-// ExportCheckpoint has the server write a checkpoint as a tar. A tar that it cannot write to its end is an
-// error of the reader's. progress tells how far the server is before there is a tar, and is not called after
-// the return.
+// ExportCheckpoint requests a checkpoint as a tar. An incomplete tar is an error of the reader's.
+// progress reports the server's progress before the tar begins, and is not called after the return.
 func (c *Client) ExportCheckpoint(ctx context.Context, req CheckpointExport, progress func(Event)) (*Exported, error) {
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: func(_ int, header textproto.MIMEHeader) error {
 		var e Event
@@ -104,7 +103,7 @@ func (c *Client) ExportCheckpoint(ctx context.Context, req CheckpointExport, pro
 	return &Exported{Reader: &trailed{res}, Size: size, Warnings: warnings, body: res.Body}, nil
 }
 
-// trailed ends with what the trailer says.
+// trailed ends with the error of the trailer.
 type trailed struct{ res *http.Response }
 
 func (t *trailed) Read(b []byte) (int, error) {
@@ -122,7 +121,7 @@ func (t *trailed) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// ImportCheckpoint has the server make a checkpoint of a tar as this package's tars are.
+// ImportCheckpoint creates a checkpoint from a tar in this package's form.
 func (c *Client) ImportCheckpoint(ctx context.Context, req CheckpointImport, tar io.Reader, progress func(Event)) (Imported, error) {
 	res, err := c.send(ctx, http.MethodPost, PathCheckpointImport+"?"+req.Query().Encode(), tar)
 	if err != nil {

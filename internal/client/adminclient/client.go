@@ -17,7 +17,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// ErrNotRunning says that nobody serves the socket; it is an errs.ErrUnavailable.
+// ErrNotRunning means that no server listens on the socket; it is an errs.ErrUnavailable.
 var ErrNotRunning = fmt.Errorf("not running: %w", errs.ErrUnavailable)
 
 // Client administers the server of one data directory. It is safe for concurrent use.
@@ -26,7 +26,7 @@ type Client struct {
 	dataDir string
 }
 
-// New opens nothing. dataDir only serves messages.
+// New opens no connection. dataDir is only for messages.
 func New(socket, dataDir string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		var d net.Dialer
@@ -38,13 +38,13 @@ func New(socket, dataDir string) *Client {
 	}
 }
 
-// Status asks how the server is.
+// Status returns the state of the server.
 func (c *Client) Status(ctx context.Context) (Status, error) {
 	var s Status
 	return s, c.get(ctx, PathStatus, &s)
 }
 
-// Doctor has the server look for what is not as it should be.
+// Doctor runs the server's checks.
 func (c *Client) Doctor(ctx context.Context) ([]Check, error) {
 	var out []Check
 	return out, c.get(ctx, PathDoctor, &out)
@@ -65,18 +65,18 @@ func (c *Client) RemoveImage(ctx context.Context, ref string, force bool) error 
 	return res.Body.Close()
 }
 
-// BuildBase makes the base image.
+// BuildBase builds the base image.
 func (c *Client) BuildBase(ctx context.Context, req BuildBaseRequest, progress func(Event)) (Result, error) {
 	return c.stream(ctx, PathBuildBase, req, progress)
 }
 
-// Pull fetches an image from its registry.
+// Pull pulls an image from its registry.
 func (c *Client) Pull(ctx context.Context, req PullRequest, progress func(Event)) (Result, error) {
 	return c.stream(ctx, PathPull, req, progress)
 }
 
-// Import reads images from a tar (OCI layout or docker save). name, if not
-// empty, is what an image without a name is called.
+// Import imports images from a tar (OCI layout or docker save). name, if not empty, is the name for an
+// image without one.
 func (c *Client) Import(ctx context.Context, tar io.Reader, name string, progress func(Event)) (Result, error) {
 	path := PathImport
 	if name != "" {
@@ -90,7 +90,7 @@ func (c *Client) Import(ctx context.Context, tar io.Reader, name string, progres
 	return readStream(res.Body, progress)
 }
 
-// Shutdown ends the server. Its process may live a moment longer than the call.
+// Shutdown stops the server. Its process may exit shortly after the call returns.
 func (c *Client) Shutdown(ctx context.Context, req ShutdownRequest, progress func(Event)) (Result, error) {
 	return c.stream(ctx, PathShutdown, req, progress)
 }
@@ -120,7 +120,7 @@ func (c *Client) stream(ctx context.Context, path string, in any, progress func(
 	return readStream(res.Body, progress)
 }
 
-// readStream reads to the last line; a stream without one was cut off.
+// readStream reads to the last line; a stream without one was interrupted.
 func readStream(body io.Reader, progress func(Event)) (Result, error) {
 	dec := json.NewDecoder(body)
 	for {
@@ -142,7 +142,7 @@ func readStream(body io.Reader, progress func(Event)) (Result, error) {
 	}
 }
 
-// send returns an answer of success; any other becomes an error.
+// send returns a successful response; any other becomes an error.
 func (c *Client) send(ctx context.Context, method, path string, body io.Reader) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, "http://barchan"+path, body)
 	if err != nil {
@@ -167,7 +167,7 @@ func (c *Client) send(ctx context.Context, method, path string, body io.Reader) 
 	return nil, mapError(e)
 }
 
-// explain turns what a missing or deserted socket gives into words.
+// explain describes the error of a missing or unserved socket.
 func (c *Client) explain(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
@@ -178,8 +178,7 @@ func (c *Client) explain(err error) error {
 	return fmt.Errorf("reach the server of %s: %w", c.dataDir, err)
 }
 
-// kinds maps codes to the kinds that callers tell apart; package adminapi has
-// the way back.
+// kinds maps codes to kinds of errors; package adminapi has the inverse.
 var kinds = map[int]error{
 	http.StatusBadRequest:            errs.ErrInvalid,
 	http.StatusForbidden:             errs.ErrForbidden,

@@ -20,31 +20,31 @@ const (
 	PathTrace   = "/v1/net/trace"
 )
 
-// Lease is what the books of addresses say of one.
+// Lease is an address in the lease table.
 type Lease struct {
 	Address netip.Addr `json:"address"`
-	// Address6 goes with it; the zero value where the network has no IPv6.
+	// Address6 is its IPv6 address; the zero value without IPv6.
 	Address6 netip.Addr `json:"address6,omitzero"`
 	// State is reserved, held, quarantined or cooling.
 	State string `json:"state"`
 	// Owner is a sandbox's UID, and Sandbox its ID; both are empty for quarantined and cooling ones.
 	Owner   string `json:"owner,omitempty"`
 	Sandbox string `json:"sandboxID,omitempty"`
-	// Name is the sandbox's namespace/name; empty where it is not known.
+	// Name is the sandbox's namespace/name; empty if unknown.
 	Name  string    `json:"name,omitempty"`
 	Since time.Time `json:"since"`
-	// Until is when a cooling address may be handed out again; the zero time for others.
+	// Until is when a cooling address becomes free; the zero time for others.
 	Until time.Time `json:"until,omitzero"`
-	// Reason says why an address is quarantined.
+	// Reason is why an address is quarantined.
 	Reason string `json:"reason,omitempty"`
 }
 
-// Subnet counts the addresses of a subnet by what they are doing.
+// Subnet counts the addresses of a subnet by state.
 type Subnet struct {
 	Subnet netip.Prefix `json:"subnet"`
-	// Subnet6 goes with it; the zero value where the network has no IPv6.
+	// Subnet6 is its IPv6 subnet; the zero value without IPv6.
 	Subnet6 netip.Prefix `json:"subnet6,omitzero"`
-	// Current says that addresses are handed out from it. Total, Excluded and Free are zero for
+	// Current means that addresses are allocated from it. Total, Excluded and Free are zero for
 	// others.
 	Current     bool `json:"current"`
 	Total       int  `json:"total"`
@@ -54,42 +54,42 @@ type Subnet struct {
 	Held        int  `json:"held"`
 	Quarantined int  `json:"quarantined"`
 	Cooling     int  `json:"cooling"`
-	// Unread are addresses that are not handed out because their row cannot be read.
+	// Unread counts addresses that are not allocated because their row cannot be read.
 	Unread int `json:"unread"`
 }
 
-// RepairConflict is the Kind of a Repair that took nothing from anybody: a person must end one
-// of those that use the address.
+// RepairConflict is the Kind of a Repair that changed nothing: an operator must stop one of the users
+// of the address.
 const RepairConflict = "conflict"
 
-// Repair is a difference between the books of addresses and what is live, and what was done.
+// Repair is a difference between the lease table and the addresses in use, and the action taken.
 type Repair struct {
 	// Kind is reclaimed, released, quarantined or RepairConflict.
 	Kind    string     `json:"kind"`
 	Address netip.Addr `json:"address"`
 	Owner   string     `json:"owner,omitempty"`
 	Sandbox string     `json:"sandboxID,omitempty"`
-	// Where tells where the address was seen in use.
+	// Where is where the address was seen in use.
 	Where  string `json:"where,omitempty"`
 	Detail string `json:"detail"`
 }
 
-// TraceRequest asks which rule decides about what a sandbox sends.
+// TraceRequest asks for the egress rule that applies to a packet.
 type TraceRequest struct {
 	Sandbox string `json:"sandboxID"`
 	// Destination is an address or a domain name.
 	Destination string `json:"destination"`
 	Port        uint16 `json:"port"`
-	// Protocol is tcp, udp or another name in small letters.
+	// Protocol is tcp, udp or another name in lower case.
 	Protocol string `json:"protocol"`
 }
 
-// Trace is the answer to a TraceRequest.
+// Trace is the response to a TraceRequest.
 type Trace struct {
 	TraceRequest
-	// Verdict is allowed, refused, or resolver, which means that Barchan's own resolver gets it.
+	// Verdict is allowed, refused, or resolver, which means that Barchan's own resolver receives it.
 	Verdict string `json:"verdict"`
-	// Rule is what decides, in words for people.
+	// Rule is the deciding rule, for users.
 	Rule string `json:"rule"`
 }
 
@@ -99,14 +99,14 @@ func (c *Client) Leases(ctx context.Context) ([]Lease, error) {
 	return out, c.get(ctx, PathLeases, &out)
 }
 
-// Subnets counts addresses, of the subnet that they are handed out from first.
+// Subnets counts addresses, the current subnet first.
 func (c *Client) Subnets(ctx context.Context) ([]Subnet, error) {
 	var out []Subnet
 	return out, c.get(ctx, PathSubnets, &out)
 }
 
-// FreeAddress ends the quarantine of an address. One that is not quarantined is an
-// errs.ErrConflict that says who has it.
+// FreeAddress ends the quarantine of an address. One that is not quarantined is an errs.ErrConflict
+// that names its owner.
 func (c *Client) FreeAddress(ctx context.Context, addr netip.Addr) error {
 	res, err := c.send(ctx, http.MethodDelete, PathFree+"/"+url.PathEscape(addr.String()), nil)
 	if err != nil {
@@ -115,19 +115,19 @@ func (c *Client) FreeAddress(ctx context.Context, addr netip.Addr) error {
 	return res.Body.Close()
 }
 
-// CheckAddresses has the server compare its books of addresses with what is live, now.
+// CheckAddresses reconciles the lease table with the addresses in use, now.
 func (c *Client) CheckAddresses(ctx context.Context) ([]Repair, error) {
 	var out []Repair
 	return out, c.post(ctx, PathCheck, struct{}{}, &out)
 }
 
-// TraceEgress asks which rule decides about what a sandbox sends. Nothing is sent.
+// TraceEgress returns the egress rule that applies to a packet. Nothing is sent.
 func (c *Client) TraceEgress(ctx context.Context, req TraceRequest) (Trace, error) {
 	var out Trace
 	return out, c.post(ctx, PathTrace, req, &out)
 }
 
-// post is a request that answers in one piece.
+// post sends a request with a single response.
 func (c *Client) post(ctx context.Context, path string, in, out any) error {
 	body, err := json.Marshal(in)
 	if err != nil {

@@ -1,12 +1,12 @@
-// Package adminclient has the wire types of a server's administration, and the
-// client that speaks them over a unix socket. It starts and stops no process.
+// Package adminclient has the wire types of a server's administration, and its client over a unix
+// socket. It starts and stops no process.
 package adminclient
 
 import (
 	"time"
 )
 
-// Routes of the administration. What changes something streams Events.
+// Routes of the administration. Changes stream Events.
 const (
 	PathStatus    = "/v1/status"
 	PathDoctor    = "/v1/doctor"
@@ -17,38 +17,38 @@ const (
 	PathImport    = "/v1/images/import"
 )
 
-// Status is a server at one moment.
+// Status is the state of a server.
 type Status struct {
 	Version   string    `json:"version"`
 	PID       int       `json:"pid"`
 	Node      string    `json:"node"`
 	StartedAt time.Time `json:"startedAt"`
-	// Ready is true once the boot is over.
+	// Ready is true once the boot has finished.
 	Ready bool `json:"ready"`
-	// Phase is what the server waits for; "ready" once it is.
+	// Phase is the current boot phase; "ready" afterwards.
 	Phase     string    `json:"phase"`
 	Phases    []Phase   `json:"phases"`
 	Addresses Addresses `json:"addresses"`
 	DataDir   string    `json:"dataDir"`
 	// Sandboxes counts sandboxes by their phase.
 	Sandboxes map[string]int `json:"sandboxes"`
-	// Conditions are what is wrong now; while there is any, new work is refused.
+	// Conditions are the current failures; while there are any, new work is rejected.
 	Conditions []Condition `json:"conditions,omitempty"`
-	// Components are the programs that the server relies on.
+	// Components are the programs that the server depends on.
 	Components []Component `json:"components"`
-	// Peers are the other replicas that are here now.
+	// Peers are the other replicas that are present now.
 	Peers []Peer `json:"peers,omitempty"`
-	// Certificates are those that an ACME authority is asked for.
+	// Certificates are the certificates from an ACME authority.
 	Certificates []Certificate `json:"certificates,omitempty"`
 }
 
-// Certificate is one of the server's, as an authority issues it.
+// Certificate is one of the server's ACME certificates.
 type Certificate struct {
 	Names []string `json:"names"`
 	// Expires is zero while there is none.
 	Expires time.Time `json:"expires,omitzero"`
 	Issuer  string    `json:"issuer,omitempty"`
-	// Next is when it is asked for next; zero: now.
+	// Next is when it is ordered next; zero: now.
 	Next     time.Time `json:"next,omitzero"`
 	Failures int       `json:"failures,omitempty"` // since the last success
 	Failure  string    `json:"failure,omitempty"`  // the last
@@ -61,10 +61,10 @@ type Peer struct {
 	Push   string `json:"push"`   // host:port
 }
 
-// Condition is one thing that is wrong with a server that runs.
+// Condition is one failure of a running server.
 type Condition struct {
 	Name string `json:"name"`
-	// Reason is what users are told, Detail the whole of it.
+	// Reason is the text for users, Detail the full error.
 	Reason string    `json:"reason"`
 	Detail string    `json:"detail"`
 	Since  time.Time `json:"since"`
@@ -77,20 +77,20 @@ type Phase struct {
 	Milli float64 `json:"milliseconds"` // zero while it runs
 }
 
-// Addresses are where the server really listens, and the files that its clients need.
+// Addresses are the server's listening addresses, and the files that its clients need.
 type Addresses struct {
 	HTTP string `json:"http"`          // host:port
 	TLS  string `json:"tls,omitempty"` // host:port; empty: not served
 	Kube string `json:"kube"`          // host:port; of a replica the URL of the API server
-	// Domain is E2B's: with the port, if clients need it.
+	// Domain is the value for E2B's clients: with the port, if they need it.
 	Domain string `json:"domain"`
-	// CAFile has the local CA; empty if TLS has a certificate of its own.
+	// CAFile has the local CA; empty if TLS uses another certificate.
 	CAFile     string `json:"caFile,omitempty"`
 	Kubeconfig string `json:"kubeconfig"`
 	APIKeyFile string `json:"apiKeyFile"`
 }
 
-// Component is a program that the server relies on.
+// Component is a program that the server depends on.
 type Component struct {
 	Name    string `json:"name"`
 	Version string `json:"version"`
@@ -104,7 +104,7 @@ type Check struct {
 	// State is CheckOK, CheckWarning or CheckFailed.
 	State  string `json:"state"`
 	Detail string `json:"detail,omitempty"`
-	// Remedy says what to do; empty if all is well.
+	// Remedy is the fix; empty for CheckOK.
 	Remedy string `json:"remedy,omitempty"`
 }
 
@@ -115,7 +115,7 @@ const (
 	CheckFailed  = "failed"
 )
 
-// Image is one image that sandboxes can run.
+// Image is an image on the node.
 type Image struct {
 	Ref       string    `json:"ref"`
 	Digest    string    `json:"digest"`
@@ -126,52 +126,52 @@ type Image struct {
 // Event is one line of a stream: progress, or the last line, which has a
 // Result or an Error.
 type Event struct {
-	// Step names the part of the work that goes on.
+	// Step names the current step.
 	Step string `json:"step,omitempty"`
-	// Message is a line for people.
+	// Message is a line for users.
 	Message string `json:"message,omitempty"`
-	// Done of Total, in bytes or in percent; Total zero: nobody knows.
+	// Done of Total, in bytes or in percent; Total zero: unknown.
 	Done  int64 `json:"done,omitempty"`
 	Total int64 `json:"total,omitempty"`
-	// Bytes tells that Done and Total are bytes.
+	// Bytes means that Done and Total are bytes.
 	Bytes  bool    `json:"bytes,omitempty"`
 	Result *Result `json:"result,omitempty"`
 	Error  *Error  `json:"error,omitempty"`
 }
 
-// Result ends a stream that succeeded.
+// Result ends a successful stream.
 type Result struct {
 	Images []Image `json:"images,omitempty"`
-	// Checkpoint is one that was imported.
+	// Checkpoint is an imported one.
 	Checkpoint *Imported `json:"checkpoint,omitempty"`
 }
 
-// Error is a refusal, in a body or at the end of a stream.
+// Error is an error response, in a body or at the end of a stream.
 type Error struct {
-	Code int `json:"code"` // as of HTTP
-	// Text is for people.
+	Code int `json:"code"` // HTTP status
+	// Text is for users.
 	Text string `json:"message"`
 }
 
-// Error is the text.
+// Error returns the text.
 func (e *Error) Error() string { return e.Text }
 
-// BuildBaseRequest asks for the base image.
+// BuildBaseRequest requests a build of the base image.
 type BuildBaseRequest struct {
-	// Force makes it again even if it is there.
+	// Force rebuilds an existing one.
 	Force bool `json:"force,omitempty"`
 }
 
-// PullRequest asks for an image of a registry.
+// PullRequest requests an image of a registry.
 type PullRequest struct {
 	Ref string `json:"ref"`
-	// Username and Password are for a registry that asks for them.
+	// Username and Password are the registry's credentials, if needed.
 	Username string `json:"username,omitempty"`
 	Password string `json:"password,omitempty"`
 }
 
-// ShutdownRequest ends the server.
+// ShutdownRequest stops the server.
 type ShutdownRequest struct {
-	// All also ends every sandbox and removes what is on the node of it.
+	// All also deletes every sandbox and its resources on the node.
 	All bool `json:"all,omitempty"`
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
-// Environment variables of a client that has no data directory. Those of E2B's programs count below ours.
+// Environment variables of a client without a data directory. Barchan's take precedence over E2B's.
 const (
 	envAPIURL     = "BARCHAN_API_URL"
 	envAPIKey     = "BARCHAN_API_KEY"
@@ -45,7 +45,7 @@ func (a *app) config(flags ...*config.Flags) (*config.Resolved, error) {
 	})
 }
 
-// first is the value of a flag, or else of the first variable that is set and not empty.
+// first returns the value of a flag, or else of the first variable that is not empty.
 func (a *app) first(flag string, env ...string) string {
 	value := flag
 	for i := 0; value == "" && i < len(env); i++ {
@@ -54,8 +54,8 @@ func (a *app) first(flag string, env ...string) string {
 	return value
 }
 
-// givenKey is the key that a flag or a variable names; empty: none does. E2B's variables for the key
-// count only with those for the server: a key of E2B's own cloud is not for the server here.
+// givenKey returns the key of a flag or a variable, or empty. E2B's variables for the key apply only
+// with those for the server: do not send a key of E2B's cloud to the local server.
 func (a *app) givenKey() string {
 	key := a.first(a.apiKey, envAPIKey)
 	if key == "" && a.first("", envE2BAPIURL, envE2BDomain) != "" {
@@ -72,7 +72,7 @@ func (a *app) admin() (*adminclient.Client, error) {
 	return adminclient.New(cfg.AdminSocket(), cfg.DataDir), nil
 }
 
-// localServer asks the server of the data directory where it listens.
+// localServer returns the status of the data directory's server.
 func (a *app) localServer(ctx context.Context) (adminclient.Status, error) {
 	client, err := a.admin()
 	if err != nil {
@@ -85,7 +85,7 @@ func (a *app) localServer(ctx context.Context) (adminclient.Status, error) {
 	return s, err
 }
 
-// target is one server as the client of its REST API sees it.
+// target is one server as its REST client sees it.
 type target struct {
 	url, key   string
 	sandboxURL string // empty: derived from url
@@ -113,7 +113,7 @@ func (a *app) target(ctx context.Context) (*target, error) {
 	return t, err
 }
 
-// findServer finds the server that E2B's variables name, or else that of the data directory.
+// findServer finds the server of E2B's variables, or else of the data directory.
 func (a *app) findServer(ctx context.Context, t *target) error {
 	domain := a.first("", envE2BDomain)
 	if t.url = a.first("", envE2BAPIURL); t.url == "" {
@@ -130,13 +130,13 @@ func (a *app) findServer(ctx context.Context, t *target) error {
 		}
 		t.url = "https://api." + domain
 	}
-	if t.sandboxURL == "" { // it belongs to the server that the others name
+	if t.sandboxURL == "" { // it belongs to the same server
 		t.sandboxURL = a.first("", envE2BSandboxURL)
 	}
 	return nil
 }
 
-// newTransport has no total timeout, for streams, but finds a dead address soon.
+// newTransport has no total timeout, for streams, but detects an unreachable address soon.
 func newTransport() *http.Transport {
 	d := net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}
 	return &http.Transport{
@@ -149,7 +149,7 @@ func newTransport() *http.Transport {
 	}
 }
 
-// dialable turns an address to listen on into one to call.
+// dialable converts a listening address to one to connect to.
 func dialable(addr string) string {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -172,8 +172,8 @@ func readKey(file string) (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// sandboxAddress is how a port of a sandbox is reached: base URL and headers.
-// Addresses and localhost route by header, names by host.
+// sandboxAddress returns the base URL and headers for a port of a sandbox. Addresses and localhost
+// route by header, names by host.
 func (t *target) sandboxAddress(id string, port int) (string, http.Header) {
 	h := http.Header{}
 	h.Set(envd.HeaderSandboxID, id)
@@ -192,7 +192,7 @@ func (t *target) sandboxAddress(id string, port int) (string, http.Header) {
 	return fmt.Sprintf("%s://%d-%s.%s", u.Scheme, port, id, strings.TrimPrefix(u.Host, "api.")), h
 }
 
-// agent is a client of a running sandbox's agent.
+// agent returns a client of a running sandbox's agent.
 func (t *target) agent(id, token, user string) (*envd.Client, error) {
 	base, h := t.sandboxAddress(id, envd.Port)
 	return envd.NewClient(envd.ClientConfig{
@@ -201,7 +201,7 @@ func (t *target) agent(id, token, user string) (*envd.Client, error) {
 	})
 }
 
-// running resolves a sandbox and opens a client of its agent.
+// running resolves a sandbox and returns a client of its agent.
 func (t *target) running(ctx context.Context, text, user string) (*connection, error) {
 	d, err := t.find(ctx, text)
 	if err != nil {
@@ -214,7 +214,7 @@ func (t *target) running(ctx context.Context, text, user string) (*connection, e
 	return &connection{t: t, id: d.SandboxID, endAt: d.EndAt, client: client}, err
 }
 
-// withTarget opens the target before the work of a command.
+// withTarget opens the target and runs a command's work.
 func (a *app) withTarget(ctx context.Context, work func(t *target) error) error {
 	t, err := a.target(ctx)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// applier applies objects, whatever kinds the server has.
+// applier applies objects of any kind that the server has.
 type applier struct {
 	kube      *kube
 	mapper    meta.RESTMapper

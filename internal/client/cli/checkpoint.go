@@ -12,7 +12,7 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 )
 
-// checkpointCommand is the former noun of snapshots as objects, for scripts.
+// checkpointCommand is the former noun for snapshots as objects, for scripts.
 func (a *app) checkpointCommand() *cobra.Command {
 	cmd := nounCommand("checkpoint", "Deprecated: use `barchan snapshot`",
 		lsCommand(a, snapshotObjects()), a.rmCommand("Delete snapshots", checkpointKind()), a.checkpointShowCommand(),
@@ -21,7 +21,7 @@ func (a *app) checkpointCommand() *cobra.Command {
 	return cmd
 }
 
-// snapshotObjects lists snapshots of any namespace as objects, with the checkpoints of the server's own use.
+// snapshotObjects lists snapshots of any namespace as objects, with the server's own checkpoints.
 func snapshotObjects() lister[barchan.Checkpoint] {
 	return lister[barchan.Checkpoint]{
 		short: "List checkpoints",
@@ -45,7 +45,7 @@ func checkpointPhase(c *barchan.Checkpoint) string {
 	return dash(string(c.Status.Phase))
 }
 
-// templateOf is the template that the source was made of; of one that was imported, where it came from.
+// templateOf returns the template of the source; of an import, that on the source machine.
 func templateOf(c *barchan.Checkpoint) string {
 	if c.Status.Source == nil {
 		return ""
@@ -60,7 +60,7 @@ func quantity(q *resource.Quantity) string {
 	return size(q.Value())
 }
 
-// checkpointMessage is what its controller says about one that is not at rest.
+// checkpointMessage returns the controller's message about one in progress or failed.
 func checkpointMessage(c *barchan.Checkpoint) string {
 	ready := meta.FindStatusCondition(c.Status.Conditions, barchan.ConditionReady)
 	if ready == nil || (c.Status.Phase == barchan.CheckpointReady && c.DeletionTimestamp == nil) {
@@ -84,7 +84,7 @@ func (a *app) checkpointShowCommand() *cobra.Command {
 	return cmd
 }
 
-// showSnapshotObject shows what a cluster's administrator may see of a snapshot.
+// showSnapshotObject shows a snapshot with the fields for cluster administrators.
 func (a *app) showSnapshotObject(ctx context.Context, namespace, text string) error {
 	k, err := a.kube(ctx)
 	if err != nil {

@@ -16,14 +16,14 @@ import (
 	"github.com/barchan-dev/barchan/internal/config"
 )
 
-// completeWithin bounds what a shell waits for. Where no server answers, nothing is offered.
+// completeWithin bounds the shell's wait. Without a response, nothing is offered.
 const completeWithin = time.Second
 
-// choices are what a shell offers for a word, each with a description behind a tab, if it has one.
+// choices are the completions of a word, each optionally with a description after a tab.
 type choices func(ctx context.Context, cmd *cobra.Command) ([]string, error)
 
-// complete has shells offer values for the arguments of all commands, by the words of their usage lines,
-// and for their flags.
+// complete adds completions for the arguments of all commands, by the words of their usage lines, and
+// for their flags.
 func (a *app) complete(cmd *cobra.Command) {
 	args, flags := a.argumentChoices(), a.flagChoices()
 	if words := placeholders(cmd.Use); len(words) > 0 {
@@ -63,13 +63,13 @@ func (a *app) complete(cmd *cobra.Command) {
 	}
 }
 
-// placeholders are the arguments that a usage line names, up to a flag or a command in the sandbox.
+// placeholders returns the arguments of a usage line, up to a flag or a command in the sandbox.
 func placeholders(use string) []string {
 	before, _, _ := strings.Cut(use, " -")
 	return slices.DeleteFunc(strings.Fields(before)[1:], func(w string) bool { return w == "[flags]" })
 }
 
-// offer is what there is to choose from that begins with word, but for what is given already.
+// offer returns the choices that begin with word, except those already given.
 func offer(cmd *cobra.Command, find choices, given []string, word string) ([]string, cobra.ShellCompDirective) {
 	if find == nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -87,7 +87,7 @@ func offer(cmd *cobra.Command, find choices, given []string, word string) ([]str
 	}), cobra.ShellCompDirectiveNoFileComp
 }
 
-// argumentChoices are by the words of usage lines.
+// argumentChoices are keyed by the words of usage lines.
 func (a *app) argumentChoices() map[string]choices {
 	return map[string]choices{
 		"SANDBOX": a.sandboxChoices, "SNAPSHOT": a.snapshotChoices, "IMAGE": a.imageChoices,
@@ -95,7 +95,7 @@ func (a *app) argumentChoices() map[string]choices {
 	}
 }
 
-// flagChoices are by flag, or by command and flag; nil is a file.
+// flagChoices are keyed by flag, or by command and flag; nil is a file.
 func (a *app) flagChoices() map[string]choices {
 	return map[string]choices{
 		"sandbox": a.sandboxChoices, "from": a.snapshotChoices, "template": a.templateChoices, "image": a.imageChoices,
@@ -147,7 +147,7 @@ func (a *app) snapshotChoices(ctx context.Context, _ *cobra.Command) ([]string, 
 	return out, err
 }
 
-// templateChoices are those of the key.
+// templateChoices are the templates of the key.
 func (a *app) templateChoices(ctx context.Context, _ *cobra.Command) ([]string, error) {
 	t, err := a.target(ctx)
 	if err != nil {
@@ -193,7 +193,7 @@ func (a *app) namespaceChoices(ctx context.Context, _ *cobra.Command) ([]string,
 	return out, nil
 }
 
-// objectChoices are the names and IDs of a kind, in the namespace that the command line names.
+// objectChoices are the names and IDs of a kind, in the command line's namespace.
 func (a *app) objectChoices(of kind) choices {
 	return func(ctx context.Context, cmd *cobra.Command) ([]string, error) {
 		k, err := a.kube(ctx)
@@ -222,8 +222,8 @@ func (a *app) objectChoices(of kind) choices {
 	}
 }
 
-// pathChoices are local files, and sandboxes with the colon that a path in one follows. Shells offer
-// either files or what a program says: the files are listed here.
+// pathChoices are local files, and sandboxes with the colon before a path. Shells offer either files
+// or a program's choices: the files are listed here.
 func (a *app) pathChoices(cmd *cobra.Command, given []string, word string) ([]string, cobra.ShellCompDirective) {
 	const directive = cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
 	if _, _, remote := cutRemote(word); remote {
@@ -231,7 +231,7 @@ func (a *app) pathChoices(cmd *cobra.Command, given []string, word string) ([]st
 	}
 	var out []string
 	dir, start := filepath.Split(word)
-	entries, _ := os.ReadDir(filepath.Clean(dir + ".")) // what cannot be read is not offered
+	entries, _ := os.ReadDir(filepath.Clean(dir + ".")) // unreadable directories are not offered
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), start) && (start != "" || !strings.HasPrefix(e.Name(), ".")) {
 			name := dir + e.Name()

@@ -58,7 +58,7 @@ func (a *app) cpCommand() *cobra.Command {
 			c := &copier{app: a, on: on, progress: newProgress(a.stderr)}
 			defer c.progress.end()
 			if c.progress.tty == nil {
-				c.progress.out = io.Discard // a log needs no bars of small files
+				c.progress.out = io.Discard // no progress lines for small files
 			}
 			copying := c.download
 			if toRemote {
@@ -78,7 +78,7 @@ func (a *app) cpCommand() *cobra.Command {
 
 var remotePath = regexp.MustCompile(`(?s)^([a-z0-9]+(?:[-.][a-z0-9]+)*):(.*)$`)
 
-// cutRemote takes SANDBOX:PATH apart. A local path with a colon is written ./a:b.
+// cutRemote splits SANDBOX:PATH. A local path with a colon is written ./a:b.
 func cutRemote(text string) (id, p string, remote bool) {
 	m := remotePath.FindStringSubmatch(text)
 	if m == nil {
@@ -95,20 +95,20 @@ type copier struct {
 	app      *app
 	on       *connection
 	progress *progress
-	skipped  atomic.Bool // not all was copied, and it was said what
+	skipped  atomic.Bool // some files were skipped, and reported
 }
 
-// skip names what is not copied.
+// skip reports a file that is not copied.
 func (c *copier) skip(what, why string) {
 	c.skipped.Store(true)
 	c.progress.end()
 	fmt.Fprintf(c.app.stderr, "barchan: skipped %s: %s\n", plain(what), plain(why))
 }
 
-// maxLinks is how many links are followed, one after the other, as on Linux.
+// maxLinks bounds how many links are followed in a row, as on Linux.
 const maxLinks = 40
 
-// stat describes what a path leads to.
+// stat describes the target of a path.
 func (c *copier) stat(ctx context.Context, p string) (*filesystempb.EntryInfo, error) {
 	at := p
 	for range maxLinks {
@@ -125,7 +125,7 @@ func (c *copier) stat(ctx context.Context, p string) (*filesystempb.EntryInfo, e
 	return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("%s: %w", p, syscall.ELOOP))
 }
 
-// inside is the destination that cp has in mind: within to, if that is a directory.
+// inside returns the destination as cp does: within to, if that is a directory.
 func (c *copier) inside(ctx context.Context, to, name string) (string, error) {
 	e, err := c.stat(ctx, to)
 	switch {
@@ -168,7 +168,7 @@ func (c *copier) upload(ctx context.Context, from, to string) error {
 	if _, err := c.on.client.Upload(ctx, to, body, nil); err != nil {
 		return c.on.lost(ctx, err)
 	}
-	// Not every touch knows fractions of a second.
+	// Not every touch supports fractions of a second.
 	err = c.command(ctx, nil, "sh", "-c", `chmod "$1" "$4" && { touch -m -d "@$2.$3" "$4" 2>/dev/null || touch -m -d "@$2" "$4"; }`, "sh",
 		fmt.Sprintf("%04o", info.Mode().Perm()), fmt.Sprint(info.ModTime().Unix()), fmt.Sprintf("%09d", info.ModTime().Nanosecond()), to)
 	if start, ok := errors.AsType[*startError](err); ok {
@@ -179,7 +179,7 @@ func (c *copier) upload(ctx context.Context, from, to string) error {
 	return err
 }
 
-// uploadInput copies standard input, which is a tar if it goes to a directory.
+// uploadInput copies standard input, which is a tar if the destination is a directory.
 func (c *copier) uploadInput(ctx context.Context, to string) error {
 	in, err := c.app.standardInput(ctx)
 	if err != nil {
@@ -201,7 +201,7 @@ func (c *copier) uploadInput(ctx context.Context, to string) error {
 	return nil
 }
 
-// uploadTar sends the tar that pack writes, and has it unpacked in a directory of the sandbox.
+// uploadTar sends the tar that pack writes, and unpacks it in a directory of the sandbox.
 func (c *copier) uploadTar(ctx context.Context, to string, pack func(io.Writer) error) error {
 	remote := "/tmp/.barchan-cp-" + rand.Text() + ".tar"
 	r, w := io.Pipe()
@@ -212,7 +212,7 @@ func (c *copier) uploadTar(ctx context.Context, to string, pack func(io.Writer) 
 		packed <- err
 	}()
 	_, err := c.on.client.Upload(ctx, remote, r, nil)
-	_ = r.Close() // ends the packing if the upload did not read it all
+	_ = r.Close() // ends pack if the upload did not read it all
 	if packErr := <-packed; packErr != nil && !errors.Is(packErr, io.ErrClosedPipe) {
 		return packErr
 	}
@@ -260,7 +260,7 @@ func (c *copier) download(ctx context.Context, from, to string) error {
 	return writeFile(to, in, fs.FileMode(e.GetMode())&fs.ModePerm, e.GetModifiedTime().AsTime())
 }
 
-// writeFile puts a file in place whole or not at all.
+// writeFile writes a file atomically.
 func writeFile(to string, in io.Reader, mode fs.FileMode, modified time.Time) error {
 	f, err := os.CreateTemp(filepath.Dir(to), ".barchan-cp-*")
 	if err != nil {
@@ -277,7 +277,7 @@ func writeFile(to string, in io.Reader, mode fs.FileMode, modified time.Time) er
 	return nil
 }
 
-// downloadDir reads a tar that the sandbox makes, which is not to be trusted.
+// downloadDir reads a tar from the sandbox, which is untrusted.
 func (c *copier) downloadDir(ctx context.Context, from, to string) error {
 	r, w := io.Pipe()
 	unpacked := make(chan error, 1)
@@ -294,8 +294,8 @@ func (c *copier) downloadDir(ctx context.Context, from, to string) error {
 	return err
 }
 
-// command runs a program in the sandbox; its output goes to out, if not nil,
-// and what it complains of becomes the error, or is shown if it succeeds.
+// command runs a program in the sandbox; its output goes to out, if not nil, and its stderr becomes
+// the error, or is shown if it succeeds.
 func (c *copier) command(ctx context.Context, out io.Writer, argv ...string) error {
 	no := false
 	stream, err := c.on.client.Process().Start(ctx, connect.NewRequest(&processpb.StartRequest{

@@ -35,8 +35,8 @@ func WriteDocs(w io.Writer) {
 	}
 }
 
-// writeSettings writes the settings once for all commands that take them, and
-// returns the names of their flags.
+// writeSettings writes the settings once for all commands that have them, and returns the names of
+// their flags.
 func writeSettings(w io.Writer) map[string]bool {
 	defaults := config.Default()
 	fmt.Fprint(w, "## Settings\n\n`up`, `down`, `doctor` and `config` take each setting as a flag. A flag wins over the environment variable, that over the\n"+

@@ -41,7 +41,7 @@ func (a *app) doctorCommand() *cobra.Command {
 	return cmd
 }
 
-// audit asks the server; without one this program looks at what it can see, and says so.
+// audit calls the server; without one this program makes the checks that it can, and says so.
 func (a *app) audit(ctx context.Context, cfg *config.Resolved) ([]adminclient.Finding, error) {
 	found, err := adminclient.New(cfg.AdminSocket(), cfg.DataDir).Audit(ctx)
 	if !errors.Is(err, adminclient.ErrNotRunning) || a.deps.Audit == nil {
@@ -51,7 +51,7 @@ func (a *app) audit(ctx context.Context, cfg *config.Resolved) ([]adminclient.Fi
 	return a.deps.Audit(ctx, cfg.Config)
 }
 
-// printFindings prints what an audit found. whole tells that it could see everything.
+// printFindings prints the findings of an audit. whole means that it was complete.
 func (a *app) printFindings(found []adminclient.Finding, whole bool) error {
 	switch {
 	case a.json:
@@ -77,7 +77,7 @@ func (a *app) printFindings(found []adminclient.Finding, whole bool) error {
 	return nil
 }
 
-// checks asks the server, which looks at the machine too; without one this program looks.
+// checks calls the server, which checks the machine too; without one this program does.
 func (a *app) checks(ctx context.Context, cfg *config.Resolved) []adminclient.Check {
 	checks, err := adminclient.New(cfg.AdminSocket(), cfg.DataDir).Doctor(ctx)
 	if err == nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
-// variable is one that clients need; one without export is only told.
+// variable is an environment variable for clients; without export it is only shown.
 type variable struct {
 	name, value string
 	hint        string // why it is not exported; empty: it is
@@ -55,7 +55,7 @@ func (a *app) envCommand() *cobra.Command {
 	return cmd
 }
 
-// knownKey is the key that is given, if the server knows it, else that of the data directory.
+// knownKey returns the given key, if the server accepts it, else the key of the data directory.
 func (a *app) knownKey(ctx context.Context, addr adminclient.Addresses) (string, error) {
 	key := a.first(a.apiKey, envAPIKey)
 	if key == "" {
@@ -97,7 +97,7 @@ func environment(addr adminclient.Addresses, key string, tls bool) ([]variable, 
 	return vars, nil
 }
 
-// shells have the lines that set and unset a variable.
+// shells have the syntax to set and unset a variable.
 var shells = map[string]struct {
 	set, unset func(name, value string) string
 }{

@@ -11,7 +11,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
-// maxForks is the most that one request may make.
+// maxForks is the maximum per request.
 const maxForks = 100
 
 func (a *app) forkCommand() *cobra.Command {
@@ -63,7 +63,7 @@ func (a *app) fork(ctx context.Context, t *target, text string, n restclient.New
 			fmt.Fprintf(a.stderr, "barchan: fork %d: %s\n", place+1, plain(one.Error.Message))
 		}
 		if one.Sandbox != nil {
-			one.Sandbox.AgentToken, one.Sandbox.TrafficToken = "", "" // secrets, and of no use to people
+			one.Sandbox.AgentToken, one.Sandbox.TrafficToken = "", "" // secrets that users do not need
 			if !a.json {
 				fmt.Fprintln(a.stdout, one.Sandbox.SandboxID)
 			}

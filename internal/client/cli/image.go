@@ -22,8 +22,7 @@ func (a *app) imageCommand() *cobra.Command {
 		a.imageBuildCommand(), a.imagePullCommand(), a.imageImportCommand(), a.imageLsCommand(), a.imageRmCommand())
 }
 
-// imageWork does one work of the server's with its progress shown, and prints
-// the images that came of it.
+// imageWork runs a server operation with progress, and prints the resulting images.
 func (a *app) imageWork(work func(c *adminclient.Client, progress func(adminclient.Event)) (adminclient.Result, error)) error {
 	client, err := a.admin()
 	if err != nil {
@@ -100,7 +99,7 @@ func (a *app) imagePullCommand() *cobra.Command {
 	return cmd
 }
 
-// pullHere fetches an image with what this program may use, and has the server import it.
+// pullHere pulls an image with this program's credentials, and imports it into the server.
 func pullHere(ctx context.Context, c *adminclient.Client, ref string, access portable.Access, progress func(adminclient.Event)) (adminclient.Result, error) {
 	from, err := portable.ParseImage(ref, access)
 	if err != nil {
@@ -113,7 +112,7 @@ func pullHere(ctx context.Context, c *adminclient.Client, ref string, access por
 	tar, done := tarOf(ctx, l)
 	in := &countingReader{Reader: tar, step: "pull", total: l.Size(), tell: progress}
 	result, err := c.Import(ctx, in, ref, progress)
-	// Why nothing came is not told by who it was to come to.
+	// The source's error is more precise than the receiver's.
 	if why := done(); why != nil {
 		err = why
 	}

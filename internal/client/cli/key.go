@@ -42,7 +42,7 @@ func (a *app) keyCreateCommand() *cobra.Command {
 			object.Name = args[0]
 		}
 		if expires > 0 {
-			// Objects keep whole seconds: rounded up, or it would live for less than was asked for.
+			// Objects store whole seconds: round up, or the key would expire early.
 			object.Spec.ExpiresAt = &metav1.Time{Time: time.Now().Add(expires + time.Second - 1).Truncate(time.Second)}
 		}
 		k, err := a.kube(cmd.Context())
@@ -62,7 +62,7 @@ func (a *app) keyCreateCommand() *cobra.Command {
 	return cmd
 }
 
-// newKey makes a key and the object that knows its hash.
+// newKey returns a key and the object with its hash.
 func newKey() (string, *barchan.APIKey) {
 	text := barchan.NewKeySecret()
 	spec := barchan.NewAPIKeySpec(text, "")

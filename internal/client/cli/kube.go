@@ -80,7 +80,7 @@ func (a *app) kube(ctx context.Context) (*kube, error) {
 		return nil, fmt.Errorf("kubeconfig %s: %w: %w", file, err, errs.ErrInvalid)
 	}
 	cfg.UserAgent = "barchan/" + a.version().Version
-	cfg.QPS, cfg.Burst = -1, 0 // the server knows better
+	cfg.QPS, cfg.Burst = -1, 0 // the server has its own limits
 	client, err := dynamic.NewForConfig(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig %s: %w", file, err)
@@ -88,7 +88,7 @@ func (a *app) kube(ctx context.Context) (*kube, error) {
 	return &kube{config: cfg, client: client}, nil
 }
 
-// scope is the namespace that a command works in.
+// scope is the namespace of a command.
 type scope struct {
 	namespace string
 	all       bool
@@ -101,8 +101,8 @@ func (s *scope) flags(cmd *cobra.Command, all bool) {
 	}
 }
 
-// chooseNamespace has a command that names no namespace work in that of the key which it is given. Without
-// one it works in the default one, as the key of the data directory does.
+// chooseNamespace sets a command's namespace, if none is given, to that of the given key. Without a
+// key it is the default one, as for the key of the data directory.
 func (a *app) chooseNamespace(ctx context.Context, cmd *cobra.Command) error {
 	flag := cmd.Flags().Lookup("namespace")
 	if flag == nil || flag.DefValue == "" || flag.Changed || a.givenKey() == "" {
@@ -179,7 +179,7 @@ func as[T any](u *unstructured.Unstructured) (T, error) {
 	return v, nil
 }
 
-// kubeError gives a refusal of the API its kind; the API's words stay.
+// kubeError gives an error of the API its kind; the message stays.
 func kubeError(err error) error {
 	switch {
 	case err == nil:
@@ -196,7 +196,7 @@ func kubeError(err error) error {
 	return fmt.Errorf("kubernetes API: %w", err)
 }
 
-// rmCommand removes objects of a kind. One that cannot be removed does not keep the others.
+// rmCommand removes objects of a kind. A failure does not stop the others.
 func (a *app) rmCommand(short string, of kind) *cobra.Command {
 	var s scope
 	what := strings.ToUpper(of.noun)
@@ -212,7 +212,7 @@ func (a *app) rmCommand(short string, of kind) *cobra.Command {
 	return cmd
 }
 
-// remove deletes the objects that the texts name, and prints the texts.
+// remove deletes the named objects, and prints the names.
 func (k *kube) remove(ctx context.Context, out io.Writer, of kind, namespace string, texts []string) error {
 	var failed []error
 	for _, text := range texts {

@@ -11,8 +11,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
-// each does one thing to every sandbox that is named, and prints the IDs where
-// it succeeded. An error does not keep the others from their turn.
+// each calls do for every named sandbox, and prints the IDs of successes. An error does not stop the
+// others.
 func (a *app) each(ctx context.Context, names []string, do func(t *target, id string) error) error {
 	return a.withTarget(ctx, func(t *target) error {
 		var failed []error

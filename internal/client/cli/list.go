@@ -11,17 +11,17 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// format is how a list is printed; empty is a table.
+// format is the output format of a list; empty is a table.
 type format string
 
 const (
 	formatJSON format = "json"
 	formatName format = "name"
 	formatWide format = "wide"
-	formatID   format = "id" // what -q asks for
+	formatID   format = "id" // set by -q
 )
 
-// Set reads the value of -o.
+// Set parses the value of -o.
 func (f *format) Set(text string) error {
 	if !slices.Contains(formats(), text) {
 		return errors.New("want json, name or wide")
@@ -30,10 +30,10 @@ func (f *format) Set(text string) error {
 	return nil
 }
 
-// String is the value.
+// String returns the value.
 func (f *format) String() string { return string(*f) }
 
-// Type names the value in help.
+// Type is the value's name in help.
 func (f *format) Type() string { return "format" }
 
 func formats() []string { return []string{string(formatJSON), string(formatName), string(formatWide)} }
@@ -44,7 +44,7 @@ type formatSwitch struct {
 	to   format
 }
 
-// Set reads true or false, as in --json=false.
+// Set parses true or false, as in --json=false.
 func (s formatSwitch) Set(text string) error {
 	on, err := strconv.ParseBool(text)
 	if on {
@@ -53,13 +53,13 @@ func (s formatSwitch) Set(text string) error {
 	return err
 }
 
-// String is the default, as help shows it.
+// String returns the default for help.
 func (s formatSwitch) String() string { return "false" }
 
-// Type has help show no value.
+// Type hides the value in help.
 func (s formatSwitch) Type() string { return "bool" }
 
-// listFlags adds the flags of every list; the last one given counts.
+// listFlags adds the flags of every list; the last one given applies.
 func (a *app) listFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.VarP(&a.format, "output", "o", "output `format`: json, name (names only) or wide (more columns)")
@@ -67,18 +67,18 @@ func (a *app) listFlags(cmd *cobra.Command) {
 	f.VarPF(formatSwitch{&a.format, formatID}, "quiet", "q", "print IDs only").NoOptDefVal = "true"
 }
 
-// columns says how the items of a list are printed.
+// columns describes how the items of a list are printed.
 type columns[T any] struct {
-	// header names the columns. One of them is ID or NAME, else the first stands for both.
+	// header names the columns. One of them is ID or NAME, else the first serves as both.
 	header []string
-	// wide is how many of the last columns only -o wide prints.
+	// wide is how many of the last columns require -o wide.
 	wide int
 	row  func(*T) []string
-	// none is what people hear of an empty list; empty: the header.
+	// none is the message for an empty list; empty: the header.
 	none string
 }
 
-// at is the first of the named columns that there is, else the first of all.
+// at returns the index of the first existing one of the named columns, else 0.
 func (c *columns[T]) at(names ...string) int {
 	for _, name := range names {
 		if i := slices.Index(c.header, name); i >= 0 {
@@ -88,7 +88,7 @@ func (c *columns[T]) at(names ...string) int {
 	return 0
 }
 
-// printList prints items in the format that the flags ask for.
+// printList prints items in the format of the flags.
 func printList[T any](a *app, c columns[T], items []T) error {
 	only := -1
 	switch a.format {
@@ -127,11 +127,11 @@ func printList[T any](a *app, c columns[T], items []T) error {
 	return nil
 }
 
-// lister says how the objects of a noun are listed.
+// lister describes how the objects of a noun are listed.
 type lister[T any] struct {
 	columns[T]
 	short, long string
-	// find lists those of a namespace; empty means of all.
+	// find lists the objects of a namespace; empty means all.
 	find func(ctx context.Context, k *kube, namespace string) ([]T, error)
 }
 
@@ -145,7 +145,7 @@ func lsCommand[T any](a *app, l lister[T]) *cobra.Command {
 	return cmd
 }
 
-// listObjects prints the objects of a namespace; empty means of all.
+// listObjects prints the objects of a namespace; empty means all.
 func listObjects[T any](ctx context.Context, a *app, l lister[T], namespace string) error {
 	k, err := a.kube(ctx)
 	if err != nil {
@@ -158,7 +158,7 @@ func listObjects[T any](ctx context.Context, a *app, l lister[T], namespace stri
 	return printList(a, l.columns, items)
 }
 
-// allOf finds all objects of a kind.
+// allOf returns a function that lists all objects of a kind.
 func allOf[T any](r schema.GroupVersionResource) func(context.Context, *kube, string) ([]T, error) {
 	return func(ctx context.Context, k *kube, namespace string) ([]T, error) {
 		return listAs[T](ctx, k, r, namespace)

@@ -42,8 +42,8 @@ func (a *app) logsCommand() *cobra.Command {
 	return cmd
 }
 
-// logs reads page after page. The API's cursor has milliseconds, so a page
-// begins with lines of the one before; those of its last millisecond are known.
+// logs reads page after page. The API's cursor has milliseconds, so a page begins with lines of the
+// previous one; those of its last millisecond are dropped.
 func (a *app) logs(ctx context.Context, t *target, id string, follow, stamps bool) error {
 	var cursor time.Time
 	seen := map[string]int{}
@@ -80,8 +80,8 @@ func (a *app) logs(ctx context.Context, t *target, id string, follow, stamps boo
 	}
 }
 
-// unseen drops the entries that were there before, and moves the cursor to the
-// newest. seen counts the entries of the cursor's millisecond.
+// unseen drops the entries that were read before, and moves the cursor to the newest. seen counts the
+// entries of the cursor's millisecond.
 func unseen(entries []restclient.LogEntry, cursor *time.Time, seen map[string]int) []restclient.LogEntry {
 	before := maps.Clone(seen)
 	var fresh []restclient.LogEntry

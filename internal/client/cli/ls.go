@@ -64,7 +64,7 @@ func sandboxColumns() columns[restclient.Listed] {
 		none:   "no sandboxes; `barchan run --keep -- true` makes one",
 		row: func(s *restclient.Listed) []string {
 			ends := left(s.EndAt)
-			if s.State == restclient.StatePaused { // it has no end while it is paused
+			if s.State == restclient.StatePaused { // a paused sandbox has no expiry
 				ends = "-"
 			}
 			return []string{
@@ -96,7 +96,7 @@ func (a *app) show(ctx context.Context, t *target, text string) error {
 	if err != nil {
 		return err
 	}
-	d.AgentToken = "" // a secret, and of no use to people
+	d.AgentToken = "" // a secret that users do not need
 	if a.json {
 		return a.printJSON(d)
 	}

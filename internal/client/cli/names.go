@@ -23,8 +23,8 @@ import (
 // anyState is the filter of a list of all sandboxes.
 func anyState() []string { return []string{restclient.StateRunning, restclient.StatePaused} }
 
-// find returns the one sandbox that text names: the whole ID first, then the name in the key's namespace,
-// then the beginning of one ID.
+// find returns the one sandbox of a text: the whole ID first, then the name in the key's namespace,
+// then a unique prefix of an ID.
 func (t *target) find(ctx context.Context, text string) (restclient.Detail, error) {
 	id, notID := sandbox.ParseID(text)
 	gone := fmt.Errorf("no sandbox has the name %q, or an ID that begins so; `barchan ls` lists them: %w", text, errs.ErrNotFound)
@@ -33,7 +33,7 @@ func (t *target) find(ctx context.Context, text string) (restclient.Detail, erro
 		if !errors.Is(err, errs.ErrNotFound) {
 			return d, err
 		}
-		gone = err // the API may know what became of it
+		gone = err // the API may return why it ended
 	}
 	found, err := t.search(ctx, text)
 	switch {
@@ -45,8 +45,8 @@ func (t *target) find(ctx context.Context, text string) (restclient.Detail, erro
 	return t.rest.Get(ctx, found)
 }
 
-// resolve is the ID of the one sandbox that text names, as find has it. A whole ID is returned also where
-// no sandbox has it: each route of the API answers for itself.
+// resolve returns the ID of the sandbox that find finds. A whole ID is returned even if no sandbox has
+// it: the API's routes report that.
 func (t *target) resolve(ctx context.Context, text string) (string, error) {
 	d, err := t.find(ctx, text)
 	if id, notID := sandbox.ParseID(text); notID == nil && errors.Is(err, errs.ErrNotFound) {
@@ -55,7 +55,8 @@ func (t *target) resolve(ctx context.Context, text string) (string, error) {
 	return d.SandboxID, err
 }
 
-// search returns the ID of the sandbox of a name, or of the only one whose ID begins with text; empty: none.
+// search returns the ID of the sandbox of a name, or of the only one whose ID begins with text; empty:
+// none.
 func (t *target) search(ctx context.Context, text string) (string, error) {
 	if text == "" {
 		return "", nil
@@ -64,7 +65,7 @@ func (t *target) search(ctx context.Context, text string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// Another server of this API does not know the filter, and lists all.
+	// Other servers of this API ignore the filter, and list all.
 	if at := slices.IndexFunc(named, func(s restclient.Listed) bool { return s.Name == text }); at >= 0 {
 		return named[at].SandboxID, nil
 	}
@@ -85,11 +86,11 @@ func (t *target) search(ctx context.Context, text string) (string, error) {
 	return begin[0], nil
 }
 
-// kind is a resource of the Kubernetes API as people name its objects.
+// kind is a resource of the Kubernetes API with its names for users.
 type kind struct {
 	schema.GroupVersionResource
 	noun string
-	// id is the ID that an object has beside its name.
+	// id returns an object's ID, which it has beside its name.
 	id func(metav1.Object) string
 	// isID reports whether a text may be such an ID.
 	isID func(text string) bool
@@ -112,7 +113,7 @@ func keyKind() kind {
 	}}
 }
 
-// checkpointKind is of snapshots as objects: their ID is the REST API's.
+// checkpointKind is for snapshots as objects: their ID is the REST API's.
 func checkpointKind() kind {
 	return kind{checkpointsResource(), "snapshot", func(o metav1.Object) string {
 		return (&barchan.Checkpoint{ObjectMeta: metav1.ObjectMeta{Name: o.GetName(), Labels: o.GetLabels()}}).SnapshotID()
@@ -124,8 +125,8 @@ func likeSandboxID(text string) bool {
 	return err == nil
 }
 
-// nameOf returns the name of the object that text names in a namespace: the object of that ID, else the
-// name itself, which need not exist.
+// nameOf returns the name of an object in a namespace: the object of the ID, else the name itself,
+// which need not exist.
 func (k *kube) nameOf(ctx context.Context, of kind, namespace, text string) (string, error) {
 	if !of.isID(text) {
 		return text, nil
@@ -142,7 +143,7 @@ func (k *kube) nameOf(ctx context.Context, of kind, namespace, text string) (str
 	return text, nil
 }
 
-// getNamed reads the object that text names as T.
+// getNamed reads the object of a text as T.
 func getNamed[T any](ctx context.Context, k *kube, of kind, namespace, text string) (T, error) {
 	name, err := k.nameOf(ctx, of, namespace, text)
 	if err != nil {
@@ -153,8 +154,8 @@ func getNamed[T any](ctx context.Context, k *kube, of kind, namespace, text stri
 	return v, of.missing(err, namespace, text)
 }
 
-// snapshotObject returns the name of the checkpoint that text names: the one of the ID, else the object of
-// the name, else the newest snapshot of the name.
+// snapshotObject returns the name of a checkpoint: by the ID, else by the object's name, else the
+// newest snapshot of the name.
 func (k *kube) snapshotObject(ctx context.Context, namespace, text string) (string, error) {
 	list, err := listAs[barchan.Checkpoint](ctx, k, checkpointsResource(), namespace)
 	if err != nil {
@@ -180,7 +181,7 @@ func (k *kube) snapshotObject(ctx context.Context, namespace, text string) (stri
 	return cmp.Or(object, text), nil
 }
 
-// missing says in the words of the command line that an object is not there.
+// missing describes a missing object in the command line's terms.
 func (of kind) missing(err error, namespace, text string) error {
 	if !errors.Is(err, errs.ErrNotFound) {
 		return err

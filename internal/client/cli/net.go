@@ -20,7 +20,7 @@ func (a *app) netCommand() *cobra.Command {
 		a.netLeasesCommand(), a.netSubnetsCommand(), a.netReleaseCommand(), a.netCheckCommand(), a.netTraceCommand())
 }
 
-// leaseStates are what --state takes.
+// leaseStates are the values of --state.
 func leaseStates() []string { return []string{"reserved", "held", "quarantined", "cooling"} }
 
 func (a *app) netLeasesCommand() *cobra.Command {
@@ -236,7 +236,7 @@ func (a *app) netTraceCommand() *cobra.Command {
 	return cmd
 }
 
-// localSandbox is a sandbox's whole ID. Only the beginning of one needs the REST API.
+// localSandbox returns a sandbox's whole ID. Only a prefix needs the REST API.
 func (a *app) localSandbox(ctx context.Context, text string) (id string, err error) {
 	if id, err := sandbox.ParseID(text); err == nil {
 		return string(id), nil

@@ -49,7 +49,7 @@ func (a *app) peersLsCommand() *cobra.Command {
 	return cmd
 }
 
-// maxKeyFile bounds what is read of a key's file, in bytes.
+// maxKeyFile bounds the read of a key's file, in bytes.
 const maxKeyFile = 4096
 
 func (a *app) peersKeyAddCommand() *cobra.Command {

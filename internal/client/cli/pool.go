@@ -29,9 +29,9 @@ import (
 )
 
 const (
-	// maxPool is the greatest size of a pool.
+	// maxPool is the maximum size of a pool.
 	maxPool = 1000
-	// shownEvents is how many of a pool's events are shown, the last ones.
+	// shownEvents is how many of a pool's latest events are shown.
 	shownEvents = 10
 )
 
@@ -59,7 +59,7 @@ func (a *app) poolLsCommand() *cobra.Command {
 	})
 }
 
-// short is as much of a revision as people compare.
+// short returns the abbreviated revision.
 func short(revision string) string { return revision[:min(len(revision), 10)] }
 
 func templateName(p *extensions.SandboxWarmPool) string {
@@ -77,7 +77,7 @@ func strategy(p *extensions.SandboxWarmPool) string {
 	return string(extensions.UpdateOnReplenish)
 }
 
-// desiredMembers is what the controller wants now; before it has looked, what the specification says.
+// desiredMembers is the controller's desired count; before its first reconcile, the specification's.
 func desiredMembers(p *extensions.SandboxWarmPool) int32 {
 	b := p.Spec.Barchan
 	switch {
@@ -91,7 +91,7 @@ func desiredMembers(p *extensions.SandboxWarmPool) int32 {
 	return 1
 }
 
-// readyMembers counts those that a claim can have.
+// readyMembers counts the claimable members.
 func readyMembers(p *extensions.SandboxWarmPool) int32 {
 	if p.Status.Barchan != nil {
 		return p.Status.Barchan.CurrentReadyReplicas
@@ -99,8 +99,8 @@ func readyMembers(p *extensions.SandboxWarmPool) int32 {
 	return p.Status.ReadyReplicas
 }
 
-// waitsFor is why a pool is not as it should be, as a word and a sentence; the word is "Full",
-// or another of the controller's, if it is.
+// waitsFor returns why a pool differs from its specification, as a reason and a message; for a full
+// pool the reason is "Full", or another of the controller's.
 func waitsFor(p *extensions.SandboxWarmPool) (reason, message string) {
 	ready := meta.FindStatusCondition(p.Status.Conditions, extensions.PoolReady)
 	going := meta.FindStatusCondition(p.Status.Conditions, extensions.PoolProgressing)
@@ -115,7 +115,7 @@ func waitsFor(p *extensions.SandboxWarmPool) (reason, message string) {
 	return "-", "the pool's controller has not looked at it yet"
 }
 
-// isFull reports whether a pool is as its specification wants it, and at rest.
+// isFull reports whether a pool matches its specification and nothing is in progress.
 func isFull(p *extensions.SandboxWarmPool) bool {
 	return p.Status.ObservedGeneration >= p.Generation && meta.IsStatusConditionTrue(p.Status.Conditions, extensions.PoolReady) &&
 		!meta.IsStatusConditionTrue(p.Status.Conditions, extensions.PoolProgressing)
@@ -193,7 +193,7 @@ func autoscale(p *extensions.SandboxWarmPool) *extensions.PoolAutoscale {
 	return p.Spec.Barchan.Autoscale
 }
 
-// bounds tells of the limits that a pool sets to its replacing.
+// bounds describes a pool's limits for replacing members.
 func bounds(p *extensions.SandboxWarmPool) string {
 	var text string
 	if b := p.Spec.Barchan; b != nil && b.MaxSurge != nil {
@@ -250,7 +250,7 @@ func (a *app) showEvents(ctx context.Context, k *kube, p *extensions.SandboxWarm
 	return nil
 }
 
-// lastSeen is when an event happened, which its two APIs note in different fields.
+// lastSeen returns when an event happened; its two APIs use different fields.
 func lastSeen(e *corev1.Event) time.Time {
 	switch {
 	case e.Series != nil:
@@ -274,7 +274,7 @@ func (w *waiting) flags(cmd *cobra.Command) {
 	cmd.Flags().DurationVar(&w.timeout, "timeout", 5*time.Minute, "bound of --wait")
 }
 
-// until waits for a pool to be as its specification wants it, and tells what it waits for.
+// until waits until a pool matches its specification, and reports the progress.
 func (w *waiting) until(ctx context.Context, a *app, k *kube, namespace, name string) error {
 	if !w.wanted {
 		return nil
@@ -299,7 +299,7 @@ func (w *waiting) until(ctx context.Context, a *app, k *kube, namespace, name st
 
 var errWatchEnded = errors.New("the watch has ended")
 
-// watchPool follows a pool from the state given until it is full.
+// watchPool follows a pool from a given state until it is full.
 func (a *app) watchPool(ctx context.Context, k *kube, p extensions.SandboxWarmPool, told *string) error {
 	full := func() bool {
 		if isFull(&p) {
@@ -342,7 +342,7 @@ func (a *app) watchPool(ctx context.Context, k *kube, p extensions.SandboxWarmPo
 	return errWatchEnded
 }
 
-// poolSize reads a number of sandboxes.
+// poolSize parses a number of sandboxes.
 func poolSize(cmd *cobra.Command, name, text string) (int32, error) {
 	n, err := strconv.ParseUint(text, 10, 64)
 	if err != nil || n > maxPool {

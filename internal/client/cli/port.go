@@ -95,8 +95,8 @@ func checkExpires(signs bool, expires time.Duration, port uint64, forward string
 	return nil
 }
 
-// signedQuery lets whoever has it pass. The API tells the token that it is signed with to who
-// connects; that changes nothing for a sandbox that runs. Empty: none is needed.
+// signedQuery returns a query that gives access to its bearer. The API returns the signing token from
+// Connect, which does not change a running sandbox. Empty: none is needed.
 func (a *app) signedQuery(ctx context.Context, t *target, d *restclient.Detail, port uint16, expires time.Duration) (url.Values, error) {
 	if d.Network == nil || d.Network.AllowPublicTraffic == nil || *d.Network.AllowPublicTraffic {
 		fmt.Fprintln(a.stderr, "traffic to this sandbox is public: its URL needs no signature, and does not expire")
@@ -105,7 +105,7 @@ func (a *app) signedQuery(ctx context.Context, t *target, d *restclient.Detail, 
 	if d.State != restclient.StateRunning {
 		return nil, fmt.Errorf("sandbox %s is %s, and what signs its URLs is told only while it runs; resume it first: %w", d.SandboxID, d.State, errs.ErrConflict)
 	}
-	// Were it to fall asleep just now, it would be resumed, for what was left of its time.
+	// If it is paused just now, it is resumed for its remaining time.
 	s, err := t.rest.Connect(ctx, d.SandboxID, max(1, int64(time.Until(d.EndAt).Seconds())))
 	if err != nil {
 		return nil, err
@@ -116,7 +116,7 @@ func (a *app) signedQuery(ctx context.Context, t *target, d *restclient.Detail, 
 	return signedurl.Query(s.TrafficToken, port, time.Now().Add(expires)), nil
 }
 
-// withQuery adds a query to a URL of ours, if there is one.
+// withQuery adds a query, if not empty, to a URL.
 func withQuery(address string, query url.Values) string {
 	if address == "" || len(query) == 0 {
 		return address
@@ -138,8 +138,8 @@ func (a *app) printURLs(plain, secure string, tls bool) error {
 	return nil
 }
 
-// portURLs are the URLs by host: of the data directory's server by its domain, of another
-// as the API's URL has it.
+// portURLs returns the URLs by host: for the data directory's server by its domain, for another by the
+// API's URL.
 func (a *app) portURLs(ctx context.Context, t *target, id string, port int) (plain, secure string, err error) {
 	label := fmt.Sprintf("%d-%s", port, id)
 	s, err := a.localServer(ctx)
@@ -161,7 +161,7 @@ func (a *app) portURLs(ctx context.Context, t *target, id string, port int) (pla
 	return plain, secure, nil
 }
 
-// remoteURLs are of a server that is not the data directory's.
+// remoteURLs is for a server that is not the data directory's.
 func (a *app) remoteURLs(t *target, label string) (plain, secure string, err error) {
 	u, err := url.Parse(t.url)
 	if err != nil {
@@ -215,7 +215,7 @@ func serveUntil(ctx context.Context, srv *http.Server, l net.Listener) error {
 		end()
 	})
 	<-over.Done()
-	err := srv.Close() // streams would hold a gentler end for ever
+	err := srv.Close() // a graceful shutdown would wait for streams without limit
 	wg.Wait()
 	if ctx.Err() != nil || errors.Is(served, http.ErrServerClosed) {
 		return err
@@ -223,8 +223,8 @@ func serveUntil(ctx context.Context, srv *http.Server, l net.Listener) error {
 	return served
 }
 
-// forwarder sends requests on with the headers that route them. The Host that
-// the client asked for would mean another route, and goes.
+// forwarder forwards requests with the headers that route them. The client's Host would mean another
+// route, and is removed.
 func forwarder(to *url.URL, header http.Header, transport http.RoundTripper, talk *slog.Logger) http.Handler {
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
@@ -240,7 +240,7 @@ func forwarder(to *url.URL, header http.Header, transport http.RoundTripper, tal
 		},
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/2 needs no such thing
+		_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/2 needs no such call
 		proxy.ServeHTTP(w, r)
 	})
 }

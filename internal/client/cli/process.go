@@ -39,7 +39,7 @@ func (o *processOptions) flags(cmd *cobra.Command) {
 	f.SetInterspersed(false)
 }
 
-// environment reads NAME=VALUE pairs.
+// environment parses NAME=VALUE pairs.
 func (a *app) environment(list []string) (map[string]string, error) {
 	out := map[string]string{}
 	for _, item := range list {
@@ -55,8 +55,7 @@ func (a *app) environment(list []string) (map[string]string, error) {
 	return out, nil
 }
 
-// input decides what the command reads: this program's standard input, if it
-// is wanted or is a pipe or a file.
+// input returns the command's input: this program's standard input, if requested or a pipe or a file.
 func (a *app) input(o processOptions) (io.Reader, error) {
 	if o.noInput || o.detach {
 		if o.interactive || o.tty {
@@ -101,7 +100,7 @@ const (
 	endWithin = 5 * time.Second
 )
 
-// startRequest asks for a command as the options say.
+// startRequest returns the request for a command with the options.
 func (a *app) startRequest(argv []string, o processOptions, input bool) (*connect.Request[processpb.StartRequest], error) {
 	env, err := a.environment(o.env)
 	if err != nil {
@@ -126,8 +125,8 @@ func (a *app) startRequest(argv []string, o processOptions, input bool) (*connec
 	return call, nil
 }
 
-// runProcess runs a command to its end and returns its exit code, as a shell
-// would tell it. When ctx ends the command is ended too.
+// runProcess runs a command and returns its exit code, as a shell would. When ctx ends the command is
+// killed.
 func (a *app) runProcess(ctx context.Context, on *connection, argv []string, o processOptions) (int, error) {
 	p := &process{app: a, on: on}
 	var err error
@@ -140,13 +139,13 @@ func (a *app) runProcess(ctx context.Context, on *connection, argv []string, o p
 	}
 	if o.tty {
 		p.tty = fileOf(a.stdin)
-		// From before the size is read, or a change between the two is never told.
+		// Before the size is read, or a change between the two would be lost.
 		p.sized = make(chan os.Signal, 1)
 		signal.Notify(p.sized, syscall.SIGWINCH)
 		defer signal.Stop(p.sized)
 		call.Msg.Pty = terminalSize(p.tty)
 	}
-	// The stream outlasts ctx: it says which process to end, and when that has ended.
+	// The stream outlives ctx: it has the process to kill, and its end.
 	var streaming context.Context
 	streaming, p.cut = context.WithCancel(context.WithoutCancel(ctx))
 	defer p.cut()
@@ -178,7 +177,7 @@ func terminalSize(tty *os.File) *processpb.PTY {
 }
 
 // follow copies in both directions until the command has ended. When ctx ends, or the output cannot be
-// written, it ends the command.
+// written, it kills the command.
 func (p *process) follow(ctx context.Context, stream *connect.ServerStreamForClient[processpb.StartResponse]) (int, error) {
 	side, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
@@ -200,7 +199,7 @@ func (p *process) follow(ctx context.Context, stream *connect.ServerStreamForCli
 	var end *processpb.ProcessEvent_EndEvent
 	for end == nil && stream.Receive() {
 		if err != nil {
-			cancel(err) // what comes now is dropped
+			cancel(err) // later output is dropped
 		} else {
 			err = p.show(stream.Msg().GetEvent().GetData())
 		}
@@ -221,7 +220,7 @@ func (p *process) follow(ctx context.Context, stream *connect.ServerStreamForCli
 	return envd.ExitCode(end), nil
 }
 
-// endAfter ends the command when ctx is done before over, first with SIGTERM, then with SIGKILL.
+// endAfter kills the command when ctx is done before over, first with SIGTERM, then with SIGKILL.
 func (p *process) endAfter(ctx context.Context, over <-chan struct{}) {
 	select {
 	case <-over:
@@ -256,14 +255,14 @@ func (p *process) selector() *processpb.ProcessSelector {
 	return &processpb.ProcessSelector{Selector: &processpb.ProcessSelector_Pid{Pid: p.pid}}
 }
 
-// resize tells the command's terminal each new size of ours.
+// resize forwards each new terminal size to the command.
 func (p *process) resize(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-p.sized:
-			// The next change corrects what this one may fail to tell.
+			// A later change corrects a failed update.
 			_, _ = p.on.client.Process().Update(ctx, connect.NewRequest(&processpb.UpdateRequest{
 				Process: p.selector(), Pty: terminalSize(p.tty),
 			}))
@@ -271,7 +270,7 @@ func (p *process) resize(ctx context.Context) {
 	}
 }
 
-// rawTerminal hands every key to the command, and returns the way back.
+// rawTerminal passes every key to the command, and returns a function that restores the terminal.
 func (p *process) rawTerminal() (func(), error) {
 	if p.tty == nil {
 		return func() {}, nil
@@ -283,7 +282,7 @@ func (p *process) rawTerminal() (func(), error) {
 	return func() { _ = term.Restore(int(p.tty.Fd()), state) }, nil
 }
 
-// signal sends a signal to the command, which may have ended or be out of reach: endAfter sees that.
+// signal sends a signal to the command, which may have ended or be unreachable: endAfter handles that.
 func (p *process) signal(ctx context.Context, sig processpb.Signal) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWithin)
 	defer cancel()

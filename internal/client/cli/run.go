@@ -13,7 +13,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
-// Bounds of calls that go on after Ctrl-C.
+// Bounds of calls that continue after Ctrl-C.
 const (
 	createWithin = 2 * time.Minute
 	killWithin   = 30 * time.Second
@@ -86,7 +86,7 @@ func (a *app) runCommand() *cobra.Command {
 	return cmd
 }
 
-// sandboxToRun is the sandbox that the flags of run ask for.
+// sandboxToRun returns the sandbox of run's flags.
 func (a *app) sandboxToRun(cmd *cobra.Command, o *runOptions, v variant) (n restclient.NewSandbox, err error) {
 	template := o.template
 	switch {
@@ -150,7 +150,7 @@ func keyValues(flag string, list []string) (map[string]string, error) {
 }
 
 func (a *app) runInNew(ctx context.Context, t *target, n restclient.NewSandbox, v variant, argv []string, o processOptions, keep bool) (err error) {
-	// Cancelled half-way, a create could leave a sandbox that nobody knows.
+	// A cancelled create could leave an unknown sandbox.
 	create, cancel := context.WithTimeout(context.WithoutCancel(ctx), createWithin)
 	defer cancel()
 	made := time.Now()
@@ -186,7 +186,7 @@ func (a *app) runInNew(ctx context.Context, t *target, n restclient.NewSandbox, 
 	return err
 }
 
-// killQuietly ends a sandbox even after Ctrl-C; one that ended already is fine.
+// killQuietly deletes a sandbox even after Ctrl-C; one that is gone is success.
 func (a *app) killQuietly(ctx context.Context, t *target, id string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killWithin)
 	defer cancel()

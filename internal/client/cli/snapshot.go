@@ -66,10 +66,10 @@ func (a *app) snapshot(ctx context.Context, t *target, text string, n restclient
 	return nil
 }
 
-// patienceOfPeople is after how long they want to hear what goes on.
+// patienceOfPeople is the delay before a progress message.
 const patienceOfPeople = time.Second
 
-// saying tells what goes on, if that takes long. Call what it returns at the end.
+// saying shows a progress message if a call takes long. Call done at the end.
 func (a *app) saying(what string) (done func()) {
 	start := time.Now()
 	stop, ended := make(chan struct{}), make(chan struct{})
@@ -200,7 +200,7 @@ func (a *app) snapshotShowCommand() *cobra.Command {
 	return cmd
 }
 
-// namespaceFlag chooses the objects of a namespace, in place of what the REST API shows.
+// namespaceFlag selects the objects of a namespace, instead of the REST API's list.
 func namespaceFlag(cmd *cobra.Command, namespace *string) {
 	cmd.Flags().StringVarP(namespace, "namespace", "n", "", "among the objects of this namespace (default the key's namespace)")
 }

@@ -48,7 +48,7 @@ func (a *app) snapshotExportCommand() *cobra.Command {
 			}
 		}
 		req.Namespace, req.Name = s.namespace, args[0]
-		if k, err := a.kube(cmd.Context()); err == nil { // without it, only the name of the object is known
+		if k, err := a.kube(cmd.Context()); err == nil { // otherwise only the object's name is known
 			if req.Name, err = k.snapshotObject(cmd.Context(), s.namespace, args[0]); err != nil {
 				return err
 			}
@@ -73,7 +73,7 @@ func registryFlags(cmd *cobra.Command, access *portable.Access) {
 	cmd.Flags().StringVar(&access.CAFile, "ca-file", "", "PEM `file` with the authority of the registry's certificate, beside the system's")
 }
 
-// exported has the server write a checkpoint, and shows how far that is.
+// exported requests an export from the server, and shows the progress.
 func (a *app) exported(ctx context.Context, req adminclient.CheckpointExport, write func(io.Reader) error) error {
 	client, err := a.admin()
 	if err != nil {
@@ -104,7 +104,7 @@ func push(ctx context.Context, in io.Reader, to portable.Place) error {
 	return portable.Push(ctx, r, to)
 }
 
-// writeWhole makes a file of all that is read, or none. What was there is replaced only then.
+// writeWhole writes a file atomically from a reader. An existing file is replaced only at the end.
 func writeWhole(path string, in io.Reader) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
@@ -149,7 +149,7 @@ func (a *app) snapshotImportCommand() *cobra.Command {
 			return err
 		}
 		made, err := a.imported(cmd.Context(), req, in, total)
-		// Why nothing came is not told by who it was to come to.
+		// The source's error is more precise than the receiver's.
 		if why := done(); why != nil {
 			err = why
 		}
@@ -165,8 +165,8 @@ func (a *app) snapshotImportCommand() *cobra.Command {
 	return cmd
 }
 
-// openArtifact reads an artifact as a tar in the order in which the server needs it. Once it is read no
-// further, done tells what went wrong in making the tar.
+// openArtifact reads an artifact as a tar in the server's order. After the last read, done returns the
+// error of writing the tar.
 func (a *app) openArtifact(ctx context.Context, from string, access portable.Access) (in io.Reader, size int64, done func() error, err error) {
 	var l *portable.Layout
 	var f *os.File
@@ -204,7 +204,7 @@ func (a *app) openArtifact(ctx context.Context, from string, access portable.Acc
 	}, nil
 }
 
-// tarOf makes a tar while it is read. Once it is read no further, done tells what went wrong in making it.
+// tarOf writes a tar while it is read. After the last read, done returns the error of writing it.
 func tarOf(ctx context.Context, l *portable.Layout) (in io.Reader, done func() error) {
 	out, into := io.Pipe()
 	var writer errgroup.Group
@@ -227,7 +227,7 @@ func tarOf(ctx context.Context, l *portable.Layout) (in io.Reader, done func() e
 	}
 }
 
-// errRead ends the making of a tar that nobody reads any further.
+// errRead ends the writing of a tar that is no longer read.
 var errRead = errors.New("it is read no further")
 
 func (a *app) imported(ctx context.Context, req adminclient.CheckpointImport, in io.Reader, total int64) (adminclient.Imported, error) {

@@ -11,12 +11,12 @@ import (
 	"golang.org/x/term"
 )
 
-// standardInput gives what it has until the context is done: Ctrl-C ends whoever reads from it.
+// standardInput reads standard input until the context is done: Ctrl-C ends the read.
 func (a *app) standardInput(ctx context.Context) (io.Reader, error) {
 	return newInterruptible(ctx, a.stdin)
 }
 
-// open opens a file that a command is given by name; - is standard input.
+// open opens a named file; - is standard input.
 func (a *app) open(ctx context.Context, name string) (io.ReadCloser, error) {
 	if name != "-" {
 		return os.Open(name)
@@ -25,16 +25,15 @@ func (a *app) open(ctx context.Context, name string) (io.ReadCloser, error) {
 	return io.NopCloser(in), err
 }
 
-// interruptible reads a file until its context is done, even while the file
-// has nothing to give; a plain read of a terminal could not be ended.
+// interruptible reads a file until its context is done, even while the file has no data; a plain read
+// of a terminal could not be cancelled.
 type interruptible struct {
 	file *os.File
 	wake *os.File
 	ctx  func() error
 }
 
-// newInterruptible wraps files; other readers are returned as they are, for
-// they come to their end by themselves.
+// newInterruptible wraps files; other readers are returned unchanged, because they end without it.
 func newInterruptible(ctx context.Context, in io.Reader) (io.Reader, error) {
 	f, ok := in.(*os.File)
 	if !ok {
@@ -48,7 +47,7 @@ func newInterruptible(ctx context.Context, in io.Reader) (io.Reader, error) {
 	return &interruptible{file: f, wake: r, ctx: ctx.Err}, nil
 }
 
-// Read waits for the file or the end of the context, whose error it gives then.
+// Read waits for data or the end of the context, and then returns its error.
 func (i *interruptible) Read(b []byte) (int, error) {
 	for {
 		if err := i.ctx(); err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// otherWords are what other programs call a command of ours.
+// otherWords are other programs' names of barchan's commands.
 func otherWords() map[string][]string {
 	return map[string][]string{
 		"run": {"create", "new"}, "exec": {"shell", "ssh", "attach", "connect"}, "ls": {"sandbox", "sandboxes", "get"},
@@ -18,7 +18,7 @@ func otherWords() map[string][]string {
 	}
 }
 
-// unknownCommand says what people may have meant.
+// unknownCommand suggests similar commands.
 func unknownCommand(cmd *cobra.Command, name string) error {
 	for _, c := range cmd.Commands() {
 		if cmd.Parent() == nil {
@@ -28,7 +28,7 @@ func unknownCommand(cmd *cobra.Command, name string) error {
 	return &usageError{cmd, fmt.Errorf("unknown command %q for %q%s", name, cmd.CommandPath(), meant(cmd, name, cmd.CommandPath()+" "))}
 }
 
-// flagError adds to an unknown flag what people may have meant.
+// flagError adds similar flags to the error of an unknown one.
 func flagError(cmd *cobra.Command, err error) error {
 	unknown, ok := errors.AsType[*pflag.NotExistError](err)
 	if !ok || unknown.GetSpecifiedShortnames() != "" {
@@ -43,9 +43,9 @@ func flagError(cmd *cobra.Command, err error) error {
 	return &usageError{cmd, fmt.Errorf("%w%s", err, meant(flags, unknown.GetSpecifiedName(), "--"))}
 }
 
-// meant is a question that names the commands of parent most like name, or nothing.
+// meant is a question that names the commands of parent most similar to name, or empty.
 func meant(parent *cobra.Command, name, lead string) string {
-	// Two letters may differ, or one of a short word: else all words of two letters were alike.
+	// Two letters may differ, or one of a short word: else all two-letter words would match.
 	parent.SuggestionsMinimumDistance = max(1, min(2, len(name)/2))
 	found := parent.SuggestionsFor(name)
 	if len(found) == 0 {

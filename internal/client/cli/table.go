@@ -16,7 +16,7 @@ import (
 // table prints rows in aligned columns.
 type table struct {
 	rows [][]string
-	// colour paints a whole cell; nil paints nothing.
+	// colour colours a whole cell; nil: no colours.
 	colour func(column int, cell string) string
 }
 
@@ -54,27 +54,27 @@ func (t *table) write(w io.Writer) {
 	}
 }
 
-// field prints a line with a name and its value, if there is one, which may be text of guests and tenants.
+// field prints a name and its value, if there is one, which may be text of guests and tenants.
 func (a *app) field(width int, name, value string) {
 	if value != "" {
 		fmt.Fprintf(a.stdout, "%-*s %s\n", width, name, plain(value))
 	}
 }
 
-// isTerminal tells whether a stream is a terminal.
+// isTerminal reports whether a stream is a terminal.
 func isTerminal(stream any) bool {
 	f := fileOf(stream)
 	return f != nil && term.IsTerminal(int(f.Fd()))
 }
 
-// coloured tells whether a stream may be painted.
+// coloured reports whether a stream may have colours.
 func (a *app) coloured(w io.Writer) bool {
 	no, set := a.lookupEnv("NO_COLOR")
 	dumb, _ := a.lookupEnv("TERM")
 	return isTerminal(w) && (!set || no == "") && dumb != "dumb"
 }
 
-// Colours of a terminal.
+// Terminal colours.
 const (
 	red    = "31"
 	green  = "32"
@@ -83,7 +83,7 @@ const (
 
 func paint(colour, text string) string { return "\x1b[" + colour + "m" + text + "\x1b[0m" }
 
-// stateColours returns a painter of the states in one column, or nil.
+// stateColours returns a colour function for the states in one column, or nil.
 func (a *app) stateColours(column int) func(int, string) string {
 	if !a.coloured(a.stdout) {
 		return nil
@@ -104,7 +104,7 @@ func (a *app) stateColours(column int) func(int, string) string {
 	}
 }
 
-// age is a duration in at most two units.
+// age formats a duration in at most two units.
 func age(d time.Duration) string {
 	switch {
 	case d < 0:
@@ -127,7 +127,7 @@ func since(t time.Time) string {
 	return age(time.Since(t))
 }
 
-// left is the time until t.
+// left returns the time until t.
 func left(t time.Time) string {
 	if t.IsZero() || time.Until(t) > 100*365*24*time.Hour {
 		return "-"
@@ -135,7 +135,7 @@ func left(t time.Time) string {
 	return age(time.Until(t))
 }
 
-// size is a number of bytes in a binary unit.
+// size formats a number of bytes in a binary unit.
 func size(n int64) string {
 	if n < 1024 {
 		return fmt.Sprintf("%d B", n)
@@ -150,7 +150,7 @@ func size(n int64) string {
 	return fmt.Sprintf("%.1f %s", value, unit)
 }
 
-// pairs prints a map in the order of its keys.
+// pairs formats a map in the order of its keys.
 func pairs(m map[string]string) string {
 	out := make([]string, 0, len(m))
 	for k, v := range m {
@@ -160,14 +160,14 @@ func pairs(m map[string]string) string {
 	return strings.Join(out, ",")
 }
 
-// How much is shown of what a guest or a tenant named, and of a line of an error, in characters.
+// Maximum length of names from guests and tenants, and of a line of an error, in characters.
 const (
 	maxPlain     = 512
 	maxErrorLine = 8192
 )
 
-// plain is text of a guest or a tenant as people may see it: on one line, of bounded length, and without
-// characters that command a terminal or turn the order of others around. These are escaped as in Go.
+// plain returns text of a guest or a tenant safe for terminals: on one line, of bounded length, and
+// without control or bidi characters. These are escaped as in Go.
 func plain(s string) string { return escaped(s, maxPlain) }
 
 func escaped(s string, most int) string {
@@ -183,7 +183,7 @@ func escaped(s string, most int) string {
 			fmt.Fprintf(&b, `\x%02x`, s[i])
 		case unicode.IsPrint(r):
 			b.WriteRune(r)
-		default: // QuoteRune escapes what is not printed: controls, C1 and bidi too
+		default: // QuoteRune escapes unprintable characters: controls, C1 and bidi too
 			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
 		}
 	}

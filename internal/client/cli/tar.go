@@ -15,7 +15,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 )
 
-// uncopied says why what has such a mode is not copied; empty: it is.
+// uncopied returns why a file of that mode is not copied; empty: it is.
 func uncopied(mode fs.FileMode) string {
 	switch {
 	case mode.IsRegular(), mode.IsDir(), mode&fs.ModeSymlink != 0:
@@ -28,8 +28,8 @@ func uncopied(mode fs.FileMode) string {
 	return "devices are not copied"
 }
 
-// packDir writes a directory's content as a tar. Sockets, devices and FIFOs
-// are left out. Owners are not told: files become the unpacking user's.
+// packDir writes a directory's content as a tar. Sockets, devices and FIFOs are left out. Owners are
+// omitted: files get the unpacking user.
 func packDir(w io.Writer, dir string, c *copier) error {
 	tw := tar.NewWriter(w)
 	root, err := filepath.EvalSymlinks(dir)
@@ -74,7 +74,7 @@ func packEntry(tw *tar.Writer, file, name string, entry fs.DirEntry, c *copier) 
 	h.Name = filepath.ToSlash(name)
 	h.Uid, h.Gid, h.Uname, h.Gname = 0, 0, "", ""
 	h.Mode &= int64(fs.ModePerm)
-	h.Format, h.AccessTime, h.ChangeTime = tar.FormatPAX, time.Time{}, time.Time{} // which has fractions of a second
+	h.Format, h.AccessTime, h.ChangeTime = tar.FormatPAX, time.Time{}, time.Time{} // PAX has fractions of a second
 	c.progress.event(adminclient.Event{Step: "send", Message: h.Name})
 	if err := tw.WriteHeader(h); err != nil {
 		return err
@@ -93,9 +93,8 @@ func packEntry(tw *tar.Writer, file, name string, entry fs.DirEntry, c *copier) 
 	return nil
 }
 
-// unpackDir makes dir and unpacks a tar in it. The tar is a stranger's: nothing
-// outside dir is touched, whatever names and links it has, nothing becomes
-// setuid, and no device is made.
+// unpackDir creates dir and unpacks a tar in it. The tar is untrusted: nothing outside dir is touched,
+// whatever names and links it has, nothing becomes setuid, and no device is created.
 func unpackDir(r io.Reader, dir string, c *copier) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -127,18 +126,18 @@ func unpackDir(r io.Reader, dir string, c *copier) error {
 			return fmt.Errorf("unpack %s: %w", name, err)
 		}
 	}
-	// Only now is nothing more made in them, which they might forbid and which changes their times.
+	// Last, because their modes may forbid new entries and new entries change their times.
 	for _, h := range slices.Backward(dirs) {
 		if err := finish(root, h, path.Clean(h.Name)); err != nil {
 			return fmt.Errorf("unpack %s: %w", h.Name, err)
 		}
 	}
-	// What follows the end is padding; the sender waits until it is read.
+	// Padding follows the end; the sender blocks until it is read.
 	_, err = io.Copy(io.Discard, r)
 	return err
 }
 
-// finish gives a file or directory the mode and the time that it had in the sandbox.
+// finish sets a file's or directory's mode and time to those in the sandbox.
 func finish(root *os.Root, h *tar.Header, name string) error {
 	return errors.Join(root.Chtimes(name, time.Time{}, h.ModTime), root.Chmod(name, fs.FileMode(h.Mode)&fs.ModePerm))
 }

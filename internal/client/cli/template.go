@@ -36,10 +36,10 @@ func (a *app) templateLsCommand() *cobra.Command {
 	})
 }
 
-// publicNamespace has the templates that every namespace can use.
+// publicNamespace has the templates for every namespace.
 const publicNamespace = "barchan-system"
 
-// usableTemplates are a namespace's own templates and the public ones; of all namespaces, all.
+// usableTemplates returns a namespace's own templates and the public ones; without a namespace, all.
 func usableTemplates(ctx context.Context, k *kube, namespace string) ([]extensions.SandboxTemplate, error) {
 	list, err := listAs[extensions.SandboxTemplate](ctx, k, templatesResource(), namespace)
 	if err != nil || namespace == metav1.NamespaceAll || namespace == publicNamespace {
@@ -81,7 +81,7 @@ func templateRow(t *extensions.SandboxTemplate) []string {
 	return []string{t.Namespace, pool.TemplateID(t), t.Name, image, runtimeClass, cpu, memory, since(t.CreationTimestamp.Time), aliases}
 }
 
-// template finds a template that a namespace can use, its own or a public one, by its ID or its name.
+// template finds a template for a namespace, its own or a public one, by its ID or its name.
 func (k *kube) template(ctx context.Context, namespace, text string) (extensions.SandboxTemplate, error) {
 	t, err := getNamed[extensions.SandboxTemplate](ctx, k, templateKind(), namespace, text)
 	if err == nil || !errors.Is(err, errs.ErrNotFound) || namespace == publicNamespace {
@@ -146,8 +146,8 @@ func (a *app) templateHistoryCommand() *cobra.Command {
 	return cmd
 }
 
-// ofTemplate reports whether a revision is a template's, and not of one of the same name
-// that was there before.
+// ofTemplate reports whether a revision belongs to this template, and not to an earlier one of the
+// same name.
 func ofTemplate(r *barchan.TemplateRevision, t *extensions.SandboxTemplate) bool {
 	owner := metav1.GetControllerOf(r)
 	return r.Spec.TemplateName == t.Name && (owner == nil || owner.UID == t.UID)

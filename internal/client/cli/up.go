@@ -55,8 +55,7 @@ func (a *app) upCommand() *cobra.Command {
 	return cmd
 }
 
-// alreadyUp is true if a server has the data directory; with detach it then
-// waits for that one.
+// alreadyUp is true if a server uses the data directory; with detach it then waits for that one.
 func (a *app) alreadyUp(ctx context.Context, cfg *config.Resolved, detach bool, wait time.Duration) (bool, error) {
 	client := adminclient.New(cfg.AdminSocket(), cfg.DataDir)
 	s, err := client.Status(ctx)
@@ -83,7 +82,7 @@ func needRoot() error {
 	return fmt.Errorf("barchan up makes network namespaces and containers and so needs root; run it as root or with sudo: %w", errs.ErrForbidden)
 }
 
-// checkStart finds what would stop the boot, before anything is made.
+// checkStart finds what would fail the boot, before anything is created.
 func (a *app) checkStart(ctx context.Context, cfg *config.Resolved) error {
 	if a.deps.RunServer == nil {
 		return errors.New("this build of barchan has no server")
@@ -124,7 +123,7 @@ func canListen(ctx context.Context, addr string) error {
 	return l.Close()
 }
 
-// startDetached starts this program again, in a session of its own.
+// startDetached starts this program in a new session.
 func (a *app) startDetached(ctx context.Context, cfg *config.Resolved, args []string, wait time.Duration) error {
 	exe, err := os.Executable()
 	if err != nil {
@@ -164,7 +163,7 @@ func (a *app) startDetached(ctx context.Context, cfg *config.Resolved, args []st
 	return nil
 }
 
-// foregroundArgs repeats the flags that were given, but for --detach.
+// foregroundArgs returns the given flags except --detach.
 func foregroundArgs(cmd *cobra.Command, cfg *config.Resolved) []string {
 	args := []string{"up"}
 	cmd.Flags().Visit(func(f *pflag.Flag) {
@@ -180,7 +179,7 @@ func foregroundArgs(cmd *cobra.Command, cfg *config.Resolved) []string {
 
 var errServerEnded = errors.New("the server ended")
 
-// waitReady shows the phases of the boot as they pass. exited may be nil.
+// waitReady shows the phases of the boot. exited may be nil.
 func (a *app) waitReady(ctx context.Context, client *adminclient.Client, exited <-chan struct{}, wait time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
@@ -201,7 +200,7 @@ func (a *app) waitReady(ctx context.Context, client *adminclient.Client, exited 
 			}
 		}
 		select {
-		case <-exited: // why, its log tells
+		case <-exited: // the log has the reason
 			return errServerEnded
 		case <-ctx.Done():
 			if errors.Is(ctx.Err(), context.Canceled) {
@@ -217,7 +216,7 @@ func milli(ms float64) string {
 	return (time.Duration(ms*1000) * time.Microsecond).Round(100 * time.Microsecond).String()
 }
 
-// lastLines are the last of what was logged from an offset on.
+// lastLines returns the last log lines after an offset.
 func lastLines(file string, from int64) string {
 	b, err := os.ReadFile(file)
 	if err != nil || int64(len(b)) < from {

@@ -19,8 +19,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
-// variant is what one sandbox has in the place of its template's. The REST API, which is E2B's, creates from
-// templates alone, and so it becomes a template of its own, until the sandbox has been created.
+// variant has one sandbox's deviations from its template. E2B's REST API creates from templates alone,
+// so it becomes a temporary template, until the sandbox has been created.
 type variant struct {
 	image  string
 	limits corev1.ResourceList
@@ -46,7 +46,7 @@ func parseVariant(image, memory, cpu string) (variant, error) {
 
 func (v variant) none() bool { return v.image == "" && len(v.limits) == 0 }
 
-// of makes the template that differs from another as v says, and that none else finds.
+// of returns the template with the deviations of v, which is not listed.
 func (v variant) of(t *extensions.SandboxTemplate, namespace string) (*extensions.SandboxTemplate, error) {
 	out := &extensions.SandboxTemplate{
 		TypeMeta:   metav1.TypeMeta{APIVersion: extensions.GroupVersion.String(), Kind: "SandboxTemplate"},
@@ -69,13 +69,13 @@ func (v variant) of(t *extensions.SandboxTemplate, namespace string) (*extension
 			c.Resources.Limits = corev1.ResourceList{}
 		}
 		c.Resources.Limits[name] = q
-		delete(c.Resources.Requests, name) // they could be more than that
+		delete(c.Resources.Requests, name) // they could exceed the limits
 	}
 	return out, nil
 }
 
-// createVariant creates a sandbox of a template that is made for it, and removed then: a sandbox has all in
-// itself that it needs.
+// createVariant creates a sandbox of a temporary template, which is removed afterwards: a sandbox does
+// not need its template.
 func (a *app) createVariant(ctx context.Context, t *target, n restclient.NewSandbox, v variant) (s restclient.Sandbox, err error) {
 	k, err := a.kube(ctx)
 	if err != nil {
@@ -109,7 +109,7 @@ func (a *app) createVariant(ctx context.Context, t *target, n restclient.NewSand
 		}
 	}()
 	n.TemplateID = own.Name
-	for until := time.Now().Add(changesWithin); ; time.Sleep(askAgain) { // until the server's view of templates has it
+	for until := time.Now().Add(changesWithin); ; time.Sleep(askAgain) { // until the server's cache has the template
 		s, err = t.rest.Create(ctx, n)
 		if !errors.Is(err, errs.ErrNotFound) || time.Now().After(until) {
 			return s, err

@@ -10,7 +10,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
-// versionInfo is what this program was built from.
+// versionInfo describes the build of this program.
 type versionInfo struct {
 	Version  string `json:"version"`
 	Commit   string `json:"commit,omitempty"`
@@ -41,7 +41,7 @@ func (a *app) version() versionInfo {
 	return v
 }
 
-// text is the version for people.
+// text formats the version for users.
 func (v versionInfo) text() string {
 	return fmt.Sprintf("barchan %s (%s, %s, envd %s)", v.Version, v.Go, v.Platform, v.Envd)
 }

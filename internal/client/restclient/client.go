@@ -16,16 +16,16 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// Error is a refusal of the server. errors.Is knows its kind.
+// Error is an error response of the server. errors.Is matches its kind.
 type Error struct {
 	Status  int
 	Message string
 }
 
-// Error is the server's message.
+// Error returns the server's message.
 func (e *Error) Error() string { return e.Message }
 
-// Unwrap is the kind of the status, or nil.
+// Unwrap returns the kind of the status, or nil.
 func (e *Error) Unwrap() error { return kinds[e.Status] }
 
 var kinds = map[int]error{
@@ -41,21 +41,21 @@ var kinds = map[int]error{
 	http.StatusGatewayTimeout:        errs.ErrTimeout,
 }
 
-// Config says where the API is and who asks.
+// Config names the API and the client.
 type Config struct {
-	// URL is scheme, host and, if need be, a path before the routes.
+	// URL is scheme, host and optionally a path before the routes.
 	URL string
 	Key string
 	// HTTP must have no total timeout; calls are bounded by their context.
 	HTTP *http.Client
-	// UserAgent names the program.
+	// UserAgent is the program's name.
 	UserAgent string
 }
 
-// Client asks the API. It is safe for concurrent use.
+// Client calls the API. It is safe for concurrent use.
 type Client struct{ cfg Config }
 
-// New checks the configuration and opens nothing.
+// New checks the configuration and opens no connection.
 func New(cfg Config) (*Client, error) {
 	u, err := url.Parse(cfg.URL)
 	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
@@ -68,7 +68,7 @@ func New(cfg Config) (*Client, error) {
 	return &Client{cfg: cfg}, nil
 }
 
-// Create makes a sandbox and returns once it is ready.
+// Create creates a sandbox and returns once it is ready.
 func (c *Client) Create(ctx context.Context, n NewSandbox) (Sandbox, error) {
 	var s Sandbox
 	_, err := c.call(ctx, http.MethodPost, "/v2/sandboxes", nil, n, &s)
@@ -82,7 +82,7 @@ func (c *Client) Get(ctx context.Context, id string) (Detail, error) {
 	return d, err
 }
 
-// pageSize is the most that the API gives at once.
+// pageSize is the API's maximum.
 const pageSize = 100
 
 // List reads all pages.
@@ -103,7 +103,7 @@ func (c *Client) List(ctx context.Context, o ListOptions) ([]Listed, error) {
 	return pages[Listed](ctx, c, "/v2/sandboxes", q, o.Limit)
 }
 
-// pages reads all pages of a list, or as many as have limit items; zero: no limit.
+// pages reads all pages of a list, or until it has limit items; zero: no limit.
 func pages[T any](ctx context.Context, c *Client, path string, q url.Values, limit int) ([]T, error) {
 	all := []T{}
 	for {
@@ -129,8 +129,8 @@ func pages[T any](ctx context.Context, c *Client, path string, q url.Values, lim
 	}
 }
 
-// encodeMetadata is the API's form: pairs in form encoding, their keys and
-// values encoded once more before.
+// encodeMetadata returns the API's filter form: pairs in form encoding, their keys and values
+// percent-encoded before.
 func encodeMetadata(m map[string]string) string {
 	q := url.Values{}
 	for k, v := range m {
@@ -139,25 +139,25 @@ func encodeMetadata(m map[string]string) string {
 	return q.Encode()
 }
 
-// Kill ends a sandbox, for ever.
+// Kill deletes a sandbox.
 func (c *Client) Kill(ctx context.Context, id string) error {
 	_, err := c.call(ctx, http.MethodDelete, "/sandboxes/"+url.PathEscape(id), nil, nil, nil)
 	return err
 }
 
-// Pause puts a sandbox to sleep.
+// Pause pauses a sandbox.
 func (c *Client) Pause(ctx context.Context, id string) error {
 	_, err := c.call(ctx, http.MethodPost, "/sandboxes/"+url.PathEscape(id)+"/pause", nil, struct{}{}, nil)
 	return err
 }
 
-// PauseFiles puts a sandbox to sleep and keeps its files only.
+// PauseFiles pauses a sandbox and keeps its files only.
 func (c *Client) PauseFiles(ctx context.Context, id string) error {
 	_, err := c.call(ctx, http.MethodPost, "/sandboxes/"+url.PathEscape(id)+"/pause", nil, map[string]bool{"memory": false}, nil)
 	return err
 }
 
-// ConnectFiles is Connect that gives up the memory of a sandbox that sleeps, for good.
+// ConnectFiles is Connect that permanently discards the memory of a paused sandbox.
 func (c *Client) ConnectFiles(ctx context.Context, id string, timeout int64) (Sandbox, error) {
 	body := struct {
 		Timeout int64 `json:"timeout,omitempty"`
@@ -168,14 +168,14 @@ func (c *Client) ConnectFiles(ctx context.Context, id string, timeout int64) (Sa
 	return s, err
 }
 
-// CreateSnapshot keeps a sandbox as it is now, and returns once that is durable.
+// CreateSnapshot takes a snapshot of a sandbox, and returns once it is durable.
 func (c *Client) CreateSnapshot(ctx context.Context, id string, n NewSnapshot) (Snapshot, error) {
 	var s Snapshot
 	_, err := c.call(ctx, http.MethodPost, "/sandboxes/"+url.PathEscape(id)+"/snapshots", nil, n, &s)
 	return s, err
 }
 
-// Snapshots lists what is kept, the newest first.
+// Snapshots lists snapshots, the newest first.
 func (c *Client) Snapshots(ctx context.Context, o SnapshotListOptions) ([]Snapshot, error) {
 	q := url.Values{}
 	if o.SandboxID != "" {
@@ -187,7 +187,7 @@ func (c *Client) Snapshots(ctx context.Context, o SnapshotListOptions) ([]Snapsh
 	return pages[Snapshot](ctx, c, "/snapshots", q, o.Limit)
 }
 
-// Templates lists what sandboxes can be created from.
+// Templates lists the templates.
 func (c *Client) Templates(ctx context.Context) ([]Template, error) {
 	return pages[Template](ctx, c, "/v2/templates", url.Values{}, 0)
 }
@@ -198,15 +198,15 @@ func (c *Client) DeleteSnapshot(ctx context.Context, id string) error {
 	return err
 }
 
-// ForkEach multiplies a running sandbox, and tells of each fork as soon as it runs or has failed, by its
-// place, in whatever order. An error means that nothing is known of those that were not told of.
+// ForkEach forks a running sandbox, and reports each fork, by its index and in any order, as soon as
+// it runs or has failed. After an error, the results of unreported forks are unknown.
 func (c *Client) ForkEach(ctx context.Context, id string, n NewFork, tell func(place int, one Forked)) error {
 	res, err := c.send(ctx, http.MethodPost, "/sandboxes/"+url.PathEscape(id)+"/fork", url.Values{"stream": {"true"}}, n)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = res.Body.Close() }()
-	if media, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type")); media != "application/x-ndjson" { // a server that tells of all at once
+	if media, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type")); media != "application/x-ndjson" { // a server that does not stream
 		var all []Forked
 		if err := json.NewDecoder(res.Body).Decode(&all); err != nil {
 			return fmt.Errorf("decode the forks of %s: %w", id, err)
@@ -227,12 +227,12 @@ func (c *Client) ForkEach(ctx context.Context, id string, n NewFork, tell func(p
 		}
 		tell(line.Index, line.Forked)
 	}
-	_, err = io.Copy(io.Discard, res.Body) // it tidies up
+	_, err = io.Copy(io.Discard, res.Body) // drains the body
 	return err
 }
 
-// Connect wakes a sandbox that sleeps, and has it live for at least timeout
-// seconds; zero is the server's default.
+// Connect resumes a paused sandbox, and extends its time to live to at least timeout seconds; zero is
+// the server's default.
 func (c *Client) Connect(ctx context.Context, id string, timeout int64) (Sandbox, error) {
 	body := struct {
 		Timeout int64 `json:"timeout,omitempty"`
@@ -242,7 +242,7 @@ func (c *Client) Connect(ctx context.Context, id string, timeout int64) (Sandbox
 	return s, err
 }
 
-// SetTimeout has a sandbox end so many seconds from now.
+// SetTimeout sets the time to live of a sandbox, in seconds from now.
 func (c *Client) SetTimeout(ctx context.Context, id string, seconds int64) error {
 	body := struct {
 		Timeout int64 `json:"timeout"`
@@ -251,7 +251,7 @@ func (c *Client) SetTimeout(ctx context.Context, id string, seconds int64) error
 	return err
 }
 
-// Namespace is that of the key, which E2B calls a team.
+// Namespace returns the key's namespace, which E2B calls a team.
 func (c *Client) Namespace(ctx context.Context) (string, error) {
 	var teams []struct {
 		TeamID    string `json:"teamID"`
@@ -292,7 +292,7 @@ func (c *Client) Logs(ctx context.Context, id string, o LogOptions) ([]LogEntry,
 	return out.Logs, err
 }
 
-// call sends in as JSON, if not nil, and decodes the answer into out, if not nil.
+// call sends in as JSON, if not nil, and decodes the response into out, if not nil.
 func (c *Client) call(ctx context.Context, method, path string, q url.Values, in, out any) (http.Header, error) {
 	res, err := c.send(ctx, method, path, q, in)
 	if err != nil {
@@ -307,7 +307,7 @@ func (c *Client) call(ctx context.Context, method, path string, q url.Values, in
 	return res.Header, nil
 }
 
-// send sends in as JSON, if not nil, and returns the answer, unless that is a refusal.
+// send sends in as JSON, if not nil, and returns a successful response.
 func (c *Client) send(ctx context.Context, method, path string, q url.Values, in any) (*http.Response, error) {
 	target := c.cfg.URL + path
 	if len(q) > 0 {

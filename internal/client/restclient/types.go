@@ -1,12 +1,12 @@
-// Package restclient is a typed client of the E2B REST API, as far as the command
-// line needs it. It talks to any server of that API, and keeps nothing.
+// Package restclient is a typed client of the part of the E2B REST API that the command line uses. It
+// works with any server of that API, and stores nothing.
 package restclient
 
 import (
 	"time"
 )
 
-// NewSandbox is what to create.
+// NewSandbox is the request for a sandbox.
 type NewSandbox struct {
 	TemplateID string            `json:"templateID"`
 	Timeout    int64             `json:"timeout,omitempty"` // seconds; zero: the server's default
@@ -23,17 +23,17 @@ type NewSandbox struct {
 	AllowSecrets bool `json:"allowSecrets,omitempty"`
 }
 
-// NewSnapshot is what to keep of a sandbox.
+// NewSnapshot is the request for a snapshot.
 type NewSnapshot struct {
 	// Name may have a tag; empty: the server's choice.
 	Name string `json:"name,omitempty"`
 	// Memory false keeps files only.
 	Memory *bool `json:"memory,omitempty"`
-	// TTL in seconds; zero: for ever.
+	// TTL in seconds; zero: no expiry.
 	TTL int64 `json:"ttl,omitempty"`
 }
 
-// Snapshot is what is kept of a sandbox.
+// Snapshot is a snapshot of a sandbox.
 type Snapshot struct {
 	SnapshotID  string     `json:"snapshotID"`
 	Names       []string   `json:"names"`
@@ -47,20 +47,20 @@ type Snapshot struct {
 	Secrets     bool       `json:"secrets"`
 }
 
-// SnapshotListOptions narrows a list of snapshots; its zero value is everything.
+// SnapshotListOptions filters a list of snapshots; its zero value is everything.
 type SnapshotListOptions struct {
 	SandboxID, Name string
-	// Limit bounds the whole list; zero: no bound.
+	// Limit bounds the whole list; zero: unlimited.
 	Limit int
 }
 
-// Template is what sandboxes can be created from.
+// Template is a template in a list.
 type Template struct {
 	TemplateID string   `json:"templateID"`
 	Aliases    []string `json:"aliases"`
 }
 
-// NewFork is how often to multiply a sandbox.
+// NewFork is the request for forks of a sandbox.
 type NewFork struct {
 	Count        int               `json:"count,omitempty"`   // zero: one
 	Timeout      int64             `json:"timeout,omitempty"` // seconds; zero: the server's default
@@ -68,19 +68,19 @@ type NewFork struct {
 	AllowSecrets bool              `json:"allowSecrets,omitempty"`
 }
 
-// Forked is one fork: a sandbox, or why there is none.
+// Forked is one fork: a sandbox, or an error.
 type Forked struct {
 	Sandbox *Sandbox   `json:"sandbox,omitempty"`
 	Error   *ForkError `json:"error,omitempty"`
 }
 
-// ForkError is why there is no fork.
+// ForkError is the error of a fork.
 type ForkError struct {
 	Code    int    `json:"code"`
 	Message string `json:"message"`
 }
 
-// Sandbox answers create, connect and resume.
+// Sandbox is the response to create, connect and resume.
 type Sandbox struct {
 	SandboxID    string `json:"sandboxID"`
 	TemplateID   string `json:"templateID"`
@@ -114,7 +114,7 @@ type Listed struct {
 	Metadata    map[string]string `json:"metadata,omitempty"`
 }
 
-// Detail is one sandbox with what its owner may know.
+// Detail is one sandbox with the fields for its owner.
 type Detail struct {
 	Listed
 	AgentToken string    `json:"envdAccessToken,omitempty"`
@@ -122,11 +122,11 @@ type Detail struct {
 	Domain     string    `json:"domain,omitempty"`
 	Network    *Network  `json:"network,omitempty"`
 	Lifecycle  Lifecycle `json:"lifecycle"`
-	// Memory is where the memory of a paused sandbox is: RAM or Disk; empty where none is kept.
+	// Memory is where the memory of a paused sandbox is: RAM or Disk; empty without saved memory.
 	Memory string `json:"memory,omitempty"`
 }
 
-// Network says what a sandbox may reach.
+// Network is a sandbox's egress policy.
 type Network struct {
 	AllowPublicTraffic *bool    `json:"allowPublicTraffic,omitempty"`
 	AllowOut           []string `json:"allowOut,omitempty"`
@@ -134,20 +134,20 @@ type Network struct {
 	MaskRequestHost    string   `json:"maskRequestHost,omitempty"`
 }
 
-// Lifecycle says what happens when a sandbox's time is over.
+// Lifecycle is the action at a sandbox's timeout.
 type Lifecycle struct {
 	AutoResume bool   `json:"autoResume"`
 	OnTimeout  string `json:"onTimeout"` // kill or pause
 }
 
-// ListOptions narrows a list; its zero value is everything.
+// ListOptions filters a list; its zero value is everything.
 type ListOptions struct {
 	States   []string
 	Metadata map[string]string
 	Template string
-	// Name is that of one sandbox.
+	// Name is the name of one sandbox.
 	Name string
-	// Limit bounds the whole list; zero: no bound.
+	// Limit bounds the whole list; zero: unlimited.
 	Limit int
 }
 
@@ -170,9 +170,9 @@ type LogEntry struct {
 	Fields    map[string]string `json:"fields,omitempty"`
 }
 
-// LogOptions says which lines to read.
+// LogOptions selects the lines to read.
 type LogOptions struct {
-	// Since is the time of the first line; zero: all that is kept.
+	// Since is the time of the first line; zero: all stored lines.
 	Since time.Time
 	Limit int
 }
