@@ -1,7 +1,6 @@
-// Package cli is the command line: a file per noun. It starts a server through
-// a function that it is given; everything else it does as a client, of the
-// REST API, the Kubernetes API, a sandbox's agent, and the admin socket. It
-// decides nothing about sandboxes.
+// Package cli is the command line: a file per noun. It starts a server through a function in Deps;
+// everything else it does as a client of the REST API, the Kubernetes API, a sandbox's agent, and the
+// admin socket. It has no rules about sandboxes.
 package cli
 
 import (
@@ -20,18 +19,18 @@ import (
 	"github.com/barchan-dev/barchan/internal/config"
 )
 
-// Deps is what the commands cannot do as clients.
+// Deps has the functions that a client cannot implement.
 type Deps struct {
 	// Version of this program; empty: of the build's information.
 	Version string
-	// RunServer is the server: it returns once ctx is done, or it cannot go on.
+	// RunServer runs the server: it returns once ctx is done, or after a failure.
 	RunServer func(ctx context.Context, cfg config.Config, log io.Writer) error
 	// RemoveAll removes what servers left of a data directory that no server
 	// uses: sandboxes, network, cgroups, the directory itself. Repeating it is harmless.
 	RemoveAll func(ctx context.Context, cfg config.Config, progress func(adminclient.Event)) error
 	// Doctor checks whether this machine can run a server. None runs yet.
 	Doctor func(ctx context.Context, cfg config.Config) []adminclient.Check
-	// Audit looks for what was leaked on a machine where no server runs. It may return both.
+	// Audit finds leaked resources on a machine without a running server. It may return both.
 	Audit func(ctx context.Context, cfg config.Config) ([]adminclient.Finding, error)
 }
 
@@ -42,26 +41,26 @@ const (
 	exitUsage = 2
 )
 
-// exitCode ends the program with a code and without a word.
+// exitCode ends the program with a code and without a message.
 type exitCode int
 
 // Error is never shown.
 func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
-// usageError is a wrong call; the command's usage line goes with it.
+// usageError is a usage error; the command's usage line is shown with it.
 type usageError struct {
 	cmd *cobra.Command
 	err error
 }
 
-// Error says what is wrong with the call.
+// Error describes the usage error.
 func (e *usageError) Error() string { return e.err.Error() }
 
-// Unwrap is the cause.
+// Unwrap returns the cause.
 func (e *usageError) Unwrap() error { return e.err }
 
-// Run runs one command and returns the exit code. Data goes to stdout, talk to
-// stderr. When ctx ends the command cleans up and returns.
+// Run runs one command and returns the exit code. Results go to stdout, messages to stderr. When ctx
+// ends the command cleans up and returns.
 func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, deps Deps) int {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -78,7 +77,7 @@ func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	return a.report(ctx, root.ExecuteContext(ctx))
 }
 
-// report tells an error and chooses the exit code.
+// report prints an error and returns the exit code.
 func (a *app) report(ctx context.Context, err error) int {
 	cause := context.Cause(ctx)
 	if lost, ok := errors.AsType[*outputError](errors.Join(cause, err)); ok {
@@ -115,9 +114,9 @@ func (a *app) report(ctx context.Context, err error) int {
 	return exitError
 }
 
-// message is what users see of an error: its public text if it has one. The
-// words of a bare kind at the end say nothing that the rest does not. Text of guests is made harmless, but
-// for ends of lines, which errors have that were joined.
+// message returns the text of an error for users: its public text if it has one. A bare kind at its
+// end is removed, because it adds nothing. Text of guests is escaped, except for line ends, which
+// joined errors have.
 func message(err error) string {
 	text, ok := errs.PublicMessage(err)
 	if !ok {
@@ -179,7 +178,7 @@ func (a *app) root() *cobra.Command {
 	return root
 }
 
-// noun answers for a command that only has verbs.
+// noun runs a command that only has verbs.
 func noun(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return unknownCommand(cmd, args[0])
@@ -204,7 +203,7 @@ func nounCommand(name, short string, verbs ...*cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// exactly wants one argument for each of the names.
+// exactly requires one argument for each of the names.
 func exactly(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch {
@@ -217,7 +216,7 @@ func exactly(names ...string) cobra.PositionalArgs {
 	}
 }
 
-// atLeast wants one argument for each of the names, or more.
+// atLeast requires one argument for each of the names, or more.
 func atLeast(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) < len(names) {

@@ -21,23 +21,23 @@ import (
 type connection struct {
 	t      *target
 	id     string
-	endAt  time.Time // the end of its life, as it was when the command began
+	endAt  time.Time // its expiry when the command began
 	client *envd.Client
 }
 
-// startError is that of a program which cannot be started; its exit code is what shells give then.
+// startError is the error of a program that cannot be started; its exit code is the shells'.
 type startError struct {
 	error
 	code int
 }
 
-// Unwrap is the cause.
+// Unwrap returns the cause.
 func (e *startError) Unwrap() error { return e.error }
 
 const (
-	// lostWithin bounds the question why a sandbox's agent is out of reach.
+	// lostWithin bounds the API calls that explain an unreachable agent.
 	lostWithin = 10 * time.Second
-	// changesWithin is the time in which a sandbox whose connections were cut has another state.
+	// changesWithin is the time in which a sandbox with closed connections changes its state.
 	changesWithin = 3 * time.Second
 	askAgain      = 200 * time.Millisecond
 )
@@ -46,8 +46,8 @@ func pausedError(id string) error {
 	return fmt.Errorf("sandbox %s is paused; resume it with `barchan resume %s`: %w", id, id, errs.ErrConflict)
 }
 
-// lost explains the error of a call to the agent; nil is a stream that ended too early. Where the agent
-// itself did not answer, the API says what became of the sandbox.
+// lost explains the error of a call to the agent; nil is a stream that ended too early. If the agent
+// did not respond, the API has the state of the sandbox.
 func (r *connection) lost(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -59,7 +59,7 @@ func (r *connection) lost(ctx context.Context, err error) error {
 	defer cancel()
 	d, apiErr := r.t.rest.Get(ctx, r.id)
 	for until := time.Now().Add(changesWithin); apiErr == nil && d.State == restclient.StateRunning && time.Now().Before(until); {
-		time.Sleep(askAgain) // a pause and an end cut connections first
+		time.Sleep(askAgain) // a pause and an end close connections first
 		d, apiErr = r.t.rest.Get(ctx, r.id)
 	}
 	if apiErr != nil {
@@ -89,7 +89,7 @@ func (r *connection) gone(err error) error {
 	return fmt.Errorf("sandbox %s ended while it was in use: it was killed, or its memory or processes were used up (%s): %w", r.id, answer.Message, errs.ErrUnavailable)
 }
 
-// answerOf is what the agent itself answered, or nil.
+// answerOf returns the agent's own error, or nil.
 func answerOf(err error) error {
 	if err == nil || errors.Is(err, io.ErrUnexpectedEOF) || isNetwork(err) {
 		return nil
@@ -99,7 +99,7 @@ func answerOf(err error) error {
 		return err
 	}
 	switch ce.Code() { //nolint:exhaustive // others keep their message
-	case connect.CodeUnavailable: // the gateway's word
+	case connect.CodeUnavailable: // from the gateway
 		return nil
 	case connect.CodeDeadlineExceeded:
 		return errs.Public(errs.ErrTimeout, "the command's timeout is over, and it was killed")

@@ -17,7 +17,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/config"
 )
 
-// serverEnds is how long a server may take to end once it said that it will.
+// serverEnds is how long a server may take to exit after it accepted the request.
 const serverEnds = time.Minute
 
 func (a *app) downCommand() *cobra.Command {
@@ -75,7 +75,7 @@ func (a *app) downServer(ctx context.Context, cfg *config.Resolved) error {
 
 // stopServer returns once the server's process has ended.
 func (a *app) stopServer(ctx context.Context, client *adminclient.Client, s adminclient.Status, all bool) error {
-	// Opened before the request, the descriptor cannot come to mean another process.
+	// Opened before the request, the descriptor cannot refer to another process.
 	process, err := unix.PidfdOpen(s.PID, 0)
 	if err != nil {
 		return fmt.Errorf("watch the server's process %d: %w", s.PID, err)
@@ -106,7 +106,7 @@ func waitProcess(ctx context.Context, pidfd, pid int) error {
 	return fmt.Errorf("the server (process %d) has not ended after %s; see its log: %w", pid, serverEnds, errs.ErrTimeout)
 }
 
-// removed prints each finished removal as data, and the rest as talk.
+// removed prints each finished removal as a result, and the rest as messages.
 func (a *app) removed(p *progress) func(adminclient.Event) {
 	return func(e adminclient.Event) {
 		if e.Step == "removed" {
@@ -121,7 +121,7 @@ func (a *app) downAll(ctx context.Context, cfg *config.Resolved, yes bool) error
 	if a.deps.RemoveAll == nil {
 		return errors.New("this build of barchan cannot remove anything")
 	}
-	// What the last start made has its names, whatever is configured today.
+	// Resources have the names of the last start, whatever is configured now.
 	target := cfg.Config
 	if saved, ok, err := config.LoadSaved(cfg.DataDir); errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("%s is another user's; run this as root or with sudo: %w", cfg.DataDir, errs.ErrForbidden)
@@ -154,7 +154,7 @@ func (a *app) downAll(ctx context.Context, cfg *config.Resolved, yes bool) error
 	return nil
 }
 
-// confirm asks on a terminal; elsewhere --yes is needed.
+// confirm asks on a terminal; elsewhere --yes is required.
 func (a *app) confirm(ctx context.Context, question string, yes bool) error {
 	if yes {
 		return nil

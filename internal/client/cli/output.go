@@ -17,15 +17,15 @@ type interrupted struct{ syscall.Signal }
 // Error names the signal.
 func (i interrupted) Error() string { return "interrupted by signal: " + i.String() }
 
-// Is has it count as what contexts and net/http otherwise return.
+// Is matches context.Canceled, which contexts and net/http otherwise return.
 func (interrupted) Is(target error) bool { return target == context.Canceled }
 
 // exitInterrupted is the exit code after SIGINT, as shells count it.
 const exitInterrupted = 128 + int(syscall.SIGINT)
 
-// WithSignals returns a context that ends with the first SIGINT, SIGTERM or SIGHUP, and a function that
-// gives the signals back. A second signal ends the program at once, whatever it still cleans up. A
-// write to a closed pipe fails from here on; by default it would end the program before it cleans up.
+// WithSignals returns a context that ends with the first SIGINT, SIGTERM or SIGHUP, and a function
+// that restores the signals. A second signal ends the program at once, without cleanup. From now on a
+// write to a closed pipe fails; by default it would end the program before the cleanup.
 func WithSignals(ctx context.Context) (context.Context, func()) {
 	signals := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) { // nohup ignores it
@@ -65,7 +65,7 @@ func (o *outputError) Error() string {
 	return fmt.Sprintf("write %s: %v", o.stream, err)
 }
 
-// Unwrap is the cause.
+// Unwrap returns the cause.
 func (o *outputError) Unwrap() error { return o.err }
 
 // output is a standard stream whose writes fail with an [outputError].
@@ -76,7 +76,7 @@ type output struct {
 	mu     sync.Mutex  // one write at a time
 }
 
-// Write writes, and reports a failure to failed too, for most callers of the fmt package do not look at it.
+// Write writes, and passes a failure to failed too, because most callers of the fmt package ignore it.
 func (o *output) Write(b []byte) (int, error) {
 	o.mu.Lock()
 	n, err := o.Writer.Write(b)
@@ -88,7 +88,7 @@ func (o *output) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// fileOf is the file that a stream is, or nil.
+// fileOf returns the file of a stream, or nil.
 func fileOf(stream any) *os.File {
 	if o, ok := stream.(*output); ok {
 		stream = o.Writer

@@ -47,7 +47,7 @@ func newProgress(w io.Writer) *progress {
 	return p
 }
 
-// newQuietProgress shows nothing where there is no terminal.
+// newQuietProgress shows nothing without a terminal.
 func newQuietProgress(w io.Writer) *progress {
 	p := newProgress(w)
 	p.quiet = true
@@ -90,7 +90,7 @@ func (p *progress) drawLocked(e adminclient.Event) {
 // +checklocks:p.mu
 func (p *progress) paintLocked(e adminclient.Event) {
 	if e.Step != p.step && p.open {
-		if last := p.latest; last != nil { // what a step came to
+		if last := p.latest; last != nil { // the final state of a step
 			p.latest = nil
 			p.paintLocked(*last)
 		}
@@ -112,7 +112,7 @@ func (p *progress) paintLocked(e adminclient.Event) {
 	fmt.Fprint(p.out, "\r\x1b[K"+text)
 }
 
-// end leaves the cursor on a line of its own, below what was last. It may be repeated.
+// end moves the cursor to a new line. It may be repeated.
 func (p *progress) end() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -144,7 +144,7 @@ func amount(e adminclient.Event) string {
 	return fmt.Sprintf("%3d%% of %s", percent, size(e.Total))
 }
 
-// countingReader tells how much of a stream was read.
+// countingReader reports how much of a stream was read.
 type countingReader struct {
 	io.Reader
 	step        string
@@ -152,7 +152,7 @@ type countingReader struct {
 	tell        func(adminclient.Event)
 }
 
-// Read passes on and tells.
+// Read implements io.Reader and reports the progress.
 func (c *countingReader) Read(b []byte) (int, error) {
 	n, err := c.Reader.Read(b)
 	c.done += int64(n)
