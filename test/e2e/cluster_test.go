@@ -223,7 +223,7 @@ func (r *replica) start() {
 	eventually.NoError(r.c.t, fmt.Sprintf("replica %d is ready", r.n), func() error {
 		select {
 		case err := <-r.done:
-			r.cmd = nil // nobody waits for its end again
+			r.cmd = nil // it is waited for once
 			r.c.t.Fatalf("replica %d ended at its start: %v\n%s", r.n, err, r.tail())
 		default:
 		}

@@ -226,7 +226,7 @@ func resumeSubject(ctx context.Context, w *world, s *subject) error {
 	return err
 }
 
-// checkSleeps wants a sandbox to be asleep soon: it may be on its way.
+// checkSleeps waits until a sandbox is paused.
 func (w *world) checkSleeps(s *subject) {
 	w.t.Helper()
 	eventually.NoError(w.t, "sandbox "+s.id+" sleeps", func() error {

@@ -224,7 +224,7 @@ func testKillCuts(t *testing.T, s *server) {
 	if status, body := s.call(s.localKey(), http.MethodDelete, "/sandboxes/"+id, nil); status != http.StatusNoContent {
 		t.Fatalf("DELETE = %d %s", status, body)
 	}
-	// The kill has been answered: from now on nobody reaches the sandbox.
+	// The kill has been answered: from now on the sandbox is unreachable.
 	want := `{"sandboxId":"` + id + `","message":"The sandbox was not found","code":502}`
 	if status, body, err := s.visit(id, 8080, "/"); err != nil || status != http.StatusBadGateway || body != want {
 		t.Errorf("after the kill: %d %s %v\nwant 502 %s", status, body, err, want)

@@ -21,7 +21,8 @@ spec:
         command: [python3, -m, http.server, "8080"]
 `
 
-// testIdle has a sandbox that nobody asks for fall asleep by its policy, and the first request wake it.
+// testIdle checks that an idle policy pauses a sandbox without traffic, and the first request wakes
+// it.
 func testIdle(t *testing.T, s *server) {
 	s.mustKubectl(idleManifest, "apply", "-f", "-")
 	id := s.idOf("idler")

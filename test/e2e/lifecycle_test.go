@@ -63,7 +63,7 @@ func testKilled(t *testing.T, s *server, seed uint64) {
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}
-		for line := range strings.Lines(out) { // one that nobody has come to yet has no phase
+		for line := range strings.Lines(out) { // a new one has no phase yet
 			if f := strings.Fields(line); len(f) != 2 || strings.HasSuffix(strings.TrimSuffix(f[1], "Running"), "ing") {
 				return fmt.Errorf("phases:\n%s", out)
 			}
@@ -74,7 +74,7 @@ func testKilled(t *testing.T, s *server, seed uint64) {
 	if len(have) > createsAtOnce {
 		t.Errorf("%d creates made %d sandboxes: %v", createsAtOnce, len(have), have)
 	}
-	for id := range answered { // who was told of a sandbox finds it
+	for id := range answered { // a client that got the ID finds the sandbox
 		if out, err := s.try("exec", id, "--", "echo", "there"); err != nil || out != "there\n" {
 			t.Errorf("sandbox %s, whose create was answered: %v\n%s", id, err, out)
 		}

@@ -348,7 +348,7 @@ func (s *soak) killContainerd() {
 	}
 }
 
-// judge wants each client to have what it thinks it has, and nobody anything else.
+// judge checks that each client has exactly the sandboxes that it expects.
 func (s *soak) judge() {
 	s.t.Helper()
 	s.mu.Lock()
