@@ -104,7 +104,7 @@ func (b *bench) wakeByRequest(ctx context.Context, x box, disk bool) (float64, e
 	return millis(time.Since(began)), err
 }
 
-// held weighs a server that was started anew with none and with many sandboxes asleep on disk.
+// held measures the memory of a restarted server with no and with many sandboxes stored on disk.
 func (b *bench) held(ctx context.Context) error {
 	n := asleepAtOnce
 	if b.quick {
