@@ -78,7 +78,7 @@ func flags(dir, host, etcd string) []string {
 	return []string{
 		"--etcd-servers=" + etcd,
 		"--bind-address=" + host, "--secure-port=" + apiPort, "--advertise-address=" + host,
-		"--endpoint-reconciler-type=none", // it takes no loopback address, and nobody looks here for the server
+		"--endpoint-reconciler-type=none", // it accepts no loopback address, and no client looks here for the server
 		"--cert-dir=" + dir, "--tls-cert-file=" + file("server.crt"), "--tls-private-key-file=" + file("server.key"),
 		"--client-ca-file=" + file("ca.crt"), "--authorization-mode=RBAC",
 		"--service-cluster-ip-range=192.0.2.0/24",
