@@ -124,7 +124,7 @@ func (b *bench) weighServer(when string) error {
 	case fmt.Sprintf("with %d sandboxes", few):
 		f.atMost(serverBar)
 	}
-	// It outlives the server that started it, and so has no parent here.
+	// It outlives the server that started it, which is thus not its parent any more.
 	other, err := processWith("containerd", filepath.Join(b.server.dir, "d", "containerd", "config.toml"))
 	if err != nil {
 		return err

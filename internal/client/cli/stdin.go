@@ -69,8 +69,8 @@ func (i *interruptible) Read(b []byte) (int, error) {
 	}
 }
 
-// readPassword reads a line of a terminal that does not show it. If the context is done first the terminal
-// shows again what is typed, and the read is left to the end of the program: none can take it back.
+// readPassword reads a line of a terminal without echo. If the context is done first the echo is
+// restored, and the read is left until the program exits: it cannot be cancelled.
 func readPassword(ctx context.Context, terminal int) ([]byte, error) {
 	before, err := term.GetState(terminal)
 	if err != nil {

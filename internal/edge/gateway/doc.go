@@ -25,5 +25,5 @@
 // The gateway makes no decisions about sandboxes: a Waker resumes them, and Tokens has their secrets.
 // It adds nothing to a response but what HTTP requires of a proxy, and the cookie of a signed URL.
 //
-// Locks: fastpath.Pool's may be taken with idleTimer.mu held; no other two are held together.
+// Locks: idleTimer.cut runs with idleTimer.mu held; otherwise no two are held together.
 package gateway
