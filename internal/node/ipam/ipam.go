@@ -10,7 +10,7 @@
 //
 // # Subnets
 //
-// Books hand out addresses of one subnet. Leases in others, which the books had before they were
+// Allocator hands out addresses of one subnet. Leases in others, which the books had before they were
 // given this one, stay known and can be released; nothing is handed out from there any more.
 //
 // # Clocks
@@ -23,7 +23,7 @@
 // # Locks
 //
 // [Allocator.writeMu] is taken first, by whoever changes something, and kept while the store is
-// written. [Books.mu] guards what readers see, and is never kept over a call to the store; what
+// written. [Allocator.mu] guards what readers see, and is never kept over a call to the store; what
 // it guards changes only while both are held.
 package ipam
 
