@@ -71,7 +71,7 @@ func (g *group) best() *member {
 	return g.fullest[0].first()
 }
 
-// join lets a ticket wait outdated all that have lower numbers.
+// join lets a claim wait behind all that have lower numbers.
 func (g *group) join(t *waiter, k key) {
 	t.key, t.result = k, make(chan *member, 1)
 	for e := g.waiting.Back(); e != nil; e = e.Prev() {
