@@ -17,25 +17,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+	"github.com/barchan-dev/barchan/internal/testkit/tmpfs"
 )
-
-// mount mounts a small filesystem.
-func mount(t *testing.T, size string) string {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("SKIPPED: mounting needs root")
-	}
-	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size="+size); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
-}
 
 func writeZeros(t *testing.T, path string, size int) {
 	t.Helper()
@@ -78,7 +61,7 @@ func post(t *testing.T, url string) (status int, text string) {
 // A server over a disk that is not well says so at once; one that begins anew waits, and tells
 // everybody why.
 func TestAwaitDisk(t *testing.T) {
-	disk := mount(t, "256m")
+	disk := tmpfs.Mount(t, "256m")
 	writeZeros(t, filepath.Join(disk, "big"), 200<<20)
 	if err := serverOn(t, disk, false).Run(t.Context()); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), `"disk"`) || !strings.Contains(err.Error(), "MiB are needed") {
 		t.Errorf("Run on a full disk = %v", err)
@@ -103,7 +86,7 @@ func TestAwaitDisk(t *testing.T) {
 }
 
 func TestReadOnlyDisk(t *testing.T) {
-	disk := mount(t, "256m")
+	disk := tmpfs.Mount(t, "256m")
 	d := serverOn(t, disk, false)
 	if err := unix.Mount("", disk, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
 		t.Fatal(err)

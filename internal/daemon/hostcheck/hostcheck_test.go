@@ -13,6 +13,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/testkit/tmpfs"
 )
 
 func TestWatermark(t *testing.T) {
@@ -70,24 +71,6 @@ func TestSyncFailed(t *testing.T) {
 	}
 }
 
-// mount mounts a small filesystem.
-func mount(t *testing.T, size string) string {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("SKIPPED: mounting needs root")
-	}
-	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size="+size); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
-}
-
 func writeZeros(t *testing.T, path string, size int) {
 	t.Helper()
 	if err := os.WriteFile(path, make([]byte, size), 0o600); err != nil {
@@ -96,7 +79,7 @@ func writeZeros(t *testing.T, path string, size int) {
 }
 
 func TestCheckDisks(t *testing.T) {
-	dir := mount(t, "64m")
+	dir := tmpfs.Mount(t, "64m")
 	bytes, inodes := &watermark{least: 1 << 30, capped: true}, &watermark{least: leastInodes, capped: true}
 	look := func() error { return checkDisks([]string{filepath.Join(dir, "none"), dir}, bytes, inodes) }
 	if err := look(); err != nil {
@@ -114,7 +97,7 @@ func TestCheckDisks(t *testing.T) {
 	if err := look(); err != nil {
 		t.Errorf("a disk with room again: %v", err)
 	}
-	few := mount(t, "64m,nr_inodes=100")
+	few := tmpfs.Mount(t, "64m,nr_inodes=100")
 	for i := range 97 {
 		writeZeros(t, filepath.Join(few, fmt.Sprint(i)), 0)
 	}
@@ -125,7 +108,7 @@ func TestCheckDisks(t *testing.T) {
 }
 
 func TestReserveIsGivenUp(t *testing.T) {
-	dir := mount(t, "320m")
+	dir := tmpfs.Mount(t, "320m")
 	path := filepath.Join(dir, reserveFile)
 	size := func() int64 {
 		if err := keepReserve(dir); err != nil {
@@ -155,7 +138,7 @@ func TestReserveIsGivenUp(t *testing.T) {
 
 // What would take from that which is kept is not written.
 func TestCheckSpace(t *testing.T) {
-	dir := mount(t, "64m")
+	dir := tmpfs.Mount(t, "64m")
 	cfg := config.Default()
 	cfg.ReserveDisk = resource.MustParse("16Mi")
 	may := CheckSpace(&cfg)
