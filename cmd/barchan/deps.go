@@ -7,15 +7,15 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
-	"github.com/barchan-dev/barchan/internal/client/cli"
+	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/daemon"
 	"github.com/barchan-dev/barchan/internal/daemon/adminops"
 )
 
 // deps returns the server functions of the command line.
-func deps() cli.Deps {
-	return cli.Deps{
+func deps() app.Deps {
+	return app.Deps{
 		Version: version,
 		RunServer: func(ctx context.Context, cfg config.Config, log io.Writer) error {
 			logger, err := telemetry.NewLogger(log, telemetry.LogConfig{Format: cfg.LogFormat, Level: cfg.LogLevel})

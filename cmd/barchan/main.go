@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/barchan-dev/barchan/internal/client/cli"
+	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
 )
 
 // version is set by the linker; see Makefile.
@@ -16,7 +17,7 @@ func main() {
 }
 
 func run() int {
-	ctx, stop := cli.WithSignals(context.Background())
+	ctx, stop := terminal.WithSignals(context.Background())
 	defer stop()
 	return cli.Run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr, deps())
 }

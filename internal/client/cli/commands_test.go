@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
+	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/client/restclient"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
@@ -107,11 +108,11 @@ func TestRemoteServer(t *testing.T) {
 	t.Setenv("BARCHAN_API_URL", s.front.URL)
 	var out, errOut strings.Builder
 	args := []string{"--data-dir", "/nonexistent", "ls"}
-	if code := Run(t.Context(), args, nil, &out, &errOut, Deps{}); code != 1 || !strings.Contains(errOut.String(), "set BARCHAN_API_KEY or --api-key") {
+	if code := Run(t.Context(), args, nil, &out, &errOut, app.Deps{}); code != 1 || !strings.Contains(errOut.String(), "set BARCHAN_API_KEY or --api-key") {
 		t.Errorf("without a key: %d %s", code, errOut.String())
 	}
 	t.Setenv("BARCHAN_API_KEY", testKey)
-	if code := Run(t.Context(), args, nil, &out, &errOut, Deps{}); code != 0 || !strings.Contains(out.String(), id1) {
+	if code := Run(t.Context(), args, nil, &out, &errOut, app.Deps{}); code != 0 || !strings.Contains(out.String(), id1) {
 		t.Errorf("%d %s %s", code, out.String(), errOut.String())
 	}
 }
@@ -190,7 +191,7 @@ func TestInterrupt(t *testing.T) {
 	r, w := io.Pipe()
 	done := make(chan int, 1)
 	go func() {
-		done <- Run(ctx, []string{"--data-dir", s.dir, "run", "--", "sh", "-c", "echo begun; sleep 60"}, strings.NewReader(""), w, io.Discard, Deps{})
+		done <- Run(ctx, []string{"--data-dir", s.dir, "run", "--", "sh", "-c", "echo begun; sleep 60"}, strings.NewReader(""), w, io.Discard, app.Deps{})
 		_ = w.Close()
 	}()
 	if _, err := io.ReadFull(r, make([]byte, 6)); err != nil {
@@ -222,7 +223,7 @@ func TestExec(t *testing.T) {
 	mark := filepath.Join(t.TempDir(), "terminated")
 	go func() {
 		script := fmt.Sprintf("trap 'echo > %s; exit' TERM; echo begun; while :; do sleep 0.05; done", mark)
-		done <- Run(ctx, []string{"--data-dir", s.dir, "exec", id1, "--", "sh", "-c", script}, strings.NewReader(""), w, io.Discard, Deps{})
+		done <- Run(ctx, []string{"--data-dir", s.dir, "exec", id1, "--", "sh", "-c", script}, strings.NewReader(""), w, io.Discard, app.Deps{})
 		_ = w.Close()
 	}()
 	if _, err := io.ReadFull(r, make([]byte, 6)); err != nil {
@@ -310,7 +311,7 @@ func TestLogs(t *testing.T) {
 	r, w := io.Pipe()
 	done := make(chan int, 1)
 	go func() {
-		done <- Run(t.Context(), []string{"--data-dir", s.dir, "logs", "-f", id1}, nil, w, io.Discard, Deps{})
+		done <- Run(t.Context(), []string{"--data-dir", s.dir, "logs", "-f", id1}, nil, w, io.Discard, app.Deps{})
 		_ = w.Close()
 	}()
 	first := make([]byte, len("one\none\ntwo\n"))
@@ -353,7 +354,7 @@ func TestPort(t *testing.T) {
 	r, w := io.Pipe()
 	done := make(chan int, 1)
 	go func() {
-		done <- Run(ctx, []string{"--data-dir", s.dir, "port", id1, "8000", "--forward", "127.0.0.1:0"}, nil, io.Discard, w, Deps{})
+		done <- Run(ctx, []string{"--data-dir", s.dir, "port", id1, "8000", "--forward", "127.0.0.1:0"}, nil, io.Discard, w, app.Deps{})
 		_ = w.Close()
 	}()
 	line := make([]byte, 200)

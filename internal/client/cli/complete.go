@@ -12,6 +12,9 @@ import (
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/barchan-dev/barchan/internal/client/cli/admin"
+	"github.com/barchan-dev/barchan/internal/client/cli/app"
+	"github.com/barchan-dev/barchan/internal/client/cli/files"
 	"github.com/barchan-dev/barchan/internal/client/restclient"
 	"github.com/barchan-dev/barchan/internal/config"
 )
@@ -19,12 +22,15 @@ import (
 // completeWithin bounds the shell's wait. Without a response, nothing is offered.
 const completeWithin = time.Second
 
+// completer finds what may come next on the command line.
+type completer struct{ *app.App }
+
 // choices are the completions of a word, each optionally with a description after a tab.
 type choices func(ctx context.Context, cmd *cobra.Command) ([]string, error)
 
 // complete adds completions for the arguments of all commands, by the words of their usage lines, and
 // for their flags.
-func (a *app) complete(cmd *cobra.Command) {
+func (a completer) complete(cmd *cobra.Command) {
 	args, flags := a.argumentChoices(), a.flagChoices()
 	if words := placeholders(cmd.Use); len(words) > 0 {
 		cmd.ValidArgsFunction = func(cmd *cobra.Command, given []string, word string) ([]string, cobra.ShellCompDirective) {
@@ -88,19 +94,19 @@ func offer(cmd *cobra.Command, find choices, given []string, word string) ([]str
 }
 
 // argumentChoices are keyed by the words of usage lines.
-func (a *app) argumentChoices() map[string]choices {
+func (a completer) argumentChoices() map[string]choices {
 	return map[string]choices{
 		"SANDBOX": a.sandboxChoices, "SNAPSHOT": a.snapshotChoices, "IMAGE": a.imageChoices,
-		"TEMPLATE": a.objectChoices(templateKind()), "POOL": a.objectChoices(poolKind()), "KEY": a.objectChoices(keyKind()),
+		"TEMPLATE": a.objectChoices(app.TemplateKind()), "POOL": a.objectChoices(app.PoolKind()), "KEY": a.objectChoices(app.KeyKind()),
 	}
 }
 
 // flagChoices are keyed by flag, or by command and flag; nil is a file.
-func (a *app) flagChoices() map[string]choices {
+func (a completer) flagChoices() map[string]choices {
 	return map[string]choices{
 		"sandbox": a.sandboxChoices, "from": a.snapshotChoices, "template": a.templateChoices, "image": a.imageChoices,
-		"pool create template": a.objectChoices(templateKind()), "namespace": a.namespaceChoices,
-		"output": fixed(formats()...), "ls state": fixed(anyState()...), "net leases state": fixed(leaseStates()...),
+		"pool create template": a.objectChoices(app.TemplateKind()), "namespace": a.namespaceChoices,
+		"output": fixed(app.Formats()...), "ls state": fixed(app.AnyState()...), "net leases state": fixed(admin.LeaseStates()...),
 		"pool create update": fixed("OnReplenish", "Recreate"), "env shell": fixed("sh", "fish", "json"), "net trace protocol": fixed("tcp", "udp", "icmp"),
 		"log-level": fixed("debug", "info", "warn", "error"), "role": fixed(config.RoleServer, config.RoleReplica),
 		"quota-counts": fixed(config.QuotaRunning, config.QuotaAll), "paused-addresses": fixed(config.AddressesKept, config.AddressesReleased),
@@ -112,12 +118,12 @@ func fixed(values ...string) choices {
 	return func(context.Context, *cobra.Command) ([]string, error) { return slices.Clone(values), nil }
 }
 
-func (a *app) sandboxChoices(ctx context.Context, _ *cobra.Command) ([]string, error) {
-	t, err := a.target(ctx)
+func (a completer) sandboxChoices(ctx context.Context, _ *cobra.Command) ([]string, error) {
+	t, err := a.Server(ctx)
 	if err != nil {
 		return nil, err
 	}
-	list, err := t.rest.List(ctx, restclient.ListOptions{States: anyState()})
+	list, err := t.REST.List(ctx, restclient.ListOptions{States: app.AnyState()})
 	var out []string
 	for _, s := range list {
 		if s.Name != "" {
@@ -128,12 +134,12 @@ func (a *app) sandboxChoices(ctx context.Context, _ *cobra.Command) ([]string, e
 	return out, err
 }
 
-func (a *app) snapshotChoices(ctx context.Context, _ *cobra.Command) ([]string, error) {
-	t, err := a.target(ctx)
+func (a completer) snapshotChoices(ctx context.Context, _ *cobra.Command) ([]string, error) {
+	t, err := a.Server(ctx)
 	if err != nil {
 		return nil, err
 	}
-	list, err := t.rest.Snapshots(ctx, restclient.SnapshotListOptions{})
+	list, err := t.REST.Snapshots(ctx, restclient.SnapshotListOptions{})
 	var out []string
 	seen := map[string]bool{}
 	for _, s := range list { // the newest first
@@ -148,12 +154,12 @@ func (a *app) snapshotChoices(ctx context.Context, _ *cobra.Command) ([]string, 
 }
 
 // templateChoices are the templates of the key.
-func (a *app) templateChoices(ctx context.Context, _ *cobra.Command) ([]string, error) {
-	t, err := a.target(ctx)
+func (a completer) templateChoices(ctx context.Context, _ *cobra.Command) ([]string, error) {
+	t, err := a.Server(ctx)
 	if err != nil {
 		return nil, err
 	}
-	list, err := t.rest.Templates(ctx)
+	list, err := t.REST.Templates(ctx)
 	var out []string
 	for _, l := range list {
 		for _, alias := range l.Aliases {
@@ -164,8 +170,8 @@ func (a *app) templateChoices(ctx context.Context, _ *cobra.Command) ([]string, 
 	return out, err
 }
 
-func (a *app) imageChoices(ctx context.Context, _ *cobra.Command) ([]string, error) {
-	client, err := a.admin()
+func (a completer) imageChoices(ctx context.Context, _ *cobra.Command) ([]string, error) {
+	client, err := a.Admin()
 	if err != nil {
 		return nil, err
 	}
@@ -177,12 +183,12 @@ func (a *app) imageChoices(ctx context.Context, _ *cobra.Command) ([]string, err
 	return out, err
 }
 
-func (a *app) namespaceChoices(ctx context.Context, _ *cobra.Command) ([]string, error) {
-	k, err := a.kube(ctx)
+func (a completer) namespaceChoices(ctx context.Context, _ *cobra.Command) ([]string, error) {
+	k, err := a.Kube(ctx)
 	if err != nil {
 		return nil, err
 	}
-	list, err := k.client.Resource(namespacesResource()).List(ctx, metav1.ListOptions{})
+	list, err := k.Client.Resource(app.NamespacesResource).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}
@@ -194,27 +200,27 @@ func (a *app) namespaceChoices(ctx context.Context, _ *cobra.Command) ([]string,
 }
 
 // objectChoices are the names and IDs of a kind, in the command line's namespace.
-func (a *app) objectChoices(of kind) choices {
+func (a completer) objectChoices(of app.Kind) choices {
 	return func(ctx context.Context, cmd *cobra.Command) ([]string, error) {
-		k, err := a.kube(ctx)
+		k, err := a.Kube(ctx)
 		if err != nil {
 			return nil, err
 		}
-		if err := a.chooseNamespace(ctx, cmd); err != nil {
+		if err := a.ChooseNamespace(ctx, cmd); err != nil {
 			return nil, err
 		}
 		namespaces := []string{cmd.Flag("namespace").Value.String()}
-		if of.noun == "template" && cmd.Name() != "rm" { // every namespace can use the public ones
-			namespaces = append(namespaces, publicNamespace)
+		if of.Noun == "template" && cmd.Name() != "rm" { // every namespace can use the public ones
+			namespaces = append(namespaces, app.PublicNamespace)
 		}
 		var out []string
 		for _, namespace := range slices.Compact(namespaces) {
-			list, err := k.client.Resource(of.GroupVersionResource).Namespace(namespace).List(ctx, metav1.ListOptions{})
+			list, err := k.Client.Resource(of.GroupVersionResource).Namespace(namespace).List(ctx, metav1.ListOptions{})
 			if err != nil {
 				return nil, err
 			}
 			for i := range list.Items {
-				name, id := list.Items[i].GetName(), of.id(&list.Items[i])
+				name, id := list.Items[i].GetName(), of.ID(&list.Items[i])
 				out = append(out, name+"\t"+id, id+"\t"+name)
 			}
 		}
@@ -224,9 +230,9 @@ func (a *app) objectChoices(of kind) choices {
 
 // pathChoices are local files, and sandboxes with the colon before a path. Shells offer either files
 // or a program's choices: the files are listed here.
-func (a *app) pathChoices(cmd *cobra.Command, given []string, word string) ([]string, cobra.ShellCompDirective) {
+func (a completer) pathChoices(cmd *cobra.Command, given []string, word string) ([]string, cobra.ShellCompDirective) {
 	const directive = cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
-	if _, _, remote := cutRemote(word); remote {
+	if _, _, remote := files.CutRemote(word); remote {
 		return nil, directive
 	}
 	var out []string
@@ -242,7 +248,7 @@ func (a *app) pathChoices(cmd *cobra.Command, given []string, word string) ([]st
 		}
 	}
 	if len(given) == 1 {
-		if _, _, remote := cutRemote(given[0]); remote {
+		if _, _, remote := files.CutRemote(given[0]); remote {
 			return out, directive
 		}
 	}

@@ -8,11 +8,12 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/config"
 )
 
 // Root returns the tree of all commands, to describe them. It cannot run them.
-func Root() *cobra.Command { return (&app{}).root() }
+func Root() *cobra.Command { return root(&app.App{}) }
 
 // WriteDocs writes the reference of all commands and settings as Markdown.
 func WriteDocs(w io.Writer) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/config"
 )
 
@@ -53,5 +54,5 @@ func TestHelpFitsATerminal(t *testing.T) {
 			visit(sub)
 		}
 	}
-	visit((&app{}).root())
+	visit(root((&app.App{})))
 }

@@ -19,6 +19,8 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/client/cli/app"
+	"github.com/barchan-dev/barchan/internal/client/cli/resources"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
@@ -128,7 +130,7 @@ func (s *server) testVariant(t *testing.T) {
 		if asked++; asked == 1 {
 			return false // the view of templates lags
 		}
-		own, err := getAs[extensions.SandboxTemplate](t.Context(), s.kubeClient(t), templatesResource(), "tenant-a", name)
+		own, err := app.Get[extensions.SandboxTemplate](t.Context(), s.kubeClient(t), app.TemplatesResource, "tenant-a", name)
 		made = append(made, own)
 		return err == nil
 	}
@@ -153,7 +155,7 @@ func (s *server) testVariant(t *testing.T) {
 
 func (s *server) setCheckpoint(t *testing.T, name string, status barchan.CheckpointStatus) {
 	t.Helper()
-	client := s.kubeClient(t).client.Resource(checkpointsResource()).Namespace("default")
+	client := s.kubeClient(t).Client.Resource(app.CheckpointsResource).Namespace("default")
 	u, err := client.Get(t.Context(), name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -189,7 +191,7 @@ func (s *server) testApply(t *testing.T) {
 }
 
 func (s *server) testPool(t *testing.T) {
-	k, pools := s.kubeClient(t), poolsResource()
+	k, pools := s.kubeClient(t), app.PoolsResource
 	s.run("", "pool", "ls").want(t, 0, "   py-pool   py         0       2         -          OnReplenish   -        ", "")
 	s.run("", "pool", "show", "py-pool").want(t, 0, "Desired    2\n", "")
 	s.run("", "pool", "scale", "py-pool", "5").want(t, 0, "py-pool scaled to 5\n", "")
@@ -228,7 +230,7 @@ func (s *server) testPool(t *testing.T) {
 		{Type: extensions.PoolReady, Status: metav1.ConditionFalse, Reason: extensions.ReasonPoolFilling, Message: "1 of 3 is missing"},
 	}, Barchan: &extensions.WarmPoolBarchanStatus{DesiredReplicas: 3, CurrentReplicas: 2, CurrentReadyReplicas: 1, ClaimedReplicas: 7}})
 	s.run("", "pool", "ls").want(t, 0, "made        py                      1       3         0000000000   OnReplenish   Filling", "")
-	p, err := getAs[extensions.SandboxWarmPool](t.Context(), k, pools, "default", "made")
+	p, err := app.Get[extensions.SandboxWarmPool](t.Context(), k, pools, "default", "made")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -300,9 +302,9 @@ spec:
 `
 
 // kubeClient is the client that commands have.
-func (s *server) kubeClient(t *testing.T) *kube {
+func (s *server) kubeClient(t *testing.T) *app.Kube {
 	t.Helper()
-	k, err := (&app{kubeconfig: s.status.Addresses.Kubeconfig, lookupEnv: os.LookupEnv}).kube(t.Context())
+	k, err := (&app.App{Kubeconfig: s.status.Addresses.Kubeconfig, LookupEnv: os.LookupEnv}).Kube(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -310,10 +312,10 @@ func (s *server) kubeClient(t *testing.T) *kube {
 }
 
 // setStatus does the part of the controller for the pool made, once that has the generation.
-func setStatus(t *testing.T, k *kube, generation int64, status extensions.SandboxWarmPoolStatus) {
+func setStatus(t *testing.T, k *app.Kube, generation int64, status extensions.SandboxWarmPoolStatus) {
 	t.Helper()
 	const name = "made"
-	client := k.client.Resource(poolsResource()).Namespace("default")
+	client := k.Client.Resource(app.PoolsResource).Namespace("default")
 	eventually.True(t, "the status of "+name, func() bool {
 		u, err := client.Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
@@ -339,7 +341,7 @@ func setStatus(t *testing.T, k *kube, generation int64, status extensions.Sandbo
 	})
 }
 
-func (s *server) testWaitForPool(t *testing.T, k *kube) {
+func (s *server) testWaitForPool(t *testing.T, k *app.Kube) {
 	t.Helper()
 	ready := func(status metav1.ConditionStatus, message string, count int32) extensions.SandboxWarmPoolStatus {
 		return extensions.SandboxWarmPoolStatus{Replicas: count, ReadyReplicas: count, Conditions: []metav1.Condition{
@@ -352,8 +354,8 @@ func (s *server) testWaitForPool(t *testing.T, k *kube) {
 	setStatus(t, k, 2, ready(metav1.ConditionFalse, "one is being made", 3))
 	setStatus(t, k, 2, ready(metav1.ConditionTrue, "full", 4))
 	(<-scaled).want(t, 0, "made scaled to 4\n", "")
-	p, err := getAs[extensions.SandboxWarmPool](t.Context(), k, poolsResource(), "default", "made")
-	if err != nil || !isFull(&p) {
+	p, err := app.Get[extensions.SandboxWarmPool](t.Context(), k, app.PoolsResource, "default", "made")
+	if err != nil || !resources.IsFull(&p) {
 		t.Errorf("--wait returned over %+v, %v", p.Status, err)
 	}
 	s.run("", "pool", "scale", "made", "5", "--wait", "--timeout", "50ms").want(t, 1, "made scaled to 5\n", "pool made is not as wanted after 50ms")
@@ -362,7 +364,7 @@ func (s *server) testWaitForPool(t *testing.T, k *kube) {
 func (s *server) testHistory(t *testing.T) {
 	s.run(shared, "apply", "-f", "-").want(t, 0, "sandboxtemplate/private created\n", "")
 	k := s.kubeClient(t)
-	tpl, err := getAs[extensions.SandboxTemplate](t.Context(), k, templatesResource(), publicNamespace, "shared")
+	tpl, err := app.Get[extensions.SandboxTemplate](t.Context(), k, app.TemplatesResource, app.PublicNamespace, "shared")
 	if err != nil {
 		t.Fatal(err)
 	}

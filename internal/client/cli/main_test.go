@@ -13,6 +13,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/adminapi"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
+	"github.com/barchan-dev/barchan/internal/client/cli/app"
+	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
 	"github.com/barchan-dev/barchan/internal/config"
 )
 
@@ -39,8 +41,8 @@ func (t tidy) Run() int {
 // barchanMain is the program as scripts run it: real but for the server, which
 // only says that it was started, and stays until it is told to stop.
 func barchanMain() {
-	ctx, stop := WithSignals(context.Background())
-	code := Run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr, Deps{
+	ctx, stop := terminal.WithSignals(context.Background())
+	code := Run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr, app.Deps{
 		Version:   "1.2.3",
 		RunServer: scriptServer,
 		RemoveAll: func(_ context.Context, cfg config.Config, progress func(adminclient.Event)) error {
@@ -125,7 +127,7 @@ func TestScripts(t *testing.T) {
 			}
 			env.Defer(func() {
 				// A script that fails may have left a server.
-				_ = Run(context.Background(), []string{"--data-dir", dir, "down"}, nil, io.Discard, io.Discard, Deps{})
+				_ = Run(context.Background(), []string{"--data-dir", dir, "down"}, nil, io.Discard, io.Discard, app.Deps{})
 				_ = os.RemoveAll(dir)
 			})
 			env.Setenv("BARCHAN_DATA_DIR", dir)

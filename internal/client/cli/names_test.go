@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
@@ -202,17 +203,17 @@ func TestE2BVariables(t *testing.T) {
 	})
 	t.Run("the gateway", func(t *testing.T) {
 		t.Setenv("E2B_SANDBOX_URL", other.URL)
-		for _, a := range []*app{{apiURL: s.front.URL, apiKey: testKey}} {
-			a.lookupEnv = os.LookupEnv
-			if got, err := a.target(t.Context()); err != nil || got.sandboxURL != "" {
-				t.Errorf("sandboxes of another server are looked for at %q, %v", got.sandboxURL, err)
+		for _, a := range []*app.App{{APIURL: s.front.URL, APIKey: testKey}} {
+			a.LookupEnv = os.LookupEnv
+			if got, err := a.Server(t.Context()); err != nil || got.SandboxURL != "" {
+				t.Errorf("sandboxes of another server are looked for at %q, %v", got.SandboxURL, err)
 			}
 		}
 		t.Setenv("E2B_API_URL", other.URL)
 		t.Setenv("E2B_API_KEY", "k1")
-		got, err := (&app{lookupEnv: os.LookupEnv}).target(t.Context())
-		if err != nil || got.sandboxURL != other.URL {
-			t.Errorf("sandboxes are looked for at %q, %v; want %s", got.sandboxURL, err, other.URL)
+		got, err := (&app.App{LookupEnv: os.LookupEnv}).Server(t.Context())
+		if err != nil || got.SandboxURL != other.URL {
+			t.Errorf("sandboxes are looked for at %q, %v; want %s", got.SandboxURL, err, other.URL)
 		}
 	})
 }

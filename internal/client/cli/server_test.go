@@ -25,6 +25,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
+	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/client/restclient"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
@@ -410,7 +411,7 @@ func (s *server) runContext(ctx context.Context, stdin io.Reader, args ...string
 	s.t.Helper()
 	var stdout, stderr bytes.Buffer
 	args = append([]string{"--data-dir", s.dir}, args...)
-	code := Run(ctx, args, stdin, &stdout, &stderr, Deps{Version: "1.2.3"})
+	code := Run(ctx, args, stdin, &stdout, &stderr, app.Deps{Version: "1.2.3"})
 	return result{code, stdout.String(), stderr.String()}
 }
 

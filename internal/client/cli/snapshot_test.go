@@ -15,6 +15,7 @@ import (
 
 	"github.com/creack/pty"
 
+	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
@@ -174,7 +175,7 @@ func TestForksAreToldOfAtOnce(t *testing.T) {
 	out := &heard{c: make(chan struct{})}
 	s.heard = out.c
 	var stderr bytes.Buffer
-	code := Run(t.Context(), []string{"--data-dir", s.dir, "fork", "iaaa", "--count", "3"}, strings.NewReader(""), out, &stderr, Deps{Version: "1.2.3"})
+	code := Run(t.Context(), []string{"--data-dir", s.dir, "fork", "iaaa", "--count", "3"}, strings.NewReader(""), out, &stderr, app.Deps{Version: "1.2.3"})
 	if got := out.b.String(); code != 1 || got != "i0000000000000000002\ni0000000000000000000\n" || stderr.String() != "barchan: fork 2: quota of the namespace\n" {
 		t.Errorf("%d, %q, %q", code, got, stderr.String())
 	}

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -30,7 +31,7 @@ func TestInputIsInterrupted(t *testing.T) {
 		var says strings.Builder
 		code := make(chan int, 1)
 		go func() {
-			code <- Run(ctx, append([]string{"--data-dir", s.dir}, strings.Fields(args)...), in, io.Discard, &says, Deps{})
+			code <- Run(ctx, append([]string{"--data-dir", s.dir}, strings.Fields(args)...), in, io.Discard, &says, app.Deps{})
 			_ = in.Close()
 		}()
 		eventually.True(t, args+" reads", func() bool {

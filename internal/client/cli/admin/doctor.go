@@ -1,0 +1,131 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/barchan-dev/barchan/internal/client/adminclient"
+	"github.com/barchan-dev/barchan/internal/client/cli/app"
+	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
+	"github.com/barchan-dev/barchan/internal/config"
+)
+
+// DoctorCommand returns `barchan doctor`.
+func DoctorCommand(a *app.App) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Check whether this machine can run sandboxes",
+		Long: "Check this machine, and the server if it runs. The exit code is 1 if something must be done.\n" +
+			"With --deep, look for what belongs to no sandbox, or lacks what it belongs to: network namespaces, links, rules,\n" +
+			"mounts, snapshots, addresses, cgroups, processes, files, memory images, objects and routes.",
+		Args: app.Exactly(),
+	}
+	a.JSONFlag(cmd)
+	var deep bool
+	cmd.Flags().BoolVar(&deep, "deep", false, "look for what was leaked, instead of checking the machine")
+	flags := config.AddFlags(cmd.Flags(), notDataDir)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, err := a.Config(flags)
+		if err != nil {
+			return err
+		}
+		if deep {
+			found, err := audit(cmd.Context(), a, cfg)
+			if printed := printFindings(a, found, err == nil); err == nil {
+				err = printed
+			}
+			return err
+		}
+		return printChecks(a, checks(cmd.Context(), a, cfg))
+	}
+	return cmd
+}
+
+// audit calls the server; without one this program makes the checks that it can, and says so.
+func audit(ctx context.Context, a *app.App, cfg *config.Resolved) ([]adminclient.Finding, error) {
+	found, err := adminclient.New(cfg.AdminSocket(), cfg.DataDir).Audit(ctx)
+	if !errors.Is(err, adminclient.ErrNotRunning) || a.Deps.Audit == nil {
+		return found, err
+	}
+	fmt.Fprintf(a.Stderr, "barchan: no server runs on %s; objects and routes are not looked at\n", cfg.DataDir)
+	return a.Deps.Audit(ctx, cfg.Config)
+}
+
+// printFindings prints the findings of an audit. whole means that it was complete.
+func printFindings(a *app.App, found []adminclient.Finding, whole bool) error {
+	switch {
+	case a.JSON:
+		if found == nil {
+			found = []adminclient.Finding{}
+		}
+		if err := a.PrintJSON(found); err != nil {
+			return err
+		}
+	case len(found) > 0:
+		tab := terminal.NewTable("WHERE", "WHAT", "REMEDY")
+		for _, f := range found {
+			tab.Add(f.Where, f.What, f.Remedy)
+		}
+		tab.Write(a.Stdout)
+	case whole:
+		fmt.Fprintln(a.Stdout, "Nothing is leaked.")
+	}
+	if len(found) > 0 {
+		fmt.Fprintf(a.Stderr, "barchan: %d found\n", len(found))
+		return app.ExitCode(app.CodeError)
+	}
+	return nil
+}
+
+// checks calls the server, which checks the machine too; without one this program does.
+func checks(ctx context.Context, a *app.App, cfg *config.Resolved) []adminclient.Check {
+	checks, err := adminclient.New(cfg.AdminSocket(), cfg.DataDir).Doctor(ctx)
+	if err == nil {
+		return checks
+	}
+	checks = []adminclient.Check{}
+	if a.Deps.Doctor != nil {
+		checks = append(checks, a.Deps.Doctor(ctx, cfg.Config)...)
+	}
+	if errors.Is(err, adminclient.ErrNotRunning) {
+		return append(checks, adminclient.Check{
+			Name: "server", State: adminclient.CheckWarning, Detail: "not running on " + cfg.DataDir, Remedy: "start it with `barchan up`",
+		})
+	}
+	return append(checks, adminclient.Check{
+		Name: "server", State: adminclient.CheckFailed, Detail: app.Message(err), Remedy: "see its log, " + cfg.LogFile(),
+	})
+}
+
+func printChecks(a *app.App, checks []adminclient.Check) error {
+	failed := 0
+	for _, c := range checks {
+		if c.State == adminclient.CheckFailed {
+			failed++
+		}
+	}
+	if a.JSON {
+		if err := a.PrintJSON(checks); err != nil {
+			return err
+		}
+	} else {
+		tab := terminal.NewTable("CHECK", "STATE", "DETAIL")
+		tab.Colour = a.StateColours(1)
+		for _, c := range checks {
+			detail := c.Detail
+			if c.Remedy != "" {
+				detail += "; " + c.Remedy
+			}
+			tab.Add(c.Name, c.State, detail)
+		}
+		tab.Write(a.Stdout)
+	}
+	if failed > 0 {
+		fmt.Fprintf(a.Stderr, "barchan: %d of %d checks failed\n", failed, len(checks))
+		return app.ExitCode(app.CodeError)
+	}
+	return nil
+}

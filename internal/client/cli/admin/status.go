@@ -1,0 +1,116 @@
+package admin
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/barchan-dev/barchan/internal/client/adminclient"
+	"github.com/barchan-dev/barchan/internal/client/cli/app"
+	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
+)
+
+// StatusCommand returns `barchan status`.
+func StatusCommand(a *app.App) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show how the server is",
+		Args:  app.Exactly(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			client, err := a.Admin()
+			if err != nil {
+				return err
+			}
+			s, err := client.Status(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if a.JSON {
+				return a.PrintJSON(s)
+			}
+			printStatus(a, s)
+			return nil
+		},
+	}
+	a.JSONFlag(cmd)
+	return cmd
+}
+
+func printStatus(a *app.App, s adminclient.Status) {
+	state := s.Phase
+	if s.Ready {
+		state = "ready"
+	}
+	line := func(name, value string) { a.Field(12, name, value) }
+	if a.Coloured(a.Stdout) {
+		state = terminal.Paint(map[bool]string{true: terminal.Green, false: terminal.Yellow}[s.Ready], state)
+	}
+	fmt.Fprintf(a.Stdout, "%-12s %s\n", "State", state)
+	for _, c := range s.Conditions {
+		line("Degraded", c.Name+": "+cmp.Or(c.Reason, c.Detail)+" (for "+terminal.Since(c.Since)+"; no new work is taken meanwhile)")
+	}
+	line("Version", s.Version)
+	line("Process", strconv.Itoa(s.PID)+", up "+terminal.Since(s.StartedAt))
+	line("Node", s.Node)
+	line("Data", s.DataDir)
+	line("HTTP", "http://"+s.Addresses.HTTP)
+	if s.Addresses.TLS != "" {
+		line("TLS", "https://"+s.Addresses.TLS+", domain "+s.Addresses.Domain)
+	}
+	if kube := s.Addresses.Kube; strings.Contains(kube, "://") {
+		line("Kubernetes", kube+", kubeconfig "+s.Addresses.Kubeconfig)
+	} else {
+		line("Kubernetes", "https://"+kube+", kubeconfig "+s.Addresses.Kubeconfig)
+	}
+	for _, c := range s.Certificates {
+		line("Certificate", certificateLine(c))
+	}
+	for _, p := range s.Peers {
+		line("Peer", p.Name+" at "+p.Gossip)
+	}
+	line("Sandboxes", counts(s.Sandboxes))
+	for _, c := range s.Components {
+		line(c.Name, strings.TrimSpace(c.Version+" "+c.State+" "+c.Path))
+	}
+	if !s.Ready {
+		for _, p := range s.Phases {
+			took := "…"
+			if p.Done {
+				took = milli(p.Milli)
+			}
+			line("Phase", p.Name+" "+took)
+		}
+	}
+}
+
+func certificateLine(c adminclient.Certificate) string {
+	text := strings.Join(c.Names, ", ") + ": "
+	if c.Expires.IsZero() {
+		text += "not issued yet"
+	} else {
+		text += "until " + c.Expires.Format(time.DateOnly) + ", by " + c.Issuer
+	}
+	if c.Failures > 0 {
+		text += fmt.Sprintf("; %d failed tries, the last: %s; next at %s", c.Failures, c.Failure, c.Next.Format(time.RFC3339))
+	}
+	return text
+}
+
+func counts(m map[string]int) string {
+	var out []string
+	for phase, n := range m {
+		if n > 0 {
+			out = append(out, fmt.Sprintf("%d %s", n, strings.ToLower(phase)))
+		}
+	}
+	if len(out) == 0 {
+		return "none"
+	}
+	slices.Sort(out)
+	return strings.Join(out, ", ")
+}

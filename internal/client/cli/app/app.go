@@ -1,0 +1,266 @@
+// Package app is what all commands share: the settings of one run, the servers that it reaches, the names of their objects, lists, arguments and
+// errors. It has no command.
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/client/adminclient"
+	"github.com/barchan-dev/barchan/internal/client/restclient"
+	"github.com/barchan-dev/barchan/internal/config"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+)
+
+// Environment variables of a client without a data directory. Barchan's take precedence over E2B's.
+const (
+	envAPIURL     = "BARCHAN_API_URL"
+	EnvAPIKey     = "BARCHAN_API_KEY"
+	envSandboxURL = "BARCHAN_SANDBOX_URL"
+	envKubeconfig = "BARCHAN_KUBECONFIG"
+
+	envE2BAPIURL      = "E2B_API_URL"
+	EnvE2BDomain      = "E2B_DOMAIN"
+	envE2BAPIKey      = "E2B_API_KEY"
+	envE2BAccessToken = "E2B_ACCESS_TOKEN" //nolint:gosec // the name of a variable
+	envE2BSandboxURL  = "E2B_SANDBOX_URL"
+)
+
+// Config loads the settings of the file, the environment and the flags.
+func (a *App) Config(flags ...*config.Flags) (*config.Resolved, error) {
+	return config.Load(config.Options{
+		File:      a.ConfigFile,
+		LookupEnv: a.LookupEnv,
+		Flags:     append(flags, a.RootFlags),
+	})
+}
+
+// First returns the value of a flag, or else of the first variable that is not empty.
+func (a *App) First(flag string, env ...string) string {
+	value := flag
+	for i := 0; value == "" && i < len(env); i++ {
+		value, _ = a.LookupEnv(env[i])
+	}
+	return value
+}
+
+// givenKey returns the key of a flag or a variable, or empty. E2B's variables for the key apply only
+// with those for the server: do not send a key of E2B's cloud to the local server.
+func (a *App) givenKey() string {
+	key := a.First(a.APIKey, EnvAPIKey)
+	if key == "" && a.First("", envE2BAPIURL, EnvE2BDomain) != "" {
+		key = a.First("", envE2BAPIKey, envE2BAccessToken)
+	}
+	return key
+}
+
+// Admin returns a client of the local server's admin socket.
+func (a *App) Admin() (*adminclient.Client, error) {
+	cfg, err := a.Config()
+	if err != nil {
+		return nil, err
+	}
+	return adminclient.New(cfg.AdminSocket(), cfg.DataDir), nil
+}
+
+// LocalServer returns the status of the data directory's server.
+func (a *App) LocalServer(ctx context.Context) (adminclient.Status, error) {
+	client, err := a.Admin()
+	if err != nil {
+		return adminclient.Status{}, err
+	}
+	s, err := client.Status(ctx)
+	if err == nil && !s.Ready {
+		err = fmt.Errorf("barchan is still starting (phase %q); wait for `barchan status` to say ready: %w", s.Phase, errs.ErrUnavailable)
+	}
+	return s, err
+}
+
+// Server is one server as its REST client sees it.
+type Server struct {
+	URL, key   string
+	SandboxURL string // empty: derived from url
+	HTTP       *http.Client
+	REST       *restclient.Client
+}
+
+// Server returns the server that the flags, the environment or the data directory name.
+func (a *App) Server(ctx context.Context) (*Server, error) {
+	t := &Server{
+		URL:        a.First(a.APIURL, envAPIURL),
+		key:        a.givenKey(),
+		SandboxURL: a.First("", envSandboxURL),
+		HTTP:       &http.Client{Transport: NewTransport()},
+	}
+	if t.URL == "" {
+		if err := a.findServer(ctx, t); err != nil {
+			return nil, err
+		}
+	}
+	if t.key == "" {
+		return nil, fmt.Errorf("no key for %s: set %s or --api-key: %w", t.URL, EnvAPIKey, errs.ErrInvalid)
+	}
+	var err error
+	t.REST, err = restclient.New(restclient.Config{URL: t.URL, Key: t.key, HTTP: t.HTTP, UserAgent: "barchan/" + a.Version().Version})
+	return t, err
+}
+
+// findServer finds the server of E2B's variables, or else of the data directory.
+func (a *App) findServer(ctx context.Context, t *Server) error {
+	domain := a.First("", EnvE2BDomain)
+	if t.URL = a.First("", envE2BAPIURL); t.URL == "" {
+		s, err := a.LocalServer(ctx)
+		if err == nil && (domain == "" || domain == s.Addresses.Domain) {
+			t.URL = "http://" + Dialable(s.Addresses.HTTP)
+			if t.key == "" {
+				t.key, err = ReadKey(s.Addresses.APIKeyFile)
+			}
+			return err
+		}
+		if domain == "" {
+			return err
+		}
+		t.URL = "https://api." + domain
+	}
+	if t.SandboxURL == "" { // it belongs to the same server
+		t.SandboxURL = a.First("", envE2BSandboxURL)
+	}
+	return nil
+}
+
+// NewTransport has no total timeout, for streams, but detects an unreachable address soon.
+func NewTransport() *http.Transport {
+	d := net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}
+	return &http.Transport{
+		Proxy:               http.ProxyFromEnvironment,
+		DialContext:         d.DialContext,
+		ForceAttemptHTTP2:   true,
+		MaxIdleConnsPerHost: 16,
+		IdleConnTimeout:     time.Minute,
+		TLSHandshakeTimeout: 10 * time.Second,
+	}
+}
+
+// Dialable converts a listening address to one to connect to.
+func Dialable(addr string) string {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return addr
+	}
+	if ip, err := netip.ParseAddr(host); host == "" || (err == nil && ip.IsUnspecified()) {
+		host = "127.0.0.1"
+	}
+	return net.JoinHostPort(host, port)
+}
+
+// ReadKey reads the key of the data directory.
+func ReadKey(file string) (string, error) {
+	b, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrPermission) {
+		return "", fmt.Errorf("%s is for root only; run this as root, or set %s: %w", file, EnvAPIKey, errs.ErrForbidden)
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the local key: %w", err)
+	}
+	return strings.TrimSpace(string(b)), nil
+}
+
+// SandboxAddress returns the base URL and headers for a port of a sandbox. Addresses and localhost
+// route by header, names by host.
+func (t *Server) SandboxAddress(id string, port int) (string, http.Header) {
+	h := http.Header{}
+	h.Set(envd.HeaderSandboxID, id)
+	h.Set(envd.HeaderSandboxPort, strconv.Itoa(port))
+	if t.SandboxURL != "" {
+		return t.SandboxURL, h
+	}
+	u, err := url.Parse(t.URL)
+	if err != nil {
+		return t.URL, h
+	}
+	host := u.Hostname()
+	if _, err := netip.ParseAddr(host); err == nil || host == "localhost" {
+		return u.Scheme + "://" + u.Host, h
+	}
+	return fmt.Sprintf("%s://%d-%s.%s", u.Scheme, port, id, strings.TrimPrefix(u.Host, "api.")), h
+}
+
+// Agent returns a client of a running sandbox's agent.
+func (t *Server) Agent(id, token, user string) (*envd.Client, error) {
+	base, h := t.SandboxAddress(id, envd.Port)
+	return envd.NewClient(envd.ClientConfig{
+		HTTP: t.HTTP, BaseURL: base, User: user, Header: h,
+		Token: func() string { return token },
+	})
+}
+
+// Running resolves a sandbox and returns a client of its agent.
+func (t *Server) Running(ctx context.Context, text, user string) (*Sandbox, error) {
+	d, err := t.Find(ctx, text)
+	if err != nil {
+		return nil, err
+	}
+	if d.State == restclient.StatePaused {
+		return nil, PausedError(d.SandboxID)
+	}
+	client, err := t.Agent(d.SandboxID, d.AgentToken, user)
+	return &Sandbox{Server: t, ID: d.SandboxID, EndAt: d.EndAt, Client: client}, err
+}
+
+// WithServer opens the target and runs a command's work.
+func (a *App) WithServer(ctx context.Context, work func(t *Server) error) error {
+	t, err := a.Server(ctx)
+	if err != nil {
+		return err
+	}
+	return work(t)
+}
+
+// AbsFile returns the absolute path of a file; empty stays empty.
+func AbsFile(path string) string {
+	if abs, err := filepath.Abs(path); err == nil && path != "" {
+		return abs
+	}
+	return path
+}
+
+// Deps has the functions that a client cannot implement.
+type Deps struct {
+	// Version of this program; empty: of the build's information.
+	Version string
+	// RunServer runs the server: it returns once ctx is done, or after a failure.
+	RunServer func(ctx context.Context, cfg config.Config, log io.Writer) error
+	// RemoveAll removes what servers left of a data directory that no server
+	// uses: sandboxes, network, cgroups, the directory itself. Repeating it is harmless.
+	RemoveAll func(ctx context.Context, cfg config.Config, progress func(adminclient.Event)) error
+	// Doctor checks whether this machine can run a server. None runs yet.
+	Doctor func(ctx context.Context, cfg config.Config) []adminclient.Check
+	// Audit finds leaked resources on a machine without a running server. It may return both.
+	Audit func(ctx context.Context, cfg config.Config) ([]adminclient.Finding, error)
+}
+
+// App is one run of the program.
+type App struct {
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	Deps           Deps
+	LookupEnv      func(string) (string, bool)
+
+	ConfigFile, APIURL, APIKey, Kubeconfig string
+	JSON                                   bool
+	Format                                 format // of lists
+	RootFlags                              *config.Flags
+}

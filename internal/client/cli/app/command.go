@@ -1,0 +1,111 @@
+package app
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
+)
+
+// Exit codes. run and exec give the remote command's instead.
+const (
+	CodeOK    = 0
+	CodeError = 1
+	CodeUsage = 2
+)
+
+// ExitCode ends the program with a code and without a message.
+type ExitCode int
+
+// Error is never shown.
+func (e ExitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
+// UsageError is a usage error; the command's usage line is shown with it.
+type UsageError struct {
+	Cmd *cobra.Command
+	err error
+}
+
+// Usage returns an error that is shown with the usage line of the command.
+func Usage(cmd *cobra.Command, err error) error { return &UsageError{cmd, err} }
+
+// Error describes the usage error.
+func (e *UsageError) Error() string { return e.err.Error() }
+
+// Unwrap returns the cause.
+func (e *UsageError) Unwrap() error { return e.err }
+
+// Message returns the text of an error for users: its public text if it has one. A bare kind at its
+// end is removed, because it adds nothing. Text of guests is escaped, except for line ends, which
+// joined errors have.
+func Message(err error) string {
+	text, ok := errs.PublicMessage(err)
+	if !ok {
+		text = err.Error()
+	}
+	if kind := errs.Kind(err); kind != nil {
+		text = strings.TrimSuffix(text, ": "+kind.Error())
+	}
+	lines := strings.Split(text, "\n")
+	for i := range lines {
+		lines[i] = terminal.Escaped(lines[i], terminal.MaxErrorLine)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Noun runs a command that only has verbs.
+func Noun(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return unknownCommand(cmd, args[0])
+	}
+	return Usage(cmd, errors.New("a command is missing; one of "+strings.Join(verbs(cmd), ", ")))
+}
+
+func verbs(cmd *cobra.Command) []string {
+	var out []string
+	for _, c := range cmd.Commands() {
+		if c.IsAvailableCommand() {
+			out = append(out, c.Name())
+		}
+	}
+	return out
+}
+
+// NounCommand groups verbs.
+func NounCommand(name, short string, verbs ...*cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{Use: name, Short: short, RunE: Noun, Args: cobra.ArbitraryArgs}
+	cmd.AddCommand(verbs...)
+	return cmd
+}
+
+// Exactly requires one argument for each of the names.
+func Exactly(names ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		switch {
+		case len(args) < len(names):
+			return Usage(cmd, fmt.Errorf("%s is missing", names[len(args)]))
+		case len(args) > len(names):
+			return Usage(cmd, fmt.Errorf("%q is one argument too many", args[len(names)]))
+		}
+		return nil
+	}
+}
+
+// AtLeast requires one argument for each of the names, or more.
+func AtLeast(names ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) < len(names) {
+			return Usage(cmd, fmt.Errorf("%s is missing", names[len(args)]))
+		}
+		return nil
+	}
+}
+
+// JSONFlag adds --json.
+func (a *App) JSONFlag(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&a.JSON, "json", false, "print JSON")
+}

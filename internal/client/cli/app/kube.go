@@ -1,0 +1,215 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/yaml"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+)
+
+// FieldManager names this program's writes to the Kubernetes API.
+const FieldManager = "barchan"
+
+// The resources of the API that commands use.
+var (
+	TemplatesResource   = extensions.GroupVersion.WithResource("sandboxtemplates")
+	PoolsResource       = extensions.GroupVersion.WithResource("sandboxwarmpools")
+	SandboxesResource   = agents.GroupVersion.WithResource("sandboxes")
+	RevisionsResource   = barchan.GroupVersion.WithResource("templaterevisions")
+	CheckpointsResource = barchan.GroupVersion.WithResource("checkpoints")
+	KeysResource        = barchan.GroupVersion.WithResource("apikeys")
+	EventsResource      = corev1.SchemeGroupVersion.WithResource("events")
+	NamespacesResource  = corev1.SchemeGroupVersion.WithResource("namespaces")
+)
+
+// Kube is a client of the Kubernetes API.
+type Kube struct {
+	Config *rest.Config
+	Client dynamic.Interface
+}
+
+// Kube returns a client of the given kubeconfig's API, or of the local server's.
+func (a *App) Kube(ctx context.Context) (*Kube, error) {
+	file := a.First(a.Kubeconfig, envKubeconfig)
+	if file == "" {
+		s, err := a.LocalServer(ctx)
+		if err != nil {
+			return nil, err
+		}
+		file = s.Addresses.Kubeconfig
+	}
+	cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
+		&clientcmd.ClientConfigLoadingRules{ExplicitPath: file}, &clientcmd.ConfigOverrides{}).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig %s: %w: %w", file, err, errs.ErrInvalid)
+	}
+	cfg.UserAgent = "barchan/" + a.Version().Version
+	cfg.QPS, cfg.Burst = -1, 0 // the server has its own limits
+	client, err := dynamic.NewForConfig(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig %s: %w", file, err)
+	}
+	return &Kube{Config: cfg, Client: client}, nil
+}
+
+// Scope is the namespace of a command.
+type Scope struct {
+	Namespace string
+	All       bool
+}
+
+// Flags adds --namespace, and -A if a command may list all.
+func (s *Scope) Flags(cmd *cobra.Command, all bool) {
+	cmd.Flags().StringVarP(&s.Namespace, "namespace", "n", metav1.NamespaceDefault, "namespace, E2B's team; with a key given, the key's own")
+	if all {
+		cmd.Flags().BoolVarP(&s.All, "all-namespaces", "A", false, "of all namespaces")
+	}
+}
+
+// ChooseNamespace sets a command's namespace, if none is given, to that of the given key. Without a
+// key it is the default one, as for the key of the data directory.
+func (a *App) ChooseNamespace(ctx context.Context, cmd *cobra.Command) error {
+	flag := cmd.Flags().Lookup("namespace")
+	if flag == nil || flag.DefValue == "" || flag.Changed || a.givenKey() == "" {
+		return nil
+	}
+	return a.WithServer(ctx, func(t *Server) error {
+		namespace, err := t.REST.Namespace(ctx)
+		if err != nil {
+			return fmt.Errorf("find the namespace of the key; --namespace names another: %w", err)
+		}
+		return flag.Value.Set(namespace)
+	})
+}
+
+// List returns the namespace to list; empty means all.
+func (s *Scope) List() string {
+	if s.All {
+		return metav1.NamespaceAll
+	}
+	return s.Namespace
+}
+
+// List reads all objects of a resource as T.
+func List[T any](ctx context.Context, k *Kube, r schema.GroupVersionResource, namespace string) ([]T, error) {
+	list, err := k.Client.Resource(r).Namespace(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, KubeError(err)
+	}
+	out := make([]T, len(list.Items))
+	for i := range list.Items {
+		if out[i], err = Decode[T](&list.Items[i]); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// Get reads one object as T.
+func Get[T any](ctx context.Context, k *Kube, r schema.GroupVersionResource, namespace, name string) (T, error) {
+	u, err := k.Client.Resource(r).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		var none T
+		return none, KubeError(err)
+	}
+	return Decode[T](u)
+}
+
+// ShowObject prints one object as YAML or JSON.
+func (a *App) ShowObject(ctx context.Context, r schema.GroupVersionResource, namespace, name string) error {
+	k, err := a.Kube(ctx)
+	if err != nil {
+		return err
+	}
+	u, err := k.Client.Resource(r).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return KubeError(err)
+	}
+	u.SetManagedFields(nil)
+	if a.JSON {
+		return a.PrintJSON(u.Object)
+	}
+	b, err := yaml.Marshal(u.Object)
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", name, err)
+	}
+	_, err = a.Stdout.Write(b)
+	return err
+}
+
+// Decode converts an object to its type.
+func Decode[T any](u *unstructured.Unstructured) (T, error) {
+	var v T
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &v); err != nil {
+		return v, fmt.Errorf("read %s %s: %w", u.GetKind(), u.GetName(), err)
+	}
+	return v, nil
+}
+
+// KubeError gives an error of the API its kind; the message stays.
+func KubeError(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case apierrors.IsNotFound(err):
+		return errs.Public(errs.ErrNotFound, err.Error())
+	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
+		return errs.Public(errs.ErrConflict, err.Error())
+	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
+		return errs.Public(errs.ErrInvalid, err.Error())
+	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+		return errs.Public(errs.ErrForbidden, err.Error())
+	}
+	return fmt.Errorf("kubernetes API: %w", err)
+}
+
+// RemoveCommand removes objects of a kind. A failure does not stop the others.
+func (a *App) RemoveCommand(short string, of Kind) *cobra.Command {
+	var s Scope
+	what := strings.ToUpper(of.Noun)
+	cmd := &cobra.Command{Use: "rm " + what + "...", Short: short, Args: AtLeast(what)}
+	s.Flags(cmd, false)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		k, err := a.Kube(cmd.Context())
+		if err != nil {
+			return err
+		}
+		return k.Remove(cmd.Context(), a.Stdout, of, s.Namespace, args)
+	}
+	return cmd
+}
+
+// Remove deletes the named objects, and prints the names.
+func (k *Kube) Remove(ctx context.Context, out io.Writer, of Kind, namespace string, texts []string) error {
+	var failed []error
+	for _, text := range texts {
+		name, err := k.nameOf(ctx, of, namespace, text)
+		if err == nil {
+			err = KubeError(k.Client.Resource(of.GroupVersionResource).Namespace(namespace).Delete(ctx, name, metav1.DeleteOptions{}))
+		}
+		if err != nil {
+			failed = append(failed, of.Missing(err, namespace, text))
+			continue
+		}
+		fmt.Fprintln(out, text)
+	}
+	return errors.Join(failed...)
+}

@@ -1,0 +1,169 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
+)
+
+// format is the output format of a list; empty is a table.
+type format string
+
+const (
+	formatJSON format = "json"
+	formatName format = "name"
+	FormatWide format = "wide"
+	formatID   format = "id" // set by -q
+)
+
+// Set parses the value of -o.
+func (f *format) Set(text string) error {
+	if !slices.Contains(Formats(), text) {
+		return errors.New("want json, name or wide")
+	}
+	*f = format(text)
+	return nil
+}
+
+// String returns the value.
+func (f *format) String() string { return string(*f) }
+
+// Type is the value's name in help.
+func (f *format) Type() string { return "format" }
+
+// Formats returns the values of -o.
+func Formats() []string { return []string{string(formatJSON), string(formatName), string(FormatWide)} }
+
+// formatSwitch is a flag without a value that chooses a format.
+type formatSwitch struct {
+	into *format
+	to   format
+}
+
+// Set parses true or false, as in --json=false.
+func (s formatSwitch) Set(text string) error {
+	on, err := strconv.ParseBool(text)
+	if on {
+		*s.into = s.to
+	}
+	return err
+}
+
+// String returns the default for help.
+func (s formatSwitch) String() string { return "false" }
+
+// Type hides the value in help.
+func (s formatSwitch) Type() string { return "bool" }
+
+// ListFlags adds the flags of every list; the last one given applies.
+func (a *App) ListFlags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.VarP(&a.Format, "output", "o", "output `format`: json, name (names only) or wide (more columns)")
+	f.VarPF(formatSwitch{&a.Format, formatJSON}, "json", "", "print JSON, as -o json").NoOptDefVal = "true"
+	f.VarPF(formatSwitch{&a.Format, formatID}, "quiet", "q", "print IDs only").NoOptDefVal = "true"
+}
+
+// Columns describes how the items of a list are printed.
+type Columns[T any] struct {
+	// header names the columns. One of them is ID or NAME, else the first serves as both.
+	Header []string
+	// wide is how many of the last columns require -o wide.
+	Wide int
+	Row  func(*T) []string
+	// none is the message for an empty list; empty: the header.
+	None string
+}
+
+// at returns the index of the first existing one of the named columns, else 0.
+func (c *Columns[T]) at(names ...string) int {
+	for _, name := range names {
+		if i := slices.Index(c.Header, name); i >= 0 {
+			return i
+		}
+	}
+	return 0
+}
+
+// PrintList prints items in the format of the flags.
+func PrintList[T any](a *App, c Columns[T], items []T) error {
+	only := -1
+	switch a.Format {
+	case formatJSON:
+		return a.PrintJSON(items)
+	case formatID:
+		only = c.at("ID", "NAME")
+	case formatName:
+		only = c.at("NAME", "ID")
+	case FormatWide: // a table, as without a format
+	}
+	if only >= 0 {
+		for i := range items {
+			if _, err := fmt.Fprintln(a.Stdout, c.Row(&items[i])[only]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if len(items) == 0 && c.None != "" {
+		fmt.Fprintln(a.Stderr, c.None)
+		return nil
+	}
+	shown := len(c.Header)
+	if a.Format != FormatWide {
+		shown -= c.Wide
+	}
+	tab := terminal.NewTable(c.Header[:shown]...)
+	if state := slices.IndexFunc(c.Header, func(name string) bool { return name == "STATE" || name == "PHASE" }); state >= 0 {
+		tab.Colour = a.StateColours(state)
+	}
+	for i := range items {
+		tab.Add(c.Row(&items[i])[:shown]...)
+	}
+	tab.Write(a.Stdout)
+	return nil
+}
+
+// Lister describes how the objects of a noun are listed.
+type Lister[T any] struct {
+	Columns[T]
+	Short, Long string
+	// find lists the objects of a namespace; empty means all.
+	Find func(ctx context.Context, k *Kube, namespace string) ([]T, error)
+}
+
+// ListCommand lists objects of the Kubernetes API.
+func ListCommand[T any](a *App, l Lister[T]) *cobra.Command {
+	var s Scope
+	cmd := &cobra.Command{Use: "ls", Aliases: []string{"list"}, Short: l.Short, Long: l.Long, Args: Exactly()}
+	s.Flags(cmd, true)
+	a.ListFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return ListObjects(cmd.Context(), a, l, s.List()) }
+	return cmd
+}
+
+// ListObjects prints the objects of a namespace; empty means all.
+func ListObjects[T any](ctx context.Context, a *App, l Lister[T], namespace string) error {
+	k, err := a.Kube(ctx)
+	if err != nil {
+		return err
+	}
+	items, err := l.Find(ctx, k, namespace)
+	if err != nil {
+		return err
+	}
+	return PrintList(a, l.Columns, items)
+}
+
+// AllOf returns a function that lists all objects of a kind.
+func AllOf[T any](r schema.GroupVersionResource) func(context.Context, *Kube, string) ([]T, error) {
+	return func(ctx context.Context, k *Kube, namespace string) ([]T, error) {
+		return List[T](ctx, k, r, namespace)
+	}
+}

@@ -1,0 +1,118 @@
+package resources
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/internal/client/cli/app"
+	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
+)
+
+// KeyCommand returns `barchan key`.
+func KeyCommand(a *app.App) *cobra.Command {
+	return app.NounCommand("key", "Keys of the REST API", keyCreateCommand(a), keyLsCommand(a), keyRmCommand(a))
+}
+
+func keyCreateCommand(a *app.App) *cobra.Command {
+	var s app.Scope
+	var description string
+	var expires time.Duration
+	cmd := &cobra.Command{
+		Use:   "create [NAME]",
+		Short: "Make a key, and show it this once",
+		Long:  "Make a key for a namespace, which is made too if it is new. The key is printed this once; only its hash is kept.",
+		Args:  cobra.MaximumNArgs(1),
+	}
+	s.Flags(cmd, false)
+	cmd.Flags().StringVar(&description, "description", "", "note to find it again by")
+	cmd.Flags().DurationVar(&expires, "expires", 0, "life of the key (default for ever)")
+	a.JSONFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if expires < 0 {
+			return app.Usage(cmd, fmt.Errorf("--expires: %s is in the past", expires))
+		}
+		text, object := newKey()
+		object.Namespace, object.Spec.Description = s.Namespace, description
+		if len(args) == 1 {
+			object.Name = args[0]
+		}
+		if expires > 0 {
+			// Objects store whole seconds: round up, or the key would expire early.
+			object.Spec.ExpiresAt = &metav1.Time{Time: time.Now().Add(expires + time.Second - 1).Truncate(time.Second)}
+		}
+		k, err := a.Kube(cmd.Context())
+		if err != nil {
+			return err
+		}
+		if err := createKey(cmd.Context(), k, object); err != nil {
+			return err
+		}
+		if a.JSON {
+			return a.PrintJSON(map[string]string{"namespace": object.Namespace, "name": object.Name, "key": text})
+		}
+		fmt.Fprintf(a.Stderr, "key %s of namespace %s; it is not shown again:\n", object.Name, object.Namespace)
+		fmt.Fprintln(a.Stdout, text)
+		return nil
+	}
+	return cmd
+}
+
+// newKey returns a key and the object with its hash.
+func newKey() (string, *barchan.APIKey) {
+	text := barchan.NewKeySecret()
+	spec := barchan.NewAPIKeySpec(text, "")
+	return text, &barchan.APIKey{
+		TypeMeta:   metav1.TypeMeta{APIVersion: barchan.GroupVersion.String(), Kind: "APIKey"},
+		ObjectMeta: metav1.ObjectMeta{Name: "key-" + spec.SHA256[:8]},
+		Spec:       spec,
+	}
+}
+
+func createKey(ctx context.Context, k *app.Kube, key *barchan.APIKey) error {
+	space := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": key.Namespace},
+	}}
+	options := metav1.CreateOptions{FieldManager: app.FieldManager}
+	_, err := k.Client.Resource(app.NamespacesResource).Create(ctx, space, options)
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return app.KubeError(err)
+	}
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(key)
+	if err != nil {
+		return fmt.Errorf("encode key: %w", err)
+	}
+	_, err = k.Client.Resource(app.KeysResource).Namespace(key.Namespace).
+		Create(ctx, &unstructured.Unstructured{Object: content}, options)
+	return app.KubeError(err)
+}
+
+func keyLsCommand(a *app.App) *cobra.Command {
+	return app.ListCommand(a, app.Lister[barchan.APIKey]{
+		Short: "List keys",
+		Find:  app.AllOf[barchan.APIKey](app.KeysResource),
+		Columns: app.Columns[barchan.APIKey]{
+			Header: []string{"NAMESPACE", "ID", "NAME", "KEY", "EXPIRES IN", "AGE", "DESCRIPTION"},
+			Row: func(key *barchan.APIKey) []string {
+				expires := "-"
+				if key.Spec.ExpiresAt != nil {
+					expires = terminal.Until(key.Spec.ExpiresAt.Time)
+				}
+				return []string{
+					key.Namespace, string(key.UID), key.Name, key.Spec.Prefix + "…", expires, terminal.Since(key.CreationTimestamp.Time), key.Spec.Description,
+				}
+			},
+		},
+	})
+}
+
+func keyRmCommand(a *app.App) *cobra.Command {
+	return a.RemoveCommand("Remove keys; they are refused from then on", app.KeyKind())
+}

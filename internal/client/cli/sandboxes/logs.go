@@ -1,0 +1,120 @@
+package sandboxes
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/client/cli/app"
+	"github.com/barchan-dev/barchan/internal/client/restclient"
+)
+
+const (
+	logPage  = 1000
+	logEvery = time.Second
+)
+
+// LogsCommand returns `barchan logs`.
+func LogsCommand(a *app.App) *cobra.Command {
+	var follow, stamps bool
+	cmd := &cobra.Command{
+		Use:   "logs SANDBOX",
+		Short: "Print the log of a sandbox",
+		Long:  "Print what the template's program and the agent of a sandbox wrote. The API has no stream of it: -f asks once a second.",
+		Args:  app.Exactly("SANDBOX"),
+	}
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the sandbox ends")
+	cmd.Flags().BoolVar(&stamps, "timestamps", false, "begin each line with its time")
+	a.JSONFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return a.WithServer(cmd.Context(), func(t *app.Server) error {
+			id, err := t.Resolve(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return logs(cmd.Context(), a, t, id, follow, stamps)
+		})
+	}
+	return cmd
+}
+
+// logs reads page after page. The API's cursor has milliseconds, so a page begins with lines of the
+// previous one; those of its last millisecond are dropped.
+func logs(ctx context.Context, a *app.App, t *app.Server, id string, follow, stamps bool) error {
+	var cursor time.Time
+	seen := map[string]int{}
+	tick := time.NewTicker(logEvery)
+	defer tick.Stop()
+	for first := true; ; first = false {
+		entries, err := t.REST.Logs(ctx, id, restclient.LogOptions{Since: cursor, Limit: logPage})
+		if err != nil {
+			if !first && errors.Is(err, errs.ErrNotFound) {
+				return nil // it ended
+			}
+			if d, getErr := t.REST.Get(ctx, id); getErr == nil && d.State == restclient.StatePaused {
+				return app.PausedError(id)
+			}
+			return err
+		}
+		fresh := unseen(entries, &cursor, seen)
+		for _, e := range fresh {
+			if err := printLog(a, e, stamps); err != nil {
+				return err
+			}
+		}
+		if len(entries) == logPage && len(fresh) > 0 {
+			continue
+		}
+		if !follow {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+// unseen drops the entries that were read before, and moves the cursor to the newest. seen counts the
+// entries of the cursor's millisecond.
+func unseen(entries []restclient.LogEntry, cursor *time.Time, seen map[string]int) []restclient.LogEntry {
+	before := maps.Clone(seen)
+	var fresh []restclient.LogEntry
+	for _, e := range entries {
+		at := e.Timestamp.Truncate(time.Millisecond)
+		key := e.Timestamp.String() + e.Level + e.Message
+		if at.Before(*cursor) {
+			continue
+		}
+		if at.Equal(*cursor) && before[key] > 0 {
+			before[key]--
+			continue
+		}
+		if at.After(*cursor) {
+			*cursor = at
+			clear(seen)
+			clear(before)
+		}
+		seen[key]++
+		fresh = append(fresh, e)
+	}
+	return fresh
+}
+
+func printLog(a *app.App, e restclient.LogEntry, stamps bool) error {
+	if a.JSON {
+		return json.NewEncoder(a.Stdout).Encode(e)
+	}
+	if stamps {
+		fmt.Fprint(a.Stdout, e.Timestamp.Local().Format("2006-01-02T15:04:05.000 "))
+	}
+	_, err := fmt.Fprintln(a.Stdout, e.Message)
+	return err
+}

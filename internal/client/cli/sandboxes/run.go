@@ -1,0 +1,238 @@
+// Package sandboxes has the commands on sandboxes: run, exec, ls, show, logs, fork, pause, resume and kill.
+package sandboxes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/client/cli/app"
+	"github.com/barchan-dev/barchan/internal/client/restclient"
+)
+
+// Bounds of calls that continue after Ctrl-C.
+const (
+	createWithin = 2 * time.Minute
+	killWithin   = 30 * time.Second
+)
+
+// runOptions are the flags of run.
+type runOptions struct {
+	processOptions
+
+	template, from, image, memory, cpu     string
+	timeout                                time.Duration
+	keep, filesOnly, allowSecrets, private bool
+	metadata, allow                        []string
+}
+
+func (o *runOptions) flags(cmd *cobra.Command) {
+	o.processOptions.flags(cmd)
+	f := cmd.Flags()
+	f.StringVar(&o.template, "template", "", "template of the sandbox (default the setting defaultTemplate)")
+	f.StringVar(&o.image, "image", "", "image in the place of the template's; this, --memory and --cpu need the Kubernetes API")
+	f.StringVar(&o.memory, "memory", "", "limit of memory in the place of the template's, such as 512Mi")
+	f.StringVar(&o.cpu, "cpu", "", "limit of CPUs in the place of the template's, such as 2 or 500m")
+	f.StringVar(&o.from, "from", "", "snapshot to start from instead, by its ID, or its name for the newest of it")
+	f.BoolVar(&o.filesOnly, "files-only", false, "with --from: leave out its memory")
+	f.BoolVar(&o.allowSecrets, "allow-secrets", false, "with --from: although it holds variables that its sandbox was created with")
+	f.DurationVar(&o.timeout, "timeout", time.Hour, "longest life of the sandbox")
+	f.BoolVar(&o.keep, "keep", false, "leave the sandbox running, and tell its ID")
+	f.BoolVar(&o.private, "private", false, "require the traffic token for the sandbox's ports")
+	f.StringArrayVar(&o.allow, "allow", nil, "let it reach only this address, CIDR, host or *.example.com; may be given again")
+	f.StringArrayVar(&o.metadata, "metadata", nil, "NAME=VALUE to keep with the sandbox")
+}
+
+// RunCommand returns `barchan run`.
+func RunCommand(a *app.App) *cobra.Command {
+	var o runOptions
+	cmd := &cobra.Command{
+		Use:   "run [flags] -- COMMAND [ARG...]",
+		Short: "Run a command in a new sandbox",
+		Long: "Create a sandbox, run a command in it, and end the sandbox when the command ends, or on Ctrl-C.\n" +
+			"Output, errors and the exit code are the command's. With --keep and no command, print the ID of a sandbox that stays.",
+		Example: "  barchan run -- uname -a\n  echo 'print(6*7)' | barchan run -- python3\n  barchan run -it -- bash\n  id=$(barchan run --keep)\n" +
+			"  barchan run --memory 2Gi --allow pypi.org --allow files.pythonhosted.org -- pip download six\n" +
+			"  barchan run --from base:mh8x2k1qabcd -- ps",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if o.keep {
+				return nil
+			}
+			return app.AtLeast("COMMAND")(cmd, args)
+		},
+	}
+	o.flags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		v, err := parseVariant(o.image, o.memory, o.cpu)
+		if err != nil {
+			return err
+		}
+		n, err := sandboxToRun(a, cmd, &o, v)
+		if err != nil {
+			return err
+		}
+		if _, err := environment(a, o.env); err != nil {
+			return err
+		}
+		if _, err := input(a, o.processOptions); err != nil {
+			return err
+		}
+		return a.WithServer(cmd.Context(), func(t *app.Server) error {
+			return runInNew(cmd.Context(), a, t, n, v, args, o.processOptions, o.keep)
+		})
+	}
+	return cmd
+}
+
+// sandboxToRun returns the sandbox of run's flags.
+func sandboxToRun(a *app.App, cmd *cobra.Command, o *runOptions, v variant) (n restclient.NewSandbox, err error) {
+	template := o.template
+	switch {
+	case o.from == "" && (o.filesOnly || o.allowSecrets):
+		return n, app.Usage(cmd, errors.New("--files-only and --allow-secrets need --from"))
+	case o.from != "" && o.template != "":
+		return n, app.Usage(cmd, errors.New("want either --template or --from"))
+	case o.from != "" && !v.none():
+		return n, app.Usage(cmd, errors.New("--image, --memory and --cpu: a snapshot has its own"))
+	case o.from != "":
+		template = o.from
+	}
+	if n, err = newSandbox(a, template, o.timeout, o.metadata); err != nil {
+		return n, err
+	}
+	n.AllowSecrets = o.allowSecrets
+	if o.filesOnly {
+		n.Memory = new(false)
+	}
+	if o.private || len(o.allow) > 0 {
+		n.Network = &restclient.Network{AllowOut: o.allow}
+	}
+	if o.private {
+		n.Network.AllowPublicTraffic = new(false)
+	}
+	if len(o.allow) > 0 {
+		n.Network.DenyOut = []string{"0.0.0.0/0"}
+	}
+	return n, nil
+}
+
+func newSandbox(a *app.App, template string, timeout time.Duration, metadata []string) (restclient.NewSandbox, error) {
+	n := restclient.NewSandbox{TemplateID: template, Timeout: int64(timeout / time.Second)}
+	if n.Timeout < 1 {
+		return n, fmt.Errorf("--timeout: %s is too short, want at least 1s: %w", timeout, errs.ErrInvalid)
+	}
+	var err error
+	if n.Metadata, err = keyValues("--metadata", metadata); err != nil {
+		return n, err
+	}
+	if n.TemplateID == "" {
+		cfg, err := a.Config()
+		if err != nil {
+			return n, err
+		}
+		n.TemplateID = cfg.DefaultTemplate
+	}
+	return n, nil
+}
+
+func keyValues(flag string, list []string) (map[string]string, error) {
+	out := map[string]string{}
+	for _, item := range list {
+		name, value, ok := strings.Cut(item, "=")
+		if !ok || name == "" {
+			return nil, fmt.Errorf("%s: %q is not NAME=VALUE: %w", flag, item, errs.ErrInvalid)
+		}
+		out[name] = value
+	}
+	return out, nil
+}
+
+func runInNew(ctx context.Context, a *app.App, t *app.Server, n restclient.NewSandbox, v variant, argv []string, o processOptions, keep bool) (err error) {
+	// A cancelled create could leave an unknown sandbox.
+	create, cancel := context.WithTimeout(context.WithoutCancel(ctx), createWithin)
+	defer cancel()
+	made := time.Now()
+	var s restclient.Sandbox
+	if v.none() {
+		s, err = t.REST.Create(create, n)
+	} else {
+		s, err = createVariant(create, a, t, n, v)
+	}
+	if err != nil {
+		return err
+	}
+	switch {
+	case keep && len(argv) == 0:
+		fmt.Fprintln(a.Stdout, s.SandboxID)
+		return nil
+	case keep:
+		fmt.Fprintf(a.Stderr, "sandbox %s\n", s.SandboxID)
+	default:
+		defer func() { err = errors.Join(err, killQuietly(ctx, a, t, s.SandboxID)) }()
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	on := &app.Sandbox{Server: t, ID: s.SandboxID, EndAt: made.Add(time.Duration(n.Timeout) * time.Second)}
+	if on.Client, err = t.Agent(s.SandboxID, s.AgentToken, o.user); err != nil {
+		return err
+	}
+	code, err := runProcess(ctx, a, on, argv, o)
+	if err == nil && code != 0 {
+		return app.ExitCode(code)
+	}
+	return err
+}
+
+// killQuietly deletes a sandbox even after Ctrl-C; one that is gone is success.
+func killQuietly(ctx context.Context, a *app.App, t *app.Server, id string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killWithin)
+	defer cancel()
+	if err := t.REST.Kill(ctx, id); err != nil && !errors.Is(err, errs.ErrNotFound) {
+		fmt.Fprintf(a.Stderr, "barchan: sandbox %s could not be killed; do it with `barchan kill %s`\n", id, id)
+		return err
+	}
+	return nil
+}
+
+// ExecCommand returns `barchan exec`.
+func ExecCommand(a *app.App) *cobra.Command {
+	var o processOptions
+	cmd := &cobra.Command{
+		Use:   "exec [flags] SANDBOX -- COMMAND [ARG...]",
+		Short: "Run a command in a sandbox",
+		Long: "Run a command in a running sandbox. Output, errors and the exit code are the command's; 127 is a command that is not\n" +
+			"there, 126 one that cannot be executed. Ctrl-C, and a closed pipe at the output, end the command. With --detach it goes\n" +
+			"on without output, and its process ID is printed.",
+		Example: "  barchan exec i3k -- ls -l\n  barchan exec -it i3k -- bash\n  barchan exec -d i3k -- python3 -m http.server\n  barchan exec -u 1000:1000 i3k -- id",
+		Args:    app.AtLeast("SANDBOX", "COMMAND"),
+	}
+	o.flags(cmd)
+	cmd.Flags().BoolVarP(&o.detach, "detach", "d", false, "return once the command has started, and print its process ID")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		argv := args[1:]
+		if argv[0] == "--" {
+			argv = argv[1:]
+		}
+		if len(argv) == 0 {
+			return app.Usage(cmd, errors.New("COMMAND is missing"))
+		}
+		return a.WithServer(cmd.Context(), func(t *app.Server) error {
+			on, err := t.Running(cmd.Context(), args[0], o.user)
+			if err != nil {
+				return err
+			}
+			code, err := runProcess(cmd.Context(), a, on, argv, o)
+			if err == nil && code != 0 {
+				return app.ExitCode(code)
+			}
+			return err
+		})
+	}
+	return cmd
+}
