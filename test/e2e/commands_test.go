@@ -94,7 +94,7 @@ func TestCommandsEnd(t *testing.T) {
 	}
 	s.command("run", "--", "nonesuch").ends(127, "executable file not found")
 	s.command("exec", id, "--", "/etc/passwd").ends(126, "permission denied")
-	s.command("run", "--timeout", "3s", "--", "sleep", "1000").ends(1, "ended, for its timeout was over")
+	s.command("run", "--timeout", "3s", "--", "sleep", "1000").ends(1, "ended at its timeout")
 	alone()
 
 	begun := func() *command {
@@ -109,7 +109,7 @@ func TestCommandsEnd(t *testing.T) {
 	s.must("resume", id)
 	c = begun()
 	s.stop(syscall.SIGKILL)
-	c.ends(1, "is out of reach; sandboxes run on without it")
+	c.ends(1, "is out of reach; sandboxes keep running without it")
 	s.start()
 	c = begun()
 	s.must("kill", id)

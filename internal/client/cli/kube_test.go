@@ -358,7 +358,7 @@ func (s *server) testWaitForPool(t *testing.T, k *app.Kube) {
 	if err != nil || !resources.IsFull(&p) {
 		t.Errorf("--wait returned over %+v, %v", p.Status, err)
 	}
-	s.run("", "pool", "scale", "made", "5", "--wait", "--timeout", "50ms").want(t, 1, "made scaled to 5\n", "pool made is not as wanted after 50ms")
+	s.run("", "pool", "scale", "made", "5", "--wait", "--timeout", "50ms").want(t, 1, "made scaled to 5\n", "pool made does not have its size after 50ms")
 }
 
 func (s *server) testHistory(t *testing.T) {

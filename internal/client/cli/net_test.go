@@ -92,7 +92,7 @@ func TestNetRelease(t *testing.T) {
 		{Address: netip.MustParseAddr("10.87.0.2"), State: "held", Owner: "u"},
 		{Address: netip.MustParseAddr("10.87.0.3"), State: "quarantined"},
 	}
-	s.run("", "net", "release", "10.87.0.3").want(t, 1, "", "nobody is here to confirm; add --yes")
+	s.run("", "net", "release", "10.87.0.3").want(t, 1, "", "standard input is no terminal to confirm on; add --yes")
 	if len(s.leases) != 2 {
 		t.Fatal("it was done unasked")
 	}
@@ -108,12 +108,12 @@ func TestNetRelease(t *testing.T) {
 
 func TestNetCheck(t *testing.T) {
 	s := newServer(t, nil)
-	s.run("", "net", "check").want(t, 0, "", "books and machine agree")
+	s.run("", "net", "check").want(t, 0, "", "leases and machine agree")
 	s.run("", "net", "check", "--json").want(t, 0, "[]\n", "")
 	s.repairs = []adminclient.Repair{{Kind: "reclaimed", Address: netip.MustParseAddr("10.87.0.2"), Sandbox: id1, Where: "record " + id1, Detail: "in the books it was free"}}
 	s.run("", "net", "check").want(t, 0, "10.87.0.2   reclaimed   "+id1, "")
 	s.repairs = append(s.repairs, adminclient.Repair{Kind: adminclient.RepairConflict, Address: netip.MustParseAddr("10.87.0.9"), Detail: "in use by a; in the books it is held by \"b\""})
-	s.run("", "net", "check").want(t, 1, "10.87.0.9   conflict ", "barchan: 1 in conflict; nothing was taken from anybody")
+	s.run("", "net", "check").want(t, 1, "10.87.0.9   conflict ", "barchan: 1 in conflict; no address was taken away")
 	s.run("", "net", "check", "--json").want(t, 1, `"kind": "conflict"`, "")
 }
 

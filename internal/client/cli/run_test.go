@@ -201,7 +201,7 @@ func TestLost(t *testing.T) {
 		want   string
 	}{
 		"killed":  {func(s *server) { delete(s.sandboxes, id1) }, "sandbox " + id1 + " ended while it was in use"},
-		"timeout": {func(s *server) { delete(s.sandboxes, id1) }, "sandbox " + id1 + " ended, for its timeout was over; give the next one more with --timeout"},
+		"timeout": {func(s *server) { delete(s.sandboxes, id1) }, "sandbox " + id1 + " ended at its timeout; set a longer one with --timeout"},
 		"paused":  {func(s *server) { s.sandboxes[id1].State = "paused" }, "was paused while it was in use; `barchan resume " + id1 + "`"},
 		"cut":     {func(*server) {}, "the connection to sandbox " + id1 + " broke off ("},
 		"server":  {func(s *server) { _ = s.front.Listener.Close() }, "the server at http://"},

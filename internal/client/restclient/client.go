@@ -217,13 +217,13 @@ func (c *Client) ForkEach(ctx context.Context, id string, n NewFork, tell func(p
 		return nil
 	}
 	lines, count := json.NewDecoder(res.Body), max(n.Count, 1)
-	for told := range count {
+	for seen := range count {
 		var line struct {
 			Index int `json:"index"`
 			Forked
 		}
 		if err := lines.Decode(&line); err != nil {
-			return fmt.Errorf("the server's answer ended with %d of %d forks told of; others may run: %w: %w", told, count, err, errs.ErrUnavailable)
+			return fmt.Errorf("the server's answer ended after %d of %d forks; others may run: %w: %w", seen, count, err, errs.ErrUnavailable)
 		}
 		tell(line.Index, line.Forked)
 	}

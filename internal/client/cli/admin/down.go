@@ -27,8 +27,8 @@ func DownCommand(a *app.App) *cobra.Command {
 	var all, yes bool
 	cmd := &cobra.Command{
 		Use:   "down",
-		Short: "Stop the server; sandboxes run on",
-		Long: "Stop the server. Sandboxes run on, and are adopted at the next start.\n" +
+		Short: "Stop the server; sandboxes keep running",
+		Long: "Stop the server. Sandboxes keep running, and the next start adopts them.\n" +
 			"With --all, end every sandbox and remove all that Barchan made on this machine but for the cache.",
 		Args: app.Exactly(),
 	}
@@ -163,7 +163,7 @@ func confirm(ctx context.Context, a *app.App, question string, yes bool) error {
 		return nil
 	}
 	if !terminal.IsTerminal(a.Stdin) {
-		return fmt.Errorf("nobody is here to confirm; add --yes: %w", errs.ErrInvalid)
+		return fmt.Errorf("standard input is no terminal to confirm on; add --yes: %w", errs.ErrInvalid)
 	}
 	in, err := a.StandardInput(ctx)
 	if err != nil {

@@ -31,9 +31,9 @@ func netLeasesCommand(a *app.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "leases",
 		Short: "List the addresses that are not free",
-		Long: "List the addresses that are not free: reserved for a sandbox in the making, held by one that lives, cooling after\n" +
-			"use, or quarantined because somebody unknown was found to use it. Quarantined ones stay so until `barchan net release`,\n" +
-			"or until a sandbox is found to be the one that uses it.",
+		Long: "List the addresses that are not free: reserved for a sandbox that is being created, held by one that exists, cooling\n" +
+			"after use, or quarantined because an unknown program uses them. A quarantined address stays so until\n" +
+			"`barchan net release`, or until the sandbox that uses it is found.",
 		Args: app.Exactly(),
 	}
 	cmd.Flags().StringVar(&state, "state", "", "only those in this `state`: "+strings.Join(LeaseStates(), ", "))
@@ -42,23 +42,15 @@ func netLeasesCommand(a *app.App) *cobra.Command {
 		if state != "" && !slices.Contains(LeaseStates(), state) {
 			return app.Usage(cmd, fmt.Errorf("--state: %q is none of %s", state, strings.Join(LeaseStates(), ", ")))
 		}
-		client, err := a.Admin()
-		if err != nil {
-			return err
-		}
-		leases, err := client.Leases(cmd.Context())
-		if err != nil {
-			return err
-		}
-		return printLeases(a, slices.DeleteFunc(leases, func(l adminclient.Lease) bool { return state != "" && l.State != state }))
+		return show(a, func(c *adminclient.Client, ctx context.Context) ([]adminclient.Lease, error) {
+			leases, err := c.Leases(ctx)
+			return slices.DeleteFunc(leases, func(l adminclient.Lease) bool { return state != "" && l.State != state }), err
+		}, printLeases)(cmd, nil)
 	}
 	return cmd
 }
 
-func printLeases(a *app.App, leases []adminclient.Lease) error {
-	if a.JSON {
-		return a.PrintJSON(leases)
-	}
+func printLeases(a *app.App, leases []adminclient.Lease) {
 	tab := terminal.NewTable("ADDRESS", "STATE", "SANDBOX", "NAME", "FOR", "NOTE")
 	for _, l := range leases {
 		address, note := l.Address.String(), l.Reason
@@ -71,36 +63,22 @@ func printLeases(a *app.App, leases []adminclient.Lease) error {
 		tab.Add(address, l.State, terminal.Dash(l.Sandbox), terminal.Dash(l.Name), terminal.Since(l.Since), note)
 	}
 	tab.Write(a.Stdout)
-	return nil
 }
 
 func netSubnetsCommand(a *app.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "subnets",
-		Short: "Count addresses by what they are doing",
-		Long: "Count the addresses of each subnet by what they are doing. Addresses are handed out from the first; leases of others\n" +
-			"are of before the setting was changed. 0.0.0.0/0 stands for what is of no known subnet.",
+		Short: "Count addresses by state",
+		Long: "Count the addresses of each subnet by state. Addresses are allocated from the first subnet; leases in others are from\n" +
+			"before the setting was changed. 0.0.0.0/0 stands for addresses of no known subnet.",
 		Args: app.Exactly(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			client, err := a.Admin()
-			if err != nil {
-				return err
-			}
-			subnets, err := client.Subnets(cmd.Context())
-			if err != nil {
-				return err
-			}
-			return printSubnets(a, subnets)
-		},
+		RunE: show(a, (*adminclient.Client).Subnets, printSubnets),
 	}
 	a.JSONFlag(cmd)
 	return cmd
 }
 
-func printSubnets(a *app.App, subnets []adminclient.Subnet) error {
-	if a.JSON {
-		return a.PrintJSON(subnets)
-	}
+func printSubnets(a *app.App, subnets []adminclient.Subnet) {
 	tab := terminal.NewTable("SUBNET", "TOTAL", "FREE", "RESERVED", "HELD", "COOLING", "QUARANTINED", "UNREAD", "EXCLUDED")
 	for _, s := range subnets {
 		name := s.Subnet.String()
@@ -115,7 +93,6 @@ func printSubnets(a *app.App, subnets []adminclient.Subnet) error {
 			strconv.Itoa(s.Quarantined), strconv.Itoa(s.Unread), excluded)
 	}
 	tab.Write(a.Stdout)
-	return nil
 }
 
 func netReleaseCommand(a *app.App) *cobra.Command {
@@ -123,8 +100,8 @@ func netReleaseCommand(a *app.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "release ADDRESS",
 		Short: "End the quarantine of an address",
-		Long: "End the quarantine of an address, once whoever used it is gone. It cools down, and may then be handed out again.\n" +
-			"An address that a sandbox has is refused, and who has it is told: kill the sandbox instead.",
+		Long: "End the quarantine of an address, once the program that used it is gone. It cools down, and can then be allocated\n" +
+			"again. The address of a sandbox is refused, with the sandbox's name: kill that instead.",
 		Args: app.Exactly("ADDRESS"),
 	}
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
@@ -137,7 +114,7 @@ func netReleaseCommand(a *app.App) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if err := confirm(cmd.Context(), a, fmt.Sprintf("Have %s handed out again, to any sandbox?", addr), yes); err != nil {
+		if err := confirm(cmd.Context(), a, fmt.Sprintf("Allow %s to be allocated again, to any sandbox?", addr), yes); err != nil {
 			return err
 		}
 		if err := client.FreeAddress(cmd.Context(), addr); err != nil {
@@ -152,22 +129,20 @@ func netReleaseCommand(a *app.App) *cobra.Command {
 func netCheckCommand(a *app.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check",
-		Short: "Compare the books of addresses with what is live, now",
-		Long: "Compare the books of addresses with what is live, as the server does every 5 minutes, and repair what differs:\n" +
-			"an address in use that is free in the books is reserved again, and one that somebody unknown uses is quarantined;\n" +
-			"a lease whose owner was missed by three looks, minutes apart, is released. Nothing is taken from what lives:\n" +
-			"an address that another than its owner uses is a conflict, which a person must end. The exit code is then 1.",
+		Short: "Compare the address leases with what is in use, now",
+		Long: "Compare the address leases with what is in use, as the server does every 5 minutes, and repair differences:\n" +
+			"an address in use without a lease is reserved again, or quarantined if its user is unknown; a lease whose owner\n" +
+			"was absent in three scans, minutes apart, is released. No address in use is taken away: if another than its owner\n" +
+			"uses it, that is a conflict, which a person must end. The exit code is then 1.",
 		Args: app.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			client, err := a.Admin()
-			if err != nil {
-				return err
-			}
-			repairs, err := client.CheckAddresses(cmd.Context())
-			if err != nil {
-				return err
-			}
-			return printRepairs(a, repairs)
+			return a.WithAdmin(func(c *adminclient.Client) error {
+				repairs, err := c.CheckAddresses(cmd.Context())
+				if err != nil {
+					return err
+				}
+				return printRepairs(a, repairs)
+			})
 		},
 	}
 	a.JSONFlag(cmd)
@@ -181,7 +156,7 @@ func printRepairs(a *app.App, repairs []adminclient.Repair) error {
 			return err
 		}
 	case len(repairs) == 0:
-		fmt.Fprintln(a.Stderr, "books and machine agree")
+		fmt.Fprintln(a.Stderr, "leases and machine agree")
 	default:
 		tab := terminal.NewTable("ADDRESS", "WHAT", "SANDBOX", "SEEN", "DETAIL")
 		for _, r := range repairs {
@@ -196,7 +171,7 @@ func printRepairs(a *app.App, repairs []adminclient.Repair) error {
 		}
 	}
 	if conflicts > 0 {
-		fmt.Fprintf(a.Stderr, "barchan: %d in conflict; nothing was taken from anybody: kill one of the sandboxes, or what else uses the address\n", conflicts)
+		fmt.Fprintf(a.Stderr, "barchan: %d in conflict; no address was taken away: kill one of the sandboxes, or the other program that uses the address\n", conflicts)
 		return app.ExitCode(app.CodeError)
 	}
 	return nil
@@ -206,8 +181,8 @@ func netTraceCommand(a *app.App) *cobra.Command {
 	req := adminclient.TraceRequest{}
 	cmd := &cobra.Command{
 		Use:     "trace SANDBOX DESTINATION",
-		Short:   "Say which rule decides about what a sandbox sends",
-		Long:    "Say whether a sandbox may reach an address or a domain name, and which rule decides. Nothing is sent.",
+		Short:   "Show which rule decides about a sandbox's traffic",
+		Long:    "Show whether a sandbox may reach an address or a domain name, and which rule decides. Nothing is sent.",
 		Example: "  barchan net trace iaaa0000000000000001 example.com --port 443",
 		Args:    app.Exactly("SANDBOX", "DESTINATION"),
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/barchan-dev/barchan/internal/client/adminclient"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
 )
@@ -21,36 +22,26 @@ func PeersCommand(a *app.App) *cobra.Command {
 func peersLsCommand(a *app.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ls",
-		Short: "List the replicas that are here, this one first",
-		Long: "List the replicas that are here now as this one sees them, and this one first. Of the keys that a replica\n" +
-			"understands, the first is the one that it speaks with.",
+		Short: "List the replicas that are up, this one first",
+		Long: "List the replicas that are up, as this one sees them, with this one first. The first of a replica's keys is the one\n" +
+			"that it encrypts with.",
 		Args: app.Exactly(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			client, err := a.Admin()
-			if err != nil {
-				return err
-			}
-			list, err := client.Peers(cmd.Context())
-			if err != nil {
-				return err
-			}
-			if a.JSON {
-				return a.PrintJSON(list)
-			}
-			tab := terminal.NewTable("NAME", "GOSSIP", "PUSH", "KEYS", "FOR")
-			for _, r := range list {
-				name := r.Name
-				if r.Self {
-					name += " (this)"
-				}
-				tab.Add(name, r.Gossip, r.Push, strings.Join(r.Keys, ", "), terminal.Since(r.Since))
-			}
-			tab.Write(a.Stdout)
-			return nil
-		},
+		RunE: show(a, (*adminclient.Client).Peers, printPeers),
 	}
 	a.JSONFlag(cmd)
 	return cmd
+}
+
+func printPeers(a *app.App, list []adminclient.Replica) {
+	tab := terminal.NewTable("NAME", "GOSSIP", "PUSH", "KEYS", "FOR")
+	for _, r := range list {
+		name := r.Name
+		if r.Self {
+			name += " (this)"
+		}
+		tab.Add(name, r.Gossip, r.Push, strings.Join(r.Keys, ", "), terminal.Since(r.Since))
+	}
+	tab.Write(a.Stdout)
 }
 
 // maxKeyFile bounds the read of a key's file, in bytes.
@@ -59,9 +50,9 @@ const maxKeyFile = 4096
 func peersKeyAddCommand(a *app.App) *cobra.Command {
 	return &cobra.Command{
 		Use:   "add [FILE]",
-		Short: "Have this replica understand a key",
-		Long: "Have this replica, and no other, understand the key in a file; - is the standard input. Without FILE a new key is\n" +
-			"made, and printed this once: give it to all other replicas before any is told to use it.",
+		Short: "Let this replica decrypt with a key",
+		Long: "Let this replica, and no other, decrypt with the key in a file; - is standard input. Without FILE a new key is made,\n" +
+			"and printed this once: add it to all other replicas before one of them uses it.",
 		Example: "  barchan peers key add >new.key\n  ssh other barchan peers key add - <new.key",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -111,15 +102,11 @@ func readKey(ctx context.Context, a *app.App, name string) (string, error) {
 func peersKeyUseCommand(a *app.App) *cobra.Command {
 	return &cobra.Command{
 		Use:   "use KEY-ID",
-		Short: "Have this replica speak with a key that all understand",
-		Long:  "Have this replica, and no other, speak with a key. It refuses as long as one of the others does not understand it.",
+		Short: "Let this replica encrypt with a key that all have",
+		Long:  "Let this replica, and no other, encrypt with a key. It refuses while another replica lacks the key.",
 		Args:  app.Exactly("KEY-ID"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			client, err := a.Admin()
-			if err != nil {
-				return err
-			}
-			return client.UsePeerKey(cmd.Context(), args[0])
+			return a.WithAdmin(func(c *adminclient.Client) error { return c.UsePeerKey(cmd.Context(), args[0]) })
 		},
 	}
 }
@@ -127,15 +114,11 @@ func peersKeyUseCommand(a *app.App) *cobra.Command {
 func peersKeyRmCommand(a *app.App) *cobra.Command {
 	return &cobra.Command{
 		Use:   "rm KEY-ID",
-		Short: "Have this replica forget a key that nobody speaks with",
-		Long:  "Have this replica, and no other, forget a key. It refuses as long as it or one of the others speaks with it.",
+		Short: "Remove a key from this replica that none encrypts with",
+		Long:  "Remove a key from this replica, and no other. It refuses while this or another replica encrypts with it.",
 		Args:  app.Exactly("KEY-ID"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			client, err := a.Admin()
-			if err != nil {
-				return err
-			}
-			return client.RemovePeerKey(cmd.Context(), args[0])
+			return a.WithAdmin(func(c *adminclient.Client) error { return c.RemovePeerKey(cmd.Context(), args[0]) })
 		},
 	}
 }

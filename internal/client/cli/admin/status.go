@@ -2,6 +2,7 @@ package admin
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 	"strconv"
@@ -19,26 +20,29 @@ import (
 func StatusCommand(a *app.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show how the server is",
+		Short: "Show the state of the server",
 		Args:  app.Exactly(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			client, err := a.Admin()
-			if err != nil {
-				return err
-			}
-			s, err := client.Status(cmd.Context())
-			if err != nil {
-				return err
-			}
-			if a.JSON {
-				return a.PrintJSON(s)
-			}
-			printStatus(a, s)
-			return nil
-		},
+		RunE:  show(a, (*adminclient.Client).Status, printStatus),
 	}
 	a.JSONFlag(cmd)
 	return cmd
+}
+
+// show returns the work of a command that prints one thing of the local server: with print, or as JSON.
+func show[T any](a *app.App, get func(*adminclient.Client, context.Context) (T, error), print func(*app.App, T)) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, _ []string) error {
+		return a.WithAdmin(func(c *adminclient.Client) error {
+			v, err := get(c, cmd.Context())
+			switch {
+			case err != nil:
+				return err
+			case a.JSON:
+				return a.PrintJSON(v)
+			}
+			print(a, v)
+			return nil
+		})
+	}
 }
 
 func printStatus(a *app.App, s adminclient.Status) {

@@ -264,3 +264,35 @@ type App struct {
 	Format                                 format // of lists
 	RootFlags                              *config.Flags
 }
+
+// WithAdmin opens the local server's admin socket and runs a command's work.
+func (a *App) WithAdmin(work func(c *adminclient.Client) error) error {
+	c, err := a.Admin()
+	if err != nil {
+		return err
+	}
+	return work(c)
+}
+
+// WithKube opens the Kubernetes API and runs a command's work.
+func (a *App) WithKube(ctx context.Context, work func(k *Kube) error) error {
+	k, err := a.Kube(ctx)
+	if err != nil {
+		return err
+	}
+	return work(k)
+}
+
+// Each calls do for every argument, and prints what it returns. A failure does not stop the others.
+func (a *App) Each(args []string, do func(arg string) (result string, err error)) error {
+	var failed []error
+	for _, arg := range args {
+		result, err := do(arg)
+		if err != nil {
+			failed = append(failed, err)
+			continue
+		}
+		fmt.Fprintln(a.Stdout, result)
+	}
+	return errors.Join(failed...)
+}

@@ -67,7 +67,7 @@ func (r *Sandbox) Lost(ctx context.Context, err error) error {
 		return r.gone(apiErr)
 	}
 	if d.State == restclient.StatePaused {
-		return fmt.Errorf("sandbox %s was paused while it was in use; `barchan resume %s` has its programs go on: %w", r.ID, r.ID, errs.ErrConflict)
+		return fmt.Errorf("sandbox %s was paused while it was in use; `barchan resume %s` continues its programs: %w", r.ID, r.ID, errs.ErrConflict)
 	}
 	why := "it ended early"
 	if err != nil {
@@ -81,11 +81,11 @@ func (r *Sandbox) gone(err error) error {
 	answer, answered := errors.AsType[*restclient.Error](err)
 	switch {
 	case !answered:
-		return fmt.Errorf("the server at %s is out of reach; sandboxes run on without it, and so may the command in %s: see `barchan status`: %w", r.Server.URL, r.ID, errs.ErrUnavailable)
+		return fmt.Errorf("the server at %s is out of reach; sandboxes keep running without it, and so may the command in %s: see `barchan status`: %w", r.Server.URL, r.ID, errs.ErrUnavailable)
 	case !errors.Is(err, errs.ErrNotFound):
-		return fmt.Errorf("ask what became of sandbox %s: %w", r.ID, err)
+		return fmt.Errorf("read the state of sandbox %s: %w", r.ID, err)
 	case !r.EndAt.IsZero() && !time.Now().Before(r.EndAt):
-		return fmt.Errorf("sandbox %s ended, for its timeout was over; give the next one more with --timeout: %w", r.ID, errs.ErrTimeout)
+		return fmt.Errorf("sandbox %s ended at its timeout; set a longer one with --timeout: %w", r.ID, errs.ErrTimeout)
 	}
 	return fmt.Errorf("sandbox %s ended while it was in use: it was killed, or its memory or processes were used up (%s): %w", r.ID, answer.Message, errs.ErrUnavailable)
 }

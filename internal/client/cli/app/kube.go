@@ -2,9 +2,7 @@ package app
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -188,28 +186,20 @@ func (a *App) RemoveCommand(short string, of Kind) *cobra.Command {
 	cmd := &cobra.Command{Use: "rm " + what + "...", Short: short, Args: AtLeast(what)}
 	s.Flags(cmd, false)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		k, err := a.Kube(cmd.Context())
-		if err != nil {
-			return err
-		}
-		return k.Remove(cmd.Context(), a.Stdout, of, s.Namespace, args)
+		return a.RemoveObjects(cmd.Context(), of, s.Namespace, args)
 	}
 	return cmd
 }
 
-// Remove deletes the named objects, and prints the names.
-func (k *Kube) Remove(ctx context.Context, out io.Writer, of Kind, namespace string, texts []string) error {
-	var failed []error
-	for _, text := range texts {
-		name, err := k.nameOf(ctx, of, namespace, text)
-		if err == nil {
-			err = KubeError(k.Client.Resource(of.GroupVersionResource).Namespace(namespace).Delete(ctx, name, metav1.DeleteOptions{}))
-		}
-		if err != nil {
-			failed = append(failed, of.Missing(err, namespace, text))
-			continue
-		}
-		fmt.Fprintln(out, text)
-	}
-	return errors.Join(failed...)
+// RemoveObjects deletes objects by ID or name, and prints what was given. A failure does not stop the others.
+func (a *App) RemoveObjects(ctx context.Context, of Kind, namespace string, texts []string) error {
+	return a.WithKube(ctx, func(k *Kube) error {
+		return a.Each(texts, func(text string) (string, error) {
+			name, err := k.nameOf(ctx, of, namespace, text)
+			if err == nil {
+				err = KubeError(k.Client.Resource(of.GroupVersionResource).Namespace(namespace).Delete(ctx, name, metav1.DeleteOptions{}))
+			}
+			return text, of.Missing(err, namespace, text)
+		})
+	})
 }

@@ -136,7 +136,7 @@ func password(ctx context.Context, a *app.App, fromStdin bool) (string, error) {
 	}
 	f, ok := a.Stdin.(*os.File)
 	if !ok || !terminal.IsTerminal(f) {
-		return "", fmt.Errorf("nobody is here to ask for the password; add --password-stdin: %w", errs.ErrInvalid)
+		return "", fmt.Errorf("standard input is no terminal to read the password from; add --password-stdin: %w", errs.ErrInvalid)
 	}
 	fmt.Fprint(a.Stderr, "Password: ")
 	b, err := app.ReadPassword(ctx, int(f.Fd()))
@@ -189,11 +189,7 @@ func imageLsCommand(a *app.App) *cobra.Command {
 		Short: "List images",
 		Args:  app.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			client, err := a.Admin()
-			if err != nil {
-				return err
-			}
-			return printImages(cmd.Context(), a, client)
+			return a.WithAdmin(func(c *adminclient.Client) error { return printImages(cmd.Context(), a, c) })
 		},
 	}
 	a.ListFlags(cmd)
@@ -225,19 +221,9 @@ func imageRmCommand(a *app.App) *cobra.Command {
 		Long:  "Remove images. One that sandboxes or checkpoints need is refused; one that templates name needs --force.",
 		Args:  app.AtLeast("IMAGE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			client, err := a.Admin()
-			if err != nil {
-				return err
-			}
-			var failed []error
-			for _, ref := range args {
-				if err := client.RemoveImage(cmd.Context(), ref, force); err != nil {
-					failed = append(failed, err)
-					continue
-				}
-				fmt.Fprintln(a.Stdout, ref)
-			}
-			return errors.Join(failed...)
+			return a.WithAdmin(func(c *adminclient.Client) error {
+				return a.Each(args, func(ref string) (string, error) { return ref, c.RemoveImage(cmd.Context(), ref, force) })
+			})
 		},
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "remove also what templates name: their sandboxes pull it again, or fail")

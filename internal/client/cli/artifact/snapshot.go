@@ -25,7 +25,7 @@ func SnapshotCommand(a *app.App) *cobra.Command {
 		Use:   "snapshot SANDBOX",
 		Short: "Keep a sandbox as it is now, for others to start from",
 		Long: "Keep a sandbox as it is now, with its programs, memory and files, for others to start from, and print the snapshot's ID.\n" +
-			"The sandbox goes on as it was, running or paused.",
+			"The sandbox stays as it was, running or paused.",
 		Example: "  snap=$(barchan snapshot i3k --name warm)\n  barchan run --from $snap -- ps\n  barchan run --from warm -- ps",
 		Args:    app.Exactly("SANDBOX"),
 	}
@@ -206,22 +206,10 @@ func snapshotRmCommand(a *app.App) *cobra.Command {
 	namespaceFlag(cmd, &namespace)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if namespace != "" {
-			k, err := a.Kube(cmd.Context())
-			if err != nil {
-				return err
-			}
-			return k.Remove(cmd.Context(), a.Stdout, app.CheckpointKind(), namespace, args)
+			return a.RemoveObjects(cmd.Context(), app.CheckpointKind(), namespace, args)
 		}
 		return a.WithServer(cmd.Context(), func(t *app.Server) error {
-			var failed []error
-			for _, id := range args {
-				if err := t.REST.DeleteSnapshot(cmd.Context(), id); err != nil {
-					failed = append(failed, err)
-					continue
-				}
-				fmt.Fprintln(a.Stdout, id)
-			}
-			return errors.Join(failed...)
+			return a.Each(args, func(id string) (string, error) { return id, t.REST.DeleteSnapshot(cmd.Context(), id) })
 		})
 	}
 	return cmd

@@ -106,7 +106,7 @@ func signedQuery(ctx context.Context, a *app.App, t *app.Server, d *restclient.D
 		return nil, nil //nolint:nilnil // it is a map
 	}
 	if d.State != restclient.StateRunning {
-		return nil, fmt.Errorf("sandbox %s is %s, and what signs its URLs is told only while it runs; resume it first: %w", d.SandboxID, d.State, errs.ErrConflict)
+		return nil, fmt.Errorf("sandbox %s is %s, and the token that signs its URLs is available only while it runs; resume it first: %w", d.SandboxID, d.State, errs.ErrConflict)
 	}
 	// If it is paused just now, it is resumed for its remaining time.
 	s, err := t.REST.Connect(ctx, d.SandboxID, max(1, int64(time.Until(d.EndAt).Seconds())))
@@ -114,7 +114,7 @@ func signedQuery(ctx context.Context, a *app.App, t *app.Server, d *restclient.D
 		return nil, err
 	}
 	if s.TrafficToken == "" {
-		return nil, fmt.Errorf("the server told no traffic token of sandbox %s: %w", d.SandboxID, errs.ErrUnavailable)
+		return nil, fmt.Errorf("the server returned no traffic token of sandbox %s: %w", d.SandboxID, errs.ErrUnavailable)
 	}
 	return signedurl.Query(s.TrafficToken, port, time.Now().Add(expires)), nil
 }

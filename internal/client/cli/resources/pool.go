@@ -274,8 +274,8 @@ type waiting struct {
 }
 
 func (w *waiting) flags(cmd *cobra.Command) {
-	cmd.Flags().BoolVar(&w.wanted, "wait", false, "return once the pool is as wanted")
-	cmd.Flags().DurationVar(&w.timeout, "timeout", 5*time.Minute, "bound of --wait")
+	cmd.Flags().BoolVar(&w.wanted, "wait", false, "return once the pool has its size")
+	cmd.Flags().DurationVar(&w.timeout, "timeout", 5*time.Minute, "how long --wait waits at most")
 }
 
 // until waits until a pool matches its specification, and reports the progress.
@@ -285,17 +285,17 @@ func (w *waiting) until(ctx context.Context, a *app.App, k *app.Kube, namespace,
 	}
 	ctx, cancel := context.WithTimeout(ctx, w.timeout)
 	defer cancel()
-	told := ""
+	shown := ""
 	for {
 		p, err := app.Get[extensions.SandboxWarmPool](ctx, k, app.PoolsResource, namespace, name)
 		if err == nil {
-			err = watchPool(ctx, a, k, p, &told)
+			err = watchPool(ctx, a, k, p, &shown)
 		}
 		switch {
 		case errors.Is(err, errWatchEnded):
 			continue
 		case err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded):
-			return fmt.Errorf("pool %s is not as wanted after %s: %s: %w", name, w.timeout, told, errs.ErrUnavailable)
+			return fmt.Errorf("pool %s does not have its size after %s: %s: %w", name, w.timeout, shown, errs.ErrUnavailable)
 		}
 		return err
 	}
@@ -304,13 +304,13 @@ func (w *waiting) until(ctx context.Context, a *app.App, k *app.Kube, namespace,
 var errWatchEnded = errors.New("the watch has ended")
 
 // watchPool follows a pool from a given state until it is full.
-func watchPool(ctx context.Context, a *app.App, k *app.Kube, p extensions.SandboxWarmPool, told *string) error {
+func watchPool(ctx context.Context, a *app.App, k *app.Kube, p extensions.SandboxWarmPool, shown *string) error {
 	full := func() bool {
 		if IsFull(&p) {
 			return true
 		}
-		if reason, message := waitsFor(&p); reason+message != *told {
-			*told = reason + message
+		if reason, message := waitsFor(&p); reason+message != *shown {
+			*shown = reason + message
 			fmt.Fprintf(a.Stderr, "%d of %d ready; %s\n", readyMembers(&p), desiredMembers(&p), terminal.Plain(message))
 		}
 		return false
@@ -405,7 +405,7 @@ func poolCreateCommand(a *app.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "create NAME --template TEMPLATE", Short: "Make a warm pool",
 		Long: "Make a warm pool of a template of the same namespace, or of a public one of " + app.PublicNamespace + ".\n" +
-			"What else a pool can be told stands in its object: see `barchan apply`.",
+			"Its object has more settings: see `barchan apply`.",
 		Example: "  barchan pool create py --template base --size 10 --wait",
 		Args:    app.Exactly("NAME"),
 	}

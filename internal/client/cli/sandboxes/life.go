@@ -16,19 +16,13 @@ import (
 // others.
 func each(ctx context.Context, a *app.App, names []string, do func(t *app.Server, id string) error) error {
 	return a.WithServer(ctx, func(t *app.Server) error {
-		var failed []error
-		for _, name := range names {
+		return a.Each(names, func(name string) (string, error) {
 			id, err := t.Resolve(ctx, name)
 			if err == nil {
 				err = do(t, id)
 			}
-			if err != nil {
-				failed = append(failed, err)
-				continue
-			}
-			fmt.Fprintln(a.Stdout, id)
-		}
-		return errors.Join(failed...)
+			return id, err
+		})
 	})
 }
 
