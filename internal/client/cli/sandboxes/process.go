@@ -175,7 +175,7 @@ func terminalSize(tty *os.File) *processpb.PTY {
 	if err != nil || cols <= 0 || rows <= 0 {
 		cols, rows = 80, 24
 	}
-	return &processpb.PTY{Size: &processpb.PTY_Size{Cols: uint32(cols), Rows: uint32(rows)}}
+	return envd.PTY(envd.TerminalSize{Cols: uint16(cols), Rows: uint16(rows)})
 }
 
 // follow copies in both directions until the command has ended. When ctx ends, or the output cannot be
@@ -203,7 +203,7 @@ func (p *process) follow(ctx context.Context, stream *connect.ServerStreamForCli
 		if err != nil {
 			cancel(err) // later output is dropped
 		} else {
-			err = p.show(stream.Msg().GetEvent().GetData())
+			err = envd.WriteOutput(stream.Msg().GetEvent().GetData(), p.app.Stdout, p.app.Stderr)
 		}
 		end = stream.Msg().GetEvent().GetEnd()
 	}
@@ -240,23 +240,6 @@ func (p *process) endAfter(ctx context.Context, over <-chan struct{}) {
 	p.cut()
 }
 
-func (p *process) show(data *processpb.ProcessEvent_DataEvent) error {
-	var err error
-	switch out := data.GetOutput().(type) {
-	case *processpb.ProcessEvent_DataEvent_Stdout:
-		_, err = p.app.Stdout.Write(out.Stdout)
-	case *processpb.ProcessEvent_DataEvent_Stderr:
-		_, err = p.app.Stderr.Write(out.Stderr)
-	case *processpb.ProcessEvent_DataEvent_Pty:
-		_, err = p.app.Stdout.Write(out.Pty)
-	}
-	return err
-}
-
-func (p *process) selector() *processpb.ProcessSelector {
-	return &processpb.ProcessSelector{Selector: &processpb.ProcessSelector_Pid{Pid: p.pid}}
-}
-
 // resize forwards each new terminal size to the command.
 func (p *process) resize(ctx context.Context) {
 	for {
@@ -266,7 +249,7 @@ func (p *process) resize(ctx context.Context) {
 		case <-p.sized:
 			// A later change corrects a failed update.
 			_, _ = p.on.Client.Process().Update(ctx, connect.NewRequest(&processpb.UpdateRequest{
-				Process: p.selector(), Pty: terminalSize(p.tty),
+				Process: envd.Selector(p.pid), Pty: terminalSize(p.tty),
 			}))
 		}
 	}
@@ -288,5 +271,5 @@ func (p *process) rawTerminal() (func(), error) {
 func (p *process) signal(ctx context.Context, sig processpb.Signal) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWithin)
 	defer cancel()
-	_, _ = p.on.Client.Process().SendSignal(ctx, connect.NewRequest(&processpb.SendSignalRequest{Process: p.selector(), Signal: sig}))
+	_, _ = p.on.Client.Process().SendSignal(ctx, connect.NewRequest(&processpb.SendSignalRequest{Process: envd.Selector(p.pid), Signal: sig}))
 }
