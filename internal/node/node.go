@@ -315,7 +315,7 @@ func (n *Node) openReconciler() (err error) {
 		}
 	}
 	n.reconciler, err = ipam.NewReconciler(ipam.ReconcilerConfig{
-		Books: n.allocator, Live: func(ctx context.Context) ([]ipam.InUse, error) {
+		Allocator: n.allocator, Live: func(ctx context.Context) ([]ipam.InUse, error) {
 			all, err := n.live(ctx)
 			n.sighted.Store(err == nil)
 			return all, err

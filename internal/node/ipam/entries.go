@@ -11,11 +11,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
-// elsewhere is the subnet under which addresses are filed that are of none that is known.
-func elsewhere() netip.Prefix { return netip.PrefixFrom(netip.IPv4Unspecified(), 0) }
+// unknownSubnet is the subnet under which addresses are filed that are of none that is known.
+func unknownSubnet() netip.Prefix { return netip.PrefixFrom(netip.IPv4Unspecified(), 0) }
 
-// restedAtOnce bounds the rows of rested addresses that go with one change.
-const restedAtOnce = 16
+// maxExpiredPerWrite bounds the rows of rested addresses that go with one change.
+const maxExpiredPerWrite = 16
 
 // readLocked takes all rows in.
 //
@@ -52,7 +52,7 @@ func (b *Allocator) readRowLocked(r Row, now time.Time) (e entry, ok bool) {
 		b.unread = append(b.unread, r)
 		if addr, ok := addressOf(r.Key); ok {
 			b.unreadAt[addr] = append(b.unreadAt[addr], r)
-			b.markLocked(addr)
+			b.updateSpaceLocked(addr)
 		}
 		return entry{}, false
 	}
@@ -65,7 +65,7 @@ func (b *Allocator) readRowLocked(r Row, now time.Time) (e entry, ok bool) {
 	if twice && l.Owner != "" {
 		b.log.Warn("an owner has two leases; the one that is not alive will be released", telemetry.UID, l.Owner,
 			telemetry.Address, l.Address, "other", first)
-		if better(b.leases[first].Lease, l) {
+		if preferred(b.leases[first].Lease, l) {
 			b.owners[l.Owner] = first
 		}
 	}
@@ -98,17 +98,17 @@ func (b *Allocator) decodeLocked(r Row) (Lease, error) {
 }
 
 // better tells which of two leases of one owner is more likely to be the one that it uses.
-func better(x, y Lease) bool {
+func preferred(x, y Lease) bool {
 	if x.State != y.State {
 		return x.State == Held
 	}
 	return x.Since.After(y.Since)
 }
 
-// markLocked makes the space know whether an address is free.
+// updateSpaceLocked makes the space know whether an address is free.
 //
 // +checklocks:b.mu
-func (b *Allocator) markLocked(addr netip.Addr) {
+func (b *Allocator) updateSpaceLocked(addr netip.Addr) {
 	if !b.cfg.Subnet.Contains(addr) {
 		return
 	}
@@ -134,7 +134,7 @@ func (b *Allocator) putLocked(e entry) {
 	if b.cfg.Subnet.Contains(e.Address) {
 		b.count[e.State]++
 	}
-	b.markLocked(e.Address)
+	b.updateSpaceLocked(e.Address)
 }
 
 // dropLocked has the books know no lease of an address.
@@ -152,7 +152,7 @@ func (b *Allocator) dropLocked(addr netip.Addr) {
 	if b.cfg.Subnet.Contains(addr) {
 		b.count[e.State]--
 	}
-	b.markLocked(addr)
+	b.updateSpaceLocked(addr)
 }
 
 // write puts leases into the store, all or none, and then into the books.
@@ -173,11 +173,11 @@ func (b *Allocator) write(leases ...Lease) error {
 	defer b.mu.Unlock()
 	for _, c := range changes {
 		if addr, ok := addressOf(c.Key); ok {
-			delete(b.rested, addr)
+			delete(b.expired, addr)
 		}
 	}
 	for _, e := range entries {
-		b.forgetUnreadLocked(e.Address)
+		b.dropUnreadLocked(e.Address)
 		b.putLocked(e)
 		if e.State == Reserved && b.cfg.Subnet.Contains(e.Address) {
 			b.lastUsed = b.space.offset(e.Address)
@@ -203,7 +203,7 @@ func (b *Allocator) plan(leases []Lease) (entries []entry, changes []Row, err er
 			return nil, nil, err
 		}
 		key := []byte(l.Address.String())
-		for _, home := range b.filedLocked(l.Address) {
+		for _, home := range b.bucketsLocked(l.Address) {
 			if home != e.home {
 				changes = append(changes, Row{Subnet: home, Key: key})
 			}
@@ -212,8 +212,8 @@ func (b *Allocator) plan(leases []Lease) (entries []entry, changes []Row, err er
 		entries = append(entries, e)
 	}
 	n := 0
-	for addr, home := range b.rested {
-		if n++; n > restedAtOnce {
+	for addr, home := range b.expired {
+		if n++; n > maxExpiredPerWrite {
 			break
 		}
 		if !slices.ContainsFunc(leases, func(l Lease) bool { return l.Address == addr }) {
@@ -223,14 +223,14 @@ func (b *Allocator) plan(leases []Lease) (entries []entry, changes []Row, err er
 	return entries, changes, nil
 }
 
-// filedLocked lists the subnets under which there are rows of an address.
+// bucketsLocked lists the subnets under which there are rows of an address.
 //
 // +checklocks:b.mu
-func (b *Allocator) filedLocked(addr netip.Addr) (homes []string) {
+func (b *Allocator) bucketsLocked(addr netip.Addr) (homes []string) {
 	if e, ok := b.leases[addr]; ok {
 		homes = append(homes, e.home)
 	}
-	if home, ok := b.rested[addr]; ok {
+	if home, ok := b.expired[addr]; ok {
 		homes = append(homes, home)
 	}
 	for _, r := range b.unreadAt[addr] {
@@ -249,7 +249,7 @@ func (b *Allocator) homeLocked(addr netip.Addr) string {
 	if e, ok := b.leases[addr]; ok {
 		return e.home
 	}
-	home := elsewhere()
+	home := unknownSubnet()
 	for _, p := range b.homes {
 		if p.Contains(addr) && p.Bits() > home.Bits() {
 			home = p
@@ -258,10 +258,10 @@ func (b *Allocator) homeLocked(addr netip.Addr) string {
 	return home.String()
 }
 
-// forgetUnreadLocked forgets rows that could not be read, for they have been replaced.
+// dropUnreadLocked forgets rows that could not be read, for they have been replaced.
 //
 // +checklocks:b.mu
-func (b *Allocator) forgetUnreadLocked(addr netip.Addr) {
+func (b *Allocator) dropUnreadLocked(addr netip.Addr) {
 	for _, r := range b.unreadAt[addr] {
 		b.log.Warn("lease that could not be read is replaced", "subnet", r.Subnet,
 			"key", fmt.Sprintf("%q", r.Key), "value", fmt.Sprintf("%q", r.Value))

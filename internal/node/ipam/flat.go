@@ -78,7 +78,7 @@ func MigrateFlat(db *bolt.DB, subnet netip.Prefix) (moved Moved, err error) {
 func (m *Moved) move(root *bolt.Bucket, subnet netip.Prefix, key, value []byte) error {
 	row := Row{Subnet: subnet.String(), Key: key, Value: value}
 	if addr, ok := addressOf(key); ok && !subnet.Contains(addr) {
-		row.Subnet = elsewhere().String()
+		row.Subnet = unknownSubnet().String()
 	}
 	if there := root.Bucket([]byte(row.Subnet)); there != nil && there.Get(key) != nil {
 		return nil

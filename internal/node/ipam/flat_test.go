@@ -18,7 +18,7 @@ import (
 )
 
 // recorded unpacks the database that a server of before wrote; see testdata/README.md.
-func recorded(t *testing.T) string {
+func recordedDatabase(t *testing.T) string {
 	t.Helper()
 	packed, err := os.Open("testdata/node-a61503e.db.gz")
 	if err != nil {
@@ -75,7 +75,7 @@ func migrateTwice(t *testing.T, path string, subnet netip.Prefix) map[string]str
 }
 
 func TestMigrateRecorded(t *testing.T) {
-	path, subnet := recorded(t), netip.MustParsePrefix("10.97.0.0/24")
+	path, subnet := recordedDatabase(t), netip.MustParsePrefix("10.97.0.0/24")
 	before := migrateTwice(t, path, subnet)
 	db, store := openBolt(t, path)
 	defer func() { _ = db.Close() }()
@@ -121,7 +121,7 @@ func flatDB(t *testing.T, rows map[string]string) *bolt.DB {
 	return db
 }
 
-func TestMigrateKeepsWhatItCannotRead(t *testing.T) {
+func TestMigrateKeepsUnreadableRows(t *testing.T) {
 	flat := map[string]string{
 		"10.0.0.2": "{not json", "junk": "\xff\x00", "10.9.9.8": "{",
 		"10.0.0.3": `{"address":"10.0.0.3","owner":"a","state":"held","since":"2026-11-21T16:31:29.98Z"}`,
@@ -152,9 +152,9 @@ func TestMigrateKeepsWhatItCannotRead(t *testing.T) {
 	}
 }
 
-// TestMigrateAfterAnOlderServer has rows of both kinds, as an older server leaves them that ran in
+// TestMigrateMixedRows has rows of both kinds, as an older server leaves them that ran in
 // between: the newer ones count.
-func TestMigrateAfterAnOlderServer(t *testing.T) {
+func TestMigrateMixedRows(t *testing.T) {
 	db := flatDB(t, map[string]string{"10.0.0.3": `{"address":"10.0.0.3","owner":"old","state":"held","since":"2026-11-21T16:31:29.98Z"}`})
 	store, err := NewBoltStore(db)
 	if err != nil {
@@ -209,7 +209,7 @@ func TestMigrateIsOneTransaction(t *testing.T) {
 	}
 }
 
-func TestMigrateWithoutAnything(t *testing.T) {
+func TestMigrateEmpty(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "none.db")
 	if err := MigrateFile(t.Context(), path, netip.MustParsePrefix("10.0.0.0/24"), slog.New(slog.DiscardHandler)); err != nil {
 		t.Error(err)

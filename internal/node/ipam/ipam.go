@@ -116,8 +116,8 @@ type Allocator struct {
 	// cooling is in the order in which the addresses will have rested. An address may have left
 	// that state since, and be in it again: its place in the queue tells.
 	cooling []*coolingItem // +checklocks:mu
-	// rested are rows of addresses that are free again, by address; they go with later changes.
-	rested   map[netip.Addr]string // +checklocks:mu
+	// expired are rows of addresses that are free again, by address; they go with later changes.
+	expired  map[netip.Addr]string // +checklocks:mu
 	lastUsed uint32                // +checklocks:mu
 }
 
@@ -134,7 +134,7 @@ func Open(cfg Config) (*Allocator, error) {
 	b := &Allocator{
 		cfg: cfg, log: cfg.Log.With(telemetry.Component, "ipam"), home: cfg.Subnet.String(), excluded: map[netip.Addr]struct{}{},
 		leases: map[netip.Addr]entry{}, owners: map[string]netip.Addr{}, unreadAt: map[netip.Addr][]Row{},
-		space: newSpace(cfg.Subnet), count: map[State]int{}, rested: map[netip.Addr]string{},
+		space: newSpace(cfg.Subnet), count: map[State]int{}, expired: map[netip.Addr]string{},
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -204,7 +204,7 @@ func checkAddress(addr netip.Addr) error {
 func (b *Allocator) next(now time.Time) (netip.Addr, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.wakeLocked(now)
+	b.expireLocked(now)
 	if offset, ok := b.space.follow(b.lastUsed); ok {
 		return b.space.addr(offset), nil
 	}
@@ -214,16 +214,16 @@ func (b *Allocator) next(now time.Time) (netip.Addr, error) {
 		b.cfg.Subnet, c.Held, c.Reserved, c.Cooling, b.cfg.CoolDown, c.Quarantined+c.Unread, c.Excluded, errs.ErrExhausted)
 }
 
-// wakeLocked frees the addresses that have rested. The caller holds writeMu.
+// expireLocked frees the addresses that have rested. The caller holds writeMu.
 //
 // +checklocks:b.mu
-func (b *Allocator) wakeLocked(now time.Time) {
+func (b *Allocator) expireLocked(now time.Time) {
 	n := 0
 	for ; n < len(b.cooling) && !now.Before(b.cooling[n].until); n++ {
 		r := b.cooling[n]
 		if e, ok := b.leases[r.addr]; ok && e.place == r {
 			b.dropLocked(r.addr)
-			b.rested[r.addr] = e.home
+			b.expired[r.addr] = e.home
 		}
 	}
 	b.cooling = b.cooling[n:]

@@ -74,7 +74,7 @@ func reserve(t *testing.T, b *Allocator, owner string) netip.Addr {
 	return addr
 }
 
-func TestReserveTwiceIsOneAddressAlsoAfterARestart(t *testing.T) {
+func TestReserveIsIdempotentAcrossRestart(t *testing.T) {
 	store := newMemory()
 	b := open(t, store, "10.0.0.0/29")
 	addr := reserve(t, b, "a")
@@ -90,7 +90,7 @@ func TestReserveTwiceIsOneAddressAlsoAfterARestart(t *testing.T) {
 	}
 }
 
-func TestOnlyTheOwnerReleases(t *testing.T) {
+func TestOnlyOwnerReleases(t *testing.T) {
 	b := open(t, newMemory(), "10.0.0.0/29")
 	addr := reserve(t, b, "a")
 	if err := b.Hold("b", addr); !errors.Is(err, errs.ErrConflict) {
@@ -112,7 +112,7 @@ func TestOnlyTheOwnerReleases(t *testing.T) {
 	}
 }
 
-func TestCoolDownIsNeverBypassed(t *testing.T) {
+func TestCoolDownIsEnforced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := open(t, newMemory(), "10.0.0.0/30", func(c *Config) { c.Excluded = nil })
 		first := reserve(t, b, "a")
@@ -160,7 +160,7 @@ func TestQuarantineAndFree(t *testing.T) {
 	}
 }
 
-func TestClaimOfALiveOwner(t *testing.T) {
+func TestClaim(t *testing.T) {
 	store := newMemory()
 	b := open(t, store, "10.0.0.0/29")
 	addr := netip.MustParseAddr("10.0.0.4")
@@ -190,7 +190,7 @@ func TestClaimOfALiveOwner(t *testing.T) {
 	}
 }
 
-func TestUnreadableRowsAreLoggedAndKept(t *testing.T) {
+func TestUnreadableRowsAreKept(t *testing.T) {
 	var logged strings.Builder
 	rows := map[string]string{
 		"10.0.0.0/29 10.0.0.2": "{not json", "10.0.0.0/29 junk": "\xff\x00", "10.0.0.0/29 10.0.0.3": `{"version":1,"address":"10.0.0.3","state":"held"}`,
@@ -222,7 +222,7 @@ func TestUnreadableRowsAreLoggedAndKept(t *testing.T) {
 	}
 }
 
-func TestFailingStoreChangesNothing(t *testing.T) {
+func TestStoreFailureChangesNothing(t *testing.T) {
 	store := newMemory()
 	b := open(t, store, "10.0.0.0/29")
 	addr := reserve(t, b, "a")

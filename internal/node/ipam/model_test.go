@@ -176,7 +176,7 @@ func openBolt(t testing.TB, path string) (*bolt.DB, *BoltStore) {
 
 func driveModel(t *testing.T, seed uint64, calls int, openStore func() (Store, func())) {
 	random := rand.New(rand.NewPCG(seed, 1))
-	d := &driven{openStore: openStore, m: &model{owner: map[netip.Addr]string{}, rests: map[netip.Addr]time.Time{}, out: map[netip.Addr]bool{}}}
+	d := &modelPair{openStore: openStore, m: &model{owner: map[netip.Addr]string{}, rests: map[netip.Addr]time.Time{}, out: map[netip.Addr]bool{}}}
 	d.reopen(t)
 	defer func() { d.closeStore() }()
 	often := []string{"reserve", "reserve", "reserve", "hold", "release", "release", "claim", "free", "quarantine"}
@@ -203,8 +203,8 @@ func driveModel(t *testing.T, seed uint64, calls int, openStore func() (Store, f
 	}
 }
 
-// driven is books and model that get the same calls.
-type driven struct {
+// modelPair is books and model that get the same calls.
+type modelPair struct {
 	m          *model
 	b          *Allocator
 	store      *faulty
@@ -212,7 +212,7 @@ type driven struct {
 	closeStore func()
 }
 
-func (d *driven) reopen(t *testing.T) {
+func (d *modelPair) reopen(t *testing.T) {
 	if d.closeStore != nil {
 		d.closeStore()
 	}
@@ -221,7 +221,7 @@ func (d *driven) reopen(t *testing.T) {
 	d.b = open(t, d.store, modelSubnet)
 }
 
-func (d *driven) call(c call) error {
+func (d *modelPair) call(c call) error {
 	allowed := d.m.allows(c)
 	got, err := c.on(d.b)
 	if (err == nil) != allowed {
@@ -234,7 +234,7 @@ func (d *driven) call(c call) error {
 }
 
 // crash has a call cut short and the books opened anew: then it has happened, or it has not.
-func (d *driven) crash(t *testing.T, c call, before bool) error {
+func (d *modelPair) crash(t *testing.T, c call, before bool) error {
 	if before {
 		d.store.before = errors.New("died before the write")
 	} else {
@@ -259,7 +259,7 @@ func (d *driven) crash(t *testing.T, c call, before bool) error {
 	return d.happened(c, c.addr)
 }
 
-func (d *driven) happened(c call, got netip.Addr) error {
+func (d *modelPair) happened(c call, got netip.Addr) error {
 	if has, owns := d.m.of(c.owner); c.do == "reserve" && ((owns && has != got) || (!owns && !d.m.free(got))) {
 		return fmt.Errorf("got %s, which is not free", got)
 	}
@@ -268,7 +268,7 @@ func (d *driven) happened(c call, got netip.Addr) error {
 	return nil
 }
 
-func TestManyAtOnceHaveAnAddressEach(t *testing.T) {
+func TestConcurrentReserve(t *testing.T) {
 	db, store := openBolt(t, filepath.Join(t.TempDir(), "leases.db"))
 	defer func() { _ = db.Close() }()
 	b := open(t, store, "10.0.0.0/24", func(c *Config) { c.CoolDown = 0 })
@@ -311,7 +311,7 @@ const childEnv = "BARCHAN_TEST_IPAM_CHILD"
 
 func TestMain(m *testing.M) {
 	if path := os.Getenv(childEnv); path != "" {
-		if err := work(path); err != nil {
+		if err := runWorker(path); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -320,8 +320,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// work takes and gives back addresses until it is killed, and says beforehand and afterwards.
-func work(path string) error {
+// runWorker takes and gives back addresses until it is killed, and says beforehand and afterwards.
+func runWorker(path string) error {
 	db, err := bolt.Open(path, 0o600, nil)
 	if err != nil {
 		return err

@@ -20,13 +20,13 @@ func (b *Allocator) At(addr netip.Addr) (Lease, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	e, ok := b.leases[addr]
-	if !ok || e.hasRested(time.Now()) {
+	if !ok || e.isExpired(time.Now()) {
 		return Lease{}, false
 	}
 	return e.Lease, true
 }
 
-func (e entry) hasRested(now time.Time) bool { return e.State == Cooling && !now.Before(e.Until) }
+func (e entry) isExpired(now time.Time) bool { return e.State == Cooling && !now.Before(e.Until) }
 
 // List returns the leases of all subnets by address, without the cooling ones that have rested.
 func (b *Allocator) List() []Lease {
@@ -35,7 +35,7 @@ func (b *Allocator) List() []Lease {
 	now := time.Now()
 	all := make([]Lease, 0, len(b.leases))
 	for _, e := range b.leases {
-		if !e.hasRested(now) {
+		if !e.isExpired(now) {
 			all = append(all, e.Lease)
 		}
 	}
@@ -80,7 +80,7 @@ func (b *Allocator) Counts() []Counts {
 	now := time.Now()
 	others := map[netip.Prefix]*Counts{}
 	for addr, e := range b.leases {
-		if b.cfg.Subnet.Contains(addr) || e.hasRested(now) {
+		if b.cfg.Subnet.Contains(addr) || e.isExpired(now) {
 			continue
 		}
 		home := netip.MustParsePrefix(e.home) // it was read, or written, as one

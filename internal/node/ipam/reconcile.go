@@ -63,7 +63,7 @@ type Repair struct {
 
 // ReconcilerConfig says what is compared.
 type ReconcilerConfig struct {
-	Books *Allocator
+	Allocator *Allocator
 	// Live tells all addresses in use on this machine. It must be conservative: what may be in
 	// use, such as the address of what is being made or removed, counts. If it fails, or knows
 	// only a part and so must fail, nothing is decided.
@@ -98,13 +98,13 @@ type missed struct {
 
 // NewReconciler checks the configuration. It starts nothing.
 func NewReconciler(cfg ReconcilerConfig) (*Reconciler, error) {
-	if cfg.Books == nil || cfg.Live == nil || cfg.Log == nil {
+	if cfg.Allocator == nil || cfg.Live == nil || cfg.Log == nil {
 		return nil, fmt.Errorf("reconciler of addresses: books, what is live and a logger are needed: %w", errs.ErrInvalid)
 	}
 	if cfg.Every <= 0 {
 		cfg.Every = ReconcileInterval
 	}
-	m, err := newMetrics(cfg.Metrics, cfg.Books)
+	m, err := newMetrics(cfg.Metrics, cfg.Allocator)
 	if err != nil {
 		return nil, fmt.Errorf("register metrics of addresses: %w", err)
 	}
@@ -132,9 +132,9 @@ func (r *Reconciler) Run(ctx context.Context) error {
 // are unknown, it changes nothing. A repair that cannot be written does not stop the others; its error is returned
 // beside them, and the next run retries.
 func (r *Reconciler) Reconcile(ctx context.Context) ([]Repair, error) {
-	repairs, err := r.look(ctx)
+	repairs, err := r.compare(ctx)
 	for _, p := range repairs {
-		r.tell(ctx, p)
+		r.report(ctx, p)
 	}
 	result := "done"
 	if err != nil {
@@ -144,12 +144,12 @@ func (r *Reconciler) Reconcile(ctx context.Context) ([]Repair, error) {
 	return repairs, err
 }
 
-func (r *Reconciler) look(ctx context.Context) (repairs []Repair, err error) {
+func (r *Reconciler) compare(ctx context.Context) (repairs []Repair, err error) {
 	r.runMu.Lock()
 	defer r.runMu.Unlock()
 	// The books first: what they gain from here on may be missing in what is live, and what they
 	// lose may still be in it. Neither is then taken for a difference.
-	leases := r.cfg.Books.List()
+	leases := r.cfg.Allocator.List()
 	live, err := r.cfg.Live(ctx)
 	if err == nil {
 		err = ctx.Err()
@@ -157,7 +157,7 @@ func (r *Reconciler) look(ctx context.Context) (repairs []Repair, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("addresses in use cannot be told, nothing is decided: %w", err)
 	}
-	v := newView(leases, live)
+	v := newComparison(leases, live)
 	var failures []error
 	note := func(p Repair, err error) {
 		failures = append(failures, err)
@@ -165,7 +165,7 @@ func (r *Reconciler) look(ctx context.Context) (repairs []Repair, err error) {
 			repairs = append(repairs, p)
 		}
 	}
-	r.forget(v)
+	r.dropMisses(v)
 	for _, lease := range leases { // first, so that their owners can have the addresses that they use
 		if lease.Owner != "" && r.missed(lease, v) {
 			note(r.release(lease))
@@ -173,7 +173,7 @@ func (r *Reconciler) look(ctx context.Context) (repairs []Repair, err error) {
 	}
 	conflicts := 0
 	for _, addr := range v.addresses() {
-		p, err := r.settle(addr, v.leases[addr], v.users[addr])
+		p, err := r.repair(addr, v.leases[addr], v.users[addr])
 		if p.Kind == Conflict {
 			conflicts++
 		}
@@ -183,15 +183,15 @@ func (r *Reconciler) look(ctx context.Context) (repairs []Repair, err error) {
 	return repairs, errors.Join(failures...)
 }
 
-// view is books and machine at one moment.
-type view struct {
-	leases map[netip.Addr]Lease
-	users  map[netip.Addr][]InUse
-	alive  map[string]bool // owners whose address is not known
+// comparison is books and machine at one moment.
+type comparison struct {
+	leases         map[netip.Addr]Lease
+	users          map[netip.Addr][]InUse
+	withoutAddress map[string]bool // owners whose address is not known
 }
 
-func newView(leases []Lease, live []InUse) *view {
-	v := &view{leases: map[netip.Addr]Lease{}, users: map[netip.Addr][]InUse{}, alive: map[string]bool{}}
+func newComparison(leases []Lease, live []InUse) *comparison {
+	v := &comparison{leases: map[netip.Addr]Lease{}, users: map[netip.Addr][]InUse{}, withoutAddress: map[string]bool{}}
 	for _, l := range leases {
 		v.leases[l.Address] = l
 	}
@@ -200,20 +200,20 @@ func newView(leases []Lease, live []InUse) *view {
 		case addr.Is4():
 			v.users[addr] = append(v.users[addr], u)
 		case !addr.IsValid() && u.Owner != "":
-			v.alive[u.Owner] = true
+			v.withoutAddress[u.Owner] = true
 		}
 	}
 	return v
 }
 
-func (v *view) addresses() []netip.Addr {
+func (v *comparison) addresses() []netip.Addr {
 	return slices.SortedFunc(maps.Keys(v.users), netip.Addr.Compare)
 }
 
 // forget drops the misses of leases that there are no more.
 //
 // +checklocks:r.runMu
-func (r *Reconciler) forget(v *view) {
+func (r *Reconciler) dropMisses(v *comparison) {
 	for addr, m := range r.misses {
 		if v.leases[addr].Owner != m.owner {
 			delete(r.misses, addr)
@@ -225,8 +225,8 @@ func (r *Reconciler) forget(v *view) {
 // Whoever uses the address counts as alive: a lease is not taken because of a conflict.
 //
 // +checklocks:r.runMu
-func (r *Reconciler) missed(l Lease, v *view) bool {
-	if v.alive[l.Owner] || len(v.users[l.Address]) > 0 {
+func (r *Reconciler) missed(l Lease, v *comparison) bool {
+	if v.withoutAddress[l.Owner] || len(v.users[l.Address]) > 0 {
 		delete(r.misses, l.Address)
 		return false
 	}
@@ -241,7 +241,7 @@ func (r *Reconciler) missed(l Lease, v *view) bool {
 // release gives back a lease that has been missed often enough. One that changed meanwhile
 // stays.
 func (r *Reconciler) release(l Lease) (Repair, error) {
-	done, err := r.cfg.Books.releaseSame(l)
+	done, err := r.cfg.Allocator.releaseUnchanged(l)
 	if err != nil || !done {
 		return Repair{}, err
 	}
@@ -252,7 +252,7 @@ func (r *Reconciler) release(l Lease) (Repair, error) {
 }
 
 // settle brings an address that is in use into the books. The zero Repair says that all is well.
-func (r *Reconciler) settle(addr netip.Addr, l Lease, users []InUse) (Repair, error) {
+func (r *Reconciler) repair(addr netip.Addr, l Lease, users []InUse) (Repair, error) {
 	owners, where := ownersOf(users)
 	p := Repair{Address: addr, Owner: l.Owner, Where: where}
 	books := "free"
@@ -276,7 +276,7 @@ func (r *Reconciler) settle(addr netip.Addr, l Lease, users []InUse) (Repair, er
 // they were looked at: the owner may have come, or gone, in between.
 func (r *Reconciler) reclaim(p Repair, owner string, was Lease, books string) (Repair, error) {
 	p.Kind, p.Owner, p.Detail = Reclaimed, owner, "in the books it was "+books
-	done, err := r.cfg.Books.claimSame(owner, p.Address, was)
+	done, err := r.cfg.Allocator.claimUnchanged(owner, p.Address, was)
 	if err == nil && !done {
 		return Repair{}, nil
 	}
@@ -290,7 +290,7 @@ func (r *Reconciler) reclaim(p Repair, owner string, was Lease, books string) (R
 // isolate keeps an address that somebody unknown uses from being handed out.
 func (r *Reconciler) isolate(p Repair) (Repair, error) {
 	p.Kind, p.Detail = Isolated, "somebody unknown uses it"
-	done, err := r.cfg.Books.quarantineFree(p.Address, strings.TrimSpace("in use by somebody unknown "+p.Where))
+	done, err := r.cfg.Allocator.quarantineFree(p.Address, strings.TrimSpace("in use by somebody unknown "+p.Where))
 	if !done {
 		return Repair{}, err
 	}
@@ -312,8 +312,8 @@ func ownersOf(users []InUse) (owners []string, where string) {
 	return owners, strings.Join(places, ", ")
 }
 
-// tell makes a repair known.
-func (r *Reconciler) tell(ctx context.Context, p Repair) {
+// report makes a repair known.
+func (r *Reconciler) report(ctx context.Context, p Repair) {
 	log := r.log.With(telemetry.Kind, p.Kind, telemetry.Address, p.Address, telemetry.UID, p.Owner, "where", p.Where, telemetry.Reason, p.Detail)
 	if p.Kind == Conflict {
 		log.ErrorContext(ctx, "address in use by another than its owner in the books; nothing is taken from anybody")
@@ -326,9 +326,9 @@ func (r *Reconciler) tell(ctx context.Context, p Repair) {
 	}
 }
 
-// claimSame writes an owner's address into the books if they still have of it what they had when
+// claimUnchanged writes an owner's address into the books if they still have of it what they had when
 // they were looked at; the zero Lease stands for a free one.
-func (b *Allocator) claimSame(owner string, addr netip.Addr, was Lease) (done bool, err error) {
+func (b *Allocator) claimUnchanged(owner string, addr netip.Addr, was Lease) (done bool, err error) {
 	b.writeMu.Lock()
 	defer b.writeMu.Unlock()
 	if l, _ := b.At(addr); l.Owner != was.Owner || l.State != was.State || !l.Since.Equal(was.Since) {
@@ -340,8 +340,8 @@ func (b *Allocator) claimSame(owner string, addr netip.Addr, was Lease) (done bo
 	return true, nil
 }
 
-// releaseSame gives back a lease if it is still as it was when it was looked at.
-func (b *Allocator) releaseSame(was Lease) (done bool, err error) {
+// releaseUnchanged gives back a lease if it is still as it was when it was looked at.
+func (b *Allocator) releaseUnchanged(was Lease) (done bool, err error) {
 	b.writeMu.Lock()
 	defer b.writeMu.Unlock()
 	l, ok := b.At(was.Address)

@@ -22,15 +22,15 @@ import (
 
 // machine is what is live, and is told of repairs.
 type machine struct {
-	live  []InUse
-	fail  error
-	told  []Repair
-	first func() // called before what is live is told
+	live       []InUse
+	fail       error
+	repairs    []Repair
+	beforeList func() // called before what is live is told
 }
 
-func (m *machine) look(context.Context) ([]InUse, error) {
-	if m.first != nil {
-		m.first()
+func (m *machine) list(context.Context) ([]InUse, error) {
+	if m.beforeList != nil {
+		m.beforeList()
 	}
 	return m.live, m.fail
 }
@@ -42,7 +42,7 @@ func (m *machine) runs(owner, addr string) {
 func reconciler(t *testing.T, b *Allocator, m *machine) *Reconciler {
 	t.Helper()
 	r, err := NewReconciler(ReconcilerConfig{
-		Books: b, Live: m.look, OnRepair: func(_ context.Context, p Repair) { m.told = append(m.told, p) },
+		Allocator: b, Live: m.list, OnRepair: func(_ context.Context, p Repair) { m.repairs = append(m.repairs, p) },
 		Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 	})
 	if err != nil {
@@ -74,7 +74,7 @@ func missesOf(r *Reconciler) map[netip.Addr]missed {
 	return maps.Clone(r.misses)
 }
 
-func TestLiveButFreeIsReserved(t *testing.T) {
+func TestFreeAddressInUseIsReclaimed(t *testing.T) {
 	store, m := newMemory(), &machine{}
 	b := open(t, store, "10.0.0.0/29")
 	addr := reserve(t, b, "b")
@@ -89,8 +89,8 @@ func TestLiveButFreeIsReserved(t *testing.T) {
 	r := reconciler(t, b, m)
 	wantRepairs(t, r, "reclaimed 10.0.0.2 b", "reclaimed 10.0.0.3 a", "reclaimed 10.0.0.4 c", "reclaimed 192.168.7.7 d")
 	wantRepairs(t, r)
-	if len(m.told) != 4 || m.told[1].Where != "label of a" {
-		t.Errorf("told of %+v", m.told)
+	if len(m.repairs) != 4 || m.repairs[1].Where != "label of a" {
+		t.Errorf("told of %+v", m.repairs)
 	}
 	for range 2 {
 		for i, got := range []netip.Addr{reserve(t, b, "x"), reserve(t, b, "y")} {
@@ -105,7 +105,7 @@ func TestLiveButFreeIsReserved(t *testing.T) {
 	}
 }
 
-func TestLeaseWithoutLiveOwnerIsReleasedAfterThreeLooks(t *testing.T) {
+func TestUnusedLeaseIsReleasedAfterThreeMisses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &machine{}
 		b := open(t, newMemory(), "10.0.0.0/28")
@@ -147,7 +147,7 @@ func TestLeaseWithoutLiveOwnerIsReleasedAfterThreeLooks(t *testing.T) {
 	})
 }
 
-func TestFailingReleaseIsTriedAtEachLook(t *testing.T) {
+func TestFailedReleaseIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store, m := newMemory(), &machine{}
 		b := open(t, store, "10.0.0.0/29")
@@ -174,7 +174,7 @@ func TestFailingReleaseIsTriedAtEachLook(t *testing.T) {
 	})
 }
 
-func TestConflictTakesNothing(t *testing.T) {
+func TestConflictChangesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &machine{}
 		b := open(t, newMemory(), "10.0.0.0/29")
@@ -202,9 +202,9 @@ func TestConflictTakesNothing(t *testing.T) {
 	})
 }
 
-// TestOwnerThatLivesElsewhere has a lease that is not where its owner lives: that address is
+// TestOwnerUsesOtherAddress has a lease that is not where its owner lives: that address is
 // given back in time, and then the owner gets its own.
-func TestOwnerThatLivesElsewhere(t *testing.T) {
+func TestOwnerUsesOtherAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &machine{}
 		b := open(t, newMemory(), "10.0.0.0/29")
@@ -220,7 +220,7 @@ func TestOwnerThatLivesElsewhere(t *testing.T) {
 	})
 }
 
-func TestUnknownUserIsolates(t *testing.T) {
+func TestUnknownUserIsQuarantined(t *testing.T) {
 	m := &machine{}
 	b := open(t, newMemory(), "10.0.0.0/29")
 	cooling, held := reserve(t, b, "a"), reserve(t, b, "b")
@@ -238,7 +238,7 @@ func TestUnknownUserIsolates(t *testing.T) {
 	wantRepairs(t, r)
 }
 
-func TestNothingIsDecidedOnHalfAView(t *testing.T) {
+func TestIncompleteListChangesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &machine{fail: fmt.Errorf("containerd is away: %w", errs.ErrUnavailable)}
 		b := open(t, newMemory(), "10.0.0.0/29")
@@ -252,20 +252,20 @@ func TestNothingIsDecidedOnHalfAView(t *testing.T) {
 			}
 			time.Sleep(ReconcileInterval)
 		}
-		if !slices.Equal(before, b.List()) || len(missesOf(r)) != 0 || len(m.told) != 0 {
-			t.Errorf("leases %v, misses %v, told %v", b.List(), missesOf(r), m.told)
+		if !slices.Equal(before, b.List()) || len(missesOf(r)) != 0 || len(m.repairs) != 0 {
+			t.Errorf("leases %v, misses %v, told %v", b.List(), missesOf(r), m.repairs)
 		}
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		m.fail = nil
-		if _, err := r.Reconcile(ended); !errors.Is(err, context.Canceled) || len(m.told) != 0 {
+		if _, err := r.Reconcile(ended); !errors.Is(err, context.Canceled) || len(m.repairs) != 0 {
 			t.Errorf("with a context that has ended: %v", err)
 		}
 	})
 }
 
-// TestChangesDuringALook has owners come and go between the books' list and the machine's.
-func TestChangesDuringALook(t *testing.T) {
+// TestChangesDuringReconcile has owners come and go between the books' list and the machine's.
+func TestChangesDuringReconcile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &machine{}
 		b := open(t, newMemory(), "10.0.0.0/28")
@@ -276,7 +276,7 @@ func TestChangesDuringALook(t *testing.T) {
 		time.Sleep(ReconcileInterval)
 		wantRepairs(t, r)
 		time.Sleep(ReconcileInterval)
-		m.first = func() {
+		m.beforeList = func() {
 			if err := errors.Join(b.Release("leaving", leaving), b.Hold("late", late)); err != nil {
 				t.Error(err)
 			}
@@ -295,11 +295,11 @@ func TestChangesDuringALook(t *testing.T) {
 	})
 }
 
-// TestOwnerThatCameAndWent is there for as long as the machine is looked at, and no longer.
-func TestOwnerThatCameAndWent(t *testing.T) {
+// TestOwnerDuringReconcileOnly is there for as long as the machine is looked at, and no longer.
+func TestOwnerDuringReconcileOnly(t *testing.T) {
 	b := open(t, newMemory(), "10.0.0.0/28")
 	m := &machine{}
-	m.first = func() {
+	m.beforeList = func() {
 		addr := reserve(t, b, "a")
 		m.live = []InUse{{Address: addr, Owner: "a"}}
 		if err := errors.Join(b.Hold("a", addr), b.Release("a", addr)); err != nil {
@@ -313,10 +313,10 @@ func TestOwnerThatCameAndWent(t *testing.T) {
 	}
 }
 
-func TestRunLooksAgainAndAgain(t *testing.T) {
+func TestRunReconcilesPeriodically(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		looks := 0
-		m := &machine{first: func() { looks++ }}
+		m := &machine{beforeList: func() { looks++ }}
 		r := reconciler(t, open(t, newMemory(), "10.0.0.0/28"), m)
 		ctx, cancel := context.WithTimeout(t.Context(), 3*ReconcileInterval+time.Second)
 		defer cancel()
@@ -326,8 +326,8 @@ func TestRunLooksAgainAndAgain(t *testing.T) {
 	})
 }
 
-// TestDivergedBothWaysThenOpened is a boot over books that are wrong in both ways, on disk.
-func TestDivergedBothWaysThenOpened(t *testing.T) {
+// TestReconcileAfterDivergence is a boot over books that are wrong in both ways, on disk.
+func TestReconcileAfterDivergence(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "leases.db")
 	db, store := openBolt(t, path)
 	b := open(t, store, "10.0.0.0/24")
@@ -350,7 +350,7 @@ func TestDivergedBothWaysThenOpened(t *testing.T) {
 	db, store = openBolt(t, path)
 	defer func() { _ = db.Close() }()
 	b = open(t, store, "10.0.0.0/24", func(c *Config) { c.CoolDown = 0 })
-	r, err := NewReconciler(ReconcilerConfig{Books: b, Live: m.look, Log: slog.New(slog.DiscardHandler), Every: 1})
+	r, err := NewReconciler(ReconcilerConfig{Allocator: b, Live: m.list, Log: slog.New(slog.DiscardHandler), Every: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -383,7 +383,7 @@ func TestLeasesAreCounted(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	m := &machine{}
 	m.runs("z", "172.30.0.1")
-	cfg := ReconcilerConfig{Books: b, Live: m.look, Log: slog.New(slog.DiscardHandler), Metrics: registry}
+	cfg := ReconcilerConfig{Allocator: b, Live: m.list, Log: slog.New(slog.DiscardHandler), Metrics: registry}
 	r, err := NewReconciler(cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -18,7 +18,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-func TestSpaceAgainstAWalk(t *testing.T) {
+func TestSpaceAgainstScan(t *testing.T) {
 	for _, prefix := range []string{"10.0.0.0/30", "10.0.0.64/26", "10.0.0.0/25", "10.4.0.0/19"} {
 		p := netip.MustParsePrefix(prefix)
 		s := newSpace(p)
@@ -57,7 +57,7 @@ func TestSpaceAgainstAWalk(t *testing.T) {
 	}
 }
 
-func TestWholeSubnetIsHandedOutOnce(t *testing.T) {
+func TestEachAddressIsLeasedOnce(t *testing.T) {
 	b := open(t, newMemory(), "10.3.0.0/22")
 	seen := map[netip.Addr]bool{}
 	for i := range 1021 {
@@ -91,7 +91,7 @@ func TestBeside(t *testing.T) {
 	}
 }
 
-func TestCoolDownGoesOnAfterARestart(t *testing.T) {
+func TestCoolDownAcrossRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newMemory()
 		b := open(t, store, "10.0.0.0/30")
@@ -141,8 +141,8 @@ func TestEachReleaseCoolsInFull(t *testing.T) {
 	})
 }
 
-// TestClockThatJumps has a row whose time was written by a clock that was then set to another.
-func TestClockThatJumps(t *testing.T) {
+// TestClockJump has a row whose time was written by a clock that was then set to another.
+func TestClockJump(t *testing.T) {
 	for name, tt := range map[string]struct{ jump, want time.Duration }{
 		"set back by a year":    {-365 * 24 * time.Hour, time.Minute},
 		"set back by 10 s":      {-10 * time.Second, time.Minute}, // released just now
@@ -173,7 +173,7 @@ func TestClockThatJumps(t *testing.T) {
 	}
 }
 
-func TestRowsOfRestedAddressesGo(t *testing.T) {
+func TestExpiredRowsAreDeleted(t *testing.T) {
 	store := newMemory()
 	b := open(t, store, "10.0.0.0/24", func(c *Config) { c.CoolDown = 0 })
 	for i := range 100 {
@@ -191,7 +191,7 @@ func TestRowsOfRestedAddressesGo(t *testing.T) {
 	}
 }
 
-func TestAnotherSubnet(t *testing.T) {
+func TestSubnetChange(t *testing.T) {
 	store := newMemory()
 	old := open(t, store, "10.1.0.0/24")
 	live, gone, half := reserve(t, old, "live"), reserve(t, old, "gone"), reserve(t, old, "half made")
@@ -288,7 +288,7 @@ func TestOwnerWithTwoLeases(t *testing.T) {
 	}
 }
 
-func TestExcludedIsNeverHandedOut(t *testing.T) {
+func TestExcludedIsNeverLeased(t *testing.T) {
 	b := open(t, newMemory(), "10.0.0.0/30", func(c *Config) { c.CoolDown = 0 })
 	for range 3 {
 		for _, out := range []string{"10.0.0.0", "10.0.0.1", "10.0.0.3"} { // with a lease for a while
