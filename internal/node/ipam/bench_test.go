@@ -12,8 +12,8 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// BenchmarkReserve compares a reservation with a bare commit of a row of the same size to the
-// same kind of database, and one in a subnet of which hardly anything is free.
+// BenchmarkReserve compares a reservation with the bare commit of an equal row, and with a
+// reservation in a nearly full subnet.
 func BenchmarkReserve(b *testing.B) {
 	b.Run("bare_commit", func(b *testing.B) {
 		db, store := openBolt(b, filepath.Join(b.TempDir(), "leases.db"))
@@ -37,19 +37,19 @@ func BenchmarkReserve(b *testing.B) {
 			db, store := openBolt(b, filepath.Join(b.TempDir(), "leases.db"))
 			defer func() { _ = db.Close() }()
 			fill(b, store, leases)
-			books := openBench(b, store, "10.0.0.0/16")
+			allocator := openBench(b, store, "10.0.0.0/16")
 			n := 0
 			var addr netip.Addr
 			measure(b, func() (err error) {
 				n++
-				addr, err = books.Reserve("new " + uid(n))
+				addr, err = allocator.Reserve("new " + uid(n))
 				return err
-			}, func() error { return books.Release("new "+uid(n), addr) })
+			}, func() error { return allocator.Release("new "+uid(n), addr) })
 		})
 	}
 }
 
-// BenchmarkFind is the work of a reservation without its write.
+// BenchmarkFind measures a reservation without its write.
 func BenchmarkFind(b *testing.B) {
 	for _, subnet := range []string{"10.0.0.0/24", "10.0.0.0/16", "10.0.0.0/8"} {
 		b.Run("one_free_of_"+subnet[len(subnet)-2:], func(b *testing.B) {
@@ -60,14 +60,14 @@ func BenchmarkFind(b *testing.B) {
 			at := s.size / 2
 			for b.Loop() {
 				if _, ok := s.follow(at); !ok {
-					b.Fatal("none is free")
+					b.Fatal("no free address")
 				}
 			}
 		})
 	}
 }
 
-// BenchmarkOpen reads the books of a boot.
+// BenchmarkOpen measures loading the lease table at boot.
 func BenchmarkOpen(b *testing.B) {
 	for _, leases := range []int{100, 65500} {
 		b.Run(fmt.Sprint(leases), func(b *testing.B) {
@@ -83,7 +83,7 @@ func BenchmarkOpen(b *testing.B) {
 
 func uid(n int) string { return fmt.Sprintf("%08d-c71d-4f3d-8e5f-8251c835f8da", n) }
 
-// fill puts leases into a /16, and in one of them into a /8 beside it.
+// fill writes leases of a /16, one of them in a /8 bucket beside it.
 func fill(b *testing.B, store Store, leases int) {
 	b.Helper()
 	rows := []Row{{Subnet: "10.0.0.0/8", Key: []byte("x"), Value: []byte("x")}}
@@ -103,16 +103,16 @@ func fill(b *testing.B, store Store, leases int) {
 func openBench(b *testing.B, store Store, subnet string) *Allocator {
 	b.Helper()
 	p := netip.MustParsePrefix(subnet)
-	books, err := Open(Config{
+	allocator, err := Open(Config{
 		Subnet: p, Excluded: []netip.Addr{p.Addr().Next()}, Store: store, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		b.Fatal(err)
 	}
-	return books
+	return allocator
 }
 
-// measure reports the median of what do takes, beside the mean; undo is not measured.
+// measure reports the median and the mean time of do; undo is not measured.
 func measure(b *testing.B, do, undo func() error) {
 	b.Helper()
 	var took []time.Duration

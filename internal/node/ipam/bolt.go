@@ -6,27 +6,27 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// subnetsBucket has a bucket per subnet, named by its prefix; in it is a row per address.
+// subnetsBucket has a bucket per subnet, named by its prefix, with a row per address.
 var subnetsBucket = []byte("subnets")
 
 // BoltStore is a Store in one bucket of a bbolt database.
 type BoltStore struct{ db *bolt.DB }
 
-// NewBoltStore makes the bucket if need be. The caller closes the database. Rows of before
-// there were buckets per subnet are not looked at: [MigrateFlat] must have moved them.
+// NewBoltStore creates the bucket if it does not exist. The caller closes the database. It ignores
+// rows without a subnet bucket: [MigrateFlat] must have moved them.
 func NewBoltStore(db *bolt.DB) (*BoltStore, error) {
 	err := db.Update(func(tx *bolt.Tx) error {
 		_, err := tx.CreateBucketIfNotExists(subnetsBucket)
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("make bucket of leases: %w", err)
+		return nil, fmt.Errorf("create lease bucket: %w", err)
 	}
 	return &BoltStore{db: db}, nil
 }
 
-// Each visits all rows in the order of subnets and keys, as texts. A row that is in no subnet's
-// bucket, where none belongs, has an empty Subnet.
+// Each visits all rows in text order of subnets and keys. A row outside a subnet bucket has an
+// empty Subnet.
 func (s *BoltStore) Each(visit func(Row) error) error {
 	return s.db.View(func(tx *bolt.Tx) error {
 		root := tx.Bucket(subnetsBucket)

@@ -11,14 +11,13 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
-// unknownSubnet is the subnet under which addresses are filed that are of none that is known.
+// unknownSubnet is the bucket for addresses outside all known subnets.
 func unknownSubnet() netip.Prefix { return netip.PrefixFrom(netip.IPv4Unspecified(), 0) }
 
-// maxExpiredPerWrite bounds the rows of rested addresses that go with one change.
+// maxExpiredPerWrite bounds the expired rows that one write deletes.
 const maxExpiredPerWrite = 16
 
-// readLocked takes all rows in.
-//
+// readLocked loads all rows.
 // +checklocks:b.mu
 func (b *Allocator) readLocked() error {
 	var rows []Row
@@ -41,13 +40,12 @@ func (b *Allocator) readLocked() error {
 	return nil
 }
 
-// readRowLocked takes one row in.
-//
+// readRowLocked loads one row.
 // +checklocks:b.mu
 func (b *Allocator) readRowLocked(r Row, now time.Time) (e entry, ok bool) {
 	l, err := b.decodeLocked(r)
 	if err != nil {
-		b.log.Error("lease cannot be read; it is kept", "subnet", r.Subnet,
+		b.log.Error("unreadable lease kept", "subnet", r.Subnet,
 			"key", fmt.Sprintf("%q", r.Key), "value", fmt.Sprintf("%q", r.Value), telemetry.Error, err)
 		b.unread = append(b.unread, r)
 		if addr, ok := addressOf(r.Key); ok {
@@ -63,7 +61,7 @@ func (b *Allocator) readRowLocked(r Row, now time.Time) (e entry, ok bool) {
 	first, twice := b.owners[l.Owner]
 	b.putLocked(e)
 	if twice && l.Owner != "" {
-		b.log.Warn("an owner has two leases; the one that is not alive will be released", telemetry.UID, l.Owner,
+		b.log.Warn("owner has two leases", telemetry.UID, l.Owner,
 			telemetry.Address, l.Address, "other", first)
 		if preferred(b.leases[first].Lease, l) {
 			b.owners[l.Owner] = first
@@ -72,14 +70,12 @@ func (b *Allocator) readRowLocked(r Row, now time.Time) (e entry, ok bool) {
 	return e, true
 }
 
-// decodeLocked reads a row that must be of the subnet that it is filed under, and the only one of
-// its address.
-//
+// decodeLocked decodes a row; its subnet must contain the address, and no other row may have it.
 // +checklocks:b.mu
 func (b *Allocator) decodeLocked(r Row) (Lease, error) {
 	home, err := netip.ParsePrefix(r.Subnet)
 	if err != nil {
-		return Lease{}, fmt.Errorf("decode lease: filed under %q: %w", r.Subnet, err)
+		return Lease{}, fmt.Errorf("decode lease: subnet %q: %w", r.Subnet, err)
 	}
 	l, err := decode(r.Key, r.Value, rowVersion)
 	if err != nil {
@@ -88,16 +84,16 @@ func (b *Allocator) decodeLocked(r Row) (Lease, error) {
 	other, twice := b.leases[l.Address]
 	switch {
 	case !home.Contains(l.Address):
-		return Lease{}, fmt.Errorf("decode lease: address %s filed under %s", l.Address, home)
+		return Lease{}, fmt.Errorf("decode lease: address %s in subnet %s", l.Address, home)
 	case twice:
-		return Lease{}, fmt.Errorf("decode lease: a row of %s has %s too: it is %s", other.home, l.Address, describe(other.Lease, true))
+		return Lease{}, fmt.Errorf("decode lease: subnet %s also has %s: %s", other.home, l.Address, describe(other.Lease, true))
 	case home != b.cfg.Subnet && !slices.Contains(b.homes, home):
 		b.homes = append(b.homes, home)
 	}
 	return l, nil
 }
 
-// better tells which of two leases of one owner is more likely to be the one that it uses.
+// preferred reports whether x is more likely than y to be the lease that their owner uses.
 func preferred(x, y Lease) bool {
 	if x.State != y.State {
 		return x.State == Held
@@ -105,8 +101,7 @@ func preferred(x, y Lease) bool {
 	return x.Since.After(y.Since)
 }
 
-// updateSpaceLocked makes the space know whether an address is free.
-//
+// updateSpaceLocked records in the space whether an address is free.
 // +checklocks:b.mu
 func (b *Allocator) updateSpaceLocked(addr netip.Addr) {
 	if !b.cfg.Subnet.Contains(addr) {
@@ -118,8 +113,7 @@ func (b *Allocator) updateSpaceLocked(addr netip.Addr) {
 	b.space.set(b.space.offset(addr), taken || unread || excluded)
 }
 
-// putLocked has the books know a lease, instead of the address's earlier one.
-//
+// putLocked replaces the lease of an address in memory.
 // +checklocks:b.mu
 func (b *Allocator) putLocked(e entry) {
 	b.dropLocked(e.Address)
@@ -137,8 +131,7 @@ func (b *Allocator) putLocked(e entry) {
 	b.updateSpaceLocked(e.Address)
 }
 
-// dropLocked has the books know no lease of an address.
-//
+// dropLocked removes the lease of an address from memory.
 // +checklocks:b.mu
 func (b *Allocator) dropLocked(addr netip.Addr) {
 	e, ok := b.leases[addr]
@@ -155,8 +148,7 @@ func (b *Allocator) dropLocked(addr netip.Addr) {
 	b.updateSpaceLocked(addr)
 }
 
-// write puts leases into the store, all or none, and then into the books.
-//
+// write stores leases, all or none, and then updates memory.
 // +checklocks:b.writeMu
 func (b *Allocator) write(leases ...Lease) error {
 	entries, changes, err := b.plan(leases)
@@ -186,9 +178,8 @@ func (b *Allocator) write(leases ...Lease) error {
 	return nil
 }
 
-// plan says what to change in the store for leases: the rows themselves, rows of their addresses
-// that are filed elsewhere, and some that are of no use any more.
-//
+// plan returns the store changes for leases: their rows, the removal of rows for the same addresses
+// in other buckets, and of some expired rows.
 // +checklocks:b.writeMu
 func (b *Allocator) plan(leases []Lease) (entries []entry, changes []Row, err error) {
 	b.mu.Lock()
@@ -223,8 +214,7 @@ func (b *Allocator) plan(leases []Lease) (entries []entry, changes []Row, err er
 	return entries, changes, nil
 }
 
-// bucketsLocked lists the subnets under which there are rows of an address.
-//
+// bucketsLocked lists the subnets whose buckets have rows of an address.
 // +checklocks:b.mu
 func (b *Allocator) bucketsLocked(addr netip.Addr) (homes []string) {
 	if e, ok := b.leases[addr]; ok {
@@ -239,8 +229,7 @@ func (b *Allocator) bucketsLocked(addr netip.Addr) (homes []string) {
 	return homes
 }
 
-// homeLocked is the subnet under which a lease is to be filed.
-//
+// homeLocked returns the subnet whose bucket a lease belongs in.
 // +checklocks:b.mu
 func (b *Allocator) homeLocked(addr netip.Addr) string {
 	if b.cfg.Subnet.Contains(addr) {
@@ -258,12 +247,11 @@ func (b *Allocator) homeLocked(addr netip.Addr) string {
 	return home.String()
 }
 
-// dropUnreadLocked forgets rows that could not be read, for they have been replaced.
-//
+// dropUnreadLocked drops unreadable rows that a write has replaced.
 // +checklocks:b.mu
 func (b *Allocator) dropUnreadLocked(addr netip.Addr) {
 	for _, r := range b.unreadAt[addr] {
-		b.log.Warn("lease that could not be read is replaced", "subnet", r.Subnet,
+		b.log.Warn("unreadable lease replaced", "subnet", r.Subnet,
 			"key", fmt.Sprintf("%q", r.Key), "value", fmt.Sprintf("%q", r.Value))
 		b.unread = slices.DeleteFunc(b.unread, func(u Row) bool { return u.Subnet == r.Subnet && bytes.Equal(u.Key, r.Key) })
 	}

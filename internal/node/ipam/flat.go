@@ -16,18 +16,17 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
-// flatBucket has the rows of before there were buckets per subnet: an address each, of the one
-// subnet that there was, without a version.
+// flatBucket has rows of servers without subnet buckets: one per address of the only subnet,
+// without a version.
 var flatBucket = []byte("leases")
 
-// openTimeout bounds the wait for a database that somebody else has open.
+// openTimeout bounds the wait for the database lock of another process.
 const openTimeout = time.Second
 
 // Moved counts what MigrateFlat moved.
 type Moved struct{ Leases, Unread int }
 
-// MigrateFile is MigrateFlat for a database that nobody has open. One that is not there is
-// success, and is not made.
+// MigrateFile is MigrateFlat for a closed database. A missing file is success, and is not created.
 func MigrateFile(ctx context.Context, path string, subnet netip.Prefix, log *slog.Logger) error {
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -44,10 +43,9 @@ func MigrateFile(ctx context.Context, path string, subnet netip.Prefix, log *slo
 	return nil
 }
 
-// MigrateFlat moves the rows of before there were buckets per subnet to where [BoltStore] has
-// them, in one transaction: leases of the subnet under it, others under the one of what is of
-// no known subnet. Rows that cannot be read move as they are. What is there already wins.
-// Without such rows nothing is written, so that it may be repeated.
+// MigrateFlat moves rows from the flat bucket into subnet buckets, in one transaction: leases of
+// the subnet into its bucket, others into the one for unknown subnets. Unreadable rows move
+// unchanged. Existing rows win. Without flat rows it writes nothing, so it can be repeated.
 func MigrateFlat(db *bolt.DB, subnet netip.Prefix) (moved Moved, err error) {
 	if err := CheckSubnet(subnet); err != nil {
 		return Moved{}, fmt.Errorf("move leases: %w", err)
@@ -74,7 +72,7 @@ func MigrateFlat(db *bolt.DB, subnet netip.Prefix) (moved Moved, err error) {
 	return moved, nil
 }
 
-// move puts one row where it belongs.
+// move moves one row.
 func (m *Moved) move(root *bolt.Bucket, subnet netip.Prefix, key, value []byte) error {
 	row := Row{Subnet: subnet.String(), Key: key, Value: value}
 	if addr, ok := addressOf(key); ok && !subnet.Contains(addr) {
@@ -85,7 +83,7 @@ func (m *Moved) move(root *bolt.Bucket, subnet netip.Prefix, key, value []byte) 
 	}
 	l, err := decode(key, value, 0)
 	if err != nil {
-		m.Unread++ // whoever opens the books logs it
+		m.Unread++ // Open logs it
 		return apply(root, row)
 	}
 	if row.Value, err = encode(l); err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// recorded unpacks the database that a server of before wrote; see testdata/README.md.
+// recordedDatabase unpacks a database that an older server wrote; see testdata/README.md.
 func recordedDatabase(t *testing.T) string {
 	t.Helper()
 	packed, err := os.Open("testdata/node-a61503e.db.gz")
@@ -40,7 +40,7 @@ func recordedDatabase(t *testing.T) string {
 	return path
 }
 
-// sandboxesOf reads the journal's rows, which no migration of leases may touch.
+// sandboxesOf returns the journal rows, which a lease migration must not change.
 func sandboxesOf(t *testing.T, db *bolt.DB) map[string]string {
 	t.Helper()
 	rows := map[string]string{}
@@ -55,7 +55,7 @@ func sandboxesOf(t *testing.T, db *bolt.DB) map[string]string {
 	return rows
 }
 
-// migrateTwice returns the journal as it was before.
+// migrateTwice returns the journal rows from before the migration.
 func migrateTwice(t *testing.T, path string, subnet netip.Prefix) map[string]string {
 	t.Helper()
 	db, err := bolt.Open(path, 0o600, nil)
@@ -92,16 +92,16 @@ func TestMigrateRecorded(t *testing.T) {
 		t.Errorf("%d leases, unread %v, counts %+v", len(all), b.Unread(), b.Counts())
 	}
 	if after := sandboxesOf(t, db); !maps.Equal(before, after) || len(after) != 6 {
-		t.Errorf("the journal changed: %d rows, before %d", len(after), len(before))
+		t.Errorf("journal changed: %d rows, want %d", len(after), len(before))
 	} else if !maps.EqualFunc(after, owners, func(string, bool) bool { return true }) {
-		t.Errorf("owners %v are not the journal's", slices.Collect(maps.Keys(owners)))
+		t.Errorf("owners %v, want those of the journal", slices.Collect(maps.Keys(owners)))
 	}
 	if addr := reserve(t, b, "new"); addr != netip.MustParseAddr("10.97.0.8") {
 		t.Errorf("the next is %s", addr)
 	}
 }
 
-// flatDB makes a database with rows of before there were subnets.
+// flatDB creates a database with rows that have no subnet.
 func flatDB(t *testing.T, rows map[string]string) *bolt.DB {
 	t.Helper()
 	db, err := bolt.Open(filepath.Join(t.TempDir(), "node.db"), 0o600, nil)
@@ -152,8 +152,7 @@ func TestMigrateKeepsUnreadableRows(t *testing.T) {
 	}
 }
 
-// TestMigrateMixedRows has rows of both kinds, as an older server leaves them that ran in
-// between: the newer ones count.
+// TestMigrateMixedRows has rows of both kinds, as after a downgrade: the newer kind wins.
 func TestMigrateMixedRows(t *testing.T) {
 	db := flatDB(t, map[string]string{"10.0.0.3": `{"address":"10.0.0.3","owner":"old","state":"held","since":"2026-11-21T16:31:29.98Z"}`})
 	store, err := NewBoltStore(db)
@@ -172,7 +171,7 @@ func TestMigrateMixedRows(t *testing.T) {
 	}
 }
 
-// TestMigrateIsOneTransaction has the process die in the midst of it.
+// TestMigrateIsOneTransaction interrupts the migration.
 func TestMigrateIsOneTransaction(t *testing.T) {
 	rows := map[string]string{}
 	for i := range byte(200) {
@@ -198,7 +197,7 @@ func TestMigrateIsOneTransaction(t *testing.T) {
 	}()
 	if err := db.View(func(tx *bolt.Tx) error {
 		if n := tx.Bucket(flatBucket).Stats().KeyN; n != 200 || tx.Bucket(subnetsBucket) != nil {
-			t.Errorf("%d rows are left, and half of them were moved", n)
+			t.Errorf("%d rows remain: partly moved", n)
 		}
 		return nil
 	}); err != nil {
@@ -215,7 +214,7 @@ func TestMigrateEmpty(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a database was made: %v", err)
+		t.Errorf("database created: %v", err)
 	}
 	db := flatDB(t, nil)
 	if _, err := MigrateFlat(db, netip.Prefix{}); !errors.Is(err, errs.ErrInvalid) {
@@ -225,6 +224,6 @@ func TestMigrateEmpty(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := MigrateFile(t.Context(), path, netip.MustParsePrefix("10.0.0.0/24"), slog.New(slog.DiscardHandler)); !errors.Is(err, errs.ErrUnavailable) {
-		t.Errorf("over something else: %v", err)
+		t.Errorf("not a database: %v", err)
 	}
 }

@@ -1,30 +1,29 @@
-// Package ipam keeps the books of addresses: who holds which, in what state, since when. It
-// knows nothing of networks or sandboxes; an owner is an opaque text, a sandbox's UID.
+// Package ipam allocates IPv4 addresses and keeps the lease table. It does not configure networks
+// or know sandboxes; an owner is an opaque string, a sandbox's UID.
 //
 //	free → Reserved → Held
 //	  ↑       ↓         ↓
-//	  └──── Cooling ←───┘        Quarantined: out of use until a person frees it
+//	  └──── Cooling ←───┘        Quarantined: out of use until an operator frees it
 //
-// Every change is in the store before it is visible. An address that was given back rests for
-// the cool-down and is never handed out earlier, not even when there is no other.
+// Every change is stored before it is visible. A released address cools down and is not leased
+// earlier, even if no other is free.
 //
 // # Subnets
 //
-// Allocator hands out addresses of one subnet. Leases in others, which the books had before they were
-// given this one, stay known and can be released; nothing is handed out from there any more.
+// Allocator leases addresses of one subnet. Leases in formerly configured subnets stay valid and can
+// be released.
 //
 // # Clocks
 //
-// Within one process a cool-down is measured by the monotonic clock, whatever the wall clock
-// does. When books are opened, what is left of one is reckoned from the wall clock and is never
-// more than the whole: a clock that was set back makes it begin anew, and one that was set ahead
-// by some time shortens it by no more than that time.
+// A process measures cool-downs by the monotonic clock. [Open] computes the remaining time from the
+// wall clock, at most one cool-down: a clock set back restarts it, and one set ahead shortens it by
+// at most that difference.
 //
 // # Locks
 //
-// [Allocator.writeMu] is taken first, by whoever changes something, and kept while the store is
-// written. [Allocator.mu] guards what readers see, and is never kept over a call to the store; what
-// it guards changes only while both are held.
+// [Allocator.writeMu] comes first: every change holds it, also while the store is written.
+// [Allocator.mu] guards the state for readers and is not held over store calls; that state changes
+// only while both are held.
 package ipam
 
 import (
@@ -39,60 +38,59 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
-// State is what an address is doing.
+// State is the state of an address.
 type State string
 
 // States. An address without a lease is free.
 const (
-	Reserved    State = "reserved"    // promised to its owner, who is not alive yet
-	Held        State = "held"        // its owner is alive
-	Quarantined State = "quarantined" // found in use by somebody unknown
-	Cooling     State = "cooling"     // given back, not to be used yet
+	Reserved    State = "reserved"    // leased to an owner that does not run yet
+	Held        State = "held"        // its owner runs
+	Quarantined State = "quarantined" // in use by an unknown owner
+	Cooling     State = "cooling"     // released, not leased again yet
 )
 
-// Lease is what the books say of one address.
+// Lease is the state of one address.
 type Lease struct {
 	Address netip.Addr
 	// Owner is empty for quarantined and cooling addresses.
 	Owner string
 	State State
 	Since time.Time
-	// Until is when a cooling address may be handed out again; zero for others.
+	// Until is the end of the cool-down; zero in other states.
 	Until time.Time
-	// Reason says why an address is quarantined.
+	// Reason is the cause of a quarantine.
 	Reason string
 }
 
-// Config is a range of addresses and its rules.
+// Config is a subnet and its rules.
 type Config struct {
-	// Subnet is what addresses are handed out from; see [CheckSubnet].
+	// Subnet is the range of addresses; see [CheckSubnet].
 	Subnet netip.Prefix
-	// Excluded addresses are never handed out; the network's own and the broadcast address
-	// are excluded by themselves.
+	// Excluded addresses are never leased; the network and broadcast addresses are always excluded.
 	Excluded []netip.Addr
-	// CoolDown is how long an address rests after its release.
+	// CoolDown is the time between a release and the next lease.
 	CoolDown time.Duration
 	Store    Store
 	Log      *slog.Logger
 }
 
-// entry is a lease as the books keep it.
+// entry is a lease in memory.
 type entry struct {
 	Lease
-	home  string       // the subnet that its row is filed under
+	home  string       // the subnet whose bucket has its row
 	place *coolingItem // of a cooling address, in the queue
 }
 
-// coolingItem is an address in the queue of those that cool down.
+// coolingItem is an address in the cool-down queue.
 type coolingItem struct {
 	addr  netip.Addr
 	until time.Time
 }
 
-// Allocator is one range of addresses. It is safe for concurrent use. The store must have no
-// other writer.
+// Allocator leases the addresses of one subnet. It is safe for concurrent use. The store must have
+// no other writer.
 type Allocator struct {
-	// Set once, before anybody else has the books.
+	// Set once, before the allocator is shared.
 	cfg      Config                  // +checklocksignore
 	log      *slog.Logger            // +checklocksignore
 	home     string                  // +checklocksignore
@@ -102,33 +100,34 @@ type Allocator struct {
 
 	mu     sync.Mutex
 	leases map[netip.Addr]entry // +checklocks:mu
-	// owners has the lease of each owner: the best one, where an interrupted change left two.
+	// owners has the address of each owner: the preferred one, where an interrupted change left
+	// two.
 	owners map[string]netip.Addr // +checklocks:mu
-	// unread are rows that cannot be read, and those of them that are filed under an address.
+	// unread are the unreadable rows, and unreadAt those whose key is an address.
 	unread   []Row                // +checklocks:mu
 	unreadAt map[netip.Addr][]Row // +checklocks:mu
-	// space has the addresses of the subnet that are not free.
+	// space has the subnet's addresses that are not free.
 	space *space // +checklocks:mu
-	// homes are the other subnets that rows are filed under.
+	// homes are the other subnets that have rows.
 	homes []netip.Prefix // +checklocks:mu
 	// count has the leases in the subnet by state.
 	count map[State]int // +checklocks:mu
-	// cooling is in the order in which the addresses will have rested. An address may have left
-	// that state since, and be in it again: its place in the queue tells.
+	// cooling is ordered by the end of the cool-down. An address may have left that state since, or
+	// entered it again: entry.place identifies its current item.
 	cooling []*coolingItem // +checklocks:mu
-	// expired are rows of addresses that are free again, by address; they go with later changes.
+	// expired are rows of addresses that are free again, by address; later writes delete them.
 	expired  map[netip.Addr]string // +checklocks:mu
 	lastUsed uint32                // +checklocks:mu
 }
 
-// Open reads the books. Rows that cannot be read are logged with their bytes and kept; where
-// such a row's key is an address, that address is not handed out.
+// Open loads the lease table. Unreadable rows are logged with their bytes and kept; an address that
+// is the key of such a row is not leased.
 func Open(cfg Config) (*Allocator, error) {
 	if err := CheckSubnet(cfg.Subnet); err != nil {
-		return nil, fmt.Errorf("books of addresses: %w", err)
+		return nil, fmt.Errorf("lease table: %w", err)
 	}
 	if cfg.Store == nil || cfg.Log == nil {
-		return nil, fmt.Errorf("books of %s: a store and a logger are needed: %w", cfg.Subnet, errs.ErrInvalid)
+		return nil, fmt.Errorf("lease table of %s: store and logger required: %w", cfg.Subnet, errs.ErrInvalid)
 	}
 	cfg.Subnet = cfg.Subnet.Masked()
 	b := &Allocator{
@@ -151,13 +150,12 @@ func Open(cfg Config) (*Allocator, error) {
 	return b, nil
 }
 
-// Subnet is what addresses are handed out from.
+// Subnet returns the subnet of new leases.
 func (b *Allocator) Subnet() netip.Prefix { return b.cfg.Subnet }
 
-// Reserve gives the owner an address. One who has a lease gets the same again, whatever
-// happened in between, unless that is of another subnet: such an address is given back for a
-// new one. The error is an errs.ErrExhausted with counts where none is free; after any error
-// the books are as they were.
+// Reserve leases an address to the owner, or returns the owner's lease if it is in this subnet. A
+// lease in another subnet is released. If no address is free, the error is an errs.ErrExhausted
+// with counts. An error leaves the lease table unchanged.
 func (b *Allocator) Reserve(owner string) (netip.Addr, error) {
 	if err := checkOwner(owner); err != nil {
 		return netip.Addr{}, fmt.Errorf("reserve an address: %w", err)
@@ -185,21 +183,20 @@ func (b *Allocator) Reserve(owner string) (netip.Addr, error) {
 
 func checkOwner(owner string) error {
 	if owner == "" || !utf8.ValidString(owner) {
-		return fmt.Errorf("owner %q: want a text that is not empty: %w", owner, errs.ErrInvalid)
+		return fmt.Errorf("owner %q: want a non-empty UTF-8 text: %w", owner, errs.ErrInvalid)
 	}
 	return nil
 }
 
 func checkAddress(addr netip.Addr) error {
 	if !addr.Is4() || addr.IsUnspecified() {
-		return fmt.Errorf("address %s: want one of IPv4: %w", addr, errs.ErrInvalid)
+		return fmt.Errorf("address %s: want IPv4: %w", addr, errs.ErrInvalid)
 	}
 	return nil
 }
 
-// next finds the free address that follows the one given last, so that an address rests as
-// long as the range allows.
-//
+// next returns the next free address after the last one used, so that addresses are reused as late
+// as possible.
 // +checklocks:b.writeMu
 func (b *Allocator) next(now time.Time) (netip.Addr, error) {
 	b.mu.Lock()
@@ -214,8 +211,7 @@ func (b *Allocator) next(now time.Time) (netip.Addr, error) {
 		b.cfg.Subnet, c.Held, c.Reserved, c.Cooling, b.cfg.CoolDown, c.Quarantined+c.Unread, c.Excluded, errs.ErrExhausted)
 }
 
-// expireLocked frees the addresses that have rested. The caller holds writeMu.
-//
+// expireLocked frees the addresses whose cool-down is over. The caller holds writeMu.
 // +checklocks:b.mu
 func (b *Allocator) expireLocked(now time.Time) {
 	n := 0
@@ -229,14 +225,14 @@ func (b *Allocator) expireLocked(now time.Time) {
 	b.cooling = b.cooling[n:]
 }
 
-// Hold says that the owner of a reserved address is alive. An address that is not the
-// owner's is an errs.ErrConflict.
+// Hold marks a reserved address as held, because its owner runs. An address that is not the owner's
+// is an errs.ErrConflict.
 func (b *Allocator) Hold(owner string, addr netip.Addr) error {
 	b.writeMu.Lock()
 	defer b.writeMu.Unlock()
 	l, ok := b.At(addr)
 	if !ok || l.Owner != owner || owner == "" {
-		return fmt.Errorf("hold %s for %q: it is %s: %w", addr, owner, describe(l, ok), errs.ErrConflict)
+		return fmt.Errorf("hold %s for %q: address is %s: %w", addr, owner, describe(l, ok), errs.ErrConflict)
 	}
 	if l.State == Held {
 		return nil
@@ -248,18 +244,16 @@ func (b *Allocator) Hold(owner string, addr netip.Addr) error {
 	return nil
 }
 
-// Claim writes a live owner's address into the books where they do not have it, as a
-// reconciler must: one that is free, cooling, quarantined, in a row that cannot be read, or of
-// another subnet. Another owner's address, or another address of the owner, is an
-// errs.ErrConflict.
+// Claim holds an address for a running owner, for a reconciler. The address may be free, cooling,
+// quarantined, in an unreadable row, or in another subnet. Another owner's address, or a second
+// address for the owner, is an errs.ErrConflict.
 func (b *Allocator) Claim(owner string, addr netip.Addr) error {
 	b.writeMu.Lock()
 	defer b.writeMu.Unlock()
 	return b.claim(owner, addr)
 }
 
-// claim does the work of Claim; the caller holds writeMu.
-//
+// claim is Claim for callers that hold writeMu.
 // +checklocks:b.writeMu
 func (b *Allocator) claim(owner string, addr netip.Addr) error {
 	if err := checkOwner(owner); err != nil {
@@ -274,7 +268,7 @@ func (b *Allocator) claim(owner string, addr netip.Addr) error {
 	case ok && l.Owner == owner && l.State == Held:
 		return nil
 	case ok && l.Owner != "" && l.Owner != owner, owns && has.Address != addr && l.Owner != owner:
-		return fmt.Errorf("claim %s for %q: it is %s, and the owner has %s: %w", addr, owner, describe(l, ok), orNone(has, owns), errs.ErrConflict)
+		return fmt.Errorf("claim %s for %q: address is %s, owner has %s: %w", addr, owner, describe(l, ok), orNone(has, owns), errs.ErrConflict)
 	}
 	if err := b.write(Lease{Address: addr, Owner: owner, State: Held, Since: time.Now()}); err != nil {
 		return fmt.Errorf("claim %s: %w", addr, err)
@@ -282,8 +276,8 @@ func (b *Allocator) claim(owner string, addr netip.Addr) error {
 	return nil
 }
 
-// Release gives an address back; it cools down from then on. Only the owner can: another's
-// address is an errs.ErrConflict. One that the owner does not have any more is success.
+// Release starts an address's cool-down. Another owner's address is an errs.ErrConflict. An address
+// without an owner is success.
 func (b *Allocator) Release(owner string, addr netip.Addr) error {
 	b.writeMu.Lock()
 	defer b.writeMu.Unlock()
@@ -292,7 +286,7 @@ func (b *Allocator) Release(owner string, addr netip.Addr) error {
 	case !ok || l.Owner == "":
 		return nil
 	case l.Owner != owner:
-		return fmt.Errorf("release %s by %q: it is %s: %w", addr, owner, describe(l, ok), errs.ErrConflict)
+		return fmt.Errorf("release %s by %q: address is %s: %w", addr, owner, describe(l, ok), errs.ErrConflict)
 	}
 	if err := b.write(Lease{Address: addr, State: Cooling, Since: time.Now()}); err != nil {
 		return fmt.Errorf("release %s: %w", addr, err)
@@ -300,9 +294,8 @@ func (b *Allocator) Release(owner string, addr netip.Addr) error {
 	return nil
 }
 
-// Quarantine takes an address out of use because somebody unknown answers on it. Its owner,
-// if it has one, loses it and may reserve another. It ends with Free, or with a Claim once the
-// one who answers is known.
+// Quarantine takes an address out of use because an unknown host answers on it. Its owner, if any,
+// loses the lease and may reserve another. It ends with Free, or with a Claim by the known owner.
 func (b *Allocator) Quarantine(addr netip.Addr, reason string) error {
 	if err := checkAddress(addr); err != nil {
 		return fmt.Errorf("quarantine: %w", err)
@@ -318,13 +311,13 @@ func (b *Allocator) Quarantine(addr netip.Addr, reason string) error {
 	return nil
 }
 
-// Free ends a quarantine, also that of an address whose row cannot be read; the address cools
-// down. It is for people. Any other address is an errs.ErrConflict that says who has it.
+// Free ends a quarantine, also that of an address with an unreadable row; the address cools down.
+// It is for operators. Any other address is an errs.ErrConflict that names its owner.
 func (b *Allocator) Free(addr netip.Addr) error {
 	b.writeMu.Lock()
 	defer b.writeMu.Unlock()
 	if l, ok := b.At(addr); l.State != Quarantined && !b.isUnread(addr) {
-		return fmt.Errorf("free %s: it is %s: %w", addr, describe(l, ok), errs.ErrConflict)
+		return fmt.Errorf("free %s: address is %s: %w", addr, describe(l, ok), errs.ErrConflict)
 	}
 	if err := b.write(Lease{Address: addr, State: Cooling, Since: time.Now()}); err != nil {
 		return fmt.Errorf("free %s: %w", addr, err)

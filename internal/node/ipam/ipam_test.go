@@ -17,11 +17,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// memory is a store that can be told to fail. A row's place is its subnet and its key.
+// memory is a store with injected failures. A row's place is its subnet and its key.
 type memory struct {
 	rows map[string]string
 	fail error
-	late bool // it fails when all is written
+	late bool // it fails after the write
 }
 
 func newMemory() *memory { return &memory{rows: map[string]string{}} }
@@ -83,7 +83,7 @@ func TestReserveIsIdempotentAcrossRestart(t *testing.T) {
 	}
 	b = open(t, store, "10.0.0.0/29")
 	if again := reserve(t, b, "a"); again != addr {
-		t.Errorf("after a restart %s, before %s", again, addr)
+		t.Errorf("after a restart %s, want %s", again, addr)
 	}
 	if other := reserve(t, b, "b"); other == addr {
 		t.Errorf("two owners have %s", addr)
@@ -142,12 +142,12 @@ func TestQuarantineAndFree(t *testing.T) {
 	b := open(t, newMemory(), "10.0.0.0/29", func(c *Config) { c.CoolDown = 0 })
 	addr := reserve(t, b, "a")
 	for range 2 {
-		if err := b.Quarantine(addr, "somebody answers"); err != nil {
+		if err := b.Quarantine(addr, "unknown host answers"); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if other := reserve(t, b, "a"); other == addr {
-		t.Errorf("the owner got the quarantined %s again", addr)
+		t.Errorf("the owner got quarantined %s again", addr)
 	}
 	if err := b.Release("a", addr); err != nil {
 		t.Errorf("release of what was lost: %v", err)
@@ -156,7 +156,7 @@ func TestQuarantineAndFree(t *testing.T) {
 		t.Error(err)
 	}
 	if err := b.Free(addr); !errors.Is(err, errs.ErrConflict) {
-		t.Errorf("free of what is free: %v", err)
+		t.Errorf("free of a free address: %v", err)
 	}
 }
 
@@ -209,7 +209,7 @@ func TestUnreadableRowsAreKept(t *testing.T) {
 	if !maps.Equal(rows, store.rows) {
 		t.Errorf("rows became %q", store.rows)
 	}
-	// The living wins over a row that nobody can read, and so does a person.
+	// A running owner's claim and an operator's Free both replace an unreadable row.
 	live, freed := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.5")
 	if err := errors.Join(b.Quarantine(live, "test"), b.Claim("c", live), b.Free(freed)); err != nil {
 		t.Fatal(err)
@@ -239,7 +239,7 @@ func TestStoreFailureChangesNothing(t *testing.T) {
 		}
 	}
 	if !maps.Equal(rows, store.rows) || !slices.Equal(counts, b.Counts()) || !slices.Equal(leases, b.List()) {
-		t.Errorf("what was not written took effect: %v, %v, %q", b.Counts(), b.List(), store.rows)
+		t.Errorf("unwritten change took effect: %v, %v, %q", b.Counts(), b.List(), store.rows)
 	}
 	store.fail = nil
 	if other := reserve(t, b, "b"); other == addr {

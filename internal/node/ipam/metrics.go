@@ -16,28 +16,28 @@ type metrics struct {
 	conflicts  prometheus.Gauge
 }
 
-func newMetrics(to prometheus.Registerer, books *Allocator) (*metrics, error) {
+func newMetrics(to prometheus.Registerer, allocator *Allocator) (*metrics, error) {
 	m := &metrics{
 		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: telemetry.MetricsNamespace, Subsystem: subsystem, Name: "repairs_total",
-			Help: "Differences between the books of addresses and what is live, by what was done about them.",
+			Help: "Repaired differences between the lease table and addresses in use, by kind of repair.",
 		}, []string{"kind"}),
 		reconciles: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: telemetry.MetricsNamespace, Subsystem: subsystem, Name: "reconciles_total",
-			Help: "Comparisons of the books of addresses with what is live, by result.",
+			Help: "Comparisons of the lease table with addresses in use, by result.",
 		}, []string{"result"}),
 		conflicts: prometheus.NewGauge(prometheus.GaugeOpts{
 			Namespace: telemetry.MetricsNamespace, Subsystem: subsystem, Name: "conflicts",
-			Help: "Addresses in use by another than their owner in the books, at the last look.",
+			Help: "Addresses in use by a non-owner, at the last comparison.",
 		}),
 	}
 	for _, kind := range []string{Reclaimed, Released, Isolated, Conflict} {
-		m.repairs.WithLabelValues(kind) // none is not the same as unknown
+		m.repairs.WithLabelValues(kind) // zero, not absent
 	}
 	if to == nil {
 		return m, nil
 	}
-	leases := &leaseCollector{books: books, desc: prometheus.NewDesc(
+	leases := &leaseCollector{allocator: allocator, desc: prometheus.NewDesc(
 		prometheus.BuildFQName(telemetry.MetricsNamespace, subsystem, "addresses"),
 		"Addresses by subnet and state.", []string{"subnet", "state"}, nil)}
 	var all error
@@ -47,18 +47,18 @@ func newMetrics(to prometheus.Registerer, books *Allocator) (*metrics, error) {
 	return m, all
 }
 
-// leaseCollector counts addresses when it is asked.
+// leaseCollector counts addresses at each scrape.
 type leaseCollector struct {
-	books *Allocator
-	desc  *prometheus.Desc
+	allocator *Allocator
+	desc      *prometheus.Desc
 }
 
-// Describe is of prometheus.Collector.
+// Describe implements prometheus.Collector.
 func (c *leaseCollector) Describe(to chan<- *prometheus.Desc) { to <- c.desc }
 
-// Collect is of prometheus.Collector.
+// Collect implements prometheus.Collector.
 func (c *leaseCollector) Collect(to chan<- prometheus.Metric) {
-	for _, n := range c.books.Counts() {
+	for _, n := range c.allocator.Counts() {
 		states := map[string]int{
 			string(Reserved): n.Reserved, string(Held): n.Held, string(Quarantined): n.Quarantined, string(Cooling): n.Cooling,
 		}

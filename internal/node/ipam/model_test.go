@@ -22,14 +22,14 @@ import (
 
 const modelSubnet = "10.0.0.0/28"
 
-// model is the rule in few words: one owner per address, one address per owner, rest after use.
+// model is the specification: one owner per address, one address per owner, cool-down after use.
 type model struct {
-	owner map[netip.Addr]string
-	rests map[netip.Addr]time.Time
-	out   map[netip.Addr]bool
+	owner   map[netip.Addr]string
+	cooling map[netip.Addr]time.Time
+	out     map[netip.Addr]bool
 }
 
-// call is one change that is asked of books and model.
+// call is one operation on the allocator and the model.
 type call struct {
 	do, owner string
 	addr      netip.Addr
@@ -47,7 +47,7 @@ func (m *model) of(owner string) (addr netip.Addr, ok bool) {
 }
 
 func (m *model) free(addr netip.Addr) bool {
-	return m.owner[addr] == "" && !m.out[addr] && !time.Now().Before(m.rests[addr])
+	return m.owner[addr] == "" && !m.out[addr] && !time.Now().Before(m.cooling[addr])
 }
 
 func (m *model) allows(c call) bool {
@@ -76,41 +76,41 @@ func (m *model) apply(c call) {
 	case c.do == "reserve", c.do == "claim":
 		m.owner[c.addr] = c.owner
 		delete(m.out, c.addr)
-		delete(m.rests, c.addr)
+		delete(m.cooling, c.addr)
 	case c.do == "quarantine":
 		delete(m.owner, c.addr)
-		delete(m.rests, c.addr)
+		delete(m.cooling, c.addr)
 		m.out[c.addr] = true
 	case c.do == "free", c.do == "release" && m.owner[c.addr] == c.owner:
 		delete(m.owner, c.addr)
 		delete(m.out, c.addr)
-		m.rests[c.addr] = time.Now().Add(time.Minute)
+		m.cooling[c.addr] = time.Now().Add(time.Minute)
 	}
 }
 
-// compare tells how the books differ from the model.
+// compare returns the difference between allocator and model.
 func (m *model) compare(b *Allocator) error {
-	owner, out, rests := map[netip.Addr]string{}, map[netip.Addr]bool{}, map[netip.Addr]time.Time{}
+	owner, out, cooling := map[netip.Addr]string{}, map[netip.Addr]bool{}, map[netip.Addr]time.Time{}
 	for _, l := range b.List() {
 		switch l.State {
 		case Cooling:
-			rests[l.Address], _ = b.CoolingUntil(l.Address)
+			cooling[l.Address], _ = b.CoolingUntil(l.Address)
 		case Quarantined:
 			out[l.Address] = true
 		case Reserved, Held:
 			owner[l.Address] = l.Owner
 		}
 	}
-	maps.DeleteFunc(m.rests, func(_ netip.Addr, until time.Time) bool { return !time.Now().Before(until) })
+	maps.DeleteFunc(m.cooling, func(_ netip.Addr, until time.Time) bool { return !time.Now().Before(until) })
 	n := b.Counts()[0]
-	free := 13 - len(owner) - len(out) - len(rests)
-	if !maps.Equal(owner, m.owner) || !maps.Equal(out, m.out) || !maps.EqualFunc(rests, m.rests, time.Time.Equal) || n.Free != free {
-		return fmt.Errorf("books %v, %v, %v, %+v; model %+v", owner, out, rests, n, m)
+	free := 13 - len(owner) - len(out) - len(cooling)
+	if !maps.Equal(owner, m.owner) || !maps.Equal(out, m.out) || !maps.EqualFunc(cooling, m.cooling, time.Time.Equal) || n.Free != free {
+		return fmt.Errorf("allocator %v, %v, %v, %+v; model %+v", owner, out, cooling, n, m)
 	}
 	return nil
 }
 
-// faulty is a store that fails before or after it has written.
+// faulty is a store that fails before or after the write.
 type faulty struct {
 	Store
 	before, after error
@@ -140,9 +140,8 @@ func (c call) on(b *Allocator) (netip.Addr, error) {
 	}
 }
 
-// TestAgainstModel drives books and model with the same random calls. Some calls are cut short
-// before or after the store has the change, as by the death of the process; books are then
-// opened anew.
+// TestAgainstModel applies the same random calls to allocator and model. Some fail before or after
+// the write, as in a crash; the store is then opened again.
 func TestAgainstModel(t *testing.T) {
 	for seed := range uint64(60) {
 		synctest.Test(t, func(t *testing.T) {
@@ -176,7 +175,7 @@ func openBolt(t testing.TB, path string) (*bolt.DB, *BoltStore) {
 
 func driveModel(t *testing.T, seed uint64, calls int, openStore func() (Store, func())) {
 	random := rand.New(rand.NewPCG(seed, 1))
-	d := &modelPair{openStore: openStore, m: &model{owner: map[netip.Addr]string{}, rests: map[netip.Addr]time.Time{}, out: map[netip.Addr]bool{}}}
+	d := &modelPair{openStore: openStore, m: &model{owner: map[netip.Addr]string{}, cooling: map[netip.Addr]time.Time{}, out: map[netip.Addr]bool{}}}
 	d.reopen(t)
 	defer func() { d.closeStore() }()
 	often := []string{"reserve", "reserve", "reserve", "hold", "release", "release", "claim", "free", "quarantine"}
@@ -203,7 +202,7 @@ func driveModel(t *testing.T, seed uint64, calls int, openStore func() (Store, f
 	}
 }
 
-// modelPair is books and model that get the same calls.
+// modelPair is an allocator and a model with the same calls.
 type modelPair struct {
 	m          *model
 	b          *Allocator
@@ -233,12 +232,12 @@ func (d *modelPair) call(c call) error {
 	return d.happened(c, got)
 }
 
-// crash has a call cut short and the books opened anew: then it has happened, or it has not.
+// crash fails a call and opens the store again: the call has either happened or not.
 func (d *modelPair) crash(t *testing.T, c call, before bool) error {
 	if before {
-		d.store.before = errors.New("died before the write")
+		d.store.before = errors.New("failed before the write")
 	} else {
-		d.store.after = errors.New("died after the write")
+		d.store.after = errors.New("failed after the write")
 	}
 	allowed := d.m.allows(c)
 	_, err := c.on(d.b)
@@ -261,7 +260,7 @@ func (d *modelPair) crash(t *testing.T, c call, before bool) error {
 
 func (d *modelPair) happened(c call, got netip.Addr) error {
 	if has, owns := d.m.of(c.owner); c.do == "reserve" && ((owns && has != got) || (!owns && !d.m.free(got))) {
-		return fmt.Errorf("got %s, which is not free", got)
+		return fmt.Errorf("reserved %s, which is not free", got)
 	}
 	c.addr = got
 	d.m.apply(c)
@@ -306,7 +305,7 @@ func TestConcurrentReserve(t *testing.T) {
 	}
 }
 
-// childEnv has the database that a child process of TestKilledAtAnyInstant works on.
+// childEnv is the database path for a child process of TestKilledAtAnyInstant.
 const childEnv = "BARCHAN_TEST_IPAM_CHILD"
 
 func TestMain(m *testing.M) {
@@ -320,7 +319,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// runWorker takes and gives back addresses until it is killed, and says beforehand and afterwards.
+// runWorker reserves and releases addresses until it is killed, and prints each change before and
+// after.
 func runWorker(path string) error {
 	db, err := bolt.Open(path, 0o600, nil)
 	if err != nil {
@@ -353,24 +353,24 @@ func runWorker(path string) error {
 	}
 }
 
-// TestKilledAtAnyInstant kills a process that changes the books, and looks whether all that it
-// was told to be done is done, and only what it was about to do besides.
+// TestKilledAtAnyInstant kills a process that changes the lease table. All completed changes must be
+// stored, and at most the pending one besides.
 func TestKilledAtAnyInstant(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "leases.db")
 	has := map[string]string{}
 	for round := range 12 {
-		doubt := killWorker(t, path, 5+17*round%90, has)
+		pending := killWorker(t, path, 5+17*round%90, has)
 		db, store := openBolt(t, path)
 		b := open(t, store, "10.0.0.0/24")
 		for owner, addr := range has {
-			if l, ok := b.Of(owner); owner != doubt && (ok != (addr != "") || (ok && l.Address.String() != addr)) {
-				t.Errorf("round %d: %s has %+v in the books, and was told %q", round, owner, l, addr)
+			if l, ok := b.Of(owner); owner != pending && (ok != (addr != "") || (ok && l.Address.String() != addr)) {
+				t.Errorf("round %d: %s has lease %+v, and reserved %q", round, owner, l, addr)
 			}
 		}
-		if l, ok := b.Of(doubt); ok {
-			has[doubt] = l.Address.String()
+		if l, ok := b.Of(pending); ok {
+			has[pending] = l.Address.String()
 		} else {
-			delete(has, doubt)
+			delete(has, pending)
 		}
 		leases := 0
 		for _, l := range b.List() {
@@ -388,9 +388,9 @@ func TestKilledAtAnyInstant(t *testing.T) {
 	}
 }
 
-// killWorker kills a worker after it said so many lines, notes what it said, and returns the
-// owner that it was about to change.
-func killWorker(t *testing.T, path string, lines int, has map[string]string) (doubt string) {
+// killWorker kills a worker after that many lines, records them, and returns the owner of its
+// pending change.
+func killWorker(t *testing.T, path string, lines int, has map[string]string) (pending string) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0]) //nolint:noctx // killed below
 	cmd.Env = append(os.Environ(), childEnv+"="+path)
@@ -410,18 +410,18 @@ func killWorker(t *testing.T, path string, lines int, has map[string]string) (do
 			}
 		}
 		words := strings.Fields(scanner.Text())
-		doubt = ""
+		pending = ""
 		switch {
 		case words[0] == "reserved" && len(words) == 3:
 			has[words[1]] = words[2]
 		case words[0] == "released" && len(words) == 2:
 			has[words[1]] = ""
 		case len(words) > 1:
-			doubt = words[1]
+			pending = words[1]
 		}
 	}
 	if err := cmd.Wait(); err == nil || !strings.Contains(err.Error(), "killed") {
-		t.Fatalf("the worker ended by itself: %v", err)
+		t.Fatalf("worker exited before the kill: %v", err)
 	}
-	return doubt
+	return pending
 }

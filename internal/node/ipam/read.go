@@ -28,7 +28,7 @@ func (b *Allocator) At(addr netip.Addr) (Lease, bool) {
 
 func (e entry) isExpired(now time.Time) bool { return e.State == Cooling && !now.Before(e.Until) }
 
-// List returns the leases of all subnets by address, without the cooling ones that have rested.
+// List returns the leases of all subnets by address, without those whose cool-down is over.
 func (b *Allocator) List() []Lease {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -43,7 +43,7 @@ func (b *Allocator) List() []Lease {
 	return all
 }
 
-// Unread returns the rows that cannot be read and are kept. The caller must not change them.
+// Unread returns the unreadable rows. The caller must not change them.
 func (b *Allocator) Unread() []Row {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -57,23 +57,19 @@ func (b *Allocator) isUnread(addr netip.Addr) bool {
 	return bad
 }
 
-// Counts are the addresses of a subnet by what they are doing.
+// Counts are the addresses of a subnet by state.
 type Counts struct {
 	Subnet netip.Prefix
-	// Current says that addresses are handed out from this subnet. Total, Excluded and Free are
-	// zero for any other.
+	// Current marks the subnet of new leases. Total, Excluded and Free are zero for others.
 	Current bool
-	// Total is all addresses but the network's own and the broadcast address; Excluded are those
-	// that are never handed out.
+	// Total is all addresses but the network and broadcast addresses; Excluded are never leased.
 	Total, Excluded, Free                int
 	Reserved, Held, Quarantined, Cooling int
-	// Unread are addresses that are not handed out because their row cannot be read. Addresses
-	// with a lease besides are not among them.
+	// Unread are addresses without a lease that are out of use because their row is unreadable.
 	Unread int
 }
 
-// Counts returns the subnet that addresses are handed out from, and then the others that there
-// are leases of, in the order of their addresses.
+// Counts returns the subnet of new leases, and then the others with leases, in address order.
 func (b *Allocator) Counts() []Counts {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -83,7 +79,7 @@ func (b *Allocator) Counts() []Counts {
 		if b.cfg.Subnet.Contains(addr) || e.isExpired(now) {
 			continue
 		}
-		home := netip.MustParsePrefix(e.home) // it was read, or written, as one
+		home := netip.MustParsePrefix(e.home) // checked when read or written
 		c := others[home]
 		if c == nil {
 			c = &Counts{Subnet: home}
@@ -111,7 +107,7 @@ func (c *Counts) add(s State) {
 	}
 }
 
-// countsLocked counts the subnet that addresses are handed out from.
+// countsLocked counts the subnet of new leases.
 //
 // +checklocks:b.mu
 func (b *Allocator) countsLocked(now time.Time) Counts {
@@ -125,7 +121,7 @@ func (b *Allocator) countsLocked(now time.Time) Counts {
 			c.Unread++
 		}
 	}
-	for _, r := range b.cooling { // the next reservation will find these free
+	for _, r := range b.cooling { // the next reservation frees these
 		if now.Before(r.until) {
 			break
 		}

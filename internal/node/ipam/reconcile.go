@@ -18,101 +18,100 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
-// ReconcileInterval is how often books are compared with what is live.
+// ReconcileInterval is the interval between comparisons of the lease table with addresses in use.
 const ReconcileInterval = 5 * time.Minute
 
-// missesBeforeRelease is how many looks in a row must miss the owner of a lease before the lease
-// is released.
+// missesBeforeRelease is the number of consecutive comparisons without the owner before a lease is
+// released.
 const missesBeforeRelease = 3
 
-// InUse is an address in use, as the machine itself tells and not the books.
+// InUse is an address in use on this host, independent of the lease table.
 type InUse struct {
-	// Address is one of IPv4; others are passed over. The zero Addr says that the owner is alive
-	// and its address not known: none of its leases is released.
+	// Address is IPv4; others are ignored. The zero Addr means that the owner runs at an unknown
+	// address: none of its leases is released.
 	Address netip.Addr
-	// Owner is empty where nobody knows who uses the address.
+	// Owner is empty if unknown.
 	Owner string
-	// Where tells people where the address was seen, such as a container's label.
+	// Where describes for operators where the address was seen, such as a container label.
 	Where string
 }
 
 // Kinds of Repair.
 const (
-	// Reclaimed says that a live owner's address, which was free in the books, is its own again.
+	// Reclaimed means that a running owner's address, which was free, is leased to it again.
 	Reclaimed = "reclaimed"
-	// Released says that a lease without a live owner was given back.
+	// Released means that a lease without a running owner was released.
 	Released = "released"
-	// Isolated says that a free address that somebody unknown uses was put in quarantine.
+	// Isolated means that a free address in use by an unknown owner was quarantined.
 	Isolated = "quarantined"
-	// Conflict says that an address is in use by another than its owner in the books, or by two.
-	// Nothing was taken from anybody: a person must end one of them.
+	// Conflict means that an address is in use by a non-owner, or by two. Leases are unchanged: an
+	// operator must end one of the users.
 	Conflict = "conflict"
 )
 
-// Repair is a difference between books and machine, and what was done about it.
+// Repair is a difference between lease table and host, and the correction.
 type Repair struct {
 	Kind    string
 	Address netip.Addr
-	// Owner is who has the address after the repair, or had it before its release.
+	// Owner has the address after the repair, or had it before its release.
 	Owner string
-	// Where tells where the address was seen in use; it may be empty.
+	// Where is where the address was seen in use; it may be empty.
 	Where string
-	// Detail is for people.
+	// Detail is for operators.
 	Detail string
 }
 
-// ReconcilerConfig says what is compared.
+// ReconcilerConfig configures a Reconciler.
 type ReconcilerConfig struct {
 	Allocator *Allocator
-	// Live tells all addresses in use on this machine. It must be conservative: what may be in
-	// use, such as the address of what is being made or removed, counts. If it fails, or knows
-	// only a part and so must fail, nothing is decided.
+	// Live lists all addresses on this host that may be in use, including those of sandboxes being
+	// created or removed. An incomplete list must be an error; then nothing changes.
 	Live func(ctx context.Context) ([]InUse, error)
-	// OnRepair is told of each repair, with no lock held; nil is fine.
+	// OnRepair receives each repair, with no lock held; it may be nil.
 	OnRepair func(ctx context.Context, r Repair)
-	// Every is how far apart looks are that count as one miss each: looks in between repair, but
-	// miss nothing. Zero means ReconcileInterval.
+	// Every is the least time between two counted misses; comparisons in between only repair.
+	// Zero means ReconcileInterval.
 	Every time.Duration
 	Log   *slog.Logger
 	// Metrics may be nil.
 	Metrics prometheus.Registerer
 }
 
-// Reconciler brings books and machine together again where they differ. It takes nothing from
-// anybody who lives.
+// Reconciler corrects the lease table where it differs from the host. It never takes an address from
+// a running owner.
 type Reconciler struct {
 	cfg     ReconcilerConfig
 	log     *slog.Logger
 	metrics *metrics
 
-	runMu  sync.Mutex            // one look at a time
+	runMu  sync.Mutex            // one comparison at a time
 	misses map[netip.Addr]missed // +checklocks:runMu
 }
 
-// missed is a lease whose owner was not seen alive.
+// missed counts the comparisons that did not find a lease's owner.
 type missed struct {
 	owner string
 	times int       // at most missesBeforeRelease
-	last  time.Time // of the last look that counted
+	last  time.Time // last counted miss
 }
 
 // NewReconciler checks the configuration. It starts nothing.
 func NewReconciler(cfg ReconcilerConfig) (*Reconciler, error) {
 	if cfg.Allocator == nil || cfg.Live == nil || cfg.Log == nil {
-		return nil, fmt.Errorf("reconciler of addresses: books, what is live and a logger are needed: %w", errs.ErrInvalid)
+		return nil, fmt.Errorf("address reconciler: allocator, live and logger required: %w", errs.ErrInvalid)
 	}
 	if cfg.Every <= 0 {
 		cfg.Every = ReconcileInterval
 	}
 	m, err := newMetrics(cfg.Metrics, cfg.Allocator)
 	if err != nil {
-		return nil, fmt.Errorf("register metrics of addresses: %w", err)
+		return nil, fmt.Errorf("register address metrics: %w", err)
 	}
 	return &Reconciler{cfg: cfg, log: cfg.Log.With(telemetry.Component, "ipam"), metrics: m, misses: map[netip.Addr]missed{}}, nil
 }
 
-// Run looks at intervals of Config.Every until ctx ends, for the first time after one of them:
-// whoever calls it has looked before anything was handed out.
+// Run reconciles at intervals of Config.Every until ctx ends, first after one interval: the caller has
+// reconciled before the first lease.
 func (r *Reconciler) Run(ctx context.Context) error {
 	tick := time.NewTicker(r.cfg.Every)
 	defer tick.Stop()
@@ -123,7 +122,7 @@ func (r *Reconciler) Run(ctx context.Context) error {
 		case <-tick.C:
 		}
 		if _, err := r.Reconcile(ctx); err != nil && ctx.Err() == nil {
-			r.log.WarnContext(ctx, "addresses not compared with what is live in full", telemetry.Error, err)
+			r.log.WarnContext(ctx, "cannot reconcile all addresses", telemetry.Error, err)
 		}
 	}
 }
@@ -147,15 +146,15 @@ func (r *Reconciler) Reconcile(ctx context.Context) ([]Repair, error) {
 func (r *Reconciler) compare(ctx context.Context) (repairs []Repair, err error) {
 	r.runMu.Lock()
 	defer r.runMu.Unlock()
-	// The books first: what they gain from here on may be missing in what is live, and what they
-	// lose may still be in it. Neither is then taken for a difference.
+	// Leases first: a later change of the lease table may be missing from the live list, and is not
+	// taken for a difference.
 	leases := r.cfg.Allocator.List()
 	live, err := r.cfg.Live(ctx)
 	if err == nil {
 		err = ctx.Err()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("addresses in use cannot be told, nothing is decided: %w", err)
+		return nil, fmt.Errorf("list addresses in use: %w", err)
 	}
 	v := newComparison(leases, live)
 	var failures []error
@@ -166,7 +165,7 @@ func (r *Reconciler) compare(ctx context.Context) (repairs []Repair, err error) 
 		}
 	}
 	r.dropMisses(v)
-	for _, lease := range leases { // first, so that their owners can have the addresses that they use
+	for _, lease := range leases { // first, so that their owners can get the addresses that they use
 		if lease.Owner != "" && r.missed(lease, v) {
 			note(r.release(lease))
 		}
@@ -183,11 +182,11 @@ func (r *Reconciler) compare(ctx context.Context) (repairs []Repair, err error) 
 	return repairs, errors.Join(failures...)
 }
 
-// comparison is books and machine at one moment.
+// comparison is the lease table and the host at one moment.
 type comparison struct {
 	leases         map[netip.Addr]Lease
 	users          map[netip.Addr][]InUse
-	withoutAddress map[string]bool // owners whose address is not known
+	withoutAddress map[string]bool // owners whose address is unknown
 }
 
 func newComparison(leases []Lease, live []InUse) *comparison {
@@ -210,7 +209,7 @@ func (v *comparison) addresses() []netip.Addr {
 	return slices.SortedFunc(maps.Keys(v.users), netip.Addr.Compare)
 }
 
-// forget drops the misses of leases that there are no more.
+// dropMisses drops the misses of leases that no longer exist.
 //
 // +checklocks:r.runMu
 func (r *Reconciler) dropMisses(v *comparison) {
@@ -221,8 +220,8 @@ func (r *Reconciler) dropMisses(v *comparison) {
 	}
 }
 
-// missed counts a lease without a live owner, and reports whether that is enough to release it.
-// Whoever uses the address counts as alive: a lease is not taken because of a conflict.
+// missed counts a lease without a running owner, and reports whether to release it. Any user of the
+// address counts as running: a conflict does not release a lease.
 //
 // +checklocks:r.runMu
 func (r *Reconciler) missed(l Lease, v *comparison) bool {
@@ -238,8 +237,7 @@ func (r *Reconciler) missed(l Lease, v *comparison) bool {
 	return m.times == missesBeforeRelease
 }
 
-// release gives back a lease that has been missed often enough. One that changed meanwhile
-// stays.
+// release releases a lease with enough misses, unless it has changed.
 func (r *Reconciler) release(l Lease) (Repair, error) {
 	done, err := r.cfg.Allocator.releaseUnchanged(l)
 	if err != nil || !done {
@@ -247,23 +245,23 @@ func (r *Reconciler) release(l Lease) (Repair, error) {
 	}
 	return Repair{
 		Kind: Released, Address: l.Address, Owner: l.Owner,
-		Detail: fmt.Sprintf("it was %s since %s, and nobody was seen to use it %d times in a row", l.State, l.Since.UTC().Format(time.RFC3339), missesBeforeRelease),
+		Detail: fmt.Sprintf("was %s since %s, and unused in %d consecutive comparisons", l.State, l.Since.UTC().Format(time.RFC3339), missesBeforeRelease),
 	}, nil
 }
 
-// settle brings an address that is in use into the books. The zero Repair says that all is well.
+// repair corrects the lease of an address in use. The zero Repair means that it was correct.
 func (r *Reconciler) repair(addr netip.Addr, l Lease, users []InUse) (Repair, error) {
 	owners, where := ownersOf(users)
 	p := Repair{Address: addr, Owner: l.Owner, Where: where}
-	books := "free"
+	was := "free"
 	if l.State != "" {
-		books = describe(l, true)
+		was = describe(l, true)
 	}
 	switch {
 	case len(owners) > 1 || (len(owners) == 1 && l.Owner != "" && owners[0] != l.Owner):
-		p.Kind, p.Detail = Conflict, fmt.Sprintf("in use by %s; in the books it is %s", strings.Join(owners, " and "), books)
+		p.Kind, p.Detail = Conflict, fmt.Sprintf("in use by %s; the lease table has it %s", strings.Join(owners, " and "), was)
 	case len(owners) == 1 && l.Owner == "":
-		return r.reclaim(p, owners[0], l, books)
+		return r.reclaim(p, owners[0], l, was)
 	case len(owners) == 0 && l.State == "":
 		return r.isolate(p)
 	default:
@@ -272,11 +270,11 @@ func (r *Reconciler) repair(addr netip.Addr, l Lease, users []InUse) (Repair, er
 	return p, nil
 }
 
-// reclaim gives a live owner's address back to it in the books, unless they have changed since
-// they were looked at: the owner may have come, or gone, in between.
-func (r *Reconciler) reclaim(p Repair, owner string, was Lease, books string) (Repair, error) {
-	p.Kind, p.Owner, p.Detail = Reclaimed, owner, "in the books it was "+books
-	done, err := r.cfg.Allocator.claimUnchanged(owner, p.Address, was)
+// reclaim leases an address to the running owner that uses it, unless the lease has changed since
+// the comparison.
+func (r *Reconciler) reclaim(p Repair, owner string, old Lease, was string) (Repair, error) {
+	p.Kind, p.Owner, p.Detail = Reclaimed, owner, "the lease table had it "+was
+	done, err := r.cfg.Allocator.claimUnchanged(owner, p.Address, old)
 	if err == nil && !done {
 		return Repair{}, nil
 	}
@@ -287,17 +285,17 @@ func (r *Reconciler) reclaim(p Repair, owner string, was Lease, books string) (R
 	return p, err
 }
 
-// isolate keeps an address that somebody unknown uses from being handed out.
+// isolate quarantines an address in use by an unknown owner.
 func (r *Reconciler) isolate(p Repair) (Repair, error) {
-	p.Kind, p.Detail = Isolated, "somebody unknown uses it"
-	done, err := r.cfg.Allocator.quarantineFree(p.Address, strings.TrimSpace("in use by somebody unknown "+p.Where))
+	p.Kind, p.Detail = Isolated, "in use by an unknown owner"
+	done, err := r.cfg.Allocator.quarantineFree(p.Address, strings.TrimSpace("in use by an unknown owner: "+p.Where))
 	if !done {
 		return Repair{}, err
 	}
 	return p, err
 }
 
-// ownersOf lists the known users of an address, and where it was seen in use.
+// ownersOf lists the known users of an address, and where it was seen.
 func ownersOf(users []InUse) (owners []string, where string) {
 	var places []string
 	for _, u := range users {
@@ -312,11 +310,11 @@ func ownersOf(users []InUse) (owners []string, where string) {
 	return owners, strings.Join(places, ", ")
 }
 
-// report makes a repair known.
+// report logs, counts and passes on a repair.
 func (r *Reconciler) report(ctx context.Context, p Repair) {
 	log := r.log.With(telemetry.Kind, p.Kind, telemetry.Address, p.Address, telemetry.UID, p.Owner, "where", p.Where, telemetry.Reason, p.Detail)
 	if p.Kind == Conflict {
-		log.ErrorContext(ctx, "address in use by another than its owner in the books; nothing is taken from anybody")
+		log.ErrorContext(ctx, "address in use by a non-owner; leases unchanged")
 	} else {
 		log.WarnContext(ctx, "address repaired")
 	}
@@ -326,8 +324,8 @@ func (r *Reconciler) report(ctx context.Context, p Repair) {
 	}
 }
 
-// claimUnchanged writes an owner's address into the books if they still have of it what they had when
-// they were looked at; the zero Lease stands for a free one.
+// claimUnchanged claims an address if its lease is still as compared; the zero Lease is a free
+// address.
 func (b *Allocator) claimUnchanged(owner string, addr netip.Addr, was Lease) (done bool, err error) {
 	b.writeMu.Lock()
 	defer b.writeMu.Unlock()
@@ -340,7 +338,7 @@ func (b *Allocator) claimUnchanged(owner string, addr netip.Addr, was Lease) (do
 	return true, nil
 }
 
-// releaseUnchanged gives back a lease if it is still as it was when it was looked at.
+// releaseUnchanged releases a lease if it is still as compared.
 func (b *Allocator) releaseUnchanged(was Lease) (done bool, err error) {
 	b.writeMu.Lock()
 	defer b.writeMu.Unlock()
@@ -354,7 +352,7 @@ func (b *Allocator) releaseUnchanged(was Lease) (done bool, err error) {
 	return true, nil
 }
 
-// quarantineFree takes an address out of use if it is free and might be handed out.
+// quarantineFree quarantines an address if it is free and could be leased.
 func (b *Allocator) quarantineFree(addr netip.Addr, reason string) (done bool, err error) {
 	b.writeMu.Lock()
 	defer b.writeMu.Unlock()

@@ -20,12 +20,12 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// machine is what is live, and is told of repairs.
+// machine lists addresses in use and records repairs.
 type machine struct {
 	live       []InUse
 	fail       error
 	repairs    []Repair
-	beforeList func() // called before what is live is told
+	beforeList func() // called before the list is returned
 }
 
 func (m *machine) list(context.Context) ([]InUse, error) {
@@ -51,7 +51,7 @@ func reconciler(t *testing.T, b *Allocator, m *machine) *Reconciler {
 	return r
 }
 
-// wantRepairs looks once and compares what was repaired, as texts of kind, address and owner.
+// wantRepairs reconciles once and compares the repairs, as texts of kind, address and owner.
 func wantRepairs(t *testing.T, r *Reconciler, want ...string) []Repair {
 	t.Helper()
 	got, err := r.Reconcile(t.Context())
@@ -81,7 +81,7 @@ func TestFreeAddressInUseIsReclaimed(t *testing.T) {
 	if err := errors.Join(b.Release("b", addr), b.Quarantine(netip.MustParseAddr("10.0.0.4"), "test")); err != nil {
 		t.Fatal(err)
 	}
-	m.runs("a", "10.0.0.3")     // free in the books
+	m.runs("a", "10.0.0.3")     // free
 	m.runs("b", addr.String())  // cooling
 	m.runs("c", "10.0.0.4")     // in quarantine
 	m.runs("d", "192.168.7.7")  // of another subnet
@@ -90,12 +90,12 @@ func TestFreeAddressInUseIsReclaimed(t *testing.T) {
 	wantRepairs(t, r, "reclaimed 10.0.0.2 b", "reclaimed 10.0.0.3 a", "reclaimed 10.0.0.4 c", "reclaimed 192.168.7.7 d")
 	wantRepairs(t, r)
 	if len(m.repairs) != 4 || m.repairs[1].Where != "label of a" {
-		t.Errorf("told of %+v", m.repairs)
+		t.Errorf("reported %+v", m.repairs)
 	}
 	for range 2 {
 		for i, got := range []netip.Addr{reserve(t, b, "x"), reserve(t, b, "y")} {
 			if got.Compare(netip.MustParseAddr("10.0.0.4")) <= 0 {
-				t.Errorf("%d: handed out %s, which is in use", i, got)
+				t.Errorf("%d: leased %s, which is in use", i, got)
 			}
 		}
 		b = open(t, store, "10.0.0.0/29")
@@ -109,40 +109,40 @@ func TestUnusedLeaseIsReleasedAfterThreeMisses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &machine{}
 		b := open(t, newMemory(), "10.0.0.0/28")
-		gone, back := reserve(t, b, "gone"), reserve(t, b, "comes back")
-		reserve(t, b, "in the making")
+		gone, back := reserve(t, b, "exited"), reserve(t, b, "returns")
+		reserve(t, b, "being created")
 		held := reserve(t, b, "held")
 		seen := reserve(t, b, "seen by address")
 		if err := b.Hold("held", held); err != nil {
 			t.Fatal(err)
 		}
-		m.live = []InUse{{Owner: "in the making"}, {Address: seen}}
+		m.live = []InUse{{Owner: "being created"}, {Address: seen}}
 		r := reconciler(t, b, m)
 		wantRepairs(t, r)
-		for range 5 { // asked for by hand, too soon to be another miss
+		for range 5 { // too soon for another miss
 			wantRepairs(t, r)
 		}
 		time.Sleep(ReconcileInterval)
 		wantRepairs(t, r)
 		time.Sleep(ReconcileInterval)
-		m.runs("comes back", back.String())
-		wantRepairs(t, r, "released "+gone.String()+" gone", "released "+held.String()+" held")
+		m.runs("returns", back.String())
+		wantRepairs(t, r, "released "+gone.String()+" exited", "released "+held.String()+" held")
 		if _, cools := b.CoolingUntil(gone); !cools {
-			t.Error("the address does not rest")
+			t.Error("address not cooling")
 		}
-		m.live = m.live[:2] // and goes again: it is missed from the beginning
+		m.live = m.live[:2] // exits again: its misses start at zero
 		for range 2 {
 			time.Sleep(ReconcileInterval)
 			wantRepairs(t, r)
 		}
 		time.Sleep(ReconcileInterval)
-		wantRepairs(t, r, "released "+back.String()+" comes back")
+		wantRepairs(t, r, "released "+back.String()+" returns")
 		for range 10 {
 			time.Sleep(ReconcileInterval)
 			wantRepairs(t, r)
 		}
 		if missed := missesOf(r); len(missed) != 0 {
-			t.Errorf("misses of leases that are gone: %v", missed)
+			t.Errorf("misses of released leases: %v", missed)
 		}
 	})
 }
@@ -151,8 +151,8 @@ func TestFailedReleaseIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store, m := newMemory(), &machine{}
 		b := open(t, store, "10.0.0.0/29")
-		addr := reserve(t, b, "gone")
-		other := reserve(t, b, "gone too")
+		addr := reserve(t, b, "exited")
+		other := reserve(t, b, "exited too")
 		m.runs("new", "10.0.0.5")
 		r := reconciler(t, b, m)
 		wantRepairs(t, r, "reclaimed 10.0.0.5 new")
@@ -167,10 +167,10 @@ func TestFailedReleaseIsRetried(t *testing.T) {
 			}
 		}
 		if got := missesOf(r)[addr].times; got != missesBeforeRelease {
-			t.Errorf("missed %d times; want it to stay at %d", got, missesBeforeRelease)
+			t.Errorf("missed %d times, want %d", got, missesBeforeRelease)
 		}
-		store.fail = nil // no wait is needed: it has been missed often enough
-		wantRepairs(t, r, "released "+addr.String()+" gone", "released "+other.String()+" gone too")
+		store.fail = nil // no wait: it has enough misses
+		wantRepairs(t, r, "released "+addr.String()+" exited", "released "+other.String()+" exited too")
 	})
 }
 
@@ -186,7 +186,7 @@ func TestConflictChangesNothing(t *testing.T) {
 		r := reconciler(t, b, m)
 		for range 5 {
 			p := wantRepairs(t, r, "conflict "+addr.String()+" a", "conflict "+second.String()+" b")
-			if !strings.Contains(p[0].Detail, "in use by other; in the books it is reserved by \"a\"") || !strings.Contains(p[1].Detail, "b and twin") {
+			if !strings.Contains(p[0].Detail, "in use by other; the lease table has it reserved by \"a\"") || !strings.Contains(p[1].Detail, "b and twin") {
 				t.Errorf("details %q, %q", p[0].Detail, p[1].Detail)
 			}
 			time.Sleep(ReconcileInterval)
@@ -202,8 +202,8 @@ func TestConflictChangesNothing(t *testing.T) {
 	})
 }
 
-// TestOwnerUsesOtherAddress has a lease that is not where its owner lives: that address is
-// given back in time, and then the owner gets its own.
+// TestOwnerUsesOtherAddress has an owner at another address than its lease: the lease is released
+// after the misses, then the owner gets its address.
 func TestOwnerUsesOtherAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &machine{}
@@ -231,7 +231,7 @@ func TestUnknownUserIsQuarantined(t *testing.T) {
 		m.live = append(m.live, InUse{Address: netip.MustParseAddr(addr), Where: "neighbour of the bridge"})
 	}
 	r := reconciler(t, b, m)
-	wantRepairs(t, r, "quarantined 10.0.0.6") // the others are not handed out now, or never
+	wantRepairs(t, r, "quarantined 10.0.0.6") // the others are leased, cooling or excluded
 	if l, _ := b.At(netip.MustParseAddr("10.0.0.6")); l.State != Quarantined || !strings.Contains(l.Reason, "neighbour of the bridge") {
 		t.Errorf("lease %+v", l)
 	}
@@ -240,7 +240,7 @@ func TestUnknownUserIsQuarantined(t *testing.T) {
 
 func TestIncompleteListChangesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := &machine{fail: fmt.Errorf("containerd is away: %w", errs.ErrUnavailable)}
+		m := &machine{fail: fmt.Errorf("containerd unavailable: %w", errs.ErrUnavailable)}
 		b := open(t, newMemory(), "10.0.0.0/29")
 		reserve(t, b, "a")
 		m.runs("b", "10.0.0.6")
@@ -253,7 +253,7 @@ func TestIncompleteListChangesNothing(t *testing.T) {
 			time.Sleep(ReconcileInterval)
 		}
 		if !slices.Equal(before, b.List()) || len(missesOf(r)) != 0 || len(m.repairs) != 0 {
-			t.Errorf("leases %v, misses %v, told %v", b.List(), missesOf(r), m.repairs)
+			t.Errorf("leases %v, misses %v, repairs %v", b.List(), missesOf(r), m.repairs)
 		}
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -264,7 +264,7 @@ func TestIncompleteListChangesNothing(t *testing.T) {
 	})
 }
 
-// TestChangesDuringReconcile has owners come and go between the books' list and the machine's.
+// TestChangesDuringReconcile changes leases between the allocator's list and the host's.
 func TestChangesDuringReconcile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &machine{}
@@ -280,22 +280,22 @@ func TestChangesDuringReconcile(t *testing.T) {
 			if err := errors.Join(b.Release("leaving", leaving), b.Hold("late", late)); err != nil {
 				t.Error(err)
 			}
-			m.live = append(m.live, InUse{Address: reserve(t, b, "new")}) // its neighbour entry is known, it is not
+			m.live = append(m.live, InUse{Address: reserve(t, b, "new")}) // known by its neighbour entry only
 		}
 		wantRepairs(t, r)
 		if l, ok := b.Of("late"); !ok || l.State != Held {
-			t.Errorf("taken from one who has just come to life: %+v", l)
+			t.Errorf("released from a new owner: %+v", l)
 		}
 		if _, ok := b.Of("leaving"); ok {
-			t.Error("reserved again for one who has just gone")
+			t.Error("claimed for a released owner")
 		}
 		if l, ok := b.Of("new"); !ok || l.State != Reserved {
-			t.Errorf("taken from a new one: %+v", l)
+			t.Errorf("released from a new reservation: %+v", l)
 		}
 	})
 }
 
-// TestOwnerDuringReconcileOnly is there for as long as the machine is looked at, and no longer.
+// TestOwnerDuringReconcileOnly has an owner that exists during the comparison only.
 func TestOwnerDuringReconcileOnly(t *testing.T) {
 	b := open(t, newMemory(), "10.0.0.0/28")
 	m := &machine{}
@@ -309,24 +309,25 @@ func TestOwnerDuringReconcileOnly(t *testing.T) {
 	r := reconciler(t, b, m)
 	wantRepairs(t, r)
 	if l, ok := b.Of("a"); ok {
-		t.Errorf("one that is gone has %+v", l)
+		t.Errorf("released owner has %+v", l)
 	}
 }
 
 func TestRunReconcilesPeriodically(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		looks := 0
-		m := &machine{beforeList: func() { looks++ }}
+		runs := 0
+		m := &machine{beforeList: func() { runs++ }}
 		r := reconciler(t, open(t, newMemory(), "10.0.0.0/28"), m)
 		ctx, cancel := context.WithTimeout(t.Context(), 3*ReconcileInterval+time.Second)
 		defer cancel()
-		if err := r.Run(ctx); err != nil || looks != 3 {
-			t.Errorf("%d looks, %v", looks, err)
+		if err := r.Run(ctx); err != nil || runs != 3 {
+			t.Errorf("%d runs, %v", runs, err)
 		}
 	})
 }
 
-// TestReconcileAfterDivergence is a boot over books that are wrong in both ways, on disk.
+// TestReconcileAfterDivergence boots with a lease table on disk that has missing and surplus
+// leases.
 func TestReconcileAfterDivergence(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "leases.db")
 	db, store := openBolt(t, path)
@@ -338,7 +339,7 @@ func TestReconcileAfterDivergence(t *testing.T) {
 		if i%2 == 0 {
 			m.runs(owner, addr.String())
 		}
-		if i%4 == 0 { // lives, and the books lose it
+		if i%4 == 0 { // runs without a lease
 			if err := store.Apply(Row{Subnet: "10.0.0.0/24", Key: []byte(addr.String())}); err != nil {
 				t.Fatal(err)
 			}
@@ -368,11 +369,11 @@ func TestReconcileAfterDivergence(t *testing.T) {
 		}
 	}
 	if n := b.Counts()[0]; n.Held+n.Reserved != 10 {
-		t.Errorf("counts %+v, want the ten that live", n)
+		t.Errorf("counts %+v, want the ten in use", n)
 	}
 	for i := range 243 {
 		if addr := reserve(t, b, "new "+fmt.Sprint(i)); inUse[addr] {
-			t.Fatalf("handed out %s, which is in use", addr)
+			t.Fatalf("leased %s, which is in use", addr)
 		}
 	}
 }
@@ -410,6 +411,6 @@ func TestLeasesAreCounted(t *testing.T) {
 		t.Error("metrics registered twice")
 	}
 	if _, err := NewReconciler(ReconcilerConfig{}); !errors.Is(err, errs.ErrInvalid) {
-		t.Errorf("without anything: %v", err)
+		t.Errorf("empty configuration: %v", err)
 	}
 }

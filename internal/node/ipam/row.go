@@ -9,25 +9,23 @@ import (
 	"unicode/utf8"
 )
 
-// rowVersion is the version of the rows that this code writes. Rows of before there were
-// versions have none, and are not in the same place; see [MigrateFlat].
+// rowVersion is the version of rows in subnet buckets. Rows without a version are in the flat
+// bucket; see [MigrateFlat].
 const rowVersion = 1
 
-// Row is one row of a Store: an address as text, and what is written of it.
+// Row is one row of a Store: an address as text, and its value.
 type Row struct {
-	// Subnet is the prefix that the row is filed under, as text. Of rows that nobody can read it
-	// may be anything.
+	// Subnet is the prefix of the row's bucket. An unreadable row may have any text.
 	Subnet     string
 	Key, Value []byte
 }
 
 // Store keeps rows durably, by subnet and key.
 type Store interface {
-	// Each visits all rows, those of a subnet one after the other. What it passes is valid
-	// during the visit only.
+	// Each visits all rows, grouped by subnet. A row is valid during its visit only.
 	Each(visit func(Row) error) error
-	// Apply makes the changes in their order, all of them or none, and returns when they would
-	// survive a power cut. A nil Value removes the row, if it is there.
+	// Apply makes the changes in order, all or none, and returns when they are durable. A nil Value
+	// deletes the row if it exists.
 	Apply(changes ...Row) error
 }
 
@@ -49,7 +47,7 @@ func encode(l Lease) (value []byte, err error) {
 	return value, nil
 }
 
-// decode reads a row that must be of one version; its key is the address as text.
+// decode reads a row of the version; its key is the address as text.
 func decode(key, value []byte, version int) (Lease, error) {
 	var s stored
 	if !utf8.Valid(value) {
@@ -72,7 +70,7 @@ func decode(key, value []byte, version int) (Lease, error) {
 	return Lease{Address: s.Address, Owner: s.Owner, State: s.State, Since: s.Since, Reason: s.Reason}, nil
 }
 
-// addressOf reads a key that is an address as the books write it.
+// addressOf returns the address that a key is, in canonical form.
 func addressOf(key []byte) (netip.Addr, bool) {
 	addr, err := netip.ParseAddr(string(key))
 	return addr, err == nil && addr.Is4() && addr.String() == string(key)

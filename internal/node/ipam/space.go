@@ -15,7 +15,7 @@ const (
 	narrowest = 30
 )
 
-// CheckSubnet reports an errs.ErrInvalid for a subnet that there can be no books of.
+// CheckSubnet reports an errs.ErrInvalid for a subnet that cannot be allocated from.
 func CheckSubnet(p netip.Prefix) error {
 	if !p.IsValid() || !p.Addr().Is4() || p.Bits() < widest || p.Bits() > narrowest {
 		return fmt.Errorf("subnet %s: want an IPv4 prefix from /%d to /%d: %w", p, widest, narrowest, errs.ErrInvalid)
@@ -23,9 +23,9 @@ func CheckSubnet(p netip.Prefix) error {
 	return nil
 }
 
-// Beside is the IPv6 address that goes with an IPv4 one: the prefix with the IPv4 address in
-// its low 32 bits, so that one lease stands for both. It is the zero Addr where there is no
-// prefix, or one longer than 96 bits, or the other address is not IPv4.
+// Beside returns the IPv6 address of an IPv4 lease: the prefix with the IPv4 address in its low 32
+// bits, so that one lease covers both. It is the zero Addr without a prefix, for a prefix longer
+// than 96 bits, or if v4 is not IPv4.
 func Beside(subnet6 netip.Prefix, v4 netip.Addr) netip.Addr {
 	if !subnet6.IsValid() || !subnet6.Addr().Is6() || subnet6.Bits() > 96 || !v4.Is4() {
 		return netip.Addr{}
@@ -35,14 +35,14 @@ func Beside(subnet6 netip.Prefix, v4 netip.Addr) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// space finds free addresses of a subnet in a time that hardly depends on its size or on how
-// many are taken. Addresses are offsets from the subnet's first.
+// space finds free addresses of a subnet in nearly constant time. Addresses are offsets from the
+// subnet's first.
 type space struct {
 	first uint32
 	size  uint32
-	free  int // how many are not taken
-	// taken has a bit per address, full a bit per word of taken that has no free one left.
-	// What is beyond the last address counts as taken, and as full.
+	free  int // addresses that are not taken
+	// taken has a bit per address; full has a bit per word of taken without a free address. Bits
+	// beyond the last address are set in both.
 	taken, full []uint64
 }
 
@@ -62,7 +62,7 @@ func newSpace(p netip.Prefix) *space {
 	return s
 }
 
-// offset is meaningful for addresses of the subnet only.
+// offset is valid for addresses of the subnet only.
 func (s *space) offset(addr netip.Addr) uint32 {
 	b := addr.As4()
 	return binary.BigEndian.Uint32(b[:]) - s.first
@@ -96,7 +96,7 @@ func (s *space) set(offset uint32, taken bool) {
 	}
 }
 
-// follow finds the free address that follows one, and begins again at the subnet's first.
+// follow finds the next free address, and wraps around at the end of the subnet.
 func (s *space) follow(offset uint32) (uint32, bool) {
 	if offset+1 < s.size {
 		if free, ok := s.from(offset + 1); ok {

@@ -34,7 +34,7 @@ func TestSpaceAgainstScan(t *testing.T) {
 		}
 		for i := range 3000 {
 			at := random.Uint32N(s.size)
-			taken[at] = random.IntN(50) != 0 // hardly any is free
+			taken[at] = random.IntN(50) != 0 // nearly full
 			s.set(at, taken[at])
 			from := random.Uint32N(s.size)
 			want, ok := walk(from)
@@ -68,7 +68,7 @@ func TestEachAddressIsLeasedOnce(t *testing.T) {
 		seen[addr] = true
 	}
 	rows := len(b.cfg.Store.(*memory).rows)
-	_, err := b.Reserve("one more")
+	_, err := b.Reserve("surplus")
 	if !errors.Is(err, errs.ErrExhausted) || !strings.Contains(err.Error(), "no free address in 10.3.0.0/22: 0 held, 1021 reserved, 0 cooling down for 1m0s after use, 0 quarantined, 1 excluded") {
 		t.Errorf("error %v", err)
 	}
@@ -102,7 +102,7 @@ func TestCoolDownAcrossRestart(t *testing.T) {
 		time.Sleep(40 * time.Second)
 		b = open(t, store, "10.0.0.0/30")
 		if until, ok := b.CoolingUntil(addr); !ok || time.Until(until) != 20*time.Second {
-			t.Errorf("cools for %s more, %v", time.Until(until), ok)
+			t.Errorf("cools for another %s, %v", time.Until(until), ok)
 		}
 		time.Sleep(20*time.Second - 1)
 		if _, err := b.Reserve("b"); !errors.Is(err, errs.ErrExhausted) {
@@ -110,7 +110,7 @@ func TestCoolDownAcrossRestart(t *testing.T) {
 		}
 		time.Sleep(time.Nanosecond)
 		if _, cools := b.CoolingUntil(addr); cools || len(b.List()) != 0 || b.Counts()[0].Free != 1 {
-			t.Errorf("rested, but %v, %+v", b.List(), b.Counts())
+			t.Errorf("cool-down over, but %v, %+v", b.List(), b.Counts())
 		}
 		if got := reserve(t, b, "b"); got != addr {
 			t.Errorf("got %s", got)
@@ -118,7 +118,8 @@ func TestCoolDownAcrossRestart(t *testing.T) {
 	})
 }
 
-// TestEachReleaseCoolsInFull has an address in use again while it cools down from an earlier use.
+// TestEachReleaseCoolsInFull reuses an address and releases it again: the second cool-down is
+// complete.
 func TestEachReleaseCoolsInFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := open(t, newMemory(), "10.0.0.0/30")
@@ -141,7 +142,7 @@ func TestEachReleaseCoolsInFull(t *testing.T) {
 	})
 }
 
-// TestClockJump has a row whose time was written by a clock that was then set to another.
+// TestClockJump has a row with a time from a clock that was then changed.
 func TestClockJump(t *testing.T) {
 	for name, tt := range map[string]struct{ jump, want time.Duration }{
 		"set back by a year":    {-365 * 24 * time.Hour, time.Minute},
@@ -187,7 +188,7 @@ func TestExpiredRowsAreDeleted(t *testing.T) {
 		t.Errorf("%d rows for one lease", len(store.rows))
 	}
 	if addr := reserve(t, open(t, store, "10.0.0.0/24"), "next"); addr != netip.MustParseAddr("10.0.0.103") {
-		t.Errorf("after a restart the next is %s, which is not the one that has rested longest", addr)
+		t.Errorf("after a restart the next is %s, want the one released first", addr)
 	}
 }
 
@@ -200,12 +201,12 @@ func TestSubnetChange(t *testing.T) {
 	}
 	b := open(t, store, "10.2.0.0/24")
 	if l, ok := b.Of("live"); !ok || l.Address != live || l.State != Held {
-		t.Errorf("lease of before: %+v, %v", l, ok)
+		t.Errorf("lease in the old subnet: %+v, %v", l, ok)
 	}
 	if err := errors.Join(b.Claim("live", live), b.Release("gone", gone)); err != nil {
 		t.Error(err)
 	}
-	addr := reserve(t, b, "half made") // it begins again, and its old address is of no use
+	addr := reserve(t, b, "half made") // its create is retried in the new subnet
 	if !b.Subnet().Contains(addr) {
 		t.Errorf("got %s", addr)
 	}
@@ -225,7 +226,7 @@ func TestSubnetChange(t *testing.T) {
 	if _, there := store.rows["10.1.0.0/24 10.1.0.200"]; !there {
 		t.Errorf("rows %q", slices.Collect(maps.Keys(store.rows)))
 	}
-	if err := b.Claim("lost", netip.MustParseAddr("10.9.0.9")); err != nil { // of no subnet that is known
+	if err := b.Claim("lost", netip.MustParseAddr("10.9.0.9")); err != nil { // in no known subnet
 		t.Error(err)
 	}
 	if _, there := store.rows["0.0.0.0/0 10.9.0.9"]; !there {
@@ -233,7 +234,7 @@ func TestSubnetChange(t *testing.T) {
 	}
 }
 
-// TestWiderSubnet has leases of a subnet within the one that is configured now.
+// TestWiderSubnet has leases of a subnet inside the configured one.
 func TestWiderSubnet(t *testing.T) {
 	store := newMemory()
 	old := open(t, store, "10.1.0.0/29")
@@ -249,20 +250,20 @@ func TestWiderSubnet(t *testing.T) {
 		seen[reserve(t, b, "new "+fmt.Sprint(i))] = true
 	}
 	if len(seen) != 8 || seen[netip.MustParseAddr("10.1.0.2")] || seen[netip.MustParseAddr("10.1.0.5")] {
-		t.Errorf("handed out %v", seen)
+		t.Errorf("leased %v", seen)
 	}
 	if err := b.Hold("0", netip.MustParseAddr("10.1.0.2")); err != nil {
 		t.Error(err)
 	}
 	if _, there := store.rows["10.1.0.0/29 10.1.0.2"]; there || store.rows["10.1.0.0/28 10.1.0.2"] == "" {
-		t.Error("the row stays under the old subnet")
+		t.Error("row still in the old subnet's bucket")
 	}
 	if got := open(t, store, "10.1.0.0/28").Counts(); len(got) != 1 || got[0].Reserved != 10 || got[0].Held != 1 || got[0].Cooling != 1 {
 		t.Errorf("counts %+v", got)
 	}
 }
 
-// TestOwnerWithTwoLeases is what a write leaves that failed, and was in the store all the same.
+// TestOwnerWithTwoLeases loads the result of a write that failed but was stored.
 func TestOwnerWithTwoLeases(t *testing.T) {
 	store := newMemory()
 	since := time.Now()
@@ -275,7 +276,7 @@ func TestOwnerWithTwoLeases(t *testing.T) {
 	}
 	b := open(t, store, "10.0.0.0/29")
 	if l, ok := b.Of("a"); !ok || l.Address != netip.MustParseAddr("10.0.0.3") {
-		t.Errorf("lease %+v, %v; want the one that is held", l, ok)
+		t.Errorf("lease %+v, %v; want the held one", l, ok)
 	}
 	if n := b.Counts()[0]; n.Held != 1 || n.Reserved != 2 {
 		t.Errorf("counts %+v", n)
@@ -313,8 +314,8 @@ func TestExcludedIsNeverLeased(t *testing.T) {
 	}
 }
 
-// FuzzOpen opens books with any row, and looks whether they still hand out what is free, keep
-// what they cannot read, and do not touch other rows.
+// FuzzOpen loads an arbitrary row. Free addresses must stay available, and other and unreadable
+// rows unchanged.
 func FuzzOpen(f *testing.F) {
 	good, _ := encode(Lease{Address: netip.MustParseAddr("10.0.0.2"), Owner: "a", State: Held})
 	f.Add("10.0.0.0/29", []byte("10.0.0.2"), good)
@@ -343,7 +344,7 @@ func FuzzOpen(f *testing.F) {
 				t.Fatal(err)
 			}
 			if len(unread) > 0 && addr.String() == string(key) {
-				t.Errorf("handed out %s", addr)
+				t.Errorf("leased %s", addr)
 			}
 		}
 		if len(unread) > 0 && (store.rows[place] != string(value) || !bytes.Equal(unread[0].Value, value)) {

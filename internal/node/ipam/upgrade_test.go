@@ -32,8 +32,8 @@ const (
 
 func upgradeSubnet() netip.Prefix { return netip.MustParsePrefix("10.0.0.0/16") }
 
-// upgrade migrates a directory as the server does; die has the process killed before the step
-// is recorded.
+// upgrade migrates a directory as the server does; die kills the process before the step is
+// recorded.
 func upgrade(ctx context.Context, dir string, die bool) (*migrate.Migrations, error) {
 	m, err := migrate.Open(migrate.Config{File: filepath.Join(dir, "migrations.json"), Log: telemetry.Discard(), Steps: []migrate.Step{{
 		ID: upgradeStep, Stage: migrate.Storage, Do: func(ctx context.Context) error {
@@ -41,7 +41,7 @@ func upgrade(ctx context.Context, dir string, die bool) (*migrate.Migrations, er
 			err := ipam.MigrateFile(ctx, filepath.Join(dir, "node.db"), upgradeSubnet(), slog.New(slog.DiscardHandler))
 			if err == nil && die {
 				err = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-				<-ctx.Done() // it takes a moment
+				<-ctx.Done() // the killer needs a moment
 			}
 			return err
 		},
@@ -56,15 +56,15 @@ func upgrade(ctx context.Context, dir string, die bool) (*migrate.Migrations, er
 func TestUpgradeChild(t *testing.T) {
 	dir := os.Getenv(upgradeDirEnv)
 	if dir == "" {
-		t.Skip("it is a part of TestUpgradeKilled")
+		t.Skip("runs in TestUpgradeKilled")
 	}
 	if _, err := upgrade(t.Context(), dir, os.Getenv(upgradeDieEnv) != ""); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// TestUpgradeKilled kills the migration of leases somewhere, or between its end and the record of
-// it, and looks whether the next start makes it whole.
+// TestUpgradeKilled kills the lease migration, or its process before the step is recorded; the next
+// start must complete it.
 func TestUpgradeKilled(t *testing.T) {
 	for round := range 8 {
 		dir := t.TempDir()
@@ -97,15 +97,15 @@ func killUpgrade(t *testing.T, dir string, late bool) {
 	}
 	lines := bufio.NewReader(out)
 	if line, err := lines.ReadString('\n'); err != nil || !strings.Contains(line, "migrating") {
-		t.Errorf("the child said %q, %v", line, err)
+		t.Errorf("the child printed %q, %v", line, err)
 	}
-	if !late { // at any instant: which one, nobody knows
+	if !late { // at a random instant
 		timer := time.AfterFunc(time.Duration(rand.IntN(20))*time.Millisecond, func() { _ = cmd.Process.Kill() })
 		defer timer.Stop()
 	}
 	_, _ = io.Copy(io.Discard, lines)
 	if err := cmd.Wait(); late && (err == nil || !strings.Contains(err.Error(), "killed")) {
-		t.Errorf("the child ended by itself: %v", err)
+		t.Errorf("child exited before the kill: %v", err)
 	}
 }
 
@@ -113,7 +113,7 @@ func upgradeAddr(i int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 0, byte((i + 2) >> 8), byte(i + 2)})
 }
 
-// makeFlat writes leases as servers of before wrote them.
+// makeFlat writes leases in the format without subnets.
 func makeFlat(t *testing.T, path string) {
 	t.Helper()
 	db, err := bolt.Open(path, 0o600, nil)
