@@ -30,16 +30,16 @@ func (n *Network) Attach(ctx context.Context, ep Endpoint) (Attachment, error) {
 	if err := n.check6(ep); err != nil {
 		return Attachment{}, fmt.Errorf("attach %s: %w", ep.ID, err)
 	}
-	defer n.spares.hold()()
+	defer n.spares.pauseRefill()()
 	if _, err := os.Lstat(n.NetnsPath(ep.ID)); err == nil {
 		if err := n.Detach(ctx, ep); err != nil {
 			return Attachment{}, err
 		}
 	}
-	err := n.settle(ep)
+	err := n.provision(ep)
 	if errors.Is(err, unix.EEXIST) { // a link outlived its namespace's name
 		if err = n.Detach(ctx, ep); err == nil {
-			err = n.settle(ep)
+			err = n.provision(ep)
 		}
 	}
 	if err != nil {
@@ -50,7 +50,7 @@ func (n *Network) Attach(ctx context.Context, ep Endpoint) (Attachment, error) {
 
 // settle puts an endpoint into a spare room, or into a new one where there is none or where it
 // does not fit: somebody may have tampered with a spare's link. The caller undoes on failure.
-func (n *Network) settle(ep Endpoint) error {
+func (n *Network) provision(ep Endpoint) error {
 	if r := n.spares.take(); r != nil {
 		err := n.configureEndpoint(r, ep)
 		r.close()
@@ -119,7 +119,7 @@ func (n *Network) Cut(addr netip.Addr) error {
 	if addr.Is6() {
 		family = unix.AF_INET6
 	}
-	sockets, err := whole(func() ([]*netlink.Socket, error) { return n.host.SocketDiagTCP(family) })
+	sockets, err := consistentList(func() ([]*netlink.Socket, error) { return n.host.SocketDiagTCP(family) })
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) {
 		return nil
 	} else if err != nil {
@@ -129,15 +129,15 @@ func (n *Network) Cut(addr netip.Addr) error {
 		if !s.ID.Destination.Equal(addr.AsSlice()) {
 			continue
 		}
-		if err := destroy(family, s.ID); err != nil && !missing(err) && !errors.Is(err, unix.EOPNOTSUPP) {
+		if err := destroySocket(family, s.ID); err != nil && !missing(err) && !errors.Is(err, unix.EOPNOTSUPP) {
 			return fmt.Errorf("end connection to %s: %w", addr, err)
 		}
 	}
 	return nil
 }
 
-// destroy ends a TCP connection of this machine. The library does so for IPv4 only.
-func destroy(family uint8, id netlink.SocketID) error {
+// destroySocket ends a TCP connection of this machine. The library does so for IPv4 only.
+func destroySocket(family uint8, id netlink.SocketID) error {
 	const headerSize, addressSize = 12, 16 // of struct inet_diag_req_v2
 	b := make([]byte, headerSize+2*addressSize+12)
 	b[0], b[1] = family, unix.IPPROTO_TCP

@@ -55,7 +55,7 @@ func (n *Network) ensureBridge() (netlink.Link, error) {
 }
 
 func (n *Network) replaceBridgeAddress(link netlink.Link, family int, want *net.IPNet) error {
-	have, err := whole(func() ([]netlink.Addr, error) { return n.host.AddrList(link, family) })
+	have, err := consistentList(func() ([]netlink.Addr, error) { return n.host.AddrList(link, family) })
 	if err != nil {
 		return fmt.Errorf("list addresses of %s: %w", n.cfg.Bridge, err)
 	}
@@ -116,7 +116,7 @@ func (n *Network) allowForwarding(ctx context.Context) error {
 }
 
 func (n *Network) linksWithDefaultRoute(family int) (names []string, err error) {
-	routes, err := whole(func() ([]netlink.Route, error) { return n.host.RouteList(nil, family) })
+	routes, err := consistentList(func() ([]netlink.Route, error) { return n.host.RouteList(nil, family) })
 	if err != nil {
 		return nil, fmt.Errorf("list routes: %w", err)
 	}

@@ -59,7 +59,7 @@ func newInternet(t *testing.T) *internet {
 		if err := errors.Join(setUp("lo"), setUp("net0", "11.0.0.2/30", "2600::2/126")); err != nil {
 			return err
 		}
-		return everywhere("lo")
+		return addAllAddresses("lo")
 	}))
 	must(t, setUp("up0", "11.0.0.1/30", "2600::1/126"))
 	near, err := netlink.LinkByName("up0")
@@ -93,8 +93,8 @@ func setUp(name string, addresses ...string) error {
 	return nil
 }
 
-// everywhere gives a link of the thread's namespace every address there is.
-func everywhere(name string) error {
+// addAllAddresses gives a link of the thread's namespace every address there is.
+func addAllAddresses(name string) error {
 	l, err := netlink.LinkByName(name)
 	if err != nil {
 		return err
@@ -206,7 +206,7 @@ func (n *Network) open(t *testing.T, ep Endpoint, address string) *echo {
 	return &echo{c}
 }
 
-func (e *echo) say(limit time.Duration) error {
+func (e *echo) ping(limit time.Duration) error {
 	if err := e.SetDeadline(time.Now().Add(limit)); err != nil {
 		return err
 	}
@@ -225,25 +225,25 @@ func TestEgressChangesWhileConnectionsAreOpen(t *testing.T) {
 	w.serveEcho(t, 80)
 	a, b := attach(t, n, 1), attach(t, n, 2)
 	first, second := n.open(t, a, "8.8.8.8:80"), n.open(t, a, "1.1.1.1:80")
-	must(t, first.say(soon))
-	must(t, second.say(soon))
+	must(t, first.ping(soon))
+	must(t, second.ping(soon))
 	set := func(p *agents.EgressPolicy) {
 		t.Helper()
 		must(t, n.SetEgress(t.Context(), a, compile(t, p)))
 	}
 
 	set(closedBut("8.8.8.0/24"))
-	if err := first.say(soon); err != nil {
+	if err := first.ping(soon); err != nil {
 		t.Errorf("a connection that is allowed broke: %v", err)
 	}
-	if err := second.say(never); err == nil {
+	if err := second.ping(never); err == nil {
 		t.Error("a connection that is not allowed any more lives on")
 	}
 	for range 20 { // a change that allows the same must not be felt
 		set(closedBut("8.8.8.0/24", "7.7.7.7"))
 		set(closedBut("8.8.8.8"))
 	}
-	if err := first.say(soon); err != nil {
+	if err := first.ping(soon); err != nil {
 		t.Errorf("a connection that is allowed broke: %v", err)
 	}
 	n.open(t, b, "1.1.1.1:80") // nobody else is concerned
@@ -257,12 +257,12 @@ func TestEgressChangesWhileConnectionsAreOpen(t *testing.T) {
 	}
 	// What a policy with names allows to go on is cut all the same when it forbids it.
 	third := n.open(t, a, "1.1.1.1:80")
-	must(t, third.say(soon))
+	must(t, third.ping(soon))
 	set(closedBut("example.com", "8.8.8.8"))
-	if err := third.say(never); err == nil {
+	if err := third.ping(never); err == nil {
 		t.Error("a connection that a policy with names does not allow lives on")
 	}
-	if err := first.say(soon); err != nil {
+	if err := first.ping(soon); err != nil {
 		t.Errorf("a connection that is allowed broke: %v", err)
 	}
 	must(t, n.Detach(t.Context(), a))
@@ -274,7 +274,7 @@ func TestEgressChangesWhileConnectionsAreOpen(t *testing.T) {
 
 // A networkPolicy's rules and the policy of the sandbox's own must both allow; rules may change
 // under open connections, and are found again by another process of ours.
-func TestEgressIsKeptWithinRules(t *testing.T) {
+func TestEgressWithNetworkPolicy(t *testing.T) {
 	if !ownnet.Inside(t) {
 		return
 	}
@@ -309,7 +309,7 @@ func TestEgressIsKeptWithinRules(t *testing.T) {
 	reaches(n, "7.7.7.7:80", false)
 	open := n.open(t, a, "9.1.1.1:80")
 	must(t, n.SetEgress(t.Context(), a, rules(nil, 80, "8.0.0.0/8")))
-	if err := open.say(never); err == nil {
+	if err := open.ping(never); err == nil {
 		t.Error("a connection that the rules do not allow any more lives on")
 	}
 	both := rules(closedBut("8.8.8.8", "7.7.7.7"), 80, "8.0.0.0/8")
@@ -380,7 +380,7 @@ func TestEgressTakesManyRules(t *testing.T) {
 }
 
 // Another program deletes a policy's objects: the next start restores them.
-func TestEgressIsRestoredAfterOthersFlushedIt(t *testing.T) {
+func TestEgressRestoredAfterFlush(t *testing.T) {
 	if !ownnet.Inside(t) {
 		return
 	}
@@ -479,7 +479,7 @@ func TestPinsOpenAndSurvive(t *testing.T) {
 		t.Error("a name that is not allowed was pinned")
 	}
 	c := n.open(t, a, "5.5.5.5:80")
-	must(t, c.say(soon))
+	must(t, c.ping(soon))
 	pin("x.other.org", time.Minute, "5.5.5.5") // two names, one address
 	pin("x.other.org", time.Minute, "5.5.5.6")
 
@@ -488,8 +488,8 @@ func TestPinsOpenAndSurvive(t *testing.T) {
 	must(t, err)
 	defer again.Close()
 	must(t, again.Open(t.Context()))
-	must(t, c.say(soon))
-	must(t, again.open(t, a, "5.5.5.6:80").say(soon))
+	must(t, c.ping(soon))
+	must(t, again.open(t, a, "5.5.5.6:80").ping(soon))
 	if err := again.try(t, a, "6.6.6.6:80", never); err == nil {
 		t.Error("open between Open and SetEgress")
 	}
@@ -497,42 +497,42 @@ func TestPinsOpenAndSurvive(t *testing.T) {
 		t.Errorf("policy before it is known: %+v, want one that closes all", p)
 	}
 	must(t, again.SetEgress(t.Context(), a, p))
-	must(t, c.say(soon))
+	must(t, c.ping(soon))
 	if pins := again.Pins(a.ID); len(pins) != 4 || !slices.Contains(pins[0].Names, "example.com") || time.Until(pins[0].Until) < time.Minute {
 		t.Errorf("pins after a restart: %+v", pins)
 	}
 
-	outlives(t, again, a, c)
+	wantOutlives(t, again, a, c)
 	must(t, again.Detach(t.Context(), a))
 	leftovers(t, again)
 }
 
 // outlives wants a connection to go on after its pin, until its name goes.
-func outlives(t *testing.T, again *Network, a Endpoint, c *echo) {
+func wantOutlives(t *testing.T, again *Network, a Endpoint, c *echo) {
 	t.Helper()
 	gone, kept := netip.MustParseAddr("5.5.5.5"), netip.MustParseAddr("5.5.5.6")
-	forgetPin(t, again, a.ID, gone)
+	expirePin(t, again, a.ID, gone)
 	if err := again.try(t, a, "5.5.5.5:80", never); err == nil {
 		t.Error("open although no pin is left")
 	}
-	must(t, c.say(soon))
+	must(t, c.ping(soon))
 	must(t, again.SetEgress(t.Context(), a, compile(t, closedBut("example.com", "*.other.org", "3.3.3.3"))))
-	if err := c.say(soon); err != nil {
+	if err := c.ping(soon); err != nil {
 		t.Errorf("a change that takes no name away broke a connection: %v", err)
 	}
 	pinned := again.open(t, a, "5.5.5.6:80")
 	must(t, again.SetEgress(t.Context(), a, compile(t, closedBut("*.other.org"))))
-	if err := c.say(never); err == nil {
+	if err := c.ping(never); err == nil {
 		t.Error("a connection lives on although its name is not allowed any more")
 	}
-	must(t, pinned.say(soon))
+	must(t, pinned.ping(soon))
 	if pins := again.Pins(a.ID); len(pins) != 1 || pins[0].Address != kept {
 		t.Errorf("pins after a name was taken away: %+v", pins)
 	}
 }
 
-// forgetPin ends a pin early, as time would.
-func forgetPin(t *testing.T, n *Network, id string, a netip.Addr) {
+// expirePin ends a pin early, as time would.
+func expirePin(t *testing.T, n *Network, id string, a netip.Addr) {
 	t.Helper()
 	conn, err := nftables.New()
 	must(t, err)
@@ -620,7 +620,7 @@ func TestKernelAgreesWithDecide(t *testing.T) {
 			}
 			packets[k] = d
 		}
-		arrives(t, sender, marker, seen, packets, p)
+		wantArrivals(t, sender, marker, seen, packets, p)
 	}
 	t.Logf("decided: %v, of these by a networkPolicy: %v", counts, bounded)
 	if bounded[egress.Allowed] < 40 || bounded[egress.Refused] < 100 {
@@ -643,7 +643,7 @@ func randomPacket(r *rand.Rand, p *agents.EgressPolicy, fewPorts bool, near []st
 		return k
 	}
 	if len(near) > 0 && r.IntN(2) == 0 {
-		if a := somewhereIn(r, netip.MustParsePrefix(near[r.IntN(len(near))])); usable(a) {
+		if a := randomIn(r, netip.MustParsePrefix(near[r.IntN(len(near))])); usable(a) {
 			k.Address = a
 		}
 	}
@@ -657,7 +657,7 @@ func randomPacket(r *rand.Rand, p *agents.EgressPolicy, fewPorts bool, near []st
 }
 
 // arrives sends packets and compares what arrives with what was decided.
-func arrives(t *testing.T, sender, marker *sender, seen *watcher, packets map[egress.Packet]egress.Decision, source egress.Policy) {
+func wantArrivals(t *testing.T, sender, marker *sender, seen *watcher, packets map[egress.Packet]egress.Decision, source egress.Policy) {
 	t.Helper()
 	left := maps.Clone(packets)
 	sender.renew()
@@ -743,7 +743,7 @@ func randomPeer(r *rand.Rand, p *agents.EgressPolicy) (peer networkingv1.Network
 	whole := netip.PrefixFrom(a, r.IntN(a.BitLen()/2)).Masked()
 	peer.IPBlock = &networkingv1.IPBlock{CIDR: whole.String()}
 	for range r.IntN(3) {
-		hole := netip.PrefixFrom(somewhereIn(r, whole), whole.Bits()+1+r.IntN(8)).Masked()
+		hole := netip.PrefixFrom(randomIn(r, whole), whole.Bits()+1+r.IntN(8)).Masked()
 		peer.IPBlock.Except = append(peer.IPBlock.Except, hole.String())
 	}
 	return peer, append(peer.IPBlock.Except, peer.IPBlock.CIDR)
@@ -782,13 +782,13 @@ func randomAddress(r *rand.Rand, p *agents.EgressPolicy, near ...string) netip.A
 			}
 			prefix = netip.PrefixFrom(a, a.BitLen())
 		}
-		if a := somewhereIn(r, prefix); usable(a) {
+		if a := randomIn(r, prefix); usable(a) {
 			return a
 		}
 	}
 }
 
-func somewhereIn(r *rand.Rand, prefix netip.Prefix) netip.Addr {
+func randomIn(r *rand.Rand, prefix netip.Prefix) netip.Addr {
 	b := prefix.Addr().AsSlice()
 	for bit := prefix.Bits(); bit < len(b)*8; bit++ {
 		if r.IntN(2) == 0 {

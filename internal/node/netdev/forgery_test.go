@@ -132,23 +132,23 @@ func advertisement(from, to, target netip.Addr, mac net.HardwareAddr) []byte {
 	return packet(from, to, unix.IPPROTO_ICMPV6, icmp, 2)
 }
 
-// hearer is a listener of the host's, and what it heard.
-type hearer struct {
+// receiver is a listener of the host's, and what it heard.
+type receiver struct {
 	t        *testing.T
 	c        net.PacketConn
-	greeting string // said again and again, so that copies of it may come late
+	repeated string // said again and again, so that copies of it may come late
 }
 
-func newHearer(t *testing.T, a netip.Addr) *hearer {
+func newReceiver(t *testing.T, a netip.Addr) *receiver {
 	t.Helper()
 	c, err := (&net.ListenConfig{}).ListenPacket(t.Context(), "udp", netip.AddrPortFrom(a, 53).String())
 	must(t, err)
 	t.Cleanup(func() { _ = c.Close() })
-	return &hearer{t: t, c: c}
+	return &receiver{t: t, c: c}
 }
 
 // until reads until a text comes, and returns what came before it but the greeting.
-func (h *hearer) until(text string) (before []string) {
+func (h *receiver) until(text string) (before []string) {
 	h.t.Helper()
 	must(h.t, h.c.SetReadDeadline(time.Now().Add(soon)))
 	for {
@@ -158,7 +158,7 @@ func (h *hearer) until(text string) (before []string) {
 		if string(b[:size]) == text {
 			return before
 		}
-		if string(b[:size]) != h.greeting {
+		if string(b[:size]) != h.repeated {
 			before = append(before, string(b[:size]))
 		}
 	}
@@ -166,9 +166,9 @@ func (h *hearer) until(text string) (before []string) {
 
 // hears repeats a call until its text comes: a port that was just made carries nothing until the
 // kernel has noticed that it is up.
-func (h *hearer) hears(text string, call func()) {
+func (h *receiver) receives(text string, call func()) {
 	h.t.Helper()
-	h.greeting = text
+	h.repeated = text
 	b := make([]byte, 100)
 	eventually.True(h.t, text, func() bool {
 		call()
@@ -178,8 +178,8 @@ func (h *hearer) hears(text string, call func()) {
 	})
 }
 
-// forgers is a network with a thief who has raw sockets and a victim beside it.
-func forgers(t *testing.T) (n *Network, thief, victim Endpoint, raw *rawSocket) {
+// forgeryNetwork is a network with a thief who has raw sockets and a victim beside it.
+func forgeryNetwork(t *testing.T) (n *Network, thief, victim Endpoint, raw *rawSocket) {
 	t.Helper()
 	n = testNetwork(t, withSubnet6, func(c *Config) {
 		c.Resolvers = []netip.Addr{c.Subnet.Masked().Addr().Next(), c.Subnet6.Masked().Addr().Next()}
@@ -195,26 +195,26 @@ func forgers(t *testing.T) (n *Network, thief, victim Endpoint, raw *rawSocket) 
 // awaitPort waits until what a sandbox sends comes out of its port.
 func awaitPort(t *testing.T, n *Network, ep Endpoint, raw *rawSocket) {
 	t.Helper()
-	h := newHearer(t, n.Gateway())
-	h.hears("hello", func() {
+	h := newReceiver(t, n.Gateway())
+	h.receives("hello", func() {
 		raw.send(ethernet(MACOf(n.Gateway()), MACOf(ep.Address), unix.ETH_P_IP, datagram(ep.Address, n.Gateway(), "hello")))
 	})
 	must(t, h.c.Close())
 }
 
 // Whoever forges its neighbour's addresses is not heard, and takes nothing from the neighbour.
-func TestForgedPacketsAreNotHeard(t *testing.T) {
-	n, thief, victim, raw := forgers(t)
+func TestForgedPacketsAreDropped(t *testing.T) {
+	n, thief, victim, raw := forgeryNetwork(t)
 	own, other, gateway := MACOf(thief.Address), MACOf(victim.Address), MACOf(n.Gateway())
 	for _, family := range []struct{ own, other, gateway netip.Addr }{
 		{thief.Address, victim.Address, n.Gateway()},
 		{thief.Address6, victim.Address6, n.Gateway6()},
 	} {
-		h := newHearer(t, family.gateway)
+		h := newReceiver(t, family.gateway)
 		tell := func(mac net.HardwareAddr, from netip.Addr, text string) {
 			raw.send(ethernet(gateway, mac, etherTypeOf(from), datagram(from, family.gateway, text)))
 		}
-		h.hears("first", func() { tell(own, family.own, "first") })
+		h.receives("first", func() { tell(own, family.own, "first") })
 		tell(other, family.other, "both forged")
 		tell(own, family.other, "address forged")
 		tell(other, family.own, "hardware address forged")
@@ -231,8 +231,8 @@ func TestForgedPacketsAreNotHeard(t *testing.T) {
 }
 
 // What one sandbox sends straight to another's hardware address, or to all, does not arrive.
-func TestNeighboursAreNotReachedByFrames(t *testing.T) {
-	n, thief, victim, raw := forgers(t)
+func TestFramesToNeighboursAreDropped(t *testing.T) {
+	n, thief, victim, raw := forgeryNetwork(t)
 	seen := newRawSocket(t, n.NetnsPath(victim.ID))
 	own := MACOf(thief.Address)
 	awaitPort(t, n, thief, raw)
@@ -255,8 +255,8 @@ func TestNeighboursAreNotReachedByFrames(t *testing.T) {
 }
 
 // Within what it sends in its own name, a sandbox cannot claim other addresses.
-func TestClaimsOfOtherAddressesAreNotBelieved(t *testing.T) {
-	n, thief, _, raw := forgers(t)
+func TestClaimsOfOtherAddressesAreIgnored(t *testing.T) {
+	n, thief, _, raw := forgeryNetwork(t)
 	own, gateway := MACOf(thief.Address), MACOf(n.Gateway())
 	known, wrong := net.HardwareAddr{2, 0, 0, 0, 0, 7}, net.HardwareAddr{2, 0, 0, 0, 0, 9}
 	absent := endpoint6(n, 3)
@@ -277,7 +277,7 @@ func TestClaimsOfOtherAddressesAreNotBelieved(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := newHearer(t, n.Gateway6())
+			h := newReceiver(t, n.Gateway6())
 			// An entry that whoever is heard may change.
 			must(t, n.host.NeighSet(&netlink.Neigh{
 				LinkIndex: n.bridgeLink().Attrs().Index, State: netlink.NUD_STALE, IP: c.address.AsSlice(), HardwareAddr: known,
@@ -285,7 +285,7 @@ func TestClaimsOfOtherAddressesAreNotBelieved(t *testing.T) {
 			raw.send(c.frame)
 			raw.send(ethernet(gateway, own, unix.ETH_P_IPV6, datagram(thief.Address6, n.Gateway6(), "end")))
 			h.until("end")
-			entry, err := getNeigh(neighbourQuestion(n.bridgeLink(), c.address))
+			entry, err := getNeigh(neighbourRequest(n.bridgeLink(), c.address))
 			must(t, err)
 			if entry == nil || !bytes.Equal(entry.HardwareAddr, known) {
 				t.Errorf("the host believes that %s is at %v", c.address, entry)

@@ -19,14 +19,14 @@ func gateway6(cfg Config) netip.Addr {
 	return cfg.Subnet6.Masked().Addr().Next()
 }
 
-// holdsIPv4 reports whether a range has room for an IPv4 address in the low bits of its own.
-func holdsIPv4(p netip.Prefix) bool {
+// fitsIPv4 reports whether a range has room for an IPv4 address in the low bits of its own.
+func fitsIPv4(p netip.Prefix) bool {
 	return p.Addr().Is6() && !p.Addr().Is4In6() && p.Bits() <= 96
 }
 
-// besides is the IPv4 address of the sandbox that has an address; the zero value where no sandbox
+// ipv4Of is the IPv4 address of the sandbox that has an address; the zero value where no sandbox
 // of ours can have it.
-func (n *Network) besides(addr netip.Addr) netip.Addr {
+func (n *Network) ipv4Of(addr netip.Addr) netip.Addr {
 	if addr.Is6() && n.cfg.Subnet6.IsValid() && n.cfg.Subnet6.Contains(addr) {
 		a := addr.As16()
 		addr = netip.AddrFrom4([4]byte(a[12:]))
@@ -76,7 +76,7 @@ func (n *Network) allowForwarding6(ctx context.Context) error {
 	for _, name := range append(uplinks, n.cfg.Bridge) {
 		err := writeSysctl("ipv6", name, "force_forwarding", "1")
 		if errors.Is(err, os.ErrNotExist) {
-			err = forwardEverywhere6(uplinks)
+			err = forwardAll6(uplinks)
 		}
 		if err != nil {
 			n.log.WarnContext(ctx, "IPv6 forwarding not enabled; sandboxes may lack egress", "link", name, "error", err)
@@ -85,9 +85,9 @@ func (n *Network) allowForwarding6(ctx context.Context) error {
 	return nil
 }
 
-// forwardEverywhere6 forwards between all links. A machine that does so no longer heeds routers'
+// forwardAll6 forwards between all links. A machine that does so no longer heeds routers'
 // advertisements unless told to, and could lose its own default route.
-func forwardEverywhere6(uplinks []string) error {
+func forwardAll6(uplinks []string) error {
 	for _, name := range uplinks {
 		have, err := readSysctl("ipv6", name, "accept_ra")
 		if err != nil {

@@ -45,7 +45,7 @@ func serve(t *testing.T, address string) error {
 	return err
 }
 
-func TestReachOnlyWhatIsAllowedIPv6(t *testing.T) {
+func TestReachabilityIPv6(t *testing.T) {
 	for name, spares := range map[string]int{"new": 0, "spare": 2} {
 		t.Run(name, func(t *testing.T) {
 			n := testNetwork(t, withSubnet6, func(c *Config) {

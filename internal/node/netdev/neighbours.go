@@ -43,7 +43,7 @@ func (n *Network) Neighbours(ctx context.Context) ([]Neighbour, error) {
 	}
 	var found []Neighbour
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		entries, err := whole(func() ([]netlink.Neigh, error) { return n.host.NeighList(bridge.Attrs().Index, family) })
+		entries, err := consistentList(func() ([]netlink.Neigh, error) { return n.host.NeighList(bridge.Attrs().Index, family) })
 		if err != nil {
 			return nil, fmt.Errorf("list neighbours: %w", err)
 		}
@@ -63,7 +63,7 @@ func (n *Network) Neighbours(ctx context.Context) ([]Neighbour, error) {
 
 // portsByMAC maps hardware addresses to the names of the bridge's ports that they are behind.
 func (n *Network) portsByMAC(bridge int) (map[string]string, error) {
-	links, err := whole(n.host.LinkList)
+	links, err := consistentList(n.host.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
@@ -73,7 +73,7 @@ func (n *Network) portsByMAC(bridge int) (map[string]string, error) {
 			names[l.Attrs().Index] = l.Attrs().Name
 		}
 	}
-	entries, err := whole(func() ([]netlink.Neigh, error) { return n.host.NeighList(0, unix.AF_BRIDGE) })
+	entries, err := consistentList(func() ([]netlink.Neigh, error) { return n.host.NeighList(0, unix.AF_BRIDGE) })
 	if err != nil {
 		return nil, fmt.Errorf("list forwarding entries: %w", err)
 	}
@@ -86,13 +86,13 @@ func (n *Network) portsByMAC(bridge int) (map[string]string, error) {
 	return ports, nil
 }
 
-// listTries is how often a list is asked for that changes while the kernel makes it.
-const listTries = 50
+// maxListAttempts is how often a list is asked for that changes while the kernel makes it.
+const maxListAttempts = 50
 
 // whole asks for a list until it is of one moment; if it never is, the error says so, and the
 // list must not be taken for all that there is.
-func whole[T any](list func() ([]T, error)) (all []T, err error) {
-	for range listTries {
+func consistentList[T any](list func() ([]T, error)) (all []T, err error) {
+	for range maxListAttempts {
 		if all, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
 			return all, err
 		}
@@ -101,7 +101,7 @@ func whole[T any](list func() ([]T, error)) (all []T, err error) {
 }
 
 // behindPort tells whether a forwarding entry is of somebody behind the port. The port's own
-// address is permanent, and entries of the device itself, not of the bridge, are others' matter.
+// configureAddresses is permanent, and entries of the device itself, not of the bridge, are others' matter.
 func behindPort(e *netlink.Neigh) bool {
 	return e.MasterIndex != 0 && e.State&netlink.NUD_PERMANENT == 0
 }
@@ -119,14 +119,14 @@ func (n *Network) InUse(ctx context.Context, addr netip.Addr) (by string, err er
 		return "", fmt.Errorf("find bridge %s: %w", n.cfg.Bridge, err)
 	}
 	var suspects []net.HardwareAddr
-	entry, err := getNeigh(neighbourQuestion(bridge, addr))
+	entry, err := getNeigh(neighbourRequest(bridge, addr))
 	if err != nil {
 		return "", fmt.Errorf("ask for neighbour %s: %w", addr, err)
 	}
 	if entry != nil && len(entry.HardwareAddr) > 0 {
 		suspects = append(suspects, entry.HardwareAddr)
 	}
-	if v4 := n.besides(addr); v4.IsValid() { // ours, although somebody flushed the neighbours
+	if v4 := n.ipv4Of(addr); v4.IsValid() { // ours, although somebody flushed the neighbours
 		suspects = append(suspects, MACOf(v4))
 	}
 	for _, mac := range suspects {
@@ -138,7 +138,7 @@ func (n *Network) InUse(ctx context.Context, addr netip.Addr) (by string, err er
 }
 
 func (n *Network) portOfMAC(bridge netlink.Link, mac net.HardwareAddr) (string, error) {
-	entry, err := getNeigh(forwardingQuestion(bridge, mac))
+	entry, err := getNeigh(forwardingRequest(bridge, mac))
 	if err != nil {
 		return "", fmt.Errorf("ask for port of %s: %w", mac, err)
 	}
@@ -162,7 +162,7 @@ func portOf(link netlink.Link, mac net.HardwareAddr) *netlink.Neigh {
 	}
 }
 
-func neighbourQuestion(bridge netlink.Link, addr netip.Addr) *nl.NetlinkRequest {
+func neighbourRequest(bridge netlink.Link, addr netip.Addr) *nl.NetlinkRequest {
 	family := uint8(unix.AF_INET)
 	if addr.Is6() {
 		family = unix.AF_INET6
@@ -173,7 +173,7 @@ func neighbourQuestion(bridge netlink.Link, addr netip.Addr) *nl.NetlinkRequest 
 	return q
 }
 
-func forwardingQuestion(bridge netlink.Link, mac net.HardwareAddr) *nl.NetlinkRequest {
+func forwardingRequest(bridge netlink.Link, mac net.HardwareAddr) *nl.NetlinkRequest {
 	q := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, 0)
 	q.AddData(&netlink.Ndmsg{Family: unix.AF_BRIDGE})
 	q.AddData(nl.NewRtAttr(netlink.NDA_LLADDR, mac))

@@ -59,7 +59,7 @@ func TestNeighboursAndInUse(t *testing.T) {
 }
 
 // Somebody else put a machine on our bridge and gave it an address of ours.
-func TestInUseByAStranger(t *testing.T) {
+func TestInUseByUnknownHost(t *testing.T) {
 	n := testNetwork(t)
 	a := endpoint(n, 5).Address
 	name := "x" + n.cfg.Bridge

@@ -118,7 +118,7 @@ func New(cfg Config) (*Network, error) {
 		Gateway: cfg.Gateway, Gateway6: gateway6(cfg), Resolvers: cfg.Resolvers, Reachable: cfg.Reachable,
 	})
 	return &Network{
-		Policies: rules.Policies(), cfg: cfg, host: host, rules: rules, spares: newSpares(cfg.Spares),
+		Policies: rules.Policies(), cfg: cfg, host: host, rules: rules, spares: newNetnsPool(cfg.Spares),
 		log: cfg.Log.With("component", "netdev"),
 	}, nil
 }
@@ -133,7 +133,7 @@ func check(cfg Config) error {
 		return fmt.Errorf("network subnet %s: want an IPv4 prefix of /30 or larger: %w", cfg.Subnet, errs.ErrInvalid)
 	case !cfg.Subnet.Contains(cfg.Gateway):
 		return fmt.Errorf("network gateway %s: not in %s: %w", cfg.Gateway, cfg.Subnet, errs.ErrInvalid)
-	case cfg.Subnet6.IsValid() && !holdsIPv4(cfg.Subnet6):
+	case cfg.Subnet6.IsValid() && !fitsIPv4(cfg.Subnet6):
 		return fmt.Errorf("network IPv6 subnet %s: want an IPv6 prefix of /96 or larger: %w", cfg.Subnet6, errs.ErrInvalid)
 	case cfg.Spares < 0:
 		return fmt.Errorf("network spares %d: want 0 or more: %w", cfg.Spares, errs.ErrInvalid)
@@ -148,7 +148,7 @@ func check(cfg Config) error {
 // Close gives back what New opened, and the spares. It leaves the network as it is. Run must have
 // ended.
 func (n *Network) Close() {
-	n.spares.drop()
+	n.spares.clear()
 	n.rules.Close()
 	n.host.Close()
 }
@@ -174,7 +174,7 @@ func (n *Network) Open(ctx context.Context) error {
 			return err
 		}
 	}
-	n.spares.drop()
+	n.spares.clear()
 	bridge, err := n.ensureBridge()
 	if err != nil {
 		return err
@@ -182,7 +182,7 @@ func (n *Network) Open(ctx context.Context) error {
 	n.mu.Lock()
 	n.bridge = bridge
 	n.mu.Unlock()
-	if err := n.sweep(); err != nil {
+	if err := n.sweepLinks(); err != nil {
 		return err
 	}
 	if err := n.allowForwarding(ctx); err != nil {
@@ -208,8 +208,8 @@ func (n *Network) Destroy(ctx context.Context) error {
 	n.mu.Lock()
 	n.bridge = nil
 	n.mu.Unlock()
-	n.spares.drop()
-	failures = append(failures, n.sweep(), n.rules.Remove())
+	n.spares.clear()
+	failures = append(failures, n.sweepLinks(), n.rules.Remove())
 	if link, err := n.host.LinkByName(n.cfg.Bridge); err == nil {
 		if err := n.host.LinkDel(link); err != nil && !missing(err) {
 			failures = append(failures, fmt.Errorf("remove bridge %s: %w", n.cfg.Bridge, err))
@@ -243,7 +243,7 @@ func (n *Network) Links(_ context.Context) ([]string, error) {
 	} else if err != nil {
 		return nil, fmt.Errorf("find bridge %s: %w", n.cfg.Bridge, err)
 	}
-	links, err := whole(n.host.LinkList)
+	links, err := consistentList(n.host.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
@@ -269,7 +269,7 @@ func (n *Network) HostLink(id string) string {
 // Host links that are nobody's have, after the instance's prefix, a character that no hash has.
 const (
 	spareMark  = "-" // not yet anybody's
-	doomedMark = "_" // no longer anybody's
+	deleteMark = "_" // no longer anybody's
 )
 
 // newLinkName is a name that no other link has.
@@ -282,7 +282,7 @@ func (n *Network) isSpare(link string) bool {
 }
 
 func (n *Network) isMarkedForDelete(link string) bool {
-	return strings.HasPrefix(link, linkPrefix(n.cfg.NetnsPrefix)+doomedMark)
+	return strings.HasPrefix(link, linkPrefix(n.cfg.NetnsPrefix)+deleteMark)
 }
 
 const linkPrefixLength = 6

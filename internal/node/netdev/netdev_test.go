@@ -118,7 +118,7 @@ const (
 	never = 300 * time.Millisecond
 )
 
-func TestReachOnlyWhatIsAllowed(t *testing.T) {
+func TestReachability(t *testing.T) {
 	n := testNetwork(t)
 	a, b := endpoint(n, 1), endpoint(n, 2)
 	var paths []string
@@ -285,7 +285,7 @@ func TestDetachEndsConnections(t *testing.T) {
 }
 
 // Rules are replaced under running sandboxes, which do not notice.
-func TestOpenAgainKeepsWhatIsAttached(t *testing.T) {
+func TestReopenKeepsAttachments(t *testing.T) {
 	n := testNetwork(t)
 	ep := endpoint(n, 1)
 	at, err := n.Attach(t.Context(), ep)
@@ -342,9 +342,9 @@ func TestTwoInstancesSideBySide(t *testing.T) {
 }
 
 // Several in one process change their rules at the same time.
-func TestTwoInstancesAtOnce(t *testing.T) {
+func TestConcurrentInstances(t *testing.T) {
 	networks := []*Network{testNetwork(t), testNetwork(t)}
-	allAtOnce(len(networks), func(i int) {
+	concurrently(len(networks), func(i int) {
 		n := networks[i]
 		again, err := New(n.cfg) // one that has no set yet
 		if err == nil {
@@ -387,7 +387,7 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-func TestBridgeNameTakenByAnotherKindOfLink(t *testing.T) {
+func TestBridgeNameConflict(t *testing.T) {
 	n := testNetwork(t)
 	at, err := n.Attach(t.Context(), endpoint(n, 1))
 	if err != nil {

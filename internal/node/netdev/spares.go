@@ -12,50 +12,50 @@ const (
 	// firstPause and longestPause bound the time between tries to make a spare that failed.
 	firstPause   = time.Second
 	longestPause = time.Minute
-	// buryAfter is how long the kernel has to remove a link with its namespace. It removes many at
+	// deleteDelay is how long the kernel has to remove a link with its namespace. It removes many at
 	// once, while we would keep everybody waiting for each.
-	buryAfter = 2 * time.Second
-	// maxDoomed bounds the links that wait to be removed; further ones are removed in Detach.
-	maxDoomed = 1024
+	deleteDelay = 2 * time.Second
+	// maxDeleteQueue bounds the links that wait to be removed; further ones are removed in Detach.
+	maxDeleteQueue = 1024
 )
 
 // netnsPool are the rooms made ahead, and the links that are still to be removed. A spare room has
 // no name in the file system, so that it ends with the process that made it, however that ends.
 type netnsPool struct {
-	want int
+	size int
 	// wake has a token when there may be something to make.
 	wake chan struct{}
 	// deleteQueue are the names of links to be removed.
 	deleteQueue chan string
-	// buryAfter is buryAfter; tests change it before Run.
-	buryAfter time.Duration
+	// deleteDelay is deleteDelay; tests change it before Run.
+	deleteDelay time.Duration
 
-	mu      sync.Mutex
-	running bool             // +checklocks:mu
-	held    int              // +checklocks:mu
-	era     int              // +checklocks:mu
-	rooms   []*preparedNetns // +checklocks:mu
+	mu         sync.Mutex
+	running    bool             // +checklocks:mu
+	pauses     int              // +checklocks:mu
+	generation int              // +checklocks:mu
+	spares     []*preparedNetns // +checklocks:mu
 }
 
-func newSpares(want int) *netnsPool {
-	return &netnsPool{want: want, wake: make(chan struct{}, 1), deleteQueue: make(chan string, maxDoomed), buryAfter: buryAfter}
+func newNetnsPool(want int) *netnsPool {
+	return &netnsPool{size: want, wake: make(chan struct{}, 1), deleteQueue: make(chan string, maxDeleteQueue), deleteDelay: deleteDelay}
 }
 
-// hold has refilling stand back until the function that it returns is called: an attachment that
+// pauseRefill has refilling stand back until the function that it returns is called: an attachment that
 // somebody waits for is more urgent.
-func (s *netnsPool) hold() (release func()) {
+func (s *netnsPool) pauseRefill() (release func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.held++
+	s.pauses++
 	return func() {
 		s.mu.Lock()
-		s.held--
+		s.pauses--
 		s.mu.Unlock()
-		s.wakeUp()
+		s.notify()
 	}
 }
 
-func (s *netnsPool) wakeUp() {
+func (s *netnsPool) notify() {
 	select {
 	case s.wake <- struct{}{}:
 	default:
@@ -66,43 +66,43 @@ func (s *netnsPool) wakeUp() {
 func (s *netnsPool) take() *preparedNetns {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.rooms) == 0 {
+	if len(s.spares) == 0 {
 		return nil
 	}
-	r := s.rooms[0]
-	s.rooms = s.rooms[1:]
+	r := s.spares[0]
+	s.spares = s.spares[1:]
 	return r
 }
 
 // wanting reports whether one more should be made now, and in which era: drop begins a new one.
-func (s *netnsPool) wanting() (era int, yes bool) {
+func (s *netnsPool) needed() (era int, yes bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.era, s.held == 0 && len(s.rooms) < s.want
+	return s.generation, s.pauses == 0 && len(s.spares) < s.size
 }
 
 // put adds a room that was made for an era, if it is still that.
 func (s *netnsPool) put(r *preparedNetns, era int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.era != era {
+	if s.generation != era {
 		return false
 	}
-	s.rooms = append(s.rooms, r)
+	s.spares = append(s.spares, r)
 	return true
 }
 
 // drop lets go of all spares. The kernel removes them in its own time.
-func (s *netnsPool) drop() {
+func (s *netnsPool) clear() {
 	s.mu.Lock()
-	rooms := s.rooms
-	s.rooms = nil
-	s.era++
+	rooms := s.spares
+	s.spares = nil
+	s.generation++
 	s.mu.Unlock()
 	for _, r := range rooms {
 		r.close()
 	}
-	s.wakeUp()
+	s.notify()
 }
 
 // enqueueDelete takes a link to be removed in the background, if somebody is there to do it.
@@ -147,7 +147,7 @@ func (n *Network) Run(ctx context.Context) error {
 		case name := <-n.spares.deleteQueue:
 			n.deleteLink(context.WithoutCancel(ctx), name)
 		default:
-			n.spares.drop()
+			n.spares.clear()
 			return nil
 		}
 	}
@@ -181,7 +181,7 @@ func (n *Network) refill(ctx context.Context) {
 
 // addSpare makes a spare room if one is wanted.
 func (n *Network) addSpare() (made bool, err error) {
-	era, wanted := n.spares.wanting()
+	era, wanted := n.spares.needed()
 	if !wanted {
 		return false, nil
 	}
@@ -206,7 +206,7 @@ func (n *Network) deleteLinks(ctx context.Context) {
 		case name := <-n.spares.deleteQueue:
 			select {
 			case <-ctx.Done():
-			case <-time.After(n.spares.buryAfter):
+			case <-time.After(n.spares.deleteDelay):
 			}
 			for range len(n.spares.deleteQueue) {
 				n.deleteLink(ctx, <-n.spares.deleteQueue)
@@ -239,7 +239,7 @@ func (n *Network) detachLink(name string) error {
 	if err == nil {
 		err = n.host.LinkSetNoMaster(link)
 	}
-	doomed := n.newLinkName(doomedMark)
+	doomed := n.newLinkName(deleteMark)
 	if err == nil {
 		err = n.host.LinkSetName(link, doomed)
 	}
@@ -261,7 +261,7 @@ func (n *Network) Spares(_ context.Context) ([]string, error) {
 }
 
 func (n *Network) linksThat(match func(name string) bool) (names []string, err error) {
-	links, err := whole(n.host.LinkList)
+	links, err := consistentList(n.host.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
@@ -273,8 +273,8 @@ func (n *Network) linksThat(match func(name string) bool) (names []string, err e
 	return names, nil
 }
 
-// sweep removes links that are nobody's.
-func (n *Network) sweep() error {
+// sweepLinks removes links that are nobody's.
+func (n *Network) sweepLinks() error {
 	names, err := n.linksThat(func(name string) bool { return n.isSpare(name) || n.isMarkedForDelete(name) })
 	if err != nil {
 		return err

@@ -62,7 +62,7 @@ func leftOver(t *testing.T, n *Network) []string {
 	return names
 }
 
-func TestAttachTakesASpare(t *testing.T) {
+func TestAttachUsesSpare(t *testing.T) {
 	n := testNetwork(t, func(c *Config) { c.Spares = 2 })
 	fill(t, n)
 	before := spareNames(t, n)
@@ -94,7 +94,7 @@ func TestAttachTakesASpare(t *testing.T) {
 }
 
 // A port that is not yet anybody's hears and says nothing.
-func TestSparesAreShut(t *testing.T) {
+func TestSparesCarryNoTraffic(t *testing.T) {
 	n := testNetwork(t, func(c *Config) { c.Spares = 1 })
 	fill(t, n)
 	link, err := n.host.LinkByName(spareNames(t, n)[0])
@@ -167,9 +167,9 @@ func TestRunRefills(t *testing.T) {
 }
 
 // While an attachment is made, nobody makes spares; afterwards they come.
-func TestRefillStandsBack(t *testing.T) {
+func TestRefillPausesDuringAttach(t *testing.T) {
 	n := testNetwork(t, func(c *Config) { c.Spares = 1 })
-	release := n.spares.hold()
+	release := n.spares.pauseRefill()
 	if made, err := n.addSpare(); err != nil || made {
 		t.Errorf("made %v, %v while somebody waits", made, err)
 	}
@@ -179,7 +179,7 @@ func TestRefillStandsBack(t *testing.T) {
 }
 
 // Where spares cannot be made, Run goes on trying, and Attach says what is wrong.
-func TestRunOutlivesFailures(t *testing.T) {
+func TestRunRetries(t *testing.T) {
 	n := testNetwork(t, func(c *Config) { c.Spares = 1 })
 	must(t, n.Destroy(t.Context())) // no bridge: every spare fails
 	stop := run(t, n)
@@ -197,7 +197,7 @@ func TestRunOutlivesFailures(t *testing.T) {
 // A link whose namespace something holds open is out of the bridge at once and goes in the end.
 func TestDetachDoesNotWait(t *testing.T) {
 	n := testNetwork(t)
-	n.spares.buryAfter = time.Hour // it is looked at before it goes
+	n.spares.deleteDelay = time.Hour // it is looked at before it goes
 	stop := run(t, n)
 	eventually.True(t, "Run to run", n.spares.isRunning)
 	ep := endpoint(n, 1)
@@ -226,7 +226,7 @@ func TestDetachDoesNotWait(t *testing.T) {
 // A process that is killed leaves no spares behind: the kernel removes them, or the next Open.
 func TestKilledProcessLeavesNoSpares(t *testing.T) {
 	if bridge := os.Getenv("BARCHAN_TEST_SPARES_BRIDGE"); bridge != "" {
-		makeSparesAndHang(t, bridge)
+		createSparesAndBlock(t, bridge)
 		return
 	}
 	n := testNetwork(t, func(c *Config) { c.Spares = 3 })
@@ -263,7 +263,7 @@ func TestOpenSweeps(t *testing.T) {
 	defer other.Close()
 	must(t, other.Open(t.Context()))
 	fill(t, other)
-	doomed, err := other.prepareNetns(other.newLinkName(doomedMark))
+	doomed, err := other.prepareNetns(other.newLinkName(deleteMark))
 	must(t, err)
 	defer doomed.close()
 	if got := leftOver(t, n); len(got) != 4 {
@@ -278,8 +278,8 @@ func TestOpenSweeps(t *testing.T) {
 	}
 }
 
-// makeSparesAndHang is the process that is killed.
-func makeSparesAndHang(t *testing.T, bridge string) {
+// createSparesAndBlock is the process that is killed.
+func createSparesAndBlock(t *testing.T, bridge string) {
 	tag := strings.TrimPrefix(bridge, "br")
 	n, err := New(Config{
 		Bridge: bridge, Table: "barchan-" + tag, NetnsPrefix: "bc" + tag + "-", Spares: 3,
@@ -296,12 +296,12 @@ func makeSparesAndHang(t *testing.T, bridge string) {
 	<-t.Context().Done()
 }
 
-func TestManyAtOnce(t *testing.T) {
+func TestConcurrentAttach(t *testing.T) {
 	n := testNetwork(t, withSubnet6, func(c *Config) { c.Spares = 16 })
 	stop := run(t, n)
 	const many = 64
 	var rooms sync.Map // the namespaces' numbers
-	allAtOnce(many, func(i int) {
+	concurrently(many, func(i int) {
 		ep := endpoint6(n, i+1)
 		_, err := n.Attach(t.Context(), ep)
 		var st unix.Stat_t
@@ -315,7 +315,7 @@ func TestManyAtOnce(t *testing.T) {
 	if links, err := n.Links(t.Context()); err != nil || len(links) != many {
 		t.Errorf("%d links, %v, want %d", len(links), err, many)
 	}
-	allAtOnce(2*many, func(i int) { // half go while as many come and go
+	concurrently(2*many, func(i int) { // half go while as many come and go
 		ep := endpoint6(n, i+1)
 		var err error
 		if i >= many {
@@ -329,7 +329,7 @@ func TestManyAtOnce(t *testing.T) {
 	nothingLeft(t, n)
 }
 
-func allAtOnce(many int, do func(i int)) {
+func concurrently(many int, do func(i int)) {
 	var wg sync.WaitGroup
 	for i := range many {
 		wg.Go(func() { do(i) })

@@ -64,14 +64,14 @@ func BenchmarkMemory(b *testing.B) {
 }
 
 func benchmarkMemory(b *testing.B, question string, save CheckpointOptions, restore RestoreOptions, copies int) {
-	l := newLab(b)
-	first := l.box(b).run(b)
-	first.ask(b, question)
+	l := newTestHost(b)
+	first := l.newSandbox(b).run(b)
+	first.query(b, question)
 	_, err := l.Build(b.Context()) // once for the life of a server
 	must(b, err)
-	copied := make([]*box, copies)
+	copied := make([]*testSandbox, copies)
 	for i := range copied {
-		copied[i] = first.after(b)
+		copied[i] = first.copyOf(b)
 	}
 	sums := map[string]time.Duration{}
 	var size int64
@@ -90,15 +90,15 @@ func benchmarkMemory(b *testing.B, question string, save CheckpointOptions, rest
 		})
 		sums["still"] += still
 		began := time.Now()
-		together(b, copied, func(c *box) error {
+		concurrently(b, copied, func(c *testSandbox) error {
 			_, err := l.Restore(b.Context(), c.id, c.bundle, image, c.console, restore)
 			return err
 		})
 		sums["restore"] += time.Since(began)
-		together(b, copied, func(c *box) error { c.ask(b, "add"); return nil })
+		concurrently(b, copied, func(c *testSandbox) error { c.query(b, "add"); return nil })
 		sums["answer"] += time.Since(began)
 		pss += l.pss(b, copied)
-		together(b, copied, func(c *box) error { c.ask(b, "held"); return nil })
+		concurrently(b, copied, func(c *testSandbox) error { c.query(b, "held"); return nil })
 		sums["whole"] += time.Since(began)
 		for _, c := range copied {
 			must(b, l.Remove(b.Context(), c.id, c.spec.CgroupsPath))
@@ -114,7 +114,7 @@ func benchmarkMemory(b *testing.B, question string, save CheckpointOptions, rest
 	b.ReportMetric(0, "ns/op")
 }
 
-func together(b *testing.B, boxes []*box, do func(*box) error) {
+func concurrently(b *testing.B, boxes []*testSandbox, do func(*testSandbox) error) {
 	b.Helper()
 	failures := make([]error, len(boxes))
 	var wg sync.WaitGroup
@@ -126,7 +126,7 @@ func together(b *testing.B, boxes []*box, do func(*box) error) {
 }
 
 // gap is the longest time between two answers of a sandbox while f runs.
-func (b *box) gap(t testing.TB, f func()) (longest time.Duration) {
+func (b *testSandbox) gap(t testing.TB, f func()) (longest time.Duration) {
 	t.Helper()
 	c := b.dial(t)
 	defer c.close()
@@ -134,7 +134,7 @@ func (b *box) gap(t testing.TB, f func()) (longest time.Duration) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for last := time.Now(); ctx.Err() == nil; {
-			if _, err := c.try("pid"); err != nil {
+			if _, err := c.request("pid"); err != nil {
 				t.Error(err)
 				return
 			}
@@ -148,7 +148,7 @@ func (b *box) gap(t testing.TB, f func()) (longest time.Duration) {
 }
 
 // pss sums the proportional set sizes of the boxes' processes, in mebibytes.
-func (l *lab) pss(t testing.TB, boxes []*box) (sum float64) {
+func (l *testHost) pss(t testing.TB, boxes []*testSandbox) (sum float64) {
 	t.Helper()
 	for _, b := range boxes {
 		pids, err := cgroups.Processes(b.spec.CgroupsPath)

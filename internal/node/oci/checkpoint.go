@@ -87,7 +87,7 @@ func (o CheckpointOptions) check() error {
 // address that has an owner again. A container of the class [Runc] is an errs.ErrInvalid.
 func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, o CheckpointOptions) (img memimage.Image, err error) {
 	action := "checkpoint container " + id
-	if err := errors.Join(r.keepsMemory(), o.check()); err != nil {
+	if err := errors.Join(r.checkClass(), o.check()); err != nil {
 		return memimage.Image{}, fmt.Errorf("%s: %w", action, err)
 	}
 	build, err := r.Build(ctx)
@@ -119,7 +119,7 @@ func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, o CheckpointOp
 		img.Paused, err = r.saveLive(ctx, id, part, o.Direct, o.Written)
 	}
 	if errors.Is(err, errNotLive) {
-		img.Paused, err = r.saveHeld(ctx, id, part, o, status, held)
+		img.Paused, err = r.savePaused(ctx, id, part, o, status, held)
 	}
 	if err != nil {
 		return memimage.Image{}, fmt.Errorf("%s: %w", action, err)
@@ -135,9 +135,9 @@ func (o CheckpointOptions) live() bool {
 	return o.LeaveRunning && o.Written != nil && o.Compression == memimage.NoCompression && !o.ExcludeCommittedZeroPages
 }
 
-// saveHeld has runsc write the image, of a container that is paused meanwhile if it has to be. What
+// savePaused has runsc write the image, of a container that is paused meanwhile if it has to be. What
 // is in held is to be ended if what comes after it fails.
-func (r *Runtime) saveHeld(ctx context.Context, id, part string, o CheckpointOptions, status Status, held *pauseGuard) (paused time.Duration, err error) {
+func (r *Runtime) savePaused(ctx context.Context, id, part string, o CheckpointOptions, status Status, held *pauseGuard) (paused time.Duration, err error) {
 	if err := emptyDir(part); err != nil { // of what another way left
 		return 0, err
 	}
@@ -169,8 +169,8 @@ func emptyDir(dir string) error {
 	return err
 }
 
-// keepsMemory refuses for classes that cannot.
-func (r *Runtime) keepsMemory() error {
+// checkClass refuses for classes that cannot.
+func (r *Runtime) checkClass() error {
 	if r.cfg.Class != GVisor {
 		return fmt.Errorf("the memory of sandboxes of class %s cannot be kept, only that of class %s: %w", r.cfg.Class, GVisor, errs.ErrInvalid)
 	}
@@ -237,10 +237,10 @@ func (r *Runtime) save(ctx context.Context, id, part string, o CheckpointOptions
 	if err != nil {
 		// What it printed has the log's words again, and stacks of its kernel.
 		first, _, _ := strings.Cut(err.Error(), "\n")
-		if said := said(part); said != "" {
+		if said := loggedError(part); said != "" {
 			first = said
 		}
-		return errors.Join(context.Cause(ctx), errors.New(brief(first)))
+		return errors.Join(context.Cause(ctx), errors.New(shorten(first)))
 	}
 	if err := os.Remove(filepath.Join(part, runtimeLog)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove log: %w", err)
@@ -311,7 +311,7 @@ func (r *Runtime) Restore(ctx context.Context, id, bundle, image string, console
 		return 0, fmt.Errorf("%s: %w", action, err)
 	}
 	pidFile := filepath.Join(bundle, "pid")
-	err = paced(ctx, filepath.Join(bundle, "image"), image, o, func(image string) (err error) {
+	err = restorePaced(ctx, filepath.Join(bundle, "image"), image, o, func(image string) (err error) {
 		cgroups.WithQuickMoves(func() {
 			_, err = r.cli(bundle).Restore(ctx, id, bundle, &runc.RestoreOpts{
 				CheckpointOpts: runc.CheckpointOpts{ImagePath: image}, IO: console, PidFile: pidFile, Detach: true, ExtraArgs: o.args(),
@@ -332,10 +332,10 @@ func (r *Runtime) Restore(ctx context.Context, id, bundle, image string, console
 
 // checkRestore finds what would fail before anything is touched.
 func (r *Runtime) checkRestore(ctx context.Context, id, dir string, o RestoreOptions) error {
-	if err := r.keepsMemory(); err != nil {
+	if err := r.checkClass(); err != nil {
 		return err
 	}
-	if !r.forgotten(id) {
+	if !r.hasNoState(id) {
 		return fmt.Errorf("the runtime has a container of this ID: %w", errs.ErrConflict)
 	}
 	img, err := memimage.Read(dir)
@@ -367,8 +367,8 @@ func (r *Runtime) undoRestore(ctx context.Context, id, bundle string) error {
 	return r.Remove(ctx, id, spec.Linux.CgroupsPath)
 }
 
-// whole is the command line for what must not be left half done: it goes on without us.
-func (r *Runtime) whole() *runc.Runc {
+// detachedCLI is the command line for what must not be left half done: it goes on without us.
+func (r *Runtime) detachedCLI() *runc.Runc {
 	c := r.cli("")
 	c.PdeathSignal = syscall.Signal(0)
 	return c

@@ -20,8 +20,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// survivors are what must go on as if nothing had been, after every restore.
-var survivors = []struct{ question, before, after string }{
+// stateChecks are what must go on as if nothing had been, after every restore.
+var stateChecks = []struct{ question, before, after string }{
 	{"add", "1", "2"}, // memory, and a listening socket
 	{"pid", "1", "1"},
 	{"timer", "fired", "fired"},
@@ -45,7 +45,7 @@ var survivors = []struct{ question, before, after string }{
 }
 
 // checkpoint takes one that must succeed, and returns its directory.
-func (b *box) checkpoint(t testing.TB, o CheckpointOptions) (dir string) {
+func (b *testSandbox) checkpoint(t testing.TB, o CheckpointOptions) (dir string) {
 	t.Helper()
 	dir = filepath.Join(b.dir, fmt.Sprintf("image-%s-%d", b.id, time.Now().UnixNano()))
 	img, err := b.Checkpoint(t.Context(), b.id, dir, o)
@@ -56,7 +56,7 @@ func (b *box) checkpoint(t testing.TB, o CheckpointOptions) (dir string) {
 	return dir
 }
 
-func (b *box) is(t testing.TB, want Status) {
+func (b *testSandbox) wantStatus(t testing.TB, want Status) {
 	t.Helper()
 	got, err := b.State(context.WithoutCancel(t.Context()), b.id)
 	must(t, err)
@@ -67,8 +67,8 @@ func (b *box) is(t testing.TB, want Status) {
 
 // What runs goes on under another ID, with another address, network namespace, cgroup,
 // bundle, root path and hostname.
-func TestRestoreElsewhere(t *testing.T) {
-	l := newLab(t)
+func TestRestoreWithNewIdentity(t *testing.T) {
+	l := newTestHost(t)
 	tests := map[string]struct {
 		save    CheckpointOptions
 		restore RestoreOptions
@@ -81,28 +81,28 @@ func TestRestoreElsewhere(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			first := l.box(t, func(s *Sandbox) { s.Env = []string{"NAME=first"} }).run(t)
-			for _, s := range survivors {
+			first := l.newSandbox(t, func(s *Sandbox) { s.Env = []string{"NAME=first"} }).run(t)
+			for _, s := range stateChecks {
 				first.expect(t, s.question, s.before)
 			}
-			child, clock := first.ask(t, "child"), first.ask(t, "clock")
-			first.ask(t, "write /flushed to disk")
+			child, clock := first.query(t, "child"), first.query(t, "clock")
+			first.query(t, "write /flushed to disk")
 			image := first.checkpoint(t, tt.save)
 			if tt.save.LeaveRunning {
-				first.is(t, Running)
+				first.wantStatus(t, Running)
 			} else {
-				first.is(t, Paused)
+				first.wantStatus(t, Paused)
 			}
-			next := first.after(t)
+			next := first.copyOf(t)
 			next.restore(t, image, tt.restore)
-			for _, s := range survivors {
+			for _, s := range stateChecks {
 				next.expect(t, s.question, s.after)
 			}
 			next.expect(t, "read /flushed", "to disk")
 			next.expect(t, "child", child)
 			next.expect(t, "address", next.addr)
 			next.expect(t, "hostname", next.id)
-			if now := next.ask(t, "clock"); now < clock {
+			if now := next.query(t, "clock"); now < clock {
 				t.Errorf("the clock went back from %s to %s", clock, now)
 			}
 			if !tt.save.LeaveRunning {
@@ -114,20 +114,20 @@ func TestRestoreElsewhere(t *testing.T) {
 }
 
 // Neither clock stands still while a sandbox is away.
-func TestClocksGoOn(t *testing.T) {
+func TestClocksContinue(t *testing.T) {
 	const away = 2000 // milliseconds
-	l := newLab(t)
-	first := l.box(t).run(t)
-	read := func(b *box) (wall, monotonic int64, before, after time.Time) {
+	l := newTestHost(t)
+	first := l.newSandbox(t).run(t)
+	read := func(b *testSandbox) (wall, monotonic int64, before, after time.Time) {
 		before = time.Now()
-		_, err := fmt.Sscan(b.ask(t, "clocks"), &wall, &monotonic)
+		_, err := fmt.Sscan(b.query(t, "clocks"), &wall, &monotonic)
 		must(t, err)
 		return wall, monotonic, before, time.Now()
 	}
 	wall, monotonic, early, late := read(first)
 	image := first.checkpoint(t, CheckpointOptions{})
 	<-time.After(time.Until(time.UnixMilli(wall + away)))
-	wallNow, monotonicNow, earlyNow, lateNow := read(first.after(t).restore(t, image, RestoreOptions{}))
+	wallNow, monotonicNow, earlyNow, lateNow := read(first.copyOf(t).restore(t, image, RestoreOptions{}))
 	passed, felt := wallNow-wall, monotonicNow-monotonic
 	least, most := earlyNow.Sub(late).Milliseconds(), lateNow.Sub(early).Milliseconds()
 	if passed < away || min(passed, felt) < least-away/2 || max(passed, felt) > most+away/2 {
@@ -137,14 +137,14 @@ func TestClocksGoOn(t *testing.T) {
 
 // What becomes of connections to the outside.
 func TestOpenConnections(t *testing.T) {
-	l := newLab(t)
-	first := l.box(t).run(t)
+	l := newTestHost(t)
+	first := l.newSandbox(t).run(t)
 	used, idle := first.dial(t), first.dial(t)
 	defer used.close()
 	defer idle.close()
-	ask := func(c *talk, want string) {
+	ask := func(c *probeConn, want string) {
 		t.Helper()
-		if got, err := c.try("add"); err != nil || got != want {
+		if got, err := c.request("add"); err != nil || got != want {
 			t.Errorf("got %q, %v, want %s", got, err, want)
 		}
 	}
@@ -154,43 +154,43 @@ func TestOpenConnections(t *testing.T) {
 	ask(used, "3") // it runs on
 
 	// At another address they have ended, and the processes know.
-	next := first.after(t).restore(t, image, RestoreOptions{})
-	next.alone(t)
+	next := first.copyOf(t).restore(t, image, RestoreOptions{})
+	next.awaitOnlyConn(t)
 
 	// At the old address too; their peers hear of it when they next send something.
 	must(t, l.Remove(t.Context(), first.id, first.spec.CgroupsPath))
 	first.readdress(t)
 	first.restore(t, image, RestoreOptions{})
-	for _, c := range []*talk{used, idle} {
-		if got, err := c.try("add"); !errors.Is(err, unix.ECONNRESET) {
+	for _, c := range []*probeConn{used, idle} {
+		if got, err := c.request("add"); !errors.Is(err, unix.ECONNRESET) {
 			t.Errorf("a connection from before answers %q, %v, want a reset", got, err)
 		}
 	}
-	first.alone(t)
+	first.awaitOnlyConn(t)
 }
 
-// alone waits until the one who asks is the only one connected.
-func (b *box) alone(t *testing.T) {
+// awaitOnlyConn waits until the one who asks is the only one connected.
+func (b *testSandbox) awaitOnlyConn(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), eventually.Patience)
 	defer cancel()
-	must(t, again(ctx, func() (bool, error) { return b.ask(t, "conns") == "1", nil }))
+	must(t, retry(ctx, func() (bool, error) { return b.query(t, "conns") == "1", nil }))
 }
 
 // Any number start from one image at the same time, each with its own files.
 func TestForks(t *testing.T) {
 	const count = 4
-	l := newLab(t)
-	first := l.box(t).run(t)
-	first.ask(t, "hold 16")
-	first.ask(t, "add")
-	identity := first.ask(t, "identity")
+	l := newTestHost(t)
+	first := l.newSandbox(t).run(t)
+	first.query(t, "hold 16")
+	first.query(t, "add")
+	identity := first.query(t, "identity")
 	image := first.checkpoint(t, CheckpointOptions{})
 	before, err := memimage.Digest(t.Context(), image)
 	must(t, err)
-	forks := make([]*box, count)
+	forks := make([]*testSandbox, count)
 	for i := range forks {
-		forks[i] = first.after(t)
+		forks[i] = first.copyOf(t)
 	}
 	must(t, l.Resume(t.Context(), first.id))
 	failures := make([]error, count)
@@ -202,14 +202,14 @@ func TestForks(t *testing.T) {
 	}
 	wg.Wait()
 	must(t, errors.Join(failures...))
-	randoms := map[string]bool{first.ask(t, "random"): true}
+	randoms := map[string]bool{first.query(t, "random"): true}
 	for _, f := range forks {
 		f.expect(t, "identity", identity)
 		f.expect(t, "add", "2")
 		f.expect(t, "held", "1 0")
 		f.expect(t, "address", f.addr)
-		f.ask(t, "write /mine "+f.id)
-		randoms[f.ask(t, "random")] = true
+		f.query(t, "write /mine "+f.id)
+		randoms[f.query(t, "random")] = true
 	}
 	for _, f := range forks {
 		f.expect(t, "read /mine", f.id)
@@ -224,13 +224,13 @@ func TestForks(t *testing.T) {
 
 // What decides whether an image fits a spec.
 func TestRestoreComparesSpecs(t *testing.T) {
-	l := newLab(t)
+	l := newTestHost(t)
 	volume := t.TempDir()
 	with := func(s *Sandbox) {
 		s.Mounts = append(s.Mounts, Mount{Source: volume, Target: "/volume"})
 		s.Annotations = map[string]string{"dev.gvisor.x": "1", "barchan.dev/x": "1"}
 	}
-	first := l.box(t, with).run(t)
+	first := l.newSandbox(t, with).run(t)
 	image := first.checkpoint(t, CheckpointOptions{})
 	tests := map[string]struct {
 		change func(*Sandbox)
@@ -254,20 +254,20 @@ func TestRestoreComparesSpecs(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			b := first.after(t, with, tt.change)
+			b := first.copyOf(t, with, tt.change)
 			_, err := l.Restore(t.Context(), b.id, b.bundle, image, b.console, RestoreOptions{})
 			if tt.fits != (err == nil) {
 				t.Errorf("fits: %t, got %v", tt.fits, err)
 			}
 			if !tt.fits {
-				b.gone(t)
+				b.wantRemoved(t)
 			}
 		})
 	}
 }
 
 // gone checks that nothing of a container is left.
-func (b *box) gone(t testing.TB) {
+func (b *testSandbox) wantRemoved(t testing.TB) {
 	t.Helper()
 	ids, err := b.List()
 	must(t, err)
@@ -292,9 +292,9 @@ func noImages(t testing.TB, dir string) {
 
 // A checkpoint that fails, in whatever way, has no effect.
 func TestFailedCheckpointLeavesRunning(t *testing.T) {
-	l := newLab(t)
-	b := l.box(t).run(t)
-	b.ask(t, "hold 256")
+	l := newTestHost(t)
+	b := l.newSandbox(t).run(t)
+	b.query(t, "hold 256")
 	full := filepath.Join(l.dir, "full")
 	must(t, os.Mkdir(full, 0o700))
 	must(t, unix.Mount("tmpfs", full, "tmpfs", 0, "size=4m"))
@@ -308,7 +308,7 @@ func TestFailedCheckpointLeavesRunning(t *testing.T) {
 				return err
 			},
 			"given up": func() error {
-				return l.giveUp(t, b, filepath.Join(images, "i"), CheckpointOptions{LeaveRunning: leave})
+				return l.cancelCheckpoint(t, b, filepath.Join(images, "i"), CheckpointOptions{LeaveRunning: leave})
 			},
 		} {
 			if err := try(); err == nil {
@@ -316,7 +316,7 @@ func TestFailedCheckpointLeavesRunning(t *testing.T) {
 			} else {
 				t.Logf("%s: %.200s", name, err)
 			}
-			b.is(t, Running)
+			b.wantStatus(t, Running)
 			b.expect(t, "held", "1 0")
 		}
 		noImages(t, full)
@@ -340,19 +340,19 @@ func TestFailedCheckpointLeavesRunning(t *testing.T) {
 	if err == nil || strings.Contains(err.Error(), "\n") {
 		t.Errorf("an error that is not one line: %v", err)
 	}
-	b.is(t, Running)
+	b.wantStatus(t, Running)
 	b.expect(t, "held", "1 0")
 	if _, err := l.Checkpoint(t.Context(), "none", filepath.Join(l.dir, "none"), CheckpointOptions{}); !errors.Is(err, errs.ErrNotFound) {
 		t.Errorf("an unknown container: %v", err)
 	}
 }
 
-// giveUp ends a checkpoint, runsc with it, when its pages are being written. One that is written by
+// cancelCheckpoint ends a checkpoint, runsc with it, when its pages are being written. One that is written by
 // then was not given up, and is made again.
-func (l *lab) giveUp(t *testing.T, b *box, dir string, o CheckpointOptions) (err error) {
+func (l *testHost) cancelCheckpoint(t *testing.T, b *testSandbox, dir string, o CheckpointOptions) (err error) {
 	t.Helper()
 	eventually.True(t, "a checkpoint is given up before it is written", func() bool {
-		if err = l.giveUpOnce(t, b, dir, o); err != nil {
+		if err = l.cancelCheckpointOnce(t, b, dir, o); err != nil {
 			return true
 		}
 		must(t, memimage.Remove(dir))
@@ -364,13 +364,13 @@ func (l *lab) giveUp(t *testing.T, b *box, dir string, o CheckpointOptions) (err
 	return err
 }
 
-func (l *lab) giveUpOnce(t *testing.T, b *box, dir string, o CheckpointOptions) error {
+func (l *testHost) cancelCheckpointOnce(t *testing.T, b *testSandbox, dir string, o CheckpointOptions) error {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() {
-		_ = again(ctx, func() (bool, error) {
+		_ = retry(ctx, func() (bool, error) {
 			info, err := os.Stat(filepath.Join(dir+".part", "pages.img"))
 			return err == nil && info.Size() > 0, nil
 		})
@@ -382,13 +382,13 @@ func (l *lab) giveUpOnce(t *testing.T, b *box, dir string, o CheckpointOptions) 
 
 // A restore that fails leaves nothing but the image, from which the next one succeeds.
 func TestFailedRestoreLeavesNothing(t *testing.T) {
-	l := newLab(t)
-	first := l.box(t).run(t)
-	first.ask(t, "hold 64")
+	l := newTestHost(t)
+	first := l.newSandbox(t).run(t)
+	first.query(t, "hold 64")
 	image := first.checkpoint(t, CheckpointOptions{})
 	digest, err := memimage.Digest(t.Context(), image)
 	must(t, err)
-	next := first.after(t)
+	next := first.copyOf(t)
 	restore := func(ctx context.Context, image string) error {
 		_, err := l.Restore(ctx, next.id, next.bundle, image, next.console, RestoreOptions{})
 		return err
@@ -418,16 +418,16 @@ func TestFailedRestoreLeavesNothing(t *testing.T) {
 	if err := restore(t.Context(), corrupt); err == nil {
 		t.Error("restored from a corrupt state")
 	}
-	next.gone(t)
-	l.restoreGivenUp(t, next, restore, image)
-	next.gone(t)
+	next.wantRemoved(t)
+	l.cancelRestore(t, next, restore, image)
+	next.wantRemoved(t)
 	if err := func() error {
 		_, err := l.Restore(t.Context(), first.id, first.bundle, image, first.console, RestoreOptions{})
 		return err
 	}(); !errors.Is(err, errs.ErrConflict) {
 		t.Errorf("over a live container: %v", err)
 	}
-	first.is(t, Paused)
+	first.wantStatus(t, Paused)
 	if d, err := memimage.Digest(t.Context(), image); err != nil || d != digest {
 		t.Errorf("the image has digest %s, %v, want %s", d, err, digest)
 	}
@@ -436,12 +436,12 @@ func TestFailedRestoreLeavesNothing(t *testing.T) {
 	next.expect(t, "held", "1 0")
 }
 
-// restoreGivenUp ends a restore, runsc with it, as soon as there is something to leave behind. One that
+// cancelRestore ends a restore, runsc with it, as soon as there is something to leave behind. One that
 // is done by then was not given up, and is made again.
-func (l *lab) restoreGivenUp(t *testing.T, b *box, restore func(context.Context, string) error, image string) {
+func (l *testHost) cancelRestore(t *testing.T, b *testSandbox, restore func(context.Context, string) error, image string) {
 	t.Helper()
 	eventually.True(t, "a restore is given up before it is done", func() bool {
-		if err := l.restoreGivenUpOnce(t, b, restore, image); err != nil {
+		if err := l.cancelRestoreOnce(t, b, restore, image); err != nil {
 			return true
 		}
 		must(t, l.Remove(t.Context(), b.id, b.spec.CgroupsPath))
@@ -450,12 +450,12 @@ func (l *lab) restoreGivenUp(t *testing.T, b *box, restore func(context.Context,
 	})
 }
 
-func (l *lab) restoreGivenUpOnce(t *testing.T, b *box, restore func(context.Context, string) error, image string) error {
+func (l *testHost) cancelRestoreOnce(t *testing.T, b *testSandbox, restore func(context.Context, string) error, image string) error {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		_ = again(ctx, func() (bool, error) {
+		_ = retry(ctx, func() (bool, error) {
 			pids, err := cgroups.Processes(b.spec.CgroupsPath)
 			return len(pids) > 1, err
 		})
@@ -467,7 +467,7 @@ func (l *lab) restoreGivenUpOnce(t *testing.T, b *box, restore func(context.Cont
 	return err
 }
 
-func TestRuncKeepsNoMemory(t *testing.T) {
+func TestRuncRefusesCheckpoint(t *testing.T) {
 	r, err := New(Config{Class: Runc, Binary: "true", Root: filepath.Join(t.TempDir(), "r")})
 	must(t, err)
 	dir := filepath.Join(t.TempDir(), "image")
@@ -493,7 +493,7 @@ func TestCheckpointRefuses(t *testing.T) {
 	}
 }
 
-func TestBuildFollowsItsFile(t *testing.T) {
+func TestBuildFollowsBinary(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "runsc")
 	write := func(version string) {
 		script := "#!/bin/sh\ncase $1 in --version) echo " + version + ";; cpu-features) echo fpu,sse;; esac\n"

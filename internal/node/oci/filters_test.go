@@ -10,8 +10,8 @@ import (
 // Filters of sandboxes and of what serves files to them are those that were compiled when runsc was
 // built, at a start and at a restore, whether a gofer serves files itself or not. To compile them takes
 // 10 ms of each.
-func TestFiltersAreCompiledAhead(t *testing.T) {
-	l := newLab(t)
+func TestFiltersArePrecompiled(t *testing.T) {
+	l := newTestHost(t)
 	logs := filepath.Join(l.dir, "logs") + "/"
 	verbose, err := New(Config{
 		Class: GVisor, Binary: l.cfg.Binary, Root: l.cfg.Root, ExtraArgs: []string{"--debug", "--debug-log=" + logs + "%COMMAND%"},
@@ -36,9 +36,9 @@ func TestFiltersAreCompiledAhead(t *testing.T) {
 			}
 		}
 	}
-	first := l.box(t).run(t)
+	first := l.newSandbox(t).run(t)
 	check("start")
 	image := first.checkpoint(t, CheckpointOptions{})
-	first.after(t).restore(t, image, RestoreOptions{}).ask(t, "add")
+	first.copyOf(t).restore(t, image, RestoreOptions{}).query(t, "add")
 	check("restore")
 }

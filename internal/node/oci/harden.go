@@ -17,10 +17,10 @@ func harden(l *specs.Linux) {
 	l.Seccomp = seccomp()
 }
 
-// forbidden are the system calls that a sandbox without a kernel of its own has no business
+// deniedSyscalls are the system calls that a sandbox without a kernel of its own has no business
 // with: they load code into the kernel, change the machine's clock, mounts, namespaces, swap
 // or keys, look into other processes, or have been ways out of containers too often.
-var forbidden = []string{
+var deniedSyscalls = []string{
 	"acct", "add_key", "bpf", "clock_adjtime", "clock_adjtime64", "clock_settime", "clock_settime64", "create_module", "delete_module",
 	"fanotify_init", "finit_module", "fsconfig", "fsmount", "fsopen", "fspick", "get_kernel_syms", "init_module", "io_uring_enter",
 	"io_uring_register", "io_uring_setup", "ioperm", "iopl", "kcmp", "kexec_file_load", "kexec_load", "keyctl", "lookup_dcookie",
@@ -44,7 +44,7 @@ func seccomp() *specs.LinuxSeccomp {
 		DefaultAction: specs.ActAllow,
 		Architectures: []specs.Arch{specs.ArchX86_64, specs.ArchX86, specs.ArchX32, specs.ArchAARCH64, specs.ArchARM},
 		Syscalls: []specs.LinuxSyscall{
-			{Names: slices.Clone(forbidden), Action: specs.ActErrno, ErrnoRet: &refused},
+			{Names: slices.Clone(deniedSyscalls), Action: specs.ActErrno, ErrnoRet: &refused},
 			// Its flags are behind a pointer; programs fall back to clone, whose flags are not.
 			{Names: []string{"clone3"}, Action: specs.ActErrno, ErrnoRet: &unknown},
 		},

@@ -68,15 +68,15 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// lab is a gVisor of the test's own, and a network whose hub is a namespace too, so that the
+// testHost is a gVisor of the test's own, and a network whose hub is a namespace too, so that the
 // machine's own is left alone.
-type lab struct {
+type testHost struct {
 	*Runtime
 	dir, hub, cgroup string
 	boxes            int
 }
 
-func newLab(t testing.TB) *lab {
+func newTestHost(t testing.TB) *testHost {
 	t.Helper()
 	binary := need(t, "runsc")
 	need(t, "ip")
@@ -85,7 +85,7 @@ func newLab(t testing.TB) *lab {
 	must(t, err)
 	r, err := New(Config{Class: GVisor, Binary: binary, Root: filepath.Join(dir, "r")})
 	must(t, err)
-	l := &lab{Runtime: r, dir: dir, hub: tag, cgroup: "/" + tag}
+	l := &testHost{Runtime: r, dir: dir, hub: tag, cgroup: "/" + tag}
 	t.Cleanup(func() {
 		must(t, r.Destroy())
 		must(t, cgroups.Remove(l.cgroup))
@@ -99,7 +99,7 @@ func newLab(t testing.TB) *lab {
 	return l
 }
 
-func (l *lab) ip(t testing.TB, args string) {
+func (l *testHost) ip(t testing.TB, args string) {
 	t.Helper()
 	out, err := exec.CommandContext(context.WithoutCancel(t.Context()), "ip", strings.Fields(args)...).CombinedOutput()
 	if err != nil {
@@ -107,24 +107,24 @@ func (l *lab) ip(t testing.TB, args string) {
 	}
 }
 
-// box is what one sandbox is made of.
-type box struct {
-	*lab
+// testSandbox is what one sandbox is made of.
+type testSandbox struct {
+	*testHost
 	id, bundle, rootfs, addr, ns string
 	spec                         Sandbox
 	console                      *Console
 }
 
-// box makes the parts of a sandbox with a network, an address and directories of its own.
-func (l *lab) box(t testing.TB, change ...func(*Sandbox)) *box {
+// testSandbox makes the parts of a sandbox with a network, an address and directories of its own.
+func (l *testHost) newSandbox(t testing.TB, change ...func(*Sandbox)) *testSandbox {
 	t.Helper()
 	agent, err := probe()
 	must(t, err)
 	l.boxes++
 	id := fmt.Sprintf("box%d", l.boxes)
 	ns := l.hub + "-" + id
-	b := &box{
-		lab: l, id: id, bundle: filepath.Join(l.dir, id+"-bundle"), rootfs: filepath.Join(l.dir, id+"-root"), addr: fmt.Sprintf("10.9.0.%d", l.boxes+1),
+	b := &testSandbox{
+		testHost: l, id: id, bundle: filepath.Join(l.dir, id+"-bundle"), rootfs: filepath.Join(l.dir, id+"-root"), addr: fmt.Sprintf("10.9.0.%d", l.boxes+1),
 	}
 	for _, dir := range []string{b.bundle, b.rootfs, filepath.Join(b.rootfs, "tmp")} {
 		must(t, os.MkdirAll(dir, 0o755))
@@ -158,7 +158,7 @@ func (l *lab) box(t testing.TB, change ...func(*Sandbox)) *box {
 }
 
 // run starts the sandbox and waits until it answers.
-func (b *box) run(t testing.TB) *box {
+func (b *testSandbox) run(t testing.TB) *testSandbox {
 	t.Helper()
 	if _, err := b.Run(t.Context(), b.id, b.bundle, b.console); err != nil {
 		t.Fatal(err)
@@ -167,10 +167,10 @@ func (b *box) run(t testing.TB) *box {
 	return b
 }
 
-// after makes a box whose files are copies of another's, as they are now.
-func (b *box) after(t testing.TB, change ...func(*Sandbox)) *box {
+// copyOf makes a box whose files are copies of another's, as they are now.
+func (b *testSandbox) copyOf(t testing.TB, change ...func(*Sandbox)) *testSandbox {
 	t.Helper()
-	next := b.box(t, change...)
+	next := b.newSandbox(t, change...)
 	if out, err := exec.CommandContext(t.Context(), "cp", "-a", b.rootfs+"/.", next.rootfs).CombinedOutput(); err != nil {
 		t.Fatalf("copy files: %v: %s", err, out)
 	}
@@ -178,12 +178,12 @@ func (b *box) after(t testing.TB, change ...func(*Sandbox)) *box {
 }
 
 // readdress gives the box's network namespace its address, which whatever starts there takes.
-func (b *box) readdress(t testing.TB) {
+func (b *testSandbox) readdress(t testing.TB) {
 	t.Helper()
 	b.ip(t, fmt.Sprintf("-n %s addr replace %s/24 dev eth0", b.ns, b.addr))
 }
 
-func (b *box) restore(t testing.TB, image string, o RestoreOptions) *box {
+func (b *testSandbox) restore(t testing.TB, image string, o RestoreOptions) *testSandbox {
 	t.Helper()
 	if _, err := b.Restore(t.Context(), b.id, b.bundle, image, b.console, o); err != nil {
 		t.Fatal(err)
@@ -192,7 +192,7 @@ func (b *box) restore(t testing.TB, image string, o RestoreOptions) *box {
 }
 
 // within calls f on a thread of the hub's network.
-func (l *lab) within(f func() error) error {
+func (l *testHost) within(f func() error) error {
 	ended := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
@@ -209,19 +209,19 @@ func (l *lab) within(f func() error) error {
 	return <-ended
 }
 
-// talk is a connection to a sandbox's probe.
-type talk struct {
+// probeConn is a connection to a sandbox's probe.
+type probeConn struct {
 	conn  net.Conn
 	lines *bufio.Scanner
 }
 
 // dial connects, as soon as somebody listens.
-func (b *box) dial(t testing.TB) *talk {
+func (b *testSandbox) dial(t testing.TB) *probeConn {
 	t.Helper()
-	var c talk
+	var c probeConn
 	ctx, cancel := context.WithTimeout(t.Context(), eventually.Patience)
 	defer cancel()
-	err := again(ctx, func() (bool, error) {
+	err := retry(ctx, func() (bool, error) {
 		err := b.within(func() (err error) {
 			limited, cancel := context.WithTimeout(ctx, time.Second)
 			defer cancel()
@@ -237,10 +237,10 @@ func (b *box) dial(t testing.TB) *talk {
 	return &c
 }
 
-func (c *talk) close() { _ = c.conn.Close() }
+func (c *probeConn) close() { _ = c.conn.Close() }
 
 // try asks; an error is how the connection ended.
-func (c *talk) try(question string) (string, error) {
+func (c *probeConn) request(question string) (string, error) {
 	if err := c.conn.SetDeadline(time.Now().Add(eventually.Patience)); err != nil {
 		return "", err
 	}
@@ -257,20 +257,20 @@ func (c *talk) try(question string) (string, error) {
 }
 
 // ask asks over a connection of its own.
-func (b *box) ask(t testing.TB, question string) string {
+func (b *testSandbox) query(t testing.TB, question string) string {
 	t.Helper()
 	c := b.dial(t)
 	defer c.close()
-	answer, err := c.try(question)
+	answer, err := c.request(question)
 	if err != nil {
 		t.Fatalf("ask %s %q: %v; it says %q", b.id, question, err, b.console.Text())
 	}
 	return answer
 }
 
-func (b *box) expect(t testing.TB, question, want string) {
+func (b *testSandbox) expect(t testing.TB, question, want string) {
 	t.Helper()
-	if got := b.ask(t, question); got != want {
+	if got := b.query(t, question); got != want {
 		t.Errorf("%s: %s: got %q, want %q", b.id, question, got, want)
 	}
 }
@@ -283,7 +283,7 @@ func must(t testing.TB, err error) {
 }
 
 // again retries every few milliseconds until done or the end of ctx.
-func again(ctx context.Context, try func() (done bool, err error)) error {
+func retry(ctx context.Context, try func() (done bool, err error)) error {
 	for {
 		done, err := try()
 		if done {

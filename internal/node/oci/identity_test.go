@@ -9,13 +9,13 @@ import (
 
 // Every start and every restore is a boot of its own.
 func TestBootIDs(t *testing.T) {
-	l := newLab(t)
-	first := l.box(t).run(t)
+	l := newTestHost(t)
+	first := l.newSandbox(t).run(t)
 	const question = "bootid"
 	seen := map[string]bool{}
-	fresh := func(b *box) {
+	fresh := func(b *testSandbox) {
 		t.Helper()
-		id := b.ask(t, question)
+		id := b.query(t, question)
 		if !regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`).MatchString(id) || seen[id] {
 			t.Errorf("%s has boot ID %q, seen were %v", b.id, id, seen)
 		}
@@ -24,7 +24,7 @@ func TestBootIDs(t *testing.T) {
 	}
 	fresh(first)
 	image := first.checkpoint(t, CheckpointOptions{})
-	forks := []*box{first.after(t), first.after(t)}
+	forks := []*testSandbox{first.copyOf(t), first.copyOf(t)}
 	for _, f := range forks {
 		fresh(f.restore(t, image, RestoreOptions{Background: true}))
 	}
@@ -34,15 +34,15 @@ func TestBootIDs(t *testing.T) {
 	must(t, l.Remove(t.Context(), first.id, first.spec.CgroupsPath))
 	first.readdress(t)
 	fresh(first.run(t))
-	if got := first.ask(t, "write "+bootIDPath+" mine"); got == "ok" {
+	if got := first.query(t, "write "+bootIDPath+" mine"); got == "ok" {
 		t.Error("a program may write the boot ID")
 	}
 }
 
 // What the node writes for a sandbox before a restore is what its processes find there, even if they
 // had read the file of before: in the agent's directory, and in the root.
-func TestFilesChangedForARestore(t *testing.T) {
-	l := newLab(t)
+func TestFilesChangedBeforeRestore(t *testing.T) {
+	l := newTestHost(t)
 	agent, err := probe()
 	must(t, err)
 	own := func(dir string) func(*Sandbox) { return func(s *Sandbox) { s.AgentDir = dir } }
@@ -51,9 +51,9 @@ func TestFilesChangedForARestore(t *testing.T) {
 		must(t, os.Link(filepath.Join(agent, "agent"), filepath.Join(dir, "agent")))
 		must(t, os.WriteFile(filepath.Join(dir, "config"), []byte([]string{"old", "of another"}[i]), 0o600))
 	}
-	first := l.box(t, own(dirs[0]))
+	first := l.newSandbox(t, own(dirs[0]))
 	must(t, os.MkdirAll(filepath.Join(first.rootfs, "etc"), 0o755))
-	hosts := func(b *box, text string) {
+	hosts := func(b *testSandbox, text string) {
 		path := filepath.Join(b.rootfs, "etc/hosts")
 		if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
 			t.Fatal(err)
@@ -67,7 +67,7 @@ func TestFilesChangedForARestore(t *testing.T) {
 	first.expect(t, "read "+AgentDir+"/config", "old")
 	image := first.checkpoint(t, CheckpointOptions{})
 
-	next := first.after(t, own(dirs[1]))
+	next := first.copyOf(t, own(dirs[1]))
 	hosts(next, "hosts of the next, which are longer")
 	next.restore(t, image, RestoreOptions{Background: true})
 	next.expect(t, "read "+AgentDir+"/config", "of another")

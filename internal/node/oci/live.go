@@ -173,7 +173,7 @@ func sizePipe(f *os.File, size int) error {
 
 // dialControl connects to a sandbox's kernel. The path may be longer than that of a socket may be.
 func (r *Runtime) dialControl(ctx context.Context, id string) (*net.UnixConn, error) {
-	path := r.traces(id)[2]
+	path := r.statePaths(id)[2]
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return nil, err
@@ -218,7 +218,7 @@ func saveResult(conn *net.UnixConn) error {
 	}
 	if !result.Success {
 		first, _, _ := strings.Cut(string(bytes.TrimSpace([]byte(result.Err))), "\n")
-		return fmt.Errorf("%s: %s", saveMethod, brief(first))
+		return fmt.Errorf("%s: %s", saveMethod, shorten(first))
 	}
 	return nil
 }

@@ -59,7 +59,7 @@ func TestCopyState(t *testing.T) {
 }
 
 // Whoever writes into the pipe waits for its reader, and hears of its end.
-func TestPipeHolds(t *testing.T) {
+func TestPipeBlocks(t *testing.T) {
 	from, to, err := pipe()
 	must(t, err)
 	defer func() { _ = unix.Close(to) }()

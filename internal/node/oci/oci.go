@@ -150,7 +150,7 @@ func (r *Runtime) Run(ctx context.Context, id, bundle string, console *Console) 
 
 // cause adds to an error what the runtime wrote about it, and what was printed.
 func cause(bundle, printed string, err error) error {
-	text := said(bundle)
+	text := loggedError(bundle)
 	switch {
 	case text == "":
 		text = printed
@@ -163,8 +163,8 @@ func cause(bundle, printed string, err error) error {
 	return fmt.Errorf("%w: %s", err, text)
 }
 
-// said is the first line of the last error in the log of a bundle, if there is one.
-func said(bundle string) (text string) {
+// loggedError is the first line of the last error in the log of a bundle, if there is one.
+func loggedError(bundle string) (text string) {
 	f, err := os.Open(filepath.Join(bundle, runtimeLog))
 	if err != nil {
 		return ""
@@ -178,11 +178,11 @@ func said(bundle string) (text string) {
 			text, _, _ = strings.Cut(strings.TrimSpace(line.Msg), "\n")
 		}
 	}
-	return brief(text)
+	return shorten(text)
 }
 
-// brief takes the middle out of what is too long to be read.
-func brief(text string) string {
+// shorten takes the middle out of what is too long to be read.
+func shorten(text string) string {
 	const end = 300
 	if len(text) <= 2*end {
 		return text
@@ -192,14 +192,14 @@ func brief(text string) string {
 
 // State asks what a container does.
 func (r *Runtime) State(ctx context.Context, id string) (Status, error) {
-	if r.forgotten(id) {
+	if r.hasNoState(id) {
 		return Absent, nil
 	}
 	c, err := r.cli("").State(ctx, id)
 	switch {
 	case err == nil:
 		return Status(c.Status), nil
-	case r.forgotten(id):
+	case r.hasNoState(id):
 		return Absent, nil
 	default:
 		return "", fmt.Errorf("ask state of container %s: %w", id, err)
@@ -212,7 +212,7 @@ func (r *Runtime) State(ctx context.Context, id string) (Status, error) {
 func (r *Runtime) Pause(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	if err := r.whole().Pause(ctx, id); err != nil {
+	if err := r.detachedCLI().Pause(ctx, id); err != nil {
 		return fmt.Errorf("pause container %s: %w", id, err)
 	}
 	return nil
@@ -222,7 +222,7 @@ func (r *Runtime) Pause(ctx context.Context, id string) error {
 func (r *Runtime) Resume(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	if err := r.whole().Resume(ctx, id); err != nil {
+	if err := r.detachedCLI().Resume(ctx, id); err != nil {
 		return fmt.Errorf("resume container %s: %w", id, err)
 	}
 	return nil
@@ -247,7 +247,7 @@ func (r *Runtime) Remove(ctx context.Context, id, cgroupsPath string) error {
 	if err := cgroups.KillAll(ctx, cgroupsPath); err != nil {
 		return fmt.Errorf("remove container %s: %w", id, err)
 	}
-	for _, path := range r.traces(id) {
+	for _, path := range r.statePaths(id) {
 		if err := os.RemoveAll(path); err != nil {
 			return fmt.Errorf("remove container %s: %w", id, err)
 		}
@@ -258,8 +258,8 @@ func (r *Runtime) Remove(ctx context.Context, id, cgroupsPath string) error {
 	return nil
 }
 
-// traces are what a runtime keeps of a container in its root, the state first.
-func (r *Runtime) traces(id string) []string {
+// statePaths are what a runtime keeps of a container in its root, the state first.
+func (r *Runtime) statePaths(id string) []string {
 	if r.cfg.Class == GVisor {
 		base := filepath.Join(r.cfg.Root, id+"_sandbox:"+id)
 		return []string{base + ".state", base + ".lock", filepath.Join(r.cfg.Root, "runsc-"+id+".sock")}
@@ -294,8 +294,8 @@ func (r *Runtime) List() ([]string, error) {
 }
 
 // forgotten reports, without a process, that nothing of a container is in the runtime's root.
-func (r *Runtime) forgotten(id string) bool {
-	_, err := os.Lstat(r.traces(id)[0])
+func (r *Runtime) hasNoState(id string) bool {
+	_, err := os.Lstat(r.statePaths(id)[0])
 	return errors.Is(err, fs.ErrNotExist)
 }
 

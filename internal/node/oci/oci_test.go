@@ -24,7 +24,7 @@ func sandboxOf(class Class) Sandbox {
 	}
 }
 
-func TestSpecKeepsASandboxIn(t *testing.T) {
+func TestSpecIsolates(t *testing.T) {
 	for _, class := range []Class{GVisor, Runc} {
 		s := Spec(sandboxOf(class))
 		for _, capability := range s.Process.Capabilities.Bounding {
@@ -144,10 +144,10 @@ func TestListAndStateWithoutContainers(t *testing.T) {
 }
 
 // The list of refused system calls stays sorted by hand where it can, and has no doubles.
-func TestForbiddenHasNoDoubles(t *testing.T) {
-	sorted := slices.Clone(forbidden)
+func TestDeniedSyscallsAreUnique(t *testing.T) {
+	sorted := slices.Clone(deniedSyscalls)
 	slices.Sort(sorted)
-	if len(slices.Compact(sorted)) != len(forbidden) {
+	if len(slices.Compact(sorted)) != len(deniedSyscalls) {
 		t.Error("a system call is listed twice")
 	}
 }

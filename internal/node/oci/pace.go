@@ -26,24 +26,24 @@ const (
 const (
 	// paceStep is how long the next page waits if nothing tells that the last one was read.
 	paceStep = time.Millisecond
-	// paceGrows is as long as most sandboxes need to answer.
-	paceGrows = 300 * time.Millisecond
-	// laterWithin is how long nobody may go on after a restore before all is let go.
-	laterWithin = 5 * time.Second
-	// pacedAtOnce bounds the images that are paced, for the descriptors that each of them takes;
+	// paceGrowth is as long as most sandboxes need to answer.
+	paceGrowth = 300 * time.Millisecond
+	// laterTimeout is how long nobody may go on after a restore before all is let go.
+	laterTimeout = 5 * time.Second
+	// maxPaced bounds the images that are paced, for the descriptors that each of them takes;
 	// those beyond are read as fast as they can be.
-	pacedAtOnce = 8
+	maxPaced = 8
 	// spareFiles is how many more descriptors we must be allowed to have. Without one for an event the
 	// kernel refuses the read, and the sandbox ends.
-	spareFiles = 2 * pacedAtOnce * pageReads
+	spareFiles = 2 * maxPaced * pageReads
 )
 
-// pacedFrom is the size in bytes below which to ask for pages one by one takes longer than to wait for all of
+// minPacedSize is the size in bytes below which to ask for pages one by one takes longer than to wait for all of
 // them. Only tests change it.
-var pacedFrom int64 = 512 << 20
+var minPacedSize int64 = 512 << 20
 
 // pacing has a place for each image that is being paced.
-var pacing = make(chan struct{}, pacedAtOnce)
+var pacing = make(chan struct{}, maxPaced)
 
 // readPacer keeps the reading of an image's pages from taking all processors while what was restored from it
 // starts. runsc reads them with so many threads that nothing else of the sandbox gets to run before the last
@@ -57,15 +57,15 @@ type readPacer struct {
 	dir    string // what runsc takes for the image's
 	tree   int
 	events *os.File
-	pages  pages
-	since  time.Time // when the restore was done, after which twice as much goes on with every paceGrows
+	pages  readQueue
+	since  time.Time // when the restore was done, after which twice as much goes on with every paceGrowth
 }
 
 // paced calls restore with the directory to restore an image from, and has its pages read as the options say.
-func paced(ctx context.Context, dir, image string, o RestoreOptions, restore func(image string) error) error {
+func restorePaced(ctx context.Context, dir, image string, o RestoreOptions, restore func(image string) error) error {
 	var p *readPacer
 	if o.Background && o.Later != nil {
-		p = newPace(dir, image)
+		p = newReadPacer(dir, image)
 	}
 	if p == nil {
 		return restore(image)
@@ -85,7 +85,7 @@ func paced(ctx context.Context, dir, image string, o RestoreOptions, restore fun
 		return err
 	}
 	p.since = time.Now()
-	given := time.AfterFunc(laterWithin, p.close)
+	given := time.AfterFunc(laterTimeout, p.close)
 	o.Later(func(ctx context.Context) {
 		if given.Stop() {
 			defer p.close()
@@ -95,11 +95,11 @@ func paced(ctx context.Context, dir, image string, o RestoreOptions, restore fun
 	return nil
 }
 
-// newPace makes the directory to restore an image from. It returns nil where there is nothing to be paced,
+// newReadPacer makes the directory to restore an image from. It returns nil where there is nothing to be paced,
 // or the kernel cannot: then the image itself is to be used.
-func newPace(dir, image string) *readPacer {
+func newReadPacer(dir, image string) *readPacer {
 	info, err := os.Stat(filepath.Join(image, pagesName))
-	if err != nil || info.Size() < pacedFrom || !filesToSpare() {
+	if err != nil || info.Size() < minPacedSize || !hasSpareDescriptors() {
 		return nil
 	}
 	select {
@@ -107,15 +107,15 @@ func newPace(dir, image string) *readPacer {
 	default:
 		return nil
 	}
-	p := &readPacer{dir: dir, tree: -1, pages: pages{size: uint64(info.Size()), atOnce: pacedReads()}}
-	if err := p.open(image); err != nil {
+	p := &readPacer{dir: dir, tree: -1, pages: readQueue{size: uint64(info.Size()), limit: maxConcurrentReads()}}
+	if err := p.subscribe(image); err != nil {
 		p.close()
 		return nil
 	}
 	return p
 }
 
-func (p *readPacer) open(image string) error {
+func (p *readPacer) subscribe(image string) error {
 	group, err := unix.FanotifyInit(unix.FAN_CLASS_PRE_CONTENT|unix.FAN_CLOEXEC|unix.FAN_NONBLOCK, unix.O_RDONLY|unix.O_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("ask for events: %w", err)
@@ -169,12 +169,12 @@ func (p *readPacer) close() {
 	<-pacing
 }
 
-// pacedReads is how many reads are under way while what was restored starts.
-func pacedReads() int { return max(2, runtime.NumCPU()/2) }
+// maxConcurrentReads is how many reads are under way while what was restored starts.
+func maxConcurrentReads() int { return max(2, runtime.NumCPU()/2) }
 
-// filesToSpare reports whether we may have many more descriptors. The size of the directory is their number
+// hasSpareDescriptors reports whether we may have many more descriptors. The size of the directory is their number
 // since Linux 6.2.
-func filesToSpare() bool {
+func hasSpareDescriptors() bool {
 	var most unix.Rlimit
 	info, err := os.Stat("/proc/self/fd")
 	return err == nil && info.Size() > 0 && unix.Getrlimit(unix.RLIMIT_NOFILE, &most) == nil && uint64(info.Size())+spareFiles <= most.Cur
@@ -186,7 +186,7 @@ func (p *readPacer) run(ctx context.Context) (read bool) {
 	defer stop()
 	buf := make([]byte, 16<<10)
 	for ctx.Err() == nil {
-		if !filesToSpare() {
+		if !hasSpareDescriptors() {
 			return true // as good as read: nobody is asked any more
 		}
 		deadline := time.Time{}
@@ -199,13 +199,13 @@ func (p *readPacer) run(ctx context.Context) (read bool) {
 		}
 		n, err := p.events.Read(buf)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			p.allow(p.pages.one()...)
+			p.allow(p.pages.step()...)
 			continue
 		} else if err != nil {
 			return true
 		}
 		if !p.since.IsZero() {
-			p.pages.atOnce = min(pageReads, pacedReads()<<min(6, time.Since(p.since)/paceGrows))
+			p.pages.limit = min(pageReads, maxConcurrentReads()<<min(6, time.Since(p.since)/paceGrowth))
 		}
 		ended := p.take(buf[:n])
 		p.allow(p.pages.next()...)
@@ -233,7 +233,7 @@ func (p *readPacer) take(events []byte) (ended bool) {
 		case size < ranged || p.pages.urgent(e.Uint64(event[32:]), e.Uint64(event[40:])):
 			p.allow(fd)
 		default:
-			p.pages.wait(fd, e.Uint64(event[32:])+e.Uint64(event[40:]))
+			p.pages.push(fd, e.Uint64(event[32:])+e.Uint64(event[40:]))
 		}
 	}
 	return ended
@@ -252,35 +252,37 @@ func (p *readPacer) allow(fds ...int32) {
 
 // pages decides which reads of pages go on. Those that nobody waits for come in the order of the file, a
 // little shuffled, and as many as there can be wait here: that one more comes tells that one was done.
-type pages struct {
+type readQueue struct {
 	size    uint64  // of the file, in bytes
-	atOnce  int     // how many may be under way
+	limit   int     // how many may be under way
 	waiting []int32 // in the order in which they came
 	front   uint64  // the end of the farthest of them
 }
 
 // urgent reports whether a read is of pages that somebody waits for: it is short, or out of order.
-func (p *pages) urgent(off, count uint64) bool { return count < pageUnit || off > p.front+pagesAhead }
+func (p *readQueue) urgent(off, count uint64) bool {
+	return count < pageUnit || off > p.front+pagesAhead
+}
 
-func (p *pages) wait(fd int32, end uint64) {
+func (p *readQueue) push(fd int32, end uint64) {
 	p.waiting = append(p.waiting, fd)
 	p.front = max(p.front, end)
 }
 
 // next is what goes on now that more have come. After the last of the file no more come, and
 // what is left is little.
-func (p *pages) next() (gone []int32) {
-	n := len(p.waiting) - (pageReads - p.atOnce)
+func (p *readQueue) next() (gone []int32) {
+	n := len(p.waiting) - (pageReads - p.limit)
 	if p.front >= p.size {
 		n = len(p.waiting)
 	}
 	return p.first(n)
 }
 
-// one is what goes on if nothing has come for a while.
-func (p *pages) one() []int32 { return p.first(1) }
+// step is what goes on if nothing has come for a while.
+func (p *readQueue) step() []int32 { return p.first(1) }
 
-func (p *pages) first(n int) (gone []int32) {
+func (p *readQueue) first(n int) (gone []int32) {
 	n = min(max(n, 0), len(p.waiting))
 	gone, p.waiting = p.waiting[:n], p.waiting[n:]
 	return gone

@@ -12,15 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestWhichPagesGoOn(t *testing.T) {
+func TestReadQueue(t *testing.T) {
 	const size = 4 * pagesAhead
-	p := pages{size: size, atOnce: 1}
+	p := readQueue{size: size, limit: 1}
 	var fd int32
 	come := func(off uint64) (gone []int32) {
 		if p.urgent(off, pageUnit) {
 			t.Fatalf("%d is urgent, with the farthest at %d", off, p.front)
 		}
-		p.wait(fd, off+pageUnit)
+		p.push(fd, off+pageUnit)
 		fd++
 		return p.next()
 	}
@@ -46,13 +46,13 @@ func TestWhichPagesGoOn(t *testing.T) {
 			}
 		}
 	}
-	if gone := p.one(); !slices.Equal(gone, []int32{want}) {
+	if gone := p.step(); !slices.Equal(gone, []int32{want}) {
 		t.Errorf("after a while %v go on, want %d", gone, want)
 	}
 	if gone := come(off); len(gone) != pageReads-1 || len(p.waiting) != 0 {
 		t.Errorf("after the last %d go on, %d wait", len(gone), len(p.waiting))
 	}
-	if gone := p.one(); len(gone) > 0 {
+	if gone := p.step(); len(gone) > 0 {
 		t.Errorf("none waits, and %v go on", gone)
 	}
 }
@@ -60,20 +60,20 @@ func TestWhichPagesGoOn(t *testing.T) {
 // A large image is read piece by piece, by what goes on after the restore; nothing of it is left. What is
 // restored has all of its memory, whether that goes on to the end, ends early, or never begins.
 func TestPacedRestore(t *testing.T) {
-	defer func(was int64) { pacedFrom = was }(pacedFrom)
-	pacedFrom = 2 * pagesAhead // smaller ones are quicker to try
-	l := newLab(t)
-	first := l.box(t).run(t)
-	first.ask(t, "hold 160")
+	defer func(was int64) { minPacedSize = was }(minPacedSize)
+	minPacedSize = 2 * pagesAhead // smaller ones are quicker to try
+	l := newTestHost(t)
+	first := l.newSandbox(t).run(t)
+	first.query(t, "hold 160")
 	image := first.checkpoint(t, CheckpointOptions{LeaveRunning: true})
-	if p := newPace(filepath.Join(l.dir, "try"), image); p == nil {
+	if p := newReadPacer(filepath.Join(l.dir, "try"), image); p == nil {
 		t.Skip("SKIPPED: this kernel does not ask before pages are read")
 	} else {
 		p.close()
 	}
 	for name, ends := range map[string]bool{"to the end": false, "ended": true} {
 		t.Run(name, func(t *testing.T) {
-			next := first.after(t)
+			next := first.copyOf(t)
 			var later sync.WaitGroup
 			defer later.Wait()
 			calls := 0
@@ -99,24 +99,24 @@ func TestPacedRestore(t *testing.T) {
 			noEvents(t)
 		})
 	}
-	for name, do := range map[string]func(*testing.T, *box){
-		"saved": func(t *testing.T, b *box) { // which waits for all pages
+	for name, do := range map[string]func(*testing.T, *testSandbox){
+		"saved": func(t *testing.T, b *testSandbox) { // which waits for all pages
 			copied := b.checkpoint(t, CheckpointOptions{LeaveRunning: true})
-			again := b.after(t).restore(t, copied, RestoreOptions{})
+			again := b.copyOf(t).restore(t, copied, RestoreOptions{})
 			again.expect(t, "held", "1 0")
 		},
-		"paused": func(t *testing.T, b *box) {
+		"paused": func(t *testing.T, b *testSandbox) {
 			must(t, l.Pause(t.Context(), b.id))
 			must(t, l.Resume(t.Context(), b.id))
 			b.expect(t, "held", "1 0")
 		},
-		"removed": func(t *testing.T, b *box) {
+		"removed": func(t *testing.T, b *testSandbox) {
 			must(t, l.Remove(t.Context(), b.id, b.spec.CgroupsPath))
-			b.gone(t)
+			b.wantRemoved(t)
 		},
 	} {
 		t.Run(name+" meanwhile", func(t *testing.T) {
-			next := first.after(t)
+			next := first.copyOf(t)
 			var later sync.WaitGroup
 			defer later.Wait()
 			next.restore(t, image, RestoreOptions{Background: true, Later: func(f func(context.Context)) {
@@ -130,30 +130,30 @@ func TestPacedRestore(t *testing.T) {
 	t.Run("few files", func(t *testing.T) {
 		var most unix.Rlimit
 		must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &most))
-		if !filesToSpare() {
+		if !hasSpareDescriptors() {
 			t.Fatalf("none to spare, where %d are allowed", most.Cur)
 		}
 		few := most
 		few.Cur = spareFiles
 		must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &few))
 		defer func() { must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &most)) }()
-		if filesToSpare() {
+		if hasSpareDescriptors() {
 			t.Errorf("there are files to spare, where %d are allowed", few.Cur)
 		}
-		next := first.after(t)
+		next := first.copyOf(t)
 		next.restore(t, image, RestoreOptions{Background: true, Later: func(func(context.Context)) {
 			t.Error("something goes on")
 		}})
 		next.expect(t, "held", "1 0")
 	})
 	t.Run("nobody goes on", func(t *testing.T) {
-		next := first.after(t)
+		next := first.copyOf(t)
 		next.restore(t, image, RestoreOptions{Background: true, Later: func(func(context.Context)) {}})
 		next.expect(t, "held", "1 0")
-		for range pacedAtOnce { // its place is given back
+		for range maxPaced { // its place is given back
 			pacing <- struct{}{}
 		}
-		for range pacedAtOnce {
+		for range maxPaced {
 			<-pacing
 		}
 		noEvents(t)
@@ -166,7 +166,7 @@ func TestPacedRestore(t *testing.T) {
 		must(t, err)
 		copy(b[len(b)/2:], make([]byte, 4096))
 		must(t, os.WriteFile(state, b, 0o600))
-		next := first.after(t)
+		next := first.copyOf(t)
 		_, err = l.Restore(t.Context(), next.id, next.bundle, broken, next.console, RestoreOptions{Background: true, Later: func(func(context.Context)) {
 			t.Error("something goes on after a failure")
 		}})

@@ -16,22 +16,22 @@ import (
 // What is done while an image is written fits it: the container stands still, and goes on after that
 // or stays, as was asked.
 func TestWrittenWhilePaused(t *testing.T) {
-	l := newLab(t)
-	first := l.box(t).run(t)
+	l := newTestHost(t)
+	first := l.newSandbox(t).run(t)
 	waiting := first.dial(t)
 	defer waiting.close()
 	for _, o := range []CheckpointOptions{
 		{LeaveRunning: true, Digest: true}, {LeaveRunning: true, Direct: true}, {}, {LeaveRunning: true, Compression: memimage.Flate},
 	} {
-		var next *box
+		var next *testSandbox
 		image := filepath.Join(l.dir, "image")
-		first.ask(t, "write /flushed to disk")
-		mapped := first.ask(t, "mapped")
-		count := first.ask(t, "add")
+		first.query(t, "write /flushed to disk")
+		mapped := first.query(t, "mapped")
+		count := first.query(t, "add")
 		o.Written = func(context.Context) error {
-			waiting.silent(t)
+			waiting.send(t)
 			noImage(t, image)
-			next = first.after(t) //nolint:contextcheck // the test's own
+			next = first.copyOf(t) //nolint:contextcheck // the test's own
 			return nil
 		}
 		img, err := l.Checkpoint(t.Context(), first.id, image, o)
@@ -41,18 +41,18 @@ func TestWrittenWhilePaused(t *testing.T) {
 		}
 		must(t, memimage.Verify(t.Context(), image))
 		if o.LeaveRunning {
-			first.is(t, Running)
+			first.wantStatus(t, Running)
 		} else {
-			first.is(t, Paused)
+			first.wantStatus(t, Paused)
 			must(t, l.Resume(t.Context(), first.id))
 		}
-		waiting.answers(t)
+		waiting.receive(t)
 		next.restore(t, image, RestoreOptions{Background: o.Compression == memimage.NoCompression})
 		next.expect(t, "read /flushed", "to disk")
-		if got := next.ask(t, "read /mapped"); got[0] != mapped[0] {
+		if got := next.query(t, "read /mapped"); got[0] != mapped[0] {
 			t.Errorf("what was written through memory is %q, want %q", got[:1], mapped[:1])
 		}
-		more := first.ask(t, "add")
+		more := first.query(t, "add")
 		if more == count {
 			t.Errorf("it does not count on from %s", count)
 		}
@@ -62,10 +62,10 @@ func TestWrittenWhilePaused(t *testing.T) {
 }
 
 // Whoever fails while the container is paused has it as it was.
-func TestWrittenFails(t *testing.T) {
-	l := newLab(t)
-	b := l.box(t).run(t)
-	b.ask(t, "hold 16")
+func TestWrittenError(t *testing.T) {
+	l := newTestHost(t)
+	b := l.newSandbox(t).run(t)
+	b.query(t, "hold 16")
 	image := filepath.Join(l.dir, "image")
 	refused := errors.New("no room for files")
 	try := func(leave bool, want Status) {
@@ -76,7 +76,7 @@ func TestWrittenFails(t *testing.T) {
 		if !errors.Is(err, refused) {
 			t.Errorf("leave running %t: %v", leave, err)
 		}
-		b.is(t, want)
+		b.wantStatus(t, want)
 		noImage(t, image)
 	}
 	try(true, Running)
@@ -88,13 +88,13 @@ func TestWrittenFails(t *testing.T) {
 	if err != nil || img.Paused != 0 {
 		t.Errorf("of a paused one: %+v, %v", img, err)
 	}
-	b.is(t, Paused) // as it was
+	b.wantStatus(t, Paused) // as it was
 	must(t, b.Resume(t.Context(), b.id))
 	b.expect(t, "held", "1 0")
 }
 
 // silent asks, and wants no answer for now.
-func (c *talk) silent(t *testing.T) {
+func (c *probeConn) send(t *testing.T) {
 	t.Helper()
 	_, err := fmt.Fprintln(c.conn, "pid")
 	must(t, err)
@@ -106,7 +106,7 @@ func (c *talk) silent(t *testing.T) {
 }
 
 // answers wants the answer to what silent asked.
-func (c *talk) answers(t *testing.T) {
+func (c *probeConn) receive(t *testing.T) {
 	t.Helper()
 	if !c.lines.Scan() || c.lines.Text() != "1" {
 		t.Errorf("it does not go on: %q, %v", c.lines.Text(), c.lines.Err())
@@ -127,9 +127,9 @@ func noImage(t *testing.T, dir string) {
 func BenchmarkSnapshot(b *testing.B) {
 	for name, question := range map[string]string{"small": "hold 0", "256MiB": "hold 256"} {
 		b.Run(name, func(b *testing.B) {
-			l := newLab(b)
-			box := l.box(b).run(b)
-			box.ask(b, question)
+			l := newTestHost(b)
+			box := l.newSandbox(b).run(b)
+			box.query(b, question)
 			_, err := l.Build(b.Context())
 			must(b, err)
 			image := filepath.Join(l.dir, "image")

@@ -194,7 +194,7 @@ func Thaw(cgroupsPath string) error {
 
 // KillAll kills the processes of a path until it has none.
 func KillAll(ctx context.Context, cgroupsPath string) error {
-	return again(ctx, func() (done bool, err error) {
+	return retry(ctx, func() (done bool, err error) {
 		pids, err := Processes(cgroupsPath)
 		if err != nil || len(pids) == 0 {
 			return true, err
@@ -211,14 +211,14 @@ func KillAll(ctx context.Context, cgroupsPath string) error {
 // RemoveIdle removes a path as Remove does, and retries while the kernel holds it busy after its last
 // process.
 func RemoveIdle(ctx context.Context, cgroupsPath string) error {
-	return again(ctx, func() (done bool, err error) {
+	return retry(ctx, func() (done bool, err error) {
 		err = Remove(cgroupsPath)
 		return !errors.Is(err, unix.EBUSY), err
 	})
 }
 
 // again retries every few milliseconds until done or the end of ctx.
-func again(ctx context.Context, try func() (done bool, err error)) error {
+func retry(ctx context.Context, try func() (done bool, err error)) error {
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for {

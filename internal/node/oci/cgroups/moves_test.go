@@ -10,7 +10,7 @@ import (
 )
 
 // Concurrent moves to our own cgroup change nothing.
-func TestQuickMovesMoveNobody(t *testing.T) {
+func TestQuickMovesChangeNothing(t *testing.T) {
 	before, err := os.ReadFile("/proc/self/cgroup")
 	must(t, err)
 	var calls sync.WaitGroup

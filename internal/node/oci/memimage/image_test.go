@@ -84,7 +84,7 @@ func flip(t *testing.T, path string, at int64) {
 }
 
 // Whatever bit of a description is changed, it is not believed.
-func TestManifestProtectsItself(t *testing.T) {
+func TestManifestDamage(t *testing.T) {
 	dir, want := sealed(t, false, 10)
 	path := filepath.Join(dir, manifestName)
 	b, err := os.ReadFile(path)

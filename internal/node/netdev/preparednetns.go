@@ -91,14 +91,14 @@ func (n *Network) configureEndpoint(r *preparedNetns, ep Endpoint) error {
 			return err
 		}
 	}
-	if err := n.address(r, ep); err != nil {
+	if err := n.configureAddresses(r, ep); err != nil {
 		return err
 	}
 	return n.finishHostSide(r.host, ep)
 }
 
-// address gives the end inside its addresses and the way out.
-func (n *Network) address(r *preparedNetns, ep Endpoint) error {
+// configureAddresses gives the end inside its addresses and the way out.
+func (n *Network) configureAddresses(r *preparedNetns, ep Endpoint) error {
 	if err := r.inside.LinkSetHardwareAddr(r.peer, MACOf(ep.Address)); err != nil {
 		return fmt.Errorf("set hardware address: %w", err)
 	}
