@@ -16,10 +16,10 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/netdev/firewall"
 )
 
-// Attach gives an endpoint its namespace with an interface, addresses and default routes: a
-// spare one, or a new one where there is none. What an earlier, unfinished or other attachment of
-// the ID left is replaced, so nothing may run in the namespace yet; for what runs there is
-// [Network.Adopt]. A failure leaves nothing.
+// Attach gives an endpoint a namespace with an interface, addresses and default routes: a spare
+// one, or a new one if there is none. It replaces an unfinished or other attachment of the ID, so
+// nothing may run in the namespace yet; use [Network.Adopt] for a running one. A failure leaves
+// nothing.
 func (n *Network) Attach(ctx context.Context, ep Endpoint) (Attachment, error) {
 	if err := ctx.Err(); err != nil {
 		return Attachment{}, fmt.Errorf("attach %s: %w", ep.ID, err)
@@ -37,7 +37,7 @@ func (n *Network) Attach(ctx context.Context, ep Endpoint) (Attachment, error) {
 		}
 	}
 	err := n.provision(ep)
-	if errors.Is(err, unix.EEXIST) { // a link outlived its namespace's name
+	if errors.Is(err, unix.EEXIST) { // a link without its named namespace
 		if err = n.Detach(ctx, ep); err == nil {
 			err = n.provision(ep)
 		}
@@ -48,8 +48,8 @@ func (n *Network) Attach(ctx context.Context, ep Endpoint) (Attachment, error) {
 	return Attachment{NetnsPath: n.NetnsPath(ep.ID), HostLink: n.HostLink(ep.ID), MAC: MACOf(ep.Address)}, nil
 }
 
-// settle puts an endpoint into a spare room, or into a new one where there is none or where it
-// does not fit: somebody may have tampered with a spare's link. The caller undoes on failure.
+// provision configures a spare namespace for an endpoint, or a new one if there is no spare or its
+// link was changed. The caller undoes on failure.
 func (n *Network) provision(ep Endpoint) error {
 	if r := n.spares.take(); r != nil {
 		err := n.configureEndpoint(r, ep)
@@ -69,8 +69,8 @@ func (n *Network) provision(ep Endpoint) error {
 	return n.configureEndpoint(r, ep)
 }
 
-// Adopt corrects the host's side of an attachment in use: neighbour, isolation and rules. It
-// fails where the link is gone.
+// Adopt corrects the host's side of an attachment in use: neighbour, isolation and rules. It fails
+// if the link does not exist.
 func (n *Network) Adopt(ctx context.Context, ep Endpoint) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("adopt attachment of %s: %w", ep.ID, err)
@@ -88,9 +88,9 @@ func (n *Network) Adopt(ctx context.Context, ep Endpoint) error {
 	return nil
 }
 
-// Detach removes all that Attach made, in whatever state it is; the addresses may be the zero
-// value where they are not known. Nothing left is success. The port is shut at once; while Run
-// runs, the kernel's own tidying of namespace and links is not waited for.
+// Detach removes everything that Attach created, in any state; unknown addresses may be zero.
+// Nothing to remove is success. The port closes at once. While Run runs, Detach does not wait for
+// the kernel to remove namespace and links.
 func (n *Network) Detach(_ context.Context, ep Endpoint) error {
 	failures := []error{
 		n.detachLink(n.HostLink(ep.ID)),
@@ -99,7 +99,7 @@ func (n *Network) Detach(_ context.Context, ep Endpoint) error {
 		n.removeNeighbour(ep.Address6, ep.Address),
 		n.Cut(ep.Address),
 		n.Cut(ep.Address6),
-		// Last: the kernel then tidies up behind a lock that all of the above would wait for.
+		// Last: the kernel then cleans up under a lock that all of the above would wait for.
 		unbindNamespace(n.NetnsPath(ep.ID)),
 	}
 	if err := errors.Join(failures...); err != nil {
@@ -108,9 +108,8 @@ func (n *Network) Detach(_ context.Context, ep Endpoint) error {
 	return nil
 }
 
-// Cut ends the machine's TCP connections to an address at once, since nobody is there any more
-// to answer for it and they would wait for minutes. None is success, and so is a kernel that
-// cannot end them.
+// Cut ends the host's TCP connections to an address at once: no host answers for it, so they would
+// wait for minutes. No connection is success, and so is a kernel that cannot end them.
 func (n *Network) Cut(addr netip.Addr) error {
 	if !addr.IsValid() {
 		return nil
@@ -136,12 +135,12 @@ func (n *Network) Cut(addr netip.Addr) error {
 	return nil
 }
 
-// destroySocket ends a TCP connection of this machine. The library does so for IPv4 only.
+// destroySocket ends a TCP connection of this host. The library does so for IPv4 only.
 func destroySocket(family uint8, id netlink.SocketID) error {
 	const headerSize, addressSize = 12, 16 // of struct inet_diag_req_v2
 	b := make([]byte, headerSize+2*addressSize+12)
 	b[0], b[1] = family, unix.IPPROTO_TCP
-	binary.NativeEndian.PutUint32(b[4:], ^uint32(0)) // in whatever state
+	binary.NativeEndian.PutUint32(b[4:], ^uint32(0)) // any state
 	binary.BigEndian.PutUint16(b[8:], id.SourcePort)
 	binary.BigEndian.PutUint16(b[10:], id.DestinationPort)
 	for i, ip := range []net.IP{id.Source, id.Destination} {
@@ -200,13 +199,13 @@ func (n *Network) port(ep Endpoint) firewall.Port {
 	return p
 }
 
-// finishHostSide tells bridge and rules who is behind it. A port that
-// is up but not yet in the rules can send nothing.
+// finishHostSide configures the host's end, the neighbours and the rules. A port that is up but not yet
+// in the rules can send nothing.
 func (n *Network) finishHostSide(link netlink.Link, ep Endpoint) error {
 	name := link.Attrs().Name
 	bridge := n.bridgeLink()
 	if bridge == nil {
-		return errors.New("the network is not open")
+		return errors.New("network is not open")
 	}
 	if err := n.host.NeighSet(portOf(link, MACOf(ep.Address))); err != nil {
 		return fmt.Errorf("set port of %s: %w", name, err)
@@ -215,7 +214,7 @@ func (n *Network) finishHostSide(link netlink.Link, ep Endpoint) error {
 		if !a.IsValid() {
 			continue
 		}
-		// A permanent neighbour, or the first dial would wait a second for it to be asked for again.
+		// Permanent, or the first dial would wait a second for neighbour discovery.
 		if err := n.host.NeighSet(permanent(bridge, a, ep.Address)); err != nil {
 			return fmt.Errorf("set neighbour %s: %w", a, err)
 		}

@@ -14,21 +14,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ensureBridge makes the bridge, with a hardware address that does not follow its ports, or
-// corrects one that exists.
+// ensureBridge creates the bridge, with a hardware address independent of its ports, or corrects an
+// existing one.
 func (n *Network) ensureBridge() (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.HardwareAddr = n.cfg.Bridge, n.cfg.MTU, MACOf(n.cfg.Gateway)
 	err := n.host.LinkAdd(&netlink.Bridge{LinkAttrs: attrs})
 	if err != nil && !errors.Is(err, unix.EEXIST) {
-		return nil, fmt.Errorf("make bridge %s: %w", n.cfg.Bridge, err)
+		return nil, fmt.Errorf("create bridge %s: %w", n.cfg.Bridge, err)
 	}
 	link, err := n.host.LinkByName(n.cfg.Bridge)
 	if err != nil {
 		return nil, fmt.Errorf("find bridge %s: %w", n.cfg.Bridge, err)
 	}
 	if link.Type() != "bridge" {
-		return nil, fmt.Errorf("link %s exists and is a %s, not a bridge; choose another name", n.cfg.Bridge, link.Type())
+		return nil, fmt.Errorf("link %s is a %s, not a bridge; choose another name", n.cfg.Bridge, link.Type())
 	}
 	if err := prepareIPv6(n.cfg.Bridge, n.cfg.Subnet6.IsValid()); err != nil {
 		return nil, err
@@ -69,7 +69,7 @@ func (n *Network) replaceBridgeAddress(link netlink.Link, family int, want *net.
 			return fmt.Errorf("remove address %s from %s: %w", have[i].IPNet, n.cfg.Bridge, err)
 		}
 		if a, ok := netip.AddrFromSlice(have[i].IP); ok && a.Is6() {
-			_ = n.host.RouteDel(localRoute(link, a)) // there is none where an older version made the bridge
+			_ = n.host.RouteDel(localRoute(link, a)) // absent on bridges of older versions
 		}
 	}
 	if found {
@@ -81,8 +81,8 @@ func (n *Network) replaceBridgeAddress(link netlink.Link, family int, want *net.
 	return nil
 }
 
-// localRoute has an IPv6 address of the bridge answer. The kernel adds one like it when it has
-// noticed that the bridge has a port that is up; a connection that is begun before would hang.
+// localRoute makes the host answer for an IPv6 address of the bridge. The kernel adds such a route
+// only after it has noticed a bridge port that is up; an earlier connection would hang.
 func localRoute(link netlink.Link, addr netip.Addr) *netlink.Route {
 	return &netlink.Route{
 		LinkIndex: link.Attrs().Index, Dst: prefixNet(netip.PrefixFrom(addr, addr.BitLen())),
@@ -90,8 +90,8 @@ func localRoute(link netlink.Link, addr netip.Addr) *netlink.Route {
 	}
 }
 
-// addressOf is an address that is in use at once: nobody else can have an IPv6 address of ours, so
-// that there is no waiting for duplicates.
+// addressOf is an address that is usable at once: no other host can have an IPv6 address of ours,
+// so duplicate detection is off.
 func addressOf(n *net.IPNet) *netlink.Addr {
 	a := &netlink.Addr{IPNet: n}
 	if n.IP.To4() == nil {
@@ -100,8 +100,8 @@ func addressOf(n *net.IPNet) *netlink.Addr {
 	return a
 }
 
-// allowForwarding lets packets pass between the bridge and the links that have a default
-// route, and no others: the machine does not become a router for the rest of its networks.
+// allowForwarding enables forwarding between the bridge and links with a default route only: the
+// host does not become a router for its other networks.
 func (n *Network) allowForwarding(ctx context.Context) error {
 	uplinks, err := n.linksWithDefaultRoute(netlink.FAMILY_V4)
 	if err != nil {

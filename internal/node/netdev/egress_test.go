@@ -36,7 +36,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// internet is a namespace that has all public addresses, and the way there.
+// internet is a namespace that has all public addresses.
 type internet struct{ path string }
 
 func newInternet(t *testing.T) *internet {
@@ -71,7 +71,7 @@ func newInternet(t *testing.T) *internet {
 	return w
 }
 
-// setUp brings a link of the thread's namespace up and gives it addresses.
+// setUp brings a link of the thread's namespace up and adds addresses.
 func setUp(name string, addresses ...string) error {
 	l, err := netlink.LinkByName(name)
 	if err == nil {
@@ -93,7 +93,7 @@ func setUp(name string, addresses ...string) error {
 	return nil
 }
 
-// addAllAddresses gives a link of the thread's namespace every address there is.
+// addAllAddresses gives a link of the thread's namespace every address.
 func addAllAddresses(name string) error {
 	l, err := netlink.LinkByName(name)
 	if err != nil {
@@ -160,7 +160,7 @@ func (n *Network) try(t *testing.T, ep Endpoint, address string, limit time.Dura
 	})
 }
 
-// echo is a connection that stays open; say reports whether it still answers.
+// echo is a connection that stays open; ping reports whether it still answers.
 type echo struct{ net.Conn }
 
 func (w *internet) serveEcho(t *testing.T, port int) {
@@ -237,16 +237,16 @@ func TestEgressChangesWhileConnectionsAreOpen(t *testing.T) {
 		t.Errorf("a connection that is allowed broke: %v", err)
 	}
 	if err := second.ping(never); err == nil {
-		t.Error("a connection that is not allowed any more lives on")
+		t.Error("a connection that is no longer allowed still works")
 	}
-	for range 20 { // a change that allows the same must not be felt
+	for range 20 { // an equivalent policy must not interrupt
 		set(closedBut("8.8.8.0/24", "7.7.7.7"))
 		set(closedBut("8.8.8.8"))
 	}
 	if err := first.ping(soon); err != nil {
 		t.Errorf("a connection that is allowed broke: %v", err)
 	}
-	n.open(t, b, "1.1.1.1:80") // nobody else is concerned
+	n.open(t, b, "1.1.1.1:80") // other sandboxes are unaffected
 	if ids, err := n.EgressRules(t.Context()); err != nil || !slices.Equal(ids, []string{a.ID}) {
 		t.Errorf("EgressRules = %v, %v", ids, err)
 	}
@@ -255,12 +255,12 @@ func TestEgressChangesWhileConnectionsAreOpen(t *testing.T) {
 	if ids, err := n.EgressRules(t.Context()); err != nil || len(ids) != 0 {
 		t.Errorf("EgressRules without a policy = %v, %v", ids, err)
 	}
-	// What a policy with names allows to go on is cut all the same when it forbids it.
+	// A connection opened under a policy with names is cut when that policy forbids it.
 	third := n.open(t, a, "1.1.1.1:80")
 	must(t, third.ping(soon))
 	set(closedBut("example.com", "8.8.8.8"))
 	if err := third.ping(never); err == nil {
-		t.Error("a connection that a policy with names does not allow lives on")
+		t.Error("a connection that a policy with names forbids still works")
 	}
 	if err := first.ping(soon); err != nil {
 		t.Errorf("a connection that is allowed broke: %v", err)
@@ -272,8 +272,8 @@ func TestEgressChangesWhileConnectionsAreOpen(t *testing.T) {
 	leftovers(t, n)
 }
 
-// A networkPolicy's rules and the policy of the sandbox's own must both allow; rules may change
-// under open connections, and are found again by another process of ours.
+// Both the networkPolicy and the sandbox's own policy must allow; rules may change under open
+// connections, and another process finds them again.
 func TestEgressWithNetworkPolicy(t *testing.T) {
 	if !ownnet.Inside(t) {
 		return
@@ -310,7 +310,7 @@ func TestEgressWithNetworkPolicy(t *testing.T) {
 	open := n.open(t, a, "9.1.1.1:80")
 	must(t, n.SetEgress(t.Context(), a, rules(nil, 80, "8.0.0.0/8")))
 	if err := open.ping(never); err == nil {
-		t.Error("a connection that the rules do not allow any more lives on")
+		t.Error("a connection that the rules no longer allow still works")
 	}
 	both := rules(closedBut("8.8.8.8", "7.7.7.7"), 80, "8.0.0.0/8")
 	must(t, n.SetEgress(t.Context(), a, both))
@@ -319,7 +319,7 @@ func TestEgressWithNetworkPolicy(t *testing.T) {
 	must(t, err)
 	defer again.Close()
 	must(t, again.Open(t.Context()))
-	reaches(again, "8.8.8.8:80", true) // before it knows the policy
+	reaches(again, "8.8.8.8:80", true) // before it loads the policy
 	must(t, again.SetEgress(t.Context(), a, both))
 	for address, want := range map[string]bool{"8.8.8.8:80": true, "8.8.4.4:80": false, "7.7.7.7:80": false, "8.8.8.8:81": false} {
 		reaches(again, address, want)
@@ -332,7 +332,7 @@ func TestEgressWithNetworkPolicy(t *testing.T) {
 	leftovers(t, again)
 }
 
-// As many entries as the API server lets in, of one kind each, go into the kernel.
+// The kernel accepts as many entries of each kind as the API server admits.
 func TestEgressTakesManyRules(t *testing.T) {
 	if !ownnet.Inside(t) {
 		return
@@ -417,7 +417,7 @@ func TestEgressRestoredAfterFlush(t *testing.T) {
 		}
 		again.Close()
 	}
-	must(t, n.Detach(t.Context(), a)) // knows nothing of what the others did
+	must(t, n.Detach(t.Context(), a)) // without knowledge of the flush
 	leftovers(t, n)
 }
 
@@ -431,18 +431,18 @@ func leftovers(t *testing.T, n *Network) {
 	must(t, err)
 	for _, s := range sets {
 		if strings.Contains(s.Name, ".") { // begins with an ID
-			t.Errorf("set %s is left", s.Name)
+			t.Errorf("set %s remains", s.Name)
 			continue
 		}
 		if left := elementsOf(t, s); len(left) > 0 {
-			t.Errorf("elements of %s are left: %v", s.Name, left)
+			t.Errorf("elements of %s remain: %v", s.Name, left)
 		}
 	}
 	chains, err := conn.ListChainsOfTableFamily(nftables.TableFamilyINet)
 	must(t, err)
 	for _, c := range chains {
 		if strings.Contains(c.Name, ".") && c.Table.Name == table.Name {
-			t.Errorf("chain %s is left", c.Name)
+			t.Errorf("chain %s remains", c.Name)
 		}
 	}
 }
@@ -469,7 +469,7 @@ func TestPinsOpenAndSurvive(t *testing.T) {
 		return got
 	}
 	if err := n.try(t, a, "5.5.5.5:80", never); err == nil {
-		t.Fatal("open before anything was pinned")
+		t.Fatal("open without a pin")
 	}
 	got := pin("Example.com.", time.Minute, "5.5.5.5", "169.254.169.254", "10.201.0.1", "10.77.1.1", "2606::1", "fd01:2:3::1")
 	if want := addrs("5.5.5.5", "10.77.1.1", "2606::1"); !slices.Equal(got, want) {
@@ -483,7 +483,7 @@ func TestPinsOpenAndSurvive(t *testing.T) {
 	pin("x.other.org", time.Minute, "5.5.5.5") // two names, one address
 	pin("x.other.org", time.Minute, "5.5.5.6")
 
-	// Another process of ours takes over: pins are as they were, also before it knows policies.
+	// Another process takes over: pins are unchanged, also before it loads policies.
 	again, err := New(n.cfg)
 	must(t, err)
 	defer again.Close()
@@ -494,7 +494,7 @@ func TestPinsOpenAndSurvive(t *testing.T) {
 		t.Error("open between Open and SetEgress")
 	}
 	if p := again.EgressOf(a.Address); !p.Asks() || p.Pins() {
-		t.Errorf("policy before it is known: %+v, want one that closes all", p)
+		t.Errorf("policy before it is loaded: %+v, want one that denies all", p)
 	}
 	must(t, again.SetEgress(t.Context(), a, p))
 	must(t, c.ping(soon))
@@ -507,31 +507,31 @@ func TestPinsOpenAndSurvive(t *testing.T) {
 	leftovers(t, again)
 }
 
-// outlives wants a connection to go on after its pin, until its name goes.
+// wantOutlives requires a connection to continue after its pin, until its name is removed.
 func wantOutlives(t *testing.T, again *Network, a Endpoint, c *echo) {
 	t.Helper()
 	gone, kept := netip.MustParseAddr("5.5.5.5"), netip.MustParseAddr("5.5.5.6")
 	expirePin(t, again, a.ID, gone)
 	if err := again.try(t, a, "5.5.5.5:80", never); err == nil {
-		t.Error("open although no pin is left")
+		t.Error("open without a pin")
 	}
 	must(t, c.ping(soon))
 	must(t, again.SetEgress(t.Context(), a, compile(t, closedBut("example.com", "*.other.org", "3.3.3.3"))))
 	if err := c.ping(soon); err != nil {
-		t.Errorf("a change that takes no name away broke a connection: %v", err)
+		t.Errorf("a change that removes no name broke a connection: %v", err)
 	}
 	pinned := again.open(t, a, "5.5.5.6:80")
 	must(t, again.SetEgress(t.Context(), a, compile(t, closedBut("*.other.org"))))
 	if err := c.ping(never); err == nil {
-		t.Error("a connection lives on although its name is not allowed any more")
+		t.Error("a connection to a removed name still works")
 	}
 	must(t, pinned.ping(soon))
 	if pins := again.Pins(a.ID); len(pins) != 1 || pins[0].Address != kept {
-		t.Errorf("pins after a name was taken away: %+v", pins)
+		t.Errorf("pins after a name was removed: %+v", pins)
 	}
 }
 
-// expirePin ends a pin early, as time would.
+// expirePin ends a pin early.
 func expirePin(t *testing.T, n *Network, id string, a netip.Addr) {
 	t.Helper()
 	conn, err := nftables.New()
@@ -573,7 +573,7 @@ func TestPinsAreBounded(t *testing.T) {
 	must(t, err)
 }
 
-// Random policies and packets: the kernel does what Decide says.
+// Random policies and packets: the kernel matches Decide.
 func TestKernelAgreesWithDecide(t *testing.T) {
 	if !ownnet.Inside(t) {
 		return
@@ -624,16 +624,16 @@ func TestKernelAgreesWithDecide(t *testing.T) {
 	}
 	t.Logf("decided: %v, of these by a networkPolicy: %v", counts, bounded)
 	if bounded[egress.Allowed] < 40 || bounded[egress.Refused] < 100 {
-		t.Errorf("decided by a networkPolicy: %v: the test says little", bounded)
+		t.Errorf("decided by a networkPolicy: %v: too few cases", bounded)
 	}
 	for _, v := range []egress.Verdict{egress.Allowed, egress.Refused, egress.Resolver} {
 		if counts[v] < 100 {
-			t.Errorf("%d packets %s: the test says little", counts[v], v)
+			t.Errorf("%d packets %s: too few cases", counts[v], v)
 		}
 	}
 }
 
-// randomPacket is often to port 53, and to one of a few others where ports matter.
+// randomPacket often has port 53, and one of a few others where ports matter.
 func randomPacket(r *rand.Rand, p *agents.EgressPolicy, fewPorts bool, near []string) egress.Packet {
 	k := egress.Packet{Address: randomAddress(r, p, near...), Port: uint16(1024 + r.IntN(60000)), Protocol: []string{"tcp", "udp"}[r.IntN(2)]}
 	if r.IntN(5) == 0 {
@@ -656,7 +656,7 @@ func randomPacket(r *rand.Rand, p *agents.EgressPolicy, fewPorts bool, near []st
 	return k
 }
 
-// arrives sends packets and compares what arrives with what was decided.
+// wantArrivals sends packets and compares the arrivals with the decisions.
 func wantArrivals(t *testing.T, sender, marker *sender, seen *watcher, packets map[egress.Packet]egress.Decision, source egress.Policy) {
 	t.Helper()
 	left := maps.Clone(packets)
@@ -672,7 +672,7 @@ func wantArrivals(t *testing.T, sender, marker *sender, seen *watcher, packets m
 				t.Errorf("%+v arrives under %+v, but: %s by %s", k, source, d.Verdict, d.Rule)
 				delete(left, k)
 			case arrived[k] || d.Verdict != egress.Allowed:
-				delete(left, k) // what is not allowed was given its chance
+				delete(left, k) // denied packets had their chance
 			}
 		}
 	}
@@ -718,7 +718,7 @@ func randomPolicy(r *rand.Rand) *agents.EgressPolicy {
 	return p
 }
 
-// randomRules are those of a networkPolicy, every other time, and the ranges that they name.
+// randomRules are those of a networkPolicy, in every other call, and the ranges in them.
 func randomRules(r *rand.Rand, p *agents.EgressPolicy) (rules *agents.NetworkPolicy, near []string) {
 	if r.IntN(2) == 0 {
 		return nil, nil
@@ -765,7 +765,7 @@ func randomPort(r *rand.Rand) (p networkingv1.NetworkPolicyPort) {
 	return p
 }
 
-// randomAddress is often near something that matters.
+// randomAddress is often near an address of the policy.
 func randomAddress(r *rand.Rand, p *agents.EgressPolicy, near ...string) netip.Addr {
 	if p != nil {
 		near = append(append(near, p.AllowOut...), p.DenyOut...)
@@ -799,8 +799,7 @@ func randomIn(r *rand.Rand, prefix netip.Prefix) netip.Addr {
 	return a
 }
 
-// usable leaves out what a Linux machine does not send at all, or sends to itself or to a
-// neighbour: it proves nothing.
+// usable excludes addresses that Linux never sends to, or sends to itself or a neighbour.
 func usable(a netip.Addr) bool {
 	for _, text := range []string{
 		"10.201.0.0/24", "fd01:2:3::/64", "11.0.0.2/31", "11.0.0.0/32", "2600::2/127", "2600::/128",
@@ -832,7 +831,7 @@ func newSender(t *testing.T, path string) *sender {
 	return s
 }
 
-// renew has connections of UDP begin anew.
+// renew makes UDP start new connections.
 func (s *sender) renew() {
 	s.t.Helper()
 	must(s.t, inside(s.t, s.path, func() (err error) {
@@ -854,7 +853,7 @@ func (s *sender) send(k egress.Packet) {
 		to, domain, udp = &unix.SockaddrInet4{Port: int(k.Port), Addr: k.Address.As4()}, unix.AF_INET, s.udp[0]
 	}
 	if k.Protocol == "udp" {
-		_ = unix.Sendto(udp, []byte("probe"), 0, to) // an error may be that of the one before
+		_ = unix.Sendto(udp, []byte("probe"), 0, to) // an error may belong to the previous packet
 		return
 	}
 	must(s.t, inside(s.t, s.path, func() error {
@@ -867,7 +866,7 @@ func (s *sender) send(k egress.Packet) {
 	}))
 }
 
-// watcher sees what arrives in the internet.
+// watcher records the packets that arrive in the internet.
 type watcher struct {
 	t      *testing.T
 	fd     int
@@ -897,7 +896,7 @@ func (w *internet) watch(t *testing.T) *watcher {
 	return v
 }
 
-// until returns what arrived before a packet of the marker's does.
+// until returns the arrivals before a packet of the marker.
 func (v *watcher) until(marker *sender) map[egress.Packet]bool {
 	v.t.Helper()
 	v.marked++
@@ -909,7 +908,7 @@ func (v *watcher) until(marker *sender) map[egress.Packet]bool {
 		for {
 			size, from, err := unix.Recvfrom(v.fd, b, 0)
 			if err != nil {
-				break // nothing for a while: send the mark again
+				break // timeout: send the mark again
 			}
 			if from.(*unix.SockaddrLinklayer).Pkttype == unix.PACKET_OUTGOING {
 				continue

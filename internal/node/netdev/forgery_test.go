@@ -15,7 +15,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// rawSocket is what a sandbox with raw sockets can do: send any frame, see all that come.
+// rawSocket sends any frame and receives all, as a sandbox with raw sockets can.
 type rawSocket struct {
 	t     *testing.T
 	fd    int
@@ -68,7 +68,7 @@ func ethernet(to, from net.HardwareAddr, etherType uint16, payload []byte) []byt
 	return append(binary.BigEndian.AppendUint16(frame, etherType), payload...)
 }
 
-// sum16 is the checksum of IP.
+// sum16 is the IP checksum.
 func sum16(parts ...[]byte) uint16 {
 	var sum uint32
 	for _, p := range parts {
@@ -85,7 +85,7 @@ func sum16(parts ...[]byte) uint16 {
 	return ^uint16(sum)
 }
 
-// packet is an IP packet with a payload of a protocol whose checksum is at an offset.
+// packet is an IP packet with a payload, whose protocol has its checksum at an offset.
 func packet(from, to netip.Addr, protocol byte, payload []byte, checksum int) []byte {
 	var length [4]byte
 	binary.BigEndian.PutUint32(length[:], uint32(len(payload)))
@@ -118,25 +118,25 @@ func etherTypeOf(a netip.Addr) uint16 {
 	return unix.ETH_P_IPV6
 }
 
-// arpRequest asks for an address in the name of another, which who is asked then believes.
+// arpRequest asks for an address in another sender's name; the receiver then caches that sender.
 func arpRequest(claimed net.HardwareAddr, sender, target netip.Addr) []byte {
 	arp := append([]byte{0, 1, 8, 0, 6, 4, 0, 1}, claimed...)
 	arp = append(append(arp, sender.AsSlice()...), make([]byte, 6)...)
 	return append(arp, target.AsSlice()...)
 }
 
-// advertisement says that an address is behind a hardware address, whatever was known before.
+// advertisement announces that an address is behind a hardware address, and overrides caches.
 func advertisement(from, to, target netip.Addr, mac net.HardwareAddr) []byte {
 	icmp := append([]byte{136, 0, 0, 0, 0x60, 0, 0, 0}, target.AsSlice()...)
 	icmp = append(append(icmp, 2, 1), mac...)
 	return packet(from, to, unix.IPPROTO_ICMPV6, icmp, 2)
 }
 
-// receiver is a listener of the host's, and what it heard.
+// receiver is a listener on the host, and what it received.
 type receiver struct {
 	t        *testing.T
 	c        net.PacketConn
-	repeated string // said again and again, so that copies of it may come late
+	repeated string // sent repeatedly, so copies may arrive late
 }
 
 func newReceiver(t *testing.T, a netip.Addr) *receiver {
@@ -147,7 +147,7 @@ func newReceiver(t *testing.T, a netip.Addr) *receiver {
 	return &receiver{t: t, c: c}
 }
 
-// until reads until a text comes, and returns what came before it but the greeting.
+// until reads until a text arrives, and returns the texts before it except the repeated one.
 func (h *receiver) until(text string) (before []string) {
 	h.t.Helper()
 	must(h.t, h.c.SetReadDeadline(time.Now().Add(soon)))
@@ -164,8 +164,8 @@ func (h *receiver) until(text string) (before []string) {
 	}
 }
 
-// hears repeats a call until its text comes: a port that was just made carries nothing until the
-// kernel has noticed that it is up.
+// receives repeats a call until its text arrives: a new port carries nothing until the kernel has
+// noticed that it is up.
 func (h *receiver) receives(text string, call func()) {
 	h.t.Helper()
 	h.repeated = text
@@ -178,7 +178,7 @@ func (h *receiver) receives(text string, call func()) {
 	})
 }
 
-// forgeryNetwork is a network with a thief who has raw sockets and a victim beside it.
+// forgeryNetwork is a network with a thief that has raw sockets, and a victim beside it.
 func forgeryNetwork(t *testing.T) (n *Network, thief, victim Endpoint, raw *rawSocket) {
 	t.Helper()
 	n = testNetwork(t, withSubnet6, func(c *Config) {
@@ -192,7 +192,7 @@ func forgeryNetwork(t *testing.T) (n *Network, thief, victim Endpoint, raw *rawS
 	return n, thief, victim, newRawSocket(t, n.NetnsPath(thief.ID))
 }
 
-// awaitPort waits until what a sandbox sends comes out of its port.
+// awaitPort waits until a sandbox's frames leave its port.
 func awaitPort(t *testing.T, n *Network, ep Endpoint, raw *rawSocket) {
 	t.Helper()
 	h := newReceiver(t, n.Gateway())
@@ -202,7 +202,8 @@ func awaitPort(t *testing.T, n *Network, ep Endpoint, raw *rawSocket) {
 	must(t, h.c.Close())
 }
 
-// Whoever forges its neighbour's addresses is not heard, and takes nothing from the neighbour.
+// Packets with forged addresses of a neighbour are dropped, and the neighbour's traffic is
+// unaffected.
 func TestForgedPacketsAreDropped(t *testing.T) {
 	n, thief, victim, raw := forgeryNetwork(t)
 	own, other, gateway := MACOf(thief.Address), MACOf(victim.Address), MACOf(n.Gateway())
@@ -211,16 +212,16 @@ func TestForgedPacketsAreDropped(t *testing.T) {
 		{thief.Address6, victim.Address6, n.Gateway6()},
 	} {
 		h := newReceiver(t, family.gateway)
-		tell := func(mac net.HardwareAddr, from netip.Addr, text string) {
+		send := func(mac net.HardwareAddr, from netip.Addr, text string) {
 			raw.send(ethernet(gateway, mac, etherTypeOf(from), datagram(from, family.gateway, text)))
 		}
-		h.receives("first", func() { tell(own, family.own, "first") })
-		tell(other, family.other, "both forged")
-		tell(own, family.other, "address forged")
-		tell(other, family.own, "hardware address forged")
-		tell(own, family.own, "last")
+		h.receives("first", func() { send(own, family.own, "first") })
+		send(other, family.other, "both forged")
+		send(own, family.other, "address forged")
+		send(other, family.own, "hardware address forged")
+		send(own, family.own, "last")
 		for _, text := range h.until("last") {
-			t.Errorf("heard from %s: %s", family.own, text)
+			t.Errorf("received from %s: %s", family.own, text)
 		}
 	}
 	ports, err := n.portsByMAC(n.bridgeLink().Attrs().Index)
@@ -230,7 +231,7 @@ func TestForgedPacketsAreDropped(t *testing.T) {
 	}
 }
 
-// What one sandbox sends straight to another's hardware address, or to all, does not arrive.
+// Frames to another sandbox's hardware address, or to all, do not arrive.
 func TestFramesToNeighboursAreDropped(t *testing.T) {
 	n, thief, victim, raw := forgeryNetwork(t)
 	seen := newRawSocket(t, n.NetnsPath(victim.ID))
@@ -254,7 +255,7 @@ func TestFramesToNeighboursAreDropped(t *testing.T) {
 	}
 }
 
-// Within what it sends in its own name, a sandbox cannot claim other addresses.
+// A sandbox cannot claim other addresses inside its own packets.
 func TestClaimsOfOtherAddressesAreIgnored(t *testing.T) {
 	n, thief, _, raw := forgeryNetwork(t)
 	own, gateway := MACOf(thief.Address), MACOf(n.Gateway())
@@ -278,7 +279,7 @@ func TestClaimsOfOtherAddressesAreIgnored(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newReceiver(t, n.Gateway6())
-			// An entry that whoever is heard may change.
+			// An entry that received packets may change.
 			must(t, n.host.NeighSet(&netlink.Neigh{
 				LinkIndex: n.bridgeLink().Attrs().Index, State: netlink.NUD_STALE, IP: c.address.AsSlice(), HardwareAddr: known,
 			}))

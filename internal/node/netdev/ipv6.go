@@ -10,8 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// gateway6 is the bridge's IPv6 address: the first of the range, which stands beside no IPv4
-// address that anybody could have. It is the zero value where there is no IPv6.
+// gateway6 is the bridge's IPv6 address: the first of the range, which belongs to no IPv4 address
+// of a sandbox. It is the zero value without IPv6.
 func gateway6(cfg Config) netip.Addr {
 	if !cfg.Subnet6.IsValid() {
 		return netip.Addr{}
@@ -19,13 +19,12 @@ func gateway6(cfg Config) netip.Addr {
 	return cfg.Subnet6.Masked().Addr().Next()
 }
 
-// fitsIPv4 reports whether a range has room for an IPv4 address in the low bits of its own.
+// fitsIPv4 reports whether a range can have an IPv4 address in its low bits.
 func fitsIPv4(p netip.Prefix) bool {
 	return p.Addr().Is6() && !p.Addr().Is4In6() && p.Bits() <= 96
 }
 
-// ipv4Of is the IPv4 address of the sandbox that has an address; the zero value where no sandbox
-// of ours can have it.
+// ipv4Of is the IPv4 address of the sandbox with an address; zero if no sandbox can have it.
 func (n *Network) ipv4Of(addr netip.Addr) netip.Addr {
 	if addr.Is6() && n.cfg.Subnet6.IsValid() && n.cfg.Subnet6.Contains(addr) {
 		a := addr.As16()
@@ -37,9 +36,9 @@ func (n *Network) ipv4Of(addr netip.Addr) netip.Addr {
 	return addr
 }
 
-// prepareIPv6 has a link, or all later links of the calling thread's namespace ("default"), use
-// those IPv6 addresses only that we give them, at once: no link-local ones, no waiting for
-// duplicates, nothing learnt from routers. Without IPv6 there is none at all.
+// prepareIPv6 restricts a link, or all later links of the calling thread's namespace ("default"),
+// to IPv6 addresses that we configure, usable at once: no link-local ones, no duplicate detection,
+// no router advertisements. Without IPv6 there is none at all.
 func prepareIPv6(link string, on bool) error {
 	values := [][2]string{{"disable_ipv6", "1"}}
 	if on {
@@ -63,7 +62,7 @@ func prepareIPv6(link string, on bool) error {
 	return nil
 }
 
-// allowForwarding6 lets IPv6 packets pass between the bridge and the links with a default route.
+// allowForwarding6 enables IPv6 forwarding between the bridge and the links with a default route.
 // Older kernels can forward between all links or none.
 func (n *Network) allowForwarding6(ctx context.Context) error {
 	if !n.cfg.Subnet6.IsValid() {
@@ -85,8 +84,8 @@ func (n *Network) allowForwarding6(ctx context.Context) error {
 	return nil
 }
 
-// forwardAll6 forwards between all links. A machine that does so no longer heeds routers'
-// advertisements unless told to, and could lose its own default route.
+// forwardAll6 forwards between all links. A forwarding host ignores router advertisements unless
+// configured otherwise, and could lose its own default route.
 func forwardAll6(uplinks []string) error {
 	for _, name := range uplinks {
 		have, err := readSysctl("ipv6", name, "accept_ra")
@@ -102,7 +101,7 @@ func forwardAll6(uplinks []string) error {
 	return writeSysctl("ipv6", "all", "forwarding", "1")
 }
 
-// check6 reports what is wrong with an endpoint's IPv6 address.
+// check6 validates an endpoint's IPv6 address.
 func (n *Network) check6(ep Endpoint) error {
 	if ep.Address6.IsValid() && !n.cfg.Subnet6.Contains(ep.Address6) {
 		return fmt.Errorf("address %s is not in the network's IPv6 range %s", ep.Address6, n.cfg.Subnet6)

@@ -13,12 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// withSubnet6 gives a test's network an IPv6 range of its own.
+// withSubnet6 gives a test's network its own IPv6 range.
 func withSubnet6(c *Config) {
 	c.Subnet6 = netip.MustParsePrefix(fmt.Sprintf("fd%02x:%x:%x::/64", rand.IntN(256), rand.IntN(65536), rand.IntN(65536)))
 }
 
-// reach connects from a namespace, or from the host where the path is empty, and reads a line.
+// reach connects from a namespace, or from the host if path is empty, and reads a line.
 func reach(t *testing.T, path string, to netip.AddrPort, limit time.Duration) error {
 	t.Helper()
 	try := func() error {
@@ -88,7 +88,7 @@ func TestReachabilityIPv6(t *testing.T) {
 	}
 }
 
-// A sandbox has the addresses that it was given and no others, at once, and learns nothing.
+// A sandbox has exactly its configured addresses, at once, and learns no routes.
 func TestAddressesInside(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*Config)
@@ -163,8 +163,8 @@ func checkInside(t *testing.T, at Attachment, want map[string]bool, six bool) er
 	return nil
 }
 
-// checkTakenOver takes the addresses from the kernel, as gVisor does before it answers for them
-// itself: the kernel must not answer for them any more, or it would reset gVisor's connections.
+// checkTakenOver removes the addresses from the kernel, as gVisor does before it answers for them.
+// The kernel must no longer answer, or it would reset gVisor's connections.
 func checkTakenOver(t *testing.T) error {
 	t.Helper()
 	link, err := netlink.LinkByName(peerName)
@@ -196,7 +196,7 @@ func TestAttachRefusesForeignIPv6(t *testing.T) {
 	ep := endpoint6(n, 1)
 	ep.Address6 = netip.MustParseAddr("fe80::1")
 	if _, err := n.Attach(t.Context(), ep); err == nil {
-		t.Error("an address outside of the range was taken")
+		t.Error("an address outside the range was accepted")
 	}
 	if ids, err := n.List(t.Context()); err != nil || len(ids) != 0 {
 		t.Errorf("List = %v, %v", ids, err)

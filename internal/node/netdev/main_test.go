@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestMain has package net find out what this machine can before any test does so from within a
-// namespace without IPv6: it asks once, and takes the answer for the whole process.
+// TestMain makes package net probe the host before any test does so in a namespace without IPv6: it
+// probes once per process.
 func TestMain(m *testing.M) {
 	if l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "[::1]:0"); err == nil {
 		_ = l.Close()

@@ -12,24 +12,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// onOwnThread runs f on a thread that ends with it, because f leaves the thread in another
-// network namespace. No other goroutine ever runs there.
+// onOwnThread runs f on a thread that exits afterwards, because f leaves it in another network
+// namespace. No other goroutine runs there.
 func onOwnThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() { // received from below
 		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() { // the first thread never ends: sit on it and take another
+		if unix.Gettid() == unix.Getpid() { // the first thread never exits: occupy it and use another
 			done <- onOwnThread(f)
 			runtime.UnlockOSThread()
 			return
 		}
-		done <- f() // never unlocked: the thread dies with the goroutine
+		done <- f() // never unlocked: the thread exits with the goroutine
 	}()
 	return <-done
 }
 
-// newNamespace makes a network namespace without a name, and a netlink handle inside it. It
-// lives as long as one of both is open or something runs in it.
+// newNamespace creates an unnamed network namespace, and a netlink handle inside it. It exists
+// while one of both is open or a process runs in it.
 func (n *Network) newNamespace() (handle *netlink.Handle, ns *os.File, err error) {
 	err = onOwnThread(func() (err error) {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
@@ -47,7 +47,7 @@ func (n *Network) newNamespace() (handle *netlink.Handle, ns *os.File, err error
 		return nil
 	})
 	if err != nil {
-		return nil, nil, fmt.Errorf("make namespace: %w", err)
+		return nil, nil, fmt.Errorf("create namespace: %w", err)
 	}
 	return handle, ns, nil
 }
@@ -62,7 +62,7 @@ func inNamespace(ns *os.File, f func() error) error {
 	})
 }
 
-// bindNamespace gives a namespace a name in the file system. There must be none of the name.
+// bindNamespace gives a namespace a new name in the file system.
 func bindNamespace(ns *os.File, path string) error {
 	if err := placeholder(path); err != nil {
 		return err
@@ -74,8 +74,8 @@ func bindNamespace(ns *os.File, path string) error {
 	return nil
 }
 
-// unbindNamespace takes a namespace's name away. None is success. What runs inside keeps it
-// alive; otherwise the kernel removes it later, with all that is in it.
+// unbindNamespace removes a namespace's name. No name is success. Processes inside keep it alive;
+// otherwise the kernel removes it later, with everything in it.
 func unbindNamespace(path string) error {
 	var failures []error
 	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
@@ -87,17 +87,17 @@ func unbindNamespace(path string) error {
 	return errors.Join(failures...)
 }
 
-// placeholder makes the empty file that a namespace is bound to.
+// placeholder creates the empty file that a namespace is bound to.
 func placeholder(path string) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY|os.O_EXCL, 0o444)
 	if errors.Is(err, os.ErrNotExist) {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return fmt.Errorf("make directory: %w", err)
+			return fmt.Errorf("create directory: %w", err)
 		}
 		f, err = os.OpenFile(path, os.O_CREATE|os.O_RDONLY|os.O_EXCL, 0o444)
 	}
 	if err != nil {
-		return fmt.Errorf("make file: %w", err)
+		return fmt.Errorf("create file: %w", err)
 	}
 	return f.Close()
 }

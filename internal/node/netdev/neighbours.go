@@ -14,19 +14,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Neighbour is an address that the bridge knows.
+// Neighbour is an address in the bridge's neighbour table.
 type Neighbour struct {
 	Address netip.Addr
-	// MAC is empty where nobody answered.
+	// MAC is empty if no host answered.
 	MAC net.HardwareAddr
-	// State is the kernel's word: permanent, reachable, stale, delay, probe, noarp, incomplete or failed.
+	// State is the kernel's name: permanent, reachable, stale, delay, probe, noarp, incomplete or
+	// failed.
 	State string
-	// Port is the host link behind which the MAC is; empty where there is none, so that nobody has
-	// the address any more.
+	// Port is the host link with the MAC; empty if there is none, so that the address is unused.
 	Port string
 }
 
-// Neighbours lists the IPv4 and IPv6 addresses that the bridge knows. No bridge, no neighbours.
+// Neighbours lists the IPv4 and IPv6 addresses in the bridge's neighbour table. Without a bridge it
+// is empty.
 func (n *Network) Neighbours(ctx context.Context) ([]Neighbour, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("list neighbours: %w", err)
@@ -61,7 +62,7 @@ func (n *Network) Neighbours(ctx context.Context) ([]Neighbour, error) {
 	return found, nil
 }
 
-// portsByMAC maps hardware addresses to the names of the bridge's ports that they are behind.
+// portsByMAC maps hardware addresses to the bridge's ports that have them.
 func (n *Network) portsByMAC(bridge int) (map[string]string, error) {
 	links, err := consistentList(n.host.LinkList)
 	if err != nil {
@@ -86,11 +87,11 @@ func (n *Network) portsByMAC(bridge int) (map[string]string, error) {
 	return ports, nil
 }
 
-// maxListAttempts is how often a list is asked for that changes while the kernel makes it.
+// maxListAttempts bounds the reads of a list that changes while the kernel writes it.
 const maxListAttempts = 50
 
-// whole asks for a list until it is of one moment; if it never is, the error says so, and the
-// list must not be taken for all that there is.
+// consistentList reads a list until it is of one moment. If it never is, it returns an error, and
+// the list must not be taken as complete.
 func consistentList[T any](list func() ([]T, error)) (all []T, err error) {
 	for range maxListAttempts {
 		if all, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -100,17 +101,17 @@ func consistentList[T any](list func() ([]T, error)) (all []T, err error) {
 	return all, err
 }
 
-// behindPort tells whether a forwarding entry is of somebody behind the port. The port's own
-// configureAddresses is permanent, and entries of the device itself, not of the bridge, are others' matter.
+// behindPort reports whether a forwarding entry belongs to a host behind the port. A port's own
+// address is permanent, and entries of the device itself are not the bridge's.
 func behindPort(e *netlink.Neigh) bool {
 	return e.MasterIndex != 0 && e.State&netlink.NUD_PERMANENT == 0
 }
 
-// InUse names the host link behind which somebody has an address on the bridge; empty means
-// nobody. It asks for this one address, not for all; neighbours that nobody is behind do not count.
+// InUse returns the host link of the host that has an address on the bridge, or nothing. It queries
+// this one address; neighbour entries without a port do not count.
 func (n *Network) InUse(ctx context.Context, addr netip.Addr) (by string, err error) {
 	if err := ctx.Err(); err != nil {
-		return "", fmt.Errorf("look for %s on the bridge: %w", addr, err)
+		return "", fmt.Errorf("find %s on the bridge: %w", addr, err)
 	}
 	bridge, err := n.host.LinkByName(n.cfg.Bridge)
 	if missing(err) {
@@ -121,12 +122,12 @@ func (n *Network) InUse(ctx context.Context, addr netip.Addr) (by string, err er
 	var suspects []net.HardwareAddr
 	entry, err := getNeigh(neighbourRequest(bridge, addr))
 	if err != nil {
-		return "", fmt.Errorf("ask for neighbour %s: %w", addr, err)
+		return "", fmt.Errorf("query neighbour %s: %w", addr, err)
 	}
 	if entry != nil && len(entry.HardwareAddr) > 0 {
 		suspects = append(suspects, entry.HardwareAddr)
 	}
-	if v4 := n.ipv4Of(addr); v4.IsValid() { // ours, although somebody flushed the neighbours
+	if v4 := n.ipv4Of(addr); v4.IsValid() { // ours, even after a flush of the neighbour table
 		suspects = append(suspects, MACOf(v4))
 	}
 	for _, mac := range suspects {
@@ -140,7 +141,7 @@ func (n *Network) InUse(ctx context.Context, addr netip.Addr) (by string, err er
 func (n *Network) portOfMAC(bridge netlink.Link, mac net.HardwareAddr) (string, error) {
 	entry, err := getNeigh(forwardingRequest(bridge, mac))
 	if err != nil {
-		return "", fmt.Errorf("ask for port of %s: %w", mac, err)
+		return "", fmt.Errorf("query port of %s: %w", mac, err)
 	}
 	if entry == nil || !behindPort(entry) {
 		return "", nil
@@ -181,16 +182,16 @@ func forwardingRequest(bridge netlink.Link, mac net.HardwareAddr) *nl.NetlinkReq
 	return q
 }
 
-// getNeigh asks for one entry; nil means that there is none.
+// getNeigh reads one entry; nil means that there is none.
 func getNeigh(q *nl.NetlinkRequest) (*netlink.Neigh, error) {
 	messages, err := q.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEIGH)
 	if errors.Is(err, unix.ENOENT) {
-		return nil, nil //nolint:nilnil // no entry is an answer
+		return nil, nil //nolint:nilnil // no entry is a valid result
 	} else if err != nil {
 		return nil, err
 	}
 	if len(messages) != 1 {
-		return nil, fmt.Errorf("%d answers, want 1", len(messages))
+		return nil, fmt.Errorf("%d responses, want 1", len(messages))
 	}
 	return netlink.NeighDeserialize(messages[0])
 }

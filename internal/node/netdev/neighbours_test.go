@@ -15,8 +15,8 @@ func inUse(t *testing.T, n *Network, a netip.Addr) string {
 	return by
 }
 
-// usedBy checks who has addresses, as one is asked for and, unless the entries were flushed, in
-// the list of all.
+// usedBy checks the owner of addresses, in single queries and, unless the entries were flushed, in
+// the full list.
 func usedBy(t *testing.T, n *Network, by, state string, addrs ...netip.Addr) {
 	t.Helper()
 	all, err := n.Neighbours(t.Context())
@@ -46,19 +46,19 @@ func TestNeighboursAndInUse(t *testing.T) {
 	must(t, err)
 	usedBy(t, n, at.HostLink, "permanent", ep.Address, ep.Address6)
 
-	must(t, n.removeNeighbour(ep.Address, ep.Address)) // somebody flushed them
+	must(t, n.removeNeighbour(ep.Address, ep.Address)) // as after a flush
 	must(t, n.removeNeighbour(ep.Address6, ep.Address))
 	usedBy(t, n, at.HostLink, "", ep.Address, ep.Address6)
 	must(t, n.Adopt(t.Context(), ep))
 	usedBy(t, n, at.HostLink, "permanent", ep.Address, ep.Address6)
 
-	must(t, n.removeLink(at.HostLink)) // gone without Detach: the entries that we made stay
+	must(t, n.removeLink(at.HostLink)) // removed without Detach: our entries stay
 	usedBy(t, n, "", "permanent", ep.Address, ep.Address6)
 	must(t, n.Detach(t.Context(), ep))
 	usedBy(t, n, "", "", ep.Address, ep.Address6)
 }
 
-// Somebody else put a machine on our bridge and gave it an address of ours.
+// Another program adds a host to the bridge with an address of ours.
 func TestInUseByUnknownHost(t *testing.T) {
 	n := testNetwork(t)
 	a := endpoint(n, 5).Address
@@ -79,7 +79,7 @@ func TestInUseByUnknownHost(t *testing.T) {
 	must(t, stranger.AddrAdd(link, &netlink.Addr{IPNet: prefixNet(netip.PrefixFrom(a, 24))}))
 	must(t, stranger.LinkSetUp(link))
 	must(t, inNamespace(ns, func() error { return listen(t, "0.0.0.0:8080") }))
-	if err := dial(t, a.String()+":8080", soon); err != nil { // so that the host knows it
+	if err := dial(t, a.String()+":8080", soon); err != nil { // adds a neighbour entry
 		t.Fatal(err)
 	}
 	if by := inUse(t, n, a); by != name {
@@ -87,6 +87,6 @@ func TestInUseByUnknownHost(t *testing.T) {
 	}
 	must(t, n.removeLink(name))
 	if by := inUse(t, n, a); by != "" {
-		t.Errorf("in use by %q, who is gone", by)
+		t.Errorf("in use by %q, which was removed", by)
 	}
 }

@@ -1,11 +1,11 @@
 // Package netdev gives each sandbox its network: a named namespace, a veth pair into one
-// bridge, and the rules that keep sandboxes from each other, from the host and from private
+// bridge, and the rules that isolate sandboxes from each other, the host and private
 // addresses. It is the only user of netlink, of network namespaces and of nftables. It
-// chooses no addresses and knows nothing of what runs in a namespace.
+// allocates no addresses and starts nothing in a namespace.
 //
-// All that it makes carries a name from its [Config], so that several instances can share a
-// machine, and can be found and removed without any record of it. Namespaces that [Network.Run]
-// makes ahead have no name yet: the kernel removes them with the process, however that ends.
+// Everything it creates has a name from its [Config], so that several instances can share a host and
+// be found and removed without a record. Namespaces that [Network.Run] prepares have no name yet: the
+// kernel removes them with the process.
 package netdev
 
 import (
@@ -30,7 +30,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/netdev/firewall"
 )
 
-// DefaultNetnsDir is where named network namespaces are kept, as ip(8) expects them.
+// DefaultNetnsDir is the directory of named network namespaces, as ip(8) uses it.
 const DefaultNetnsDir = "/run/netns"
 
 const (
@@ -48,7 +48,7 @@ type Config struct {
 	Subnet netip.Prefix
 	// Subnet6 is the IPv6 range beside it; the zero value means that sandboxes have no IPv6.
 	Subnet6 netip.Prefix
-	// Spares is how many namespaces Run makes ahead, for Attach to take; zero means none.
+	// Spares is the number of namespaces that Run prepares for Attach; zero means none.
 	Spares int
 	// Gateway is the bridge's own address; the zero value means the first of the subnet.
 	Gateway netip.Addr
@@ -58,9 +58,9 @@ type Config struct {
 	NetnsPrefix string
 	// NetnsDir holds them; empty means DefaultNetnsDir.
 	NetnsDir string
-	// Resolvers may be asked on port 53, and nobody else, even where private.
+	// Resolvers are the only hosts allowed on port 53, even if private.
 	Resolvers []netip.Addr
-	// Reachable are ranges that sandboxes may reach although they are private.
+	// Reachable are private ranges that sandboxes may reach.
 	Reachable []netip.Prefix
 	// MTU of the sandboxes' interfaces; zero means 1500.
 	MTU int
@@ -70,7 +70,7 @@ type Config struct {
 // Endpoint is one sandbox's place in the network.
 type Endpoint = firewall.Endpoint
 
-// Attachment is what an attached sandbox got.
+// Attachment describes an attached sandbox's network.
 type Attachment struct {
 	// NetnsPath is the file of the network namespace.
 	NetnsPath string
@@ -95,7 +95,7 @@ type Network struct {
 	bridge netlink.Link // +checklocks:mu
 }
 
-// New checks the configuration and changes nothing on the machine.
+// New checks the configuration and changes nothing on the host.
 func New(cfg Config) (*Network, error) {
 	if cfg.NetnsDir == "" {
 		cfg.NetnsDir = DefaultNetnsDir
@@ -126,7 +126,7 @@ func New(cfg Config) (*Network, error) {
 func check(cfg Config) error {
 	switch {
 	case cfg.Log == nil:
-		return fmt.Errorf("network: a logger is needed: %w", errs.ErrInvalid)
+		return fmt.Errorf("network: logger required: %w", errs.ErrInvalid)
 	case cfg.Bridge == "" || len(cfg.Bridge) > maxLinkName:
 		return fmt.Errorf("network bridge %q: want 1 to %d characters: %w", cfg.Bridge, maxLinkName, errs.ErrInvalid)
 	case !cfg.Subnet.IsValid() || !cfg.Subnet.Addr().Is4() || cfg.Subnet.Bits() > 30:
@@ -138,14 +138,14 @@ func check(cfg Config) error {
 	case cfg.Spares < 0:
 		return fmt.Errorf("network spares %d: want 0 or more: %w", cfg.Spares, errs.ErrInvalid)
 	case cfg.Table == "" || cfg.NetnsPrefix == "":
-		return fmt.Errorf("network: table and namespace prefix are needed: %w", errs.ErrInvalid)
+		return fmt.Errorf("network: table and namespace prefix required: %w", errs.ErrInvalid)
 	case strings.ContainsRune(cfg.NetnsPrefix, '/'):
 		return fmt.Errorf("network namespace prefix %q: must not contain a slash: %w", cfg.NetnsPrefix, errs.ErrInvalid)
 	}
 	return nil
 }
 
-// Close gives back what New opened, and the spares. It leaves the network as it is. Run must have
+// Close closes what New opened, and the spares. It leaves the network as it is. Run must have
 // ended.
 func (n *Network) Close() {
 	n.spares.clear()
@@ -156,20 +156,20 @@ func (n *Network) Close() {
 // Gateway is the bridge's address, the sandboxes' default route.
 func (n *Network) Gateway() netip.Addr { return n.cfg.Gateway }
 
-// Gateway6 is the bridge's IPv6 address, the first of the IPv6 range; the zero value where there is
+// Gateway6 is the bridge's IPv6 address, the first of the IPv6 range; zero if there is
 // no IPv6.
 func (n *Network) Gateway6() netip.Addr { return gateway6(n.cfg) }
 
 // Subnet is the range of bridge and sandboxes.
 func (n *Network) Subnet() netip.Prefix { return n.cfg.Subnet }
 
-// Open makes the bridge and the rules, or corrects them where they exist. What is attached stays
-// so; spares and links being removed, of this process or of one before it, go.
+// Open creates the bridge and the rules, or corrects existing ones. Attachments stay; it removes
+// leftover spares and links being deleted, also those of an earlier process.
 func (n *Network) Open(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("open network: %w", err)
 	}
-	if n.cfg.NetnsDir == DefaultNetnsDir { // others use it too
+	if n.cfg.NetnsDir == DefaultNetnsDir { // shared with other programs
 		if err := shareDir(n.cfg.NetnsDir); err != nil {
 			return err
 		}
@@ -235,7 +235,7 @@ func (n *Network) List(_ context.Context) ([]string, error) {
 	return ids, nil
 }
 
-// Links names the host's links that are ports of the bridge, spares left out.
+// Links names the host's links that are bridge ports, except spares.
 func (n *Network) Links(_ context.Context) ([]string, error) {
 	bridge, err := n.host.LinkByName(n.cfg.Bridge)
 	if missing(err) {
@@ -256,7 +256,7 @@ func (n *Network) Links(_ context.Context) ([]string, error) {
 	return names, nil
 }
 
-// NetnsPath is where the namespace of an ID is, whether it exists or not.
+// NetnsPath is the path of an ID's namespace, which may not exist.
 func (n *Network) NetnsPath(id string) string {
 	return filepath.Join(n.cfg.NetnsDir, n.cfg.NetnsPrefix+id)
 }
@@ -266,13 +266,13 @@ func (n *Network) HostLink(id string) string {
 	return linkPrefix(n.cfg.NetnsPrefix) + shortHash(id, maxLinkName-linkPrefixLength)
 }
 
-// Host links that are nobody's have, after the instance's prefix, a character that no hash has.
+// After the instance's prefix, links without an owner have a character that no hash has.
 const (
-	spareMark  = "-" // not yet anybody's
-	deleteMark = "_" // no longer anybody's
+	spareMark  = "-" // without an owner yet
+	deleteMark = "_" // to be deleted
 )
 
-// newLinkName is a name that no other link has.
+// newLinkName returns an unused name.
 func (n *Network) newLinkName(mark string) string {
 	return linkPrefix(n.cfg.NetnsPrefix) + mark + strings.ToLower(rand.Text())[:maxLinkName-linkPrefixLength-1]
 }
@@ -287,8 +287,8 @@ func (n *Network) isMarkedForDelete(link string) bool {
 
 const linkPrefixLength = 6
 
-// linkPrefix begins the names of all host ends of an instance, and of no other's: 20 bits of
-// a hash over what the instance's namespaces begin with.
+// linkPrefix begins the names of an instance's host ends, and no other's: 20 bits of a hash of the
+// namespace prefix.
 func linkPrefix(netnsPrefix string) string { return "bc" + shortHash(netnsPrefix, linkPrefixLength-2) }
 
 func shortHash(text string, length int) string {
@@ -296,14 +296,14 @@ func shortHash(text string, length int) string {
 	return strings.ToLower(base32.StdEncoding.EncodeToString(sum[:]))[:length]
 }
 
-// MACOf derives a sandbox's hardware address from its IPv4 address, so that the same address
-// always has the same one and no neighbour ever holds a stale entry.
+// MACOf derives a sandbox's hardware address from its IPv4 address, so that neighbour entries for
+// an address never become stale.
 func MACOf(addr netip.Addr) net.HardwareAddr {
 	a := addr.As4()
 	return net.HardwareAddr{0x02, 0xbc, a[0], a[1], a[2], a[3]}
 }
 
-// missing reports whether an error of netlink says that there is no such thing.
+// missing reports whether a netlink error means that the object does not exist.
 func missing(err error) bool {
 	if err == nil {
 		return false

@@ -20,7 +20,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// testNetwork opens a network of the test's own and destroys it at the end.
+// testNetwork opens a network for one test and destroys it at the end.
 func testNetwork(t *testing.T, change ...func(*Config)) *Network {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -75,7 +75,7 @@ func inside(t *testing.T, path string, f func() error) error {
 	return inNamespace(ns, f)
 }
 
-// listen serves one line to whoever connects, in the namespace that it is called in.
+// listen sends one line to each client, in the namespace that it is called in.
 func listen(t *testing.T, address string) error {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", address)
@@ -96,7 +96,7 @@ func listen(t *testing.T, address string) error {
 	return nil
 }
 
-// dial reports what comes from an address within a time that only a wrong answer uses up.
+// dial returns the line from an address; only a fault uses up the limit.
 func dial(t *testing.T, address string, limit time.Duration) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
@@ -172,7 +172,7 @@ func TestReachableExceptionAndResolver(t *testing.T) {
 	}
 }
 
-// A sandbox that takes its neighbour's address is not heard.
+// Packets from a sandbox that uses its neighbour's address are dropped.
 func TestSpoofedAddressIsDropped(t *testing.T) {
 	n := testNetwork(t)
 	thief, victim := endpoint(n, 1), endpoint(n, 2)
@@ -197,7 +197,7 @@ func TestSpoofedAddressIsDropped(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := dial(t, thief.Address.String()+":8080", never); err == nil {
-		t.Error("a packet from an address that the port does not own was heard")
+		t.Error("received a packet from an address that the port does not own")
 	}
 	if err := n.Adopt(t.Context(), thief); err != nil {
 		t.Fatal(err)
@@ -221,7 +221,7 @@ func TestAttachAndDetachRepeat(t *testing.T) {
 	if ids, err := n.List(t.Context()); err != nil || len(ids) != 1 || ids[0] != ep.ID {
 		t.Errorf("List = %v, %v", ids, err)
 	}
-	// A namespace whose name is gone while its link lives.
+	// A namespace without a name whose link still exists.
 	if err := unix.Unmount(n.NetnsPath(ep.ID), unix.MNT_DETACH); err != nil {
 		t.Fatal(err)
 	}
@@ -229,7 +229,7 @@ func TestAttachAndDetachRepeat(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := n.Attach(t.Context(), ep); err != nil {
-		t.Fatalf("attach over a link left behind: %v", err)
+		t.Fatalf("attach over a leftover link: %v", err)
 	}
 	for range 2 {
 		if err := n.Detach(t.Context(), Endpoint{ID: ep.ID}); err != nil {
@@ -241,7 +241,7 @@ func TestAttachAndDetachRepeat(t *testing.T) {
 	}
 }
 
-// Who waits for a sandbox that goes away is told at once.
+// Connections to a detached sandbox are reset at once.
 func TestDetachEndsConnections(t *testing.T) {
 	n := testNetwork(t)
 	ep := endpoint(n, 1)
@@ -280,11 +280,11 @@ func TestDetachEndsConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("read from what is gone: %v, want a reset", err)
+		t.Errorf("read after detach: %v, want a reset", err)
 	}
 }
 
-// Rules are replaced under running sandboxes, which do not notice.
+// Replacing rules does not interrupt running sandboxes.
 func TestReopenKeepsAttachments(t *testing.T) {
 	n := testNetwork(t)
 	ep := endpoint(n, 1)
@@ -310,7 +310,7 @@ func TestReopenKeepsAttachments(t *testing.T) {
 		t.Error(err)
 	}
 	if err := again.Adopt(t.Context(), endpoint(n, 2)); err == nil {
-		t.Error("what is not attached was adopted")
+		t.Error("adopted a sandbox that is not attached")
 	}
 }
 
@@ -337,16 +337,16 @@ func TestTwoInstancesSideBySide(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := dial(t, ep2.Address.String()+":8080", soon); err != nil {
-		t.Errorf("the end of one instance hurt the other: %v", err)
+		t.Errorf("destroying one instance broke the other: %v", err)
 	}
 }
 
-// Several in one process change their rules at the same time.
+// Instances in one process change their rules concurrently.
 func TestConcurrentInstances(t *testing.T) {
 	networks := []*Network{testNetwork(t), testNetwork(t)}
 	concurrently(len(networks), func(i int) {
 		n := networks[i]
-		again, err := New(n.cfg) // one that has no set yet
+		again, err := New(n.cfg) // without a set yet
 		if err == nil {
 			defer again.Close()
 			err = errors.Join(again.Open(t.Context()), n.Open(t.Context()))
@@ -405,8 +405,8 @@ func TestBridgeNameConflict(t *testing.T) {
 	}
 }
 
-// BenchmarkAttach compares attachments from a spare with those that are built anew. Each ends
-// with Detach, as Run has it, which is measured too.
+// BenchmarkAttach compares attachments from a spare with new ones. Each ends with Detach, under
+// Run, which is measured too.
 func BenchmarkAttach(b *testing.B) {
 	for _, c := range []struct {
 		name   string
@@ -432,7 +432,7 @@ func benchmarkAttach(b *testing.B, spares int) {
 		b.Fatal(err)
 	}
 	defer func() { _ = n.Destroy(context.WithoutCancel(b.Context())) }()
-	n.spares.setRunning(true) // the kernel removes what is detached
+	n.spares.setRunning(true) // the kernel removes detached namespaces
 	var took [2][]time.Duration
 	timed := func(i int, f func() error) {
 		begin := time.Now()

@@ -8,19 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shareDir makes the directory of namespaces a shared mount, as ip(8) does before it makes its
-// first namespace there. Were that left to it, its mount would cover the namespaces that are
-// there already, and nobody could remove those any more.
+// shareDir makes the directory of namespaces a shared mount, as ip(8) does before its first
+// namespace. A later mount by ip(8) would cover existing namespaces, which then could not be
+// removed.
 func shareDir(dir string) (err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("make directory of namespaces: %w", err)
+		return fmt.Errorf("create directory of namespaces: %w", err)
 	}
 	lock, err := os.Open(dir)
 	if err != nil {
 		return fmt.Errorf("open directory of namespaces: %w", err)
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil { // ip(8) has the same lock
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil { // ip(8) uses the same lock
 		return fmt.Errorf("lock %s: %w", dir, err)
 	}
 	err = unix.Mount("", dir, "", unix.MS_SHARED|unix.MS_REC, "")

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What ip(8) does before its first namespace must not cover those that are there already.
+// ip(8)'s preparation must not cover existing namespaces.
 func TestShareDir(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("SKIPPED: mounting needs root")
@@ -35,9 +35,9 @@ func TestShareDir(t *testing.T) {
 	if err := unix.Mount("/proc/self/ns/net", ns, "", unix.MS_BIND, ""); err != nil {
 		t.Fatal(err)
 	}
-	// As ip(8): where the directory is a mount already, it is not mounted once more.
+	// As ip(8): a directory that is a mount is not mounted again.
 	if err := unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, ""); err != nil {
-		t.Errorf("it is not seen to be shared: %v", err)
+		t.Errorf("not a shared mount: %v", err)
 	}
 	if err := unix.Unmount(ns, unix.MNT_DETACH); err != nil {
 		t.Fatal(err)

@@ -10,20 +10,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// preparedNetns is a network namespace with a veth pair into the bridge, before it has a name. Nothing
-// but its open files keeps it: the kernel removes it, links and all, with the process.
+// preparedNetns is an unnamed network namespace with a veth pair into the bridge. Only its open
+// files keep it: the kernel removes it, links included, with the process.
 type preparedNetns struct {
 	host   *netlink.Veth   // down, a port of the bridge, isolated
-	inside *netlink.Handle // works in the namespace
-	peer   netlink.Link    // the end inside, down
+	inside *netlink.Handle // netlink in the namespace
+	peer   netlink.Link    // the inner end, down
 	ns     *os.File        // the namespace
 }
 
-// prepareNetns makes a room whose host link has the given name.
+// prepareNetns creates a namespace whose host link has the given name.
 func (n *Network) prepareNetns(hostLink string) (*preparedNetns, error) {
 	bridge := n.bridgeLink()
 	if bridge == nil {
-		return nil, errors.New("the network is not open")
+		return nil, errors.New("network is not open")
 	}
 	inside, ns, err := n.newNamespace()
 	if err != nil {
@@ -37,8 +37,8 @@ func (n *Network) prepareNetns(hostLink string) (*preparedNetns, error) {
 	}
 	if err := n.host.LinkAdd(r.host); err != nil {
 		r.close()
-		err = fmt.Errorf("make link %s: %w", hostLink, err)
-		if !errors.Is(err, unix.EEXIST) { // made, but no port of the bridge
+		err = fmt.Errorf("create link %s: %w", hostLink, err)
+		if !errors.Is(err, unix.EEXIST) { // created, but not a port of the bridge
 			err = errors.Join(err, n.removeLink(hostLink))
 		}
 		return nil, err
@@ -50,7 +50,7 @@ func (n *Network) prepareNetns(hostLink string) (*preparedNetns, error) {
 	return r, nil
 }
 
-// configureCommon does what is the same for all rooms.
+// configureCommon configures what is the same for all endpoints.
 func (n *Network) configureCommon(r *preparedNetns) error {
 	if err := n.host.LinkSetIsolated(r.host, true); err != nil {
 		return fmt.Errorf("isolate %s: %w", r.host.Name, err)
@@ -68,14 +68,14 @@ func (n *Network) configureCommon(r *preparedNetns) error {
 	return nil
 }
 
-// close lets go of a room. One that has a name, or that something runs in, stays.
+// close closes the files. A namespace with a name or a process stays.
 func (r *preparedNetns) close() {
 	r.inside.Close()
 	_ = r.ns.Close()
 }
 
-// configureEndpoint makes a room an endpoint's: names, addresses, neighbours, rules. Its parts may exist
-// already (EEXIST) under the endpoint's names; the caller undoes what a failure leaves.
+// configureEndpoint gives a namespace to an endpoint: names, addresses, neighbours, rules. Parts
+// may exist already (EEXIST) under the endpoint's names; the caller undoes a partial failure.
 func (n *Network) configureEndpoint(r *preparedNetns, ep Endpoint) error {
 	if name := n.HostLink(ep.ID); r.host.Name != name {
 		if err := n.host.LinkSetName(r.host, name); err != nil {
@@ -97,7 +97,7 @@ func (n *Network) configureEndpoint(r *preparedNetns, ep Endpoint) error {
 	return n.finishHostSide(r.host, ep)
 }
 
-// configureAddresses gives the end inside its addresses and the way out.
+// configureAddresses sets the inner end's addresses and default routes.
 func (n *Network) configureAddresses(r *preparedNetns, ep Endpoint) error {
 	if err := r.inside.LinkSetHardwareAddr(r.peer, MACOf(ep.Address)); err != nil {
 		return fmt.Errorf("set hardware address: %w", err)
@@ -108,8 +108,8 @@ func (n *Network) configureAddresses(r *preparedNetns, ep Endpoint) error {
 		places = append(places, netip.PrefixFrom(ep.Address6, n.cfg.Subnet6.Bits()))
 		gateways = append(gateways, n.Gateway6())
 	}
-	// Up first: when a link comes up, the kernel drops an IPv6 address for whose routes it has no
-	// memory just then. For one that is added later it waits, or says so.
+	// Up first: when a link comes up without enough memory for routes, the kernel silently drops
+	// its IPv6 addresses. For an address that is added later it waits or returns an error.
 	if err := r.inside.LinkSetUp(r.peer); err != nil {
 		return fmt.Errorf("bring up %s: %w", peerName, err)
 	}
@@ -129,8 +129,8 @@ func (n *Network) configureAddresses(r *preparedNetns, ep Endpoint) error {
 	return nil
 }
 
-// permanent is a neighbour entry that nothing learnt overrides: the address answers with the
-// hardware address that belongs to an IPv4 address.
+// permanent is a neighbour entry that discovery does not override: the address has the hardware
+// address that belongs to an IPv4 address.
 func permanent(link netlink.Link, addr, v4 netip.Addr) *netlink.Neigh {
 	return &netlink.Neigh{
 		LinkIndex: link.Attrs().Index, State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: MACOf(v4),

@@ -9,23 +9,23 @@ import (
 )
 
 const (
-	// firstPause and longestPause bound the time between tries to make a spare that failed.
+	// firstPause and longestPause bound the pause after a failure to create a spare.
 	firstPause   = time.Second
 	longestPause = time.Minute
-	// deleteDelay is how long the kernel has to remove a link with its namespace. It removes many at
-	// once, while we would keep everybody waiting for each.
+	// deleteDelay is the time for the kernel to remove a link with its namespace. It removes many
+	// at once, while explicit removals block each caller.
 	deleteDelay = 2 * time.Second
-	// maxDeleteQueue bounds the links that wait to be removed; further ones are removed in Detach.
+	// maxDeleteQueue bounds the links waiting for removal; Detach removes further ones itself.
 	maxDeleteQueue = 1024
 )
 
-// netnsPool are the rooms made ahead, and the links that are still to be removed. A spare room has
-// no name in the file system, so that it ends with the process that made it, however that ends.
+// netnsPool has the spare namespaces and the links to delete. A spare has no name in the file
+// system, so that the kernel removes it with the process.
 type netnsPool struct {
 	size int
-	// wake has a token when there may be something to make.
+	// wake has a token when a spare may be needed.
 	wake chan struct{}
-	// deleteQueue are the names of links to be removed.
+	// deleteQueue has the names of links to delete.
 	deleteQueue chan string
 	// deleteDelay is deleteDelay; tests change it before Run.
 	deleteDelay time.Duration
@@ -41,8 +41,7 @@ func newNetnsPool(want int) *netnsPool {
 	return &netnsPool{size: want, wake: make(chan struct{}, 1), deleteQueue: make(chan string, maxDeleteQueue), deleteDelay: deleteDelay}
 }
 
-// pauseRefill has refilling stand back until the function that it returns is called: an attachment that
-// somebody waits for is more urgent.
+// pauseRefill stops refilling until release is called: an attachment is more urgent.
 func (s *netnsPool) pauseRefill() (release func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,7 +61,7 @@ func (s *netnsPool) notify() {
 	}
 }
 
-// take hands out a spare room, or nil.
+// take returns a spare, or nil.
 func (s *netnsPool) take() *preparedNetns {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,38 +73,39 @@ func (s *netnsPool) take() *preparedNetns {
 	return r
 }
 
-// wanting reports whether one more should be made now, and in which era: drop begins a new one.
-func (s *netnsPool) needed() (era int, yes bool) {
+// needed reports whether to create one more spare, and for which generation: clear begins a new
+// one.
+func (s *netnsPool) needed() (generation int, yes bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.generation, s.pauses == 0 && len(s.spares) < s.size
 }
 
-// put adds a room that was made for an era, if it is still that.
-func (s *netnsPool) put(r *preparedNetns, era int) bool {
+// put adds a spare if its generation is still current.
+func (s *netnsPool) put(r *preparedNetns, generation int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.generation != era {
+	if s.generation != generation {
 		return false
 	}
 	s.spares = append(s.spares, r)
 	return true
 }
 
-// drop lets go of all spares. The kernel removes them in its own time.
+// clear closes all spares; the kernel removes them later.
 func (s *netnsPool) clear() {
 	s.mu.Lock()
-	rooms := s.spares
+	spares := s.spares
 	s.spares = nil
 	s.generation++
 	s.mu.Unlock()
-	for _, r := range rooms {
+	for _, r := range spares {
 		r.close()
 	}
 	s.notify()
 }
 
-// enqueueDelete takes a link to be removed in the background, if somebody is there to do it.
+// enqueueDelete queues a link for background removal, if Run runs.
 func (s *netnsPool) enqueueDelete(link string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -132,9 +132,9 @@ func (s *netnsPool) setRunning(on bool) {
 	s.running = on
 }
 
-// Run keeps [Config.Spares] namespaces ready for Attach and removes what Detach left to it, until
-// ctx ends. Failures are logged and tried again. Nothing needs Run to run: without it, Attach and
-// Detach take longer. Call it once, after Open.
+// Run keeps [Config.Spares] namespaces ready for Attach and removes what Detach queued, until ctx
+// ends. It logs and retries failures. Without Run, Attach and Detach work but take longer. Call it
+// once, after Open.
 func (n *Network) Run(ctx context.Context) error {
 	n.spares.setRunning(true)
 	var wg sync.WaitGroup
@@ -142,7 +142,7 @@ func (n *Network) Run(ctx context.Context) error {
 	wg.Go(func() { n.deleteLinks(ctx) })
 	wg.Wait()
 	n.spares.setRunning(false)
-	for { // what came in after bury ended
+	for { // queued after deleteLinks ended
 		select {
 		case name := <-n.spares.deleteQueue:
 			n.deleteLink(context.WithoutCancel(ctx), name)
@@ -169,7 +169,7 @@ func (n *Network) refill(ctx context.Context) {
 			}
 			continue
 		}
-		n.log.WarnContext(ctx, "no spare network made; trying again", "pause", pause, "error", err)
+		n.log.WarnContext(ctx, "cannot create spare network; retrying", "pause", pause, "error", err)
 		select {
 		case <-ctx.Done():
 			return
@@ -179,25 +179,25 @@ func (n *Network) refill(ctx context.Context) {
 	}
 }
 
-// addSpare makes a spare room if one is wanted.
+// addSpare creates a spare if one is needed.
 func (n *Network) addSpare() (made bool, err error) {
-	era, wanted := n.spares.needed()
-	if !wanted {
+	generation, needed := n.spares.needed()
+	if !needed {
 		return false, nil
 	}
 	r, err := n.prepareNetns(n.newLinkName(spareMark))
 	if err != nil {
 		return false, err
 	}
-	if !n.spares.put(r, era) { // the network was opened anew, or destroyed
+	if !n.spares.put(r, generation) { // the network was reopened or destroyed
 		r.close()
 		return true, n.removeLink(r.host.Name)
 	}
 	return true, nil
 }
 
-// deleteLinks removes links that Detach has shut already and that are still there after a while, because
-// something lives on in their namespaces.
+// deleteLinks removes links that Detach has closed and that still exist after a delay, because
+// processes remain in their namespaces.
 func (n *Network) deleteLinks(ctx context.Context) {
 	for {
 		select {
@@ -218,12 +218,12 @@ func (n *Network) deleteLinks(ctx context.Context) {
 
 func (n *Network) deleteLink(ctx context.Context, name string) {
 	if err := n.removeLink(name); err != nil {
-		n.log.WarnContext(ctx, "link of a sandbox that is gone not removed; the next start tries again", "link", name, "error", err)
+		n.log.WarnContext(ctx, "cannot remove link of deleted sandbox", "link", name, "error", err)
 	}
 }
 
-// detachLink takes a link from the bridge at once, down and nobody's, and leaves its removal, which
-// takes the kernel tens of milliseconds, to Run; without Run it waits for it. No link is success.
+// detachLink removes a link from the bridge at once, down and renamed. Run deletes it, which takes
+// the kernel tens of milliseconds; without Run detachLink waits for that. No link is success.
 func (n *Network) detachLink(name string) error {
 	if !n.spares.isRunning() {
 		return n.removeLink(name)
@@ -234,28 +234,28 @@ func (n *Network) detachLink(name string) error {
 	} else if err != nil {
 		return fmt.Errorf("find link %s: %w", name, err)
 	}
-	// Down first: a link that is up and no port of the bridge would be heard by the host itself.
+	// Down first: the host itself would receive from a link that is up and not a bridge port.
 	err = n.host.LinkSetDown(link)
 	if err == nil {
 		err = n.host.LinkSetNoMaster(link)
 	}
-	doomed := n.newLinkName(deleteMark)
+	marked := n.newLinkName(deleteMark)
 	if err == nil {
-		err = n.host.LinkSetName(link, doomed)
+		err = n.host.LinkSetName(link, marked)
 	}
 	switch {
-	case missing(err): // with its namespace
+	case missing(err): // removed with its namespace
 		return nil
 	case err != nil:
 		return n.removeLink(name)
-	case n.spares.enqueueDelete(doomed):
+	case n.spares.enqueueDelete(marked):
 		return nil
 	}
-	return n.removeLink(doomed)
+	return n.removeLink(marked)
 }
 
-// Spares names the host's links of namespaces that are made ahead. More of them than
-// [Config.Spares] means that some were left behind, which Open corrects.
+// Spares names the host's links of spare namespaces. More than [Config.Spares] means leftovers,
+// which Open removes.
 func (n *Network) Spares(_ context.Context) ([]string, error) {
 	return n.linksThat(n.isSpare)
 }
@@ -273,7 +273,7 @@ func (n *Network) linksThat(match func(name string) bool) (names []string, err e
 	return names, nil
 }
 
-// sweepLinks removes links that are nobody's.
+// sweepLinks removes links without an owner.
 func (n *Network) sweepLinks() error {
 	names, err := n.linksThat(func(name string) bool { return n.isSpare(name) || n.isMarkedForDelete(name) })
 	if err != nil {

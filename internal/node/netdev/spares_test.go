@@ -18,7 +18,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// fill makes the spares that are wanted, without Run.
+// fill creates the needed spares, without Run.
 func fill(t testing.TB, n *Network) {
 	t.Helper()
 	for {
@@ -54,7 +54,7 @@ func spareNames(t *testing.T, n *Network) []string {
 	return names
 }
 
-// leftOver is every link of the instance but its bridge.
+// leftOver lists the instance's links except its bridge.
 func leftOver(t *testing.T, n *Network) []string {
 	t.Helper()
 	names, err := n.linksThat(func(name string) bool { return strings.HasPrefix(name, linkPrefix(n.cfg.NetnsPrefix)) })
@@ -85,7 +85,7 @@ func TestAttachUsesSpare(t *testing.T) {
 	}
 	must(t, inside(t, at.NetnsPath, func() error { return listen(t, "0.0.0.0:8080") }))
 	if err := dial(t, ep.Address.String()+":8080", soon); err != nil {
-		t.Errorf("what took a spare is not reached: %v", err)
+		t.Errorf("attachment from a spare is unreachable: %v", err)
 	}
 	must(t, n.Detach(t.Context(), ep))
 	if got := leftOver(t, n); len(got) != 1 {
@@ -93,7 +93,7 @@ func TestAttachUsesSpare(t *testing.T) {
 	}
 }
 
-// A port that is not yet anybody's hears and says nothing.
+// A spare's port sends and receives nothing.
 func TestSparesCarryNoTraffic(t *testing.T) {
 	n := testNetwork(t, func(c *Config) { c.Spares = 1 })
 	fill(t, n)
@@ -112,11 +112,11 @@ func TestSparesCarryNoTraffic(t *testing.T) {
 	}
 }
 
-// Somebody removed a spare's link, or put another into the way of its new name.
+// Another program removed a spare's link, or created a link with its new name.
 func TestAttachDespiteBrokenSpares(t *testing.T) {
 	n := testNetwork(t, func(c *Config) { c.Spares = 1 })
 	for name, breakIt := range map[string]func(ep Endpoint) error{
-		"spare gone": func(Endpoint) error { return n.removeLink(spareNames(t, n)[0]) },
+		"spare removed": func(Endpoint) error { return n.removeLink(spareNames(t, n)[0]) },
 		"name taken": func(ep Endpoint) error {
 			r, err := n.prepareNetns(n.HostLink(ep.ID))
 			if err == nil {
@@ -124,7 +124,7 @@ func TestAttachDespiteBrokenSpares(t *testing.T) {
 			}
 			return err
 		},
-		"half made": func(ep Endpoint) error { // as by one who died
+		"partial attachment": func(ep Endpoint) error { // as after a crash
 			r, err := n.prepareNetns(n.HostLink(ep.ID))
 			if err == nil {
 				err = bindNamespace(r.ns, n.NetnsPath(ep.ID))
@@ -158,27 +158,27 @@ func TestRunRefills(t *testing.T) {
 		_, err := n.Attach(t.Context(), endpoint(n, i+1))
 		must(t, err)
 	}
-	eventually.True(t, "3 spares again", full)
+	eventually.True(t, "3 spares after refill", full)
 	stop()
-	eventually.True(t, "none after the end", func() bool { return len(spareNames(t, n)) == 0 })
+	eventually.True(t, "no spares after Run", func() bool { return len(spareNames(t, n)) == 0 })
 	if ids, err := n.List(t.Context()); err != nil || len(ids) != 3 {
 		t.Errorf("List = %v, %v after the end of Run, want 3", ids, err)
 	}
 }
 
-// While an attachment is made, nobody makes spares; afterwards they come.
+// Refilling pauses during an attachment, and continues afterwards.
 func TestRefillPausesDuringAttach(t *testing.T) {
 	n := testNetwork(t, func(c *Config) { c.Spares = 1 })
 	release := n.spares.pauseRefill()
 	if made, err := n.addSpare(); err != nil || made {
-		t.Errorf("made %v, %v while somebody waits", made, err)
+		t.Errorf("made %v, %v during an attachment", made, err)
 	}
 	run(t, n)
 	release()
 	eventually.True(t, "a spare", func() bool { return len(spareNames(t, n)) == 1 })
 }
 
-// Where spares cannot be made, Run goes on trying, and Attach says what is wrong.
+// If spares cannot be created, Run retries and Attach returns the cause.
 func TestRunRetries(t *testing.T) {
 	n := testNetwork(t, func(c *Config) { c.Spares = 1 })
 	must(t, n.Destroy(t.Context())) // no bridge: every spare fails
@@ -187,29 +187,29 @@ func TestRunRetries(t *testing.T) {
 		t.Error("attached without a bridge")
 	}
 	if got := leftOver(t, n); len(got) != 0 {
-		t.Errorf("links %v left by failures", got)
+		t.Errorf("links %v remain after failures", got)
 	}
 	must(t, n.Open(t.Context()))
 	eventually.True(t, "a spare", func() bool { return len(spareNames(t, n)) == 1 })
 	stop()
 }
 
-// A link whose namespace something holds open is out of the bridge at once and goes in the end.
+// A link whose namespace is held open leaves the bridge at once and is deleted later.
 func TestDetachDoesNotWait(t *testing.T) {
 	n := testNetwork(t)
-	n.spares.deleteDelay = time.Hour // it is looked at before it goes
+	n.spares.deleteDelay = time.Hour // the test inspects it before its deletion
 	stop := run(t, n)
 	eventually.True(t, "Run to run", n.spares.isRunning)
 	ep := endpoint(n, 1)
 	at, err := n.Attach(t.Context(), ep)
 	must(t, err)
-	must(t, inside(t, at.NetnsPath, func() error { return listen(t, "0.0.0.0:8080") })) // holds it
+	must(t, inside(t, at.NetnsPath, func() error { return listen(t, "0.0.0.0:8080") })) // keeps it open
 	must(t, n.Detach(t.Context(), ep))
 	if links, err := n.Links(t.Context()); err != nil || len(links) != 0 {
 		t.Errorf("ports %v, %v after Detach", links, err)
 	}
 	if got := leftOver(t, n); len(got) != 1 || !n.isMarkedForDelete(got[0]) {
-		t.Errorf("links %v, want one that is to go", got)
+		t.Errorf("links %v, want one to delete", got)
 	}
 	if err := dial(t, ep.Address.String()+":8080", never); err == nil {
 		t.Error("what was detached is reached")
@@ -223,7 +223,7 @@ func TestDetachDoesNotWait(t *testing.T) {
 	}
 }
 
-// A process that is killed leaves no spares behind: the kernel removes them, or the next Open.
+// A killed process leaves no spares: the kernel removes them, or the next Open.
 func TestKilledProcessLeavesNoSpares(t *testing.T) {
 	if bridge := os.Getenv("BARCHAN_TEST_SPARES_BRIDGE"); bridge != "" {
 		createSparesAndBlock(t, bridge)
@@ -236,7 +236,7 @@ func TestKilledProcessLeavesNoSpares(t *testing.T) {
 	out, err := cmd.StdoutPipe()
 	must(t, err)
 	must(t, cmd.Start())
-	_, err = out.Read(make([]byte, 1)) // it has made them
+	_, err = out.Read(make([]byte, 1)) // the spares exist
 	must(t, err)
 	if got := spareNames(t, n); len(got) != 3 {
 		t.Errorf("spares %v of the other process, want 3", got)
@@ -252,8 +252,8 @@ func TestKilledProcessLeavesNoSpares(t *testing.T) {
 	}
 }
 
-// Open removes links that are nobody's although something keeps their namespaces, and nothing else;
-// whoever counted on such a spare does without.
+// Open removes links without an owner even if their namespaces are in use, and nothing else; the
+// pool that had such a spare continues without it.
 func TestOpenSweeps(t *testing.T) {
 	n := testNetwork(t, func(c *Config) { c.Spares = 2 })
 	_, err := n.Attach(t.Context(), endpoint(n, 1))
@@ -263,9 +263,9 @@ func TestOpenSweeps(t *testing.T) {
 	defer other.Close()
 	must(t, other.Open(t.Context()))
 	fill(t, other)
-	doomed, err := other.prepareNetns(other.newLinkName(deleteMark))
+	marked, err := other.prepareNetns(other.newLinkName(deleteMark))
 	must(t, err)
-	defer doomed.close()
+	defer marked.close()
 	if got := leftOver(t, n); len(got) != 4 {
 		t.Fatalf("links %v, want an attached one, two spares and one to go", got)
 	}
@@ -274,7 +274,7 @@ func TestOpenSweeps(t *testing.T) {
 		t.Errorf("links %v, want the attached one alone", got)
 	}
 	if _, err := other.Attach(t.Context(), endpoint(n, 2)); err != nil {
-		t.Errorf("attach by one whose spares are gone: %v", err)
+		t.Errorf("attach with removed spares: %v", err)
 	}
 }
 
@@ -300,7 +300,7 @@ func TestConcurrentAttach(t *testing.T) {
 	n := testNetwork(t, withSubnet6, func(c *Config) { c.Spares = 16 })
 	stop := run(t, n)
 	const many = 64
-	var rooms sync.Map // the namespaces' numbers
+	var spares sync.Map // inode numbers of namespaces
 	concurrently(many, func(i int) {
 		ep := endpoint6(n, i+1)
 		_, err := n.Attach(t.Context(), ep)
@@ -308,14 +308,14 @@ func TestConcurrentAttach(t *testing.T) {
 		if err = errors.Join(err, unix.Stat(n.NetnsPath(ep.ID), &st)); err != nil {
 			t.Error(err)
 		}
-		if other, taken := rooms.LoadOrStore(st.Ino, ep.ID); taken {
+		if other, taken := spares.LoadOrStore(st.Ino, ep.ID); taken {
 			t.Errorf("%s and %s are in one namespace", ep.ID, other)
 		}
 	})
 	if links, err := n.Links(t.Context()); err != nil || len(links) != many {
 		t.Errorf("%d links, %v, want %d", len(links), err, many)
 	}
-	concurrently(2*many, func(i int) { // half go while as many come and go
+	concurrently(2*many, func(i int) { // half detach while as many attach and detach
 		ep := endpoint6(n, i+1)
 		var err error
 		if i >= many {
