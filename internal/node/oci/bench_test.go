@@ -16,15 +16,14 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
 
-// BenchmarkMemory measures what checkpoints and restores cost, by what the sandbox holds and by
-// options. Times are in milliseconds: "save" is Checkpoint, "still" how long the sandbox did
-// not answer meanwhile, "restore" is Restore, "answer" from its begin to the first
-// answer, "whole" to an answer that has read all memory, each of all copies. "pss" is
-// mebibytes, of all processes of all copies.
+// BenchmarkMemory measures checkpoints and restores, by the sandbox's memory and by options. Times
+// are in milliseconds: "save" is Checkpoint, "still" how long the sandbox did not answer meanwhile,
+// "restore" is Restore, "answer" from its begin to the first answer, "whole" to an answer that has
+// read all memory, each of all copies. "pss" is mebibytes, of all processes of all copies.
 //
 //	go test -run '^$' -bench Memory -benchtime 5x ./internal/node/oci
 func BenchmarkMemory(b *testing.B) {
-	type way struct {
+	type variant struct {
 		name    string
 		save    CheckpointOptions
 		restore RestoreOptions
@@ -35,23 +34,23 @@ func BenchmarkMemory(b *testing.B) {
 	direct := RestoreOptions{Background: true, Direct: true}
 	for _, size := range []struct {
 		name, question string
-		ways           []way
+		ways           []variant
 	}{
-		{"small", "hold 0", []way{
+		{"small", "hold 0", []variant{
 			{"plain", plain, RestoreOptions{}, 1},
 			{"paused", CheckpointOptions{}, RestoreOptions{}, 1},
 			{"background", plain, background, 1},
 			{"flate", CheckpointOptions{LeaveRunning: true, Compression: memimage.Flate}, RestoreOptions{}, 1},
 			{"background", plain, background, 4},
 		}},
-		{"512MiB", "hold 512", []way{
+		{"512MiB", "hold 512", []variant{
 			{"plain", plain, RestoreOptions{}, 1},
 			{"background", plain, background, 1},
 			{"direct", CheckpointOptions{LeaveRunning: true, Direct: true}, direct, 1},
 			{"flate", CheckpointOptions{LeaveRunning: true, Compression: memimage.Flate}, RestoreOptions{}, 1},
 			{"background", plain, background, 4},
 		}},
-		{"512MiB-zeros", "zeros 512", []way{
+		{"512MiB-zeros", "zeros 512", []variant{
 			{"plain", plain, RestoreOptions{}, 1}, {"exclude", CheckpointOptions{LeaveRunning: true, ExcludeCommittedZeroPages: true}, RestoreOptions{}, 1},
 		}},
 	} {
@@ -67,7 +66,7 @@ func benchmarkMemory(b *testing.B, question string, save CheckpointOptions, rest
 	l := newTestHost(b)
 	first := l.newSandbox(b).run(b)
 	first.query(b, question)
-	_, err := l.Build(b.Context()) // once for the life of a server
+	_, err := l.Build(b.Context()) // once per server process
 	must(b, err)
 	copied := make([]*testSandbox, copies)
 	for i := range copied {
@@ -125,7 +124,7 @@ func concurrently(b *testing.B, boxes []*testSandbox, do func(*testSandbox) erro
 	must(b, errors.Join(failures...))
 }
 
-// gap is the longest time between two answers of a sandbox while f runs.
+// gap returns the longest time between two answers of a sandbox while f runs.
 func (b *testSandbox) gap(t testing.TB, f func()) (longest time.Duration) {
 	t.Helper()
 	c := b.dial(t)
@@ -147,7 +146,7 @@ func (b *testSandbox) gap(t testing.TB, f func()) (longest time.Duration) {
 	return longest
 }
 
-// pss sums the proportional set sizes of the boxes' processes, in mebibytes.
+// pss sums the proportional set sizes of the sandboxes' processes, in mebibytes.
 func (l *testHost) pss(t testing.TB, boxes []*testSandbox) (sum float64) {
 	t.Helper()
 	for _, b := range boxes {
@@ -156,7 +155,7 @@ func (l *testHost) pss(t testing.TB, boxes []*testSandbox) (sum float64) {
 		for _, pid := range pids {
 			text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 			if err != nil {
-				continue // it ended
+				continue // exited
 			}
 			for line := range strings.Lines(string(text)) {
 				if words := strings.Fields(line); len(words) > 1 && words[0] == "Pss:" {

@@ -9,14 +9,14 @@ import (
 	"path/filepath"
 )
 
-// gVisor makes up a boot ID when it mounts /proc, and keeps it in images: whatever is restored from
-// one would have the same. So a file of the bundle lies over it, of which every start has its own.
+// gVisor generates a boot ID when it mounts /proc, and keeps it in images: all restores of one
+// would share it. So each start mounts its own file of the bundle over it.
 const (
 	bootIDPath = "/proc/sys/kernel/random/boot_id"
 	bootIDName = "boot-id"
 )
 
-// renewBootID gives a bundle another boot ID, if it has one.
+// renewBootID gives a bundle a new boot ID, if it has one.
 func renewBootID(bundle string) error {
 	_, err := os.Lstat(filepath.Join(bundle, bootIDName))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -27,7 +27,7 @@ func renewBootID(bundle string) error {
 	return writeBootID(bundle)
 }
 
-// writeBootID puts a new file in place of the old one, which a container that runs still has.
+// writeBootID replaces the file; a running container keeps the old one.
 func writeBootID(bundle string) error {
 	path := filepath.Join(bundle, bootIDName)
 	if err := os.WriteFile(path+".new", []byte(newUUID()+"\n"), 0o444); err != nil {
@@ -39,7 +39,7 @@ func writeBootID(bundle string) error {
 	return nil
 }
 
-// newUUID makes up a UUID of version 4.
+// newUUID generates a UUID of version 4.
 func newUUID() string {
 	var u [16]byte
 	_, _ = rand.Read(u[:]) // never fails

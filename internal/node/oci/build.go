@@ -16,15 +16,15 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
 
-// builtFrom says which file a build was computed of.
+// builtFrom identifies the file that a build was computed from.
 type builtFrom struct {
 	size  int64
 	mtime time.Time
 	build memimage.Build
 }
 
-// Build is what images written now depend on. It is computed once for each file that is put
-// at the program's path.
+// Build returns the properties that images written now depend on. It is computed once per file at
+// the program's path.
 func (r *Runtime) Build(ctx context.Context) (memimage.Build, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -47,7 +47,7 @@ func (r *Runtime) Build(ctx context.Context) (memimage.Build, error) {
 	if r.cfg.Class == GVisor {
 		out, err := exec.CommandContext(ctx, r.cfg.Binary, "cpu-features").Output()
 		if err != nil {
-			return memimage.Build{}, fmt.Errorf("ask %s for the processor's features: %w", r.cfg.Class, err)
+			return memimage.Build{}, fmt.Errorf("read processor features from %s: %w", r.cfg.Class, err)
 		}
 		b.CPUFeatures = strings.Split(strings.TrimSpace(string(out)), ",")
 	}
@@ -55,7 +55,7 @@ func (r *Runtime) Build(ctx context.Context) (memimage.Build, error) {
 	return b, nil
 }
 
-// addFile writes a file to w until ctx ends.
+// addFile copies a file to w until ctx ends.
 func addFile(ctx context.Context, w io.Writer, path string) error {
 	f, err := os.Open(path)
 	if err != nil {

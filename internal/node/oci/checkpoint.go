@@ -20,33 +20,33 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
 
-// undoTimeout bounds what sets things right after a failure.
+// undoTimeout bounds the cleanup after a failure.
 const undoTimeout = 30 * time.Second
 
-// CheckpointOptions say how a checkpoint is taken. The zero value pauses and does not compress.
+// CheckpointOptions configure a checkpoint. The zero value pauses and does not compress.
 type CheckpointOptions struct {
-	// LeaveRunning lets a container that ran go on as soon as its memory is written and Written has
-	// returned, before the image is on disk. Without it the container stays paused where the image
-	// has it, for Remove or Resume to end that. One that was paused before stays so either way.
+	// LeaveRunning lets a running container continue as soon as its memory is written and Written
+	// has returned, before the image is durable. Without it the container stays paused at the
+	// image's state, for Remove or Resume. A container that was already paused stays paused.
 	LeaveRunning bool
-	// Written, unless nil, is called while the container stands still where the image has it and its
-	// files are flushed, so that they can be copied as they are at that moment. Nothing of the
-	// image is durable then, and, of a container that is left running, not all written. Its
-	// error fails the checkpoint, and the container does what it did before. If we end meanwhile, one that is to
-	// be left running goes on by itself, but for some cases in which it is left paused and says so, as one that is not.
+	// Written, unless nil, is called while the container is stopped at the image's state and its
+	// files are flushed, so that the caller can copy them. The image is not durable yet and, for a
+	// container left running, not complete. An error fails the checkpoint, and the container
+	// returns to its previous state. If this process exits meanwhile, a container to be left
+	// running continues, except in some cases in which it stays paused with that status.
 	Written func(ctx context.Context) error
-	// Digest asks for Image.Digest, which costs a pass of SHA-256 over all that was written.
+	// Digest computes Image.Digest, which costs a pass of SHA-256 over the image.
 	Digest      bool
 	Compression memimage.Compression
-	// ExcludeCommittedZeroPages looks for pages of zeros and leaves them out: a smaller image
-	// of programs that clear memory they do not use, a slower one of all others.
+	// ExcludeCommittedZeroPages omits pages of zeros: a smaller image for programs that clear
+	// unused memory, a slower one for others.
 	ExcludeCommittedZeroPages bool
-	// Direct writes pages around the page cache. It cannot be had with compression.
+	// Direct writes pages around the page cache. It excludes compression.
 	Direct bool
 }
 
 func (o CheckpointOptions) args() []string {
-	// runsc ends a sandbox that it does not leave running even if it could not save it.
+	// Without it runsc ends a sandbox even if it could not save it.
 	args := []string{"--leave-running"}
 	if o.Compression != memimage.NoCompression {
 		args = append(args, "--compression="+string(o.Compression))
@@ -65,26 +65,25 @@ func (o CheckpointOptions) check() error {
 	case o.Compression != memimage.NoCompression && o.Compression != memimage.Flate:
 		return fmt.Errorf("compression %q: want none or %q: %w", o.Compression, memimage.Flate, errs.ErrInvalid)
 	case o.Compression != memimage.NoCompression && o.Direct:
-		return fmt.Errorf("a compressed image cannot be written directly: %w", errs.ErrInvalid)
+		return fmt.Errorf("compression with direct writes is not supported: %w", errs.ErrInvalid)
 	}
 	return nil
 }
 
-// Checkpoint writes the memory of a container, which runs or is paused, to a new directory
-// whose parent exists. The directory is there whole and durable, or not at all: it is made
-// under another name, synced and renamed; [memimage.Sweep] removes what an end of ours left of
-// that. After an error the container does what it did before.
+// Checkpoint writes the memory of a running or paused container to a new directory whose parent
+// exists. The directory appears complete and durable, or not at all: it is written under another
+// name, synced and renamed; [memimage.Sweep] removes leftovers of a crash. After an error the
+// container returns to its previous state.
 //
-// The image has processes, their memory, memory filesystems, sockets, clocks and the spec, and
-// no files of the root filesystem or of volumes: those are flushed to the host before it returns, so
-// that a copy taken while the container is still paused fits the memory. Whatever they
-// still lack of deleted but open files is in the image; an open named pipe that lost its name
-// makes checkpoints fail while it is open. A process that was started by the
-// runtime's exec ends with a restore; children of the first process live on.
+// The image has processes, their memory, memory filesystems, sockets, clocks and the spec, and no
+// files of the root filesystem or of volumes. Those are flushed to the host before it returns, so
+// that a copy taken while the container is still paused matches the memory. The image includes
+// deleted but open files; an open, deleted named pipe makes checkpoints fail. A process started by
+// the runtime's exec ends with a restore; children of the first process survive.
 //
-// Connections over the network stay open in the container that runs on. In those restored from
-// the image they have ended; their peers hear nothing until they send something to an
-// address that has an owner again. A container of the class [Runc] is an errs.ErrInvalid.
+// Network connections stay open in a container left running. In restored ones they are closed;
+// their peers notice when they send to an address that has an owner again. A container of the class
+// [Runc] is an errs.ErrInvalid.
 func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, o CheckpointOptions) (img memimage.Image, err error) {
 	action := "checkpoint container " + id
 	if err := errors.Join(r.checkClass(), o.check()); err != nil {
@@ -130,15 +129,15 @@ func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, o CheckpointOp
 	return img, nil
 }
 
-// live reports whether a running container can be saved by saveLive, and is better so.
+// live reports whether saveLive can, and should, save a running container.
 func (o CheckpointOptions) live() bool {
 	return o.LeaveRunning && o.Written != nil && o.Compression == memimage.NoCompression && !o.ExcludeCommittedZeroPages
 }
 
-// savePaused has runsc write the image, of a container that is paused meanwhile if it has to be. What
-// is in held is to be ended if what comes after it fails.
+// savePaused makes runsc write the image, and pauses the container if needed. On a later failure
+// the caller must end held.
 func (r *Runtime) savePaused(ctx context.Context, id, part string, o CheckpointOptions, status Status, held *pauseGuard) (paused time.Duration, err error) {
-	if err := emptyDir(part); err != nil { // of what another way left
+	if err := emptyDir(part); err != nil { // leftovers of a live save
 		return 0, err
 	}
 	if status == Running && (!o.LeaveRunning || o.Written != nil) {
@@ -169,22 +168,22 @@ func emptyDir(dir string) error {
 	return err
 }
 
-// checkClass refuses for classes that cannot.
+// checkClass refuses classes without memory images.
 func (r *Runtime) checkClass() error {
 	if r.cfg.Class != GVisor {
-		return fmt.Errorf("the memory of sandboxes of class %s cannot be kept, only that of class %s: %w", r.cfg.Class, GVisor, errs.ErrInvalid)
+		return fmt.Errorf("memory of sandboxes of class %s cannot be kept, only of class %s: %w", r.cfg.Class, GVisor, errs.ErrInvalid)
 	}
 	return nil
 }
 
 // pauseGuard is a container that a checkpoint keeps paused.
 type pauseGuard struct {
-	resume func() error // nil if it is not ours to resume
+	resume func() error // nil if it was paused before
 	began  time.Time
-	paused time.Duration // known after the end
+	paused time.Duration // set by end
 }
 
-// end lets the container go on, once; after an error it may be tried again.
+// end resumes the container, once; after an error it may be retried.
 func (h *pauseGuard) end() error {
 	if h.resume == nil {
 		return nil
@@ -206,21 +205,21 @@ func (r *Runtime) hold(ctx context.Context, id string, h *pauseGuard) error {
 	return nil
 }
 
-// saveable says whether a container runs or is paused; otherwise it cannot be saved.
+// saveable returns the status of a container that runs or is paused, and an error for others.
 func (r *Runtime) saveable(ctx context.Context, id string) (Status, error) {
 	status, err := r.State(ctx, id)
 	switch {
 	case err != nil:
 		return "", err
 	case status == Absent:
-		return "", fmt.Errorf("the runtime does not know it: %w", errs.ErrNotFound)
+		return "", fmt.Errorf("not known to the runtime: %w", errs.ErrNotFound)
 	case status != Running && status != Paused:
-		return "", fmt.Errorf("it is %s: %w", status, errs.ErrConflict)
+		return "", fmt.Errorf("container is %s: %w", status, errs.ErrConflict)
 	}
 	return status, nil
 }
 
-// resumeIfPaused is for when it is not known whether a pause came to its end.
+// resumeIfPaused is for pauses with an unknown result.
 func (r *Runtime) resumeIfPaused(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
@@ -230,12 +229,12 @@ func (r *Runtime) resumeIfPaused(ctx context.Context, id string) error {
 	return r.Resume(ctx, id)
 }
 
-// save has runsc write the image. Its log is removed, for images are the same for all.
+// save makes runsc write the image, and removes its log: images are the same for all.
 func (r *Runtime) save(ctx context.Context, id, part string, o CheckpointOptions) error {
 	extra := func(args []string) []string { return append(args, o.args()...) }
 	err := r.cli(part).Checkpoint(ctx, id, &runc.CheckpointOpts{ImagePath: part}, extra)
 	if err != nil {
-		// What it printed has the log's words again, and stacks of its kernel.
+		// The rest repeats the log and has stacks of its kernel.
 		first, _, _ := strings.Cut(err.Error(), "\n")
 		if said := loggedError(part); said != "" {
 			first = said
@@ -248,18 +247,19 @@ func (r *Runtime) save(ctx context.Context, id, part string, o CheckpointOptions
 	return nil
 }
 
-// RestoreOptions say how an image is read. The zero value reads all before anything runs.
+// RestoreOptions configure a restore. The zero value reads all pages before any process runs.
 type RestoreOptions struct {
-	// Background starts the processes when all but the pages has been read; a page that is
-	// not there yet is waited for. If the image turns out unreadable then, the container ends.
-	// The image may be removed at once. A compressed image is an errs.ErrInvalid.
+	// Background starts the processes when all but the pages is read; access to a missing page
+	// blocks. If the image is then unreadable, the container ends. The image may be removed at
+	// once. A compressed image is an errs.ErrInvalid.
 	Background bool
 	// Direct reads pages around the page cache: for an image that is read once.
 	Direct bool
-	// Later, unless nil, has pages read in the Background with some of the processors only, so that the sandbox
-	// answers before all of an image of 512 MiB or more is there; without it, and where Linux is older than 6.14, reading takes them all.
-	// It is called at most once, with what goes on after Restore has returned, and is to have that called
-	// soon, for pages are waited for; the end of its context has the rest read as fast as it can be.
+	// Later, unless nil, paces Background reads so that they leave processors to the sandbox, which
+	// then answers before an image of 512 MiB or more is complete. Without it, and on Linux before
+	// 6.14, reads use all processors. Restore calls it at most once, with a function that the
+	// caller must soon run after Restore has returned, since pages wait for it. The end of that
+	// function's context makes the rest unpaced.
 	Later func(func(context.Context))
 }
 
@@ -273,29 +273,29 @@ func (o RestoreOptions) args() (args []string) {
 	return args
 }
 
-// Restore creates a container from its bundle and an image, and returns what Run returns. The
-// image is only read: any number of containers may be restored from it, at the same time too.
-// An image of another build, or of a processor that has what this one lacks, is an
-// errs.ErrConflict; a broken one an errs.ErrInvalid; an ID that is in use an errs.ErrConflict.
-// After an error nothing runs and nothing of the container is left.
+// Restore creates a container from its bundle and an image, and returns what Run returns. The image
+// is only read: any number of containers may be restored from it, also concurrently. An image of
+// another build, or of a processor with features that this one lacks, is an errs.ErrConflict; a
+// broken one an errs.ErrInvalid; an ID in use an errs.ErrConflict. After an error nothing runs and
+// nothing of the container remains.
 //
-// The bundle's spec must be the checkpointed one in: version, arguments, working directory,
-// user, terminal, rlimits, capabilities, no-new-privileges, read-only root, the
-// destinations, types and options of the mounts (so the sizes of memory volumes too), the kinds of
-// namespaces, sysctls, devices, and annotations with the prefix dev.gvisor. It may differ in: the
-// container's ID, bundle, root path, sources of mounts, hostname (the processes see the new
-// one), environment (they keep the old one), cgroup path, limits, the network namespace's path with its
-// addresses and routes (they see the new ones), and all other annotations. The files at the
-// root path and in the mounts must be those of the moment of the checkpoint: a file that is
-// open there must be found under the same path.
+// The bundle's spec must equal the checkpointed one in: version, arguments, working directory,
+// user, terminal, rlimits, capabilities, no-new-privileges, read-only root, the destinations, types
+// and options of the mounts (so the sizes of memory volumes too), the kinds of namespaces, sysctls,
+// devices, and annotations with the prefix dev.gvisor. It may differ in: the container's ID,
+// bundle, root path, sources of mounts, hostname (the processes see the new one), environment (they
+// keep the old one), cgroup path, limits, the network namespace's path with its addresses and
+// routes (they see the new ones), and all other annotations. The files at the root path and in the
+// mounts must be those of the moment of the checkpoint: an open file must exist under the same
+// path.
 //
-// A network namespace serves one start: runsc takes its addresses away, so that it must get
-// them again before the next try, after a failure too.
+// A network namespace serves one start: runsc removes its addresses, so that it needs them again
+// before the next try, also after a failure.
 //
-// Sandboxes restored from one image are the same in all that they remember, identifiers and the
-// state of random generators in their programs included; the kernel's random numbers differ,
-// and so does the boot ID, if the bundle is of Spec's making. Clocks, the monotonic one too, are as far as if the sandbox had
-// run all the time, so that timers which fell due meanwhile fire at once.
+// Sandboxes restored from one image have the same memory, including identifiers and the state of
+// random generators in their programs. The kernel's random numbers differ, and so does the boot ID
+// if the bundle is written by Spec. Clocks, also the monotonic one, have advanced as if the sandbox
+// had run, so that timers that expired meanwhile fire at once.
 func (r *Runtime) Restore(ctx context.Context, id, bundle, image string, console *Console, o RestoreOptions) (pid int, err error) {
 	action := "restore container " + id
 	if err := r.checkRestore(ctx, id, image, o); err != nil {
@@ -330,20 +330,20 @@ func (r *Runtime) Restore(ctx context.Context, id, bundle, image string, console
 	return pid, nil
 }
 
-// checkRestore finds what would fail before anything is touched.
+// checkRestore refuses invalid restores before any change.
 func (r *Runtime) checkRestore(ctx context.Context, id, dir string, o RestoreOptions) error {
 	if err := r.checkClass(); err != nil {
 		return err
 	}
 	if !r.hasNoState(id) {
-		return fmt.Errorf("the runtime has a container of this ID: %w", errs.ErrConflict)
+		return fmt.Errorf("the container exists: %w", errs.ErrConflict)
 	}
 	img, err := memimage.Read(dir)
 	if err != nil {
 		return err
 	}
 	if o.Background && img.Compression != memimage.NoCompression {
-		return fmt.Errorf("a compressed image cannot be read in the background: %w", errs.ErrInvalid)
+		return fmt.Errorf("compression with background reads is not supported: %w", errs.ErrInvalid)
 	}
 	build, err := r.Build(ctx)
 	if err != nil {
@@ -352,7 +352,7 @@ func (r *Runtime) checkRestore(ctx context.Context, id, dir string, o RestoreOpt
 	return build.Restores(img.Build)
 }
 
-// undoRestore removes what an interrupted or failed restore left.
+// undoRestore removes leftovers of an interrupted or failed restore.
 func (r *Runtime) undoRestore(ctx context.Context, id, bundle string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
@@ -362,12 +362,12 @@ func (r *Runtime) undoRestore(ctx context.Context, id, bundle string) error {
 	}
 	var spec specs.Spec
 	if err := json.Unmarshal(b, &spec); err != nil || spec.Linux == nil || spec.Linux.CgroupsPath == "" {
-		return nil // the runtime could not read it either, and has started nothing
+		return nil // unreadable for the runtime too, which has started nothing
 	}
 	return r.Remove(ctx, id, spec.Linux.CgroupsPath)
 }
 
-// detachedCLI is the command line for what must not be left half done: it goes on without us.
+// detachedCLI is the command line for commands that must complete: they outlive this process.
 func (r *Runtime) detachedCLI() *runc.Runc {
 	c := r.cli("")
 	c.PdeathSignal = syscall.Signal(0)

@@ -20,7 +20,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// stateChecks are what must go on as if nothing had been, after every restore.
+// stateChecks are queries whose answers show that state survives a restore.
 var stateChecks = []struct{ question, before, after string }{
 	{"add", "1", "2"}, // memory, and a listening socket
 	{"pid", "1", "1"},
@@ -28,7 +28,7 @@ var stateChecks = []struct{ question, before, after string }{
 	{"ticker", "ticks", "ticks"},
 	{"threads", "16", "16"},
 	{"epoll", "ping <nil>", "ping <nil>"},
-	{"unix", "hihi", "hihi"}, // a connection from before, and a new one
+	{"unix", "hihi", "hihi"}, // an old connection, and a new one
 	{"pair", "hi", "hi"},     // a connection over the sandbox's own loopback
 	{"udp", "hi <nil>", "hi <nil>"},
 	{"deleted", "here <nil>", "here <nil>"},
@@ -40,11 +40,11 @@ var stateChecks = []struct{ question, before, after string }{
 	{"lock", "resource temporarily unavailable", "resource temporarily unavailable"},
 	{"write /memory/f kept", "ok", "ok"},
 	{"read /memory/f", "kept", "kept"},
-	{"env NAME", "first", "first"}, // the processes keep the environment that they have
+	{"env NAME", "first", "first"}, // the processes keep their environment
 	{"held", "0 0", "0 0"},
 }
 
-// checkpoint takes one that must succeed, and returns its directory.
+// checkpoint takes a checkpoint that must succeed, and returns its directory.
 func (b *testSandbox) checkpoint(t testing.TB, o CheckpointOptions) (dir string) {
 	t.Helper()
 	dir = filepath.Join(b.dir, fmt.Sprintf("image-%s-%d", b.id, time.Now().UnixNano()))
@@ -65,8 +65,8 @@ func (b *testSandbox) wantStatus(t testing.TB, want Status) {
 	}
 }
 
-// What runs goes on under another ID, with another address, network namespace, cgroup,
-// bundle, root path and hostname.
+// A container is restored with another ID, address, network namespace, cgroup, bundle, root path
+// and hostname.
 func TestRestoreWithNewIdentity(t *testing.T) {
 	l := newTestHost(t)
 	tests := map[string]struct {
@@ -108,14 +108,14 @@ func TestRestoreWithNewIdentity(t *testing.T) {
 			if !tt.save.LeaveRunning {
 				must(t, l.Resume(t.Context(), first.id))
 			}
-			first.expect(t, "add", "2") // whether it was paused or not, it knows nothing of the other
+			first.expect(t, "add", "2") // paused or not, it is independent of the copy
 		})
 	}
 }
 
-// Neither clock stands still while a sandbox is away.
+// Both clocks advance while a sandbox is stored.
 func TestClocksContinue(t *testing.T) {
-	const away = 2000 // milliseconds
+	const stored = 2000 // milliseconds
 	l := newTestHost(t)
 	first := l.newSandbox(t).run(t)
 	read := func(b *testSandbox) (wall, monotonic int64, before, after time.Time) {
@@ -126,16 +126,16 @@ func TestClocksContinue(t *testing.T) {
 	}
 	wall, monotonic, early, late := read(first)
 	image := first.checkpoint(t, CheckpointOptions{})
-	<-time.After(time.Until(time.UnixMilli(wall + away)))
+	<-time.After(time.Until(time.UnixMilli(wall + stored)))
 	wallNow, monotonicNow, earlyNow, lateNow := read(first.copyOf(t).restore(t, image, RestoreOptions{}))
 	passed, felt := wallNow-wall, monotonicNow-monotonic
 	least, most := earlyNow.Sub(late).Milliseconds(), lateNow.Sub(early).Milliseconds()
-	if passed < away || min(passed, felt) < least-away/2 || max(passed, felt) > most+away/2 {
+	if passed < stored || min(passed, felt) < least-stored/2 || max(passed, felt) > most+stored/2 {
 		t.Errorf("the wall clock went on by %d ms, the monotonic one by %d, ours by %d to %d", passed, felt, least, most)
 	}
 }
 
-// What becomes of connections to the outside.
+// Connections to the outside after a restore.
 func TestOpenConnections(t *testing.T) {
 	l := newTestHost(t)
 	first := l.newSandbox(t).run(t)
@@ -151,13 +151,13 @@ func TestOpenConnections(t *testing.T) {
 	ask(used, "1")
 	ask(idle, "2")
 	image := first.checkpoint(t, CheckpointOptions{LeaveRunning: true})
-	ask(used, "3") // it runs on
+	ask(used, "3") // it keeps running
 
-	// At another address they have ended, and the processes know.
+	// At another address they are closed, and the processes see it.
 	next := first.copyOf(t).restore(t, image, RestoreOptions{})
 	next.awaitOnlyConn(t)
 
-	// At the old address too; their peers hear of it when they next send something.
+	// At the old address too; their peers get a reset when they next send.
 	must(t, l.Remove(t.Context(), first.id, first.spec.CgroupsPath))
 	first.readdress(t)
 	first.restore(t, image, RestoreOptions{})
@@ -169,7 +169,7 @@ func TestOpenConnections(t *testing.T) {
 	first.awaitOnlyConn(t)
 }
 
-// awaitOnlyConn waits until the one who asks is the only one connected.
+// awaitOnlyConn waits until the caller's connection is the only one.
 func (b *testSandbox) awaitOnlyConn(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), eventually.Patience)
@@ -177,7 +177,7 @@ func (b *testSandbox) awaitOnlyConn(t *testing.T) {
 	must(t, retry(ctx, func() (bool, error) { return b.query(t, "conns") == "1", nil }))
 }
 
-// Any number start from one image at the same time, each with its own files.
+// Concurrent restores from one image, each with its own files.
 func TestForks(t *testing.T) {
 	const count = 4
 	l := newTestHost(t)
@@ -222,7 +222,7 @@ func TestForks(t *testing.T) {
 	}
 }
 
-// What decides whether an image fits a spec.
+// Which differences of a spec make a restore fail.
 func TestRestoreComparesSpecs(t *testing.T) {
 	l := newTestHost(t)
 	volume := t.TempDir()
@@ -266,7 +266,7 @@ func TestRestoreComparesSpecs(t *testing.T) {
 	}
 }
 
-// gone checks that nothing of a container is left.
+// wantRemoved checks that nothing of a container remains.
 func (b *testSandbox) wantRemoved(t testing.TB) {
 	t.Helper()
 	ids, err := b.List()
@@ -276,11 +276,11 @@ func (b *testSandbox) wantRemoved(t testing.TB) {
 	cgroups, err := cgroups.List(b.cgroup)
 	must(t, err)
 	if slices.Contains(ids, b.id) || len(pids) > 0 || slices.Contains(cgroups, b.id) {
-		t.Errorf("%s is left: known %v, processes %v, cgroups %v", b.id, ids, pids, cgroups)
+		t.Errorf("%s remains: known %v, processes %v, cgroups %v", b.id, ids, pids, cgroups)
 	}
 }
 
-// noImages checks that a directory has nothing of an image, whole or half.
+// noImages checks that a directory has no image, complete or partial.
 func noImages(t testing.TB, dir string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -290,7 +290,7 @@ func noImages(t testing.TB, dir string) {
 	}
 }
 
-// A checkpoint that fails, in whatever way, has no effect.
+// A failed checkpoint has no effect.
 func TestFailedCheckpointLeavesRunning(t *testing.T) {
 	l := newTestHost(t)
 	b := l.newSandbox(t).run(t)
@@ -303,11 +303,11 @@ func TestFailedCheckpointLeavesRunning(t *testing.T) {
 		images := filepath.Join(l.dir, fmt.Sprintf("images-%t", leave))
 		must(t, os.Mkdir(images, 0o700))
 		for name, try := range map[string]func() error{
-			"no room": func() error {
+			"disk full": func() error {
 				_, err := l.Checkpoint(t.Context(), b.id, filepath.Join(full, "i"), CheckpointOptions{LeaveRunning: leave})
 				return err
 			},
-			"given up": func() error {
+			"cancelled": func() error {
 				return l.cancelCheckpoint(t, b, filepath.Join(images, "i"), CheckpointOptions{LeaveRunning: leave})
 			},
 		} {
@@ -325,7 +325,7 @@ func TestFailedCheckpointLeavesRunning(t *testing.T) {
 		_, err := l.Checkpoint(t.Context(), b.id, image, CheckpointOptions{LeaveRunning: leave})
 		must(t, err)
 		if _, err := l.Checkpoint(t.Context(), b.id, image, CheckpointOptions{}); !errors.Is(err, errs.ErrConflict) {
-			t.Errorf("the same directory again: %v", err)
+			t.Errorf("checkpoint to the same directory: %v", err)
 		}
 		if !leave {
 			must(t, l.Resume(t.Context(), b.id))
@@ -347,11 +347,11 @@ func TestFailedCheckpointLeavesRunning(t *testing.T) {
 	}
 }
 
-// cancelCheckpoint ends a checkpoint, runsc with it, when its pages are being written. One that is written by
-// then was not given up, and is made again.
+// cancelCheckpoint cancels a checkpoint, runsc with it, while it writes pages. If it completed
+// before, it is repeated.
 func (l *testHost) cancelCheckpoint(t *testing.T, b *testSandbox, dir string, o CheckpointOptions) (err error) {
 	t.Helper()
-	eventually.True(t, "a checkpoint is given up before it is written", func() bool {
+	eventually.True(t, "a checkpoint is cancelled before its end", func() bool {
 		if err = l.cancelCheckpointOnce(t, b, dir, o); err != nil {
 			return true
 		}
@@ -380,7 +380,7 @@ func (l *testHost) cancelCheckpointOnce(t *testing.T, b *testSandbox, dir string
 	return err
 }
 
-// A restore that fails leaves nothing but the image, from which the next one succeeds.
+// A failed restore leaves only the image, from which the next one succeeds.
 func TestFailedRestoreLeavesNothing(t *testing.T) {
 	l := newTestHost(t)
 	first := l.newSandbox(t).run(t)
@@ -413,7 +413,7 @@ func TestFailedRestoreLeavesNothing(t *testing.T) {
 	copy(b[len(b)/2:], make([]byte, 4096))
 	must(t, os.WriteFile(state, b, 0o600))
 	if d, err := memimage.Digest(t.Context(), corrupt); err != nil || d == digest {
-		t.Errorf("the digest does not see the corruption: %v", err)
+		t.Errorf("the digest does not detect the corruption: %v", err)
 	}
 	if err := restore(t.Context(), corrupt); err == nil {
 		t.Error("restored from a corrupt state")
@@ -425,7 +425,7 @@ func TestFailedRestoreLeavesNothing(t *testing.T) {
 		_, err := l.Restore(t.Context(), first.id, first.bundle, image, first.console, RestoreOptions{})
 		return err
 	}(); !errors.Is(err, errs.ErrConflict) {
-		t.Errorf("over a live container: %v", err)
+		t.Errorf("over a running container: %v", err)
 	}
 	first.wantStatus(t, Paused)
 	if d, err := memimage.Digest(t.Context(), image); err != nil || d != digest {
@@ -436,11 +436,11 @@ func TestFailedRestoreLeavesNothing(t *testing.T) {
 	next.expect(t, "held", "1 0")
 }
 
-// cancelRestore ends a restore, runsc with it, as soon as there is something to leave behind. One that
-// is done by then was not given up, and is made again.
+// cancelRestore cancels a restore, runsc with it, as soon as it has created something. If it
+// completed before, it is repeated.
 func (l *testHost) cancelRestore(t *testing.T, b *testSandbox, restore func(context.Context, string) error, image string) {
 	t.Helper()
-	eventually.True(t, "a restore is given up before it is done", func() bool {
+	eventually.True(t, "a restore is cancelled before its end", func() bool {
 		if err := l.cancelRestoreOnce(t, b, restore, image); err != nil {
 			return true
 		}
@@ -512,7 +512,7 @@ func TestBuildFollowsBinary(t *testing.T) {
 		t.Errorf("builds %+v and %+v", one, two)
 	}
 	if err := two.Restores(one); !errors.Is(err, errs.ErrConflict) {
-		t.Errorf("another program: %v", err)
+		t.Errorf("another binary: %v", err)
 	}
 	more := two
 	more.CPUFeatures = append(slices.Clone(two.CPUFeatures), "avx")

@@ -10,25 +10,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// consoleSize is all that a container can ever print into its console, in bytes.
+// consoleSize is the maximum output of a container, in bytes.
 const consoleSize = 16 << 10
 
-// Console is where a container's first process prints: memory of a fixed size, so that no
-// program can fill a disk with it, which lasts as long as anybody holds it.
+// Console is the output of a container's first process: memory of a fixed size, so that no program
+// can fill a disk, which exists until all holders have closed it.
 type Console struct {
 	null, out *os.File
 }
 
-// NewConsole makes an empty console.
+// NewConsole creates an empty console.
 func NewConsole() (*Console, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
-		return nil, fmt.Errorf("make console: %w", err)
+		return nil, fmt.Errorf("create console: %w", err)
 	}
 	fd, err := unix.MemfdCreate("console", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		_ = null.Close()
-		return nil, fmt.Errorf("make console: %w", err)
+		return nil, fmt.Errorf("create console: %w", err)
 	}
 	c := &Console{null: null, out: os.NewFile(uintptr(fd), "console")}
 	if err := unix.Ftruncate(fd, consoleSize); err != nil {
@@ -42,7 +42,7 @@ func NewConsole() (*Console, error) {
 	return c, nil
 }
 
-// Text is what was printed.
+// Text returns the output.
 func (c *Console) Text() string {
 	b := make([]byte, consoleSize)
 	n, err := c.out.ReadAt(b, 0)
@@ -52,22 +52,22 @@ func (c *Console) Text() string {
 	return strings.TrimSpace(strings.TrimRight(string(b[:n]), "\x00"))
 }
 
-// Close lets go of the console; the container keeps its own hold.
+// Close closes this handle; the container keeps its own.
 func (c *Console) Close() error {
 	_ = c.null.Close()
 	return c.out.Close()
 }
 
-// Stdin is not ours to write.
+// Stdin is unused.
 func (c *Console) Stdin() io.WriteCloser { return nil }
 
-// Stdout is read with Text.
+// Stdout is read by Text.
 func (c *Console) Stdout() io.ReadCloser { return nil }
 
-// Stderr is read with Text.
+// Stderr is read by Text.
 func (c *Console) Stderr() io.ReadCloser { return nil }
 
-// Set gives a command the console.
+// Set connects a command to the console.
 func (c *Console) Set(cmd *exec.Cmd) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.null, c.out, c.out
 }

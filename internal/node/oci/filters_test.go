@@ -7,9 +7,8 @@ import (
 	"testing"
 )
 
-// Filters of sandboxes and of what serves files to them are those that were compiled when runsc was
-// built, at a start and at a restore, whether a gofer serves files itself or not. To compile them takes
-// 10 ms of each.
+// Sandboxes and their gofers use the seccomp filters that were compiled with runsc, at start and
+// restore, whether a gofer serves files itself or not. Compiling them takes 10 ms each.
 func TestFiltersArePrecompiled(t *testing.T) {
 	l := newTestHost(t)
 	logs := filepath.Join(l.dir, "logs") + "/"
@@ -18,7 +17,7 @@ func TestFiltersArePrecompiled(t *testing.T) {
 	})
 	must(t, err)
 	l.Runtime = verbose
-	// use says how often filters of a command's process were there, and were not.
+	// use counts the precompiled and the other filters of a command's process.
 	use := func(command string) (ahead, late int) {
 		t.Helper()
 		text, err := os.ReadFile(logs + command)
@@ -31,7 +30,7 @@ func TestFiltersArePrecompiled(t *testing.T) {
 		t.Helper()
 		for _, command := range []string{"boot", "gofer"} {
 			if ahead, late := use(command); ahead != 1 || late != 0 {
-				t.Errorf("%s: %d filters of %s were compiled ahead, %d late, want 1, 0: is runsc the one that `make runtimes` builds?",
+				t.Errorf("%s: %d filters of %s were precompiled, %d not, want 1, 0: is runsc the one that `make runtimes` builds?",
 					what, ahead, command, late)
 			}
 		}

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// harden adds what keeps a process from the machine's kernel where it shares it.
+// harden restricts a process's access to the host's kernel where it shares it.
 func harden(l *specs.Linux) {
 	l.MaskedPaths = []string{
 		"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/sched_debug",
@@ -17,9 +17,9 @@ func harden(l *specs.Linux) {
 	l.Seccomp = seccomp()
 }
 
-// deniedSyscalls are the system calls that a sandbox without a kernel of its own has no business
-// with: they load code into the kernel, change the machine's clock, mounts, namespaces, swap
-// or keys, look into other processes, or have been ways out of containers too often.
+// deniedSyscalls are denied to sandboxes without a kernel of their own: they load code into the
+// kernel, change the host's clock, mounts, namespaces, swap or keys, inspect other processes, or
+// have often allowed container escapes.
 var deniedSyscalls = []string{
 	"acct", "add_key", "bpf", "clock_adjtime", "clock_adjtime64", "clock_settime", "clock_settime64", "create_module", "delete_module",
 	"fanotify_init", "finit_module", "fsconfig", "fsmount", "fsopen", "fspick", "get_kernel_syms", "init_module", "io_uring_enter",
@@ -31,13 +31,13 @@ var deniedSyscalls = []string{
 	"umount2", "unshare", "uselib", "userfaultfd", "ustat", "vhangup", "vm86", "vm86old",
 }
 
-// newNamespace are the flags of clone that make namespaces.
+// newNamespace are the flags of clone that create namespaces.
 var newNamespace = []uint64{
 	unix.CLONE_NEWNS, unix.CLONE_NEWUTS, unix.CLONE_NEWIPC, unix.CLONE_NEWUSER, unix.CLONE_NEWPID, unix.CLONE_NEWNET, unix.CLONE_NEWCGROUP,
 }
 
-// seccomp refuses the forbidden calls, in all ways to call the kernel, and allows the rest: the
-// class runc trades isolation for speed, and says so; untrusted code belongs into gVisor.
+// seccomp denies the system calls, in all ABIs, and allows the rest. The class runc trades
+// isolation for speed; untrusted code belongs into gVisor.
 func seccomp() *specs.LinuxSeccomp {
 	refused, unknown := uint(unix.EPERM), uint(unix.ENOSYS)
 	filter := &specs.LinuxSeccomp{
@@ -45,12 +45,12 @@ func seccomp() *specs.LinuxSeccomp {
 		Architectures: []specs.Arch{specs.ArchX86_64, specs.ArchX86, specs.ArchX32, specs.ArchAARCH64, specs.ArchARM},
 		Syscalls: []specs.LinuxSyscall{
 			{Names: slices.Clone(deniedSyscalls), Action: specs.ActErrno, ErrnoRet: &refused},
-			// Its flags are behind a pointer; programs fall back to clone, whose flags are not.
+			// A filter cannot read its flags; programs fall back to clone.
 			{Names: []string{"clone3"}, Action: specs.ActErrno, ErrnoRet: &unknown},
 		},
 	}
-	// The conditions of one rule are joined by "and", so each flag is a rule of its own. The
-	// same argument carries the signal in its low byte, which no flag of namespaces shares.
+	// The conditions of a rule are joined by "and", so each flag has its own rule. The signal in
+	// the low byte of the argument has no bit of a namespace flag.
 	for _, flag := range newNamespace {
 		filter.Syscalls = append(filter.Syscalls, specs.LinuxSyscall{
 			Names: []string{"clone"}, Action: specs.ActErrno, ErrnoRet: &refused,

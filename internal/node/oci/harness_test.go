@@ -22,7 +22,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// need finds a program, or skips loudly; under CI a missing one is a failure.
+// need finds a program, or skips with a log line; in CI a missing one is a failure.
 func need(t testing.TB, program string) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -46,7 +46,7 @@ func need(t testing.TB, program string) string {
 	return path
 }
 
-// probe is the first process of all sandboxes here, built once.
+// probe builds the first process of all sandboxes here, once.
 var probe = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "barchan-probe-")
 	if err != nil {
@@ -68,8 +68,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// testHost is a gVisor of the test's own, and a network whose hub is a namespace too, so that the
-// machine's own is left alone.
+// testHost is a gVisor root of the test's own, and a network whose hub is a namespace too, so that
+// the host's own is unaffected.
 type testHost struct {
 	*Runtime
 	dir, hub, cgroup string
@@ -107,7 +107,7 @@ func (l *testHost) ip(t testing.TB, args string) {
 	}
 }
 
-// testSandbox is what one sandbox is made of.
+// testSandbox has the parts of one sandbox.
 type testSandbox struct {
 	*testHost
 	id, bundle, rootfs, addr, ns string
@@ -115,7 +115,7 @@ type testSandbox struct {
 	console                      *Console
 }
 
-// testSandbox makes the parts of a sandbox with a network, an address and directories of its own.
+// newSandbox creates a sandbox's network, address and directories.
 func (l *testHost) newSandbox(t testing.TB, change ...func(*Sandbox)) *testSandbox {
 	t.Helper()
 	agent, err := probe()
@@ -167,7 +167,7 @@ func (b *testSandbox) run(t testing.TB) *testSandbox {
 	return b
 }
 
-// copyOf makes a box whose files are copies of another's, as they are now.
+// copyOf creates a sandbox with copies of another's current files.
 func (b *testSandbox) copyOf(t testing.TB, change ...func(*Sandbox)) *testSandbox {
 	t.Helper()
 	next := b.newSandbox(t, change...)
@@ -177,7 +177,7 @@ func (b *testSandbox) copyOf(t testing.TB, change ...func(*Sandbox)) *testSandbo
 	return next
 }
 
-// readdress gives the box's network namespace its address, which whatever starts there takes.
+// readdress gives the network namespace its address again, which the next start takes.
 func (b *testSandbox) readdress(t testing.TB) {
 	t.Helper()
 	b.ip(t, fmt.Sprintf("-n %s addr replace %s/24 dev eth0", b.ns, b.addr))
@@ -191,11 +191,11 @@ func (b *testSandbox) restore(t testing.TB, image string, o RestoreOptions) *tes
 	return b
 }
 
-// within calls f on a thread of the hub's network.
+// within calls f on a thread in the hub's network namespace.
 func (l *testHost) within(f func() error) error {
 	ended := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked: the thread exits with the goroutine
 		ns, err := os.Open("/run/netns/" + l.hub)
 		if err == nil {
 			err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET)
@@ -215,7 +215,7 @@ type probeConn struct {
 	lines *bufio.Scanner
 }
 
-// dial connects, as soon as somebody listens.
+// dial connects, as soon as the probe listens.
 func (b *testSandbox) dial(t testing.TB) *probeConn {
 	t.Helper()
 	var c probeConn
@@ -231,7 +231,7 @@ func (b *testSandbox) dial(t testing.TB) *probeConn {
 		return err == nil, err
 	})
 	if err != nil {
-		t.Fatalf("%s does not answer: %v; it says %q", b.id, err, b.console.Text())
+		t.Fatalf("%s does not answer: %v; console %q", b.id, err, b.console.Text())
 	}
 	c.lines = bufio.NewScanner(c.conn)
 	return &c
@@ -239,7 +239,7 @@ func (b *testSandbox) dial(t testing.TB) *probeConn {
 
 func (c *probeConn) close() { _ = c.conn.Close() }
 
-// try asks; an error is how the connection ended.
+// request sends a question and returns the answer, or how the connection ended.
 func (c *probeConn) request(question string) (string, error) {
 	if err := c.conn.SetDeadline(time.Now().Add(eventually.Patience)); err != nil {
 		return "", err
@@ -256,14 +256,14 @@ func (c *probeConn) request(question string) (string, error) {
 	return c.lines.Text(), nil
 }
 
-// ask asks over a connection of its own.
+// query sends a request over its own connection.
 func (b *testSandbox) query(t testing.TB, question string) string {
 	t.Helper()
 	c := b.dial(t)
 	defer c.close()
 	answer, err := c.request(question)
 	if err != nil {
-		t.Fatalf("ask %s %q: %v; it says %q", b.id, question, err, b.console.Text())
+		t.Fatalf("query %s %q: %v; console %q", b.id, question, err, b.console.Text())
 	}
 	return answer
 }
@@ -282,7 +282,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// again retries every few milliseconds until done or the end of ctx.
+// retry repeats try every few milliseconds until done or the end of ctx.
 func retry(ctx context.Context, try func() (done bool, err error)) error {
 	for {
 		done, err := try()

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Every start and every restore is a boot of its own.
+// Every start and every restore has its own boot ID.
 func TestBootIDs(t *testing.T) {
 	l := newTestHost(t)
 	first := l.newSandbox(t).run(t)
@@ -20,7 +20,7 @@ func TestBootIDs(t *testing.T) {
 			t.Errorf("%s has boot ID %q, seen were %v", b.id, id, seen)
 		}
 		seen[id] = true
-		b.expect(t, question, id) // and keeps it
+		b.expect(t, question, id) // and it does not change
 	}
 	fresh(first)
 	image := first.checkpoint(t, CheckpointOptions{})
@@ -39,8 +39,8 @@ func TestBootIDs(t *testing.T) {
 	}
 }
 
-// What the node writes for a sandbox before a restore is what its processes find there, even if they
-// had read the file of before: in the agent's directory, and in the root.
+// Processes read the files that the node writes before a restore, even if they had read earlier
+// versions: in the agent's directory, and in the root.
 func TestFilesChangedBeforeRestore(t *testing.T) {
 	l := newTestHost(t)
 	agent, err := probe()
@@ -62,7 +62,7 @@ func TestFilesChangedBeforeRestore(t *testing.T) {
 	}
 	hosts(first, "old hosts")
 	first.run(t)
-	first.expect(t, "keep /etc/hosts", "old hosts") // for good
+	first.expect(t, "keep /etc/hosts", "old hosts") // permanently
 	first.expect(t, "read /etc/hosts", "old hosts")
 	first.expect(t, "read "+AgentDir+"/config", "old")
 	image := first.checkpoint(t, CheckpointOptions{})

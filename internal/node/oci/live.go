@@ -19,32 +19,31 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// What runsc checkpoint does for a container that is left running: one call to the sandbox's kernel,
-// over its control socket, with three files. It is made from here where something is to be done
-// while the container stands still. The kernel stops for the time of its saving anyway, and as the
-// first of the files, which takes the kernel's own state and comes to its end last of all that
-// matters, is a pipe, that time ends when we have read it.
+// saveLive checkpoints a container that is left running with one call to the sandbox's kernel, over
+// its control socket, with three files, as runsc checkpoint does. The kernel stops while it saves.
+// The first file receives the kernel's state, whose end is written last; it is a pipe here, so the
+// kernel stays stopped until this process has read it.
 //
-// So nothing has to be paused beforehand or resumed afterwards, which would take three starts of
-// runsc, all of them while the container stands still. And whatever becomes of us, it goes on: without
-// a reader the kernel gives the saving up.
+// So no pause and resume is needed, which would take three starts of runsc while the container is
+// stopped. If this process exits, the container continues: without a reader the kernel cancels the
+// save.
 const (
 	saveMethod = "containerManager.Checkpoint"
 	stateFile  = "checkpoint.img"
 	metaFile   = "pages_meta.img"
 	pagesFile  = "pages.img"
 	stateMagic = "gVisorSF"
-	// maxStateHead bounds what stands before the state, as gVisor does.
+	// maxStateHead bounds the header of the state, as gVisor does.
 	maxStateHead = 16 << 20
-	// The pipe holds no more than a page until it may be read, and much then.
+	// The pipe holds at most a page until the state may be read, and much then.
 	narrowPipe, widePipe = 4 << 10, 1 << 20
 )
 
-// errNotLive is why a container cannot be saved this way; nothing has been done to it then.
-var errNotLive = errors.New("it cannot be saved over its control socket")
+// errNotLive means that a container cannot be saved this way, and is unchanged.
+var errNotLive = errors.New("cannot be saved over its control socket")
 
-// saveLive writes an image of a running container and calls written while it stands still, for
-// which time it returns. An errNotLive means that written was not called.
+// saveLive writes an image of a running container, calls written while it is stopped, and returns
+// for how long it was. An errNotLive means that written was not called.
 func (r *Runtime) saveLive(ctx context.Context, id, part string, direct bool, written func(context.Context) error) (still time.Duration, err error) {
 	files, err := createSaveFiles(part, direct)
 	if err != nil {
@@ -65,13 +64,13 @@ func (r *Runtime) saveLive(ctx context.Context, id, part string, direct bool, wr
 	defer context.AfterFunc(ctx, func() { _, _ = from.Close(), conn.Close() })()
 	began := time.Now()
 	err = callSave(conn, to, int(files[1].Fd()), int(files[2].Fd()))
-	_ = unix.Close(to) // the kernel has its own
+	_ = unix.Close(to) // the kernel has its own copy
 	if err != nil {
 		return 0, fmt.Errorf("%w: %w", errNotLive, err)
 	}
 	rest, failed := copyState(ctx, files[0], from, written)
 	if failed != nil {
-		_ = from.Close() // and so ends the saving
+		_ = from.Close() // ends the save
 	}
 	err = saveResult(conn)
 	switch cause := context.Cause(ctx); {
@@ -83,15 +82,15 @@ func (r *Runtime) saveLive(ctx context.Context, id, part string, direct bool, wr
 		return 0, failed
 	case err != nil:
 		return 0, err
-	case rest <= narrowPipe: // it may all have been in the pipe, and nobody had to wait
-		return 0, fmt.Errorf("its kernel's state has %d bytes, too few to have held it: %w", rest, errs.ErrUnavailable)
+	case rest <= narrowPipe: // all of it may have fit into the pipe
+		return 0, fmt.Errorf("kernel state of %d bytes is too small to stop the kernel: %w", rest, errs.ErrUnavailable)
 	}
 	return time.Since(began), nil
 }
 
-// copyState takes the kernel's state to its file, and calls written in between: when the first of it
-// is there, all files have been flushed, and until the last has been read, nothing goes on. The rest is
-// how many bytes came after that.
+// copyState copies the kernel's state to its file, and calls written in between: when the first
+// byte arrives all files are flushed, and the kernel stays stopped until the last is read. rest is
+// the number of bytes after that.
 func copyState(ctx context.Context, file, from *os.File, written func(context.Context) error) (rest int64, err error) {
 	head := make([]byte, len(stateMagic)+8)
 	if _, err := io.ReadFull(from, head); err != nil {
@@ -99,7 +98,7 @@ func copyState(ctx context.Context, file, from *os.File, written func(context.Co
 	}
 	size := binary.BigEndian.Uint64(head[len(stateMagic):])
 	if string(head[:len(stateMagic)]) != stateMagic || size > maxStateHead {
-		return 0, fmt.Errorf("%w: %q is no head that is known", errNotLive, head)
+		return 0, fmt.Errorf("%w: unknown head %q", errNotLive, head)
 	}
 	head = append(head, make([]byte, size+1)...) // and the first byte of the state
 	if _, err := io.ReadFull(from, head[len(head)-int(size)-1:]); err != nil {
@@ -117,7 +116,7 @@ func copyState(ctx context.Context, file, from *os.File, written func(context.Co
 	return io.Copy(file, from)
 }
 
-// createSaveFiles makes the files of an image, as runsc names them.
+// createSaveFiles creates the files of an image, as runsc names them.
 func createSaveFiles(part string, direct bool) (files []*os.File, err error) {
 	for _, name := range []string{stateFile, metaFile, pagesFile} {
 		flags := os.O_RDWR | os.O_CREATE | os.O_EXCL
@@ -140,14 +139,14 @@ func closeAll(files []*os.File) (err error) {
 	return err
 }
 
-// pipe makes a narrow one. Its writers wait as those of files do, its reader as those of sockets.
+// pipe creates a narrow one. Writers block as for files, the reader as for sockets.
 func pipe() (from *os.File, to int, err error) {
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
-		return nil, 0, fmt.Errorf("make pipe: %w", err)
+		return nil, 0, fmt.Errorf("create pipe: %w", err)
 	}
 	if err := unix.SetNonblock(p[0], true); err != nil {
-		return nil, 0, errors.Join(fmt.Errorf("make pipe: %w", err), unix.Close(p[0]), unix.Close(p[1]))
+		return nil, 0, errors.Join(fmt.Errorf("create pipe: %w", err), unix.Close(p[0]), unix.Close(p[1]))
 	}
 	from = os.NewFile(uintptr(p[0]), "state")
 	if err := sizePipe(from, narrowPipe); err != nil {
@@ -168,10 +167,10 @@ func sizePipe(f *os.File, size int) error {
 	if failed != nil && size == narrowPipe {
 		return fmt.Errorf("size pipe: %w", failed)
 	}
-	return nil // one that stays narrow is only slow
+	return nil // a narrow pipe is only slow
 }
 
-// dialControl connects to a sandbox's kernel. The path may be longer than that of a socket may be.
+// dialControl connects to a sandbox's kernel. The path may be longer than a socket address.
 func (r *Runtime) dialControl(ctx context.Context, id string) (*net.UnixConn, error) {
 	path := r.statePaths(id)[2]
 	dir, err := os.Open(filepath.Dir(path))
@@ -186,7 +185,7 @@ func (r *Runtime) dialControl(ctx context.Context, id string) (*net.UnixConn, er
 	return conn.(*net.UnixConn), nil
 }
 
-// callSave asks the kernel to save itself and to run on.
+// callSave requests that the kernel saves itself and continues.
 func callSave(conn *net.UnixConn, files ...int) error {
 	type argument struct {
 		Metadata      map[string]string `json:"metadata"`
@@ -207,14 +206,14 @@ func callSave(conn *net.UnixConn, files ...int) error {
 	return err
 }
 
-// saveResult waits for the answer.
+// saveResult waits for the response.
 func saveResult(conn *net.UnixConn) error {
 	var result struct {
 		Success bool   `json:"success"`
 		Err     string `json:"err"`
 	}
 	if err := json.NewDecoder(conn).Decode(&result); err != nil {
-		return fmt.Errorf("read answer to %s: %w", saveMethod, err)
+		return fmt.Errorf("read response to %s: %w", saveMethod, err)
 	}
 	if !result.Success {
 		first, _, _ := strings.Cut(string(bytes.TrimSpace([]byte(result.Err))), "\n")

@@ -13,8 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a kernel writes is taken over whole; what is not known as such is left to runsc, with
-// nothing done in between.
+// A known state is copied completely; an unknown one is left to runsc, without a call of written.
 func TestCopyState(t *testing.T) {
 	state := func(magic, head, rest string) string {
 		return magic + string(binary.BigEndian.AppendUint64(nil, uint64(len(head)))) + head + rest
@@ -37,7 +36,7 @@ func TestCopyState(t *testing.T) {
 			writer := os.NewFile(uintptr(to), "kernel")
 			var sending sync.WaitGroup
 			sending.Go(func() {
-				_, _ = writer.WriteString(tt.sent) // it fails where nobody reads on
+				_, _ = writer.WriteString(tt.sent) // fails after the reader has closed
 				_ = writer.Close()
 			})
 			path := filepath.Join(t.TempDir(), "state")
@@ -58,14 +57,14 @@ func TestCopyState(t *testing.T) {
 	}
 }
 
-// Whoever writes into the pipe waits for its reader, and hears of its end.
+// A writer of the pipe blocks until it is read, and gets an error when the reader closes.
 func TestPipeBlocks(t *testing.T) {
 	from, to, err := pipe()
 	must(t, err)
 	defer func() { _ = unix.Close(to) }()
 	must(t, unix.SetNonblock(to, true))
 	if n, err := unix.Write(to, make([]byte, 2*narrowPipe)); err != nil || n > narrowPipe {
-		t.Errorf("it took %d bytes, %v", n, err)
+		t.Errorf("wrote %d bytes, %v", n, err)
 	}
 	must(t, from.Close())
 	if _, err := unix.Write(to, []byte("x")); !errors.Is(err, unix.EPIPE) {

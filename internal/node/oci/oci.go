@@ -1,9 +1,9 @@
 // Package oci runs containers through the OCI command lines of runsc and runc, and writes the
-// specifications that they read. It is the only user of both programs and of go-runc. It
-// keeps no state of its own: what runs is asked of the runtimes and of the kernel.
+// specifications that they read. It is the only user of both programs and of go-runc. It keeps no
+// state: it reads that of containers from the runtimes and the kernel.
 //
-// No process of ours stays beside a container. What a container prints before it can be asked
-// over the network goes to a small [Console] of bounded size.
+// It leaves no shim process beside a container. A container's output goes to a [Console] of bounded
+// size.
 package oci
 
 import (
@@ -36,7 +36,7 @@ const (
 	Runc   Class = "runc"
 )
 
-// Status is what a runtime says of a container.
+// Status is a runtime's status of a container.
 type Status string
 
 // Statuses.
@@ -45,20 +45,20 @@ const (
 	Running Status = "running"
 	Paused  Status = "paused"
 	Stopped Status = "stopped"
-	Absent  Status = "absent" // the runtime does not know it
+	Absent  Status = "absent" // not known to the runtime
 )
 
-// runtimeLog is the file in a bundle that a runtime writes its errors to.
+// runtimeLog is the file in a bundle with a runtime's errors.
 const runtimeLog = "runtime.log"
 
-// Config says which program to run for a class.
+// Config selects the program for a class.
 type Config struct {
 	Class Class
 	// Binary is the path of runsc or runc.
 	Binary string
-	// Root is the directory of the runtime's own state, one per instance.
+	// Root is the runtime's state directory, one per instance.
 	Root string
-	// ExtraArgs go before the command, for debugging.
+	// ExtraArgs precede the command, for debugging.
 	ExtraArgs []string
 }
 
@@ -89,13 +89,12 @@ func New(cfg Config) (*Runtime, error) {
 	return &Runtime{cfg: cfg, args: append(flags(cfg.Class), cfg.ExtraArgs...)}, nil
 }
 
-// flags are what a program needs for correctness, before its command.
+// flags are the flags before the command that correctness requires.
 //
-// For gVisor: systrap needs no virtualisation of the machine; overlay2=none has every write
-// land in the snapshot, where a checkpoint of files finds it, instead of a file that runsc
-// hides; allow-suid lets sudo work for the sandbox's own users inside its kernel, while
-// nothing of it ever gains a privilege on the machine; without live TCP migration connections
-// to the outside end with every restore, and not only with most.
+// For gVisor: systrap needs no hardware virtualization; overlay2=none makes writes land in the
+// snapshot, where a checkpoint finds them, instead of a file that runsc hides; allow-suid lets sudo
+// work for users inside the sandbox's kernel, without any privilege on the host; without live TCP
+// migration every restore closes connections to the outside, and not only most.
 func flags(class Class) []string {
 	if class == GVisor {
 		return []string{
@@ -107,15 +106,16 @@ func flags(class Class) []string {
 	return nil
 }
 
-// Class is what the runtime runs.
+// Class returns the class of the containers.
 func (r *Runtime) Class() Class { return r.cfg.Class }
 
-// cli is the command line for one container; dir takes its log, if given. It does not outlive
-// us, so that whoever comes next finds the machine at rest; what it has started does.
+// cli is the command line for one container; dir receives its log, if given. The command ends with
+// this process, so that the next one finds no concurrent change; containers it has started keep
+// running.
 func (r *Runtime) cli(dir string) *runc.Runc {
 	c := &runc.Runc{
 		Command: r.cfg.Binary, Root: r.cfg.Root, LogFormat: runc.JSON, ExtraArgs: r.args,
-		Setpgid:      true, // a terminal's signals are for us
+		Setpgid:      true, // a terminal's signals are for this process
 		PdeathSignal: syscall.SIGKILL,
 	}
 	if dir != "" {
@@ -124,9 +124,8 @@ func (r *Runtime) cli(dir string) *runc.Runc {
 	return c
 }
 
-// Run creates and starts a container from its bundle and returns the number of the process
-// that lives as long as it does: the sandbox's kernel, or the container's first process. The
-// console takes what it prints.
+// Run creates and starts a container from its bundle and returns the PID of the process that lives
+// as long: the sandbox's kernel, or the container's first process. The console receives its output.
 func (r *Runtime) Run(ctx context.Context, id, bundle string, console *Console) (pid int, err error) {
 	if err := os.MkdirAll(r.cfg.Root, 0o700); err != nil {
 		return 0, fmt.Errorf("run container %s: %w", id, err)
@@ -148,7 +147,7 @@ func (r *Runtime) Run(ctx context.Context, id, bundle string, console *Console) 
 	return pid, nil
 }
 
-// cause adds to an error what the runtime wrote about it, and what was printed.
+// cause adds the runtime's log and the output to an error.
 func cause(bundle, printed string, err error) error {
 	text := loggedError(bundle)
 	switch {
@@ -163,7 +162,7 @@ func cause(bundle, printed string, err error) error {
 	return fmt.Errorf("%w: %s", err, text)
 }
 
-// loggedError is the first line of the last error in the log of a bundle, if there is one.
+// loggedError is the first line of the last error in the log of a bundle, if any.
 func loggedError(bundle string) (text string) {
 	f, err := os.Open(filepath.Join(bundle, runtimeLog))
 	if err != nil {
@@ -171,7 +170,7 @@ func loggedError(bundle string) (text string) {
 	}
 	defer func() { _ = f.Close() }()
 	lines := bufio.NewScanner(f)
-	lines.Buffer(nil, 16<<20) // runsc may print all that it could not write
+	lines.Buffer(nil, 16<<20) // runsc may print everything that it could not write
 	for lines.Scan() {
 		var line struct{ Level, Msg string }
 		if json.Unmarshal(lines.Bytes(), &line) == nil && (line.Level == "error" || line.Level == "fatal") {
@@ -181,7 +180,7 @@ func loggedError(bundle string) (text string) {
 	return shorten(text)
 }
 
-// shorten takes the middle out of what is too long to be read.
+// shorten removes the middle of a long text.
 func shorten(text string) string {
 	const end = 300
 	if len(text) <= 2*end {
@@ -190,7 +189,7 @@ func shorten(text string) string {
 	return strings.ToValidUTF8(text[:end], "") + " ... " + strings.ToValidUTF8(text[len(text)-end:], "")
 }
 
-// State asks what a container does.
+// State returns the status of a container.
 func (r *Runtime) State(ctx context.Context, id string) (Status, error) {
 	if r.hasNoState(id) {
 		return Absent, nil
@@ -202,13 +201,12 @@ func (r *Runtime) State(ctx context.Context, id string) (Status, error) {
 	case r.hasNoState(id):
 		return Absent, nil
 	default:
-		return "", fmt.Errorf("ask state of container %s: %w", id, err)
+		return "", fmt.Errorf("read state of container %s: %w", id, err)
 	}
 }
 
-// Pause stops a container's processes where they are; Resume lets them go on. Neither needs
-// the process that called the other. Once begun, neither is cut short by the end of ctx or by
-// ours: half a pause is a container that stands still and that the runtime calls running.
+// Pause stops a container's processes; another process may Resume them. Neither is cut short by the
+// end of ctx or of this process: after half a pause, a stopped container has the status running.
 func (r *Runtime) Pause(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
@@ -218,7 +216,7 @@ func (r *Runtime) Pause(ctx context.Context, id string) error {
 	return nil
 }
 
-// Resume lets a paused container go on.
+// Resume continues a paused container.
 func (r *Runtime) Resume(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
@@ -236,10 +234,9 @@ func (r *Runtime) Kill(ctx context.Context, id string, signal syscall.Signal) er
 	return nil
 }
 
-// Remove ends a container and removes what its runtime keeps of it, cgroups included. It asks
-// neither the container's kernel, which may be stuck, nor the runtime, which an interrupted
-// command may have left confused: it kills what is in the cgroups until nothing is. What is
-// not there is success.
+// Remove ends a container and removes its runtime state and cgroups. It queries neither the
+// container's kernel, which may be stuck, nor the runtime, whose state may be inconsistent: it
+// kills the processes in the cgroups until there are none. A missing container is success.
 func (r *Runtime) Remove(ctx context.Context, id, cgroupsPath string) error {
 	if err := cgroups.Thaw(cgroupsPath); err != nil {
 		return fmt.Errorf("remove container %s: %w", id, err)
@@ -258,7 +255,7 @@ func (r *Runtime) Remove(ctx context.Context, id, cgroupsPath string) error {
 	return nil
 }
 
-// statePaths are what a runtime keeps of a container in its root, the state first.
+// statePaths are the files of a container in the runtime's root, the state first.
 func (r *Runtime) statePaths(id string) []string {
 	if r.cfg.Class == GVisor {
 		base := filepath.Join(r.cfg.Root, id+"_sandbox:"+id)
@@ -267,7 +264,7 @@ func (r *Runtime) statePaths(id string) []string {
 	return []string{filepath.Join(r.cfg.Root, id)}
 }
 
-// List names the containers that the runtime knows.
+// List names the runtime's containers.
 func (r *Runtime) List() ([]string, error) {
 	entries, err := os.ReadDir(r.cfg.Root)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -293,17 +290,17 @@ func (r *Runtime) List() ([]string, error) {
 	return ids, nil
 }
 
-// forgotten reports, without a process, that nothing of a container is in the runtime's root.
+// hasNoState reports, without a process, that the runtime's root has nothing of a container.
 func (r *Runtime) hasNoState(id string) bool {
 	_, err := os.Lstat(r.statePaths(id)[0])
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// Destroy removes the runtime's root, when no container of it is left.
+// Destroy removes the runtime's root, which must have no containers.
 func (r *Runtime) Destroy() error {
-	// runsc keeps an empty network namespace here, for what serves files to its sandboxes.
+	// runsc keeps an empty network namespace here, for its gofers.
 	shared := filepath.Join(r.cfg.Root, "null-netns")
-	for { // once for each of its first sandboxes, if they began at the same time
+	for { // one mount for each of its first, concurrent sandboxes
 		err := unix.Unmount(shared, unix.MNT_DETACH)
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
 			break
@@ -317,11 +314,11 @@ func (r *Runtime) Destroy() error {
 	return nil
 }
 
-// Version is the program's own word for its build.
+// Version is the program's version string.
 func (r *Runtime) Version(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, r.cfg.Binary, "--version").Output()
 	if err != nil {
-		return "", fmt.Errorf("ask %s for its version: %w", r.cfg.Class, err)
+		return "", fmt.Errorf("read version of %s: %w", r.cfg.Class, err)
 	}
 	first, _, _ := strings.Cut(string(out), "\n")
 	return first, nil

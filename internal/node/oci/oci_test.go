@@ -85,7 +85,7 @@ func TestWriteBundle(t *testing.T) {
 	}
 }
 
-// Nothing that prints can use more than the console's few bytes.
+// Output beyond the console's size is refused.
 func TestConsoleIsBounded(t *testing.T) {
 	c, err := NewConsole()
 	if err != nil {
@@ -103,7 +103,7 @@ func TestConsoleIsBounded(t *testing.T) {
 		}
 	}
 	if !errors.Is(failed, unix.EPERM) {
-		t.Errorf("writing without end: %v, want a refusal", failed)
+		t.Errorf("unlimited writes: %v, want an error", failed)
 	}
 	if len(c.Text()) > consoleSize {
 		t.Errorf("console has %d bytes", len(c.Text()))
@@ -143,7 +143,7 @@ func TestListAndStateWithoutContainers(t *testing.T) {
 	}
 }
 
-// The list of refused system calls stays sorted by hand where it can, and has no doubles.
+// The list of denied system calls is sorted by hand where possible, without duplicates.
 func TestDeniedSyscallsAreUnique(t *testing.T) {
 	sorted := slices.Clone(deniedSyscalls)
 	slices.Sort(sorted)

@@ -14,54 +14,58 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What runsc reads pages with, by gVisor's pkg/sentry/state/stateio/pagesfile.go. If another build
-// has other numbers, reading is slower than it could be, or less gentle.
+// runsc's reads of pages, from gVisor's pkg/sentry/state/stateio/pagesfile.go. With other values in
+// a build, reads are slower or take more processor time than necessary.
 const (
 	pagesName  = "pages.img"
-	pageReads  = 128       // at the same time
-	pageUnit   = 256 << 10 // bytes of each, at most
+	pageReads  = 128       // concurrent
+	pageUnit   = 256 << 10 // maximum bytes of each
 	pagesAhead = pageReads * pageUnit
 )
 
 const (
-	// paceStep is how long the next page waits if nothing tells that the last one was read.
+	// paceStep is the pause before the next read if there is no sign that the last one has
+	// completed.
 	paceStep = time.Millisecond
-	// paceGrowth is as long as most sandboxes need to answer.
+	// paceGrowth is the time that most sandboxes need to answer.
 	paceGrowth = 300 * time.Millisecond
-	// laterTimeout is how long nobody may go on after a restore before all is let go.
+	// laterTimeout bounds the pause after a restore until pacing continues; then all reads are
+	// allowed.
 	laterTimeout = 5 * time.Second
-	// maxPaced bounds the images that are paced, for the descriptors that each of them takes;
-	// those beyond are read as fast as they can be.
+	// maxPaced bounds the images that are paced, for the descriptors that each needs; others are
+	// read unpaced.
 	maxPaced = 8
-	// spareFiles is how many more descriptors we must be allowed to have. Without one for an event the
-	// kernel refuses the read, and the sandbox ends.
+	// spareFiles is the required number of free descriptors. Without one for an event the kernel
+	// refuses the read, and the sandbox ends.
 	spareFiles = 2 * maxPaced * pageReads
 )
 
-// minPacedSize is the size in bytes below which to ask for pages one by one takes longer than to wait for all of
-// them. Only tests change it.
+// minPacedSize is the size in bytes below which pacing takes longer than a wait for all pages. Only
+// tests change it.
 var minPacedSize int64 = 512 << 20
 
-// pacing has a place for each image that is being paced.
+// pacing has a slot for each image that is being paced.
 var pacing = make(chan struct{}, maxPaced)
 
-// readPacer keeps the reading of an image's pages from taking all processors while what was restored from it
-// starts. runsc reads them with so many threads that nothing else of the sandbox gets to run before the last
-// page is there, and what somebody waits for is one of them. Each read asks us first (fanotify's
-// FAN_PRE_ACCESS, of Linux 6.14): those that somebody waits for may go on at once, of the others a few at a time.
-// If we end, the kernel lets all go on.
+// readPacer keeps the reads of an image's pages from using all processors while a restored sandbox
+// starts. runsc reads pages with so many threads that the sandbox does not run before the last one
+// is there. Each read first requests permission (fanotify's FAN_PRE_ACCESS, of Linux 6.14): pages
+// that the sandbox waits for are allowed at once, the others a few at a time. If this process
+// exits, the kernel allows all.
 //
-// Asked are only those who opened the pages through tree, a mount of this one file that has no place in the
-// file system and ends with its last descriptor, so that other readers of the image are left alone.
+// Only readers that opened the pages through tree are affected: a mount of this one file without a
+// place in the file system, which ends with its last descriptor. Other readers of the image are
+// not.
 type readPacer struct {
-	dir    string // what runsc takes for the image's
+	dir    string // with links to the image's files
 	tree   int
 	events *os.File
 	pages  readQueue
-	since  time.Time // when the restore was done, after which twice as much goes on with every paceGrowth
+	since  time.Time // end of the restore; after it the limit doubles every paceGrowth
 }
 
-// paced calls restore with the directory to restore an image from, and has its pages read as the options say.
+// restorePaced calls restore with the directory to restore an image from, and paces its reads as
+// the options require.
 func restorePaced(ctx context.Context, dir, image string, o RestoreOptions, restore func(image string) error) error {
 	var p *readPacer
 	if o.Background && o.Later != nil {
@@ -95,8 +99,8 @@ func restorePaced(ctx context.Context, dir, image string, o RestoreOptions, rest
 	return nil
 }
 
-// newReadPacer makes the directory to restore an image from. It returns nil where there is nothing to be paced,
-// or the kernel cannot: then the image itself is to be used.
+// newReadPacer creates the directory to restore an image from. It returns nil if there is nothing
+// to pace, or the kernel cannot: then the caller uses the image itself.
 func newReadPacer(dir, image string) *readPacer {
 	info, err := os.Stat(filepath.Join(image, pagesName))
 	if err != nil || info.Size() < minPacedSize || !hasSpareDescriptors() {
@@ -118,7 +122,7 @@ func newReadPacer(dir, image string) *readPacer {
 func (p *readPacer) subscribe(image string) error {
 	group, err := unix.FanotifyInit(unix.FAN_CLASS_PRE_CONTENT|unix.FAN_CLOEXEC|unix.FAN_NONBLOCK, unix.O_RDONLY|unix.O_CLOEXEC)
 	if err != nil {
-		return fmt.Errorf("ask for events: %w", err)
+		return fmt.Errorf("subscribe to events: %w", err)
 	}
 	p.events = os.NewFile(uintptr(group), "fanotify")
 	if p.tree, err = unix.OpenTree(unix.AT_FDCWD, filepath.Join(image, pagesName), unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC); err != nil {
@@ -127,7 +131,7 @@ func (p *readPacer) subscribe(image string) error {
 	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), p.tree)
 	const what = unix.FAN_PRE_ACCESS | unix.FAN_CLOSE_NOWRITE
 	if err := unix.FanotifyMark(group, unix.FAN_MARK_ADD|unix.FAN_MARK_MOUNT, what, unix.AT_FDCWD, path); err != nil {
-		return fmt.Errorf("ask for events: %w", err)
+		return fmt.Errorf("subscribe to events: %w", err)
 	}
 	if err := errors.Join(os.RemoveAll(p.dir), os.Mkdir(p.dir, 0o700)); err != nil {
 		return err
@@ -148,7 +152,7 @@ func (p *readPacer) subscribe(image string) error {
 	return nil
 }
 
-// opened is to be called when runsc has opened the image, or has failed.
+// opened must be called when runsc has opened the image, or has failed.
 func (p *readPacer) opened() {
 	if p.tree >= 0 {
 		_ = unix.Close(p.tree)
@@ -157,7 +161,7 @@ func (p *readPacer) opened() {
 	_ = os.RemoveAll(p.dir)
 }
 
-// close lets all that is not read yet be read. run must have returned.
+// close allows all remaining reads. run must have returned.
 func (p *readPacer) close() {
 	p.opened()
 	if p.events != nil {
@@ -169,32 +173,33 @@ func (p *readPacer) close() {
 	<-pacing
 }
 
-// maxConcurrentReads is how many reads are under way while what was restored starts.
+// maxConcurrentReads is the number of concurrent reads while a restored sandbox starts.
 func maxConcurrentReads() int { return max(2, runtime.NumCPU()/2) }
 
-// hasSpareDescriptors reports whether we may have many more descriptors. The size of the directory is their number
-// since Linux 6.2.
+// hasSpareDescriptors reports whether the process may open many more files. Since Linux 6.2 the
+// size of the directory is their number.
 func hasSpareDescriptors() bool {
 	var most unix.Rlimit
 	info, err := os.Stat("/proc/self/fd")
 	return err == nil && info.Size() > 0 && unix.Getrlimit(unix.RLIMIT_NOFILE, &most) == nil && uint64(info.Size())+spareFiles <= most.Cur
 }
 
-// run answers until all is read, the reader has ended or ctx has. It may be called again after that.
+// run answers events until all is read, or the reader or ctx has ended. It may be called again
+// after that.
 func (p *readPacer) run(ctx context.Context) (read bool) {
 	stop := context.AfterFunc(ctx, func() { _ = p.events.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	buf := make([]byte, 16<<10)
 	for ctx.Err() == nil {
 		if !hasSpareDescriptors() {
-			return true // as good as read: nobody is asked any more
+			return true // closed: reads need no permission
 		}
 		deadline := time.Time{}
 		if len(p.pages.waiting) > 0 {
 			deadline = time.Now().Add(paceStep)
 		}
 		_ = p.events.SetReadDeadline(deadline)
-		if ctx.Err() != nil { // before which its end has set one
+		if ctx.Err() != nil { // ctx's end sets the deadline
 			break
 		}
 		n, err := p.events.Read(buf)
@@ -216,7 +221,7 @@ func (p *readPacer) run(ctx context.Context) (read bool) {
 	return false
 }
 
-// take notes events, and reports whether the pages were closed. Their form is that of fanotify(7).
+// take queues events, and reports whether the pages were closed. The format is that of fanotify(7).
 func (p *readPacer) take(events []byte) (ended bool) {
 	const metadata, ranged = 24, 48
 	e := binary.NativeEndian
@@ -239,7 +244,7 @@ func (p *readPacer) take(events []byte) (ended bool) {
 	return ended
 }
 
-// allow lets reads go on. It fails only for those who do not wait any more.
+// allow permits reads. It fails only for readers that no longer wait.
 func (p *readPacer) allow(fds ...int32) {
 	for _, fd := range fds {
 		var answer [8]byte
@@ -250,16 +255,16 @@ func (p *readPacer) allow(fds ...int32) {
 	}
 }
 
-// pages decides which reads of pages go on. Those that nobody waits for come in the order of the file, a
-// little shuffled, and as many as there can be wait here: that one more comes tells that one was done.
+// readQueue orders the reads of pages. Prefetches come in file order, slightly shuffled, and all
+// workers' reads wait here: one more shows that one has completed.
 type readQueue struct {
 	size    uint64  // of the file, in bytes
-	limit   int     // how many may be under way
-	waiting []int32 // in the order in which they came
-	front   uint64  // the end of the farthest of them
+	limit   int     // maximum concurrent reads
+	waiting []int32 // in order of arrival
+	front   uint64  // the end of the farthest
 }
 
-// urgent reports whether a read is of pages that somebody waits for: it is short, or out of order.
+// urgent reports whether the sandbox waits for the pages of a read: it is short, or out of order.
 func (p *readQueue) urgent(off, count uint64) bool {
 	return count < pageUnit || off > p.front+pagesAhead
 }
@@ -269,9 +274,9 @@ func (p *readQueue) push(fd int32, end uint64) {
 	p.front = max(p.front, end)
 }
 
-// next is what goes on now that more have come. After the last of the file no more come, and
-// what is left is little.
-func (p *readQueue) next() (gone []int32) {
+// next returns the reads to allow now that more have arrived. After the last one of the file no more
+// arrive, and little remains.
+func (p *readQueue) next() (allowed []int32) {
 	n := len(p.waiting) - (pageReads - p.limit)
 	if p.front >= p.size {
 		n = len(p.waiting)
@@ -279,11 +284,11 @@ func (p *readQueue) next() (gone []int32) {
 	return p.first(n)
 }
 
-// step is what goes on if nothing has come for a while.
+// step returns the read to allow after a pause without events.
 func (p *readQueue) step() []int32 { return p.first(1) }
 
-func (p *readQueue) first(n int) (gone []int32) {
+func (p *readQueue) first(n int) (allowed []int32) {
 	n = min(max(n, 0), len(p.waiting))
-	gone, p.waiting = p.waiting[:n], p.waiting[n:]
-	return gone
+	allowed, p.waiting = p.waiting[:n], p.waiting[n:]
+	return allowed
 }

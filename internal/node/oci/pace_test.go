@@ -25,16 +25,16 @@ func TestReadQueue(t *testing.T) {
 		return p.next()
 	}
 	off := uint64(0)
-	for range pageReads - 1 { // as many as wait for one to be read
+	for range pageReads - 1 { // as many as wait for one
 		if gone := come(off); len(gone) > 0 {
-			t.Fatalf("%v go on while more are to come", gone)
+			t.Fatalf("%v allowed while more are to come", gone)
 		}
 		off += pageUnit
 	}
 	want := int32(0)
 	for ; off < size-pageUnit; off += pageUnit {
 		if gone := come(off); !slices.Equal(gone, []int32{want}) {
-			t.Fatalf("at %d %v go on, want %d", off, gone, want)
+			t.Fatalf("at %d %v allowed, want %d", off, gone, want)
 		}
 		want++
 		for _, r := range []struct {
@@ -47,27 +47,27 @@ func TestReadQueue(t *testing.T) {
 		}
 	}
 	if gone := p.step(); !slices.Equal(gone, []int32{want}) {
-		t.Errorf("after a while %v go on, want %d", gone, want)
+		t.Errorf("after a pause %v allowed, want %d", gone, want)
 	}
 	if gone := come(off); len(gone) != pageReads-1 || len(p.waiting) != 0 {
-		t.Errorf("after the last %d go on, %d wait", len(gone), len(p.waiting))
+		t.Errorf("after the last %d allowed, %d wait", len(gone), len(p.waiting))
 	}
 	if gone := p.step(); len(gone) > 0 {
-		t.Errorf("none waits, and %v go on", gone)
+		t.Errorf("empty queue, but %v are allowed", gone)
 	}
 }
 
-// A large image is read piece by piece, by what goes on after the restore; nothing of it is left. What is
-// restored has all of its memory, whether that goes on to the end, ends early, or never begins.
+// A large image is read piece by piece after the restore, and nothing of the pacing remains. The
+// restored sandbox has all of its memory, whether pacing completes, is cancelled, or never starts.
 func TestPacedRestore(t *testing.T) {
 	defer func(was int64) { minPacedSize = was }(minPacedSize)
-	minPacedSize = 2 * pagesAhead // smaller ones are quicker to try
+	minPacedSize = 2 * pagesAhead // smaller images make the test faster
 	l := newTestHost(t)
 	first := l.newSandbox(t).run(t)
 	first.query(t, "hold 160")
 	image := first.checkpoint(t, CheckpointOptions{LeaveRunning: true})
 	if p := newReadPacer(filepath.Join(l.dir, "try"), image); p == nil {
-		t.Skip("SKIPPED: this kernel does not ask before pages are read")
+		t.Skip("SKIPPED: no pre-access events for reads of pages in this kernel")
 	} else {
 		p.close()
 	}
@@ -88,19 +88,19 @@ func TestPacedRestore(t *testing.T) {
 			next.expect(t, "held", "1 0")
 			later.Wait()
 			if calls > 1 {
-				t.Errorf("%d parts go on", calls)
+				t.Errorf("%d calls of Later", calls)
 			}
 			if len(pacing) != 0 {
 				t.Errorf("%d images are being paced", len(pacing))
 			}
 			if _, err := os.Lstat(filepath.Join(next.bundle, "image")); !os.IsNotExist(err) {
-				t.Errorf("the way to the image: %v", err)
+				t.Errorf("the directory of the image: %v", err)
 			}
 			noEvents(t)
 		})
 	}
 	for name, do := range map[string]func(*testing.T, *testSandbox){
-		"saved": func(t *testing.T, b *testSandbox) { // which waits for all pages
+		"saved": func(t *testing.T, b *testSandbox) { // waits for all pages
 			copied := b.checkpoint(t, CheckpointOptions{LeaveRunning: true})
 			again := b.copyOf(t).restore(t, copied, RestoreOptions{})
 			again.expect(t, "held", "1 0")
@@ -131,26 +131,26 @@ func TestPacedRestore(t *testing.T) {
 		var most unix.Rlimit
 		must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &most))
 		if !hasSpareDescriptors() {
-			t.Fatalf("none to spare, where %d are allowed", most.Cur)
+			t.Fatalf("no spare descriptors with a limit of %d", most.Cur)
 		}
 		few := most
 		few.Cur = spareFiles
 		must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &few))
 		defer func() { must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &most)) }()
 		if hasSpareDescriptors() {
-			t.Errorf("there are files to spare, where %d are allowed", few.Cur)
+			t.Errorf("spare descriptors with a limit of %d", few.Cur)
 		}
 		next := first.copyOf(t)
 		next.restore(t, image, RestoreOptions{Background: true, Later: func(func(context.Context)) {
-			t.Error("something goes on")
+			t.Error("Later called")
 		}})
 		next.expect(t, "held", "1 0")
 	})
-	t.Run("nobody goes on", func(t *testing.T) {
+	t.Run("never continued", func(t *testing.T) {
 		next := first.copyOf(t)
 		next.restore(t, image, RestoreOptions{Background: true, Later: func(func(context.Context)) {}})
 		next.expect(t, "held", "1 0")
-		for range maxPaced { // its place is given back
+		for range maxPaced { // its slot is free again
 			pacing <- struct{}{}
 		}
 		for range maxPaced {
@@ -168,7 +168,7 @@ func TestPacedRestore(t *testing.T) {
 		must(t, os.WriteFile(state, b, 0o600))
 		next := first.copyOf(t)
 		_, err = l.Restore(t.Context(), next.id, next.bundle, broken, next.console, RestoreOptions{Background: true, Later: func(func(context.Context)) {
-			t.Error("something goes on after a failure")
+			t.Error("Later called after a failure")
 		}})
 		if err == nil {
 			t.Error("restored from a corrupt state")
@@ -180,15 +180,15 @@ func TestPacedRestore(t *testing.T) {
 	})
 }
 
-// noEvents fails if we still have descriptors by which events of files come.
+// noEvents fails if the process still has descriptors for file events.
 func noEvents(t *testing.T) {
 	t.Helper()
 	fds, err := os.ReadDir("/proc/self/fd")
 	must(t, err)
 	for _, fd := range fds {
 		to, err := os.Readlink("/proc/self/fd/" + fd.Name())
-		if err == nil && (to == "/" || strings.Contains(to, "fanotify") || strings.Contains(to, pagesName)) { // a mount's root is the pages
-			t.Errorf("descriptor %s, %s, is left", fd.Name(), to)
+		if err == nil && (to == "/" || strings.Contains(to, "fanotify") || strings.Contains(to, pagesName)) { // the mount's root is the pages
+			t.Errorf("descriptor %s, %s, remains", fd.Name(), to)
 		}
 	}
 }

@@ -20,16 +20,16 @@ const (
 	AgentPath = AgentDir + "/agent"
 )
 
-// Limits bound what a sandbox uses of the machine.
+// Limits bound a sandbox's use of the host.
 type Limits struct {
 	// MilliCPU is thousandths of a processor.
 	MilliCPU int64
-	// CPUShares is the weight where processors are scarce, in millis; zero means MilliCPU.
+	// CPUShares is the weight under contention, in millis; zero means MilliCPU.
 	CPUShares int64
-	// Memory is bytes, the runtime's own need included. Swap is off.
+	// Memory is bytes, including the runtime's own. Swap is off.
 	Memory int64
-	// Pids is the number of processes and threads. For gVisor it is a user's within the sandbox, where
-	// the agent sets it; the machine's own limit is [hostPids].
+	// Pids is the number of processes and threads. For gVisor the agent applies it per user within
+	// the sandbox; the host's limit is [hostPids].
 	Pids int64
 }
 
@@ -42,17 +42,17 @@ type Mount struct {
 	SizeLimit int64
 }
 
-// Security is what a sandbox's processes may become.
+// Security restricts the privileges of a sandbox's processes.
 type Security struct {
-	// NoNewPrivileges keeps setuid programs such as sudo from their work.
+	// NoNewPrivileges disables setuid programs such as sudo.
 	NoNewPrivileges bool
-	// Capabilities are those of the bounding set, with the prefix CAP_; nil means DefaultCapabilities.
+	// Capabilities are the bounding set, with the prefix CAP_; nil means DefaultCapabilities.
 	Capabilities []string
 	// ReadOnlyRoot forbids writes to the root filesystem.
 	ReadOnlyRoot bool
 }
 
-// Sandbox is all that a specification is made of.
+// Sandbox is the input of a specification.
 type Sandbox struct {
 	Class    Class
 	Hostname string
@@ -66,7 +66,7 @@ type Sandbox struct {
 	Annotations                 map[string]string
 }
 
-// DefaultCapabilities are what a sandbox's root may do within it.
+// DefaultCapabilities are the capabilities of a sandbox's root within it.
 func DefaultCapabilities() []string {
 	return []string{
 		"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_MKNOD",
@@ -74,7 +74,7 @@ func DefaultCapabilities() []string {
 	}
 }
 
-// Spec writes out a sandbox as an OCI specification whose first process is the agent, as root.
+// Spec returns the OCI specification of a sandbox whose first process is the agent, as root.
 func Spec(s Sandbox) *specs.Spec {
 	capabilities := s.Security.Capabilities
 	if capabilities == nil {
@@ -112,7 +112,7 @@ func Spec(s Sandbox) *specs.Spec {
 	return spec
 }
 
-// openFiles is how many files a process may open: a mebi, or what we may grant.
+// openFiles is the limit of open files of a process: a mebi, or this process's maximum.
 var openFiles = sync.OnceValue(func() uint64 {
 	const most = 1 << 20
 	var own unix.Rlimit
@@ -122,7 +122,7 @@ var openFiles = sync.OnceValue(func() uint64 {
 	return min(most, own.Max)
 })
 
-// WriteBundle writes the specification into a bundle's directory, and what it mounts from there.
+// WriteBundle writes the specification and the files that it mounts into a bundle's directory.
 func WriteBundle(dir string, spec *specs.Spec) error {
 	b, err := json.Marshal(spec)
 	if err != nil {
@@ -137,7 +137,7 @@ func WriteBundle(dir string, spec *specs.Spec) error {
 	return nil
 }
 
-// systemMounts are what programs expect of any Linux.
+// systemMounts are the mounts that programs expect on Linux.
 func systemMounts(s Sandbox) []specs.Mount {
 	mounts := []specs.Mount{
 		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
@@ -148,7 +148,7 @@ func systemMounts(s Sandbox) []specs.Mount {
 		},
 		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
 	}
-	if s.Class == GVisor { // its kernel adds the rest of /dev itself
+	if s.Class == GVisor { // gVisor adds the rest of /dev
 		return append(mounts, specs.Mount{
 			Destination: bootIDPath, Type: "bind", Source: bootIDName, Options: []string{"bind", "ro", "nosuid", "nodev", "noexec"},
 		})
@@ -184,10 +184,10 @@ func volumeMounts(s Sandbox) []specs.Mount {
 	return mounts
 }
 
-// hostPids is the machine's limit for a gVisor sandbox in which a user may have so many processes and
-// threads. A process of one thread takes two threads of systrap's, and one of the sentry's while it
-// runs; gVisor itself needs some dozens. gVisor ends where the machine refuses it a thread, so this
-// limit is for a sandbox that got around the one within, as its root can with many users.
+// hostPids is the host's limit for a gVisor sandbox with a limit of processes and threads per user.
+// A single-threaded process takes two threads of systrap, and one of the sentry while it runs;
+// gVisor itself needs some dozens. gVisor exits if the host refuses it a thread, so this limit is
+// for a sandbox that evades the inner one, as its root can with many users.
 func hostPids(within int64) int64 { return 4*within + 256 }
 
 func resources(c Class, l Limits) *specs.LinuxResources {
@@ -207,7 +207,7 @@ func resources(c Class, l Limits) *specs.LinuxResources {
 		CPU:    &specs.LinuxCPU{Quota: &quota, Period: &p, Shares: &weight},
 		Memory: &specs.LinuxMemory{Limit: &l.Memory},
 		Pids:   &specs.LinuxPids{Limit: &pids},
-		// Devices are made by the runtimes in a /dev of the sandbox's own; none else.
+		// The runtimes create devices in the sandbox's own /dev; no others are allowed.
 		Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}},
 	}
 	if cgroups.CanLimitSwap() {

@@ -13,8 +13,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// What is done while an image is written fits it: the container stands still, and goes on after that
-// or stays, as was asked.
+// Files copied by Written match the image: the container is stopped meanwhile, and then runs or
+// stays paused as configured.
 func TestWrittenWhilePaused(t *testing.T) {
 	l := newTestHost(t)
 	first := l.newSandbox(t).run(t)
@@ -61,13 +61,13 @@ func TestWrittenWhilePaused(t *testing.T) {
 	}
 }
 
-// Whoever fails while the container is paused has it as it was.
+// An error of Written leaves the container in its previous state.
 func TestWrittenError(t *testing.T) {
 	l := newTestHost(t)
 	b := l.newSandbox(t).run(t)
 	b.query(t, "hold 16")
 	image := filepath.Join(l.dir, "image")
-	refused := errors.New("no room for files")
+	refused := errors.New("disk full")
 	try := func(leave bool, want Status) {
 		t.Helper()
 		_, err := l.Checkpoint(t.Context(), b.id, image, CheckpointOptions{
@@ -88,12 +88,12 @@ func TestWrittenError(t *testing.T) {
 	if err != nil || img.Paused != 0 {
 		t.Errorf("of a paused one: %+v, %v", img, err)
 	}
-	b.wantStatus(t, Paused) // as it was
+	b.wantStatus(t, Paused) // unchanged
 	must(t, b.Resume(t.Context(), b.id))
 	b.expect(t, "held", "1 0")
 }
 
-// silent asks, and wants no answer for now.
+// send sends a question without reading the answer.
 func (c *probeConn) send(t *testing.T) {
 	t.Helper()
 	_, err := fmt.Fprintln(c.conn, "pid")
@@ -105,23 +105,23 @@ func (c *probeConn) send(t *testing.T) {
 	must(t, c.conn.SetReadDeadline(time.Now().Add(eventually.Patience)))
 }
 
-// answers wants the answer to what silent asked.
+// receive requires the answer to a sent question.
 func (c *probeConn) receive(t *testing.T) {
 	t.Helper()
 	if !c.lines.Scan() || c.lines.Text() != "1" {
-		t.Errorf("it does not go on: %q, %v", c.lines.Text(), c.lines.Err())
+		t.Errorf("it does not continue: %q, %v", c.lines.Text(), c.lines.Err())
 	}
 }
 
 func noImage(t *testing.T, dir string) {
 	t.Helper()
 	if _, err := memimage.Read(dir); err == nil {
-		t.Errorf("there is an image at %s", dir)
+		t.Errorf("image exists at %s", dir)
 	}
 }
 
-// BenchmarkSnapshot measures how long a container that runs on stands still: "still" for those who
-// ask it, "paused" as Checkpoint says, "whole" is Checkpoint itself; milliseconds.
+// BenchmarkSnapshot measures how long a container that is left running is stopped: "still" for its
+// clients, "paused" as reported by Checkpoint, "whole" is Checkpoint itself; milliseconds.
 //
 //	go test -run '^$' -bench Snapshot -benchtime 10x ./internal/node/oci
 func BenchmarkSnapshot(b *testing.B) {

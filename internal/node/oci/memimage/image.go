@@ -2,7 +2,7 @@
 // that a runtime wrote and that [Seal] described with checksums. It writes and restores no memory,
 // and never repairs an image.
 //
-// It has no locks; callers keep changes to one directory apart.
+// It has no locks; callers serialize changes to one directory.
 package memimage
 
 import (
@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// manifestName is the file in an image's directory that describes it, written last.
+	// manifestName is the file that describes an image, written last.
 	manifestName = "image.json"
 	// partSuffix marks directories of images that are being written or removed.
 	partSuffix = ".part"
@@ -33,15 +33,15 @@ type Image struct {
 	Build       Build       `json:"build"`
 	Compression Compression `json:"compression,omitempty"`
 	Created     time.Time   `json:"created"`
-	// ChunkSize is bytes that each checksum of a file is of, but for its last. Images of before there
-	// were checksums have zero.
+	// ChunkSize is the bytes per checksum, except a file's last. Images without checksums have
+	// zero.
 	ChunkSize int64  `json:"chunkSize,omitempty"`
 	Files     []File `json:"files"`
-	// Digest is of all files, as "sha256:" and hexadecimal; empty unless
-	// CheckpointOptions.Digest asked for it. [Digest] computes the same.
+	// Digest is of all files, as "sha256:" and hexadecimal; empty unless CheckpointOptions.Digest
+	// is set. [Digest] computes the same.
 	Digest string `json:"digest,omitempty"`
-	// Paused is how long Checkpoint kept a container from running that it left running, Written's
-	// time included; zero if there was no Written. Only Checkpoint's answer has it.
+	// Paused is how long Checkpoint stopped a container that it left running, including Written;
+	// zero without Written. It is not stored.
 	Paused time.Duration `json:"-"`
 }
 
@@ -62,9 +62,8 @@ func (i Image) Size() (sum int64) {
 	return sum
 }
 
-// Read reads what an image's directory says of itself. None is an errs.ErrNotFound. One
-// whose files lack something that can be seen without reading them is an errs.ErrInvalid;
-// [Verify] sees the rest.
+// Read reads an image's manifest. A missing image is an errs.ErrNotFound. Damage that is visible
+// without reading the files is an errs.ErrInvalid; [Verify] finds the rest.
 func Read(dir string) (img Image, err error) {
 	b, err := os.ReadFile(filepath.Join(dir, manifestName))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -73,7 +72,7 @@ func Read(dir string) (img Image, err error) {
 		return Image{}, fmt.Errorf("read checkpoint: %w", err)
 	}
 	if img, err = decodeManifest(b); err != nil {
-		return Image{}, fmt.Errorf("checkpoint %s: its description, %s, %w", dir, manifestName, err)
+		return Image{}, fmt.Errorf("checkpoint %s: manifest %s %w", dir, manifestName, err)
 	}
 	for _, f := range img.Files {
 		if !filepath.IsLocal(f.Name) || filepath.Base(f.Name) != f.Name {
@@ -92,13 +91,13 @@ func Read(dir string) (img Image, err error) {
 	return img, nil
 }
 
-// sumFormat ends a description with its checksum, as the last field of the JSON object, so
-// that those who know nothing of it read it too.
+// sumFormat ends a manifest with its checksum, as the last field of the JSON object, so that older
+// readers accept it.
 const sumFormat = `,"crc32c":"%08x"}`
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// encodeManifest writes a description with the checksum of what it would be without.
+// encodeManifest encodes a manifest with the checksum of the rest.
 func encodeManifest(img Image) ([]byte, error) {
 	b, err := json.Marshal(img)
 	if err != nil {
@@ -107,7 +106,7 @@ func encodeManifest(img Image) ([]byte, error) {
 	return fmt.Appendf(b[:len(b)-1], sumFormat, crc32.Checksum(b, castagnoli)), nil
 }
 
-// decodeManifest reads a description. Those of images without checksums have none either.
+// decodeManifest reads a manifest. Those of images without checksums have none either.
 func decodeManifest(b []byte) (img Image, err error) {
 	if err := json.Unmarshal(b, &img); err != nil || len(img.Files) == 0 {
 		return Image{}, fmt.Errorf("cannot be read: %w", errs.ErrInvalid)
@@ -125,7 +124,7 @@ func decodeManifest(b []byte) (img Image, err error) {
 	return img, nil
 }
 
-// checkSums finds whether there are as many checksums as there must be.
+// checkSums checks the number of checksums.
 func (i Image) checkSums() error {
 	for _, f := range i.Files {
 		if i.ChunkSize < 1 || f.Size < 0 || int64(len(f.CRC32C)) != chunks(f.Size, i.ChunkSize) {
@@ -135,8 +134,7 @@ func (i Image) checkSums() error {
 	return nil
 }
 
-// Remove removes an image's directory, whole or not at all as Read sees it. None is
-// success.
+// Remove removes an image's directory, atomically as seen by Read. None is success.
 func Remove(dir string) error {
 	part := dir + partSuffix
 	if err := os.RemoveAll(part); err != nil {
@@ -151,8 +149,8 @@ func Remove(dir string) error {
 	return nil
 }
 
-// Sweep removes from a directory of images what interrupted checkpoints, links and removals
-// left. Call it when none is under way there.
+// Sweep removes leftovers of interrupted checkpoints, links and removals from a directory of
+// images. No such operation may be running.
 func Sweep(parent string) error {
 	left, err := filepath.Glob(filepath.Join(parent, "*"+partSuffix))
 	if err != nil {
@@ -168,8 +166,7 @@ func Sweep(parent string) error {
 	return nil
 }
 
-// List names the images in a directory, those that are being written or removed too. No
-// directory is none.
+// List names the images in a directory, partial ones included. A missing directory has none.
 func List(parent string) (names []string, err error) {
 	entries, err := os.ReadDir(parent)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -183,11 +180,10 @@ func List(parent string) (names []string, err error) {
 	return names, nil
 }
 
-// Link makes an image the same one under another directory too, whose parent exists, on
-// the same filesystem: the files are shared, so that it costs neither time nor room, and stay
-// until both are removed. It is there whole and durable, or not at all. No image at from is
-// an errs.ErrNotFound, a damaged one an errs.ErrInvalid as far as Read sees it, something at
-// to an errs.ErrConflict.
+// Link makes an image available under another directory too, whose parent exists, on the same
+// filesystem. The files are shared, without time or space, until both are removed. The directory
+// appears complete and durable, or not at all. No image at from is an errs.ErrNotFound, damage that
+// Read finds an errs.ErrInvalid, an existing to an errs.ErrConflict.
 func Link(ctx context.Context, from, to string) (err error) {
 	img, err := Read(from)
 	if err != nil {
@@ -216,7 +212,7 @@ func Link(ctx context.Context, from, to string) (err error) {
 	return place(part, to)
 }
 
-// Begin makes the directory under whose name an image is written.
+// Begin creates the directory that an image is written to.
 func Begin(dir string) (part string, err error) {
 	if _, err := os.Lstat(dir); err == nil {
 		return "", fmt.Errorf("%s exists: %w", dir, errs.ErrConflict)
@@ -230,13 +226,13 @@ func Begin(dir string) (part string, err error) {
 	return part, os.Mkdir(part, 0o700)
 }
 
-// place gives a durable image its name.
+// place renames a durable image.
 func place(part, dir string) error {
 	if err := os.Rename(part, dir); err != nil {
 		return err
 	}
 	if err := syncPath(filepath.Dir(dir)); err != nil {
-		// It may not be there after a crash, so it must not be there now.
+		// It may be lost in a crash, so it must not exist now.
 		return errors.Join(err, os.RemoveAll(dir))
 	}
 	return nil

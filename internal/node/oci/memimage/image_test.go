@@ -16,7 +16,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// sealed makes an image of files with random content.
+// sealed creates an image of files with random content.
 func sealed(t testing.TB, digest bool, sizes ...int64) (dir string, img Image) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "image")
@@ -54,7 +54,7 @@ func TestVerifyImageFindsDamage(t *testing.T) {
 			t.Errorf("%s at %d: %v", tt.file, tt.at, err)
 		}
 		if digest, err := Digest(t.Context(), dir); err != nil || digest == img.Digest {
-			t.Errorf("%s at %d: the digest does not see it: %v", tt.file, tt.at, err)
+			t.Errorf("%s at %d: the digest does not detect it: %v", tt.file, tt.at, err)
 		}
 		flip(t, filepath.Join(dir, tt.file), tt.at)
 	}
@@ -67,14 +67,14 @@ func TestVerifyImageFindsDamage(t *testing.T) {
 	cancel()
 	other, _ := sealed(t, false, 1)
 	if err := Verify(ctx, other); !errors.Is(err, context.Canceled) {
-		t.Errorf("given up: %v", err)
+		t.Errorf("cancelled: %v", err)
 	}
 	if err := Verify(t.Context(), dir+"-none"); !errors.Is(err, errs.ErrNotFound) {
 		t.Errorf("no image: %v", err)
 	}
 }
 
-// flip changes a bit of a byte, and changes it back.
+// flip flips a bit of a byte, and flips it back.
 func flip(t *testing.T, path string, at int64) {
 	t.Helper()
 	b, err := os.ReadFile(path)
@@ -83,13 +83,13 @@ func flip(t *testing.T, path string, at int64) {
 	must(t, os.WriteFile(path, b, 0o600))
 }
 
-// Whatever bit of a description is changed, it is not believed.
+// Any changed bit of a manifest is detected.
 func TestManifestDamage(t *testing.T) {
 	dir, want := sealed(t, false, 10)
 	path := filepath.Join(dir, manifestName)
 	b, err := os.ReadFile(path)
 	must(t, err)
-	var plain struct{ ChunkSize int64 } // to whoever does not know the checksum it is JSON all the same
+	var plain struct{ ChunkSize int64 } // readers without checksums parse it as JSON
 	if err := json.Unmarshal(b, &plain); err != nil || plain.ChunkSize != chunkSize {
 		t.Errorf("%v of %s", err, b)
 	}
@@ -109,7 +109,7 @@ func TestManifestDamage(t *testing.T) {
 	}
 }
 
-// Images of before there were checksums are read and restored as before.
+// Images without checksums are read and restored.
 func TestImagesWithoutChecksums(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, "f"), []byte("12"), 0o600))
@@ -129,7 +129,7 @@ func TestLinkImage(t *testing.T) {
 	if err := Link(t.Context(), from+"-none", to); !errors.Is(err, errs.ErrNotFound) {
 		t.Errorf("no image: %v", err)
 	}
-	must(t, os.Mkdir(to+partSuffix, 0o700)) // of an interrupted try
+	must(t, os.Mkdir(to+partSuffix, 0o700)) // of an interrupted link
 	must(t, Link(t.Context(), from, to))
 	if err := Link(t.Context(), from, to); !errors.Is(err, errs.ErrConflict) {
 		t.Errorf("again: %v", err)
@@ -184,11 +184,11 @@ func TestSweep(t *testing.T) {
 	entries, err := os.ReadDir(dir)
 	must(t, err)
 	if len(entries) != 1 || entries[0].Name() != "b" {
-		t.Errorf("left %v", entries)
+		t.Errorf("remaining: %v", entries)
 	}
 }
 
-// noImages checks that a directory has nothing of an image, whole or half.
+// noImages checks that a directory has no image, complete or partial.
 func noImages(t testing.TB, dir string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)

@@ -18,21 +18,21 @@ import (
 )
 
 const (
-	// chunkSize is what one checksum is of: small enough to say where an image is damaged and to
-	// share the work out, large enough that the checksums of gigabytes fill no page.
+	// chunkSize is the size of a checksum's chunk: small enough to locate damage and to share the
+	// work, large enough that the checksums of gigabytes fit a page.
 	chunkSize = 8 << 20
-	// readSize is what is read at once: little enough to stay in a processor's cache.
+	// readSize is the size of one read, within a processor's cache.
 	readSize = 256 << 10
-	// sumWorkers bounds how many chunks are read at the same time.
+	// sumWorkers bounds the chunks that are read concurrently.
 	sumWorkers = 4
 )
 
 func chunks(size, chunk int64) int64 { return (size + chunk - 1) / chunk }
 
-// Verify reads an image through and compares its files with their checksums. One that
-// differs is an errs.ErrInvalid that names the file and the bytes, as is whatever Read
-// finds; none is an errs.ErrNotFound. Of an image from before there were checksums Read's
-// findings are all. It is bound by the disk, or by memory where the files are cached.
+// Verify reads an image and compares its files with their checksums. A difference is an
+// errs.ErrInvalid that names the file and the bytes, and so are Read's findings; a missing image is
+// an errs.ErrNotFound. For an image without checksums it is the same as Read. Its speed is the
+// disk's, or the memory's for cached files.
 func Verify(ctx context.Context, dir string) error {
 	img, err := Read(dir)
 	if err != nil || img.ChunkSize == 0 {
@@ -54,8 +54,8 @@ func Verify(ctx context.Context, dir string) error {
 	return nil
 }
 
-// Digest reads an image through and returns a digest of its build and all its files, as
-// "sha256:" and hexadecimal; [Verify] is cheaper. It is for whoever keeps the digest apart from the image.
+// Digest reads an image and returns a digest of its build and all its files, as "sha256:" and
+// hexadecimal, for callers that store the digest apart from the image. [Verify] is cheaper.
 func Digest(ctx context.Context, dir string) (string, error) {
 	img, err := Read(dir)
 	if err != nil {
@@ -68,7 +68,7 @@ func Digest(ctx context.Context, dir string) (string, error) {
 	return img.digest(sums), nil
 }
 
-// digest is one of what an image was made by, its files' names and sizes, and their chunks' digests.
+// digest covers the image's build, its files' names and sizes, and their chunks' digests.
 func (i Image) digest(sums [][]sum) string {
 	all := sha256.New()
 	_, _ = fmt.Fprintf(all, "%s %s %s\n", i.Build.SHA256, i.Build.Arch, i.Compression)
@@ -81,13 +81,13 @@ func (i Image) digest(sums [][]sum) string {
 	return "sha256:" + hex.EncodeToString(all.Sum(nil))
 }
 
-// sum is what is known of a chunk.
+// sum has the checksums of a chunk.
 type sum struct {
 	crc    uint32
-	sha256 []byte // nil unless wanted
+	sha256 []byte // nil unless requested
 }
 
-// sumFiles reads files through, several chunks at a time.
+// sumFiles reads files, several chunks at a time.
 func sumFiles(ctx context.Context, dir string, files []File, chunk int64, digest bool) ([][]sum, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -121,7 +121,7 @@ func sumFiles(ctx context.Context, dir string, files []File, chunk int64, digest
 	return sums, context.Cause(ctx)
 }
 
-// sumChunk reads one chunk through.
+// sumChunk reads one chunk.
 func sumChunk(ctx context.Context, path string, from, size int64, digest bool, buf []byte) (s sum, err error) {
 	if err := context.Cause(ctx); err != nil {
 		return sum{}, err
@@ -154,7 +154,7 @@ func sumChunk(ctx context.Context, path string, from, size int64, digest bool, b
 	return s, nil
 }
 
-// Seal describes what was written, makes it durable and gives it its name.
+// Seal describes the written files, makes them durable and renames the directory.
 func Seal(ctx context.Context, img *Image, part, dir string, digest bool) error {
 	entries, err := os.ReadDir(part)
 	if err != nil {
@@ -170,7 +170,7 @@ func Seal(ctx context.Context, img *Image, part, dir string, digest bool) error 
 	img.ChunkSize = chunkSize
 	failures := make([]error, len(img.Files))
 	var syncing sync.WaitGroup
-	for i, f := range img.Files { // the disk's work, beside the processor's
+	for i, f := range img.Files { // disk work, concurrent with the checksums
 		syncing.Go(func() { failures[i] = syncPath(filepath.Join(part, f.Name)) })
 	}
 	sums, err := sumFiles(ctx, part, img.Files, chunkSize, digest)

@@ -152,7 +152,7 @@ func setUp() map[string]func(string) string {
 	}
 }
 
-// kept is a file that somebody else may change.
+// kept is a file that another process may change.
 var kept *os.File
 
 func kepts(string) string {
@@ -376,7 +376,7 @@ func fifo(path string) func(string) string {
 	}
 }
 
-// inotify is told of new files.
+// inotify reports new files.
 func inotify(dir string) func(string) string {
 	fd, err := syscall.InotifyInit()
 	check(err)
@@ -391,7 +391,7 @@ func inotify(dir string) func(string) string {
 	}
 }
 
-// lock holds a file that nobody else may lock.
+// lock holds an exclusive file lock.
 func lock(path string) func(string) string {
 	held, err := os.Create(path)
 	check(err)
