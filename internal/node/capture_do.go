@@ -79,7 +79,7 @@ func (p *capture) do(ctx context.Context) (err error) {
 		return err
 	}
 	if p.c.Memory != nil {
-		p.n.checkpoints.Trust(p.c.Ref.UID)
+		p.n.checkpoints.MarkVerified(p.c.Ref.UID)
 	}
 	return p.After("capture_ready")
 }

@@ -199,7 +199,7 @@ type trace struct {
 	n        *Node
 	policy   egress.Policy
 	pins     []egress.Pin
-	ground   egress.Ground
+	ground   egress.HostRules
 	port     uint16
 	protocol string
 }
@@ -210,7 +210,7 @@ func (t trace) address(a netip.Addr) egress.Decision {
 
 func (t trace) name(ctx context.Context, name string) (egress.Decision, error) {
 	d := egress.DecideName(t.policy, t.pins, name)
-	if d.Verdict != egress.Allowed || t.policy.Asks() {
+	if d.Verdict != egress.Allowed || t.policy.UsesResolver() {
 		return d, nil
 	}
 	addrs, err := t.n.resolver.Lookup(ctx, name)

@@ -31,7 +31,7 @@ func (n *Node) originOf(ctx context.Context, s *agents.Sandbox, p *plan.Plan) (*
 	if !ok {
 		return nil, fmt.Errorf("%s: checkpoint %q is being made or removed: %w", at, ask.CheckpointName, errs.ErrUnavailable)
 	}
-	o := &checkpoint.Origin{Row: c, Release: release, WithMemory: c.Memory != nil && !ask.FilesOnly, Disconnect: func() {}}
+	o := &checkpoint.Origin{Row: c, Release: release, WithMemory: c.Memory != nil && !ask.FilesOnly, ReleaseSlot: func() {}}
 	p.Restore = &plan.Restoring{Checkpoint: c.Ref.UID, FilesOnly: !o.WithMemory}
 	err := p.Fits(&c.Plan, o.WithMemory)
 	if err == nil && o.WithMemory {
@@ -57,7 +57,7 @@ func (n *Node) checkRestores(ctx context.Context, was memimage.Build) error {
 		}
 	}
 	if errors.Is(err, errs.ErrConflict) {
-		return fmt.Errorf("its memory cannot be restored here: %s; %s: %w", errs.Text(err), operation.FilesWork, errs.ErrInvalid)
+		return fmt.Errorf("its memory cannot be restored here: %s; %s: %w", errs.Text(err), operation.RestoreFilesHint, errs.ErrInvalid)
 	}
 	return errs.Retryable(err)
 }

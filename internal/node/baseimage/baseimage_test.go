@@ -273,8 +273,8 @@ func TestBuildOnce(t *testing.T) {
 	}
 }
 
-// TestInputsDecide checks that what goes in decides the name of what comes out.
-func TestInputsDecide(t *testing.T) {
+// TestInputsChangeName checks that what goes in decides the name of what comes out.
+func TestInputsChangeName(t *testing.T) {
 	needRoot(t)
 	t.Setenv("RUNS", filepath.Join(t.TempDir(), "runs"))
 	base := baseimage.Config{Dir: t.TempDir(), Npm: noNpm, Mmdebstrap: script(t, makesRoot), Packages: []string{"git", "curl"}}
@@ -309,8 +309,8 @@ func TestInputsDecide(t *testing.T) {
 	}
 }
 
-// TestDamagedImageIsMadeAgain cuts a finished image short.
-func TestDamagedImageIsMadeAgain(t *testing.T) {
+// TestDamagedImageIsRebuilt cuts a finished image short.
+func TestDamagedImageIsRebuilt(t *testing.T) {
 	needRoot(t)
 	t.Setenv("RUNS", filepath.Join(t.TempDir(), "runs"))
 	cfg := baseimage.Config{Dir: t.TempDir(), Npm: noNpm, Mmdebstrap: script(t, makesRoot)}
@@ -327,9 +327,9 @@ func TestDamagedImageIsMadeAgain(t *testing.T) {
 	}
 }
 
-// TestFailureTellsTheLastWords also leaves a half-made build behind as a killed
+// TestFailureShowsLastOutput also leaves a half-made build behind as a killed
 // process would; the next build removes it.
-func TestFailureTellsTheLastWords(t *testing.T) {
+func TestFailureShowsLastOutput(t *testing.T) {
 	needRoot(t)
 	dir := t.TempDir()
 	stale := filepath.Join(dir, ".build-123", "root")
@@ -379,7 +379,7 @@ wait
 	}
 }
 
-func TestWaitForTheLockCanBeCancelled(t *testing.T) {
+func TestLockWaitCancelled(t *testing.T) {
 	needRoot(t)
 	dir := t.TempDir()
 	fails := script(t, `

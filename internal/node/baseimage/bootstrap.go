@@ -71,7 +71,7 @@ func (c *Config) bootstrap(ctx context.Context, work string, w io.Writer, tell *
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	talk := &listener{tell: tell}
+	talk := &outputParser{tell: tell}
 	cmd := exec.CommandContext(ctx, program, c.arguments(hook)...)
 	cmd.Dir = work
 	cmd.Env = append(os.Environ(), proxies(ctx)...)
@@ -173,9 +173,9 @@ func copyRoot(w io.Writer, root io.Reader, epoch time.Time) error {
 	return err
 }
 
-// listener reads what mmdebstrap says: stages become progress, and the last
+// outputParser reads what mmdebstrap says: stages become progress, and the last
 // lines are kept for an error.
-type listener struct {
+type outputParser struct {
 	tell *reporter
 
 	mu     sync.Mutex
@@ -188,7 +188,7 @@ type listener struct {
 const tailLines = 12
 
 // Write implements io.Writer; lines may end in \n or, of progress bars, in \r.
-func (l *listener) Write(p []byte) (int, error) {
+func (l *outputParser) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	l.part = append(l.part, p...)
 	var reached []int
@@ -215,7 +215,7 @@ func (l *listener) Write(p []byte) (int, error) {
 // lineLocked takes in one line and returns the stage that it begins, or -1.
 //
 // +checklocks:l.mu
-func (l *listener) lineLocked(line string) int {
+func (l *outputParser) lineLocked(line string) int {
 	if line == "" || line == "done" {
 		return -1
 	}
@@ -235,7 +235,7 @@ func (l *listener) lineLocked(line string) int {
 }
 
 // failure makes an error for users of what was last said.
-func (l *listener) failure(cause error) error {
+func (l *outputParser) failure(cause error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var b strings.Builder

@@ -17,9 +17,9 @@ const noted = `
 for a; do case $a in --include=*) echo "${a#--include=}" >>"$INCLUDED" ;; esac; done
 ` + makesRoot
 
-// TestDebianNodeStepsIn builds where npm reaches nothing: the image has Debian's Node.js, the
+// TestDebianNodeFallback builds where npm reaches nothing: the image has Debian's Node.js, the
 // result says so, and the next build tries npm again before it takes this one.
-func TestDebianNodeStepsIn(t *testing.T) {
+func TestDebianNodeFallback(t *testing.T) {
 	needRoot(t)
 	runs, included := filepath.Join(t.TempDir(), "runs"), filepath.Join(t.TempDir(), "included")
 	t.Setenv("RUNS", runs)
@@ -48,8 +48,8 @@ func TestDebianNodeStepsIn(t *testing.T) {
 	wantRuns(t, tries, 2)
 }
 
-// TestForeignNodeIsRefused has a registry answer with other files than the pinned ones.
-func TestForeignNodeIsRefused(t *testing.T) {
+// TestWrongNodeIsRefused has a registry answer with other files than the pinned ones.
+func TestWrongNodeIsRefused(t *testing.T) {
 	needRoot(t)
 	dir := t.TempDir()
 	_, err := baseimage.Build(t.Context(), baseimage.Config{

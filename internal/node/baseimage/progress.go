@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// tellEvery is how many bytes go by between two reports of bytes.
-const tellEvery = 4 << 20
+// reportBytes is how many bytes go by between two reports of bytes.
+const reportBytes = 4 << 20
 
 // reporter hands progress on, one report at a time. fn is called under mu by
 // design: it promises an order, and nothing else takes mu.
@@ -27,20 +27,20 @@ func (r *reporter) step(name string, percent int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.last = Progress{Step: name, Percent: max(percent, r.last.Percent)}
-	r.tellLocked()
+	r.reportLocked()
 }
 
 func (r *reporter) bytes(n int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	before := r.last.Bytes / tellEvery
-	if r.last.Bytes += n; r.last.Bytes/tellEvery != before {
-		r.tellLocked()
+	before := r.last.Bytes / reportBytes
+	if r.last.Bytes += n; r.last.Bytes/reportBytes != before {
+		r.reportLocked()
 	}
 }
 
 // +checklocks:r.mu
-func (r *reporter) tellLocked() {
+func (r *reporter) reportLocked() {
 	if r.fn != nil {
 		r.fn(r.last)
 	}

@@ -86,7 +86,7 @@ func FuzzListSources(f *testing.F) {
 
 func TestListenerStages(t *testing.T) {
 	var steps []Progress
-	l := &listener{tell: &reporter{fn: func(p Progress) { steps = append(steps, p) }}}
+	l := &outputParser{tell: &reporter{fn: func(p Progress) { steps = append(steps, p) }}}
 	for _, part := range []string{"I: running apt-get upd", "ate...\nGet:1 x\rdone\nI: extracting archives...\n", "E: broken\n"} {
 		if n, err := l.Write([]byte(part)); n != len(part) || err != nil {
 			t.Fatalf("Write = %d, %v", n, err)

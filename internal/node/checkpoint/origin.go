@@ -24,19 +24,19 @@ type Origin struct {
 	Release func()
 	// WithMemory says that the processes are those of the checkpoint, and are not started.
 	WithMemory bool
-	// Disconnect gives back the place among those that are being restored; it may be repeated.
-	Disconnect func()
+	// ReleaseSlot gives back the place among those that are being restored; it may be repeated.
+	ReleaseSlot func()
 }
 
-// RestoresAtOnce is how many memories are restored at the same time. A restore is bound by the
+// MaxConcurrentRestores is how many memories are restored at the same time. A restore is bound by the
 // processors: more at once make all of them slower.
-func RestoresAtOnce() int { return max(4, 2*runtime.NumCPU()) }
+func MaxConcurrentRestores() int { return max(4, 2*runtime.NumCPU()) }
 
-// AwaitPlace waits for a place among those that are being restored.
-func (o *Origin) AwaitPlace(ctx context.Context, places chan struct{}) error {
+// AwaitSlot waits for a place among those that are being restored.
+func (o *Origin) AwaitSlot(ctx context.Context, places chan struct{}) error {
 	select {
 	case places <- struct{}{}:
-		o.Disconnect = sync.OnceFunc(func() { <-places })
+		o.ReleaseSlot = sync.OnceFunc(func() { <-places })
 		return nil
 	case <-ctx.Done():
 		return errs.Retryable(fmt.Errorf("wait for other restores: %w", context.Cause(ctx)))
@@ -46,7 +46,7 @@ func (o *Origin) AwaitPlace(ctx context.Context, places chan struct{}) error {
 // Close lets go of the checkpoint. A nil origin has none.
 func (o *Origin) Close() {
 	if o != nil {
-		o.Disconnect()
+		o.ReleaseSlot()
 		o.Release()
 	}
 }

@@ -150,9 +150,9 @@ type Store struct {
 	locks    keyedlock.Lock
 	verified verified
 
-	mu    sync.Mutex
-	kept  map[types.UID]*Handle // +checklocks:mu
-	wrong map[types.UID]error   // +checklocks:mu
+	mu      sync.Mutex
+	handles map[types.UID]*Handle // +checklocks:mu
+	unread  map[types.UID]error   // +checklocks:mu
 }
 
 // Handle is one checkpoint. Whoever changes it has its turn, which is taken before that of a sandbox.
@@ -189,7 +189,7 @@ func Open(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the table of checkpoints: %w", err)
 	}
-	return &Store{cfg: cfg, verified: verified{looks: map[types.UID]*verification{}}, kept: map[types.UID]*Handle{}, wrong: map[types.UID]error{}}, nil
+	return &Store{cfg: cfg, verified: verified{checks: map[types.UID]*verification{}}, handles: map[types.UID]*Handle{}, unread: map[types.UID]error{}}, nil
 }
 
 // Load reads all rows. Those that cannot be read are kept, with all that has their names, and told.
@@ -199,7 +199,7 @@ func (s *Store) Load(unread func(key, value []byte, err error)) error {
 			c, err := decode(key, value)
 			if err != nil {
 				s.mu.Lock()
-				s.wrong[types.UID(key)] = err
+				s.unread[types.UID(key)] = err
 				s.mu.Unlock()
 				unread(key, value, err)
 				return nil
@@ -229,10 +229,10 @@ func decode(key, value []byte) (*Row, error) {
 func (s *Store) Of(ref sandbox.CheckpointRef) *Handle {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	k := s.kept[ref.UID]
+	k := s.handles[ref.UID]
 	if k == nil {
 		k = &Handle{ref: ref}
-		s.kept[ref.UID] = k
+		s.handles[ref.UID] = k
 	}
 	return k
 }
@@ -240,7 +240,7 @@ func (s *Store) Of(ref sandbox.CheckpointRef) *Handle {
 // RowOf is what the books have of a checkpoint; nil where they have nothing.
 func (s *Store) RowOf(uid types.UID) *Row {
 	s.mu.Lock()
-	k := s.kept[uid]
+	k := s.handles[uid]
 	s.mu.Unlock()
 	if k == nil {
 		return nil
@@ -252,8 +252,8 @@ func (s *Store) RowOf(uid types.UID) *Row {
 func (s *Store) All() []*Handle {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := make([]*Handle, 0, len(s.kept))
-	for _, k := range s.kept {
+	all := make([]*Handle, 0, len(s.handles))
+	for _, k := range s.handles {
 		all = append(all, k)
 	}
 	return all
@@ -263,7 +263,7 @@ func (s *Store) All() []*Handle {
 func (s *Store) Unread() map[types.UID]error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return maps.Clone(s.wrong)
+	return maps.Clone(s.unread)
 }
 
 // CheckRead refuses a checkpoint whose row cannot be read.
@@ -304,7 +304,7 @@ func (s *Store) Acquire(ctx context.Context, ref sandbox.CheckpointRef, interrup
 	return ctx, k, func() {
 		if k.Row() == nil {
 			s.mu.Lock()
-			delete(s.kept, ref.UID)
+			delete(s.handles, ref.UID)
 			s.mu.Unlock()
 		}
 		release()
@@ -403,11 +403,11 @@ func (s *Store) Erase(ctx context.Context, k *Handle) error {
 		return fmt.Errorf("clear row of checkpoint %s/%s: %w: %w", k.ref.Namespace, k.ref.Name, err, errs.ErrUnavailable)
 	}
 	failpoint.Reach("checkpoint/gone")
-	s.verified.forget(k.ref.UID)
+	s.verified.remove(k.ref.UID)
 	k.SetRow(nil)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.wrong, k.ref.UID)
+	delete(s.unread, k.ref.UID)
 	return nil
 }
 
@@ -415,7 +415,7 @@ func (s *Store) Erase(ctx context.Context, k *Handle) error {
 func (s *Store) Find(uid types.UID) *Handle {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.kept[uid]
+	return s.handles[uid]
 }
 
 // Size is about how many bytes it has.

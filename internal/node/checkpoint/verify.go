@@ -17,8 +17,8 @@ import (
 // verified remembers which images of memory were read through and found whole, as long as their files
 // are the same: a hundred sandboxes made from one checkpoint have it read once.
 type verified struct {
-	mu    sync.Mutex
-	looks map[types.UID]*verification // +checklocks:mu
+	mu     sync.Mutex
+	checks map[types.UID]*verification // +checklocks:mu
 }
 
 // verification is one reading of an image.
@@ -35,11 +35,11 @@ func (v *verified) check(ctx context.Context, uid types.UID, dir string) error {
 		if err != nil {
 			return err
 		}
-		look, mine := v.scanHost(uid, state)
+		look, mine := v.start(uid, state)
 		if mine {
 			look.err = memimage.Verify(ctx, dir)
 			if look.err != nil {
-				v.forget(uid)
+				v.remove(uid)
 			}
 			close(look.done)
 			return look.err
@@ -56,29 +56,29 @@ func (v *verified) check(ctx context.Context, uid types.UID, dir string) error {
 }
 
 // Trust notes that an image is whole, which whoever wrote it a moment ago knows.
-func (v *verified) trust(uid types.UID, dir string) {
+func (v *verified) add(uid types.UID, dir string) {
 	if state, err := stateOf(dir); err == nil {
-		if look, mine := v.scanHost(uid, state); mine {
+		if look, mine := v.start(uid, state); mine {
 			close(look.done)
 		}
 	}
 }
 
-func (v *verified) scanHost(uid types.UID, state string) (look *verification, mine bool) {
+func (v *verified) start(uid types.UID, state string) (look *verification, mine bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if look := v.looks[uid]; look != nil && look.state == state {
+	if look := v.checks[uid]; look != nil && look.state == state {
 		return look, false
 	}
 	look = &verification{state: state, done: make(chan struct{})}
-	v.looks[uid] = look
+	v.checks[uid] = look
 	return look, true
 }
 
-func (v *verified) forget(uid types.UID) {
+func (v *verified) remove(uid types.UID) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	delete(v.looks, uid)
+	delete(v.checks, uid)
 }
 
 // Verify reads the memory of a checkpoint through, once for all that are made from it.
@@ -87,7 +87,7 @@ func (s *Store) Verify(ctx context.Context, uid types.UID) error {
 }
 
 // Trust notes that the memory of a checkpoint is whole, because the caller has just written it.
-func (s *Store) Trust(uid types.UID) { s.verified.trust(uid, s.MemoryDir(uid)) }
+func (s *Store) MarkVerified(uid types.UID) { s.verified.add(uid, s.MemoryDir(uid)) }
 
 // stateOf changes with the files of an image, as far as the file system tells.
 func stateOf(dir string) (string, error) {

@@ -41,7 +41,7 @@ type Committed struct {
 }
 
 func (c *Client) commit(ctx context.Context, key, name, action string) (Committed, error) {
-	ctx, cancel := c.toTheEnd(ctx)
+	ctx, cancel := c.uninterrupted(ctx)
 	defer cancel()
 	err := c.api.SnapshotService(snapshotter).Commit(ctx, name, key, snapshots.WithLabels(map[string]string{
 		labelRoot: time.Now().UTC().Format(time.RFC3339), labelCommitted: "true",
@@ -54,7 +54,7 @@ func (c *Client) commit(ctx context.Context, key, name, action string) (Committe
 
 // preparePart makes a writable snapshot that only the lease of the context keeps.
 func (c *Client) preparePart(ctx context.Context, key, parent string) (Rootfs, error) {
-	ctx, cancel := c.toTheEnd(ctx)
+	ctx, cancel := c.uninterrupted(ctx)
 	defer cancel()
 	mounts, err := c.api.SnapshotService(snapshotter).Prepare(ctx, key, parent)
 	return Rootfs{Key: key, mounts: mounts}, err
@@ -63,14 +63,14 @@ func (c *Client) preparePart(ctx context.Context, key, parent string) (Rootfs, e
 // lease keeps what is made with it from collection until release, or for partTime if
 // we never get there or fail at it.
 func (c *Client) lease(ctx context.Context) (leases.Lease, error) {
-	ctx, cancel := c.toTheEnd(ctx)
+	ctx, cancel := c.uninterrupted(ctx)
 	defer cancel()
 	l, err := c.api.LeasesService().Create(ctx, leases.WithRandomID(), leases.WithExpiration(partTime))
 	return l, kind("make lease", err)
 }
 
 func (c *Client) release(ctx context.Context, l leases.Lease) {
-	ctx, cancel := c.toTheEnd(ctx)
+	ctx, cancel := c.uninterrupted(ctx)
 	defer cancel()
 	_ = c.api.LeasesService().Delete(ctx, l)
 }
@@ -82,7 +82,7 @@ func (c *Client) PrepareFrom(ctx context.Context, key, name string) (Rootfs, err
 	if _, err := c.committed(ctx, name); err != nil {
 		return Rootfs{}, kind(action, err)
 	}
-	ctx, cancel := c.toTheEnd(ctx)
+	ctx, cancel := c.uninterrupted(ctx)
 	defer cancel()
 	labels := map[string]string{labelRoot: time.Now().UTC().Format(time.RFC3339)}
 	mounts, err := c.api.SnapshotService(snapshotter).Prepare(ctx, key, name, snapshots.WithLabels(labels))
@@ -99,7 +99,7 @@ func (c *Client) PrepareFrom(ctx context.Context, key, name string) (Rootfs, err
 // when the last one that started from it is gone; until then its name stays taken. One that is
 // not there is success.
 func (c *Client) RemoveCommitted(ctx context.Context, name string) error {
-	ctx, cancel := c.toTheEnd(ctx)
+	ctx, cancel := c.uninterrupted(ctx)
 	defer cancel()
 	action := fmt.Sprintf("remove committed snapshot %s", name)
 	info, err := c.api.SnapshotService(snapshotter).Stat(ctx, name)
@@ -238,9 +238,9 @@ func (c *Client) ImportCommitted(ctx context.Context, name string, img Image, r 
 	return p.Commit(ctx)
 }
 
-// writes is the directory that has what was written to the snapshot: beside an image without
+// upper is the directory that has what was written to the snapshot: beside an image without
 // layers it is all there is.
-func (r Rootfs) writes() (string, bool) {
+func (r Rootfs) upper() (string, bool) {
 	if dir, ok := r.UpperDir(); ok {
 		return dir, true
 	}

@@ -98,7 +98,7 @@ func copySnapshot(ctx context.Context, c *Client, key, name string, copied func(
 	return p.Commit(ctx)
 }
 
-func TestCopySnapshotHasAll(t *testing.T) {
+func TestCopySnapshotIsComplete(t *testing.T) {
 	c, _, dir := tree(t)
 	filetreetest.Change(t, dir)
 	must(t, unix.Mknod(filepath.Join(dir, "socket"), unix.S_IFSOCK|0o600, 0))
@@ -143,8 +143,8 @@ func TestCopySnapshotRefuses(t *testing.T) {
 		t.Errorf("a copy to a name that is taken: %v", err)
 	}
 	for name, err := range map[string]error{
-		"copy":    second(copySnapshot(t.Context(), c, "none", "two", nil)),
-		"prepare": second(c.PrepareFrom(t.Context(), "two", "none")),
+		"copy":    errOf(copySnapshot(t.Context(), c, "none", "two", nil)),
+		"prepare": errOf(c.PrepareFrom(t.Context(), "two", "none")),
 		"export":  c.ExportCommitted(t.Context(), "none", io.Discard),
 	} {
 		if !errors.Is(err, errs.ErrNotFound) {
@@ -157,10 +157,10 @@ func TestCopySnapshotRefuses(t *testing.T) {
 	}
 }
 
-func second[T any](_ T, err error) error { return err }
+func errOf[T any](_ T, err error) error { return err }
 
 // A removed snapshot is kept until the last snapshot on it is gone.
-func TestRemoveCommittedOutlivesItsNeed(t *testing.T) {
+func TestRemoveCommittedInUse(t *testing.T) {
 	c, img, dir := tree(t)
 	must(t, os.WriteFile(filepath.Join(dir, "mine"), []byte("mine"), 0o600))
 	_, err := copySnapshot(t.Context(), c, "k", "one", nil)
@@ -295,7 +295,7 @@ func TestExportImport(t *testing.T) {
 }
 
 // A foreign layer writes nothing outside its directory and sets no attributes of the overlay.
-func TestImportDistrusts(t *testing.T) {
+func TestImportForeignLayer(t *testing.T) {
 	c, img, _ := tree(t)
 	for name, b := range map[string][]byte{"noise": bytes.Repeat([]byte("noise"), 1000), "cut": cutTar(t)} {
 		if _, err := c.ImportCommitted(t.Context(), name, img, bytes.NewReader(b)); !errors.Is(err, errs.ErrInvalid) {
@@ -342,7 +342,7 @@ func cutTar(t *testing.T) []byte {
 }
 
 // containerd is killed before the commit: the copy exists or not, and can be repeated.
-func TestCopySnapshotSurvivesContainerd(t *testing.T) {
+func TestCopySnapshotContainerdKilled(t *testing.T) {
 	d := ctrdtest.Start(t, ctrdtest.Dir(t))
 	c, err := NewClient(Config{Address: d.Address(), Namespace: "test", CallTimeout: eventually.Patience})
 	must(t, err)

@@ -25,7 +25,7 @@ type Container struct {
 
 // CreateContainer writes a record, replacing one of the same ID.
 func (c *Client) CreateContainer(ctx context.Context, r Container) error {
-	ctx, cancel := c.toTheEnd(ctx)
+	ctx, cancel := c.uninterrupted(ctx)
 	defer cancel()
 	row := containers.Container{
 		ID: r.ID, Image: r.Image, Labels: r.Labels, Snapshotter: snapshotter, SnapshotKey: r.Snapshot,
@@ -48,7 +48,7 @@ func emptySpec() typeurl.Any {
 
 // RemoveContainer removes a record. One that is not there is success.
 func (c *Client) RemoveContainer(ctx context.Context, id string) error {
-	ctx, cancel := c.toTheEnd(ctx)
+	ctx, cancel := c.uninterrupted(ctx)
 	defer cancel()
 	err := c.api.ContainerService().Delete(ctx, id)
 	if errdefs.IsNotFound(err) {
@@ -113,7 +113,7 @@ func (c *Client) Purge(ctx context.Context) error {
 // LabelRecord sets a label of a record and leaves all else of it as it is; an empty value takes the
 // label away. No record is an errs.ErrNotFound.
 func (c *Client) LabelRecord(ctx context.Context, id, label, value string) error {
-	ctx, cancel := c.toTheEnd(ctx)
+	ctx, cancel := c.uninterrupted(ctx)
 	defer cancel()
 	row := containers.Container{ID: id, Labels: map[string]string{}}
 	if value != "" {

@@ -31,7 +31,7 @@ func (c *Client) BeginCopy(ctx context.Context, key, name string) (*SnapshotCopy
 	if err != nil {
 		return nil, kind(action, err)
 	}
-	from, ok := source.writes()
+	from, ok := source.upper()
 	if !ok {
 		return nil, fmt.Errorf("%s: it cannot be written: %w", action, errs.ErrInvalid)
 	}
@@ -98,7 +98,7 @@ func (c *Client) begin(ctx context.Context, name, parent, action string) (_ *par
 	if err != nil {
 		return nil, kind(action, err)
 	}
-	dir, ok := rootfs.writes()
+	dir, ok := rootfs.upper()
 	if !ok {
 		return nil, fmt.Errorf("%s: its snapshot has no directory to write to: %w", action, errs.ErrUnavailable)
 	}

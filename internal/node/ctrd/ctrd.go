@@ -105,9 +105,9 @@ func kind(action string, err error) error {
 	return fmt.Errorf("%s: %w: %w", action, err, k)
 }
 
-// toTheEnd bounds a call that changes something, and lets nothing else end it: containerd goes
+// uninterrupted bounds a call that changes something, and lets nothing else end it: containerd goes
 // on with a call whose caller has gone, and would do it after the caller had undone it.
-func (c *Client) toTheEnd(ctx context.Context) (context.Context, context.CancelFunc) {
+func (c *Client) uninterrupted(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), c.callTimeout)
 }
 

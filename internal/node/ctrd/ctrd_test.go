@@ -131,7 +131,7 @@ func removedIsNotFound(t *testing.T, c *Client) {
 	}
 }
 
-func TestPullFromARegistryOnLoopback(t *testing.T) {
+func TestPullFromLoopbackRegistry(t *testing.T) {
 	c := started(t)
 	server := httptest.NewServer(registry.New(registry.Logger(slog.NewLogLogger(slog.DiscardHandler, 0))))
 	defer server.Close()
@@ -156,7 +156,7 @@ func TestPullFromARegistryOnLoopback(t *testing.T) {
 }
 
 // A sandbox's files outlive its image, and containerd's collection of garbage.
-func TestSnapshotsAndRecordsOutliveTheirImage(t *testing.T) {
+func TestSnapshotsOutliveImage(t *testing.T) {
 	c := started(t)
 	imgs, err := c.Import(t.Context(), tarOf(t, "x.test/a:1", image(t, "one")), 0, "", nil)
 	must(t, err)
@@ -189,10 +189,10 @@ func TestSnapshotsAndRecordsOutliveTheirImage(t *testing.T) {
 		t.Errorf("records %+v, %v", records, err)
 	}
 	must(t, Unmount(dir))
-	allGoTwice(t, c, dir)
+	wantRepeatableRemoval(t, c, dir)
 }
 
-func allGoTwice(t *testing.T, c *Client, dir string) {
+func wantRepeatableRemoval(t *testing.T, c *Client, dir string) {
 	t.Helper()
 	for range 2 {
 		must(t, c.RemoveContainer(t.Context(), "k1"))
@@ -206,7 +206,7 @@ func allGoTwice(t *testing.T, c *Client, dir string) {
 
 // A call that changes something is not left half way when its caller gives up: containerd would
 // finish it after the caller had taken it back.
-func TestGivingUpDoesNotOvertakeRemoval(t *testing.T) {
+func TestCancelledPrepareEndsBeforeRemoval(t *testing.T) {
 	c := started(t)
 	imgs, err := c.Import(t.Context(), tarOf(t, "x.test/a:1", image(t, "one")), 0, "", nil)
 	must(t, err)

@@ -206,11 +206,11 @@ func (c *Client) Pull(ctx context.Context, ref string, creds Credentials, progre
 		return Image{}, err
 	}
 	Progress{Ref: full, Step: "resolve"}.report(progress)
-	tally := &tally{client: c, ref: full, report: progress, seen: map[digest.Digest]int64{}}
+	tally := &pullProgress{client: c, ref: full, report: progress, seen: map[digest.Digest]int64{}}
 	stop := tally.watch(ctx)
 	img, err := c.api.Pull(ctx, full,
 		containerd.WithPullUnpack, containerd.WithPullSnapshotter(snapshotter),
-		containerd.WithResolver(resolver(creds)), containerd.WithImageHandler(images.HandlerFunc(tally.note)))
+		containerd.WithResolver(resolver(creds)), containerd.WithImageHandler(images.HandlerFunc(tally.add)))
 	stop()
 	if err != nil {
 		return Image{}, kind(fmt.Sprintf("pull image %q", full), err)

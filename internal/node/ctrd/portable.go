@@ -148,7 +148,7 @@ func (c *Client) ImportUnder(ctx context.Context, lease string, source io.Reader
 	if err := c.EndLease(ctx, lease); err != nil {
 		return Image{}, err
 	}
-	call, cancel := c.toTheEnd(ctx)
+	call, cancel := c.uninterrupted(ctx)
 	defer cancel()
 	l, err := c.api.LeasesService().Create(call, leases.WithID(lease), leases.WithExpiration(partTime))
 	if err != nil {
@@ -164,7 +164,7 @@ func (c *Client) ImportUnder(ctx context.Context, lease string, source io.Reader
 
 // EndLease takes a lease away, and with it all that only the lease keeps. None is success.
 func (c *Client) EndLease(ctx context.Context, id string) error {
-	ctx, cancel := c.toTheEnd(ctx)
+	ctx, cancel := c.uninterrupted(ctx)
 	defer cancel()
 	err := c.api.LeasesService().Delete(ctx, leases.Lease{ID: id}, leases.SynchronousDelete)
 	if errdefs.IsNotFound(err) {
@@ -236,7 +236,7 @@ func (c *Client) ExportOnImage(ctx context.Context, name string, w io.Writer) (e
 	defer c.release(ctx, l)
 	key := name + "-diff-" + time.Now().UTC().Format("150405.000000000")
 	view := func(suffix, of string) ([]mount.Mount, error) {
-		call, cancel := c.toTheEnd(leases.WithLease(ctx, l.ID))
+		call, cancel := c.uninterrupted(leases.WithLease(ctx, l.ID))
 		defer cancel()
 		return c.api.SnapshotService(snapshotter).View(call, key+suffix, of)
 	}

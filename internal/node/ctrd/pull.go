@@ -15,7 +15,7 @@ import (
 type resolverOf struct{ remotes.Resolver }
 
 // tally adds up how much of an image has arrived.
-type tally struct {
+type pullProgress struct {
 	client *Client
 	ref    string
 	report func(Progress)
@@ -26,14 +26,14 @@ type tally struct {
 }
 
 // note learns of each part of the image before it is fetched.
-func (t *tally) note(_ context.Context, d ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+func (t *pullProgress) add(_ context.Context, d ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.seen[d.Digest] = d.Size
 	return nil, nil
 }
 
-func (t *tally) sums() (done, total int64) {
+func (t *pullProgress) sums() (done, total int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, size := range t.seen {
@@ -43,7 +43,7 @@ func (t *tally) sums() (done, total int64) {
 }
 
 // watch reports until the returned function is called, which waits for the last report.
-func (t *tally) watch(ctx context.Context) (stop func()) {
+func (t *pullProgress) watch(ctx context.Context) (stop func()) {
 	if t.report == nil {
 		return func() {}
 	}
@@ -57,7 +57,7 @@ func (t *tally) watch(ctx context.Context) (stop func()) {
 			case <-ctx.Done():
 				return
 			case <-tick.C:
-				t.look(ctx)
+				t.poll(ctx)
 			}
 		}
 	})
@@ -68,7 +68,7 @@ func (t *tally) watch(ctx context.Context) (stop func()) {
 }
 
 // look asks containerd what has arrived. It is for a person's eyes: a failure is silence.
-func (t *tally) look(ctx context.Context) {
+func (t *pullProgress) poll(ctx context.Context) {
 	t.mu.Lock()
 	parts := maps.Clone(t.seen)
 	t.mu.Unlock()

@@ -27,7 +27,7 @@ type Rootfs struct {
 // stays until RemoveSnapshot, whatever becomes of the image. The end of the context does not
 // interrupt it: whoever removes the snapshot afterwards must not be overtaken by its making.
 func (c *Client) Prepare(ctx context.Context, key string, img Image) (Rootfs, error) {
-	ctx, cancel := c.toTheEnd(ctx)
+	ctx, cancel := c.uninterrupted(ctx)
 	defer cancel()
 	labels := map[string]string{labelRoot: time.Now().UTC().Format(time.RFC3339)}
 	mounts, err := c.api.SnapshotService(snapshotter).Prepare(ctx, key, img.chain, snapshots.WithLabels(labels))
@@ -93,7 +93,7 @@ func Unmount(dir string) error {
 
 // RemoveSnapshot removes a snapshot. One that is not there is success.
 func (c *Client) RemoveSnapshot(ctx context.Context, key string) error {
-	ctx, cancel := c.toTheEnd(ctx)
+	ctx, cancel := c.uninterrupted(ctx)
 	defer cancel()
 	err := c.api.SnapshotService(snapshotter).Remove(ctx, key)
 	if errdefs.IsNotFound(err) {

@@ -39,7 +39,7 @@ type Range struct {
 	From string
 }
 
-func (r Range) has(a netip.Addr) bool { return r.Prefix.Contains(a) && !within(r.Except, a) }
+func (r Range) has(a netip.Addr) bool { return r.Prefix.Contains(a) && !containsAny(r.Except, a) }
 
 // Ports are those of a protocol, "tcp", "udp" or "sctp", from First to Last.
 type Ports struct {
@@ -97,7 +97,7 @@ func (b Bounds) decide(k Packet) Decision {
 }
 
 // silent reports whether no name at all is answered.
-func (b Bounds) silent() bool { return b.On && b.DNS == "" }
+func (b Bounds) answersNothing() bool { return b.On && b.DNS == "" }
 
 // Equal reports whether two bounds say the same in the same words.
 func (b Bounds) Equal(c Bounds) bool {
@@ -124,7 +124,7 @@ func (p Policy) Within(rules *agents.NetworkPolicy) (Policy, error) {
 	for i := range rules.Egress {
 		p.Bounds.add(&rules.Egress[i], fmt.Sprintf("networkPolicy.egress[%d]", i))
 	}
-	if p.Bounds.silent() {
+	if p.Bounds.answersNothing() {
 		p.Names = nil
 	}
 	return p, nil
@@ -135,7 +135,7 @@ func (b *Bounds) add(rule *networkingv1.NetworkPolicyEgressRule, from string) {
 	g := Grant{Ports: portsOf(rule.Ports)}
 	everywhere := len(rule.To) == 0
 	if everywhere {
-		for _, all := range every {
+		for _, all := range allAddresses {
 			g.Ranges = append(g.Ranges, Range{Prefix: all, From: from + " everywhere"})
 		}
 	}

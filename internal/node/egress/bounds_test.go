@@ -106,7 +106,7 @@ func TestNamesWithinRules(t *testing.T) {
 	}
 	for _, from := range []Policy{own, {}} {
 		p := bounded(t, from, `[{ports: [{port: 443}]}]`)
-		if d := DecideName(p, nil, "example.com"); p.Pins() || !p.Asks() || d.Verdict != Refused || !strings.Contains(d.Rule, "opens no DNS") {
+		if d := DecideName(p, nil, "example.com"); p.Pins() || !p.UsesResolver() || d.Verdict != Refused || !strings.Contains(d.Rule, "opens no DNS") {
 			t.Errorf("rules without DNS: %+v, %+v", p, d)
 		}
 	}

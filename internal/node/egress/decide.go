@@ -44,10 +44,10 @@ func (k Packet) dns() bool { return k.Port == 53 && (k.Protocol == "udp" || k.Pr
 
 // Decide says what becomes of the first packet of a connection. An open connection outlives the
 // pin that allowed it; nothing else is judged by what was before.
-func Decide(g Ground, p Policy, pins []Pin, k Packet) Decision {
+func Decide(g HostRules, p Policy, pins []Pin, k Packet) Decision {
 	a := k.Address.Unmap()
-	if k.dns() && p.Asks() && g.Offers(a) {
-		return Decision{Resolver, fmt.Sprintf("Barchan's resolver answers all DNS of this sandbox, because of %s", p.why())}
+	if k.dns() && p.UsesResolver() && g.Offers(a) {
+		return Decision{Resolver, fmt.Sprintf("Barchan's resolver answers all DNS of this sandbox, because of %s", p.resolverRule())}
 	}
 	ground := g.decide(a, k.dns())
 	if ground.Verdict != Allowed || slices.Contains(g.Machine, a) {
@@ -61,13 +61,13 @@ func Decide(g Ground, p Policy, pins []Pin, k Packet) Decision {
 	return cmp.Or(p.decide(a, pins), bounds, ground)
 }
 
-// silence is the rule of bounds that let a sandbox find no name.
-const silence = "networkPolicy.egress, which opens no DNS"
+// noDNSRule is the rule of bounds that let a sandbox find no name.
+const noDNSRule = "networkPolicy.egress, which opens no DNS"
 
 // why names the rule for which a sandbox's DNS is Barchan's.
-func (p Policy) why() string {
-	if p.Bounds.silent() {
-		return silence
+func (p Policy) resolverRule() string {
+	if p.Bounds.answersNothing() {
+		return noDNSRule
 	}
 	if p.Closed != "" {
 		return p.Closed
@@ -105,15 +105,15 @@ func (p Policy) decide(a netip.Addr, pins []Pin) Decision {
 // DecideName says whether a sandbox gets to know the addresses of a name. Where it does, what
 // becomes of a packet is another question, unless they are pinned.
 func DecideName(p Policy, pins []Pin, name string) Decision {
-	if !p.Asks() {
+	if !p.UsesResolver() {
 		return Decision{Allowed, "any name is answered"}
 	}
-	if p.Bounds.silent() {
-		return Decision{Refused, "no name is answered, because of " + silence}
+	if p.Bounds.answersNothing() {
+		return Decision{Refused, "no name is answered, because of " + noDNSRule}
 	}
 	n, ok := p.Match(name)
 	if !ok {
-		return Decision{Refused, fmt.Sprintf("no entry of allowOut has the name, and %s", p.why())}
+		return Decision{Refused, fmt.Sprintf("no entry of allowOut has the name, and %s", p.resolverRule())}
 	}
 	var known []string
 	for _, pin := range pins {

@@ -11,7 +11,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-var ground = Ground{
+var ground = HostRules{
 	Sandboxes: []netip.Prefix{netip.MustParsePrefix("10.87.0.0/16"), netip.MustParsePrefix("fd01::/64")},
 	Gateways:  []netip.Addr{netip.MustParseAddr("10.87.0.1"), netip.MustParseAddr("fd01::1")},
 	Machine:   []netip.Addr{netip.MustParseAddr("198.41.0.4"), netip.MustParseAddr("192.168.1.53")},
@@ -89,7 +89,7 @@ func TestDecide(t *testing.T) {
 			}
 		})
 	}
-	noIPv6 := Ground{Sandboxes: ground.Sandboxes[:1]}
+	noIPv6 := HostRules{Sandboxes: ground.Sandboxes[:1]}
 	if d := Decide(noIPv6, Policy{}, nil, Packet{Address: netip.MustParseAddr("2606::1"), Port: 443, Protocol: "tcp"}); d.Verdict != Refused || !strings.Contains(d.Rule, "subnet6") {
 		t.Errorf("IPv6 where there is none: %+v", d)
 	}
@@ -115,7 +115,7 @@ func TestMatch(t *testing.T) {
 	}
 }
 
-func TestWhatAPolicyNeeds(t *testing.T) {
+func TestPolicyNeeds(t *testing.T) {
 	for _, tt := range []struct {
 		name                  string
 		p                     Policy
@@ -128,8 +128,8 @@ func TestWhatAPolicyNeeds(t *testing.T) {
 		{"closed but a name", policy(t, "example.com", "0.0.0.0/0", true), true, true, true},
 		{"closed but all", policy(t, "example.com 0.0.0.0/0", "0.0.0.0/0", true), false, false, false},
 	} {
-		if tt.p.Restricts() != tt.restricts || tt.p.Asks() != tt.asks || tt.p.Pins() != tt.pins {
-			t.Errorf("%s: restricts %t, asks %t, pins %t", tt.name, tt.p.Restricts(), tt.p.Asks(), tt.p.Pins())
+		if tt.p.Restricts() != tt.restricts || tt.p.UsesResolver() != tt.asks || tt.p.Pins() != tt.pins {
+			t.Errorf("%s: restricts %t, asks %t, pins %t", tt.name, tt.p.Restricts(), tt.p.UsesResolver(), tt.p.Pins())
 		}
 	}
 }

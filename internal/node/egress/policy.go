@@ -55,7 +55,7 @@ func Compile(from *agents.EgressPolicy) (p Policy, err error) {
 		if err != nil {
 			return Policy{}, err
 		}
-		if rule.Prefix != every[0] {
+		if rule.Prefix != allAddresses[0] {
 			p.Deny = append(p.Deny, rule)
 		} else if p.Closed == "" {
 			p.Closed = rule.From
@@ -71,15 +71,15 @@ func Compile(from *agents.EgressPolicy) (p Policy, err error) {
 			return Policy{}, err
 		}
 		p.Allow = append(p.Allow, rule)
-		if rule.Prefix == every[0] {
-			p.Allow = append(p.Allow, Rule{Prefix: every[1], From: rule.From})
+		if rule.Prefix == allAddresses[0] {
+			p.Allow = append(p.Allow, Rule{Prefix: allAddresses[1], From: rule.From})
 		}
 	}
 	return p, nil
 }
 
-// every are all addresses of a family.
-var every = [2]netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+// allAddresses are all addresses of a family.
+var allAddresses = [2]netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 
 func read(list string, i int, entry string) (Rule, error) {
 	rule := Rule{From: origin(list, i, entry)}
@@ -104,15 +104,15 @@ func (p Policy) closes() bool { return !p.allowsAll() && (p.Closed != "" || len(
 
 // Asks reports whether the sandbox's questions about names all go to Barchan's own resolver,
 // which answers those about allowed names alone.
-func (p Policy) Asks() bool {
-	return p.Bounds.silent() || (p.closes() && (p.Closed != "" || len(p.Names) > 0))
+func (p Policy) UsesResolver() bool {
+	return p.Bounds.answersNothing() || (p.closes() && (p.Closed != "" || len(p.Names) > 0))
 }
 
 // Pins reports whether addresses are allowed because names are.
 func (p Policy) Pins() bool { return p.closes() && len(p.Names) > 0 }
 
 func (p Policy) allowsAll() bool {
-	return slices.ContainsFunc(p.Allow, func(r Rule) bool { return r.Prefix == every[0] })
+	return slices.ContainsFunc(p.Allow, func(r Rule) bool { return r.Prefix == allAddresses[0] })
 }
 
 // Equal reports whether two policies say the same in the same words.

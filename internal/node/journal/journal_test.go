@@ -142,7 +142,7 @@ func TestMoveOverAllPairs(t *testing.T) {
 }
 
 // The table has each stage, leads to no unknown stage, and every stage can be removed.
-func TestMovesAreWhole(t *testing.T) {
+func TestMovesTable(t *testing.T) {
 	for from, to := range moves {
 		for _, s := range to {
 			if _, known := moves[s]; !known || s == none {

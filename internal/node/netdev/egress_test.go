@@ -493,7 +493,7 @@ func TestPinsOpenAndSurvive(t *testing.T) {
 	if err := again.try(t, a, "6.6.6.6:80", never); err == nil {
 		t.Error("open between Open and SetEgress")
 	}
-	if p := again.EgressOf(a.Address); !p.Asks() || p.Pins() {
+	if p := again.EgressOf(a.Address); !p.UsesResolver() || p.Pins() {
 		t.Errorf("policy before it is loaded: %+v, want one that denies all", p)
 	}
 	must(t, again.SetEgress(t.Context(), a, p))

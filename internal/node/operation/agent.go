@@ -38,12 +38,12 @@ func (w *Operation) awaitHealth(ctx context.Context) (*envd.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	pause, patience := firstLook, oneLook
+	pause, patience := minProbePause, firstProbeTimeout
 	for {
 		look, done := context.WithTimeout(ctx, patience)
 		err := agent.Health(look)
 		if look.Err() != nil {
-			patience = min(patience+patience/4, longLook)
+			patience = min(patience+patience/4, maxProbeTimeout)
 		}
 		done()
 		if err == nil {
@@ -57,7 +57,7 @@ func (w *Operation) awaitHealth(ctx context.Context) (*envd.Client, error) {
 		case <-ctx.Done():
 			return nil, fmt.Errorf("the agent did not answer within %s: %w: %s: %w", w.host.cfg.StartTimeout, err, w.console.Text(), errs.ErrUnavailable)
 		}
-		pause = min(2*pause, lastLook)
+		pause = min(2*pause, maxProbePause)
 	}
 }
 
@@ -74,24 +74,24 @@ func (w *Operation) rewriteConfig() (*envd.Config, error) {
 		}
 	}
 	cfg.Env = w.environment()
-	w.guardAgent(cfg)
+	w.setAgentToken(cfg)
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("agent's configuration: %w: %w", err, errs.ErrInvalid)
 	}
 	return cfg, errs.Retryable(envd.WriteConfig(file, cfg))
 }
 
-// guardAgent has the agent ask for its token, or for none where the sandbox was made so.
-func (w *Operation) guardAgent(cfg *envd.Config) {
+// setAgentToken has the agent ask for its token, or for none where the sandbox was made so.
+func (w *Operation) setAgentToken(cfg *envd.Config) {
 	cfg.AccessToken, cfg.Open = "", !w.Row.Plan.Secure || w.host.cfg.AgentToken == nil
 	if !cfg.Open {
 		cfg.AccessToken = w.host.cfg.AgentToken(w.Row.Plan.ID)
 	}
 }
 
-// tellAgent hands an agent that runs what it would read if it were started now. It gives no
+// configureAgent hands an agent that runs what it would read if it were started now. It gives no
 // time, by which a request of somebody else could make this one count as late.
-func (w *Operation) tellAgent(ctx context.Context, cfg *envd.Config) error {
+func (w *Operation) configureAgent(ctx context.Context, cfg *envd.Config) error {
 	agent, err := w.host.AgentOf(w.Row.Plan.ID, w.Row.Address)
 	if err != nil {
 		return err
@@ -125,10 +125,10 @@ func (w *Operation) awaitRestored(ctx context.Context) error {
 	return nil
 }
 
-// tellMoved writes into the agent's configuration, which it reads when it is restored, where the
+// writeNewAddress writes into the agent's configuration, which it reads when it is restored, where the
 // sandbox is now. What is in its other files only the agent may change: the kernel in the memory
 // knows them as they are.
-func (w *Operation) tellMoved(context.Context) error {
+func (w *Operation) writeNewAddress(context.Context) error {
 	if !w.moved {
 		return nil
 	}
@@ -140,9 +140,9 @@ func (w *Operation) tellMoved(context.Context) error {
 	return errs.Retryable(envd.WriteConfig(w.agentConfigFile(), cfg))
 }
 
-// freshAgent has a container that is started anew begin with the agent of this server, as it was
+// replaceAgent has a container that is started anew begin with the agent of this server, as it was
 // installed: one of before may not understand what was written for it since.
-func (w *Operation) freshAgent(context.Context) error {
+func (w *Operation) replaceAgent(context.Context) error {
 	link := filepath.Join(w.Path("agent"), filepath.Base(oci.AgentPath))
 	have, err := os.Stat(link)
 	ours, more := os.Stat(w.host.AgentFile)
@@ -168,7 +168,7 @@ func (w *Operation) Bind(ctx context.Context, runs bool) error {
 		return err
 	}}}
 	if runs {
-		steps = append(steps, step{name: "bind_agent", do: func(ctx context.Context) error { return w.tellAgent(ctx, cfg) }})
+		steps = append(steps, step{name: "bind_agent", do: func(ctx context.Context) error { return w.configureAgent(ctx, cfg) }})
 	}
 	return w.doAll(ctx, steps)
 }

@@ -134,6 +134,6 @@ func (w *Operation) agentConfig() (*envd.Config, error) {
 	if p.Class == oci.GVisor { // where the machine's limit would end the sandbox
 		cfg.Processes = p.Processes()
 	}
-	w.guardAgent(cfg)
+	w.setAgentToken(cfg)
 	return cfg, nil
 }

@@ -76,7 +76,7 @@ type Host struct {
 // NewHost starts nothing.
 func NewHost(cfg HostConfig) *Host {
 	return &Host{
-		cfg: cfg, restores: make(chan struct{}, checkpoint.RestoresAtOnce()),
+		cfg: cfg, restores: make(chan struct{}, checkpoint.MaxConcurrentRestores()),
 		Agents: &http.Client{Transport: &http.Transport{
 			DialContext:        agentDialer().DialContext,
 			DisableCompression: true, MaxIdleConnsPerHost: 4, IdleConnTimeout: 5 * time.Minute,
@@ -90,15 +90,15 @@ func (h *Host) Close() { h.Agents.CloseIdleConnections() }
 // Operation is one on the sandbox of a row, which it changes.
 func (h *Host) Operation(r *journal.Row) *Operation { return &Operation{host: h, Row: r} }
 
-// firstLook and lastLook bound the pauses between two questions to an agent that starts.
+// minProbePause and maxProbePause bound the pauses between two questions to an agent that starts.
 const (
-	firstLook = time.Millisecond
-	lastLook  = 10 * time.Millisecond
-	// oneLook bounds the first of them: a packet sent before the sandbox listened is lost, and
-	// would be sent again only after a second. longLook bounds all later ones, which are given more
+	minProbePause = time.Millisecond
+	maxProbePause = 10 * time.Millisecond
+	// firstProbeTimeout bounds the first of them: a packet sent before the sandbox listened is lost, and
+	// would be sent again only after a second. maxProbeTimeout bounds all later ones, which are given more
 	// and more time: on a machine with too much to do every answer takes long.
-	oneLook  = 50 * time.Millisecond
-	longLook = 2 * time.Second
+	firstProbeTimeout = 50 * time.Millisecond
+	maxProbeTimeout   = 2 * time.Second
 )
 
 func agentDialer() *net.Dialer {
@@ -171,9 +171,9 @@ func (h *Host) Beside(addr netip.Addr) netip.Addr {
 	return ipam.Beside(h.cfg.Subnet6, addr)
 }
 
-// roomToStore says why the memory of a frozen sandbox may not be written now, if so: the write would
+// checkMemorySpace says why the memory of a frozen sandbox may not be written now, if so: the write would
 // take what is kept for all the others.
-func (h *Host) roomToStore(r *journal.Row) error {
+func (h *Host) checkMemorySpace(r *journal.Row) error {
 	memory, err := h.MemoryOf(r)
 	if err != nil {
 		return err

@@ -17,15 +17,15 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
 
-// offersFiles is what is said where memory cannot be used.
-const offersFiles = "resume it from its files only with spec.barchan.resume: Files, or memory=false in the API"
+// resumeFilesHint is what is said where memory cannot be used.
+const resumeFilesHint = "resume it from its files only with spec.barchan.resume: Files, or memory=false in the API"
 
 // OrFiles adds to an error for which memory cannot be used what can be done.
 func OrFiles(err error) error {
 	if !errors.Is(err, errs.ErrConflict) {
 		return err
 	}
-	return fmt.Errorf("%s; %s: %w", errs.Text(err), offersFiles, errs.ErrConflict)
+	return fmt.Errorf("%s; %s: %w", errs.Text(err), resumeFilesHint, errs.ErrConflict)
 }
 
 func (w *Operation) checkpoint(ctx context.Context) error {
@@ -36,7 +36,7 @@ func (w *Operation) checkpoint(ctx context.Context) error {
 	if err := w.RemoveMemory(ctx); err != nil { // of an earlier try
 		return errs.Retryable(err)
 	}
-	if err := w.host.roomToStore(w.Row); err != nil {
+	if err := w.host.checkMemorySpace(w.Row); err != nil {
 		return err
 	}
 	img, err := runtime.Checkpoint(ctx, w.ID(), w.host.MemoryDir(w.ID()), oci.CheckpointOptions{})
@@ -90,7 +90,7 @@ func (w *Operation) BringUp(ctx context.Context) error {
 	if w.moved = !w.Row.Address.IsValid(); !w.moved {
 		return from(ctx)
 	}
-	if err := w.doOne(ctx, step{name: "address", do: w.takeAnother}); err != nil {
+	if err := w.doOne(ctx, step{name: "address", do: w.reserveAnother}); err != nil {
 		return err
 	}
 	if err := from(ctx); err != nil {
@@ -147,13 +147,13 @@ func (w *Operation) verify(ctx context.Context) error {
 func (w *Operation) restore(ctx context.Context) error {
 	defer w.closeConsole()
 	group, together := errgroup.WithContext(ctx)
-	for _, s := range []step{{name: "verify", do: w.verify}, {name: "network", do: w.attach}, {name: "mount", do: w.mountAgain}} {
+	for _, s := range []step{{name: "verify", do: w.verify}, {name: "network", do: w.attach}, {name: "mount", do: w.remount}} {
 		group.Go(func() error { return w.doOne(together, s) })
 	}
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	return w.doAll(ctx, []step{{name: "tell", do: w.tellMoved}, {name: "restore", do: w.load}, {name: "agent", do: w.awaitRestored}})
+	return w.doAll(ctx, []step{{name: "tell", do: w.writeNewAddress}, {name: "restore", do: w.load}, {name: "agent", do: w.awaitRestored}})
 }
 
 func (w *Operation) closeConsole() {
@@ -162,7 +162,7 @@ func (w *Operation) closeConsole() {
 	}
 }
 
-func (w *Operation) mountAgain(ctx context.Context) (err error) {
+func (w *Operation) remount(ctx context.Context) (err error) {
 	if w.rootfs, err = w.host.cfg.Containerd.Snapshot(ctx, w.ID()); err != nil {
 		return err
 	}

@@ -30,8 +30,8 @@ func (w *Operation) VolumeSource(v plan.Volume) string {
 // RestoresMemory reports whether a sandbox's processes come from a checkpoint.
 func (w *Operation) RestoresMemory() bool { return w.Origin != nil && w.Origin.WithMemory }
 
-// FilesWork is said where memory cannot be restored.
-const FilesWork = "spec.barchan.restore.filesOnly: true works without it"
+// RestoreFilesHint is said where memory cannot be restored.
+const RestoreFilesHint = "spec.barchan.restore.filesOnly: true works without it"
 
 // agentProgram is the agent that a new sandbox gets: the node's, or the one whose processes are in the
 // memory of its checkpoint, which have that very file open.
@@ -66,7 +66,7 @@ func (w *Operation) verifyOrigin(ctx context.Context) error {
 // damagedOrigin is the error for a checkpoint's memory that cannot be read.
 func (w *Operation) damagedOrigin(err error) error {
 	if errors.Is(err, errs.ErrInvalid) || errors.Is(err, errs.ErrNotFound) {
-		return fmt.Errorf("spec.barchan.restore: the memory of the checkpoint is damaged: %s; %s: %w", errs.Text(err), FilesWork, errs.ErrInvalid)
+		return fmt.Errorf("spec.barchan.restore: the memory of the checkpoint is damaged: %s; %s: %w", errs.Text(err), RestoreFilesHint, errs.ErrInvalid)
 	}
 	return errs.Retryable(err)
 }
@@ -98,7 +98,7 @@ func (w *Operation) fillVolumes(ctx context.Context) error {
 }
 
 // begin starts the container, or restores it.
-func (w *Operation) begin(ctx context.Context) (err error) {
+func (w *Operation) startOrRestore(ctx context.Context) (err error) {
 	if !w.RestoresMemory() {
 		return w.start(ctx)
 	}
@@ -109,7 +109,7 @@ func (w *Operation) begin(ctx context.Context) (err error) {
 	if w.console, err = oci.NewConsole(); err != nil {
 		return errs.Retryable(err)
 	}
-	if err := w.Origin.AwaitPlace(ctx, w.host.restores); err != nil {
+	if err := w.Origin.AwaitSlot(ctx, w.host.restores); err != nil {
 		return err
 	}
 	w.Row.Build = w.Origin.Memory.Build.SHA256
@@ -125,10 +125,10 @@ func (w *Operation) begin(ctx context.Context) (err error) {
 	return nil
 }
 
-// meetAgent returns when the agent has answered, and knows whose it is.
-func (w *Operation) meetAgent(ctx context.Context) error {
+// awaitNewAgent returns when the agent has answered, and knows whose it is.
+func (w *Operation) awaitNewAgent(ctx context.Context) error {
 	if w.RestoresMemory() {
-		defer w.Origin.Disconnect()
+		defer w.Origin.ReleaseSlot()
 		return w.awaitRestored(ctx)
 	}
 	return w.awaitAgent(ctx)

@@ -78,18 +78,18 @@ func (w *Operation) steps() map[string]step {
 		{"mount", w.mount, w.unmount},
 		{"bundle", w.writeBundle, w.removeFiles},
 		{"record", w.WriteRecord, w.removeRecord},
-		{"verify", w.verifyOrigin, nothing},
-		{"start", w.begin, w.Kill},
-		{"agent", w.meetAgent, nothing},
-		{"warmup", w.warmUp, nothing},
-		{"hold", w.holdAddress, nothing},
+		{"verify", w.verifyOrigin, noop},
+		{"start", w.startOrRestore, w.Kill},
+		{"agent", w.awaitNewAgent, noop},
+		{"warmup", w.warmUp, noop},
+		{"hold", w.holdAddress, noop},
 	} {
 		all[s.name] = s
 	}
 	return all
 }
 
-func nothing(context.Context) error { return nil }
+func noop(context.Context) error { return nil }
 
 // stages are the order of doing: chains of one stage run side by side, and all of them have
 // ended before the next stage begins.

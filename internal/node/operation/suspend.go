@@ -60,8 +60,8 @@ func (w *Operation) ReleaseLease(ctx context.Context) error {
 	return w.After("released")
 }
 
-// takeAnother takes an address for a sandbox that gave its own back.
-func (w *Operation) takeAnother(ctx context.Context) error {
+// reserveAnother takes an address for a sandbox that gave its own back.
+func (w *Operation) reserveAnother(ctx context.Context) error {
 	if err := w.takeAddress(ctx); err != nil {
 		return err
 	}
@@ -134,7 +134,7 @@ func (w *Operation) restartFromFiles(ctx context.Context) error {
 	defer w.closeConsole()
 	return w.doAll(ctx, []step{
 		{name: "network", do: w.attach},
-		{name: "mount", do: w.mountAgain},
+		{name: "mount", do: w.remount},
 		{name: "readdress", do: w.readdress},
 		{name: "start", do: w.start},
 		{name: "agent", do: w.awaitAgent},
@@ -143,7 +143,7 @@ func (w *Operation) restartFromFiles(ctx context.Context) error {
 
 // readdress writes into the files of a sandbox, which nothing of it has open, where it is now.
 func (w *Operation) readdress(ctx context.Context) error {
-	if err := w.freshAgent(ctx); err != nil {
+	if err := w.replaceAgent(ctx); err != nil {
 		return err
 	}
 	if !w.moved {

@@ -109,7 +109,7 @@ func (p *prober) watch(ctx context.Context, s *corev1.Probe, initially bool, rep
 	for {
 		next := v.period()
 		if p.Running() {
-			err := p.ask(ctx, s)
+			err := p.probe(ctx, s)
 			if ctx.Err() != nil {
 				return
 			}
@@ -132,7 +132,7 @@ func textOf(err error) string {
 }
 
 // ask probes once.
-func (p *prober) ask(ctx context.Context, s *corev1.Probe) error {
+func (p *prober) probe(ctx context.Context, s *corev1.Probe) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(orElse(s.TimeoutSeconds, 1))*time.Second)
 	defer cancel()
 	switch {

@@ -15,13 +15,13 @@ import (
 )
 
 // answering answers probes over HTTP: not before it is up, and never while it is down again.
-type answering struct {
+type fakeServer struct {
 	up, down, back time.Duration // since it began; down zero: never
 	began          time.Time
 	asked          []time.Duration
 }
 
-func (p *answering) RoundTrip(r *http.Request) (*http.Response, error) {
+func (p *fakeServer) RoundTrip(r *http.Request) (*http.Response, error) {
 	at := time.Since(p.began)
 	p.asked = append(p.asked, at)
 	if at < p.up || (p.down > 0 && at >= p.down && at < p.back) {
@@ -34,7 +34,7 @@ func (p *answering) RoundTrip(r *http.Request) (*http.Response, error) {
 type verdicts struct{ good, bad []time.Duration }
 
 // verdictsOf asks a program for a time.
-func verdictsOf(t *testing.T, p *answering, s *corev1.Probe, initially bool, lasts time.Duration) (all verdicts) {
+func verdictsOf(t *testing.T, p *fakeServer, s *corev1.Probe, initially bool, lasts time.Duration) (all verdicts) {
 	t.Helper()
 	s.HTTPGet = &corev1.HTTPGetAction{Port: intstr.FromInt32(80)}
 	asks := &prober{Config: Config{Address: netip.MustParseAddr("10.9.0.2"), Running: func() bool { return true }}, http: &http.Client{Transport: p}}
@@ -56,7 +56,7 @@ func verdictsOf(t *testing.T, p *answering, s *corev1.Probe, initially bool, las
 func TestProbeBeforeTheFirstSuccess(t *testing.T) {
 	for _, up := range []time.Duration{0, 40 * time.Millisecond, 300 * time.Millisecond, time.Second, 7 * time.Second, 25 * time.Second, time.Minute} {
 		synctest.Test(t, func(t *testing.T) {
-			p := &answering{up: up}
+			p := &fakeServer{up: up}
 			got := verdictsOf(t, p, &corev1.Probe{FailureThreshold: 100}, false, 5*time.Minute)
 			if late := up/2 + firstPause; len(got.good) != 1 || got.good[0] < up || got.good[0] > up+min(late, 10*time.Second) {
 				t.Errorf("up after %s, ready after %v", up, got.good)
@@ -72,18 +72,18 @@ func TestProbeBeforeTheFirstSuccess(t *testing.T) {
 func TestProbeFailsByPeriods(t *testing.T) {
 	const never = time.Hour
 	for name, tt := range map[string]struct {
-		program   answering
+		program   fakeServer
 		probe     corev1.Probe
 		initially bool
 		want      verdicts
 	}{
-		"never up":           {answering{up: never}, corev1.Probe{}, false, verdicts{bad: []time.Duration{20 * time.Second}}},
-		"once is enough":     {answering{up: never}, corev1.Probe{FailureThreshold: 1}, false, verdicts{bad: []time.Duration{0}}},
-		"delayed":            {answering{up: never}, corev1.Probe{InitialDelaySeconds: 5, PeriodSeconds: 2}, false, verdicts{bad: []time.Duration{9 * time.Second}}},
-		"liveness":           {answering{up: never}, corev1.Probe{PeriodSeconds: 1}, true, verdicts{bad: []time.Duration{2 * time.Second}}},
-		"goes down":          {answering{down: 15 * time.Second, back: 55 * time.Second}, corev1.Probe{}, false, verdicts{good: []time.Duration{0, 60 * time.Second}, bad: []time.Duration{40 * time.Second}}},
-		"twice to be good":   {answering{}, corev1.Probe{SuccessThreshold: 2}, false, verdicts{good: []time.Duration{10 * time.Second}}},
-		"down for one asked": {answering{down: 10 * time.Second, back: 11 * time.Second}, corev1.Probe{}, false, verdicts{good: []time.Duration{0}}},
+		"never up":           {fakeServer{up: never}, corev1.Probe{}, false, verdicts{bad: []time.Duration{20 * time.Second}}},
+		"once is enough":     {fakeServer{up: never}, corev1.Probe{FailureThreshold: 1}, false, verdicts{bad: []time.Duration{0}}},
+		"delayed":            {fakeServer{up: never}, corev1.Probe{InitialDelaySeconds: 5, PeriodSeconds: 2}, false, verdicts{bad: []time.Duration{9 * time.Second}}},
+		"liveness":           {fakeServer{up: never}, corev1.Probe{PeriodSeconds: 1}, true, verdicts{bad: []time.Duration{2 * time.Second}}},
+		"goes down":          {fakeServer{down: 15 * time.Second, back: 55 * time.Second}, corev1.Probe{}, false, verdicts{good: []time.Duration{0, 60 * time.Second}, bad: []time.Duration{40 * time.Second}}},
+		"twice to be good":   {fakeServer{}, corev1.Probe{SuccessThreshold: 2}, false, verdicts{good: []time.Duration{10 * time.Second}}},
+		"down for one asked": {fakeServer{down: 10 * time.Second, back: 11 * time.Second}, corev1.Probe{}, false, verdicts{good: []time.Duration{0}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

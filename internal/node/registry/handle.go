@@ -23,7 +23,7 @@ type Handle struct {
 	Mu      sync.Mutex
 	row     *journal.Row       // +checklocks:Mu
 	seen    sandbox.Observed   // +checklocks:Mu
-	gone    bool               // +checklocks:Mu
+	removed bool               // +checklocks:Mu
 	desired bool               // +checklocks:Mu
 	disk    DiskUse            // +checklocks:Mu
 	unwatch context.CancelFunc // +checklocks:Mu
@@ -136,14 +136,14 @@ func (u *Handle) IsDesired() bool {
 func (u *Handle) MarkRemoved() {
 	u.Mu.Lock()
 	defer u.Mu.Unlock()
-	u.gone = true
+	u.removed = true
 }
 
 // IsRemoved reports whether the sandbox has been removed from the host.
 func (u *Handle) IsRemoved() bool {
 	u.Mu.Lock()
 	defer u.Mu.Unlock()
-	return u.gone
+	return u.removed
 }
 
 // SetWatch replaces what ends the sandbox's watchers, and ends the former.

@@ -20,11 +20,11 @@ import (
 func (r *Resolver) handle(ctx context.Context, w dns.ResponseWriter, q *dns.Msg) {
 	who := addressOf(w.RemoteAddr())
 	ours := slices.ContainsFunc(r.cfg.Clients, func(p netip.Prefix) bool { return p.Contains(who) })
-	if !ours || !r.enter(who) {
+	if !ours || !r.admit(who) {
 		r.results.WithLabelValues(dropped).Inc()
 		return // no word to strangers, and clients that ask too much ask again
 	}
-	defer r.leave(who)
+	defer r.done(who)
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.questionTime)
 	defer cancel()
 	a, result := r.answer(ctx, who, q)
@@ -57,7 +57,7 @@ func (r *Resolver) answer(ctx context.Context, who netip.Addr, q *dns.Msg) (*dns
 		return new(dns.Msg).SetRcode(q, dns.RcodeRefused), refused
 	}
 	policy := r.cfg.Sandboxes.EgressOf(who)
-	if policy.Asks() {
+	if policy.UsesResolver() {
 		return r.answerAllowed(ctx, who, q, policy)
 	}
 	a, err := r.forward(ctx, q)
@@ -113,10 +113,10 @@ func (r *Resolver) pin(ctx context.Context, who netip.Addr, a *dns.Msg) error {
 	a.Ns = slices.DeleteFunc(a.Ns, func(rr dns.RR) bool { return rr.Header().Rrtype != dns.TypeSOA })
 	a.Extra = slices.DeleteFunc(a.Extra, func(rr dns.RR) bool { return rr.Header().Rrtype != dns.TypeOPT })
 	var addrs []netip.Addr
-	keep := leastPin
+	keep := minPin
 	for _, rr := range a.Answer {
 		h := rr.Header()
-		h.Ttl = min(h.Ttl, uint32(mostPin/time.Second))
+		h.Ttl = min(h.Ttl, uint32(maxPin/time.Second))
 		if at, ok := addressIn(rr); ok {
 			addrs = append(addrs, at)
 			keep = max(keep, time.Duration(h.Ttl)*time.Second)

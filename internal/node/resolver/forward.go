@@ -30,7 +30,7 @@ func (r *Resolver) forward(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
 			failures = append(failures, err)
 			continue
 		}
-		r.took.Observe(time.Since(began).Seconds())
+		r.duration.Observe(time.Since(began).Seconds())
 		if a.Rcode != dns.RcodeSuccess && a.Rcode != dns.RcodeNameError {
 			poor = a // another one may know better
 			continue

@@ -32,19 +32,19 @@ const (
 	// of it: the defaults of Config's. Clients ask again after 5 s.
 	questionTimeout = 4500 * time.Millisecond
 	upstreamTimeout = 2 * time.Second
-	// maxQuestions bounds the questions that are worked on at once, and maxOfOne those of one
+	// maxQuestions bounds the questions that are worked on at once, and maxPerClient those of one
 	// sandbox; more are dropped. The same holds for open connections.
 	maxQuestions = 1024
-	maxOfOne     = 128
+	maxPerClient = 128
 	// messageSize is the largest answer over UDP that no network needs to cut into pieces.
 	messageSize = 1232
-	// listenAgain is the pause before another try to listen.
-	listenAgain = 5 * time.Second
-	// leastPin is how long an address is pinned at least, however short-lived the answer is:
-	// programs keep addresses longer than they should. mostPin is the most; an answer is not
+	// listenRetry is the pause before another try to listen.
+	listenRetry = 5 * time.Second
+	// minPin is how long an address is pinned at least, however short-lived the answer is:
+	// programs keep addresses longer than they should. maxPin is the most; an answer is not
 	// given out as good for longer.
-	leastPin = 10 * time.Minute
-	mostPin  = 24 * time.Hour
+	minPin = 10 * time.Minute
+	maxPin = 24 * time.Hour
 )
 
 // Sandboxes knows who asks; package netdev has it.
@@ -78,12 +78,12 @@ type Resolver struct {
 	log  *slog.Logger
 	good atomic.Int32 // the upstream that answered last
 
-	results *prometheus.CounterVec
-	took    prometheus.Histogram
+	results  *prometheus.CounterVec
+	duration prometheus.Histogram
 
 	mu     sync.Mutex
 	total  int                // +checklocks:mu
-	asking map[netip.Addr]int // +checklocks:mu
+	active map[netip.Addr]int // +checklocks:mu
 }
 
 // What became of questions, as the metric has it.
@@ -103,12 +103,12 @@ func New(cfg Config) (*Resolver, error) {
 	cfg.questionTime = cmp.Or(cfg.questionTime, questionTimeout)
 	cfg.upstreamTime = cmp.Or(cfg.upstreamTime, upstreamTimeout)
 	r := &Resolver{
-		cfg: cfg, log: cfg.Log.With("component", "resolver"), asking: map[netip.Addr]int{},
+		cfg: cfg, log: cfg.Log.With("component", "resolver"), active: map[netip.Addr]int{},
 		results: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: telemetry.MetricsNamespace, Subsystem: "resolver", Name: "questions_total",
 			Help: "DNS questions of sandboxes, by what became of them.",
 		}, []string{"result"}),
-		took: prometheus.NewHistogram(telemetry.DurationOpts("resolver", "upstream", "Time that the operator's DNS servers took for an answer.")),
+		duration: prometheus.NewHistogram(telemetry.DurationOpts("resolver", "upstream", "Time that the operator's DNS servers took for an answer.")),
 	}
 	for _, result := range []string{answered, blocked, refused, failed, dropped} {
 		r.results.WithLabelValues(result)
@@ -116,7 +116,7 @@ func New(cfg Config) (*Resolver, error) {
 	if cfg.Metrics == nil {
 		return r, nil
 	}
-	for _, c := range []prometheus.Collector{r.results, r.took} {
+	for _, c := range []prometheus.Collector{r.results, r.duration} {
 		if err := cfg.Metrics.Register(c); err != nil {
 			return nil, fmt.Errorf("register the resolver's metrics: %w", err)
 		}
@@ -146,7 +146,7 @@ func (r *Resolver) serve(ctx context.Context, network string, at netip.AddrPort)
 		if ctx.Err() != nil {
 			return
 		}
-		if time.Since(began) > listenAgain {
+		if time.Since(began) > listenRetry {
 			said = false
 		}
 		if !said {
@@ -154,7 +154,7 @@ func (r *Resolver) serve(ctx context.Context, network string, at netip.AddrPort)
 		}
 		said = true
 		select {
-		case <-time.After(listenAgain):
+		case <-time.After(listenRetry):
 		case <-ctx.Done():
 		}
 	}
@@ -163,14 +163,14 @@ func (r *Resolver) serve(ctx context.Context, network string, at netip.AddrPort)
 func (r *Resolver) serveOnce(ctx context.Context, network string, at netip.AddrPort) error {
 	server := &dns.Server{
 		Net: network, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) { r.handle(ctx, w, q) }),
-		UDPSize: messageSize, MaxTCPQueries: maxOfOne,
+		UDPSize: messageSize, MaxTCPQueries: maxPerClient,
 	}
 	listen := net.ListenConfig{Control: freeBind}
 	var err error
 	if network == "udp" {
 		server.PacketConn, err = listen.ListenPacket(ctx, "udp", at.String())
 	} else if server.Listener, err = listen.Listen(ctx, "tcp", at.String()); err == nil {
-		server.Listener = &bounded{Listener: server.Listener, r: r}
+		server.Listener = &limitedListener{Listener: server.Listener, r: r}
 	}
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
@@ -202,56 +202,56 @@ func freeBind(_, _ string, c syscall.RawConn) error {
 	return errors.Join(err, set)
 }
 
-// enter counts a question or a connection of a client, and reports whether it may be served.
-func (r *Resolver) enter(who netip.Addr) bool {
+// admit counts a question or a connection of a client, and reports whether it may be served.
+func (r *Resolver) admit(who netip.Addr) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.total >= maxQuestions || r.asking[who] >= maxOfOne {
+	if r.total >= maxQuestions || r.active[who] >= maxPerClient {
 		return false
 	}
 	r.total++
-	r.asking[who]++
+	r.active[who]++
 	return true
 }
 
-func (r *Resolver) leave(who netip.Addr) {
+func (r *Resolver) done(who netip.Addr) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.total--
-	if r.asking[who]--; r.asking[who] == 0 {
-		delete(r.asking, who)
+	if r.active[who]--; r.active[who] == 0 {
+		delete(r.active, who)
 	}
 }
 
 // bounded closes connections of clients that have too many.
-type bounded struct {
+type limitedListener struct {
 	net.Listener
 	r *Resolver
 }
 
 // Accept implements net.Listener.
-func (b *bounded) Accept() (net.Conn, error) {
+func (b *limitedListener) Accept() (net.Conn, error) {
 	for {
 		c, err := b.Listener.Accept()
 		if err != nil {
 			return nil, err
 		}
 		who := addressOf(c.RemoteAddr())
-		if b.r.enter(who) {
-			return &counted{Conn: c, leave: sync.OnceFunc(func() { b.r.leave(who) })}, nil
+		if b.r.admit(who) {
+			return &countedConn{Conn: c, leave: sync.OnceFunc(func() { b.r.done(who) })}, nil
 		}
 		b.r.results.WithLabelValues(dropped).Inc()
 		_ = c.Close()
 	}
 }
 
-type counted struct {
+type countedConn struct {
 	net.Conn
 	leave func()
 }
 
 // Close implements net.Conn.
-func (c *counted) Close() error {
+func (c *countedConn) Close() error {
 	defer c.leave()
 	return c.Conn.Close()
 }

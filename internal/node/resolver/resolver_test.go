@@ -96,20 +96,20 @@ func freeAddr() netip.AddrPort {
 }
 
 // clients stands in for the network of sandboxes: one policy for all.
-type clients struct {
+type fakeSandboxes struct {
 	mu     sync.Mutex
 	policy egress.Policy
 	pins   map[string]time.Duration // name and address
-	before func(*clients)           // called under mu
+	before func(*fakeSandboxes)     // called under mu
 }
 
-func (c *clients) EgressOf(netip.Addr) egress.Policy {
+func (c *fakeSandboxes) EgressOf(netip.Addr) egress.Policy {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.policy
 }
 
-func (c *clients) Pin(_ context.Context, _ netip.Addr, name string, addrs []netip.Addr, keep time.Duration) (pinned []netip.Addr, err error) {
+func (c *fakeSandboxes) Pin(_ context.Context, _ netip.Addr, name string, addrs []netip.Addr, keep time.Duration) (pinned []netip.Addr, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.before != nil {
@@ -128,7 +128,7 @@ func (c *clients) Pin(_ context.Context, _ netip.Addr, name string, addrs []neti
 }
 
 // start runs a resolver and returns where it answers.
-func start(t *testing.T, c *clients, change func(*Config), upstreams ...netip.AddrPort) string {
+func start(t *testing.T, c *fakeSandboxes, change func(*Config), upstreams ...netip.AddrPort) string {
 	t.Helper()
 	c.pins = map[string]time.Duration{}
 	at := freeAddr()
@@ -197,7 +197,7 @@ func TestForward(t *testing.T) {
 	})
 	sick := startUpstream(t, map[string][]string{"example.com. A": {"SERVFAIL"}, "big.test. TXT": {"SERVFAIL"}, "long.test. TXT": {"SERVFAIL"}})
 	dead := netip.MustParseAddrPort("127.0.0.1:1")
-	at := start(t, &clients{}, nil, dead, sick.addr, good.addr)
+	at := start(t, &fakeSandboxes{}, nil, dead, sick.addr, good.addr)
 	for _, network := range []string{"udp", "tcp"} {
 		a := ask(t, network, at, "ExAmple.com.", dns.TypeA)
 		if got := texts(a); len(got) != 1 || got[0] != "60 IN A 192.0.2.7" || !a.RecursionAvailable || a.Question[0].Name != "ExAmple.com." {
@@ -218,11 +218,11 @@ func TestForward(t *testing.T) {
 	if sick.asked.Load() != before {
 		t.Error("a server without answers is asked before the one that answered last")
 	}
-	at = start(t, &clients{}, nil, dead)
+	at = start(t, &fakeSandboxes{}, nil, dead)
 	if a := ask(t, "udp", at, "example.com.", dns.TypeA); a.Rcode != dns.RcodeServerFailure {
 		t.Errorf("no server answers: %v", a)
 	}
-	at = start(t, &clients{}, nil, sick.addr)
+	at = start(t, &fakeSandboxes{}, nil, sick.addr)
 	if a := ask(t, "udp", at, "example.com.", dns.TypeA); a.Rcode != dns.RcodeServerFailure {
 		t.Errorf("the only server fails: %v", a)
 	}
@@ -235,7 +235,7 @@ func TestOnlyAllowedNames(t *testing.T) {
 		"a.b.example.org. A": {"cdn.net. 7200 IN A 7.7.7.7", "mid.net. 5 IN CNAME cdn.net.", "a.b.example.org. 5 IN CNAME mid.net."},
 		"old.example.org. A": {"old.example.org. 999999 IN A 7.7.7.8"}, "in.example.org. A": {"in.example.org. 5 IN A 192.168.1.1"},
 	})
-	c := &clients{policy: closed}
+	c := &fakeSandboxes{policy: closed}
 	at := start(t, c, nil, up.addr)
 	for _, tt := range []struct {
 		name  string
@@ -262,7 +262,7 @@ func TestOnlyAllowedNames(t *testing.T) {
 		}
 	}
 	want := map[string]time.Duration{
-		"example.com. 8.8.8.8": leastPin, "a.b.example.org. 7.7.7.7": 2 * time.Hour, "old.example.org. 7.7.7.8": mostPin,
+		"example.com. 8.8.8.8": minPin, "a.b.example.org. 7.7.7.7": 2 * time.Hour, "old.example.org. 7.7.7.8": maxPin,
 	}
 	c.mu.Lock()
 	if fmt.Sprint(c.pins) != fmt.Sprint(want) {
@@ -276,7 +276,7 @@ func TestOnlyAllowedNames(t *testing.T) {
 
 	// The policy changes while the question is under way.
 	c.mu.Lock()
-	c.before = func(c *clients) { c.policy = egress.Policy{Closed: "internet: false"} }
+	c.before = func(c *fakeSandboxes) { c.policy = egress.Policy{Closed: "internet: false"} }
 	c.mu.Unlock()
 	if a := ask(t, "udp", at, "example.com.", dns.TypeA); a.Rcode != dns.RcodeNameError || len(a.Answer) > 0 {
 		t.Errorf("a name that was taken away meanwhile: %v", a)
@@ -286,7 +286,7 @@ func TestOnlyAllowedNames(t *testing.T) {
 func TestBounds(t *testing.T) {
 	up := startUpstream(t, map[string][]string{"example.com. A": {"example.com. 60 IN A 192.0.2.7"}})
 	metrics := prometheus.NewRegistry()
-	at := start(t, &clients{}, func(c *Config) { c.Metrics = metrics }, up.addr)
+	at := start(t, &fakeSandboxes{}, func(c *Config) { c.Metrics = metrics }, up.addr)
 	var open []net.Conn
 	defer func() {
 		for _, c := range open {
@@ -294,7 +294,7 @@ func TestBounds(t *testing.T) {
 		}
 	}()
 	eventually.True(t, "one client's connections are too many", func() bool { // they are closed as well when nothing comes on them
-		for range maxOfOne {
+		for range maxPerClient {
 			c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", at)
 			if err != nil {
 				t.Fatal(err)
@@ -318,7 +318,7 @@ func TestBounds(t *testing.T) {
 			break
 		}
 	}
-	stranger := start(t, &clients{}, func(c *Config) { c.Clients = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")} }, up.addr)
+	stranger := start(t, &fakeSandboxes{}, func(c *Config) { c.Clients = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")} }, up.addr)
 	if _, _, err := (&dns.Client{Timeout: 200 * time.Millisecond}).ExchangeContext(t.Context(), new(dns.Msg).SetQuestion("example.com.", dns.TypeA), stranger); err == nil {
 		t.Error("a stranger is answered")
 	}
@@ -341,23 +341,23 @@ func count(t *testing.T, metrics *prometheus.Registry, result string) (n float64
 	return n
 }
 
-// TestPlaces: one client has so many and not one more, whatever others have, until it leaves one.
-func TestPlaces(t *testing.T) {
-	r, err := New(Config{Upstreams: []netip.AddrPort{freeAddr()}, Sandboxes: &clients{}, Log: telemetry.Discard()})
+// TestAdmission: one client has so many and not one more, whatever others have, until it leaves one.
+func TestAdmission(t *testing.T) {
+	r, err := New(Config{Upstreams: []netip.AddrPort{freeAddr()}, Sandboxes: &fakeSandboxes{}, Log: telemetry.Discard()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	one, other := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
-	for i := range maxOfOne {
-		if !r.enter(one) {
+	for i := range maxPerClient {
+		if !r.admit(one) {
 			t.Fatalf("only %d places", i)
 		}
 	}
-	if r.enter(one) || !r.enter(other) {
+	if r.admit(one) || !r.admit(other) {
 		t.Error("a place too many, or none for another")
 	}
-	r.leave(one)
-	if !r.enter(one) {
+	r.done(one)
+	if !r.admit(one) {
 		t.Error("a place that was left is not free")
 	}
 }
@@ -367,7 +367,7 @@ func TestLookup(t *testing.T) {
 		"www.test. A": {"www.test. 60 IN CNAME x.test.", "x.test. 60 IN A 192.0.2.7", "y.test. 60 IN A 192.0.2.8"}, "www.test. AAAA": {"www.test. 60 IN AAAA 2001:db8::1"},
 	})
 	r, err := New(Config{
-		Upstreams: []netip.AddrPort{up.addr}, Sandboxes: &clients{}, Log: telemetry.Discard(), questionTime: eventually.Patience, upstreamTime: eventually.Patience,
+		Upstreams: []netip.AddrPort{up.addr}, Sandboxes: &fakeSandboxes{}, Log: telemetry.Discard(), questionTime: eventually.Patience, upstreamTime: eventually.Patience,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -384,7 +384,7 @@ func TestLookup(t *testing.T) {
 }
 
 // A port that another server has is taken over when that has gone; nothing fails meanwhile.
-func TestRunEndsWhileItCannotListen(t *testing.T) {
+func TestRunRetriesListen(t *testing.T) {
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -392,7 +392,7 @@ func TestRunEndsWhileItCannotListen(t *testing.T) {
 	defer func() { _ = l.Close() }()
 	r, err := New(Config{
 		Listen: []netip.AddrPort{netip.MustParseAddrPort(l.Addr().String())}, Upstreams: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:1")},
-		Sandboxes: &clients{}, Log: telemetry.Discard(),
+		Sandboxes: &fakeSandboxes{}, Log: telemetry.Discard(),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -35,9 +35,9 @@ func checkKernelParts(ctx context.Context, dataDir string) []Check {
 		try("bridge", fmt.Sprintf(modules, "bridge"), "works", link("bridge")),
 		try("veth", fmt.Sprintf(modules, "veth"), "works", link("veth")),
 		try("nftables", fmt.Sprintf(modules, "nf_tables"), "answers", func() error {
-			return inNamespaces(unix.CLONE_NEWNET, askNftables)
+			return inNamespaces(unix.CLONE_NEWNET, queryNftables)
 		}),
-		try("user namespaces", "sysctl -w user.max_user_namespaces=65536"+sysctlForever, "work", func() error {
+		try("user namespaces", "sysctl -w user.max_user_namespaces=65536"+sysctlPersist, "work", func() error {
 			return tryUserNamespace(ctx)
 		}),
 	}
@@ -103,17 +103,17 @@ func addLink(kind string) error {
 	info := attribute(unix.IFLA_LINKINFO, attribute(unix.IFLA_INFO_KIND, []byte(kind)))
 	name := attribute(unix.IFLA_IFNAME, []byte("check0\x00"))
 	body := append(make([]byte, unix.SizeofIfInfomsg), append(name, info...)...)
-	err := converse(unix.NETLINK_ROUTE, unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, body)
+	err := request(unix.NETLINK_ROUTE, unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, body)
 	if err != nil {
 		return fmt.Errorf("add a link of kind %s: %w", kind, err)
 	}
 	return nil
 }
 
-// askNftables asks for the generation of the rules, which any nftables knows.
-func askNftables() error {
+// queryNftables asks for the generation of the rules, which any nftables knows.
+func queryNftables() error {
 	const message = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN
-	err := converse(unix.NETLINK_NETFILTER, message, 0, []byte{unix.AF_UNSPEC, 0, 0, 0})
+	err := request(unix.NETLINK_NETFILTER, message, 0, []byte{unix.AF_UNSPEC, 0, 0, 0})
 	if err != nil {
 		return fmt.Errorf("ask nftables: %w", err)
 	}
@@ -122,7 +122,7 @@ func askNftables() error {
 
 // converse sends one netlink request, and returns the error that the kernel
 // answers with, if it does.
-func converse(family int, kind, flags uint16, body []byte) error {
+func request(family int, kind, flags uint16, body []byte) error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, family)
 	if err != nil {
 		return fmt.Errorf("open netlink: %w", err)

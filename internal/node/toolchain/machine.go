@@ -46,7 +46,7 @@ const (
 	minKernel     = "5.4"
 	cgroupRoot    = "/sys/fs/cgroup"
 	defaultData   = "/var/lib/barchan"
-	sysctlForever = "; to keep it, put that in a file in /etc/sysctl.d"
+	sysctlPersist = "; to keep it, put that in a file in /etc/sysctl.d"
 )
 
 // CheckMachine looks at kernel and machine, by trying where it can: it makes what
@@ -165,7 +165,7 @@ func checkLimit(root, name, sysctl string, least int) Check {
 		return bad(name, "use a kernel with inotify", "%s is not a number: %v", sysctl, err)
 	}
 	if have < least {
-		c := bad(name, fmt.Sprintf("sysctl -w %s=%d%s", sysctl, least, sysctlForever),
+		c := bad(name, fmt.Sprintf("sysctl -w %s=%d%s", sysctl, least, sysctlPersist),
 			"%s is %d, %d is better for many sandboxes", sysctl, have, least)
 		c.Optional = true
 		return c

@@ -67,7 +67,7 @@ func wantComplete(t *testing.T, checks []Check) {
 	}
 }
 
-func TestChecksTellOfWhatCannotWork(t *testing.T) {
+func TestChecksReportFailures(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: needs root")
 	}

@@ -63,7 +63,7 @@ func TestFindOrder(t *testing.T) {
 	want(map[string]string{toolchain.Mmdebstrap: ""}, beside)
 }
 
-func TestConfiguredPathIsUsedOrAnError(t *testing.T) {
+func TestConfiguredPathHasNoFallback(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("PATH", dir)
 	program(t, dir, "runc", "echo runc version 1.2.0")
@@ -84,7 +84,7 @@ func TestConfiguredPathIsUsedOrAnError(t *testing.T) {
 	}
 }
 
-func TestMissingProgramSaysHowToGetIt(t *testing.T) {
+func TestMissingProgramError(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	t.Setenv(toolchain.EnvCache, t.TempDir())
 	_, err := finder(t, nil).Check(t.Context(), toolchain.Mmdebstrap)

@@ -14,7 +14,7 @@ import (
 )
 
 // importBase gives the image of the artifact its name, unless another one has that here.
-func (p *importing) importBase(ctx context.Context) (ctrd.Image, error) {
+func (p *importOp) importBase(ctx context.Context) (ctrd.Image, error) {
 	ref, err := ctrd.Normalize(p.in.Config.Image.Reference)
 	if err != nil {
 		return ctrd.Image{}, err
@@ -47,7 +47,7 @@ func (p *importing) importBase(ctx context.Context) (ctrd.Image, error) {
 		err = wrong
 	}
 	if err != nil {
-		return ctrd.Image{}, fmt.Errorf("its base image: %w", p.fuller(err))
+		return ctrd.Image{}, fmt.Errorf("its base image: %w", p.diskError(err))
 	}
 	return image, nil
 }

@@ -57,8 +57,8 @@ type Transfer struct{ cfg Config }
 // New starts nothing.
 func New(cfg Config) *Transfer { return &Transfer{cfg} }
 
-// importing is one checkpoint that comes from elsewhere.
-type importing struct {
+// importOp is one checkpoint that comes from elsewhere.
+type importOp struct {
 	x  *Transfer
 	k  *checkpoint.Handle
 	c  *checkpoint.Row
@@ -157,7 +157,7 @@ func (x *Transfer) Import(ctx context.Context, ref sandbox.CheckpointRef, in *po
 	}
 	began := time.Now()
 	c.Ref = ref
-	p := &importing{x: x, k: k, c: c, in: in}
+	p := &importOp{x: x, k: k, c: c, in: in}
 	if err := p.do(ctx); err != nil {
 		err = fmt.Errorf("import checkpoint %s/%s: %w", ref.Namespace, ref.Name, checkpoint.Fault(ctx, err))
 		return sandbox.Captured{}, errors.Join(err, p.undo(ctx))
@@ -168,15 +168,15 @@ func (x *Transfer) Import(ctx context.Context, ref sandbox.CheckpointRef, in *po
 	return x.cfg.Checkpoints.Captured(c), nil
 }
 
-func (p *importing) undo(ctx context.Context) error {
+func (p *importOp) undo(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), eraseTimeout)
 	defer cancel()
 	return p.x.cfg.Checkpoints.Erase(ctx, p.k)
 }
 
 // do writes the row first, so that whatever follows can be found and removed.
-func (p *importing) do(ctx context.Context) error {
-	if err := p.room(p.size()); err != nil {
+func (p *importOp) do(ctx context.Context) error {
+	if err := p.checkSpace(p.size()); err != nil {
 		return err
 	}
 	if err := p.x.cfg.Checkpoints.Move(p.k, p.c, checkpoint.Writing); err != nil {
@@ -199,7 +199,7 @@ func (p *importing) do(ctx context.Context) error {
 			return err
 		}
 		if err := p.layer(ctx, image, b); err != nil {
-			return p.fuller(err)
+			return p.diskError(err)
 		}
 		if err := b.Close(); err != nil {
 			return err
@@ -218,7 +218,7 @@ func (p *importing) do(ctx context.Context) error {
 }
 
 // base finds the base image here, or takes it from the artifact.
-func (p *importing) base(ctx context.Context) (ctrd.Image, error) {
+func (p *importOp) base(ctx context.Context) (ctrd.Image, error) {
 	is := p.in.Config.Image
 	image, err := p.x.cfg.Containerd.ImageOf(ctx, is.Chain, is.Reference)
 	switch {
@@ -240,7 +240,7 @@ func (p *importing) base(ctx context.Context) (ctrd.Image, error) {
 }
 
 // layer writes one blob to where a checkpoint has it.
-func (p *importing) layer(ctx context.Context, image ctrd.Image, b *portable.Blob) error {
+func (p *importOp) layer(ctx context.Context, image ctrd.Image, b *portable.Blob) error {
 	uid := p.c.Ref.UID
 	in := p.limited(portable.WithContext(ctx, b))
 	switch b.MediaType {
@@ -274,7 +274,7 @@ func writeBlob(path string, mode os.FileMode, in io.Reader) error {
 }
 
 // finish looks at what has come as a whole, and makes it durable.
-func (p *importing) finish() error {
+func (p *importOp) finish() error {
 	dir := p.x.cfg.Checkpoints.Dir(p.c.Ref.UID)
 	size, err := durable.Usage(filepath.Join(dir, "volumes"))
 	if err != nil {

@@ -79,7 +79,7 @@ func (ps Policies) EgressRules(_ context.Context) ([]string, error) {
 }
 
 // Ground is the limit of all sandboxes of the instance.
-func (ps Policies) Ground() egress.Ground { return ps.rules.ground() }
+func (ps Policies) Ground() egress.HostRules { return ps.rules.ground() }
 
 func (r *Rules) setEgress(ep Endpoint, p egress.Policy) error {
 	r.mu.Lock()
@@ -161,7 +161,7 @@ func (r *Rules) place(ep Endpoint, p egress.Policy, old *placed) *placed {
 		return next
 	}
 	next.chain, next.uncut = chainName(ep, p), p.Pins()
-	if p.Asks() {
+	if p.UsesResolver() {
 		next.asking = next.sources
 	}
 	if old != nil && old.chain == next.chain && !old.matchesAs(next) { // another program removed elements
@@ -274,7 +274,7 @@ func (e *egressTable) point(conn *nftables.Conn, p *placed) error {
 		if err := conn.SetAddElements(e.policies[i], []nftables.SetElement{element}); err != nil {
 			return fmt.Errorf("add to map %s: %w", e.policies[i].Name, err)
 		}
-		if p.policy.Asks() {
+		if p.policy.UsesResolver() {
 			if err := e.addAsker(conn, i, a, p); err != nil {
 				return err
 			}

@@ -67,8 +67,8 @@ func addPrefixSets(conn *nftables.Conn, table *nftables.Table, name string, pref
 }
 
 // ground is what the rules of this instance keep all sandboxes to.
-func (r *Rules) ground() egress.Ground {
-	g := egress.Ground{
+func (r *Rules) ground() egress.HostRules {
+	g := egress.HostRules{
 		Sandboxes: []netip.Prefix{r.cfg.Subnet.Masked()}, Gateways: []netip.Addr{r.cfg.Gateway}, Reachable: r.cfg.Reachable,
 	}
 	if r.cfg.Gateway6.IsValid() {

@@ -54,7 +54,7 @@ func (ps Policies) Pin(ctx context.Context, source netip.Addr, name string, addr
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("pin %s: %w", name, err)
 	}
-	if !ps.EgressOf(source).Asks() {
+	if !ps.EgressOf(source).UsesResolver() {
 		return addrs, nil
 	}
 	pinned, err := ps.rules.pin(source, name, addrs, keep)

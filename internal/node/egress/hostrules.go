@@ -46,8 +46,8 @@ func NotPublic() (prefixes []netip.Prefix) {
 	return prefixes
 }
 
-// Ground is what the operator decides for all sandboxes: no policy opens what it closes.
-type Ground struct {
+// HostRules is what the operator decides for all sandboxes: no policy opens what it closes.
+type HostRules struct {
 	// Sandboxes are the ranges of the sandboxes themselves.
 	Sandboxes []netip.Prefix
 	// Gateways are the addresses at which Barchan's resolver answers.
@@ -61,19 +61,19 @@ type Ground struct {
 }
 
 // Offers reports whether sandboxes have addresses of the family of a.
-func (g Ground) Offers(a netip.Addr) bool {
+func (g HostRules) Offers(a netip.Addr) bool {
 	return slices.ContainsFunc(g.Sandboxes, func(p netip.Prefix) bool { return p.Addr().Is4() == a.Is4() })
 }
 
 // Open reports whether sandboxes without a policy may reach an address, DNS aside. A name is
 // never pinned to one that they may not.
-func (g Ground) Open(a netip.Addr) bool {
+func (g HostRules) Open(a netip.Addr) bool {
 	d := g.decide(a, false)
 	return d.Verdict == Allowed
 }
 
 // decide is the ground's word about an address.
-func (g Ground) decide(a netip.Addr, dns bool) Decision {
+func (g HostRules) decide(a netip.Addr, dns bool) Decision {
 	asked := dns && slices.Contains(g.Resolvers, a)
 	switch {
 	case !g.Offers(a):
@@ -82,7 +82,7 @@ func (g Ground) decide(a netip.Addr, dns bool) Decision {
 		return Decision{Resolver, "Barchan's resolver answers there"}
 	case slices.Contains(g.Gateways, a), slices.Contains(g.Machine, a) && !asked:
 		return Decision{Refused, "the machine itself is closed"}
-	case within(g.Sandboxes, a):
+	case containsAny(g.Sandboxes, a):
 		return Decision{Refused, "other sandboxes are closed"}
 	case asked:
 		return Decision{Allowed, "port 53 of " + a.String() + " is open (setting dnsResolvers)"}
@@ -100,6 +100,6 @@ func (g Ground) decide(a netip.Addr, dns bool) Decision {
 	return Decision{Allowed, "public addresses are open"}
 }
 
-func within(prefixes []netip.Prefix, a netip.Addr) bool {
+func containsAny(prefixes []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
 }
