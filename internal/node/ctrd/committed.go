@@ -17,25 +17,25 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
 )
 
-// labelCommitted marks the committed snapshots that are ours, and not layers of images.
+// labelCommitted marks our committed snapshots, unlike layers of images.
 const labelCommitted = "barchan.dev/committed"
 
-// MaxDepth bounds how many committed snapshots may lie on each other above an image: each costs
-// every look-up of a file, and the kernel mounts no more than 500 layers.
+// MaxDepth bounds the committed snapshots above an image: each slows down every file lookup, and
+// the kernel mounts at most 500 layers.
 const MaxDepth = 64
 
-// partSuffix marks the keys of snapshots that become committed ones when they are complete.
+// partSuffix marks the keys of incomplete committed snapshots.
 const partSuffix = "-part"
 
-// partTime is how long an unfinished one is kept from collection, by a lease.
+// partTime is how long a lease keeps an incomplete one from collection.
 const partTime = 6 * time.Hour
 
-// Committed is a snapshot that never changes and that writable ones may start from.
+// Committed is an immutable snapshot that writable ones may start from.
 type Committed struct {
 	Name string
-	// Parent is what it lies on: another one, or a layer of an image. Empty means nothing.
+	// Parent is the snapshot below: another one, or a layer of an image. It may be empty.
 	Parent string
-	// Size is the bytes that it has beyond its parent.
+	// Size is its bytes beyond its parent.
 	Size    int64
 	Created time.Time
 }
@@ -52,7 +52,7 @@ func (c *Client) commit(ctx context.Context, key, name, action string) (Committe
 	return c.committed(ctx, name)
 }
 
-// preparePart makes a writable snapshot that only the lease of the context keeps.
+// preparePart creates a writable snapshot that only the context's lease keeps.
 func (c *Client) preparePart(ctx context.Context, key, parent string) (Rootfs, error) {
 	ctx, cancel := c.uninterrupted(ctx)
 	defer cancel()
@@ -60,13 +60,12 @@ func (c *Client) preparePart(ctx context.Context, key, parent string) (Rootfs, e
 	return Rootfs{Key: key, mounts: mounts}, err
 }
 
-// lease keeps what is made with it from collection until release, or for partTime if
-// we never get there or fail at it.
+// lease keeps objects created with it from collection until release, or for partTime after a crash.
 func (c *Client) lease(ctx context.Context) (leases.Lease, error) {
 	ctx, cancel := c.uninterrupted(ctx)
 	defer cancel()
 	l, err := c.api.LeasesService().Create(ctx, leases.WithRandomID(), leases.WithExpiration(partTime))
-	return l, kind("make lease", err)
+	return l, kind("create lease", err)
 }
 
 func (c *Client) release(ctx context.Context, l leases.Lease) {
@@ -75,10 +74,10 @@ func (c *Client) release(ctx context.Context, l leases.Lease) {
 	_ = c.api.LeasesService().Delete(ctx, l)
 }
 
-// PrepareFrom makes a writable snapshot of a committed one under a key, or finds the one made
-// before. Like that of Prepare it stays until RemoveSnapshot, whatever becomes of the committed.
+// PrepareFrom creates a writable snapshot of a committed one under a key, or finds the existing
+// one. Like that of Prepare it stays until RemoveSnapshot, even without the committed one.
 func (c *Client) PrepareFrom(ctx context.Context, key, name string) (Rootfs, error) {
-	action := fmt.Sprintf("make snapshot %s of %s", key, name)
+	action := fmt.Sprintf("create snapshot %s of %s", key, name)
 	if _, err := c.committed(ctx, name); err != nil {
 		return Rootfs{}, kind(action, err)
 	}
@@ -95,9 +94,8 @@ func (c *Client) PrepareFrom(ctx context.Context, key, name string) (Rootfs, err
 	return Rootfs{Key: key, mounts: mounts}, nil
 }
 
-// RemoveCommitted gives a committed snapshot up. It is removed now, or by containerd's collector
-// when the last one that started from it is gone; until then its name stays taken. One that is
-// not there is success.
+// RemoveCommitted removes a committed snapshot, or has containerd's collector remove it after the
+// last snapshot that started from it; until then its name is taken. A missing one is success.
 func (c *Client) RemoveCommitted(ctx context.Context, name string) error {
 	ctx, cancel := c.uninterrupted(ctx)
 	defer cancel()
@@ -109,7 +107,7 @@ func (c *Client) RemoveCommitted(ctx context.Context, name string) error {
 		return kind(action, err)
 	}
 	if info.Labels[labelCommitted] == "" {
-		return fmt.Errorf("%s: it is not one of ours: %w", action, errs.ErrInvalid)
+		return fmt.Errorf("%s: not a committed snapshot: %w", action, errs.ErrInvalid)
 	}
 	err = c.api.SnapshotService(snapshotter).Remove(ctx, name)
 	if errdefs.IsFailedPrecondition(err) {
@@ -122,7 +120,7 @@ func (c *Client) RemoveCommitted(ctx context.Context, name string) error {
 	return kind(action, err)
 }
 
-// Committed lists the committed snapshots that were not given up, by name.
+// Committed lists the committed snapshots that were not removed, by name.
 func (c *Client) Committed(ctx context.Context) (all []Committed, err error) {
 	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
@@ -147,7 +145,7 @@ func (c *Client) Committed(ctx context.Context) (all []Committed, err error) {
 	return all, kind("list committed snapshots", err)
 }
 
-// committed finds one of ours that was not given up.
+// committed finds a committed snapshot that was not removed.
 func (c *Client) committed(ctx context.Context, name string) (Committed, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
@@ -173,7 +171,7 @@ func (c *Client) stat(ctx context.Context, name string) (snapshots.Info, error) 
 	return c.api.SnapshotService(snapshotter).Stat(ctx, name)
 }
 
-// checkDepth counts our committed snapshots from one down.
+// checkDepth counts our committed snapshots, from one down to the image.
 func (c *Client) checkDepth(ctx context.Context, name string) error {
 	for depth := 1; name != ""; depth++ {
 		info, err := c.stat(ctx, name)
@@ -184,16 +182,16 @@ func (c *Client) checkDepth(ctx context.Context, name string) error {
 			return nil
 		}
 		if depth >= MaxDepth {
-			return fmt.Errorf("%d committed snapshots lie on each other, no more may: %w", depth, errs.ErrExhausted)
+			return fmt.Errorf("%d stacked committed snapshots, the maximum: %w", depth, errs.ErrExhausted)
 		}
 		name = info.Parent
 	}
 	return nil
 }
 
-// ExportCommitted writes what a committed snapshot has beyond its parent as an uncompressed
-// layer of an OCI image. What an image cannot carry is an errs.ErrInvalid that names it;
-// sockets are left out.
+// ExportCommitted writes a committed snapshot's difference from its parent as an uncompressed layer
+// of an OCI image. What an image cannot contain is an errs.ErrInvalid that names it; sockets are
+// omitted.
 func (c *Client) ExportCommitted(ctx context.Context, name string, w io.Writer) (err error) {
 	action := fmt.Sprintf("export snapshot %s", name)
 	if _, err := c.committed(ctx, name); err != nil {
@@ -204,7 +202,7 @@ func (c *Client) ExportCommitted(ctx context.Context, name string, w io.Writer) 
 		return kind(action, err)
 	}
 	defer c.release(ctx, l)
-	// One that starts from it has its directory as the uppermost of the lower ones.
+	// A snapshot of it has its directory as the first of the lower ones.
 	key := name + "-view-" + time.Now().UTC().Format("150405.000000000")
 	view, err := c.preparePart(leases.WithLease(ctx, l.ID), key, name)
 	if err != nil {
@@ -213,7 +211,7 @@ func (c *Client) ExportCommitted(ctx context.Context, name string, w io.Writer) 
 	defer func() { err = errors.Join(err, c.RemoveSnapshot(ctx, key)) }()
 	dirs := view.lowers()
 	if len(dirs) == 0 {
-		return fmt.Errorf("%s: its directory is not known: %w", action, errs.ErrUnavailable)
+		return fmt.Errorf("%s: directory unknown: %w", action, errs.ErrUnavailable)
 	}
 	if err := filetree.WriteLayer(ctx, w, dirs[0]); err != nil {
 		return fmt.Errorf("%s: %w", action, err)
@@ -221,10 +219,9 @@ func (c *Client) ExportCommitted(ctx context.Context, name string, w io.Writer) 
 	return nil
 }
 
-// ImportCommitted makes a committed snapshot of a layer, on an image. A layer that cannot be read
-// is an errs.ErrInvalid, a name that is taken an errs.ErrConflict. Attributes that only the kernel
-// may set are ignored. A failed import leaves only what the next call, or hours later containerd's
-// collector, removes.
+// ImportCommitted creates a committed snapshot from a layer, on an image. An unreadable layer is an
+// errs.ErrInvalid, a taken name an errs.ErrConflict. Attributes that only the kernel may set are
+// ignored. The next call, or later containerd's collector, removes leftovers of a failed import.
 func (c *Client) ImportCommitted(ctx context.Context, name string, img Image, r io.Reader) (_ Committed, err error) {
 	action := "import snapshot " + name
 	p, err := c.begin(ctx, name, img.chain, action)
@@ -238,8 +235,8 @@ func (c *Client) ImportCommitted(ctx context.Context, name string, img Image, r 
 	return p.Commit(ctx)
 }
 
-// upper is the directory that has what was written to the snapshot: beside an image without
-// layers it is all there is.
+// upper is the directory with the writes to the snapshot; on an image without layers it is the only
+// one.
 func (r Rootfs) upper() (string, bool) {
 	if dir, ok := r.UpperDir(); ok {
 		return dir, true
@@ -250,7 +247,7 @@ func (r Rootfs) upper() (string, bool) {
 	return "", false
 }
 
-// lowers are the directories that the snapshot lies on, the uppermost first.
+// lowers are the directories below the snapshot, the uppermost first.
 func (r Rootfs) lowers() []string {
 	for _, m := range r.mounts {
 		for _, o := range m.Options {

@@ -140,7 +140,7 @@ func TestCopySnapshotRefuses(t *testing.T) {
 	_, err := copySnapshot(t.Context(), c, "k", "one", nil)
 	must(t, err)
 	if _, err := copySnapshot(t.Context(), c, "k", "one", nil); !errors.Is(err, errs.ErrConflict) {
-		t.Errorf("a copy to a name that is taken: %v", err)
+		t.Errorf("a copy to a taken name: %v", err)
 	}
 	for name, err := range map[string]error{
 		"copy":    errOf(copySnapshot(t.Context(), c, "none", "two", nil)),
@@ -159,7 +159,7 @@ func TestCopySnapshotRefuses(t *testing.T) {
 
 func errOf[T any](_ T, err error) error { return err }
 
-// A removed snapshot is kept until the last snapshot on it is gone.
+// A removed snapshot stays until the last snapshot on it is removed.
 func TestRemoveCommittedInUse(t *testing.T) {
 	c, img, dir := tree(t)
 	must(t, os.WriteFile(filepath.Join(dir, "mine"), []byte("mine"), 0o600))
@@ -176,7 +176,7 @@ func TestRemoveCommittedInUse(t *testing.T) {
 		t.Errorf("committed %+v, %v", all, err)
 	}
 	if _, err := c.PrepareFrom(t.Context(), "late", "one"); !errors.Is(err, errs.ErrNotFound) {
-		t.Errorf("one that was given up can be started from: %v", err)
+		t.Errorf("a snapshot of a removed one succeeded: %v", err)
 	}
 	at := mounted(t, fork)
 	if b, err := os.ReadFile(filepath.Join(at, "mine")); err != nil || string(b) != "mine" {
@@ -199,9 +199,9 @@ func TestCopySnapshotInterrupted(t *testing.T) {
 	c, _, dir := tree(t)
 	filetreetest.Change(t, dir)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(errors.New("given up"))
+	cancel(errors.New("cancelled"))
 	if _, err := copySnapshot(ctx, c, "k", "one", nil); err == nil {
-		t.Error("a copy that was given up succeeded")
+		t.Error("a cancelled copy succeeded")
 	}
 	if _, err := c.stat(t.Context(), "one"+partSuffix); !errdefs.IsNotFound(err) {
 		t.Errorf("the failed copy left something: %v", err)
@@ -263,7 +263,7 @@ func TestExportImport(t *testing.T) {
 	c, img, dir := tree(t)
 	filetreetest.Change(t, dir)
 	want := filetreetest.Describe(t, dir)
-	must(t, unix.Mknod(filepath.Join(dir, "socket"), unix.S_IFSOCK|0o600, 0)) // left out
+	must(t, unix.Mknod(filepath.Join(dir, "socket"), unix.S_IFSOCK|0o600, 0)) // omitted
 	must(t, unix.UtimesNanoAt(unix.AT_FDCWD, dir, []unix.Timespec{{Sec: 1}, {Sec: 1}}, 0))
 	_, err := copySnapshot(t.Context(), c, "k", "one", nil)
 	must(t, err)
@@ -371,6 +371,6 @@ func TestCopySnapshotContainerdKilled(t *testing.T) {
 	must(t, err)
 	filetreetest.Same(t, "fork", filetreetest.Describe(t, mounted(t, fork)), want)
 	if _, err := c.stat(t.Context(), "one"+partSuffix); !errdefs.IsNotFound(err) {
-		t.Errorf("a part is left: %v", err)
+		t.Errorf("a part remains: %v", err)
 	}
 }

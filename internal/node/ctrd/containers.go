@@ -11,19 +11,19 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// Container is the books' entry of one container.
+// Container is the metadata of one container.
 type Container struct {
 	// ID is unique in the namespace.
 	ID string
-	// Image is the name of what it runs, Runtime what runs it.
+	// Image is the name of its image, Runtime its runtime.
 	Image, Runtime string
-	// Snapshot is the key of its root filesystem; the record keeps it from collection.
+	// Snapshot is the key of its root filesystem; the container keeps it from collection.
 	Snapshot string
 	// Labels are the caller's: sandbox, revision, address.
 	Labels map[string]string
 }
 
-// CreateContainer writes a record, replacing one of the same ID.
+// CreateContainer writes a container's metadata, replacing one of the same ID.
 func (c *Client) CreateContainer(ctx context.Context, r Container) error {
 	ctx, cancel := c.uninterrupted(ctx)
 	defer cancel()
@@ -41,12 +41,12 @@ func (c *Client) CreateContainer(ctx context.Context, r Container) error {
 	return kind(fmt.Sprintf("record container %s", r.ID), err)
 }
 
-// emptySpec satisfies containerd, which asks for one; the real one is in the bundle.
+// emptySpec satisfies containerd, which requires one; the real spec is in the bundle.
 func emptySpec() typeurl.Any {
 	return &anypb.Any{TypeUrl: "types.containerd.io/opencontainers/runtime-spec/1/Spec", Value: []byte("{}")}
 }
 
-// RemoveContainer removes a record. One that is not there is success.
+// RemoveContainer removes a container's metadata. A missing one is success.
 func (c *Client) RemoveContainer(ctx context.Context, id string) error {
 	ctx, cancel := c.uninterrupted(ctx)
 	defer cancel()
@@ -57,10 +57,10 @@ func (c *Client) RemoveContainer(ctx context.Context, id string) error {
 	return kind(fmt.Sprintf("remove record of container %s", id), err)
 }
 
-// Records lists all records.
+// Records lists all containers.
 func (c *Client) Records(ctx context.Context) ([]Container, error) { return c.list(ctx) }
 
-// RecordsWith lists the records that have a label with a value, which costs less than all.
+// RecordsWith lists the containers with a label value, which is cheaper than all.
 func (c *Client) RecordsWith(ctx context.Context, label, value string) ([]Container, error) {
 	return c.list(ctx, fmt.Sprintf("labels.%q==%q", label, value))
 }
@@ -81,8 +81,8 @@ func (c *Client) list(ctx context.Context, filters ...string) ([]Container, erro
 	return records, nil
 }
 
-// Purge removes all records, snapshots, writable and committed, and images of the namespace, and the namespace. It is
-// for the end of an instance on a containerd that is not its own.
+// Purge removes all containers, snapshots, writable and committed, and images of the namespace, and
+// the namespace, to remove an instance from a shared containerd.
 func (c *Client) Purge(ctx context.Context) error {
 	records, err := c.Records(ctx)
 	if err != nil {
@@ -110,8 +110,8 @@ func (c *Client) Purge(ctx context.Context) error {
 	return errors.Join(failures...)
 }
 
-// LabelRecord sets a label of a record and leaves all else of it as it is; an empty value takes the
-// label away. No record is an errs.ErrNotFound.
+// LabelRecord sets only a label of a container; an empty value removes the label. No container is
+// an errs.ErrNotFound.
 func (c *Client) LabelRecord(ctx context.Context, id, label, value string) error {
 	ctx, cancel := c.uninterrupted(ctx)
 	defer cancel()

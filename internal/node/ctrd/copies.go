@@ -12,19 +12,18 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ctrd/filetree"
 )
 
-// SnapshotCopy copies a writable snapshot to a committed one in parts, so that the writer must pause
-// for one of them only. Call PreCopy (optional), FinalCopy and Commit in this order, and Close in
-// any case at the end.
+// SnapshotCopy copies a writable snapshot to a committed one in parts, so that the writer pauses
+// for one of them only. Call PreCopy (optional), FinalCopy and Commit in this order, and always
+// Close at the end.
 type SnapshotCopy struct {
 	*part
 	tree *filetree.Copy
 }
 
 // BeginCopy prepares a copy of a writable snapshot and copies nothing. A gVisor sandbox has flushed
-// its writes once oci.Checkpoint has written its memory. The copy may be repeated after a crash or a
-// failure, which leave only what the next call, or hours later containerd's collector, removes. A
-// name that is taken is an errs.ErrConflict; more than MaxDepth on each other are an
-// errs.ErrExhausted.
+// its writes once oci.Checkpoint has written its memory. The copy may be repeated after a crash or
+// failure; the next call, or later containerd's collector, removes leftovers. A taken name is an
+// errs.ErrConflict; more than MaxDepth stacked snapshots are an errs.ErrExhausted.
 func (c *Client) BeginCopy(ctx context.Context, key, name string) (*SnapshotCopy, error) {
 	action := fmt.Sprintf("copy snapshot %s to %s", key, name)
 	source, err := c.Snapshot(ctx, key)
@@ -33,7 +32,7 @@ func (c *Client) BeginCopy(ctx context.Context, key, name string) (*SnapshotCopy
 	}
 	from, ok := source.upper()
 	if !ok {
-		return nil, fmt.Errorf("%s: it cannot be written: %w", action, errs.ErrInvalid)
+		return nil, fmt.Errorf("%s: not writable: %w", action, errs.ErrInvalid)
 	}
 	info, err := c.stat(ctx, key)
 	if err != nil {
@@ -49,8 +48,8 @@ func (c *Client) BeginCopy(ctx context.Context, key, name string) (*SnapshotCopy
 // PreCopy copies a large snapshot while the sandbox may write to it.
 func (s *SnapshotCopy) PreCopy(ctx context.Context) error { return s.wrap(s.tree.PreCopy(ctx)) }
 
-// FinalCopy copies all that PreCopy did not, or that has changed since. The sandbox must not write
-// until it returns.
+// FinalCopy copies the rest, and what has changed since PreCopy. The sandbox must not write until
+// it returns.
 func (s *SnapshotCopy) FinalCopy(ctx context.Context) error { return s.wrap(s.tree.FinalCopy(ctx)) }
 
 func (s *SnapshotCopy) wrap(err error) error {
@@ -75,7 +74,7 @@ func partOf(name string) string { return name + partSuffix }
 // begin creates the directory of a committed snapshot.
 func (c *Client) begin(ctx context.Context, name, parent, action string) (_ *part, err error) {
 	if _, err := c.stat(ctx, name); err == nil {
-		return nil, fmt.Errorf("%s: the name is taken: %w", action, errs.ErrConflict)
+		return nil, fmt.Errorf("%s: name taken: %w", action, errs.ErrConflict)
 	} else if !errdefs.IsNotFound(err) {
 		return nil, kind(action, err)
 	}
@@ -100,7 +99,7 @@ func (c *Client) begin(ctx context.Context, name, parent, action string) (_ *par
 	}
 	dir, ok := rootfs.upper()
 	if !ok {
-		return nil, fmt.Errorf("%s: its snapshot has no directory to write to: %w", action, errs.ErrUnavailable)
+		return nil, fmt.Errorf("%s: snapshot without an upper directory: %w", action, errs.ErrUnavailable)
 	}
 	p.dir = dir
 	return p, nil

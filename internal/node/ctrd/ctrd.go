@@ -1,7 +1,6 @@
-// Package ctrd keeps images, snapshots and container records in containerd, and keeps
-// containerd itself running where it is ours. It is the only user of containerd. It runs no
-// containers: records are the books of what the runtimes run, and keep their snapshots and
-// images from being collected.
+// Package ctrd keeps images, snapshots and container metadata in containerd, and supervises our own
+// containerd. It is the only user of containerd. It runs no containers: their metadata keeps
+// snapshots and images from being collected.
 package ctrd
 
 import (
@@ -19,26 +18,26 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// DefaultNamespace is the containerd namespace of an instance that names no other.
+// DefaultNamespace is the containerd namespace of an instance that sets none.
 const DefaultNamespace = "barchan"
 
-// snapshotter keeps root filesystems as overlays, whose upper directory has what was written.
+// snapshotter keeps root filesystems as overlays, whose upper directory has the writes.
 const snapshotter = "overlayfs"
 
-// DefaultCallTimeout is a Config's that sets none.
+// DefaultCallTimeout applies if a Config sets none.
 const DefaultCallTimeout = 20 * time.Second
 
-// labelRoot keeps an object from containerd's garbage collection by itself.
+// labelRoot keeps an object from containerd's garbage collection.
 const labelRoot = "containerd.io/gc.root"
 
-// Config says which containerd to use.
+// Config selects the containerd.
 type Config struct {
 	// Address is the path of its socket.
 	Address string
 	// Namespace keeps instances on one containerd apart; empty means DefaultNamespace.
 	Namespace string
-	// CallTimeout bounds each call that is not a transfer of data, so that a containerd that hangs or
-	// is being restarted becomes an error and not a wait; zero means DefaultCallTimeout.
+	// CallTimeout bounds each call that transfers no data, so that a hanging or restarting
+	// containerd becomes an error; zero means DefaultCallTimeout.
 	CallTimeout time.Duration
 }
 
@@ -50,21 +49,21 @@ type Client struct {
 	images      imageCache
 }
 
-// NewClient prepares a client. It connects with the first call, and again after every break.
+// NewClient prepares a client. It connects with the first call, and reconnects.
 func NewClient(cfg Config) (*Client, error) {
 	if cfg.Address == "" {
-		return nil, fmt.Errorf("containerd: the socket's address is needed: %w", errs.ErrInvalid)
+		return nil, fmt.Errorf("containerd: socket address required: %w", errs.ErrInvalid)
 	}
 	if cfg.Namespace == "" {
 		cfg.Namespace = DefaultNamespace
 	}
-	// The library logs what it also returns; whoever gets the error decides.
+	// The library logs the errors that it also returns.
 	if err := log.SetLevel("panic"); err != nil {
-		return nil, fmt.Errorf("silence containerd's library: %w", err)
+		return nil, fmt.Errorf("disable logs of containerd's library: %w", err)
 	}
 	api, err := containerd.New(cfg.Address,
 		containerd.WithDefaultNamespace(cfg.Namespace),
-		containerd.WithTimeout(time.Second), // the longest pause between two tries to connect
+		containerd.WithTimeout(time.Second), // the longest pause between connection attempts
 		containerd.WithCallOpts([]grpc.CallOption{grpc.WaitForReady(true)}))
 	if err != nil {
 		return nil, fmt.Errorf("connect to containerd at %s: %w", cfg.Address, err)
@@ -80,12 +79,12 @@ func (c *Client) Check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
 	if _, err := c.api.Version(ctx); err != nil {
-		return kind("ask containerd for its version", err)
+		return kind("read version of containerd", err)
 	}
 	return nil
 }
 
-// kind wraps an error of containerd in ours, by which callers act.
+// kind wraps an error of containerd with our kind of error.
 func kind(action string, err error) error {
 	k := errs.ErrUnavailable
 	switch {
@@ -105,19 +104,19 @@ func kind(action string, err error) error {
 	return fmt.Errorf("%s: %w: %w", action, err, k)
 }
 
-// uninterrupted bounds a call that changes something, and lets nothing else end it: containerd goes
-// on with a call whose caller has gone, and would do it after the caller had undone it.
+// uninterrupted bounds a change only by a timeout. containerd completes a call after its caller's
+// context has ended, possibly after the caller's undo.
 func (c *Client) uninterrupted(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), c.callTimeout)
 }
 
-// Progress is how far a transfer of an image is.
+// Progress is the progress of an image transfer.
 type Progress struct {
 	// Ref is the image's name.
 	Ref string
 	// Step is one of "resolve", "read", "download", "unpack", "done".
 	Step string
-	// Done and Total count bytes; Total is zero where it is not known.
+	// Done and Total count bytes; Total is zero if unknown.
 	Done, Total int64
 }
 

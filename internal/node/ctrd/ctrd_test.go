@@ -29,7 +29,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// started is a containerd that ends with the test, and a client.
+// started starts a containerd that ends with the test, and a client.
 func started(t *testing.T) *Client {
 	t.Helper()
 	d := ctrdtest.Start(t, ctrdtest.Dir(t))
@@ -121,7 +121,7 @@ func removedIsNotFound(t *testing.T, c *Client) {
 		t.Errorf("removed twice: %v", err)
 	}
 	if _, err := c.Resolve(t.Context(), "y.test/b"); !errors.Is(err, errs.ErrNotFound) {
-		t.Errorf("resolved what is gone: %v", err)
+		t.Errorf("resolved a removed image: %v", err)
 	}
 	if _, err := c.Resolve(t.Context(), "NOT valid"); !errors.Is(err, errs.ErrInvalid) {
 		t.Errorf("resolved nonsense: %v", err)
@@ -144,7 +144,7 @@ func TestPullFromLoopbackRegistry(t *testing.T) {
 		t.Fatalf("pulled %+v, %v, last progress %+v", img, err, last)
 	}
 	if _, err := c.Pull(t.Context(), host+"/none:v1", nil, nil); !errors.Is(err, errs.ErrNotFound) {
-		t.Errorf("pulled what is not there: %v", err)
+		t.Errorf("pulled a missing image: %v", err)
 	}
 	server.Close()
 	if _, err := c.Resolve(t.Context(), ref); err != nil {
@@ -155,7 +155,7 @@ func TestPullFromLoopbackRegistry(t *testing.T) {
 	}
 }
 
-// A sandbox's files outlive its image, and containerd's collection of garbage.
+// A sandbox's files survive the removal of its image, and containerd's garbage collection.
 func TestSnapshotsOutliveImage(t *testing.T) {
 	c := started(t)
 	imgs, err := c.Import(t.Context(), tarOf(t, "x.test/a:1", image(t, "one")), 0, "", nil)
@@ -204,8 +204,8 @@ func wantRepeatableRemoval(t *testing.T, c *Client, dir string) {
 	}
 }
 
-// A call that changes something is not left half way when its caller gives up: containerd would
-// finish it after the caller had taken it back.
+// A cancelled change completes before the caller returns: otherwise containerd would complete it
+// after the caller's undo.
 func TestCancelledPrepareEndsBeforeRemoval(t *testing.T) {
 	c := started(t)
 	imgs, err := c.Import(t.Context(), tarOf(t, "x.test/a:1", image(t, "one")), 0, "", nil)
@@ -218,7 +218,7 @@ func TestCancelledPrepareEndsBeforeRemoval(t *testing.T) {
 		must(t, c.RemoveContainer(t.Context(), "k"))
 		must(t, c.RemoveSnapshot(t.Context(), "k"))
 	}
-	collect(t, c) // waits for what containerd has begun
+	collect(t, c) // waits for calls in containerd
 	keys, err := c.Snapshots(t.Context())
 	if err != nil || len(keys) != 0 {
 		t.Errorf("snapshots %v, %v", keys, err)
@@ -242,7 +242,7 @@ func TestPurgeEmptiesTheNamespace(t *testing.T) {
 	keys, _ := c.Snapshots(t.Context())
 	images, _ := c.Images(t.Context())
 	if len(records)+len(keys)+len(images) != 0 {
-		t.Errorf("left %v %v %v", records, keys, images)
+		t.Errorf("remaining: %v %v %v", records, keys, images)
 	}
 }
 

@@ -27,13 +27,13 @@ import (
 // transferTimeout bounds pulling and unpacking one image.
 const transferTimeout = 30 * time.Minute
 
-// Image is an image that is here and unpacked.
+// Image is a local, unpacked image.
 type Image struct {
-	// Ref is its name as containerd has it.
+	// Ref is its name in containerd.
 	Ref string
-	// Digest is of its manifest or index.
+	// Digest is the digest of its manifest or index.
 	Digest string
-	// Config is what it says of its programs.
+	// Config is its configuration of programs.
 	Config ocispec.ImageConfig
 	// chain names the snapshot of all its layers.
 	chain string
@@ -47,10 +47,10 @@ type ImageInfo struct {
 	Created time.Time `json:"created"`
 }
 
-// Credentials are a user and secret for a registry's host; empty ones are none.
+// Credentials returns user and secret for a registry host; both are empty if there are none.
 type Credentials func(host string) (user, secret string, err error)
 
-// imageCache remembers what is immutable: what an image of a digest is.
+// imageCache caches immutable images by digest.
 type imageCache struct {
 	mu       sync.Mutex
 	byDigest map[digest.Digest]Image // +checklocks:mu
@@ -78,8 +78,7 @@ func (c *imageCache) drop() {
 	c.byDigest = nil
 }
 
-// Normalize completes a reference as people write it: a registry, and a tag.
-// The error is an errs.ErrInvalid.
+// Normalize completes a reference by a registry and a tag. The error is an errs.ErrInvalid.
 func Normalize(ref string) (string, error) {
 	named, err := reference.ParseNormalizedNamed(ref)
 	if err != nil {
@@ -88,8 +87,7 @@ func Normalize(ref string) (string, error) {
 	return reference.TagNameOnly(named).String(), nil
 }
 
-// Resolve finds an image that is here, unpacking it if that is left to do.
-// One that is not here is an errs.ErrNotFound.
+// Resolve finds a local image, and unpacks it if necessary. A missing one is an errs.ErrNotFound.
 func (c *Client) Resolve(ctx context.Context, ref string) (Image, error) {
 	full, err := Normalize(ref)
 	if err != nil {
@@ -108,7 +106,7 @@ func (c *Client) Resolve(ctx context.Context, ref string) (Image, error) {
 	return c.inspect(ctx, containerd.NewImage(c.api, meta))
 }
 
-// inspect reads what an image is, and unpacks it if need be.
+// inspect reads an image, and unpacks it if necessary.
 func (c *Client) inspect(ctx context.Context, found containerd.Image) (Image, error) {
 	ctx, cancel := context.WithTimeout(ctx, transferTimeout)
 	defer cancel()
@@ -134,9 +132,8 @@ func (c *Client) inspect(ctx context.Context, found containerd.Image) (Image, er
 	return img, nil
 }
 
-// Import reads an image from a tar (OCI layout or docker save) and unpacks it. ref, unless it is
-// empty, names it beside the names in the tar, and comes first in the result. total is the
-// tar's size, zero if unknown.
+// Import reads an image from a tar (OCI layout or docker save) and unpacks it. ref, unless empty,
+// is a further name, and comes first in the result. total is the tar's size, zero if unknown.
 func (c *Client) Import(ctx context.Context, source io.Reader, total int64, ref string, progress func(Progress)) ([]Image, error) {
 	ctx, cancel := context.WithTimeout(ctx, transferTimeout)
 	defer cancel()
@@ -171,7 +168,7 @@ func (c *Client) Import(ctx context.Context, source io.Reader, total int64, ref 
 		Progress{Ref: meta.Name, Step: "done", Done: total, Total: total}.report(progress)
 	}
 	if len(result) == 0 {
-		return nil, fmt.Errorf("import image: the tar names none for this platform; give a name: %w", errs.ErrInvalid)
+		return nil, fmt.Errorf("import image: no named image for this platform in the tar; set a name: %w", errs.ErrInvalid)
 	}
 	return result, nil
 }
@@ -188,7 +185,7 @@ func boolOrder(a, b bool) int {
 	}
 }
 
-// notImage marks the errors of a tar that can never be imported.
+// notImage marks the errors of an invalid tar.
 func notImage(err error) error {
 	if errors.Is(err, images.ErrSkipDesc) {
 		return fmt.Errorf("%w: %w", err, errs.ErrInvalid)
@@ -196,8 +193,8 @@ func notImage(err error) error {
 	return filetree.Malformed(err)
 }
 
-// Pull fetches an image from its registry and unpacks it. Registries on loopback addresses
-// are spoken to without TLS. What the registry does not have is an errs.ErrNotFound.
+// Pull fetches an image from its registry and unpacks it. It connects to registries on loopback
+// addresses without TLS. A missing image is an errs.ErrNotFound.
 func (c *Client) Pull(ctx context.Context, ref string, creds Credentials, progress func(Progress)) (Image, error) {
 	ctx, cancel := context.WithTimeout(ctx, transferTimeout)
 	defer cancel()
@@ -236,7 +233,7 @@ func resolver(creds Credentials) *resolverOf {
 	})}
 }
 
-// isLoopback reports whether a registry's host, with or without port, is this machine.
+// isLoopback reports whether a registry's host, with or without port, is this host.
 func isLoopback(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
@@ -245,7 +242,7 @@ func isLoopback(host string) bool {
 	return host == "localhost" || (err == nil && addr.IsLoopback())
 }
 
-// Images lists the images that are here, by name.
+// Images lists the local images by name.
 func (c *Client) Images(ctx context.Context) ([]ImageInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
@@ -265,8 +262,8 @@ func (c *Client) Images(ctx context.Context) ([]ImageInfo, error) {
 	return result, nil
 }
 
-// RemoveImage takes an image's name away; what runs from it keeps its snapshots. One that is
-// not here is an errs.ErrNotFound.
+// RemoveImage removes an image's name; sandboxes keep their snapshots. A missing one is an
+// errs.ErrNotFound.
 func (c *Client) RemoveImage(ctx context.Context, ref string) error {
 	full, err := Normalize(ref)
 	if err != nil {
@@ -279,7 +276,7 @@ func (c *Client) RemoveImage(ctx context.Context, ref string) error {
 	return kind(fmt.Sprintf("remove image %q", full), err)
 }
 
-// countingReader reports what was read: at first, and every mebibyte.
+// countingReader reports the bytes read: at first, and every mebibyte.
 type countingReader struct {
 	r        io.Reader
 	step     Progress

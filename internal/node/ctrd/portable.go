@@ -25,23 +25,23 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// Content is what an image consists of, on this machine's platform.
+// Content is the content of an image for this host's platform.
 type Content struct {
-	// Manifest is the one of this platform, whatever the image's name stands for.
+	// Manifest is the one of this platform, also if the image's name refers to an index.
 	Manifest ocispec.Descriptor
 	Raw      []byte
 	// Chain identifies the content of all layers.
 	Chain digest.Digest
 }
 
-// maxManifest bounds what is read into memory of an image, in bytes.
+// maxManifest bounds the metadata of an image that is read into memory, in bytes.
 const maxManifest = 8 << 20
 
-// Chain identifies the content of all the image's layers, whatever they are called or compressed by.
+// Chain identifies the content of all the image's layers, independent of names and compression.
 func (i Image) Chain() digest.Digest { return digest.Digest(i.chain) }
 
-// ImageContent finds the manifest of an image by the digest that Image.Digest has. One whose content is
-// not here any more is an errs.ErrNotFound.
+// ImageContent finds the manifest of an image by its Image.Digest. Missing content is an
+// errs.ErrNotFound.
 func (c *Client) ImageContent(ctx context.Context, target string) (Content, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
@@ -57,7 +57,7 @@ func (c *Client) ImageContent(ctx context.Context, target string) (Content, erro
 		one, err := c.content(ctx, meta.Target)
 		return one, kind(action, err)
 	}
-	return Content{}, fmt.Errorf("%s: no image that is here has this digest: %w", action, errs.ErrNotFound)
+	return Content{}, fmt.Errorf("%s: no local image has this digest: %w", action, errs.ErrNotFound)
 }
 
 func (c *Client) content(ctx context.Context, target ocispec.Descriptor) (one Content, err error) {
@@ -65,7 +65,7 @@ func (c *Client) content(ctx context.Context, target ocispec.Descriptor) (one Co
 	children := images.HandlerFunc(func(ctx context.Context, d ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 		if images.IsManifestType(d.MediaType) {
 			one.Manifest = d
-			return nil, nil // what it consists of is not looked at
+			return nil, nil // children are not needed
 		}
 		return images.FilterPlatforms(images.ChildrenHandler(store), platforms.Default())(ctx, d)
 	})
@@ -77,7 +77,7 @@ func (c *Client) content(ctx context.Context, target ocispec.Descriptor) (one Co
 		return Content{}, err
 	}
 	if one.Manifest.Size > maxManifest || m.Config.Size > maxManifest {
-		return Content{}, fmt.Errorf("its manifest or config has more than %d bytes: %w", maxManifest, errs.ErrInvalid)
+		return Content{}, fmt.Errorf("manifest or config has more than %d bytes: %w", maxManifest, errs.ErrInvalid)
 	}
 	if one.Raw, err = content.ReadBlob(ctx, store, one.Manifest); err != nil {
 		return Content{}, err
@@ -89,7 +89,7 @@ func (c *Client) content(ctx context.Context, target ocispec.Descriptor) (one Co
 		err = json.Unmarshal(one.Raw, &has)
 	}
 	if err == nil && has.Config.Digest != m.Config.Digest {
-		err = fmt.Errorf("it has several manifests for this platform: %w", errs.ErrInvalid)
+		err = fmt.Errorf("several manifests for this platform: %w", errs.ErrInvalid)
 	}
 	for _, d := range append(has.Layers, has.Config) {
 		if err == nil {
@@ -99,7 +99,7 @@ func (c *Client) content(ctx context.Context, target ocispec.Descriptor) (one Co
 	return one, err
 }
 
-// WithDigest is a reference that names an image of one digest, in the repository of another reference.
+// WithDigest returns a reference to an image of one digest, in the repository of another reference.
 func WithDigest(ref string, d digest.Digest) (string, error) {
 	named, err := reference.ParseNormalizedNamed(ref)
 	if err == nil {
@@ -123,8 +123,8 @@ func (c *Client) WriteContent(ctx context.Context, d ocispec.Descriptor, w io.Wr
 	return kind(action, err)
 }
 
-// ImageOf finds an image that is here by what its layers have in them, preferring one of a name. None is
-// an errs.ErrNotFound.
+// ImageOf finds a local image by its layers, preferring one with the name. None is an
+// errs.ErrNotFound.
 func (c *Client) ImageOf(ctx context.Context, chain digest.Digest, ref string) (Image, error) {
 	if img, err := c.Resolve(ctx, ref); err == nil && img.Chain() == chain {
 		return img, nil
@@ -138,12 +138,12 @@ func (c *Client) ImageOf(ctx context.Context, chain digest.Digest, ref string) (
 			return img, nil
 		}
 	}
-	return Image{}, fmt.Errorf("no image that is here has the layers of %s (%s): %w", ref, chain, errs.ErrNotFound)
+	return Image{}, fmt.Errorf("no local image has the layers of %s (%s): %w", ref, chain, errs.ErrNotFound)
 }
 
-// ImportUnder imports one image from a tar under a name, as Import does. Until it returns, all that has come
-// is kept by a lease of that ID, which EndLease takes away when the process has ended meanwhile; after an
-// error nothing keeps it.
+// ImportUnder imports one image from a tar under a name, as Import does. Meanwhile a lease of that
+// ID keeps its content; after a crash, EndLease removes the lease. After an error nothing keeps the
+// content.
 func (c *Client) ImportUnder(ctx context.Context, lease string, source io.Reader, ref string) (Image, error) {
 	if err := c.EndLease(ctx, lease); err != nil {
 		return Image{}, err
@@ -162,7 +162,7 @@ func (c *Client) ImportUnder(ctx context.Context, lease string, source io.Reader
 	return all[0], nil
 }
 
-// EndLease takes a lease away, and with it all that only the lease keeps. None is success.
+// EndLease removes a lease, and with it the objects that only the lease keeps. None is success.
 func (c *Client) EndLease(ctx context.Context, id string) error {
 	ctx, cancel := c.uninterrupted(ctx)
 	defer cancel()
@@ -173,7 +173,7 @@ func (c *Client) EndLease(ctx context.Context, id string) error {
 	return kind("remove lease "+id, err)
 }
 
-// RemoveImageOf takes an image's name away, if it names what has a digest. That it does not is success.
+// RemoveImageOf removes an image's name if it refers to a digest; otherwise it is success.
 func (c *Client) RemoveImageOf(ctx context.Context, ref string, target digest.Digest) error {
 	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
@@ -191,14 +191,14 @@ func (c *Client) RemoveImageOf(ctx context.Context, ref string, target digest.Di
 	return kind(fmt.Sprintf("remove image %q", ref), err)
 }
 
-// ChainOf identifies the content of the image that a committed snapshot lies on, with as many others of
-// ours between them as there may be.
+// ChainOf identifies the content of the image below a committed snapshot, across other committed
+// ones.
 func (c *Client) ChainOf(ctx context.Context, name string) (digest.Digest, error) {
 	_, image, err := c.below(ctx, name)
-	return digest.Digest(image), kind("find what snapshot "+name+" lies on", err)
+	return digest.Digest(image), kind("find image below snapshot "+name, err)
 }
 
-// below finds what a committed snapshot lies on, and the image below all that is ours.
+// below finds the parent of a committed snapshot, and the image below all of ours.
 func (c *Client) below(ctx context.Context, name string) (parent, image string, err error) {
 	one, err := c.committed(ctx, name)
 	if err != nil {
@@ -217,9 +217,9 @@ func (c *Client) below(ctx context.Context, name string) (parent, image string, 
 	return one.Parent, image, nil
 }
 
-// ExportOnImage does as ExportCommitted, but for all that the committed snapshot has beyond its image. One
-// that lies on others is compared with the image, which takes a look at every file, and of whose
-// attributes only capabilities are kept.
+// ExportOnImage is ExportCommitted for the whole difference from the image. A snapshot on other
+// committed ones is compared with the image, which reads every file; of its attributes only
+// capabilities are kept.
 func (c *Client) ExportOnImage(ctx context.Context, name string, w io.Writer) (err error) {
 	action := "export snapshot " + name
 	parent, image, err := c.below(ctx, name)
@@ -256,18 +256,18 @@ func (c *Client) ExportOnImage(ctx context.Context, name string, w io.Writer) (e
 	}))
 }
 
-// whileMounted mounts a snapshot where only this process finds it, by the path that use is given, and has
-// the mount end with use, or with the process, whatever ends that.
+// whileMounted mounts a snapshot privately for this process, at the path that use receives. The
+// mount ends with use, or with the process.
 func whileMounted(mounts []mount.Mount, use func(path string) error) (err error) {
 	root, err := openMounted(mounts)
 	if err != nil {
 		return fmt.Errorf("mount: %w", err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	return use(fmt.Sprintf("/proc/self/fd/%d/.", root.Fd())) // the dot: what stands before it is a link
+	return use(fmt.Sprintf("/proc/self/fd/%d/.", root.Fd())) // the dot resolves the link
 }
 
-// openMounted opens the root of a mount that is nowhere any more when it returns.
+// openMounted opens the root of a mount that is detached when it returns.
 func openMounted(mounts []mount.Mount) (root *os.File, err error) {
 	dir, err := os.MkdirTemp("", "barchan-mount-")
 	if err != nil {

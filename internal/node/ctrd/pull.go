@@ -14,7 +14,7 @@ import (
 // resolverOf hides the optional methods of a resolver, whose limits belong to another caller.
 type resolverOf struct{ remotes.Resolver }
 
-// tally adds up how much of an image has arrived.
+// pullProgress counts the received bytes of an image.
 type pullProgress struct {
 	client *Client
 	ref    string
@@ -25,7 +25,7 @@ type pullProgress struct {
 	done int64                   // +checklocks:mu
 }
 
-// note learns of each part of the image before it is fetched.
+// add adds a part of the image before it is fetched.
 func (t *pullProgress) add(_ context.Context, d ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -67,7 +67,7 @@ func (t *pullProgress) watch(ctx context.Context) (stop func()) {
 	}
 }
 
-// look asks containerd what has arrived. It is for a person's eyes: a failure is silence.
+// poll reads the received bytes from containerd. It ignores errors: progress is informational.
 func (t *pullProgress) poll(ctx context.Context) {
 	t.mu.Lock()
 	parts := maps.Clone(t.seen)

@@ -17,15 +17,15 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// Rootfs is a writable snapshot of an image, and how to mount it.
+// Rootfs is a writable snapshot of an image, and its mounts.
 type Rootfs struct {
 	Key    string
 	mounts []mount.Mount
 }
 
-// Prepare makes a writable snapshot of an image under a key, or finds the one made before. It
-// stays until RemoveSnapshot, whatever becomes of the image. The end of the context does not
-// interrupt it: whoever removes the snapshot afterwards must not be overtaken by its making.
+// Prepare creates a writable snapshot of an image under a key, or finds the existing one. It stays
+// until RemoveSnapshot, even without the image. The end of the context does not interrupt it: a
+// later removal of the snapshot must not be overtaken by its creation.
 func (c *Client) Prepare(ctx context.Context, key string, img Image) (Rootfs, error) {
 	ctx, cancel := c.uninterrupted(ctx)
 	defer cancel()
@@ -35,12 +35,12 @@ func (c *Client) Prepare(ctx context.Context, key string, img Image) (Rootfs, er
 		return c.Snapshot(ctx, key)
 	}
 	if errdefs.IsNotFound(err) {
-		// The image was removed and its layers with it, after it was looked up.
+		// The image and its layers were removed after the lookup.
 		c.images.drop()
-		err = fmt.Errorf("image %q is not unpacked any more: %w: %w", img.Ref, err, errs.ErrUnavailable)
+		err = fmt.Errorf("image %q is no longer unpacked: %w: %w", img.Ref, err, errs.ErrUnavailable)
 	}
 	if err != nil {
-		return Rootfs{}, kind(fmt.Sprintf("make snapshot %s", key), err)
+		return Rootfs{}, kind(fmt.Sprintf("create snapshot %s", key), err)
 	}
 	return Rootfs{Key: key, mounts: mounts}, nil
 }
@@ -56,7 +56,7 @@ func (c *Client) Snapshot(ctx context.Context, key string) (Rootfs, error) {
 	return Rootfs{Key: key, mounts: mounts}, nil
 }
 
-// UpperDir is the directory that has what was written to the snapshot and nothing else.
+// UpperDir is the directory with exactly the writes to the snapshot.
 func (r Rootfs) UpperDir() (string, bool) {
 	for _, m := range r.mounts {
 		for _, o := range m.Options {
@@ -76,7 +76,7 @@ func (r Rootfs) Mount(dir string) error {
 	return nil
 }
 
-// Unmount takes all mounts at a directory away. None there is success.
+// Unmount removes all mounts at a directory. None is success.
 func Unmount(dir string) error {
 	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -91,7 +91,7 @@ func Unmount(dir string) error {
 	}
 }
 
-// RemoveSnapshot removes a snapshot. One that is not there is success.
+// RemoveSnapshot removes a snapshot. A missing one is success.
 func (c *Client) RemoveSnapshot(ctx context.Context, key string) error {
 	ctx, cancel := c.uninterrupted(ctx)
 	defer cancel()
@@ -102,7 +102,7 @@ func (c *Client) RemoveSnapshot(ctx context.Context, key string) error {
 	return kind(fmt.Sprintf("remove snapshot %s", key), err)
 }
 
-// SnapshotUsage is how many bytes were written to a snapshot.
+// SnapshotUsage returns the bytes written to a snapshot.
 func (c *Client) SnapshotUsage(ctx context.Context, key string) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()

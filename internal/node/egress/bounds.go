@@ -15,19 +15,19 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// Bounds are the egress rules of a template's networkPolicy. They close what they do not grant,
-// whatever the sandbox's own policy says. The zero value closes nothing.
+// Bounds are the egress rules of a template's networkPolicy. They deny what they do not allow,
+// whatever the sandbox's own policy is. The zero value denies nothing.
 type Bounds struct {
 	On     bool
 	Grants []Grant
-	// DNS is the rule for which names are answered; empty means that none are.
+	// DNS is the rule that allows DNS; empty means that no names are answered.
 	DNS string
 }
 
-// Grant is one rule: ranges of addresses, and the ports that are open there.
+// Grant is one rule: ranges of addresses, and the allowed ports.
 type Grant struct {
 	Ranges []Range
-	// Ports are all ports of every protocol where there are none.
+	// Ports may be empty for all ports of every protocol.
 	Ports []Ports
 }
 
@@ -35,19 +35,19 @@ type Grant struct {
 type Range struct {
 	Prefix netip.Prefix
 	Except []netip.Prefix
-	// From is the peer as its author knows it, such as "networkPolicy.egress[0].to[0] 8.0.0.0/8".
+	// From is the peer in its author's terms, such as "networkPolicy.egress[0].to[0] 8.0.0.0/8".
 	From string
 }
 
 func (r Range) has(a netip.Addr) bool { return r.Prefix.Contains(a) && !containsAny(r.Except, a) }
 
-// Ports are those of a protocol, "tcp", "udp" or "sctp", from First to Last.
+// Ports is a range of ports of a protocol, "tcp", "udp" or "sctp", from First to Last.
 type Ports struct {
 	Protocol    string
 	First, Last uint16
 }
 
-// String is as users write it: "tcp 443", "udp 1000-2000", "tcp".
+// String formats ports as users write them: "tcp 443", "udp 1000-2000", "tcp".
 func (p Ports) String() string {
 	switch p.First {
 	case 0:
@@ -63,7 +63,7 @@ func (p Ports) has(k Packet) bool {
 	return p.Protocol == k.Protocol && p.First <= k.Port && k.Port <= p.Last
 }
 
-// decide is a rule's word; the zero Decision if it has none.
+// decide returns the rule's decision, or the zero Decision.
 func (g Grant) decide(k Packet) Decision {
 	peer := slices.IndexFunc(g.Ranges, func(r Range) bool { return r.has(k.Address) })
 	port := slices.IndexFunc(g.Ports, func(p Ports) bool { return p.has(k) })
@@ -77,10 +77,10 @@ func (g Grant) decide(k Packet) Decision {
 	}
 }
 
-// closedByBounds is the rule of what no grant allows.
+// closedByBounds is the rule for packets that no grant allows.
 const closedByBounds = "networkPolicy.egress allows nothing else"
 
-// decide is the bounds' word; the zero Decision if there are none.
+// decide returns the bounds' decision, or the zero Decision.
 func (b Bounds) decide(k Packet) Decision {
 	if !b.On {
 		return Decision{}
@@ -96,10 +96,10 @@ func (b Bounds) decide(k Packet) Decision {
 	return Decision{Refused, closedByBounds}
 }
 
-// silent reports whether no name at all is answered.
+// answersNothing reports whether no name is answered.
 func (b Bounds) answersNothing() bool { return b.On && b.DNS == "" }
 
-// Equal reports whether two bounds say the same in the same words.
+// Equal reports whether two bounds have the same rules in the same words.
 func (b Bounds) Equal(c Bounds) bool {
 	return b.On == c.On && b.DNS == c.DNS && slices.EqualFunc(b.Grants, c.Grants, func(g, h Grant) bool {
 		return slices.EqualFunc(g.Ranges, h.Ranges, Range.equal) && slices.Equal(g.Ports, h.Ports)
@@ -110,9 +110,9 @@ func (r Range) equal(o Range) bool {
 	return r.Prefix == o.Prefix && r.From == o.From && slices.Equal(r.Except, o.Except)
 }
 
-// Within is the policy kept to the egress rules of a networkPolicy; nil leaves it as it is. Its
-// names are gone where the rules let it find none. The error is an errs.ErrInvalid that names
-// the entry; the API server lets no such rules in.
+// Within returns the policy restricted by the egress rules of a networkPolicy; nil leaves it
+// unchanged. Without DNS in the rules its names are dropped. The error is an errs.ErrInvalid that
+// names the entry; the API server admits no such rules.
 func (p Policy) Within(rules *agents.NetworkPolicy) (Policy, error) {
 	if rules == nil {
 		return p, nil
@@ -130,7 +130,7 @@ func (p Policy) Within(rules *agents.NetworkPolicy) (Policy, error) {
 	return p, nil
 }
 
-// add takes over a rule that was checked.
+// add adds a validated rule.
 func (b *Bounds) add(rule *networkingv1.NetworkPolicyEgressRule, from string) {
 	g := Grant{Ports: portsOf(rule.Ports)}
 	everywhere := len(rule.To) == 0
@@ -155,8 +155,8 @@ func (b *Bounds) add(rule *networkingv1.NetworkPolicyEgressRule, from string) {
 	}
 }
 
-// opensDNS reports whether a rule means the DNS of the cluster, whose place our resolver takes:
-// it names port 53 as such, or has it among the ports that it opens everywhere.
+// opensDNS reports whether a rule allows the cluster's DNS, which our resolver replaces: it lists
+// port 53, or includes it in the ports that it opens everywhere.
 func opensDNS(ports []Ports, everywhere bool) bool {
 	if len(ports) == 0 {
 		return everywhere
@@ -171,11 +171,11 @@ func portsOf(list []networkingv1.NetworkPolicyPort) (all []Ports) {
 	for _, l := range list {
 		p := Ports{Protocol: strings.ToLower(string(protocolOf(l))), Last: 65535}
 		if l.Port != nil {
-			p.First = uint16(l.Port.IntVal) //nolint:gosec // checked
+			p.First = uint16(l.Port.IntVal) //nolint:gosec // validated
 			p.Last = p.First
 		}
 		if l.EndPort != nil {
-			p.Last = uint16(*l.EndPort) //nolint:gosec // checked
+			p.Last = uint16(*l.EndPort) //nolint:gosec // validated
 		}
 		all = append(all, p)
 	}
@@ -189,14 +189,14 @@ func protocolOf(p networkingv1.NetworkPolicyPort) corev1.Protocol {
 	return *p.Protocol
 }
 
-// prefix reads a CIDR that was checked.
+// prefix parses a validated CIDR.
 func prefix(text string) netip.Prefix { return netip.MustParsePrefix(text).Masked() }
 
 // maxRuleEntries bounds the rules of a networkPolicy with their peers, exceptions and ports.
 const maxRuleEntries = 1000
 
-// CheckRules says what of the egress rules of a networkPolicy is malformed, or cannot be kept: a
-// port by its name, which is one of a Pod's. Peers that are Pods or namespaces may stand there.
+// CheckRules reports malformed egress rules of a networkPolicy, and unsupported ones: a named port,
+// which belongs to a Pod. Peers may be Pods or namespaces.
 func CheckRules(rules []networkingv1.NetworkPolicyEgressRule, path *field.Path) (bad field.ErrorList) {
 	entries := len(rules)
 	for i := range rules {

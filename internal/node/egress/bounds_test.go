@@ -13,7 +13,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// rules reads egress rules as users write them.
+// rules parses egress rules in YAML.
 func rules(t *testing.T, text string) *agents.NetworkPolicy {
 	t.Helper()
 	p := &agents.NetworkPolicy{}
@@ -32,14 +32,14 @@ func bounded(t *testing.T, p Policy, text string) Policy {
 	return p
 }
 
-// What upstream's controller gives templates without a policy of their own.
+// The upstream controller's default for templates without a policy.
 const upstreamDefault = `[{to: [
   {ipBlock: {cidr: 0.0.0.0/0, except: [10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 169.254.0.0/16]}},
   {ipBlock: {cidr: "::/0", except: ["fc00::/7"]}}]}]`
 
 const onlyDNS = `[{ports: [{protocol: UDP, port: 53}, {protocol: TCP, port: 53}]}]`
 
-// The cluster's DNS as most manifests name it, and HTTPS.
+// The cluster's DNS as in most manifests, and HTTPS.
 const clusterDNS = `[
   {to: [{namespaceSelector: {}, podSelector: {matchLabels: {k8s-app: kube-dns}}}], ports: [{protocol: UDP, port: 53}]},
   {ports: [{port: 443}]}]`
@@ -92,7 +92,7 @@ func TestDecideWithinRules(t *testing.T) {
 			if k.Protocol == "" {
 				k.Protocol = "tcp"
 			}
-			if d := Decide(ground, bounded(t, tt.own, tt.rules), nil, k); d.Verdict != tt.want || !strings.Contains(d.Rule, tt.rule) {
+			if d := Decide(hostRules, bounded(t, tt.own, tt.rules), nil, k); d.Verdict != tt.want || !strings.Contains(d.Rule, tt.rule) {
 				t.Errorf("Decide = %s by %q, want %s by %q", d.Verdict, d.Rule, tt.want, tt.rule)
 			}
 		})

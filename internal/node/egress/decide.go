@@ -9,31 +9,31 @@ import (
 	"time"
 )
 
-// Verdict is what becomes of a packet.
+// Verdict is the result for a packet.
 type Verdict string
 
 // Verdicts.
 const (
 	Allowed Verdict = "allowed"
 	Refused Verdict = "refused"
-	// Resolver means that it goes to Barchan's own resolver, wherever it was sent.
+	// Resolver means that it goes to Barchan's own resolver, whatever its destination.
 	Resolver Verdict = "resolver"
 )
 
-// Decision is a verdict and the rule that it comes from, in words for people.
+// Decision is a verdict and the rule behind it, as text for users.
 type Decision struct {
 	Verdict Verdict `json:"verdict"`
 	Rule    string  `json:"rule"`
 }
 
-// Packet is what a sandbox sends. Protocol is "tcp", "udp" or another name in small letters.
+// Packet is a packet from a sandbox. Protocol is "tcp", "udp" or another name in lower case.
 type Packet struct {
 	Address  netip.Addr
 	Port     uint16
 	Protocol string
 }
 
-// Pin is an address that is allowed because names are, until a moment.
+// Pin is an address that is allowed by a name, until a time.
 type Pin struct {
 	Address netip.Addr `json:"address"`
 	Names   []string   `json:"names"`
@@ -42,29 +42,29 @@ type Pin struct {
 
 func (k Packet) dns() bool { return k.Port == 53 && (k.Protocol == "udp" || k.Protocol == "tcp") }
 
-// Decide says what becomes of the first packet of a connection. An open connection outlives the
-// pin that allowed it; nothing else is judged by what was before.
+// Decide returns the decision about the first packet of a connection. An open connection outlives
+// its pin; nothing else depends on earlier state.
 func Decide(g HostRules, p Policy, pins []Pin, k Packet) Decision {
 	a := k.Address.Unmap()
 	if k.dns() && p.UsesResolver() && g.Offers(a) {
 		return Decision{Resolver, fmt.Sprintf("Barchan's resolver answers all DNS of this sandbox, because of %s", p.resolverRule())}
 	}
-	ground := g.decide(a, k.dns())
-	if ground.Verdict != Allowed || slices.Contains(g.Machine, a) {
-		return ground // what goes to the machine itself is no egress
+	host := g.decide(a, k.dns())
+	if host.Verdict != Allowed || slices.Contains(g.Machine, a) {
+		return host // traffic to the host itself is no egress
 	}
 	k.Address = a
 	bounds := p.Bounds.decide(k)
 	if bounds.Verdict == Refused {
 		return bounds
 	}
-	return cmp.Or(p.decide(a, pins), bounds, ground)
+	return cmp.Or(p.decide(a, pins), bounds, host)
 }
 
-// noDNSRule is the rule of bounds that let a sandbox find no name.
+// noDNSRule is the rule of bounds that allow no DNS.
 const noDNSRule = "networkPolicy.egress, which opens no DNS"
 
-// why names the rule for which a sandbox's DNS is Barchan's.
+// resolverRule names the rule because of which Barchan answers a sandbox's DNS.
 func (p Policy) resolverRule() string {
 	if p.Bounds.answersNothing() {
 		return noDNSRule
@@ -75,7 +75,7 @@ func (p Policy) resolverRule() string {
 	return p.Names[0].From
 }
 
-// decide is the policy's word about an address; the zero Decision if it has none.
+// decide returns the policy's decision about an address, or the zero Decision.
 func (p Policy) decide(a netip.Addr, pins []Pin) Decision {
 	if r, ok := find(p.Allow, a); ok {
 		return Decision{Allowed, r.From}
@@ -102,8 +102,8 @@ func (p Policy) decide(a netip.Addr, pins []Pin) Decision {
 	return Decision{}
 }
 
-// DecideName says whether a sandbox gets to know the addresses of a name. Where it does, what
-// becomes of a packet is another question, unless they are pinned.
+// DecideName decides whether a sandbox receives the addresses of a name. If so, packets are decided
+// separately, unless the addresses are pinned.
 func DecideName(p Policy, pins []Pin, name string) Decision {
 	if !p.UsesResolver() {
 		return Decision{Allowed, "any name is answered"}

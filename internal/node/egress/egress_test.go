@@ -11,7 +11,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-var ground = HostRules{
+var hostRules = HostRules{
 	Sandboxes: []netip.Prefix{netip.MustParsePrefix("10.87.0.0/16"), netip.MustParsePrefix("fd01::/64")},
 	Gateways:  []netip.Addr{netip.MustParseAddr("10.87.0.1"), netip.MustParseAddr("fd01::1")},
 	Machine:   []netip.Addr{netip.MustParseAddr("198.41.0.4"), netip.MustParseAddr("192.168.1.53")},
@@ -83,15 +83,15 @@ func TestDecide(t *testing.T) {
 			if tt.protocol != "" {
 				k.Protocol = tt.protocol
 			}
-			d := Decide(ground, p, pins, k)
+			d := Decide(hostRules, p, pins, k)
 			if d.Verdict != tt.want || !strings.Contains(d.Rule, tt.rule) {
 				t.Errorf("Decide = %s by %q, want %s by %q", d.Verdict, d.Rule, tt.want, tt.rule)
 			}
 		})
 	}
-	noIPv6 := HostRules{Sandboxes: ground.Sandboxes[:1]}
+	noIPv6 := HostRules{Sandboxes: hostRules.Sandboxes[:1]}
 	if d := Decide(noIPv6, Policy{}, nil, Packet{Address: netip.MustParseAddr("2606::1"), Port: 443, Protocol: "tcp"}); d.Verdict != Refused || !strings.Contains(d.Rule, "subnet6") {
-		t.Errorf("IPv6 where there is none: %+v", d)
+		t.Errorf("IPv6 without a range: %+v", d)
 	}
 }
 
@@ -154,9 +154,9 @@ func TestSurvives(t *testing.T) {
 		{"allowed", names, Policy{}, b, false, true},
 		{"open before", names, Policy{}, a, false, false},
 		{"its pin ended", policy(t, "x.com y.com 8.8.8.8 9.9.9.9", "", false), names, a, false, true},
-		{"a name was taken away", fewer, names, a, false, false},
-		{"a range was taken away", policy(t, "x.com y.com", "", false), names, b, false, false},
-		{"before there were no names", fewer, policy(t, "", "", false), a, false, false},
+		{"a name was removed", fewer, names, a, false, false},
+		{"a range was removed", policy(t, "x.com y.com", "", false), names, b, false, false},
+		{"no names in the old policy", fewer, policy(t, "", "", false), a, false, false},
 		{"now open", policy(t, "x.com", "8.8.8.8", true), names, a, false, true},
 		{"now denied", policy(t, "x.com", "5.0.0.0/8", true), policy(t, "", "", true), a, false, false},
 	} {

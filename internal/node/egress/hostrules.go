@@ -5,10 +5,10 @@ import (
 	"slices"
 )
 
-// notPublic are the ranges that no sandbox reaches unless the operator says so. Of IPv4:
-// private, link-local (with the metadata address of clouds), shared, documentation, multicast
-// and reserved ones. Of IPv6: all but global unicast, and of that what stands for something
-// else, an IPv4 address among others.
+// notPublic are the ranges that sandboxes reach only if the operator allows them. IPv4: private,
+// link-local (with the metadata address of clouds), shared, documentation, multicast and reserved
+// ranges. IPv6: everything except global unicast, and the parts of that which embed other
+// addresses.
 var notPublic = []Rule{
 	closed("0.0.0.0/8", "addresses of this network"),
 	closed("10.0.0.0/8", "private ranges"),
@@ -28,7 +28,7 @@ var notPublic = []Rule{
 	closed("2001:db8::/32", "ranges for documentation"),
 	closed("3fff::/20", "ranges for documentation"),
 	closed("2001::/23", "ranges for protocols"),
-	closed("2002::/16", "IPv4 addresses in the clothes of IPv6"),
+	closed("2002::/16", "IPv4 addresses embedded in IPv6"),
 	closed("::/3", "ranges that are not global unicast"),
 	closed("4000::/2", "ranges that are not global unicast"),
 	closed("8000::/1", "ranges that are not global unicast"),
@@ -38,7 +38,7 @@ func closed(prefix, what string) Rule {
 	return Rule{Prefix: netip.MustParsePrefix(prefix), From: what + " are closed (" + prefix + ")"}
 }
 
-// NotPublic are the ranges that are closed unless [Ground.Reachable] has them.
+// NotPublic are the ranges that are closed unless [HostRules.Reachable] has them.
 func NotPublic() (prefixes []netip.Prefix) {
 	for _, r := range notPublic {
 		prefixes = append(prefixes, r.Prefix)
@@ -46,15 +46,15 @@ func NotPublic() (prefixes []netip.Prefix) {
 	return prefixes
 }
 
-// HostRules is what the operator decides for all sandboxes: no policy opens what it closes.
+// HostRules is the operator's configuration for all sandboxes: no policy opens what it closes.
 type HostRules struct {
-	// Sandboxes are the ranges of the sandboxes themselves.
+	// Sandboxes are the ranges of the sandboxes.
 	Sandboxes []netip.Prefix
-	// Gateways are the addresses at which Barchan's resolver answers.
+	// Gateways are the addresses of Barchan's resolver.
 	Gateways []netip.Addr
-	// Machine are other addresses of the machine; what is missing here is taken for elsewhere.
+	// Machine are other addresses of the host; missing ones count as remote.
 	Machine []netip.Addr
-	// Resolvers may be asked on port 53, and nobody else.
+	// Resolvers are the only hosts allowed on port 53.
 	Resolvers []netip.Addr
 	// Reachable are open although they are not public.
 	Reachable []netip.Prefix
@@ -65,14 +65,14 @@ func (g HostRules) Offers(a netip.Addr) bool {
 	return slices.ContainsFunc(g.Sandboxes, func(p netip.Prefix) bool { return p.Addr().Is4() == a.Is4() })
 }
 
-// Open reports whether sandboxes without a policy may reach an address, DNS aside. A name is
-// never pinned to one that they may not.
+// Open reports whether sandboxes without a policy may reach an address, DNS aside. Names are pinned
+// to such addresses only.
 func (g HostRules) Open(a netip.Addr) bool {
 	d := g.decide(a, false)
 	return d.Verdict == Allowed
 }
 
-// decide is the ground's word about an address.
+// decide returns the decision of the host rules about an address.
 func (g HostRules) decide(a netip.Addr, dns bool) Decision {
 	asked := dns && slices.Contains(g.Resolvers, a)
 	switch {

@@ -1,7 +1,7 @@
-// Package egress says what a sandbox may reach. It reads the policy that users write into a
-// [Policy], and [Decide] names the rule that decides about a destination, in words for people.
-// The operator's word stands above the user's: see [Ground]. The package touches nothing:
-// package netdev has the kernel do the same, and a test holds the two together.
+// Package egress decides what a sandbox may reach. It compiles users' policies into a [Policy], and
+// [Decide] returns the rule for a destination, as text for users. The operator's [HostRules] take
+// precedence. The package changes nothing on the host: package netdev makes the kernel enforce the
+// same, and a test compares the two.
 package egress
 
 import (
@@ -17,32 +17,32 @@ import (
 // Rule is an entry of a policy that is a range of addresses.
 type Rule struct {
 	Prefix netip.Prefix
-	// From is the entry as its author knows it, such as "denyOut[0] 0.0.0.0/0".
+	// From is the entry in its author's terms, such as "denyOut[0] 0.0.0.0/0".
 	From string
 }
 
-// Name is an entry of a policy that is a domain name: one, or with "*." in front all below it.
+// Name is an entry of a policy with a domain name, or with "*." in front all names below it.
 type Name struct {
 	Pattern string
 	From    string
 }
 
-// Policy is what a user says about one sandbox. The zero value says nothing: what the ground
-// leaves open is open.
+// Policy is a user's egress policy of one sandbox. The zero value closes nothing beyond the host
+// rules.
 type Policy struct {
-	// Allow wins over Deny and over Closed.
+	// Allow takes precedence over Deny and Closed.
 	Allow, Deny []Rule
-	// Names are allowed as the addresses to which the resolver has pinned them.
+	// Names are allowed as the addresses that the resolver has pinned.
 	Names []Name
-	// Closed is the rule that denies every address that nothing allows; empty means none does.
+	// Closed is the rule that denies every address not allowed; empty means none does.
 	Closed string
-	// Bounds must allow too what all the others do. See [Policy.Within].
+	// Bounds must also allow what the others do. See [Policy.Within].
 	Bounds Bounds
 }
 
-// Compile reads a policy; nil says nothing. 0.0.0.0/0 stands for every address, those of IPv6
-// too: whoever closes all must not leave a second door open. The error is an errs.ErrInvalid
-// that names the entry; the API server lets no such policy in.
+// Compile compiles a policy; nil has no rules. 0.0.0.0/0 includes IPv6, so that closing everything
+// leaves no gap. The error is an errs.ErrInvalid that names the entry; the API server admits no
+// such policy.
 func Compile(from *agents.EgressPolicy) (p Policy, err error) {
 	if from == nil {
 		return p, nil
@@ -89,40 +89,40 @@ func read(list string, i int, entry string) (Rule, error) {
 	if a, err := netip.ParseAddr(entry); err == nil {
 		rule.Prefix = netip.PrefixFrom(a, a.BitLen())
 	} else {
-		rule.Prefix = netip.MustParsePrefix(entry).Masked() // it was checked
+		rule.Prefix = netip.MustParsePrefix(entry).Masked() // validated
 	}
 	return rule, nil
 }
 
 func origin(list string, i int, entry string) string { return fmt.Sprintf("%s[%d] %s", list, i, entry) }
 
-// Restricts reports whether anything that the ground leaves open is closed by the policy.
+// Restricts reports whether the policy closes an address that the host rules leave open.
 func (p Policy) Restricts() bool { return p.Bounds.On || p.closes() }
 
 // closes is Restricts without the bounds.
 func (p Policy) closes() bool { return !p.allowsAll() && (p.Closed != "" || len(p.Deny) > 0) }
 
-// Asks reports whether the sandbox's questions about names all go to Barchan's own resolver,
-// which answers those about allowed names alone.
+// Asks reports whether all DNS queries of the sandbox go to Barchan's resolver, which answers
+// allowed names only.
 func (p Policy) UsesResolver() bool {
 	return p.Bounds.answersNothing() || (p.closes() && (p.Closed != "" || len(p.Names) > 0))
 }
 
-// Pins reports whether addresses are allowed because names are.
+// Pins reports whether names allow addresses.
 func (p Policy) Pins() bool { return p.closes() && len(p.Names) > 0 }
 
 func (p Policy) allowsAll() bool {
 	return slices.ContainsFunc(p.Allow, func(r Rule) bool { return r.Prefix == allAddresses[0] })
 }
 
-// Equal reports whether two policies say the same in the same words.
+// Equal reports whether two policies have the same rules in the same words.
 func (p Policy) Equal(q Policy) bool {
 	return p.Closed == q.Closed && slices.Equal(p.Allow, q.Allow) && slices.Equal(p.Deny, q.Deny) &&
 		slices.Equal(p.Names, q.Names) && p.Bounds.Equal(q.Bounds)
 }
 
-// Match finds the entry that allows a name, which may be written in any case and end in a dot.
-// "*.example.com" stands for names of any depth below example.com, and not for that itself.
+// Match finds the entry that allows a name, in any case and with or without a final dot.
+// "*.example.com" matches names of any depth below example.com, but not example.com.
 func (p Policy) Match(name string) (Name, bool) {
 	name = canonical(name)
 	for _, n := range p.Names {
@@ -134,17 +134,17 @@ func (p Policy) Match(name string) (Name, bool) {
 	return Name{}, false
 }
 
-// Names that q allows and p does not, or not any more.
+// lacksNameOf reports whether q allows a name that p does not.
 func (p Policy) lacksNameOf(q Policy) bool {
 	return slices.ContainsFunc(q.Names, func(n Name) bool {
 		return !slices.ContainsFunc(p.Names, func(m Name) bool { return m.Pattern == n.Pattern })
 	})
 }
 
-// canonical is a name as it is compared.
+// canonical is a name in its form for comparisons.
 func canonical(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }
 
-// find is the first rule that has an address.
+// find returns the first rule with an address.
 func find(rules []Rule, a netip.Addr) (Rule, bool) {
 	i := slices.IndexFunc(rules, func(r Rule) bool { return r.Prefix.Contains(a) })
 	if i < 0 {
@@ -153,11 +153,11 @@ func find(rules []Rule, a netip.Addr) (Rule, bool) {
 	return rules[i], true
 }
 
-// Survives reports whether a connection to an address, open while an older policy was in force,
-// may go on under p; pinned says whether the address is pinned for an allowed name now.
+// Survives reports whether an open connection to an address, allowed by an older policy, may
+// continue under p; pinned reports whether the address is pinned for an allowed name now.
 //
-// A connection may outlive its pin, and then nobody can tell for which name it was made. It goes
-// on if the older policy allowed it for nothing but a name, and p takes no name away.
+// A connection may outlive its pin, and then its name is unknown. It continues if the older policy
+// allowed it only for a name, and p removes no name.
 func (p Policy) Survives(older Policy, a netip.Addr, pinned bool) bool {
 	if _, ok := find(p.Allow, a); ok || pinned {
 		return true

@@ -18,6 +18,7 @@ func unknownSubnet() netip.Prefix { return netip.PrefixFrom(netip.IPv4Unspecifie
 const maxExpiredPerWrite = 16
 
 // readLocked loads all rows.
+//
 // +checklocks:b.mu
 func (b *Allocator) readLocked() error {
 	var rows []Row
@@ -41,6 +42,7 @@ func (b *Allocator) readLocked() error {
 }
 
 // readRowLocked loads one row.
+//
 // +checklocks:b.mu
 func (b *Allocator) readRowLocked(r Row, now time.Time) (e entry, ok bool) {
 	l, err := b.decodeLocked(r)
@@ -71,6 +73,7 @@ func (b *Allocator) readRowLocked(r Row, now time.Time) (e entry, ok bool) {
 }
 
 // decodeLocked decodes a row; its subnet must contain the address, and no other row may have it.
+//
 // +checklocks:b.mu
 func (b *Allocator) decodeLocked(r Row) (Lease, error) {
 	home, err := netip.ParsePrefix(r.Subnet)
@@ -102,6 +105,7 @@ func preferred(x, y Lease) bool {
 }
 
 // updateSpaceLocked records in the space whether an address is free.
+//
 // +checklocks:b.mu
 func (b *Allocator) updateSpaceLocked(addr netip.Addr) {
 	if !b.cfg.Subnet.Contains(addr) {
@@ -114,6 +118,7 @@ func (b *Allocator) updateSpaceLocked(addr netip.Addr) {
 }
 
 // putLocked replaces the lease of an address in memory.
+//
 // +checklocks:b.mu
 func (b *Allocator) putLocked(e entry) {
 	b.dropLocked(e.Address)
@@ -132,6 +137,7 @@ func (b *Allocator) putLocked(e entry) {
 }
 
 // dropLocked removes the lease of an address from memory.
+//
 // +checklocks:b.mu
 func (b *Allocator) dropLocked(addr netip.Addr) {
 	e, ok := b.leases[addr]
@@ -149,6 +155,7 @@ func (b *Allocator) dropLocked(addr netip.Addr) {
 }
 
 // write stores leases, all or none, and then updates memory.
+//
 // +checklocks:b.writeMu
 func (b *Allocator) write(leases ...Lease) error {
 	entries, changes, err := b.plan(leases)
@@ -180,6 +187,7 @@ func (b *Allocator) write(leases ...Lease) error {
 
 // plan returns the store changes for leases: their rows, the removal of rows for the same addresses
 // in other buckets, and of some expired rows.
+//
 // +checklocks:b.writeMu
 func (b *Allocator) plan(leases []Lease) (entries []entry, changes []Row, err error) {
 	b.mu.Lock()
@@ -215,6 +223,7 @@ func (b *Allocator) plan(leases []Lease) (entries []entry, changes []Row, err er
 }
 
 // bucketsLocked lists the subnets whose buckets have rows of an address.
+//
 // +checklocks:b.mu
 func (b *Allocator) bucketsLocked(addr netip.Addr) (homes []string) {
 	if e, ok := b.leases[addr]; ok {
@@ -230,6 +239,7 @@ func (b *Allocator) bucketsLocked(addr netip.Addr) (homes []string) {
 }
 
 // homeLocked returns the subnet whose bucket a lease belongs in.
+//
 // +checklocks:b.mu
 func (b *Allocator) homeLocked(addr netip.Addr) string {
 	if b.cfg.Subnet.Contains(addr) {
@@ -248,6 +258,7 @@ func (b *Allocator) homeLocked(addr netip.Addr) string {
 }
 
 // dropUnreadLocked drops unreadable rows that a write has replaced.
+//
 // +checklocks:b.mu
 func (b *Allocator) dropUnreadLocked(addr netip.Addr) {
 	for _, r := range b.unreadAt[addr] {

@@ -197,6 +197,7 @@ func checkAddress(addr netip.Addr) error {
 
 // next returns the next free address after the last one used, so that addresses are reused as late
 // as possible.
+//
 // +checklocks:b.writeMu
 func (b *Allocator) next(now time.Time) (netip.Addr, error) {
 	b.mu.Lock()
@@ -212,6 +213,7 @@ func (b *Allocator) next(now time.Time) (netip.Addr, error) {
 }
 
 // expireLocked frees the addresses whose cool-down is over. The caller holds writeMu.
+//
 // +checklocks:b.mu
 func (b *Allocator) expireLocked(now time.Time) {
 	n := 0
@@ -254,6 +256,7 @@ func (b *Allocator) Claim(owner string, addr netip.Addr) error {
 }
 
 // claim is Claim for callers that hold writeMu.
+//
 // +checklocks:b.writeMu
 func (b *Allocator) claim(owner string, addr netip.Addr) error {
 	if err := checkOwner(owner); err != nil {

@@ -18,16 +18,16 @@ import (
 
 // handle answers one message.
 func (r *Resolver) handle(ctx context.Context, w dns.ResponseWriter, q *dns.Msg) {
-	who := addressOf(w.RemoteAddr())
-	ours := slices.ContainsFunc(r.cfg.Clients, func(p netip.Prefix) bool { return p.Contains(who) })
-	if !ours || !r.admit(who) {
+	client := addressOf(w.RemoteAddr())
+	ours := slices.ContainsFunc(r.cfg.Clients, func(p netip.Prefix) bool { return p.Contains(client) })
+	if !ours || !r.admit(client) {
 		r.results.WithLabelValues(dropped).Inc()
-		return // no word to strangers, and clients that ask too much ask again
+		return // other hosts get no response; clients over their limit retry
 	}
-	defer r.done(who)
+	defer r.done(client)
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.questionTime)
 	defer cancel()
-	a, result := r.answer(ctx, who, q)
+	a, result := r.answer(ctx, client, q)
 	r.results.WithLabelValues(result).Inc()
 	size := dns.MaxMsgSize
 	if w.LocalAddr().Network() == "udp" {
@@ -41,11 +41,11 @@ func (r *Resolver) handle(ctx context.Context, w dns.ResponseWriter, q *dns.Msg)
 	}
 	a.Compress = true
 	a.Truncate(size)
-	_ = w.WriteMsg(a) // who has gone does not miss it
+	_ = w.WriteMsg(a) // the client may have closed
 }
 
-// answer makes the answer to a message and says what became of it.
-func (r *Resolver) answer(ctx context.Context, who netip.Addr, q *dns.Msg) (*dns.Msg, string) {
+// answer returns the response to a message and its result for the metric.
+func (r *Resolver) answer(ctx context.Context, client netip.Addr, q *dns.Msg) (*dns.Msg, string) {
 	switch {
 	case q.Opcode != dns.OpcodeQuery, len(q.Question) == 1 && q.Question[0].Qtype == dns.TypeANY:
 		return new(dns.Msg).SetRcode(q, dns.RcodeNotImplemented), refused
@@ -56,43 +56,43 @@ func (r *Resolver) answer(ctx context.Context, who netip.Addr, q *dns.Msg) (*dns
 	if question.Qclass != dns.ClassINET || question.Qtype == dns.TypeAXFR || question.Qtype == dns.TypeIXFR {
 		return new(dns.Msg).SetRcode(q, dns.RcodeRefused), refused
 	}
-	policy := r.cfg.Sandboxes.EgressOf(who)
+	policy := r.cfg.Sandboxes.EgressOf(client)
 	if policy.UsesResolver() {
-		return r.answerAllowed(ctx, who, q, policy)
+		return r.answerAllowed(ctx, client, q, policy)
 	}
 	a, err := r.forward(ctx, q)
 	if err != nil {
-		r.log.DebugContext(ctx, "question not answered", "name", question.Name, telemetry.Error, err)
+		r.log.DebugContext(ctx, "cannot answer DNS question", "name", question.Name, telemetry.Error, err)
 		return new(dns.Msg).SetRcode(q, dns.RcodeServerFailure), failed
 	}
 	return a, answered
 }
 
-// answerAllowed answers a sandbox that may know of some names only.
-func (r *Resolver) answerAllowed(ctx context.Context, who netip.Addr, q *dns.Msg, policy egress.Policy) (*dns.Msg, string) {
+// answerAllowed answers a sandbox that may resolve some names only.
+func (r *Resolver) answerAllowed(ctx context.Context, client netip.Addr, q *dns.Msg, policy egress.Policy) (*dns.Msg, string) {
 	question := q.Question[0]
 	if _, ok := policy.Match(question.Name); !ok {
 		return prohibited(q), blocked
 	}
-	if question.Qtype == dns.TypeHTTPS || question.Qtype == dns.TypeSVCB { // their hints could not be pinned in time
+	if question.Qtype == dns.TypeHTTPS || question.Qtype == dns.TypeSVCB { // their hints cannot be pinned in time
 		return new(dns.Msg).SetReply(q), answered
 	}
 	a, err := r.forward(ctx, q)
 	if err == nil {
-		err = r.pin(ctx, who, a)
+		err = r.pin(ctx, client, a)
 	}
 	switch {
-	case errors.Is(err, errs.ErrForbidden): // the policy has changed meanwhile
+	case errors.Is(err, errs.ErrForbidden): // the policy has changed
 		return prohibited(q), blocked
 	case err != nil:
-		r.log.WarnContext(ctx, "question of a sandbox not answered", telemetry.Address, who, "name", question.Name, telemetry.Error, err)
+		r.log.WarnContext(ctx, "cannot answer sandbox's DNS question", telemetry.Address, client, "name", question.Name, telemetry.Error, err)
 		return new(dns.Msg).SetRcode(q, dns.RcodeServerFailure), failed
 	}
 	return a, answered
 }
 
-// prohibited says that there is no such name. Of all refusals it is the one that every client
-// takes for an answer at once; the reason goes with it, for those that asked for reasons.
+// prohibited responds that the name does not exist: the refusal that every client accepts at once.
+// The reason is included for clients that request it.
 func prohibited(q *dns.Msg) *dns.Msg {
 	a := new(dns.Msg).SetRcode(q, dns.RcodeNameError)
 	a.RecursionAvailable = true
@@ -104,9 +104,9 @@ func prohibited(q *dns.Msg) *dns.Msg {
 	return a
 }
 
-// pin makes the addresses of an answer reachable, and takes out of it what cannot be, and all
-// that was not asked for.
-func (r *Resolver) pin(ctx context.Context, who netip.Addr, a *dns.Msg) error {
+// pin makes the addresses of a response reachable, and removes unreachable ones and unrelated
+// records.
+func (r *Resolver) pin(ctx context.Context, client netip.Addr, a *dns.Msg) error {
 	name := a.Question[0].Name
 	own := chain(name, a.Answer)
 	a.Answer = slices.DeleteFunc(a.Answer, func(rr dns.RR) bool { return !own[key(rr.Header().Name)] })
@@ -125,7 +125,7 @@ func (r *Resolver) pin(ctx context.Context, who netip.Addr, a *dns.Msg) error {
 	if len(addrs) == 0 {
 		return nil
 	}
-	pinned, err := r.cfg.Sandboxes.Pin(ctx, who, name, addrs, keep)
+	pinned, err := r.cfg.Sandboxes.Pin(ctx, client, name, addrs, keep)
 	if err != nil {
 		return err
 	}
@@ -136,10 +136,10 @@ func (r *Resolver) pin(ctx context.Context, who netip.Addr, a *dns.Msg) error {
 	return nil
 }
 
-// chain are the names that an answer leads to from the one that was asked for.
+// chain are the names that a response leads to from the question's.
 func chain(name string, records []dns.RR) map[string]bool {
 	own := map[string]bool{key(name): true}
-	for range records { // in whatever order they stand
+	for range records { // in any order
 		before := len(own)
 		for _, rr := range records {
 			if alias, ok := rr.(*dns.CNAME); ok && own[key(alias.Hdr.Name)] {
@@ -155,7 +155,7 @@ func chain(name string, records []dns.RR) map[string]bool {
 
 func key(name string) string { return strings.ToLower(dns.Fqdn(name)) }
 
-// addressIn is the address that a record has.
+// addressIn is the address of a record.
 func addressIn(rr dns.RR) (netip.Addr, bool) {
 	var ip net.IP
 	switch rr := rr.(type) {

@@ -12,8 +12,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// forward asks the operator's servers and returns the answer as one to q. It begins with the
-// server that answered last, and goes on to the others while none has a good answer.
+// forward queries the operator's servers and returns the response as one to q. It begins with the
+// last server that responded, and tries the others until one has a good response.
 func (r *Resolver) forward(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
 	ask := new(dns.Msg).SetQuestion(q.Question[0].Name, q.Question[0].Qtype)
 	ask.CheckingDisabled, ask.RecursionDesired = q.CheckingDisabled, true
@@ -32,7 +32,7 @@ func (r *Resolver) forward(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
 		}
 		r.duration.Observe(time.Since(began).Seconds())
 		if a.Rcode != dns.RcodeSuccess && a.Rcode != dns.RcodeNameError {
-			poor = a // another one may know better
+			poor = a // another may have a better one
 			continue
 		}
 		r.good.Store(int32(at)) //nolint:gosec // a handful
@@ -41,10 +41,10 @@ func (r *Resolver) forward(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
 	if poor != nil {
 		return reply(q, poor), nil
 	}
-	return nil, fmt.Errorf("ask for %s: %w: %w", q.Question[0].Name, errors.Join(failures...), errs.ErrUnavailable)
+	return nil, fmt.Errorf("resolve %s: %w: %w", q.Question[0].Name, errors.Join(failures...), errs.ErrUnavailable)
 }
 
-// exchange asks one server, over TCP where the answer is too large for UDP.
+// exchange queries one server, over TCP if the response is too large for UDP.
 func (r *Resolver) exchange(ctx context.Context, ask *dns.Msg, server netip.AddrPort) (*dns.Msg, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.upstreamTime)
 	defer cancel()
@@ -56,30 +56,30 @@ func (r *Resolver) exchange(ctx context.Context, ask *dns.Msg, server netip.Addr
 			return nil, fmt.Errorf("%s over %s: %w", server, network, err)
 		}
 		if !a.Response || len(a.Question) != 1 || key(a.Question[0].Name) != key(ask.Question[0].Name) || a.Question[0].Qtype != ask.Question[0].Qtype {
-			return nil, fmt.Errorf("%s over %s: answers another question", server, network)
+			return nil, fmt.Errorf("%s over %s: response to another question", server, network)
 		}
 		if !a.Truncated || network == "tcp" {
 			return a, nil
 		}
 	}
-	return nil, fmt.Errorf("%s: no answer", server)
+	return nil, fmt.Errorf("%s: no response", server)
 }
 
-// reply makes another server's answer one to q.
+// reply turns another server's response into one to q.
 func reply(q, a *dns.Msg) *dns.Msg {
 	out := new(dns.Msg).SetRcode(q, a.Rcode&0xf)
 	out.RecursionAvailable, out.AuthenticatedData, out.Truncated = true, a.AuthenticatedData, a.Truncated
 	out.Answer, out.Ns = a.Answer, a.Ns
 	for _, rr := range a.Extra {
-		if rr.Header().Rrtype != dns.TypeOPT { // that is between two neighbours
+		if rr.Header().Rrtype != dns.TypeOPT { // OPT is hop-by-hop
 			out.Extra = append(out.Extra, rr)
 		}
 	}
 	return out
 }
 
-// Lookup asks for the addresses of a name, as a sandbox without a policy would learn them.
-// There being none is an errs.ErrNotFound.
+// Lookup resolves the addresses of a name, as for a sandbox without a policy. None is an
+// errs.ErrNotFound.
 func (r *Resolver) Lookup(ctx context.Context, name string) (addrs []netip.Addr, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.questionTime)
 	defer cancel()

@@ -1,8 +1,7 @@
-// Package resolver is the DNS server of sandboxes. It forwards questions to the operator's
-// servers, within bounds. Of a sandbox whose policy allows names it answers questions about
-// those alone, and before it answers, it has their addresses pinned: made reachable for that
-// sandbox, for as long as the answer is good. It keeps no answers, and is the only user of
-// the DNS library.
+// Package resolver is the DNS server of sandboxes. It forwards questions to the operator's servers,
+// within limits. For a sandbox whose policy allows names, it answers those only, and first pins
+// their addresses: they are reachable for that sandbox as long as the response is valid. It caches
+// nothing, and is the only user of the DNS library.
 package resolver
 
 import (
@@ -28,41 +27,40 @@ import (
 )
 
 const (
-	// questionTimeout bounds the work on one question, upstreamTimeout what one server may take
-	// of it: the defaults of Config's. Clients ask again after 5 s.
+	// questionTimeout bounds the work on one question, upstreamTimeout each server's part of it:
+	// the defaults of Config. Clients retry after 5 s.
 	questionTimeout = 4500 * time.Millisecond
 	upstreamTimeout = 2 * time.Second
-	// maxQuestions bounds the questions that are worked on at once, and maxPerClient those of one
-	// sandbox; more are dropped. The same holds for open connections.
+	// maxQuestions bounds the concurrent questions, and maxPerClient those of one sandbox; more are
+	// dropped. The same limits apply to open connections.
 	maxQuestions = 1024
 	maxPerClient = 128
-	// messageSize is the largest answer over UDP that no network needs to cut into pieces.
+	// messageSize is the largest UDP response that networks do not fragment.
 	messageSize = 1232
-	// listenRetry is the pause before another try to listen.
+	// listenRetry is the pause before another attempt to listen.
 	listenRetry = 5 * time.Second
-	// minPin is how long an address is pinned at least, however short-lived the answer is:
-	// programs keep addresses longer than they should. maxPin is the most; an answer is not
-	// given out as good for longer.
+	// minPin is the least time that an address is pinned, even if the response expires earlier:
+	// programs keep addresses too long. maxPin is the most; responses expire no later.
 	minPin = 10 * time.Minute
 	maxPin = 24 * time.Hour
 )
 
-// Sandboxes knows who asks; package netdev has it.
+// Sandboxes has the policies of clients; package netdev implements it.
 type Sandboxes interface {
-	// EgressOf is the policy of whoever has an address.
+	// EgressOf returns the policy of the sandbox with an address.
 	EgressOf(source netip.Addr) egress.Policy
-	// Pin makes addresses of a name reachable for the one with an address, and returns those
+	// Pin makes addresses of a name reachable for the sandbox with an address, and returns the ones
 	// that it may reach. A name that is not allowed is an errs.ErrForbidden.
 	Pin(ctx context.Context, source netip.Addr, name string, addrs []netip.Addr, keep time.Duration) ([]netip.Addr, error)
 }
 
-// Config is what New needs; every field is required but Metrics.
+// Config configures a Resolver; every field is required except Metrics.
 type Config struct {
-	// Listen are the addresses to answer at, over UDP and TCP.
+	// Listen are the addresses to serve, over UDP and TCP.
 	Listen []netip.AddrPort
-	// Clients are the ranges whose questions are answered; others get no word.
+	// Clients are the ranges that get responses; others get none.
 	Clients []netip.Prefix
-	// Upstreams are the servers to ask, the best first.
+	// Upstreams are the servers to query, the best first.
 	Upstreams []netip.AddrPort
 	Sandboxes Sandboxes
 	Log       *slog.Logger
@@ -76,7 +74,7 @@ type Config struct {
 type Resolver struct {
 	cfg  Config
 	log  *slog.Logger
-	good atomic.Int32 // the upstream that answered last
+	good atomic.Int32 // the last upstream that responded
 
 	results  *prometheus.CounterVec
 	duration prometheus.Histogram
@@ -86,7 +84,7 @@ type Resolver struct {
 	active map[netip.Addr]int // +checklocks:mu
 }
 
-// What became of questions, as the metric has it.
+// Results of questions, as in the metric.
 const (
 	answered = "answered"
 	blocked  = "blocked"
@@ -98,7 +96,7 @@ const (
 // New checks the configuration and starts nothing.
 func New(cfg Config) (*Resolver, error) {
 	if len(cfg.Upstreams) == 0 || cfg.Sandboxes == nil || cfg.Log == nil {
-		return nil, fmt.Errorf("resolver: upstreams, sandboxes and a logger are needed: %w", errs.ErrInvalid)
+		return nil, fmt.Errorf("resolver: upstreams, sandboxes and logger required: %w", errs.ErrInvalid)
 	}
 	cfg.questionTime = cmp.Or(cfg.questionTime, questionTimeout)
 	cfg.upstreamTime = cmp.Or(cfg.upstreamTime, upstreamTimeout)
@@ -106,9 +104,9 @@ func New(cfg Config) (*Resolver, error) {
 		cfg: cfg, log: cfg.Log.With("component", "resolver"), active: map[netip.Addr]int{},
 		results: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: telemetry.MetricsNamespace, Subsystem: "resolver", Name: "questions_total",
-			Help: "DNS questions of sandboxes, by what became of them.",
+			Help: "DNS questions of sandboxes, by result.",
 		}, []string{"result"}),
-		duration: prometheus.NewHistogram(telemetry.DurationOpts("resolver", "upstream", "Time that the operator's DNS servers took for an answer.")),
+		duration: prometheus.NewHistogram(telemetry.DurationOpts("resolver", "upstream", "Response time of the operator's DNS servers.")),
 	}
 	for _, result := range []string{answered, blocked, refused, failed, dropped} {
 		r.results.WithLabelValues(result)
@@ -118,14 +116,14 @@ func New(cfg Config) (*Resolver, error) {
 	}
 	for _, c := range []prometheus.Collector{r.results, r.duration} {
 		if err := cfg.Metrics.Register(c); err != nil {
-			return nil, fmt.Errorf("register the resolver's metrics: %w", err)
+			return nil, fmt.Errorf("register resolver metrics: %w", err)
 		}
 	}
 	return r, nil
 }
 
-// Run answers questions until ctx is done. Where it cannot listen, because another server has
-// the port or an address is missing, it says so and tries again.
+// Run serves until ctx is done. If it cannot listen, because another server has the port or an
+// address is missing, it logs that and retries.
 func (r *Resolver) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -138,7 +136,7 @@ func (r *Resolver) Run(ctx context.Context) error {
 	return nil
 }
 
-// serve answers at one address, over one protocol, until ctx is done.
+// serve serves one address, over one protocol, until ctx is done.
 func (r *Resolver) serve(ctx context.Context, network string, at netip.AddrPort) {
 	for said := false; ctx.Err() == nil; {
 		began := time.Now()
@@ -150,7 +148,7 @@ func (r *Resolver) serve(ctx context.Context, network string, at netip.AddrPort)
 			said = false
 		}
 		if !said {
-			r.log.WarnContext(ctx, "sandboxes' DNS server cannot listen, retrying", telemetry.Address, at, "network", network, telemetry.Error, err)
+			r.log.WarnContext(ctx, "DNS server for sandboxes cannot listen, retrying", telemetry.Address, at, "network", network, telemetry.Error, err)
 		}
 		said = true
 		select {
@@ -182,7 +180,7 @@ func (r *Resolver) serveOnce(ctx context.Context, network string, at netip.AddrP
 		return err
 	case <-ctx.Done():
 	}
-	// It may not have begun yet; then it ends as its socket does.
+	// If it has not started yet, it ends with its socket.
 	_ = server.Shutdown()
 	if server.PacketConn != nil {
 		_ = server.PacketConn.Close()
@@ -190,40 +188,40 @@ func (r *Resolver) serveOnce(ctx context.Context, network string, at netip.AddrP
 		_ = server.Listener.Close()
 	}
 	if err := <-ended; err != nil {
-		r.log.DebugContext(ctx, "sandboxes' DNS server ended", telemetry.Address, at, "network", network, telemetry.Error, err)
+		r.log.DebugContext(ctx, "DNS server for sandboxes ended", telemetry.Address, at, "network", network, telemetry.Error, err)
 	}
 	return nil
 }
 
-// freeBind lets a socket have an address that the machine is only about to have.
+// freeBind lets a socket bind to an address before the host has it.
 func freeBind(_, _ string, c syscall.RawConn) error {
 	var set error
 	err := c.Control(func(fd uintptr) { set = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_FREEBIND, 1) })
 	return errors.Join(err, set)
 }
 
-// admit counts a question or a connection of a client, and reports whether it may be served.
-func (r *Resolver) admit(who netip.Addr) bool {
+// admit counts a question or a connection of a client, and reports whether to serve it.
+func (r *Resolver) admit(client netip.Addr) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.total >= maxQuestions || r.active[who] >= maxPerClient {
+	if r.total >= maxQuestions || r.active[client] >= maxPerClient {
 		return false
 	}
 	r.total++
-	r.active[who]++
+	r.active[client]++
 	return true
 }
 
-func (r *Resolver) done(who netip.Addr) {
+func (r *Resolver) done(client netip.Addr) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.total--
-	if r.active[who]--; r.active[who] == 0 {
-		delete(r.active, who)
+	if r.active[client]--; r.active[client] == 0 {
+		delete(r.active, client)
 	}
 }
 
-// bounded closes connections of clients that have too many.
+// limitedListener closes connections of clients that have too many.
 type limitedListener struct {
 	net.Listener
 	r *Resolver
@@ -236,9 +234,9 @@ func (b *limitedListener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		who := addressOf(c.RemoteAddr())
-		if b.r.admit(who) {
-			return &countedConn{Conn: c, leave: sync.OnceFunc(func() { b.r.done(who) })}, nil
+		client := addressOf(c.RemoteAddr())
+		if b.r.admit(client) {
+			return &countedConn{Conn: c, leave: sync.OnceFunc(func() { b.r.done(client) })}, nil
 		}
 		b.r.results.WithLabelValues(dropped).Inc()
 		_ = c.Close()

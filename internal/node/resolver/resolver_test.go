@@ -23,13 +23,13 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// upstream is a DNS server of the test's own.
+// upstream is a DNS server for the test.
 type upstream struct {
 	addr  netip.AddrPort
 	asked atomic.Int32
 }
 
-// startUpstream answers with records in the form of zone files; "TC" has UDP answers cut short.
+// startUpstream answers with records in zone file format; "TC" truncates UDP responses.
 func startUpstream(t *testing.T, zone map[string][]string) *upstream {
 	t.Helper()
 	u := &upstream{}
@@ -85,17 +85,17 @@ func startUpstream(t *testing.T, zone map[string][]string) *upstream {
 	return u
 }
 
-// lastPort is the last that freeAddr gave away.
+// lastPort is the last port that freeAddr returned.
 var lastPort atomic.Int32
 
-// freeAddr is one of an address that no other process has, free for both protocols.
+// freeAddr returns an unused address, free for both protocols.
 func freeAddr() netip.AddrPort {
 	pid := os.Getpid()
 	own := netip.AddrFrom4([4]byte{127, byte(64 | pid>>16), byte(pid >> 8), byte(pid)})
 	return netip.AddrPortFrom(own, uint16(10_000+lastPort.Add(1)%10_000))
 }
 
-// clients stands in for the network of sandboxes: one policy for all.
+// fakeSandboxes has one policy for all sandboxes.
 type fakeSandboxes struct {
 	mu     sync.Mutex
 	policy egress.Policy
@@ -127,7 +127,7 @@ func (c *fakeSandboxes) Pin(_ context.Context, _ netip.Addr, name string, addrs 
 	return pinned, nil
 }
 
-// start runs a resolver and returns where it answers.
+// start runs a resolver and returns its address.
 func start(t *testing.T, c *fakeSandboxes, change func(*Config), upstreams ...netip.AddrPort) string {
 	t.Helper()
 	c.pins = map[string]time.Duration{}
@@ -167,7 +167,7 @@ func ask(t *testing.T, network, at, name string, kind uint16) *dns.Msg {
 	q := new(dns.Msg).SetQuestion(name, kind)
 	q.SetEdns0(4096, false)
 	var a *dns.Msg
-	eventually.NoError(t, "an answer", func() (err error) { // UDP may begin to listen a moment after TCP
+	eventually.NoError(t, "an answer", func() (err error) { // UDP may listen slightly later than TCP
 		a, _, err = (&dns.Client{Net: network, Timeout: eventually.Patience}).ExchangeContext(t.Context(), q, at)
 		var no *net.OpError
 		if err != nil && (!errors.As(err, &no) || no.Op == "dial") {
@@ -216,7 +216,7 @@ func TestForward(t *testing.T) {
 	before := sick.asked.Load()
 	ask(t, "udp", at, "example.com.", dns.TypeA)
 	if sick.asked.Load() != before {
-		t.Error("a server without answers is asked before the one that answered last")
+		t.Error("queried a failed server before the last one that responded")
 	}
 	at = start(t, &fakeSandboxes{}, nil, dead)
 	if a := ask(t, "udp", at, "example.com.", dns.TypeA); a.Rcode != dns.RcodeServerFailure {
@@ -271,15 +271,15 @@ func TestOnlyAllowedNames(t *testing.T) {
 	c.mu.Unlock()
 	a := ask(t, "udp", at, "evil.com.", dns.TypeA)
 	if opt := a.IsEdns0(); opt == nil || len(opt.Option) != 1 || !strings.Contains(opt.Option[0].String(), "may look up") {
-		t.Errorf("a refusal gives no reason: %v", a)
+		t.Errorf("refusal without a reason: %v", a)
 	}
 
-	// The policy changes while the question is under way.
+	// The policy changes during the question.
 	c.mu.Lock()
 	c.before = func(c *fakeSandboxes) { c.policy = egress.Policy{Closed: "internet: false"} }
 	c.mu.Unlock()
 	if a := ask(t, "udp", at, "example.com.", dns.TypeA); a.Rcode != dns.RcodeNameError || len(a.Answer) > 0 {
-		t.Errorf("a name that was taken away meanwhile: %v", a)
+		t.Errorf("a name removed meanwhile: %v", a)
 	}
 }
 
@@ -293,7 +293,7 @@ func TestBounds(t *testing.T) {
 			_ = c.Close()
 		}
 	}()
-	eventually.True(t, "one client's connections are too many", func() bool { // they are closed as well when nothing comes on them
+	eventually.True(t, "one client exceeds its connections", func() bool { // idle ones are closed too
 		for range maxPerClient {
 			c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", at)
 			if err != nil {
@@ -307,7 +307,7 @@ func TestBounds(t *testing.T) {
 		_ = c.Close()
 	}
 	open = nil
-	for { // the places of closed connections become free
+	for { // closed connections are uncounted
 		c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", at)
 		if err != nil {
 			t.Fatal(err)
@@ -324,7 +324,7 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// count is how many questions and connections had a result.
+// count returns the number of questions and connections with a result.
 func count(t *testing.T, metrics *prometheus.Registry, result string) (n float64) {
 	t.Helper()
 	families, err := metrics.Gather()
@@ -341,7 +341,8 @@ func count(t *testing.T, metrics *prometheus.Registry, result string) (n float64
 	return n
 }
 
-// TestAdmission: one client has so many and not one more, whatever others have, until it leaves one.
+// TestAdmission: a client is admitted up to its limit, independent of others, and again after a
+// release.
 func TestAdmission(t *testing.T) {
 	r, err := New(Config{Upstreams: []netip.AddrPort{freeAddr()}, Sandboxes: &fakeSandboxes{}, Log: telemetry.Discard()})
 	if err != nil {
@@ -354,11 +355,11 @@ func TestAdmission(t *testing.T) {
 		}
 	}
 	if r.admit(one) || !r.admit(other) {
-		t.Error("a place too many, or none for another")
+		t.Error("admitted above the limit, or refused another client")
 	}
 	r.done(one)
 	if !r.admit(one) {
-		t.Error("a place that was left is not free")
+		t.Error("refused after a release")
 	}
 }
 
@@ -383,7 +384,7 @@ func TestLookup(t *testing.T) {
 	}
 }
 
-// A port that another server has is taken over when that has gone; nothing fails meanwhile.
+// The resolver listens on a port when another server has released it, without a failure meanwhile.
 func TestRunRetriesListen(t *testing.T) {
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
