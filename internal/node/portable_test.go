@@ -154,7 +154,7 @@ func TestRoomForAnImport(t *testing.T) {
 	whole, _ := artifact(t, n)
 	for what, left := range map[string]int64{"too large": 1000, "full in the image": -2, "full in the files": -3} {
 		room.Store(left)
-		if _, err := importIt(t, n, bytes.NewReader(whole)); !errors.Is(err, errs.ErrExhausted) || errs.Text(err) != "there is no room for what is imported: the disk is small" {
+		if _, err := importIt(t, n, bytes.NewReader(whole)); !errors.Is(err, errs.ErrExhausted) || errs.Text(err) != "no disk space for the import: the disk is small" {
 			t.Errorf("%s: %v", what, err)
 		}
 		if hasImage(t, n) {

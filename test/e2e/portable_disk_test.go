@@ -118,7 +118,7 @@ func (s *server) takeWithReserve(leave int64) (giveBack func()) {
 }
 
 // noRoom is what an import says that the disk is too small for.
-const noRoom = "there is no room for what is imported"
+const noRoom = "no disk space for the import"
 
 // importHeldUp imports an artifact as held from a pipe, in which nothing comes after the middle of a large
 // blob until meanwhile has returned.

@@ -9,17 +9,17 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// Base is an image that was made for an import, which goes with the import if that fails.
+// Base is an image of an import, which is removed if the import fails.
 type Base struct {
 	Ref string `json:"ref"`
-	// Digest is of what the name was given to: it may be another's by then.
+	// Digest is of the image that got the name: the name may refer to another by now.
 	Digest string `json:"digest"`
 }
 
-// ImportLease is the ID of the lease that keeps an image that is coming.
+// ImportLease is the ID of the lease for an image being imported.
 func ImportLease(uid types.UID) string { return "import-" + string(uid) }
 
-// dropBase removes the image that an import was bringing, whole or not, unless somebody uses it by now.
+// dropBase removes the image of an import, complete or not, unless it is in use.
 func (s *Store) dropBase(ctx context.Context, k *Handle) error {
 	c := k.Row()
 	if c == nil || c.Base == nil {
@@ -34,7 +34,7 @@ func (s *Store) dropBase(ctx context.Context, k *Handle) error {
 	return s.cfg.Containerd.RemoveImageOf(ctx, c.Base.Ref, digest.Digest(c.Base.Digest))
 }
 
-// OfImage are the checkpoints, except one, that were made from the image of a digest.
+// OfImage returns the checkpoints, except one, made from the image of a digest.
 func (s *Store) OfImage(digest string, but *Handle) (refs []sandbox.CheckpointRef) {
 	for _, k := range s.All() {
 		if c := k.Row(); k != but && c != nil && (c.Digest == digest || (c.Base != nil && c.Base.Digest == digest)) {

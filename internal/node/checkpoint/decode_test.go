@@ -18,6 +18,6 @@ func TestDecodeCheckpoint(t *testing.T) {
 		}
 	}
 	if _, err := decode([]byte("../a"), []byte(`{"stage":"ready","ref":{"UID":"../a"}}`)); err == nil {
-		t.Error("a path is taken for a UID")
+		t.Error("a path was accepted as a UID")
 	}
 }

@@ -20,8 +20,8 @@ import (
 // eraseTimeout bounds the removal of a checkpoint after its request has ended.
 const eraseTimeout = time.Minute
 
-// CapturedOf is what the node has of a checkpoint. One that it does not have in full is an
-// errs.ErrNotFound; one that is being written now, or whose row cannot be read, is an errs.ErrUnavailable.
+// CapturedOf returns the node's data of a checkpoint. An incomplete one is an errs.ErrNotFound; one being
+// written now, or with an unreadable row, is an errs.ErrUnavailable.
 func (s *Store) CapturedOf(ref sandbox.CheckpointRef) (sandbox.Captured, error) {
 	if err := s.CheckRead(ref); err != nil {
 		return sandbox.Captured{}, err
@@ -37,7 +37,7 @@ func (s *Store) CapturedOf(ref sandbox.CheckpointRef) (sandbox.Captured, error) 
 	return s.Captured(c), nil
 }
 
-// Complete are all checkpoints that the node has in full, in no order.
+// Complete returns all complete checkpoints, in any order.
 func (s *Store) Complete() []sandbox.Captured {
 	var all []sandbox.Captured
 	for _, k := range s.All() {
@@ -48,9 +48,9 @@ func (s *Store) Complete() []sandbox.Captured {
 	return all
 }
 
-// Remove removes a checkpoint, also while it is being made. It returns nil only when nothing
-// of it is left; repeating it is harmless. No sandbox can be made from it from now on, and those that
-// are being made are waited for: where that takes longer than ctx, it is an errs.ErrUnavailable.
+// Remove removes a checkpoint, also while it is being created. It returns nil only when nothing of it
+// remains, and may be repeated. It refuses new sandboxes from it, and waits for those being created: if that
+// exceeds ctx, it is an errs.ErrUnavailable.
 func (s *Store) Remove(ctx context.Context, ref sandbox.CheckpointRef) error {
 	if err := CheckRef(ref); err != nil {
 		return err
@@ -67,7 +67,7 @@ func (s *Store) Remove(ctx context.Context, ref sandbox.CheckpointRef) error {
 	return nil
 }
 
-// dropKept removes a checkpoint, in its turn.
+// drop removes a checkpoint. The caller holds its lock.
 func (s *Store) drop(ctx context.Context, k *Handle) error {
 	if c := k.Row(); c != nil && c.Stage != Dropping {
 		if err := s.Move(k, new(*c), Dropping); err != nil {
@@ -83,7 +83,7 @@ func (s *Store) drop(ctx context.Context, k *Handle) error {
 	return s.Erase(limited, k)
 }
 
-// removeCheckpointData removes the files of a checkpoint, which nobody may be at.
+// removeData removes the files of a checkpoint, which must not be in use.
 func (s *Store) removeData(ctx context.Context, uid types.UID) error {
 	failures := []error{s.cfg.Containerd.RemoveCopy(ctx, Snapshot(uid))}
 	if err := os.RemoveAll(s.Dir(uid)); err != nil {
@@ -92,14 +92,14 @@ func (s *Store) removeData(ctx context.Context, uid types.UID) error {
 	return errors.Join(failures...)
 }
 
-// LoadLogged reads all rows, and logs those that cannot be read.
+// LoadLogged reads all rows, and logs unreadable ones.
 func (s *Store) LoadLogged(ctx context.Context) error {
 	err := s.Load(func(key, value []byte, err error) {
-		s.cfg.Log.ErrorContext(ctx, "row of a checkpoint cannot be read; it and its data are kept",
+		s.cfg.Log.ErrorContext(ctx, "unreadable checkpoint row kept with its data",
 			"key", fmt.Sprintf("%q", key), "value", fmt.Sprintf("%q", value), telemetry.Error, err)
 	})
 	if err != nil {
-		return fmt.Errorf("read the books of checkpoints: %w", err)
+		return fmt.Errorf("read rows of checkpoints: %w", err)
 	}
 	return nil
 }
@@ -130,18 +130,18 @@ func (s *Store) Settle(ctx context.Context) (undone int) {
 	return undone
 }
 
-// Stray finds directories and containerd snapshots of checkpoints without a row, by UID, as lines for operators; and rows
-// whose data are missing.
-func (s *Store) Stray(ctx context.Context) (stray map[types.UID][]string, lame []string, err error) {
+// Stray finds directories and containerd snapshots of checkpoints without a row, by UID, as lines
+// for operators; and rows with missing data.
+func (s *Store) Stray(ctx context.Context) (stray map[types.UID][]string, incomplete []string, err error) {
 	rows := map[types.UID]*Row{}
-	know := func() {
+	addKnown := func() {
 		for _, k := range s.All() {
 			if c := k.Row(); c != nil {
 				rows[k.ref.UID] = c
 			}
 		}
 	}
-	know()
+	addKnown()
 	dirs, err := os.ReadDir(s.Root())
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
@@ -149,7 +149,7 @@ func (s *Store) Stray(ctx context.Context) (stray map[types.UID][]string, lame [
 	failures := []error{err}
 	committed, err := s.cfg.Containerd.Committed(ctx)
 	failures = append(failures, err)
-	know() // what was begun meanwhile
+	addKnown() // those created meanwhile
 	stray = map[types.UID][]string{}
 	unread := s.Unread()
 	has := map[types.UID]int{}
@@ -160,11 +160,11 @@ func (s *Store) Stray(ctx context.Context) (stray map[types.UID][]string, lame [
 		}
 	}
 	for _, dir := range dirs {
-		add(types.UID(dir.Name()), "checkpoint's directory "+dir.Name())
+		add(types.UID(dir.Name()), "checkpoint directory "+dir.Name())
 	}
 	for _, one := range committed {
 		if uid, ok := strings.CutPrefix(one.Name, prefix); ok {
-			add(types.UID(uid), "checkpoint's snapshot "+one.Name)
+			add(types.UID(uid), "checkpoint snapshot "+one.Name)
 		}
 	}
 	if err := errors.Join(failures...); err != nil {
@@ -172,26 +172,26 @@ func (s *Store) Stray(ctx context.Context) (stray map[types.UID][]string, lame [
 	}
 	for uid, c := range rows {
 		if c.Stage == Ready && has[uid] < 2 {
-			lame = append(lame, fmt.Sprintf("checkpoint %s/%s (%s), whose files are not all there", c.Ref.Namespace, c.Ref.Name, uid))
+			incomplete = append(incomplete, fmt.Sprintf("checkpoint %s/%s (%s), with missing files", c.Ref.Namespace, c.Ref.Name, uid))
 		}
 	}
-	return stray, lame, nil
+	return stray, incomplete, nil
 }
 
-// dropStrayCheckpoints removes what has the name of a checkpoint and no row. Nobody may be making one.
+// dropStray removes data of checkpoints without a row. None may be in creation.
 func (s *Store) dropStray(ctx context.Context) error {
-	stray, lame, err := s.Stray(ctx)
+	stray, incomplete, err := s.Stray(ctx)
 	failures := []error{err}
 	for uid, what := range stray {
-		s.cfg.Log.InfoContext(ctx, "removing what is left of a checkpoint without a row", "uid", uid, "what", what)
+		s.cfg.Log.InfoContext(ctx, "removing leftovers of a checkpoint without row", "uid", uid, "what", what)
 		if err := CheckRef(sandbox.CheckpointRef{UID: uid}); err != nil {
 			failures = append(failures, err)
 			continue
 		}
 		failures = append(failures, s.removeData(ctx, uid))
 	}
-	for _, what := range lame {
-		s.cfg.Log.ErrorContext(ctx, "files of a checkpoint are missing; nothing can be made from it", "what", what)
+	for _, what := range incomplete {
+		s.cfg.Log.ErrorContext(ctx, "checkpoint has missing files", "what", what)
 	}
 	return errors.Join(failures...)
 }
@@ -201,10 +201,10 @@ func (s *Store) Adopt(ctx context.Context) {
 	began := time.Now()
 	undone := s.Settle(ctx)
 	if err := s.dropStray(ctx); err != nil {
-		s.cfg.Log.WarnContext(ctx, "data without a checkpoint may be left", telemetry.Error, err)
+		s.cfg.Log.WarnContext(ctx, "cannot remove all data without a checkpoint", telemetry.Error, err)
 	}
 	if undone > 0 {
-		s.cfg.Log.InfoContext(ctx, "removed checkpoints that were half made or half removed", "undone", undone, telemetry.Duration, time.Since(began))
+		s.cfg.Log.InfoContext(ctx, "removed incomplete checkpoints", "undone", undone, telemetry.Duration, time.Since(began))
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// Fault gives an error of making a checkpoint its kind.
+// Fault classifies an error of creating a checkpoint.
 func Fault(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):

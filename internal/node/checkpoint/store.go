@@ -1,6 +1,6 @@
 // Package checkpoint stores the checkpoints of the node: a row of the database, a directory and a committed
-// containerd snapshot for each. It verifies memory once, holds what a sandbox is being made from,
-// and removes what an interruption left. It makes no checkpoint and reads no sandbox: packages capture and transfer write
+// containerd snapshot for each. It verifies memory once, keeps checkpoints in use,
+// and removes leftovers of interruptions. It creates no checkpoint and reads no sandbox: packages capture and transfer write
 // the data.
 //
 // Lock order: the lock of a checkpoint (Store.Acquire) before that of a sandbox; Store.mu, Handle.mu and the mutex of
@@ -35,29 +35,29 @@ import (
 // from the checkpoint's UID:
 //
 //	<DataDir>/checkpoints/<UID>/memory    the image of the memory, if it has one
-//	<DataDir>/checkpoints/<UID>/agent     the agent that runs in it, if it has one
-//	<DataDir>/checkpoints/<UID>/volumes   what was in the sandbox's volumes
-//	snapshot checkpoint-<UID>             what was written to the sandbox's copy of its image
+//	<DataDir>/checkpoints/<UID>/agent     the agent running in it, if it has one
+//	<DataDir>/checkpoints/<UID>/volumes   the content of the sandbox's volumes
+//	snapshot checkpoint-<UID>             the writes to the sandbox's copy of its image
 //
-// The row comes first and goes last:
+// The row is written first and deleted last:
 //
 //	writing → ready → dropping
 //
-// What is writing when the process dies is removed by the next one, as is what is dropping. Sandboxes
-// that are made from a checkpoint read it until they live; it is not removed before.
+// After a crash the next process removes checkpoints that are writing or dropping. A sandbox reads its
+// checkpoint until it is live; the checkpoint is not removed before.
 
-// Stage is how far a checkpoint's life on the node is.
+// Stage is the state of a checkpoint on the node.
 type Stage string
 
 // The stages.
 const (
-	Writing  Stage = "writing"  // its data are being made; after a restart they are removed
-	Ready    Stage = "ready"    // All of it is durable
+	Writing  Stage = "writing"  // its data are being written; a restart removes them
+	Ready    Stage = "ready"    // it is complete and durable
 	Dropping Stage = "dropping" // its data are being removed
 )
 
 // moves are the allowed transitions from each stage; those of the empty one begin a row. An import writes its
-// RowOf several times.
+// row several times.
 var moves = map[Stage][]Stage{
 	"":       {Writing},
 	Writing:  {Writing, Ready, Dropping},
@@ -65,7 +65,7 @@ var moves = map[Stage][]Stage{
 	Dropping: {},
 }
 
-// Row is what the database has of one: what a sandbox needs that is made from it.
+// Row is the database row: what a sandbox created from the checkpoint needs.
 type Row struct {
 	Stage Stage                 `json:"stage"`
 	Ref   sandbox.CheckpointRef `json:"ref"`
@@ -76,27 +76,27 @@ type Row struct {
 	ImageEnv []string       `json:"imageEnv,omitzero"`
 	ImageRun *plan.ImageRun `json:"imageRun,omitempty"`
 	Program  bool           `json:"program,omitempty"`
-	// Memory is nil where there are only files.
+	// Memory is nil for files only.
 	Memory *Memory `json:"memory,omitempty"`
 	// FilesSize is bytes beyond the image, of volumes too.
 	FilesSize int64 `json:"filesSize"`
-	// Base is the image that an import is bringing; nil once it is ready, and where the image was here.
+	// Base is the image being imported; nil once the checkpoint is ready, and if the image was here.
 	Base *Base `json:"base,omitempty"`
-	// Exit is the exit code of the template's program, where that had ended.
+	// Exit is the exit code of the template's program, if it had exited.
 	Exit *int32 `json:"exit,omitempty"`
-	// Created is when the sandbox was as it is kept; Paused how long it stood still for that.
+	// Created is when the sandbox was captured; Paused how long it was stopped for that.
 	Created time.Time     `json:"created"`
 	Paused  time.Duration `json:"paused,omitempty"`
 }
 
-// Memory is what is known of the memory in a checkpoint.
+// Memory describes the memory in a checkpoint.
 type Memory struct {
 	Build  memimage.Build `json:"build"`
 	Digest string         `json:"digest"`
 	Size   int64          `json:"size"`
 }
 
-// Captured is how others see a checkpoint.
+// Captured returns a checkpoint's description for other packages.
 func (s *Store) Captured(c *Row) sandbox.Captured {
 	seen := sandbox.Captured{
 		Checkpoint: c.Ref, FilesSize: c.FilesSize, Runtime: string(c.Plan.Class), Image: c.Digest, Node: s.cfg.Node,
@@ -122,7 +122,7 @@ func (s *Store) MemoryDir(uid types.UID) string {
 	return filepath.Join(s.Dir(uid), "memory")
 }
 
-// AgentFile is the agent that the checkpoint was made with.
+// AgentFile is the agent that the checkpoint was created with.
 func (s *Store) AgentFile(uid types.UID) string {
 	return filepath.Join(s.Dir(uid), "agent")
 }
@@ -133,7 +133,7 @@ const prefix = "checkpoint-"
 // Snapshot is the name of a checkpoint's containerd snapshot.
 func Snapshot(uid types.UID) string { return prefix + string(uid) }
 
-// CheckRef refuses what could not be a name on the machine.
+// CheckRef refuses a UID that cannot be a name on the host.
 func CheckRef(ref sandbox.CheckpointRef) error {
 	if uid := string(ref.UID); uid == "" || uid[0] == '.' || len(uid) > 100 || filepath.Base(uid) != uid || !filepath.IsLocal(uid) {
 		return fmt.Errorf("checkpoint %s/%s: UID %q: %w", ref.Namespace, ref.Name, uid, errs.ErrInvalid)
@@ -144,7 +144,7 @@ func CheckRef(ref sandbox.CheckpointRef) error {
 // CheckpointsBucket has the rows in the node's database.
 var CheckpointsBucket = []byte("checkpoints")
 
-// Store is all checkpoints of the node: their rows in the database, and who is at them.
+// Store has all checkpoints of the node: their rows and handles.
 type Store struct {
 	cfg      Config
 	locks    keyedlock.Lock
@@ -155,7 +155,7 @@ type Store struct {
 	unread  map[types.UID]error   // +checklocks:mu
 }
 
-// Handle is one checkpoint. Whoever changes it has its turn, which is taken before that of a sandbox.
+// Handle is one checkpoint. A change holds its lock, which comes before that of a sandbox.
 type Handle struct {
 	ref sandbox.CheckpointRef
 
@@ -170,7 +170,7 @@ type Config struct {
 	DB *bolt.DB
 	// Dir is for the files of checkpoints.
 	Dir string
-	// Node is the node's name in what is observed.
+	// Node is the node's name in descriptions.
 	Node       string
 	Containerd *ctrd.Client
 	// ImageUsed reports whether a sandbox needs the image of a digest.
@@ -187,12 +187,12 @@ func Open(cfg Config) (*Store, error) {
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("make the table of checkpoints: %w", err)
+		return nil, fmt.Errorf("create bucket of checkpoints: %w", err)
 	}
 	return &Store{cfg: cfg, verified: verified{checks: map[types.UID]*verification{}}, handles: map[types.UID]*Handle{}, unread: map[types.UID]error{}}, nil
 }
 
-// Load reads all rows. Those that cannot be read are kept, with all that has their names, and told.
+// Load reads all rows. Unreadable ones are kept with their data, and passed to unread.
 func (s *Store) Load(unread func(key, value []byte, err error)) error {
 	return s.cfg.DB.View(func(tx *bolt.Tx) error {
 		return tx.Bucket(CheckpointsBucket).ForEach(func(key, value []byte) error {
@@ -210,7 +210,7 @@ func (s *Store) Load(unread func(key, value []byte, err error)) error {
 	})
 }
 
-// decode reads a row, and refuses what could not be acted on.
+// decode reads a row, and refuses one that the node cannot act on.
 func decode(key, value []byte) (*Row, error) {
 	c := &Row{}
 	if err := json.Unmarshal(value, c); err != nil {
@@ -220,12 +220,12 @@ func decode(key, value []byte) (*Row, error) {
 	case string(c.Ref.UID) != string(key):
 		return nil, fmt.Errorf("checkpoint %q under another key", c.Ref.UID)
 	case c.Stage == "" || moves[c.Stage] == nil:
-		return nil, fmt.Errorf("stage %q is not known", c.Stage)
+		return nil, fmt.Errorf("unknown stage %q", c.Stage)
 	}
 	return c, CheckRef(c.Ref)
 }
 
-// Of finds or makes what is known of a checkpoint.
+// Of returns the handle of a checkpoint, and creates it if necessary.
 func (s *Store) Of(ref sandbox.CheckpointRef) *Handle {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -237,7 +237,7 @@ func (s *Store) Of(ref sandbox.CheckpointRef) *Handle {
 	return k
 }
 
-// RowOf is what the books have of a checkpoint; nil where they have nothing.
+// RowOf returns the row of a checkpoint; nil if there is none.
 func (s *Store) RowOf(uid types.UID) *Row {
 	s.mu.Lock()
 	k := s.handles[uid]
@@ -259,23 +259,23 @@ func (s *Store) All() []*Handle {
 	return all
 }
 
-// Unread are the UIDs whose rows cannot be read, and why.
+// Unread returns the UIDs of unreadable rows, and the errors.
 func (s *Store) Unread() map[types.UID]error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return maps.Clone(s.unread)
 }
 
-// CheckRead refuses a checkpoint whose row cannot be read.
+// CheckRead refuses a checkpoint with an unreadable row.
 func (s *Store) CheckRead(ref sandbox.CheckpointRef) error {
 	if err := s.Unread()[ref.UID]; err != nil {
-		return fmt.Errorf("what the node noted of checkpoint %s/%s cannot be read, and is kept (%w); delete the checkpoint to be rid of it: %w",
+		return fmt.Errorf("row of checkpoint %s/%s cannot be read and is kept (%w); delete the checkpoint to remove it: %w",
 			ref.Namespace, ref.Name, err, errs.ErrUnavailable)
 	}
 	return nil
 }
 
-// Named finds the checkpoint of a name: one that can be read from, where there is one.
+// Named finds the checkpoint of a name, preferably a readable one.
 func (s *Store) Named(namespace, name string) *Handle {
 	var found *Handle
 	var row *Row
@@ -292,9 +292,9 @@ func (s *Store) Named(namespace, name string) *Handle {
 	return found
 }
 
-// Acquire waits for a checkpoint's turn, and with interrupts, for a removal, ends all that hold it or wait
-// for it before. The context that it returns ends with an interruption. done gives the turn back, and
-// forgets a checkpoint of which nothing is left.
+// Acquire waits for a checkpoint's lock. With interrupts, for a removal, it interrupts the holder and the
+// callers before it. The returned context ends with an interruption. done unlocks, and drops the handle of a
+// removed checkpoint.
 func (s *Store) Acquire(ctx context.Context, ref sandbox.CheckpointRef, interrupts bool) (_ context.Context, k *Handle, done func(), err error) {
 	ctx, release, err := s.locks.Acquire(ctx, ref.UID, interrupts)
 	if err != nil {
@@ -314,7 +314,7 @@ func (s *Store) Acquire(ctx context.Context, ref sandbox.CheckpointRef, interrup
 // Holder reports whether the lock of a checkpoint is held, and whether its holder was interrupted.
 func (s *Store) Holder(uid types.UID) (held, interrupted bool) { return s.locks.Holder(uid) }
 
-// Row is the checkpoint's row; nil where there is none.
+// Row returns the checkpoint's row; nil if there is none.
 func (k *Handle) Row() *Row {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -328,7 +328,8 @@ func (k *Handle) SetRow(c *Row) {
 	k.row = c
 }
 
-// Open has a reader read what is ready; release ends that, and may be called more than once.
+// Open registers a reader of a ready checkpoint; release ends that, and may be called more than
+// once.
 func (k *Handle) Open() (c *Row, release func(), ok bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -346,7 +347,7 @@ func (k *Handle) Open() (c *Row, release func(), ok bool) {
 	}), true
 }
 
-// awaitReaders waits until nobody reads. There must be no new ones.
+// awaitReaders waits until there are no readers. The caller prevents new ones.
 func (k *Handle) awaitReaders(ctx context.Context) error {
 	k.mu.Lock()
 	if k.readers == 0 {
@@ -362,7 +363,7 @@ func (k *Handle) awaitReaders(ctx context.Context) error {
 	case <-idle:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("%d sandboxes are being made from it: %w: %w", readers, context.Cause(ctx), errs.ErrUnavailable)
+		return fmt.Errorf("%d sandboxes are being created from it: %w: %w", readers, context.Cause(ctx), errs.ErrUnavailable)
 	}
 }
 
@@ -411,14 +412,14 @@ func (s *Store) Erase(ctx context.Context, k *Handle) error {
 	return nil
 }
 
-// Find is what is known of a checkpoint; nil where that is nothing.
+// Find returns the handle of a checkpoint; nil if there is none.
 func (s *Store) Find(uid types.UID) *Handle {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.handles[uid]
 }
 
-// Size is about how many bytes it has.
+// Size is its approximate size in bytes.
 func (c *Row) Size() int64 {
 	if c.Memory == nil {
 		return c.FilesSize

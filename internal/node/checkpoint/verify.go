@@ -14,65 +14,65 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
 
-// verified remembers which images of memory were read through and found whole, as long as their files
-// are the same: a hundred sandboxes made from one checkpoint have it read once.
+// verified caches which memory images were verified, as long as their files are unchanged: many sandboxes
+// from one checkpoint verify it once.
 type verified struct {
 	mu     sync.Mutex
 	checks map[types.UID]*verification // +checklocks:mu
 }
 
-// verification is one reading of an image.
+// verification is one verification of an image.
 type verification struct {
 	state string        // of the files
 	done  chan struct{} // closed at the end
-	err   error         // known then
+	err   error         // set before done closes
 }
 
-// check reads an image through unless that was done, or somebody is at it, whom it waits for.
+// check verifies an image unless that was done; it waits for a concurrent verification.
 func (v *verified) check(ctx context.Context, uid types.UID, dir string) error {
 	for {
 		state, err := stateOf(dir)
 		if err != nil {
 			return err
 		}
-		look, mine := v.start(uid, state)
+		one, mine := v.start(uid, state)
 		if mine {
-			look.err = memimage.Verify(ctx, dir)
-			if look.err != nil {
+			one.err = memimage.Verify(ctx, dir)
+			if one.err != nil {
 				v.remove(uid)
 			}
-			close(look.done)
-			return look.err
+			close(one.done)
+			return one.err
 		}
 		select {
-		case <-look.done:
+		case <-one.done:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		if !errors.Is(look.err, context.Canceled) && !errors.Is(look.err, context.DeadlineExceeded) {
-			return look.err
-		} // whoever was at it gave up
+		if !errors.Is(one.err, context.Canceled) && !errors.Is(one.err, context.DeadlineExceeded) {
+			return one.err
+		} // the verifying caller was cancelled
 	}
 }
 
-// Trust notes that an image is whole, which whoever wrote it a moment ago knows.
+// add records that an image is verified, because the caller has just written it.
 func (v *verified) add(uid types.UID, dir string) {
 	if state, err := stateOf(dir); err == nil {
-		if look, mine := v.start(uid, state); mine {
-			close(look.done)
+		if one, mine := v.start(uid, state); mine {
+			close(one.done)
 		}
 	}
 }
 
-func (v *verified) start(uid types.UID, state string) (look *verification, mine bool) {
+func (v *verified) start(uid types.UID, state string) (one *verification, mine bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if look := v.checks[uid]; look != nil && look.state == state {
-		return look, false
+	if one := v.checks[uid]; one != nil && one.state == state {
+		return one, false
 	}
-	look = &verification{state: state, done: make(chan struct{})}
-	v.checks[uid] = look
-	return look, true
+	one = &verification{state: state, done: make(chan struct{})}
+	v.checks[uid] = one
+	return one, true
 }
 
 func (v *verified) remove(uid types.UID) {
@@ -81,15 +81,16 @@ func (v *verified) remove(uid types.UID) {
 	delete(v.checks, uid)
 }
 
-// Verify reads the memory of a checkpoint through, once for all that are made from it.
+// Verify reads and verifies the memory of a checkpoint, once for all sandboxes from it.
 func (s *Store) Verify(ctx context.Context, uid types.UID) error {
 	return s.verified.check(ctx, uid, s.MemoryDir(uid))
 }
 
-// Trust notes that the memory of a checkpoint is whole, because the caller has just written it.
+// MarkVerified records that the memory of a checkpoint is correct, because the caller has just
+// written it.
 func (s *Store) MarkVerified(uid types.UID) { s.verified.add(uid, s.MemoryDir(uid)) }
 
-// stateOf changes with the files of an image, as far as the file system tells.
+// stateOf changes with the files of an image.
 func stateOf(dir string) (string, error) {
 	img, err := memimage.Read(dir)
 	if err != nil {

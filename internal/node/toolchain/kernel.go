@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// checkKernelParts tries what sandboxes are made of.
+// checkKernelParts tests the kernel features that sandboxes need.
 func checkKernelParts(ctx context.Context, dataDir string) []Check {
 	const modules = "load it with `modprobe %s`, or use a kernel that has it"
 	try := func(name, fix, detail string, attempt func() error) Check {
@@ -43,14 +43,13 @@ func checkKernelParts(ctx context.Context, dataDir string) []Check {
 	}
 }
 
-// inNamespaces runs f on a thread with namespaces of its own. The thread ends
-// with f, and they with it.
+// inNamespaces runs f on a thread in its own namespaces, which end with f.
 func inNamespaces(flags int, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: Go then ends the thread
+		runtime.LockOSThread() // never unlocked: Go then ends the thread
 		if err := unix.Unshare(flags); err != nil {
-			done <- fmt.Errorf("make namespace: %w", err)
+			done <- fmt.Errorf("create namespace: %w", err)
 			return
 		}
 		done <- f()
@@ -58,7 +57,7 @@ func inNamespaces(flags int, f func() error) error {
 	return <-done
 }
 
-// tryOverlay mounts an overlay with its upper layer in dir, as snapshots will.
+// tryOverlay mounts an overlay with its upper layer in dir, like snapshots.
 func tryOverlay(dir string) (err error) {
 	work, err := os.MkdirTemp(dir, ".barchan-check-")
 	if err != nil {
@@ -83,7 +82,7 @@ func tryOverlay(dir string) (err error) {
 	})
 }
 
-// tryUserNamespace starts a program that does nothing in one.
+// tryUserNamespace starts a program in a user namespace.
 func tryUserNamespace(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, "/bin/true")
 	cmd.SysProcAttr = &syscall.SysProcAttr{
@@ -97,8 +96,8 @@ func tryUserNamespace(ctx context.Context) error {
 	return nil
 }
 
-// addLink makes a link of a kind in the namespace of this thread. It is the one
-// message that this package needs, so it is put together by hand.
+// addLink creates a link of a kind in the namespace of this thread. It is the only message that this package
+// needs, so it is encoded by hand.
 func addLink(kind string) error {
 	info := attribute(unix.IFLA_LINKINFO, attribute(unix.IFLA_INFO_KIND, []byte(kind)))
 	name := attribute(unix.IFLA_IFNAME, []byte("check0\x00"))
@@ -110,18 +109,17 @@ func addLink(kind string) error {
 	return nil
 }
 
-// queryNftables asks for the generation of the rules, which any nftables knows.
+// queryNftables requests the rules' generation, which every nftables supports.
 func queryNftables() error {
 	const message = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN
 	err := request(unix.NETLINK_NETFILTER, message, 0, []byte{unix.AF_UNSPEC, 0, 0, 0})
 	if err != nil {
-		return fmt.Errorf("ask nftables: %w", err)
+		return fmt.Errorf("query nftables: %w", err)
 	}
 	return nil
 }
 
-// converse sends one netlink request, and returns the error that the kernel
-// answers with, if it does.
+// request sends a netlink request, and returns the error in the kernel's response, if any.
 func request(family int, kind, flags uint16, body []byte) error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, family)
 	if err != nil {
@@ -145,7 +143,7 @@ func request(family int, kind, flags uint16, body []byte) error {
 		return fmt.Errorf("receive: %w", err)
 	}
 	if n < unix.SizeofNlMsghdr+4 {
-		return fmt.Errorf("receive: %d bytes are no answer", n)
+		return fmt.Errorf("receive: %d bytes are not a response", n)
 	}
 	if binary.NativeEndian.Uint16(answer[4:]) == unix.NLMSG_ERROR {
 		// Zero is the acknowledgement.

@@ -17,25 +17,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Check is one finding about the machine.
+// Check is one finding about the host.
 type Check struct {
 	Name   string `json:"name"`
 	OK     bool   `json:"ok"`
 	Detail string `json:"detail"`
-	// Fix says what to do; it is empty if OK.
+	// Fix is the remedy; it is empty if OK.
 	Fix string `json:"fix,omitempty"`
-	// Optional is set where a server runs all the same, only less well.
+	// Optional is set if a server runs without it, but worse.
 	Optional bool `json:"optional,omitempty"`
 }
 
-// Options say what a machine is checked for. The zero value has defaults.
+// Options configure the checks. The zero value has defaults.
 type Options struct {
-	// DataDir is where sandboxes will be; it need not exist. Default: /var/lib/barchan.
+	// DataDir is the directory of sandboxes; it need not exist. Default: /var/lib/barchan.
 	DataDir string
-	// Addresses are those to listen on, as host:port. A server that runs already
-	// holds its own: do not name them then.
+	// Addresses are the listen addresses, as host:port. A running server holds its own: omit them then.
 	Addresses []string
-	// MinDisk and MinMemory are the free bytes wanted; default 5 GiB and 1 GiB.
+	// MinDisk and MinMemory are the required free bytes; default 5 GiB and 1 GiB.
 	MinDisk, MinMemory uint64
 }
 
@@ -49,9 +48,8 @@ const (
 	sysctlPersist = "; to keep it, put that in a file in /etc/sysctl.d"
 )
 
-// CheckMachine looks at kernel and machine, by trying where it can: it makes what
-// sandboxes need in namespaces that vanish at once. It needs root to be complete,
-// and leaves nothing behind. The order is always the same.
+// CheckMachine checks the kernel and the host, by trials where possible: it creates what sandboxes need in
+// temporary namespaces. It needs root to be complete, and leaves nothing behind. The order is fixed.
 func CheckMachine(ctx context.Context, opts Options) []Check {
 	opts.DataDir = cmp.Or(opts.DataDir, defaultData)
 	opts.MinDisk = cmp.Or(opts.MinDisk, 5*gib)
@@ -108,7 +106,7 @@ func checkKernel() Check {
 	return good(name, "Linux %s", release)
 }
 
-// checkCgroups looks for the controllers, of either version of cgroups.
+// checkCgroups checks the controllers, of either version of cgroups.
 func checkCgroups(root string) Check {
 	const name = "cgroups"
 	data, err := os.ReadFile(filepath.Join(root, "proc/self/mounts"))
@@ -129,7 +127,7 @@ func checkCgroups(root string) Check {
 			for c := range strings.FieldsSeq(string(controllers)) {
 				have[c] = true
 			}
-			have["freezer"] = true // a part of version 2 itself
+			have["freezer"] = true // built into version 2
 		case f[2] == "cgroup":
 			version = 1
 			for c := range strings.SplitSeq(f[3], ",") {
@@ -153,8 +151,7 @@ func checkCgroups(root string) Check {
 	return good(name, "version %d with cpu, memory, pids, freezer", version)
 }
 
-// checkLimit compares a sysctl. Too little is no obstacle: it shows only when
-// many watch files at once.
+// checkLimit compares a sysctl. A low value is optional to fix: it matters only with many watchers of files.
 func checkLimit(root, name, sysctl string, least int) Check {
 	data, err := os.ReadFile(filepath.Join(root, "proc/sys", strings.ReplaceAll(sysctl, ".", "/")))
 	if err != nil {
@@ -182,7 +179,7 @@ func checkDisk(dir string, least uint64) Check {
 	}
 	free := st.Bavail * uint64(st.Bsize)
 	if free < least {
-		return bad(name, "make room, or use a data directory on another disk", "%s free at %s, %s wanted", size(free), dir, size(least))
+		return bad(name, "free space, or use a data directory on another disk", "%s free at %s, %s wanted", size(free), dir, size(least))
 	}
 	if st.Files > 0 && st.Ffree < 100_000 {
 		return bad(name, "remove files, or use a data directory on another disk", "only %d inodes free at %s", st.Ffree, dir)
@@ -213,7 +210,7 @@ func checkMemory(root string, least uint64) Check {
 	return bad(name, "use Linux", "meminfo has no MemAvailable")
 }
 
-// checkAddress listens for a moment.
+// checkAddress listens briefly.
 func checkAddress(ctx context.Context, address string) Check {
 	name := "address " + address
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)

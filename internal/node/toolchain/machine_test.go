@@ -11,8 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestThisMachine runs all checks for real. Where the suite runs real sandboxes,
-// all that is not optional must hold.
+// TestThisMachine runs all checks for real. Where the suite runs real sandboxes, the required ones must pass.
 func TestThisMachine(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: needs root")
@@ -32,10 +31,10 @@ func TestThisMachine(t *testing.T) {
 	wantComplete(t, checks)
 	failed := slices.DeleteFunc(slices.Clone(checks), func(c Check) bool { return c.OK || c.Optional })
 	if len(failed) != 1 || failed[0].Name != "address "+taken || !strings.Contains(failed[0].Fix, "ss -ltnp") {
-		t.Errorf("failed: %+v, want the taken address alone", failed)
+		t.Errorf("failed: %+v, want only the used address", failed)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
-		t.Errorf("left behind: %v, %v", left, err)
+		t.Errorf("remaining: %v, %v", left, err)
 	}
 	links, err := net.Interfaces()
 	if err != nil {
@@ -43,7 +42,7 @@ func TestThisMachine(t *testing.T) {
 	}
 	for _, i := range links {
 		if i.Name == "check0" {
-			t.Error("a link is left in the machine's own namespace")
+			t.Error("a link remains in the host's namespace")
 		}
 	}
 }
@@ -78,7 +77,7 @@ func TestChecksReportFailures(t *testing.T) {
 		}
 	}
 	if err := inNamespaces(unix.CLONE_NEWNET, func() error { return addLink("nosuchkind") }); err == nil {
-		t.Error("a link of no known kind was made")
+		t.Error("created a link of an unknown kind")
 	}
 }
 
@@ -87,8 +86,8 @@ func TestCgroups(t *testing.T) {
 		mounts, controllers, want string
 		ok                        bool
 	}{
-		"v2":         {"cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n", "cpuset cpu io memory pids\n", "version 2", true},
-		"v2 lacking": {"cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n", "cpu pids\n", "without memory", false},
+		"v2":            {"cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n", "cpuset cpu io memory pids\n", "version 2", true},
+		"v2 incomplete": {"cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n", "cpu pids\n", "without memory", false},
 		"v1": {
 			"c /sys/fs/cgroup/cpu,cpuacct cgroup rw,cpu,cpuacct 0 0\nc /sys/fs/cgroup/memory cgroup rw,memory 0 0\n" +
 				"c /sys/fs/cgroup/pids cgroup rw,pids 0 0\nc /sys/fs/cgroup/freezer cgroup rw,freezer 0 0\n" +

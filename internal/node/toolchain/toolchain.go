@@ -1,6 +1,5 @@
-// Package toolchain finds the programs that a server runs but does not hold, and
-// tells whether the machine has what sandboxes need. It installs and changes
-// nothing: its errors say what to do, and a person or make does it.
+// Package toolchain finds the programs that a server runs, and checks whether the host has what sandboxes
+// need. It installs and changes nothing: its errors contain the remedy, for an operator or make.
 package toolchain
 
 import (
@@ -31,17 +30,16 @@ const (
 	Mmdebstrap = "mmdebstrap"
 )
 
-// DefaultCache is where make keeps what it built, unless EnvCache says else.
+// DefaultCache is the directory of make's results, unless EnvCache is set.
 const (
 	DefaultCache = "/var/cache/barchan"
 	EnvCache     = "BARCHAN_CACHE"
 )
 
-// versionTimeout is far more than any program needs to print its version.
+// versionTimeout is far more than a program needs to print its version.
 const versionTimeout = 20 * time.Second
 
-// known says of each program how its version is asked for, the least that will
-// do, and where it comes from.
+// known has each program's version flag, least version and source.
 var known = map[string]struct {
 	flag   string
 	least  []int
@@ -58,33 +56,29 @@ var known = map[string]struct {
 // Programs returns the names of all programs that a Finder knows.
 func Programs() []string { return []string{Runsc, Runc, Containerd, Agent, Mmdebstrap} }
 
-// Config says where to look. The zero value looks in the usual places.
+// Config configures a Finder. The zero value uses the default places.
 type Config struct {
-	// Paths are given by whoever set up the server, by program. Such a path is
-	// used or an error: nothing else is tried.
+	// Paths are the operator's settings, by program. Such a path is used, or an error: there is no fallback.
 	Paths map[string]string
-	// CacheDir has a bin directory of programs that were built; empty is
-	// $BARCHAN_CACHE.
+	// CacheDir has a bin directory of built programs; empty is $BARCHAN_CACHE.
 	CacheDir string
 }
 
-// Finder finds programs, in this order: the configured path; beside our own
-// executable; in the cache's bin; in /var/cache/barchan/bin; in PATH. It is
-// immutable and safe for all.
+// Finder finds programs, in this order: the configured path; beside our own executable; in the cache's bin;
+// in /var/cache/barchan/bin; in PATH. It is immutable and safe for concurrent use.
 type Finder struct {
 	paths map[string]string
 	dirs  []string
 }
 
-// Program is one that was found and that runs.
+// Program is a program that was found and runs.
 type Program struct {
 	Name    string `json:"name"`
 	Path    string `json:"path"`
 	Version string `json:"version"`
 }
 
-// New returns a Finder, or an error for a configured program that it does not
-// know.
+// New returns a Finder, or an error for an unknown configured program.
 func New(cfg Config) (*Finder, error) {
 	f := &Finder{paths: map[string]string{}}
 	for name, path := range cfg.Paths {
@@ -96,18 +90,18 @@ func New(cfg Config) (*Finder, error) {
 			f.paths[name] = path
 		}
 	}
-	if self, err := os.Executable(); err == nil { // without it, that place is not looked into
+	if self, err := os.Executable(); err == nil { // otherwise that place is skipped
 		f.dirs = append(f.dirs, filepath.Dir(self))
 	}
 	f.dirs = append(f.dirs, filepath.Join(cmp.Or(cfg.CacheDir, CacheDir()), "bin"), filepath.Join(DefaultCache, "bin"))
 	return f, nil
 }
 
-// CacheDir returns the directory for what can be made again.
+// CacheDir returns the directory of rebuildable files.
 func CacheDir() string { return cmp.Or(os.Getenv(EnvCache), DefaultCache) }
 
-// Find returns the absolute path of a program without running it. The error is
-// ErrUnavailable and has a public message that says how to get the program.
+// Find returns the absolute path of a program without running it. The error is an ErrUnavailable whose public
+// message has the remedy.
 func (f *Finder) Find(name string) (string, error) {
 	k, ok := known[name]
 	if !ok {
@@ -115,7 +109,7 @@ func (f *Finder) Find(name string) (string, error) {
 	}
 	if path, ok := f.paths[name]; ok {
 		if err := executable(path); err != nil {
-			return "", unavailable(err, "%s is configured as %s, which cannot be run (%s): mend the path or remove the setting",
+			return "", unavailable(err, "%s is configured as %s, which cannot be run (%s): correct the path or remove the setting",
 				name, path, reason(err))
 		}
 		return filepath.Abs(path)
@@ -128,14 +122,13 @@ func (f *Finder) Find(name string) (string, error) {
 	}
 	path, err := exec.LookPath(name)
 	if err != nil {
-		return "", unavailable(err, "%s is missing (looked into %s and PATH): %s, or set its path in the configuration",
+		return "", unavailable(err, "%s is missing (searched %s and PATH): %s, or set its path in the configuration",
 			name, strings.Join(tried, ", "), k.get)
 	}
 	return filepath.Abs(path)
 }
 
-// Check finds a program, runs it for its version, and compares that with the
-// least that will do. Errors are as Find's.
+// Check finds a program, and compares its version with the least one. Errors are as Find's.
 func (f *Finder) Check(ctx context.Context, name string) (Program, error) {
 	path, err := f.Find(name)
 	if err != nil {
@@ -145,7 +138,7 @@ func (f *Finder) Check(ctx context.Context, name string) (Program, error) {
 	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, path, k.flag)
-	cmd.WaitDelay = versionTimeout // after its end: what it said is read late on a machine that stands still
+	cmd.WaitDelay = versionTimeout // on a stalled host its output is read late
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		if cause := ctx.Err(); cause != nil {
@@ -156,7 +149,7 @@ func (f *Finder) Check(ctx context.Context, name string) (Program, error) {
 	}
 	version := parseVersion(out)
 	if version == "" {
-		return Program{}, unavailable(nil, "%s says no version (%s %s: %s): is it the right program? Otherwise %s",
+		return Program{}, unavailable(nil, "%s prints no version (%s %s: %s): is it the right program? Otherwise %s",
 			name, path, k.flag, firstLine(out, errors.New("no output")), k.get)
 	}
 	if !atLeast(version, k.least) {
@@ -179,21 +172,21 @@ func unavailable(cause error, format string, args ...any) error {
 	return errs.Public(fmt.Errorf("%w: %w", errs.ErrUnavailable, cause), message)
 }
 
-// executable says why path is not a file that can be run, if it is not.
+// executable returns why path is not an executable file, or nil.
 func executable(path string) error {
 	info, err := os.Stat(path)
 	switch {
 	case err != nil:
 		return err
 	case info.IsDir():
-		return errors.New("it is a directory")
+		return errors.New("is a directory")
 	case info.Mode()&0o111 == 0:
-		return errors.New("it is not executable")
+		return errors.New("not executable")
 	}
 	return nil
 }
 
-// reason is an error without the path, which the message has already.
+// reason is an error without its path, which the message already has.
 func reason(err error) string {
 	if pe, ok := errors.AsType[*fs.PathError](err); ok {
 		return pe.Err.Error()
@@ -206,8 +199,8 @@ func firstLine(out []byte, err error) string {
 	return cmp.Or(line, err.Error())
 }
 
-// A version is a number with points, with or without a v before it; what follows,
-// as in 1.1.5+ds1, belongs to it. Releases of runsc are named release-20260105.0.
+// A version is digits with dots, with or without a leading v, and includes a suffix such as in 1.1.5+ds1.
+// Releases of runsc are named release-20260105.0.
 var versionPattern = regexp.MustCompile(`(?:^|\s)(v?\d+\.\d+\S*|release-\d\S*)`)
 
 func parseVersion(out []byte) string {
@@ -219,7 +212,7 @@ func parseVersion(out []byte) string {
 	return strings.TrimPrefix(m[1], "v")
 }
 
-// atLeast compares the numbers of a version, as many as least has.
+// atLeast compares as many numbers of a version as least has.
 func atLeast(version string, least []int) bool {
 	parts := strings.FieldsFunc(version, func(r rune) bool { return r < '0' || r > '9' })
 	for i, want := range least {
@@ -245,8 +238,7 @@ func dotted(version []int) string {
 	return strings.Join(parts, ".")
 }
 
-// checkStatic refuses a program that needs a dynamic loader: images have another
-// one, or none.
+// checkStatic refuses a dynamically linked program: images have another loader, or none.
 func checkStatic(path string) error {
 	file, err := elf.Open(path)
 	if err != nil {
@@ -255,7 +247,7 @@ func checkStatic(path string) error {
 	defer func() { _ = file.Close() }()
 	for _, p := range file.Progs {
 		if p.Type == elf.PT_INTERP {
-			return errors.New("it is not static: build it with CGO_ENABLED=0")
+			return errors.New("not static: build it with CGO_ENABLED=0")
 		}
 	}
 	return nil

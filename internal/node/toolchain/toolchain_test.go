@@ -11,7 +11,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/toolchain"
 )
 
-// program writes one that prints what is given.
+// program writes a script.
 func program(t *testing.T, dir, name, body string) string {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -44,7 +44,7 @@ func TestFindOrder(t *testing.T) {
 			t.Errorf("Find = %s, %v, want %s", got, err, want)
 		}
 	}
-	// From the last place to look into to the first.
+	// From the last place to the first.
 	want(nil, program(t, inPath, "mmdebstrap", "true"))
 	want(nil, program(t, filepath.Join(cache, "bin"), "mmdebstrap", "true"))
 	self, err := os.Executable()
@@ -113,7 +113,7 @@ func TestCheckVersions(t *testing.T) {
 		"runsc module":   {name: toolchain.Runsc, body: "echo runsc version v0.0.0-2026-abc", want: "0.0.0-2026-abc"},
 		"old containerd": {name: toolchain.Containerd, body: "echo containerd x v1.7.30", fault: "too old, 2.0 or newer"},
 		"old runc":       {name: toolchain.Runc, body: "echo runc version 1.0.9", fault: "too old"},
-		"silent":         {name: toolchain.Runc, body: "true", fault: "says no version"},
+		"no output":      {name: toolchain.Runc, body: "true", fault: "prints no version"},
 		"broken":         {name: toolchain.Runc, body: "echo cannot load libfoo >&2; exit 127", fault: "cannot load libfoo"},
 		"agent a script": {name: toolchain.Agent, body: "echo 0.6.13", fault: "cannot run in every image"},
 	}
@@ -132,7 +132,7 @@ func TestCheckVersions(t *testing.T) {
 	}
 }
 
-// TestRealPrograms runs those that make builds or installs.
+// TestRealPrograms checks the programs that make builds or installs.
 func TestRealPrograms(t *testing.T) {
 	f := finder(t, nil)
 	for _, name := range []string{toolchain.Runsc, toolchain.Runc, toolchain.Containerd, toolchain.Mmdebstrap} {

@@ -13,7 +13,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 )
 
-// importBase gives the image of the artifact its name, unless another one has that here.
+// importBase names the artifact's image, unless the name is taken here.
 func (p *importOp) importBase(ctx context.Context) (ctrd.Image, error) {
 	ref, err := ctrd.Normalize(p.in.Config.Image.Reference)
 	if err != nil {
@@ -26,7 +26,7 @@ func (p *importOp) importBase(ctx context.Context) (ctrd.Image, error) {
 	} else if !errors.Is(err, errs.ErrNotFound) {
 		return ctrd.Image{}, err
 	}
-	// The row says what to remove before there is anything.
+	// The row names what to remove, before it exists.
 	p.c.Base = &checkpoint.Base{Ref: ref, Digest: p.in.Image.Descriptor.Digest.String()}
 	if err := p.x.cfg.Checkpoints.Move(p.k, p.c, checkpoint.Writing); err != nil {
 		return ctrd.Image{}, err
@@ -40,14 +40,14 @@ func (p *importOp) importBase(ctx context.Context) (ctrd.Image, error) {
 	})
 	image, err := p.x.cfg.Containerd.ImportUnder(ctx, checkpoint.ImportLease(p.c.Ref.UID), p.limited(out), ref)
 	if err == nil {
-		_, err = io.Copy(io.Discard, out) // what follows the end of a tar
+		_, err = io.Copy(io.Discard, out) // bytes after the end of a tar
 	}
-	_ = out.CloseWithError(errors.New("the image is read no further"))
-	if wrong := writer.Wait(); errors.Is(wrong, errs.ErrInvalid) { // it knows better
+	_ = out.CloseWithError(errors.New("rest of the image is not needed"))
+	if wrong := writer.Wait(); errors.Is(wrong, errs.ErrInvalid) { // the more precise error
 		err = wrong
 	}
 	if err != nil {
-		return ctrd.Image{}, fmt.Errorf("its base image: %w", p.diskError(err))
+		return ctrd.Image{}, fmt.Errorf("base image: %w", p.diskError(err))
 	}
 	return image, nil
 }

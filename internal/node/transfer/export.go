@@ -21,15 +21,16 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
 
-// imageFile is the file in a directory of memory that describes it.
+// imageFile describes an image in its directory.
 const imageFile = "image.json"
 
-// Export describes a checkpoint as an artifact, for which it reads all of it once; config has
-// what the node does not know. With withImage the base image is part of it. Until release is called, the
-// checkpoint is not removed. told receives how many bytes have been read of about how many. Errors: errs.ErrNotFound, the node does not have it, or has its image no
-// more; errs.ErrInvalid, it has files that an artifact cannot carry; errs.ErrUnavailable.
+// Export describes a checkpoint as an artifact, for which it reads all of it once; config has the fields that
+// the node does not know. With withImage the base image is part of it. Until release is called, the
+// checkpoint is not removed. progress receives the bytes read and the approximate total. Errors:
+// errs.ErrNotFound, the node has no such checkpoint, or no longer its image; errs.ErrInvalid, it has files
+// that an artifact cannot contain; errs.ErrUnavailable.
 func (x *Transfer) Export(
-	ctx context.Context, ref sandbox.CheckpointRef, config portable.Config, withImage bool, told func(done, total int64),
+	ctx context.Context, ref sandbox.CheckpointRef, config portable.Config, withImage bool, progress func(done, total int64),
 ) (_ *portable.Layout, release func(), err error) {
 	if err := x.cfg.Checkpoints.CheckRead(ref); err != nil {
 		return nil, nil, err
@@ -40,9 +41,9 @@ func (x *Transfer) Export(
 	}
 	c, release, ok := k.Open()
 	if !ok {
-		return nil, nil, fmt.Errorf("checkpoint %s/%s is being made or removed: %w", ref.Namespace, ref.Name, errs.ErrConflict)
+		return nil, nil, fmt.Errorf("checkpoint %s/%s is being created or removed: %w", ref.Namespace, ref.Name, errs.ErrConflict)
 	}
-	l, err := x.export(ctx, c, config, withImage, told)
+	l, err := x.export(ctx, c, config, withImage, progress)
 	if err != nil {
 		release()
 		return nil, nil, errs.Retryable(fmt.Errorf("export checkpoint %s/%s: %w", ref.Namespace, ref.Name, err))
@@ -51,10 +52,10 @@ func (x *Transfer) Export(
 }
 
 func (x *Transfer) export(
-	ctx context.Context, c *checkpoint.Row, config portable.Config, withImage bool, told func(done, total int64),
+	ctx context.Context, c *checkpoint.Row, config portable.Config, withImage bool, progress func(done, total int64),
 ) (*portable.Layout, error) {
 	if c.ImageRun == nil {
-		return nil, fmt.Errorf("it is of a version before checkpoints could be exported: %w", errs.ErrInvalid)
+		return nil, fmt.Errorf("written by a version without export: %w", errs.ErrInvalid)
 	}
 	chain, err := x.cfg.Containerd.ChainOf(ctx, checkpoint.Snapshot(c.Ref.UID))
 	if err != nil {
@@ -70,13 +71,13 @@ func (x *Transfer) export(
 	own := *c
 	own.Plan.Restore = nil
 	if config.Node, err = json.Marshal(&own); err != nil {
-		return nil, fmt.Errorf("describe it: %w", err)
+		return nil, fmt.Errorf("describe artifact: %w", err)
 	}
 	base, content, err := x.exportImage(ctx, c, chain.String(), withImage)
 	if err != nil {
 		return nil, err
 	}
-	layers, err := x.exportLayers(ctx, c, told)
+	layers, err := x.exportLayers(ctx, c, progress)
 	if err != nil {
 		return nil, err
 	}
@@ -90,26 +91,26 @@ func (x *Transfer) exportImage(ctx context.Context, c *checkpoint.Row, chain str
 	}
 	found, err := x.cfg.Containerd.ImageContent(ctx, c.Digest)
 	if errors.Is(err, errs.ErrNotFound) {
-		return nil, nil, fmt.Errorf("its image, %s (%s), is not here any more; export it without the image: %w", c.ImageRun.Ref, c.Digest, err)
+		return nil, nil, fmt.Errorf("image %s (%s) is no longer on this node; export without the image: %w", c.ImageRun.Ref, c.Digest, err)
 	} else if err != nil {
 		return nil, nil, err
 	}
 	if found.Chain.String() != chain {
-		return nil, nil, fmt.Errorf("its files lie on %s, and image %s is %s; export it without the image: %w", chain, c.Digest, found.Chain, errs.ErrConflict)
+		return nil, nil, fmt.Errorf("files are based on %s, but image %s is %s; export without the image: %w", chain, c.Digest, found.Chain, errs.ErrConflict)
 	}
 	return &portable.BaseImage{Descriptor: plain(found.Manifest), Manifest: found.Raw}, func(d ocispec.Descriptor) portable.Content {
 		return func(ctx context.Context, w io.Writer) error { return x.cfg.Containerd.WriteContent(ctx, d, w) }
 	}, nil
 }
 
-// plain is a descriptor without what somebody else has said of it.
+// plain is a descriptor without annotations and URLs of others.
 func plain(d ocispec.Descriptor) ocispec.Descriptor {
 	return ocispec.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size, Platform: d.Platform}
 }
 
-// exportLayers measures what a checkpoint consists of.
-func (x *Transfer) exportLayers(ctx context.Context, c *checkpoint.Row, told func(done, total int64)) (layers []portable.Layer, err error) {
-	read := &countingWriter{total: c.Size(), told: told}
+// exportLayers measures the parts of a checkpoint.
+func (x *Transfer) exportLayers(ctx context.Context, c *checkpoint.Row, progress func(done, total int64)) (layers []portable.Layer, err error) {
+	read := &countingWriter{total: c.Size(), progress: progress}
 	add := func(mediaType, title string, content portable.Content) {
 		if err != nil {
 			return
@@ -152,19 +153,19 @@ func (x *Transfer) exportLayers(ctx context.Context, c *checkpoint.Row, told fun
 	return layers, err
 }
 
-// tally tells how much was written to it.
+// countingWriter counts the bytes written to it.
 type countingWriter struct {
 	done, total int64
-	told        func(done, total int64)
+	progress    func(done, total int64)
 }
 
 func (t *countingWriter) Write(b []byte) (int, error) {
 	t.done += int64(len(b))
-	t.told(t.done, t.total)
+	t.progress(t.done, t.total)
 	return len(b), nil
 }
 
-// contentOf is a file's.
+// contentOf is the content of a file.
 func contentOf(path string) portable.Content {
 	return func(ctx context.Context, w io.Writer) error {
 		f, err := os.Open(path)

@@ -1,6 +1,6 @@
 // Package transfer exports checkpoints of the node as artifacts, and imports artifacts as checkpoints. An import
-// writes a row first, so that an interruption leaves nothing; it trusts nothing in an artifact that the host would act on. The
-// package makes no checkpoint of a sandbox and restores none.
+// writes a row first, so that an interruption leaves nothing, and validates everything in an artifact that the host acts on.
+// The package creates no checkpoint of a sandbox and restores none.
 //
 // An import holds the lock of its checkpoint and no other.
 package transfer
@@ -31,19 +31,19 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
 
-// Config says what an exchange works with. All fields are needed.
+// Config configures a Transfer. All fields are required.
 type Config struct {
 	Checkpoints *checkpoint.Store
 	Containerd  *ctrd.Client
 	// Offers reports whether the node has a runtime of a class.
 	Offers func(oci.Class) bool
-	// CheckMemory returns an errs.ErrInvalid for memory of a build that cannot be restored here.
+	// CheckMemory returns an errs.ErrInvalid for memory of a build that this node cannot restore.
 	CheckMemory func(ctx context.Context, build memimage.Build) error
-	// Refuse returns why no new work is accepted now, an errs.ErrUnavailable.
+	// Refuse returns why new work is refused, an errs.ErrUnavailable.
 	Refuse func() error
-	// CheckSpace returns why so many more bytes may not be written below a directory, an errs.ErrExhausted.
+	// CheckSpace returns why as many more bytes may not be written below a directory, an errs.ErrExhausted.
 	CheckSpace func(dir string, bytes int64) error
-	// ObserveStep receives how long an import took.
+	// ObserveStep receives the duration of an import.
 	ObserveStep func(class oci.Class, step string, took time.Duration)
 	Log         *slog.Logger
 }
@@ -65,9 +65,8 @@ type importOp struct {
 	in *portable.Reader
 }
 
-// CheckImport refuses an artifact that can never be used here, and tells what may keep its memory from
-// being restored; its files can be used all the same. It touches nothing. The error is an
-// errs.ErrInvalid.
+// CheckImport refuses an artifact that is unusable here, and returns warnings about memory that may not be
+// restorable; its files remain usable. It changes nothing. The error is an errs.ErrInvalid.
 func (x *Transfer) CheckImport(ctx context.Context, h *portable.Head) (warnings []string, err error) {
 	c, err := x.readImport(h)
 	if err != nil {
@@ -83,7 +82,7 @@ func (x *Transfer) CheckImport(ctx context.Context, h *portable.Head) (warnings 
 	return warnings, nil
 }
 
-// readImport reads the row that another node wrote, and believes nothing that the machine would act on.
+// readImport reads and validates the row of another node.
 func (x *Transfer) readImport(h *portable.Head) (*checkpoint.Row, error) {
 	c := &checkpoint.Row{}
 	wrong := func(format string, args ...any) (*checkpoint.Row, error) {
@@ -95,17 +94,17 @@ func (x *Transfer) readImport(h *portable.Head) (*checkpoint.Row, error) {
 	class := oci.Class(h.Config.Class)
 	switch {
 	case h.Config.Architecture != runtime.GOARCH:
-		return wrong("config.architecture: %q, this machine's is %s", h.Config.Architecture, runtime.GOARCH)
+		return wrong("config.architecture: %q, this host's is %s", h.Config.Architecture, runtime.GOARCH)
 	case class != c.Plan.Class || !x.cfg.Offers(class):
 		return wrong("config.class: this node does not offer %q", class)
 	case c.ImageRun == nil || c.Plan.Image == "":
-		return wrong("config.node: it does not say what its image is")
+		return wrong("config.node: no image")
 	case c.Memory != nil && class != oci.GVisor:
 		return wrong("config.node: class %q has no memory", class)
 	}
 	for _, v := range c.Plan.Volumes {
 		if name := v.Claim + v.Scratch; (v.Claim != "" && v.Scratch != "") || (name != "" && !portable.IsName(name)) {
-			return wrong("config.node: volume %q is none", name)
+			return wrong("config.node: %q is not a volume", name)
 		}
 	}
 	if err := checkLayers(c, h); err != nil {
@@ -115,7 +114,7 @@ func (x *Transfer) readImport(h *portable.Head) (*checkpoint.Row, error) {
 	return c, nil
 }
 
-// checkLayers reports whether an artifact has what its row says, and nothing else.
+// checkLayers reports whether an artifact has exactly the parts in its row.
 func checkLayers(c *checkpoint.Row, h *portable.Head) error {
 	has := map[string][]string{}
 	for _, d := range h.Layers {
@@ -124,18 +123,17 @@ func checkLayers(c *checkpoint.Row, h *portable.Head) error {
 	slices.Sort(has[portable.VolumeType])
 	switch memory := c.Memory != nil; {
 	case !slices.Equal(has[portable.VolumeType], c.Plan.DataPaths()):
-		return fmt.Errorf("its volumes are %q, want %q", has[portable.VolumeType], c.Plan.DataPaths())
+		return fmt.Errorf("volumes are %q, want %q", has[portable.VolumeType], c.Plan.DataPaths())
 	case memory != (len(has[portable.AgentType]) > 0), memory != slices.Contains(has[portable.MemoryType], imageFile), !memory && len(has[portable.MemoryType]) > 0:
-		return errors.New("it must have memory, its description and its agent, or none of them")
+		return errors.New("must have memory, its manifest and its agent, or none of them")
 	}
 	return nil
 }
 
-// Import makes a checkpoint of an artifact, or returns the one that was made under the same UID.
-// When it returns, the checkpoint is durable; after an error, or a crash, nothing of it is left. Errors:
-// errs.ErrInvalid, the artifact cannot be used, or is damaged; errs.ErrConflict, the checkpoint is being
-// removed; errs.ErrNotFound, its base image is neither here nor part of it; errs.ErrExhausted, the disk
-// is full; errs.ErrUnavailable.
+// Import creates a checkpoint from an artifact, or returns the existing one of the same UID. When it returns,
+// the checkpoint is durable; an error or a crash leaves nothing. Errors: errs.ErrInvalid, the artifact is
+// unusable or damaged; errs.ErrConflict, the checkpoint is being removed; errs.ErrNotFound, its base image is
+// neither on this node nor part of it; errs.ErrExhausted, the disk is full; errs.ErrUnavailable.
 func (x *Transfer) Import(ctx context.Context, ref sandbox.CheckpointRef, in *portable.Reader) (sandbox.Captured, error) {
 	if err := errors.Join(checkpoint.CheckRef(ref), x.cfg.Checkpoints.CheckRead(ref), x.cfg.Refuse()); err != nil {
 		return sandbox.Captured{}, err
@@ -174,7 +172,7 @@ func (p *importOp) undo(ctx context.Context) error {
 	return p.x.cfg.Checkpoints.Erase(ctx, p.k)
 }
 
-// do writes the row first, so that whatever follows can be found and removed.
+// do writes the row first, so that everything after it can be found and removed.
 func (p *importOp) do(ctx context.Context) error {
 	if err := p.checkSpace(p.size()); err != nil {
 		return err
@@ -189,7 +187,7 @@ func (p *importOp) do(ctx context.Context) error {
 	}
 	failpoint.Reach("import/base")
 	if err := os.MkdirAll(filepath.Join(p.x.cfg.Checkpoints.Dir(p.c.Ref.UID), "volumes"), 0o700); err != nil {
-		return fmt.Errorf("make directory of the checkpoint: %w", err)
+		return fmt.Errorf("create directory of checkpoint: %w", err)
 	}
 	for {
 		b, err := p.in.Next()
@@ -209,7 +207,7 @@ func (p *importOp) do(ctx context.Context) error {
 		return err
 	}
 	failpoint.Reach("import/data")
-	p.c.Base = nil // from now on it is an image as any
+	p.c.Base = nil // from now on an ordinary image
 	if err := p.x.cfg.Checkpoints.Move(p.k, p.c, checkpoint.Ready); err != nil {
 		return err
 	}
@@ -217,7 +215,7 @@ func (p *importOp) do(ctx context.Context) error {
 	return nil
 }
 
-// base finds the base image here, or takes it from the artifact.
+// base finds the base image here, or imports it from the artifact.
 func (p *importOp) base(ctx context.Context) (ctrd.Image, error) {
 	is := p.in.Config.Image
 	image, err := p.x.cfg.Containerd.ImageOf(ctx, is.Chain, is.Reference)
@@ -227,19 +225,19 @@ func (p *importOp) base(ctx context.Context) (ctrd.Image, error) {
 	case errors.Is(err, errs.ErrNotFound) && p.in.Image != nil:
 		image, err = p.importBase(ctx)
 	case errors.Is(err, errs.ErrNotFound):
-		err = fmt.Errorf("its base image, %s (%s), is not here and not part of the artifact; pull it first: %w", is.Reference, is.Digest, err)
+		err = fmt.Errorf("base image %s (%s) is neither on this node nor in the artifact; pull it first: %w", is.Reference, is.Digest, err)
 	}
 	if err != nil {
 		return ctrd.Image{}, err
 	}
 	if image.Chain() != is.Chain {
-		return ctrd.Image{}, fmt.Errorf("its base image is %s, and its files lie on %s: %w", image.Chain(), is.Chain, errs.ErrInvalid)
+		return ctrd.Image{}, fmt.Errorf("base image is %s, but files are based on %s: %w", image.Chain(), is.Chain, errs.ErrInvalid)
 	}
 	p.c.Digest = image.Digest
-	return image, p.x.cfg.Checkpoints.Move(p.k, p.c, checkpoint.Writing) // so that nobody removes the image for another import
+	return image, p.x.cfg.Checkpoints.Move(p.k, p.c, checkpoint.Writing) // so that another import does not remove the image
 }
 
-// layer writes one blob to where a checkpoint has it.
+// layer writes one blob to its place in the checkpoint.
 func (p *importOp) layer(ctx context.Context, image ctrd.Image, b *portable.Blob) error {
 	uid := p.c.Ref.UID
 	in := p.limited(portable.WithContext(ctx, b))
@@ -253,12 +251,12 @@ func (p *importOp) layer(ctx context.Context, image ctrd.Image, b *portable.Blob
 	case portable.VolumeType:
 		dir := filepath.Join(p.x.cfg.Checkpoints.Dir(uid), "volumes", portable.Title(b.Descriptor))
 		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return fmt.Errorf("make directory of a volume: %w", err)
+			return fmt.Errorf("create volume directory: %w", err)
 		}
 		return filetree.ReadTree(ctx, dir, in)
 	default:
 		if err := os.MkdirAll(p.x.cfg.Checkpoints.MemoryDir(uid), 0o700); err != nil {
-			return fmt.Errorf("make directory of the memory: %w", err)
+			return fmt.Errorf("create memory directory: %w", err)
 		}
 		return writeBlob(filepath.Join(p.x.cfg.Checkpoints.MemoryDir(uid), portable.Title(b.Descriptor)), 0o600, in)
 	}
@@ -273,7 +271,7 @@ func writeBlob(path string, mode os.FileMode, in io.Reader) error {
 	return errors.Join(err, f.Close())
 }
 
-// finish looks at what has come as a whole, and makes it durable.
+// finish checks the complete checkpoint, and makes it durable.
 func (p *importOp) finish() error {
 	dir := p.x.cfg.Checkpoints.Dir(p.c.Ref.UID)
 	size, err := durable.Usage(filepath.Join(dir, "volumes"))
@@ -287,10 +285,10 @@ func (p *importOp) finish() error {
 			return err
 		}
 		if have := len(p.in.Layers); have != 2+len(p.c.Plan.DataPaths())+len(img.Files)+1 {
-			return fmt.Errorf("its memory has files that its description does not name: %w", errs.ErrInvalid)
+			return fmt.Errorf("memory has files that its manifest does not name: %w", errs.ErrInvalid)
 		}
 		if img.Digest != p.c.Memory.Digest || img.Build.SHA256 != p.c.Memory.Build.SHA256 {
-			return fmt.Errorf("its memory is %s of build %s, its config says %s and %s: %w",
+			return fmt.Errorf("memory is %s of build %s, config has %s and %s: %w",
 				img.Digest, img.Build.SHA256, p.c.Memory.Digest, p.c.Memory.Build.SHA256, errs.ErrInvalid)
 		}
 		p.c.Memory = &checkpoint.Memory{Build: img.Build, Digest: img.Digest, Size: img.Size()}

@@ -8,7 +8,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// size is what will be written, in bytes; of the base image what comes, and not what it becomes.
+// size is the number of bytes to write; of the base image its compressed size.
 func (p *importOp) size() (sum int64) {
 	for _, d := range p.in.Layers {
 		sum += d.Size
@@ -16,24 +16,24 @@ func (p *importOp) size() (sum int64) {
 	return sum
 }
 
-// checkSpace says why so many more bytes may not be written, if so.
+// checkSpace returns why as many more bytes may not be written.
 func (p *importOp) checkSpace(bytes int64) error {
 	if err := p.x.cfg.CheckSpace(p.x.cfg.Checkpoints.Root(), bytes); err != nil {
-		return errs.Public(err, "there is no room for what is imported: "+errs.Text(err))
+		return errs.Public(err, "no disk space for the import: "+errs.Text(err))
 	}
 	return nil
 }
 
-// spaceCheckInterval is after how many bytes an import looks whether there is room for as many more.
+// spaceCheckInterval is the number of bytes between two checks for as many more.
 const spaceCheckInterval = 16 << 20
 
-// spaceReader ends what is read once there is no room for it.
+// limited returns a reader that fails when the disk has no space for more.
 func (p *importOp) limited(r io.Reader) io.Reader { return &spaceReader{p: p, r: r} }
 
 type spaceReader struct {
 	p    *importOp
 	r    io.Reader
-	left int64 // bytes until the next look
+	left int64 // bytes until the next check
 }
 
 func (h *spaceReader) Read(b []byte) (int, error) {
@@ -48,8 +48,8 @@ func (h *spaceReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// diskError is an error, or that the disk is full, which whoever wrote to it may not have said so that it
-// can be told from others.
+// diskError returns that the disk is full if it is, since the error of a writer may not reveal
+// that.
 func (p *importOp) diskError(err error) error {
 	if errors.Is(err, errs.ErrInvalid) || errors.Is(err, errs.ErrExhausted) {
 		return err
