@@ -27,8 +27,7 @@ type image struct {
 	files        map[string]entry
 }
 
-// readImage reads an OCI archive with no help from the code under test, and
-// checks that the digests and sizes within it hold.
+// readImage reads an OCI archive independently of the tested code, and verifies its digests and sizes.
 func readImage(t *testing.T, path string) image {
 	t.Helper()
 	dir := t.TempDir()
@@ -106,7 +105,7 @@ func readLayer(t *testing.T, path string, files map[string]entry) v1.Hash {
 		}
 		files[strings.Trim(strings.TrimPrefix(h.Name, "./"), "/")] = e
 	}
-	_, err = io.Copy(io.Discard, both) // what follows the end mark counts too
+	_, err = io.Copy(io.Discard, both) // including bytes after the end mark
 	if err := errors.Join(err, pw.Close(), <-done); err != nil {
 		t.Fatal(fmt.Errorf("read layer: %w", err))
 	}

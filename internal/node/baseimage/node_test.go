@@ -12,13 +12,13 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/baseimage"
 )
 
-// noted is a mmdebstrap that notes what it is to install.
+// recordingMmdebstrap is a mmdebstrap that records what it is to install.
 const noted = `
 for a; do case $a in --include=*) echo "${a#--include=}" >>"$INCLUDED" ;; esac; done
 ` + makesRoot
 
-// TestDebianNodeFallback builds where npm reaches nothing: the image has Debian's Node.js, the
-// result says so, and the next build tries npm again before it takes this one.
+// TestDebianNodeFallback builds with an unreachable registry: the image has Debian's Node.js, the result has
+// a warning, and the next build tries npm again before it uses this image.
 func TestDebianNodeFallback(t *testing.T) {
 	needRoot(t)
 	runs, included := filepath.Join(t.TempDir(), "runs"), filepath.Join(t.TempDir(), "included")
@@ -28,7 +28,7 @@ func TestDebianNodeFallback(t *testing.T) {
 	t.Setenv("TRIES", tries)
 	cfg := baseimage.Config{
 		Dir: t.TempDir(), Mmdebstrap: script(t, noted), Packages: []string{"git"},
-		Npm: script(t, `echo run >>"$TRIES"; printf 'npm error network is down\nnpm error     at somewhere\n' >&2; exit 1`),
+		Npm: script(t, `echo run >>"$TRIES"; printf 'npm error network is down\nnpm error     at a place\n' >&2; exit 1`),
 	}
 	first, err := baseimage.Build(t.Context(), cfg, nil)
 	if err != nil {
@@ -48,7 +48,7 @@ func TestDebianNodeFallback(t *testing.T) {
 	wantRuns(t, tries, 2)
 }
 
-// TestWrongNodeIsRefused has a registry answer with other files than the pinned ones.
+// TestWrongNodeIsRefused has a registry that serves other files than the pinned ones.
 func TestWrongNodeIsRefused(t *testing.T) {
 	needRoot(t)
 	dir := t.TempDir()
@@ -63,7 +63,7 @@ func TestWrongNodeIsRefused(t *testing.T) {
 	wantOnlyLock(t, dir)
 }
 
-// TestUnreachableRegistry has the real npm say that its registry is not there.
+// TestUnreachableRegistry runs the real npm with an unreachable registry.
 func TestUnreachableRegistry(t *testing.T) {
 	needRoot(t)
 	if _, err := exec.LookPath("npm"); err != nil {

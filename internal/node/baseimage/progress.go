@@ -12,11 +12,11 @@ import (
 	"time"
 )
 
-// reportBytes is how many bytes go by between two reports of bytes.
+// reportBytes is the number of bytes between two reports.
 const reportBytes = 4 << 20
 
-// reporter hands progress on, one report at a time. fn is called under mu by
-// design: it promises an order, and nothing else takes mu.
+// reporter serializes reports of progress. fn is called under mu by design: this guarantees the order, and
+// nothing else locks mu.
 type reporter struct {
 	mu   sync.Mutex
 	fn   func(Progress) // +checklocks:mu
@@ -46,7 +46,7 @@ func (r *reporter) reportLocked() {
 	}
 }
 
-// count returns w, with what is written to it reported.
+// count returns w, with reports of the bytes written to it.
 func (r *reporter) count(w io.Writer) io.Writer { return counter{r, w} }
 
 type counter struct {
@@ -60,8 +60,8 @@ func (c counter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// lockDir waits until no other process builds in dir, and returns how to let go.
-// The kernel lets go for us if we die. waiting is called once if there is a wait.
+// lockDir waits until no other process builds in dir, and returns the unlock function. The kernel unlocks
+// after a crash. waiting is called once before a wait.
 func lockDir(ctx context.Context, dir string, waiting func()) (func(), error) {
 	file, err := os.OpenFile(filepath.Join(dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
@@ -70,7 +70,7 @@ func lockDir(ctx context.Context, dir string, waiting func()) (func(), error) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for first := true; ; first = false {
-		// A blocking flock could not be called off, so ask again and again.
+		// A blocking flock could not be cancelled, so retry.
 		err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if err == nil {
 			return func() { _ = file.Close() }, nil

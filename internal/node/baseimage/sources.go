@@ -14,14 +14,14 @@ import (
 	"strings"
 )
 
-// isSource says whether a line can be one of sources.list.
+// isSource reports whether a line is valid in sources.list.
 func isSource(line string) bool {
 	uri, suite := sourceParts(line)
 	return suite != "" && strings.Contains(uri, ":/") && !strings.ContainsAny(line, "\n\r")
 }
 
-// sourceParts returns the URI and the suite of a line of sources.list, or
-// nothing if it is not a line for binary packages.
+// sourceParts returns the URI and the suite of a line of sources.list, or nothing if it is not a line for
+// binary packages.
 func sourceParts(line string) (uri, suite string) {
 	rest, ok := strings.CutPrefix(strings.TrimSpace(line), "deb ")
 	if !ok {
@@ -41,9 +41,9 @@ func sourceParts(line string) (uri, suite string) {
 	return fields[0], fields[1]
 }
 
-// hostSources returns the lines by which the host under root gets the packages
-// of its own Debian release, turned to suite: its mirror is near and allowed.
-// For hosts of another distribution there are none: mmdebstrap then takes Debian's defaults.
+// hostSources returns the lines from which the host under root gets its own Debian release, changed to suite:
+// its mirror is near and allowed. Hosts of other distributions have none: mmdebstrap then uses Debian's
+// defaults.
 func hostSources(ctx context.Context, root, suite string) ([]string, error) {
 	own, err := debianRelease(root)
 	if err != nil {
@@ -82,7 +82,7 @@ func hostSources(ctx context.Context, root, suite string) ([]string, error) {
 	return lines, nil
 }
 
-// retarget keeps the lines for the release own and turns them to suite.
+// retarget selects the lines for the release own and changes them to suite.
 func retarget(lines []string, own, suite string) []string {
 	var kept []string
 	for _, line := range lines {
@@ -96,7 +96,7 @@ func retarget(lines []string, own, suite string) []string {
 			kept = append(kept, line)
 		}
 	}
-	// The release itself comes first: without it the rest is of no use.
+	// The release itself is required.
 	isMain := func(l string) bool { _, s := sourceParts(l); return s == suite }
 	if !slices.ContainsFunc(kept, isMain) {
 		return nil
@@ -114,8 +114,7 @@ func retarget(lines []string, own, suite string) []string {
 	return kept
 }
 
-// debianRelease returns the code name of the Debian under root, or nothing if
-// it is not a Debian.
+// debianRelease returns the code name of the Debian under root, or nothing for other distributions.
 func debianRelease(root string) (string, error) {
 	data, err := os.ReadFile(filepath.Join(root, "etc/os-release"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -136,7 +135,7 @@ func debianRelease(root string) (string, error) {
 	return values["VERSION_CODENAME"], nil
 }
 
-// listSources reads the one-line format.
+// listSources parses the one-line format.
 func listSources(data []byte) []string {
 	var lines []string
 	for line := range strings.Lines(string(data)) {
@@ -148,8 +147,8 @@ func listSources(data []byte) []string {
 	return lines
 }
 
-// stanzaSources reads the format of stanzas (deb822) and returns it as lines. A
-// stanza with a key within it is left out: a line cannot express that.
+// stanzaSources parses the format of stanzas (deb822) and returns it as lines. A stanza with an inline key is
+// omitted: a line cannot express that.
 func stanzaSources(data []byte) []string {
 	var lines []string
 	stanza := map[string]string{}
@@ -199,9 +198,8 @@ func stanzaLines(stanza map[string]string) []string {
 	return lines
 }
 
-// proxies returns, as environment variables, the proxies that the host's apt is
-// told to use: mmdebstrap does not read the host's settings. Without apt or
-// without a proxy there are none.
+// proxies returns the proxies of the host's apt configuration as environment variables: mmdebstrap does not
+// read the host's settings. Without apt or without a proxy there are none.
 func proxies(ctx context.Context) []string {
 	var env []string
 	for _, scheme := range []string{"http", "https"} {

@@ -77,7 +77,7 @@ func FuzzListSources(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for _, line := range append(listSources(data), stanzaSources(data)...) {
 			if !isSource(line) {
-				t.Errorf("%q came out and is not a source", line)
+				t.Errorf("result %q is not a source", line)
 			}
 			retarget([]string{line}, "a", "b")
 		}
@@ -86,7 +86,7 @@ func FuzzListSources(f *testing.F) {
 
 func TestListenerStages(t *testing.T) {
 	var steps []Progress
-	l := &outputParser{tell: &reporter{fn: func(p Progress) { steps = append(steps, p) }}}
+	l := &outputParser{report: &reporter{fn: func(p Progress) { steps = append(steps, p) }}}
 	for _, part := range []string{"I: running apt-get upd", "ate...\nGet:1 x\rdone\nI: extracting archives...\n", "E: broken\n"} {
 		if n, err := l.Write([]byte(part)); n != len(part) || err != nil {
 			t.Fatalf("Write = %d, %v", n, err)

@@ -31,24 +31,24 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
-// Stage is how far a sandbox's life on the node is.
+// Stage is the state of a sandbox on the node.
 type Stage string
 
 // The stages, as the database has them.
 const (
-	none       Stage = ""           // there is no row
-	Making     Stage = "making"     // steps are being done; after a restart they are undone
-	Live       Stage = "live"       // all steps are done
-	Pausing    Stage = "pausing"    // the runtime was asked to pause
-	Paused     Stage = "paused"     // it sleeps
-	Resuming   Stage = "resuming"   // the runtime was asked to resume
-	Storing    Stage = "storing"    // what it keeps is on disk; its container is being removed
-	Stored     Stage = "stored"     // what it keeps is on disk; nothing of it runs
-	Waking     Stage = "waking"     // what it keeps is on disk; its container is being made of that
+	none       Stage = ""           // no row
+	Making     Stage = "making"     // being created; a restart undoes it
+	Live       Stage = "live"       // all steps done
+	Pausing    Stage = "pausing"    // being paused
+	Paused     Stage = "paused"     // frozen in RAM
+	Resuming   Stage = "resuming"   // being resumed in RAM
+	Storing    Stage = "storing"    // its data is on disk; its container is being removed
+	Stored     Stage = "stored"     // its data is on disk; it has no container
+	Waking     Stage = "waking"     // its data is on disk; its container is being created from that
 	Restarting Stage = "restarting" // its container is being replaced; its files stay
-	Capturing  Stage = "capturing"  // it is live, and may be held still for a checkpoint
-	Ended      Stage = "ended"      // it ran, and will not again
-	Removing   Stage = "removing"   // steps are being undone
+	Capturing  Stage = "capturing"  // live, and possibly stopped for a checkpoint
+	Ended      Stage = "ended"      // it ran, and never will again
+	Removing   Stage = "removing"   // steps being undone
 )
 
 // moves are the allowed transitions from each stage; those of none begin a row, and removing ends with the
@@ -72,11 +72,11 @@ var moves = map[Stage][]Stage{
 	Removing:   {Removing},
 }
 
-// Begun reports whether the sandbox has lived, so that nothing may be taken from it.
+// Begun reports whether the sandbox was live, so that its data must be kept.
 func (s Stage) Begun() bool { return s != Making && s != Removing }
 
-// Row is what the journal has of a sandbox: enough to undo every step, and to go on with what
-// runs without asking anybody.
+// Row is the journal's row of a sandbox: enough to undo every step, and to manage the running sandbox without
+// other data.
 type Row struct {
 	Stage     Stage             `json:"stage"`
 	Plan      plan.Plan         `json:"plan"`
@@ -84,29 +84,28 @@ type Row struct {
 	Address   netip.Addr        `json:"address,omitzero"`
 	Process   lifecycle.Process `json:"process,omitzero"`
 	StartedAt time.Time         `json:"startedAt,omitzero"`
-	// ImageEnv is the image's own environment, upon which the plan's is made. Nil, as in rows
-	// of before there was this field, means that it is not known.
+	// ImageEnv is the image's environment, the base of the plan's. Nil means unknown, as in older rows.
 	ImageEnv []string `json:"imageEnv,omitzero"`
-	// ImageRun is what else the image says of its programs; nil as ImageEnv is.
+	// ImageRun is the image's other configuration of programs; nil as ImageEnv is.
 	ImageRun *plan.ImageRun `json:"imageRun,omitempty"`
-	// Warmed says that the plan's warm-up has run.
+	// Warmed means that the plan's warm-up has run.
 	Warmed bool `json:"warmed,omitempty"`
-	// Program says that the template or the image has a program of its own.
+	// Program means that the template or the image has its own program.
 	Program bool `json:"program,omitempty"`
-	// Ready says that the probes of the container that runs have succeeded. A server that starts
-	// goes by it until it has asked for itself.
+	// Ready means that the probes of the running container have succeeded. A restarted server assumes it
+	// until its own probes.
 	Ready bool `json:"ready,omitempty"`
 	// Pause is the wait before the next restart.
 	Pause time.Duration `json:"pause,omitempty"`
-	// PausedAt is since when it sleeps; Memory describes its memory on disk, if it is there.
+	// PausedAt is when it was paused; Memory describes its memory on disk, if any.
 	PausedAt time.Time `json:"pausedAt,omitzero"`
 	Memory   *Memory   `json:"memory,omitempty"`
-	// Kept is what it keeps from storing to waking; empty means all, its memory too.
+	// Kept is what it keeps from storing to waking; empty means everything, including memory.
 	Kept agents.SuspendMode `json:"kept,omitempty"`
-	// Build is the SHA-256 of the runtime that its container was made by and is driven by, in
-	// hexadecimal; empty where there is none, and in rows of before there was this field.
+	// Build is the SHA-256, in hexadecimal, of the runtime that started its container; empty without one, and
+	// in older rows.
 	Build string `json:"build,omitempty"`
-	// Exit and Why tell how it ended.
+	// Exit and Why describe its end.
 	Exit *int32 `json:"exit,omitempty"`
 	Why  string `json:"why,omitempty"`
 }
@@ -116,14 +115,14 @@ var sandboxesBucket = []byte("sandboxes")
 // Journal keeps rows by the sandbox's UID. A write has reached the disk when it returns.
 type Journal struct{ db *bolt.DB }
 
-// Open makes the bucket if it is missing.
+// Open creates the bucket if it is missing.
 func Open(db *bolt.DB) (*Journal, error) {
 	err := db.Update(func(tx *bolt.Tx) error {
 		_, err := tx.CreateBucketIfNotExists(sandboxesBucket)
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("make the journal: %w", err)
+		return nil, fmt.Errorf("create journal bucket: %w", err)
 	}
 	return &Journal{db: db}, nil
 }
@@ -166,7 +165,7 @@ func (j *Journal) Remove(ref sandbox.Ref) error {
 	return nil
 }
 
-// Each visits all rows that can be read, and unread the others, which are kept.
+// Each visits all readable rows, and passes the others to unread; they are kept.
 func (j *Journal) Each(visit func(*Row), unread func(key, value []byte, err error)) error {
 	return j.db.View(func(tx *bolt.Tx) error {
 		return tx.Bucket(sandboxesBucket).ForEach(func(key, value []byte) error {
@@ -180,7 +179,7 @@ func (j *Journal) Each(visit func(*Row), unread func(key, value []byte, err erro
 	})
 }
 
-// Get reads one row; nil where there is none. One that cannot be read is an error.
+// Get reads one row; nil if there is none. An unreadable row is an error.
 func (j *Journal) Get(uid types.UID) (r *Row, err error) {
 	err = j.db.View(func(tx *bolt.Tx) error {
 		value := tx.Bucket(sandboxesBucket).Get([]byte(uid))
@@ -196,8 +195,8 @@ func (j *Journal) Get(uid types.UID) (r *Row, err error) {
 	return r, nil
 }
 
-// decodeRow reads a row, and refuses what the node could not act on: what it does not
-// understand it must neither adopt nor undo.
+// decodeRow reads a row, and refuses one that the node cannot act on: the node neither adopts nor undoes what
+// it does not understand.
 func decodeRow(key, value []byte) (*Row, error) {
 	r := &Row{}
 	if err := json.Unmarshal(value, r); err != nil {
@@ -207,40 +206,39 @@ func decodeRow(key, value []byte) (*Row, error) {
 	case string(r.Plan.Ref.UID) != string(key):
 		return nil, fmt.Errorf("row of %q under another key", r.Plan.Ref.UID)
 	case r.Plan.ID != sandbox.IDOf(r.Plan.Ref.UID):
-		return nil, fmt.Errorf("row with the ID %q, which is another sandbox's", r.Plan.ID)
+		return nil, fmt.Errorf("row with the ID %q of another sandbox", r.Plan.ID)
 	case r.Stage == none || moves[r.Stage] == nil:
-		return nil, fmt.Errorf("stage %q is not known", r.Stage)
+		return nil, fmt.Errorf("unknown stage %q", r.Stage)
 	case r.Kept != "" && r.Kept != agents.SuspendFiles && r.Kept != agents.SuspendDelete:
-		return nil, fmt.Errorf("what it keeps is %q, which is not known", r.Kept)
-	case r.OnDisk() && !r.Address.IsValid(): // given back for as long as it sleeps
+		return nil, fmt.Errorf("unknown kept data %q", r.Kept)
+	case r.OnDisk() && !r.Address.IsValid(): // released while it is stored
 	case r.Stage.Begun() && !r.Address.Is4():
-		return nil, fmt.Errorf("a sandbox that is %s has the address %s", r.Stage, r.Address)
+		return nil, fmt.Errorf("a sandbox of stage %s has the address %s", r.Stage, r.Address)
 	}
 	return r, nil
 }
 
-// KeepsMemory reports whether a sandbox that sleeps has memory to go on with.
+// KeepsMemory reports whether a paused sandbox has memory to resume from.
 func (r *Row) KeepsMemory() bool { return r.Kept == "" }
 
-// KeepsClaims reports whether a sandbox that sleeps has nothing but its volume claims.
+// KeepsClaims reports whether a paused sandbox has only its volume claims.
 func (r *Row) KeepsClaims() bool { return r.OnDisk() && r.Kept == agents.SuspendDelete }
 
-// Memory is what the journal has of a sandbox's memory on disk. Its directory has the name of
-// the sandbox; see [Node.memoryDir].
+// Memory describes a sandbox's memory on disk. Its directory has the name of the sandbox.
 type Memory struct {
 	Build memimage.Build `json:"build"`
 	// Size is bytes of the image, Disk bytes written to the copy of the sandbox's own image.
 	Size    int64     `json:"size"`
 	Disk    int64     `json:"disk"`
 	Created time.Time `json:"created"`
-	// Exit is the exit code of the template's program, where that had ended.
+	// Exit is the exit code of the template's program, if it had exited.
 	Exit *int32 `json:"exit,omitempty"`
 }
 
-// OnDisk reports whether what the sandbox keeps on disk is all that counts of it.
+// OnDisk reports whether the sandbox's data on disk is authoritative.
 func (r *Row) OnDisk() bool { return r.Stage == Storing || r.Stage == Stored || r.Stage == Waking }
 
-// Place is where the memory is of a sandbox that sleeps; empty where it keeps none.
+// Place is where the memory of a paused sandbox is; empty if it keeps none.
 func (r *Row) Place() agents.MemoryPlace {
 	switch {
 	case !r.OnDisk():
@@ -252,8 +250,8 @@ func (r *Row) Place() agents.MemoryPlace {
 	}
 }
 
-// Mentions reports whether any row of the database contains a word. It searches bytes, so that rows
-// which this version cannot read count too.
+// Mentions reports whether any row of the database contains a word. It searches bytes, so that it includes
+// rows which this version cannot read.
 func Mentions(db *bolt.DB, word string) (found bool, err error) {
 	err = db.View(func(tx *bolt.Tx) error {
 		return tx.ForEach(func(_ []byte, b *bolt.Bucket) error {

@@ -19,7 +19,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
-// A row is acted on only if all of it is understood.
+// A row is used only if all of it is understood.
 func TestDecodeRow(t *testing.T) {
 	ref := sandbox.Ref{Namespace: "a", Name: "s", UID: "one"}
 	sound := Row{Stage: Live, Plan: plan.Plan{Ref: ref, ID: sandbox.IDOf(ref.UID)}, Address: netip.MustParseAddr("10.0.0.2")}
@@ -30,14 +30,14 @@ func TestDecodeRow(t *testing.T) {
 		"sound":               {func(*Row) {}, ""},
 		"half made":           {func(r *Row) { r.Stage, r.Address = Making, netip.Addr{} }, ""},
 		"another's key":       {func(r *Row) { r.Plan.Ref.UID = "two" }, "another key"},
-		"another's ID":        {func(r *Row) { r.Plan.ID = "x" }, "another sandbox's"},
-		"a later stage":       {func(r *Row) { r.Stage = "flying" }, "not known"},
-		"alive, no address":   {func(r *Row) { r.Address = netip.Addr{} }, "has the address"},
-		"asleep, no address":  {func(r *Row) { r.Stage, r.Address = Stored, netip.Addr{} }, ""},
-		"asleep, files only":  {func(r *Row) { r.Stage, r.Kept = Stored, agents.SuspendFiles }, ""},
-		"keeps the unknown":   {func(r *Row) { r.Stage, r.Kept = Stored, "Dreams" }, "not known"},
+		"another's ID":        {func(r *Row) { r.Plan.ID = "x" }, "of another sandbox"},
+		"a later stage":       {func(r *Row) { r.Stage = "flying" }, "unknown stage"},
+		"live, no address":    {func(r *Row) { r.Address = netip.Addr{} }, "has the address"},
+		"stored, no address":  {func(r *Row) { r.Stage, r.Address = Stored, netip.Addr{} }, ""},
+		"stored, files only":  {func(r *Row) { r.Stage, r.Kept = Stored, agents.SuspendFiles }, ""},
+		"unknown kept data":   {func(r *Row) { r.Stage, r.Kept = Stored, "Dreams" }, "unknown kept"},
 		"frozen, no address":  {func(r *Row) { r.Stage, r.Address = Paused, netip.Addr{} }, "has the address"},
-		"asleep, only IPv6":   {func(r *Row) { r.Stage, r.Address = Stored, netip.MustParseAddr("fd00::1") }, "has the address"},
+		"stored, only IPv6":   {func(r *Row) { r.Stage, r.Address = Stored, netip.MustParseAddr("fd00::1") }, "has the address"},
 		"removed, no address": {func(r *Row) { r.Stage, r.Address = Removing, netip.Addr{} }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -80,7 +80,7 @@ func openTest(t *testing.T) *Journal {
 	return j
 }
 
-// store writes a row as it is.
+// store writes a row unchecked.
 func store(t *testing.T, j *Journal, r *Row) []byte {
 	t.Helper()
 	value, err := json.Marshal(r)

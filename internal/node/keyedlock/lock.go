@@ -29,9 +29,9 @@ type Lock struct {
 // ticket is the holder of the lock of a key, or a caller that waits for it.
 type ticket struct {
 	granted     chan struct{}
-	cancel      []context.CancelCauseFunc // guarded by keyedLock.mu
+	cancel      []context.CancelCauseFunc // guarded by Lock.mu
 	interrupts  bool
-	interrupted bool // guarded by keyedLock.mu
+	interrupted bool // guarded by Lock.mu
 }
 
 // Acquire waits for the lock of a key. With interrupts it interrupts all callers before it, except those
@@ -88,7 +88,7 @@ func (l *Lock) dequeue(key types.UID, t *ticket) {
 	l.queues[key] = left
 }
 
-// interrupt cancels the contexts of the ticket. The caller holds keyedLock.mu.
+// interrupt cancels the contexts of the ticket. The caller holds Lock.mu.
 func (t *ticket) interrupt() {
 	if t.interrupts {
 		return

@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 )
 
-// Removals wait for one another; what has ended its wait leaves nothing behind.
+// Removals wait for one another; a cancelled wait leaves nothing behind.
 func TestKeyedLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l Lock
@@ -29,7 +29,7 @@ func TestKeyedLock(t *testing.T) {
 		synctest.Wait()
 		cancel()
 		if err := <-ended; !errors.Is(err, context.Canceled) {
-			t.Errorf("a wait that was given up: %v", err)
+			t.Errorf("a cancelled wait: %v", err)
 		}
 		second := make(chan error, 1)
 		go func() {
@@ -39,7 +39,7 @@ func TestKeyedLock(t *testing.T) {
 		}()
 		synctest.Wait()
 		if first.Err() != nil || len(second) > 0 {
-			t.Errorf("a removal was interrupted by another, or both went on: %v, %d", first.Err(), len(second))
+			t.Errorf("a removal was interrupted by another, or both got the lock: %v, %d", first.Err(), len(second))
 		}
 		release()
 		if err := <-second; err != nil {
@@ -52,7 +52,7 @@ func TestKeyedLock(t *testing.T) {
 	})
 }
 
-// A resume from disk goes on when its caller gives up, and ends when the sandbox is to be removed.
+// A restore from disk continues after its caller's context ends, and ends when the sandbox is removed.
 func TestUnlessInterrupted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l Lock
@@ -65,7 +65,7 @@ func TestUnlessInterrupted(t *testing.T) {
 		defer done()
 		cancel()
 		if held.Err() == nil || ctx.Err() != nil {
-			t.Errorf("after the caller gave up: %v, %v", held.Err(), ctx.Err())
+			t.Errorf("after the end of the caller's context: %v, %v", held.Err(), ctx.Err())
 		}
 		removed := make(chan error, 1)
 		go func() {

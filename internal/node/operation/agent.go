@@ -17,7 +17,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
-// awaitAgent returns when the agent has answered and knows the time.
+// awaitAgent waits until the agent responds, and sets its clock.
 func (w *Operation) awaitAgent(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, w.host.cfg.StartTimeout)
 	defer cancel()
@@ -32,43 +32,43 @@ func (w *Operation) awaitAgent(ctx context.Context) error {
 	return nil
 }
 
-// awaitHealth returns when the agent has answered.
+// awaitHealth waits until the agent responds.
 func (w *Operation) awaitHealth(ctx context.Context) (*envd.Client, error) {
 	agent, err := w.host.AgentOf(w.Row.Plan.ID, w.Row.Address)
 	if err != nil {
 		return nil, err
 	}
-	pause, patience := minProbePause, firstProbeTimeout
+	pause, timeout := minProbePause, firstProbeTimeout
 	for {
-		look, done := context.WithTimeout(ctx, patience)
-		err := agent.Health(look)
-		if look.Err() != nil {
-			patience = min(patience+patience/4, maxProbeTimeout)
+		limited, done := context.WithTimeout(ctx, timeout)
+		err := agent.Health(limited)
+		if limited.Err() != nil {
+			timeout = min(timeout+timeout/4, maxProbeTimeout)
 		}
 		done()
 		if err == nil {
 			return agent, nil
 		}
 		if !w.Row.Process.Alive() {
-			return nil, fmt.Errorf("the sandbox ended before its agent answered: %s: %w", w.console.Text(), errs.ErrUnavailable)
+			return nil, fmt.Errorf("sandbox exited before its agent responded: %s: %w", w.console.Text(), errs.ErrUnavailable)
 		}
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			return nil, fmt.Errorf("the agent did not answer within %s: %w: %s: %w", w.host.cfg.StartTimeout, err, w.console.Text(), errs.ErrUnavailable)
+			return nil, fmt.Errorf("no response from agent within %s: %w: %s: %w", w.host.cfg.StartTimeout, err, w.console.Text(), errs.ErrUnavailable)
 		}
 		pause = min(2*pause, maxProbePause)
 	}
 }
 
-// rewriteConfig changes the configuration that the agent reads when it is started anew.
+// rewriteConfig changes the configuration that the agent reads at its next start.
 func (w *Operation) rewriteConfig() (*envd.Config, error) {
 	file := filepath.Join(w.Path("agent"), filepath.Base(envd.ConfigPath))
 	cfg, err := envd.ReadConfig(file)
 	if err != nil {
 		return nil, errs.Retryable(err)
 	}
-	if w.Row.ImageEnv == nil { // what it was made with has it
+	if w.Row.ImageEnv == nil { // the configuration from its creation has it
 		for _, name := range slices.Sorted(maps.Keys(cfg.Env)) {
 			w.Row.ImageEnv = append(w.Row.ImageEnv, name+"="+cfg.Env[name])
 		}
@@ -76,12 +76,12 @@ func (w *Operation) rewriteConfig() (*envd.Config, error) {
 	cfg.Env = w.environment()
 	w.setAgentToken(cfg)
 	if err := cfg.Validate(); err != nil {
-		return nil, fmt.Errorf("agent's configuration: %w: %w", err, errs.ErrInvalid)
+		return nil, fmt.Errorf("agent configuration: %w: %w", err, errs.ErrInvalid)
 	}
 	return cfg, errs.Retryable(envd.WriteConfig(file, cfg))
 }
 
-// setAgentToken has the agent ask for its token, or for none where the sandbox was made so.
+// setAgentToken makes the agent require its token, or none if the sandbox was created so.
 func (w *Operation) setAgentToken(cfg *envd.Config) {
 	cfg.AccessToken, cfg.Open = "", !w.Row.Plan.Secure || w.host.cfg.AgentToken == nil
 	if !cfg.Open {
@@ -89,8 +89,8 @@ func (w *Operation) setAgentToken(cfg *envd.Config) {
 	}
 }
 
-// configureAgent hands an agent that runs what it would read if it were started now. It gives no
-// time, by which a request of somebody else could make this one count as late.
+// configureAgent sends a running agent the configuration that it would read at a start. It omits the time,
+// which could make a concurrent request count as late.
 func (w *Operation) configureAgent(ctx context.Context, cfg *envd.Config) error {
 	agent, err := w.host.AgentOf(w.Row.Plan.ID, w.Row.Address)
 	if err != nil {
@@ -105,8 +105,8 @@ func (w *Operation) configureAgent(ctx context.Context, cfg *envd.Config) error 
 	return errs.Retryable(err)
 }
 
-// awaitRestored returns when the agent has answered and knows that it was restored. One from before
-// there was such a thing is told the time.
+// awaitRestored waits until the agent responds, and notifies it of the restore. It sets the clock of an agent
+// without that request.
 func (w *Operation) awaitRestored(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, w.host.cfg.StartTimeout)
 	defer cancel()
@@ -120,14 +120,13 @@ func (w *Operation) awaitRestored(ctx context.Context) error {
 		err = agent.Init(ctx, envd.InitRequest{Timestamp: &now})
 	}
 	if err != nil {
-		return errs.Retryable(fmt.Errorf("tell its agent that it was restored: %w", err))
+		return errs.Retryable(fmt.Errorf("notify agent of restore: %w", err))
 	}
 	return nil
 }
 
-// writeNewAddress writes into the agent's configuration, which it reads when it is restored, where the
-// sandbox is now. What is in its other files only the agent may change: the kernel in the memory
-// knows them as they are.
+// writeNewAddress writes the sandbox's current address into the agent's configuration, which it reads when it
+// is restored. Only the agent may change its other files: the restored kernel has cached them.
 func (w *Operation) writeNewAddress(context.Context) error {
 	if !w.moved {
 		return nil
@@ -140,8 +139,8 @@ func (w *Operation) writeNewAddress(context.Context) error {
 	return errs.Retryable(envd.WriteConfig(w.agentConfigFile(), cfg))
 }
 
-// replaceAgent has a container that is started anew begin with the agent of this server, as it was
-// installed: one of before may not understand what was written for it since.
+// replaceAgent gives a container that is started again the installed agent of this server: an older one may
+// not understand newer configuration.
 func (w *Operation) replaceAgent(context.Context) error {
 	link := filepath.Join(w.Path("agent"), filepath.Base(oci.AgentPath))
 	have, err := os.Stat(link)
@@ -159,8 +158,8 @@ func (w *Operation) agentConfigFile() string {
 	return filepath.Join(w.Path("agent"), filepath.Base(envd.ConfigPath))
 }
 
-// Bind writes the row's environment and token into the agent's configuration, and sends them to an agent that
-// runs.
+// Bind writes the row's environment and token into the agent's configuration, and sends them to a running
+// agent.
 func (w *Operation) Bind(ctx context.Context, runs bool) error {
 	var cfg *envd.Config
 	steps := []step{{name: "bind_config", do: func(context.Context) (err error) {

@@ -20,7 +20,7 @@ func (w *Operation) writeBundle(ctx context.Context) error {
 	p := &w.Row.Plan
 	agentDir := w.Path("agent")
 	if err := os.MkdirAll(agentDir, 0o755); err != nil {
-		return errs.Retryable(fmt.Errorf("make agent's directory: %w", err))
+		return errs.Retryable(fmt.Errorf("create agent directory: %w", err))
 	}
 	link := filepath.Join(agentDir, path.Base(oci.AgentPath))
 	if err := os.Link(w.agentProgram(), link); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -31,7 +31,7 @@ func (w *Operation) writeBundle(ctx context.Context) error {
 		return err
 	}
 	w.Row.Program = len(cfg.Entrypoint) > 0
-	if w.RestoresMemory() { // the kernel in the memory knows the files as they were: its agent writes them
+	if w.RestoresMemory() { // the restored kernel has cached the files: the agent writes them
 		cfg.SystemFiles = w.systemFiles()
 	} else if err := w.writeSystemFiles(); err != nil {
 		return errs.Retryable(err)
@@ -52,7 +52,7 @@ func (w *Operation) writeBundle(ctx context.Context) error {
 	})))
 }
 
-// environment is what the container's processes get.
+// environment is the environment of the container's processes.
 func (w *Operation) environment() map[string]string {
 	return w.Row.Plan.Environment(w.Row.ImageEnv, w.Row.Address, w.host.cfg.Name)
 }
@@ -63,13 +63,13 @@ func (w *Operation) systemFiles() map[string]string {
 	return p.SystemFiles(w.Row.Address, w.host.Beside(w.Row.Address), p.ResolverText(w.host.sandboxResolvers()))
 }
 
-// writeSystemFiles writes them into the root filesystem, on which no process of the sandbox runs yet.
+// writeSystemFiles writes them into the root filesystem, before any process of the sandbox runs.
 func (w *Operation) writeSystemFiles() error {
 	p := &w.Row.Plan
 	return p.WriteSystemFiles(w.Path("rootfs"), w.Row.Address, w.host.Beside(w.Row.Address), p.ResolverText(w.host.sandboxResolvers()))
 }
 
-// mounts are the volumes, with their directories made.
+// mounts returns the volumes, and creates their directories.
 func (w *Operation) mounts() (mounts []oci.Mount, err error) {
 	for _, v := range w.Row.Plan.Volumes {
 		m := oci.Mount{Target: v.Target, ReadOnly: v.ReadOnly, SizeLimit: v.SizeLimit}
@@ -87,14 +87,14 @@ func (w *Operation) mounts() (mounts []oci.Mount, err error) {
 	return mounts, nil
 }
 
-// volumeDir makes a volume's directory and the path in it that is asked for, which must not
-// lead out of it by a link that a sandbox left there.
+// volumeDir creates a volume's directory and the requested path in it, which must not escape through a link
+// that a sandbox created.
 func volumeDir(dir, sub string) (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", fmt.Errorf("make volume: %w", err)
+		return "", fmt.Errorf("create volume: %w", err)
 	}
 	if err := os.Chmod(dir, 0o777); err != nil { // the sandbox's users share it
-		return "", fmt.Errorf("make volume: %w", err)
+		return "", fmt.Errorf("create volume: %w", err)
 	}
 	if sub == "" {
 		return dir, nil
@@ -105,7 +105,7 @@ func volumeDir(dir, sub string) (string, error) {
 	}
 	defer func() { _ = root.Close() }()
 	if err := root.MkdirAll(sub, 0o777); err != nil {
-		return "", fmt.Errorf("make path %q of volume: %w", sub, err)
+		return "", fmt.Errorf("create path %q of volume: %w", sub, err)
 	}
 	full, err := filepath.EvalSymlinks(filepath.Join(dir, sub))
 	if err != nil {
@@ -114,7 +114,7 @@ func volumeDir(dir, sub string) (string, error) {
 	return full, nil
 }
 
-// agentConfig is what the agent must know from its first instant.
+// agentConfig is the agent's configuration at start.
 func (w *Operation) agentConfig() (*envd.Config, error) {
 	p := &w.Row.Plan
 	env := w.environment()
@@ -131,7 +131,7 @@ func (w *Operation) agentConfig() (*envd.Config, error) {
 	if p.NonRoot && plan.IsRoot(cfg.User) {
 		return nil, fmt.Errorf("spec.podTemplate.spec.securityContext.runAsNonRoot: the image runs as root; name another with runAsUser: %w", errs.ErrInvalid)
 	}
-	if p.Class == oci.GVisor { // where the machine's limit would end the sandbox
+	if p.Class == oci.GVisor { // where the host's limit would end the sandbox
 		cfg.Processes = p.Processes()
 	}
 	w.setAgentToken(cfg)

@@ -30,7 +30,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/programs"
 )
 
-// HostConfig says what operations work with. All fields are needed but for Subnet6, Credentials and AgentToken.
+// HostConfig configures a Host. Only Subnet6, Credentials and AgentToken are optional.
 type HostConfig struct {
 	// Name is the node's name; DataDir, MemoryDir and CgroupParent are as in the node's configuration.
 	Name, DataDir, MemoryDir, CgroupParent string
@@ -39,7 +39,7 @@ type HostConfig struct {
 	Credentials ctrd.Credentials
 	Network     *netdev.Network
 	Subnet6     netip.Prefix
-	// Resolvers are the DNS servers besides the node's own that sandboxes are given.
+	// Resolvers are the DNS servers of sandboxes besides the node's own.
 	Resolvers   []netip.Addr
 	Allocator   *ipam.Allocator
 	Runtimes    *programs.Runtimes
@@ -51,26 +51,26 @@ type HostConfig struct {
 	StartTimeout time.Duration
 	// ReleaseAddresses releases the addresses of stored sandboxes.
 	ReleaseAddresses bool
-	// Holder is the user of an address other than a sandbox; empty where there is none.
+	// Holder returns the user of an address other than a sandbox; empty if there is none.
 	Holder func(ctx context.Context, addr netip.Addr, own sandbox.ID) (string, error)
-	// CheckSpace returns why so many more bytes may not be written below a directory.
+	// CheckSpace returns why as many more bytes may not be written below a directory.
 	CheckSpace func(dir string, bytes int64) error
-	// Later runs a function in the background, as long as the node runs.
+	// Later runs a function in the background, until the node stops.
 	Later func(func(context.Context))
 	// AfterStep is called after each step, and BeforeUndo before each undo; an error fails it.
 	AfterStep, BeforeUndo func(step string) error
-	// ObserveStep receives the time of each step, by class.
+	// ObserveStep receives the duration of each step, by class.
 	ObserveStep func(class, step string, took time.Duration)
 	Log         *slog.Logger
 }
 
-// Host is the part of the machine that operations change. It is safe for concurrent use.
+// Host is the part of the host that operations change. It is safe for concurrent use.
 type Host struct {
 	cfg    HostConfig
 	Agents *http.Client
 	// AgentFile is the node's copy of the agent; it is set before the first operation.
 	AgentFile string
-	restores  chan struct{} // has a place for each memory of a checkpoint that may be restored at the same time
+	restores  chan struct{} // bounds the concurrent restores of checkpoints' memory
 }
 
 // NewHost starts nothing.
@@ -87,16 +87,16 @@ func NewHost(cfg HostConfig) *Host {
 // Close closes idle connections to agents.
 func (h *Host) Close() { h.Agents.CloseIdleConnections() }
 
-// Operation is one on the sandbox of a row, which it changes.
+// Operation returns an operation on the sandbox of a row, which it changes.
 func (h *Host) Operation(r *journal.Row) *Operation { return &Operation{host: h, Row: r} }
 
-// minProbePause and maxProbePause bound the pauses between two questions to an agent that starts.
+// minProbePause and maxProbePause bound the pauses between two requests to a starting agent.
 const (
 	minProbePause = time.Millisecond
 	maxProbePause = 10 * time.Millisecond
-	// firstProbeTimeout bounds the first of them: a packet sent before the sandbox listened is lost, and
-	// would be sent again only after a second. maxProbeTimeout bounds all later ones, which are given more
-	// and more time: on a machine with too much to do every answer takes long.
+	// firstProbeTimeout bounds the first request: a packet sent before the agent listens is lost, and TCP
+	// would resend it only after a second. maxProbeTimeout bounds later ones, whose timeout grows: on an
+	// overloaded host every response takes long.
 	firstProbeTimeout = 50 * time.Millisecond
 	maxProbeTimeout   = 2 * time.Second
 )
@@ -105,7 +105,7 @@ func agentDialer() *net.Dialer {
 	return &net.Dialer{Timeout: 2 * time.Second, KeepAlive: 30 * time.Second}
 }
 
-// AgentOf is a client of the agent at an address.
+// AgentOf returns a client of the agent at an address.
 func (h *Host) AgentOf(id sandbox.ID, addr netip.Addr) (*envd.Client, error) {
 	cfg := envd.ClientConfig{HTTP: h.Agents, BaseURL: "http://" + net.JoinHostPort(addr.String(), strconv.Itoa(envd.Port))}
 	if h.cfg.AgentToken != nil {
@@ -113,7 +113,7 @@ func (h *Host) AgentOf(id sandbox.ID, addr netip.Addr) (*envd.Client, error) {
 	}
 	c, err := envd.NewClient(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("client of agent: %w", err)
+		return nil, fmt.Errorf("create agent client: %w", err)
 	}
 	return c, nil
 }
@@ -121,7 +121,7 @@ func (h *Host) AgentOf(id sandbox.ID, addr netip.Addr) (*envd.Client, error) {
 // ClaimsDir has the volume claims of a sandbox.
 func (h *Host) ClaimsDir(id string) string { return filepath.Join(h.cfg.DataDir, "claims", id) }
 
-// ApplyEgress puts the policy of a row in force, if its sandbox has a network.
+// ApplyEgress applies the policy of a row, if its sandbox has a network.
 func (h *Host) ApplyEgress(ctx context.Context, r *journal.Row) error {
 	if (r.OnDisk() && r.Stage != journal.Waking) || !r.Address.IsValid() {
 		return nil
@@ -133,8 +133,8 @@ func (h *Host) ApplyEgress(ctx context.Context, r *journal.Row) error {
 	return errs.Retryable(h.cfg.Network.SetEgress(ctx, h.Operation(r).Endpoint(), p))
 }
 
-// sandboxResolvers are the servers that a sandbox's resolv.conf names: ours, and after it those
-// that it could ask itself, so that names are found while the server is down.
+// sandboxResolvers are the servers in a sandbox's resolv.conf: ours first, then those that it may query
+// itself, so that names resolve while the server is down.
 func (h *Host) sandboxResolvers() []netip.Addr {
 	all := []netip.Addr{h.cfg.Network.Gateway()}
 	for _, a := range h.cfg.Resolvers {
@@ -145,7 +145,7 @@ func (h *Host) sandboxResolvers() []netip.Addr {
 	return all
 }
 
-// FindImage finds the image, pulling it where its policy says so.
+// FindImage finds the image, and pulls it as its policy requires.
 func (h *Host) FindImage(ctx context.Context, p *plan.Plan) (ctrd.Image, error) {
 	if p.PullPolicy != corev1.PullAlways {
 		image, err := h.cfg.Containerd.Resolve(ctx, p.Image)
@@ -163,7 +163,7 @@ func (h *Host) FindImage(ctx context.Context, p *plan.Plan) (ctrd.Image, error) 
 	return image, nil
 }
 
-// Beside is the IPv6 address that goes with an IPv4 one; the zero value where there is no IPv6.
+// Beside returns the IPv6 address that goes with an IPv4 one; zero without IPv6.
 func (h *Host) Beside(addr netip.Addr) netip.Addr {
 	if !h.cfg.Subnet6.IsValid() || !addr.Is4() {
 		return netip.Addr{}
@@ -171,8 +171,8 @@ func (h *Host) Beside(addr netip.Addr) netip.Addr {
 	return ipam.Beside(h.cfg.Subnet6, addr)
 }
 
-// checkMemorySpace says why the memory of a frozen sandbox may not be written now, if so: the write would
-// take what is kept for all the others.
+// checkMemorySpace returns why the memory of a frozen sandbox may not be written now: the write would use the
+// space reserved for the others.
 func (h *Host) checkMemorySpace(r *journal.Row) error {
 	memory, err := h.MemoryOf(r)
 	if err != nil {
@@ -181,15 +181,14 @@ func (h *Host) checkMemorySpace(r *journal.Row) error {
 	return h.cfg.CheckSpace(h.cfg.MemoryDir, memory)
 }
 
-// MemoryOf is how many bytes the memory of a sandbox that runs or is frozen takes at most if it is written
-// now. That is known only then; what the sandbox has of RAM, with the cache of files it uses, is an upper
-// bound.
+// MemoryOf returns an upper bound of the bytes of a sandbox's memory if it is written now: its RAM, including
+// the cache of its files.
 func (h *Host) MemoryOf(r *journal.Row) (int64, error) {
 	used, err := cgroups.ReadUsage(h.Cgroup(string(r.Plan.ID)))
 	if err != nil {
 		return 0, errs.Retryable(err)
 	}
-	return int64(used.Memory), nil //nolint:gosec // no machine has as much
+	return int64(used.Memory), nil //nolint:gosec // below 8 EiB
 }
 
 func (h *Host) observeStep(class oci.Class, step string, took time.Duration) {

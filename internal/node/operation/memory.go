@@ -17,10 +17,10 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 )
 
-// resumeFilesHint is what is said where memory cannot be used.
+// resumeFilesHint is the remedy for unusable memory.
 const resumeFilesHint = "resume it from its files only with spec.barchan.resume: Files, or memory=false in the API"
 
-// OrFiles adds to an error for which memory cannot be used what can be done.
+// OrFiles adds the remedy to an error of unusable memory.
 func OrFiles(err error) error {
 	if !errors.Is(err, errs.ErrConflict) {
 		return err
@@ -33,7 +33,7 @@ func (w *Operation) checkpoint(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := w.RemoveMemory(ctx); err != nil { // of an earlier try
+	if err := w.RemoveMemory(ctx); err != nil { // of an earlier attempt
 		return errs.Retryable(err)
 	}
 	if err := w.host.checkMemorySpace(w.Row); err != nil {
@@ -52,8 +52,8 @@ func (w *Operation) RemoveMemory(context.Context) error {
 	return memimage.Remove(w.host.MemoryDir(w.ID()))
 }
 
-// flush makes durable what the sandbox wrote to its copy of the image and to its volumes, for
-// its memory must not know more than its files do.
+// flush makes the sandbox's writes to its copy of the image and its volumes durable: its memory must not be
+// newer than its files.
 func (w *Operation) flush(ctx context.Context) error {
 	var err error
 	if w.rootfs, err = w.host.cfg.Containerd.Snapshot(ctx, w.ID()); err != nil {
@@ -76,7 +76,7 @@ func (w *Operation) flush(ctx context.Context) error {
 	return nil
 }
 
-// BringUp does the steps from what a sandbox keeps to an agent that answers.
+// BringUp does the steps from the stored data to a responding agent.
 func (w *Operation) BringUp(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, DiskTimeout)
 	defer cancel()
@@ -99,8 +99,8 @@ func (w *Operation) BringUp(ctx context.Context) error {
 	return w.doOne(ctx, step{name: "hold", do: w.holdAddress})
 }
 
-// CheckMemory finds what would fail before anything is touched. What only the machine's owner
-// can mend is an errs.ErrConflict: the sandbox is not lost by it.
+// CheckMemory refuses an invalid restore before any change. What only an operator can fix is an
+// errs.ErrConflict: the sandbox is not lost.
 func (w *Operation) CheckMemory(ctx context.Context) error {
 	img, err := memimage.Read(w.host.MemoryDir(w.ID()))
 	if err != nil {
@@ -117,8 +117,7 @@ func (w *Operation) CheckMemory(ctx context.Context) error {
 	return OrFiles(build.Restores(img.Build))
 }
 
-// damaged is the error for memory on disk that is not as it was written. It is the fault of nobody
-// who asks.
+// damaged is the error for damaged memory on disk, which no request has caused.
 func damaged(err error) error {
 	if errs.Kind(err) == nil || errors.Is(err, errs.ErrUnavailable) {
 		return errs.Retryable(err)
@@ -129,7 +128,7 @@ func damaged(err error) error {
 	return OrFiles(fmt.Errorf("its memory on disk is damaged: %s: %w", errs.Text(err), errs.ErrConflict))
 }
 
-// verify reads the memory on disk through.
+// verify reads and verifies the memory on disk.
 func (w *Operation) verify(ctx context.Context) error {
 	if err := memimage.Verify(ctx, w.host.MemoryDir(w.ID())); err != nil {
 		if ctx.Err() != nil {
@@ -140,10 +139,10 @@ func (w *Operation) verify(ctx context.Context) error {
 	return nil
 }
 
-// restore does the steps from disk to an agent that answers. The bundle is the one that the
-// sandbox was started from: its specification must be the checkpointed one.
+// restore does the steps from memory on disk to a responding agent. The bundle is the original one: its
+// specification must be the checkpointed one.
 //
-// Nothing is started before all of the memory was found to be as it was written.
+// It starts nothing before all of the memory is verified.
 func (w *Operation) restore(ctx context.Context) error {
 	defer w.closeConsole()
 	group, together := errgroup.WithContext(ctx)
@@ -184,11 +183,11 @@ func (w *Operation) load(ctx context.Context) (err error) {
 		return damaged(err)
 	}
 	if w.Row.Process, err = lifecycle.ProcessOf(pid); err != nil {
-		return errs.Retryable(fmt.Errorf("it ended at once: %w: %s", err, w.console.Text()))
+		return errs.Retryable(fmt.Errorf("container exited at once: %w: %s", err, w.console.Text()))
 	}
 	w.Row.StartedAt = time.Now()
 	return nil
 }
 
-// DiskTimeout bounds the way of one memory to disk or back: runtimes may hang, disks be slow.
+// DiskTimeout bounds writing or restoring one memory: runtimes may hang, disks be slow.
 const DiskTimeout = 10 * time.Minute

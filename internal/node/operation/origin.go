@@ -19,7 +19,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
-// VolumeSource is where a sandbox has a volume's data.
+// VolumeSource is the host directory of a volume's data.
 func (w *Operation) VolumeSource(v plan.Volume) string {
 	if v.Claim != "" {
 		return filepath.Join(w.host.ClaimsDir(w.ID()), v.Claim)
@@ -30,11 +30,11 @@ func (w *Operation) VolumeSource(v plan.Volume) string {
 // RestoresMemory reports whether a sandbox's processes come from a checkpoint.
 func (w *Operation) RestoresMemory() bool { return w.Origin != nil && w.Origin.WithMemory }
 
-// RestoreFilesHint is said where memory cannot be restored.
+// RestoreFilesHint is the remedy for unusable memory of a checkpoint.
 const RestoreFilesHint = "spec.barchan.restore.filesOnly: true works without it"
 
-// agentProgram is the agent that a new sandbox gets: the node's, or the one whose processes are in the
-// memory of its checkpoint, which have that very file open.
+// agentProgram is the agent of a new sandbox: the node's, or that of its checkpoint, whose processes in
+// memory have that very file open.
 func (w *Operation) agentProgram() string {
 	if w.RestoresMemory() {
 		return w.host.cfg.Checkpoints.AgentFile(w.Origin.Ref.UID)
@@ -42,19 +42,19 @@ func (w *Operation) agentProgram() string {
 	return w.host.AgentFile
 }
 
-// prepareRoot makes the snapshot that has the sandbox's files, of its image or of its checkpoint.
+// prepareRoot creates the snapshot of the sandbox's files, from its image or its checkpoint.
 func (w *Operation) prepareRoot(ctx context.Context) (err error) {
 	if w.Origin == nil {
 		return w.prepare(ctx)
 	}
 	w.rootfs, err = w.host.cfg.Containerd.PrepareFrom(ctx, w.ID(), checkpoint.Snapshot(w.Origin.Ref.UID))
 	if errors.Is(err, errs.ErrNotFound) {
-		return fmt.Errorf("spec.barchan.restore: the files of the checkpoint are gone: %w", err)
+		return fmt.Errorf("spec.barchan.restore: files of the checkpoint are missing: %w", err)
 	}
 	return err
 }
 
-// verifyOrigin reads the memory of the checkpoint through, once for all that are made from it.
+// verifyOrigin verifies the memory of the checkpoint, once for all sandboxes from it.
 func (w *Operation) verifyOrigin(ctx context.Context) error {
 	if !w.RestoresMemory() {
 		return nil
@@ -63,7 +63,7 @@ func (w *Operation) verifyOrigin(ctx context.Context) error {
 	return w.damagedOrigin(w.host.cfg.Checkpoints.Verify(ctx, uid))
 }
 
-// damagedOrigin is the error for a checkpoint's memory that cannot be read.
+// damagedOrigin is the error for damaged memory of a checkpoint.
 func (w *Operation) damagedOrigin(err error) error {
 	if errors.Is(err, errs.ErrInvalid) || errors.Is(err, errs.ErrNotFound) {
 		return fmt.Errorf("spec.barchan.restore: the memory of the checkpoint is damaged: %s; %s: %w", errs.Text(err), RestoreFilesHint, errs.ErrInvalid)
@@ -71,7 +71,7 @@ func (w *Operation) damagedOrigin(err error) error {
 	return errs.Retryable(err)
 }
 
-// fillVolumes copies what the checkpoint has of volumes into the sandbox's own, which are new.
+// fillVolumes copies the checkpoint's volume data into the sandbox's new volumes.
 func (w *Operation) fillVolumes(ctx context.Context) error {
 	if w.Origin == nil {
 		return nil
@@ -97,7 +97,7 @@ func (w *Operation) fillVolumes(ctx context.Context) error {
 	return nil
 }
 
-// begin starts the container, or restores it.
+// startOrRestore starts the container, or restores it.
 func (w *Operation) startOrRestore(ctx context.Context) (err error) {
 	if !w.RestoresMemory() {
 		return w.start(ctx)
@@ -119,13 +119,13 @@ func (w *Operation) startOrRestore(ctx context.Context) (err error) {
 		return w.damagedOrigin(err)
 	}
 	if w.Row.Process, err = lifecycle.ProcessOf(pid); err != nil {
-		return errs.Retryable(fmt.Errorf("it ended at once: %w: %s", err, w.console.Text()))
+		return errs.Retryable(fmt.Errorf("container exited at once: %w: %s", err, w.console.Text()))
 	}
 	w.Row.StartedAt = time.Now()
 	return nil
 }
 
-// awaitNewAgent returns when the agent has answered, and knows whose it is.
+// awaitNewAgent waits until the agent responds, and sends it the sandbox's identity.
 func (w *Operation) awaitNewAgent(ctx context.Context) error {
 	if w.RestoresMemory() {
 		defer w.Origin.ReleaseSlot()
@@ -134,7 +134,7 @@ func (w *Operation) awaitNewAgent(ctx context.Context) error {
 	return w.awaitAgent(ctx)
 }
 
-// warmUp runs the template's preparation, unless the memory has it.
+// warmUp runs the template's warm-up, unless the restored memory includes it.
 func (w *Operation) warmUp(ctx context.Context) error {
 	p := &w.Row.Plan
 	if p.WarmUp == nil || w.RestoresMemory() {
@@ -154,7 +154,7 @@ func (w *Operation) warmUp(ctx context.Context) error {
 	code, tail, err := agent.Run(limited, p.WarmUp.Command, envd.RunOptions{})
 	switch {
 	case err != nil && ctx.Err() == nil && limited.Err() != nil:
-		return fmt.Errorf("spec.barchan.warmUp: it did not end within %s: %q: %w", limit, tail, errs.ErrInvalid)
+		return fmt.Errorf("spec.barchan.warmUp: did not end within %s: %q: %w", limit, tail, errs.ErrInvalid)
 	case err != nil && envd.IsCode(err, connect.CodeInvalidArgument):
 		return fmt.Errorf("spec.barchan.warmUp.command: %w: %w", err, errs.ErrInvalid)
 	case err != nil:
@@ -166,5 +166,5 @@ func (w *Operation) warmUp(ctx context.Context) error {
 	return nil
 }
 
-// defaultWarmUp bounds a warm-up that sets no bound.
+// defaultWarmUp bounds a warm-up without its own timeout.
 const defaultWarmUp = 5 * time.Minute

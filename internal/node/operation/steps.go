@@ -1,7 +1,7 @@
-// Package operation does to the host what one sandbox needs, as ordered lists of steps: create, undo, save memory or
+// Package operation changes the host for one sandbox, by ordered lists of steps: create, undo, save memory or
 // files, release, bring up, restart, bind. Every step may be repeated, and every undo works without its do.
 //
-//	address → network ┐                ┌ bundle ┐         ┌ agent answers ┐
+//	address → network ┐                ┌ bundle ┐         ┌ agent responds ┐
 //	                  ├ both finished →┤        ├ start → ┤               ├ live
 //	snapshot → mount  ┘                └ record ┘         └ address held  ┘
 //
@@ -33,7 +33,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
-// Labels of containers' records.
+// Labels of containers.
 const (
 	LabelSandbox   = "barchan.dev/sandbox"
 	LabelNamespace = "barchan.dev/namespace"
@@ -42,27 +42,27 @@ const (
 	LabelAddress   = "barchan.dev/address"
 )
 
-// maxConflicts is how many addresses in use by others are put aside before a create gives up.
+// maxConflicts bounds the addresses in use by others that a create quarantines.
 const maxConflicts = 32
 
-// Operation is one sandbox on its way through the steps. Each field is set by one step and read
-// by later ones only.
+// Operation is the state of an operation on one sandbox. Each field is set by one step and only read by later
+// ones.
 type Operation struct {
 	host  *Host
 	Row   *journal.Row
 	Image ctrd.Image
 
-	// Origin is what a new sandbox is made from, if not from its image alone.
+	// Origin is the checkpoint that a new sandbox is created from; nil for its image.
 	Origin *checkpoint.Origin
-	// moved says that a sandbox that wakes has another address than it had.
+	// moved means that a resuming sandbox has a new address.
 	moved   bool
 	netns   string
 	rootfs  ctrd.Rootfs
 	console *oci.Console
 }
 
-// step is one thing that a sandbox needs of the machine. Both functions may be repeated, and
-// Undo works whether do was ever called, failed, or was called by a process that is gone.
+// step is one change of the host. Both functions may be repeated, and undo works whether do was never called,
+// failed, or was called by an earlier process.
 type step struct {
 	name string
 	do   func(ctx context.Context) error
@@ -91,8 +91,8 @@ func (w *Operation) steps() map[string]step {
 
 func noop(context.Context) error { return nil }
 
-// stages are the order of doing: chains of one stage run side by side, and all of them have
-// ended before the next stage begins.
+// stages are the order of the steps: the chains of a stage run in parallel, and end before the next stage
+// begins.
 func stages() [][][]string {
 	return [][][]string{
 		{{"address", "network"}, {"snapshot", "mount"}, {"verify"}},
@@ -102,13 +102,13 @@ func stages() [][][]string {
 	}
 }
 
-// Backwards is the order of undoing. What keeps the machine's resources in use goes first;
-// the address goes last, and only when all else is gone.
+// Backwards is the order of undoing. Users of the host's resources come first; the address comes last, and
+// only if all else is removed.
 func Backwards() []string {
 	return []string{"start", "record", "mount", "bundle", "snapshot", "network", "address"}
 }
 
-// Create takes the work through all steps. On failure the caller undoes them.
+// Create does all steps. On failure the caller undoes them.
 func (w *Operation) Create(ctx context.Context) error {
 	defer func() {
 		if w.console != nil {
@@ -134,7 +134,7 @@ func (w *Operation) Create(ctx context.Context) error {
 	return nil
 }
 
-// doAll does steps one after the other, until one fails.
+// doAll does steps in order, until one fails.
 func (w *Operation) doAll(ctx context.Context, steps []step) error {
 	for _, s := range steps {
 		if err := w.doOne(ctx, s); err != nil {
@@ -161,7 +161,7 @@ func (w *Operation) doOne(ctx context.Context, s step) error {
 	return w.After(s.name)
 }
 
-// After lets a test break things after a step.
+// After lets a test fail an operation after a step.
 func (w *Operation) After(step string) error {
 	if err := w.host.cfg.AfterStep(step); err != nil {
 		return fmt.Errorf("step %s: %w", step, err)
@@ -169,8 +169,7 @@ func (w *Operation) After(step string) error {
 	return nil
 }
 
-// Undo takes all steps back. One that fails does not keep the others from being undone, but
-// it keeps the address.
+// Undo undoes all steps. After a failure the others are still undone, but the address is kept.
 func (w *Operation) Undo(ctx context.Context) error {
 	all := w.steps()
 	var failures []error
@@ -204,12 +203,12 @@ func (w *Operation) uid() string { return string(w.Row.Plan.Ref.UID) }
 // Path is a file in the sandbox's directory.
 func (w *Operation) Path(name string) string { return filepath.Join(w.host.Dir(w.ID()), name) }
 
-// Endpoint is the sandbox's end of its network, by the addresses in the row.
+// Endpoint is the sandbox's network endpoint, by the addresses in the row.
 func (w *Operation) Endpoint() netdev.Endpoint {
 	return netdev.Endpoint{ID: w.ID(), Address: w.Row.Address, Address6: w.host.Beside(w.Row.Address)}
 }
 
-// takeAddress reserves an address that nobody live has: the books may be wrong, the live are not.
+// takeAddress reserves an address that is not in use: the lease table may be wrong.
 func (w *Operation) takeAddress(ctx context.Context) error {
 	for range maxConflicts {
 		addr, err := w.host.cfg.Allocator.Reserve(w.uid())
@@ -218,18 +217,18 @@ func (w *Operation) takeAddress(ctx context.Context) error {
 		}
 		holder, err := w.host.cfg.Holder(ctx, addr, w.Row.Plan.ID)
 		if err != nil {
-			return fmt.Errorf("who uses %s is not known: %w", addr, err)
+			return fmt.Errorf("find holder of %s: %w", addr, err)
 		}
 		if holder == "" {
 			w.Row.Address = addr
 			return nil
 		}
-		w.host.cfg.Log.ErrorContext(ctx, "a free address is in use; it is quarantined", telemetry.Address, addr, "by", holder)
+		w.host.cfg.Log.ErrorContext(ctx, "free address in use; quarantined", telemetry.Address, addr, "by", holder)
 		if err := w.host.cfg.Allocator.Quarantine(addr, "in use by "+holder); err != nil {
 			return err
 		}
 	}
-	return fmt.Errorf("%d addresses in a row are in use by what the books do not know, and are quarantined; see `barchan net leases`: %w",
+	return fmt.Errorf("%d addresses in a row are in use but not leased, and were quarantined; run `barchan net leases`: %w",
 		maxConflicts, errs.ErrExhausted)
 }
 
@@ -251,7 +250,7 @@ func (w *Operation) attach(ctx context.Context) error {
 		return errs.Retryable(err)
 	}
 	w.netns = at.NetnsPath
-	return w.host.ApplyEgress(ctx, w.Row) // before anything of it can run
+	return w.host.ApplyEgress(ctx, w.Row) // before any of its processes can run
 }
 
 func (w *Operation) detach(ctx context.Context) error {
@@ -287,7 +286,7 @@ func (w *Operation) mount(context.Context) error {
 
 func (w *Operation) unmount(context.Context) error { return ctrd.Unmount(w.Path("rootfs")) }
 
-// removeFiles removes all files of the sandbox, the directories of its claims too.
+// removeFiles removes all files of the sandbox, including its claims' directories.
 func (w *Operation) removeFiles(ctx context.Context) error {
 	if err := w.removeOwnFiles(ctx); err != nil {
 		return err
@@ -298,8 +297,8 @@ func (w *Operation) removeFiles(ctx context.Context) error {
 	return nil
 }
 
-// removeOwnFiles removes the sandbox's directory and its memory on disk. The root's mount point
-// must be empty: what is still mounted there is not deleted through it.
+// removeOwnFiles removes the sandbox's directory and its memory on disk. The root's mount point must be
+// empty: files still mounted there are not deleted through it.
 func (w *Operation) removeOwnFiles(ctx context.Context) error {
 	if err := w.RemoveMemory(ctx); err != nil {
 		return err
@@ -349,7 +348,7 @@ func (w *Operation) start(ctx context.Context) (err error) {
 	return nil
 }
 
-// Kill ends the container, and what an interrupted runtime left of one.
+// Kill ends the container, and leftovers of an interrupted runtime.
 func (w *Operation) Kill(ctx context.Context) error {
 	if w.Row.Process.PID != 0 {
 		if err := w.Row.Process.Signal(syscall.SIGKILL); err != nil {
@@ -358,7 +357,7 @@ func (w *Operation) Kill(ctx context.Context) error {
 	}
 	for class, r := range w.host.cfg.Runtimes.All() {
 		if class != w.Row.Plan.Class && w.host.cfg.Runtimes.Offers(w.Row.Plan.Class) {
-			continue // one that is unknown, or not offered any more, is asked of all: they kill by cgroup
+			continue // of an unknown or no longer offered class, all runtimes try: they kill by cgroup
 		}
 		if err := r.Remove(ctx, w.ID(), w.host.Cgroup(w.ID())); err != nil {
 			return err
@@ -367,7 +366,7 @@ func (w *Operation) Kill(ctx context.Context) error {
 	return nil
 }
 
-// StepNames are the names of the steps of a create, in no order.
+// StepNames returns the names of the steps of a create, in any order.
 func StepNames() (names []string) {
 	for name := range (&Operation{}).steps() {
 		names = append(names, name)
@@ -375,11 +374,11 @@ func StepNames() (names []string) {
 	return names
 }
 
-// ErrCrash makes a step that fails with it leave everything as it is, as the death of the
-// process would. Config.AfterStep returns it, in tests.
+// ErrCrash makes a failed step leave everything as it is, like a crash. Config.AfterStep returns it, in
+// tests.
 var ErrCrash = errors.New("crash on purpose")
 
-// RunOf returns what an image says of its program.
+// RunOf returns an image's configuration of its program.
 func RunOf(img ctrd.Image) *plan.ImageRun {
 	c := &img.Config
 	return &plan.ImageRun{Ref: img.Ref, Entrypoint: c.Entrypoint, Cmd: c.Cmd, Workdir: c.WorkingDir, User: c.User}

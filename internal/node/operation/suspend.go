@@ -14,8 +14,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
-// disconnect takes a sandbox out of the network, and ends the connections to it: their ends here would
-// wait for somebody who cannot answer.
+// disconnect removes a sandbox from the network, and ends the host's connections to it, which would otherwise
+// hang.
 func (w *Operation) disconnect(ctx context.Context) error {
 	addr := w.Row.Address
 	if lease, ok := w.host.cfg.Allocator.Of(w.uid()); ok && !addr.IsValid() {
@@ -26,25 +26,25 @@ func (w *Operation) disconnect(ctx context.Context) error {
 	}
 	for _, a := range []netip.Addr{addr, w.host.Beside(addr)} {
 		if err := w.host.cfg.Network.Cut(a); err != nil {
-			w.host.cfg.Log.WarnContext(ctx, "connections to a sandbox that sleeps are left to wait", telemetry.Sandbox, w.Row.Plan.Ref.Name, telemetry.Error, err)
+			w.host.cfg.Log.WarnContext(ctx, "cannot end connections to paused sandbox", telemetry.Sandbox, w.Row.Plan.Ref.Name, telemetry.Error, err)
 		}
 	}
 	return nil
 }
 
-// clearAddress takes the address out of the row and the record of a sandbox that does not keep it. What
-// the journal has already without an address gets none by a try to wake it that failed.
+// clearAddress removes the address from row and record of a sandbox that does not keep it. A failed resume
+// does not restore an address to a journal row without one.
 func (w *Operation) clearAddress(ctx context.Context, keep bool) error {
 	if !w.host.cfg.ReleaseAddresses && w.Row.Kept != agents.SuspendDelete && keep {
 		return nil
 	}
 	w.Row.Address = netip.Addr{}
 	if w.Row.Kept == agents.SuspendDelete {
-		return nil // its record is gone
+		return nil // its record was removed
 	}
 	err := w.host.cfg.Containerd.LabelRecord(ctx, w.ID(), LabelAddress, "")
 	if errors.Is(err, errs.ErrNotFound) {
-		return nil // the watchdog writes it again, as the row is
+		return nil // the orphan scan rewrites it from the row
 	}
 	return err
 }
@@ -60,7 +60,7 @@ func (w *Operation) ReleaseLease(ctx context.Context) error {
 	return w.After("released")
 }
 
-// reserveAnother takes an address for a sandbox that gave its own back.
+// reserveAnother reserves an address for a sandbox that released its own.
 func (w *Operation) reserveAnother(ctx context.Context) error {
 	if err := w.takeAddress(ctx); err != nil {
 		return err
@@ -72,10 +72,10 @@ func (w *Operation) reserveAnother(ctx context.Context) error {
 	return err
 }
 
-// syncTimeout bounds the wait for an agent to write what the sandbox's kernel has to its files.
+// syncTimeout bounds the agent's sync of the sandbox's files.
 const syncTimeout = 30 * time.Second
 
-// sync has the agent of a sandbox that runs write to its files what its kernel still has of them.
+// sync makes the agent of a running sandbox write its kernel's cached data to its files.
 func (w *Operation) sync(ctx context.Context) error {
 	agent, err := w.host.AgentOf(w.Row.Plan.ID, w.Row.Address)
 	if err != nil {
@@ -84,24 +84,23 @@ func (w *Operation) sync(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
 	defer cancel()
 	if err := agent.Freeze(ctx); err != nil {
-		return errs.Retryable(fmt.Errorf("have its agent write its files: %w", err))
+		return errs.Retryable(fmt.Errorf("sync files by agent: %w", err))
 	}
 	return nil
 }
 
-// stop ends what runs of a sandbox that sleeps on disk. One whose memory was given up while it was
-// frozen is let go on before, so that what its kernel had not written yet reaches its files; what
-// of that fails is not what the sandbox waits for.
+// stop ends the container of a stored sandbox. A frozen one whose memory is discarded runs shortly before, so
+// that its kernel writes cached data to its files; a failure of that is only logged.
 func (w *Operation) stop(ctx context.Context) error {
 	if w.Row.Kept == agents.SuspendFiles && w.Row.Address.IsValid() {
 		if err := w.flushPaused(ctx); err != nil {
-			w.host.cfg.Log.WarnContext(ctx, "what a sandbox had not written to its files yet is lost", telemetry.Sandbox, w.Row.Plan.Ref.Name, telemetry.Error, err)
+			w.host.cfg.Log.WarnContext(ctx, "unwritten file data of sandbox lost", telemetry.Sandbox, w.Row.Plan.Ref.Name, telemetry.Error, err)
 		}
 	}
 	return w.Kill(ctx)
 }
 
-// flushPaused has a frozen container write its files.
+// flushPaused makes a frozen container write its files.
 func (w *Operation) flushPaused(ctx context.Context) error {
 	runtime, err := w.host.cfg.Runtimes.Driving(w.Row.Plan.Class, w.Row.Build)
 	if err != nil {
@@ -116,7 +115,7 @@ func (w *Operation) flushPaused(ctx context.Context) error {
 	return w.sync(ctx)
 }
 
-// discard removes what a sandbox that sleeps does not keep.
+// discard removes the data that a stored sandbox does not keep.
 func (w *Operation) discard(ctx context.Context) error {
 	switch w.Row.Kept {
 	case agents.SuspendFiles:
@@ -128,8 +127,7 @@ func (w *Operation) discard(ctx context.Context) error {
 	return nil
 }
 
-// restartFromFiles is what a sandbox needs that is started anew from its files: all that a restart does, at an
-// address that may be another.
+// restartFromFiles does the steps of a start from files: those of a restart, possibly at another address.
 func (w *Operation) restartFromFiles(ctx context.Context) error {
 	defer w.closeConsole()
 	return w.doAll(ctx, []step{
@@ -141,7 +139,7 @@ func (w *Operation) restartFromFiles(ctx context.Context) error {
 	})
 }
 
-// readdress writes into the files of a sandbox, which nothing of it has open, where it is now.
+// readdress writes the sandbox's current address into its files, which no process has open.
 func (w *Operation) readdress(ctx context.Context) error {
 	if err := w.replaceAgent(ctx); err != nil {
 		return err
@@ -155,7 +153,7 @@ func (w *Operation) readdress(ctx context.Context) error {
 	return errs.Retryable(w.writeSystemFiles())
 }
 
-// fromClaims makes a sandbox of which only the volume claims are left, as if for the first time.
+// fromClaims creates a sandbox from its volume claims only, as at first.
 func (w *Operation) fromClaims(ctx context.Context) error {
 	image, err := w.host.FindImage(ctx, &w.Row.Plan)
 	if err != nil {
@@ -166,9 +164,8 @@ func (w *Operation) fromClaims(ctx context.Context) error {
 	return w.Create(ctx)
 }
 
-// Restart makes a container anew over the files that it has, in a fresh network namespace, since a
-// runtime takes the address out of the one that it is given, and on a fresh mount of its files,
-// which a reboot takes away.
+// Restart creates a new container from its files, in a new network namespace, since a runtime removes the
+// address from the old one, and on a new mount, since a reboot removes the old one.
 func (w *Operation) Restart(ctx context.Context) error {
 	if err := w.Kill(ctx); err != nil {
 		return err
@@ -187,7 +184,7 @@ func (w *Operation) SaveFiles(ctx context.Context) error {
 }
 
 // Release removes from the host what a stored sandbox neither needs nor keeps. The caller then writes the
-// row, and calls releaseLease. It may be repeated. With keepAddress the stored row has the sandbox's address.
+// row, and calls ReleaseLease. It may be repeated. With keepAddress the stored row has the sandbox's address.
 func (w *Operation) Release(ctx context.Context, keepAddress bool) error {
 	err := w.doAll(ctx, []step{
 		{name: "stop", do: w.stop},

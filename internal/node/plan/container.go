@@ -13,10 +13,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// DefaultPath is where programs are looked for if the image does not say.
+// DefaultPath is the PATH if the image sets none.
 const DefaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// Environment is the image's, changed by the object's. Address and node are the values of references.
+// Environment is the image's environment with the object's changes. Address and node are the values of
+// references.
 func (p *Plan) Environment(image []string, address netip.Addr, node string) map[string]string {
 	env := map[string]string{"PATH": DefaultPath}
 	for _, pair := range image {
@@ -50,17 +51,17 @@ func (p *Plan) reference(path string, address netip.Addr, node string) string {
 		return string(p.Ref.UID)
 	case "spec.nodeName":
 		return node
-	default: // status.podIP; the specification was checked
+	default: // status.podIP; the specification was validated
 		return address.String()
 	}
 }
 
-// shells are programs that images name so that a person at a terminal gets a prompt. Without
-// a terminal they end at once; a sandbox is better off without them.
+// shells are programs that images name for interactive use. Without a terminal they exit at once, so
+// sandboxes do not run them.
 var shells = []string{"ash", "bash", "dash", "sh", "zsh", "python", "python3", "node", "irb"}
 
-// Entrypoint is the template's program: its own command and args, or what the image says, as
-// on Kubernetes, but for an image's bare shell.
+// Entrypoint is the template's program: its own command and args, or the image's, as on Kubernetes, except an
+// image's bare shell.
 func (p *Plan) Entrypoint(imageEntrypoint, imageCmd []string, env map[string]string) []string {
 	var argv []string
 	switch {
@@ -81,8 +82,8 @@ func (p *Plan) Entrypoint(imageEntrypoint, imageCmd []string, env map[string]str
 	return argv
 }
 
-// expand replaces $(NAME) by a variable's value, as Kubernetes does: unknown names stay as
-// they are, and $$ is a dollar sign.
+// expand replaces $(NAME) by a variable's value, as Kubernetes does: unknown names stay, and $$ is a dollar
+// sign.
 func expand(text string, env map[string]string) string {
 	var b strings.Builder
 	for i := 0; i < len(text); i++ {
@@ -109,9 +110,9 @@ func expand(text string, env map[string]string) string {
 	return b.String()
 }
 
-// WriteSystemFiles writes what a sandbox finds in /etc about its place in the network into
-// its own copy of the image, never following a link out of it. It also keeps /tmp from being
-// empty, because gVisor would put memory over an empty one, which no checkpoint of files has.
+// WriteSystemFiles writes the files in /etc about a sandbox's network into its copy of the image, without
+// following a link out of it. It also makes /tmp non-empty, because gVisor would mount memory over an empty
+// one, which no checkpoint of files has.
 //
 // The second address is of IPv6; it may be the zero value.
 func (p *Plan) WriteSystemFiles(rootfs string, addr, addr6 netip.Addr, resolver string) error {
@@ -125,7 +126,7 @@ func (p *Plan) WriteSystemFiles(rootfs string, addr, addr6 netip.Addr, resolver 
 	}
 	for path, text := range p.SystemFiles(addr, addr6, resolver) {
 		name := strings.TrimPrefix(path, "/")
-		// Removed first: it may be a link, and to where is the image's affair.
+		// Removed first: the image may have a link here.
 		if err := root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("write system files: %w", err)
 		}
@@ -144,7 +145,7 @@ func (p *Plan) WriteSystemFiles(rootfs string, addr, addr6 netip.Addr, resolver 
 	return nil
 }
 
-// SystemFiles are the contents of what writeSystemFiles writes about a place in the network, by path.
+// SystemFiles are the contents that WriteSystemFiles writes, by path.
 func (p *Plan) SystemFiles(addr, addr6 netip.Addr, resolver string) map[string]string {
 	var hosts strings.Builder
 	fmt.Fprintf(&hosts, "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n%s\t%s\n", addr, p.Hostname)

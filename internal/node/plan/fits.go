@@ -7,8 +7,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// Fits refuses a plan that differs from that of the sandbox that was checkpointed. Without memory only the
-// volumes must be equal: the processes are started again.
+// Fits refuses a plan that differs from that of the checkpointed sandbox. Without memory only the volumes
+// must be equal: the processes are started again.
 func (p *Plan) Fits(was *Plan, memory bool) error {
 	const spec, main = "spec.podTemplate.spec", "spec.podTemplate.spec.containers[0]"
 	differ := func(field string, is, must any) error {
@@ -48,7 +48,7 @@ func user(u string) string {
 	return u
 }
 
-// sorted is a copy in order; the order says nothing.
+// sorted is a sorted copy; the order has no meaning.
 func sorted(names []string) []string {
 	names = slices.Clone(names)
 	slices.Sort(names)

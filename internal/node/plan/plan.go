@@ -1,8 +1,8 @@
-// Package plan turns a Sandbox object into what the node does for it: class, image, limits, volumes,
+// Package plan compiles a Sandbox object into the node's plan for it: class, image, limits, volumes,
 // probes, environment and the files about its network. A plan is stored in the journal, so that the node can
 // start a container again without the object. JSON keys are therefore permanent.
 //
-// The package touches nothing on the host except the files of WriteSystemFiles. It holds no lock and no state.
+// The package changes nothing on the host except the files of WriteSystemFiles. It holds no lock and no state.
 package plan
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
-// Plan is what the node does for one Sandbox object.
+// Plan is the node's plan for one Sandbox object.
 type Plan struct {
 	Ref      sandbox.Ref `json:"ref"`
 	ID       sandbox.ID  `json:"id"`
@@ -50,8 +50,8 @@ type Plan struct {
 	Volumes  []Volume     `json:"volumes,omitempty"`
 	Secure   bool         `json:"secure,omitempty"`
 
-	// Restore is the checkpoint that the sandbox was made from, if any. Once it has lived it needs
-	// the checkpoint no more.
+	// Restore is the checkpoint that the sandbox is created from, if any. Once live, it no longer needs the
+	// checkpoint.
 	Restore *Restoring     `json:"restore,omitempty"`
 	WarmUp  *agents.WarmUp `json:"warmUp,omitempty"`
 
@@ -64,10 +64,10 @@ type Plan struct {
 	Liveness  *corev1.Probe        `json:"liveness,omitempty"`
 }
 
-// Probed reports whether a sandbox is ready only once its probes say so.
+// Probed reports whether a sandbox's readiness depends on probes.
 func (p *Plan) Probed() bool { return p.Readiness != nil || p.Startup != nil }
 
-// Defaults are what a node sets where an object leaves a field empty.
+// Defaults are the node's values for empty fields of an object.
 type Defaults struct {
 	Class  oci.Class
 	Limits oci.Limits
@@ -130,11 +130,11 @@ func withPort(p *corev1.Probe, c *corev1.Container) *corev1.Probe {
 	return p
 }
 
-// memoryPerProcess bounds the processes of a sandbox of class gVisor by its memory: a shell's child that
-// does nothing takes 0.5 to 0.7 MiB of it, and a sandbox without memory ends.
+// memoryPerProcess bounds the processes of a gVisor sandbox by its memory: an idle child of a shell takes 0.5
+// to 0.7 MiB, and a sandbox without memory ends.
 const memoryPerProcess = 1 << 20
 
-// Processes is how many processes and threads a user may have in a sandbox of class gVisor.
+// Processes is the limit of processes and threads per user in a gVisor sandbox.
 func (p *Plan) Processes() int {
 	return int(max(1, min(p.Limits.Pids, p.Limits.Memory/memoryPerProcess)))
 }
@@ -164,12 +164,11 @@ func limits(l oci.Limits, c *corev1.Container) oci.Limits {
 	return l
 }
 
-// security is the user of the entrypoint and what its processes may become.
+// security is the user of the entrypoint and the privileges of its processes.
 //
-// Under gVisor setuid programs work unless allowPrivilegeEscalation is false: what they gain
-// is a privilege of the sandbox's own kernel, whose process on the machine can gain none, and
-// sudo is part of what the sandboxes' users expect. Under runc it would be a privilege
-// of the machine's kernel: there they work only where the template asks for it.
+// Under gVisor setuid programs work unless allowPrivilegeEscalation is false: they gain privileges only in
+// the sandbox's own kernel, whose process on the host can gain none, and users expect sudo. Under runc they
+// would gain privileges in the host's kernel: there they work only if the template requests it.
 func security(spec *corev1.PodSpec, c *corev1.Container, class oci.Class) (user string, s oci.Security) {
 	s.NoNewPrivileges = class == oci.Runc
 	var uid, gid *int64
@@ -215,7 +214,7 @@ func capabilities(c *corev1.Capabilities) []string {
 	set := oci.DefaultCapabilities()
 	for _, drop := range c.Drop {
 		if strings.EqualFold(string(drop), "ALL") {
-			// The agent needs these to become the sandbox's users and to mind their processes.
+			// The agent needs these to switch to the sandbox's users and manage their processes.
 			set = []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_KILL", "CAP_SETGID", "CAP_SETUID"}
 			continue
 		}
@@ -233,7 +232,7 @@ func capability(c corev1.Capability) string {
 	return "CAP_" + strings.TrimPrefix(strings.ToUpper(string(c)), "CAP_")
 }
 
-// SetNetwork takes over what an object says about egress.
+// SetNetwork copies an object's egress policy.
 func (p *Plan) SetNetwork(s *agents.Sandbox) {
 	p.Network, p.NetworkPolicy = nil, nil
 	if b := s.Spec.Barchan; b != nil {
@@ -241,7 +240,7 @@ func (p *Plan) SetNetwork(s *agents.Sandbox) {
 	}
 }
 
-// Egress is what the sandbox may reach. The error is an errs.ErrInvalid that names the field.
+// Egress is the sandbox's egress policy. The error is an errs.ErrInvalid that names the field.
 func (p *Plan) Egress() (egress.Policy, error) {
 	own, err := egress.Compile(p.Network)
 	if err != nil {
@@ -253,13 +252,13 @@ func (p *Plan) Egress() (egress.Policy, error) {
 	return own, nil
 }
 
-// Restoring is the checkpoint that a sandbox is made from.
+// Restoring is the checkpoint that a sandbox is created from.
 type Restoring struct {
 	Checkpoint types.UID `json:"checkpoint"`
 	FilesOnly  bool      `json:"filesOnly,omitempty"`
 }
 
-// ImageRun is what an image says of its programs, beside their environment.
+// ImageRun is an image's configuration of programs, besides their environment.
 type ImageRun struct {
 	Ref        string   `json:"ref"`
 	Entrypoint []string `json:"entrypoint,omitempty"`

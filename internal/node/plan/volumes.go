@@ -14,7 +14,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// DataPath is where a volume's data are below a directory for them; empty for one in memory.
+// DataPath is the path of a volume's data, relative to the volumes' directory; empty for one in memory.
 func (v Volume) DataPath() string {
 	switch {
 	case v.Claim != "":
@@ -41,7 +41,7 @@ func volumesFit(is, must []Volume, field string) error {
 	return nil
 }
 
-// String names what a volume is, for people.
+// String describes a volume for users.
 func (v Volume) String() string {
 	what := "memory"
 	switch {
@@ -64,7 +64,7 @@ func (v Volume) String() string {
 
 // Volume is one mount of a template.
 type Volume struct {
-	// Claim or Scratch names a directory of the sandbox's own; neither means memory.
+	// Claim or Scratch names a directory of the sandbox; neither means memory.
 	Claim     string `json:"claim,omitempty"`
 	Scratch   string `json:"scratch,omitempty"`
 	SubPath   string `json:"subPath,omitempty"`
@@ -73,7 +73,7 @@ type Volume struct {
 	SizeLimit int64  `json:"sizeLimit,omitempty"`
 }
 
-// volumes resolves what the container mounts.
+// volumes resolves the container's mounts.
 func volumes(s *agents.Sandbox, c *corev1.Container, at *field.Path) (result []Volume, err error) {
 	for i, m := range c.VolumeMounts {
 		v := Volume{SubPath: m.SubPath, Target: path.Clean(m.MountPath), ReadOnly: m.ReadOnly}
@@ -97,7 +97,7 @@ func volumes(s *agents.Sandbox, c *corev1.Container, at *field.Path) (result []V
 	return result, nil
 }
 
-// DataPaths are those of the volumes that have data, each once, in order.
+// DataPaths are the unique paths of the volumes with data, in order.
 func (p *Plan) DataPaths() (paths []string) {
 	for _, v := range p.Volumes {
 		if rel := v.DataPath(); rel != "" && !slices.Contains(paths, rel) {

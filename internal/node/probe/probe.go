@@ -26,7 +26,7 @@ import (
 // execUser is the Authorization of probes that run a command as root.
 const execUser = "Basic cm9vdDo="
 
-// Config says what to probe, and what follows from the results.
+// Config configures the probes of a sandbox and receives their results.
 type Config struct {
 	Startup, Readiness, Liveness *corev1.Probe
 	// Started skips the startup probe: it succeeded before a restart of the server.
@@ -131,7 +131,7 @@ func textOf(err error) string {
 	return err.Error()
 }
 
-// ask probes once.
+// probe probes once.
 func (p *prober) probe(ctx context.Context, s *corev1.Probe) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(orElse(s.TimeoutSeconds, 1))*time.Second)
 	defer cancel()
@@ -175,7 +175,7 @@ func (p *prober) get(ctx context.Context, g *corev1.HTTPGetAction) error {
 	}
 	defer func() { _ = res.Body.Close() }()
 	if res.StatusCode < 200 || res.StatusCode >= 400 {
-		return fmt.Errorf("httpGet: answered %s", res.Status)
+		return fmt.Errorf("httpGet: status %s", res.Status)
 	}
 	return nil
 }
@@ -198,7 +198,7 @@ func (p *prober) exec(ctx context.Context, argv []string) error {
 	for stream.Receive() {
 		if end := stream.Msg().GetEvent().GetEnd(); end != nil {
 			if code := end.GetExitCode(); code != 0 {
-				return fmt.Errorf("exec: ended with code %d", code)
+				return fmt.Errorf("exec: exit code %d", code)
 			}
 			return nil
 		}

@@ -14,9 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// answering answers probes over HTTP: not before it is up, and never while it is down again.
+// fakeServer succeeds over HTTP once it is up, and fails while it is down.
 type fakeServer struct {
-	up, down, back time.Duration // since it began; down zero: never
+	up, down, back time.Duration // since the start; down zero: never
 	began          time.Time
 	asked          []time.Duration
 }
@@ -30,10 +30,10 @@ func (p *fakeServer) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody, Request: r}, nil
 }
 
-// verdicts are the times of a probe's verdicts, of those that it is good in good.
+// verdicts has the times of a probe's verdicts, by result.
 type verdicts struct{ good, bad []time.Duration }
 
-// verdictsOf asks a program for a time.
+// verdictsOf runs a probe for a time.
 func verdictsOf(t *testing.T, p *fakeServer, s *corev1.Probe, initially bool, lasts time.Duration) (all verdicts) {
 	t.Helper()
 	s.HTTPGet = &corev1.HTTPGetAction{Port: intstr.FromInt32(80)}
@@ -52,7 +52,7 @@ func verdictsOf(t *testing.T, p *fakeServer, s *corev1.Probe, initially bool, la
 	return all
 }
 
-// A program is found ready soon after it is, and not only when the next period begins.
+// A program is found ready soon after its start, not only when the next period begins.
 func TestProbeBeforeTheFirstSuccess(t *testing.T) {
 	for _, up := range []time.Duration{0, 40 * time.Millisecond, 300 * time.Millisecond, time.Second, 7 * time.Second, 25 * time.Second, time.Minute} {
 		synctest.Test(t, func(t *testing.T) {
@@ -62,13 +62,13 @@ func TestProbeBeforeTheFirstSuccess(t *testing.T) {
 				t.Errorf("up after %s, ready after %v", up, got.good)
 			}
 			if n := len(p.asked); n > 60 {
-				t.Errorf("up after %s: asked %d times in 5 minutes, at first %v", up, n, p.asked[:20])
+				t.Errorf("up after %s: probed %d times in 5 minutes, at first %v", up, n, p.asked[:20])
 			}
 		})
 	}
 }
 
-// However often a probe is asked, it fails after failureThreshold periods, and once begun only then.
+// A probe fails after failureThreshold periods, at any frequency, and after the start only then.
 func TestProbeFailsByPeriods(t *testing.T) {
 	const never = time.Hour
 	for name, tt := range map[string]struct {

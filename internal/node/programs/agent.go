@@ -11,7 +11,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/durable"
 )
 
-// InstallAgent puts a copy of the agent into a directory and returns its path. Sandboxes have a hard link to
+// InstallAgent copies the agent into a directory and returns the copy's path. Sandboxes have a hard link to
 // the copy, so that an upgrade changes no running sandbox.
 func InstallAgent(binary, dir string) (string, error) {
 	from, err := os.Open(binary)

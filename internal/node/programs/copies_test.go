@@ -10,8 +10,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
-// A program that is overwritten in place changes no sandbox that runs, and a copy that is cut short is
-// made again.
+// Overwriting a program in place changes no running sandbox, and a truncated copy is replaced.
 func TestCopiesOfTheRuntime(t *testing.T) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "runsc")
@@ -28,7 +27,7 @@ func TestCopiesOfTheRuntime(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again != one {
-		t.Errorf("kept as %s, then as %s", one, again)
+		t.Errorf("copied as %s, then as %s", one, again)
 	}
 	if err := os.WriteFile(program, []byte("#!/bin/sh\necho two!"), 0o755); err != nil {
 		t.Fatal(err)
@@ -54,6 +53,6 @@ func TestCopiesOfTheRuntime(t *testing.T) {
 		t.Errorf("the copy has %q, %v", text, err)
 	}
 	if _, err := b.runtime("none"); !errors.Is(err, errs.ErrConflict) {
-		t.Errorf("a build that is not kept: %v", err)
+		t.Errorf("a build without a copy: %v", err)
 	}
 }

@@ -48,7 +48,7 @@ const (
 	ImageDescription = "image.json"
 )
 
-// Config says which runtimes there are.
+// Config configures the runtimes.
 type Config struct {
 	// Dir has the copies of runsc.
 	Dir string
@@ -61,10 +61,10 @@ type Config struct {
 type Runtimes struct {
 	dir     string
 	log     *slog.Logger
-	classes map[oci.Class]*oci.Runtime // Install replaces gVisor's, before anything runs
-	// base is how the node runs gVisor; only the program differs between builds.
+	classes map[oci.Class]*oci.Runtime // Install replaces gVisor's, before the first container
+	// base is the node's configuration of gVisor; only the program differs between builds.
 	base oci.Config
-	// current is the SHA-256 of the build that new containers are started by; empty before install.
+	// current is the SHA-256 of the build for new containers; empty before Install.
 	current string
 
 	mu    sync.Mutex
@@ -90,11 +90,11 @@ func New(cfg Config) (*Runtimes, error) {
 // Offers reports whether the node has a runtime of a class.
 func (b *Runtimes) Offers(c oci.Class) bool { return b.classes[c] != nil }
 
-// Of is the runtime of a class, that new containers are started by.
+// Of returns the runtime for new containers of a class.
 func (b *Runtimes) Of(c oci.Class) (*oci.Runtime, error) {
 	r := b.classes[c]
 	if r == nil {
-		return nil, fmt.Errorf("this node does not offer class %q any more: %w", c, errs.ErrUnavailable)
+		return nil, fmt.Errorf("this node no longer offers class %q: %w", c, errs.ErrUnavailable)
 	}
 	return r, nil
 }
@@ -104,7 +104,7 @@ func (b *Runtimes) All() iter.Seq2[oci.Class, *oci.Runtime] { return maps.All(b.
 
 func (b *Runtimes) path(sha string) string { return filepath.Join(b.dir, sha, keptProgram) }
 
-// installed says of which file the newest copy was made.
+// installed identifies the file that the newest copy was made from.
 type installed struct {
 	Path   string    `json:"path"`
 	Size   int64     `json:"size"`
@@ -113,7 +113,7 @@ type installed struct {
 	SHA256 string    `json:"sha256"`
 }
 
-// Install makes sure that there is a copy of the installed runsc, and starts new containers by it. Where programs
+// Install ensures that there is a copy of the installed runsc, and starts new containers by it. If programs
 // cannot be run from Dir, it uses the installed one; memory on disk is then lost with an upgrade.
 func (b *Runtimes) Install(ctx context.Context) error {
 	if !b.Offers(oci.GVisor) {
@@ -121,15 +121,15 @@ func (b *Runtimes) Install(ctx context.Context) error {
 	}
 	program, err := exec.LookPath(b.base.Binary)
 	if err != nil {
-		return fmt.Errorf("find the runtime: %w", err)
+		return fmt.Errorf("find runtime: %w", err)
 	}
 	sha, err := b.keep(program)
 	if err != nil {
-		return fmt.Errorf("keep a copy of the runtime: %w", err)
+		return fmt.Errorf("copy runtime: %w", err)
 	}
 	b.current = sha
 	if err := unix.Access(b.path(sha), unix.X_OK); err != nil {
-		b.log.WarnContext(ctx, "no program can be run from the data directory; memory on disk will not outlive an upgrade of the runtime",
+		b.log.WarnContext(ctx, "runtime not copied; upgrades will invalidate stored memory",
 			"dir", b.dir, telemetry.Error, err)
 		return nil
 	}
@@ -178,7 +178,7 @@ func (b *Runtimes) keep(program string) (sha string, err error) {
 	return now.SHA256, durable.WriteFile(filepath.Join(b.dir, installedName), text, 0o644)
 }
 
-// hasCopy reports whether the file is the one that was copied last, and completes its identity.
+// hasCopy reports whether the file is the last one copied, and completes its identity.
 func (b *Runtimes) hasCopy(now *installed) bool {
 	var last installed
 	text, err := os.ReadFile(filepath.Join(b.dir, installedName))
@@ -206,8 +206,8 @@ func identityOf(program string) (installed, error) {
 	return i, nil
 }
 
-// copy makes a copy that is durable, name and all. It is no link: whoever overwrites the installed
-// program in place changes that.
+// copy creates a durable copy. It is no link: an overwrite of the installed program in place would change
+// that.
 func (b *Runtimes) copy(from io.Reader, sha string) error {
 	dir := filepath.Dir(b.path(sha))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -219,15 +219,15 @@ func (b *Runtimes) copy(from io.Reader, sha string) error {
 	return durable.SyncDirs(dir, b.dir)
 }
 
-// runtime is the one of a build that is kept. None is an errs.ErrConflict.
+// runtime returns a kept build's runtime. None is an errs.ErrConflict.
 func (b *Runtimes) runtime(sha string) (*oci.Runtime, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if _, err := os.Stat(b.path(sha)); errors.Is(err, fs.ErrNotExist) {
 		delete(b.older, sha)
-		return nil, fmt.Errorf("it needs the runtime's build with the SHA-256 %.12s, which is not on this machine any more: %w", sha, errs.ErrConflict)
+		return nil, fmt.Errorf("requires runtime build with SHA-256 %.12s, which is no longer on this host: %w", sha, errs.ErrConflict)
 	} else if err != nil {
-		return nil, fmt.Errorf("find the runtime's build %.12s: %w: %w", sha, err, errs.ErrUnavailable)
+		return nil, fmt.Errorf("find runtime build %.12s: %w: %w", sha, err, errs.ErrUnavailable)
 	}
 	if r := b.older[sha]; r != nil {
 		return r, nil
@@ -241,9 +241,8 @@ func (b *Runtimes) runtime(sha string) (*oci.Runtime, error) {
 	return r, err
 }
 
-// ForBuild is gVisor's runtime of a build: the one that new containers are started by, or one
-// that was kept. A build without a SHA-256 means the former. A missing build is an
-// errs.ErrConflict.
+// ForBuild returns gVisor's runtime of a build: that of new containers, or a kept one. A build without a
+// SHA-256 means the former. A missing build is an errs.ErrConflict.
 func (b *Runtimes) ForBuild(build memimage.Build) (*oci.Runtime, error) {
 	if build.SHA256 == "" || b.current == "" || build.SHA256 == b.current {
 		return b.Of(oci.GVisor)
@@ -251,7 +250,7 @@ func (b *Runtimes) ForBuild(build memimage.Build) (*oci.Runtime, error) {
 	return b.runtime(build.SHA256)
 }
 
-// Driving is the runtime of a container that was started by a build of a class.
+// Driving returns the runtime of a container that a build of a class has started.
 func (b *Runtimes) Driving(c oci.Class, build string) (*oci.Runtime, error) {
 	if c != oci.GVisor {
 		return b.Of(c)
@@ -259,7 +258,7 @@ func (b *Runtimes) Driving(c oci.Class, build string) (*oci.Runtime, error) {
 	return b.ForBuild(memimage.Build{SHA256: build})
 }
 
-// BuildOf is the build that a new container of a class is started by; empty where it does not matter.
+// BuildOf returns the build for new containers of a class; empty if it does not matter.
 func (b *Runtimes) BuildOf(c oci.Class) string {
 	if c != oci.GVisor {
 		return ""
@@ -267,16 +266,16 @@ func (b *Runtimes) BuildOf(c oci.Class) string {
 	return b.current
 }
 
-// Identify reads the build of gVisor before the first sandbox needs it.
+// Identify computes the build of gVisor before the first sandbox needs it.
 func (b *Runtimes) Identify(ctx context.Context) {
 	if r := b.classes[oci.GVisor]; r != nil {
 		if _, err := r.Build(ctx); err != nil && ctx.Err() == nil {
-			b.log.WarnContext(ctx, "build of the runtime unknown", "class", oci.GVisor, telemetry.Error, err)
+			b.log.WarnContext(ctx, "runtime build unknown", "class", oci.GVisor, telemetry.Error, err)
 		}
 	}
 }
 
-// Sweep removes the builds that needed does not report. Where it fails, all are kept.
+// Sweep removes the builds that needed does not report. On failure all are kept.
 func (b *Runtimes) Sweep(ctx context.Context, needed func(sha string) (bool, error)) {
 	names, err := b.kept()
 	for _, sha := range names {
@@ -290,15 +289,15 @@ func (b *Runtimes) Sweep(ctx context.Context, needed func(sha string) (bool, err
 		if is, err = needed(sha); is || err != nil {
 			continue
 		}
-		b.log.InfoContext(ctx, "removing an unused build of the runtime", "sha256", sha)
+		b.log.InfoContext(ctx, "removing unused runtime build", "sha256", sha)
 		err = b.remove(sha)
 	}
 	if err != nil {
-		b.log.WarnContext(ctx, "unused builds of the runtime may be left", telemetry.Error, err)
+		b.log.WarnContext(ctx, "cannot remove unused runtime builds", telemetry.Error, err)
 	}
 }
 
-// kept are the SHA-256 sums of the builds that have a copy.
+// kept returns the SHA-256 sums of the builds with a copy.
 func (b *Runtimes) kept() (sums []string, err error) {
 	found, err := os.ReadDir(b.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -319,7 +318,7 @@ func (b *Runtimes) remove(sha string) error {
 	return os.RemoveAll(filepath.Join(b.dir, sha))
 }
 
-// ImagesMention reports whether the description of an image of memory below one of the directories has a word.
+// ImagesMention reports whether the manifest of a memory image below one of the directories has a word.
 func ImagesMention(word string, dirs ...string) (bool, error) {
 	for _, dir := range dirs {
 		if found, err := imagesName(dir, []byte(word)); err != nil || found {
@@ -329,7 +328,7 @@ func ImagesMention(word string, dirs ...string) (bool, error) {
 	return false, nil
 }
 
-// imagesName reports whether the description of an image below a directory has a word.
+// imagesName reports whether the manifest of an image below a directory has a word.
 func imagesName(dir string, word []byte) (found bool, err error) {
 	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {

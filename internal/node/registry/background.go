@@ -7,7 +7,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// Tasks are functions that run as long as their sandbox does, owned by Run.
+// Tasks runs background functions of the node's sandboxes.
 type Tasks struct {
 	wake chan struct{}
 
@@ -18,7 +18,7 @@ type Tasks struct {
 // NewTasks starts nothing: see [Tasks.Run].
 func NewTasks() *Tasks { return &Tasks{wake: make(chan struct{}, 1)} }
 
-// Start has Run run f; the context ends with Run.
+// Start makes Run run f; the context ends with Run.
 func (t *Tasks) Start(f func(context.Context)) {
 	t.mu.Lock()
 	t.waiting = append(t.waiting, f)
@@ -29,7 +29,7 @@ func (t *Tasks) Start(f func(context.Context)) {
 	}
 }
 
-// Run runs what is started until ctx ends and all of it has ended.
+// Run runs the started functions until ctx and all of them have ended.
 func (t *Tasks) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -63,7 +63,7 @@ func NewChangeQueue() *ChangeQueue {
 	return &ChangeQueue{wake: make(chan struct{}, 1), in: map[sandbox.Ref]struct{}{}}
 }
 
-// Mark notes a change; a sandbox that waits to be told of already is not noted twice.
+// Mark queues a change; a sandbox that is already queued is not added again.
 func (d *ChangeQueue) Mark(ref sandbox.Ref) {
 	d.mu.Lock()
 	if _, already := d.in[ref]; !already {
@@ -89,7 +89,7 @@ func (d *ChangeQueue) next() (ref sandbox.Ref, ok bool) {
 	return ref, true
 }
 
-// Forward sends what is marked until ctx ends.
+// Forward sends the queued changes until ctx ends.
 func (d *ChangeQueue) Forward(ctx context.Context, to chan<- sandbox.Ref) {
 	for {
 		ref, ok := d.next()

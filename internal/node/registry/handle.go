@@ -65,7 +65,7 @@ func (u *Handle) Observed() sandbox.Observed {
 	return u.seen
 }
 
-// Update changes what is observed and reports whether that is a change.
+// Update changes the status and reports whether it differs.
 func (u *Handle) Update(change func(*sandbox.Observed)) bool {
 	u.Mu.Lock()
 	defer u.Mu.Unlock()
@@ -81,14 +81,14 @@ func (u *Handle) DiskUse() DiskUse {
 	return u.disk
 }
 
-// SetDiskUse notes a measured use of disk.
+// SetDiskUse records a measured use of disk.
 func (u *Handle) SetDiskUse(d DiskUse) {
 	u.Mu.Lock()
 	defer u.Mu.Unlock()
 	u.disk = d
 }
 
-// Row is the sandbox's row of the journal; nil where it has none. It is replaced, never changed.
+// Row is the sandbox's row of the journal; nil if it has none. It is replaced, never changed.
 func (u *Handle) Row() *journal.Row {
 	u.Mu.Lock()
 	defer u.Mu.Unlock()
@@ -102,21 +102,21 @@ func (u *Handle) SetRow(r *journal.Row) {
 	u.row = r
 }
 
-// SetDesired notes that a caller needs the sandbox, so that it is no orphan.
+// SetDesired records that a caller needs the sandbox, so that it is no orphan.
 func (u *Handle) SetDesired() {
 	u.Mu.Lock()
 	defer u.Mu.Unlock()
 	u.desired = true
 }
 
-// ClearDesired revokes SetDesired: the orphan scan checks whether the sandbox exists.
+// clearDesired revokes SetDesired: the orphan scan checks whether the sandbox exists.
 func (u *Handle) clearDesired() {
 	u.Mu.Lock()
 	defer u.Mu.Unlock()
 	u.desired = false
 }
 
-// SetRetrying notes whether a task retries the removal, and reports whether that is a change.
+// SetRetrying records whether a task retries the removal, and reports whether that is a change.
 func (u *Handle) SetRetrying(on bool) (changed bool) {
 	u.Mu.Lock()
 	defer u.Mu.Unlock()
@@ -125,7 +125,7 @@ func (u *Handle) SetRetrying(on bool) (changed bool) {
 	return changed
 }
 
-// IsDesired reports whether an object asks for the sandbox.
+// IsDesired reports whether an object requires the sandbox.
 func (u *Handle) IsDesired() bool {
 	u.Mu.Lock()
 	defer u.Mu.Unlock()
@@ -146,7 +146,7 @@ func (u *Handle) IsRemoved() bool {
 	return u.removed
 }
 
-// SetWatch replaces what ends the sandbox's watchers, and ends the former.
+// SetWatch replaces the cancel function of the sandbox's watchers, and calls the former.
 func (u *Handle) SetWatch(stop context.CancelFunc) {
 	u.Mu.Lock()
 	defer u.Mu.Unlock()
@@ -156,7 +156,7 @@ func (u *Handle) SetWatch(stop context.CancelFunc) {
 	u.unwatch = stop
 }
 
-// SetStore replaces what ends the plan to move memory to disk, and ends the former.
+// SetStore replaces the cancel function of the plan to move memory to disk, and calls the former.
 func (u *Handle) SetStore(stop context.CancelFunc) {
 	u.Mu.Lock()
 	defer u.Mu.Unlock()
@@ -166,7 +166,7 @@ func (u *Handle) SetStore(stop context.CancelFunc) {
 	u.Unstore = stop
 }
 
-// DiskUse is what was found of a sandbox's disk.
+// DiskUse is a measured use of disk.
 type DiskUse struct {
 	Bytes int64
 	Until time.Time

@@ -1,5 +1,5 @@
-// Package registry has one handle for each sandbox of the node: its lock, its row of the journal, and what is
-// observed of it. It also runs the node's background tasks, and queues the references of changed sandboxes. It does
+// Package registry has one handle for each sandbox of the node: its lock, its row of the journal, and its
+// observed status. It also runs the node's background tasks, and queues the references of changed sandboxes. It does
 // nothing to a sandbox: packages above it act, while they hold the lock of the handle.
 //
 // Lock order: the lock of a checkpoint, then that of a sandbox (Handle.Acquire), then Registry.mu or Handle.mu. Neither
@@ -22,10 +22,10 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
-// Config says what a registry works with. All fields are needed.
+// Config configures a Registry. All fields are required.
 type Config struct {
 	Journal *journal.Journal
-	// Absent is what is observed of a sandbox that is not on the node.
+	// Absent is the status of a sandbox that is not on the node.
 	Absent sandbox.Observed
 	// Journalled receives the result of each write of the journal.
 	Journalled func(error)
@@ -40,7 +40,7 @@ type Registry struct {
 
 	mu      sync.Mutex
 	handles map[types.UID]*Handle // +checklocks:mu
-	// unread are the sandboxes whose rows of the journal cannot be read, and why.
+	// unread are the sandboxes with unreadable rows of the journal, and the errors.
 	unread map[types.UID]error // +checklocks:mu
 	// blockedIDs are the IDs whose creation is blocked; each channel is closed at the end.
 	blockedIDs map[string]chan struct{} // +checklocks:mu
@@ -51,28 +51,28 @@ func New(cfg Config) *Registry {
 	return &Registry{cfg: cfg, handles: map[types.UID]*Handle{}, unread: map[types.UID]error{}, blockedIDs: map[string]chan struct{}{}}
 }
 
-// SetUnread notes a row that cannot be read.
+// SetUnread records an unreadable row.
 func (g *Registry) SetUnread(uid types.UID, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.unread[uid] = err
 }
 
-// ForgetUnread forgets a row that could not be read.
+// ForgetUnread removes the record of an unreadable row.
 func (g *Registry) ForgetUnread(uid types.UID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.unread, uid)
 }
 
-// Lookup finds a handle; nil where there is none.
+// Lookup finds a handle; nil if there is none.
 func (g *Registry) Lookup(uid types.UID) *Handle {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.handles[uid]
 }
 
-// Of finds or makes the handle of a sandbox.
+// Of returns the handle of a sandbox, and creates it if necessary.
 func (g *Registry) Of(ref sandbox.Ref) *Handle {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -84,7 +84,7 @@ func (g *Registry) Of(ref sandbox.Ref) *Handle {
 	return u
 }
 
-// Drop forgets a handle.
+// Drop removes a handle.
 func (g *Registry) Drop(u *Handle) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -93,7 +93,7 @@ func (g *Registry) Drop(u *Handle) {
 	}
 }
 
-// All are the handles, in no order.
+// All returns the handles, in any order.
 func (g *Registry) All() []*Handle {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -104,7 +104,7 @@ func (g *Registry) All() []*Handle {
 	return all
 }
 
-// UnreadIDs are the IDs of sandboxes whose rows of the journal cannot be read.
+// UnreadIDs are the IDs of sandboxes with unreadable rows of the journal.
 func (g *Registry) UnreadIDs() map[string]types.UID {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -115,8 +115,8 @@ func (g *Registry) UnreadIDs() map[string]types.UID {
 	return ids
 }
 
-// CheckRead refuses a sandbox whose row of the journal cannot be read: what may run of it must
-// not be made twice.
+// CheckRead refuses a sandbox with an unreadable row of the journal: its leftovers may run, and must not be
+// created twice.
 func (g *Registry) CheckRead(ref sandbox.Ref) error {
 	g.mu.Lock()
 	err := g.unread[ref.UID]
@@ -124,12 +124,12 @@ func (g *Registry) CheckRead(ref sandbox.Ref) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("what the node noted of sandbox %s/%s cannot be read, and is kept (%w); delete the sandbox to be rid of it: %w",
+	return fmt.Errorf("journal row of sandbox %s/%s cannot be read and is kept (%w); delete the sandbox to remove it: %w",
 		ref.Namespace, ref.Name, err, errs.ErrUnavailable)
 }
 
-// BlockCreate prevents the creation of a sandbox with an ID until done is called. It fails
-// where there is a handle already.
+// BlockCreate prevents the creation of a sandbox with an ID until done is called. It fails if there is a
+// handle.
 func (g *Registry) BlockCreate(id string) (done func(), ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -187,7 +187,7 @@ func (g *Registry) Write(r *journal.Row, s journal.Stage) error {
 	return nil
 }
 
-// RowOf is the row of a sandbox that is on the node, by its ID; nil if none is.
+// RowOf returns the row of a sandbox on the node, by its ID; nil if there is none.
 func (g *Registry) RowOf(id sandbox.ID) *journal.Row {
 	for _, u := range g.All() {
 		if u.ID == id {
@@ -197,7 +197,7 @@ func (g *Registry) RowOf(id sandbox.ID) *journal.Row {
 	return nil
 }
 
-// ClearDesiredByName has the orphan scan check other sandboxes with the name of a sandbox.
+// ClearDesiredByName makes the orphan scan check other sandboxes with the name of a sandbox.
 func (g *Registry) ClearDesiredByName(ref sandbox.Ref) {
 	for _, u := range g.All() {
 		if u.Ref.Namespace == ref.Namespace && u.Ref.Name == ref.Name && u.Ref.UID != ref.UID {
@@ -206,8 +206,8 @@ func (g *Registry) ClearDesiredByName(ref sandbox.Ref) {
 	}
 }
 
-// ClearDesired notes that the object of a name is gone. The orphan scan then asks whether the sandboxes of that name
-// exist.
+// ClearDesired records that the object of a name was deleted. The orphan scan then checks whether the
+// sandboxes of that name exist.
 func (g *Registry) ClearDesired(namespace, name string) {
 	for _, u := range g.All() {
 		if u.Ref.Namespace == namespace && u.Ref.Name == name {
