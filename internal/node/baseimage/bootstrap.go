@@ -36,9 +36,9 @@ func dpkgOptions() []string {
 // stages maps prefixes of mmdebstrap's output to its step, and to the percentage of a build before it, as
 // timed on a 2-core host.
 var stages = []struct {
-	says, step string
-	percent    int
-	mirror     bool // failures here are mostly of the mirror
+	prefix, step string
+	percent      int
+	mirror       bool // failures here are mostly of the mirror
 }{
 	{"running apt-get update", "read package lists", 2, true},
 	{"downloading packages", "download packages", 8, true},
@@ -217,7 +217,7 @@ func (l *outputParser) lineLocked(line string) int {
 	}
 	info, isInfo := strings.CutPrefix(line, "I: ")
 	for i, s := range stages {
-		if isInfo && strings.HasPrefix(info, s.says) {
+		if isInfo && strings.HasPrefix(info, s.prefix) {
 			l.stage, l.mirror = s.step, s.mirror
 			return i
 		}

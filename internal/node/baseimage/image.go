@@ -105,8 +105,8 @@ func (c *Config) layers(ctx context.Context, work string, report *reporter) ([]*
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	var beside sync.WaitGroup
-	beside.Go(func() {
+	var wg sync.WaitGroup
+	wg.Go(func() {
 		if err := node.fill(func(w io.Writer) error { return nodeLayer(ctx, w, work, epoch) }); err != nil {
 			cancel(fmt.Errorf("write the layer of Node.js: %w", err))
 		}
@@ -115,7 +115,7 @@ func (c *Config) layers(ctx context.Context, work string, report *reporter) ([]*
 	if err != nil {
 		cancel(err)
 	}
-	beside.Wait()
+	wg.Wait()
 	return []*layer{debian, node}, context.Cause(ctx)
 }
 

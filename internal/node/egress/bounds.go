@@ -162,8 +162,8 @@ func opensDNS(ports []Ports, everywhere bool) bool {
 		return everywhere
 	}
 	return slices.ContainsFunc(ports, func(p Ports) bool {
-		asks := p.has(Packet{Protocol: "udp", Port: 53}) || p.has(Packet{Protocol: "tcp", Port: 53})
-		return asks && (everywhere || p.First == p.Last)
+		dns := p.has(Packet{Protocol: "udp", Port: 53}) || p.has(Packet{Protocol: "tcp", Port: 53})
+		return dns && (everywhere || p.First == p.Last)
 	})
 }
 
@@ -249,9 +249,9 @@ func readCIDR(text string) (netip.Prefix, bool) {
 }
 
 func checkPort(p networkingv1.NetworkPolicyPort, path *field.Path) (bad field.ErrorList) {
-	known := []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP}
-	if !slices.Contains(known, protocolOf(p)) {
-		bad = append(bad, field.NotSupported(path.Child("protocol"), protocolOf(p), known))
+	protocols := []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP}
+	if !slices.Contains(protocols, protocolOf(p)) {
+		bad = append(bad, field.NotSupported(path.Child("protocol"), protocolOf(p), protocols))
 	}
 	var first int32 = 1
 	switch {

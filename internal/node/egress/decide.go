@@ -115,16 +115,16 @@ func DecideName(p Policy, pins []Pin, name string) Decision {
 	if !ok {
 		return Decision{Refused, fmt.Sprintf("no entry of allowOut has the name, and %s", p.resolverRule())}
 	}
-	var known []string
+	var pinned []string
 	for _, pin := range pins {
 		if slices.Contains(pin.Names, canonical(name)) {
-			known = append(known, fmt.Sprintf("%s until %s", pin.Address, stamp(pin.Until)))
+			pinned = append(pinned, fmt.Sprintf("%s until %s", pin.Address, stamp(pin.Until)))
 		}
 	}
-	if len(known) == 0 {
+	if len(pinned) == 0 {
 		return Decision{Allowed, n.From + ", pinned to its addresses when the sandbox asks for them"}
 	}
-	return Decision{Allowed, n.From + ", pinned to " + strings.Join(known, ", ")}
+	return Decision{Allowed, n.From + ", pinned to " + strings.Join(pinned, ", ")}
 }
 
 func stamp(t time.Time) string { return t.UTC().Format("15:04:05 UTC") }

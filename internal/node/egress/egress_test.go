@@ -117,9 +117,9 @@ func TestMatch(t *testing.T) {
 
 func TestPolicyNeeds(t *testing.T) {
 	for _, tt := range []struct {
-		name                  string
-		p                     Policy
-		restricts, asks, pins bool
+		name                      string
+		p                         Policy
+		restricts, resolver, pins bool
 	}{
 		{"nothing", Policy{}, false, false, false},
 		{"an allowed range", policy(t, "8.8.8.8", "", true), false, false, false},
@@ -128,8 +128,8 @@ func TestPolicyNeeds(t *testing.T) {
 		{"closed but a name", policy(t, "example.com", "0.0.0.0/0", true), true, true, true},
 		{"closed but all", policy(t, "example.com 0.0.0.0/0", "0.0.0.0/0", true), false, false, false},
 	} {
-		if tt.p.Restricts() != tt.restricts || tt.p.UsesResolver() != tt.asks || tt.p.Pins() != tt.pins {
-			t.Errorf("%s: restricts %t, asks %t, pins %t", tt.name, tt.p.Restricts(), tt.p.UsesResolver(), tt.p.Pins())
+		if tt.p.Restricts() != tt.restricts || tt.p.UsesResolver() != tt.resolver || tt.p.Pins() != tt.pins {
+			t.Errorf("%s: restricts %t, resolver %t, pins %t", tt.name, tt.p.Restricts(), tt.p.UsesResolver(), tt.p.Pins())
 		}
 	}
 }

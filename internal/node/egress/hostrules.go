@@ -74,17 +74,17 @@ func (g HostRules) Open(a netip.Addr) bool {
 
 // decide returns the decision of the host rules about an address.
 func (g HostRules) decide(a netip.Addr, dns bool) Decision {
-	asked := dns && slices.Contains(g.Resolvers, a)
+	isDNS := dns && slices.Contains(g.Resolvers, a)
 	switch {
 	case !g.Offers(a):
 		return Decision{Refused, "sandboxes have no IPv6 address (setting subnet6)"}
 	case slices.Contains(g.Gateways, a) && dns:
 		return Decision{Resolver, "Barchan's resolver answers there"}
-	case slices.Contains(g.Gateways, a), slices.Contains(g.Machine, a) && !asked:
+	case slices.Contains(g.Gateways, a), slices.Contains(g.Machine, a) && !isDNS:
 		return Decision{Refused, "the machine itself is closed"}
 	case containsAny(g.Sandboxes, a):
 		return Decision{Refused, "other sandboxes are closed"}
-	case asked:
+	case isDNS:
 		return Decision{Allowed, "port 53 of " + a.String() + " is open (setting dnsResolvers)"}
 	case dns:
 		return Decision{Refused, "port 53 is open at the sandboxes' resolvers only (setting dnsResolvers)"}

@@ -189,7 +189,7 @@ func TestMigrateIsOneTransaction(t *testing.T) {
 			n := 0
 			return tx.Bucket(flatBucket).ForEach(func(k, v []byte) error {
 				if n++; n == 100 {
-					panic("died")
+					panic("crash")
 				}
 				return new(Moved).move(root, netip.MustParsePrefix("10.0.0.0/24"), k, v)
 			})

@@ -39,7 +39,7 @@ func TestSpaceAgainstScan(t *testing.T) {
 			from := random.Uint32N(s.size)
 			want, ok := walk(from)
 			if got, found := s.follow(from); found != ok || got != want {
-				t.Fatalf("%s, %d: after %d comes %d, %v; want %d, %v", p, i, from, got, found, want, ok)
+				t.Fatalf("%s, %d: after %d follows %d, %v; want %d, %v", p, i, from, got, found, want, ok)
 			}
 		}
 		free := 0
@@ -83,11 +83,11 @@ func TestBeside(t *testing.T) {
 		"fd00:1::/64": "fd00:1::a57:102", "fd00:1:2:3:4:5::/96": "fd00:1:2:3:4:5:a57:102", "fd00::/97": "invalid IP", "10.0.0.0/8": "invalid IP",
 	} {
 		if got := Beside(netip.MustParsePrefix(prefix), v4); got.String() != want {
-			t.Errorf("beside %s: %s, want %s", prefix, got, want)
+			t.Errorf("IPv6 in %s: %s, want %s", prefix, got, want)
 		}
 	}
 	if got := Beside(netip.Prefix{}, v4); got.IsValid() {
-		t.Errorf("beside nothing: %s", got)
+		t.Errorf("IPv6 without a prefix: %s", got)
 	}
 }
 
@@ -195,15 +195,15 @@ func TestExpiredRowsAreDeleted(t *testing.T) {
 func TestSubnetChange(t *testing.T) {
 	store := newMemory()
 	old := open(t, store, "10.1.0.0/24")
-	live, gone, half := reserve(t, old, "live"), reserve(t, old, "gone"), reserve(t, old, "half made")
-	if err := errors.Join(old.Hold("live", live), old.Hold("gone", gone)); err != nil {
+	live, released, half := reserve(t, old, "live"), reserve(t, old, "released"), reserve(t, old, "half made")
+	if err := errors.Join(old.Hold("live", live), old.Hold("released", released)); err != nil {
 		t.Fatal(err)
 	}
 	b := open(t, store, "10.2.0.0/24")
 	if l, ok := b.Of("live"); !ok || l.Address != live || l.State != Held {
 		t.Errorf("lease in the old subnet: %+v, %v", l, ok)
 	}
-	if err := errors.Join(b.Claim("live", live), b.Release("gone", gone)); err != nil {
+	if err := errors.Join(b.Claim("live", live), b.Release("released", released)); err != nil {
 		t.Error(err)
 	}
 	addr := reserve(t, b, "half made") // its create is retried in the new subnet

@@ -25,7 +25,7 @@ func TestDecodeRow(t *testing.T) {
 	sound := Row{Stage: Live, Plan: plan.Plan{Ref: ref, ID: sandbox.IDOf(ref.UID)}, Address: netip.MustParseAddr("10.0.0.2")}
 	for name, tt := range map[string]struct {
 		change func(*Row)
-		says   string // part of the error; empty for none
+		want   string // part of the error; empty for none
 	}{
 		"sound":               {func(*Row) {}, ""},
 		"half made":           {func(r *Row) { r.Stage, r.Address = Making, netip.Addr{} }, ""},
@@ -48,8 +48,8 @@ func TestDecodeRow(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, err = decodeRow([]byte(ref.UID), value)
-			if (err == nil) != (tt.says == "") || (err != nil && !strings.Contains(err.Error(), tt.says)) {
-				t.Errorf("error %v, want %q", err, tt.says)
+			if (err == nil) != (tt.want == "") || (err != nil && !strings.Contains(err.Error(), tt.want)) {
+				t.Errorf("error %v, want %q", err, tt.want)
 			}
 		})
 	}
@@ -145,7 +145,7 @@ func TestMoveOverAllPairs(t *testing.T) {
 func TestMovesTable(t *testing.T) {
 	for from, to := range moves {
 		for _, s := range to {
-			if _, known := moves[s]; !known || s == none {
+			if _, ok := moves[s]; !ok || s == none {
 				t.Errorf("%q leads to the unknown %q", from, s)
 			}
 		}

@@ -20,10 +20,10 @@ func TestKeyedLock(t *testing.T) {
 			t.Fatal(err)
 		}
 		other()
-		gone, cancel := context.WithCancel(t.Context())
+		cancelled, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() {
-			_, _, err := l.Acquire(gone, "a", false)
+			_, _, err := l.Acquire(cancelled, "a", false)
 			ended <- err
 		}()
 		synctest.Wait()

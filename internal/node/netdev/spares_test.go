@@ -215,7 +215,7 @@ func TestDetachDoesNotWait(t *testing.T) {
 		t.Error("what was detached is reached")
 	}
 	if _, err := n.Attach(t.Context(), ep); err != nil {
-		t.Errorf("attach again beside it: %v", err)
+		t.Errorf("attach of the same endpoint: %v", err)
 	}
 	stop()
 	if got := leftOver(t, n); len(got) != 1 || got[0] != n.HostLink(ep.ID) {

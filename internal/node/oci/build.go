@@ -32,7 +32,7 @@ func (r *Runtime) Build(ctx context.Context) (memimage.Build, error) {
 	if err != nil {
 		return memimage.Build{}, fmt.Errorf("identify runtime %s: %w", r.cfg.Class, err)
 	}
-	if k := r.known; k != nil && k.size == info.Size() && k.mtime.Equal(info.ModTime()) {
+	if k := r.cached; k != nil && k.size == info.Size() && k.mtime.Equal(info.ModTime()) {
 		return k.build, nil
 	}
 	b := memimage.Build{Arch: runtime.GOARCH}
@@ -51,7 +51,7 @@ func (r *Runtime) Build(ctx context.Context) (memimage.Build, error) {
 		}
 		b.CPUFeatures = strings.Split(strings.TrimSpace(string(out)), ",")
 	}
-	r.known = &builtFrom{size: info.Size(), mtime: info.ModTime(), build: b}
+	r.cached = &builtFrom{size: info.Size(), mtime: info.ModTime(), build: b}
 	return b, nil
 }
 

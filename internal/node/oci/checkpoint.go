@@ -236,8 +236,8 @@ func (r *Runtime) save(ctx context.Context, id, part string, o CheckpointOptions
 	if err != nil {
 		// The rest repeats the log and has stacks of its kernel.
 		first, _, _ := strings.Cut(err.Error(), "\n")
-		if said := loggedError(part); said != "" {
-			first = said
+		if logged := loggedError(part); logged != "" {
+			first = logged
 		}
 		return errors.Join(context.Cause(ctx), errors.New(shorten(first)))
 	}

@@ -131,7 +131,7 @@ func TestClocksContinue(t *testing.T) {
 	passed, felt := wallNow-wall, monotonicNow-monotonic
 	least, most := earlyNow.Sub(late).Milliseconds(), lateNow.Sub(early).Milliseconds()
 	if passed < stored || min(passed, felt) < least-stored/2 || max(passed, felt) > most+stored/2 {
-		t.Errorf("the wall clock went on by %d ms, the monotonic one by %d, ours by %d to %d", passed, felt, least, most)
+		t.Errorf("the wall clock advanced by %d ms, the monotonic one by %d, ours by %d to %d", passed, felt, least, most)
 	}
 }
 

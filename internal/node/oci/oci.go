@@ -67,8 +67,8 @@ type Runtime struct {
 	cfg  Config
 	args []string
 
-	mu    sync.Mutex
-	known *builtFrom // +checklocks:mu
+	mu     sync.Mutex
+	cached *builtFrom // +checklocks:mu
 }
 
 // New checks the configuration and starts nothing.

@@ -37,7 +37,7 @@ func TestSpecIsolates(t *testing.T) {
 		}
 		for _, kind := range []specs.LinuxNamespaceType{specs.PIDNamespace, specs.IPCNamespace, specs.UTSNamespace, specs.MountNamespace, specs.NetworkNamespace} {
 			if !slices.ContainsFunc(s.Linux.Namespaces, func(n specs.LinuxNamespace) bool { return n.Type == kind }) {
-				t.Errorf("%s: shares the machine's namespace %s", class, kind)
+				t.Errorf("%s: shares the host's namespace %s", class, kind)
 			}
 		}
 		bounded(t, s.Linux.Resources, map[Class]int64{GVisor: 4*100 + 256, Runc: 100}[class])

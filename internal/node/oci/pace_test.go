@@ -16,7 +16,7 @@ func TestReadQueue(t *testing.T) {
 	const size = 4 * pagesAhead
 	p := readQueue{size: size, limit: 1}
 	var fd int32
-	come := func(off uint64) (gone []int32) {
+	arrive := func(off uint64) (allowed []int32) {
 		if p.urgent(off, pageUnit) {
 			t.Fatalf("%d is urgent, with the farthest at %d", off, p.front)
 		}
@@ -26,15 +26,15 @@ func TestReadQueue(t *testing.T) {
 	}
 	off := uint64(0)
 	for range pageReads - 1 { // as many as wait for one
-		if gone := come(off); len(gone) > 0 {
-			t.Fatalf("%v allowed while more are to come", gone)
+		if allowed := arrive(off); len(allowed) > 0 {
+			t.Fatalf("%v allowed while more are expected", allowed)
 		}
 		off += pageUnit
 	}
 	want := int32(0)
 	for ; off < size-pageUnit; off += pageUnit {
-		if gone := come(off); !slices.Equal(gone, []int32{want}) {
-			t.Fatalf("at %d %v allowed, want %d", off, gone, want)
+		if allowed := arrive(off); !slices.Equal(allowed, []int32{want}) {
+			t.Fatalf("at %d %v allowed, want %d", off, allowed, want)
 		}
 		want++
 		for _, r := range []struct {
@@ -46,14 +46,14 @@ func TestReadQueue(t *testing.T) {
 			}
 		}
 	}
-	if gone := p.step(); !slices.Equal(gone, []int32{want}) {
-		t.Errorf("after a pause %v allowed, want %d", gone, want)
+	if allowed := p.step(); !slices.Equal(allowed, []int32{want}) {
+		t.Errorf("after a pause %v allowed, want %d", allowed, want)
 	}
-	if gone := come(off); len(gone) != pageReads-1 || len(p.waiting) != 0 {
-		t.Errorf("after the last %d allowed, %d wait", len(gone), len(p.waiting))
+	if allowed := arrive(off); len(allowed) != pageReads-1 || len(p.waiting) != 0 {
+		t.Errorf("after the last %d allowed, %d wait", len(allowed), len(p.waiting))
 	}
-	if gone := p.step(); len(gone) > 0 {
-		t.Errorf("empty queue, but %v are allowed", gone)
+	if allowed := p.step(); len(allowed) > 0 {
+		t.Errorf("empty queue, but %v are allowed", allowed)
 	}
 }
 

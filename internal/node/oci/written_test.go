@@ -100,7 +100,7 @@ func (c *probeConn) send(t *testing.T) {
 	must(t, err)
 	must(t, c.conn.SetReadDeadline(time.Now().Add(100*time.Millisecond)))
 	if n, err := c.conn.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("it answers while it should stand still: %d bytes, %v", n, err)
+		t.Errorf("it answers while it should be stopped: %d bytes, %v", n, err)
 	}
 	must(t, c.conn.SetReadDeadline(time.Now().Add(eventually.Patience)))
 }

@@ -18,12 +18,12 @@ import (
 type fakeServer struct {
 	up, down, back time.Duration // since the start; down zero: never
 	began          time.Time
-	asked          []time.Duration
+	probes         []time.Duration
 }
 
 func (p *fakeServer) RoundTrip(r *http.Request) (*http.Response, error) {
 	at := time.Since(p.began)
-	p.asked = append(p.asked, at)
+	p.probes = append(p.probes, at)
 	if at < p.up || (p.down > 0 && at >= p.down && at < p.back) {
 		return nil, errors.New("refused")
 	}
@@ -37,11 +37,11 @@ type verdicts struct{ good, bad []time.Duration }
 func verdictsOf(t *testing.T, p *fakeServer, s *corev1.Probe, initially bool, lasts time.Duration) (all verdicts) {
 	t.Helper()
 	s.HTTPGet = &corev1.HTTPGetAction{Port: intstr.FromInt32(80)}
-	asks := &prober{Config: Config{Address: netip.MustParseAddr("10.9.0.2"), Running: func() bool { return true }}, http: &http.Client{Transport: p}}
+	pr := &prober{Config: Config{Address: netip.MustParseAddr("10.9.0.2"), Running: func() bool { return true }}, http: &http.Client{Transport: p}}
 	p.began = time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), lasts)
 	defer cancel()
-	asks.watch(ctx, s, initially, func(ok bool, _ string) bool {
+	pr.watch(ctx, s, initially, func(ok bool, _ string) bool {
 		if at := time.Since(p.began); ok {
 			all.good = append(all.good, at)
 		} else {
@@ -61,8 +61,8 @@ func TestProbeBeforeTheFirstSuccess(t *testing.T) {
 			if late := up/2 + firstPause; len(got.good) != 1 || got.good[0] < up || got.good[0] > up+min(late, 10*time.Second) {
 				t.Errorf("up after %s, ready after %v", up, got.good)
 			}
-			if n := len(p.asked); n > 60 {
-				t.Errorf("up after %s: probed %d times in 5 minutes, at first %v", up, n, p.asked[:20])
+			if n := len(p.probes); n > 60 {
+				t.Errorf("up after %s: probed %d times in 5 minutes, at first %v", up, n, p.probes[:20])
 			}
 		})
 	}
@@ -77,13 +77,13 @@ func TestProbeFailsByPeriods(t *testing.T) {
 		initially bool
 		want      verdicts
 	}{
-		"never up":           {fakeServer{up: never}, corev1.Probe{}, false, verdicts{bad: []time.Duration{20 * time.Second}}},
-		"once is enough":     {fakeServer{up: never}, corev1.Probe{FailureThreshold: 1}, false, verdicts{bad: []time.Duration{0}}},
-		"delayed":            {fakeServer{up: never}, corev1.Probe{InitialDelaySeconds: 5, PeriodSeconds: 2}, false, verdicts{bad: []time.Duration{9 * time.Second}}},
-		"liveness":           {fakeServer{up: never}, corev1.Probe{PeriodSeconds: 1}, true, verdicts{bad: []time.Duration{2 * time.Second}}},
-		"goes down":          {fakeServer{down: 15 * time.Second, back: 55 * time.Second}, corev1.Probe{}, false, verdicts{good: []time.Duration{0, 60 * time.Second}, bad: []time.Duration{40 * time.Second}}},
-		"twice to be good":   {fakeServer{}, corev1.Probe{SuccessThreshold: 2}, false, verdicts{good: []time.Duration{10 * time.Second}}},
-		"down for one asked": {fakeServer{down: 10 * time.Second, back: 11 * time.Second}, corev1.Probe{}, false, verdicts{good: []time.Duration{0}}},
+		"never up":            {fakeServer{up: never}, corev1.Probe{}, false, verdicts{bad: []time.Duration{20 * time.Second}}},
+		"once is enough":      {fakeServer{up: never}, corev1.Probe{FailureThreshold: 1}, false, verdicts{bad: []time.Duration{0}}},
+		"delayed":             {fakeServer{up: never}, corev1.Probe{InitialDelaySeconds: 5, PeriodSeconds: 2}, false, verdicts{bad: []time.Duration{9 * time.Second}}},
+		"liveness":            {fakeServer{up: never}, corev1.Probe{PeriodSeconds: 1}, true, verdicts{bad: []time.Duration{2 * time.Second}}},
+		"goes down":           {fakeServer{down: 15 * time.Second, back: 55 * time.Second}, corev1.Probe{}, false, verdicts{good: []time.Duration{0, 60 * time.Second}, bad: []time.Duration{40 * time.Second}}},
+		"twice to be good":    {fakeServer{}, corev1.Probe{SuccessThreshold: 2}, false, verdicts{good: []time.Duration{10 * time.Second}}},
+		"down for one probes": {fakeServer{down: 10 * time.Second, back: 11 * time.Second}, corev1.Probe{}, false, verdicts{good: []time.Duration{0}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -138,19 +138,19 @@ func (r *Resolver) Run(ctx context.Context) error {
 
 // serve serves one address, over one protocol, until ctx is done.
 func (r *Resolver) serve(ctx context.Context, network string, at netip.AddrPort) {
-	for said := false; ctx.Err() == nil; {
+	for logged := false; ctx.Err() == nil; {
 		began := time.Now()
 		err := r.serveOnce(ctx, network, at)
 		if ctx.Err() != nil {
 			return
 		}
 		if time.Since(began) > listenRetry {
-			said = false
+			logged = false
 		}
-		if !said {
+		if !logged {
 			r.log.WarnContext(ctx, "DNS server for sandboxes cannot listen, retrying", telemetry.Address, at, "network", network, telemetry.Error, err)
 		}
-		said = true
+		logged = true
 		select {
 		case <-time.After(listenRetry):
 		case <-ctx.Done():

@@ -25,8 +25,8 @@ import (
 
 // upstream is a DNS server for the test.
 type upstream struct {
-	addr  netip.AddrPort
-	asked atomic.Int32
+	addr    netip.AddrPort
+	queries atomic.Int32
 }
 
 // startUpstream answers with records in zone file format; "TC" truncates UDP responses.
@@ -34,7 +34,7 @@ func startUpstream(t *testing.T, zone map[string][]string) *upstream {
 	t.Helper()
 	u := &upstream{}
 	handler := dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
-		u.asked.Add(1)
+		u.queries.Add(1)
 		a := new(dns.Msg).SetReply(q)
 		a.RecursionAvailable = true
 		lines, known := zone[strings.ToLower(q.Question[0].Name)+" "+dns.TypeToString[q.Question[0].Qtype]]
@@ -213,9 +213,9 @@ func TestForward(t *testing.T) {
 			t.Errorf("a long answer, over %s: truncated %t, %d records", network, a.Truncated, len(a.Answer))
 		}
 	}
-	before := sick.asked.Load()
+	before := sick.queries.Load()
 	ask(t, "udp", at, "example.com.", dns.TypeA)
-	if sick.asked.Load() != before {
+	if sick.queries.Load() != before {
 		t.Error("queried a failed server before the last one that responded")
 	}
 	at = start(t, &fakeSandboxes{}, nil, dead)
@@ -318,9 +318,9 @@ func TestBounds(t *testing.T) {
 			break
 		}
 	}
-	stranger := start(t, &fakeSandboxes{}, func(c *Config) { c.Clients = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")} }, up.addr)
-	if _, _, err := (&dns.Client{Timeout: 200 * time.Millisecond}).ExchangeContext(t.Context(), new(dns.Msg).SetQuestion("example.com.", dns.TypeA), stranger); err == nil {
-		t.Error("a stranger is answered")
+	foreign := start(t, &fakeSandboxes{}, func(c *Config) { c.Clients = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")} }, up.addr)
+	if _, _, err := (&dns.Client{Timeout: 200 * time.Millisecond}).ExchangeContext(t.Context(), new(dns.Msg).SetQuestion("example.com.", dns.TypeA), foreign); err == nil {
+		t.Error("a foreign client is answered")
 	}
 }
 

@@ -217,9 +217,9 @@ func checkAddress(ctx context.Context, address string) Check {
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
 		_, port, _ := net.SplitHostPort(address)
-		return bad(name, "stop what listens there (`ss -ltnp sport = :"+port+"` tells), or configure another address", "in use")
+		return bad(name, "stop what listens there (`ss -ltnp sport = :"+port+"` lists it), or configure another address", "in use")
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
-		return bad(name, "configure an address of this machine", "no such address here")
+		return bad(name, "configure an address of this host", "no such address here")
 	case err != nil:
 		return bad(name, "configure another address", "%v", err)
 	}

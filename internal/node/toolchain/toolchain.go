@@ -39,8 +39,8 @@ const (
 // versionTimeout is far more than a program needs to print its version.
 const versionTimeout = 20 * time.Second
 
-// known has each program's version flag, least version and source.
-var known = map[string]struct {
+// sources has each program's version flag, least version and source.
+var sources = map[string]struct {
 	flag   string
 	least  []int
 	static bool
@@ -82,7 +82,7 @@ type Program struct {
 func New(cfg Config) (*Finder, error) {
 	f := &Finder{paths: map[string]string{}}
 	for name, path := range cfg.Paths {
-		if _, ok := known[name]; !ok {
+		if _, ok := sources[name]; !ok {
 			return nil, errs.Public(errs.ErrInvalid, fmt.Sprintf("unknown program %q: use one of %s",
 				name, strings.Join(Programs(), ", ")))
 		}
@@ -103,7 +103,7 @@ func CacheDir() string { return cmp.Or(os.Getenv(EnvCache), DefaultCache) }
 // Find returns the absolute path of a program without running it. The error is an ErrUnavailable whose public
 // message has the remedy.
 func (f *Finder) Find(name string) (string, error) {
-	k, ok := known[name]
+	k, ok := sources[name]
 	if !ok {
 		return "", fmt.Errorf("find program %q: %w", name, errs.ErrInvalid)
 	}
@@ -134,7 +134,7 @@ func (f *Finder) Check(ctx context.Context, name string) (Program, error) {
 	if err != nil {
 		return Program{}, err
 	}
-	k := known[name]
+	k := sources[name]
 	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, path, k.flag)

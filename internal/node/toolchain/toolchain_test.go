@@ -51,16 +51,16 @@ func TestFindOrder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	beside := program(t, filepath.Dir(self), "mmdebstrap", "true")
+	sibling := program(t, filepath.Dir(self), "mmdebstrap", "true")
 	t.Cleanup(func() {
-		if err := os.Remove(beside); err != nil {
+		if err := os.Remove(sibling); err != nil {
 			t.Error(err)
 		}
 	})
-	want(nil, beside)
+	want(nil, sibling)
 	configured := program(t, t.TempDir(), "other-name", "true")
 	want(map[string]string{toolchain.Mmdebstrap: configured}, configured)
-	want(map[string]string{toolchain.Mmdebstrap: ""}, beside)
+	want(map[string]string{toolchain.Mmdebstrap: ""}, sibling)
 }
 
 func TestConfiguredPathHasNoFallback(t *testing.T) {

@@ -57,7 +57,7 @@ type Transfer struct{ cfg Config }
 // New starts nothing.
 func New(cfg Config) *Transfer { return &Transfer{cfg} }
 
-// importOp is one checkpoint that comes from elsewhere.
+// importOp is the import of one checkpoint.
 type importOp struct {
 	x  *Transfer
 	k  *checkpoint.Handle

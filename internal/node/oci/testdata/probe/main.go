@@ -191,7 +191,7 @@ func address() string {
 	return strings.Join(all, ",")
 }
 
-// timer fires once somebody asks for it: it is set before, for an hour, and shortened then.
+// timer is set for an hour, and shortened on request.
 func timer() func(string) string {
 	t := time.NewTimer(time.Hour)
 	return func(string) string {
@@ -413,7 +413,7 @@ func clocks(string) string {
 	return fmt.Sprint(real.Nano()/1e6, " ", monotonic.Nano()/1e6)
 }
 
-// children asks a child process for its number and its parent's.
+// children returns a child process's PID and its parent's.
 func children() func(string) string {
 	self, err := filepath.EvalSymlinks("/proc/self/exe")
 	check(err)
