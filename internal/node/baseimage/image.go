@@ -23,7 +23,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/klauspost/compress/zstd"
 
+	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/portable"
 )
 
 // LabelInputs is the label of an image's config with the hash of its inputs.
@@ -86,7 +88,7 @@ func (c *Config) build(ctx context.Context, report *reporter) (built bool, warni
 	if err := os.Rename(tmp, c.path()); err != nil {
 		return false, "", err
 	}
-	return true, warning, syncDir(c.Dir)
+	return true, warning, durable.SyncDirs(c.Dir)
 }
 
 // layers writes Debian's layer, and concurrently that of Node.js.
@@ -178,7 +180,7 @@ func (c *Config) writeArchive(ctx context.Context, path string, img v1.Image, la
 		if err := t.WriteHeader(h); err != nil {
 			return err
 		}
-		_, err := io.Copy(t, readerCtx{ctx, r})
+		_, err := io.Copy(t, portable.WithContext(ctx, r))
 		return err
 	}
 	for _, f := range []struct {
@@ -342,25 +344,4 @@ func removeWork(work string) error {
 		}
 	}
 	return os.RemoveAll(work)
-}
-
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}
-
-// readerCtx fails a copy when its context is done.
-type readerCtx struct {
-	ctx context.Context //nolint:containedctx // lives for one copy
-	r   io.Reader
-}
-
-func (r readerCtx) Read(p []byte) (int, error) {
-	if err := r.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return r.r.Read(p)
 }

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/portable"
 )
 
 // Debian's Node.js is two major versions behind what agents expect. So Node.js and its npm come from the npm
@@ -215,7 +216,7 @@ func (l *nodeWriter) add(p nodePackage, tarball string) error {
 		if err := l.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: target, Mode: mode, Size: h.Size, ModTime: l.epoch}); err != nil {
 			return err
 		}
-		if _, err := io.Copy(l.tar, readerCtx{l.ctx, t}); err != nil {
+		if _, err := io.Copy(l.tar, portable.WithContext(l.ctx, t)); err != nil {
 			return err
 		}
 	}

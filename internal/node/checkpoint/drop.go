@@ -83,7 +83,6 @@ func (s *Store) drop(ctx context.Context, k *Handle) error {
 	return s.Erase(limited, k)
 }
 
-// removeData removes the files of a checkpoint, which must not be in use.
 func (s *Store) removeData(ctx context.Context, uid types.UID) error {
 	failures := []error{s.cfg.Containerd.RemoveCopy(ctx, Snapshot(uid))}
 	if err := os.RemoveAll(s.Dir(uid)); err != nil {

@@ -252,11 +252,7 @@ func (s *Store) RowOf(uid types.UID) *Row {
 func (s *Store) All() []*Handle {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := make([]*Handle, 0, len(s.handles))
-	for _, k := range s.handles {
-		all = append(all, k)
-	}
-	return all
+	return slices.Collect(maps.Values(s.handles))
 }
 
 // Unread returns the UIDs of unreadable rows, and the errors.

@@ -21,7 +21,6 @@ type verified struct {
 	checks map[types.UID]*verification // +checklocks:mu
 }
 
-// verification is one verification of an image.
 type verification struct {
 	state string        // of the files
 	done  chan struct{} // closed at the end

@@ -14,7 +14,6 @@ import (
 // resolverOf hides the optional methods of a resolver, whose limits belong to another caller.
 type resolverOf struct{ remotes.Resolver }
 
-// pullProgress counts the received bytes of an image.
 type pullProgress struct {
 	client *Client
 	ref    string
@@ -25,7 +24,6 @@ type pullProgress struct {
 	done int64                   // +checklocks:mu
 }
 
-// add adds a part of the image before it is fetched.
 func (t *pullProgress) add(_ context.Context, d ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

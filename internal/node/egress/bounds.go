@@ -96,7 +96,6 @@ func (b Bounds) decide(k Packet) Decision {
 	return Decision{Refused, closedByBounds}
 }
 
-// answersNothing reports whether no name is answered.
 func (b Bounds) answersNothing() bool { return b.On && b.DNS == "" }
 
 // Equal reports whether two bounds have the same rules in the same words.
@@ -130,7 +129,6 @@ func (p Policy) Within(rules *agents.NetworkPolicy) (Policy, error) {
 	return p, nil
 }
 
-// add adds a validated rule.
 func (b *Bounds) add(rule *networkingv1.NetworkPolicyEgressRule, from string) {
 	g := Grant{Ports: portsOf(rule.Ports)}
 	everywhere := len(rule.To) == 0
@@ -189,7 +187,6 @@ func protocolOf(p networkingv1.NetworkPolicyPort) corev1.Protocol {
 	return *p.Protocol
 }
 
-// prefix parses a validated CIDR.
 func prefix(text string) netip.Prefix { return netip.MustParsePrefix(text).Masked() }
 
 // maxRuleEntries bounds the rules of a networkPolicy with their peers, exceptions and ports.

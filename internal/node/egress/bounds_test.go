@@ -13,7 +13,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// rules parses egress rules in YAML.
 func rules(t *testing.T, text string) *agents.NetworkPolicy {
 	t.Helper()
 	p := &agents.NetworkPolicy{}

@@ -61,7 +61,6 @@ func Decide(g HostRules, p Policy, pins []Pin, k Packet) Decision {
 	return cmp.Or(p.decide(a, pins), bounds, host)
 }
 
-// noDNSRule is the rule of bounds that allow no DNS.
 const noDNSRule = "networkPolicy.egress, which opens no DNS"
 
 // resolverRule names the rule because of which Barchan answers a sandbox's DNS.

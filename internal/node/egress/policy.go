@@ -78,7 +78,6 @@ func Compile(from *agents.EgressPolicy) (p Policy, err error) {
 	return p, nil
 }
 
-// allAddresses are all addresses of a family.
 var allAddresses = [2]netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 
 func read(list string, i int, entry string) (Rule, error) {
@@ -134,7 +133,6 @@ func (p Policy) Match(name string) (Name, bool) {
 	return Name{}, false
 }
 
-// lacksNameOf reports whether q allows a name that p does not.
 func (p Policy) lacksNameOf(q Policy) bool {
 	return slices.ContainsFunc(q.Names, func(n Name) bool {
 		return !slices.ContainsFunc(p.Names, func(m Name) bool { return m.Pattern == n.Pattern })
@@ -144,7 +142,6 @@ func (p Policy) lacksNameOf(q Policy) bool {
 // canonical is a name in its form for comparisons.
 func canonical(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }
 
-// find returns the first rule with an address.
 func find(rules []Rule, a netip.Addr) (Rule, bool) {
 	i := slices.IndexFunc(rules, func(r Rule) bool { return r.Prefix.Contains(a) })
 	if i < 0 {

@@ -72,7 +72,6 @@ func MigrateFlat(db *bolt.DB, subnet netip.Prefix) (moved Moved, err error) {
 	return moved, nil
 }
 
-// move moves one row.
 func (m *Moved) move(root *bolt.Bucket, subnet netip.Prefix, key, value []byte) error {
 	row := Row{Subnet: subnet.String(), Key: key, Value: value}
 	if addr, ok := addressOf(key); ok && !subnet.Contains(addr) {

@@ -74,7 +74,6 @@ type Config struct {
 	Log      *slog.Logger
 }
 
-// entry is a lease in memory.
 type entry struct {
 	Lease
 	home  string       // the subnet whose bucket has its row

@@ -29,7 +29,6 @@ type model struct {
 	out     map[netip.Addr]bool
 }
 
-// call is one operation on the allocator and the model.
 type call struct {
 	do, owner string
 	addr      netip.Addr
@@ -88,7 +87,6 @@ func (m *model) apply(c call) {
 	}
 }
 
-// compare returns the difference between allocator and model.
 func (m *model) compare(b *Allocator) error {
 	owner, out, cooling := map[netip.Addr]string{}, map[netip.Addr]bool{}, map[netip.Addr]time.Time{}
 	for _, l := range b.List() {

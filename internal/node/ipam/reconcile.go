@@ -237,7 +237,6 @@ func (r *Reconciler) missed(l Lease, v *comparison) bool {
 	return m.times == missesBeforeRelease
 }
 
-// release releases a lease with enough misses, unless it has changed.
 func (r *Reconciler) release(l Lease) (Repair, error) {
 	done, err := r.cfg.Allocator.releaseUnchanged(l)
 	if err != nil || !done {
@@ -285,7 +284,6 @@ func (r *Reconciler) reclaim(p Repair, owner string, old Lease, was string) (Rep
 	return p, err
 }
 
-// isolate quarantines an address in use by an unknown owner.
 func (r *Reconciler) isolate(p Repair) (Repair, error) {
 	p.Kind, p.Detail = Isolated, "in use by an unknown owner"
 	done, err := r.cfg.Allocator.quarantineFree(p.Address, strings.TrimSpace("in use by an unknown owner: "+p.Where))
@@ -310,7 +308,6 @@ func ownersOf(users []InUse) (owners []string, where string) {
 	return owners, strings.Join(places, ", ")
 }
 
-// report logs, counts and passes on a repair.
 func (r *Reconciler) report(ctx context.Context, p Repair) {
 	log := r.log.With(telemetry.Kind, p.Kind, telemetry.Address, p.Address, telemetry.UID, p.Owner, "where", p.Where, telemetry.Reason, p.Detail)
 	if p.Kind == Conflict {
@@ -338,7 +335,6 @@ func (b *Allocator) claimUnchanged(owner string, addr netip.Addr, was Lease) (do
 	return true, nil
 }
 
-// releaseUnchanged releases a lease if it is still as compared.
 func (b *Allocator) releaseUnchanged(was Lease) (done bool, err error) {
 	b.writeMu.Lock()
 	defer b.writeMu.Unlock()

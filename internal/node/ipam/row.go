@@ -29,7 +29,6 @@ type Store interface {
 	Apply(changes ...Row) error
 }
 
-// stored is a row's value.
 type stored struct {
 	Version int        `json:"version,omitempty"`
 	Address netip.Addr `json:"address"`

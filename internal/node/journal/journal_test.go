@@ -80,7 +80,6 @@ func openTest(t *testing.T) *Journal {
 	return j
 }
 
-// store writes a row unchecked.
 func store(t *testing.T, j *Journal, r *Row) []byte {
 	t.Helper()
 	value, err := json.Marshal(r)

@@ -71,7 +71,6 @@ func newInternet(t *testing.T) *internet {
 	return w
 }
 
-// setUp brings a link of the thread's namespace up and adds addresses.
 func setUp(name string, addresses ...string) error {
 	l, err := netlink.LinkByName(name)
 	if err == nil {
@@ -148,7 +147,6 @@ func closedBut(allow ...string) *agents.EgressPolicy {
 	return &agents.EgressPolicy{Internet: &no, AllowOut: allow}
 }
 
-// try connects from an endpoint's namespace.
 func (n *Network) try(t *testing.T, ep Endpoint, address string, limit time.Duration) error {
 	t.Helper()
 	return inside(t, n.NetnsPath(ep.ID), func() error {
@@ -531,7 +529,6 @@ func wantOutlives(t *testing.T, again *Network, a Endpoint, c *echo) {
 	}
 }
 
-// expirePin ends a pin early.
 func expirePin(t *testing.T, n *Network, id string, a netip.Addr) {
 	t.Helper()
 	conn, err := nftables.New()

@@ -68,7 +68,6 @@ func ethernet(to, from net.HardwareAddr, etherType uint16, payload []byte) []byt
 	return append(binary.BigEndian.AppendUint16(frame, etherType), payload...)
 }
 
-// sum16 is the IP checksum.
 func sum16(parts ...[]byte) uint16 {
 	var sum uint32
 	for _, p := range parts {

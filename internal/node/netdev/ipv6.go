@@ -101,7 +101,6 @@ func forwardAll6(uplinks []string) error {
 	return writeSysctl("ipv6", "all", "forwarding", "1")
 }
 
-// check6 validates an endpoint's IPv6 address.
 func (n *Network) check6(ep Endpoint) error {
 	if ep.Address6.IsValid() && !n.cfg.Subnet6.Contains(ep.Address6) {
 		return fmt.Errorf("address %s is not in the network's IPv6 range %s", ep.Address6, n.cfg.Subnet6)

@@ -9,12 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// egressSet names a set or map of the network's egress table.
 func egressSet(n *Network, name string) *nftables.Set {
 	return &nftables.Set{Table: &nftables.Table{Name: n.cfg.Table + "-egress", Family: nftables.TableFamilyINet}, Name: name}
 }
 
-// pinSet names the set of an ID's pinned addresses of one family.
 func pinSet(n *Network, id string, family netip.Addr) *nftables.Set {
 	set := egressSet(n, id+".pins")
 	if family.Is6() {
@@ -23,7 +21,6 @@ func pinSet(n *Network, id string, family netip.Addr) *nftables.Set {
 	return set
 }
 
-// elementsOf reads a set or map from the kernel.
 func elementsOf(t *testing.T, set *nftables.Set) []nftables.SetElement {
 	t.Helper()
 	conn, err := nftables.New()

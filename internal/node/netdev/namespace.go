@@ -52,7 +52,6 @@ func (n *Network) newNamespace() (handle *netlink.Handle, ns *os.File, err error
 	return handle, ns, nil
 }
 
-// inNamespace runs f in a namespace.
 func inNamespace(ns *os.File, f func() error) error {
 	return onOwnThread(func() error {
 		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {

@@ -272,7 +272,6 @@ const (
 	deleteMark = "_" // to be deleted
 )
 
-// newLinkName returns an unused name.
 func (n *Network) newLinkName(mark string) string {
 	return linkPrefix(n.cfg.NetnsPrefix) + mark + strings.ToLower(rand.Text())[:maxLinkName-linkPrefixLength-1]
 }

@@ -61,7 +61,6 @@ func (s *netnsPool) notify() {
 	}
 }
 
-// take returns a spare, or nil.
 func (s *netnsPool) take() *preparedNetns {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -179,7 +178,6 @@ func (n *Network) refill(ctx context.Context) {
 	}
 }
 
-// addSpare creates a spare if one is needed.
 func (n *Network) addSpare() (made bool, err error) {
 	generation, needed := n.spares.needed()
 	if !needed {
@@ -273,7 +271,6 @@ func (n *Network) linksThat(match func(name string) bool) (names []string, err e
 	return names, nil
 }
 
-// sweepLinks removes links without an owner.
 func (n *Network) sweepLinks() error {
 	names, err := n.linksThat(func(name string) bool { return n.isSpare(name) || n.isMarkedForDelete(name) })
 	if err != nil {

@@ -39,7 +39,6 @@ func writeBootID(bundle string) error {
 	return nil
 }
 
-// newUUID generates a UUID of version 4.
 func newUUID() string {
 	var u [16]byte
 	_, _ = rand.Read(u[:]) // never fails

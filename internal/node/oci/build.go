@@ -55,7 +55,6 @@ func (r *Runtime) Build(ctx context.Context) (memimage.Build, error) {
 	return b, nil
 }
 
-// addFile copies a file to w until ctx ends.
 func addFile(ctx context.Context, w io.Writer, path string) error {
 	f, err := os.Open(path)
 	if err != nil {

@@ -195,7 +195,6 @@ func (h *pauseGuard) end() error {
 	return nil
 }
 
-// hold pauses a running container.
 func (r *Runtime) hold(ctx context.Context, id string, h *pauseGuard) error {
 	h.began = time.Now()
 	if err := r.Pause(ctx, id); err != nil {
@@ -330,7 +329,6 @@ func (r *Runtime) Restore(ctx context.Context, id, bundle, image string, console
 	return pid, nil
 }
 
-// checkRestore refuses invalid restores before any change.
 func (r *Runtime) checkRestore(ctx context.Context, id, dir string, o RestoreOptions) error {
 	if err := r.checkClass(); err != nil {
 		return err

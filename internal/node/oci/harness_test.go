@@ -107,7 +107,6 @@ func (l *testHost) ip(t testing.TB, args string) {
 	}
 }
 
-// testSandbox has the parts of one sandbox.
 type testSandbox struct {
 	*testHost
 	id, bundle, rootfs, addr, ns string
@@ -209,7 +208,6 @@ func (l *testHost) within(f func() error) error {
 	return <-ended
 }
 
-// probeConn is a connection to a sandbox's probe.
 type probeConn struct {
 	conn  net.Conn
 	lines *bufio.Scanner
@@ -256,7 +254,6 @@ func (c *probeConn) request(question string) (string, error) {
 	return c.lines.Text(), nil
 }
 
-// query sends a request over its own connection.
 func (b *testSandbox) query(t testing.TB, question string) string {
 	t.Helper()
 	c := b.dial(t)

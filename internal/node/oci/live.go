@@ -206,7 +206,6 @@ func callSave(conn *net.UnixConn, files ...int) error {
 	return err
 }
 
-// saveResult waits for the response.
 func saveResult(conn *net.UnixConn) error {
 	var result struct {
 		Success bool   `json:"success"`

@@ -180,7 +180,6 @@ func loggedError(bundle string) (text string) {
 	return shorten(text)
 }
 
-// shorten removes the middle of a long text.
 func shorten(text string) string {
 	const end = 300
 	if len(text) <= 2*end {

@@ -52,7 +52,6 @@ func (w *Operation) writeBundle(ctx context.Context) error {
 	})))
 }
 
-// environment is the environment of the container's processes.
 func (w *Operation) environment() map[string]string {
 	return w.Row.Plan.Environment(w.Row.ImageEnv, w.Row.Address, w.host.cfg.Name)
 }
@@ -69,7 +68,6 @@ func (w *Operation) writeSystemFiles() error {
 	return p.WriteSystemFiles(w.Path("rootfs"), w.Row.Address, w.host.Beside(w.Row.Address), p.ResolverText(w.host.sandboxResolvers()))
 }
 
-// mounts returns the volumes, and creates their directories.
 func (w *Operation) mounts() (mounts []oci.Mount, err error) {
 	for _, v := range w.Row.Plan.Volumes {
 		m := oci.Mount{Target: v.Target, ReadOnly: v.ReadOnly, SizeLimit: v.SizeLimit}

@@ -128,7 +128,6 @@ func damaged(err error) error {
 	return OrFiles(fmt.Errorf("its memory on disk is damaged: %s: %w", errs.Text(err), errs.ErrConflict))
 }
 
-// verify reads and verifies the memory on disk.
 func (w *Operation) verify(ctx context.Context) error {
 	if err := memimage.Verify(ctx, w.host.MemoryDir(w.ID())); err != nil {
 		if ctx.Err() != nil {
@@ -168,7 +167,6 @@ func (w *Operation) remount(ctx context.Context) (err error) {
 	return w.mount(ctx)
 }
 
-// load starts the container from its memory on disk.
 func (w *Operation) load(ctx context.Context) (err error) {
 	runtime, err := w.host.cfg.Runtimes.ForBuild(w.Row.Memory.Build)
 	if err != nil {

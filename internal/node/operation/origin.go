@@ -63,7 +63,6 @@ func (w *Operation) verifyOrigin(ctx context.Context) error {
 	return w.damagedOrigin(w.host.cfg.Checkpoints.Verify(ctx, uid))
 }
 
-// damagedOrigin is the error for damaged memory of a checkpoint.
 func (w *Operation) damagedOrigin(err error) error {
 	if errors.Is(err, errs.ErrInvalid) || errors.Is(err, errs.ErrNotFound) {
 		return fmt.Errorf("spec.barchan.restore: the memory of the checkpoint is damaged: %s; %s: %w", errs.Text(err), RestoreFilesHint, errs.ErrInvalid)
@@ -97,7 +96,6 @@ func (w *Operation) fillVolumes(ctx context.Context) error {
 	return nil
 }
 
-// startOrRestore starts the container, or restores it.
 func (w *Operation) startOrRestore(ctx context.Context) (err error) {
 	if !w.RestoresMemory() {
 		return w.start(ctx)

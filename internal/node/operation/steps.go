@@ -134,7 +134,6 @@ func (w *Operation) Create(ctx context.Context) error {
 	return nil
 }
 
-// doAll does steps in order, until one fails.
 func (w *Operation) doAll(ctx context.Context, steps []step) error {
 	for _, s := range steps {
 		if err := w.doOne(ctx, s); err != nil {

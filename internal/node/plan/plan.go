@@ -112,7 +112,6 @@ func New(s *agents.Sandbox, d Defaults) (Plan, error) {
 	return p, err
 }
 
-// withPort is a probe with its port as a number.
 func withPort(p *corev1.Probe, c *corev1.Container) *corev1.Probe {
 	if p == nil {
 		return nil

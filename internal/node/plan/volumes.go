@@ -73,7 +73,6 @@ type Volume struct {
 	SizeLimit int64  `json:"sizeLimit,omitempty"`
 }
 
-// volumes resolves the container's mounts.
 func volumes(s *agents.Sandbox, c *corev1.Container, at *field.Path) (result []Volume, err error) {
 	for i, m := range c.VolumeMounts {
 		v := Volume{SubPath: m.SubPath, Target: path.Clean(m.MountPath), ReadOnly: m.ReadOnly}

@@ -42,7 +42,6 @@ type Config struct {
 	Failed func(why string)
 }
 
-// prober probes one sandbox.
 type prober struct {
 	Config
 	http *http.Client
@@ -131,7 +130,6 @@ func textOf(err error) string {
 	return err.Error()
 }
 
-// probe probes once.
 func (p *prober) probe(ctx context.Context, s *corev1.Probe) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(orElse(s.TimeoutSeconds, 1))*time.Second)
 	defer cancel()

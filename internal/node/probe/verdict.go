@@ -50,7 +50,6 @@ func (v *verdict) add(failure error, now time.Time) (changed bool) {
 	return changed
 }
 
-// pause is the wait before the next probe.
 func (v *verdict) pause(now time.Time) time.Duration {
 	if v.begun {
 		return v.period()

@@ -328,7 +328,6 @@ func ImagesMention(word string, dirs ...string) (bool, error) {
 	return false, nil
 }
 
-// imagesName reports whether the manifest of an image below a directory has a word.
 func imagesName(dir string, word []byte) (found bool, err error) {
 	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {

@@ -9,6 +9,8 @@ package registry
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -97,11 +99,7 @@ func (g *Registry) Drop(u *Handle) {
 func (g *Registry) All() []*Handle {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	all := make([]*Handle, 0, len(g.handles))
-	for _, u := range g.handles {
-		all = append(all, u)
-	}
-	return all
+	return slices.Collect(maps.Values(g.handles))
 }
 
 // UnreadIDs are the IDs of sandboxes with unreadable rows of the journal.

@@ -16,7 +16,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/egress"
 )
 
-// handle answers one message.
 func (r *Resolver) handle(ctx context.Context, w dns.ResponseWriter, q *dns.Msg) {
 	client := addressOf(w.RemoteAddr())
 	ours := slices.ContainsFunc(r.cfg.Clients, func(p netip.Prefix) bool { return p.Contains(client) })
@@ -155,7 +154,6 @@ func chain(name string, records []dns.RR) map[string]bool {
 
 func key(name string) string { return strings.ToLower(dns.Fqdn(name)) }
 
-// addressIn is the address of a record.
 func addressIn(rr dns.RR) (netip.Addr, bool) {
 	var ip net.IP
 	switch rr := rr.(type) {

@@ -23,7 +23,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// upstream is a DNS server for the test.
 type upstream struct {
 	addr    netip.AddrPort
 	queries atomic.Int32
@@ -85,7 +84,6 @@ func startUpstream(t *testing.T, zone map[string][]string) *upstream {
 	return u
 }
 
-// lastPort is the last port that freeAddr returned.
 var lastPort atomic.Int32
 
 // freeAddr returns an unused address, free for both protocols.
@@ -95,7 +93,6 @@ func freeAddr() netip.AddrPort {
 	return netip.AddrPortFrom(own, uint16(10_000+lastPort.Add(1)%10_000))
 }
 
-// fakeSandboxes has one policy for all sandboxes.
 type fakeSandboxes struct {
 	mu     sync.Mutex
 	policy egress.Policy

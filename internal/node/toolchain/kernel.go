@@ -82,7 +82,6 @@ func tryOverlay(dir string) (err error) {
 	})
 }
 
-// tryUserNamespace starts a program in a user namespace.
 func tryUserNamespace(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, "/bin/true")
 	cmd.SysProcAttr = &syscall.SysProcAttr{

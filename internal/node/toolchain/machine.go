@@ -210,7 +210,6 @@ func checkMemory(root string, least uint64) Check {
 	return bad(name, "use Linux", "meminfo has no MemAvailable")
 }
 
-// checkAddress listens briefly.
 func checkAddress(ctx context.Context, address string) Check {
 	name := "address " + address
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)

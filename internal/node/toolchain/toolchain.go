@@ -172,7 +172,6 @@ func unavailable(cause error, format string, args ...any) error {
 	return errs.Public(fmt.Errorf("%w: %w", errs.ErrUnavailable, cause), message)
 }
 
-// executable returns why path is not an executable file, or nil.
 func executable(path string) error {
 	info, err := os.Stat(path)
 	switch {

@@ -11,7 +11,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/toolchain"
 )
 
-// program writes a script.
 func program(t *testing.T, dir, name, body string) string {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o755); err != nil {

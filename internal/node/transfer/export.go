@@ -153,7 +153,6 @@ func (x *Transfer) exportLayers(ctx context.Context, c *checkpoint.Row, progress
 	return layers, err
 }
 
-// countingWriter counts the bytes written to it.
 type countingWriter struct {
 	done, total int64
 	progress    func(done, total int64)
@@ -165,7 +164,6 @@ func (t *countingWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// contentOf is the content of a file.
 func contentOf(path string) portable.Content {
 	return func(ctx context.Context, w io.Writer) error {
 		f, err := os.Open(path)

@@ -57,7 +57,6 @@ type Transfer struct{ cfg Config }
 // New starts nothing.
 func New(cfg Config) *Transfer { return &Transfer{cfg} }
 
-// importOp is the import of one checkpoint.
 type importOp struct {
 	x  *Transfer
 	k  *checkpoint.Handle
@@ -237,7 +236,6 @@ func (p *importOp) base(ctx context.Context) (ctrd.Image, error) {
 	return image, p.x.cfg.Checkpoints.Move(p.k, p.c, checkpoint.Writing) // so that another import does not remove the image
 }
 
-// layer writes one blob to its place in the checkpoint.
 func (p *importOp) layer(ctx context.Context, image ctrd.Image, b *portable.Blob) error {
 	uid := p.c.Ref.UID
 	in := p.limited(portable.WithContext(ctx, b))
@@ -271,7 +269,6 @@ func writeBlob(path string, mode os.FileMode, in io.Reader) error {
 	return errors.Join(err, f.Close())
 }
 
-// finish checks the complete checkpoint, and makes it durable.
 func (p *importOp) finish() error {
 	dir := p.x.cfg.Checkpoints.Dir(p.c.Ref.UID)
 	size, err := durable.Usage(filepath.Join(dir, "volumes"))

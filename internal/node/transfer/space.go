@@ -16,7 +16,6 @@ func (p *importOp) size() (sum int64) {
 	return sum
 }
 
-// checkSpace returns why as many more bytes may not be written.
 func (p *importOp) checkSpace(bytes int64) error {
 	if err := p.x.cfg.CheckSpace(p.x.cfg.Checkpoints.Root(), bytes); err != nil {
 		return errs.Public(err, "no disk space for the import: "+errs.Text(err))

@@ -97,7 +97,6 @@ const sumFormat = `,"crc32c":"%08x"}`
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// encodeManifest encodes a manifest with the checksum of the rest.
 func encodeManifest(img Image) ([]byte, error) {
 	b, err := json.Marshal(img)
 	if err != nil {
@@ -124,7 +123,6 @@ func decodeManifest(b []byte) (img Image, err error) {
 	return img, nil
 }
 
-// checkSums checks the number of checksums.
 func (i Image) checkSums() error {
 	for _, f := range i.Files {
 		if i.ChunkSize < 1 || f.Size < 0 || int64(len(f.CRC32C)) != chunks(f.Size, i.ChunkSize) {
@@ -238,7 +236,6 @@ func place(part, dir string) error {
 	return nil
 }
 
-// syncPath makes a file or directory durable.
 func syncPath(path string) error {
 	f, err := os.Open(path)
 	if err != nil {

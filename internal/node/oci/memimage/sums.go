@@ -87,7 +87,6 @@ type sum struct {
 	sha256 []byte // nil unless requested
 }
 
-// sumFiles reads files, several chunks at a time.
 func sumFiles(ctx context.Context, dir string, files []File, chunk int64, digest bool) ([][]sum, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -121,7 +120,6 @@ func sumFiles(ctx context.Context, dir string, files []File, chunk int64, digest
 	return sums, context.Cause(ctx)
 }
 
-// sumChunk reads one chunk.
 func sumChunk(ctx context.Context, path string, from, size int64, digest bool, buf []byte) (s sum, err error) {
 	if err := context.Cause(ctx); err != nil {
 		return sum{}, err
