@@ -19,8 +19,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// saveLive checkpoints a container that is left running with one call to the sandbox's kernel, over
-// its control socket, with three files, as runsc checkpoint does. The kernel stops while it saves.
+// A live save, of a container that is left running, is one call to the sandbox's kernel over its
+// control socket, with three files, as runsc checkpoint makes it. The kernel stops while it saves.
 // The first file receives the kernel's state, whose end is written last; it is a pipe here, so the
 // kernel stays stopped until this process has read it.
 //

@@ -2,8 +2,8 @@
 // files, release, bring up, restart, bind. Every step may be repeated, and every undo works without its do.
 //
 //	address → network ┐                ┌ bundle ┐         ┌ agent responds ┐
-//	                  ├ both finished →┤        ├ start → ┤               ├ live
-//	snapshot → mount  ┘                └ record ┘         └ address held  ┘
+//	                  ├ both finished →┤        ├ start → ┤                ├ live
+//	snapshot → mount  ┘                └ record ┘         └ address held   ┘
 //
 // An operation changes its own copy of a row. It writes no journal, has no lock and changes no handle: the caller holds
 // the sandbox's lock and writes the row before and after.
