@@ -118,7 +118,7 @@ func refusesWithout(t *testing.T, n *Node, s *agents.Sandbox, build string) {
 	if errs.Kind(err) != errs.ErrConflict { //nolint:errorlint // this kind, and no other before it
 		t.Errorf("resume: %v", err)
 	}
-	for _, text := range []string{build[:12], "not on this machine", "spec.barchan.resume: Files", "memory=false"} {
+	for _, text := range []string{build[:12], "no longer on this host", "spec.barchan.resume: Files", "memory=false"} {
 		if !strings.Contains(errs.Text(err), text) {
 			t.Errorf("error %v does not say %q", err, text)
 		}
