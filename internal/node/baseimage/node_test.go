@@ -13,7 +13,7 @@ import (
 )
 
 // recordingMmdebstrap is a mmdebstrap that records what it is to install.
-const noted = `
+const recordingMmdebstrap = `
 for a; do case $a in --include=*) echo "${a#--include=}" >>"$INCLUDED" ;; esac; done
 ` + makesRoot
 
@@ -27,7 +27,7 @@ func TestDebianNodeFallback(t *testing.T) {
 	tries := filepath.Join(t.TempDir(), "tries")
 	t.Setenv("TRIES", tries)
 	cfg := baseimage.Config{
-		Dir: t.TempDir(), Mmdebstrap: script(t, noted), Packages: []string{"git"},
+		Dir: t.TempDir(), Mmdebstrap: script(t, recordingMmdebstrap), Packages: []string{"git"},
 		Npm: script(t, `echo run >>"$TRIES"; printf 'npm error network is down\nnpm error     at a place\n' >&2; exit 1`),
 	}
 	first, err := baseimage.Build(t.Context(), cfg, nil)

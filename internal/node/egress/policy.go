@@ -101,7 +101,7 @@ func (p Policy) Restricts() bool { return p.Bounds.On || p.closes() }
 // closes is Restricts without the bounds.
 func (p Policy) closes() bool { return !p.allowsAll() && (p.Closed != "" || len(p.Deny) > 0) }
 
-// Asks reports whether all DNS queries of the sandbox go to Barchan's resolver, which answers
+// UsesResolver reports whether all DNS queries of the sandbox go to Barchan's resolver, which answers
 // allowed names only.
 func (p Policy) UsesResolver() bool {
 	return p.Bounds.answersNothing() || (p.closes() && (p.Closed != "" || len(p.Names) > 0))

@@ -217,7 +217,7 @@ func RemoveIdle(ctx context.Context, cgroupsPath string) error {
 	})
 }
 
-// again retries every few milliseconds until done or the end of ctx.
+// retry repeats try every few milliseconds until done or the end of ctx.
 func retry(ctx context.Context, try func() (done bool, err error)) error {
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
