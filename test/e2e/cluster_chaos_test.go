@@ -36,7 +36,7 @@ func TestCluster(t *testing.T) {
 		seed = rand.Uint64()
 	}
 	t.Logf("repeat with -cluster-seed=%d", seed)
-	w := &clusterWorld{cluster: c, rng: rand.New(rand.NewPCG(seed, 1)), alive: map[string]bool{}}
+	w := &clusterFixture{cluster: c, rng: rand.New(rand.NewPCG(seed, 1)), alive: map[string]bool{}}
 	for range 8 {
 		w.create()
 	}
@@ -73,8 +73,8 @@ func TestCluster(t *testing.T) {
 	}
 }
 
-// clusterWorld is what should be.
-type clusterWorld struct {
+// clusterFixture is what should be.
+type clusterFixture struct {
 	*cluster
 	rng  *rand.Rand
 	lags []time.Duration
@@ -84,7 +84,7 @@ type clusterWorld struct {
 }
 
 // up are the replicas that run.
-func (w *clusterWorld) up() (up []*replica) {
+func (w *clusterFixture) up() (up []*replica) {
 	for _, r := range w.replicas {
 		if r.cmd != nil {
 			up = append(up, r)
@@ -93,13 +93,13 @@ func (w *clusterWorld) up() (up []*replica) {
 	return up
 }
 
-func (w *clusterWorld) any() *replica {
+func (w *clusterFixture) any() *replica {
 	up := w.up()
 	return up[w.rng.IntN(len(up))]
 }
 
 // create makes a sandbox by one replica and measures when another one's gateway has its route.
-func (w *clusterWorld) create() {
+func (w *clusterFixture) create() {
 	w.t.Helper()
 	made, err := w.any().rest.Create(w.t.Context(), restclient.NewSandbox{TemplateID: "base", Timeout: 600})
 	if err != nil {
@@ -114,13 +114,13 @@ func (w *clusterWorld) create() {
 	w.lags = append(w.lags, time.Since(began))
 }
 
-func (w *clusterWorld) lag(p float64) time.Duration {
+func (w *clusterFixture) lag(p float64) time.Duration {
 	sorted := slices.Sorted(slices.Values(w.lags))
 	return sorted[int(p*float64(len(sorted)-1))].Round(100 * time.Microsecond)
 }
 
 // kill ends a sandbox by one replica.
-func (w *clusterWorld) kill() {
+func (w *clusterFixture) kill() {
 	w.t.Helper()
 	live := w.living()
 	if len(live) == 0 {
@@ -135,7 +135,7 @@ func (w *clusterWorld) kill() {
 }
 
 // knows wants the gateway of a replica to say of a sandbox what is true.
-func (w *clusterWorld) knows(r *replica, id string, lives bool) error {
+func (w *clusterFixture) knows(r *replica, id string, lives bool) error {
 	status, body, err := r.ask(w.t.Context(), id, "/")
 	switch {
 	case err != nil:
@@ -146,7 +146,7 @@ func (w *clusterWorld) knows(r *replica, id string, lives bool) error {
 	return nil
 }
 
-func (w *clusterWorld) living() (ids []string) {
+func (w *clusterFixture) living() (ids []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for id, lives := range w.alive {
@@ -158,7 +158,7 @@ func (w *clusterWorld) living() (ids []string) {
 	return ids
 }
 
-func (w *clusterWorld) churn(n int) {
+func (w *clusterFixture) churn(n int) {
 	w.t.Helper()
 	for range n {
 		w.kill()
@@ -167,7 +167,7 @@ func (w *clusterWorld) churn(n int) {
 }
 
 // agree waits until all gateways that run say of each sandbox what is true.
-func (w *clusterWorld) agree(when string) {
+func (w *clusterFixture) agree(when string) {
 	w.t.Helper()
 	w.mu.Lock()
 	want := maps.Clone(w.alive)
@@ -181,7 +181,7 @@ func (w *clusterWorld) agree(when string) {
 
 // probe asks all gateways for all sandboxes, dead ones too, until it is stopped. It fails the test
 // as soon as an answer is another sandbox's.
-func (w *clusterWorld) probe() (stop func() (read, refused int64)) {
+func (w *clusterFixture) probe() (stop func() (read, refused int64)) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var read, refused atomic.Int64
 	var running sync.WaitGroup
@@ -224,7 +224,7 @@ func (w *clusterWorld) probe() (stop func() (read, refused int64)) {
 
 // isolate keeps a replica from those that are isolated too; the API server and the sandboxes it
 // still reaches.
-func (w *clusterWorld) isolate(n int, on bool) {
+func (w *clusterFixture) isolate(n int, on bool) {
 	w.t.Helper()
 	state := map[bool]string{true: "on", false: "off"}[on]
 	if err := w.run("bridge", fmt.Sprintf("link set dev %sr%dh isolated %s", w.tag, n, state)); err != nil {
@@ -234,7 +234,7 @@ func (w *clusterWorld) isolate(n int, on bool) {
 
 // lose drops a third of the packets between replicas. This kernel has no netem, and so nothing is
 // put out of order but what retransmission does.
-func (w *clusterWorld) lose() {
+func (w *clusterFixture) lose() {
 	w.t.Helper()
 	if err := nft(fmt.Sprintf(`
 		add table bridge %[1]s
@@ -245,7 +245,7 @@ func (w *clusterWorld) lose() {
 	}
 }
 
-func (w *clusterWorld) keep() {
+func (w *clusterFixture) keep() {
 	w.t.Helper()
 	if err := nft("delete table bridge " + w.tag); err != nil {
 		w.t.Fatal(err)

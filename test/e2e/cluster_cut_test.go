@@ -27,7 +27,7 @@ const (
 func TestClusterCutOff(t *testing.T) {
 	skipInFast(t)
 	c := newCluster(t, 2, cutRest)
-	w := &clusterWorld{cluster: c}
+	w := &clusterFixture{cluster: c}
 	for _, r := range c.replicas {
 		r.env = append(r.env, fmt.Sprintf("BARCHAN_TEST_STALE_AFTER=%s", staleTime))
 		w.isolate(r.n, true)

@@ -130,8 +130,8 @@ var crashSample = flag.Int("crash-sample", 0, "how many crashes of the matrix to
 const (
 	sampleInShort = 12
 	sampleInFast  = 24
-	// crashWorlds is how many servers share the matrix. Most of a crash is waiting.
-	crashWorlds = 3
+	// crashFixtures is how many servers share the matrix. Most of a crash is waiting.
+	crashFixtures = 3
 )
 
 // sampleSize is how many of n crashes are tried.
@@ -203,11 +203,11 @@ func TestCrashMatrix(t *testing.T) {
 	// Crashes of one mode follow each other, since a change of mode restarts the server.
 	slices.SortStableFunc(all, func(a, b crash) int { return strings.Compare(a.op.storeAfter, b.op.storeAfter) })
 	n := 0
-	for part := range slices.Chunk(all, (len(all)+crashWorlds-1)/crashWorlds) {
+	for part := range slices.Chunk(all, (len(all)+crashFixtures-1)/crashFixtures) {
 		n++
 		t.Run(fmt.Sprintf("server %d", n), func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t)
+			w := newFixture(t)
 			began := time.Now()
 			for _, c := range part {
 				if !t.Run(c.name(), func(t *testing.T) { w.in(t).survives(c) }) {
@@ -220,8 +220,8 @@ func TestCrashMatrix(t *testing.T) {
 	}
 }
 
-// survives takes the world through one crash.
-func (w *world) survives(c crash) {
+// survives takes the fixture through one crash.
+func (w *fixture) survives(c crash) {
 	w.t.Helper()
 	w.mode(c.op.storeAfter)
 	subject := c.op.prepare(w)
@@ -255,7 +255,7 @@ func (w *world) survives(c crash) {
 }
 
 // arm has the server die at a point.
-func (w *world) arm(point string) {
+func (w *fixture) arm(point string) {
 	w.t.Helper()
 	log, err := os.Stat(filepath.Join(w.dir, "log"))
 	if err != nil {
@@ -270,7 +270,7 @@ func (w *world) arm(point string) {
 	}
 }
 
-func (w *world) disarm() {
+func (w *fixture) disarm() {
 	w.t.Helper()
 	if err := os.Remove(w.armed); err != nil && !errors.Is(err, os.ErrNotExist) {
 		w.t.Fatal(err)
@@ -278,7 +278,7 @@ func (w *world) disarm() {
 }
 
 // dies waits until the server is dead, by the point that was armed.
-func (w *world) dies(point string) {
+func (w *fixture) dies(point string) {
 	w.t.Helper()
 	select {
 	case <-w.done: //nolint:errcheck // it was killed
@@ -295,7 +295,7 @@ func (w *world) dies(point string) {
 }
 
 // mode has the server run with what an operation wants of it.
-func (w *world) mode(storeAfter string) {
+func (w *fixture) mode(storeAfter string) {
 	w.t.Helper()
 	if w.cmd != nil && w.value("BARCHAN_STORE_AFTER") == storeAfter {
 		return
@@ -305,8 +305,8 @@ func (w *world) mode(storeAfter string) {
 	w.start()
 }
 
-// heal makes the world as it was after a failure, so that the next crash tells of itself.
-func (w *world) heal() {
+// heal makes the fixture as it was after a failure, so that the next crash tells of itself.
+func (w *fixture) heal() {
 	w.t.Helper()
 	w.disarm()
 	if w.cmd == nil {

@@ -18,7 +18,7 @@ var (
 	// finds half of it there removes that, and imports it again.
 	importSnapshot = operation{
 		name: "import", storeAfter: neverOnDisk, prepare: departed, check: returned, cleanup: dropAndKill,
-		do: func(ctx context.Context, w *world, s *subject) error {
+		do: func(ctx context.Context, w *fixture, s *subject) error {
 			c, err := w.importOf(ctx, s)
 			switch {
 			case err != nil:
@@ -37,7 +37,7 @@ var (
 	// importArrived is the same once all of it is there: it then becomes ready by itself.
 	importArrived = operation{
 		name: "import that has come", storeAfter: neverOnDisk, prepare: departed, check: returned, cleanup: dropAndKill,
-		do: func(ctx context.Context, w *world, s *subject) error {
+		do: func(ctx context.Context, w *fixture, s *subject) error {
 			c, err := w.importOf(ctx, s)
 			if err == nil && c == nil {
 				return w.importSubject(s)
@@ -51,7 +51,7 @@ var (
 )
 
 // departed is a subject of which only an artifact is left.
-func departed(w *world) *subject {
+func departed(w *fixture) *subject {
 	source := snapshotted(w)
 	w.must("checkpoint", "export", strings.ReplaceAll(snapshotOf(source), ":", "-"), w.artifact(source), "--without-image", "--allow-secrets")
 	w.need(dropSubject(w.t.Context(), w, source))
@@ -60,7 +60,7 @@ func departed(w *world) *subject {
 }
 
 // returned wants a sandbox of what was imported to go on where its source was.
-func returned(w *world, s *subject) {
+func returned(w *fixture, s *subject) {
 	w.need(createOf(w.t.Context(), w, s, s.name+":default"))
 	if who, _ := w.meet(s.id); who != s.who {
 		w.t.Errorf("sandbox %s says %s, its source said %s", s.id, who, s.who)
@@ -68,10 +68,10 @@ func returned(w *world, s *subject) {
 }
 
 // artifact is the file that the checkpoint of a subject has left in.
-func (w *world) artifact(s *subject) string { return filepath.Join(w.dir, s.name+".tar") }
+func (w *fixture) artifact(s *subject) string { return filepath.Join(w.dir, s.name+".tar") }
 
 // importOf is the object of a subject's import; nil where there is none.
-func (w *world) importOf(ctx context.Context, s *subject) (*barchan.Checkpoint, error) {
+func (w *fixture) importOf(ctx context.Context, s *subject) (*barchan.Checkpoint, error) {
 	c := &barchan.Checkpoint{}
 	err := w.objects.Get(ctx, client.ObjectKey{Namespace: "default", Name: s.name}, c)
 	if apierrors.IsNotFound(err) {
@@ -80,7 +80,7 @@ func (w *world) importOf(ctx context.Context, s *subject) (*barchan.Checkpoint, 
 	return c, err
 }
 
-func (w *world) importSubject(s *subject) error {
+func (w *fixture) importSubject(s *subject) error {
 	if out, err := w.try("checkpoint", "import", w.artifact(s), "--name", s.name); err != nil {
 		return fmt.Errorf("%w\n%s", err, out)
 	}

@@ -28,29 +28,29 @@ func snapshotOf(s *subject) string { return crashSnapshots + ":" + s.name }
 var (
 	takeSnapshot = operation{
 		name: "snapshot", storeAfter: neverOnDisk, prepare: somebody, do: snapshotSubject,
-		check: func(w *world, s *subject) { w.checkSnapshot(s); w.checkGoesOn(s) }, cleanup: dropAndKill,
+		check: func(w *fixture, s *subject) { w.checkSnapshot(s); w.checkGoesOn(s) }, cleanup: dropAndKill,
 	}
 	takeSnapshotAsleep = operation{
 		name: "snapshot of a sleeper", storeAfter: soonOnDisk, prepare: sleeper, do: snapshotSubject,
-		check: func(w *world, s *subject) { w.checkSleeps(s); w.checkSnapshot(s); w.checkWakes(s) }, cleanup: dropAndKill,
+		check: func(w *fixture, s *subject) { w.checkSleeps(s); w.checkSnapshot(s); w.checkWakes(s) }, cleanup: dropAndKill,
 	}
 	takeAndSuspend = operation{
 		name: "checkpoint that suspends", storeAfter: neverOnDisk, prepare: somebody, do: checkpointSubject,
-		check: func(w *world, s *subject) { w.checkSleeps(s); w.checkWakes(s) }, cleanup: dropAndKill,
+		check: func(w *fixture, s *subject) { w.checkSleeps(s); w.checkWakes(s) }, cleanup: dropAndKill,
 	}
 	dropSnapshot = operation{
 		name: "delete of a snapshot", storeAfter: neverOnDisk, prepare: snapshotted, do: dropSubject,
-		check: func(w *world, s *subject) { w.noCheckpoint(); w.checkGoesOn(s) }, cleanup: killSubject,
+		check: func(w *fixture, s *subject) { w.noCheckpoint(); w.checkGoesOn(s) }, cleanup: killSubject,
 	}
 	startFromSnapshot = operation{
 		name: "create from a snapshot", storeAfter: neverOnDisk,
-		prepare: func(w *world) *subject {
+		prepare: func(w *fixture) *subject {
 			source := snapshotted(w)
 			killSubject(w, source)
 			return &subject{name: source.name, who: source.who}
 		},
-		do: func(ctx context.Context, w *world, s *subject) error { return createOf(ctx, w, s, snapshotOf(s)) },
-		check: func(w *world, s *subject) {
+		do: func(ctx context.Context, w *fixture, s *subject) error { return createOf(ctx, w, s, snapshotOf(s)) },
+		check: func(w *fixture, s *subject) {
 			if who, _ := w.meet(s.id); who != s.who {
 				w.t.Errorf("sandbox %s says %s, its source said %s", s.id, who, s.who)
 			}
@@ -58,7 +58,7 @@ var (
 	}
 	forkSandbox = operation{
 		name: "fork", storeAfter: neverOnDisk, prepare: somebody, do: forkSubject,
-		check: func(w *world, s *subject) {
+		check: func(w *fixture, s *subject) {
 			// Whoever asks twice for forks gets them twice.
 			for _, id := range w.subjects() {
 				if id == s.id {
@@ -74,11 +74,11 @@ var (
 	}
 	warmUp = operation{
 		name: "warm-up", storeAfter: neverOnDisk, prepare: nobody("warmup"), do: warmUpPool,
-		check: func(w *world, s *subject) {
+		check: func(w *fixture, s *subject) {
 			w.need(createOf(w.t.Context(), w, s, s.name))
 			w.meet(s.id)
 		},
-		cleanup: func(w *world, s *subject) {
+		cleanup: func(w *fixture, s *subject) {
 			if s.id != "" {
 				killSubject(w, s)
 			}
@@ -92,7 +92,7 @@ var (
 	}
 )
 
-func snapshotSubject(ctx context.Context, w *world, s *subject) error {
+func snapshotSubject(ctx context.Context, w *fixture, s *subject) error {
 	status, err := w.send(ctx, http.MethodPost, "/sandboxes/"+s.id+"/snapshots", "", map[string]any{"name": snapshotOf(s)}, nil)
 	if status != http.StatusConflict {
 		return err
@@ -105,14 +105,14 @@ func snapshotSubject(ctx context.Context, w *world, s *subject) error {
 	return nil
 }
 
-func snapshotted(w *world) *subject {
+func snapshotted(w *fixture) *subject {
 	s := somebody(w)
 	w.need(snapshotSubject(w.t.Context(), w, s))
 	return s
 }
 
 // dropSubject deletes the snapshot of a subject; one that is gone is what was wanted.
-func dropSubject(ctx context.Context, w *world, s *subject) error {
+func dropSubject(ctx context.Context, w *fixture, s *subject) error {
 	status, err := w.send(ctx, http.MethodDelete, "/templates/"+url.PathEscape(snapshotOf(s)), "", nil, nil)
 	if status == http.StatusNotFound {
 		return nil
@@ -121,7 +121,7 @@ func dropSubject(ctx context.Context, w *world, s *subject) error {
 }
 
 // checkpointSubject makes a Checkpoint object that does not let its source run on.
-func checkpointSubject(ctx context.Context, w *world, s *subject) error {
+func checkpointSubject(ctx context.Context, w *fixture, s *subject) error {
 	c := &barchan.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: s.name, Finalizers: []string{barchan.NodeFinalizer}}}
 	x, err := w.find(ctx, s.id)
 	if err != nil {
@@ -151,7 +151,7 @@ func checkpointSubject(ctx context.Context, w *world, s *subject) error {
 	}
 }
 
-func forkSubject(ctx context.Context, w *world, s *subject) error {
+func forkSubject(ctx context.Context, w *fixture, s *subject) error {
 	var all []forked
 	if _, err := w.send(ctx, http.MethodPost, "/sandboxes/"+s.id+"/fork", "", map[string]any{"count": 2, "timeout": 3600, "allowSecrets": true}, &all); err != nil {
 		return err
@@ -166,7 +166,7 @@ func forkSubject(ctx context.Context, w *world, s *subject) error {
 
 // createOf makes a sandbox from a template or a snapshot, under a key by which asking again is harmless. A
 // subject holds what its create brought, and so does its snapshot.
-func createOf(ctx context.Context, w *world, s *subject, of string) error {
+func createOf(ctx context.Context, w *fixture, s *subject, of string) error {
 	var got made
 	body := map[string]any{"templateID": of, "timeout": 3600, "secure": true}
 	if strings.Contains(of, ":") {
@@ -180,13 +180,13 @@ func createOf(ctx context.Context, w *world, s *subject, of string) error {
 }
 
 // warmUpPool makes a template with a warm-up, and a pool of it, and waits until that is full.
-func warmUpPool(ctx context.Context, w *world, s *subject) error {
+func warmUpPool(ctx context.Context, w *fixture, s *subject) error {
 	code, err := json.Marshal(witness)
 	if err != nil {
 		return err
 	}
-	template := strings.Replace(fmt.Sprintf(worldTemplate, s.name, "", code), "  podTemplate:", "  barchan: {sandbox: {warmUp: {command: [touch, /tmp/warm]}}}\n  podTemplate:", 1)
-	if out, err := w.tryIn(template+fmt.Sprintf(worldPool, s.name, 1, s.name), "apply", "-f", "-"); err != nil { //nolint:contextcheck // it has a time of its own
+	template := strings.Replace(fmt.Sprintf(fixtureTemplate, s.name, "", code), "  podTemplate:", "  barchan: {sandbox: {warmUp: {command: [touch, /tmp/warm]}}}\n  podTemplate:", 1)
+	if out, err := w.tryIn(template+fmt.Sprintf(fixturePool, s.name, 1, s.name), "apply", "-f", "-"); err != nil { //nolint:contextcheck // it has a time of its own
 		return fmt.Errorf("apply: %w\n%s", err, out)
 	}
 	for {
@@ -206,7 +206,7 @@ func warmUpPool(ctx context.Context, w *world, s *subject) error {
 }
 
 // checkSnapshot starts a sandbox from the snapshot of a subject, and removes it.
-func (w *world) checkSnapshot(s *subject) {
+func (w *fixture) checkSnapshot(s *subject) {
 	w.t.Helper()
 	x := newSubject("from")
 	eventually.NoError(w.t, "a sandbox starts from "+snapshotOf(s), func() error { return createOf(w.t.Context(), w, x, snapshotOf(s)) })
@@ -217,7 +217,7 @@ func (w *world) checkSnapshot(s *subject) {
 }
 
 // checkGoesOn wants a subject to run as it did.
-func (w *world) checkGoesOn(s *subject) {
+func (w *fixture) checkGoesOn(s *subject) {
 	w.t.Helper()
 	who, asked := w.meet(s.id)
 	if who != s.who || asked <= s.asked {
@@ -226,7 +226,7 @@ func (w *world) checkGoesOn(s *subject) {
 }
 
 // dropAndKill removes a subject, and all checkpoints.
-func dropAndKill(w *world, s *subject) {
+func dropAndKill(w *fixture, s *subject) {
 	w.t.Helper()
 	killSubject(w, s)
 	w.need(w.objects.DeleteAllOf(w.t.Context(), &barchan.Checkpoint{}, client.InNamespace("default")))
@@ -234,7 +234,7 @@ func dropAndKill(w *world, s *subject) {
 }
 
 // noCheckpoint waits until there is none.
-func (w *world) noCheckpoint() {
+func (w *fixture) noCheckpoint() {
 	w.t.Helper()
 	eventually.NoError(w.t, "no checkpoint is left", func() error {
 		var list barchan.CheckpointList

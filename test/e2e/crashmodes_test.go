@@ -16,32 +16,32 @@ import (
 var (
 	shelve = operation{
 		name: "pause to files", storeAfter: neverOnDisk, prepare: somebody,
-		do: func(ctx context.Context, w *world, s *subject) error {
+		do: func(ctx context.Context, w *fixture, s *subject) error {
 			status, err := w.send(ctx, http.MethodPost, "/sandboxes/"+s.id+"/pause", "", map[string]any{"memory": false}, nil)
 			if status == http.StatusConflict && strings.Contains(err.Error(), "already paused") {
 				return nil
 			}
 			return err
 		},
-		check: func(w *world, s *subject) { w.checkSleeps(s); w.beginsAnew(s) }, cleanup: killSubject,
+		check: func(w *fixture, s *subject) { w.checkSleeps(s); w.beginsAnew(s) }, cleanup: killSubject,
 	}
 	giveUp = operation{
 		name: "resume from files", storeAfter: soonOnDisk, prepare: sleeper, do: resumeFromFiles,
-		check: func(w *world, s *subject) { w.beginsAnew(s) }, cleanup: killSubject,
+		check: func(w *fixture, s *subject) { w.beginsAnew(s) }, cleanup: killSubject,
 	}
 	clearOut = operation{
 		name: "suspend to volumes", storeAfter: neverOnDisk, prepare: somebody, do: suspendToVolumes,
-		check: func(w *world, s *subject) { w.checkSleeps(s); w.beginsAnew(s) }, cleanup: killSubject,
+		check: func(w *fixture, s *subject) { w.checkSleeps(s); w.beginsAnew(s) }, cleanup: killSubject,
 	}
 	makeAgain = operation{
 		name: "resume from volumes", storeAfter: neverOnDisk,
-		prepare: func(w *world) *subject {
+		prepare: func(w *fixture) *subject {
 			s := somebody(w)
 			w.need(suspendToVolumes(w.t.Context(), w, s))
 			w.checkSleeps(s)
 			return s
 		},
-		do: resumeSubject, check: func(w *world, s *subject) { w.beginsAnew(s) }, cleanup: killSubject,
+		do: resumeSubject, check: func(w *fixture, s *subject) { w.beginsAnew(s) }, cleanup: killSubject,
 	}
 )
 
@@ -64,13 +64,13 @@ func modes() (all []crash) {
 	return all
 }
 
-func resumeFromFiles(ctx context.Context, w *world, s *subject) error {
+func resumeFromFiles(ctx context.Context, w *fixture, s *subject) error {
 	_, err := w.send(ctx, http.MethodPost, "/sandboxes/"+s.id+"/connect", "", map[string]any{"timeout": 3600, "memory": false}, nil)
 	return err
 }
 
 // suspendToVolumes asks by the object, for the E2B API has no word for it.
-func suspendToVolumes(ctx context.Context, w *world, s *subject) error {
+func suspendToVolumes(ctx context.Context, w *fixture, s *subject) error {
 	x, err := w.find(ctx, s.id)
 	if err != nil || x.Spec.OperatingMode == agents.ModeSuspended {
 		return err
@@ -82,7 +82,7 @@ func suspendToVolumes(ctx context.Context, w *world, s *subject) error {
 }
 
 // beginsAnew wants a sandbox to run again, by new processes.
-func (w *world) beginsAnew(s *subject) {
+func (w *fixture) beginsAnew(s *subject) {
 	w.t.Helper()
 	eventually.NoError(w.t, "sandbox "+s.id+" resumes", func() error { return resumeSubject(w.t.Context(), w, s) })
 	if who, _ := w.meet(s.id); who == s.who {

@@ -40,13 +40,13 @@ type operation struct {
 	// storeAfter is how long a sandbox sleeps in RAM while the operation is tried.
 	storeAfter string
 	// prepare makes what the operation acts on.
-	prepare func(w *world) *subject
+	prepare func(w *fixture) *subject
 	// do asks for it and waits until it is done. Whoever gets an error asks again.
-	do func(ctx context.Context, w *world, s *subject) error
+	do func(ctx context.Context, w *fixture, s *subject) error
 	// check wants it to be done, once.
-	check func(w *world, s *subject)
+	check func(w *fixture, s *subject)
 	// cleanup removes the subject.
-	cleanup func(w *world, s *subject)
+	cleanup func(w *fixture, s *subject)
 }
 
 const (
@@ -58,56 +58,56 @@ var (
 	cold = operation{
 		name: "cold create", storeAfter: neverOnDisk, prepare: nobody("cold"),
 		do:    create("cold"),
-		check: func(w *world, s *subject) { w.checkCreated(s) }, cleanup: killSubject,
+		check: func(w *fixture, s *subject) { w.checkCreated(s) }, cleanup: killSubject,
 	}
 	warm = operation{
 		name: "warm create", storeAfter: neverOnDisk, prepare: nobody("warm"),
 		do:    create("warm"),
-		check: func(w *world, s *subject) { w.checkCreated(s) }, cleanup: killSubject,
+		check: func(w *fixture, s *subject) { w.checkCreated(s) }, cleanup: killSubject,
 	}
 	claimObject = operation{
 		name: "claim object", storeAfter: neverOnDisk, prepare: nobody("claim"),
 		do:    claimOf("warm-pool"),
-		check: func(w *world, s *subject) { w.meet(s.id) }, cleanup: removeClaim,
+		check: func(w *fixture, s *subject) { w.meet(s.id) }, cleanup: removeClaim,
 	}
 	coldClaimObject = operation{
 		name: "cold claim object", storeAfter: neverOnDisk, prepare: nobody("claim"),
 		do:    claimOf("rare-pool"),
-		check: func(w *world, s *subject) { w.meet(s.id) }, cleanup: removeClaim,
+		check: func(w *fixture, s *subject) { w.meet(s.id) }, cleanup: removeClaim,
 	}
 	endClaimObject = operation{
 		name: "end of a claim object", storeAfter: neverOnDisk,
-		prepare: func(w *world) *subject {
+		prepare: func(w *fixture) *subject {
 			s := newSubject("claim")
 			w.need(claimObject.do(w.t.Context(), w, s))
 			return s
 		},
-		do: endClaim, check: func(w *world, s *subject) { w.gone(s.id) }, cleanup: removeClaim,
+		do: endClaim, check: func(w *fixture, s *subject) { w.gone(s.id) }, cleanup: removeClaim,
 	}
 	freeze = operation{
 		name: "freeze", storeAfter: neverOnDisk, prepare: somebody, do: pauseSubject,
-		check: func(w *world, s *subject) { w.checkSleeps(s); w.checkWakes(s) }, cleanup: killSubject,
+		check: func(w *fixture, s *subject) { w.checkSleeps(s); w.checkWakes(s) }, cleanup: killSubject,
 	}
 	store = operation{
 		name: "store", storeAfter: soonOnDisk, prepare: somebody, do: pauseSubject,
-		check: func(w *world, s *subject) { w.checkSleeps(s); w.stored(s.id); w.checkWakes(s) }, cleanup: killSubject,
+		check: func(w *fixture, s *subject) { w.checkSleeps(s); w.stored(s.id); w.checkWakes(s) }, cleanup: killSubject,
 	}
 	thaw = operation{
 		name: "thaw", storeAfter: neverOnDisk,
-		prepare: func(w *world) *subject {
+		prepare: func(w *fixture) *subject {
 			s := somebody(w)
 			w.need(pauseSubject(w.t.Context(), w, s))
 			return s
 		},
-		do: resumeSubject, check: func(w *world, s *subject) { w.checkWakes(s) }, cleanup: killSubject,
+		do: resumeSubject, check: func(w *fixture, s *subject) { w.checkWakes(s) }, cleanup: killSubject,
 	}
 	wake = operation{
 		name: "wake", storeAfter: soonOnDisk, prepare: sleeper,
-		do: resumeSubject, check: func(w *world, s *subject) { w.checkWakes(s) }, cleanup: killSubject,
+		do: resumeSubject, check: func(w *fixture, s *subject) { w.checkWakes(s) }, cleanup: killSubject,
 	}
 	restart = operation{
 		name: "restart", storeAfter: neverOnDisk, prepare: somebodyOf("again"), do: exitOf,
-		check: func(w *world, s *subject) {
+		check: func(w *fixture, s *subject) {
 			if who, _ := w.meet(s.id); who == s.who {
 				w.t.Errorf("the program of %s was not started anew", s.id)
 			}
@@ -115,46 +115,46 @@ var (
 	}
 	finish = operation{
 		name: "finish", storeAfter: neverOnDisk, prepare: somebodyOf("once"), do: exitOf,
-		check: func(w *world, s *subject) {
+		check: func(w *fixture, s *subject) {
 			if p := sandbox.PhaseOf(w.object(s.id)); p != sandbox.Dead {
 				w.t.Errorf("sandbox %s is %s", s.id, p)
 			}
-		}, cleanup: func(w *world, s *subject) { w.removeObject(s.id) },
+		}, cleanup: func(w *fixture, s *subject) { w.removeObject(s.id) },
 	}
 	kill = operation{
 		name: "kill", storeAfter: neverOnDisk, prepare: somebody, do: killOf,
-		check: func(w *world, s *subject) { w.gone(s.id) }, cleanup: nothingLeft,
+		check: func(w *fixture, s *subject) { w.gone(s.id) }, cleanup: nothingLeft,
 	}
 	killStored = operation{
 		name: "kill of a sleeper", storeAfter: soonOnDisk, prepare: sleeper, do: killOf,
-		check: func(w *world, s *subject) { w.gone(s.id) }, cleanup: nothingLeft,
+		check: func(w *fixture, s *subject) { w.gone(s.id) }, cleanup: nothingLeft,
 	}
 	shrink = operation{
 		name: "shrinking pool", storeAfter: neverOnDisk, prepare: nobody("pool"),
-		do:    func(ctx context.Context, w *world, _ *subject) error { return w.resize(ctx, worldMembers-1) },
-		check: func(w *world, _ *subject) { w.calm() },
-		cleanup: func(w *world, _ *subject) {
-			eventually.NoError(w.t, "the pool grows", func() error { return w.resize(w.t.Context(), worldMembers) })
+		do:    func(ctx context.Context, w *fixture, _ *subject) error { return w.resize(ctx, fixtureMembers-1) },
+		check: func(w *fixture, _ *subject) { w.calm() },
+		cleanup: func(w *fixture, _ *subject) {
+			eventually.NoError(w.t, "the pool grows", func() error { return w.resize(w.t.Context(), fixtureMembers) })
 		},
 	}
 )
 
-func (w *world) need(err error) {
+func (w *fixture) need(err error) {
 	w.t.Helper()
 	if err != nil {
 		w.t.Fatalf("%v\n%s", err, w.tail())
 	}
 }
 
-func nobody(kind string) func(*world) *subject {
-	return func(*world) *subject { return newSubject(kind) }
+func nobody(kind string) func(*fixture) *subject {
+	return func(*fixture) *subject { return newSubject(kind) }
 }
 
 // somebody is a sandbox that was claimed.
-func somebody(w *world) *subject { return somebodyOf("warm")(w) }
+func somebody(w *fixture) *subject { return somebodyOf("warm")(w) }
 
-func somebodyOf(template string) func(*world) *subject {
-	return func(w *world) *subject {
+func somebodyOf(template string) func(*fixture) *subject {
+	return func(w *fixture) *subject {
 		w.t.Helper()
 		s := newSubject(template)
 		w.need(create(template)(w.t.Context(), w, s))
@@ -163,18 +163,18 @@ func somebodyOf(template string) func(*world) *subject {
 	}
 }
 
-func sleeper(w *world) *subject {
+func sleeper(w *fixture) *subject {
 	s := somebody(w)
 	w.need(pauseSubject(w.t.Context(), w, s))
 	w.stored(s.id)
 	return s
 }
 
-func nothingLeft(*world, *subject) {}
+func nothingLeft(*fixture, *subject) {}
 
 // create asks for a sandbox under a key by which asking again is harmless.
-func create(template string) func(context.Context, *world, *subject) error {
-	return func(ctx context.Context, w *world, s *subject) error {
+func create(template string) func(context.Context, *fixture, *subject) error {
+	return func(ctx context.Context, w *fixture, s *subject) error {
 		var made struct{ SandboxID string }
 		_, err := w.send(ctx, http.MethodPost, "/sandboxes", s.name, map[string]any{
 			"templateID": template, "timeout": 3600, "secure": true,
@@ -187,7 +187,7 @@ func create(template string) func(context.Context, *world, *subject) error {
 	}
 }
 
-func (w *world) checkCreated(s *subject) {
+func (w *fixture) checkCreated(s *subject) {
 	w.t.Helper()
 	w.meet(s.id)
 	if got := w.exec(s.id, "echo $WHO"); got != s.name {
@@ -199,7 +199,7 @@ func (w *world) checkCreated(s *subject) {
 	}
 }
 
-func killOf(ctx context.Context, w *world, s *subject) error {
+func killOf(ctx context.Context, w *fixture, s *subject) error {
 	status, err := w.send(ctx, http.MethodDelete, "/sandboxes/"+s.id, "", nil, nil)
 	if status == http.StatusNotFound {
 		return nil
@@ -207,13 +207,13 @@ func killOf(ctx context.Context, w *world, s *subject) error {
 	return err
 }
 
-func killSubject(w *world, s *subject) {
+func killSubject(w *fixture, s *subject) {
 	w.t.Helper()
 	w.need(killOf(w.t.Context(), w, s))
 	w.gone(s.id)
 }
 
-func pauseSubject(ctx context.Context, w *world, s *subject) error {
+func pauseSubject(ctx context.Context, w *fixture, s *subject) error {
 	status, err := w.send(ctx, http.MethodPost, "/sandboxes/"+s.id+"/pause", "", nil, nil)
 	if status == http.StatusConflict && strings.Contains(err.Error(), "already paused") {
 		return nil
@@ -221,13 +221,13 @@ func pauseSubject(ctx context.Context, w *world, s *subject) error {
 	return err
 }
 
-func resumeSubject(ctx context.Context, w *world, s *subject) error {
+func resumeSubject(ctx context.Context, w *fixture, s *subject) error {
 	_, err := w.send(ctx, http.MethodPost, "/sandboxes/"+s.id+"/connect", "", map[string]any{"timeout": 3600}, nil)
 	return err
 }
 
 // checkSleeps waits until a sandbox is paused.
-func (w *world) checkSleeps(s *subject) {
+func (w *fixture) checkSleeps(s *subject) {
 	w.t.Helper()
 	eventually.NoError(w.t, "sandbox "+s.id+" sleeps", func() error {
 		if p := sandbox.PhaseOf(w.object(s.id)); p != sandbox.Paused {
@@ -238,7 +238,7 @@ func (w *world) checkSleeps(s *subject) {
 }
 
 // checkWakes wants a sandbox to go on where it was.
-func (w *world) checkWakes(s *subject) {
+func (w *fixture) checkWakes(s *subject) {
 	w.t.Helper()
 	eventually.NoError(w.t, "sandbox "+s.id+" resumes", func() error { return resumeSubject(w.t.Context(), w, s) })
 	who, asked := w.meet(s.id)
@@ -250,7 +250,7 @@ func (w *world) checkWakes(s *subject) {
 var errAgain = errors.New("not yet")
 
 // exitOf has the program of a sandbox end, and waits for what comes of it.
-func exitOf(ctx context.Context, w *world, s *subject) error {
+func exitOf(ctx context.Context, w *fixture, s *subject) error {
 	who, _, err := w.ask(s.id) //nolint:contextcheck // it has a time of its own
 	switch {
 	case err == nil && who != s.who:
@@ -267,8 +267,8 @@ func exitOf(ctx context.Context, w *world, s *subject) error {
 }
 
 // claimOf makes a SandboxClaim and waits for its sandbox.
-func claimOf(pool string) func(context.Context, *world, *subject) error {
-	return func(ctx context.Context, w *world, s *subject) error {
+func claimOf(pool string) func(context.Context, *fixture, *subject) error {
+	return func(ctx context.Context, w *fixture, s *subject) error {
 		c := &extensions.SandboxClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: s.name}}
 		c.Spec.WarmPoolRef.Name = pool
 		if err := w.objects.Create(ctx, c); err != nil && !apierrors.IsAlreadyExists(err) {
@@ -297,25 +297,25 @@ func claimOf(pool string) func(context.Context, *world, *subject) error {
 }
 
 // endClaim has the time of a claim be over.
-func endClaim(ctx context.Context, w *world, s *subject) error {
+func endClaim(ctx context.Context, w *fixture, s *subject) error {
 	c := &extensions.SandboxClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: s.name}}
 	patch := fmt.Sprintf(`{"spec":{"lifecycle":{"shutdownTime":%q,"shutdownPolicy":"Retain"}}}`, time.Now().Add(-time.Second).UTC().Format(time.RFC3339))
 	return w.objects.Patch(ctx, c, client.RawPatch("application/merge-patch+json", []byte(patch)))
 }
 
-func removeClaim(w *world, s *subject) {
+func removeClaim(w *fixture, s *subject) {
 	w.t.Helper()
 	w.need(deleteClaim(w.t.Context(), w, s))
 	w.gone(s.id)
 }
 
-func deleteClaim(ctx context.Context, w *world, s *subject) error {
+func deleteClaim(ctx context.Context, w *fixture, s *subject) error {
 	c := &extensions.SandboxClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: s.name}}
 	return client.IgnoreNotFound(w.objects.Delete(ctx, c))
 }
 
 // resize changes how many members the pool is to have.
-func (w *world) resize(ctx context.Context, members int) error {
+func (w *fixture) resize(ctx context.Context, members int) error {
 	p := &extensions.SandboxWarmPool{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "warm-pool"}}
 	return w.objects.Patch(ctx, p, client.RawPatch("application/merge-patch+json", fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, members)))
 }

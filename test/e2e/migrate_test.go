@@ -35,7 +35,7 @@ type identity struct {
 	phase         sandbox.Phase
 }
 
-func (w *world) identities() map[string]identity {
+func (w *fixture) identities() map[string]identity {
 	w.t.Helper()
 	all := map[string]identity{}
 	for _, x := range w.boxes() {
@@ -58,7 +58,7 @@ func TestBootOverOlderData(t *testing.T) {
 	t.Parallel()
 	bin := programWithPoints(t)
 	old := os.Getenv("BARCHAN_OLD_BINARY")
-	w := newWorldOf(t, cmp.Or(old, bin))
+	w := newFixtureOf(t, cmp.Or(old, bin))
 	third := somebody(w)
 	w.need(w.resize(t.Context(), 3))
 	w.calm()
@@ -113,7 +113,7 @@ func TestBootOverOlderData(t *testing.T) {
 }
 
 // sinceArmed is the server's log since a point was armed.
-func (w *world) sinceArmed() string {
+func (w *fixture) sinceArmed() string {
 	w.t.Helper()
 	log, err := os.ReadFile(filepath.Join(w.dir, "log"))
 	if err != nil {
@@ -123,7 +123,7 @@ func (w *world) sinceArmed() string {
 }
 
 // bootsAt wants /readyz to name a phase of the boot.
-func (w *world) bootsAt(phase string) error {
+func (w *fixture) bootsAt(phase string) error {
 	status, text := w.readiness()
 	var got struct{ Phase string }
 	if err := json.Unmarshal([]byte(text), &got); err != nil || status != http.StatusServiceUnavailable || got.Phase != phase {
@@ -149,7 +149,7 @@ func direct(address string) (who string, err error) {
 
 // backdate takes the data directory back to before there were migrations: leases in one bucket, without
 // versions, and no ledger.
-func (w *world) backdate() {
+func (w *fixture) backdate() {
 	w.t.Helper()
 	data := w.value("BARCHAN_DATA_DIR")
 	w.need(os.Remove(filepath.Join(data, "migrations.json")))

@@ -156,7 +156,7 @@ func TestTwoServers(t *testing.T) {
 	})
 }
 
-// outside is a network namespace that stands for the world beyond the machine, with a public
+// outside is a network namespace that stands for the network beyond the machine, with a public
 // and a private address.
 type outside struct{ name, public, private string }
 

@@ -43,9 +43,9 @@ type held struct {
 	asleep bool
 }
 
-// soak is a world in which much happens at once.
+// soak is a fixture in which much happens at once.
 type soak struct {
-	*world
+	*fixture
 
 	mu     sync.Mutex
 	live   map[string]*held // +checklocks:mu
@@ -59,8 +59,8 @@ type soak struct {
 // together does not.
 func TestSoak(t *testing.T) {
 	skipInFast(t)
-	w := newWorld(t)
-	s := &soak{world: w, live: map[string]*held{}, counts: map[string]int{}}
+	w := newFixture(t)
+	s := &soak{fixture: w, live: map[string]*held{}, counts: map[string]int{}}
 	random := dice(t)
 	before := w.bystanders()
 	var errs []error
@@ -163,7 +163,7 @@ func (s *soak) make(ctx context.Context, dice int, name string) (*held, error) {
 	case dice < 55:
 		way, do, h.claim = "claim object", claimOf("warm-pool"), true
 	}
-	if err := persist(ctx, way, func(ctx context.Context) error { return do(ctx, s.world, &h.subject) }); err != nil {
+	if err := persist(ctx, way, func(ctx context.Context) error { return do(ctx, s.fixture, &h.subject) }); err != nil {
 		return nil, err
 	}
 	if err := persist(ctx, "token of "+h.id, func(ctx context.Context) error {
@@ -248,7 +248,7 @@ func (s *soak) sleepOrWake(ctx context.Context, h *held) error {
 		what, do = "resume", resumeSubject
 	}
 	s.count(what)
-	err := persist(ctx, what+" "+h.id, func(ctx context.Context) error { return do(ctx, s.world, &h.subject) })
+	err := persist(ctx, what+" "+h.id, func(ctx context.Context) error { return do(ctx, s.fixture, &h.subject) })
 	s.mu.Lock()
 	h.asleep = !h.asleep
 	s.mu.Unlock()
@@ -262,9 +262,9 @@ func (s *soak) end(ctx context.Context, h *held) error {
 	s.mu.Unlock()
 	return persist(ctx, "kill "+h.id, func(ctx context.Context) error {
 		if h.claim {
-			return deleteClaim(ctx, s.world, &h.subject)
+			return deleteClaim(ctx, s.fixture, &h.subject)
 		}
-		return killOf(ctx, s.world, &h.subject)
+		return killOf(ctx, s.fixture, &h.subject)
 	})
 }
 

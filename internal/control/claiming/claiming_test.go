@@ -32,8 +32,8 @@ const (
 	warmPool  types.UID = "pool"
 )
 
-// world is an API server with one template and one pool, its own cache, and the owner of a claim.
-type world struct {
+// fakeAPI is an API server with one template and one pool, its own cache, and the owner of a claim.
+type fakeAPI struct {
 	mu       sync.Mutex
 	revision string
 	gone     bool  // the template is deleted
@@ -52,9 +52,9 @@ type world struct {
 	*Claimer
 }
 
-func newWorld(t *testing.T) *world {
+func newFakeAPI(t *testing.T) *fakeAPI {
 	t.Helper()
-	w := &world{revision: "r1"}
+	w := &fakeAPI{revision: "r1"}
 	var err error
 	if w.picker, err = picker.New(picker.Config{Writer: w}); err != nil {
 		t.Fatal(err)
@@ -71,11 +71,11 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-func (w *world) begin() *Claim {
+func (w *fakeAPI) begin() *Claim {
 	return w.Begin(namespace, types.NamespacedName{Namespace: namespace, Name: "t"}, w)
 }
 
-func (w *world) CurrentTemplate(context.Context, types.NamespacedName) (*extensions.SandboxTemplate, string, error) {
+func (w *fakeAPI) CurrentTemplate(context.Context, types.NamespacedName) (*extensions.SandboxTemplate, string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.reads++
@@ -87,28 +87,28 @@ func (w *world) CurrentTemplate(context.Context, types.NamespacedName) (*extensi
 	return t, w.revision, nil
 }
 
-func (w *world) Checkpoint(context.Context, types.NamespacedName) (*barchan.Checkpoint, error) {
+func (w *fakeAPI) Checkpoint(context.Context, types.NamespacedName) (*barchan.Checkpoint, error) {
 	return nil, errs.ErrNotFound
 }
 
-func (w *world) Namespace(context.Context, string) (*corev1.Namespace, error) {
+func (w *fakeAPI) Namespace(context.Context, string) (*corev1.Namespace, error) {
 	return nil, errs.ErrNotFound
 }
 
-func (w *world) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
+func (w *fakeAPI) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
 	return errors.New("not served")
 }
 
-func (w *world) Update(_ context.Context, obj client.Object, _ ...client.UpdateOption) error {
+func (w *fakeAPI) Update(_ context.Context, obj client.Object, _ ...client.UpdateOption) error {
 	return w.write(obj)
 }
 
-func (w *world) Create(_ context.Context, obj client.Object, _ ...client.CreateOption) error {
+func (w *fakeAPI) Create(_ context.Context, obj client.Object, _ ...client.CreateOption) error {
 	obj.SetUID(types.UID(obj.GetName()))
 	return w.write(obj)
 }
 
-func (w *world) write(obj client.Object) error {
+func (w *fakeAPI) write(obj client.Object) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.fails != nil {
@@ -121,12 +121,12 @@ func (w *world) write(obj client.Object) error {
 	return nil
 }
 
-func (w *world) Bind(_ context.Context, _ *agents.Sandbox, req envd.InitRequest) error {
+func (w *fakeAPI) Bind(_ context.Context, _ *agents.Sandbox, req envd.InitRequest) error {
 	w.told = append(w.told, req)
 	return nil
 }
 
-func (w *world) Resolved(t Template, err error) error {
+func (w *fakeAPI) Resolved(t Template, err error) error {
 	w.resolved = append(w.resolved, t.Revision)
 	if err != nil {
 		return fmt.Errorf("no template for the owner: %w", err)
@@ -134,20 +134,20 @@ func (w *world) Resolved(t Template, err error) error {
 	return nil
 }
 
-func (w *world) Warm() bool { return !w.cold }
+func (w *fakeAPI) Warm() bool { return !w.cold }
 
-func (w *world) Adopt(member *agents.Sandbox, _ Template) *agents.Sandbox {
+func (w *fakeAPI) Adopt(member *agents.Sandbox, _ Template) *agents.Sandbox {
 	return pool.Adopt(member, nil)
 }
 
-func (w *world) New(t Template) *agents.Sandbox {
+func (w *fakeAPI) New(t Template) *agents.Sandbox {
 	s := pool.NewSandbox(t.SandboxTemplate, t.Revision, namespace)
 	s.Name = "cold"
 	return s
 }
 
 // member shows the picker one of a revision; it is being created unless it is ready.
-func (w *world) member(name, revision string, ready bool) *agents.Sandbox {
+func (w *fakeAPI) member(name, revision string, ready bool) *agents.Sandbox {
 	w.mu.Lock()
 	w.version++
 	version := strconv.Itoa(w.version)
@@ -164,14 +164,14 @@ func (w *world) member(name, revision string, ready bool) *agents.Sandbox {
 }
 
 // roll changes the template.
-func (w *world) roll(revision string) {
+func (w *fakeAPI) roll(revision string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.revision = revision
 }
 
 func TestTakeWarm(t *testing.T) {
-	w := newWorld(t)
+	w := newFakeAPI(t)
 	w.member("m", "r1", true)
 	x := w.begin()
 	if err := x.Resolve(t.Context()); err != nil {
@@ -195,20 +195,20 @@ func TestTakeWarm(t *testing.T) {
 // A wait may last long: what the claim read before it is old.
 func TestTemplateIsReadAfterAWait(t *testing.T) {
 	for name, tt := range map[string]struct {
-		change func(*world)
+		change func(*fakeAPI)
 		want   error
 		name   string
 	}{
-		"as it was":       {func(*world) {}, nil, "m1"},
-		"rolled":          {func(w *world) { w.roll("r2"); w.member("m2", "r2", true) }, nil, "m2"},
-		"rolled to none":  {func(w *world) { w.roll("r2") }, picker.ErrNone, ""},
-		"now cold":        {func(w *world) { w.cold = true }, picker.ErrNone, ""},
-		"template gone":   {func(w *world) { w.gone = true }, errs.ErrNotFound, ""},
-		"rolled and back": {func(w *world) { w.roll("r2"); w.roll("r1") }, nil, "m1"},
+		"as it was":       {func(*fakeAPI) {}, nil, "m1"},
+		"rolled":          {func(w *fakeAPI) { w.roll("r2"); w.member("m2", "r2", true) }, nil, "m2"},
+		"rolled to none":  {func(w *fakeAPI) { w.roll("r2") }, picker.ErrNone, ""},
+		"now cold":        {func(w *fakeAPI) { w.cold = true }, picker.ErrNone, ""},
+		"template gone":   {func(w *fakeAPI) { w.gone = true }, errs.ErrNotFound, ""},
+		"rolled and back": {func(w *fakeAPI) { w.roll("r2"); w.roll("r1") }, nil, "m1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
+				w := newFakeAPI(t)
 				coming := w.member("m1", "r1", false)
 				var s *agents.Sandbox
 				var err error
@@ -234,7 +234,7 @@ func TestTemplateIsReadAfterAWait(t *testing.T) {
 // A cold start that follows a wait is of the template as it is after it.
 func TestColdStartAfterAWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newFakeAPI(t)
 		coming := w.member("m1", "r1", false)
 		x := w.begin()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -253,7 +253,7 @@ func TestColdStartAfterAWait(t *testing.T) {
 
 // Between the wait's end and the write, nothing waits: the template is read once for each.
 func TestReadsOfTheTemplate(t *testing.T) {
-	w := newWorld(t)
+	w := newFakeAPI(t)
 	x := w.begin()
 	ctx := t.Context()
 	if _, err := x.TakeWarm(ctx, warmPool); !errors.Is(err, picker.ErrNone) {
@@ -265,7 +265,7 @@ func TestReadsOfTheTemplate(t *testing.T) {
 }
 
 func TestQuotaOfAClaim(t *testing.T) {
-	w := newWorld(t)
+	w := newFakeAPI(t)
 	ctx := t.Context()
 	w.fails = errors.New("the disk is full")
 	x := w.begin()
@@ -284,7 +284,7 @@ func TestQuotaOfAClaim(t *testing.T) {
 }
 
 func TestOwnersRefusal(t *testing.T) {
-	w := newWorld(t)
+	w := newFakeAPI(t)
 	w.member("m", "r1", true)
 	w.gone = true
 	for name, do := range map[string]func(*Claim) error{

@@ -21,7 +21,7 @@ import (
 )
 
 // sleep and wake change the spec as a client does, with its generation.
-func (w *world) sleep(s *agents.Sandbox, mode agents.SuspendMode) {
+func (w *fixture) sleep(s *agents.Sandbox, mode agents.SuspendMode) {
 	w.t.Helper()
 	w.update(s, func(s *agents.Sandbox) {
 		s.Generation++
@@ -29,7 +29,7 @@ func (w *world) sleep(s *agents.Sandbox, mode agents.SuspendMode) {
 	})
 }
 
-func (w *world) wake(s *agents.Sandbox, mode agents.ResumeMode) {
+func (w *fixture) wake(s *agents.Sandbox, mode agents.ResumeMode) {
 	w.t.Helper()
 	w.update(s, func(s *agents.Sandbox) {
 		s.Generation++
@@ -80,7 +80,7 @@ func TestSandboxThatCannotBeWoken(t *testing.T) {
 
 // comesBackFromFiles looks again at a sandbox that could not be woken, which changes nothing, and then
 // has it resumed from its files.
-func (w *world) comesBackFromFiles(retried bool, message string) {
+func (w *fixture) comesBackFromFiles(retried bool, message string) {
 	w.t.Helper()
 	s, _, _ := w.settle()
 	if !retried && len(w.machine.calls) != 1 {
@@ -136,7 +136,7 @@ func TestSandboxKeepsWhatItsModeSays(t *testing.T) {
 func TestDeletedSandboxStartsFromItsImage(t *testing.T) {
 	s := newSandbox()
 	s.Spec.Barchan = &agents.BarchanSpec{Restore: &agents.RestoreSource{CheckpointName: "c"}, Suspend: agents.SuspendDelete}
-	w := newWorld(t, s)
+	w := newFixture(t, s)
 	s, _, err := w.settle()
 	if err != nil || w.machine.origin != "c" {
 		t.Fatalf("started from %q: %v", w.machine.origin, err)
@@ -190,7 +190,7 @@ func TestSandboxAwaitsItsCheckpoint(t *testing.T) {
 		"gone by now":      {checkpoint(barchan.CheckpointReady), nil, sandbox.Running, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, restored())
+			w := newFixture(t, restored())
 			w.r.origins, w.r.cache = origins{}, showing{w.client, tt.cached}
 			if tt.live != nil {
 				if err := w.client.Create(t.Context(), tt.live); err != nil {
@@ -238,7 +238,7 @@ func TestSandboxFromWhatHoldsSecrets(t *testing.T) {
 			s := newSandbox()
 			s.Annotations = tt.annotations
 			s.Spec.Barchan = &agents.BarchanSpec{Restore: &agents.RestoreSource{CheckpointName: "c"}, Fork: tt.fork}
-			w := newWorld(t, s)
+			w := newFixture(t, s)
 			w.r.origins, w.r.forkSecrets = origins{}, tt.setting
 			if err := w.client.Create(t.Context(), &barchan.Checkpoint{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "c"},
@@ -278,7 +278,7 @@ func TestSandboxFromWhatHoldsSecrets(t *testing.T) {
 func TestSandboxOutlivesItsCheckpoint(t *testing.T) {
 	s := newSandbox()
 	s.Spec.Barchan = &agents.BarchanSpec{Restore: &agents.RestoreSource{CheckpointName: "c"}}
-	w := newWorld(t, s)
+	w := newFixture(t, s)
 	w.r.origins, w.r.cache = origins{}, showing{w.client, nil}
 	away := interceptor.NewClient(w.client.(client.WithWatch), interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {

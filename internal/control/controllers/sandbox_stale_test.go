@@ -33,7 +33,7 @@ func (l *lagging) Get(ctx context.Context, key client.ObjectKey, into client.Obj
 
 // behind has the controller reconcile once with a cache that shows the sandbox as it was before a change
 // that the API server has taken.
-func (w *world) behind(s *agents.Sandbox, change func(*agents.Sandbox)) {
+func (w *fixture) behind(s *agents.Sandbox, change func(*agents.Sandbox)) {
 	w.t.Helper()
 	cache := &lagging{w.client, s.DeepCopy()}
 	w.r.cache = cache
@@ -133,7 +133,7 @@ func TestExpiredSandboxSaysWhyItEnded(t *testing.T) {
 }
 
 // server is another server over the same API server, with a machine of its own.
-func (w *world) server(node string) (*sandboxReconciler, *machine) {
+func (w *fixture) server(node string) (*sandboxReconciler, *machine) {
 	m := &machine{states: map[sandbox.Ref]sandbox.ContainerState{}, bound: map[sandbox.Ref][]corev1.EnvVar{}, limited: map[sandbox.Ref]*agents.EgressPolicy{}}
 	return &sandboxReconciler{log: telemetry.Discard(), client: w.client, cache: w.client, runner: m, node: node, members: newGate(1), refused: newRefusals()}, m
 }
@@ -170,7 +170,7 @@ func TestSandboxOfAnotherNodeIsLeftAlone(t *testing.T) {
 
 // Of two servers that see a sandbox before it has a node, one runs it, however stale the other's cache is.
 func TestOneOfTwoServersTakesASandbox(t *testing.T) {
-	w := newWorld(t, newSandbox())
+	w := newFixture(t, newSandbox())
 	r, other := w.server("n2")
 	w.update(newest(w), func(s *agents.Sandbox) { s.Finalizers = []string{agents.NodeFinalizer} })
 	cache := &lagging{w.client, newest(w)}
@@ -190,7 +190,7 @@ func TestOneOfTwoServersTakesASandbox(t *testing.T) {
 	}
 }
 
-func newest(w *world) *agents.Sandbox {
+func newest(w *fixture) *agents.Sandbox {
 	w.t.Helper()
 	s := &agents.Sandbox{}
 	if err := w.client.Get(w.t.Context(), client.ObjectKey{Namespace: "a", Name: "s"}, s); err != nil {

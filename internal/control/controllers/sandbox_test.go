@@ -128,14 +128,14 @@ func (m *machine) Observe(_ context.Context, ref sandbox.Ref) (sandbox.Observed,
 	return m.seen(ref), nil
 }
 
-type world struct {
+type fixture struct {
 	t       *testing.T
 	client  client.Client
 	machine *machine
 	r       *sandboxReconciler
 }
 
-func newWorld(t *testing.T, s *agents.Sandbox) *world {
+func newFixture(t *testing.T, s *agents.Sandbox) *fixture {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{agents.AddToScheme, barchan.AddToScheme} {
@@ -148,11 +148,11 @@ func newWorld(t *testing.T, s *agents.Sandbox) *world {
 	m := &machine{
 		states: map[sandbox.Ref]sandbox.ContainerState{}, bound: map[sandbox.Ref][]corev1.EnvVar{}, limited: map[sandbox.Ref]*agents.EgressPolicy{},
 	}
-	return &world{t, c, m, &sandboxReconciler{log: telemetry.Discard(), client: c, cache: c, runner: m, node: "n1", members: newGate(1), refused: newRefusals()}}
+	return &fixture{t, c, m, &sandboxReconciler{log: telemetry.Discard(), client: c, cache: c, runner: m, node: "n1", members: newGate(1), refused: newRefusals()}}
 }
 
 // settle reconciles until nothing changes any more and returns the object, nil once it is gone.
-func (w *world) settle() (*agents.Sandbox, reconcile.Result, error) {
+func (w *fixture) settle() (*agents.Sandbox, reconcile.Result, error) {
 	w.t.Helper()
 	var last string
 	for range 10 {
@@ -172,7 +172,7 @@ func (w *world) settle() (*agents.Sandbox, reconcile.Result, error) {
 	return nil, reconcile.Result{}, nil
 }
 
-func (w *world) update(s *agents.Sandbox, change func(*agents.Sandbox)) {
+func (w *fixture) update(s *agents.Sandbox, change func(*agents.Sandbox)) {
 	w.t.Helper()
 	change(s)
 	if err := w.client.Update(w.t.Context(), s); err != nil {
@@ -190,7 +190,7 @@ func newSandbox() *agents.Sandbox {
 }
 
 func TestSandboxRunsSleepsWakesAndGoes(t *testing.T) {
-	w := newWorld(t, newSandbox())
+	w := newFixture(t, newSandbox())
 	reach := func(what string, want sandbox.Phase) *agents.Sandbox {
 		t.Helper()
 		s, _, err := w.settle()
@@ -219,7 +219,7 @@ func TestSandboxRunsSleepsWakesAndGoes(t *testing.T) {
 }
 
 func TestSandboxStaysUntilItsNodeIsClear(t *testing.T) {
-	w := newWorld(t, newSandbox())
+	w := newFixture(t, newSandbox())
 	s, _, err := w.settle()
 	if err != nil {
 		t.Fatal(err)
@@ -250,7 +250,7 @@ func TestSandboxErrors(t *testing.T) {
 		"passing":       {fmt.Errorf("containerd: %w", errs.ErrUnavailable), false, agents.ReasonReconcilerError, "containerd"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, newSandbox())
+			w := newFixture(t, newSandbox())
 			w.machine.fail = give.err
 			s, _, err := w.settle()
 			if (err == nil) != give.final {
@@ -272,10 +272,10 @@ var (
 	future = metav1.NewTime(time.Now().Add(time.Hour))
 )
 
-// ran is a world whose sandbox runs.
-func ran(t *testing.T) (*world, *agents.Sandbox) {
+// ran is a fixture whose sandbox runs.
+func ran(t *testing.T) (*fixture, *agents.Sandbox) {
 	t.Helper()
-	w := newWorld(t, newSandbox())
+	w := newFixture(t, newSandbox())
 	s, _, err := w.settle()
 	if err != nil {
 		t.Fatal(err)
@@ -286,7 +286,7 @@ func ran(t *testing.T) (*world, *agents.Sandbox) {
 func TestSandboxThatExpiresLater(t *testing.T) {
 	s := newSandbox()
 	s.Spec.ShutdownTime = &future
-	s, res, err := newWorld(t, s).settle()
+	s, res, err := newFixture(t, s).settle()
 	if err != nil || sandbox.PhaseOf(s) != sandbox.Running || res.RequeueAfter <= 0 || res.RequeueAfter > time.Hour {
 		t.Fatalf("phase %s, comes back after %v, %v", sandbox.PhaseOf(s), res.RequeueAfter, err)
 	}
@@ -324,7 +324,7 @@ func TestSandboxExpiryPauses(t *testing.T) {
 }
 
 func TestSandboxThatExited(t *testing.T) {
-	w := newWorld(t, newSandbox())
+	w := newFixture(t, newSandbox())
 	s, _, _ := w.settle()
 	w.machine.states[refOf(s)] = sandbox.ContainerExited
 	s, _, err := w.settle()
@@ -379,7 +379,7 @@ func TestNews(t *testing.T) {
 }
 
 func TestSandboxIsBoundToWhatItsObjectGets(t *testing.T) {
-	w := newWorld(t, newSandbox())
+	w := newFixture(t, newSandbox())
 	s, _, err := w.settle()
 	if err != nil {
 		t.Fatal(err)
@@ -408,7 +408,7 @@ func TestSandboxIsBoundToWhatItsObjectGets(t *testing.T) {
 
 // What a sandbox may reach is in force before it wakes, and before its status says that it is.
 func TestSandboxIsLimitedBeforeAllElse(t *testing.T) {
-	w := newWorld(t, newSandbox())
+	w := newFixture(t, newSandbox())
 	s, _, err := w.settle()
 	if err != nil {
 		t.Fatal(err)
@@ -438,7 +438,7 @@ func TestSandboxIsLimitedBeforeAllElse(t *testing.T) {
 
 // An object that is gone without its finalizer is one that the node finds out about.
 func TestGoneObjectIsDoubted(t *testing.T) {
-	w := newWorld(t, &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "other"}})
+	w := newFixture(t, &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "other"}})
 	if s, _, err := w.settle(); s != nil || err != nil || !slices.Equal(w.machine.calls, []string{"doubt a/s"}) {
 		t.Errorf("%v, %v, calls %q", s, err, w.machine.calls)
 	}

@@ -31,7 +31,7 @@ import (
 
 // fill makes the team's pool of the base template, with members of it that every manager knows to be
 // ready.
-func (w *world) fill(t *testing.T, members int, managers ...*Manager) {
+func (w *realAPI) fill(t *testing.T, members int, managers ...*Manager) {
 	t.Helper()
 	ctx := t.Context()
 	p := fakecluster.Pool(team, "base", DefaultPublicNamespace, "base")
@@ -56,7 +56,7 @@ func (w *world) fill(t *testing.T, members int, managers ...*Manager) {
 // TestNetworkIsInForceBeforeTheAnswer reads, as soon as the answer is there, whether the status is
 // of what was asked for: the controller writes it after the node has set the rules.
 func TestNetworkIsInForceBeforeTheAnswer(t *testing.T) {
-	_, w := newWorld(t)
+	_, w := newRealAPI(t)
 	m, _ := w.manager(t, w.objects)
 	w.fill(t, 10, m)
 	inForce := func(what string, v Sandbox) {
@@ -88,7 +88,7 @@ func TestNetworkIsInForceBeforeTheAnswer(t *testing.T) {
 // TestAWarmClaimIsOneWrite counts what the manager and its picker write, with all that a request
 // may ask for, and reads the effect back at once.
 func TestAWarmClaimIsOneWrite(t *testing.T) {
-	_, w := newWorld(t)
+	_, w := newRealAPI(t)
 	m, writer := w.manager(t, w.objects)
 	w.fill(t, 20, m)
 	for i := range 20 {
@@ -121,7 +121,7 @@ func TestAWarmClaimIsOneWrite(t *testing.T) {
 // TestTwoManagersShareAPool: each with its own cache and picker, all members handed out once.
 func TestTwoManagersShareAPool(t *testing.T) {
 	const members = 500
-	first, w := newWorld(t)
+	first, w := newRealAPI(t)
 	second, _ := w.manager(t, w.cache(t))
 	w.fill(t, members, first, second)
 	var mu sync.Mutex
@@ -177,7 +177,7 @@ func TestTwoManagersShareAPool(t *testing.T) {
 // TestUpdateUnderClaims updates the template while 200 claims arrive: none that began after the
 // update was written gets an older one.
 func TestUpdateUnderClaims(t *testing.T) {
-	m, w := newWorld(t)
+	m, w := newRealAPI(t)
 	w.fill(t, 60, m)
 	var latest atomic.Int64 // the newest image that is durable
 	done := make(chan struct{})
@@ -232,7 +232,7 @@ func TestUpdateUnderClaims(t *testing.T) {
 // imageOf names images in the order of their numbers.
 func imageOf(n int64) string { return fmt.Sprintf("image-%09d", n) }
 
-func (w *world) setImage(ctx context.Context, image string) error {
+func (w *realAPI) setImage(ctx context.Context, image string) error {
 	for {
 		tmpl := &extensions.SandboxTemplate{}
 		if err := w.objects.Live().Get(ctx, types.NamespacedName{Namespace: DefaultPublicNamespace, Name: "base"}, tmpl); err != nil {
@@ -247,7 +247,7 @@ func (w *world) setImage(ctx context.Context, image string) error {
 
 // TestQuotaOnTheRealServer: 100 claims at once at a quota of 50 give exactly 50.
 func TestQuotaOnTheRealServer(t *testing.T) {
-	m, w := newWorld(t)
+	m, w := newRealAPI(t)
 	w.fill(t, 30, m)
 	ns, err := w.objects.Namespace(t.Context(), team)
 	if err != nil {
@@ -283,7 +283,7 @@ func TestQuotaOnTheRealServer(t *testing.T) {
 
 // TestOneKeyOnTheRealServer: the same request from two replicas at once starts one sandbox.
 func TestOneKeyOnTheRealServer(t *testing.T) {
-	first, w := newWorld(t)
+	first, w := newRealAPI(t)
 	second, _ := w.manager(t, w.cache(t))
 	await(t, func() bool { _, err := second.Template(t.Context(), team, "base"); return err == nil })
 	ids := make([]sandbox.ID, 40)
@@ -326,7 +326,7 @@ func TestTheAgentHearsOverHTTP(t *testing.T) {
 		rw.WriteHeader(http.StatusNoContent)
 	}))
 	t.Cleanup(agent.Close)
-	_, w := newWorld(t)
+	_, w := newRealAPI(t)
 	m, _ := w.manager(t, w.objects, func(c *Config) {
 		c.Binder = agentclient.New(agentclient.Config{Tokens: c.Tokens, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
 			if want := net.JoinHostPort("127.0.0.1", fmt.Sprint(envd.Port)); address != want {

@@ -31,8 +31,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
 )
 
-// world is the real API server, with what managers over it share.
-type world struct {
+// realAPI is the real API server, with what managers over it share.
+type realAPI struct {
 	api *apiserver.Server
 	// objects is the first manager's cache.
 	objects *cache.Cache
@@ -43,14 +43,14 @@ type world struct {
 // would run the sandboxes is a stand-in.
 func newReal(t *testing.T) *Manager {
 	t.Helper()
-	m, _ := newWorld(t)
+	m, _ := newRealAPI(t)
 	return m
 }
 
-func newWorld(t *testing.T) (*Manager, *world) {
+func newRealAPI(t *testing.T) (*Manager, *realAPI) {
 	t.Helper()
 	api := startAPI(t)
-	w := &world{api: api, agents: &fakeAgents{}}
+	w := &realAPI{api: api, agents: &fakeAgents{}}
 	w.objects = w.cache(t)
 	w.fulfil(t)
 	for _, ns := range []string{team, DefaultPublicNamespace} {
@@ -81,7 +81,7 @@ func startAPI(t *testing.T) *apiserver.Server {
 }
 
 // cache starts one more cache.
-func (w *world) cache(t *testing.T) *cache.Cache {
+func (w *realAPI) cache(t *testing.T) *cache.Cache {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	var wg sync.WaitGroup
@@ -98,7 +98,7 @@ func (w *world) cache(t *testing.T) *cache.Cache {
 }
 
 // fulfil has what sandboxes wish done until the test ends.
-func (w *world) fulfil(t *testing.T) {
+func (w *realAPI) fulfil(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	var wg sync.WaitGroup
 	t.Cleanup(func() { cancel(); wg.Wait() })
@@ -107,7 +107,7 @@ func (w *world) fulfil(t *testing.T) {
 
 // manager returns a manager over a cache, with a picker and quotas of its own, and what counts its
 // writes and the picker's.
-func (w *world) manager(t *testing.T, objects *cache.Cache, change ...func(*Config)) (*Manager, *counted) {
+func (w *realAPI) manager(t *testing.T, objects *cache.Cache, change ...func(*Config)) (*Manager, *counted) {
 	t.Helper()
 	writer := &counted{Objects: objects.Live()}
 	members, err := picker.New(picker.Config{Writer: writer})
@@ -278,7 +278,7 @@ func TestTheServersOwnRefusalsReachTheUser(t *testing.T) {
 // TestForksOnTheRealServer: the API server's rules hold for what forks write, and each effect is there in
 // the very next read.
 func TestForksOnTheRealServer(t *testing.T) {
-	m, w := newWorld(t)
+	m, w := newRealAPI(t)
 	ctx := t.Context()
 	source := m.mustCreate(t, CreateRequest{Namespace: team, Template: "base", Timeout: time.Hour, Secure: true, Metadata: map[string]string{"k": "v"}})
 	got, err := m.Fork(ctx, ForkRequest{Namespace: team, ID: string(source.ID), Count: 20, Timeout: time.Minute})

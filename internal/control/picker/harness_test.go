@@ -39,8 +39,8 @@ const (
 // change is an event that is not delivered yet.
 type change struct{ from, to *agents.Sandbox }
 
-// world is an API server with one pool, as small as can be.
-type world struct {
+// fakeAPI is an API server with one pool, as small as can be.
+type fakeAPI struct {
 	mu      sync.Mutex
 	version int
 	made    int
@@ -52,12 +52,12 @@ type world struct {
 	delayed []*agents.Sandbox
 }
 
-func newWorld() *world {
-	return &world{objects: map[types.UID]*agents.Sandbox{}, pending: map[types.UID][]change{}}
+func newFakeAPI() *fakeAPI {
+	return &fakeAPI{objects: map[types.UID]*agents.Sandbox{}, pending: map[types.UID][]change{}}
 }
 
 // storeLocked writes an object, or with nil deletes it, and queues the event.
-func (w *world) store(uid types.UID, s *agents.Sandbox) {
+func (w *fakeAPI) store(uid types.UID, s *agents.Sandbox) {
 	from := w.objects[uid]
 	w.version++
 	if s == nil {
@@ -76,7 +76,7 @@ func (w *world) store(uid types.UID, s *agents.Sandbox) {
 }
 
 // member makes one of a revision, not ready, on one of three nodes.
-func (w *world) member(revision string) types.UID {
+func (w *fakeAPI) member(revision string) types.UID {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.made++
@@ -90,7 +90,7 @@ func (w *world) member(revision string) types.UID {
 }
 
 // edit changes an object that exists.
-func (w *world) edit(uid types.UID, do func(*agents.Sandbox)) {
+func (w *fakeAPI) edit(uid types.UID, do func(*agents.Sandbox)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if s := w.objects[uid]; s != nil {
@@ -100,7 +100,7 @@ func (w *world) edit(uid types.UID, do func(*agents.Sandbox)) {
 	}
 }
 
-func (w *world) remove(uid types.UID) {
+func (w *fakeAPI) remove(uid types.UID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.objects[uid] != nil {
@@ -150,7 +150,7 @@ func group404(name string) error {
 	return apierrors.NewNotFound(schema.GroupResource{Resource: "sandboxes"}, name)
 }
 
-func (w *world) Get(_ context.Context, k client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+func (w *fakeAPI) Get(_ context.Context, k client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.unread {
@@ -165,7 +165,7 @@ func (w *world) Get(_ context.Context, k client.ObjectKey, obj client.Object, _ 
 	return nil
 }
 
-func (w *world) Update(ctx context.Context, obj client.Object, _ ...client.UpdateOption) error {
+func (w *fakeAPI) Update(ctx context.Context, obj client.Object, _ ...client.UpdateOption) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err := ctx.Err(); err != nil {
@@ -189,7 +189,7 @@ func (w *world) Update(ctx context.Context, obj client.Object, _ ...client.Updat
 	return w.write(want)
 }
 
-func (w *world) write(want *agents.Sandbox) error {
+func (w *fakeAPI) write(want *agents.Sandbox) error {
 	switch have := w.objects[want.UID]; {
 	case have == nil:
 		return group404(want.Name)
@@ -202,7 +202,7 @@ func (w *world) write(want *agents.Sandbox) error {
 }
 
 // arrive lets a write that was delayed take place, if it still can.
-func (w *world) arrive() {
+func (w *fakeAPI) arrive() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, s := range w.delayed {
@@ -212,7 +212,7 @@ func (w *world) arrive() {
 }
 
 // deliver gives the picker all events that are pending, in order.
-func (w *world) deliver(p *Picker) {
+func (w *fakeAPI) deliver(p *Picker) {
 	for {
 		w.mu.Lock()
 		if len(w.order) == 0 {
@@ -228,7 +228,7 @@ func (w *world) deliver(p *Picker) {
 }
 
 // popLocked drops the first pending event of an object.
-func (w *world) popLocked(uid types.UID) {
+func (w *fakeAPI) popLocked(uid types.UID) {
 	w.pending[uid] = w.pending[uid][1:]
 	if len(w.pending[uid]) == 0 {
 		delete(w.pending, uid)
@@ -237,7 +237,7 @@ func (w *world) popLocked(uid types.UID) {
 }
 
 // count counts the objects for which a condition holds.
-func (w *world) count(is func(*agents.Sandbox) bool) (n int) {
+func (w *fakeAPI) count(is func(*agents.Sandbox) bool) (n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, s := range w.objects {

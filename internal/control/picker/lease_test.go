@@ -14,15 +14,15 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// writes counts the updates of a world.
+// writes counts the updates of a fakeAPI.
 type writes struct {
-	*world
+	*fakeAPI
 	n int
 }
 
 func (w *writes) Update(ctx context.Context, obj client.Object, opts ...client.UpdateOption) error {
 	w.n++
-	return w.world.Update(ctx, obj, opts...)
+	return w.fakeAPI.Update(ctx, obj, opts...)
 }
 
 // reserve leases the only ready member.
@@ -40,7 +40,7 @@ func reserve(ctx context.Context, t *testing.T, p *Picker) *Lease {
 
 func oneReady(t *testing.T) (*writes, *Picker, types.UID) {
 	t.Helper()
-	w := &writes{world: newWorld()}
+	w := &writes{fakeAPI: newFakeAPI()}
 	p := newPicker(t, w)
 	uid := w.member("r")
 	w.edit(uid, setReady)

@@ -32,11 +32,11 @@ type try struct {
 	err       error
 }
 
-// model drives a picker over a world, one step after the other, and knows what must hold.
+// model drives a picker over a fakeAPI, one step after the other, and knows what must hold.
 type model struct {
 	t       *testing.T
 	r       *rand.Rand
-	w       *world
+	w       *fakeAPI
 	p       *Picker
 	current string
 	tries   []*try
@@ -58,7 +58,7 @@ func TestModel(t *testing.T) {
 	}
 	for seed := first; seed < first+runs && !t.Failed(); seed++ {
 		synctest.Test(t, func(t *testing.T) {
-			m := &model{t: t, r: rand.New(rand.NewPCG(seed, 0)), w: newWorld(), current: "r0", owner: map[types.UID]int{}, orphans: map[types.UID]int{}}
+			m := &model{t: t, r: rand.New(rand.NewPCG(seed, 0)), w: newFakeAPI(), current: "r0", owner: map[types.UID]int{}, orphans: map[types.UID]int{}}
 			m.p = newPicker(t, m.w)
 			m.run()
 			if t.Failed() {

@@ -54,7 +54,7 @@ func expect(t *testing.T, results <-chan ended, n int, kind error) {
 
 func TestWaitersAreServedInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
+		w := newFakeAPI()
 		p := newPicker(t, w)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -85,7 +85,7 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 
 func TestWaitersOfFailedMembers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
+		w := newFakeAPI()
 		p := newPicker(t, w)
 		ctx, cancel := context.WithCancel(t.Context())
 		members := []types.UID{w.member("r"), w.member("r"), w.member("r")}
@@ -110,7 +110,7 @@ func TestWaitersOfFailedMembers(t *testing.T) {
 func TestWaitersOfMembersThatAreHeldUp(t *testing.T) {
 	for _, reason := range []string{sandbox.ReasonSecrets, sandbox.ReasonImage} {
 		synctest.Test(t, func(t *testing.T) {
-			w := newWorld()
+			w := newFakeAPI()
 			p := newPicker(t, w)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
@@ -133,7 +133,7 @@ func TestWaitersOfMembersThatAreHeldUp(t *testing.T) {
 }
 
 func TestSpreadOverNodes(t *testing.T) {
-	w := newWorld()
+	w := newFakeAPI()
 	p := newPicker(t, w)
 	for i := range 9 {
 		uid := w.member("r")
@@ -183,7 +183,7 @@ func sameSpread(order []string) bool {
 func TestLostAnswers(t *testing.T) {
 	for name, f := range map[string]fate{"read at once": lostAfter, "seen by its event": blind, "written later": late} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld()
+			w := newFakeAPI()
 			w.edit(w.member("r"), setReady)
 			p := newPicker(t, w)
 			w.deliver(p)
@@ -203,18 +203,18 @@ func TestLostAnswers(t *testing.T) {
 
 // leaving is a writer whose caller goes while the write is on its way.
 type leaving struct {
-	*world
+	*fakeAPI
 	cancel context.CancelFunc
 }
 
 func (l leaving) Update(ctx context.Context, obj client.Object, opts ...client.UpdateOption) error {
-	_ = l.world.Update(ctx, obj, opts...)
+	_ = l.fakeAPI.Update(ctx, obj, opts...)
 	l.cancel()
 	return ctx.Err()
 }
 
 func TestCallerLeaves(t *testing.T) {
-	w := newWorld()
+	w := newFakeAPI()
 	w.edit(w.member("r"), setReady)
 	ctx, cancel := context.WithCancel(t.Context())
 	p := newPicker(t, leaving{w, cancel})
@@ -232,7 +232,7 @@ func TestCallerLeaves(t *testing.T) {
 }
 
 func TestRefusals(t *testing.T) {
-	w := newWorld()
+	w := newFakeAPI()
 	w.edit(w.member("r"), setReady)
 	p := newPicker(t, w)
 	w.deliver(p)
@@ -265,7 +265,7 @@ func TestRefusals(t *testing.T) {
 
 // Many at once, with members that come, change and go under them.
 func TestConcurrentPicks(t *testing.T) {
-	w := newWorld()
+	w := newFakeAPI()
 	p := newPicker(t, w)
 	var feeding, picking sync.WaitGroup
 	stop := make(chan struct{})
@@ -378,12 +378,12 @@ func TestGraves(t *testing.T) {
 }
 
 func TestWhatIsGoneStaysGone(t *testing.T) {
-	for name, end := range map[string]func(*world, types.UID){
-		"deleted":     func(w *world, uid types.UID) { w.remove(uid) },
-		"taken":       func(w *world, uid types.UID) { w.edit(uid, setTaken) },
-		"terminating": func(w *world, uid types.UID) { w.edit(uid, setTerminating) },
+	for name, end := range map[string]func(*fakeAPI, types.UID){
+		"deleted":     func(w *fakeAPI, uid types.UID) { w.remove(uid) },
+		"taken":       func(w *fakeAPI, uid types.UID) { w.edit(uid, setTaken) },
+		"terminating": func(w *fakeAPI, uid types.UID) { w.edit(uid, setTerminating) },
 	} {
-		w := newWorld()
+		w := newFakeAPI()
 		p := newPicker(t, w)
 		uid := w.member("r")
 		w.edit(uid, setReady)
@@ -410,7 +410,7 @@ func TestLastMemberIsReadAnew(t *testing.T) {
 		"terminating": {setTerminating, ErrNone},
 		"stale":       {func(s *agents.Sandbox) { s.Labels[agents.LabelTemplateHash] = "other" }, ErrNone},
 	} {
-		w := newWorld()
+		w := newFakeAPI()
 		p := newPicker(t, w)
 		uid := w.member("r")
 		w.edit(uid, setReady)
@@ -426,7 +426,7 @@ func TestLastMemberIsReadAnew(t *testing.T) {
 func TestGivingUpPassesOn(t *testing.T) {
 	for range 50 {
 		synctest.Test(t, func(t *testing.T) {
-			w := newWorld()
+			w := newFakeAPI()
 			p := newPicker(t, w)
 			uid := w.member("r")
 			w.deliver(p)

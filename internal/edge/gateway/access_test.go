@@ -24,7 +24,7 @@ import (
 // TestSignedURL: a signature passes for one sandbox, one port and until its time, and its cookie
 // after it; the sandbox sees neither.
 func TestSignedURL(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, "%s cookies=%q", r.RequestURI, r.Header["Cookie"])
 	})
@@ -93,7 +93,7 @@ func TestSignedURL(t *testing.T) {
 
 // TestRates: what is beyond a rate gets 429 and when to come again; others are not touched by it.
 func TestRates(t *testing.T) {
-	w := newWorld(t, func(c *Config) {
+	w := newFixture(t, func(c *Config) {
 		c.SandboxRate, c.KeyRate = 2, 3
 		c.KeyNamespace = func(_ context.Context, key string) (string, bool) {
 			return "default", !strings.HasPrefix(key, "forged")
@@ -155,7 +155,7 @@ func TestTraces(t *testing.T) {
 	const traceID, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 	for name, on := range map[string]bool{"off": false, "on": true} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, func(c *Config) {
+			w := newFixture(t, func(c *Config) {
 				if on {
 					c.Tracing = sdktrace.NewTracerProvider()
 				}
@@ -177,7 +177,7 @@ func TestTraces(t *testing.T) {
 
 // TestStreamIdle ends what does not move; TestStreamThatMoves has the rest.
 func TestStreamIdle(t *testing.T) {
-	w := newWorld(t, func(c *Config) { c.StreamIdle = 200 * time.Millisecond })
+	w := newFixture(t, func(c *Config) { c.StreamIdle = 200 * time.Millisecond })
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/ws":

@@ -67,7 +67,7 @@ func startAgent(t *testing.T, token string) string {
 // TestRealAgent drives the real agent through the gateway with the real client.
 func TestRealAgent(t *testing.T) {
 	dialer := &portDialer{}
-	w := newWorld(t, func(c *Config) { c.Dialer = dialer })
+	w := newFixture(t, func(c *Config) { c.Dialer = dialer })
 	b := w.box("agent", func(s *agents.Sandbox) { s.Spec.Barchan.Access = &agents.AccessPolicy{} })
 	token := w.tokens.Agent(b.id)
 	dialer.agent = startAgent(t, token)
@@ -184,7 +184,7 @@ func (d *boxDialer) DialContext(ctx context.Context, network, address string) (n
 // TestServiceOnLoopback reaches services that listen on the loopback of their sandbox alone.
 func TestServiceOnLoopback(t *testing.T) {
 	dialer := &boxDialer{closed: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), closedPort(t)).String()}
-	w := newWorld(t, func(c *Config) { c.Dialer = dialer })
+	w := newFixture(t, func(c *Config) { c.Dialer = dialer })
 	b := w.box("local")
 	dialer.agent = startAgent(t, w.tokens.Agent(b.id))
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {

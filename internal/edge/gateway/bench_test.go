@@ -18,7 +18,7 @@ import (
 // library, and by the gateway.
 func paths(b *testing.B, h http.HandlerFunc) map[string]func() (*http.Client, string) {
 	b.Helper()
-	w := newWorld(b)
+	w := newFixture(b)
 	port := backend(b, h)
 	direct := fmt.Sprintf("127.0.0.1:%d", port)
 	target := &url.URL{Scheme: "http", Host: direct}

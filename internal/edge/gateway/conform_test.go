@@ -126,7 +126,7 @@ func (s *recorder) requests(t *testing.T) []string {
 
 // send opens a connection to the gateway, writes the bytes, and reads all answers until the
 // gateway closes. Each request but the last must ask to keep the connection.
-func (w *world) send(t testing.TB, text string) []string {
+func (w *fixture) send(t testing.TB, text string) []string {
 	t.Helper()
 	c := w.connect(t)
 	if _, err := io.WriteString(c, text); err != nil {
@@ -135,7 +135,7 @@ func (w *world) send(t testing.TB, text string) []string {
 	return answers(t, c)
 }
 
-func (w *world) connect(t testing.TB) *net.TCPConn {
+func (w *fixture) connect(t testing.TB) *net.TCPConn {
 	t.Helper()
 	c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", w.addr)
 	if err != nil {
@@ -293,12 +293,12 @@ func TestSmuggling(t *testing.T) {
 			}
 		}
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newFixture(t)
 			s := record(t, okAnswer)
 			smuggle(t, s, w.send(t, strings.ReplaceAll(c.send, "HOST", w.box("a").host(s.port))), 0)
 		})
 		t.Run(name+", on a lane", func(t *testing.T) {
-			w := laneWorld(t)
+			w := fastPathFixture(t)
 			s := record(t, okAnswer)
 			b := w.box("a")
 			conn := w.lane(t, b, s.port)
@@ -345,7 +345,7 @@ func brief(t *testing.T, text string) string {
 
 // TestBadHosts: what is not a host, or two, reaches nobody.
 func TestBadHosts(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	s := record(t, okAnswer)
 	b := w.box("a")
 	host := strings.TrimPrefix(b.url(s.port, ""), "http://")
@@ -385,7 +385,7 @@ func TestBadHosts(t *testing.T) {
 }
 
 func TestHugeHeaders(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	s := record(t, okAnswer)
 	host := strings.TrimPrefix(w.box("a").url(s.port, ""), "http://")
 	head := "GET / HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\n"
@@ -418,7 +418,7 @@ func TestHugeHeaders(t *testing.T) {
 
 // TestSlowBothWays has every byte of request and response come alone.
 func TestSlowBothWays(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	const answer = "HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\nX-A: b\r\n\r\n3\r\nabc\r\n5;x=y\r\ndefgh\r\n0\r\nX-T: t\r\n\r\n"
 	port := raw(t, func(c net.Conn) {
 		r, err := http.ReadRequest(bufio.NewReader(c))
@@ -458,7 +458,7 @@ func dribble(c io.Writer, text string) {
 // TestHalfClose: a service that ends its side after its answer loses nothing. A client that ends
 // its side has gone, as far as HTTP can tell: the service's connection is closed, and nothing hangs.
 func TestHalfClose(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	gone := make(chan error, 1)
 	port := raw(t, func(c net.Conn) {
 		r, err := http.ReadRequest(bufio.NewReader(c))
@@ -505,7 +505,7 @@ func TestHalfClose(t *testing.T) {
 
 // TestContinue: the body is held back until the service wants it, and never sent when it refuses.
 func TestContinue(t *testing.T) {
-	w := newWorld(t, func(c *Config) { c.continueWait = eventually.Patience })
+	w := newFixture(t, func(c *Config) { c.continueWait = eventually.Patience })
 	port := raw(t, func(c net.Conn) {
 		in := bufio.NewReader(c)
 		r, err := http.ReadRequest(in)
@@ -548,7 +548,7 @@ func TestContinue(t *testing.T) {
 
 // TestContinueAndHints: hints that come while the client is told to go on reach it whole.
 func TestContinueAndHints(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	const hint = "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
 	port := raw(t, func(c net.Conn) {
 		in := bufio.NewReader(c)
@@ -580,7 +580,7 @@ func TestContinueAndHints(t *testing.T) {
 // TestEarlyAnswerEndsTheConnection: after an answer that came before the end of the request, what
 // the client sends is the rest of a body, however much it looks like a request.
 func TestEarlyAnswerEndsTheConnection(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	port := raw(t, func(c net.Conn) {
 		if _, err := http.ReadRequest(bufio.NewReaderSize(c, 16)); err == nil {
 			_, _ = io.WriteString(c, "HTTP/1.1 413 Too Large\r\nConnection: close\r\nContent-Length: 2\r\n\r\nno")
@@ -612,7 +612,7 @@ func TestEarlyAnswerEndsTheConnection(t *testing.T) {
 
 // TestInterim passes interim answers on, each with its own headers alone.
 func TestInterim(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	s := record(t, "HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\nConnection: X-Hop\r\nX-Hop: 1\r\n\r\n"+okAnswer)
 	host := strings.TrimPrefix(w.box("a").url(s.port, ""), "http://")
 	c := w.connect(t)
@@ -641,7 +641,7 @@ func TestBodiless(t *testing.T) {
 		"empty":        {"GET", "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", "Content-Length: 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newFixture(t)
 			s := record(t, c.answer)
 			host := strings.TrimPrefix(w.box("a").url(s.port, ""), "http://")
 			request := c.method + " / HTTP/1.1\r\nHost: " + host + "\r\n"
@@ -663,7 +663,7 @@ func TestBodiless(t *testing.T) {
 
 // TestUpgrade carries a protocol of its own both ways, and the end of each side alone.
 func TestUpgrade(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	port := raw(t, func(c net.Conn) {
 		in := bufio.NewReader(c)
 		r, err := http.ReadRequest(in)
@@ -696,7 +696,7 @@ func TestUpgrade(t *testing.T) {
 // TestUpgradeUnderABody: what follows a request belongs to its body until that is whole, whatever the
 // service says, and is read by one.
 func TestUpgradeUnderABody(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	port := raw(t, func(c net.Conn) {
 		in := bufio.NewReader(c)
 		r, err := http.ReadRequest(in)

@@ -27,7 +27,7 @@ func (d *drained) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 
 // TestDrainMeetsTakeOver: a lane that has no connection yet is nothing to cut, and ends by itself.
 func TestDrainMeetsTakeOver(t *testing.T) {
-	w := laneWorld(t)
+	w := fastPathFixture(t)
 	port := backend(t, hello)
 	b := w.box("a")
 	if status, _ := w.get(b.url(port, "/")); status != http.StatusOK { // there is a connection to the sandbox now

@@ -18,7 +18,7 @@ import (
 // TestStreamsEndWithTheSandbox kills, pauses or moves a sandbox under a stream, a WebSocket and
 // an upload. All must end at once, and the next request must be refused or reach the new life.
 func TestStreamsEndWithTheSandbox(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	var silences atomic.Int32
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
@@ -91,7 +91,7 @@ func TestStreamsEndWithTheSandbox(t *testing.T) {
 	w.idle()
 }
 
-func (w *world) flying() int {
+func (w *fixture) flying() int {
 	w.gateway.flights.mu.Lock()
 	defer w.gateway.flights.mu.Unlock()
 	return w.gateway.flights.count
@@ -99,7 +99,7 @@ func (w *world) flying() int {
 
 // TestServiceDiesMidStream closes the service's connection in the middle of a body.
 func TestServiceDiesMidStream(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/sized" {
 			w.Header().Set("Content-Length", "1000000")
@@ -127,7 +127,7 @@ func TestServiceDiesMidStream(t *testing.T) {
 
 // TestReusedAddress gives a sandbox's address to another while a connection to the first is idle.
 func TestReusedAddress(t *testing.T) {
-	w := newWorld(t, func(c *Config) { c.ServiceIdle = eventually.Patience })
+	w := newFixture(t, func(c *Config) { c.ServiceIdle = eventually.Patience })
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.RemoteAddr) })
 	first := w.box("first")
 	w.get(first.url(port, "/")) // the fast path opens a connection of its own
@@ -149,7 +149,7 @@ func TestReusedAddress(t *testing.T) {
 }
 
 func TestDrain(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	finish := make(chan struct{})
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/ws" {

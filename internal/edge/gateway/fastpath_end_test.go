@@ -13,7 +13,7 @@ import (
 
 // TestLaneAndKill: a request that waits on a lane ends with its sandbox.
 func TestLaneAndKill(t *testing.T) {
-	w := laneWorld(t)
+	w := fastPathFixture(t)
 	arrived := make(chan struct{}, 1)
 	port := raw(t, func(c net.Conn) {
 		in := bufio.NewReader(c)
@@ -46,7 +46,7 @@ func TestLaneAndKill(t *testing.T) {
 // TestLaneRetries: a service that closes its connections after each answer, without a word, loses
 // no request that may be repeated, and others are told.
 func TestLaneRetries(t *testing.T) {
-	w := laneWorld(t)
+	w := fastPathFixture(t)
 	var count atomic.Int64
 	port := raw(t, func(c net.Conn) {
 		in := bufio.NewReader(c)
@@ -72,7 +72,7 @@ func TestLaneRetries(t *testing.T) {
 
 // TestLaneClientGone: a client that goes away while its request waits is missed by the service.
 func TestLaneClientGone(t *testing.T) {
-	w := laneWorld(t, func(c *Config) { c.responseTime = 200 * time.Millisecond })
+	w := fastPathFixture(t, func(c *Config) { c.responseTime = 200 * time.Millisecond })
 	arrived, gone := make(chan struct{}, 1), make(chan struct{}, 1)
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/wait" {
@@ -94,7 +94,7 @@ func TestLaneClientGone(t *testing.T) {
 
 // TestLaneDrains: a drain closes lanes that wait, lets a request end, and leaves none.
 func TestLaneDrains(t *testing.T) {
-	w := laneWorld(t)
+	w := fastPathFixture(t)
 	arrived, finish := make(chan struct{}, 1), make(chan struct{})
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/wait" {

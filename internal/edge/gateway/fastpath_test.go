@@ -24,20 +24,20 @@ const fastPage = 16 << 10
 // warmUps is how many requests lane makes.
 const warmUps = 2
 
-// laneWorld is a world in which a busy machine ends no lane.
-func laneWorld(t testing.TB, change ...func(*Config)) *world {
+// fastPathFixture is a fixture in which a busy machine ends no lane.
+func fastPathFixture(t testing.TB, change ...func(*Config)) *fixture {
 	t.Helper()
 	if noFastPath {
 		t.Skip("the fast path is off in this run")
 	}
-	return newWorld(t, append([]func(*Config){func(c *Config) { c.responseTime, c.ServiceIdle = time.Minute, time.Minute }}, change...)...)
+	return newFixture(t, append([]func(*Config){func(c *Config) { c.responseTime, c.ServiceIdle = time.Minute, time.Minute }}, change...)...)
 }
 
 // impatient has lanes wait for no answer.
 func impatient(c *Config) { c.responseTime = 1 }
 
 // fastConn returns a client's connection that is a lane by now, and waits for a request.
-func (w *world) lane(t testing.TB, b *box, port uint16) net.Conn {
+func (w *fixture) lane(t testing.TB, b *box, port uint16) net.Conn {
 	t.Helper()
 	c := w.connect(t)
 	for i := 0; i < warmUps || w.waiting() == 0 && w.gateway.cfg.responseTime < time.Minute; i++ { // the first opens a connection to the sandbox
@@ -48,7 +48,7 @@ func (w *world) lane(t testing.TB, b *box, port uint16) net.Conn {
 }
 
 // waiting is how many connections of the fast path wait for a request.
-func (w *world) waiting() int {
+func (w *fixture) waiting() int {
 	_, idle, _ := w.gateway.fast.Stats()
 	return idle
 }
@@ -84,7 +84,7 @@ func tryAsk(c net.Conn, request string) (status int, body string, err error) {
 
 // TestLaneKeeps says which requests leave a connection a lane, and which do not. All are answered.
 func TestLaneKeeps(t *testing.T) {
-	w := laneWorld(t)
+	w := fastPathFixture(t)
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		switch r.URL.Path {
@@ -153,20 +153,20 @@ func TestLaneKeeps(t *testing.T) {
 }
 
 // fastConns is how many connections are on the fast path.
-func (w *world) laneCount() int {
+func (w *fixture) laneCount() int {
 	conns, _, _ := w.gateway.fast.Stats()
 	return conns
 }
 
 // handed is how often a connection fell back from the fast path.
-func (w *world) handed() int64 {
+func (w *fixture) handed() int64 {
 	_, _, fallbacks := w.gateway.fast.Stats()
 	return fallbacks
 }
 
 // TestLaneLate: an answer that a lane does not wait for comes all the same.
 func TestLaneLate(t *testing.T) {
-	w := laneWorld(t, impatient)
+	w := fastPathFixture(t, impatient)
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		fmt.Fprintf(w, "%s %s", r.Method, body)
@@ -191,7 +191,7 @@ func TestLaneLate(t *testing.T) {
 // TestLaneStreams: what a sandbox has said reaches the client though more is to come, with a length or
 // in chunks.
 func TestLaneStreams(t *testing.T) {
-	w := laneWorld(t)
+	w := fastPathFixture(t)
 	more := make(chan struct{}, 1)
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/length" {
@@ -230,7 +230,7 @@ func TestLaneStreams(t *testing.T) {
 
 // TestLanePipeline: requests sent at once are answered one by one, on a lane and where it ends.
 func TestLanePipeline(t *testing.T) {
-	w := laneWorld(t)
+	w := fastPathFixture(t)
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		fmt.Fprintf(w, "%s%s", r.URL.Path, body)
@@ -265,7 +265,7 @@ func TestLanePipeline(t *testing.T) {
 func TestLaneIsCounted(t *testing.T) {
 	var out strings.Builder
 	registry := prometheus.NewRegistry()
-	w := laneWorld(t, func(c *Config) {
+	w := fastPathFixture(t, func(c *Config) {
 		c.AccessLog, c.Registerer = slog.New(slog.NewJSONHandler(&out, nil)), registry
 	})
 	port := backend(t, hello)
@@ -311,7 +311,7 @@ func TestLaneIsCounted(t *testing.T) {
 
 // TestLaneRebinds: one connection may be for many sandboxes, and for the API.
 func TestLaneRebinds(t *testing.T) {
-	w := laneWorld(t)
+	w := fastPathFixture(t)
 	name := func(text string) uint16 {
 		return backend(t, func(w http.ResponseWriter, r *http.Request) {
 			fmt.Fprint(w, text, " ", r.Host, " ", r.Header.Get("X-Forwarded-Host"))
@@ -340,7 +340,7 @@ func TestLaneRebinds(t *testing.T) {
 
 // TestLanePrivate: each request on a lane shows the token, or is refused.
 func TestLanePrivate(t *testing.T) {
-	w := laneWorld(t)
+	w := fastPathFixture(t)
 	port := backend(t, hello)
 	b := w.box("a")
 	c := w.lane(t, b, port)

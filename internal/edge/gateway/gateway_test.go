@@ -55,9 +55,9 @@ func (m bothPaths) Run() int {
 
 const testDomain = "box.test"
 
-// world is a gateway on loopback with a table that the test writes. Sandboxes have made-up
+// fixture is a gateway on loopback with a table that the test writes. Sandboxes have made-up
 // addresses; the dialer leads them to loopback, with the port unchanged.
-type world struct {
+type fixture struct {
 	t       testing.TB
 	table   *route.Table
 	tokens  *sandbox.Tokens
@@ -84,13 +84,13 @@ func (d *loopDialer) DialContext(ctx context.Context, network, address string) (
 	return d.Dialer.DialContext(ctx, network, net.JoinHostPort("127.0.0.1", port))
 }
 
-func newWorld(t testing.TB, change ...func(*Config)) *world {
+func newFixture(t testing.TB, change ...func(*Config)) *fixture {
 	t.Helper()
 	tokens, err := sandbox.NewTokens([]byte(strings.Repeat("s", 32)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, table: route.NewTable(), tokens: tokens}
+	w := &fixture{t: t, table: route.NewTable(), tokens: tokens}
 	w.table.MarkSynced()
 	cfg := Config{
 		Domains: []string{testDomain + ":7700"}, Routes: w.table, Tokens: tokens, Log: telemetry.Discard(),
@@ -172,12 +172,12 @@ func portOf(t testing.TB, addr string) uint16 {
 // box is a sandbox object that tests change and apply.
 type box struct {
 	*agents.Sandbox
-	w  *world
+	w  *fixture
 	id sandbox.ID
 }
 
 // box makes a running sandbox, known to the table.
-func (w *world) box(name string, change ...func(*agents.Sandbox)) *box {
+func (w *fixture) box(name string, change ...func(*agents.Sandbox)) *box {
 	uid := types.UID("uid-of-" + name)
 	s := &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: uid}}
 	s.Spec.Barchan = &agents.BarchanSpec{}
@@ -226,13 +226,13 @@ func (b *box) host(port uint16) string {
 }
 
 // get asks the gateway and returns status and body.
-func (w *world) get(url string, headers ...string) (int, string) {
+func (w *fixture) get(url string, headers ...string) (int, string) {
 	w.t.Helper()
 	res, text := w.do(w.client, http.MethodGet, url, nil, headers...) //nolint:bodyclose // do closes it
 	return res.StatusCode, text
 }
 
-func (w *world) do(c *http.Client, method, url string, body io.Reader, headers ...string) (*http.Response, string) {
+func (w *fixture) do(c *http.Client, method, url string, body io.Reader, headers ...string) (*http.Response, string) {
 	w.t.Helper()
 	res, text, err := w.try(c, method, url, body, headers...)
 	if err != nil {
@@ -242,7 +242,7 @@ func (w *world) do(c *http.Client, method, url string, body io.Reader, headers .
 }
 
 // statusOf asks as do, from any goroutine. 0: there was no answer.
-func (w *world) statusOf(c *http.Client, url string) int {
+func (w *fixture) statusOf(c *http.Client, url string) int {
 	res, _, err := w.try(c, http.MethodGet, url, nil) //nolint:bodyclose // try closes it
 	if err != nil {
 		w.t.Errorf("GET %s: %v", url, err)
@@ -251,7 +251,7 @@ func (w *world) statusOf(c *http.Client, url string) int {
 	return res.StatusCode
 }
 
-func (w *world) try(c *http.Client, method, url string, body io.Reader, headers ...string) (*http.Response, string, error) {
+func (w *fixture) try(c *http.Client, method, url string, body io.Reader, headers ...string) (*http.Response, string, error) {
 	req, err := http.NewRequestWithContext(w.t.Context(), method, url, body)
 	if err != nil {
 		return nil, "", err
@@ -272,7 +272,7 @@ func (w *world) try(c *http.Client, method, url string, body io.Reader, headers 
 }
 
 func TestRequestReachesTheSandbox(t *testing.T) {
-	w := newWorld(t, func(c *Config) { c.ServiceIdle = eventually.Patience })
+	w := newFixture(t, func(c *Config) { c.ServiceIdle = eventually.Patience })
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		w.Header().Set("X-Seen", r.Host+" "+r.RequestURI)

@@ -46,7 +46,7 @@ func (s *sleeper) Kill(_ context.Context, _, id string) error {
 }
 
 // idlers runs idle policies over boxes that get one, until the test ends.
-func (w *world) idlers(t *testing.T, s *sleeper, boxes ...*box) {
+func (w *fixture) idlers(t *testing.T, s *sleeper, boxes ...*box) {
 	t.Helper()
 	s.boxes, s.done = map[string]*box{}, make(chan string, 100)
 	for _, b := range boxes {
@@ -75,7 +75,7 @@ func idling(action agents.TimeoutAction) func(*agents.Sandbox) {
 // is not, until that ends.
 func TestIdlePolicy(t *testing.T) {
 	finish := make(chan struct{})
-	w := newWorld(t, often)
+	w := newFixture(t, often)
 	port := backend(t, func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "first\n")
 		_ = http.NewResponseController(w).Flush()
@@ -120,7 +120,7 @@ func TestRequestMeetsIdlePause(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			k := &waker{release: make(chan struct{})}
 			close(k.release)
-			w := newWorld(t, often, func(c *Config) { c.Waker = k })
+			w := newFixture(t, often, func(c *Config) { c.Waker = k })
 			port := backend(t, hello)
 			b := w.box("a", idling(agents.TimeoutPause))
 			k.do = func() error { b.run("10.9.0.2"); b.apply(); return nil }

@@ -102,7 +102,7 @@ func streamThatMoves(t *testing.T, change func(*http.Protocols), contentType str
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, table: route.NewTable(), tokens: tokens}
+	w := &fixture{t: t, table: route.NewTable(), tokens: tokens}
 	w.table.MarkSynced()
 	if w.gateway, err = New(Config{
 		Domains: []string{testDomain}, Routes: w.table, Tokens: tokens, Log: telemetry.Discard(), Dialer: service, StreamIdle: limit,

@@ -33,7 +33,7 @@ func TestGiBBothWays(t *testing.T) {
 	if testing.Short() {
 		size = 64 << 20
 	}
-	w := newWorld(t)
+	w := newFixture(t)
 	up := make(chan [sha256.Size]byte, 1)
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).EnableFullDuplex()
@@ -85,7 +85,7 @@ func sum(r io.Reader) (out [sha256.Size]byte) {
 // TestSingleBytesBothWays streams in both directions at once, byte by byte, neither waiting for
 // the other.
 func TestSingleBytesBothWays(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	const count = 2000
 	counted := make(chan int, 1)
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
@@ -138,7 +138,7 @@ func TestSingleBytesBothWays(t *testing.T) {
 
 // TestWebSocketsForLong keeps WebSockets of several sandboxes busy; nobody sees another's message.
 func TestWebSocketsForLong(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	port := backend(t, echoWebSocket)
 	over := time.After(*long)
 	done := make(chan struct{})
@@ -188,7 +188,7 @@ func TestWebSocketsForLong(t *testing.T) {
 // conversation of its own; then each is a stream as gRPC has them.
 func TestManyStreams(t *testing.T) {
 	const streams, turns = 200, 5
-	w := newWorld(t)
+	w := newFixture(t)
 	port := backend(t, echoLines)
 	clients := w.clients(t)
 	for _, name := range []string{"h2c", "tls_h2"} {
@@ -274,7 +274,7 @@ func converse(ctx context.Context, c *http.Client, host, contentType string, id,
 // TestStoppedReaderStopsTheWriter: whoever does not read, client or service, stops the other side,
 // in requests, responses and tunnels, and the gateway keeps little of what is under way.
 func TestStoppedReaderStopsTheWriter(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	var written, read atomic.Int64
 	release := make(chan struct{})
 	port := raw(t, func(c net.Conn) {
@@ -385,7 +385,7 @@ func heap() int64 {
 // TestKilledUnderAnUpload kills the sandbox while the client sends: the answer says so, and the
 // client's connection does not go on as if nothing had been.
 func TestKilledUnderAnUpload(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	begun := make(chan struct{}, 1)
 	port := raw(t, func(c net.Conn) {
 		if _, err := http.ReadRequest(bufio.NewReader(c)); err == nil {

@@ -115,7 +115,7 @@ func FuzzResponseMessages(f *testing.F) {
 
 // TestPlainHTTPToTLS: who speaks plain HTTP at a port for TLS is led to HTTPS.
 func TestPlainHTTPToTLS(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	_, addr := w.secure(t)
 	host := w.box("a").host(80)
 	for name, c := range map[string]struct {
@@ -152,7 +152,7 @@ func TestPlainHTTPToTLS(t *testing.T) {
 func TestEarlyUpgrade(t *testing.T) {
 	for name, early := range map[string]string{"bytes": "\n\x81\x00", "line feed": "\n", "a request": "GET / HTTP/1.1\nX: y\n\n", "a byte": "\x81"} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newFixture(t)
 			got := make(chan string, 1)
 			port := rawService(t, func(c net.Conn) {
 				in := bufio.NewReader(c)

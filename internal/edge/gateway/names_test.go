@@ -32,7 +32,7 @@ func TestNamesNeedKeys(t *testing.T) {
 	var seen atomic.Pointer[http.Header]
 	port := backend(t, func(_ http.ResponseWriter, r *http.Request) { seen.Store(&r.Header) })
 	dialer := &portDialer{agent: fmt.Sprintf("127.0.0.1:%d", port)}
-	w := newWorld(t, withNames, func(c *Config) { c.Dialer = dialer })
+	w := newFixture(t, withNames, func(c *Config) { c.Dialer = dialer })
 	b := w.box("named", func(s *agents.Sandbox) { s.Spec.Barchan.Access = &agents.AccessPolicy{OpenAgent: true} })
 	other := w.box("other")
 	key, bearer := []string{"X-API-Key", "default-key"}, []string{"Authorization", "Bearer default-key"}
@@ -85,7 +85,7 @@ func TestNamesNeedKeys(t *testing.T) {
 func TestIDsNeedNoKeys(t *testing.T) {
 	var seen http.Header
 	port := backend(t, func(_ http.ResponseWriter, r *http.Request) { seen = r.Header })
-	w := newWorld(t, withNames)
+	w := newFixture(t, withNames)
 	b := w.box("named")
 	ask := func(id sandbox.ID, headers ...string) int {
 		res, _ := w.do(w.client, http.MethodGet, "http://x/", nil, append([]string{headerName, string(id), headerPort, portText(port)}, headers...)...) //nolint:bodyclose // do closes it
@@ -106,7 +106,7 @@ func TestIDsNeedNoKeys(t *testing.T) {
 // those with a key are not.
 func TestGuessesAreThrottled(t *testing.T) {
 	port := backend(t, hello)
-	w := newWorld(t, withNames)
+	w := newFixture(t, withNames)
 	w.box("named")
 	statuses := map[int]int{}
 	for i := range 200 {

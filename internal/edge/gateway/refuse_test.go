@@ -53,7 +53,7 @@ func closedPort(t *testing.T) uint16 {
 }
 
 func TestRefusals(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	port, closed := backend(t, hello), closedPort(t)
 	up, asleep, dead, shut := w.box("up"), w.box("asleep"), w.box("dead"), w.box("shut", private)
 	asleep.sleep()
@@ -129,7 +129,7 @@ func TestRefusals(t *testing.T) {
 }
 
 func TestByHeader(t *testing.T) {
-	w := newWorld(t, func(c *Config) {
+	w := newFixture(t, func(c *Config) {
 		c.Names = func(_ context.Context, namespace, name string) (sandbox.ID, bool) {
 			return c.Routes.(*route.Table).LookupName(namespace, name)
 		}
@@ -165,7 +165,7 @@ func TestByHeader(t *testing.T) {
 }
 
 func TestHeadersOnTheirWay(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	var seen http.Header
 	var host string
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
@@ -208,7 +208,7 @@ func TestHeadersOnTheirWay(t *testing.T) {
 }
 
 func TestBeforeSync(t *testing.T) {
-	w := newWorld(t, func(c *Config) { c.Routes = route.NewTable() })
+	w := newFixture(t, func(c *Config) { c.Routes = route.NewTable() })
 	res, _ := w.do(w.client, http.MethodGet, fmt.Sprintf("http://80-%s.%s/", sandbox.IDOf("?"), testDomain), nil) //nolint:bodyclose // do closes it
 	if res.StatusCode != http.StatusServiceUnavailable || res.Header.Get("Retry-After") == "" {
 		t.Errorf("got %d, Retry-After %q", res.StatusCode, res.Header.Get("Retry-After"))
@@ -219,7 +219,7 @@ func TestBeforeSync(t *testing.T) {
 func TestPortJustOpening(t *testing.T) {
 	port := backend(t, hello)
 	dialer := &lateDialer{closed: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), closedPort(t)).String(), open: fmt.Sprintf("127.0.0.1:%d", port)}
-	w := newWorld(t, func(c *Config) { c.Dialer = dialer })
+	w := newFixture(t, func(c *Config) { c.Dialer = dialer })
 	b := w.box("a")
 	if status, text := w.get(b.url(80, "/")); status != http.StatusOK || dialer.calls.Load() != 3 {
 		t.Errorf("got %d %q after %d attempts", status, text, dialer.calls.Load())
@@ -242,7 +242,7 @@ func (d *lateDialer) DialContext(ctx context.Context, network, _ string) (net.Co
 // TestServiceClosesIdleConnections has each connection closed after its first answer, without
 // saying so. No request, not even one that may not be repeated, is to be lost by that.
 func TestServiceClosesIdleConnections(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	closed := make(chan struct{}, 1)
 	port := rawService(t, func(c net.Conn) {
 		buf := make([]byte, 4096)
@@ -288,7 +288,7 @@ func rawService(t *testing.T, f func(net.Conn)) uint16 {
 }
 
 func TestOddAnswers(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	b := w.box("a")
 	for name, c := range map[string]struct {
 		send   string
@@ -329,7 +329,7 @@ func TestOddAnswers(t *testing.T) {
 
 // TestUnusedConnectionsAreClosed waits until the service sees its only connection closed.
 func TestUnusedConnectionsAreClosed(t *testing.T) {
-	w := newWorld(t, func(c *Config) { c.ServiceIdle = 20 * time.Millisecond })
+	w := newFixture(t, func(c *Config) { c.ServiceIdle = 20 * time.Millisecond })
 	ended := make(chan error, 1)
 	port := rawService(t, func(c net.Conn) {
 		buf := make([]byte, 4096)
@@ -349,7 +349,7 @@ func TestUnusedConnectionsAreClosed(t *testing.T) {
 func TestAccessLogAndMetrics(t *testing.T) {
 	var out strings.Builder
 	registry := prometheus.NewRegistry()
-	w := newWorld(t, func(c *Config) {
+	w := newFixture(t, func(c *Config) {
 		c.AccessLog, c.Registerer = slog.New(slog.NewJSONHandler(&out, nil)), registry
 	})
 	port := backend(t, hello)
@@ -387,7 +387,7 @@ func TestAccessLogAndMetrics(t *testing.T) {
 }
 
 func TestPanicsAreContained(t *testing.T) {
-	w := newWorld(t, func(c *Config) { c.Routes = panicky{} })
+	w := newFixture(t, func(c *Config) { c.Routes = panicky{} })
 	if status, _ := w.get(fmt.Sprintf("http://80-%s.%s/", sandbox.IDOf("?"), testDomain)); status != http.StatusInternalServerError {
 		t.Errorf("got %d", status)
 	}
@@ -452,7 +452,7 @@ func checkTarget(t *testing.T, x *exchange) {
 }
 
 func TestSignedURLWithoutSandboxID(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	id := w.box("files").id
 	ask := func(signature string) target {
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://127.0.0.1/files?path=a.txt&signature="+url.QueryEscape(signature), http.NoBody)
@@ -478,7 +478,7 @@ func TestSignedURLWithoutSandboxID(t *testing.T) {
 
 // TestExpiredSignature: who has a URL that was good learns that its time is over.
 func TestExpiredSignature(t *testing.T) {
-	w := newWorld(t, func(c *Config) {
+	w := newFixture(t, func(c *Config) {
 		c.Waker = wakerFunc(func(context.Context, sandbox.ID) error { return errors.New("it must not be woken") })
 	})
 	asleep := w.box("asleep", func(s *agents.Sandbox) { s.Spec.Barchan.Wake = &agents.WakePolicy{OnTraffic: true} })
@@ -513,7 +513,7 @@ func TestPreflights(t *testing.T) {
 		reached.Add(1)
 		w.WriteHeader(http.StatusTeapot)
 	})
-	w := newWorld(t, func(c *Config) {
+	w := newFixture(t, func(c *Config) {
 		c.Waker = wakerFunc(func(context.Context, sandbox.ID) error {
 			reached.Add(1)
 			return errors.New("it must not be woken")

@@ -24,7 +24,7 @@ import (
 )
 
 // secure serves the gateway over TLS and returns the authority's certificate and the address.
-func (w *world) secure(t *testing.T) (*x509.CertPool, string) {
+func (w *fixture) secure(t *testing.T) (*x509.CertPool, string) {
 	t.Helper()
 	ca, err := localca.Open(localca.Config{Dir: t.TempDir(), Domains: []string{testDomain}})
 	if err != nil {
@@ -36,7 +36,7 @@ func (w *world) secure(t *testing.T) (*x509.CertPool, string) {
 }
 
 // clients are the ways to speak to a gateway, by name. TLS goes through a listener of its own.
-func (w *world) clients(t *testing.T) map[string]*http.Client {
+func (w *fixture) clients(t *testing.T) map[string]*http.Client {
 	t.Helper()
 	roots, addr := w.secure(t)
 	secure := func(protocols func(*http.Protocols)) *http.Client {
@@ -63,7 +63,7 @@ func (h https) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 func TestProtocolOfEachClient(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, "%s %s", r.Proto, r.Header.Get("X-Forwarded-Proto"))
 	})
@@ -85,7 +85,7 @@ func TestProtocolOfEachClient(t *testing.T) {
 
 // TestFullDuplex sends a byte and waits for its echo, many times, within one request.
 func TestFullDuplex(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		rc := http.NewResponseController(w)
 		if err := rc.EnableFullDuplex(); err != nil {
@@ -132,7 +132,7 @@ func TestFullDuplex(t *testing.T) {
 
 // TestEventsArriveAtOnce has the service send each event only when the client saw the last.
 func TestEventsArriveAtOnce(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	seen := make(chan struct{})
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -174,7 +174,7 @@ func TestEventsArriveAtOnce(t *testing.T) {
 }
 
 func TestBigBodiesBothWays(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	const size = 64 << 20
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodPut {
@@ -228,7 +228,7 @@ func TestBigBodiesBothWays(t *testing.T) {
 
 // TestBackPressure checks that a client that does not read stops the service.
 func TestBackPressure(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	var sent atomic.Int64
 	port := backend(t, func(w http.ResponseWriter, _ *http.Request) {
 		block := make([]byte, 64<<10)
@@ -256,7 +256,7 @@ func TestBackPressure(t *testing.T) {
 }
 
 func TestClientAbortReachesTheService(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	aborted := make(chan struct{}, 1)
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodGet {
@@ -295,7 +295,7 @@ func TestClientAbortReachesTheService(t *testing.T) {
 }
 
 func TestWebSocket(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	port := backend(t, echoWebSocket)
 	b := w.box("a")
 	for name, c := range w.clients(t) {
@@ -344,7 +344,7 @@ func echoWebSocket(w http.ResponseWriter, r *http.Request) {
 }
 
 // idle waits until the gateway carries nothing.
-func (w *world) idle() {
+func (w *fixture) idle() {
 	w.t.Helper()
 	eventually.True(w.t, "the gateway is idle", func() bool {
 		w.gateway.flights.mu.Lock()
@@ -354,7 +354,7 @@ func (w *world) idle() {
 }
 
 func TestTrailersAndGRPC(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Trailer", "Announced")
 		w.Header().Set("X-Proto", r.Proto+" "+r.Header.Get("Te"))
@@ -398,7 +398,7 @@ func TestTrailersAndGRPC(t *testing.T) {
 
 // TestEarlyAnswer answers an upload before it is over. The client must get the answer.
 func TestEarlyAnswer(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	port := backend(t, func(w http.ResponseWriter, _ *http.Request) {
 		_ = http.NewResponseController(w).EnableFullDuplex() // else the service waits for the upload
 		http.Error(w, "too much", http.StatusRequestEntityTooLarge)

@@ -39,7 +39,7 @@ func (k *waker) Wake(ctx context.Context, _ sandbox.ID) error {
 
 func TestWakeOnce(t *testing.T) {
 	k := &waker{release: make(chan struct{})}
-	w := newWorld(t, func(c *Config) { c.Waker = k })
+	w := newFixture(t, func(c *Config) { c.Waker = k })
 	port := backend(t, hello)
 	b := w.box("a", wakeable)
 	b.sleep()
@@ -67,7 +67,7 @@ func TestWakeJustOver(t *testing.T) {
 	k := &waker{release: make(chan struct{})}
 	close(k.release)
 	k.do = func() error { return errs.ErrConflict }
-	w := newWorld(t, func(c *Config) { c.Waker = k })
+	w := newFixture(t, func(c *Config) { c.Waker = k })
 	b := w.box("a", wakeable)
 	b.sleep()
 	b.apply()
@@ -92,7 +92,7 @@ func TestWakeRefusals(t *testing.T) {
 		// One of its own for each: a wake goes on when the request that began it is answered.
 		k := &waker{release: make(chan struct{}), do: func() error { return c.err }}
 		close(k.release)
-		w := newWorld(t, func(cfg *Config) {
+		w := newFixture(t, func(cfg *Config) {
 			if cfg.Waker = k; c.err == nil {
 				cfg.WakeTimeout = 50 * time.Millisecond
 			}
@@ -110,7 +110,7 @@ func TestWakeRefusals(t *testing.T) {
 func TestWakeTellsWhy(t *testing.T) {
 	k := &waker{release: make(chan struct{})}
 	close(k.release)
-	w := newWorld(t, func(c *Config) { c.Waker = k })
+	w := newFixture(t, func(c *Config) { c.Waker = k })
 	port := backend(t, hello)
 	browser := []string{"User-Agent", "Mozilla/5.0", "Accept", "text/html"}
 	for name, c := range map[string]struct {
@@ -152,7 +152,7 @@ func TestWakeTellsWhy(t *testing.T) {
 func TestWakeTokens(t *testing.T) {
 	k := &waker{release: make(chan struct{})}
 	close(k.release)
-	w := newWorld(t, func(c *Config) { c.Waker = k })
+	w := newFixture(t, func(c *Config) { c.Waker = k })
 	b := w.box("a", wakeable, private)
 	k.do = func() error { return errs.ErrExhausted } // shows that it was tried
 	b.sleep()

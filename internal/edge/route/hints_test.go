@@ -394,8 +394,8 @@ func TestHintsAreBounded(t *testing.T) {
 	})
 }
 
-// world is what truly happens to a few sandboxes that share names and addresses.
-type world struct {
+// simulation is what truly happens to a few sandboxes that share names and addresses.
+type simulation struct {
 	rng     *rand.Rand
 	version int
 	lives   int
@@ -410,7 +410,7 @@ type tale struct {
 }
 
 // happen goes on with the life of one sandbox.
-func (w *world) happen() {
+func (w *simulation) happen() {
 	w.version += 1 + w.rng.IntN(3)
 	i := w.rng.IntN(len(w.named))
 	s := w.named[i]
@@ -442,7 +442,7 @@ func (w *world) happen() {
 }
 
 // start has a sandbox run, mostly where nobody else is and at times where it was.
-func (w *world) start(s *agents.Sandbox) {
+func (w *simulation) start(s *agents.Sandbox) {
 	s.Spec.OperatingMode = ""
 	s.Status.Conditions = []metav1.Condition{{Type: agents.ConditionReady, Status: metav1.ConditionTrue}}
 	began := metav1.Unix(int64(w.version), 0)
@@ -470,7 +470,7 @@ func (w tale) tell(x *Table) {
 
 // plane is a replica: a table, and one beside it that hears no hints.
 type plane struct {
-	w           *world
+	w           *simulation
 	rng         *rand.Rand
 	table, base *Table
 	told        int // tales that the watch has told
@@ -620,12 +620,12 @@ func (p *plane) checkSeen(t *testing.T) {
 	}
 }
 
-// TestPlanesAgree lets two replicas hear of one world in ways of their own, with lies among it. Once
+// TestPlanesAgree lets two replicas receive one simulation in ways of their own, with lies among it. Once
 // the watch has caught up and the lies have had their time, both say what is so, and nothing else.
 func TestPlanesAgree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for seed := range uint64(80) {
-			w := &world{rng: rand.New(rand.NewPCG(seed, 4))}
+			w := &simulation{rng: rand.New(rand.NewPCG(seed, 4))}
 			planes := []*plane{{w: w, rng: rand.New(rand.NewPCG(seed, 5))}, {w: w, rng: rand.New(rand.NewPCG(seed, 6))}}
 			for _, p := range planes {
 				p.boot()
@@ -650,7 +650,7 @@ func TestPlanesAgree(t *testing.T) {
 }
 
 // compare finds that a table says what is so.
-func (w *world) compare(t *testing.T, seed uint64, x *Table) {
+func (w *simulation) compare(t *testing.T, seed uint64, x *Table) {
 	t.Helper()
 	alive := 0
 	for i, s := range w.named {

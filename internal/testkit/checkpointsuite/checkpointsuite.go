@@ -79,8 +79,8 @@ func Run(t *testing.T, cfg Config) {
 	}
 }
 
-// world is one namespace with a node that is none.
-type world struct {
+// fixture is one namespace with a node that is none.
+type fixture struct {
 	t         *testing.T
 	cfg       Config
 	client    client.WithWatch
@@ -97,7 +97,7 @@ type world struct {
 	said map[string][]string // +checklocks:mu
 }
 
-func newWorld(t *testing.T, cfg Config, tuning Tuning) *world {
+func newFixture(t *testing.T, cfg Config, tuning Tuning) *fixture {
 	t.Helper()
 	w := idleWorld(t, cfg)
 	w.start(tuning)
@@ -105,10 +105,10 @@ func newWorld(t *testing.T, cfg Config, tuning Tuning) *world {
 }
 
 // idleWorld has no controllers yet.
-func idleWorld(t *testing.T, cfg Config) *world {
+func idleWorld(t *testing.T, cfg Config) *fixture {
 	t.Helper()
 	c := watched.Client(t, cfg.REST)
-	w := &world{t: t, cfg: cfg, client: c, node: NewNode(), bell: watched.NewBell(), frozen: map[string]bool{}, seeds: map[string]bool{}, said: map[string][]string{}}
+	w := &fixture{t: t, cfg: cfg, client: c, node: NewNode(), bell: watched.NewBell(), frozen: map[string]bool{}, seeds: map[string]bool{}, said: map[string][]string{}}
 	w.node.ring = w.bell.Ring
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "checkpoints-"}}
 	if err := c.Create(t.Context(), ns); err != nil {
@@ -125,7 +125,7 @@ func idleWorld(t *testing.T, cfg Config) *world {
 }
 
 // start runs the controllers until the test ends, or stop is called.
-func (w *world) start(tuning Tuning) (stop func()) {
+func (w *fixture) start(tuning Tuning) (stop func()) {
 	w.t.Helper()
 	stop = sync.OnceFunc(w.cfg.Start(w.t, w.node, tuning))
 	w.t.Cleanup(stop)
@@ -135,7 +135,7 @@ func (w *world) start(tuning Tuning) (stop func()) {
 // seedFails has the warm-up of a seed fail.
 const seedFails = "fails"
 
-func (w *world) saw(ctx context.Context, e watch.Event) {
+func (w *fixture) saw(ctx context.Context, e watch.Event) {
 	defer w.bell.Ring()
 	if c, ok := e.Object.(*barchan.Checkpoint); ok {
 		w.mu.Lock()
@@ -165,7 +165,7 @@ func (w *world) saw(ctx context.Context, e watch.Event) {
 	}
 }
 
-func (w *world) refuseSeed(ctx context.Context, s *agents.Sandbox) {
+func (w *fixture) refuseSeed(ctx context.Context, s *agents.Sandbox) {
 	changed := meta.SetStatusCondition(&s.Status.Conditions, metav1.Condition{
 		Type: agents.ConditionFinished, Status: metav1.ConditionTrue, Reason: agents.ReasonPodFailed, Message: "warmUp: it ended with 3",
 	})
@@ -181,12 +181,12 @@ func isSeed(s *agents.Sandbox) bool {
 }
 
 // until waits for events until what is asked for is so. The text that done returns says what is.
-func (w *world) until(what string, done func() (bool, string)) {
+func (w *fixture) until(what string, done func() (bool, string)) {
 	w.t.Helper()
 	w.bell.Until(w.t, what, done)
 }
 
-func (w *world) create(o client.Object) {
+func (w *fixture) create(o client.Object) {
 	w.t.Helper()
 	o.SetNamespace(w.namespace)
 	if err := w.client.Create(w.t.Context(), o); err != nil {
@@ -195,7 +195,7 @@ func (w *world) create(o client.Object) {
 }
 
 // sandbox makes a sandbox. Only what is frozen waits for the node.
-func (w *world) sandbox(name string, changes ...func(*agents.Sandbox)) *agents.Sandbox {
+func (w *fixture) sandbox(name string, changes ...func(*agents.Sandbox)) *agents.Sandbox {
 	w.t.Helper()
 	s := &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{agents.NodeFinalizer}}}
 	s.Spec.SandboxBlueprint = fakecluster.Template(w.namespace, "t", "x").Spec.SandboxBlueprint
@@ -207,7 +207,7 @@ func (w *world) sandbox(name string, changes ...func(*agents.Sandbox)) *agents.S
 }
 
 // running makes a sandbox and returns it when it runs.
-func (w *world) running(name string, changes ...func(*agents.Sandbox)) *agents.Sandbox {
+func (w *fixture) running(name string, changes ...func(*agents.Sandbox)) *agents.Sandbox {
 	w.t.Helper()
 	s := w.sandbox(name, changes...)
 	w.until("sandbox "+name+" runs", func() (bool, string) {
@@ -218,7 +218,7 @@ func (w *world) running(name string, changes ...func(*agents.Sandbox)) *agents.S
 }
 
 // checkpoint asks for one of a sandbox.
-func (w *world) checkpoint(name, of string, changes ...func(*barchan.Checkpoint)) *barchan.Checkpoint {
+func (w *fixture) checkpoint(name, of string, changes ...func(*barchan.Checkpoint)) *barchan.Checkpoint {
 	w.t.Helper()
 	c := &barchan.Checkpoint{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: barchan.CheckpointSpec{SandboxName: of, KeepRunning: true}}
 	for _, change := range changes {
@@ -229,7 +229,7 @@ func (w *world) checkpoint(name, of string, changes ...func(*barchan.Checkpoint)
 }
 
 // phase waits until a checkpoint is in a phase, and says something with the words.
-func (w *world) phase(c *barchan.Checkpoint, phase barchan.CheckpointPhase, words string) *barchan.Checkpoint {
+func (w *fixture) phase(c *barchan.Checkpoint, phase barchan.CheckpointPhase, words string) *barchan.Checkpoint {
 	w.t.Helper()
 	var now *barchan.Checkpoint
 	w.until(fmt.Sprintf("checkpoint %s is %s, and says %q", c.Name, phase, words), func() (bool, string) {
@@ -240,7 +240,7 @@ func (w *world) phase(c *barchan.Checkpoint, phase barchan.CheckpointPhase, word
 }
 
 // saysSoon waits until a checkpoint says something, in whatever phase.
-func (w *world) saysSoon(c *barchan.Checkpoint, words string) *barchan.Checkpoint {
+func (w *fixture) saysSoon(c *barchan.Checkpoint, words string) *barchan.Checkpoint {
 	w.t.Helper()
 	var now *barchan.Checkpoint
 	w.until(fmt.Sprintf("checkpoint %s says %q", c.Name, words), func() (bool, string) {
@@ -251,7 +251,7 @@ func (w *world) saysSoon(c *barchan.Checkpoint, words string) *barchan.Checkpoin
 }
 
 // hasSaid waits until a checkpoint says something, or has said it and does no more.
-func (w *world) hasSaid(c *barchan.Checkpoint, words string) {
+func (w *fixture) hasSaid(c *barchan.Checkpoint, words string) {
 	w.t.Helper()
 	w.until(fmt.Sprintf("checkpoint %s has said %q", c.Name, words), func() (bool, string) {
 		w.mu.Lock()
@@ -269,7 +269,7 @@ func says(c *barchan.Checkpoint) string {
 }
 
 // gone waits until an object is no more.
-func (w *world) gone(o client.Object) {
+func (w *fixture) gone(o client.Object) {
 	w.t.Helper()
 	w.until(o.GetName()+" is gone", func() (bool, string) {
 		err := w.client.Get(w.t.Context(), client.ObjectKeyFromObject(o), o)
@@ -277,7 +277,7 @@ func (w *world) gone(o client.Object) {
 	})
 }
 
-func (w *world) delete(o client.Object) {
+func (w *fixture) delete(o client.Object) {
 	w.t.Helper()
 	if err := w.client.Delete(w.t.Context(), o); err != nil {
 		w.t.Fatal(err)
@@ -285,7 +285,7 @@ func (w *world) delete(o client.Object) {
 }
 
 // get reads an object again.
-func get[T client.Object](w *world, o T) T {
+func get[T client.Object](w *fixture, o T) T {
 	w.t.Helper()
 	now, _ := o.DeepCopyObject().(T)
 	if err := w.client.Get(w.t.Context(), client.ObjectKeyFromObject(o), now); err != nil {
@@ -295,7 +295,7 @@ func get[T client.Object](w *world, o T) T {
 }
 
 // change updates an object as often as it takes.
-func change[T client.Object](w *world, o T, edit func(T)) T {
+func change[T client.Object](w *fixture, o T, edit func(T)) T {
 	w.t.Helper()
 	for {
 		now := get(w, o)
@@ -311,13 +311,13 @@ func change[T client.Object](w *world, o T, edit func(T)) T {
 }
 
 // freeze has the node leave a sandbox alone, until freeze(name, false).
-func (w *world) freeze(name string, frozen bool) {
+func (w *fixture) freeze(name string, frozen bool) {
 	w.mu.Lock()
 	w.frozen[name] = frozen
 	w.mu.Unlock()
 }
 
-func (w *world) seedsEver() []string {
+func (w *fixture) seedsEver() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Sorted(maps.Keys(w.seeds))

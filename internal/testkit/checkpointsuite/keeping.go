@@ -15,7 +15,7 @@ import (
 )
 
 func runsOut(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg, Tuning{})
+	w := newFixture(t, cfg, Tuning{})
 	w.running("s")
 	ttl := func(seconds int32) func(*barchan.Checkpoint) {
 		return func(c *barchan.Checkpoint) { c.Spec.TTLSeconds = &seconds }
@@ -34,7 +34,7 @@ func runsOut(t *testing.T, cfg Config) {
 
 // A deleted checkpoint stays for a template that names it, and for a sandbox that has yet to start.
 func inUse(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg, Tuning{})
+	w := newFixture(t, cfg, Tuning{})
 	w.running("s")
 	origin := &agents.BarchanSpec{Restore: &agents.RestoreSource{CheckpointName: "c"}}
 
@@ -76,7 +76,7 @@ func inUse(t *testing.T, cfg Config) {
 }
 
 func lost(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg, Tuning{SweepEvery: 20 * time.Millisecond})
+	w := newFixture(t, cfg, Tuning{SweepEvery: 20 * time.Millisecond})
 	w.running("s")
 	c := w.phase(w.checkpoint("c", "s"), barchan.CheckpointReady, "")
 	w.node.lose(c.UID)

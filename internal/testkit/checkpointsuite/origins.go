@@ -34,7 +34,7 @@ func asked(s *agents.Sandbox) {
 }
 
 // runs waits until a sandbox runs, and wants it to be marked as what it holds.
-func (w *world) runs(s *agents.Sandbox, bound bool) {
+func (w *fixture) runs(s *agents.Sandbox, bound bool) {
 	w.t.Helper()
 	w.until("sandbox "+s.Name+" runs", func() (bool, string) {
 		s = get(w, s)
@@ -46,7 +46,7 @@ func (w *world) runs(s *agents.Sandbox, bound bool) {
 }
 
 // isRefused waits until a sandbox says why it is not started, and wants that to help.
-func (w *world) isRefused(s *agents.Sandbox, machine *Machine) {
+func (w *fixture) isRefused(s *agents.Sandbox, machine *Machine) {
 	w.t.Helper()
 	w.until("sandbox "+s.Name+" is refused", func() (bool, string) {
 		s = get(w, s)

@@ -20,7 +20,7 @@ import (
 )
 
 func running(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg, Tuning{})
+	w := newFixture(t, cfg, Tuning{})
 	s := w.running("s", func(s *agents.Sandbox) {
 		s.Annotations = map[string]string{agents.AnnotationTemplateRef: "t", pool.AnnotationTemplateID: "tid", pool.AnnotationTemplateNamespace: "ns"}
 		s.Spec.Barchan = &agents.BarchanSpec{
@@ -74,7 +74,7 @@ func checkSource(t *testing.T, s *agents.Sandbox, from *barchan.CheckpointSource
 
 // A source that is not to run on is captured when it sleeps, and not before.
 func sleepsFirst(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg, Tuning{})
+	w := newFixture(t, cfg, Tuning{})
 	s := w.running("s")
 	w.freeze("s", true)
 	c := w.checkpoint("c", "s", func(c *barchan.Checkpoint) { c.Spec.KeepRunning = false })
@@ -96,7 +96,7 @@ func sleepsFirst(t *testing.T, cfg Config) {
 }
 
 func waitsForTheStart(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg, Tuning{})
+	w := newFixture(t, cfg, Tuning{})
 	s := w.sandbox("s", func(s *agents.Sandbox) { s.Spec.PodTemplate.Spec.Containers[0].Image = fakecluster.ImageSlow })
 	c := w.checkpoint("c", "s")
 	w.phase(c, barchan.CheckpointPending, "waits for sandbox s to start")
@@ -105,7 +105,7 @@ func waitsForTheStart(t *testing.T, cfg Config) {
 }
 
 func failsForGood(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg, Tuning{})
+	w := newFixture(t, cfg, Tuning{})
 	w.phase(w.checkpoint("none", "nobody"), barchan.CheckpointFailed, `spec.sandboxName: there is no sandbox "nobody"`)
 
 	w.running("s")
@@ -137,7 +137,7 @@ func failsForGood(t *testing.T, cfg Config) {
 }
 
 func triesAgain(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg, Tuning{})
+	w := newFixture(t, cfg, Tuning{})
 	w.running("s")
 	full := fmt.Errorf("disk: %w", errs.ErrExhausted)
 	w.node.fail(fmt.Errorf("containerd: %w", errs.ErrUnavailable), fmt.Errorf("busy: %w", errs.ErrConflict), full)
@@ -151,7 +151,7 @@ func triesAgain(t *testing.T, cfg Config) {
 
 // What was to be captured is gone, and its name is another's.
 func anotherOfTheName(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg, Tuning{})
+	w := newFixture(t, cfg, Tuning{})
 	s := w.running("s")
 	w.node.hold(true)
 	w.node.fail(fmt.Errorf("containerd: %w", errs.ErrUnavailable))
@@ -170,7 +170,7 @@ func anotherOfTheName(t *testing.T, cfg Config) {
 }
 
 func secrets(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg, Tuning{})
+	w := newFixture(t, cfg, Tuning{})
 	bound := func(s *agents.Sandbox) { s.Annotations = map[string]string{pool.AnnotationBoundEnv: "true"} }
 	for name, tt := range map[string]struct {
 		change func(*agents.Sandbox)
@@ -198,7 +198,7 @@ func secrets(t *testing.T, cfg Config) {
 }
 
 func filesOnly(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg, Tuning{})
+	w := newFixture(t, cfg, Tuning{})
 	w.running("s")
 	c := w.phase(w.checkpoint("c", "s", func(c *barchan.Checkpoint) { c.Spec.Content = barchan.ContentFiles }), barchan.CheckpointReady, "")
 	if asked := w.node.captures(c.UID); len(asked) != 1 || !asked[0].FilesOnly || c.Status.Content != barchan.ContentFiles || c.Status.MemorySize != nil || says(c) != "" {

@@ -18,7 +18,7 @@ import (
 )
 
 // warming makes the template t, whose sandboxes run a command before they are ready.
-func (w *world) warming(command string) *extensions.SandboxTemplate {
+func (w *fixture) warming(command string) *extensions.SandboxTemplate {
 	w.t.Helper()
 	of := fakecluster.Template(w.namespace, "t", "x")
 	of.Spec.Barchan = &extensions.TemplateBarchanSpec{Sandbox: &agents.BarchanSpec{WarmUp: &agents.WarmUp{Command: []string{command}}}}
@@ -26,7 +26,7 @@ func (w *world) warming(command string) *extensions.SandboxTemplate {
 	return of
 }
 
-func (w *world) pool(replicas int32) *extensions.SandboxWarmPool {
+func (w *fixture) pool(replicas int32) *extensions.SandboxWarmPool {
 	w.t.Helper()
 	p := &extensions.SandboxWarmPool{ObjectMeta: metav1.ObjectMeta{Name: "p"}}
 	p.Spec.Replicas, p.Spec.SandboxTemplateRef.Name = &replicas, "t"
@@ -36,7 +36,7 @@ func (w *world) pool(replicas int32) *extensions.SandboxWarmPool {
 }
 
 // name is that of the warm-up of the template t as it is.
-func (w *world) name() string {
+func (w *fixture) name() string {
 	w.t.Helper()
 	of := get(w, &extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "t"}})
 	revision, _, err := pool.Revision(of)
@@ -47,7 +47,7 @@ func (w *world) name() string {
 }
 
 // origins counts the members of a pool by what they start from.
-func (w *world) origins(p *extensions.SandboxWarmPool) map[string]int {
+func (w *fixture) origins(p *extensions.SandboxWarmPool) map[string]int {
 	w.t.Helper()
 	var all agents.SandboxList
 	if err := w.client.List(w.t.Context(), &all, client.InNamespace(w.namespace), client.MatchingLabels{agents.LabelWarmPoolSandbox: string(p.UID)}); err != nil {
@@ -65,7 +65,7 @@ func (w *world) origins(p *extensions.SandboxWarmPool) map[string]int {
 }
 
 // full waits until a pool is full of members that start from something, and of no others.
-func (w *world) full(p *extensions.SandboxWarmPool, n int, origin string) {
+func (w *fixture) full(p *extensions.SandboxWarmPool, n int, origin string) {
 	w.t.Helper()
 	w.until(fmt.Sprintf("%d members start from %q", n, origin), func() (bool, string) {
 		now, from := get(w, p), w.origins(p)
@@ -75,7 +75,7 @@ func (w *world) full(p *extensions.SandboxWarmPool, n int, origin string) {
 }
 
 // poolSays waits until the condition Ready of a pool has a reason, and words in its message.
-func (w *world) poolSays(p *extensions.SandboxWarmPool, reason, words string) {
+func (w *fixture) poolSays(p *extensions.SandboxWarmPool, reason, words string) {
 	w.t.Helper()
 	w.until("the pool says "+reason+": "+words, func() (bool, string) {
 		now := get(w, p)
@@ -84,13 +84,13 @@ func (w *world) poolSays(p *extensions.SandboxWarmPool, reason, words string) {
 	})
 }
 
-func (w *world) at(name string) metav1.ObjectMeta {
+func (w *fixture) at(name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: w.namespace, Name: name}
 }
 
 // Members wait for the checkpoint of one seed, and start from it.
 func warmUp(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg, Tuning{})
+	w := newFixture(t, cfg, Tuning{})
 	w.node.hold(true)
 	of := w.warming("load")
 	p := w.pool(2)
@@ -132,7 +132,7 @@ func warmUp(t *testing.T, cfg Config) {
 
 // A warm-up that fails is not tried over and over, is told of, and can be mended.
 func warmUpFails(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg, Tuning{})
+	w := newFixture(t, cfg, Tuning{})
 	of := w.warming(seedFails)
 	p := w.pool(1)
 	w.poolSays(p, extensions.ReasonWarmUpFailed, "warmUp: it ended with 3")
@@ -155,7 +155,7 @@ func warmUpFails(t *testing.T, cfg Config) {
 
 // Members do not wait for ever: they start cold, and those that come later from the checkpoint.
 func warmUpLate(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg, Tuning{ColdAfter: 50 * time.Millisecond})
+	w := newFixture(t, cfg, Tuning{ColdAfter: 50 * time.Millisecond})
 	w.node.hold(true)
 	w.warming("load")
 	p := w.pool(1)
@@ -174,7 +174,7 @@ func warmUpLate(t *testing.T, cfg Config) {
 
 // Each revision has a checkpoint of its own; a member that cannot be started from it has it made anew.
 func warmUpChanges(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg, Tuning{})
+	w := newFixture(t, cfg, Tuning{})
 	of := w.warming("load")
 	p := w.pool(2)
 	old := w.name()

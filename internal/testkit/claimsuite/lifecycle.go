@@ -127,7 +127,7 @@ func ttl(t *testing.T, cfg *Config) {
 }
 
 // report changes the status of a sandbox.
-func (w *world) report(s *agents.Sandbox, change func(*agents.Sandbox)) *agents.Sandbox {
+func (w *fixture) report(s *agents.Sandbox, change func(*agents.Sandbox)) *agents.Sandbox {
 	w.t.Helper()
 	for {
 		must(w.t, w.api.Get(w.t.Context(), client.ObjectKeyFromObject(s), s))
@@ -216,7 +216,7 @@ func claimDeletedWhileServed(t *testing.T, cfg *Config) {
 
 // kill serves a claim up to the write of its status, and kills the controller there. It returns
 // the claim, and the sandbox that it owns and does not name.
-func kill(t *testing.T, cfg *Config, update func(*world)) (*world, *extensions.SandboxClaim, *agents.Sandbox) {
+func kill(t *testing.T, cfg *Config, update func(*fixture)) (*fixture, *extensions.SandboxClaim, *agents.Sandbox) {
 	t.Helper()
 	killed := make(chan struct{})
 	var once sync.Once
@@ -257,7 +257,7 @@ func killed(t *testing.T, cfg *Config) {
 
 func killedUpdated(t *testing.T, cfg *Config) {
 	revision := ""
-	w, c, taken := kill(t, cfg, func(w *world) {
+	w, c, taken := kill(t, cfg, func(w *fixture) {
 		x := &extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: templateName}}
 		x = update(w, x, image("second"))
 		var err error
@@ -343,7 +343,7 @@ func updatedUnderClaims(t *testing.T, cfg *Config) {
 }
 
 // deleteStale deletes the members that are not of the template's revision.
-func (w *world) deleteStale(p *extensions.SandboxWarmPool, x *extensions.SandboxTemplate) {
+func (w *fixture) deleteStale(p *extensions.SandboxWarmPool, x *extensions.SandboxTemplate) {
 	w.t.Helper()
 	current, _, err := pool.Revision(x)
 	must(w.t, err)
@@ -361,7 +361,7 @@ func (w *world) deleteStale(p *extensions.SandboxWarmPool, x *extensions.Sandbox
 	}
 }
 
-func judgeClaims(w *world, x *extensions.SandboxTemplate, claims []*extensions.SandboxClaim) {
+func judgeClaims(w *fixture, x *extensions.SandboxTemplate, claims []*extensions.SandboxClaim) {
 	t := w.t
 	t.Helper()
 	current, _, err := pool.Revision(x)

@@ -20,7 +20,7 @@ import (
 )
 
 func stuck(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg)
+	w := newFixture(t, cfg)
 	w.start(Tuning{StuckAfter: 2 * time.Second})
 	template := w.template(fakecluster.ImageSlow)
 	p := w.pool(3)
@@ -38,7 +38,7 @@ func stuck(t *testing.T, cfg Config) {
 
 // Members that may not start from their checkpoint are kept however long that lasts, and start when they may.
 func barred(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg)
+	w := newFixture(t, cfg)
 	c := &barchan.Checkpoint{ObjectMeta: metav1.ObjectMeta{Name: "c"}, Spec: barchan.CheckpointSpec{SandboxName: "s"}}
 	w.create(c)
 	c.Status = barchan.CheckpointStatus{Phase: barchan.CheckpointReady, Source: &barchan.CheckpointSource{
@@ -80,7 +80,7 @@ func barred(t *testing.T, cfg Config) {
 }
 
 func dead(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg)
+	w := newFixture(t, cfg)
 	w.start(Tuning{})
 	w.template("x")
 	p := w.full(w.pool(3), 3)
@@ -110,7 +110,7 @@ func dead(t *testing.T, cfg Config) {
 
 // Members that do not go hold up their successors, and not for ever.
 func slowDeletion(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg)
+	w := newFixture(t, cfg)
 	stop := w.start(Tuning{})
 	template := w.template("x")
 	p := w.full(w.pool(3, recreating), 3)

@@ -75,8 +75,8 @@ func Run(t *testing.T, cfg Config) {
 	}
 }
 
-// world is one namespace with nodes that are none.
-type world struct {
+// fixture is one namespace with nodes that are none.
+type fixture struct {
 	t         *testing.T
 	cfg       Config
 	client    client.WithWatch
@@ -94,11 +94,11 @@ type world struct {
 	claims  int                                  // +checklocks:mu
 }
 
-// newWorld makes a namespace and starts its stand-in.
-func newWorld(t *testing.T, cfg Config) *world {
+// newFixture makes a namespace and starts its stand-in.
+func newFixture(t *testing.T, cfg Config) *fixture {
 	t.Helper()
 	c := watched.Client(t, cfg.REST)
-	w := &world{
+	w := &fixture{
 		t: t, cfg: cfg, client: c, bell: watched.NewBell(), boxes: map[types.UID]*agents.Sandbox{}, told: map[types.UID]struct{}{},
 		made: map[types.UID]map[types.UID]struct{}{}, peak: map[types.UID]int{}, low: map[types.UID]int{},
 	}
@@ -118,7 +118,7 @@ func newWorld(t *testing.T, cfg Config) *world {
 }
 
 // saw keeps the books and does what a node would.
-func (w *world) saw(ctx context.Context, e watch.Event) {
+func (w *fixture) saw(ctx context.Context, e watch.Event) {
 	s, ok := e.Object.(*agents.Sandbox)
 	if !ok {
 		return
@@ -134,7 +134,7 @@ func (w *world) saw(ctx context.Context, e watch.Event) {
 	}
 }
 
-func (w *world) note(kind watch.EventType, s *agents.Sandbox) (holding bool) {
+func (w *fixture) note(kind watch.EventType, s *agents.Sandbox) (holding bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.boxes[s.UID], w.told[s.UID] = s, struct{}{}
@@ -165,14 +165,14 @@ func (w *world) note(kind watch.EventType, s *agents.Sandbox) (holding bool) {
 }
 
 // mark forgets peaks and lows of a pool.
-func (w *world) mark(uid types.UID) {
+func (w *fixture) mark(uid types.UID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.peak[uid], w.low[uid] = 0, 1<<30
 }
 
 // extremes counts all that the API server has told of until now.
-func (w *world) extremes(uid types.UID) (made, peak, low int) {
+func (w *fixture) extremes(uid types.UID) (made, peak, low int) {
 	w.t.Helper()
 	all := w.list()
 	w.until("the watch has told of all that exist", func() (bool, string) {
@@ -191,7 +191,7 @@ func (w *world) extremes(uid types.UID) (made, peak, low int) {
 }
 
 // hold has what is deleted stay, until hold(false).
-func (w *world) hold(held bool) {
+func (w *fixture) hold(held bool) {
 	w.mu.Lock()
 	w.holding = held
 	var ending []*agents.Sandbox
@@ -209,9 +209,9 @@ func (w *world) hold(held bool) {
 }
 
 // start runs the controller until the test ends, or stop is called.
-func (w *world) start(tuning Tuning) (stop func()) { return w.startOver(w.cfg.REST, tuning) }
+func (w *fixture) start(tuning Tuning) (stop func()) { return w.startOver(w.cfg.REST, tuning) }
 
-func (w *world) startOver(cfg *rest.Config, tuning Tuning) (stop func()) {
+func (w *fixture) startOver(cfg *rest.Config, tuning Tuning) (stop func()) {
 	w.t.Helper()
 	stop = sync.OnceFunc(w.cfg.Start(w.t, cfg, tuning))
 	w.t.Cleanup(stop)
@@ -219,18 +219,18 @@ func (w *world) startOver(cfg *rest.Config, tuning Tuning) (stop func()) {
 }
 
 // until waits for events until what is asked for is so. The text that done returns says what is.
-func (w *world) until(what string, done func() (bool, string)) {
+func (w *fixture) until(what string, done func() (bool, string)) {
 	w.t.Helper()
 	w.bell.Until(w.t, what, done)
 }
 
 // members are a pool's, as the API server has them.
-func (w *world) members(p *extensions.SandboxWarmPool) []agents.Sandbox {
+func (w *fixture) members(p *extensions.SandboxWarmPool) []agents.Sandbox {
 	w.t.Helper()
 	return w.list(client.MatchingLabels{agents.LabelWarmPoolSandbox: string(p.UID)})
 }
 
-func (w *world) list(opts ...client.ListOption) []agents.Sandbox {
+func (w *fixture) list(opts ...client.ListOption) []agents.Sandbox {
 	w.t.Helper()
 	all, err := w.find(opts...)
 	if err != nil {
@@ -240,13 +240,13 @@ func (w *world) list(opts ...client.ListOption) []agents.Sandbox {
 }
 
 // find is list for any goroutine.
-func (w *world) find(opts ...client.ListOption) ([]agents.Sandbox, error) {
+func (w *fixture) find(opts ...client.ListOption) ([]agents.Sandbox, error) {
 	var list agents.SandboxList
 	err := w.client.List(w.t.Context(), &list, append(opts, client.InNamespace(w.namespace))...)
 	return list.Items, err
 }
 
-func (w *world) get(p *extensions.SandboxWarmPool) *extensions.SandboxWarmPool {
+func (w *fixture) get(p *extensions.SandboxWarmPool) *extensions.SandboxWarmPool {
 	w.t.Helper()
 	now := &extensions.SandboxWarmPool{}
 	if err := w.client.Get(w.t.Context(), client.ObjectKeyFromObject(p), now); err != nil {
@@ -255,7 +255,7 @@ func (w *world) get(p *extensions.SandboxWarmPool) *extensions.SandboxWarmPool {
 	return now
 }
 
-func (w *world) create(o client.Object) {
+func (w *fixture) create(o client.Object) {
 	w.t.Helper()
 	if o.GetNamespace() == "" {
 		o.SetNamespace(w.namespace)
@@ -266,7 +266,7 @@ func (w *world) create(o client.Object) {
 }
 
 // template makes the template t.
-func (w *world) template(image string) *extensions.SandboxTemplate {
+func (w *fixture) template(image string) *extensions.SandboxTemplate {
 	w.t.Helper()
 	t := fakecluster.Template(w.namespace, "t", image)
 	w.create(t)
@@ -274,7 +274,7 @@ func (w *world) template(image string) *extensions.SandboxTemplate {
 }
 
 // change updates an object as often as it takes.
-func change[T client.Object](w *world, o T, edit func(T)) T {
+func change[T client.Object](w *fixture, o T, edit func(T)) T {
 	w.t.Helper()
 	for {
 		if err := w.client.Get(w.t.Context(), client.ObjectKeyFromObject(o), o); err != nil {
@@ -300,7 +300,7 @@ func setReplicas(n int32) func(*extensions.SandboxWarmPool) {
 }
 
 // pool makes a pool of the template t.
-func (w *world) pool(replicas int32, changes ...func(*extensions.SandboxWarmPool)) *extensions.SandboxWarmPool {
+func (w *fixture) pool(replicas int32, changes ...func(*extensions.SandboxWarmPool)) *extensions.SandboxWarmPool {
 	w.t.Helper()
 	p := &extensions.SandboxWarmPool{ObjectMeta: metav1.ObjectMeta{Name: "p"}}
 	p.Spec.Replicas, p.Spec.SandboxTemplateRef.Name = &replicas, "t"
@@ -316,7 +316,7 @@ func recreating(p *extensions.SandboxWarmPool) {
 }
 
 // revision is that of the template t.
-func (w *world) revision() string {
+func (w *fixture) revision() string {
 	w.t.Helper()
 	t := &extensions.SandboxTemplate{}
 	if err := w.client.Get(w.t.Context(), types.NamespacedName{Namespace: w.namespace, Name: "t"}, t); err != nil {
@@ -331,7 +331,7 @@ func (w *world) revision() string {
 
 // full waits until exactly n members exist, all ready and of the template as it is, and the
 // pool says so.
-func (w *world) full(p *extensions.SandboxWarmPool, n int) *extensions.SandboxWarmPool {
+func (w *fixture) full(p *extensions.SandboxWarmPool, n int) *extensions.SandboxWarmPool {
 	w.t.Helper()
 	revision, now := w.revision(), p
 	w.until(fmt.Sprintf("a pool of %d", n), func() (bool, string) {
@@ -352,7 +352,7 @@ func (w *world) full(p *extensions.SandboxWarmPool, n int) *extensions.SandboxWa
 }
 
 // saying waits until the condition Ready of a pool has a reason.
-func (w *world) saying(p *extensions.SandboxWarmPool, reason string) *extensions.SandboxWarmPool {
+func (w *fixture) saying(p *extensions.SandboxWarmPool, reason string) *extensions.SandboxWarmPool {
 	w.t.Helper()
 	now := p
 	w.until("the pool gives the reason "+reason, func() (bool, string) {
@@ -371,7 +371,7 @@ func condition(p *extensions.SandboxWarmPool, kind string) metav1.Condition {
 	return metav1.Condition{}
 }
 
-func (w *world) describe(p *extensions.SandboxWarmPool) string {
+func (w *fixture) describe(p *extensions.SandboxWarmPool) string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "%+v %+v;", p.Status, p.Status.Barchan)
 	for _, s := range w.list() {
@@ -381,7 +381,7 @@ func (w *world) describe(p *extensions.SandboxWarmPool) string {
 }
 
 // take adopts a spare member as a claim does. It is nil if there is none.
-func (w *world) take(p *extensions.SandboxWarmPool) *agents.Sandbox {
+func (w *fixture) take(p *extensions.SandboxWarmPool) *agents.Sandbox {
 	w.t.Helper()
 	s, err := w.tryTake(p, w.revision())
 	if err != nil {
@@ -391,7 +391,7 @@ func (w *world) take(p *extensions.SandboxWarmPool) *agents.Sandbox {
 }
 
 // tryTake is take for any goroutine.
-func (w *world) tryTake(p *extensions.SandboxWarmPool, revision string) (*agents.Sandbox, error) {
+func (w *fixture) tryTake(p *extensions.SandboxWarmPool, revision string) (*agents.Sandbox, error) {
 	members, err := w.find(client.MatchingLabels{agents.LabelWarmPoolSandbox: string(p.UID)})
 	if err != nil {
 		return nil, err
@@ -413,7 +413,7 @@ func (w *world) tryTake(p *extensions.SandboxWarmPool, revision string) (*agents
 }
 
 // cold starts a sandbox through a pool that had none ready.
-func (w *world) cold(p *extensions.SandboxWarmPool) *agents.Sandbox {
+func (w *fixture) cold(p *extensions.SandboxWarmPool) *agents.Sandbox {
 	w.t.Helper()
 	t := &extensions.SandboxTemplate{}
 	if err := w.client.Get(w.t.Context(), types.NamespacedName{Namespace: w.namespace, Name: "t"}, t); err != nil {

@@ -21,7 +21,7 @@ import (
 )
 
 func fill(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg)
+	w := newFixture(t, cfg)
 	w.start(Tuning{})
 	w.template("x")
 	p := w.full(w.pool(30), 30)
@@ -45,7 +45,7 @@ func fill(t *testing.T, cfg Config) {
 }
 
 // setScale writes the scale subresource.
-func (w *world) setScale(p *extensions.SandboxWarmPool, n int32) {
+func (w *fixture) setScale(p *extensions.SandboxWarmPool, n int32) {
 	w.t.Helper()
 	body := &autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}, Spec: autoscalingv1.ScaleSpec{Replicas: n}}
 	if err := w.client.SubResource("scale").Update(w.t.Context(), w.get(p), client.WithSubResourceBody(body)); err != nil {
@@ -54,7 +54,7 @@ func (w *world) setScale(p *extensions.SandboxWarmPool, n int32) {
 }
 
 func scale(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg)
+	w := newFixture(t, cfg)
 	w.start(Tuning{})
 	w.template("x")
 	p := w.full(w.pool(2), 2)
@@ -82,7 +82,7 @@ func uids(all []agents.Sandbox) map[types.UID]struct{} {
 
 // What is claimed while the pool shrinks lives.
 func scaleDownSpares(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg)
+	w := newFixture(t, cfg)
 	w.start(Tuning{})
 	w.template("x")
 	p := w.full(w.pool(30), 30)
@@ -120,7 +120,7 @@ func scaleDownSpares(t *testing.T, cfg Config) {
 }
 
 func recreate(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg)
+	w := newFixture(t, cfg)
 	w.start(Tuning{})
 	template := w.template("x")
 	p := w.full(w.pool(6, recreating), 6)
@@ -145,7 +145,7 @@ func recreate(t *testing.T, cfg Config) {
 func recreateBounded(t *testing.T, cfg Config) {
 	for _, bounds := range []struct{ surge, unavailable int }{{0, 1}, {1, 0}, {2, 1}} {
 		t.Run(fmt.Sprintf("surge %d unavailable %d", bounds.surge, bounds.unavailable), func(t *testing.T) {
-			w := newWorld(t, cfg)
+			w := newFixture(t, cfg)
 			w.start(Tuning{})
 			template := w.template("x")
 			p := w.pool(5, recreating, func(p *extensions.SandboxWarmPool) {
@@ -163,7 +163,7 @@ func recreateBounded(t *testing.T, cfg Config) {
 }
 
 func onReplenish(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg)
+	w := newFixture(t, cfg)
 	w.start(Tuning{})
 	template := w.template("x")
 	p := w.full(w.pool(4), 4)
@@ -211,7 +211,7 @@ func poolDeleted(t *testing.T, cfg Config) {
 	if !cfg.Collects {
 		t.Skip("this API server collects no garbage")
 	}
-	w := newWorld(t, cfg)
+	w := newFixture(t, cfg)
 	w.start(Tuning{})
 	w.template("x")
 	p := w.full(w.pool(4), 4)
@@ -232,7 +232,7 @@ func poolDeleted(t *testing.T, cfg Config) {
 
 // Members of a pool that nobody knows, which nobody owns, go; what was claimed stays.
 func orphans(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg)
+	w := newFixture(t, cfg)
 	template := w.template("x")
 	gone := &extensions.SandboxWarmPool{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "gone", UID: "2b1c7a3e-0000-4000-8000-000000000001"}}
 	member := func() *agents.Sandbox {
@@ -257,7 +257,7 @@ func orphans(t *testing.T, cfg Config) {
 }
 
 func templateGone(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg)
+	w := newFixture(t, cfg)
 	w.start(Tuning{})
 	p := w.pool(2)
 	w.saying(p, extensions.ReasonTemplateNotFound)
@@ -281,7 +281,7 @@ func templateGone(t *testing.T, cfg Config) {
 }
 
 func templatePrivate(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg)
+	w := newFixture(t, cfg)
 	w.start(Tuning{})
 	elsewhere := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "templates-"}}
 	w.create(elsewhere)
@@ -299,7 +299,7 @@ func templatePrivate(t *testing.T, cfg Config) {
 
 // A cache that shows nothing of what the controller does leads to nothing being done twice.
 func heldBack(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg)
+	w := newFixture(t, cfg)
 	held, hold := NewHold(cfg.REST, "sandboxes")
 	w.startOver(held, Tuning{})
 	t.Cleanup(func() { hold.Set(false) }) // before the controller is stopped
@@ -344,7 +344,7 @@ func heldBack(t *testing.T, cfg Config) {
 }
 
 func restart(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg)
+	w := newFixture(t, cfg)
 	stop := w.start(Tuning{})
 	w.template("x")
 	p := w.full(w.pool(5), 5)
@@ -368,7 +368,7 @@ func restart(t *testing.T, cfg Config) {
 }
 
 func restartInTheMiddle(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg)
+	w := newFixture(t, cfg)
 	stop := w.start(Tuning{})
 	w.template("x")
 	p := w.pool(60)
@@ -387,7 +387,7 @@ func restartInTheMiddle(t *testing.T, cfg Config) {
 }
 
 func autoscale(t *testing.T, cfg Config) {
-	w := newWorld(t, cfg)
+	w := newFixture(t, cfg)
 	w.start(Tuning{})
 	w.template("x")
 	p := w.pool(7, func(p *extensions.SandboxWarmPool) { // which nobody looks at

@@ -30,8 +30,8 @@ func (s stored) Checkpoint(context.Context, types.NamespacedName) (*barchan.Chec
 // idle is a Runner that must not be asked for anything.
 type idle struct{ controllers.CheckpointRunner }
 
-// world has a sandbox that runs on a node, and a checkpoint of it that suspends it first.
-func world(t *testing.T, node string) (client.Client, *barchan.Checkpoint) {
+// newStale returns a sandbox that runs on a node, and a checkpoint of it that suspends it first.
+func newStale(t *testing.T, node string) (client.Client, *barchan.Checkpoint) {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{agents.AddToScheme, barchan.AddToScheme} {
@@ -67,7 +67,7 @@ func look(t *testing.T, api client.Client, c *barchan.Checkpoint) agents.Operati
 
 // A sandbox that runs again after its checkpoint was taken is not suspended for a cache that lags behind.
 func TestSourceIsNotSuspendedTwice(t *testing.T) {
-	api, c := world(t, "n1")
+	api, c := newStale(t, "n1")
 	was := c.DeepCopy()
 	c.Status.Phase = barchan.CheckpointReady
 	if err := api.Status().Update(t.Context(), c); err != nil {
@@ -79,7 +79,7 @@ func TestSourceIsNotSuspendedTwice(t *testing.T) {
 }
 
 func TestSourceIsSuspendedOnce(t *testing.T) {
-	api, c := world(t, "n1")
+	api, c := newStale(t, "n1")
 	if mode := look(t, api, c); mode != agents.ModeSuspended {
 		t.Errorf("the source is to be %s", mode)
 	}
@@ -87,11 +87,11 @@ func TestSourceIsSuspendedOnce(t *testing.T) {
 
 // Checkpoints of sandboxes on other nodes, and those that are there, are left alone.
 func TestCheckpointOfAnotherNodeIsLeftAlone(t *testing.T) {
-	api, c := world(t, "n2")
+	api, c := newStale(t, "n2")
 	if mode := look(t, api, c); mode != agents.ModeRunning {
 		t.Errorf("the source is to be %s", mode)
 	}
-	api, c = world(t, "n1")
+	api, c = newStale(t, "n1")
 	c.Status.Phase, c.Status.Source = barchan.CheckpointReady, &barchan.CheckpointSource{Node: "n2"}
 	if err := api.Status().Update(t.Context(), c); err != nil {
 		t.Fatal(err)

@@ -26,13 +26,13 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/running"
 )
 
-type world struct {
+type fixture struct {
 	t      *testing.T
 	rest   *rest.Config
 	client client.WithWatch
 }
 
-func newWorld(t *testing.T) *world {
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	api, err := apiserver.New(apiserver.Config{DataDir: t.TempDir(), Log: telemetry.Discard()})
 	if err != nil {
@@ -48,7 +48,7 @@ func newWorld(t *testing.T) *world {
 			t.Fatal(err)
 		}
 	}
-	w := &world{t: t, rest: api.RESTConfig(apiserver.UserController)}
+	w := &fixture{t: t, rest: api.RESTConfig(apiserver.UserController)}
 	if w.client, err = client.NewWithWatch(w.rest, client.Options{Scheme: scheme}); err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +56,7 @@ func newWorld(t *testing.T) *world {
 }
 
 // start runs the controller until the test ends or the function that it returns is called.
-func (w *world) start() (stop func()) {
+func (w *fixture) start() (stop func()) {
 	w.t.Helper()
 	c, err := cache.New(w.t.Context(), cache.Config{REST: w.rest})
 	if err != nil {
@@ -72,7 +72,7 @@ func (w *world) start() (stop func()) {
 }
 
 // numbers waits until the history of the template t has the numbers, and returns it by number.
-func (w *world) numbers(want ...int64) map[int64]barchan.TemplateRevision {
+func (w *fixture) numbers(want ...int64) map[int64]barchan.TemplateRevision {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), eventually.Patience)
 	defer cancel()
@@ -99,7 +99,7 @@ func (w *world) numbers(want ...int64) map[int64]barchan.TemplateRevision {
 }
 
 // change waits for an event after a version.
-func (w *world) change(ctx context.Context, version, want string, have int) {
+func (w *fixture) change(ctx context.Context, version, want string, have int) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, eventually.Patience)
 	defer cancel()
@@ -115,7 +115,7 @@ func (w *world) change(ctx context.Context, version, want string, have int) {
 	}
 }
 
-func (w *world) say(t *extensions.SandboxTemplate, image string) {
+func (w *fixture) say(t *extensions.SandboxTemplate, image string) {
 	w.t.Helper()
 	t.Spec.PodTemplate.Spec.Containers[0].Image = image
 	if err := w.client.Update(w.t.Context(), t); err != nil {
@@ -124,7 +124,7 @@ func (w *world) say(t *extensions.SandboxTemplate, image string) {
 }
 
 func TestHistory(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	stop := w.start()
 	template := fakecluster.Template("default", "t", "image-1")
 	if err := w.client.Create(t.Context(), template); err != nil {
@@ -177,7 +177,7 @@ func sameJSON(t *testing.T, a, b []byte) bool {
 
 // A template of the same name is another template: it begins at 1.
 func TestHistoryGoesWithItsTemplate(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.start()
 	for range 2 {
 		template := fakecluster.Template("default", "t", "x")
@@ -197,7 +197,7 @@ func TestHistoryGoesWithItsTemplate(t *testing.T) {
 }
 
 func TestLongNames(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.start()
 	template := fakecluster.Template("default", strings.Repeat("a", 253), "x")
 	if err := w.client.Create(t.Context(), template); err != nil {

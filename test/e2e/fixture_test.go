@@ -54,8 +54,8 @@ http.server.ThreadingHTTPServer(("", 8080), Handler).serve_forever()
 
 const witnessPort = 8080
 
-// worldTemplate is a template of sandboxes that run a witness.
-const worldTemplate = `
+// fixtureTemplate is a template of sandboxes that run a witness.
+const fixtureTemplate = `
 apiVersion: extensions.agents.x-k8s.io/v1beta1
 kind: SandboxTemplate
 metadata: {name: %s}
@@ -72,8 +72,8 @@ spec:
 ---
 `
 
-// worldPool is a pool of a template.
-const worldPool = `
+// fixturePool is a pool of a template.
+const fixturePool = `
 apiVersion: extensions.agents.x-k8s.io/v1beta1
 kind: SandboxWarmPool
 metadata: {name: %s}
@@ -83,11 +83,11 @@ spec:
 ---
 `
 
-// worldMembers is how many members the world's pool holds.
-const worldMembers = 2
+// fixtureMembers is how many members the fixture's pool holds.
+const fixtureMembers = 2
 
-// world is a server with pools and with bystanders: sandboxes that must live through everything.
-type world struct {
+// fixture is a server with pools and with bystanders: sandboxes that must live through everything.
+type fixture struct {
 	*server
 	armed   string // the file that says where the server dies
 	since   int64  // bytes of the log when that was written
@@ -98,24 +98,24 @@ type world struct {
 	who                      map[string]string // by ID
 }
 
-// in is the world for a subtest, which then fails by itself.
-func (w *world) in(t *testing.T) *world {
+// in is the fixture for a subtest, which then fails by itself.
+func (w *fixture) in(t *testing.T) *fixture {
 	c := *w
 	c.server = w.server.in(t)
 	return &c
 }
 
-// newWorld starts a server with points, pools and bystanders.
-func newWorld(t *testing.T) *world {
+// newFixture starts a server with points, pools and bystanders.
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	return newWorldOf(t, programWithPoints(t))
+	return newFixtureOf(t, programWithPoints(t))
 }
 
-// newWorldOf is newWorld of a program.
-func newWorldOf(t *testing.T, bin string) *world {
+// newFixtureOf is newFixture of a program.
+func newFixtureOf(t *testing.T, bin string) *fixture {
 	t.Helper()
 	s := newServer(t)
-	w := &world{server: s, armed: filepath.Join(s.dir, "armed"), who: map[string]string{}}
+	w := &fixture{server: s, armed: filepath.Join(s.dir, "armed"), who: map[string]string{}}
 	s.bin = bin
 	s.set(failpoint.Variable, "@"+w.armed)
 	s.set("BARCHAN_STORE_AFTER", "50ms")
@@ -126,9 +126,9 @@ func newWorldOf(t *testing.T, bin string) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.apply(fmt.Sprintf(worldTemplate, "cold", "", code) + fmt.Sprintf(worldTemplate, "warm", "", code) + fmt.Sprintf(worldTemplate, "rare", "", code) +
-		fmt.Sprintf(worldTemplate, "again", "restartPolicy: Always", code) + fmt.Sprintf(worldTemplate, "once", "restartPolicy: Never", code) +
-		fmt.Sprintf(worldPool, "warm-pool", worldMembers, "warm") + fmt.Sprintf(worldPool, "rare-pool", 0, "rare"))
+	s.apply(fmt.Sprintf(fixtureTemplate, "cold", "", code) + fmt.Sprintf(fixtureTemplate, "warm", "", code) + fmt.Sprintf(fixtureTemplate, "rare", "", code) +
+		fmt.Sprintf(fixtureTemplate, "again", "restartPolicy: Always", code) + fmt.Sprintf(fixtureTemplate, "once", "restartPolicy: Never", code) +
+		fmt.Sprintf(fixturePool, "warm-pool", fixtureMembers, "warm") + fmt.Sprintf(fixturePool, "rare-pool", 0, "rare"))
 	w.calm()
 	w.running, w.asleep = s.create(w.key, "warm"), s.create(w.key, "cold")
 	for _, id := range []string{w.running, w.asleep} {
@@ -170,7 +170,7 @@ func (s *server) client() client.Client {
 }
 
 // send makes one request of the REST API; an answer that is no success is an error.
-func (w *world) send(ctx context.Context, method, path, idempotency string, body, into any) (int, error) {
+func (w *fixture) send(ctx context.Context, method, path, idempotency string, body, into any) (int, error) {
 	var in io.Reader
 	if body != nil {
 		b, err := json.Marshal(body)
@@ -208,7 +208,7 @@ func (w *world) send(ctx context.Context, method, path, idempotency string, body
 }
 
 // ask asks the witness of a sandbox through the gateway.
-func (w *world) ask(id string) (who string, asked int, err error) {
+func (w *fixture) ask(id string) (who string, asked int, err error) {
 	status, body, err := w.visit(id, witnessPort, "/")
 	if err != nil {
 		return "", 0, err
@@ -222,7 +222,7 @@ func (w *world) ask(id string) (who string, asked int, err error) {
 }
 
 // meet waits for a witness to answer.
-func (w *world) meet(id string) (who string, asked int) {
+func (w *fixture) meet(id string) (who string, asked int) {
 	w.t.Helper()
 	eventually.NoError(w.t, "the witness of "+id+" answers", func() (err error) {
 		who, asked, err = w.ask(id)
@@ -231,7 +231,7 @@ func (w *world) meet(id string) (who string, asked int) {
 	return who, asked
 }
 
-func (w *world) pause(id string) {
+func (w *fixture) pause(id string) {
 	w.t.Helper()
 	if _, err := w.send(w.t.Context(), http.MethodPost, "/sandboxes/"+id+"/pause", "", nil, nil); err != nil {
 		w.t.Fatal(err)
@@ -239,7 +239,7 @@ func (w *world) pause(id string) {
 }
 
 // stored waits until the memory of a sandbox is on disk.
-func (w *world) stored(id string) {
+func (w *fixture) stored(id string) {
 	w.t.Helper()
 	eventually.NoError(w.t, "the memory of "+id+" is on disk", func() error {
 		if b := w.object(id).Status.Barchan; b == nil || b.Memory != agents.MemoryOnDisk {
@@ -250,7 +250,7 @@ func (w *world) stored(id string) {
 }
 
 // boxes are all sandboxes' objects.
-func (w *world) boxes() []agents.Sandbox {
+func (w *fixture) boxes() []agents.Sandbox {
 	w.t.Helper()
 	var list agents.SandboxList
 	if err := w.objects.List(w.t.Context(), &list); err != nil {
@@ -262,7 +262,7 @@ func (w *world) boxes() []agents.Sandbox {
 func idOf(s *agents.Sandbox) string { return string(sandbox.IDOf(s.UID)) }
 
 // object is the object of a sandbox.
-func (w *world) object(id string) *agents.Sandbox {
+func (w *fixture) object(id string) *agents.Sandbox {
 	w.t.Helper()
 	x, err := w.find(w.t.Context(), id)
 	w.need(err)
@@ -270,7 +270,7 @@ func (w *world) object(id string) *agents.Sandbox {
 }
 
 // find is object for any goroutine.
-func (w *world) find(ctx context.Context, id string) (*agents.Sandbox, error) {
+func (w *fixture) find(ctx context.Context, id string) (*agents.Sandbox, error) {
 	var list agents.SandboxList
 	if err := w.objects.List(ctx, &list); err != nil {
 		return nil, fmt.Errorf("list sandboxes: %w", err)
@@ -283,7 +283,7 @@ func (w *world) find(ctx context.Context, id string) (*agents.Sandbox, error) {
 }
 
 // subjects are the IDs of sandboxes that are neither bystanders nor members.
-func (w *world) subjects() (ids []string) {
+func (w *fixture) subjects() (ids []string) {
 	w.t.Helper()
 	for _, x := range w.boxes() {
 		if id := idOf(&x); !isMember(&x) && id != w.running && id != w.asleep && id != w.claimed {
@@ -294,7 +294,7 @@ func (w *world) subjects() (ids []string) {
 }
 
 // removeObject deletes a sandbox's object, or what owns it, and waits until it is gone.
-func (w *world) removeObject(id string) {
+func (w *fixture) removeObject(id string) {
 	w.t.Helper()
 	x := w.object(id)
 	var o client.Object = x
@@ -308,7 +308,7 @@ func (w *world) removeObject(id string) {
 }
 
 // gone waits until a sandbox has no object.
-func (w *world) gone(id string) {
+func (w *fixture) gone(id string) {
 	w.t.Helper()
 	eventually.NoError(w.t, "sandbox "+id+" goes", func() error {
 		if slices.ContainsFunc(w.boxes(), func(x agents.Sandbox) bool { return idOf(&x) == id }) {
@@ -319,7 +319,7 @@ func (w *world) gone(id string) {
 }
 
 // calm waits until the pool is full, and nothing comes or goes.
-func (w *world) calm() {
+func (w *fixture) calm() {
 	w.t.Helper()
 	eventually.NoError(w.t, "the pool is full and at rest", func() error {
 		var p extensions.SandboxWarmPool
@@ -356,7 +356,7 @@ type bystander struct {
 	asked    int
 }
 
-func (w *world) bystanders() (all []bystander) {
+func (w *fixture) bystanders() (all []bystander) {
 	w.t.Helper()
 	for _, id := range []string{w.running, w.asleep, w.claimed} {
 		x := w.object(id)
@@ -372,7 +372,7 @@ func (w *world) bystanders() (all []bystander) {
 
 // same wants the bystanders to be as they were: the same processes, at the same address, with the same
 // owner and timeout, and reachable at once.
-func (w *world) same(before []bystander) {
+func (w *fixture) same(before []bystander) {
 	w.t.Helper()
 	for _, b := range before {
 		x := w.object(b.id)
@@ -391,7 +391,7 @@ func (w *world) same(before []bystander) {
 }
 
 // wakeBystanders has the sleeper go on.
-func (w *world) wakeBystanders() {
+func (w *fixture) wakeBystanders() {
 	w.t.Helper()
 	if _, err := w.send(w.t.Context(), http.MethodPost, "/sandboxes/"+w.asleep+"/connect", "", map[string]any{"timeout": 3600}, nil); err != nil {
 		w.t.Fatal(err)
@@ -403,7 +403,7 @@ func (w *world) wakeBystanders() {
 }
 
 // only wants no sandbox but bystanders, members and the subject, if that has one.
-func (w *world) only(s *subject) {
+func (w *fixture) only(s *subject) {
 	w.t.Helper()
 	eventually.NoError(w.t, "there is no sandbox too many", func() error {
 		if ids := w.subjects(); len(ids) > 1 || len(ids) == 1 && ids[0] != s.id {
@@ -414,7 +414,7 @@ func (w *world) only(s *subject) {
 }
 
 // clean waits until the audit finds nothing.
-func (w *world) clean() {
+func (w *fixture) clean() {
 	w.t.Helper()
 	eventually.NoError(w.t, "the audit finds nothing", func() error {
 		var found []adminclient.Finding

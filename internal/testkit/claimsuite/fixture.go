@@ -35,22 +35,22 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/lag"
 )
 
-// Each world has one pool, of one template.
+// Each fixture has one pool, of one template.
 const (
 	templateName = "blueprint"
 	poolName     = "pool"
 )
 
-// options are what a test changes of a world.
+// options are what a test changes of a fixture.
 type options struct {
 	hooks     interceptor.Funcs // between the controller and the API server
 	binder    Binder
 	limits    quota.Limits
-	namespace string // of an earlier world; empty makes one
+	namespace string // of an earlier fixture; empty makes one
 }
 
-// world is a controller under test with all that is around it.
-type world struct {
+// fixture is a controller under test with all that is around it.
+type fixture struct {
 	t         *testing.T
 	cfg       *Config
 	namespace string
@@ -65,13 +65,13 @@ type world struct {
 	hold, release func()
 }
 
-func start(t *testing.T, cfg *Config, opt options) *world {
+func start(t *testing.T, cfg *Config, opt options) *fixture {
 	t.Helper()
 	scheme, err := cache.NewScheme()
 	must(t, err)
 	api, err := client.NewWithWatch(cfg.REST, client.Options{Scheme: scheme})
 	must(t, err)
-	w := &world{t: t, cfg: cfg, namespace: opt.namespace, api: api, events: &eventLog{}, writes: &counter{}, told: &told{all: map[types.UID]*agents.Sandbox{}}}
+	w := &fixture{t: t, cfg: cfg, namespace: opt.namespace, api: api, events: &eventLog{}, writes: &counter{}, told: &told{all: map[types.UID]*agents.Sandbox{}}}
 	if w.namespace == "" {
 		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "claims-"}}
 		must(t, api.Create(t.Context(), ns))
@@ -107,7 +107,7 @@ func start(t *testing.T, cfg *Config, opt options) *world {
 }
 
 // run starts what runs; stop, or the end of the test, ends it.
-func (w *world) run(c Starter) {
+func (w *fixture) run(c Starter) {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(w.t.Context())
 	var running sync.WaitGroup
@@ -265,7 +265,7 @@ func (n *node) one(ctx context.Context) bool {
 }
 
 // template makes a template; change may alter it first.
-func (w *world) template(change ...func(*extensions.SandboxTemplate)) *extensions.SandboxTemplate {
+func (w *fixture) template(change ...func(*extensions.SandboxTemplate)) *extensions.SandboxTemplate {
 	w.t.Helper()
 	x := fakecluster.Template(w.namespace, templateName, "first", change...)
 	must(w.t, w.api.Create(w.t.Context(), x))
@@ -273,7 +273,7 @@ func (w *world) template(change ...func(*extensions.SandboxTemplate)) *extension
 }
 
 // pool makes a pool of a template with ready members.
-func (w *world) pool(of *extensions.SandboxTemplate, members int) *extensions.SandboxWarmPool {
+func (w *fixture) pool(of *extensions.SandboxTemplate, members int) *extensions.SandboxWarmPool {
 	w.t.Helper()
 	p := &extensions.SandboxWarmPool{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: poolName}}
 	p.Spec.SandboxTemplateRef.Name = of.Name
@@ -307,7 +307,7 @@ func (x *told) of(uid types.UID) *agents.Sandbox {
 }
 
 // fill adds members to a pool and waits until the picker knows of them.
-func (w *world) fill(p *extensions.SandboxWarmPool, of *extensions.SandboxTemplate, members int) {
+func (w *fixture) fill(p *extensions.SandboxWarmPool, of *extensions.SandboxTemplate, members int) {
 	w.t.Helper()
 	for _, s := range w.grow(p, of, members) {
 		w.settled(s, func(s *agents.Sandbox) bool { return s != nil && pool.Spare(s) })
@@ -315,7 +315,7 @@ func (w *world) fill(p *extensions.SandboxWarmPool, of *extensions.SandboxTempla
 }
 
 // grow adds members to a pool and does not wait.
-func (w *world) grow(p *extensions.SandboxWarmPool, of *extensions.SandboxTemplate, members int) (all []*agents.Sandbox) {
+func (w *fixture) grow(p *extensions.SandboxWarmPool, of *extensions.SandboxTemplate, members int) (all []*agents.Sandbox) {
 	w.t.Helper()
 	revision, _, err := pool.Revision(of)
 	must(w.t, err)
@@ -328,13 +328,13 @@ func (w *world) grow(p *extensions.SandboxWarmPool, of *extensions.SandboxTempla
 }
 
 // settled waits for the picker to know a sandbox as ok says.
-func (w *world) settled(s *agents.Sandbox, ok func(*agents.Sandbox) bool) {
+func (w *fixture) settled(s *agents.Sandbox, ok func(*agents.Sandbox) bool) {
 	w.t.Helper()
 	eventually.True(w.t, "the picker was not told of sandbox "+s.Name, func() bool { return ok(w.told.of(s.UID)) })
 }
 
 // claim makes a claim on a pool.
-func (w *world) claim(name string, change ...func(*extensions.SandboxClaim)) *extensions.SandboxClaim {
+func (w *fixture) claim(name string, change ...func(*extensions.SandboxClaim)) *extensions.SandboxClaim {
 	w.t.Helper()
 	c := &extensions.SandboxClaim{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name}}
 	c.Spec.WarmPoolRef.Name = poolName
@@ -346,7 +346,7 @@ func (w *world) claim(name string, change ...func(*extensions.SandboxClaim)) *ex
 }
 
 // update changes an object as it is now.
-func update[T client.Object](w *world, obj T, change func(T)) T {
+func update[T client.Object](w *fixture, obj T, change func(T)) T {
 	w.t.Helper()
 	for {
 		must(w.t, w.api.Get(w.t.Context(), client.ObjectKeyFromObject(obj), obj))
@@ -362,7 +362,7 @@ func update[T client.Object](w *world, obj T, change func(T)) T {
 
 // await waits for the API server to hold an object as ok says; ok gets nil once it is gone. It sees all
 // that has become of the object since it was read or written last, even what did not last.
-func await[T client.Object](w *world, obj T, list client.ObjectList, what string, ok func(T) bool) T {
+func await[T client.Object](w *fixture, obj T, list client.ObjectList, what string, ok func(T) bool) T {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), eventually.Patience)
 	defer cancel()
@@ -405,7 +405,7 @@ func await[T client.Object](w *world, obj T, list client.ObjectList, what string
 }
 
 // get reads an object anew; nil if there is none.
-func get[T client.Object](ctx context.Context, w *world, obj T) (T, error) {
+func get[T client.Object](ctx context.Context, w *fixture, obj T) (T, error) {
 	now, _ := obj.DeepCopyObject().(T)
 	if err := w.api.Get(ctx, client.ObjectKeyFromObject(obj), now); err != nil {
 		var none T
@@ -414,13 +414,13 @@ func get[T client.Object](ctx context.Context, w *world, obj T) (T, error) {
 	return now, nil
 }
 
-func (w *world) awaitClaim(c *extensions.SandboxClaim, what string, ok func(*extensions.SandboxClaim) bool) *extensions.SandboxClaim {
+func (w *fixture) awaitClaim(c *extensions.SandboxClaim, what string, ok func(*extensions.SandboxClaim) bool) *extensions.SandboxClaim {
 	w.t.Helper()
 	return await(w, c, &extensions.SandboxClaimList{}, what, ok)
 }
 
 // served waits for a claim to be Ready and returns it with its sandbox.
-func (w *world) served(c *extensions.SandboxClaim) (*extensions.SandboxClaim, *agents.Sandbox) {
+func (w *fixture) served(c *extensions.SandboxClaim) (*extensions.SandboxClaim, *agents.Sandbox) {
 	w.t.Helper()
 	c = w.awaitClaim(c, "got ready", func(c *extensions.SandboxClaim) bool { return ready(c).Status == metav1.ConditionTrue })
 	s := &agents.Sandbox{}
@@ -432,7 +432,7 @@ func (w *world) served(c *extensions.SandboxClaim) (*extensions.SandboxClaim, *a
 }
 
 // refused waits for a claim to be refused for a reason, and for its message to hold a text.
-func (w *world) refused(c *extensions.SandboxClaim, reason, text string) *extensions.SandboxClaim {
+func (w *fixture) refused(c *extensions.SandboxClaim, reason, text string) *extensions.SandboxClaim {
 	w.t.Helper()
 	return w.awaitClaim(c, "was refused: "+reason+": "+text, func(c *extensions.SandboxClaim) bool {
 		return ready(c).Reason == reason && ready(c).Status == metav1.ConditionFalse && strings.Contains(ready(c).Message, text)
@@ -440,13 +440,13 @@ func (w *world) refused(c *extensions.SandboxClaim, reason, text string) *extens
 }
 
 // gone waits for a sandbox to be no more.
-func (w *world) gone(s *agents.Sandbox) {
+func (w *fixture) gone(s *agents.Sandbox) {
 	w.t.Helper()
 	await(w, s, &agents.SandboxList{}, "went", func(now *agents.Sandbox) bool { return now == nil || now.UID != s.UID })
 }
 
 // owned lists the living sandboxes of a claim.
-func (w *world) owned(c *extensions.SandboxClaim) (all []agents.Sandbox) {
+func (w *fixture) owned(c *extensions.SandboxClaim) (all []agents.Sandbox) {
 	w.t.Helper()
 	var list agents.SandboxList
 	must(w.t, w.api.List(w.t.Context(), &list, client.InNamespace(c.Namespace)))
