@@ -1,7 +1,6 @@
 // Package checkpointsuite tests the controllers of checkpoints, of warm-ups and of sandboxes that start
-// from them against an API server, whichever it is, with a node that keeps data in memory and marks
-// sandboxes ready. It does not know
-// how the controllers are made: whoever runs the suite tells.
+// from them against any API server, with a node that keeps data in memory and marks sandboxes ready. It does not
+// construct the controllers: the caller passes a constructor.
 package checkpointsuite
 
 import (
@@ -29,16 +28,16 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/watched"
 )
 
-// Tuning is what a test asks of the controllers; zero leaves their defaults.
+// Tuning are a test's settings of the controllers; zero values keep the defaults.
 type Tuning struct {
 	SweepEvery, ImportPatience time.Duration
 	// ColdAfter is how long a pool waits for a warm-up.
 	ColdAfter time.Duration
 }
 
-// Config says what to test.
+// Config is what a suite tests.
 type Config struct {
-	// REST reaches the API server as one who may do everything. Our kinds are served there.
+	// REST connects to an API server that serves our kinds, with all permissions.
 	REST *rest.Config
 	// Start runs a cache and the controllers of checkpoints, warm-ups and pools over it, and returns once
 	// they run. The function that it returns ends them and waits until they have.
@@ -93,8 +92,8 @@ type fixture struct {
 	frozen map[string]bool // sandboxes that the node leaves alone; +checklocks:mu
 	noNode bool            // it leaves all alone; +checklocks:mu
 	seeds  map[string]bool // names of seeds that ever were; +checklocks:mu
-	// said is all that checkpoints ever said, by name.
-	said map[string][]string // +checklocks:mu
+	// messages are those of each checkpoint's condition so far, by name.
+	messages map[string][]string // +checklocks:mu
 }
 
 func newFixture(t *testing.T, cfg Config, tuning Tuning) *fixture {
@@ -108,7 +107,7 @@ func newFixture(t *testing.T, cfg Config, tuning Tuning) *fixture {
 func idleWorld(t *testing.T, cfg Config) *fixture {
 	t.Helper()
 	c := watched.Client(t, cfg.REST)
-	w := &fixture{t: t, cfg: cfg, client: c, node: NewNode(), bell: watched.NewBell(), frozen: map[string]bool{}, seeds: map[string]bool{}, said: map[string][]string{}}
+	w := &fixture{t: t, cfg: cfg, client: c, node: NewNode(), bell: watched.NewBell(), frozen: map[string]bool{}, seeds: map[string]bool{}, messages: map[string][]string{}}
 	w.node.ring = w.bell.Ring
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "checkpoints-"}}
 	if err := c.Create(t.Context(), ns); err != nil {
@@ -139,7 +138,7 @@ func (w *fixture) saw(ctx context.Context, e watch.Event) {
 	defer w.bell.Ring()
 	if c, ok := e.Object.(*barchan.Checkpoint); ok {
 		w.mu.Lock()
-		w.said[c.Name] = append(w.said[c.Name], says(c))
+		w.messages[c.Name] = append(w.messages[c.Name], messageOf(c))
 		w.mu.Unlock()
 	}
 	s, ok := e.Object.(*agents.Sandbox)
@@ -180,7 +179,7 @@ func isSeed(s *agents.Sandbox) bool {
 	return s.Labels[agents.LabelWarmPoolSandbox] == "warm-up" && s.Spec.Barchan != nil && s.Spec.Barchan.WarmUp != nil
 }
 
-// until waits for events until what is asked for is so. The text that done returns says what is.
+// until waits until done returns true. It calls done at each event; done also describes the current state.
 func (w *fixture) until(what string, done func() (bool, string)) {
 	w.t.Helper()
 	w.bell.Until(w.t, what, done)
@@ -217,7 +216,7 @@ func (w *fixture) running(name string, changes ...func(*agents.Sandbox)) *agents
 	return s
 }
 
-// checkpoint asks for one of a sandbox.
+// checkpoint creates one of a sandbox.
 func (w *fixture) checkpoint(name, of string, changes ...func(*barchan.Checkpoint)) *barchan.Checkpoint {
 	w.t.Helper()
 	c := &barchan.Checkpoint{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: barchan.CheckpointSpec{SandboxName: of, KeepRunning: true}}
@@ -228,40 +227,40 @@ func (w *fixture) checkpoint(name, of string, changes ...func(*barchan.Checkpoin
 	return c
 }
 
-// phase waits until a checkpoint is in a phase, and says something with the words.
+// phase waits until a checkpoint is in a phase and its message contains the words.
 func (w *fixture) phase(c *barchan.Checkpoint, phase barchan.CheckpointPhase, words string) *barchan.Checkpoint {
 	w.t.Helper()
 	var now *barchan.Checkpoint
-	w.until(fmt.Sprintf("checkpoint %s is %s, and says %q", c.Name, phase, words), func() (bool, string) {
+	w.until(fmt.Sprintf("checkpoint %s is %s with message %q", c.Name, phase, words), func() (bool, string) {
 		now = get(w, c)
-		return now.Status.Phase == phase && strings.Contains(says(now), words), fmt.Sprintf("%+v", now.Status)
+		return now.Status.Phase == phase && strings.Contains(messageOf(now), words), fmt.Sprintf("%+v", now.Status)
 	})
 	return now
 }
 
-// saysSoon waits until a checkpoint says something, in whatever phase.
-func (w *fixture) saysSoon(c *barchan.Checkpoint, words string) *barchan.Checkpoint {
+// awaitMessage waits until a checkpoint's message contains the words, in any phase.
+func (w *fixture) awaitMessage(c *barchan.Checkpoint, words string) *barchan.Checkpoint {
 	w.t.Helper()
 	var now *barchan.Checkpoint
-	w.until(fmt.Sprintf("checkpoint %s says %q", c.Name, words), func() (bool, string) {
+	w.until(fmt.Sprintf("checkpoint %s has message %q", c.Name, words), func() (bool, string) {
 		now = get(w, c)
-		return strings.Contains(says(now), words), fmt.Sprintf("%+v", now.Status)
+		return strings.Contains(messageOf(now), words), fmt.Sprintf("%+v", now.Status)
 	})
 	return now
 }
 
-// hasSaid waits until a checkpoint says something, or has said it and does no more.
-func (w *fixture) hasSaid(c *barchan.Checkpoint, words string) {
+// hadMessage waits until a checkpoint's message contains the words now or did before.
+func (w *fixture) hadMessage(c *barchan.Checkpoint, words string) {
 	w.t.Helper()
-	w.until(fmt.Sprintf("checkpoint %s has said %q", c.Name, words), func() (bool, string) {
+	w.until(fmt.Sprintf("checkpoint %s has or had message %q", c.Name, words), func() (bool, string) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		said := w.said[c.Name]
-		return slices.ContainsFunc(said, func(s string) bool { return strings.Contains(s, words) }), fmt.Sprintf("%q", said)
+		messages := w.messages[c.Name]
+		return slices.ContainsFunc(messages, func(s string) bool { return strings.Contains(s, words) }), fmt.Sprintf("%q", messages)
 	})
 }
 
-func says(c *barchan.Checkpoint) string {
+func messageOf(c *barchan.Checkpoint) string {
 	if ready := meta.FindStatusCondition(c.Status.Conditions, barchan.ConditionReady); ready != nil {
 		return ready.Message
 	}

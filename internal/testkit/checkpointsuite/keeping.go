@@ -25,8 +25,8 @@ func runsOut(t *testing.T, cfg Config) {
 	w.gone(goes)
 	failed := w.checkpoint("failed", "nobody", ttl(0))
 	w.gone(failed)
-	if asked := w.node.captures(goes.UID); len(asked) != 1 || w.node.has(goes.UID) {
-		t.Errorf("captured %d times, data left: %v", len(asked), w.node.has(goes.UID))
+	if requests := w.node.captures(goes.UID); len(requests) != 1 || w.node.has(goes.UID) {
+		t.Errorf("captured %d times, data left: %v", len(requests), w.node.has(goes.UID))
 	}
 	change(w, stays, func(c *barchan.Checkpoint) { *c.Spec.TTLSeconds = 0 })
 	w.gone(stays)
@@ -51,14 +51,14 @@ func inUse(t *testing.T, cfg Config) {
 		s.Spec.Barchan, s.Spec.PodTemplate.Spec.Containers[0].Image = origin.DeepCopy(), fakecluster.ImageSlow
 	})
 	w.delete(c)
-	now := w.saysSoon(c, "it was deleted, and goes when it is needed no more by template t, sandbox waiting")
+	now := w.awaitMessage(c, "it was deleted, and goes when it is needed no more by template t, sandbox waiting")
 	if reason(now) != barchan.ReasonInUse || now.Status.Phase != barchan.CheckpointReady || !w.node.has(c.UID) {
 		t.Errorf("reason %s, phase %s, data %v", reason(now), now.Status.Phase, w.node.has(c.UID))
 	}
 	change(w, of, func(of *extensions.SandboxTemplate) { of.Spec.Barchan = nil })
 	w.until("the sandbox alone holds it", func() (bool, string) {
 		now = get(w, c)
-		return says(now) == "it was deleted, and goes when it is needed no more by sandbox waiting, which has not run yet", says(now)
+		return messageOf(now) == "it was deleted, and goes when it is needed no more by sandbox waiting, which has not run yet", messageOf(now)
 	})
 	w.delete(waiting)
 	w.gone(c)
@@ -66,7 +66,7 @@ func inUse(t *testing.T, cfg Config) {
 		t.Error("its data are still there")
 	}
 
-	// One that never got data holds nobody up.
+	// One without data delays no other.
 	never := w.phase(w.checkpoint("c", "nobody"), barchan.CheckpointFailed, "")
 	w.sandbox("waiting2", func(s *agents.Sandbox) {
 		s.Spec.Barchan, s.Spec.PodTemplate.Spec.Containers[0].Image = origin.DeepCopy(), fakecluster.ImageSlow
@@ -105,7 +105,7 @@ func sweep(t *testing.T, cfg Config) {
 	w.delete(forced)
 	w.gone(forced)
 	w.start(Tuning{})
-	w.until("what nobody has is dropped", func() (bool, string) {
+	w.until("data without an object is dropped", func() (bool, string) {
 		var left []types.UID
 		for _, uid := range []types.UID{forced.UID, "u1", "u2", "u3"} {
 			if w.node.has(uid) {

@@ -12,7 +12,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// Machine runs sandboxes as a node does, in memory: whatever it is asked to run runs at once.
+// Machine runs sandboxes as a node does, in memory: each sandbox runs at once.
 type Machine struct {
 	mu     sync.Mutex
 	states map[types.UID]sandbox.ContainerState // +checklocks:mu
@@ -54,7 +54,7 @@ func (m *Machine) Bind(context.Context, *agents.Sandbox) error { return nil }
 // SetEgress does nothing.
 func (m *Machine) SetEgress(context.Context, *agents.Sandbox) error { return nil }
 
-// Suspend freezes a sandbox, whatever it is to keep.
+// Suspend freezes a sandbox in any mode.
 func (m *Machine) Suspend(_ context.Context, ref sandbox.Ref, _ agents.SuspendMode) (sandbox.Observed, error) {
 	return m.become(ref.UID, sandbox.ContainerPaused), nil
 }
@@ -75,7 +75,7 @@ func (m *Machine) Remove(_ context.Context, ref sandbox.Ref) error {
 // ObjectDeleted does nothing.
 func (m *Machine) ObjectDeleted(string, string) {}
 
-// Observe tells what runs.
+// Observe returns the state of a sandbox.
 func (m *Machine) Observe(_ context.Context, ref sandbox.Ref) (sandbox.Observed, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

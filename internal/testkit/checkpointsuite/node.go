@@ -15,14 +15,14 @@ import (
 
 // Node keeps the data of checkpoints as a node does, in memory.
 type Node struct {
-	mu     sync.Mutex
-	kept   map[types.UID]sandbox.Captured // +checklocks:mu
-	asked  []sandbox.Capture              // every Capture; +checklocks:mu
-	fails  []error                        // the answers of the next Captures; +checklocks:mu
-	class  string                         // of all sandboxes; +checklocks:mu
-	gate   chan struct{}                  // closed while captures may go on; +checklocks:mu
-	inside int                            // captures that wait at the gate; +checklocks:mu
-	ring   func()                         // called when anything changes
+	mu       sync.Mutex
+	kept     map[types.UID]sandbox.Captured // +checklocks:mu
+	requests []sandbox.Capture              // every Capture; +checklocks:mu
+	fails    []error                        // the answers of the next Captures; +checklocks:mu
+	class    string                         // of all sandboxes; +checklocks:mu
+	gate     chan struct{}                  // closed while captures may continue; +checklocks:mu
+	inside   int                            // captures that wait at the gate; +checklocks:mu
+	ring     func()                         // called when anything changes
 }
 
 // NewNode returns a node that has nothing.
@@ -35,7 +35,7 @@ func NewNode() *Node {
 // Capture keeps something, unless it is to fail.
 func (n *Node) Capture(ctx context.Context, c sandbox.Capture) (sandbox.Captured, error) {
 	n.mu.Lock()
-	n.asked = append(n.asked, c)
+	n.requests = append(n.requests, c)
 	gate := n.gate
 	n.inside++
 	n.mu.Unlock()
@@ -78,7 +78,7 @@ func (n *Node) keepLocked(c sandbox.Capture) sandbox.Captured {
 	return got
 }
 
-// Captured tells what is kept.
+// Captured returns the stored data.
 func (n *Node) Captured(_ context.Context, ref sandbox.CheckpointRef) (sandbox.Captured, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -108,7 +108,7 @@ func (n *Node) Checkpoints(context.Context) (all []sandbox.Captured, err error) 
 	return all, nil
 }
 
-// put keeps data that nobody has captured here.
+// put stores data without a capture.
 func (n *Node) put(ref sandbox.CheckpointRef) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -159,11 +159,11 @@ func (n *Node) waiting() int {
 	return n.inside
 }
 
-// captures are those asked for by a checkpoint.
+// captures are the requests for a checkpoint.
 func (n *Node) captures(checkpoint types.UID) (all []sandbox.Capture) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for _, c := range n.asked {
+	for _, c := range n.requests {
 		if c.Checkpoint.UID == checkpoint {
 			all = append(all, c)
 		}

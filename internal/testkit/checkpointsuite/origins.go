@@ -28,12 +28,12 @@ func allowed(s *agents.Sandbox) {
 	s.Spec.Barchan.Fork = &agents.ForkPolicy{Secrets: agents.SecretsAllow}
 }
 
-// asked is what the manager writes of a request that allows secrets.
-func asked(s *agents.Sandbox) {
+// allowSecrets sets what the manager writes for a request that allows secrets.
+func allowSecrets(s *agents.Sandbox) {
 	s.Annotations = map[string]string{pool.AnnotationAllowSecrets: "true"}
 }
 
-// runs waits until a sandbox runs, and wants it to be marked as what it holds.
+// runs waits until a sandbox runs and verifies its secrets mark.
 func (w *fixture) runs(s *agents.Sandbox, bound bool) {
 	w.t.Helper()
 	w.until("sandbox "+s.Name+" runs", func() (bool, string) {
@@ -45,7 +45,7 @@ func (w *fixture) runs(s *agents.Sandbox, bound bool) {
 	}
 }
 
-// isRefused waits until a sandbox says why it is not started, and wants that to help.
+// isRefused waits until a sandbox's condition has the reason that it is not started.
 func (w *fixture) isRefused(s *agents.Sandbox, machine *Machine) {
 	w.t.Helper()
 	w.until("sandbox "+s.Name+" is refused", func() (bool, string) {
@@ -56,19 +56,19 @@ func (w *fixture) isRefused(s *agents.Sandbox, machine *Machine) {
 	message, _ := sandbox.RefusedSecrets(s)
 	for _, text := range []string{"spec.barchan.restore.checkpointName", `checkpoint "c"`, "spec.barchan.fork.secrets: Allow", "forkSecrets", pool.AnnotationAllowSecrets} {
 		if !strings.Contains(message, text) {
-			w.t.Errorf("sandbox %s says %q, which does not name %s", s.Name, message, text)
+			w.t.Errorf("sandbox %s has message %q, which does not name %s", s.Name, message, text)
 		}
 	}
 	if sandbox.PhaseOf(s) != sandbox.Starting || sandbox.DeadForGood(s) || machine.starts(s.Name) > 0 {
 		w.t.Errorf("sandbox %s is %s and was started %d times", s.Name, sandbox.PhaseOf(s), machine.starts(s.Name))
 	}
 	if ready := meta.FindStatusCondition(s.Status.Conditions, agents.ConditionReady); ready.ObservedGeneration != s.Generation {
-		w.t.Errorf("sandbox %s is told of generation %d, it has %d", s.Name, ready.ObservedGeneration, s.Generation)
+		w.t.Errorf("sandbox %s has a condition of generation %d, want %d", s.Name, ready.ObservedGeneration, s.Generation)
 	}
 }
 
-// originsWithSecrets wants whoever writes a Sandbox to say that it may have what the claim of another
-// brought, before it is started.
+// originsWithSecrets verifies that a Sandbox starts from a checkpoint with secrets of another claim only
+// if its spec allows that.
 func originsWithSecrets(t *testing.T, cfg Config) {
 	w := idleWorld(t, cfg)
 	w.mu.Lock()
@@ -88,16 +88,16 @@ func originsWithSecrets(t *testing.T, cfg Config) {
 	later := w.sandbox("later", restoring("c", func(s *agents.Sandbox) { s.Spec.OperatingMode = agents.ModeSuspended }))
 	w.isRefused(mine, machine)
 	w.isRefused(other, machine)
-	w.until("it is asleep", func() (bool, string) { return sandbox.Suspended(get(w, later)), "" })
+	w.until("it is suspended", func() (bool, string) { return sandbox.Suspended(get(w, later)), "" })
 	change(w, later, func(s *agents.Sandbox) { s.Spec.OperatingMode = agents.ModeRunning })
 	w.isRefused(later, machine)
 
 	change(w, mine, allowed)
 	w.runs(mine, true)
-	change(w, later, asked)
+	change(w, later, allowSecrets)
 	w.runs(later, true)
 	w.runs(w.sandbox("policy", restoring("c", allowed)), true)
-	w.runs(w.sandbox("request", restoring("c", asked)), true)
+	w.runs(w.sandbox("request", restoring("c", allowSecrets)), true)
 	if got := w.phase(w.checkpoint("of-request", "request"), barchan.CheckpointReady, ""); !got.Status.Source.Secrets {
 		t.Error("leave for one is leave for those that start from it")
 	}
@@ -106,7 +106,7 @@ func originsWithSecrets(t *testing.T, cfg Config) {
 	}
 	w.runs(w.sandbox("free", restoring("of-policy")), false)
 
-	// What has run is not asked again, and the setting lets all pass.
+	// A sandbox that has run needs no permission again; the setting allows all.
 	change(w, mine, func(s *agents.Sandbox) { s.Spec.Barchan.Fork = nil })
 	w.isRefused(other, machine)
 	stop()

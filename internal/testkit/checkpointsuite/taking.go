@@ -34,8 +34,8 @@ func running(t *testing.T, cfg Config) {
 	if !slices.Contains(c.Finalizers, barchan.NodeFinalizer) || c.Labels[barchan.LabelSandbox] != from.ID {
 		t.Errorf("finalizers %v, labels %v", c.Finalizers, c.Labels)
 	}
-	if asked := w.node.captures(c.UID); len(asked) != 1 || asked[0].Source.UID != s.UID || asked[0].FilesOnly {
-		t.Errorf("the node was asked for %+v", asked)
+	if requests := w.node.captures(c.UID); len(requests) != 1 || requests[0].Source.UID != s.UID || requests[0].FilesOnly {
+		t.Errorf("capture requests: %+v", requests)
 	}
 	if now := get(w, s); sandbox.PhaseOf(now) != sandbox.Running || now.Spec.OperatingMode != agents.ModeRunning {
 		t.Errorf("the source is %s", sandbox.PhaseOf(now))
@@ -47,7 +47,7 @@ func running(t *testing.T, cfg Config) {
 	}
 }
 
-// checkData compares what is said of the data with what the node keeps.
+// checkData compares the status with the data on the node.
 func checkData(t *testing.T, st barchan.CheckpointStatus) {
 	t.Helper()
 	if st.Content != barchan.ContentMemoryAndFiles || st.Size.String() != "3Mi" || st.MemorySize.String() != "2Mi" || st.Digest != "sha256:memory" ||
@@ -72,7 +72,7 @@ func checkSource(t *testing.T, s *agents.Sandbox, from *barchan.CheckpointSource
 	}
 }
 
-// A source that is not to run on is captured when it sleeps, and not before.
+// A source that is not kept running is captured when it is suspended, not before.
 func sleepsFirst(t *testing.T, cfg Config) {
 	w := newFixture(t, cfg, Tuning{})
 	s := w.running("s")
@@ -88,7 +88,7 @@ func sleepsFirst(t *testing.T, cfg Config) {
 	if now := get(w, s); sandbox.PhaseOf(now) != sandbox.Paused {
 		t.Errorf("the source is %s", sandbox.PhaseOf(now))
 	}
-	// One that sleeps already is not woken, and can be captured again.
+	// A suspended source is not resumed, and can be captured again.
 	w.phase(w.checkpoint("d", "s"), barchan.CheckpointReady, "")
 	if now := get(w, s); sandbox.PhaseOf(now) != sandbox.Paused {
 		t.Errorf("afterwards the source is %s", sandbox.PhaseOf(now))
@@ -114,7 +114,7 @@ func failsForGood(t *testing.T, cfg Config) {
 	change(w, c, func(c *barchan.Checkpoint) { c.Labels["look"] = "again" })
 	w.phase(w.checkpoint("fine", "s"), barchan.CheckpointReady, "")
 	if n := len(w.node.captures(c.UID)); n != 1 {
-		t.Errorf("the node was asked %d times", n)
+		t.Errorf("got %d capture requests", n)
 	}
 
 	ends := w.sandbox("ends", func(s *agents.Sandbox) { s.Spec.PodTemplate.Spec.Containers[0].Image = fakecluster.ImageBroken })
@@ -130,7 +130,7 @@ func failsForGood(t *testing.T, cfg Config) {
 	deleted := w.running("deletes", func(s *agents.Sandbox) { s.Spec.Barchan = &agents.BarchanSpec{Suspend: agents.SuspendDelete} })
 	w.phase(w.checkpoint("of-deletes", "deletes", func(c *barchan.Checkpoint) { c.Spec.KeepRunning = false }), barchan.CheckpointFailed, "spec.keepRunning: must be true")
 	if now := get(w, deleted); now.Spec.OperatingMode != agents.ModeRunning {
-		t.Error("a sandbox that keeps nothing asleep was suspended")
+		t.Error("a sandbox that keeps nothing when suspended was suspended")
 	}
 	w.delete(c)
 	w.gone(c)
@@ -142,10 +142,10 @@ func triesAgain(t *testing.T, cfg Config) {
 	full := fmt.Errorf("disk: %w", errs.ErrExhausted)
 	w.node.fail(fmt.Errorf("containerd: %w", errs.ErrUnavailable), fmt.Errorf("busy: %w", errs.ErrConflict), full)
 	c := w.checkpoint("c", "s")
-	w.hasSaid(c, "disk; it is tried again")
+	w.hadMessage(c, "disk; it is tried again")
 	w.phase(c, barchan.CheckpointReady, "")
 	if n := len(w.node.captures(get(w, c).UID)); n != 4 {
-		t.Errorf("the node was asked %d times", n)
+		t.Errorf("got %d capture requests", n)
 	}
 }
 
@@ -162,9 +162,9 @@ func anotherOfTheName(t *testing.T, cfg Config) {
 	w.running("s")
 	w.node.hold(false)
 	now := w.phase(c, barchan.CheckpointFailed, "another one has its name")
-	for _, asked := range w.node.captures(now.UID) {
-		if asked.Source.UID != s.UID {
-			t.Errorf("the other one was captured: %+v", asked)
+	for _, request := range w.node.captures(now.UID) {
+		if request.Source.UID != s.UID {
+			t.Errorf("the other one was captured: %+v", request)
 		}
 	}
 }
@@ -201,8 +201,8 @@ func filesOnly(t *testing.T, cfg Config) {
 	w := newFixture(t, cfg, Tuning{})
 	w.running("s")
 	c := w.phase(w.checkpoint("c", "s", func(c *barchan.Checkpoint) { c.Spec.Content = barchan.ContentFiles }), barchan.CheckpointReady, "")
-	if asked := w.node.captures(c.UID); len(asked) != 1 || !asked[0].FilesOnly || c.Status.Content != barchan.ContentFiles || c.Status.MemorySize != nil || says(c) != "" {
-		t.Errorf("asked for %+v, status %+v", asked, c.Status)
+	if requests := w.node.captures(c.UID); len(requests) != 1 || !requests[0].FilesOnly || c.Status.Content != barchan.ContentFiles || c.Status.MemorySize != nil || messageOf(c) != "" {
+		t.Errorf("capture requests %+v, status %+v", requests, c.Status)
 	}
 	w.node.setClass(agents.RuntimeRunc)
 	if c = w.phase(w.checkpoint("d", "s"), barchan.CheckpointReady, "class runc"); c.Status.Content != barchan.ContentFiles || c.Status.Runtime != agents.RuntimeRunc {

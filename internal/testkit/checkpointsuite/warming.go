@@ -74,10 +74,10 @@ func (w *fixture) full(p *extensions.SandboxWarmPool, n int, origin string) {
 	})
 }
 
-// poolSays waits until the condition Ready of a pool has a reason, and words in its message.
-func (w *fixture) poolSays(p *extensions.SandboxWarmPool, reason, words string) {
+// awaitPool waits until the condition Ready of a pool has a reason, and words in its message.
+func (w *fixture) awaitPool(p *extensions.SandboxWarmPool, reason, words string) {
 	w.t.Helper()
-	w.until("the pool says "+reason+": "+words, func() (bool, string) {
+	w.until("the pool has condition "+reason+": "+words, func() (bool, string) {
 		now := get(w, p)
 		c := meta.FindStatusCondition(now.Status.Conditions, extensions.PoolReady)
 		return c != nil && c.Reason == reason && strings.Contains(c.Message, words), fmt.Sprintf("%+v", now.Status.Conditions)
@@ -95,7 +95,7 @@ func warmUp(t *testing.T, cfg Config) {
 	of := w.warming("load")
 	p := w.pool(2)
 	name := w.name()
-	w.poolSays(p, extensions.ReasonPoolWarmingUp, "a checkpoint is taken of it")
+	w.awaitPool(p, extensions.ReasonPoolWarmingUp, "a checkpoint is taken of it")
 	if from := w.origins(p); len(from) > 0 {
 		t.Errorf("members were made: %v", from)
 	}
@@ -112,12 +112,12 @@ func warmUp(t *testing.T, cfg Config) {
 	if ever := w.seedsEver(); len(ever) != 1 {
 		t.Errorf("%d seeds were made", len(ever))
 	}
-	if asked := w.node.captures(c.UID); len(asked) == 0 || asked[0].Source.UID != seed.UID {
-		t.Errorf("captured %+v", asked)
+	if requests := w.node.captures(c.UID); len(requests) == 0 || requests[0].Source.UID != seed.UID {
+		t.Errorf("captured %+v", requests)
 	}
-	// A pool that wants none keeps it, and one that is gone does not.
+	// A pool scaled to zero keeps it; deleting the pool removes it.
 	change(w, p, func(p *extensions.SandboxWarmPool) { *p.Spec.Replicas = 0 })
-	w.poolSays(p, extensions.ReasonPoolIdle, "")
+	w.awaitPool(p, extensions.ReasonPoolIdle, "")
 	if c = get(w, c); c.DeletionTimestamp != nil {
 		t.Error("the checkpoint went with the last member")
 	}
@@ -130,12 +130,12 @@ func warmUp(t *testing.T, cfg Config) {
 	}
 }
 
-// A warm-up that fails is not tried over and over, is told of, and can be mended.
+// A warm-up that fails is retried with backoff, is reported, and can be repaired.
 func warmUpFails(t *testing.T, cfg Config) {
 	w := newFixture(t, cfg, Tuning{})
 	of := w.warming(seedFails)
 	p := w.pool(1)
-	w.poolSays(p, extensions.ReasonWarmUpFailed, "warmUp: it ended with 3")
+	w.awaitPool(p, extensions.ReasonWarmUpFailed, "warmUp: it ended with 3")
 	if ever := w.seedsEver(); len(ever) != 1 {
 		t.Errorf("%d seeds were made", len(ever))
 	}
@@ -153,7 +153,7 @@ func warmUpFails(t *testing.T, cfg Config) {
 	})
 }
 
-// Members do not wait for ever: they start cold, and those that come later from the checkpoint.
+// Members do not wait without limit: they start cold; later ones start from the checkpoint.
 func warmUpLate(t *testing.T, cfg Config) {
 	w := newFixture(t, cfg, Tuning{ColdAfter: 50 * time.Millisecond})
 	w.node.hold(true)
@@ -164,7 +164,7 @@ func warmUpLate(t *testing.T, cfg Config) {
 	w.until("the checkpoint is being taken", func() (bool, string) { return w.node.waiting() > 0, "" })
 	w.node.hold(false)
 	w.phase(&barchan.Checkpoint{ObjectMeta: w.at(name)}, barchan.CheckpointReady, "")
-	w.gone(&agents.Sandbox{ObjectMeta: w.at(name)}) // so the controllers, which share a cache, know of it
+	w.gone(&agents.Sandbox{ObjectMeta: w.at(name)}) // so the controllers' shared cache has it
 	change(w, p, func(p *extensions.SandboxWarmPool) { *p.Spec.Replicas = 2 })
 	w.until("a second member starts from the checkpoint", func() (bool, string) {
 		from := w.origins(p)
@@ -172,7 +172,7 @@ func warmUpLate(t *testing.T, cfg Config) {
 	})
 }
 
-// Each revision has a checkpoint of its own; a member that cannot be started from it has it made anew.
+// Each revision has a checkpoint of its own; if a member cannot start from it, it is made again.
 func warmUpChanges(t *testing.T, cfg Config) {
 	w := newFixture(t, cfg, Tuning{})
 	of := w.warming("load")

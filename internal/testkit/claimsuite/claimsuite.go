@@ -20,13 +20,13 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
-// Config says what is tested. REST and New are required.
+// Config is what the suite tests. REST and New are required.
 type Config struct {
-	// REST reaches an API server that serves the kinds, as a user who may do everything.
+	// REST connects to an API server that serves our kinds, with all permissions.
 	REST *rest.Config
 	// New makes the controller under test.
 	New func(Parts) (Starter, error)
-	// NoCollector says that nothing deletes objects whose owner is gone, as on a kube-apiserver
+	// NoCollector is set where no garbage collector deletes objects without an owner, as on a kube-apiserver
 	// without a controller manager: what needs it is left out.
 	NoCollector bool
 }
@@ -51,7 +51,7 @@ type Parts struct {
 	Events events.EventRecorder
 	// Assumed is fed by the cache's events.
 	Assumed *assumecache.Sandboxes
-	// Patience is how long a claim should wait for a member in the making.
+	// Patience is how long a claim waits for a member that is being created.
 	Patience time.Duration
 }
 

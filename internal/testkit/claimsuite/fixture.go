@@ -59,7 +59,7 @@ type fixture struct {
 	events    *eventLog
 	writes    *counter
 	nodes     *node
-	told      *told
+	observed  *observed
 	stop      func()
 	// hold keeps changes of claims from the controller's cache, until release.
 	hold, release func()
@@ -71,7 +71,7 @@ func start(t *testing.T, cfg *Config, opt options) *fixture {
 	must(t, err)
 	api, err := client.NewWithWatch(cfg.REST, client.Options{Scheme: scheme})
 	must(t, err)
-	w := &fixture{t: t, cfg: cfg, namespace: opt.namespace, api: api, events: &eventLog{}, writes: &counter{}, told: &told{all: map[types.UID]*agents.Sandbox{}}}
+	w := &fixture{t: t, cfg: cfg, namespace: opt.namespace, api: api, events: &eventLog{}, writes: &counter{}, observed: &observed{all: map[types.UID]*agents.Sandbox{}}}
 	if w.namespace == "" {
 		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "claims-"}}
 		must(t, api.Create(t.Context(), ns))
@@ -96,7 +96,7 @@ func start(t *testing.T, cfg *Config, opt options) *fixture {
 		p.Observe(older, newer)
 		quotas.Observe(older, newer)
 		assumed.Observe(older, newer)
-		w.told.observe(older, newer)
+		w.observed.observe(older, newer)
 		w.nodes.observe(newer)
 	})
 	must(t, err)
@@ -202,7 +202,7 @@ func newNode(api client.Client) *node {
 	}
 }
 
-// holding leaves those sandboxes alone from now on that hold says; nil lets go of all.
+// holding stops changes of the sandboxes for which hold returns true; nil releases all.
 func (n *node) holding(hold func(*agents.Sandbox) bool) {
 	if hold == nil {
 		hold = func(*agents.Sandbox) bool { return false }
@@ -282,14 +282,14 @@ func (w *fixture) pool(of *extensions.SandboxTemplate, members int) *extensions.
 	return p
 }
 
-// told knows the sandboxes as the picker and the quota have been told of them, which may be later than
-// the cache shows them.
-type told struct {
+// observed holds the sandboxes as the picker and the quota have observed them, which may be later than
+// in the cache.
+type observed struct {
 	mu  sync.Mutex
 	all map[types.UID]*agents.Sandbox // +checklocks:mu
 }
 
-func (x *told) observe(older, newer *agents.Sandbox) {
+func (x *observed) observe(older, newer *agents.Sandbox) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if newer == nil {
@@ -299,14 +299,14 @@ func (x *told) observe(older, newer *agents.Sandbox) {
 	x.all[newer.UID] = newer
 }
 
-// of is nil for one that nobody has been told of, or that is gone.
-func (x *told) of(uid types.UID) *agents.Sandbox {
+// of is nil for one that is not observed yet or is deleted.
+func (x *observed) of(uid types.UID) *agents.Sandbox {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.all[uid]
 }
 
-// fill adds members to a pool and waits until the picker knows of them.
+// fill adds members to a pool and waits until the picker has them.
 func (w *fixture) fill(p *extensions.SandboxWarmPool, of *extensions.SandboxTemplate, members int) {
 	w.t.Helper()
 	for _, s := range w.grow(p, of, members) {
@@ -327,10 +327,10 @@ func (w *fixture) grow(p *extensions.SandboxWarmPool, of *extensions.SandboxTemp
 	return all
 }
 
-// settled waits for the picker to know a sandbox as ok says.
+// settled waits until ok accepts the picker's version of a sandbox.
 func (w *fixture) settled(s *agents.Sandbox, ok func(*agents.Sandbox) bool) {
 	w.t.Helper()
-	eventually.True(w.t, "the picker was not told of sandbox "+s.Name, func() bool { return ok(w.told.of(s.UID)) })
+	eventually.True(w.t, "the picker has not observed sandbox "+s.Name, func() bool { return ok(w.observed.of(s.UID)) })
 }
 
 // claim makes a claim on a pool.
@@ -360,7 +360,7 @@ func update[T client.Object](w *fixture, obj T, change func(T)) T {
 	}
 }
 
-// await waits for the API server to hold an object as ok says; ok gets nil once it is gone. It sees all
+// await waits until ok accepts the API server's version of an object; ok gets nil once it is gone. It sees all
 // that has become of the object since it was read or written last, even what did not last.
 func await[T client.Object](w *fixture, obj T, list client.ObjectList, what string, ok func(T) bool) T {
 	w.t.Helper()
@@ -404,7 +404,7 @@ func await[T client.Object](w *fixture, obj T, list client.ObjectList, what stri
 	}
 }
 
-// get reads an object anew; nil if there is none.
+// get reads an object from the API server; nil if there is none.
 func get[T client.Object](ctx context.Context, w *fixture, obj T) (T, error) {
 	now, _ := obj.DeepCopyObject().(T)
 	if err := w.api.Get(ctx, client.ObjectKeyFromObject(obj), now); err != nil {
@@ -498,7 +498,7 @@ func (a *agent) Bind(_ context.Context, s *agents.Sandbox, req envd.InitRequest)
 	return nil
 }
 
-func (a *agent) told(s string) map[string]string {
+func (a *agent) environment(s string) map[string]string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.bound[s]

@@ -77,7 +77,7 @@ func expiryExtended(t *testing.T, cfg *Config) {
 	w.served(c)
 	for _, write := range w.writes.all() {
 		if strings.HasPrefix(write, http.MethodDelete) {
-			t.Errorf("the controller asked for %s", write)
+			t.Errorf("unexpected write %s", write)
 		}
 	}
 	if all := w.owned(c); len(all) != 1 || all[0].UID != s.UID {

@@ -23,7 +23,7 @@ func warm(t *testing.T, cfg *Config) {
 	w := start(t, cfg, options{binder: &agent{}})
 	p := w.pool(w.template(envPolicy(extensions.InjectionAllowed)), 2)
 	for _, change := range [][]func(*extensions.SandboxClaim){nil, {brings("COLOUR", "red")}} {
-		before, told := len(w.writes.all()), len(w.events.all())
+		before, recorded := len(w.writes.all()), len(w.events.all())
 		c, s := w.served(w.claim(string(rune('a'+before)), change...))
 		if s.Labels[agents.LabelLaunchType] != agents.LaunchWarm || s.Labels[agents.LabelClaimUID] != string(c.UID) || pool.OriginOf(s) != p.UID || pool.MemberOf(s) != "" {
 			t.Errorf("labels of a member that was taken: %v", s.Labels)
@@ -34,8 +34,8 @@ func warm(t *testing.T, cfg *Config) {
 		if len(c.Finalizers) > 0 {
 			t.Errorf("the claim has finalizers %v", c.Finalizers)
 		}
-		eventually.True(t, "the controller has recorded no event", func() bool { return len(w.events.all()) > told })
-		writes, events := w.writes.all()[before:], w.events.all()[told:]
+		eventually.True(t, "the controller has recorded no event", func() bool { return len(w.events.all()) > recorded })
+		writes, events := w.writes.all()[before:], w.events.all()[recorded:]
 		t.Logf("writes of a warm claim: %v, events %v", writes, events)
 		if len(writes)+len(events) > 3 {
 			t.Errorf("a warm claim took the writes %v and the events %v, want 3 at most", writes, events)
@@ -52,8 +52,8 @@ func cold(t *testing.T, cfg *Config) {
 	}
 }
 
-// waits has a hundred claims on a pool that is being filled: nobody starts cold as long as there
-// is a member in the making for each, and nobody is forgotten.
+// waits has a hundred claims on a pool that is being filled: no claim starts cold while there
+// is a member being created for each, and each claim is bound.
 func waits(t *testing.T, cfg *Config) {
 	w := start(t, cfg, options{})
 	w.nodes.holding(func(s *agents.Sandbox) bool { return pool.MemberOf(s) != "" })
@@ -128,8 +128,8 @@ func env(t *testing.T, cfg *Config) {
 
 	update(w, x, func(x *extensions.SandboxTemplate) { x.Spec.EnvVarsInjectionPolicy = extensions.InjectionAllowed })
 	_, s := w.served(plain)
-	if s.Labels[agents.LabelLaunchType] != agents.LaunchWarm || valueOf(s, 0, "COLOUR") != "red" || a.told(s.Name)["COLOUR"] != "red" {
-		t.Errorf("launch %s, object has %q, agent was told %v", s.Labels[agents.LabelLaunchType], valueOf(s, 0, "COLOUR"), a.told(s.Name))
+	if s.Labels[agents.LabelLaunchType] != agents.LaunchWarm || valueOf(s, 0, "COLOUR") != "red" || a.environment(s.Name)["COLOUR"] != "red" {
+		t.Errorf("launch %s, object has %q, agent received %v", s.Labels[agents.LabelLaunchType], valueOf(s, 0, "COLOUR"), a.environment(s.Name))
 	}
 	w.refused(other, extensions.ReasonEnvVarsRejected, "spec.env[1].name: ")
 	w.refused(w.claim("nowhere", brings("A", "b"), func(c *extensions.SandboxClaim) { c.Spec.Env[0].ContainerName = "none" }),
@@ -137,11 +137,11 @@ func env(t *testing.T, cfg *Config) {
 
 	update(w, x, func(x *extensions.SandboxTemplate) { x.Spec.EnvVarsInjectionPolicy = extensions.InjectionOverrides })
 	_, s = w.served(other)
-	if valueOf(s, 0, "SHAPE") != "square" || a.told(s.Name)["SHAPE"] != "square" {
-		t.Errorf("an override is %q in the object; agent was told %v", valueOf(s, 0, "SHAPE"), a.told(s.Name))
+	if valueOf(s, 0, "SHAPE") != "square" || a.environment(s.Name)["SHAPE"] != "square" {
+		t.Errorf("an override is %q in the object; agent received %v", valueOf(s, 0, "SHAPE"), a.environment(s.Name))
 	}
 	_, s = w.served(w.claim("side", brings("A", "b"), func(c *extensions.SandboxClaim) { c.Spec.Env[0].ContainerName = "side" }))
-	if s.Labels[agents.LabelLaunchType] != agents.LaunchCold || valueOf(s, 1, "A") != "b" || valueOf(s, 0, "A") != "" || a.told(s.Name) != nil {
+	if s.Labels[agents.LabelLaunchType] != agents.LaunchCold || valueOf(s, 1, "A") != "b" || valueOf(s, 0, "A") != "" || a.environment(s.Name) != nil {
 		t.Errorf("variables for the second container: launch %s, %+v", s.Labels[agents.LabelLaunchType], s.Spec.PodTemplate.Spec.Containers)
 	}
 }
@@ -154,8 +154,8 @@ func envNotTaken(t *testing.T, cfg *Config) {
 	a.mu.Lock()
 	tried := len(a.bound)
 	a.mu.Unlock()
-	if tried != 2 || a.told(s.Name)["COLOUR"] != "red" {
-		t.Errorf("%d agents were told, the one of sandbox %s: %v", tried, s.Name, a.told(s.Name))
+	if tried != 2 || a.environment(s.Name)["COLOUR"] != "red" {
+		t.Errorf("%d agents received it, the one of sandbox %s: %v", tried, s.Name, a.environment(s.Name))
 	}
 	if all := w.owned(c); len(all) != 1 {
 		t.Errorf("the claim owns %d sandboxes", len(all))

@@ -1,4 +1,4 @@
-// Package eventually waits, in tests, for what comes by itself and tells nobody by an event.
+// Package eventually polls, in tests, for conditions that no event announces.
 package eventually
 
 import (
@@ -12,28 +12,28 @@ const Patience = 2 * time.Minute
 
 const every = 5 * time.Millisecond
 
-// True asks until the answer is yes.
-func True(t testing.TB, what string, ask func() bool) {
+// True polls until check returns true.
+func True(t testing.TB, what string, check func() bool) {
 	t.Helper()
-	wait(t, what, func() (bool, error) { return ask(), nil })
+	wait(t, what, func() (bool, error) { return check(), nil })
 }
 
-// NoError asks until there is no error. The last one is told if there always is.
-func NoError(t testing.TB, what string, ask func() error) {
+// NoError polls until check returns nil; at the timeout it reports the last error.
+func NoError(t testing.TB, what string, check func() error) {
 	t.Helper()
 	wait(t, what, func() (bool, error) {
-		err := ask()
+		err := check()
 		return err == nil, err
 	})
 }
 
-func wait(t testing.TB, what string, ask func() (bool, error)) {
+func wait(t testing.TB, what string, check func() (bool, error)) {
 	t.Helper()
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	end := time.After(Patience)
 	for {
-		ok, err := ask()
+		ok, err := check()
 		if ok {
 			return
 		}

@@ -9,7 +9,7 @@ import (
 )
 
 // NoGoroutines waits until no goroutine is left but those ignored: on a busy machine they take
-// longer to end than goleak waits. The error tells which are left.
+// longer to end than goleak waits. The error lists the remaining ones.
 func NoGoroutines(ignore ...goleak.Option) error {
 	for end := time.Now().Add(Patience); ; {
 		err := goleak.Find(ignore...)

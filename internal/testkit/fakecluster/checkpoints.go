@@ -64,7 +64,7 @@ func (c *Cluster) captureAll(ctx context.Context) (err error) {
 	return err
 }
 
-// Capture fulfils at once what a checkpoint wishes, as far as its status can tell. c may be any
+// Capture sets the status of a checkpoint at once to what its spec requests. c may be any
 // cluster's client.
 func Capture(ctx context.Context, c client.Client, ckpt *barchan.Checkpoint) error {
 	if ckpt.DeletionTimestamp != nil {
@@ -129,7 +129,7 @@ func take(ckpt *barchan.Checkpoint, s *agents.Sandbox) error {
 	return nil
 }
 
-// origin tells why a sandbox cannot start from its checkpoint, now or ever; nothing if it can.
+// origin returns why a sandbox cannot start from its checkpoint, now or ever; empty if it can.
 func origin(ctx context.Context, c client.Client, s *agents.Sandbox) (reason, message string, err error) {
 	if s.Spec.Barchan == nil || s.Spec.Barchan.Restore == nil || sandbox.Started(s) {
 		return "", "", nil

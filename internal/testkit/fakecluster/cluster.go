@@ -4,8 +4,8 @@
 //
 // A pool is filled by [Cluster.Fill] alone: nothing replaces what is claimed.
 //
-// The image of a sandbox's first container tells what becomes of it: [ImageBroken] fails,
-// [ImageSlow] never gets ready; anything else runs. One of [ImageStuck] sleeps and cannot be woken with
+// The image of a sandbox's first container decides its outcome: [ImageBroken] fails,
+// [ImageSlow] never gets ready; anything else runs. One of [ImageStuck] is suspended and cannot be resumed with
 // its memory, one of [ImageRestless] cannot be put to sleep, and one of [ImageUncapturable] has checkpoints that fail.
 package fakecluster
 
@@ -54,17 +54,17 @@ type Cluster struct {
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced at each write; +checklocks:mu
-	// bells are those of the objects that somebody waits for, closed at the next write of each.
+	// bells are those of the objects that callers wait for, closed at the next write of each.
 	bells map[types.NamespacedName]chan struct{} // +checklocks:mu
 
 	// turn is taken while the controller acts on what it finds.
 	turn sync.Mutex
 	held bool // +checklocks:turn
 
-	// showing is taken while watchers are told, and orders what they hear.
+	// showing is taken while watchers are notified, and orders their events.
 	showing  sync.Mutex
 	watchers []func(older, newer *agents.Sandbox)     // +checklocks:showing
-	shown    map[types.NamespacedName]*agents.Sandbox // what they heard last; +checklocks:showing
+	shown    map[types.NamespacedName]*agents.Sandbox // last delivered version; +checklocks:showing
 }
 
 // New returns a cluster whose controller runs until the test ends.
@@ -90,7 +90,7 @@ func New(tb testing.TB, objects ...client.Object) *Cluster {
 	return c
 }
 
-// hooks does what an API server does and the fake client does not, and tells of each write.
+// hooks does what an API server does and the fake client does not, and reports each write.
 func (c *Cluster) hooks() interceptor.Funcs {
 	return interceptor.Funcs{
 		Create: func(ctx context.Context, w client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
@@ -118,8 +118,8 @@ func (c *Cluster) hooks() interceptor.Funcs {
 	}
 }
 
-// count makes a generation of each change of a sandbox's specification, by which others tell what a
-// condition is of. Who has read an older one gets his conflict from the update.
+// count makes a generation of each change of a sandbox's specification, by which readers match
+// a condition to it. An update of an older one is a conflict.
 func count(ctx context.Context, r client.Reader, obj client.Object) error {
 	s, is := obj.(*agents.Sandbox)
 	if !is {
@@ -135,7 +135,7 @@ func count(ctx context.Context, r client.Reader, obj client.Object) error {
 	return nil
 }
 
-// wrote tells the watchers, then those who wait.
+// wrote notifies the watchers, then the waiting callers.
 func (c *Cluster) wrote(ctx context.Context, r client.Reader, obj client.Object) {
 	defer c.ring(client.ObjectKeyFromObject(obj))
 	if _, ok := obj.(*agents.Sandbox); ok {
@@ -169,7 +169,7 @@ func (c *Cluster) Watch(do func(older, newer *agents.Sandbox)) {
 	c.watchers = append(c.watchers, do)
 }
 
-// ring wakes the controller, and who waits for any of the objects.
+// ring notifies the controller and the callers that wait for any of the objects.
 func (c *Cluster) ring(keys ...types.NamespacedName) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -239,7 +239,7 @@ func (c *Cluster) act(ctx context.Context) error {
 	return err
 }
 
-// Reconcile fulfils at once what a sandbox wishes, as far as its status can tell. c may be any
+// Reconcile sets the status of a sandbox at once to what its spec requests. c may be any
 // cluster's client.
 func Reconcile(ctx context.Context, c client.Client, s *agents.Sandbox) error {
 	if s.DeletionTimestamp != nil {

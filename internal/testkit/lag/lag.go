@@ -23,7 +23,7 @@ type Option func(*valve)
 // Only holds the watches of some resources, by their plural names; the others flow.
 func Only(resources ...string) Option { return func(v *valve) { v.only = resources } }
 
-// Lists holds the answers to lists too. They tell what there was when the server was asked.
+// Lists delays list responses too. They hold the state at the time of the request.
 func Lists() Option { return func(v *valve) { v.lists = true } }
 
 // New returns a copy of a configuration for what is to lag, and what holds and releases it.

@@ -25,14 +25,14 @@ func TestWhatIsHeld(t *testing.T) {
 		url  string
 		held bool
 	}{
-		"watch":          {nil, "/apis/g/v1/sandboxes?watch=true", true},
-		"watch in one":   {nil, "/apis/g/v1/namespaces/a/sandboxes?watch=1", true},
-		"list":           {nil, "/apis/g/v1/sandboxes", false},
-		"list, if asked": {[]Option{Lists()}, "/apis/g/v1/namespaces/a/sandboxes?limit=5", true},
-		"get":            {[]Option{Lists()}, "/apis/g/v1/namespaces/a/sandboxes/b", false},
-		"this one":       {[]Option{Only("sandboxes")}, "/apis/g/v1/sandboxes?watch=true", true},
-		"another":        {[]Option{Only("sandboxes"), Lists()}, "/api/v1/namespaces?watch=true", false},
-		"no resource":    {[]Option{Lists()}, "/apis/g/v1", false},
+		"watch":                 {nil, "/apis/g/v1/sandboxes?watch=true", true},
+		"watch in one":          {nil, "/apis/g/v1/namespaces/a/sandboxes?watch=1", true},
+		"list":                  {nil, "/apis/g/v1/sandboxes", false},
+		"list, with the option": {[]Option{Lists()}, "/apis/g/v1/namespaces/a/sandboxes?limit=5", true},
+		"get":                   {[]Option{Lists()}, "/apis/g/v1/namespaces/a/sandboxes/b", false},
+		"this one":              {[]Option{Only("sandboxes")}, "/apis/g/v1/sandboxes?watch=true", true},
+		"another":               {[]Option{Only("sandboxes"), Lists()}, "/api/v1/namespaces?watch=true", false},
+		"no resource":           {[]Option{Lists()}, "/apis/g/v1", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

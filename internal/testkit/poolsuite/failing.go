@@ -24,7 +24,7 @@ func stuck(t *testing.T, cfg Config) {
 	w.start(Tuning{StuckAfter: 2 * time.Second})
 	template := w.template(fakecluster.ImageSlow)
 	p := w.pool(3)
-	w.saying(p, extensions.ReasonMembersFailing)
+	w.awaitReason(p, extensions.ReasonMembersFailing)
 	w.until("stuck members are replaced, one by one", func() (bool, string) {
 		made, _, _ := w.extremes(p.UID)
 		return made > 4, w.describe(w.get(p))
@@ -52,22 +52,22 @@ func barred(t *testing.T, cfg Config) {
 	w.create(template)
 	stop := w.start(Tuning{})
 	p := w.pool(2)
-	says := func() {
+	reported := func() {
 		t.Helper()
-		w.until("the pool says why its members do not start", func() (bool, string) {
+		w.until("the pool reports why its members do not start", func() (bool, string) {
 			now := w.get(p)
 			ready := condition(now, extensions.PoolReady)
 			return now.Status.ObservedGeneration == now.Generation && ready.Reason == extensions.ReasonMembersFailing &&
 				strings.Contains(ready.Message, "2 are not allowed to start"), w.describe(now)
 		})
 	}
-	says()
+	reported()
 	stop()
 	w.start(Tuning{StuckAfter: time.Nanosecond})       // for which all that could be late is
 	change(w, p, func(p *extensions.SandboxWarmPool) { // so that there is a pass to wait for
 		p.Spec.Barchan = &extensions.WarmPoolBarchanSpec{MaxSurge: new(intstr.FromInt(1))}
 	})
-	says()
+	reported()
 	for _, s := range w.members(p) {
 		change(w, &s, func(s *agents.Sandbox) {
 			metav1.SetMetaDataAnnotation(&s.ObjectMeta, pool.AnnotationAllowSecrets, "true")
@@ -104,11 +104,11 @@ func dead(t *testing.T, cfg Config) {
 	})
 	w.full(p, 3)
 	if made, _, _ := w.extremes(p.UID); made != 4 {
-		t.Errorf("%d members were made for one that died", made-3)
+		t.Errorf("%d members were made for one that exited", made-3)
 	}
 }
 
-// Members that do not go hold up their successors, and not for ever.
+// Members that cannot be deleted delay their successors for a limited time.
 func slowDeletion(t *testing.T, cfg Config) {
 	w := newFixture(t, cfg)
 	stop := w.start(Tuning{})

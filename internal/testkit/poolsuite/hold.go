@@ -9,7 +9,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Hold holds back what the API server's watches of one resource have to say.
+// Hold delays the events of the API server's watches of one resource.
 type Hold struct {
 	resource string
 

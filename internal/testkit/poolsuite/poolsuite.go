@@ -1,6 +1,6 @@
-// Package poolsuite tests the controller of warm pools against an API server, whichever it is,
-// with a stand-in for the nodes that marks sandboxes ready. It does not know how the controller
-// is made: whoever runs the suite tells.
+// Package poolsuite tests the controller of warm pools against any API server, with a
+// fake node that marks sandboxes ready. It does not construct the controller: the caller passes a
+// constructor.
 package poolsuite
 
 import (
@@ -27,20 +27,20 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/watched"
 )
 
-// Tuning is what a test asks of the controller.
+// Tuning are a test's settings of the controller.
 type Tuning struct {
 	// StuckAfter and GoneAfter are as in the controller's Config; zero leaves the default.
 	StuckAfter, GoneAfter time.Duration
 }
 
-// Config says what to test.
+// Config is what the suite tests.
 type Config struct {
-	// REST reaches the API server as one who may do everything. Our kinds are served there.
+	// REST connects to an API server that serves our kinds, with all permissions.
 	REST *rest.Config
 	// Start runs a cache and the controller, both over the REST config that it is given, and
 	// returns once they run. The function that it returns ends them and waits until they have.
 	Start func(t *testing.T, cfg *rest.Config, tuning Tuning) (stop func())
-	// Collects says that the API server deletes what has lost its owner. A kube-apiserver
+	// Collects is set where the API server deletes objects without an owner. A kube-apiserver
 	// without its controller manager does not.
 	Collects bool
 }
@@ -85,8 +85,8 @@ type fixture struct {
 	bell *watched.Bell
 
 	mu      sync.Mutex
-	boxes   map[types.UID]*agents.Sandbox        // as the watch told last; +checklocks:mu
-	told    map[types.UID]struct{}               // sandboxes ever; +checklocks:mu
+	boxes   map[types.UID]*agents.Sandbox        // last version from the watch; +checklocks:mu
+	seen    map[types.UID]struct{}               // sandboxes ever; +checklocks:mu
 	made    map[types.UID]map[types.UID]struct{} // members ever, by pool; +checklocks:mu
 	peak    map[types.UID]int                    // most members of a pool that ever existed at once; +checklocks:mu
 	low     map[types.UID]int                    // fewest ready members since mark; +checklocks:mu
@@ -99,7 +99,7 @@ func newFixture(t *testing.T, cfg Config) *fixture {
 	t.Helper()
 	c := watched.Client(t, cfg.REST)
 	w := &fixture{
-		t: t, cfg: cfg, client: c, bell: watched.NewBell(), boxes: map[types.UID]*agents.Sandbox{}, told: map[types.UID]struct{}{},
+		t: t, cfg: cfg, client: c, bell: watched.NewBell(), boxes: map[types.UID]*agents.Sandbox{}, seen: map[types.UID]struct{}{},
 		made: map[types.UID]map[types.UID]struct{}{}, peak: map[types.UID]int{}, low: map[types.UID]int{},
 	}
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "pools-"}}
@@ -117,7 +117,7 @@ func newFixture(t *testing.T, cfg Config) *fixture {
 	return w
 }
 
-// saw keeps the books and does what a node would.
+// saw records an event and acts as a node.
 func (w *fixture) saw(ctx context.Context, e watch.Event) {
 	s, ok := e.Object.(*agents.Sandbox)
 	if !ok {
@@ -137,7 +137,7 @@ func (w *fixture) saw(ctx context.Context, e watch.Event) {
 func (w *fixture) note(kind watch.EventType, s *agents.Sandbox) (holding bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.boxes[s.UID], w.told[s.UID] = s, struct{}{}
+	w.boxes[s.UID], w.seen[s.UID] = s, struct{}{}
 	if kind == watch.Deleted {
 		delete(w.boxes, s.UID)
 	}
@@ -171,15 +171,15 @@ func (w *fixture) mark(uid types.UID) {
 	w.peak[uid], w.low[uid] = 0, 1<<30
 }
 
-// extremes counts all that the API server has told of until now.
+// extremes counts the sandboxes of all events until now.
 func (w *fixture) extremes(uid types.UID) (made, peak, low int) {
 	w.t.Helper()
 	all := w.list()
-	w.until("the watch has told of all that exist", func() (bool, string) {
+	w.until("the watch has delivered all that exist", func() (bool, string) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		for i := range all {
-			if _, told := w.told[all[i].UID]; !told {
+			if _, seen := w.seen[all[i].UID]; !seen {
 				return false, all[i].Name + " is unknown"
 			}
 		}
@@ -218,7 +218,7 @@ func (w *fixture) startOver(cfg *rest.Config, tuning Tuning) (stop func()) {
 	return stop
 }
 
-// until waits for events until what is asked for is so. The text that done returns says what is.
+// until waits until done returns true. It calls done at each event; done also describes the current state.
 func (w *fixture) until(what string, done func() (bool, string)) {
 	w.t.Helper()
 	w.bell.Until(w.t, what, done)
@@ -343,16 +343,16 @@ func (w *fixture) full(p *extensions.SandboxWarmPool, n int) *extensions.Sandbox
 			}
 		}
 		st := now.Status
-		says := st.Barchan != nil && int(st.Barchan.CurrentReadyReplicas) == n && int(st.Replicas) == n && st.CurrentRevision == revision &&
+		reported := st.Barchan != nil && int(st.Barchan.CurrentReadyReplicas) == n && int(st.Replicas) == n && st.CurrentRevision == revision &&
 			st.ObservedGeneration == now.Generation && condition(now, extensions.PoolReady).Status == metav1.ConditionTrue &&
 			condition(now, extensions.PoolProgressing).Status == metav1.ConditionFalse
-		return says && good == n && len(members) == n, w.describe(now)
+		return reported && good == n && len(members) == n, w.describe(now)
 	})
 	return now
 }
 
-// saying waits until the condition Ready of a pool has a reason.
-func (w *fixture) saying(p *extensions.SandboxWarmPool, reason string) *extensions.SandboxWarmPool {
+// awaitReason waits until the condition Ready of a pool has a reason.
+func (w *fixture) awaitReason(p *extensions.SandboxWarmPool, reason string) *extensions.SandboxWarmPool {
 	w.t.Helper()
 	now := p
 	w.until("the pool gives the reason "+reason, func() (bool, string) {

@@ -65,7 +65,7 @@ func scale(t *testing.T, cfg Config) {
 	w.setScale(p, 0)
 	now := w.full(p, 0)
 	if c := condition(now, extensions.PoolReady); c.Reason != extensions.ReasonPoolIdle {
-		t.Errorf("an empty pool says %+v", c)
+		t.Errorf("an empty pool has condition %+v", c)
 	}
 	if made, peak, _ := w.extremes(p.UID); made != 6 || peak != 6 {
 		t.Errorf("%d members were made, at most %d at once", made, peak)
@@ -80,7 +80,7 @@ func uids(all []agents.Sandbox) map[types.UID]struct{} {
 	return m
 }
 
-// What is claimed while the pool shrinks lives.
+// A member claimed while the pool shrinks is kept.
 func scaleDownSpares(t *testing.T, cfg Config) {
 	w := newFixture(t, cfg)
 	w.start(Tuning{})
@@ -169,7 +169,7 @@ func onReplenish(t *testing.T, cfg Config) {
 	p := w.full(w.pool(4), 4)
 	old := uids(w.members(p))
 	change(w, template, setImage("y"))
-	w.until("the pool says that none is current", func() (bool, string) {
+	w.until("the pool reports that none is current", func() (bool, string) {
 		now := w.get(p)
 		return now.Status.CurrentRevision == w.revision() && now.Status.Barchan.CurrentReplicas == 0 &&
 			condition(now, extensions.PoolReady).Status == metav1.ConditionFalse && condition(now, extensions.PoolProgressing).Reason == extensions.ReasonPoolRollingOut, w.describe(now)
@@ -230,7 +230,7 @@ func poolDeleted(t *testing.T, cfg Config) {
 	}
 }
 
-// Members of a pool that nobody knows, which nobody owns, go; what was claimed stays.
+// Members without an owner of an unknown pool are deleted; claimed ones stay.
 func orphans(t *testing.T, cfg Config) {
 	w := newFixture(t, cfg)
 	template := w.template("x")
@@ -260,16 +260,16 @@ func templateGone(t *testing.T, cfg Config) {
 	w := newFixture(t, cfg)
 	w.start(Tuning{})
 	p := w.pool(2)
-	w.saying(p, extensions.ReasonTemplateNotFound)
+	w.awaitReason(p, extensions.ReasonTemplateNotFound)
 	template := w.template("x")
 	w.full(p, 2)
 	before := uids(w.members(p))
 	if err := w.client.Delete(t.Context(), template); err != nil {
 		t.Fatal(err)
 	}
-	now := w.saying(p, extensions.ReasonTemplateNotFound)
+	now := w.awaitReason(p, extensions.ReasonTemplateNotFound)
 	if now.Status.CurrentRevision != "" || len(w.members(p)) != 2 || !strings.Contains(condition(now, extensions.PoolReady).Message, "2 members are kept") {
-		t.Errorf("without its template the pool says %+v", now.Status)
+		t.Errorf("without its template the pool has status %+v", now.Status)
 	}
 	w.template("x")
 	w.full(p, 2)
@@ -290,11 +290,11 @@ func templatePrivate(t *testing.T, cfg Config) {
 	p := w.pool(1, func(p *extensions.SandboxWarmPool) {
 		p.Spec.Barchan = &extensions.WarmPoolBarchanSpec{TemplateNamespace: elsewhere.Name}
 	})
-	w.saying(p, extensions.ReasonTemplatePrivate)
+	w.awaitReason(p, extensions.ReasonTemplatePrivate)
 	change(w, template, fakecluster.Public())
-	w.saying(p, extensions.ReasonPoolFull)
+	w.awaitReason(p, extensions.ReasonPoolFull)
 	change(w, template, func(t *extensions.SandboxTemplate) { t.Spec.Barchan.Public = false })
-	w.saying(p, extensions.ReasonTemplatePrivate)
+	w.awaitReason(p, extensions.ReasonTemplatePrivate)
 }
 
 // A cache that shows nothing of what the controller does leads to nothing being done twice.
@@ -328,8 +328,8 @@ func heldBack(t *testing.T, cfg Config) {
 		}
 	}
 	change(w, p, func(p *extensions.SandboxWarmPool) { p.Spec.Barchan = nil })
-	change(w, template, setImage("y")) // deletes what it believes to be there: the taken ones too
-	w.until("it believes that none is active", func() (bool, string) {
+	change(w, template, setImage("y")) // deletes the members in its cache: the taken ones too
+	w.until("its cache has no active member", func() (bool, string) {
 		now := w.get(p)
 		return now.Status.CurrentRevision == w.revision() && len(w.members(p)) == 0, w.describe(now)
 	})
@@ -390,10 +390,10 @@ func autoscale(t *testing.T, cfg Config) {
 	w := newFixture(t, cfg)
 	w.start(Tuning{})
 	w.template("x")
-	p := w.pool(7, func(p *extensions.SandboxWarmPool) { // which nobody looks at
+	p := w.pool(7, func(p *extensions.SandboxWarmPool) { // which has no claims
 		p.Spec.Barchan = &extensions.WarmPoolBarchanSpec{Autoscale: &extensions.PoolAutoscale{MaxReplicas: 5, SparePercent: 50, IdleSeconds: 3600}}
 	})
-	w.saying(p, extensions.ReasonPoolIdle)
+	w.awaitReason(p, extensions.ReasonPoolIdle)
 	var claimed []*agents.Sandbox
 	for range 3 {
 		claimed = append(claimed, w.cold(p))
@@ -413,7 +413,7 @@ func autoscale(t *testing.T, cfg Config) {
 	change(w, p, func(p *extensions.SandboxWarmPool) { p.Spec.Barchan.Autoscale.IdleSeconds = 2 })
 	w.full(p, 0)
 	w.cold(p)
-	w.until("the pool wakes", func() (bool, string) {
+	w.until("the pool resumes", func() (bool, string) {
 		now := w.get(p)
 		return now.Status.Barchan.DesiredReplicas > 0 || now.Status.Barchan.CurrentReadyReplicas > 0, w.describe(now)
 	})

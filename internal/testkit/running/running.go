@@ -15,7 +15,7 @@ type Cache interface {
 
 // Over runs a cache and controllers over it, and returns once the cache is filled. The function that it
 // returns ends them and waits until they have. A controller that is ended before it has begun may call
-// that an error: what they return then says nothing.
+// that an error: what they return then has no meaning.
 func Over(t testing.TB, c Cache, start ...func(context.Context) error) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -21,7 +21,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// Client returns a client that knows our kinds.
+// Client returns a client with our kinds in its scheme.
 func Client(t testing.TB, cfg *rest.Config) client.WithWatch {
 	t.Helper()
 	s := runtime.NewScheme()
@@ -64,7 +64,7 @@ func Follow(ctx context.Context, t testing.TB, c client.WithWatch, namespace str
 	}
 }
 
-// Bell wakes those who wait for a change. It is safe for concurrent use.
+// Bell notifies the goroutines that wait for a change. It is safe for concurrent use.
 type Bell struct {
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced at each ring; +checklocks:mu
@@ -73,7 +73,7 @@ type Bell struct {
 // NewBell returns a bell that has not rung.
 func NewBell() *Bell { return &Bell{changed: make(chan struct{})} }
 
-// Ring says that something has changed.
+// Ring announces a change.
 func (b *Bell) Ring() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -81,7 +81,7 @@ func (b *Bell) Ring() {
 	b.changed = make(chan struct{})
 }
 
-// Until waits for changes until what is asked for is so. The text that done returns says what is.
+// Until waits until done returns true. It calls done at each change; done also describes the current state.
 func (b *Bell) Until(t testing.TB, what string, done func() (bool, string)) {
 	t.Helper()
 	end := time.After(eventually.Patience)
