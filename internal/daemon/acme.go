@@ -17,11 +17,11 @@ import (
 )
 
 // certificates are those of the TLS listener: the operator's files, else what an ACME authority
-// has issued where it is asked, else the local CA's.
+// has issued where it is configured, else the local CA's.
 func (d *Daemon) certificates(ctx context.Context) (*tls.Config, error) {
 	if d.cfg.TLSCert != "" {
 		if d.cfg.ACME {
-			d.log.WarnContext(ctx, "acme is on, but tlsCert is set: its file is served, and no certificate is asked for")
+			d.log.WarnContext(ctx, "acme is on, but tlsCert is set: its file is served, and no certificate is requested")
 		}
 		files, err := localca.OpenFiles(d.cfg.TLSCert, d.cfg.TLSKey, d.log)
 		if err != nil {

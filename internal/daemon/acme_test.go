@@ -18,7 +18,7 @@ func certifying(t *testing.T) *Daemon {
 	return &Daemon{cfg: Config{Config: cfg, Log: telemetry.Discard()}, log: telemetry.Discard()}
 }
 
-// TestWhoseCertificates: what the authority is asked for, and what an administrator is told of it.
+// TestWhoseCertificates checks the requested certificates and their report to the administrator.
 func TestWhoseCertificates(t *testing.T) {
 	d := certifying(t)
 	cfg, err := d.certificates(t.Context())
@@ -32,7 +32,7 @@ func TestWhoseCertificates(t *testing.T) {
 	}
 }
 
-// TestCertificateSettings: files of the operator's win, and what is wrong is told by its setting.
+// TestCertificateSettings: the operator's files take precedence, and an error names its setting.
 func TestCertificateSettings(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(secret, []byte("not base64!\n"), 0o600); err != nil {

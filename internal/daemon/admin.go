@@ -11,7 +11,7 @@ func (d *Daemon) makeAdmin() (err error) {
 func (d *Daemon) operations() adminops.Server {
 	return adminops.New(adminops.Config{
 		Config: &d.cfg.Config, Version: d.cfg.Version, Started: d.started, Log: d.cfg.Log, Progress: d.progress, Gate: d.health,
-		Stop:  func() { d.stop(errAsked) },
+		Stop:  func() { d.stop(errStopRequested) },
 		Early: d.earlyParts, Ready: d.readyParts,
 	})
 }

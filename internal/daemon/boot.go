@@ -94,8 +94,8 @@ func (d *Daemon) makeGateway(context.Context) error {
 		},
 		ClientIdle: d.cfg.ClientIdle, StreamIdle: d.cfg.StreamIdle, SandboxRate: float64(d.cfg.SandboxRate), KeyRate: float64(d.cfg.KeyRate),
 		KeyNamespace: func(ctx context.Context, key string) (string, bool) {
-			who, err := d.manager.Authenticate(ctx, key)
-			return who.Namespace, err == nil
+			tenant, err := d.manager.Authenticate(ctx, key)
+			return tenant.Namespace, err == nil
 		},
 		NoFastPath: !d.cfg.GatewayFastPath,
 		Log:        d.cfg.Log, AccessLog: d.accessLog(), Registerer: d.metrics,
@@ -125,7 +125,7 @@ func (d *Daemon) gatewayServices() (list services) {
 // httpAPI is what the listeners answer to requests that are not for a sandbox.
 func (d *Daemon) httpAPI() (http.Handler, error) {
 	cfg := e2b.Config{Manager: d.manager, Log: d.cfg.Log, Metrics: d.metrics, Domains: d.cfg.Domains}
-	if d.cfg.TLSAddr != "" { // by which the SDKs speak to a domain
+	if d.cfg.TLSAddr != "" { // which the SDKs use for a domain
 		cfg.Domain = d.cfg.Domain()
 	}
 	rest, err := e2b.New(cfg)
@@ -161,7 +161,7 @@ func (d *Daemon) accessLog() *slog.Logger {
 	return nil
 }
 
-// tenantOf looks an API key up, as the REST API does; it is an apiserver.KeyFunc.
+// tenantOf resolves an API key, as the REST API does; it is an apiserver.KeyFunc.
 func (d *Daemon) tenantOf(ctx context.Context, secret string) (apiserver.Tenant, error) {
 	if err := d.progress.Err(); err != nil {
 		return apiserver.Tenant{}, err

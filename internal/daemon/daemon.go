@@ -39,7 +39,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 )
 
-// drainTime is how long requests may go on after the server was asked to stop.
+// drainTime is how long requests may continue after a stop request.
 const drainTime = 5 * time.Second
 
 // Config is what New needs.
@@ -48,7 +48,7 @@ type Config struct {
 	// Version of the program, as `barchan version` prints it.
 	Version string
 	Log     *slog.Logger
-	// AfterReexec says that the program started itself again after an ErrReexec.
+	// AfterReexec is set when the program has executed itself again after an ErrReexec.
 	AfterReexec bool
 }
 
@@ -61,7 +61,7 @@ type Daemon struct {
 	progress *boot.Progress
 	metrics  *prometheus.Registry
 	health   *health.Gate
-	repairs  chan ipam.Repair // of the books of addresses, for their Events
+	repairs  chan ipam.Repair // of the lease table, for their Events
 	unlock   func() error     // releases the data directory
 	broken   chan error       // receives why the files of this process can no longer be trusted
 	tracer   trace.TracerProvider
@@ -71,7 +71,7 @@ type Daemon struct {
 	migrations    *migrate.Migrations // nil in a replica
 	plain, secure *front
 	ca            *localca.CA
-	acme          *acme.Manager // nil: no authority is asked for certificates
+	acme          *acme.Manager // nil without ACME
 	tokens        *sandbox.Tokens
 	api           *apiserver.Server       // nil in a replica
 	stale         time.Duration           // after which a replica's routes are trusted no more
@@ -94,7 +94,7 @@ type Daemon struct {
 	admin         *adminapi.API
 }
 
-var errAsked = errors.New("asked to stop")
+var errStopRequested = errors.New("stop requested")
 
 // New checks the configuration and starts nothing.
 func New(cfg Config) (*Daemon, error) {
@@ -114,8 +114,8 @@ func New(cfg Config) (*Daemon, error) {
 	return d, nil
 }
 
-// Run boots the server and serves until ctx is done, or until a part fails, or until the
-// administrator says so. Sandboxes run on, unless all were removed on the administrator's word.
+// Run boots the server and serves until ctx is done, a part fails or the administrator stops it.
+// Sandboxes keep running, unless the administrator had all removed.
 func (d *Daemon) Run(ctx context.Context) (err error) {
 	d.started = time.Now()
 	ctx, d.stop = context.WithCancelCause(ctx)
@@ -146,7 +146,7 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	case broken = <-d.broken:
 	}
 	d.progress.SetStopping()
-	d.log.InfoContext(ctx, "stopping; sandboxes run on")
+	d.log.InfoContext(ctx, "stopping; sandboxes keep running")
 	return d.lost(ctx, errors.Join(broken, d.stopAll(&stack)))
 }
 

@@ -15,23 +15,22 @@ import (
 	"github.com/barchan-dev/barchan/internal/daemon/hostcheck"
 )
 
-// ErrReexec says that the server has ended over its disk, and that the program should start
-// itself again in the place of this process, with [Config.Anew] set: it then waits until the disk
-// is well. Sandboxes run on meanwhile.
-var ErrReexec = errors.New("the server has to begin anew")
+// ErrReexec means that the server ended because of its disk. The program should execute itself again
+// with [Config.AfterReexec] set, and then waits until the disk has recovered. Sandboxes keep running.
+var ErrReexec = errors.New("server must restart in place")
 
 // abandonAfter is how long parts may take to stop whose storage has failed.
 const abandonAfter = 15 * time.Second
 
-// awaitDisk is the first phase. What is wrong with the disk is told at once to whoever starts the
-// server; one that begins anew waits until it has passed, and meanwhile tells everybody why.
+// awaitDisk is the first phase. A disk fault fails a first start at once; after a reexec the server
+// waits until the fault has passed, and reports it meanwhile.
 func (d *Daemon) awaitDisk(ctx context.Context) error {
 	err := hostcheck.Startable(d.cfg.DataDir)
 	if err == nil || !d.cfg.AfterReexec {
 		return err
 	}
 	var stack lifecycle.Stack
-	defer func() { // what could not be told is nothing to stop a boot for
+	defer func() { // a failed report does not stop the boot
 		if err := stack.Stop(); err != nil {
 			d.log.DebugContext(ctx, "answers while the disk was not well", telemetry.Error, err)
 		}
@@ -64,7 +63,7 @@ func (d *Daemon) awaitDisk(ctx context.Context) error {
 	}
 }
 
-// isDiskFault reports whether an error is of the kind that passes when somebody mends the disk.
+// isDiskFault reports whether an error passes when the operator repairs the disk.
 func isDiskFault(err error) bool {
 	for _, fault := range []error{apiserver.ErrStorage, unix.ENOSPC, unix.EDQUOT, unix.EROFS, unix.EIO} {
 		if errors.Is(err, fault) {
@@ -74,19 +73,18 @@ func isDiskFault(err error) bool {
 	return false
 }
 
-// lost is what becomes of a server whose boot or whose parts have failed with cause: nothing, or
-// it begins anew.
+// lost returns cause, or ErrReexec with it if a new process can wait for the disk.
 func (d *Daemon) lost(ctx context.Context, cause error) error {
 	passes := errors.Is(cause, apiserver.ErrStorage) || (d.cfg.AfterReexec && isDiskFault(cause))
 	if ctx.Err() != nil || !passes {
 		return cause
 	}
-	d.log.ErrorContext(ctx, "the server cannot go on over its disk, and begins anew when that is well; sandboxes run on. "+
-		"Free space there, or mend it", "dir", d.cfg.DataDir, telemetry.Error, cause)
+	d.log.ErrorContext(ctx, "disk failed; restarting, sandboxes keep running",
+		"remedy", "free space or repair the disk", "dir", d.cfg.DataDir, telemetry.Error, cause)
 	return fmt.Errorf("%w: %w", ErrReexec, cause)
 }
 
-// stopAll stops all parts. Those that wait for a storage that has failed are not waited for.
+// stopAll stops all parts. It abandons those that wait for failed storage.
 func (d *Daemon) stopAll(stack *lifecycle.Stack) error {
 	done := make(chan error, 1)
 	go func() { done <- stack.Stop() }() // waited for, but below
@@ -106,9 +104,8 @@ func (d *Daemon) stopAll(stack *lifecycle.Stack) error {
 	}
 }
 
-// journalWritten is told how each write of the node's journal went. After a sync that failed the
-// kernel may show what never reached the disk, and takes it for written: only what is read anew
-// can be trusted.
+// journalWritten receives the result of each write of the node's journal. After a failed sync the kernel
+// may show data that never reached the disk as written: only data that is read again can be trusted.
 func (d *Daemon) journalWritten(err error) {
 	if err == nil {
 		return

@@ -28,12 +28,12 @@ func writeZeros(t *testing.T, path string, size int) {
 }
 
 // serverOn makes a server whose data directory is on a disk.
-func serverOn(t *testing.T, disk string, anew bool) *Daemon {
+func serverOn(t *testing.T, disk string, reexec bool) *Daemon {
 	t.Helper()
 	cfg := config.Default()
 	cfg.DataDir, cfg.RunDir, cfg.NodeName = filepath.Join(disk, "d"), filepath.Join(disk, "d", "run"), "n"
 	cfg.HTTPAddr, cfg.TLSAddr, cfg.KubeAddr = "127.0.0.1:0", "", "127.0.0.1:0"
-	d, err := New(Config{Config: cfg, Log: telemetry.Discard(), AfterReexec: anew})
+	d, err := New(Config{Config: cfg, Log: telemetry.Discard(), AfterReexec: reexec})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,8 +58,7 @@ func post(t *testing.T, url string) (status int, text string) {
 	return res.StatusCode, string(b)
 }
 
-// A server over a disk that is not well says so at once; one that begins anew waits, and tells
-// everybody why.
+// A server on a faulty disk fails at once; after a reexec it waits and reports the fault.
 func TestAwaitDisk(t *testing.T) {
 	disk := tmpfs.Mount(t, "256m")
 	writeZeros(t, filepath.Join(disk, "big"), 200<<20)
@@ -69,7 +68,7 @@ func TestAwaitDisk(t *testing.T) {
 	d := serverOn(t, disk, true)
 	done := make(chan error, 1)
 	go func() { done <- d.progress.Do(t.Context(), "disk", d.awaitDisk) }()
-	eventually.True(t, "something is told to be wrong", func() bool { return d.health.Err() != nil })
+	eventually.True(t, "the fault is reported", func() bool { return d.health.Err() != nil })
 	if status, text := post(t, "http://"+d.plain.listener.Addr().String()+"/sandboxes"); status != http.StatusServiceUnavailable ||
 		!strings.Contains(text, "(disk)") || !strings.Contains(text, "MiB are needed") {
 		t.Errorf("meanwhile: %d %s", status, text)
@@ -81,7 +80,7 @@ func TestAwaitDisk(t *testing.T) {
 		t.Errorf("with room again: %v", err)
 	}
 	if err := d.health.Err(); err != nil {
-		t.Errorf("it is still told to be wrong: %v", err)
+		t.Errorf("the fault is still reported: %v", err)
 	}
 }
 
@@ -100,7 +99,7 @@ func TestLost(t *testing.T) {
 	d := &Daemon{log: telemetry.Discard()}
 	full := fmt.Errorf("x: %w", unix.ENOSPC)
 	if err := d.lost(t.Context(), full); errors.Is(err, ErrReexec) {
-		t.Error("the first boot on a full disk goes on for ever")
+		t.Error("the first boot on a full disk does not end")
 	}
 	if err := d.lost(t.Context(), fmt.Errorf("x: %w", apiserver.ErrStorage)); !errors.Is(err, ErrReexec) {
 		t.Errorf("after storage failed: %v", err)
@@ -115,6 +114,6 @@ func TestLost(t *testing.T) {
 	stopped, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := d.lost(stopped, full); errors.Is(err, ErrReexec) {
-		t.Error("a server that was asked to stop begins anew")
+		t.Error("a server restarts in place after a stop request")
 	}
 }

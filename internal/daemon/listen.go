@@ -14,7 +14,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/edge/gateway"
 )
 
-// front is a listener that is bound before anything is ready, so that a port in use is told at
+// front is a listener that is bound before anything is ready, so that a port in use is reported at
 // once, and whose handler is put in when the boot is over.
 type front struct {
 	listener net.Listener
@@ -39,7 +39,7 @@ func (d *Daemon) bind(ctx context.Context, key, addr string, tlsConfig *tls.Conf
 	return f, nil
 }
 
-// ServeHTTP passes to what has been put in, else to early, once before has had its say.
+// ServeHTTP calls the hook of before, then the opened handler, else early.
 func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if first := f.first.Load(); first != nil && (*first)(w, r) {
 		return
@@ -51,7 +51,7 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.early.ServeHTTP(w, r)
 }
 
-// before has f asked before all else; it reports whether it has answered.
+// before sets a hook that runs first; it reports whether it has written the response.
 func (f *front) before(first func(http.ResponseWriter, *http.Request) bool) { f.first.Store(&first) }
 
 func (f *front) open(h http.Handler) { f.handler.Store(&h) }

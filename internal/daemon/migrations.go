@@ -68,7 +68,7 @@ func (d *Daemon) migrateStorage(ctx context.Context) (err error) {
 	return d.migrations.Run(ctx, migrate.Storage)
 }
 
-// migrateObjects does the same for objects, while nobody but the API server is there to see it.
+// migrateObjects does the same for objects, while only the API server runs.
 func (d *Daemon) migrateObjects(ctx context.Context) error {
 	return d.migrations.Run(ctx, migrate.Objects)
 }

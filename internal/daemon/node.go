@@ -34,7 +34,7 @@ func (d *Daemon) nodeServices() services {
 	return append(d.machine.Services(), boot.Background("containerd health", d.watchContainerd))
 }
 
-// exists asks the API server itself, not a cache: something living may hang on the answer.
+// exists reads from the API server, not a cache: the result may delete a running sandbox.
 func (d *Daemon) exists(ctx context.Context, ref sandbox.Ref) (bool, error) {
 	s := &agents.Sandbox{}
 	err := d.cache.Live().Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, s)

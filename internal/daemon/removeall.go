@@ -75,8 +75,8 @@ func removeMachine(ctx context.Context, cfg config.Config, log *slog.Logger, rem
 	return nil
 }
 
-// AuditMachine looks at a machine on which no server of this data directory runs, so at all but
-// objects and routes. It returns what it could see, also with an error.
+// AuditMachine audits a machine without a running server of this data directory, so without objects and
+// routes. It returns what it found, also with an error.
 func AuditMachine(ctx context.Context, cfg config.Config, log *slog.Logger) (found []adminclient.Finding, err error) {
 	if _, err := os.Stat(cfg.DataDir); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

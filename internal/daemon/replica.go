@@ -87,7 +87,7 @@ func (d *Daemon) peerServices() services {
 	return services{boot.Awaited("peers", d.peers.Run, boot.Closed(d.peers.Ready()))}
 }
 
-// applyHints takes what another replica says as the hint that it is: the watch has the truth.
+// applyHints applies another replica's batch as hints; the watch has the base routes.
 func (d *Daemon) applyHints(_ string, batch []peers.Route) {
 	for _, r := range batch {
 		if !d.ours(r.Address) {
@@ -102,7 +102,7 @@ func (d *Daemon) applyHints(_ string, batch []peers.Route) {
 }
 
 // ours reports whether a hint may name an address: none, or one of the sandboxes' subnets where
-// those are known. A replica is not told them.
+// those are known. A replica does not have them.
 func (d *Daemon) ours(addr netip.Addr) bool {
 	if !addr.IsValid() || d.cfg.Role == config.RoleReplica {
 		return true
@@ -110,7 +110,7 @@ func (d *Daemon) ours(addr netip.Addr) bool {
 	return d.cfg.Subnet.Contains(addr) || d.cfg.Subnet6.IsValid() && d.cfg.Subnet6.Contains(addr)
 }
 
-// replicatedRoutes writes into the table here, and tells the other replicas of what was new.
+// replicatedRoutes writes into the local table and pushes changes to the other replicas.
 type replicatedRoutes struct{ *Daemon }
 
 // Apply implements manager.Routes.

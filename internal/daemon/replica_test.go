@@ -15,7 +15,7 @@ import (
 )
 
 // TestApplyHints checks which hints change a lookup. A server refuses addresses outside of its sandboxes' subnets; a replica
-// does not know the subnets.
+// does not have the subnets.
 func TestApplyHints(t *testing.T) {
 	for _, tt := range []struct {
 		role, subnet6, addr string

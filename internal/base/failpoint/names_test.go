@@ -100,7 +100,7 @@ func calls(t *testing.T, inNode bool, pkg string, call *ast.CallExpr) []string {
 	case ours && written:
 		return []string{name}
 	case ours && pkg != "machine":
-		t.Errorf("%s: failpoint.%s wants a name that is written out", pkg, f.Sel.Name)
+		t.Errorf("%s: failpoint.%s needs a literal name", pkg, f.Sel.Name)
 	case inNode && strings.EqualFold(f.Sel.Name, "after") && written:
 		return []string{"node/" + name}
 	}

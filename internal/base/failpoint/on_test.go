@@ -28,22 +28,22 @@ func TestMain(m *testing.M) {
 
 func TestKills(t *testing.T) {
 	for give, want := range map[string]struct {
-		out  string
-		dies bool
+		out    string
+		killed bool
 	}{"row/live": {"x", true}, "row/live:3=kill": {"xxx", true}, "row/live:4": {"xxx", false}, "row/gone": {"xxx", false}, "": {"xxx", false}} {
 		t.Run(give, func(t *testing.T) {
 			cmd := exec.CommandContext(t.Context(), os.Args[0])
 			cmd.Env = append(os.Environ(), "DIE_AT=row/live", Variable+"="+give)
 			out, err := cmd.Output()
 			status, _ := cmd.ProcessState.Sys().(syscall.WaitStatus)
-			if string(out) != want.out || (status.Signaled() && status.Signal() == syscall.SIGKILL) != want.dies {
+			if string(out) != want.out || (status.Signaled() && status.Signal() == syscall.SIGKILL) != want.killed {
 				t.Errorf("it printed %q and ended with %v, %v", out, status, err)
 			}
 		})
 	}
 }
 
-// nothingReached has what is armed next count from its beginning, whatever another test has reached.
+// nothingReached resets the counts of reached points.
 func nothingReached() {
 	mu.Lock()
 	defer mu.Unlock()

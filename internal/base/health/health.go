@@ -38,7 +38,7 @@ type Condition struct {
 // none. It is safe for concurrent use.
 type Gate struct {
 	log   *slog.Logger
-	gauge *prometheus.GaugeVec // nil: nobody counts
+	gauge *prometheus.GaugeVec // nil: no metric
 
 	closed atomic.Pointer[error] // what Err returns; nil while nothing is wrong; +checklocksignore
 
@@ -152,6 +152,6 @@ func closure(list []Condition) *error {
 		whole = append(whole, c.Name+": "+c.Detail)
 	}
 	cause := fmt.Errorf("new work is refused: %s: %w", strings.Join(whole, "; "), errs.ErrUnavailable)
-	err := errs.Public(cause, "no new work is taken at the moment; what runs goes on ("+strings.Join(public, "; ")+")")
+	err := errs.Public(cause, "new work is refused; running sandboxes continue ("+strings.Join(public, "; ")+")")
 	return &err
 }

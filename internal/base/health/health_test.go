@@ -40,7 +40,7 @@ func TestGate(t *testing.T) {
 	}
 	text, _ := errs.PublicMessage(err)
 	if !strings.Contains(text, "(disk: 12 MiB are free; store)") || strings.Contains(text, "secret") {
-		t.Errorf("users are told %q", text)
+		t.Errorf("text for users: %q", text)
 	}
 	for _, detail := range []string{"secret detail", "statfs /x"} {
 		if !strings.Contains(err.Error(), detail) {
@@ -77,7 +77,7 @@ func TestNilGateIsOpen(t *testing.T) {
 	}
 }
 
-// Whatever order parts report in, the gate is open when all have taken theirs back.
+// In any order of reports, the gate is open when all parts have cleared theirs.
 func TestGateFromManySides(t *testing.T) {
 	g, _, _ := newGate(t)
 	var all sync.WaitGroup

@@ -9,7 +9,7 @@ import (
 	"sync"
 )
 
-var errEarly = errors.New("ended without being asked to")
+var errEarly = errors.New("ended without a stop request")
 
 // Service is a part that runs about as long as the process. Run blocks until ctx is done or the part
 // fails; all its goroutines have ended when it returns.
@@ -39,9 +39,9 @@ func Run(ctx context.Context, services ...Service) error {
 // runOne runs one service and converts an early return to an error.
 func runOne(ctx context.Context, s Service) error {
 	err := s.Run(ctx)
-	asked := ctx.Err() != nil
+	stopping := ctx.Err() != nil
 	switch {
-	case asked && (err == nil || errors.Is(err, context.Canceled) || errors.Is(err, ctx.Err())):
+	case stopping && (err == nil || errors.Is(err, context.Canceled) || errors.Is(err, ctx.Err())):
 		return nil
 	case err == nil:
 		err = errEarly

@@ -35,7 +35,7 @@ func TestRunStopsTheRestWhenOneFails(t *testing.T) {
 			t.Errorf("Run = %v, want the faulty service named", err)
 		}
 		if strings.Contains(err.Error(), "steady") {
-			t.Errorf("Run = %v blames a service that stopped as asked", err)
+			t.Errorf("Run = %v blames a service that stopped on request", err)
 		}
 		if !stopped {
 			t.Error("Run returned before the steady service ended")

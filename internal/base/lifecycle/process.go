@@ -136,5 +136,5 @@ func StartChild(cmd *exec.Cmd) (*Child, error) {
 
 // Reap waits for the child and reaps it.
 func (c *Child) Reap() {
-	c.once.Do(func() { _ = c.cmd.Wait() }) // how it ended says nothing that its own log does not
+	c.once.Do(func() { _ = c.cmd.Wait() }) // its own log has the exit reason
 }

@@ -11,14 +11,14 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 )
 
-// member returns a service that notes its start and its end in story.
-func member(story *[]string, name string, end error) func(context.Context, func()) error {
+// member returns a service that records its start and its end in events.
+func member(events *[]string, name string, end error) func(context.Context, func()) error {
 	return func(ctx context.Context, ready func()) error {
-		*story = append(*story, "+"+name)
+		*events = append(*events, "+"+name)
 		ready()
 		<-ctx.Done()
 		time.Sleep(time.Second) // an end that takes time must still be waited for
-		*story = append(*story, "-"+name)
+		*events = append(*events, "-"+name)
 		return end
 	}
 }
@@ -26,9 +26,9 @@ func member(story *[]string, name string, end error) func(context.Context, func(
 func TestStackStopsInReverse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s lifecycle.Stack
-		var story []string
+		var events []string
 		for _, name := range []string{"store", "api", "gateway"} {
-			if err := s.Push(t.Context(), name, member(&story, name, nil)); err != nil {
+			if err := s.Push(t.Context(), name, member(&events, name, nil)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -36,8 +36,8 @@ func TestStackStopsInReverse(t *testing.T) {
 			t.Errorf("Stop = %v", err)
 		}
 		want := []string{"+store", "+api", "+gateway", "-gateway", "-api", "-store"}
-		if !slices.Equal(story, want) {
-			t.Errorf("story = %v, want %v", story, want)
+		if !slices.Equal(events, want) {
+			t.Errorf("events = %v, want %v", events, want)
 		}
 		if err := s.Stop(); err != nil {
 			t.Errorf("a second Stop = %v", err)
@@ -48,15 +48,15 @@ func TestStackStopsInReverse(t *testing.T) {
 func TestStackOutlivesTheContextOfItsStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s lifecycle.Stack
-		var story []string
+		var events []string
 		ctx, cancel := context.WithCancel(t.Context())
-		if err := s.Push(ctx, "store", member(&story, "store", nil)); err != nil {
+		if err := s.Push(ctx, "store", member(&events, "store", nil)); err != nil {
 			t.Fatal(err)
 		}
 		cancel()
 		synctest.Wait()
-		if !slices.Equal(story, []string{"+store"}) {
-			t.Errorf("story = %v: the service ended out of its turn", story)
+		if !slices.Equal(events, []string{"+store"}) {
+			t.Errorf("events = %v: the service ended out of order", events)
 		}
 		if err := s.Wait(ctx); err != nil {
 			t.Errorf("Wait = %v", err)
@@ -67,8 +67,8 @@ func TestStackOutlivesTheContextOfItsStart(t *testing.T) {
 func TestStackWaitReportsAFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s lifecycle.Stack
-		var story []string
-		if err := s.Push(t.Context(), "store", member(&story, "store", nil)); err != nil {
+		var events []string
+		if err := s.Push(t.Context(), "store", member(&events, "store", nil)); err != nil {
 			t.Fatal(err)
 		}
 		err := s.Push(t.Context(), "faulty", func(_ context.Context, ready func()) error {
@@ -82,8 +82,8 @@ func TestStackWaitReportsAFailure(t *testing.T) {
 		if err := s.Wait(t.Context()); !errors.Is(err, errBoom) {
 			t.Errorf("Wait = %v, want boom", err)
 		}
-		if !slices.Equal(story, []string{"+store", "-store"}) {
-			t.Errorf("story = %v", story)
+		if !slices.Equal(events, []string{"+store", "-store"}) {
+			t.Errorf("events = %v", events)
 		}
 	})
 }
@@ -93,7 +93,7 @@ func TestStackPushFails(t *testing.T) {
 		var s lifecycle.Stack
 		err := s.Push(t.Context(), "dead", func(context.Context, func()) error { return errBoom })
 		if !errors.Is(err, errBoom) {
-			t.Errorf("Push of one that dies = %v, want boom", err)
+			t.Errorf("Push of one that fails = %v, want boom", err)
 		}
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -77,13 +77,13 @@ func TestAuthorityIsKept(t *testing.T) {
 	}
 	second := open(t, dir)
 	if !bytes.Equal(first.CertPEM(), second.CertPEM()) {
-		t.Error("the authority was made anew")
+		t.Error("the authority was created again")
 	}
 	if onDisk, err := os.ReadFile(first.CertPath()); err != nil || !bytes.Equal(onDisk, first.CertPEM()) {
 		t.Errorf("CertPath does not hold CertPEM: %v", err)
 	}
 	if _, err := handshake(t, second.TLSConfig(), first.CertPEM(), "box.test"); err != nil {
-		t.Errorf("who trusts the first does not trust the second: %v", err)
+		t.Errorf("trust in the first does not include the second: %v", err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, ".*")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
@@ -187,7 +187,7 @@ func TestFilesAreReloaded(t *testing.T) {
 	}
 	first := serial()
 	if serial() != first {
-		t.Error("it changed by itself")
+		t.Error("it changed without a reload")
 	}
 	if err := os.WriteFile(keyPath, []byte("half written"), 0o600); err != nil {
 		t.Fatal(err)

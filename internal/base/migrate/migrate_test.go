@@ -249,7 +249,7 @@ func killedSteps(dir string, die bool) []Step {
 	}
 }
 
-// child dies in its second step, when the work is done and not recorded.
+// child is killed in its second step, after the work and before its record.
 func child(dir string) error {
 	m, err := Open(Config{File: filepath.Join(dir, "migrations.json"), Steps: killedSteps(dir, true), Log: telemetry.Discard()})
 	if err != nil {
@@ -264,7 +264,7 @@ func TestKilledBeforeTheRecord(t *testing.T) {
 		cmd := exec.CommandContext(t.Context(), os.Args[0])
 		cmd.Env = append(os.Environ(), childEnv+"="+dir)
 		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(err.Error(), "killed") {
-			t.Fatalf("the child ended by itself: %v, %s", err, out)
+			t.Fatalf("the child was not killed: %v, %s", err, out)
 		}
 	}
 	m := openAt(t, filepath.Join(dir, "migrations.json"), false, killedSteps(dir, false)...)

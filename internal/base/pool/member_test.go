@@ -45,7 +45,7 @@ func TestAdopt(t *testing.T) {
 		t.Errorf("adopted: owners %v, labels %v", got.OwnerReferences, got.Labels)
 	}
 	if got.Annotations[pool.AnnotationClaimedAt] == "" || len(pool.Adopt(s, nil).OwnerReferences) != 0 {
-		t.Error("nothing says when, or the pool still owns it")
+		t.Error("the creation time is missing, or the pool still owns it")
 	}
 }
 

@@ -43,7 +43,7 @@ var revisionText = base32.NewEncoding("0123456789abcdefghijklmnopqrstuv").WithPa
 
 // Revision returns the SHA-256 of the fields that decide what a template's sandboxes run, as 52
 // lower-case letters and digits, and the canonical JSON that was hashed. Two templates that differ in
-// what runs never share it; two that differ in spelling alone do, as far as listed here. In doubt the
+// what they run never share it; two that differ in spelling alone do, as far as listed here. In doubt the
 // form distinguishes: that costs a roll of the pool, the opposite a stale sandbox.
 //
 // Part of it are podTemplate.spec, volumeClaimTemplates (names and specs), service, the network
@@ -60,10 +60,10 @@ var revisionText = base32.NewEncoding("0123456789abcdefghijklmnopqrstuv").WithPa
 //   - an empty list or map and none; a quantity and its equals (1Gi, 1024Mi, 1073741824)
 //   - absent and dnsPolicy ClusterFirst, schedulerName default-scheduler, serviceAccountName
 //     default (by either of its names), terminationGracePeriodSeconds 30, enableServiceLinks
-//     true, automountServiceAccountToken false (no sandbox gets a token by itself),
+//     true, automountServiceAccountToken false (no sandbox gets a token by default),
 //     shareProcessNamespace false, setHostnameAsFQDN false, hostUsers true, preemptionPolicy
 //     PreemptLowerPriority; an empty runtimeClassName, securityContext, dnsConfig or affinity
-//   - absent and, of a container, imagePullPolicy IfNotPresent whatever the tag (the node's
+//   - absent and, of a container, imagePullPolicy IfNotPresent with any tag (the node's
 //     rule), terminationMessagePath /dev/termination-log and -Policy File, protocol TCP of a
 //     port, an empty securityContext or capabilities, privileged false, readOnlyRootFilesystem
 //     false, procMount Default, apiVersion v1 of a fieldRef, and a probe's timeoutSeconds 1,
@@ -74,7 +74,7 @@ var revisionText = base32.NewEncoding("0123456789abcdefghijklmnopqrstuv").WithPa
 //
 // Distinguished, against expectation:
 //   - no restartPolicy and Always: without one, a sandbox outlives its entrypoint
-//   - no runtimeClassName and gvisor: the node's configuration says what the former means
+//   - no runtimeClassName and gvisor: the node's configuration decides the former
 //   - no service and false: the former leaves a Service that exists, the latter deletes it
 //   - no networkPolicy (the secure default), an empty one (all denied) and Unmanaged
 //   - requests that equal limits and no requests: the node's defaults apply to the latter

@@ -150,7 +150,7 @@ func TestRevisionIsTheSame(t *testing.T) {
 		"claim labels":   {claims("d", "1Gi", nil, nil), claims("d", "1024Mi", map[string]string{"a": "b"}, new(corev1.PersistentVolumeFilesystem))},
 		"managed":        {none, policy(nil, extensions.NetworkManaged)},
 		"empty policies": {policy(&extensions.TemplateNetworkPolicy{}, ""), policy(&extensions.TemplateNetworkPolicy{Ingress: []networkingv1.NetworkPolicyIngressRule{}}, "")},
-		"unmanaged, with a policy that nobody applies": {policy(nil, extensions.NetworkUnmanaged), policy(&extensions.TemplateNetworkPolicy{}, extensions.NetworkUnmanaged)},
+		"unmanaged, with a policy that is not applied": {policy(nil, extensions.NetworkUnmanaged), policy(&extensions.TemplateNetworkPolicy{}, extensions.NetworkUnmanaged)},
 		"policy port": {
 			policy(&extensions.TemplateNetworkPolicy{Egress: []networkingv1.NetworkPolicyEgressRule{{Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(1))}}}}}, ""),
 			policy(&extensions.TemplateNetworkPolicy{Egress: []networkingv1.NetworkPolicyEgressRule{{Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(1)), Protocol: new(corev1.ProtocolTCP)}}}}}, ""),
@@ -258,7 +258,7 @@ func rich() *extensions.SandboxTemplate {
 }
 
 // A change of the canonical form rolls every pool of every user at their next upgrade, and
-// what claims find meanwhile are cold starts. If that is meant, raise form and run with
+// what claims find meanwhile are cold starts. If that is intended, raise form and run with
 // -update. An upgrade of k8s.io/api may be the cause too: see whether its new field can be
 // left out while it is unset.
 func TestRevisionGolden(t *testing.T) {
@@ -321,7 +321,7 @@ func TestRevisionMissesNoField(t *testing.T) {
 }
 
 // set gives a value, and all that it consists of, a content: yes in booleans, and elsewhere
-// what is nobody's default.
+// values that are no defaults.
 func set(v reflect.Value, yes bool, depth int) {
 	switch x := v.Addr().Interface().(type) {
 	case *resource.Quantity:

@@ -7,7 +7,7 @@ import (
 )
 
 // The environment variables that a sandbox was created with are in its memory, and cannot be taken out of
-// it. The rule for who may start from that memory:
+// it. The rule for starts from that memory:
 //
 //   - The policy of the source, spec.barchan.fork.secrets: Allow, lets everything that names its checkpoint.
 //   - A template or a Sandbox object that names the checkpoint must allow it itself: [AllowsSecrets].

@@ -21,8 +21,8 @@ func warming() *extensions.SandboxTemplate {
 	return t
 }
 
-// What a member was restored from stays its own, whatever the template says; and a new sandbox starts
-// from what the template says.
+// A member keeps the checkpoint that it was restored from, whatever the template names; a new sandbox
+// starts from the template's.
 func TestRefreshKeepsTheOrigin(t *testing.T) {
 	of := warming()
 	member := pool.NewMember(&extensions.SandboxWarmPool{}, of, revision(t, of))
@@ -93,7 +93,7 @@ func TestWarmCheckpoint(t *testing.T) {
 	}
 }
 
-// A seed is neither a pool's nor anybody's, and its checkpoint has its name.
+// A seed has no owner and no pool, and its checkpoint has its name.
 func TestSeed(t *testing.T) {
 	of := warming()
 	owner := metav1.OwnerReference{Kind: "SandboxTemplate", Name: "py", UID: of.UID}

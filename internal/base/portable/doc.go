@@ -1,6 +1,6 @@
 // Package portable is the form in which a checkpoint leaves a machine: an OCI artifact, as an image layout
-// in one tar or in a registry. It knows what is in it by name, size and digest, and nothing of what a
-// node does with it; it keeps no blob in memory and writes no file. A container image comes from a registry
+// in one tar or in a registry. It checks name, size and digest of the contents, and does not depend on how a
+// node uses them; it keeps no blob in memory and writes no file. A container image comes from a registry
 // in the same way, by [PullImage].
 //
 // # Form
@@ -12,12 +12,12 @@
 //
 // # Order
 //
-// Our tars have their entries in the order in which a reader needs them: what describes, then the base
-// image's layers, then the checkpoint's. So one that is read from a pipe needs no room. A tar
-// of others, in whatever order, is read from a file, by [OpenFile].
+// Our tars have their entries in the order in which a reader needs them: metadata, then the base
+// image's layers, then the checkpoint's. So one that is read from a pipe needs no space. A tar
+// with another order is read from a file, by [OpenFile].
 //
 // # Trust
 //
-// Whoever made an artifact may have meant harm. Each blob is checked against size and digest on the way,
-// and [Blob.Close] tells; what describes is bounded in size, and titles cannot lead out of a directory.
+// An artifact's author may be malicious. Each blob is checked against size and digest while it is read,
+// and [Blob.Close] returns the result; metadata is bounded in size, and titles cannot leave a directory.
 package portable

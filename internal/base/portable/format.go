@@ -159,7 +159,7 @@ func readHead(top ocispec.Descriptor, get fetch) (*Head, error) {
 			return nil, err
 		}
 	} else {
-		h.top.ArtifactType = ArtifactType // a registry does not say so; the manifest must
+		h.top.ArtifactType = ArtifactType // a registry does not return it; the manifest must have it
 	}
 	b, err := take("manifest", artifact)
 	if err != nil {

@@ -30,7 +30,7 @@ func (l *locked) image(t *testing.T, tag string, a Access) Place {
 	return p
 }
 
-// owner is who has the password, and got it from no file.
+// owner has the password, from no file.
 func (l *locked) owner() Access { return Access{CAFile: l.ca, Username: "user", Password: "right"} }
 
 func randomImage(t *testing.T) v1.Image {
@@ -143,9 +143,9 @@ func TestPullImageRefused(t *testing.T) {
 	wrong := l.owner()
 	wrong.Password = "wrong"
 	for what, c := range map[string]struct {
-		from Access
-		kind error
-		says []string
+		from  Access
+		kind  error
+		texts []string
 	}{
 		"a CA that is not known": {Access{Username: "user", Password: "right"}, errs.ErrForbidden, []string{"is not trusted", "--ca-file", "pull " + l.host}},
 		"no password":            {Access{CAFile: l.ca}, errs.ErrForbidden, []string{"401", "no password for " + l.host}},
@@ -153,7 +153,7 @@ func TestPullImageRefused(t *testing.T) {
 		"nothing there":          {l.owner(), errs.ErrNotFound, nil},
 	} {
 		_, err := PullImage(t.Context(), l.image(t, "none", c.from))
-		wantRefusal(t, what, err, c.kind, c.says...)
+		wantRefusal(t, what, err, c.kind, c.texts...)
 	}
 	for _, bad := range []string{"", "Not A Ref", path.Join(l.host, "x@sha256:1")} {
 		_, err := ParseImage(bad, Access{})

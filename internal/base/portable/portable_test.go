@@ -77,7 +77,7 @@ func tarOf(t testing.TB, l *Layout) []byte {
 	var b bytes.Buffer
 	must(t, l.Write(t.Context(), &b))
 	if int64(b.Len()) != l.Size() {
-		t.Errorf("the tar has %d bytes, Size says %d", b.Len(), l.Size())
+		t.Errorf("the tar has %d bytes, Size returns %d", b.Len(), l.Size())
 	}
 	return b.Bytes()
 }
@@ -121,7 +121,7 @@ func TestTar(t *testing.T) {
 	}
 }
 
-// Whatever is cut off or changed of a tar's contents is seen.
+// Any truncation or change of a tar's contents is detected.
 func TestDamagedTar(t *testing.T) {
 	whole := tarOf(t, sample(t, true))
 	for n := 0; n < len(whole)-1024-tarBlock; n += 97 {
@@ -164,7 +164,7 @@ func TestRegistry(t *testing.T) {
 	}
 }
 
-// FuzzRead feeds whatever one may be given; there must be no panic, and nothing but an error that says why.
+// FuzzRead feeds arbitrary input; Read must return an error with a reason and never panic.
 func FuzzRead(f *testing.F) {
 	f.Add(tarOf(f, sample(f, true)))
 	f.Add(tarOf(f, sample(f, false)))

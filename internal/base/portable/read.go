@@ -118,7 +118,7 @@ func (r *Reader) Next() (*Blob, error) {
 	}
 	if len(r.left) == 0 {
 		if _, err := r.tar.Next(); !errors.Is(err, io.EOF) {
-			return nil, errors.Join(invalid("the tar has more than it says"), err)
+			return nil, errors.Join(invalid("the tar has undeclared content"), err)
 		}
 		return nil, io.EOF
 	}

@@ -31,7 +31,7 @@ type Place struct {
 	scheme string // the prefix of its name, for messages
 	ref    name.Reference
 	by     http.RoundTripper
-	who    authn.Keychain
+	keys   authn.Keychain
 }
 
 // ParsePlace parses oci://HOST/REPOSITORY:TAG, and the files that access names. The error is an
@@ -57,9 +57,9 @@ func (a Access) nameOptions() []name.Option {
 }
 
 func (a Access) place(scheme string, ref name.Reference) (Place, error) {
-	p := Place{scheme: scheme, ref: ref, who: authn.DefaultKeychain}
+	p := Place{scheme: scheme, ref: ref, keys: authn.DefaultKeychain}
 	if a.Username != "" {
-		p.who = given{a.Username, a.Password}
+		p.keys = given{a.Username, a.Password}
 	}
 	var err error
 	p.by, err = a.transport(ref.Context().RegistryStr())
@@ -78,7 +78,7 @@ func (g given) Resolve(authn.Resource) (authn.Authenticator, error) {
 func (p Place) String() string { return p.scheme + p.ref.Name() }
 
 func (p Place) options(ctx context.Context, more ...remote.Option) []remote.Option {
-	return append([]remote.Option{remote.WithContext(ctx), remote.WithAuthFromKeychain(p.who), remote.WithTransport(p.by)}, more...)
+	return append([]remote.Option{remote.WithContext(ctx), remote.WithAuthFromKeychain(p.keys), remote.WithTransport(p.by)}, more...)
 }
 
 // refusal gives errors of a registry their kind, and adds a remedy.
@@ -92,7 +92,7 @@ func (p Place) refusal(action string, err error) error {
 	case errors.As(err, &untrusted):
 		kind, text = errs.ErrForbidden, fmt.Sprintf("its certificate is not trusted: %s; --ca-file, or SSL_CERT_FILE, names a file with the authority's", untrusted.Err)
 	case errors.Is(err, errPlain):
-		kind, text = errs.ErrForbidden, fmt.Sprintf("%s; if that is meant, --plain-http allows it", err)
+		kind, text = errs.ErrForbidden, fmt.Sprintf("%s; if that is intended, --plain-http allows it", err)
 	case answered && (answer.StatusCode == http.StatusUnauthorized || answer.StatusCode == http.StatusForbidden):
 		kind, text = errs.ErrForbidden, p.denied(answer.StatusCode)
 	case answered && answer.StatusCode == http.StatusNotFound:
@@ -111,14 +111,14 @@ func (p Place) refusal(action string, err error) error {
 // denied returns possible reasons for such a response.
 func (p Place) denied(status int) string {
 	host := p.ref.Context().RegistryStr()
-	who, err := p.who.Resolve(p.ref.Context())
-	user, isGiven := p.who.(given)
+	auth, err := p.keys.Resolve(p.ref.Context())
+	user, isGiven := p.keys.(given)
 	switch {
 	case isGiven:
 		return fmt.Sprintf("access denied (%d) to %s with the password of %s", status, host, user.username)
 	case err != nil:
 		return fmt.Sprintf("access denied (%d), and Docker's configuration cannot be used: %s", status, err)
-	case who == authn.Anonymous:
+	case auth == authn.Anonymous:
 		return fmt.Sprintf("access denied (%d): Docker's configuration has no password for %s; `docker login %s` writes one", status, host, host)
 	default:
 		return fmt.Sprintf("access denied (%d) with the password that Docker's configuration has for %s", status, host)
@@ -135,15 +135,15 @@ func (p Place) CheckPush(ctx context.Context) error {
 
 func (p Place) checkPush(ctx context.Context) error {
 	repository := p.ref.Context()
-	who, err := authn.Resolve(ctx, p.who, repository)
+	auth, err := authn.Resolve(ctx, p.keys, repository)
 	if err != nil {
 		return err
 	}
-	by, err := transport.NewWithContext(ctx, repository.Registry, who, p.by, []string{repository.Scope(transport.PushScope)})
+	by, err := transport.NewWithContext(ctx, repository.Registry, auth, p.by, []string{repository.Scope(transport.PushScope)})
 	if err != nil {
 		return err
 	}
-	ask := func(method, address string, want ...int) (*url.URL, error) {
+	request := func(method, address string, want ...int) (*url.URL, error) {
 		req, err := http.NewRequestWithContext(ctx, method, address, http.NoBody)
 		if err != nil {
 			return nil, err
@@ -158,14 +158,14 @@ func (p Place) checkPush(ctx context.Context) error {
 		}
 		return res.Location()
 	}
-	begun, err := ask(http.MethodPost, (&url.URL{
+	begun, err := request(http.MethodPost, (&url.URL{
 		Scheme: repository.Scheme(), Host: repository.RegistryStr(), Path: "/v2/" + repository.RepositoryStr() + "/blobs/uploads/",
 	}).String(), http.StatusAccepted, http.StatusCreated)
 	if errors.Is(err, http.ErrNoLocation) {
 		return nil
 	}
 	if err == nil && begun.Host == repository.RegistryStr() {
-		_, _ = ask(http.MethodDelete, begun.String(), http.StatusNoContent, http.StatusOK, http.StatusAccepted) // not all registries know how
+		_, _ = request(http.MethodDelete, begun.String(), http.StatusNoContent, http.StatusOK, http.StatusAccepted) // not all registries support it
 	}
 	return err
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// locked is a registry behind TLS that asks for a password.
+// locked is a registry behind TLS that requires a password.
 type locked struct {
 	host, ca string
 	// fault, unless it is nil, answers a request in the registry's place where it returns true.
@@ -54,7 +54,7 @@ func newLocked(t *testing.T) *locked {
 	return l
 }
 
-// login writes what `docker login` does; none is a user who never did.
+// login writes what `docker login` does; an empty password writes nothing.
 func (l *locked) login(t *testing.T, password string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -99,15 +99,15 @@ func pullTar(t *testing.T, from Place) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-func wantRefusal(t *testing.T, what string, err, kind error, says ...string) {
+func wantRefusal(t *testing.T, what string, err, kind error, texts ...string) {
 	t.Helper()
 	if !errors.Is(err, kind) {
 		t.Errorf("%s: %v, want %v", what, err, kind)
 		return
 	}
-	for _, text := range says {
+	for _, text := range texts {
 		if !strings.Contains(err.Error(), text) {
-			t.Errorf("%s: %q does not say %q", what, err, text)
+			t.Errorf("%s: %q does not contain %q", what, err, text)
 		}
 	}
 }
@@ -123,16 +123,16 @@ func TestRegistryWithTLSAndPassword(t *testing.T) {
 		t.Error("what was pulled is another tar")
 	}
 
-	stranger := l.place(t, Access{})
-	_, err = pullTar(t, stranger)
+	untrusting := l.place(t, Access{})
+	_, err = pullTar(t, untrusting)
 	wantRefusal(t, "pull by a CA that is not known", err, errs.ErrForbidden, "is not trusted", "unknown authority", "--ca-file", l.host)
-	wantRefusal(t, "push by a CA that is not known", pushTar(t, whole, stranger), errs.ErrForbidden, "is not trusted", "--ca-file")
+	wantRefusal(t, "push by an unknown CA", pushTar(t, whole, untrusting), errs.ErrForbidden, "is not trusted", "--ca-file")
 
-	for password, says := range map[string]string{"": "no password for " + l.host, "wrong": "with the password that Docker's configuration has for " + l.host} {
+	for password, text := range map[string]string{"": "no password for " + l.host, "wrong": "with the password that Docker's configuration has for " + l.host} {
 		l.login(t, password)
 		_, err = pullTar(t, l.trusted(t))
-		wantRefusal(t, "pull with password "+password, err, errs.ErrForbidden, "401", says)
-		wantRefusal(t, "push with password "+password, pushTar(t, whole, l.trusted(t)), errs.ErrForbidden, "401", says)
+		wantRefusal(t, "pull with password "+password, err, errs.ErrForbidden, "401", text)
+		wantRefusal(t, "push with password "+password, pushTar(t, whole, l.trusted(t)), errs.ErrForbidden, "401", text)
 	}
 }
 
@@ -140,9 +140,9 @@ func TestFilesOfCAs(t *testing.T) {
 	dir := t.TempDir()
 	empty := filepath.Join(dir, "empty")
 	must(t, os.WriteFile(empty, []byte("no certificate"), 0o600))
-	for file, says := range map[string]string{filepath.Join(dir, "none"): "no such file", empty: "no certificate in PEM"} {
+	for file, text := range map[string]string{filepath.Join(dir, "none"): "no such file", empty: "no certificate in PEM"} {
 		_, err := ParsePlace("oci://reg.test/x", Access{CAFile: file})
-		wantRefusal(t, file, err, errs.ErrInvalid, says)
+		wantRefusal(t, file, err, errs.ErrInvalid, text)
 	}
 }
 
@@ -159,7 +159,7 @@ func (l *locked) breaks(method, part string, n int32, do func(http.ResponseWrite
 	l.fault.Store(&f)
 }
 
-func (l *locked) mend() { l.fault.Store(nil) }
+func (l *locked) repair() { l.fault.Store(nil) }
 
 // gone ends the connection in the middle of a body.
 func gone(w http.ResponseWriter, r *http.Request) {
@@ -173,7 +173,7 @@ func gone(w http.ResponseWriter, r *http.Request) {
 	panic(http.ErrAbortHandler)
 }
 
-// A registry that goes in the middle, or stays and does nothing, is an error that says so, and nothing has
+// A registry that disconnects or stalls in the middle is an error with that reason, and nothing has
 // the name then.
 func TestRegistryThatGoes(t *testing.T) {
 	l := newLocked(t)
@@ -194,15 +194,15 @@ func TestRegistryThatGoes(t *testing.T) {
 		method string
 		nth    int32
 		do     func(http.ResponseWriter, *http.Request)
-		says   string
+		text   string
 	}{
 		{"the connection ends in the second blob", l.trusted(t), http.MethodPatch, 2, gone, "push sha256:"},
 		{"nothing is answered to the second blob", impatient, http.MethodPatch, 2, hang, "moved no byte"},
 		{"a server's fault", l.trusted(t), http.MethodPatch, 1, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) }, "502"},
 	} {
 		l.breaks(c.method, "/blobs/uploads/", c.nth, c.do)
-		wantRefusal(t, c.what, pushTar(t, whole, c.to), errs.ErrUnavailable, c.says)
-		l.mend()
+		wantRefusal(t, c.what, pushTar(t, whole, c.to), errs.ErrUnavailable, c.text)
+		l.repair()
 		if _, err := pullTar(t, l.trusted(t)); !errors.Is(err, errs.ErrNotFound) {
 			t.Errorf("%s: there is something under the name: %v", c.what, err)
 		}
@@ -213,41 +213,41 @@ func TestRegistryThatGoes(t *testing.T) {
 		from Place
 		nth  int32
 		do   func(http.ResponseWriter, *http.Request)
-		says string
+		text string
 	}{
 		{"the connection ends in the large blob", l.trusted(t), 5, gone, "pull sha256:"},
 		{"nothing is answered to the third blob", impatient, 3, hang, "moved no byte"},
 	} {
 		l.breaks(http.MethodGet, "/blobs/sha256:", c.nth, c.do)
 		_, err := pullTar(t, c.from)
-		wantRefusal(t, c.what, err, errs.ErrUnavailable, c.says)
+		wantRefusal(t, c.what, err, errs.ErrUnavailable, c.text)
 		if strings.Contains(err.Error(), "the tar ends") {
-			t.Errorf("%s: it tells of a tar, of which there is none: %v", c.what, err)
+			t.Errorf("%s: got a tar, want none: %v", c.what, err)
 		}
-		l.mend()
+		l.repair()
 	}
 	if got, err := pullTar(t, l.trusted(t)); err != nil || !bytes.Equal(got, whole) {
 		t.Errorf("pulled again: %v", err)
 	}
 }
 
-// Without TLS nothing is said to a registry but where that was asked for, whatever the library tries.
+// Nothing is sent to a registry without TLS unless that is allowed, whatever the library tries.
 func TestPlainHTTP(t *testing.T) {
-	asked := false
+	sent := false
 	inner := roundTrip(func(*http.Request) (*http.Response, error) {
-		asked = true
-		return nil, errors.New("asked")
+		sent = true
+		return nil, errors.New("sent")
 	})
 	for address, plain := range map[string]bool{
 		"10.1.2.3:5000": false, "192.168.1.1": false, "reg.test": false, "reg.local": false,
 		"localhost:5000": true, "127.0.0.1:5000": true, "127.8.0.1": true, "[::1]:5000": true, "[::1]": true,
 	} {
 		for _, allowed := range []bool{false, true} {
-			asked = false
+			sent = false
 			w := &wire{inner: inner, plain: allowed || isLoopback(address), patience: time.Hour}
 			req := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/v2/", http.NoBody)
-			if _, err := w.RoundTrip(req); asked != (plain || allowed) || asked == errors.Is(err, errPlain) { //nolint:bodyclose // there is none
-				t.Errorf("%s, allowed %v: asked %v, %v", address, allowed, asked, err)
+			if _, err := w.RoundTrip(req); sent != (plain || allowed) || sent == errors.Is(err, errPlain) { //nolint:bodyclose // there is none
+				t.Errorf("%s, allowed %v: sent %v, %v", address, allowed, sent, err)
 			}
 		}
 	}
@@ -268,10 +268,10 @@ func TestPatience(t *testing.T) {
 			if _, err := io.ReadAll(req.Body); err != nil {
 				return nil, err
 			}
-			said := false
+			done := false
 			return &http.Response{Body: io.NopCloser(readFunc(func(b []byte) (int, error) {
-				if !said {
-					said = true
+				if !done {
+					done = true
 					return copy(b, "y"), nil
 				}
 				<-req.Context().Done()

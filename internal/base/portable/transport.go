@@ -101,7 +101,7 @@ func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	ctx, cancel := context.WithCancelCause(req.Context())
 	clock := time.AfterFunc(w.patience, func() { cancel(silent{w.patience}) })
-	told := func(err error) error {
+	explain := func(err error) error {
 		if why, ok := errors.AsType[silent](context.Cause(ctx)); ok && err != nil && !errors.Is(err, io.EOF) {
 			return why
 		}
@@ -109,18 +109,18 @@ func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	req = req.Clone(ctx)
 	if req.Body != nil && req.Body != http.NoBody {
-		req.Body = &watched{ReadCloser: req.Body, before: clock.Stop, after: func() { clock.Reset(w.patience) }, told: told}
+		req.Body = &watched{ReadCloser: req.Body, before: clock.Stop, after: func() { clock.Reset(w.patience) }, explain: explain}
 	}
 	res, err := w.inner.RoundTrip(req)
 	clock.Stop()
 	if err != nil {
-		err = told(err)
+		err = explain(err)
 		cancel(nil)
 		return nil, err
 	}
 	res.Body = &watched{
 		ReadCloser: res.Body, before: func() bool { return clock.Reset(w.patience) }, after: func() { clock.Stop() },
-		told: told, end: func() { clock.Stop(); cancel(nil) },
+		explain: explain, end: func() { clock.Stop(); cancel(nil) },
 	}
 	return res, nil
 }
@@ -128,17 +128,17 @@ func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
 // watched is a body with hooks before and after each read.
 type watched struct {
 	io.ReadCloser
-	before func() bool
-	after  func()
-	told   func(error) error
-	end    func()
+	before  func() bool
+	after   func()
+	explain func(error) error
+	end     func()
 }
 
 func (w *watched) Read(b []byte) (int, error) {
 	w.before()
 	n, err := w.ReadCloser.Read(b)
 	w.after()
-	return n, w.told(err)
+	return n, w.explain(err)
 }
 
 func (w *watched) Close() error {

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	sayBegun = "cannot change once the node has begun the sandbox: it would not be applied; create another sandbox, or set spec.barchan.suspend to Delete, suspend this one, change it and resume it"
-	sayEnded = "cannot change: the sandbox has ended; delete it and create another"
+	msgBegun = "cannot change once the node has begun the sandbox: it would not be applied; create another sandbox, or set spec.barchan.suspend to Delete, suspend this one, change it and resume it"
+	msgEnded = "cannot change: the sandbox has ended; delete it and create another"
 )
 
 // CheckChange rejects changes of a Sandbox's Pod specification that would never be applied. at is its
@@ -25,20 +25,20 @@ const (
 // created: for the first time, after a failed create, or when it is resumed with nothing but its
 // volumes, as with spec.barchan.suspend Delete.
 func CheckChange(now, was *agents.Sandbox, at *field.Path) field.ErrorList {
-	say := sayBegun
+	msg := msgBegun
 	switch {
 	case DeadForGood(was):
-		say = sayEnded
+		msg = msgEnded
 	case !begun(was), Suspended(was) && was.Spec.Barchan != nil && was.Spec.Barchan.Suspend == agents.SuspendDelete:
 		return nil
 	}
 	to, from := &now.Spec.PodTemplate.Spec, &was.Spec.PodTemplate.Spec
-	errs := changed(to, from, at, say, "containers")
+	errs := changed(to, from, at, msg, "containers")
 	if len(to.Containers) != len(from.Containers) {
-		return append(errs, field.Forbidden(at.Child("containers"), say))
+		return append(errs, field.Forbidden(at.Child("containers"), msg))
 	}
 	for i := range to.Containers {
-		errs = append(errs, changed(&to.Containers[i], &from.Containers[i], at.Child("containers").Index(i), say, "env")...)
+		errs = append(errs, changed(&to.Containers[i], &from.Containers[i], at.Child("containers").Index(i), msg, "env")...)
 	}
 	return errs
 }
@@ -54,12 +54,12 @@ func begun(s *agents.Sandbox) bool {
 }
 
 // changed reports the fields of a struct that differ, with exceptions.
-func changed[T any](now, was *T, at *field.Path, say string, but ...string) (errs field.ErrorList) {
+func changed[T any](now, was *T, at *field.Path, msg string, but ...string) (errs field.ErrorList) {
 	to, from := reflect.ValueOf(now).Elem(), reflect.ValueOf(was).Elem()
 	for i := range to.NumField() {
 		name, _, _ := strings.Cut(to.Type().Field(i).Tag.Get("json"), ",")
 		if !slices.Contains(but, name) && !apiequality.Semantic.DeepEqual(to.Field(i).Interface(), from.Field(i).Interface()) {
-			errs = append(errs, field.Forbidden(at.Child(name), say))
+			errs = append(errs, field.Forbidden(at.Child(name), msg))
 		}
 	}
 	return errs
@@ -71,19 +71,19 @@ func changed[T any](now, was *T, at *field.Path, say string, but ...string) (err
 // pass, so that others can be changed on a machine that has become smaller.
 func CheckFits(spec, was *corev1.PodSpec, machine corev1.ResourceList, at *field.Path) (errs field.ErrorList) {
 	for i := range spec.Containers {
-		ask := &spec.Containers[i].Resources
-		if was != nil && i < len(was.Containers) && apiequality.Semantic.DeepEqual(*ask, was.Containers[i].Resources) {
+		res := &spec.Containers[i].Resources
+		if was != nil && i < len(was.Containers) && apiequality.Semantic.DeepEqual(*res, was.Containers[i].Resources) {
 			continue
 		}
 		for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
-			list, kind := ask.Requests, "requests"
+			list, kind := res.Requests, "requests"
 			if _, set := list[name]; !set {
-				list, kind = ask.Limits, "limits"
+				list, kind = res.Limits, "limits"
 			}
 			has, q := machine[name], list[name]
 			if q.Cmp(has) > 0 {
 				where := at.Child("containers").Index(i).Child("resources", kind).Key(string(name))
-				errs = append(errs, field.Invalid(where, q.String(), "is more than this machine has, "+has.String()+", so it could never run; ask for less"))
+				errs = append(errs, field.Invalid(where, q.String(), "is more than this machine has, "+has.String()+", so it could never run; request less"))
 			}
 		}
 	}

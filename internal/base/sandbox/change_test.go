@@ -30,7 +30,7 @@ func TestCheckChange(t *testing.T) {
 		s.Status.NodeName, s.Status.PodIPs = "n1", []string{"10.9.0.2"}
 		s.Status.Conditions = []metav1.Condition{condition("Ready", "True", "DependenciesReady")}
 	}
-	sleeps := func(mode agents.SuspendMode) func(*agents.Sandbox) {
+	suspended := func(mode agents.SuspendMode) func(*agents.Sandbox) {
 		return func(s *agents.Sandbox) {
 			s.Status.NodeName, s.Status.Barchan = "n1", &agents.BarchanStatus{StartedAt: new(metav1.Now())}
 			s.Status.Conditions = []metav1.Condition{condition("Suspended", "True", "PodTerminated")}
@@ -60,9 +60,9 @@ func TestCheckChange(t *testing.T) {
 		}, []string{container + "command", container + "resources"}},
 		"of the Pod":    {runs, func(s *agents.Sandbox) { s.Spec.PodTemplate.Spec.RestartPolicy = "Always" }, []string{"spec.restartPolicy"}},
 		"one more":      {runs, func(s *agents.Sandbox) { s.Spec.PodTemplate.Spec.Containers = nil }, []string{"spec.containers"}},
-		"with memory":   {sleeps(agents.SuspendMemory), image, []string{container + "image"}},
-		"with files":    {sleeps(agents.SuspendFiles), image, []string{container + "image"}},
-		"with volumes":  {sleeps(agents.SuspendDelete), image, nil},
+		"with memory":   {suspended(agents.SuspendMemory), image, []string{container + "image"}},
+		"with files":    {suspended(agents.SuspendFiles), image, []string{container + "image"}},
+		"with volumes":  {suspended(agents.SuspendDelete), image, nil},
 		"new":           {func(*agents.Sandbox) {}, image, nil},
 		"is being made": {at("DependenciesNotReady"), image, []string{container + "image"}},
 		"lacks image":   {at(ReasonImage), image, nil},
@@ -81,7 +81,7 @@ func TestCheckChange(t *testing.T) {
 				t.Errorf("refused %v, want %v", errs, tt.want)
 			}
 			if ended := len(errs) > 0 && strings.Contains(errs[0].Detail, "has ended"); ended != (name == "ended") {
-				t.Errorf("it says %v", errs)
+				t.Errorf("got %v", errs)
 			}
 		})
 	}
@@ -123,7 +123,7 @@ func TestCheckFits(t *testing.T) {
 			}
 			for _, e := range errs {
 				if !strings.Contains(e.Detail, "this machine has, 2,") && !strings.Contains(e.Detail, "this machine has, 4Gi,") {
-					t.Errorf("it says %v", e)
+					t.Errorf("got %v", e)
 				}
 			}
 		})

@@ -10,7 +10,7 @@ import (
 
 func TestFailuresOfSleepAndWake(t *testing.T) {
 	const text = "memory: was written by another build"
-	asleep := metav1.Condition{Type: agents.ConditionSuspended, Status: "True", Reason: agents.ReasonPodTerminated}
+	suspended := metav1.Condition{Type: agents.ConditionSuspended, Status: "True", Reason: agents.ReasonPodTerminated}
 	for name, tt := range map[string]struct {
 		mode       agents.OperatingMode
 		generation int64 // of the object; what failed was seen at 2
@@ -18,13 +18,13 @@ func TestFailuresOfSleepAndWake(t *testing.T) {
 		resume     bool
 		suspend    bool
 	}{
-		"woken in vain":       {agents.ModeRunning, 2, []metav1.Condition{asleep, {Type: agents.ConditionReady, Status: "False", Reason: ReasonResumeFailed}}, true, false},
-		"asked again":         {agents.ModeRunning, 3, []metav1.Condition{asleep, {Type: agents.ConditionReady, Status: "False", Reason: ReasonResumeFailed}}, false, false},
-		"not wanted any more": {agents.ModeSuspended, 2, []metav1.Condition{asleep, {Type: agents.ConditionReady, Status: "False", Reason: ReasonResumeFailed}}, false, false},
-		"awake after all":     {agents.ModeRunning, 2, []metav1.Condition{{Type: agents.ConditionReady, Status: "True", Reason: agents.ReasonDependenciesReady}}, false, false},
-		"still tried":         {agents.ModeRunning, 2, []metav1.Condition{asleep, {Type: agents.ConditionReady, Status: "False", Reason: agents.ReasonReconcilerError}}, false, false},
-		"awake in vain":       {agents.ModeSuspended, 2, []metav1.Condition{{Type: agents.ConditionSuspended, Status: "False", Reason: ReasonSuspendFailed}}, false, true},
-		"may stay awake":      {agents.ModeRunning, 2, []metav1.Condition{{Type: agents.ConditionSuspended, Status: "False", Reason: ReasonSuspendFailed}}, false, false},
+		"resume failed":       {agents.ModeRunning, 2, []metav1.Condition{suspended, {Type: agents.ConditionReady, Status: "False", Reason: ReasonResumeFailed}}, true, false},
+		"requested again":     {agents.ModeRunning, 3, []metav1.Condition{suspended, {Type: agents.ConditionReady, Status: "False", Reason: ReasonResumeFailed}}, false, false},
+		"no longer requested": {agents.ModeSuspended, 2, []metav1.Condition{suspended, {Type: agents.ConditionReady, Status: "False", Reason: ReasonResumeFailed}}, false, false},
+		"resumed after all":   {agents.ModeRunning, 2, []metav1.Condition{{Type: agents.ConditionReady, Status: "True", Reason: agents.ReasonDependenciesReady}}, false, false},
+		"still tried":         {agents.ModeRunning, 2, []metav1.Condition{suspended, {Type: agents.ConditionReady, Status: "False", Reason: agents.ReasonReconcilerError}}, false, false},
+		"suspend failed":      {agents.ModeSuspended, 2, []metav1.Condition{{Type: agents.ConditionSuspended, Status: "False", Reason: ReasonSuspendFailed}}, false, true},
+		"may keep running":    {agents.ModeRunning, 2, []metav1.Condition{{Type: agents.ConditionSuspended, Status: "False", Reason: ReasonSuspendFailed}}, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Generation: tt.generation}, Spec: agents.SandboxSpec{OperatingMode: tt.mode}}

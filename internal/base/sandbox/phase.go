@@ -32,13 +32,13 @@ func PhaseOf(s *agents.Sandbox) Phase {
 	case finished(s) || expired(s):
 		return Dead
 	}
-	wantsSleep, asleep := s.Spec.OperatingMode == agents.ModeSuspended, Suspended(s)
+	toSuspend, suspended := s.Spec.OperatingMode == agents.ModeSuspended, Suspended(s)
 	switch {
-	case asleep && (wantsSleep || resumeFailed(s)):
+	case suspended && (toSuspend || resumeFailed(s)):
 		return Paused
-	case asleep:
+	case suspended:
 		return Resuming
-	case wantsSleep && Started(s):
+	case toSuspend && Started(s):
 		return Pausing
 	case Ready(s), EntrypointFailed(s):
 		return Running

@@ -73,7 +73,7 @@ func checkHost(spec *corev1.PodSpec, at *field.Path) (errs field.ErrorList) {
 		}
 	}
 	if spec.HostUsers != nil && !*spec.HostUsers {
-		errs = append(errs, unsupported(at.Child("hostUsers"), "leave it unset; gVisor keeps users apart by itself"))
+		errs = append(errs, unsupported(at.Child("hostUsers"), "leave it unset; gVisor separates users on its own"))
 	}
 	if spec.ShareProcessNamespace != nil && *spec.ShareProcessNamespace {
 		errs = append(errs, unsupported(at.Child("shareProcessNamespace"), "there is only one container"))

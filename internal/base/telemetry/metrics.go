@@ -27,7 +27,7 @@ func NewRegistry(version string) *prometheus.Registry {
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Namespace:   MetricsNamespace,
 		Name:        "build_info",
-		Help:        "Always 1; the label tells the version.",
+		Help:        "Always 1; the label is the version.",
 		ConstLabels: prometheus.Labels{"version": version},
 	})
 	build.Set(1)

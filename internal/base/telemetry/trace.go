@@ -20,7 +20,7 @@ import (
 // TraceConfig configures tracing.
 type TraceConfig struct {
 	// Endpoint is an OTLP gRPC collector: http://host:port, https://host:port, or
-	// host:port, which is without TLS. Empty turns tracing off.
+	// host:port, which is without TLS. Empty disables tracing.
 	Endpoint string
 	// Service is the name of this process, Version its build.
 	Service, Version string

@@ -1,4 +1,4 @@
-// Package adminops does what the admin API asks: status, doctor, removal of all sandboxes, images, addresses, peers, transfers of
+// Package adminops implements the operations of the admin API: status, doctor, removal of all sandboxes, images, addresses, peers, transfers of
 // checkpoints.
 //
 // It starts nothing and holds no state: what a phase of the boot makes is read from [Config.Ready], after the boot only.
@@ -27,7 +27,7 @@ type Config struct {
 	Version string
 	Started time.Time
 	Log     *slog.Logger
-	// Progress tells whether Ready may be called.
+	// Progress reports whether Ready may be called.
 	Progress *boot.Progress
 	Gate     *health.Gate
 	// Stop ends the server.
@@ -41,7 +41,7 @@ type Config struct {
 // Early are the parts of a server that boots.
 type Early struct {
 	HTTP, TLS, CAFile string
-	// ACME is nil where no authority is asked for certificates.
+	// ACME is nil without ACME.
 	ACME *acme.Manager
 }
 
@@ -86,7 +86,7 @@ func (s Server) ready() (Parts, error) {
 func (s Server) own() (Parts, error) {
 	p, err := s.ready()
 	if err == nil && p.Machine == nil {
-		err = errs.Public(errs.ErrNotFound, "a replica runs no sandboxes; ask the server whose API it serves")
+		err = errs.Public(errs.ErrNotFound, "a replica runs no sandboxes; use the server whose API it serves")
 	}
 	return p, err
 }

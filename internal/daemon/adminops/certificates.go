@@ -39,13 +39,13 @@ func checkCertificates(m *acme.Manager) (out []adminclient.Check) {
 				check.State = adminclient.CheckWarning
 			}
 			check.Detail += fmt.Sprintf("; %d failed tries, the last: %s", c.Failures, c.Failure)
-			check.Remedy = "mend that; the next try is at " + c.Next.Format(time.RFC3339) + ", or when the server starts with other settings of acme"
+			check.Remedy = "correct that; the next try is at " + c.Next.Format(time.RFC3339) + ", or when the server starts with other settings of acme"
 		}
 		out = append(out, check)
 	}
 	if m != nil && !m.Wildcard() {
 		out = append(out, adminclient.Check{
-			Name: "certificates of sandboxes' hosts", State: adminclient.CheckWarning, Detail: "the local CA's: a wildcard is issued only to who changes DNS records",
+			Name: "certificates of sandboxes' hosts", State: adminclient.CheckWarning, Detail: "the local CA's: a wildcard certificate needs changes of DNS records",
 			Remedy: "set acmeUpdateServer or acmeHook, or use the path form of URLs",
 		})
 	}

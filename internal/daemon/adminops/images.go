@@ -125,7 +125,7 @@ func outdated(s *agents.Sandbox, arrived []ctrd.Image) bool {
 }
 
 // Remove removes an image. One that sandboxes or checkpoints need is an errs.ErrConflict; one that only
-// templates name is too, unless force says that they may pull it again or fail.
+// templates name is too, unless force is set: they then pull it again or fail.
 func (s imageStore) Remove(ctx context.Context, ref string, force bool) error {
 	p, err := s.own()
 	if err != nil {
@@ -154,7 +154,7 @@ func (s imageStore) imageUsers(ctx context.Context, p Parts, ref string) (imageU
 	}
 	i := slices.IndexFunc(images, func(x ctrd.ImageInfo) bool { return x.Ref == full })
 	if i < 0 {
-		return imageUsers{}, nil // its removal says that it is not here
+		return imageUsers{}, nil // its removal returns that it does not exist
 	}
 	digest := images[i].Digest
 	var running []sandbox.Ref
@@ -184,7 +184,7 @@ func (s imageStore) BuildBase(ctx context.Context, req adminclient.BuildBaseRequ
 	}
 	cfg := baseimage.Config{Dir: filepath.Join(s.cfg.Config.CacheDir, "images"), Ref: s.cfg.Config.BaseImageRef, Rebuild: req.Force}
 	if finder, err := machine.FinderOf(s.cfg.Config); err == nil {
-		cfg.Mmdebstrap, _ = finder.Find(toolchain.Mmdebstrap) // the build says what is missing, if it needs it
+		cfg.Mmdebstrap, _ = finder.Find(toolchain.Mmdebstrap) // the build reports it if needed
 	}
 	built, err := baseimage.Build(ctx, cfg, func(p baseimage.Progress) {
 		progress(adminclient.Event{Step: p.Step, Done: int64(p.Percent), Total: 100})

@@ -14,7 +14,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 )
 
-// imageUsers are what an image is needed by, as people know them.
+// imageUsers are what needs an image, by names that users know.
 type imageUsers struct{ sandboxes, checkpoints, templates []string }
 
 // newImageUsers adds to what was made from an image what names it: sandboxes that have yet to start,
@@ -53,7 +53,7 @@ func newImageUsers(
 	return u
 }
 
-// refusal says who needs an image, and what to do; nil where it may be removed.
+// refusal names what needs an image, and what to do; nil if it may be removed.
 func (u imageUsers) refusal(ref string, force bool) error {
 	const most = 10 // of a kind, by name
 	var by []string

@@ -18,7 +18,7 @@ func (g gossip) replica() (*peers.Replica, error) {
 		return nil, err
 	}
 	if p.Peers == nil {
-		return nil, errs.Public(errs.ErrNotFound, "this server tells no peers and hears none; start it with --peer-addr")
+		return nil, errs.Public(errs.ErrNotFound, "this server has no peers; start it with --peer-addr")
 	}
 	return p.Peers, nil
 }
@@ -61,7 +61,7 @@ func (g gossip) AddKey(ctx context.Context, key string) (adminclient.PeerKey, er
 	return out, nil
 }
 
-// UseKey has this replica speak with a key.
+// UseKey makes this replica encrypt with a key.
 func (g gossip) UseKey(ctx context.Context, id string) error {
 	r, err := g.replica()
 	if err != nil {
@@ -82,7 +82,7 @@ func (g gossip) RemoveKey(ctx context.Context, id string) error {
 // withAdvice makes a conflict public, with what to do.
 func withAdvice(err error) error {
 	if errors.Is(err, errs.ErrConflict) {
-		return errs.Public(err, err.Error()+"; `barchan peers ls` on each shows who has which keys")
+		return errs.Public(err, err.Error()+"; `barchan peers ls` on each shows the keys of all")
 	}
 	return err
 }

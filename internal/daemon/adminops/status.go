@@ -88,7 +88,7 @@ func (s Server) checkAPI(ctx context.Context) []adminclient.Check {
 // Stop ends the server.
 func (s Server) Stop() { s.cfg.Stop() }
 
-// Prepare deletes every sandbox through the API if the request says so.
+// Prepare deletes every sandbox through the API if requested.
 func (s Server) Prepare(ctx context.Context, req adminclient.ShutdownRequest, progress func(adminclient.Event)) error {
 	if !req.All || s.cfg.Config.Role == config.RoleReplica { // a replica has no sandboxes to remove
 		return nil
@@ -125,7 +125,7 @@ func awaitGone(ctx context.Context, objects *cache.Cache, key client.ObjectKey, 
 	defer cancel()
 	_, err := objects.WaitSandbox(ctx, key, gone)
 	if errors.Is(err, errs.ErrTimeout) || errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("it is still there after %s; `kubectl describe sandbox -n %s %s` and the server's log say why: %w", goneWithin, key.Namespace, key.Name, errs.ErrTimeout)
+		return fmt.Errorf("it is still there after %s; `kubectl describe sandbox -n %s %s` and the server's log show why: %w", goneWithin, key.Namespace, key.Name, errs.ErrTimeout)
 	}
 	return err
 }

@@ -41,7 +41,7 @@ const (
 func (t transfers) own() (Parts, error) {
 	p, err := t.ready()
 	if err == nil && p.Machine == nil {
-		err = errs.Public(errs.ErrUnavailable, "a replica has no checkpoints; ask the server that runs sandboxes")
+		err = errs.Public(errs.ErrUnavailable, "a replica has no checkpoints; use the server that runs sandboxes")
 	}
 	return p, err
 }
@@ -83,17 +83,17 @@ func (t transfers) Export(
 	}
 	var warnings []string
 	if l.Config.Memory != nil {
-		warnings = append(warnings, "its memory has whatever the sandbox knew, keys and passwords too; give it to nobody who must not know them")
+		warnings = append(warnings, "its memory contains the sandbox's secrets, such as keys and passwords; share it only with recipients who may have them")
 	}
 	return l, warnings, release, nil
 }
 
-// measuring tells from time to time how much of a checkpoint has been read.
+// measuring reports at intervals how much of a checkpoint has been read.
 func measuring(progress func(adminclient.Event)) func(done, total int64) {
-	var told time.Time
+	var last time.Time
 	return func(done, total int64) {
-		if now := time.Now(); now.Sub(told) >= progressEvery {
-			told = now
+		if now := time.Now(); now.Sub(last) >= progressEvery {
+			last = now
 			progress(adminclient.Event{Step: "measure", Done: min(done, total), Total: total, Bytes: true})
 		}
 	}
@@ -169,7 +169,7 @@ func makeImport(ctx context.Context, p Parts, req adminclient.CheckpointImport, 
 	return c, nil
 }
 
-// change writes over whatever others write, each time on the object as it is.
+// change retries write on conflicts, each time on the current object.
 func change(ctx context.Context, p Parts, c *barchan.Checkpoint, write func() error) error {
 	uid := c.UID
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
@@ -183,8 +183,7 @@ func change(ctx context.Context, p Parts, c *barchan.Checkpoint, write func() er
 	})
 }
 
-// importedSource is what an artifact says of its sandbox, where it can be used: it must read as what it is
-// said to be.
+// importedSource validates an artifact's source fields: the value must parse as its type.
 func importedSource(h *portable.Head) (*barchan.CheckpointSource, error) {
 	from := h.Config.Source
 	// It is for people, and names nothing here: the template has no namespace, and no ID.
@@ -219,7 +218,7 @@ func dropImport(ctx context.Context, p Parts, c *barchan.Checkpoint) error {
 	return nil
 }
 
-// noteImport says when something of an import was done last.
+// noteImport records the time of an import's last action.
 func noteImport(c *barchan.Checkpoint) {
 	metav1.SetMetaDataAnnotation(&c.ObjectMeta, checkpoint.AnnotationImport, time.Now().UTC().Format(time.RFC3339Nano))
 }

@@ -44,7 +44,7 @@ func whole() (*view, *agents.Sandbox) {
 	yes := true
 	s.OwnerReferences = []metav1.OwnerReference{{Kind: "SandboxClaim", Name: "c", UID: "c", Controller: &yes}}
 	v := &view{
-		table: route.NewTable(), now: time.Now(), pools: map[types.UID]bool{}, wanted: []extensions.SandboxClaim{c},
+		table: route.NewTable(), now: time.Now(), pools: map[types.UID]bool{}, claimList: []extensions.SandboxClaim{c},
 		boxes:  map[types.UID]*agents.Sandbox{"a": s},
 		named:  map[client.ObjectKey]*agents.Sandbox{client.ObjectKeyFromObject(s): s},
 		onNode: map[types.UID]node.Status{"a": {Ref: sandbox.Ref{Namespace: "default", Name: "a", UID: "a"}}},
@@ -69,7 +69,7 @@ func TestAuditOfObjects(t *testing.T) {
 				s.Status = agents.SandboxStatus{}
 				v.table = route.NewTable()
 				v.table.Apply(s)
-				v.wanted[0].Status.Conditions = nil
+				v.claimList[0].Status.Conditions = nil
 			}, nil,
 		},
 		"object gone": {
@@ -77,7 +77,7 @@ func TestAuditOfObjects(t *testing.T) {
 				v.table.ApplyDelete(s)
 				clear(v.boxes)
 				clear(v.named)
-				v.wanted = nil
+				v.claimList = nil
 			},
 			[]string{"default/a is on the node, and its object a is gone"},
 		},
@@ -86,7 +86,7 @@ func TestAuditOfObjects(t *testing.T) {
 				clear(v.onNode)
 				clear(v.boxes)
 			},
-			[]string{"goes on, and its object is gone"},
+			[]string{"remains without an object"},
 		},
 		"nothing holds it": {
 			func(_ *view, s *agents.Sandbox) { s.Finalizers = nil },
@@ -121,7 +121,7 @@ func TestAuditOfObjects(t *testing.T) {
 			[]string{"claim default/c names sandbox a, which is not its own"},
 		},
 		"sandbox of no claim": {
-			func(v *view, _ *agents.Sandbox) { v.wanted = nil },
+			func(v *view, _ *agents.Sandbox) { v.claimList = nil },
 			[]string{"sandbox default/a belongs to claim c, which does not exist"},
 		},
 		"no route": {
@@ -196,7 +196,7 @@ func TestStrayFiles(t *testing.T) {
 	}
 }
 
-// TestTwoPasses wants only what both passes find, and no wait if the first finds nothing.
+// TestTwoPasses: only findings of both passes count; without findings in the first there is no wait.
 func TestTwoPasses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kept, goes, comes := adminclient.Finding{What: "kept"}, adminclient.Finding{What: "goes"}, adminclient.Finding{What: "comes"}

@@ -14,7 +14,7 @@ import (
 )
 
 // remedyCheckpoint is for data of a checkpoint without an object.
-const remedyCheckpoint = "the server asks for the object by name and removes the data when it is clearly gone, at intervals and at its start"
+const remedyCheckpoint = "the server reads the object by name, at intervals and at its start, and removes the data if it is deleted"
 
 // checkpoints compares the objects of checkpoints with what the node has of them.
 func (a Server) checkpoints(ctx context.Context, now time.Time) ([]adminclient.Finding, error) {

@@ -37,17 +37,17 @@ func TestCompareCheckpoints(t *testing.T) {
 		{Checkpoint: sandbox.CheckpointRef{Namespace: "n", Name: "whole", UID: "whole"}},
 		{Checkpoint: sandbox.CheckpointRef{Namespace: "n", Name: "orphan", UID: "orphan"}},
 	}
-	var says []string
+	var texts []string
 	for _, f := range compareCheckpoints(objects, kept, now) {
-		says = append(says, f.What)
+		texts = append(texts, f.What)
 	}
 	want := []string{"n/lost is ready by its object", "n/stuck is being deleted", "n/orphan is on the node"}
-	if len(says) != len(want) {
-		t.Fatalf("found %q", says)
+	if len(texts) != len(want) {
+		t.Fatalf("found %q", texts)
 	}
 	for i := range want {
-		if !strings.Contains(says[i], want[i]) {
-			t.Errorf("found %q, want %q", says[i], want[i])
+		if !strings.Contains(texts[i], want[i]) {
+			t.Errorf("found %q, want %q", texts[i], want[i])
 		}
 	}
 }

@@ -36,12 +36,12 @@ const (
 	longGone = 2 * time.Minute
 )
 
-// What mends a finding.
+// Remedies of findings.
 const (
 	remedyMachine = "restart the server, which undoes what was left half done; `barchan down --all` removes everything"
-	remedyRow     = "the server asks for the object by name and removes the sandbox when it is clearly gone, every 5 minutes and at its start"
-	remedyObject  = "the server's log says why; `kubectl delete` the object to let go of it"
-	remedyRoute   = "restart the server, which builds its routes anew"
+	remedyRow     = "the server reads the object by name, every 5 minutes and at its start, and removes the sandbox if it is deleted"
+	remedyObject  = "see the server's log; `kubectl delete` the object to give it up"
+	remedyRoute   = "restart the server, which rebuilds its routes"
 	remedyFile    = "a write was interrupted; delete the file"
 )
 
@@ -154,13 +154,13 @@ func SweepFiles(cfg *config.Config) error {
 
 // view is all that is compared, as it was at about one moment.
 type view struct {
-	table  *route.Table
-	now    time.Time
-	boxes  map[types.UID]*agents.Sandbox
-	named  map[client.ObjectKey]*agents.Sandbox
-	pools  map[types.UID]bool
-	wanted []extensions.SandboxClaim
-	onNode map[types.UID]node.Status
+	table     *route.Table
+	now       time.Time
+	boxes     map[types.UID]*agents.Sandbox
+	named     map[client.ObjectKey]*agents.Sandbox
+	pools     map[types.UID]bool
+	claimList []extensions.SandboxClaim
+	onNode    map[types.UID]node.Status
 }
 
 // view reads the objects from the API server itself.
@@ -184,7 +184,7 @@ func (a Server) view(ctx context.Context) (*view, error) {
 	for i := range pools.Items {
 		v.pools[pools.Items[i].UID] = true
 	}
-	v.wanted = claims.Items
+	v.claimList = claims.Items
 	rows, err := a.Node.List(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list the node's sandboxes: %w", err)
@@ -240,8 +240,8 @@ func (v *view) claims() (found []adminclient.Finding) {
 		found = append(found, adminclient.Finding{Where: adminclient.InObjects, What: fmt.Sprintf(text, args...), Remedy: remedyObject})
 	}
 	known := map[types.UID]bool{}
-	for i := range v.wanted {
-		c := &v.wanted[i]
+	for i := range v.claimList {
+		c := &v.claimList[i]
 		known[c.UID] = true
 		name := c.Status.Sandbox.Name
 		if name == "" || c.DeletionTimestamp != nil {
@@ -262,7 +262,7 @@ func (v *view) claims() (found []adminclient.Finding) {
 	return found
 }
 
-// ready reports whether a claim says that it has its sandbox.
+// ready reports whether a claim's status has its sandbox.
 func ready(c *extensions.SandboxClaim) bool {
 	return slices.ContainsFunc(c.Status.Conditions, func(x metav1.Condition) bool {
 		return x.Type == agents.ConditionReady && x.Status == metav1.ConditionTrue
@@ -278,7 +278,7 @@ func (v *view) compareRoutes() (found []adminclient.Finding) {
 	for r := range v.table.All() {
 		routed[r.UID] = r
 		if v.boxes[r.UID] == nil {
-			add("route of sandbox %s goes on, and its object is gone", r.ID)
+			add("route of sandbox %s remains without an object", r.ID)
 		}
 	}
 	for uid, s := range v.boxes {

@@ -225,8 +225,8 @@ func checkDisks(dirs []string, bytes, inodes *watermark) error {
 	return nil
 }
 
-// CheckSpace returns what says why so many more bytes may not be written below a directory: the disk would
-// then have less than what is kept for all that runs. Nil if nothing is kept.
+// CheckSpace returns a func that returns an error if bytes more below a directory would leave the disk with
+// less than the reserve. Nil without a reserve.
 func CheckSpace(cfg *config.Config) func(dir string, bytes int64) error {
 	mark := diskMark(cfg)
 	if mark.least == 0 {
@@ -271,13 +271,13 @@ func Conditions(g *health.Gate) (out []adminclient.Condition) {
 	return out
 }
 
-// remedies say what to do about a condition.
+// remedies are the operator's actions by condition.
 var remedies = map[string]string{
-	conditionDisk:       "free space there, or end sandboxes; reserveDisk is what is kept",
-	ConditionWrites:     "mend its disk; the server goes on by itself",
-	conditionMemory:     "end sandboxes, or add memory; reserveMemory is what is kept",
+	conditionDisk:       "free space there, or delete sandboxes; reserveDisk is the reserve",
+	ConditionWrites:     "repair its disk; the server recovers automatically",
+	conditionMemory:     "delete sandboxes, or add memory; reserveMemory is the reserve",
 	conditionContainerd: "see containerd/containerd.log in the data directory",
-	ConditionJournal:    "mend the disk of the data directory",
+	ConditionJournal:    "repair the disk of the data directory",
 }
 
 // Checks returns the conditions of a gate as findings of a doctor.
@@ -285,7 +285,7 @@ func Checks(g *health.Gate) (out []adminclient.Check) {
 	for _, c := range g.Conditions() {
 		out = append(out, adminclient.Check{
 			Name: "server: " + c.Name, State: adminclient.CheckFailed, Detail: cmp.Or(c.Reason, c.Detail),
-			Remedy: cmp.Or(remedies[c.Name], "new work is taken when it has passed"),
+			Remedy: cmp.Or(remedies[c.Name], "new work is accepted when it has passed"),
 		})
 	}
 	return out

@@ -36,7 +36,7 @@ func TestWatermark(t *testing.T) {
 		}
 	}
 	if !(&watermark{least: 100}).low(99, 1000) {
-		t.Error("what somebody has set is not kept")
+		t.Error("an explicit setting is not used")
 	}
 	if (&watermark{}).low(0, 1000) {
 		t.Error("what is not looked at is too little")
@@ -152,6 +152,6 @@ func TestCheckSpace(t *testing.T) {
 	}
 	cfg.ReserveDisk = resource.Quantity{}
 	if CheckSpace(&cfg) != nil {
-		t.Error("nothing is kept, and room is asked for")
+		t.Error("a check exists without a reserve")
 	}
 }

@@ -91,7 +91,7 @@ func Startable(dir string) error {
 	}
 	if err := durable.CheckWrites(dir); err != nil {
 		text, _ := errs.PublicMessage(WriteFault(err))
-		return errs.Public(err, fmt.Sprintf("%s: %s; mend that, then start the server", dir, text))
+		return errs.Public(err, fmt.Sprintf("%s: %s; correct that, then start the server", dir, text))
 	}
 	return nil
 }

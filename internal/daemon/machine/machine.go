@@ -130,7 +130,7 @@ func (m *Machine) nodeConfig(cfg *config.Config, log *slog.Logger, h Hooks) (nod
 		out.AgentToken = h.Tokens.Agent
 	}
 	if h.Metrics != nil {
-		steps := prometheus.NewHistogramVec(telemetry.DurationOpts("node", "step", "Time of one step in the making of a sandbox."), []string{"runtime", "step"})
+		steps := prometheus.NewHistogramVec(telemetry.DurationOpts("node", "step", "Time of one step of creating a sandbox."), []string{"runtime", "step"})
 		if err := h.Metrics.Register(steps); err != nil {
 			return out, fmt.Errorf("register the node's metrics: %w", err)
 		}
@@ -283,7 +283,7 @@ func (m *Machine) Components(ctx context.Context) (out []adminclient.Component) 
 	return out
 }
 
-// RemoveLeftovers removes whatever runs or lies on this machine of a data directory.
+// RemoveLeftovers removes all host resources of a data directory.
 func (m *Machine) RemoveLeftovers(ctx context.Context, removed func(string)) error {
 	list, err := m.Node.List(ctx)
 	if err != nil {

@@ -44,7 +44,7 @@ func (s stock) Checkpoint(_ context.Context, key types.NamespacedName) (*barchan
 	return s.checkpoint, nil
 }
 
-// A machine that was renamed would leave its own sandboxes alone: its server says so, and does not start.
+// A renamed machine would ignore its own sandboxes, so its server does not start.
 func TestRenamedNodeIsRefused(t *testing.T) {
 	box := func(uid types.UID, on string) *agents.Sandbox {
 		s := &agents.Sandbox{}

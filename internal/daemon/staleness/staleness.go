@@ -174,7 +174,7 @@ func newProber(cfg Config) *watchProber {
 			cfg.Trust(until)
 			var err error
 			if !time.Now().Before(until) {
-				err = errs.Public(nil, fmt.Sprintf("no news from the API server for %s; sandboxes are not served until there are", cfg.Stale))
+				err = errs.Public(nil, fmt.Sprintf("no news from the API server for %s; sandboxes are not served until its watch recovers", cfg.Stale))
 			}
 			cfg.Gate.Set(conditionWatch, err)
 		},

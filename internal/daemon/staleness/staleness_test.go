@@ -27,8 +27,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// TestProofRules: a table is trusted from the moment of the newest question that its watch has
-// answered, and a watch that answers none is begun anew with growing patience.
+// TestProofRules: a table is trusted from the time of the newest probe that its watch has delivered; a
+// watch that delivers none is restarted with backoff.
 func TestProofRules(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var until time.Time
@@ -50,7 +50,7 @@ func TestProofRules(t *testing.T) {
 			}
 		}
 		turn(4)
-		if want := began.Add(6*time.Second + staleAfter); !until.Equal(want) { // asked a turn ago
+		if want := began.Add(6*time.Second + staleAfter); !until.Equal(want) { // probed one interval ago
 			t.Errorf("an idle server: trusted for %s after the start, want %s", until.Sub(began), want.Sub(began))
 		}
 		renewals = 0
@@ -61,7 +61,7 @@ func TestProofRules(t *testing.T) {
 			t.Errorf("a stalled watch is trusted until %s after it stalled", until.Sub(stalled))
 		}
 		if renewals < 2 || renewals > 3 {
-			t.Errorf("a stalled watch was begun anew %d times in a minute", renewals)
+			t.Errorf("a stalled watch was restarted %d times in a minute", renewals)
 		}
 		if len(p.queried) > proofShare {
 			t.Errorf("%d questions are kept", len(p.queried))
@@ -69,19 +69,19 @@ func TestProofRules(t *testing.T) {
 		passed = 11
 		turn(2)
 		if !time.Now().Before(until) {
-			t.Error("a watch that goes on is not trusted again")
+			t.Error("a watch that recovered is not trusted again")
 		}
 		silent = errors.New("away")
 		turn(21)
 		if time.Now().Before(until) {
-			t.Error("a server that says nothing is still trusted")
+			t.Error("a silent server is still trusted")
 		}
 	})
 }
 
-// TestProofOverHTTP has a replica's watch proved by a real API server on which objects of another
-// kind alone are written, so that nothing but bookmarks tells how far it is; then its watch stalls
-// beside a server that answers, and goes on.
+// TestProofOverHTTP proves a replica's watch by a real API server on which only objects of another kind
+// are written, so that only bookmarks show its progress; then the watch stalls beside a server that
+// responds, and recovers.
 func TestProofOverHTTP(t *testing.T) {
 	api, err := apiserver.New(apiserver.Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", Log: telemetry.Discard()})
 	if err != nil {
@@ -107,14 +107,14 @@ func TestProofOverHTTP(t *testing.T) {
 	if err := objects.WaitSynced(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	heard := newHearer(stale)
+	recorder := newTrustRecorder(stale)
 	gate, err := health.NewGate(telemetry.Discard(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	running.Go(func() {
 		_ = Run(ctx, Config{
-			Log: telemetry.Discard(), Stale: stale, Began: started, Live: objects.Live(), Watches: watches, Trust: heard.hear, Gate: gate,
+			Log: telemetry.Discard(), Stale: stale, Began: started, Live: objects.Live(), Watches: watches, Trust: recorder.record, Gate: gate,
 			Passed: func(ctx context.Context) (string, error) { return cache.Passed[*agents.Sandbox](ctx, objects) },
 		})
 	})
@@ -122,7 +122,7 @@ func TestProofOverHTTP(t *testing.T) {
 	follow := func(what string, enough func(until time.Time) bool) {
 		t.Helper()
 		eventually.True(t, what, func() bool {
-			if enough(<-heard.newest) {
+			if enough(<-recorder.newest) {
 				return true
 			}
 			n++
@@ -135,33 +135,33 @@ func TestProofOverHTTP(t *testing.T) {
 		})
 	}
 	began := time.Now()
-	follow("a watch of which only bookmarks tell", func(until time.Time) bool { return until.After(began.Add(2 * stale)) })
-	if heard.lapsed.Load() {
+	follow("a watch with bookmarks only", func(until time.Time) bool { return until.After(began.Add(2 * stale)) })
+	if recorder.lapsed.Load() {
 		t.Error("it was not trusted for a while")
 	}
 	stall.Store(true)
 	follow("a watch that brings nothing", func(until time.Time) bool { return time.Now().After(until) })
 	stall.Store(false)
-	follow("a watch that goes on", func(until time.Time) bool { return time.Now().Before(until) })
+	follow("a watch that recovered", func(until time.Time) bool { return time.Now().Before(until) })
 }
 
-// hearer is told until when a watch may be trusted, and holds up nobody.
-type hearer struct {
+// trustRecorder receives until when a watch may be trusted; it does not block.
+type trustRecorder struct {
 	stale  time.Duration
 	newest chan time.Time
-	// lapsed says that there was no trust at one time, on a machine that had not stood still before.
+	// lapsed is set if trust ended once on a machine that had not stalled before.
 	lapsed atomic.Bool
-	// Of who tells alone.
+	// Only the sender uses these.
 	last, still time.Time
 }
 
-func newHearer(stale time.Duration) *hearer {
-	return &hearer{stale: stale, newest: make(chan time.Time, 1), last: time.Now()}
+func newTrustRecorder(stale time.Duration) *trustRecorder {
+	return &trustRecorder{stale: stale, newest: make(chan time.Time, 1), last: time.Now()}
 }
 
-func (h *hearer) hear(until time.Time) {
+func (h *trustRecorder) record(until time.Time) {
 	now := time.Now()
-	if now.Sub(h.last) > h.stale/4 { // many turns were left out
+	if now.Sub(h.last) > h.stale/4 { // many intervals were skipped
 		h.still = now
 	}
 	if h.last = now; now.After(until) && now.Sub(h.still) > h.stale {
@@ -171,10 +171,10 @@ func (h *hearer) hear(until time.Time) {
 	case <-h.newest:
 	default:
 	}
-	h.newest <- until // there is room: nobody else sends
+	h.newest <- until // does not block: there is no other sender
 }
 
-// throughProxy reaches an API server through one that, while stall is set, says nothing on watches
+// throughProxy reaches an API server through one that, while stall is set, sends nothing on watches
 // and passes on everything else.
 func throughProxy(t *testing.T, cfg *rest.Config, addr string, stall *atomic.Bool) *rest.Config {
 	t.Helper()
