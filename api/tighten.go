@@ -1,6 +1,6 @@
 //go:build ignore
 
-// Tighten adds to CRDs what our rules ask of a pod spec and a marker cannot say, because the
+// Tighten adds to CRDs our rules for a pod spec that a marker cannot express, because the
 // type is not ours: that there is a container, and that names of containers are DNS labels.
 //
 //	go run api/tighten.go api/crds/*.yaml
@@ -38,7 +38,7 @@ func tighten(path string) error {
 	return os.WriteFile(path, append([]byte("---\n"), text...), 0o644)
 }
 
-// walk looks for schemas of pod templates below a node.
+// walk finds the schemas of pod templates below a node.
 func walk(node any) {
 	switch n := node.(type) {
 	case []any:

@@ -448,12 +448,12 @@ func schema_barchan_api_agents_v1beta1_AccessPolicy(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "AccessPolicy says who may reach a sandbox.",
+				Description: "AccessPolicy restricts access to a sandbox.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"openAgent": {
 						SchemaProps: spec.SchemaProps{
-							Description: "OpenAgent lets whoever knows the sandbox's ID run commands in it without its access token, and every process in it drive the agent. Default false.",
+							Description: "OpenAgent lets any client with the sandbox's ID run commands in it without its access token, and every process in it drive the agent. Default false.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -523,7 +523,7 @@ func schema_barchan_api_agents_v1beta1_BarchanSpec(ref common.ReferenceCallback)
 					},
 					"resume": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Resume is what the next resume goes on with. A resume from files is how a sandbox comes back whose memory cannot: it was written by another build of the runtime, or is damaged.",
+							Description: "Resume is what the next resume starts from. Files recovers a sandbox whose memory cannot be restored because it is damaged or another build of the runtime wrote it.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -542,37 +542,37 @@ func schema_barchan_api_agents_v1beta1_BarchanSpec(ref common.ReferenceCallback)
 					},
 					"fork": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Fork says what of the sandbox others may start with. Unset: all but what its claim brought.",
+							Description: "Fork restricts what forks take from the sandbox. Unset: all but the environment variables of its claim.",
 							Ref:         ref(v1beta1.ForkPolicy{}.OpenAPIModelName()),
 						},
 					},
 					"wake": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Wake says whether traffic wakes a suspended sandbox.",
+							Description: "Wake configures resumes of a suspended sandbox by traffic.",
 							Ref:         ref(v1beta1.WakePolicy{}.OpenAPIModelName()),
 						},
 					},
 					"idle": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Idle says what becomes of the sandbox when nobody uses it. Unset: nothing.",
+							Description: "Idle is the action for a sandbox without traffic. Unset: none.",
 							Ref:         ref(v1beta1.IdlePolicy{}.OpenAPIModelName()),
 						},
 					},
 					"access": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Access says who may reach the sandbox through the gateway.",
+							Description: "Access restricts access to the sandbox through the gateway.",
 							Ref:         ref(v1beta1.AccessPolicy{}.OpenAPIModelName()),
 						},
 					},
 					"network": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Network says what the sandbox may reach.",
+							Description: "Network restricts the sandbox's outbound traffic.",
 							Ref:         ref(v1beta1.EgressPolicy{}.OpenAPIModelName()),
 						},
 					},
 					"networkPolicy": {
 						SchemaProps: spec.SchemaProps{
-							Description: "NetworkPolicy bounds what Network says: a packet leaves only where both allow it. Whoever makes a sandbox of a template takes it over from the template's spec.networkPolicy; in a template it stands there, and not here. Unset: no bounds.",
+							Description: "NetworkPolicy further restricts Network: a packet leaves only where both allow it. The creator of a sandbox copies it from the template's spec.networkPolicy; in a template itself it must be unset. Unset: no further restriction.",
 							Ref:         ref(v1beta1.NetworkPolicy{}.OpenAPIModelName()),
 						},
 					},
@@ -607,7 +607,7 @@ func schema_barchan_api_agents_v1beta1_BarchanStatus(ref common.ReferenceCallbac
 					},
 					"memory": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Memory is where the memory of a sandbox is that sleeps and keeps it: RAM or Disk. Empty of all others.",
+							Description: "Memory is where a suspended sandbox's memory is kept: RAM or Disk. Empty for all others.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -651,7 +651,7 @@ func schema_barchan_api_agents_v1beta1_EgressPolicy(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "EgressPolicy says what a sandbox may reach. Unset: public addresses only.",
+				Description: "EgressPolicy restricts outbound traffic. Unset: public addresses only.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"internet": {
@@ -758,12 +758,12 @@ func schema_barchan_api_agents_v1beta1_ForkPolicy(ref common.ReferenceCallback) 
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "ForkPolicy says what of a sandbox others may start with.",
+				Description: "ForkPolicy restricts what forks take from a sandbox.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"secrets": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Secrets says whether forks may have the environment variables that a claim brought: they are in the memory, and cannot be taken out of it. Default Refuse.",
+							Description: "Secrets decides whether forks may have the environment variables of a claim: they are in the memory, and cannot be taken out of it. Default Refuse.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -778,12 +778,12 @@ func schema_barchan_api_agents_v1beta1_IdlePolicy(ref common.ReferenceCallback) 
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "IdlePolicy says what becomes of a sandbox that has had no traffic for a time. Requests, open streams and WebSockets through the gateway count as traffic, calls of its agent among them; what the sandbox does by itself does not.",
+				Description: "IdlePolicy is the action for a sandbox without traffic for some time. Requests, open streams and WebSockets through the gateway count as traffic, calls of its agent among them; what the sandbox does on its own does not.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"afterSeconds": {
 						SchemaProps: spec.SchemaProps{
-							Description: "AfterSeconds is how long the sandbox may be without traffic, in seconds. A resume begins the time anew, and so does a restart of the server.",
+							Description: "AfterSeconds is how long the sandbox may be without traffic, in seconds. A resume and a restart of the server start the time again.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -1110,7 +1110,7 @@ func schema_barchan_api_agents_v1beta1_SandboxSpec(ref common.ReferenceCallback)
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "SandboxSpec is what a user wants of a sandbox.",
+				Description: "SandboxSpec is the desired state of a sandbox.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"podTemplate": {
@@ -1152,7 +1152,7 @@ func schema_barchan_api_agents_v1beta1_SandboxSpec(ref common.ReferenceCallback)
 					},
 					"shutdownPolicy": {
 						SchemaProps: spec.SchemaProps{
-							Description: "ShutdownPolicy says what becomes of the object at ShutdownTime.",
+							Description: "ShutdownPolicy is the action on the object at ShutdownTime.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -1266,7 +1266,7 @@ func schema_barchan_api_agents_v1beta1_WakePolicy(ref common.ReferenceCallback) 
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "WakePolicy says how a suspended sandbox comes back by itself.",
+				Description: "WakePolicy configures resumes of a suspended sandbox by traffic.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"onTraffic": {
@@ -1303,7 +1303,7 @@ func schema_barchan_api_agents_v1beta1_WarmUp(ref common.ReferenceCallback) comm
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Command is the program with its arguments, run by the agent as its default user. It must end with 0; whatever it leaves running stays.",
+							Description: "Command is the program with its arguments, run by the agent as its default user. It must end with 0; its background processes stay.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1622,14 +1622,14 @@ func schema_barchan_api_barchan_v1alpha1_CheckpointSource(ref common.ReferenceCa
 					},
 					"secrets": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Secrets says that it holds environment variables that the sandbox was created with, and that the sandbox's spec.barchan.fork does not let others have them.",
+							Description: "Secrets is set if it holds environment variables that the sandbox was created with, and the sandbox's spec.barchan.fork does not allow others to use them.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"ownVariables": {
 						SchemaProps: spec.SchemaProps{
-							Description: "OwnVariables says of Secrets that the tenant itself sent all of them by the E2B API: by that API it may start sandboxes from the checkpoint without allowing it.",
+							Description: "OwnVariables is set if the tenant itself sent all of Secrets by the E2B API: by that API it may start sandboxes from the checkpoint without allowing it.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -1659,28 +1659,28 @@ func schema_barchan_api_barchan_v1alpha1_CheckpointSpec(ref common.ReferenceCall
 					},
 					"origin": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Origin says where the data come from.",
+							Description: "Origin is where the data come from.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"keepRunning": {
 						SchemaProps: spec.SchemaProps{
-							Description: "KeepRunning lets the source run on afterwards; without it, it is suspended first. A source that sleeps goes on sleeping either way. Default false.",
+							Description: "KeepRunning keeps the source running; without it, the source is suspended first. A source that is suspended stays so either way. Default false.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"content": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Content is what is kept: memory and files, or files only. Of a sandbox that has no memory to keep, such as one of class runc, it is files either way; status.content tells.",
+							Description: "Content is what is kept: memory and files, or files only. Of a sandbox that has no memory to keep, such as one of class runc, it is files only; status.content has the result.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"ttlSeconds": {
 						SchemaProps: spec.SchemaProps{
-							Description: "TTLSeconds is how long after its completion, or its failure, the checkpoint is deleted, in seconds. Unset: it is kept until somebody deletes it.",
+							Description: "TTLSeconds is how long after its completion, or its failure, the checkpoint is deleted, in seconds. Unset: it is kept until deleted.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -1701,7 +1701,7 @@ func schema_barchan_api_barchan_v1alpha1_CheckpointStatus(ref common.ReferenceCa
 				Properties: map[string]spec.Schema{
 					"phase": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Phase is one word for people and clients: Pending, Writing, Ready or Failed.",
+							Description: "Phase is a summary: Pending, Writing, Ready or Failed.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -1723,7 +1723,7 @@ func schema_barchan_api_barchan_v1alpha1_CheckpointStatus(ref common.ReferenceCa
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Conditions has one, Ready. Its message says what a checkpoint waits for, why it failed, or who still needs one that was deleted.",
+							Description: "Conditions has one, Ready. Its message names what a checkpoint waits for, why it failed, or what still needs one that was deleted.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1736,7 +1736,7 @@ func schema_barchan_api_barchan_v1alpha1_CheckpointStatus(ref common.ReferenceCa
 					},
 					"content": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Content is what it holds: Files for a sandbox of class runc, whatever was asked for.",
+							Description: "Content is what it holds: Files for a sandbox of class runc, regardless of the spec.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -1914,7 +1914,7 @@ func schema_barchan_api_barchan_v1alpha1_TemplateRevisionSpec(ref common.Referen
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "TemplateRevisionSpec is what a template once said. It cannot change.",
+				Description: "TemplateRevisionSpec is a past spec of a template. It cannot change.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"templateName": {
@@ -1960,7 +1960,7 @@ func schema_barchan_api_extensions_v1beta1_ClaimLifecycle(ref common.ReferenceCa
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "ClaimLifecycle says when a claim ends and what then becomes of it.",
+				Description: "ClaimLifecycle is when a claim ends, and the action then.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"shutdownTime": {
@@ -2064,7 +2064,7 @@ func schema_barchan_api_extensions_v1beta1_PoolAutoscale(ref common.ReferenceCal
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PoolAutoscale says how a pool follows its use.",
+				Description: "PoolAutoscale is how a pool follows its use.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"minReplicas": {
@@ -2084,7 +2084,7 @@ func schema_barchan_api_extensions_v1beta1_PoolAutoscale(ref common.ReferenceCal
 					},
 					"sparePercent": {
 						SchemaProps: spec.SchemaProps{
-							Description: "SparePercent is the wanted share of spare members among the pool's members and the living sandboxes that were claimed through it. Default 20.",
+							Description: "SparePercent is the desired share of spare members among the pool's members and the live sandboxes that were claimed through it. Default 20.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -2470,14 +2470,14 @@ func schema_barchan_api_extensions_v1beta1_SandboxTemplateSpec(ref common.Refere
 					},
 					"envVarsInjectionPolicy": {
 						SchemaProps: spec.SchemaProps{
-							Description: "EnvVarsInjectionPolicy says whether a claim may bring environment variables.",
+							Description: "EnvVarsInjectionPolicy decides whether a claim may set environment variables.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"volumeClaimTemplatesPolicy": {
 						SchemaProps: spec.SchemaProps{
-							Description: "VolumeClaimTemplatesPolicy says whether a claim may bring volumes.",
+							Description: "VolumeClaimTemplatesPolicy decides whether a claim may add volumes.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -2711,7 +2711,7 @@ func schema_barchan_api_extensions_v1beta1_SandboxWarmPoolStatus(ref common.Refe
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Conditions say what the pool waits for; Barchan's addition.",
+							Description: "Conditions report what the pool waits for; Barchan's addition.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -2744,7 +2744,7 @@ func schema_barchan_api_extensions_v1beta1_TemplateBarchanSpec(ref common.Refere
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Aliases are further names by which clients may ask for the template.",
+							Description: "Aliases are further names of the template in the API.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -2791,7 +2791,7 @@ func schema_barchan_api_extensions_v1beta1_TemplateNetworkPolicy(ref common.Refe
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Ingress is kept, and closes and opens nothing: the gateway alone reaches a sandbox, and spec.barchan.sandbox.access says whom it lets through.",
+							Description: "Ingress is stored without effect: only the gateway reaches a sandbox, and spec.barchan.sandbox.access restricts access.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -2832,7 +2832,7 @@ func schema_barchan_api_extensions_v1beta1_UpdateStrategy(ref common.ReferenceCa
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "UpdateStrategy says how a pool follows its template.",
+				Description: "UpdateStrategy is how a pool follows its template.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"type": {
@@ -2863,19 +2863,19 @@ func schema_barchan_api_extensions_v1beta1_WarmPoolBarchanSpec(ref common.Refere
 					},
 					"maxSurge": {
 						SchemaProps: spec.SchemaProps{
-							Description: "MaxSurge is how many members more than wanted may exist while Recreate replaces stale ones: a number, or a share of the wanted. Default 0.",
+							Description: "MaxSurge is how many members above the desired count may exist while Recreate replaces stale ones: a number, or a share of the desired count. Default 0.",
 							Ref:         ref(intstr.IntOrString{}.OpenAPIModelName()),
 						},
 					},
 					"maxUnavailable": {
 						SchemaProps: spec.SchemaProps{
-							Description: "MaxUnavailable is how many of the wanted members, current or stale, may be missing or unready while Recreate replaces stale ones: a number, or a share of the wanted. Default 100%, which deletes all stale members at once, as upstream does.",
+							Description: "MaxUnavailable is how many of the desired members, current or stale, may be missing or unready while Recreate replaces stale ones: a number, or a share of the desired count. Default 100%, which deletes all stale members at once, as upstream does.",
 							Ref:         ref(intstr.IntOrString{}.OpenAPIModelName()),
 						},
 					},
 					"autoscale": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Autoscale has the pool follow its use; spec.replicas is then not looked at.",
+							Description: "Autoscale sizes the pool by its use; spec.replicas is then ignored.",
 							Ref:         ref(extensionsv1beta1.PoolAutoscale{}.OpenAPIModelName()),
 						},
 					},
@@ -2896,7 +2896,7 @@ func schema_barchan_api_extensions_v1beta1_WarmPoolBarchanStatus(ref common.Refe
 				Properties: map[string]spec.Schema{
 					"desiredReplicas": {
 						SchemaProps: spec.SchemaProps{
-							Description: "DesiredReplicas is how many members are wanted now.",
+							Description: "DesiredReplicas is how many members are desired now.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -2919,7 +2919,7 @@ func schema_barchan_api_extensions_v1beta1_WarmPoolBarchanStatus(ref common.Refe
 					},
 					"claimedReplicas": {
 						SchemaProps: spec.SchemaProps{
-							Description: "ClaimedReplicas counts the living sandboxes that were claimed through the pool.",
+							Description: "ClaimedReplicas counts the live sandboxes that were claimed through the pool.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",

@@ -12,8 +12,8 @@ const reexecVariable = "BARCHAN_ANEW"
 
 // isReexec reports whether this server executed itself again, and clears the mark for its children.
 func isReexec() bool {
-	_, anew := os.LookupEnv(reexecVariable)
-	return anew && os.Unsetenv(reexecVariable) == nil
+	_, reexec := os.LookupEnv(reexecVariable)
+	return reexec && os.Unsetenv(reexecVariable) == nil
 }
 
 // reexec replaces this process by its program with execve(2). Process ID, arguments and output stay,

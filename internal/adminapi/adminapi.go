@@ -24,9 +24,9 @@ import (
 
 // Server is the server that is administered; package daemon has it.
 type Server interface {
-	// Status may be asked for at any time, from the first phase of the boot on.
+	// Status may be requested at any time from the first phase of the boot.
 	Status(ctx context.Context) (adminclient.Status, error)
-	// Doctor looks for what is not as it should be.
+	// Doctor runs diagnostic checks.
 	Doctor(ctx context.Context) ([]adminclient.Check, error)
 	// Prepare does what must be done before the server ends: with req.All it
 	// ends and removes every sandbox. Repeating it is harmless.
@@ -56,7 +56,7 @@ type Config struct {
 	Server Server
 	Images Images
 	Base   BaseImage
-	// Audit compares what the server has in its several places; without it nobody can ask for that.
+	// Audit compares the server's records with each other; nil disables it.
 	Audit func(ctx context.Context) ([]adminclient.Finding, error)
 	// Addresses and Egress are of a server that runs sandboxes itself; without them there are no
 	// such routes.
@@ -151,7 +151,7 @@ func (a *API) serve(ctx context.Context, l net.Listener) error {
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastAnswers)
 	defer cancel()
 	if srv.Shutdown(grace) != nil {
-		_ = srv.Close() // what is left would not end by itself
+		_ = srv.Close() // remaining connections would not end on their own
 	}
 	wg.Wait()
 	err := os.Remove(a.cfg.Socket)
@@ -215,7 +215,7 @@ func (a *API) answer(w http.ResponseWriter, r *http.Request, body any, err error
 	_ = json.NewEncoder(w).Encode(body) // the client has gone
 }
 
-// refuse tells the whole error: whoever may open the socket may read the log.
+// refuse returns the whole error: a client with access to the socket may read the log.
 func (a *API) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	e := wire(err)
 	a.log.WarnContext(r.Context(), "admin request refused", telemetry.Path, r.URL.Path, telemetry.Error, err)

@@ -293,7 +293,7 @@ func TestShutdown(t *testing.T) {
 	<-b.stopped
 }
 
-// TestStopEndsWork stops the API in the middle of a pull; the client hears of it.
+// TestStopEndsWork stops the API in the middle of a pull; the client receives an error.
 func TestStopEndsWork(t *testing.T) {
 	client, _, stop := start(t, newBackend())
 	begun, result := make(chan struct{}), make(chan error, 1)

@@ -16,8 +16,8 @@ import (
 
 // Checkpoints lets checkpoints leave the machine, and come to it.
 type Checkpoints interface {
-	// Export describes a checkpoint as something to be written, and says what whoever gets it should know.
-	// Until release is called it is not removed. progress tells how much has been read for that.
+	// Export describes a checkpoint as something to be written, and returns warnings for the recipient.
+	// Until release is called it is not removed. progress receives how much has been read for that.
 	Export(ctx context.Context, req adminclient.CheckpointExport, progress func(adminclient.Event)) (l *portable.Layout, warnings []string, release func(), err error)
 	// Import makes a checkpoint of a tar.
 	Import(ctx context.Context, req adminclient.CheckpointImport, tar io.Reader, progress func(adminclient.Event)) (adminclient.Imported, error)

@@ -10,19 +10,19 @@ import (
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 )
 
-// Addresses are the books of addresses; all of it may answer errs.ErrUnavailable during the boot.
+// Addresses is the lease table; all methods may return errs.ErrUnavailable during the boot.
 type Addresses interface {
 	Leases(ctx context.Context) ([]adminclient.Lease, error)
 	Subnets(ctx context.Context) ([]adminclient.Subnet, error)
-	// FreeAddress ends a quarantine; any other address is an errs.ErrConflict that says who has it.
+	// FreeAddress ends a quarantine; any other address is an errs.ErrConflict that names its owner.
 	FreeAddress(ctx context.Context, addr netip.Addr) error
-	// CheckAddresses compares the books with what is live, and repairs what it may.
+	// CheckAddresses compares the lease table with live addresses and repairs it.
 	CheckAddresses(ctx context.Context) ([]adminclient.Repair, error)
 }
 
-// Egress knows what sandboxes may reach.
+// Egress explains egress decisions.
 type Egress interface {
-	// TraceEgress says which rule decides. A sandbox that is not here is an errs.ErrNotFound.
+	// TraceEgress returns the rule that decides. An unknown sandbox is an errs.ErrNotFound.
 	TraceEgress(ctx context.Context, req adminclient.TraceRequest) (adminclient.Trace, error)
 }
 

@@ -16,20 +16,20 @@ import (
 	"github.com/barchan-dev/barchan/internal/client/adminclient"
 )
 
-// books behave like a node's with one address in quarantine.
-type books struct {
+// fakeLeases behave like a node's with one address in quarantine.
+type fakeLeases struct {
 	leases  []adminclient.Lease
 	repairs []adminclient.Repair
 	away    error
 }
 
-func (b *books) Leases(context.Context) ([]adminclient.Lease, error) { return b.leases, b.away }
+func (b *fakeLeases) Leases(context.Context) ([]adminclient.Lease, error) { return b.leases, b.away }
 
-func (b *books) Subnets(context.Context) ([]adminclient.Subnet, error) {
+func (b *fakeLeases) Subnets(context.Context) ([]adminclient.Subnet, error) {
 	return []adminclient.Subnet{{Subnet: netip.MustParsePrefix("10.0.0.0/24"), Current: true, Total: 254, Free: 253, Quarantined: 1}}, b.away
 }
 
-func (b *books) FreeAddress(_ context.Context, addr netip.Addr) error {
+func (b *fakeLeases) FreeAddress(_ context.Context, addr netip.Addr) error {
 	for i, l := range b.leases {
 		if l.Address != addr {
 			continue
@@ -43,11 +43,11 @@ func (b *books) FreeAddress(_ context.Context, addr netip.Addr) error {
 	return fmt.Errorf("free %s: it is free: %w", addr, errs.ErrConflict)
 }
 
-func (b *books) CheckAddresses(context.Context) ([]adminclient.Repair, error) {
+func (b *fakeLeases) CheckAddresses(context.Context) ([]adminclient.Repair, error) {
 	return b.repairs, b.away
 }
 
-func (b *books) TraceEgress(_ context.Context, req adminclient.TraceRequest) (adminclient.Trace, error) {
+func (b *fakeLeases) TraceEgress(_ context.Context, req adminclient.TraceRequest) (adminclient.Trace, error) {
 	if req.Sandbox != "iaaa0000000000000001" {
 		return adminclient.Trace{}, fmt.Errorf("sandbox %s is not on this node: %w", req.Sandbox, errs.ErrNotFound)
 	}
@@ -56,9 +56,9 @@ func (b *books) TraceEgress(_ context.Context, req adminclient.TraceRequest) (ad
 
 func TestAddresses(t *testing.T) {
 	bad, since := netip.MustParseAddr("10.0.0.3"), time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
-	b := &books{leases: []adminclient.Lease{
+	b := &fakeLeases{leases: []adminclient.Lease{
 		{Address: netip.MustParseAddr("10.0.0.2"), State: "held", Owner: "uid", Since: since},
-		{Address: bad, State: "quarantined", Since: since, Reason: "in use by somebody"},
+		{Address: bad, State: "quarantined", Since: since, Reason: "in use by another host"},
 	}}
 	client, _, _ := startWith(t, func(cfg *Config) { cfg.Addresses = b })
 	leases, err := client.Leases(t.Context())
@@ -78,7 +78,7 @@ func TestAddresses(t *testing.T) {
 }
 
 func TestCheckAddresses(t *testing.T) {
-	b := &books{}
+	b := &fakeLeases{}
 	client, socket, _ := startWith(t, func(cfg *Config) { cfg.Addresses = b })
 	if repairs, err := client.CheckAddresses(t.Context()); err != nil || repairs == nil || len(repairs) != 0 {
 		t.Errorf("repairs %v, %v; want an empty list", repairs, err)
@@ -97,7 +97,7 @@ func TestCheckAddresses(t *testing.T) {
 }
 
 func TestTrace(t *testing.T) {
-	b := &books{}
+	b := &fakeLeases{}
 	client, socket, _ := startWith(t, func(cfg *Config) { cfg.Egress = b })
 	req := adminclient.TraceRequest{Sandbox: "iaaa0000000000000001", Destination: "example.com", Port: 443, Protocol: "tcp"}
 	trace, err := client.TraceEgress(t.Context(), req)
@@ -116,12 +116,12 @@ func TestTrace(t *testing.T) {
 		t.Errorf("a port that cannot be: %d", code)
 	}
 	if _, err := client.Leases(t.Context()); !errors.Is(err, errs.ErrNotFound) { // a server without a node
-		t.Errorf("leases of nobody: %v", err)
+		t.Errorf("leases without a node: %v", err)
 	}
 }
 
 func TestFreeAddressThatIsNone(t *testing.T) {
-	b := &books{}
+	b := &fakeLeases{}
 	_, socket, _ := startWith(t, func(cfg *Config) { cfg.Addresses = b })
 	if code := request(t, socket, http.MethodDelete, adminclient.PathFree+"/nonsense", ""); code != http.StatusBadRequest {
 		t.Errorf("answer %d", code)

@@ -34,7 +34,7 @@ func (s *stream) send(e adminclient.Event) {
 // run does the work and ends the stream with what came of it.
 func (a *API) run(w http.ResponseWriter, r *http.Request, work func(ctx context.Context, progress func(adminclient.Event)) (adminclient.Result, error)) {
 	control := http.NewResponseController(w)
-	// A tar is still being read when the first progress is told. Only tests
+	// A tar is still being read when the first progress is reported. Only tests
 	// have a writer that cannot.
 	_ = control.EnableFullDuplex()
 	w.Header().Set("Content-Type", "application/x-ndjson")
@@ -101,7 +101,7 @@ func (a *API) importTar(w http.ResponseWriter, r *http.Request) {
 }
 
 // shutdown stops the server only if what comes before it succeeded. With All
-// that goes on even if the client goes: half a removal helps nobody.
+// that continues even if the client disconnects: half a removal has no use.
 func (a *API) shutdown(w http.ResponseWriter, r *http.Request) {
 	var req adminclient.ShutdownRequest
 	if err := decode(w, r, &req); err != nil {

@@ -47,7 +47,7 @@ func (c *Config) checkAuthority() error {
 		return invalid("acmeDirectory", "%q is not an address such as https://acme-v02.api.letsencrypt.org/directory", c.ACMEDirectory)
 	}
 	if !c.ACMEAgree {
-		return invalid("acmeAgree", "is false; %s issues certificates only to who agrees to its terms of service: read them and set it to true", u.Host)
+		return invalid("acmeAgree", "is false; %s requires agreement to its terms of service: read them and set it to true", u.Host)
 	}
 	if a, err := mail.ParseAddress(c.ACMEEmail); c.ACMEEmail != "" && (err != nil || a.Address != c.ACMEEmail) {
 		return invalid("acmeEmail", "%q is not an address such as ops@example.org", c.ACMEEmail)

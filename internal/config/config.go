@@ -40,7 +40,7 @@ type Config struct {
 	HTTPAddr string   // REST API and sandbox traffic, plain
 	TLSAddr  string   // the same over TLS; empty: not served
 	KubeAddr string   // Kubernetes API
-	Domains  []string // below which hosts are <port>-<id>; the first is told to clients
+	Domains  []string // below which hosts are <port>-<id>; clients receive the first
 	TLSCert  string   // PEM files; both empty: a local CA in the data directory
 	TLSKey   string
 
@@ -87,15 +87,15 @@ type Config struct {
 	SandboxCPU      resource.Quantity
 	SandboxMemory   resource.Quantity
 	SandboxPids     int
-	MaxTimeout      time.Duration // longest life that a client may ask for
+	MaxTimeout      time.Duration // longest lifetime that a client may request
 	PoolSize        int           // of the default template's pool, when it is made
-	StoreAfter      time.Duration // for which a sandbox sleeps in RAM; 0: for ever
+	StoreAfter      time.Duration // for which a paused sandbox stays in RAM; 0: no limit
 	ForkSecrets     bool          // forks may have the variables that their source was created with
 	PausedAddresses string        // keep or release
 
 	EtcdQuota     resource.Quantity // largest size of the embedded etcd's file
-	ReserveDisk   resource.Quantity // free space below which no new work is taken; zero: none
-	ReserveMemory resource.Quantity // free memory below which no new work is taken; zero: none
+	ReserveDisk   resource.Quantity // free space below which new work is refused; zero: none
+	ReserveMemory resource.Quantity // free memory below which new work is refused; zero: none
 
 	QuotaSandboxes int               // of each namespace that does not set its own; 0: none
 	QuotaCPU       resource.Quantity // zero: none
@@ -103,7 +103,7 @@ type Config struct {
 	QuotaCounts    string            // running or all
 
 	ClientIdle  time.Duration // of connections without requests
-	StreamIdle  time.Duration // of exchanges in which nothing moves; 0: for ever
+	StreamIdle  time.Duration // of exchanges without data; 0: no limit
 	SandboxRate int           // requests a second; 0: any number
 	KeyRate     int           // requests a second; 0: any number
 	// GatewayFastPath proxies simple requests without net/http.

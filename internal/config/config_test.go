@@ -146,7 +146,7 @@ func TestRefusals(t *testing.T) {
 		{"ACME without TLS", "acme: true\nacmeAgree: true\ndomains: [box.example.org]\ntlsAddr: ''\n", nil, `acme: is on, but tlsAddr`},
 		{"ACME without consent", "acme: true\ndomains: [box.example.org]\n", nil, `acmeAgree: is false`},
 		{"ACME by HTTP", "acme: true\nacmeAgree: true\ndomains: [box.example.org]\nacmeDirectory: http://a/dir\n", nil, `acmeDirectory: "http://a/dir" is not`},
-		{"ACME for nobody", "acme: true\nacmeAgree: true\n", nil, `domains: none of barchan.localhost`},
+		{"ACME without a public domain", "acme: true\nacmeAgree: true\n", nil, `domains: none of barchan.localhost`},
 		{"ACME e-mail", "acme: true\nacmeAgree: true\ndomains: [box.example.org]\nacmeEmail: ops\n", nil, `acmeEmail: "ops" is not`},
 		{"ACME in a replica", "acme: true\nacmeAgree: true\ndomains: [box.example.org]\nrole: replica\napiKubeconfig: /k\n", nil, `acme: is on in a replica`},
 		{"ACME wait", "acme: true\nacmeAgree: true\ndomains: [box.example.org]\nacmeWait: 1h\n", nil, `acmeWait: 1h0m0s is out of range`},

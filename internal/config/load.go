@@ -44,7 +44,7 @@ func (s Source) String() string {
 	return s.Name
 }
 
-// Options says where Load looks.
+// Options are the sources that Load reads.
 type Options struct {
 	// File is the YAML file; empty means $BARCHAN_CONFIG, then DefaultFile if it exists.
 	File string
@@ -54,7 +54,7 @@ type Options struct {
 	Flags []*Flags
 }
 
-// Resolved is a Config that knows where its values came from.
+// Resolved is a Config with the sources of its values.
 type Resolved struct {
 	Config
 	// File that was read; empty if none.
@@ -192,7 +192,7 @@ func findSetting(settings []Setting, key string) (Setting, bool) {
 	return Setting{}, false
 }
 
-// unknownKey refuses a key and names the one that was meant, if that is plain.
+// unknownKey rejects a key and suggests a similar one.
 func unknownKey(settings []Setting, key string) error {
 	plain := func(k string) string {
 		return strings.ToLower(strings.NewReplacer("-", "", "_", "", ".", "").Replace(k))

@@ -52,10 +52,10 @@ func (c *Config) checkReach() error {
 	return nil
 }
 
-// maxSpareNetworks bounds what lies ready on the machine for nobody yet.
+// maxSpareNetworks bounds the networks prepared in advance.
 const maxSpareNetworks = 1000
 
-// checkSubnet6 wants room for the 32 bits of an IPv4 address.
+// checkSubnet6 requires space for the 32 bits of an IPv4 address.
 func (c *Config) checkSubnet6() error {
 	s := c.Subnet6
 	switch {
@@ -73,7 +73,7 @@ func (c *Config) checkSubnet6() error {
 	return nil
 }
 
-// CheckHost looks for an interface of this machine in the sandboxes' subnet, other
+// CheckHost finds an interface of this machine in the sandboxes' subnet, other
 // than our own bridge, whose traffic the bridge would take away.
 func (c *Config) CheckHost() error {
 	links, err := net.Interfaces()

@@ -43,21 +43,21 @@ func (c *Config) table() []Setting {
 		{Key: "apiKubeconfig", ptr: &c.APIKubeconfig, Doc: "kubeconfig of the API server that a replica serves"},
 		{Key: "tokenSecret", ptr: &c.TokenSecret, Doc: "file with the secret of sandboxes' tokens, the same for all replicas (default <dataDir>/credentials/token-secret)"},
 		{Key: "peerAddr", ptr: &c.PeerAddr, Doc: "address of the gossip with other replicas, TCP and UDP; empty: there are none"},
-		{Key: "peerPushAddr", ptr: &c.PeerPushAddr, Doc: "address at which other replicas tell of routes, TLS (default any port beside peerAddr)"},
+		{Key: "peerPushAddr", ptr: &c.PeerPushAddr, Doc: "address at which other replicas push routes, TLS (default any port beside peerAddr)"},
 		{Key: "peerSeeds", ptr: &c.PeerSeeds, Doc: "gossip addresses (host:port) of other replicas to begin with"},
 		{Key: "peerDir", ptr: &c.PeerDir, Doc: "directory of the gossip key and the replicas' authority, the same for all replicas (default <dataDir>/peers)"},
 
 		{Key: "httpAddr", ptr: &c.HTTPAddr, Doc: "address of the REST API and of sandbox traffic, plain HTTP"},
 		{Key: "tlsAddr", ptr: &c.TLSAddr, Doc: "the same over TLS; empty: not served"},
 		{Key: "kubeAddr", ptr: &c.KubeAddr, Doc: "address of the Kubernetes API"},
-		{Key: "domains", ptr: &c.Domains, Doc: "domains whose hosts <port>-<id>.<domain> are sandboxes; the first is told to clients"},
+		{Key: "domains", ptr: &c.Domains, Doc: "domains whose hosts <port>-<id>.<domain> are sandboxes; clients receive the first"},
 		{Key: "tlsCert", ptr: &c.TLSCert, Doc: "PEM certificate for tlsAddr (default one of a local CA)"},
 		{Key: "tlsKey", ptr: &c.TLSKey, Doc: "PEM key of tlsCert"},
 
 		{Key: "acme", ptr: &c.ACME, Doc: "have certificates of domains issued by an ACME authority; tlsCert, where set, wins"},
 		{Key: "acmeDirectory", ptr: &c.ACMEDirectory, Doc: "directory URL of the authority"},
 		{Key: "acmeCA", ptr: &c.ACMECA, Doc: "PEM roots that acmeDirectory is trusted by (default the machine's)"},
-		{Key: "acmeEmail", ptr: &c.ACMEEmail, Doc: "e-mail address to tell the authority, if any"},
+		{Key: "acmeEmail", ptr: &c.ACMEEmail, Doc: "e-mail address for the authority, if any"},
 		{Key: "acmeAgree", ptr: &c.ACMEAgree, Doc: "agree to the authority's terms of service"},
 		{Key: "acmeUpdateServer", ptr: &c.ACMEUpdateServer, Doc: "DNS server (host:port) that takes signed updates (RFC 2136), for certificates of *.<domain>"},
 		{Key: "acmeUpdateZone", ptr: &c.ACMEUpdateZone, Doc: "zone at acmeUpdateServer that the domains are in"},
@@ -65,7 +65,7 @@ func (c *Config) table() []Setting {
 		{Key: "acmeUpdateKeyFile", ptr: &c.ACMEUpdateKeyFile, Doc: "file with the TSIG key's secret, in base64"},
 		{Key: "acmeUpdateAlgorithm", ptr: &c.ACMEUpdateAlgorithm, Doc: "algorithm of the TSIG key"},
 		{Key: "acmeHook", ptr: &c.ACMEHook, Doc: "program that changes DNS records instead: run with present or cleanup, the record's name and its value"},
-		{Key: "acmeWait", ptr: &c.ACMEWait, Doc: "time for the domain's DNS servers to hear of a record before the authority looks"},
+		{Key: "acmeWait", ptr: &c.ACMEWait, Doc: "time for a record to reach the domain's DNS servers before the authority queries them"},
 
 		{Key: "etcdEndpoints", ptr: &c.EtcdEndpoints, Doc: "an existing etcd, instead of the one inside"},
 		{Key: "etcdPrefix", ptr: &c.EtcdPrefix, Doc: "start of the keys in etcdEndpoints; servers that share an etcd need one each"},
@@ -88,7 +88,7 @@ func (c *Config) table() []Setting {
 		{Key: "nftTable", ptr: &c.NftTable, Doc: "nftables table of our rules"},
 		{Key: "cgroupParent", ptr: &c.CgroupParent, Doc: "cgroup that the sandboxes' cgroups are in"},
 		{Key: "dnsResolvers", ptr: &c.DNSResolvers, Doc: "DNS servers that sandboxes' questions go to (default the machine's)"},
-		{Key: "reachable", ptr: &c.Reachable, Doc: "private ranges that sandboxes may reach; all others are closed to them, whatever they ask for"},
+		{Key: "reachable", ptr: &c.Reachable, Doc: "private ranges that sandboxes may reach; all others are closed to them, regardless of their policies"},
 		{Key: "spareNetworks", ptr: &c.SpareNetworks, Doc: "network namespaces to make ahead, so that a new sandbox need not wait for one; 0: none"},
 
 		{Key: "defaultTemplate", ptr: &c.DefaultTemplate, Doc: "template of sandboxes that name none"},
@@ -97,23 +97,23 @@ func (c *Config) table() []Setting {
 		{Key: "sandboxCPU", ptr: &c.SandboxCPU, Doc: "CPU limit of sandboxes whose template sets none"},
 		{Key: "sandboxMemory", ptr: &c.SandboxMemory, Doc: "memory limit of sandboxes whose template sets none"},
 		{Key: "sandboxPids", ptr: &c.SandboxPids, Doc: "limit of processes and threads of a sandbox"},
-		{Key: "maxTimeout", ptr: &c.MaxTimeout, Doc: "longest life that a client may ask for"},
+		{Key: "maxTimeout", ptr: &c.MaxTimeout, Doc: "longest lifetime that a client may request"},
 		{Key: "poolSize", ptr: &c.PoolSize, Doc: "ready sandboxes of the default template to hold, as its pool begins; 0: no pool"},
-		{Key: "storeAfter", ptr: &c.StoreAfter, Doc: "time after which the memory of a sandbox that sleeps goes to disk (gVisor); 0: it stays in RAM"},
+		{Key: "storeAfter", ptr: &c.StoreAfter, Doc: "time after which the memory of a paused sandbox is moved to disk (gVisor); 0: it stays in RAM"},
 		{Key: "forkSecrets", ptr: &c.ForkSecrets, Doc: "sandboxes may start from the memory of others that hold variables which they were created with, without a word in the request"},
-		{Key: "pausedAddresses", ptr: &c.PausedAddresses, Doc: "addresses of sandboxes that sleep on disk: keep, or release: they wake with others"},
-		{Key: "etcdQuota", ptr: &c.EtcdQuota, Doc: "largest size of the file of the etcd inside; from 80% of it on, no new work is taken"},
-		{Key: "reserveDisk", ptr: &c.ReserveDisk, Doc: "free disk space below which no new work is taken (default 1Gi, or 5% of a smaller disk); 0: not looked at"},
-		{Key: "reserveMemory", ptr: &c.ReserveMemory, Doc: "free memory below which no new work is taken (default 256Mi, or 5% of a smaller one); 0: not looked at"},
+		{Key: "pausedAddresses", ptr: &c.PausedAddresses, Doc: "addresses of sandboxes stored on disk: keep, or release: they resume with others"},
+		{Key: "etcdQuota", ptr: &c.EtcdQuota, Doc: "largest size of the file of the etcd inside; from 80% of it on, new work is refused"},
+		{Key: "reserveDisk", ptr: &c.ReserveDisk, Doc: "free disk space below which new work is refused (default 1Gi, or 5% of a smaller disk); 0: not checked"},
+		{Key: "reserveMemory", ptr: &c.ReserveMemory, Doc: "free memory below which new work is refused (default 256Mi, or 5% of a smaller one); 0: not checked"},
 
-		{Key: "quotaSandboxes", ptr: &c.QuotaSandboxes, Doc: "sandboxes that a namespace may have, if it does not say itself; 0: any number"},
+		{Key: "quotaSandboxes", ptr: &c.QuotaSandboxes, Doc: "sandboxes that a namespace may have without a quota of its own; 0: any number"},
 		{Key: "quotaCPU", ptr: &c.QuotaCPU, Doc: "CPUs that a namespace's sandboxes may have together; 0: any number"},
 		{Key: "quotaMemory", ptr: &c.QuotaMemory, Doc: "memory that a namespace's sandboxes may have together; 0: any amount"},
 		{Key: "quotaCounts", ptr: &c.QuotaCounts, Doc: "which sandboxes count: running, or all (paused ones too)"},
 
 		{Key: "clientIdle", ptr: &c.ClientIdle, Doc: "time after which a client's connection without requests is closed"},
 		{Key: "streamIdle", ptr: &c.StreamIdle, Doc: "time after which an exchange with a sandbox is ended in which nothing moves, WebSockets too; 0: never"},
-		{Key: "sandboxRate", ptr: &c.SandboxRate, Doc: "requests a second that pass to a sandbox whose access policy does not say; 0: any number"},
+		{Key: "sandboxRate", ptr: &c.SandboxRate, Doc: "requests a second to a sandbox without a limit in its access policy; 0: any number"},
 		{Key: "keyRate", ptr: &c.KeyRate, Doc: "requests a second that the REST API takes of one key; 0: any number"},
 		{Key: "gatewayFastPath", ptr: &c.GatewayFastPath, Doc: "proxy simple requests to sandboxes without net/http; false: all on the main path, which costs more"},
 
@@ -202,7 +202,7 @@ func (s Setting) setNetwork(text string) error {
 	case *[]netip.Prefix:
 		return s.setPrefixes(p, text)
 	case *netip.Prefix:
-		if text == "" { // where a subnet is needed, Validate says so
+		if text == "" { // where a subnet is needed, Validate reports it
 			*p = netip.Prefix{}
 			return nil
 		}

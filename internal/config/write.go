@@ -16,7 +16,7 @@ import (
 )
 
 // WriteYAML writes every setting as a file that Load reads, each with a comment
-// that says where its value came from.
+// with the source of its value.
 func (r *Resolved) WriteYAML(w io.Writer) error {
 	return writeYAML(w, r.table(), func(key string) string { return r.Source(key).String() })
 }
@@ -68,7 +68,7 @@ func savedFile(dataDir string) string { return filepath.Join(dataDir, "last-star
 // holder of the directory's lock may call it.
 func Save(c Config) error {
 	var b bytes.Buffer
-	b.WriteString("# The settings of the last start, written by barchan; nobody reads them at the next.\n")
+	b.WriteString("# The settings of the last start, written by barchan; not read at the next start.\n")
 	if err := writeYAML(&b, c.table(), nil); err != nil {
 		return err
 	}

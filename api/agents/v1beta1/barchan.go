@@ -31,27 +31,27 @@ const (
 	SuspendDelete SuspendMode = "Delete"
 )
 
-// ResumeMode is what a resume goes on with.
+// ResumeMode is what a resume starts from.
 // +kubebuilder:validation:Enum=Memory;Files
 type ResumeMode string
 
 // Resume modes.
 const (
-	// ResumeMemory goes on with processes and memory, where they were kept. The default.
+	// ResumeMemory restores processes and memory, where they were kept. The default.
 	ResumeMemory ResumeMode = "Memory"
-	// ResumeFiles gives the memory up and starts anew from the files, for good.
+	// ResumeFiles discards the memory permanently and restarts from the files.
 	ResumeFiles ResumeMode = "Files"
 )
 
-// BoundSecrets says what becomes of what a claim brought when its sandbox is forked.
+// BoundSecrets decides whether forks get the secrets of the source's claim.
 // +kubebuilder:validation:Enum=Refuse;Allow
 type BoundSecrets string
 
-// What may become of a claim's secrets.
+// Handling of a claim's secrets.
 const (
-	// SecretsRefuse lets no other sandbox start from memory that holds them. The default.
+	// SecretsRefuse prevents other sandboxes from starting from memory that holds them. The default.
 	SecretsRefuse BoundSecrets = "Refuse"
-	// SecretsAllow hands them on.
+	// SecretsAllow passes them on.
 	SecretsAllow BoundSecrets = "Allow"
 )
 
@@ -68,8 +68,8 @@ type BarchanSpec struct {
 	// +optional
 	// +kubebuilder:default=Memory
 	Suspend SuspendMode `json:"suspend,omitempty"`
-	// Resume is what the next resume goes on with. A resume from files is how a sandbox comes back
-	// whose memory cannot: it was written by another build of the runtime, or is damaged.
+	// Resume is what the next resume starts from. Files recovers a sandbox whose memory cannot be restored
+	// because it is damaged or another build of the runtime wrote it.
 	// +optional
 	// +kubebuilder:default=Memory
 	Resume ResumeMode `json:"resume,omitempty"`
@@ -80,24 +80,24 @@ type BarchanSpec struct {
 	// restored from the checkpoint of one in which it has run.
 	// +optional
 	WarmUp *WarmUp `json:"warmUp,omitempty"`
-	// Fork says what of the sandbox others may start with. Unset: all but what its claim brought.
+	// Fork restricts what forks take from the sandbox. Unset: all but the environment variables of its claim.
 	// +optional
 	Fork *ForkPolicy `json:"fork,omitempty"`
-	// Wake says whether traffic wakes a suspended sandbox.
+	// Wake configures resumes of a suspended sandbox by traffic.
 	// +optional
 	Wake *WakePolicy `json:"wake,omitempty"`
-	// Idle says what becomes of the sandbox when nobody uses it. Unset: nothing.
+	// Idle is the action for a sandbox without traffic. Unset: none.
 	// +optional
 	Idle *IdlePolicy `json:"idle,omitempty"`
-	// Access says who may reach the sandbox through the gateway.
+	// Access restricts access to the sandbox through the gateway.
 	// +optional
 	Access *AccessPolicy `json:"access,omitempty"`
-	// Network says what the sandbox may reach.
+	// Network restricts the sandbox's outbound traffic.
 	// +optional
 	Network *EgressPolicy `json:"network,omitempty"`
-	// NetworkPolicy bounds what Network says: a packet leaves only where both allow it. Whoever
-	// makes a sandbox of a template takes it over from the template's spec.networkPolicy; in a
-	// template it stands there, and not here. Unset: no bounds.
+	// NetworkPolicy further restricts Network: a packet leaves only where both allow it. The creator of a
+	// sandbox copies it from the template's spec.networkPolicy; in a template itself it must be unset.
+	// Unset: no further restriction.
 	// +optional
 	NetworkPolicy *NetworkPolicy `json:"networkPolicy,omitempty"`
 }
@@ -120,7 +120,7 @@ type RestoreSource struct {
 // running in the background.
 type WarmUp struct {
 	// Command is the program with its arguments, run by the agent as its default user. It must end
-	// with 0; whatever it leaves running stays.
+	// with 0; its background processes stay.
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=256
@@ -134,9 +134,9 @@ type WarmUp struct {
 	TimeoutSeconds int32 `json:"timeoutSeconds,omitempty"`
 }
 
-// ForkPolicy says what of a sandbox others may start with.
+// ForkPolicy restricts what forks take from a sandbox.
 type ForkPolicy struct {
-	// Secrets says whether forks may have the environment variables that a claim brought: they are in
+	// Secrets decides whether forks may have the environment variables of a claim: they are in
 	// the memory, and cannot be taken out of it. Default Refuse.
 	// +optional
 	// +kubebuilder:default=Refuse
@@ -152,7 +152,7 @@ type NetworkPolicy struct {
 	Egress []networkingv1.NetworkPolicyEgressRule `json:"egress,omitempty"`
 }
 
-// WakePolicy says how a suspended sandbox comes back by itself.
+// WakePolicy configures resumes of a suspended sandbox by traffic.
 type WakePolicy struct {
 	// OnTraffic resumes the sandbox when a request for it arrives. Default false.
 	// +optional
@@ -163,12 +163,12 @@ type WakePolicy struct {
 	TimeoutSeconds int32 `json:"timeoutSeconds,omitempty"`
 }
 
-// IdlePolicy says what becomes of a sandbox that has had no traffic for a time. Requests, open
+// IdlePolicy is the action for a sandbox without traffic for some time. Requests, open
 // streams and WebSockets through the gateway count as traffic, calls of its agent among them; what
-// the sandbox does by itself does not.
+// the sandbox does on its own does not.
 type IdlePolicy struct {
-	// AfterSeconds is how long the sandbox may be without traffic, in seconds. A resume begins the
-	// time anew, and so does a restart of the server.
+	// AfterSeconds is how long the sandbox may be without traffic, in seconds. A resume and a restart of
+	// the server start the time again.
 	// +kubebuilder:validation:Minimum=1
 	AfterSeconds int32 `json:"afterSeconds"`
 	// Action is what happens then: Pause as by operatingMode Suspended, Shutdown as at
@@ -178,9 +178,9 @@ type IdlePolicy struct {
 	Action TimeoutAction `json:"action,omitempty"`
 }
 
-// AccessPolicy says who may reach a sandbox.
+// AccessPolicy restricts access to a sandbox.
 type AccessPolicy struct {
-	// OpenAgent lets whoever knows the sandbox's ID run commands in it without its access token,
+	// OpenAgent lets any client with the sandbox's ID run commands in it without its access token,
 	// and every process in it drive the agent. Default false.
 	// +optional
 	OpenAgent bool `json:"openAgent,omitempty"`
@@ -198,7 +198,7 @@ type AccessPolicy struct {
 	RequestsPerSecond int32 `json:"requestsPerSecond,omitempty"`
 }
 
-// EgressPolicy says what a sandbox may reach. Unset: public addresses only.
+// EgressPolicy restricts outbound traffic. Unset: public addresses only.
 // +kubebuilder:validation:XValidation:rule="!has(self.allowOut) || self.allowOut.all(a, isIP(a) || isCIDR(a)) || (has(self.denyOut) && '0.0.0.0/0' in self.denyOut) || (has(self.internet) && !self.internet)",message="a domain name needs 0.0.0.0/0 in denyOut",fieldPath=".allowOut"
 type EgressPolicy struct {
 	// Internet false cuts all egress but AllowOut. Default true.
@@ -221,14 +221,14 @@ type EgressPolicy struct {
 	DenyOut []string `json:"denyOut,omitempty"`
 }
 
-// MemoryPlace is where the memory of a sandbox is that sleeps.
+// MemoryPlace is where the memory of a suspended sandbox is.
 type MemoryPlace string
 
-// Where the memory of a sandbox is that sleeps.
+// Places of a suspended sandbox's memory.
 const (
-	// MemoryInRAM is that of a sandbox which is frozen: it goes on in milliseconds, and holds its RAM meanwhile.
+	// MemoryInRAM is that of a frozen sandbox: it resumes in milliseconds and occupies RAM until then.
 	MemoryInRAM MemoryPlace = "RAM"
-	// MemoryOnDisk is that of a sandbox of which no process is left.
+	// MemoryOnDisk is that of a sandbox without processes.
 	MemoryOnDisk MemoryPlace = "Disk"
 )
 
@@ -240,7 +240,7 @@ type BarchanStatus struct {
 	// Phase is one word for people and clients: Pending, Starting, Running, Pausing, Paused, Resuming, Stopping, Dead.
 	// +optional
 	Phase string `json:"phase,omitempty"`
-	// Memory is where the memory of a sandbox is that sleeps and keeps it: RAM or Disk. Empty of all others.
+	// Memory is where a suspended sandbox's memory is kept: RAM or Disk. Empty for all others.
 	// +optional
 	Memory MemoryPlace `json:"memory,omitempty"`
 	// StartedAt is when the sandbox last began to run: at its start, or at a resume.

@@ -2,7 +2,7 @@ package v1beta1
 
 import corev1 "k8s.io/api/core/v1"
 
-// DefaultWarmUpSeconds is how long a warm-up may take that says nothing about it.
+// DefaultWarmUpSeconds is the default timeout of a warm-up.
 const DefaultWarmUpSeconds = 300
 
 // SetDefaults fills what the user left out. It may be called any number of times.
@@ -49,7 +49,7 @@ func setContainerDefaults(c *corev1.Container) {
 	}
 }
 
-// AgentSecured reports whether the sandbox's agent asks for its access token.
+// AgentSecured reports whether the sandbox's agent requires its access token.
 func (s *SandboxSpec) AgentSecured() bool {
 	return s.Barchan == nil || s.Barchan.Access == nil || !s.Barchan.Access.OpenAgent
 }

@@ -1,5 +1,5 @@
-// Package v1beta1 holds the words of the group agents.x-k8s.io: the Sandbox, with its
-// defaults and its validation. It does no I/O and knows nothing of how a sandbox runs.
+// Package v1beta1 holds the types of the group agents.x-k8s.io: the Sandbox, with its
+// defaults and its validation. It does no I/O and does not depend on how a sandbox runs.
 //
 // Fields, defaults and rules are those of kubernetes-sigs/agent-sandbox at v1beta1, so that
 // its manifests apply unchanged. What Barchan adds stands in one optional struct, [BarchanSpec]

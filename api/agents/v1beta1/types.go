@@ -5,7 +5,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// ShutdownPolicy says what becomes of a Sandbox object whose shutdown time has passed.
+// ShutdownPolicy is the action on a Sandbox object after its shutdown time.
 // +kubebuilder:validation:Enum=Delete;Retain
 type ShutdownPolicy string
 
@@ -13,11 +13,11 @@ type ShutdownPolicy string
 const (
 	// ShutdownDelete removes the Sandbox object.
 	ShutdownDelete ShutdownPolicy = "Delete"
-	// ShutdownRetain keeps the object and clears what ran for it. The default.
+	// ShutdownRetain keeps the object and removes its container. The default.
 	ShutdownRetain ShutdownPolicy = "Retain"
 )
 
-// OperatingMode is the state that a user wants a Sandbox in.
+// OperatingMode is the desired state of a Sandbox.
 // +kubebuilder:validation:Enum=Running;Suspended
 type OperatingMode string
 
@@ -79,7 +79,7 @@ type SandboxBlueprint struct {
 	Service *bool `json:"service,omitempty"`
 }
 
-// SandboxSpec is what a user wants of a sandbox.
+// SandboxSpec is the desired state of a sandbox.
 // +kubebuilder:validation:XValidation:rule="(has(self.barchan) && has(self.barchan.restore)) == (has(oldSelf.barchan) && has(oldSelf.barchan.restore)) && (!has(self.barchan) || !has(self.barchan.restore) || self.barchan.restore == oldSelf.barchan.restore)",message="is immutable",fieldPath=".barchan"
 // +kubebuilder:validation:XValidation:rule="(has(self.volumeClaimTemplates) ? self.volumeClaimTemplates.size() : 0) == (has(oldSelf.volumeClaimTemplates) ? oldSelf.volumeClaimTemplates.size() : 0) && (!has(self.volumeClaimTemplates) || !has(oldSelf.volumeClaimTemplates) || self.volumeClaimTemplates == oldSelf.volumeClaimTemplates)",message="is immutable",fieldPath=".volumeClaimTemplates"
 type SandboxSpec struct {
@@ -87,7 +87,7 @@ type SandboxSpec struct {
 	// ShutdownTime is when the sandbox ends. Unset: never.
 	// +optional
 	ShutdownTime *metav1.Time `json:"shutdownTime,omitempty"`
-	// ShutdownPolicy says what becomes of the object at ShutdownTime.
+	// ShutdownPolicy is the action on the object at ShutdownTime.
 	// +optional
 	// +kubebuilder:default=Retain
 	ShutdownPolicy ShutdownPolicy `json:"shutdownPolicy,omitempty"`

@@ -19,27 +19,27 @@ const (
 	ContentFiles CheckpointContent = "Files"
 )
 
-// CheckpointOrigin says where a checkpoint's data come from.
+// CheckpointOrigin is where a checkpoint's data come from.
 // +kubebuilder:validation:Enum=Sandbox;Import
 type CheckpointOrigin string
 
 // Checkpoint origins.
 const (
-	// OriginSandbox takes them of a sandbox. The default.
+	// OriginSandbox takes them from a sandbox. The default.
 	OriginSandbox CheckpointOrigin = "Sandbox"
-	// OriginImport waits for `barchan snapshot import` to bring them.
+	// OriginImport waits for `barchan snapshot import` to upload them.
 	OriginImport CheckpointOrigin = "Import"
 )
 
-// CheckpointPhase is where a checkpoint is in its life.
+// CheckpointPhase is a checkpoint's stage.
 type CheckpointPhase string
 
 // Checkpoint phases.
 const (
-	CheckpointPending CheckpointPhase = "Pending" // nothing done yet, or waiting for the sandbox to sleep
+	CheckpointPending CheckpointPhase = "Pending" // nothing done yet, or waiting for the sandbox to suspend
 	CheckpointWriting CheckpointPhase = "Writing" // data are being written
 	CheckpointReady   CheckpointPhase = "Ready"   // durable; sandboxes may start from it
-	CheckpointFailed  CheckpointPhase = "Failed"  // there are no data, and there will be none
+	CheckpointFailed  CheckpointPhase = "Failed"  // no data, permanently
 )
 
 // Condition type of a Checkpoint, and its reasons.
@@ -47,11 +47,11 @@ const (
 	ConditionReady = "Ready"
 	// ReasonWritten: it is Ready.
 	ReasonWritten = "Written"
-	// ReasonWaiting: for what the message says. Another try is made.
+	// ReasonWaiting: the message names the cause; it is retried.
 	ReasonWaiting = "Waiting"
-	// ReasonFailed: for good. The message says why.
+	// ReasonFailed: permanently. The message names the cause.
 	ReasonFailed = "Failed"
-	// ReasonInUse: it was deleted, and goes when those that the message names need it no more.
+	// ReasonInUse: it was deleted, and is removed when those in the message no longer need it.
 	ReasonInUse = "InUse"
 )
 
@@ -60,18 +60,18 @@ const NodeFinalizer = "barchan.dev/node"
 
 // Labels of checkpoints.
 const (
-	// LabelSandbox is the ID of the sandbox that it was taken of.
+	// LabelSandbox is the ID of the sandbox that it was taken from.
 	LabelSandbox = "barchan.dev/sandbox-id"
-	// LabelPurpose says who made a checkpoint for a passing need; people's have none.
+	// LabelPurpose marks a checkpoint that the server made for temporary use; users' checkpoints have none.
 	LabelPurpose = "barchan.dev/purpose"
-	PurposeFork  = "fork"    // it goes when the forks have started
-	PurposeWarm  = "warm-up" // it goes with its template's revision
-	// LabelSnapshot is the name under which clients ask for it; the newest of a name is meant.
+	PurposeFork  = "fork"    // removed when the forks have started
+	PurposeWarm  = "warm-up" // removed with its template's revision
+	// LabelSnapshot is its name in the API; a name refers to its newest checkpoint.
 	LabelSnapshot = "barchan.dev/snapshot"
 	// AnnotationCreatedAt is when the API made a checkpoint or a key, as RFC 3339 with nanoseconds:
 	// metadata.creationTimestamp has seconds, in which lists would have no order.
 	AnnotationCreatedAt = "barchan.dev/created-at"
-	// LabelTag is what tells snapshots of one name apart.
+	// LabelTag distinguishes snapshots of one name.
 	LabelTag = "barchan.dev/snapshot-tag"
 )
 
@@ -85,21 +85,21 @@ type CheckpointSpec struct {
 	// and names nothing here.
 	// +kubebuilder:validation:MinLength=1
 	SandboxName string `json:"sandboxName"`
-	// Origin says where the data come from.
+	// Origin is where the data come from.
 	// +optional
 	// +kubebuilder:default=Sandbox
 	Origin CheckpointOrigin `json:"origin,omitempty"`
-	// KeepRunning lets the source run on afterwards; without it, it is suspended first. A source
-	// that sleeps goes on sleeping either way. Default false.
+	// KeepRunning keeps the source running; without it, the source is suspended first. A source
+	// that is suspended stays so either way. Default false.
 	// +optional
 	KeepRunning bool `json:"keepRunning,omitempty"`
 	// Content is what is kept: memory and files, or files only. Of a sandbox that has no memory to keep,
-	// such as one of class runc, it is files either way; status.content tells.
+	// such as one of class runc, it is files only; status.content has the result.
 	// +optional
 	// +kubebuilder:default=MemoryAndFiles
 	Content CheckpointContent `json:"content,omitempty"`
 	// TTLSeconds is how long after its completion, or its failure, the checkpoint is deleted, in seconds.
-	// Unset: it is kept until somebody deletes it.
+	// Unset: it is kept until deleted.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	TTLSeconds *int32 `json:"ttlSeconds,omitempty"`
@@ -134,11 +134,11 @@ type CheckpointSource struct {
 	// +optional
 	// +kubebuilder:pruning:PreserveUnknownFields
 	Policies runtime.RawExtension `json:"policies,omitempty"`
-	// Secrets says that it holds environment variables that the sandbox was created with, and that the
-	// sandbox's spec.barchan.fork does not let others have them.
+	// Secrets is set if it holds environment variables that the sandbox was created with, and the
+	// sandbox's spec.barchan.fork does not allow others to use them.
 	// +optional
 	Secrets bool `json:"secrets,omitempty"`
-	// OwnVariables says of Secrets that the tenant itself sent all of them by the E2B API: by that API it may
+	// OwnVariables is set if the tenant itself sent all of Secrets by the E2B API: by that API it may
 	// start sandboxes from the checkpoint without allowing it.
 	// +optional
 	OwnVariables bool `json:"ownVariables,omitempty"`
@@ -146,20 +146,20 @@ type CheckpointSource struct {
 
 // CheckpointStatus is what the checkpoint's controller last saw.
 type CheckpointStatus struct {
-	// Phase is one word for people and clients: Pending, Writing, Ready or Failed.
+	// Phase is a summary: Pending, Writing, Ready or Failed.
 	// +optional
 	Phase CheckpointPhase `json:"phase,omitempty"`
 	// SnapshotID is the checkpoint's ID in the E2B API and on the command line; empty for one that the
 	// server made for its own use.
 	// +optional
 	SnapshotID string `json:"snapshotID,omitempty"`
-	// Conditions has one, Ready. Its message says what a checkpoint waits for, why it failed, or who still
+	// Conditions has one, Ready. Its message names what a checkpoint waits for, why it failed, or what still
 	// needs one that was deleted.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
-	// Content is what it holds: Files for a sandbox of class runc, whatever was asked for.
+	// Content is what it holds: Files for a sandbox of class runc, regardless of the spec.
 	// +optional
 	Content CheckpointContent `json:"content,omitempty"`
 	// Size on disk: memory and files together.
@@ -264,7 +264,7 @@ type APIKeyList struct {
 	Items           []APIKey `json:"items"`
 }
 
-// TemplateRevisionSpec is what a template once said. It cannot change.
+// TemplateRevisionSpec is a past spec of a template. It cannot change.
 // +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a revision is immutable"
 type TemplateRevisionSpec struct {
 	// TemplateName is the SandboxTemplate, in the same namespace.

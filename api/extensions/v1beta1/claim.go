@@ -6,7 +6,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 )
 
-// ClaimShutdownPolicy says what becomes of a claim that ended.
+// ClaimShutdownPolicy is the action on a claim that ended.
 // +kubebuilder:validation:Enum=Delete;DeleteForeground;Retain
 type ClaimShutdownPolicy string
 
@@ -26,7 +26,7 @@ type SandboxWarmPoolRef struct {
 	Name string `json:"name"`
 }
 
-// ClaimLifecycle says when a claim ends and what then becomes of it.
+// ClaimLifecycle is when a claim ends, and the action then.
 type ClaimLifecycle struct {
 	// +optional
 	ShutdownTime *metav1.Time `json:"shutdownTime,omitempty"`

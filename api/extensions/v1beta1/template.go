@@ -7,21 +7,21 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 )
 
-// NetworkPolicyManagement says who keeps the network policy of a template's sandboxes.
+// NetworkPolicyManagement decides whether Barchan enforces the network policy of a template's sandboxes.
 // +kubebuilder:validation:Enum=Managed;Unmanaged
 type NetworkPolicyManagement string
 
 // Network policy managements.
 const (
-	// NetworkManaged has Barchan keep sandboxes to the template's policy, or to the secure
+	// NetworkManaged enforces the template's policy, or the secure
 	// default alone. The default.
 	NetworkManaged NetworkPolicyManagement = "Managed"
-	// NetworkUnmanaged has the template's policy ignored. What is closed to every sandbox stays
+	// NetworkUnmanaged ignores the template's policy. What is closed to every sandbox stays
 	// closed.
 	NetworkUnmanaged NetworkPolicyManagement = "Unmanaged"
 )
 
-// InjectionPolicy says whether a claim may add to what the template sets.
+// InjectionPolicy decides whether a claim may add to what the template sets.
 // +kubebuilder:validation:Enum=Disallowed;Allowed;Overrides
 type InjectionPolicy string
 
@@ -37,8 +37,8 @@ const (
 
 // TemplateNetworkPolicy is the ingress and egress of a template's sandboxes.
 type TemplateNetworkPolicy struct {
-	// Ingress is kept, and closes and opens nothing: the gateway alone reaches a sandbox, and
-	// spec.barchan.sandbox.access says whom it lets through.
+	// Ingress is stored without effect: only the gateway reaches a sandbox, and
+	// spec.barchan.sandbox.access restricts access.
 	// +optional
 	// +listType=atomic
 	Ingress []networkingv1.NetworkPolicyIngressRule `json:"ingress,omitempty"`
@@ -58,11 +58,11 @@ type SandboxTemplateSpec struct {
 	// +optional
 	// +kubebuilder:default=Managed
 	NetworkPolicyManagement NetworkPolicyManagement `json:"networkPolicyManagement,omitempty"`
-	// EnvVarsInjectionPolicy says whether a claim may bring environment variables.
+	// EnvVarsInjectionPolicy decides whether a claim may set environment variables.
 	// +optional
 	// +kubebuilder:default=Disallowed
 	EnvVarsInjectionPolicy InjectionPolicy `json:"envVarsInjectionPolicy,omitempty"`
-	// VolumeClaimTemplatesPolicy says whether a claim may bring volumes.
+	// VolumeClaimTemplatesPolicy decides whether a claim may add volumes.
 	// +optional
 	// +kubebuilder:default=Disallowed
 	VolumeClaimTemplatesPolicy InjectionPolicy `json:"volumeClaimTemplatesPolicy,omitempty"`
@@ -84,7 +84,7 @@ func ManagedPolicy(t *SandboxTemplate) *TemplateNetworkPolicy {
 // +kubebuilder:validation:XValidation:rule="!has(self.sandbox) || !has(self.sandbox.networkPolicy)",message="a template's stands in spec.networkPolicy",fieldPath=".sandbox.networkPolicy"
 // +kubebuilder:validation:XValidation:rule="!has(self.sandbox) || !has(self.sandbox.warmUp) || !has(self.sandbox.restore) || (has(self.sandbox.restore.filesOnly) && self.sandbox.restore.filesOnly)",message="is not run where memory is restored: leave it out, or set restore.filesOnly",fieldPath=".sandbox.warmUp"
 type TemplateBarchanSpec struct {
-	// Aliases are further names by which clients may ask for the template.
+	// Aliases are further names of the template in the API.
 	// +optional
 	// +listType=set
 	Aliases []string `json:"aliases,omitempty"`

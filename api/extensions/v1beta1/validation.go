@@ -72,14 +72,14 @@ func ValidateTemplate(t *SandboxTemplate) field.ErrorList {
 	return errs
 }
 
-// TemplateWarnings tells whoever writes a template what of it has no effect.
+// TemplateWarnings returns warnings for the parts of a template without effect.
 func TemplateWarnings(t *SandboxTemplate) (warnings []string) {
 	p := ManagedPolicy(t)
 	if p == nil {
 		return nil
 	}
 	path := field.NewPath("spec", "networkPolicy")
-	warnings = append(warnings, path.Child("ingress").String()+": has no effect: the gateway alone reaches sandboxes; spec.barchan.sandbox.access says whom it lets through")
+	warnings = append(warnings, path.Child("ingress").String()+": has no effect: the gateway alone reaches sandboxes; spec.barchan.sandbox.access restricts access")
 	for i, rule := range p.Egress {
 		for j, peer := range rule.To {
 			if peer.IPBlock == nil {

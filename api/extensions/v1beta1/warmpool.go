@@ -5,7 +5,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// UpdateStrategyType says what happens to the members of a pool whose template has changed.
+// UpdateStrategyType is the action on the members of a pool when its template changes.
 // +kubebuilder:validation:Enum=Recreate;OnReplenish
 type UpdateStrategyType string
 
@@ -23,7 +23,7 @@ type SandboxTemplateRef struct {
 	Name string `json:"name"`
 }
 
-// UpdateStrategy says how a pool follows its template.
+// UpdateStrategy is how a pool follows its template.
 type UpdateStrategy struct {
 	// +optional
 	// +kubebuilder:default=OnReplenish
@@ -52,27 +52,27 @@ type WarmPoolBarchanSpec struct {
 	// TemplateNamespace is where the template lies, if not beside the pool; it must be public there.
 	// +optional
 	TemplateNamespace string `json:"templateNamespace,omitempty"`
-	// MaxSurge is how many members more than wanted may exist while Recreate replaces stale ones:
-	// a number, or a share of the wanted. Default 0.
+	// MaxSurge is how many members above the desired count may exist while Recreate replaces stale ones:
+	// a number, or a share of the desired count. Default 0.
 	// +optional
 	// +kubebuilder:validation:XIntOrString
 	// +kubebuilder:validation:Pattern=`^(100|[1-9]?[0-9])%$`
 	// +kubebuilder:validation:XValidation:rule="type(self) != int || (self >= 0 && self <= 2147483647)",message="must be a number of 0 or more, or a share from 0% to 100%"
 	MaxSurge *intstr.IntOrString `json:"maxSurge,omitempty"`
-	// MaxUnavailable is how many of the wanted members, current or stale, may be missing or unready
-	// while Recreate replaces stale ones: a number, or a share of the wanted. Default 100%, which
+	// MaxUnavailable is how many of the desired members, current or stale, may be missing or unready
+	// while Recreate replaces stale ones: a number, or a share of the desired count. Default 100%, which
 	// deletes all stale members at once, as upstream does.
 	// +optional
 	// +kubebuilder:validation:XIntOrString
 	// +kubebuilder:validation:Pattern=`^(100|[1-9]?[0-9])%$`
 	// +kubebuilder:validation:XValidation:rule="type(self) != int || (self >= 0 && self <= 2147483647)",message="must be a number of 0 or more, or a share from 0% to 100%"
 	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
-	// Autoscale has the pool follow its use; spec.replicas is then not looked at.
+	// Autoscale sizes the pool by its use; spec.replicas is then ignored.
 	// +optional
 	Autoscale *PoolAutoscale `json:"autoscale,omitempty"`
 }
 
-// PoolAutoscale says how a pool follows its use.
+// PoolAutoscale is how a pool follows its use.
 // +kubebuilder:validation:XValidation:rule="!has(self.minReplicas) || self.minReplicas <= self.maxReplicas",message="must not be greater than maxReplicas",fieldPath=".minReplicas"
 type PoolAutoscale struct {
 	// MinReplicas is the least number of members. Default 0.
@@ -83,7 +83,7 @@ type PoolAutoscale struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000
 	MaxReplicas int32 `json:"maxReplicas"`
-	// SparePercent is the wanted share of spare members among the pool's members and the living
+	// SparePercent is the desired share of spare members among the pool's members and the live
 	// sandboxes that were claimed through it. Default 20.
 	// +optional
 	// +kubebuilder:default=20
@@ -116,7 +116,7 @@ type SandboxWarmPoolStatus struct {
 	// Barchan holds what Barchan adds to the upstream kind.
 	// +optional
 	Barchan *WarmPoolBarchanStatus `json:"barchan,omitempty"`
-	// Conditions say what the pool waits for; Barchan's addition.
+	// Conditions report what the pool waits for; Barchan's addition.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -125,7 +125,7 @@ type SandboxWarmPoolStatus struct {
 
 // WarmPoolBarchanStatus is what Barchan adds to a SandboxWarmPool's status.
 type WarmPoolBarchanStatus struct {
-	// DesiredReplicas is how many members are wanted now.
+	// DesiredReplicas is how many members are desired now.
 	// +optional
 	DesiredReplicas int32 `json:"desiredReplicas"`
 	// CurrentReplicas counts the members of the current revision, CurrentReadyReplicas the ready of them.
@@ -133,7 +133,7 @@ type WarmPoolBarchanStatus struct {
 	CurrentReplicas int32 `json:"currentReplicas"`
 	// +optional
 	CurrentReadyReplicas int32 `json:"currentReadyReplicas"`
-	// ClaimedReplicas counts the living sandboxes that were claimed through the pool.
+	// ClaimedReplicas counts the live sandboxes that were claimed through the pool.
 	// +optional
 	ClaimedReplicas int32 `json:"claimedReplicas"`
 	// LastClaimTime is when the controller last saw a new claim.
@@ -143,7 +143,7 @@ type WarmPoolBarchanStatus struct {
 
 // Conditions of a pool.
 const (
-	// PoolReady is true when as many members of the current revision are ready as are wanted.
+	// PoolReady is true when the desired number of members of the current revision is ready.
 	PoolReady = "Ready"
 	// PoolProgressing is true while members are made, removed or replaced.
 	PoolProgressing = "Progressing"
