@@ -15,14 +15,14 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// canary is a program that must go on where it was: after its sandbox slept on disk, and in a fork.
+// canary is a program that must continue after its sandbox was stored on disk, and in a fork.
 type canary struct {
 	name string
 	// files are copied in: where they are here, and where they shall be.
 	files map[string]string
 	// start is a shell line; what it leaves running must serve port 8080.
 	start string
-	// grows wants answers "WORD NUMBER" with the same word, and a greater number each time. Else they
+	// grows requires answers "WORD NUMBER" with the same word, and a greater number each time. Else they
 	// are the same each time.
 	grows bool
 }
@@ -111,7 +111,7 @@ func nodeProgram(t *testing.T) map[string]string {
 	return files
 }
 
-// keeps wants a canary to live through two sleeps on disk, and then in a fork and in the fork's source.
+// keeps verifies that a canary survives two stores on disk, and then a fork, as do its source's processes.
 func (s *server) keeps(c canary) {
 	s.t.Helper()
 	id, before := s.hatch(c)
@@ -119,11 +119,11 @@ func (s *server) keeps(c canary) {
 		s.must("pause", id)
 		s.onDisk(id)
 		s.must("resume", id)
-		before = s.goesOn(c, id, before, when)
+		before = s.checkCanary(c, id, before, when)
 	}
 	fork := s.mustFork(id, 1, nil)[0].SandboxID
-	s.goesOn(c, fork, before, "in a fork")
-	s.goesOn(c, id, before, "after it was forked")
+	s.checkCanary(c, fork, before, "in a fork")
+	s.checkCanary(c, id, before, "after it was forked")
 	s.must("kill", id, fork)
 }
 
@@ -143,11 +143,11 @@ func (s *server) hatch(c canary) (id, answer string) {
 	s.must("cp", script, id+":/home/user/start")
 	s.exec(id, "nohup setsid bash /home/user/start >/tmp/canary.log 2>&1 &")
 	answer = s.untilServed(id, "/")
-	return id, s.goesOn(c, id, answer, "before any sleep")
+	return id, s.checkCanary(c, id, answer, "before any sleep")
 }
 
-// goesOn asks a canary once, and wants it to be as it was.
-func (s *server) goesOn(c canary, id, before, when string) (answer string) {
+// checkCanary queries a canary once and compares its state.
+func (s *server) checkCanary(c canary, id, before, when string) (answer string) {
 	s.t.Helper()
 	var status int
 	eventually.NoError(s.t, when+" its port can be reached", func() (err error) {
@@ -179,19 +179,19 @@ func (s *server) goesOn(c canary, id, before, when string) (answer string) {
 func (c canary) compare(before, after string) error {
 	if !c.grows {
 		if after != before {
-			return fmt.Errorf("it says %q, it said %q", after, before)
+			return fmt.Errorf("it returned %q, want %q", after, before)
 		}
 		return nil
 	}
 	who, number, _ := strings.Cut(before, " ")
-	whoNow, numberNow, _ := strings.Cut(after, " ")
+	nonceNow, numberNow, _ := strings.Cut(after, " ")
 	was, err := strconv.Atoi(number)
 	if err != nil {
 		return err
 	}
 	is, err := strconv.Atoi(numberNow)
-	if err != nil || whoNow != who || is < was {
-		return fmt.Errorf("it says %q, it said %q", after, before)
+	if err != nil || nonceNow != who || is < was {
+		return fmt.Errorf("it returned %q, want %q", after, before)
 	}
 	return nil
 }
@@ -215,7 +215,7 @@ func (s *server) onDisk(id string) {
 	})
 }
 
-// processesOf counts what runs in the cgroup of a sandbox, in whatever hierarchy.
+// processesOf counts the processes in the cgroup of a sandbox, in any hierarchy.
 func (s *server) processesOf(id string) (n int) {
 	s.t.Helper()
 	out, err := exec.CommandContext(s.t.Context(), "sh", "-c", "cat /sys/fs/cgroup"+s.value("BARCHAN_CGROUP_PARENT")+"/"+id+"/cgroup.procs /sys/fs/cgroup/memory"+

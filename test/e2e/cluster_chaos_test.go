@@ -24,7 +24,7 @@ var clusterSeed = flag.Uint64("cluster-seed", 0, "seed of the cluster's events; 
 
 // TestCluster has four replicas over one API server live through partitions, losses and deaths while
 // sandboxes come and go at addresses that are used again at once. After each, all gateways agree
-// with the objects; at no time does anybody read what another sandbox answers.
+// with the objects; no request ever gets another sandbox's response.
 func TestCluster(t *testing.T) {
 	skipInFast(t)
 	c := newCluster(t, 4, restTime)
@@ -48,8 +48,8 @@ func TestCluster(t *testing.T) {
 		do   func()
 		undo func()
 	}{
-		{"two that do not hear each other", func() { w.isolate(1, true); w.isolate(2, true) }, func() { w.isolate(1, false); w.isolate(2, false) }},
-		{"one that dies and comes back", func() { c.replicas[2].kill() }, func() { c.replicas[2].start() }},
+		{"two that are isolated from each other", func() { w.isolate(1, true); w.isolate(2, true) }, func() { w.isolate(1, false); w.isolate(2, false) }},
+		{"one that is killed and restarted", func() { c.replicas[2].kill() }, func() { c.replicas[2].start() }},
 		{"a third of all gossip and of all else between them lost", w.lose, w.keep},
 		{"three of four die", func() { c.replicas[0].kill(); c.replicas[1].kill(); c.replicas[3].kill() }, func() {
 			c.replicas[0].start()
@@ -128,13 +128,13 @@ func (w *clusterFixture) kill() {
 	}
 	id := live[w.rng.IntN(len(live))]
 	by := w.any()
-	eventually.NoError(w.t, "kill "+id, func() error { return by.rest.Kill(w.t.Context(), id) }) // it may not have heard of it yet
+	eventually.NoError(w.t, "kill "+id, func() error { return by.rest.Kill(w.t.Context(), id) }) // its cache may not have it yet
 	w.mu.Lock()
 	w.alive[id] = false
 	w.mu.Unlock()
 }
 
-// knows wants the gateway of a replica to say of a sandbox what is true.
+// knows verifies a sandbox's route at the gateway of a replica.
 func (w *clusterFixture) knows(r *replica, id string, lives bool) error {
 	status, body, err := r.ask(w.t.Context(), id, "/")
 	switch {
@@ -166,7 +166,7 @@ func (w *clusterFixture) churn(n int) {
 	}
 }
 
-// agree waits until all gateways that run say of each sandbox what is true.
+// agree waits until all running gateways have the right route of each sandbox.
 func (w *clusterFixture) agree(when string) {
 	w.t.Helper()
 	w.mu.Lock()
@@ -179,7 +179,7 @@ func (w *clusterFixture) agree(when string) {
 	}
 }
 
-// probe asks all gateways for all sandboxes, dead ones too, until it is stopped. It fails the test
+// probe requests all sandboxes at all gateways, deleted ones too, until it is stopped. It fails the test
 // as soon as an answer is another sandbox's.
 func (w *clusterFixture) probe() (stop func() (read, refused int64)) {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -205,7 +205,7 @@ func (w *clusterFixture) probe() (stop func() (read, refused int64)) {
 						}
 					case status != http.StatusOK:
 						refused.Add(1)
-					case body == secretOf(""): // the moment between two owners: nobody's
+					case body == secretOf(""): // the moment between two owners
 					case body != secretOf(id):
 						w.t.Errorf("replica %d gave for sandbox %s what another answers: %q", r.n, id, body)
 					default:

@@ -21,9 +21,9 @@ const (
 	cutRest   = 18 * time.Second
 )
 
-// TestClusterCutOff: a replica that is cut off from the API server, and hears no other replica,
-// does not lead to the next owner of an address. It says that it does not know, and is right again
-// by itself when it is connected.
+// TestClusterCutOff: a replica that is cut off from the API server, and from the other replicas,
+// does not lead to the next owner of an address. It refuses requests, and recovers
+// automatically when it is connected.
 func TestClusterCutOff(t *testing.T) {
 	skipInFast(t)
 	c := newCluster(t, 2, cutRest)
@@ -78,8 +78,8 @@ func TestClusterCutOff(t *testing.T) {
 	c.cutOff(cut, false)
 	agree(cut, second, http.StatusOK, secretOf(second))
 	agree(cut, first, http.StatusBadGateway, "not found")
-	agree(cut, "", http.StatusOK, "")                       // it leads to sandboxes a moment before it says so
-	agree(whole, first, http.StatusBadGateway, "not found") // it was never in doubt
+	agree(cut, "", http.StatusOK, "")                       // it serves sandboxes a moment before it is ready
+	agree(whole, first, http.StatusBadGateway, "not found") // its routes were never stale
 }
 
 func (c *cluster) create(by *replica) (id string) {
@@ -111,7 +111,7 @@ func (c *cluster) cutOff(r *replica, on bool) {
 	}
 }
 
-// refusal asks for a sandbox and returns the status, and when to try again.
+// refusal requests a sandbox and returns the status, and when to try again.
 func (r *replica) refusal(ctx context.Context, id string) (status int, retryAfter string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, eventually.Patience)
 	defer cancel()

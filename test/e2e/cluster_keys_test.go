@@ -14,7 +14,7 @@ import (
 )
 
 // TestClusterKeys rotates the gossip key of three replicas in three rounds. They stay together, and
-// one that starts anew afterwards finds the others.
+// one that restarts afterwards joins the others.
 func TestClusterKeys(t *testing.T) {
 	c := newCluster(t, 3, restTime)
 	for _, r := range c.replicas {
@@ -92,10 +92,10 @@ func TestClusterKeys(t *testing.T) {
 func (r *replica) barchan(stdin string, args ...string) (string, error) {
 	cmd := exec.CommandContext(r.c.t.Context(), programs.barchan, args...)
 	cmd.Env, cmd.Stdin = r.env, strings.NewReader(stdin)
-	var out, talk bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &talk
+	var out, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &stderr
 	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("barchan %s: %w: %s", strings.Join(args, " "), err, talk.String())
+		return "", fmt.Errorf("barchan %s: %w: %s", strings.Join(args, " "), err, stderr.String())
 	}
 	return out.String(), nil
 }

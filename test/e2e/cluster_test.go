@@ -122,7 +122,7 @@ func (c *cluster) run(program, line string) error {
 	return nil
 }
 
-// remove takes everything away, whatever there is of it.
+// remove removes all of the cluster.
 func (c *cluster) remove() {
 	for _, r := range c.replicas {
 		r.kill()
@@ -248,7 +248,7 @@ func (r *replica) kill() {
 func (r *replica) log() string { return filepath.Join(r.c.dir, fmt.Sprintf("r%d.log", r.n)) }
 
 func (r *replica) tail() string {
-	b, _ := os.ReadFile(r.log()) // none says nothing
+	b, _ := os.ReadFile(r.log()) // a missing file reads as empty
 	lines := strings.Split(string(b), "\n")
 	return strings.Join(lines[max(0, len(lines)-30):], "\n")
 }

@@ -20,9 +20,9 @@ import (
 // command is a command of ours that a test does things to while it runs.
 type command struct {
 	*exec.Cmd
-	t    *testing.T
-	out  io.ReadCloser
-	talk bytes.Buffer
+	t      *testing.T
+	out    io.ReadCloser
+	stderr bytes.Buffer
 }
 
 func (s *server) command(args ...string) *command {
@@ -30,7 +30,7 @@ func (s *server) command(args ...string) *command {
 	ctx, cancel := context.WithTimeout(context.Background(), startTime)
 	s.t.Cleanup(cancel)
 	c := &command{Cmd: exec.CommandContext(ctx, programs.barchan, args...), t: s.t}
-	c.Env, c.Stderr = s.env, &c.talk
+	c.Env, c.Stderr = s.env, &c.stderr
 	var err error
 	if c.out, err = c.StdoutPipe(); err == nil {
 		err = c.Start()
@@ -50,15 +50,15 @@ func (c *command) prints(line string) {
 	}
 }
 
-func (c *command) ends(code int, says string) {
+func (c *command) ends(code int, text string) {
 	c.t.Helper()
-	_ = c.Wait() // its code says it all
-	if got := c.ProcessState.ExitCode(); got != code || !strings.Contains(c.talk.String(), says) {
-		c.t.Errorf("%v: exit code %d, %s; want %d, %s", c.Args[1:], got, c.talk.String(), code, says)
+	_ = c.Wait() // the exit code is checked below
+	if got := c.ProcessState.ExitCode(); got != code || !strings.Contains(c.stderr.String(), text) {
+		c.t.Errorf("%v: exit code %d, %s; want %d, %s", c.Args[1:], got, c.stderr.String(), code, text)
 	}
 }
 
-// TestCommandsEnd ends commands in every way that is not their own, and looks for what they leave.
+// TestCommandsEnd ends commands in every way that is not their own, and checks for leftovers.
 func TestCommandsEnd(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
@@ -149,7 +149,7 @@ func TestCopies(t *testing.T) {
 	s.command("cp", id+":/tmp/a", dir).ends(1, "too many levels of symbolic links")
 }
 
-// TestRunVariants has run change what the template says.
+// TestRunVariants overrides template settings by flags of run.
 func TestRunVariants(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)

@@ -24,7 +24,7 @@ import (
 // seed chooses what a test does at random; zero means another one each time.
 var seed = flag.Uint64("seed", 0, "repeat what a test did with this seed")
 
-// dice are repeatable: the test says with which seed.
+// dice are repeatable: the test logs the seed.
 func dice(t *testing.T) *rand.Rand {
 	t.Helper()
 	n := *seed
@@ -35,12 +35,12 @@ func dice(t *testing.T) *rand.Rand {
 	return rand.New(rand.NewPCG(n, n))
 }
 
-// crash is one death of the server: what is asked of it, and where it dies meanwhile.
+// crash is one kill of the server: the operation, and the point at which the server is killed.
 type crash struct {
 	op operation
 	// at is a point, and :N for the Nth time that it is reached.
 	at string
-	// then is where the next server dies of what this one left; empty: nowhere.
+	// then is the point at which the next server is killed while it recovers; empty: none.
 	then string
 }
 
@@ -120,7 +120,7 @@ func TestMatrixIsWhole(t *testing.T) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(missing)) {
-		t.Errorf("nothing dies at point %s", name)
+		t.Errorf("no server was killed at point %s", name)
 	}
 }
 
@@ -215,7 +215,7 @@ func TestCrashMatrix(t *testing.T) {
 				}
 			}
 			t.Logf("%d crashes in %v", len(part), time.Since(began).Round(time.Second))
-			w.wakeBystanders()
+			w.resumeBystanders()
 		})
 	}
 }
@@ -230,22 +230,22 @@ func (w *fixture) survives(c crash) {
 	w.arm(c.at)
 	ctx, cancel := context.WithTimeout(w.t.Context(), startTime)
 	var client sync.WaitGroup
-	client.Go(func() { _ = c.op.do(ctx, w, subject) }) // whatever it brings, the client asks again
+	client.Go(func() { _ = c.op.do(ctx, w, subject) }) // the client retries after any result
 	defer client.Wait()                                // also where the server does not die
 	defer cancel()
-	w.dies(c.at)
+	w.awaitKill(c.at)
 	client.Wait()
 	if c.then != "" {
 		w.arm(c.then)
 		w.begin()
-		w.dies(c.then)
+		w.awaitKill(c.then)
 	}
 	w.disarm()
 	w.start()
 	w.same(before)
 	again, cancel := context.WithTimeout(w.t.Context(), eventually.Patience) // two servers may have used up the first's
 	defer cancel()
-	eventually.NoError(w.t, "a client asks again", func() error { return c.op.do(again, w, subject) })
+	eventually.NoError(w.t, "a client retries", func() error { return c.op.do(again, w, subject) })
 	c.op.check(w, subject)
 	w.same(before)
 	w.only(subject)
@@ -277,8 +277,8 @@ func (w *fixture) disarm() {
 	}
 }
 
-// dies waits until the server is dead, by the point that was armed.
-func (w *fixture) dies(point string) {
+// awaitKill waits until the server is killed at the point that was armed.
+func (w *fixture) awaitKill(point string) {
 	w.t.Helper()
 	select {
 	case <-w.done: //nolint:errcheck // it was killed
@@ -290,11 +290,11 @@ func (w *fixture) dies(point string) {
 	}
 	name, _, _ := strings.Cut(point, ":")
 	if !strings.Contains(w.sinceArmed(), "failpoint "+name+": kill") {
-		w.t.Fatalf("the server died elsewhere than at %s\n%s", point, w.tail())
+		w.t.Fatalf("the server ended elsewhere than at %s\n%s", point, w.tail())
 	}
 }
 
-// mode has the server run with what an operation wants of it.
+// mode applies an operation's server settings.
 func (w *fixture) mode(storeAfter string) {
 	w.t.Helper()
 	if w.cmd != nil && w.value("BARCHAN_STORE_AFTER") == storeAfter {
@@ -305,7 +305,7 @@ func (w *fixture) mode(storeAfter string) {
 	w.start()
 }
 
-// heal makes the fixture as it was after a failure, so that the next crash tells of itself.
+// heal restores the fixture after a failure, so that the next crash is independent.
 func (w *fixture) heal() {
 	w.t.Helper()
 	w.disarm()

@@ -34,7 +34,7 @@ var (
 			}
 		},
 	}
-	// importArrived is the same once all of it is there: it then becomes ready by itself.
+	// importArrived is the same once all of it is there: it then becomes ready automatically.
 	importArrived = operation{
 		name: "import that has come", storeAfter: neverOnDisk, prepare: departed, check: returned, cleanup: dropAndKill,
 		do: func(ctx context.Context, w *fixture, s *subject) error {
@@ -59,11 +59,11 @@ func departed(w *fixture) *subject {
 	return &subject{name: source.name, who: source.who}
 }
 
-// returned wants a sandbox of what was imported to go on where its source was.
+// returned verifies that a sandbox of an import continues where its source was.
 func returned(w *fixture, s *subject) {
 	w.need(createOf(w.t.Context(), w, s, s.name+":default"))
 	if who, _ := w.meet(s.id); who != s.who {
-		w.t.Errorf("sandbox %s says %s, its source said %s", s.id, who, s.who)
+		w.t.Errorf("sandbox %s returned %s, want %s", s.id, who, s.who)
 	}
 }
 

@@ -27,20 +27,20 @@ func snapshotOf(s *subject) string { return crashSnapshots + ":" + s.name }
 
 var (
 	takeSnapshot = operation{
-		name: "snapshot", storeAfter: neverOnDisk, prepare: somebody, do: snapshotSubject,
-		check: func(w *fixture, s *subject) { w.checkSnapshot(s); w.checkGoesOn(s) }, cleanup: dropAndKill,
+		name: "snapshot", storeAfter: neverOnDisk, prepare: claimedSandbox, do: snapshotSubject,
+		check: func(w *fixture, s *subject) { w.checkSnapshot(s); w.checkContinues(s) }, cleanup: dropAndKill,
 	}
 	takeSnapshotAsleep = operation{
-		name: "snapshot of a sleeper", storeAfter: soonOnDisk, prepare: sleeper, do: snapshotSubject,
-		check: func(w *fixture, s *subject) { w.checkSleeps(s); w.checkSnapshot(s); w.checkWakes(s) }, cleanup: dropAndKill,
+		name: "snapshot of a paused sandbox", storeAfter: soonOnDisk, prepare: pausedSandbox, do: snapshotSubject,
+		check: func(w *fixture, s *subject) { w.checkSleeps(s); w.checkSnapshot(s); w.checkResumes(s) }, cleanup: dropAndKill,
 	}
 	takeAndSuspend = operation{
-		name: "checkpoint that suspends", storeAfter: neverOnDisk, prepare: somebody, do: checkpointSubject,
-		check: func(w *fixture, s *subject) { w.checkSleeps(s); w.checkWakes(s) }, cleanup: dropAndKill,
+		name: "checkpoint that suspends", storeAfter: neverOnDisk, prepare: claimedSandbox, do: checkpointSubject,
+		check: func(w *fixture, s *subject) { w.checkSleeps(s); w.checkResumes(s) }, cleanup: dropAndKill,
 	}
 	dropSnapshot = operation{
 		name: "delete of a snapshot", storeAfter: neverOnDisk, prepare: snapshotted, do: dropSubject,
-		check: func(w *fixture, s *subject) { w.noCheckpoint(); w.checkGoesOn(s) }, cleanup: killSubject,
+		check: func(w *fixture, s *subject) { w.noCheckpoint(); w.checkContinues(s) }, cleanup: killSubject,
 	}
 	startFromSnapshot = operation{
 		name: "create from a snapshot", storeAfter: neverOnDisk,
@@ -52,28 +52,28 @@ var (
 		do: func(ctx context.Context, w *fixture, s *subject) error { return createOf(ctx, w, s, snapshotOf(s)) },
 		check: func(w *fixture, s *subject) {
 			if who, _ := w.meet(s.id); who != s.who {
-				w.t.Errorf("sandbox %s says %s, its source said %s", s.id, who, s.who)
+				w.t.Errorf("sandbox %s returned %s, want %s", s.id, who, s.who)
 			}
 		}, cleanup: dropAndKill,
 	}
 	forkSandbox = operation{
-		name: "fork", storeAfter: neverOnDisk, prepare: somebody, do: forkSubject,
+		name: "fork", storeAfter: neverOnDisk, prepare: claimedSandbox, do: forkSubject,
 		check: func(w *fixture, s *subject) {
-			// Whoever asks twice for forks gets them twice.
+			// A repeated fork request makes further forks.
 			for _, id := range w.subjects() {
 				if id == s.id {
 					continue
 				}
 				if who, _ := w.meet(id); who != s.who {
-					w.t.Errorf("fork %s says %s, its source says %s", id, who, s.who)
+					w.t.Errorf("fork %s returned %s, its source returned %s", id, who, s.who)
 				}
 				w.removeObject(id)
 			}
-			w.checkGoesOn(s)
+			w.checkContinues(s)
 		}, cleanup: dropAndKill,
 	}
 	warmUp = operation{
-		name: "warm-up", storeAfter: neverOnDisk, prepare: nobody("warmup"), do: warmUpPool,
+		name: "warm-up", storeAfter: neverOnDisk, prepare: newSubjectOf("warmup"), do: warmUpPool,
 		check: func(w *fixture, s *subject) {
 			w.need(createOf(w.t.Context(), w, s, s.name))
 			w.meet(s.id)
@@ -106,12 +106,12 @@ func snapshotSubject(ctx context.Context, w *fixture, s *subject) error {
 }
 
 func snapshotted(w *fixture) *subject {
-	s := somebody(w)
+	s := claimedSandbox(w)
 	w.need(snapshotSubject(w.t.Context(), w, s))
 	return s
 }
 
-// dropSubject deletes the snapshot of a subject; one that is gone is what was wanted.
+// dropSubject deletes the snapshot of a subject; a missing one is success.
 func dropSubject(ctx context.Context, w *fixture, s *subject) error {
 	status, err := w.send(ctx, http.MethodDelete, "/templates/"+url.PathEscape(snapshotOf(s)), "", nil, nil)
 	if status == http.StatusNotFound {
@@ -120,7 +120,7 @@ func dropSubject(ctx context.Context, w *fixture, s *subject) error {
 	return err
 }
 
-// checkpointSubject makes a Checkpoint object that does not let its source run on.
+// checkpointSubject makes a Checkpoint object that suspends its source.
 func checkpointSubject(ctx context.Context, w *fixture, s *subject) error {
 	c := &barchan.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: s.name, Finalizers: []string{barchan.NodeFinalizer}}}
 	x, err := w.find(ctx, s.id)
@@ -164,7 +164,7 @@ func forkSubject(ctx context.Context, w *fixture, s *subject) error {
 	return nil
 }
 
-// createOf makes a sandbox from a template or a snapshot, under a key by which asking again is harmless. A
+// createOf makes a sandbox from a template or a snapshot, under an idempotency key. A
 // subject holds what its create brought, and so does its snapshot.
 func createOf(ctx context.Context, w *fixture, s *subject, of string) error {
 	var got made
@@ -211,17 +211,17 @@ func (w *fixture) checkSnapshot(s *subject) {
 	x := newSubject("from")
 	eventually.NoError(w.t, "a sandbox starts from "+snapshotOf(s), func() error { return createOf(w.t.Context(), w, x, snapshotOf(s)) })
 	if who, _ := w.meet(x.id); who != s.who {
-		w.t.Errorf("sandbox %s says %s, its source said %s", x.id, who, s.who)
+		w.t.Errorf("sandbox %s returned %s, want %s", x.id, who, s.who)
 	}
 	killSubject(w, x)
 }
 
-// checkGoesOn wants a subject to run as it did.
-func (w *fixture) checkGoesOn(s *subject) {
+// checkContinues verifies that a subject's processes continue.
+func (w *fixture) checkContinues(s *subject) {
 	w.t.Helper()
 	who, asked := w.meet(s.id)
 	if who != s.who || asked <= s.asked {
-		w.t.Errorf("sandbox %s says %s, %d; it said %s, %d", s.id, who, asked, s.who, s.asked)
+		w.t.Errorf("sandbox %s returned %s, %d; before: %s, %d", s.id, who, asked, s.who, s.asked)
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 // Sandboxes that sleep without their memory, or give it up.
 var (
 	shelve = operation{
-		name: "pause to files", storeAfter: neverOnDisk, prepare: somebody,
+		name: "pause to files", storeAfter: neverOnDisk, prepare: claimedSandbox,
 		do: func(ctx context.Context, w *fixture, s *subject) error {
 			status, err := w.send(ctx, http.MethodPost, "/sandboxes/"+s.id+"/pause", "", map[string]any{"memory": false}, nil)
 			if status == http.StatusConflict && strings.Contains(err.Error(), "already paused") {
@@ -23,25 +23,25 @@ var (
 			}
 			return err
 		},
-		check: func(w *fixture, s *subject) { w.checkSleeps(s); w.beginsAnew(s) }, cleanup: killSubject,
+		check: func(w *fixture, s *subject) { w.checkSleeps(s); w.checkRestarted(s) }, cleanup: killSubject,
 	}
 	giveUp = operation{
-		name: "resume from files", storeAfter: soonOnDisk, prepare: sleeper, do: resumeFromFiles,
-		check: func(w *fixture, s *subject) { w.beginsAnew(s) }, cleanup: killSubject,
+		name: "resume from files", storeAfter: soonOnDisk, prepare: pausedSandbox, do: resumeFromFiles,
+		check: func(w *fixture, s *subject) { w.checkRestarted(s) }, cleanup: killSubject,
 	}
 	clearOut = operation{
-		name: "suspend to volumes", storeAfter: neverOnDisk, prepare: somebody, do: suspendToVolumes,
-		check: func(w *fixture, s *subject) { w.checkSleeps(s); w.beginsAnew(s) }, cleanup: killSubject,
+		name: "suspend to volumes", storeAfter: neverOnDisk, prepare: claimedSandbox, do: suspendToVolumes,
+		check: func(w *fixture, s *subject) { w.checkSleeps(s); w.checkRestarted(s) }, cleanup: killSubject,
 	}
 	makeAgain = operation{
 		name: "resume from volumes", storeAfter: neverOnDisk,
 		prepare: func(w *fixture) *subject {
-			s := somebody(w)
+			s := claimedSandbox(w)
 			w.need(suspendToVolumes(w.t.Context(), w, s))
 			w.checkSleeps(s)
 			return s
 		},
-		do: resumeSubject, check: func(w *fixture, s *subject) { w.beginsAnew(s) }, cleanup: killSubject,
+		do: resumeSubject, check: func(w *fixture, s *subject) { w.checkRestarted(s) }, cleanup: killSubject,
 	}
 )
 
@@ -69,7 +69,7 @@ func resumeFromFiles(ctx context.Context, w *fixture, s *subject) error {
 	return err
 }
 
-// suspendToVolumes asks by the object, for the E2B API has no word for it.
+// suspendToVolumes uses the object, since the E2B API has no such request.
 func suspendToVolumes(ctx context.Context, w *fixture, s *subject) error {
 	x, err := w.find(ctx, s.id)
 	if err != nil || x.Spec.OperatingMode == agents.ModeSuspended {
@@ -81,12 +81,12 @@ func suspendToVolumes(ctx context.Context, w *fixture, s *subject) error {
 	return w.objects.Patch(ctx, x, client.MergeFrom(before))
 }
 
-// beginsAnew wants a sandbox to run again, by new processes.
-func (w *fixture) beginsAnew(s *subject) {
+// checkRestarted verifies that a sandbox runs again, with new processes.
+func (w *fixture) checkRestarted(s *subject) {
 	w.t.Helper()
 	eventually.NoError(w.t, "sandbox "+s.id+" resumes", func() error { return resumeSubject(w.t.Context(), w, s) })
 	if who, _ := w.meet(s.id); who == s.who {
-		w.t.Errorf("sandbox %s still says %s", s.id, who)
+		w.t.Errorf("sandbox %s still returned %s", s.id, who)
 	}
 	if p := sandbox.PhaseOf(w.object(s.id)); p != sandbox.Running {
 		w.t.Errorf("sandbox %s is %s", s.id, p)

@@ -34,16 +34,16 @@ func newSubject(kind string) *subject {
 	return &subject{name: fmt.Sprintf("%s-%d", kind, subjectNumber.Add(1))}
 }
 
-// operation is something that the server is asked for.
+// operation is a request to the server.
 type operation struct {
 	name string
-	// storeAfter is how long a sandbox sleeps in RAM while the operation is tried.
+	// storeAfter is how long a paused sandbox stays in RAM during the operation.
 	storeAfter string
 	// prepare makes what the operation acts on.
 	prepare func(w *fixture) *subject
-	// do asks for it and waits until it is done. Whoever gets an error asks again.
+	// do requests it and waits until it is done. The caller retries after an error.
 	do func(ctx context.Context, w *fixture, s *subject) error
-	// check wants it to be done, once.
+	// check verifies that it is done, once.
 	check func(w *fixture, s *subject)
 	// cleanup removes the subject.
 	cleanup func(w *fixture, s *subject)
@@ -56,22 +56,22 @@ const (
 
 var (
 	cold = operation{
-		name: "cold create", storeAfter: neverOnDisk, prepare: nobody("cold"),
+		name: "cold create", storeAfter: neverOnDisk, prepare: newSubjectOf("cold"),
 		do:    create("cold"),
 		check: func(w *fixture, s *subject) { w.checkCreated(s) }, cleanup: killSubject,
 	}
 	warm = operation{
-		name: "warm create", storeAfter: neverOnDisk, prepare: nobody("warm"),
+		name: "warm create", storeAfter: neverOnDisk, prepare: newSubjectOf("warm"),
 		do:    create("warm"),
 		check: func(w *fixture, s *subject) { w.checkCreated(s) }, cleanup: killSubject,
 	}
 	claimObject = operation{
-		name: "claim object", storeAfter: neverOnDisk, prepare: nobody("claim"),
+		name: "claim object", storeAfter: neverOnDisk, prepare: newSubjectOf("claim"),
 		do:    claimOf("warm-pool"),
 		check: func(w *fixture, s *subject) { w.meet(s.id) }, cleanup: removeClaim,
 	}
 	coldClaimObject = operation{
-		name: "cold claim object", storeAfter: neverOnDisk, prepare: nobody("claim"),
+		name: "cold claim object", storeAfter: neverOnDisk, prepare: newSubjectOf("claim"),
 		do:    claimOf("rare-pool"),
 		check: func(w *fixture, s *subject) { w.meet(s.id) }, cleanup: removeClaim,
 	}
@@ -85,36 +85,36 @@ var (
 		do: endClaim, check: func(w *fixture, s *subject) { w.gone(s.id) }, cleanup: removeClaim,
 	}
 	freeze = operation{
-		name: "freeze", storeAfter: neverOnDisk, prepare: somebody, do: pauseSubject,
-		check: func(w *fixture, s *subject) { w.checkSleeps(s); w.checkWakes(s) }, cleanup: killSubject,
+		name: "freeze", storeAfter: neverOnDisk, prepare: claimedSandbox, do: pauseSubject,
+		check: func(w *fixture, s *subject) { w.checkSleeps(s); w.checkResumes(s) }, cleanup: killSubject,
 	}
 	store = operation{
-		name: "store", storeAfter: soonOnDisk, prepare: somebody, do: pauseSubject,
-		check: func(w *fixture, s *subject) { w.checkSleeps(s); w.stored(s.id); w.checkWakes(s) }, cleanup: killSubject,
+		name: "store", storeAfter: soonOnDisk, prepare: claimedSandbox, do: pauseSubject,
+		check: func(w *fixture, s *subject) { w.checkSleeps(s); w.stored(s.id); w.checkResumes(s) }, cleanup: killSubject,
 	}
 	thaw = operation{
 		name: "thaw", storeAfter: neverOnDisk,
 		prepare: func(w *fixture) *subject {
-			s := somebody(w)
+			s := claimedSandbox(w)
 			w.need(pauseSubject(w.t.Context(), w, s))
 			return s
 		},
-		do: resumeSubject, check: func(w *fixture, s *subject) { w.checkWakes(s) }, cleanup: killSubject,
+		do: resumeSubject, check: func(w *fixture, s *subject) { w.checkResumes(s) }, cleanup: killSubject,
 	}
 	wake = operation{
-		name: "wake", storeAfter: soonOnDisk, prepare: sleeper,
-		do: resumeSubject, check: func(w *fixture, s *subject) { w.checkWakes(s) }, cleanup: killSubject,
+		name: "wake", storeAfter: soonOnDisk, prepare: pausedSandbox,
+		do: resumeSubject, check: func(w *fixture, s *subject) { w.checkResumes(s) }, cleanup: killSubject,
 	}
 	restart = operation{
-		name: "restart", storeAfter: neverOnDisk, prepare: somebodyOf("again"), do: exitOf,
+		name: "restart", storeAfter: neverOnDisk, prepare: claimedFrom("again"), do: exitOf,
 		check: func(w *fixture, s *subject) {
 			if who, _ := w.meet(s.id); who == s.who {
-				w.t.Errorf("the program of %s was not started anew", s.id)
+				w.t.Errorf("the program of %s was not restarted", s.id)
 			}
 		}, cleanup: killSubject,
 	}
 	finish = operation{
-		name: "finish", storeAfter: neverOnDisk, prepare: somebodyOf("once"), do: exitOf,
+		name: "finish", storeAfter: neverOnDisk, prepare: claimedFrom("once"), do: exitOf,
 		check: func(w *fixture, s *subject) {
 			if p := sandbox.PhaseOf(w.object(s.id)); p != sandbox.Dead {
 				w.t.Errorf("sandbox %s is %s", s.id, p)
@@ -122,15 +122,15 @@ var (
 		}, cleanup: func(w *fixture, s *subject) { w.removeObject(s.id) },
 	}
 	kill = operation{
-		name: "kill", storeAfter: neverOnDisk, prepare: somebody, do: killOf,
+		name: "kill", storeAfter: neverOnDisk, prepare: claimedSandbox, do: killOf,
 		check: func(w *fixture, s *subject) { w.gone(s.id) }, cleanup: nothingLeft,
 	}
 	killStored = operation{
-		name: "kill of a sleeper", storeAfter: soonOnDisk, prepare: sleeper, do: killOf,
+		name: "kill of a paused sandbox", storeAfter: soonOnDisk, prepare: pausedSandbox, do: killOf,
 		check: func(w *fixture, s *subject) { w.gone(s.id) }, cleanup: nothingLeft,
 	}
 	shrink = operation{
-		name: "shrinking pool", storeAfter: neverOnDisk, prepare: nobody("pool"),
+		name: "shrinking pool", storeAfter: neverOnDisk, prepare: newSubjectOf("pool"),
 		do:    func(ctx context.Context, w *fixture, _ *subject) error { return w.resize(ctx, fixtureMembers-1) },
 		check: func(w *fixture, _ *subject) { w.calm() },
 		cleanup: func(w *fixture, _ *subject) {
@@ -146,14 +146,14 @@ func (w *fixture) need(err error) {
 	}
 }
 
-func nobody(kind string) func(*fixture) *subject {
+func newSubjectOf(kind string) func(*fixture) *subject {
 	return func(*fixture) *subject { return newSubject(kind) }
 }
 
-// somebody is a sandbox that was claimed.
-func somebody(w *fixture) *subject { return somebodyOf("warm")(w) }
+// claimedSandbox is a claimed sandbox.
+func claimedSandbox(w *fixture) *subject { return claimedFrom("warm")(w) }
 
-func somebodyOf(template string) func(*fixture) *subject {
+func claimedFrom(template string) func(*fixture) *subject {
 	return func(w *fixture) *subject {
 		w.t.Helper()
 		s := newSubject(template)
@@ -163,8 +163,8 @@ func somebodyOf(template string) func(*fixture) *subject {
 	}
 }
 
-func sleeper(w *fixture) *subject {
-	s := somebody(w)
+func pausedSandbox(w *fixture) *subject {
+	s := claimedSandbox(w)
 	w.need(pauseSubject(w.t.Context(), w, s))
 	w.stored(s.id)
 	return s
@@ -172,7 +172,7 @@ func sleeper(w *fixture) *subject {
 
 func nothingLeft(*fixture, *subject) {}
 
-// create asks for a sandbox under a key by which asking again is harmless.
+// create requests a sandbox under an idempotency key.
 func create(template string) func(context.Context, *fixture, *subject) error {
 	return func(ctx context.Context, w *fixture, s *subject) error {
 		var made struct{ SandboxID string }
@@ -229,7 +229,7 @@ func resumeSubject(ctx context.Context, w *fixture, s *subject) error {
 // checkSleeps waits until a sandbox is paused.
 func (w *fixture) checkSleeps(s *subject) {
 	w.t.Helper()
-	eventually.NoError(w.t, "sandbox "+s.id+" sleeps", func() error {
+	eventually.NoError(w.t, "sandbox "+s.id+" is stored", func() error {
 		if p := sandbox.PhaseOf(w.object(s.id)); p != sandbox.Paused {
 			return fmt.Errorf("it is %s", p)
 		}
@@ -237,13 +237,13 @@ func (w *fixture) checkSleeps(s *subject) {
 	})
 }
 
-// checkWakes wants a sandbox to go on where it was.
-func (w *fixture) checkWakes(s *subject) {
+// checkResumes verifies that a sandbox continues where it was.
+func (w *fixture) checkResumes(s *subject) {
 	w.t.Helper()
 	eventually.NoError(w.t, "sandbox "+s.id+" resumes", func() error { return resumeSubject(w.t.Context(), w, s) })
 	who, asked := w.meet(s.id)
 	if who != s.who || asked <= s.asked {
-		w.t.Errorf("sandbox %s says %s, %d; it said %s, %d", s.id, who, asked, s.who, s.asked)
+		w.t.Errorf("sandbox %s returned %s, %d; before: %s, %d", s.id, who, asked, s.who, s.asked)
 	}
 }
 
@@ -251,7 +251,7 @@ var errAgain = errors.New("not yet")
 
 // exitOf has the program of a sandbox end, and waits for what comes of it.
 func exitOf(ctx context.Context, w *fixture, s *subject) error {
-	who, _, err := w.ask(s.id) //nolint:contextcheck // it has a time of its own
+	who, _, err := w.ask(s.id) //nolint:contextcheck // it has a timeout of its own
 	switch {
 	case err == nil && who != s.who:
 		return nil

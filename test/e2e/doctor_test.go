@@ -16,7 +16,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// TestDoctorDeep leaves one of each kind behind on purpose, and wants the audit to find just these: by the
+// TestDoctorDeep leaves one of each kind behind on purpose; the audit must find just these: by the
 // server, and without one.
 func TestDoctorDeep(t *testing.T) {
 	t.Parallel()
@@ -67,7 +67,7 @@ func TestDoctorDeep(t *testing.T) {
 	s.findings(t)
 }
 
-// findings wants the audit to find just these things.
+// findings verifies that the audit finds just these.
 func (s *server) findings(t *testing.T, want ...string) {
 	t.Helper()
 	slices.Sort(want)

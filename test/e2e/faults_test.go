@@ -92,11 +92,11 @@ func (s *server) onlooker() onlooker {
 func (b onlooker) mustLive() {
 	b.s.t.Helper()
 	if out := b.s.exec(b.id, "kill -0 $(cat /tmp/pid) && cat /tmp/file"); out != "kept" {
-		b.s.t.Errorf("the onlooker says %q", out)
+		b.s.t.Errorf("the onlooker returned %q", out)
 	}
 }
 
-// tryNew asks for a sandbox, and removes what it got. It may be called by any goroutine of a test; 0 is no
+// tryNew creates a sandbox and removes it. It may be called by any goroutine of a test; 0 is no
 // answer.
 func (s *server) tryNew() (status int, text string, header http.Header) {
 	s.t.Helper()
@@ -129,7 +129,7 @@ func (s *server) tryNew() (status int, text string, header http.Header) {
 	return res.StatusCode, text, res.Header
 }
 
-// readiness asks a server that may be between two processes; 0 is no answer.
+// readiness queries a server that may be between two processes; 0 is no answer.
 func (s *server) readiness() (status int, text string) {
 	ctx, cancel := context.WithTimeout(s.t.Context(), eventually.Patience)
 	defer cancel()
@@ -154,7 +154,7 @@ func idIn(text string) string {
 	return rest[:20]
 }
 
-// untilRefused waits until new work is refused for a reason, and looks at all that tells of it.
+// untilRefused waits until new work is refused for a reason, and checks every report of it.
 func (s *server) untilRefused(name, why string) {
 	s.t.Helper()
 	reason := name + ": " + why
@@ -175,13 +175,13 @@ func (s *server) untilRefused(name, why string) {
 		s.t.Errorf("readyz = %d %s, want it ready and degraded", status, text)
 	}
 	if out := s.must("status"); !strings.Contains(out, reason) {
-		s.t.Errorf("status does not tell %q:\n%s", reason, out)
+		s.t.Errorf("status does not contain %q:\n%s", reason, out)
 	}
 	if out, err := s.try("doctor"); err == nil || !strings.Contains(out, "server: "+name) {
-		s.t.Errorf("doctor does not tell %q: %v\n%s", reason, err, out)
+		s.t.Errorf("doctor does not contain %q: %v\n%s", reason, err, out)
 	}
 	if _, text := s.call("", http.MethodGet, "/metrics", nil); !strings.Contains(text, "barchan_health_condition{condition=") {
-		s.t.Error("no metric tells of it")
+		s.t.Error("no metric shows it")
 	}
 	if out, err := s.try("image", "pull", "registry.invalid/x:1"); err == nil || !strings.Contains(out, reason) {
 		s.t.Errorf("a pull meanwhile: %v\n%s", err, out)
@@ -199,7 +199,7 @@ func (s *server) staysFull() (full bool) {
 		}
 		return bytes.Count(log, []byte("etcd's history dropped"))
 	}
-	enough := tidied() + 2 // what the one brought is told when the next begins
+	enough := tidied() + 2 // each result is logged when the next begins
 	eventually.True(s.t, "the server tidies up, or has room", func() bool {
 		_, text := s.readiness()
 		full = strings.Contains(text, strconv.Quote("object store"))
@@ -220,7 +220,7 @@ func (s *server) untilWell() {
 	})
 }
 
-// untilInOrder waits until the machine has what the objects say, and nothing else.
+// untilInOrder waits until the machine matches the objects.
 func (s *server) untilInOrder() {
 	s.t.Helper()
 	eventually.NoError(s.t, "all is in order", s.onlyLive)
@@ -262,7 +262,7 @@ func take(t *testing.T, dir string, leave int64) (giveBack func()) {
 }
 
 // TestFullDisk fills the disk of a server: first nearly, which it must notice, then wholly, which
-// its storage does not survive. What runs goes on, and when there is room so does the server.
+// its storage does not survive. Running sandboxes continue, and the server recovers when there is space.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
 	s := newServerOnDisk(t, "4G")
@@ -321,7 +321,7 @@ func TestFullDisk(t *testing.T) {
 	})
 }
 
-// TestReadOnlyDirectory makes the data directory read-only for whoever opens a file from now on.
+// TestReadOnlyDirectory makes the data directory read-only for files opened from now on.
 func TestReadOnlyDirectory(t *testing.T) {
 	t.Parallel()
 	s := newFaulty(t)
@@ -338,7 +338,7 @@ func TestReadOnlyDirectory(t *testing.T) {
 			return
 		}
 		mounted = false
-		eventually.NoError(t, "umount "+dir, func() error { // somebody may just read a file there
+		eventually.NoError(t, "umount "+dir, func() error { // a file there may be open
 			if out, err := exec.Command("umount", dir).CombinedOutput(); err != nil {
 				return fmt.Errorf("%w: %s", err, out)
 			}
@@ -354,8 +354,8 @@ func TestReadOnlyDirectory(t *testing.T) {
 	s.untilInOrder()
 }
 
-// TestShortOfMemory keeps more memory free than the machine has. What sleeps in RAM goes on, for it has its
-// memory already; what sleeps on disk waits.
+// TestShortOfMemory keeps more memory free than the machine has. A sandbox paused in RAM resumes, for it has its
+// memory already; a stored one waits.
 func TestShortOfMemory(t *testing.T) {
 	t.Parallel()
 	s := newFaulty(t)

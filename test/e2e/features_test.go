@@ -7,7 +7,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// TestFeatures is what a template may ask for and what operators and clients see of it, on one
+// TestFeatures tests what a template may set, and what operators and clients see of it, on one
 // server with the operator's own certificate and domain.
 func TestFeatures(t *testing.T) {
 	t.Parallel()
@@ -31,5 +31,5 @@ func TestFeatures(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { test(t, s.in(t)) })
 	}
-	eventually.NoError(t, "only what lives is left", s.onlyLive)
+	eventually.NoError(t, "only live resources remain", s.onlyLive)
 }

@@ -86,10 +86,10 @@ spec:
 // fixtureMembers is how many members the fixture's pool holds.
 const fixtureMembers = 2
 
-// fixture is a server with pools and with bystanders: sandboxes that must live through everything.
+// fixture is a server with pools and with bystanders: sandboxes that must survive every crash.
 type fixture struct {
 	*server
-	armed   string // the file that says where the server dies
+	armed   string // the file that names the server's failpoint
 	since   int64  // bytes of the log when that was written
 	key     string
 	objects client.Client
@@ -149,7 +149,7 @@ func newFixtureOf(t *testing.T, bin string) *fixture {
 // discardLogs discards the logs of controller-runtime, whose SetLogger races with itself.
 var discardLogs = sync.OnceFunc(func() { ctrllog.SetLogger(logr.Discard()) })
 
-// client speaks to the Kubernetes API as its administrator.
+// client accesses the Kubernetes API as its administrator.
 func (s *server) client() client.Client {
 	s.t.Helper()
 	cfg, err := clientcmd.BuildConfigFromFlags("", filepath.Join(s.value("BARCHAN_DATA_DIR"), "credentials", "admin.kubeconfig"))
@@ -207,7 +207,7 @@ func (w *fixture) send(ctx context.Context, method, path, idempotency string, bo
 	return resp.StatusCode, nil
 }
 
-// ask asks the witness of a sandbox through the gateway.
+// ask queries the witness of a sandbox through the gateway.
 func (w *fixture) ask(id string) (who string, asked int, err error) {
 	status, body, err := w.visit(id, witnessPort, "/")
 	if err != nil {
@@ -370,7 +370,7 @@ func (w *fixture) bystanders() (all []bystander) {
 	return all
 }
 
-// same wants the bystanders to be as they were: the same processes, at the same address, with the same
+// same verifies that the bystanders are unchanged: the same processes, at the same address, with the same
 // owner and timeout, and reachable at once.
 func (w *fixture) same(before []bystander) {
 	w.t.Helper()
@@ -385,24 +385,24 @@ func (w *fixture) same(before []bystander) {
 		}
 		who, asked, err := w.ask(b.id)
 		if err != nil || who != w.who[b.id] || asked <= b.asked {
-			w.t.Errorf("bystander %s says %s, %d, %v; it said %s, %d", b.id, who, asked, err, w.who[b.id], b.asked)
+			w.t.Errorf("bystander %s returned %s, %d, %v; before: %s, %d", b.id, who, asked, err, w.who[b.id], b.asked)
 		}
 	}
 }
 
-// wakeBystanders has the sleeper go on.
-func (w *fixture) wakeBystanders() {
+// resumeBystanders resumes the paused bystander.
+func (w *fixture) resumeBystanders() {
 	w.t.Helper()
 	if _, err := w.send(w.t.Context(), http.MethodPost, "/sandboxes/"+w.asleep+"/connect", "", map[string]any{"timeout": 3600}, nil); err != nil {
 		w.t.Fatal(err)
 	}
 	if who, _ := w.meet(w.asleep); who != w.who[w.asleep] {
-		w.t.Errorf("the sleeper says %s, it was %s", who, w.who[w.asleep])
+		w.t.Errorf("the sleeper returned %s, it was %s", who, w.who[w.asleep])
 	}
 	w.clean()
 }
 
-// only wants no sandbox but bystanders, members and the subject, if that has one.
+// only verifies that there is no sandbox but bystanders, members and the subject, if that has one.
 func (w *fixture) only(s *subject) {
 	w.t.Helper()
 	eventually.NoError(w.t, "there is no sandbox too many", func() error {

@@ -14,7 +14,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// made is a sandbox as the REST API tells of it.
+// made is a sandbox in a REST response.
 type made struct {
 	SandboxID       string
 	EnvdAccessToken string
@@ -121,10 +121,10 @@ func TestForks(t *testing.T) {
 	s.untilInOrder()
 }
 
-// selfKnowledge prints what a sandbox knows of itself that no other may have.
+// selfKnowledge prints what is unique to a sandbox.
 const selfKnowledge = `cat /proc/sys/kernel/random/boot_id; hostname; hostname -I 2>/dev/null || ip -4 -o addr; head -c 16 /dev/urandom | od -An -tx1; echo $E2B_SANDBOX_ID`
 
-// testTwentyForks wants twenty at once to go on where the source was, each with an identity of its own.
+// testTwentyForks verifies that twenty concurrent forks continue where the source was, each with its own identity.
 func testTwentyForks(t *testing.T, s *server) {
 	id, who := s.echo()
 	s.exec(id, "echo shared > /tmp/shared")
@@ -139,31 +139,31 @@ func testTwentyForks(t *testing.T, s *server) {
 		}
 		seen[what+value] = whose
 	}
-	note("token", "-", id) // the source's is not told again
+	note("token", "-", id) // the source's is not returned again
 	for i, name := range names {
 		note(name, source[min(i, len(source)-1)], id)
 	}
 	for _, f := range forks {
 		if now := s.who(f.SandboxID); now != who {
-			t.Errorf("fork %s says %s, the source %s", f.SandboxID, now, who)
+			t.Errorf("fork %s returned %s, the source %s", f.SandboxID, now, who)
 		}
 		note("token", f.EnvdAccessToken, f.SandboxID)
 		mine := strings.Split(s.exec(f.SandboxID, selfKnowledge+"; cat /tmp/shared; echo "+f.SandboxID+" > /tmp/shared; cat /tmp/shared"), "\n")
 		if len(mine) != len(names)+2 {
-			t.Fatalf("fork %s says %q", f.SandboxID, mine)
+			t.Fatalf("fork %s returned %q", f.SandboxID, mine)
 		}
 		for i, name := range names {
 			note(name, mine[i], f.SandboxID)
 		}
 		if mine[4] != f.SandboxID || mine[5] != "shared" || mine[6] != f.SandboxID {
-			t.Errorf("fork %s says %q", f.SandboxID, mine)
+			t.Errorf("fork %s returned %q", f.SandboxID, mine)
 		}
 	}
 	if out := s.exec(id, "cat /tmp/shared"); out != "shared" {
 		t.Errorf("the source has %q of a fork", out)
 	}
 	if now := s.who(id); now != who {
-		t.Errorf("the source says %s, it said %s", now, who)
+		t.Errorf("the source returned %s, want %s", now, who)
 	}
 	status, _ := s.agentStatus(forks[0].SandboxID, forks[1].EnvdAccessToken)
 	own, text := s.agentStatus(forks[0].SandboxID, forks[0].EnvdAccessToken)
@@ -180,7 +180,7 @@ func idsOf(all []made) (ids []string) {
 	return ids
 }
 
-// agentStatus asks the agent of a sandbox for what only its token may know.
+// agentStatus makes a request of a sandbox's agent that needs its token.
 func (s *server) agentStatus(id, token string) (int, string) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), eventually.Patience)
@@ -199,7 +199,7 @@ func (s *server) agentStatus(id, token string) (int, string) {
 	return res.StatusCode, res.Status
 }
 
-// testForkSecrets wants variables to stay with their sandbox unless the request says so, but for those that the
+// testForkSecrets verifies that variables stay with their sandbox unless the request allows more, but for those that the
 // tenant sent itself.
 func testForkSecrets(t *testing.T, s *server) {
 	key := s.localKey()
@@ -219,7 +219,7 @@ func testForkSecrets(t *testing.T, s *server) {
 		t.Errorf("the fork that was allowed has %q", out)
 	}
 	if now := s.who(f.SandboxID); now != who {
-		t.Errorf("the fork says %s, the source %s", now, who)
+		t.Errorf("the fork returned %s, the source %s", now, who)
 	}
 	snapshot := s.snapshot(source.SandboxID, map[string]any{"name": "secret"})
 	if status, text, _ := s.createFrom(key, map[string]any{"templateID": snapshot}); status != http.StatusForbidden || !strings.Contains(text, "allowSecrets") {
@@ -263,7 +263,7 @@ func (s *server) written(like, checkpoint, who string) {
 	s.mustKubectl("", "wait", `--for=jsonpath={.status.conditions[?(@.type=="Ready")].reason}=SecretsRefused`, "sandbox/by-hand", patience)
 	said := s.mustKubectl("", "get", "sandbox", "by-hand", "-o", `jsonpath={.status.barchan.startedAt}{.status.podIPs}{.status.conditions[?(@.type=="Ready")].message}`)
 	if !strings.HasPrefix(said, "spec.barchan.restore.checkpointName: checkpoint ") || !strings.Contains(said, "spec.barchan.fork.secrets: Allow") {
-		s.t.Errorf("it says %q, want the field, what would allow it, and no start", said)
+		s.t.Errorf("it returned %q, want the field, what would allow it, and no start", said)
 	}
 	if told := s.mustKubectl("", "get", "events", "--field-selector", "reason=SecretsRefused", "-o", "jsonpath={.items[*].regarding.name}{.items[*].involvedObject.name}"); !strings.Contains(told, "by-hand") {
 		s.t.Errorf("its event is of %q", told)
@@ -272,7 +272,7 @@ func (s *server) written(like, checkpoint, who string) {
 	s.mustKubectl("", "wait", "--for=condition=Ready", "sandbox/by-hand", patience)
 	id := s.mustKubectl("", "get", "sandbox", "by-hand", "-o", "jsonpath={.status.barchan.id}")
 	if now := s.who(id); now != who {
-		s.t.Errorf("it says %s, the source %s", now, who)
+		s.t.Errorf("it returned %s, the source %s", now, who)
 	}
 	if out := s.exec(id, "echo $SECRET"); out != "of one" {
 		s.t.Errorf("it has %q", out)
@@ -317,9 +317,9 @@ func testForkOfWriter(t *testing.T, s *server) {
 	for range 3 {
 		forks := s.mustFork(id, 3, nil)
 		for _, f := range forks {
-			s.goesOn(c, f.SandboxID, before, "in fork "+f.SandboxID)
+			s.checkCanary(c, f.SandboxID, before, "in fork "+f.SandboxID)
 		}
-		before = s.goesOn(c, id, before, "in the source")
+		before = s.checkCanary(c, id, before, "in the source")
 		s.must(append([]string{"kill"}, idsOf(forks)...)...)
 	}
 	snapshot := s.snapshot(id, map[string]any{"name": "files", "memory": false})
@@ -329,7 +329,7 @@ func testForkOfWriter(t *testing.T, s *server) {
 	}
 	check := `import sqlite3; print(sqlite3.connect("/home/user/rows.db").execute("pragma integrity_check").fetchone()[0])`
 	if out := s.exec(m.SandboxID, "python3 -c '"+check+"'; pgrep -x python3 || echo none"); out != "ok\nnone" {
-		t.Errorf("a sandbox from files alone says %q", out)
+		t.Errorf("a sandbox from files alone returned %q", out)
 	}
 	s.must("kill", m.SandboxID, id)
 	s.dropSnapshot(snapshot)
@@ -351,7 +351,7 @@ func testSnapshotOutlives(t *testing.T, s *server) {
 				t.Fatalf("create from %s = %d %s\n%s", snapshot, status, text, s.tail())
 			}
 			if now := s.who(m.SandboxID); now != who {
-				t.Errorf("it says %s, the source said %s", now, who)
+				t.Errorf("it returned %s, want %s", now, who)
 			}
 			ids = append(ids, m.SandboxID)
 		}
@@ -365,14 +365,14 @@ func testSnapshotOutlives(t *testing.T, s *server) {
 			s.must("pause", x)
 			s.must("resume", x)
 			if now := s.who(x); now != who {
-				t.Errorf("it says %s, the source said %s", now, who)
+				t.Errorf("it returned %s, want %s", now, who)
 			}
 		}
 		s.must(append([]string{"kill"}, ids...)...)
 	}
 }
 
-// testForkRefusals wants bad input to be told at once, by its name, and to leave nothing.
+// testForkRefusals verifies that bad input is rejected at once, by field name, and leaves nothing.
 func testForkRefusals(t *testing.T, s *server) {
 	key := s.localKey()
 	id, _ := s.echo()
@@ -386,7 +386,7 @@ func testForkRefusals(t *testing.T, s *server) {
 	}
 	s.must("pause", id)
 	if status, text, _ := s.fork(key, id, map[string]any{}); status != http.StatusConflict || !strings.Contains(text, "paused") {
-		t.Errorf("fork of one that sleeps = %d %s", status, text)
+		t.Errorf("fork of a paused sandbox = %d %s", status, text)
 	}
 	s.must("kill", id)
 	if status, text, _ := s.fork(key, id, map[string]any{}); status != http.StatusNotFound {
@@ -397,14 +397,14 @@ func testForkRefusals(t *testing.T, s *server) {
 	}
 }
 
-// testForkOfRunc wants forks of a class without memory to have the files.
+// testForkOfRunc verifies that forks of a class without memory have the files.
 func testForkOfRunc(t *testing.T, s *server) {
 	s.apply(runtimeTemplate("plain", "runc", "256Mi"))
 	id := s.create(s.localKey(), "plain")
 	s.exec(id, "echo kept > /home/user/kept; setsid sleep 99999 >/dev/null 2>&1 &")
 	f := s.mustFork(id, 1, nil)[0]
 	if out := s.exec(f.SandboxID, "cat /home/user/kept; pgrep -x sleep || echo none"); out != "kept\nnone" {
-		t.Errorf("the fork says %q", out)
+		t.Errorf("the fork returned %q", out)
 	}
 	if out := s.exec(id, "pgrep -xc sleep"); out != "1" {
 		t.Errorf("the source has %s programs", out)

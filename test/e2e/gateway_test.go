@@ -27,7 +27,7 @@ import (
 
 const testDomain = "sandboxes.test"
 
-// certificateFiles are those that an operator would give a server: issued by somebody else.
+// certificateFiles are those that an operator would give a server: issued by another authority.
 func certificateFiles(t *testing.T, dir string) (cert, key string, roots *x509.CertPool) {
 	t.Helper()
 	issue := func(template, parent *x509.Certificate, signer *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey) {
@@ -72,7 +72,7 @@ func certificateFiles(t *testing.T, dir string) (cert, key string, roots *x509.C
 	return cert, key, roots
 }
 
-// tlsClient goes to the server whatever the host's name is, and believes only roots.
+// tlsClient connects to the server for any host name, and trusts only roots.
 func (s *server) tlsClient(roots *x509.CertPool) *http.Client {
 	transport := &http.Transport{
 		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
@@ -124,7 +124,7 @@ func testGateway(t *testing.T, s *server, roots *x509.CertPool) {
 			t.Errorf("%s by %s, certificate %v", resp.Status, resp.Proto, resp.TLS.PeerCertificates[0].SerialNumber)
 		}
 		if want := fmt.Sprintf("host=8080-%s.%s ", id, testDomain); !strings.Contains(body, want) {
-			t.Errorf("the service says %q, want %q", body, want)
+			t.Errorf("the service returned %q, want %q", body, want)
 		}
 		api, text := ask(t, s.in(t).tlsClient(roots), "https://api."+testDomain+"/sandboxes/"+id, func(r *http.Request) { r.Header.Set("X-API-Key", s.localKey()) })
 		if api.StatusCode != http.StatusOK || !strings.Contains(text, id) {
@@ -181,7 +181,7 @@ func testGatewayRefusals(t *testing.T, s *server, id string) {
 	}{
 		"a closed port":     {"9999-" + id, "/", 502, `{"sandboxId":"` + id + `","message":"The sandbox is running but port is not open","port":9999,"code":502}`},
 		"no such sandbox":   {"8080-" + nobody, "/", 502, `{"sandboxId":"` + nobody + `","message":"The sandbox was not found","code":502}`},
-		"one that sleeps":   {"8080-" + paused, "/", 502, `{"sandboxId":"` + paused + `","message":"The sandbox was not found","code":502}`},
+		"a paused sandbox":  {"8080-" + paused, "/", 502, `{"sandboxId":"` + paused + `","message":"The sandbox was not found","code":502}`},
 		"internal routes":   {"49983-" + id, "/init", 404, `{"message":"The path does not exist","path":"/init","code":404}`},
 		"a port of letters": {"http-" + id, "/", 400, "invalid port: want a number from 1 to 65535\n"},
 		"a short ID":        {"8080-i123", "/", 400, "invalid sandbox ID: want 20 lower-case letters and digits\n"},
@@ -202,7 +202,7 @@ func testGatewayRefusals(t *testing.T, s *server, id string) {
 	}
 }
 
-// testKillCuts wants a stream to break, not to end, and requests refused from then on.
+// testKillCuts verifies that a stream breaks without a clean end, and later requests are rejected.
 func testKillCuts(t *testing.T, s *server) {
 	id := s.create(s.localKey(), "gate")
 	s.untilServed(id, "/")

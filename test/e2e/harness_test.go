@@ -28,16 +28,16 @@ func (s *server) set(key, value string) {
 	s.env = append(s.env, key+"="+value)
 }
 
-// data is what a command of ours wrote to its standard output; its talk is for failures.
+// data is what a command of ours wrote to its standard output; its stderr is for failures.
 func (s *server) data(args ...string) string {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTime)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, programs.barchan, args...)
-	var out, talk bytes.Buffer
-	cmd.Env, cmd.Stdout, cmd.Stderr = s.env, &out, &talk
+	var out, stderr bytes.Buffer
+	cmd.Env, cmd.Stdout, cmd.Stderr = s.env, &out, &stderr
 	if err := cmd.Run(); err != nil {
-		s.t.Fatalf("barchan %s: %v\n%s%s\n%s", strings.Join(args, " "), err, out.String(), talk.String(), s.tail())
+		s.t.Fatalf("barchan %s: %v\n%s%s\n%s", strings.Join(args, " "), err, out.String(), stderr.String(), s.tail())
 	}
 	return out.String()
 }
@@ -66,14 +66,14 @@ func (s *server) keep(template string, command ...string) (id, out string) {
 	ctx, cancel := context.WithTimeout(context.Background(), startTime)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, programs.barchan, append([]string{"run", "--template", template, "--keep", "--"}, command...)...)
-	var text, talk bytes.Buffer
-	cmd.Env, cmd.Stdout, cmd.Stderr = s.env, &text, &talk
+	var text, stderr bytes.Buffer
+	cmd.Env, cmd.Stdout, cmd.Stderr = s.env, &text, &stderr
 	err := cmd.Run()
-	if at := strings.Index(talk.String(), "sandbox "); at >= 0 {
-		id = strings.Fields(talk.String()[at:])[1]
+	if at := strings.Index(stderr.String(), "sandbox "); at >= 0 {
+		id = strings.Fields(stderr.String()[at:])[1]
 	}
 	if err != nil || len(id) != 20 {
-		s.t.Fatalf("barchan run --template %s -- %s: %v\n%s%s\n%s", template, strings.Join(command, " "), err, text.String(), talk.String(), s.tail())
+		s.t.Fatalf("barchan run --template %s -- %s: %v\n%s%s\n%s", template, strings.Join(command, " "), err, text.String(), stderr.String(), s.tail())
 	}
 	s.t.Cleanup(func() {
 		if s.cmd != nil {
@@ -95,7 +95,7 @@ var patience = "--timeout=" + eventually.Patience.String()
 // kubectl runs the real one against the server.
 func (s *server) kubectl(stdin string, args ...string) (string, error) {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), eventually.Patience+startTime) // it says itself what it waited for
+	ctx, cancel := context.WithTimeout(context.Background(), eventually.Patience+startTime) // it reports itself what it waited for
 	defer cancel()
 	cmd := exec.CommandContext(ctx, kubectl(s.t), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(s.value("BARCHAN_DATA_DIR"), "credentials", "admin.kubeconfig"))
@@ -139,7 +139,7 @@ func (s *server) call(key, method, path string, body any) (int, string) {
 	return status, text
 }
 
-// tryCall is call for any goroutine. Whatever is answered is no error.
+// tryCall is call for any goroutine. No response is an error.
 func (s *server) tryCall(key, method, path string, body any) (int, string, error) {
 	var in io.Reader
 	if body != nil {
@@ -210,7 +210,7 @@ func again(clients int, do func(client, n int)) (stop func()) {
 	}
 }
 
-// visit asks a port of a sandbox for a page by the gateway's host names.
+// visit gets a page from a port of a sandbox by the gateway's host names.
 func (s *server) visit(id string, port int, path string) (int, string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), eventually.Patience)
 	defer cancel()

@@ -28,7 +28,7 @@ func testIdle(t *testing.T, s *server) {
 	id := s.idOf("idler")
 	s.untilServed(id, "/")
 	for range 2 {
-		eventually.NoError(t, "it sleeps for want of traffic", func() error {
+		eventually.NoError(t, "it is paused without traffic", func() error {
 			phase, err := s.kubectl("", "get", "sandbox", "idler", "-o", "jsonpath={.status.barchan.phase}")
 			if err == nil && phase != "Paused" {
 				err = fmt.Errorf("phase %q", phase)
@@ -36,7 +36,7 @@ func testIdle(t *testing.T, s *server) {
 			return err
 		})
 		if status, body, err := s.visit(id, 8080, "/"); err != nil || status != 200 {
-			t.Errorf("the request that wakes it: %d %q, %v", status, body, err)
+			t.Errorf("the request that resumes it: %d %q, %v", status, body, err)
 		}
 	}
 	s.mustKubectl("", "delete", "sandbox", "idler")

@@ -94,7 +94,7 @@ func mustConfig(t *testing.T, img v1.Image) *v1.ConfigFile {
 const registryUser, registryPassword = "puller", "s3cret word"
 
 // startRegistry serves a registry on loopback without TLS and returns its host. What lies
-// below private/ asks for a user.
+// below private/ requires a user.
 func startRegistry(t *testing.T) string {
 	t.Helper()
 	store := registry.New(registry.Logger(slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo)))
@@ -170,7 +170,7 @@ func testImages(t *testing.T, s *server, program []byte) {
 		out := s.must("image", "pull", public)
 		for _, want := range []string{"resolve", "unpack", "done", public} {
 			if !strings.Contains(out, want) {
-				t.Errorf("pull does not tell %q:\n%s", want, out)
+				t.Errorf("pull does not contain %q:\n%s", want, out)
 			}
 		}
 		got, ok := s.image(public)
@@ -184,10 +184,10 @@ func testImages(t *testing.T, s *server, program []byte) {
 		s.apply(imageTemplate("hello", public, ""))
 		id, out := s.keep("hello", "/bin/hello", "a b", "c")
 		if want := "args=a b,c dir=/work uid=1234 gid=1234 GREETING=pulled\n"; out != want {
-			t.Errorf("the program says %q, want %q", out, want)
+			t.Errorf("the program returned %q, want %q", out, want)
 		}
 		if body := s.untilServed(id, "/"); !strings.Contains(body, "args=serve dir=/work uid=1234 gid=1234 GREETING=pulled") {
-			t.Errorf("the image's entrypoint says %q", body)
+			t.Errorf("the image's entrypoint returned %q", body)
 		}
 		if out, err := s.try("exec", id, "--", "/bin/no-such-program"); err == nil || !strings.Contains(out, "no-such-program") {
 			t.Errorf("a program that is not there: %v\n%s", err, out)
@@ -205,7 +205,7 @@ func testImages(t *testing.T, s *server, program []byte) {
 			s.must("pause", id)
 			s.must("resume", id)
 			if out := s.data("exec", id, "--", "/bin/hello"); !strings.Contains(out, "GREETING=pulled") {
-				t.Errorf("after the refusals, its sandbox says %q", out)
+				t.Errorf("after the refusals, its sandbox returned %q", out)
 			}
 			s.must("kill", id)
 			if out, err := s.try("image", "rm", public); err == nil || !strings.Contains(out, "templates default/hello; delete them first, or use --force") {
@@ -228,7 +228,7 @@ func testImages(t *testing.T, s *server, program []byte) {
 		s := s.in(t)
 		s.apply(imageTemplate("demand", host+"/apps/demand:1", ""))
 		if _, out := s.keep("demand", "/bin/hello"); !strings.Contains(out, "GREETING=on demand") {
-			t.Errorf("it says %q", out)
+			t.Errorf("it returned %q", out)
 		}
 	})
 	t.Run("import", func(t *testing.T) { testImport(t, s.in(t), program) })
@@ -243,14 +243,14 @@ func testCredentials(t *testing.T, s *server, private string) {
 	}{
 		"none":            {"", []string{"image", "pull", private}, "401"},
 		"wrong":           {"wrong", []string{"image", "pull", private, "--username", registryUser, "--password-stdin"}, "401"},
-		"nobody to ask":   {"", []string{"image", "pull", private, "--username", registryUser}, "--password-stdin"},
+		"no terminal":     {"", []string{"image", "pull", private, "--username", registryUser}, "--password-stdin"},
 		"no user":         {"x", []string{"image", "pull", private, "--password-stdin"}, "--username"},
 		"unknown tag":     {"", []string{"image", "pull", strings.TrimSuffix(strings.Replace(private, "private", "apps", 1), "1") + "nope"}, "not found"},
 		"no registry":     {"", []string{"image", "pull", "127.0.0.1:1/x:1"}, "connection refused"},
 		"no image's name": {"", []string{"image", "pull", "UPPER/case"}, "UPPER/case"},
 	} {
 		if out, err := s.tryIn(give.stdin, give.args...); err == nil || !strings.Contains(out, give.want) {
-			t.Errorf("%s: barchan %s = %v, want it to tell %q\n%s", name, strings.Join(give.args, " "), err, give.want, out)
+			t.Errorf("%s: barchan %s = %v, want %q\n%s", name, strings.Join(give.args, " "), err, give.want, out)
 		}
 	}
 	if out, err := s.tryIn(registryPassword+"\n", "image", "pull", private, "--username", registryUser, "--password-stdin"); err != nil {
@@ -287,7 +287,7 @@ func testImport(t *testing.T, s *server, program []byte) {
 	}
 	s.apply(imageTemplate("imported", "local.test/renamed:3", ""))
 	if _, out := s.keep("imported", "/bin/hello"); !strings.Contains(out, "GREETING=imported") {
-		t.Errorf("it says %q", out)
+		t.Errorf("it returned %q", out)
 	}
 	for name, content := range map[string]string{"text": "no tar at all, but some text that is longer than a header" + strings.Repeat("x", 2000), "nothing": ""} {
 		if out, err := s.tryIn(content, "image", "import", "-"); err == nil || !strings.Contains(out, "import image") {
@@ -302,7 +302,7 @@ func testImport(t *testing.T, s *server, program []byte) {
 	}
 }
 
-// testUnknownImage wants an answer at once and nothing left, whether the registry says no or is not there.
+// testUnknownImage verifies an immediate error and no leftovers, whether the registry rejects it or is unreachable.
 func testUnknownImage(t *testing.T, s *server, host string) {
 	ln, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {

@@ -232,7 +232,7 @@ func testKubectlForward(t *testing.T, s *server) {
 	}
 }
 
-// testKubectlPaused has exec wake a sandbox that traffic may wake, and no other.
+// testKubectlPaused verifies that exec resumes a sandbox only if traffic may.
 func testKubectlPaused(t *testing.T, s *server) {
 	pause := func() {
 		s.mustKubectl("", "patch", "sandbox", "web", "--type=merge", "-p", `{"spec":{"operatingMode":"Suspended"}}`)
@@ -246,7 +246,7 @@ func testKubectlPaused(t *testing.T, s *server) {
 	}
 	s.mustKubectl("", "patch", "sandbox", "web", "--type=merge", "-p", `{"spec":{"barchan":{"wake":{"onTraffic":true}}}}`)
 	if out := s.mustKubectl("", "exec", "web", "--", "echo", "awake"); out != "awake\n" {
-		t.Errorf("exec in a sandbox that traffic wakes = %q", out)
+		t.Errorf("exec in a sandbox that traffic resumes = %q", out)
 	}
 }
 
@@ -268,7 +268,7 @@ func testKubectlTenant(t *testing.T, s *server) {
 		t.Fatal(err)
 	}
 	flag := "--kubeconfig=" + file
-	eventually.NoError(t, "the server knows the key", func() error {
+	eventually.NoError(t, "the server accepts the key", func() error {
 		_, err := s.kubectl("", "get", "sandboxes", flag)
 		return err
 	})

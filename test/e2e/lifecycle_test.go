@@ -20,7 +20,7 @@ import (
 )
 
 // TestKilledInTheMiddle kills the server while it makes sandboxes, at moments that a seed
-// chooses. Whatever was half done is finished or undone at the next start, and nothing is left
+// chooses. The next start finishes or undoes each interrupted operation, and nothing is left
 // once all are removed.
 func TestKilledInTheMiddle(t *testing.T) {
 	t.Parallel()
@@ -138,7 +138,7 @@ func TestUpAndDown(t *testing.T) {
 		t.Errorf("down made %s (%v)", empty, err)
 	}
 	if out, err := s.try("ls"); err == nil || !strings.Contains(out, "barchan up") {
-		t.Errorf("ls without a server = %v, want it to say how to start one\n%s", err, out)
+		t.Errorf("ls without a server = %v, want a text how to start one\n%s", err, out)
 	}
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		testStopDuringBoot(t, s, sig)
@@ -162,7 +162,7 @@ func TestUpAndDown(t *testing.T) {
 		t.Errorf("after down and up: %q", out)
 	}
 	if out, err := s.try("down", "--all"); err == nil || !strings.Contains(out, "--yes") {
-		t.Errorf("down --all with nobody to ask = %v\n%s", err, out)
+		t.Errorf("down --all without a terminal = %v\n%s", err, out)
 	}
 	s.must("down")
 	// All is removed though no server runs.
@@ -205,7 +205,7 @@ func testStopDuringBoot(t *testing.T, s *server, sig syscall.Signal) {
 	}
 }
 
-// TestWithoutRoot wants to hear what to do, from everything that needs root.
+// TestWithoutRoot verifies that each command that needs root returns what to do.
 func TestWithoutRoot(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("SKIPPED: becoming nobody needs root")
@@ -215,7 +215,7 @@ func TestWithoutRoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // nobody looks into it
+	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // it holds no secrets
 		t.Fatal(err)
 	}
 	program, err := os.ReadFile(programs.barchan)
@@ -223,7 +223,7 @@ func TestWithoutRoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	own := filepath.Join(dir, "barchan")
-	if err := os.WriteFile(own, program, 0o755); err != nil { //nolint:gosec // nobody runs it
+	if err := os.WriteFile(own, program, 0o755); err != nil { //nolint:gosec // only this test runs it
 		t.Fatal(err)
 	}
 	closed := filepath.Join(dir, "closed")
@@ -253,7 +253,7 @@ func TestWithoutRoot(t *testing.T) {
 		}
 		for _, want := range give.want {
 			if !strings.Contains(string(out), want) {
-				t.Errorf("%s does not tell %q:\n%s", name, want, out)
+				t.Errorf("%s does not contain %q:\n%s", name, want, out)
 			}
 		}
 	}

@@ -30,7 +30,7 @@ func TestMainJob(t *testing.T) {
 			t.Errorf("run = %q, %v", out, err)
 		}
 		if out := s.must("run", "--", "uname", "-a"); !strings.Contains(out, "Linux") {
-			t.Errorf("uname says %q", out)
+			t.Errorf("uname returned %q", out)
 		}
 		if out, err := s.try("run", "--", "sh", "-c", "exit 7"); exitCode(err) != 7 {
 			t.Errorf("exit code of run = %v\n%s", err, out)
@@ -137,7 +137,7 @@ func testKubectl(t *testing.T, s *server) {
 	program := kubectl(t)
 	env := s.clientEnv()
 	run := func(stdin string, args ...string) (string, error) {
-		ctx, cancel := context.WithTimeout(t.Context(), eventually.Patience+startTime) // it says itself what it waited for
+		ctx, cancel := context.WithTimeout(t.Context(), eventually.Patience+startTime) // it reports itself what it waited for
 		defer cancel()
 		cmd := exec.CommandContext(ctx, program, args...)
 		cmd.Env, cmd.Stdin = env, strings.NewReader(stdin)
@@ -183,7 +183,7 @@ func testKubectl(t *testing.T, s *server) {
 	must(failingManifest, "apply", "-f", "-")
 	must("", "wait", `--for=jsonpath={.status.conditions[?(@.type=="Ready")].reason}=PodFailed`, "sandbox/fails", patience)
 	if out := must("", "get", "sandbox", "fails", "-o", `jsonpath={.status.conditions[?(@.type=="Ready")]}`); !strings.Contains(out, "ended with code 9") || !strings.Contains(out, `"status":"False"`) {
-		t.Errorf("of an entrypoint that failed it says %s", out)
+		t.Errorf("of an entrypoint that failed it returned %s", out)
 	}
 	must("", "delete", "sandbox", "fails", patience)
 }
@@ -257,7 +257,7 @@ func testRestart(t *testing.T, s *server, sig syscall.Signal) {
 		t.Errorf("after %v the timeout is %s, was %s", sig, after, before)
 	}
 	if kept := script(`const s = await Sandbox.connect('` + asleep + `'); console.log(await s.files.read('kept')); await s.kill()`); kept != "yes" {
-		t.Errorf("after %v the sleeper kept %q", sig, kept)
+		t.Errorf("after %v the paused sandbox kept %q", sig, kept)
 	}
 	script(`await Sandbox.kill('` + id + `')`)
 }

@@ -47,7 +47,7 @@ func TestMemoryGoesToDisk(t *testing.T) {
 		return nil
 	})
 	if out, err := s.try("exec", id, "true"); err == nil {
-		t.Errorf("a command ran in a sandbox that sleeps: %s", out)
+		t.Errorf("a command ran in a paused sandbox: %s", out)
 	}
 	s.stop(syscall.SIGKILL)
 	s.start()

@@ -28,7 +28,7 @@ const (
 	pointMoved   = "migrate/moved"
 )
 
-// identity is what tells a sandbox that runs on from one that took its place.
+// identity distinguishes a sandbox that kept running from a replacement.
 type identity struct {
 	name, address string
 	started       int64 // nanoseconds
@@ -59,7 +59,7 @@ func TestBootOverOlderData(t *testing.T) {
 	bin := programWithPoints(t)
 	old := os.Getenv("BARCHAN_OLD_BINARY")
 	w := newFixtureOf(t, cmp.Or(old, bin))
-	third := somebody(w)
+	third := claimedSandbox(w)
 	w.need(w.resize(t.Context(), 3))
 	w.calm()
 	before, wanted := w.bystanders(), w.identities()
@@ -79,34 +79,34 @@ func TestBootOverOlderData(t *testing.T) {
 			t.Errorf("the server ended with %v\n%s", err, out)
 		}
 	case <-time.After(startTime):
-		t.Fatalf("the boot goes on over a migration that failed\n%s", w.tail())
+		t.Fatalf("the boot continues after a failed migration\n%s", w.tail())
 	}
 
 	w.arm(pointMoved)
 	w.begin()
-	w.dies(pointMoved)
+	w.awaitKill(pointMoved)
 
 	w.arm(pointMigrate + "=wait")
 	w.begin()
 	eventually.NoError(t, "the boot waits in the migration", func() error { return w.bootsAt("migrate") })
 	if out := w.sinceArmed(); strings.Contains(out, "phase=caches") || strings.Contains(out, "phase=controllers") {
-		t.Errorf("the boot went on\n%s", out)
+		t.Errorf("the boot continued\n%s", out)
 	}
 	if who, err := direct(address); err != nil || who != third.who {
-		t.Errorf("meanwhile the sandbox at %s says %s, %v; it was %s", address, who, err, third.who)
+		t.Errorf("meanwhile the sandbox at %s returned %s, %v; it was %s", address, who, err, third.who)
 	}
 	w.disarm()
 	w.awaitReady()
 
 	w.same(before)
 	if who, _ := w.meet(third.id); who != third.who {
-		t.Errorf("sandbox %s says %s, it was %s", third.id, who, third.who)
+		t.Errorf("sandbox %s returned %s, it was %s", third.id, who, third.who)
 	}
 	w.calm()
 	if got := w.identities(); !maps.Equal(got, wanted) {
 		t.Errorf("sandboxes are\n%v\nwere\n%v", got, wanted)
 	}
-	w.wakeBystanders()
+	w.resumeBystanders()
 	killSubject(w, third)
 	w.calm()
 	w.clean()
@@ -122,7 +122,7 @@ func (w *fixture) sinceArmed() string {
 	return string(log[w.since:])
 }
 
-// bootsAt wants /readyz to name a phase of the boot.
+// bootsAt waits until /readyz names a phase of the boot.
 func (w *fixture) bootsAt(phase string) error {
 	status, text := w.readiness()
 	var got struct{ Phase string }
@@ -132,7 +132,7 @@ func (w *fixture) bootsAt(phase string) error {
 	return nil
 }
 
-// direct asks the witness of a sandbox past the gateway.
+// direct queries the witness of a sandbox without the gateway.
 func direct(address string) (who string, err error) {
 	client := http.Client{Timeout: eventually.Patience}
 	resp, err := client.Get("http://" + net.JoinHostPort(address, strconv.Itoa(witnessPort)) + "/")

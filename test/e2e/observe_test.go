@@ -60,7 +60,7 @@ func startCollector(t *testing.T) (*traces, string) {
 	return c, ln.Addr().String()
 }
 
-// testObservability wants figures, traces, and reads that programs can read.
+// testObservability checks metrics, traces, and machine-readable output.
 func testObservability(t *testing.T, s *server, c *traces) {
 	id, _ := s.keep("base", "true")
 	t.Run("metrics", func(t *testing.T) {
@@ -161,7 +161,7 @@ func testObservability(t *testing.T, s *server, c *traces) {
 			}
 		}
 	})
-	t.Run("config tells where each came from", func(t *testing.T) {
+	t.Run("config prints the source of each setting", func(t *testing.T) {
 		s := s.in(t)
 		out := s.must("config", "--log-level", "debug")
 		for _, want := range []string{"logLevel: debug # --log-level", "httpAddr: " + s.http + " # BARCHAN_HTTP_ADDR", "# default"} {

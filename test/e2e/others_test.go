@@ -139,10 +139,10 @@ func TestTwoServers(t *testing.T) {
 			s.stop(syscall.SIGKILL)
 			s.start()
 			if got := s.untilServed(id, "/mark"); got != "one\n" && got != "two\n" {
-				t.Errorf("after a restart the sandbox says %q", got)
+				t.Errorf("after a restart the sandbox returned %q", got)
 			}
 			if _, out := s.keep("base", "echo", "new"); out != "new\n" {
-				t.Errorf("a new sandbox after the restart says %q", out)
+				t.Errorf("a new sandbox after the restart returned %q", out)
 			}
 		}
 	})
@@ -221,7 +221,7 @@ func newOutside(t *testing.T) *outside {
 	return w
 }
 
-// dialProgram tells of each address whether something answers there. Each is followed by how many seconds
+// dialProgram prints for each address whether it responds. Each is followed by how many seconds
 // that may take.
 const dialProgram = `
 import concurrent.futures, socket, sys
@@ -237,7 +237,7 @@ with concurrent.futures.ThreadPoolExecutor(20) as pool:
         print(line)
 `
 
-// testIsolation wants sandboxes to reach public addresses and their resolver, and nothing else.
+// testIsolation verifies that sandboxes reach only public addresses and their resolver.
 func testIsolation(t *testing.T, s, other *server, a, b string, w *outside) {
 	neighbour, _ := s.keep("base", "sh", "-c", "nohup python3 -m http.server 8080 >/dev/null 2>&1 &")
 	s.untilServed(neighbour, "/")
@@ -264,7 +264,7 @@ func testIsolation(t *testing.T, s, other *server, a, b string, w *outside) {
 	want := map[string]string{
 		w.public + ":8080":                         "yes",
 		w.private + ":8080":                        "no",  // private
-		w.private + ":53":                          "yes", // its resolver, whatever its address
+		w.private + ":53":                          "yes", // its resolver, at any address
 		w.public + ":53":                           "no",  // a resolver that is not its own
 		addressOf(s, neighbour) + ":8080":          "no",  // another sandbox
 		addressOf(other, b) + ":8080":              "no",  // another server's sandbox
@@ -285,7 +285,7 @@ func testIsolation(t *testing.T, s, other *server, a, b string, w *outside) {
 			t.Errorf("from a sandbox, %s should answer: %s\n%s", addr, answer, out)
 		}
 	}
-	// All of them do answer those who may ask.
+	// All of them respond to permitted clients.
 	for _, addr := range []string{addressOf(s, neighbour) + ":8080", addressOf(other, b) + ":8080", w.private + ":8080", gateway + ":" + port} {
 		conn, err := net.DialTimeout("tcp", addr, eventually.Patience)
 		if err != nil {
@@ -303,7 +303,7 @@ func testIsolation(t *testing.T, s, other *server, a, b string, w *outside) {
 	// A sandbox that gives itself another's address gets nowhere with it.
 	s.exec(a, "sudo -n true && command -v ip >/dev/null && sudo ip addr add "+addressOf(s, neighbour)+"/32 dev eth0 || true")
 	if got := s.untilServed(neighbour, "/"); !strings.Contains(got, "Directory listing") {
-		t.Errorf("the neighbour says %q", got)
+		t.Errorf("the neighbour returned %q", got)
 	}
 }
 

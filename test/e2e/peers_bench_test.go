@@ -84,7 +84,7 @@ func (c *cluster) benchmarkPeers(b *testing.B, gateways []*replica) {
 	b.ReportMetric(at(0.99), "p99-µs")
 }
 
-// leads asks the replica's gateway once, over a connection that is kept.
+// leads queries the replica's gateway once, over a connection that is kept.
 func (r *replica) leads(id string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), eventually.Patience)
 	defer cancel()

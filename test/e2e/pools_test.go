@@ -110,7 +110,7 @@ func TestWarmPools(t *testing.T) {
 	})
 	t.Run("a SandboxClaim", func(t *testing.T) { testClaimByKubectl(t, s.in(t)) })
 	t.Run("what was bound outlives the container", func(t *testing.T) { testBoundOutlives(t, s.in(t)) })
-	t.Run("the server dies in the middle of claims", func(t *testing.T) { testDeathAmidClaims(t, s.in(t)) })
+	t.Run("the server is killed during claims", func(t *testing.T) { testDeathAmidClaims(t, s.in(t)) })
 	t.Run("the pool is deleted", func(t *testing.T) { testPoolDeleted(t, s.in(t)) })
 }
 
@@ -143,7 +143,7 @@ func launchedWarm(x *agents.Sandbox) bool {
 	return !isMember(x) && x.Labels[agents.LabelLaunchType] == agents.LaunchWarm && strings.HasPrefix(x.Name, "py-pool-")
 }
 
-// poolFills waits until the pool is as wanted, and no more than that.
+// poolFills waits until the pool has the desired size, and no more.
 func (s *server) poolFills() {
 	s.t.Helper()
 	eventually.NoError(s.t, "the pool fills", func() error {
@@ -224,7 +224,7 @@ func testSDKGetsMember(t *testing.T, s *server) {
 	s.poolFills()
 }
 
-// testTemplateChanges wants the first claim after a change to have it, whatever is warm then.
+// testTemplateChanges verifies that the first claim after a change has it, whatever members are warm.
 func testTemplateChanges(t *testing.T, s *server, version int, strategy string) {
 	t.Helper()
 	before := s.poolRevision()
@@ -277,7 +277,7 @@ func testClaimByKubectl(t *testing.T, s *server) {
 	})
 }
 
-// testBoundOutlives wants the variables of a claim in a container that is started anew, by a
+// testBoundOutlives verifies the variables of a claim in a container that is restarted, by a
 // server that has seen neither the claim nor the start.
 func testBoundOutlives(t *testing.T, s *server) {
 	before := s.poolRevision()
@@ -291,9 +291,9 @@ func testBoundOutlives(t *testing.T, s *server) {
 	s.stop(syscall.SIGKILL)
 	s.start()
 	s.exec(id, "tail -f /dev/null > /dev/null 2>&1 &")
-	// The container goes with the template's program, and what asks for that with the container.
+	// The container goes with the template's program, and the requesting process with the container.
 	_, _ = s.try("exec", id, "--", "sudo", "pkill", "-x", "sleep")
-	eventually.NoError(t, "the container is started anew, with its variables", func() error {
+	eventually.NoError(t, "the container is restarted, with its variables", func() error {
 		out, err := s.try("exec", id, "--", "sh", "-c", "pgrep -x sleep > /dev/null && ! pgrep -x tail && echo $WHO")
 		if err != nil || out != "me\n" {
 			return fmt.Errorf("%w: %q", err, out)
@@ -309,7 +309,7 @@ type answer struct {
 	err     error
 }
 
-// createOnce asks for a sandbox under a key by which asking again is harmless.
+// createOnce requests a sandbox under an idempotency key.
 func (s *server) createOnce(ctx context.Context, apiKey, key string) answer {
 	body, err := json.Marshal(map[string]any{"templateID": "py", "timeout": 600, "secure": true, "envVars": map[string]string{"WHO": key}})
 	if err != nil {
@@ -339,7 +339,7 @@ func (s *server) createOnce(ctx context.Context, apiKey, key string) answer {
 }
 
 // testDeathAmidClaims kills the server while both kinds of claims arrive. What was not answered
-// is asked for again under its key.
+// is requested again under its key.
 func testDeathAmidClaims(t *testing.T, s *server) {
 	s.poolFills()
 	const each = 5
@@ -399,7 +399,7 @@ func testDeathAmidClaims(t *testing.T, s *server) {
 	s.poolFills()
 	for _, x := range objects[agents.Sandbox](s, "sandboxes") {
 		if !isMember(&x) && owner[x.Status.Barchan.ID] == "" {
-			t.Errorf("sandbox %s is neither a member nor anybody's: %v", x.Name, x.Labels)
+			t.Errorf("sandbox %s is neither a member nor claimed: %v", x.Name, x.Labels)
 		}
 	}
 	for id, by := range owner {

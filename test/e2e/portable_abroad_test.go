@@ -132,12 +132,12 @@ func (s *server) saysOf(what, out string, texts ...string) {
 	s.t.Helper()
 	for _, text := range texts {
 		if !strings.Contains(out, text) {
-			s.t.Errorf("%s does not say %q:\n%s", what, text, out)
+			s.t.Errorf("%s does not contain %q:\n%s", what, text, out)
 		}
 	}
 }
 
-// wantFilesOnly wants the memory of an imported checkpoint to be refused for reasons, its files to work, and
+// wantFilesOnly verifies that the memory of an imported checkpoint is refused for reasons, its files work, and
 // removes it.
 func (s *server) wantFilesOnly(name, kept string, reasons ...string) {
 	s.t.Helper()
@@ -272,7 +272,7 @@ func (s *server) images() (names []string) {
 }
 
 // testImportCutOff kills the server in the middle of a blob of an import. The next one has nothing of it:
-// no data, no image, no content that nobody names.
+// no data, no image, no unreferenced content.
 func testImportCutOff(t *testing.T, s *server, file, kind string) {
 	images, content, objects := s.images(), s.content(), s.checkpoints()
 	p := s.importUpTo(file, "cut", middleOf(t, file, kind))
@@ -296,7 +296,7 @@ func testImportCutOff(t *testing.T, s *server, file, kind string) {
 		}
 		return nil
 	})
-	eventually.NoError(t, "its object says so", func() error {
+	eventually.NoError(t, "its object reports it", func() error {
 		if got := s.column("checkpoint", "cut", "PHASE"); got != "Failed" {
 			return errors.New(got)
 		}

@@ -22,7 +22,7 @@ import (
 )
 
 // TestFullDiskWhileImporting has the disk of a server fill while a checkpoint comes to it. Nothing of it may
-// stay, what runs goes on, and when there is room the same import succeeds.
+// stay, running sandboxes continue, and with enough space the same import succeeds.
 func TestFullDiskWhileImporting(t *testing.T) {
 	t.Parallel()
 	s := newServerOnDisk(t, "4G")
@@ -62,7 +62,7 @@ func TestFullDiskWhileImporting(t *testing.T) {
 			giveBack()
 			giveBack = func() {}
 			s.untilTaken(file)
-			s.must("kill", s.goesOnWith(before, "held"))
+			s.must("kill", s.continuesFrom(before, "held"))
 			s.dropCheckpoints("held")
 			s.collect()
 			s.untilInContainerd(empty)
@@ -79,9 +79,9 @@ func TestFullDiskWhileImporting(t *testing.T) {
 		if exitCode(err) != 1 || !slices.ContainsFunc([]string{"the disk is full", "the server ended", "reach the server"}, func(r string) bool { return strings.Contains(out, r) }) {
 			t.Errorf("import = %v\n%s", err, out)
 		}
-		t.Logf("it says: %s", out)
+		t.Logf("output: %s", out)
 		giveBack()
-		s.untilNothingWrong() // it may have to begin anew, and not have done so yet
+		s.untilNothingWrong() // it may still have to restart in place
 		onlooker{s, b.id}.mustLive()
 		eventually.NoError(t, "its object goes, or has failed", func() error {
 			if now := s.checkpoints(); slices.Equal(now, objects) {
@@ -94,7 +94,7 @@ func TestFullDiskWhileImporting(t *testing.T) {
 			return nil
 		})
 		s.untilTaken(file)
-		s.must("kill", s.goesOnWith(before, "held"))
+		s.must("kill", s.continuesFrom(before, "held"))
 		s.dropCheckpoints("held")
 	})
 	s.wantNoCheckpoints()
@@ -107,7 +107,7 @@ func TestFullDiskWhileImporting(t *testing.T) {
 func (s *server) takeWithReserve(leave int64) (giveBack func()) {
 	s.t.Helper()
 	most := take(s.t, s.dir, 16<<20)
-	eventually.NoError(s.t, "the server gives up its reserve", func() error {
+	eventually.NoError(s.t, "the server accepts work again", func() error {
 		_, err := os.Stat(filepath.Join(s.value("BARCHAN_DATA_DIR"), "reserve"))
 		if errors.Is(err, os.ErrNotExist) {
 			return nil
@@ -117,7 +117,7 @@ func (s *server) takeWithReserve(leave int64) (giveBack func()) {
 	return both(most, take(s.t, s.dir, leave))
 }
 
-// noRoom is what an import says that the disk is too small for.
+// noRoom is the error of an import on a disk that is too small.
 const noRoom = "no disk space for the import"
 
 // importHeldUp imports an artifact as held from a pipe, in which nothing comes after the middle of a large
@@ -130,7 +130,7 @@ func (s *server) importHeldUp(file, kind string, meanwhile func()) (string, erro
 	return p.end()
 }
 
-// leavesNothing is refuses, which looks at what containerd has, too.
+// leavesNothing is refuses, and checks containerd's content too.
 func (s *server) leavesNothing(what string, give func() (string, error), reason string) {
 	s.t.Helper()
 	before := s.inContainerd()
@@ -149,7 +149,7 @@ func (s *server) inContainerd() []string {
 	return slices.Concat(found, s.content(), s.images())
 }
 
-// collect has containerd throw away now what nobody names any more, as it does when an image goes. By itself
+// collect makes containerd collect unreferenced content now, as after the removal of an image. On its own
 // it rests 49 times as long as it took before: minutes, where the disk is slow.
 func (s *server) collect() {
 	s.t.Helper()

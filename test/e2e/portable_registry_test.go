@@ -22,7 +22,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/portable"
 )
 
-// lockedRegistry is behind TLS, by a CA that only its file has, and asks for a user.
+// lockedRegistry is behind TLS, by a CA that only its file has, and requires a user.
 type lockedRegistry struct {
 	host, ca, docker string
 	// fault, unless it is nil, answers what it returns true for.
@@ -128,7 +128,7 @@ func testRegistries(t *testing.T, home, away *server, name string) {
 	for what, c := range map[string]struct {
 		variables []string
 		flags     []string
-		says      string
+		text      string
 	}{
 		"a CA that is not known": {[]string{login}, nil, "is not trusted"},
 		"a wrong password":       {[]string{denied, ca}, nil, "with the password that Docker's configuration has for " + l.host},
@@ -136,13 +136,13 @@ func testRegistries(t *testing.T, home, away *server, name string) {
 		"a CA file that is none": {[]string{login}, []string{"--ca-file", "/none"}, "/none"},
 	} {
 		out, err := home.as(c.variables...).try(append([]string{"checkpoint", "export", name, place}, c.flags...)...)
-		if exitCode(err) != 1 || !strings.Contains(out, c.says) {
-			t.Errorf("push with %s = %v, want %q\n%s", what, err, c.says, out)
+		if exitCode(err) != 1 || !strings.Contains(out, c.text) {
+			t.Errorf("push with %s = %v, want %q\n%s", what, err, c.text, out)
 		}
 		s := away.as(c.variables...)
 		s.refuses(what, func() (string, error) {
 			return s.try(append([]string{"checkpoint", "import", place, "--name", "denied"}, c.flags...)...)
-		}, c.says)
+		}, c.text)
 	}
 
 	pusher, puller := home.as(login, ca), away.as(login)
@@ -183,7 +183,7 @@ func testRegistries(t *testing.T, home, away *server, name string) {
 		t.Errorf("images were %v, and are %v", images, now)
 	}
 	if out := puller.data("checkpoint", "import", place, "--ca-file", l.ca, "--name", "pulled"); strings.TrimSpace(out) != "pulled" {
-		t.Errorf("import says %q", out)
+		t.Errorf("import returned %q", out)
 	}
 	away.dropCheckpoints("pulled")
 	home.untilInOrder()
@@ -196,8 +196,8 @@ func (s *server) interrupts(begun <-chan struct{}, args ...string) (string, erro
 	ctx, cancel := context.WithTimeout(s.t.Context(), startTime)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, programs.barchan, args...)
-	var talk bytes.Buffer
-	cmd.Env, cmd.Stdout, cmd.Stderr = s.env, &talk, &talk
+	var stderr bytes.Buffer
+	cmd.Env, cmd.Stdout, cmd.Stderr = s.env, &stderr, &stderr
 	if err := cmd.Start(); err != nil {
 		s.t.Fatal(err)
 	}
@@ -206,12 +206,12 @@ func (s *server) interrupts(begun <-chan struct{}, args ...string) (string, erro
 	var err error
 	select {
 	case <-begun:
-		_ = cmd.Process.Signal(os.Interrupt) // if it had ended, its code says so
+		_ = cmd.Process.Signal(os.Interrupt) // if it had ended, the exit code shows it
 		err = <-ended
 	case err = <-ended: // without coming to that
 	}
 	if exitCode(err) != interrupted {
-		s.t.Errorf("barchan %s, interrupted = %v\n%s", strings.Join(args, " "), err, talk.String())
+		s.t.Errorf("barchan %s, interrupted = %v\n%s", strings.Join(args, " "), err, stderr.String())
 	}
-	return talk.String(), err
+	return stderr.String(), err
 }

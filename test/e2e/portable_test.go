@@ -23,7 +23,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// TestCheckpointsTravel exports checkpoints of sandboxes that count, and has them go on counting in
+// TestCheckpointsTravel exports checkpoints of sandboxes that count, and continues them in
 // another instance, which has nothing of the first: by a file, by a registry, and back again. The parts
 // share the two instances and follow each other.
 func TestCheckpointsTravel(t *testing.T) {
@@ -45,7 +45,7 @@ func TestCheckpointsTravel(t *testing.T) {
 	t.Run("a server that ends in an export", func(t *testing.T) {
 		s := home.in(t)
 		testExportCutOff(t, s, name)
-		copied := s.goesOnWith(before, strings.Replace(name, "-", ":", 1))
+		copied := s.continuesFrom(before, strings.Replace(name, "-", ":", 1))
 		nested := s.checkpointOf(copied)
 		s.must("kill", copied)
 		testExportCutOff(t, s, nested)
@@ -54,7 +54,7 @@ func TestCheckpointsTravel(t *testing.T) {
 	t.Run("by a file", func(t *testing.T) {
 		home, away := home.in(t), away.in(t)
 		away.importAs("moved", file)
-		copied := away.goesOnWith(before, "moved")
+		copied := away.continuesFrom(before, "moved")
 		back := filepath.Join(t.TempDir(), "back.tar")
 		away.exec(copied, "echo beyond > /home/user/beyond; rm /home/user/kept")
 		tale := away.tale(copied)
@@ -62,7 +62,7 @@ func TestCheckpointsTravel(t *testing.T) {
 		away.must("kill", copied)
 		away.data("checkpoint", "export", again, back, "--without-image")
 		home.importAs("returned", back)
-		home.must("kill", home.goesOnWith(tale, "returned"))
+		home.must("kill", home.continuesFrom(tale, "returned"))
 		away.dropCheckpoints("moved", again)
 		home.dropCheckpoints("returned")
 	})
@@ -71,7 +71,7 @@ func TestCheckpointsTravel(t *testing.T) {
 		place := portable.Scheme + startRegistry(t) + "/team/tale:1"
 		home.data("checkpoint", "export", name, place)
 		away.importAs("pulled", place)
-		away.must("kill", away.goesOnWith(before, "pulled"))
+		away.must("kill", away.continuesFrom(before, "pulled"))
 		away.dropCheckpoints("pulled")
 	})
 	t.Run("through a pipe, into the same instance", func(t *testing.T) {
@@ -84,7 +84,7 @@ func TestCheckpointsTravel(t *testing.T) {
 		if out, err := s.importFrom(bare, "again"); err != nil {
 			t.Fatalf("import from a pipe: %v\n%s\n%s", err, out, s.tail())
 		}
-		s.must("kill", s.goesOnWith(before, "again"))
+		s.must("kill", s.continuesFrom(before, "again"))
 		s.dropCheckpoints("again")
 	})
 	home.mustKubectl("", "delete", "checkpoints.barchan.dev", name, "--ignore-not-found", patience)
@@ -110,7 +110,7 @@ spec:
       volumes: [{name: scratch, emptyDir: {}}]
 `
 
-// startTale has a process count, of which only its own memory knows where it is, and makes all kinds of
+// startTale starts a process that counts in memory only, and makes all kinds of
 // files.
 const startTale = `
 set -e
@@ -120,7 +120,7 @@ head -c 300000 /dev/urandom > kept; chmod 640 kept; ln kept twin; ln -s kept lin
 head -c 16000000 /dev/urandom > /home/user/large # more than what lies in buffers on the way
 head -c 100000 /dev/urandom > /scratch/kept`
 
-// describeFiles is what must be the same of files wherever their sandbox goes on.
+// describeFiles prints what must be the same of files wherever their sandbox continues.
 const describeFiles = `
 for f in /home/user /scratch; do
   find $f -path '*/.cache' -prune -o ! -type d -printf '%p %y %m %U:%G %n %s %l\n' | sort
@@ -141,7 +141,7 @@ func (s *server) beginTale() (id string) {
 	return id
 }
 
-// tale is what the process tells now, and not what an earlier one has left.
+// tale returns the current output of the process, not an earlier one's.
 func (s *server) tale(id string) (told tale) {
 	s.t.Helper()
 	s.exec(id, "rm -f /tmp/tale")
@@ -158,20 +158,20 @@ func (s *server) tale(id string) (told tale) {
 	return told
 }
 
-// checkpointOf takes a checkpoint of a sandbox that runs on, and returns its object's name.
+// checkpointOf takes a checkpoint of a sandbox that keeps running, and returns its object's name.
 func (s *server) checkpointOf(id string) string {
 	s.t.Helper()
 	return strings.ReplaceAll(strings.TrimSpace(s.data("snapshot", id, "--name", "tale")), ":", "-")
 }
 
-// goesOnWith wants a sandbox from a checkpoint to go on where its source was: with the same process, which
-// counts on, and the same files. before is what the source said just before the checkpoint.
-func (s *server) goesOnWith(before tale, name string) (id string) {
+// continuesFrom verifies that a sandbox from a checkpoint continues where its source was: with the same process, which
+// continues to count, and the same files. before is the source's state just before the checkpoint.
+func (s *server) continuesFrom(before tale, name string) (id string) {
 	s.t.Helper()
 	id = strings.TrimSpace(s.data("run", "--from", name, "--keep"))
 	now := s.tale(id)
 	if now.word != before.word || now.count < before.count {
-		s.t.Errorf("the sandbox from %s says %s, %d; its source said %s, %d", name, now.word, now.count, before.word, before.count)
+		s.t.Errorf("the sandbox from %s returned %s, %d; before: %s, %d", name, now.word, now.count, before.word, before.count)
 	}
 	if now.files != before.files {
 		s.t.Errorf("the sandbox from %s has files\n%s\nits source has\n%s", name, now.files, before.files)
@@ -185,7 +185,7 @@ func (s *server) goesOnWith(before tale, name string) (id string) {
 func (s *server) importAs(name, from string) {
 	s.t.Helper()
 	if out := strings.TrimSpace(s.data("checkpoint", "import", from, "--name", name)); out != name {
-		s.t.Errorf("import of %s says %q, want %q", from, out, name)
+		s.t.Errorf("import of %s returned %q, want %q", from, out, name)
 	}
 }
 
@@ -215,11 +215,11 @@ func (s *server) writeTo(file string, args ...string) {
 	defer func() { _ = out.Close() }()
 	ctx, cancel := context.WithTimeout(s.t.Context(), startTime)
 	defer cancel()
-	var talk bytes.Buffer
+	var stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, programs.barchan, args...)
-	cmd.Env, cmd.Stdout, cmd.Stderr = s.env, out, &talk
+	cmd.Env, cmd.Stdout, cmd.Stderr = s.env, out, &stderr
 	if err := cmd.Run(); err != nil {
-		s.t.Fatalf("barchan %s: %v\n%s\n%s", strings.Join(args, " "), err, talk.String(), s.tail())
+		s.t.Fatalf("barchan %s: %v\n%s\n%s", strings.Join(args, " "), err, stderr.String(), s.tail())
 	}
 }
 
@@ -281,7 +281,7 @@ func entries(t *testing.T, file string) (all []entryOf) {
 	}
 }
 
-// testDamagedArtifacts wants whatever is damaged to be refused, and nothing of it to be left: of an artifact
+// testDamagedArtifacts verifies that damaged artifacts are rejected without leftovers: of an artifact
 // whose image must come with it, and of a bare one where the image is.
 func testDamagedArtifacts(t *testing.T, home, away *server, whole, bare string) {
 	images := away.data("image", "ls")
@@ -321,7 +321,7 @@ func (s *server) refusesDamaged(file, kind string) {
 	}
 }
 
-// refuses wants an import to fail for one of some reasons, and no object or data of it to be left.
+// refuses verifies that an import fails for one of some reasons, and leaves no object or data.
 func (s *server) refuses(what string, give func() (string, error), reasons ...string) {
 	s.t.Helper()
 	kept := filepath.Join(s.value("BARCHAN_DATA_DIR"), "node", "checkpoints", "*")
@@ -332,7 +332,7 @@ func (s *server) refuses(what string, give func() (string, error), reasons ...st
 	}
 	out, err := give()
 	if code := exitCode(err); code != 1 && code != interrupted || !slices.ContainsFunc(reasons, func(r string) bool { return strings.Contains(out, r) }) {
-		s.t.Errorf("import with %s = %v, want it to tell one of %q\n%s", what, err, reasons, out)
+		s.t.Errorf("import with %s = %v, want one of %q\n%s", what, err, reasons, out)
 	}
 	eventually.NoError(s.t, "nothing is left of an import with "+what, func() error {
 		nowObjects := s.checkpoints()
@@ -356,14 +356,14 @@ func testRefusedArtifacts(s *server, whole, bare string) {
 	s.untilInOrder()
 }
 
-// testExportCutOff ends the server while it reads the files of a checkpoint for somebody, who gets no whole
+// testExportCutOff ends the server while it reads the files of a checkpoint for a client, which gets no whole
 // artifact. Nothing of the reading stays, and the checkpoint does.
 func testExportCutOff(t *testing.T, s *server, name string) {
 	ctx, cancel := context.WithTimeout(t.Context(), startTime)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, programs.barchan, "checkpoint", "export", name, "-", "--without-image")
-	var talk bytes.Buffer
-	cmd.Env, cmd.Stderr = s.env, &talk
+	var stderr bytes.Buffer
+	cmd.Env, cmd.Stderr = s.env, &stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -372,14 +372,14 @@ func testExportCutOff(t *testing.T, s *server, name string) {
 		t.Fatal(err)
 	}
 	if _, err := io.CopyN(io.Discard, out, 1<<20); err != nil { // the files have begun, and come no further
-		t.Fatal(errors.Join(err, cmd.Wait(), errors.New(talk.String())))
+		t.Fatal(errors.Join(err, cmd.Wait(), errors.New(stderr.String())))
 	}
 	s.stop(syscall.SIGKILL)
 	if _, err := io.Copy(io.Discard, out); err != nil {
 		t.Error(err)
 	}
 	if err := cmd.Wait(); exitCode(err) != 1 {
-		t.Errorf("an export that has no end = %v\n%s", err, talk.String())
+		t.Errorf("an export that has no end = %v\n%s", err, stderr.String())
 	}
 	s.start()
 	s.untilInOrder()
@@ -409,13 +409,13 @@ func (s *server) importHalf(file string) (string, error) {
 
 // partial is an import from a pipe that stays open.
 type partial struct {
-	cmd  *exec.Cmd
-	talk bytes.Buffer
-	in   io.WriteCloser
-	rest *os.File // what has not come yet
+	cmd    *exec.Cmd
+	stderr bytes.Buffer
+	in     io.WriteCloser
+	rest   *os.File // what has not come yet
 }
 
-// importUpTo begins one, in which nothing comes after a place of the artifact until somebody goes on.
+// importUpTo begins one, in which nothing comes after a place of the artifact until the test continues.
 func (s *server) importUpTo(file, name string, place int64) *partial {
 	s.t.Helper()
 	rest, err := os.Open(file)
@@ -428,7 +428,7 @@ func (s *server) importUpTo(file, name string, place int64) *partial {
 		_ = rest.Close()
 	})
 	p := &partial{cmd: exec.CommandContext(ctx, programs.barchan, "checkpoint", "import", "-", "--name", name), rest: rest}
-	p.cmd.Env, p.cmd.Stdout, p.cmd.Stderr = s.env, &p.talk, &p.talk
+	p.cmd.Env, p.cmd.Stdout, p.cmd.Stderr = s.env, &p.stderr, &p.stderr
 	p.in, err = p.cmd.StdinPipe()
 	if err == nil {
 		err = p.cmd.Start()
@@ -442,11 +442,11 @@ func (s *server) importUpTo(file, name string, place int64) *partial {
 	return p
 }
 
-// end closes the pipe, whose other side may have gone, and returns what the command has said.
+// end closes the pipe, whose other side may have gone, and returns the command's output.
 func (p *partial) end() (string, error) {
 	_ = p.in.Close()
 	err := p.cmd.Wait()
-	return p.talk.String(), err
+	return p.stderr.String(), err
 }
 
 // middleOf is a place in the middle of a large blob of a kind.

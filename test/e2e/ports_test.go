@@ -53,6 +53,6 @@ Server((sys.argv[1], int(sys.argv[2])), Page).serve_forever()
 		t.Errorf("listed: %+v", list)
 	}
 	if status, text, err := s.visit(id, 8004, "/"); err != nil || status != http.StatusBadGateway {
-		t.Errorf("a port that nobody listens on: %d %s, %v", status, text, err)
+		t.Errorf("a port without a listener: %d %s, %v", status, text, err)
 	}
 }

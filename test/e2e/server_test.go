@@ -63,7 +63,7 @@ func TestMain(m *testing.M) {
 
 var instances atomic.Int32
 
-// number is one that no other test has, in whatever process, as long as this one lasts: names, subnets
+// number is unique among all tests in all processes while this one runs: names, subnets
 // and cgroups are made of it.
 func number(t testing.TB) int {
 	t.Helper()
@@ -97,7 +97,7 @@ type process struct {
 	log  *os.File
 }
 
-// in is the server for a subtest, which then fails by itself.
+// in is the server for a subtest.
 func (s *server) in(t *testing.T) *server {
 	c := *s
 	c.t = t
@@ -132,7 +132,7 @@ func newServer(t *testing.T) *server {
 // lastPort is the last that was given away.
 var lastPort atomic.Int32
 
-// freeAddr is an address that nobody has, and none of those that the kernel gives to whoever asks for
+// freeAddr is an unused address, and none of those that the kernel assigns to requests for
 // any: a server must find it free again after each restart.
 func freeAddr(t *testing.T) string {
 	t.Helper()
@@ -199,7 +199,7 @@ func (s *server) awaitReady() {
 	}
 }
 
-// stop ends the server as a service manager would, or by SIGKILL; sandboxes run on.
+// stop ends the server as a service manager would, or by SIGKILL; sandboxes keep running.
 func (s *server) stop(sig syscall.Signal) {
 	s.t.Helper()
 	if s.cmd == nil {
@@ -224,7 +224,7 @@ func (s *server) stop(sig syscall.Signal) {
 // remove takes everything away, whether the server runs or not, and checks that nothing stayed.
 func (s *server) remove() {
 	if s.cmd == nil {
-		s.start() // only a server knows all that it made
+		s.start() // only a server has the list of all that it made
 	}
 	if out, err := s.try("down", "--all", "--yes"); err != nil {
 		s.t.Errorf("down --all: %v\n%s\n%s", err, out, s.tail())

@@ -66,7 +66,7 @@ func (s *server) echo() (id, who string) {
 	return id, s.who(id)
 }
 
-// who is the word of a sandbox, once it answers.
+// who returns the random word of a sandbox, once it responds.
 func (s *server) who(id string) string {
 	s.t.Helper()
 	who, _, _ := strings.Cut(s.untilServed(id, "/"), " ")
@@ -82,7 +82,7 @@ func TestSleepBySDK(t *testing.T) {
 	}
 }
 
-// TestManySleeps has one sandbox sleep fifty times: every other time it is woken at once, wherever its
+// TestManySleeps suspends one sandbox fifty times: every other time it is resumed at once, wherever its
 // memory then is.
 func TestManySleeps(t *testing.T) {
 	t.Parallel()
@@ -97,7 +97,7 @@ func TestManySleeps(t *testing.T) {
 		}
 		s.must("resume", id)
 		if now := s.who(id); now != who {
-			t.Fatalf("after sleep %d it says %s, it said %s", i+1, now, who)
+			t.Fatalf("after sleep %d it returned %s, want %s", i+1, now, who)
 		}
 		var n int
 		if _, err := fmt.Sscan(s.exec(id, "cat /tmp/count"), &n); err != nil || n < last {
@@ -109,7 +109,7 @@ func TestManySleeps(t *testing.T) {
 		}
 	}
 	if now := s.openFiles(); now > files+20 {
-		t.Errorf("the server has %d files open after 50 sleeps, %d after 10", now, files)
+		t.Errorf("the server has %d files open after 50 suspends, %d after 10", now, files)
 	}
 	s.must("kill", id)
 	s.untilInOrder()
@@ -147,8 +147,8 @@ func (s *server) untilNoMemories() {
 	})
 }
 
-// TestSleepUnderLoad has clients ask a sandbox all the time while it falls asleep and wakes. Nobody gets
-// another's answer, and nobody gets none.
+// TestSleepUnderLoad has clients call a sandbox all the time while it suspends and resumes. No client gets
+// another's response, and each gets one.
 func TestSleepUnderLoad(t *testing.T) {
 	s := newSleepy(t, "1ms")
 	id, who := s.echo()
@@ -159,7 +159,7 @@ func TestSleepUnderLoad(t *testing.T) {
 		status, body, err := s.visit(id, 8080, path)
 		kind := fmt.Sprint(status)
 		switch {
-		case err != nil: // cut off is honest too
+		case err != nil: // a closed connection is allowed too
 			kind = "cut off"
 		case status == http.StatusOK && body != who+" "+path:
 			t.Errorf("%s was answered %q", path, body)
@@ -179,9 +179,9 @@ func TestSleepUnderLoad(t *testing.T) {
 	}
 	for i := range 10 {
 		before := served()
-		eventually.NoError(t, "somebody is served", func() error {
+		eventually.NoError(t, "a client is served", func() error {
 			if served() < before+10 {
-				return errors.New("nobody")
+				return errors.New("no response")
 			}
 			return nil
 		})
@@ -194,12 +194,12 @@ func TestSleepUnderLoad(t *testing.T) {
 	stop()
 	t.Logf("answers: %v", answers)
 	if now := s.who(id); now != who {
-		t.Errorf("it says %s, it said %s", now, who)
+		t.Errorf("it returned %s, want %s", now, who)
 	}
 }
 
-// TestSleepRaces has two clients want what cannot both be. Whatever they are told, the sandbox is then
-// as one of them wants it, and nothing is left of the other's.
+// TestSleepRaces has two clients make conflicting requests. Whatever the responses, the sandbox is then
+// as one of them requested, without leftovers of the other's.
 func TestSleepRaces(t *testing.T) {
 	t.Parallel()
 	s := newSleepy(t, "1ms")
@@ -246,7 +246,7 @@ func TestSleepRaces(t *testing.T) {
 					})
 					continue
 				}
-				eventually.NoError(t, "it wakes", func() error {
+				eventually.NoError(t, "it resumes", func() error {
 					status, body, err := ask(id, "resume")
 					if err == nil && status/100 != 2 {
 						err = fmt.Errorf("%d %s", status, body)
@@ -254,7 +254,7 @@ func TestSleepRaces(t *testing.T) {
 					return err
 				})
 				if now := s.who(id); now != who {
-					t.Errorf("it says %s, it said %s", now, who)
+					t.Errorf("it returned %s, want %s", now, who)
 				}
 				s.must("kill", id)
 			}
@@ -298,7 +298,7 @@ func TestTimeoutWhileDown(t *testing.T) {
 		return nil
 	})
 	for _, id := range []string{pauses, asleep} {
-		eventually.NoError(t, id+" sleeps", func() error {
+		eventually.NoError(t, id+" is paused", func() error {
 			if status, body := s.call(key, http.MethodGet, "/sandboxes/"+id, nil); status != http.StatusOK || !strings.Contains(body, `"paused"`) {
 				return fmt.Errorf("%d %s", status, body)
 			}
@@ -308,6 +308,6 @@ func TestTimeoutWhileDown(t *testing.T) {
 	s.onDisk(pauses)
 	s.must("resume", pauses)
 	if now := s.who(pauses); now != who {
-		t.Errorf("it says %s, it said %s", now, who)
+		t.Errorf("it returned %s, want %s", now, who)
 	}
 }

@@ -17,7 +17,7 @@ import (
 )
 
 // TestManyAsleep has two hundred sandboxes sleep on disk over a restart. Nothing of them runs, and each
-// wakes as it was.
+// resumes as it was.
 func TestManyAsleep(t *testing.T) {
 	many := 200
 	if testing.Short() {
@@ -29,7 +29,7 @@ func TestManyAsleep(t *testing.T) {
 	var mu sync.Mutex
 	words := map[string]string{}
 	var workers sync.WaitGroup
-	jobs := make(chan int, many) // whoever fails leaves the rest
+	jobs := make(chan int, many) // a worker that fails leaves the rest
 	for i := range many {
 		jobs <- i
 	}
@@ -37,7 +37,7 @@ func TestManyAsleep(t *testing.T) {
 	for range 3 {
 		workers.Go(func() {
 			for range jobs {
-				id, word, err := s.sleeper(key)
+				id, word, err := s.pausedSandbox(key)
 				if err != nil {
 					t.Errorf("%v\n%s", err, s.tail())
 					return
@@ -82,7 +82,7 @@ func TestManyAsleep(t *testing.T) {
 	for id, pid := range words {
 		s.must("resume", id)
 		if out := s.exec(id, "kill -0 "+pid+" && cat /tmp/pid"); out != pid {
-			t.Errorf("%s says %q, want %s", id, out, pid)
+			t.Errorf("%s returned %q, want %s", id, out, pid)
 		}
 		if n++; n == 10 {
 			break
@@ -93,8 +93,8 @@ func TestManyAsleep(t *testing.T) {
 	s.untilNoMemories()
 }
 
-// sleeper makes a sandbox with a process, which it returns, and pauses it. It may be called by any goroutine.
-func (s *server) sleeper(key string) (id, pid string, err error) {
+// pausedSandbox makes a sandbox with a process, which it returns, and pauses it. It may be called by any goroutine.
+func (s *server) pausedSandbox(key string) (id, pid string, err error) {
 	id, err = s.makeOf(key, "bare")
 	if err != nil {
 		return "", "", err
@@ -118,12 +118,12 @@ func (s *server) allIDs() []string {
 
 // TestDiskFullWhileStoring pauses a sandbox with more memory than the disk has room for, which therefore
 // stays in RAM: where space is kept free, nothing is written at all; where none is, the disk runs full in the
-// middle. It can be resumed from there, also while nothing new may begin, and sleeps on disk once there is room.
+// middle. It can be resumed from there, also while new work is refused, and is stored once there is space.
 func TestDiskFullWhileStoring(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		reserve string
-		says    string
+		text    string
 	}{
 		"reserve":    {"100Mi", "100 MiB are kept for what runs"},
 		"no reserve": {"0", "no space left"},
@@ -139,9 +139,9 @@ func TestDiskFullWhileStoring(t *testing.T) {
 			id, before := s.hatch(c)
 			giveBack := take(t, s.dir, 600<<20)
 			s.must("pause", id)
-			eventually.NoError(t, "it says why it stays in RAM", func() error {
+			eventually.NoError(t, "it reports why it stays in RAM", func() error {
 				out := s.suspended(id)
-				if !strings.Contains(out, "could not be written to disk") || !strings.Contains(out, tt.says) {
+				if !strings.Contains(out, "could not be written to disk") || !strings.Contains(out, tt.text) {
 					return errors.New(out)
 				}
 				return nil
@@ -152,13 +152,13 @@ func TestDiskFullWhileStoring(t *testing.T) {
 				s.untilRefused("disk", "")
 			}
 			s.must("resume", id)
-			before = s.goesOn(c, id, before, "after a sleep without room")
+			before = s.checkCanary(c, id, before, "after a sleep without room")
 			giveBack()
 			s.untilWell()
 			s.must("pause", id)
 			s.onDisk(id)
 			s.must("resume", id)
-			s.goesOn(c, id, before, "after a sleep with room")
+			s.checkCanary(c, id, before, "after a sleep with room")
 			s.must("kill", id)
 			s.untilInOrder()
 		})
@@ -168,15 +168,15 @@ func TestDiskFullWhileStoring(t *testing.T) {
 // both does one after the other.
 func both(first, second func()) func() { return func() { first(); second() } }
 
-// suspended is what the condition Suspended of a sandbox says.
+// suspended is the message of a sandbox's condition Suspended.
 func (s *server) suspended(id string) string {
 	s.t.Helper()
 	return s.mustKubectl("", "get", "sandboxes", "-A", "-o",
 		`jsonpath={range .items[?(@.status.barchan.id=="`+id+`")]}{.status.conditions[?(@.type=="Suspended")].message}{end}`)
 }
 
-// TestDamagedMemory damages memory on disk in each of its files: the sandbox does not start from it, says
-// so and what would help, and stays as it is. It goes on when its memory is whole again, or from its files.
+// TestDamagedMemory damages memory on disk in each of its files: the sandbox does not start from it, reports
+// it with a remedy, and stays as it is. It resumes when its memory is whole again, or from its files.
 func TestDamagedMemory(t *testing.T) {
 	t.Parallel()
 	s := newSleepy(t, "1ms")
@@ -206,16 +206,16 @@ func TestDamagedMemory(t *testing.T) {
 				}
 				for range 2 {
 					if out, err := s.try("resume", id); err == nil || !strings.Contains(out, "damaged") || !strings.Contains(out, "files only") {
-						t.Fatalf("resume = %v, want it to say that the memory is damaged, and files only may help\n%s", err, out)
+						t.Fatalf("resume = %v, want a text that the memory is damaged, and files only may help\n%s", err, out)
 					}
 					if out := s.must("show", id); !strings.Contains(out, "paused") {
 						t.Fatalf("afterwards it is\n%s", out)
 					}
 				}
 				if how == "truncated" {
-					s.wakesFrom(id, who, path, whole)
+					s.resumesFrom(id, who, path, whole)
 				} else {
-					s.wakesFromFiles(id, who)
+					s.resumesFromFiles(id, who)
 				}
 				s.must("kill", id)
 			})
@@ -224,12 +224,12 @@ func TestDamagedMemory(t *testing.T) {
 	s.untilInOrder()
 }
 
-// wakesFromFiles gives the memory of a sandbox up, whose files are then still there.
-func (s *server) wakesFromFiles(id, who string) {
+// resumesFromFiles gives the memory of a sandbox up, whose files are then still there.
+func (s *server) resumesFromFiles(id, who string) {
 	s.t.Helper()
 	s.must("resume", id, "--files-only")
 	if now := s.who(id); now == who {
-		s.t.Errorf("it still says %s", now)
+		s.t.Errorf("it still returned %s", now)
 	}
 	if out := s.exec(id, "cat /home/user/kept"); out != "kept" {
 		s.t.Errorf("its file has %q", out)
@@ -239,14 +239,14 @@ func (s *server) wakesFromFiles(id, who string) {
 	s.must("resume", id)
 }
 
-// wakesFrom mends the memory of a sandbox, which then goes on.
-func (s *server) wakesFrom(id, who, path string, whole []byte) {
+// resumesFrom repairs the memory of a sandbox, which then resumes.
+func (s *server) resumesFrom(id, who, path string, whole []byte) {
 	s.t.Helper()
 	if err := os.WriteFile(path, whole, 0o600); err != nil {
 		s.t.Fatal(err)
 	}
 	s.must("resume", id)
 	if now := s.who(id); now != who {
-		s.t.Errorf("it says %s, it said %s", now, who)
+		s.t.Errorf("it returned %s, want %s", now, who)
 	}
 }

@@ -31,10 +31,10 @@ func TestSnapshotsAndForks(t *testing.T) {
 	t.Run("damaged memory", func(t *testing.T) { testSnapshotOfDamaged(t, s.in(t)) })
 }
 
-// startNumber has a process keep a number in its memory, which only it can tell.
+// startNumber starts a process that keeps a number in memory only.
 const startNumber = `nohup sh -c 'n=$(od -An -N4 -tu4 /dev/urandom); while :; do echo $$ $n > /tmp/number; sleep 0.05; done' >/dev/null 2>&1 &`
 
-// number is what that process tells now, and not what an earlier one has left.
+// number is the current output of that process, not an earlier one's.
 func (s *server) number(id string) string {
 	s.t.Helper()
 	s.exec(id, "rm -f /tmp/number")
@@ -59,7 +59,7 @@ func testSnapshotCommands(t *testing.T, s *server) {
 	id, number := s.withNumber()
 	snap := strings.TrimSpace(s.data("snapshot", id, "--name", "cli", "--ttl", "1h"))
 	if !strings.HasPrefix(snap, "cli:") {
-		t.Fatalf("snapshot says %q", snap)
+		t.Fatalf("snapshot returned %q", snap)
 	}
 	if out := s.data("snapshot", "ls"); !strings.Contains(out, snap) || !strings.Contains(out, "memory and files") {
 		t.Errorf("snapshot ls:\n%s", out)
@@ -76,7 +76,7 @@ func testSnapshotCommands(t *testing.T, s *server) {
 	}
 	copied := strings.TrimSpace(s.data("run", "--from", snap, "--keep"))
 	if got := s.number(copied); got != number {
-		t.Errorf("the copy says %q, its source %q", got, number)
+		t.Errorf("the copy returned %q, its source %q", got, number)
 	}
 	files := strings.TrimSpace(s.data("run", "--from", snap, "--files-only", "--keep"))
 	if out := s.exec(files, "test -e /tmp/[n]umber && pgrep -f tmp/[n]umber || echo none"); out != "none" {
@@ -84,11 +84,11 @@ func testSnapshotCommands(t *testing.T, s *server) {
 	}
 	forks := strings.Fields(s.data("fork", id, "--count", "3", "--timeout", "10m"))
 	if len(forks) != 3 || slices.Contains(forks, id) {
-		t.Fatalf("fork says %q", forks)
+		t.Fatalf("fork returned %q", forks)
 	}
 	for _, f := range forks {
 		if got := s.number(f); got != number {
-			t.Errorf("the fork says %q, its source %q", got, number)
+			t.Errorf("the fork returned %q, its source %q", got, number)
 		}
 	}
 	s.must(append([]string{"kill", copied, files}, forks...)...)
@@ -114,7 +114,7 @@ func testSnapshotCommands(t *testing.T, s *server) {
 	s.wantNoCheckpoints()
 }
 
-// wantNoCheckpoints waits until none is left, in whatever namespace.
+// wantNoCheckpoints waits until none is left, in any namespace.
 func (s *server) wantNoCheckpoints() {
 	s.t.Helper()
 	eventually.NoError(s.t, "checkpoints go", func() error {
@@ -161,7 +161,7 @@ func testSnapshotFields(t *testing.T, s *server) {
 		map[string]any{"count": 2, "timeout": 600, "metadata": map[string]string{"b": "2"}, "envVars": map[string]string{"MORE": "yes"}}, &forks)
 	for _, f := range forks {
 		if out := s.exec(f.Sandbox.SandboxID, "echo $TOKEN $MORE"); out != "s3cret yes" {
-			t.Errorf("a new process in the fork knows %q", out)
+			t.Errorf("a new process in the fork has %q", out)
 		}
 		var d struct{ Metadata map[string]string }
 		ask(http.StatusOK, http.MethodGet, "/sandboxes/"+f.Sandbox.SandboxID, nil, &d)
@@ -186,11 +186,11 @@ func testSnapshotRestart(t *testing.T, s *server) {
 	s.start()
 	copied := strings.TrimSpace(s.data("run", "--from", snap, "--keep"))
 	if got := s.number(copied); got != number {
-		t.Errorf("the copy says %q, its source said %q", got, number)
+		t.Errorf("the copy returned %q, want %q", got, number)
 	}
 	s.must("snapshot", "rm", snap)
 	if got := s.number(copied); got != number {
-		t.Errorf("after its snapshot has gone the copy says %q", got)
+		t.Errorf("after its snapshot has gone the copy returned %q", got)
 	}
 	s.must("kill", copied)
 	s.wantNoCheckpoints()
@@ -204,15 +204,15 @@ func testSnapshotObjects(t *testing.T, s *server) {
 	s.mustKubectl("", "wait", "--for=condition=Ready", "checkpoint/by-hand", patience)
 	copied := strings.TrimSpace(s.data("run", "--from", "by-hand", "--keep"))
 	if got := s.number(copied); got != number {
-		t.Errorf("the copy says %q, its source %q", got, number)
+		t.Errorf("the copy returned %q, its source %q", got, number)
 	}
 	s.must("kill", id, copied)
 	s.mustKubectl("", "delete", "checkpoint", "by-hand", patience)
 	s.wantNoCheckpoints()
 }
 
-// testSnapshotOfDamaged changes one bit of the memory of a sandbox that sleeps: there is no snapshot of that
-// memory, which is told at once, and for good; there is one of the files, and of memory that is whole again.
+// testSnapshotOfDamaged changes one bit of the memory of a paused sandbox: there is no snapshot of that
+// memory, which is reported at once, permanently; there is one of the files, and of memory that is whole again.
 func testSnapshotOfDamaged(t *testing.T, s *server) {
 	id, number := s.withNumber()
 	name := s.mustKubectl("", "get", "sandboxes", "-o", `jsonpath={.items[?(@.status.barchan.id=="`+id+`")].metadata.name}`)
@@ -221,12 +221,12 @@ func testSnapshotOfDamaged(t *testing.T, s *server) {
 	path := filepath.Join(s.value("BARCHAN_DATA_DIR"), "node", "memory", id, "pages.img")
 	flipMiddle(t, path)
 	if out, err := s.try("snapshot", id); exitCode(err) != 1 || !strings.Contains(out, "damaged") || !strings.Contains(out, "--files-only") {
-		t.Errorf("snapshot = %v, want it to say that the memory is damaged, and what may help\n%s", err, out)
+		t.Errorf("snapshot = %v, want a text that the memory is damaged, and what may help\n%s", err, out)
 	}
 	s.mustKubectl("apiVersion: barchan.dev/v1alpha1\nkind: Checkpoint\nmetadata: {name: harmed}\nspec: {sandboxName: "+name+"}\n", "apply", "-f", "-")
 	s.mustKubectl("", "wait", "--for=jsonpath={.status.phase}=Failed", "checkpoint/harmed", patience)
 	if says := s.mustKubectl("", "get", "checkpoint", "harmed", "-o", "jsonpath={.status.conditions[0].message}"); !strings.Contains(says, "damaged") || !strings.Contains(says, "spec.content: Files") {
-		t.Errorf("the checkpoint says %q", says)
+		t.Errorf("the checkpoint returned %q", says)
 	}
 	s.mustKubectl("", "delete", "checkpoint", "harmed", patience)
 	files := strings.TrimSpace(s.data("snapshot", id, "--files-only"))
@@ -238,7 +238,7 @@ func testSnapshotOfDamaged(t *testing.T, s *server) {
 	whole := strings.TrimSpace(s.data("snapshot", id))
 	again := strings.TrimSpace(s.data("run", "--from", whole, "--keep"))
 	if got := s.number(again); got != number {
-		t.Errorf("the copy says %q, its source said %q", got, number)
+		t.Errorf("the copy returned %q, want %q", got, number)
 	}
 	s.must("snapshot", "rm", files, whole)
 	s.must("kill", id, copied, again)

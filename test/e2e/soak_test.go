@@ -23,13 +23,13 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// soakFor is how long TestSoak goes on.
-var soakFor = flag.Duration("soak", 20*time.Second, "how long TestSoak goes on")
+// soakFor is how long TestSoak runs.
+var soakFor = flag.Duration("soak", 20*time.Second, "how long TestSoak runs")
 
 const (
 	soakWorkers = 3
 	soakMost    = 3 // sandboxes of one worker
-	// soakPatience bounds how long a client asks again for one thing. Both the server and containerd
+	// soakPatience bounds how long a client retries one request. Both the server and containerd
 	// may be away meanwhile, more than once.
 	soakPatience = eventually.Patience
 )
@@ -92,18 +92,18 @@ func TestSoak(t *testing.T) {
 	s.judge()
 	w.same(before)
 	s.finish()
-	w.wakeBystanders()
+	w.resumeBystanders()
 }
 
-// errForeign is what must never be, so that asking again does not mend it.
+// errForeign is what must never be, so that a retry does not clear it.
 var errForeign = errors.New("this is another's")
 
-// persist asks again until it succeeds.
-func persist(ctx context.Context, what string, ask func(context.Context) error) error {
+// persist retries until it succeeds.
+func persist(ctx context.Context, what string, try func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), soakPatience) // what was begun is ended
 	defer cancel()
 	for {
-		err := ask(ctx)
+		err := try(ctx)
 		if err == nil || errors.Is(err, errForeign) {
 			return err
 		}
@@ -209,7 +209,7 @@ func (s *soak) file(ctx context.Context, method string, h *held, content string)
 	return string(b), err
 }
 
-// look wants a sandbox to have its secret. A worker's own one, when awake, must answer.
+// look verifies that a sandbox has its secret. A worker's own running one must respond.
 func (s *soak) look(ctx context.Context, h *held) error {
 	if h.asleep {
 		return nil
@@ -233,7 +233,7 @@ func (s *soak) command(ctx context.Context, h *held) error {
 	return persist(ctx, "command in "+h.id, func(context.Context) error {
 		out, err := s.stdout("exec", h.id, "--", "cat", "/home/user/secret") //nolint:contextcheck // it has a time of its own
 		if err == nil && out != h.secret {
-			return fmt.Errorf("%w: a command in sandbox %s of %q says %q", errForeign, h.id, h.name, out)
+			return fmt.Errorf("%w: a command in sandbox %s of %q returned %q", errForeign, h.id, h.name, out)
 		}
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, out)
@@ -343,7 +343,7 @@ func (s *soak) killContainerd() {
 		}
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
 		if err == nil {
-			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended by itself
+			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended already
 		}
 	}
 }
@@ -367,12 +367,12 @@ func (s *soak) judge() {
 		}
 		s.need(s.look(s.t.Context(), h))
 	}
-	eventually.NoError(s.t, "nobody has a sandbox too many", func() error { // that of a claim goes a little after it
+	eventually.NoError(s.t, "there is no extra sandbox", func() error { // that of a claim goes a little after it
 		for _, x := range s.boxes() {
 			id := idOf(&x)
 			ours := isMember(&x) || id == s.running || id == s.asleep || id == s.claimed
 			if !ours && !slices.ContainsFunc(all, func(h *held) bool { return h.id == id }) {
-				return fmt.Errorf("sandbox %s is nobody's: %+v", id, x.ObjectMeta)
+				return fmt.Errorf("sandbox %s has no owner: %+v", id, x.ObjectMeta)
 			}
 		}
 		return nil

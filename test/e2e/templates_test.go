@@ -35,7 +35,7 @@ spec:
 // pidsLimit is the setting of the server.
 const pidsLimit = 200
 
-// forkProgram forks until it may not any more, and says how often it could.
+// forkProgram forks until that fails, and prints how often it succeeded.
 const forkProgram = `
 import os, signal, sys
 children = []
@@ -86,8 +86,8 @@ func testRuntimes(t *testing.T, s *server) {
 	}
 }
 
-// testPids wants fork to fail with EAGAIN at the server's limit of processes and threads, and the sandbox
-// to run on.
+// testPids verifies that fork fails with EAGAIN at the server's limit of processes and threads, and the sandbox
+// keeps running.
 func testPids(t *testing.T, s *server, class string) {
 	t.Helper()
 	s.apply(runtimeTemplate("pids-"+class, class, "1Gi"))
@@ -99,17 +99,17 @@ func testPids(t *testing.T, s *server, class string) {
 		t.Errorf("%d processes were made, then %v (%v); want at most %d, then EAGAIN\n%s", count, errno, err, pidsLimit, out)
 	}
 	if out := s.exec(id, "echo alive"); out != "alive" {
-		t.Errorf("afterwards it says %q", out)
+		t.Errorf("afterwards it returned %q", out)
 	}
 }
 
-// testMemory wants what takes too much to die, and the machine to be unharmed. Under gVisor the
+// testMemory verifies that a process with too much memory is killed without harm to the machine. Under gVisor the
 // sandbox is the process that the kernel ends.
 func testMemory(t *testing.T, s *server, class, id string) {
 	t.Helper()
 	out, err := s.try("exec", id, "--", "python3", "-c", "b = bytearray(1 << 30); print(len(b))")
 	if class == "gvisor" && exitCode(err) == 1 && strings.Contains(out, "MemoryError") {
-		return // the sandbox's kernel said no
+		return // the sandbox's kernel refused it
 	}
 	if err == nil {
 		t.Fatalf("a program took 1 GiB where 256 MiB is the limit:\n%s", out)
@@ -124,7 +124,7 @@ func testMemory(t *testing.T, s *server, class, id string) {
 		return
 	}
 	if !strings.Contains(out, "memory") {
-		t.Errorf("the command line does not say what may have happened:\n%s", out)
+		t.Errorf("the command line does not print a possible cause:\n%s", out)
 	}
 	eventually.NoError(t, "the sandbox is dead", func() error {
 		status, body, err := s.visit(id, 49983, "/health")
@@ -232,15 +232,15 @@ func testService(t *testing.T, s *server) {
 		return nil
 	})
 	lines.until("exit status 3")
-	if out := s.exec(id, "echo alive"); out != "alive" { // a sandbox is a computer: it lives on
+	if out := s.exec(id, "echo alive"); out != "alive" { // as a computer does, the sandbox keeps running
 		t.Errorf("after its program ended: %q", out)
 	}
-	told := ""
-	eventually.NoError(t, "kubectl describe tells the story", func() error {
-		told = s.mustKubectl("", "describe", "sandbox", "service")
+	described := ""
+	eventually.NoError(t, "kubectl describe lists the events", func() error {
+		described = s.mustKubectl("", "describe", "sandbox", "service")
 		for _, want := range []string{"Started", "Ready", "Unhealthy", "EntrypointEnded"} {
-			if !strings.Contains(told[max(0, strings.LastIndex(told, "Events:")):], want) {
-				return fmt.Errorf("there is no event %s:\n%s", want, told)
+			if !strings.Contains(described[max(0, strings.LastIndex(described, "Events:")):], want) {
+				return fmt.Errorf("there is no event %s:\n%s", want, described)
 			}
 		}
 		return nil
@@ -249,7 +249,7 @@ func testService(t *testing.T, s *server) {
 	lines.end()
 }
 
-// testRestartPolicy wants a program that ends to be started again, with its volumes kept.
+// testRestartPolicy verifies that a program that ends is restarted with its volumes.
 func testRestartPolicy(t *testing.T, s *server) {
 	manifest := strings.Replace(sandboxOf("again", serviceTemplate, ""), "hostname: inner", "hostname: inner\n      restartPolicy: Always", 1)
 	s.mustKubectl(manifest, "apply", "-f", "-")
@@ -335,7 +335,7 @@ func (l *logTail) until(text string) {
 	l.t.Errorf("the log ended without %q:\n%s", text, strings.Join(l.seen, "\n"))
 }
 
-// end wants the command to end by itself.
+// end waits for the command to end.
 func (l *logTail) end() {
 	l.t.Helper()
 	for line := range l.lines {
@@ -346,7 +346,7 @@ func (l *logTail) end() {
 	}
 }
 
-// testRefusals wants what one machine cannot honour refused by the field's name.
+// testRefusals verifies that what one machine cannot provide is rejected by the field's name.
 func testRefusals(t *testing.T, s *server) {
 	for field, change := range map[string][2]string{
 		"spec.podTemplate.spec.hostNetwork":                               {"hostname: inner", "hostNetwork: true"},

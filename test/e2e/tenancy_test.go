@@ -54,7 +54,7 @@ func (s *server) listed(key string) (ids []string) {
 	return ids
 }
 
-// testTenancy wants two teams to know nothing of each other.
+// testTenancy verifies the isolation of two teams.
 func testTenancy(t *testing.T, s *server) {
 	ann, bob := s.newKey("ann", "--namespace", "team-a"), s.newKey("bob", "--namespace", "team-b")
 	its := s.create(ann, "base")
@@ -95,12 +95,12 @@ func testTenancy(t *testing.T, s *server) {
 		t.Errorf("namespace team-b has %s (%v)", out, err)
 	}
 	if out := s.must("key", "ls", "-A"); !strings.Contains(out, "team-a") || strings.Contains(out, ann) {
-		t.Errorf("key ls -A tells no namespace, or a whole key:\n%s", out)
+		t.Errorf("key ls -A prints no namespace, or a whole key:\n%s", out)
 	}
 	testKeyEnds(t, s, bob)
 }
 
-// testKeyEnds wants revoked and expired keys to be refused like unknown ones.
+// testKeyEnds verifies that revoked and expired keys are rejected like unknown ones.
 func testKeyEnds(t *testing.T, s *server, bob string) {
 	short := s.shortKey("--namespace", "team-b")
 	s.must("key", "rm", "bob", "--namespace", "team-b")

@@ -85,7 +85,7 @@ func clocks() (func() error, error) {
 		for id, before := range last {
 			now, err := clock(id)
 			if err != nil || now < before { // some tick slowly
-				return fmt.Errorf("clock %d says %v, it said %v: %v", id, now, before, err) //nolint:errorlint // there may be none
+				return fmt.Errorf("clock %d returned %v, want %v: %v", id, now, before, err) //nolint:errorlint // there may be none
 			}
 			last[id] = now
 		}
@@ -142,7 +142,7 @@ func epoll() (func() error, error) {
 	}, nil
 }
 
-// counter is an eventfd with a number in it, and one that somebody waits for.
+// counter is an eventfd with a number in it, and one with a waiting reader.
 func counter() (func() error, error) {
 	full, err := unix.Eventfd(7, 0)
 	if err != nil {
@@ -180,7 +180,7 @@ func counter() (func() error, error) {
 		if _, err := unix.Write(empty, word(3)); err != nil {
 			return err
 		}
-		return await("who waits for it gets it", func() bool { return got.Load() == before+3 })
+		return await("the waiting reader gets it", func() bool { return got.Load() == before+3 })
 	}, nil
 }
 

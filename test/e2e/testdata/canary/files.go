@@ -130,7 +130,7 @@ func deletedDirectory() (func() error, error) {
 	}, os.Remove(directory + "/gone")
 }
 
-// watchedDirectory tells of its files.
+// watchedDirectory reports changes of its files.
 func watchedDirectory() (func() error, error) {
 	if err := os.MkdirAll(directory, 0o700); err != nil {
 		return nil, err
@@ -230,7 +230,7 @@ func namedPipe() (func() error, error) {
 	return inFlight("fifo", f, f)
 }
 
-// deletedProgram runs on although its file is gone.
+// deletedProgram keeps running although its file is deleted.
 func deletedProgram() (func() error, error) {
 	self, err := os.Executable()
 	if err != nil {

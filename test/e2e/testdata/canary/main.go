@@ -1,6 +1,6 @@
-// Command canary holds one thing that may not survive a sleep on disk, and says over HTTP whether
-// it did. Its argument names the thing. GET / on port 8080 checks it: 200 says that it goes on as it was,
-// 500 what differs. A check sets up anew what it used, so that it may be repeated.
+// Command canary holds one thing that may not survive storing on disk, and reports over HTTP whether
+// it did. Its argument names the thing. GET / on port 8080 checks it: 200 means that it continues as it was,
+// 500 what differs. A check sets up again what it used, so that it may be repeated.
 package main
 
 import (
@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// patience bounds the wait for what should come by itself. It is no measure of speed: the machine may
+// patience bounds the wait for what should happen automatically. It is no measure of speed: the machine may
 // stand still for seconds, and the sandbox has half a core.
 const patience = time.Minute
 
@@ -59,7 +59,7 @@ func main() {
 	os.Exit(1)
 }
 
-// await asks until it is so.
+// await polls until check is true.
 func await(what string, so func() bool) error {
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if so() {
@@ -88,7 +88,7 @@ func all(checks ...func() error) func() error {
 	}
 }
 
-// within bounds what may wait for ever.
+// within bounds what may block.
 func within(what string, f func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- f() }()

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// memory fills memory with what cannot be compressed; the variable MIB says how much, in MiB.
+// memory fills memory with what cannot be compressed; the variable MIB sets how much, in MiB.
 func memory() (func() error, error) {
 	const block = 1 << 20
 	mib := 1024
@@ -59,7 +59,7 @@ func futex(word *uint32, op int, value uint32) {
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), uintptr(op), uintptr(value), 0, 0, 0)
 }
 
-// threads hand a token on in a ring, each asleep in a futex until it has it.
+// threads hand a token on in a ring, each blocked in a futex until it has it.
 func threads() (func() error, error) {
 	const wait, wake = 0, 1
 	var rounds atomic.Int64

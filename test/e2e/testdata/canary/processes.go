@@ -25,7 +25,7 @@ func stateOf(pid int) string {
 	return state
 }
 
-// stoppedChild is stopped by a signal, and goes on by another.
+// stoppedChild is stopped by a signal, and continued by another.
 func stoppedChild() (func() error, error) {
 	c := exec.Command("/bin/sh", "-c", "while read line; do echo $$ $line; done")
 	in, err := c.StdinPipe()
@@ -59,7 +59,7 @@ func stoppedChild() (func() error, error) {
 		if err := within("the child answers", func() error {
 			line, err := lines.ReadString('\n')
 			if err == nil && line != fmt.Sprintf("%d here\n", c.Process.Pid) {
-				err = fmt.Errorf("it says %q", line)
+				err = fmt.Errorf("it returned %q", line)
 			}
 			return err
 		}); err != nil {
@@ -69,7 +69,7 @@ func stoppedChild() (func() error, error) {
 	}, stop()
 }
 
-// deadChild has ended with 7, and nobody has asked yet.
+// deadChild has ended with 7, and is not reaped yet.
 func deadChild() (func() error, error) {
 	var pid int
 	die := func() error {
@@ -123,7 +123,7 @@ func terminal() (func() error, error) {
 					return nil
 				}
 			case <-end:
-				return fmt.Errorf("the shell does not say %q", want)
+				return fmt.Errorf("the shell does not contain %q", want)
 			}
 		}
 	}, nil

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inFlight puts something into one end and, at the next check, wants it from the other.
+// inFlight puts something into one end and, at the next check, reads it from the other.
 func inFlight(name string, put io.Writer, get io.Reader) (func() error, error) {
 	const text = "on its way"
 	if _, err := io.WriteString(put, text); err != nil {
@@ -133,7 +133,7 @@ func datagrams(network, address string) (func() error, error) {
 	}, send()
 }
 
-// netlinkSocket asks the kernel for its links.
+// netlinkSocket queries the kernel for its links.
 func netlinkSocket() (func() error, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE)
 	if err != nil {

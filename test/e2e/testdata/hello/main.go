@@ -1,4 +1,4 @@
-// Command hello is all that the images of the tests hold: it tells what it is run with, or
+// Command hello is all that the images of the tests hold: it prints what it is run with, or
 // serves that over HTTP and WebSocket.
 package main
 
@@ -25,10 +25,10 @@ func main() {
 		dial(args[1:])
 		return
 	}
-	tell(os.Stdout)
+	printRun(os.Stdout)
 }
 
-func tell(w io.Writer) {
+func printRun(w io.Writer) {
 	dir, _ := os.Getwd()
 	fmt.Fprintf(w, "args=%s dir=%s uid=%d gid=%d GREETING=%s\n", strings.Join(os.Args[1:], ","), dir, os.Getuid(), os.Getgid(), os.Getenv("GREETING"))
 }
@@ -40,7 +40,7 @@ func serve(args []string) {
 	}
 	http.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, "proto=%s host=%s ", r.Proto, r.Host)
-		tell(w)
+		printRun(w)
 	})
 	http.HandleFunc("/drip", func(w http.ResponseWriter, r *http.Request) {
 		for i := 0; r.Context().Err() == nil; i++ {
@@ -73,7 +73,7 @@ func echo(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// dial tries addresses one after the other, and tells of each whether it answers.
+// dial tries addresses one after the other, and prints for each whether it responds.
 func dial(addrs []string) {
 	for _, a := range addrs {
 		conn, err := net.DialTimeout("tcp", a, 700*time.Millisecond)
