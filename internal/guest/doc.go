@@ -1,4 +1,4 @@
-// Package guest describes what runs inside a sandbox, and how the other planes speak with it. It
+// Package guest describes what runs inside a sandbox, and how the other planes access it. It
 // holds no code itself.
 //
 //	agent   the first process of a sandbox: processes, files, ports, logs
@@ -14,7 +14,7 @@
 //
 // The node starts the agent as PID 1 and calls /init with the token, the user and the variables. A checkpoint holds the
 // agent with all other processes; after a restore /restored gives it its new identity. The
-// agent reaps orphans, runs the image's entrypoint and restarts it as the spec says.
+// agent reaps orphans, runs the image's entrypoint and restarts it by the spec.
 //
 // # Imports
 //

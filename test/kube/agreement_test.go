@@ -77,7 +77,7 @@ func read(t *testing.T, text string) map[string]any {
 	if err != nil {
 		t.Fatalf("%v in %s", err, text)
 	}
-	var u unstructured.Unstructured // numbers as Kubernetes wants them
+	var u unstructured.Unstructured // numbers as Kubernetes requires them
 	if err := json.Unmarshal(fmt.Appendf(nil, `{"apiVersion":"v1","kind":"X","o":%s}`, j), &u); err != nil {
 		t.Fatalf("%v in %s", err, text)
 	}
@@ -88,7 +88,7 @@ func read(t *testing.T, text string) map[string]any {
 	return o
 }
 
-// merge does to an object what a JSON merge patch says; nulls in new objects stay.
+// merge applies a JSON merge patch to an object; nulls in new objects stay.
 func merge(into, changes map[string]any) {
 	for key, change := range changes {
 		have, isMap := into[key].(map[string]any)
@@ -129,14 +129,14 @@ func both(t *testing.T) (embedded, kube server) {
 	return server{"embedded", own, newClient(t, own)}, server{"real", cfg, newClient(t, cfg)}
 }
 
-// answer is what a server said to an object.
+// answer is a server's response to an object.
 type answer struct {
 	object *unstructured.Unstructured
 	err    error
 }
 
-// ask creates the object, and changes it as a merge patch says.
-func (s server) ask(ctx context.Context, o *unstructured.Unstructured, change map[string]any) (a answer) {
+// submit creates the object and applies a merge patch.
+func (s server) submit(ctx context.Context, o *unstructured.Unstructured, change map[string]any) (a answer) {
 	a.object = o.DeepCopy()
 	a.err = s.Create(ctx, a.object)
 	if change == nil {
@@ -163,7 +163,7 @@ func (a answer) fields(want string) []string {
 	named := sets.New[string]()
 	if d := status.Status().Details; d != nil {
 		for _, c := range d.Causes {
-			if c.Field != "<nil>" { // says that there may be more
+			if c.Field != "<nil>" { // marks that there may be more
 				named.Insert(strings.TrimPrefix(c.Field, ".")) // it stands before the paths of subresources
 			}
 		}
@@ -175,7 +175,7 @@ func (a answer) fields(want string) []string {
 	return sets.List(named)
 }
 
-// TestAgreement: the embedded server and Kubernetes with our CRDs say the same of the same
+// TestAgreement: the embedded server and Kubernetes with our CRDs return the same for the same
 // objects, and store the same of those that they take.
 func TestAgreement(t *testing.T) {
 	embedded, kube := both(t)
@@ -190,7 +190,7 @@ func TestAgreement(t *testing.T) {
 			var answers [2]answer
 			var wg sync.WaitGroup
 			for i, s := range []server{embedded, kube} {
-				wg.Go(func() { answers[i] = s.ask(t.Context(), o, change) })
+				wg.Go(func() { answers[i] = s.submit(t.Context(), o, change) })
 			}
 			wg.Wait()
 			tt.check(t, embedded.name, answers[0], tt.field)
@@ -219,7 +219,7 @@ func (v verdict) check(t *testing.T, server string, a answer, field string) {
 	}
 }
 
-// compare says where what two servers stored differs, as our types see it.
+// compare reports differences between the objects that two servers stored, by our types.
 func compare(t *testing.T, k kind, a, b *unstructured.Unstructured) {
 	t.Helper()
 	specA, specB := stored(t, k, a), stored(t, k, b)

@@ -1,4 +1,4 @@
-// Package kube shows that what runs on the embedded API server runs on Kubernetes' own as well:
+// Package kube verifies that our controllers work on Kubernetes' API server as on the embedded one:
 // it installs our CRDs in a real kube-apiserver with a real etcd, holds its verdicts against
 // those of the embedded server, and runs the suites of the controllers there. It has tests
 // alone; each server that they start has an address, a directory and certificates of its own

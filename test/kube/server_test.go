@@ -56,8 +56,8 @@ func startKube(t *testing.T) *rest.Config {
 	}
 	etcd := startEtcd(t, dir)
 	cmd := exec.Command(program, flags(dir, host, etcd)...) //nolint:noctx // ended by stop, in order
-	var said tail
-	cmd.Stdout, cmd.Stderr = &said, &said
+	var output tail
+	cmd.Stdout, cmd.Stderr = &output, &output
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // also if the test is killed
 	if err := cmd.Start(); err != nil {
 		t.Fatalf("start kube-apiserver: %v", err)
@@ -68,7 +68,7 @@ func startKube(t *testing.T) *rest.Config {
 
 	cfg := pki.config(host)
 	if err := awaitReady(t.Context(), cfg, exited); err != nil {
-		t.Fatalf("kube-apiserver: %v\n%s", err, said.String())
+		t.Fatalf("kube-apiserver: %v\n%s", err, output.String())
 	}
 	return cfg
 }
@@ -78,7 +78,7 @@ func flags(dir, host, etcd string) []string {
 	return []string{
 		"--etcd-servers=" + etcd,
 		"--bind-address=" + host, "--secure-port=" + apiPort, "--advertise-address=" + host,
-		"--endpoint-reconciler-type=none", // it accepts no loopback address, and no client looks here for the server
+		"--endpoint-reconciler-type=none", // it accepts no loopback address, and no client finds the server by endpoints
 		"--cert-dir=" + dir, "--tls-cert-file=" + file("server.crt"), "--tls-private-key-file=" + file("server.key"),
 		"--client-ca-file=" + file("ca.crt"), "--authorization-mode=RBAC",
 		"--service-cluster-ip-range=192.0.2.0/24",
@@ -95,7 +95,7 @@ func stop(t *testing.T, p *os.Process, exited chan error) {
 		t.Errorf("stop kube-apiserver: %v", err)
 	}
 	select {
-	case <-exited: //nolint:errcheck // it was told to end
+	case <-exited: //nolint:errcheck // it was signalled to end
 	case <-time.After(stopTime):
 		t.Errorf("kube-apiserver ran on for %v after SIGTERM", stopTime)
 		_ = p.Kill()
@@ -103,7 +103,7 @@ func stop(t *testing.T, p *os.Process, exited chan error) {
 	}
 }
 
-// awaitReady asks /readyz, less and less often, until the server is ready or gone.
+// awaitReady polls /readyz with backoff until the server is ready or gone.
 func awaitReady(ctx context.Context, cfg *rest.Config, exited chan error) error {
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()

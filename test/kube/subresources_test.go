@@ -51,8 +51,8 @@ func (s server) make(t *testing.T, kind, name, changes string) client.Object {
 	return typed
 }
 
-// scales tells what a pool's scale shows and takes.
-func scales(t *testing.T, s server) (said []string) {
+// scales reports what a pool's scale returns and accepts.
+func scales(t *testing.T, s server) (out []string) {
 	ctx := t.Context()
 	pool := s.make(t, "SandboxWarmPool", "scaled", "spec: {replicas: 3}").(*extensions.SandboxWarmPool)
 	pool.Status.Replicas, pool.Status.Selector = 2, "a=b"
@@ -64,29 +64,29 @@ func scales(t *testing.T, s server) (said []string) {
 		if err := s.SubResource("scale").Get(ctx, pool, scale); err != nil {
 			t.Fatal(err)
 		}
-		said = append(said, fmt.Sprintf("%s %s: %+v %+v", scale.Kind, scale.Name, scale.Spec, scale.Status))
+		out = append(out, fmt.Sprintf("%s %s: %+v %+v", scale.Kind, scale.Name, scale.Spec, scale.Status))
 		scale.Spec.Replicas = replicas
 		err := s.SubResource("scale").Update(ctx, pool, client.WithSubResourceBody(scale))
-		said = append(said, fmt.Sprintf("to %d: refused %v, as invalid %v", replicas, err != nil, apierrors.IsInvalid(err)))
+		out = append(out, fmt.Sprintf("to %d: refused %v, as invalid %v", replicas, err != nil, apierrors.IsInvalid(err)))
 	}
 	if err := s.Get(ctx, client.ObjectKeyFromObject(pool), pool); err != nil {
 		t.Fatal(err)
 	}
-	return append(said, fmt.Sprintf("wants %d at generation %d", *pool.Spec.Replicas, pool.Generation))
+	return append(out, fmt.Sprintf("replicas %d at generation %d", *pool.Spec.Replicas, pool.Generation))
 }
 
-// statuses tells what each door lets through: an update of the object, and one of its status.
-func statuses(t *testing.T, s server) (said []string) {
+// statuses reports which fields an update of the object changes, and one of its status.
+func statuses(t *testing.T, s server) (out []string) {
 	ctx := t.Context()
 	box := s.make(t, "Sandbox", "doors", "{status: {nodeName: forged}}").(*agents.Sandbox)
-	say := func(when string) {
+	record := func(when string) {
 		t.Helper()
 		if err := s.Get(ctx, client.ObjectKeyFromObject(box), box); err != nil {
 			t.Fatal(err)
 		}
-		said = append(said, fmt.Sprintf("%s: node %q, %s, labels %v, generation %d", when, box.Status.NodeName, box.Spec.OperatingMode, box.Labels, box.Generation))
+		out = append(out, fmt.Sprintf("%s: node %q, %s, labels %v, generation %d", when, box.Status.NodeName, box.Spec.OperatingMode, box.Labels, box.Generation))
 	}
-	say("created")
+	record("created")
 	forge := func(node string) {
 		box.Status.NodeName, box.Spec.OperatingMode, box.Labels = node, agents.ModeSuspended, map[string]string{"from": node}
 	}
@@ -94,22 +94,22 @@ func statuses(t *testing.T, s server) (said []string) {
 	if err := s.Status().Update(ctx, box); err != nil {
 		t.Fatal(err)
 	}
-	say("status updated")
+	record("status updated")
 	forge("object")
 	if err := s.Update(ctx, box); err != nil {
 		t.Fatal(err)
 	}
-	say("object updated")
+	record("object updated")
 	patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"from":"patch"}},"spec":{"operatingMode":"Running"},"status":{"nodeName":"patch"}}`))
 	if err := s.Status().Patch(ctx, box, patch); err != nil {
 		t.Fatal(err)
 	}
-	say("status patched")
-	return said
+	record("status patched")
+	return out
 }
 
-// versions tells which writes are taken from who has not seen the last.
-func versions(t *testing.T, s server) (said []string) {
+// versions reports which writes with an old version are accepted.
+func versions(t *testing.T, s server) (out []string) {
 	ctx := t.Context()
 	box := s.make(t, "Sandbox", "versions", "{}").(*agents.Sandbox)
 	stale := box.DeepCopy()
@@ -144,25 +144,25 @@ func versions(t *testing.T, s server) (said []string) {
 			return s.Create(ctx, o)
 		}},
 	} {
-		said = append(said, fmt.Sprintf("%s: %s", try.name, apierrors.ReasonForError(try.write())))
+		out = append(out, fmt.Sprintf("%s: %s", try.name, apierrors.ReasonForError(try.write())))
 	}
-	return said
+	return out
 }
 
-// secrecy tells whether a refusal repeats what may be a key.
-func secrecy(t *testing.T, s server) (said []string) {
+// secrecy reports whether a refusal repeats what may be a key.
+func secrecy(t *testing.T, s server) (out []string) {
 	for _, key := range []string{"barchan_secret", strings.Repeat("barchan_secret", 10)} {
 		err := s.Create(t.Context(), kinds()["APIKey"].object(t, "secrecy", "spec: {sha256: "+key+"}"))
 		if !apierrors.IsInvalid(err) || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: %v, want a refusal that does not repeat the key", s.name, err)
 		}
-		said = append(said, string(apierrors.ReasonForError(err)))
+		out = append(out, string(apierrors.ReasonForError(err)))
 	}
-	return said
+	return out
 }
 
-// tables tells what `kubectl get` shows of each kind.
-func tables(t *testing.T, s server) (said []string) {
+// tables returns what `kubectl get` prints of each kind.
+func tables(t *testing.T, s server) (out []string) {
 	ready := []metav1.Condition{
 		{Type: agents.ConditionReady, Status: metav1.ConditionTrue, Reason: "Because", LastTransitionTime: metav1.NewTime(time.Now())},
 		{Type: extensions.PoolProgressing, Status: metav1.ConditionFalse, Reason: "Full", LastTransitionTime: metav1.NewTime(time.Now())},
@@ -188,13 +188,13 @@ func tables(t *testing.T, s server) (said []string) {
 	s.make(t, "SandboxClaim", "unknown", "{}")
 	s.make(t, "Checkpoint", "unknown", "{}")
 	for _, crd := range readCRDs(t) {
-		said = append(said, s.table(t, fmt.Sprintf("/apis/%s/%s/namespaces/default/%s", crd.Spec.Group, crd.Spec.Versions[0].Name, crd.Spec.Names.Plural))...)
+		out = append(out, s.table(t, fmt.Sprintf("/apis/%s/%s/namespaces/default/%s", crd.Spec.Group, crd.Spec.Versions[0].Name, crd.Spec.Names.Plural))...)
 	}
-	return said
+	return out
 }
 
 // table is a list as a table, without the ages and what other tests made.
-func (s server) table(t *testing.T, path string) (said []string) {
+func (s server) table(t *testing.T, path string) (out []string) {
 	t.Helper()
 	c, err := rest.HTTPClientFor(s.config)
 	if err != nil {
@@ -220,7 +220,7 @@ func (s server) table(t *testing.T, path string) (said []string) {
 		t.Fatalf("%s: GET %s: %s, %q, %v", s.name, path, resp.Status, table.Kind, err)
 	}
 	for _, c := range table.ColumnDefinitions {
-		said = append(said, fmt.Sprintf("%s: %s %s %s %d", path, c.Name, c.Type, c.Format, c.Priority))
+		out = append(out, fmt.Sprintf("%s: %s %s %s %d", path, c.Name, c.Type, c.Format, c.Priority))
 	}
 	for _, row := range table.Rows {
 		if row.Cells[0] != "shown" && row.Cells[0] != "unknown" {
@@ -233,7 +233,7 @@ func (s server) table(t *testing.T, path string) (said []string) {
 				text = append(text, fmt.Sprintf("%s=%v", table.ColumnDefinitions[i].Name, cell))
 			}
 		}
-		said = append(said, strings.Join(text, " "))
+		out = append(out, strings.Join(text, " "))
 	}
-	return said
+	return out
 }

@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// tailSize is how much of a program's talk is kept for when it fails.
+// tailSize is how much of a program's output is kept for failures.
 const tailSize = 8 << 10
 
 // tail keeps the end of what is written to it.

@@ -114,7 +114,7 @@ func sandboxVerdicts() []verdict {
 		{kind: "Sandbox", name: "resume what", object: "spec: {barchan: {resume: Nothing}}", field: "spec.barchan.resume"},
 		{kind: "Sandbox", name: "resume later", object: "{}", change: "spec: {barchan: {resume: Files}}"},
 		{kind: "Sandbox", name: "secrets", object: "spec: {barchan: {fork: {secrets: Allow}}}"},
-		{kind: "Sandbox", name: "no secrets said", object: "spec: {barchan: {fork: {}}}"},
+		{kind: "Sandbox", name: "no secrets set", object: "spec: {barchan: {fork: {}}}"},
 		{kind: "Sandbox", name: "secrets for whom", object: "spec: {barchan: {fork: {secrets: Maybe}}}", field: "spec.barchan.fork.secrets"},
 		{kind: "Sandbox", name: "huge timeout", object: "spec: {barchan: {wake: {timeoutSeconds: 3000000000}}}", field: "spec.barchan.wake.timeoutSeconds"},
 	}
@@ -226,7 +226,7 @@ func poolVerdicts() []verdict {
 		{kind: "SandboxWarmPool", name: "unavailable", object: bounds("maxUnavailable: -5%"), field: "spec.barchan.maxUnavailable"},
 		{kind: "SandboxWarmPool", name: "unavailable alone", object: bounds("maxUnavailable: 25%")},
 		{kind: "SandboxWarmPool", name: "neither may move", object: bounds("maxUnavailable: 0"), field: "spec.barchan.maxUnavailable"},
-		{kind: "SandboxWarmPool", name: "neither may move, both said", object: bounds("maxSurge: 0%, maxUnavailable: 0%"), field: "spec.barchan.maxUnavailable"},
+		{kind: "SandboxWarmPool", name: "neither may move, both set", object: bounds("maxSurge: 0%, maxUnavailable: 0%"), field: "spec.barchan.maxUnavailable"},
 		{kind: "SandboxWarmPool", name: "neither may move later", object: bounds("maxSurge: 1, maxUnavailable: 0"), change: bounds("maxSurge: 0"), field: "spec.barchan.maxUnavailable"},
 	}
 }
@@ -282,9 +282,9 @@ func checkpointVerdicts() []verdict {
 		{kind: "Checkpoint", name: "import", object: "spec: {origin: Import}"},
 		{kind: "Checkpoint", name: "origin", object: "spec: {origin: Elsewhere}", field: "spec.origin"},
 		{kind: "Checkpoint", name: "another origin", object: "{}", change: "spec: {origin: Import}", field: "spec"},
-		{kind: "Checkpoint", name: "runs on after all", object: "{}", change: "spec: {keepRunning: true}", field: "spec"},
-		{kind: "Checkpoint", name: "sleeps after all", object: "spec: {keepRunning: true}", change: "spec: {keepRunning: null}", field: "spec"},
-		{kind: "Checkpoint", name: "does not run on, as before", object: "spec: {keepRunning: false}", change: "spec: {ttlSeconds: 1}"},
+		{kind: "Checkpoint", name: "keeps running after all", object: "{}", change: "spec: {keepRunning: true}", field: "spec"},
+		{kind: "Checkpoint", name: "suspends after all", object: "spec: {keepRunning: true}", change: "spec: {keepRunning: null}", field: "spec"},
+		{kind: "Checkpoint", name: "is suspended, as before", object: "spec: {keepRunning: false}", change: "spec: {ttlSeconds: 1}"},
 		{kind: "Checkpoint", name: "no time to live any more", object: "spec: {ttlSeconds: 5}", change: "spec: {ttlSeconds: null}"},
 		{kind: "Checkpoint", name: "bad time to live later", object: "{}", change: "spec: {ttlSeconds: -1}", field: "spec.ttlSeconds"},
 		{kind: "Checkpoint", name: "another sandbox", object: "{}", change: "spec: {sandboxName: other}", field: "spec"},

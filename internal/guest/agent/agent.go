@@ -187,7 +187,7 @@ func (a *Agent) listen(ctx context.Context) (net.Listener, error) {
 	return ln, nil
 }
 
-// setNames sets the sandbox's own name and those it knows, if configured.
+// setNames sets the sandbox's own name and its host aliases, if configured.
 func (a *Agent) setNames() error {
 	if a.cfg.Hostname != "" {
 		if err := unix.Sethostname([]byte(a.cfg.Hostname)); err != nil {

@@ -129,8 +129,8 @@ func TestInit(t *testing.T) {
 	}
 }
 
-// TestEnvironmentBoundLate wants a process not to see whether its variables came at the start
-// of the sandbox or later, and the template's program to run on.
+// TestEnvironmentBoundLate verifies that a process cannot distinguish variables set at the start
+// of the sandbox or later, and that the template's program keeps running.
 func TestEnvironmentBoundLate(t *testing.T) {
 	template := map[string]string{"PATH": "/bin:/usr/bin", "BOTH": "template", "KEPT": "template", "E2B_TEMPLATE_ID": "mine"}
 	claim := map[string]string{"BOTH": "claim", "HOME": "/claimed", "E2B_SANDBOX": "claim", "SECRET": "a $(b) $$ c", "EMPTY": ""}
@@ -476,7 +476,7 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// As PID 1 it reaps strangers, reaches all on its end, and its own end is clean.
+// As PID 1 it reaps orphans, signals all processes when it ends, and exits cleanly.
 func TestPID1(t *testing.T) {
 	needRoot(t)
 	mark := filepath.Join(t.TempDir(), "mark")

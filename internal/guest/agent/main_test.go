@@ -155,7 +155,7 @@ func (a *testAgent) stop() {
 	}
 }
 
-// client talks to the agent as a user.
+// client returns a client of the agent for a user.
 func (a *testAgent) client(user string, token ...string) *envd.Client {
 	a.t.Helper()
 	tr := &http.Transport{}

@@ -93,7 +93,7 @@ func TestConnect(t *testing.T) {
 	}
 }
 
-// TestPorts finds who listens where.
+// TestPorts finds the owner of each listener.
 func TestPorts(t *testing.T) {
 	a := start(t, envd.Config{})
 	_, four := listen(t, "tcp4", "127.0.0.1:0")

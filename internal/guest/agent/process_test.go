@@ -224,14 +224,14 @@ func TestDisconnectAndConnect(t *testing.T) {
 	started := make(chan struct{}, 2)
 	for _, sel := range []*processpb.ProcessSelector{byPID(left.pid), byTag(tag)} {
 		wg.Go(func() {
-			tell := sync.OnceFunc(func() { started <- struct{}{} })
-			defer tell()
+			signalStarted := sync.OnceFunc(func() { started <- struct{}{} })
+			defer signalStarted()
 			s, err := c.Process().Connect(t.Context(), connect.NewRequest(&processpb.ConnectRequest{Process: sel}))
 			if err != nil {
 				t.Error(err)
 				return
 			}
-			results <- take(t, s, func() *processpb.ProcessEvent { return s.Msg().GetEvent() }, func(*result) { tell() })
+			results <- take(t, s, func() *processpb.ProcessEvent { return s.Msg().GetEvent() }, func(*result) { signalStarted() })
 		})
 	}
 	<-started
@@ -249,7 +249,7 @@ func TestDisconnectAndConnect(t *testing.T) {
 func TestConnectAfterTheEnd(t *testing.T) {
 	c := start(t, envd.Config{}).client("root")
 	tag := "job"
-	for _, script := range []string{"exit 5", "exit 6"} { // the latest of a tag is meant
+	for _, script := range []string{"exit 5", "exit 6"} { // a tag refers to the latest
 		req := sh(script)
 		req.Tag = &tag
 		run(t, c, req)
@@ -271,7 +271,7 @@ func TestSignals(t *testing.T) {
 		_, err := c.Process().SendSignal(t.Context(), connect.NewRequest(&processpb.SendSignalRequest{Process: byPID(pid), Signal: sig}))
 		return err
 	}
-	sent := false // the shell may speak on stderr afterwards
+	sent := false // the shell may write to stderr afterwards
 	r := runWith(t.Context(), t, c, sh("trap 'echo caught; exit 9' TERM; echo ready; while :; do sleep 0.02; done"), func(r *result) {
 		if r.stdout == "ready\n" && !sent {
 			sent = true
@@ -368,7 +368,7 @@ func kill(t *testing.T, c *envd.Client, pid uint32) {
 	}
 }
 
-// A writer that waits for a process that does not read gives up with its client.
+// A writer that waits for a process that does not read ends with its client.
 func TestUnreadInput(t *testing.T) {
 	c := start(t, envd.Config{}).client("root")
 	runWith(t.Context(), t, c, sh("echo ready; sleep 1000"), func(r *result) {
@@ -396,7 +396,7 @@ func TestTerminal(t *testing.T) {
 		_, err := c.Process().SendInput(t.Context(), connect.NewRequest(&processpb.SendInputRequest{Process: byPID(pid), Input: in}))
 		return err
 	}
-	say := func(pid uint32, text string) {
+	send := func(pid uint32, text string) {
 		if err := write(pid, &processpb.ProcessInput{Input: &processpb.ProcessInput_Pty{Pty: []byte(text)}}); err != nil {
 			t.Error(err)
 		}
@@ -406,7 +406,7 @@ func TestTerminal(t *testing.T) {
 		switch {
 		case step == 0:
 			step++
-			say(r.pid, "stty size; tty\n")
+			send(r.pid, "stty size; tty\n")
 		case step == 1 && strings.Contains(r.pty, "20 90") && strings.Contains(r.pty, "/dev/pts/"):
 			step++
 			_, err := c.Process().Update(t.Context(), connect.NewRequest(&processpb.UpdateRequest{
@@ -418,7 +418,7 @@ func TestTerminal(t *testing.T) {
 			wantCode(t, write(r.pid, &processpb.ProcessInput{Input: &processpb.ProcessInput_Stdin{Stdin: []byte("x")}}), connect.CodeFailedPrecondition, "pty")
 			_, err = c.Process().CloseStdin(t.Context(), connect.NewRequest(&processpb.CloseStdinRequest{Process: byPID(r.pid)}))
 			wantCode(t, err, connect.CodeFailedPrecondition, "Ctrl-D")
-			say(r.pid, "stty size; exit 4\n")
+			send(r.pid, "stty size; exit 4\n")
 		}
 	})
 	if r.err != nil || step != 2 || !strings.Contains(r.pty, "31 101") || r.end.GetExitCode() != 4 {

@@ -21,7 +21,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
-// machineID is the file by which programs know the machine, if the image has it.
+// machineID is the file by which programs identify the machine, if the image has it.
 const machineID = "/etc/machine-id"
 
 // clockOff is the difference to the restorer's clock above which it is logged. The clock follows the

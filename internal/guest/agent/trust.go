@@ -10,7 +10,7 @@ import (
 	"sync"
 )
 
-// trust adds certificates to those that the sandbox's programs believe.
+// trust adds certificates to those that the sandbox's programs trust.
 type trust struct {
 	bundle string // what programs read
 	extra  string // what the distribution builds the bundle from

@@ -179,7 +179,7 @@ func (c *Client) Logs(ctx context.Context, source string, follow bool, each func
 
 // Download opens a file for reading; the caller closes it.
 func (c *Client) Download(ctx context.Context, path string) (io.ReadCloser, error) {
-	// Naming an encoding keeps the transport from asking for gzip.
+	// Naming an encoding keeps the transport from requesting gzip.
 	h := http.Header{"Accept-Encoding": {"identity"}}
 	res, err := c.send(ctx, http.MethodGet, c.filesURL(path), nil, h)
 	if err != nil {

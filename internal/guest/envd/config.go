@@ -10,10 +10,10 @@ import (
 	"strings"
 )
 
-// ConfigPath is where the agent looks for its Config.
+// ConfigPath is where the agent reads its Config.
 const ConfigPath = "/.barchan/config.json"
 
-// Config is what the agent must know from its first instant. The node writes
+// Config is what the agent needs at its start. The node writes
 // it before the sandbox starts. The zero value is an agent without a program
 // of its own.
 type Config struct {
@@ -45,7 +45,7 @@ type Config struct {
 	// AccessToken guards the agent from its first instant. Without one, an agent that is not Open
 	// refuses all requests that need the token, until InitRequest brings one.
 	AccessToken string `json:"accessToken,omitempty"`
-	// Open has the agent ask for no token. It excludes AccessToken.
+	// Open disables the token check. It excludes AccessToken.
 	Open bool `json:"open,omitempty"`
 	// SystemFiles are files' contents by path, of those in SystemPaths. The node has written them
 	// before a sandbox starts; an agent writes them when its sandbox was restored from a

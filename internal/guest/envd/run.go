@@ -40,7 +40,7 @@ func (c *Client) Run(ctx context.Context, argv []string, o RunOptions) (exit int
 		cfg.Cwd = &o.Dir
 	}
 	noInput := false
-	// The stream must outlast ctx: until the program's number is known nobody can kill it.
+	// The stream must outlast ctx: without the program's PID it cannot be killed.
 	streaming, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
 	starting := context.AfterFunc(ctx, func() { time.AfterFunc(runKillTime, cut) })

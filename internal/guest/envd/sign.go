@@ -46,7 +46,7 @@ func Sign(path string, op Operation, user, token string, expiry *time.Time) stri
 	return "v1_" + base64.RawStdEncoding.EncodeToString(sum[:])
 }
 
-// Verify checks what Sign made, at the time now. It tells nothing about the
+// Verify checks what Sign made, at the time now. It does not check the
 // expected signature, in its error or by the time it takes.
 func Verify(signature, path string, op Operation, user, token string, expiry *time.Time, now time.Time) error {
 	if signature == "" {

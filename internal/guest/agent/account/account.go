@@ -1,5 +1,5 @@
 // Package account finds users, groups and paths of a sandbox in its files, as a static program cannot
-// ask the C library. It authorizes nothing and caches nothing: programs add users at any time.
+// call the C library. It authorizes nothing and caches nothing: programs add users at any time.
 //
 // It has no locks.
 package account

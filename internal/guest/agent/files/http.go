@@ -140,7 +140,7 @@ func openError(path string, err error) error {
 }
 
 // conditional reports whether the answer may be a part or nothing, which is
-// meant of the plain content.
+// relative to the plain content.
 func conditional(h http.Header) bool {
 	for _, k := range []string{"Range", "If-Range", "If-Modified-Since", "If-Unmodified-Since", "If-None-Match", "If-Match"} {
 		if h.Get(k) != "" {
@@ -186,7 +186,7 @@ func wantsGzip(h http.Header) (bool, error) {
 	}
 	plain, hasPlain := quality["identity"]
 	if !hasPlain && (!hasStar || star > 0) {
-		// Always acceptable, yet less wanted than what is named.
+		// Always acceptable, yet with lower priority than what is named.
 		return hasZip && zip > 0, nil
 	}
 	if plain == 0 && zip == 0 {

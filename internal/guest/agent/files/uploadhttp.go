@@ -113,7 +113,7 @@ func (u *upload) file(name string, content io.Reader) error {
 	return nil
 }
 
-// bodyReader remembers that it was the sender who failed, not the disk.
+// bodyReader records that the sender failed, not the disk.
 type bodyReader struct {
 	r   io.Reader
 	err error

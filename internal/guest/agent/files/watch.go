@@ -59,7 +59,7 @@ func newWatch(root string, recursive, entries bool, acc account.Database, up *Up
 	return w, nil
 }
 
-// mark makes a directory of which the same queue of the kernel tells, so that a change there shows how
+// mark makes a directory which the same kernel queue reports, so that a change there shows how
 // far that has been read. Watches leave it out. It may fail.
 func (w *watch) mark() {
 	dir, err := os.MkdirTemp("", stagePrefix+"marks-")

@@ -1,4 +1,4 @@
-// Package ports knows what listens in a sandbox, and leads to what listens on its loopback alone.
+// Package ports lists listeners in a sandbox, and forwards to those on its loopback alone.
 //
 // It keeps nothing, and looks only when somebody asks: a sandbox that nobody asks for anything does
 // no work for this. It opens no port of its own, so that no program finds one taken.
@@ -48,8 +48,8 @@ func List(proc string, without int, as Look) ([]envd.ListeningPort, error) {
 	list := make([]envd.ListeningPort, 0, len(found))
 	for _, s := range found {
 		p := envd.ListeningPort{Port: s.at.Port(), Address: s.at.Addr().String()}
-		if who, ok := owners[s.inode]; ok {
-			p.PID, p.Process = who.PID, short(who.Name)
+		if owner, ok := owners[s.inode]; ok {
+			p.PID, p.Process = owner.PID, short(owner.Name)
 		}
 		if p.PID == 0 || p.PID != without {
 			list = append(list, p)
@@ -198,7 +198,7 @@ func hidden(proc string) (kinds []kind) {
 	return kinds
 }
 
-// mayLook reads one of a process's files; some kernels list them to anybody.
+// mayLook reads one of a process's files; some kernels list them to any user.
 func mayLook(fds string) error {
 	f, err := os.Open(fds)
 	if err != nil {

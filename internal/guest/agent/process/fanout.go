@@ -22,7 +22,7 @@ type subscriber struct {
 // leave ends the subscription. It may be called more than once.
 func (s *subscriber) leave() { s.once.Do(func() { close(s.gone) }) }
 
-// fanout hands a process's events to all who subscribed.
+// fanout hands a process's events to all subscribers.
 type fanout struct {
 	mu   sync.Mutex
 	subs []*subscriber           // +checklocks:mu

@@ -95,7 +95,7 @@ func (p *process) follow(exit <-chan syscall.WaitStatus) {
 	p.discard()
 }
 
-// discard reads on for the children that keep writing, who would else be
+// discard keeps reading for the children that keep writing, who would else be
 // killed for it by SIGPIPE. A terminal hangs up instead.
 func (p *process) discard() {
 	if p.io.TTY != nil {

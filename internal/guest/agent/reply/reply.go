@@ -118,7 +118,7 @@ func ContextError(ctx context.Context) error {
 	return connect.NewError(connect.CodeCanceled, ctx.Err())
 }
 
-// Keepalive reads how often a client wants a sign of life.
+// Keepalive reads how often a client requests a keepalive.
 func Keepalive(h http.Header) time.Duration {
 	if s, err := strconv.ParseUint(h.Get(envd.HeaderKeepalive), 10, 16); err == nil && s > 0 {
 		return time.Duration(s) * time.Second

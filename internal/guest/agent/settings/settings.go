@@ -24,7 +24,7 @@ const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 var (
 	// ErrToken means that a request has no valid token.
 	ErrToken = errors.New("unauthorized: a valid " + envd.HeaderAccessToken + " header is needed")
-	// ErrInvalid means that a request asks for impossible settings.
+	// ErrInvalid means that a request has impossible settings.
 	ErrInvalid = errors.New("invalid request")
 )
 

@@ -36,7 +36,7 @@ func (u Users) Of(h http.Header) (account.User, error) {
 	return acc, nil
 }
 
-// Named finds a user by a name or a number, with ":group" if wanted, or the default one.
+// Named finds a user by a name or a number, with optional ":group", or the default one.
 func (u Users) Named(name string) (account.User, error) {
 	if name == "" {
 		name, _ = u.Settings.Defaults()

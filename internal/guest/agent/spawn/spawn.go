@@ -68,7 +68,7 @@ func (r *Reaper) Spawn(c Command) (int, <-chan syscall.WaitStatus, error) {
 	return pid, done, nil
 }
 
-// findProgram looks a program up as a shell would in dir with the PATH given.
+// findProgram finds a program as a shell does in dir with the PATH given.
 func findProgram(name, path, dir string) (string, error) {
 	if name == "" {
 		return "", &exec.Error{Name: name, Err: errors.New("the program's name is empty")}
