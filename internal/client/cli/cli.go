@@ -109,15 +109,15 @@ func root(a *app.App) *cobra.Command {
 		resources.KeyCommand(a), resources.ApplyCommand(a), resources.TemplateCommand(a), resources.PoolCommand(a), artifact.CheckpointCommand(a), artifact.ImageCommand(a),
 		admin.NetCommand(a), admin.PeersCommand(a), admin.DoctorCommand(a), admin.ConfigCommand(a), versionCommand(a),
 	)
+	app.CheckArguments(root)
 	completer{a}.complete(root)
 	return root
 }
 
 func versionCommand(a *app.App) *cobra.Command {
-	cmd := &cobra.Command{
+	return a.JSONFlag(&cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
-		Args:  app.Exactly(),
 		RunE: func(*cobra.Command, []string) error {
 			v := a.Version()
 			if a.JSON {
@@ -126,7 +126,5 @@ func versionCommand(a *app.App) *cobra.Command {
 			fmt.Fprintln(a.Stdout, v.Text())
 			return nil
 		},
-	}
-	a.JSONFlag(cmd)
-	return cmd
+	})
 }

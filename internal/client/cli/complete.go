@@ -32,7 +32,7 @@ type choices func(ctx context.Context, cmd *cobra.Command) ([]string, error)
 // for their flags.
 func (a completer) complete(cmd *cobra.Command) {
 	args, flags := a.argumentChoices(), a.flagChoices()
-	if words := placeholders(cmd.Use); len(words) > 0 {
+	if words := app.Placeholders(cmd.Use); len(words) > 0 {
 		cmd.ValidArgsFunction = func(cmd *cobra.Command, given []string, word string) ([]string, cobra.ShellCompDirective) {
 			last := words[len(words)-1]
 			at := strings.Trim(append(words, last)[min(len(given), len(words))], "[].")
@@ -67,12 +67,6 @@ func (a completer) complete(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		a.complete(sub)
 	}
-}
-
-// placeholders returns the arguments of a usage line, up to a flag or a command in the sandbox.
-func placeholders(use string) []string {
-	before, _, _ := strings.Cut(use, " -")
-	return slices.DeleteFunc(strings.Fields(before)[1:], func(w string) bool { return w == "[flags]" })
 }
 
 // offer returns the choices that begin with word, except those already given.

@@ -16,15 +16,9 @@ func ConfigCommand(a *app.App) *cobra.Command {
 		Short: "Print all settings, and where each came from",
 		Long: "Print all settings as a file that --config takes. Flags win over BARCHAN_* variables, these over the file,\n" +
 			"and that over what is built in.",
-		Args: app.Exactly(),
 	}
 	a.JSONFlag(cmd)
-	flags := config.AddFlags(cmd.Flags(), notDataDir)
-	cmd.RunE = func(*cobra.Command, []string) error {
-		cfg, err := a.Config(flags)
-		if err != nil {
-			return err
-		}
+	return withSettings(a, cmd, func(_ *cobra.Command, cfg *config.Resolved) error {
 		if a.JSON {
 			return a.PrintJSON(cfg)
 		}
@@ -32,6 +26,5 @@ func ConfigCommand(a *app.App) *cobra.Command {
 			fmt.Fprintln(a.Stdout, "# read from "+cfg.File)
 		}
 		return cfg.WriteYAML(a.Stdout)
-	}
-	return cmd
+	})
 }

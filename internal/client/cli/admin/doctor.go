@@ -21,17 +21,11 @@ func DoctorCommand(a *app.App) *cobra.Command {
 		Long: "Check this machine, and the server if it runs. The exit code is 1 if something must be done.\n" +
 			"With --deep, look for what belongs to no sandbox, or lacks what it belongs to: network namespaces, links, rules,\n" +
 			"mounts, snapshots, addresses, cgroups, processes, files, memory images, objects and routes.",
-		Args: app.Exactly(),
 	}
 	a.JSONFlag(cmd)
 	var deep bool
 	cmd.Flags().BoolVar(&deep, "deep", false, "look for what was leaked, instead of checking the machine")
-	flags := config.AddFlags(cmd.Flags(), notDataDir)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		cfg, err := a.Config(flags)
-		if err != nil {
-			return err
-		}
+	return withSettings(a, cmd, func(cmd *cobra.Command, cfg *config.Resolved) error {
 		if deep {
 			found, err := audit(cmd.Context(), a, cfg)
 			if printed := printFindings(a, found, err == nil); err == nil {
@@ -40,8 +34,7 @@ func DoctorCommand(a *app.App) *cobra.Command {
 			return err
 		}
 		return printChecks(a, checks(cmd.Context(), a, cfg))
-	}
-	return cmd
+	})
 }
 
 // audit calls the server; without one this program makes the checks that it can, and says so.

@@ -30,22 +30,15 @@ func DownCommand(a *app.App) *cobra.Command {
 		Short: "Stop the server; sandboxes keep running",
 		Long: "Stop the server. Sandboxes keep running, and the next start adopts them.\n" +
 			"With --all, end every sandbox and remove all that Barchan made on this machine but for the cache.",
-		Args: app.Exactly(),
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "also remove all sandboxes, their network and the data directory")
 	cmd.Flags().BoolVar(&yes, "yes", false, "with --all: do not ask")
-	flags := config.AddFlags(cmd.Flags(), notDataDir)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		cfg, err := a.Config(flags)
-		if err != nil {
-			return err
-		}
+	return withSettings(a, cmd, func(cmd *cobra.Command, cfg *config.Resolved) error {
 		if all {
 			return downAll(cmd.Context(), a, cfg, yes)
 		}
 		return downServer(cmd.Context(), a, cfg)
-	}
-	return cmd
+	})
 }
 
 func downServer(ctx context.Context, a *app.App, cfg *config.Resolved) error {

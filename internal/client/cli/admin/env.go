@@ -32,7 +32,6 @@ func EnvCommand(a *app.App) *cobra.Command {
 			"Without --tls, clients speak plain HTTP to the server's address. With it they speak TLS to hosts below the server's\n" +
 			"domain, which must resolve to this machine (names below .localhost do, with most resolvers). The variables of the other\n" +
 			"way are unset. The key is the data directory's, or the one given, which the server must know.",
-		Args: app.Exactly(),
 	}
 	cmd.Flags().BoolVar(&tls, "tls", false, "for clients that go by the domain over TLS")
 	cmd.Flags().StringVar(&shell, "shell", "sh", "sh, fish, csh or json")
@@ -78,12 +77,11 @@ func environment(addr adminclient.Addresses, key string, tls bool) ([]variable, 
 	if !tls {
 		url := "http://" + app.Dialable(addr.HTTP)
 		vars = append(vars, variable{name: "E2B_API_URL", value: url}, variable{name: "E2B_SANDBOX_URL", value: url})
+		domain := variable{name: "E2B_DOMAIN", unset: true}
 		if addr.TLS != "" {
-			vars = append(vars, variable{name: "E2B_DOMAIN", value: addr.Domain})
-		} else {
-			vars = append(vars, variable{name: "E2B_DOMAIN", unset: true})
+			domain = variable{name: "E2B_DOMAIN", value: addr.Domain}
 		}
-		return vars, nil
+		return append(vars, domain), nil
 	}
 	if addr.TLS == "" {
 		return nil, fmt.Errorf("the server does not serve TLS; set tlsAddr and start it again: %w", errs.ErrInvalid)
@@ -101,20 +99,12 @@ func environment(addr adminclient.Addresses, key string, tls bool) ([]variable, 
 
 // shells have the syntax to set and unset a variable.
 var shells = map[string]struct {
-	set, unset func(name, value string) string
+	set, unset string
+	quote      func(string) string
 }{
-	"sh": {
-		func(name, value string) string { return "export " + name + "=" + quoteShell(value) },
-		func(name, _ string) string { return "unset " + name },
-	},
-	"fish": {
-		func(name, value string) string { return "set -gx " + name + " " + quoteFish(value) + ";" },
-		func(name, _ string) string { return "set -e " + name + ";" },
-	},
-	"csh": {
-		func(name, value string) string { return "setenv " + name + " " + quoteShell(value) + ";" },
-		func(name, _ string) string { return "unsetenv " + name + ";" },
-	},
+	"sh":   {"export %s=%s", "unset %s", quoteShell},
+	"fish": {"set -gx %s %s;", "set -e %s;", quoteFish},
+	"csh":  {"setenv %s %s;", "unsetenv %s;", quoteShell},
 }
 
 func printEnv(a *app.App, vars []variable, shell string) error {
@@ -128,11 +118,10 @@ func printEnv(a *app.App, vars []variable, shell string) error {
 		return a.PrintJSON(out)
 	}
 	for _, v := range vars {
-		line := shells[shell].set
+		text := fmt.Sprintf(shells[shell].set, v.name, shells[shell].quote(v.value))
 		if v.unset {
-			line = shells[shell].unset
+			text = fmt.Sprintf(shells[shell].unset, v.name)
 		}
-		text := line(v.name, v.value)
 		if v.hint != "" {
 			text = "# " + v.hint + ": " + text
 		}

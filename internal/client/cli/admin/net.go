@@ -34,7 +34,6 @@ func netLeasesCommand(a *app.App) *cobra.Command {
 		Long: "List the addresses that are not free: reserved for a sandbox that is being created, held by one that exists, cooling\n" +
 			"after use, or quarantined because an unknown program uses them. A quarantined address stays so until\n" +
 			"`barchan net release`, or until the sandbox that uses it is found.",
-		Args: app.Exactly(),
 	}
 	cmd.Flags().StringVar(&state, "state", "", "only those in this `state`: "+strings.Join(LeaseStates(), ", "))
 	a.JSONFlag(cmd)
@@ -66,16 +65,13 @@ func printLeases(a *app.App, leases []adminclient.Lease) {
 }
 
 func netSubnetsCommand(a *app.App) *cobra.Command {
-	cmd := &cobra.Command{
+	return a.JSONFlag(&cobra.Command{
 		Use:   "subnets",
 		Short: "Count addresses by state",
 		Long: "Count the addresses of each subnet by state. Addresses are allocated from the first subnet; leases in others are from\n" +
 			"before the setting was changed. 0.0.0.0/0 stands for addresses of no known subnet.",
-		Args: app.Exactly(),
 		RunE: show(a, (*adminclient.Client).Subnets, printSubnets),
-	}
-	a.JSONFlag(cmd)
-	return cmd
+	})
 }
 
 func printSubnets(a *app.App, subnets []adminclient.Subnet) {
@@ -102,7 +98,6 @@ func netReleaseCommand(a *app.App) *cobra.Command {
 		Short: "End the quarantine of an address",
 		Long: "End the quarantine of an address, once the program that used it is gone. It cools down, and can then be allocated\n" +
 			"again. The address of a sandbox is refused, with the sandbox's name: kill that instead.",
-		Args: app.Exactly("ADDRESS"),
 	}
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -127,14 +122,13 @@ func netReleaseCommand(a *app.App) *cobra.Command {
 }
 
 func netCheckCommand(a *app.App) *cobra.Command {
-	cmd := &cobra.Command{
+	return a.JSONFlag(&cobra.Command{
 		Use:   "check",
 		Short: "Compare the address leases with what is in use, now",
 		Long: "Compare the address leases with what is in use, as the server does every 5 minutes, and repair differences:\n" +
 			"an address in use without a lease is reserved again, or quarantined if its user is unknown; a lease whose owner\n" +
 			"was absent in three scans, minutes apart, is released. No address in use is taken away: if another than its owner\n" +
 			"uses it, that is a conflict, which a person must end. The exit code is then 1.",
-		Args: app.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.WithAdmin(func(c *adminclient.Client) error {
 				repairs, err := c.CheckAddresses(cmd.Context())
@@ -144,9 +138,7 @@ func netCheckCommand(a *app.App) *cobra.Command {
 				return printRepairs(a, repairs)
 			})
 		},
-	}
-	a.JSONFlag(cmd)
-	return cmd
+	})
 }
 
 func printRepairs(a *app.App, repairs []adminclient.Repair) error {
@@ -184,7 +176,6 @@ func netTraceCommand(a *app.App) *cobra.Command {
 		Short:   "Show which rule decides about a sandbox's traffic",
 		Long:    "Show whether a sandbox may reach an address or a domain name, and which rule decides. Nothing is sent.",
 		Example: "  barchan net trace iaaa0000000000000001 example.com --port 443",
-		Args:    app.Exactly("SANDBOX", "DESTINATION"),
 	}
 	cmd.Flags().Uint16Var(&req.Port, "port", 443, "port of the destination")
 	cmd.Flags().StringVar(&req.Protocol, "protocol", "tcp", "`protocol`: tcp, udp or another by its name")

@@ -16,20 +16,21 @@ import (
 // PeersCommand returns `barchan peers`.
 func PeersCommand(a *app.App) *cobra.Command {
 	return app.NounCommand("peers", "Replicas that serve the same objects, and the keys of their gossip", peersLsCommand(a),
-		app.NounCommand("key", "Keys that the gossip of replicas is encrypted with", peersKeyAddCommand(a), peersKeyUseCommand(a), peersKeyRmCommand(a)))
+		app.NounCommand("key", "Keys that the gossip of replicas is encrypted with", peersKeyAddCommand(a),
+			peersKeyCommand(a, "use", "Let this replica encrypt with a key that all have",
+				"Let this replica, and no other, encrypt with a key. It refuses while another replica lacks the key.", (*adminclient.Client).UsePeerKey),
+			peersKeyCommand(a, "rm", "Remove a key from this replica that none encrypts with",
+				"Remove a key from this replica, and no other. It refuses while this or another replica encrypts with it.", (*adminclient.Client).RemovePeerKey)))
 }
 
 func peersLsCommand(a *app.App) *cobra.Command {
-	cmd := &cobra.Command{
+	return a.JSONFlag(&cobra.Command{
 		Use:   "ls",
 		Short: "List the replicas that are up, this one first",
 		Long: "List the replicas that are up, as this one sees them, with this one first. The first of a replica's keys is the one\n" +
 			"that it encrypts with.",
-		Args: app.Exactly(),
 		RunE: show(a, (*adminclient.Client).Peers, printPeers),
-	}
-	a.JSONFlag(cmd)
-	return cmd
+	})
 }
 
 func printPeers(a *app.App, list []adminclient.Replica) {
@@ -99,26 +100,9 @@ func readKey(ctx context.Context, a *app.App, name string) (string, error) {
 	return key, nil
 }
 
-func peersKeyUseCommand(a *app.App) *cobra.Command {
-	return &cobra.Command{
-		Use:   "use KEY-ID",
-		Short: "Let this replica encrypt with a key that all have",
-		Long:  "Let this replica, and no other, encrypt with a key. It refuses while another replica lacks the key.",
-		Args:  app.Exactly("KEY-ID"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.WithAdmin(func(c *adminclient.Client) error { return c.UsePeerKey(cmd.Context(), args[0]) })
-		},
-	}
-}
-
-func peersKeyRmCommand(a *app.App) *cobra.Command {
-	return &cobra.Command{
-		Use:   "rm KEY-ID",
-		Short: "Remove a key from this replica that none encrypts with",
-		Long:  "Remove a key from this replica, and no other. It refuses while this or another replica encrypts with it.",
-		Args:  app.Exactly("KEY-ID"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.WithAdmin(func(c *adminclient.Client) error { return c.RemovePeerKey(cmd.Context(), args[0]) })
-		},
-	}
+// peersKeyCommand returns a command on one key of the replica's.
+func peersKeyCommand(a *app.App, use, short, long string, do func(*adminclient.Client, context.Context, string) error) *cobra.Command {
+	return &cobra.Command{Use: use + " KEY-ID", Short: short, Long: long, RunE: func(cmd *cobra.Command, args []string) error {
+		return a.WithAdmin(func(c *adminclient.Client) error { return do(c, cmd.Context(), args[0]) })
+	}}
 }

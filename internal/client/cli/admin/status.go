@@ -18,14 +18,11 @@ import (
 
 // StatusCommand returns `barchan status`.
 func StatusCommand(a *app.App) *cobra.Command {
-	cmd := &cobra.Command{
+	return a.JSONFlag(&cobra.Command{
 		Use:   "status",
 		Short: "Show the state of the server",
-		Args:  app.Exactly(),
 		RunE:  show(a, (*adminclient.Client).Status, printStatus),
-	}
-	a.JSONFlag(cmd)
-	return cmd
+	})
 }
 
 // show returns the work of a command that prints one thing of the local server: with print, or as JSON.

@@ -23,7 +23,18 @@ import (
 	"github.com/barchan-dev/barchan/internal/config"
 )
 
-func notDataDir(key string) bool { return key != "dataDir" }
+// withSettings adds a flag for each setting to a command, and does its work with the settings.
+func withSettings(a *app.App, cmd *cobra.Command, work func(cmd *cobra.Command, cfg *config.Resolved) error) *cobra.Command {
+	flags := config.AddFlags(cmd.Flags(), func(key string) bool { return key != "dataDir" }) // the root has that one
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, err := a.Config(flags)
+		if err != nil {
+			return err
+		}
+		return work(cmd, cfg)
+	}
+	return cmd
+}
 
 // UpCommand returns `barchan up`.
 func UpCommand(a *app.App) *cobra.Command {
@@ -34,16 +45,10 @@ func UpCommand(a *app.App) *cobra.Command {
 		Short: "Start the server",
 		Long: "Start the server of the data directory and stay with it, or with --detach leave it in the background once it is ready.\n" +
 			"Sandboxes that run already are adopted. If the server is up, this says so and does nothing.",
-		Args: app.Exactly(),
 	}
 	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "run in the background, and return once the server is ready")
 	cmd.Flags().DurationVar(&wait, "wait", 2*time.Minute, "with --detach: how long to wait for the server")
-	flags := config.AddFlags(cmd.Flags(), notDataDir)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		cfg, err := a.Config(flags)
-		if err != nil {
-			return err
-		}
+	return withSettings(a, cmd, func(cmd *cobra.Command, cfg *config.Resolved) error {
 		if done, err := alreadyUp(cmd.Context(), a, cfg, detach, wait); done || err != nil {
 			return err
 		}
@@ -54,8 +59,7 @@ func UpCommand(a *app.App) *cobra.Command {
 			return startDetached(cmd.Context(), a, cfg, foregroundArgs(cmd, cfg), wait)
 		}
 		return a.Deps.RunServer(cmd.Context(), cfg.Config, a.Stderr)
-	}
-	return cmd
+	})
 }
 
 // alreadyUp is true if a server uses the data directory; with detach it then waits for that one.

@@ -261,7 +261,7 @@ type App struct {
 
 	ConfigFile, APIURL, APIKey, Kubeconfig string
 	JSON                                   bool
-	Format                                 format // of lists
+	Format                                 string // of lists
 	RootFlags                              *config.Flags
 }
 

@@ -3,6 +3,7 @@ package app
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -82,12 +83,12 @@ func NounCommand(name, short string, verbs ...*cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// Exactly requires one argument for each of the names.
-func Exactly(names ...string) cobra.PositionalArgs {
+// exactly requires one argument for each of the names.
+func exactly(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch {
 		case len(args) < len(names):
-			return Usage(cmd, fmt.Errorf("%s is missing", names[len(args)]))
+			return missing(cmd, names[len(args)])
 		case len(args) > len(names):
 			return Usage(cmd, fmt.Errorf("%q is one argument too many", args[len(names)]))
 		}
@@ -99,13 +100,39 @@ func Exactly(names ...string) cobra.PositionalArgs {
 func AtLeast(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) < len(names) {
-			return Usage(cmd, fmt.Errorf("%s is missing", names[len(args)]))
+			return missing(cmd, names[len(args)])
 		}
 		return nil
 	}
 }
 
-// JSONFlag adds --json.
-func (a *App) JSONFlag(cmd *cobra.Command) {
+// CheckArguments adds to all commands that have no check a check by the words of their usage lines.
+func CheckArguments(cmd *cobra.Command) {
+	if words := Placeholders(cmd.Use); cmd.Args == nil {
+		cmd.Args = exactly(words...)
+		if len(words) > 0 && strings.HasSuffix(words[len(words)-1], "...") {
+			cmd.Args = AtLeast(words...)
+		}
+	}
+	for _, sub := range cmd.Commands() {
+		CheckArguments(sub)
+	}
+}
+
+// Placeholders returns the arguments of a usage line, up to a flag or a command in the sandbox.
+func Placeholders(use string) []string {
+	before, _, _ := strings.Cut(use, " -")
+	return slices.DeleteFunc(strings.Fields(before)[1:], func(w string) bool { return w == "[flags]" })
+}
+
+// missing is the error for an argument of a usage line.
+func missing(cmd *cobra.Command, word string) error {
+	name, _, _ := strings.Cut(strings.TrimSuffix(word, "..."), "|")
+	return Usage(cmd, fmt.Errorf("%s is missing", name))
+}
+
+// JSONFlag adds --json, and returns the command.
+func (a *App) JSONFlag(cmd *cobra.Command) *cobra.Command {
 	cmd.Flags().BoolVar(&a.JSON, "json", false, "print JSON")
+	return cmd
 }

@@ -131,6 +131,18 @@ func Get[T any](ctx context.Context, k *Kube, r schema.GroupVersionResource, nam
 	return Decode[T](u)
 }
 
+// Create creates an object, without its status, which the server writes.
+func (k *Kube) Create(ctx context.Context, r schema.GroupVersionResource, object metav1.Object) error {
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", object.GetName(), err)
+	}
+	delete(content, "status")
+	_, err = k.Client.Resource(r).Namespace(object.GetNamespace()).
+		Create(ctx, &unstructured.Unstructured{Object: content}, metav1.CreateOptions{FieldManager: FieldManager})
+	return KubeError(err)
+}
+
 // ShowObject prints one object as YAML or JSON.
 func (a *App) ShowObject(ctx context.Context, r schema.GroupVersionResource, namespace, name string) error {
 	k, err := a.Kube(ctx)
@@ -183,7 +195,7 @@ func KubeError(err error) error {
 func (a *App) RemoveCommand(short string, of Kind) *cobra.Command {
 	var s Scope
 	what := strings.ToUpper(of.Noun)
-	cmd := &cobra.Command{Use: "rm " + what + "...", Short: short, Args: AtLeast(what)}
+	cmd := &cobra.Command{Use: "rm " + what + "...", Short: short}
 	s.Flags(cmd, false)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return a.RemoveObjects(cmd.Context(), of, s.Namespace, args)

@@ -13,61 +13,37 @@ import (
 	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
 )
 
-// format is the output format of a list; empty is a table.
-type format string
-
+// The formats of lists; empty is a table.
 const (
-	formatJSON format = "json"
-	formatName format = "name"
-	FormatWide format = "wide"
-	formatID   format = "id" // set by -q
+	formatJSON = "json"
+	formatName = "name"
+	FormatWide = "wide"
+	formatID   = "id" // set by -q
 )
 
-// Set parses the value of -o.
-func (f *format) Set(text string) error {
-	if !slices.Contains(Formats(), text) {
-		return errors.New("want json, name or wide")
-	}
-	*f = format(text)
-	return nil
-}
-
-// String returns the value.
-func (f *format) String() string { return string(*f) }
-
-// Type is the value's name in help.
-func (f *format) Type() string { return "format" }
-
 // Formats returns the values of -o.
-func Formats() []string { return []string{string(formatJSON), string(formatName), string(FormatWide)} }
-
-// formatSwitch is a flag without a value that chooses a format.
-type formatSwitch struct {
-	into *format
-	to   format
-}
-
-// Set parses true or false, as in --json=false.
-func (s formatSwitch) Set(text string) error {
-	on, err := strconv.ParseBool(text)
-	if on {
-		*s.into = s.to
-	}
-	return err
-}
-
-// String returns the default for help.
-func (s formatSwitch) String() string { return "false" }
-
-// Type hides the value in help.
-func (s formatSwitch) Type() string { return "bool" }
+func Formats() []string { return []string{formatJSON, formatName, FormatWide} }
 
 // ListFlags adds the flags of every list; the last one given applies.
 func (a *App) ListFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.VarP(&a.Format, "output", "o", "output `format`: json, name (names only) or wide (more columns)")
-	f.VarPF(formatSwitch{&a.Format, formatJSON}, "json", "", "print JSON, as -o json").NoOptDefVal = "true"
-	f.VarPF(formatSwitch{&a.Format, formatID}, "quiet", "q", "print IDs only").NoOptDefVal = "true"
+	f.FuncP("output", "o", "output `format`: json, name (names only) or wide (more columns)", func(text string) error {
+		if a.Format = text; !slices.Contains(Formats(), text) {
+			return errors.New("want json, name or wide")
+		}
+		return nil
+	})
+	choose := func(format string) func(string) error {
+		return func(text string) error {
+			on, err := strconv.ParseBool(text) // as in --json=false
+			if on {
+				a.Format = format
+			}
+			return err
+		}
+	}
+	f.BoolFunc("json", "print JSON, as -o json", choose(formatJSON))
+	f.BoolFuncP("quiet", "q", "print IDs only", choose(formatID))
 }
 
 // Columns describes how the items of a list are printed.
@@ -141,7 +117,7 @@ type Lister[T any] struct {
 // ListCommand lists objects of the Kubernetes API.
 func ListCommand[T any](a *App, l Lister[T]) *cobra.Command {
 	var s Scope
-	cmd := &cobra.Command{Use: "ls", Aliases: []string{"list"}, Short: l.Short, Long: l.Long, Args: Exactly()}
+	cmd := &cobra.Command{Use: "ls", Aliases: []string{"list"}, Short: l.Short, Long: l.Long}
 	s.Flags(cmd, true)
 	a.ListFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return ListObjects(cmd.Context(), a, l, s.List()) }

@@ -76,7 +76,6 @@ func checkpointShowCommand(a *app.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "show SNAPSHOT", Short: "Show one snapshot",
 		Long: "Show one snapshot, and what is needed to restore it. --json prints the object.",
-		Args: app.Exactly("SNAPSHOT"),
 	}
 	s.Flags(cmd, false)
 	a.JSONFlag(cmd)

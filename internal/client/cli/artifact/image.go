@@ -54,7 +54,6 @@ func imageBuildCommand(a *app.App) *cobra.Command {
 		Long: "Make the base image from Debian's packages, with Node.js from the npm registry, unless it is there.\n" +
 			"No registry of images is needed.\n" +
 			"Warm sandboxes with an older base image are replaced; others, and checkpoints, keep theirs.",
-		Args: app.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return imageWork(a, func(c *adminclient.Client, progress func(adminclient.Event)) (adminclient.Result, error) {
 				return c.BuildBase(cmd.Context(), req, progress)
@@ -76,7 +75,6 @@ func imagePullCommand(a *app.App) *cobra.Command {
 			"--plain-http this program does, and hands the image to the server. Docker's configuration of this user then has the\n" +
 			"password, where --username is not given.",
 		Example: "  barchan image pull docker.io/library/debian:stable-slim\n  barchan image pull registry.example.com/team/app:1 --ca-file ca.pem",
-		Args:    app.Exactly("IMAGE"),
 	}
 	registryFlags(cmd, &access)
 	cmd.Flags().StringVar(&access.Username, "username", "", "user of the registry; its password is asked for")
@@ -154,7 +152,6 @@ func imageImportCommand(a *app.App) *cobra.Command {
 		Short:   "Take images from a tar: an OCI layout, or what `docker save` makes",
 		Long:    "Take images from a tar: an OCI layout, or what `docker save` makes. - is standard input.",
 		Example: "  barchan image import app.tar\n  docker save app | barchan image import -",
-		Args:    app.Exactly("FILE"),
 	}
 	cmd.Flags().StringVar(&name, "name", "", "name of an image that has none in the tar")
 	a.JSONFlag(cmd)
@@ -187,7 +184,6 @@ func imageLsCommand(a *app.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ls",
 		Short: "List images",
-		Args:  app.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.WithAdmin(func(c *adminclient.Client) error { return printImages(cmd.Context(), a, c) })
 		},
@@ -219,7 +215,6 @@ func imageRmCommand(a *app.App) *cobra.Command {
 		Use:   "rm IMAGE...",
 		Short: "Remove images",
 		Long:  "Remove images. One that sandboxes or checkpoints need is refused; one that templates name needs --force.",
-		Args:  app.AtLeast("IMAGE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.WithAdmin(func(c *adminclient.Client) error {
 				return a.Each(args, func(ref string) (string, error) { return ref, c.RemoveImage(cmd.Context(), ref, force) })

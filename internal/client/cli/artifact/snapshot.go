@@ -27,7 +27,6 @@ func SnapshotCommand(a *app.App) *cobra.Command {
 		Long: "Keep a sandbox as it is now, with its programs, memory and files, for others to start from, and print the snapshot's ID.\n" +
 			"The sandbox stays as it was, running or paused.",
 		Example: "  snap=$(barchan snapshot i3k --name warm)\n  barchan run --from $snap -- ps\n  barchan run --from warm -- ps",
-		Args:    app.Exactly("SANDBOX"),
 	}
 	f := cmd.Flags()
 	f.StringVar(&name, "name", "", "its name, or NAME:TAG (default the template's, with a new tag)")
@@ -74,7 +73,7 @@ func snapshotLsCommand(a *app.App) *cobra.Command {
 	var o restclient.SnapshotListOptions
 	var in app.Scope
 	cmd := &cobra.Command{
-		Use: "ls", Aliases: []string{"list"}, Short: "List snapshots", Args: app.Exactly(),
+		Use: "ls", Aliases: []string{"list"}, Short: "List snapshots",
 		Long: "List the snapshots of the key's namespace, the newest first. With --namespace or -A, list the objects of the\n" +
 			"Kubernetes API instead, also those that the server makes for its own use: their PURPOSE is fork or warm-up. STATUS says\n" +
 			"what one waits for that is not ready, or is deleted and still needed.",
@@ -153,7 +152,7 @@ func yesNo(b bool) string {
 func snapshotShowCommand(a *app.App) *cobra.Command {
 	var namespace string
 	cmd := &cobra.Command{
-		Use: "show SNAPSHOT", Short: "Show one snapshot, or the newest of a name", Args: app.Exactly("SNAPSHOT"),
+		Use: "show SNAPSHOT", Short: "Show one snapshot, or the newest of a name",
 		Long: "Show one snapshot, or the newest of a name. With --namespace, show its object: the state that it is in, and what is\nneeded to restore it.",
 	}
 	namespaceFlag(cmd, &namespace)
@@ -201,7 +200,6 @@ func snapshotRmCommand(a *app.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "rm SNAPSHOT...", Short: "Delete snapshots",
 		Long: "Delete snapshots. Sandboxes that were started from one need it no more.",
-		Args: app.AtLeast("SNAPSHOT"),
 	}
 	namespaceFlag(cmd, &namespace)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

@@ -31,7 +31,6 @@ func snapshotExportCommand(a *app.App) *cobra.Command {
 			"for which Docker's configuration of this user has the password. - is standard output. Its memory has whatever the\n" +
 			"sandbox knew, keys and passwords too.",
 		Example: "  barchan snapshot export build:1 build-1.tar\n  barchan snapshot export build:1 oci://registry.example.com/team/build:1",
-		Args:    app.Exactly("SNAPSHOT", "FILE"),
 	}
 	s.Flags(cmd, false)
 	cmd.Flags().BoolVar(&req.WithoutImage, "without-image", false, "leave out the base image; who imports it must have that")
@@ -138,7 +137,6 @@ func snapshotImportCommand(a *app.App) *cobra.Command {
 			"checked against its digests. The base image comes with it, where it is part of it and not here. What is imported runs as\n" +
 			"any sandbox does; take images and memory only from those whom you trust with what you do in it.",
 		Example: "  barchan snapshot import build-1.tar --name build\n  ssh other barchan snapshot export build:1 - | barchan snapshot import -",
-		Args:    app.Exactly("FILE"),
 	}
 	s.Flags(cmd, false)
 	cmd.Flags().StringVar(&req.Name, "name", "", "name of the snapshot here (default the one that it was exported under)")

@@ -41,7 +41,6 @@ func CpCommand(a *app.App) *cobra.Command {
 			"FIFOs are left out: each is named on standard error, and the exit code is 1.",
 		Example: "  barchan cp notes.txt i3k:/home/user/\n  barchan cp i3k:/home/user/out ./out\n  barchan cp i3k:/etc/os-release -\n" +
 			"  barchan cp i3k:/srv/data - | barchan cp - i4m:/srv",
-		Args: app.Exactly("SOURCE", "DESTINATION"),
 	}
 	cmd.Flags().StringVarP(&user, "user", "u", "", "user to read and write as (default the template's)")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

@@ -22,6 +22,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/signedurl"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
+	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
 	"github.com/barchan-dev/barchan/internal/client/restclient"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
@@ -39,7 +40,6 @@ func PortCommand(a *app.App) *cobra.Command {
 			"With --expires, it is signed: for that long, the URL reaches this port of a private sandbox, by any path.\n" +
 			"With --forward, serve it on a local port until Ctrl-C; HTTP and WebSocket are forwarded, no other protocol.",
 		Example: "  barchan port i3k 8000\n  barchan port i3k 8000 --forward 127.0.0.1:9000\n  barchan open i3k 8000 --expires 10m",
-		Args:    app.Exactly("SANDBOX", "PORT"),
 	}
 	cmd.Flags().StringVar(&forward, "forward", "", "local ADDRESS:PORT or PORT to serve on")
 	cmd.Flags().BoolVar(&tls, "tls", false, "print the URL of the TLS listener")
@@ -246,4 +246,50 @@ func forwarder(to *url.URL, header http.Header, transport http.RoundTripper, tal
 		_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/2 needs no such call
 		proxy.ServeHTTP(w, r)
 	})
+}
+
+// PortsCommand returns `barchan ports`.
+func PortsCommand(a *app.App) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "ports SANDBOX",
+		Short: "List the ports that programs in a sandbox listen on",
+		Long: "List the TCP ports that programs in a sandbox listen on, with the address that each is bound to.\n" +
+			"The gateway reaches all of them, those on 127.0.0.1 and ::1 too; `barchan port SANDBOX PORT` prints the URL of one.",
+	}
+	a.JSONFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		ctx := cmd.Context()
+		return a.WithServer(ctx, func(t *app.Server) error {
+			on, err := t.Running(ctx, args[0], "")
+			if err != nil {
+				return err
+			}
+			list, err := on.Client.Ports(ctx)
+			if err != nil {
+				return fmt.Errorf("list ports: %w", on.Lost(ctx, err))
+			}
+			if a.JSON {
+				return a.PrintJSON(list)
+			}
+			printPorts(a, list)
+			return nil
+		})
+	}
+	return cmd
+}
+
+func printPorts(a *app.App, list []envd.ListeningPort) {
+	if len(list) == 0 {
+		fmt.Fprintln(a.Stderr, "nothing listens in the sandbox")
+		return
+	}
+	tab := terminal.NewTable("PORT", "ADDRESS", "PID", "PROCESS")
+	for _, p := range list {
+		pid, name := "-", "-"
+		if p.PID != 0 {
+			pid, name = strconv.Itoa(p.PID), p.Process
+		}
+		tab.Add(strconv.Itoa(int(p.Port)), p.Address, pid, name)
+	}
+	tab.Write(a.Stdout)
 }

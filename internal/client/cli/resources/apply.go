@@ -42,7 +42,6 @@ func ApplyCommand(a *app.App) *cobra.Command {
 		Long: "Create or change objects from YAML or JSON, by server-side apply. FILE may have several documents; - is standard input.\n" +
 			"A file that cannot be read to its end changes nothing.",
 		Example: "  barchan apply -f template.yaml",
-		Args:    app.Exactly(),
 	}
 	f := cmd.Flags()
 	f.StringArrayVarP(&files, "file", "f", nil, "file of objects, or -")

@@ -2,23 +2,24 @@ package resources
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/client/cli/app"
 	"github.com/barchan-dev/barchan/internal/client/cli/terminal"
 )
 
 // KeyCommand returns `barchan key`.
 func KeyCommand(a *app.App) *cobra.Command {
-	return app.NounCommand("key", "Keys of the REST API", keyCreateCommand(a), keyLsCommand(a), keyRmCommand(a))
+	return app.NounCommand("key", "Keys of the REST API", keyCreateCommand(a), keyLsCommand(a),
+		a.RemoveCommand("Remove keys; they are refused from then on", app.KeyKind()))
 }
 
 func keyCreateCommand(a *app.App) *cobra.Command {
@@ -76,22 +77,16 @@ func newKey() (string, *barchan.APIKey) {
 	}
 }
 
+// createKey creates a key, and its namespace if that is new.
 func createKey(ctx context.Context, k *app.Kube, key *barchan.APIKey) error {
-	space := &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": key.Namespace},
-	}}
-	options := metav1.CreateOptions{FieldManager: app.FieldManager}
-	_, err := k.Client.Resource(app.NamespacesResource).Create(ctx, space, options)
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return app.KubeError(err)
+	space := &corev1.Namespace{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"},
+		ObjectMeta: metav1.ObjectMeta{Name: key.Namespace},
 	}
-	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(key)
-	if err != nil {
-		return fmt.Errorf("encode key: %w", err)
+	if err := k.Create(ctx, app.NamespacesResource, space); err != nil && !errors.Is(err, errs.ErrConflict) {
+		return err
 	}
-	_, err = k.Client.Resource(app.KeysResource).Namespace(key.Namespace).
-		Create(ctx, &unstructured.Unstructured{Object: content}, options)
-	return app.KubeError(err)
+	return k.Create(ctx, app.KeysResource, key)
 }
 
 func keyLsCommand(a *app.App) *cobra.Command {
@@ -111,8 +106,4 @@ func keyLsCommand(a *app.App) *cobra.Command {
 			},
 		},
 	})
-}
-
-func keyRmCommand(a *app.App) *cobra.Command {
-	return a.RemoveCommand("Remove keys; they are refused from then on", app.KeyKind())
 }

@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
@@ -41,7 +40,8 @@ const (
 // PoolCommand returns `barchan pool`.
 func PoolCommand(a *app.App) *cobra.Command {
 	return app.NounCommand("pool", "Warm pools of ready sandboxes",
-		poolCreateCommand(a), poolLsCommand(a), poolRmCommand(a), poolScaleCommand(a), poolShowCommand(a))
+		poolCreateCommand(a), poolLsCommand(a), poolScaleCommand(a), poolShowCommand(a),
+		a.RemoveCommand("Remove warm pools with their unclaimed sandboxes", app.PoolKind()))
 }
 
 func poolLsCommand(a *app.App) *cobra.Command {
@@ -130,7 +130,6 @@ func poolShowCommand(a *app.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "show POOL", Short: "Show one warm pool, its members and its last events",
 		Long: "Show one warm pool, its members and its last events. --json prints the pool's object.",
-		Args: app.Exactly("POOL"),
 	}
 	s.Flags(cmd, false)
 	a.JSONFlag(cmd)
@@ -361,7 +360,6 @@ func poolScaleCommand(a *app.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "scale POOL COUNT", Short: "Set how many sandboxes a pool holds ready",
 		Long: fmt.Sprintf("Set how many sandboxes a pool holds ready, from 0 to %d.", maxPool),
-		Args: app.Exactly("POOL", "COUNT"),
 	}
 	s.Flags(cmd, false)
 	w.flags(cmd)
@@ -407,7 +405,6 @@ func poolCreateCommand(a *app.App) *cobra.Command {
 		Long: "Make a warm pool of a template of the same namespace, or of a public one of " + app.PublicNamespace + ".\n" +
 			"Its object has more settings: see `barchan apply`.",
 		Example: "  barchan pool create py --template base --size 10 --wait",
-		Args:    app.Exactly("NAME"),
 	}
 	s.Flags(cmd, false)
 	w.flags(cmd)
@@ -455,16 +452,5 @@ func createPool(ctx context.Context, k *app.Kube, namespace, name string, t *ext
 	if t.Namespace != namespace {
 		p.Spec.Barchan = &extensions.WarmPoolBarchanSpec{TemplateNamespace: t.Namespace}
 	}
-	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(p)
-	if err != nil {
-		return fmt.Errorf("encode pool: %w", err)
-	}
-	delete(content, "status")
-	_, err = k.Client.Resource(app.PoolsResource).Namespace(namespace).
-		Create(ctx, &unstructured.Unstructured{Object: content}, metav1.CreateOptions{FieldManager: app.FieldManager})
-	return app.KubeError(err)
-}
-
-func poolRmCommand(a *app.App) *cobra.Command {
-	return a.RemoveCommand("Remove warm pools with their unclaimed sandboxes", app.PoolKind())
+	return k.Create(ctx, app.PoolsResource, p)
 }

@@ -81,7 +81,7 @@ func templateRow(t *extensions.SandboxTemplate) []string {
 
 func templateShowCommand(a *app.App) *cobra.Command {
 	var s app.Scope
-	cmd := &cobra.Command{Use: "show TEMPLATE", Short: "Show one template, as `apply` takes it", Args: app.Exactly("TEMPLATE")}
+	cmd := &cobra.Command{Use: "show TEMPLATE", Short: "Show one template, as `apply` takes it"}
 	s.Flags(cmd, false)
 	a.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -104,7 +104,6 @@ func templateHistoryCommand(a *app.App) *cobra.Command {
 		Use: "history TEMPLATE", Short: "List the revisions of one template",
 		Long: "List the revisions of one template, the first first. A revision is the hash of all that decides what a sandbox\n" +
 			"runs; the current one, marked by *, is the only one that claims get.",
-		Args: app.Exactly("TEMPLATE"),
 	}
 	s.Flags(cmd, false)
 	a.ListFlags(cmd)

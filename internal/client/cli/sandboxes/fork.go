@@ -27,7 +27,6 @@ func ForkCommand(a *app.App) *cobra.Command {
 		Long: "Multiply a running sandbox, with its programs, memory and files, and print the ID of each fork as soon as it runs.\n" +
 			"The sandbox itself keeps running. Forks fail one by one: the exit code is 1 if any has, and the others run.",
 		Example: "  barchan fork i3k\n  for id in $(barchan fork i3k --count 4); do barchan exec $id -- hostname; done",
-		Args:    app.Exactly("SANDBOX"),
 	}
 	f := cmd.Flags()
 	f.IntVar(&n.Count, "count", 1, fmt.Sprintf("how many forks, at most %d", maxForks))

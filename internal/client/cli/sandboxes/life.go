@@ -69,7 +69,6 @@ func PauseCommand(a *app.App) *cobra.Command {
 		Long: "Pause sandboxes, which keep their memory and continue with it when they are resumed; with --files-only they keep\n" +
 			"their files, and their programs end. As with Docker, what is stopped stays: `barchan kill` deletes it.",
 		Example: "  barchan pause i3k\n  barchan pause i3k --files-only",
-		Args:    app.AtLeast("SANDBOX"),
 	}
 	cmd.Flags().BoolVar(&filesOnly, "files-only", false, "keep the files and end the programs")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -94,7 +93,6 @@ func ResumeCommand(a *app.App) *cobra.Command {
 		Long: "Resume paused sandboxes. With --files-only, discard the saved memory permanently and restart from the files; use this\n" +
 			"when memory cannot be restored.",
 		Example: "  barchan resume i3k\n  barchan resume i3k --files-only",
-		Args:    app.AtLeast("SANDBOX"),
 	}
 	cmd.Flags().BoolVar(&filesOnly, "files-only", false, "discard the memory, and restart from the files")
 	cmd.Flags().DurationVar(&timeout, "timeout", time.Hour, "life from now on")

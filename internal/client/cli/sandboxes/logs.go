@@ -27,7 +27,6 @@ func LogsCommand(a *app.App) *cobra.Command {
 		Use:   "logs SANDBOX",
 		Short: "Print the log of a sandbox",
 		Long:  "Print what the template's program and the agent of a sandbox wrote. The API has no stream of it: -f polls once a second.",
-		Args:  app.Exactly("SANDBOX"),
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow the log until the sandbox ends")
 	cmd.Flags().BoolVar(&stamps, "timestamps", false, "begin each line with its time")

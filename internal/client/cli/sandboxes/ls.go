@@ -25,7 +25,6 @@ func LsCommand(a *app.App) *cobra.Command {
 		Short:   "List sandboxes",
 		Long:    "List the sandboxes of the key's namespace, running and paused. Every command takes the ID or the NAME of one.",
 		Example: "  barchan ls -o wide\n  barchan kill $(barchan ls -q --state paused)",
-		Args:    app.Exactly(),
 	}
 	f := cmd.Flags()
 	f.StringVar(&state, "state", "", "running or paused (default both)")
@@ -80,19 +79,16 @@ func sandboxColumns() app.Columns[restclient.Listed] {
 
 // ShowCommand returns `barchan show`.
 func ShowCommand(a *app.App) *cobra.Command {
-	cmd := &cobra.Command{
+	return a.JSONFlag(&cobra.Command{
 		Use:   "show SANDBOX",
 		Short: "Show one sandbox",
 		Long:  "Show one sandbox: what a running one uses, and whether the memory of a paused one is in RAM or on Disk.",
-		Args:  app.Exactly("SANDBOX"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.WithServer(cmd.Context(), func(t *app.Server) error {
 				return show(cmd.Context(), a, t, args[0])
 			})
 		},
-	}
-	a.JSONFlag(cmd)
-	return cmd
+	})
 }
 
 func show(ctx context.Context, a *app.App, t *app.Server, text string) error {

@@ -127,17 +127,17 @@ func startRequest(a *app.App, argv []string, o processOptions, input bool) (*con
 	return call, nil
 }
 
-// runProcess runs a command and returns its exit code, as a shell would. When ctx ends the command is
+// runProcess runs a command; another exit code than 0, as a shell would give it, is an [app.ExitCode]. When ctx ends the command is
 // killed.
-func runProcess(ctx context.Context, a *app.App, on *app.Sandbox, argv []string, o processOptions) (int, error) {
+func runProcess(ctx context.Context, a *app.App, on *app.Sandbox, argv []string, o processOptions) error {
 	p := &process{app: a, on: on}
 	var err error
 	if p.input, err = input(a, o); err != nil {
-		return 0, err
+		return err
 	}
 	call, err := startRequest(a, argv, o, p.input != nil)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	if o.tty {
 		p.tty = terminal.FileOf(a.Stdin)
@@ -154,18 +154,18 @@ func runProcess(ctx context.Context, a *app.App, on *app.Sandbox, argv []string,
 	waiting := context.AfterFunc(ctx, func() { time.AfterFunc(endWithin, p.cut) })
 	stream, err := on.Client.Process().Start(streaming, call)
 	if err != nil {
-		return 0, on.Lost(ctx, err)
+		return on.Lost(ctx, err)
 	}
 	defer func() { _ = stream.Close() }()
 	started := stream.Receive() && stream.Msg().GetEvent().GetStart() != nil
 	waiting()
 	if !started {
-		return 0, on.Lost(ctx, stream.Err())
+		return on.Lost(ctx, stream.Err())
 	}
 	p.pid = stream.Msg().GetEvent().GetStart().GetPid()
 	if o.detach { // a process outlives its stream
 		fmt.Fprintln(a.Stdout, p.pid)
-		return 0, nil
+		return nil
 	}
 	return p.follow(ctx, stream)
 }
@@ -180,7 +180,7 @@ func terminalSize(tty *os.File) *processpb.PTY {
 
 // follow copies in both directions until the command has ended. When ctx ends, or the output cannot be
 // written, it kills the command.
-func (p *process) follow(ctx context.Context, stream *connect.ServerStreamForClient[processpb.StartResponse]) (int, error) {
+func (p *process) follow(ctx context.Context, stream *connect.ServerStreamForClient[processpb.StartResponse]) error {
 	side, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -213,13 +213,15 @@ func (p *process) follow(ctx context.Context, stream *connect.ServerStreamForCli
 	}
 	switch {
 	case err != nil:
-		return 0, err
+		return err
 	case ctx.Err() != nil:
-		return 0, ctx.Err()
+		return ctx.Err()
 	case end == nil:
-		return 0, p.on.Lost(ctx, stream.Err())
+		return p.on.Lost(ctx, stream.Err())
+	case envd.ExitCode(end) != 0:
+		return app.ExitCode(envd.ExitCode(end))
 	}
-	return envd.ExitCode(end), nil
+	return nil
 }
 
 // endAfter kills the command when ctx is done before over, first with SIGTERM, then with SIGKILL.

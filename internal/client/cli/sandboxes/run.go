@@ -182,11 +182,7 @@ func runInNew(ctx context.Context, a *app.App, t *app.Server, n restclient.NewSa
 	if on.Client, err = t.Agent(s.SandboxID, s.AgentToken, o.user); err != nil {
 		return err
 	}
-	code, err := runProcess(ctx, a, on, argv, o)
-	if err == nil && code != 0 {
-		return app.ExitCode(code)
-	}
-	return err
+	return runProcess(ctx, a, on, argv, o)
 }
 
 // killQuietly deletes a sandbox even after Ctrl-C; one that is gone is success.
@@ -227,11 +223,7 @@ func ExecCommand(a *app.App) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			code, err := runProcess(cmd.Context(), a, on, argv, o)
-			if err == nil && code != 0 {
-				return app.ExitCode(code)
-			}
-			return err
+			return runProcess(cmd.Context(), a, on, argv, o)
 		})
 	}
 	return cmd

@@ -11,8 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -94,18 +92,13 @@ func createVariant(ctx context.Context, a *app.App, t *app.Server, n restclient.
 	if err != nil {
 		return s, err
 	}
-	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(own)
-	if err != nil {
-		return s, fmt.Errorf("encode the template: %w", err)
-	}
-	templates := k.Client.Resource(app.TemplatesResource).Namespace(namespace)
-	if _, err := templates.Create(ctx, &unstructured.Unstructured{Object: content}, metav1.CreateOptions{FieldManager: app.FieldManager}); err != nil {
-		return s, app.KubeError(err)
+	if err := k.Create(ctx, app.TemplatesResource, own); err != nil {
+		return s, err
 	}
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killWithin)
 		defer cancel()
-		if e := templates.Delete(ctx, own.Name, metav1.DeleteOptions{}); e != nil {
+		if e := k.Client.Resource(app.TemplatesResource).Namespace(namespace).Delete(ctx, own.Name, metav1.DeleteOptions{}); e != nil {
 			fmt.Fprintf(a.Stderr, "barchan: template %s/%s could not be removed: %v\n", namespace, own.Name, app.KubeError(e))
 		}
 	}()
