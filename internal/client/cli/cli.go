@@ -118,13 +118,6 @@ func versionCommand(a *app.App) *cobra.Command {
 	return a.JSONFlag(&cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
-		RunE: func(*cobra.Command, []string) error {
-			v := a.Version()
-			if a.JSON {
-				return a.PrintJSON(v)
-			}
-			fmt.Fprintln(a.Stdout, v.Text())
-			return nil
-		},
+		RunE:  func(*cobra.Command, []string) error { return a.Result(a.Version(), a.Version().Text()) },
 	})
 }

@@ -196,11 +196,7 @@ func netTraceCommand(a *app.App) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if a.JSON {
-			return a.PrintJSON(trace)
-		}
-		fmt.Fprintf(a.Stdout, "%s: %s\n", trace.Verdict, trace.Rule)
-		return nil
+		return a.Result(trace, trace.Verdict+": "+trace.Rule)
 	}
 	return cmd
 }

@@ -144,11 +144,7 @@ func (k *Kube) Create(ctx context.Context, r schema.GroupVersionResource, object
 }
 
 // ShowObject prints one object as YAML or JSON.
-func (a *App) ShowObject(ctx context.Context, r schema.GroupVersionResource, namespace, name string) error {
-	k, err := a.Kube(ctx)
-	if err != nil {
-		return err
-	}
+func (a *App) ShowObject(ctx context.Context, k *Kube, r schema.GroupVersionResource, namespace, name string) error {
 	u, err := k.Client.Resource(r).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return KubeError(err)
@@ -189,6 +185,16 @@ func KubeError(err error) error {
 		return errs.Public(errs.ErrForbidden, err.Error())
 	}
 	return fmt.Errorf("kubernetes API: %w", err)
+}
+
+// ObjectCommand completes a command on one object of a namespace, by its ID or name.
+func (a *App) ObjectCommand(cmd *cobra.Command, work func(ctx context.Context, k *Kube, namespace, text string) error) *cobra.Command {
+	var s Scope
+	s.Flags(cmd, false)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return a.WithKube(cmd.Context(), func(k *Kube) error { return work(cmd.Context(), k, s.Namespace, args[0]) })
+	}
+	return cmd
 }
 
 // RemoveCommand removes objects of a kind. A failure does not stop the others.

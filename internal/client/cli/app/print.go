@@ -76,3 +76,12 @@ func (a *App) PrintJSON(v any) error {
 	enc.SetIndent("", "  ")
 	return enc.Encode(v)
 }
+
+// Result prints what a command made or found: as JSON, or its text.
+func (a *App) Result(v any, text string) error {
+	if a.JSON {
+		return a.PrintJSON(v)
+	}
+	_, err := fmt.Fprintln(a.Stdout, text)
+	return err
+}

@@ -72,31 +72,24 @@ func checkpointMessage(c *barchan.Checkpoint) string {
 }
 
 func checkpointShowCommand(a *app.App) *cobra.Command {
-	var s app.Scope
 	cmd := &cobra.Command{
 		Use: "show SNAPSHOT", Short: "Show one snapshot",
 		Long: "Show one snapshot, and what is needed to restore it. --json prints the object.",
 	}
-	s.Flags(cmd, false)
 	a.JSONFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return showSnapshotObject(cmd.Context(), a, s.Namespace, args[0])
-	}
-	return cmd
+	return a.ObjectCommand(cmd, func(ctx context.Context, k *app.Kube, namespace, text string) error {
+		return showSnapshotObject(ctx, a, k, namespace, text)
+	})
 }
 
 // showSnapshotObject shows a snapshot with the fields for cluster administrators.
-func showSnapshotObject(ctx context.Context, a *app.App, namespace, text string) error {
-	k, err := a.Kube(ctx)
-	if err != nil {
-		return err
-	}
+func showSnapshotObject(ctx context.Context, a *app.App, k *app.Kube, namespace, text string) error {
 	name, err := k.SnapshotObject(ctx, namespace, text)
 	if err != nil {
 		return err
 	}
 	if a.JSON {
-		return app.CheckpointKind().Missing(a.ShowObject(ctx, app.CheckpointsResource, namespace, name), namespace, text)
+		return app.CheckpointKind().Missing(a.ShowObject(ctx, k, app.CheckpointsResource, namespace, name), namespace, text)
 	}
 	c, err := app.Get[barchan.Checkpoint](ctx, k, app.CheckpointsResource, namespace, name)
 	if err != nil {

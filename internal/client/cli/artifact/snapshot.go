@@ -62,11 +62,7 @@ func snapshot(ctx context.Context, a *app.App, t *app.Server, text string, n res
 	if err != nil {
 		return err
 	}
-	if a.JSON {
-		return a.PrintJSON(s)
-	}
-	fmt.Fprintln(a.Stdout, s.SnapshotID)
-	return nil
+	return a.Result(s, s.SnapshotID)
 }
 
 func snapshotLsCommand(a *app.App) *cobra.Command {
@@ -159,7 +155,9 @@ func snapshotShowCommand(a *app.App) *cobra.Command {
 	a.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if namespace != "" {
-			return showSnapshotObject(cmd.Context(), a, namespace, args[0])
+			return a.WithKube(cmd.Context(), func(k *app.Kube) error {
+				return showSnapshotObject(cmd.Context(), a, k, namespace, args[0])
+			})
 		}
 		return a.WithServer(cmd.Context(), func(t *app.Server) error {
 			list, err := t.REST.Snapshots(cmd.Context(), restclient.SnapshotListOptions{Name: args[0], Limit: 1})

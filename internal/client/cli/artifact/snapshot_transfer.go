@@ -156,11 +156,7 @@ func snapshotImportCommand(a *app.App) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if a.JSON {
-			return a.PrintJSON(made)
-		}
-		fmt.Fprintln(a.Stdout, made.Name)
-		return nil
+		return a.Result(made, made.Name)
 	}
 	return cmd
 }

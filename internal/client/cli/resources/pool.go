@@ -126,32 +126,25 @@ func IsFull(p *extensions.SandboxWarmPool) bool {
 }
 
 func poolShowCommand(a *app.App) *cobra.Command {
-	var s app.Scope
 	cmd := &cobra.Command{
 		Use: "show POOL", Short: "Show one warm pool, its members and its last events",
 		Long: "Show one warm pool, its members and its last events. --json prints the pool's object.",
 	}
-	s.Flags(cmd, false)
 	a.JSONFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		k, err := a.Kube(cmd.Context())
-		if err != nil {
-			return err
-		}
-		p, err := app.GetNamed[extensions.SandboxWarmPool](cmd.Context(), k, app.PoolKind(), s.Namespace, args[0])
+	return a.ObjectCommand(cmd, func(ctx context.Context, k *app.Kube, namespace, text string) error {
+		p, err := app.GetNamed[extensions.SandboxWarmPool](ctx, k, app.PoolKind(), namespace, text)
 		if err != nil {
 			return err
 		}
 		if a.JSON {
-			return a.ShowObject(cmd.Context(), app.PoolsResource, p.Namespace, p.Name)
+			return a.ShowObject(ctx, k, app.PoolsResource, p.Namespace, p.Name)
 		}
 		showPool(a, &p)
-		if err := showMembers(cmd.Context(), a, k, &p); err != nil {
+		if err := showMembers(ctx, a, k, &p); err != nil {
 			return err
 		}
-		return showEvents(cmd.Context(), a, k, &p)
-	}
-	return cmd
+		return showEvents(ctx, a, k, &p)
+	})
 }
 
 func showPool(a *app.App, p *extensions.SandboxWarmPool) {

@@ -80,51 +80,36 @@ func templateRow(t *extensions.SandboxTemplate) []string {
 }
 
 func templateShowCommand(a *app.App) *cobra.Command {
-	var s app.Scope
-	cmd := &cobra.Command{Use: "show TEMPLATE", Short: "Show one template, as `apply` takes it"}
-	s.Flags(cmd, false)
-	a.JSONFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		k, err := a.Kube(cmd.Context())
+	cmd := a.JSONFlag(&cobra.Command{Use: "show TEMPLATE", Short: "Show one template, as `apply` takes it"})
+	return a.ObjectCommand(cmd, func(ctx context.Context, k *app.Kube, namespace, text string) error {
+		t, err := k.Template(ctx, namespace, text)
 		if err != nil {
 			return err
 		}
-		t, err := k.Template(cmd.Context(), s.Namespace, args[0])
-		if err != nil {
-			return err
-		}
-		return a.ShowObject(cmd.Context(), app.TemplatesResource, t.Namespace, t.Name)
-	}
-	return cmd
+		return a.ShowObject(ctx, k, app.TemplatesResource, t.Namespace, t.Name)
+	})
 }
 
 func templateHistoryCommand(a *app.App) *cobra.Command {
-	var s app.Scope
 	cmd := &cobra.Command{
 		Use: "history TEMPLATE", Short: "List the revisions of one template",
 		Long: "List the revisions of one template, the first first. A revision is the hash of all that decides what a sandbox\n" +
 			"runs; the current one, marked by *, is the only one that claims get.",
 	}
-	s.Flags(cmd, false)
 	a.ListFlags(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		k, err := a.Kube(cmd.Context())
+	return a.ObjectCommand(cmd, func(ctx context.Context, k *app.Kube, namespace, text string) error {
+		t, err := k.Template(ctx, namespace, text)
 		if err != nil {
 			return err
 		}
-		t, err := k.Template(cmd.Context(), s.Namespace, args[0])
-		if err != nil {
-			return err
-		}
-		list, err := app.List[barchan.TemplateRevision](cmd.Context(), k, app.RevisionsResource, t.Namespace)
+		list, err := app.List[barchan.TemplateRevision](ctx, k, app.RevisionsResource, t.Namespace)
 		if err != nil {
 			return err
 		}
 		list = slices.DeleteFunc(list, func(r barchan.TemplateRevision) bool { return !ofTemplate(&r, &t) })
 		slices.SortFunc(list, func(x, y barchan.TemplateRevision) int { return cmp.Compare(x.Spec.Number, y.Spec.Number) })
 		return printHistory(a, &t, list)
-	}
-	return cmd
+	})
 }
 
 // ofTemplate reports whether a revision belongs to this template, and not to an earlier one of the
