@@ -25,8 +25,8 @@ func StatusCommand(a *app.App) *cobra.Command {
 	})
 }
 
-// show returns the work of a command that prints one thing of the local server: with print, or as JSON.
-func show[T any](a *app.App, get func(*adminclient.Client, context.Context) (T, error), print func(*app.App, T)) func(*cobra.Command, []string) error {
+// show returns the work of a command that prints one thing of the local server: with write, or as JSON.
+func show[T any](a *app.App, get func(*adminclient.Client, context.Context) (T, error), write func(*app.App, T)) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, _ []string) error {
 		return a.WithAdmin(func(c *adminclient.Client) error {
 			v, err := get(c, cmd.Context())
@@ -36,7 +36,7 @@ func show[T any](a *app.App, get func(*adminclient.Client, context.Context) (T, 
 			case a.JSON:
 				return a.PrintJSON(v)
 			}
-			print(a, v)
+			write(a, v)
 			return nil
 		})
 	}

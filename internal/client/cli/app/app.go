@@ -92,7 +92,7 @@ func (a *App) LocalServer(ctx context.Context) (adminclient.Status, error) {
 // Server is one server as its REST client sees it.
 type Server struct {
 	URL, key   string
-	SandboxURL string // empty: derived from url
+	SandboxURL string // empty: derived from URL
 	HTTP       *http.Client
 	REST       *restclient.Client
 }
@@ -220,7 +220,7 @@ func (t *Server) Running(ctx context.Context, text, user string) (*Sandbox, erro
 	return &Sandbox{Server: t, ID: d.SandboxID, EndAt: d.EndAt, Client: client}, err
 }
 
-// WithServer opens the target and runs a command's work.
+// WithServer opens the server and runs a command's work.
 func (a *App) WithServer(ctx context.Context, work func(t *Server) error) error {
 	t, err := a.Server(ctx)
 	if err != nil {

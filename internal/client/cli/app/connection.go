@@ -38,7 +38,8 @@ const (
 	// lostWithin bounds the API calls that explain an unreachable agent.
 	lostWithin = 10 * time.Second
 	// SettleTime is the time in which a sandbox with closed connections changes its state.
-	SettleTime   = 3 * time.Second
+	SettleTime = 3 * time.Second
+	// PollInterval is the time between two reads of such a state.
 	PollInterval = 200 * time.Millisecond
 )
 

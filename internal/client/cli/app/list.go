@@ -48,12 +48,12 @@ func (a *App) ListFlags(cmd *cobra.Command) {
 
 // Columns describes how the items of a list are printed.
 type Columns[T any] struct {
-	// header names the columns. One of them is ID or NAME, else the first serves as both.
+	// Header names the columns. One of them is ID or NAME, else the first serves as both.
 	Header []string
-	// wide is how many of the last columns require -o wide.
+	// Wide is how many of the last columns require -o wide.
 	Wide int
 	Row  func(*T) []string
-	// none is the message for an empty list; empty: the header.
+	// None is the message for an empty list; empty: the header.
 	None string
 }
 
@@ -110,7 +110,7 @@ func PrintList[T any](a *App, c Columns[T], items []T) error {
 type Lister[T any] struct {
 	Columns[T]
 	Short, Long string
-	// find lists the objects of a namespace; empty means all.
+	// Find lists the objects of a namespace; empty means all.
 	Find func(ctx context.Context, k *Kube, namespace string) ([]T, error)
 }
 

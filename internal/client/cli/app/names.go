@@ -45,7 +45,7 @@ func (t *Server) Find(ctx context.Context, text string) (restclient.Detail, erro
 	return t.REST.Get(ctx, found)
 }
 
-// Resolve returns the ID of the sandbox that find finds. A whole ID is returned even if no sandbox has
+// Resolve returns the ID of the sandbox that Find finds. A whole ID is returned even if no sandbox has
 // it: the API's routes report that.
 func (t *Server) Resolve(ctx context.Context, text string) (string, error) {
 	d, err := t.Find(ctx, text)
@@ -90,7 +90,7 @@ func (t *Server) search(ctx context.Context, text string) (string, error) {
 type Kind struct {
 	schema.GroupVersionResource
 	Noun string
-	// id returns an object's ID, which it has beside its name.
+	// ID returns an object's ID, which it has beside its name.
 	ID func(metav1.Object) string
 	// isID reports whether a text may be such an ID.
 	isID func(text string) bool

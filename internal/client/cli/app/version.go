@@ -8,8 +8,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
-// versionInfo describes the build of this program.
-type versionInfo struct {
+// VersionInfo describes the build of this program.
+type VersionInfo struct {
 	Version  string `json:"version"`
 	Commit   string `json:"commit,omitempty"`
 	Go       string `json:"go"`
@@ -18,8 +18,8 @@ type versionInfo struct {
 }
 
 // Version describes this program; without a version of the release, the one of the build.
-func (a *App) Version() versionInfo {
-	v := versionInfo{
+func (a *App) Version() VersionInfo {
+	v := VersionInfo{
 		Version: a.Deps.Version, Go: runtime.Version(),
 		Platform: runtime.GOOS + "/" + runtime.GOARCH, Envd: envd.Version,
 	}
@@ -41,6 +41,6 @@ func (a *App) Version() versionInfo {
 }
 
 // Text formats the version for users.
-func (v versionInfo) Text() string {
+func (v VersionInfo) Text() string {
 	return fmt.Sprintf("barchan %s (%s, %s, envd %s)", v.Version, v.Go, v.Platform, v.Envd)
 }

@@ -248,8 +248,8 @@ func forwarder(to *url.URL, header http.Header, transport http.RoundTripper, tal
 	})
 }
 
-// PortsCommand returns `barchan ports`.
-func PortsCommand(a *app.App) *cobra.Command {
+// ListCommand returns `barchan ports`.
+func ListCommand(a *app.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ports SANDBOX",
 		Short: "List the ports that programs in a sandbox listen on",

@@ -70,7 +70,7 @@ func (o *OutputError) Error() string {
 // Unwrap returns the cause.
 func (o *OutputError) Unwrap() error { return o.err }
 
-// Output is a standard stream whose writes fail with an [outputError].
+// Output is a standard stream whose writes fail with an [OutputError].
 type Output struct {
 	io.Writer
 	Stream string
@@ -78,7 +78,7 @@ type Output struct {
 	mu     sync.Mutex  // one write at a time
 }
 
-// Write writes, and passes a failure to failed too, because most callers of the fmt package ignore it.
+// Write writes, and passes a failure to Failed too, because most callers of the fmt package ignore it.
 func (o *Output) Write(b []byte) (int, error) {
 	o.mu.Lock()
 	n, err := o.Writer.Write(b)

@@ -13,18 +13,18 @@ import (
 	"golang.org/x/term"
 )
 
-// table prints rows in aligned columns.
-type table struct {
+// Table prints rows in aligned columns.
+type Table struct {
 	rows [][]string
-	// colour colours a whole cell; nil: no colours.
+	// Colour colours a whole cell; nil: no colours.
 	Colour func(column int, cell string) string
 }
 
 // NewTable returns a table with a header.
-func NewTable(header ...string) *table { return &table{rows: [][]string{header}} }
+func NewTable(header ...string) *Table { return &Table{rows: [][]string{header}} }
 
 // Add adds a row. Cells may have text of guests and tenants.
-func (t *table) Add(cells ...string) {
+func (t *Table) Add(cells ...string) {
 	row := make([]string, len(cells))
 	for i, cell := range cells {
 		row[i] = Plain(cell)
@@ -33,7 +33,7 @@ func (t *table) Add(cells ...string) {
 }
 
 // Write prints the table.
-func (t *table) Write(w io.Writer) {
+func (t *Table) Write(w io.Writer) {
 	widths := make([]int, len(t.rows[0]))
 	for _, row := range t.rows {
 		for i, cell := range row {
@@ -139,7 +139,7 @@ const (
 // without control or bidi characters. These are escaped as in Go.
 func Plain(s string) string { return Escaped(s, maxPlain) }
 
-// Escaped is plain with another maximum length, in characters.
+// Escaped is Plain with another maximum length, in characters.
 func Escaped(s string, most int) string {
 	var b strings.Builder
 	shown := 0
