@@ -136,7 +136,7 @@ func (x *exchange) fail(err error, entry *route.Entry) {
 	switch {
 	case x.quiet != nil && x.quiet.fired.Load():
 		f = streamIdleReply
-	case entry.Life.Ended() || errors.Is(err, errOver):
+	case entry.Epoch.Ended() || errors.Is(err, errOver):
 		f = notFound
 	case errors.Is(err, syscall.ECONNREFUSED):
 		f = &localReply{status: http.StatusBadGateway, message: messagePort, port: x.port}

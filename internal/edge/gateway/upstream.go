@@ -55,12 +55,12 @@ type transportKind struct{ agent, grpc bool }
 
 // upstreamOf returns the upstream of an entry's epoch.
 func (g *Gateway) upstreamOf(e *route.Entry) *upstream {
-	if u, ok := g.upstreams.Load(e.Life); ok {
+	if u, ok := g.upstreams.Load(e.Epoch); ok {
 		return u.(*upstream)
 	}
 	addr, id := e.Address, e.ID
 	u := &upstream{
-		g: g, epoch: e.Life, entry: e, fast: fastpath.NewPool(g.idleTimeout),
+		g: g, epoch: e.Epoch, entry: e, fast: fastpath.NewPool(g.idleTimeout),
 		token:      func() string { return g.cfg.Tokens.Agent(id) },
 		at:         func(port uint16) string { return addressOf(addr, port) },
 		conns:      map[*upstreamConn]struct{}{},
@@ -69,10 +69,10 @@ func (g *Gateway) upstreamOf(e *route.Entry) *upstream {
 		responded:  map[uint16]bool{},
 	}
 	u.traffic.last.Store(int64(g.clock()))
-	if other, loaded := g.upstreams.LoadOrStore(e.Life, u); loaded {
+	if other, loaded := g.upstreams.LoadOrStore(e.Epoch, u); loaded {
 		return other.(*upstream)
 	}
-	e.Life.OnEnd(func() {
+	e.Epoch.OnEnd(func() {
 		g.upstreams.Delete(u.epoch)
 		u.close()
 	})

@@ -220,7 +220,7 @@ func testRoute(n int, version string) route.Route {
 	uid := types.UID(fmt.Sprintf("uid-%d", n))
 	return route.Route{
 		ID: sandbox.IDOf(uid), Namespace: "team", Name: fmt.Sprintf("s%d", n), UID: uid, State: sandbox.Running,
-		Address: netip.AddrFrom4([4]byte{10, 1, byte(n >> 8), byte(n)}), LifeKey: string(uid) + "/1", ResourceVersion: version,
+		Address: netip.AddrFrom4([4]byte{10, 1, byte(n >> 8), byte(n)}), EpochKey: string(uid) + "/1", ResourceVersion: version,
 		Access: route.Access{Secure: true, MaskRequestHost: "h"}, Wake: route.Wake{OnTraffic: true, Timeout: time.Minute},
 	}
 }

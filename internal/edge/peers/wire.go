@@ -63,7 +63,7 @@ type wireRoute struct {
 	IdleAfter       time.Duration `json:"idle,omitempty"`    // nanoseconds
 	IdleShutdown    bool          `json:"idleEnds,omitempty"`
 	Rate            int           `json:"rate,omitempty"` // requests a second
-	LifeKey         string        `json:"life,omitempty"`
+	EpochKey        string        `json:"life,omitempty"`
 	ResourceVersion string        `json:"rv"`
 	Deleted         bool          `json:"deleted,omitempty"`
 }
@@ -73,18 +73,18 @@ func toWire(r *Route) wireRoute {
 		ID: r.ID, Namespace: r.Namespace, Name: r.Name, UID: r.UID, State: r.State, Address: r.Address,
 		Secure: r.Access.Secure, PublicTraffic: r.Access.PublicTraffic, MaskRequestHost: r.Access.MaskRequestHost,
 		WakeOnTraffic: r.Wake.OnTraffic, WakeTimeout: r.Wake.Timeout, IdleAfter: r.Idle.After, IdleShutdown: r.Idle.Shutdown,
-		Rate:    r.Access.RequestsPerSecond,
-		LifeKey: r.LifeKey, ResourceVersion: r.ResourceVersion, Deleted: r.Deleted,
+		Rate:     r.Access.RequestsPerSecond,
+		EpochKey: r.EpochKey, ResourceVersion: r.ResourceVersion, Deleted: r.Deleted,
 	}
 }
 
 func (w *wireRoute) route() Route {
 	return Route{Deleted: w.Deleted, Route: route.Route{
 		ID: w.ID, Namespace: w.Namespace, Name: w.Name, UID: w.UID, State: w.State, Address: w.Address.Unmap(),
-		Access:  route.Access{Secure: w.Secure, PublicTraffic: w.PublicTraffic, MaskRequestHost: w.MaskRequestHost, RequestsPerSecond: w.Rate},
-		Wake:    route.Wake{OnTraffic: w.WakeOnTraffic, Timeout: w.WakeTimeout},
-		Idle:    route.Idle{After: w.IdleAfter, Shutdown: w.IdleShutdown},
-		LifeKey: w.LifeKey, ResourceVersion: w.ResourceVersion,
+		Access:   route.Access{Secure: w.Secure, PublicTraffic: w.PublicTraffic, MaskRequestHost: w.MaskRequestHost, RequestsPerSecond: w.Rate},
+		Wake:     route.Wake{OnTraffic: w.WakeOnTraffic, Timeout: w.WakeTimeout},
+		Idle:     route.Idle{After: w.IdleAfter, Shutdown: w.IdleShutdown},
+		EpochKey: w.EpochKey, ResourceVersion: w.ResourceVersion,
 	}}
 }
 
@@ -114,7 +114,7 @@ func (w *wireRoute) check() error { //nolint:gocyclo // a table
 		bad = "idle"
 	case w.Rate < 0:
 		bad = "rate"
-	case !plain(w.LifeKey, maxLifeKey):
+	case !plain(w.EpochKey, maxLifeKey):
 		bad = "life"
 	default:
 		return nil

@@ -68,7 +68,7 @@ func TestCheck(t *testing.T) {
 		"addr":    func(r *route.Route) { r.Address = netip.MustParseAddr("224.0.0.1") },
 		"mask":    func(r *route.Route) { r.Access.MaskRequestHost = long },
 		"wakeFor": func(r *route.Route) { r.Wake.Timeout = -time.Second },
-		"life":    func(r *route.Route) { r.LifeKey = "<" },
+		"life":    func(r *route.Route) { r.EpochKey = "<" },
 		"idle":    func(r *route.Route) { r.Idle.After = -time.Second },
 		"rate":    func(r *route.Route) { r.Access.RequestsPerSecond = -1 },
 	} {
@@ -97,7 +97,7 @@ func TestLargestBatchFits(t *testing.T) {
 	for range maxBatch {
 		r := testRoute(1, strings.Repeat("9", maxVersion))
 		r.Namespace, r.Name = strings.Repeat("s", maxText), strings.Repeat("n", maxText)
-		r.LifeKey, r.Access.MaskRequestHost = strings.Repeat("l", maxLifeKey), strings.Repeat("m", maxText)
+		r.EpochKey, r.Access.MaskRequestHost = strings.Repeat("l", maxLifeKey), strings.Repeat("m", maxText)
 		r.UID = types.UID(strings.Repeat("u", maxText))
 		r.ID = sandbox.IDOf(r.UID)
 		w := toWire(&Route{Route: r, Deleted: true})

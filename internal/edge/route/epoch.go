@@ -12,16 +12,16 @@ type Epoch struct {
 	hooks []func() // +checklocks:mu
 }
 
-func newLife(key string) *Epoch { return &Epoch{key: key, gone: make(chan struct{})} }
+func newEpoch(key string) *Epoch { return &Epoch{key: key, gone: make(chan struct{})} }
 
-// endedLife is the epoch of unreachable routes.
-func endedLife(key string) *Epoch {
-	l := newLife(key)
+// endedEpoch is the epoch of unreachable routes.
+func endedEpoch(key string) *Epoch {
+	l := newEpoch(key)
 	l.end()
 	return l
 }
 
-// Key returns the route's LifeKey.
+// Key returns the route's EpochKey.
 func (l *Epoch) Key() string { return l.key }
 
 // Done is closed when the epoch has ended: the sandbox died, paused, moved or was created again.

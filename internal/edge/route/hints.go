@@ -58,7 +58,7 @@ func (h *hints) add(x *hint) {
 // renew replaces the content of a hint by a newer one's. Its end stays.
 func (h *hints) renew(x, newer *hint) {
 	h.release(x)
-	if newer.gone || !sameLife(&x.route, &newer.route) {
+	if newer.gone || !sameEpoch(&x.route, &newer.route) {
 		x.own = nil
 	}
 	x.version, x.gone, x.route = newer.version, newer.gone, newer.route

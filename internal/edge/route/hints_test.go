@@ -216,13 +216,13 @@ func TestHintsDoNotCut(t *testing.T) {
 		}
 		hint, _ := look(x, id)
 		x.Progress("8") // it was not so
-		if flowing.Life.Ended() {
+		if flowing.Epoch.Ended() {
 			t.Errorf("%s: a hint cut a living sandbox off", name)
 		}
-		if hint.Life != nil && hint.Life != flowing.Life && !hint.Life.Ended() {
+		if hint.Epoch != nil && hint.Epoch != flowing.Epoch && !hint.Epoch.Ended() {
 			t.Errorf("%s: the life of a hint goes on without it", name)
 		}
-		if now, _ := look(x, id); now.Life != flowing.Life {
+		if now, _ := look(x, id); now.Epoch != flowing.Epoch {
 			t.Errorf("%s: the truth has another life than before", name)
 		}
 	}
@@ -234,13 +234,13 @@ func TestConfirmedHint(t *testing.T) {
 	hinted(x, object("a", "u", 7))
 	ahead, _ := look(x, id)
 	x.Apply(object("a", "u", 7))
-	if e, _ := look(x, id); !ahead.Hint || e.Hint || e.Life != ahead.Life || e.Life.Ended() {
+	if e, _ := look(x, id); !ahead.Hint || e.Hint || e.Epoch != ahead.Epoch || e.Epoch.Ended() {
 		t.Error("the confirmation of a hint ended its life")
 	}
 	hinted(x, object("a", "u", 9))
 	x.Apply(paused(object("a", "u", 8)))
-	if e, _ := look(x, id); !ahead.Life.Ended() || e.ResourceVersion != "9" || e.Life.Ended() {
-		t.Errorf("paused by the truth and awake by a newer hint: %+v, old life over %v", e, ahead.Life.Ended())
+	if e, _ := look(x, id); !ahead.Epoch.Ended() || e.ResourceVersion != "9" || e.Epoch.Ended() {
+		t.Errorf("paused by the truth and awake by a newer hint: %+v, old life over %v", e, ahead.Epoch.Ended())
 	}
 	x.HintDelete(id, "10")
 	if x.ApplyDelete(object("a", "u", 8)); x.Len() != 0 {
@@ -257,14 +257,14 @@ func TestForgedLife(t *testing.T) {
 	x := synced(5, object("a", "u", 5))
 	truth, _ := look(x, id)
 	x.Hint(forged)
-	if e, _ := look(x, id); e.Life == truth.Life {
+	if e, _ := look(x, id); e.Epoch == truth.Epoch {
 		t.Error("a forged address has the life of the true one")
 	}
 	x = synced(5)
 	x.Hint(forged)
 	e, _ := look(x, id)
 	x.Apply(object("a", "u", 7))
-	if now, _ := look(x, id); now.Life == e.Life || !e.Life.Ended() {
+	if now, _ := look(x, id); now.Epoch == e.Epoch || !e.Epoch.Ended() {
 		t.Error("the true address has the life of a forged one")
 	}
 }
@@ -327,8 +327,8 @@ func TestAddressHasOneOwner(t *testing.T) {
 	x.Apply(same(object("a", "u", 5)))
 	old, _ := look(x, sandbox.IDOf("u"))
 	x.Apply(same(object("b", "v", 7)))
-	if e, ok := look(x, sandbox.IDOf("u")); !ok || e.Reachable() || !old.Life.Ended() {
-		t.Errorf("the address leads to two: %+v, life over %v", e.Route, old.Life.Ended())
+	if e, ok := look(x, sandbox.IDOf("u")); !ok || e.Reachable() || !old.Epoch.Ended() {
+		t.Errorf("the address leads to two: %+v, life over %v", e.Route, old.Epoch.Ended())
 	}
 	x.Apply(same(object("a", "u", 6)))
 	if e, _ := look(x, sandbox.IDOf("u")); e.ResourceVersion != "6" || e.Reachable() {
@@ -584,7 +584,7 @@ func (p *plane) checkTruth(t *testing.T) {
 	t.Helper()
 	for r := range p.base.All() {
 		rec := p.table.current.Load().byID.get(r.ID).base()
-		if rec == nil || rec.Route != r || rec.Life.Ended() == r.Reachable() {
+		if rec == nil || rec.Route != r || rec.Epoch.Ended() == r.Reachable() {
 			t.Fatalf("a hint changed the truth about %s: %+v, want %+v", r.ID, rec, r)
 		}
 		e, ok := look(p.table, r.ID)
@@ -611,8 +611,8 @@ func (p *plane) checkSeen(t *testing.T) {
 			t.Fatalf("%s leads to the address of %s", r.ID, owner)
 		}
 		e, ok := look(p.table, r.ID)
-		if !ok || e.Route != r || e.Life.Ended() == e.Reachable() {
-			t.Fatalf("All has %+v, Lookup %v %+v, life over %v", r, ok, e.Route, e.Life.Ended())
+		if !ok || e.Route != r || e.Epoch.Ended() == e.Reachable() {
+			t.Fatalf("All has %+v, Lookup %v %+v, life over %v", r, ok, e.Route, e.Epoch.Ended())
 		}
 		if e.Hint && time.Since(p.hints[r.ID]) >= HintTTL {
 			t.Fatalf("%s: a hint of %s", r.ID, time.Since(p.hints[r.ID]))

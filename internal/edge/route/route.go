@@ -25,8 +25,8 @@ type Route struct {
 	Access  Access
 	Wake    Wake
 	Idle    Idle
-	// LifeKey identifies an epoch: it changes with UID, address and start.
-	LifeKey string
+	// EpochKey identifies an epoch: it changes with UID, address and start.
+	EpochKey string
 	// ResourceVersion orders the versions of one object.
 	ResourceVersion string
 }
@@ -90,7 +90,7 @@ func FromSandbox(s *agents.Sandbox) (r Route, keep bool) {
 			r.Address = addr.Unmap()
 		}
 	}
-	r.LifeKey = lifeKey(s, r.Address)
+	r.EpochKey = epochKey(s, r.Address)
 	if b := s.Spec.Barchan; b != nil {
 		r.applyPolicies(b)
 	}
@@ -112,7 +112,7 @@ func (r *Route) applyPolicies(b *agents.BarchanSpec) {
 	}
 }
 
-func lifeKey(s *agents.Sandbox, addr netip.Addr) string {
+func epochKey(s *agents.Sandbox, addr netip.Addr) string {
 	var started int64
 	if b := s.Status.Barchan; b != nil && b.StartedAt != nil {
 		started = b.StartedAt.UnixNano()

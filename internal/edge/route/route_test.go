@@ -65,9 +65,9 @@ func TestFromSandbox(t *testing.T) {
 	r, keep := FromSandbox(s)
 	want := Route{
 		ID: sandbox.IDOf("u"), Namespace: "ns", Name: "a", UID: "u", State: sandbox.Running, Address: r.Address,
-		Access:  Access{Secure: true, MaskRequestHost: "h:${PORT}"},
-		Wake:    Wake{OnTraffic: true, Timeout: 7 * time.Second},
-		LifeKey: r.LifeKey, ResourceVersion: "5",
+		Access:   Access{Secure: true, MaskRequestHost: "h:${PORT}"},
+		Wake:     Wake{OnTraffic: true, Timeout: 7 * time.Second},
+		EpochKey: r.EpochKey, ResourceVersion: "5",
 	}
 	if r != want || !keep || r.Address.String() != addressOf("u") || !r.Reachable() {
 		t.Errorf("got %+v, %v", r, keep)
@@ -95,7 +95,7 @@ func TestLifeKeyChangesWithEachLife(t *testing.T) {
 		s := object("a", "u", 1)
 		change(s)
 		r, _ := FromSandbox(s)
-		return r.LifeKey
+		return r.EpochKey
 	}
 	later := metav1.Unix(2000, 0)
 	first := key(func(*agents.Sandbox) {})
@@ -168,27 +168,27 @@ func TestLife(t *testing.T) {
 	x.Apply(object("a", "u", 1))
 	e, _ := look(x, sandbox.IDOf("u"))
 	ends := 0
-	e.Life.OnEnd(func() { ends++ })
+	e.Epoch.OnEnd(func() { ends++ })
 	x.Apply(object("a", "u", 2))
 	again, _ := look(x, sandbox.IDOf("u"))
-	if again.Life != e.Life || e.Life.Ended() {
+	if again.Epoch != e.Epoch || e.Epoch.Ended() {
 		t.Fatal("a mere version ended the life")
 	}
 	<-e.Changed
 	x.Apply(paused(object("a", "u", 3)))
 	asleep, _ := look(x, sandbox.IDOf("u"))
-	if !e.Life.Ended() || ends != 1 || !asleep.Life.Ended() {
+	if !e.Epoch.Ended() || ends != 1 || !asleep.Epoch.Ended() {
 		t.Fatal("pausing did not end the life")
 	}
 	x.Apply(object("a", "u", 4))
 	back, _ := look(x, sandbox.IDOf("u"))
-	if back.Life == e.Life || back.Life.Ended() {
+	if back.Epoch == e.Epoch || back.Epoch.Ended() {
 		t.Fatal("resuming did not begin a life, though the key is the same")
 	}
 	x.Apply(dying(object("a", "u", 5)))
-	<-back.Life.Done()
+	<-back.Epoch.Done()
 	<-back.Changed
-	back.Life.OnEnd(func() { ends++ })
+	back.Epoch.OnEnd(func() { ends++ })
 	if ends != 2 {
 		t.Error("OnEnd of an ended life did not run")
 	}
@@ -349,8 +349,8 @@ func (m model) check(t testing.TB, x *Table) {
 			continue
 		}
 		alive++
-		if e.ResourceVersion != strconv.Itoa(want.version) || e.State != want.state || e.Life.Ended() == e.Reachable() {
-			t.Fatalf("sandbox %d: %+v, life over %v; model says %+v", uid, e.Route, e.Life.Ended(), *want)
+		if e.ResourceVersion != strconv.Itoa(want.version) || e.State != want.state || e.Epoch.Ended() == e.Reachable() {
+			t.Fatalf("sandbox %d: %+v, life over %v; model says %+v", uid, e.Route, e.Epoch.Ended(), *want)
 		}
 	}
 	if x.Len() != alive {
@@ -531,7 +531,7 @@ func BenchmarkLookup(b *testing.B) {
 				i := 0
 				for b.Loop() {
 					e, ok := c.in.Lookup(ids[i])
-					if !ok || e.Life == nil {
+					if !ok || e.Epoch == nil {
 						b.Fatal("not found")
 					}
 					if i++; i == len(ids) {
@@ -592,7 +592,7 @@ func TestUnclaimedMembersHaveNoRoute(t *testing.T) {
 		if !ok || !e.Reachable() {
 			t.Errorf("the claimed one has route %+v, %v", e.Route, ok)
 		}
-		if e.Life.Ended() {
+		if e.Epoch.Ended() {
 			t.Error("its life is over")
 		}
 		x.Apply(member(6)) // the watch lags behind

@@ -95,9 +95,9 @@ func (r *record) base() *record {
 // Entry is a route as it was at the time of the lookup. It never changes.
 type Entry struct {
 	Route
-	// Life is the epoch; it ends when the route is no longer reachable as it is now. For an
+	// Epoch is the epoch; it ends when the route is no longer reachable as it is now. For an
 	// unreachable route it has ended.
-	Life *Epoch
+	Epoch *Epoch
 	// Changed is closed as soon as the table has a newer state of this sandbox. The end of a hint's
 	// time takes effect here with the next write, Progress included.
 	Changed <-chan struct{}
@@ -302,7 +302,7 @@ func (t *Table) upsert(w *write, r Route) bool {
 	}
 	t.occupy(w, &r, old)
 	h := t.hints.of[r.ID]
-	truth := &record{Entry: Entry{Route: r, Life: t.lifeOf(&r, old, h)}}
+	truth := &record{Entry: Entry{Route: r, Epoch: t.epochOf(&r, old, h)}}
 	if h != nil && (!newer(h.version, r.ResourceVersion) || !h.gone && !sameObject(&h.route, &r)) {
 		t.hints.drop(h)
 	}
@@ -314,19 +314,19 @@ func (t *Table) upsert(w *write, r Route) bool {
 	return true
 }
 
-// lifeOf returns the current epoch of the route, from its base record or a hint, or a new one.
+// epochOf returns the current epoch of the route, from its base record or a hint, or a new one.
 //
 // +checklocks:t.mu
-func (t *Table) lifeOf(r *Route, old *record, h *hint) *Epoch {
+func (t *Table) epochOf(r *Route, old *record, h *hint) *Epoch {
 	switch {
 	case !r.Reachable():
-		return endedLife(r.LifeKey)
-	case old != nil && sameLife(&old.Route, r):
-		return old.Life
-	case h != nil && h.own != nil && sameLife(&h.route, r):
+		return endedEpoch(r.EpochKey)
+	case old != nil && sameEpoch(&old.Route, r):
+		return old.Epoch
+	case h != nil && h.own != nil && sameEpoch(&h.route, r):
 		return h.own // effective treats it as the base record's from now on
 	default:
-		return newLife(r.LifeKey)
+		return newEpoch(r.EpochKey)
 	}
 }
 
@@ -349,7 +349,7 @@ func (t *Table) occupy(w *write, r *Route, old *record) {
 		}
 		moved := rival.Route
 		moved.Address = netip.Addr{}
-		t.show(w, holder, &record{Entry: Entry{Route: moved, Life: endedLife(moved.LifeKey)}})
+		t.show(w, holder, &record{Entry: Entry{Route: moved, Epoch: endedEpoch(moved.EpochKey)}})
 	}
 	t.held[r.Address] = r.ID
 	if id, taken := t.hints.holder[r.Address]; taken && id != r.ID {
@@ -393,7 +393,7 @@ func (t *Table) deleteLocked(w *write, id sandbox.ID, resourceVersion string, fi
 func (t *Table) show(w *write, id sandbox.ID, truth *record) {
 	old := w.byID.get(id)
 	if truth != nil {
-		truth = (&record{Entry: Entry{Route: truth.Route, Life: truth.Life}}).shownAs(nil)
+		truth = (&record{Entry: Entry{Route: truth.Route, Epoch: truth.Epoch}}).shownAs(nil)
 	}
 	shown := t.veiled(id, truth)
 	if old == nil && shown == nil {
@@ -427,7 +427,7 @@ func (t *Table) veiled(id sandbox.ID, truth *record) *record {
 	}
 	rec := (&record{Entry: Entry{Route: h.route}}).shownAs(&overlay{base: truth, gone: h.gone, until: h.until})
 	if h.gone {
-		rec.Route, rec.Life = truth.Route, truth.Life
+		rec.Route, rec.Epoch = truth.Route, truth.Epoch
 		return rec
 	}
 	if truth != nil {
@@ -435,14 +435,14 @@ func (t *Table) veiled(id sandbox.ID, truth *record) *record {
 	}
 	switch {
 	case !h.route.Reachable():
-		rec.Life = endedLife(h.route.LifeKey)
-	case truth != nil && sameLife(&truth.Route, &h.route):
-		rec.Life, h.own = truth.Life, nil
+		rec.Epoch = endedEpoch(h.route.EpochKey)
+	case truth != nil && sameEpoch(&truth.Route, &h.route):
+		rec.Epoch, h.own = truth.Epoch, nil
 	default:
 		if h.own == nil {
-			h.own = newLife(h.route.LifeKey)
+			h.own = newEpoch(h.route.EpochKey)
 		}
-		rec.Life = h.own
+		rec.Epoch = h.own
 	}
 	return rec
 }
@@ -469,14 +469,14 @@ func (w *write) retire(old, shown *record) {
 		return
 	}
 	w.changed = append(w.changed, old.changed)
-	if shown == nil || old.Life != shown.Life && (shown.covered() == nil || old.Life != shown.covered().Life) {
-		w.ended = append(w.ended, old.Life)
+	if shown == nil || old.Epoch != shown.Epoch && (shown.covered() == nil || old.Epoch != shown.covered().Epoch) {
+		w.ended = append(w.ended, old.Epoch)
 	}
 }
 
-// sameLife reports whether two routes share an epoch.
-func sameLife(a, b *Route) bool {
-	return a.Reachable() && b.Reachable() && a.LifeKey == b.LifeKey && a.Address == b.Address
+// sameEpoch reports whether two routes share an epoch.
+func sameEpoch(a, b *Route) bool {
+	return a.Reachable() && b.Reachable() && a.EpochKey == b.EpochKey && a.Address == b.Address
 }
 
 // newer compares versions as Kubernetes does. A malformed version is newer than none, and older than
