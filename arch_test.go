@@ -44,6 +44,7 @@ var layers = [][]string{
 	2: {
 		"api/openapi", "internal/base/migrate", "internal/base/localca", "internal/base/pool", "internal/base/portable",
 		"internal/node/ipam", "internal/edge/route",
+		"internal/control/apiserver/gc", "internal/control/apiserver/kinds", "internal/control/apiserver/liblog", // without storage; the rest is apiserver's family
 	},
 	3: {
 		"internal/control/apiserver", "internal/control/cache", "internal/control/apistatus", "internal/control/assumecache", "internal/control/picker", "internal/control/quota",

@@ -16,6 +16,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/etcd"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/daemon/admission"
@@ -36,8 +37,11 @@ func (d *Daemon) makeAPI(context.Context) (err error) {
 		return err
 	}
 	d.api, err = apiserver.New(apiserver.Config{
-		DataDir: filepath.Join(d.cfg.DataDir, "apiserver"), Listen: d.cfg.KubeAddr, Log: d.cfg.Log, Admission: admission.Tenants{DefaultRuntime: d.cfg.DefaultRuntime, Quotas: func() *quota.Quotas { return d.quotas }}.After(host.Admit), Pods: d.pods(), Keys: d.tenantOf, Gate: d.health, QuotaBackendBytes: d.cfg.EtcdQuota.Value(),
-		NodeName: d.cfg.NodeName, EtcdEndpoints: d.cfg.EtcdEndpoints, EtcdPrefix: d.cfg.EtcdPrefix, EtcdCAFile: d.cfg.EtcdCA, EtcdCertFile: d.cfg.EtcdCert, EtcdKeyFile: d.cfg.EtcdKey,
+		DataDir: filepath.Join(d.cfg.DataDir, "apiserver"), Listen: d.cfg.KubeAddr, Log: d.cfg.Log, Admission: admission.Tenants{DefaultRuntime: d.cfg.DefaultRuntime, Quotas: func() *quota.Quotas { return d.quotas }}.After(host.Admit), Pods: d.pods(), Keys: d.tenantOf, Gate: d.health,
+		Etcd: etcd.Config{
+			Endpoints: d.cfg.EtcdEndpoints, Prefix: d.cfg.EtcdPrefix, CAFile: d.cfg.EtcdCA, CertFile: d.cfg.EtcdCert, KeyFile: d.cfg.EtcdKey,
+			NodeName: d.cfg.NodeName, QuotaBackendBytes: d.cfg.EtcdQuota.Value(),
+		},
 	})
 	return err
 }

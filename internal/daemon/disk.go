@@ -10,7 +10,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
-	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/etcd"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
 	"github.com/barchan-dev/barchan/internal/daemon/hostcheck"
 )
@@ -65,7 +65,7 @@ func (d *Daemon) awaitDisk(ctx context.Context) error {
 
 // isDiskFault reports whether an error passes when the operator repairs the disk.
 func isDiskFault(err error) bool {
-	for _, fault := range []error{apiserver.ErrStorage, unix.ENOSPC, unix.EDQUOT, unix.EROFS, unix.EIO} {
+	for _, fault := range []error{etcd.ErrStorage, unix.ENOSPC, unix.EDQUOT, unix.EROFS, unix.EIO} {
 		if errors.Is(err, fault) {
 			return true
 		}
@@ -75,7 +75,7 @@ func isDiskFault(err error) bool {
 
 // lost returns cause, or ErrReexec with it if a new process can wait for the disk.
 func (d *Daemon) lost(ctx context.Context, cause error) error {
-	passes := errors.Is(cause, apiserver.ErrStorage) || (d.cfg.AfterReexec && isDiskFault(cause))
+	passes := errors.Is(cause, etcd.ErrStorage) || (d.cfg.AfterReexec && isDiskFault(cause))
 	if ctx.Err() != nil || !passes {
 		return cause
 	}
@@ -100,7 +100,7 @@ func (d *Daemon) stopAll(stack *lifecycle.Stack) error {
 	case err := <-done:
 		return err
 	case <-time.After(abandonAfter):
-		return fmt.Errorf("%w: not everything could be stopped in order", apiserver.ErrStorage)
+		return fmt.Errorf("%w: not everything could be stopped in order", etcd.ErrStorage)
 	}
 }
 
@@ -113,7 +113,7 @@ func (d *Daemon) journalWritten(err error) {
 	d.health.Set(hostcheck.ConditionJournal, hostcheck.WriteFault(err))
 	if hostcheck.SyncFailed(err) {
 		select {
-		case d.broken <- fmt.Errorf("%w: the node's journal: %w", apiserver.ErrStorage, err):
+		case d.broken <- fmt.Errorf("%w: the node's journal: %w", etcd.ErrStorage, err):
 		default: // it is known
 		}
 	}

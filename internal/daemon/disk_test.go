@@ -15,7 +15,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/config"
-	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/etcd"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 	"github.com/barchan-dev/barchan/internal/testkit/tmpfs"
 )
@@ -101,7 +101,7 @@ func TestLost(t *testing.T) {
 	if err := d.lost(t.Context(), full); errors.Is(err, ErrReexec) {
 		t.Error("the first boot on a full disk does not end")
 	}
-	if err := d.lost(t.Context(), fmt.Errorf("x: %w", apiserver.ErrStorage)); !errors.Is(err, ErrReexec) {
+	if err := d.lost(t.Context(), fmt.Errorf("x: %w", etcd.ErrStorage)); !errors.Is(err, ErrReexec) {
 		t.Errorf("after storage failed: %v", err)
 	}
 	d.cfg.AfterReexec = true

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"context"
 	"crypto/sha256"
 	"crypto/subtle"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"strings"
 
 	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/request/bearertoken"
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -22,25 +24,12 @@ func userInfo(name string) user.Info {
 	return &user.DefaultInfo{Name: name, Groups: groups}
 }
 
-// newAuthenticator knows the in-process transports by what they put in the request's context,
-// the admin by the token, and tenants by their API keys; keys may be nil. A wrong token is refused,
-// never taken for anonymous.
+// newAuthenticator recognizes the in-process transports by the request's context, the admin by the
+// token, and tenants by their API keys; keys may be nil. A wrong token is refused, not anonymous.
 func newAuthenticator(adminToken string, keys KeyFunc) authenticator.Request {
 	anonymous := &user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}
 	admin, want := userInfo(UserAdmin), sha256.Sum256([]byte(adminToken))
-	return authenticator.RequestFunc(func(req *http.Request) (*authenticator.Response, bool, error) {
-		if u, ok := userFromTransport(req.Context()); ok {
-			return &authenticator.Response{User: u}, true, nil
-		}
-		header := strings.TrimSpace(req.Header.Get("Authorization"))
-		if header == "" {
-			return &authenticator.Response{User: anonymous}, true, nil
-		}
-		kind, token, _ := strings.Cut(header, " ")
-		if token = strings.TrimSpace(token); token == "" || !strings.EqualFold(kind, "Bearer") {
-			return nil, false, nil
-		}
-		req.Header.Del("Authorization")
+	tokens := bearertoken.New(authenticator.TokenFunc(func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 		got := sha256.Sum256([]byte(token))
 		if adminToken != "" && subtle.ConstantTimeCompare(got[:], want[:]) == 1 {
 			return &authenticator.Response{User: admin}, true, nil
@@ -48,7 +37,7 @@ func newAuthenticator(adminToken string, keys KeyFunc) authenticator.Request {
 		if keys == nil {
 			return nil, false, nil
 		}
-		tenant, err := keys(req.Context(), token)
+		tenant, err := keys(ctx, token)
 		switch {
 		case errors.Is(err, errs.ErrUnauthenticated):
 			return nil, false, nil
@@ -56,5 +45,14 @@ func newAuthenticator(adminToken string, keys KeyFunc) authenticator.Request {
 			return nil, false, fmt.Errorf("look up API key: %w", err)
 		}
 		return &authenticator.Response{User: tenant.userInfo()}, true, nil
+	}))
+	return authenticator.RequestFunc(func(req *http.Request) (*authenticator.Response, bool, error) {
+		if u, ok := userFromTransport(req.Context()); ok {
+			return &authenticator.Response{User: u}, true, nil
+		}
+		if strings.TrimSpace(req.Header.Get("Authorization")) == "" {
+			return &authenticator.Response{User: anonymous}, true, nil
+		}
+		return tokens.AuthenticateRequest(req)
 	})
 }

@@ -29,6 +29,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/registry"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -291,7 +292,7 @@ func TestManager(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	mgr, err := ctrl.NewManager(s.RESTConfig(apiserver.UserController), ctrl.Options{
 		Scheme: testScheme(t), Metrics: metricsserver.Options{BindAddress: "0"},
-		LeaderElection: true, LeaderElectionID: "test", LeaderElectionNamespace: apiserver.SystemNamespace, LeaderElectionReleaseOnCancel: true,
+		LeaderElection: true, LeaderElectionID: "test", LeaderElectionNamespace: registry.SystemNamespace, LeaderElectionReleaseOnCancel: true,
 		LeaseDuration: &lease, RenewDeadline: &renew,
 		Controller: ctrlConfig(),
 	})

@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"k8s.io/client-go/tools/clientcmd"
@@ -22,19 +21,17 @@ const (
 	pkiDir         = "pki"
 	tokenFile      = "admin.token"
 	kubeconfigFile = "admin.kubeconfig"
+	minTokenLength = 16
 )
 
-// adminToken returns the configured token, or the one kept in dir, which it makes if missing.
-func adminToken(configured, dir string) (string, error) {
-	if configured != "" {
-		return configured, nil
-	}
+// adminToken returns the admin's bearer token in dir, which it creates if missing.
+func adminToken(dir string) (string, error) {
 	path := filepath.Join(dir, tokenFile)
 	text, err := os.ReadFile(path)
 	if err == nil {
 		token := strings.TrimSpace(string(text))
 		if len(token) < minTokenLength {
-			return "", fmt.Errorf("admin token in %s: %w: too short (delete the file to have a new one made)", path, errs.ErrInvalid)
+			return "", fmt.Errorf("admin token in %s: %w: too short; delete the file to create a new one", path, errs.ErrInvalid)
 		}
 		return token, nil
 	}
@@ -60,7 +57,7 @@ func writeKubeconfig(path string, addr net.Addr, ca []byte, token string) error 
 	return durable.WriteFile(path, data, 0o600)
 }
 
-// reachable replaces an address that means all interfaces by one that can be dialled.
+// reachable replaces an unspecified address by loopback, which clients can dial.
 func reachable(hostport string) string {
 	host, port, err := net.SplitHostPort(hostport)
 	if err != nil {
@@ -72,15 +69,11 @@ func reachable(hostport string) string {
 	return net.JoinHostPort(host, port)
 }
 
-// certificateNames is for whom the server's certificate must speak, beside localhost.
-func certificateNames(cfg *Config) []string {
-	names := slices.Clone(cfg.PublicNames)
-	for _, ip := range cfg.PublicIPs {
-		names = append(names, ip.String())
-	}
-	host, _, err := net.SplitHostPort(cfg.Listen)
+// certificateNames returns the names in the server's certificate, beside localhost.
+func certificateNames(listen string) []string {
+	host, _, err := net.SplitHostPort(listen)
 	if ip := net.ParseIP(host); err != nil || host == "" || (ip != nil && ip.IsUnspecified()) {
-		return names
+		return nil
 	}
-	return append(names, host)
+	return []string{host}
 }

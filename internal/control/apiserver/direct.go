@@ -7,7 +7,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -17,19 +16,19 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/registry"
 )
 
-// directTimeout bounds a call whose caller sets no bound, as the server bounds requests.
+// directTimeout bounds a call without a deadline, as the server bounds requests.
 const directTimeout = 30 * time.Second
 
-// Direct reads and writes single objects from inside the process, past HTTP and its encodings,
-// for the paths where a write must be fast. What decides is the same as for every request: the
-// user's rights, defaults, validation, resource versions and the drain at the end. What is
-// left out is the ownership of fields: managedFields stay as the caller hands them over, so that
-// what a direct write changed belongs to nobody.
+// Direct reads and writes single objects from inside the process, without HTTP and encodings,
+// where a write must be fast. The user's rights, defaults, validation, resource versions and
+// the drain apply as to every request. Only field ownership does not: managedFields stay as the
+// caller passes them.
 //
-// Options of calls are not supported, but those of Delete. The server must run; until then, and afterwards, calls fail
-// with errs.ErrUnavailable.
+// Only Delete takes options. While the server is not running, calls fail with
+// errs.ErrUnavailable.
 type Direct struct {
 	server *Server
 	user   user.Info
@@ -43,21 +42,21 @@ func (s *Server) Direct(user string) *Direct {
 
 // Get reads an object as storage holds it now.
 func (d *Direct) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-	return d.do(ctx, "get", key, obj, len(opts), func(ctx context.Context, st *store) (runtime.Object, error) {
+	return d.do(ctx, "get", key, obj, len(opts), func(ctx context.Context, st *registry.Store) (runtime.Object, error) {
 		return st.Get(ctx, key.Name, &metav1.GetOptions{})
 	})
 }
 
 // Create makes an object and fills obj with what was stored.
 func (d *Direct) Create(ctx context.Context, obj client.Object, opts ...client.CreateOption) error {
-	return d.do(ctx, "create", client.ObjectKeyFromObject(obj), obj, len(opts), func(ctx context.Context, st *store) (runtime.Object, error) {
+	return d.do(ctx, "create", client.ObjectKeyFromObject(obj), obj, len(opts), func(ctx context.Context, st *registry.Store) (runtime.Object, error) {
 		return st.Create(ctx, obj.DeepCopyObject(), rest.ValidateAllObjectFunc, &metav1.CreateOptions{})
 	})
 }
 
 // Update writes an object over the version that obj names, and fills obj with what was stored.
 func (d *Direct) Update(ctx context.Context, obj client.Object, opts ...client.UpdateOption) error {
-	return d.do(ctx, "update", client.ObjectKeyFromObject(obj), obj, len(opts), func(ctx context.Context, st *store) (runtime.Object, error) {
+	return d.do(ctx, "update", client.ObjectKeyFromObject(obj), obj, len(opts), func(ctx context.Context, st *registry.Store) (runtime.Object, error) {
 		if obj.GetResourceVersion() == "" {
 			return nil, apierrors.NewBadRequest("metadata.resourceVersion: must be set, as every write is conditional")
 		}
@@ -67,28 +66,28 @@ func (d *Direct) Update(ctx context.Context, obj client.Object, opts ...client.U
 	})
 }
 
-// Delete asks for the end of an object; finalizers and owners have their say as ever. It alone takes
-// options: preconditions and the propagation.
+// Delete deletes an object; finalizers and owners apply as usual. Its options are preconditions
+// and the propagation.
 func (d *Direct) Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error {
 	options := (&client.DeleteOptions{}).ApplyOptions(opts).AsDeleteOptions()
-	return d.do(ctx, "delete", client.ObjectKeyFromObject(obj), obj, 0, func(ctx context.Context, st *store) (runtime.Object, error) {
+	return d.do(ctx, "delete", client.ObjectKeyFromObject(obj), obj, 0, func(ctx context.Context, st *registry.Store) (runtime.Object, error) {
 		_, _, err := st.Delete(ctx, obj.GetName(), rest.ValidateAllObjectFunc, options)
 		return nil, err
 	})
 }
 
 func (d *Direct) do(ctx context.Context, verb string, key client.ObjectKey, obj client.Object, options int,
-	call func(context.Context, *store) (runtime.Object, error),
+	call func(context.Context, *registry.Store) (runtime.Object, error),
 ) error {
 	if options > 0 {
 		return fmt.Errorf("direct %s of %T: options are not supported: %w", verb, obj, errs.ErrInvalid)
 	}
-	requests, stores := d.server.local.Load(), d.server.stores.Load()
-	if requests == nil || stores == nil || !requests.enter(nil, nil) {
+	l := d.server.local.Load()
+	if l == nil || l.requests.Add(1) != nil {
 		return fmt.Errorf("%w: the API server is not running", errs.ErrUnavailable)
 	}
-	defer requests.leave(nil)
-	st := (*stores)[reflect.TypeOf(obj)]
+	defer l.requests.Done()
+	st := l.stores[reflect.TypeOf(obj)]
 	if st == nil {
 		return fmt.Errorf("direct %s: %T is no kind of this server: %w", verb, obj, errs.ErrInvalid)
 	}
@@ -105,36 +104,38 @@ func (d *Direct) do(ctx context.Context, verb string, key client.ObjectKey, obj 
 	if err != nil || got == nil {
 		return err
 	}
-	// What storage returns was decoded for this call, or is a cache's, which nobody may change.
+	// The result may belong to a cache, so it must not be changed.
 	reflect.ValueOf(obj).Elem().Set(reflect.ValueOf(got.DeepCopyObject()).Elem())
 	return nil
 }
 
-func (d *Direct) allowed(ctx context.Context, verb string, key client.ObjectKey, st *store) error {
-	if (key.Namespace != "") != st.r.namespaced {
-		return apierrors.NewBadRequest(fmt.Sprintf("metadata.namespace: %q does not fit %s", key.Namespace, st.r.plural))
+func (d *Direct) allowed(ctx context.Context, verb string, key client.ObjectKey, st *registry.Store) error {
+	if (key.Namespace != "") != st.Kind.Namespaced {
+		return apierrors.NewBadRequest(fmt.Sprintf("metadata.namespace: %q does not fit %s", key.Namespace, st.Kind.Plural))
 	}
 	decision, why, err := d.may.Authorize(ctx, authorizer.AttributesRecord{
 		User: d.user, Verb: verb, Namespace: key.Namespace, Name: key.Name, ResourceRequest: true,
-		APIGroup: st.r.gv.Group, APIVersion: st.r.gv.Version, Resource: st.r.plural,
+		APIGroup: st.Kind.GV.Group, APIVersion: st.Kind.GV.Version, Resource: st.Kind.Plural,
 	})
 	if err != nil || decision != authorizer.DecisionAllow {
 		if err == nil {
 			err = fmt.Errorf("user %s may not %s this: %s", d.user.GetName(), verb, why)
 		}
-		return apierrors.NewForbidden(st.r.groupResource(), key.Name, err)
+		return apierrors.NewForbidden(st.Kind.GroupResource(), key.Name, err)
 	}
 	return nil
 }
 
-// byType lists the stores by the type of their objects.
-func (m *machinery) byType() map[reflect.Type]*store {
-	all := map[reflect.Type]*store{}
-	for _, st := range m.stores {
-		o := st.New()
-		if _, err := meta.Accessor(o); err == nil {
-			all[reflect.TypeOf(o)] = st
-		}
+// local is the server for in-process requests.
+type local struct {
+	*drainer
+	stores map[reflect.Type]*registry.Store // by the type of their objects
+}
+
+func (e *engine) byType() map[reflect.Type]*registry.Store {
+	all := map[reflect.Type]*registry.Store{}
+	for _, st := range e.registry.Stores {
+		all[reflect.TypeOf(st.Kind.Object)] = st
 	}
 	return all
 }

@@ -1,17 +1,17 @@
 // Package apiserver runs a Kubernetes API server inside this process: the generic server of
-// k8s.io/apiserver with one typed registry per kind, on an etcd that runs in the process too
-// or on one that exists already. It is the only user of the apiserver and etcd packages.
+// k8s.io/apiserver over the storage of packages registry and etcd. It is the only user of the
+// apiserver and etcd packages.
 //
-// It serves Barchan's kinds and the few of Kubernetes that go with them, and decides nothing
-// about sandboxes: defaults and rules are those of the types under api/, and what a node can
-// honour is asked of [Config.Admission]. There are no CRDs, no webhooks, no aggregation, and
-// no RBAC objects: who may do what is the one table in rules.go.
+// It decides nothing about sandboxes: defaults and rules are those of the types under api/, and
+// [Config.Admission] refuses what a node cannot honour. There are no CRDs, webhooks, aggregation
+// or RBAC objects: the table in rules.go has all rights.
 //
-// Our own parts reach it through [Server.RESTConfig], whose transport calls the handlers
-// directly: no socket, no TLS and no credentials that could leak. Others reach it over TLS at
+// The other parts of this process reach it through [Server.RESTConfig], whose transport calls
+// the handlers directly, without socket, TLS or credentials. Others reach it over TLS at
 // [Config.Listen] with the kubeconfig that [Server.AdminKubeconfig] names.
 //
-// Two small controllers belong to it, because its promises about deletion need them: package
-// gc collects objects whose owners are gone, and namespaces.go empties a namespace before it
-// goes.
+// Its parts: kinds describes what is served, registry stores it in etcd, pods shows Sandboxes as
+// Pods, gc deletes, and liblog has the libraries' logs.
+//
+// Locks: Server.mu serializes start and stop; nothing else is locked under it but a response.
 package apiserver

@@ -3,90 +3,67 @@ package apiserver
 import (
 	"context"
 	"net/http"
-	"sync"
+	"net/url"
+	"strconv"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/waitgroup"
 )
 
-// drainer lets a handler's requests end before what they use is taken away: when it drains,
-// new ones are refused, watches are cut and the others get their time.
+// drainer lets a handler's requests end before their storage is closed: once it drains, it
+// refuses new requests, cuts watches and waits for the others.
 type drainer struct {
-	next http.Handler
-
-	mu      sync.Mutex
-	active  int                                  // +checklocks:mu
-	watches map[*http.Request]context.CancelFunc // +checklocks:mu
-	// nil until drain, closed when none is active
-	draining chan struct{} // +checklocks:mu
+	next     http.Handler
+	requests waitgroup.SafeWaitGroup
+	serving  context.Context //nolint:containedctx // done once it drains
+	cut      context.CancelFunc
 }
 
-func newDrainer(next http.Handler) *drainer {
-	return &drainer{next: next, watches: map[*http.Request]context.CancelFunc{}}
+func newDrainer(ctx context.Context, next http.Handler) *drainer {
+	d := &drainer{next: next}
+	d.serving, d.cut = context.WithCancel(ctx)
+	return d
 }
 
-// isWatch reports whether a request streams until one side ends it: a watch, a log that is
-// followed, or a connection that becomes another protocol's.
+// isWatch reports whether a request streams until one side ends it: a watch, a followed log, or
+// a connection that switches protocols.
 func isWatch(r *http.Request) bool {
 	q := r.URL.Query()
 	return isTrue(q, "watch") || isTrue(q, "follow") || r.Header.Get("Upgrade") != ""
 }
 
+func isTrue(q url.Values, name string) bool {
+	b, _ := strconv.ParseBool(q.Get(name))
+	return b
+}
+
 // ServeHTTP implements http.Handler.
 func (d *drainer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	var cancel context.CancelFunc
-	if isWatch(r) {
-		var ctx context.Context
-		ctx, cancel = context.WithCancel(r.Context())
-		defer cancel()
-		r = r.WithContext(ctx)
-	}
-	if !d.enter(r, cancel) {
+	if d.requests.Add(1) != nil {
 		w.Header().Set("Retry-After", "1")
 		http.Error(w, "the API server is stopping", http.StatusServiceUnavailable)
 		return
 	}
-	defer d.leave(r)
+	defer d.requests.Done()
+	if isWatch(r) {
+		ctx, cancel := context.WithCancel(r.Context())
+		defer cancel()
+		defer context.AfterFunc(d.serving, cancel)()
+		r = r.WithContext(ctx)
+	}
 	d.next.ServeHTTP(w, r)
 }
 
-func (d *drainer) enter(r *http.Request, cancel context.CancelFunc) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.draining != nil {
-		return false
-	}
-	d.active++
-	if cancel != nil {
-		d.watches[r] = cancel
-	}
-	return true
-}
-
-func (d *drainer) leave(r *http.Request) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.active--
-	delete(d.watches, r)
-	if d.draining != nil && d.active == 0 {
-		close(d.draining)
-	}
-}
-
-// drain returns when no request is left, or ctx is done. It is called once.
-func (d *drainer) drain(ctx context.Context) {
+// drain returns when all requests have ended, or after drainTimeout. It is called once.
+func (d *drainer) drain() {
+	d.cut()
+	ended := make(chan struct{})
+	go func() { // ends with the requests
+		d.requests.Wait()
+		close(ended)
+	}()
 	select {
-	case <-d.refuse():
-	case <-ctx.Done():
+	case <-ended:
+	case <-time.After(drainTimeout):
 	}
-}
-
-func (d *drainer) refuse() <-chan struct{} {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.draining = make(chan struct{})
-	if d.active == 0 {
-		close(d.draining)
-	}
-	for _, cancel := range d.watches {
-		cancel()
-	}
-	return d.draining
 }

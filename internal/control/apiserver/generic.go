@@ -2,20 +2,26 @@ package apiserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
 	"k8s.io/apiserver/pkg/endpoints/filters/impersonation"
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
+	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
@@ -23,6 +29,10 @@ import (
 	restclient "k8s.io/client-go/rest"
 
 	barchanopenapi "github.com/barchan-dev/barchan/api/openapi"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/gc"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/kinds"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/pods"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/registry"
 )
 
 const (
@@ -32,80 +42,71 @@ const (
 	readyInterval       = 2 * time.Millisecond
 )
 
-// machinery is a generic API server with our kinds, built and not yet serving.
-type machinery struct {
-	server *genericapiserver.GenericAPIServer
-	stores []*store
-	gate   *namespaceGate
-	// finalizing is the namespaces' store for the controller that may finalize them.
-	finalizing *store
-	pods       *podREST // nil where there are none
-	streams    map[string]*podStream
-	remote     http.Handler // for requests that came over the network
-	inside     http.Handler // for those of the in-process transport
+var errNotReady = errors.New("not ready in time")
+
+// engine is a generic API server with our kinds, built and not yet serving.
+type engine struct {
+	server   *genericapiserver.GenericAPIServer
+	registry *registry.Registry
+	admitted registry.AdmissionFunc // the configured one; may be nil
+	remote   http.Handler           // for requests from the network
+	inside   http.Handler           // for those of the in-process transport
 }
 
-// build makes the server over b. It starts the watch caches; destroy ends them.
-func build(cfg *Config, b *backend, adminToken string) (m *machinery, err error) {
-	resources := append(append(ownKinds(), coreKinds()...), eventKind())
-	pods := podKind()
-	sch, err := newScheme(append(slices.Clone(resources), pods))
+// build makes the server over the storage that options gives. It starts the watch caches; destroy
+// stops them.
+func build(cfg *Config, options func(schema.GroupResource, runtime.Codec, bool) generic.RESTOptions, adminToken string) (e *engine, err error) {
+	resources := kinds.All()
+	sch, err := kinds.NewScheme(append(slices.Clone(resources), kinds.Pods()))
 	if err != nil {
 		return nil, err
 	}
-	m = &machinery{gate: newNamespaceGate()}
-	gc := m.genericConfig(sch, b, newAuthenticator(adminToken, cfg.Keys))
-	m.server, err = gc.Complete().New("barchan", genericapiserver.NewEmptyDelegate())
+	e = &engine{admitted: cfg.Admission}
+	gc := e.genericConfig(sch, newAuthenticator(adminToken, cfg.Keys))
+	e.server, err = gc.Complete().New("barchan", genericapiserver.NewEmptyDelegate())
 	if err != nil {
 		return nil, fmt.Errorf("make the generic server: %w", err)
 	}
-	defer func() {
-		if err != nil {
-			m.destroy()
-		}
-	}()
-	for _, r := range resources {
-		st, err := newStore(r, sch, b, m.gate, cfg)
-		if err != nil {
-			return nil, err
-		}
-		m.stores = append(m.stores, st)
-		if r.kind == "APIKey" {
-			st.limitKeys()
-		}
-		if r.gv == corev1.SchemeGroupVersion && r.plural == "namespaces" {
-			m.gate.namespaces, m.finalizing = st, st.finalizing()
-		}
-	}
-	if cfg.Pods != nil {
-		sandboxes := m.stores[slices.IndexFunc(m.stores, func(s *store) bool { return s.r.kind == "Sandbox" })]
-		m.pods = &podREST{tableConvertor{pods}, sandboxes}
-		m.streams = podStreams(sandboxes, cfg.Pods)
-	}
-	if err := m.install(sch); err != nil {
+	e.registry, err = registry.New(&registry.Config{
+		Scheme: sch, Options: options, Admission: e.admit, FinalizersOnly: isNode, Gate: cfg.Gate,
+	}, resources)
+	if err != nil {
+		e.server.Destroy()
 		return nil, err
 	}
-	m.server.Handler.NonGoRestfulMux.HandleFunc(crdPath, noCRDs)
-	m.server.PrepareRun()
-	return m, nil
+	if err := e.install(sch, cfg.Pods); err != nil {
+		e.destroy()
+		return nil, err
+	}
+	e.server.Handler.NonGoRestfulMux.HandleFunc(crdPath, noCRDs)
+	e.server.PrepareRun()
+	return e, nil
 }
 
-// crdPath is where kubectl asks whether a kind that it does not know is a custom one.
+// admit limits the API keys that a tenant writes, beside the configured admission.
+func (e *engine) admit(ctx context.Context, obj, old runtime.Object) field.ErrorList {
+	list := endsInTime(ctx, e.registry, obj)
+	if e.admitted != nil {
+		list = append(list, e.admitted(ctx, obj, old)...)
+	}
+	return list
+}
+
+// crdPath is where kubectl looks up a kind that it does not know.
 const crdPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
-// noCRDs answers that there are none. Without it kubectl would report that it could not ask,
-// in place of the unknown kind.
+// noCRDs returns an empty list. Without it kubectl would report the failed lookup instead of the
+// unknown kind.
 func noCRDs(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = io.WriteString(w, `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinitionList","metadata":{},"items":[]}`+"\n")
 }
 
-func (m *machinery) genericConfig(sch *scheme, b *backend, authn authenticator.Request) *genericapiserver.RecommendedConfig {
-	c := genericapiserver.NewRecommendedConfig(sch.codecs)
+func (e *engine) genericConfig(sch *kinds.Scheme, authn authenticator.Request) *genericapiserver.RecommendedConfig {
+	c := genericapiserver.NewRecommendedConfig(sch.Codecs)
 	c.EffectiveVersion = newEffectiveVersion()
 	c.ExternalAddress = "localhost:443"
 	c.LoopbackClientConfig = &restclient.Config{Host: "http://in-process"}
-	c.RESTOptionsGetter = b
 	c.Authentication.Authenticator = authn
 	c.Authorization.Authorizer = newAuthorizer()
 	c.EnableProfiling, c.EnableMetrics = false, false
@@ -117,13 +118,13 @@ func (m *machinery) genericConfig(sch *scheme, b *backend, authn authenticator.R
 	c.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(defs, namer)
 	c.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(defs, namer)
 	c.OpenAPIConfig.Info.Title, c.OpenAPIV3Config.Info.Title = "Barchan", "Barchan"
-	c.BuildHandlerChainFunc = m.buildChains
+	c.BuildHandlerChainFunc = e.buildChains
 	return c
 }
 
-// buildChains builds what every request passes through on its way to api. Requests of our own
-// parts need less: they neither speak for others nor are they counted against the limits.
-func (m *machinery) buildChains(api http.Handler, c *genericapiserver.Config) http.Handler {
+// buildChains builds the handler chains before api. Requests of our own parts need fewer handlers:
+// they neither impersonate nor count against the limits.
+func (e *engine) buildChains(api http.Handler, c *genericapiserver.Config) http.Handler {
 	authenticated := func(h http.Handler) http.Handler {
 		failed := genericapifilters.Unauthorized(c.Serializer)
 		return genericapifilters.WithAuthentication(h, c.Authentication.Authenticator, failed, nil, nil)
@@ -141,92 +142,97 @@ func (m *machinery) buildChains(api http.Handler, c *genericapiserver.Config) ht
 	}
 
 	authorized := genericapifilters.WithAuthorization(api, c.Authorization.Authorizer, c.Serializer)
-	m.inside = outer(deadline(authenticated(authorized)))
+	e.inside = outer(deadline(authenticated(authorized)))
 
 	h := genericfilters.WithMaxInFlightLimit(authorized, c.MaxRequestsInFlight, c.MaxMutatingRequestsInFlight, c.LongRunningFunc)
 	h = impersonation.WithImpersonation(h, c.Authorization.Authorizer, c.Serializer)
 	h = authenticated(h)
 	h = genericfilters.WithTimeoutForNonLongRunningRequests(h, c.LongRunningFunc)
-	m.remote = outer(deadline(h))
-	return m.remote
+	e.remote = outer(deadline(h))
+	return e.remote
 }
 
 // install serves every store under its group and version.
-func (m *machinery) install(sch *scheme) error {
+func (e *engine) install(sch *kinds.Scheme, runs pods.Runtime) error {
 	groups := map[schema.GroupVersion]map[string]rest.Storage{}
+	var order []schema.GroupVersion
 	add := func(gv schema.GroupVersion, path string, s rest.Storage) {
 		if groups[gv] == nil {
 			groups[gv] = map[string]rest.Storage{}
+			order = append(order, gv)
 		}
 		groups[gv][path] = s
 	}
-	var order []schema.GroupVersion
-	for _, st := range m.stores {
-		if groups[st.r.gv] == nil {
-			order = append(order, st.r.gv)
-		}
-		add(st.r.gv, st.r.plural, st)
-		if st.r.status {
-			add(st.r.gv, st.r.plural+"/status", newStatusREST(st))
-		}
-		if st.r.scale != nil {
-			add(st.r.gv, st.r.plural+"/scale", &scaleREST{st})
-		}
-		if st.r.plural == "events" {
-			add(eventsv1.SchemeGroupVersion, st.r.plural, st)
-			order = append(order, eventsv1.SchemeGroupVersion)
+	for _, st := range e.registry.Stores {
+		add(st.Kind.GV, st.Kind.Plural, st)
+		for name, sub := range st.Subresources() {
+			add(st.Kind.GV, st.Kind.Plural+"/"+name, sub)
 		}
 	}
-	if m.pods != nil {
-		add(corev1.SchemeGroupVersion, m.pods.r.plural, m.pods)
-		for name, s := range m.streams {
-			add(corev1.SchemeGroupVersion, m.pods.r.plural+"/"+name, s)
+	add(eventsv1.SchemeGroupVersion, "events", e.registry.Store("Event"))
+	if runs != nil {
+		for path, s := range pods.Storage(e.registry.Store("Sandbox"), runs) {
+			add(corev1.SchemeGroupVersion, path, s)
 		}
 	}
 	var named []*genericapiserver.APIGroupInfo
 	for _, gv := range order {
-		info := genericapiserver.NewDefaultAPIGroupInfo(gv.Group, sch.Scheme, sch.parameters, sch.codecs)
+		info := genericapiserver.NewDefaultAPIGroupInfo(gv.Group, sch.Scheme, sch.Parameters, sch.Codecs)
 		info.VersionedResourcesStorageMap[gv.Version] = groups[gv]
 		if gv.Group != corev1.GroupName {
 			named = append(named, &info)
 			continue
 		}
-		if err := m.server.InstallLegacyAPIGroup(genericapiserver.DefaultLegacyAPIPrefix, &info); err != nil {
+		if err := e.server.InstallLegacyAPIGroup(genericapiserver.DefaultLegacyAPIPrefix, &info); err != nil {
 			return fmt.Errorf("install %s: %w", gv, err)
 		}
 	}
-	if err := m.server.InstallAPIGroups(named...); err != nil {
+	if err := e.server.InstallAPIGroups(named...); err != nil {
 		return fmt.Errorf("install API groups: %w", err)
 	}
 	return nil
 }
 
-// runHooks starts the server's own background work, until ctx is done.
-func (m *machinery) runHooks(ctx context.Context) { m.server.RunPostStartHooks(ctx) }
-
-// awaitReady returns when the watch caches are filled and the server says that it is ready.
-func (m *machinery) awaitReady(ctx context.Context, t http.RoundTripper) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, errNotReady)
-	defer cancel()
-	tick := time.NewTicker(readyInterval)
-	defer tick.Stop()
-	for {
-		why := m.notReady(ctx, t)
-		if why == nil {
-			return nil
+// controllers returns the controllers that deletion needs, by name.
+func (e *engine) controllers(log *slog.Logger) map[string]func(context.Context) error {
+	var collected, contents []gc.Kind
+	kind := func(s *registry.Store, o registry.Objects) gc.Kind {
+		return gc.Kind{GroupKind: s.Kind.GV.WithKind(s.Kind.Kind).GroupKind(), Namespaced: s.Kind.Namespaced, Store: o, Source: o.Source()}
+	}
+	for _, s := range e.registry.Stores {
+		k := kind(s, s.Objects())
+		if s.Kind.TTLSeconds == 0 { // events own nothing and expire
+			collected = append(collected, k)
 		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return fmt.Errorf("become ready: %w: %w", context.Cause(ctx), why)
+		if k.Namespaced {
+			contents = append(contents, k)
 		}
 	}
+	s := e.registry.Store("Namespace")
+	namespaces := &gc.Namespaces{
+		Kind: kind(s, s.FinalizedObjects()), Finalizer: kinds.NamespaceFinalizer, Contents: contents,
+		Close: e.registry.CloseNamespace, Reopen: e.registry.ReopenNamespace, Log: log,
+	}
+	return map[string]func(context.Context) error{"garbage collector": gc.New(collected, log).Run, "namespace controller": namespaces.Run}
 }
 
-func (m *machinery) notReady(ctx context.Context, t http.RoundTripper) error {
-	for _, s := range m.stores {
+// awaitReady returns when the watch caches are filled and the server reports that it is ready.
+func (e *engine) awaitReady(ctx context.Context, t http.RoundTripper) error {
+	var cause error
+	err := wait.PollUntilContextTimeout(ctx, readyInterval, readyTimeout, true, func(ctx context.Context) (bool, error) {
+		cause = e.notReady(ctx, t)
+		return cause == nil, nil
+	})
+	if err != nil {
+		return fmt.Errorf("become ready: %w: %w: %w", errNotReady, err, cause)
+	}
+	return nil
+}
+
+func (e *engine) notReady(ctx context.Context, t http.RoundTripper) error {
+	for _, s := range e.registry.Stores {
 		if err := s.ReadinessCheck(); err != nil {
-			return fmt.Errorf("storage of %s: %w", s.r.plural, err)
+			return fmt.Errorf("storage of %s: %w", s.Kind.Plural, err)
 		}
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://in-process/readyz?verbose", http.NoBody)
@@ -242,13 +248,11 @@ func (m *machinery) notReady(ctx context.Context, t http.RoundTripper) error {
 		return nil
 	}
 	text, _ := io.ReadAll(resp.Body)
-	return fmt.Errorf("%w: %s", errNotReady, text)
+	return errors.New(string(text))
 }
 
-// destroy ends the watch caches and their clients.
-func (m *machinery) destroy() {
-	m.server.Destroy()
-	for _, s := range m.stores {
-		s.Destroy()
-	}
+// destroy stops the watch caches and their clients.
+func (e *engine) destroy() {
+	e.server.Destroy()
+	e.registry.Destroy()
 }

@@ -24,10 +24,10 @@ func TestReachable(t *testing.T) {
 	}
 }
 
-// serverOf is a server whose in-process requests go to h.
-func serverOf(h http.HandlerFunc) *Server {
+// serverOf returns a server whose in-process requests go to h.
+func serverOf(t *testing.T, h http.HandlerFunc) *Server {
 	s := &Server{}
-	s.local.Store(newDrainer(h))
+	s.local.Store(&local{drainer: newDrainer(t.Context(), h)})
 	return s
 }
 
@@ -40,7 +40,7 @@ func send(ctx context.Context, s *Server, target string) (*http.Response, error)
 }
 
 func TestTransportPlain(t *testing.T) {
-	s := serverOf(func(w http.ResponseWriter, r *http.Request) {
+	s := serverOf(t, func(w http.ResponseWriter, r *http.Request) {
 		u, _ := userFromTransport(r.Context())
 		w.Header().Set("X-User", u.GetName())
 		w.WriteHeader(http.StatusTeapot)
@@ -61,7 +61,7 @@ func TestTransportPlain(t *testing.T) {
 }
 
 func TestTransportErrors(t *testing.T) {
-	s := serverOf(func(http.ResponseWriter, *http.Request) { panic("boom") })
+	s := serverOf(t, func(http.ResponseWriter, *http.Request) { panic("boom") })
 	if resp, err := send(t.Context(), s, "/"); err == nil || !strings.Contains(err.Error(), "boom") {
 		closeBody(resp)
 		t.Errorf("a panic in the handler: %v", err)
@@ -82,7 +82,7 @@ func closeBody(r *http.Response) {
 func TestTransportWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		written, ended := 0, make(chan struct{})
-		s := serverOf(func(w http.ResponseWriter, r *http.Request) {
+		s := serverOf(t, func(w http.ResponseWriter, r *http.Request) {
 			defer close(ended)
 			for r.Context().Err() == nil {
 				n, err := w.Write(make([]byte, 64<<10))
@@ -111,7 +111,7 @@ func TestTransportWatch(t *testing.T) {
 
 func TestTransportWatchCancelled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := serverOf(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+		s := serverOf(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if resp, err := send(ctx, s, "/?watch=1"); !errors.Is(err, context.DeadlineExceeded) {
@@ -124,7 +124,7 @@ func TestTransportWatchCancelled(t *testing.T) {
 // TestDrain: watches are cut, what is under way ends, what comes later is refused.
 func TestDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := serverOf(func(w http.ResponseWriter, r *http.Request) {
+		s := serverOf(t, func(w http.ResponseWriter, r *http.Request) {
 			if isWatch(r) {
 				_, _ = io.WriteString(w, "first")
 				<-r.Context().Done()
@@ -151,7 +151,7 @@ func TestDrain(t *testing.T) {
 		}()
 		synctest.Wait()
 		begin := time.Now()
-		s.local.Load().drain(t.Context())
+		s.local.Load().drain()
 		if took := time.Since(begin); took != time.Second {
 			t.Errorf("drained after %s, want a second", took)
 		}

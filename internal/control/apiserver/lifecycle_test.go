@@ -44,13 +44,12 @@ func TestNewRefusesBadConfig(t *testing.T) {
 		"no directory":       {func(c *apiserver.Config) { c.DataDir = "" }, "data directory"},
 		"relative directory": {func(c *apiserver.Config) { c.DataDir = "x" }, "data directory"},
 		"listen":             {func(c *apiserver.Config) { c.Listen = "7764" }, "host:port"},
-		"short token":        {func(c *apiserver.Config) { c.AdminToken = "short" }, "admin token"},
-		"small quota":        {func(c *apiserver.Config) { c.QuotaBackendBytes = 1 }, "quota"},
-		"endpoint":           {func(c *apiserver.Config) { c.EtcdEndpoints = []string{"localhost:2379"} }, "etcd endpoint"},
-		"half a key pair":    {func(c *apiserver.Config) { c.EtcdCertFile = "/x.crt" }, "certificate and key"},
-		"prefix with an end": {func(c *apiserver.Config) { c.EtcdPrefix = "/barchan/" }, "prefix"},
-		"short lease":        {func(c *apiserver.Config) { c.EtcdLease = time.Second }, "lease"},
-		"prefix":             {func(c *apiserver.Config) { c.EtcdPrefix = "barchan" }, "prefix"},
+		"small quota":        {func(c *apiserver.Config) { c.Etcd.QuotaBackendBytes = 1 }, "quota"},
+		"endpoint":           {func(c *apiserver.Config) { c.Etcd.Endpoints = []string{"localhost:2379"} }, "etcd endpoint"},
+		"half a key pair":    {func(c *apiserver.Config) { c.Etcd.CertFile = "/x.crt" }, "certificate and key"},
+		"prefix with an end": {func(c *apiserver.Config) { c.Etcd.Prefix = "/barchan/" }, "prefix"},
+		"short lease":        {func(c *apiserver.Config) { c.Etcd.Lease = time.Second }, "lease"},
+		"prefix":             {func(c *apiserver.Config) { c.Etcd.Prefix = "barchan" }, "prefix"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := good()
@@ -164,7 +163,7 @@ func TestStartErrors(t *testing.T) {
 	t.Run("broken files", func(t *testing.T) { testBrokenFiles(t) })
 	t.Run("no etcd there", func(t *testing.T) {
 		s := newServer(t, func(c *apiserver.Config) {
-			c.EtcdEndpoints = []string{"unix://" + filepath.Join(t.TempDir(), "none.sock")}
+			c.Etcd.Endpoints = []string{"unix://" + filepath.Join(t.TempDir(), "none.sock")}
 		})
 		if err := s.Start(t.Context()); !errors.Is(err, errs.ErrUnavailable) {
 			t.Errorf("Start = %v, want unavailable", err)
@@ -254,7 +253,7 @@ func startOtherEtcd(t *testing.T) string {
 
 func TestExternalEtcd(t *testing.T) {
 	endpoint := startOtherEtcd(t)
-	with := func(c *apiserver.Config) { c.EtcdEndpoints = []string{endpoint} }
+	with := func(c *apiserver.Config) { c.Etcd.Endpoints = []string{endpoint} }
 	s := start(t, with)
 	if err := clientAs(t, s, apiserver.UserAdmin).Create(t.Context(), configMap("outside")); err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/etcd"
 )
 
 // writerDir makes the test binary a server that writes until it is killed; see TestKillKeepsWrites.
@@ -35,9 +36,9 @@ func TestMain(m *testing.M) {
 // writeForEver makes config maps and prints the name of each once it was acknowledged.
 func writeForEver(dir string) error {
 	ctx := context.Background()
-	cfg := apiserver.Config{DataDir: dir, NodeName: writerNode}
+	cfg := apiserver.Config{DataDir: dir, Etcd: etcd.Config{NodeName: writerNode}}
 	if e := os.Getenv(writerEtcd); e != "" {
-		cfg.EtcdEndpoints = []string{e}
+		cfg.Etcd.Endpoints = []string{e}
 	}
 	s, err := apiserver.New(cfg)
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/health"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/etcd"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -79,7 +80,7 @@ func fillForGood(t *testing.T, c client.Client) {
 // A store that runs full refuses what is new, takes deletions, and is well again by itself.
 func TestFullStore(t *testing.T) {
 	gate := openGate(t)
-	s := start(t, func(c *apiserver.Config) { c.Listen, c.Gate, c.QuotaBackendBytes = "", gate, 16<<20 })
+	s := start(t, func(c *apiserver.Config) { c.Listen, c.Gate, c.Etcd.QuotaBackendBytes = "", gate, 16<<20 })
 	c, direct := clientAs(t, s, apiserver.UserAdmin), s.Direct(apiserver.UserController)
 	first := block("first")
 	if err := c.Create(t.Context(), first); err != nil {
@@ -126,7 +127,9 @@ func TestFullStore(t *testing.T) {
 // A store that was left full is opened again.
 func TestStartOverFullStore(t *testing.T) {
 	dir, gate := t.TempDir(), openGate(t)
-	at := func(c *apiserver.Config) { c.DataDir, c.Listen, c.Gate, c.QuotaBackendBytes = dir, "", gate, 16<<20 }
+	at := func(c *apiserver.Config) {
+		c.DataDir, c.Listen, c.Gate, c.Etcd.QuotaBackendBytes = dir, "", gate, 16<<20
+	}
 	s := start(t, at)
 	c := clientAs(t, s, apiserver.UserAdmin)
 	fillStore(t, c)
@@ -243,7 +246,7 @@ func TestSyncFails(t *testing.T) {
 			t.Fatalf("the disk has become full itself (%v): this shows nothing", err)
 		}
 		fromKernel := errors.Is(err, unix.EIO) || errors.Is(err, unix.ENOSPC)
-		if !errors.Is(err, apiserver.ErrStorage) || !fromKernel {
+		if !errors.Is(err, etcd.ErrStorage) || !fromKernel {
 			t.Errorf("Run = %v, want an ErrStorage with what the kernel said", err)
 		}
 		t.Log(err)
@@ -281,7 +284,7 @@ func TestDiskFull(t *testing.T) {
 	if err == nil {
 		err = <-ended
 	}
-	if !errors.Is(err, apiserver.ErrStorage) || !errors.Is(err, unix.ENOSPC) {
+	if !errors.Is(err, etcd.ErrStorage) || !errors.Is(err, unix.ENOSPC) {
 		t.Fatalf("Run = %v, want an ErrStorage for the disk", err)
 	}
 	if err := os.Remove(filler); err != nil {

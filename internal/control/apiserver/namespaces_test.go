@@ -14,6 +14,8 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/kinds"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/registry"
 )
 
 func namespace(name string) *corev1.Namespace {
@@ -25,7 +27,7 @@ func TestNamespaces(t *testing.T) {
 	c := clientAs(t, s, apiserver.UserAdmin)
 
 	t.Run("made at start", func(t *testing.T) {
-		for _, name := range []string{"default", apiserver.SystemNamespace} {
+		for _, name := range []string{"default", registry.SystemNamespace} {
 			var ns corev1.Namespace
 			if err := c.Get(t.Context(), client.ObjectKey{Name: name}, &ns); err != nil || ns.Status.Phase != corev1.NamespaceActive {
 				t.Errorf("namespace %s: %v, phase %q", name, err, ns.Status.Phase)
@@ -60,7 +62,7 @@ func testNamespaceDeletion(t *testing.T, c client.Client) {
 	create(t, c, held, cm)
 	// The finalizer is not a user's to remove.
 	ns := namespace("tenant")
-	unfinalize(t, c, ns, apiserver.NamespaceFinalizer)
+	unfinalize(t, c, ns, kinds.NamespaceFinalizer)
 	if err := c.Delete(t.Context(), ns); err != nil {
 		t.Fatal(err)
 	}

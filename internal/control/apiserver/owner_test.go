@@ -28,7 +28,7 @@ import (
 // onEtcd configures a server on an etcd at endpoint.
 func onEtcd(endpoint, node string) func(*apiserver.Config) {
 	return func(c *apiserver.Config) {
-		c.EtcdEndpoints, c.NodeName, c.Listen, c.EtcdLease = []string{endpoint}, node, "", 5*time.Second
+		c.Etcd.Endpoints, c.Etcd.NodeName, c.Listen, c.Etcd.Lease = []string{endpoint}, node, "", 5*time.Second
 	}
 }
 
@@ -54,7 +54,7 @@ func TestOneServerPerPrefix(t *testing.T) {
 	}
 	wantHeld(t, newServer(t, onEtcd(endpoint, "second")), "first")
 
-	beside := start(t, onEtcd(endpoint, "beside"), func(c *apiserver.Config) { c.EtcdPrefix = "/beside" })
+	beside := start(t, onEtcd(endpoint, "beside"), func(c *apiserver.Config) { c.Etcd.Prefix = "/beside" })
 	err := clientAs(t, beside, apiserver.UserAdmin).Get(t.Context(), client.ObjectKeyFromObject(configMap("outside")), &corev1.ConfigMap{})
 	if !apierrors.IsNotFound(err) {
 		t.Errorf("an object below another prefix: %v, want not found", err)
@@ -112,7 +112,7 @@ func copyOfInstance(t *testing.T, dir string) string {
 func TestServerCutOffFromEtcdStops(t *testing.T) {
 	endpoint := startOtherEtcd(t)
 	l := newLink(t, strings.TrimPrefix(endpoint, "unix://"))
-	cut := newServer(t, onEtcd("unix://"+l.path, "cut-off"), func(c *apiserver.Config) { c.EtcdLease = 12 * time.Second })
+	cut := newServer(t, onEtcd("unix://"+l.path, "cut-off"), func(c *apiserver.Config) { c.Etcd.Lease = 12 * time.Second })
 	ended := run(t, cut)
 	l.freeze()
 	if err := <-ended; err == nil || !strings.Contains(err.Error(), "another server may use etcd prefix /barchan") {

@@ -32,6 +32,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/pods"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -40,10 +41,10 @@ type hostPods struct {
 	t      *testing.T
 	dial   atomic.Value // of a string: what every port leads to
 	mu     sync.Mutex
-	lines  []logged                 // +checklocks:mu
-	more   chan struct{}            // +checklocks:mu
-	ended  chan struct{}            // a command's context has ended
-	sizes  []apiserver.TerminalSize // +checklocks:mu
+	lines  []logged            // +checklocks:mu
+	more   chan struct{}       // +checklocks:mu
+	ended  chan struct{}       // a command's context has ended
+	sizes  []pods.TerminalSize // +checklocks:mu
 	paused atomic.Bool
 }
 
@@ -59,7 +60,7 @@ func (h *hostPods) Ready(_ context.Context, s *agents.Sandbox) (*agents.Sandbox,
 	return s, nil
 }
 
-func (h *hostPods) Exec(ctx context.Context, _ *agents.Sandbox, c apiserver.Command) (int, error) {
+func (h *hostPods) Exec(ctx context.Context, _ *agents.Sandbox, c pods.Command) (int, error) {
 	if c.Terminal {
 		size := <-c.Resize
 		h.mu.Lock()
@@ -283,7 +284,7 @@ func testTerminal(t *testing.T, s *apiserver.Server, h *hostPods) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if want := (apiserver.TerminalSize{Cols: 123, Rows: 45}); len(h.sizes) != 1 || h.sizes[0] != want {
+	if want := (pods.TerminalSize{Cols: 123, Rows: 45}); len(h.sizes) != 1 || h.sizes[0] != want {
 		t.Errorf("sizes %v, want %v", h.sizes, want)
 	}
 }

@@ -7,12 +7,9 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	eventsv1 "k8s.io/api/events/v1"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
@@ -21,11 +18,11 @@ import (
 
 // The users. Any other is anonymous.
 const (
-	// UserAdmin may do everything.
+	// UserAdmin has all rights.
 	UserAdmin = "barchan:admin"
 	// UserController is for the controllers, the manager and the gateway.
 	UserController = "barchan:controller"
-	// UserNode is for what runs sandboxes on a machine.
+	// UserNode is for the node, which runs sandboxes on a machine.
 	UserNode = "barchan:node"
 )
 
@@ -46,10 +43,9 @@ var (
 	readAll = append(slices.Clone(read), write...)
 )
 
-// rules is who may do what; what stands nowhere here is refused. Tenants do it in their own
-// namespace alone. They do not write status, which names addresses, nor warm pools, whose members
-// no quota counts. The node may patch and update
-// sandboxes for their finalizers only: see [store.finalizersOnly].
+// rules lists all rights; anything else is refused. Tenants have theirs only in their own
+// namespace. They do not write status, which has addresses, nor warm pools, whose members
+// no quota counts. The node may patch and update sandboxes for their finalizers only: see isNode.
 func rules() []rule {
 	known := []string{UserAdmin, UserController, UserNode, tenantGroup}
 	tenants := []string{tenantGroup}
@@ -89,7 +85,7 @@ func rules() []rule {
 	}
 }
 
-// newAuthorizer decides by the table, which it reads once.
+// newAuthorizer returns an authorizer by the rules.
 func newAuthorizer() authorizer.Authorizer {
 	byUser := map[string][]rule{}
 	for _, r := range rules() {
@@ -139,31 +135,9 @@ func pathMatches(pattern, path string) bool {
 	return pattern == path
 }
 
-// finalizersOnly refuses a node's write to an object that changes more than its finalizers;
-// what a node reports goes to the status subresource.
-func (s *store) finalizersOnly(_ context.Context, obj, old runtime.Object) (runtime.Object, error) {
-	if old == nil {
-		return obj, nil
-	}
-	was := old.DeepCopyObject()
-	is := obj.DeepCopyObject()
-	for _, o := range []runtime.Object{was, is} {
-		a, err := meta.Accessor(o)
-		if err != nil {
-			return nil, err
-		}
-		a.SetFinalizers(nil)
-		a.SetManagedFields(nil)
-		a.SetResourceVersion("")
-		o.GetObjectKind().SetGroupVersionKind(s.r.gv.WithKind(s.r.kind))
-	}
-	if apiequality.Semantic.DeepEqual(was, is) {
-		return obj, nil
-	}
-	a, err := meta.Accessor(obj)
-	if err != nil {
-		return nil, err
-	}
-	return nil, apierrors.NewForbidden(s.r.groupResource(), a.GetName(),
-		fmt.Errorf("%s may change metadata.finalizers and the status subresource only", UserNode))
+// isNode reports whether a request is the node's. It may change only the finalizers of objects: what it
+// reports goes to the status subresource.
+func isNode(ctx context.Context) bool {
+	u, ok := genericapirequest.UserFrom(ctx)
+	return ok && u.GetName() == UserNode
 }

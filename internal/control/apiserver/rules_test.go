@@ -6,6 +6,8 @@ import (
 
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+
+	"github.com/barchan-dev/barchan/internal/control/apiserver/kinds"
 )
 
 // access is one question to the rules.
@@ -50,15 +52,15 @@ func granted() map[access]bool {
 // TestRules asks every user, verb and resource, and compares with what is granted.
 func TestRules(t *testing.T) {
 	resources := map[string][]string{"autoscaling": {"scales"}, "authorization.k8s.io": {"subjectaccessreviews"}}
-	for _, r := range append(append(ownKinds(), coreKinds()...), eventKind()) {
-		names := append(resources[r.gv.Group], r.plural)
-		if r.status {
-			names = append(names, r.plural+"/status")
+	for _, r := range kinds.All() {
+		names := append(resources[r.GV.Group], r.Plural)
+		if r.Status {
+			names = append(names, r.Plural+"/status")
 		}
-		if r.scale != nil {
-			names = append(names, r.plural+"/scale")
+		if r.Scale != nil {
+			names = append(names, r.Plural+"/scale")
 		}
-		resources[r.gv.Group] = names
+		resources[r.GV.Group] = names
 	}
 	resources["events.k8s.io"] = []string{"events"}
 	want := granted()

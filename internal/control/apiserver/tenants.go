@@ -12,6 +12,7 @@ import (
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/registry"
 )
 
 // Tenant is a namespace that a request acts for, by one of its API keys.
@@ -21,10 +22,10 @@ type Tenant struct {
 	Key string
 }
 
-// KeyFunc returns whose an API key is; an error for one that is unknown, revoked or expired.
+// KeyFunc returns the tenant of an API key; an error for one that is unknown, revoked or expired.
 type KeyFunc func(ctx context.Context, secret string) (Tenant, error)
 
-// tenantGroup is what the rules call all tenants; only the authenticator puts a user into it.
+// tenantGroup stands for all tenants in the rules; only the authenticator puts a user into it.
 const (
 	tenantGroup    = "barchan:tenants"
 	extraNamespace = "barchan.dev/namespace"
@@ -46,8 +47,8 @@ func tenantOf(u user.Info) (t Tenant, ok bool) {
 	return Tenant{namespace[0], key[0]}, true
 }
 
-// TenantOf returns the tenant that a request acts for, in an [AdmissionFunc]. Requests of the
-// admin and of our own parts act for none.
+// TenantOf returns the tenant that a request acts for, in a [registry.AdmissionFunc]. Requests of
+// the admin and of our own parts act for none.
 func TenantOf(ctx context.Context) (t Tenant, ok bool) {
 	u, ok := genericapirequest.UserFrom(ctx)
 	if !ok {
@@ -56,28 +57,15 @@ func TenantOf(ctx context.Context) (t Tenant, ok bool) {
 	return tenantOf(u)
 }
 
-// limitKeys has the API keys that a tenant writes end no later than the tenant's own.
-func (s *store) limitKeys() {
-	st := s.UpdateStrategy.(strategy)
-	admit := st.admit
-	st.admit = func(ctx context.Context, obj, old runtime.Object) field.ErrorList {
-		list := endsInTime(ctx, s, obj)
-		if admit != nil {
-			list = append(list, admit(ctx, obj, old)...)
-		}
-		return list
-	}
-	s.CreateStrategy, s.UpdateStrategy = st, st
-}
-
-func endsInTime(ctx context.Context, keys *store, obj runtime.Object) field.ErrorList {
+// endsInTime refuses an API key, written by a tenant, that ends later than the tenant's own.
+func endsInTime(ctx context.Context, r *registry.Registry, obj runtime.Object) field.ErrorList {
 	tenant, isTenant := TenantOf(ctx)
 	k, isKey := obj.(*barchan.APIKey)
 	if !isTenant || !isKey {
 		return nil
 	}
 	path := field.NewPath("spec", "expiresAt")
-	o, err := keys.Get(genericapirequest.WithNamespace(ctx, tenant.Namespace), tenant.Key, &metav1.GetOptions{})
+	o, err := r.Store("APIKey").Get(genericapirequest.WithNamespace(ctx, tenant.Namespace), tenant.Key, &metav1.GetOptions{})
 	if err != nil {
 		return field.ErrorList{field.InternalError(path, fmt.Errorf("read the key of this request: %w", err))}
 	}

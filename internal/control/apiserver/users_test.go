@@ -104,14 +104,6 @@ func TestNetworkCredentials(t *testing.T) {
 	}
 }
 
-func TestGivenToken(t *testing.T) {
-	const token = "a-token-that-the-user-chose"
-	s := start(t, func(c *apiserver.Config) { c.AdminToken = token })
-	if got := get(t, s, "/api/v1/namespaces", token); got != http.StatusOK {
-		t.Errorf("GET with the given token = %d", got)
-	}
-}
-
 // TestImpersonation: the admin may try out what the others may do; nobody else may.
 func TestImpersonation(t *testing.T) {
 	s := start(t)

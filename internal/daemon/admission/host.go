@@ -34,7 +34,7 @@ func NewHost() (Host, error) {
 	}}, nil
 }
 
-// Admit is an apiserver.AdmissionFunc; old is nil for what is new.
+// Admit is a registry.AdmissionFunc; old is nil for what is new.
 func (d Host) Admit(_ context.Context, obj, old runtime.Object) field.ErrorList {
 	pod := field.NewPath("spec", "podTemplate", "spec")
 	switch o := obj.(type) {

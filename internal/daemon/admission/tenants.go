@@ -14,6 +14,7 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/registry"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 )
 
@@ -25,7 +26,7 @@ type Tenants struct {
 }
 
 // After returns the admission of all objects: first that of the host, then, for a tenant's request, that of the tenant.
-func (t Tenants) After(onHost apiserver.AdmissionFunc) apiserver.AdmissionFunc {
+func (t Tenants) After(onHost registry.AdmissionFunc) registry.AdmissionFunc {
 	return func(ctx context.Context, obj, old runtime.Object) field.ErrorList {
 		list := onHost(ctx, obj, old)
 		if tenant, ok := apiserver.TenantOf(ctx); ok && len(list) == 0 {

@@ -19,7 +19,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/control/agentclient"
-	"github.com/barchan-dev/barchan/internal/control/apiserver"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/pods"
 	"github.com/barchan-dev/barchan/internal/control/manager"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
@@ -37,16 +37,16 @@ type Parts struct {
 	Tokens  *sandbox.Tokens
 }
 
-// Pods implements apiserver.Pods.
+// Pods implements pods.Runtime.
 type Pods struct {
 	// Booted returns an error until Parts may be called.
 	Booted func() error
 	Parts  func() Parts
 }
 
-var _ apiserver.Pods = Pods{}
+var _ pods.Runtime = Pods{}
 
-// Ready implements apiserver.Pods.
+// Ready implements pods.Runtime.
 func (p Pods) Ready(ctx context.Context, s *agents.Sandbox) (*agents.Sandbox, error) {
 	if err := p.Booted(); err != nil {
 		return nil, err
@@ -70,8 +70,8 @@ func (p Pods) Ready(ctx context.Context, s *agents.Sandbox) (*agents.Sandbox, er
 	return live, nil
 }
 
-// Exec implements apiserver.Pods.
-func (p Pods) Exec(ctx context.Context, s *agents.Sandbox, c apiserver.Command) (int, error) {
+// Exec implements pods.Runtime.
+func (p Pods) Exec(ctx context.Context, s *agents.Sandbox, c pods.Command) (int, error) {
 	agent, err := p.Parts().Binder.Agent(s)
 	if err != nil {
 		return 0, err
@@ -79,7 +79,7 @@ func (p Pods) Exec(ctx context.Context, s *agents.Sandbox, c apiserver.Command) 
 	return agent.Exec(ctx, c.Argv, envd.ExecOptions{Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, Terminal: c.Terminal, Resize: c.Resize})
 }
 
-// Logs implements apiserver.Pods. It does not resume a sandbox.
+// Logs implements pods.Runtime. It does not resume a sandbox.
 func (p Pods) Logs(ctx context.Context, s *agents.Sandbox, follow bool, each func(at time.Time, line string) error) error {
 	if err := p.Booted(); err != nil {
 		return err
@@ -94,7 +94,7 @@ func (p Pods) Logs(ctx context.Context, s *agents.Sandbox, follow bool, each fun
 	return agent.Logs(ctx, envd.SourceEntrypoint, follow, func(l envd.LogLine) error { return each(l.Timestamp, l.Line) })
 }
 
-// Dial implements apiserver.Pods.
+// Dial implements pods.Runtime.
 func (p Pods) Dial(ctx context.Context, s *agents.Sandbox, port uint16) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, podDialTimeout)
 	defer cancel()

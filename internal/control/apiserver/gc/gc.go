@@ -1,11 +1,12 @@
 // Package gc deletes objects whose owners are gone, as Kubernetes does: in the background, in
 // the foreground (an owner stays until those dependents that block it are gone), or not at all
-// (orphans lose the reference and live).
+// (orphans lose the reference). It also deletes the contents of namespaces that are being deleted.
 //
-// It keeps a graph of who names whom as owner, fed by watches. The graph only says where to
-// look: nothing is deleted, orphaned or let go before storage itself was asked, and every
-// write is conditional on what was read. An owner of a kind that is not served here counts as
-// present: nothing can be known of it.
+// A graph of owners and dependents, fed by watches, selects the objects to check. Nothing is
+// deleted, orphaned or released before storage itself was read, and every write is
+// conditional on that read. An owner of a kind that is not served here counts as present.
+//
+// Locks: the graph's is the only one; the queue is called under it.
 package gc
 
 import (
@@ -13,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -22,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/ptr"
 
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
@@ -32,7 +35,7 @@ const (
 	longestRetry = 30 * time.Second
 )
 
-// errAgain says that the work is right and not finished yet.
+// errAgain means that the work is not finished yet.
 var errAgain = errors.New("not finished")
 
 // Store is the storage of one kind, not a cache of it.
@@ -76,7 +79,7 @@ func New(kinds []Kind, log *slog.Logger) *Collector {
 func (c *Collector) Run(ctx context.Context) error {
 	c.queue = workqueue.NewTypedRateLimitingQueue(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](firstRetry, longestRetry))
-	c.graph.look = func(uid types.UID) { c.queue.Add(uid) }
+	c.graph.enqueue = func(uid types.UID) { c.queue.Add(uid) }
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer c.queue.ShutDown()
@@ -85,43 +88,34 @@ func (c *Collector) Run(ctx context.Context) error {
 			cache.ReflectorOptions{Name: "gc " + k.String(), TypeDescription: k.String()})
 		wg.Go(func() { r.RunWithContext(ctx) })
 	}
-	select { // an incomplete graph would have every owner looked up
+	select { // an incomplete graph would make every owner look absent
 	case <-c.graph.complete:
 	case <-ctx.Done():
 		return nil
 	}
 	for range workers {
-		wg.Go(func() { c.work(ctx) })
+		wg.Go(func() {
+			process(c.queue, func(uid types.UID) { c.finish(ctx, uid, c.collect(ctx, uid)) })
+		})
 	}
 	<-ctx.Done()
 	return nil
 }
 
-func (c *Collector) work(ctx context.Context) {
-	for {
-		uid, shutdown := c.queue.Get()
-		if shutdown {
-			return
-		}
-		c.finish(ctx, uid, c.process(ctx, uid))
-		c.queue.Done(uid)
-	}
-}
-
-// finish tries again what failed; what is gone needs nothing more.
+// finish retries a failed object; one that is gone is done.
 func (c *Collector) finish(ctx context.Context, uid types.UID, err error) {
 	if err == nil || apierrors.IsNotFound(err) {
 		c.queue.Forget(uid)
 		return
 	}
 	if ctx.Err() == nil && !apierrors.IsConflict(err) && !errors.Is(err, errAgain) {
-		c.log.WarnContext(ctx, "garbage collection of an object is retried", telemetry.UID, uid, telemetry.Error, err)
+		c.log.WarnContext(ctx, "garbage collection failed, retrying", telemetry.UID, uid, telemetry.Error, err)
 	}
 	c.queue.AddRateLimited(uid)
 }
 
-// process does what one object, as storage has it now, calls for.
-func (c *Collector) process(ctx context.Context, uid types.UID) error {
+// collect does what one object, as storage has it now, requires.
+func (c *Collector) collect(ctx context.Context, uid types.UID) error {
 	n, ok := c.graph.get(uid)
 	if !ok {
 		return nil
@@ -135,7 +129,7 @@ func (c *Collector) process(ctx context.Context, uid types.UID) error {
 	case o.GetUID() != uid:
 		return nil // another object of that name
 	case o.GetDeletionTimestamp() == nil:
-		return c.judge(ctx, kind, o)
+		return c.deleteUnowned(ctx, kind, o)
 	case has(o, metav1.FinalizerOrphanDependents):
 		return c.orphan(ctx, kind, o)
 	case has(o, metav1.FinalizerDeleteDependents):
@@ -145,13 +139,13 @@ func (c *Collector) process(ctx context.Context, uid types.UID) error {
 	}
 }
 
-// judge deletes an object that has owners, none of which is left.
-func (c *Collector) judge(ctx context.Context, kind Kind, o metav1.Object) error {
+// deleteUnowned deletes an object whose owners are all gone.
+func (c *Collector) deleteUnowned(ctx context.Context, kind Kind, o metav1.Object) error {
 	refs := o.GetOwnerReferences()
 	if len(refs) == 0 {
 		return nil
 	}
-	useless := map[types.UID]bool{} // owners that are gone, or wait for their dependents to go
+	useless := map[types.UID]bool{} // owners that are gone, or wait for their dependents
 	waiting := false
 	for _, ref := range refs {
 		state, err := c.owner(ctx, kind, o, ref)
@@ -163,7 +157,7 @@ func (c *Collector) judge(ctx context.Context, kind Kind, o metav1.Object) error
 		}
 		waiting = waiting || state == waits
 	}
-	if len(useless) < countUIDs(refs) {
+	if slices.ContainsFunc(refs, func(r metav1.OwnerReference) bool { return !useless[r.UID] }) {
 		if len(useless) == 0 {
 			return nil
 		}
@@ -172,7 +166,7 @@ func (c *Collector) judge(ctx context.Context, kind Kind, o metav1.Object) error
 	policy := metav1.DeletePropagationBackground
 	switch {
 	case waiting && len(c.graph.dependents(o.GetUID())) > 0:
-		if err := c.breakCircle(ctx, kind, o); err != nil {
+		if err := c.breakCycle(ctx, kind, o); err != nil {
 			return err
 		}
 		policy = metav1.DeletePropagationForeground
@@ -186,8 +180,8 @@ func (c *Collector) judge(ctx context.Context, kind Kind, o metav1.Object) error
 	return kind.Store.Delete(ctx, o, policy)
 }
 
-// breakCircle lets go of owners that wait for an object which itself is to wait for one of them.
-func (c *Collector) breakCircle(ctx context.Context, kind Kind, o metav1.Object) error {
+// breakCycle unblocks the owners of an object that would itself wait for one of them.
+func (c *Collector) breakCycle(ctx context.Context, kind Kind, o metav1.Object) error {
 	for _, dep := range c.graph.dependents(o.GetUID()) {
 		if !dep.deletingForeground() {
 			continue
@@ -215,11 +209,11 @@ const (
 	waits // is being deleted in the foreground
 )
 
-// owner asks storage for what a reference names.
+// owner reads the owner that a reference names from storage.
 func (c *Collector) owner(ctx context.Context, kind Kind, o metav1.Object, ref metav1.OwnerReference) (ownerState, error) {
 	gv, err := schema.ParseGroupVersion(ref.APIVersion)
 	if err != nil {
-		return present, nil //nolint:nilerr // nothing can be known of such an owner
+		return present, nil //nolint:nilerr // such an owner is not served here
 	}
 	of, served := c.kinds[gv.WithKind(ref.Kind).GroupKind()]
 	if !served || (of.Namespaced && !kind.Namespaced) {
@@ -244,7 +238,7 @@ func (c *Collector) owner(ctx context.Context, kind Kind, o metav1.Object, ref m
 	}
 }
 
-// orphan makes the dependents of an object forget it, and then lets it go.
+// orphan removes an object from the references of its dependents, and then its finalizer.
 func (c *Collector) orphan(ctx context.Context, kind Kind, o metav1.Object) error {
 	gone := map[types.UID]bool{o.GetUID(): true}
 	err := c.eachDependent(ctx, kind, o, func(k Kind, dep metav1.Object, _ bool) error {
@@ -256,8 +250,8 @@ func (c *Collector) orphan(ctx context.Context, kind Kind, o metav1.Object) erro
 	return kind.Store.Edit(ctx, o, func(o metav1.Object) { dropFinalizer(o, metav1.FinalizerOrphanDependents) })
 }
 
-// foreground lets an object go when no dependent blocks it any more. Until then the dependents
-// are looked at; seeing that their owner waits for it, they are deleted.
+// foreground removes the finalizer of an object that no dependent blocks. Until then it queues the
+// dependents, which are deleted as their owner waits for them.
 func (c *Collector) foreground(ctx context.Context, kind Kind, o metav1.Object) error {
 	blocked := false
 	for _, dep := range c.graph.dependents(o.GetUID()) {
@@ -267,7 +261,7 @@ func (c *Collector) foreground(ctx context.Context, kind Kind, o metav1.Object) 
 		}
 	}
 	if blocked {
-		return nil // their end has this one looked at again
+		return nil // their deletion queues this one again
 	}
 	err := c.eachDependent(ctx, kind, o, func(_ Kind, _ metav1.Object, blocks bool) error {
 		if blocks {
@@ -281,7 +275,7 @@ func (c *Collector) foreground(ctx context.Context, kind Kind, o metav1.Object) 
 	return kind.Store.Edit(ctx, o, func(o metav1.Object) { dropFinalizer(o, metav1.FinalizerDeleteDependents) })
 }
 
-// eachDependent calls f for what names o as owner, as storage has it.
+// eachDependent calls f for each object in storage that names o as owner.
 func (c *Collector) eachDependent(ctx context.Context, of Kind, o metav1.Object, f func(k Kind, dep metav1.Object, blocks bool) error) error {
 	for _, k := range c.kinds {
 		if of.Namespaced && !k.Namespaced {
@@ -296,7 +290,7 @@ func (c *Collector) eachDependent(ctx context.Context, of Kind, o metav1.Object,
 				if ref.UID != o.GetUID() {
 					continue
 				}
-				if err := f(k, dep, isTrue(ref.BlockOwnerDeletion)); err != nil && !apierrors.IsNotFound(err) {
+				if err := f(k, dep, ptr.Deref(ref.BlockOwnerDeletion, false)); err != nil && !apierrors.IsNotFound(err) {
 					return err
 				}
 				break

@@ -1,17 +1,16 @@
 package gc
 
 import (
-	"fmt"
 	"slices"
 	"sync"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 )
 
-// node is what the graph keeps of an object. It is never changed, only replaced.
+// node is an object in the graph. It is never changed, only replaced.
 type node struct {
 	kind       schema.GroupKind
 	namespace  string
@@ -34,7 +33,7 @@ func newNode(kind schema.GroupKind, o metav1.Object) *node {
 		deleting: o.GetDeletionTimestamp() != nil,
 	}
 	for _, r := range o.GetOwnerReferences() {
-		n.owners = append(n.owners, ref{uid: r.UID, blocks: isTrue(r.BlockOwnerDeletion)})
+		n.owners = append(n.owners, ref{uid: r.UID, blocks: ptr.Deref(r.BlockOwnerDeletion, false)})
 	}
 	n.foreground = has(o, metav1.FinalizerDeleteDependents)
 	n.orphaning = has(o, metav1.FinalizerOrphanDependents)
@@ -47,25 +46,22 @@ func (n *node) blocks(owner types.UID) bool {
 	return slices.Contains(n.owners, ref{uid: owner, blocks: true})
 }
 
-// graph is who names whom as owner, as far as the watches have told.
+// graph holds the owner references that the watches have reported.
 type graph struct {
-	look     func(types.UID) // has an object looked at; set before the first event
+	enqueue  func(types.UID) // queues an object; set before the first event
 	complete chan struct{}   // closed when every kind has been listed
 
 	mu       sync.Mutex
 	unlisted int                 // +checklocks:mu
 	nodes    map[types.UID]*node // +checklocks:mu
 	// owner to dependents
-	owned  map[types.UID]map[types.UID]struct{}    // +checklocks:mu
-	byKind map[schema.GroupKind]map[types.UID]bool // +checklocks:mu
+	owned map[types.UID]map[types.UID]struct{} // +checklocks:mu
 }
 
 func newGraph(kinds int) *graph {
 	g := &graph{
 		complete: make(chan struct{}), unlisted: kinds,
-		nodes:  map[types.UID]*node{},
-		owned:  map[types.UID]map[types.UID]struct{}{},
-		byKind: map[schema.GroupKind]map[types.UID]bool{},
+		nodes: map[types.UID]*node{}, owned: map[types.UID]map[types.UID]struct{}{},
 	}
 	if kinds == 0 {
 		close(g.complete)
@@ -101,10 +97,6 @@ func (g *graph) putLocked(n *node) {
 		g.disownLocked(old)
 	}
 	g.nodes[n.uid] = n
-	if g.byKind[n.kind] == nil {
-		g.byKind[n.kind] = map[types.UID]bool{}
-	}
-	g.byKind[n.kind][n.uid] = true
 	for _, o := range n.owners {
 		if g.owned[o.uid] == nil {
 			g.owned[o.uid] = map[types.UID]struct{}{}
@@ -112,10 +104,10 @@ func (g *graph) putLocked(n *node) {
 		g.owned[o.uid][n.uid] = struct{}{}
 	}
 	if old != nil { // one that no longer blocks, or no longer names its owner, may free it
-		g.lookAtWaitingLocked(old)
+		g.enqueueWaitingLocked(old)
 	}
-	if g.interestingLocked(n) {
-		g.look(n.uid)
+	if g.isDueLocked(n) {
+		g.enqueue(n.uid)
 	}
 }
 
@@ -127,11 +119,10 @@ func (g *graph) removeLocked(uid types.UID) {
 	}
 	g.disownLocked(n)
 	delete(g.nodes, uid)
-	delete(g.byKind[n.kind], uid)
 	for dep := range g.owned[uid] {
-		g.look(dep)
+		g.enqueue(dep)
 	}
-	g.lookAtWaitingLocked(n)
+	g.enqueueWaitingLocked(n)
 }
 
 // +checklocks:g.mu
@@ -144,20 +135,20 @@ func (g *graph) disownLocked(n *node) {
 	}
 }
 
-// lookAtWaitingLocked has those owners of n looked at that wait for their dependents to go.
+// enqueueWaitingLocked queues the owners of n that wait for their dependents.
 // +checklocks:g.mu
-func (g *graph) lookAtWaitingLocked(n *node) {
+func (g *graph) enqueueWaitingLocked(n *node) {
 	for _, o := range n.owners {
 		if owner := g.nodes[o.uid]; owner != nil && owner.deletingForeground() {
-			g.look(owner.uid)
+			g.enqueue(owner.uid)
 		}
 	}
 }
 
-// interestingLocked reports whether there may be something to do for n. While kinds are still
-// unknown nothing is: every owner would look absent.
+// isDueLocked reports whether n may need work. While kinds are not listed yet none does: every
+// owner would look absent.
 // +checklocks:g.mu
-func (g *graph) interestingLocked(n *node) bool {
+func (g *graph) isDueLocked(n *node) bool {
 	if g.unlisted > 0 {
 		return false
 	}
@@ -171,22 +162,21 @@ func (g *graph) interestingLocked(n *node) bool {
 	})
 }
 
-// listedLocked notes that a kind is known in full. With the last one, what was told until then
-// is gone through.
+// listedLocked counts a kind as listed. After the last one it queues all objects that are due.
 // +checklocks:g.mu
 func (g *graph) listedLocked() {
 	if g.unlisted--; g.unlisted > 0 {
 		return
 	}
 	for uid, n := range g.nodes {
-		if g.interestingLocked(n) {
-			g.look(uid)
+		if g.isDueLocked(n) {
+			g.enqueue(uid)
 		}
 	}
 	close(g.complete)
 }
 
-// feed is where the watch of one kind writes to; it implements cache.ReflectorStore.
+// feed writes the watch of one kind to the graph; it implements cache.ReflectorStore.
 type feed struct {
 	graph  *graph
 	kind   schema.GroupKind
@@ -198,11 +188,7 @@ func (f *feed) Add(obj any) error { return f.Update(obj) }
 
 // Update implements cache.ReflectorStore.
 func (f *feed) Update(obj any) error {
-	o, err := meta.Accessor(obj)
-	if err != nil {
-		return fmt.Errorf("watch of %s: %w", f.kind, err)
-	}
-	n := newNode(f.kind, o)
+	n := newNode(f.kind, obj.(metav1.Object))
 	f.graph.mu.Lock()
 	defer f.graph.mu.Unlock()
 	f.graph.putLocked(n)
@@ -211,13 +197,9 @@ func (f *feed) Update(obj any) error {
 
 // Delete implements cache.ReflectorStore.
 func (f *feed) Delete(obj any) error {
-	o, err := meta.Accessor(obj)
-	if err != nil {
-		return fmt.Errorf("watch of %s: %w", f.kind, err)
-	}
 	f.graph.mu.Lock()
 	defer f.graph.mu.Unlock()
-	f.graph.removeLocked(o.GetUID())
+	f.graph.removeLocked(obj.(metav1.Object).GetUID())
 	return nil
 }
 
@@ -225,16 +207,13 @@ func (f *feed) Delete(obj any) error {
 func (f *feed) Replace(list []any, _ string) error {
 	nodes := map[types.UID]*node{}
 	for _, obj := range list {
-		o, err := meta.Accessor(obj)
-		if err != nil {
-			return fmt.Errorf("list of %s: %w", f.kind, err)
-		}
+		o := obj.(metav1.Object)
 		nodes[o.GetUID()] = newNode(f.kind, o)
 	}
 	f.graph.mu.Lock()
 	defer f.graph.mu.Unlock()
-	for uid := range f.graph.byKind[f.kind] {
-		if nodes[uid] == nil {
+	for uid, n := range f.graph.nodes {
+		if n.kind == f.kind && nodes[uid] == nil {
 			f.graph.removeLocked(uid)
 		}
 	}
@@ -252,20 +231,10 @@ func has(o metav1.Object, finalizer string) bool {
 	return slices.Contains(o.GetFinalizers(), finalizer)
 }
 
-func isTrue(b *bool) bool { return b != nil && *b }
-
 func dropFinalizer(o metav1.Object, finalizer string) {
 	o.SetFinalizers(slices.DeleteFunc(o.GetFinalizers(), func(f string) bool { return f == finalizer }))
 }
 
 func dropOwners(o metav1.Object, gone map[types.UID]bool) {
 	o.SetOwnerReferences(slices.DeleteFunc(o.GetOwnerReferences(), func(r metav1.OwnerReference) bool { return gone[r.UID] }))
-}
-
-func countUIDs(refs []metav1.OwnerReference) int {
-	uids := map[types.UID]bool{}
-	for _, r := range refs {
-		uids[r.UID] = true
-	}
-	return len(uids)
 }

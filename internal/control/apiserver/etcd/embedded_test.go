@@ -1,4 +1,4 @@
-package apiserver
+package etcd
 
 import (
 	"fmt"
@@ -12,8 +12,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
-// A first start that ended before etcd's first entry leaves a log that elects nobody for ever.
-func TestFirstStartBrokenOff(t *testing.T) {
+// A first start that ended before etcd's first entry leaves a log that never elects a leader.
+func TestFirstStartInterrupted(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "etcd")
 	open := func() {
 		t.Helper()
@@ -23,7 +23,7 @@ func TestFirstStartBrokenOff(t *testing.T) {
 		}
 		e.Close()
 	}
-	if _, err := beginEtcd(dir); err != nil {
+	if _, err := beginFirstStart(dir); err != nil {
 		t.Fatal(err)
 	}
 	debris := filepath.Join(dir, "member", "wal", "0000000000000000-0000000000000000.wal")
@@ -43,19 +43,21 @@ func TestFirstStartBrokenOff(t *testing.T) {
 	}
 	open()
 	if _, err := os.Stat(mark); err != nil {
-		t.Errorf("a later start began anew: %v", err)
+		t.Errorf("a later start deleted the data: %v", err)
 	}
 }
 
 // etcd panics over its closed database if a watch still reads previous values from it: that of
 // watch.go:452. The watch here is behind by a batch of thousands when everything is closed.
 func TestEtcdClosesAfterItsWatches(t *testing.T) {
-	e, words, err := startEtcd(t.Context(), filepath.Join(t.TempDir(), "etcd"), DefaultQuotaBackendBytes, telemetry.Discard())
+	cfg := &Config{}
+	if err := cfg.Complete(); err != nil {
+		t.Fatal(err)
+	}
+	b, err := Open(t.Context(), cfg, t.TempDir(), nil, telemetry.Discard())
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := Config{DataDir: t.TempDir()}.withDefaults()
-	b, closeBackend := newBackend(&cfg, e, words)
 	c := b.client()
 	const (
 		batch   = 1000 // revisions that etcd puts into one response
@@ -80,7 +82,6 @@ func TestEtcdClosesAfterItsWatches(t *testing.T) {
 	if first := <-events; first.Err() != nil {
 		t.Fatal(first.Err())
 	}
-	_ = c.Close() // it says that it was cancelled
-	closeBackend()
-	closeEtcd(e)
+	_ = c.Close() // fails, as it was cancelled
+	b.Close()
 }

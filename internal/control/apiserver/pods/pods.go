@@ -1,97 +1,96 @@
-package apiserver
+// Package pods shows each Sandbox as the Pod that a cluster would run for it, and serves the
+// streams of Pods: exec, logs and port-forward.
+//
+// It stores nothing and authorizes nobody's request: Pods are read-only views of the Sandboxes'
+// storage, and a [Runtime] does the work in sandboxes. It has no locks.
+package pods
 
 import (
+	"cmp"
 	"context"
-	"fmt"
 	"maps"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/utils/ptr"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/kinds"
 )
 
-// podKind describes Pods as they are shown. They are not stored: each is a view of a Sandbox.
-func podKind() *resource {
-	r := &resource{
-		gv: corev1.SchemeGroupVersion, plural: "pods", kind: "Pod", shortNames: []string{"po"}, namespaced: true,
-		fields: selectable(func(p *corev1.Pod) fields.Set {
-			return fields.Set{"status.phase": string(p.Status.Phase), "spec.nodeName": p.Spec.NodeName}
-		}),
-		columns: []column{
-			text("Ready", func(p *corev1.Pod) string {
-				ready := 0
-				for _, c := range p.Status.ContainerStatuses {
-					if c.Ready {
-						ready++
-					}
-				}
-				return fmt.Sprintf("%d/%d", ready, len(p.Spec.Containers))
-			}),
-			text("Status", func(p *corev1.Pod) string { return p.Status.Reason }),
-			text("Restarts", func(*corev1.Pod) string { return "0" }),
-			ageColumn(),
-			wide(text("IP", func(p *corev1.Pod) string { return p.Status.PodIP })),
-			wide(text("Node", func(p *corev1.Pod) string { return p.Spec.NodeName })),
-		},
-	}
-	r.newObject, r.newList = object[corev1.Pod, corev1.PodList]()
-	return r
+// Sandboxes is the storage of Sandboxes.
+type Sandboxes interface {
+	rest.Getter
+	rest.Lister
+	rest.Watcher
 }
 
-// podREST shows each Sandbox as the Pod that a cluster would run for it, by the same name, so
-// that clients of Pods find them. It is read-only.
-type podREST struct {
-	tableConvertor
-	sandboxes *store
+// Storage returns the storage of Pods and of their subresources by path.
+func Storage(sandboxes Sandboxes, r Runtime) map[string]rest.Storage {
+	kind := kinds.Pods()
+	all := map[string]rest.Storage{kind.Plural: &view{kind, sandboxes}}
+	for name, s := range streams(sandboxes, r) {
+		all[kind.Plural+"/"+name] = s
+	}
+	return all
+}
+
+// view shows each Sandbox as a Pod of the same name. It is read-only.
+type view struct {
+	kind      *kinds.Resource
+	sandboxes Sandboxes
 }
 
 var (
-	_ rest.Getter               = (*podREST)(nil)
-	_ rest.Lister               = (*podREST)(nil)
-	_ rest.Watcher              = (*podREST)(nil)
-	_ rest.Scoper               = (*podREST)(nil)
-	_ rest.SingularNameProvider = (*podREST)(nil)
-	_ rest.ShortNamesProvider   = (*podREST)(nil)
+	_ rest.Getter               = (*view)(nil)
+	_ rest.Lister               = (*view)(nil)
+	_ rest.Watcher              = (*view)(nil)
+	_ rest.Scoper               = (*view)(nil)
+	_ rest.SingularNameProvider = (*view)(nil)
+	_ rest.ShortNamesProvider   = (*view)(nil)
 )
 
 // New implements rest.Storage.
-func (p *podREST) New() runtime.Object { return p.r.newObject() }
+func (p *view) New() runtime.Object { return p.kind.New() }
 
 // NewList implements rest.Lister.
-func (p *podREST) NewList() runtime.Object { return p.r.newList() }
+func (p *view) NewList() runtime.Object { return p.kind.NewList() }
 
-// Destroy implements rest.Storage: the Sandboxes' storage is what is destroyed.
-func (p *podREST) Destroy() {}
+// Destroy implements rest.Storage; the Sandboxes' storage is the one to destroy.
+func (p *view) Destroy() {}
 
 // NamespaceScoped implements rest.Scoper.
-func (p *podREST) NamespaceScoped() bool { return true }
+func (p *view) NamespaceScoped() bool { return true }
 
 // GetSingularName implements rest.SingularNameProvider.
-func (p *podREST) GetSingularName() string { return p.r.singular() }
+func (p *view) GetSingularName() string { return p.kind.GetSingularName() }
 
 // ShortNames implements rest.ShortNamesProvider.
-func (p *podREST) ShortNames() []string { return p.r.shortNames }
+func (p *view) ShortNames() []string { return p.kind.ShortNames }
+
+// ConvertToTable implements rest.TableConvertor.
+func (p *view) ConvertToTable(ctx context.Context, o, opts runtime.Object) (*metav1.Table, error) {
+	return p.kind.ConvertToTable(ctx, o, opts)
+}
 
 // Get implements rest.Getter.
-func (p *podREST) Get(ctx context.Context, name string, opts *metav1.GetOptions) (runtime.Object, error) {
+func (p *view) Get(ctx context.Context, name string, opts *metav1.GetOptions) (runtime.Object, error) {
 	o, err := p.sandboxes.Get(ctx, name, opts)
 	if err != nil {
 		return nil, err
 	}
-	return podOf(o.(*agents.Sandbox)), nil
+	return podFor(o.(*agents.Sandbox)), nil
 }
 
 // List implements rest.Lister.
-func (p *podREST) List(ctx context.Context, opts *metainternalversion.ListOptions) (runtime.Object, error) {
+func (p *view) List(ctx context.Context, opts *metainternalversion.ListOptions) (runtime.Object, error) {
 	list, err := p.sandboxes.List(ctx, unselected(opts))
 	if err != nil {
 		return nil, err
@@ -99,7 +98,7 @@ func (p *podREST) List(ctx context.Context, opts *metainternalversion.ListOption
 	sandboxes := list.(*agents.SandboxList)
 	pods := &corev1.PodList{ListMeta: sandboxes.ListMeta, Items: []corev1.Pod{}}
 	for i := range sandboxes.Items {
-		pod := podOf(&sandboxes.Items[i])
+		pod := podFor(&sandboxes.Items[i])
 		if ok, err := p.selects(opts, pod); err != nil {
 			return nil, err
 		} else if ok {
@@ -110,13 +109,13 @@ func (p *podREST) List(ctx context.Context, opts *metainternalversion.ListOption
 }
 
 // Watch implements rest.Watcher. A Pod that no longer matches a selector is reported as deleted, once.
-// So may be one that never matched: what the client has listed before is not known here.
-func (p *podREST) Watch(ctx context.Context, opts *metainternalversion.ListOptions) (watch.Interface, error) {
+// So may be one that never matched, since the client's earlier list is unknown.
+func (p *view) Watch(ctx context.Context, opts *metainternalversion.ListOptions) (watch.Interface, error) {
 	w, err := p.sandboxes.Watch(ctx, unselected(opts))
 	if err != nil {
 		return nil, err
 	}
-	out := map[types.UID]bool{} // Pods that do not match, and that the client knows not to
+	out := map[types.UID]bool{} // Pods that do not match, and that were reported so
 	return watch.Filter(w, func(e watch.Event) (watch.Event, bool) {
 		o := e.Object
 		if shared, ok := o.(runtime.CacheableObject); ok { // one event of the watch cache for several watches
@@ -126,7 +125,7 @@ func (p *podREST) Watch(ctx context.Context, opts *metainternalversion.ListOptio
 		if !ok {
 			return e, true // an error
 		}
-		pod := podOf(s)
+		pod := podFor(s)
 		e.Object = pod
 		if e.Type == watch.Bookmark {
 			return e, true
@@ -144,7 +143,7 @@ func (p *podREST) Watch(ctx context.Context, opts *metainternalversion.ListOptio
 	}), nil
 }
 
-// unselected leaves the selectors out: a Pod has labels and fields that its Sandbox has not.
+// unselected removes the selectors: a Pod has labels and fields that its Sandbox lacks.
 func unselected(opts *metainternalversion.ListOptions) *metainternalversion.ListOptions {
 	if opts == nil {
 		return nil
@@ -154,11 +153,11 @@ func unselected(opts *metainternalversion.ListOptions) *metainternalversion.List
 	return all
 }
 
-func (p *podREST) selects(opts *metainternalversion.ListOptions, pod *corev1.Pod) (bool, error) {
+func (p *view) selects(opts *metainternalversion.ListOptions, pod *corev1.Pod) (bool, error) {
 	if opts == nil {
 		return true, nil
 	}
-	labels, fields, err := p.r.attributes(pod)
+	labels, fields, err := p.kind.Attributes(pod)
 	if err != nil {
 		return false, err
 	}
@@ -166,9 +165,8 @@ func (p *podREST) selects(opts *metainternalversion.ListOptions, pod *corev1.Pod
 	return byLabel && (opts.FieldSelector == nil || opts.FieldSelector.Matches(fields)), nil
 }
 
-// podOf makes the view of a Sandbox.
-func podOf(s *agents.Sandbox) *corev1.Pod {
-	controller := true
+// podFor returns the Pod of a Sandbox.
+func podFor(s *agents.Sandbox) *corev1.Pod {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: s.Namespace, Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion,
@@ -176,7 +174,7 @@ func podOf(s *agents.Sandbox) *corev1.Pod {
 			Labels:      merged(s.Spec.PodTemplate.ObjectMeta.Labels, s.Labels),
 			Annotations: merged(s.Spec.PodTemplate.ObjectMeta.Annotations, s.Annotations),
 			OwnerReferences: []metav1.OwnerReference{{
-				APIVersion: agents.GroupVersion.String(), Kind: "Sandbox", Name: s.Name, UID: s.UID, Controller: &controller,
+				APIVersion: agents.GroupVersion.String(), Kind: "Sandbox", Name: s.Name, UID: s.UID, Controller: new(true),
 			}},
 		},
 		Spec: *s.Spec.PodTemplate.Spec.DeepCopy(),
@@ -188,7 +186,7 @@ func podOf(s *agents.Sandbox) *corev1.Pod {
 }
 
 func podStatus(s *agents.Sandbox) corev1.PodStatus {
-	phase, isReady := sandbox.PhaseOf(s), ready(s.Status.Conditions)
+	phase, isReady := sandbox.PhaseOf(s), condition(s, agents.ConditionReady)
 	status := corev1.PodStatus{Phase: podPhase(s, phase), Reason: string(phase), Message: isReady.Message, StartTime: &s.CreationTimestamp}
 	for _, ip := range s.Status.PodIPs {
 		status.PodIPs = append(status.PodIPs, corev1.PodIP{IP: ip})
@@ -196,14 +194,10 @@ func podStatus(s *agents.Sandbox) corev1.PodStatus {
 	if len(s.Status.PodIPs) > 0 {
 		status.PodIP = s.Status.PodIPs[0]
 	}
-	condition := corev1.PodCondition{
-		Type: corev1.PodReady, Status: corev1.ConditionStatus(isReady.Status), Reason: isReady.Reason,
+	status.Conditions = []corev1.PodCondition{{
+		Type: corev1.PodReady, Status: cmp.Or(corev1.ConditionStatus(isReady.Status), corev1.ConditionFalse), Reason: isReady.Reason,
 		Message: isReady.Message, LastTransitionTime: isReady.LastTransitionTime,
-	}
-	if condition.Status == "" {
-		condition.Status = corev1.ConditionFalse
-	}
-	status.Conditions = []corev1.PodCondition{condition}
+	}}
 	running := phase == sandbox.Running
 	for _, c := range s.Spec.PodTemplate.Spec.Containers {
 		cs := corev1.ContainerStatus{Name: c.Name, Image: c.Image, Ready: running, Started: &running}
@@ -217,15 +211,15 @@ func podStatus(s *agents.Sandbox) corev1.PodStatus {
 	return status
 }
 
-// podPhase is what clients go by: kubectl forwards ports of Pods that run only, and runs no
-// command in one that has ended. A paused sandbox that traffic resumes counts as running.
+// podPhase returns the phase that clients act on: kubectl forwards ports of running Pods only, and
+// runs no command in an ended one. A paused sandbox that traffic resumes counts as running.
 func podPhase(s *agents.Sandbox, phase sandbox.Phase) corev1.PodPhase {
 	b := s.Spec.Barchan
 	switch {
-	case phase == sandbox.Dead && meta.IsStatusConditionTrue(s.Status.Conditions, agents.ConditionFinished) &&
-		condition(s.Status.Conditions, agents.ConditionFinished).Reason == agents.ReasonPodSucceeded:
-		return corev1.PodSucceeded
 	case phase == sandbox.Dead:
+		if c := condition(s, agents.ConditionFinished); c.Status == metav1.ConditionTrue && c.Reason == agents.ReasonPodSucceeded {
+			return corev1.PodSucceeded
+		}
 		return corev1.PodFailed
 	case phase == sandbox.Running, phase == sandbox.Stopping, phase == sandbox.Resuming:
 		return corev1.PodRunning
@@ -233,6 +227,11 @@ func podPhase(s *agents.Sandbox, phase sandbox.Phase) corev1.PodPhase {
 		return corev1.PodRunning
 	}
 	return corev1.PodPending
+}
+
+// condition returns a condition of a Sandbox, or an empty one.
+func condition(s *agents.Sandbox, kind string) metav1.Condition {
+	return ptr.Deref(meta.FindStatusCondition(s.Status.Conditions, kind), metav1.Condition{})
 }
 
 func merged(below, above map[string]string) map[string]string {

@@ -1,4 +1,4 @@
-package apiserver
+package kinds
 
 import (
 	"errors"
@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/api/meta/table"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/conversion"
 	"k8s.io/apimachinery/pkg/fields"
@@ -13,16 +14,16 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// eventTTLSeconds is how long an event is kept.
 const eventTTLSeconds = 3600
 
-// eventKind stores the events of both groups, v1 and events.k8s.io/v1, in one place and one
-// form, that of v1: what is written through one is read through the other.
-func eventKind() *resource {
-	r := &resource{
-		gv: corev1.SchemeGroupVersion, plural: "events", kind: "Event", shortNames: []string{"ev"},
-		namespaced: true, uncached: true, ownerless: true, ttlSeconds: eventTTLSeconds,
-		validate: checked(validateEvent),
+// eventKind stores the events of both groups, v1 and events.k8s.io/v1, as v1: an event that a
+// client writes through one group can be read through the other.
+func eventKind() *Resource {
+	return &Resource{
+		GV: corev1.SchemeGroupVersion, Plural: "events", Kind: "Event", ShortNames: []string{"ev"},
+		Object: &corev1.Event{}, List: &corev1.EventList{},
+		Namespaced: true, TTLSeconds: eventTTLSeconds,
+		Validate: checked(validateEvent),
 		fields:   selectable(eventFields),
 		aliases: map[string]string{
 			"regarding.kind": "involvedObject.kind", "regarding.namespace": "involvedObject.namespace",
@@ -31,7 +32,7 @@ func eventKind() *resource {
 			"regarding.fieldPath": "involvedObject.fieldPath", "reportingController": "reportingComponent",
 		},
 		columns: []column{
-			text("Last Seen", func(e *corev1.Event) string { return age(lastSeen(e)) }),
+			text("Last Seen", func(e *corev1.Event) string { return table.ConvertToHumanReadableDateType(lastSeen(e)) }),
 			text("Type", func(e *corev1.Event) string { return e.Type }),
 			text("Reason", func(e *corev1.Event) string { return e.Reason }),
 			text("Object", func(e *corev1.Event) string {
@@ -40,8 +41,6 @@ func eventKind() *resource {
 			text("Message", func(e *corev1.Event) string { return strings.TrimSpace(e.Message) }),
 		},
 	}
-	r.newObject, r.newList = object[corev1.Event, corev1.EventList]()
-	return r
 }
 
 func eventFields(e *corev1.Event) fields.Set {
@@ -70,7 +69,7 @@ func lastSeen(e *corev1.Event) metav1.Time {
 func validateEvent(e *corev1.Event) field.ErrorList {
 	about := e.InvolvedObject.Namespace
 	if about == "" {
-		about = metav1.NamespaceDefault // objects outside namespaces are told of in default
+		about = metav1.NamespaceDefault // events of cluster-scoped objects are in default
 	}
 	if about == e.Namespace {
 		return nil
@@ -79,7 +78,7 @@ func validateEvent(e *corev1.Event) field.ErrorList {
 		"must be the event's own namespace")}
 }
 
-// addEventConversions registers the two ways between the forms of an event.
+// addEventConversions registers the conversions between the two forms of an event.
 func addEventConversions(s *runtime.Scheme) error {
 	return errors.Join(
 		convertible(s, eventToCore), convertible(s, eventFromCore),

@@ -1,43 +1,44 @@
-package apiserver
+package registry
 
 import (
 	"context"
 	"reflect"
 
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/api/meta"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/storage/names"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"github.com/barchan-dev/barchan/internal/control/apiserver/kinds"
 )
 
-// strategy is how a resource is created, changed and deleted.
+// strategy implements the create, update and delete strategies of a kind.
 type strategy struct {
 	runtime.ObjectTyper
 	names.NameGenerator
-	r     *resource
+	r     *kinds.Resource
 	admit AdmissionFunc
 }
 
 // NamespaceScoped implements the registry's strategies.
-func (s strategy) NamespaceScoped() bool { return s.r.namespaced }
+func (s strategy) NamespaceScoped() bool { return s.r.Namespaced }
 
 // AllowCreateOnUpdate implements the update strategy: a PUT never creates.
 func (s strategy) AllowCreateOnUpdate(context.Context) bool { return false }
 
-// AllowUnconditionalUpdate implements the update strategy: a PUT of our kinds names the version
-// that it changes, as Kubernetes asks of what CRDs define.
-func (s strategy) AllowUnconditionalUpdate(context.Context) bool { return !s.r.generation }
+// AllowUnconditionalUpdate implements the update strategy: a PUT of our kinds must name the
+// version that it changes, as Kubernetes requires for custom resources.
+func (s strategy) AllowUnconditionalUpdate(context.Context) bool { return !s.r.Generation }
 
 // WarningsOnCreate implements the create strategy.
 func (s strategy) WarningsOnCreate(_ context.Context, o runtime.Object) []string {
-	if s.r.warn == nil {
+	if s.r.Warn == nil {
 		return nil
 	}
-	return s.r.warn(o)
+	return s.r.Warn(o)
 }
 
 // WarningsOnUpdate implements the update strategy.
@@ -50,42 +51,42 @@ func (s strategy) Canonicalize(runtime.Object) {}
 
 // PrepareForCreate implements the create strategy: users do not write status.
 func (s strategy) PrepareForCreate(_ context.Context, o runtime.Object) {
-	if s.r.status {
+	if s.r.Status {
 		fieldOf(o, "Status").SetZero()
 	}
-	if s.r.generation {
-		setGeneration(o, 1)
+	if s.r.Generation {
+		o.(metav1.Object).SetGeneration(1)
 	}
 	s.complete(o, nil)
 }
 
 // PrepareForUpdate implements the update strategy: status stays, and a changed spec is counted.
 func (s strategy) PrepareForUpdate(_ context.Context, o, old runtime.Object) {
-	if s.r.status {
+	if s.r.Status {
 		fieldOf(o, "Status").Set(fieldOf(old, "Status"))
 	}
 	s.complete(o, old)
-	if s.r.generation {
-		g := generation(old)
+	if s.r.Generation {
+		g := old.(metav1.Object).GetGeneration()
 		if s.changed(o, old) {
 			g++
 		}
-		setGeneration(o, g)
+		o.(metav1.Object).SetGeneration(g)
 	}
 }
 
 func (s strategy) complete(o, old runtime.Object) {
-	if s.r.defaults != nil {
-		s.r.defaults(o)
+	if s.r.Defaults != nil {
+		s.r.Defaults(o)
 	}
-	if s.r.prepare != nil {
-		s.r.prepare(o, old)
+	if s.r.Prepare != nil {
+		s.r.Prepare(o, old)
 	}
 }
 
-// changed reports whether an update changes what the kind's rules are about.
+// changed reports whether an update changes what the kind's validation covers.
 func (s strategy) changed(o, old runtime.Object) bool {
-	if !s.r.generation {
+	if !s.r.Generation {
 		return true
 	}
 	return !apiequality.Semantic.DeepEqual(fieldOf(o, "Spec").Interface(), fieldOf(old, "Spec").Interface())
@@ -93,12 +94,11 @@ func (s strategy) changed(o, old runtime.Object) bool {
 
 // Validate implements the create strategy.
 func (s strategy) Validate(ctx context.Context, o runtime.Object) field.ErrorList {
-	errs := s.validateName(o)
-	return append(errs, s.validateRules(ctx, o, nil)...)
+	return append(s.validateName(o), s.validateRules(ctx, o, nil)...)
 }
 
-// ValidateUpdate implements the update strategy. An object whose spec did not change is not
-// measured by rules that may have become stricter: it could not be deleted otherwise.
+// ValidateUpdate implements the update strategy. It skips an object whose spec did not change:
+// stricter rules would otherwise keep its finalizers, and so the object, in place.
 func (s strategy) ValidateUpdate(ctx context.Context, o, old runtime.Object) field.ErrorList {
 	if !s.changed(o, old) {
 		return nil
@@ -107,8 +107,8 @@ func (s strategy) ValidateUpdate(ctx context.Context, o, old runtime.Object) fie
 }
 
 func (s strategy) validateRules(ctx context.Context, o, old runtime.Object) (errs field.ErrorList) {
-	if s.r.validate != nil {
-		errs = s.r.validate(o, old)
+	if s.r.Validate != nil {
+		errs = s.r.Validate(o, old)
 	}
 	if len(errs) == 0 && s.admit != nil {
 		errs = s.admit(ctx, o, old)
@@ -117,26 +117,24 @@ func (s strategy) validateRules(ctx context.Context, o, old runtime.Object) (err
 }
 
 func (s strategy) validateName(o runtime.Object) field.ErrorList {
-	check := s.r.checkName
+	check := s.r.CheckName
 	if check == nil {
 		check = apivalidation.NameIsDNSSubdomain
 	}
-	a, err := meta.Accessor(o)
-	if err != nil {
-		return field.ErrorList{field.InternalError(field.NewPath("metadata"), err)}
-	}
-	return apivalidation.ValidateObjectMetaAccessor(a, s.r.namespaced, check, field.NewPath("metadata"))
+	return apivalidation.ValidateObjectMetaAccessor(o.(metav1.Object), s.r.Namespaced, check, field.NewPath("metadata"))
 }
 
 // GetResetFields implements rest.ResetFieldsStrategy: server-side apply of the object itself
-// owns nothing of its status.
+// owns no field of its status.
 func (s strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	if !s.r.status {
+	if !s.r.Status {
 		return nil
 	}
-	return map[fieldpath.APIVersion]*fieldpath.Set{
-		fieldpath.APIVersion(s.r.gv.String()): fieldpath.NewSet(fieldpath.MakePathOrDie("status")),
-	}
+	return s.resets("status")
+}
+
+func (s strategy) resets(name string) map[fieldpath.APIVersion]*fieldpath.Set {
+	return map[fieldpath.APIVersion]*fieldpath.Set{fieldpath.APIVersion(s.r.GV.String()): fieldpath.NewSet(fieldpath.MakePathOrDie(name))}
 }
 
 // statusStrategy changes status alone.
@@ -145,11 +143,7 @@ type statusStrategy struct{ strategy }
 // PrepareForUpdate implements the update strategy: everything but status stays.
 func (s statusStrategy) PrepareForUpdate(_ context.Context, o, old runtime.Object) {
 	fieldOf(o, "Spec").Set(fieldOf(old, "Spec"))
-	n, errNew := meta.Accessor(o)
-	p, errOld := meta.Accessor(old)
-	if errNew != nil || errOld != nil {
-		return // every kind here has metadata
-	}
+	n, p := o.(metav1.Object), old.(metav1.Object)
 	n.SetLabels(p.GetLabels())
 	n.SetAnnotations(p.GetAnnotations())
 	n.SetFinalizers(p.GetFinalizers())
@@ -164,24 +158,9 @@ func (s statusStrategy) ValidateUpdate(context.Context, runtime.Object, runtime.
 
 // GetResetFields implements rest.ResetFieldsStrategy.
 func (s statusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
-	return map[fieldpath.APIVersion]*fieldpath.Set{
-		fieldpath.APIVersion(s.r.gv.String()): fieldpath.NewSet(fieldpath.MakePathOrDie("spec")),
-	}
+	return s.resets("spec")
 }
 
 func fieldOf(o runtime.Object, name string) reflect.Value {
 	return reflect.ValueOf(o).Elem().FieldByName(name)
-}
-
-func generation(o runtime.Object) int64 {
-	if a, ok := o.(metav1.ObjectMetaAccessor); ok {
-		return a.GetObjectMeta().GetGeneration()
-	}
-	return 0
-}
-
-func setGeneration(o runtime.Object, g int64) {
-	if a, ok := o.(metav1.ObjectMetaAccessor); ok {
-		a.GetObjectMeta().SetGeneration(g)
-	}
 }

@@ -1,4 +1,4 @@
-package apiserver
+package registry
 
 import (
 	"context"
@@ -15,30 +15,25 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 )
 
-// scalable says where a kind keeps what its scale subresource shows.
-type scalable struct {
-	get func(runtime.Object) autoscalingv1.Scale // spec and status only
-	set func(o runtime.Object, replicas int32)
+// scaleREST is the scale subresource of a kind.
+type scaleREST struct {
+	rest.TableConvertor
+	store *Store
 }
 
-// scaleREST is the scale subresource of a kind.
-type scaleREST struct{ store *store }
+func newScaleREST(s *Store) *scaleREST {
+	return &scaleREST{rest.NewDefaultTableConvertor(schema.GroupResource{Group: autoscalingv1.GroupName, Resource: "scales"}), s}
+}
 
 // New implements rest.Storage.
 func (s *scaleREST) New() runtime.Object { return &autoscalingv1.Scale{} }
 
-// Destroy implements rest.Storage: the kind's own storage is what is destroyed.
+// Destroy implements rest.Storage; the kind's own storage is the one to destroy.
 func (s *scaleREST) Destroy() {}
 
 // GroupVersionKind implements rest.GroupVersionKindProvider.
 func (s *scaleREST) GroupVersionKind(schema.GroupVersion) schema.GroupVersionKind {
 	return autoscalingv1.SchemeGroupVersion.WithKind("Scale")
-}
-
-// ConvertToTable implements rest.TableConvertor.
-func (s *scaleREST) ConvertToTable(ctx context.Context, o, opts runtime.Object) (*metav1.Table, error) {
-	gr := schema.GroupResource{Group: autoscalingv1.GroupName, Resource: "scales"}
-	return rest.NewDefaultTableConvertor(gr).ConvertToTable(ctx, o, opts)
 }
 
 // Get implements rest.Getter.
@@ -81,7 +76,7 @@ func (s *scaleREST) scaleOf(o runtime.Object) (*autoscalingv1.Scale, error) {
 	if err != nil {
 		return nil, err
 	}
-	scale := s.store.r.scale.get(o)
+	scale := s.store.Kind.Scale.Get(o)
 	scale.ObjectMeta = metav1.ObjectMeta{
 		Name: a.GetName(), Namespace: a.GetNamespace(), UID: a.GetUID(),
 		ResourceVersion: a.GetResourceVersion(), CreationTimestamp: a.GetCreationTimestamp(),
@@ -89,7 +84,7 @@ func (s *scaleREST) scaleOf(o runtime.Object) (*autoscalingv1.Scale, error) {
 	return &scale, nil
 }
 
-// scaleInfo turns a change of a scale into one of the object that is scaled.
+// scaleInfo turns a change of a scale into one of the scaled object.
 type scaleInfo struct {
 	change rest.UpdatedObjectInfo
 	s      *scaleREST
@@ -98,7 +93,7 @@ type scaleInfo struct {
 // Preconditions implements rest.UpdatedObjectInfo.
 func (i scaleInfo) Preconditions() *metav1.Preconditions { return i.change.Preconditions() }
 
-// UpdatedObject implements rest.UpdatedObjectInfo. Who owns the field is carried over to the
+// UpdatedObject implements rest.UpdatedObjectInfo. It converts the field owners to those of the
 // scale and back.
 func (i scaleInfo) UpdatedObject(ctx context.Context, old runtime.Object) (runtime.Object, error) {
 	o := old.DeepCopyObject()
@@ -106,7 +101,7 @@ func (i scaleInfo) UpdatedObject(ctx context.Context, old runtime.Object) (runti
 	if err != nil {
 		return nil, err
 	}
-	gv := i.s.store.r.gv
+	gv := i.s.store.Kind.GV
 	owners := managedfields.NewScaleHandler(a.GetManagedFields(), gv, managedfields.ResourcePathMappings{
 		gv.String(): fieldpath.MakePathOrDie("spec", "replicas"),
 	})
@@ -125,7 +120,7 @@ func (i scaleInfo) UpdatedObject(ctx context.Context, old runtime.Object) (runti
 	if !ok {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("expected a Scale, got %T", changed))
 	}
-	i.s.store.r.scale.set(o, scale.Spec.Replicas)
+	i.s.store.Kind.Scale.Set(o, scale.Spec.Replicas)
 	if scale.ResourceVersion != "" {
 		a.SetResourceVersion(scale.ResourceVersion)
 	}

@@ -1,4 +1,4 @@
-package apiserver
+package kinds
 
 import (
 	"os"
@@ -20,7 +20,7 @@ import (
 // crds reads the CRDs that are generated from the same types.
 func crds(t *testing.T) map[string]*apiextensions.CustomResourceDefinition {
 	t.Helper()
-	files, err := filepath.Glob("../../../api/crds/*.yaml")
+	files, err := filepath.Glob("../../../../api/crds/*.yaml")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no CRDs (%v)", err)
 	}
@@ -42,31 +42,31 @@ func crds(t *testing.T) map[string]*apiextensions.CustomResourceDefinition {
 // TestLikeTheCRDs: the embedded server serves our kinds as the CRDs make Kubernetes serve them.
 func TestLikeTheCRDs(t *testing.T) {
 	all := crds(t)
-	if len(all) != len(ownKinds()) {
-		t.Errorf("%d CRDs, %d kinds", len(all), len(ownKinds()))
+	if len(all) != len(own()) {
+		t.Errorf("%d CRDs, %d kinds", len(all), len(own()))
 	}
-	for _, r := range ownKinds() {
-		t.Run(r.kind, func(t *testing.T) {
-			crd := all[r.kind]
+	for _, r := range own() {
+		t.Run(r.Kind, func(t *testing.T) {
+			crd := all[r.Kind]
 			if crd == nil {
 				t.Fatal("no CRD")
 			}
 			v := crd.Spec.Versions[0]
-			if crd.Spec.Group != r.gv.Group || v.Name != r.gv.Version || crd.Spec.Names.Plural != r.plural ||
-				crd.Spec.Names.Singular != r.singular() || !slices.Equal(crd.Spec.Names.ShortNames, r.shortNames) ||
-				(crd.Spec.Scope == apiextensions.NamespaceScoped) != r.namespaced {
-				t.Errorf("names: %+v in the CRD, %s %s %v here", crd.Spec.Names, r.gv, r.plural, r.shortNames)
+			if crd.Spec.Group != r.GV.Group || v.Name != r.GV.Version || crd.Spec.Names.Plural != r.Plural ||
+				crd.Spec.Names.Singular != r.GetSingularName() || !slices.Equal(crd.Spec.Names.ShortNames, r.ShortNames) ||
+				(crd.Spec.Scope == apiextensions.NamespaceScoped) != r.Namespaced {
+				t.Errorf("names: %+v in the CRD, %s %s %v here", crd.Spec.Names, r.GV, r.Plural, r.ShortNames)
 			}
 			compareVersion(t, r, &v)
 		})
 	}
 }
 
-func compareVersion(t *testing.T, r *resource, v *apiextensions.CustomResourceDefinitionVersion) {
+func compareVersion(t *testing.T, r *Resource, v *apiextensions.CustomResourceDefinitionVersion) {
 	t.Helper()
 	status := v.Subresources != nil && v.Subresources.Status != nil
 	scale := v.Subresources != nil && v.Subresources.Scale != nil
-	if status != r.status || scale != (r.scale != nil) {
+	if status != r.Status || scale != (r.Scale != nil) {
 		t.Errorf("subresources in the CRD: status %v, scale %v", status, scale)
 	}
 	want := v.AdditionalPrinterColumns
@@ -117,7 +117,7 @@ func TestTable(t *testing.T) {
 		ListMeta: metav1.ListMeta{ResourceVersion: "7", Continue: "c", RemainingItemCount: &remaining},
 		Items:    []agents.Sandbox{ready, {ObjectMeta: metav1.ObjectMeta{Name: "b"}}},
 	}
-	table, err := tableConvertor{sandboxKind()}.ConvertToTable(t.Context(), list, nil)
+	table, err := sandboxKind().ConvertToTable(t.Context(), list, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func TestTable(t *testing.T) {
 	if table.ResourceVersion != "7" || table.Continue != "c" || *table.RemainingItemCount != 3 {
 		t.Errorf("list metadata %+v", table.ListMeta)
 	}
-	table, err = tableConvertor{sandboxKind()}.ConvertToTable(t.Context(), &ready, &metav1.TableOptions{NoHeaders: true})
+	table, err = sandboxKind().ConvertToTable(t.Context(), &ready, &metav1.TableOptions{NoHeaders: true})
 	if err != nil || len(table.ColumnDefinitions) != 0 || len(table.Rows) != 1 {
 		t.Errorf("one object without headers: %v, %+v", err, table)
 	}

@@ -1,4 +1,4 @@
-package apiserver
+package etcd
 
 import (
 	"context"
@@ -19,46 +19,47 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/barchan-dev/barchan/internal/base/durable"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/liblog"
 )
 
 const (
-	etcdStartTimeout = 30 * time.Second
-	etcdProbeTimeout = 5 * time.Second
-	// A single member has nobody to wait for before it elects itself.
-	etcdTickMillis     = 10
-	etcdElectionMillis = 50
-	// etcdSnapshotCount is after how many writes the log in memory is cut.
-	etcdSnapshotCount   = 5000
-	etcdSnapshotCatchUp = 500
+	startTimeout = 30 * time.Second
+	probeTimeout = 5 * time.Second
+	// A single member elects itself, so it need not wait long.
+	tickMillis     = 10
+	electionMillis = 50
+	// The log in memory is cut after snapshotCount writes.
+	snapshotCount   = 5000
+	snapshotCatchUp = 500
 )
 
 var errNotReady = errors.New("not ready in time")
 
-// startEtcd runs a single-member etcd over dir in this process. It has no listener at all,
-// neither for clients nor for peers: it is called directly. Every write is synced to disk
-// before it is acknowledged.
+// startEtcd runs a single-member etcd over dir in this process, without listeners for clients or
+// peers. Every write is synced to disk before it is acknowledged.
 func startEtcd(ctx context.Context, dir string, quota int64, log *slog.Logger) (*embed.Etcd, *fatalHook, error) {
-	begun, err := beginEtcd(dir)
+	begun, err := beginFirstStart(dir)
 	if err != nil {
 		return nil, nil, fmt.Errorf("make etcd directory: %w", err)
 	}
-	words := newLastWords()
-	ctx, cancel := context.WithTimeoutCause(ctx, etcdStartTimeout, errNotReady)
+	fatal := newFatalHook()
+	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, errNotReady)
 	defer cancel()
-	e, err := openEtcd(ctx, etcdConfig(dir, quota, newZap(ctx, log, words)), words)
+	e, err := openEtcd(ctx, etcdConfig(dir, quota, liblog.NewZap(ctx, log, fatal)), fatal)
 	if err != nil {
 		return nil, nil, fmt.Errorf("open the data in %s: %w%s", dir, err, advice(err))
 	}
 	select {
 	case <-e.Server.ReadyNotify():
-		words.starting.Store(false)
+		fatal.starting.Store(false)
 		if err = begun(); err == nil {
-			return e, words, nil
+			return e, fatal, nil
 		}
 	case err = <-e.Err():
-	case err = <-words.said:
+	case <-fatal.logged:
+		err = fatal.cause()
 	case <-e.Server.StopNotify():
-		err = errors.New("stopped by itself")
+		err = errors.New("stopped unexpectedly")
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}
@@ -66,21 +67,20 @@ func startEtcd(ctx context.Context, dir string, quota int64, log *slog.Logger) (
 	return nil, nil, fmt.Errorf("start etcd in %s: %w", dir, err)
 }
 
-// advice is what to do about files that cannot be opened, if the disk is not what is wrong.
+// advice returns the remedy for files that cannot be opened, unless the disk is the cause.
 func advice(err error) string {
 	for _, disk := range []error{unix.ENOSPC, unix.EROFS, unix.EDQUOT} {
 		if errors.Is(err, disk) {
 			return ""
 		}
 	}
-	return " (restore it from a backup, or move it away to begin anew)"
+	return " (restore it from a backup, or move it away to start empty)"
 }
 
-// beginEtcd makes the directory. The first start of an etcd is all or nothing: one that ended
-// between the first file and the first entry leaves files that will never elect a leader. So
-// a note beside the directory says that there are no data yet, until the returned function is
-// called; if it is found, the directory begins anew.
-func beginEtcd(dir string) (begun func() error, err error) {
+// beginFirstStart makes the directory. A first start that ended between etcd's first file and first
+// entry leaves files that never elect a leader. So a note beside the directory marks it as
+// empty until the returned function is called; a directory with a note is deleted first.
+func beginFirstStart(dir string) (begun func() error, err error) {
 	note := dir + ".first-start"
 	_, err = os.Stat(note)
 	switch {
@@ -111,20 +111,20 @@ func etcdConfig(dir string, quota int64, log *zap.Logger) *embed.Config {
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(log)
 	cfg.QuotaBackendBytes = quota
 	cfg.EnableGRPCGateway = false
-	// The URLs are names only. They are recorded at the first start, so they say nothing of
-	// the directory, which may be moved.
+	// The URLs are names only. The first start records them, so they do not contain the
+	// directory, which may be moved.
 	name := url.URL{Scheme: "unix", Path: "/barchan-embedded"}
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = nil, []url.URL{name}
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = nil, []url.URL{name}
 	cfg.InitialCluster = cfg.Name + "=" + name.String()
-	cfg.TickMs, cfg.ElectionMs = etcdTickMillis, etcdElectionMillis
-	cfg.SnapshotCount, cfg.SnapshotCatchUpEntries = etcdSnapshotCount, etcdSnapshotCatchUp
+	cfg.TickMs, cfg.ElectionMs = tickMillis, electionMillis
+	cfg.SnapshotCount, cfg.SnapshotCatchUpEntries = snapshotCount, snapshotCatchUp
 	return cfg
 }
 
-// openEtcd turns the ways in which etcd gives up over broken files into errors. The goroutine
-// is left behind in one of them: if another of etcd's has given up, for which it waits.
-func openEtcd(ctx context.Context, cfg *embed.Config, words *fatalHook) (*embed.Etcd, error) {
+// openEtcd turns etcd's panics and fatal log entries over broken files into errors. Its goroutine
+// remains if it waits for another of etcd's that a fatal entry has ended.
+func openEtcd(ctx context.Context, cfg *embed.Config, fatal *fatalHook) (*embed.Etcd, error) {
 	type result struct {
 		etcd *embed.Etcd
 		err  error
@@ -133,7 +133,7 @@ func openEtcd(ctx context.Context, cfg *embed.Config, words *fatalHook) (*embed.
 	go func() {
 		defer func() {
 			if p := recover(); p != nil {
-				opened <- result{err: fmt.Errorf("etcd gave up: %v", p)}
+				opened <- result{err: fmt.Errorf("etcd panicked: %v", p)}
 			}
 		}()
 		e, err := embed.StartEtcd(cfg)
@@ -142,27 +142,27 @@ func openEtcd(ctx context.Context, cfg *embed.Config, words *fatalHook) (*embed.
 	select {
 	case r := <-opened:
 		return r.etcd, r.err
-	case err := <-words.said:
-		return nil, err
+	case <-fatal.logged:
+		return nil, fatal.cause()
 	case <-ctx.Done():
 	}
-	// etcd cannot be told to stop while it opens its files, which does not take long.
+	// etcd cannot be stopped while it opens its files, which does not take long.
 	select {
 	case r := <-opened:
 		if r.err == nil {
 			r.etcd.Close()
 		}
-	case err := <-words.said:
-		return nil, err
+	case <-fatal.logged:
+		return nil, fatal.cause()
 	}
 	return nil, context.Cause(ctx)
 }
 
-// dialEtcd makes a client of an existing etcd.
+// dialEtcd returns a client of an existing etcd.
 func dialEtcd(ctx context.Context, cfg *Config, log *slog.Logger) (*clientv3.Client, error) {
-	cc := clientv3.Config{Endpoints: cfg.EtcdEndpoints, Context: ctx, DialTimeout: etcdProbeTimeout, Logger: newZap(ctx, log, zapcore.WriteThenPanic)}
-	if cfg.EtcdCAFile != "" || cfg.EtcdCertFile != "" {
-		tlsInfo := transport.TLSInfo{TrustedCAFile: cfg.EtcdCAFile, CertFile: cfg.EtcdCertFile, KeyFile: cfg.EtcdKeyFile}
+	cc := clientv3.Config{Endpoints: cfg.Endpoints, Context: ctx, DialTimeout: probeTimeout, Logger: liblog.NewZap(ctx, log, zapcore.WriteThenPanic)}
+	if cfg.CAFile != "" || cfg.CertFile != "" {
+		tlsInfo := transport.TLSInfo{TrustedCAFile: cfg.CAFile, CertFile: cfg.CertFile, KeyFile: cfg.KeyFile}
 		t, err := tlsInfo.ClientConfig()
 		if err != nil {
 			return nil, fmt.Errorf("read etcd's certificates: %w", err)

@@ -1,4 +1,4 @@
-package apiserver
+package kinds
 
 import (
 	"slices"
@@ -8,50 +8,41 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 )
 
-// NamespaceFinalizer keeps a namespace until nothing is left in it.
+// NamespaceFinalizer keeps a namespace until it is empty.
 const NamespaceFinalizer = "barchan.dev/contents"
 
-// maxDataBytes is how much a secret or config map may hold, as in Kubernetes.
+// maxDataBytes limits the data of a secret or config map, as in Kubernetes.
 const maxDataBytes = 1 << 20
 
-// coreKinds are the few of Kubernetes' own kinds that go with ours; events are in events.go.
-func coreKinds() []*resource {
-	return []*resource{namespaceKind(), secretKind(), configMapKind(), leaseKind()}
-}
-
-func namespaceKind() *resource {
-	r := &resource{
-		gv: corev1.SchemeGroupVersion, plural: "namespaces", kind: "Namespace", shortNames: []string{"ns"},
-		status: true, ownerless: true,
-		checkName: apivalidation.NameIsDNSLabel,
-		fields: selectable(func(n *corev1.Namespace) fields.Set {
-			return fields.Set{"status.phase": string(namespacePhase(n))}
-		}),
-		prepare: func(obj, old runtime.Object) {
+func namespaceKind() *Resource {
+	return &Resource{
+		GV: corev1.SchemeGroupVersion, Plural: "namespaces", Kind: "Namespace", ShortNames: []string{"ns"},
+		Object: &corev1.Namespace{}, List: &corev1.NamespaceList{},
+		Status:    true,
+		CheckName: apivalidation.NameIsDNSLabel,
+		fields:    selectable(func(n *corev1.Namespace) fields.Set { return fields.Set{"status.phase": string(namespacePhase(n))} }),
+		Prepare: func(obj, old runtime.Object) {
 			n := obj.(*corev1.Namespace)
 			had := old == nil || slices.Contains(old.(*corev1.Namespace).Finalizers, NamespaceFinalizer)
 			if had && !slices.Contains(n.Finalizers, NamespaceFinalizer) {
 				n.Finalizers = append(n.Finalizers, NamespaceFinalizer)
 			}
-			if n.Labels == nil {
-				n.Labels = map[string]string{}
-			}
 			if n.Name != "" {
-				n.Labels[corev1.LabelMetadataName] = n.Name
+				metav1.SetMetaDataLabel(&n.ObjectMeta, corev1.LabelMetadataName, n.Name)
 			}
 		},
-		// The phase is not stored: it follows from the rest whenever a namespace is decoded.
-		defaults: on(func(n *corev1.Namespace) { n.Status.Phase = namespacePhase(n) }),
+		// The phase is computed whenever a namespace is decoded, not stored.
+		Defaults: on(func(n *corev1.Namespace) { n.Status.Phase = namespacePhase(n) }),
 		columns:  []column{text("Status", func(n *corev1.Namespace) string { return string(namespacePhase(n)) }), ageColumn()},
 	}
-	r.newObject, r.newList = object[corev1.Namespace, corev1.NamespaceList]()
-	return r
 }
 
 func namespacePhase(n *corev1.Namespace) corev1.NamespacePhase {
@@ -61,16 +52,17 @@ func namespacePhase(n *corev1.Namespace) corev1.NamespacePhase {
 	return corev1.NamespaceActive
 }
 
-func secretKind() *resource {
-	r := &resource{
-		gv: corev1.SchemeGroupVersion, plural: "secrets", kind: "Secret", namespaced: true,
-		defaults: on(func(s *corev1.Secret) {
+func secretKind() *Resource {
+	return &Resource{
+		GV: corev1.SchemeGroupVersion, Plural: "secrets", Kind: "Secret", Namespaced: true,
+		Object: &corev1.Secret{}, List: &corev1.SecretList{},
+		Defaults: on(func(s *corev1.Secret) {
 			if s.Type == "" {
 				s.Type = corev1.SecretTypeOpaque
 			}
 		}),
-		prepare:  func(obj, _ runtime.Object) { foldStringData(obj.(*corev1.Secret)) },
-		validate: checkedChange(validateSecret),
+		Prepare:  func(obj, _ runtime.Object) { foldStringData(obj.(*corev1.Secret)) },
+		Validate: checkedChange(validateSecret),
 		fields:   selectable(func(s *corev1.Secret) fields.Set { return fields.Set{"type": string(s.Type)} }),
 		columns: []column{
 			text("Type", func(s *corev1.Secret) string { return string(s.Type) }),
@@ -78,11 +70,9 @@ func secretKind() *resource {
 			ageColumn(),
 		},
 	}
-	r.newObject, r.newList = object[corev1.Secret, corev1.SecretList]()
-	return r
 }
 
-// foldStringData moves what was written as text to where it is read as bytes.
+// foldStringData moves StringData into Data, since clients read only Data.
 func foldStringData(s *corev1.Secret) {
 	for k, v := range s.StringData {
 		if s.Data == nil {
@@ -110,17 +100,16 @@ func validateSecret(s, old *corev1.Secret) (errs field.ErrorList) {
 	return append(errs, validateImmutable(s.Immutable, old.Immutable, same)...)
 }
 
-func configMapKind() *resource {
-	r := &resource{
-		gv: corev1.SchemeGroupVersion, plural: "configmaps", kind: "ConfigMap", shortNames: []string{"cm"}, namespaced: true,
-		validate: checkedChange(validateConfigMap),
+func configMapKind() *Resource {
+	return &Resource{
+		GV: corev1.SchemeGroupVersion, Plural: "configmaps", Kind: "ConfigMap", ShortNames: []string{"cm"}, Namespaced: true,
+		Object: &corev1.ConfigMap{}, List: &corev1.ConfigMapList{},
+		Validate: checkedChange(validateConfigMap),
 		columns: []column{
 			text("Data", func(c *corev1.ConfigMap) string { return strconv.Itoa(len(c.Data) + len(c.BinaryData)) }),
 			ageColumn(),
 		},
 	}
-	r.newObject, r.newList = object[corev1.ConfigMap, corev1.ConfigMapList]()
-	return r
 }
 
 func validateConfigMap(c, old *corev1.ConfigMap) (errs field.ErrorList) {
@@ -159,10 +148,10 @@ func validateDataSize(size int) field.ErrorList {
 }
 
 func validateImmutable(now, before *bool, sameData bool) (errs field.ErrorList) {
-	if before == nil || !*before {
+	if !ptr.Deref(before, false) {
 		return nil
 	}
-	if now == nil || !*now {
+	if !ptr.Deref(now, false) {
 		errs = append(errs, field.Forbidden(field.NewPath("immutable"), "cannot be unset"))
 	}
 	if !sameData {
@@ -171,22 +160,16 @@ func validateImmutable(now, before *bool, sameData bool) (errs field.ErrorList) 
 	return errs
 }
 
-func leaseKind() *resource {
-	r := &resource{
-		gv: coordinationv1.SchemeGroupVersion, plural: "leases", kind: "Lease", namespaced: true,
-		validate: checked(validateLease),
+func leaseKind() *Resource {
+	return &Resource{
+		GV: coordinationv1.SchemeGroupVersion, Plural: "leases", Kind: "Lease", Namespaced: true,
+		Object: &coordinationv1.Lease{}, List: &coordinationv1.LeaseList{},
+		Validate: checked(validateLease),
 		columns: []column{
-			text("Holder", func(l *coordinationv1.Lease) string {
-				if l.Spec.HolderIdentity == nil {
-					return ""
-				}
-				return *l.Spec.HolderIdentity
-			}),
+			text("Holder", func(l *coordinationv1.Lease) string { return ptr.Deref(l.Spec.HolderIdentity, "") }),
 			ageColumn(),
 		},
 	}
-	r.newObject, r.newList = object[coordinationv1.Lease, coordinationv1.LeaseList]()
-	return r
 }
 
 func validateLease(l *coordinationv1.Lease) (errs field.ErrorList) {

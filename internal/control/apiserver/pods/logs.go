@@ -1,4 +1,4 @@
-package apiserver
+package pods
 
 import (
 	"context"
@@ -15,9 +15,6 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 )
-
-// podLogs prints what a sandbox's programs wrote.
-type podLogs struct{ pods Pods }
 
 // logOptions are those of kubectl logs.
 type logOptions struct {
@@ -70,7 +67,8 @@ type logLine struct {
 	text string
 }
 
-func (l *podLogs) serve(s *agents.Sandbox, w http.ResponseWriter, req *http.Request) error {
+// logs prints the output of a sandbox's programs.
+func (h *host) logs(s *agents.Sandbox, w http.ResponseWriter, req *http.Request) error {
 	q := req.URL.Query()
 	o, err := readLogOptions(q, time.Now())
 	if err != nil {
@@ -80,7 +78,7 @@ func (l *podLogs) serve(s *agents.Sandbox, w http.ResponseWriter, req *http.Requ
 		return err
 	}
 	ctx := req.Context()
-	kept, err := l.kept(ctx, s)
+	kept, err := h.keptLines(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -92,29 +90,28 @@ func (l *podLogs) serve(s *agents.Sandbox, w http.ResponseWriter, req *http.Requ
 	}
 	for _, x := range since {
 		if p.print(x) != nil {
-			return nil //nolint:nilerr // the client has gone, or has all that it wants
+			return nil //nolint:nilerr // the client has gone, or the limit is reached
 		}
 	}
 	_ = http.NewResponseController(w).Flush() // a client that has gone is noticed by the next write
 	if o.follow {
-		_ = l.follow(ctx, s, kept, p) // it has begun, so it can only end
+		_ = h.follow(ctx, s, kept, p) // the response has begun, so no error can be sent
 	}
 	return nil
 }
 
-func (l *podLogs) kept(ctx context.Context, s *agents.Sandbox) (lines []logLine, err error) {
-	err = l.pods.Logs(ctx, s, false, func(at time.Time, text string) error {
+func (h *host) keptLines(ctx context.Context, s *agents.Sandbox) (lines []logLine, err error) {
+	err = h.Logs(ctx, s, false, func(at time.Time, text string) error {
 		lines = append(lines, logLine{at, text})
 		return nil
 	})
 	return lines, err
 }
 
-// follow prints what comes after the lines in kept. The sandbox begins with those that it still
-// keeps of them.
-func (l *podLogs) follow(ctx context.Context, s *agents.Sandbox, kept []logLine, p *logPrinter) error {
-	next := -1 // place in kept of the line that comes
-	return l.pods.Logs(ctx, s, true, func(at time.Time, text string) error {
+// follow prints the lines after those in kept. The sandbox first repeats those that it still keeps.
+func (h *host) follow(ctx context.Context, s *agents.Sandbox, kept []logLine, p *logPrinter) error {
+	next := -1 // index in kept of the next line
+	return h.Logs(ctx, s, true, func(at time.Time, text string) error {
 		if next < 0 {
 			next = slices.IndexFunc(kept, func(x logLine) bool { return x.at.Equal(at) && x.text == text })
 			if next < 0 {

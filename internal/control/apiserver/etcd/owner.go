@@ -1,4 +1,4 @@
-package apiserver
+package etcd
 
 import (
 	"context"
@@ -26,16 +26,16 @@ const (
 	instanceFile = "instance"
 	// instanceLength is less than what rand.Text returns.
 	instanceLength = 20
-	minEtcdLease   = 5 * time.Second
-	// checks is how often the lease is looked at within its length. The last third of the
+	minLease       = 5 * time.Second
+	// checks is the number of checks of the lease within its length. The last third of the
 	// length is for the server to stop.
 	checks = 10
 )
 
-// errOwnerLost says that this server may no longer act on the objects in etcd.
+// errOwnerLost means that this server may no longer act on the objects in etcd.
 var errOwnerLost = errors.New("lease lost")
 
-// owner is the value of the owner key: which server acts on the objects below a prefix.
+// owner is the value of the owner key: the server that acts on the objects below a prefix.
 type owner struct {
 	Instance string    `json:"instance"` // of the data directory
 	Node     string    `json:"node"`
@@ -45,23 +45,22 @@ type owner struct {
 
 // ownership is a held owner key. etcd deletes the key when the lease ends.
 //
-// The concurrency package of etcd's client is not used: its Session reports the end of a lease
-// by the time of the last answer, when etcd may have let another server in already, and its
-// Mutex waits for the holder and names none.
+// The concurrency package of etcd's client is not used. Its Session reports the end of a lease by
+// the time of the last response, when etcd may have admitted another server already; its
+// Mutex waits for the holder and does not name it.
 type ownership struct {
 	etcd    *clientv3.Client
 	key     string
 	lease   clientv3.LeaseID
 	length  time.Duration
 	written int64     // revision of the key
-	until   time.Time // etcd keeps others away at least until then
+	until   time.Time // etcd excludes other servers at least until then
 }
 
 // takeOwnership makes this server the one that acts on the objects below the prefix, or returns
-// an errs.ErrConflict that names the server which does. A key that this instance wrote before
-// it was killed is taken over at once.
-func takeOwnership(ctx context.Context, c *clientv3.Client, cfg *Config) (*ownership, error) {
-	instance, err := instanceID(cfg.DataDir)
+// an errs.ErrConflict that names the other server. A killed server takes its key back at once.
+func takeOwnership(ctx context.Context, c *clientv3.Client, cfg *Config, dir string) (*ownership, error) {
+	instance, err := instanceID(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -69,8 +68,8 @@ func takeOwnership(ctx context.Context, c *clientv3.Client, cfg *Config) (*owner
 	if err != nil {
 		return nil, err
 	}
-	o := &ownership{etcd: c, key: cfg.EtcdPrefix + ownerKey, length: cfg.EtcdLease, until: time.Now().Add(cfg.EtcdLease)}
-	granted, err := c.Grant(ctx, int64(cfg.EtcdLease/time.Second))
+	o := &ownership{etcd: c, key: cfg.Prefix + ownerKey, length: cfg.Lease, until: time.Now().Add(cfg.Lease)}
+	granted, err := c.Grant(ctx, int64(cfg.Lease/time.Second))
 	if err != nil {
 		return nil, unreachable(cfg, err)
 	}
@@ -82,7 +81,7 @@ func takeOwnership(ctx context.Context, c *clientv3.Client, cfg *Config) (*owner
 	return o, nil
 }
 
-// take writes the key if there is none, or the one that is there was written by this instance.
+// take writes the key unless another instance has written it.
 func (o *ownership) take(ctx context.Context, cfg *Config, instance, value string) error {
 	got, err := o.etcd.Get(ctx, o.key)
 	if err != nil {
@@ -105,7 +104,7 @@ func (o *ownership) take(ctx context.Context, cfg *Config, instance, value strin
 	case err != nil:
 		return unreachable(cfg, err)
 	case !put.Succeeded:
-		return fmt.Errorf("etcd prefix %s: %w: another server took it at this moment; stop one of them, or set etcdPrefix", cfg.EtcdPrefix, errs.ErrConflict)
+		return fmt.Errorf("etcd prefix %s: %w: another server took it at this moment; stop one of them, or set etcdPrefix", cfg.Prefix, errs.ErrConflict)
 	}
 	o.written = put.Header.Revision
 	return nil
@@ -113,15 +112,15 @@ func (o *ownership) take(ctx context.Context, cfg *Config, instance, value strin
 
 func (o *ownership) heldBy(cfg *Config, by *owner) error {
 	return fmt.Errorf("etcd prefix %s: %w: in use by the server on node %s (process %d, since %s); stop that server, or set another etcdPrefix; after a crash there the prefix is free within %s",
-		cfg.EtcdPrefix, errs.ErrConflict, by.Node, by.PID, by.Since.Format(time.RFC3339), cfg.EtcdLease)
+		cfg.Prefix, errs.ErrConflict, by.Node, by.PID, by.Since.Format(time.RFC3339), cfg.Lease)
 }
 
 func unreachable(cfg *Config, err error) error {
-	return fmt.Errorf("reach etcd at %v: %w: %w", cfg.EtcdEndpoints, errs.ErrUnavailable, err)
+	return fmt.Errorf("reach etcd at %v: %w: %w", cfg.Endpoints, errs.ErrUnavailable, err)
 }
 
-// keep renews the lease until ctx is done. It returns an errOwnerLost while etcd still keeps
-// others away, unless etcd itself has let go of the key.
+// keep renews the lease until ctx is done. It returns an errOwnerLost while etcd still excludes
+// others, unless etcd itself has deleted the key.
 func (o *ownership) keep(ctx context.Context, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -137,7 +136,7 @@ func (o *ownership) keep(ctx context.Context, log *slog.Logger) error {
 			return nil
 		case _, open := <-alive:
 			if !open {
-				alive = nil // what has become of the lease is read from etcd
+				alive = nil // the next check reads the lease from etcd
 			}
 			continue
 		case <-tick.C:
@@ -155,10 +154,10 @@ func (o *ownership) keep(ctx context.Context, log *slog.Logger) error {
 	}
 }
 
-// giveUp is when this server begins to stop, so that it has ended when another is let in.
+// giveUp is when this server begins to stop, so that it has ended when etcd admits another.
 func (o *ownership) giveUp() time.Time { return o.until.Add(-o.length / 3) }
 
-// check asks etcd how long the lease lasts, and whether the key is the one that this server wrote.
+// check reads from etcd how long the lease lasts, and whether the key is still this server's.
 func (o *ownership) check(ctx context.Context) error {
 	ctx, cancel := context.WithDeadline(ctx, o.giveUp())
 	defer cancel()
@@ -180,17 +179,17 @@ func (o *ownership) check(ctx context.Context) error {
 	return nil
 }
 
-// release lets another server in at once. An etcd that does not answer does so when the lease ends.
+// release admits another server at once; if etcd does not answer, it does so when the lease ends.
 func (o *ownership) release(ctx context.Context) {
 	if o.lease == clientv3.NoLease {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), etcdProbeTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), probeTimeout)
 	defer cancel()
 	_, _ = o.etcd.Revoke(ctx, o.lease)
 }
 
-// instanceID is what tells servers apart; it belongs to the data directory.
+// instanceID identifies a server; it belongs to the data directory.
 func instanceID(dir string) (string, error) {
 	path := filepath.Join(dir, instanceFile)
 	text, err := os.ReadFile(path)
