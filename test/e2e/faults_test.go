@@ -197,7 +197,7 @@ func (s *server) staysFull() (full bool) {
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		return bytes.Count(log, []byte("etcd's history dropped"))
+		return bytes.Count(log, []byte("etcd compacted"))
 	}
 	enough := tidied() + 2 // each result is logged when the next begins
 	eventually.True(s.t, "the server tidies up, or has room", func() bool {

@@ -37,7 +37,6 @@ func isTrue(q url.Values, name string) bool {
 	return b
 }
 
-// ServeHTTP implements http.Handler.
 func (d *drainer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if d.requests.Add(1) != nil {
 		w.Header().Set("Retry-After", "1")

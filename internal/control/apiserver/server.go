@@ -286,7 +286,7 @@ func (s *Server) serveLocked(run context.Context, f front) error {
 	hs := &http.Server{
 		Handler:           remote,
 		ReadHeaderTimeout: readHeaderTimeout,
-		ErrorLog:          slog.NewLogLogger(liblog.Handler{Handler: s.log.Handler()}, slog.LevelInfo),
+		ErrorLog:          slog.NewLogLogger(liblog.Lower(s.log), slog.LevelInfo),
 		BaseContext:       func(net.Listener) context.Context { return run },
 		TLSConfig:         f.certs.TLSConfig(),
 	}

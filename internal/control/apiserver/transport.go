@@ -13,11 +13,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// watchBuffer is how much of a watch may wait for its reader before the server waits too.
+// watchBuffer limits the unread bytes of a watch; the server waits beyond it.
 const watchBuffer = 1 << 20
 
-// userKey is the context key under which the in-process transport names its user. It is not
-// exported and never set from a request that came over the network.
+// userKey is the context key of the in-process transport's user. Requests from the network never
+// set it.
 type userKey struct{}
 
 func userFromTransport(ctx context.Context) (user.Info, bool) {
@@ -25,14 +25,13 @@ func userFromTransport(ctx context.Context) (user.Info, bool) {
 	return u, ok
 }
 
-// localTransport is an http.RoundTripper for one user: no socket, no TLS, no framing. Plain
+// localTransport is an http.RoundTripper for one user, without socket, TLS and framing. Plain
 // requests run on the caller's goroutine; watches stream.
 type localTransport struct {
 	server *Server
 	user   user.Info
 }
 
-// RoundTrip implements http.RoundTripper.
 func (t *localTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.Body != nil {
 		defer func() { _ = req.Body.Close() }()
@@ -65,7 +64,7 @@ func (t *localTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// serverRequest is the request as a server would have read it from a connection.
+// serverRequest returns the request as a server reads it from a connection.
 func serverRequest(ctx context.Context, req *http.Request) *http.Request {
 	r := req.Clone(ctx)
 	r.Proto, r.ProtoMajor, r.ProtoMinor = "HTTP/2.0", 2, 0
@@ -80,22 +79,20 @@ func serverRequest(ctx context.Context, req *http.Request) *http.Request {
 	return r
 }
 
-// memResponse is the server's ResponseWriter and the client's Body at once.
+// memResponse is both the server's ResponseWriter and the client's Body.
 type memResponse struct {
 	header  http.Header
-	stream  bool          // a reader takes what is written while it is written; never changed
+	stream  bool          // a reader reads while the handler writes; never changed
 	ready   chan struct{} // closed when the status is known
-	release func()        // ends what serves the request
-	once    sync.Once
+	release func()        // ends the handler
 
 	mu       sync.Mutex
 	cond     sync.Cond
 	buf      bytes.Buffer // +checklocks:mu
 	sent     http.Header  // +checklocks:mu
 	code     int          // +checklocks:mu
-	done     bool         // +checklocks:mu
-	closed   bool         // +checklocks:mu
-	err      error        // +checklocks:mu
+	closed   bool         // by the client; +checklocks:mu
+	err      error        // after the last byte, nil until the handler has ended; +checklocks:mu
 	panicked any          // +checklocks:mu
 }
 
@@ -113,17 +110,17 @@ func (w *memResponse) serve(h http.Handler, r *http.Request) {
 			w.mu.Unlock()
 		}
 		w.WriteHeader(http.StatusOK)
-		w.finish(nil)
+		w.finish(io.EOF)
 	}()
 	h.ServeHTTP(w, r)
 }
 
-// response is what the client gets; plain requests have ended by now.
+// response returns the client's response; plain requests have ended by now.
 func (w *memResponse) response(req *http.Request) (*http.Response, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.panicked != nil {
-		return nil, fmt.Errorf("the API server gave up on the request: %v", w.panicked)
+		return nil, fmt.Errorf("the API server panicked: %v", w.panicked)
 	}
 	return &http.Response{
 		Status: fmt.Sprintf("%d %s", w.code, http.StatusText(w.code)), StatusCode: w.code,
@@ -134,16 +131,14 @@ func (w *memResponse) response(req *http.Request) (*http.Response, error) {
 func (w *memResponse) finish(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.done {
-		w.done, w.err = true, err
+	if w.err == nil {
+		w.err = err
 	}
 	w.cond.Broadcast()
 }
 
-// Header implements http.ResponseWriter.
 func (w *memResponse) Header() http.Header { return w.header }
 
-// WriteHeader implements http.ResponseWriter.
 func (w *memResponse) WriteHeader(code int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -153,33 +148,30 @@ func (w *memResponse) WriteHeader(code int) {
 	}
 }
 
-// Write implements http.ResponseWriter. Of a stream, it waits while the reader lags behind.
+// Write waits while the reader of a stream lags behind.
 func (w *memResponse) Write(p []byte) (int, error) {
 	w.WriteHeader(http.StatusOK)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for w.stream && w.buf.Len() > watchBuffer && !w.done && !w.closed {
+	for w.stream && w.buf.Len() > watchBuffer && w.err == nil && !w.closed {
 		w.cond.Wait()
 	}
-	if w.done || w.closed {
+	if w.err != nil || w.closed {
 		return 0, io.ErrClosedPipe
 	}
 	w.cond.Broadcast()
 	return w.buf.Write(p)
 }
 
-// Flush implements http.Flusher.
 func (w *memResponse) Flush() { w.WriteHeader(http.StatusOK) }
 
-// CloseNotify implements what the API server still asks of a ResponseWriter; the request's
-// context is what it goes by.
+// CloseNotify is a method that the API server still requires; it acts on the request's context.
 func (w *memResponse) CloseNotify() <-chan bool { return make(chan bool) }
 
-// Read implements io.Reader for the client.
 func (w *memResponse) Read(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for w.buf.Len() == 0 && !w.done && !w.closed {
+	for w.buf.Len() == 0 && w.err == nil && !w.closed {
 		w.cond.Wait()
 	}
 	switch {
@@ -188,21 +180,17 @@ func (w *memResponse) Read(p []byte) (int, error) {
 	case w.buf.Len() > 0:
 		w.cond.Broadcast()
 		return w.buf.Read(p)
-	case w.err != nil:
-		return 0, w.err
 	default:
-		return 0, io.EOF
+		return 0, w.err
 	}
 }
 
-// Close implements io.Closer for the client: it ends a watch.
+// Close ends a watch.
 func (w *memResponse) Close() error {
-	w.once.Do(func() {
-		w.mu.Lock()
-		w.closed = true
-		w.cond.Broadcast()
-		w.mu.Unlock()
-		w.release()
-	})
+	w.mu.Lock()
+	w.closed = true
+	w.cond.Broadcast()
+	w.mu.Unlock()
+	w.release()
 	return nil
 }

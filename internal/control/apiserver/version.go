@@ -11,8 +11,8 @@ import (
 
 const apiserverModule = "k8s.io/apiserver"
 
-// effectiveVersion tells which Kubernetes the server is like. Upstream's build stamps that into
-// the binary; here it follows from the version of its module.
+// effectiveVersion is the version of Kubernetes that the server reports. Upstream's build stamps it
+// into the binary; here it is that of the module.
 type effectiveVersion struct {
 	basecompatibility.EffectiveVersion
 	git string

@@ -1,11 +1,10 @@
-// Package cache reads the objects: typed, indexed, from memory, with waits that are woken by
-// the event that satisfies them. It never writes, and nothing in it polls.
+// Package cache reads objects from memory, typed and indexed, and waits for their changes by
+// events. It never writes or polls.
 //
-// What a read returns is the caller's own copy. An error of kind errs.ErrNotFound says that
-// the cache does not hold the object; where a decision would end something living, ask the API
-// server itself ([Cache.Live]).
+// A read returns the caller's own copy. An errs.ErrNotFound means that the cache does not hold the
+// object; before a caller stops or deletes anything for it, it reads the API server ([Cache.Live]).
 //
-// The index functions stand in one list (indexes), used by production and tests alike.
+// Locks: the mutexes of notifier, fresh and watchErrors are never held together.
 package cache
 
 import (
@@ -40,17 +39,15 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
-// ErrStopped ends the waits of a cache that stops.
+// ErrStopped is returned by the waits of a cache that stops.
 var ErrStopped = fmt.Errorf("the cache has stopped: %w", errs.ErrUnavailable)
 
-// Config is what New needs.
+// Config configures a cache.
 type Config struct {
 	// REST reaches the API server. Required.
 	REST *rest.Config
-	// Scheme knows our kinds; nil means [NewScheme]'s.
-	Scheme *runtime.Scheme
-	// Log gets what the informers have to say. Their library has one logger for the whole
-	// process: the first cache sets it. Nil: discarded.
+	// Log receives the informers' entries. Their library has one logger for the process: the
+	// first cache sets it. Nil: discarded.
 	Log *slog.Logger
 }
 
@@ -61,20 +58,18 @@ type Cache struct {
 	waits     *notifier
 	fresh     *fresh
 	kinds     []kind // set by New
-	troubles  *watchErrors
+	errors    *watchErrors
 	running   atomic.Bool
 }
 
-// New returns a cache that is empty until Run. It asks nothing of the API server.
+// New returns a cache that is empty until Run. It sends nothing to the API server.
 func New(ctx context.Context, cfg Config) (*Cache, error) {
 	if cfg.REST == nil {
 		return nil, fmt.Errorf("cache: REST config is required: %w", errs.ErrInvalid)
 	}
-	if cfg.Scheme == nil {
-		var err error
-		if cfg.Scheme, err = NewScheme(); err != nil {
-			return nil, err
-		}
+	scheme, err := NewScheme()
+	if err != nil {
+		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("make the object cache: %w", withKind(err))
@@ -83,25 +78,25 @@ func New(ctx context.Context, cfg Config) (*Cache, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	routeLog(cfg.Log)
-	troubles := &watchErrors{log: cfg.Log.With(telemetry.Component, "cache"), last: map[string]error{}}
-	mapper := fixedMapper(cfg.Scheme)
+	failures := &watchErrors{log: cfg.Log.With(telemetry.Component, "cache"), last: map[string]error{}}
+	mapper := fixedMapper(scheme)
 	watched := rest.CopyConfig(cfg.REST)
-	watched.Wrap(troubles.listen)
-	waits := newWaits()
+	watched.Wrap(failures.listen)
+	waits := newNotifier()
 	informers, err := crcache.New(watched, crcache.Options{
-		Scheme: cfg.Scheme, Mapper: mapper, ReaderFailOnMissingInformer: true, DefaultWatchErrorHandler: troubles.note,
+		Scheme: scheme, Mapper: mapper, ReaderFailOnMissingInformer: true, DefaultWatchErrorHandler: failures.note,
 		NewInformer: func(from toolscache.ListerWatcher, o runtime.Object, resync time.Duration, by toolscache.Indexers) toolscache.SharedIndexInformer {
-			return toolscache.NewSharedIndexInformer(&relisting{from, func() { waits.ringAll(reflect.TypeOf(o)) }}, o, resync, by)
+			return toolscache.NewSharedIndexInformer(&relisting{from, func() { waits.notifyAll(reflect.TypeOf(o)) }}, o, resync, by)
 		},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("make the object cache: %w", err)
 	}
-	live, err := client.New(cfg.REST, client.Options{Scheme: cfg.Scheme, Mapper: mapper})
+	live, err := client.New(cfg.REST, client.Options{Scheme: scheme, Mapper: mapper})
 	if err != nil {
 		return nil, fmt.Errorf("make the API client: %w", err)
 	}
-	c := &Cache{informers: informers, live: live, waits: waits, troubles: troubles}
+	c := &Cache{informers: informers, live: live, waits: waits, errors: failures}
 	c.fresh = newFresh(func(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, error) {
 		return read(ctx, live, key, &extensions.SandboxTemplate{})
 	})
@@ -117,9 +112,9 @@ func routeLog(log *slog.Logger) {
 	routeOnce.Do(func() { crlog.SetLogger(logr.FromSlogHandler(log.With("component", "cache").Handler())) })
 }
 
-// Run fills the cache and keeps it until ctx is done; every wait then ends with [ErrStopped].
-// It runs once. An API server that cannot be reached or refuses is no reason to return: Run
-// tries again until it answers, and [Cache.WaitSynced] tells what it said.
+// Run fills the cache and updates it until ctx is done; every wait then returns [ErrStopped].
+// It runs once. While the API server cannot be reached or refuses, Run retries, and
+// [Cache.WaitSynced] returns the error.
 func (c *Cache) Run(ctx context.Context) error {
 	if c.running.Swap(true) {
 		return fmt.Errorf("run the object cache: it runs once: %w", errs.ErrConflict)
@@ -133,11 +128,11 @@ func (c *Cache) Run(ctx context.Context) error {
 	return nil
 }
 
-// Live returns a client that asks the API server itself: for writes, and for the reads
-// on which something living depends.
+// Live returns a client of the API server: for writes, and for reads before a caller stops or
+// deletes anything.
 func (c *Cache) Live() client.Client { return c.live }
 
-// Informers returns what controllers watch.
+// Informers returns the informers that controllers watch.
 func (c *Cache) Informers() crcache.Cache { return c.informers }
 
 // Sandbox returns one sandbox by name.
@@ -165,8 +160,8 @@ func (c *Cache) Members(ctx context.Context, pool types.UID) ([]agents.Sandbox, 
 	return c.sandboxes(ctx, client.MatchingFields{indexMember: string(pool)})
 }
 
-// ClaimedFrom returns the sandboxes that were claimed through a pool: its former members, and
-// what was started cold because it had none.
+// ClaimedFrom returns the sandboxes that were claimed through a pool: its former members, and those
+// started cold because it had none.
 func (c *Cache) ClaimedFrom(ctx context.Context, pool types.UID) ([]agents.Sandbox, error) {
 	return c.sandboxes(ctx, client.MatchingFields{indexOrigin: string(pool)})
 }
@@ -176,18 +171,15 @@ func (c *Cache) Owned(ctx context.Context, owner types.UID) ([]agents.Sandbox, e
 	return c.sandboxes(ctx, client.MatchingFields{indexOwner: string(owner)})
 }
 
-// SandboxesByIdempotency returns the sandboxes of a namespace that were made for a request of
-// this key's hash.
+// SandboxesByIdempotency returns the sandboxes of a namespace that were made for a request with
+// this hash of its key.
 func (c *Cache) SandboxesByIdempotency(ctx context.Context, namespace, hash string) ([]agents.Sandbox, error) {
 	return c.sandboxes(ctx, client.InNamespace(namespace), client.MatchingFields{indexIdempotency: hash})
 }
 
 func (c *Cache) sandboxes(ctx context.Context, opts ...client.ListOption) ([]agents.Sandbox, error) {
 	var list agents.SandboxList
-	if err := c.memory().List(ctx, &list, opts...); err != nil {
-		return nil, fmt.Errorf("list sandboxes: %w", err)
-	}
-	return list.Items, nil
+	return items(ctx, c, &list, &list.Items, "sandboxes", opts...)
 }
 
 // Template returns one template by name.
@@ -198,20 +190,13 @@ func (c *Cache) Template(ctx context.Context, key types.NamespacedName) (*extens
 // Templates returns the templates of a namespace, or of all if it is empty.
 func (c *Cache) Templates(ctx context.Context, namespace string) ([]extensions.SandboxTemplate, error) {
 	var list extensions.SandboxTemplateList
-	if err := c.memory().List(ctx, &list, client.InNamespace(namespace)); err != nil {
-		return nil, fmt.Errorf("list templates: %w", err)
-	}
-	return list.Items, nil
+	return items(ctx, c, &list, &list.Items, "templates", client.InNamespace(namespace))
 }
 
 // TemplateRevisions returns the history of a template, in no order.
 func (c *Cache) TemplateRevisions(ctx context.Context, template types.NamespacedName) ([]barchan.TemplateRevision, error) {
 	var list barchan.TemplateRevisionList
-	err := c.memory().List(ctx, &list, client.InNamespace(template.Namespace), client.MatchingFields{indexRevisionOf: template.Name})
-	if err != nil {
-		return nil, fmt.Errorf("list revisions of template %s: %w", template, err)
-	}
-	return list.Items, nil
+	return items(ctx, c, &list, &list.Items, "revisions of template "+template.String(), client.InNamespace(template.Namespace), client.MatchingFields{indexRevisionOf: template.Name})
 }
 
 // Pool returns one warm pool by name.
@@ -219,22 +204,10 @@ func (c *Cache) Pool(ctx context.Context, key types.NamespacedName) (*extensions
 	return read(ctx, c.memory(), key, &extensions.SandboxWarmPool{})
 }
 
-// Pools returns the warm pools of a namespace, or of all if it is empty.
-func (c *Cache) Pools(ctx context.Context, namespace string) ([]extensions.SandboxWarmPool, error) {
-	return c.pools(ctx, client.InNamespace(namespace))
-}
-
 // PoolsOf returns the warm pools of a template in a namespace, or in all if that is empty.
 func (c *Cache) PoolsOf(ctx context.Context, namespace string, template types.NamespacedName) ([]extensions.SandboxWarmPool, error) {
-	return c.pools(ctx, client.InNamespace(namespace), client.MatchingFields{indexPoolTemplate: template.String()})
-}
-
-func (c *Cache) pools(ctx context.Context, opts ...client.ListOption) ([]extensions.SandboxWarmPool, error) {
 	var list extensions.SandboxWarmPoolList
-	if err := c.memory().List(ctx, &list, opts...); err != nil {
-		return nil, fmt.Errorf("list warm pools: %w", err)
-	}
-	return list.Items, nil
+	return items(ctx, c, &list, &list.Items, "warm pools", client.InNamespace(namespace), client.MatchingFields{indexPoolTemplate: template.String()})
 }
 
 // Claim returns one claim by name.
@@ -245,11 +218,7 @@ func (c *Cache) Claim(ctx context.Context, key types.NamespacedName) (*extension
 // ClaimsOn returns the claims on a pool.
 func (c *Cache) ClaimsOn(ctx context.Context, pool types.NamespacedName) ([]extensions.SandboxClaim, error) {
 	var list extensions.SandboxClaimList
-	err := c.memory().List(ctx, &list, client.InNamespace(pool.Namespace), client.MatchingFields{indexClaimPool: pool.Name})
-	if err != nil {
-		return nil, fmt.Errorf("list claims on pool %s: %w", pool, err)
-	}
-	return list.Items, nil
+	return items(ctx, c, &list, &list.Items, "claims on pool "+pool.String(), client.InNamespace(pool.Namespace), client.MatchingFields{indexClaimPool: pool.Name})
 }
 
 // APIKeyByHash returns the key whose SHA-256, in hex, is hash.
@@ -264,10 +233,15 @@ func (c *Cache) APIKeyByHash(ctx context.Context, hash string) (*barchan.APIKey,
 // APIKeys returns the keys of a namespace, or of all if it is empty.
 func (c *Cache) APIKeys(ctx context.Context, namespace string) ([]barchan.APIKey, error) {
 	var list barchan.APIKeyList
-	if err := c.memory().List(ctx, &list, client.InNamespace(namespace)); err != nil {
-		return nil, fmt.Errorf("list API keys: %w", err)
+	return items(ctx, c, &list, &list.Items, "API keys", client.InNamespace(namespace))
+}
+
+// items reads a list and returns its items, which all points to.
+func items[T any](ctx context.Context, c *Cache, into client.ObjectList, all *[]T, what string, opts ...client.ListOption) ([]T, error) {
+	if err := c.memory().List(ctx, into, opts...); err != nil {
+		return nil, fmt.Errorf("list %s: %w", what, err)
 	}
-	return list.Items, nil
+	return *all, nil
 }
 
 // read fills into with one object, of the cache or of the API server.
@@ -285,7 +259,7 @@ func read[T client.Object](ctx context.Context, from client.Reader, key types.Na
 	return into, nil
 }
 
-// memory reads what the cache holds, as soon as it holds all.
+// memory reads from the cache once every kind has been listed.
 type memory struct{ c *Cache }
 
 func (c *Cache) memory() memory { return memory{c} }
@@ -315,7 +289,7 @@ func (c *Cache) ready(ctx context.Context) error {
 	return c.WaitSynced(ctx)
 }
 
-// name is a key as people write it; that of a kind without namespaces has none.
+// name formats a key; that of a cluster-scoped kind has no namespace.
 func name(key types.NamespacedName) string {
 	return strings.TrimPrefix(key.String(), string(types.Separator))
 }
@@ -323,7 +297,7 @@ func name(key types.NamespacedName) string {
 // nameOf is the kind of an object.
 func nameOf(o client.Object) string { return reflect.TypeOf(o).Elem().Name() }
 
-// withKind wraps the API server's errors with the kind that callers ask for.
+// withKind wraps the API server's errors with their errs kind.
 func withKind(err error) error {
 	kind := error(nil)
 	switch {

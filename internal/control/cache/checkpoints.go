@@ -2,7 +2,6 @@ package cache
 
 import (
 	"context"
-	"fmt"
 
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -35,10 +34,7 @@ func (c *Cache) WarmCheckpoints(ctx context.Context, namespace string, template 
 
 func (c *Cache) checkpoints(ctx context.Context, opts ...client.ListOption) ([]barchan.Checkpoint, error) {
 	var list barchan.CheckpointList
-	if err := c.memory().List(ctx, &list, opts...); err != nil {
-		return nil, fmt.Errorf("list checkpoints: %w", err)
-	}
-	return list.Items, nil
+	return items(ctx, c, &list, &list.Items, "checkpoints", opts...)
 }
 
 // RestoringFrom returns the sandboxes whose specification names a checkpoint, started or not.
@@ -49,9 +45,5 @@ func (c *Cache) RestoringFrom(ctx context.Context, checkpoint types.NamespacedNa
 // TemplatesFrom returns the templates whose sandboxes start from a checkpoint.
 func (c *Cache) TemplatesFrom(ctx context.Context, checkpoint types.NamespacedName) ([]extensions.SandboxTemplate, error) {
 	var list extensions.SandboxTemplateList
-	err := c.memory().List(ctx, &list, client.InNamespace(checkpoint.Namespace), client.MatchingFields{indexTemplateOrigin: checkpoint.Name})
-	if err != nil {
-		return nil, fmt.Errorf("list templates of checkpoint %s: %w", checkpoint, err)
-	}
-	return list.Items, nil
+	return items(ctx, c, &list, &list.Items, "templates of checkpoint "+checkpoint.String(), client.InNamespace(checkpoint.Namespace), client.MatchingFields{indexTemplateOrigin: checkpoint.Name})
 }

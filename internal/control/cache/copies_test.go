@@ -72,7 +72,6 @@ func reads(c *cache.Cache) map[string]func(context.Context) ([]client.Object, er
 		"Sandboxes": func(ctx context.Context) ([]client.Object, error) { return many(c.Sandboxes(ctx, "default")) },
 		"Members":   func(ctx context.Context) ([]client.Object, error) { return many(c.Members(ctx, "p")) },
 		"Templates": func(ctx context.Context) ([]client.Object, error) { return many(c.Templates(ctx, "default")) },
-		"Pools":     func(ctx context.Context) ([]client.Object, error) { return many(c.Pools(ctx, "default")) },
 		"PoolsOf":   func(ctx context.Context) ([]client.Object, error) { return many(c.PoolsOf(ctx, "", key)) },
 		"ClaimsOn":  func(ctx context.Context) ([]client.Object, error) { return many(c.ClaimsOn(ctx, key)) },
 		"Checkpoints": func(ctx context.Context) ([]client.Object, error) {

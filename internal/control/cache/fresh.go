@@ -15,20 +15,18 @@ import (
 )
 
 const (
-	// readTimeout bounds one read of a template for all that share it. It is no measure of speed: whoever
-	// notifier has a bound of their own, and machines stand still for seconds.
+	// readTimeout bounds one shared read of a template. Callers have their own deadlines, so it only
+	// ends reads that hang.
 	readTimeout = 30 * time.Second
-	// maxHashed is how many templates' revisions are remembered.
-	maxHashed = 1024
+	maxHashed   = 1024 // revisions
 )
 
-// CurrentTemplate returns a template and its revision as a read of the API server had them that
-// began after the call. Calls for one template share their reads: at most one is in flight, and
-// who comes while it is shares the next. ctx ends the caller's wait alone; a read that nobody
-// waits for any more is given up.
+// CurrentTemplate returns a template and its revision from a read of the API server that began
+// after the call. Calls for one template share reads: at most one is in flight, and calls during
+// it share the next. ctx ends only the caller's wait; a read without callers is cancelled.
 //
-// It is an errs.ErrNotFound if there is no such template, and an errs.ErrInvalid with the field
-// if what is stored has no revision.
+// It returns an errs.ErrNotFound if there is no such template, and an errs.ErrInvalid with the
+// field if the stored one has no revision.
 func (c *Cache) CurrentTemplate(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, string, error) {
 	r, err := c.fresh.join(ctx, key)
 	if err != nil {
@@ -46,12 +44,11 @@ func (c *Cache) CurrentTemplate(ctx context.Context, key types.NamespacedName) (
 	return r.template.DeepCopy(), r.revision, nil
 }
 
-// fresh shares reads of templates that must not be older than the call that asks.
+// fresh shares reads of templates that must not be older than the call.
 type fresh struct {
-	get  func(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, error)
-	hash func(*extensions.SandboxTemplate) (revision string, canonical []byte, err error)
-	// reading are the reads in flight, as goroutines.
-	reading sync.WaitGroup
+	get     func(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, error)
+	hash    func(*extensions.SandboxTemplate) (revision string, canonical []byte, err error)
+	reading sync.WaitGroup // goroutines of the reads in flight
 
 	mu      sync.Mutex
 	queues  map[types.NamespacedName]*queue // +checklocks:mu
@@ -59,16 +56,15 @@ type fresh struct {
 	stopped bool                            // +checklocks:mu
 }
 
-// queue is the read in flight for a template, and the one that follows it if anybody wants it.
+// queue is the read in flight for a template, and the next one if it has callers.
 type queue struct{ now, next *sharedRead }
 
-// sharedRead is one read of the API server. What it found is there once done is closed.
+// sharedRead is one read of the API server. Its results are set once done is closed.
 type sharedRead struct {
-	get    func() (*extensions.SandboxTemplate, error)
-	cancel context.CancelFunc
-	done   chan struct{}
-	// callers is how many wait; guarded by the mutex of fresh.
-	callers int
+	get     func() (*extensions.SandboxTemplate, error)
+	cancel  context.CancelFunc
+	done    chan struct{}
+	callers int // that wait; guarded by the mutex of fresh
 
 	template *extensions.SandboxTemplate
 	revision string
@@ -98,21 +94,21 @@ func (f *fresh) join(ctx context.Context, key types.NamespacedName) (*sharedRead
 	}
 	q := f.queues[key]
 	if q == nil {
-		r := f.newFlight(ctx, key)
+		r := f.newRead(ctx, key)
 		f.queues[key] = &queue{now: r}
 		f.reading.Go(func() { f.run(key, r) })
 		return r, nil
 	}
 	if q.next == nil {
-		q.next = f.newFlight(ctx, key)
+		q.next = f.newRead(ctx, key)
 	} else {
 		q.next.callers++
 	}
 	return q.next, nil
 }
 
-// newFlight returns a read for a first caller, whose context gives it its values and no end.
-func (f *fresh) newFlight(ctx context.Context, key types.NamespacedName) *sharedRead {
+// newRead returns a read for a first caller; it has the values of its context, not its deadline.
+func (f *fresh) newRead(ctx context.Context, key types.NamespacedName) *sharedRead {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	get := func() (*extensions.SandboxTemplate, error) {
 		ctx, cancel := context.WithTimeout(ctx, readTimeout)
@@ -122,7 +118,7 @@ func (f *fresh) newFlight(ctx context.Context, key types.NamespacedName) *shared
 	return &sharedRead{get: get, cancel: cancel, done: make(chan struct{}), callers: 1}
 }
 
-// leave takes a caller off a read. The last one ends it, and one not begun is struck out.
+// leave removes a caller from a read. The last one cancels it, and drops one that has not begun.
 func (f *fresh) leave(key types.NamespacedName, r *sharedRead) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -135,7 +131,7 @@ func (f *fresh) leave(key types.NamespacedName, r *sharedRead) {
 	}
 }
 
-// run does a read and all that are wanted meanwhile, one after the other.
+// run does a read and those that callers request meanwhile, one after the other.
 func (f *fresh) run(key types.NamespacedName, r *sharedRead) {
 	for r != nil {
 		f.do(key, r)
@@ -165,7 +161,7 @@ func (f *fresh) do(key types.NamespacedName, r *sharedRead) {
 	}
 }
 
-// revision hashes a template that it does not remember at this version.
+// revision returns the hash of a template, which it computes once for each version.
 func (f *fresh) revision(key types.NamespacedName, t *extensions.SandboxTemplate) (string, error) {
 	f.mu.Lock()
 	known := f.hashed[key]
@@ -190,7 +186,7 @@ func (f *fresh) revision(key types.NamespacedName, t *extensions.SandboxTemplate
 	return revision, nil
 }
 
-// stop ends all reads and takes no more. It returns once none is left.
+// stop cancels all reads, refuses new ones, and returns once all have ended.
 func (f *fresh) stop() {
 	f.mu.Lock()
 	f.stopped = true

@@ -28,22 +28,20 @@ const (
 	indexWarm           = "barchan.warm"
 )
 
-// index is one way to find objects of one kind.
+// index finds objects of one kind by a value.
 type index struct {
 	name   string
 	object client.Object
 	values func(client.Object) []string
 }
 
-// of makes an index function of one that knows its kind. No value leaves the object out.
+// of makes an index function from a typed one. An empty value omits the object.
 func of[T client.Object](f func(T) string) func(client.Object) []string {
 	return func(o client.Object) []string {
-		x, ok := o.(T)
-		if !ok {
-			return nil
-		}
-		if v := f(x); v != "" {
-			return []string{v}
+		if x, ok := o.(T); ok {
+			if v := f(x); v != "" {
+				return []string{v}
+			}
 		}
 		return nil
 	}
@@ -68,7 +66,7 @@ func indexes() []index {
 	}
 }
 
-// originOf names the checkpoint that a sandbox starts from.
+// originOf returns the checkpoint that a sandbox starts from.
 func originOf(b *agents.BarchanSpec) string {
 	if b == nil || b.Restore == nil {
 		return ""
@@ -83,7 +81,7 @@ func templateOrigin(t *extensions.SandboxTemplate) string {
 	return originOf(t.Spec.Barchan.Sandbox)
 }
 
-// unfinished names the sandbox that a checkpoint is still to be taken of.
+// unfinished returns the sandbox of a checkpoint that is not taken yet.
 func unfinished(c *barchan.Checkpoint) string {
 	if c.Spec.Origin == barchan.OriginImport || c.Status.Phase == barchan.CheckpointReady || c.Status.Phase == barchan.CheckpointFailed {
 		return ""
@@ -91,7 +89,7 @@ func unfinished(c *barchan.Checkpoint) string {
 	return c.Spec.SandboxName
 }
 
-// warmUpOf names the template of whose warm-up a checkpoint is.
+// warmUpOf returns the template of a warm-up checkpoint.
 func warmUpOf(c *barchan.Checkpoint) string {
 	if c.Labels[barchan.LabelPurpose] != barchan.PurposeWarm {
 		return ""

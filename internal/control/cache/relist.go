@@ -11,15 +11,13 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 )
 
-// relisting is what an informer lists and watches with. It calls relisted each time that the API server
-// has sent all objects of the kind: after a broken watch no event tells of an object that was created and
-// deleted meanwhile, or that the informer had not seen before it was deleted.
+// relisting is the ListerWatcher of an informer. It calls relisted after each complete list: after a
+// broken watch, no event reports an object that was deleted before the informer received it.
 type relisting struct {
 	toolscache.ListerWatcher
 	relisted func()
 }
 
-// ListWithContext implements toolscache.ListerWithContext.
 func (r *relisting) ListWithContext(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
 	list, err := toolscache.ToListerWithContext(r.ListerWatcher).ListWithContext(ctx, opts)
 	if err == nil {
@@ -28,7 +26,6 @@ func (r *relisting) ListWithContext(ctx context.Context, opts metav1.ListOptions
 	return list, err //nolint:wrapcheck // the informer compares it
 }
 
-// WatchWithContext implements toolscache.WatcherWithContext.
 func (r *relisting) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
 	w, err := toolscache.ToWatcherWithContext(r.ListerWatcher).WatchWithContext(ctx, opts)
 	if err != nil || opts.SendInitialEvents == nil || !*opts.SendInitialEvents {
@@ -39,7 +36,7 @@ func (r *relisting) WatchWithContext(ctx context.Context, opts metav1.ListOption
 	return l, nil
 }
 
-// listingWatch is a watch that begins with all objects there are.
+// listingWatch is a watch that begins with all existing objects.
 type listingWatch struct {
 	watch.Interface
 	events  chan watch.Event
@@ -47,16 +44,14 @@ type listingWatch struct {
 	once    sync.Once
 }
 
-// ResultChan implements watch.Interface.
 func (l *listingWatch) ResultChan() <-chan watch.Event { return l.events }
 
-// Stop implements watch.Interface.
 func (l *listingWatch) Stop() {
 	l.once.Do(func() { close(l.stopped) })
 	l.Interface.Stop()
 }
 
-// pass hands events on, and calls listed at the bookmark that ends the first objects.
+// pass forwards events, and calls listed at the bookmark after the existing objects.
 func (l *listingWatch) pass(listed func()) {
 	defer close(l.events)
 	for e := range l.Interface.ResultChan() {

@@ -24,11 +24,11 @@ func NewScheme() (*runtime.Scheme, error) {
 	return s, nil
 }
 
-// irregular are the plurals that the mapper would guess wrong.
+// irregular has the plurals that the mapper would guess wrong.
 var irregular = map[string]string{"Sandbox": "sandboxes", "APIKey": "apikeys"}
 
-// fixedMapper maps kinds to resources without asking the server: all our kinds are namespaced
-// but core's Namespace.
+// fixedMapper maps kinds to resources without discovery: all our kinds are namespaced but core's
+// Namespace.
 func fixedMapper(s *runtime.Scheme) meta.RESTMapper {
 	m := meta.NewDefaultRESTMapper(s.PrioritizedVersionsAllGroups())
 	for kind := range s.AllKnownTypes() {

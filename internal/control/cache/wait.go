@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -15,43 +16,42 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// awaited names one object.
+// awaited identifies one object.
 type awaited struct {
 	kind reflect.Type
 	key  types.NamespacedName
 }
 
-// waits knows who waits for which object.
+// notifier notifies the callers that wait for an object.
 type notifier struct {
 	mu sync.Mutex
 	// +checklocks:mu
-	bells map[awaited]map[chan struct{}]struct{}
-	// stopped is closed once, when the cache stops.
-	stopped chan struct{}
+	waiters map[awaited]map[chan struct{}]struct{}
+	stopped chan struct{} // closed when the cache stops
 	once    sync.Once
 }
 
-func newWaits() *notifier {
-	return &notifier{bells: map[awaited]map[chan struct{}]struct{}{}, stopped: make(chan struct{})}
+func newNotifier() *notifier {
+	return &notifier{waiters: map[awaited]map[chan struct{}]struct{}{}, stopped: make(chan struct{})}
 }
 
 func (w *notifier) stop() { w.once.Do(func() { close(w.stopped) }) }
 
 // join returns a channel that holds a token after each change of the object, and its undo.
 func (w *notifier) join(what awaited) (<-chan struct{}, func()) {
-	bell := make(chan struct{}, 1)
+	changed := make(chan struct{}, 1)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.bells[what] == nil {
-		w.bells[what] = map[chan struct{}]struct{}{}
+	if w.waiters[what] == nil {
+		w.waiters[what] = map[chan struct{}]struct{}{}
 	}
-	w.bells[what][bell] = struct{}{}
-	return bell, func() {
+	w.waiters[what][changed] = struct{}{}
+	return changed, func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		delete(w.bells[what], bell)
-		if len(w.bells[what]) == 0 {
-			delete(w.bells, what)
+		delete(w.waiters[what], changed)
+		if len(w.waiters[what]) == 0 {
+			delete(w.waiters, what)
 		}
 	}
 }
@@ -59,43 +59,42 @@ func (w *notifier) join(what awaited) (<-chan struct{}, func()) {
 func (w *notifier) notify(what awaited) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.ringLocked(what)
+	w.notifyLocked(what)
 }
 
-// ringLocked wakes who waits for an object.
+// notifyLocked notifies the callers that wait for an object.
 // +checklocks:w.mu
-func (w *notifier) ringLocked(what awaited) {
-	for bell := range w.bells[what] {
+func (w *notifier) notifyLocked(what awaited) {
+	for changed := range w.waiters[what] {
 		select {
-		case bell <- struct{}{}:
-		default: // a token is there already, and its reader will see this change too
+		case changed <- struct{}{}:
+		default: // its reader will also see this change
 		}
 	}
 }
 
-// ringAll wakes all who wait for an object of a kind: each looks for itself what has become of it.
-func (w *notifier) ringAll(kind reflect.Type) {
+// notifyAll notifies all callers that wait for an object of a kind; each reads its object again.
+func (w *notifier) notifyAll(kind reflect.Type) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for what := range w.bells {
+	for what := range w.waiters {
 		if what.kind == kind {
-			w.ringLocked(what)
+			w.notifyLocked(what)
 		}
 	}
 }
 
-// Wait blocks until done says so or returns an error, which Wait returns as it is. T is any
-// kind that the cache holds. done gets a copy of the object as the cache holds it, at the start
-// and after each change; it gets nil once the object is gone, or if there is none: what the
-// cache does not hold yet is asked of the API server, and asked again after each new list, which
-// an object that was deleted meanwhile is not in. ctx bounds the wait: its end is an
-// errs.ErrTimeout. The object returned is the caller's own, and the one that satisfied done.
+// Wait blocks until done returns true or an error, which Wait returns. T is any kind that the cache
+// holds. done gets a copy of the cached object at the start and after each change; nil if there
+// is none. An object that the cache does not hold yet is read from the API server, and again
+// after each new list, which lacks an object that was deleted meanwhile. If ctx ends, Wait
+// returns an errs.ErrTimeout. The result is the caller's own copy that satisfied done.
 func Wait[T client.Object](ctx context.Context, c *Cache, key types.NamespacedName, done func(T) (bool, error)) (T, error) {
 	var none T
 	if !holds[T]() {
 		return none, fmt.Errorf("wait for %T %s: the cache does not hold that kind: %w", none, key, errs.ErrInvalid)
 	}
-	bell, leave := c.waits.join(awaited{kind: reflect.TypeFor[T](), key: key})
+	changed, leave := c.waits.join(awaited{kind: reflect.TypeFor[T](), key: key})
 	defer leave()
 	seen := false
 	for {
@@ -106,7 +105,7 @@ func Wait[T client.Object](ctx context.Context, c *Cache, key types.NamespacedNa
 		case !errors.Is(err, errs.ErrNotFound):
 			return none, err
 		case !seen:
-			if seen, err = missed[T](ctx, c, key); err != nil {
+			if seen, err = isGone[T](ctx, c, key); err != nil {
 				return none, err
 			}
 		}
@@ -116,7 +115,7 @@ func Wait[T client.Object](ctx context.Context, c *Cache, key types.NamespacedNa
 			}
 		}
 		select {
-		case <-bell:
+		case <-changed:
 		case <-c.waits.stopped:
 			return none, ErrStopped
 		case <-ctx.Done():
@@ -125,8 +124,8 @@ func Wait[T client.Object](ctx context.Context, c *Cache, key types.NamespacedNa
 	}
 }
 
-// missed tells an object that is gone from one that the cache does not hold yet.
-func missed[T client.Object](ctx context.Context, c *Cache, key types.NamespacedName) (bool, error) {
+// isGone distinguishes an object that is gone from one that the cache does not hold yet.
+func isGone[T client.Object](ctx context.Context, c *Cache, key types.NamespacedName) (bool, error) {
 	_, err := read(ctx, c.live, key, newOf[T]())
 	if errors.Is(err, errs.ErrNotFound) {
 		return true, nil
@@ -151,10 +150,5 @@ func newOf[T client.Object]() T {
 }
 
 func holds[T client.Object]() bool {
-	for _, o := range kinds() {
-		if _, ok := o.(T); ok {
-			return reflect.TypeFor[T]() == reflect.TypeOf(o)
-		}
-	}
-	return false
+	return slices.ContainsFunc(kinds(), func(o client.Object) bool { return reflect.TypeOf(o) == reflect.TypeFor[T]() })
 }

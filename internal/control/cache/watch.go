@@ -23,7 +23,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// kinds are what the cache holds.
+// kinds returns the kinds that the cache holds.
 func kinds() []client.Object {
 	return []client.Object{
 		&agents.Sandbox{}, &extensions.SandboxTemplate{}, &extensions.SandboxWarmPool{}, &extensions.SandboxClaim{},
@@ -31,13 +31,13 @@ func kinds() []client.Object {
 	}
 }
 
-// kind is one of them, as it is watched.
+// kind is a watched kind.
 type kind struct {
 	name   string
 	synced <-chan struct{} // closed when it has been listed once
 }
 
-// watch has the informers of all kinds made, and the waits woken by them.
+// watch makes the informers of all kinds, which notify the waits.
 func (c *Cache) watch(ctx context.Context) error {
 	for _, ix := range indexes() {
 		if err := c.informers.IndexField(ctx, ix.object, ix.name, ix.values); err != nil {
@@ -50,13 +50,13 @@ func (c *Cache) watch(ctx context.Context) error {
 			return err
 		}
 		what := reflect.TypeOf(o)
-		ring := func(old, now client.Object) {
+		notify := func(old, now client.Object) {
 			if now == nil {
 				now = old
 			}
 			c.waits.notify(awaited{kind: what, key: client.ObjectKeyFromObject(now)})
 		}
-		if _, err := handle(informer, ring); err != nil {
+		if _, err := handle(informer, notify); err != nil {
 			return fmt.Errorf("watch %s: %w", nameOf(o), err)
 		}
 		c.kinds = append(c.kinds, kind{name: nameOf(o), synced: informer.HasSyncedChecker().Done()})
@@ -64,7 +64,7 @@ func (c *Cache) watch(ctx context.Context) error {
 	return nil
 }
 
-// informer returns what watches a kind. It does not wait for it.
+// informer returns the informer of a kind, which may not be synced yet.
 func (c *Cache) informer(ctx context.Context, o client.Object) (crcache.Informer, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("watch %s: %w", nameOf(o), withKind(err))
@@ -76,7 +76,7 @@ func (c *Cache) informer(ctx context.Context, o client.Object) (crcache.Informer
 	return informer, nil
 }
 
-// handle calls do for each object and change; one of the two is nil for what is new or gone.
+// handle calls do for each object and change; old is nil for a new object, now for a deleted one.
 func handle[T client.Object](informer crcache.Informer, do func(old, now T)) (toolscache.ResourceEventHandlerRegistration, error) {
 	as := func(o any) T {
 		if gone, ok := o.(toolscache.DeletedFinalStateUnknown); ok {
@@ -93,16 +93,20 @@ func handle[T client.Object](informer crcache.Informer, do func(old, now T)) (to
 	})
 }
 
-// On calls do for every object of a kind and then for each change, one after the other, until
-// the cache stops. now is nil for what is gone, old for what is new here. Both are shared: do
-// must not change them, and must not block. synced is closed once do has been called for all
-// that the first list held.
-func On[T client.Object](ctx context.Context, c *Cache, do func(old, now T)) (synced <-chan struct{}, err error) {
+func informerOf[T client.Object](ctx context.Context, c *Cache) (crcache.Informer, error) {
+	o := newOf[T]()
 	if !holds[T]() {
-		var none T
-		return nil, fmt.Errorf("watch %T: the cache does not hold that kind: %w", none, errs.ErrInvalid)
+		return nil, fmt.Errorf("watch %T: the cache does not hold that kind: %w", o, errs.ErrInvalid)
 	}
-	informer, err := c.informer(ctx, newOf[T]())
+	return c.informer(ctx, o)
+}
+
+// On calls do for every object of a kind and then for each change, one after the other, until
+// the cache stops. old is nil for a new object, now for a deleted one. Both are shared: do must
+// neither change them nor block. synced is closed once do has been called for all objects of
+// the first list.
+func On[T client.Object](ctx context.Context, c *Cache, do func(old, now T)) (synced <-chan struct{}, err error) {
+	informer, err := informerOf[T](ctx, c)
 	if err != nil {
 		return nil, err
 	}
@@ -113,15 +117,11 @@ func On[T client.Object](ctx context.Context, c *Cache, do func(old, now T)) (sy
 	return handler.HasSyncedChecker().Done(), nil
 }
 
-// Passed returns the version up to which the cache holds all that happened to the objects of a kind,
-// by their events and by the watch's bookmarks. It is empty before the first list. Those whom On
-// calls may not have been called yet for what came last.
+// Passed returns the version up to which the cache holds all changes of a kind, by events and by
+// the watch's bookmarks. It is empty before the first list. On may not have called do yet for
+// the last changes.
 func Passed[T client.Object](ctx context.Context, c *Cache) (version string, err error) {
-	if !holds[T]() {
-		var none T
-		return "", fmt.Errorf("watch %T: the cache does not hold that kind: %w", none, errs.ErrInvalid)
-	}
-	informer, err := c.informer(ctx, newOf[T]())
+	informer, err := informerOf[T](ctx, c)
 	if err != nil {
 		return "", err
 	}
@@ -131,9 +131,9 @@ func Passed[T client.Object](ctx context.Context, c *Cache) (version string, err
 	return version, nil
 }
 
-// WaitSynced blocks until every kind has been listed once. If ctx ends first, or the cache
-// stops, the error names what was not listed and why: what the API server said last, and its
-// kind (errs.ErrForbidden, errs.ErrUnavailable).
+// WaitSynced blocks until every kind has been listed once. If ctx ends first, or the cache stops,
+// the error has the kinds that were not listed, the API server's last error and its errs kind
+// (errs.ErrForbidden, errs.ErrUnavailable).
 func (c *Cache) WaitSynced(ctx context.Context) error {
 	for _, k := range c.kinds {
 		if closed(k.synced) {
@@ -150,23 +150,25 @@ func (c *Cache) WaitSynced(ctx context.Context) error {
 	return nil
 }
 
-// unsynced is why not every kind has been listed.
+// unsynced returns why not every kind has been listed.
 func (c *Cache) unsynced(why error) error {
 	var missing []string
 	var all []error
+	c.errors.mu.Lock()
+	defer c.errors.mu.Unlock()
 	for _, k := range c.kinds {
 		if closed(k.synced) {
 			continue
 		}
 		missing = append(missing, k.name)
-		if err := c.troubles.of(k.name); err != nil {
+		if err := c.errors.last[k.name]; err != nil {
 			all = append(all, fmt.Errorf("list %s: %w", k.name, withKind(err)))
 		}
 	}
 	if len(missing) == 0 {
 		return nil
 	}
-	if err := c.troubles.unreached(); len(all) == 0 && err != nil {
+	if err := c.errors.reach; len(all) == 0 && err != nil {
 		all = append(all, withKind(err))
 	}
 	all = append(all, why)
@@ -185,28 +187,16 @@ func closed(c <-chan struct{}) bool {
 	}
 }
 
-// troubles remembers the last error of each kind's list or watch, and logs them.
+// watchErrors holds the last error of each kind's list or watch, and logs them.
 type watchErrors struct {
 	log *slog.Logger
 
 	mu    sync.Mutex
 	last  map[string]error // by kind; +checklocks:mu
-	reach error            // of the last request, if it was not answered at all; +checklocks:mu
+	reach error            // of the last request, if it had no response; +checklocks:mu
 }
 
-func (t *watchErrors) of(kind string) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.last[kind]
-}
-
-func (t *watchErrors) unreached() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.reach
-}
-
-// note is called when a list fails or a watch ends; the informer tries again by itself.
+// note is called when a list fails or a watch ends; the informer retries.
 func (t *watchErrors) note(ctx context.Context, r *toolscache.Reflector, err error) {
 	if errors.Is(err, io.EOF) || ctx.Err() != nil {
 		return
@@ -223,8 +213,7 @@ func (t *watchErrors) note(ctx context.Context, r *toolscache.Reflector, err err
 	t.log.Log(ctx, level, "list or watch failed", "kind", what, "error", err)
 }
 
-// listen notes requests that are not answered at all: of a server that refuses connections, the
-// informers tell nobody.
+// listen records requests without a response, since informers do not report refused connections.
 func (t *watchErrors) listen(next http.RoundTripper) http.RoundTripper {
 	return roundTrip(func(req *http.Request) (*http.Response, error) {
 		resp, err := next.RoundTrip(req)
@@ -236,7 +225,7 @@ func (t *watchErrors) listen(next http.RoundTripper) http.RoundTripper {
 		t.reach = err
 		t.mu.Unlock()
 		if isNew {
-			t.log.WarnContext(req.Context(), "API server not reached; trying again", "error", err)
+			t.log.WarnContext(req.Context(), "API server not reached, retrying", "error", err)
 		}
 		return resp, err
 	})

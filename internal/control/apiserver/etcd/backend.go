@@ -37,7 +37,7 @@ import (
 
 // ErrStorage means that the embedded etcd cannot continue because of its files. Acknowledged
 // writes are on disk; only a new process can open them again.
-var ErrStorage = errors.New("the store of objects cannot go on")
+var ErrStorage = errors.New("the object store cannot continue")
 
 // Backend gives each resource its storage.
 type Backend struct {
@@ -150,7 +150,7 @@ func (b *Backend) Await(ctx context.Context) error {
 		return b.owner.keep(ctx, b.log)
 	}
 	select {
-	case <-b.fatal.logged:
+	case <-b.fatal.running.Done():
 		return fmt.Errorf("%w: etcd in %s: %w", ErrStorage, b.etcd.Config().Dir, b.fatal.cause())
 	case <-b.etcd.Server.StopNotify():
 		return errors.New("etcd stopped unexpectedly")
@@ -188,7 +188,6 @@ type watchHandlers struct {
 	running sync.WaitGroup // Add is called under mu, before closed is set
 }
 
-// Watch implements pb.WatchServer.
 func (h *watchHandlers) Watch(stream pb.Watch_WatchServer) error {
 	h.mu.Lock()
 	if h.closed {

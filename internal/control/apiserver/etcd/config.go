@@ -9,6 +9,7 @@
 package etcd
 
 import (
+	"cmp"
 	"fmt"
 	"net/url"
 	"os"
@@ -19,21 +20,16 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-const (
-	defaultPrefix            = "/barchan" // differs from that of Kubernetes, so that one etcd may serve both
-	defaultQuotaBackendBytes = 8 << 30
-	minQuotaBackendBytes     = 16 << 20 // a smaller one fills soon
-	defaultLease             = time.Minute
-)
+const minQuotaBackendBytes = 16 << 20 // a smaller one fills soon
 
-// Config says which etcd to use. The zero value is an embedded one with defaults.
+// Config selects an etcd. The zero value is an embedded one with defaults.
 type Config struct {
 	// Endpoints are the URLs of an existing etcd. Empty: etcd runs inside the process.
 	Endpoints []string
 	// CAFile, CertFile and KeyFile are for https endpoints.
 	CAFile, CertFile, KeyFile string
 	// Prefix is where keys begin. In an existing etcd one server at a time uses it: a second
-	// one does not start. Default: /barchan.
+	// one does not start. Default: /barchan, so that Kubernetes may use the same etcd.
 	Prefix string
 	// Lease is the time after which another server may use the prefix of one that no longer
 	// answers, in whole seconds. Default: a minute.
@@ -46,15 +42,7 @@ type Config struct {
 
 // Complete sets the defaults and validates the rest.
 func (c *Config) Complete() error {
-	if c.Prefix == "" {
-		c.Prefix = defaultPrefix
-	}
-	if c.Lease == 0 {
-		c.Lease = defaultLease
-	}
-	if c.QuotaBackendBytes == 0 {
-		c.QuotaBackendBytes = defaultQuotaBackendBytes
-	}
+	c.Prefix, c.Lease, c.QuotaBackendBytes = cmp.Or(c.Prefix, "/barchan"), cmp.Or(c.Lease, time.Minute), cmp.Or(c.QuotaBackendBytes, 8<<30)
 	if c.NodeName == "" {
 		c.NodeName, _ = os.Hostname() // only for people
 	}

@@ -42,7 +42,7 @@ func startEtcd(ctx context.Context, dir string, quota int64, log *slog.Logger) (
 	if err != nil {
 		return nil, nil, fmt.Errorf("make etcd directory: %w", err)
 	}
-	fatal := newFatalHook()
+	fatal := newFatalHook(ctx)
 	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, errNotReady)
 	defer cancel()
 	e, err := openEtcd(ctx, etcdConfig(dir, quota, liblog.NewZap(ctx, log, fatal)), fatal)
@@ -56,7 +56,7 @@ func startEtcd(ctx context.Context, dir string, quota int64, log *slog.Logger) (
 			return e, fatal, nil
 		}
 	case err = <-e.Err():
-	case <-fatal.logged:
+	case <-fatal.running.Done():
 		err = fatal.cause()
 	case <-e.Server.StopNotify():
 		err = errors.New("stopped unexpectedly")
@@ -142,7 +142,7 @@ func openEtcd(ctx context.Context, cfg *embed.Config, fatal *fatalHook) (*embed.
 	select {
 	case r := <-opened:
 		return r.etcd, r.err
-	case <-fatal.logged:
+	case <-fatal.running.Done():
 		return nil, fatal.cause()
 	case <-ctx.Done():
 	}
@@ -152,7 +152,7 @@ func openEtcd(ctx context.Context, cfg *embed.Config, fatal *fatalHook) (*embed.
 		if r.err == nil {
 			r.etcd.Close()
 		}
-	case <-fatal.logged:
+	case <-fatal.running.Done():
 		return nil, fatal.cause()
 	}
 	return nil, context.Cause(ctx)

@@ -1,10 +1,10 @@
 package etcd
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"runtime"
-	"sync"
 	"sync/atomic"
 
 	"go.uber.org/zap/zapcore"
@@ -18,37 +18,30 @@ import (
 // So the rest of the process can stop in order and report the cause.
 type fatalHook struct {
 	starting atomic.Bool
-	stuck    atomic.Bool   // a goroutine of etcd blocks permanently
-	logged   chan struct{} // closed after the first fatal entry
-	once     sync.Once
-	err      error // of the first entry; read after logged
+	stuck    atomic.Bool     // a goroutine of etcd blocks permanently
+	running  context.Context //nolint:containedctx // done after a fatal entry, which is its cause
+	stop     context.CancelCauseFunc
 }
 
-func newFatalHook() *fatalHook {
-	h := &fatalHook{logged: make(chan struct{})}
+func newFatalHook(ctx context.Context) *fatalHook {
+	h := &fatalHook{}
+	h.running, h.stop = context.WithCancelCause(context.WithoutCancel(ctx))
 	h.starting.Store(true)
 	return h
 }
 
-// cause returns the first fatal entry and blocks until there is one.
-func (h *fatalHook) cause() error {
-	<-h.logged
-	return h.err
-}
+func (h *fatalHook) cause() error { return context.Cause(h.running) }
 
-// OnWrite implements zapcore.CheckWriteHook.
 func (h *fatalHook) OnWrite(ce *zapcore.CheckedEntry, fields []zapcore.Field) {
 	starting := h.starting.Load()
-	h.stuck.Store(!starting)
-	h.once.Do(func() {
-		h.err = errors.New(ce.Message)
-		for _, f := range fields {
-			if cause, ok := f.Interface.(error); ok && f.Type == zapcore.ErrorType {
-				h.err = fmt.Errorf("%s: %w", ce.Message, cause)
-			}
+	err := errors.New(ce.Message)
+	for _, f := range fields {
+		if cause, ok := f.Interface.(error); ok && f.Type == zapcore.ErrorType {
+			err = fmt.Errorf("%s: %w", ce.Message, cause)
 		}
-		close(h.logged)
-	})
+	}
+	h.stop(err)
+	h.stuck.Store(!starting)
 	if starting {
 		runtime.Goexit()
 	}

@@ -84,9 +84,7 @@ func (c *Collector) Run(ctx context.Context) error {
 	defer wg.Wait()
 	defer c.queue.ShutDown()
 	for _, k := range c.kinds {
-		r := cache.NewReflectorWithOptions(k.Source, nil, &feed{graph: c.graph, kind: k.GroupKind},
-			cache.ReflectorOptions{Name: "gc " + k.String(), TypeDescription: k.String()})
-		wg.Go(func() { r.RunWithContext(ctx) })
+		wg.Go(func() { k.reflector(c.graph.feedOf(k.GroupKind)).RunWithContext(ctx) })
 	}
 	select { // an incomplete graph would make every owner look absent
 	case <-c.graph.complete:

@@ -176,56 +176,39 @@ func (g *graph) listedLocked() {
 	close(g.complete)
 }
 
-// feed writes the watch of one kind to the graph; it implements cache.ReflectorStore.
-type feed struct {
-	graph  *graph
-	kind   schema.GroupKind
-	listed sync.Once
-}
-
-// Add implements cache.ReflectorStore.
-func (f *feed) Add(obj any) error { return f.Update(obj) }
-
-// Update implements cache.ReflectorStore.
-func (f *feed) Update(obj any) error {
-	n := newNode(f.kind, obj.(metav1.Object))
-	f.graph.mu.Lock()
-	defer f.graph.mu.Unlock()
-	f.graph.putLocked(n)
-	return nil
-}
-
-// Delete implements cache.ReflectorStore.
-func (f *feed) Delete(obj any) error {
-	f.graph.mu.Lock()
-	defer f.graph.mu.Unlock()
-	f.graph.removeLocked(obj.(metav1.Object).GetUID())
-	return nil
-}
-
-// Replace implements cache.ReflectorStore.
-func (f *feed) Replace(list []any, _ string) error {
-	nodes := map[types.UID]*node{}
-	for _, obj := range list {
-		o := obj.(metav1.Object)
-		nodes[o.GetUID()] = newNode(f.kind, o)
+// feedOf returns what writes the watch of one kind to the graph.
+func (g *graph) feedOf(kind schema.GroupKind) feed {
+	listed := sync.OnceFunc(g.listedLocked)
+	return feed{
+		put: func(o metav1.Object) {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.putLocked(newNode(kind, o))
+		},
+		remove: func(o metav1.Object) {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.removeLocked(o.GetUID())
+		},
+		replace: func(all []metav1.Object) {
+			nodes := map[types.UID]*node{}
+			for _, o := range all {
+				nodes[o.GetUID()] = newNode(kind, o)
+			}
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			for uid, n := range g.nodes {
+				if n.kind == kind && nodes[uid] == nil {
+					g.removeLocked(uid)
+				}
+			}
+			for _, n := range nodes {
+				g.putLocked(n)
+			}
+			listed()
+		},
 	}
-	f.graph.mu.Lock()
-	defer f.graph.mu.Unlock()
-	for uid, n := range f.graph.nodes {
-		if n.kind == f.kind && nodes[uid] == nil {
-			f.graph.removeLocked(uid)
-		}
-	}
-	for _, n := range nodes {
-		f.graph.putLocked(n)
-	}
-	f.listed.Do(f.graph.listedLocked)
-	return nil
 }
-
-// Resync implements cache.ReflectorStore.
-func (f *feed) Resync() error { return nil }
 
 func has(o metav1.Object, finalizer string) bool {
 	return slices.Contains(o.GetFinalizers(), finalizer)

@@ -10,7 +10,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
@@ -36,7 +35,20 @@ type Namespaces struct {
 func (n *Namespaces) Run(ctx context.Context) error {
 	queue := workqueue.NewTypedRateLimitingQueue(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstNamespaceRetry, longestNamespaceRetry))
-	r := cache.NewReflectorWithOptions(n.Source, nil, &namespaceFeed{n, queue}, cache.ReflectorOptions{Name: "namespaces", TypeDescription: "Namespace"})
+	put := func(ns metav1.Object) {
+		if ns.GetDeletionTimestamp() != nil {
+			queue.Add(ns.GetName())
+		}
+	}
+	r := n.reflector(feed{
+		put:    put,
+		remove: func(ns metav1.Object) { n.Reopen(ns.GetName(), ns.GetUID()) },
+		replace: func(all []metav1.Object) {
+			for _, ns := range all {
+				put(ns)
+			}
+		},
+	})
 	var wg sync.WaitGroup
 	wg.Go(func() { r.RunWithContext(ctx) })
 	wg.Go(func() {
@@ -112,38 +124,3 @@ func (k *Kind) deleteAll(ctx context.Context, namespace string) (left int, err e
 	all, err = k.Store.List(ctx, namespace)
 	return len(all), err
 }
-
-// namespaceFeed queues namespaces that are being deleted; it implements cache.ReflectorStore.
-type namespaceFeed struct {
-	n     *Namespaces
-	queue workqueue.TypedRateLimitingInterface[string]
-}
-
-// Add implements cache.ReflectorStore.
-func (f *namespaceFeed) Add(obj any) error { return f.Update(obj) }
-
-// Update implements cache.ReflectorStore.
-func (f *namespaceFeed) Update(obj any) error {
-	if o := obj.(metav1.Object); o.GetDeletionTimestamp() != nil {
-		f.queue.Add(o.GetName())
-	}
-	return nil
-}
-
-// Delete implements cache.ReflectorStore.
-func (f *namespaceFeed) Delete(obj any) error {
-	o := obj.(metav1.Object)
-	f.n.Reopen(o.GetName(), o.GetUID())
-	return nil
-}
-
-// Replace implements cache.ReflectorStore.
-func (f *namespaceFeed) Replace(list []any, _ string) error {
-	for _, o := range list {
-		_ = f.Update(o) // never fails
-	}
-	return nil
-}
-
-// Resync implements cache.ReflectorStore.
-func (f *namespaceFeed) Resync() error { return nil }

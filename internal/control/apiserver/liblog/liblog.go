@@ -14,9 +14,12 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Handler lowers the level of a library's entries: we handle or retry what a library reports as an
+// lowered lowers the level of a library's entries: we handle or retry what a library reports as an
 // error, so it is a warning, and its information is for debugging.
-type Handler struct{ slog.Handler }
+type lowered struct{ slog.Handler }
+
+// Lower returns a handler for the entries of a library.
+func Lower(log *slog.Logger) slog.Handler { return lowered{log.Handler()} }
 
 func lowerLevel(l slog.Level) slog.Level {
 	switch {
@@ -29,36 +32,32 @@ func lowerLevel(l slog.Level) slog.Level {
 	}
 }
 
-// Enabled implements slog.Handler.
-func (h Handler) Enabled(ctx context.Context, l slog.Level) bool {
+func (h lowered) Enabled(ctx context.Context, l slog.Level) bool {
 	return l >= slog.LevelInfo && h.Handler.Enabled(ctx, lowerLevel(l))
 }
 
-// Handle implements slog.Handler.
-func (h Handler) Handle(ctx context.Context, r slog.Record) error {
+func (h lowered) Handle(ctx context.Context, r slog.Record) error {
 	r.Level = lowerLevel(r.Level)
 	return h.Handler.Handle(ctx, r)
 }
 
-// WithAttrs implements slog.Handler.
-func (h Handler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return Handler{h.Handler.WithAttrs(attrs)}
+func (h lowered) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return lowered{h.Handler.WithAttrs(attrs)}
 }
 
-// WithGroup implements slog.Handler.
-func (h Handler) WithGroup(name string) slog.Handler { return Handler{h.Handler.WithGroup(name)} }
+func (h lowered) WithGroup(name string) slog.Handler { return lowered{h.Handler.WithGroup(name)} }
 
 // klogOnce guards klog's logger, which the process has once: the first caller's log is used.
 var klogOnce sync.Once
 
 // RouteKlog makes klog write to log.
 func RouteKlog(log *slog.Logger) {
-	klogOnce.Do(func() { klog.SetSlogLogger(slog.New(Handler{log.Handler()}).With("library", "kubernetes")) })
+	klogOnce.Do(func() { klog.SetSlogLogger(slog.New(Lower(log)).With("library", "kubernetes")) })
 }
 
 // NewZap returns a logger for etcd. After a fatal entry or a panic, hook is called.
 func NewZap(ctx context.Context, log *slog.Logger, hook zapcore.CheckWriteHook) *zap.Logger {
-	h := Handler{log.Handler()}.WithAttrs([]slog.Attr{slog.String("library", "etcd")})
+	h := Lower(log).WithAttrs([]slog.Attr{slog.String("library", "etcd")})
 	return zap.New(zapSlog{h, context.WithoutCancel(ctx)}, zap.WithFatalHook(hook), zap.WithPanicHook(hook))
 }
 

@@ -49,7 +49,6 @@ type executor struct {
 	s *agents.Sandbox
 }
 
-// ExecInContainer implements remotecommand.Executor.
 func (x executor) ExecInContainer(ctx context.Context, _, _, _ string, argv []string, in io.Reader, out, errOut io.WriteCloser,
 	tty bool, resize <-chan remotecommand.TerminalSize, _ time.Duration,
 ) error {

@@ -1,8 +1,8 @@
 // Package pods shows each Sandbox as the Pod that a cluster would run for it, and serves the
 // streams of Pods: exec, logs and port-forward.
 //
-// It stores nothing and authorizes nobody's request: Pods are read-only views of the Sandboxes'
-// storage, and a [Runtime] does the work in sandboxes. It has no locks.
+// It stores nothing and authorizes no request: Pods are read-only views of the Sandboxes' storage,
+// and a [Runtime] does the work in sandboxes. It has no locks.
 package pods
 
 import (
@@ -44,7 +44,7 @@ func Storage(sandboxes Sandboxes, r Runtime) map[string]rest.Storage {
 
 // view shows each Sandbox as a Pod of the same name. It is read-only.
 type view struct {
-	kind      *kinds.Resource
+	*kinds.Resource
 	sandboxes Sandboxes
 }
 
@@ -55,32 +55,16 @@ var (
 	_ rest.Scoper               = (*view)(nil)
 	_ rest.SingularNameProvider = (*view)(nil)
 	_ rest.ShortNamesProvider   = (*view)(nil)
+	_ rest.TableConvertor       = (*view)(nil)
 )
-
-// New implements rest.Storage.
-func (p *view) New() runtime.Object { return p.kind.New() }
-
-// NewList implements rest.Lister.
-func (p *view) NewList() runtime.Object { return p.kind.NewList() }
 
 // Destroy implements rest.Storage; the Sandboxes' storage is the one to destroy.
 func (p *view) Destroy() {}
 
-// NamespaceScoped implements rest.Scoper.
 func (p *view) NamespaceScoped() bool { return true }
 
-// GetSingularName implements rest.SingularNameProvider.
-func (p *view) GetSingularName() string { return p.kind.GetSingularName() }
+func (p *view) ShortNames() []string { return p.Resource.ShortNames }
 
-// ShortNames implements rest.ShortNamesProvider.
-func (p *view) ShortNames() []string { return p.kind.ShortNames }
-
-// ConvertToTable implements rest.TableConvertor.
-func (p *view) ConvertToTable(ctx context.Context, o, opts runtime.Object) (*metav1.Table, error) {
-	return p.kind.ConvertToTable(ctx, o, opts)
-}
-
-// Get implements rest.Getter.
 func (p *view) Get(ctx context.Context, name string, opts *metav1.GetOptions) (runtime.Object, error) {
 	o, err := p.sandboxes.Get(ctx, name, opts)
 	if err != nil {
@@ -89,7 +73,6 @@ func (p *view) Get(ctx context.Context, name string, opts *metav1.GetOptions) (r
 	return podFor(o.(*agents.Sandbox)), nil
 }
 
-// List implements rest.Lister.
 func (p *view) List(ctx context.Context, opts *metainternalversion.ListOptions) (runtime.Object, error) {
 	list, err := p.sandboxes.List(ctx, unselected(opts))
 	if err != nil {
@@ -157,7 +140,7 @@ func (p *view) selects(opts *metainternalversion.ListOptions, pod *corev1.Pod) (
 	if opts == nil {
 		return true, nil
 	}
-	labels, fields, err := p.kind.Attributes(pod)
+	labels, fields, err := p.Attributes(pod)
 	if err != nil {
 		return false, err
 	}

@@ -62,7 +62,6 @@ func (f forwarder) dial(ctx context.Context, port uint16) (net.Conn, error) {
 	return f.Dial(ctx, s, port)
 }
 
-// PortForward implements portforward.PortForwarder.
 func (f forwarder) PortForward(_ context.Context, _, _ string, port int32, stream io.ReadWriteCloser) error {
 	ctx, cancel := context.WithCancel(f.ctx)
 	defer cancel()

@@ -77,19 +77,14 @@ func streams(sandboxes rest.Getter, r Runtime) map[string]*stream {
 	}
 }
 
-// New implements rest.Storage.
 func (p *stream) New() runtime.Object { return &corev1.Pod{} }
 
-// Destroy implements rest.Storage.
 func (p *stream) Destroy() {}
 
-// NewConnectOptions implements rest.Connecter. Handlers read the query themselves.
 func (p *stream) NewConnectOptions() (runtime.Object, bool, string) { return nil, false, "" }
 
-// ConnectMethods implements rest.Connecter.
 func (p *stream) ConnectMethods() []string { return p.methods }
 
-// Connect implements rest.Connecter.
 func (p *stream) Connect(ctx context.Context, name string, _ runtime.Object, r rest.Responder) (http.Handler, error) {
 	o, err := p.sandboxes.Get(ctx, name, &metav1.GetOptions{})
 	if err != nil {
@@ -161,10 +156,8 @@ type cuttable struct {
 	cancel context.CancelFunc
 }
 
-// Flush implements http.Flusher.
 func (c *cuttable) Flush() { _ = http.NewResponseController(c.ResponseWriter).Flush() }
 
-// Hijack implements http.Hijacker.
 func (c *cuttable) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(c.ResponseWriter).Hijack()
 	if err != nil {

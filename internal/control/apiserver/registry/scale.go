@@ -6,7 +6,6 @@ import (
 
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -25,27 +24,23 @@ func newScaleREST(s *Store) *scaleREST {
 	return &scaleREST{rest.NewDefaultTableConvertor(schema.GroupResource{Group: autoscalingv1.GroupName, Resource: "scales"}), s}
 }
 
-// New implements rest.Storage.
 func (s *scaleREST) New() runtime.Object { return &autoscalingv1.Scale{} }
 
 // Destroy implements rest.Storage; the kind's own storage is the one to destroy.
 func (s *scaleREST) Destroy() {}
 
-// GroupVersionKind implements rest.GroupVersionKindProvider.
 func (s *scaleREST) GroupVersionKind(schema.GroupVersion) schema.GroupVersionKind {
 	return autoscalingv1.SchemeGroupVersion.WithKind("Scale")
 }
 
-// Get implements rest.Getter.
 func (s *scaleREST) Get(ctx context.Context, name string, opts *metav1.GetOptions) (runtime.Object, error) {
 	o, err := s.store.Get(ctx, name, opts)
 	if err != nil {
 		return nil, err
 	}
-	return s.scaleOf(o)
+	return s.scaleOf(o), nil
 }
 
-// Update implements rest.Updater.
 func (s *scaleREST) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, _ rest.ValidateObjectFunc,
 	validate rest.ValidateObjectUpdateFunc, _ bool, opts *metav1.UpdateOptions,
 ) (runtime.Object, bool, error) {
@@ -53,35 +48,23 @@ func (s *scaleREST) Update(ctx context.Context, name string, info rest.UpdatedOb
 		if validate == nil {
 			return nil
 		}
-		now, err := s.scaleOf(obj)
-		if err != nil {
-			return err
-		}
-		before, err := s.scaleOf(old)
-		if err != nil {
-			return err
-		}
-		return validate(ctx, now, before)
+		return validate(ctx, s.scaleOf(obj), s.scaleOf(old))
 	}
 	o, _, err := s.store.Update(ctx, name, scaleInfo{info, s}, rest.ValidateAllObjectFunc, validateParent, false, opts)
 	if err != nil {
 		return nil, false, err
 	}
-	scale, err := s.scaleOf(o)
-	return scale, false, err
+	return s.scaleOf(o), false, nil
 }
 
-func (s *scaleREST) scaleOf(o runtime.Object) (*autoscalingv1.Scale, error) {
-	a, err := meta.Accessor(o)
-	if err != nil {
-		return nil, err
-	}
+func (s *scaleREST) scaleOf(o runtime.Object) *autoscalingv1.Scale {
+	a := o.(metav1.Object)
 	scale := s.store.Kind.Scale.Get(o)
 	scale.ObjectMeta = metav1.ObjectMeta{
 		Name: a.GetName(), Namespace: a.GetNamespace(), UID: a.GetUID(),
 		ResourceVersion: a.GetResourceVersion(), CreationTimestamp: a.GetCreationTimestamp(),
 	}
-	return &scale, nil
+	return &scale
 }
 
 // scaleInfo turns a change of a scale into one of the scaled object.
@@ -90,25 +73,18 @@ type scaleInfo struct {
 	s      *scaleREST
 }
 
-// Preconditions implements rest.UpdatedObjectInfo.
 func (i scaleInfo) Preconditions() *metav1.Preconditions { return i.change.Preconditions() }
 
 // UpdatedObject implements rest.UpdatedObjectInfo. It converts the field owners to those of the
 // scale and back.
 func (i scaleInfo) UpdatedObject(ctx context.Context, old runtime.Object) (runtime.Object, error) {
 	o := old.DeepCopyObject()
-	a, err := meta.Accessor(o)
-	if err != nil {
-		return nil, err
-	}
+	a := o.(metav1.Object)
 	gv := i.s.store.Kind.GV
 	owners := managedfields.NewScaleHandler(a.GetManagedFields(), gv, managedfields.ResourcePathMappings{
 		gv.String(): fieldpath.MakePathOrDie("spec", "replicas"),
 	})
-	before, err := i.s.scaleOf(o)
-	if err != nil {
-		return nil, err
-	}
+	before, err := i.s.scaleOf(o), error(nil)
 	if before.ManagedFields, err = owners.ToSubresource(); err != nil {
 		return nil, fmt.Errorf("read the scale's field owners: %w", err)
 	}

@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -156,10 +155,7 @@ func (s *Store) finalizersOnly(ctx context.Context, obj, old runtime.Object) (ru
 	}
 	was, is := old.DeepCopyObject(), obj.DeepCopyObject()
 	for _, o := range []runtime.Object{was, is} {
-		a, err := meta.Accessor(o)
-		if err != nil {
-			return nil, err
-		}
+		a := o.(metav1.Object)
 		a.SetFinalizers(nil)
 		a.SetManagedFields(nil)
 		a.SetResourceVersion("")
@@ -168,12 +164,8 @@ func (s *Store) finalizersOnly(ctx context.Context, obj, old runtime.Object) (ru
 	if apiequality.Semantic.DeepEqual(was, is) {
 		return obj, nil
 	}
-	a, err := meta.Accessor(obj)
-	if err != nil {
-		return nil, err
-	}
 	u, _ := genericapirequest.UserFrom(ctx)
-	return nil, apierrors.NewForbidden(s.Kind.GroupResource(), a.GetName(),
+	return nil, apierrors.NewForbidden(s.Kind.GroupResource(), obj.(metav1.Object).GetName(),
 		fmt.Errorf("%s may change metadata.finalizers and the status subresource only", u.GetName()))
 }
 
@@ -187,13 +179,11 @@ func newStatusREST(s *Store) *statusREST {
 	return &statusREST{&sub}
 }
 
-// New implements rest.Storage.
 func (s *statusREST) New() runtime.Object { return s.store.New() }
 
 // Destroy implements rest.Storage; the kind's own storage is the one to destroy.
 func (s *statusREST) Destroy() {}
 
-// Get implements rest.Getter.
 func (s *statusREST) Get(ctx context.Context, name string, opts *metav1.GetOptions) (runtime.Object, error) {
 	return s.store.Get(ctx, name, opts)
 }
@@ -206,12 +196,10 @@ func (s *statusREST) Update(ctx context.Context, name string, info rest.UpdatedO
 	return o, created, refusal(err)
 }
 
-// GetResetFields implements rest.ResetFieldsStrategy.
 func (s *statusREST) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 	return s.store.GetResetFields()
 }
 
-// ConvertToTable implements rest.TableConvertor.
 func (s *statusREST) ConvertToTable(ctx context.Context, o, opts runtime.Object) (*metav1.Table, error) {
 	return s.store.ConvertToTable(ctx, o, opts)
 }

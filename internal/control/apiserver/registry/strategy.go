@@ -23,7 +23,6 @@ type strategy struct {
 	admit AdmissionFunc
 }
 
-// NamespaceScoped implements the registry's strategies.
 func (s strategy) NamespaceScoped() bool { return s.r.Namespaced }
 
 // AllowCreateOnUpdate implements the update strategy: a PUT never creates.
@@ -33,7 +32,6 @@ func (s strategy) AllowCreateOnUpdate(context.Context) bool { return false }
 // version that it changes, as Kubernetes requires for custom resources.
 func (s strategy) AllowUnconditionalUpdate(context.Context) bool { return !s.r.Generation }
 
-// WarningsOnCreate implements the create strategy.
 func (s strategy) WarningsOnCreate(_ context.Context, o runtime.Object) []string {
 	if s.r.Warn == nil {
 		return nil
@@ -41,12 +39,10 @@ func (s strategy) WarningsOnCreate(_ context.Context, o runtime.Object) []string
 	return s.r.Warn(o)
 }
 
-// WarningsOnUpdate implements the update strategy.
 func (s strategy) WarningsOnUpdate(ctx context.Context, o, _ runtime.Object) []string {
 	return s.WarningsOnCreate(ctx, o)
 }
 
-// Canonicalize implements the registry's strategies.
 func (s strategy) Canonicalize(runtime.Object) {}
 
 // PrepareForCreate implements the create strategy: users do not write status.
@@ -92,7 +88,6 @@ func (s strategy) changed(o, old runtime.Object) bool {
 	return !apiequality.Semantic.DeepEqual(fieldOf(o, "Spec").Interface(), fieldOf(old, "Spec").Interface())
 }
 
-// Validate implements the create strategy.
 func (s strategy) Validate(ctx context.Context, o runtime.Object) field.ErrorList {
 	return append(s.validateName(o), s.validateRules(ctx, o, nil)...)
 }
@@ -151,12 +146,10 @@ func (s statusStrategy) PrepareForUpdate(_ context.Context, o, old runtime.Objec
 	n.SetGeneration(p.GetGeneration())
 }
 
-// ValidateUpdate implements the update strategy.
 func (s statusStrategy) ValidateUpdate(context.Context, runtime.Object, runtime.Object) field.ErrorList {
 	return nil
 }
 
-// GetResetFields implements rest.ResetFieldsStrategy.
 func (s statusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 	return s.resets("spec")
 }
