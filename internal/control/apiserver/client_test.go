@@ -127,7 +127,7 @@ func TestSelectors(t *testing.T) {
 	}
 }
 
-// TestWatch: events come in order from a given version on, and bookmarks tell how far they are.
+// TestWatch: events come in order from a given version, and bookmarks report the progress.
 func TestWatch(t *testing.T) {
 	s := start(t)
 	for name, cfg := range map[string]*rest.Config{"in process": s.RESTConfig(apiserver.UserAdmin), "over TLS": overTLS(t, s)} {
@@ -216,7 +216,7 @@ func TestProtobuf(t *testing.T) {
 	}
 }
 
-// TestEventsAreOne: what is told through one group is heard through the other.
+// TestEventsAreOne: an event written through one group is read through the other.
 func TestEventsAreOne(t *testing.T) {
 	cs, err := kubernetes.NewForConfig(start(t).RESTConfig(apiserver.UserAdmin))
 	if err != nil {
@@ -240,9 +240,9 @@ func TestEventsAreOne(t *testing.T) {
 	}
 	checkCoreEvent(t, cs, about)
 	checkModernEvent(t, cs, about)
-	patch := []byte(`{"note":"it runs on","series":{"count":4,"lastObservedTime":"2026-01-01T00:00:00.000000Z"}}`)
+	patch := []byte(`{"note":"it still runs","series":{"count":4,"lastObservedTime":"2026-01-01T00:00:00.000000Z"}}`)
 	patched, err := cs.EventsV1().Events("default").Patch(t.Context(), "modern", types.StrategicMergePatchType, patch, metav1.PatchOptions{})
-	if err != nil || patched.Note != "it runs on" || patched.Series.Count != 4 {
+	if err != nil || patched.Note != "it still runs" || patched.Series.Count != 4 {
 		t.Errorf("patched: %+v (%v)", patched, err)
 	}
 }
@@ -306,7 +306,7 @@ func TestManager(t *testing.T) {
 		t.Fatal(err)
 	}
 	recorder := mgr.GetEventRecorder("test")
-	r := &marker{Client: mgr.GetClient(), tell: func(sb *agents.Sandbox) {
+	r := &marker{Client: mgr.GetClient(), report: func(sb *agents.Sandbox) {
 		recorder.Eventf(sb, nil, corev1.EventTypeNormal, "Marked", "Mark", "seen %s", sb.Name)
 	}}
 	if err := ctrl.NewControllerManagedBy(mgr).For(&agents.Sandbox{}).Complete(r); err != nil {
@@ -342,7 +342,7 @@ func TestManager(t *testing.T) {
 
 type marker struct {
 	client.Client
-	tell func(*agents.Sandbox)
+	report func(*agents.Sandbox)
 }
 
 func (m *marker) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
@@ -355,7 +355,7 @@ func (m *marker) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 	}
 	before := sb.DeepCopy()
 	sb.Status.NodeName = "marked"
-	m.tell(&sb)
+	m.report(&sb)
 	return ctrl.Result{}, client.IgnoreNotFound(m.Status().Patch(ctx, &sb, client.MergeFrom(before)))
 }
 

@@ -18,7 +18,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 )
 
-// A direct call leaves what a request would have left, and is refused what it would be.
+// A direct call has the effect of a request.
 func TestDirectDoesAsRequestsDo(t *testing.T) {
 	s := start(t, func(c *apiserver.Config) { c.Listen = "" })
 	c, d := clientAs(t, s, apiserver.UserController), s.Direct(apiserver.UserController)
@@ -50,17 +50,17 @@ func TestDirectDoesAsRequestsDo(t *testing.T) {
 func TestDirectDeletes(t *testing.T) {
 	s := start(t, func(c *apiserver.Config) { c.Listen = "" })
 	c, d, ctx := clientAs(t, s, apiserver.UserController), s.Direct(apiserver.UserController), t.Context()
-	doomed, other := sandbox("doomed"), types.UID("other")
-	if err := d.Create(ctx, doomed); err != nil {
+	deleted, other := sandbox("deleted"), types.UID("other")
+	if err := d.Create(ctx, deleted); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Delete(ctx, doomed, client.Preconditions{UID: &other}); !apierrors.IsConflict(err) {
-		t.Errorf("delete of another life: %v", err)
+	if err := d.Delete(ctx, deleted, client.Preconditions{UID: &other}); !apierrors.IsConflict(err) {
+		t.Errorf("delete with another UID: %v", err)
 	}
-	if err := d.Delete(ctx, doomed, client.Preconditions{UID: &doomed.UID}); err != nil {
+	if err := d.Delete(ctx, deleted, client.Preconditions{UID: &deleted.UID}); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Get(ctx, client.ObjectKeyFromObject(doomed), &agents.Sandbox{}); !apierrors.IsNotFound(err) {
+	if err := c.Get(ctx, client.ObjectKeyFromObject(deleted), &agents.Sandbox{}); !apierrors.IsNotFound(err) {
 		t.Errorf("after a delete: %v", err)
 	}
 }
@@ -79,8 +79,8 @@ func TestDirectRefusesAsRequestsDo(t *testing.T) {
 	}
 	broken := made.DeepCopy()
 	broken.Spec.OperatingMode = "Sideways"
-	nobody := sandbox("nobody")
-	nobody.ResourceVersion = "1"
+	missing := sandbox("missing")
+	missing.ResourceVersion = "1"
 	for what, err := range map[string]struct {
 		err  error
 		want func(error) bool
@@ -88,8 +88,8 @@ func TestDirectRefusesAsRequestsDo(t *testing.T) {
 		"an old version":   {d.Update(ctx, old), apierrors.IsConflict},
 		"no version":       {d.Update(ctx, sandbox("a")), apierrors.IsBadRequest},
 		"a wrong field":    {d.Update(ctx, broken), apierrors.IsInvalid},
-		"nobody":           {d.Update(ctx, nobody), apierrors.IsNotFound},
-		"get of nobody":    {d.Get(ctx, client.ObjectKeyFromObject(nobody), nobody), apierrors.IsNotFound},
+		"no object":        {d.Update(ctx, missing), apierrors.IsNotFound},
+		"get of no object": {d.Get(ctx, client.ObjectKeyFromObject(missing), missing), apierrors.IsNotFound},
 		"a second one":     {d.Create(ctx, sandbox("a")), apierrors.IsAlreadyExists},
 		"the node creates": {s.Direct(apiserver.UserNode).Create(ctx, sandbox("b")), apierrors.IsForbidden},
 		"no such kind":     {d.Create(ctx, &corev1.Pod{}), func(err error) bool { return errors.Is(err, errs.ErrInvalid) }},

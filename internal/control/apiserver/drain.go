@@ -47,7 +47,7 @@ func (d *drainer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if isWatch(r) {
 		ctx, cancel := context.WithCancel(r.Context())
 		defer cancel()
-		defer context.AfterFunc(d.serving, cancel)()
+		defer context.AfterFunc(d.serving, cancel)() //nolint:contextcheck // the end of one cuts the other
 		r = r.WithContext(ctx)
 	}
 	d.next.ServeHTTP(w, r)

@@ -227,7 +227,7 @@ func testForeground(t *testing.T, c client.Client) {
 	gone(t, c, free)
 }
 
-// TestCollectedAfterRestart: what lost its owner while nobody looked is collected at the start.
+// TestCollectedAfterRestart: an object that lost its owner while no server ran is collected at the start.
 func TestCollectedAfterRestart(t *testing.T) {
 	dir := t.TempDir()
 	at := func(c *apiserver.Config) { c.DataDir, c.Listen = dir, "" }

@@ -42,8 +42,6 @@ const (
 	readyInterval       = 2 * time.Millisecond
 )
 
-var errNotReady = errors.New("not ready in time")
-
 // engine is a generic API server with our kinds, built and not yet serving.
 type engine struct {
 	server   *genericapiserver.GenericAPIServer
@@ -224,7 +222,7 @@ func (e *engine) awaitReady(ctx context.Context, t http.RoundTripper) error {
 		return cause == nil, nil
 	})
 	if err != nil {
-		return fmt.Errorf("become ready: %w: %w: %w", errNotReady, err, cause)
+		return fmt.Errorf("become ready: %w: %w", err, cause)
 	}
 	return nil
 }

@@ -46,7 +46,7 @@ func newServer(t testing.TB, change ...func(*apiserver.Config)) *apiserver.Serve
 	return s
 }
 
-// testLog writes warnings to stderr if BARCHAN_TEST_LOG asks for it: libraries log after tests end.
+// testLog writes warnings to stderr if BARCHAN_TEST_LOG is set: libraries log after tests end.
 func testLog(t testing.TB) *slog.Logger {
 	t.Helper()
 	if os.Getenv("BARCHAN_TEST_LOG") == "" {
@@ -159,7 +159,7 @@ func (k kubectl) ok(stdin string, args ...string) string {
 	return out
 }
 
-// fails runs kubectl, which must fail and say every one of want.
+// fails runs kubectl, which must fail and print every one of want.
 func (k kubectl) fails(stdin string, want []string, args ...string) string {
 	k.t.Helper()
 	out, err := k.try(stdin, args...)
@@ -168,7 +168,7 @@ func (k kubectl) fails(stdin string, want []string, args ...string) string {
 	}
 	for _, w := range want {
 		if !strings.Contains(out, w) {
-			k.t.Errorf("kubectl %s said %q, want %q in it", strings.Join(args, " "), out, w)
+			k.t.Errorf("kubectl %s printed %q, want %q in it", strings.Join(args, " "), out, w)
 		}
 	}
 	return out

@@ -67,7 +67,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// TestValidation: each kind is refused for what its own rules say, by the field's name.
+// TestValidation: each kind is refused by its own rules, with the field's name.
 func TestValidation(t *testing.T) {
 	c := clientAs(t, start(t), apiserver.UserAdmin)
 	minus, yes, big := int32(-1), true, strings.Repeat("x", 1<<20+1)
@@ -254,6 +254,6 @@ func TestAdmission(t *testing.T) {
 		t.Errorf("create = %v, want invalid", err)
 	}
 	if len(olds) != 3 || olds[0] || !olds[1] || olds[2] {
-		t.Errorf("admission was asked with an old object: %v, want create, update, create", olds)
+		t.Errorf("admission got old objects: %v, want create, update, create", olds)
 	}
 }

@@ -269,7 +269,7 @@ func TestNothingIsLeft(t *testing.T) {
 	known := []goleak.Option{
 		goleak.IgnoreCurrent(),
 		goleak.IgnoreAnyFunction("k8s.io/klog/v2.(*flushDaemon).run.func1"),   // one for the process
-		goleak.IgnoreAnyFunction("k8s.io/apimachinery/pkg/util/wait.Forever"), // the same, of the first who asks for health
+		goleak.IgnoreAnyFunction("k8s.io/apimachinery/pkg/util/wait.Forever"), // the same, of the first health check
 		// A timer of three seconds that each consistent read leaves to run out.
 		goleak.IgnoreAnyFunction("k8s.io/apiserver/pkg/storage/cacher.(*watchCache).waitUntilFreshLocked.func2"),
 	}
@@ -312,7 +312,7 @@ func request(t testing.TB, target string) *http.Request {
 	return req
 }
 
-// get asks over TLS, with a token or as nobody, and returns the status.
+// get sends a request over TLS, with a token or anonymously, and returns the status.
 func get(t testing.TB, s *apiserver.Server, path, token string) int {
 	t.Helper()
 	kc, err := clientcmd.BuildConfigFromFlags("", s.AdminKubeconfig())

@@ -24,7 +24,7 @@ const (
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(writerDir); dir != "" {
-		if err := writeForEver(dir); err != nil {
+		if err := writeUntilKilled(dir); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -33,8 +33,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// writeForEver makes config maps and prints the name of each once it was acknowledged.
-func writeForEver(dir string) error {
+// writeUntilKilled makes config maps and prints the name of each once it was acknowledged.
+func writeUntilKilled(dir string) error {
 	ctx := context.Background()
 	cfg := apiserver.Config{DataDir: dir, Etcd: etcd.Config{NodeName: writerNode}}
 	if e := os.Getenv(writerEtcd); e != "" {

@@ -77,7 +77,7 @@ func fillForGood(t *testing.T, c client.Client) {
 	}
 }
 
-// A store that runs full refuses what is new, takes deletions, and is well again by itself.
+// A full store refuses new objects, takes deletions, and recovers automatically.
 func TestFullStore(t *testing.T) {
 	gate := openGate(t)
 	s := start(t, func(c *apiserver.Config) { c.Listen, c.Gate, c.Etcd.QuotaBackendBytes = "", gate, 16<<20 })
@@ -89,7 +89,7 @@ func TestFullStore(t *testing.T) {
 	fillForGood(t, c)
 	until(t, "the gate is closed", func(context.Context) (bool, error) { return gate.Err() != nil, nil })
 	if text, _ := errs.PublicMessage(gate.Err()); !strings.Contains(text, "object store: ") {
-		t.Errorf("users are told %q", text)
+		t.Errorf("the public message is %q", text)
 	}
 	if err := c.Create(t.Context(), configMap("small")); !apierrors.IsServiceUnavailable(err) || !strings.Contains(err.Error(), "object store") {
 		t.Errorf("a create meanwhile = %v", err)
@@ -106,7 +106,7 @@ func TestFullStore(t *testing.T) {
 	if !apierrors.IsServiceUnavailable(full) || !strings.Contains(full.Error(), "full") {
 		t.Fatalf("updates into a full store = %v", full)
 	}
-	// Its history is dropped, and it takes writes again, although nobody deleted anything.
+	// Its history is dropped, and it takes writes again, although nothing was deleted.
 	until(t, "writes work again", func(ctx context.Context) (bool, error) {
 		if err := c.Get(ctx, client.ObjectKeyFromObject(first), first); err != nil {
 			return false, err
@@ -139,7 +139,7 @@ func TestStartOverFullStore(t *testing.T) {
 	}
 }
 
-// While something else is wrong, nothing new is made, but for what tells of it.
+// While another condition closes the gate, new objects are refused, but for namespaces and events.
 func TestClosedGate(t *testing.T) {
 	gate := openGate(t)
 	s := start(t, func(c *apiserver.Config) { c.Listen, c.Gate = "", gate })
@@ -182,14 +182,14 @@ func tmpfs(t *testing.T, size string) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil { // an etcd that stands still has files open
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil { // a stuck etcd has files open
 			t.Error(err)
 		}
 	})
 	return dir
 }
 
-// fill takes what is free of a filesystem.
+// fill uses up the free space of a filesystem.
 func fill(t *testing.T, dir string) (path string) {
 	t.Helper()
 	path = filepath.Join(dir, "filler")
@@ -209,7 +209,7 @@ func fill(t *testing.T, dir string) (path string) {
 }
 
 // An error of the disk itself ends the server in the same way. The disk is a file on another
-// one, which is full: what the kernel cannot write it notices only when it is told to sync.
+// one, which is full: the kernel reports a failed write only at a sync.
 func TestSyncFails(t *testing.T) {
 	below := tmpfs(t, "260m")
 	image, disk := filepath.Join(below, "image"), t.TempDir()
@@ -247,16 +247,15 @@ func TestSyncFails(t *testing.T) {
 		}
 		fromKernel := errors.Is(err, unix.EIO) || errors.Is(err, unix.ENOSPC)
 		if !errors.Is(err, etcd.ErrStorage) || !fromKernel {
-			t.Errorf("Run = %v, want an ErrStorage with what the kernel said", err)
+			t.Errorf("Run = %v, want an ErrStorage with the error of the kernel", err)
 		}
 		t.Log(err)
 	case <-ctx.Done():
-		t.Error("writes that reach no disk go on")
+		t.Error("writes continue that reach no disk")
 	}
 }
 
-// A disk that is full in spite of everything ends the server with words, and with all that was
-// acknowledged on it.
+// A full disk ends the server with an error, and with all acknowledged writes on it.
 func TestDiskFull(t *testing.T) {
 	disk := tmpfs(t, "300m")
 	at := func(c *apiserver.Config) { c.DataDir, c.Listen = filepath.Join(disk, "d"), "" }
@@ -291,7 +290,7 @@ func TestDiskFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("%d writes before: %v", len(kept), err)
-	copied := t.TempDir() // the files of an etcd that stands still are locked: another process could open them
+	copied := t.TempDir() // the files of a stuck etcd are locked: only another process could open them
 	if err := os.CopyFS(copied, os.DirFS(filepath.Join(disk, "d"))); err != nil {
 		t.Fatal(err)
 	}

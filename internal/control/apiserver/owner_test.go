@@ -108,7 +108,7 @@ func copyOfInstance(t *testing.T, dir string) string {
 	return other
 }
 
-// A server that etcd cannot hear ends while etcd still keeps others away.
+// A server that cannot reach etcd ends while etcd still excludes other servers.
 func TestServerCutOffFromEtcdStops(t *testing.T) {
 	endpoint := startOtherEtcd(t)
 	l := newLink(t, strings.TrimPrefix(endpoint, "unix://"))

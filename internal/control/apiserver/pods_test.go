@@ -299,7 +299,7 @@ func testClientGoes(t *testing.T, s *apiserver.Server, h *hostPods) {
 	select {
 	case <-h.ended:
 	case <-time.After(eventually.Patience):
-		t.Error("the command runs on")
+		t.Error("the command still runs")
 	}
 }
 
@@ -393,7 +393,7 @@ func TestKubectlPortForward(t *testing.T) {
 			_ = cmd.Process.Kill()
 			_ = cmd.Wait()
 			if !strings.Contains(stderr.String(), "nothing listens on port 1") {
-				t.Errorf("kubectl said %q", stderr.String())
+				t.Errorf("kubectl printed %q", stderr.String())
 			}
 		})
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/apiserver/kinds"
 )
 
-// access is one question to the rules.
+// access is one request to authorize.
 type access struct{ user, verb, group, resource, path string }
 
 func (a access) String() string {
@@ -20,8 +20,8 @@ func (a access) String() string {
 	return fmt.Sprintf("%s %s %s.%s", a.user, a.verb, a.resource, a.group)
 }
 
-// granted is everything that users other than the admin may do to resources. It repeats the
-// table on purpose: a rule that becomes wider is seen here.
+// granted lists all rights to resources of users other than the admin. It repeats the table on
+// purpose: it detects a rule that becomes wider.
 func granted() map[access]bool {
 	m := map[access]bool{}
 	add := func(user string, verbs []string, group string, resources ...string) {
@@ -49,7 +49,7 @@ func granted() map[access]bool {
 	return m
 }
 
-// TestRules asks every user, verb and resource, and compares with what is granted.
+// TestRules checks every user, verb and resource, and compares with what is granted.
 func TestRules(t *testing.T) {
 	resources := map[string][]string{"autoscaling": {"scales"}, "authorization.k8s.io": {"subjectaccessreviews"}}
 	for _, r := range kinds.All() {
@@ -64,13 +64,13 @@ func TestRules(t *testing.T) {
 	}
 	resources["events.k8s.io"] = []string{"events"}
 	want := granted()
-	for _, u := range []string{UserAdmin, UserController, UserNode, user.Anonymous, "somebody"} {
+	for _, u := range []string{UserAdmin, UserController, UserNode, user.Anonymous, "unknown"} {
 		for group, names := range resources {
 			for _, resource := range names {
 				for _, verb := range []string{"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "impersonate"} {
 					a := access{user: u, verb: verb, group: group, resource: resource}
 					allowed := want[a] || u == UserAdmin
-					// The namespaces' status is nobody's to write but the admin's.
+					// Only the admin writes the namespaces' status.
 					if got := ask(t, a); got != allowed {
 						t.Errorf("%s: allowed = %v, want %v", a, got, allowed)
 					}

@@ -111,7 +111,7 @@ func (s *Server) startLocked(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if s.backend, err = etcd.Open(ctx, &s.cfg.Etcd, s.cfg.DataDir, s.cfg.Gate, s.log); err != nil { //nolint:contextcheck // what it starts ends with Close
+	if s.backend, err = etcd.Open(ctx, &s.cfg.Etcd, s.cfg.DataDir, s.cfg.Gate, s.log); err != nil {
 		return err
 	}
 	s.undo = append(s.undo, s.backend.Close)

@@ -93,8 +93,8 @@ func TestNetworkCredentials(t *testing.T) {
 		{"/apis", "", http.StatusForbidden},
 		{"/metrics", "", http.StatusForbidden},
 		{"/api/v1/namespaces/default/secrets", "", http.StatusForbidden},
-		{"/healthz", "wrong-token-of-nobody", http.StatusUnauthorized},
-		{"/api/v1/namespaces/default/secrets", "wrong-token-of-nobody", http.StatusUnauthorized},
+		{"/healthz", "wrong-token-of-no-user", http.StatusUnauthorized},
+		{"/api/v1/namespaces/default/secrets", "wrong-token-of-no-user", http.StatusUnauthorized},
 		{"/api/v1/namespaces/default/secrets", admin, http.StatusOK},
 		{"/nothing", admin, http.StatusNotFound},
 	} {
@@ -104,7 +104,7 @@ func TestNetworkCredentials(t *testing.T) {
 	}
 }
 
-// TestImpersonation: the admin may try out what the others may do; nobody else may.
+// TestImpersonation: only the admin may try the rights of other users.
 func TestImpersonation(t *testing.T) {
 	s := start(t)
 	k := newKubectl(t, s)

@@ -14,28 +14,28 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 )
 
-// heard keeps the warnings that a client was sent.
-type heard struct {
+// warnings holds the warnings that a client received.
+type warnings struct {
 	mu  sync.Mutex
 	all []string // +checklocks:mu
 }
 
-func (h *heard) HandleWarningHeaderWithContext(_ context.Context, _ int, _, text string) {
+func (h *warnings) HandleWarningHeaderWithContext(_ context.Context, _ int, _, text string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.all = append(h.all, text)
 }
 
-func (h *heard) take() string {
+func (h *warnings) take() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	defer func() { h.all = nil }()
 	return strings.Join(h.all, "\n")
 }
 
-// TestTemplateWarnings: whoever writes a template is told what of its networkPolicy has no effect.
+// TestTemplateWarnings: the writer of a template is warned about the parts of its networkPolicy that have no effect.
 func TestTemplateWarnings(t *testing.T) {
-	h := &heard{}
+	h := &warnings{}
 	cfg := start(t).RESTConfig(apiserver.UserAdmin)
 	cfg.WarningHandlerWithContext = h
 	c, err := client.New(cfg, client.Options{Scheme: testScheme(t)})

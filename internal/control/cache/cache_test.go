@@ -103,7 +103,7 @@ func TestReads(t *testing.T) {
 	}
 }
 
-// Promise 7: what a caller does to what it got harms nobody. The race detector watches.
+// Promise 7: a caller's changes to its result affect no other caller. The race detector verifies it.
 func TestReadsAreCopies(t *testing.T) {
 	c, _ := start(t)
 	made := create(t, c)
@@ -118,7 +118,7 @@ func TestReadsAreCopies(t *testing.T) {
 					return
 				}
 				if s.Spec.PodTemplate.Spec.Containers[0].Image != "x" || s.Labels["mine"] != "" {
-					t.Error("somebody else's change shows")
+					t.Error("another caller's change shows")
 					return
 				}
 				s.Spec.PodTemplate.Spec.Containers[0].Image = "changed"

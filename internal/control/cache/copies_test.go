@@ -17,7 +17,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/cache"
 )
 
-// Promise 7, for every way to read: eight callers change all that they get, and nobody sees it.
+// Promise 7, for every read: eight callers change their results, and none sees a change of another.
 func TestEveryReadIsACopy(t *testing.T) {
 	c, _ := start(t)
 	ctx := t.Context()
@@ -99,7 +99,7 @@ func many[T any, P interface {
 	return all, err
 }
 
-// spoil reads, looks for others' changes, and changes all that it got.
+// spoil reads, checks for others' changes, and changes its result.
 func spoil(ctx context.Context, t *testing.T, what string, get func(context.Context) ([]client.Object, error)) {
 	for range 20 {
 		got, err := get(ctx)
@@ -109,7 +109,7 @@ func spoil(ctx context.Context, t *testing.T, what string, get func(context.Cont
 		}
 		for _, o := range got {
 			if o.GetLabels()["mine"] != "no" && o.GetName() != "default" {
-				t.Errorf("%s: somebody else's change shows", what)
+				t.Errorf("%s: another caller's change shows", what)
 				return
 			}
 			o.GetLabels()["mine"] = "yes"

@@ -14,7 +14,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
 
-// server is an API server whose reads end when the test says so.
+// server is an API server whose reads end when the test releases them.
 type server struct {
 	begun   chan context.Context
 	answers chan error
@@ -98,7 +98,7 @@ func TestContextEndsOneWaitAlone(t *testing.T) {
 			synctest.Wait()
 		}
 		if ctx := <-s.begun; ctx.Err() == nil || len(s.begun) != 0 {
-			t.Error("reads go on that nobody waits for")
+			t.Error("reads without callers continue")
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		_ = ask(t.Context(), c, 1)

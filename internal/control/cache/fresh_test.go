@@ -22,7 +22,7 @@ func template(name, image string) *extensions.SandboxTemplate {
 	return t
 }
 
-// Promise 2 rests on it: whoever asks after a write was answered sees that write.
+// Promise 2 depends on it: a read that begins after the response to a write returns that write.
 func TestCurrentTemplateIsNeverOlderThanTheCall(t *testing.T) {
 	c, _ := start(t)
 	made := template("t", "v0")

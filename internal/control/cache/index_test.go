@@ -145,7 +145,7 @@ func compare(t *testing.T, c *cache.Cache, all []agents.Sandbox) {
 	check("SandboxesByIdempotency elsewhere", got, err, func(*agents.Sandbox) bool { return false })
 }
 
-// TestIndexValues asks every index function about an object with the value, one without, and
+// TestIndexValues calls every index function with an object with the value, one without, and
 // one of another kind.
 func TestIndexValues(t *testing.T) {
 	yes := true
@@ -182,7 +182,7 @@ func TestIndexValues(t *testing.T) {
 	}
 }
 
-// TestIndexValuesOfCheckpoints tells which checkpoints a sandbox and a template are asked about.
+// TestIndexValuesOfCheckpoints checks the checkpoints by which a sandbox and a template are indexed.
 func TestIndexValuesOfCheckpoints(t *testing.T) {
 	c := &barchan.Checkpoint{Spec: barchan.CheckpointSpec{SandboxName: "s"}}
 	if got := cache.IndexValues(c); !maps.Equal(got, map[string]string{"barchan.unfinished": "s"}) {

@@ -99,7 +99,7 @@ func (b *gapBody) Read(p []byte) (int, error) {
 	}
 }
 
-// A wait that read the object from the API server ends although no event ever says that it was deleted.
+// A wait that read the object from the API server ends although no event reports its deletion.
 func TestWaitOverAListThatLacksTheObject(t *testing.T) {
 	cfg, g := serve(t), newGap()
 	cfg.Wrap(g.wrap)

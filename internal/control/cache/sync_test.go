@@ -120,17 +120,17 @@ func TestRunsOnce(t *testing.T) {
 		t.Errorf("second Run = %v", err)
 	}
 	waiting := make(chan error, 1)
-	asked := make(chan struct{})
+	requested := make(chan struct{})
 	go func() {
 		_, err := c.WaitSandbox(t.Context(), types.NamespacedName{Namespace: "default", Name: "a"}, func(s *agents.Sandbox) (bool, error) {
 			if s == nil {
-				close(asked)
+				close(requested)
 			}
 			return s != nil, nil
 		})
 		waiting <- err
 	}()
-	<-asked
+	<-requested
 	create(t, c)
 	if err := <-waiting; err != nil {
 		t.Errorf("the second Run ended the waits of the first: %v", err)

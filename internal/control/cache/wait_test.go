@@ -106,11 +106,11 @@ func TestOnTellsAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	var mu sync.Mutex
-	var told []string
+	var received []string
 	synced, err := cache.On(t.Context(), c, func(old, now *agents.Sandbox) {
 		mu.Lock()
 		defer mu.Unlock()
-		told = append(told, map[[2]bool]string{{false, true}: "new", {true, true}: "changed", {true, false}: "gone"}[[2]bool{old != nil, now != nil}])
+		received = append(received, map[[2]bool]string{{false, true}: "new", {true, true}: "changed", {true, false}: "gone"}[[2]bool{old != nil, now != nil}])
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -118,7 +118,7 @@ func TestOnTellsAll(t *testing.T) {
 	<-synced
 	mu.Lock()
 	defer mu.Unlock()
-	if len(told) == 0 || told[0] != "new" {
-		t.Errorf("told %q once synced", told)
+	if len(received) == 0 || received[0] != "new" {
+		t.Errorf("received %q once synced", received)
 	}
 }

@@ -94,7 +94,7 @@ func (b *Backend) openEmbedded(ctx context.Context, dir string) (err error) {
 	b.watches = &watchHandlers{WatchServer: v3rpc.NewWatchServer(b.etcd.Server)}
 	c := b.client()
 	name := fmt.Sprintf("embedded-%d", embeddedCount.Add(1))
-	etcdfeature.DefaultFeatureSupportChecker.CheckClient(c.Ctx(), namedEndpoint{c, name}, storage.RequestWatchProgress)
+	etcdfeature.DefaultFeatureSupportChecker.CheckClient(c.Ctx(), namedEndpoint{c, name}, storage.RequestWatchProgress) //nolint:contextcheck // the client has its own
 	compactor := etcd3.NewCompactor(c, storagebackend.DefaultCompactInterval, clock.RealClock{}, nil)
 	b.compactor = compactor
 	b.undo = append(b.undo, func() {

@@ -85,7 +85,7 @@ func compareVersion(t *testing.T, r *Resource, v *apiextensions.CustomResourceDe
 	}
 }
 
-// TestCRDsAreValid asks Kubernetes' own validation, CEL rules and structural schema included.
+// TestCRDsAreValid runs Kubernetes' own validation, CEL rules and structural schema included.
 func TestCRDsAreValid(t *testing.T) {
 	s := runtime.NewScheme()
 	if err := apiextensions.AddToScheme(s); err != nil {

@@ -33,7 +33,7 @@ func (s *Store) FinalizedObjects() Objects {
 
 // Get implements gc.Store.
 func (s Objects) Get(ctx context.Context, namespace, name string) (metav1.Object, error) {
-	o, err := s.store.Store.Get(genericapirequest.WithNamespace(ctx, namespace), name, &metav1.GetOptions{})
+	o, err := s.store.Get(genericapirequest.WithNamespace(ctx, namespace), name, &metav1.GetOptions{})
 	if err != nil {
 		return nil, err
 	}
@@ -42,7 +42,7 @@ func (s Objects) Get(ctx context.Context, namespace, name string) (metav1.Object
 
 // List implements gc.Store.
 func (s Objects) List(ctx context.Context, namespace string) (all []metav1.Object, err error) {
-	list, err := s.store.Store.List(genericapirequest.WithNamespace(ctx, namespace), &metainternalversion.ListOptions{})
+	list, err := s.store.List(genericapirequest.WithNamespace(ctx, namespace), &metainternalversion.ListOptions{})
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +81,7 @@ func (s Objects) Edit(ctx context.Context, o metav1.Object, change func(metav1.O
 func (s Objects) Source() cache.ListerWatcher {
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			return s.store.Store.List(everywhere(ctx), internalOptions(&o))
+			return s.store.List(everywhere(ctx), internalOptions(&o))
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			o.Watch = true

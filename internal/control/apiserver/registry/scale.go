@@ -84,7 +84,8 @@ func (i scaleInfo) UpdatedObject(ctx context.Context, old runtime.Object) (runti
 	owners := managedfields.NewScaleHandler(a.GetManagedFields(), gv, managedfields.ResourcePathMappings{
 		gv.String(): fieldpath.MakePathOrDie("spec", "replicas"),
 	})
-	before, err := i.s.scaleOf(o), error(nil)
+	var err error
+	before := i.s.scaleOf(o)
 	if before.ManagedFields, err = owners.ToSubresource(); err != nil {
 		return nil, fmt.Errorf("read the scale's field owners: %w", err)
 	}
