@@ -92,13 +92,13 @@ func (d *Daemon) makeGateway(context.Context) error {
 		return err
 	}
 	cfg := gateway.Config{
-		Domains: d.cfg.Domains, Routes: d.routes, Tokens: d.tokens, API: api, Waker: d.manager,
+		Domains: d.cfg.Domains, Routes: d.routes, Tokens: d.tokens, API: api, Waker: d.manager.Sandboxes,
 		Names: func(_ context.Context, namespace, name string) (sandbox.ID, bool) {
 			return d.routes.LookupName(namespace, name)
 		},
 		ClientIdle: d.cfg.ClientIdle, StreamIdle: d.cfg.StreamIdle, SandboxRate: float64(d.cfg.SandboxRate), KeyRate: float64(d.cfg.KeyRate),
 		KeyNamespace: func(ctx context.Context, key string) (string, bool) {
-			tenant, err := d.manager.Authenticate(ctx, key)
+			tenant, err := d.manager.Keys.Authenticate(ctx, key)
 			return tenant.Namespace, err == nil
 		},
 		NoFastPath: !d.cfg.GatewayFastPath,
@@ -116,7 +116,7 @@ func (d *Daemon) makeGateway(context.Context) error {
 
 func (d *Daemon) gatewayServices() (list services) {
 	if d.cfg.Role == config.RoleServer && d.cfg.PeerAddr == "" { // all traffic passes here
-		list = append(list, boot.Background("idle", func(ctx context.Context) error { return d.gateway.WatchIdle(ctx, d.manager) }))
+		list = append(list, boot.Background("idle", func(ctx context.Context) error { return d.gateway.WatchIdle(ctx, d.manager.Sandboxes) }))
 	}
 	return append(list, boot.Background("gateway", func(ctx context.Context) error {
 		<-ctx.Done()
@@ -170,7 +170,7 @@ func (d *Daemon) tenantOf(ctx context.Context, secret string) (apiserver.Tenant,
 	if err := d.progress.Err(); err != nil {
 		return apiserver.Tenant{}, err
 	}
-	id, err := d.manager.Authenticate(ctx, secret)
+	id, err := d.manager.Keys.Authenticate(ctx, secret)
 	return apiserver.Tenant{Namespace: id.Namespace, Key: id.Key}, err
 }
 

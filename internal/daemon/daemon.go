@@ -27,6 +27,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/cache"
 	"github.com/barchan-dev/barchan/internal/control/manager"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
@@ -78,8 +79,8 @@ type Daemon struct {
 	watches       *staleness.ShortWatches // nil but in a replica
 	rest          *rest.Config            // reaches the API server as our own parts
 	cache         *cache.Cache
-	objects       manager.Objects  // past HTTP, where the API server is in this process
-	machine       *machine.Machine // nil in a replica
+	objects       sandboxes.Objects // past HTTP, where the API server is in this process
+	machine       *machine.Machine  // nil in a replica
 	routes        *route.Table
 	peers         *peers.Replica // nil where there are none
 	observers     []observer     // of sandboxes, in the order of their calls

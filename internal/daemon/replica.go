@@ -113,7 +113,7 @@ func (d *Daemon) ours(addr netip.Addr) bool {
 // replicatedRoutes writes into the local table and pushes changes to the other replicas.
 type replicatedRoutes struct{ *Daemon }
 
-// Apply implements manager.Routes.
+// Apply implements sandboxes.Routes.
 func (t replicatedRoutes) Apply(s *agents.Sandbox) bool {
 	changed := t.routes.Apply(s)
 	if changed && t.peers != nil {
@@ -126,15 +126,15 @@ func (t replicatedRoutes) Apply(s *agents.Sandbox) bool {
 	return changed
 }
 
-// Name implements manager.Routes.
+// Name implements sandboxes.Routes.
 func (t replicatedRoutes) Name(id sandbox.ID) (types.NamespacedName, bool) { return t.routes.Name(id) }
 
-// Ended implements manager.Routes.
+// Ended implements sandboxes.Routes.
 func (t replicatedRoutes) Ended(namespace string, id sandbox.ID) string {
 	return t.routes.Ended(namespace, id)
 }
 
-// ApplyDelete implements manager.Routes.
+// ApplyDelete implements sandboxes.Routes.
 func (t replicatedRoutes) ApplyDelete(s *agents.Sandbox) bool {
 	changed := t.routes.ApplyDelete(s)
 	if changed && t.peers != nil {

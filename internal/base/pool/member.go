@@ -2,12 +2,12 @@ package pool
 
 import (
 	"strings"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
@@ -129,7 +129,7 @@ func Adopt(member *agents.Sandbox, owner *metav1.OwnerReference) *agents.Sandbox
 	if s.Annotations == nil {
 		s.Annotations = map[string]string{}
 	}
-	s.Annotations[AnnotationClaimedAt] = time.Now().UTC().Format(time.RFC3339Nano)
+	s.Annotations[AnnotationClaimedAt] = barchan.ExactNow()
 	s.OwnerReferences = nil
 	if owner != nil {
 		s.OwnerReferences = []metav1.OwnerReference{*owner}

@@ -16,7 +16,6 @@ import (
 	"fmt"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -48,17 +47,6 @@ type Reader interface {
 	Checkpoint(ctx context.Context, key types.NamespacedName) (*barchan.Checkpoint, error)
 }
 
-// Picker leases warm members; package picker has it.
-type Picker interface {
-	Begin(pool types.UID) *picker.Pick
-}
-
-// Quota grants what a sandbox uses, or refuses with an errs.ErrExhausted; package quota has it.
-type Quota interface {
-	Hold(ctx context.Context, req quota.Request) (*quota.Reservation, error)
-	SizeOf(pod *corev1.PodSpec) quota.Size
-}
-
 // Binder sends a request to the agent of a running sandbox.
 type Binder interface {
 	Bind(ctx context.Context, s *agents.Sandbox, req envd.InitRequest) error
@@ -66,13 +54,11 @@ type Binder interface {
 
 // Config is what New needs.
 type Config struct {
-	// Creator and Reader are required.
+	// Creator, Reader, Picker and Quota are required.
 	Creator Creator
 	Reader  Reader
-	// Picker; nil starts every sandbox cold.
-	Picker Picker
-	// Quota; nil bounds nothing.
-	Quota Quota
+	Picker  *picker.Picker
+	Quota   *quota.Quotas
 	// Binder; nil reaches no agent.
 	Binder Binder
 	// Assumed gets the sandboxes that claims have written. Nil keeps none.
@@ -86,8 +72,8 @@ type Claimer struct{ cfg Config }
 
 // New returns a claimer.
 func New(cfg Config) (*Claimer, error) {
-	if cfg.Creator == nil || cfg.Reader == nil {
-		return nil, fmt.Errorf("claiming: Creator and Reader are required: %w", errs.ErrInvalid)
+	if cfg.Creator == nil || cfg.Reader == nil || cfg.Picker == nil || cfg.Quota == nil {
+		return nil, fmt.Errorf("claiming: Creator, Reader, Picker and Quota are required: %w", errs.ErrInvalid)
 	}
 	if cfg.BindTimeout == 0 {
 		cfg.BindTimeout = BindTimeout
@@ -176,7 +162,7 @@ func (x *Claim) refresh(ctx context.Context) error {
 // Reserve reserves what the sandbox will use, once for all tries of the claim. A refusal is an
 // errs.ErrExhausted.
 func (x *Claim) Reserve(ctx context.Context) (err error) {
-	if x.hold != nil || x.c.cfg.Quota == nil {
+	if x.hold != nil {
 		return nil
 	}
 	size := x.c.cfg.Quota.SizeOf(&x.template.Spec.PodTemplate.Spec)
@@ -196,9 +182,6 @@ func (x *Claim) Release() {
 // The error is a picker.ErrNone where a cold start is faster; an errs.ErrExhausted by the quota; an
 // errs.ErrTimeout when ctx ended; or the owner's.
 func (x *Claim) TakeWarm(ctx context.Context, warmPool types.UID) (*agents.Sandbox, error) {
-	if x.c.cfg.Picker == nil {
-		return nil, picker.ErrNone
-	}
 	if err := x.refresh(ctx); err != nil {
 		return nil, timely(ctx, err)
 	}

@@ -19,6 +19,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/control/manager/creating"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
+	"github.com/barchan-dev/barchan/internal/control/manager/templates"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
@@ -45,7 +48,7 @@ func testWarmClaim(t *testing.T) {
 	b := s.Spec.Barchan
 	for name, pair := range map[string][2]any{
 		"labels": {s.Labels, map[string]string{
-			agents.LabelCreatedBy: CreatedBy, agents.LabelLaunchType: agents.LaunchWarm, agents.LabelTemplateHash: f.revision(t),
+			agents.LabelCreatedBy: sandboxes.CreatedBy, agents.LabelLaunchType: agents.LaunchWarm, agents.LabelTemplateHash: f.revision(t),
 			pool.LabelOrigin: member.Labels[agents.LabelWarmPoolSandbox],
 		}},
 		"owners":     {len(s.OwnerReferences), 0},
@@ -55,7 +58,7 @@ func testWarmClaim(t *testing.T) {
 		"wake":       {*b.Wake, agents.WakePolicy{OnTraffic: true, TimeoutSeconds: 300}},
 		"internet":   {*b.Network.Internet, false},
 		"shutdown":   {s.Spec.ShutdownPolicy, agents.ShutdownDelete},
-		"token":      {v.AgentToken, f.cfg.Tokens.Agent(v.ID)},
+		"token":      {v.AgentToken, f.Sandboxes.Tokens.Agent(v.ID)},
 		"template":   {v.TemplateName, "sized"},
 		"told":       {len(f.agents.of(s)), 0},
 	} {
@@ -70,7 +73,7 @@ func testWarmClaim(t *testing.T) {
 		t.Errorf("lives for %s, want about 5 s", left)
 	}
 	f.wantReachable(t, v.ID, true)
-	if page, err := f.List(t.Context(), ListRequest{Namespace: team, StartedAfter: before}); err != nil || len(page.Items) != 1 || page.Items[0].ID != v.ID {
+	if page, err := f.Sandboxes.List(t.Context(), sandboxes.ListRequest{Namespace: team, StartedAfter: before}); err != nil || len(page.Items) != 1 || page.Items[0].ID != v.ID {
 		t.Errorf("List = %+v, %v", page, err)
 	}
 }
@@ -80,22 +83,22 @@ func TestWarmClaimTellsTheAgent(t *testing.T) {
 		t.Spec.Barchan = &extensions.TemplateBarchanSpec{Sandbox: &agents.BarchanSpec{Access: &agents.AccessPolicy{OpenAgent: true}}}
 	}
 	for name, give := range map[string]struct {
-		change      func(*CreateRequest)
+		change      func(*creating.Request)
 		open        bool // the template's agents ask for no token
 		enqueueDial func(token string) []envd.InitRequest
 	}{
-		"nothing": {func(*CreateRequest) {}, false, func(string) []envd.InitRequest { return nil }},
-		"env": {func(r *CreateRequest) { r.Env = map[string]string{"A": "$(B) $C"} }, false, func(string) []envd.InitRequest {
+		"nothing": {func(*creating.Request) {}, false, func(string) []envd.InitRequest { return nil }},
+		"env": {func(r *creating.Request) { r.Env = map[string]string{"A": "$(B) $C"} }, false, func(string) []envd.InitRequest {
 			return []envd.InitRequest{{EnvVars: map[string]string{"A": "$(B) $C"}}}
 		}},
-		"open":         {func(r *CreateRequest) { r.Secure = false }, false, func(string) []envd.InitRequest { return []envd.InitRequest{{Open: true}} }},
-		"open already": {func(r *CreateRequest) { r.Secure = false }, true, func(string) []envd.InitRequest { return nil }},
-		"to be closed": {func(*CreateRequest) {}, true, func(token string) []envd.InitRequest { return []envd.InitRequest{{AccessToken: token}} }},
+		"open":         {func(r *creating.Request) { r.Secure = false }, false, func(string) []envd.InitRequest { return []envd.InitRequest{{Open: true}} }},
+		"open already": {func(r *creating.Request) { r.Secure = false }, true, func(string) []envd.InitRequest { return nil }},
+		"to be closed": {func(*creating.Request) {}, true, func(token string) []envd.InitRequest { return []envd.InitRequest{{AccessToken: token}} }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)
 			if give.open {
-				f.changeTemplate(t, DefaultPublicNamespace, "base", func(t *extensions.SandboxTemplate) { open(t); t.Spec.Barchan.Public = true })
+				f.changeTemplate(t, templates.PublicNamespace, "base", func(t *extensions.SandboxTemplate) { open(t); t.Spec.Barchan.Public = true })
 			}
 			member := f.cluster.Fill(t, team, "base", 1)[0]
 			req := request("base")
@@ -105,7 +108,7 @@ func TestWarmClaimTellsTheAgent(t *testing.T) {
 			if s.UID != member.UID {
 				t.Fatal("the start was cold")
 			}
-			if got, want := f.agents.of(s), give.enqueueDial(f.cfg.Tokens.Agent(v.ID)); !reflect.DeepEqual(got, want) {
+			if got, want := f.agents.of(s), give.enqueueDial(f.Sandboxes.Tokens.Agent(v.ID)); !reflect.DeepEqual(got, want) {
 				t.Errorf("the agent was told %+v, want %+v", got, want)
 			}
 			if s.Spec.AgentSecured() != req.Secure || (v.AgentToken != "") != req.Secure {
@@ -182,7 +185,7 @@ func (f fixture) wantAlive(t *testing.T, claimed, spare int) {
 func TestStaleMembersAreNotHandedOut(t *testing.T) {
 	f := newFixture(t)
 	f.cluster.Fill(t, team, "base", 3)
-	f.changeTemplate(t, DefaultPublicNamespace, "base", func(t *extensions.SandboxTemplate) { t.Spec.PodTemplate.Spec.Containers[0].Image = "newer" })
+	f.changeTemplate(t, templates.PublicNamespace, "base", func(t *extensions.SandboxTemplate) { t.Spec.PodTemplate.Spec.Containers[0].Image = "newer" })
 	s := f.object(t, f.mustCreate(t, request("base")))
 	if image := s.Spec.PodTemplate.Spec.Containers[0].Image; image != "newer" || s.Labels[agents.LabelLaunchType] != agents.LaunchCold {
 		t.Errorf("image %s, launch type %s", image, s.Labels[agents.LabelLaunchType])
@@ -209,16 +212,16 @@ func TestUnclaimedMembersDoNotExist(t *testing.T) {
 	id, ctx := string(sandbox.IDOf(s.UID)), t.Context()
 	unknown := string(sandbox.IDOf("unknown"))
 	for name, ask := range map[string]func(id string) error{
-		"get":     func(id string) error { return second(f.Get(ctx, team, id)) },
-		"kill":    func(id string) error { return f.Kill(ctx, team, id) },
-		"connect": func(id string) error { return second2(f.Connect(ctx, team, id, time.Minute, nil)) },
-		"resume":  func(id string) error { return second(f.Resume(ctx, team, id, time.Minute, nil)) },
-		"pause":   func(id string) error { return f.Pause(ctx, team, id, nil) },
-		"timeout": func(id string) error { return f.SetTimeout(ctx, team, id, time.Minute) },
-		"refresh": func(id string) error { return f.Refresh(ctx, team, id, time.Minute) },
-		"network": func(id string) error { return f.SetNetwork(ctx, team, id, nil) },
-		"metrics": func(id string) error { return second(f.Metrics(ctx, team, id, time.Time{}, time.Time{})) },
-		"logs":    func(id string) error { return second(f.Logs(ctx, team, id, LogRequest{})) },
+		"get":     func(id string) error { return second(f.Sandboxes.Get(ctx, team, id)) },
+		"kill":    func(id string) error { return f.Sandboxes.Kill(ctx, team, id) },
+		"connect": func(id string) error { return second2(f.Sandboxes.Connect(ctx, team, id, time.Minute, nil)) },
+		"resume":  func(id string) error { return second(f.Sandboxes.Resume(ctx, team, id, time.Minute, nil)) },
+		"pause":   func(id string) error { return f.Sandboxes.Pause(ctx, team, id, nil) },
+		"timeout": func(id string) error { return f.Sandboxes.SetTimeout(ctx, team, id, time.Minute) },
+		"refresh": func(id string) error { return f.Sandboxes.Refresh(ctx, team, id, time.Minute) },
+		"network": func(id string) error { return f.Sandboxes.SetNetwork(ctx, team, id, nil) },
+		"metrics": func(id string) error { return second(f.Sandboxes.Metrics(ctx, team, id, time.Time{}, time.Time{})) },
+		"logs":    func(id string) error { return second(f.Sandboxes.Logs(ctx, team, id, sandboxes.LogRequest{})) },
 	} {
 		got, _ := errs.PublicMessage(ask(id))
 		want, _ := errs.PublicMessage(ask(unknown))
@@ -227,13 +230,13 @@ func TestUnclaimedMembersDoNotExist(t *testing.T) {
 			t.Errorf("%s: %q for a member, %q for what never was", name, got, want)
 		}
 	}
-	if err := f.Wake(ctx, sandbox.ID(id)); !errors.Is(err, errs.ErrNotFound) {
+	if err := f.Sandboxes.Wake(ctx, sandbox.ID(id)); !errors.Is(err, errs.ErrNotFound) {
 		t.Errorf("Wake = %v", err)
 	}
-	if page, err := f.List(ctx, ListRequest{Namespace: team}); err != nil || len(page.Items) != 0 {
+	if page, err := f.Sandboxes.List(ctx, sandboxes.ListRequest{Namespace: team}); err != nil || len(page.Items) != 0 {
 		t.Errorf("List = %+v, %v", page, err)
 	}
-	if all, err := f.MetricsOf(ctx, team, []string{id}); err != nil || len(all) != 0 {
+	if all, err := f.Sandboxes.MetricsOf(ctx, team, []string{id}); err != nil || len(all) != 0 {
 		t.Errorf("MetricsOf = %v, %v", all, err)
 	}
 	if f.routes.Len() != 0 {
@@ -267,7 +270,7 @@ func TestQuotaUnderConcurrency(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 40 {
 		wg.Go(func() {
-			_, err := f.Create(t.Context(), request("base"))
+			_, err := f.Creates.Create(t.Context(), request("base"))
 			mu.Lock()
 			defer mu.Unlock()
 			switch text, _ := errs.PublicMessage(err); {
@@ -294,19 +297,19 @@ func TestQuotaHoldsForResume(t *testing.T) {
 	req := request("base")
 	req.AutoResume, req.Suspend = true, agents.SuspendMemory
 	first := f.mustCreate(t, req)
-	if err := f.Pause(ctx, team, string(first.ID), nil); err != nil {
+	if err := f.Sandboxes.Pause(ctx, team, string(first.ID), nil); err != nil {
 		t.Fatal(err)
 	}
 	second := f.mustCreate(t, request("base"))
-	wantKind(t, second2(f.Connect(ctx, team, string(first.ID), time.Minute, nil)), errs.ErrExhausted, "at most 1 sandboxes; 1 are running")
-	wantKind(t, f.Wake(ctx, first.ID), errs.ErrExhausted, "at most 1 sandboxes")
-	if _, _, err := f.Connect(ctx, team, string(second.ID), time.Minute, nil); err != nil {
+	wantKind(t, second2(f.Sandboxes.Connect(ctx, team, string(first.ID), time.Minute, nil)), errs.ErrExhausted, "at most 1 sandboxes; 1 are running")
+	wantKind(t, f.Sandboxes.Wake(ctx, first.ID), errs.ErrExhausted, "at most 1 sandboxes")
+	if _, _, err := f.Sandboxes.Connect(ctx, team, string(second.ID), time.Minute, nil); err != nil {
 		t.Errorf("connect to one that runs: %v", err)
 	}
-	if err := f.Kill(ctx, team, string(second.ID)); err != nil {
+	if err := f.Sandboxes.Kill(ctx, team, string(second.ID)); err != nil {
 		t.Fatal(err)
 	}
-	if _, resumed, err := f.Connect(ctx, team, string(first.ID), time.Minute, nil); err != nil || !resumed {
+	if _, resumed, err := f.Sandboxes.Connect(ctx, team, string(first.ID), time.Minute, nil); err != nil || !resumed {
 		t.Errorf("Connect = resumed %v, %v", resumed, err)
 	}
 	if use, asleep := f.quotas.Used(team); use.Sandboxes != 1 || asleep.Sandboxes != 0 {
@@ -318,26 +321,21 @@ func TestFailedCreatesGiveBackTheirQuota(t *testing.T) {
 	f := newFixture(t)
 	f.setQuota(t, quota.AnnotationSandboxes, "1")
 	for range 3 {
-		_, err := f.Create(t.Context(), request("broken"))
+		_, err := f.Creates.Create(t.Context(), request("broken"))
 		wantKind(t, err, errs.ErrInvalid, "the image cannot be used")
 	}
 	f.mustCreate(t, request("base"))
 }
 
-// orphaning is a picker that reports orphans of the test's.
-type orphaning struct {
-	Picker
-	orphans chan *agents.Sandbox
-}
-
-func (o orphaning) Orphans() <-chan *agents.Sandbox { return o.orphans }
-
 func TestOrphansAreRemoved(t *testing.T) {
 	orphans := make(chan *agents.Sandbox, 2)
-	f := newFixture(t, func(c *Config) { c.Picker = orphaning{c.Picker, orphans} })
+	f := newFixture(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- f.Run(ctx) }()
+	go func() {
+		f.Creates.RemoveOrphans(ctx, orphans)
+		done <- f.Run(ctx)
+	}()
 	v, claimed := f.mustCreate(t, request("base")), f.mustCreate(t, request("base"))
 	theirs := f.object(t, claimed)
 	theirs.Labels[agents.LabelClaimUID] = "a claim's"

@@ -24,6 +24,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/control/agentclient"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
+	"github.com/barchan-dev/barchan/internal/control/manager/templates"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
@@ -34,7 +36,7 @@ import (
 func (w *realAPI) fill(t *testing.T, members int, managers ...*Manager) {
 	t.Helper()
 	ctx := t.Context()
-	p := fakecluster.Pool(team, "base", DefaultPublicNamespace, "base")
+	p := fakecluster.Pool(team, "base", templates.PublicNamespace, "base")
 	if err := w.objects.Live().Create(ctx, p); err != nil {
 		t.Fatal(err)
 	}
@@ -47,8 +49,8 @@ func (w *realAPI) fill(t *testing.T, members int, managers ...*Manager) {
 	}
 	for _, m := range managers {
 		await(t, func() bool {
-			pools, err := m.cache.PoolsOf(ctx, "", pool.TemplateOf(p))
-			return err == nil && len(pools) == 1 && m.cfg.Picker.Ready(p.UID, revision) == members
+			pools, err := m.Creates.Cache.PoolsOf(ctx, "", pool.TemplateOf(p))
+			return err == nil && len(pools) == 1 && m.Creates.Picker.Ready(p.UID, revision) == members
 		})
 	}
 }
@@ -59,7 +61,7 @@ func TestNetworkIsInForceBeforeTheAnswer(t *testing.T) {
 	_, w := newRealAPI(t)
 	m, _ := w.manager(t, w.objects)
 	w.fill(t, 10, m)
-	inForce := func(what string, v Sandbox) {
+	inForce := func(what string, v sandboxes.Sandbox) {
 		t.Helper()
 		s := &agents.Sandbox{}
 		if err := w.objects.Live().Get(t.Context(), client.ObjectKey{Namespace: v.Namespace, Name: v.Name}, s); err != nil {
@@ -73,12 +75,12 @@ func TestNetworkIsInForceBeforeTheAnswer(t *testing.T) {
 	for range 10 {
 		req := request("base")
 		req.Network = &agents.EgressPolicy{Internet: new(false)}
-		v, err := m.Create(t.Context(), req)
+		v, err := m.Creates.Create(t.Context(), req)
 		if err != nil {
 			t.Fatal(err)
 		}
 		inForce("claim", v)
-		if err := m.SetNetwork(t.Context(), team, string(v.ID), &agents.EgressPolicy{DenyOut: []string{"8.8.8.8"}}); err != nil {
+		if err := m.Sandboxes.SetNetwork(t.Context(), team, string(v.ID), &agents.EgressPolicy{DenyOut: []string{"8.8.8.8"}}); err != nil {
 			t.Fatal(err)
 		}
 		inForce("change", v)
@@ -96,18 +98,18 @@ func TestAWarmClaimIsOneWrite(t *testing.T) {
 		req.Metadata, req.Env = map[string]string{"i": fmt.Sprint(i)}, map[string]string{"A": "1"}
 		req.Secure, req.IdempotencyKey = i%2 == 0, fmt.Sprintf("key %d", i)
 		before := writer.writes.Load()
-		v, err := m.Create(t.Context(), req)
+		v, err := m.Creates.Create(t.Context(), req)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if n := writer.writes.Load() - before; n != 1 {
 			t.Errorf("claim %d made %d writes, want 1", i, n)
 		}
-		if got, err := m.Get(t.Context(), team, string(v.ID)); err != nil || !reflect.DeepEqual(got, v) {
+		if got, err := m.Sandboxes.Get(t.Context(), team, string(v.ID)); err != nil || !reflect.DeepEqual(got, v) {
 			t.Errorf("read back at once: %+v, %v; want %+v", got, err, v)
 		}
 	}
-	page, err := m.List(t.Context(), ListRequest{Namespace: team, OldestFirst: true})
+	page, err := m.Sandboxes.List(t.Context(), sandboxes.ListRequest{Namespace: team, OldestFirst: true})
 	if err != nil || len(page.Items) != 20 {
 		t.Fatalf("List = %d items, %v", len(page.Items), err)
 	}
@@ -138,7 +140,7 @@ func TestTwoManagersShareAPool(t *testing.T) {
 				}
 				req := request("base")
 				req.Metadata = map[string]string{"owner": fmt.Sprint(n)}
-				v, err := m.Create(t.Context(), req)
+				v, err := m.Creates.Create(t.Context(), req)
 				if err != nil {
 					t.Errorf("claim %d: %v", n, err)
 					return
@@ -201,12 +203,12 @@ func TestUpdateUnderClaims(t *testing.T) {
 		wg.Go(func() {
 			for range 25 {
 				least := imageOf(latest.Load())
-				v, err := m.Create(t.Context(), request("base"))
+				v, err := m.Creates.Create(t.Context(), request("base"))
 				if err != nil {
 					t.Errorf("Create: %v", err)
 					continue
 				}
-				s, err := m.cache.SandboxByID(t.Context(), v.ID)
+				s, err := m.Sandboxes.Cache.SandboxByID(t.Context(), v.ID)
 				if err != nil {
 					t.Error(err)
 					continue
@@ -235,7 +237,7 @@ func imageOf(n int64) string { return fmt.Sprintf("image-%09d", n) }
 func (w *realAPI) setImage(ctx context.Context, image string) error {
 	for {
 		tmpl := &extensions.SandboxTemplate{}
-		if err := w.objects.Live().Get(ctx, types.NamespacedName{Namespace: DefaultPublicNamespace, Name: "base"}, tmpl); err != nil {
+		if err := w.objects.Live().Get(ctx, types.NamespacedName{Namespace: templates.PublicNamespace, Name: "base"}, tmpl); err != nil {
 			return err
 		}
 		tmpl.Spec.PodTemplate.Spec.Containers[0].Image = image
@@ -265,7 +267,7 @@ func TestQuotaOnTheRealServer(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 100 {
 		wg.Go(func() {
-			switch _, err := m.Create(t.Context(), request("base")); {
+			switch _, err := m.Creates.Create(t.Context(), request("base")); {
 			case err == nil:
 				granted.Add(1)
 			case errors.Is(err, errs.ErrExhausted):
@@ -285,12 +287,12 @@ func TestQuotaOnTheRealServer(t *testing.T) {
 func TestOneKeyOnTheRealServer(t *testing.T) {
 	first, w := newRealAPI(t)
 	second, _ := w.manager(t, w.cache(t))
-	await(t, func() bool { _, err := second.Template(t.Context(), team, "base"); return err == nil })
+	await(t, func() bool { _, err := second.Templates.Get(t.Context(), team, "base"); return err == nil })
 	ids := make([]sandbox.ID, 40)
 	var wg sync.WaitGroup
 	for i := range ids {
 		wg.Go(func() {
-			v, err := []*Manager{first, second}[i%2].Create(t.Context(), keyed("k"))
+			v, err := []*Manager{first, second}[i%2].Creates.Create(t.Context(), keyed("k"))
 			if err != nil {
 				t.Errorf("Create: %v", err)
 			}
@@ -305,7 +307,7 @@ func TestOneKeyOnTheRealServer(t *testing.T) {
 	}
 	// A manager that starts now finds it by the annotation.
 	third, _ := w.manager(t, w.cache(t))
-	if v, err := third.Create(t.Context(), keyed("k")); err != nil || v.ID != ids[0] {
+	if v, err := third.Creates.Create(t.Context(), keyed("k")); err != nil || v.ID != ids[0] {
 		t.Errorf("Create after a restart = %s, %v; want %s", v.ID, err, ids[0])
 	}
 }
@@ -338,15 +340,15 @@ func TestTheAgentHearsOverHTTP(t *testing.T) {
 	w.fill(t, 2, m)
 	req := request("base")
 	req.Env, req.Secure = map[string]string{"SECRET": "$(x)"}, false
-	v, err := m.Create(t.Context(), req)
+	v, err := m.Creates.Create(t.Context(), req)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := heard{"POST /init", m.cfg.Tokens.Agent(v.ID), envd.InitRequest{EnvVars: req.Env, Open: true}}
+	want := heard{"POST /init", m.Sandboxes.Tokens.Agent(v.ID), envd.InitRequest{EnvVars: req.Env, Open: true}}
 	if got := <-calls; !reflect.DeepEqual(got, want) {
 		t.Errorf("the agent heard %+v, want %+v", got, want)
 	}
-	if _, err := m.Create(t.Context(), request("base")); err != nil {
+	if _, err := m.Creates.Create(t.Context(), request("base")); err != nil {
 		t.Fatal(err)
 	}
 	if len(calls) != 0 {

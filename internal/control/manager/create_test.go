@@ -12,6 +12,9 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/control/manager/creating"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
+	"github.com/barchan-dev/barchan/internal/control/manager/templates"
 )
 
 func TestCreateWritesTheWholeWish(t *testing.T) { synctest.Test(t, testCreateWritesTheWholeWish) }
@@ -38,12 +41,12 @@ func testCreateWritesTheWholeWish(t *testing.T) {
 		"internet":     {*b.Network.Internet, false},
 		"shutdown":     {s.Spec.ShutdownPolicy, agents.ShutdownDelete},
 		"finalizers":   {s.Finalizers, []string{agents.NodeFinalizer}},
-		"labels":       {s.Labels, map[string]string{agents.LabelCreatedBy: CreatedBy, agents.LabelLaunchType: agents.LaunchCold, agents.LabelTemplateHash: f.revision(t), pool.LabelOrigin: origin}},
+		"labels":       {s.Labels, map[string]string{agents.LabelCreatedBy: sandboxes.CreatedBy, agents.LabelLaunchType: agents.LaunchCold, agents.LabelTemplateHash: f.revision(t), pool.LabelOrigin: origin}},
 		"template ref": {s.Annotations[agents.AnnotationTemplateRef], "sized"},
-		"size":         {v.Size, Size{CPUs: 2, MemoryMB: 512, DiskMB: 10240}},
+		"size":         {v.Size, templates.Size{CPUs: 2, MemoryMB: 512, DiskMB: 10240}},
 		"agent token":  {len(v.AgentToken), 64},
 		"traffic":      {v.TrafficToken, ""},
-		"state":        {v.State, StateRunning},
+		"state":        {v.State, sandboxes.StateRunning},
 	} {
 		if fmt.Sprint(pair[0]) != fmt.Sprint(pair[1]) {
 			t.Errorf("%s: got %v, want %v", name, pair[0], pair[1])
@@ -69,29 +72,29 @@ func TestCreateRefuses(t *testing.T) {
 	f := newFixture(t)
 	no := false
 	for name, give := range map[string]struct {
-		change func(*CreateRequest)
+		change func(*creating.Request)
 		kind   error
 		text   string
 	}{
-		"unknown template":    {func(r *CreateRequest) { r.Template = "nope" }, errs.ErrNotFound, "template 'nope' not found"},
-		"foreign template":    {func(r *CreateRequest) { r.Template = "secret" }, errs.ErrNotFound, "template 'secret' not found"},
-		"qualified foreign":   {func(r *CreateRequest) { r.Template = "team-b/secret" }, errs.ErrNotFound, "not found"},
-		"private system":      {func(r *CreateRequest) { r.Template = "private" }, errs.ErrNotFound, "not found"},
-		"path as a template":  {func(r *CreateRequest) { r.Template = "../../x" }, errs.ErrNotFound, "not found"},
-		"no template":         {func(r *CreateRequest) { r.Template = "" }, errs.ErrInvalid, "templateID"},
-		"no time":             {func(r *CreateRequest) { r.Timeout = 0 }, errs.ErrInvalid, "Timeout must be greater than 0"},
-		"too long":            {func(r *CreateRequest) { r.Timeout = 25 * time.Hour }, errs.ErrInvalid, "Timeout cannot be greater than 24 hours"},
-		"bad variable":        {func(r *CreateRequest) { r.Env = map[string]string{"A=B": "x"} }, errs.ErrInvalid, "envVars"},
-		"closed but insecure": {func(r *CreateRequest) { r.Secure, r.PublicTraffic = false, &no }, errs.ErrInvalid, "allowPublicTraffic"},
-		"wake without memory": {func(r *CreateRequest) { r.AutoResume, r.Suspend = true, agents.SuspendFiles }, errs.ErrInvalid, "autoResume"},
-		"domain without deny": {func(r *CreateRequest) { r.Network = &agents.EgressPolicy{AllowOut: []string{"example.com"}} }, errs.ErrInvalid, "network.allowOut[0]"},
-		"domain to deny":      {func(r *CreateRequest) { r.Network = &agents.EgressPolicy{DenyOut: []string{"example.com"}} }, errs.ErrInvalid, "network.denyOut[0]"},
-		"cannot start":        {func(r *CreateRequest) { r.Template = "broken" }, errs.ErrInvalid, "PodFailed: the image cannot be used"},
+		"unknown template":    {func(r *creating.Request) { r.Template = "nope" }, errs.ErrNotFound, "template 'nope' not found"},
+		"foreign template":    {func(r *creating.Request) { r.Template = "secret" }, errs.ErrNotFound, "template 'secret' not found"},
+		"qualified foreign":   {func(r *creating.Request) { r.Template = "team-b/secret" }, errs.ErrNotFound, "not found"},
+		"private system":      {func(r *creating.Request) { r.Template = "private" }, errs.ErrNotFound, "not found"},
+		"path as a template":  {func(r *creating.Request) { r.Template = "../../x" }, errs.ErrNotFound, "not found"},
+		"no template":         {func(r *creating.Request) { r.Template = "" }, errs.ErrInvalid, "templateID"},
+		"no time":             {func(r *creating.Request) { r.Timeout = 0 }, errs.ErrInvalid, "Timeout must be greater than 0"},
+		"too long":            {func(r *creating.Request) { r.Timeout = 25 * time.Hour }, errs.ErrInvalid, "Timeout cannot be greater than 24 hours"},
+		"bad variable":        {func(r *creating.Request) { r.Env = map[string]string{"A=B": "x"} }, errs.ErrInvalid, "envVars"},
+		"closed but insecure": {func(r *creating.Request) { r.Secure, r.PublicTraffic = false, &no }, errs.ErrInvalid, "allowPublicTraffic"},
+		"wake without memory": {func(r *creating.Request) { r.AutoResume, r.Suspend = true, agents.SuspendFiles }, errs.ErrInvalid, "autoResume"},
+		"domain without deny": {func(r *creating.Request) { r.Network = &agents.EgressPolicy{AllowOut: []string{"example.com"}} }, errs.ErrInvalid, "network.allowOut[0]"},
+		"domain to deny":      {func(r *creating.Request) { r.Network = &agents.EgressPolicy{DenyOut: []string{"example.com"}} }, errs.ErrInvalid, "network.denyOut[0]"},
+		"cannot start":        {func(r *creating.Request) { r.Template = "broken" }, errs.ErrInvalid, "PodFailed: the image cannot be used"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			req := request("base")
 			give.change(&req)
-			_, err := f.Create(t.Context(), req)
+			_, err := f.Creates.Create(t.Context(), req)
 			wantKind(t, err, give.kind, give.text)
 		})
 	}
@@ -118,14 +121,14 @@ func TestCreateUndoesWhatDoesNotGetReady(t *testing.T) {
 
 func testCreateUndoesWhatDoesNotGetReady(t *testing.T) {
 	f := newFixture(t, func(c *Config) { c.StartTimeout = 30 * time.Millisecond })
-	_, err := f.Create(t.Context(), request("slow"))
+	_, err := f.Creates.Create(t.Context(), request("slow"))
 	wantKind(t, err, errs.ErrTimeout, "the image is being unpacked")
 	f.wantNothingLeft(t)
 
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	f = newFixture(t)
-	if _, err := f.Create(ctx, request("slow")); err == nil {
+	if _, err := f.Creates.Create(ctx, request("slow")); err == nil {
 		t.Error("a create whose caller went away succeeded")
 	}
 	f.wantNothingLeft(t)

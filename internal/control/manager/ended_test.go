@@ -9,17 +9,18 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 )
 
 // Issue 11: clients of a sandbox that had ended were answered that it does not exist, and not why.
 func TestEndedSandboxSaysWhy(t *testing.T) {
 	f := newFixture(t)
-	says := func(t *testing.T, v Sandbox, why string) {
+	says := func(t *testing.T, v sandboxes.Sandbox, why string) {
 		t.Helper()
-		_, err := f.Get(t.Context(), team, string(v.ID))
+		_, err := f.Sandboxes.Get(t.Context(), team, string(v.ID))
 		wantKind(t, err, errs.ErrNotFound, "doesn't exist or you don't have access to it: it has ended: "+why)
-		_, err = f.Get(t.Context(), "team-b", string(v.ID))
-		if message, _ := errs.PublicMessage(err); message != errs.Text(noSandbox(string(v.ID))) {
+		_, err = f.Sandboxes.Get(t.Context(), "team-b", string(v.ID))
+		if message, _ := errs.PublicMessage(err); message != errs.Text(sandboxes.NotFound(string(v.ID))) {
 			t.Errorf("another tenant is answered %q", message)
 		}
 	}
@@ -35,11 +36,11 @@ func TestEndedSandboxSaysWhy(t *testing.T) {
 		t.Fatal(err)
 	}
 	says(t, v, "out of memory")
-	_ = f.Kill(t.Context(), team, string(v.ID)) // answers that it has ended
+	_ = f.Sandboxes.Kill(t.Context(), team, string(v.ID)) // answers that it has ended
 	says(t, v, "out of memory")
 
 	v = f.mustCreate(t, request("base"))
-	if err := f.Kill(t.Context(), team, string(v.ID)); err != nil {
+	if err := f.Sandboxes.Kill(t.Context(), team, string(v.ID)); err != nil {
 		t.Fatal(err)
 	}
 	says(t, v, "it was killed at ")

@@ -16,18 +16,21 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/control/manager/apikeys"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
+	"github.com/barchan-dev/barchan/internal/control/manager/templates"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
 )
 
 func TestTemplates(t *testing.T) {
 	f := newFixture(t)
-	base, err := f.Template(t.Context(), team, "base")
+	base, err := f.Templates.Get(t.Context(), team, "base")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"default-base", base.ID, "base:default", DefaultPublicNamespace + "/base"} {
-		if got, err := f.Template(t.Context(), team, name); err != nil || got.ID != base.ID {
+	for _, name := range []string{"default-base", base.ID, "base:default", templates.PublicNamespace + "/base"} {
+		if got, err := f.Templates.Get(t.Context(), team, name); err != nil || got.ID != base.ID {
 			t.Errorf("Template(%q) = %q, %v", name, got.ID, err)
 		}
 	}
@@ -35,13 +38,13 @@ func TestTemplates(t *testing.T) {
 	if err := f.cluster.Create(t.Context(), fakecluster.Template(team, "base", "other")); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := f.Template(t.Context(), team, "base"); err != nil || got.Namespace != team {
+	if got, err := f.Templates.Get(t.Context(), team, "base"); err != nil || got.Namespace != team {
 		t.Errorf("Template = %+v, %v", got, err)
 	}
 	var names []string
 	cursor := ""
 	for {
-		page, next, err := f.Templates(t.Context(), team, 2, cursor)
+		page, next, err := f.Templates.List(t.Context(), team, 2, cursor)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -60,7 +63,7 @@ func TestTemplates(t *testing.T) {
 
 func TestAKeyIsStoredAsItsHash(t *testing.T) {
 	f := newFixture(t)
-	k, secret, err := f.CreateKey(t.Context(), Identity{Namespace: team}, "laptop", nil)
+	k, secret, err := f.Keys.Create(t.Context(), apikeys.Identity{Namespace: team}, "laptop", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,31 +74,31 @@ func TestAKeyIsStoredAsItsHash(t *testing.T) {
 	if err := f.cluster.Get(t.Context(), client.ObjectKey{Namespace: team, Name: k.Name}, &stored); err != nil || stored.Spec.SHA256 != barchan.HashKey(secret) {
 		t.Errorf("stored %+v, %v", stored.Spec, err)
 	}
-	wantKind(t, second2(f.CreateKey(t.Context(), Identity{Namespace: team}, " ", nil)), errs.ErrInvalid, "name")
+	wantKind(t, second2(f.Keys.Create(t.Context(), apikeys.Identity{Namespace: team}, " ", nil)), errs.ErrInvalid, "name")
 	past := time.Now().Add(-time.Second)
-	wantKind(t, second2(f.CreateKey(t.Context(), Identity{Namespace: team}, "x", &past)), errs.ErrInvalid, "expiresAt")
+	wantKind(t, second2(f.Keys.Create(t.Context(), apikeys.Identity{Namespace: team}, "x", &past)), errs.ErrInvalid, "expiresAt")
 }
 
 func TestAuthenticate(t *testing.T) {
 	f := newFixture(t)
 	ctx := t.Context()
-	k, secret, err := f.CreateKey(ctx, Identity{Namespace: team}, "laptop", nil)
+	k, secret, err := f.Keys.Create(ctx, apikeys.Identity{Namespace: team}, "laptop", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if who, err := f.Authenticate(ctx, secret); err != nil || who.Namespace != team {
+	if who, err := f.Keys.Authenticate(ctx, secret); err != nil || who.Namespace != team {
 		t.Errorf("Authenticate = %+v, %v", who, err)
 	}
 	for _, wrong := range []string{"", "e2b_", secret[:len(secret)-1], secret + "0", strings.ToUpper(secret), strings.Repeat("x", 10000)} {
-		if _, err := f.Authenticate(ctx, wrong); !errors.Is(err, errs.ErrUnauthenticated) {
+		if _, err := f.Keys.Authenticate(ctx, wrong); !errors.Is(err, errs.ErrUnauthenticated) {
 			t.Errorf("Authenticate(%.20q) = %v", wrong, err)
 		}
 	}
-	wantKind(t, f.DeleteKey(ctx, "team-b", k.ID), errs.ErrNotFound, k.ID)
-	if err := f.DeleteKey(ctx, team, k.ID); err != nil {
+	wantKind(t, f.Keys.Delete(ctx, "team-b", k.ID), errs.ErrNotFound, k.ID)
+	if err := f.Keys.Delete(ctx, team, k.ID); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.Authenticate(ctx, secret); !errors.Is(err, errs.ErrUnauthenticated) {
+	if _, err := f.Keys.Authenticate(ctx, secret); !errors.Is(err, errs.ErrUnauthenticated) {
 		t.Errorf("a deleted key: %v", err)
 	}
 }
@@ -106,21 +109,21 @@ func testKeysExpire(t *testing.T) {
 	f := newFixture(t)
 	ctx := t.Context()
 	soon := time.Now().Add(time.Minute)
-	if _, _, err := f.CreateKey(ctx, Identity{Namespace: team}, "long", nil); err != nil {
+	if _, _, err := f.Keys.Create(ctx, apikeys.Identity{Namespace: team}, "long", nil); err != nil {
 		t.Fatal(err)
 	}
-	_, brief, err := f.CreateKey(ctx, Identity{Namespace: team}, "brief", &soon)
+	_, brief, err := f.Keys.Create(ctx, apikeys.Identity{Namespace: team}, "brief", &soon)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.Authenticate(ctx, brief); err != nil {
+	if _, err := f.Keys.Authenticate(ctx, brief); err != nil {
 		t.Errorf("before its end: %v", err)
 	}
 	time.Sleep(time.Minute)
-	if _, err := f.Authenticate(ctx, brief); !errors.Is(err, errs.ErrUnauthenticated) {
+	if _, err := f.Keys.Authenticate(ctx, brief); !errors.Is(err, errs.ErrUnauthenticated) {
 		t.Errorf("at its end: %v", err)
 	}
-	if list, err := f.Keys(ctx, team); err != nil || len(list) != 2 || list[0].Description == "" {
+	if list, err := f.Keys.List(ctx, team); err != nil || len(list) != 2 || list[0].Description == "" {
 		t.Errorf("Keys = %+v, %v", list, err)
 	}
 }
@@ -128,17 +131,17 @@ func testKeysExpire(t *testing.T) {
 // TestFreshKeyWorksBeforeTheCacheHasIt uses a cache that never learns of keys.
 func TestFreshKeyWorksBeforeTheCacheHasIt(t *testing.T) {
 	f := newFixture(t, func(c *Config) { c.Cache = keyless{c.Cache} })
-	k, secret, err := f.CreateKey(t.Context(), Identity{Namespace: team}, "new", nil)
+	k, secret, err := f.Keys.Create(t.Context(), apikeys.Identity{Namespace: team}, "new", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.Authenticate(t.Context(), secret); err != nil {
+	if _, err := f.Keys.Authenticate(t.Context(), secret); err != nil {
 		t.Errorf("Authenticate: %v", err)
 	}
 	if err := f.cluster.Delete(t.Context(), &barchan.APIKey{ObjectMeta: metav1.ObjectMeta{Namespace: team, Name: k.Name}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.Authenticate(t.Context(), secret); !errors.Is(err, errs.ErrUnauthenticated) {
+	if _, err := f.Keys.Authenticate(t.Context(), secret); !errors.Is(err, errs.ErrUnauthenticated) {
 		t.Errorf("a deleted key: %v", err)
 	}
 }
@@ -153,7 +156,7 @@ func (keyless) APIKeyByHash(context.Context, string) (*barchan.APIKey, error) {
 func TestMetricsOfTheDisk(t *testing.T) {
 	f := newFixture(t)
 	a := f.mustCreate(t, request("base"))
-	got, err := f.Metrics(t.Context(), team, string(a.ID), time.Time{}, time.Time{})
+	got, err := f.Sandboxes.Metrics(t.Context(), team, string(a.ID), time.Time{}, time.Time{})
 	if err != nil || len(got) != 1 || got[0].DiskUsed != 4096 || got[0].DiskTotal != uint64(a.Size.DiskMB)<<20 {
 		t.Errorf("Metrics = %+v, %v", got, err)
 	}
@@ -163,20 +166,20 @@ func TestMetricsAndLogs(t *testing.T) {
 	f := newFixture(t)
 	ctx := t.Context()
 	a, b := f.mustCreate(t, request("base")), f.mustCreate(t, request("base"))
-	if err := f.Pause(ctx, team, string(b.ID), nil); err != nil {
+	if err := f.Sandboxes.Pause(ctx, team, string(b.ID), nil); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := f.Metrics(ctx, team, string(a.ID), time.Time{}, time.Time{}); err != nil || len(got) != 1 || got[0].MemUsed != 7 {
+	if got, err := f.Sandboxes.Metrics(ctx, team, string(a.ID), time.Time{}, time.Time{}); err != nil || len(got) != 1 || got[0].MemUsed != 7 {
 		t.Errorf("Metrics = %+v, %v", got, err)
 	}
-	if got, err := f.Metrics(ctx, team, string(a.ID), time.Time{}, time.Now().Add(-time.Hour)); err != nil || len(got) != 0 {
+	if got, err := f.Sandboxes.Metrics(ctx, team, string(a.ID), time.Time{}, time.Now().Add(-time.Hour)); err != nil || len(got) != 0 {
 		t.Errorf("Metrics of an hour ago = %+v, %v", got, err)
 	}
-	many, err := f.MetricsOf(ctx, team, []string{string(a.ID), string(b.ID), "nonsense", string(a.ID)})
+	many, err := f.Sandboxes.MetricsOf(ctx, team, []string{string(a.ID), string(b.ID), "nonsense", string(a.ID)})
 	if err != nil || len(many) != 1 || many[string(a.ID)].MemUsed != 7 {
 		t.Errorf("MetricsOf = %+v, %v", many, err)
 	}
-	_, err = f.Logs(ctx, team, string(b.ID), LogRequest{})
+	_, err = f.Sandboxes.Logs(ctx, team, string(b.ID), sandboxes.LogRequest{})
 	wantKind(t, err, errs.ErrConflict, "is paused; resume it first")
 	now := time.Now()
 	f.witness.lines = []envd.LogLine{
@@ -185,18 +188,18 @@ func TestMetricsAndLogs(t *testing.T) {
 		{Timestamp: now, Stream: envd.StreamStdout, Line: "three"},
 	}
 	for name, give := range map[string]struct {
-		req         LogRequest
+		req         sandboxes.LogRequest
 		enqueueDial string
 	}{
-		"all":      {LogRequest{}, "one two three"},
-		"from":     {LogRequest{From: now.Add(-time.Second)}, "two three"},
-		"limit":    {LogRequest{Limit: 1}, "one"},
-		"backward": {LogRequest{Backward: true, Limit: 2}, "three two"},
-		"before":   {LogRequest{Backward: true, From: now.Add(-time.Second)}, "two one"},
-		"search":   {LogRequest{Contains: "o", AtLeast: slog.LevelWarn}, "two"},
+		"all":      {sandboxes.LogRequest{}, "one two three"},
+		"from":     {sandboxes.LogRequest{From: now.Add(-time.Second)}, "two three"},
+		"limit":    {sandboxes.LogRequest{Limit: 1}, "one"},
+		"backward": {sandboxes.LogRequest{Backward: true, Limit: 2}, "three two"},
+		"before":   {sandboxes.LogRequest{Backward: true, From: now.Add(-time.Second)}, "two one"},
+		"search":   {sandboxes.LogRequest{Contains: "o", AtLeast: slog.LevelWarn}, "two"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			lines, err := f.Logs(ctx, team, string(a.ID), give.req)
+			lines, err := f.Sandboxes.Logs(ctx, team, string(a.ID), give.req)
 			var got []string
 			for _, l := range lines {
 				got = append(got, l.Line)
@@ -206,7 +209,7 @@ func TestMetricsAndLogs(t *testing.T) {
 			}
 		})
 	}
-	_, err = f.Logs(ctx, team, string(a.ID), LogRequest{Limit: 1001})
+	_, err = f.Sandboxes.Logs(ctx, team, string(a.ID), sandboxes.LogRequest{Limit: 1001})
 	wantKind(t, err, errs.ErrInvalid, "limit")
 }
 
@@ -215,27 +218,27 @@ func TestAKeyOutlivesNotItsMaker(t *testing.T) {
 	f := newFixture(t)
 	ctx := t.Context()
 	end := time.Now().Add(time.Hour).Truncate(time.Second).UTC()
-	_, secret, err := f.CreateKey(ctx, Identity{Namespace: team}, "maker", &end)
+	_, secret, err := f.Keys.Create(ctx, apikeys.Identity{Namespace: team}, "maker", &end)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for generation := range 3 {
-		who, err := f.Authenticate(ctx, secret)
+		who, err := f.Keys.Authenticate(ctx, secret)
 		if err != nil {
 			t.Fatal(err)
 		}
 		later, sooner := end.Add(time.Second), end.Add(-time.Minute)
-		wantKind(t, second2(f.CreateKey(ctx, who, "later", &later)), errs.ErrInvalid, "expiresAt: must not be later than "+end.Format(time.RFC3339))
-		if k, _, err := f.CreateKey(ctx, who, "sooner", &sooner); err != nil || !k.ExpiresAt.Equal(sooner) {
+		wantKind(t, second2(f.Keys.Create(ctx, who, "later", &later)), errs.ErrInvalid, "expiresAt: must not be later than "+end.Format(time.RFC3339))
+		if k, _, err := f.Keys.Create(ctx, who, "sooner", &sooner); err != nil || !k.ExpiresAt.Equal(sooner) {
 			t.Errorf("generation %d: sooner: %+v, %v", generation, k, err)
 		}
-		k, next, err := f.CreateKey(ctx, who, "child", nil)
+		k, next, err := f.Keys.Create(ctx, who, "child", nil)
 		if err != nil || k.ExpiresAt == nil || !k.ExpiresAt.Equal(end) {
 			t.Fatalf("generation %d: %+v, %v; want it to end at %s", generation, k, err, end)
 		}
 		secret = next
 	}
-	if list, err := f.Keys(ctx, team); err != nil || len(list) != 7 {
+	if list, err := f.Keys.List(ctx, team); err != nil || len(list) != 7 {
 		t.Errorf("%d keys, %v; want 7: what was refused made none", len(list), err)
 	}
 }
@@ -261,7 +264,7 @@ func TestTemplateNamesWithUnderscores(t *testing.T) {
 	for _, name := range []string{"a_b", "a-b", "a_b", "team-a/a_b", "a_b:default"} { // the first of them warm
 		v := f.mustCreate(t, request(name))
 		want := strings.TrimSuffix(strings.TrimPrefix(name, "team-a/"), ":default")
-		if got, err := f.Template(ctx, team, name); err != nil || got.Name != want || got.Aliases[0] != want || got.ID != v.TemplateID {
+		if got, err := f.Templates.Get(ctx, team, name); err != nil || got.Name != want || got.Aliases[0] != want || got.ID != v.TemplateID {
 			t.Errorf("%s: template %+v, %v", name, got, err)
 		}
 		f.wantCalled(t, v, want)
@@ -271,19 +274,19 @@ func TestTemplateNamesWithUnderscores(t *testing.T) {
 		t.Errorf("%d templates, want 2", len(seen))
 	}
 	for name, want := range map[string]int{"a_b": 8, "a-b": 2, "a-b-x1": 8} {
-		if page, err := f.List(ctx, ListRequest{Namespace: team, Template: name}); err != nil || len(page.Items) != want {
+		if page, err := f.Sandboxes.List(ctx, sandboxes.ListRequest{Namespace: team, Template: name}); err != nil || len(page.Items) != want {
 			t.Errorf("%d sandboxes of %s, %v; want %d", len(page.Items), name, err, want)
 		}
 	}
 }
 
 // wantCalled fails unless a sandbox, its fork and its snapshot show a template by its name.
-func (f fixture) wantCalled(t *testing.T, v Sandbox, want string) {
+func (f fixture) wantCalled(t *testing.T, v sandboxes.Sandbox, want string) {
 	t.Helper()
 	if v.TemplateName != want {
 		t.Errorf("a sandbox of %s shows %s", want, v.TemplateName)
 	}
-	fork, err := f.Fork(t.Context(), forkRequest(v, 1))
+	fork, err := f.Creates.Fork(t.Context(), forkRequest(v, 1))
 	if err != nil || fork[0].Err != nil || fork[0].Sandbox.TemplateName != want {
 		t.Errorf("the fork of one of %s: %+v, %v", want, fork, err)
 	}

@@ -17,12 +17,14 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/control/manager/creating"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
 )
 
-func forkRequest(v Sandbox, count int) ForkRequest {
-	return ForkRequest{Namespace: team, ID: string(v.ID), Count: count, Timeout: time.Hour}
+func forkRequest(v sandboxes.Sandbox, count int) creating.ForkRequest {
+	return creating.ForkRequest{Namespace: team, ID: string(v.ID), Count: count, Timeout: time.Hour}
 }
 
 // wantNoCheckpoints fails unless they go.
@@ -43,14 +45,14 @@ func testFork(t *testing.T) {
 	source := f.mustCreate(t, req)
 	fork := forkRequest(source, 3)
 	fork.Timeout, fork.Metadata = 20*time.Second, map[string]string{"step": "2"}
-	got, err := f.Fork(t.Context(), fork)
+	got, err := f.Creates.Fork(t.Context(), fork)
 	if err != nil || len(got) != 3 {
 		t.Fatalf("Fork = %v, %v", got, err)
 	}
 	seen := map[sandbox.ID]bool{source.ID: true}
 	for i, one := range got {
 		v := one.Sandbox
-		if one.Err != nil || seen[v.ID] || v.State != StateRunning || v.TemplateID != source.TemplateID || v.AgentToken == source.AgentToken {
+		if one.Err != nil || seen[v.ID] || v.State != sandboxes.StateRunning || v.TemplateID != source.TemplateID || v.AgentToken == source.AgentToken {
 			t.Fatalf("fork %d: %+v, %v", i, v, one.Err)
 		}
 		seen[v.ID] = true
@@ -64,7 +66,7 @@ func testFork(t *testing.T) {
 }
 
 // wantFork fails unless a sandbox is as TestFork asked for it.
-func (f fixture) wantFork(t *testing.T, v Sandbox) {
+func (f fixture) wantFork(t *testing.T, v sandboxes.Sandbox) {
 	t.Helper()
 	if left := time.Until(v.EndAt); left > 21*time.Second || left < 20*time.Second {
 		t.Errorf("fork %s ends in %s, want 20 s", v.Name, left)
@@ -80,7 +82,7 @@ func TestForkIsOneCheckpointThatGoesByItself(t *testing.T) {
 	var made []*barchan.Checkpoint
 	f := newFixture(t)
 	other := f.replica(t, func(c *Config) { c.Objects = noted{c.Objects, &made} })
-	if _, err := other.Fork(t.Context(), forkRequest(f.mustCreate(t, request("base")), 5)); err != nil {
+	if _, err := other.Creates.Fork(t.Context(), forkRequest(f.mustCreate(t, request("base")), 5)); err != nil {
 		t.Fatal(err)
 	}
 	if len(made) != 1 || made[0].Labels[barchan.LabelPurpose] != barchan.PurposeFork || *made[0].Spec.TTLSeconds != 600 || !made[0].Spec.KeepRunning {
@@ -90,7 +92,7 @@ func TestForkIsOneCheckpointThatGoesByItself(t *testing.T) {
 
 // noted keeps the checkpoints that are made.
 type noted struct {
-	Objects
+	sandboxes.Objects
 	made *[]*barchan.Checkpoint
 }
 
@@ -109,7 +111,7 @@ func TestForkTellsOfEach(t *testing.T) {
 	source := f.mustCreate(t, request("base"))
 	f.setQuota(t, quota.AnnotationSandboxes, "4")
 	var told []int
-	err := other.ForkEach(t.Context(), forkRequest(source, 5), func(n int, one Forked) {
+	err := other.Creates.ForkEach(t.Context(), forkRequest(source, 5), func(n int, one creating.Forked) {
 		told = append(told, n)
 		switch len(told) {
 		case 1, 2:
@@ -120,7 +122,7 @@ func TestForkTellsOfEach(t *testing.T) {
 		case 4: // all but the one that is held
 			close(held)
 		}
-		if one.Err != nil || one.Sandbox.State != StateRunning {
+		if one.Err != nil || one.Sandbox.State != sandboxes.StateRunning {
 			t.Errorf("fork %d: %+v", n, one)
 		}
 		f.wantReachable(t, one.Sandbox.ID, true)
@@ -129,16 +131,16 @@ func TestForkTellsOfEach(t *testing.T) {
 		t.Errorf("told of %v, %v", told, err)
 	}
 	f.wantNoCheckpoints(t)
-	if err := f.Pause(t.Context(), team, string(source.ID), nil); err != nil {
+	if err := f.Sandboxes.Pause(t.Context(), team, string(source.ID), nil); err != nil {
 		t.Fatal(err)
 	}
-	err = f.ForkEach(t.Context(), forkRequest(source, 2), func(n int, _ Forked) { t.Errorf("told of %d before an error", n) })
+	err = f.Creates.ForkEach(t.Context(), forkRequest(source, 2), func(n int, _ creating.Forked) { t.Errorf("told of %d before an error", n) })
 	wantKind(t, err, errs.ErrConflict, "is paused")
 }
 
 // oneHeld holds up the making of one sandbox.
 type oneHeld struct {
-	Objects
+	sandboxes.Objects
 	until <-chan struct{}
 	once  sync.Once
 }
@@ -165,26 +167,26 @@ func TestForkRefuses(t *testing.T) {
 	with.Env = map[string]string{"TOKEN": "s3cret"}
 	bound := f.mustCreate(t, with)
 	f.edit(t, bound, func(s *agents.Sandbox) { pool.BindEnv(s, false) }) // as a SandboxClaim does
-	if err := f.Pause(t.Context(), team, string(paused.ID), nil); err != nil {
+	if err := f.Sandboxes.Pause(t.Context(), team, string(paused.ID), nil); err != nil {
 		t.Fatal(err)
 	}
 	before := len(f.sandboxes(t))
 	for name, give := range map[string]struct {
-		req  ForkRequest
+		req  creating.ForkRequest
 		kind error
 		text string
 	}{
 		"none":          {forkRequest(v, 0), errs.ErrInvalid, "count: must be from 1 to 100"},
 		"too many":      {forkRequest(v, 101), errs.ErrInvalid, "count: must be from 1 to 100"},
-		"no time":       {ForkRequest{Namespace: team, ID: string(v.ID), Count: 1}, errs.ErrInvalid, "Timeout must be greater than 0"},
-		"another's":     {ForkRequest{Namespace: "team-b", ID: string(v.ID), Count: 1, Timeout: time.Hour}, errs.ErrNotFound, "doesn't exist"},
-		"bad variable":  {ForkRequest{Namespace: team, ID: string(v.ID), Count: 1, Timeout: time.Hour, Env: map[string]string{"A=": ""}}, errs.ErrInvalid, "envVars"},
+		"no time":       {creating.ForkRequest{Namespace: team, ID: string(v.ID), Count: 1}, errs.ErrInvalid, "Timeout must be greater than 0"},
+		"another's":     {creating.ForkRequest{Namespace: "team-b", ID: string(v.ID), Count: 1, Timeout: time.Hour}, errs.ErrNotFound, "doesn't exist"},
+		"bad variable":  {creating.ForkRequest{Namespace: team, ID: string(v.ID), Count: 1, Timeout: time.Hour, Env: map[string]string{"A=": ""}}, errs.ErrInvalid, "envVars"},
 		"paused":        {forkRequest(paused, 1), errs.ErrConflict, "is paused"},
 		"secrets":       {forkRequest(bound, 1), errs.ErrForbidden, "allow it by allowSecrets"},
 		"what went bad": {forkRequest(bad, 2), errs.ErrConflict, "the disk is full"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := f.Fork(t.Context(), give.req)
+			_, err := f.Creates.Fork(t.Context(), give.req)
 			wantKind(t, err, give.kind, give.text)
 		})
 	}
@@ -197,7 +199,7 @@ func TestForkRefuses(t *testing.T) {
 	f.wantNoCheckpoints(t)
 	allowed := forkRequest(bound, 1)
 	allowed.AllowSecrets = true
-	if got, err := f.Fork(t.Context(), allowed); err != nil || got[0].Err != nil {
+	if got, err := f.Creates.Fork(t.Context(), allowed); err != nil || got[0].Err != nil {
 		t.Errorf("with leave: %v, %v", got, err)
 	} else if s := f.object(t, got[0].Sandbox); !pool.BoundEnv(s) || pool.OwnEnv(s) {
 		t.Errorf("a fork with another's variables is marked %v", s.Annotations)
@@ -212,7 +214,7 @@ func TestForkOfOneWithVariablesOfItsOwn(t *testing.T) {
 	with.Env = map[string]string{"TOKEN": "s3cret"}
 	v := f.mustCreate(t, with)
 	for generation := range 3 { // a fork of a fork, too
-		got, err := f.Fork(t.Context(), forkRequest(v, 1))
+		got, err := f.Creates.Fork(t.Context(), forkRequest(v, 1))
 		if err != nil || got[0].Err != nil {
 			t.Fatalf("generation %d: %v, %v", generation, got, err)
 		}
@@ -239,12 +241,12 @@ func TestForkWithinAQuota(t *testing.T) {
 		t.Run(counts, func(t *testing.T) {
 			f := newFixture(t)
 			source, paused := f.mustCreate(t, request("base")), f.mustCreate(t, request("base"))
-			if err := f.Pause(t.Context(), team, string(paused.ID), nil); err != nil {
+			if err := f.Sandboxes.Pause(t.Context(), team, string(paused.ID), nil); err != nil {
 				t.Fatal(err)
 			}
 			f.setQuota(t, quota.AnnotationSandboxes, "4")
 			f.setQuota(t, quota.AnnotationCounts, counts)
-			got, err := f.Fork(t.Context(), forkRequest(source, 10))
+			got, err := f.Creates.Fork(t.Context(), forkRequest(source, 10))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -260,10 +262,10 @@ func TestForkWithinAQuota(t *testing.T) {
 			if made != want {
 				t.Errorf("%d forks, want %d", made, want)
 			}
-			if _, err := f.Create(t.Context(), request("base")); !errors.Is(err, errs.ErrExhausted) {
+			if _, err := f.Creates.Create(t.Context(), request("base")); !errors.Is(err, errs.ErrExhausted) {
 				t.Errorf("one more: %v", err)
 			}
-			all, err := f.Fork(t.Context(), forkRequest(source, 2))
+			all, err := f.Creates.Fork(t.Context(), forkRequest(source, 2))
 			if err != nil || !errors.Is(all[0].Err, errs.ErrExhausted) || !errors.Is(all[1].Err, errs.ErrExhausted) {
 				t.Errorf("without room for any: %v, %v", all, err)
 			}
@@ -280,7 +282,7 @@ func TestForkLeavesNothingOfACallerWhoHasGone(t *testing.T) {
 	var wg sync.WaitGroup
 	f.cluster.Hold(true)
 	wg.Go(func() {
-		if got, err := f.Fork(ctx, forkRequest(source, 4)); err == nil {
+		if got, err := f.Creates.Fork(ctx, forkRequest(source, 4)); err == nil {
 			t.Errorf("Fork = %v", got)
 		}
 	})
@@ -302,7 +304,7 @@ func TestForkMany(t *testing.T) { synctest.Test(t, testForkMany) }
 
 func testForkMany(t *testing.T) {
 	f := newFixture(t)
-	got, err := f.Fork(t.Context(), forkRequest(f.mustCreate(t, request("base")), MaxForks))
+	got, err := f.Creates.Fork(t.Context(), forkRequest(f.mustCreate(t, request("base")), creating.MaxForks))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -313,7 +315,7 @@ func testForkMany(t *testing.T) {
 		}
 		seen[one.Sandbox.ID] = true
 	}
-	if len(seen) != MaxForks {
-		t.Errorf("%d forks, want %d", len(seen), MaxForks)
+	if len(seen) != creating.MaxForks {
+		t.Errorf("%d forks, want %d", len(seen), creating.MaxForks)
 	}
 }

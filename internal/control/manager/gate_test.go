@@ -31,45 +31,45 @@ func TestClosedGate(t *testing.T) {
 
 	gate.Set("disk", errs.Public(nil, "no room"))
 	before := f.objects.writes.Load()
-	wantKind(t, second(f.Create(ctx, request("base"))), errs.ErrUnavailable, "disk: no room")
-	wantKind(t, second(f.Create(ctx, request("sized"))), errs.ErrUnavailable, "disk: no room")
+	wantKind(t, second(f.Creates.Create(ctx, request("base"))), errs.ErrUnavailable, "disk: no room")
+	wantKind(t, second(f.Creates.Create(ctx, request("sized"))), errs.ErrUnavailable, "disk: no room")
 	if wrote := f.objects.writes.Load() - before; wrote != 0 {
 		t.Errorf("%d writes for what was refused", wrote)
 	}
-	if again, err := f.Create(ctx, keyed); err != nil || again.ID != v.ID {
+	if again, err := f.Creates.Create(ctx, keyed); err != nil || again.ID != v.ID {
 		t.Errorf("the same request again = %v, %v; want the sandbox that it made", again.ID, err)
 	}
-	if _, resumed, err := f.Connect(ctx, team, id, time.Hour, nil); err != nil || resumed {
+	if _, resumed, err := f.Sandboxes.Connect(ctx, team, id, time.Hour, nil); err != nil || resumed {
 		t.Errorf("Connect to what runs = %v", err)
 	}
-	if err := f.SetTimeout(ctx, team, id, time.Minute); err != nil {
+	if err := f.Sandboxes.SetTimeout(ctx, team, id, time.Minute); err != nil {
 		t.Errorf("SetTimeout = %v", err)
 	}
-	if err := f.Pause(ctx, team, id, nil); err != nil {
+	if err := f.Sandboxes.Pause(ctx, team, id, nil); err != nil {
 		t.Fatalf("Pause = %v", err)
 	}
-	wantKind(t, second(f.Resume(ctx, team, id, time.Minute, nil)), errs.ErrUnavailable, "disk: no room")
-	wantKind(t, second2(f.Connect(ctx, team, id, time.Minute, nil)), errs.ErrUnavailable, "disk: no room")
+	wantKind(t, second(f.Sandboxes.Resume(ctx, team, id, time.Minute, nil)), errs.ErrUnavailable, "disk: no room")
+	wantKind(t, second2(f.Sandboxes.Connect(ctx, team, id, time.Minute, nil)), errs.ErrUnavailable, "disk: no room")
 	f.memoryIs(t, v.ID, agents.MemoryInRAM)
-	wantKind(t, second(f.Resume(ctx, team, id, time.Minute, new(false))), errs.ErrUnavailable, "disk: no room")
-	if err := errors.Join(second(f.Resume(ctx, team, id, time.Minute, nil)), f.Pause(ctx, team, id, nil)); err != nil {
+	wantKind(t, second(f.Sandboxes.Resume(ctx, team, id, time.Minute, new(false))), errs.ErrUnavailable, "disk: no room")
+	if err := errors.Join(second(f.Sandboxes.Resume(ctx, team, id, time.Minute, nil)), f.Sandboxes.Pause(ctx, team, id, nil)); err != nil {
 		t.Fatalf("Resume of what is in RAM, and Pause = %v", err)
 	}
 	f.memoryIs(t, v.ID, agents.MemoryOnDisk)
 	await(t, func() bool {
-		now, err := f.Get(ctx, team, id)
+		now, err := f.Sandboxes.Get(ctx, team, id)
 		return err == nil && now.Memory == agents.MemoryOnDisk
 	})
-	wantKind(t, second(f.Resume(ctx, team, id, time.Minute, nil)), errs.ErrUnavailable, "disk: no room")
-	if err := f.Kill(ctx, team, string(other.ID)); err != nil {
+	wantKind(t, second(f.Sandboxes.Resume(ctx, team, id, time.Minute, nil)), errs.ErrUnavailable, "disk: no room")
+	if err := f.Sandboxes.Kill(ctx, team, string(other.ID)); err != nil {
 		t.Errorf("Kill = %v", err)
 	}
 
 	gate.Set("disk", nil)
-	if _, err := f.Resume(ctx, team, id, time.Minute, nil); err != nil {
+	if _, err := f.Sandboxes.Resume(ctx, team, id, time.Minute, nil); err != nil {
 		t.Errorf("Resume afterwards = %v", err)
 	}
-	if now, err := f.Get(ctx, team, id); err != nil || now.Memory != "" {
+	if now, err := f.Sandboxes.Get(ctx, team, id); err != nil || now.Memory != "" {
 		t.Errorf("memory of what runs is in %q, %v", now.Memory, err)
 	}
 	f.mustCreate(t, request("base"))
@@ -102,7 +102,7 @@ func TestGateClosesAmidCreate(t *testing.T) {
 	f := newFixture(t, func(c *Config) { c.Gate, c.StartTimeout = gate, time.Hour })
 	f.cluster.Hold(true)
 	failed := make(chan error, 1)
-	go func() { failed <- second(f.Create(t.Context(), request("slow"))) }()
+	go func() { failed <- second(f.Creates.Create(t.Context(), request("slow"))) }()
 	var list []agents.Sandbox
 	await(t, func() bool {
 		list, err = f.cluster.Sandboxes(t.Context(), team)

@@ -25,7 +25,7 @@ func TestWhatAnotherReplicaMade(t *testing.T) {
 	id := string(made.ID)
 	routes := route.NewTable()
 	other := f.replica(t, func(c *Config) { c.Cache, c.Routes = lagging{f.cluster}, routes })
-	if _, err := other.Get(t.Context(), team, id); !errors.Is(err, errs.ErrNotFound) {
+	if _, err := other.Sandboxes.Get(t.Context(), team, id); !errors.Is(err, errs.ErrNotFound) {
 		t.Errorf("without a route: %v", err)
 	}
 	told, ok := f.routes.Lookup(made.ID)
@@ -33,16 +33,16 @@ func TestWhatAnotherReplicaMade(t *testing.T) {
 		t.Fatal("the replica that made it has no route")
 	}
 	routes.Upsert(told.Route)
-	if got, err := other.Get(t.Context(), team, id); err != nil || got.ID != made.ID {
+	if got, err := other.Sandboxes.Get(t.Context(), team, id); err != nil || got.ID != made.ID {
 		t.Errorf("Get = %v, %v", got.ID, err)
 	}
-	if _, err := other.Get(t.Context(), "team-b", id); !errors.Is(err, errs.ErrNotFound) {
+	if _, err := other.Sandboxes.Get(t.Context(), "team-b", id); !errors.Is(err, errs.ErrNotFound) {
 		t.Errorf("by another tenant: %v", err)
 	}
-	if err := other.Kill(t.Context(), team, id); err != nil {
+	if err := other.Sandboxes.Kill(t.Context(), team, id); err != nil {
 		t.Errorf("Kill = %v", err)
 	}
-	if _, err := other.Get(t.Context(), team, id); !errors.Is(err, errs.ErrNotFound) {
+	if _, err := other.Sandboxes.Get(t.Context(), team, id); !errors.Is(err, errs.ErrNotFound) {
 		t.Errorf("after the kill: %v", err)
 	}
 }

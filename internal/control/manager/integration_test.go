@@ -23,7 +23,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/apistatus"
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/cache"
-	"github.com/barchan-dev/barchan/internal/control/claiming"
+	"github.com/barchan-dev/barchan/internal/control/manager/apikeys"
+	"github.com/barchan-dev/barchan/internal/control/manager/creating"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
+	"github.com/barchan-dev/barchan/internal/control/manager/snapshots"
+	"github.com/barchan-dev/barchan/internal/control/manager/templates"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/edge/route"
@@ -53,17 +57,17 @@ func newRealAPI(t *testing.T) (*Manager, *realAPI) {
 	w := &realAPI{api: api, agents: &fakeAgents{}}
 	w.objects = w.cache(t)
 	w.fulfil(t)
-	for _, ns := range []string{team, DefaultPublicNamespace} {
+	for _, ns := range []string{team, templates.PublicNamespace} {
 		err := w.objects.Live().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
 			t.Fatal(err)
 		}
 	}
-	if err := w.objects.Live().Create(t.Context(), fakecluster.Template(DefaultPublicNamespace, "base", "base", fakecluster.Public())); err != nil {
+	if err := w.objects.Live().Create(t.Context(), fakecluster.Template(templates.PublicNamespace, "base", "base", fakecluster.Public())); err != nil {
 		t.Fatal(err)
 	}
 	m, _ := w.manager(t, w.objects)
-	await(t, func() bool { _, err := m.Template(t.Context(), team, "base"); return err == nil })
+	await(t, func() bool { _, err := m.Templates.Get(t.Context(), team, "base"); return err == nil })
 	return m, w
 }
 
@@ -133,19 +137,15 @@ func (w *realAPI) manager(t *testing.T, objects *cache.Cache, change ...func(*Co
 		t.Fatal(err)
 	}
 	cfg := Config{
-		Objects: writer, Cache: objects, Routes: route.NewTable(), Witness: &fakeWitness{}, Tokens: tokens, Log: telemetry.Discard(),
+		Objects: writer, Cache: objects, Routes: route.NewTable(), Agents: &fakeWitness{}, Tokens: tokens, Log: telemetry.Discard(),
 		Picker: members, Quota: quotas, Assumed: assumed, Binder: w.agents,
-		StartTimeout: eventually.Patience, MoveTimeout: eventually.Patience,
+		StartTimeout: eventually.Patience, MoveTimeout: eventually.Patience, SettleTimeout: eventually.Patience, BindTimeout: eventually.Patience,
 	}
 	for _, c := range change {
 		c(&cfg)
 	}
 	m, err := New(cfg)
 	if err != nil {
-		t.Fatal(err)
-	}
-	m.settleIn, m.bindIn = eventually.Patience, eventually.Patience
-	if m.claims, err = claiming.New(m.claimingConfig()); err != nil {
 		t.Fatal(err)
 	}
 	return m, writer
@@ -201,7 +201,7 @@ func TestReadsShowWhatWasWritten(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	page, err := m.List(t.Context(), ListRequest{Namespace: team})
+	page, err := m.Sandboxes.List(t.Context(), sandboxes.ListRequest{Namespace: team})
 	if err != nil || len(page.Items) != 0 {
 		t.Errorf("List = %+v, %v", page, err)
 	}
@@ -209,13 +209,13 @@ func TestReadsShowWhatWasWritten(t *testing.T) {
 
 func live(ctx context.Context, m *Manager, who string) error {
 	metadata := map[string]string{"who": who}
-	v, err := m.Create(ctx, CreateRequest{Namespace: team, Template: "base", Timeout: 30 * time.Second, Secure: true, Metadata: metadata})
+	v, err := m.Creates.Create(ctx, creating.Request{Namespace: team, Template: "base", Timeout: 30 * time.Second, Secure: true, Metadata: metadata})
 	if err != nil {
 		return fmt.Errorf("create: %w", err)
 	}
 	id := string(v.ID)
-	expect := func(state State, minutes int) error {
-		page, err := m.List(ctx, ListRequest{Namespace: team, Metadata: metadata})
+	expect := func(state sandboxes.State, minutes int) error {
+		page, err := m.Sandboxes.List(ctx, sandboxes.ListRequest{Namespace: team, Metadata: metadata})
 		if err != nil || len(page.Items) != 1 || page.Items[0].State != state {
 			return fmt.Errorf("list shows %+v, want one that is %s: %w", page.Items, state, err)
 		}
@@ -229,14 +229,14 @@ func live(ctx context.Context, m *Manager, who string) error {
 	for _, step := range []struct {
 		name    string
 		do      func() error
-		state   State
+		state   sandboxes.State
 		minutes int
 	}{
-		{"extend", func() error { return m.SetTimeout(ctx, team, id, 10*time.Minute) }, StateRunning, 10},
-		{"shorten", func() error { return m.SetTimeout(ctx, team, id, 5*time.Minute) }, StateRunning, 5},
-		{"pause", func() error { return m.Pause(ctx, team, id, nil) }, StatePaused, 0},
-		{"connect", func() error { return second2(m.Connect(ctx, team, id, 7*time.Minute, nil)) }, StateRunning, 7},
-		{"network", func() error { return m.SetNetwork(ctx, team, id, &agents.EgressPolicy{Internet: new(false)}) }, StateRunning, 7},
+		{"extend", func() error { return m.Sandboxes.SetTimeout(ctx, team, id, 10*time.Minute) }, sandboxes.StateRunning, 10},
+		{"shorten", func() error { return m.Sandboxes.SetTimeout(ctx, team, id, 5*time.Minute) }, sandboxes.StateRunning, 5},
+		{"pause", func() error { return m.Sandboxes.Pause(ctx, team, id, nil) }, sandboxes.StatePaused, 0},
+		{"connect", func() error { return second2(m.Sandboxes.Connect(ctx, team, id, 7*time.Minute, nil)) }, sandboxes.StateRunning, 7},
+		{"network", func() error { return m.Sandboxes.SetNetwork(ctx, team, id, &agents.EgressPolicy{Internet: new(false)}) }, sandboxes.StateRunning, 7},
 	} {
 		if err := step.do(); err != nil {
 			return fmt.Errorf("%s: %w", step.name, err)
@@ -245,10 +245,10 @@ func live(ctx context.Context, m *Manager, who string) error {
 			return fmt.Errorf("after %s: %w", step.name, err)
 		}
 	}
-	if err := m.Kill(ctx, team, id); err != nil {
+	if err := m.Sandboxes.Kill(ctx, team, id); err != nil {
 		return fmt.Errorf("kill: %w", err)
 	}
-	if err := m.Kill(ctx, team, id); !errors.Is(err, errs.ErrNotFound) {
+	if err := m.Sandboxes.Kill(ctx, team, id); !errors.Is(err, errs.ErrNotFound) {
 		return fmt.Errorf("second kill: %w", err)
 	}
 	return nil
@@ -256,21 +256,21 @@ func live(ctx context.Context, m *Manager, who string) error {
 
 func TestTheServersOwnRefusalsReachTheUser(t *testing.T) {
 	m := newReal(t)
-	_, err := m.Create(t.Context(), CreateRequest{Namespace: "no-such-team", Template: "base", Timeout: time.Minute})
+	_, err := m.Creates.Create(t.Context(), creating.Request{Namespace: "no-such-team", Template: "base", Timeout: time.Minute})
 	wantKind(t, err, errs.ErrNotFound, `"no-such-team" does not exist`)
 
 	s := &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: team, Name: "x"}}
-	err = apistatus.From("create sandbox", m.objects.Create(t.Context(), s))
+	err = apistatus.From("create sandbox", m.Sandboxes.Objects.Create(t.Context(), s))
 	wantKind(t, err, errs.ErrInvalid, "spec.podTemplate.spec.containers")
 
-	k, secret, err := m.CreateKey(t.Context(), Identity{Namespace: team}, "laptop", nil)
+	k, secret, err := m.Keys.Create(t.Context(), apikeys.Identity{Namespace: team}, "laptop", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if who, err := m.Authenticate(t.Context(), secret); err != nil || who.Namespace != team || who.Key != k.Name {
+	if who, err := m.Keys.Authenticate(t.Context(), secret); err != nil || who.Namespace != team || who.Key != k.Name {
 		t.Errorf("Authenticate at once = %+v, %v", who, err)
 	}
-	if err := client.IgnoreNotFound(m.objects.Get(t.Context(), client.ObjectKey{Namespace: team, Name: "x"}, s)); err != nil {
+	if err := client.IgnoreNotFound(m.Sandboxes.Objects.Get(t.Context(), client.ObjectKey{Namespace: team, Name: "x"}, s)); err != nil {
 		t.Error(err)
 	}
 }
@@ -280,8 +280,8 @@ func TestTheServersOwnRefusalsReachTheUser(t *testing.T) {
 func TestForksOnTheRealServer(t *testing.T) {
 	m, w := newRealAPI(t)
 	ctx := t.Context()
-	source := m.mustCreate(t, CreateRequest{Namespace: team, Template: "base", Timeout: time.Hour, Secure: true, Metadata: map[string]string{"k": "v"}})
-	got, err := m.Fork(ctx, ForkRequest{Namespace: team, ID: string(source.ID), Count: 20, Timeout: time.Minute})
+	source := m.mustCreate(t, creating.Request{Namespace: team, Template: "base", Timeout: time.Hour, Secure: true, Metadata: map[string]string{"k": "v"}})
+	got, err := m.Creates.Fork(ctx, creating.ForkRequest{Namespace: team, ID: string(source.ID), Count: 20, Timeout: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -290,24 +290,24 @@ func TestForksOnTheRealServer(t *testing.T) {
 			t.Errorf("fork %d: %+v, %v", i, one.Sandbox, one.Err)
 		}
 	}
-	if page, err := m.List(ctx, ListRequest{Namespace: team}); err != nil || len(page.Items) != 21 {
+	if page, err := m.Sandboxes.List(ctx, sandboxes.ListRequest{Namespace: team}); err != nil || len(page.Items) != 21 {
 		t.Errorf("%d are listed, %v", len(page.Items), err)
 	}
 	await(t, func() bool {
 		left, err := w.objects.Checkpoints(ctx, "")
 		return err == nil && len(left) == 0
 	})
-	if err := m.Pause(ctx, team, string(source.ID), nil); err != nil {
+	if err := m.Sandboxes.Pause(ctx, team, string(source.ID), nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, resumed, err := m.Connect(ctx, team, string(source.ID), time.Minute, new(false)); err != nil || !resumed {
+	if _, resumed, err := m.Sandboxes.Connect(ctx, team, string(source.ID), time.Minute, new(false)); err != nil || !resumed {
 		t.Errorf("Connect = %v, %v", resumed, err)
 	}
 }
 
-func (m *Manager) mustCreate(t *testing.T, req CreateRequest) Sandbox {
+func (m *Manager) mustCreate(t *testing.T, req creating.Request) sandboxes.Sandbox {
 	t.Helper()
-	v, err := m.Create(t.Context(), req)
+	v, err := m.Creates.Create(t.Context(), req)
 	if err != nil {
 		t.Fatalf("Create: %v", err)
 	}
@@ -318,21 +318,21 @@ func (m *Manager) mustCreate(t *testing.T, req CreateRequest) Sandbox {
 func TestSnapshotsOnTheRealServer(t *testing.T) {
 	m := newReal(t)
 	ctx := t.Context()
-	source := m.mustCreate(t, CreateRequest{Namespace: team, Template: "base", Timeout: time.Hour, Secure: true})
-	snap, err := m.Snapshot(ctx, SnapshotRequest{Namespace: team, ID: string(source.ID), Name: "mine:v1", TTL: time.Hour})
+	source := m.mustCreate(t, creating.Request{Namespace: team, Template: "base", Timeout: time.Hour, Secure: true})
+	snap, err := m.Snapshots.Create(ctx, snapshots.Request{Namespace: team, ID: string(source.ID), Name: "mine:v1", TTL: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if page, _, err := m.Snapshots(ctx, SnapshotListRequest{Namespace: team}); err != nil || len(page) != 1 || page[0].ID != snap.ID {
+	if page, _, err := m.Snapshots.List(ctx, snapshots.ListRequest{Namespace: team}); err != nil || len(page) != 1 || page[0].ID != snap.ID {
 		t.Errorf("Snapshots = %+v, %v", page, err)
 	}
-	if again := m.mustCreate(t, CreateRequest{Namespace: team, Template: snap.ID, Timeout: time.Hour}); again.TemplateID != source.TemplateID {
+	if again := m.mustCreate(t, creating.Request{Namespace: team, Template: snap.ID, Timeout: time.Hour}); again.TemplateID != source.TemplateID {
 		t.Errorf("Create = %+v", again)
 	}
-	if err := m.DeleteSnapshot(ctx, team, snap.ID); err != nil {
+	if err := m.Snapshots.Delete(ctx, team, snap.ID); err != nil {
 		t.Error(err)
 	}
-	if err := m.DeleteSnapshot(ctx, team, snap.ID); !errors.Is(err, errs.ErrNotFound) {
+	if err := m.Snapshots.Delete(ctx, team, snap.ID); !errors.Is(err, errs.ErrNotFound) {
 		t.Errorf("Delete again = %v", err)
 	}
 }

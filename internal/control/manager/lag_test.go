@@ -10,6 +10,8 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/control/manager/creating"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 )
 
 // stale is a cache whose watch of one sandbox lags: it returns an old copy until the API server is read
@@ -27,7 +29,7 @@ func (c stale) SandboxByID(ctx context.Context, id sandbox.ID) (*agents.Sandbox,
 }
 
 // behind returns a replica that has the sandbox in its cache as it is now, whatever is written later.
-func (f fixture) behind(t *testing.T, v Sandbox) *Manager {
+func (f fixture) behind(t *testing.T, v sandboxes.Sandbox) *Manager {
 	t.Helper()
 	old := &atomic.Pointer[agents.Sandbox]{}
 	old.Store(f.object(t, v))
@@ -39,42 +41,44 @@ func (f fixture) behind(t *testing.T, v Sandbox) *Manager {
 func TestNothingToDoIsDecidedLive(t *testing.T) {
 	type op func(ctx context.Context, m *Manager, id string) error
 	connect := func(ctx context.Context, m *Manager, id string) error {
-		return second2(m.Connect(ctx, team, id, 30*time.Minute, nil))
+		return second2(m.Sandboxes.Connect(ctx, team, id, 30*time.Minute, nil))
 	}
 	refresh := func(ctx context.Context, m *Manager, id string) error {
-		return m.Refresh(ctx, team, id, 30*time.Minute)
+		return m.Sandboxes.Refresh(ctx, team, id, 30*time.Minute)
 	}
-	pause := func(ctx context.Context, m *Manager, id string) error { return m.Pause(ctx, team, id, nil) }
+	pause := func(ctx context.Context, m *Manager, id string) error { return m.Sandboxes.Pause(ctx, team, id, nil) }
 	resume := func(ctx context.Context, m *Manager, id string) error {
-		return second(m.Resume(ctx, team, id, 30*time.Minute, nil))
+		return second(m.Sandboxes.Resume(ctx, team, id, 30*time.Minute, nil))
 	}
-	wake := func(ctx context.Context, m *Manager, id string) error { return m.Wake(ctx, sandbox.ID(id)) }
+	wake := func(ctx context.Context, m *Manager, id string) error { return m.Sandboxes.Wake(ctx, sandbox.ID(id)) }
 	timeout := func(d time.Duration) op {
-		return func(ctx context.Context, m *Manager, id string) error { return m.SetTimeout(ctx, team, id, d) }
+		return func(ctx context.Context, m *Manager, id string) error {
+			return m.Sandboxes.SetTimeout(ctx, team, id, d)
+		}
 	}
 	fork := func(ctx context.Context, m *Manager, id string) error {
-		return second(m.Fork(ctx, ForkRequest{Namespace: team, ID: id, Count: 1, Timeout: time.Hour}))
+		return second(m.Creates.Fork(ctx, creating.ForkRequest{Namespace: team, ID: id, Count: 1, Timeout: time.Hour}))
 	}
 	network := func(ctx context.Context, m *Manager, id string) error {
-		return m.SetNetwork(ctx, team, id, &agents.EgressPolicy{DenyOut: []string{"1.1.1.1"}})
+		return m.Sandboxes.SetNetwork(ctx, team, id, &agents.EgressPolicy{DenyOut: []string{"1.1.1.1"}})
 	}
 	for name, give := range map[string]struct {
 		before, between, do op // between is what the replica does not see
 		kind                error
-		state               State
+		state               sandboxes.State
 		left                time.Duration
 	}{
-		"connect after a shorter timeout": {between: timeout(10 * time.Second), do: connect, state: StateRunning, left: 30 * time.Minute},
-		"refresh after a shorter timeout": {between: timeout(10 * time.Second), do: refresh, state: StateRunning, left: 30 * time.Minute},
-		"network after a shorter timeout": {between: timeout(10 * time.Minute), do: network, state: StateRunning, left: 10 * time.Minute},
-		"connect after a pause":           {between: pause, do: connect, state: StateRunning, left: 30 * time.Minute},
-		"resume after a pause":            {between: pause, do: resume, state: StateRunning, left: 30 * time.Minute},
-		"wake after a pause":              {between: pause, do: wake, state: StateRunning, left: time.Hour},
-		"pause after a pause":             {between: pause, do: pause, kind: errs.ErrConflict, state: StatePaused},
-		"pause after a resume":            {before: pause, between: resume, do: pause, state: StatePaused},
-		"timeout after a resume":          {before: pause, between: resume, do: timeout(2 * time.Hour), state: StateRunning, left: 2 * time.Hour},
-		"resume after a resume":           {before: pause, between: resume, do: resume, kind: errs.ErrConflict, state: StateRunning, left: 30 * time.Minute},
-		"fork after a resume":             {before: pause, between: resume, do: fork, state: StateRunning, left: 30 * time.Minute},
+		"connect after a shorter timeout": {between: timeout(10 * time.Second), do: connect, state: sandboxes.StateRunning, left: 30 * time.Minute},
+		"refresh after a shorter timeout": {between: timeout(10 * time.Second), do: refresh, state: sandboxes.StateRunning, left: 30 * time.Minute},
+		"network after a shorter timeout": {between: timeout(10 * time.Minute), do: network, state: sandboxes.StateRunning, left: 10 * time.Minute},
+		"connect after a pause":           {between: pause, do: connect, state: sandboxes.StateRunning, left: 30 * time.Minute},
+		"resume after a pause":            {between: pause, do: resume, state: sandboxes.StateRunning, left: 30 * time.Minute},
+		"wake after a pause":              {between: pause, do: wake, state: sandboxes.StateRunning, left: time.Hour},
+		"pause after a pause":             {between: pause, do: pause, kind: errs.ErrConflict, state: sandboxes.StatePaused},
+		"pause after a resume":            {before: pause, between: resume, do: pause, state: sandboxes.StatePaused},
+		"timeout after a resume":          {before: pause, between: resume, do: timeout(2 * time.Hour), state: sandboxes.StateRunning, left: 2 * time.Hour},
+		"resume after a resume":           {before: pause, between: resume, do: resume, kind: errs.ErrConflict, state: sandboxes.StateRunning, left: 30 * time.Minute},
+		"fork after a resume":             {before: pause, between: resume, do: fork, state: sandboxes.StateRunning, left: 30 * time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)
@@ -95,7 +99,7 @@ func TestNothingToDoIsDecidedLive(t *testing.T) {
 				t.Fatalf("it is answered %v, want %v", err, give.kind)
 			}
 			got := f.mustGet(t, id)
-			if left := time.Until(got.EndAt).Round(time.Minute); got.State != give.state || (give.state == StateRunning && left != give.left) {
+			if left := time.Until(got.EndAt).Round(time.Minute); got.State != give.state || (give.state == sandboxes.StateRunning && left != give.left) {
 				t.Errorf("it is %s and ends in %s, want %s and %s", got.State, left, give.state, give.left)
 			}
 		})

@@ -6,13 +6,14 @@ import (
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 )
 
 func TestList(t *testing.T) {
 	f := newFixture(t)
 	ctx := t.Context()
 	old := time.Now().Add(-time.Hour).Truncate(time.Second)
-	var made []Sandbox
+	var made []sandboxes.Sandbox
 	for i := range 7 {
 		req := request("base")
 		if i%2 == 1 {
@@ -25,27 +26,27 @@ func TestList(t *testing.T) {
 		}
 		made = append(made, v)
 	}
-	if err := f.Pause(ctx, team, string(made[6].ID), nil); err != nil {
+	if err := f.Sandboxes.Pause(ctx, team, string(made[6].ID), nil); err != nil {
 		t.Fatal(err)
 	}
 	for name, give := range map[string]struct {
-		req         ListRequest
+		req         sandboxes.ListRequest
 		enqueueDial string
 		running     int
 	}{
-		"all":           {ListRequest{}, "6543210", 6},
-		"oldest first":  {ListRequest{OldestFirst: true}, "0123456", 6},
-		"metadata":      {ListRequest{Metadata: map[string]string{"half": "0", "käse & co": "a+b=c%"}}, "3210", 4},
-		"none matches":  {ListRequest{Metadata: map[string]string{"half": "0", "n": "5"}}, "", 0},
-		"running":       {ListRequest{States: []State{StateRunning}}, "543210", 6},
-		"paused":        {ListRequest{States: []State{StatePaused}}, "6", 6},
-		"template":      {ListRequest{Template: "sized"}, "531", 3},
-		"alias":         {ListRequest{Template: "default-base"}, "6420", 3},
-		"template ID":   {ListRequest{Template: made[1].TemplateID}, "531", 3},
-		"name":          {ListRequest{Name: made[4].Name}, "4", 1},
-		"no name":       {ListRequest{Name: string(made[4].ID)}, "", 0},
-		"no template":   {ListRequest{Template: "nope"}, "", 0},
-		"started after": {ListRequest{StartedAfter: old.Add(4 * time.Minute)}, "654", 2},
+		"all":           {sandboxes.ListRequest{}, "6543210", 6},
+		"oldest first":  {sandboxes.ListRequest{OldestFirst: true}, "0123456", 6},
+		"metadata":      {sandboxes.ListRequest{Metadata: map[string]string{"half": "0", "käse & co": "a+b=c%"}}, "3210", 4},
+		"none matches":  {sandboxes.ListRequest{Metadata: map[string]string{"half": "0", "n": "5"}}, "", 0},
+		"running":       {sandboxes.ListRequest{States: []sandboxes.State{sandboxes.StateRunning}}, "543210", 6},
+		"paused":        {sandboxes.ListRequest{States: []sandboxes.State{sandboxes.StatePaused}}, "6", 6},
+		"template":      {sandboxes.ListRequest{Template: "sized"}, "531", 3},
+		"alias":         {sandboxes.ListRequest{Template: "default-base"}, "6420", 3},
+		"template ID":   {sandboxes.ListRequest{Template: made[1].TemplateID}, "531", 3},
+		"name":          {sandboxes.ListRequest{Name: made[4].Name}, "4", 1},
+		"no name":       {sandboxes.ListRequest{Name: string(made[4].ID)}, "", 0},
+		"no template":   {sandboxes.ListRequest{Template: "nope"}, "", 0},
+		"started after": {sandboxes.ListRequest{StartedAfter: old.Add(4 * time.Minute)}, "654", 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			give.req.Namespace = team
@@ -53,7 +54,7 @@ func TestList(t *testing.T) {
 				give.req.Limit, give.req.Cursor = limit, ""
 				got := ""
 				for {
-					page, err := f.List(ctx, give.req)
+					page, err := f.Sandboxes.List(ctx, give.req)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -73,14 +74,14 @@ func TestList(t *testing.T) {
 			}
 		})
 	}
-	_, err := f.List(ctx, ListRequest{Namespace: team, Cursor: "bogus!"})
+	_, err := f.Sandboxes.List(ctx, sandboxes.ListRequest{Namespace: team, Cursor: "bogus!"})
 	wantKind(t, err, errs.ErrInvalid, "nextToken")
-	oldest, err := f.List(ctx, ListRequest{Namespace: team, OldestFirst: true, Limit: 1})
+	oldest, err := f.Sandboxes.List(ctx, sandboxes.ListRequest{Namespace: team, OldestFirst: true, Limit: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = f.List(ctx, ListRequest{Namespace: team, Cursor: oldest.Next}) // of the other order
+	_, err = f.Sandboxes.List(ctx, sandboxes.ListRequest{Namespace: team, Cursor: oldest.Next}) // of the other order
 	wantKind(t, err, errs.ErrInvalid, "nextToken")
-	_, err = f.List(ctx, ListRequest{Namespace: team, Limit: 101})
+	_, err = f.Sandboxes.List(ctx, sandboxes.ListRequest{Namespace: team, Limit: 101})
 	wantKind(t, err, errs.ErrInvalid, "limit")
 }

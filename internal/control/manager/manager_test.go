@@ -24,6 +24,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/cache"
+	"github.com/barchan-dev/barchan/internal/control/manager/creating"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
+	"github.com/barchan-dev/barchan/internal/control/manager/templates"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/edge/route"
@@ -34,10 +37,8 @@ import (
 
 // What production hands in must fit.
 var (
-	_ Cache  = (*cache.Cache)(nil)
-	_ Routes = (*route.Table)(nil)
-	_ Picker = (*picker.Picker)(nil)
-	_ Quota  = (*quota.Quotas)(nil)
+	_ Cache            = (*cache.Cache)(nil)
+	_ sandboxes.Routes = (*route.Table)(nil)
 )
 
 const team = "team-a"
@@ -88,7 +89,7 @@ func (f *fakeAgents) of(s *agents.Sandbox) []envd.InitRequest {
 
 // counted counts writes.
 type counted struct {
-	Objects
+	sandboxes.Objects
 	writes atomic.Int64
 }
 
@@ -122,14 +123,14 @@ func newFixture(t *testing.T, change ...func(*Config)) fixture {
 	f := fixture{
 		cluster: fakecluster.New(
 			t,
-			fakecluster.Template(DefaultPublicNamespace, "base", "base", fakecluster.Public("default-base")),
-			fakecluster.Template(DefaultPublicNamespace, "private", "base"),
+			fakecluster.Template(templates.PublicNamespace, "base", "base", fakecluster.Public("default-base")),
+			fakecluster.Template(templates.PublicNamespace, "private", "base"),
 			fakecluster.Template(team, "broken", fakecluster.ImageBroken),
 			fakecluster.Template(team, "slow", fakecluster.ImageSlow),
 			fakecluster.Template("team-b", "secret", "base"),
 			fakecluster.Template(team, "sized", "base", sized),
-			fakecluster.Pool(team, "base", DefaultPublicNamespace, "base"),
-			fakecluster.Pool("team-b", "base", DefaultPublicNamespace, "base"),
+			fakecluster.Pool(team, "base", templates.PublicNamespace, "base"),
+			fakecluster.Pool("team-b", "base", templates.PublicNamespace, "base"),
 			fakecluster.Pool(team, "sized", "", "sized"),
 			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: team}},
 		),
@@ -137,7 +138,7 @@ func newFixture(t *testing.T, change ...func(*Config)) fixture {
 	}
 	f.objects = &counted{Objects: f.cluster}
 	f.Manager = f.replica(t, change...)
-	f.quotas, _ = f.cfg.Quota.(*quota.Quotas)
+	f.quotas = f.Sandboxes.Quota
 	return f
 }
 
@@ -166,7 +167,7 @@ func (f fixture) replica(t *testing.T, change ...func(*Config)) *Manager {
 		}
 	})
 	cfg := Config{
-		Objects: f.objects, Cache: f.cluster, Routes: f.routes, Witness: f.witness, Tokens: tokens, Log: telemetry.Discard(),
+		Objects: f.objects, Cache: f.cluster, Routes: f.routes, Agents: f.witness, Tokens: tokens, Log: telemetry.Discard(),
 		Picker: members, Quota: quotas, Assumed: assumed, Binder: f.agents,
 		DiskUsed:     func(context.Context, sandbox.Ref) (int64, error) { return 4096, nil },
 		StartTimeout: eventually.Patience, MoveTimeout: eventually.Patience,
@@ -210,13 +211,13 @@ func sized(t *extensions.SandboxTemplate) {
 	}}
 }
 
-func request(template string) CreateRequest {
-	return CreateRequest{Namespace: team, Template: template, Timeout: time.Hour, Secure: true}
+func request(template string) creating.Request {
+	return creating.Request{Namespace: team, Template: template, Timeout: time.Hour, Secure: true}
 }
 
-func (f fixture) mustCreate(t *testing.T, req CreateRequest) Sandbox {
+func (f fixture) mustCreate(t *testing.T, req creating.Request) sandboxes.Sandbox {
 	t.Helper()
-	v, err := f.Create(t.Context(), req)
+	v, err := f.Creates.Create(t.Context(), req)
 	if err != nil {
 		t.Fatalf("Create: %v", err)
 	}
@@ -232,7 +233,7 @@ func (f fixture) wantReachable(t *testing.T, id sandbox.ID, want bool) {
 }
 
 // object reads the sandbox behind a view.
-func (f fixture) object(t *testing.T, v Sandbox) *agents.Sandbox {
+func (f fixture) object(t *testing.T, v sandboxes.Sandbox) *agents.Sandbox {
 	t.Helper()
 	s := &agents.Sandbox{}
 	if err := f.cluster.Get(t.Context(), client.ObjectKey{Namespace: v.Namespace, Name: v.Name}, s); err != nil {
@@ -242,7 +243,7 @@ func (f fixture) object(t *testing.T, v Sandbox) *agents.Sandbox {
 }
 
 // edit writes a sandbox anew, as often as its controller does so meanwhile.
-func (f fixture) edit(t *testing.T, v Sandbox, change func(*agents.Sandbox)) {
+func (f fixture) edit(t *testing.T, v sandboxes.Sandbox, change func(*agents.Sandbox)) {
 	t.Helper()
 	for {
 		s := f.object(t, v)

@@ -18,10 +18,13 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/control/manager/creating"
+	"github.com/barchan-dev/barchan/internal/control/manager/idempotency"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 )
 
-func keyed(key string) CreateRequest {
+func keyed(key string) creating.Request {
 	req := request("base")
 	req.IdempotencyKey, req.Metadata = key, map[string]string{"a": "1", "b": "2"}
 	return req
@@ -38,8 +41,8 @@ func TestIdempotentCreate(t *testing.T) {
 			}
 			other := keyed("k")
 			other.Metadata["b"] = "3"
-			_, err := f.Create(t.Context(), other)
-			wantKind(t, err, ErrKeyReused, "Idempotency-Key")
+			_, err := f.Creates.Create(t.Context(), other)
+			wantKind(t, err, idempotency.ErrKeyReused, "Idempotency-Key")
 			if v := f.mustCreate(t, keyed("another")); v.ID == first.ID {
 				t.Error("another key gave the same sandbox")
 			}
@@ -50,19 +53,19 @@ func TestIdempotentCreate(t *testing.T) {
 			}
 			f.wantAlive(t, 2, max(members-2, 0))
 
-			if err := f.Pause(t.Context(), team, string(first.ID), nil); err != nil {
+			if err := f.Sandboxes.Pause(t.Context(), team, string(first.ID), nil); err != nil {
 				t.Fatal(err)
 			}
-			if again := f.mustCreate(t, keyed("k")); again.ID != first.ID || again.State != StatePaused {
+			if again := f.mustCreate(t, keyed("k")); again.ID != first.ID || again.State != sandboxes.StatePaused {
 				t.Errorf("while it sleeps, create gave %s, %s", again.ID, again.State)
 			}
-			if err := f.Kill(t.Context(), team, string(first.ID)); err != nil {
+			if err := f.Sandboxes.Kill(t.Context(), team, string(first.ID)); err != nil {
 				t.Fatal(err)
 			}
 			if v := f.mustCreate(t, other); v.ID == first.ID {
 				t.Error("a key that is free again gave what is dead")
 			}
-			if _, err := f.Create(t.Context(), keyed("k")); !errors.Is(err, ErrKeyReused) {
+			if _, err := f.Creates.Create(t.Context(), keyed("k")); !errors.Is(err, idempotency.ErrKeyReused) {
 				t.Errorf("the first body under the second's key: %v", err)
 			}
 		})
@@ -75,7 +78,7 @@ func TestKeys(t *testing.T) {
 		f.mustCreate(t, keyed(key))
 	}
 	for _, key := range []string{"\x00", "a\n", "é", "\x7f", strings.Repeat("k", 256)} {
-		_, err := f.Create(t.Context(), keyed(key))
+		_, err := f.Creates.Create(t.Context(), keyed(key))
 		wantKind(t, err, errs.ErrInvalid, "Idempotency-Key: must have")
 	}
 	f.wantAlive(t, 4, 0)
@@ -90,7 +93,7 @@ func TestOneFlightForOneKey(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range ids {
 		wg.Go(func() {
-			v, err := managers[i%2].Create(t.Context(), keyed("k"))
+			v, err := managers[i%2].Creates.Create(t.Context(), keyed("k"))
 			if err != nil {
 				t.Errorf("Create: %v", err)
 			}
@@ -114,10 +117,10 @@ func TestACallerThatGoesAwayHarmsNoOther(t *testing.T) {
 	f := newFixture(t)
 	f.cluster.Hold(true)
 	ctx, leave := context.WithCancel(t.Context())
-	results := make(chan Sandbox, 2)
+	results := make(chan sandboxes.Sandbox, 2)
 	for _, ctx := range []context.Context{ctx, t.Context()} {
 		go func() {
-			v, err := f.Create(ctx, keyed("k"))
+			v, err := f.Creates.Create(ctx, keyed("k"))
 			if err != nil {
 				t.Errorf("Create: %v", err)
 			}
@@ -127,13 +130,13 @@ func TestACallerThatGoesAwayHarmsNoOther(t *testing.T) {
 	}
 	impatient, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := f.Create(impatient, keyed("k")); !errors.Is(err, context.Canceled) {
+	if _, err := f.Creates.Create(impatient, keyed("k")); !errors.Is(err, context.Canceled) {
 		t.Errorf("who joins and leaves: %v", err)
 	}
 	other := keyed("k")
 	other.Template = "sized"
-	_, err := f.Create(t.Context(), other)
-	wantKind(t, err, ErrKeyReused, "Idempotency-Key")
+	_, err := f.Creates.Create(t.Context(), other)
+	wantKind(t, err, idempotency.ErrKeyReused, "Idempotency-Key")
 	leave()
 	f.cluster.Hold(false)
 	if a, b := <-results, <-results; a.ID != b.ID || a.ID == "" {
@@ -144,7 +147,7 @@ func TestACallerThatGoesAwayHarmsNoOther(t *testing.T) {
 
 // mortal is the API server as a process sees it that is killed: after so many writes of sandboxes none gets through.
 type mortal struct {
-	Objects
+	sandboxes.Objects
 	left atomic.Int64
 }
 
@@ -211,7 +214,7 @@ func testRetryAcrossACrash(t *testing.T, members, writes int, answered, given, c
 	other := f.replica(t, func(c *Config) { c.Binder = after })
 	var ids []sandbox.ID
 	for range 2 {
-		v, err := other.Create(t.Context(), req)
+		v, err := other.Creates.Create(t.Context(), req)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -225,7 +228,7 @@ func testRetryAcrossACrash(t *testing.T, members, writes int, answered, given, c
 		if heard := after.of(s); members > 0 && (len(heard) == 0 || heard[0].EnvVars["A"] != "1" || heard[0].Open) {
 			t.Errorf("the agent heard %+v, want its variables", heard)
 		}
-		if left := time.Until(v.EndAt); left > time.Hour+2*time.Second || s.Annotations[AnnotationIdempotencyPending] != "" {
+		if left := time.Until(v.EndAt); left > time.Hour+2*time.Second || s.Annotations[idempotency.AnnotationPending] != "" {
 			t.Errorf("it is not finished: ends in %s, marked %v", left, s.Annotations)
 		}
 		ids = append(ids, v.ID)
@@ -237,7 +240,7 @@ func testRetryAcrossACrash(t *testing.T, members, writes int, answered, given, c
 }
 
 // createAndDie has a manager make a sandbox and end after so many writes. The sandbox runs on.
-func (f fixture) createAndDie(t *testing.T, req CreateRequest, members, writes int, answered bool) *agents.Sandbox {
+func (f fixture) createAndDie(t *testing.T, req creating.Request, members, writes int, answered bool) *agents.Sandbox {
 	t.Helper()
 	dying := &mortal{Objects: f.objects}
 	dying.left.Store(int64(writes))
@@ -252,7 +255,7 @@ func (f fixture) createAndDie(t *testing.T, req CreateRequest, members, writes i
 		silent.fail(1)
 	}
 	before := f.replica(t, func(c *Config) { c.Objects, c.Picker, c.Binder = dying, m, silent })
-	if _, err := before.Create(t.Context(), req); (err == nil) != answered {
+	if _, err := before.Creates.Create(t.Context(), req); (err == nil) != answered {
 		t.Fatalf("Create = %v, want an answer: %v", err, answered)
 	}
 	all := f.sandboxes(t)
@@ -282,12 +285,12 @@ func testAFailedCreateKeepsNoKey(t *testing.T) {
 	req := keyed("k")
 	req.Template = "slow"
 	for range 2 {
-		_, err := f.Create(t.Context(), req)
+		_, err := f.Creates.Create(t.Context(), req)
 		wantKind(t, err, errs.ErrTimeout, "was not ready")
 	}
 	f.wantNothingLeft(t)
 	f.changeImage(t, "slow", "base")
-	if s := f.object(t, f.mustCreate(t, req)); !strings.HasPrefix(s.Name, "once-") || s.Annotations[AnnotationIdempotencyBody] == "" {
+	if s := f.object(t, f.mustCreate(t, req)); !strings.HasPrefix(s.Name, "once-") || s.Annotations[idempotency.AnnotationBody] == "" {
 		t.Errorf("name %s, annotations %v", s.Name, s.Annotations)
 	}
 }

@@ -5,6 +5,10 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/barchan-dev/barchan/internal/control/manager/apikeys"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
+	"github.com/barchan-dev/barchan/internal/control/manager/snapshots"
 )
 
 // TestOrderWithinASecond: lists have the newest first, however a sandbox came to be.
@@ -28,16 +32,16 @@ func testOrderWithinASecond(t *testing.T) {
 		made(string(v.ID))
 		if i%4 == 3 { // resumed, it has begun again
 			first := want[len(want)-1]
-			if err := f.Pause(ctx, team, first, nil); err != nil {
+			if err := f.Sandboxes.Pause(ctx, team, first, nil); err != nil {
 				t.Fatal(err)
 			}
-			if _, _, err := f.Connect(ctx, team, first, time.Hour, nil); err != nil {
+			if _, _, err := f.Sandboxes.Connect(ctx, team, first, time.Hour, nil); err != nil {
 				t.Fatal(err)
 			}
 			made(first)
 		}
 	}
-	fork, err := f.Fork(ctx, forkRequest(Sandbox{ID: f.mustGet(t, want[0]).ID}, 1))
+	fork, err := f.Creates.Fork(ctx, forkRequest(sandboxes.Sandbox{ID: f.mustGet(t, want[0]).ID}, 1))
 	if err != nil || fork[0].Err != nil {
 		t.Fatal(err, fork)
 	}
@@ -47,8 +51,8 @@ func testOrderWithinASecond(t *testing.T) {
 	}
 	for _, limit := range []int{1, 5, 100} {
 		var got []string
-		for req := (ListRequest{Namespace: team, Limit: limit}); ; {
-			page, err := f.List(ctx, req)
+		for req := (sandboxes.ListRequest{Namespace: team, Limit: limit}); ; {
+			page, err := f.Sandboxes.List(ctx, req)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -65,9 +69,9 @@ func testOrderWithinASecond(t *testing.T) {
 	}
 }
 
-func (f fixture) mustGet(t *testing.T, id string) Sandbox {
+func (f fixture) mustGet(t *testing.T, id string) sandboxes.Sandbox {
 	t.Helper()
-	v, err := f.Get(t.Context(), team, id)
+	v, err := f.Sandboxes.Get(t.Context(), team, id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,12 +89,12 @@ func testOrderOfSnapshotsAndKeysWithinASecond(t *testing.T) {
 	names := []string{"b:2", "a:9", "c:1", "a:0", "z:z", "b:1"}
 	for _, name := range names {
 		f.mustSnapshot(t, v, name)
-		if _, _, err := f.CreateKey(t.Context(), Identity{Namespace: team}, name, nil); err != nil {
+		if _, _, err := f.Keys.Create(t.Context(), apikeys.Identity{Namespace: team}, name, nil); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-	keys, err := f.Keys(t.Context(), team)
+	keys, err := f.Keys.List(t.Context(), team)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,8 +107,8 @@ func testOrderOfSnapshotsAndKeysWithinASecond(t *testing.T) {
 	}
 	slices.Reverse(names)
 	got = nil
-	for req := (SnapshotListRequest{Namespace: team, Limit: 2}); ; {
-		page, next, err := f.Snapshots(t.Context(), req)
+	for req := (snapshots.ListRequest{Namespace: team, Limit: 2}); ; {
+		page, next, err := f.Snapshots.List(t.Context(), req)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -118,7 +122,7 @@ func testOrderOfSnapshotsAndKeysWithinASecond(t *testing.T) {
 	if !slices.Equal(got, names) {
 		t.Errorf("snapshots are %v, want %v: the newest first", got, names)
 	}
-	if newest, err := f.snapshotByID(t.Context(), team, "a"); err != nil || newest.ID != "a:0" {
-		t.Errorf("the newest of a is %s, %v", newest.ID, err)
+	if newest, err := f.Snapshots.Find(t.Context(), team, "a"); err != nil || newest.SnapshotID() != "a:0" {
+		t.Errorf("the newest of a is %s, %v", newest.SnapshotID(), err)
 	}
 }

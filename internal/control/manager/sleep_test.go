@@ -9,6 +9,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
 )
 
@@ -16,11 +17,11 @@ func TestResumeFromFiles(t *testing.T) {
 	f := newFixture(t)
 	v := f.mustCreate(t, request("base"))
 	ctx, id := t.Context(), string(v.ID)
-	if err := f.Pause(ctx, team, id, nil); err != nil {
+	if err := f.Sandboxes.Pause(ctx, team, id, nil); err != nil {
 		t.Fatal(err)
 	}
 	writes := f.objects.writes.Load()
-	if _, resumed, err := f.Connect(ctx, team, id, time.Minute, new(false)); err != nil || !resumed {
+	if _, resumed, err := f.Sandboxes.Connect(ctx, team, id, time.Minute, new(false)); err != nil || !resumed {
 		t.Fatalf("Connect = %v, %v", resumed, err)
 	}
 	if n := f.objects.writes.Load() - writes; n != 2 {
@@ -29,7 +30,7 @@ func TestResumeFromFiles(t *testing.T) {
 	if b := f.object(t, v).Spec.Barchan; b.Resume != agents.ResumeMemory {
 		t.Errorf("the next resume would be from %q too", b.Resume)
 	}
-	if got, err := f.Get(ctx, team, id); err != nil || got.AgentToken != v.AgentToken {
+	if got, err := f.Sandboxes.Get(ctx, team, id); err != nil || got.AgentToken != v.AgentToken {
 		t.Errorf("Get = %+v, %v", got, err)
 	}
 }
@@ -38,7 +39,7 @@ func TestPauseForgetsHowItWasResumed(t *testing.T) {
 	f := newFixture(t)
 	v := f.mustCreate(t, request("base"))
 	f.edit(t, v, func(s *agents.Sandbox) { s.Spec.Barchan.Resume = agents.ResumeFiles })
-	if err := f.Pause(t.Context(), team, string(v.ID), nil); err != nil {
+	if err := f.Sandboxes.Pause(t.Context(), team, string(v.ID), nil); err != nil {
 		t.Fatal(err)
 	}
 	if b := f.object(t, v).Spec.Barchan; b.Resume != agents.ResumeMemory {
@@ -50,8 +51,8 @@ func TestPauseForgetsHowItWasResumed(t *testing.T) {
 func TestFailedPause(t *testing.T) {
 	f := newFixture(t)
 	v := f.mustCreate(t, f.imaged(t, fakecluster.ImageRestless))
-	wantKind(t, f.Pause(t.Context(), team, string(v.ID), nil), errs.ErrUnavailable, "could not be paused, and runs on: the disk is full")
-	if got, err := f.Get(t.Context(), team, string(v.ID)); err != nil || got.State != StateRunning || !got.EndAt.Equal(v.EndAt) {
+	wantKind(t, f.Sandboxes.Pause(t.Context(), team, string(v.ID), nil), errs.ErrUnavailable, "could not be paused, and runs on: the disk is full")
+	if got, err := f.Sandboxes.Get(t.Context(), team, string(v.ID)); err != nil || got.State != sandboxes.StateRunning || !got.EndAt.Equal(v.EndAt) {
 		t.Errorf("Get = %+v, %v", got, err)
 	}
 	f.wantReachable(t, v.ID, true)
@@ -63,11 +64,11 @@ func TestFailedResume(t *testing.T) {
 	f := newFixture(t)
 	v := f.mustCreate(t, f.imaged(t, fakecluster.ImageStuck))
 	ctx, id := t.Context(), string(v.ID)
-	if err := f.Pause(ctx, team, id, nil); err != nil {
+	if err := f.Sandboxes.Pause(ctx, team, id, nil); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		_, _, err := f.Connect(ctx, team, id, time.Minute, nil)
+		_, _, err := f.Sandboxes.Connect(ctx, team, id, time.Minute, nil)
 		wantKind(t, err, errs.ErrConflict, "cannot be resumed, and stays paused: the memory is damaged")
 		s := f.object(t, v)
 		if s.Spec.OperatingMode != agents.ModeSuspended || s.Spec.ShutdownTime != nil {
@@ -75,15 +76,15 @@ func TestFailedResume(t *testing.T) {
 		}
 		f.wantReachable(t, v.ID, false)
 	}
-	_, err := f.Resume(ctx, team, id, time.Minute, nil)
+	_, err := f.Sandboxes.Resume(ctx, team, id, time.Minute, nil)
 	wantKind(t, err, errs.ErrConflict, "the memory is damaged")
-	if got, err := f.Get(ctx, team, id); err != nil || got.State != StatePaused {
+	if got, err := f.Sandboxes.Get(ctx, team, id); err != nil || got.State != sandboxes.StatePaused {
 		t.Errorf("Get = %v, %v", got.State, err)
 	}
 	if use, _ := f.quotas.Used(team); use.Sandboxes != 0 {
 		t.Errorf("%d count as running", use.Sandboxes)
 	}
-	if _, resumed, err := f.Connect(ctx, team, id, time.Minute, new(false)); err != nil || !resumed {
+	if _, resumed, err := f.Sandboxes.Connect(ctx, team, id, time.Minute, new(false)); err != nil || !resumed {
 		t.Errorf("from its files: %v, %v", resumed, err)
 	}
 }
@@ -93,13 +94,13 @@ func TestFailedResumesAtOnce(t *testing.T) {
 	req := f.imaged(t, fakecluster.ImageStuck)
 	req.AutoResume = true
 	v := f.mustCreate(t, req)
-	if err := f.Pause(t.Context(), team, string(v.ID), nil); err != nil {
+	if err := f.Sandboxes.Pause(t.Context(), team, string(v.ID), nil); err != nil {
 		t.Fatal(err)
 	}
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			if err := f.Wake(t.Context(), v.ID); !errors.Is(err, errs.ErrConflict) {
+			if err := f.Sandboxes.Wake(t.Context(), v.ID); !errors.Is(err, errs.ErrConflict) {
 				t.Errorf("Wake = %v", err)
 			}
 		})

@@ -16,12 +16,16 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/control/manager/creating"
+	"github.com/barchan-dev/barchan/internal/control/manager/idempotency"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
+	"github.com/barchan-dev/barchan/internal/control/manager/snapshots"
 	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
 )
 
-func (f fixture) mustSnapshot(t *testing.T, v Sandbox, name string) Snapshot {
+func (f fixture) mustSnapshot(t *testing.T, v sandboxes.Sandbox, name string) snapshots.Snapshot {
 	t.Helper()
-	s, err := f.Snapshot(t.Context(), SnapshotRequest{Namespace: team, ID: string(v.ID), Name: name})
+	s, err := f.Snapshots.Create(t.Context(), snapshots.Request{Namespace: team, ID: string(v.ID), Name: name})
 	if err != nil {
 		t.Fatalf("Snapshot: %v", err)
 	}
@@ -29,7 +33,7 @@ func (f fixture) mustSnapshot(t *testing.T, v Sandbox, name string) Snapshot {
 }
 
 // imaged asks for a sandbox of an image that means something to the stand-in.
-func (f fixture) imaged(t *testing.T, image string) CreateRequest {
+func (f fixture) imaged(t *testing.T, image string) creating.Request {
 	t.Helper()
 	if err := f.cluster.Create(t.Context(), fakecluster.Template(team, image, image)); err != nil {
 		t.Fatal(err)
@@ -48,10 +52,10 @@ func (f fixture) checkpoint(t *testing.T, name string) *barchan.Checkpoint {
 }
 
 // ids are what a list shows.
-func (f fixture) ids(t *testing.T, req SnapshotListRequest) (ids []string) {
+func (f fixture) ids(t *testing.T, req snapshots.ListRequest) (ids []string) {
 	t.Helper()
 	req.Namespace = team
-	page, _, err := f.Snapshots(t.Context(), req)
+	page, _, err := f.Snapshots.List(t.Context(), req)
 	if err != nil {
 		t.Fatalf("Snapshots(%+v): %v", req, err)
 	}
@@ -65,7 +69,7 @@ func TestSnapshot(t *testing.T) {
 	f := newFixture(t)
 	v := f.mustCreate(t, request("sized"))
 	got := f.mustSnapshot(t, v, "mine:v1")
-	want := Snapshot{
+	want := snapshots.Snapshot{
 		ID: "mine:v1", Names: []string{"team-a/mine:v1"}, Namespace: team, Object: "mine-v1", SandboxID: v.ID, TemplateID: v.TemplateID, TemplateName: "sized",
 		Content: barchan.ContentMemoryAndFiles, Size: 3 << 20, MemorySize: 2 << 20, CreatedAt: got.CreatedAt,
 	}
@@ -80,9 +84,9 @@ func TestSnapshot(t *testing.T) {
 }
 
 // wantUntouched fails unless a sandbox runs on until the end that it had.
-func (f fixture) wantUntouched(t *testing.T, v Sandbox) {
+func (f fixture) wantUntouched(t *testing.T, v sandboxes.Sandbox) {
 	t.Helper()
-	if now, err := f.Get(t.Context(), team, string(v.ID)); err != nil || now.State != StateRunning || !now.EndAt.Equal(v.EndAt) {
+	if now, err := f.Sandboxes.Get(t.Context(), team, string(v.ID)); err != nil || now.State != sandboxes.StateRunning || !now.EndAt.Equal(v.EndAt) {
 		t.Errorf("the source is %+v, %v", now, err)
 	}
 }
@@ -90,14 +94,14 @@ func (f fixture) wantUntouched(t *testing.T, v Sandbox) {
 func TestSnapshotOfOneThatSleeps(t *testing.T) {
 	f := newFixture(t)
 	v := f.mustCreate(t, request("sized"))
-	if err := f.Pause(t.Context(), team, string(v.ID), nil); err != nil {
+	if err := f.Sandboxes.Pause(t.Context(), team, string(v.ID), nil); err != nil {
 		t.Fatal(err)
 	}
-	got, err := f.Snapshot(t.Context(), SnapshotRequest{Namespace: team, ID: string(v.ID), FilesOnly: true, TTL: time.Hour})
+	got, err := f.Snapshots.Create(t.Context(), snapshots.Request{Namespace: team, ID: string(v.ID), FilesOnly: true, TTL: time.Hour})
 	if err != nil || got.Content != barchan.ContentFiles || got.MemorySize != 0 || !strings.HasPrefix(got.ID, "sized:") {
 		t.Errorf("of a paused one: %+v, %v", got, err)
 	}
-	if now, err := f.Get(t.Context(), team, string(v.ID)); err != nil || now.State != StatePaused {
+	if now, err := f.Sandboxes.Get(t.Context(), team, string(v.ID)); err != nil || now.State != sandboxes.StatePaused {
 		t.Errorf("the source is %+v, %v", now, err)
 	}
 	if left := time.Until(got.ExpiresAt); left < 59*time.Minute || left > time.Hour {
@@ -107,33 +111,33 @@ func TestSnapshotOfOneThatSleeps(t *testing.T) {
 
 func TestSnapshotRefuses(t *testing.T) {
 	f := newFixture(t)
-	v, theirs := f.mustCreate(t, request("base")), f.mustCreate(t, CreateRequest{Namespace: "team-b", Template: "base", Timeout: time.Hour})
+	v, theirs := f.mustCreate(t, request("base")), f.mustCreate(t, creating.Request{Namespace: "team-b", Template: "base", Timeout: time.Hour})
 	f.mustSnapshot(t, v, "taken:once")
 	broken := f.mustCreate(t, f.imaged(t, fakecluster.ImageUncapturable))
 	id := string(v.ID)
 	for name, give := range map[string]struct {
-		req  SnapshotRequest
+		req  snapshots.Request
 		kind error
 		text string
 	}{
-		"no sandbox":    {SnapshotRequest{ID: "nonsense"}, errs.ErrNotFound, `Sandbox "nonsense" doesn't exist`},
-		"another's":     {SnapshotRequest{ID: string(theirs.ID)}, errs.ErrNotFound, "doesn't exist"},
-		"name":          {SnapshotRequest{ID: id, Name: "My_Snap"}, errs.ErrInvalid, `name: "My_Snap"`},
-		"long name":     {SnapshotRequest{ID: id, Name: strings.Repeat("a", 64)}, errs.ErrInvalid, "name: "},
-		"dash":          {SnapshotRequest{ID: id, Name: "a-"}, errs.ErrInvalid, "name: "},
-		"no name":       {SnapshotRequest{ID: id, Name: ":v1"}, errs.ErrInvalid, "name: "},
-		"tag":           {SnapshotRequest{ID: id, Name: "a:B"}, errs.ErrInvalid, `name: the tag "B"`},
-		"empty tag":     {SnapshotRequest{ID: id, Name: "a:"}, errs.ErrInvalid, `name: the tag ""`},
-		"odd tag":       {SnapshotRequest{ID: id, Name: "a:b..c"}, errs.ErrInvalid, "name: the tag"},
-		"other team":    {SnapshotRequest{ID: id, Name: "team-b/a"}, errs.ErrInvalid, `name: "team-b" is not your team`},
-		"taken":         {SnapshotRequest{ID: id, Name: "taken:once"}, errs.ErrConflict, `name: a snapshot "taken:once" exists`},
-		"short ttl":     {SnapshotRequest{ID: id, TTL: time.Millisecond}, errs.ErrInvalid, "ttl: must be 1 second"},
-		"negative ttl":  {SnapshotRequest{ID: id, TTL: -time.Hour}, errs.ErrInvalid, "ttl: must be 1 second"},
-		"what went bad": {SnapshotRequest{ID: string(broken.ID), Name: "bad"}, errs.ErrConflict, "cannot be captured: the disk is full"},
+		"no sandbox":    {snapshots.Request{ID: "nonsense"}, errs.ErrNotFound, `Sandbox "nonsense" doesn't exist`},
+		"another's":     {snapshots.Request{ID: string(theirs.ID)}, errs.ErrNotFound, "doesn't exist"},
+		"name":          {snapshots.Request{ID: id, Name: "My_Snap"}, errs.ErrInvalid, `name: "My_Snap"`},
+		"long name":     {snapshots.Request{ID: id, Name: strings.Repeat("a", 64)}, errs.ErrInvalid, "name: "},
+		"dash":          {snapshots.Request{ID: id, Name: "a-"}, errs.ErrInvalid, "name: "},
+		"no name":       {snapshots.Request{ID: id, Name: ":v1"}, errs.ErrInvalid, "name: "},
+		"tag":           {snapshots.Request{ID: id, Name: "a:B"}, errs.ErrInvalid, `name: the tag "B"`},
+		"empty tag":     {snapshots.Request{ID: id, Name: "a:"}, errs.ErrInvalid, `name: the tag ""`},
+		"odd tag":       {snapshots.Request{ID: id, Name: "a:b..c"}, errs.ErrInvalid, "name: the tag"},
+		"other team":    {snapshots.Request{ID: id, Name: "team-b/a"}, errs.ErrInvalid, `name: "team-b" is not your team`},
+		"taken":         {snapshots.Request{ID: id, Name: "taken:once"}, errs.ErrConflict, `name: a snapshot "taken:once" exists`},
+		"short ttl":     {snapshots.Request{ID: id, TTL: time.Millisecond}, errs.ErrInvalid, "ttl: must be 1 second"},
+		"negative ttl":  {snapshots.Request{ID: id, TTL: -time.Hour}, errs.ErrInvalid, "ttl: must be 1 second"},
+		"what went bad": {snapshots.Request{ID: string(broken.ID), Name: "bad"}, errs.ErrConflict, "cannot be captured: the disk is full"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			give.req.Namespace = team
-			_, err := f.Snapshot(t.Context(), give.req)
+			_, err := f.Snapshots.Create(t.Context(), give.req)
 			wantKind(t, err, give.kind, give.text)
 		})
 	}
@@ -147,13 +151,13 @@ func TestSnapshotThatIsSlow(t *testing.T) {
 	f := newFixture(t, func(c *Config) { c.CaptureTimeout = 20 * time.Millisecond })
 	v := f.mustCreate(t, request("base"))
 	f.cluster.Hold(true)
-	_, err := f.Snapshot(t.Context(), SnapshotRequest{Namespace: team, ID: string(v.ID), Name: "slow:a"})
+	_, err := f.Snapshots.Create(t.Context(), snapshots.Request{Namespace: team, ID: string(v.ID), Name: "slow:a"})
 	wantKind(t, err, errs.ErrTimeout, "not ready within 20ms; it is listed when it is")
-	if ids := f.ids(t, SnapshotListRequest{}); len(ids) != 0 {
+	if ids := f.ids(t, snapshots.ListRequest{}); len(ids) != 0 {
 		t.Errorf("listed before they are ready: %v", ids)
 	}
 	f.cluster.Hold(false)
-	await(t, func() bool { return fmt.Sprint(f.ids(t, SnapshotListRequest{})) == "[slow:a]" })
+	await(t, func() bool { return fmt.Sprint(f.ids(t, snapshots.ListRequest{})) == "[slow:a]" })
 }
 
 func TestSnapshotsLists(t *testing.T) {
@@ -175,20 +179,20 @@ func TestSnapshotsLists(t *testing.T) {
 	if err := f.cluster.Create(t.Context(), byHand); err != nil {
 		t.Fatal(err)
 	}
-	await(t, func() bool { return len(f.ids(t, SnapshotListRequest{})) == 5 })
+	await(t, func() bool { return len(f.ids(t, snapshots.ListRequest{})) == 5 })
 	for name, give := range map[string]struct {
-		req         SnapshotListRequest
+		req         snapshots.ListRequest
 		enqueueDial string
 	}{
-		"of a sandbox":      {SnapshotListRequest{SandboxID: string(b.ID)}, "[x:3]"},
-		"with a client ID":  {SnapshotListRequest{SandboxID: string(b.ID) + "-client"}, "[x:3]"},
-		"of a name":         {SnapshotListRequest{Name: "y"}, "[y:1]"},
-		"of a tag":          {SnapshotListRequest{Name: "x:2"}, "[x:2]"},
-		"of the team":       {SnapshotListRequest{Name: "team-a/x:2"}, "[x:2]"},
-		"of another team":   {SnapshotListRequest{Name: "team-b/x:2"}, "[]"},
-		"of nothing":        {SnapshotListRequest{Name: "z"}, "[]"},
-		"of a sandbox gone": {SnapshotListRequest{SandboxID: "i" + strings.Repeat("0", 19)}, "[]"},
-		"made by hand":      {SnapshotListRequest{Name: "by.hand"}, "[by.hand:default]"},
+		"of a sandbox":      {snapshots.ListRequest{SandboxID: string(b.ID)}, "[x:3]"},
+		"with a client ID":  {snapshots.ListRequest{SandboxID: string(b.ID) + "-client"}, "[x:3]"},
+		"of a name":         {snapshots.ListRequest{Name: "y"}, "[y:1]"},
+		"of a tag":          {snapshots.ListRequest{Name: "x:2"}, "[x:2]"},
+		"of the team":       {snapshots.ListRequest{Name: "team-a/x:2"}, "[x:2]"},
+		"of another team":   {snapshots.ListRequest{Name: "team-b/x:2"}, "[]"},
+		"of nothing":        {snapshots.ListRequest{Name: "z"}, "[]"},
+		"of a sandbox gone": {snapshots.ListRequest{SandboxID: "i" + strings.Repeat("0", 19)}, "[]"},
+		"made by hand":      {snapshots.ListRequest{Name: "by.hand"}, "[by.hand:default]"},
 	} {
 		if got := fmt.Sprint(f.ids(t, give.req)); got != give.enqueueDial {
 			t.Errorf("%s: %s, want %s", name, got, give.enqueueDial)
@@ -196,7 +200,7 @@ func TestSnapshotsLists(t *testing.T) {
 	}
 	seen, cursor := map[string]int{}, ""
 	for range 3 {
-		page, next, err := f.Snapshots(t.Context(), SnapshotListRequest{Namespace: team, Limit: 2, Cursor: cursor})
+		page, next, err := f.Snapshots.List(t.Context(), snapshots.ListRequest{Namespace: team, Limit: 2, Cursor: cursor})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -208,9 +212,9 @@ func TestSnapshotsLists(t *testing.T) {
 	if len(seen) != 5 || cursor != "" {
 		t.Errorf("pages show %v, and then %q", seen, cursor)
 	}
-	wantKind(t, second2(f.Snapshots(t.Context(), SnapshotListRequest{Namespace: team, SandboxID: "x"})), errs.ErrInvalid, "sandboxID")
-	wantKind(t, second2(f.Snapshots(t.Context(), SnapshotListRequest{Namespace: team, Limit: 101})), errs.ErrInvalid, "limit")
-	if page, _, err := f.Snapshots(t.Context(), SnapshotListRequest{Namespace: "team-b"}); err != nil || len(page) != 0 {
+	wantKind(t, second2(f.Snapshots.List(t.Context(), snapshots.ListRequest{Namespace: team, SandboxID: "x"})), errs.ErrInvalid, "sandboxID")
+	wantKind(t, second2(f.Snapshots.List(t.Context(), snapshots.ListRequest{Namespace: team, Limit: 101})), errs.ErrInvalid, "limit")
+	if page, _, err := f.Snapshots.List(t.Context(), snapshots.ListRequest{Namespace: "team-b"}); err != nil || len(page) != 0 {
 		t.Errorf("another team sees %v, %v", page, err)
 	}
 }
@@ -220,20 +224,20 @@ func TestDeleteSnapshot(t *testing.T) {
 	v := f.mustCreate(t, request("base"))
 	one, two := f.mustSnapshot(t, v, "x:1"), f.mustSnapshot(t, v, "x:2")
 	ctx := t.Context()
-	wantKind(t, f.DeleteSnapshot(ctx, "team-b", one.ID), errs.ErrNotFound, "snapshot 'x:1' not found")
-	wantKind(t, f.DeleteSnapshot(ctx, team, "x"), errs.ErrConflict, "there are 2 snapshots")
-	if err := f.DeleteSnapshot(ctx, team, one.Names[0]); err != nil {
+	wantKind(t, f.Snapshots.Delete(ctx, "team-b", one.ID), errs.ErrNotFound, "snapshot 'x:1' not found")
+	wantKind(t, f.Snapshots.Delete(ctx, team, "x"), errs.ErrConflict, "there are 2 snapshots")
+	if err := f.Snapshots.Delete(ctx, team, one.Names[0]); err != nil {
 		t.Errorf("Delete = %v", err)
 	}
-	wantKind(t, f.DeleteSnapshot(ctx, team, one.ID), errs.ErrNotFound, "")
+	wantKind(t, f.Snapshots.Delete(ctx, team, one.ID), errs.ErrNotFound, "")
 	f.cluster.Hold(true) // what is on its way out is gone
-	if err := f.DeleteSnapshot(ctx, team, "x"); err != nil {
+	if err := f.Snapshots.Delete(ctx, team, "x"); err != nil {
 		t.Errorf("Delete by a bare name = %v", err)
 	}
-	wantKind(t, f.DeleteSnapshot(ctx, team, two.ID), errs.ErrNotFound, "")
-	_, err := f.Create(ctx, request(two.ID))
+	wantKind(t, f.Snapshots.Delete(ctx, team, two.ID), errs.ErrNotFound, "")
+	_, err := f.Creates.Create(ctx, request(two.ID))
 	wantKind(t, err, errs.ErrNotFound, "template 'x:2' not found")
-	if len(f.ids(t, SnapshotListRequest{})) != 0 || f.checkpoint(t, two.Object).DeletionTimestamp == nil {
+	if len(f.ids(t, snapshots.ListRequest{})) != 0 || f.checkpoint(t, two.Object).DeletionTimestamp == nil {
 		t.Error("a deleted snapshot is listed, or went before its node let it go")
 	}
 	f.cluster.Hold(false)
@@ -244,10 +248,10 @@ func TestSnapshotOfAnotherReplica(t *testing.T) {
 	f := newFixture(t)
 	made := f.mustSnapshot(t, f.mustCreate(t, request("base")), "fresh:1")
 	other := f.replica(t, func(c *Config) { c.Cache = blind{f.cluster} })
-	if got, err := other.snapshotByID(t.Context(), team, made.ID); err != nil || got.Object != made.Object {
-		t.Errorf("snapshotByID = %+v, %v", got, err)
+	if got, err := other.Snapshots.Find(t.Context(), team, made.ID); err != nil || got.Name != made.Object {
+		t.Errorf("Find = %+v, %v", got, err)
 	}
-	_, err := other.snapshotByID(t.Context(), "team-b", made.ID)
+	_, err := other.Snapshots.Find(t.Context(), "team-b", made.ID)
 	wantKind(t, err, errs.ErrNotFound, "")
 }
 
@@ -262,7 +266,7 @@ func TestCreateFromASnapshot(t *testing.T) {
 	req.OnTimeout, req.Network = agents.TimeoutPause, &agents.EgressPolicy{DenyOut: []string{"1.1.1.1"}}
 	source := f.mustCreate(t, req)
 	snap := f.mustSnapshot(t, source, "mine:v1")
-	if err := f.Kill(t.Context(), team, string(source.ID)); err != nil {
+	if err := f.Sandboxes.Kill(t.Context(), team, string(source.ID)); err != nil {
 		t.Fatal(err)
 	}
 	for _, id := range []string{snap.ID, snap.Names[0], "mine", "mine:default", "mine:latest", "team-a/mine"} {
@@ -296,7 +300,7 @@ func TestCreateFromASnapshot(t *testing.T) {
 		t.Error("not from its files only")
 	}
 	for _, id := range []string{"mine:v2", "team-b/mine:v1", "nobody"} {
-		_, err := f.Create(t.Context(), request(id))
+		_, err := f.Creates.Create(t.Context(), request(id))
 		wantKind(t, err, errs.ErrNotFound, "template '"+id+"' not found")
 	}
 }
@@ -322,8 +326,8 @@ func TestTheNewestOfAName(t *testing.T) {
 	if err := f.cluster.Create(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := f.snapshotByID(t.Context(), team, "x"); err != nil || got.ID != want.ID {
-		t.Errorf("got %s, %v; want %s", got.ID, err, want.ID)
+	if got, err := f.Snapshots.Find(t.Context(), team, "x"); err != nil || got.SnapshotID() != want.ID {
+		t.Errorf("got %s, %v; want %s", got.Name, err, want.ID)
 	}
 	f.cluster.Hold(false)
 }
@@ -338,8 +342,8 @@ func TestSnapshotAndCreateOnce(t *testing.T) {
 		t.Errorf("two sandboxes, %s and %s, of one request", one.ID, two.ID)
 	}
 	req.FilesOnly = true
-	_, err := f.Create(t.Context(), req)
-	wantKind(t, err, ErrKeyReused, "different request")
+	_, err := f.Creates.Create(t.Context(), req)
+	wantKind(t, err, idempotency.ErrKeyReused, "different request")
 }
 
 func TestSecretsOfASnapshot(t *testing.T) {
@@ -354,12 +358,12 @@ func TestSecretsOfASnapshot(t *testing.T) {
 	if s := f.object(t, f.mustCreate(t, request(own.ID))); !pool.OwnEnv(s) || !pool.AllowsSecrets(s) {
 		t.Errorf("from variables of its own: marked %v", s.Annotations)
 	}
-	_, err := f.Create(t.Context(), CreateRequest{Namespace: "team-b", Template: team + "/" + own.ID, Timeout: time.Hour})
+	_, err := f.Creates.Create(t.Context(), creating.Request{Namespace: "team-b", Template: team + "/" + own.ID, Timeout: time.Hour})
 	wantKind(t, err, errs.ErrNotFound, "not found")
 
 	f.edit(t, v, func(s *agents.Sandbox) { pool.BindEnv(s, false) }) // as a SandboxClaim does
 	snap := f.mustSnapshot(t, v, "x")
-	_, err = f.Create(t.Context(), request(snap.ID))
+	_, err = f.Creates.Create(t.Context(), request(snap.ID))
 	wantKind(t, err, errs.ErrForbidden, "allow it by allowSecrets")
 	allowed := request(snap.ID)
 	allowed.AllowSecrets, allowed.Env = true, map[string]string{"MORE": "1"}
@@ -367,15 +371,15 @@ func TestSecretsOfASnapshot(t *testing.T) {
 	if got := f.object(t, again); !pool.BoundEnv(got) || pool.OwnEnv(got) || got.Annotations[pool.AnnotationAllowSecrets] != "true" {
 		t.Error("what holds secrets now, with leave, is not marked")
 	}
-	_, err = f.Fork(t.Context(), forkRequest(again, 1))
+	_, err = f.Creates.Fork(t.Context(), forkRequest(again, 1))
 	wantKind(t, err, errs.ErrForbidden, "allow it by allowSecrets")
 
 	free := f.replica(t, func(c *Config) { c.ForkSecrets = true })
-	if _, err := free.Create(t.Context(), request(snap.ID)); err != nil {
+	if _, err := free.Creates.Create(t.Context(), request(snap.ID)); err != nil {
 		t.Errorf("where the server allows it: %v", err)
 	}
 	f.edit(t, v, func(s *agents.Sandbox) { s.Spec.Barchan.Fork = &agents.ForkPolicy{Secrets: agents.SecretsAllow} })
-	if _, err := f.Create(t.Context(), request(f.mustSnapshot(t, v, "y").ID)); err != nil {
+	if _, err := f.Creates.Create(t.Context(), request(f.mustSnapshot(t, v, "y").ID)); err != nil {
 		t.Errorf("where the source allows it: %v", err)
 	}
 }
@@ -395,14 +399,14 @@ func TestSnapshotNamesWithUnderscores(t *testing.T) {
 			t.Errorf("a create from %s starts from %s", name, s.Spec.Barchan.Restore.CheckpointName)
 		}
 		other := f.replica(t, func(c *Config) { c.Cache = blind{f.cluster} })
-		if got, err := other.snapshotByID(t.Context(), team, name); err != nil || got.Object != snap.Object {
+		if got, err := other.Snapshots.Find(t.Context(), team, name); err != nil || got.Name != snap.Object {
 			t.Errorf("before the cache knows of %s: %+v, %v", name, got, err)
 		}
 	}
-	if err := f.DeleteSnapshot(t.Context(), team, "a_b:1"); err != nil {
+	if err := f.Snapshots.Delete(t.Context(), team, "a_b:1"); err != nil {
 		t.Error(err)
 	}
-	if _, err := f.snapshotByID(t.Context(), team, "a-b:1"); err != nil {
+	if _, err := f.Snapshots.Find(t.Context(), team, "a-b:1"); err != nil {
 		t.Errorf("the deletion of a_b took a-b: %v", err)
 	}
 }
@@ -430,7 +434,7 @@ func TestTemplateOfACheckpointWithSecrets(t *testing.T) {
 	for _, env := range []map[string]string{nil, {"MORE": "x"}} {
 		req := request("sized")
 		req.Env = env
-		_, err := f.Create(t.Context(), req)
+		_, err := f.Creates.Create(t.Context(), req)
 		wantKind(t, err, errs.ErrForbidden, "its checkpoint holds secrets")
 	}
 	await(t, func() bool { return len(f.sandboxes(t)) == before })
@@ -459,14 +463,14 @@ func TestSnapshotThatSaysNothing(t *testing.T) {
 	if err := f.cluster.Status().Update(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
-	_, err := f.Create(t.Context(), request(snap.ID))
+	_, err := f.Creates.Create(t.Context(), request(snap.ID))
 	wantKind(t, err, errs.ErrConflict, "does not say how its sandbox was made")
 	c = f.checkpoint(t, snap.Object)
 	c.Status.Phase = barchan.CheckpointFailed
 	if err := f.cluster.Status().Update(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
-	_, err = f.Create(t.Context(), request(snap.ID))
+	_, err = f.Creates.Create(t.Context(), request(snap.ID))
 	wantKind(t, err, errs.ErrConflict, "cannot be captured")
 }
 
@@ -513,13 +517,4 @@ func TestOneSnapshotID(t *testing.T) {
 	if id, want := c.SnapshotID(), snap.Object+":default"; id != want {
 		t.Errorf("one without labels has the ID %q, want %q", id, want)
 	}
-}
-
-// snapshotByID returns the view of the snapshot that a tenant names.
-func (m *Manager) snapshotByID(ctx context.Context, namespace, id string) (Snapshot, error) {
-	c, err := m.snapshot(ctx, namespace, id)
-	if err != nil {
-		return Snapshot{}, err
-	}
-	return viewSnapshot(c), nil
 }

@@ -220,7 +220,7 @@ func dropImport(ctx context.Context, p Parts, c *barchan.Checkpoint) error {
 
 // noteImport records the time of an import's last action.
 func noteImport(c *barchan.Checkpoint) {
-	metav1.SetMetaDataAnnotation(&c.ObjectMeta, checkpoint.AnnotationImport, time.Now().UTC().Format(time.RFC3339Nano))
+	metav1.SetMetaDataAnnotation(&c.ObjectMeta, checkpoint.AnnotationImport, barchan.ExactNow())
 }
 
 // finishImport has the controller look at the data, and waits for its word.

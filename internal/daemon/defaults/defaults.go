@@ -22,7 +22,7 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/control/cache"
-	"github.com/barchan-dev/barchan/internal/control/manager"
+	"github.com/barchan-dev/barchan/internal/control/manager/templates"
 )
 
 const (
@@ -66,7 +66,7 @@ func ensure(ctx context.Context, api client.Client, obj client.Object) error {
 func baseTemplate(cfg *config.Config) *extensions.SandboxTemplate {
 	limits := corev1.ResourceList{corev1.ResourceCPU: cfg.SandboxCPU, corev1.ResourceMemory: cfg.SandboxMemory}
 	return &extensions.SandboxTemplate{
-		ObjectMeta: metav1.ObjectMeta{Namespace: manager.DefaultPublicNamespace, Name: cfg.DefaultTemplate},
+		ObjectMeta: metav1.ObjectMeta{Namespace: templates.PublicNamespace, Name: cfg.DefaultTemplate},
 		Spec: extensions.SandboxTemplateSpec{
 			SandboxBlueprint: agents.SandboxBlueprint{PodTemplate: agents.PodTemplate{Spec: corev1.PodSpec{
 				Containers: []corev1.Container{{
@@ -86,7 +86,7 @@ func basePool(cfg *config.Config) *extensions.SandboxWarmPool {
 		Spec: extensions.SandboxWarmPoolSpec{
 			Replicas:           &size,
 			SandboxTemplateRef: extensions.SandboxTemplateRef{Name: cfg.DefaultTemplate},
-			Barchan:            &extensions.WarmPoolBarchanSpec{TemplateNamespace: manager.DefaultPublicNamespace},
+			Barchan:            &extensions.WarmPoolBarchanSpec{TemplateNamespace: templates.PublicNamespace},
 		},
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/agentclient"
 	"github.com/barchan-dev/barchan/internal/control/apiserver/pods"
 	"github.com/barchan-dev/barchan/internal/control/manager"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -32,7 +33,7 @@ const (
 // Parts are those of a server that is ready.
 type Parts struct {
 	Manager *manager.Manager
-	Objects manager.Objects
+	Objects sandboxes.Objects
 	Binder  *agentclient.Client
 	Tokens  *sandbox.Tokens
 }
@@ -60,7 +61,7 @@ func (p Pods) Ready(ctx context.Context, s *agents.Sandbox) (*agents.Sandbox, er
 	ctx, cancel := context.WithTimeout(ctx, podWakeTimeout)
 	defer cancel()
 	id := sandbox.IDOf(s.UID)
-	if err := p.Parts().Manager.Wake(ctx, id); err != nil {
+	if err := p.Parts().Manager.Sandboxes.Wake(ctx, id); err != nil {
 		return nil, fmt.Errorf("resume sandbox %s: %w", id, err)
 	}
 	live := &agents.Sandbox{}

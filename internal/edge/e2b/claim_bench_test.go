@@ -25,6 +25,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/client/restclient"
+	"github.com/barchan-dev/barchan/internal/control/agentclient"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/cache"
@@ -128,7 +129,9 @@ func newClaimServer(b *testing.B) *claimServer {
 	must(s.objects.WaitSynced(ctx))
 	tokens, err := sandbox.NewTokens([]byte(strings.Repeat("s", 32)))
 	must(err)
+	byAddress := agentclient.New(agentclient.Config{Tokens: tokens})
 	m, err := manager.New(manager.Config{
+		Binder: byAddress, Agents: byAddress,
 		Objects: direct, Cache: s.objects, Picker: s.picker, Quota: quotas, Assumed: assumed, Routes: routes, Tokens: tokens, Log: telemetry.Discard(),
 	})
 	must(err)

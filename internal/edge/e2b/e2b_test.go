@@ -22,7 +22,10 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/manager"
+	"github.com/barchan-dev/barchan/internal/control/manager/apikeys"
+	"github.com/barchan-dev/barchan/internal/control/manager/templates"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 	"github.com/barchan-dev/barchan/internal/edge/route"
@@ -71,7 +74,7 @@ func newFixtureOf(t *testing.T, managed func(*manager.Config), change ...func(*C
 	t.Helper()
 	f := &fixture{t: t, routes: route.NewTable(), cluster: fakecluster.New(
 		t,
-		fakecluster.Template(manager.DefaultPublicNamespace, "base", "base", fakecluster.Public()),
+		fakecluster.Template(templates.PublicNamespace, "base", "base", fakecluster.Public()),
 		fakecluster.Template(team, "broken", fakecluster.ImageBroken),
 	)}
 	tokens, err := sandbox.NewTokens([]byte(strings.Repeat("s", 32)))
@@ -92,8 +95,8 @@ func newFixtureOf(t *testing.T, managed func(*manager.Config), change ...func(*C
 		quotas.Observe(older, newer)
 	})
 	mc := manager.Config{
-		Objects: f.cluster, Cache: f.cluster, Routes: f.routes, Witness: fakeWitness{}, Tokens: tokens, Log: telemetry.Discard(), Metrics: metrics,
-		Picker: members, Quota: quotas, Binder: silentAgents{},
+		Objects: f.cluster, Cache: f.cluster, Routes: f.routes, Agents: fakeWitness{}, Tokens: tokens, Log: telemetry.Discard(), Metrics: metrics,
+		Picker: members, Quota: quotas, Binder: silentAgents{}, Assumed: assumecache.New(f.cluster.Sandbox),
 	}
 	managed(&mc)
 	f.manager, err = manager.New(mc)
@@ -111,7 +114,7 @@ func newFixtureOf(t *testing.T, managed func(*manager.Config), change ...func(*C
 	f.Server = httptest.NewServer(s)
 	t.Cleanup(f.Close)
 	for ns, key := range map[string]*string{team: &f.key, otherTeam: &f.other} {
-		if _, *key, err = f.manager.CreateKey(t.Context(), manager.Identity{Namespace: ns}, "test", nil); err != nil {
+		if _, *key, err = f.manager.Keys.Create(t.Context(), apikeys.Identity{Namespace: ns}, "test", nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -344,7 +347,7 @@ func TestQuotaOverTheWire(t *testing.T) {
 
 func TestUnclaimedMembersOverTheWire(t *testing.T) {
 	f := newFixture(t)
-	if err := f.cluster.Create(t.Context(), fakecluster.Pool(team, "base", manager.DefaultPublicNamespace, "base")); err != nil {
+	if err := f.cluster.Create(t.Context(), fakecluster.Pool(team, "base", templates.PublicNamespace, "base")); err != nil {
 		t.Fatal(err)
 	}
 	member := f.cluster.Fill(t, team, "base", 1)[0]
@@ -509,7 +512,7 @@ func TestTemplatesTeamsAndKeys(t *testing.T) {
 	var one TemplateWithBuilds
 	f.want(200, &one, "GET", "/templates/base", "")
 	var alias GetTemplateAlias200JSONResponse
-	f.want(200, &alias, "GET", "/templates/aliases/"+url.PathEscape(manager.DefaultPublicNamespace+"/base"), "")
+	f.want(200, &alias, "GET", "/templates/aliases/"+url.PathEscape(templates.PublicNamespace+"/base"), "")
 	if len(one.Builds) != 1 || alias.TemplateID != one.TemplateID || !alias.Public {
 		t.Errorf("template is %+v, alias %+v", one, alias)
 	}

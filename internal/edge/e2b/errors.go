@@ -13,7 +13,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/health"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
-	"github.com/barchan-dev/barchan/internal/control/manager"
+	"github.com/barchan-dev/barchan/internal/control/manager/idempotency"
 )
 
 const (
@@ -46,7 +46,7 @@ func answerTo(err error) answer {
 	switch {
 	case errors.Is(err, context.Canceled):
 		return answer{statusClosed, "the client went away"}
-	case errors.Is(err, manager.ErrKeyReused):
+	case errors.Is(err, idempotency.ErrKeyReused):
 		a.status = http.StatusUnprocessableEntity
 	case !known && errors.Is(err, context.DeadlineExceeded):
 		a = answers[errs.ErrTimeout]

@@ -11,7 +11,8 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
-	"github.com/barchan-dev/barchan/internal/control/manager"
+	"github.com/barchan-dev/barchan/internal/control/manager/creating"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 )
 
 // handlers implements the generated StrictServerInterface.
@@ -37,18 +38,18 @@ func (h *handlers) CreateSandboxV2(ctx context.Context, r CreateSandboxV2Request
 	return CreateSandboxV2201JSONResponse(h.sandbox(ctx, v)), nil
 }
 
-func (h *handlers) create(ctx context.Context, b *NewSandbox, key *IdempotencyKey, secure bool, timeout time.Duration) (manager.Sandbox, error) {
+func (h *handlers) create(ctx context.Context, b *NewSandbox, key *IdempotencyKey, secure bool, timeout time.Duration) (sandboxes.Sandbox, error) {
 	if err := refuseUnavailable(b); err != nil {
-		return manager.Sandbox{}, err
+		return sandboxes.Sandbox{}, err
 	}
 	if key != nil && *key == "" { // the manager takes this for none
-		return manager.Sandbox{}, invalid("Idempotency-Key: must not be empty")
+		return sandboxes.Sandbox{}, invalid("Idempotency-Key: must not be empty")
 	}
 	if b.Timeout != nil {
 		timeout = seconds(*b.Timeout)
 	}
 	n := deref(b.Network)
-	req := manager.CreateRequest{
+	req := creating.Request{
 		Namespace:       callerOf(ctx).Namespace,
 		Template:        b.TemplateID,
 		Timeout:         timeout,
@@ -72,7 +73,7 @@ func (h *handlers) create(ctx context.Context, b *NewSandbox, key *IdempotencyKe
 	if b.AutoPauseMemory != nil && !*b.AutoPauseMemory {
 		req.Suspend = agents.SuspendFiles
 	}
-	return h.manager.Create(ctx, req)
+	return h.manager.Creates.Create(ctx, req)
 }
 
 // refuseUnavailable rejects requested features that are not available.
@@ -104,7 +105,7 @@ func (h *handlers) ConnectSandbox(ctx context.Context, r ConnectSandboxRequestOb
 	if r.Body.Timeout == nil {
 		return nil, invalid("timeout: is required")
 	}
-	v, resumed, err := h.manager.Connect(ctx, callerOf(ctx).Namespace, r.SandboxID, seconds(*r.Body.Timeout), r.Body.Memory)
+	v, resumed, err := h.manager.Sandboxes.Connect(ctx, callerOf(ctx).Namespace, r.SandboxID, seconds(*r.Body.Timeout), r.Body.Memory)
 	if err != nil {
 		return nil, err
 	}
@@ -120,7 +121,7 @@ func (h *handlers) ConnectSandboxV2(ctx context.Context, r ConnectSandboxV2Reque
 	if body.Timeout != nil {
 		timeout = seconds(*body.Timeout)
 	}
-	v, resumed, err := h.manager.Connect(ctx, callerOf(ctx).Namespace, r.SandboxID, timeout, body.Memory)
+	v, resumed, err := h.manager.Sandboxes.Connect(ctx, callerOf(ctx).Namespace, r.SandboxID, timeout, body.Memory)
 	if err != nil {
 		return nil, err
 	}
@@ -136,10 +137,10 @@ func (h *handlers) ListSandboxes(ctx context.Context, r ListSandboxesRequestObje
 	if err != nil {
 		return nil, err
 	}
-	req := manager.ListRequest{Namespace: callerOf(ctx).Namespace, Metadata: metadata, States: []manager.State{manager.StateRunning}}
+	req := sandboxes.ListRequest{Namespace: callerOf(ctx).Namespace, Metadata: metadata, States: []sandboxes.State{sandboxes.StateRunning}}
 	all := ListSandboxes200JSONResponse{}
 	for {
-		page, err := h.manager.List(ctx, req)
+		page, err := h.manager.Sandboxes.List(ctx, req)
 		if err != nil {
 			return nil, err
 		}
@@ -163,7 +164,7 @@ func (h *handlers) ListSandboxesV2(ctx context.Context, r ListSandboxesV2Request
 	if err != nil {
 		return nil, err
 	}
-	req := manager.ListRequest{
+	req := sandboxes.ListRequest{
 		Namespace: callerOf(ctx).Namespace, Metadata: metadata, Template: deref(p.Template), Name: deref(p.Name),
 		StartedAfter: deref(p.StartedAfter), Limit: limit, Cursor: deref(p.NextToken),
 	}
@@ -171,7 +172,7 @@ func (h *handlers) ListSandboxesV2(ctx context.Context, r ListSandboxesV2Request
 		if !state.Valid() {
 			return nil, invalid("state: %q is none of running and paused", state)
 		}
-		req.States = append(req.States, manager.State(state))
+		req.States = append(req.States, sandboxes.State(state))
 	}
 	if order := deref(p.Order); order != "" {
 		if !order.Valid() {
@@ -179,7 +180,7 @@ func (h *handlers) ListSandboxesV2(ctx context.Context, r ListSandboxesV2Request
 		}
 		req.OldestFirst = order == OrderAsc
 	}
-	page, err := h.manager.List(ctx, req)
+	page, err := h.manager.Sandboxes.List(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -215,7 +216,7 @@ func writePage(w http.ResponseWriter, items any, next string) error {
 
 // GetSandbox is GET /sandboxes/{sandboxID}.
 func (h *handlers) GetSandbox(ctx context.Context, r GetSandboxRequestObject) (GetSandboxResponseObject, error) {
-	v, err := h.manager.Get(ctx, callerOf(ctx).Namespace, r.SandboxID)
+	v, err := h.manager.Sandboxes.Get(ctx, callerOf(ctx).Namespace, r.SandboxID)
 	if err != nil {
 		return nil, err
 	}
@@ -224,7 +225,7 @@ func (h *handlers) GetSandbox(ctx context.Context, r GetSandboxRequestObject) (G
 
 // KillSandbox is DELETE /sandboxes/{sandboxID}.
 func (h *handlers) KillSandbox(ctx context.Context, r KillSandboxRequestObject) (KillSandboxResponseObject, error) {
-	if err := h.manager.Kill(ctx, callerOf(ctx).Namespace, r.SandboxID); err != nil {
+	if err := h.manager.Sandboxes.Kill(ctx, callerOf(ctx).Namespace, r.SandboxID); err != nil {
 		return nil, err
 	}
 	return KillSandbox204Response{}, nil
@@ -232,7 +233,7 @@ func (h *handlers) KillSandbox(ctx context.Context, r KillSandboxRequestObject) 
 
 // SetSandboxTimeout is POST /sandboxes/{sandboxID}/timeout.
 func (h *handlers) SetSandboxTimeout(ctx context.Context, r SetSandboxTimeoutRequestObject) (SetSandboxTimeoutResponseObject, error) {
-	if err := h.manager.SetTimeout(ctx, callerOf(ctx).Namespace, r.SandboxID, seconds(r.Body.Timeout)); err != nil {
+	if err := h.manager.Sandboxes.SetTimeout(ctx, callerOf(ctx).Namespace, r.SandboxID, seconds(r.Body.Timeout)); err != nil {
 		return nil, err
 	}
 	return SetSandboxTimeout204Response{}, nil
@@ -240,7 +241,7 @@ func (h *handlers) SetSandboxTimeout(ctx context.Context, r SetSandboxTimeoutReq
 
 // RefreshSandbox is POST /sandboxes/{sandboxID}/refreshes.
 func (h *handlers) RefreshSandbox(ctx context.Context, r RefreshSandboxRequestObject) (RefreshSandboxResponseObject, error) {
-	if err := h.manager.Refresh(ctx, callerOf(ctx).Namespace, r.SandboxID, seconds(deref(deref(r.Body).Duration))); err != nil {
+	if err := h.manager.Sandboxes.Refresh(ctx, callerOf(ctx).Namespace, r.SandboxID, seconds(deref(deref(r.Body).Duration))); err != nil {
 		return nil, err
 	}
 	return RefreshSandbox204Response{}, nil
@@ -249,7 +250,7 @@ func (h *handlers) RefreshSandbox(ctx context.Context, r RefreshSandboxRequestOb
 // PauseSandbox is POST /sandboxes/{sandboxID}/pause.
 func (h *handlers) PauseSandbox(ctx context.Context, r PauseSandboxRequestObject) (PauseSandboxResponseObject, error) {
 	namespace, memory := callerOf(ctx).Namespace, deref(r.Body).Memory
-	err := h.manager.Pause(ctx, namespace, r.SandboxID, memory)
+	err := h.manager.Sandboxes.Pause(ctx, namespace, r.SandboxID, memory)
 	if errors.Is(err, errs.ErrConflict) && memory != nil && !*memory {
 		return nil, h.staysPaused(ctx, namespace, r.SandboxID, err)
 	}
@@ -261,8 +262,8 @@ func (h *handlers) PauseSandbox(ctx context.Context, r PauseSandboxRequestObject
 
 // staysPaused adds to an error how to give up the memory of a paused sandbox: not by another pause.
 func (h *handlers) staysPaused(ctx context.Context, namespace, id string, refused error) error {
-	v, err := h.manager.Get(ctx, namespace, id)
-	if err != nil || v.State != manager.StatePaused {
+	v, err := h.manager.Sandboxes.Get(ctx, namespace, id)
+	if err != nil || v.State != sandboxes.StatePaused {
 		return refused
 	}
 	return errs.Public(refused, fmt.Sprintf("Sandbox %q is already paused, and keeps what it was paused with; "+
@@ -275,7 +276,7 @@ func (h *handlers) ResumeSandbox(ctx context.Context, r ResumeSandboxRequestObje
 	if body.Timeout != nil {
 		timeout = seconds(*body.Timeout)
 	}
-	v, err := h.manager.Resume(ctx, callerOf(ctx).Namespace, r.SandboxID, timeout, body.Memory)
+	v, err := h.manager.Sandboxes.Resume(ctx, callerOf(ctx).Namespace, r.SandboxID, timeout, body.Memory)
 	if err != nil {
 		return nil, err
 	}
@@ -288,7 +289,7 @@ func (h *handlers) UpdateSandboxNetwork(ctx context.Context, r UpdateSandboxNetw
 		return nil, err
 	}
 	policy := egress(r.Body.AllowInternetAccess, r.Body.AllowOut, r.Body.DenyOut)
-	if err := h.manager.SetNetwork(ctx, callerOf(ctx).Namespace, r.SandboxID, policy); err != nil {
+	if err := h.manager.Sandboxes.SetNetwork(ctx, callerOf(ctx).Namespace, r.SandboxID, policy); err != nil {
 		return nil, err
 	}
 	return UpdateSandboxNetwork204Response{}, nil

@@ -5,13 +5,14 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/barchan-dev/barchan/internal/control/manager"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
+	"github.com/barchan-dev/barchan/internal/control/manager/templates"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
 // GetSandboxMetrics is GET /sandboxes/{sandboxID}/metrics.
 func (h *handlers) GetSandboxMetrics(ctx context.Context, r GetSandboxMetricsRequestObject) (GetSandboxMetricsResponseObject, error) {
-	samples, err := h.manager.Metrics(ctx, callerOf(ctx).Namespace, r.SandboxID, instant(r.Params.Start, time.Second), instant(r.Params.End, time.Second))
+	samples, err := h.manager.Sandboxes.Metrics(ctx, callerOf(ctx).Namespace, r.SandboxID, instant(r.Params.Start, time.Second), instant(r.Params.End, time.Second))
 	if err != nil {
 		return nil, err
 	}
@@ -24,7 +25,7 @@ func (h *handlers) GetSandboxMetrics(ctx context.Context, r GetSandboxMetricsReq
 
 // ListSandboxMetrics is GET /sandboxes/metrics.
 func (h *handlers) ListSandboxMetrics(ctx context.Context, r ListSandboxMetricsRequestObject) (ListSandboxMetricsResponseObject, error) {
-	samples, err := h.manager.MetricsOf(ctx, callerOf(ctx).Namespace, r.Params.SandboxIds)
+	samples, err := h.manager.Sandboxes.MetricsOf(ctx, callerOf(ctx).Namespace, r.Params.SandboxIds)
 	if err != nil {
 		return nil, err
 	}
@@ -41,7 +42,7 @@ func (h *handlers) GetSandboxLogs(ctx context.Context, r GetSandboxLogsRequestOb
 	if err != nil {
 		return nil, err
 	}
-	lines, err := h.manager.Logs(ctx, callerOf(ctx).Namespace, r.SandboxID, manager.LogRequest{From: instant(r.Params.Start, time.Millisecond), Limit: limit})
+	lines, err := h.manager.Sandboxes.Logs(ctx, callerOf(ctx).Namespace, r.SandboxID, sandboxes.LogRequest{From: instant(r.Params.Start, time.Millisecond), Limit: limit})
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +66,7 @@ func (h *handlers) GetSandboxLogsV2(ctx context.Context, r GetSandboxLogsV2Reque
 	if p.Level != nil && !p.Level.Valid() {
 		return nil, invalid("level: %q is none of debug, info, warn and error", *p.Level)
 	}
-	lines, err := h.manager.Logs(ctx, callerOf(ctx).Namespace, r.SandboxID, manager.LogRequest{
+	lines, err := h.manager.Sandboxes.Logs(ctx, callerOf(ctx).Namespace, r.SandboxID, sandboxes.LogRequest{
 		From: instant(p.Cursor, time.Millisecond), Backward: deref(p.Direction) == Backward, Limit: limit,
 		Contains: deref(p.Search), AtLeast: levelNamed(deref(p.Level)),
 	})
@@ -97,11 +98,11 @@ func instant(n *int64, unit time.Duration) time.Time {
 
 // ListTemplates is GET /templates.
 func (h *handlers) ListTemplates(ctx context.Context, _ ListTemplatesRequestObject) (ListTemplatesResponseObject, error) {
-	all, err := h.manager.AllTemplates(ctx, callerOf(ctx).Namespace)
+	all, err := h.manager.Templates.All(ctx, callerOf(ctx).Namespace)
 	if err != nil {
 		return nil, err
 	}
-	return ListTemplates200JSONResponse(templates(all)), nil
+	return ListTemplates200JSONResponse(templateList(all)), nil
 }
 
 // ListTemplatesV2 is GET /v2/templates.
@@ -110,14 +111,14 @@ func (h *handlers) ListTemplatesV2(ctx context.Context, r ListTemplatesV2Request
 	if err != nil {
 		return nil, err
 	}
-	page, next, err := h.manager.Templates(ctx, callerOf(ctx).Namespace, limit, deref(r.Params.NextToken))
+	page, next, err := h.manager.Templates.List(ctx, callerOf(ctx).Namespace, limit, deref(r.Params.NextToken))
 	if err != nil {
 		return nil, err
 	}
-	return templatePage{templates(page), next}, nil
+	return templatePage{templateList(page), next}, nil
 }
 
-func templates(list []manager.Template) []Template {
+func templateList(list []templates.Template) []Template {
 	out := make([]Template, len(list))
 	for i, t := range list {
 		out[i] = template(t)
@@ -137,7 +138,7 @@ func (p templatePage) VisitListTemplatesV2Response(w http.ResponseWriter) error 
 
 // GetTemplate is GET /templates/{templateID}.
 func (h *handlers) GetTemplate(ctx context.Context, r GetTemplateRequestObject) (GetTemplateResponseObject, error) {
-	t, err := h.manager.Template(ctx, callerOf(ctx).Namespace, r.TemplateID)
+	t, err := h.manager.Templates.Get(ctx, callerOf(ctx).Namespace, r.TemplateID)
 	if err != nil {
 		return nil, err
 	}
@@ -146,26 +147,22 @@ func (h *handlers) GetTemplate(ctx context.Context, r GetTemplateRequestObject) 
 
 // GetTemplateAlias is GET /templates/aliases/{alias}.
 func (h *handlers) GetTemplateAlias(ctx context.Context, r GetTemplateAliasRequestObject) (GetTemplateAliasResponseObject, error) {
-	t, err := h.manager.Template(ctx, callerOf(ctx).Namespace, r.Alias)
+	t, err := h.manager.Templates.Get(ctx, callerOf(ctx).Namespace, r.Alias)
 	if err != nil {
 		return nil, err
 	}
 	return GetTemplateAlias200JSONResponse{TemplateID: t.ID, Public: t.Public}, nil
 }
 
-// ListTeams is GET /teams.
+// ListTeams is GET /teams: exactly the caller's own namespace.
 func (h *handlers) ListTeams(ctx context.Context, _ ListTeamsRequestObject) (ListTeamsResponseObject, error) {
 	who := callerOf(ctx)
-	out := ListTeams200JSONResponse{}
-	for _, t := range h.manager.Teams(who.Identity) {
-		out = append(out, Team{TeamID: t.ID, Name: t.Name, APIKey: who.secret, IsDefault: t.ID == who.Namespace})
-	}
-	return out, nil
+	return ListTeams200JSONResponse{{TeamID: who.Namespace, Name: who.Namespace, APIKey: who.secret, IsDefault: true}}, nil
 }
 
 // ListAPIKeys is GET /api-keys.
 func (h *handlers) ListAPIKeys(ctx context.Context, _ ListAPIKeysRequestObject) (ListAPIKeysResponseObject, error) {
-	keys, err := h.manager.Keys(ctx, callerOf(ctx).Namespace)
+	keys, err := h.manager.Keys.List(ctx, callerOf(ctx).Namespace)
 	if err != nil {
 		return nil, err
 	}
@@ -178,7 +175,7 @@ func (h *handlers) ListAPIKeys(ctx context.Context, _ ListAPIKeysRequestObject) 
 
 // CreateAPIKey is POST /api-keys.
 func (h *handlers) CreateAPIKey(ctx context.Context, r CreateAPIKeyRequestObject) (CreateAPIKeyResponseObject, error) {
-	k, secret, err := h.manager.CreateKey(ctx, callerOf(ctx).Identity, r.Body.Name, r.Body.ExpiresAt)
+	k, secret, err := h.manager.Keys.Create(ctx, callerOf(ctx).Identity, r.Body.Name, r.Body.ExpiresAt)
 	if err != nil {
 		return nil, err
 	}
@@ -187,7 +184,7 @@ func (h *handlers) CreateAPIKey(ctx context.Context, r CreateAPIKeyRequestObject
 
 // DeleteAPIKey is DELETE /api-keys/{apiKeyID}.
 func (h *handlers) DeleteAPIKey(ctx context.Context, r DeleteAPIKeyRequestObject) (DeleteAPIKeyResponseObject, error) {
-	if err := h.manager.DeleteKey(ctx, callerOf(ctx).Namespace, r.APIKeyID); err != nil {
+	if err := h.manager.Keys.Delete(ctx, callerOf(ctx).Namespace, r.APIKeyID); err != nil {
 		return nil, err
 	}
 	return DeleteAPIKey204Response{}, nil

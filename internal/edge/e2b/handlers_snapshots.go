@@ -12,13 +12,14 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
-	"github.com/barchan-dev/barchan/internal/control/manager"
+	"github.com/barchan-dev/barchan/internal/control/manager/creating"
+	"github.com/barchan-dev/barchan/internal/control/manager/snapshots"
 )
 
 // CreateSnapshot is POST /sandboxes/{sandboxID}/snapshots.
 func (h *handlers) CreateSnapshot(ctx context.Context, r CreateSnapshotRequestObject) (CreateSnapshotResponseObject, error) {
 	body := deref(r.Body)
-	req := manager.SnapshotRequest{
+	req := snapshots.Request{
 		Namespace: callerOf(ctx).Namespace, ID: r.SandboxID, Name: deref(body.Name), FilesOnly: body.Memory != nil && !*body.Memory,
 	}
 	if body.TTL != nil {
@@ -26,7 +27,7 @@ func (h *handlers) CreateSnapshot(ctx context.Context, r CreateSnapshotRequestOb
 			return nil, invalid("ttl: must be 1 or more")
 		}
 	}
-	v, err := h.manager.Snapshot(ctx, req)
+	v, err := h.manager.Snapshots.Create(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -39,7 +40,7 @@ func (h *handlers) ListSnapshots(ctx context.Context, r ListSnapshotsRequestObje
 	if err != nil {
 		return nil, err
 	}
-	page, next, err := h.manager.Snapshots(ctx, manager.SnapshotListRequest{
+	page, next, err := h.manager.Snapshots.List(ctx, snapshots.ListRequest{
 		Namespace: callerOf(ctx).Namespace, SandboxID: deref(r.Params.SandboxID), Name: deref(r.Params.Name),
 		Limit: limit, Cursor: deref(r.Params.NextToken),
 	})
@@ -63,7 +64,7 @@ func (p snapshotPage) VisitListSnapshotsResponse(w http.ResponseWriter) error {
 	return writePage(w, p.items, p.next)
 }
 
-func snapshot(v *manager.Snapshot) Snapshot {
+func snapshot(v *snapshots.Snapshot) Snapshot {
 	s := Snapshot{
 		SnapshotID: v.ID, Names: v.Names, SandboxID: string(v.SandboxID), TemplateID: cmp.Or(v.TemplateID, v.TemplateName), CreatedAt: v.CreatedAt,
 		SizeBytes: v.Size, MemoryBytes: v.MemorySize, Memory: v.Content == barchan.ContentMemoryAndFiles, Secrets: v.Secrets,
@@ -76,14 +77,14 @@ func snapshot(v *manager.Snapshot) Snapshot {
 
 // DeleteTemplate is DELETE /templates/{templateID}, which deletes snapshots.
 func (h *handlers) DeleteTemplate(ctx context.Context, r DeleteTemplateRequestObject) (DeleteTemplateResponseObject, error) {
-	_, noTemplate := h.manager.Template(ctx, callerOf(ctx).Namespace, r.TemplateID)
+	_, noTemplate := h.manager.Templates.Get(ctx, callerOf(ctx).Namespace, r.TemplateID)
 	if noTemplate == nil {
 		return noDeletion{}, nil
 	}
 	if !errors.Is(noTemplate, errs.ErrNotFound) {
 		return nil, noTemplate
 	}
-	err := h.manager.DeleteSnapshot(ctx, callerOf(ctx).Namespace, r.TemplateID)
+	err := h.manager.Snapshots.Delete(ctx, callerOf(ctx).Namespace, r.TemplateID)
 	if errors.Is(err, errs.ErrNotFound) && !strings.Contains(r.TemplateID, ":") { // a snapshot's ID has a tag
 		err = noTemplate
 	}
@@ -108,7 +109,7 @@ const defaultForkTimeout = 15 * time.Second
 // ForkSandbox is POST /sandboxes/{sandboxID}/fork.
 func (h *handlers) ForkSandbox(ctx context.Context, r ForkSandboxRequestObject) (ForkSandboxResponseObject, error) {
 	body := deref(r.Body)
-	req := manager.ForkRequest{
+	req := creating.ForkRequest{
 		Namespace: callerOf(ctx).Namespace, ID: r.SandboxID, Count: 1, Timeout: defaultForkTimeout,
 		AllowSecrets: deref(body.AllowSecrets), Metadata: deref(body.Metadata), Env: deref(body.EnvVars),
 	}
@@ -121,7 +122,7 @@ func (h *handlers) ForkSandbox(ctx context.Context, r ForkSandboxRequestObject) 
 	if r.Params.Stream != nil && *r.Params.Stream {
 		return forkStream(func(w http.ResponseWriter) error { return h.streamForks(ctx, w, req) }), nil
 	}
-	forks, err := h.manager.Fork(ctx, req)
+	forks, err := h.manager.Creates.Fork(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -132,7 +133,7 @@ func (h *handlers) ForkSandbox(ctx context.Context, r ForkSandboxRequestObject) 
 	return out, nil
 }
 
-func (h *handlers) forkResult(ctx context.Context, source string, one manager.Forked) ForkResult {
+func (h *handlers) forkResult(ctx context.Context, source string, one creating.Forked) ForkResult {
 	if one.Err == nil {
 		return ForkResult{Sandbox: new(h.sandbox(ctx, one.Sandbox))}
 	}
@@ -155,9 +156,9 @@ type forkLine struct {
 }
 
 // streamForks writes each fork at once. If the client disconnects, ctx ends the pending ones.
-func (h *handlers) streamForks(ctx context.Context, w http.ResponseWriter, req manager.ForkRequest) error {
+func (h *handlers) streamForks(ctx context.Context, w http.ResponseWriter, req creating.ForkRequest) error {
 	control, lines, begun := http.NewResponseController(w), json.NewEncoder(w), false
-	return h.manager.ForkEach(ctx, req, func(n int, one manager.Forked) {
+	return h.manager.Creates.ForkEach(ctx, req, func(n int, one creating.Forked) {
 		if !begun {
 			w.Header().Set("Content-Type", "application/x-ndjson")
 			w.WriteHeader(http.StatusCreated)

@@ -21,6 +21,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/manager"
+	"github.com/barchan-dev/barchan/internal/control/manager/apikeys"
 )
 
 // Defaults of the wire format.
@@ -138,7 +139,7 @@ func (s *Server) serveRoute(w http.ResponseWriter, r *http.Request) {
 
 // caller identifies a request's client, its key and the domain by which it reaches sandboxes.
 type caller struct {
-	manager.Identity
+	apikeys.Identity
 	secret, domain string
 }
 
@@ -160,7 +161,7 @@ func (s *Server) authenticate(r *http.Request) (caller, error) {
 	if secret == "" {
 		return caller{}, errs.Public(errs.ErrUnauthenticated, "an API key is required: send it in the header X-API-Key")
 	}
-	who, err := s.manager.Authenticate(r.Context(), secret)
+	who, err := s.manager.Keys.Authenticate(r.Context(), secret)
 	return caller{who, secret, s.domainOf(r)}, err
 }
 

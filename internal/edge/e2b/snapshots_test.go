@@ -20,6 +20,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/control/manager"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/control/quota"
 )
 
@@ -161,7 +162,7 @@ func TestForksAreStreamed(t *testing.T) {
 
 // oneHeld holds up the making of the second sandbox.
 type oneHeld struct {
-	manager.Objects
+	sandboxes.Objects
 	until <-chan struct{}
 	made  atomic.Int32
 }

@@ -8,14 +8,16 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
-	"github.com/barchan-dev/barchan/internal/control/manager"
+	"github.com/barchan-dev/barchan/internal/control/manager/apikeys"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
+	"github.com/barchan-dev/barchan/internal/control/manager/templates"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
 // clientID is a required field without a meaning.
 const clientID = "barchan"
 
-func (s *Server) sandbox(ctx context.Context, v manager.Sandbox) Sandbox {
+func (s *Server) sandbox(ctx context.Context, v sandboxes.Sandbox) Sandbox {
 	return Sandbox{
 		SandboxID:          string(v.ID),
 		TemplateID:         v.TemplateID,
@@ -28,7 +30,7 @@ func (s *Server) sandbox(ctx context.Context, v manager.Sandbox) Sandbox {
 	}
 }
 
-func listedSandbox(v manager.Sandbox) ListedSandbox {
+func listedSandbox(v sandboxes.Sandbox) ListedSandbox {
 	return ListedSandbox{
 		SandboxID:   string(v.ID),
 		Name:        optional(v.Name),
@@ -46,7 +48,7 @@ func listedSandbox(v manager.Sandbox) ListedSandbox {
 	}
 }
 
-func (s *Server) detail(ctx context.Context, v manager.Sandbox) SandboxDetail {
+func (s *Server) detail(ctx context.Context, v sandboxes.Sandbox) SandboxDetail {
 	l := listedSandbox(v)
 	d := SandboxDetail{
 		SandboxID: l.SandboxID, Name: l.Name, TemplateID: l.TemplateID, Alias: l.Alias, ClientID: l.ClientID,
@@ -69,7 +71,7 @@ func (s *Server) detail(ctx context.Context, v manager.Sandbox) SandboxDetail {
 }
 
 // network is nil for a sandbox without network settings.
-func network(v manager.Sandbox) *Network {
+func network(v sandboxes.Sandbox) *Network {
 	if v.Network == nil && v.PublicTraffic && v.MaskRequestHost == "" {
 		return nil
 	}
@@ -154,7 +156,7 @@ func levelNamed(name LogLevel) slog.Level {
 	return slog.LevelInfo
 }
 
-func template(t manager.Template) Template {
+func template(t templates.Template) Template {
 	return Template{
 		TemplateID: t.ID, BuildID: string(t.UID), BuildStatus: buildReady, BuildCount: 1,
 		CPUCount: int32(t.Size.CPUs), MemoryMB: t.Size.MemoryMB, DiskSizeMB: t.Size.DiskMB,
@@ -163,7 +165,7 @@ func template(t manager.Template) Template {
 	}
 }
 
-func templateWithBuilds(t manager.Template) TemplateWithBuilds {
+func templateWithBuilds(t templates.Template) TemplateWithBuilds {
 	return TemplateWithBuilds{
 		TemplateID: t.ID, Public: t.Public, Aliases: t.Aliases, Names: templateNames(t),
 		CreatedAt: t.CreatedAt, UpdatedAt: t.UpdatedAt,
@@ -175,7 +177,7 @@ func templateWithBuilds(t manager.Template) TemplateWithBuilds {
 	}
 }
 
-func templateNames(t manager.Template) []string {
+func templateNames(t templates.Template) []string {
 	names := make([]string, len(t.Aliases))
 	for i, alias := range t.Aliases {
 		names[i] = t.Namespace + "/" + alias
@@ -186,7 +188,7 @@ func templateNames(t manager.Template) []string {
 // buildReady is the state of every listed template.
 const buildReady = "ready"
 
-func keyMask(k manager.Key) KeyMask {
+func keyMask(k apikeys.Key) KeyMask {
 	shown := ""
 	if len(k.Prefix) > len(barchan.KeyPrefix) {
 		shown = k.Prefix[len(barchan.KeyPrefix):]

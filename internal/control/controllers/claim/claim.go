@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
@@ -19,10 +18,10 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
+	"github.com/barchan-dev/barchan/internal/control/claiming"
 	"github.com/barchan-dev/barchan/internal/control/controllers"
 	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/control/quota"
-	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
 const (
@@ -75,23 +74,6 @@ type Cache interface {
 	Templates
 }
 
-// Picker leases ready members; package picker has it.
-type Picker interface {
-	Begin(pool types.UID) *picker.Pick
-	Ready(pool types.UID, revision string) int
-}
-
-// Binder sends a request to the agent of a running sandbox; package agentclient has it.
-type Binder interface {
-	Bind(ctx context.Context, s *agents.Sandbox, req envd.InitRequest) error
-}
-
-// Quota decides whether a namespace may have one more sandbox; package quota has it.
-type Quota interface {
-	SizeOf(pod *corev1.PodSpec) quota.Size
-	Hold(ctx context.Context, req quota.Request) (*quota.Reservation, error)
-}
-
 // Config is what New needs; every field is required unless it says so.
 type Config struct {
 	// Client asks the API server itself.
@@ -100,11 +82,10 @@ type Config struct {
 	Watched crcache.Cache
 	// Cache has been synced before the controller is started: what an earlier one wrote is in it.
 	Cache  Cache
-	Picker Picker
+	Picker *picker.Picker
 	// Binder; nil starts each claim with variables cold.
-	Binder Binder
-	// Quota; nil bounds nothing.
-	Quota Quota
+	Binder claiming.Binder
+	Quota  *quota.Quotas
 	// Assumed has the sandboxes that the cache may not show yet; the events of the cache feed it. Default: one
 	// that no event feeds.
 	Assumed *assumecache.Sandboxes
@@ -124,8 +105,8 @@ type Config struct {
 
 // New returns the controller of claims. Its Start blocks until ctx is done.
 func New(cfg Config) (controller.Controller, error) {
-	if cfg.Client == nil || cfg.Watched == nil || cfg.Cache == nil || cfg.Picker == nil {
-		return nil, fmt.Errorf("claim controller: Client, Watched, Cache and Picker are required: %w", errs.ErrInvalid)
+	if cfg.Client == nil || cfg.Watched == nil || cfg.Cache == nil || cfg.Picker == nil || cfg.Quota == nil {
+		return nil, fmt.Errorf("claim controller: Client, Watched, Cache, Picker and Quota are required: %w", errs.ErrInvalid)
 	}
 	if cfg.Workers == 0 {
 		cfg.Workers = defaultWorkers

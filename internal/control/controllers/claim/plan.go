@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
@@ -15,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
@@ -97,7 +97,7 @@ func (x *plan) fresh() *agents.Sandbox {
 	s.Name = x.claim.Name
 	s.Labels[pool.LabelOrigin] = string(x.pool.UID)
 	s.Labels[agents.LabelClaimUID] = string(x.claim.UID)
-	s.Annotations[pool.AnnotationClaimedAt] = time.Now().UTC().Format(time.RFC3339Nano)
+	s.Annotations[pool.AnnotationClaimedAt] = barchan.ExactNow()
 	s.OwnerReferences = []metav1.OwnerReference{*x.owner()}
 	for _, v := range x.claim.Spec.VolumeClaimTemplates {
 		at := slices.IndexFunc(s.Spec.VolumeClaimTemplates, func(o agents.PersistentVolumeClaimTemplate) bool { return o.Name == v.Name })

@@ -25,6 +25,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/claiming"
+	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -32,7 +33,7 @@ type reconciler struct {
 	log    *slog.Logger
 	client client.Client
 	cache  Cache
-	picker Picker
+	picker *picker.Picker
 	claims *claiming.Claimer
 	// late reports that variables can be brought to a running sandbox.
 	late   bool
@@ -54,14 +55,9 @@ func newReconciler(cfg *Config) (*reconciler, error) {
 			return nil, fmt.Errorf("register the claim controller's metrics: %w", err)
 		}
 	}
-	of := claiming.Config{Creator: cfg.Client, Reader: cfg.Cache, Picker: cfg.Picker, Assumed: cfg.Assumed}
-	if cfg.Quota != nil {
-		of.Quota = cfg.Quota
-	}
-	if cfg.Binder != nil {
-		of.Binder = cfg.Binder
-	}
-	claims, err := claiming.New(of)
+	claims, err := claiming.New(claiming.Config{
+		Creator: cfg.Client, Reader: cfg.Cache, Picker: cfg.Picker, Quota: cfg.Quota, Binder: cfg.Binder, Assumed: cfg.Assumed,
+	})
 	if err != nil {
 		return nil, err
 	}

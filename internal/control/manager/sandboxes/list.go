@@ -1,4 +1,4 @@
-package manager
+package sandboxes
 
 import (
 	"context"
@@ -13,14 +13,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/paging"
 )
 
-// MaxPage bounds the items of one page.
-const MaxPage = paging.MaxPage
-
-// ListRequest says which sandboxes of a tenant to list. Its zero value but for Namespace is
-// the first page of all, newest first.
+// ListRequest selects sandboxes of a tenant. Its zero value but for Namespace is the first page of all, newest
+// first.
 type ListRequest struct {
 	Namespace string
-	// Metadata lists pairs that must all match exactly.
+	// Metadata has pairs that must all match exactly.
 	Metadata map[string]string
 	// States: none means all.
 	States []State
@@ -31,7 +28,7 @@ type ListRequest struct {
 	// StartedAfter includes the instant itself.
 	StartedAfter time.Time
 	OldestFirst  bool
-	// Limit is from 1 to MaxPage; 0 means MaxPage.
+	// Limit is from 1 to paging.MaxPage; 0 means MaxPage.
 	Limit int
 	// Cursor is a Page's Next.
 	Cursor string
@@ -42,28 +39,37 @@ type Page struct {
 	Items []Sandbox
 	// Next is the cursor of the following page, and empty on the last one.
 	Next string
-	// Running counts the running sandboxes that match, on all pages, whatever States asks for.
+	// Running counts the matching running sandboxes of all pages, whatever States selects.
 	Running int
 }
 
-// List returns one page. The cursor names a place in the order, not a number of items: what is
-// made or killed between two pages moves nothing twice or past it.
-func (m *Manager) List(ctx context.Context, req ListRequest) (Page, error) {
+// Get returns one sandbox that is not dead.
+func (st *Store) Get(ctx context.Context, namespace, id string) (Sandbox, error) {
+	s, err := st.find(ctx, namespace, id)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	return st.View(s), nil
+}
+
+// List returns one page. The cursor is a position in the order, not a number of items, so a create or a kill
+// between two pages neither repeats nor skips an item.
+func (st *Store) List(ctx context.Context, req ListRequest) (Page, error) {
 	limit, after, err := paging.Parse(req.Limit, req.Cursor, paging.Direction(req.OldestFirst))
 	if err != nil {
 		return Page{}, err
 	}
-	all, err := m.cache.Sandboxes(ctx, req.Namespace)
+	all, err := st.Cache.Sandboxes(ctx, req.Namespace)
 	if err != nil {
 		return Page{}, fmt.Errorf("list sandboxes: %w", err)
 	}
-	all = m.assumed.Merge(all, func(s *agents.Sandbox) bool { return s.Namespace == req.Namespace })
+	all = st.Assumed.Merge(all, func(s *agents.Sandbox) bool { return s.Namespace == req.Namespace })
 	templateID := ""
 	if req.Template != "" {
-		t, err := m.resolve(ctx, req.Namespace, req.Template)
+		t, err := st.Templates.Resolve(ctx, req.Namespace, req.Template)
 		if err == nil {
 			templateID = pool.TemplateID(t)
-		} else if !errors.Is(err, errs.ErrNotFound) { // a template that is gone may have sandboxes left
+		} else if !errors.Is(err, errs.ErrNotFound) { // a deleted template may have sandboxes left
 			return Page{}, err
 		}
 	}
@@ -74,7 +80,7 @@ func (m *Manager) List(ctx context.Context, req ListRequest) (Page, error) {
 		if !listed(s) || !matches(s, &req, templateID) {
 			continue
 		}
-		v := m.view(s)
+		v := st.View(s)
 		if v.State == StateRunning {
 			page.Running++
 		}

@@ -1,4 +1,4 @@
-package manager
+package creating
 
 import (
 	"cmp"
@@ -18,21 +18,20 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/apistatus"
 )
 
-// origin is the checkpoint that a claim's sandbox starts from, and what it takes over from the
-// sandbox that was checkpointed.
+// origin is the checkpoint that a create's sandbox starts from, and what it inherits from the checkpoint's source.
 type origin struct {
 	restore  agents.RestoreSource
 	shutdown agents.ShutdownPolicy
-	// template, templateName, templateID and templateNamespace are empty where the source had none.
+	// template, templateName, templateID and templateNamespace are empty for a source without a template.
 	template, templateName, templateID, templateNamespace string
-	// secrets says that the source was created with variables, own that all of them are the tenant's own.
+	// secrets reports that the source was created with variables, own that all of them are the tenant's own.
 	secrets, own bool
 }
 
-// from has a claim start its sandbox from a snapshot.
-func (m *Manager) from(ctx context.Context, c *createOp, snap *barchan.Checkpoint) (err error) {
+// from has a create start its sandbox from a snapshot.
+func (cr *Creator) from(ctx context.Context, c *createOp, snap *barchan.Checkpoint) (err error) {
 	if snap.Status.Phase != barchan.CheckpointReady {
-		if snap, err = m.awaitCapture(ctx, snap, m.cfg.StartTimeout); err != nil {
+		if snap, err = cr.Snapshots.Await(ctx, snap, cr.StartTimeout); err != nil {
 			return err
 		}
 	}
@@ -56,26 +55,27 @@ func (m *Manager) from(ctx context.Context, c *createOp, snap *barchan.Checkpoin
 		template: from.TemplateName, templateID: from.TemplateID, templateNamespace: from.TemplateNamespace,
 		secrets: from.Secrets, own: from.OwnVariables,
 	}
-	if err := m.mayShare(o, &policies, c.AllowSecrets, fmt.Sprintf("snapshot %q", snap.SnapshotID())); err != nil {
+	if err := cr.mayShare(o, &policies, c.AllowSecrets, fmt.Sprintf("snapshot %q", snap.SnapshotID())); err != nil {
 		return err
 	}
-	c.startFrom(o, &blueprint, &policies, cmp.Or(from.TemplateName, nameOf(snap).name))
+	name, _ := snap.SnapshotName()
+	c.startFrom(o, &blueprint, &policies, cmp.Or(from.TemplateName, name))
 	return nil
 }
 
-// startFrom has a claim make its sandbox by the blueprint and the policies of another.
+// startFrom has a create make its sandbox by the blueprint and the policies of another.
 func (c *createOp) startFrom(o *origin, blueprint *agents.SandboxBlueprint, policies *agents.BarchanSpec, like string) {
 	t := &extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: like}}
 	t.Spec.SandboxBlueprint = *blueprint
 	t.Spec.Barchan = &extensions.TemplateBarchanSpec{Sandbox: policies}
 	policies.Metadata, policies.Resume, policies.Restore = nil, "", nil
 	c.origin = o
-	c.claim = c.m.claims.BeginFrom(t, c.Namespace, c)
+	c.claim = c.cr.Claims.BeginFrom(t, c.Namespace, c)
 }
 
-// apply makes a sandbox one that starts from the checkpoint.
+// apply makes a sandbox start from the checkpoint.
 func (o *origin) apply(s *agents.Sandbox) {
-	delete(s.Labels, agents.LabelTemplateHash) // it runs what was captured, whatever the template says by now
+	delete(s.Labels, agents.LabelTemplateHash) // it runs the captured revision, not the template's present one
 	for name, value := range map[string]string{
 		agents.AnnotationTemplateRef: o.template, pool.AnnotationTemplateName: o.templateName, pool.AnnotationTemplateID: o.templateID, pool.AnnotationTemplateNamespace: o.templateNamespace,
 	} {
@@ -83,21 +83,19 @@ func (o *origin) apply(s *agents.Sandbox) {
 			delete(s.Annotations, name)
 		}
 	}
-	if o.secrets { // and mayShare has let it pass
+	if o.secrets { // mayShare has allowed it
 		pool.BindEnv(s, o.own)
 		s.Annotations[pool.AnnotationAllowSecrets] = "true"
 	}
 	s.Spec.ShutdownPolicy = o.shutdown
-	if s.Spec.Barchan == nil {
-		s.Spec.Barchan = &agents.BarchanSpec{}
-	}
+	s.Spec.Barchan = cmp.Or(s.Spec.Barchan, &agents.BarchanSpec{})
 	s.Spec.Barchan.Restore = &o.restore
 }
 
-// mayShare refuses to hand on variables that are not the tenant's own, unless the source, the request or the
+// mayShare refuses to pass on variables that are not the tenant's own, unless the source, the request or the
 // server allows it; see package pool.
-func (m *Manager) mayShare(o *origin, source *agents.BarchanSpec, asked bool, what string) error {
-	if !o.secrets || o.own || asked || m.cfg.ForkSecrets || sandbox.HandsOnSecrets(source) {
+func (cr *Creator) mayShare(o *origin, source *agents.BarchanSpec, asked bool, what string) error {
+	if !o.secrets || o.own || asked || cr.ForkSecrets || sandbox.HandsOnSecrets(source) {
 		return nil
 	}
 	return apistatus.Refuse(errs.ErrForbidden, "%s holds environment variables that a SandboxClaim brought, and another sandbox would get them; "+

@@ -1,10 +1,11 @@
-package manager
+package creating
 
 import (
 	"cmp"
 	"context"
 	"errors"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,17 +17,18 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/apistatus"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
+	"github.com/barchan-dev/barchan/internal/control/manager/snapshots"
 )
 
-// MaxForks is the most that one request may make.
+// MaxForks bounds the forks of one request.
 const MaxForks = 100
 
-// forkTTL deletes a fork's checkpoint if the server ends before it has done so.
+// forkTTL deletes a fork's checkpoint if the server ends before it has.
 const forkTTL = 10 * time.Minute
 
-// ForkRequest says how often to multiply which sandbox.
+// ForkRequest selects a running sandbox and the number of its forks.
 type ForkRequest struct {
-	// ID of the sandbox, which must run.
 	Namespace, ID string
 	// Count is from 1 to MaxForks.
 	Count int
@@ -34,22 +36,22 @@ type ForkRequest struct {
 	Timeout time.Duration
 	// AllowSecrets lets the forks have the variables that the source was created with.
 	AllowSecrets bool
-	// Metadata and Env are added to the source's own; programs that run already know nothing of Env.
+	// Metadata and Env are added to the source's own; running programs do not get Env.
 	Metadata, Env map[string]string
 }
 
-// Forked is one fork: a sandbox, or why there is none.
+// Forked is one fork: a sandbox or an error.
 type Forked struct {
-	Sandbox Sandbox
+	Sandbox sandboxes.Sandbox
 	Err     error
 }
 
-// Fork multiplies a running sandbox, with its processes, memory and files. The source goes on, and keeps
-// its ID and its end. Each fork has an identity of its own and fails by itself; an error says that none
-// was tried. If ctx ends, those that are not ready are removed. The result has an entry for each, in order.
-func (m *Manager) Fork(ctx context.Context, req ForkRequest) ([]Forked, error) {
+// Fork copies a running sandbox, with its processes, memory and files. The source continues, and keeps its ID and
+// its end. Each fork has its own identity and its own error; the returned error means that none was tried. If ctx
+// ends, forks that are not ready are removed. The result has an entry for each, in order.
+func (cr *Creator) Fork(ctx context.Context, req ForkRequest) ([]Forked, error) {
 	var all []Forked
-	err := m.ForkEach(ctx, req, func(n int, one Forked) {
+	err := cr.ForkEach(ctx, req, func(n int, one Forked) {
 		if all == nil {
 			all = make([]Forked, req.Count)
 		}
@@ -58,61 +60,61 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) ([]Forked, error) {
 	return all, err
 }
 
-// ForkEach is Fork that tells of each fork, by its place, as soon as it is ready or has failed, in
-// whatever order. It is told of one at a time, before ForkEach returns, and of none before an error.
-func (m *Manager) ForkEach(ctx context.Context, req ForkRequest, tell func(n int, one Forked)) (err error) {
+// ForkEach is Fork that calls each with a fork and its index once it is ready or has failed, in any order. The
+// calls are serial and end before ForkEach returns; there is none before an error.
+func (cr *Creator) ForkEach(ctx context.Context, req ForkRequest, each func(n int, one Forked)) (err error) {
 	start := time.Now()
-	defer func() { m.observe(opFork, start, err) }()
-	s, err := m.forkable(ctx, &req)
+	defer func() { cr.Sandboxes.Observe("fork", start, err) }()
+	s, err := cr.forkable(ctx, &req)
 	if err != nil {
 		return err
 	}
-	forks := m.newForks(ctx, &req, s, start)
+	forks := cr.newForks(ctx, &req, s, start)
 	defer forks.release()
-	if !forks.any() {
-		forks.start(ctx, m, "", tell)
+	if !slices.ContainsFunc(forks, func(f fork) bool { return f.err == nil }) {
+		forks.start(ctx, cr, "", each)
 		return nil
 	}
-	c := newCheckpoint(s, false, forkTTL)
+	c := snapshots.NewCheckpoint(s, false, forkTTL)
 	c.Labels[barchan.LabelPurpose] = barchan.PurposeFork
 	c.Name = nameLike(s.Name + "-fork")
-	defer m.dropCheckpoint(ctx, c)
-	if _, err := m.capture(ctx, c); err != nil {
+	defer cr.Snapshots.Drop(ctx, c)
+	if _, err := cr.Snapshots.Capture(ctx, c); err != nil {
 		return err
 	}
 	failpoint.Reach("fork/captured")
-	forks.start(ctx, m, c.Name, tell)
+	forks.start(ctx, cr, c.Name, each)
 	failpoint.Reach("fork/started")
-	m.log.InfoContext(ctx, "sandbox forked", telemetry.Sandbox, sandbox.IDOf(s.UID), telemetry.Namespace, s.Namespace,
+	cr.Sandboxes.Log.InfoContext(ctx, "sandbox forked", telemetry.Sandbox, sandbox.IDOf(s.UID), telemetry.Namespace, s.Namespace,
 		telemetry.Name, s.Name, "forks", req.Count, telemetry.Duration, time.Since(start))
 	return nil
 }
 
-// forkable finds the source, and refuses what can never become a fork.
-func (m *Manager) forkable(ctx context.Context, req *ForkRequest) (*agents.Sandbox, error) {
+// forkable finds the source, and refuses one that cannot be forked.
+func (cr *Creator) forkable(ctx context.Context, req *ForkRequest) (*agents.Sandbox, error) {
 	if req.Count < 1 || req.Count > MaxForks {
 		return nil, apistatus.Refuse(errs.ErrInvalid, "count: must be from 1 to %d", MaxForks)
 	}
-	if err := errors.Join(m.checkTimeout(req.Timeout), checkEnv(req.Env)); err != nil {
+	if err := errors.Join(cr.Sandboxes.CheckTimeout(req.Timeout), checkEnv(req.Env)); err != nil {
 		return nil, err
 	}
-	if err := m.cfg.Gate.Err(); err != nil {
+	if err := cr.Sandboxes.Gate.Err(); err != nil {
 		return nil, err
 	}
-	s, err := m.findLive(ctx, req.Namespace, req.ID)
+	s, err := cr.Sandboxes.FindLive(ctx, req.Namespace, req.ID)
 	if err != nil {
 		return nil, err
 	}
 	switch phase := sandbox.PhaseOf(s); {
 	case s.Spec.OperatingMode == agents.ModeSuspended:
-		return nil, isPaused(req.ID)
+		return nil, sandboxes.IsPaused(req.ID)
 	case phase != sandbox.Running:
 		return nil, apistatus.Refuse(errs.ErrConflict, "Sandbox %q is %s; it can be forked while it runs", req.ID, phase)
 	}
-	return s, m.mayShare(originOf(s), s.Spec.Barchan, req.AllowSecrets, "Sandbox \""+req.ID+"\"")
+	return s, cr.mayShare(originOf(s), s.Spec.Barchan, req.AllowSecrets, "Sandbox \""+req.ID+"\"")
 }
 
-// originOf is what a fork takes over from its source.
+// originOf is what a fork inherits from its source.
 func originOf(s *agents.Sandbox) *origin {
 	return &origin{
 		shutdown: s.Spec.ShutdownPolicy, secrets: pool.BoundEnv(s), own: pool.OwnEnv(s),
@@ -130,8 +132,8 @@ type fork struct {
 	err    error
 }
 
-// newForks reserves what the forks will use; those for which there is no room have failed.
-func (m *Manager) newForks(ctx context.Context, req *ForkRequest, s *agents.Sandbox, start time.Time) forks {
+// newForks reserves the quota of the forks; those without room have failed.
+func (cr *Creator) newForks(ctx context.Context, req *ForkRequest, s *agents.Sandbox, start time.Time) forks {
 	metadata := map[string]string{}
 	if s.Spec.Barchan != nil {
 		maps.Copy(metadata, s.Spec.Barchan.Metadata)
@@ -139,59 +141,42 @@ func (m *Manager) newForks(ctx context.Context, req *ForkRequest, s *agents.Sand
 	maps.Copy(metadata, req.Metadata)
 	all := make(forks, req.Count)
 	for i := range all {
-		c := &createOp{m: m, start: start, CreateRequest: &CreateRequest{
+		c := &createOp{cr: cr, start: start, Request: &Request{
 			Namespace: req.Namespace, Timeout: req.Timeout, Env: req.Env, Metadata: metadata, Secure: s.Spec.AgentSecured(),
 		}}
-		policies := s.Spec.Barchan.DeepCopy()
-		if policies == nil {
-			policies = &agents.BarchanSpec{}
-		}
+		policies := cmp.Or(s.Spec.Barchan.DeepCopy(), &agents.BarchanSpec{})
 		c.startFrom(originOf(s), s.Spec.SandboxBlueprint.DeepCopy(), policies, cmp.Or(s.Annotations[agents.AnnotationTemplateRef], s.Name))
 		all[i] = fork{create: c, err: c.claim.Reserve(ctx)}
 	}
 	return all
 }
 
-func (f forks) any() bool {
-	for i := range f {
-		if f[i].err == nil {
-			return true
-		}
-	}
-	return false
-}
-
-// start makes all that have room, at once, tells of each when it is ready or has failed, and returns
-// when all have been told of.
-func (f forks) start(ctx context.Context, m *Manager, checkpoint string, tell func(n int, one Forked)) {
+// start starts all forks that have room, at once, and calls each with every fork.
+func (f forks) start(ctx context.Context, cr *Creator, checkpoint string, each func(n int, one Forked)) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	var refused []int
-	ended := make(chan int, len(f)) // who listens slowly holds up no fork
+	ended := make(chan int, len(f)) // a slow reader delays no fork
 	for i := range f {
 		if f[i].err != nil {
-			refused = append(refused, i)
+			ended <- i
 			continue
 		}
 		f[i].create.origin.restore.CheckpointName = checkpoint
 		wg.Go(func() {
 			defer func() { ended <- i }()
-			f[i].made, f[i].err = m.takeCold(ctx, f[i].create)
+			f[i].made, f[i].err = cr.startCold(ctx, f[i].create)
 			if f[i].err == nil {
-				m.cfg.Routes.Apply(f[i].made)
+				cr.Sandboxes.Routes.Apply(f[i].made)
 			}
 		})
 	}
-	for _, i := range refused {
-		tell(i, f[i].result(m))
-	}
-	for range len(f) - len(refused) {
+	for range f {
 		i := <-ended
-		tell(i, f[i].result(m))
+		each(i, f[i].result(cr))
 	}
 }
 
-// release gives back the room of those that have not come to be.
+// release returns the quota of the forks that failed.
 func (f forks) release() {
 	for i := range f {
 		if f[i].made == nil {
@@ -200,9 +185,9 @@ func (f forks) release() {
 	}
 }
 
-func (f *fork) result(m *Manager) Forked {
+func (f *fork) result(cr *Creator) Forked {
 	if f.made == nil {
 		return Forked{Err: f.err}
 	}
-	return Forked{Sandbox: m.view(f.made), Err: f.err}
+	return Forked{Sandbox: cr.Sandboxes.View(f.made), Err: f.err}
 }

@@ -1,6 +1,7 @@
-package manager
+package sandboxes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,31 +20,31 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
-// Limits of what one request may ask the node for.
+// Limits of one request.
 const (
 	MaxMetricsIDs = 100
 	MaxLogLines   = 1000
-	askAtOnce     = 8
+	statsAtOnce   = 8
 )
 
-// Metrics returns the samples of the interval; a zero bound is open. Nothing is sampled ahead
-// of time: there is one, of now, if the sandbox runs and the interval holds it.
-func (m *Manager) Metrics(ctx context.Context, namespace, id string, from, to time.Time) ([]envd.Metrics, error) {
+// Metrics returns the samples of the interval; a zero bound is open. Only the present is sampled, so there is one
+// sample if the sandbox runs and the interval includes now.
+func (st *Store) Metrics(ctx context.Context, namespace, id string, from, to time.Time) ([]envd.Metrics, error) {
 	if !from.IsZero() && !to.IsZero() && from.After(to) {
 		return nil, apistatus.Refuse(errs.ErrInvalid, "start: must not be after end")
 	}
-	s, err := m.find(ctx, namespace, id)
+	s, err := st.find(ctx, namespace, id)
 	if err != nil {
 		return nil, err
 	}
 	if sandbox.PhaseOf(s) != sandbox.Running {
 		return nil, nil
 	}
-	stats, err := m.cfg.Witness.Stats(ctx, s)
+	stats, err := st.Agents.Stats(ctx, s)
 	if err != nil {
-		return nil, fmt.Errorf("ask for the usage of sandbox %s: %w", id, err)
+		return nil, fmt.Errorf("read usage of sandbox %s: %w", id, err)
 	}
-	if err := m.setDisk(ctx, s, &stats); err != nil {
+	if err := st.setDisk(ctx, s, &stats); err != nil {
 		return nil, err
 	}
 	at := time.Unix(stats.Timestamp, 0)
@@ -53,45 +54,44 @@ func (m *Manager) Metrics(ctx context.Context, namespace, id string, from, to ti
 	return []envd.Metrics{stats}, nil
 }
 
-// setDisk replaces what the agent says of the disk, which is the machine's, by the sandbox's own: its
-// limit, and what it has written, where that is known here.
-func (m *Manager) setDisk(ctx context.Context, s *agents.Sandbox, stats *envd.Metrics) error {
-	stats.DiskTotal, stats.DiskUsed = uint64(m.size(&s.Spec.PodTemplate.Spec).DiskMB)<<20, 0
-	if m.cfg.DiskUsed == nil {
+// setDisk replaces the agent's numbers, which are the machine's, by the sandbox's own limit and written bytes.
+func (st *Store) setDisk(ctx context.Context, s *agents.Sandbox, stats *envd.Metrics) error {
+	stats.DiskTotal, stats.DiskUsed = uint64(st.Templates.SizeOf(&s.Spec.PodTemplate.Spec).DiskMB)<<20, 0
+	if st.DiskUsed == nil {
 		return nil
 	}
-	used, err := m.cfg.DiskUsed(ctx, sandbox.Ref{Namespace: s.Namespace, Name: s.Name, UID: s.UID})
+	used, err := st.DiskUsed(ctx, sandbox.Ref{Namespace: s.Namespace, Name: s.Name, UID: s.UID})
 	if err != nil {
-		return fmt.Errorf("measure the disk of sandbox %s/%s: %w", s.Namespace, s.Name, err)
+		return fmt.Errorf("measure disk of sandbox %s/%s: %w", s.Namespace, s.Name, err)
 	}
 	stats.DiskUsed = uint64(used)
 	return nil
 }
 
-// MetricsOf returns the newest sample of each of the named sandboxes that run, by the ID as it
-// was given. Those that do not live, and those that do not answer, are left out.
-func (m *Manager) MetricsOf(ctx context.Context, namespace string, ids []string) (map[string]envd.Metrics, error) {
+// MetricsOf returns the newest sample of each named running sandbox, by the given ID. It omits dead sandboxes and
+// those whose agents do not respond.
+func (st *Store) MetricsOf(ctx context.Context, namespace string, ids []string) (map[string]envd.Metrics, error) {
 	if len(ids) > MaxMetricsIDs {
 		return nil, apistatus.Refuse(errs.ErrInvalid, "sandbox_ids: name at most %d sandboxes", MaxMetricsIDs)
 	}
 	ids = slices.Compact(slices.Sorted(slices.Values(ids)))
 	samples := make([]*envd.Metrics, len(ids))
 	var group errgroup.Group
-	group.SetLimit(askAtOnce)
+	group.SetLimit(statsAtOnce)
 	for i, id := range ids {
 		group.Go(func() error {
-			got, err := m.Metrics(ctx, namespace, id, time.Time{}, time.Time{})
+			got, err := st.Metrics(ctx, namespace, id, time.Time{}, time.Time{})
 			if len(got) > 0 {
 				samples[i] = &got[0]
 			}
 			if err != nil && !errors.Is(err, errs.ErrNotFound) {
-				m.log.DebugContext(ctx, "sandbox does not tell its usage", telemetry.Sandbox, id, telemetry.Error, err)
+				st.Log.DebugContext(ctx, "sandbox usage not read", telemetry.Sandbox, id, telemetry.Error, err)
 			}
 			return ctx.Err()
 		})
 	}
 	if err := group.Wait(); err != nil {
-		return nil, fmt.Errorf("ask for usage: %w", err)
+		return nil, fmt.Errorf("read usage: %w", err)
 	}
 	all := map[string]envd.Metrics{}
 	for i, id := range ids {
@@ -102,7 +102,7 @@ func (m *Manager) MetricsOf(ctx context.Context, namespace string, ids []string)
 	return all, nil
 }
 
-// LogRequest says which lines of a sandbox to return. Its zero value is the first MaxLogLines.
+// LogRequest selects log lines of a sandbox. Its zero value is the first MaxLogLines.
 type LogRequest struct {
 	// From is where to begin, inclusive: the oldest line, or with Backward the newest. Zero is open.
 	From time.Time
@@ -110,19 +110,18 @@ type LogRequest struct {
 	Backward bool
 	// Limit is from 1 to MaxLogLines; 0 means MaxLogLines.
 	Limit int
-	// Contains keeps lines with this text; AtLeast those of this level and above. Its zero value keeps
-	// what programs write, which has no level below it.
+	// Contains keeps lines with this text; AtLeast those of this level and above. Zero keeps the lines of programs.
 	Contains string
 	AtLeast  slog.Level
 }
 
-// Logs returns what the programs of a sandbox's template and its agent wrote.
-func (m *Manager) Logs(ctx context.Context, namespace, id string, req LogRequest) ([]envd.LogLine, error) {
+// Logs returns lines of the agent and of the template's programs.
+func (st *Store) Logs(ctx context.Context, namespace, id string, req LogRequest) ([]envd.LogLine, error) {
 	if req.Limit < 0 || req.Limit > MaxLogLines {
 		return nil, apistatus.Refuse(errs.ErrInvalid, "limit: must be from 1 to %d", MaxLogLines)
 	}
-	setIfZero(&req.Limit, MaxLogLines)
-	s, err := m.find(ctx, namespace, id)
+	req.Limit = cmp.Or(req.Limit, MaxLogLines)
+	s, err := st.find(ctx, namespace, id)
 	if err != nil {
 		return nil, err
 	}
@@ -130,12 +129,12 @@ func (m *Manager) Logs(ctx context.Context, namespace, id string, req LogRequest
 	if req.Backward {
 		since = time.Time{}
 	}
-	if sandbox.PhaseOf(s) == sandbox.Paused { // its agent, which has them, does not run
-		return nil, isPaused(id)
+	if sandbox.PhaseOf(s) == sandbox.Paused { // only a running agent has them
+		return nil, IsPaused(id)
 	}
-	lines, err := m.cfg.Witness.Logs(ctx, s, since)
+	lines, err := st.Agents.Logs(ctx, s, since)
 	if err != nil {
-		return nil, fmt.Errorf("ask for the logs of sandbox %s: %w", id, err)
+		return nil, fmt.Errorf("read logs of sandbox %s: %w", id, err)
 	}
 	if req.Backward {
 		slices.Reverse(lines)

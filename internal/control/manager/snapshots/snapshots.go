@@ -1,4 +1,4 @@
-package manager
+package snapshots
 
 import (
 	"cmp"
@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
@@ -16,25 +18,40 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/apistatus"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/control/paging"
 )
 
-// SnapshotListRequest says which snapshots of a tenant to list. Its zero value but for Namespace is
-// the first page of all.
-type SnapshotListRequest struct {
+// Cache reads checkpoints from memory.
+type Cache interface {
+	Checkpoints(ctx context.Context, namespace string) ([]barchan.Checkpoint, error)
+	// WaitCheckpoint blocks until done returns true or an error. done gets nil once the checkpoint is gone.
+	WaitCheckpoint(ctx context.Context, key types.NamespacedName, done func(*barchan.Checkpoint) (bool, error)) (*barchan.Checkpoint, error)
+}
+
+// Store has the snapshots of all tenants. Its fields are required. It is safe for concurrent use.
+type Store struct {
+	Sandboxes *sandboxes.Store
+	Cache     Cache
+	// CaptureTimeout bounds the wait for a snapshot to be durable.
+	CaptureTimeout time.Duration
+}
+
+// ListRequest selects snapshots of a tenant. Its zero value but for Namespace is the first page of all.
+type ListRequest struct {
 	Namespace string
-	// SandboxID keeps those of one source, which may be gone.
+	// SandboxID selects one source, which may be gone.
 	SandboxID string
-	// Name keeps those of one name, or, with a tag, the one.
+	// Name selects one name, or, with a tag, one snapshot.
 	Name string
-	// Limit is from 1 to MaxPage; 0 means MaxPage.
+	// Limit is from 1 to paging.MaxPage; 0 means MaxPage.
 	Limit int
-	// Cursor is what the page before returned.
+	// Cursor is the previous page's next.
 	Cursor string
 }
 
-// Snapshots lists a page of what is ready, the newest first. next is empty on the last one.
-func (m *Manager) Snapshots(ctx context.Context, req SnapshotListRequest) (page []Snapshot, next string, err error) {
+// List returns a page of ready snapshots, newest first. next is empty on the last one.
+func (st *Store) List(ctx context.Context, req ListRequest) (page []Snapshot, next string, err error) {
 	limit, after, err := paging.Parse(req.Limit, req.Cursor, paging.Direction(false))
 	if err != nil {
 		return nil, "", err
@@ -50,7 +67,7 @@ func (m *Manager) Snapshots(ctx context.Context, req SnapshotListRequest) (page 
 		name, ours := splitID(req.Namespace, req.Name)
 		wanted = func(c *barchan.Checkpoint) bool { return ours && name.matches(c) }
 	}
-	all, err := m.snapshots(ctx, req.Namespace)
+	all, err := st.snapshots(ctx, req.Namespace)
 	if err != nil {
 		return nil, "", err
 	}
@@ -60,7 +77,7 @@ func (m *Manager) Snapshots(ctx context.Context, req SnapshotListRequest) (page 
 		if c.Status.Phase != barchan.CheckpointReady || !wanted(c) {
 			continue
 		}
-		if v := viewSnapshot(c); id == "" || v.SandboxID == id {
+		if v := view(c); id == "" || v.SandboxID == id {
 			keep = append(keep, v)
 		}
 	}
@@ -71,15 +88,14 @@ func (m *Manager) Snapshots(ctx context.Context, req SnapshotListRequest) (page 
 }
 
 // matches reports whether a list of a name shows a snapshot.
-func (n snapshotName) matches(c *barchan.Checkpoint) bool {
+func (n fullName) matches(c *barchan.Checkpoint) bool {
 	has := nameOf(c)
 	return has.name == n.name && (n.tag == "" || n.tag == has.tag)
 }
 
-// snapshots are the checkpoints of a namespace that people have made, whatever their phase. What is on
-// its way out is gone.
-func (m *Manager) snapshots(ctx context.Context, namespace string) ([]barchan.Checkpoint, error) {
-	all, err := m.cache.Checkpoints(ctx, namespace)
+// snapshots returns the checkpoints of a namespace that tenants made, in any phase but deletion.
+func (st *Store) snapshots(ctx context.Context, namespace string) ([]barchan.Checkpoint, error) {
+	all, err := st.Cache.Checkpoints(ctx, namespace)
 	if err != nil {
 		return nil, fmt.Errorf("list checkpoints: %w", err)
 	}
@@ -94,14 +110,13 @@ func noSnapshot(id string) error {
 	return apistatus.Refuse(errs.ErrNotFound, "snapshot '%s' not found", id)
 }
 
-// snapshot finds what a tenant means: the one of a name and a tag, else the newest of the name, one that
-// is ready before one that is not.
-func (m *Manager) snapshot(ctx context.Context, namespace, asked string) (*barchan.Checkpoint, error) {
+// Find returns the snapshot of a name and a tag, else the newest of the name, ready ones first.
+func (st *Store) Find(ctx context.Context, namespace, asked string) (*barchan.Checkpoint, error) {
 	name, ours := splitID(namespace, asked)
 	if !ours {
 		return nil, noSnapshot(asked)
 	}
-	all, err := m.snapshots(ctx, namespace)
+	all, err := st.snapshots(ctx, namespace)
 	if err != nil {
 		return nil, err
 	}
@@ -120,26 +135,25 @@ func (m *Manager) snapshot(ctx context.Context, namespace, asked string) (*barch
 	if best != nil {
 		return best, nil
 	}
-	return m.unseen(ctx, namespace, asked, name)
+	return st.unseen(ctx, namespace, asked, name)
 }
 
-// older reports whether b is to be preferred to a.
+// older reports whether b is the better match.
 func older(a, b *barchan.Checkpoint) bool {
 	readyA, readyB := a.Status.Phase == barchan.CheckpointReady, b.Status.Phase == barchan.CheckpointReady
 	if readyA != readyB {
 		return readyB
 	}
-	return cmp.Or(createdAt(a).Compare(createdAt(b)), cmp.Compare(nameOf(a).tag, nameOf(b).tag)) < 0
+	return cmp.Or(barchan.CreatedAt(a).Compare(barchan.CreatedAt(b)), cmp.Compare(nameOf(a).tag, nameOf(b).tag)) < 0
 }
 
-// unseen reads a snapshot that another replica may have made a moment ago. Only who names a tag has
-// heard of one.
-func (m *Manager) unseen(ctx context.Context, namespace, asked string, name snapshotName) (*barchan.Checkpoint, error) {
+// unseen reads a snapshot that another replica may have just made, and of which the client knows the tag.
+func (st *Store) unseen(ctx context.Context, namespace, asked string, name fullName) (*barchan.Checkpoint, error) {
 	if name.newest() || !nameForm.MatchString(name.name) || !tagForm.MatchString(name.tag) {
 		return nil, noSnapshot(asked)
 	}
 	c := &barchan.Checkpoint{}
-	err := m.objects.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name.object()}, c)
+	err := st.Sandboxes.Objects.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name.object()}, c)
 	if apierrors.IsNotFound(err) || (err == nil && (!public(c) || nameOf(c) != name)) {
 		return nil, noSnapshot(asked)
 	}
@@ -149,17 +163,16 @@ func (m *Manager) unseen(ctx context.Context, namespace, asked string, name snap
 	return c, nil
 }
 
-// DeleteSnapshot deletes one snapshot. Its data go when nobody needs them any more. A bare name must
-// mean a single one.
-func (m *Manager) DeleteSnapshot(ctx context.Context, namespace, id string) error {
-	c, err := m.snapshot(ctx, namespace, id)
+// Delete deletes one snapshot. Its data stay while other objects use them. A bare name must match only one.
+func (st *Store) Delete(ctx context.Context, namespace, id string) error {
+	c, err := st.Find(ctx, namespace, id)
 	if err != nil {
 		return err
 	}
-	if err := m.single(ctx, c, id); err != nil {
+	if err := st.single(ctx, c, id); err != nil {
 		return err
 	}
-	err = m.objects.Delete(ctx, c, client.Preconditions{UID: &c.UID})
+	err = st.Sandboxes.Objects.Delete(ctx, c, client.Preconditions{UID: &c.UID})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return noSnapshot(id)
 	}
@@ -167,41 +180,36 @@ func (m *Manager) DeleteSnapshot(ctx context.Context, namespace, id string) erro
 		return apistatus.From("delete snapshot "+id, err)
 	}
 	failpoint.Reach("snapshot/deleted")
-	m.settleCheckpoint(ctx, c)
-	m.log.InfoContext(ctx, "snapshot deleted", telemetry.Namespace, c.Namespace, telemetry.Name, c.Name)
+	st.settle(ctx, c)
+	st.Sandboxes.Log.InfoContext(ctx, "snapshot deleted", telemetry.Namespace, c.Namespace, telemetry.Name, c.Name)
 	return nil
 }
 
-// single refuses a name without a tag of which there are several.
-func (m *Manager) single(ctx context.Context, c *barchan.Checkpoint, id string) error {
+// single refuses a name without a tag that several snapshots have.
+func (st *Store) single(ctx context.Context, c *barchan.Checkpoint, id string) error {
 	name, _ := splitID(c.Namespace, id)
 	if nameOf(c).tag == name.tag {
 		return nil
 	}
-	all, err := m.snapshots(ctx, c.Namespace)
+	all, err := st.snapshots(ctx, c.Namespace)
 	if err != nil {
 		return err
 	}
-	n := 0
-	for i := range all {
-		if nameOf(&all[i]).name == name.name {
-			n++
-		}
-	}
+	n := len(slices.DeleteFunc(all, func(c barchan.Checkpoint) bool { return nameOf(&c).name != name.name }))
 	if n > 1 {
 		return apistatus.Refuse(errs.ErrConflict, "there are %d snapshots of the name %q; say which by its tag, as in %q", n, name.name, c.SnapshotID())
 	}
 	return nil
 }
 
-// settleCheckpoint waits until the cache shows that a checkpoint is on its way out.
-func (m *Manager) settleCheckpoint(ctx context.Context, c *barchan.Checkpoint) {
-	ctx, cancel := context.WithTimeout(ctx, m.settleIn)
+// settle waits until the cache shows a deletion.
+func (st *Store) settle(ctx context.Context, c *barchan.Checkpoint) {
+	ctx, cancel := context.WithTimeout(ctx, st.Sandboxes.SettleTimeout)
 	defer cancel()
-	_, err := m.cache.WaitCheckpoint(ctx, client.ObjectKeyFromObject(c), func(now *barchan.Checkpoint) (bool, error) {
+	_, err := st.Cache.WaitCheckpoint(ctx, client.ObjectKeyFromObject(c), func(now *barchan.Checkpoint) (bool, error) {
 		return now == nil || now.UID != c.UID || now.DeletionTimestamp != nil, nil
 	})
 	if err != nil && !errors.Is(err, context.Canceled) {
-		m.log.WarnContext(ctx, "cache does not show a deletion yet", telemetry.Namespace, c.Namespace, telemetry.Name, c.Name, telemetry.Error, err)
+		st.Sandboxes.Log.WarnContext(ctx, "cache does not show a deletion yet", telemetry.Namespace, c.Namespace, telemetry.Name, c.Name, telemetry.Error, err)
 	}
 }

@@ -1,4 +1,7 @@
-package manager
+// Package snapshots creates, finds, lists and deletes the snapshots of tenants, and captures sandboxes for forks.
+// It copies no data: it writes Checkpoint objects and waits for their controller. It has no lock and starts no
+// goroutine.
+package snapshots
 
 import (
 	"cmp"
@@ -19,34 +22,35 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/apistatus"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 )
 
-// Snapshot is what was kept of a sandbox, for others to start from. Behind it is a Checkpoint.
+// Snapshot is a Checkpoint as its tenant sees it.
 type Snapshot struct {
-	// ID is "<name>:<tag>", by which it is asked for; Names has the same with the team before it.
+	// ID is "<name>:<tag>"; Names has the same with the team before it.
 	ID    string
 	Names []string
 	// Object is the Checkpoint's name.
 	Namespace, Object string
-	// SandboxID is the source, TemplateID and TemplateName what that was made of, empty for none.
+	// SandboxID is the source, TemplateID and TemplateName that sandbox's template, empty for none.
 	SandboxID                sandbox.ID
 	TemplateID, TemplateName string
 	Content                  barchan.CheckpointContent
-	// Size is in bytes on disk, and MemorySize that part of it which is memory.
+	// Size is in bytes on disk, and includes MemorySize.
 	Size, MemorySize int64
-	// Secrets says that it holds what the claim of its source brought.
+	// Secrets reports variables from the claim of its source.
 	Secrets   bool
 	CreatedAt time.Time
-	// ExpiresAt is zero for one that is kept until it is deleted.
+	// ExpiresAt is zero for one without a TTL.
 	ExpiresAt time.Time
 }
 
-// SnapshotRequest says what to keep of which sandbox.
-type SnapshotRequest struct {
+// Request selects a sandbox and what to keep of it.
+type Request struct {
 	Namespace string
 	// ID of the sandbox.
 	ID string
-	// Name is a name, or "<name>:<tag>". Default name: the template's; default tag: one that is new.
+	// Name is a name, or "<name>:<tag>". Default name: the template's; default tag: a new one.
 	Name string
 	// FilesOnly leaves out the memory.
 	FilesOnly bool
@@ -54,12 +58,11 @@ type SnapshotRequest struct {
 	TTL time.Duration
 }
 
-// Snapshot keeps a sandbox as it is now, and returns when that is durable. One that runs goes on
-// afterwards, one that is paused sleeps on. If ctx ends before, the work goes on, and what comes of
-// it is listed.
-func (m *Manager) Snapshot(ctx context.Context, req SnapshotRequest) (_ Snapshot, err error) {
+// Create captures a sandbox and returns when the snapshot is durable. A running sandbox continues, a paused one
+// stays paused. If ctx ends before, the capture continues, and lists show its result.
+func (st *Store) Create(ctx context.Context, req Request) (_ Snapshot, err error) {
 	start := time.Now()
-	defer func() { m.observe(opSnapshot, start, err) }()
+	defer func() { st.Sandboxes.Observe("snapshot", start, err) }()
 	if req.TTL != 0 && req.TTL < time.Second {
 		return Snapshot{}, apistatus.Refuse(errs.ErrInvalid, "ttl: must be 1 second or more, or left out to keep the snapshot until it is deleted")
 	}
@@ -67,43 +70,35 @@ func (m *Manager) Snapshot(ctx context.Context, req SnapshotRequest) (_ Snapshot
 	if err != nil {
 		return Snapshot{}, err
 	}
-	if err := m.cfg.Gate.Err(); err != nil {
+	if err := st.Sandboxes.Gate.Err(); err != nil {
 		return Snapshot{}, err
 	}
-	s, err := m.findLive(ctx, req.Namespace, req.ID)
+	s, err := st.Sandboxes.FindLive(ctx, req.Namespace, req.ID)
 	if err != nil {
 		return Snapshot{}, err
 	}
-	if err := hasBegun(s); err != nil {
-		return Snapshot{}, err
+	if sandbox.PhaseOf(s) != sandbox.Paused && !sandbox.Started(s) {
+		return Snapshot{}, apistatus.Refuse(errs.ErrConflict, "Sandbox %q is still starting", sandbox.IDOf(s.UID))
 	}
-	c := newCheckpoint(s, req.FilesOnly, req.TTL)
+	c := NewCheckpoint(s, req.FilesOnly, req.TTL)
 	name.orElse(s).label(c)
-	done, err := m.capture(ctx, c)
+	done, err := st.Capture(ctx, c)
 	if err != nil {
 		return Snapshot{}, err
 	}
-	v := viewSnapshot(done)
-	m.log.InfoContext(ctx, "snapshot made", telemetry.Sandbox, v.SandboxID, telemetry.Namespace, v.Namespace,
+	v := view(done)
+	st.Sandboxes.Log.InfoContext(ctx, "snapshot made", telemetry.Sandbox, v.SandboxID, telemetry.Namespace, v.Namespace,
 		telemetry.Name, v.Object, telemetry.Duration, time.Since(start))
 	return v, nil
 }
 
-// hasBegun refuses a sandbox that has nothing to keep yet.
-func hasBegun(s *agents.Sandbox) error {
-	if sandbox.PhaseOf(s) != sandbox.Paused && !sandbox.Started(s) {
-		return apistatus.Refuse(errs.ErrConflict, "Sandbox %q is still starting", sandbox.IDOf(s.UID))
-	}
-	return nil
-}
-
-// newCheckpoint is one of a sandbox that is not written yet, and has no name.
-func newCheckpoint(s *agents.Sandbox, filesOnly bool, ttl time.Duration) *barchan.Checkpoint {
+// NewCheckpoint returns a checkpoint of a sandbox, without a name, to be written.
+func NewCheckpoint(s *agents.Sandbox, filesOnly bool, ttl time.Duration) *barchan.Checkpoint {
 	c := &barchan.Checkpoint{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:   s.Namespace,
-			Labels:      map[string]string{barchan.LabelSandbox: string(sandbox.IDOf(s.UID)), agents.LabelCreatedBy: CreatedBy},
-			Annotations: map[string]string{barchan.AnnotationCreatedAt: exactly()},
+			Labels:      map[string]string{barchan.LabelSandbox: string(sandbox.IDOf(s.UID)), agents.LabelCreatedBy: sandboxes.CreatedBy},
+			Annotations: map[string]string{barchan.AnnotationCreatedAt: barchan.ExactNow()},
 			Finalizers:  []string{barchan.NodeFinalizer},
 		},
 		Spec: barchan.CheckpointSpec{SandboxName: s.Name, KeepRunning: true},
@@ -118,9 +113,9 @@ func newCheckpoint(s *agents.Sandbox, filesOnly bool, ttl time.Duration) *barcha
 	return c
 }
 
-// capture writes a checkpoint and returns it once it is durable. One that fails is removed.
-func (m *Manager) capture(ctx context.Context, c *barchan.Checkpoint) (*barchan.Checkpoint, error) {
-	err := m.objects.Create(ctx, c)
+// Capture writes a checkpoint and returns it once it is durable. It removes a failed one.
+func (st *Store) Capture(ctx context.Context, c *barchan.Checkpoint) (*barchan.Checkpoint, error) {
+	err := st.Sandboxes.Objects.Create(ctx, c)
 	if apierrors.IsAlreadyExists(err) {
 		return nil, errs.Public(apistatus.From("create checkpoint", err), fmt.Sprintf("name: a snapshot %q exists already; choose another name or tag, or none", called(c)))
 	}
@@ -128,22 +123,22 @@ func (m *Manager) capture(ctx context.Context, c *barchan.Checkpoint) (*barchan.
 		return nil, apistatus.From("create checkpoint", err)
 	}
 	failpoint.Reach("snapshot/written")
-	done, err := m.awaitCapture(ctx, c, m.cfg.CaptureTimeout)
+	done, err := st.Await(ctx, c, st.CaptureTimeout)
 	if errors.Is(err, errCapture) {
-		m.dropCheckpoint(ctx, c)
+		st.Drop(ctx, c)
 	}
 	return done, err
 }
 
-// errCapture says that there is no checkpoint, and that there will be none.
+// errCapture reports a permanent failure.
 var errCapture = errors.New("the checkpoint failed")
 
-// awaitCapture waits until a checkpoint is ready, or cannot become so.
-func (m *Manager) awaitCapture(ctx context.Context, c *barchan.Checkpoint, limit time.Duration) (*barchan.Checkpoint, error) {
+// Await waits until a checkpoint is ready or has failed.
+func (st *Store) Await(ctx context.Context, c *barchan.Checkpoint, limit time.Duration) (*barchan.Checkpoint, error) {
 	bounded, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	waitingFor := ""
-	done, err := m.cache.WaitCheckpoint(bounded, client.ObjectKeyFromObject(c), func(now *barchan.Checkpoint) (bool, error) {
+	done, err := st.Cache.WaitCheckpoint(bounded, client.ObjectKeyFromObject(c), func(now *barchan.Checkpoint) (bool, error) {
 		if now == nil || now.UID != c.UID || now.DeletionTimestamp != nil {
 			return false, apistatus.Refuse(errs.ErrConflict, "snapshot %q was deleted before it was ready", called(c))
 		}
@@ -162,10 +157,10 @@ func (m *Manager) awaitCapture(ctx context.Context, c *barchan.Checkpoint, limit
 	return done, nil
 }
 
-// called is the ID of a snapshot, or the name of a checkpoint that no API shows as one.
+// called is the ID of a snapshot, or the name of a checkpoint that is none.
 func called(c *barchan.Checkpoint) string { return cmp.Or(c.SnapshotID(), c.Name) }
 
-// waitReason is what the controller of a checkpoint says about one that is not ready.
+// waitReason is the controller's message on a checkpoint that is not ready.
 func waitReason(c *barchan.Checkpoint) string {
 	ready := meta.FindStatusCondition(c.Status.Conditions, barchan.ConditionReady)
 	if ready == nil || ready.Status == metav1.ConditionTrue || ready.Message == "" {
@@ -174,21 +169,21 @@ func waitReason(c *barchan.Checkpoint) string {
 	return ": " + ready.Message
 }
 
-// dropCheckpoint deletes a checkpoint that nobody is to have, even if the caller has gone away.
-func (m *Manager) dropCheckpoint(ctx context.Context, c *barchan.Checkpoint) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+// Drop deletes a checkpoint that has no user, even if the caller has left.
+func (st *Store) Drop(ctx context.Context, c *barchan.Checkpoint) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sandboxes.UndoTimeout)
 	defer cancel()
-	err := m.objects.Delete(ctx, c, client.Preconditions{UID: &c.UID})
+	err := st.Sandboxes.Objects.Delete(ctx, c, client.Preconditions{UID: &c.UID})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-		m.log.WarnContext(ctx, "checkpoint that nobody needs could not be deleted", telemetry.Namespace, c.Namespace, telemetry.Name, c.Name, telemetry.Error, err)
+		st.Sandboxes.Log.WarnContext(ctx, "unused checkpoint not deleted", telemetry.Namespace, c.Namespace, telemetry.Name, c.Name, telemetry.Error, err)
 	}
 }
 
-func viewSnapshot(c *barchan.Checkpoint) Snapshot {
+func view(c *barchan.Checkpoint) Snapshot {
 	v := Snapshot{
 		ID: c.SnapshotID(), Names: []string{c.Namespace + "/" + c.SnapshotID()},
 		Namespace: c.Namespace, Object: c.Name, SandboxID: sandbox.ID(c.Labels[barchan.LabelSandbox]),
-		Content: c.Status.Content, CreatedAt: createdAt(c),
+		Content: c.Status.Content, CreatedAt: barchan.CreatedAt(c),
 	}
 	if c.Status.Size != nil {
 		v.Size = c.Status.Size.Value()

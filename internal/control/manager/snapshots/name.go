@@ -1,4 +1,4 @@
-package manager
+package snapshots
 
 import (
 	"cmp"
@@ -17,7 +17,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/apistatus"
 )
 
-// tagLatest means the newest snapshot of a name, as the default tag does, unless one has just that tag.
+// tagLatest selects the newest snapshot of a name, as the default tag does, unless one has exactly that tag.
 const tagLatest = "latest"
 
 // maxName bounds a snapshot's name and its tag: each is a label.
@@ -28,30 +28,30 @@ var (
 	tagForm  = regexp.MustCompile(`^[a-z0-9]+([-.][a-z0-9]+)*$`)
 )
 
-// snapshotName is what a client calls a snapshot; either part may be empty.
-type snapshotName struct{ name, tag string }
+// fullName is a snapshot's name as a client writes it; either part may be empty.
+type fullName struct{ name, tag string }
 
 // parseName reads the name of a snapshot that is to be made.
-func parseName(namespace, text string) (snapshotName, error) {
+func parseName(namespace, text string) (fullName, error) {
 	if team, rest, qualified := strings.Cut(text, "/"); qualified {
 		if team != namespace {
-			return snapshotName{}, apistatus.Refuse(errs.ErrInvalid, "name: %q is not your team; leave it out, or write %q", team, namespace+"/"+rest)
+			return fullName{}, apistatus.Refuse(errs.ErrInvalid, "name: %q is not your team; leave it out, or write %q", team, namespace+"/"+rest)
 		}
 		text = rest
 	}
 	name, tag, tagged := strings.Cut(text, ":")
 	if name != "" && (len(name) > maxName || !nameForm.MatchString(name)) || name == "" && text != "" {
-		return snapshotName{}, apistatus.Refuse(errs.ErrInvalid, "name: %q must have from 1 to %d lower-case letters, digits, dashes and underscores, and begin and end with a letter or digit", name, maxName)
+		return fullName{}, apistatus.Refuse(errs.ErrInvalid, "name: %q must have from 1 to %d lower-case letters, digits, dashes and underscores, and begin and end with a letter or digit", name, maxName)
 	}
 	if tagged && (len(tag) > maxName || !tagForm.MatchString(tag)) {
-		return snapshotName{}, apistatus.Refuse(errs.ErrInvalid, "name: the tag %q must have from 1 to %d lower-case letters and digits, with single dashes and dots between them", tag, maxName)
+		return fullName{}, apistatus.Refuse(errs.ErrInvalid, "name: the tag %q must have from 1 to %d lower-case letters and digits, with single dashes and dots between them", tag, maxName)
 	}
-	return snapshotName{name, tag}, nil
+	return fullName{name, tag}, nil
 }
 
-// orElse fills in what the client left out: the name of the sandbox's template, or of the sandbox if it
-// has none, and a tag that is new.
-func (n snapshotName) orElse(s *agents.Sandbox) snapshotName {
+// orElse fills in the missing parts: the name of the sandbox's template, or of the sandbox without one, and a
+// new tag.
+func (n fullName) orElse(s *agents.Sandbox) fullName {
 	if n.name == "" {
 		name := strings.ReplaceAll(cmp.Or(s.Annotations[pool.AnnotationTemplateName], s.Annotations[agents.AnnotationTemplateRef], s.Name), ".", "-")
 		n.name = strings.Trim(name[:min(len(name), maxName)], "-_")
@@ -62,14 +62,14 @@ func (n snapshotName) orElse(s *agents.Sandbox) snapshotName {
 	return n
 }
 
-// newTag makes a tag up. Those made later sort behind, to the millisecond.
+// newTag returns a new tag. Later tags sort behind it, to the millisecond.
 func newTag() string {
 	return strconv.FormatInt(time.Now().UnixMilli(), 36) + strings.ToLower(rand.Text()[:4])
 }
 
 // object is the name of the Checkpoint. Names of objects have no underscores: those of a snapshot become
-// dashes, and a hash of its ID tells it from the snapshot that has dashes there.
-func (n snapshotName) object() string {
+// dashes, and a hash of its ID keeps it distinct from the snapshot with dashes.
+func (n fullName) object() string {
 	plain := n.name + "-" + n.tag
 	if !strings.Contains(n.name, "_") {
 		return plain
@@ -79,30 +79,30 @@ func (n snapshotName) object() string {
 }
 
 // label names the object of a snapshot.
-func (n snapshotName) label(c *barchan.Checkpoint) {
+func (n fullName) label(c *barchan.Checkpoint) {
 	c.Name = n.object()
 	c.Labels[barchan.LabelSnapshot], c.Labels[barchan.LabelTag] = n.name, n.tag
 }
 
-// nameOf is what clients call a checkpoint.
-func nameOf(c *barchan.Checkpoint) snapshotName {
+// nameOf is a checkpoint's name for clients.
+func nameOf(c *barchan.Checkpoint) fullName {
 	name, tag := c.SnapshotName()
-	return snapshotName{name, tag}
+	return fullName{name, tag}
 }
 
-// newest reports whether any snapshot of the name will do.
-func (n snapshotName) newest() bool {
+// newest reports whether the newest snapshot of the name is meant.
+func (n fullName) newest() bool {
 	return n.tag == "" || n.tag == barchan.DefaultTag || n.tag == tagLatest
 }
 
-// splitID reads the name of a snapshot that a client asks for; false if it cannot be one of the team's.
-func splitID(namespace, asked string) (snapshotName, bool) {
+// splitID parses a requested name; false if it cannot belong to the team.
+func splitID(namespace, asked string) (fullName, bool) {
 	if team, rest, qualified := strings.Cut(asked, "/"); qualified {
 		if team != namespace {
-			return snapshotName{}, false
+			return fullName{}, false
 		}
 		asked = rest
 	}
 	name, tag, _ := strings.Cut(asked, ":")
-	return snapshotName{name, tag}, name != ""
+	return fullName{name, tag}, name != ""
 }

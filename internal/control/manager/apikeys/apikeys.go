@@ -1,0 +1,220 @@
+// Package apikeys authenticates clients by their API keys, and creates, lists and deletes keys. It decides
+// nothing about sandboxes, and stores no secret: an APIKey object holds a hash.
+package apikeys
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/apistatus"
+)
+
+// Limits of client input.
+const (
+	maxKey     = 256
+	maxKeyName = 200
+)
+
+// freshFor is how long the cache may lack a key that was made here.
+const freshFor = 10 * time.Second
+
+// Objects reads and writes the API server.
+type Objects interface {
+	Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error
+	Create(ctx context.Context, obj client.Object, opts ...client.CreateOption) error
+	Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error
+}
+
+// Cache reads keys from memory; a key that it lacks is an errs.ErrNotFound.
+type Cache interface {
+	APIKeyByHash(ctx context.Context, hash string) (*barchan.APIKey, error)
+	APIKeys(ctx context.Context, namespace string) ([]barchan.APIKey, error)
+}
+
+// Store has the keys of all tenants. Its exported fields are required. It is safe for concurrent use.
+type Store struct {
+	Objects Objects
+	Cache   Cache
+	Log     *slog.Logger
+
+	mu sync.Mutex
+	// fresh holds keys made here that the cache may lack, by hash.
+	fresh map[string]freshKey // +checklocks:mu
+}
+
+// freshKey names a key's object. The API server confirms each use.
+type freshKey struct {
+	key  types.NamespacedName
+	made time.Time
+}
+
+// Identity is the sender of a request.
+type Identity struct {
+	// Namespace is the tenant.
+	Namespace string
+	// Key is the name of the key's object.
+	Key string
+	// ExpiresAt is when the key ends; nil: never.
+	ExpiresAt *time.Time
+}
+
+// Key is an API key without its secret.
+type Key struct {
+	// ID is the object's UID.
+	ID, Namespace, Name string
+	Description         string
+	// Prefix is the start of the secret.
+	Prefix    string
+	CreatedAt time.Time
+	ExpiresAt *time.Time
+}
+
+var errKey = errs.Public(errs.ErrUnauthenticated, "the API key is unknown, revoked or expired; make one with: barchan key create")
+
+// Authenticate returns the identity of a key's holder. Every failure is the same errs.ErrUnauthenticated.
+func (st *Store) Authenticate(ctx context.Context, secret string) (Identity, error) {
+	if secret == "" || len(secret) > maxKey {
+		return Identity{}, errKey
+	}
+	hash := barchan.HashKey(secret)
+	k, err := st.Cache.APIKeyByHash(ctx, hash)
+	if errors.Is(err, errs.ErrNotFound) {
+		k, err = st.freshKey(ctx, hash)
+	}
+	if errors.Is(err, errs.ErrNotFound) {
+		return Identity{}, errKey
+	}
+	if err != nil {
+		return Identity{}, fmt.Errorf("look up API key: %w", err)
+	}
+	expired := k.Spec.ExpiresAt != nil && !time.Now().Before(k.Spec.ExpiresAt.Time)
+	if subtle.ConstantTimeCompare([]byte(k.Spec.SHA256), []byte(hash)) != 1 || expired || k.DeletionTimestamp != nil {
+		return Identity{}, errKey
+	}
+	return Identity{Namespace: k.Namespace, Key: k.Name, ExpiresAt: view(k).ExpiresAt}, nil
+}
+
+// freshKey finds a key that was made here a moment ago.
+func (st *Store) freshKey(ctx context.Context, hash string) (*barchan.APIKey, error) {
+	st.mu.Lock()
+	fresh, ok := st.fresh[hash]
+	st.mu.Unlock()
+	if !ok || time.Since(fresh.made) > freshFor {
+		return nil, errs.ErrNotFound
+	}
+	k := &barchan.APIKey{}
+	if err := st.Objects.Get(ctx, fresh.key, k); err != nil {
+		return nil, apistatus.From("read API key", err)
+	}
+	return k, nil
+}
+
+// Create makes a key for the tenant of maker. Only this call returns the secret. The key ends no later than the
+// maker's; nil expires at the same time.
+func (st *Store) Create(ctx context.Context, maker Identity, description string, expires *time.Time) (_ Key, secret string, err error) {
+	description = strings.TrimSpace(description)
+	if expires == nil {
+		expires = maker.ExpiresAt
+	}
+	switch {
+	case description == "" || len(description) > maxKeyName:
+		return Key{}, "", apistatus.Refuse(errs.ErrInvalid, "name: must have from 1 to %d characters", maxKeyName)
+	case expires != nil && !expires.After(time.Now()):
+		return Key{}, "", apistatus.Refuse(errs.ErrInvalid, "expiresAt: must lie in the future")
+	case maker.ExpiresAt != nil && expires.After(*maker.ExpiresAt):
+		return Key{}, "", apistatus.Refuse(errs.ErrInvalid, "expiresAt: must not be later than %s, when the key ends that makes this one", maker.ExpiresAt.Format(time.RFC3339))
+	}
+	secret = barchan.NewKeySecret()
+	k := &barchan.APIKey{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: maker.Namespace, Name: "key-" + strings.ToLower(rand.Text()[:10]),
+			Annotations: map[string]string{barchan.AnnotationCreatedAt: barchan.ExactNow()},
+		},
+		Spec: barchan.NewAPIKeySpec(secret, description),
+	}
+	if expires != nil {
+		k.Spec.ExpiresAt = new(metav1.NewTime(*expires))
+	}
+	if err := st.Objects.Create(ctx, k); err != nil {
+		return Key{}, "", apistatus.From("create API key", err)
+	}
+	st.addFresh(k)
+	st.Log.InfoContext(ctx, "API key created", telemetry.Namespace, k.Namespace, telemetry.Name, k.Name)
+	return view(k), secret, nil
+}
+
+func (st *Store) addFresh(k *barchan.APIKey) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.fresh == nil {
+		st.fresh = map[string]freshKey{}
+	}
+	maps.DeleteFunc(st.fresh, func(_ string, old freshKey) bool { return time.Since(old.made) > freshFor })
+	st.fresh[k.Spec.SHA256] = freshKey{client.ObjectKeyFromObject(k), time.Now()}
+}
+
+// List returns a tenant's keys, oldest first.
+func (st *Store) List(ctx context.Context, namespace string) ([]Key, error) {
+	list, err := st.Cache.APIKeys(ctx, namespace)
+	if err != nil {
+		return nil, fmt.Errorf("list API keys: %w", err)
+	}
+	keys := make([]Key, 0, len(list))
+	for i := range list {
+		if list[i].DeletionTimestamp == nil {
+			keys = append(keys, view(&list[i]))
+		}
+	}
+	slices.SortFunc(keys, func(a, b Key) int { return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.Name, b.Name)) })
+	return keys, nil
+}
+
+// Delete revokes a tenant's key, given its ID or its object's name.
+func (st *Store) Delete(ctx context.Context, namespace, id string) error {
+	list, err := st.Cache.APIKeys(ctx, namespace)
+	if err != nil {
+		return fmt.Errorf("list API keys: %w", err)
+	}
+	i := slices.IndexFunc(list, func(k barchan.APIKey) bool { return id != "" && (string(k.UID) == id || k.Name == id) })
+	if i < 0 || list[i].DeletionTimestamp != nil {
+		return apistatus.Refuse(errs.ErrNotFound, "API key %q not found", id)
+	}
+	k := &list[i]
+	err = st.Objects.Delete(ctx, k, client.Preconditions{UID: &k.UID})
+	if kind := apistatus.Kind(err); errors.Is(kind, errs.ErrNotFound) || errors.Is(kind, errs.ErrConflict) {
+		return apistatus.Refuse(errs.ErrNotFound, "API key %q not found", id)
+	}
+	if err != nil {
+		return apistatus.From("delete API key", err)
+	}
+	st.Log.InfoContext(ctx, "API key deleted", telemetry.Namespace, namespace, telemetry.Name, k.Name)
+	return nil
+}
+
+func view(k *barchan.APIKey) Key {
+	v := Key{
+		ID: string(k.UID), Namespace: k.Namespace, Name: k.Name,
+		Description: k.Spec.Description, Prefix: k.Spec.Prefix, CreatedAt: barchan.CreatedAt(k),
+	}
+	if k.Spec.ExpiresAt != nil {
+		v.ExpiresAt = new(k.Spec.ExpiresAt.UTC())
+	}
+	return v
+}

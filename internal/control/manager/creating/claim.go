@@ -1,0 +1,206 @@
+package creating
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/failpoint"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/apistatus"
+	"github.com/barchan-dev/barchan/internal/control/claiming"
+	"github.com/barchan-dev/barchan/internal/control/manager/idempotency"
+	"github.com/barchan-dev/barchan/internal/control/manager/templates"
+	"github.com/barchan-dev/barchan/internal/control/picker"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+)
+
+// warmTries bounds the members of one create whose agents cannot be reached.
+const warmTries = 2
+
+// errUnbound reports a claimed member that could not be used and was removed.
+var errUnbound = errors.New("the member could not be made its claim's")
+
+// createOp is one create in progress; it is its claim's owner.
+type createOp struct {
+	cr *Creator
+	*Request
+	start  time.Time
+	digest idempotency.Digest
+	claim  *claiming.Claim
+	pools  []extensions.SandboxWarmPool
+	// origin is the checkpoint that the sandbox starts from; nil for a template's.
+	origin *origin
+	// try numbers the names of a cold start.
+	try int
+	// wasOpen reports that the agent of the member required no token before the claim.
+	wasOpen bool
+}
+
+// claim claims a member or starts a sandbox of a template, and returns it when it is ready.
+func (cr *Creator) claim(ctx context.Context, c *createOp, template types.NamespacedName) (*agents.Sandbox, error) {
+	c.claim = cr.Claims.Begin(c.Namespace, template, c)
+	if err := c.claim.Resolve(ctx); err != nil {
+		return nil, err
+	}
+	if err := c.findPools(ctx, template); err != nil {
+		return nil, err
+	}
+	for try := 0; len(c.pools) > 0 && try < warmTries; try++ {
+		s, err := cr.claimWarm(ctx, c)
+		if err == nil {
+			return s, nil
+		}
+		if errors.Is(err, picker.ErrNone) {
+			break
+		}
+		if !errors.Is(err, errUnbound) {
+			return nil, err
+		}
+	}
+	return cr.startCold(ctx, c)
+}
+
+// findPools finds the template's pools, those with most ready members first.
+func (c *createOp) findPools(ctx context.Context, template types.NamespacedName) error {
+	pools, err := c.cr.Cache.PoolsOf(ctx, c.Namespace, template)
+	if err != nil {
+		return fmt.Errorf("look up the pools of template %s: %w", template, err)
+	}
+	c.pools = slices.DeleteFunc(pools, func(p extensions.SandboxWarmPool) bool { return p.DeletionTimestamp != nil })
+	revision := c.claim.Template().Revision
+	slices.SortStableFunc(c.pools, func(a, b extensions.SandboxWarmPool) int {
+		return cmp.Compare(c.cr.Picker.Ready(b.UID, revision), c.cr.Picker.Ready(a.UID, revision))
+	})
+	return nil
+}
+
+// Resolved implements [claiming.Owner].
+func (c *createOp) Resolved(t claiming.Template, err error) error {
+	if errors.Is(err, errs.ErrNotFound) || (err == nil && !templates.Usable(t.SandboxTemplate, c.Namespace)) {
+		return templates.NotFound(c.Template)
+	}
+	return nil
+}
+
+// Warm implements [claiming.Owner].
+func (c *createOp) Warm() bool { return c.origin == nil }
+
+// claimWarm claims a member and binds its agent. Its errors are a picker.ErrNone, errUnbound, and those that
+// end the create.
+func (cr *Creator) claimWarm(ctx context.Context, c *createOp) (*agents.Sandbox, error) {
+	s, err := cr.pick(ctx, c)
+	if errors.Is(err, picker.ErrNone) {
+		return nil, err
+	}
+	cr.Sandboxes.Observe("claim", c.start, err)
+	if err != nil {
+		c.claim.Release()
+		return nil, err
+	}
+	if c.Network != nil { // before the first request to the agent, so that no packet bypasses the policy
+		err = cr.Sandboxes.AwaitNetwork(ctx, s, cr.BindTimeout)
+	}
+	if err == nil {
+		err = cr.bind(ctx, c, s)
+	}
+	if err == nil {
+		failpoint.Reach("claim/bound")
+		err = ctx.Err()
+	}
+	if err == nil {
+		return s, nil
+	}
+	cr.Sandboxes.Discard(ctx, s)
+	c.claim.Release()
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("claim sandbox %s: %w: %w", sandbox.IDOf(s.UID), errs.ErrTimeout, ctx.Err())
+	}
+	cr.Sandboxes.Log.WarnContext(ctx, "warm sandbox not bound; retrying", telemetry.Sandbox, sandbox.IDOf(s.UID),
+		telemetry.Namespace, s.Namespace, telemetry.Name, s.Name, telemetry.Error, err)
+	return nil, fmt.Errorf("%w: %w", errUnbound, err)
+}
+
+// pick claims a member of the first pool that has one. A wait that is too long is a picker.ErrNone.
+func (cr *Creator) pick(ctx context.Context, c *createOp) (*agents.Sandbox, error) {
+	bounded, cancel := context.WithTimeout(ctx, cr.StartTimeout/2)
+	defer cancel()
+	for i := range c.pools {
+		s, err := c.claim.TakeWarm(bounded, c.pools[i].UID)
+		switch {
+		case err == nil:
+			return s, nil
+		case bounded.Err() != nil && ctx.Err() == nil:
+			return nil, fmt.Errorf("%w: %w", picker.ErrNone, err)
+		case !errors.Is(err, picker.ErrNone):
+			return nil, fmt.Errorf("claim a member of pool %s/%s: %w", c.pools[i].Namespace, c.pools[i].Name, err)
+		}
+	}
+	return nil, picker.ErrNone
+}
+
+// bind sends the create's variables and token to the agent of a claimed member, if there are any.
+func (cr *Creator) bind(ctx context.Context, c *createOp, s *agents.Sandbox) error {
+	req := envd.InitRequest{EnvVars: c.Env}
+	switch {
+	case !c.Secure && !c.wasOpen:
+		req.Open = true
+	case c.Secure && c.wasOpen:
+		req.AccessToken = cr.Sandboxes.Tokens.Agent(sandbox.IDOf(s.UID))
+	case len(c.Env) == 0:
+		return nil
+	}
+	return cr.Claims.Bind(ctx, s, req)
+}
+
+// startCold starts a sandbox of the template as it is now, or of the checkpoint.
+func (cr *Creator) startCold(ctx context.Context, c *createOp) (*agents.Sandbox, error) {
+	made, complete, err := cr.write(ctx, c)
+	cr.Sandboxes.Observe("claim", c.start, err)
+	if err == nil && !complete {
+		made, err = cr.finish(ctx, made, c.Timeout)
+	}
+	if err != nil {
+		c.claim.Release()
+		return nil, err
+	}
+	return made, nil
+}
+
+// write writes a new sandbox. complete reports that an earlier create of the same request has made it.
+func (cr *Creator) write(ctx context.Context, c *createOp) (s *agents.Sandbox, complete bool, err error) {
+	const tries = 4
+	for c.try = 1; ; c.try++ {
+		s, err := c.claim.Create(ctx, true)
+		if err == nil {
+			failpoint.Reach("create/written")
+			return s, false, nil
+		}
+		if s == nil {
+			return nil, false, err
+		}
+		if apierrors.IsNotFound(err) {
+			return nil, false, errs.Public(apistatus.From("create sandbox", err), fmt.Sprintf("the team's namespace %q does not exist", c.Namespace))
+		}
+		if !apierrors.IsAlreadyExists(err) || c.try == tries {
+			return nil, false, apistatus.From("create sandbox", err)
+		}
+		if c.digest == (idempotency.Digest{}) {
+			continue
+		}
+		if other, err := cr.reuse(ctx, c, client.ObjectKeyFromObject(s)); other != nil || err != nil {
+			return other, true, err
+		}
+	}
+}

@@ -1,0 +1,279 @@
+// Package creating creates sandboxes for tenants: from a template, by a warm member or a cold start; from a
+// snapshot; and as forks of a running sandbox. It owns a sandbox until it is ready, and removes it otherwise. The
+// rules of quotas, members and templates are package claiming's. It has no lock, and no goroutine of it outlives a
+// call.
+package creating
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/failpoint"
+	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/apistatus"
+	"github.com/barchan-dev/barchan/internal/control/claiming"
+	"github.com/barchan-dev/barchan/internal/control/manager/idempotency"
+	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
+	"github.com/barchan-dev/barchan/internal/control/manager/snapshots"
+	"github.com/barchan-dev/barchan/internal/control/picker"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+)
+
+// Cache reads what creates depend on; package cache has it.
+type Cache interface {
+	claiming.Reader
+	// SandboxesByIdempotency finds those with this value of pool.AnnotationIdempotencyKey.
+	SandboxesByIdempotency(ctx context.Context, namespace, hash string) ([]agents.Sandbox, error)
+	// PoolsOf lists the warm pools of a template in a namespace, or in all if that is empty.
+	PoolsOf(ctx context.Context, namespace string, template types.NamespacedName) ([]extensions.SandboxWarmPool, error)
+}
+
+// Creator creates the sandboxes of all tenants. Its exported fields are required except ForkSecrets. It is safe for
+// concurrent use.
+type Creator struct {
+	Sandboxes *sandboxes.Store
+	Snapshots *snapshots.Store
+	Cache     Cache
+	Picker    *picker.Picker
+	Claims    *claiming.Claimer
+	// StartTimeout bounds the wait for a new sandbox to be ready.
+	StartTimeout time.Duration
+	// BindTimeout bounds the wait for a member's network.
+	BindTimeout time.Duration
+	// ForkSecrets lets sandboxes start from the memory of others with variables of a SandboxClaim, without a word in
+	// the request.
+	ForkSecrets bool
+
+	inFlight idempotency.Group
+}
+
+// Request is a tenant's create. The JSON of its fields is hashed and stored.
+type Request struct {
+	Namespace string
+	// Template is a template's name, alias or ID; or a snapshot's ID or name that no template has.
+	Template string
+	// Timeout is the time to live, counted from the moment that the sandbox is ready.
+	Timeout  time.Duration
+	Env      map[string]string
+	Metadata map[string]string
+	// Secure makes the agent require its token.
+	Secure bool
+	// OnTimeout, Suspend: empty means the template's.
+	OnTimeout agents.TimeoutAction
+	Suspend   agents.SuspendMode
+	// AutoResume lets traffic wake the sandbox.
+	AutoResume bool
+	// PublicTraffic: nil means the template's.
+	PublicTraffic   *bool
+	MaskRequestHost string
+	// Network: nil means the template's.
+	Network *agents.EgressPolicy
+	// FilesOnly omits a snapshot's memory. AllowSecrets allows one with variables of its source's claim. Neither
+	// applies to a template.
+	FilesOnly    bool `json:",omitempty"`
+	AllowSecrets bool `json:",omitempty"`
+	// IdempotencyKey makes it safe to repeat the request: from 1 to 255 printable ASCII
+	// characters, the tenant's own choice. Empty: each request creates a sandbox.
+	IdempotencyKey string
+}
+
+// Create returns a sandbox once it is ready: a warm member of a pool, else one that it starts, or one from a
+// snapshot. A sandbox that does not become ready is removed, and the error has the reason. A quota's refusal is an
+// errs.ErrExhausted, the gate's an errs.ErrUnavailable.
+//
+// With an IdempotencyKey it returns the earlier sandbox of the same request, if that is not dead; the same key on
+// another request is an [idempotency.ErrKeyReused]. It then continues even if ctx is done.
+func (cr *Creator) Create(ctx context.Context, req Request) (_ sandboxes.Sandbox, err error) {
+	start := time.Now()
+	defer func() { cr.Sandboxes.Observe("create", start, err) }()
+	if err := cr.check(&req); err != nil {
+		return sandboxes.Sandbox{}, err
+	}
+	create := cr.createOnce
+	if req.IdempotencyKey == "" {
+		create = cr.create
+	}
+	s, err := create(ctx, &createOp{cr: cr, Request: &req, start: start})
+	if err != nil {
+		return sandboxes.Sandbox{}, err
+	}
+	return cr.Sandboxes.View(s), nil
+}
+
+func (cr *Creator) check(req *Request) error {
+	if req.Template == "" {
+		return apistatus.Refuse(errs.ErrInvalid, "templateID: must name a template")
+	}
+	if err := cr.Sandboxes.CheckTimeout(req.Timeout); err != nil {
+		return err
+	}
+	if err := checkEnv(req.Env); err != nil {
+		return err
+	}
+	if err := idempotency.CheckKey(req.IdempotencyKey); err != nil {
+		return err
+	}
+	if req.PublicTraffic != nil && !*req.PublicTraffic && !req.Secure {
+		return apistatus.Refuse(errs.ErrInvalid, "network.allowPublicTraffic: false needs a secure sandbox; set secure to true")
+	}
+	if req.AutoResume && req.Suspend == agents.SuspendFiles {
+		return apistatus.Refuse(errs.ErrInvalid, "autoResume: needs the memory to be kept; set autoPauseMemory to true")
+	}
+	return sandboxes.CheckNetwork(req.Network)
+}
+
+func (cr *Creator) create(ctx context.Context, c *createOp) (*agents.Sandbox, error) {
+	if err := cr.Sandboxes.Gate.Err(); err != nil {
+		return nil, err
+	}
+	s, err := cr.obtain(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	cr.Sandboxes.Routes.Apply(s)
+	failpoint.Reach("create/routed")
+	cr.Sandboxes.Log.InfoContext(ctx, "sandbox created", telemetry.Sandbox, sandbox.IDOf(s.UID), telemetry.Namespace, s.Namespace,
+		telemetry.Name, s.Name, telemetry.Template, c.Template, telemetry.Duration, time.Since(c.start))
+	return s, nil
+}
+
+// obtain finds the template or the snapshot, and claims or starts a sandbox of it.
+func (cr *Creator) obtain(ctx context.Context, c *createOp) (*agents.Sandbox, error) {
+	t, err := cr.Sandboxes.Templates.Resolve(ctx, c.Namespace, c.Template)
+	if err == nil {
+		return cr.claim(ctx, c, client.ObjectKeyFromObject(t))
+	}
+	if !errors.Is(err, errs.ErrNotFound) {
+		return nil, err
+	}
+	snap, other := cr.Snapshots.Find(ctx, c.Namespace, c.Template)
+	if errors.Is(other, errs.ErrNotFound) {
+		return nil, err
+	}
+	if other == nil {
+		other = cr.from(ctx, c, snap)
+	}
+	if other != nil {
+		return nil, other
+	}
+	return cr.startCold(ctx, c)
+}
+
+// createOnce joins the create in progress of the same request, or starts it. It ignores the end of ctx, because
+// other callers may wait for the result, and a repeated request gets the sandbox.
+func (cr *Creator) createOnce(ctx context.Context, c *createOp) (_ *agents.Sandbox, err error) {
+	rest := *c.Request
+	rest.IdempotencyKey = ""
+	if c.digest, err = idempotency.Of(c.IdempotencyKey, &rest); err != nil {
+		return nil, err
+	}
+	return cr.inFlight.Do(ctx, c.Namespace, c.digest, func() (*agents.Sandbox, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*cr.StartTimeout)
+		defer cancel()
+		s, err := cr.createdBefore(ctx, c)
+		if s != nil || err != nil {
+			return s, err
+		}
+		return cr.create(ctx, c)
+	})
+}
+
+// createdBefore returns the earlier sandbox of the same request once it is ready; nil without one.
+func (cr *Creator) createdBefore(ctx context.Context, c *createOp) (*agents.Sandbox, error) {
+	found, err := cr.Cache.SandboxesByIdempotency(ctx, c.Namespace, c.digest.Key)
+	if err != nil {
+		return nil, fmt.Errorf("look up the idempotency key: %w", err)
+	}
+	found = cr.Sandboxes.Assumed.Merge(found, func(s *agents.Sandbox) bool {
+		return s.Namespace == c.Namespace && s.Annotations[pool.AnnotationIdempotencyKey] == c.digest.Key
+	})
+	for i := range found {
+		if s, err := cr.reuse(ctx, c, client.ObjectKeyFromObject(&found[i])); s != nil || err != nil {
+			return s, err
+		}
+	}
+	return nil, nil //nolint:nilnil // there is none
+}
+
+// reuse returns the sandbox of a name, ready, if it was created for the same request; else nil.
+//
+// If its create may have returned, it is the owner's, whatever the template is now: that is the promise of the key.
+// So for a member after its adoption, whose agent may not have its variables yet, and may get them twice; and for
+// a cold start after the last write of its create. An interrupted create is completed if its sandbox fits the present
+// template; else the sandbox is removed, and the result is nil.
+func (cr *Creator) reuse(ctx context.Context, c *createOp, key types.NamespacedName) (*agents.Sandbox, error) {
+	s := &agents.Sandbox{}
+	err := cr.Sandboxes.Objects.Get(ctx, key, s)
+	if apierrors.IsNotFound(err) {
+		return nil, nil //nolint:nilnil // gone meanwhile
+	}
+	if err != nil {
+		return nil, apistatus.From("read sandbox "+key.String(), err)
+	}
+	if made, err := c.digest.Made(s); err != nil || !made {
+		return nil, err
+	}
+	if s.Annotations[idempotency.AnnotationPending] != "" {
+		fits, err := cr.fits(ctx, c, s)
+		if err != nil {
+			return nil, err
+		}
+		if !fits {
+			if err := cr.Sandboxes.Remove(ctx, s); err != nil && !errors.Is(err, errs.ErrNotFound) {
+				return nil, err
+			}
+			return nil, nil //nolint:nilnil // there is none any more
+		}
+		if s, err = cr.finish(ctx, s, c.Timeout); err != nil {
+			return nil, err
+		}
+	} else if s.Labels[agents.LabelLaunchType] == agents.LaunchWarm && sandbox.PhaseOf(s) == sandbox.Running && (len(c.Env) > 0 || !c.Secure) {
+		if err := cr.Claims.Bind(ctx, s, envd.InitRequest{EnvVars: c.Env, Open: !c.Secure}); err != nil {
+			return nil, err
+		}
+	}
+	cr.Sandboxes.Routes.Apply(s)
+	return s, nil
+}
+
+// fits reports whether a sandbox is of the template as it is now. A snapshot does not change.
+func (cr *Creator) fits(ctx context.Context, c *createOp, s *agents.Sandbox) (bool, error) {
+	t, err := cr.Sandboxes.Templates.Resolve(ctx, c.Namespace, c.Template)
+	if errors.Is(err, errs.ErrNotFound) {
+		return pool.RevisionOf(s) == "", nil
+	}
+	if err != nil {
+		return false, err
+	}
+	_, revision, err := cr.Cache.CurrentTemplate(ctx, client.ObjectKeyFromObject(t))
+	if err != nil {
+		return false, fmt.Errorf("read template %s: %w", c.Template, err)
+	}
+	return pool.Fits(s, revision), nil
+}
+
+// RemoveOrphans removes members that were written for creates whose callers had left, until ctx is done.
+func (cr *Creator) RemoveOrphans(ctx context.Context, orphans <-chan *agents.Sandbox) {
+	for {
+		select {
+		case s := <-orphans:
+			// A SandboxClaim finds its own.
+			if s.Labels[agents.LabelCreatedBy] == sandboxes.CreatedBy && s.Labels[agents.LabelClaimUID] == "" {
+				cr.Sandboxes.Discard(ctx, s)
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
