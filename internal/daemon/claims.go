@@ -67,7 +67,7 @@ func (d *Daemon) makeManager(context.Context) (err error) {
 	d.manager, err = manager.New(manager.Config{
 		Gate:    d.health,
 		Objects: d.objects, Cache: d.cache, Picker: d.picker, Quota: d.quotas, Assumed: d.assumed, Binder: d.binder,
-		Routes: replicatedRoutes{d}, Agents: d.binder, Tokens: d.tokens, Log: d.cfg.Log, Metrics: d.metrics, MaxTimeout: d.cfg.MaxTimeout,
+		Routes: d.replicatedRoutes(), Agents: d.binder, Tokens: d.tokens, Log: d.cfg.Log, Metrics: d.metrics, MaxTimeout: d.cfg.MaxTimeout,
 		ForkSecrets: d.cfg.ForkSecrets,
 		DiskUsed:    diskUsed,
 		DefaultSize: templates.Size{CPUs: int(d.cfg.SandboxCPU.Value()), MemoryMB: d.cfg.SandboxMemory.Value() >> 20},

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/clientcmd"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -110,12 +109,28 @@ func (d *Daemon) ours(addr netip.Addr) bool {
 	return d.cfg.Subnet.Contains(addr) || d.cfg.Subnet6.IsValid() && d.cfg.Subnet6.Contains(addr)
 }
 
-// replicatedRoutes writes into the local table and pushes changes to the other replicas.
-type replicatedRoutes struct{ *Daemon }
+// replicatedRoutes is the table here, which pushes every change of the manager to the other replicas.
+type replicatedRoutes struct {
+	*route.Table
+	peers pusher // nil without replicas
+}
+
+// pusher sends a route to the other replicas.
+type pusher interface {
+	Push(r route.Route)
+	PushDelete(r route.Route)
+}
+
+func (d *Daemon) replicatedRoutes() replicatedRoutes {
+	if d.peers == nil {
+		return replicatedRoutes{Table: d.routes}
+	}
+	return replicatedRoutes{d.routes, d.peers}
+}
 
 // Apply implements sandboxes.Routes.
 func (t replicatedRoutes) Apply(s *agents.Sandbox) bool {
-	changed := t.routes.Apply(s)
+	changed := t.Table.Apply(s)
 	if changed && t.peers != nil {
 		if r, keep := route.FromSandbox(s); keep {
 			t.peers.Push(r)
@@ -126,17 +141,9 @@ func (t replicatedRoutes) Apply(s *agents.Sandbox) bool {
 	return changed
 }
 
-// Name implements sandboxes.Routes.
-func (t replicatedRoutes) Name(id sandbox.ID) (types.NamespacedName, bool) { return t.routes.Name(id) }
-
-// Ended implements sandboxes.Routes.
-func (t replicatedRoutes) Ended(namespace string, id sandbox.ID) string {
-	return t.routes.Ended(namespace, id)
-}
-
 // ApplyDelete implements sandboxes.Routes.
 func (t replicatedRoutes) ApplyDelete(s *agents.Sandbox) bool {
-	changed := t.routes.ApplyDelete(s)
+	changed := t.Table.ApplyDelete(s)
 	if changed && t.peers != nil {
 		r, _ := route.FromSandbox(s)
 		t.peers.PushDelete(r)

@@ -1,8 +1,11 @@
 package daemon
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
@@ -55,6 +58,11 @@ func TestApplyHints(t *testing.T) {
 		if !found(other) {
 			t.Errorf("%+v: the rest of the batch is lost", tt)
 		}
+		older := other
+		older.ResourceVersion = "4"
+		if !d.routes.Upsert(older) {
+			t.Errorf("%+v: a hint replaces the base record, which only the watch writes", tt)
+		}
 		d.routes.Upsert(r) // the watch confirms it
 		d.applyHints("other", []peers.Route{{Route: r, Deleted: true}})
 		if !found(r) {
@@ -64,6 +72,38 @@ func TestApplyHints(t *testing.T) {
 		d.applyHints("other", []peers.Route{{Route: r, Deleted: true}})
 		if got := found(r); got == tt.want {
 			t.Errorf("%+v: found after the hint of a deletion %v", tt, got)
+		}
+	}
+}
+
+// pushes records what a pusher sends, deletions with a minus.
+type pushes []string
+
+func (p *pushes) Push(r route.Route)       { *p = append(*p, r.Name) }
+func (p *pushes) PushDelete(r route.Route) { *p = append(*p, "-"+r.Name) }
+
+// TestReplicatedRoutes checks that a change of the table is pushed once, as what it is.
+func TestReplicatedRoutes(t *testing.T) {
+	sent := &pushes{}
+	routes := replicatedRoutes{route.NewTable(), sent}
+	s, dead := runningSandbox("s"), runningSandbox("dead")
+	for _, step := range []struct {
+		do   func() bool
+		want string
+	}{
+		{func() bool { return routes.Apply(s) }, "[s]"},
+		{func() bool { return !routes.Apply(s) }, "[s]"},
+		{func() bool { return routes.ApplyDelete(s) }, "[s -s]"},
+		{func() bool { return !routes.ApplyDelete(s) }, "[s -s]"},
+		{func() bool { return routes.Apply(dead) }, "[s -s dead]"},
+		{func() bool {
+			dead.ResourceVersion = "9"
+			dead.DeletionTimestamp = new(metav1.Now())
+			return routes.Apply(dead)
+		}, "[s -s dead -dead]"},
+	} {
+		if ok := step.do(); !ok || fmt.Sprint(*sent) != step.want {
+			t.Errorf("pushed %v, as expected %v; want %s", *sent, ok, step.want)
 		}
 	}
 }
@@ -99,13 +139,13 @@ func TestPeersPhase(t *testing.T) {
 		return ok
 	}
 	foreign, ours := at("foreign", "10.88.0.1"), at("ours", "10.87.0.5")
-	replicatedRoutes{from}.Apply(foreign)
-	replicatedRoutes{from}.Apply(ours)
+	from.replicatedRoutes().Apply(foreign)
+	from.replicatedRoutes().Apply(ours)
 	eventually.True(t, "the server has the route", func() bool { return lookup(ours) })
 	if lookup(foreign) {
 		t.Error("the server routes to an address outside of its subnets")
 	}
 	ours.ResourceVersion = "8"
-	replicatedRoutes{from}.ApplyDelete(ours)
+	from.replicatedRoutes().ApplyDelete(ours)
 	eventually.True(t, "the server has dropped the route", func() bool { return !lookup(ours) })
 }

@@ -107,17 +107,21 @@ func TestRunStopsWhenAServiceEnds(t *testing.T) {
 	}
 }
 
+var errAwait = errors.New("await failed")
+
 func TestAwaited(t *testing.T) {
 	never := func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 	for name, tt := range map[string]struct {
 		run, await func(context.Context) error
 		want       error // nil: ready
 	}{
-		"ready":             {never, func(context.Context) error { time.Sleep(time.Hour); return nil }, nil},
-		"run fails":         {func(context.Context) error { return errBoom }, never, errBoom},
-		"run fails later":   {func(context.Context) error { time.Sleep(time.Hour); return errBoom }, never, errBoom},
-		"await fails":       {never, func(context.Context) error { return errBoom }, errBoom},
-		"run fails, closed": {func(context.Context) error { return errBoom }, boot.Closed(make(chan struct{})), errBoom},
+		"ready":              {never, func(context.Context) error { time.Sleep(time.Hour); return nil }, nil},
+		"run fails":          {func(context.Context) error { return errBoom }, never, errBoom},
+		"run fails later":    {func(context.Context) error { time.Sleep(time.Hour); return errBoom }, never, errBoom},
+		"await fails":        {never, func(context.Context) error { return errBoom }, errBoom},
+		"run fails, closed":  {func(context.Context) error { return errBoom }, boot.Closed(make(chan struct{})), errBoom},
+		"both fail, run's":   {func(ctx context.Context) error { <-ctx.Done(); return errBoom }, func(context.Context) error { return errAwait }, errBoom},
+		"both fail, await's": {func(ctx context.Context) error { <-ctx.Done(); return errBoom }, func(context.Context) error { return errAwait }, errAwait},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
