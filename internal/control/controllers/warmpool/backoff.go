@@ -11,21 +11,21 @@ const (
 	longestRetry = 5 * time.Minute
 )
 
-// failureBackoff is what a pool's members of one revision have been through. Its zero value knows of
-// none. It is lost with the process, which then tries once more: that harms nobody.
+// failureBackoff delays replacements while a pool's members of one revision fail. Its zero value has no failures. After
+// a restart there is one more try.
 type failureBackoff struct {
 	revision string
 	failures int       // rounds of failures since the last success
 	retryAt  time.Time // when what failed may be replaced
 	cause    string    // of the last failure
-	refused  string    // why the API server calls the members to be made invalid
+	refused  string    // why new members are invalid to the API server
 	began    time.Time // when the revision was first seen
 	ready    map[types.UID]struct{}
 	failed   map[types.UID]struct{}
 }
 
-// look learns from the members as they are now.
-func (t *failureBackoff) look(revision string, members []member, now time.Time) {
+// observe updates the backoff from the members as they are now.
+func (t *failureBackoff) observe(revision string, members []member, now time.Time) {
 	if t.revision != revision {
 		*t = failureBackoff{revision: revision, began: now}
 	}
@@ -36,11 +36,10 @@ func (t *failureBackoff) look(revision string, members []member, now time.Time) 
 		case m.revision != revision:
 		case m.state == ready:
 			isReady[m.uid] = struct{}{}
-			_, known := t.ready[m.uid]
-			success = success || !known
+			success = success || !has(t.ready, m.uid)
 		case m.state == failed:
 			hasFailed[m.uid] = struct{}{}
-			if _, known := t.failed[m.uid]; !known {
+			if !has(t.failed, m.uid) {
 				fresh, t.cause = true, m.note
 			}
 		}
@@ -54,7 +53,7 @@ func (t *failureBackoff) look(revision string, members []member, now time.Time) 
 	}
 }
 
-// fail begins a round of waiting, unless one lasts.
+// fail starts a delay, unless one is in progress.
 func (t *failureBackoff) fail(now time.Time) {
 	if now.Before(t.retryAt) {
 		return
@@ -63,8 +62,7 @@ func (t *failureBackoff) fail(now time.Time) {
 	t.retryAt = now.Add(min(firstRetry<<min(t.failures-1, 20), longestRetry))
 }
 
-// refuse notes that the API server will have no such member: because it is invalid, or for
-// another reason.
+// refuse records that the API server rejected a member, as invalid or for another reason.
 func (t *failureBackoff) refuse(text string, invalid bool, now time.Time) {
 	t.cause, t.refused = text, ""
 	if invalid {

@@ -1,6 +1,8 @@
 package warmpool
 
 import (
+	"cmp"
+	"maps"
 	"sync"
 	"time"
 
@@ -10,23 +12,22 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/pool"
 )
 
-// ledgerPatience is how long the cache may take to show what was done before the API server
-// itself is asked.
-const ledgerPatience = 30 * time.Second
+// expectationTimeout is how long the cache may lag before a pass reads the API server.
+const expectationTimeout = 30 * time.Second
 
-// ledger knows, by UID, what was done to pools' members and what the cache has not shown yet. A
-// lagging cache therefore never leads to doing it twice. One pass at a time works on a pool.
+// expectations are the writes to pools' members that the cache has not shown yet, by UID, so that a lagging cache
+// repeats none. One pass at a time works on a pool.
 type expectations struct {
 	mu    sync.Mutex
-	pages map[types.UID]*poolExpectations // by pool; +checklocks:mu
+	pools map[types.UID]*poolExpectations // by pool; +checklocks:mu
 }
 
-// poolExpectations is a ledger's part on one pool; guarded by its mutex.
+// poolExpectations are those of one pool; guarded by expectations.mu.
 type poolExpectations struct {
 	made map[types.UID]member           // created, and not seen
 	gone map[types.UID]expectedDeletion // deleted or taken, and seen as if not
-	seen map[types.UID]struct{}         // what events told of since the pass began
-	sure bool                           // nothing happened that is in neither ledger nor cache
+	seen map[types.UID]struct{}         // in events since the pass began
+	sure bool                           // expectations and cache together are complete
 }
 
 type expectedDeletion struct {
@@ -34,146 +35,130 @@ type expectedDeletion struct {
 	absent bool // no member any more; else being deleted
 }
 
-func newLedger() *expectations { return &expectations{pages: map[types.UID]*poolExpectations{}} }
+func newExpectations() *expectations { return &expectations{pools: map[types.UID]*poolExpectations{}} }
+
+// update calls do with the expectations of a pool, under the lock.
+func (l *expectations) update(uid types.UID, do func(p *poolExpectations)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	do(l.poolLocked(uid))
+}
 
 // +checklocks:l.mu
-func (l *expectations) pageLocked(uid types.UID) *poolExpectations {
-	p := l.pages[uid]
+func (l *expectations) poolLocked(uid types.UID) *poolExpectations {
+	p := l.pools[uid]
 	if p == nil {
 		p = &poolExpectations{made: map[types.UID]member{}, gone: map[types.UID]expectedDeletion{}, seen: map[types.UID]struct{}{}}
-		l.pages[uid] = p
+		l.pools[uid] = p
 	}
 	return p
 }
 
-// entries is a page as it was before the cache was read: in this order, nothing is in neither.
+// entries are expectations from before the read of the cache, so that together they are complete.
 type entries struct {
 	made map[types.UID]member
 	gone map[types.UID]expectedDeletion
-	// ask says that the API server must be asked, for they do not tell all.
-	ask bool
+	// read requires a read of the API server: the entries are incomplete.
+	read bool
 }
 
 // open begins a pass over a pool.
 func (l *expectations) open(uid types.UID, now time.Time) entries {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	p := l.pageLocked(uid)
+	p := l.poolLocked(uid)
 	clear(p.seen)
-	e := entries{made: make(map[types.UID]member, len(p.made)), gone: make(map[types.UID]expectedDeletion, len(p.gone)), ask: !p.sure}
-	for id, m := range p.made {
-		e.made[id] = m
-		e.ask = e.ask || now.Sub(m.since) > ledgerPatience
+	e := entries{made: maps.Clone(p.made), gone: maps.Clone(p.gone), read: !p.sure}
+	for _, m := range p.made {
+		e.read = e.read || now.Sub(m.since) > expectationTimeout
 	}
-	for id, f := range p.gone {
-		e.gone[id] = f
-		e.ask = e.ask || now.Sub(f.at) > ledgerPatience
+	for _, f := range p.gone {
+		e.read = e.read || now.Sub(f.at) > expectationTimeout
 	}
 	return e
 }
 
-// settle forgets what is not needed any more. cached are the members as the
-// cache had them after open.
+// settle drops the expectations that the cache has met. cached are the members as read after open.
 func (l *expectations) settle(uid types.UID, cached map[types.UID]member) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	p := l.pageLocked(uid)
-	for id := range p.made {
-		if _, shown := cached[id]; shown {
-			delete(p.made, id)
-		}
-	}
-	for id, f := range p.gone {
-		if m, shown := cached[id]; !shown || (m.state == ending && !f.absent) {
-			delete(p.gone, id)
-		}
-	}
+	p := l.poolLocked(uid)
+	maps.DeleteFunc(p.made, func(id types.UID, _ member) bool { return has(cached, id) })
+	maps.DeleteFunc(p.gone, func(id types.UID, f expectedDeletion) bool {
+		m, shown := cached[id]
+		return !shown || (m.state == ending && !f.absent)
+	})
 }
 
-// add notes a member that was created in this pass.
+// add expects a member that this pass created.
 func (l *expectations) add(uid types.UID, m member) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	p := l.pageLocked(uid)
-	if _, shown := p.seen[m.uid]; !shown { // the event may overtake the answer
+	p := l.poolLocked(uid)
+	if !has(p.seen, m.uid) { // the event may precede the response
 		m.version = ""
 		p.made[m.uid] = m
 	}
 }
 
-// removing notes that a member is about to be deleted, and spared that it was not.
+// removing expects a deletion before its request, and deletionFailed ends that.
 func (l *expectations) removing(uid, id types.UID, now time.Time) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.pageLocked(uid).gone[id] = expectedDeletion{at: now}
+	l.update(uid, func(p *poolExpectations) { p.gone[id] = expectedDeletion{at: now} })
 }
 
 func (l *expectations) deletionFailed(uid, id types.UID) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.pageLocked(uid).gone, id)
+	l.update(uid, func(p *poolExpectations) { delete(p.gone, id) })
 }
 
-// doubt notes that something may have happened that nobody knows of: the next pass asks.
+// invalidate has the next pass read the API server, after a request with an unknown result.
 func (l *expectations) invalidate(uid types.UID) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.pageLocked(uid).sure = false
+	l.update(uid, func(p *poolExpectations) { p.sure = false })
 }
 
-// forget drops a pool that is no more.
+// forget drops a deleted pool.
 func (l *expectations) forget(uid types.UID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.pages, uid)
+	delete(l.pools, uid)
 }
 
-// observe learns from an event that the cache has reached a sandbox. It must be called for
-// every event, before anything that the event causes.
+// observe handles the event of a sandbox. The caller calls it for every event, before it enqueues.
 func (l *expectations) observe(s *agents.Sandbox) {
-	uid := pool.MemberOf(s)
-	if uid == "" {
-		uid = pool.OriginOf(s)
-	}
+	uid := cmp.Or(pool.MemberOf(s), pool.OriginOf(s))
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if p := l.pages[uid]; p != nil {
+	if p := l.pools[uid]; p != nil {
 		p.seen[s.UID] = struct{}{}
 		delete(p.made, s.UID)
 	}
 }
 
-// correct replaces a page by what the API server itself says, and the cache does not show.
+// correct replaces the expectations of a pool by the difference between API server and cache.
 func (l *expectations) correct(uid types.UID, cached, live map[types.UID]member, now time.Time) entries {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	p := l.pageLocked(uid)
+	p := l.poolLocked(uid)
 	clear(p.made)
 	clear(p.gone)
-	e := entries{made: map[types.UID]member{}, gone: map[types.UID]expectedDeletion{}}
 	for id, m := range live {
-		_, shown := cached[id]
-		_, told := p.seen[id]
-		switch {
-		case !shown && !told:
+		switch old, shown := cached[id]; {
+		case !shown && !has(p.seen, id):
 			m.version, m.since = "", now
-			p.made[id], e.made[id] = m, m
-		case shown && m.state == ending && cached[id].state != ending:
+			p.made[id] = m
+		case shown && m.state == ending && old.state != ending:
 			p.gone[id] = expectedDeletion{at: now}
-			e.gone[id] = p.gone[id]
 		}
 	}
 	for id := range cached {
-		if _, there := live[id]; !there {
+		if !has(live, id) {
 			p.gone[id] = expectedDeletion{at: now, absent: true}
-			e.gone[id] = p.gone[id]
 		}
 	}
 	p.sure = true
-	return e
+	return entries{made: maps.Clone(p.made), gone: maps.Clone(p.gone)}
 }
 
-// over lays the entries over what the cache shows.
+// over applies the entries to the members in the cache.
 func (e entries) over(cached map[types.UID]member) []member {
 	all := make([]member, 0, len(cached)+len(e.made))
 	for id, m := range cached {
@@ -187,9 +172,14 @@ func (e entries) over(cached map[types.UID]member) []member {
 		all = append(all, m)
 	}
 	for id, m := range e.made {
-		if _, shown := cached[id]; !shown {
+		if !has(cached, id) {
 			all = append(all, m)
 		}
 	}
 	return all
+}
+
+func has[V any](m map[types.UID]V, id types.UID) bool {
+	_, ok := m[id]
+	return ok
 }

@@ -6,25 +6,32 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// state is what a member is good for.
+// state is the state of a member.
 type state int
 
 const (
-	starting     state = iota // not ready yet, or no more for a while
+	starting     state = iota // not ready, or no longer
 	waiting                   // no node has room for it
-	startRefused              // may not start before somebody allows it
-	ready                     // can be handed out if it is current
+	startRefused              // refused until a setting changes
+	ready                     // can be claimed if it is current
 	failed                    // ended, or stuck
 	ending                    // being deleted
 )
 
-// member is what decides about a member of a pool.
+// member is the part of a member that plan depends on.
 type member struct {
 	name     string
 	uid      types.UID
-	version  string // empty if the cache has not seen it: then it cannot be deleted yet
+	version  string // empty until the cache has it: it cannot be deleted before
 	revision string
 	state    state
 	created  time.Time
@@ -32,29 +39,29 @@ type member struct {
 	note     string    // why it is not ready
 }
 
-// poolTarget is what a pool should be.
+// poolTarget is the desired state of a pool.
 type poolTarget struct {
 	desired     int
-	surge       int           // how many more may exist while stale ones are replaced
-	unavailable int           // how many of the desired need not be ready meanwhile
-	revision    string        // empty: none can be made
+	surge       int           // additional members while stale ones are replaced
+	unavailable int           // desired members that need not be ready meanwhile
+	revision    string        // empty: none can be created
 	recreate    bool          // else OnReplenish
 	inUse       int           // living sandboxes of the revision, claimed through the pool
-	hold        bool          // members fail: leave it at that for now
+	hold        bool          // members fail: replace none for now
 	probe       bool          // members fail: one at a time
-	warming     bool          // what they are to start from is still being made
+	warming     bool          // their checkpoint is being created
 	stuckAfter  time.Duration // as in Config
 	goneAfter   time.Duration
 }
 
-// actions is what to do now.
+// actions are the creates and deletes of a pass.
 type actions struct {
 	create int
 	remove []member
 }
 
-// plan decides. It never lets more exist than doc.go says, and never makes fewer members ready
-// than may be; done over and over, it leads to the desired number of current members.
+// plan returns the next actions. They keep the limits of doc.go, and repeated passes reach the desired number of
+// current members.
 func plan(w poolTarget, members []member, now time.Time) actions {
 	var a actions
 	keep := make([]member, 0, len(members))
@@ -70,13 +77,17 @@ func plan(w poolTarget, members []member, now time.Time) actions {
 			keep = append(keep, m)
 		}
 	}
-	slices.SortStableFunc(keep, w.worstFirst)
+	slices.SortStableFunc(keep, w.byDeletionOrder)
 	active := len(keep) + len(a.remove)
 	keep = w.shrink(&a, keep)
 	if w.revision == "" || w.hold || w.warming {
 		return a
 	}
-	a.create = min(w.missing(keep), w.limit()-active-w.counted(members, endings, now))
+	limit := w.desired // of members, those under deletion included
+	if w.recreate {
+		limit += w.surge
+	}
+	a.create = min(w.missing(keep), limit-active-w.counted(members, endings, now))
 	if w.probe {
 		a.create = min(a.create, 1-trying(w, keep))
 	}
@@ -84,8 +95,8 @@ func plan(w poolTarget, members []member, now time.Time) actions {
 	return a
 }
 
-// byDeletionOrder orders members by who goes first.
-func (w poolTarget) worstFirst(a, b member) int {
+// byDeletionOrder sorts the members to delete first to the front.
+func (w poolTarget) byDeletionOrder(a, b member) int {
 	return cmp.Or(
 		-cmp.Compare(rank(a.state == failed), rank(b.state == failed)),
 		-cmp.Compare(rank(w.stale(a)), rank(w.stale(b))),
@@ -104,7 +115,7 @@ func rank(yes bool) int {
 
 func (w poolTarget) stale(m member) bool { return w.revision != "" && m.revision != w.revision }
 
-// shrink picks of keep, which is in order, what goes, and returns the rest.
+// shrink moves members from keep, which is sorted, to the deletes, and returns the rest.
 func (w poolTarget) shrink(a *actions, keep []member) []member {
 	old, current, available := 0, 0, 0
 	for _, m := range keep {
@@ -121,7 +132,7 @@ func (w poolTarget) shrink(a *actions, keep []member) []member {
 	if !w.recreate {
 		oldAllowed = max(0, w.desired-max(current, min(w.desired, w.inUse)))
 	}
-	spare := available - max(0, w.desired-w.unavailable) // ready ones that may go in a rollout
+	spare := available - max(0, w.desired-w.unavailable) // ready ones that a rollout may delete
 	rest := keep[:0:0]
 	for _, m := range keep {
 		goes := false
@@ -147,7 +158,7 @@ func (w poolTarget) shrink(a *actions, keep []member) []member {
 	return rest
 }
 
-// missing is how many current members are to be made, if there is room.
+// missing is how many current members to create, within the limit.
 func (w poolTarget) missing(keep []member) int {
 	n := w.desired
 	for _, m := range keep {
@@ -158,15 +169,7 @@ func (w poolTarget) missing(keep []member) int {
 	return n
 }
 
-// limit is how many members may exist.
-func (w poolTarget) limit() int {
-	if w.recreate {
-		return w.desired + w.surge
-	}
-	return w.desired
-}
-
-// counted is how many of the members that are being deleted take a place.
+// counted is how many members under deletion count towards the limit.
 func (w poolTarget) counted(members []member, endings int, now time.Time) int {
 	late := 0
 	for _, m := range members {
@@ -177,7 +180,7 @@ func (w poolTarget) counted(members []member, endings int, now time.Time) int {
 	return endings - min(late, w.desired)
 }
 
-// trying is how many current members are on their way.
+// trying counts the current members that are starting.
 func trying(w poolTarget, keep []member) (n int) {
 	for _, m := range keep {
 		if !w.stale(m) && (m.state == starting || m.state == waiting) {
@@ -187,7 +190,7 @@ func trying(w poolTarget, keep []member) (n int) {
 	return n
 }
 
-// next is when the members give reason to decide anew, without any event; zero for never.
+// next is when a member's timeout changes the plan without an event; zero: never.
 func next(w poolTarget, members []member, now time.Time) (at time.Time) {
 	for _, m := range members {
 		var end time.Time
@@ -206,10 +209,84 @@ func next(w poolTarget, members []member, now time.Time) (at time.Time) {
 	return at
 }
 
-// sooner is the earlier of two times, of which a zero one is never.
+// sooner is the earlier of two times; zero: never.
 func sooner(a, b time.Time) time.Time {
 	if a.IsZero() || (!b.IsZero() && b.Before(a)) {
 		return b
 	}
 	return a
+}
+
+// usage counts a pool's claims.
+type usage struct {
+	claimed int       // living sandboxes
+	current int       // those of the current revision
+	last    time.Time // when the last claim came; zero for never
+}
+
+// use counts the sandboxes that were claimed through a pool; known is the last claim so far.
+func use(claimed []agents.Sandbox, revision string, known time.Time) usage {
+	u := usage{last: known}
+	for i := range claimed {
+		s := &claimed[i]
+		at := barchan.ExactTime(s, pool.AnnotationClaimedAt)
+		if at.IsZero() {
+			at = s.CreationTimestamp.Time
+		}
+		if at.After(u.last) {
+			u.last = at
+		}
+		if sandbox.DeadForGood(s) {
+			continue
+		}
+		u.claimed++
+		if pool.RevisionOf(s) == revision {
+			u.current++
+		}
+	}
+	return u
+}
+
+// desired is the desired number of members, and when time alone may change it.
+func desired(p *extensions.SandboxWarmPool, u usage, now time.Time) (n int, until time.Time) {
+	b := p.Spec.Barchan
+	if b == nil || b.Autoscale == nil {
+		return int(*p.Spec.Replicas), time.Time{}
+	}
+	a := b.Autoscale
+	low, most := int(a.MinReplicas), int(a.MaxReplicas)
+	idle := u.last.Add(time.Duration(a.IdleSeconds) * time.Second)
+	if u.last.IsZero() || !now.Before(idle) {
+		return low, time.Time{}
+	}
+	share := int(a.SparePercent)
+	n = (u.claimed*share + 99 - share) / (100 - share) // rounded up
+	if n = min(max(n, low, 1), most); n > low {
+		until = idle
+	}
+	return n, until
+}
+
+// bounds are the surge and the unavailability of a rollout, in members. One is positive, unless nothing is desired.
+func bounds(p *extensions.SandboxWarmPool, desired int) (surge, unavailable int) {
+	unavailable = desired
+	if b := p.Spec.Barchan; b != nil {
+		surge = share(b.MaxSurge, desired, true, 0)
+		unavailable = share(b.MaxUnavailable, desired, false, desired)
+	}
+	if surge == 0 && unavailable == 0 { // small shares of few members
+		unavailable = 1
+	}
+	return surge, min(unavailable, desired)
+}
+
+func share(v *intstr.IntOrString, of int, up bool, unset int) int {
+	if v == nil {
+		return unset
+	}
+	n, err := intstr.GetScaledValueFromIntOrPercent(v, of, up)
+	if err != nil { // validation excludes it
+		return unset
+	}
+	return n
 }

@@ -38,7 +38,7 @@ func pick(t *testing.T, text string) (all []member) {
 
 func TestPlan(t *testing.T) {
 	for name, give := range map[string]struct {
-		wish    poolTarget
+		target  poolTarget
 		members string
 		create  int
 		remove  string // names, in order
@@ -85,7 +85,7 @@ func TestPlan(t *testing.T) {
 		"replenish: the broken old give way": {poolTarget{desired: 2}, "failed/old/1 ready/old/2", 0, "m0"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := give.wish
+			w := give.target
 			w.goneAfter = 5 * time.Minute
 			switch w.revision {
 			case "":
@@ -117,7 +117,7 @@ func TestPlanLeavesTheUnseen(t *testing.T) {
 
 // simulation is a pool over which plan is run again and again while the world goes its way.
 type simulation struct {
-	wish    poolTarget
+	target  poolTarget
 	members []member
 	rand    *rand.Rand
 	now     time.Time
@@ -136,7 +136,7 @@ func (s *simulation) count(want state, revision string) (n int) {
 // pass plans and does, and says which bound was broken.
 func (s *simulation) pass() error {
 	before, wasReady := len(s.members), s.count(ready, "")
-	a := plan(s.wish, s.members, s.now)
+	a := plan(s.target, s.members, s.now)
 	for _, m := range a.remove {
 		i := slices.IndexFunc(s.members, func(o member) bool { return o.uid == m.uid })
 		if s.members[i].state == ending {
@@ -147,17 +147,17 @@ func (s *simulation) pass() error {
 	for range a.create {
 		s.made++
 		id := fmt.Sprint("m", s.made)
-		s.members = append(s.members, member{name: id, uid: types.UID(id), version: "1", revision: s.wish.revision, created: s.now, since: s.now})
+		s.members = append(s.members, member{name: id, uid: types.UID(id), version: "1", revision: s.target.revision, created: s.now, since: s.now})
 	}
-	limit := s.wish.desired
-	if s.wish.recreate {
-		limit += s.wish.surge
+	limit := s.target.desired
+	if s.target.recreate {
+		limit += s.target.surge
 	}
 	if a.create > 0 && len(s.members) > limit {
 		return fmt.Errorf("%d exist of %d after %d were made", len(s.members), limit, a.create)
 	}
-	floor := s.wish.desired - s.wish.unavailable
-	if isReady := s.count(ready, ""); s.wish.recreate && isReady < min(floor, wasReady) {
+	floor := s.target.desired - s.target.unavailable
+	if isReady := s.count(ready, ""); s.target.recreate && isReady < min(floor, wasReady) {
 		return fmt.Errorf("%d of %d are ready, %d were of %d", isReady, floor, wasReady, before)
 	}
 	return nil
@@ -182,7 +182,7 @@ func (s *simulation) event() {
 	case ready:
 		if s.rand.IntN(4) == 0 { // claimed
 			s.members = slices.Delete(s.members, i, i+1)
-			s.wish.inUse++
+			s.target.inUse++
 		}
 	case startRefused, failed:
 	}
@@ -205,36 +205,36 @@ func (s *simulation) settle() {
 func TestPlanProperties(t *testing.T) {
 	for seed := range uint64(1000) {
 		r := rand.New(rand.NewPCG(seed, 7))
-		s := &simulation{rand: r, now: epoch, wish: poolTarget{revision: "r0", goneAfter: time.Hour}}
+		s := &simulation{rand: r, now: epoch, target: poolTarget{revision: "r0", goneAfter: time.Hour}}
 		for step := range 60 {
 			s.now = s.now.Add(time.Second)
 			if step%15 == 0 {
-				s.wish.recreate = r.IntN(2) == 0
-				s.wish.desired, s.wish.surge = r.IntN(12), r.IntN(3)
-				s.wish.unavailable = r.IntN(s.wish.desired + 1)
-				if s.wish.surge == 0 && s.wish.unavailable == 0 {
-					s.wish.unavailable = min(1, s.wish.desired)
+				s.target.recreate = r.IntN(2) == 0
+				s.target.desired, s.target.surge = r.IntN(12), r.IntN(3)
+				s.target.unavailable = r.IntN(s.target.desired + 1)
+				if s.target.surge == 0 && s.target.unavailable == 0 {
+					s.target.unavailable = min(1, s.target.desired)
 				}
-				s.wish.revision, s.wish.inUse = fmt.Sprint("r", r.IntN(3)), 0
+				s.target.revision, s.target.inUse = fmt.Sprint("r", r.IntN(3)), 0
 			}
-			s.wish.hold = r.IntN(10) == 0
-			s.wish.probe = s.wish.hold || r.IntN(10) == 0
+			s.target.hold = r.IntN(10) == 0
+			s.target.probe = s.target.hold || r.IntN(10) == 0
 			if err := s.pass(); err != nil {
-				t.Fatalf("seed %d, step %d, %+v: %v", seed, step, s.wish, err)
+				t.Fatalf("seed %d, step %d, %+v: %v", seed, step, s.target, err)
 			}
 			for range r.IntN(4) {
 				s.event()
 			}
 		}
-		s.wish.hold, s.wish.probe, s.wish.inUse = false, false, 100
+		s.target.hold, s.target.probe, s.target.inUse = false, false, 100
 		for range 60 {
 			s.settle()
 			if err := s.pass(); err != nil {
-				t.Fatalf("seed %d, at the end, %+v: %v", seed, s.wish, err)
+				t.Fatalf("seed %d, at the end, %+v: %v", seed, s.target, err)
 			}
 		}
-		if n := s.count(ready, s.wish.revision); n != s.wish.desired || len(s.members) != n {
-			t.Fatalf("seed %d, %+v: ends with %d, of which %d are ready and current", seed, s.wish, len(s.members), n)
+		if n := s.count(ready, s.target.revision); n != s.target.desired || len(s.members) != n {
+			t.Fatalf("seed %d, %+v: ends with %d, of which %d are ready and current", seed, s.target, len(s.members), n)
 		}
 	}
 }

@@ -20,59 +20,59 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// Reconcile does one pass over one pool.
+// Reconcile makes one pass over one pool.
 func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	if uid, yes := isOrphans(req); yes {
 		return r.collect(ctx, req.Namespace, uid)
 	}
 	p := &extensions.SandboxWarmPool{}
-	if err := r.client.Get(ctx, req.NamespacedName, p); client.IgnoreNotFound(err) != nil {
+	if err := r.Client.Get(ctx, req.NamespacedName, p); client.IgnoreNotFound(err) != nil {
 		return reconcile.Result{}, fmt.Errorf("read warm pool %s: %w", req.NamespacedName, err)
 	}
-	for _, uid := range r.names.others(req.NamespacedName, p.UID) {
+	for _, uid := range r.predecessors(req.NamespacedName, p.UID) {
 		if again, err := r.collect(ctx, req.Namespace, uid); err != nil || again.RequeueAfter > 0 {
 			return again, err
 		}
 	}
-	if p.UID == "" || p.DeletionTimestamp != nil { // gone, or going
+	if p.UID == "" || p.DeletionTimestamp != nil {
 		return reconcile.Result{}, nil
 	}
-	r.names.learn(p.UID, req.NamespacedName)
+	r.names.Store(p.UID, req.NamespacedName)
 	result, err := r.pass(ctx, p)
 	if apierrors.IsConflict(err) {
-		// Somebody else wrote first: look again, at what they wrote.
+		// Another writer was first: reconcile again on its version.
 		return reconcile.Result{RequeueAfter: retryFirst}, nil
 	}
 	return result, err
 }
 
-// reconcileState is what a pass decides upon, and what it did.
+// reconcileState is the input and the result of a pass.
 type reconcileState struct {
 	pool     *extensions.SandboxWarmPool
 	template *extensions.SandboxTemplate
 	usage    usage
-	wish     poolTarget
+	target   poolTarget
 	members  []member
-	trouble  *failureBackoff
+	backoff  *failureBackoff
 	now      time.Time
-	until    time.Time // when time alone changes what is desired
+	until    time.Time // when time alone changes the desired count
 	problem  problem   // of the template
 	warm     warmUpState
-	unseen   bool // the cache does not show all that was done
+	unseen   bool // the cache lacks some writes
 	todo     actions
 	made     int
 }
 
-// problem is why a pool's template cannot be used; empty if it can.
+// problem is why a pool's template cannot be used; empty for a usable one.
 type problem struct{ reason, text string }
 
 func (r *reconciler) pass(ctx context.Context, p *extensions.SandboxWarmPool) (reconcile.Result, error) {
 	extensions.SetWarmPoolDefaults(p)
-	s, err := r.look(ctx, p)
+	s, err := r.observe(ctx, p)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	s.todo = plan(s.wish, s.members, s.now)
+	s.todo = plan(s.target, s.members, s.now)
 	err = r.remove(ctx, s)
 	if err == nil {
 		err = r.create(ctx, s)
@@ -86,9 +86,10 @@ func (r *reconciler) pass(ctx context.Context, p *extensions.SandboxWarmPool) (r
 	return s.again(), nil
 }
 
-// look gathers what is.
-func (r *reconciler) look(ctx context.Context, p *extensions.SandboxWarmPool) (*reconcileState, error) {
-	s := &reconcileState{pool: p, trouble: r.trouble(p.UID)}
+// observe reads the state that the pass decides on.
+func (r *reconciler) observe(ctx context.Context, p *extensions.SandboxWarmPool) (*reconcileState, error) {
+	backoff, _ := r.backoffs.LoadOrStore(p.UID, &failureBackoff{})
+	s := &reconcileState{pool: p, backoff: backoff.(*failureBackoff)} //nolint:forcetypeassert // all values are
 	revision, err := r.findTemplate(ctx, s)
 	if err != nil {
 		return nil, err
@@ -97,37 +98,34 @@ func (r *reconciler) look(ctx context.Context, p *extensions.SandboxWarmPool) (*
 	if s.members, s.unseen, err = r.members(ctx, p, s.now); err != nil {
 		return nil, err
 	}
-	claimed, err := r.objects.ClaimedFrom(ctx, p.UID)
+	claimed, err := r.Objects.ClaimedFrom(ctx, p.UID)
 	if err != nil {
-		return nil, fmt.Errorf("find what was claimed of warm pool %s/%s: %w", p.Namespace, p.Name, err)
+		return nil, fmt.Errorf("find claimed sandboxes of warm pool %s/%s: %w", p.Namespace, p.Name, err)
 	}
-	s.usage = use(claimed, revision, lastClaim(p))
-	s.wish = poolTarget{revision: revision, inUse: s.usage.current, stuckAfter: r.stuckAfter, goneAfter: r.goneAfter}
-	s.wish.recreate = p.Spec.UpdateStrategy.Type == extensions.UpdateRecreate
-	s.wish.desired, s.until = desired(p, s.usage, s.now)
-	s.wish.surge, s.wish.unavailable = bounds(p, s.wish.desired)
+	var last time.Time
+	if b := p.Status.Barchan; b != nil && b.LastClaimTime != nil {
+		last = b.LastClaimTime.Time
+	}
+	s.usage = use(claimed, revision, last)
+	s.target = poolTarget{revision: revision, inUse: s.usage.current, stuckAfter: r.StuckAfter, goneAfter: r.GoneAfter}
+	s.target.recreate = p.Spec.UpdateStrategy.Type == extensions.UpdateRecreate
+	s.target.desired, s.until = desired(p, s.usage, s.now)
+	s.target.surge, s.target.unavailable = bounds(p, s.target.desired)
 	if revision != "" {
-		s.trouble.look(revision, s.members, s.now)
-		s.wish.hold, s.wish.probe = s.trouble.hold(s.now), s.trouble.probe()
+		s.backoff.observe(revision, s.members, s.now)
+		s.target.hold, s.target.probe = s.backoff.hold(s.now), s.backoff.probe()
 		if s.warm, err = r.warmUpState(ctx, s); err != nil {
 			return nil, err
 		}
-		s.wish.warming = s.now.Before(s.warm.until)
+		s.target.warming = s.now.Before(s.warm.until)
 	}
 	return s, nil
 }
 
-func lastClaim(p *extensions.SandboxWarmPool) time.Time {
-	if b := p.Status.Barchan; b != nil && b.LastClaimTime != nil {
-		return b.LastClaimTime.Time
-	}
-	return time.Time{}
-}
-
-// findTemplate reads the template; what is wrong with it is noted, and then it has no revision.
+// findTemplate reads the template. An unusable one sets s.problem and has no revision.
 func (r *reconciler) findTemplate(ctx context.Context, s *reconcileState) (revision string, err error) {
 	key := pool.TemplateOf(s.pool)
-	t, revision, err := r.objects.CurrentTemplate(ctx, key)
+	t, revision, err := r.Objects.CurrentTemplate(ctx, key)
 	switch {
 	case errors.Is(err, errs.ErrNotFound):
 		s.problem = problem{extensions.ReasonTemplateNotFound, fmt.Sprintf("there is no template %s", key)}
@@ -146,28 +144,27 @@ func (r *reconciler) findTemplate(ctx context.Context, s *reconcileState) (revis
 	return "", nil
 }
 
-// members are those of a pool as the cache shows them, corrected by what it does not show yet,
-// if there is such.
+// members returns the members in the cache, corrected by writes that it lacks.
 func (r *reconciler) members(ctx context.Context, p *extensions.SandboxWarmPool, now time.Time) (all []member, unseen bool, err error) {
-	entries := r.ledger.open(p.UID, now)
+	entries := r.expected.open(p.UID, now)
 	var live map[types.UID]member
-	if entries.ask {
+	if entries.read {
 		var list agents.SandboxList
 		label := client.MatchingLabels{agents.LabelWarmPoolSandbox: string(p.UID)}
-		if err := r.client.List(ctx, &list, client.InNamespace(p.Namespace), label); err != nil {
+		if err := r.Client.List(ctx, &list, client.InNamespace(p.Namespace), label); err != nil {
 			return nil, false, fmt.Errorf("list members of warm pool %s/%s: %w", p.Namespace, p.Name, err)
 		}
 		live = r.assess(list.Items, now)
 	}
-	found, err := r.objects.Members(ctx, p.UID)
+	found, err := r.Objects.Members(ctx, p.UID)
 	if err != nil {
 		return nil, false, fmt.Errorf("find members of warm pool %s/%s: %w", p.Namespace, p.Name, err)
 	}
 	cached := r.assess(found, now)
 	if live != nil {
-		entries = r.ledger.correct(p.UID, cached, live, now)
+		entries = r.expected.correct(p.UID, cached, live, now)
 	} else {
-		r.ledger.settle(p.UID, cached)
+		r.expected.settle(p.UID, cached)
 	}
 	return entries.over(cached), len(entries.made)+len(entries.gone) > 0, nil
 }
@@ -175,12 +172,12 @@ func (r *reconciler) members(ctx context.Context, p *extensions.SandboxWarmPool,
 func (r *reconciler) assess(found []agents.Sandbox, now time.Time) map[types.UID]member {
 	all := make(map[types.UID]member, len(found))
 	for i := range found {
-		all[found[i].UID] = assess(&found[i], now, r.stuckAfter)
+		all[found[i].UID] = assess(&found[i], now, r.StuckAfter)
 	}
 	return all
 }
 
-// assess says what a member is good for.
+// assess returns the state of a member.
 func assess(s *agents.Sandbox, now time.Time, stuckAfter time.Duration) member {
 	m := member{
 		name: s.Name, uid: s.UID, version: s.ResourceVersion, revision: pool.RevisionOf(s),
@@ -216,8 +213,8 @@ func assess(s *agents.Sandbox, now time.Time, stuckAfter time.Duration) member {
 	return m
 }
 
-// bar is why a member may not start before its template, its own object or the server's settings allow
-// it; empty if it may. Another in its place would be refused as well.
+// bar is why a member may not start until its template, its object or the server's settings allow it; else empty. A
+// replacement would be refused too.
 func bar(s *agents.Sandbox) string {
 	message, is := sandbox.RefusedSecrets(s)
 	if !is {
@@ -226,7 +223,7 @@ func bar(s *agents.Sandbox) string {
 	return cmp.Or(message, sandbox.ReasonSecrets)
 }
 
-// endingSince is when a sandbox was told to go.
+// endingSince is when the deletion of a sandbox was requested.
 func endingSince(s *agents.Sandbox) time.Time {
 	at := s.DeletionTimestamp.Time
 	if s.DeletionGracePeriodSeconds != nil {
@@ -235,20 +232,20 @@ func endingSince(s *agents.Sandbox) time.Time {
 	return at
 }
 
-// again is when to look without any event.
+// again is when to reconcile without an event.
 func (s *reconcileState) again() reconcile.Result {
-	at := sooner(s.until, next(s.wish, s.members, s.now))
-	if s.trouble.hold(s.now) {
-		at = sooner(at, s.trouble.retryAt)
+	at := sooner(s.until, next(s.target, s.members, s.now))
+	if s.backoff.hold(s.now) {
+		at = sooner(at, s.backoff.retryAt)
 	}
-	if s.wish.warming {
+	if s.target.warming {
 		at = sooner(at, s.warm.until)
 	}
-	if s.made < s.todo.create { // more than one pass makes
+	if s.made < s.todo.create { // one pass does not create them all
 		at = sooner(at, s.now.Add(time.Millisecond))
 	}
-	if s.unseen || len(s.todo.remove) > 0 || s.made > 0 { // should the events not come
-		at = sooner(at, s.now.Add(ledgerPatience+time.Second))
+	if s.unseen || len(s.todo.remove) > 0 || s.made > 0 { // if the events are lost
+		at = sooner(at, s.now.Add(expectationTimeout+time.Second))
 	}
 	if at.IsZero() {
 		return reconcile.Result{}

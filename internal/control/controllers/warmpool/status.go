@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,15 +16,15 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 )
 
-// memberCounts counts members by what they are good for.
+// memberCounts counts members by state.
 type memberCounts struct {
 	active, ready         int // of any revision, neither failed nor being deleted
 	current, currentReady int
 	starting, waiting     int    // current ones that are not ready
 	failed, stale, ending int    // failed and stale ones overlap
-	waitingFor            string // what one of those that wait waits for
+	waitingFor            string // the reason of one that waits
 	barred                int    // current ones
-	bar                   string // why one of those is
+	bar                   string // the reason of one of them
 }
 
 func count(w poolTarget, members []member) (t memberCounts) {
@@ -60,16 +61,16 @@ func count(w poolTarget, members []member) (t memberCounts) {
 	return t
 }
 
-// statusOf is the status of a pool in a situation.
+// statusOf returns a pool's status after a pass.
 func statusOf(s *reconcileState) *extensions.SandboxWarmPoolStatus {
-	t := count(s.wish, s.members)
+	t := count(s.target, s.members)
 	status := s.pool.Status.DeepCopy()
 	status.Replicas, status.ReadyReplicas = int32(t.active), int32(t.ready) //nolint:gosec // at most thousands
 	status.Selector = agents.LabelWarmPoolSandbox + "=" + string(s.pool.UID)
 	status.ObservedGeneration = s.pool.Generation
-	status.CurrentRevision = s.wish.revision
+	status.CurrentRevision = s.target.revision
 	status.Barchan = &extensions.WarmPoolBarchanStatus{
-		DesiredReplicas: int32(s.wish.desired), CurrentReplicas: int32(t.current), //nolint:gosec // at most thousands
+		DesiredReplicas: int32(s.target.desired), CurrentReplicas: int32(t.current), //nolint:gosec // at most thousands
 		CurrentReadyReplicas: int32(t.currentReady), ClaimedReplicas: int32(s.usage.claimed), //nolint:gosec // likewise
 	}
 	if !s.usage.last.IsZero() {
@@ -83,81 +84,80 @@ func statusOf(s *reconcileState) *extensions.SandboxWarmPoolStatus {
 	return status
 }
 
-// conditions say what the pool waits for.
+// conditions returns the conditions of the status.
 func conditions(s *reconcileState, t memberCounts) []metav1.Condition {
 	text := statusMessage(s, t)
-	isReady := metav1.Condition{Type: extensions.PoolReady, Status: metav1.ConditionFalse, Message: text}
-	progress := metav1.Condition{Type: extensions.PoolProgressing, Status: metav1.ConditionFalse, Message: text}
 	reason, moves := movement(s, t)
-	isReady.Reason, progress.Reason = reason, reason
+	isReady := metav1.Condition{Type: extensions.PoolReady, Status: metav1.ConditionFalse, Reason: reason, Message: text}
+	progress := metav1.Condition{Type: extensions.PoolProgressing, Status: metav1.ConditionFalse, Reason: reason, Message: text}
 	if moves {
 		progress.Status = metav1.ConditionTrue
 	}
-	if s.problem.reason == "" && t.currentReady >= s.wish.desired {
+	if s.problem.reason == "" && t.currentReady >= s.target.desired {
 		isReady.Status, isReady.Reason = metav1.ConditionTrue, rest(s)
 	}
 	return []metav1.Condition{isReady, progress}
 }
 
-// rest is the reason of a pool that has all it wants.
+// rest is the reason of a pool in its desired state.
 func rest(s *reconcileState) string {
-	if s.wish.desired == 0 {
+	if s.target.desired == 0 {
 		return extensions.ReasonPoolIdle
 	}
 	return extensions.ReasonPoolFull
 }
 
-// movement is what is going on in a pool, and whether it goes on by itself.
+// movement is the reason of a pool's progress, and whether it continues without a change of its spec.
 func movement(s *reconcileState, t memberCounts) (reason string, moves bool) {
 	if reason = blocked(s, t); reason != "" {
 		return reason, false
 	}
-	if s.wish.warming && t.current < s.wish.desired {
+	if s.target.warming && t.current < s.target.desired {
 		return extensions.ReasonPoolWarmingUp, true
 	}
 	toMake := s.todo.create > s.made
 	busy := t.starting > 0 || t.ending > 0 || toMake
 	switch {
 	case t.stale > 0:
-		return extensions.ReasonPoolRollingOut, s.wish.recreate || busy // else claims bring it on
-	case t.currentReady < s.wish.desired:
+		return extensions.ReasonPoolRollingOut, s.target.recreate || busy // else claims cause it
+	case t.currentReady < s.target.desired:
 		return filling(s), busy || t.waiting == 0
-	case t.ending > 0 || t.active > s.wish.desired:
+	case t.ending > 0 || t.active > s.target.desired:
 		return extensions.ReasonPoolShrinking, true
 	default:
 		return rest(s), false
 	}
 }
 
-// blocked is what keeps a pool from going on; empty if nothing does.
+// blocked is why a pool makes no progress; else empty.
 func blocked(s *reconcileState, t memberCounts) string {
 	switch {
 	case s.problem.reason != "":
 		return s.problem.reason
-	case s.warm.failed != "" && t.currentReady < s.wish.desired:
+	case s.warm.failed != "" && t.currentReady < s.target.desired:
 		return extensions.ReasonWarmUpFailed
-	case t.barred > 0 && t.currentReady < s.wish.desired:
+	case t.barred > 0 && t.currentReady < s.target.desired:
 		return extensions.ReasonMembersFailing
-	case s.trouble.failures == 0 || t.currentReady >= s.wish.desired:
+	case s.backoff.failures == 0 || t.currentReady >= s.target.desired:
 		return ""
-	case s.trouble.refused != "" && t.current < s.wish.desired:
+	case s.backoff.refused != "" && t.current < s.target.desired:
 		return extensions.ReasonTemplateInvalid
 	default:
 		return extensions.ReasonMembersFailing
 	}
 }
 
-// filling tells the end of a rollout from a pool that never had other members.
+// filling distinguishes the end of a rollout from a pool's first members.
 func filling(s *reconcileState) string {
 	c := meta.FindStatusCondition(s.pool.Status.Conditions, extensions.PoolProgressing)
-	changed := s.pool.Status.CurrentRevision != "" && s.pool.Status.CurrentRevision != s.wish.revision
+	changed := s.pool.Status.CurrentRevision != "" && s.pool.Status.CurrentRevision != s.target.revision
 	if changed || (c != nil && c.Reason == extensions.ReasonPoolRollingOut) {
 		return extensions.ReasonPoolRollingOut
 	}
 	return extensions.ReasonPoolFilling
 }
 
-// statusMessage says in words what a pool has and waits for.
+// statusMessage is the message of the conditions.
 func statusMessage(s *reconcileState, t memberCounts) string {
 	if s.problem.reason != "" {
 		if t.active == 0 {
@@ -166,9 +166,9 @@ func statusMessage(s *reconcileState, t memberCounts) string {
 		return fmt.Sprintf("%s; %d %s kept, which no claim gets", s.problem.text, t.active, plural(t.active, "member is", "members are"))
 	}
 	parts := []string{"no members are wanted now"}
-	if s.wish.desired > 0 {
+	if s.target.desired > 0 {
 		parts[0] = fmt.Sprintf("%d of %d %s of the current revision %s ready",
-			t.currentReady, s.wish.desired, plural(s.wish.desired, "member", "members"), plural(t.currentReady, "is", "are"))
+			t.currentReady, s.target.desired, plural(s.target.desired, "member", "members"), plural(t.currentReady, "is", "are"))
 	}
 	add := func(n int, format string, args ...any) {
 		if n > 0 {
@@ -178,25 +178,25 @@ func statusMessage(s *reconcileState, t memberCounts) string {
 	add(t.starting, "starting")
 	add(t.waiting, "waiting for room on a node (%s)", cmp.Or(t.waitingFor, "no reason given"))
 	add(t.barred, "not allowed to start, and kept (%s)", t.bar)
-	if s.wish.recreate {
+	if s.target.recreate {
 		add(t.stale, "of an older revision")
 	} else {
 		add(t.stale, "of an older revision, to be replaced as claims come")
 	}
 	add(t.ending, "being removed")
-	if text := s.warm.story(s.wish.warming && t.current < s.wish.desired); text != "" {
+	if text := s.warm.message(s.target.warming && t.current < s.target.desired); text != "" {
 		parts = append(parts, text)
 	}
 	if t.failed > 0 {
 		parts = append(parts, fmt.Sprintf("%d failed", t.failed))
 	}
-	if s.trouble.failures > 0 {
-		parts = append(parts, trial(s.trouble))
+	if s.backoff.failures > 0 {
+		parts = append(parts, trial(s.backoff))
 	}
 	return strings.Join(parts, "; ")
 }
 
-// trial says why members fail and when the next is tried.
+// trial is why members fail and when the next is tried.
 func trial(t *failureBackoff) string {
 	if t.refused != "" {
 		return fmt.Sprintf("the API server refuses members: %s; the next try is at %s", t.refused, clock(t.retryAt))
@@ -213,8 +213,7 @@ func plural(n int, one, many string) string {
 	return many
 }
 
-// writeStatus writes a status that differs, over what was read in this pass, and tells of what
-// people should see.
+// writeStatus writes a changed status over the version of this pass, and records its events.
 func (r *reconciler) writeStatus(ctx context.Context, s *reconcileState) error {
 	status := statusOf(s)
 	if apiequality.Semantic.DeepEqual(&s.pool.Status, status) {
@@ -222,23 +221,23 @@ func (r *reconciler) writeStatus(ctx context.Context, s *reconcileState) error {
 	}
 	before := s.pool.Status
 	s.pool.Status = *status
-	if err := r.client.Status().Update(ctx, s.pool); err != nil {
+	if err := r.Client.Status().Update(ctx, s.pool); err != nil {
 		return fmt.Errorf("write status of warm pool %s/%s: %w", s.pool.Namespace, s.pool.Name, err)
 	}
-	for _, n := range newsOf(&before, status) {
-		r.tell(s.pool, n.warning, n.reason, n.action, n.note)
+	for _, n := range eventsOf(&before, status) {
+		r.record(s.pool, n)
 	}
 	return nil
 }
 
-// poolEvent is what people should see of a change beside the object.
+// poolEvent is an Event about a change of the status.
 type poolEvent struct {
 	warning              bool
 	reason, action, note string
 }
 
-// newsOf tells what lies between two statuses of a pool.
-func newsOf(before, after *extensions.SandboxWarmPoolStatus) (all []poolEvent) {
+// eventsOf returns the events of a change of the status.
+func eventsOf(before, after *extensions.SandboxWarmPoolStatus) (all []poolEvent) {
 	was, is := meta.FindStatusCondition(before.Conditions, extensions.PoolReady), meta.FindStatusCondition(after.Conditions, extensions.PoolReady)
 	if before.Barchan != nil && before.Barchan.DesiredReplicas != after.Barchan.DesiredReplicas {
 		note := fmt.Sprintf("wants %d members instead of %d", after.Barchan.DesiredReplicas, before.Barchan.DesiredReplicas)
@@ -251,16 +250,13 @@ func newsOf(before, after *extensions.SandboxWarmPoolStatus) (all []poolEvent) {
 	case is.Reason == was.Reason:
 	case is.Status == metav1.ConditionTrue && was.Reason == extensions.ReasonPoolRollingOut:
 		all = append(all, poolEvent{reason: "RolledOut", action: "RollOut", note: "all members are of revision " + after.CurrentRevision})
-	case bad(is.Reason):
+	case slices.Contains(badReasons, is.Reason):
 		all = append(all, poolEvent{warning: true, reason: is.Reason, action: "Fill", note: is.Message})
 	}
 	return all
 }
 
-func bad(reason string) bool {
-	switch reason {
-	case extensions.ReasonMembersFailing, extensions.ReasonWarmUpFailed, extensions.ReasonTemplateInvalid, extensions.ReasonTemplateNotFound, extensions.ReasonTemplatePrivate:
-		return true
-	}
-	return false
+// badReasons warrant a warning.
+var badReasons = []string{
+	extensions.ReasonMembersFailing, extensions.ReasonWarmUpFailed, extensions.ReasonTemplateInvalid, extensions.ReasonTemplateNotFound, extensions.ReasonTemplatePrivate,
 }

@@ -91,8 +91,8 @@ func TestTrouble(t *testing.T) {
 	for range 12 {
 		round++
 		broken := member{uid: types.UID(rune('a' + round)), revision: "r", state: failed, note: "no"}
-		tr.look("r", []member{broken}, now)
-		tr.look("r", []member{broken}, now) // seen again: no other failure
+		tr.observe("r", []member{broken}, now)
+		tr.observe("r", []member{broken}, now) // seen again: no other failure
 		if !tr.hold(now) || !tr.probe() {
 			t.Fatalf("after failure %d nothing is held back", round)
 		}
@@ -105,16 +105,16 @@ func TestTrouble(t *testing.T) {
 	if !slices.IsSorted(waits) || waits[0] != firstRetry || waits[1] != 2*firstRetry || waits[11] != longestRetry {
 		t.Errorf("waits %v", waits)
 	}
-	tr.look("r", []member{{uid: "good", revision: "r", state: ready}}, now)
+	tr.observe("r", []member{{uid: "good", revision: "r", state: ready}}, now)
 	if tr.failures != 0 || tr.hold(now) || tr.probe() {
 		t.Errorf("after a success: %+v", tr)
 	}
-	tr.look("r", []member{{uid: "good", revision: "r", state: ready}, {uid: "z", revision: "r", state: failed}}, now)
-	tr.look("r", []member{{uid: "good", revision: "r", state: ready}, {uid: "z", revision: "r", state: failed}}, now)
+	tr.observe("r", []member{{uid: "good", revision: "r", state: ready}, {uid: "z", revision: "r", state: failed}}, now)
+	tr.observe("r", []member{{uid: "good", revision: "r", state: ready}, {uid: "z", revision: "r", state: failed}}, now)
 	if tr.failures != 1 {
 		t.Errorf("one that was ready before counts as a success: %+v", tr)
 	}
-	tr.look("r2", nil, now)
+	tr.observe("r2", nil, now)
 	if tr.failures != 0 {
 		t.Error("another revision is blamed for the last one")
 	}
@@ -166,22 +166,22 @@ func TestAssess(t *testing.T) {
 
 // The ledger fills in what the cache has not shown, in whatever order events and answers come.
 func TestLedger(t *testing.T) {
-	l := newLedger()
+	l := newExpectations()
 	none := map[types.UID]member{}
 	shown := map[types.UID]member{"a": {uid: "a", state: ready}}
-	if e := l.open("p", epoch); !e.ask {
+	if e := l.open("p", epoch); !e.read {
 		t.Fatal("a pool that was never looked at is taken as the cache shows it")
 	}
 	l.correct("p", none, none, epoch)
 	l.add("p", member{uid: "a", since: epoch})
 	e := l.open("p", epoch)
-	if got := e.over(none); e.ask || len(got) != 1 {
+	if got := e.over(none); e.read || len(got) != 1 {
 		t.Fatalf("a lagging cache hides what was made: %v", got)
 	}
 	if got := e.over(shown); len(got) != 1 || got[0].state != ready {
 		t.Errorf("counted twice: %v", got)
 	}
-	if e = l.open("p", epoch.Add(ledgerPatience+1)); !e.ask {
+	if e = l.open("p", epoch.Add(expectationTimeout+1)); !e.read {
 		t.Error("a cache that lags for long is trusted")
 	}
 	l.observe(box("a", map[string]string{agents.LabelWarmPoolSandbox: "p"}))
@@ -202,14 +202,14 @@ func TestLedger(t *testing.T) {
 		t.Errorf("what is gone is remembered: %v", e.gone)
 	}
 	l.invalidate("p")
-	if e := l.open("p", epoch); !e.ask {
+	if e := l.open("p", epoch); !e.read {
 		t.Error("an answer that was lost is not asked for")
 	}
 }
 
 // The API server's word is laid over what the cache shows.
 func TestLedgerCorrects(t *testing.T) {
-	l := newLedger()
+	l := newExpectations()
 	l.open("p", epoch)
 	cached := map[types.UID]member{"claimed": {uid: "claimed", state: ready}, "going": {uid: "going", state: ready}, "same": {uid: "same", state: ready}}
 	live := map[types.UID]member{"new": {uid: "new", state: ready}, "going": {uid: "going", state: ending}, "same": {uid: "same", state: ready}}
@@ -250,7 +250,7 @@ func TestInBatches(t *testing.T) {
 
 func TestConditions(t *testing.T) {
 	for name, give := range map[string]struct {
-		wish    poolTarget
+		target  poolTarget
 		members string
 		change  func(*reconcileState)
 		ready   metav1.ConditionStatus
@@ -271,7 +271,7 @@ func TestConditions(t *testing.T) {
 		},
 		"failing": {
 			poolTarget{desired: 1},
-			"failed/new/1", func(s *reconcileState) { s.trouble.cause = "no such image"; s.trouble.fail(epoch) },
+			"failed/new/1", func(s *reconcileState) { s.backoff.cause = "no such image"; s.backoff.fail(epoch) },
 			"False", "False", extensions.ReasonMembersFailing, "0 of 1 member of the current revision are ready; 1 failed; the last failure was: no such image; the next try is at 22:13:21 UTC",
 		},
 		"not allowed": {
@@ -281,21 +281,21 @@ func TestConditions(t *testing.T) {
 		},
 		"refused": {
 			poolTarget{desired: 1},
-			"", func(s *reconcileState) { s.trouble.refuse("spec.x: no", true, epoch) },
+			"", func(s *reconcileState) { s.backoff.refuse("spec.x: no", true, epoch) },
 			"False", "False", extensions.ReasonTemplateInvalid, "0 of 1 member of the current revision are ready; the API server refuses members: spec.x: no; the next try is at 22:13:21 UTC",
 		},
 		"no template": {
 			poolTarget{desired: 1},
 			"ready/old/1", func(s *reconcileState) {
-				s.wish.revision = ""
+				s.target.revision = ""
 				s.problem = problem{extensions.ReasonTemplateNotFound, "there is no template a/t"}
 			},
 			"False", "False", extensions.ReasonTemplateNotFound, "there is no template a/t; 1 member is kept, which no claim gets",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := &reconcileState{pool: &extensions.SandboxWarmPool{}, wish: give.wish, members: pick(t, give.members), trouble: &failureBackoff{}, now: epoch}
-			s.wish.revision = "new"
+			s := &reconcileState{pool: &extensions.SandboxWarmPool{}, target: give.target, members: pick(t, give.members), backoff: &failureBackoff{}, now: epoch}
+			s.target.revision = "new"
 			if give.change != nil {
 				give.change(s)
 			}
@@ -337,7 +337,7 @@ func TestNews(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []string
-			for _, n := range newsOf(give.before, give.after) {
+			for _, n := range eventsOf(give.before, give.after) {
 				if n.warning {
 					n.reason += "!"
 				}

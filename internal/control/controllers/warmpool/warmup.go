@@ -17,45 +17,45 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// warmUpState is how far the warm-up of a pool's template is. Its zero value is that of a template without
-// one, and of one that each member has to run by itself.
+// warmUpState is the progress of a template's warm-up. Its zero value is that of a template without one, or whose
+// members each run it.
 type warmUpState struct {
-	checkpoint string    // that new members start from; empty for none
-	until      time.Time // when members are made without it
-	doing      string    // what is waited for
-	failed     string    // why there is none; it is tried again
+	checkpoint string    // of new members; empty for none
+	until      time.Time // when members are created without it
+	doing      string    // the present step
+	failed     string    // why there is none; it is retried
 }
 
-// warmth looks for the checkpoint that members of the current revision start from.
+// warmUpState finds the checkpoint of the current revision's members.
 func (r *reconciler) warmUpState(ctx context.Context, s *reconcileState) (warmUpState, error) {
-	if r.warmUps == nil || !pool.KeepsWarmMemory(s.template) {
+	if r.WarmUps == nil || !pool.KeepsWarmMemory(s.template) {
 		return warmUpState{}, nil
 	}
-	key := types.NamespacedName{Namespace: s.pool.Namespace, Name: pool.WarmName(s.template.Name, s.wish.revision)}
-	c, err := r.warmUps.Checkpoint(ctx, key)
+	key := types.NamespacedName{Namespace: s.pool.Namespace, Name: pool.WarmName(s.template.Name, s.target.revision)}
+	c, err := r.WarmUps.Checkpoint(ctx, key)
 	if err != nil && !errors.Is(err, errs.ErrNotFound) {
 		return warmUpState{}, fmt.Errorf("find the checkpoint of a warm-up: %w", err)
 	}
-	if err == nil && pool.IsWarm(c, s.template, s.wish.revision) {
-		if name := pool.WarmCheckpoint(s.template, s.wish.revision, []barchan.Checkpoint{*c}); name != "" {
+	if err == nil && pool.IsWarm(c, s.template, s.target.revision) {
+		if name := pool.WarmCheckpoint(s.template, s.target.revision, []barchan.Checkpoint{*c}); name != "" {
 			return warmUpState{checkpoint: name}, nil
 		}
-		if c.Status.Phase == barchan.CheckpointReady && c.DeletionTimestamp == nil { // of files alone: each member runs the warm-up
+		if c.Status.Phase == barchan.CheckpointReady && c.DeletionTimestamp == nil { // files only: each member runs the warm-up
 			return warmUpState{}, nil
 		}
 	} else {
 		c = nil
 	}
-	seed, err := r.warmUps.Sandbox(ctx, key)
+	seed, err := r.WarmUps.Sandbox(ctx, key)
 	if err != nil && !errors.Is(err, errs.ErrNotFound) {
 		return warmUpState{}, fmt.Errorf("find the seed of a warm-up: %w", err)
 	}
-	w := warmUpState{until: s.trouble.began.Add(r.coldAfter)}
+	w := warmUpState{until: s.backoff.began.Add(r.ColdAfter)}
 	w.doing, w.failed = progress(c, seed)
 	return w, nil
 }
 
-// progress says what is done for a warm-up, or why that failed.
+// progress is the present step of a warm-up, or why it failed.
 func progress(c *barchan.Checkpoint, seed *agents.Sandbox) (doing, failed string) {
 	switch {
 	case c != nil && c.Status.Phase == barchan.CheckpointFailed:
@@ -75,8 +75,8 @@ func progress(c *barchan.Checkpoint, seed *agents.Sandbox) (doing, failed string
 	return fmt.Sprintf("it runs in sandbox %s", seed.Name), ""
 }
 
-// statusMessage says in words what the warm-up does; empty if that matters to nobody.
-func (w warmUpState) story(waits bool) string {
+// message is the part of the conditions' message on the warm-up; empty if irrelevant.
+func (w warmUpState) message(waits bool) string {
 	switch {
 	case w.failed != "":
 		return "the template's warm-up fails and is tried again: " + w.failed

@@ -1,9 +1,9 @@
 package warmpool
 
 import (
+	"cmp"
 	"context"
 	"strings"
-	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,16 +26,16 @@ import (
 
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
-// sources are what makes the controller look at a pool.
+// sources are the events that reconcile a pool.
 func (r *reconciler) sources(c crcache.Cache) []source.Source {
 	return []source.Source{
 		source.Kind(c, &extensions.SandboxWarmPool{}, handler.TypedFuncs[*extensions.SandboxWarmPool, reconcile.Request]{
 			CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*extensions.SandboxWarmPool], q queue) {
-				r.names.learn(e.Object.UID, client.ObjectKeyFromObject(e.Object))
+				r.names.Store(e.Object.UID, client.ObjectKeyFromObject(e.Object))
 				q.Add(requestFor(e.Object))
 			},
 			UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*extensions.SandboxWarmPool], q queue) {
-				r.names.learn(e.ObjectNew.UID, client.ObjectKeyFromObject(e.ObjectNew))
+				r.names.Store(e.ObjectNew.UID, client.ObjectKeyFromObject(e.ObjectNew))
 				if e.ObjectOld.Generation != e.ObjectNew.Generation || e.ObjectOld.UID != e.ObjectNew.UID || e.ObjectNew.DeletionTimestamp != nil {
 					q.Add(requestFor(e.ObjectNew))
 				}
@@ -44,26 +44,28 @@ func (r *reconciler) sources(c crcache.Cache) []source.Source {
 				q.Add(requestFor(e.Object))
 			},
 		}),
-		source.Kind(c, &extensions.SandboxTemplate{}, handler.TypedEnqueueRequestsFromMapFunc(r.poolsOf)),
+		source.Kind(c, &extensions.SandboxTemplate{}, handler.TypedEnqueueRequestsFromMapFunc(func(ctx context.Context, t *extensions.SandboxTemplate) []reconcile.Request {
+			return r.pools(ctx, "", client.ObjectKeyFromObject(t))
+		})),
 		source.Kind(c, &agents.Sandbox{}, handler.TypedFuncs[*agents.Sandbox, reconcile.Request]{
 			CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[*agents.Sandbox], q queue) {
-				r.ledger.observe(e.Object)
+				r.expected.observe(e.Object)
 				r.enqueue(ctx, q, e.Object)
 			},
 			UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[*agents.Sandbox], q queue) {
-				r.ledger.observe(e.ObjectNew)
+				r.expected.observe(e.ObjectNew)
 				if markOf(e.ObjectOld) != markOf(e.ObjectNew) {
 					r.enqueue(ctx, q, e.ObjectOld)
 					r.enqueue(ctx, q, e.ObjectNew)
 				}
 			},
 			DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[*agents.Sandbox], q queue) {
-				r.ledger.observe(e.Object)
+				r.expected.observe(e.Object)
 				r.enqueue(ctx, q, e.Object)
 			},
 		}),
 		source.Kind(c, &barchan.Checkpoint{}, handler.TypedEnqueueRequestsFromMapFunc(func(ctx context.Context, c *barchan.Checkpoint) []reconcile.Request {
-			if r.warmUps == nil || c.Labels[barchan.LabelPurpose] != barchan.PurposeWarm {
+			if r.WarmUps == nil || c.Labels[barchan.LabelPurpose] != barchan.PurposeWarm {
 				return nil
 			}
 			return r.poolsWarmedBy(ctx, c)
@@ -75,10 +77,6 @@ func requestFor(o client.Object) reconcile.Request {
 	return reconcile.Request{NamespacedName: client.ObjectKeyFromObject(o)}
 }
 
-func (r *reconciler) poolsOf(ctx context.Context, t *extensions.SandboxTemplate) (all []reconcile.Request) {
-	return r.pools(ctx, "", client.ObjectKeyFromObject(t))
-}
-
 // poolsWarmedBy are those of the template of a seed, or of its checkpoint.
 func (r *reconciler) poolsWarmedBy(ctx context.Context, o client.Object) []reconcile.Request {
 	notes := o.GetAnnotations()
@@ -86,9 +84,9 @@ func (r *reconciler) poolsWarmedBy(ctx context.Context, o client.Object) []recon
 }
 
 func (r *reconciler) pools(ctx context.Context, namespace string, template types.NamespacedName) (all []reconcile.Request) {
-	pools, err := r.objects.PoolsOf(ctx, namespace, template)
+	pools, err := r.Objects.PoolsOf(ctx, namespace, template)
 	if err != nil {
-		r.log.ErrorContext(ctx, "pools of a changed template not found", telemetry.Template, template.String(), telemetry.Error, err)
+		r.Log.ErrorContext(ctx, "cannot find pools of changed template", telemetry.Template, template.String(), telemetry.Error, err)
 	}
 	for i := range pools {
 		all = append(all, requestFor(&pools[i]))
@@ -96,7 +94,7 @@ func (r *reconciler) pools(ctx context.Context, namespace string, template types
 	return all
 }
 
-// mark is all of a sandbox that matters to its pool.
+// mark is the part of a sandbox that its pool depends on.
 type mark struct {
 	member, origin types.UID
 	revision       string
@@ -109,7 +107,7 @@ type mark struct {
 func markOf(s *agents.Sandbox) mark {
 	m := mark{member: pool.MemberOf(s), origin: pool.OriginOf(s)}
 	if m.member == "" {
-		if m.origin != "" && sandbox.DeadForGood(s) { // of claimed ones, only that they live
+		if m.origin != "" && sandbox.DeadForGood(s) { // of claimed ones, only whether they are dead
 			m.phase = sandbox.Dead
 		}
 		return m
@@ -128,36 +126,33 @@ func unschedulable(s *agents.Sandbox) bool {
 	return meta.IsStatusConditionFalse(s.Status.Conditions, agents.ConditionPodScheduled)
 }
 
-// enqueue has the pool of a sandbox looked at, soon.
+// enqueue reconciles the pool of a sandbox after Coalesce.
 func (r *reconciler) enqueue(ctx context.Context, q queue, s *agents.Sandbox) {
 	if pool.IsSeed(s) {
-		if r.warmUps != nil {
+		if r.WarmUps != nil {
 			for _, req := range r.poolsWarmedBy(ctx, s) {
-				q.AddAfter(req, max(r.coalesce, time.Duration(0)))
+				q.AddAfter(req, r.Coalesce)
 			}
 		}
 		return
 	}
-	uid := pool.MemberOf(s)
-	if uid == "" {
-		uid = pool.OriginOf(s)
-	}
+	uid := cmp.Or(pool.MemberOf(s), pool.OriginOf(s))
 	if uid == "" {
 		return
 	}
 	req := orphansOf(s.Namespace, uid)
-	if key, ok := r.names.of(uid); ok {
-		req = reconcile.Request{NamespacedName: key}
+	if key, ok := r.names.Load(uid); ok {
+		req.NamespacedName = key.(types.NamespacedName) //nolint:forcetypeassert // all values are
 	} else if !orphan(s) {
-		return // its pool is yet to come, or gone, and it needs nobody to go too
+		return // its pool is not in the cache yet, or garbage collection deletes both
 	}
-	q.AddAfter(req, max(r.coalesce, time.Duration(0)))
+	q.AddAfter(req, r.Coalesce)
 }
 
 // orphanLead cannot be part of an object's name.
 const orphanLead = "uid/"
 
-// orphansOf asks for a look at members whose pool nobody has heard of.
+// orphansOf requests a pass over members of an unknown pool.
 func orphansOf(namespace string, uid types.UID) reconcile.Request {
 	return reconcile.Request{NamespacedName: types.NamespacedName{Namespace: namespace, Name: orphanLead + string(uid)}}
 }

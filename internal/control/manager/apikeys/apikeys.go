@@ -77,11 +77,9 @@ type Identity struct {
 
 // Key is an API key without its secret.
 type Key struct {
-	// ID is the object's UID.
-	ID, Namespace, Name string
-	Description         string
-	// Prefix is the start of the secret.
-	Prefix    string
+	// ID is the object's UID, Prefix the start of the secret.
+	ID, Namespace, Name, Description, Prefix string
+
 	CreatedAt time.Time
 	ExpiresAt *time.Time
 }

@@ -47,12 +47,9 @@ type Creator struct {
 	Cache     Cache
 	Picker    *picker.Picker
 	Claims    *claiming.Claimer
-	// StartTimeout bounds the wait for a new sandbox to be ready.
-	StartTimeout time.Duration
-	// BindTimeout bounds the wait for a member's network.
-	BindTimeout time.Duration
-	// ForkSecrets lets sandboxes start from the memory of others with variables of a SandboxClaim, without a word in
-	// the request.
+	// StartTimeout bounds the wait for a new sandbox to be ready, BindTimeout that for a member's network.
+	StartTimeout, BindTimeout time.Duration
+	// ForkSecrets allows every start from memory with the variables of a SandboxClaim.
 	ForkSecrets bool
 
 	inFlight idempotency.Group

@@ -2,7 +2,11 @@ package creating
 
 import (
 	"cmp"
+	"context"
 	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -13,8 +17,10 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/pool"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/control/apistatus"
 	"github.com/barchan-dev/barchan/internal/control/claiming"
 	"github.com/barchan-dev/barchan/internal/control/manager/idempotency"
@@ -119,4 +125,88 @@ func nameLike(template string) string {
 	template = template[:min(len(template), 40)]
 	template = strings.Trim(strings.NewReplacer(".", "-", "_", "-").Replace(template), "-")
 	return template + "-" + strings.ToLower(rand.Text()[:10])
+}
+
+// origin is the checkpoint that a create's sandbox starts from, and what it inherits from the checkpoint's source.
+type origin struct {
+	restore  agents.RestoreSource
+	shutdown agents.ShutdownPolicy
+	// template, templateName, templateID and templateNamespace are empty for a source without a template.
+	template, templateName, templateID, templateNamespace string
+	// secrets reports that the source was created with variables, own that all of them are the tenant's own.
+	secrets, own bool
+}
+
+// from has a create start its sandbox from a snapshot.
+func (cr *Creator) from(ctx context.Context, c *createOp, snap *barchan.Checkpoint) (err error) {
+	if snap.Status.Phase != barchan.CheckpointReady {
+		if snap, err = cr.Snapshots.Await(ctx, snap, cr.StartTimeout); err != nil {
+			return err
+		}
+	}
+	from := snap.Status.Source
+	if from == nil || len(from.Blueprint.Raw) == 0 {
+		return apistatus.Refuse(errs.ErrConflict, "snapshot %q does not say how its sandbox was made, so none can start from it", snap.SnapshotID())
+	}
+	var blueprint agents.SandboxBlueprint
+	var policies agents.BarchanSpec
+	err = json.Unmarshal(from.Blueprint.Raw, &blueprint)
+	if len(from.Policies.Raw) > 0 {
+		err = errors.Join(err, json.Unmarshal(from.Policies.Raw, &policies))
+	}
+	if err != nil {
+		return errs.Public(fmt.Errorf("read checkpoint %s/%s: %w: %w", snap.Namespace, snap.Name, errs.ErrConflict, err),
+			fmt.Sprintf("what snapshot %q says of its sandbox cannot be read", snap.SnapshotID()))
+	}
+	o := &origin{
+		restore:  agents.RestoreSource{CheckpointName: snap.Name, FilesOnly: c.FilesOnly},
+		shutdown: agents.ShutdownDelete,
+		template: from.TemplateName, templateID: from.TemplateID, templateNamespace: from.TemplateNamespace,
+		secrets: from.Secrets, own: from.OwnVariables,
+	}
+	if err := cr.mayShare(o, &policies, c.AllowSecrets, fmt.Sprintf("snapshot %q", snap.SnapshotID())); err != nil {
+		return err
+	}
+	name, _ := snap.SnapshotName()
+	c.startFrom(o, &blueprint, &policies, cmp.Or(from.TemplateName, name))
+	return nil
+}
+
+// startFrom has a create make its sandbox by the blueprint and the policies of another.
+func (c *createOp) startFrom(o *origin, blueprint *agents.SandboxBlueprint, policies *agents.BarchanSpec, like string) {
+	t := &extensions.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: like}}
+	t.Spec.SandboxBlueprint = *blueprint
+	t.Spec.Barchan = &extensions.TemplateBarchanSpec{Sandbox: policies}
+	policies.Metadata, policies.Resume, policies.Restore = nil, "", nil
+	c.origin = o
+	c.claim = c.cr.Claims.BeginFrom(t, c.Namespace, c)
+}
+
+// apply makes a sandbox start from the checkpoint.
+func (o *origin) apply(s *agents.Sandbox) {
+	delete(s.Labels, agents.LabelTemplateHash) // it runs the captured revision, not the template's present one
+	for name, value := range map[string]string{
+		agents.AnnotationTemplateRef: o.template, pool.AnnotationTemplateName: o.templateName, pool.AnnotationTemplateID: o.templateID, pool.AnnotationTemplateNamespace: o.templateNamespace,
+	} {
+		if s.Annotations[name] = value; value == "" {
+			delete(s.Annotations, name)
+		}
+	}
+	if o.secrets { // mayShare has allowed it
+		pool.BindEnv(s, o.own)
+		s.Annotations[pool.AnnotationAllowSecrets] = "true"
+	}
+	s.Spec.ShutdownPolicy = o.shutdown
+	s.Spec.Barchan = cmp.Or(s.Spec.Barchan, &agents.BarchanSpec{})
+	s.Spec.Barchan.Restore = &o.restore
+}
+
+// mayShare refuses to pass on variables that are not the tenant's own, unless the source, the request or the
+// server allows it; see package pool.
+func (cr *Creator) mayShare(o *origin, source *agents.BarchanSpec, asked bool, what string) error {
+	if !o.secrets || o.own || asked || cr.ForkSecrets || sandbox.HandsOnSecrets(source) {
+		return nil
+	}
+	return apistatus.Refuse(errs.ErrForbidden, "%s holds environment variables that a SandboxClaim brought, and another sandbox would get them; "+
+		"allow it by allowSecrets in the request, by spec.barchan.fork.secrets: Allow of the sandbox or its template, or for all by the server's setting forkSecrets", what)
 }

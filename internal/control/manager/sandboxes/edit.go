@@ -56,14 +56,12 @@ func (st *Store) SetTimeout(ctx context.Context, namespace, id string, d time.Du
 			return err
 		}
 	}
-	return st.changeRunning(ctx, namespace, id, func(s *agents.Sandbox) (bool, error) {
-		if d <= 0 { // also after the longest life
-			s.Spec.ShutdownTime = new(metav1.NewTime(time.Now().Truncate(time.Second)))
-			return true, nil
-		}
-		end, err := st.capped(s, d)
-		if err != nil {
-			return false, err
+	return st.changeRunning(ctx, namespace, id, func(s *agents.Sandbox) (_ bool, err error) {
+		end := new(metav1.NewTime(time.Now().Truncate(time.Second))) // also after the longest life
+		if d > 0 {
+			if end, err = st.capped(s, d); err != nil {
+				return false, err
+			}
 		}
 		s.Spec.ShutdownTime = end
 		return true, nil

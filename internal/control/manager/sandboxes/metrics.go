@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -75,14 +76,17 @@ func (st *Store) MetricsOf(ctx context.Context, namespace string, ids []string) 
 		return nil, apistatus.Refuse(errs.ErrInvalid, "sandbox_ids: name at most %d sandboxes", MaxMetricsIDs)
 	}
 	ids = slices.Compact(slices.Sorted(slices.Values(ids)))
-	samples := make([]*envd.Metrics, len(ids))
+	var mu sync.Mutex
+	all := map[string]envd.Metrics{}
 	var group errgroup.Group
 	group.SetLimit(statsAtOnce)
-	for i, id := range ids {
+	for _, id := range ids {
 		group.Go(func() error {
 			got, err := st.Metrics(ctx, namespace, id, time.Time{}, time.Time{})
 			if len(got) > 0 {
-				samples[i] = &got[0]
+				mu.Lock()
+				all[id] = got[0]
+				mu.Unlock()
 			}
 			if err != nil && !errors.Is(err, errs.ErrNotFound) {
 				st.Log.DebugContext(ctx, "sandbox usage not read", telemetry.Sandbox, id, telemetry.Error, err)
@@ -92,12 +96,6 @@ func (st *Store) MetricsOf(ctx context.Context, namespace string, ids []string) 
 	}
 	if err := group.Wait(); err != nil {
 		return nil, fmt.Errorf("read usage: %w", err)
-	}
-	all := map[string]envd.Metrics{}
-	for i, id := range ids {
-		if samples[i] != nil {
-			all[id] = *samples[i]
-		}
 	}
 	return all, nil
 }

@@ -1,6 +1,7 @@
 package sandboxes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -76,9 +77,7 @@ func (st *Store) Pause(ctx context.Context, namespace, id string, keepMemory *bo
 
 // ours returns the Barchan part of a spec, for changes.
 func ours(s *agents.Sandbox) *agents.BarchanSpec {
-	if s.Spec.Barchan == nil {
-		s.Spec.Barchan = &agents.BarchanSpec{}
-	}
+	s.Spec.Barchan = cmp.Or(s.Spec.Barchan, &agents.BarchanSpec{})
 	return s.Spec.Barchan
 }
 
@@ -100,7 +99,32 @@ func (st *Store) Connect(ctx context.Context, namespace, id string, timeout time
 			return Sandbox{}, false, err
 		}
 	}
-	s, resumed, err := st.connect(ctx, namespace, id, timeout, keepMemory)
+	start := time.Now()
+	var s *agents.Sandbox
+	for range maxTries { // each waits for a steady state, and writes if the state is still the same
+		if s, err = st.find(ctx, namespace, id); err != nil {
+			return Sandbox{}, false, err
+		}
+		err = st.awaitTransition(ctx, s, id, func(now *agents.Sandbox) (bool, error) {
+			p := sandbox.PhaseOf(now)
+			return p == sandbox.Running || p == sandbox.Paused, nil
+		})
+		if err != nil {
+			return Sandbox{}, false, err
+		}
+		s, resumed, err = st.writeResume(ctx, namespace, id, timeout, keepMemory)
+		if !errors.Is(err, errInTransition) {
+			break
+		}
+	}
+	if errors.Is(err, errInTransition) {
+		err = errs.Public(errs.ErrConflict, fmt.Sprintf("Sandbox %q keeps changing its state; try again", id))
+	}
+	if err == nil && resumed {
+		failpoint.Reach("connect/written")
+		s, err = st.awaitResume(ctx, s, id)
+		st.Observe("resume", start, err)
+	}
 	if err != nil {
 		return Sandbox{}, false, err
 	}
@@ -144,40 +168,8 @@ func (st *Store) Wake(ctx context.Context, id sandbox.ID) error {
 	if b != nil && b.Wake != nil {
 		timeout = time.Duration(b.Wake.TimeoutSeconds) * time.Second
 	}
-	_, _, err = st.connect(ctx, s.Namespace, string(id), st.WakeTimeout(timeout), nil)
+	_, _, err = st.Connect(ctx, s.Namespace, string(id), st.WakeTimeout(timeout), nil)
 	return err
-}
-
-// connect makes a sandbox run. Each round waits for a steady state and acts on it, if the state is the same at
-// the write.
-func (st *Store) connect(ctx context.Context, namespace, id string, timeout time.Duration, keepMemory *bool) (s *agents.Sandbox, resumed bool, err error) {
-	start := time.Now()
-	for range maxTries {
-		if s, err = st.find(ctx, namespace, id); err != nil {
-			return nil, false, err
-		}
-		err = st.awaitTransition(ctx, s, id, func(now *agents.Sandbox) (bool, error) {
-			p := sandbox.PhaseOf(now)
-			return p == sandbox.Running || p == sandbox.Paused, nil
-		})
-		if err != nil {
-			return nil, false, err
-		}
-		s, resumed, err = st.writeResume(ctx, namespace, id, timeout, keepMemory)
-		if !errors.Is(err, errInTransition) {
-			break
-		}
-	}
-	if errors.Is(err, errInTransition) {
-		return nil, false, errs.Public(errs.ErrConflict, fmt.Sprintf("Sandbox %q keeps changing its state; try again", id))
-	}
-	if err != nil || !resumed {
-		return s, false, err
-	}
-	failpoint.Reach("connect/written")
-	s, err = st.awaitResume(ctx, s, id)
-	st.Observe("resume", start, err)
-	return s, true, err
 }
 
 // writeResume writes the change of a connect, within the quota.

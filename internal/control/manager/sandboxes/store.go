@@ -90,27 +90,21 @@ type Store struct {
 	Gate *health.Gate
 	// Observe records an operation's duration.
 	Observe func(operation string, start time.Time, err error)
-	// MaxTimeout bounds a sandbox's time to live, counted from its start or resume.
-	MaxTimeout time.Duration
-	// MoveTimeout bounds the wait for a pause or a resume.
-	MoveTimeout time.Duration
-	// SettleTimeout bounds the wait until the cache shows a write.
-	SettleTimeout time.Duration
+	// MaxTimeout bounds a time to live, MoveTimeout a pause or a resume, SettleTimeout the cache's lag.
+	MaxTimeout, MoveTimeout, SettleTimeout time.Duration
 	// DiskUsed returns how many bytes a sandbox has written. Nil, as in a replica: metrics have 0.
 	DiskUsed func(ctx context.Context, ref sandbox.Ref) (int64, error)
 }
 
 // NotFound is the error for a sandbox that does not exist for a tenant.
-func NotFound(id string) error {
-	return apistatus.Refuse(errs.ErrNotFound, `Sandbox "%s" doesn't exist or you don't have access to it`, id)
-}
+func NotFound(id string) error { return hasEnded(id, "") }
 
 // hasEnded is NotFound with the reason, if known.
 func hasEnded(id, why string) error {
-	if why == "" {
-		return NotFound(id)
+	if why != "" {
+		why = ": it has ended: " + why
 	}
-	return apistatus.Refuse(errs.ErrNotFound, `Sandbox "%s" doesn't exist or you don't have access to it: it has ended: %s`, id, why)
+	return apistatus.Refuse(errs.ErrNotFound, `Sandbox "%s" doesn't exist or you don't have access to it%s`, id, why)
 }
 
 // IsPaused refuses an operation that requires a running sandbox.

@@ -116,35 +116,35 @@ func (st *Store) Find(ctx context.Context, namespace, asked string) (*barchan.Ch
 	if !ours {
 		return nil, noSnapshot(asked)
 	}
-	all, err := st.snapshots(ctx, namespace)
+	all, err := st.named(ctx, namespace, name.name)
 	if err != nil {
 		return nil, err
 	}
-	var best *barchan.Checkpoint
-	for i := range all {
-		c := &all[i]
-		has := nameOf(c)
-		switch {
-		case has.name != name.name:
-		case has.tag == name.tag:
-			return c, nil
-		case name.newest() && (best == nil || older(best, c)):
-			best = c
-		}
+	if i := slices.IndexFunc(all, func(c barchan.Checkpoint) bool { return nameOf(&c).tag == name.tag }); i >= 0 {
+		return &all[i], nil
 	}
-	if best != nil {
-		return best, nil
+	if name.newest() && len(all) > 0 {
+		return new(slices.MaxFunc(all, compare)), nil
 	}
 	return st.unseen(ctx, namespace, asked, name)
 }
 
-// older reports whether b is the better match.
-func older(a, b *barchan.Checkpoint) bool {
+// named returns the snapshots of a name.
+func (st *Store) named(ctx context.Context, namespace, name string) ([]barchan.Checkpoint, error) {
+	all, err := st.snapshots(ctx, namespace)
+	return slices.DeleteFunc(all, func(c barchan.Checkpoint) bool { return nameOf(&c).name != name }), err
+}
+
+// compare orders ready snapshots after others, then by age.
+func compare(a, b barchan.Checkpoint) int {
 	readyA, readyB := a.Status.Phase == barchan.CheckpointReady, b.Status.Phase == barchan.CheckpointReady
-	if readyA != readyB {
-		return readyB
+	switch {
+	case readyA == readyB:
+		return cmp.Or(barchan.CreatedAt(&a).Compare(barchan.CreatedAt(&b)), cmp.Compare(nameOf(&a).tag, nameOf(&b).tag))
+	case readyA:
+		return 1
 	}
-	return cmp.Or(barchan.CreatedAt(a).Compare(barchan.CreatedAt(b)), cmp.Compare(nameOf(a).tag, nameOf(b).tag)) < 0
+	return -1
 }
 
 // unseen reads a snapshot that another replica may have just made, and of which the client knows the tag.
@@ -191,15 +191,11 @@ func (st *Store) single(ctx context.Context, c *barchan.Checkpoint, id string) e
 	if nameOf(c).tag == name.tag {
 		return nil
 	}
-	all, err := st.snapshots(ctx, c.Namespace)
-	if err != nil {
-		return err
+	all, err := st.named(ctx, c.Namespace, name.name)
+	if err == nil && len(all) > 1 {
+		err = apistatus.Refuse(errs.ErrConflict, "there are %d snapshots of the name %q; say which by its tag, as in %q", len(all), name.name, c.SnapshotID())
 	}
-	n := len(slices.DeleteFunc(all, func(c barchan.Checkpoint) bool { return nameOf(&c).name != name.name }))
-	if n > 1 {
-		return apistatus.Refuse(errs.ErrConflict, "there are %d snapshots of the name %q; say which by its tag, as in %q", n, name.name, c.SnapshotID())
-	}
-	return nil
+	return err
 }
 
 // settle waits until the cache shows a deletion.
