@@ -41,7 +41,5 @@
 // A pool whose template is missing, private to another namespace or unfit has a condition with the reason, and keeps its
 // members, which no claim gets, unless its desired size shrinks.
 //
-// # Locks
-//
 // Only expectations has a mutex; it is never held over a call.
 package warmpool
