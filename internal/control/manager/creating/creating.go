@@ -222,17 +222,7 @@ func (cr *Creator) reuse(ctx context.Context, c *createOp, key types.NamespacedN
 		return nil, err
 	}
 	if s.Annotations[idempotency.AnnotationPending] != "" {
-		fits, err := cr.fits(ctx, c, s)
-		if err != nil {
-			return nil, err
-		}
-		if !fits {
-			if err := cr.Sandboxes.Remove(ctx, s); err != nil && !errors.Is(err, errs.ErrNotFound) {
-				return nil, err
-			}
-			return nil, nil //nolint:nilnil // there is none any more
-		}
-		if s, err = cr.finish(ctx, s, c.Timeout); err != nil {
+		if s, err = cr.complete(ctx, c, s); s == nil || err != nil {
 			return nil, err
 		}
 	} else if s.Labels[agents.LabelLaunchType] == agents.LaunchWarm && sandbox.PhaseOf(s) == sandbox.Running && (len(c.Env) > 0 || !c.Secure) {
@@ -242,6 +232,19 @@ func (cr *Creator) reuse(ctx context.Context, c *createOp, key types.NamespacedN
 	}
 	cr.Sandboxes.Routes.Apply(s)
 	return s, nil
+}
+
+// complete completes an interrupted create, or removes its sandbox and returns nil.
+func (cr *Creator) complete(ctx context.Context, c *createOp, s *agents.Sandbox) (*agents.Sandbox, error) {
+	if fits, err := cr.fits(ctx, c, s); err != nil {
+		return nil, err
+	} else if fits {
+		return cr.finish(ctx, s, c.Timeout)
+	}
+	if err := cr.Sandboxes.Remove(ctx, s); !errors.Is(err, errs.ErrNotFound) {
+		return nil, err
+	}
+	return nil, nil //nolint:nilnil // there is none any more
 }
 
 // fits reports whether a sandbox is of the template as it is now. A snapshot does not change.

@@ -241,8 +241,7 @@ func (cr *Creator) awaitStart(ctx context.Context, made *agents.Sandbox) (*agent
 			return false, err
 		}
 		condition := meta.FindStatusCondition(s.Status.Conditions, agents.ConditionReady)
-		failed := condition != nil && condition.Reason == agents.ReasonReconcilerError
-		if err := cr.Sandboxes.Gate.Err(); err != nil && sandbox.PhaseOf(s) != sandbox.Running && failed {
+		if err := cr.Sandboxes.Gate.Err(); err != nil && sandbox.PhaseOf(s) != sandbox.Running && failing(condition) {
 			return false, err // the node would retry until the gate opens
 		}
 		waitingFor = waitReason(condition)
@@ -273,6 +272,11 @@ func heldUp(s *agents.Sandbox) error {
 
 func killed(id sandbox.ID) error {
 	return apistatus.Refuse(errs.ErrConflict, "Sandbox %q was killed while it was starting", id)
+}
+
+// failing reports whether the last try to start a sandbox failed.
+func failing(ready *metav1.Condition) bool {
+	return ready != nil && ready.Reason == agents.ReasonReconcilerError
 }
 
 // waitReason is the controller's message on a sandbox that is not ready.
