@@ -15,9 +15,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
 )
 
-// maxStay bounds for how many requests a connection stays on the main path.
-const maxStay = 64
-
 // startFastPath moves the connection of a request to the fast path, which then serves the request.
 func (g *Gateway) startFastPath(w http.ResponseWriter, r *http.Request, t *target) bool {
 	client := connOf(r)
@@ -69,14 +66,19 @@ func (g *Gateway) endFast(u *upstream) {
 	g.flights.end()
 }
 
+// admitted returns a request that the fast path admitted as this package needs it.
+func (g *Gateway) admitted(i *fastpath.Inflight) *inflight {
+	return &inflight{Inflight: i, g: g, upstream: i.Upstream.(*upstream)}
+}
+
 // takeUp returns the request if the fast path admitted it, else nil.
-func takeUp(r *http.Request, t *target) *inflight {
-	c := connOf(r)
-	if c == nil {
+func (g *Gateway) takeUp(r *http.Request, t *target) *inflight {
+	i := connOf(r).takeInflight()
+	if i == nil {
 		return nil
 	}
-	u := c.inflight.Swap(nil)
-	if u != nil && (u.Target.ID != t.id || u.Target.Port != t.port) {
+	u := g.admitted(i)
+	if u.Target.ID != t.id || u.Target.Port != t.port {
 		u.drop()
 		panic(http.ErrAbortHandler) // the two parsers disagree: never forward this
 	}
@@ -94,7 +96,7 @@ func (x *exchange) resume(u *inflight) {
 
 // sentTransport returns a transport for the response of a request that was sent.
 func (u *inflight) sentTransport() *http.Transport {
-	t := u.g.newTransport()
+	t := u.upstream.newTransport()
 	t.DisableKeepAlives = true
 	var used atomic.Bool
 	t.DialContext = func(context.Context, string, string) (net.Conn, error) {
@@ -102,8 +104,7 @@ func (u *inflight) sentTransport() *http.Transport {
 			return nil, errOver
 		}
 		c := u.Conn.(*upstreamConn)
-		c.ahead = u.Ahead
-		c.sent.Store(true)
+		c.resume(u.Ahead)
 		return c, nil
 	}
 	return t
@@ -121,7 +122,7 @@ func (m mainPath) Bind(host, sandboxID, sandboxPort string) (fastpath.Target, bo
 	if sandboxPort != "" {
 		r.Header.Set(envd.HeaderSandboxPort, sandboxPort)
 	}
-	t, kind, err := m.target(r)
+	t, kind, err := targetOf(r, m.domains, m.bySignature)
 	if t.host == "" {
 		t.host = host
 	}
@@ -189,59 +190,12 @@ func (m mainPath) Done(ctx context.Context, x *fastpath.Exchange) {
 
 // Fallback implements fastpath.Gateway.
 func (m mainPath) Fallback(c *fastpath.Connection) {
-	h := &clientConn{Conn: c.Conn, ahead: c.Text, state: c.TLS, fallbacks: c.Fallbacks}
-	h.stay.Store(int32(min(1<<min(c.Fallbacks, 10), maxStay))) //nolint:gosec // it is small
-	var u *inflight
-	if c.Inflight != nil {
-		u = &inflight{Inflight: c.Inflight, g: m.Gateway, upstream: c.Inflight.Upstream.(*upstream)}
-		h.inflight.Store(u)
-	}
-	s := &oneConnListener{c: h, at: c.LocalAddr()}
-	_ = m.back.Serve(s) // returns once it has accepted the connection
-	if s.c != nil {     // the server is closed
-		_ = h.Close()
-		if u != nil {
-			u.drop()
-		}
+	if !m.back.resume(c) && c.Inflight != nil {
+		m.admitted(c.Inflight).drop()
 	}
 }
-
-// mustStay counts a request that the fast path could serve. A connection that often falls back stays
-// here longer, because each move costs more than a request saves.
-func (c *clientConn) mustStay() bool { return c.stay.Add(-1) >= 0 }
 
 // newBack makes the server of connections that fell back.
 func (g *Gateway) newBack() *Server {
-	s := g.Server(nil)
-	s.http.ConnState = func(c net.Conn, state http.ConnState) {
-		if state != http.StateClosed {
-			return
-		}
-		if u := c.(*clientConn).inflight.Swap(nil); u != nil {
-			u.drop() // the request was parsed differently, or not at all
-		}
-	}
-	return s
+	return g.Server(nil).onUnread(func(i *fastpath.Inflight) { g.admitted(i).drop() })
 }
-
-// oneConnListener is a listener that accepts one connection.
-type oneConnListener struct {
-	c  net.Conn
-	at net.Addr
-}
-
-// Accept implements net.Listener.
-func (s *oneConnListener) Accept() (net.Conn, error) {
-	c := s.c
-	if c == nil {
-		return nil, io.EOF
-	}
-	s.c = nil
-	return c, nil
-}
-
-// Close implements net.Listener.
-func (*oneConnListener) Close() error { return nil }
-
-// Addr implements net.Listener.
-func (s *oneConnListener) Addr() net.Addr { return s.at }

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"net/netip"
 	"bufio"
 	"bytes"
 	"net/http"
@@ -35,7 +36,7 @@ func FuzzRequestHead(f *testing.F) {
 			return
 		}
 		r.RemoteAddr = "192.0.2.1:1000"
-		target, kind, err := g.target(r)
+		target, kind, err := targetOf(r, g.domains, g.bySignature)
 		if err != nil || kind == forAPI {
 			return
 		}
@@ -46,7 +47,7 @@ func FuzzRequestHead(f *testing.F) {
 		x.host = r.Host
 		compareBind(t, g, r, target)
 		x.rc = http.NewResponseController(httptest.NewRecorder())
-		u := &upstream{at: func(port uint16) string { return "192.0.2.2:" + portText(port) }}
+		u := &upstream{endpoint: newEndpoint(&endpointConfig{}, nil, netip.MustParseAddr("192.0.2.2"), nil)}
 		var out bytes.Buffer
 		if err := x.outgoing(t.Context(), u).Write(&out); err != nil {
 			return // nothing is sent that a reader could take for something else
@@ -132,7 +133,7 @@ func FuzzHost(f *testing.F) {
 			t.Fatal(err)
 		}
 		r.Host = host
-		got, kind, err := g.target(r)
+		got, kind, err := targetOf(r, g.domains, g.bySignature)
 		if err != nil || kind == forAPI {
 			return
 		}

@@ -46,11 +46,6 @@ type Tokens interface {
 	Traffic(id sandbox.ID) string
 }
 
-// Dialer opens connections to sandboxes; net.Dialer implements it.
-type Dialer interface {
-	DialContext(ctx context.Context, network, address string) (net.Conn, error)
-}
-
 // Names finds a sandbox by its object's namespace and name.
 type Names func(ctx context.Context, namespace, name string) (sandbox.ID, bool)
 
@@ -123,6 +118,7 @@ type Gateway struct {
 	access    *slog.Logger
 	metrics   *metrics
 	upstreams sync.Map // *route.Epoch -> *upstream
+	endpoints endpointConfig
 	flights   requestTracker
 	fast      *fastpath.Path // nil: off
 	back      *Server        // serves the connections that fell back from the fast path
@@ -169,7 +165,7 @@ func New(cfg Config) (*Gateway, error) {
 	setDefault(&g.cfg.ClientIdle, 610*time.Second)
 	setDefault(&g.cfg.AgentIdle, time.Minute)
 	setDefault(&g.cfg.responseTime, fastpath.ResponseTime)
-	setDefault(&g.cfg.continueWait, continueWait)
+	setDefault(&g.cfg.continueWait, time.Second)
 	setDefault(&g.cfg.idleLook, idleLook)
 	setDefault(&g.cfg.ServiceIdle, 1500*time.Millisecond)
 	m, err := newMetrics(cfg.Registerer)
@@ -177,6 +173,10 @@ func New(cfg Config) (*Gateway, error) {
 		return nil, fmt.Errorf("register gateway metrics: %w", err)
 	}
 	g.metrics = m
+	g.endpoints = endpointConfig{
+		dialer: g.cfg.Dialer, dialTimeout: g.cfg.DialTimeout, backoff: g.cfg.DialBackoff, agentIdle: g.cfg.AgentIdle, serviceIdle: g.cfg.ServiceIdle,
+		continueWait: g.cfg.continueWait, dials: m.dials,
+	}
 	g.flights.cut = make(chan struct{})
 	g.wakes.calls = map[sandbox.ID]*wakeCall{}
 	g.back = g.newBack()
@@ -204,7 +204,7 @@ func (g *Gateway) Server(secure *tls.Config) *Server {
 
 // ServeHTTP implements http.Handler.
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	t, kind, err := g.target(r)
+	t, kind, err := targetOf(r, g.domains, g.bySignature)
 	switch {
 	case errors.Is(err, envd.ErrSignatureInvalid) || errors.Is(err, envd.ErrSignatureExpired):
 		g.metrics.answered(http.StatusUnauthorized)
@@ -219,7 +219,7 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case kind == forAPI:
 		g.serveAPI(w, r)
 	default:
-		u := takeUp(r, &t)
+		u := g.takeUp(r, &t)
 		if u == nil && g.startFastPath(w, r, &t) {
 			return
 		}
@@ -305,6 +305,3 @@ func (g *Gateway) Drain(ctx context.Context) error {
 	}
 	return err
 }
-
-// addressOf returns the address of a sandbox's port.
-func addressOf(addr netip.Addr, port uint16) string { return netip.AddrPortFrom(addr, port).String() }

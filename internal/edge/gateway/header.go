@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"net/textproto"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/net/http/httpguts"
@@ -100,5 +99,3 @@ func copyResponseHeader(to, from http.Header) {
 		to[name] = values
 	}
 }
-
-func portText(port uint16) string { return strconv.Itoa(int(port)) }

@@ -2,13 +2,10 @@ package gateway
 
 import (
 	"io"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
 )
-
-var streamIdleReply = &localReply{status: http.StatusGatewayTimeout, message: "The sandbox sent nothing for too long"}
 
 // idleTimer ends an exchange after a time without data in either direction. A nil one never does.
 type idleTimer struct {

@@ -4,8 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"math"
-	"net/http"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -106,29 +104,4 @@ func (k *keyLimits) take(ctx context.Context, key string) time.Duration {
 		l = k.get(h, func() *rate.Limiter { return newLimiter(k.perSecond) })
 	}
 	return wait(l)
-}
-
-// apiKeyOf returns the key of a request to the API, or empty.
-func apiKeyOf(r *http.Request) string {
-	if key := r.Header.Get(headerKey); key != "" {
-		return key
-	}
-	return bearerOf(r)
-}
-
-// bearerOf returns the token of an Authorization header of that scheme, or empty.
-func bearerOf(r *http.Request) string {
-	scheme, key, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-	if !strings.EqualFold(scheme, "Bearer") {
-		return ""
-	}
-	return strings.TrimSpace(key)
-}
-
-// seconds rounds a time up for Retry-After; it is at least 1.
-func seconds(d time.Duration) int { return max(1, int(math.Ceil(d.Seconds()))) }
-
-// tooMany is the local reply to a request beyond a rate.
-func tooMany(what string, after time.Duration) *localReply {
-	return &localReply{status: http.StatusTooManyRequests, message: "Too many requests " + what + "; try again later", retryAfter: seconds(after)}
 }

@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"html/template"
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
@@ -140,3 +142,13 @@ var page = template.Must(template.New("refusal").Parse(`<!doctype html>
 <p>{{with .SandboxID}}Sandbox <code>{{.}}</code>{{end}}{{with .Port}}, port <code>{{.}}</code>{{end}}{{with .Path}}Path <code>{{.}}</code>{{end}} (error {{.Code}})</p>
 </html>
 `))
+
+// seconds rounds a time up for Retry-After; it is at least 1.
+func seconds(d time.Duration) int { return max(1, int(math.Ceil(d.Seconds()))) }
+
+// tooMany is the local reply to a request beyond a rate.
+func tooMany(what string, after time.Duration) *localReply {
+	return &localReply{status: http.StatusTooManyRequests, message: "Too many requests " + what + "; try again later", retryAfter: seconds(after)}
+}
+
+var streamIdleReply = &localReply{status: http.StatusGatewayTimeout, message: "The sandbox sent nothing for too long"}

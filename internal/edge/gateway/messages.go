@@ -1,6 +1,8 @@
 package gateway
 
 import (
+	"net"
+
 	"bytes"
 	"errors"
 	"strconv"
@@ -53,6 +55,24 @@ type messages struct {
 	current bool   // HTTP/1.1
 	interim bool   // of a response: 1xx
 }
+
+// newRequests returns the parser of a client's connection, which may be HTTP/2.
+func newRequests() messages { return messages{h2: true} }
+
+// newResponses returns the parser of a sandbox's connection.
+func newResponses() messages { return messages{response: true} }
+
+// refuseHTTP2 makes an HTTP/2 preface an ambiguous message.
+func (m *messages) refuseHTTP2() { m.h2 = false }
+
+// isInterim reports whether the last head was that of an interim response.
+func (m *messages) isInterim() bool { return m.interim }
+
+// over reports whether nothing may follow.
+func (m *messages) over() bool { return m.at == ended && m.skip == 0 }
+
+// pending reports whether bytes may be passed on without being parsed: of a body, or for the answer to a refused message.
+func (m *messages) pending() bool { return m.skip > 0 }
 
 // fresh reports whether nothing of the next message has been read.
 func (m *messages) fresh() bool { return m.at == atStart && len(m.partial) == 0 }
@@ -265,4 +285,11 @@ func token(name []byte) bool {
 		}
 	}
 	return len(name) > 0
+}
+
+func closeWriteOf(c net.Conn) error {
+	if half, ok := c.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return c.Close()
 }

@@ -4,6 +4,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"strings"
 
 	"golang.org/x/time/rate"
 
@@ -95,4 +96,21 @@ func clientPrefix(r *http.Request) netip.Prefix {
 	}
 	prefix, _ := addr.Prefix(bits)
 	return prefix
+}
+
+// apiKeyOf returns the key of a request to the API, or empty.
+func apiKeyOf(r *http.Request) string {
+	if key := r.Header.Get(headerKey); key != "" {
+		return key
+	}
+	return bearerOf(r)
+}
+
+// bearerOf returns the token of an Authorization header of that scheme, or empty.
+func bearerOf(r *http.Request) string {
+	scheme, key, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !strings.EqualFold(scheme, "Bearer") {
+		return ""
+	}
+	return strings.TrimSpace(key)
 }

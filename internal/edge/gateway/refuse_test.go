@@ -420,7 +420,7 @@ func FuzzTarget(f *testing.F) {
 				r.Header.Set(k, v)
 			}
 		}
-		target, kind, err := g.target(r)
+		target, kind, err := targetOf(r, g.domains, g.bySignature)
 		if err != nil || kind == forAPI {
 			return
 		}
@@ -456,7 +456,7 @@ func TestSignedURLWithoutSandboxID(t *testing.T) {
 	id := w.box("files").id
 	ask := func(signature string) target {
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://127.0.0.1/files?path=a.txt&signature="+url.QueryEscape(signature), http.NoBody)
-		got, _, err := w.gateway.target(r)
+		got, _, err := targetOf(r, w.gateway.domains, w.gateway.bySignature)
 		if err != nil && !errors.Is(err, envd.ErrSignatureInvalid) {
 			t.Errorf("target = %v", err)
 		}

@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"crypto/tls"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -10,10 +11,16 @@ import (
 	"time"
 
 	"golang.org/x/net/http/httpguts"
+
+	"github.com/barchan-dev/barchan/internal/edge/gateway/fastpath"
 )
 
-// headTime bounds how long a request head may take.
-const headTime = 30 * time.Second
+const (
+	// headTime bounds how long a request head may take.
+	headTime = 30 * time.Second
+	// maxStay bounds for how many requests a connection stays on the main path.
+	maxStay = 64
+)
 
 // Server serves HTTP/1.1 and HTTP/2 to clients, over TLS and without. It is net/http's server behind a
 // filter for ambiguous requests.
@@ -68,6 +75,55 @@ func (s *Server) Shutdown(ctx context.Context) error { return s.http.Shutdown(ct
 // Close is that of http.Server.
 func (s *Server) Close() error { return s.http.Close() }
 
+// onUnread sets what is called with the request of a resumed connection that closes before the request was read.
+func (s *Server) onUnread(f func(*fastpath.Inflight)) *Server {
+	s.http.ConnState = func(c net.Conn, state http.ConnState) {
+		if state != http.StateClosed {
+			return
+		}
+		if u := c.(*clientConn).takeInflight(); u != nil {
+			f(u) // it was parsed differently, or not at all
+		}
+	}
+	return s
+}
+
+// resume serves a connection that the fast path gave back. If the server is closed, it closes the connection and
+// returns false.
+func (s *Server) resume(c *fastpath.Connection) bool {
+	h := &clientConn{Conn: c.Conn, ahead: c.Text, state: c.TLS, fallbacks: c.Fallbacks}
+	h.stay.Store(int32(min(1<<min(c.Fallbacks, 10), maxStay))) //nolint:gosec // it is small
+	h.inflight.Store(c.Inflight)
+	one := &oneConnListener{c: h, at: c.LocalAddr()}
+	_ = s.Serve(one) // returns once it has accepted the connection
+	if one.c != nil {
+		_ = h.Close()
+	}
+	return one.c == nil
+}
+
+// oneConnListener is a listener that accepts one connection.
+type oneConnListener struct {
+	c  net.Conn
+	at net.Addr
+}
+
+// Accept implements net.Listener.
+func (s *oneConnListener) Accept() (net.Conn, error) {
+	c := s.c
+	if c == nil {
+		return nil, io.EOF
+	}
+	s.c = nil
+	return c, nil
+}
+
+// Close implements net.Listener.
+func (*oneConnListener) Close() error { return nil }
+
+// Addr implements net.Listener.
+func (s *oneConnListener) Addr() net.Addr { return s.at }
+
 // leadToTLS redirects a plain HTTP request on a TLS port.
 func leadToTLS(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Connection", "close")
@@ -91,7 +147,7 @@ func (l clientListener) Accept() (net.Conn, error) {
 	if _, ours := c.(*clientConn); err != nil || ours {
 		return c, err
 	}
-	return &clientConn{Conn: c, expected: l.tls, messages: messages{h2: true}}, nil
+	return &clientConn{Conn: c, expected: l.tls, messages: newRequests()}, nil
 }
 
 // clientConn is a client's connection as the server of net/http reads it. A read returns at most one
@@ -108,7 +164,7 @@ type clientConn struct {
 	ahead    []byte // read and not yet passed on
 
 	// For a connection that fell back from the fast path.
-	inflight  atomic.Pointer[inflight]
+	inflight  atomic.Pointer[fastpath.Inflight]
 	fallbacks int          // so far
 	stay      atomic.Int32 // requests left before it may move back
 }
@@ -121,13 +177,25 @@ func connOf(r *http.Request) *clientConn {
 	return c
 }
 
+// takeInflight returns, once, the request that the fast path admitted on this connection; nil: none.
+func (c *clientConn) takeInflight() *fastpath.Inflight {
+	if c == nil {
+		return nil
+	}
+	return c.inflight.Swap(nil)
+}
+
+// mustStay counts a request that the fast path could serve. A connection that often falls back stays on the main path
+// longer, because each move costs more than a request saves.
+func (c *clientConn) mustStay() bool { return c.stay.Add(-1) >= 0 }
+
 // Read implements net.Conn, for one reader at a time.
 func (c *clientConn) Read(b []byte) (n int, err error) {
 	again := len(c.ahead) > 0
 	switch {
 	case again:
 		n = copy(b, c.ahead)
-	case c.messages.at == ended && c.messages.skip == 0:
+	case c.messages.over():
 		return 0, errTwoReadings
 	default:
 		if n, err = c.receive(b); n == 0 {
@@ -136,7 +204,7 @@ func (c *clientConn) Read(b []byte) (n int, err error) {
 	}
 	k, ok := c.messages.take(b[:n])
 	switch {
-	case !ok && c.messages.skip > 0:
+	case !ok && c.messages.pending():
 		c.ahead = []byte(brokenTrailer)
 	case again:
 		c.ahead = c.ahead[k:]
@@ -146,7 +214,7 @@ func (c *clientConn) Read(b []byte) (n int, err error) {
 	if k > 0 {
 		return k, err
 	}
-	if c.messages.skip > 0 {
+	if c.messages.pending() {
 		return c.Read(b)
 	}
 	return 0, errTwoReadings
@@ -161,7 +229,7 @@ func (c *clientConn) receive(b []byte) (int, error) {
 		}
 		const handshake = 22 // RFC 8446, 5.1
 		if c.misled = first[0] != handshake; c.misled {
-			c.messages.h2 = false
+			c.messages.refuseHTTP2()
 			c.expected = nil
 			return copy(b, first), nil
 		}

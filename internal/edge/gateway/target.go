@@ -61,13 +61,15 @@ var (
 	errName = errors.New("invalid sandbox name or namespace")
 )
 
-// target returns the destination of a request. An error is a text for the client.
-func (g *Gateway) target(r *http.Request) (target, kind, error) {
+// targetOf returns the destination of a request: domains are those of sandboxes, the most specific one first, without
+// port, in lower case. bySignature finds the sandbox of a signed file URL that does not name it. An error is a text for
+// the client.
+func targetOf(r *http.Request, domains []string, bySignature func(*http.Request) (target, error)) (target, kind, error) {
 	if len(r.Host) > maxAuthorityLength || !httpguts.ValidHostHeader(r.Host) {
 		return target{}, forSandbox, errHost
 	}
 	host := hostname(r.Host)
-	label, domain, under := g.labelOf(host)
+	label, domain, under := labelOf(host, domains)
 	switch {
 	case under && label == hostAPI:
 		return target{}, forAPI, nil
@@ -78,7 +80,7 @@ func (g *Gateway) target(r *http.Request) (target, kind, error) {
 	shared := under && label == hostShared
 	oneForAll := shared || host == localhost || isIP(host)
 	if oneForAll && r.URL.Path == envd.PathFiles && r.Header.Get(envd.HeaderSandboxID) == "" && r.URL.Query().Has(envd.QuerySignature) {
-		t, err := g.bySignature(r)
+		t, err := bySignature(r)
 		return t, forSandbox, err
 	}
 	return plainTarget(r, host, domain, shared)
@@ -106,10 +108,9 @@ func plainTarget(r *http.Request, host, domain string, shared bool) (t target, k
 	return t, k, err
 }
 
-// labelOf splits a host into a label and one of the gateway's domains. The label is empty for the
-// domain itself.
-func (g *Gateway) labelOf(host string) (label, domain string, under bool) {
-	for _, d := range g.domains {
+// labelOf splits a host into a label and one of the domains. The label is empty for the domain itself.
+func labelOf(host string, domains []string) (label, domain string, under bool) {
+	for _, d := range domains {
 		if host == d {
 			return "", d, true
 		}
@@ -233,3 +234,5 @@ func isIP(host string) bool {
 	_, err := netip.ParseAddr(host)
 	return err == nil
 }
+
+func portText(port uint16) string { return strconv.Itoa(int(port)) }

@@ -76,10 +76,3 @@ func pour(dst io.Writer, src io.Reader, ahead []byte) (int64, error) {
 	n, err := io.Copy(dst, src)
 	return int64(m) + n, err
 }
-
-func closeWriteOf(c net.Conn) error {
-	if half, ok := c.(interface{ CloseWrite() error }); ok {
-		return half.CloseWrite()
-	}
-	return c.Close()
-}

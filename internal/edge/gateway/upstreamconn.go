@@ -14,7 +14,7 @@ import (
 // the response; and a response with two lengths is rejected.
 type upstreamConn struct {
 	net.Conn
-	u   *upstream
+	u   *endpoint
 	raw syscall.RawConn // nil: not a socket
 
 	// fresh is set when a request gets the connection, reused when it had one before.
@@ -39,7 +39,7 @@ type upstreamConn struct {
 	onClose func() // +checklocks:mu
 }
 
-func newUpstreamConn(nc net.Conn, u *upstream) *upstreamConn {
+func newUpstreamConn(nc net.Conn, u *endpoint) *upstreamConn {
 	c := &upstreamConn{Conn: nc, u: u, written: make(chan struct{})}
 	if sc, ok := nc.(syscall.Conn); ok {
 		if raw, err := sc.SyscallConn(); err == nil {
@@ -63,6 +63,12 @@ func (c *upstreamConn) begin(reused bool, onClose func()) {
 	}
 }
 
+// resume has the connection read the response of a request that was sent on it; ahead is what was read of it.
+func (c *upstreamConn) resume(ahead []byte) {
+	c.ahead = ahead
+	c.sent.Store(true)
+}
+
 // Read implements net.Conn and checks the heads of a response.
 func (c *upstreamConn) Read(b []byte) (int, error) {
 	n, err := c.read(b)
@@ -70,7 +76,7 @@ func (c *upstreamConn) Read(b []byte) (int, error) {
 		return n, err
 	}
 	if c.checking.Swap(false) {
-		c.head, c.heading = messages{response: true}, true
+		c.head, c.heading = newResponses(), true
 	}
 	for rest := b[:n]; c.heading && len(rest) > 0; {
 		k, ok := c.head.take(rest)
@@ -78,7 +84,7 @@ func (c *upstreamConn) Read(b []byte) (int, error) {
 			return 0, errTwoReadings
 		}
 		rest = rest[k:]
-		c.heading = !c.head.fresh() || c.head.interim
+		c.heading = !c.head.fresh() || c.head.isInterim()
 	}
 	return n, err
 }
