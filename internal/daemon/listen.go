@@ -11,14 +11,14 @@ import (
 	"syscall"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
-	"github.com/barchan-dev/barchan/internal/edge/gateway"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/server"
 )
 
 // front is a listener that is bound before anything is ready, so that a port in use is reported at
 // once, and whose handler is put in when the boot is over.
 type front struct {
 	listener net.Listener
-	server   *gateway.Server
+	server   *server.Server
 	handler  atomic.Pointer[http.Handler] // +checklocksignore
 	early    http.Handler
 	first    atomic.Pointer[func(http.ResponseWriter, *http.Request) bool] // see before; +checklocksignore
@@ -35,7 +35,7 @@ func (d *Daemon) bind(ctx context.Context, key, addr string, tlsConfig *tls.Conf
 		return nil, fmt.Errorf("%s: listen on %s: %w", key, addr, err)
 	}
 	f := &front{listener: ln, early: d.progress.Handler()}
-	f.server = gateway.NewServer(f, d.cfg.Log, d.cfg.ClientIdle, tlsConfig)
+	f.server = server.New(f, d.cfg.Log, d.cfg.ClientIdle, tlsConfig)
 	return f, nil
 }
 

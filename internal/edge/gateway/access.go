@@ -8,27 +8,29 @@ import (
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/reply"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/target"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
 // mayWake makes the agent's checks, because the agent of a paused sandbox cannot. Nil: allowed.
-func (x *exchange) mayWake(e *route.Entry) *localReply {
-	if x.port != envd.Port || !e.Access.Secure {
+func (x *exchange) mayWake(e *route.Entry) *reply.Reply {
+	if x.Port != envd.Port || !e.Access.Secure {
 		return nil
 	}
-	token := x.g.cfg.Tokens.Agent(x.id)
+	token := x.g.cfg.Tokens.Agent(x.ID)
 	if got := x.r.Header.Get(envd.HeaderAccessToken); got != "" {
 		if sandbox.EqualToken(got, token) {
 			return nil
 		}
-		return noWake
+		return reply.NoWake
 	}
 	switch err := verify(x.r, x.url, token); {
 	case errors.Is(err, envd.ErrSignatureExpired):
-		return &localReply{status: http.StatusUnauthorized, message: err.Error()}
+		return &reply.Reply{Status: http.StatusUnauthorized, Message: err.Error()}
 	case err != nil:
-		return noWake
+		return reply.NoWake
 	}
 	return nil
 }
@@ -36,7 +38,7 @@ func (x *exchange) mayWake(e *route.Entry) *localReply {
 // asksWhetherItRuns reports whether a request is only a health check of the agent. E2B's SDKs send one
 // when a stream breaks, as a pause does; it must not wake the sandbox.
 func (x *exchange) asksWhetherItRuns() bool {
-	return x.port == envd.Port && x.url.Path == envd.PathHealth
+	return x.Port == envd.Port && x.url.Path == envd.PathHealth
 }
 
 // signatureLength is the length of a signature: its version, and a SHA-256 in base 64.
@@ -46,9 +48,9 @@ const signatureLength = len("v1_") + 43
 // sandboxes, E2B's SDKs make URLs without a sandbox ID. The signature is made with one sandbox's token
 // and fits no other, so all secure sandboxes are tried, some microseconds each. Text that cannot be a
 // signature is not tried. The error is envd.ErrSignatureInvalid or envd.ErrSignatureExpired.
-func (g *Gateway) bySignature(r *http.Request) (target, error) {
+func (g *Gateway) bySignature(r *http.Request) (target.Target, error) {
 	if len(r.URL.Query().Get(envd.QuerySignature)) != signatureLength {
-		return target{}, envd.ErrSignatureInvalid
+		return target.Target{}, envd.ErrSignatureInvalid
 	}
 	for e := range g.cfg.Routes.All() {
 		if !e.Access.Secure {
@@ -56,12 +58,12 @@ func (g *Gateway) bySignature(r *http.Request) (target, error) {
 		}
 		switch err := verify(r, r.URL, g.cfg.Tokens.Agent(e.ID)); {
 		case err == nil:
-			return target{id: e.ID, port: envd.Port}, nil
+			return target.Target{ID: e.ID, Port: envd.Port}, nil
 		case errors.Is(err, envd.ErrSignatureExpired):
-			return target{}, err
+			return target.Target{}, err
 		}
 	}
-	return target{}, envd.ErrSignatureInvalid
+	return target.Target{}, envd.ErrSignatureInvalid
 }
 
 // verify checks a file request's signature. The error is one of envd's.

@@ -17,6 +17,8 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/signedurl"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/ratelimit"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/target"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
@@ -62,7 +64,7 @@ func TestSignedURL(t *testing.T) {
 		"wrong token as well": {b, "/x?" + text, []string{envd.HeaderTrafficToken, "wrong"}, 403, "", false},
 		"public":              {open, "/x?" + text, nil, 200, `/x cookies=[]`, false},
 		"by path":             {nil, path + "/x?" + text, nil, 200, `/x cookies=[]`, true},
-		"by header":           {nil, "/x?" + text, []string{envd.HeaderSandboxID, string(b.id), envd.HeaderSandboxPort, portText(port)}, 200, `/x cookies=[]`, false},
+		"by header":           {nil, "/x?" + text, []string{envd.HeaderSandboxID, string(b.id), envd.HeaderSandboxPort, target.PortText(port)}, 200, `/x cookies=[]`, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			url := "http://127.0.0.1" + c.path
@@ -133,19 +135,15 @@ func TestRates(t *testing.T) {
 		}
 	}
 	counted := func() int {
-		w.gateway.keys.mu.Lock()
-		defer w.gateway.keys.mu.Unlock()
-		return len(w.gateway.keys.now) + len(w.gateway.keys.old)
+		return w.gateway.keys.Size()
 	}
 	if n := counted(); n != 2 {
 		t.Errorf("%d keys are remembered, want the two that exist", n)
 	}
-	for i := range 3 * maxLimiters {
-		w.gateway.keys.take(t.Context(), fmt.Sprint("true ", i))
+	for i := range 3 * ratelimit.MaxLimiters {
+		w.gateway.keys.Take(t.Context(), fmt.Sprint("true ", i))
 	}
-	w.gateway.keys.mu.Lock()
-	defer w.gateway.keys.mu.Unlock()
-	if n := len(w.gateway.keys.now) + len(w.gateway.keys.old); n > 2*maxLimiters {
+	if n := w.gateway.keys.Size(); n > 2*ratelimit.MaxLimiters {
 		t.Errorf("%d keys are remembered", n)
 	}
 }
@@ -263,7 +261,7 @@ func FuzzSignedPass(f *testing.F) {
 		}
 		r.URL.RawQuery = query
 		r.Header.Set("Cookie", cookie)
-		x := &exchange{g: g, r: r, target: target{id: id, port: 80}}
+		x := &exchange{g: g, r: r, Target: target.Target{ID: id, Port: 80}}
 		if x.prepare() != nil {
 			return
 		}

@@ -19,6 +19,8 @@ import (
 	"github.com/coder/websocket"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/reply"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/target"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
@@ -175,7 +177,7 @@ type boxDialer struct {
 }
 
 func (d *boxDialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
-	if _, port, err := net.SplitHostPort(address); err == nil && port == portText(envd.Port) {
+	if _, port, err := net.SplitHostPort(address); err == nil && port == target.PortText(envd.Port) {
 		return d.Dialer.DialContext(ctx, network, d.agent)
 	}
 	return d.Dialer.DialContext(ctx, network, d.closed)
@@ -213,7 +215,7 @@ func TestServiceOnLoopback(t *testing.T) {
 	if _, got, err := c.Read(t.Context()); err != nil || string(got) != "hello" {
 		t.Errorf("WebSocket: %q, %v", got, err)
 	}
-	if status, text := w.get(b.url(closedPort(t), "/")); status != http.StatusBadGateway || !strings.Contains(text, messagePort) {
+	if status, text := w.get(b.url(closedPort(t), "/")); status != http.StatusBadGateway || !strings.Contains(text, reply.MessagePort) {
 		t.Errorf("a port that nobody listens on: %d %q", status, text)
 	}
 	b.kill()

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/barchan-dev/barchan/internal/edge/gateway/fastpath"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/server"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -37,7 +38,7 @@ func TestDrainMeetsTakeOver(t *testing.T) {
 	t.Cleanup(func() { _ = ours.Close() })
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, b.url(port, "/"), http.NoBody)
 	r.RequestURI = "/"
-	r = r.WithContext(context.WithValue(r.Context(), connKey{}, &clientConn{Conn: theirs}))
+	r = r.WithContext(context.WithValue(r.Context(), server.ConnKey{}, &server.Conn{Conn: theirs}))
 	w.gateway.ServeHTTP(&drained{httptest.NewRecorder(), w.gateway.fast, theirs}, r)
 	if got := answers(t, ours); len(got) != 1 || !strings.HasPrefix(got[0], "200 hello") {
 		t.Errorf("got %q", got)

@@ -15,6 +15,9 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/endpoint"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/reply"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/target"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
@@ -22,7 +25,7 @@ import (
 
 // exchange is one request to a sandbox and its response.
 type exchange struct {
-	target
+	target.Target
 	g       *Gateway
 	w       http.ResponseWriter
 	r       *http.Request
@@ -71,7 +74,7 @@ func (x *exchange) run() {
 			return
 		}
 		err = x.carry(entry, u)
-		if errors.Is(err, errOver) && x.status == 0 && try < maxLives {
+		if errors.Is(err, endpoint.ErrOver) && x.status == 0 && try < maxLives {
 			continue // the epoch ended before anything was sent: look up the route again
 		}
 		if err != nil {
@@ -87,24 +90,24 @@ const maxLives = 3
 // carry sends the request over connections of the epoch that counts it.
 func (x *exchange) carry(entry *route.Entry, u *upstream) error {
 	defer func() { u.traffic.end(x.g.clock()) }()
-	if x.host == "" {
-		x.host = x.r.Host
+	if x.Host == "" {
+		x.Host = x.r.Host
 	}
-	if mask := entry.Access.MaskRequestHost; mask != "" && x.begun == nil && x.port != envd.Port {
-		if host := strings.ReplaceAll(mask, "${PORT}", portText(x.port)); httpguts.ValidHostHeader(host) {
-			x.host = host
+	if mask := entry.Access.MaskRequestHost; mask != "" && x.begun == nil && x.Port != envd.Port {
+		if host := strings.ReplaceAll(mask, "${PORT}", target.PortText(x.Port)); httpguts.ValidHostHeader(host) {
+			x.Host = host
 		}
 	}
 	return x.forward(u)
 }
 
 // prepare makes the checks that need no route.
-func (x *exchange) prepare() *localReply {
+func (x *exchange) prepare() *reply.Reply {
 	u := *x.r.URL
 	x.url = &u
-	if x.prefix != "" {
-		u.Path = u.Path[len(x.prefix):]
-		u.RawPath = strings.TrimPrefix(u.RawPath, x.prefix)
+	if x.Prefix != "" {
+		u.Path = u.Path[len(x.Prefix):]
+		u.RawPath = strings.TrimPrefix(u.RawPath, x.Prefix)
 		if u.Path == "" {
 			u.Path = "/"
 		}
@@ -112,15 +115,15 @@ func (x *exchange) prepare() *localReply {
 	x.takePass()
 	x.uri = u.RequestURI()
 	if x.r.Method == http.MethodConnect || !httpguts.ValidHeaderFieldName(x.r.Method) {
-		return &localReply{status: http.StatusMethodNotAllowed, message: "The method is not supported"}
+		return &reply.Reply{Status: http.StatusMethodNotAllowed, Message: "The method is not supported"}
 	}
 	if (x.uri[0] != '/' && (x.uri != "*" || x.r.Method != http.MethodOptions)) || !plain(x.uri) {
-		return &localReply{status: http.StatusBadRequest, message: "The request path is not valid"}
+		return &reply.Reply{Status: http.StatusBadRequest, Message: "The request path is not valid"}
 	}
-	if x.port == envd.Port && envd.IsInternal(u.Path) {
-		return &localReply{status: http.StatusNotFound, message: "The path does not exist", path: u.Path}
+	if x.Port == envd.Port && envd.IsInternal(u.Path) {
+		return &reply.Reply{Status: http.StatusNotFound, Message: "The path does not exist", Path: u.Path}
 	}
-	if x.name != "" {
+	if x.Name != "" {
 		return x.resolve()
 	}
 	return nil
@@ -129,26 +132,26 @@ func (x *exchange) prepare() *localReply {
 // fail ends an exchange whose connection broke.
 func (x *exchange) fail(err error, entry *route.Entry) {
 	if x.status != 0 || x.r.Context().Err() != nil {
-		x.g.log.DebugContext(x.r.Context(), "exchange broke off", telemetry.Sandbox, x.id, telemetry.Port, x.port, telemetry.Error, err)
+		x.g.log.DebugContext(x.r.Context(), "exchange broke off", telemetry.Sandbox, x.ID, telemetry.Port, x.Port, telemetry.Error, err)
 		panic(http.ErrAbortHandler)
 	}
-	f := silent
+	f := reply.Silent
 	switch {
 	case x.quiet != nil && x.quiet.fired.Load():
-		f = streamIdleReply
-	case entry.Epoch.Ended() || errors.Is(err, errOver):
-		f = notFound
+		f = reply.StreamIdleReply
+	case entry.Epoch.Ended() || errors.Is(err, endpoint.ErrOver):
+		f = reply.NotFound
 	case errors.Is(err, syscall.ECONNREFUSED):
-		f = &localReply{status: http.StatusBadGateway, message: messagePort, port: x.port}
+		f = &reply.Reply{Status: http.StatusBadGateway, Message: reply.MessagePort, Port: x.Port}
 	case errors.Is(err, errClient):
-		f = &localReply{status: http.StatusBadRequest, message: "The request body broke off"}
+		f = &reply.Reply{Status: http.StatusBadRequest, Message: "The request body broke off"}
 	case errors.Is(err, errMalformed):
-		f = malformed
+		f = reply.Malformed
 	case isDial(err):
 	default:
-		f = lost
+		f = reply.Lost
 	}
-	x.g.log.DebugContext(x.r.Context(), "exchange failed", telemetry.Sandbox, x.id, telemetry.Port, x.port, telemetry.Error, err)
+	x.g.log.DebugContext(x.r.Context(), "exchange failed", telemetry.Sandbox, x.ID, telemetry.Port, x.Port, telemetry.Error, err)
 	x.refuse(f)
 }
 
@@ -172,7 +175,7 @@ func (x *exchange) answer(res *http.Response) {
 	x.firstByte = time.Since(x.started)
 	took := x.firstByte.Seconds()
 	x.g.metrics.firstByte.Observe(took)
-	if x.port == envd.Port && x.url.Path == processpb.ProcessStartProcedure {
+	if x.Port == envd.Port && x.url.Path == processpb.ProcessStartProcedure {
 		x.g.metrics.exec.Observe(took)
 	}
 	h := x.w.Header()
@@ -239,21 +242,21 @@ func (x *exchange) copyBody(body io.Reader, length int64) error {
 	if length == 0 {
 		return nil
 	}
-	b := newBlock(length)
-	defer b.free()
+	b := endpoint.NewBuffer(length)
+	defer b.Free()
 	for {
-		n, err := body.Read(b.buf)
+		n, err := body.Read(b.Buf)
 		if n > 0 {
 			x.quiet.touch()
-			if _, err := x.w.Write(b.buf[:n]); err != nil {
+			if _, err := x.w.Write(b.Buf[:n]); err != nil {
 				return err
 			}
 			x.bytes += int64(n)
 			x.dirty = true
-			if n < len(b.buf) && x.bytes != length {
+			if n < len(b.Buf) && x.bytes != length {
 				x.flush()
 			}
-			b.adapt(n)
+			b.Adapt(n)
 		}
 		if errors.Is(err, io.EOF) {
 			return nil
@@ -276,7 +279,7 @@ func (x *exchange) report(ctx context.Context) {
 		path = x.url.Path // without the query: it may hold signatures
 	}
 	x.g.logRequest(ctx, level, &accessRecord{
-		sandbox: x.id, port: x.port, method: x.r.Method, host: x.r.Host, path: path, proto: x.r.Proto, remote: x.r.RemoteAddr,
+		sandbox: x.ID, port: x.Port, method: x.r.Method, host: x.r.Host, path: path, proto: x.r.Proto, remote: x.r.RemoteAddr,
 		status: x.status, bytes: x.bytes, received: x.received.Load(), firstByte: x.firstByte, started: x.started,
 		woken: x.woken, reason: x.reason, trace: x.traceID, agent: x.r.UserAgent(),
 	})

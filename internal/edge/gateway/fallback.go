@@ -9,34 +9,37 @@ import (
 	"sync/atomic"
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/endpoint"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/fastpath"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/server"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/target"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
 )
 
 // startFastPath moves the connection of a request to the fast path, which then serves the request.
-func (g *Gateway) startFastPath(w http.ResponseWriter, r *http.Request, t *target) bool {
-	client := connOf(r)
-	if g.fast == nil || client == nil || t.name != "" || t.prefix != "" || !g.isWarm(t) || client.mustStay() {
+func (g *Gateway) startFastPath(w http.ResponseWriter, r *http.Request, t *target.Target) bool {
+	client := server.ConnOf(r)
+	if g.fast == nil || client == nil || t.Name != "" || t.Prefix != "" || !g.isWarm(t) || client.MustStay() {
 		return false
 	}
-	to := fastpath.Target{ID: t.id, Port: t.port, Host: t.host}
-	return g.fast.Start(context.WithoutCancel(r.Context()), r, to, client.fallbacks, func() (net.Conn, []byte, error) {
-		return hijack(http.NewResponseController(w), r)
+	to := fastpath.Target{ID: t.ID, Port: t.Port, Host: t.Host}
+	return g.fast.Start(context.WithoutCancel(r.Context()), r, to, client.Fallbacks, func() (net.Conn, []byte, error) {
+		return server.Hijack(http.NewResponseController(w), r)
 	})
 }
 
 // isWarm reports whether a target has sent a response in its epoch. A panic here recurs on the main
 // path.
-func (g *Gateway) isWarm(t *target) (warm bool) {
+func (g *Gateway) isWarm(t *target.Target) (warm bool) {
 	defer func() {
 		if recover() != nil {
 			warm = false
 		}
 	}()
-	entry, ok := g.cfg.Routes.Lookup(t.id)
-	return ok && entry.Reachable() && g.upstreamOf(entry).hasResponded(t.port)
+	entry, ok := g.cfg.Routes.Lookup(t.ID)
+	return ok && entry.Reachable() && g.upstreamOf(entry).HasResponded(t.Port)
 }
 
 // inflight is a request that the fast path admitted and the main path completes.
@@ -72,13 +75,13 @@ func (g *Gateway) admitted(i *fastpath.Inflight) *inflight {
 }
 
 // takeUp returns the request if the fast path admitted it, else nil.
-func (g *Gateway) takeUp(r *http.Request, t *target) *inflight {
-	i := connOf(r).takeInflight()
+func (g *Gateway) takeUp(r *http.Request, t *target.Target) *inflight {
+	i := server.ConnOf(r).TakeInflight()
 	if i == nil {
 		return nil
 	}
 	u := g.admitted(i)
-	if u.Target.ID != t.id || u.Target.Port != t.port {
+	if u.Target.ID != t.ID || u.Target.Port != t.Port {
 		u.drop()
 		panic(http.ErrAbortHandler) // the two parsers disagree: never forward this
 	}
@@ -96,15 +99,15 @@ func (x *exchange) resume(u *inflight) {
 
 // sentTransport returns a transport for the response of a request that was sent.
 func (u *inflight) sentTransport() *http.Transport {
-	t := u.upstream.newTransport()
+	t := u.upstream.NewTransport()
 	t.DisableKeepAlives = true
 	var used atomic.Bool
 	t.DialContext = func(context.Context, string, string) (net.Conn, error) {
 		if used.Swap(true) {
-			return nil, errOver
+			return nil, endpoint.ErrOver
 		}
-		c := u.Conn.(*upstreamConn)
-		c.resume(u.Ahead)
+		c := u.Conn.(*endpoint.Conn)
+		c.Resume(u.Ahead)
 		return c, nil
 	}
 	return t
@@ -122,11 +125,11 @@ func (m mainPath) Bind(host, sandboxID, sandboxPort string) (fastpath.Target, bo
 	if sandboxPort != "" {
 		r.Header.Set(envd.HeaderSandboxPort, sandboxPort)
 	}
-	t, kind, err := targetOf(r, m.domains, m.bySignature)
-	if t.host == "" {
-		t.host = host
+	t, kind, err := target.Of(r, m.domains, m.bySignature)
+	if t.Host == "" {
+		t.Host = host
 	}
-	return fastpath.Target{ID: t.id, Port: t.port, Host: t.host}, err == nil && kind == forSandbox && t.name == "" && t.prefix == ""
+	return fastpath.Target{ID: t.ID, Port: t.Port, Host: t.Host}, err == nil && kind == target.ForSandbox && t.Name == "" && t.Prefix == ""
 }
 
 // Admit implements fastpath.Gateway.
@@ -136,14 +139,14 @@ func (m mainPath) Admit(x *fastpath.Exchange) (fastpath.Upstream, bool) {
 		return nil, false
 	}
 	u := m.upstreamOf(entry)
-	if !u.hasResponded(x.Target.Port) || !m.flights.begin() {
+	if !u.HasResponded(x.Target.Port) || !m.flights.begin() {
 		return nil, false
 	}
 	if !u.traffic.begin() {
 		m.flights.end()
 		return nil, false
 	}
-	if u.allowance.take(m.rateOf(entry)) > 0 {
+	if u.allowance.Take(m.rateOf(entry)) > 0 {
 		u.traffic.under.Add(-1)
 		m.flights.end()
 		return nil, false
@@ -190,12 +193,12 @@ func (m mainPath) Done(ctx context.Context, x *fastpath.Exchange) {
 
 // Fallback implements fastpath.Gateway.
 func (m mainPath) Fallback(c *fastpath.Connection) {
-	if !m.back.resume(c) && c.Inflight != nil {
+	if !m.back.Resume(c) && c.Inflight != nil {
 		m.admitted(c.Inflight).drop()
 	}
 }
 
 // newBack makes the server of connections that fell back.
-func (g *Gateway) newBack() *Server {
-	return g.Server(nil).onUnread(func(i *fastpath.Inflight) { g.admitted(i).drop() })
+func (g *Gateway) newBack() *server.Server {
+	return g.Server(nil).OnUnread(func(i *fastpath.Inflight) { g.admitted(i).drop() })
 }

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/barchan-dev/barchan/internal/edge/gateway/reply"
 )
 
 // TestLaneAndKill: a request that waits on a lane ends with its sandbox.
@@ -36,7 +38,7 @@ func TestLaneAndKill(t *testing.T) {
 			<-arrived
 			b.kill()
 		}()
-		if status, body := ask(t, c, strings.ReplaceAll(request, "HOST", b.host(port))); status != http.StatusBadGateway || !strings.Contains(body, messageNotFound) {
+		if status, body := ask(t, c, strings.ReplaceAll(request, "HOST", b.host(port))); status != http.StatusBadGateway || !strings.Contains(body, reply.MessageNotFound) {
 			t.Errorf("got %d %s", status, body)
 		}
 		w.idle()

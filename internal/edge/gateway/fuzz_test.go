@@ -1,11 +1,11 @@
 package gateway
 
 import (
-	"net/netip"
 	"bufio"
 	"bytes"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -13,7 +13,9 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/endpoint"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/target"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
@@ -36,18 +38,18 @@ func FuzzRequestHead(f *testing.F) {
 			return
 		}
 		r.RemoteAddr = "192.0.2.1:1000"
-		target, kind, err := targetOf(r, g.domains, g.bySignature)
-		if err != nil || kind == forAPI {
+		to, kind, err := target.Of(r, g.domains, g.bySignature)
+		if err != nil || kind == target.ForAPI {
 			return
 		}
-		x := &exchange{g: g, r: r, target: target}
+		x := &exchange{g: g, r: r, Target: to}
 		if x.prepare() != nil {
 			return
 		}
-		x.host = r.Host
-		compareBind(t, g, r, target)
+		x.Host = r.Host
+		compareBind(t, g, r, to)
 		x.rc = http.NewResponseController(httptest.NewRecorder())
-		u := &upstream{endpoint: newEndpoint(&endpointConfig{}, nil, netip.MustParseAddr("192.0.2.2"), nil)}
+		u := &upstream{Endpoint: endpoint.New(&endpoint.Config{}, nil, netip.MustParseAddr("192.0.2.2"), nil)}
 		var out bytes.Buffer
 		if err := x.outgoing(t.Context(), u).Write(&out); err != nil {
 			return // nothing is sent that a reader could take for something else
@@ -67,10 +69,10 @@ func FuzzRequestHead(f *testing.F) {
 }
 
 // compareBind: where the fast path goes by host and headers alone, the main path goes too.
-func compareBind(t *testing.T, g *Gateway, r *http.Request, want target) {
+func compareBind(t *testing.T, g *Gateway, r *http.Request, want target.Target) {
 	t.Helper()
 	got, ok := mainPath{g}.Bind(r.Host, r.Header.Get(envd.HeaderSandboxID), r.Header.Get(envd.HeaderSandboxPort))
-	if ok && (got.ID != want.id || got.Port != want.port || want.name != "" || want.prefix != "") {
+	if ok && (got.ID != want.ID || got.Port != want.Port || want.Name != "" || want.Prefix != "") {
 		t.Errorf("the fast path leads to %+v, the main path to %+v", got, want)
 	}
 }
@@ -133,8 +135,8 @@ func FuzzHost(f *testing.F) {
 			t.Fatal(err)
 		}
 		r.Host = host
-		got, kind, err := targetOf(r, g.domains, g.bySignature)
-		if err != nil || kind == forAPI {
+		got, kind, err := target.Of(r, g.domains, g.bySignature)
+		if err != nil || kind == target.ForAPI {
 			return
 		}
 		name := strings.TrimSuffix(strings.ToLower(host), ".")
@@ -142,8 +144,8 @@ func FuzzHost(f *testing.F) {
 			name = strings.TrimSuffix(name[:i], ".")
 		}
 		label, ok := strings.CutSuffix(name, "."+testDomain)
-		if !ok || !strings.Contains(label, "-"+string(got.id)) || strings.Contains(label, ".") || got.port == 0 {
-			t.Errorf("%q leads to port %d of %q", host, got.port, got.id)
+		if !ok || !strings.Contains(label, "-"+string(got.ID)) || strings.Contains(label, ".") || got.Port == 0 {
+			t.Errorf("%q leads to port %d of %q", host, got.Port, got.ID)
 		}
 	})
 }

@@ -22,7 +22,12 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/endpoint"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/fastpath"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/ratelimit"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/reply"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/server"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/target"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
@@ -62,7 +67,7 @@ type Config struct {
 	// Names lets agent-sandbox's X-Sandbox-ID hold names. Names can be guessed, unlike IDs, so they
 	// require a key or the sandbox's own token. Nil: that header holds sandbox IDs only.
 	Names  Names
-	Dialer Dialer
+	Dialer endpoint.Dialer
 	Log    *slog.Logger
 	// AccessLog gets a record per request to a sandbox. Nil: Log gets it, at level debug.
 	AccessLog *slog.Logger
@@ -118,16 +123,16 @@ type Gateway struct {
 	access    *slog.Logger
 	metrics   *metrics
 	upstreams sync.Map // *route.Epoch -> *upstream
-	endpoints endpointConfig
+	endpoints endpoint.Config
 	flights   requestTracker
 	fast      *fastpath.Path // nil: off
-	back      *Server        // serves the connections that fell back from the fast path
+	back      *server.Server // serves the connections that fell back from the fast path
 	wakes     wakes
 	born      time.Time
 	tracer    trace.Tracer // nil: off
-	keys      keyLimits
+	keys      ratelimit.Keys
 	// failures are the limiters of unauthenticated requests, by client address.
-	failures limiters[netip.Prefix]
+	failures ratelimit.Limiters[netip.Prefix]
 }
 
 // New checks the configuration and makes a gateway. It starts nothing.
@@ -137,7 +142,7 @@ func New(cfg Config) (*Gateway, error) {
 	}
 	g := &Gateway{cfg: cfg, log: cfg.Log.With(telemetry.Component, "gateway"), access: cfg.AccessLog, born: time.Now()}
 	for _, d := range cfg.Domains {
-		name := hostname(d)
+		name := target.Hostname(d)
 		if name == "" || strings.ContainsAny(name, "/ _:*") {
 			return nil, fmt.Errorf("gateway domain %q: want a host name, with :port if need be: %w", d, errs.ErrInvalid)
 		}
@@ -159,7 +164,7 @@ func New(cfg Config) (*Gateway, error) {
 	if cfg.Tracing != nil {
 		g.tracer = cfg.Tracing.Tracer("github.com/barchan-dev/barchan/internal/edge/gateway")
 	}
-	g.keys.perSecond, g.keys.namespace = cfg.KeyRate, cfg.KeyNamespace
+	g.keys = ratelimit.Keys{PerSecond: cfg.KeyRate, Namespace: cfg.KeyNamespace}
 	setDefault(&g.cfg.WakeTimeout, time.Minute)
 	setDefault(&g.cfg.DialTimeout, 5*time.Second)
 	setDefault(&g.cfg.ClientIdle, 610*time.Second)
@@ -173,16 +178,16 @@ func New(cfg Config) (*Gateway, error) {
 		return nil, fmt.Errorf("register gateway metrics: %w", err)
 	}
 	g.metrics = m
-	g.endpoints = endpointConfig{
-		dialer: g.cfg.Dialer, dialTimeout: g.cfg.DialTimeout, backoff: g.cfg.DialBackoff, agentIdle: g.cfg.AgentIdle, serviceIdle: g.cfg.ServiceIdle,
-		continueWait: g.cfg.continueWait, dials: m.dials,
+	g.endpoints = endpoint.Config{
+		Dialer: g.cfg.Dialer, DialTimeout: g.cfg.DialTimeout, Backoff: g.cfg.DialBackoff, AgentIdle: g.cfg.AgentIdle, ServiceIdle: g.cfg.ServiceIdle,
+		ContinueWait: g.cfg.continueWait, Dials: m.dials,
 	}
 	g.flights.cut = make(chan struct{})
 	g.wakes.calls = map[sandbox.ID]*wakeCall{}
 	g.back = g.newBack()
 	if !cfg.NoFastPath && g.tracer == nil { // each traced request has a span
 		g.fast = fastpath.New(fastpath.Config{
-			Gateway: mainPath{g}, Log: g.log, ClientIdle: g.cfg.ClientIdle, ResponseTime: g.cfg.responseTime, HeadTime: headTime,
+			Gateway: mainPath{g}, Log: g.log, ClientIdle: g.cfg.ClientIdle, ResponseTime: g.cfg.responseTime, HeadTime: server.HeadTime,
 		})
 	}
 	return g, nil
@@ -198,25 +203,25 @@ func setDefault(d *time.Duration, value time.Duration) {
 func (g *Gateway) Handler() http.Handler { return g }
 
 // Server returns a server of the gateway's handler; see NewServer.
-func (g *Gateway) Server(secure *tls.Config) *Server {
-	return NewServer(g, g.log, g.cfg.ClientIdle, secure)
+func (g *Gateway) Server(secure *tls.Config) *server.Server {
+	return server.New(g, g.log, g.cfg.ClientIdle, secure)
 }
 
 // ServeHTTP implements http.Handler.
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	t, kind, err := targetOf(r, g.domains, g.bySignature)
+	t, kind, err := target.Of(r, g.domains, g.bySignature)
 	switch {
 	case errors.Is(err, envd.ErrSignatureInvalid) || errors.Is(err, envd.ErrSignatureExpired):
 		g.metrics.answered(http.StatusUnauthorized)
-		openToBrowsers(w.Header())
+		reply.OpenToBrowsers(w.Header())
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusUnauthorized)
 		fmt.Fprintf(w, `{"code":%d,"message":%q}`+"\n", http.StatusUnauthorized, err.Error())
 	case err != nil:
 		g.metrics.answered(http.StatusBadRequest)
-		openToBrowsers(w.Header())
+		reply.OpenToBrowsers(w.Header())
 		http.Error(w, err.Error(), http.StatusBadRequest)
-	case kind == forAPI:
+	case kind == target.ForAPI:
 		g.serveAPI(w, r)
 	default:
 		u := g.takeUp(r, &t)
@@ -229,10 +234,10 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // serveAPI passes a request to the API, if its key's rate allows it.
 func (g *Gateway) serveAPI(w http.ResponseWriter, r *http.Request) {
-	if after := g.keys.take(r.Context(), apiKeyOf(r)); after > 0 {
+	if after := g.keys.Take(r.Context(), apiKeyOf(r)); after > 0 {
 		g.metrics.answered(http.StatusBadRequest)
-		openToBrowsers(w.Header())
-		tooMany("with this API key", after).write(w, r, "")
+		reply.OpenToBrowsers(w.Header())
+		reply.TooMany("with this API key", after).Write(w, r, "")
 		return
 	}
 	g.cfg.API.ServeHTTP(w, r)
@@ -240,13 +245,13 @@ func (g *Gateway) serveAPI(w http.ResponseWriter, r *http.Request) {
 
 // serveSandbox counts, logs and contains what happens to one request.
 // u is the request if the fast path admitted it.
-func (g *Gateway) serveSandbox(w http.ResponseWriter, r *http.Request, t target, u *inflight) {
-	x := &exchange{g: g, w: w, r: r, rc: http.NewResponseController(w), target: t, started: time.Now()}
+func (g *Gateway) serveSandbox(w http.ResponseWriter, r *http.Request, t target.Target, u *inflight) {
+	x := &exchange{g: g, w: w, r: r, rc: http.NewResponseController(w), Target: t, started: time.Now()}
 	if u != nil {
 		x.resume(u)
 	} else if !g.flights.begin() {
 		w.Header().Set("Connection", "close")
-		x.refuse(&localReply{status: http.StatusServiceUnavailable, message: "The gateway is shutting down", retryAfter: 1})
+		x.refuse(&reply.Reply{Status: http.StatusServiceUnavailable, Message: "The gateway is shutting down", RetryAfter: 1})
 		return
 	}
 	if u == nil {
@@ -269,7 +274,7 @@ func (g *Gateway) serveSandbox(w http.ResponseWriter, r *http.Request, t target,
 		if cause == http.ErrAbortHandler { //nolint:errorlint // a panic's value, compared as net/http does
 			panic(cause)
 		}
-		g.log.ErrorContext(r.Context(), "request panicked", telemetry.Sandbox, t.id, telemetry.Reason, cause, "stack", string(debug.Stack()))
+		g.log.ErrorContext(r.Context(), "request panicked", telemetry.Sandbox, t.ID, telemetry.Reason, cause, "stack", string(debug.Stack()))
 		if x.status != 0 {
 			panic(http.ErrAbortHandler)
 		}
@@ -293,7 +298,7 @@ func (g *Gateway) Drain(ctx context.Context) error {
 		g.flights.abortAll()
 	}
 	g.upstreams.Range(func(_, u any) bool {
-		u.(*upstream).close()
+		u.(*upstream).Close()
 		return true
 	})
 	if g.fast != nil {

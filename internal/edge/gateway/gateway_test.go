@@ -115,14 +115,14 @@ func newFixture(t testing.TB, change ...func(*Config)) *fixture {
 	return w
 }
 
-// server is a Server, or an http.Server.
-type server interface {
+// testServer is a server.Server, or an http.Server.
+type testServer interface {
 	Serve(l net.Listener) error
 	Close() error
 }
 
 // serve runs a server on loopback until the test ends.
-func serve(t testing.TB, s server) string {
+func serve(t testing.TB, s testServer) string {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {

@@ -68,8 +68,8 @@ func (x *exchange) forwarded(yield func(name, value string)) {
 		proto = "https"
 	}
 	yield("X-Forwarded-Proto", proto)
-	if x.prefix != "" {
-		yield("X-Forwarded-Prefix", x.prefix)
+	if x.Prefix != "" {
+		yield("X-Forwarded-Prefix", x.Prefix)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/reply"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 )
 
@@ -175,8 +176,8 @@ func (x *exchange) enter(ctx context.Context) (*route.Entry, *upstream, error) {
 		}
 		u := x.g.upstreamOf(entry)
 		if !x.counted {
-			if after := u.allowance.take(x.g.rateOf(entry)); after > 0 {
-				return entry, nil, tooMany("to this sandbox", after)
+			if after := u.allowance.Take(x.g.rateOf(entry)); after > 0 {
+				return entry, nil, reply.TooMany("to this sandbox", after)
 			}
 			x.counted = true
 		}
@@ -209,9 +210,9 @@ func (x *exchange) awaitHold(ctx context.Context, entry *route.Entry, u *upstrea
 	case <-*held:
 	case <-entry.Changed:
 	case <-timeout.C:
-		return inMotion
+		return reply.InMotion
 	case <-x.g.flights.cut:
-		return inMotion
+		return reply.InMotion
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}

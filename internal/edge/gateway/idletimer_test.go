@@ -55,7 +55,7 @@ func (p *pipes) DialContext(ctx context.Context, _, _ string) (net.Conn, error) 
 }
 
 // run serves until the test ends.
-func (p *pipes) run(t *testing.T, s server) {
+func (p *pipes) run(t *testing.T, s testServer) {
 	t.Helper()
 	done := make(chan struct{})
 	go func() {

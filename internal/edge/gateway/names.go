@@ -9,6 +9,8 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/ratelimit"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/reply"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
@@ -24,27 +26,27 @@ const (
 // resolve finds the sandbox of agent-sandbox's headers. An ID suffices, as in a host. A name can be
 // guessed: it requires an API key of its namespace, or a token of the sandbox. Without one the
 // response does not depend on whether the name exists.
-func (x *exchange) resolve() *localReply {
+func (x *exchange) resolve() *reply.Reply {
 	owner := x.takeKeys()
-	id, err := sandbox.ParseID(x.name)
-	isID := err == nil && string(id) == x.name
+	id, err := sandbox.ParseID(x.Name)
+	isID := err == nil && string(id) == x.Name
 	if isID {
 		if _, ok := x.g.cfg.Routes.Lookup(id); ok {
-			x.id = id
+			x.ID = id
 			return nil
 		}
 	}
 	if x.g.cfg.Names == nil || (isID && !owner) {
 		return x.g.unknown()
 	}
-	id, found := x.g.cfg.Names(x.r.Context(), x.namespace, x.name)
+	id, found := x.g.cfg.Names(x.r.Context(), x.Namespace, x.Name)
 	if !owner && !x.hasTokenOf(id) {
 		return x.g.unauthenticated(x.r)
 	}
 	if !found {
 		return x.g.unknown()
 	}
-	x.id = id
+	x.ID = id
 	return nil
 }
 
@@ -61,7 +63,7 @@ func (x *exchange) takeKeys() (owner bool) {
 		}
 		if namespace, ok := x.g.cfg.KeyNamespace(x.r.Context(), key); ok {
 			x.keyed = append(x.keyed, name)
-			owner = owner || namespace == x.namespace
+			owner = owner || namespace == x.Namespace
 		}
 	}
 	return owner
@@ -77,12 +79,12 @@ func (x *exchange) hasTokenOf(id sandbox.ID) bool {
 
 // unauthenticated counts a failed attempt of a client's address. Valid keys are not limited, because
 // the address may be shared.
-func (g *Gateway) unauthenticated(r *http.Request) *localReply {
-	l := g.failures.get(clientPrefix(r), func() *rate.Limiter { return rate.NewLimiter(failureRate, failureBurst) })
-	if after := wait(l); after > 0 {
-		return tooMany("without a valid key from this address", after)
+func (g *Gateway) unauthenticated(r *http.Request) *reply.Reply {
+	l := g.failures.Get(clientPrefix(r), func() *rate.Limiter { return rate.NewLimiter(failureRate, failureBurst) })
+	if after := ratelimit.Wait(l); after > 0 {
+		return reply.TooMany("without a valid key from this address", after)
 	}
-	return noKey
+	return reply.NoKey
 }
 
 // clientPrefix returns the client's address, or for IPv6 its network.

@@ -14,6 +14,8 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/ratelimit"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/target"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
@@ -55,16 +57,16 @@ func TestNamesNeedKeys(t *testing.T) {
 		"traffic token":           {[]string{envd.HeaderTrafficToken, w.tokens.Traffic(b.id)}, 200, 401},
 		"token of another":        {[]string{envd.HeaderTrafficToken, w.tokens.Traffic(other.id)}, 401, 401},
 		"token of no sandbox":     {[]string{envd.HeaderTrafficToken, ""}, 401, 401},
-		"other namespace":         {append(key, headerNamespace, "secret"), 401, 401},
+		"other namespace":         {append(key, target.HeaderNamespace, "secret"), 401, 401},
 	} {
 		for _, at := range []uint16{envd.Port, port} {
-			for target, want := range map[string]int{"named": c.status, "nosuch": c.missing} {
-				w.gateway.failures = limiters[netip.Prefix]{} // nothing else counts here
+			for asked, want := range map[string]int{"named": c.status, "nosuch": c.missing} {
+				w.gateway.failures = ratelimit.Limiters[netip.Prefix]{} // nothing else counts here
 				seen.Store(nil)
 				res, text := w.do(w.client, http.MethodGet, "http://x/files?path=/etc/shadow", nil, //nolint:bodyclose // do closes it
-					append([]string{headerName, target, headerPort, portText(at)}, c.headers...)...)
+					append([]string{target.HeaderName, asked, target.HeaderPort, target.PortText(at)}, c.headers...)...)
 				if res.StatusCode != want {
-					t.Errorf("%s: %s, port %d: got %d %q, want %d", name, target, at, res.StatusCode, text, want)
+					t.Errorf("%s: %s, port %d: got %d %q, want %d", name, asked, at, res.StatusCode, text, want)
 				}
 				if want == http.StatusUnauthorized && (seen.Load() != nil || !strings.Contains(text, "X-API-Key") || res.Header.Get("Www-Authenticate") == "") {
 					t.Errorf("%s: refused with %q and %v, or not at all", name, text, res.Header)
@@ -88,7 +90,7 @@ func TestIDsNeedNoKeys(t *testing.T) {
 	w := newFixture(t, withNames)
 	b := w.box("named")
 	ask := func(id sandbox.ID, headers ...string) int {
-		res, _ := w.do(w.client, http.MethodGet, "http://x/", nil, append([]string{headerName, string(id), headerPort, portText(port)}, headers...)...) //nolint:bodyclose // do closes it
+		res, _ := w.do(w.client, http.MethodGet, "http://x/", nil, append([]string{target.HeaderName, string(id), target.HeaderPort, target.PortText(port)}, headers...)...) //nolint:bodyclose // do closes it
 		return res.StatusCode
 	}
 	if status := ask(b.id); status != http.StatusOK {
@@ -110,7 +112,7 @@ func TestGuessesAreThrottled(t *testing.T) {
 	w.box("named")
 	statuses := map[int]int{}
 	for i := range 200 {
-		res, text := w.do(w.client, http.MethodGet, "http://x/", nil, headerName, fmt.Sprintf("pool-%05d", i), headerPort, portText(port)) //nolint:bodyclose // do closes it
+		res, text := w.do(w.client, http.MethodGet, "http://x/", nil, target.HeaderName, fmt.Sprintf("pool-%05d", i), target.HeaderPort, target.PortText(port)) //nolint:bodyclose // do closes it
 		statuses[res.StatusCode]++
 		if res.StatusCode == http.StatusTooManyRequests && (res.Header.Get("Retry-After") == "" || !strings.Contains(text, "key")) {
 			t.Fatalf("refused with %q, %v", text, res.Header)
@@ -119,17 +121,15 @@ func TestGuessesAreThrottled(t *testing.T) {
 	if statuses[401] < failureBurst || statuses[429] == 0 || statuses[401]+statuses[429] != 200 {
 		t.Errorf("guesses were answered %v", statuses)
 	}
-	if res, _ := w.do(w.client, http.MethodGet, "http://x/", nil, headerName, "named", headerPort, portText(port), "X-API-Key", "default-key"); res.StatusCode != http.StatusOK { //nolint:bodyclose // do closes it
+	if res, _ := w.do(w.client, http.MethodGet, "http://x/", nil, target.HeaderName, "named", target.HeaderPort, target.PortText(port), "X-API-Key", "default-key"); res.StatusCode != http.StatusOK { //nolint:bodyclose // do closes it
 		t.Errorf("with a key from the same address: %d", res.StatusCode)
 	}
 	f := &w.gateway.failures
-	for i := range 3 * maxLimiters {
+	for i := range 3 * ratelimit.MaxLimiters {
 		a := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
-		f.get(netip.PrefixFrom(a, 32), func() *rate.Limiter { return newLimiter(1) })
+		f.Get(netip.PrefixFrom(a, 32), func() *rate.Limiter { return ratelimit.NewLimiter(1) })
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if n := len(f.now) + len(f.old); n > 2*maxLimiters {
+	if n := f.Size(); n > 2*ratelimit.MaxLimiters {
 		t.Errorf("%d addresses are remembered", n)
 	}
 }

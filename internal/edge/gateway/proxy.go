@@ -14,6 +14,9 @@ import (
 	"sync"
 
 	"golang.org/x/net/http/httpguts"
+
+	"github.com/barchan-dev/barchan/internal/edge/gateway/endpoint"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/framing"
 )
 
 // errMalformed marks a response that is not valid HTTP.
@@ -46,7 +49,7 @@ func (x *exchange) forward(u *upstream) error {
 		return t.cause(err)
 	}
 	defer func() { _ = res.Body.Close() }() // read to its end, or aborted
-	u.markResponded(x.port)
+	u.MarkResponded(x.Port)
 	if res.StatusCode == http.StatusSwitchingProtocols && t.conn != nil {
 		stop := context.AfterFunc(ctx, func() { _ = t.conn.Close() }) // the transport no longer uses it
 		defer stop()
@@ -76,15 +79,15 @@ func (x *exchange) outgoing(ctx context.Context, u *upstream) *http.Request {
 	out := (&http.Request{
 		Method: x.r.Method,
 		URL: &url.URL{
-			Scheme: "http", Host: u.at(x.port), Path: x.url.Path, RawPath: x.url.RawPath,
+			Scheme: "http", Host: u.At(x.Port), Path: x.url.Path, RawPath: x.url.RawPath,
 			RawQuery: x.url.RawQuery, ForceQuery: x.url.ForceQuery,
 		},
 		ProtoMajor: 1, ProtoMinor: 1,
-		Host: x.host, Header: http.Header{}, ContentLength: x.r.ContentLength,
+		Host: x.Host, Header: http.Header{}, ContentLength: x.r.ContentLength,
 	}).WithContext(ctx)
 	x.passed(func(name string, values []string) { out.Header[name] = values })
 	x.forwarded(out.Header.Set)
-	if upgrade := upgradeOf(x.r, x.port); upgrade != "" {
+	if upgrade := upgradeOf(x.r, x.Port); upgrade != "" {
 		out.Header.Set("Connection", "Upgrade")
 		out.Header.Set("Upgrade", upgrade)
 	}
@@ -125,7 +128,7 @@ func (x *exchange) attachBody(out *http.Request) {
 // roundTrip is one request to a sandbox up to the head of its final response.
 type roundTrip struct {
 	x    *exchange
-	conn *upstreamConn // in use; nil: none, or HTTP/2
+	conn *endpoint.Conn // in use; nil: none, or HTTP/2
 
 	mu      sync.Mutex
 	over    bool  // +checklocks:mu
@@ -139,7 +142,7 @@ func (t *roundTrip) run(ctx context.Context, u *upstream, grpc bool) (*http.Resp
 	defer t.end()
 	out := t.x.outgoing(ctx, u)
 	if grpc {
-		return u.transport(t.x.port, true).RoundTrip(out)
+		return u.Transport(t.x.Port, true).RoundTrip(out)
 	}
 	out = out.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
 		GotConn:              t.gotConn,
@@ -156,7 +159,7 @@ func (t *roundTrip) run(ctx context.Context, u *upstream, grpc bool) (*http.Resp
 			}
 		}
 	}
-	return u.transport(t.x.port, false).RoundTrip(out)
+	return u.Transport(t.x.Port, false).RoundTrip(out)
 }
 
 // mayRepeat reports whether a request without a response may be sent over another connection, by the
@@ -167,7 +170,7 @@ func (t *roundTrip) mayRepeat(u *upstream) bool {
 	r := t.x.r
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
-		return r.ContentLength == 0 && !t.first && r.Context().Err() == nil && !u.epoch.Ended()
+		return r.ContentLength == 0 && !t.first && r.Context().Err() == nil && !u.Epoch.Ended()
 	default:
 		return false
 	}
@@ -182,12 +185,12 @@ func (t *roundTrip) end() {
 }
 
 func (t *roundTrip) gotConn(info httptrace.GotConnInfo) {
-	c, ok := info.Conn.(*upstreamConn)
+	c, ok := info.Conn.(*endpoint.Conn)
 	if !ok {
 		return
 	}
 	t.conn = c
-	c.begin(info.Reused, t.x.body.abort)
+	c.Begin(info.Reused, t.x.body.abort)
 }
 
 func (t *roundTrip) gotFirstByte() {
@@ -240,7 +243,7 @@ func (t *roundTrip) cause(err error) error {
 		return errors.Join(errClient, err)
 	}
 	switch {
-	case errors.Is(err, errTwoReadings):
+	case errors.Is(err, framing.ErrAmbiguous):
 		return fmt.Errorf("%w: %w", errMalformed, err)
 	case !t.first || errors.Is(err, errMalformed):
 		return err

@@ -23,6 +23,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/target"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
@@ -137,7 +138,7 @@ func TestByHeader(t *testing.T) {
 	})
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Host) })
 	b := w.box("named")
-	portText := portText(port)
+	portText := target.PortText(port)
 	shared := fmt.Sprintf("%d-%s.%s", port, b.id, testDomain)
 	for name, c := range map[string]struct {
 		host    string
@@ -148,12 +149,12 @@ func TestByHeader(t *testing.T) {
 		"shared host":        {"sandbox." + testDomain, []string{envd.HeaderSandboxID, string(b.id), envd.HeaderSandboxPort, portText}, 200, shared},
 		"address":            {"127.0.0.1:7700", []string{envd.HeaderSandboxID, string(b.id), envd.HeaderSandboxPort, portText}, 200, "127.0.0.1:7700"},
 		"IPv6":               {"[::1]:7700", []string{envd.HeaderSandboxID, string(b.id), envd.HeaderSandboxPort, portText}, 200, "[::1]:7700"},
-		"router":             {"router.svc", []string{headerName, "named", headerPort, portText, headerKey, "key"}, 200, "router.svc"},
-		"router, by ID":      {"router.svc", []string{headerName, string(b.id), headerPort, portText}, 200, "router.svc"},
-		"router, namespace":  {"router.svc", []string{headerName, "named", headerNamespace, "other", headerPort, portText, headerKey, "key"}, 401, ""},
-		"router, bad name":   {"router.svc", []string{headerName, "../x", headerPort, portText}, 400, ""},
-		"router, pod IP":     {"router.svc", []string{headerName, "nobody", headers.PodIP, "127.0.0.1", headerPort, portText, headerKey, "key"}, 502, ""},
-		"router on sandbox.": {"sandbox." + testDomain, []string{headerName, "named", headerPort, portText}, 400, ""},
+		"router":             {"router.svc", []string{target.HeaderName, "named", target.HeaderPort, portText, headerKey, "key"}, 200, "router.svc"},
+		"router, by ID":      {"router.svc", []string{target.HeaderName, string(b.id), target.HeaderPort, portText}, 200, "router.svc"},
+		"router, namespace":  {"router.svc", []string{target.HeaderName, "named", target.HeaderNamespace, "other", target.HeaderPort, portText, headerKey, "key"}, 401, ""},
+		"router, bad name":   {"router.svc", []string{target.HeaderName, "../x", target.HeaderPort, portText}, 400, ""},
+		"router, pod IP":     {"router.svc", []string{target.HeaderName, "nobody", headers.PodIP, "127.0.0.1", target.HeaderPort, portText, headerKey, "key"}, 502, ""},
+		"router on sandbox.": {"sandbox." + testDomain, []string{target.HeaderName, "named", target.HeaderPort, portText}, 400, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			res, text := w.do(w.client, http.MethodGet, "http://x/", nil, append(c.headers, "Host", c.host)...) //nolint:bodyclose // do closes it
@@ -199,7 +200,7 @@ func TestHeadersOnTheirWay(t *testing.T) {
 			t.Errorf("sandbox saw %s: %q, want %q", name, got, want)
 		}
 	}
-	if want := "localhost:" + portText(port); host != want {
+	if want := "localhost:" + target.PortText(port); host != want {
 		t.Errorf("sandbox saw host %q, want %q", host, want)
 	}
 	if res.Header.Get("X-Hop")+res.Header.Get("Keep-Alive")+res.Header.Get("Content-Type") != "" || len(res.Header.Values("Set-Cookie")) != 2 {
@@ -408,42 +409,42 @@ func FuzzTarget(f *testing.F) {
 	f.Add("127.0.0.1", id, "80", "", "", "/x")
 	f.Add("[::1]:80", "", "", "name", "8888", "/")
 	f.Add("localhost", "", "", "", "", "/sandbox/"+id+"/80/a%2Fb")
-	g := &Gateway{domains: []string{testDomain, localhost}, cfg: Config{Routes: route.NewTable()}}
+	g := &Gateway{domains: []string{testDomain, target.Localhost}, cfg: Config{Routes: route.NewTable()}}
 	f.Fuzz(func(t *testing.T, host, headerID, headerPort, name, port, path string) {
 		u, err := url.ParseRequestURI(path)
 		if err != nil {
 			return
 		}
 		r := &http.Request{Method: http.MethodGet, Host: host, URL: u, Header: http.Header{}}
-		for k, v := range map[string]string{envd.HeaderSandboxID: headerID, envd.HeaderSandboxPort: headerPort, headerName: name, "X-Sandbox-Port": port} {
+		for k, v := range map[string]string{envd.HeaderSandboxID: headerID, envd.HeaderSandboxPort: headerPort, target.HeaderName: name, "X-Sandbox-Port": port} {
 			if v != "" {
 				r.Header.Set(k, v)
 			}
 		}
-		target, kind, err := targetOf(r, g.domains, g.bySignature)
-		if err != nil || kind == forAPI {
+		to, kind, err := target.Of(r, g.domains, g.bySignature)
+		if err != nil || kind == target.ForAPI {
 			return
 		}
-		checkTarget(t, &exchange{g: g, r: r, target: target})
+		checkTarget(t, &exchange{g: g, r: r, Target: to})
 	})
 }
 
 // checkTarget says what must hold of whatever is let through.
 func checkTarget(t *testing.T, x *exchange) {
 	t.Helper()
-	if x.port == 0 {
+	if x.Port == 0 {
 		t.Error("port 0")
 	}
-	if x.name != "" {
+	if x.Name != "" {
 		return
 	}
-	if parsed, err := sandbox.ParseID(string(x.id)); err != nil || parsed != x.id {
-		t.Errorf("ID %q", x.id)
+	if parsed, err := sandbox.ParseID(string(x.ID)); err != nil || parsed != x.ID {
+		t.Errorf("ID %q", x.ID)
 	}
 	if x.prepare() != nil {
 		return
 	}
-	if !plain(x.uri) || (x.uri[0] != '/' && x.uri != "*") || (x.port == envd.Port && envd.IsInternal(x.url.Path)) {
+	if !plain(x.uri) || (x.uri[0] != '/' && x.uri != "*") || (x.Port == envd.Port && envd.IsInternal(x.url.Path)) {
 		t.Errorf("request target %q", x.uri)
 	}
 	if again, err := url.ParseRequestURI(x.uri); err != nil || again.Path != x.url.Path {
@@ -454,24 +455,24 @@ func checkTarget(t *testing.T, x *exchange) {
 func TestSignedURLWithoutSandboxID(t *testing.T) {
 	w := newFixture(t)
 	id := w.box("files").id
-	ask := func(signature string) target {
+	ask := func(signature string) target.Target {
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://127.0.0.1/files?path=a.txt&signature="+url.QueryEscape(signature), http.NoBody)
-		got, _, err := targetOf(r, w.gateway.domains, w.gateway.bySignature)
+		got, _, err := target.Of(r, w.gateway.domains, w.gateway.bySignature)
 		if err != nil && !errors.Is(err, envd.ErrSignatureInvalid) {
 			t.Errorf("target = %v", err)
 		}
 		return got
 	}
 	good := envd.Sign("a.txt", envd.OpRead, "", w.tokens.Agent(id), nil)
-	if got := ask(good); got.id != id || got.port != envd.Port {
+	if got := ask(good); got.ID != id || got.Port != envd.Port {
 		t.Errorf("target = %+v, want sandbox %s", got, id)
 	}
 	for name, bad := range map[string]string{
 		"forged": "v1_forged", "of another": envd.Sign("a.txt", envd.OpRead, "", w.tokens.Agent("i0000000000000000000"), nil),
 		"for writing": envd.Sign("a.txt", envd.OpWrite, "", w.tokens.Agent(id), nil), "for another file": envd.Sign("b.txt", envd.OpRead, "", w.tokens.Agent(id), nil),
 	} {
-		if got := ask(bad); got.id != "" {
-			t.Errorf("%s: routed to %s", name, got.id)
+		if got := ask(bad); got.ID != "" {
+			t.Errorf("%s: routed to %s", name, got.ID)
 		}
 	}
 }

@@ -24,7 +24,7 @@ type pass struct {
 
 // takePass removes a signed URL's query and cookie from the forwarded request.
 func (x *exchange) takePass() {
-	if x.port == envd.Port {
+	if x.Port == envd.Port {
 		return
 	}
 	if strings.Contains(x.url.RawQuery, signedurl.QuerySignature) {
@@ -81,9 +81,9 @@ func (x *exchange) signedPass() bool {
 	if x.pass.signature == "" && len(x.pass.cookies) == 0 {
 		return false
 	}
-	token := x.g.cfg.Tokens.Traffic(x.id)
+	token := x.g.cfg.Tokens.Traffic(x.ID)
 	if x.pass.signature != "" {
-		until, ok := signedurl.Verify(token, x.port, x.pass.expires, x.pass.signature)
+		until, ok := signedurl.Verify(token, x.Port, x.pass.expires, x.pass.signature)
 		if ok {
 			x.pass.grant = x.accessCookie(until)
 		}
@@ -91,7 +91,7 @@ func (x *exchange) signedPass() bool {
 	}
 	for _, value := range x.pass.cookies {
 		expires, signature, _ := strings.Cut(value, ".")
-		if _, ok := signedurl.Verify(token, x.port, expires, signature); ok {
+		if _, ok := signedurl.Verify(token, x.Port, expires, signature); ok {
 			return true
 		}
 	}
@@ -101,11 +101,11 @@ func (x *exchange) signedPass() bool {
 // accessCookie is for this sandbox and port alone, if the host or path names them. With headers, a
 // cookie would also go to other sandboxes, so there is none.
 func (x *exchange) accessCookie(until time.Time) string {
-	if x.byHeader {
+	if x.ByHeader {
 		return ""
 	}
 	c := http.Cookie{
-		Name: cookieAccess, Value: x.pass.expires + "." + x.pass.signature, Path: x.prefix + "/", Expires: until,
+		Name: cookieAccess, Value: x.pass.expires + "." + x.pass.signature, Path: x.Prefix + "/", Expires: until,
 		HttpOnly: true, Secure: x.r.TLS != nil, SameSite: http.SameSiteLaxMode,
 	}
 	return c.String()
@@ -114,11 +114,11 @@ func (x *exchange) accessCookie(until time.Time) string {
 // mayPass checks the traffic token, or a signature made with it. The agent's port has its own token,
 // which the agent checks.
 func (x *exchange) mayPass(public bool) bool {
-	if x.port == envd.Port || public {
+	if x.Port == envd.Port || public {
 		return true
 	}
 	if got := x.r.Header.Get(envd.HeaderTrafficToken); got != "" {
-		return sandbox.EqualToken(got, x.g.cfg.Tokens.Traffic(x.id))
+		return sandbox.EqualToken(got, x.g.cfg.Tokens.Traffic(x.ID))
 	}
 	return x.signedPass()
 }

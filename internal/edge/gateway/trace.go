@@ -20,7 +20,7 @@ func (x *exchange) span() (end func()) {
 	}
 	ctx := telemetry.Propagator().Extract(x.r.Context(), propagation.HeaderCarrier(x.r.Header))
 	ctx, s := x.g.tracer.Start(ctx, "sandbox request", trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(
-		attribute.String("http.request.method", x.r.Method), attribute.String("barchan.sandbox", string(x.id)), attribute.Int("barchan.port", int(x.port)),
+		attribute.String("http.request.method", x.r.Method), attribute.String("barchan.sandbox", string(x.ID)), attribute.Int("barchan.port", int(x.Port)),
 	))
 	x.traced = tracedHeaders(ctx)
 	x.traceID = s.SpanContext().TraceID().String()

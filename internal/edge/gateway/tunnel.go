@@ -9,18 +9,22 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/barchan-dev/barchan/internal/edge/gateway/endpoint"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/framing"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/server"
 )
 
 // tunnel copies bytes both ways after the sandbox accepted an upgrade.
-func (x *exchange) tunnel(c *upstreamConn, res *http.Response) error {
+func (x *exchange) tunnel(c *endpoint.Conn, res *http.Response) error {
 	both, ok := res.Body.(io.ReadWriter)
-	if !ok || c == nil || x.r.ProtoMajor != 1 || !strings.EqualFold(res.Header.Get("Upgrade"), x.r.Header.Get("Upgrade")) || upgradeOf(x.r, x.port) == "" {
+	if !ok || c == nil || x.r.ProtoMajor != 1 || !strings.EqualFold(res.Header.Get("Upgrade"), x.r.Header.Get("Upgrade")) || upgradeOf(x.r, x.Port) == "" {
 		return errMalformed
 	}
 	if b := x.body; b != nil && !b.whole.Load() { // the rest of the body must be read first (RFC 9110, 7.8)
 		return errMalformed
 	}
-	client, ahead, err := hijack(x.rc, x.r)
+	client, ahead, err := server.Hijack(x.rc, x.r)
 	if err != nil {
 		return err
 	}
@@ -44,7 +48,7 @@ func (x *exchange) tunnel(c *upstreamConn, res *http.Response) error {
 }
 
 // join copies bytes both ways until both sides have ended, or one has broken.
-func (x *exchange) join(client net.Conn, ahead []byte, c *upstreamConn, from io.Reader) {
+func (x *exchange) join(client net.Conn, ahead []byte, c *endpoint.Conn, from io.Reader) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if _, err := pour(c.Conn, x.quiet.reading(client), ahead); err != nil || c.CloseWrite() != nil {
@@ -55,7 +59,7 @@ func (x *exchange) join(client net.Conn, ahead []byte, c *upstreamConn, from io.
 	})
 	n, err := pour(client, x.quiet.reading(from), nil)
 	x.bytes = n
-	if err != nil || c.u.epoch.Ended() || closeWriteOf(client) != nil {
+	if err != nil || c.EpochEnded() || framing.CloseWrite(client) != nil {
 		_ = client.Close() // which unblocks the other direction
 		_ = c.Close()
 	} else {

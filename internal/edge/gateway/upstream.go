@@ -1,17 +1,19 @@
 package gateway
 
 import (
+	"github.com/barchan-dev/barchan/internal/edge/gateway/endpoint"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/ratelimit"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 )
 
 // upstream is one epoch of a sandbox as the gateway counts it: its connections, requests and rate. It is removed when the
 // epoch ends.
 type upstream struct {
-	*endpoint
+	*endpoint.Endpoint
 	entry *route.Entry // the first entry of the epoch
 
 	traffic   traffic
-	allowance rateLimiter
+	allowance ratelimit.Limiter
 }
 
 // upstreamOf returns the upstream of an entry's epoch.
@@ -20,14 +22,14 @@ func (g *Gateway) upstreamOf(e *route.Entry) *upstream {
 		return u.(*upstream)
 	}
 	id := e.ID
-	u := &upstream{entry: e, endpoint: newEndpoint(&g.endpoints, e.Epoch, e.Address, func() string { return g.cfg.Tokens.Agent(id) })}
+	u := &upstream{entry: e, Endpoint: endpoint.New(&g.endpoints, e.Epoch, e.Address, func() string { return g.cfg.Tokens.Agent(id) })}
 	u.traffic.last.Store(int64(g.clock()))
 	if other, loaded := g.upstreams.LoadOrStore(e.Epoch, u); loaded {
 		return other.(*upstream)
 	}
 	e.Epoch.OnEnd(func() {
-		g.upstreams.Delete(u.epoch)
-		u.close()
+		g.upstreams.Delete(u.Epoch)
+		u.Close()
 	})
 	return u
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/reply"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 )
 
@@ -25,31 +26,31 @@ type wakeCall struct {
 }
 
 // wakeRefusals maps the kind of a wake's error to a local reply; nil is any other kind.
-var wakeRefusals = map[error]*localReply{
-	errs.ErrNotFound:        notFound,
-	errs.ErrForbidden:       noWake,
-	errs.ErrUnauthenticated: noWake,
-	errs.ErrConflict:        inMotion,
-	errs.ErrTimeout:         tooSlow,
-	errs.ErrExhausted:       overLimit,
-	nil:                     wakeFailed,
+var wakeRefusals = map[error]*reply.Reply{
+	errs.ErrNotFound:        reply.NotFound,
+	errs.ErrForbidden:       reply.NoWake,
+	errs.ErrUnauthenticated: reply.NoWake,
+	errs.ErrConflict:        reply.InMotion,
+	errs.ErrTimeout:         reply.TooSlow,
+	errs.ErrExhausted:       reply.OverLimit,
+	nil:                     reply.WakeFailed,
 }
 
 // refusalOf returns the local reply to a failed wake, with the part of the error that is meant for
 // users.
-func refusalOf(err error) *localReply {
+func refusalOf(err error) *reply.Reply {
 	f, ok := wakeRefusals[errs.Kind(err)]
 	switch {
 	case !ok:
-		f = wakeFailed
-	case f == notFound:
+		f = reply.WakeFailed
+	case f == reply.NotFound:
 		return f // clients compare its text
 	}
 	if reason, told := errs.PublicMessage(err); told {
-		return f.because(reason)
+		return f.Because(reason)
 	}
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errs.ErrTimeout) {
-		return tooSlow
+		return reply.TooSlow
 	}
 	return f
 }
@@ -128,7 +129,7 @@ func (g *Gateway) runWake(ctx context.Context, id sandbox.ID, call *wakeCall) {
 // reach returns the route once it accepts traffic, waking the sandbox if it is paused and this request
 // may wake it. The error is a *localReply, or the context's.
 func (x *exchange) reach(ctx context.Context) (*route.Entry, error) {
-	entry, ok := x.g.cfg.Routes.Lookup(x.id)
+	entry, ok := x.g.cfg.Routes.Lookup(x.ID)
 	if !ok {
 		return entry, x.g.unknown()
 	}
@@ -136,26 +137,26 @@ func (x *exchange) reach(ctx context.Context) (*route.Entry, error) {
 		return x.await(ctx, entry)
 	}
 	if !x.mayPass(entry.Access.PublicTraffic) {
-		return entry, noToken
+		return entry, reply.NoToken
 	}
 	return entry, nil
 }
 
-func (g *Gateway) unknown() *localReply {
+func (g *Gateway) unknown() *reply.Reply {
 	if !g.cfg.Routes.Synced() {
-		return notSynced
+		return reply.NotSynced
 	}
-	return notFound
+	return reply.NotFound
 }
 
 // await follows a route until it is reachable.
 func (x *exchange) await(ctx context.Context, entry *route.Entry) (*route.Entry, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, x.g.cfg.WakeTimeout, tooSlow)
+	ctx, cancel := context.WithTimeoutCause(ctx, x.g.cfg.WakeTimeout, reply.TooSlow)
 	defer cancel()
 	for woken := false; ; {
 		if entry.Reachable() {
 			if !x.mayPass(entry.Access.PublicTraffic) {
-				return entry, noToken
+				return entry, reply.NoToken
 			}
 			return entry, nil
 		}
@@ -164,7 +165,7 @@ func (x *exchange) await(ctx context.Context, entry *route.Entry) (*route.Entry,
 			return entry, err
 		}
 		var ok bool
-		if entry, ok = x.g.cfg.Routes.Lookup(x.id); !ok {
+		if entry, ok = x.g.cfg.Routes.Lookup(x.ID); !ok {
 			return entry, x.g.unknown()
 		}
 	}
@@ -176,9 +177,9 @@ func (x *exchange) advance(ctx context.Context, entry *route.Entry, woken bool) 
 	asleep := entry.State == sandbox.Paused || entry.State == sandbox.Pausing
 	switch {
 	case asleep && (!entry.Wake.OnTraffic || x.g.cfg.Waker == nil || x.asksWhetherItRuns()):
-		return woken, notFound
+		return woken, reply.NotFound
 	case !x.mayPass(entry.Access.PublicTraffic):
-		return woken, noToken
+		return woken, reply.NoToken
 	case asleep && !woken:
 		if f := x.mayWake(entry); f != nil {
 			return woken, f
@@ -191,32 +192,32 @@ func (x *exchange) advance(ctx context.Context, entry *route.Entry, woken bool) 
 	case <-entry.Changed:
 		return woken, nil
 	case <-x.g.flights.cut:
-		return woken, inMotion
+		return woken, reply.InMotion
 	case <-ctx.Done():
 		return woken, context.Cause(ctx)
 	}
 }
 
-func (x *exchange) refuse(f *localReply) {
-	if (f == noToken || f == noWake) && isPreflight(x.r) {
+func (x *exchange) refuse(f *reply.Reply) {
+	if (f == reply.NoToken || f == reply.NoWake) && reply.IsPreflight(x.r) {
 		x.status = http.StatusNoContent
-		allowRequest(x.w, x.r)
+		reply.AllowRequest(x.w, x.r)
 		return
 	}
-	x.status, x.reason = f.status, f.message
+	x.status, x.reason = f.Status, f.Message
 	x.closeIfEarly()
-	f.write(x.w, x.r, x.id)
+	f.Write(x.w, x.r, x.ID)
 }
 
 // refuseError sends err if it is meant for the client; otherwise the client is gone.
 func (x *exchange) refuseError(err error) {
-	if f, ok := errors.AsType[*localReply](err); ok {
+	if f, ok := errors.AsType[*reply.Reply](err); ok {
 		x.refuse(f)
 		return
 	}
 	if x.r.Context().Err() == nil {
-		x.g.log.WarnContext(x.r.Context(), "request to sandbox ended oddly", telemetry.Sandbox, x.id, telemetry.Error, err)
-		x.refuse(silent)
+		x.g.log.WarnContext(x.r.Context(), "request to sandbox ended oddly", telemetry.Sandbox, x.ID, telemetry.Error, err)
+		x.refuse(reply.Silent)
 		return
 	}
 	panic(http.ErrAbortHandler)

@@ -1,4 +1,5 @@
-package gateway
+// Package server is the server of clients' connections: that of net/http behind a filter for ambiguous requests, with TLS and plain HTTP on one port.
+package server
 
 import (
 	"context"
@@ -13,11 +14,13 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"github.com/barchan-dev/barchan/internal/edge/gateway/fastpath"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/framing"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/reply"
 )
 
 const (
-	// headTime bounds how long a request head may take.
-	headTime = 30 * time.Second
+	// HeadTime bounds how long a request head may take.
+	HeadTime = 30 * time.Second
 	// maxStay bounds for how many requests a connection stays on the main path.
 	maxStay = 64
 )
@@ -29,18 +32,18 @@ type Server struct {
 	tls  *tls.Config
 }
 
-// NewServer returns a server with the timeouts and protocols for sandbox traffic: HTTP/1.1 and HTTP/2,
+// New returns a server with the timeouts and protocols for sandbox traffic: HTTP/1.1 and HTTP/2,
 // without TLS by prior knowledge. It has no limit on the duration of a request or response, and closes
 // clients' connections without requests after clientIdle. secure nil means plain HTTP; otherwise plain
 // requests are redirected to HTTPS. The caller serves and shuts it down.
-func NewServer(h http.Handler, log *slog.Logger, clientIdle time.Duration, secure *tls.Config) *Server {
+func New(h http.Handler, log *slog.Logger, clientIdle time.Duration, secure *tls.Config) *Server {
 	protocols := &http.Protocols{}
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true) // also within TLS, which net/http does not see
 	s := &Server{tls: secure}
 	s.http = &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			c := connOf(r)
+			c := ConnOf(r)
 			if c.misled {
 				leadToTLS(w, r)
 				return
@@ -49,12 +52,12 @@ func NewServer(h http.Handler, log *slog.Logger, clientIdle time.Duration, secur
 			h.ServeHTTP(w, r)
 		}),
 		Protocols:         protocols,
-		ReadHeaderTimeout: headTime,
+		ReadHeaderTimeout: HeadTime,
 		IdleTimeout:       clientIdle,
 		MaxHeaderBytes:    1 << 20,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(ctx, connKey{}, c)
+			return context.WithValue(ctx, ConnKey{}, c)
 		},
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams:          1000,
@@ -75,23 +78,23 @@ func (s *Server) Shutdown(ctx context.Context) error { return s.http.Shutdown(ct
 // Close is that of http.Server.
 func (s *Server) Close() error { return s.http.Close() }
 
-// onUnread sets what is called with the request of a resumed connection that closes before the request was read.
-func (s *Server) onUnread(f func(*fastpath.Inflight)) *Server {
+// OnUnread sets what is called with the request of a resumed connection that closes before the request was read.
+func (s *Server) OnUnread(f func(*fastpath.Inflight)) *Server {
 	s.http.ConnState = func(c net.Conn, state http.ConnState) {
 		if state != http.StateClosed {
 			return
 		}
-		if u := c.(*clientConn).takeInflight(); u != nil {
+		if u := c.(*Conn).TakeInflight(); u != nil {
 			f(u) // it was parsed differently, or not at all
 		}
 	}
 	return s
 }
 
-// resume serves a connection that the fast path gave back. If the server is closed, it closes the connection and
+// Resume serves a connection that the fast path gave back. If the server is closed, it closes the connection and
 // returns false.
-func (s *Server) resume(c *fastpath.Connection) bool {
-	h := &clientConn{Conn: c.Conn, ahead: c.Text, state: c.TLS, fallbacks: c.Fallbacks}
+func (s *Server) Resume(c *fastpath.Connection) bool {
+	h := &Conn{Conn: c.Conn, ahead: c.Text, state: c.TLS, Fallbacks: c.Fallbacks}
 	h.stay.Store(int32(min(1<<min(c.Fallbacks, 10), maxStay))) //nolint:gosec // it is small
 	h.inflight.Store(c.Inflight)
 	one := &oneConnListener{c: h, at: c.LocalAddr()}
@@ -127,7 +130,7 @@ func (s *oneConnListener) Addr() net.Addr { return s.at }
 // leadToTLS redirects a plain HTTP request on a TLS port.
 func leadToTLS(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Connection", "close")
-	openToBrowsers(w.Header())
+	reply.OpenToBrowsers(w.Header())
 	if (r.Method == http.MethodGet || r.Method == http.MethodHead) && r.Host != "" && httpguts.ValidHostHeader(r.Host) && r.URL.Host == "" {
 		http.Redirect(w, r, "https://"+r.Host+r.URL.RequestURI(), http.StatusTemporaryRedirect)
 		return
@@ -144,68 +147,69 @@ type clientListener struct {
 // Accept implements net.Listener.
 func (l clientListener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
-	if _, ours := c.(*clientConn); err != nil || ours {
+	if _, ours := c.(*Conn); err != nil || ours {
 		return c, err
 	}
-	return &clientConn{Conn: c, expected: l.tls, messages: newRequests()}, nil
+	return &Conn{Conn: c, expected: l.tls, messages: framing.NewRequests()}, nil
 }
 
-// clientConn is a client's connection as the server of net/http reads it. A read returns at most one
+// Conn is a client's connection as the server of net/http reads it. A read returns at most one
 // message, so that the bytes after a request are still here when its handler hijacks the connection;
 // an ambiguous message is an error.
-type clientConn struct {
+type Conn struct {
 	net.Conn
 	expected *tls.Config          // TLS expected with the first bytes
 	misled   bool                 // the first bytes were not TLS
 	state    *tls.ConnectionState // nil: no TLS. It is set by the first read
 	secure   atomic.Pointer[tls.Conn]
 
-	messages messages
+	messages framing.Parser
 	ahead    []byte // read and not yet passed on
 
 	// For a connection that fell back from the fast path.
 	inflight  atomic.Pointer[fastpath.Inflight]
-	fallbacks int          // so far
+	Fallbacks int          // so far
 	stay      atomic.Int32 // requests left before it may move back
 }
 
-type connKey struct{}
+// ConnKey is the context's key of a connection.
+type ConnKey struct{}
 
-// connOf returns the connection of a request; nil if another server accepted it.
-func connOf(r *http.Request) *clientConn {
-	c, _ := r.Context().Value(connKey{}).(*clientConn)
+// ConnOf returns the connection of a request; nil if another server accepted it.
+func ConnOf(r *http.Request) *Conn {
+	c, _ := r.Context().Value(ConnKey{}).(*Conn)
 	return c
 }
 
-// takeInflight returns, once, the request that the fast path admitted on this connection; nil: none.
-func (c *clientConn) takeInflight() *fastpath.Inflight {
+// TakeInflight returns, once, the request that the fast path admitted on this connection; nil: none.
+func (c *Conn) TakeInflight() *fastpath.Inflight {
 	if c == nil {
 		return nil
 	}
 	return c.inflight.Swap(nil)
 }
 
-// mustStay counts a request that the fast path could serve. A connection that often falls back stays on the main path
+// MustStay counts a request that the fast path could serve. A connection that often falls back stays on the main path
 // longer, because each move costs more than a request saves.
-func (c *clientConn) mustStay() bool { return c.stay.Add(-1) >= 0 }
+func (c *Conn) MustStay() bool { return c.stay.Add(-1) >= 0 }
 
 // Read implements net.Conn, for one reader at a time.
-func (c *clientConn) Read(b []byte) (n int, err error) {
+func (c *Conn) Read(b []byte) (n int, err error) {
 	again := len(c.ahead) > 0
 	switch {
 	case again:
 		n = copy(b, c.ahead)
-	case c.messages.over():
-		return 0, errTwoReadings
+	case c.messages.Over():
+		return 0, framing.ErrAmbiguous
 	default:
 		if n, err = c.receive(b); n == 0 {
 			return 0, err
 		}
 	}
-	k, ok := c.messages.take(b[:n])
+	k, ok := c.messages.Take(b[:n])
 	switch {
-	case !ok && c.messages.pending():
-		c.ahead = []byte(brokenTrailer)
+	case !ok && c.messages.Pending():
+		c.ahead = []byte(framing.BrokenTrailer)
 	case again:
 		c.ahead = c.ahead[k:]
 	case k < n:
@@ -214,14 +218,14 @@ func (c *clientConn) Read(b []byte) (n int, err error) {
 	if k > 0 {
 		return k, err
 	}
-	if c.messages.pending() {
+	if c.messages.Pending() {
 		return c.Read(b)
 	}
-	return 0, errTwoReadings
+	return 0, framing.ErrAmbiguous
 }
 
 // receive reads what the client sends, within TLS if there is any.
-func (c *clientConn) receive(b []byte) (int, error) {
+func (c *Conn) receive(b []byte) (int, error) {
 	if c.expected != nil {
 		first := make([]byte, 1)
 		if n, err := c.Conn.Read(first); n == 0 {
@@ -229,7 +233,7 @@ func (c *clientConn) receive(b []byte) (int, error) {
 		}
 		const handshake = 22 // RFC 8446, 5.1
 		if c.misled = first[0] != handshake; c.misled {
-			c.messages.refuseHTTP2()
+			c.messages.RefuseHTTP2()
 			c.expected = nil
 			return copy(b, first), nil
 		}
@@ -245,7 +249,7 @@ func (c *clientConn) receive(b []byte) (int, error) {
 }
 
 // bare returns the connection for plaintext HTTP bytes.
-func (c *clientConn) bare() net.Conn {
+func (c *Conn) bare() net.Conn {
 	if t := c.secure.Load(); t != nil {
 		return t
 	}
@@ -253,13 +257,13 @@ func (c *clientConn) bare() net.Conn {
 }
 
 // Write implements net.Conn.
-func (c *clientConn) Write(b []byte) (int, error) { return c.bare().Write(b) }
+func (c *Conn) Write(b []byte) (int, error) { return c.bare().Write(b) }
 
 // Close implements net.Conn.
-func (c *clientConn) Close() error { return c.bare().Close() }
+func (c *Conn) Close() error { return c.bare().Close() }
 
 // CloseWrite closes the sending side of the connection.
-func (c *clientConn) CloseWrite() error { return closeWriteOf(c.bare()) }
+func (c *Conn) CloseWrite() error { return framing.CloseWrite(c.bare()) }
 
 // begun is a connection whose first bytes have been read.
 type begun struct {
@@ -277,14 +281,14 @@ func (c *begun) Read(b []byte) (int, error) {
 	return c.Conn.Read(b)
 }
 
-// hijack takes a request's connection from the server of net/http, with the bytes that it read but did
+// Hijack takes a request's connection from the server of net/http, with the bytes that it read but did
 // not use.
-func hijack(rc *http.ResponseController, r *http.Request) (c net.Conn, ahead []byte, err error) {
+func Hijack(rc *http.ResponseController, r *http.Request) (c net.Conn, ahead []byte, err error) {
 	_, buffered, err := rc.Hijack()
 	if err != nil {
 		return nil, nil, err
 	}
-	had := connOf(r)
+	had := ConnOf(r)
 	ahead, _ = buffered.Peek(buffered.Reader.Buffered())
 	return had.bare(), append(append([]byte(nil), ahead...), had.ahead...), nil
 }

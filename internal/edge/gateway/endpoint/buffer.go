@@ -1,4 +1,4 @@
-package gateway
+package endpoint
 
 import "sync"
 
@@ -12,34 +12,34 @@ var (
 	bigBlocks   = sync.Pool{New: func() any { return new([bigBlock]byte) }}
 )
 
-// copyBuffer is a buffer for copying a body: large for bulk transfers, small for mostly idle streams,
+// Buffer is a buffer for copying a body: large for bulk transfers, small for mostly idle streams,
 // of which there may be many.
-type copyBuffer struct {
+type Buffer struct {
 	small *[smallBlock]byte
 	big   *[bigBlock]byte
-	buf   []byte // of one of them
+	Buf   []byte // of one of them
 }
 
-// newBlock takes the length of the body, negative if unknown.
-func newBlock(length int64) *copyBuffer {
-	b := &copyBuffer{}
+// NewBuffer takes the length of the body, negative if unknown.
+func NewBuffer(length int64) *Buffer {
+	b := &Buffer{}
 	b.resize(length >= bigBlock)
 	return b
 }
 
-func (b *copyBuffer) resize(big bool) {
-	b.free()
+func (b *Buffer) resize(big bool) {
+	b.Free()
 	if big {
 		b.big = bigBlocks.Get().(*[bigBlock]byte)
-		b.buf = b.big[:]
+		b.Buf = b.big[:]
 	} else {
 		b.small = smallBlocks.Get().(*[smallBlock]byte)
-		b.buf = b.small[:]
+		b.Buf = b.small[:]
 	}
 }
 
-// adapt changes the size by how much of buf the last read used. The content of buf is lost.
-func (b *copyBuffer) adapt(used int) {
+// Adapt changes the size by how much of buf the last read used. The content of buf is lost.
+func (b *Buffer) Adapt(used int) {
 	switch {
 	case b.small != nil && used == smallBlock:
 		b.resize(true)
@@ -48,12 +48,13 @@ func (b *copyBuffer) adapt(used int) {
 	}
 }
 
-func (b *copyBuffer) free() {
+// Free returns the buffer to its pool.
+func (b *Buffer) Free() {
 	if b.small != nil {
 		smallBlocks.Put(b.small)
 	}
 	if b.big != nil {
 		bigBlocks.Put(b.big)
 	}
-	b.small, b.big, b.buf = nil, nil, nil
+	b.small, b.big, b.Buf = nil, nil, nil
 }

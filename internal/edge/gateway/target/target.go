@@ -1,4 +1,5 @@
-package gateway
+// Package target parses which sandbox and port a request is for: by host, headers or path. It reads no route.
+package target
 
 import (
 	"errors"
@@ -19,39 +20,39 @@ import (
 // Headers of agent-sandbox's router. Its X-Sandbox-Pod-IP is never read: a client must not choose an
 // address.
 const (
-	headerName      = headers.Name
-	headerNamespace = headers.Namespace
-	headerPort      = headers.Port
+	HeaderName      = headers.Name
+	HeaderNamespace = headers.Namespace
+	HeaderPort      = headers.Port
 
 	defaultNamespace   = "default"
 	defaultRouterPort  = 8888
 	pathForm           = "/sandbox/"
 	hostAPI            = "api"
 	hostShared         = "sandbox"
-	localhost          = "localhost"
+	Localhost          = "localhost"
 	maxKubernetesName  = 253
 	maxAuthorityLength = headers.MaxAuthorityLength
 )
 
-// target is the destination of a request.
-type target struct {
-	id   sandbox.ID
-	port uint16
+// Target is the destination of a request.
+type Target struct {
+	ID   sandbox.ID
+	Port uint16
 	// name and namespace replace id if agent-sandbox's headers were used.
-	namespace, name string
+	Namespace, Name string
 	// host replaces the client's Host for the sandbox, if not empty.
-	host string
+	Host string
 	// prefix is the gateway's part of the path, which is not forwarded.
-	prefix string
+	Prefix string
 	// byHeader is true if headers named the sandbox.
-	byHeader bool
+	ByHeader bool
 }
 
-type kind int
+type Kind int
 
 const (
-	forSandbox kind = iota
-	forAPI
+	ForSandbox Kind = iota
+	ForAPI
 )
 
 var (
@@ -61,35 +62,35 @@ var (
 	errName = errors.New("invalid sandbox name or namespace")
 )
 
-// targetOf returns the destination of a request: domains are those of sandboxes, the most specific one first, without
+// Of returns the destination of a request: domains are those of sandboxes, the most specific one first, without
 // port, in lower case. bySignature finds the sandbox of a signed file URL that does not name it. An error is a text for
 // the client.
-func targetOf(r *http.Request, domains []string, bySignature func(*http.Request) (target, error)) (target, kind, error) {
+func Of(r *http.Request, domains []string, bySignature func(*http.Request) (Target, error)) (Target, Kind, error) {
 	if len(r.Host) > maxAuthorityLength || !httpguts.ValidHostHeader(r.Host) {
-		return target{}, forSandbox, errHost
+		return Target{}, ForSandbox, errHost
 	}
-	host := hostname(r.Host)
+	host := Hostname(r.Host)
 	label, domain, under := labelOf(host, domains)
 	switch {
 	case under && label == hostAPI:
-		return target{}, forAPI, nil
+		return Target{}, ForAPI, nil
 	case under && label != hostShared && label != "":
 		t, err := parseLabel(label)
-		return t, forSandbox, err
+		return t, ForSandbox, err
 	}
 	shared := under && label == hostShared
-	oneForAll := shared || host == localhost || isIP(host)
+	oneForAll := shared || host == Localhost || isIP(host)
 	if oneForAll && r.URL.Path == envd.PathFiles && r.Header.Get(envd.HeaderSandboxID) == "" && r.URL.Query().Has(envd.QuerySignature) {
 		t, err := bySignature(r)
-		return t, forSandbox, err
+		return t, ForSandbox, err
 	}
 	return plainTarget(r, host, domain, shared)
 }
 
 // plainTarget returns the target if the host alone does not name it. shared is true for
 // sandbox.<domain>.
-func plainTarget(r *http.Request, host, domain string, shared bool) (t target, k kind, err error) {
-	byHeader := r.Header.Get(envd.HeaderSandboxID) != "" && (shared || host == localhost || isIP(host))
+func plainTarget(r *http.Request, host, domain string, shared bool) (t Target, k Kind, err error) {
+	byHeader := r.Header.Get(envd.HeaderSandboxID) != "" && (shared || host == Localhost || isIP(host))
 	switch {
 	case byHeader:
 		if !shared {
@@ -98,12 +99,12 @@ func plainTarget(r *http.Request, host, domain string, shared bool) (t target, k
 		t, err = headerTarget(r.Header, domain)
 	case shared:
 		err = fmt.Errorf("missing header %s", envd.HeaderSandboxID)
-	case r.Header.Get(headerName) != "":
+	case r.Header.Get(HeaderName) != "":
 		t, err = routerTarget(r.Header)
 	case strings.HasPrefix(r.URL.Path, pathForm):
 		t, err = pathTarget(r.URL)
 	default:
-		k = forAPI
+		k = ForAPI
 	}
 	return t, k, err
 }
@@ -122,75 +123,75 @@ func labelOf(host string, domains []string) (label, domain string, under bool) {
 }
 
 // parseLabel parses <port>-<id>[-client].
-func parseLabel(label string) (target, error) {
+func parseLabel(label string) (Target, error) {
 	portText, rest, ok := strings.Cut(label, "-")
 	if !ok || strings.Contains(label, ".") {
-		return target{}, fmt.Errorf("%w: want <port>-<sandbox ID>", errHost)
+		return Target{}, fmt.Errorf("%w: want <port>-<sandbox ID>", errHost)
 	}
 	port, err := parsePort(portText)
 	if err != nil {
-		return target{}, err
+		return Target{}, err
 	}
 	id, err := sandbox.ParseID(rest)
 	if err != nil {
-		return target{}, errID
+		return Target{}, errID
 	}
-	return target{id: id, port: port}, nil
+	return Target{ID: id, Port: port}, nil
 }
 
 // headerTarget parses E2B's headers. With a domain, Host becomes the sandbox's host under it.
-func headerTarget(h http.Header, domain string) (target, error) {
+func headerTarget(h http.Header, domain string) (Target, error) {
 	id, err := sandbox.ParseID(h.Get(envd.HeaderSandboxID))
 	if err != nil {
-		return target{}, errID
+		return Target{}, errID
 	}
-	t := target{id: id, port: envd.Port, byHeader: true}
+	t := Target{ID: id, Port: envd.Port, ByHeader: true}
 	if text := h.Get(envd.HeaderSandboxPort); text != "" {
-		if t.port, err = parsePort(text); err != nil {
-			return target{}, err
+		if t.Port, err = parsePort(text); err != nil {
+			return Target{}, err
 		}
 	}
 	if domain != "" {
-		t.host = portText(t.port) + "-" + string(id) + "." + domain
+		t.Host = PortText(t.Port) + "-" + string(id) + "." + domain
 	}
 	return t, nil
 }
 
 // routerTarget parses agent-sandbox's headers.
-func routerTarget(h http.Header) (target, error) {
-	t := target{name: h.Get(headerName), namespace: h.Get(headerNamespace), port: defaultRouterPort, byHeader: true}
-	if t.namespace == "" {
-		t.namespace = defaultNamespace
+func routerTarget(h http.Header) (Target, error) {
+	t := Target{Name: h.Get(HeaderName), Namespace: h.Get(HeaderNamespace), Port: defaultRouterPort, ByHeader: true}
+	if t.Namespace == "" {
+		t.Namespace = defaultNamespace
 	}
-	if !nameLike(t.name) || !nameLike(t.namespace) {
-		return target{}, errName
+	if !nameLike(t.Name) || !nameLike(t.Namespace) {
+		return Target{}, errName
 	}
-	if text := h.Get(headerPort); text != "" {
+	if text := h.Get(HeaderPort); text != "" {
 		port, err := parsePort(text)
 		if err != nil {
-			return target{}, err
+			return Target{}, err
 		}
-		t.port = port
+		t.Port = port
 	}
 	return t, nil
 }
 
 // pathTarget parses /sandbox/<id>/<port>/….
-func pathTarget(u *url.URL) (target, error) {
+func pathTarget(u *url.URL) (Target, error) {
 	idText, rest, _ := strings.Cut(u.Path[len(pathForm):], "/")
 	portText, _, _ := strings.Cut(rest, "/")
 	id, err := sandbox.ParseID(idText)
 	if err != nil {
-		return target{}, errID
+		return Target{}, errID
 	}
 	port, err := parsePort(portText)
 	if err != nil {
-		return target{}, err
+		return Target{}, err
 	}
-	t := target{id: id, port: port, prefix: pathForm + idText + "/" + portText}
+	t := Target{ID: id, Port: port, Prefix: pathForm + idText + "/" + portText}
 	// The prefix must be unescaped in the path as sent, so that exactly the parsed part is cut.
-	if !strings.HasPrefix(u.EscapedPath(), t.prefix) {
-		return target{}, errHost
+	if !strings.HasPrefix(u.EscapedPath(), t.Prefix) {
+		return Target{}, errHost
 	}
 	return t, nil
 }
@@ -216,8 +217,8 @@ func nameLike(text string) bool {
 	return true
 }
 
-// hostname returns a Host without port, brackets and final dot, in lower case.
-func hostname(hostport string) string {
+// Hostname returns a Host without port, brackets and final dot, in lower case.
+func Hostname(hostport string) string {
 	host := hostport
 	if strings.HasPrefix(host, "[") {
 		if end := strings.IndexByte(host, ']'); end > 0 {
@@ -235,4 +236,5 @@ func isIP(host string) bool {
 	return err == nil
 }
 
-func portText(port uint16) string { return strconv.Itoa(int(port)) }
+// PortText formats a port.
+func PortText(port uint16) string { return strconv.Itoa(int(port)) }

@@ -1,18 +1,19 @@
-package gateway
+// Package framing finds where HTTP/1 messages end on a connection, and rejects those that parsers read differently. It reads framing only; net/http
+// parses the messages.
+package framing
 
 import (
-	"net"
-
 	"bytes"
 	"errors"
+	"net"
 	"strconv"
 
 	"golang.org/x/net/http/httpguts"
 )
 
-// errTwoReadings means that a message is ambiguous. The server of net/http answers it with 400 and
+// ErrAmbiguous means that a message is ambiguous. The server of net/http answers it with 400 and
 // closes the connection.
-var errTwoReadings = errors.New("message can be read in two ways")
+var ErrAmbiguous = errors.New("message can be read in two ways")
 
 // place is the parser's state.
 type place int
@@ -30,19 +31,19 @@ const (
 	ended        = passing + 1 // nothing may follow
 )
 
-const preface = "PRI * HTTP/2.0"
+const Preface = "PRI * HTTP/2.0"
 
 // prefaceLines are the lines after preface, each without its line feed.
 var prefaceLines = [...]string{"\r", "SM\r", "\r"}
 
-// messages parses the bytes that go to net/http, which silently accepts input that other parsers read
+// Parser parses the bytes that go to net/http, which silently accepts input that other parsers read
 // differently: a length beside a chunked encoding, folded lines, and lines that end without a carriage
 // return. It finds where each message ends and which bytes must not be passed on. Each connection and
 // direction has its own.
 //
 // Of a sandbox's responses it checks only the heads, and accepts net/http's line endings: the gateway
 // rewrites them for the client. But their framing must be unambiguous.
-type messages struct {
+type Parser struct {
 	response bool
 	h2       bool // the connection may be HTTP/2
 
@@ -56,30 +57,30 @@ type messages struct {
 	interim bool   // of a response: 1xx
 }
 
-// newRequests returns the parser of a client's connection, which may be HTTP/2.
-func newRequests() messages { return messages{h2: true} }
+// NewRequests returns the parser of a client's connection, which may be HTTP/2.
+func NewRequests() Parser { return Parser{h2: true} }
 
-// newResponses returns the parser of a sandbox's connection.
-func newResponses() messages { return messages{response: true} }
+// NewResponses returns the parser of a sandbox's connection.
+func NewResponses() Parser { return Parser{response: true} }
 
-// refuseHTTP2 makes an HTTP/2 preface an ambiguous message.
-func (m *messages) refuseHTTP2() { m.h2 = false }
+// RefuseHTTP2 makes an HTTP/2 preface an ambiguous message.
+func (m *Parser) RefuseHTTP2() { m.h2 = false }
 
-// isInterim reports whether the last head was that of an interim response.
-func (m *messages) isInterim() bool { return m.interim }
+// IsInterim reports whether the last head was that of an interim response.
+func (m *Parser) IsInterim() bool { return m.interim }
 
-// over reports whether nothing may follow.
-func (m *messages) over() bool { return m.at == ended && m.skip == 0 }
+// Over reports whether nothing may follow.
+func (m *Parser) Over() bool { return m.at == ended && m.skip == 0 }
 
-// pending reports whether bytes may be passed on without being parsed: of a body, or for the answer to a refused message.
-func (m *messages) pending() bool { return m.skip > 0 }
+// Pending reports whether bytes may be passed on without being parsed: of a body, or for the answer to a refused message.
+func (m *Parser) Pending() bool { return m.skip > 0 }
 
-// fresh reports whether nothing of the next message has been read.
-func (m *messages) fresh() bool { return m.at == atStart && len(m.partial) == 0 }
+// Fresh reports whether nothing of the next message has been read.
+func (m *Parser) Fresh() bool { return m.at == atStart && len(m.partial) == 0 }
 
-// take parses the next bytes and returns how many may be passed on: up to the end of the message, if
+// Take parses the next bytes and returns how many may be passed on: up to the end of the message, if
 // that is in b. ok is false if b[n] must not be passed on; this is permanent.
-func (m *messages) take(b []byte) (n int, ok bool) {
+func (m *Parser) Take(b []byte) (n int, ok bool) {
 	for n < len(b) {
 		switch {
 		case m.at == passing:
@@ -99,7 +100,7 @@ func (m *messages) take(b []byte) (n int, ok bool) {
 			return len(b), true
 		}
 		line := b[n : n+end]
-		fresh := m.fresh()
+		fresh := m.Fresh()
 		if len(m.partial) > 0 {
 			m.partial = append(m.partial, line...)
 			line = m.partial
@@ -122,7 +123,7 @@ func (m *messages) take(b []byte) (n int, ok bool) {
 }
 
 // pass passes on up to n of the body bytes to skip.
-func (m *messages) pass(n int) int {
+func (m *Parser) pass(n int) int {
 	k := min(m.skip, int64(n))
 	m.skip -= k
 	switch {
@@ -137,7 +138,7 @@ func (m *messages) pass(n int) int {
 
 // refuse ends the connection's messages at a line of a length, and reports whether part of it is
 // passed on, so that net/http answers.
-func (m *messages) refuse(was place, first bool, length int64) bool {
+func (m *Parser) refuse(was place, first bool, length int64) bool {
 	m.at = ended
 	switch {
 	case was == atSize || was == afterChunk:
@@ -147,17 +148,17 @@ func (m *messages) refuse(was place, first bool, length int64) bool {
 		m.skip = 4 // net/http waits for 4 bytes before it parses a request; they cannot hold one
 		return true
 	case was == inTrailer:
-		m.skip = int64(len(brokenTrailer))
+		m.skip = int64(len(BrokenTrailer))
 	}
 	return false
 }
 
-// brokenTrailer replaces the rest of ambiguous trailers with unambiguously invalid ones: a connection
+// BrokenTrailer replaces the rest of ambiguous trailers with unambiguously invalid ones: a connection
 // error would end their request without a response.
-const brokenTrailer = "\x00\r\n\r\n"
+const BrokenTrailer = "\x00\r\n\r\n"
 
 // line parses a line without its line feed, and reports whether it is unambiguous in its place.
-func (m *messages) line(line []byte) bool {
+func (m *Parser) line(line []byte) bool {
 	if m.response {
 		return m.responseLine(bytes.TrimSuffix(line, []byte("\r")))
 	}
@@ -189,8 +190,8 @@ func (m *messages) line(line []byte) bool {
 	return false
 }
 
-func (m *messages) requestLine(text []byte) bool {
-	if string(text) == preface {
+func (m *Parser) requestLine(text []byte) bool {
+	if string(text) == Preface {
 		m.at = afterPreface
 		return m.h2
 	}
@@ -201,11 +202,11 @@ func (m *messages) requestLine(text []byte) bool {
 	return true
 }
 
-func (m *messages) begin(current bool) {
+func (m *Parser) begin(current bool) {
 	m.at, m.length, m.encoded, m.chunked, m.current = inHead, -1, false, false, current
 }
 
-func (m *messages) responseLine(text []byte) bool {
+func (m *Parser) responseLine(text []byte) bool {
 	switch {
 	case m.at == atStart:
 		m.begin(true)
@@ -221,7 +222,7 @@ func (m *messages) responseLine(text []byte) bool {
 }
 
 // frame parses a header, and reports whether the message still has one length.
-func (m *messages) frame(name, value []byte) bool {
+func (m *Parser) frame(name, value []byte) bool {
 	switch {
 	case bytes.EqualFold(name, []byte("Content-Length")):
 		n, err := strconv.ParseUint(string(bytes.Trim(value, " \t")), 10, 63)
@@ -238,7 +239,7 @@ func (m *messages) frame(name, value []byte) bool {
 }
 
 // endFields handles the end of a head or of trailers.
-func (m *messages) endFields() bool {
+func (m *Parser) endFields() bool {
 	switch {
 	case m.at == inTrailer:
 		m.at = atStart
@@ -254,7 +255,7 @@ func (m *messages) endFields() bool {
 	return true
 }
 
-func (m *messages) chunkSize(text []byte) bool {
+func (m *Parser) chunkSize(text []byte) bool {
 	size, _, _ := bytes.Cut(text, []byte(";"))
 	n, err := strconv.ParseUint(string(bytes.TrimRight(size, " \t")), 16, 60)
 	if err != nil {
@@ -287,7 +288,8 @@ func token(name []byte) bool {
 	return len(name) > 0
 }
 
-func closeWriteOf(c net.Conn) error {
+// CloseWrite closes the sending side of a connection, or all of it where that is not possible.
+func CloseWrite(c net.Conn) error {
 	if half, ok := c.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
 	}

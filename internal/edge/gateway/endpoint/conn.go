@@ -1,4 +1,4 @@
-package gateway
+package endpoint
 
 import (
 	"errors"
@@ -7,14 +7,16 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+
+	"github.com/barchan-dev/barchan/internal/edge/gateway/framing"
 )
 
-// upstreamConn is a connection to a sandbox. It adds to a socket what http.Transport lacks: its epoch
+// Conn is a connection to a sandbox. It adds to a socket what http.Transport lacks: its epoch
 // closes it; a dead idle connection fails before a request is written; a failed write does not hide
 // the response; and a response with two lengths is rejected.
-type upstreamConn struct {
+type Conn struct {
 	net.Conn
-	u   *endpoint
+	e   *Endpoint
 	raw syscall.RawConn // nil: not a socket
 
 	// fresh is set when a request gets the connection, reused when it had one before.
@@ -31,7 +33,7 @@ type upstreamConn struct {
 	once    sync.Once // closes written
 
 	// head and heading are used by the reader only.
-	head    messages
+	head    framing.Parser
 	heading bool
 
 	mu      sync.Mutex
@@ -39,8 +41,8 @@ type upstreamConn struct {
 	onClose func() // +checklocks:mu
 }
 
-func newUpstreamConn(nc net.Conn, u *endpoint) *upstreamConn {
-	c := &upstreamConn{Conn: nc, u: u, written: make(chan struct{})}
+func newUpstreamConn(nc net.Conn, e *Endpoint) *Conn {
+	c := &Conn{Conn: nc, e: e, written: make(chan struct{})}
 	if sc, ok := nc.(syscall.Conn); ok {
 		if raw, err := sc.SyscallConn(); err == nil {
 			c.raw = raw
@@ -49,8 +51,8 @@ func newUpstreamConn(nc net.Conn, u *endpoint) *upstreamConn {
 	return c
 }
 
-// begin prepares the connection for a request. onClose runs once when the connection is closed.
-func (c *upstreamConn) begin(reused bool, onClose func()) {
+// Begin prepares the connection for a request. onClose runs once when the connection is closed.
+func (c *Conn) Begin(reused bool, onClose func()) {
 	c.reused.Store(reused)
 	c.fresh.Store(true)
 	c.checking.Store(true)
@@ -63,33 +65,33 @@ func (c *upstreamConn) begin(reused bool, onClose func()) {
 	}
 }
 
-// resume has the connection read the response of a request that was sent on it; ahead is what was read of it.
-func (c *upstreamConn) resume(ahead []byte) {
+// Resume has the connection read the response of a request that was sent on it; ahead is what was read of it.
+func (c *Conn) Resume(ahead []byte) {
 	c.ahead = ahead
 	c.sent.Store(true)
 }
 
 // Read implements net.Conn and checks the heads of a response.
-func (c *upstreamConn) Read(b []byte) (int, error) {
+func (c *Conn) Read(b []byte) (int, error) {
 	n, err := c.read(b)
 	if n == 0 {
 		return n, err
 	}
 	if c.checking.Swap(false) {
-		c.head, c.heading = newResponses(), true
+		c.head, c.heading = framing.NewResponses(), true
 	}
 	for rest := b[:n]; c.heading && len(rest) > 0; {
-		k, ok := c.head.take(rest)
+		k, ok := c.head.Take(rest)
 		if !ok {
-			return 0, errTwoReadings
+			return 0, framing.ErrAmbiguous
 		}
 		rest = rest[k:]
-		c.heading = !c.head.fresh() || c.head.isInterim()
+		c.heading = !c.head.Fresh() || c.head.IsInterim()
 	}
 	return n, err
 }
 
-func (c *upstreamConn) read(b []byte) (int, error) {
+func (c *Conn) read(b []byte) (int, error) {
 	if c.sent.Load() {
 		<-c.written
 	}
@@ -103,7 +105,7 @@ func (c *upstreamConn) read(b []byte) (int, error) {
 
 // Write implements net.Conn. It returns no error of the peer: the response, or the error of the next
 // read, is more precise.
-func (c *upstreamConn) Write(b []byte) (int, error) {
+func (c *Conn) Write(b []byte) (int, error) {
 	if c.sent.Load() {
 		c.release()
 		return len(b), nil
@@ -119,20 +121,20 @@ func (c *upstreamConn) Write(b []byte) (int, error) {
 }
 
 // release unblocks reads.
-func (c *upstreamConn) release() { c.once.Do(func() { close(c.written) }) }
+func (c *Conn) release() { c.once.Do(func() { close(c.written) }) }
 
 // ReadFrom implements io.ReaderFrom with large blocks for large bodies.
-func (c *upstreamConn) ReadFrom(r io.Reader) (total int64, err error) {
-	b := newBlock(-1)
-	defer b.free()
+func (c *Conn) ReadFrom(r io.Reader) (total int64, err error) {
+	b := NewBuffer(-1)
+	defer b.Free()
 	for {
-		n, err := r.Read(b.buf)
+		n, err := r.Read(b.Buf)
 		if n > 0 {
-			if _, err := c.Write(b.buf[:n]); err != nil {
+			if _, err := c.Write(b.Buf[:n]); err != nil {
 				return total, err
 			}
 			total += int64(n)
-			b.adapt(n)
+			b.Adapt(n)
 		}
 		if errors.Is(err, io.EOF) {
 			return total, nil
@@ -144,14 +146,14 @@ func (c *upstreamConn) ReadFrom(r io.Reader) (total int64, err error) {
 }
 
 // Close implements net.Conn.
-func (c *upstreamConn) Close() error {
+func (c *Conn) Close() error {
 	err := c.shut()
-	c.u.forget(c)
+	c.e.forget(c)
 	return err
 }
 
 // shut closes the connection without a change to its upstream.
-func (c *upstreamConn) shut() error {
+func (c *Conn) shut() error {
 	c.mu.Lock()
 	c.closed = true
 	onClose := c.onClose
@@ -165,17 +167,20 @@ func (c *upstreamConn) shut() error {
 	return err
 }
 
-func (c *upstreamConn) isClosed() bool {
+func (c *Conn) isClosed() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.closed
 }
 
 // CloseWrite closes the sending side of the connection.
-func (c *upstreamConn) CloseWrite() error { return closeWriteOf(c.Conn) }
+func (c *Conn) CloseWrite() error { return framing.CloseWrite(c.Conn) }
+
+// EpochEnded reports whether the epoch of the connection has ended.
+func (c *Conn) EpochEnded() bool { return c.e.Epoch.Ended() }
 
 // Alive reports whether the peer of an idle connection has neither closed it nor sent anything.
-func (c *upstreamConn) Alive() bool {
+func (c *Conn) Alive() bool {
 	if c.raw == nil {
 		return true
 	}

@@ -1,0 +1,255 @@
+// Package endpoint owns the connections to one sandbox in one epoch of its route, and closes them when it ends. It neither counts requests nor picks a
+// sandbox.
+package endpoint
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/barchan-dev/barchan/internal/edge/gateway/fastpath"
+	"github.com/barchan-dev/barchan/internal/edge/route"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+)
+
+const (
+	// maxIdle bounds the idle connections to one port.
+	maxIdle = 128
+	// maxResponseHead bounds the head of a response.
+	maxResponseHead = 1 << 20
+)
+
+// ErrOver is returned for a connection of an epoch that has ended.
+var ErrOver = errors.New("sandbox is gone")
+
+// Config is what all endpoints share. All fields are required.
+type Config struct {
+	Dialer Dialer
+	// dialTimeout bounds one attempt to connect; backoff are the waits between attempts.
+	DialTimeout time.Duration
+	Backoff     []time.Duration
+	// agentIdle and serviceIdle close unused connections to the agent and to other ports.
+	AgentIdle, ServiceIdle time.Duration
+	// continueWait is how long a body that expects "100 Continue" is held back.
+	ContinueWait time.Duration
+	// dials counts attempts by result.
+	Dials *prometheus.CounterVec
+}
+
+// Endpoint owns the connections to a sandbox in one epoch, and closes them when it ends.
+type Endpoint struct {
+	cfg   *Config
+	Epoch *route.Epoch
+	addr  netip.Addr
+	fast  *fastpath.Pool
+	// token returns the agent's token.
+	token func() string
+
+	mu     sync.Mutex
+	closed bool // +checklocks:mu
+	// conns are idle and in use.
+	conns      map[*Conn]struct{}                // +checklocks:mu
+	dials      map[*context.CancelFunc]bool      // +checklocks:mu
+	transports map[transportKind]*http.Transport // +checklocks:mu
+	// responded are the ports that have sent a response.
+	responded map[uint16]bool // +checklocks:mu
+}
+
+// transportKind distinguishes an epoch's transports: idle timeout and protocol.
+type transportKind struct{ agent, grpc bool }
+
+// New returns the endpoint of an epoch at an address. token returns the agent's token.
+func New(cfg *Config, epoch *route.Epoch, addr netip.Addr, token func() string) *Endpoint {
+	e := &Endpoint{
+		cfg: cfg, Epoch: epoch, addr: addr, token: token,
+		conns:      map[*Conn]struct{}{},
+		dials:      map[*context.CancelFunc]bool{},
+		transports: map[transportKind]*http.Transport{},
+		responded:  map[uint16]bool{},
+	}
+	e.fast = fastpath.NewPool(e.idleTimeout)
+	return e
+}
+
+// At returns the address of a port.
+func (e *Endpoint) At(port uint16) string { return netip.AddrPortFrom(e.addr, port).String() }
+
+// Transport returns the epoch's transport for a port.
+func (e *Endpoint) Transport(port uint16, grpc bool) *http.Transport {
+	kind := transportKind{agent: port == envd.Port, grpc: grpc}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if t := e.transports[kind]; t != nil {
+		return t
+	}
+	t := e.NewTransport()
+	t.IdleConnTimeout = e.idleTimeout(port)
+	if grpc {
+		t.Protocols = &http.Protocols{}
+		t.Protocols.SetUnencryptedHTTP2(true)
+	}
+	t.DialContext = func(ctx context.Context, _, address string) (net.Conn, error) {
+		c, err := e.open(ctx, address)
+		if err != nil {
+			return nil, err
+		}
+		return c, nil
+	}
+	e.transports[kind] = t
+	return t
+}
+
+// Pool implements fastpath.Upstream.
+func (e *Endpoint) Pool() *fastpath.Pool { return e.fast }
+
+// Open implements fastpath.Upstream.
+func (e *Endpoint) Open(ctx context.Context, port uint16) (fastpath.UpstreamConn, error) {
+	c, err := e.open(ctx, e.At(port))
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func (e *Endpoint) idleTimeout(port uint16) time.Duration {
+	if port == envd.Port {
+		return e.cfg.AgentIdle
+	}
+	return e.cfg.ServiceIdle
+}
+
+// NewTransport returns a transport that changes nothing in a request.
+func (e *Endpoint) NewTransport() *http.Transport {
+	return &http.Transport{
+		DisableCompression:     true,
+		ExpectContinueTimeout:  e.cfg.ContinueWait,
+		MaxIdleConnsPerHost:    maxIdle,
+		MaxResponseHeaderBytes: maxResponseHead,
+		HTTP2:                  &http.HTTP2Config{SendPingTimeout: time.Minute},
+	}
+}
+
+// MarkResponded records that a port sends responses.
+func (e *Endpoint) MarkResponded(port uint16) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.closed {
+		e.responded[port] = true
+	}
+}
+
+// HasResponded reports whether a port has sent a response.
+func (e *Endpoint) HasResponded(port uint16) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.responded[port]
+}
+
+// Close closes all connections, aborts dials and refuses new ones.
+func (e *Endpoint) Close() {
+	e.mu.Lock()
+	e.closed = true
+	conns, dials, transports := e.conns, e.dials, e.transports
+	e.conns, e.dials, e.transports = nil, nil, map[transportKind]*http.Transport{}
+	e.mu.Unlock()
+	for cancel := range dials {
+		(*cancel)()
+	}
+	e.fast.Close()
+	for c := range conns {
+		_ = c.shut()
+	}
+	for _, t := range transports {
+		t.CloseIdleConnections()
+	}
+}
+
+// open dials an address of the sandbox.
+func (e *Endpoint) open(ctx context.Context, address string) (*Conn, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return nil, ErrOver
+	}
+	e.dials[&cancel] = true
+	e.mu.Unlock()
+	nc, err := e.dial(ctx, address)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		if err == nil {
+			_ = nc.Close() // the epoch has ended
+		}
+		return nil, ErrOver
+	}
+	delete(e.dials, &cancel)
+	if err != nil {
+		return nil, err
+	}
+	c := newUpstreamConn(nc, e)
+	e.conns[c] = struct{}{}
+	return c, nil
+}
+
+// dial retries a refused port a few times, because it may be about to open.
+func (e *Endpoint) dial(ctx context.Context, address string) (net.Conn, error) {
+	for attempt := 0; ; attempt++ {
+		nc, err := e.dialOnce(ctx, address)
+		if err == nil {
+			e.cfg.Dials.WithLabelValues("ok").Inc()
+			return nc, nil
+		}
+		if !errors.Is(err, syscall.ECONNREFUSED) || attempt >= len(e.cfg.Backoff) {
+			e.cfg.Dials.WithLabelValues("failed").Inc()
+			return nil, err
+		}
+		select {
+		case <-time.After(e.cfg.Backoff[attempt]):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+}
+
+func (e *Endpoint) dialOnce(ctx context.Context, address string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, e.cfg.DialTimeout)
+	defer cancel()
+	nc, err := e.cfg.Dialer.DialContext(ctx, "tcp", address)
+	port := netip.MustParseAddrPort(address).Port()
+	if port == envd.Port || !errors.Is(err, syscall.ECONNREFUSED) {
+		return nc, err
+	}
+	if local, refused := e.dialLocal(ctx, port); refused == nil {
+		return local, nil
+	}
+	return nil, err
+}
+
+// dialLocal connects through the agent to a port that listens on the sandbox's loopback only.
+func (e *Endpoint) dialLocal(ctx context.Context, port uint16) (net.Conn, error) {
+	agent, err := e.cfg.Dialer.DialContext(ctx, "tcp", e.At(envd.Port))
+	if err != nil {
+		return nil, err
+	}
+	return envd.ConnectLocal(ctx, agent, e.token(), port)
+}
+
+func (e *Endpoint) forget(c *Conn) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.conns, c)
+}
+
+// Dialer opens connections to sandboxes; net.Dialer implements it.
+type Dialer interface {
+	DialContext(ctx context.Context, network, address string) (net.Conn, error)
+}
