@@ -56,18 +56,19 @@ var layers = [][]string{
 		"internal/control/claiming", "internal/control/agentclient", "internal/control/paging", "internal/edge/gateway", "internal/guest/agent", "internal/testkit/claimsuite",
 		"internal/node/plan", "internal/node/probe", "internal/node/programs",
 	},
-	5: {"internal/control/controllers", "internal/control/manager", "internal/adminapi", "internal/config", "internal/node/journal"},
-	6: {"internal/edge/e2b", "internal/node/registry"},
-	7: {"internal/node/checkpoint"},
-	8: {"internal/node/transfer", "internal/node/operation", "internal/client/cli/terminal"},
-	9: {"internal/node", "internal/client/cli/app"},
-	10: {
+	5:  {"internal/control/controllers", "internal/control/manager", "internal/adminapi", "internal/config", "internal/node/journal"},
+	6:  {"internal/edge/e2b", "internal/node/registry"},
+	7:  {"internal/node/checkpoint"},
+	8:  {"internal/node/transfer", "internal/node/operation", "internal/client/cli/terminal"},
+	9:  {"internal/node/inventory", "internal/client/cli/app"},
+	10: {"internal/node"},
+	11: {
 		"internal/daemon", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/files", "internal/client/cli/ports",
 		"internal/client/cli/resources", "internal/client/cli/sandboxes",
 	},
-	11: {"internal/client/cli"},
-	12: {"cmd/barchan", "cmd/barchan-agent"},
-	13: {"test/bench"},
+	12: {"internal/client/cli"},
+	13: {"cmd/barchan", "cmd/barchan-agent"},
+	14: {"test/bench"},
 }
 
 // owners names, for a dependency that is heavy or dangerous, the packages that

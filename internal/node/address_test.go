@@ -54,7 +54,7 @@ func giveBack(t testing.TB, n *Node, drained map[netip.Addr]string) {
 // looks compares books and machine as often as it takes to release what has no owner.
 func looks(t testing.TB, n *Node) (all []ipam.Repair) {
 	t.Helper()
-	r, err := ipam.NewReconciler(ipam.ReconcilerConfig{Allocator: n.allocator, Live: n.live, Log: n.log, Every: time.Nanosecond})
+	r, err := ipam.NewReconciler(ipam.ReconcilerConfig{Allocator: n.allocator, Live: n.inventory.InUse, Log: n.log, Every: time.Nanosecond})
 	must(t, err)
 	for range 4 {
 		repairs, err := r.Reconcile(t.Context())
@@ -267,7 +267,7 @@ func TestNoAddressTwice(t *testing.T) {
 	var mu sync.Mutex
 	holders := map[netip.Addr]types.UID{}
 	var busy sync.WaitGroup
-	reconciler, err := ipam.NewReconciler(ipam.ReconcilerConfig{Allocator: n.allocator, Live: n.live, Log: n.log})
+	reconciler, err := ipam.NewReconciler(ipam.ReconcilerConfig{Allocator: n.allocator, Live: n.inventory.InUse, Log: n.log})
 	must(t, err)
 	ended := make(chan struct{})
 	var looking sync.WaitGroup

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -278,7 +277,7 @@ func (n *Node) dropStraySnapshots(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	mounted, err := mountsBelow(filepath.Join(n.cfg.DataDir, "sandboxes"))
+	mounted, err := n.inventory.Mounts()
 	if err != nil {
 		return err
 	}
@@ -332,9 +331,9 @@ func (n *Node) Destroy(ctx context.Context) error {
 
 // clearLeftovers removes what is on the machine without a row of the journal.
 func (n *Node) clearLeftovers(ctx context.Context) error {
-	v, err := n.scanHost(ctx)
+	v, err := n.inventory.Scan(ctx)
 	failures := []error{err}
-	for id := range v.leftovers() {
+	for id := range v.Leftovers() {
 		if id != "" {
 			w := n.host.Operation(&journal.Row{Stage: journal.Removing, Plan: plan.Plan{ID: sandbox.ID(id)}})
 			failures = append(failures, w.Undo(ctx))

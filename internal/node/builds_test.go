@@ -11,6 +11,7 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/node/inventory"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 	"github.com/barchan-dev/barchan/internal/node/operation"
@@ -32,7 +33,7 @@ func upgraded(t *testing.T, m *machine) func(*Config) {
 
 func keptBuilds(t *testing.T, n *Node) []string {
 	t.Helper()
-	names, err := entries(n.runtimesDir())
+	names, err := inventory.Entries(n.runtimesDir())
 	must(t, err)
 	return slices.DeleteFunc(names, func(name string) bool { return name == "installed.json" })
 }

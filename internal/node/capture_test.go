@@ -17,6 +17,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/inventory"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/operation"
@@ -73,7 +74,7 @@ func noCheckpoint(t testing.TB, n *Node) {
 	if err != nil || len(stray)+len(lame) > 0 {
 		t.Errorf("checkpoints: %v, %v, %v", stray, lame, err)
 	}
-	if names, err := entries(n.checkpoints.Root()); err != nil || len(names) > 0 {
+	if names, err := inventory.Entries(n.checkpoints.Root()); err != nil || len(names) > 0 {
 		t.Errorf("directories of checkpoints: %v, %v", names, err)
 	}
 	if all, err := n.cfg.Containerd.Committed(t.Context()); err != nil || len(all) > 0 {

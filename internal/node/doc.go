@@ -8,6 +8,7 @@
 //	keyedlock   the lock by key, with interruption by a removal
 //	operation   ordered lists of steps with do and undo: create, save, release, bring up, restart
 //	checkpoint  the store of checkpoints: rows, data, verification, removal
+//	inventory   scan of the host: orphans, addresses in use, audit
 //	transfer    export and import of checkpoints as artifacts
 //	programs    kept copies of the agent and of each build of runsc that is needed
 //	probe       startup, readiness and liveness probes

@@ -136,7 +136,7 @@ func TestCostOfSleepers(t *testing.T) {
 	if all, err := n.List(t.Context()); err != nil || len(all) != count+1 {
 		t.Errorf("%d sandboxes, %v", len(all), err)
 	}
-	if left, err := n.processes(map[string]bool{}); err != nil || len(left) > 0 {
+	if left, err := n.inventory.Processes(map[string]bool{}); err != nil || len(left) > 0 {
 		t.Errorf("processes %v, %v", left, err)
 	}
 	for _, r := range rows {

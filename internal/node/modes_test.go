@@ -14,6 +14,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/inventory"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
@@ -203,10 +204,10 @@ func TestVolumesOnly(t *testing.T) {
 		if _, leased := n.allocator.Of(string(s.UID)); leased {
 			t.Error("it has a lease")
 		}
-		v, err := n.scanHost(t.Context())
+		v, err := n.inventory.Scan(t.Context())
 		must(t, err)
-		for _, x := range v.things {
-			if x.id == string(was.Plan.ID) && x.kind != kindClaims {
+		for _, x := range v.Resources {
+			if x.ID == string(was.Plan.ID) && x.Kind != inventory.KindClaims {
 				t.Errorf("left: %s", x)
 			}
 		}

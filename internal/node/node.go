@@ -23,6 +23,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/checkpoint"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/inventory"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
@@ -130,6 +131,7 @@ type Node struct {
 	checkpoints *checkpoint.Store
 	transfer    *transfer.Transfer
 	host        *operation.Host
+	inventory   *inventory.Scanner
 	captures    chan struct{} // has a place for each checkpoint that may be made at the same time
 
 	// reconciler compares the books with what lives; removals counts what the watchdog removed.
@@ -279,12 +281,13 @@ func (n *Node) open() error {
 	if err != nil {
 		return errors.Join(err, db.Close())
 	}
+	n.inventory = n.newScanner()
 	n.host = operation.NewHost(operation.HostConfig{
 		Name: n.cfg.Name, DataDir: n.cfg.DataDir, MemoryDir: n.cfg.MemoryDir, CgroupParent: n.cfg.CgroupParent,
 		Containerd: n.cfg.Containerd, Credentials: n.cfg.Credentials, Network: n.network, Subnet6: n.cfg.Network.Subnet6,
 		Resolvers: n.cfg.Network.Resolvers, Allocator: n.allocator, Runtimes: n.runtimes, Checkpoints: n.checkpoints,
 		AgentToken: n.cfg.AgentToken, StartTimeout: n.cfg.StartTimeout, ReleaseAddresses: n.cfg.ReleaseAddresses,
-		Holder: n.holder, CheckSpace: n.cfg.CheckSpace, Later: n.tasks.Start,
+		Holder: n.inventory.Holder, CheckSpace: n.cfg.CheckSpace, Later: n.tasks.Start,
 		AfterStep: n.cfg.AfterStep, BeforeUndo: n.cfg.BeforeUndo, ObserveStep: n.cfg.ObserveStep, Log: n.log,
 	})
 	n.transfer = transfer.New(transfer.Config{
@@ -304,6 +307,21 @@ func (n *Node) openAllocator() (*ipam.Allocator, error) {
 	})
 }
 
+func (n *Node) newScanner() *inventory.Scanner {
+	s := &inventory.Scanner{
+		DataDir: n.cfg.DataDir, MemoryDir: n.cfg.MemoryDir, CgroupParent: n.cfg.CgroupParent, Network: n.cfg.Network,
+		Containerd: n.cfg.Containerd, Devices: n.network, Runtimes: n.runtimes, Handles: n.handles, Journal: n.journal,
+		Allocator: n.allocator, Checkpoints: n.checkpoints,
+	}
+	for _, r := range n.cfg.Runtimes {
+		s.RuntimeRoots = append(s.RuntimeRoots, r.Root)
+	}
+	return s
+}
+
+// Audit lists resources of the instance without a sandbox in the journal, one line each.
+func (n *Node) Audit(ctx context.Context) ([]string, error) { return n.inventory.Audit(ctx) }
+
 func (n *Node) openReconciler() (err error) {
 	n.removals = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Namespace: telemetry.MetricsNamespace, Subsystem: "node", Name: "leftovers_removed_total",
@@ -316,7 +334,7 @@ func (n *Node) openReconciler() (err error) {
 	}
 	n.reconciler, err = ipam.NewReconciler(ipam.ReconcilerConfig{
 		Allocator: n.allocator, Live: func(ctx context.Context) ([]ipam.InUse, error) {
-			all, err := n.live(ctx)
+			all, err := n.inventory.InUse(ctx)
 			n.sighted.Store(err == nil)
 			return all, err
 		}, OnRepair: n.cfg.OnRepair, Log: n.cfg.Log, Metrics: n.cfg.Metrics,

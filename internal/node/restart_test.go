@@ -273,12 +273,13 @@ func TestStartWithBooksThatCannotBeWritten(t *testing.T) {
 	must(t, err)
 	n.allocator, err = ipam.Open(ipam.Config{Subnet: n.network.Subnet(), CoolDown: time.Second, Store: unwritable{store}, Log: n.log})
 	must(t, err)
+	n.inventory.Allocator = n.allocator
 	must(t, n.openReconciler())
 	if _, err := n.reconciler.Reconcile(t.Context()); !errors.Is(err, errBroken) {
 		t.Errorf("look: %v, want the write's error", err)
 	}
 	must(t, n.firstLook(t.Context()))
-	if by, err := n.holder(t.Context(), addr, "another"); err != nil || by == "" {
+	if by, err := n.inventory.Holder(t.Context(), addr, "another"); err != nil || by == "" {
 		t.Errorf("%s would be given: %q, %v", addr, by, err)
 	}
 	must(t, n.Close())

@@ -23,6 +23,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/inventory"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
@@ -241,9 +242,9 @@ func nothingRuns(t testing.TB, n *Node, id string) {
 	absent("containers", names, err)
 	names, err = cgroups.List(n.cfg.CgroupParent)
 	absent("cgroups", names, err)
-	names, err = mountsBelow(filepath.Join(n.cfg.DataDir, "sandboxes"))
+	names, err = n.inventory.Mounts()
 	absent("mounts", names, err)
-	names, err = n.processes(map[string]bool{})
+	names, err = n.inventory.Processes(map[string]bool{})
 	if err != nil || strings.Contains(strings.Join(names, " "), id) {
 		t.Errorf("processes: %v, %v", names, err)
 	}
@@ -260,7 +261,7 @@ func clean(t testing.TB, n *Node) {
 func noMemory(t testing.TB, n *Node) {
 	t.Helper()
 	eventually.True(t, "no memory is left on disk", func() bool {
-		names, err := entries(n.cfg.MemoryDir)
+		names, err := inventory.Entries(n.cfg.MemoryDir)
 		return err == nil && len(names) == 0
 	})
 }

@@ -3,8 +3,6 @@ package node
 import (
 	"context"
 	"errors"
-	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -14,9 +12,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/inventory"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
-	"github.com/barchan-dev/barchan/internal/node/oci/memimage"
 	"github.com/barchan-dev/barchan/internal/node/operation"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/node/registry"
@@ -36,117 +34,6 @@ const (
 	longRemovePause  = time.Minute
 )
 
-// Kinds of things.
-const (
-	kindNetns     = "network namespace"
-	kindLink      = "link"
-	kindRules     = "egress rules"
-	kindSnapshot  = "snapshot"
-	kindRecord    = "record"
-	kindContainer = "container"
-	kindDir       = "directory"
-	kindClaims    = "volume claims"
-	kindMemory    = "memory"
-	kindCgroup    = "cgroup"
-	kindMount     = "mount"
-	kindSandbox   = "sandbox" // of a row of the journal
-)
-
-// hostResource is one on the machine that has the name of a sandbox, or of none.
-type hostResource struct {
-	kind string
-	// name is the thing's; id is the sandbox's, empty where it cannot be known.
-	name, id string
-}
-
-func (t hostResource) String() string { return t.kind + " " + t.name }
-
-// hostInventory is what is on the machine, seen once and whole.
-type hostInventory struct {
-	things  []hostResource
-	records map[string]ctrd.Container
-	// known are the IDs of sandboxes with a row of the journal, before or after the look.
-	known map[string]bool
-}
-
-// look sees all that carries the instance's name. An error means that nothing may be decided on
-// what it returns.
-func (n *Node) scanHost(ctx context.Context) (hostInventory, error) {
-	v := hostInventory{records: map[string]ctrd.Container{}, known: map[string]bool{}}
-	ports := map[string]string{}
-	know := func() {
-		for _, u := range n.handles.All() {
-			if u.Row() != nil {
-				v.known[string(u.ID)] = true
-			}
-			ports[n.network.HostLink(string(u.ID))] = string(u.ID)
-		}
-		for id := range n.handles.UnreadIDs() {
-			v.known[id] = true
-			ports[n.network.HostLink(id)] = id
-		}
-		for _, l := range n.allocator.List() {
-			id := string(sandbox.IDOf(types.UID(l.Owner)))
-			ports[n.network.HostLink(id)] = id
-		}
-	}
-	know()
-	var failures []error
-	add := func(kind string, names []string, err error) {
-		failures = append(failures, err)
-		for _, name := range names {
-			v.things = append(v.things, hostResource{kind: kind, name: name, id: name})
-		}
-	}
-	namespaces, err := n.network.List(ctx)
-	add(kindNetns, namespaces, err)
-	for _, id := range namespaces {
-		ports[n.network.HostLink(id)] = id
-	}
-	links, err := n.network.Links(ctx)
-	failures = append(failures, err)
-	rules, err := n.network.EgressRules(ctx)
-	add(kindRules, rules, err)
-	snapshots, err := n.cfg.Containerd.Snapshots(ctx)
-	add(kindSnapshot, snapshots, err)
-	records, err := n.cfg.Containerd.Records(ctx)
-	add(kindRecord, nil, err)
-	for _, r := range records {
-		v.records[r.ID] = r
-		add(kindRecord, []string{r.ID}, nil)
-	}
-	for _, r := range n.runtimes.All() {
-		ids, err := r.List()
-		add(kindContainer, ids, err)
-	}
-	dirs, err := entries(filepath.Join(n.cfg.DataDir, "sandboxes"))
-	add(kindDir, dirs, err)
-	claims, err := entries(filepath.Join(n.cfg.DataDir, "claims"))
-	add(kindClaims, claims, err)
-	images, err := memimage.List(n.cfg.MemoryDir)
-	add(kindMemory, images, err)
-	cgroups, err := cgroups.List(n.cfg.CgroupParent)
-	add(kindCgroup, cgroups, err)
-	mounts, err := mountsBelow(filepath.Join(n.cfg.DataDir, "sandboxes"))
-	add(kindMount, mounts, err)
-	know() // what was begun meanwhile
-	for _, name := range links {
-		v.things = append(v.things, hostResource{kind: kindLink, name: name, id: ports[name]})
-	}
-	return v, errors.Join(failures...)
-}
-
-// leftovers are the things without a row of the journal, by the sandbox's ID.
-func (v *hostInventory) leftovers() map[string][]hostResource {
-	left := map[string][]hostResource{}
-	for _, t := range v.things {
-		if !v.known[t.id] {
-			left[t.id] = append(left[t.id], t)
-		}
-	}
-	return left
-}
-
 // Sweep is one look of the watchdog; Run calls it every minute, beginning with the start. It
 //
 //   - takes over what the journal has and the node does not know,
@@ -164,7 +51,7 @@ func (n *Node) Sweep(ctx context.Context) {
 		return
 	}
 	n.rediscoverAll(ctx)
-	v, err := n.scanHost(ctx)
+	v, err := n.inventory.Scan(ctx)
 	if err != nil {
 		if ctx.Err() == nil {
 			n.log.WarnContext(ctx, "what is on the machine is not known in full; nothing is removed", telemetry.Error, err)
@@ -193,10 +80,10 @@ func (n *Node) rediscoverAll(ctx context.Context) {
 }
 
 // retryInterrupted continues what was left in the middle, where nobody is at it just now.
-func (n *Node) retryInterrupted(ctx context.Context, v *hostInventory) {
+func (n *Node) retryInterrupted(ctx context.Context, v *inventory.Inventory) {
 	alive := map[string]bool{}
-	for _, t := range v.things {
-		alive[t.id] = alive[t.id] || t.kind == kindContainer || t.kind == kindCgroup
+	for _, t := range v.Resources {
+		alive[t.ID] = alive[t.ID] || t.Kind == inventory.KindContainer || t.Kind == inventory.KindCgroup
 	}
 	for _, u := range n.handles.All() {
 		r := u.Row()
@@ -206,7 +93,7 @@ func (n *Node) retryInterrupted(ctx context.Context, v *hostInventory) {
 		if r.Stage != journal.Ended || alive[string(u.ID)] {
 			n.retryInterruptedOne(ctx, u, r)
 		}
-		if _, recorded := v.records[string(u.ID)]; r.Stage.Begun() && !r.KeepsClaims() && !recorded {
+		if _, recorded := v.Containers[string(u.ID)]; r.Stage.Begun() && !r.KeepsClaims() && !recorded {
 			n.recordAgain(ctx, u)
 		}
 	}
@@ -262,7 +149,7 @@ func (n *Node) killAgain(ctx context.Context, u *registry.Handle) {
 		n.log.WarnContext(ctx, "rest of a sandbox that ended still runs", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 		return
 	}
-	n.removedLeftover(ctx, kindContainer, u.Ref, string(u.ID))
+	n.removedLeftover(ctx, inventory.KindContainer, u.Ref, string(u.ID))
 }
 
 // recordAgain writes the record of a sandbox that somebody has removed: it keeps the image from
@@ -290,7 +177,7 @@ func (n *Node) recordAgain(ctx context.Context, u *registry.Handle) {
 }
 
 // doubt asks of what has been without a sandbox for long enough, and removes what may go.
-func (n *Node) removeOrphans(ctx context.Context, v *hostInventory) {
+func (n *Node) removeOrphans(ctx context.Context, v *inventory.Inventory) {
 	suspects := map[string]int{}
 	suspicious := func(id string) bool {
 		suspects[id] = min(n.orphanScans[id]+1, scansBeforeRemoval)
@@ -298,14 +185,14 @@ func (n *Node) removeOrphans(ctx context.Context, v *hostInventory) {
 	}
 	for _, u := range n.handles.All() {
 		if u.Row() != nil && !u.IsDesired() && suspicious(string(u.ID)) && !n.mayExist(ctx, u.Ref) {
-			n.removeOrphan(ctx, u.Ref, []hostResource{{kind: kindSandbox, name: u.Ref.Name, id: string(u.ID)}})
+			n.removeOrphan(ctx, u.Ref, []inventory.Resource{{Kind: "sandbox", Name: u.Ref.Name, ID: string(u.ID)}})
 		}
 	}
-	for id, left := range v.leftovers() {
+	for id, left := range v.Leftovers() {
 		if id == "" || !suspicious(id) {
 			continue // what has no ID is told by Audit
 		}
-		record, named := v.records[id]
+		record, named := v.Containers[id]
 		switch ref := refOfRecord(record); {
 		case named && string(sandbox.IDOf(ref.UID)) != id:
 			n.log.WarnContext(ctx, "record of a container without a sandbox's name is kept", "id", id)
@@ -334,19 +221,19 @@ func (n *Node) mayExist(ctx context.Context, ref sandbox.Ref) bool {
 	return exists || err != nil
 }
 
-func (n *Node) removeOrphan(ctx context.Context, ref sandbox.Ref, left []hostResource) {
+func (n *Node) removeOrphan(ctx context.Context, ref sandbox.Ref, left []inventory.Resource) {
 	if err := n.Remove(ctx, ref); err != nil {
 		n.log.WarnContext(ctx, "what is left of a sandbox that does not exist cannot be removed yet", telemetry.Sandbox, ref.Name, telemetry.Error, err)
 		return
 	}
 	for _, t := range left {
-		n.removedLeftover(ctx, t.kind, ref, t.name)
+		n.removedLeftover(ctx, t.Kind, ref, t.Name)
 	}
 }
 
 // removeNameless removes what is left of a sandbox of which only the ID is known, provided that
 // nothing living can be part of it: no process is in its cgroup or has its ID on the command line.
-func (n *Node) removeNameless(ctx context.Context, id string, left []hostResource) {
+func (n *Node) removeNameless(ctx context.Context, id string, left []inventory.Resource) {
 	if n.cfg.Exists == nil {
 		return
 	}
@@ -356,7 +243,7 @@ func (n *Node) removeNameless(ctx context.Context, id string, left []hostResourc
 	}
 	defer done()
 	inside, err := cgroups.HasProcesses(n.host.Cgroup(id))
-	named, more := namedProcesses(id)
+	named, more := inventory.HasProcesses(id)
 	if err = errors.Join(err, more); err != nil || inside || named {
 		n.log.WarnContext(ctx, "something runs without a sandbox that can be named; it is kept", "id", id, telemetry.Error, err)
 		return
@@ -369,7 +256,7 @@ func (n *Node) removeNameless(ctx context.Context, id string, left []hostResourc
 		return
 	}
 	for _, t := range left {
-		n.removedLeftover(ctx, t.kind, sandbox.Ref{}, t.name)
+		n.removedLeftover(ctx, t.Kind, sandbox.Ref{}, t.Name)
 	}
 }
 
@@ -399,14 +286,6 @@ func (n *Node) removeLater(u *registry.Handle) {
 
 func refOfRecord(r ctrd.Container) sandbox.Ref {
 	return sandbox.Ref{Namespace: r.Labels[operation.LabelNamespace], Name: r.Labels[operation.LabelName], UID: types.UID(r.Labels[operation.LabelSandbox])}
-}
-
-// namedProcesses reports whether a process has a word on its command line.
-func namedProcesses(word string) (found bool, err error) {
-	err = eachCommand(func(_ string, words []string) {
-		found = found || slices.Contains(words, word)
-	})
-	return found, err
 }
 
 // ObjectDeleted notes that the object of a name is gone. If sandboxes of that name are still on the node,

@@ -16,6 +16,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/inventory"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/netdev"
 	"github.com/barchan-dev/barchan/internal/node/operation"
@@ -268,7 +269,7 @@ func TestRowThatCannotBeRead(t *testing.T) {
 	if !agentAnswers(t, n, &was) || leaseOf(n, s.UID) != was.Address.String()+" held" {
 		t.Errorf("lease %s", leaseOf(n, s.UID))
 	}
-	if names, err := entries(n.cfg.MemoryDir); err != nil || len(names) != 1 {
+	if names, err := inventory.Entries(n.cfg.MemoryDir); err != nil || len(names) != 1 {
 		t.Errorf("memory: %v, %v", names, err)
 	}
 	if _, err := n.Ensure(t.Context(), s); !errors.Is(err, errs.ErrUnavailable) {

@@ -1,4 +1,4 @@
-package node
+package inventory
 
 import (
 	"context"
@@ -15,30 +15,27 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/operation"
 )
 
-// Which addresses are in use, and by whom, is known from five sources, and an address counts as
-// in use if one of them says so:
+// An address is in use if one of five sources has it:
 //
-//	journal     every row, in whatever stage: one that sleeps, has ended or is being removed has
-//	            its address until the row is gone, and so has one whose row cannot be read
-//	containerd  the label of every record
-//	runtimes    every container that they list, whether it runs or not
+//	journal     every row in any stage, also one that cannot be read
+//	containerd  the label of every container
+//	runtimes    every container that they list, running or not
 //	machine     every network namespace and port of the bridge
-//	bridge      every neighbour behind a port, whoever that is
+//	bridge      every neighbour behind a port
 //
-// This is conservative: a container that is exiting counts, and so does the mere rest of one. If
-// one of them does not answer, there is no answer: nothing may be decided then. The check of a
-// fresh address ([Node.holder]) asks the same of one address.
+// This is conservative: an exiting container counts, and so do its leftovers. An error of one source is an error of
+// all. [Scanner.Holder] checks one address in the same way.
 
-// live tells all addresses in use; see above.
-func (n *Node) live(ctx context.Context) ([]ipam.InUse, error) {
-	all := &liveSet{n: n, seen: map[ipam.InUse]bool{}, owners: map[string]types.UID{}}
+// InUse returns all addresses in use; see above.
+func (s *Scanner) InUse(ctx context.Context) ([]ipam.InUse, error) {
+	all := &liveSet{Scanner: s, seen: map[ipam.InUse]bool{}, owners: map[string]types.UID{}}
 	if err := all.addRows(); err != nil {
 		return nil, err
 	}
-	for uid := range n.handles.UnreadIDs() {
+	for uid := range s.Handles.UnreadIDs() {
 		all.present(uid, "journal")
 	}
-	records, err := n.cfg.Containerd.Records(ctx)
+	records, err := s.Containerd.Records(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -56,11 +53,10 @@ func (n *Node) live(ctx context.Context) ([]ipam.InUse, error) {
 
 // liveSet collects addresses in use.
 type liveSet struct {
-	n     *Node
+	*Scanner
 	found []ipam.InUse
 	seen  map[ipam.InUse]bool // by address and owner
-	// owners are the UIDs that are known, by the sandbox's ID and by the name of its port; an ID
-	// cannot be turned back into a UID.
+	// owners are the known UIDs by sandbox ID and by port.
 	owners map[string]types.UID
 }
 
@@ -75,30 +71,30 @@ func (s *liveSet) add(addr netip.Addr, owner types.UID, where string) {
 
 func (s *liveSet) know(uid types.UID) {
 	id := string(sandbox.IDOf(uid))
-	s.owners[id], s.owners[s.n.network.HostLink(id)] = uid, uid
+	s.owners[id], s.owners[s.Devices.HostLink(id)] = uid, uid
 }
 
-// present notes that something of a sandbox is there: the lease that it has is in use.
+// present adds the lease of a sandbox that has a resource on the host.
 func (s *liveSet) present(id, where string) {
 	if uid, ok := s.owners[id]; ok {
-		if lease, ok := s.n.allocator.Of(string(uid)); ok {
+		if lease, ok := s.Allocator.Of(string(uid)); ok {
 			s.add(lease.Address, uid, where)
 		}
 	}
 }
 
-// addRows adds what the journal has, and learns of all UIDs.
+// addRows adds the journal's addresses, and the UIDs of all leases and rows.
 func (s *liveSet) addRows() error {
-	for _, l := range s.n.allocator.List() {
+	for _, l := range s.Allocator.List() {
 		if l.Owner != "" {
 			s.know(types.UID(l.Owner))
 		}
 	}
-	return s.n.journal.Each(func(r *journal.Row) {
+	return s.Journal.Each(func(r *journal.Row) {
 		s.know(r.Plan.Ref.UID)
-		if l, ok := s.n.allocator.At(r.Address); r.Stage != journal.Removing || !ok || l.State != ipam.Cooling {
+		if l, ok := s.Allocator.At(r.Address); r.Stage != journal.Removing || !ok || l.State != ipam.Cooling {
 			s.add(r.Address, r.Plan.Ref.UID, "journal: "+string(r.Stage))
-		} // else all of it is gone but the row, and the address was just given back
+		} // else only the row is left, and the address was released
 		s.present(string(r.Plan.ID), "journal: "+string(r.Stage)) // its row may not have the address yet
 	}, func(key, _ []byte, _ error) {
 		s.know(types.UID(key))
@@ -124,11 +120,11 @@ func (s *liveSet) addTraces(ctx context.Context) error {
 		}
 		return err
 	}
-	namespaces, err := s.n.network.List(ctx)
+	namespaces, err := s.Devices.List(ctx)
 	failures := []error{look("network namespace", namespaces, err)}
-	ports, err := s.n.network.Links(ctx)
+	ports, err := s.Devices.Links(ctx)
 	failures = append(failures, look("link", ports, err))
-	for class, r := range s.n.runtimes.All() {
+	for class, r := range s.Runtimes.All() {
 		ids, err := r.List()
 		failures = append(failures, look(string(class)+" container", ids, err))
 	}
@@ -136,32 +132,31 @@ func (s *liveSet) addTraces(ctx context.Context) error {
 }
 
 func (s *liveSet) addNeighbours(ctx context.Context) error {
-	neighbours, err := s.n.network.Neighbours(ctx)
+	neighbours, err := s.Devices.Neighbours(ctx)
 	if err != nil {
 		return err
 	}
 	for _, nb := range neighbours {
-		if nb.Port == "" || !s.n.network.Subnet().Contains(nb.Address) {
-			continue // nobody is behind it
+		if nb.Port == "" || !s.Devices.Subnet().Contains(nb.Address) {
+			continue // not a sandbox's
 		}
 		owner := s.owners[nb.Port]
-		if lease, ok := s.n.allocator.Of(string(owner)); ok && lease.Address != nb.Address {
-			owner = "" // it uses what is not its own
+		if lease, ok := s.Allocator.Of(string(owner)); ok && lease.Address != nb.Address {
+			owner = "" // the address is not its own
 		}
 		s.add(nb.Address, owner, "bridge, behind "+nb.Port)
 	}
 	return nil
 }
 
-// holder says who but the sandbox itself uses an address, as live does of all; it is empty where
-// nobody does.
-func (n *Node) holder(ctx context.Context, addr netip.Addr, own sandbox.ID) (string, error) {
-	for _, u := range n.handles.All() {
+// Holder returns the user of an address other than the sandbox itself; empty if there is none.
+func (s *Scanner) Holder(ctx context.Context, addr netip.Addr, own sandbox.ID) (string, error) {
+	for _, u := range s.Handles.All() {
 		if r := u.Row(); r != nil && r.Address == addr && u.ID != own {
 			return "sandbox " + string(u.ID), nil
 		}
 	}
-	records, err := n.cfg.Containerd.RecordsWith(ctx, operation.LabelAddress, addr.String())
+	records, err := s.Containerd.RecordsWith(ctx, operation.LabelAddress, addr.String())
 	if err != nil {
 		return "", err
 	}
@@ -170,15 +165,15 @@ func (n *Node) holder(ctx context.Context, addr netip.Addr, own sandbox.ID) (str
 			return "the container of record " + r.ID, nil
 		}
 	}
-	for _, a := range []netip.Addr{addr, n.host.Beside(addr)} {
+	for _, a := range []netip.Addr{addr, ipam.Beside(s.Network.Subnet6, addr)} {
 		if !a.IsValid() {
 			continue
 		}
-		by, err := n.network.InUse(ctx, a)
+		by, err := s.Devices.InUse(ctx, a)
 		if err != nil {
 			return "", errs.Retryable(err)
 		}
-		if by != "" && by != n.network.HostLink(string(own)) {
+		if by != "" && by != s.Devices.HostLink(string(own)) {
 			return "a neighbour on the bridge: " + by, nil
 		}
 	}
