@@ -39,13 +39,16 @@ func (r *Rules) connect() (*nftables.Conn, error) {
 	return conn, nil
 }
 
-// commit does in one transaction all that was begun on a connection.
+// commit executes the pending changes of a connection in one transaction.
 //
 // +checklocks:r.mu
 func (r *Rules) commit(conn *nftables.Conn) error {
 	err := conn.Flush()
 	r.settled = err == nil && conn == r.conn
-	return err
+	if err != nil {
+		return fmt.Errorf("commit: %w", err)
+	}
+	return nil
 }
 
 // +checklocks:r.mu

@@ -144,7 +144,7 @@ func (r *Rules) noteCut(p *placed) error {
 		}
 	}
 	if err := r.commit(conn); err != nil {
-		return fmt.Errorf("commit: %w", err)
+		return err
 	}
 	r.egress.put(&cut)
 	return nil
@@ -205,10 +205,7 @@ func (r *Rules) exchange(old, next *placed) error {
 			return err
 		}
 	}
-	if err := r.commit(conn); err != nil {
-		return fmt.Errorf("commit: %w", err)
-	}
-	return nil
+	return r.commit(conn)
 }
 
 // addPolicy adds a sandbox's chain and sets.

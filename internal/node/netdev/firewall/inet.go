@@ -128,14 +128,10 @@ func (r *Rules) addTranslation(conn *nftables.Conn) {
 	for _, p := range r.ground().Sandboxes {
 		i := familyOf(p.Addr())
 		f := families[i]
-		r.rule(conn, chain, isFamily(i), []expr.Any{
-			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: f.source, Len: f.size},
+		r.rule(conn, chain, source(i), []expr.Any{
 			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: f.size, Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen()), Xor: make([]byte, f.size)},
 			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: p.Addr().AsSlice()},
-			&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
-			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: linkKey(r.cfg.Bridge)},
-			&expr.Masq{},
-		})
+		}, r.onBridge(expr.MetaKeyOIFNAME, expr.CmpOpNeq), []expr.Any{&expr.Masq{}})
 	}
 }
 

@@ -22,17 +22,14 @@ func (r *Rules) rule(conn *nftables.Conn, chain *nftables.Chain, parts ...[]expr
 	conn.AddRule(&nftables.Rule{Table: chain.Table, Chain: chain, Exprs: all})
 }
 
-func (r *Rules) from() []expr.Any {
-	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: linkKey(r.cfg.Bridge)},
-	}
-}
+func (r *Rules) from() []expr.Any { return r.onBridge(expr.MetaKeyIIFNAME, expr.CmpOpEq) }
 
-func (r *Rules) to() []expr.Any {
+func (r *Rules) to() []expr.Any { return r.onBridge(expr.MetaKeyOIFNAME, expr.CmpOpEq) }
+
+func (r *Rules) onBridge(link expr.MetaKey, op expr.CmpOp) []expr.Any {
 	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: linkKey(r.cfg.Bridge)},
+		&expr.Meta{Key: link, Register: 1},
+		&expr.Cmp{Op: op, Register: 1, Data: linkKey(r.cfg.Bridge)},
 	}
 }
 

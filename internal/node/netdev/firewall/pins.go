@@ -129,23 +129,12 @@ func (r *Rules) writePins(p *placed, changed map[netip.Addr]egress.Pin, now time
 		}
 	}
 	for i, set := range r.egress.pinSets(p.id) {
-		if len(removed[i]) > 0 {
-			// Added first, since one that ends this moment may be there or not.
-			if err := conn.SetAddElements(set, removed[i]); err != nil {
-				return fmt.Errorf("hold pins: %w", err)
-			}
-			if err := conn.SetDeleteElements(set, removed[i]); err != nil {
-				return fmt.Errorf("remove pins: %w", err)
-			}
-		}
-		if len(added[i]) > 0 {
-			if err := conn.SetAddElements(set, added[i]); err != nil {
-				return fmt.Errorf("add pins: %w", err)
-			}
+		if err := exchangePins(conn, set, removed[i], added[i]); err != nil {
+			return err
 		}
 	}
 	if err := r.commit(conn); err != nil {
-		return fmt.Errorf("commit: %w", err)
+		return err
 	}
 	r.egress.notePins(p, gone, changed)
 	return nil
@@ -222,8 +211,13 @@ func (e *egressTable) carryPins(conn *nftables.Conn, set *nftables.Set, i int, o
 			added = append(added, pinElement(pin, now))
 		}
 	}
+	return exchangePins(conn, set, removed, added)
+}
+
+// exchangePins removes and adds pins of a set.
+func exchangePins(conn *nftables.Conn, set *nftables.Set, removed, added []nftables.SetElement) error {
 	for part := range slices.Chunk(removed, maxElements) {
-		if err := conn.SetAddElements(set, part); err != nil { // as in writePins
+		if err := conn.SetAddElements(set, part); err != nil { // first, since a pin may expire at this moment
 			return fmt.Errorf("hold pins: %w", err)
 		}
 		if err := conn.SetDeleteElements(set, part); err != nil {

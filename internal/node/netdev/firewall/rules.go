@@ -151,10 +151,7 @@ func (r *Rules) Install() error {
 	if err := r.addEgress(conn); err != nil {
 		return err
 	}
-	if err := r.commit(conn); err != nil {
-		return fmt.Errorf("commit: %w", err)
-	}
-	return nil
+	return r.commit(conn)
 }
 
 // Remove deletes all tables.

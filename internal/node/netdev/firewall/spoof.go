@@ -20,13 +20,10 @@ func (r *Rules) addDiscovery(conn *nftables.Conn, chain *nftables.Chain, ours []
 	unlessOwn := func(family int, message []expr.Any, mac, address *expr.Payload) {
 		mac.DestRegister, mac.Len = regMAC, 6
 		address.DestRegister, address.Len = regIP, families[family].size
-		exprs := append(append([]expr.Any{}, ours...), message...)
-		exprs = append(exprs,
+		r.rule(conn, chain, ours, message, []expr.Any{
 			&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: regLink}, mac, address,
 			&expr.Lookup{SourceRegister: regLink, SetName: r.ports[family].Name, SetID: r.ports[family].ID, Invert: true},
-			&expr.Verdict{Kind: expr.VerdictDrop},
-		)
-		conn.AddRule(&nftables.Rule{Table: r.bridge, Chain: chain, Exprs: exprs})
+		}, drop())
 	}
 	unlessOwn(
 		0, ofEtherType(unix.ETH_P_ARP),
@@ -72,16 +69,12 @@ func (r *Rules) addBridgeChain(conn *nftables.Conn) {
 	}
 	r.addDiscovery(conn, chain, ours)
 	permit := func(etherType uint16, i int, offset uint32) {
-		rule := append(append([]expr.Any{}, ours...),
-			&expr.Meta{Key: expr.MetaKeyPROTOCOL, Register: 1},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint16(etherType)},
+		r.rule(conn, chain, ours, ofEtherType(etherType), []expr.Any{
 			&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: regLink},
 			&expr.Payload{DestRegister: regMAC, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6},
 			&expr.Payload{DestRegister: regIP, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: families[i].size},
 			&expr.Lookup{SourceRegister: regLink, SetName: r.ports[i].Name, SetID: r.ports[i].ID},
-			&expr.Verdict{Kind: expr.VerdictAccept},
-		)
-		conn.AddRule(&nftables.Rule{Table: r.bridge, Chain: chain, Exprs: rule})
+		}, accept())
 	}
 	permit(unix.ETH_P_ARP, 0, arpSender)
 	for i, f := range families {
@@ -89,5 +82,5 @@ func (r *Rules) addBridgeChain(conn *nftables.Conn) {
 			permit(f.etherType, i, f.source)
 		}
 	}
-	conn.AddRule(&nftables.Rule{Table: r.bridge, Chain: chain, Exprs: append(ours, &expr.Verdict{Kind: expr.VerdictDrop})})
+	r.rule(conn, chain, ours, drop())
 }
