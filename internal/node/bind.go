@@ -16,18 +16,16 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
-// Bind gives a sandbox that exists already what its object has got since it was made: the
-// environment of its container, and whether its agent asks for a token. Processes started
-// afterwards have it, and so has the container whenever it is started anew. What runs is left
-// alone, the template's program too. Of a sandbox that has it all already, nothing is written.
+// Bind applies changes of an object to its existing sandbox: the container's environment, and whether the agent
+// requires a token. Later processes and restarts of the container have them; running processes keep theirs. Without
+// a change it writes nothing.
 //
-// Whoever hands a member of a pool to its owner tells the agent first, to be quick; Bind then
-// repeats that, and makes it last. The order is the agent's configuration on disk, the agent,
-// the journal: a death in between leaves the journal behind, and the next Bind begins again.
+// A claim sends its variables to the agent first, for speed; Bind persists them, and sends only what the agent lacks.
+// The order is the agent's configuration on disk, the agent, the journal: after a crash in between the journal is
+// behind, and the next Bind repeats all.
 //
-// A sandbox that sleeps or is not on the node is left as it is: an object that differs then is
-// bound once it runs. Kinds of error: errs.ErrInvalid for what no sandbox may have;
-// errs.ErrUnavailable, where a retry may help.
+// A paused or absent sandbox is left alone, and bound when it runs. Kinds of error: errs.ErrInvalid for a forbidden
+// value; errs.ErrUnavailable, where a retry may help.
 func (n *Node) Bind(ctx context.Context, s *agents.Sandbox) error {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return err
@@ -56,7 +54,7 @@ func (n *Node) Bind(ctx context.Context, s *agents.Sandbox) error {
 	return nil
 }
 
-// unbound reports whether a sandbox that can be bound now lacks something of its object.
+// unbound reports whether a running sandbox differs from its object.
 func unbound(r *journal.Row, s *agents.Sandbox) bool {
 	if r == nil || (r.Stage != journal.Live && r.Stage != journal.Restarting) || len(s.Spec.PodTemplate.Spec.Containers) == 0 {
 		return false
@@ -65,12 +63,12 @@ func unbound(r *journal.Row, s *agents.Sandbox) bool {
 	return r.Plan.Secure != s.Spec.AgentSecured() || !apiequality.Semantic.DeepEqual(r.Plan.Env, env)
 }
 
-// bind does the work of Bind, in the unit's turn.
+// bind implements Bind; the caller holds the sandbox's lock.
 func (n *Node) bind(ctx context.Context, u *registry.Handle, r *journal.Row, s *agents.Sandbox) error {
 	w := n.host.Operation(new(*r))
 	w.Row.Plan.Env = slices.Clone(s.Spec.PodTemplate.Spec.Containers[0].Env)
 	w.Row.Plan.Secure = s.Spec.AgentSecured()
-	if err := w.Bind(ctx, r.Stage == journal.Live); err != nil { // one that is being restarted reads its configuration
+	if err := w.Bind(ctx, r.Stage == journal.Live); err != nil { // a restarting agent reads its configuration
 		return err
 	}
 	return n.handles.Note(u, w.Row, r.Stage)

@@ -2,8 +2,10 @@ package node
 
 import (
 	"errors"
+	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -127,6 +129,65 @@ func TestBindOutlivesContainerAndServer(t *testing.T) {
 			if isOpen(t, n, s) {
 				t.Error("the agent is not closed again")
 			}
+			must(t, n.Remove(t.Context(), refOf(s)))
+		})
+	}
+}
+
+// initCounter counts the configurations sent to agents.
+type initCounter struct {
+	http.RoundTripper
+	sent atomic.Int32
+}
+
+func (c *initCounter) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.URL.Path == envd.PathInit {
+		c.sent.Add(1)
+	}
+	return c.RoundTripper.RoundTrip(r)
+}
+
+func TestBindSendsOnlyMissingConfiguration(t *testing.T) {
+	m := newMachine(t)
+	m.cfg.AgentToken = token
+	n, _ := m.node()
+	counter := &initCounter{RoundTripper: n.host.Agents.Transport}
+	n.host.Agents = &http.Client{Transport: counter}
+	variables := map[string]string{"BOTH": "claim", "OWNER": "claim $(BOTH)"}
+	for _, tt := range []struct {
+		name string
+		sent *envd.InitRequest
+		open bool
+		want int32
+	}{
+		{"the claim sent all", &envd.InitRequest{EnvVars: variables}, false, 0},
+		{"the claim sent nothing", nil, false, 1},
+		{"an open agent must be closed", &envd.InitRequest{EnvVars: variables, Open: true}, false, 1},
+		{"an open agent stays open", &envd.InitRequest{EnvVars: variables, Open: true}, true, 0},
+		{"a closed agent must be opened", &envd.InitRequest{EnvVars: variables}, true, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := member()
+			ensure(t, n, s)
+			if tt.sent != nil {
+				agent, err := n.Agent(t.Context(), refOf(s))
+				must(t, err)
+				must(t, agent.Init(t.Context(), *tt.sent))
+			}
+			bound := claimed(s)
+			bound.Spec.Barchan.Access.OpenAgent = tt.open
+			counter.sent.Store(0)
+			must(t, n.Bind(t.Context(), bound))
+			if got := counter.sent.Load(); got != tt.want {
+				t.Errorf("the node sent %d configurations, want %d", got, tt.want)
+			}
+			if isOpen(t, n, s) != tt.open {
+				t.Errorf("the agent is open: %t", !tt.open)
+			}
+			wantBound(t, n, s, "once bound")
+			eventually.True(t, "the program runs", func() bool { return starts(t, n, s) == 1 })
+			restartContainer(t, n, s)
+			wantBound(t, n, s, "after a restart of the container")
 			must(t, n.Remove(t.Context(), refOf(s)))
 		})
 	}

@@ -98,11 +98,35 @@ func (w *Operation) configureAgent(ctx context.Context, cfg *envd.Config) error 
 	}
 	ctx, cancel := context.WithTimeout(ctx, w.host.cfg.StartTimeout)
 	defer cancel()
+	if w.isConfigured(ctx, agent, cfg) {
+		return nil
+	}
 	err = agent.Init(ctx, envd.InitRequest{EnvVars: cfg.Env, AccessToken: cfg.AccessToken, Open: cfg.Open})
 	if refused, ok := errors.AsType[*envd.Error](err); ok && refused.Status == http.StatusBadRequest {
 		return fmt.Errorf("agent: %w: %w", err, errs.ErrInvalid)
 	}
 	return errs.Retryable(err)
+}
+
+// isConfigured reports whether a running agent has the environment and the access of a configuration, as after a
+// claim that sent both. It reads the agent, not the journal, which may be behind after a crash.
+func (w *Operation) isConfigured(ctx context.Context, agent *envd.Client, cfg *envd.Config) bool {
+	stranger, err := envd.NewClient(w.host.agentConfig(w.Row.Address))
+	if err != nil {
+		return false
+	}
+	_, err = stranger.Envs(ctx)
+	refused, _ := errors.AsType[*envd.Error](err)
+	if cfg.Open && err != nil || !cfg.Open && (refused == nil || refused.Status != http.StatusUnauthorized) {
+		return false
+	}
+	env, err := agent.Envs(ctx)
+	for name, value := range cfg.Env { // the agent has more of its own
+		if has, ok := env[name]; !ok || has != value {
+			return false
+		}
+	}
+	return err == nil
 }
 
 // awaitRestored waits until the agent responds, and notifies it of the restore. It sets the clock of an agent
@@ -159,7 +183,7 @@ func (w *Operation) agentConfigFile() string {
 }
 
 // Bind writes the row's environment and token into the agent's configuration, and sends them to a running
-// agent.
+// agent that does not have them.
 func (w *Operation) Bind(ctx context.Context, runs bool) error {
 	var cfg *envd.Config
 	steps := []step{{name: "bind_config", do: func(context.Context) (err error) {

@@ -107,7 +107,7 @@ func agentDialer() *net.Dialer {
 
 // AgentOf returns a client of the agent at an address.
 func (h *Host) AgentOf(id sandbox.ID, addr netip.Addr) (*envd.Client, error) {
-	cfg := envd.ClientConfig{HTTP: h.Agents, BaseURL: "http://" + net.JoinHostPort(addr.String(), strconv.Itoa(envd.Port))}
+	cfg := h.agentConfig(addr)
 	if h.cfg.AgentToken != nil {
 		cfg.Token = func() string { return h.cfg.AgentToken(id) }
 	}
@@ -116,6 +116,11 @@ func (h *Host) AgentOf(id sandbox.ID, addr netip.Addr) (*envd.Client, error) {
 		return nil, fmt.Errorf("create agent client: %w", err)
 	}
 	return c, nil
+}
+
+// agentConfig is of a client without a token.
+func (h *Host) agentConfig(addr netip.Addr) envd.ClientConfig {
+	return envd.ClientConfig{HTTP: h.Agents, BaseURL: "http://" + net.JoinHostPort(addr.String(), strconv.Itoa(envd.Port))}
 }
 
 // ClaimsDir has the volume claims of a sandbox.
