@@ -17,6 +17,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/daemon/defaults"
 	"github.com/barchan-dev/barchan/internal/daemon/staleness"
 	"github.com/barchan-dev/barchan/internal/edge/peers"
+	"github.com/barchan-dev/barchan/internal/edge/peers/push"
+	"github.com/barchan-dev/barchan/internal/edge/peers/trust"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 )
 
@@ -73,7 +75,7 @@ func (d *Daemon) makePeers(context.Context) error {
 	}
 	d.peers, err = peers.New(peers.Config{
 		Name: d.cfg.NodeName, Bind: gossip, PushBind: push, Seeds: d.cfg.PeerSeeds,
-		KeyFile: filepath.Join(d.cfg.PeerDir, "gossip.key"), TLS: peers.TLS{Dir: filepath.Join(d.cfg.PeerDir, "authority")},
+		KeyFile: filepath.Join(d.cfg.PeerDir, "gossip.key"), TLS: trust.Source{Dir: filepath.Join(d.cfg.PeerDir, "authority")},
 		StateFile: filepath.Join(d.cfg.DataDir, "members.json"), OnRoutes: d.applyHints, Log: d.cfg.Log, Metrics: d.metrics, FlushDelay: -1,
 	})
 	return err
@@ -87,7 +89,7 @@ func (d *Daemon) peerServices() services {
 }
 
 // applyHints applies another replica's batch as hints; the watch has the base routes.
-func (d *Daemon) applyHints(_ string, batch []peers.Route) {
+func (d *Daemon) applyHints(_ string, batch []push.Route) {
 	for _, r := range batch {
 		if !d.ours(r.Address) {
 			continue

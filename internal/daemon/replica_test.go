@@ -12,7 +12,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/daemon/boot"
-	"github.com/barchan-dev/barchan/internal/edge/peers"
+	"github.com/barchan-dev/barchan/internal/edge/peers/push"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
@@ -51,7 +51,7 @@ func TestApplyHints(t *testing.T) {
 			_, ok := d.routes.Lookup(r.ID)
 			return ok
 		}
-		d.applyHints("other", []peers.Route{{Route: r}, {Route: other}})
+		d.applyHints("other", []push.Route{{Route: r}, {Route: other}})
 		if got := found(r); got != tt.want {
 			t.Errorf("%+v: found after a hint %v", tt, got)
 		}
@@ -64,12 +64,12 @@ func TestApplyHints(t *testing.T) {
 			t.Errorf("%+v: a hint replaces the base record, which only the watch writes", tt)
 		}
 		d.routes.Upsert(r) // the watch confirms it
-		d.applyHints("other", []peers.Route{{Route: r, Deleted: true}})
+		d.applyHints("other", []push.Route{{Route: r, Deleted: true}})
 		if !found(r) {
 			t.Errorf("%+v: a deletion that is not newer than the watch hides the route", tt)
 		}
 		r.ResourceVersion = "6"
-		d.applyHints("other", []peers.Route{{Route: r, Deleted: true}})
+		d.applyHints("other", []push.Route{{Route: r, Deleted: true}})
 		if got := found(r); got == tt.want {
 			t.Errorf("%+v: found after the hint of a deletion %v", tt, got)
 		}

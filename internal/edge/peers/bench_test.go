@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/barchan-dev/barchan/internal/edge/peers/push"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 )
 
@@ -23,14 +24,14 @@ func BenchmarkPush(b *testing.B) {
 			b.Run(fmt.Sprintf("members=%d/%s", members, name), func(b *testing.B) {
 				g := newGroup(b)
 				cfg := g.config("r0", "127.0.0.1")
-				cfg.OnRoutes = func(string, []Route) {}
+				cfg.OnRoutes = func(string, []push.Route) {}
 				r, err := New(cfg)
 				if err != nil {
 					b.Fatal(err)
 				}
-				queues := make([]*queue, members)
+				queues := make([]*push.Queue, members)
 				for i := range queues {
-					queues[i] = newQueue(DefaultQueue)
+					queues[i] = push.NewQueue(DefaultQueue)
 				}
 				r.queues.Store(&queues)
 				version := 1
@@ -57,8 +58,8 @@ func BenchmarkLatency(b *testing.B) {
 			g := newGroup(b)
 			arrived := make(chan struct{}, 1)
 			to := g.config("to", "127.0.0.10")
-			to.OnRoutes = func(_ string, batch []Route) {
-				if slices.ContainsFunc(batch, func(r Route) bool { return r.Name == "s1" }) {
+			to.OnRoutes = func(_ string, batch []push.Route) {
+				if slices.ContainsFunc(batch, func(r push.Route) bool { return r.Name == "s1" }) {
 					arrived <- struct{}{}
 				}
 			}

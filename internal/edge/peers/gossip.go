@@ -16,6 +16,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/edge/peers/push"
 )
 
 const (
@@ -58,7 +59,7 @@ func memberOf(n *memberlist.Node) (Member, error) {
 	switch {
 	case len(validation.IsDNS1123Subdomain(n.Name)) > 0, !ok:
 		return Member{}, fmt.Errorf("name %.100q or its address: %w", n.Name, errs.ErrInvalid)
-	case about.Version != wireVersion || about.Boot == "" || !about.Push.IsValid():
+	case about.Version != push.Version || about.Boot == "" || !about.Push.IsValid():
 		return Member{}, fmt.Errorf("%s says nothing of itself that we understand: %w", n.Name, errs.ErrInvalid)
 	}
 	gossip := netip.AddrPortFrom(addr.Unmap(), n.Port)
@@ -108,7 +109,7 @@ func (r *Replica) memberlistConfig(ctx context.Context, t *transport) *memberlis
 type announcer struct{ r *Replica }
 
 func (a announcer) NodeMeta(limit int) []byte {
-	text, err := json.Marshal(meta{Version: wireVersion, Push: a.r.self.Push, Boot: a.r.self.Boot, Keys: a.r.keys.ids()})
+	text, err := json.Marshal(meta{Version: push.Version, Push: a.r.self.Push, Boot: a.r.self.Boot, Keys: a.r.keys.ids()})
 	if err != nil || len(text) > limit {
 		return nil
 	}

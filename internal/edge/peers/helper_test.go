@@ -6,6 +6,8 @@ import (
 	"encoding/pem"
 	"os"
 	"testing"
+
+	"github.com/barchan-dev/barchan/internal/edge/peers/trust"
 )
 
 func copyFile(from, to string) error {
@@ -16,7 +18,7 @@ func copyFile(from, to string) error {
 	return os.WriteFile(to, text, 0o600)
 }
 
-func writePair(t *testing.T, to TLS, pair *tls.Certificate) {
+func writePair(t *testing.T, to trust.Source, pair *tls.Certificate) {
 	t.Helper()
 	der, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/durable"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/edge/peers/trust"
 )
 
 const (
@@ -79,7 +80,7 @@ func parseKey(text string) ([]byte, error) {
 // openKeys reads the keys, or makes the first one.
 func openKeys(path string) (*keyring, error) {
 	k := &keyring{path: path, turn: make(chan struct{}, 1)}
-	err := exclusively(path+".lock", func() error {
+	err := trust.Exclusively(path+".lock", func() error {
 		keys, err := readKeys(path)
 		if errors.Is(err, fs.ErrNotExist) {
 			raw, _ := parseKey(NewKey())

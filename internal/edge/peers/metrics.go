@@ -20,16 +20,14 @@ const (
 
 // Why batches are rejected: labels of refused.
 const (
-	refusedNoCertificate = "no_certificate"
-	refusedCertificate   = "certificate" // not of our authority, expired, or for other uses
-	refusedName          = "name"        // the certificate is another member's
-	refusedMember        = "member"      // not a member by gossip
-	refusedBoot          = "boot"        // of or for an earlier process
-	refusedReplay        = "replay"
-	refusedSize          = "size"
-	refusedRoutes        = "routes" // too many
-	refusedMalformed     = "malformed"
-	refusedRequest       = "request" // another path, method or content type
+	refusedName      = "name"   // the certificate is another member's
+	refusedMember    = "member" // not a member by gossip
+	refusedBoot      = "boot"   // of or for an earlier process
+	refusedReplay    = "replay"
+	refusedSize      = "size"
+	refusedRoutes    = "routes" // too many
+	refusedMalformed = "malformed"
+	refusedRequest   = "request" // another path, method or content type
 )
 
 // Why gossip is rejected: labels of gossip.

@@ -19,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/edge/peers/push"
+	"github.com/barchan-dev/barchan/internal/edge/peers/trust"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
@@ -50,7 +52,7 @@ func (g *group) config(name, addr string) Config {
 	at := netip.AddrPortFrom(netip.MustParseAddr(addr), 0)
 	return Config{
 		Name: name, Bind: at, PushBind: at, KeyFile: filepath.Join(g.dir, name+".keys"), StateFile: filepath.Join(g.dir, name+".state"),
-		TLS: TLS{Dir: filepath.Join(g.dir, "ca")}, Metrics: prometheus.NewRegistry(),
+		TLS: trust.Source{Dir: filepath.Join(g.dir, "ca")}, Metrics: prometheus.NewRegistry(),
 		rejoinMin: 20 * time.Millisecond, rejoinMax: 200 * time.Millisecond, tune: g.tune,
 	}
 }
@@ -77,7 +79,7 @@ func (g *group) start(cfg Config) *peer {
 	g.t.Helper()
 	p := &peer{table: route.NewTable(), cfg: cfg, heard: make(chan struct{}, 1)}
 	take := cfg.OnRoutes
-	cfg.OnRoutes = func(from string, batch []Route) {
+	cfg.OnRoutes = func(from string, batch []push.Route) {
 		for _, r := range batch {
 			if r.Deleted {
 				p.table.Delete(r.ID, r.ResourceVersion)
@@ -297,7 +299,7 @@ func TestConfig(t *testing.T) {
 		"TLS":       func(c *Config) { c.TLS.CAFile = "also" },
 	} {
 		cfg := g.config("r", "127.0.0.1")
-		cfg.OnRoutes = func(string, []Route) {}
+		cfg.OnRoutes = func(string, []push.Route) {}
 		spoil(&cfg)
 		if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s: %v", field, err)

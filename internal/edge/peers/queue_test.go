@@ -7,14 +7,15 @@ import (
 	"testing"
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/edge/peers/push"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 )
 
 // history makes what truly happens: sandboxes are made, change and die, each event of them with
 // the next version; a name comes back as another sandbox.
-func history(rnd *rand.Rand, events int) []Route {
+func history(rnd *rand.Rand, events int) []push.Route {
 	type life struct{ uid, name int }
-	var out []Route
+	var out []push.Route
 	version, made := 0, 0
 	alive := map[int]*life{} // by name
 	for len(out) < events {
@@ -36,12 +37,12 @@ func history(rnd *rand.Rand, events int) []Route {
 			delete(alive, name)
 			r.State = sandbox.Dead
 		}
-		out = append(out, Route{Route: r, Deleted: dead})
+		out = append(out, push.Route{Route: r, Deleted: dead})
 	}
 	return out
 }
 
-func apply(t *route.Table, r Route) {
+func apply(t *route.Table, r push.Route) {
 	if r.Deleted {
 		t.Delete(r.ID, r.ResourceVersion)
 	} else {
@@ -75,20 +76,20 @@ func TestQueueAgainstModel(t *testing.T) { //nolint:gocyclo // the model beside 
 	for seed := range uint64(300) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
 		const room = 5
-		q := newQueue(room)
-		var model []Route // in the order of the queue
+		q := push.NewQueue(room)
+		var model []push.Route // in the order of the queue
 		at := func(id sandbox.ID) int {
-			return slices.IndexFunc(model, func(r Route) bool { return r.ID == id })
+			return slices.IndexFunc(model, func(r push.Route) bool { return r.ID == id })
 		}
 		events := history(rnd, 60)
 		rnd.Shuffle(len(events), func(i, j int) { events[i], events[j] = events[j], events[i] })
 		for _, e := range events {
 			switch i := at(e.ID); {
 			case i >= 0:
-				if supersedes(&e, &model[i]) {
+				if push.Supersedes(&e, &model[i]) {
 					model[i] = e
 				}
-				if q.add(&e) != coalesced {
+				if q.Add(&e) != push.Coalesced {
 					t.Fatalf("seed %d: not coalesced", seed)
 				}
 			default:
@@ -97,13 +98,13 @@ func TestQueueAgainstModel(t *testing.T) { //nolint:gocyclo // the model beside 
 					model = model[1:]
 				}
 				model = append(model, e)
-				if did := q.add(&e); (did == overflown) != full {
+				if did := q.Add(&e); (did == push.Overflown) != full {
 					t.Fatalf("seed %d: outcome %d of a full=%v queue", seed, did, full)
 				}
 			}
 			if rnd.IntN(5) == 0 {
 				n := rnd.IntN(room)
-				taken := q.take(n)
+				taken := q.Take(n)
 				for i, r := range taken {
 					if *r != model[i] {
 						t.Fatalf("seed %d: took %v, want %v", seed, *r, model[i])
@@ -113,52 +114,52 @@ func TestQueueAgainstModel(t *testing.T) { //nolint:gocyclo // the model beside 
 					t.Fatalf("seed %d: took %d of %d", seed, len(taken), len(model))
 				}
 				if rnd.IntN(2) == 0 {
-					if lost := q.putBack(taken); lost != 0 {
+					if lost := q.PutBack(taken); lost != 0 {
 						t.Fatalf("seed %d: lost %d that were in it before", seed, lost)
 					}
 				} else {
 					model = model[len(taken):]
 				}
 			}
-			if q.len() != len(model) || q.len() > room {
-				t.Fatalf("seed %d: %d queued, want %d", seed, q.len(), len(model))
+			if q.Len() != len(model) || q.Len() > room {
+				t.Fatalf("seed %d: %d queued, want %d", seed, q.Len(), len(model))
 			}
 		}
 	}
 }
 
 func TestPutBack(t *testing.T) {
-	q := newQueue(2)
-	r := func(n int, v string) *Route { return &Route{Route: testRoute(n, v)} }
-	for _, x := range []*Route{r(1, "1"), r(2, "1")} {
-		q.add(x)
+	q := push.NewQueue(2)
+	r := func(n int, v string) *push.Route { return &push.Route{Route: testRoute(n, v)} }
+	for _, x := range []*push.Route{r(1, "1"), r(2, "1")} {
+		q.Add(x)
 	}
-	taken := q.take(2)
-	q.add(r(2, "2")) // newer than what is out
-	q.add(r(3, "1"))
-	if lost := q.putBack(taken); lost != 1 {
+	taken := q.Take(2)
+	q.Add(r(2, "2")) // newer than what is out
+	q.Add(r(3, "1"))
+	if lost := q.PutBack(taken); lost != 1 {
 		t.Errorf("lost %d, want the oldest", lost)
 	}
-	left := q.take(5)
+	left := q.Take(5)
 	if len(left) != 2 || left[0].ResourceVersion != "2" || left[1].ID != r(3, "").ID {
 		t.Errorf("left %v", left)
 	}
-	q.add(r(1, "5"))
-	q.putBack([]*Route{{Route: testRoute(1, "7")}}) // somebody pushed an older one meanwhile
-	if left := q.take(5); len(left) != 1 || left[0].ResourceVersion != "7" {
+	q.Add(r(1, "5"))
+	q.PutBack([]*push.Route{{Route: testRoute(1, "7")}}) // somebody pushed an older one meanwhile
+	if left := q.Take(5); len(left) != 1 || left[0].ResourceVersion != "7" {
 		t.Errorf("left %v", left)
 	}
 	dead := r(4, "3")
 	dead.Deleted = true
-	q.add(r(4, "3"))
-	q.add(dead)
-	q.add(r(4, "3"))
-	if left := q.take(5); len(left) != 1 || !left[0].Deleted {
+	q.Add(r(4, "3"))
+	q.Add(dead)
+	q.Add(r(4, "3"))
+	if left := q.Take(5); len(left) != 1 || !left[0].Deleted {
 		t.Errorf("of one version, dead is the last word: %v", left)
 	}
-	q.add(r(5, "9"))
-	q.add(r(5, "10")) // not as strings
-	if left := q.take(5); left[0].ResourceVersion != "10" {
+	q.Add(r(5, "9"))
+	q.Add(r(5, "10")) // not as strings
+	if left := q.Take(5); left[0].ResourceVersion != "10" {
 		t.Errorf("9 is newer than %s", left[0].ResourceVersion)
 	}
 }
@@ -174,18 +175,18 @@ func TestTablesConverge(t *testing.T) {
 			apply(truth, e)
 		}
 		table := route.NewTable()
-		q := newQueue(len(events))
+		q := push.NewQueue(len(events))
 		order := rnd.Perm(len(events))
-		var sent []Route
+		var sent []push.Route
 		for _, i := range order {
 			e := events[i]
-			q.add(&e)
+			q.Add(&e)
 			if rnd.IntN(4) > 0 {
 				continue
 			}
-			taken := q.take(1 + rnd.IntN(4))
+			taken := q.Take(1 + rnd.IntN(4))
 			if rnd.IntN(4) == 0 {
-				q.putBack(taken)
+				q.PutBack(taken)
 				continue
 			}
 			for _, r := range taken {
@@ -196,7 +197,7 @@ func TestTablesConverge(t *testing.T) {
 				apply(table, sent[rnd.IntN(len(sent))]) // again
 			}
 		}
-		for _, r := range q.take(len(events)) {
+		for _, r := range q.Take(len(events)) {
 			apply(table, *r)
 		}
 		if !same(contents(table), contents(truth)) {

@@ -16,6 +16,8 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/edge/peers/push"
+	"github.com/barchan-dev/barchan/internal/edge/peers/trust"
 )
 
 const (
@@ -46,7 +48,7 @@ type receiver struct {
 	metrics  *metrics
 	boot     string
 	member   func(name string) (Member, bool)
-	onRoutes func(from string, batch []Route)
+	onRoutes func(from string, batch []push.Route)
 
 	mu    sync.Mutex
 	heard map[string]lastBatch // +checklocks:mu
@@ -59,7 +61,7 @@ type lastBatch struct {
 }
 
 // serve ends when ctx is done and all handlers have returned.
-func (v *receiver) serve(ctx context.Context, l net.Listener, trust *trust) error {
+func (v *receiver) serve(ctx context.Context, l net.Listener, trust *trust.Trust) error {
 	// Counted when accepted: counting in the handler might be too late.
 	var conns sync.WaitGroup
 	defer conns.Wait()
@@ -74,7 +76,7 @@ func (v *receiver) serve(ctx context.Context, l net.Listener, trust *trust) erro
 				conns.Done()
 			}
 		},
-		TLSConfig:         trust.server(func(reason string) { v.metrics.refused.WithLabelValues(reason).Inc() }),
+		TLSConfig:         trust.Server(func(reason string) { v.metrics.refused.WithLabelValues(reason).Inc() }),
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       bodyTimeout,
 		IdleTimeout:       idleTimeout,
@@ -119,27 +121,27 @@ func (v *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-func (v *receiver) read(req *http.Request) (from string, routes []Route, no *refusal) {
+func (v *receiver) read(req *http.Request) (from string, routes []push.Route, no *refusal) {
 	kind, _, _ := mime.ParseMediaType(req.Header.Get("Content-Type"))
 	switch {
 	case req.TLS == nil || len(req.TLS.PeerCertificates) == 0:
-		return "", nil, &refusal{refusedNoCertificate, http.StatusUnauthorized, errors.New("no certificate shown")}
+		return "", nil, &refusal{trust.RefusedNoCertificate, http.StatusUnauthorized, errors.New("no certificate shown")}
 	case req.URL.Path != refreshPath:
 		return "", nil, &refusal{refusedRequest, http.StatusNotFound, errors.New("only " + refreshPath + " is here")}
 	case req.Method != http.MethodPost:
 		return "", nil, &refusal{refusedRequest, http.StatusMethodNotAllowed, errors.New("only POST is taken")}
 	case kind != contentType:
 		return "", nil, &refusal{refusedRequest, http.StatusUnsupportedMediaType, errors.New("only " + contentType + " is taken")}
-	case req.ContentLength > maxBody:
-		return "", nil, &refusal{refusedSize, http.StatusRequestEntityTooLarge, fmt.Errorf("batch of more than %d bytes", maxBody)}
+	case req.ContentLength > push.MaxBody:
+		return "", nil, &refusal{refusedSize, http.StatusRequestEntityTooLarge, fmt.Errorf("batch of more than %d bytes", push.MaxBody)}
 	}
-	b, err := readBatch(req.Body)
+	b, err := push.ReadBatch(req.Body)
 	switch {
 	case errors.Is(err, errs.ErrTooLarge):
 		return "", nil, &refusal{refusedSize, http.StatusRequestEntityTooLarge, err}
 	case err != nil:
 		return "", nil, &refusal{refusedMalformed, http.StatusBadRequest, err}
-	case !speaksFor(req.TLS.PeerCertificates[0], b.From):
+	case !trust.SpeaksFor(req.TLS.PeerCertificates[0], b.From):
 		return "", nil, &refusal{refusedName, http.StatusForbidden, fmt.Errorf("the certificate is not that of %.100q", b.From)}
 	}
 	routes, no = v.admit(b)
@@ -147,7 +149,7 @@ func (v *receiver) read(req *http.Request) (from string, routes []Route, no *ref
 }
 
 // admit checks a member's statements about itself, and records the batch as accepted.
-func (v *receiver) admit(b *batch) ([]Route, *refusal) {
+func (v *receiver) admit(b *push.Batch) ([]push.Route, *refusal) {
 	m, ok := v.member(b.From)
 	switch {
 	case !ok:
@@ -157,7 +159,7 @@ func (v *receiver) admit(b *batch) ([]Route, *refusal) {
 	case b.To != v.boot:
 		return nil, &refusal{refusedBoot, http.StatusConflict, errors.New("to is another life than this process")}
 	}
-	routes, err := b.take()
+	routes, err := b.Take()
 	switch {
 	case errors.Is(err, errs.ErrTooLarge):
 		return nil, &refusal{refusedRoutes, http.StatusRequestEntityTooLarge, err}
@@ -170,7 +172,7 @@ func (v *receiver) admit(b *batch) ([]Route, *refusal) {
 }
 
 // first reports whether a batch is newer than all accepted ones of the same process.
-func (v *receiver) first(b *batch) bool {
+func (v *receiver) first(b *push.Batch) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if last, ok := v.heard[b.From]; ok && last.boot == b.Boot && b.Seq <= last.seq {

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/localca"
+	"github.com/barchan-dev/barchan/internal/edge/peers/push"
+	"github.com/barchan-dev/barchan/internal/edge/peers/trust"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -47,7 +49,7 @@ func (f *forger) do(method, path, kind string, body []byte) (int, error) {
 	return resp.StatusCode, nil
 }
 
-func encode(t *testing.T, b batch) []byte {
+func encode(t *testing.T, b push.Batch) []byte {
 	t.Helper()
 	text, err := json.Marshal(b)
 	if err != nil {
@@ -61,19 +63,19 @@ func TestForgedBatches(t *testing.T) {
 	all := g.members(3)
 	to := all[0]
 	before := count(t, to, "refused_total")
-	me := newForger(t, to, all[1].trust.client("r0"))
-	good := batch{
-		Version: wireVersion, From: "r1", Boot: all[1].Self().Boot, To: to.Self().Boot, Seq: 1 << 40,
-		Routes: []wireRoute{toWire(&Route{Route: testRoute(1, "5")})},
+	me := newForger(t, to, all[1].trust.Client("r0"))
+	good := push.Batch{
+		Version: push.Version, From: "r1", Boot: all[1].Self().Boot, To: to.Self().Boot, Seq: 1 << 40,
+		Routes: []push.Record{push.RecordOf(&push.Route{Route: testRoute(1, "5")})},
 	}
-	many := make([]wireRoute, maxBatch+1)
+	many := make([]push.Record, push.MaxBatch+1)
 	for i := range many {
-		many[i] = toWire(&Route{Route: testRoute(i, "1")})
+		many[i] = push.RecordOf(&push.Route{Route: testRoute(i, "1")})
 	}
-	absurd, foreign := toWire(&Route{Route: testRoute(2, "1")}), toWire(&Route{Route: testRoute(3, "1")})
+	absurd, foreign := push.RecordOf(&push.Route{Route: testRoute(2, "1")}), push.RecordOf(&push.Route{Route: testRoute(3, "1")})
 	absurd.ResourceVersion = "9999999999999999999999"
 	foreign.ID = testRoute(4, "").ID
-	with := func(change func(*batch)) []byte {
+	with := func(change func(*push.Batch)) []byte {
 		b := good
 		b.Seq++
 		change(&b)
@@ -90,19 +92,19 @@ func TestForgedBatches(t *testing.T) {
 	}{
 		{name: "not JSON", body: []byte("{"), status: 400, reason: refusedMalformed},
 		{name: "other JSON", body: []byte("[]"), status: 400, reason: refusedMalformed},
-		{name: "two in one", body: append(with(func(*batch) {}), '{', '}'), status: 400, reason: refusedMalformed},
-		{name: "another version of the protocol", body: with(func(b *batch) { b.Version = 2 }), status: 400, reason: refusedMalformed},
-		{name: "oversized", body: with(func(b *batch) { b.Boot = strings.Repeat("x", maxBody) }), status: 413, reason: refusedSize},
-		{name: "too many routes", body: with(func(b *batch) { b.Routes = many }), status: 413, reason: refusedRoutes},
-		{name: "an absurd version after a good route", body: with(func(b *batch) { b.Routes = append(b.Routes[:1:1], absurd) }), status: 400, reason: refusedMalformed},
-		{name: "another's ID", body: with(func(b *batch) { b.Routes = append(b.Routes[:1:1], foreign) }), status: 400, reason: refusedMalformed},
-		{name: "in another member's name", body: with(func(b *batch) { b.From, b.Boot = "r2", all[2].Self().Boot }), status: 403, reason: refusedName},
-		{name: "in the receiver's name", body: with(func(b *batch) { b.From = "r0" }), status: 403, reason: refusedName},
-		{name: "from an earlier life", body: with(func(b *batch) { b.Boot = "before" }), status: 409, reason: refusedBoot},
-		{name: "for an earlier life", body: with(func(b *batch) { b.To = "before" }), status: 409, reason: refusedBoot},
-		{name: "elsewhere", path: "/", body: with(func(*batch) {}), status: 404, reason: refusedRequest},
-		{name: "by GET", method: http.MethodGet, body: with(func(*batch) {}), status: 405, reason: refusedRequest},
-		{name: "as a form", kind: "text/plain", body: with(func(*batch) {}), status: 415, reason: refusedRequest},
+		{name: "two in one", body: append(with(func(*push.Batch) {}), '{', '}'), status: 400, reason: refusedMalformed},
+		{name: "another version of the protocol", body: with(func(b *push.Batch) { b.Version = 2 }), status: 400, reason: refusedMalformed},
+		{name: "oversized", body: with(func(b *push.Batch) { b.Boot = strings.Repeat("x", push.MaxBody) }), status: 413, reason: refusedSize},
+		{name: "too many routes", body: with(func(b *push.Batch) { b.Routes = many }), status: 413, reason: refusedRoutes},
+		{name: "an absurd version after a good route", body: with(func(b *push.Batch) { b.Routes = append(b.Routes[:1:1], absurd) }), status: 400, reason: refusedMalformed},
+		{name: "another's ID", body: with(func(b *push.Batch) { b.Routes = append(b.Routes[:1:1], foreign) }), status: 400, reason: refusedMalformed},
+		{name: "in another member's name", body: with(func(b *push.Batch) { b.From, b.Boot = "r2", all[2].Self().Boot }), status: 403, reason: refusedName},
+		{name: "in the receiver's name", body: with(func(b *push.Batch) { b.From = "r0" }), status: 403, reason: refusedName},
+		{name: "from an earlier life", body: with(func(b *push.Batch) { b.Boot = "before" }), status: 409, reason: refusedBoot},
+		{name: "for an earlier life", body: with(func(b *push.Batch) { b.To = "before" }), status: 409, reason: refusedBoot},
+		{name: "elsewhere", path: "/", body: with(func(*push.Batch) {}), status: 404, reason: refusedRequest},
+		{name: "by GET", method: http.MethodGet, body: with(func(*push.Batch) {}), status: 405, reason: refusedRequest},
+		{name: "as a form", kind: "text/plain", body: with(func(*push.Batch) {}), status: 415, reason: refusedRequest},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -146,7 +148,7 @@ func TestRunWaitsForHandlers(t *testing.T) {
 	var left atomic.Bool
 	cfg := g.config("r0", "127.0.0.10")
 	cfg.KeyFile, cfg.reach = filepath.Join(g.dir, "keys"), g.reach("r0")
-	cfg.OnRoutes = func(string, []Route) {
+	cfg.OnRoutes = func(string, []push.Route) {
 		signal(entered)
 		<-hold
 		left.Store(true)
@@ -203,9 +205,9 @@ func or(a, b string) string {
 func TestReplayOverRestarts(t *testing.T) {
 	g := newGroup(t)
 	all := g.members(2)
-	old := batch{
-		Version: wireVersion, From: "r1", Boot: all[1].Self().Boot, To: all[0].Self().Boot, Seq: 1 << 40,
-		Routes: []wireRoute{toWire(&Route{Route: testRoute(1, "5")})},
+	old := push.Batch{
+		Version: push.Version, From: "r1", Boot: all[1].Self().Boot, To: all[0].Self().Boot, Seq: 1 << 40,
+		Routes: []push.Record{push.RecordOf(&push.Route{Route: testRoute(1, "5")})},
 	}
 	trust := all[1].trust
 	all[0].stop()
@@ -213,7 +215,7 @@ func TestReplayOverRestarts(t *testing.T) {
 	cfg.Metrics = g.config("", "127.0.0.1").Metrics
 	again := g.start(cfg)
 	g.eventually(func() bool { return len(again.Members()) == 1 }, "joined again")
-	me := newForger(t, again, trust.client("r0"))
+	me := newForger(t, again, trust.Client("r0"))
 	if status, err := me.do(http.MethodPost, refreshPath, contentType, encode(t, old)); err != nil || status != http.StatusConflict {
 		t.Errorf("to the next life: %d, %v", status, err)
 	}
@@ -231,7 +233,7 @@ func TestReplayOverRestarts(t *testing.T) {
 func TestWrongCertificates(t *testing.T) {
 	g := newGroup(t)
 	to := g.members(1)[0]
-	other, err := openTrust("r1", TLS{Dir: filepath.Join(g.dir, "other")})
+	other, err := trust.Open("r1", trust.Source{Dir: filepath.Join(g.dir, "other")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,9 +246,9 @@ func TestWrongCertificates(t *testing.T) {
 		config *tls.Config
 		reason string
 	}{
-		"none":             {&tls.Config{}, refusedNoCertificate},
-		"other authority":  {other.client("r0"), refusedCertificate},
-		"not for a client": {asClient(t, web.TLSConfig()), refusedCertificate},
+		"none":             {&tls.Config{}, trust.RefusedNoCertificate},
+		"other authority":  {other.Client("r0"), trust.RefusedCertificate},
+		"not for a client": {asClient(t, web.TLSConfig()), trust.RefusedCertificate},
 	} {
 		was := count(t, to, "refused_total", tt.reason)
 		f := newForger(t, to, tt.config)
@@ -257,12 +259,12 @@ func TestWrongCertificates(t *testing.T) {
 			t.Errorf("%s: %s counted %v times", name, tt.reason, now-was)
 		}
 	}
-	stranger, err := openTrust("stranger", TLS{Dir: filepath.Join(g.dir, "ca")})
+	stranger, err := trust.Open("stranger", trust.Source{Dir: filepath.Join(g.dir, "ca")})
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := newForger(t, to, stranger.client("r0"))
-	body := encode(t, batch{Version: wireVersion, From: "stranger", To: to.Self().Boot, Seq: 1})
+	f := newForger(t, to, stranger.Client("r0"))
+	body := encode(t, push.Batch{Version: push.Version, From: "stranger", To: to.Self().Boot, Seq: 1})
 	if status, err := f.do(http.MethodPost, refreshPath, contentType, body); err != nil || status != http.StatusForbidden || count(t, to, "refused_total", refusedMember) != 1 {
 		t.Errorf("certified but no member: %d, %v", status, err)
 	}
@@ -300,13 +302,13 @@ func TestOtherAuthority(t *testing.T) {
 func TestGivenCertificates(t *testing.T) {
 	g := newGroup(t)
 	dir := filepath.Join(g.dir, "ca")
-	give := func(name string) TLS {
-		made, err := openTrust(name, TLS{Dir: dir})
+	give := func(name string) trust.Source {
+		made, err := trust.Open(name, trust.Source{Dir: dir})
 		if err != nil {
 			t.Fatal(err)
 		}
-		files := TLS{CAFile: filepath.Join(dir, localca.CertFile), CertFile: filepath.Join(g.dir, name+".crt"), KeyFile: filepath.Join(g.dir, name+".key")}
-		pair, err := made.certificate()
+		files := trust.Source{CAFile: filepath.Join(dir, localca.CertFile), CertFile: filepath.Join(g.dir, name+".crt"), KeyFile: filepath.Join(g.dir, name+".key")}
+		pair, err := made.Certificate()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -321,16 +323,16 @@ func TestGivenCertificates(t *testing.T) {
 	second := g.start(b)
 	g.eventually(func() bool { return len(first.Members()) == 1 }, "joined")
 	g.told(first, second, 1)
-	was, err := first.trust.certificate()
+	was, err := first.trust.Certificate()
 	if err != nil {
 		t.Fatal(err)
 	}
 	give("a")
-	if now, err := first.trust.certificate(); err != nil || now.Leaf.SerialNumber.Cmp(was.Leaf.SerialNumber) == 0 {
+	if now, err := first.trust.Certificate(); err != nil || now.Leaf.SerialNumber.Cmp(was.Leaf.SerialNumber) == 0 {
 		t.Errorf("not taken up: %v", err)
 	}
 	wrong := g.config("c", "127.0.0.12")
-	wrong.TLS, wrong.OnRoutes = a.TLS, func(string, []Route) {}
+	wrong.TLS, wrong.OnRoutes = a.TLS, func(string, []push.Route) {}
 	if _, err := New(wrong); err == nil || !strings.Contains(err.Error(), "not for this replica") {
 		t.Errorf("another's certificate: %v", err)
 	}
@@ -358,20 +360,20 @@ func TestSecretFiles(t *testing.T) {
 }
 
 func TestRenewal(t *testing.T) {
-	tr, err := openTrust("r", TLS{Dir: t.TempDir()})
+	tr, err := trust.Open("r", trust.Source{Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	first, _ := tr.certificate()
-	if again, _ := tr.certificate(); again != first {
+	first, _ := tr.Certificate()
+	if again, _ := tr.Certificate(); again != first {
 		t.Error("made anew too early")
 	}
 	near := *first.Leaf
-	near.NotAfter = time.Now().Add(renewBefore - time.Minute)
-	tr.mu.Lock()
-	tr.leaf = &tls.Certificate{Leaf: &near}
-	tr.mu.Unlock()
-	if again, err := tr.certificate(); err != nil || time.Until(again.Leaf.NotAfter) < renewBefore {
+	near.NotAfter = time.Now().Add(trust.RenewBefore - time.Minute)
+	tr.Mu.Lock()
+	tr.Leaf = &tls.Certificate{Leaf: &near}
+	tr.Mu.Unlock()
+	if again, err := tr.Certificate(); err != nil || time.Until(again.Leaf.NotAfter) < trust.RenewBefore {
 		t.Errorf("not made anew: %v", err)
 	}
 }

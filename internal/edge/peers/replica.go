@@ -22,6 +22,8 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/edge/peers/push"
+	"github.com/barchan-dev/barchan/internal/edge/peers/trust"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 )
 
@@ -49,10 +51,10 @@ type Config struct {
 	KeyFile string
 	// StateFile stores the members over restarts; empty means not to.
 	StateFile string
-	TLS       TLS
+	TLS       trust.Source
 	// OnRoutes receives a member's hints, in no order. It is called from many goroutines and blocks
 	// only its sender.
-	OnRoutes func(from string, batch []Route)
+	OnRoutes func(from string, batch []push.Route)
 	Log      *slog.Logger
 	// Metrics is where metrics are registered; nil means nowhere.
 	Metrics prometheus.Registerer
@@ -76,12 +78,12 @@ type Replica struct {
 	log      *slog.Logger
 	metrics  *metrics
 	keys     *keyring
-	trust    *trust
+	trust    *trust.Trust
 	receiver *receiver
 	ready    chan struct{}
 	self     Member // complete once ready is closed
 
-	queues atomic.Pointer[[]*queue]              // +checklocksignore
+	queues atomic.Pointer[[]*push.Queue]         // +checklocksignore
 	gossip atomic.Pointer[memberlist.Memberlist] // +checklocksignore
 	batch  atomic.Uint64                         // the number of the last batch sent to any member
 
@@ -92,7 +94,7 @@ type Replica struct {
 
 	mu      sync.Mutex
 	members map[string]Member      // +checklocks:mu
-	queueOf map[string]*queue      // +checklocks:mu
+	queueOf map[string]*push.Queue // +checklocks:mu
 	known   map[string]savedMember // +checklocks:mu
 }
 
@@ -103,13 +105,13 @@ func New(cfg Config) (*Replica, error) {
 		return nil, err
 	}
 	r := &Replica{
-		cfg: cfg, log: cfg.Log.With(telemetry.Component, "peers"), ready: make(chan struct{}), members: map[string]Member{}, queueOf: map[string]*queue{},
+		cfg: cfg, log: cfg.Log.With(telemetry.Component, "peers"), ready: make(chan struct{}), members: map[string]Member{}, queueOf: map[string]*push.Queue{},
 		changed: make(chan struct{}, 1), learnt: make(chan struct{}, 1), away: make(chan struct{}, 1),
 		self: Member{Name: cfg.Name, Boot: rand.Text(), Since: time.Now()},
 	}
-	r.queues.Store(&[]*queue{})
+	r.queues.Store(&[]*push.Queue{})
 	var err error
-	if r.trust, err = openTrust(cfg.Name, cfg.TLS); err != nil {
+	if r.trust, err = trust.Open(cfg.Name, cfg.TLS); err != nil {
 		return nil, err
 	}
 	if r.keys, err = openKeys(cfg.KeyFile); err != nil {
@@ -212,7 +214,7 @@ func (r *Replica) Run(ctx context.Context) error {
 	t.hangUp() // ends joins
 	err = list.Shutdown()
 	wg.Wait()
-	r.queues.Store(&[]*queue{})
+	r.queues.Store(&[]*push.Queue{})
 	return errors.Join(failed, err)
 }
 
@@ -240,23 +242,23 @@ func (r *Replica) Members() []Member {
 
 // Push sends a route to all members. It does not block; see the package on delivery. A route with a
 // malformed version is dropped and counted.
-func (r *Replica) Push(rt route.Route) { r.push(&Route{Route: rt}) }
+func (r *Replica) Push(rt route.Route) { r.push(&push.Route{Route: rt}) }
 
 // PushDelete reports to all members that a sandbox is dead for good, or gone, as of the route's
 // version. Of the rest of the route, only name and UID are used.
-func (r *Replica) PushDelete(rt route.Route) { r.push(&Route{Route: rt, Deleted: true}) }
+func (r *Replica) PushDelete(rt route.Route) { r.push(&push.Route{Route: rt, Deleted: true}) }
 
-func (r *Replica) push(rt *Route) {
-	if !wellFormed(rt.ResourceVersion) {
+func (r *Replica) push(rt *push.Route) {
+	if !push.WellFormed(rt.ResourceVersion) {
 		r.metrics.onLeave.WithLabelValues(lostInvalid).Inc()
 		return
 	}
 	for _, q := range *r.queues.Load() {
-		switch q.add(rt) {
-		case queued:
-		case coalesced:
+		switch q.Add(rt) {
+		case push.Queued:
+		case push.Coalesced:
 			r.metrics.merged.Inc()
-		case overflown:
+		case push.Overflown:
 			r.metrics.onLeave.WithLabelValues(lostOverflow).Inc()
 		}
 	}
@@ -265,7 +267,7 @@ func (r *Replica) push(rt *Route) {
 func (r *Replica) waiting() float64 {
 	var n int
 	for _, q := range *r.queues.Load() {
-		n += q.len()
+		n += q.Len()
 	}
 	return float64(n)
 }
@@ -301,7 +303,7 @@ func (r *Replica) onJoin(n *memberlist.Node) {
 	r.members[m.Name] = m
 	r.known[m.Name] = savedMember{m.Gossip, time.Now()}
 	if r.queueOf[m.Name] == nil {
-		r.queueOf[m.Name] = newQueue(r.cfg.Queue)
+		r.queueOf[m.Name] = push.NewQueue(r.cfg.Queue)
 	}
 	r.publishLocked()
 	r.mu.Unlock()
@@ -320,7 +322,7 @@ func (r *Replica) onLeave(n *memberlist.Node) {
 	}
 	r.mu.Lock()
 	if q := r.queueOf[n.Name]; q != nil {
-		r.metrics.onLeave.WithLabelValues(lostGone).Add(float64(q.len()))
+		r.metrics.onLeave.WithLabelValues(lostGone).Add(float64(q.Len()))
 	}
 	delete(r.members, n.Name)
 	delete(r.queueOf, n.Name)
@@ -351,7 +353,7 @@ func signal(c chan struct{}) {
 // memberSender is the running sender to one process of a member.
 type memberSender struct {
 	to    Member
-	queue *queue
+	queue *push.Queue
 	stop  context.CancelFunc
 	ended chan struct{}
 }
@@ -382,7 +384,7 @@ func (r *Replica) feed(ctx context.Context) {
 			l.stop, l.ended = stop, make(chan struct{})
 			lines[name] = l
 			s := r.sender(l.to, l.queue)
-			signal(l.queue.wake) // routes queued for an earlier process of the member are for this one too
+			signal(l.queue.Wake) // routes queued for an earlier process of the member are for this one too
 			wg.Go(func() { defer close(l.ended); s.run(sending) })
 		}
 		select {
@@ -406,10 +408,10 @@ func (r *Replica) wanted() map[string]*memberSender {
 	return want
 }
 
-func (r *Replica) sender(to Member, q *queue) *sender {
+func (r *Replica) sender(to Member, q *push.Queue) *sender {
 	dialer := &net.Dialer{}
 	return &sender{
-		log: r.log, metrics: r.metrics, from: r.cfg.Name, boot: r.self.Boot, to: to, queue: q, batch: maxBatch,
+		log: r.log, metrics: r.metrics, from: r.cfg.Name, boot: r.self.Boot, to: to, queue: q, batch: push.MaxBatch,
 		delay: r.cfg.FlushDelay, trust: r.trust, seq: &r.batch,
 		dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
 			if r.cfg.reach != nil {

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/edge/peers/push"
+	"github.com/barchan-dev/barchan/internal/edge/peers/trust"
 )
 
 const (
@@ -28,10 +30,10 @@ type sender struct {
 	from    string
 	boot    string
 	to      Member
-	queue   *queue
+	queue   *push.Queue
 	batch   int
 	delay   time.Duration
-	trust   *trust
+	trust   *trust.Trust
 	dial    func(ctx context.Context, network, addr string) (net.Conn, error)
 	// seq numbers the batches of this process over all its senders: a member that was wrongly believed
 	// dead has received the previous sender's batches, and accepts only newer ones.
@@ -42,7 +44,7 @@ type sender struct {
 func (s *sender) run(ctx context.Context) {
 	transport := &http.Transport{
 		DialContext:        s.dial,
-		TLSClientConfig:    s.trust.client(s.to.Name),
+		TLSClientConfig:    s.trust.Client(s.to.Name),
 		MaxConnsPerHost:    1,
 		DisableCompression: true,
 	}
@@ -67,9 +69,9 @@ func (s *sender) wait(ctx context.Context) bool {
 	select {
 	case <-ctx.Done():
 		return false
-	case <-s.queue.wake:
+	case <-s.queue.Wake:
 	}
-	if s.delay <= 0 || s.queue.len() >= s.batch {
+	if s.delay <= 0 || s.queue.Len() >= s.batch {
 		return true
 	}
 	timer := time.NewTimer(s.delay)
@@ -80,8 +82,8 @@ func (s *sender) wait(ctx context.Context) bool {
 			return false
 		case <-timer.C:
 			return true
-		case <-s.queue.wake:
-			if s.queue.len() >= s.batch {
+		case <-s.queue.Wake:
+			if s.queue.Len() >= s.batch {
 				return true
 			}
 		}
@@ -92,7 +94,7 @@ func (s *sender) wait(ctx context.Context) bool {
 func (s *sender) drain(ctx context.Context, client *http.Client) {
 	retry := firstRetry
 	for ctx.Err() == nil {
-		taken := s.queue.take(s.batch)
+		taken := s.queue.Take(s.batch)
 		if len(taken) == 0 {
 			return
 		}
@@ -100,7 +102,7 @@ func (s *sender) drain(ctx context.Context, client *http.Client) {
 			retry = firstRetry
 			continue
 		}
-		s.lose(lostOverflow, s.queue.putBack(taken))
+		s.lose(lostOverflow, s.queue.PutBack(taken))
 		retry = pause(ctx, retry, longestRetry)
 	}
 }
@@ -122,7 +124,7 @@ func jitter(d time.Duration) time.Duration {
 }
 
 // send reports whether the routes are done: accepted by the member, or never acceptable.
-func (s *sender) send(ctx context.Context, client *http.Client, routes []*Route) bool {
+func (s *sender) send(ctx context.Context, client *http.Client, routes []*push.Route) bool {
 	body, n := s.encode(ctx, routes)
 	if n == 0 && len(routes) > 0 {
 		return true
@@ -151,11 +153,11 @@ func (s *sender) send(ctx context.Context, client *http.Client, routes []*Route)
 }
 
 // encode permanently omits routes that no member would accept.
-func (s *sender) encode(ctx context.Context, routes []*Route) (body []byte, n int) {
-	b := batch{Version: wireVersion, From: s.from, Boot: s.boot, To: s.to.Boot, Seq: s.seq.Add(1), Routes: make([]wireRoute, 0, len(routes))}
+func (s *sender) encode(ctx context.Context, routes []*push.Route) (body []byte, n int) {
+	b := push.Batch{Version: push.Version, From: s.from, Boot: s.boot, To: s.to.Boot, Seq: s.seq.Add(1), Routes: make([]push.Record, 0, len(routes))}
 	for _, r := range routes {
-		w := toWire(r)
-		if err := w.check(); err != nil {
+		w := push.RecordOf(r)
+		if err := w.Check(); err != nil {
 			s.lose(lostInvalid, 1)
 			s.log.WarnContext(ctx, "route not sent", telemetry.Sandbox, r.ID, telemetry.Error, err)
 			continue

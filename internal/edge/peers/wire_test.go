@@ -14,22 +14,23 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/edge/peers/push"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 )
 
 // TestWireHasAllOfARoute fails when route.Route has a field that the wire does not carry.
 func TestWireHasAllOfARoute(t *testing.T) {
-	var give Route
+	var give push.Route
 	fill(t, reflect.ValueOf(&give).Elem())
-	text, err := json.Marshal(toWire(&give))
+	text, err := json.Marshal(push.RecordOf(&give))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var w wireRoute
+	var w push.Record
 	if err := json.Unmarshal(text, &w); err != nil {
 		t.Fatal(err)
 	}
-	if got := w.route(); got != give {
+	if got := w.Route(); got != give {
 		t.Errorf("got %+v\nwant %+v", got, give)
 	}
 }
@@ -74,47 +75,47 @@ func TestCheck(t *testing.T) {
 	} {
 		bad := good
 		spoil(&bad)
-		w := toWire(&Route{Route: bad})
-		if err := w.check(); !errors.Is(err, errs.ErrInvalid) || !strings.Contains(err.Error(), field) {
+		w := push.RecordOf(&push.Route{Route: bad})
+		if err := w.Check(); !errors.Is(err, errs.ErrInvalid) || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
 	for _, version := range []string{"", "abc", "-1", "01", "1.5", "9999999999999999999999"} {
-		if wellFormed(version) {
+		if push.WellFormed(version) {
 			t.Errorf("version %q is taken", version)
 		}
 	}
-	w := toWire(&Route{Route: good})
-	if err := w.check(); err != nil {
+	w := push.RecordOf(&push.Route{Route: good})
+	if err := w.Check(); err != nil {
 		t.Error(err)
 	}
 }
 
 // TestLargestBatchFits keeps the two limits together.
 func TestLargestBatchFits(t *testing.T) {
-	long := strings.Repeat("\x01", maxText) // six bytes each in JSON
-	b := batch{Version: wireVersion, From: long, Boot: long, To: long, Seq: 1<<64 - 1}
-	for range maxBatch {
-		r := testRoute(1, strings.Repeat("9", maxVersion))
-		r.Namespace, r.Name = strings.Repeat("s", maxText), strings.Repeat("n", maxText)
-		r.EpochKey, r.Access.MaskRequestHost = strings.Repeat("l", maxLifeKey), strings.Repeat("m", maxText)
-		r.UID = types.UID(strings.Repeat("u", maxText))
+	long := strings.Repeat("\x01", push.MaxText) // six bytes each in JSON
+	b := push.Batch{Version: push.Version, From: long, Boot: long, To: long, Seq: 1<<64 - 1}
+	for range push.MaxBatch {
+		r := testRoute(1, strings.Repeat("9", push.MaxVersion))
+		r.Namespace, r.Name = strings.Repeat("s", push.MaxText), strings.Repeat("n", push.MaxText)
+		r.EpochKey, r.Access.MaskRequestHost = strings.Repeat("l", push.MaxEpochKey), strings.Repeat("m", push.MaxText)
+		r.UID = types.UID(strings.Repeat("u", push.MaxText))
 		r.ID = sandbox.IDOf(r.UID)
-		w := toWire(&Route{Route: r, Deleted: true})
-		if err := w.check(); err != nil {
+		w := push.RecordOf(&push.Route{Route: r, Deleted: true})
+		if err := w.Check(); err != nil {
 			t.Fatal(err)
 		}
 		b.Routes = append(b.Routes, w)
 	}
 	text, err := json.Marshal(b)
-	if err != nil || len(text) > maxBody {
+	if err != nil || len(text) > push.MaxBody {
 		t.Errorf("%d bytes, %v", len(text), err)
 	}
 }
 
 func FuzzReadBatch(f *testing.F) {
-	w := toWire(&Route{Route: testRoute(1, "5")})
-	for _, b := range []batch{{}, {Version: wireVersion}, {Version: wireVersion, From: "a", Boot: "b", To: "c", Seq: 3, Routes: []wireRoute{w, w}}} {
+	w := push.RecordOf(&push.Route{Route: testRoute(1, "5")})
+	for _, b := range []push.Batch{{}, {Version: push.Version}, {Version: push.Version, From: "a", Boot: "b", To: "c", Seq: 3, Routes: []push.Record{w, w}}} {
 		text, err := json.Marshal(b)
 		if err != nil {
 			f.Fatal(err)
@@ -125,21 +126,21 @@ func FuzzReadBatch(f *testing.F) {
 	f.Add([]byte(`{"v":1,"routes":[null]}`))
 	f.Add([]byte(`{"v":1,"routes":[{"addr":"fe80::1%eth0"}]}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		b, err := readBatch(bytes.NewReader(text))
+		b, err := push.ReadBatch(bytes.NewReader(text))
 		if err != nil {
 			if k := errs.Kind(err); k == nil {
 				t.Fatalf("error without a kind: %v", err)
 			}
 			return
 		}
-		routes, err := b.take()
+		routes, err := b.Take()
 		if err != nil {
 			return
 		}
 		// What is taken can be told on, and says the same.
 		for _, r := range routes {
-			w := toWire(&r)
-			if err := w.check(); err != nil || w.route() != r {
+			w := push.RecordOf(&r)
+			if err := w.Check(); err != nil || w.Route() != r {
 				t.Fatalf("%+v: %v", r, err)
 			}
 		}

@@ -1,4 +1,5 @@
-package peers
+// Package push has what a replica sends to the others: routes, their wire format, and the queue of those to send.
+package push
 
 import (
 	"bytes"
@@ -20,13 +21,13 @@ import (
 
 // Limits of a batch. A full batch of the longest routes fits into the body.
 const (
-	wireVersion = 1
-	maxBatch    = 256     // routes
-	maxBody     = 1 << 20 // bytes
+	Version  = 1
+	MaxBatch = 256     // routes
+	MaxBody  = 1 << 20 // bytes
 
-	maxText    = 253 // of names, UIDs and hosts
-	maxLifeKey = 512
-	maxVersion = 20 // digits: more than any API server's
+	MaxText     = 253 // of names, UIDs and hosts
+	MaxEpochKey = 512
+	MaxVersion  = 20 // digits: more than any API server's
 )
 
 // Route is a route, or its deletion.
@@ -36,19 +37,19 @@ type Route struct {
 	Deleted bool
 }
 
-// batch is the body of POST /refresh.
-type batch struct {
-	Version int         `json:"v"`
-	From    string      `json:"from"` // the name of the sender
-	Boot    string      `json:"boot"` // boot ID of the sender's process
-	To      string      `json:"to"`   // boot ID of the receiver's process
-	Seq     uint64      `json:"seq"`
-	Routes  []wireRoute `json:"routes"`
+// Batch is the body of POST /refresh.
+type Batch struct {
+	Version int      `json:"v"`
+	From    string   `json:"from"` // the name of the sender
+	Boot    string   `json:"boot"` // boot ID of the sender's process
+	To      string   `json:"to"`   // boot ID of the receiver's process
+	Seq     uint64   `json:"seq"`
+	Routes  []Record `json:"routes"`
 }
 
-// wireRoute has the fields of route.Route one by one: a new field there is not sent until it is added
+// Record has the fields of route.Route one by one: a new field there is not sent until it is added
 // here.
-type wireRoute struct {
+type Record struct {
 	ID              sandbox.ID    `json:"id"`
 	Namespace       string        `json:"ns"`
 	Name            string        `json:"name"`
@@ -68,8 +69,9 @@ type wireRoute struct {
 	Deleted         bool          `json:"deleted,omitempty"`
 }
 
-func toWire(r *Route) wireRoute {
-	return wireRoute{
+// RecordOf returns the record of a route.
+func RecordOf(r *Route) Record {
+	return Record{
 		ID: r.ID, Namespace: r.Namespace, Name: r.Name, UID: r.UID, State: r.State, Address: r.Address,
 		Secure: r.Access.Secure, PublicTraffic: r.Access.PublicTraffic, MaskRequestHost: r.Access.MaskRequestHost,
 		WakeOnTraffic: r.Wake.OnTraffic, WakeTimeout: r.Wake.Timeout, IdleAfter: r.Idle.After, IdleShutdown: r.Idle.Shutdown,
@@ -78,7 +80,8 @@ func toWire(r *Route) wireRoute {
 	}
 }
 
-func (w *wireRoute) route() Route {
+// Route returns the route of a record.
+func (w *Record) Route() Route {
 	return Route{Deleted: w.Deleted, Route: route.Route{
 		ID: w.ID, Namespace: w.Namespace, Name: w.Name, UID: w.UID, State: w.State, Address: w.Address.Unmap(),
 		Access:   route.Access{Secure: w.Secure, PublicTraffic: w.PublicTraffic, MaskRequestHost: w.MaskRequestHost, RequestsPerSecond: w.Rate},
@@ -88,25 +91,25 @@ func (w *wireRoute) route() Route {
 	}}
 }
 
-// check is called by sender and receiver, so that one bad route does not cost a batch its good ones.
-func (w *wireRoute) check() error { //nolint:gocyclo // a table
+// Check is called by sender and receiver, so that one bad route does not cost a batch its good ones.
+func (w *Record) Check() error { //nolint:gocyclo // a table
 	var bad string
 	switch {
-	case !wellFormed(w.ResourceVersion):
+	case !WellFormed(w.ResourceVersion):
 		bad = "rv"
-	case w.UID == "" || !plain(string(w.UID), maxText):
+	case w.UID == "" || !plain(string(w.UID), MaxText):
 		bad = "uid"
 	case w.ID != sandbox.IDOf(w.UID):
 		bad = "id"
-	case w.Namespace == "" || !plain(w.Namespace, maxText):
+	case w.Namespace == "" || !plain(w.Namespace, MaxText):
 		bad = "ns"
-	case w.Name == "" || !plain(w.Name, maxText):
+	case w.Name == "" || !plain(w.Name, MaxText):
 		bad = "name"
 	case !knownPhase(w.State):
 		bad = "state"
 	case w.Address.Zone() != "" || w.Address.IsMulticast() || w.Address.IsValid() && w.Address.IsUnspecified():
 		bad = "addr"
-	case !plain(w.MaskRequestHost, maxText):
+	case !plain(w.MaskRequestHost, MaxText):
 		bad = "mask"
 	case w.WakeTimeout < 0:
 		bad = "wakeFor"
@@ -114,7 +117,7 @@ func (w *wireRoute) check() error { //nolint:gocyclo // a table
 		bad = "idle"
 	case w.Rate < 0:
 		bad = "rate"
-	case !plain(w.EpochKey, maxLifeKey):
+	case !plain(w.EpochKey, MaxEpochKey):
 		bad = "life"
 	default:
 		return nil
@@ -143,29 +146,30 @@ func plain(text string, longest int) bool {
 	return len(text) <= longest
 }
 
-func wellFormed(version string) bool {
+// WellFormed reports whether a resource version can be compared.
+func WellFormed(version string) bool {
 	_, err := resourceversion.CompareResourceVersion(version, version)
-	return err == nil && len(version) <= maxVersion
+	return err == nil && len(version) <= MaxVersion
 }
 
-// supersedes reports whether a is newer than b about the same sandbox: it has a newer version, or it
+// Supersedes reports whether a is newer than b about the same sandbox: it has a newer version, or it
 // is the deletion as of the same version. Both versions are well formed.
-func supersedes(a, b *Route) bool {
+func Supersedes(a, b *Route) bool {
 	order, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
 	return err == nil && (order > 0 || order == 0 && a.Deleted && !b.Deleted)
 }
 
-// readBatch reads a body of at most maxBody bytes. Errors are errs.ErrTooLarge or errs.ErrInvalid.
+// ReadBatch reads a body of at most maxBody bytes. Errors are errs.ErrTooLarge or errs.ErrInvalid.
 // Unknown fields are ignored, for later versions.
-func readBatch(from io.Reader) (*batch, error) {
-	body, err := io.ReadAll(io.LimitReader(from, maxBody+1))
+func ReadBatch(from io.Reader) (*Batch, error) {
+	body, err := io.ReadAll(io.LimitReader(from, MaxBody+1))
 	if err != nil {
 		return nil, fmt.Errorf("read batch: %w: %w", err, errs.ErrInvalid)
 	}
-	if len(body) > maxBody {
-		return nil, fmt.Errorf("batch of more than %d bytes: %w", maxBody, errs.ErrTooLarge)
+	if len(body) > MaxBody {
+		return nil, fmt.Errorf("batch of more than %d bytes: %w", MaxBody, errs.ErrTooLarge)
 	}
-	b := &batch{}
+	b := &Batch{}
 	dec := json.NewDecoder(bytes.NewReader(body))
 	if err := dec.Decode(b); err != nil {
 		return nil, fmt.Errorf("decode batch: %w: %w", err, errs.ErrInvalid)
@@ -173,23 +177,23 @@ func readBatch(from io.Reader) (*batch, error) {
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("batch with something after it: %w", errs.ErrInvalid)
 	}
-	if b.Version != wireVersion {
-		return nil, fmt.Errorf("batch: v is %d, want %d: %w", b.Version, wireVersion, errs.ErrInvalid)
+	if b.Version != Version {
+		return nil, fmt.Errorf("batch: v is %d, want %d: %w", b.Version, Version, errs.ErrInvalid)
 	}
 	return b, nil
 }
 
-// take returns the routes of a batch if all of them are valid.
-func (b *batch) take() ([]Route, error) {
-	if len(b.Routes) > maxBatch {
-		return nil, fmt.Errorf("batch of %d routes, at most %d are taken: %w", len(b.Routes), maxBatch, errs.ErrTooLarge)
+// Take returns the routes of a batch if all of them are valid.
+func (b *Batch) Take() ([]Route, error) {
+	if len(b.Routes) > MaxBatch {
+		return nil, fmt.Errorf("batch of %d routes, at most %d are taken: %w", len(b.Routes), MaxBatch, errs.ErrTooLarge)
 	}
 	routes := make([]Route, len(b.Routes))
 	for i := range b.Routes {
-		if err := b.Routes[i].check(); err != nil {
+		if err := b.Routes[i].Check(); err != nil {
 			return nil, err
 		}
-		routes[i] = b.Routes[i].route()
+		routes[i] = b.Routes[i].Route()
 	}
 	return routes, nil
 }

@@ -1,4 +1,5 @@
-package peers
+// Package trust is the mutual TLS of replicas: their authority, certificates and renewal.
+package trust
 
 import (
 	"crypto"
@@ -26,15 +27,21 @@ import (
 
 const (
 	leafLife    = 90 * 24 * time.Hour
-	renewBefore = 30 * 24 * time.Hour
+	RenewBefore = 30 * 24 * time.Hour
 	backdate    = time.Hour
 	dirMode     = 0o700
 )
 
-// TLS names the source of this replica's certificate and CA: either Dir, or the three files. The
+// Reasons why connections are refused.
+const (
+	RefusedNoCertificate = "no_certificate"
+	RefusedCertificate   = "certificate" // not of our authority, expired, or for other uses
+)
+
+// Source names the source of this replica's certificate and CA: either Dir, or the three files. The
 // certificate must have the replica's name as a DNS name, literally, and be valid for server and
 // client authentication.
-type TLS struct {
+type Source struct {
 	// Dir has a CA for the replicas alone, which all of them read; the first creates it. It must not
 	// be that of a gateway's certificates.
 	Dir string
@@ -43,19 +50,20 @@ type TLS struct {
 	CAFile, CertFile, KeyFile string
 }
 
-// trust implements mutual TLS.
-type trust struct {
+// Trust implements mutual TLS.
+type Trust struct {
 	name  string
-	files TLS
+	files Source
 	ca    *x509.Certificate // of Dir
 	key   crypto.Signer     // of Dir
 
-	mu   sync.Mutex
-	leaf *tls.Certificate // +checklocks:mu
+	Mu   sync.Mutex
+	Leaf *tls.Certificate // +checklocks:mu
 }
 
-func openTrust(name string, files TLS) (*trust, error) {
-	t := &trust{name: name, files: files}
+// Open checks the source, and creates what Dir lacks.
+func Open(name string, files Source) (*Trust, error) {
+	t := &Trust{name: name, files: files}
 	given := files.CAFile != "" && files.CertFile != "" && files.KeyFile != ""
 	if files.Dir == "" == !given || files.Dir != "" && (files.CAFile != "" || files.CertFile != "" || files.KeyFile != "") {
 		return nil, fmt.Errorf("peers: TLS: want either Dir, or all of CAFile, CertFile and KeyFile: %w", errs.ErrInvalid)
@@ -68,7 +76,7 @@ func openTrust(name string, files TLS) (*trust, error) {
 	if _, err := t.roots(); err != nil {
 		return nil, err
 	}
-	cert, err := t.certificate()
+	cert, err := t.Certificate()
 	if err != nil {
 		return nil, err
 	}
@@ -79,11 +87,11 @@ func openTrust(name string, files TLS) (*trust, error) {
 }
 
 // openAuthority locks the directory, so that two replicas that start together end with one CA.
-func (t *trust) openAuthority(dir string) error {
+func (t *Trust) openAuthority(dir string) error {
 	if err := os.MkdirAll(dir, dirMode); err != nil {
 		return fmt.Errorf("make directory of authority: %w", err)
 	}
-	return exclusively(filepath.Join(dir, ".lock"), func() error {
+	return Exclusively(filepath.Join(dir, ".lock"), func() error {
 		ca, err := localca.Open(localca.Config{Dir: dir})
 		if err != nil {
 			return err
@@ -117,9 +125,9 @@ func readKey(path string) (crypto.Signer, error) {
 	return signer, nil
 }
 
-// exclusively runs f while no other process runs one on the same lock file.
-func exclusively(lock string, f func() error) error {
-	file, err := os.OpenFile(lock, os.O_CREATE|os.O_RDWR, keyMode)
+// Exclusively runs f while no other process runs one on the same lock file.
+func Exclusively(lock string, f func() error) error {
+	file, err := os.OpenFile(lock, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return fmt.Errorf("open lock: %w", err)
 	}
@@ -129,8 +137,8 @@ func exclusively(lock string, f func() error) error {
 	return errors.Join(f(), file.Close())
 }
 
-// certificate returns this replica's certificate. One of Dir is reissued before it expires.
-func (t *trust) certificate() (*tls.Certificate, error) {
+// Certificate returns this replica's certificate. One of Dir is reissued before it expires.
+func (t *Trust) Certificate() (*tls.Certificate, error) {
 	if t.files.Dir == "" {
 		pair, err := tls.LoadX509KeyPair(t.files.CertFile, t.files.KeyFile)
 		if err != nil {
@@ -138,16 +146,16 @@ func (t *trust) certificate() (*tls.Certificate, error) {
 		}
 		return &pair, nil
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.leaf != nil && time.Until(t.leaf.Leaf.NotAfter) > renewBefore {
-		return t.leaf, nil
+	t.Mu.Lock()
+	defer t.Mu.Unlock()
+	if t.Leaf != nil && time.Until(t.Leaf.Leaf.NotAfter) > RenewBefore {
+		return t.Leaf, nil
 	}
 	leaf, err := issue(t.name, t.ca, t.key)
 	if err != nil {
 		return nil, err
 	}
-	t.leaf = leaf
+	t.Leaf = leaf
 	return leaf, nil
 }
 
@@ -180,7 +188,7 @@ func issue(name string, ca *x509.Certificate, caKey crypto.Signer) (*tls.Certifi
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}, nil
 }
 
-func (t *trust) roots() (*x509.CertPool, error) {
+func (t *Trust) roots() (*x509.CertPool, error) {
 	pool := x509.NewCertPool()
 	if t.files.Dir != "" {
 		pool.AddCert(t.ca)
@@ -197,7 +205,7 @@ func (t *trust) roots() (*x509.CertPool, error) {
 }
 
 // verify checks the peer's certificates.
-func (t *trust) verify(shown []*x509.Certificate, use x509.ExtKeyUsage) error {
+func (t *Trust) verify(shown []*x509.Certificate, use x509.ExtKeyUsage) error {
 	if len(shown) == 0 {
 		return fmt.Errorf("no certificate shown: %w", errs.ErrUnauthenticated)
 	}
@@ -216,45 +224,45 @@ func (t *trust) verify(shown []*x509.Certificate, use x509.ExtKeyUsage) error {
 	return nil
 }
 
-// speaksFor reports whether a certificate is that of a member. Wildcards do not match.
-func speaksFor(cert *x509.Certificate, name string) bool { return slices.Contains(cert.DNSNames, name) }
+// SpeaksFor reports whether a certificate is that of a member. Wildcards do not match.
+func SpeaksFor(cert *x509.Certificate, name string) bool { return slices.Contains(cert.DNSNames, name) }
 
-// server returns the configuration of the listening side. It verifies the peer itself, in the
+// Server returns the configuration of the listening side. It verifies the peer itself, in the
 // handshake, to pass the reason of a rejection to refused.
-func (t *trust) server(refused func(reason string)) *tls.Config {
+func (t *Trust) Server(refused func(reason string)) *tls.Config {
 	return &tls.Config{
 		MinVersion:             tls.VersionTLS13,
 		NextProtos:             []string{"http/1.1"},
 		ClientAuth:             tls.RequestClientCert,
 		SessionTicketsDisabled: true,
-		GetCertificate:         func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return t.certificate() },
+		GetCertificate:         func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return t.Certificate() },
 		VerifyConnection: func(c tls.ConnectionState) error {
 			err := t.verify(c.PeerCertificates, x509.ExtKeyUsageClientAuth)
 			switch {
 			case errors.Is(err, errs.ErrUnauthenticated):
-				refused(refusedNoCertificate)
+				refused(RefusedNoCertificate)
 			case err != nil:
-				refused(refusedCertificate)
+				refused(RefusedCertificate)
 			}
 			return err
 		},
 	}
 }
 
-// client returns the configuration for connecting to a member, which must present that member's
+// Client returns the configuration for connecting to a member, which must present that member's
 // certificate.
-func (t *trust) client(member string) *tls.Config {
+func (t *Trust) Client(member string) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		ServerName: member,
 		// The library would accept wildcards; VerifyConnection makes all its checks, but accepts none.
 		InsecureSkipVerify:   true,
-		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return t.certificate() },
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return t.Certificate() },
 		VerifyConnection: func(c tls.ConnectionState) error {
 			if err := t.verify(c.PeerCertificates, x509.ExtKeyUsageServerAuth); err != nil {
 				return err
 			}
-			if !speaksFor(c.PeerCertificates[0], member) {
+			if !SpeaksFor(c.PeerCertificates[0], member) {
 				return fmt.Errorf("certificate is for %q, not for %q: %w", c.PeerCertificates[0].DNSNames, member, errs.ErrForbidden)
 			}
 			return nil

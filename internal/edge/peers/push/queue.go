@@ -1,4 +1,4 @@
-package peers
+package push
 
 import (
 	"container/list"
@@ -7,12 +7,12 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// queue has the routes to send to one member: the newest of each sandbox, in the order in which the
+// Queue has the routes to send to one member: the newest of each sandbox, in the order in which the
 // sandboxes were added. When it is full, the oldest is dropped. Make it with newQueue.
-type queue struct {
+type Queue struct {
 	max int
 	// wake has an element when the queue may be nonempty.
-	wake chan struct{}
+	Wake chan struct{}
 
 	mu    sync.Mutex
 	order *list.List                   // +checklocks:mu
@@ -22,36 +22,38 @@ type queue struct {
 // outcome is the result of adding a route.
 type outcome int
 
+// What adding a route did.
 const (
-	queued    outcome = iota
-	coalesced         // it replaced an older one, or was itself older
-	overflown         // it is queued, and the oldest was dropped
+	Queued    outcome = iota
+	Coalesced         // it replaced an older one, or was itself older
+	Overflown         // it is queued, and the oldest was dropped
 )
 
-func newQueue(maxRoutes int) *queue {
-	return &queue{max: maxRoutes, wake: make(chan struct{}, 1), order: list.New(), at: map[sandbox.ID]*list.Element{}}
+// NewQueue returns a queue of at most so many routes.
+func NewQueue(maxRoutes int) *Queue {
+	return &Queue{max: maxRoutes, Wake: make(chan struct{}, 1), order: list.New(), at: map[sandbox.ID]*list.Element{}}
 }
 
-// add blocks only for other short calls. The route must not be changed afterwards.
-func (q *queue) add(r *Route) outcome {
+// Add blocks only for other short calls. The route must not be changed afterwards.
+func (q *Queue) Add(r *Route) outcome {
 	did := q.insert(r)
 	select {
-	case q.wake <- struct{}{}:
+	case q.Wake <- struct{}{}:
 	default:
 	}
 	return did
 }
 
-func (q *queue) insert(r *Route) outcome {
+func (q *Queue) insert(r *Route) outcome {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.mergeLocked(r) {
-		return coalesced
+		return Coalesced
 	}
-	did := queued
+	did := Queued
 	if q.order.Len() >= q.max {
 		q.removeLocked(q.order.Front())
-		did = overflown
+		did = Overflown
 	}
 	q.at[r.ID] = q.order.PushBack(r)
 	return did
@@ -60,16 +62,16 @@ func (q *queue) insert(r *Route) outcome {
 // mergeLocked reports whether the queue has the sandbox; if so it keeps the newer route.
 //
 // +checklocks:q.mu
-func (q *queue) mergeLocked(r *Route) bool {
+func (q *Queue) mergeLocked(r *Route) bool {
 	e, ok := q.at[r.ID]
-	if ok && supersedes(r, routeOf(e)) {
+	if ok && Supersedes(r, routeOf(e)) {
 		e.Value = r
 	}
 	return ok
 }
 
 // +checklocks:q.mu
-func (q *queue) removeLocked(e *list.Element) *Route {
+func (q *Queue) removeLocked(e *list.Element) *Route {
 	q.order.Remove(e)
 	r := routeOf(e)
 	delete(q.at, r.ID)
@@ -81,8 +83,8 @@ func routeOf(e *list.Element) *Route {
 	return r
 }
 
-// take removes the oldest routes, at most n.
-func (q *queue) take(n int) []*Route {
+// Take removes the oldest routes, at most n.
+func (q *Queue) Take(n int) []*Route {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	taken := make([]*Route, 0, min(n, q.order.Len()))
@@ -92,9 +94,9 @@ func (q *queue) take(n int) []*Route {
 	return taken
 }
 
-// putBack returns routes that could not be sent; newer ones added meanwhile stay. It returns how many
+// PutBack returns routes that could not be sent; newer ones added meanwhile stay. It returns how many
 // were dropped because the queue was full.
-func (q *queue) putBack(taken []*Route) (lost int) {
+func (q *Queue) PutBack(taken []*Route) (lost int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for i := len(taken) - 1; i >= 0; i-- { //nolint:modernize // checklocks does not follow the lock into an iterator
@@ -110,7 +112,8 @@ func (q *queue) putBack(taken []*Route) (lost int) {
 	return lost
 }
 
-func (q *queue) len() int {
+// Len returns the number of routes.
+func (q *Queue) Len() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.order.Len()
