@@ -31,6 +31,7 @@ const (
 	ended        = passing + 1 // nothing may follow
 )
 
+// Preface is the first line of an HTTP/2 connection (RFC 9113, 3.4).
 const Preface = "PRI * HTTP/2.0"
 
 // prefaceLines are the lines after preface, each without its line feed.

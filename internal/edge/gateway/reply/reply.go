@@ -39,14 +39,15 @@ const mostReason = 500
 
 // Because returns the reply to a failed wake with its reason in place of the general text.
 func (f *Reply) Because(reason string) *Reply {
-	told := *f
+	reply := *f
 	if len(reason) > mostReason {
 		reason = strings.ToValidUTF8(reason[:mostReason], "") + "…"
 	}
-	told.Message = "The sandbox could not be woken: " + reason
-	return &told
+	reply.Message = "The sandbox could not be woken: " + reason
+	return &reply
 }
 
+// The replies without a variable part.
 var (
 	NotFound   = &Reply{Status: http.StatusBadGateway, Message: MessageNotFound}
 	NotSynced  = &Reply{Status: http.StatusServiceUnavailable, Message: "The gateway is still learning its routes", RetryAfter: 1}
@@ -152,4 +153,5 @@ func TooMany(what string, after time.Duration) *Reply {
 	return &Reply{Status: http.StatusTooManyRequests, Message: "Too many requests " + what + "; try again later", RetryAfter: seconds(after)}
 }
 
+// StreamIdleReply ends a stream without data.
 var StreamIdleReply = &Reply{Status: http.StatusGatewayTimeout, Message: "The sandbox sent nothing for too long"}

@@ -48,8 +48,10 @@ type Target struct {
 	ByHeader bool
 }
 
+// Kind says who serves a request.
 type Kind int
 
+// The kinds: a sandbox, or the API.
 const (
 	ForSandbox Kind = iota
 	ForAPI
