@@ -13,6 +13,17 @@
 //	held by an idle pause: wait         → 409
 //	connection of this epoch, exchange  → 502 port closed
 //
+//	server     the server of net/http behind a filter for ambiguous requests; TLS and plain HTTP on one port
+//	framing    where HTTP/1 messages end, and which are ambiguous
+//	target     which sandbox and port a request is for
+//	endpoint   the connections to one sandbox in one epoch
+//	fastpath   simple requests at less cost
+//	ratelimit  limits by sandbox, key and client address
+//	reply      the local replies
+//	headers    the headers that the gateway reads or removes
+//
+// This package has the exchange of one request, access, wakes and idle policies.
+//
 // The server of net/http reads requests. A connection of HTTP/1.1 with simple requests to running
 // sandboxes moves to the fast path (package fastpath), which reads it at less cost. It falls back to
 // net/http with the first request, response or processing step that is not simple. The fast path makes
@@ -25,5 +36,5 @@
 // The gateway makes no decisions about sandboxes: a Waker resumes them, and Tokens has their secrets.
 // It adds nothing to a response but what HTTP requires of a proxy, and the cookie of a signed URL.
 //
-// Locks: idleTimer.cut runs with idleTimer.mu held; otherwise no two are held together.
+// Lock order: idleTimer.cut runs with idleTimer.mu held; otherwise no two are held together.
 package gateway
