@@ -165,3 +165,24 @@ func TestLinger(t *testing.T) {
 		})
 	}
 }
+
+// TestAbortAfterTheHandler: a connection that closes after the handler has returned must not use its response controller.
+func TestAbortAfterTheHandler(t *testing.T) {
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://x/", http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.ProtoMajor = 2
+	client := &deadlines{ResponseRecorder: httptest.NewRecorder()}
+	x := &exchange{r: r, w: client, rc: http.NewResponseController(client)}
+	early, late := &requestBody{x: x}, &requestBody{x: x}
+	early.abort()
+	if client.set != 1 {
+		t.Errorf("abort during the exchange set %d deadlines, want 1", client.set)
+	}
+	late.finish()
+	late.abort()
+	if client.set != 1 {
+		t.Errorf("abort after the exchange set %d deadlines, want none", client.set-1)
+	}
+}

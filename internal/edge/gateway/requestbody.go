@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -27,6 +28,10 @@ type requestBody struct {
 	whole   atomic.Bool // all of it was read
 	failed  atomic.Bool // the client did not send all of it
 	aborted atomic.Bool // by the gateway
+
+	mu   sync.Mutex
+	over bool // +checklocks:mu
+
 	// lingers is true if the client's connection will be closed before the rest of the body; used by
 	// the handler only.
 	lingers bool
@@ -65,17 +70,29 @@ func (b *requestBody) again() (io.ReadCloser, error) {
 }
 
 // abort ends a read of the client's body when the connection to the sandbox closed before the
-// response: the transport waits for that read.
+// response: the transport waits for that read. It may come from any goroutine, and at any time; once the handler has
+// returned, the response controller must not be used.
 func (b *requestBody) abort() {
-	if b != nil && !b.whole.Load() && !b.x.responded.Load() {
+	if b == nil || b.whole.Load() || b.x.responded.Load() {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.over {
 		b.aborted.Store(true)
 		_ = b.x.rc.SetReadDeadline(time.Unix(1, 0))
 	}
 }
 
-// finish is called when the response has ended. HTTP/2 resets the rest of a body itself.
+// finish is called by the handler when the response has ended. HTTP/2 resets the rest of a body itself.
 func (b *requestBody) finish() {
-	if b == nil || b.x.r.ProtoMajor != 1 || b.whole.Load() {
+	if b == nil {
+		return
+	}
+	b.mu.Lock()
+	b.over = true
+	b.mu.Unlock()
+	if b.x.r.ProtoMajor != 1 || b.whole.Load() {
 		return
 	}
 	// The server reads the rest of the body after the handler has returned, and clears earlier
