@@ -164,15 +164,15 @@ func (s imageStore) imageUsers(ctx context.Context, p Parts, ref string) (imageU
 			return imageUsers{}, err
 		}
 	}
-	objects, err := p.Cache.Sandboxes(ctx, "")
-	if err != nil {
-		return imageUsers{}, err
+	var objects agents.SandboxList
+	if err := p.Cache.Live().List(ctx, &objects); err != nil { // the cache may lack a deletion of a moment ago
+		return imageUsers{}, fmt.Errorf("list sandboxes: %w", err)
 	}
 	templates, err := p.Cache.Templates(ctx, "")
 	if err != nil {
 		return imageUsers{}, err
 	}
-	return newImageUsers(full, running, checkpoints, objects, templates), nil
+	return newImageUsers(full, running, checkpoints, objects.Items, templates), nil
 }
 
 // BuildBase makes the base image from the distribution's packages, or takes the one that was

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
@@ -17,8 +18,8 @@ import (
 // imageUsers are what needs an image, by names that users know.
 type imageUsers struct{ sandboxes, checkpoints, templates []string }
 
-// newImageUsers adds to what was made from an image what names it: sandboxes that have yet to start,
-// and templates. full is the image's whole name.
+// newImageUsers adds the objects that name an image to those that were made from it: sandboxes that have not started, and
+// templates. Sandboxes that are being deleted need no image. full is the image's whole name.
 func newImageUsers(
 	full string, made []sandbox.Ref, checkpoints []sandbox.CheckpointRef, objects []agents.Sandbox, templates []extensions.SandboxTemplate,
 ) (u imageUsers) {
@@ -28,10 +29,19 @@ func newImageUsers(
 			return err == nil && name == full
 		})
 	}
+	deleting := map[types.UID]bool{}
+	for i := range objects {
+		deleting[objects[i].UID] = objects[i].DeletionTimestamp != nil
+	}
 	for _, r := range made {
-		u.sandboxes = append(u.sandboxes, string(sandbox.IDOf(r.UID)))
+		if !deleting[r.UID] {
+			u.sandboxes = append(u.sandboxes, string(sandbox.IDOf(r.UID)))
+		}
 	}
 	for i := range objects {
+		if deleting[objects[i].UID] {
+			continue
+		}
 		switch s := &objects[i]; sandbox.PhaseOf(s) { //nolint:exhaustive // the others have all they need
 		case sandbox.Pending, sandbox.Starting:
 			if id := string(sandbox.IDOf(s.UID)); names(&s.Spec.PodTemplate.Spec) && !slices.Contains(u.sandboxes, id) {

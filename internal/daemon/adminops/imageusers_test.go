@@ -33,6 +33,10 @@ func TestImageInUseIsNotRemoved(t *testing.T) {
 	}
 	made, waits := sandbox.Ref{UID: "made"}, object("waits", "a")
 	ready := metav1.Condition{Type: agents.ConditionReady, Status: metav1.ConditionTrue}
+	deleted := object("made", "a", ready)
+	deleted.DeletionTimestamp = new(metav1.Now())
+	waited := object("waits", "a")
+	waited.DeletionTimestamp = new(metav1.Now())
 	ended := metav1.Condition{Type: agents.ConditionFinished, Status: metav1.ConditionTrue}
 	for name, give := range map[string]struct {
 		made        []sandbox.Ref
@@ -41,14 +45,15 @@ func TestImageInUseIsNotRemoved(t *testing.T) {
 		templates   []extensions.SandboxTemplate
 		plain, hard string // what the refusals name, without and with force; empty means none
 	}{
-		"nothing":          {objects: []agents.Sandbox{object("other", "b")}, templates: []extensions.SandboxTemplate{template("t", "a:2")}},
-		"a sandbox":        {made: []sandbox.Ref{made}, plain: string(sandbox.IDOf("made")), hard: string(sandbox.IDOf("made"))},
-		"one that waits":   {objects: []agents.Sandbox{waits}, plain: string(sandbox.IDOf("waits")), hard: "sandboxes " + string(sandbox.IDOf("waits"))},
-		"of an older one":  {objects: []agents.Sandbox{object("runs", "a", ready), object("ended", "a", ended)}},
-		"a checkpoint":     {checkpoints: []sandbox.CheckpointRef{{Namespace: "ns", Name: "c"}}, plain: "checkpoints ns/c", hard: "checkpoints ns/c"},
-		"a template":       {templates: []extensions.SandboxTemplate{template("t", "library/a")}, plain: "templates ns/t; delete them first, or use --force"},
-		"all":              {made: []sandbox.Ref{made}, templates: []extensions.SandboxTemplate{template("t", full)}, plain: "; templates ns/t; delete them first", hard: string(sandbox.IDOf("made")) + "; delete"},
-		"more than it has": {made: make([]sandbox.Ref, 13), plain: ", 3 more; delete", hard: "3 more"},
+		"nothing":           {objects: []agents.Sandbox{object("other", "b")}, templates: []extensions.SandboxTemplate{template("t", "a:2")}},
+		"a sandbox":         {made: []sandbox.Ref{made}, plain: string(sandbox.IDOf("made")), hard: string(sandbox.IDOf("made"))},
+		"one that waits":    {objects: []agents.Sandbox{waits}, plain: string(sandbox.IDOf("waits")), hard: "sandboxes " + string(sandbox.IDOf("waits"))},
+		"of an older one":   {objects: []agents.Sandbox{object("runs", "a", ready), object("ended", "a", ended)}},
+		"one being deleted": {made: []sandbox.Ref{made}, objects: []agents.Sandbox{deleted, waited}},
+		"a checkpoint":      {checkpoints: []sandbox.CheckpointRef{{Namespace: "ns", Name: "c"}}, plain: "checkpoints ns/c", hard: "checkpoints ns/c"},
+		"a template":        {templates: []extensions.SandboxTemplate{template("t", "library/a")}, plain: "templates ns/t; delete them first, or use --force"},
+		"all":               {made: []sandbox.Ref{made}, templates: []extensions.SandboxTemplate{template("t", full)}, plain: "; templates ns/t; delete them first", hard: string(sandbox.IDOf("made")) + "; delete"},
+		"more than it has":  {made: make([]sandbox.Ref, 13), plain: ", 3 more; delete", hard: "3 more"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			u := newImageUsers(full, give.made, give.checkpoints, give.objects, give.templates)
