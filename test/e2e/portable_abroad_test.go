@@ -69,7 +69,7 @@ func TestCheckpointsAbroad(t *testing.T) {
 		s := home.in(t)
 		alien := forge(t, bare, func(c *portable.Config, _, _ map[string]any) { c.Architecture = "riscv64" })
 		s.refuses("another architecture", func() (string, error) { return s.try("checkpoint", "import", alien, "--name", "alien") },
-			fmt.Sprintf(`config.architecture: "riscv64", this machine's is %s`, runtime.GOARCH))
+			fmt.Sprintf(`config.architecture: "riscv64", this host's is %s`, runtime.GOARCH))
 	})
 	t.Run("names of templates", func(t *testing.T) {
 		s := home.in(t)
