@@ -75,6 +75,7 @@ func leaseOf(n *Node, uid types.UID) string {
 
 // A full range of addresses is an error that says so, and changes nothing.
 func TestFullSubnet(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	m.narrow()
 	n, _ := m.node()
@@ -93,6 +94,7 @@ func TestFullSubnet(t *testing.T) {
 
 // Addresses that containers have although the books call them free are put aside, 32 of them.
 func TestConflictsInARow(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node()
 	uid := types.UID(uuid.NewString()) // somebody's who has all of them
@@ -161,6 +163,7 @@ func (o *obstacle) into(c *Config) {
 
 // While a removal fails, or stands still, nobody gets the address; it succeeds by itself later.
 func TestAddressStaysWhileARemovalFailsOrHangs(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	m.narrow()
 	for _, hangs := range []bool{false, true} {
@@ -214,6 +217,7 @@ func keptFrom(t *testing.T, n *Node, s *agents.Sandbox, addr netip.Addr) (draine
 
 // Books that say other than what lives are put right before anybody gets an address.
 func TestBooksAndMachineDiverge(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node()
 	lost, rowless := object(class("runc")), object(class("runc"))
@@ -262,6 +266,7 @@ func TestBooksAndMachineDiverge(t *testing.T) {
 
 // Creates and deletes at the same time never give one address to two.
 func TestNoAddressTwice(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node(func(c *Config) { c.CoolDown = time.Minute })
 	var mu sync.Mutex

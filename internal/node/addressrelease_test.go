@@ -74,6 +74,7 @@ func atHome(t testing.TB, n *Node, s *agents.Sandbox) netip.Addr {
 
 // An address that was given back is another's after its rest, and its sandbox wakes with another.
 func TestReleasedAddress(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	m.cfg.Network.Subnet = netip.PrefixFrom(m.cfg.Network.Subnet.Addr(), 29) // five for sandboxes
 	n, stop := m.node(atOnce, releasing)
@@ -152,6 +153,7 @@ func resumeOnceRested(t *testing.T, n *Node, s *agents.Sandbox) {
 // Whatever step fails or is the last of a process, the sandbox sleeps on without an address, or has
 // one; the books always agree.
 func TestFailureOrDeathAroundAReleasedAddress(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	s := keeper()
 	n, stop := m.node(atOnce, releasing)

@@ -86,6 +86,7 @@ func restartContainer(t *testing.T, n *Node, s *agents.Sandbox) {
 }
 
 func TestBindOutlivesContainerAndServer(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	m.cfg.AgentToken = token
 	n, stop := m.node()
@@ -148,6 +149,7 @@ func (c *initCounter) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 func TestBindSendsOnlyMissingConfiguration(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	m.cfg.AgentToken = token
 	n, _ := m.node()
@@ -194,6 +196,7 @@ func TestBindSendsOnlyMissingConfiguration(t *testing.T) {
 }
 
 func TestDeathWhileBinding(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	m.cfg.AgentToken = token
 	for _, at := range []string{"bind_config", "bind_agent"} {
@@ -228,6 +231,7 @@ func TestDeathWhileBinding(t *testing.T) {
 }
 
 func TestBindWaitsForItsTime(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node()
 	s := member()

@@ -41,6 +41,7 @@ func keptBuilds(t *testing.T, n *Node) []string {
 // What an older build of the runtime runs or has written is driven and restored by that build, for
 // as long as there is such a thing.
 func TestOlderBuilds(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node(atOnce)
 	older := n.runtimes.BuildOf(oci.GVisor)

@@ -100,6 +100,7 @@ func counts(s *agents.Sandbox) {
 
 // A sandbox is captured in whatever state it is, goes on as if nothing had been, and others are made of it.
 func TestCaptureAndFork(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node(atOnce)
 	s := object(counts)
@@ -181,6 +182,7 @@ func forkIsLike(t *testing.T, n *Node, at *program, ask sandbox.Capture) {
 
 // Files alone are kept of what is asked for so, and of class runc, in whatever state it is.
 func TestCaptureFilesOnly(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node()
 	for _, c := range []string{"gvisor", "runc"} {
@@ -236,6 +238,7 @@ func keepsFiles(t *testing.T, n *Node, c, state string) {
 
 // One that is frozen in RAM stays so, and others go on where it stands.
 func TestCaptureFrozen(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node()
 	s := object()
@@ -266,6 +269,7 @@ var captureSteps = []string{"capture_row", "capture_ahead", "capture_held", "cap
 
 // Whatever step fails, the source goes on and nothing is left; the next attempt succeeds.
 func TestFailureOfACaptureStep(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	var f fault
 	n, _ := m.node(atOnce, f.into)
@@ -308,6 +312,7 @@ func TestFailureOfACaptureStep(t *testing.T) {
 // Wherever the process dies, the next one has the source run and nothing left of the checkpoint, or all
 // of it where the books say so.
 func TestDeathAfterEachCaptureStep(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node()
 	s := object(counts)
@@ -375,6 +380,7 @@ func heldStill(t *testing.T, n *Node, s *agents.Sandbox) {
 
 // A full disk is a clear error, and the source does not suffer.
 func TestCaptureWithoutRoom(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node()
 	s := object()
@@ -398,6 +404,7 @@ func TestCaptureWithoutRoom(t *testing.T) {
 // A checkpoint asks once for the room that its memory and its files take together; without, nothing is
 // written.
 func TestCaptureAsksForAllItsRoom(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	var mu sync.Mutex
 	var asked []int64
@@ -457,6 +464,7 @@ func TestCaptureAsksForAllItsRoom(t *testing.T) {
 // Memory on disk that is damaged becomes no checkpoint, which no retry would change; the files do, and the
 // memory does once it is whole again.
 func TestCaptureOfDamagedMemory(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node(atOnce)
 	s := object()
@@ -507,6 +515,7 @@ func TestCaptureOfDamagedMemory(t *testing.T) {
 
 // What has no state to keep, or is being changed, is refused.
 func TestCaptureRefusals(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node()
 	s := object()
@@ -535,6 +544,7 @@ func TestCaptureRefusals(t *testing.T) {
 
 // Whoever removes the source or the checkpoint does not wait until the checkpoint is made.
 func TestCaptureIsInterrupted(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	var f fault
 	n, _ := m.node(f.into)

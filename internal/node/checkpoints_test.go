@@ -82,6 +82,7 @@ func speaksOf(t *testing.T, n *Node, s *agents.Sandbox, asks [5]sandbox.Capture)
 // What is there without a row, or a row without what it names, is told; the next start removes what has
 // no row, finishes what was being removed, and keeps what it cannot read.
 func TestStrayCheckpoints(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node()
 	s := object(class("runc"))
@@ -120,6 +121,7 @@ func TestStrayCheckpoints(t *testing.T) {
 
 // A removal that fails is tried again by the watchdog.
 func TestDropIsTriedAgain(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node()
 	s := object(class("runc"))

@@ -11,6 +11,7 @@ import (
 
 // Issue 11: what was told of a sandbox's disk was the machine's.
 func TestDiskUsed(t *testing.T) {
+	t.Parallel()
 	n, _ := newMachine(t).node()
 	s := object()
 	ensure(t, n, s)

@@ -150,6 +150,7 @@ func closedBut(allow ...string) *agents.EgressPolicy {
 
 // A real sandbox, from its start over changes, sleep and a restart of the server to its end.
 func TestSandboxReachesWhatItsObjectSays(t *testing.T) {
+	t.Parallel()
 	if !inOwnNet(t) {
 		return
 	}
@@ -257,6 +258,7 @@ func withRules(t *testing.T, s *agents.Sandbox, own *agents.EgressPolicy, rules 
 
 // A real sandbox of a template with a networkPolicy, and what its claim says besides.
 func TestSandboxIsKeptWithinItsTemplatesRules(t *testing.T) {
+	t.Parallel()
 	if !inOwnNet(t) {
 		return
 	}
@@ -335,6 +337,7 @@ func TestSandboxIsKeptWithinItsTemplatesRules(t *testing.T) {
 
 // What changes while a sandbox's memory is on disk is in force before it wakes.
 func TestStoredSandboxWakesWithItsPolicy(t *testing.T) {
+	t.Parallel()
 	if !inOwnNet(t) {
 		return
 	}

@@ -33,6 +33,7 @@ func breakAfter(step string, with error) func(*Config) {
 
 // Whatever step fails, nothing is left, and the next attempt succeeds.
 func TestFailureAtEachStepLeaksNothing(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	for _, c := range []string{"gvisor", "runc"} {
 		for _, name := range operation.StepNames() {
@@ -56,6 +57,7 @@ func TestFailureAtEachStepLeaksNothing(t *testing.T) {
 
 // Wherever the process dies, the next one makes it as if nothing had been begun.
 func TestDeathAfterEachStepConverges(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	for _, name := range operation.StepNames() {
 		t.Run(name, func(t *testing.T) {
@@ -79,6 +81,7 @@ func TestDeathAfterEachStepConverges(t *testing.T) {
 }
 
 func TestRemoveWhileStarting(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	for _, name := range operation.StepNames() {
 		t.Run(name, func(t *testing.T) {
@@ -119,6 +122,7 @@ func TestRemoveWhileStarting(t *testing.T) {
 }
 
 func TestContainerdDiesAndComesBack(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node()
 	s := object()
@@ -151,6 +155,7 @@ func TestContainerdDiesAndComesBack(t *testing.T) {
 
 // An address that a live sandbox has although the books call it free is not given again.
 func TestAddressOfALiveSandboxIsQuarantined(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node()
 	first := object()
@@ -180,6 +185,7 @@ func TestAddressOfALiveSandboxIsQuarantined(t *testing.T) {
 
 // A removal that fails keeps the address, and can be repeated.
 func TestFailedRemovalKeepsTheAddress(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node()
 	s := object()
@@ -203,6 +209,7 @@ func TestFailedRemovalKeepsTheAddress(t *testing.T) {
 }
 
 func TestSecondNodeOnTheSameDataIsRefused(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	_, _ = m.node()
 	if _, err := New(m.cfg); err == nil || !strings.Contains(err.Error(), "only one server") {

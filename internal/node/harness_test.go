@@ -17,6 +17,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -107,7 +108,19 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// testTar is an image of busybox and two users.
+// imageTar is testTar, made once.
+var imageTar struct {
+	once sync.Once
+	text []byte
+}
+
+// testImageTar returns the image of busybox and two users.
+func testImageTar(t testing.TB) []byte {
+	t.Helper()
+	imageTar.once.Do(func() { imageTar.text = testTar(t) })
+	return imageTar.text
+}
+
 func testTar(t testing.TB) []byte {
 	t.Helper()
 	busybox, err := os.ReadFile(need(t, "busybox"))
@@ -204,17 +217,28 @@ func newMachine(t testing.TB) *machine {
 		AgentBinary: agentProgram(t),
 		Network: netdev.Config{
 			Bridge: "bnt" + tag, Table: "barchan-t" + tag, NetnsPrefix: "bnt" + tag + "-",
-			Subnet: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 90 + byte(rand.IntN(100)), byte(rand.IntN(256)), 0}), 24),
+			Subnet: freeSubnet(),
 		},
 		CgroupParent: "/barchan-t" + tag, CoolDown: time.Second,
 		StartTimeout: eventually.Patience, // no test of ours waits for one that does not answer
 	}}
 	t.Cleanup(func() { m.destroy(dir) })
 	m.startContainerd()
-	if _, err := client.Import(t.Context(), bytes.NewReader(testTar(t)), 0, "", nil); err != nil {
+	if _, err := client.Import(t.Context(), bytes.NewReader(testImageTar(t)), 0, "", nil); err != nil {
 		t.Fatal(err)
 	}
 	return m
+}
+
+// lastSubnet is the last that a machine of this process got, from a random one on.
+var lastSubnet atomic.Uint32
+
+func init() { lastSubnet.Store(rand.Uint32N(100 << 8)) }
+
+// freeSubnet returns a subnet of 10.90.0.0 to 10.189.255.0 that no other machine of this process has.
+func freeSubnet() netip.Prefix {
+	n := lastSubnet.Add(1) % (100 << 8)
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 90 + byte(n>>8), byte(n), 0}), 24)
 }
 
 func (m *machine) startContainerd() {

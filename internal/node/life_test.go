@@ -28,6 +28,7 @@ func pod(s *agents.Sandbox) *corev1.PodSpec { return &s.Spec.PodTemplate.Spec }
 func container(s *agents.Sandbox) *corev1.Container { return &pod(s).Containers[0] }
 
 func TestPauseAndResumeAcrossNodes(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node()
 	var all []*agents.Sandbox
@@ -83,6 +84,7 @@ func wakesAndGoesOn(t *testing.T, n *Node, s *agents.Sandbox) {
 }
 
 func TestAdoptionAfterARestart(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node()
 	s, dies := object(), object(class("runc"))
@@ -121,6 +123,7 @@ func TestAdoptionAfterARestart(t *testing.T) {
 }
 
 func TestSandboxesCannotReachEachOtherOrTheHost(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "0.0.0.0:0")
@@ -152,6 +155,7 @@ func TestSandboxesCannotReachEachOtherOrTheHost(t *testing.T) {
 }
 
 func TestLimitsUsersAndEnvironment(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node()
 	for _, c := range []string{"gvisor", "runc"} {
@@ -213,6 +217,7 @@ func accounted(t *testing.T, n *Node, s *agents.Sandbox) {
 }
 
 func TestMemoryLimitEndsASandboxAndSaysSo(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node()
 	s := object(class("gvisor"), func(s *agents.Sandbox) {
@@ -246,6 +251,7 @@ func changed(t *testing.T, n *Node, ref sandbox.Ref) {
 }
 
 func TestEndOfASandboxIsTold(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node()
 	for _, c := range []string{"gvisor", "runc"} {
@@ -265,6 +271,7 @@ func TestEndOfASandboxIsTold(t *testing.T) {
 }
 
 func TestRestartPolicies(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node()
 	program := func(command string, policy corev1.RestartPolicy) *agents.Sandbox {
@@ -309,6 +316,7 @@ func TestRestartPolicies(t *testing.T) {
 }
 
 func TestProbes(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node()
 	fast := func(h corev1.ProbeHandler) *corev1.Probe {
@@ -361,6 +369,7 @@ func TestProbes(t *testing.T) {
 }
 
 func TestVolumes(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node()
 	for _, c := range []string{"gvisor", "runc"} {
@@ -405,6 +414,7 @@ func TestVolumes(t *testing.T) {
 }
 
 func TestRefusals(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node(func(c *Config) { c.Runtimes = c.Runtimes[:1] })
 	for name, give := range map[string]struct {
@@ -441,6 +451,7 @@ func TestRefusals(t *testing.T) {
 }
 
 func TestTwentyAtOnce(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node()
 	var all [20]*agents.Sandbox
@@ -479,6 +490,7 @@ func TestTwentyAtOnce(t *testing.T) {
 }
 
 func TestSweepAsksBeforeItRemoves(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node()
 	wanted, unwanted, unsure := object(), object(), object()

@@ -26,6 +26,7 @@ import (
 
 // One sandbox sleeps and wakes many times, and counts on.
 func TestManySleeps(t *testing.T) {
+	t.Parallel()
 	times := 50
 	if testing.Short() {
 		times = 10
@@ -55,6 +56,7 @@ func TestManySleeps(t *testing.T) {
 // Whoever has a stream open when the memory goes to disk hears of its end at once, while the sandbox
 // sleeps, and the process at its other end goes on.
 func TestStreamsEndWithTheSleep(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node(atOnce)
 	s := object()
@@ -96,6 +98,7 @@ const sleeperCost = 64 << 10
 
 // A sandbox that sleeps on disk costs the server little memory and not one process, from a start on.
 func TestCostOfSleepers(t *testing.T) {
+	t.Parallel()
 	const count = 200
 	m := newMachine(t)
 	n, stop := m.node()

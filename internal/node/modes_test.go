@@ -110,6 +110,7 @@ func filesSeen(t testing.TB, n *Node, s *agents.Sandbox, addr netip.Addr) {
 }
 
 func TestFilesOnly(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	for _, c := range []string{"gvisor", "runc"} {
 		t.Run(c, func(t *testing.T) {
@@ -162,6 +163,7 @@ func TestFilesOnly(t *testing.T) {
 // Of memory in RAM or on disk nothing is left after a resume from files, and all files are there,
 // those too that a frozen kernel had not written yet.
 func TestMemoryGivenUp(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node(func(c *Config) { c.StoreAfter = time.Hour })
 	for name, after := range map[string]time.Duration{"in RAM": time.Hour, "on disk": time.Nanosecond} {
@@ -189,6 +191,7 @@ func TestMemoryGivenUp(t *testing.T) {
 
 // Only volume claims outlive the mode Delete, and the sandbox is made anew of them and its object.
 func TestVolumesOnly(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node()
 	s, other := keeper(), object()
@@ -248,6 +251,7 @@ func TestVolumesOnly(t *testing.T) {
 // Whatever step fails, once, nothing that was to be kept is lost, and the next try succeeds. Until it
 // is decided that memory goes, it stays.
 func TestFailureOfAStepWithoutMemory(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	var f fault
 	n, _ := m.node(atOnce, f.into)
@@ -285,6 +289,7 @@ func TestFailureOfAStepWithoutMemory(t *testing.T) {
 }
 
 func TestFailureWhileMemoryIsGivenUp(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	var f fault
 	n, _ := m.node(atOnce, f.into)
@@ -308,6 +313,7 @@ func TestFailureWhileMemoryIsGivenUp(t *testing.T) {
 }
 
 func TestFailureOfAStepFromVolumes(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	var f fault
 	n, _ := m.node(atOnce, f.into)
@@ -332,6 +338,7 @@ func TestFailureOfAStepFromVolumes(t *testing.T) {
 
 // Wherever the process dies, the next one has the sandbox with what it was to keep.
 func TestDeathAfterAStepWithoutMemory(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	s := keeper()
 	n, stop := m.node()
@@ -428,6 +435,7 @@ func TestDeathAfterAStepWithoutMemory(t *testing.T) {
 
 // Who removes, suspends and resumes at the same time gets what was asked for last, or a reason.
 func TestRacesWithoutMemory(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	var f fault
 	n, _ := m.node(atOnce, f.into)
@@ -480,6 +488,7 @@ func TestRacesWithoutMemory(t *testing.T) {
 
 // Rows of before there were modes: a sandbox of class runc that was frozen in RAM goes on where it was.
 func TestFrozenByAnOlderServer(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node(atOnce)
 	s := object(class("runc"))

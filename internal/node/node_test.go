@@ -16,6 +16,7 @@ import (
 )
 
 func TestSandboxRunsAndGoes(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node()
 	for _, c := range []string{"gvisor", "runc"} {
@@ -54,6 +55,7 @@ func goesWithoutATrace(t *testing.T, n *Node, s *agents.Sandbox) {
 
 // With IPv6, each sandbox has an address beside the other, under either class; without, none.
 func TestIPv6InSandboxes(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	m.cfg.Network.Subnet6 = netip.MustParsePrefix("fd00:ba5c:a4::/64")
 	m.cfg.Network.Spares = 2

@@ -94,6 +94,7 @@ func mountMore(s *agents.Sandbox) {
 
 // What cannot be made from a checkpoint is refused, and leaves nothing.
 func TestRestoreRefusals(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node()
 	s := object(counts)
@@ -161,6 +162,7 @@ func TestRestoreRefusals(t *testing.T) {
 
 // A memory that is damaged is not started from; its files are whole.
 func TestDamagedCheckpoint(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node()
 	s := object()
@@ -216,6 +218,7 @@ func change(path string, how func([]byte) []byte) error {
 
 // A checkpoint is not removed while a sandbox is being made from it, and no other begins meanwhile.
 func TestDropWhileRestoring(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	var f fault
 	n, _ := m.node(f.into)
@@ -279,6 +282,7 @@ func noCheckpointOf(t testing.TB, n *Node, ref sandbox.CheckpointRef) {
 // Wherever the process dies while a sandbox is made from a checkpoint, the next one makes it as if
 // nothing had been begun; and whatever step fails leaves nothing.
 func TestDeathAndFailureAfterEachRestoreStep(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node()
 	s := object(counts)
@@ -317,6 +321,7 @@ func TestDeathAndFailureAfterEachRestoreStep(t *testing.T) {
 
 // What is made of memory has the agent that is in it, whatever the server has by now.
 func TestRestoreWithTheAgentOfThen(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node()
 	s := object()
@@ -352,6 +357,7 @@ func TestRestoreWithTheAgentOfThen(t *testing.T) {
 }
 
 func TestTwentyForksAtOnce(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node(func(c *Config) { c.StartTimeout = 5 * time.Minute }) // all wait for each other
 	s := object()
@@ -406,6 +412,7 @@ func TestTwentyForksAtOnce(t *testing.T) {
 // A sandbox that was restored is restarted by its policy from its own files, without the checkpoint, and
 // slept and woken like any other.
 func TestRestoredIsRestarted(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node(atOnce)
 	s := object(func(s *agents.Sandbox) {
@@ -446,6 +453,7 @@ func TestRestoredIsRestarted(t *testing.T) {
 }
 
 func TestWarmUp(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node(atOnce)
 	warm := func(seconds int32, command ...string) func(*agents.Sandbox) {

@@ -53,6 +53,7 @@ func threadsProgram(t *testing.T) []byte {
 // Issue 11: where a sandbox had too many processes, gVisor got no thread from the machine any more,
 // and ended. Many threads of one process passed the limit.
 func TestProcessLimit(t *testing.T) {
+	t.Parallel()
 	const limit = 100
 	m := newMachine(t)
 	n, _ := m.node(atOnce, func(c *Config) { c.DefaultLimits.Pids = limit })
@@ -102,6 +103,7 @@ func TestProcessLimit(t *testing.T) {
 
 // By default so many processes are allowed that they would take all memory of a small sandbox.
 func TestProcessLimitOfLittleMemory(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node(func(c *Config) { c.DefaultLimits.Memory = 128 << 20 })
 	s := object(class("gvisor"))
@@ -114,6 +116,7 @@ func TestProcessLimitOfLittleMemory(t *testing.T) {
 
 // Issue 11: a sandbox that got around the limit within was told to have ended as any other.
 func TestTooManyProcessesOfAllUsers(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node(func(c *Config) { c.DefaultLimits.Pids = 64 })
 	s := object(class("gvisor"))

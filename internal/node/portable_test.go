@@ -94,6 +94,7 @@ func (g *gated) Read(b []byte) (int, error) {
 // The image that an import brings goes with it when it fails, unless another one has come to lie on it; and
 // when the import is ready, it stays whatever becomes of that.
 func TestBaseOfAnImport(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node()
 	whole, files := artifact(t, n)
@@ -140,6 +141,7 @@ func TestBaseOfAnImport(t *testing.T) {
 
 // An import for which there is no room is refused, from the beginning or while it comes.
 func TestRoomForAnImport(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	var room atomic.Int64 // bytes; or, if negative, how often it may still be asked
 	room.Store(1 << 40)
@@ -171,6 +173,7 @@ func TestRoomForAnImport(t *testing.T) {
 
 // Issue 11: nothing told what needs an image.
 func TestImageUsers(t *testing.T) {
+	t.Parallel()
 	n, _ := newMachine(t).node()
 	s := object()
 	image := ensure(t, n, s).Image

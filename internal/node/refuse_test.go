@@ -14,6 +14,7 @@ import (
 // While something is wrong with the machine nothing is begun on it, what runs is left alone and
 // can be put to sleep and removed; and whoever watches hears of each write of the journal.
 func TestRefusedWork(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	var wrong atomic.Pointer[error]
 	var written, failed atomic.Int64

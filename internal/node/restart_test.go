@@ -55,6 +55,7 @@ func livesAgain(t testing.TB, n *Node, s *agents.Sandbox, was journal.Row) {
 
 // When a sandbox's kernel ends, its policy decides: at once, or at the next start of the server.
 func TestDeathIsAnsweredByPolicy(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node()
 	kinds := []corev1.RestartPolicy{corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever, ""}
@@ -104,6 +105,7 @@ func TestDeathIsAnsweredByPolicy(t *testing.T) {
 
 // One that dies while it sleeps in memory has lost that, and begins anew if its policy says so.
 func TestDeathWhileFrozen(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node(func(c *Config) { c.StoreAfter = time.Hour })
 	s := object(policy(corev1.RestartPolicyAlways))
@@ -120,6 +122,7 @@ func TestDeathWhileFrozen(t *testing.T) {
 
 // A server that comes back finds ready what was ready, and asks again for itself.
 func TestReadinessOutlivesTheServer(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node()
 	s := object(func(s *agents.Sandbox) {
@@ -155,6 +158,7 @@ func TestReadinessOutlivesTheServer(t *testing.T) {
 
 // Without containerd nothing is adopted, undone or given; once it is there, all is.
 func TestContainerdComesLate(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node(breakAfter("record", operation.ErrCrash))
 	half := object()
@@ -206,6 +210,7 @@ func TestContainerdComesLate(t *testing.T) {
 
 // A class that is not offered any more keeps what runs of it, and what is removed is gone.
 func TestClassNotOfferedAnyMore(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node()
 	s := object(class("runc"), policy(corev1.RestartPolicyAlways))
@@ -230,6 +235,7 @@ func TestClassNotOfferedAnyMore(t *testing.T) {
 
 // A record that somebody removed is written again, and one that sleeps needs none to wake.
 func TestRecordRemovedByHand(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node(atOnce)
 	s := object()
@@ -260,6 +266,7 @@ func TestRecordRemovedByHand(t *testing.T) {
 
 // Books that cannot be written keep nobody from starting, and no address is given twice by them.
 func TestStartWithBooksThatCannotBeWritten(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node()
 	s := object(class("runc"))

@@ -267,6 +267,7 @@ func noMemory(t testing.TB, n *Node) {
 }
 
 func TestMemoryMovesToDiskAndBack(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node(atOnce)
 	s := object(func(s *agents.Sandbox) {
@@ -327,6 +328,7 @@ func TestMemoryMovesToDiskAndBack(t *testing.T) {
 
 // Without the order to move it, memory stays where it is.
 func TestMemoryThatStays(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node()
 	s := object()
@@ -349,6 +351,7 @@ func TestMemoryThatStays(t *testing.T) {
 // Whatever step fails, once, the sandbox sleeps on and can be resumed, and so it does on disk
 // when storing it was tried again.
 func TestFailureOfASleepOrWakeStep(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	var f fault
 	n, _ := m.node(atOnce, f.into)
@@ -397,6 +400,7 @@ func TestFailureOfASleepOrWakeStep(t *testing.T) {
 // Wherever the process dies, the next one finds the sandbox asleep, or awake where the journal
 // says so, and nothing lost.
 func TestDeathAfterEachSleepOrWakeStep(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	s := object()
 	n, stop := m.node()
@@ -447,6 +451,7 @@ func TestDeathAfterEachSleepOrWakeStep(t *testing.T) {
 
 // A server that ends while memory is being written leaves a frozen sandbox, and the next writes it.
 func TestRestartWhileStoring(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node(atOnce)
 	s := object()
@@ -470,6 +475,7 @@ func TestRestartWhileStoring(t *testing.T) {
 }
 
 func TestRemoveWhileFallingAsleepOrWaking(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	var f fault
 	n, _ := m.node(atOnce, f.into)
@@ -531,6 +537,7 @@ func TestRemoveWhileFallingAsleepOrWaking(t *testing.T) {
 
 // Who resumes while memory is being written waits, and several that resume wake it once.
 func TestResumeWhileStoring(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	var f fault
 	n, _ := m.node(atOnce, f.into)
@@ -565,6 +572,7 @@ func TestResumeWhileStoring(t *testing.T) {
 
 // Where the disk is full, memory stays in RAM, and says so.
 func TestFullDiskWhileStoring(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	small := t.TempDir()
 	must(t, unix.Mount("tmpfs", small, "tmpfs", 0, "size=1m"))
@@ -592,6 +600,7 @@ func TestFullDiskWhileStoring(t *testing.T) {
 // Memory is not written where it would take what is kept for the others: it stays in RAM, and goes to
 // disk once there is room. Nor are checkpoints made there.
 func TestNoRoomToStore(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	var asked atomic.Int64
 	var full atomic.Bool
@@ -639,6 +648,7 @@ func TestNoRoomToStore(t *testing.T) {
 
 // Memory that is damaged is not used, and is kept for whoever can mend it: nothing is started of it.
 func TestDamagedMemory(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	var started atomic.Int32
 	n, _ := m.node(atOnce, func(c *Config) {
@@ -711,6 +721,7 @@ func TestDamagedMemory(t *testing.T) {
 }
 
 func TestFiveStoredAtOnce(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node(atOnce)
 	all := make([]*program, 5)
@@ -755,6 +766,7 @@ func TestFiveStoredAtOnce(t *testing.T) {
 
 // What a sandbox was bound to stays so through its sleep; what its object gets meanwhile waits.
 func TestBindAroundSleep(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node(atOnce)
 	s := object()
@@ -785,6 +797,7 @@ func TestBindAroundSleep(t *testing.T) {
 
 // A sandbox wakes although nobody waits for it any more, for its processes may have begun.
 func TestWakeOutlivesWhoAskedForIt(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	var f fault
 	n, _ := m.node(atOnce, f.into)
@@ -814,6 +827,7 @@ func TestWakeOutlivesWhoAskedForIt(t *testing.T) {
 
 // Frozen processes that die cost the sandbox nothing once its memory is written.
 func TestFrozenSandboxDies(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	var f fault
 	n, _ := m.node(atOnce, f.into)

@@ -66,6 +66,7 @@ func agentAnswers(t testing.TB, n *Node, r *journal.Row) bool {
 // A sandbox that the node has lost sight of is found again by the journal, at once if anybody
 // asks for it, and by the watchdog if nobody does.
 func TestIndexMissesARunningSandbox(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	var o oracle
 	n, _ := m.node(o.into)
@@ -100,6 +101,7 @@ func TestIndexMissesARunningSandbox(t *testing.T) {
 // A container without a row of the journal lives on, with its address, until the source of truth
 // has said clearly that its sandbox does not exist.
 func TestContainerThatTheJournalLost(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	var o oracle
 	n, _ := m.node(o.into)
@@ -150,6 +152,7 @@ func TestContainerThatTheJournalLost(t *testing.T) {
 
 // What is left without a row is removed after two looks, if nothing living can be part of it.
 func TestLeftovers(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	m.sweepEvery = time.Hour // all looks but the first are ours
 	var o oracle
@@ -218,6 +221,7 @@ func record(t testing.TB, n *Node, uid types.UID) {
 
 // Something that runs and has no name is kept, and told.
 func TestNamelessProcessIsKept(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	var o oracle
 	n, _ := m.node(o.into)
@@ -245,6 +249,7 @@ func TestNamelessProcessIsKept(t *testing.T) {
 
 // A row that cannot be read keeps its sandbox and its address until somebody deletes it.
 func TestRowThatCannotBeRead(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node(atOnce)
 	s, asleep := object(), object()
@@ -292,6 +297,7 @@ func TestRowThatCannotBeRead(t *testing.T) {
 
 // An object that went without its finalizer leaves nothing behind.
 func TestDoubt(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	m.sweepEvery = time.Hour // all looks but the first are ours
 	var o oracle
