@@ -162,12 +162,12 @@ func (n *Node) takeOver(ctx context.Context, u *registry.Handle, r *journal.Row)
 		n.takeOverStored(ctx, u, r)
 		return
 	case !r.Process.Alive():
-		r = n.uncaptured(u, r)
+		r = n.maker.Uncaptured(u, r)
 		n.died(ctx, u, r, n.whyDied(r, "it ended while the server was down"))
 		return
 	}
 	if r.Stage == journal.Capturing {
-		r = n.thawLeft(ctx, u, r)
+		r = n.maker.Recover(ctx, u, r)
 	}
 	n.watch(u, r)
 	work := n.host.Operation(r)

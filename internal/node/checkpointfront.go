@@ -7,6 +7,14 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
+// Capture makes a checkpoint of a sandbox; see capture.Maker.
+func (n *Node) Capture(ctx context.Context, ask sandbox.Capture) (sandbox.Captured, error) {
+	if err := n.awaitAdopted(ctx); err != nil {
+		return sandbox.Captured{}, err
+	}
+	return n.maker.Capture(ctx, ask)
+}
+
 // Captured is what the node has of a checkpoint. A missing or incomplete one is an
 // errs.ErrNotFound; one that is being written now, or whose row cannot be read, is an errs.ErrUnavailable.
 func (n *Node) Captured(ctx context.Context, ref sandbox.CheckpointRef) (sandbox.Captured, error) {
@@ -36,12 +44,12 @@ func (n *Node) DropCheckpoint(ctx context.Context, ref sandbox.CheckpointRef) er
 
 // ExportCheckpoint describes a checkpoint as an artifact; see transfer.
 func (n *Node) ExportCheckpoint(
-	ctx context.Context, ref sandbox.CheckpointRef, config portable.Config, withImage bool, told func(done, total int64),
+	ctx context.Context, ref sandbox.CheckpointRef, config portable.Config, withImage bool, progress func(done, total int64),
 ) (_ *portable.Layout, release func(), err error) {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return nil, nil, err
 	}
-	return n.transfer.Export(ctx, ref, config, withImage, told)
+	return n.transfer.Export(ctx, ref, config, withImage, progress)
 }
 
 // ImportCheckpoint makes a checkpoint of an artifact; see transfer.

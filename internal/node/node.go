@@ -21,6 +21,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/node/capture"
 	"github.com/barchan-dev/barchan/internal/node/checkpoint"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/inventory"
@@ -132,7 +133,7 @@ type Node struct {
 	transfer    *transfer.Transfer
 	host        *operation.Host
 	inventory   *inventory.Scanner
-	captures    chan struct{} // has a place for each checkpoint that may be made at the same time
+	maker       *capture.Maker
 
 	// reconciler compares the books with what lives; removals counts what the watchdog removed.
 	reconciler *ipam.Reconciler
@@ -162,7 +163,6 @@ func New(cfg Config) (*Node, error) {
 		cfg: cfg, log: cfg.Log.With("component", "node"),
 		adopted: make(chan struct{}), changes: make(chan sandbox.Ref), tasks: registry.NewTasks(), dirty: registry.NewChangeQueue(),
 		stores:   make(chan struct{}, storesAtOnce),
-		captures: make(chan struct{}, capturesAtOnce),
 		looking:  make(chan struct{}, 1), bootPatience: bootPatience, sweepEvery: sweepEvery,
 	}
 	var err error
@@ -289,6 +289,10 @@ func (n *Node) open() error {
 		AgentToken: n.cfg.AgentToken, StartTimeout: n.cfg.StartTimeout, ReleaseAddresses: n.cfg.ReleaseAddresses,
 		Holder: n.inventory.Holder, CheckSpace: n.cfg.CheckSpace, Later: n.tasks.Start,
 		AfterStep: n.cfg.AfterStep, BeforeUndo: n.cfg.BeforeUndo, ObserveStep: n.cfg.ObserveStep, Log: n.log,
+	})
+	n.maker = capture.New(capture.Config{
+		Log: n.log, Containerd: n.cfg.Containerd, Host: n.host, Registry: n.handles, Checkpoints: n.checkpoints, Runtimes: n.runtimes,
+		Find: n.find, Release: n.releaseResources, Refuse: n.cfg.Refuse, CheckSpace: n.cfg.CheckSpace, Later: n.tasks.Start, ObserveStep: n.cfg.ObserveStep,
 	})
 	n.transfer = transfer.New(transfer.Config{
 		Checkpoints: n.checkpoints, Containerd: n.cfg.Containerd, Offers: n.runtimes.Offers, CheckMemory: n.checkRestores,

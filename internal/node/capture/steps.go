@@ -1,4 +1,4 @@
-package node
+package capture
 
 import (
 	"context"
@@ -23,23 +23,23 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
-// capture is one checkpoint in the making.
-type capture struct {
+// work is one checkpoint being made.
+type work struct {
 	*operation.Operation // of the source
-	n                    *Node
+	m                    *Maker
 	u                    *registry.Handle
 	k                    *checkpoint.Handle
 	c                    *checkpoint.Row
-	// filesOnly is what is kept, whatever the source has.
+	// filesOnly leaves out the memory.
 	filesOnly bool
 
 	files   *ctrd.SnapshotCopy
 	volumes []*filetree.Copy
-	durable errgroup.Group // makes the files durable while the source goes on
+	durable errgroup.Group // syncs the files while the source runs
 }
 
-// do makes the checkpoint. The row comes first, so that whatever follows can be found and removed.
-func (p *capture) do(ctx context.Context) (err error) {
+// do makes the checkpoint. The row comes first, so that what follows can be found and removed.
+func (p *work) do(ctx context.Context) (err error) {
 	if err := p.note(checkpoint.Writing); err != nil {
 		return err
 	}
@@ -47,7 +47,7 @@ func (p *capture) do(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() {
-		err = errors.Join(err, p.durable.Wait()) // it uses what is closed next
+		err = errors.Join(err, p.durable.Wait()) // it uses the files that are closed next
 		if p.files != nil && !errors.Is(err, operation.ErrCrash) {
 			err = errors.Join(err, p.files.Close(ctx))
 		}
@@ -79,14 +79,14 @@ func (p *capture) do(ctx context.Context) (err error) {
 		return err
 	}
 	if p.c.Memory != nil {
-		p.n.checkpoints.MarkVerified(p.c.Ref.UID)
+		p.m.cfg.Checkpoints.MarkVerified(p.c.Ref.UID)
 	}
 	return p.After("capture_ready")
 }
 
-// prepare does all that needs no source that stands still, and copies what is much.
-func (p *capture) begin(ctx context.Context) (err error) {
-	dir := p.n.checkpoints.Dir(p.c.Ref.UID)
+// begin does the work that needs no paused source, and copies most of the data.
+func (p *work) begin(ctx context.Context) (err error) {
+	dir := p.m.cfg.Checkpoints.Dir(p.c.Ref.UID)
 	if err := os.MkdirAll(filepath.Join(dir, "volumes"), 0o700); err != nil {
 		return fmt.Errorf("make directory of the checkpoint: %w", err)
 	}
@@ -95,7 +95,7 @@ func (p *capture) begin(ctx context.Context) (err error) {
 			return fmt.Errorf("keep the agent: %w", err)
 		}
 	}
-	if p.files, err = p.n.cfg.Containerd.BeginCopy(ctx, p.ID(), checkpoint.Snapshot(p.c.Ref.UID)); err != nil {
+	if p.files, err = p.m.cfg.Containerd.BeginCopy(ctx, p.ID(), checkpoint.Snapshot(p.c.Ref.UID)); err != nil {
 		return err
 	}
 	made := map[string]bool{}
@@ -125,9 +125,9 @@ func (p *capture) begin(ctx context.Context) (err error) {
 	return nil
 }
 
-// keepAgent keeps the agent that the source runs, which its memory needs as it is.
-func (p *capture) keepAgent() error {
-	from, to := p.Path(filepath.Join("agent", filepath.Base(oci.AgentPath))), p.n.checkpoints.AgentFile(p.c.Ref.UID)
+// keepAgent keeps the agent program of the source, because the memory needs exactly that one.
+func (p *work) keepAgent() error {
+	from, to := p.Path(filepath.Join("agent", filepath.Base(oci.AgentPath))), p.m.cfg.Checkpoints.AgentFile(p.c.Ref.UID)
 	if err := os.Link(from, to); !isOtherDisk(err) {
 		return err
 	}
@@ -138,8 +138,8 @@ func (p *capture) keepAgent() error {
 	return errors.Join(durable.CopyProgram(running, to), running.Close())
 }
 
-// copy copies the files of a source that stands still, and has them made durable while it goes on.
-func (p *capture) copy(ctx context.Context) error {
+// copy copies the files of a paused source, and starts to sync them.
+func (p *work) copy(ctx context.Context) error {
 	p.c.Created, p.c.Exit = time.Now().UTC(), p.u.Observed().EntrypointExit
 	if err := p.files.FinalCopy(ctx); err != nil {
 		return err
@@ -156,25 +156,25 @@ func (p *capture) copy(ctx context.Context) error {
 	return nil
 }
 
-// keepFiles makes the copies durable and measures them.
-func (p *capture) keepFiles(ctx context.Context) error {
+// keepFiles syncs the copies and measures them.
+func (p *work) keepFiles(ctx context.Context) error {
 	one, err := p.files.Commit(ctx)
 	if err != nil {
 		return err
 	}
 	p.c.FilesSize = one.Size
 	if len(p.volumes) == 0 {
-		return durable.SyncDirs(p.n.checkpoints.Dir(p.c.Ref.UID), p.n.checkpoints.Root())
+		return durable.SyncDirs(p.m.cfg.Checkpoints.Dir(p.c.Ref.UID), p.m.cfg.Checkpoints.Root())
 	}
-	size, err := durable.Usage(filepath.Join(p.n.checkpoints.Dir(p.c.Ref.UID), "volumes"))
+	size, err := durable.Usage(filepath.Join(p.m.cfg.Checkpoints.Dir(p.c.Ref.UID), "volumes"))
 	p.c.FilesSize += size
-	return errors.Join(err, durable.SyncFilesystem(p.n.checkpoints.Root()))
+	return errors.Join(err, durable.SyncFilesystem(p.m.cfg.Checkpoints.Root()))
 }
 
-// withMemory keeps memory and files of a source whose processes are there, running or frozen.
-func (p *capture) withMemory(ctx context.Context) error {
-	return p.heldStill(ctx, func(runtime *oci.Runtime) error {
-		img, err := runtime.Checkpoint(ctx, p.ID(), p.n.checkpoints.MemoryDir(p.c.Ref.UID), oci.CheckpointOptions{
+// withMemory keeps memory and files of a source with processes, running or frozen.
+func (p *work) withMemory(ctx context.Context) error {
+	return p.whilePaused(ctx, func(runtime *oci.Runtime) error {
+		img, err := runtime.Checkpoint(ctx, p.ID(), p.m.cfg.Checkpoints.MemoryDir(p.c.Ref.UID), oci.CheckpointOptions{
 			LeaveRunning: true, Written: p.copy, Digest: true,
 		})
 		if err != nil {
@@ -186,22 +186,22 @@ func (p *capture) withMemory(ctx context.Context) error {
 	})
 }
 
-// withoutMemory keeps the files of a source whose processes are there.
-func (p *capture) withoutMemory(ctx context.Context) error {
+// withoutMemory keeps the files of a source with processes.
+func (p *work) withoutMemory(ctx context.Context) error {
 	if p.Row.Stage == journal.Paused && p.Row.Plan.Class == oci.GVisor {
 		return p.frozenFiles(ctx)
 	}
-	if p.Row.Stage == journal.Paused { // of class runc: what it wrote is the machine's
+	if p.Row.Stage == journal.Paused { // of class runc: its writes are in the host's page cache
 		return p.copy(ctx)
 	}
-	agent, err := p.n.host.AgentOf(p.u.ID, p.Row.Address)
+	agent, err := p.m.cfg.Host.AgentOf(p.u.ID, p.Row.Address)
 	if err != nil {
 		return err
 	}
-	if err := agent.Freeze(ctx); err != nil { // once to have little to write while it stands still
-		return errs.Retryable(fmt.Errorf("have the sandbox write its files: %w", err))
+	if err := agent.Freeze(ctx); err != nil { // flushes most before the pause
+		return errs.Retryable(fmt.Errorf("flush the files of the sandbox: %w", err))
 	}
-	return p.heldStill(ctx, func(runtime *oci.Runtime) error {
+	return p.whilePaused(ctx, func(runtime *oci.Runtime) error {
 		began := time.Now()
 		if err := runtime.Pause(ctx, p.ID()); err != nil {
 			return errors.Join(err, p.thaw(ctx, runtime))
@@ -216,31 +216,31 @@ func (p *capture) withoutMemory(ctx context.Context) error {
 	})
 }
 
-// frozenFiles keeps the files of a frozen sandbox. What its kernel has not written yet it writes only
-// for a checkpoint, whose memory is then thrown away.
-func (p *capture) frozenFiles(ctx context.Context) error {
-	runtime, err := p.n.runtimes.Driving(p.Row.Plan.Class, p.Row.Build)
+// frozenFiles keeps the files of a frozen sandbox. Its kernel flushes the rest only for a checkpoint, whose memory is
+// then removed.
+func (p *work) frozenFiles(ctx context.Context) error {
+	runtime, err := p.m.cfg.Runtimes.Driving(p.Row.Plan.Class, p.Row.Build)
 	if err != nil {
 		return err
 	}
-	memory := p.n.checkpoints.MemoryDir(p.c.Ref.UID)
+	memory := p.m.cfg.Checkpoints.MemoryDir(p.c.Ref.UID)
 	if _, err := runtime.Checkpoint(ctx, p.ID(), memory, oci.CheckpointOptions{Written: p.copy}); err != nil {
 		return err
 	}
 	return memimage.Remove(memory)
 }
 
-// heldStill does what holds a source still. The journal says so while a source that runs may be found
-// paused by the next process.
-func (p *capture) heldStill(ctx context.Context, do func(*oci.Runtime) error) error {
-	runtime, err := p.n.runtimes.Driving(p.Row.Plan.Class, p.Row.Build)
+// whilePaused does work that pauses a source. The journal has the stage Capturing meanwhile: after a crash, the next process
+// may find the container paused.
+func (p *work) whilePaused(ctx context.Context, do func(*oci.Runtime) error) error {
+	runtime, err := p.m.cfg.Runtimes.Driving(p.Row.Plan.Class, p.Row.Build)
 	if err != nil {
 		return err
 	}
 	if p.Row.Stage != journal.Live {
 		return do(runtime)
 	}
-	if err := p.n.handles.Write(p.Row, journal.Capturing); err != nil { // others see it live, and it is
+	if err := p.m.cfg.Registry.Write(p.Row, journal.Capturing); err != nil { // the handle's row stays live
 		return err
 	}
 	err = p.After("capture_held")
@@ -250,16 +250,16 @@ func (p *capture) heldStill(ctx context.Context, do func(*oci.Runtime) error) er
 	if errors.Is(err, operation.ErrCrash) {
 		return err
 	}
-	p.n.goesOn(context.WithoutCancel(ctx), p.u, p.Row, err == nil)
+	p.m.resume(context.WithoutCancel(ctx), p.u, p.Row, err == nil)
 	return err
 }
 
-// thaw lets a source go on that stands still.
-func (p *capture) thaw(ctx context.Context, runtime *oci.Runtime) error {
+// thaw resumes the source if it is paused.
+func (p *work) thaw(ctx context.Context, runtime *oci.Runtime) error {
 	return thaw(ctx, runtime, p.ID())
 }
 
-// thaw lets a container go on if it stands still.
+// thaw resumes a container if it is paused.
 func thaw(ctx context.Context, runtime *oci.Runtime, id string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
@@ -269,10 +269,10 @@ func thaw(ctx context.Context, runtime *oci.Runtime, id string) error {
 	return runtime.Resume(ctx, id)
 }
 
-// fromDisk keeps what is on disk of a source of which nothing runs.
-func (p *capture) fromDisk(ctx context.Context) error {
-	if p.Row.Stage != journal.Stored { // something of a container may be there
-		if err := p.n.releaseResources(ctx, p.Operation, p.u); err != nil {
+// fromDisk keeps memory and files of a source without a container.
+func (p *work) fromDisk(ctx context.Context) error {
+	if p.Row.Stage != journal.Stored { // parts of a container may be left
+		if err := p.m.cfg.Release(ctx, p.Operation, p.u); err != nil {
 			return err
 		}
 	}
@@ -295,13 +295,12 @@ func (p *capture) fromDisk(ctx context.Context) error {
 	return err
 }
 
-// linkMemory shares the files of the source's memory, which never change, or copies them where the
-// sandboxes' memory is on another disk. They are read through before: what is damaged is no checkpoint, and
-// those that start from one trust it without another look.
-func (p *capture) linkMemory(ctx context.Context) error {
-	from, to := p.n.host.MemoryDir(p.ID()), p.n.checkpoints.MemoryDir(p.c.Ref.UID)
+// linkMemory links the files of the source's memory, which never change, or copies them from another file system. It
+// verifies them first, because restores of the checkpoint do not.
+func (p *work) linkMemory(ctx context.Context) error {
+	from, to := p.m.cfg.Host.MemoryDir(p.ID()), p.m.cfg.Checkpoints.MemoryDir(p.c.Ref.UID)
 	if err := memimage.Verify(ctx, from); errors.Is(err, errs.ErrInvalid) || errors.Is(err, errs.ErrNotFound) {
-		return fmt.Errorf("the memory of its sandbox on disk is damaged: %s; a checkpoint of the files alone can be made "+
+		return fmt.Errorf("the memory of its sandbox on disk is damaged: %s; a checkpoint of the files alone is possible "+
 			"(spec.content: Files, --files-only, memory: false): %w", errs.Text(err), errs.ErrInvalid)
 	} else if err != nil {
 		return err
