@@ -6,5 +6,5 @@ package node
 //	label of the record → row of the journal, without it → books
 //
 // so that an address in the books of nobody is in nobody's row. A lease that a death leaves behind
-// goes at the next start ([Node.atRest]). A wake takes an address as a create does: the row has it
+// goes at the next start ([suspend.Suspender.AtRest]). A wake takes an address as a create does: the row has it
 // from when it says live again, and until then the books alone.

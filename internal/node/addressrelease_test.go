@@ -187,7 +187,7 @@ func TestFailureOrDeathAroundAReleasedAddress(t *testing.T) {
 				eventually.True(t, "it comes to rest or lives", func() bool {
 					n.Sweep(t.Context())
 					r := n.handles.Lookup(s.UID).Row()
-					return r.Stage == journal.Live || (r.Stage == journal.Stored && n.atRest(r))
+					return r.Stage == journal.Live || (r.Stage == journal.Stored && n.suspender.AtRest(r))
 				})
 				if stageOf(n, s) != journal.Live {
 					homeless(t, n, s)

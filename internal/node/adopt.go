@@ -15,7 +15,6 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/journal"
-	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/node/registry"
@@ -47,7 +46,7 @@ func (n *Node) adopt(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := n.dropStrayMemory(ctx, n.sleepers(rows, records)); err != nil {
+	if err := n.suspender.RemoveOrphans(ctx, n.sleepers(rows, records)); err != nil {
 		n.log.WarnContext(ctx, "memory on disk that no sandbox waits for may be left", telemetry.Error, err)
 	}
 	for _, r := range rows { // all addresses are known to be taken before anything else happens
@@ -159,7 +158,7 @@ func (n *Node) takeOver(ctx context.Context, u *registry.Handle, r *journal.Row)
 		n.restartLater(u, r, 0)
 		return
 	case r.OnDisk():
-		n.takeOverStored(ctx, u, r)
+		n.suspender.TakeOver(ctx, u, r)
 		return
 	case !r.Process.Alive():
 		r = n.maker.Uncaptured(u, r)
@@ -178,10 +177,10 @@ func (n *Node) takeOver(ctx context.Context, u *registry.Handle, r *journal.Row)
 		return
 	}
 	if r.Stage != journal.Paused { // asked to pause or resume, and the answer was lost
-		n.settle(ctx, u, r)
+		n.suspender.Settle(ctx, u, r)
 	}
 	if now := u.Row(); now.Stage == journal.Paused {
-		n.setPaused(u, now)
+		n.suspender.SetPaused(u, now)
 	}
 }
 
@@ -220,28 +219,6 @@ func (n *Node) rediscover(ctx context.Context, uid types.UID) error {
 	n.claimAddress(ctx, r)
 	n.takeOver(ctx, u, r)
 	return nil
-}
-
-// settle asks the runtime whether a sandbox sleeps.
-func (n *Node) settle(ctx context.Context, u *registry.Handle, r *journal.Row) {
-	became := journal.Live
-	r = new(*r) // others read the one that the unit has
-	runtime, err := n.runtimes.Driving(r.Plan.Class, r.Build)
-	if err == nil {
-		var status oci.Status
-		if status, err = runtime.State(ctx, string(u.ID)); status == oci.Paused {
-			became = journal.Paused
-		}
-	}
-	if err == nil {
-		if became == journal.Paused && r.PausedAt.IsZero() {
-			r.PausedAt = time.Now()
-		}
-		err = n.handles.Note(u, r, became)
-	}
-	if err != nil {
-		n.log.WarnContext(ctx, "state of a sandbox unknown; taken to be running", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
-	}
 }
 
 // undoLeft takes back what was half done. Failing is no reason not to start: the row stays, its

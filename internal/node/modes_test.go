@@ -19,6 +19,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/operation"
+	suspension "github.com/barchan-dev/barchan/internal/node/suspend"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -98,7 +99,7 @@ func restsOnFiles(t testing.TB, n *Node, s *agents.Sandbox, was *journal.Row) {
 func filesSeen(t testing.TB, n *Node, s *agents.Sandbox, addr netip.Addr) {
 	t.Helper()
 	seen, err := n.Observe(t.Context(), refOf(s))
-	if err != nil || seen.State != sandbox.ContainerPaused || !strings.HasPrefix(seen.Message, filesKept) || seen.Address != addr {
+	if err != nil || seen.State != sandbox.ContainerPaused || !strings.HasPrefix(seen.Message, suspension.FilesKept) || seen.Address != addr {
 		t.Errorf("%+v, %v", seen, err)
 	}
 	if lease, ok := n.allocator.Of(string(s.UID)); !ok || lease.State != ipam.Held || lease.Address != addr {
@@ -201,7 +202,7 @@ func TestVolumesOnly(t *testing.T) {
 	gone := func() {
 		t.Helper()
 		seen, err := n.Observe(t.Context(), refOf(s))
-		if err != nil || seen.State != sandbox.ContainerAbsent || seen.Message != claimsKept || seen.Address.IsValid() {
+		if err != nil || seen.State != sandbox.ContainerAbsent || seen.Message != suspension.ClaimsKept || seen.Address.IsValid() {
 			t.Errorf("%+v, %v", seen, err)
 		}
 		if _, leased := n.allocator.Of(string(s.UID)); leased {
@@ -500,7 +501,7 @@ func TestFrozenByAnOlderServer(t *testing.T) {
 	old.PausedAt = time.Now()
 	must(t, n.handles.Note(u, &old, journal.Pausing))
 	must(t, n.handles.Note(u, &old, journal.Paused))
-	n.setPaused(u, &old)
+	n.suspender.SetPaused(u, &old)
 	resume(t, n, s)
 	if out, _ := run(t, n, s, "cat /dev/shm/x"); out != "x\n" {
 		t.Errorf("its memory has %q", out)

@@ -34,6 +34,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/programs"
 	"github.com/barchan-dev/barchan/internal/node/registry"
 	"github.com/barchan-dev/barchan/internal/node/resolver"
+	"github.com/barchan-dev/barchan/internal/node/suspend"
 	"github.com/barchan-dev/barchan/internal/node/transfer"
 )
 
@@ -128,7 +129,7 @@ type Node struct {
 	changes     chan sandbox.Ref
 	tasks       *registry.Tasks
 	dirty       *registry.ChangeQueue
-	stores      chan struct{} // has a place for each memory that may be moved to disk at the same time
+	suspender   *suspend.Suspender
 	checkpoints *checkpoint.Store
 	transfer    *transfer.Transfer
 	host        *operation.Host
@@ -162,8 +163,7 @@ func New(cfg Config) (*Node, error) {
 	n := &Node{
 		cfg: cfg, log: cfg.Log.With("component", "node"),
 		adopted: make(chan struct{}), changes: make(chan sandbox.Ref), tasks: registry.NewTasks(), dirty: registry.NewChangeQueue(),
-		stores:   make(chan struct{}, storesAtOnce),
-		looking:  make(chan struct{}, 1), bootPatience: bootPatience, sweepEvery: sweepEvery,
+		looking: make(chan struct{}, 1), bootPatience: bootPatience, sweepEvery: sweepEvery,
 	}
 	var err error
 	if n.runtimes, err = programs.New(programs.Config{Dir: n.runtimesDir(), Runtimes: cfg.Runtimes, Log: n.log}); err != nil {
@@ -290,9 +290,14 @@ func (n *Node) open() error {
 		Holder: n.inventory.Holder, CheckSpace: n.cfg.CheckSpace, Later: n.tasks.Start,
 		AfterStep: n.cfg.AfterStep, BeforeUndo: n.cfg.BeforeUndo, ObserveStep: n.cfg.ObserveStep, Log: n.log,
 	})
+	n.suspender = suspend.New(suspend.Config{
+		Log: n.log, Host: n.host, Registry: n.handles, Runtimes: n.runtimes, Allocator: n.allocator, MemoryDir: n.cfg.MemoryDir,
+		StoreAfter: n.cfg.StoreAfter, ReleaseAddresses: n.cfg.ReleaseAddresses, Absent: n.absent, SetRunning: n.setRunning, Changes: n.dirty,
+		Refuse: n.cfg.Refuse, Later: n.tasks.Start, ObserveStep: n.cfg.ObserveStep,
+	})
 	n.maker = capture.New(capture.Config{
 		Log: n.log, Containerd: n.cfg.Containerd, Host: n.host, Registry: n.handles, Checkpoints: n.checkpoints, Runtimes: n.runtimes,
-		Find: n.find, Release: n.releaseResources, Refuse: n.cfg.Refuse, CheckSpace: n.cfg.CheckSpace, Later: n.tasks.Start, ObserveStep: n.cfg.ObserveStep,
+		Find: n.find, Release: n.suspender.Release, Refuse: n.cfg.Refuse, CheckSpace: n.cfg.CheckSpace, Later: n.tasks.Start, ObserveStep: n.cfg.ObserveStep,
 	})
 	n.transfer = transfer.New(transfer.Config{
 		Checkpoints: n.checkpoints, Containerd: n.cfg.Containerd, Offers: n.runtimes.Offers, CheckMemory: n.checkRestores,

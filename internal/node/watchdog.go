@@ -104,7 +104,7 @@ func (n *Node) retryInterruptedOne(ctx context.Context, u *registry.Handle, r *j
 	case journal.Removing:
 		n.removeLater(u)
 	case journal.Storing, journal.Waking, journal.Stored:
-		n.finishSuspend(ctx, u)
+		n.suspender.Finish(ctx, u)
 	case journal.Pausing, journal.Resuming:
 		n.settleLater(ctx, u)
 	case journal.Ended:
@@ -125,9 +125,9 @@ func (n *Node) settleLater(ctx context.Context, u *registry.Handle) {
 	if u.IsRemoved() || r == nil || (r.Stage != journal.Pausing && r.Stage != journal.Resuming) {
 		return
 	}
-	n.settle(taken, u, r)
+	n.suspender.Settle(taken, u, r)
 	if now := u.Row(); now.Stage == journal.Paused {
-		n.setPaused(u, now)
+		n.suspender.SetPaused(u, now)
 		n.dirty.Mark(u.Ref)
 	}
 }

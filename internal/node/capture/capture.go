@@ -17,11 +17,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/checkpoint"
-	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
-	"github.com/barchan-dev/barchan/internal/node/programs"
 	"github.com/barchan-dev/barchan/internal/node/operation"
+	"github.com/barchan-dev/barchan/internal/node/programs"
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
@@ -213,4 +213,3 @@ func (m *Maker) checkSpace(ctx context.Context, r *journal.Row, filesOnly bool) 
 	}
 	return m.cfg.CheckSpace(m.cfg.Checkpoints.Root(), bytes)
 }
-
