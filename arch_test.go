@@ -60,7 +60,7 @@ var layers = [][]string{
 	6:  {"internal/edge/e2b", "internal/node/registry"},
 	7:  {"internal/node/checkpoint"},
 	8:  {"internal/node/transfer", "internal/node/operation", "internal/client/cli/terminal"},
-	9:  {"internal/node/inventory", "internal/node/capture", "internal/node/suspend", "internal/client/cli/app"},
+	9:  {"internal/node/inventory", "internal/node/capture", "internal/node/suspend", "internal/node/supervise", "internal/client/cli/app"},
 	10: {"internal/node"},
 	11: {
 		"internal/daemon", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/files", "internal/client/cli/ports",

@@ -81,7 +81,7 @@ func TestReleasedAddress(t *testing.T) {
 	s := keeper()
 	was := ensure(t, n, s).Address
 	p := startProgram(t, n, s)
-	suspend(t, n, s)
+	suspendMemory(t, n, s)
 	awaitStored(t, n, s)
 	eventually.True(t, "its lease ends", func() bool { _, ok := n.allocator.Of(string(s.UID)); return !ok })
 	homeless(t, n, s)
@@ -169,10 +169,10 @@ func TestFailureOrDeathAroundAReleasedAddress(t *testing.T) {
 				n, stop := m.node(atOnce, releasing, f.into)
 				if slices.Contains(asleep, name) {
 					hit := f.arm(name, with)
-					suspend(t, n, s)
+					suspendMemory(t, n, s)
 					awaitHit(t, hit)
 				} else {
-					suspend(t, n, s)
+					suspendMemory(t, n, s)
 					awaitStored(t, n, s)
 					f.arm(name, with)
 					if _, err := n.Resume(t.Context(), refOf(s), false); !errors.Is(err, with) {

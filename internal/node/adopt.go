@@ -147,28 +147,28 @@ func (n *Node) claimAddress(ctx context.Context, r *journal.Row) {
 
 // takeOver makes a sandbox of the journal this node's own.
 func (n *Node) takeOver(ctx context.Context, u *registry.Handle, r *journal.Row) {
-	n.appears(u, r)
+	n.supervisor.Appears(u, r)
 	n.adoptEgress(ctx, u, r)
 	switch {
 	case r.Stage == journal.Ended:
-		n.sawEnd(u, r)
+		n.supervisor.SawEnd(u, r)
 		return
 	case r.Stage == journal.Restarting:
-		n.seeRestart(u, "its container was being replaced when the server ended")
-		n.restartLater(u, r, 0)
+		n.supervisor.SeeRestart(u, "its container was being replaced when the server ended")
+		n.supervisor.RestartLater(u, r, 0)
 		return
 	case r.OnDisk():
 		n.suspender.TakeOver(ctx, u, r)
 		return
 	case !r.Process.Alive():
 		r = n.maker.Uncaptured(u, r)
-		n.died(ctx, u, r, n.whyDied(r, "it ended while the server was down"))
+		n.supervisor.Died(ctx, u, r, n.supervisor.WhyDied(r, "it ended while the server was down"))
 		return
 	}
 	if r.Stage == journal.Capturing {
 		r = n.maker.Recover(ctx, u, r)
 	}
-	n.watch(u, r)
+	n.supervisor.Watch(u, r)
 	work := n.host.Operation(r)
 	if err := n.network.Adopt(ctx, work.Endpoint()); err != nil {
 		n.log.WarnContext(ctx, "network of a live sandbox not as it was", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)

@@ -95,7 +95,7 @@ func BenchmarkSleepOnDisk(b *testing.B) {
 			mu.Unlock()
 			for b.Loop() {
 				began := time.Now()
-				suspend(b, n, s)
+				suspendMemory(b, n, s)
 				note("suspend", time.Since(began))
 				awaitStored(b, n, s)
 				size = n.handles.Lookup(s.UID).Row().Memory.Size
@@ -183,5 +183,5 @@ func standIn(b *testing.B, n *Node) {
 	must(b, os.MkdirAll(cgroup, 0o755))
 	must(b, os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte(fmt.Sprint(child.PID)), 0o644))
 	must(b, n.handles.Note(u, w.Row, journal.Live))
-	n.setRunning(u, w.Row)
+	n.supervisor.SetRunning(u, w.Row)
 }

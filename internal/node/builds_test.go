@@ -51,10 +51,10 @@ func TestOlderBuilds(t *testing.T) {
 		ensure(t, n, s)
 		programs[s] = startProgram(t, n, s)
 	}
-	suspend(t, n, stored)
+	suspendMemory(t, n, stored)
 	awaitStored(t, n, stored)
 	n.cfg.StoreAfter = time.Hour
-	suspend(t, n, frozen)
+	suspendMemory(t, n, frozen)
 	stop()
 
 	n, stop = m.node(atOnce, upgraded(t, m))
@@ -71,7 +71,7 @@ func TestOlderBuilds(t *testing.T) {
 	awaitStored(t, n, frozen) // by the build that runs it
 	for s, p := range programs {
 		if s == lives {
-			suspend(t, n, s)
+			suspendMemory(t, n, s)
 			awaitStored(t, n, s)
 		}
 		if got := n.handles.Lookup(s.UID).Row().Memory.Build.SHA256; got != older {
@@ -90,7 +90,7 @@ func TestOlderBuilds(t *testing.T) {
 	resume(t, n, frozen)
 	buildOf(frozen, newer)
 	must(t, n.Remove(t.Context(), refOf(lives)))
-	suspend(t, n, stored)
+	suspendMemory(t, n, stored)
 	awaitStored(t, n, stored)
 	n.runtimes.Sweep(t.Context(), n.needsBuild)
 	if got := keptBuilds(t, n); len(got) != 2 {

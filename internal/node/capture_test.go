@@ -110,7 +110,7 @@ func TestCaptureAndFork(t *testing.T) {
 	eventually.True(t, "its program has ended", func() bool { return n.handles.Lookup(s.UID).Observed().EntrypointExit != nil })
 	for _, state := range []string{"live", "asleep"} {
 		if state == "asleep" {
-			suspend(t, n, s)
+			suspendMemory(t, n, s)
 			awaitStored(t, n, s)
 		}
 		ask := checkpointOf(s)
@@ -174,7 +174,7 @@ func forkIsLike(t *testing.T, n *Node, at *program, ask sandbox.Capture) {
 		t.Errorf("it has %q, want %q", out, want)
 	}
 	run(t, n, f, "echo fork > /data/f; echo fork > /root/kept")
-	suspend(t, n, f)
+	suspendMemory(t, n, f)
 	resume(t, n, f)
 	q.goesOn(n)
 	must(t, n.Remove(t.Context(), refOf(f)))
@@ -201,7 +201,7 @@ func keepsFiles(t *testing.T, n *Node, c, state string) {
 	run(t, n, s, "echo 1 > /data/f; echo 2 > /disk/f; echo 3 > /mem/f; echo 4 > /root/f; busybox rm /etc/group")
 	switch state {
 	case "frozen":
-		suspend(t, n, s)
+		suspendMemory(t, n, s)
 	case "files":
 		if _, err := n.Suspend(t.Context(), refOf(s), agents.SuspendFiles); err != nil {
 			t.Fatal(err)
@@ -244,7 +244,7 @@ func TestCaptureFrozen(t *testing.T) {
 	s := object()
 	ensure(t, n, s)
 	p := startProgram(t, n, s)
-	suspend(t, n, s)
+	suspendMemory(t, n, s)
 	process := n.handles.Lookup(s.UID).Row().Process
 	ask := checkpointOf(s)
 	capture1(t, n, ask)
@@ -278,7 +278,7 @@ func TestFailureOfACaptureStep(t *testing.T) {
 	p := startProgram(t, n, s)
 	for _, kind := range []string{"memory", "files", "disk"} {
 		if kind == "disk" {
-			suspend(t, n, s)
+			suspendMemory(t, n, s)
 			awaitStored(t, n, s)
 		}
 		for _, name := range captureSteps {
@@ -471,7 +471,7 @@ func TestCaptureOfDamagedMemory(t *testing.T) {
 	ensure(t, n, s)
 	p := startProgram(t, n, s)
 	was := *n.handles.Lookup(s.UID).Row()
-	suspend(t, n, s)
+	suspendMemory(t, n, s)
 	awaitStored(t, n, s)
 	image := n.host.MemoryDir(string(n.handles.Lookup(s.UID).ID))
 	for name, harm := range map[string]func(dir string) error{

@@ -7,17 +7,19 @@
 //	registry    one handle for each sandbox: lock, row, status; background tasks
 //	keyedlock   the lock by key, with interruption by a removal
 //	operation   ordered lists of steps with do and undo: create, save, release, bring up, restart
+//	suspend     pause, store and resume, with and without memory
+//	supervise   watches, probes, restarts and ends of running sandboxes
+//	capture     the making of checkpoints
 //	checkpoint  the store of checkpoints: rows, data, verification, removal
-//	inventory   scan of the host: orphans, addresses in use, audit
 //	transfer    export and import of checkpoints as artifacts
+//	inventory   the scan of the host: what exists there, and what belongs to no sandbox
 //	programs    kept copies of the agent and of each build of runsc that is needed
 //	probe       startup, readiness and liveness probes
 //	ctrd, oci, netdev, ipam, egress, resolver, baseimage, toolchain
 //	            owners of containerd, runtimes, network, addresses, DNS and images
 //
-// This package itself has the flows that connect them: Ensure and Remove (ensure.go), pause, store and resume (sleep.go,
-// store.go, modes.go, wake.go), restarts and probes (watch.go, restart.go), capture (capture.go), adoption (adopt.go)
-// and the orphan scan (watchdog.go).
+// This package itself connects them: Ensure and Remove (ensure.go), Suspend and Resume (suspend.go), egress and DNS (egress.go),
+// adoption after a restart (adopt.go) and the removal of orphans (watchdog.go).
 //
 // # How a sandbox is made
 //

@@ -140,7 +140,7 @@ func (n *Node) create(ctx context.Context, u *registry.Handle, w *operation.Oper
 		err = n.handles.Note(u, w.Row, journal.Live)
 	}
 	if err == nil {
-		n.setRunning(u, w.Row)
+		n.supervisor.SetRunning(u, w.Row)
 		if w.RestoresMemory() {
 			u.Update(func(o *sandbox.Observed) { o.EntrypointExit = w.Origin.Exit })
 		}
@@ -155,25 +155,6 @@ func (n *Node) create(ctx context.Context, u *registry.Handle, w *operation.Oper
 	undoCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	return errors.Join(err, n.clear(undoCtx, u, w.Row))
-}
-
-// setRunning makes a sandbox that runs seen and watched.
-func (n *Node) setRunning(u *registry.Handle, r *journal.Row) {
-	n.appears(u, r)
-	n.watch(u, r)
-}
-
-// appears makes a sandbox seen as running. It is not ready before its probes say so.
-func (n *Node) appears(u *registry.Handle, r *journal.Row) {
-	u.Update(func(o *sandbox.Observed) {
-		*o = sandbox.Observed{
-			State: sandbox.ContainerRunning, Address: r.Address, Node: n.cfg.Name, Runtime: string(r.Plan.Class),
-			Image: r.Digest, StartedAt: r.StartedAt, Probed: r.Ready || !r.Plan.Probed(),
-		}
-		if !o.Probed {
-			o.Message = "its probes have not succeeded yet"
-		}
-	})
 }
 
 // clear undoes all steps of a sandbox, and forgets it when nothing of it is left. After a failure

@@ -37,7 +37,7 @@ func TestManySleeps(t *testing.T) {
 	ensure(t, n, s)
 	p := startProgram(t, n, s)
 	for i := range times {
-		suspend(t, n, s)
+		suspendMemory(t, n, s)
 		if i%3 > 0 { // else it may still be on its way to disk
 			awaitStored(t, n, s)
 		}
@@ -78,7 +78,7 @@ func TestStreamsEndWithTheSleep(t *testing.T) {
 			break
 		}
 	}
-	suspend(t, n, s)
+	suspendMemory(t, n, s)
 	awaitStored(t, n, s)
 	for stream.Receive() { // it must end by itself
 	}
@@ -189,7 +189,7 @@ func BenchmarkVerifiedWake(b *testing.B) {
 			}
 			for b.Loop() {
 				b.StopTimer()
-				suspend(b, n, s)
+				suspendMemory(b, n, s)
 				eventually.True(b, "its memory is on disk", func() bool { return stageOf(n, s) == journal.Stored })
 				b.StartTimer()
 				if _, err := n.Resume(b.Context(), refOf(s), false); err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/operation"
-	suspension "github.com/barchan-dev/barchan/internal/node/suspend"
+	"github.com/barchan-dev/barchan/internal/node/suspend"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -99,7 +99,7 @@ func restsOnFiles(t testing.TB, n *Node, s *agents.Sandbox, was *journal.Row) {
 func filesSeen(t testing.TB, n *Node, s *agents.Sandbox, addr netip.Addr) {
 	t.Helper()
 	seen, err := n.Observe(t.Context(), refOf(s))
-	if err != nil || seen.State != sandbox.ContainerPaused || !strings.HasPrefix(seen.Message, suspension.FilesKept) || seen.Address != addr {
+	if err != nil || seen.State != sandbox.ContainerPaused || !strings.HasPrefix(seen.Message, suspend.FilesKept) || seen.Address != addr {
 		t.Errorf("%+v, %v", seen, err)
 	}
 	if lease, ok := n.allocator.Of(string(s.UID)); !ok || lease.State != ipam.Held || lease.Address != addr {
@@ -174,7 +174,7 @@ func TestMemoryGivenUp(t *testing.T) {
 			before := ensure(t, n, s)
 			leaves(t, n, s)
 			was := *n.handles.Lookup(s.UID).Row()
-			suspend(t, n, s)
+			suspendMemory(t, n, s)
 			if after < time.Second {
 				awaitStored(t, n, s)
 			}
@@ -202,7 +202,7 @@ func TestVolumesOnly(t *testing.T) {
 	gone := func() {
 		t.Helper()
 		seen, err := n.Observe(t.Context(), refOf(s))
-		if err != nil || seen.State != sandbox.ContainerAbsent || seen.Message != suspension.ClaimsKept || seen.Address.IsValid() {
+		if err != nil || seen.State != sandbox.ContainerAbsent || seen.Message != suspend.ClaimsKept || seen.Address.IsValid() {
 			t.Errorf("%+v, %v", seen, err)
 		}
 		if _, leased := n.allocator.Of(string(s.UID)); leased {
@@ -298,7 +298,7 @@ func TestFailureWhileMemoryIsGivenUp(t *testing.T) {
 	ensure(t, n, s)
 	leaves(t, n, s)
 	for _, name := range givingUpMade {
-		suspend(t, n, s)
+		suspendMemory(t, n, s)
 		awaitStored(t, n, s)
 		f.arm(name, errBroken)
 		if _, err := n.Resume(t.Context(), refOf(s), true); !errors.Is(err, errBroken) {
@@ -395,7 +395,7 @@ func TestDeathAfterAStepWithoutMemory(t *testing.T) {
 	for _, name := range givingUpMade {
 		t.Run("giving up/"+name, func(t *testing.T) {
 			n := dies(t, name, func(n *Node) error {
-				suspend(t, n, s)
+				suspendMemory(t, n, s)
 				_, err := n.Resume(t.Context(), refOf(s), true)
 				return err
 			})
@@ -468,7 +468,7 @@ func TestRacesWithoutMemory(t *testing.T) {
 		ensure(t, n, s)
 		leaves(t, n, s)
 		for _, filesOnly := range []bool{false, true} {
-			suspend(t, n, s)
+			suspendMemory(t, n, s)
 			awaitStored(t, n, s)
 			var all [2]error
 			var resuming sync.WaitGroup

@@ -34,6 +34,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/programs"
 	"github.com/barchan-dev/barchan/internal/node/registry"
 	"github.com/barchan-dev/barchan/internal/node/resolver"
+	"github.com/barchan-dev/barchan/internal/node/supervise"
 	"github.com/barchan-dev/barchan/internal/node/suspend"
 	"github.com/barchan-dev/barchan/internal/node/transfer"
 )
@@ -129,6 +130,7 @@ type Node struct {
 	changes     chan sandbox.Ref
 	tasks       *registry.Tasks
 	dirty       *registry.ChangeQueue
+	supervisor  *supervise.Supervisor
 	suspender   *suspend.Suspender
 	checkpoints *checkpoint.Store
 	transfer    *transfer.Transfer
@@ -290,9 +292,12 @@ func (n *Node) open() error {
 		Holder: n.inventory.Holder, CheckSpace: n.cfg.CheckSpace, Later: n.tasks.Start,
 		AfterStep: n.cfg.AfterStep, BeforeUndo: n.cfg.BeforeUndo, ObserveStep: n.cfg.ObserveStep, Log: n.log,
 	})
+	n.supervisor = supervise.New(supervise.Config{
+		Name: n.cfg.Name, Log: n.log, Host: n.host, Registry: n.handles, Changes: n.dirty, Cut: n.network.Cut, Later: n.tasks.Start,
+	})
 	n.suspender = suspend.New(suspend.Config{
 		Log: n.log, Host: n.host, Registry: n.handles, Runtimes: n.runtimes, Allocator: n.allocator, MemoryDir: n.cfg.MemoryDir,
-		StoreAfter: n.cfg.StoreAfter, ReleaseAddresses: n.cfg.ReleaseAddresses, Absent: n.absent, SetRunning: n.setRunning, Changes: n.dirty,
+		StoreAfter: n.cfg.StoreAfter, ReleaseAddresses: n.cfg.ReleaseAddresses, Absent: n.absent, SetRunning: n.supervisor.SetRunning, Changes: n.dirty,
 		Refuse: n.cfg.Refuse, Later: n.tasks.Start, ObserveStep: n.cfg.ObserveStep,
 	})
 	n.maker = capture.New(capture.Config{

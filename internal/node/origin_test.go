@@ -441,7 +441,7 @@ func TestRestoredIsRestarted(t *testing.T) {
 		out, _ := run(t, n, f, "cat /root/starts /root/mine; hostname; grep -c $(hostname) /etc/hosts")
 		return out == "started\nstarted\nmine\n"+f.Name+"\n1\n"
 	})
-	suspend(t, n, f)
+	suspendMemory(t, n, f)
 	awaitStored(t, n, f)
 	resume(t, n, f)
 	if out, _ := run(t, n, f, "cat /root/mine"); out != "mine\n" {

@@ -88,7 +88,7 @@ func TestProcessLimit(t *testing.T) {
 			// What fills it is still there: the agent has threads left, and the limit outlives a checkpoint.
 			for _, when := range []string{"full", "restored"} {
 				if when == "restored" {
-					suspend(t, n, s)
+					suspendMemory(t, n, s)
 					awaitStored(t, n, s)
 					resume(t, n, s)
 				}

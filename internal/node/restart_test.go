@@ -112,10 +112,10 @@ func TestDeathWhileFrozen(t *testing.T) {
 	ensure(t, n, s)
 	run(t, n, s, "echo kept > /root/kept")
 	was := *n.handles.Lookup(s.UID).Row()
-	suspend(t, n, s)
+	suspendMemory(t, n, s)
 	must(t, was.Process.Signal(9))
 	livesAgain(t, n, s, was)
-	suspend(t, n, s)
+	suspendMemory(t, n, s)
 	resume(t, n, s)
 	clean(t, n)
 }
@@ -249,7 +249,7 @@ func TestRecordRemovedByHand(t *testing.T) {
 			return r.ID == id && r.Labels[operation.LabelAddress] == n.handles.Lookup(s.UID).Row().Address.String() && r.Image == testImage
 		})
 	}
-	suspend(t, n, s)
+	suspendMemory(t, n, s)
 	awaitStored(t, n, s)
 	must(t, n.cfg.Containerd.RemoveContainer(t.Context(), id))
 	stop()

@@ -171,7 +171,7 @@ func (p *program) goesOn(n *Node) {
 	}
 }
 
-func suspend(t testing.TB, n *Node, s *agents.Sandbox) {
+func suspendMemory(t testing.TB, n *Node, s *agents.Sandbox) {
 	t.Helper()
 	if seen, err := n.Suspend(t.Context(), refOf(s), agents.SuspendMemory); err != nil || seen.State != sandbox.ContainerPaused {
 		t.Fatalf("suspend: %+v, %v", seen, err)
@@ -291,10 +291,10 @@ func TestMemoryMovesToDiskAndBack(t *testing.T) {
 	eventually.True(t, "it is ready", ready)
 	for range 3 {
 		was := *n.handles.Lookup(s.UID).Row()
-		suspend(t, n, s)
+		suspendMemory(t, n, s)
 		awaitStored(t, n, s)
 		atRest(t, n, s, &was)
-		suspend(t, n, s)
+		suspendMemory(t, n, s)
 		if seen := ensure(t, n, s); seen.State != sandbox.ContainerPaused || seen.EntrypointExit == nil {
 			t.Errorf("ensure of what sleeps: %+v", seen)
 		}
@@ -333,7 +333,7 @@ func TestMemoryThatStays(t *testing.T) {
 	n, _ := m.node()
 	s := object()
 	ensure(t, n, s)
-	suspend(t, n, s)
+	suspendMemory(t, n, s)
 	u := n.handles.Lookup(s.UID)
 	u.Mu.Lock()
 	planned := u.Unstore != nil
@@ -362,7 +362,7 @@ func TestFailureOfASleepOrWakeStep(t *testing.T) {
 		t.Run("store/"+name, func(t *testing.T) {
 			p.t = t
 			hit := f.arm(name, errBroken)
-			suspend(t, n, s)
+			suspendMemory(t, n, s)
 			awaitHit(t, hit)
 			resume(t, n, s)
 			p.goesOn(n)
@@ -370,7 +370,7 @@ func TestFailureOfASleepOrWakeStep(t *testing.T) {
 
 			was := *n.handles.Lookup(s.UID).Row()
 			f.arm(name, errBroken)
-			suspend(t, n, s)
+			suspendMemory(t, n, s)
 			awaitStored(t, n, s)
 			atRest(t, n, s, &was)
 			resume(t, n, s)
@@ -382,7 +382,7 @@ func TestFailureOfASleepOrWakeStep(t *testing.T) {
 		t.Run("wake/"+name, func(t *testing.T) {
 			p.t = t
 			was := *n.handles.Lookup(s.UID).Row()
-			suspend(t, n, s)
+			suspendMemory(t, n, s)
 			awaitStored(t, n, s)
 			f.arm(name, errBroken)
 			if _, err := n.Resume(t.Context(), refOf(s), false); !errors.Is(err, errBroken) || !errors.Is(err, errs.ErrUnavailable) {
@@ -415,10 +415,10 @@ func TestDeathAfterEachSleepOrWakeStep(t *testing.T) {
 			was := *n.handles.Lookup(s.UID).Row()
 			if i < len(storeSteps) {
 				hit := f.arm(name, operation.ErrCrash)
-				suspend(t, n, s)
+				suspendMemory(t, n, s)
 				awaitHit(t, hit)
 			} else {
-				suspend(t, n, s)
+				suspendMemory(t, n, s)
 				awaitStored(t, n, s)
 				f.arm(name, operation.ErrCrash)
 				if _, err := n.Resume(t.Context(), refOf(s), false); !errors.Is(err, operation.ErrCrash) {
@@ -459,7 +459,7 @@ func TestRestartWhileStoring(t *testing.T) {
 	p := startProgram(t, n, s)
 	run(t, n, s, "dd if=/dev/urandom of=/dev/shm/big bs=1M count=200")
 	for range 3 {
-		suspend(t, n, s)
+		suspendMemory(t, n, s)
 		eventually.True(t, "memory is being written", func() bool {
 			_, err := os.Stat(n.host.MemoryDir(string(n.handles.Lookup(s.UID).ID)) + ".part")
 			return err == nil || stageOf(n, s) == journal.Stored
@@ -499,7 +499,7 @@ func TestRemoveWhileFallingAsleepOrWaking(t *testing.T) {
 			s := object()
 			ensure(t, n, s)
 			hit, release := f.hold(t, name)
-			suspend(t, n, s)
+			suspendMemory(t, n, s)
 			awaitHit(t, hit)
 			removed(t, s, release)
 		})
@@ -508,7 +508,7 @@ func TestRemoveWhileFallingAsleepOrWaking(t *testing.T) {
 		t.Run("wake/"+name, func(t *testing.T) {
 			s := object()
 			ensure(t, n, s)
-			suspend(t, n, s)
+			suspendMemory(t, n, s)
 			awaitStored(t, n, s)
 			hit, release := f.hold(t, name)
 			ended := make(chan error, 1)
@@ -526,7 +526,7 @@ func TestRemoveWhileFallingAsleepOrWaking(t *testing.T) {
 	t.Run("stored", func(t *testing.T) {
 		s := object()
 		ensure(t, n, s)
-		suspend(t, n, s)
+		suspendMemory(t, n, s)
 		awaitStored(t, n, s)
 		must(t, n.Remove(t.Context(), refOf(s)))
 		must(t, n.Remove(t.Context(), refOf(s)))
@@ -548,7 +548,7 @@ func TestResumeWhileStoring(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p.t = t
 			hit, release := f.hold(t, name)
-			suspend(t, n, s)
+			suspendMemory(t, n, s)
 			awaitHit(t, hit)
 			// One that gives up harms nobody.
 			ctx, cancel := context.WithCancel(t.Context())
@@ -582,7 +582,7 @@ func TestFullDiskWhileStoring(t *testing.T) {
 	ensure(t, n, s)
 	p := startProgram(t, n, s)
 	for range 2 {
-		suspend(t, n, s)
+		suspendMemory(t, n, s)
 		eventually.True(t, "the failure is seen", func() bool {
 			return strings.Contains(n.handles.Lookup(s.UID).Observed().Message, "could not be written")
 		})
@@ -623,7 +623,7 @@ func TestNoRoomToStore(t *testing.T) {
 	}
 	noCheckpoint(t, n)
 	asked.Store(0)
-	suspend(t, n, s)
+	suspendMemory(t, n, s)
 	eventually.True(t, "the failure is seen", func() bool {
 		seen := n.handles.Lookup(s.UID).Observed()
 		return seen.Memory == agents.MemoryInRAM && strings.HasSuffix(seen.Message, "could not be written to disk: too little room")
@@ -663,7 +663,7 @@ func TestDamagedMemory(t *testing.T) {
 	ensure(t, n, s)
 	p := startProgram(t, n, s)
 	was := *n.handles.Lookup(s.UID).Row()
-	suspend(t, n, s)
+	suspendMemory(t, n, s)
 	awaitStored(t, n, s)
 	image := n.host.MemoryDir(string(n.handles.Lookup(s.UID).ID))
 	img, err := memimage.Read(image)
@@ -710,7 +710,7 @@ func TestDamagedMemory(t *testing.T) {
 	}
 	resume(t, n, s)
 	p.goesOn(n)
-	suspend(t, n, s)
+	suspendMemory(t, n, s)
 	awaitStored(t, n, s)
 	must(t, os.Truncate(filepath.Join(image, largest.Name), 1))
 	resumeFiles(t, n, s)
@@ -783,7 +783,7 @@ func TestBindAroundSleep(t *testing.T) {
 		must(t, n.Bind(t.Context(), s))
 	}
 	bind("one")
-	suspend(t, n, s)
+	suspendMemory(t, n, s)
 	awaitStored(t, n, s)
 	bind("two")
 	if got := stageOf(n, s); got != journal.Stored {
@@ -807,7 +807,7 @@ func TestWakeOutlivesWhoAskedForIt(t *testing.T) {
 	for _, name := range wakeSteps {
 		t.Run(name, func(t *testing.T) {
 			p.t = t
-			suspend(t, n, s)
+			suspendMemory(t, n, s)
 			awaitStored(t, n, s)
 			hit, release := f.hold(t, name)
 			ctx, cancel := context.WithCancel(t.Context())
@@ -835,7 +835,7 @@ func TestFrozenSandboxDies(t *testing.T) {
 	ensure(t, n, s)
 	p := startProgram(t, n, s)
 	hit, release := f.hold(t, "checkpoint")
-	suspend(t, n, s)
+	suspendMemory(t, n, s)
 	awaitHit(t, hit)
 	was := *n.handles.Lookup(s.UID).Row()
 	must(t, was.Process.Signal(9))
@@ -847,7 +847,7 @@ func TestFrozenSandboxDies(t *testing.T) {
 	p.goesOn(n)
 
 	n.cfg.StoreAfter = time.Hour // read by the next Suspend alone
-	suspend(t, n, s)
+	suspendMemory(t, n, s)
 	must(t, n.handles.Lookup(s.UID).Row().Process.Signal(9))
 	eventually.True(t, "its end is seen", func() bool { return n.handles.Lookup(s.UID).Observed().State == sandbox.ContainerExited })
 	if _, err := n.Resume(t.Context(), refOf(s), false); !errors.Is(err, errs.ErrConflict) {

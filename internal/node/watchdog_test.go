@@ -255,7 +255,7 @@ func TestRowThatCannotBeRead(t *testing.T) {
 	s, asleep := object(), object()
 	ensure(t, n, s)
 	ensure(t, n, asleep)
-	suspend(t, n, asleep)
+	suspendMemory(t, n, asleep)
 	awaitStored(t, n, asleep)
 	was := *n.handles.Lookup(s.UID).Row()
 	for _, uid := range []types.UID{s.UID, asleep.UID} {

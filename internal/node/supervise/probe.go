@@ -1,4 +1,4 @@
-package node
+package supervise
 
 import (
 	"context"
@@ -12,19 +12,19 @@ import (
 )
 
 // probe runs the sandbox's probes until ctx ends.
-func (n *Node) probe(ctx context.Context, u *registry.Handle, r *journal.Row) {
+func (s *Supervisor) probe(ctx context.Context, u *registry.Handle, r *journal.Row) {
 	p := &r.Plan
 	probe.Run(ctx, probe.Config{
 		Startup: p.Startup, Readiness: p.Readiness, Liveness: p.Liveness, Started: r.Ready, Address: r.Address,
-		Agent:   func() (*envd.Client, error) { return n.host.AgentOf(u.ID, r.Address) },
+		Agent:   func() (*envd.Client, error) { return s.cfg.Host.AgentOf(u.ID, r.Address) },
 		Running: func() bool { return u.Observed().State == sandbox.ContainerRunning },
-		Ready:   func(ok bool, why string) { n.setReady(ctx, u, r, ok, why) },
-		Failed:  func(why string) { n.unwell(ctx, u, r, why) },
+		Ready:   func(ok bool, why string) { s.setReady(ctx, u, r, ok, why) },
+		Failed:  func(why string) { s.unwell(ctx, u, r, why) },
 	})
 }
 
 // setReady shows whether a sandbox is ready, and writes it to the journal.
-func (n *Node) setReady(ctx context.Context, u *registry.Handle, r *journal.Row, ok bool, why string) {
+func (s *Supervisor) setReady(ctx context.Context, u *registry.Handle, r *journal.Row, ok bool, why string) {
 	changed := u.Update(func(o *sandbox.Observed) {
 		if o.State != sandbox.ContainerExited {
 			o.Probed = ok
@@ -34,16 +34,16 @@ func (n *Node) setReady(ctx context.Context, u *registry.Handle, r *journal.Row,
 		}
 	})
 	if changed {
-		n.dirty.Mark(u.Ref)
+		s.cfg.Changes.Mark(u.Ref)
 	}
 	if r.Plan.Probed() {
-		n.noteReady(ctx, u, r, ok)
+		s.noteReady(ctx, u, r, ok)
 	}
 }
 
-// noteReady writes the result of the probes to the journal. A failure costs no more than a moment of being
-// not ready after the next start of the server.
-func (n *Node) noteReady(ctx context.Context, u *registry.Handle, r *journal.Row, ok bool) {
+// noteReady writes the result of the probes to the journal. After a failure the
+// sandbox is not ready for a moment after the next start of the server.
+func (s *Supervisor) noteReady(ctx context.Context, u *registry.Handle, r *journal.Row, ok bool) {
 	_, done, err := u.Acquire(ctx)
 	if err != nil {
 		return
@@ -55,7 +55,7 @@ func (n *Node) noteReady(ctx context.Context, u *registry.Handle, r *journal.Row
 	}
 	changed := *now
 	changed.Ready = ok
-	if err := n.handles.Note(u, &changed, journal.Live); err != nil {
-		n.log.WarnContext(ctx, "readiness not written to the journal", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
+	if err := s.cfg.Registry.Note(u, &changed, journal.Live); err != nil {
+		s.cfg.Log.WarnContext(ctx, "readiness not written to the journal", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 	}
 }
