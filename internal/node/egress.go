@@ -3,13 +3,9 @@ package node
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
-
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
@@ -22,16 +18,14 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/resolver"
 )
 
-// dnsPort is where DNS is asked for.
+// dnsPort is the port of the sandboxes' resolver.
 const dnsPort = 53
 
-// SetEgress has a sandbox reach what its object says, and nothing else, from the moment that it
-// returns. What is in force already costs nothing. One that sleeps has it when it wakes; for
-// one that is not on the node there is nothing to do, because it is made with it.
+// SetEgress enforces the egress policy of a sandbox's object before it returns. It does nothing if the policy is in force, or
+// if the sandbox is not on the node, because creates apply it. A paused sandbox gets it when it is resumed.
 //
-// The journal is written first: a death after that leaves rules that the next start corrects.
-// Kinds of error: errs.ErrInvalid for a policy that cannot be; errs.ErrUnavailable, where a
-// retry may help.
+// It writes the journal first, so that the next start corrects the rules after a crash. Kinds of error: errs.ErrInvalid, an
+// invalid policy; errs.ErrUnavailable, a retry may succeed.
 func (n *Node) SetEgress(ctx context.Context, s *agents.Sandbox) error {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return err
@@ -64,9 +58,9 @@ func (n *Node) SetEgress(ctx context.Context, s *agents.Sandbox) error {
 		err = n.host.ApplyEgress(ctx, &changed)
 	}
 	if err != nil {
-		return fmt.Errorf("set what sandbox %s/%s may reach: %w", s.Namespace, s.Name, errs.Retryable(err))
+		return fmt.Errorf("set egress policy of sandbox %s/%s: %w", s.Namespace, s.Name, errs.Retryable(err))
 	}
-	n.log.InfoContext(ctx, "sandbox may reach what its object says", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name)
+	n.log.InfoContext(ctx, "egress policy set", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name)
 	return nil
 }
 
@@ -88,22 +82,22 @@ func (n *Node) lacksEgress(r *journal.Row, p egress.Policy) bool {
 	return !r.OnDisk() && (!known || !have.Equal(p))
 }
 
-// adoptEgress puts in force what the journal says. Until it succeeds, what the kernel has stays
-// as it is, and names are answered to a sandbox with rules not at all.
+// adoptEgress applies the policy of the journal. Until it succeeds, the kernel's rules stay as they are, and the resolver
+// does not answer a sandbox with rules.
 func (n *Node) adoptEgress(ctx context.Context, u *registry.Handle, r *journal.Row) {
 	if err := n.host.ApplyEgress(ctx, r); err != nil {
-		n.log.ErrorContext(ctx, "what a sandbox may reach is not as its journal says", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
+		n.log.ErrorContext(ctx, "egress policy of the journal not applied", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 	}
 }
 
-// newResolver makes the DNS server of this node's sandboxes.
+// newResolver returns the DNS server of this node's sandboxes.
 func (n *Node) newResolver() (*resolver.Resolver, error) {
 	ground := n.network.Ground()
 	cfg := resolver.Config{Clients: ground.Sandboxes, Sandboxes: n.network, Log: n.cfg.Log, Metrics: n.cfg.Metrics}
 	for _, a := range ground.Gateways {
 		cfg.Listen = append(cfg.Listen, netip.AddrPortFrom(a, dnsPort))
 	}
-	for _, a := range n.cfg.Upstreams { // one who asks itself gets no answer
+	for _, a := range n.cfg.Upstreams { // the resolver itself is no upstream
 		if !slices.Contains(ground.Gateways, a.Addr()) {
 			cfg.Upstreams = append(cfg.Upstreams, a)
 		}
@@ -111,63 +105,8 @@ func (n *Node) newResolver() (*resolver.Resolver, error) {
 	return resolver.New(cfg)
 }
 
-// upstreams are the servers that the sandboxes' resolver asks: those of the operator, or the
-// machine's own, also such that only the machine itself can reach.
-func upstreams(configured []netip.Addr) (all []netip.AddrPort) {
-	if len(configured) == 0 {
-		if text, err := os.ReadFile("/etc/resolv.conf"); err == nil {
-			configured = nameservers(string(text))
-		}
-	}
-	if len(configured) == 0 {
-		configured = publicResolvers()
-	}
-	for _, a := range configured {
-		all = append(all, netip.AddrPortFrom(a.Unmap(), dnsPort))
-	}
-	return all
-}
-
-// nameservers are those that a resolv.conf names.
-func nameservers(text string) (found []netip.Addr) {
-	for line := range strings.Lines(text) {
-		fields := strings.Fields(line)
-		if len(fields) < 2 || fields[0] != "nameserver" {
-			continue
-		}
-		if a, err := netip.ParseAddr(fields[1]); err == nil {
-			found = append(found, a)
-		}
-	}
-	return found
-}
-
-// hostResolvers are the machine's own resolvers that a sandbox could reach, or public ones
-// where the machine's listen on loopback only.
-func hostResolvers() []netip.Addr {
-	for _, file := range []string{"/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"} {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			continue
-		}
-		found := slices.DeleteFunc(nameservers(string(text)), func(a netip.Addr) bool { return !a.Is4() || a.IsLoopback() })
-		if len(found) > 0 {
-			return found
-		}
-	}
-	return publicResolvers()
-}
-
-func publicResolvers() []netip.Addr {
-	return []netip.Addr{netip.AddrFrom4([4]byte{1, 1, 1, 1}), netip.AddrFrom4([4]byte{8, 8, 8, 8})}
-}
-
-// TraceEgress says which rule decides about what a sandbox sends to a destination, an address or
-// a name, and what it decides. Protocol is "tcp", "udp" or another name in small letters. Of a
-// name with several addresses the verdict is "allowed" if one of them is.
-//
-// Kinds of error: errs.ErrNotFound for a sandbox that is not on the node, or a name without
-// addresses; errs.ErrInvalid for a destination that is neither address nor name.
+// TraceEgress returns the verdict about a sandbox's traffic to a destination, and the rule that decides; see egress.Trace. An
+// errs.ErrNotFound is also a sandbox that is not on the node.
 func (n *Node) TraceEgress(ctx context.Context, id sandbox.ID, dest string, port uint16, protocol string) (egress.Decision, error) {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return egress.Decision{}, err
@@ -183,63 +122,9 @@ func (n *Node) TraceEgress(ctx context.Context, id sandbox.ID, dest string, port
 			return egress.Decision{}, err
 		}
 	}
-	t := trace{n: n, policy: p, pins: n.network.Pins(string(id)), ground: n.network.Ground(), port: port, protocol: strings.ToLower(protocol)}
-	t.ground.Machine = machineAddresses()
-	if a, err := netip.ParseAddr(dest); err == nil {
-		return t.address(a), nil
+	t := egress.Trace{
+		Policy: p, Pins: n.network.Pins(string(id)), Host: n.network.Ground(), Port: port, Protocol: strings.ToLower(protocol), Lookup: n.resolver.Lookup,
 	}
-	if len(validation.IsDNS1123Subdomain(strings.ToLower(strings.TrimSuffix(dest, ".")))) > 0 {
-		return egress.Decision{}, fmt.Errorf("%q is neither an IP address nor a domain name: %w", dest, errs.ErrInvalid)
-	}
-	return t.name(ctx, dest)
-}
-
-// trace is one question of TraceEgress.
-type trace struct {
-	n        *Node
-	policy   egress.Policy
-	pins     []egress.Pin
-	ground   egress.HostRules
-	port     uint16
-	protocol string
-}
-
-func (t trace) address(a netip.Addr) egress.Decision {
-	return egress.Decide(t.ground, t.policy, t.pins, egress.Packet{Address: a, Port: t.port, Protocol: t.protocol})
-}
-
-func (t trace) name(ctx context.Context, name string) (egress.Decision, error) {
-	d := egress.DecideName(t.policy, t.pins, name)
-	if d.Verdict != egress.Allowed || t.policy.UsesResolver() {
-		return d, nil
-	}
-	addrs, err := t.n.resolver.Lookup(ctx, name)
-	if err != nil {
-		return egress.Decision{}, err
-	}
-	var words []string
-	d = egress.Decision{}
-	for _, a := range addrs {
-		one := t.address(a)
-		words = append(words, fmt.Sprintf("%s %s: %s", a, one.Verdict, one.Rule))
-		if one.Verdict == egress.Allowed || d.Verdict == "" {
-			d.Verdict = one.Verdict
-		}
-	}
-	d.Rule = strings.Join(words, "; ")
-	return d, nil
-}
-
-// machineAddresses are the machine's own, as far as it tells them.
-func machineAddresses() (all []netip.Addr) {
-	found, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil
-	}
-	for _, a := range found {
-		if p, err := netip.ParsePrefix(a.String()); err == nil {
-			all = append(all, p.Addr().Unmap())
-		}
-	}
-	return all
+	t.Host.Machine = egress.HostAddresses()
+	return t.Decide(ctx, dest)
 }

@@ -218,10 +218,10 @@ func complete(cfg *Config) error {
 	setDefault(&cfg.DefaultLimits.Memory, DefaultMemory)
 	setDefault(&cfg.DefaultLimits.Pids, DefaultPids)
 	if len(cfg.Upstreams) == 0 {
-		cfg.Upstreams = upstreams(cfg.Network.Resolvers)
+		cfg.Upstreams = resolver.Upstreams(cfg.Network.Resolvers)
 	}
 	if len(cfg.Network.Resolvers) == 0 {
-		cfg.Network.Resolvers = hostResolvers()
+		cfg.Network.Resolvers = resolver.HostServers()
 	}
 	return nil
 }
