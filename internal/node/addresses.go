@@ -11,11 +11,10 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/ipam"
 )
 
-// firstLook compares the books of addresses with what lives, before anything allocates, and
-// waits for a view that is whole. One that does not come is an errs.ErrUnavailable. Books that
-// cannot be written, on a disk that is full, are no reason not to start: each address is checked
-// before it is given anyway, and later looks try again.
-func (n *Node) firstLook(ctx context.Context) error {
+// firstReconcile compares the address leases with the host before the first allocation. It waits for a complete scan of the
+// host; a timeout is an errs.ErrUnavailable. Leases that cannot be written, as on a full disk, do not prevent the start: each
+// address is checked before it is allocated, and later reconciles retry.
+func (n *Node) firstReconcile(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, n.bootPatience)
 	defer cancel()
 	for {
@@ -23,19 +22,19 @@ func (n *Node) firstLook(ctx context.Context) error {
 		if err == nil {
 			return nil
 		}
-		if n.sighted.Load() {
-			n.log.ErrorContext(ctx, "books of addresses not repaired in full", telemetry.Error, err)
+		if n.scanned.Load() {
+			n.log.ErrorContext(ctx, "address leases not repaired", telemetry.Error, err)
 			return nil
 		}
-		n.log.WarnContext(ctx, "addresses in use not known yet; none is given before they are", telemetry.Error, err)
+		n.log.WarnContext(ctx, "allocation waits for a scan of the addresses in use", telemetry.Error, err)
 		if !lifecycle.Sleep(ctx, bootPause) {
-			return fmt.Errorf("compare addresses with what lives: %w", errs.Retryable(err))
+			return fmt.Errorf("compare address leases with the host: %w", errs.Retryable(err))
 		}
 	}
 }
 
-// CheckAddresses compares the books of addresses with what lives, now, and tells what it repaired
-// or found that it must not repair. An errs.ErrUnavailable means that nothing was decided.
+// CheckAddresses compares the address leases with the host now, and returns what it repaired or must not repair. After an
+// errs.ErrUnavailable nothing has changed.
 func (n *Node) CheckAddresses(ctx context.Context) ([]ipam.Repair, error) {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return nil, err
@@ -44,15 +43,14 @@ func (n *Node) CheckAddresses(ctx context.Context) ([]ipam.Repair, error) {
 	return repairs, errs.Retryable(err)
 }
 
-// Leases tells of all addresses that are not free.
+// Leases returns all addresses that are not free.
 func (n *Node) Leases() []ipam.Lease { return n.allocator.List() }
 
-// Subnets counts the addresses of each subnet by what they are doing, the one that addresses are
-// handed out from first.
+// Subnets counts the addresses of each subnet by state. The first subnet is the one of new addresses.
 func (n *Node) Subnets() []ipam.Counts { return n.allocator.Counts() }
 
-// FreeAddress ends the quarantine of an address, for people who know why it was in use; it cools
-// down. One that is not quarantined is an errs.ErrConflict that says who has it.
+// FreeAddress ends the quarantine of an address, which then cools down. An address that is not quarantined is an
+// errs.ErrConflict that names its owner.
 //
-// Leases, Subnets and FreeAddress do not wait for the node to have adopted what runs.
+// Leases, Subnets and FreeAddress do not wait for the adoption of sandboxes.
 func (n *Node) FreeAddress(addr netip.Addr) error { return n.allocator.Free(addr) }

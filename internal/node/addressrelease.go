@@ -1,10 +1,9 @@
 package node
 
-// The address of a sandbox that sleeps on disk is its own, unless Config.ReleaseAddresses says that
-// it is given back, or only its volume claims are kept. The order of giving it back is
+// A sandbox on disk keeps its address, unless Config.ReleaseAddresses is set or only its volume claims are kept. The release
+// removes the address in this order
 //
-//	label of the record → row of the journal, without it → books
+//	label of the container record → row of the journal → lease
 //
-// so that an address in the books of nobody is in nobody's row. A lease that a death leaves behind
-// goes at the next start ([suspend.Suspender.AtRest]). A wake takes an address as a create does: the row has it
-// from when it says live again, and until then the books alone.
+// so that an address without a lease is in no row. After a crash in between, the next start releases the lease
+// ([suspend.Suspender.AtRest]). A resume takes an address as a create does: until the row is live, only the lease has it.

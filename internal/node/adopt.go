@@ -20,19 +20,17 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
-// How a node begins.
 const (
-	// adoptAtOnce is how many sandboxes are taken over at the same time.
-	adoptAtOnce = 8
-	// bootPatience bounds the wait for containerd at the start, bootPause the pause between two
-	// questions.
+	// maxConcurrentAdoptions bounds the sandboxes that are adopted at the same time.
+	maxConcurrentAdoptions = 8
+	// bootPatience bounds the wait for containerd at the start, bootPause is the pause between two requests.
 	bootPatience = 3 * time.Minute
 	bootPause    = 500 * time.Millisecond
 )
 
-// adopt finds what a node before this one left: what lives is taken over, what was half done
-// is undone, and the books of addresses are made to agree with what lives. Nothing is removed
-// that might live, and nothing is decided before journal and containerd have both answered.
+// adopt takes over the sandboxes of an earlier process: it adopts those that exist, undoes those that were being created or
+// removed, and reconciles the address leases. It decides nothing before the journal and containerd have both answered, and
+// removes nothing that may be running.
 func (n *Node) adopt(ctx context.Context) error {
 	began := time.Now()
 	rows, err := n.readJournal(ctx)
@@ -47,30 +45,30 @@ func (n *Node) adopt(ctx context.Context) error {
 		return err
 	}
 	if err := n.suspender.RemoveOrphans(ctx, n.sleepers(rows, records)); err != nil {
-		n.log.WarnContext(ctx, "memory on disk that no sandbox waits for may be left", telemetry.Error, err)
+		n.log.WarnContext(ctx, "orphaned memory images not removed", telemetry.Error, err)
 	}
-	for _, r := range rows { // all addresses are known to be taken before anything else happens
+	for _, r := range rows { // every address is leased before the first change
 		n.handles.Of(r.Plan.Ref).SetRow(r)
 		n.claimAddress(ctx, r)
 	}
 	lives := n.eachRow(rows, func(r *journal.Row) bool { return r.Stage.Begun() }, func(r *journal.Row) { n.takeOver(ctx, n.handles.Of(r.Plan.Ref), r) })
 	undone := n.eachRow(rows, func(r *journal.Row) bool { return !r.Stage.Begun() }, func(r *journal.Row) { n.undoLeft(ctx, n.handles.Of(r.Plan.Ref)) })
 	n.checkpoints.Adopt(ctx)
-	if err := n.dropStraySnapshots(ctx); err != nil {
-		n.log.WarnContext(ctx, "snapshots without a sandbox may be left", telemetry.Error, err)
+	if err := n.removeOrphanSnapshots(ctx); err != nil {
+		n.log.WarnContext(ctx, "orphaned snapshots not removed", telemetry.Error, err)
 	}
-	if err := n.firstLook(ctx); err != nil {
+	if err := n.firstReconcile(ctx); err != nil {
 		return err
 	}
-	n.log.InfoContext(ctx, "adopted what runs", "lives", lives, "undone", undone, telemetry.Duration, time.Since(began))
+	n.log.InfoContext(ctx, "sandboxes adopted", "adopted", lives, "undone", undone, telemetry.Duration, time.Since(began))
 	return nil
 }
 
-// readJournal reads all rows, and notes whose cannot be read.
+// readJournal reads all rows, and records the UIDs of unreadable ones.
 func (n *Node) readJournal(ctx context.Context) (rows []*journal.Row, err error) {
 	err = n.journal.Each(func(r *journal.Row) { rows = append(rows, r) }, func(key, value []byte, err error) {
 		n.handles.SetUnread(types.UID(key), err)
-		n.log.ErrorContext(ctx, "row of the journal cannot be read; it and its sandbox are kept",
+		n.log.ErrorContext(ctx, "unreadable journal row kept, with its sandbox",
 			"key", fmt.Sprintf("%q", key), "value", fmt.Sprintf("%q", value), telemetry.Error, err)
 	})
 	if err != nil {
@@ -79,8 +77,8 @@ func (n *Node) readJournal(ctx context.Context) (rows []*journal.Row, err error)
 	return rows, nil
 }
 
-// awaitRecords waits for containerd, which may have been started a moment ago, and lists its
-// records. One that does not come is an errs.ErrUnavailable: on half a view nothing is adopted.
+// awaitRecords waits for containerd, which may be starting, and lists its containers. A timeout is an errs.ErrUnavailable:
+// without the list nothing is adopted.
 func (n *Node) awaitRecords(ctx context.Context) ([]ctrd.Container, error) {
 	ctx, cancel := context.WithTimeout(ctx, n.bootPatience)
 	defer cancel()
@@ -89,14 +87,14 @@ func (n *Node) awaitRecords(ctx context.Context) ([]ctrd.Container, error) {
 		if err == nil {
 			return records, nil
 		}
-		n.log.WarnContext(ctx, "containerd does not answer yet; nothing is adopted before it does", telemetry.Error, err)
+		n.log.WarnContext(ctx, "adoption waits for containerd", telemetry.Error, err)
 		if !lifecycle.Sleep(ctx, bootPause) {
 			return nil, fmt.Errorf("adopt what runs: %w", errs.Retryable(err))
 		}
 	}
 }
 
-// sleepers are the IDs of sandboxes whose memory on disk may be all that there is of them.
+// sleepers returns the IDs of sandboxes whose memory image must be kept.
 func (n *Node) sleepers(rows []*journal.Row, records []ctrd.Container) map[string]bool {
 	keep, known := map[string]bool{}, map[string]bool{}
 	for _, r := range rows {
@@ -106,7 +104,7 @@ func (n *Node) sleepers(rows []*journal.Row, records []ctrd.Container) map[strin
 		}
 	}
 	for _, r := range records {
-		if !known[r.ID] { // the journal lost it; the watchdog asks whether it still exists
+		if !known[r.ID] { // the journal lost it; the sweep checks whether it exists
 			keep[r.ID] = true
 		}
 	}
@@ -116,10 +114,10 @@ func (n *Node) sleepers(rows []*journal.Row, records []ctrd.Container) map[strin
 	return keep
 }
 
-// eachRow does something with all rows that are meant, several at once, and counts them.
+// eachRow calls do for the selected rows, several at once, and counts them.
 func (n *Node) eachRow(rows []*journal.Row, meant func(*journal.Row) bool, do func(*journal.Row)) (count int) {
 	var group errgroup.Group
-	group.SetLimit(adoptAtOnce)
+	group.SetLimit(maxConcurrentAdoptions)
 	for _, r := range rows {
 		if meant(r) {
 			count++
@@ -133,19 +131,18 @@ func (n *Node) eachRow(rows []*journal.Row, meant func(*journal.Row) bool, do fu
 	return count
 }
 
-// claimAddress writes the address of a sandbox that has lived into the books, where they do not
-// have it.
+// claimAddress leases the address of a sandbox to it, unless it has the lease.
 func (n *Node) claimAddress(ctx context.Context, r *journal.Row) {
 	if !r.Stage.Begun() || !r.Address.IsValid() {
 		return
 	}
 	if err := n.allocator.Claim(string(r.Plan.Ref.UID), r.Address); err != nil {
-		n.log.ErrorContext(ctx, "a live sandbox's address is not its own in the books", telemetry.Sandbox, r.Plan.Ref.Name,
+		n.log.ErrorContext(ctx, "address of a sandbox not leased to it", telemetry.Sandbox, r.Plan.Ref.Name,
 			telemetry.Address, r.Address, telemetry.Error, err)
 	}
 }
 
-// takeOver makes a sandbox of the journal this node's own.
+// takeOver adopts a sandbox of the journal.
 func (n *Node) takeOver(ctx context.Context, u *registry.Handle, r *journal.Row) {
 	n.supervisor.Appears(u, r)
 	n.adoptEgress(ctx, u, r)
@@ -171,12 +168,12 @@ func (n *Node) takeOver(ctx context.Context, u *registry.Handle, r *journal.Row)
 	n.supervisor.Watch(u, r)
 	work := n.host.Operation(r)
 	if err := n.network.Adopt(ctx, work.Endpoint()); err != nil {
-		n.log.WarnContext(ctx, "network of a live sandbox not as it was", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
+		n.log.WarnContext(ctx, "network of a sandbox not adopted", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 	}
 	if r.Stage == journal.Live {
 		return
 	}
-	if r.Stage != journal.Paused { // asked to pause or resume, and the answer was lost
+	if r.Stage != journal.Paused { // a pause or resume was interrupted
 		n.suspender.Settle(ctx, u, r)
 	}
 	if now := u.Row(); now.Stage == journal.Paused {
@@ -184,8 +181,8 @@ func (n *Node) takeOver(ctx context.Context, u *registry.Handle, r *journal.Row)
 	}
 }
 
-// rediscover takes over a sandbox that the journal has and the units have not. They are an index
-// of it, and nothing is decided on what an index lacks.
+// rediscover adopts a sandbox of the journal that the registry lacks. The registry is an index of the journal; no decision
+// rests on an absence from an index.
 func (n *Node) rediscover(ctx context.Context, uid types.UID) error {
 	if n.handles.Lookup(uid) != nil {
 		return nil
@@ -199,7 +196,7 @@ func (n *Node) rediscover(ctx context.Context, uid types.UID) error {
 	if err != nil {
 		return err
 	}
-	r, err = n.journal.Get(uid) // as it is now that nobody changes it
+	r, err = n.journal.Get(uid) // again, with the lock held
 	found := err == nil && r != nil && !u.IsRemoved() && u.Row() == nil
 	if found {
 		u.SetRow(r)
@@ -211,7 +208,7 @@ func (n *Node) rediscover(ctx context.Context, uid types.UID) error {
 	if !found {
 		return errs.Retryable(err)
 	}
-	n.log.ErrorContext(ctx, "a sandbox of the journal was not known; it is taken over", telemetry.Namespace, u.Ref.Namespace, telemetry.Sandbox, u.Ref.Name)
+	n.log.ErrorContext(ctx, "sandbox of the journal was not in the registry; adopting it", telemetry.Namespace, u.Ref.Namespace, telemetry.Sandbox, u.Ref.Name)
 	if !r.Stage.Begun() {
 		n.undoLeft(ctx, u)
 		return nil
@@ -221,8 +218,7 @@ func (n *Node) rediscover(ctx context.Context, uid types.UID) error {
 	return nil
 }
 
-// undoLeft takes back what was half done. Failing is no reason not to start: the row stays, its
-// address stays taken, and Run tries again.
+// undoLeft undoes an interrupted create or removal. After a failure the row and the address stay, and Run retries.
 func (n *Node) undoLeft(ctx context.Context, u *registry.Handle) {
 	taken, done, err := u.Acquire(ctx)
 	if err != nil {
@@ -236,16 +232,16 @@ func (n *Node) undoLeft(ctx context.Context, u *registry.Handle) {
 	limited, cancel := context.WithTimeout(taken, undoTimeout)
 	defer cancel()
 	if err := n.clear(limited, u, r); err != nil {
-		n.log.WarnContext(ctx, "sandbox cannot be removed yet", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
+		n.log.WarnContext(ctx, "sandbox not removed yet", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 		return
 	}
 	u.MarkRemoved()
 	n.handles.Drop(u)
 }
 
-// dropStraySnapshots removes snapshots that no sandbox, record or mount knows: containerd may
-// do what it was asked long after the call for it has failed. Nothing may be in the making.
-func (n *Node) dropStraySnapshots(ctx context.Context) error {
+// removeOrphanSnapshots removes snapshots without a sandbox, container record or mount: containerd may complete a request
+// after its call has failed. No sandbox may be created meanwhile.
+func (n *Node) removeOrphanSnapshots(ctx context.Context) error {
 	keys, err := n.cfg.Containerd.Snapshots(ctx)
 	if err != nil || len(keys) == 0 {
 		return err
@@ -274,21 +270,21 @@ func (n *Node) dropStraySnapshots(ctx context.Context) error {
 	var failures []error
 	for _, key := range keys {
 		if !used[key] {
-			n.log.InfoContext(ctx, "removing a snapshot without a sandbox", "snapshot", key)
+			n.log.InfoContext(ctx, "orphaned snapshot removed", "snapshot", key)
 			failures = append(failures, n.cfg.Containerd.RemoveSnapshot(ctx, key))
 		}
 	}
 	return errors.Join(failures...)
 }
 
-// Destroy removes every sandbox, whoever wants it, and the instance's network. Run must have
-// returned, and the node must not be used afterwards but for Close.
+// Destroy removes all sandboxes and the network of the instance. Run must have returned; afterwards only Close may be
+// called.
 func (n *Node) Destroy(ctx context.Context) error {
 	var failures []error
 	err := n.journal.Each(func(r *journal.Row) {
 		u := n.handles.Of(r.Plan.Ref)
 		u.SetRow(r)
-	}, func(key, _ []byte, _ error) { // found by the names that derive from the UID
+	}, func(key, _ []byte, _ error) { // unreadable: its resources have names that derive from the UID
 		ref := sandbox.Ref{UID: types.UID(key)}
 		n.handles.Of(ref).SetRow(&journal.Row{Stage: journal.Removing, Plan: plan.Plan{Ref: ref, ID: sandbox.IDOf(ref.UID)}})
 	})
@@ -298,7 +294,7 @@ func (n *Node) Destroy(ctx context.Context) error {
 			failures = append(failures, n.clear(ctx, u, r))
 		}
 	}
-	failures = append(failures, n.clearLeftovers(ctx), n.checkpoints.Destroy(ctx), n.dropStraySnapshots(ctx))
+	failures = append(failures, n.clearLeftovers(ctx), n.checkpoints.Destroy(ctx), n.removeOrphanSnapshots(ctx))
 	for _, r := range n.runtimes.All() {
 		failures = append(failures, r.Destroy())
 	}
@@ -306,7 +302,7 @@ func (n *Node) Destroy(ctx context.Context) error {
 	return errors.Join(failures...)
 }
 
-// clearLeftovers removes what is on the machine without a row of the journal.
+// clearLeftovers removes resources without a row of the journal.
 func (n *Node) clearLeftovers(ctx context.Context) error {
 	v, err := n.inventory.Scan(ctx)
 	failures := []error{err}

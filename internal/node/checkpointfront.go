@@ -15,8 +15,8 @@ func (n *Node) Capture(ctx context.Context, ask sandbox.Capture) (sandbox.Captur
 	return n.maker.Capture(ctx, ask)
 }
 
-// Captured is what the node has of a checkpoint. A missing or incomplete one is an
-// errs.ErrNotFound; one that is being written now, or whose row cannot be read, is an errs.ErrUnavailable.
+// Captured returns a checkpoint of the node. A missing or incomplete one is an errs.ErrNotFound; one that is being written,
+// or whose row cannot be read, is an errs.ErrUnavailable.
 func (n *Node) Captured(ctx context.Context, ref sandbox.CheckpointRef) (sandbox.Captured, error) {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return sandbox.Captured{}, err
@@ -24,7 +24,7 @@ func (n *Node) Captured(ctx context.Context, ref sandbox.CheckpointRef) (sandbox
 	return n.checkpoints.CapturedOf(ref)
 }
 
-// Checkpoints are all complete checkpoints on the node, in no order.
+// Checkpoints returns all complete checkpoints of the node, in no order.
 func (n *Node) Checkpoints(ctx context.Context) ([]sandbox.Captured, error) {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return nil, err
@@ -32,9 +32,9 @@ func (n *Node) Checkpoints(ctx context.Context) ([]sandbox.Captured, error) {
 	return n.checkpoints.Complete(), nil
 }
 
-// DropCheckpoint removes a checkpoint, also while it is being made. It returns nil only when nothing
-// of it is left; repeating it is harmless. No sandbox can be made from it from now on. It waits for those that
-// are being made: where that takes longer than ctx, it is an errs.ErrUnavailable.
+// DropCheckpoint removes a checkpoint, and interrupts its capture. It returns nil only when nothing of it is left. It may be
+// repeated. No restore from it can begin from now on; it waits for those in progress, and returns an errs.ErrUnavailable if
+// ctx ends first.
 func (n *Node) DropCheckpoint(ctx context.Context, ref sandbox.CheckpointRef) error {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return err
@@ -60,13 +60,12 @@ func (n *Node) ImportCheckpoint(ctx context.Context, ref sandbox.CheckpointRef, 
 	return n.transfer.Import(ctx, ref, in)
 }
 
-// CheckImport refuses an artifact that can never be used here; see transfer.
+// CheckImport rejects an artifact that can never be used here; see transfer.
 func (n *Node) CheckImport(ctx context.Context, h *portable.Head) (warnings []string, err error) {
 	return n.transfer.CheckImport(ctx, h)
 }
 
-// ImageUsers are the sandboxes and checkpoints of the node that were made from the image of a digest,
-// and that need it: those that have ended do not.
+// ImageUsers returns the sandboxes and checkpoints of the node that need the image of a digest; ended sandboxes do not.
 func (n *Node) ImageUsers(ctx context.Context, of string) ([]sandbox.Ref, []sandbox.CheckpointRef, error) {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return nil, nil, err

@@ -18,16 +18,14 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
-// undoTimeout bounds taking back what a step did, after the request for it has ended.
+// undoTimeout bounds the undo of a failed operation, after its request has ended.
 const undoTimeout = time.Minute
 
-// Ensure makes the sandbox run and returns when its agent answers. One that runs, sleeps or
-// has ended already is left as it is, but for one of which only the volume claims were kept: that
-// is made anew of them and the object. Calls for the same sandbox take turns.
+// Ensure creates the sandbox and returns when its agent answers. A running, paused or ended sandbox stays as it is. One of
+// which only the volume claims were kept is created again from them and the object. Calls for one sandbox are serialized.
 //
-// Kinds of error: errs.ErrInvalid and errs.ErrNotFound, where only the user can help (a field
-// that cannot be honoured, an unknown image); errs.ErrExhausted, where the machine has no more
-// to give; errs.ErrUnavailable, where a retry may help.
+// Kinds of error: errs.ErrInvalid and errs.ErrNotFound, only the user can correct it (an unsupported field, an unknown image);
+// errs.ErrExhausted, the host has no resources left; errs.ErrUnavailable, a retry may succeed.
 func (n *Node) Ensure(ctx context.Context, s *agents.Sandbox) (sandbox.Observed, error) {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return sandbox.Observed{}, err
@@ -44,7 +42,7 @@ func (n *Node) Ensure(ctx context.Context, s *agents.Sandbox) (sandbox.Observed,
 		if err != nil {
 			return u.Observed(), err
 		}
-		if u.IsRemoved() { // removed while we waited; begin with a new one
+		if u.IsRemoved() { // removed meanwhile; start with a new handle
 			done()
 			continue
 		}
@@ -58,7 +56,7 @@ func (n *Node) Ensure(ctx context.Context, s *agents.Sandbox) (sandbox.Observed,
 	}
 }
 
-// find makes sure that the node knows of a sandbox all that the journal does.
+// find loads a sandbox of the journal into the registry.
 func (n *Node) find(ctx context.Context, ref sandbox.Ref) error {
 	if err := n.handles.CheckRead(ref); err != nil {
 		return err
@@ -66,20 +64,19 @@ func (n *Node) find(ctx context.Context, ref sandbox.Ref) error {
 	return n.rediscover(ctx, ref.UID)
 }
 
-// checkUnused refuses to begin a sandbox of which something runs that the journal does not have,
-// which is older than its loss.
+// checkUnused rejects a create while processes of the sandbox run that the journal has lost.
 func (n *Node) checkUnused(id sandbox.ID) error {
 	inside, err := cgroups.HasProcesses(n.host.Cgroup(string(id)))
 	if err != nil {
 		return errs.Retryable(err)
 	}
 	if inside {
-		return fmt.Errorf("processes of this sandbox run that the node has not noted, and are kept; delete the sandbox to be rid of them: %w", errs.ErrUnavailable)
+		return fmt.Errorf("unknown processes of this sandbox run and are kept; delete the sandbox to end them: %w", errs.ErrUnavailable)
 	}
 	return nil
 }
 
-// ensure does the work of Ensure, in the unit's turn.
+// ensure does the work of Ensure. The caller holds the lock of the sandbox.
 func (n *Node) ensure(ctx context.Context, u *registry.Handle, s *agents.Sandbox) (sandbox.Observed, error) {
 	if r := u.Row(); r != nil {
 		if r.KeepsClaims() {
@@ -88,7 +85,7 @@ func (n *Node) ensure(ctx context.Context, u *registry.Handle, s *agents.Sandbox
 		if r.Stage != journal.Making && r.Stage != journal.Removing {
 			return u.Observed(), nil
 		}
-		// An earlier attempt could not be taken back in full.
+		// The undo of an earlier attempt failed.
 		if err := n.clear(ctx, u, r); err != nil {
 			return u.Observed(), err
 		}
@@ -130,7 +127,7 @@ func (n *Node) ensure(ctx context.Context, u *registry.Handle, s *agents.Sandbox
 	return u.Observed(), nil
 }
 
-// create does all steps, or takes back those that were done.
+// create does all steps, or undoes those that were done.
 func (n *Node) create(ctx context.Context, u *registry.Handle, w *operation.Operation) error {
 	err := n.handles.Note(u, w.Row, journal.Making)
 	if err == nil {
@@ -157,8 +154,7 @@ func (n *Node) create(ctx context.Context, u *registry.Handle, w *operation.Oper
 	return errors.Join(err, n.clear(undoCtx, u, w.Row))
 }
 
-// clear undoes all steps of a sandbox, and forgets it when nothing of it is left. After a failure
-// its row and address stay, and Run tries again.
+// clear undoes all steps of a sandbox, and then removes its row. After a failure its row and address stay, and Run retries.
 func (n *Node) clear(ctx context.Context, u *registry.Handle, r *journal.Row) (err error) {
 	defer func() {
 		if err != nil && u.Row() != nil {
@@ -167,7 +163,7 @@ func (n *Node) clear(ctx context.Context, u *registry.Handle, r *journal.Row) (e
 	}()
 	u.SetWatch(nil)
 	u.SetStore(nil)
-	r = new(*r) // others read the one that the unit has
+	r = new(*r) // readers share the handle's row
 	if r.Stage != journal.Removing {
 		if err := n.handles.Note(u, r, journal.Removing); err != nil {
 			return err
@@ -186,13 +182,13 @@ func (n *Node) clear(ctx context.Context, u *registry.Handle, r *journal.Row) (e
 	return nil
 }
 
-// Remove takes all of a sandbox off the machine, in whatever state it is, also while it is
-// being made. It returns nil only when nothing is left; repeating it is harmless.
+// Remove removes a sandbox from the host in any state, and interrupts its create. It returns nil only when nothing of it is
+// left. It may be repeated.
 func (n *Node) Remove(ctx context.Context, ref sandbox.Ref) error {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return err
 	}
-	if n.handles.CheckRead(ref) == nil { // what cannot be read is removed by the names that derive from the UID
+	if n.handles.CheckRead(ref) == nil { // else it is removed by the names that derive from the UID
 		if err := n.rediscover(ctx, ref.UID); err != nil {
 			return err
 		}
@@ -208,7 +204,7 @@ func (n *Node) Remove(ctx context.Context, ref sandbox.Ref) error {
 		return nil
 	}
 	r := u.Row()
-	if r == nil { // nothing was noted; look all the same
+	if r == nil { // not in the journal; its resources may exist
 		r = &journal.Row{Stage: journal.Removing, Plan: plan.Plan{Ref: ref, ID: u.ID}}
 	}
 	if err := n.handles.AwaitUnblocked(taken, u.ID); err != nil {
@@ -224,7 +220,7 @@ func (n *Node) Remove(ctx context.Context, ref sandbox.Ref) error {
 	return nil
 }
 
-// imageUsers are the sandboxes that need the image of a digest: those that have ended do not.
+// imageUsers returns the sandboxes that need the image of a digest; ended ones do not.
 func (n *Node) imageUsers(digest string) (refs []sandbox.Ref) {
 	for _, u := range n.handles.All() {
 		if r := u.Row(); r != nil && r.Digest == digest && r.Stage != journal.Ended {

@@ -6,13 +6,13 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// Status is a sandbox and what was seen of it.
+// Status is a sandbox and its observed state.
 type Status struct {
 	Ref      sandbox.Ref
 	Observed sandbox.Observed
 }
 
-// List tells of all sandboxes on the node, in no order.
+// List returns all sandboxes of the node, in no order.
 func (n *Node) List(ctx context.Context) ([]Status, error) {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return nil, err

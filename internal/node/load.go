@@ -6,8 +6,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/journal"
 )
 
-// LoadJournal has the node know what its journal has, without adopting any of it: for Audit on a machine
-// where no server runs. A node that has done so is of no other use.
+// LoadJournal loads the journal without adopting its sandboxes, for Audit on a host without a running server. Afterwards only
+// Audit and Close may be called.
 func (n *Node) LoadJournal() error {
 	var unread error
 	err := n.journal.Each(func(r *journal.Row) { n.handles.Of(r.Plan.Ref).SetRow(r) }, func(key, _ []byte, err error) {

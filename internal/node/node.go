@@ -48,38 +48,37 @@ const (
 	DefaultCoolDown     = time.Minute
 )
 
-// Config says what a node runs with. All names and directories are the instance's own.
+// Config is what New needs. All names and directories belong to one instance.
 type Config struct {
-	// Name is the machine's name in what is observed.
+	// Name is the node's name in observed states.
 	Name string
-	// DataDir keeps what must survive a restart, RunDir what need not survive a reboot.
+	// DataDir has what survives a reboot, RunDir what need not.
 	DataDir, RunDir string
-	// MemoryDir keeps the memory of sandboxes that sleep; empty means below DataDir. It should
-	// be on the disk that DataDir is on, or one as durable.
+	// MemoryDir has the memory of paused sandboxes; empty means below DataDir. Its file system should be as durable as that
+	// of DataDir.
 	MemoryDir string
-	// StoreAfter is how long a sandbox of the class gVisor is frozen before its memory is moved
-	// to disk, which frees the machine's; zero means never.
+	// StoreAfter is how long a gVisor sandbox is frozen before its memory is moved to disk; zero means never.
 	StoreAfter time.Duration
-	// ReleaseAddresses gives back the addresses of sandboxes that sleep on disk; they wake with others.
+	// ReleaseAddresses releases the addresses of sandboxes on disk; a resume allocates others.
 	ReleaseAddresses bool
 	// Containerd has images, snapshots and records.
 	Containerd *ctrd.Client
 	// Runtimes are the classes that the node offers, at least one.
 	Runtimes []oci.Config
-	// DefaultClass runs what names no class; empty means gVisor.
+	// DefaultClass is for sandboxes without a class; empty means gVisor.
 	DefaultClass oci.Class
 	// AgentBinary is the path of the static agent.
 	AgentBinary string
 	// Network is the instance's network; its logger may be empty.
 	Network netdev.Config
-	// Upstreams are the DNS servers that the sandboxes' resolver asks; empty means those of
-	// Network, or the machine's own where those are empty too.
+	// Upstreams are the DNS servers that the sandboxes' resolver forwards to; empty means those of Network, or else the
+	// host's.
 	Upstreams []netip.AddrPort
-	// CoolDown is how long an address rests after use; zero means DefaultCoolDown.
+	// CoolDown is how long a released address is not allocated again; zero means DefaultCoolDown.
 	CoolDown time.Duration
 	// CgroupParent is the path below which sandboxes are; it begins with a slash.
 	CgroupParent string
-	// DefaultLimits are a sandbox's that sets none; zero fields mean the defaults above.
+	// DefaultLimits are for sandboxes that set none; zero fields mean the defaults above.
 	DefaultLimits oci.Limits
 	// StartTimeout bounds the wait for an agent to answer; zero means DefaultStartTimeout.
 	StartTimeout time.Duration
@@ -87,36 +86,30 @@ type Config struct {
 	AgentToken func(sandbox.ID) string
 	// Credentials for registries; nil means none.
 	Credentials ctrd.Credentials
-	// Exists asks the source of truth, not a cache, whether a sandbox exists. Only a clear no
-	// lets the node remove what nobody asks for. Nil keeps everything.
+	// Exists reports whether the source of truth, not a cache, has a sandbox. The node removes orphans only if it returns
+	// false without an error. Nil: it removes none.
 	Exists func(ctx context.Context, ref sandbox.Ref) (bool, error)
-	// Refuse says why nothing may be begun now that takes room on the machine, an
-	// errs.ErrUnavailable; nil never refuses.
+	// Refuse returns why no work that needs disk space may begin, as an errs.ErrUnavailable. Nil: all may.
 	Refuse func() error
-	// CheckSpace says why so many more bytes may not be written below a directory, which need not be there
-	// yet: an errs.ErrExhausted. It is asked before the memory of a sandbox is written, of which
-	// there may be much, and before a checkpoint is, for its memory and files together. Nil has room for all.
+	// CheckSpace returns an errs.ErrExhausted if that many bytes do not fit below a directory, which need not exist. The node
+	// calls it before it writes memory or a checkpoint, for the whole of it. Nil: all fits.
 	CheckSpace func(dir string, bytes int64) error
-	// Journalled is told how each write of the journal went; nil is fine.
+	// Journalled gets the result of each write of the journal; nil: none.
 	Journalled func(error)
 	// ObserveStep gets the time of each step, by class; nil is fine.
 	ObserveStep func(class, step string, took time.Duration)
-	// OnRepair is told of each difference between the books of addresses and what lives, after it
-	// was repaired or found to be beyond repair; nil is fine.
+	// OnRepair gets each difference between the address leases and the host, repaired or not; nil: none.
 	OnRepair func(ctx context.Context, r ipam.Repair)
-	// Metrics gets the node's counters; nil means that nobody reads them.
+	// Metrics registers the node's metrics; nil: they are not registered.
 	Metrics prometheus.Registerer
-	// AfterStep is called after each step's do, for tests that break things: its error fails
-	// the step. Nil in production.
+	// AfterStep is called after each step's do; its error fails the step. For tests of crashes; nil in production.
 	AfterStep func(step string) error
-	// BeforeUndo is called before each step's undo, for tests that break things: its error fails
-	// the undo. Nil in production.
+	// BeforeUndo is called before each step's undo; its error fails the undo. For tests; nil in production.
 	BeforeUndo func(step string) error
 	Log        *slog.Logger
 }
 
-// Node runs sandboxes. It is safe for concurrent use. Its methods wait until Run has adopted
-// what already runs.
+// Node runs sandboxes. It is safe for concurrent use. Its methods wait until Run has adopted existing sandboxes.
 type Node struct {
 	cfg         Config
 	log         *slog.Logger
@@ -138,26 +131,26 @@ type Node struct {
 	inventory   *inventory.Scanner
 	maker       *capture.Maker
 
-	// reconciler compares the books with what lives; removals counts what the watchdog removed.
+	// reconciler compares leases with the host; removals counts the orphans that were removed.
 	reconciler *ipam.Reconciler
 	removals   *prometheus.CounterVec
-	// sighted says that the last look at what lives saw all of it.
-	sighted atomic.Bool
-	// looking has a place for the one who looks for leftovers, who alone uses suspects: in how many
-	// looks in a row something was without a sandbox, by its ID.
-	looking     chan struct{}
+	// scanned reports whether the last scan of addresses in use was complete.
+	scanned atomic.Bool
+	// sweeping has an element during a Sweep, which alone uses orphanScans: the number of consecutive scans in which a
+	// resource was without a sandbox, by ID.
+	sweeping    chan struct{}
 	orphanScans map[string]int
 	// bootPatience bounds the waits at the start; tests shorten it.
 	bootPatience time.Duration
-	// sweepEvery is how often Run sweeps; tests that count looks make it longer.
+	// sweepEvery is how often Run sweeps; tests change it.
 	sweepEvery time.Duration
 
 	handles   *registry.Registry
-	measuring singleflight.Group // of their disks
+	measuring singleflight.Group // of disk usage
 }
 
-// New checks the configuration and opens the journal, which only one process can have at a
-// time. It starts nothing and changes nothing else on the machine.
+// New checks the configuration and opens the journal, which only one process can open. It starts nothing and changes nothing
+// else on the host.
 func New(cfg Config) (*Node, error) {
 	if err := complete(&cfg); err != nil {
 		return nil, err
@@ -165,7 +158,7 @@ func New(cfg Config) (*Node, error) {
 	n := &Node{
 		cfg: cfg, log: cfg.Log.With("component", "node"),
 		adopted: make(chan struct{}), changes: make(chan sandbox.Ref), tasks: registry.NewTasks(), dirty: registry.NewChangeQueue(),
-		looking: make(chan struct{}, 1), bootPatience: bootPatience, sweepEvery: sweepEvery,
+		sweeping: make(chan struct{}, 1), bootPatience: bootPatience, sweepEvery: sweepEvery,
 	}
 	var err error
 	if n.runtimes, err = programs.New(programs.Config{Dir: n.runtimesDir(), Runtimes: cfg.Runtimes, Log: n.log}); err != nil {
@@ -226,7 +219,7 @@ func complete(cfg *Config) error {
 	return nil
 }
 
-// setHooks gives hooks that the caller left out a function that does nothing.
+// setHooks sets hooks that are nil to functions that do nothing.
 func setHooks(cfg *Config) {
 	for _, hook := range []*func(string) error{&cfg.AfterStep, &cfg.BeforeUndo} {
 		if *hook == nil {
@@ -267,7 +260,7 @@ func (n *Node) open() error {
 	path := filepath.Join(n.cfg.DataDir, "node.db")
 	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: time.Second})
 	if err != nil {
-		return fmt.Errorf("open %s, which only one server at a time can have: %w", path, err)
+		return fmt.Errorf("open %s, which only one server can use: %w", path, err)
 	}
 	n.db = db
 	if n.journal, err = journal.Open(db); err == nil {
@@ -339,7 +332,7 @@ func (n *Node) Audit(ctx context.Context) ([]string, error) { return n.inventory
 func (n *Node) openReconciler() (err error) {
 	n.removals = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Namespace: telemetry.MetricsNamespace, Subsystem: "node", Name: "leftovers_removed_total",
-		Help: "Things that were on the machine without a sandbox and were removed.",
+		Help: "Orphaned resources that were removed from the host, by kind.",
 	}, []string{"kind"})
 	if n.cfg.Metrics != nil {
 		if err := n.cfg.Metrics.Register(n.removals); err != nil {
@@ -349,14 +342,14 @@ func (n *Node) openReconciler() (err error) {
 	n.reconciler, err = ipam.NewReconciler(ipam.ReconcilerConfig{
 		Allocator: n.allocator, Live: func(ctx context.Context) ([]ipam.InUse, error) {
 			all, err := n.inventory.InUse(ctx)
-			n.sighted.Store(err == nil)
+			n.scanned.Store(err == nil)
 			return all, err
 		}, OnRepair: n.cfg.OnRepair, Log: n.cfg.Log, Metrics: n.cfg.Metrics,
 	})
 	return err
 }
 
-// Close gives back what New opened. Sandboxes run on. Run must have returned.
+// Close closes what New opened. Sandboxes keep running. Run must have returned.
 func (n *Node) Close() error {
 	n.host.Close()
 	n.network.Close()
@@ -366,8 +359,8 @@ func (n *Node) Close() error {
 	return nil
 }
 
-// Run opens the network, adopts what already runs and undoes what was left half done, then
-// watches sandboxes until ctx ends. It leaves them running.
+// Run opens the network, adopts existing sandboxes, undoes interrupted creates, and then watches sandboxes until ctx ends. It
+// leaves them running.
 func (n *Node) Run(ctx context.Context) error {
 	var err error
 	if n.host.AgentFile, err = programs.InstallAgent(n.cfg.AgentBinary, filepath.Join(n.cfg.DataDir, "agents")); err != nil {
@@ -392,7 +385,7 @@ func (n *Node) Run(ctx context.Context) error {
 	return nil
 }
 
-// background are the services that Run starts after adoption. Each logs its errors.
+// background returns the services that Run starts after adoption. Each logs its errors.
 func (n *Node) background() []backgroundService {
 	return []backgroundService{
 		{"changes", func(ctx context.Context) { n.dirty.Forward(ctx, n.changes) }},
@@ -413,18 +406,16 @@ type backgroundService struct {
 	run  func(ctx context.Context)
 }
 
-// Adopted is closed when what already ran is known.
+// Adopted is closed when existing sandboxes have been adopted.
 func (n *Node) Adopted() <-chan struct{} { return n.adopted }
 
-// Changes tells of sandboxes that changed by themselves. Many changes of one may be told
-// once; none is lost.
+// Changes returns a channel of sandboxes that changed without a request. It may merge changes of one sandbox; it loses none.
 func (n *Node) Changes() <-chan sandbox.Ref { return n.changes }
 
-// Recheck has Changes tell of a sandbox that did not change, because something it lacked may be
-// there now, such as its image.
+// Recheck sends an unchanged sandbox to Changes, because something it lacked may exist now, such as its image.
 func (n *Node) Recheck(ref sandbox.Ref) { n.dirty.Mark(ref) }
 
-// Observe tells what the node last saw of a sandbox.
+// Observe returns the last observed state of a sandbox.
 func (n *Node) Observe(ctx context.Context, ref sandbox.Ref) (sandbox.Observed, error) {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return sandbox.Observed{}, err
@@ -439,7 +430,7 @@ func (n *Node) Observe(ctx context.Context, ref sandbox.Ref) (sandbox.Observed, 
 	return n.absent(), nil
 }
 
-// planOf reads an object, with the node's defaults.
+// planOf returns the plan of an object with the node's defaults.
 func (n *Node) planOf(s *agents.Sandbox) (plan.Plan, error) {
 	return plan.New(s, plan.Defaults{
 		Class: n.cfg.DefaultClass, Limits: n.cfg.DefaultLimits, Offers: n.runtimes.Offers,
@@ -453,7 +444,7 @@ func (n *Node) awaitAdopted(ctx context.Context) error {
 	case <-n.adopted:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("wait for the node to adopt what runs: %w: %w", context.Cause(ctx), errs.ErrUnavailable)
+		return fmt.Errorf("wait for the node to adopt sandboxes: %w: %w", context.Cause(ctx), errs.ErrUnavailable)
 	}
 }
 

@@ -15,8 +15,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/plan"
 )
 
-// originOf finds the checkpoint that a sandbox wants to be made from, if any, and holds it. Errors
-// are those of Ensure.
+// originOf returns the checkpoint that a sandbox is to be restored from, held against removal; nil: none. Errors are those of
+// Ensure.
 func (n *Node) originOf(ctx context.Context, s *agents.Sandbox, p *plan.Plan) (*checkpoint.Origin, error) {
 	if s.Spec.Barchan == nil || s.Spec.Barchan.Restore == nil {
 		return nil, nil
@@ -44,10 +44,10 @@ func (n *Node) originOf(ctx context.Context, s *agents.Sandbox, p *plan.Plan) (*
 	return o, nil
 }
 
-// checkRestores finds what would prevent that memory of a build is restored, before anything is touched.
+// checkRestores checks whether memory of a runtime build can be restored here.
 func (n *Node) checkRestores(ctx context.Context, was memimage.Build) error {
 	program, err := n.runtimes.ForBuild(was)
-	if errors.Is(err, errs.ErrConflict) { // the one that is here says what both are called
+	if errors.Is(err, errs.ErrConflict) { // its error names both builds
 		program, err = n.runtimes.Of(oci.GVisor)
 	}
 	if err == nil {
@@ -62,8 +62,8 @@ func (n *Node) checkRestores(ctx context.Context, was memimage.Build) error {
 	return errs.Retryable(err)
 }
 
-// imageFor is the image that a sandbox is made of: that of its checkpoint, where the sandbox names the
-// same; a name that has moved on to another is the checkpoint's affair no more.
+// imageFor returns the image of a new sandbox: that of its checkpoint if both name the same, even if the name now belongs to
+// another image.
 func (n *Node) imageFor(ctx context.Context, p *plan.Plan, o *checkpoint.Origin) (ctrd.Image, error) {
 	if o == nil {
 		return n.host.FindImage(ctx, p)

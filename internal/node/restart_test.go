@@ -285,7 +285,7 @@ func TestStartWithBooksThatCannotBeWritten(t *testing.T) {
 	if _, err := n.reconciler.Reconcile(t.Context()); !errors.Is(err, errBroken) {
 		t.Errorf("look: %v, want the write's error", err)
 	}
-	must(t, n.firstLook(t.Context()))
+	must(t, n.firstReconcile(t.Context()))
 	if by, err := n.inventory.Holder(t.Context(), addr, "another"); err != nil || by == "" {
 		t.Errorf("%s would be given: %q, %v", addr, by, err)
 	}

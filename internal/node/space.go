@@ -6,12 +6,12 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/oci"
 )
 
-// refused says why nothing that takes room may be begun, if so.
+// refused returns why no work that needs disk space may begin, or nil.
 func (n *Node) refused() error {
 	return n.cfg.Refuse()
 }
 
-// observeStep reports how long something took.
+// observeStep records the duration of a step.
 func (n *Node) observeStep(class oci.Class, step string, took time.Duration) {
 	n.cfg.ObserveStep(string(class), step, took)
 }

@@ -12,22 +12,21 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
-// Usage is what a sandbox uses of the machine, its runtime's own need included.
+// Usage is the resource usage of a sandbox, including its runtime.
 type Usage struct {
 	Time time.Time
-	// CPU is nanoseconds of processor time since the start; CPULimit is thousandths of a processor.
+	// CPU is in nanoseconds since the start, CPULimit in thousandths of a CPU.
 	CPU      uint64
 	CPULimit int64
-	// Memory is bytes in use, without the cache that could be dropped.
+	// Memory is in bytes, without reclaimable cache.
 	Memory, MemoryCache, MemoryLimit uint64
-	// Disk is bytes written to its copy of the image, and those of its memory where that is on
-	// disk.
+	// Disk is in bytes: those written to the root file system, and its memory if that is on disk.
 	Disk uint64
 	Pids uint64
 }
 
-// Usage reads what a sandbox uses; it need not be asked, and may sleep. One that is not on
-// the node, or has ended, is an errs.ErrNotFound.
+// Usage returns the resource usage of a running or paused sandbox, without a call to its agent. One that is not on the node,
+// or has ended, is an errs.ErrNotFound.
 func (n *Node) Usage(ctx context.Context, ref sandbox.Ref) (Usage, error) {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return Usage{}, err
@@ -41,7 +40,7 @@ func (n *Node) Usage(ctx context.Context, ref sandbox.Ref) (Usage, error) {
 		return Usage{}, fmt.Errorf("sandbox %s/%s does not run on this node: %w", ref.Namespace, ref.Name, errs.ErrNotFound)
 	}
 	if r.OnDisk() {
-		return n.usageAsleep(ctx, r)
+		return n.storedUsage(ctx, r)
 	}
 	used, err := cgroups.ReadUsage(n.host.Cgroup(string(u.ID)))
 	if err != nil {
@@ -59,8 +58,8 @@ func (n *Node) Usage(ctx context.Context, ref sandbox.Ref) (Usage, error) {
 	return result, nil
 }
 
-// usageAsleep is what a sandbox that sleeps on disk uses.
-func (n *Node) usageAsleep(ctx context.Context, r *journal.Row) (Usage, error) {
+// storedUsage returns the usage of a sandbox on disk.
+func (n *Node) storedUsage(ctx context.Context, r *journal.Row) (Usage, error) {
 	result := Usage{Time: time.Now(), CPULimit: r.Plan.Limits.MilliCPU, MemoryLimit: uint64(r.Plan.Limits.Memory)}
 	switch {
 	case r.Memory != nil:
@@ -75,15 +74,15 @@ func (n *Node) usageAsleep(ctx context.Context, r *journal.Row) (Usage, error) {
 	return result, nil
 }
 
-// A measurement of a disk's use walks all files that a sandbox has written. It stays good for
-// diskFresh, and for diskRest times as long as it took.
+// A measurement of disk usage walks all files that a sandbox has written. It is reused for diskFresh, and for diskRest times
+// its duration.
 const (
 	diskFresh = 5 * time.Second
 	diskRest  = 10
 )
 
-// DiskUsed is how many bytes a sandbox has written to its copy of the image, as it was some seconds
-// ago. One that is not on the node is an errs.ErrNotFound.
+// DiskUsed returns the bytes that a sandbox has written to its root file system, up to some seconds old. One that is not on
+// the node is an errs.ErrNotFound.
 func (n *Node) DiskUsed(ctx context.Context, ref sandbox.Ref) (int64, error) {
 	if err := n.awaitAdopted(ctx); err != nil {
 		return 0, err
@@ -97,7 +96,7 @@ func (n *Node) DiskUsed(ctx context.Context, ref sandbox.Ref) (int64, error) {
 	}
 	_, err, _ := n.measuring.Do(string(u.ID), func() (any, error) {
 		began := time.Now()
-		bytes, err := n.cfg.Containerd.SnapshotUsage(context.WithoutCancel(ctx), string(u.ID)) // it has a bound of its own
+		bytes, err := n.cfg.Containerd.SnapshotUsage(context.WithoutCancel(ctx), string(u.ID)) // it has its own timeout
 		if err == nil {
 			u.SetDiskUse(registry.DiskUse{Bytes: bytes, Until: time.Now().Add(max(diskFresh, diskRest*time.Since(began)))})
 		}

@@ -21,32 +21,30 @@ import (
 )
 
 const (
-	// sweepEvery is how often the node looks for what nobody asks for and for what is left.
+	// sweepEvery is the interval of sweeps.
 	sweepEvery = time.Minute
-	// scansBeforeRemoval is in how many looks in a row something must have been without a sandbox
-	// before anybody is asked whether it may go: what is in the making is hit by none.
+	// scansBeforeRemoval is the number of consecutive scans in which a resource must be without a sandbox before it may be
+	// removed. Resources of a sandbox that is being created are without one for less.
 	scansBeforeRemoval = 2
-	// existsTimeout bounds the question to the source of truth.
+	// existsTimeout bounds a call of Config.Exists.
 	existsTimeout = 10 * time.Second
-	// firstRemovePause and longRemovePause bound the pauses between two tries to remove a
-	// sandbox; each is twice the one before.
-	firstRemovePause = time.Second
-	longRemovePause  = time.Minute
+	// minRemovePause and maxRemovePause bound the pauses between two attempts to remove a sandbox; each is twice the one
+	// before.
+	minRemovePause = time.Second
+	maxRemovePause = time.Minute
 )
 
-// Sweep is one look of the watchdog; Run calls it every minute, beginning with the start. It
+// Sweep reconciles the host with the journal; Run calls it every minute, beginning with the start. It
 //
-//   - takes over what the journal has and the node does not know,
-//   - goes on with what was left in the middle,
-//   - removes sandboxes that nobody has asked for since the start, and what is on the machine
-//     without a row of the journal, after two looks in a row, and only where the source of truth
-//     ([Config.Exists]) clearly says that the sandbox does not exist. Whatever else it answers
-//     keeps them. Where the name of a sandbox cannot be known, only what nothing living can be
-//     part of is removed.
+//   - adopts sandboxes of the journal that the registry lacks,
+//   - retries what was interrupted,
+//   - removes orphans: sandboxes that no caller has requested since the start, and resources without a row of the journal. It
+//     removes them after two consecutive scans, and only if the source of truth ([Config.Exists]) reports without an error
+//     that the sandbox does not exist. Of a sandbox whose name is unknown it removes only resources that no process uses.
 func (n *Node) Sweep(ctx context.Context) {
 	select {
-	case n.looking <- struct{}{}:
-		defer func() { <-n.looking }()
+	case n.sweeping <- struct{}{}:
+		defer func() { <-n.sweeping }()
 	case <-ctx.Done():
 		return
 	}
@@ -54,7 +52,7 @@ func (n *Node) Sweep(ctx context.Context) {
 	v, err := n.inventory.Scan(ctx)
 	if err != nil {
 		if ctx.Err() == nil {
-			n.log.WarnContext(ctx, "what is on the machine is not known in full; nothing is removed", telemetry.Error, err)
+			n.log.WarnContext(ctx, "host not scanned; nothing removed", telemetry.Error, err)
 		}
 		return
 	}
@@ -63,23 +61,23 @@ func (n *Node) Sweep(ctx context.Context) {
 	n.removeOrphans(ctx, &v)
 }
 
-// rediscoverAll takes over what the journal has and the node does not know.
+// rediscoverAll adopts sandboxes of the journal that the registry lacks.
 func (n *Node) rediscoverAll(ctx context.Context) {
 	var lost []types.UID
 	err := n.journal.Each(func(r *journal.Row) {
 		if n.handles.Lookup(r.Plan.Ref.UID) == nil {
 			lost = append(lost, r.Plan.Ref.UID)
 		}
-	}, func([]byte, []byte, error) {}) // told at the start
+	}, func([]byte, []byte, error) {}) // logged at the start
 	for _, uid := range lost {
 		err = errors.Join(err, n.rediscover(ctx, uid))
 	}
 	if err != nil {
-		n.log.WarnContext(ctx, "journal not compared with what is known", telemetry.Error, err)
+		n.log.WarnContext(ctx, "journal not compared with the registry", telemetry.Error, err)
 	}
 }
 
-// retryInterrupted continues what was left in the middle, where nobody is at it just now.
+// retryInterrupted retries interrupted work of sandboxes whose lock is free.
 func (n *Node) retryInterrupted(ctx context.Context, v *inventory.Inventory) {
 	alive := map[string]bool{}
 	for _, t := range v.Resources {
@@ -110,11 +108,11 @@ func (n *Node) retryInterruptedOne(ctx context.Context, u *registry.Handle, r *j
 	case journal.Ended:
 		n.killAgain(ctx, u)
 	case journal.Making, journal.Live, journal.Paused, journal.Restarting, journal.Capturing:
-		// somebody is at it, or there is nothing to do
+		// another goroutine retries, or nothing is to do
 	}
 }
 
-// settleLater finds out whether a sandbox sleeps that was asked to and whose answer was lost.
+// settleLater settles a sandbox whose pause or resume was interrupted.
 func (n *Node) settleLater(ctx context.Context, u *registry.Handle) {
 	taken, done, err := u.Acquire(ctx)
 	if err != nil {
@@ -132,7 +130,7 @@ func (n *Node) settleLater(ctx context.Context, u *registry.Handle) {
 	}
 }
 
-// killAgain ends what still runs of a sandbox that has ended.
+// killAgain kills the remaining processes of an ended sandbox.
 func (n *Node) killAgain(ctx context.Context, u *registry.Handle) {
 	taken, done, err := u.Acquire(ctx)
 	if err != nil {
@@ -146,14 +144,14 @@ func (n *Node) killAgain(ctx context.Context, u *registry.Handle) {
 	limited, cancel := context.WithTimeout(taken, undoTimeout)
 	defer cancel()
 	if err := n.host.Operation(r).Kill(limited); err != nil {
-		n.log.WarnContext(ctx, "rest of a sandbox that ended still runs", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
+		n.log.WarnContext(ctx, "processes of an ended sandbox not killed", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 		return
 	}
 	n.removedLeftover(ctx, inventory.KindContainer, u.Ref, string(u.ID))
 }
 
-// recordAgain writes the record of a sandbox that somebody has removed: it keeps the image from
-// being collected, and tells the address.
+// recordAgain restores the missing container record of a sandbox: it protects the image from garbage collection, and holds
+// the address.
 func (n *Node) recordAgain(ctx context.Context, u *registry.Handle) {
 	taken, done, err := u.Acquire(ctx)
 	if err != nil {
@@ -170,13 +168,13 @@ func (n *Node) recordAgain(ctx context.Context, u *registry.Handle) {
 		w.Image.Ref = img.Ref
 	}
 	if err := w.WriteRecord(taken); err != nil {
-		n.log.WarnContext(ctx, "record of a sandbox is missing", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
+		n.log.WarnContext(ctx, "container record of a sandbox not restored", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
 		return
 	}
-	n.log.WarnContext(ctx, "record of a sandbox was missing and is written again", telemetry.Sandbox, u.Ref.Name)
+	n.log.WarnContext(ctx, "container record of a sandbox restored", telemetry.Sandbox, u.Ref.Name)
 }
 
-// doubt asks of what has been without a sandbox for long enough, and removes what may go.
+// removeOrphans removes resources that were without a sandbox in enough scans.
 func (n *Node) removeOrphans(ctx context.Context, v *inventory.Inventory) {
 	suspects := map[string]int{}
 	suspicious := func(id string) bool {
@@ -190,12 +188,12 @@ func (n *Node) removeOrphans(ctx context.Context, v *inventory.Inventory) {
 	}
 	for id, left := range v.Leftovers() {
 		if id == "" || !suspicious(id) {
-			continue // what has no ID is told by Audit
+			continue // Audit lists what has no ID
 		}
 		record, named := v.Containers[id]
 		switch ref := refOfRecord(record); {
 		case named && string(sandbox.IDOf(ref.UID)) != id:
-			n.log.WarnContext(ctx, "record of a container without a sandbox's name is kept", "id", id)
+			n.log.WarnContext(ctx, "container record without a sandbox's name kept", "id", id)
 		case named:
 			if !n.mayExist(ctx, ref) {
 				n.removeOrphan(ctx, ref, left)
@@ -207,7 +205,7 @@ func (n *Node) removeOrphans(ctx context.Context, v *inventory.Inventory) {
 	n.orphanScans = suspects
 }
 
-// mayExist asks the source of truth; only a clear no is false.
+// mayExist reports whether the source of truth may have a sandbox: false only if it answered that it has not.
 func (n *Node) mayExist(ctx context.Context, ref sandbox.Ref) bool {
 	if n.cfg.Exists == nil {
 		return true
@@ -216,14 +214,14 @@ func (n *Node) mayExist(ctx context.Context, ref sandbox.Ref) bool {
 	defer cancel()
 	exists, err := n.cfg.Exists(ctx, ref)
 	if err != nil {
-		n.log.WarnContext(ctx, "not known whether a sandbox exists; it is kept", telemetry.Namespace, ref.Namespace, telemetry.Sandbox, ref.Name, telemetry.Error, err)
+		n.log.WarnContext(ctx, "sandbox kept; its existence is unknown", telemetry.Namespace, ref.Namespace, telemetry.Sandbox, ref.Name, telemetry.Error, err)
 	}
 	return exists || err != nil
 }
 
 func (n *Node) removeOrphan(ctx context.Context, ref sandbox.Ref, left []inventory.Resource) {
 	if err := n.Remove(ctx, ref); err != nil {
-		n.log.WarnContext(ctx, "what is left of a sandbox that does not exist cannot be removed yet", telemetry.Sandbox, ref.Name, telemetry.Error, err)
+		n.log.WarnContext(ctx, "orphaned sandbox not removed yet", telemetry.Sandbox, ref.Name, telemetry.Error, err)
 		return
 	}
 	for _, t := range left {
@@ -231,8 +229,8 @@ func (n *Node) removeOrphan(ctx context.Context, ref sandbox.Ref, left []invento
 	}
 }
 
-// removeNameless removes what is left of a sandbox of which only the ID is known, provided that
-// nothing living can be part of it: no process is in its cgroup or has its ID on the command line.
+// removeNameless removes the resources of a sandbox of which only the ID is known, if no process is in its cgroup or has its
+// ID on the command line.
 func (n *Node) removeNameless(ctx context.Context, id string, left []inventory.Resource) {
 	if n.cfg.Exists == nil {
 		return
@@ -245,14 +243,14 @@ func (n *Node) removeNameless(ctx context.Context, id string, left []inventory.R
 	inside, err := cgroups.HasProcesses(n.host.Cgroup(id))
 	named, more := inventory.HasProcesses(id)
 	if err = errors.Join(err, more); err != nil || inside || named {
-		n.log.WarnContext(ctx, "something runs without a sandbox that can be named; it is kept", "id", id, telemetry.Error, err)
+		n.log.WarnContext(ctx, "processes of an unknown sandbox kept", "id", id, telemetry.Error, err)
 		return
 	}
 	limited, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()
 	w := n.host.Operation(&journal.Row{Stage: journal.Removing, Plan: plan.Plan{ID: sandbox.ID(id)}})
 	if err := w.Undo(limited); err != nil {
-		n.log.WarnContext(ctx, "leftovers cannot be removed yet", "id", id, telemetry.Error, err)
+		n.log.WarnContext(ctx, "orphaned resources not removed yet", "id", id, telemetry.Error, err)
 		return
 	}
 	for _, t := range left {
@@ -261,20 +259,20 @@ func (n *Node) removeNameless(ctx context.Context, id string, left []inventory.R
 }
 
 func (n *Node) removedLeftover(ctx context.Context, kind string, ref sandbox.Ref, name string) {
-	n.log.InfoContext(ctx, "removed what was left without a sandbox", "kind", kind, "name", name,
+	n.log.InfoContext(ctx, "orphaned resource removed", "kind", kind, "name", name,
 		telemetry.Namespace, ref.Namespace, telemetry.Sandbox, ref.Name)
 	n.removals.WithLabelValues(strings.ReplaceAll(kind, " ", "_")).Inc()
 }
 
-// removeLater has Run remove a sandbox whose removal failed, and try for ever, with pauses that
-// are bounded. Until it succeeds its row and its address stay.
+// removeLater retries a failed removal in the background, without end. The row and the address of the sandbox stay until it
+// succeeds.
 func (n *Node) removeLater(u *registry.Handle) {
 	if !u.SetRetrying(true) {
 		return
 	}
 	n.tasks.Start(func(ctx context.Context) {
 		defer u.SetRetrying(false)
-		for pause := firstRemovePause; lifecycle.Sleep(ctx, pause); pause = min(2*pause, longRemovePause) {
+		for pause := minRemovePause; lifecycle.Sleep(ctx, pause); pause = min(2*pause, maxRemovePause) {
 			n.undoLeft(ctx, u)
 			if r := u.Row(); u.IsRemoved() || r == nil || r.Stage.Begun() {
 				n.dirty.Mark(u.Ref)
@@ -288,7 +286,6 @@ func refOfRecord(r ctrd.Container) sandbox.Ref {
 	return sandbox.Ref{Namespace: r.Labels[operation.LabelNamespace], Name: r.Labels[operation.LabelName], UID: types.UID(r.Labels[operation.LabelSandbox])}
 }
 
-// ObjectDeleted notes that the object of a name is gone. If sandboxes of that name are still on the node,
-// the orphan scan asks whether they exist, and removes those that do not. An object goes like that when a client
-// removes its finalizer.
+// ObjectDeleted records that the object of a name is gone without a Remove, as when a client removes its finalizer. The next
+// sweeps then remove the sandboxes of that name if they do not exist.
 func (n *Node) ObjectDeleted(namespace, name string) { n.handles.ClearDesired(namespace, name) }

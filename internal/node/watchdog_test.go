@@ -44,8 +44,8 @@ func (o *oracle) into(c *Config) {
 func watched(t testing.TB, n *Node) {
 	t.Helper()
 	eventually.True(t, "the first look ends", func() bool {
-		n.looking <- struct{}{}
-		defer func() { <-n.looking }()
+		n.sweeping <- struct{}{}
+		defer func() { <-n.sweeping }()
 		return n.orphanScans != nil
 	})
 }
