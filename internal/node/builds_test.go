@@ -53,7 +53,7 @@ func TestOlderBuilds(t *testing.T) {
 	}
 	suspendMemory(t, n, stored)
 	awaitStored(t, n, stored)
-	n.cfg.StoreAfter = time.Hour
+	n.suspender.StoreAfter = time.Hour
 	suspendMemory(t, n, frozen)
 	stop()
 

@@ -151,7 +151,7 @@ func TestCostOfSleepers(t *testing.T) {
 func suspendOnDisk(t *testing.T, n *Node, s interface{ GetUID() types.UID }) {
 	t.Helper()
 	u := n.handles.Lookup(s.GetUID())
-	n.cfg.StoreAfter = time.Nanosecond // read by the next Suspend alone
+	n.suspender.StoreAfter = time.Nanosecond // read by the next Suspend alone
 	if _, err := n.Suspend(t.Context(), u.Ref, ""); err != nil {
 		t.Fatal(err)
 	}

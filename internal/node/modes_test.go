@@ -169,7 +169,7 @@ func TestMemoryGivenUp(t *testing.T) {
 	n, _ := m.node(func(c *Config) { c.StoreAfter = time.Hour })
 	for name, after := range map[string]time.Duration{"in RAM": time.Hour, "on disk": time.Nanosecond} {
 		t.Run(name, func(t *testing.T) {
-			n.cfg.StoreAfter = after
+			n.suspender.StoreAfter = after
 			s := keeper()
 			before := ensure(t, n, s)
 			leaves(t, n, s)

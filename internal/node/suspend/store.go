@@ -33,7 +33,7 @@ const (
 // storeLater moves the memory of a frozen sandbox to disk in the background, Config.StoreAfter after the pause. It retries
 // until the memory is there or the sandbox is no longer paused.
 func (p *Suspender) storeLater(u *registry.Handle, r *journal.Row) {
-	after, since := p.cfg.StoreAfter, r.PausedAt
+	after, since := p.StoreAfter, r.PausedAt
 	if after <= 0 || r.Plan.Class != oci.GVisor {
 		return
 	}

@@ -63,13 +63,16 @@ type Config struct {
 
 // Suspender pauses and resumes sandboxes. Make it with New.
 type Suspender struct {
+	// StoreAfter is that of Config. Tests change it between calls.
+	StoreAfter time.Duration
+
 	cfg   Config
 	slots chan struct{} // has an element for each memory that is being moved to disk
 }
 
 // New starts nothing.
 func New(cfg Config) *Suspender {
-	return &Suspender{cfg: cfg, slots: make(chan struct{}, maxConcurrentStores)}
+	return &Suspender{StoreAfter: cfg.StoreAfter, cfg: cfg, slots: make(chan struct{}, maxConcurrentStores)}
 }
 
 // Suspend pauses a sandbox with what the mode keeps; see node.Node.Suspend.
