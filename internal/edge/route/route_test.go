@@ -90,7 +90,7 @@ func TestFromSandbox(t *testing.T) {
 	}
 }
 
-func TestLifeKeyChangesWithEachLife(t *testing.T) {
+func TestEpochKeyChangesWithEachEpoch(t *testing.T) {
 	key := func(change func(*agents.Sandbox)) string {
 		s := object("a", "u", 1)
 		change(s)
