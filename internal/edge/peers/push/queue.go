@@ -8,10 +8,10 @@ import (
 )
 
 // Queue has the routes to send to one member: the newest of each sandbox, in the order in which the
-// sandboxes were added. When it is full, the oldest is dropped. Make it with newQueue.
+// sandboxes were added. When it is full, the oldest is dropped. Make it with NewQueue.
 type Queue struct {
 	max int
-	// wake has an element when the queue may be nonempty.
+	// Wake has an element when the queue may be nonempty.
 	Wake chan struct{}
 
 	mu    sync.Mutex
@@ -19,12 +19,12 @@ type Queue struct {
 	at    map[sandbox.ID]*list.Element // +checklocks:mu
 }
 
-// outcome is the result of adding a route.
-type outcome int
+// Outcome is the result of adding a route.
+type Outcome int
 
 // What adding a route did.
 const (
-	Queued    outcome = iota
+	Queued    Outcome = iota
 	Coalesced         // it replaced an older one, or was itself older
 	Overflown         // it is queued, and the oldest was dropped
 )
@@ -35,7 +35,7 @@ func NewQueue(maxRoutes int) *Queue {
 }
 
 // Add blocks only for other short calls. The route must not be changed afterwards.
-func (q *Queue) Add(r *Route) outcome {
+func (q *Queue) Add(r *Route) Outcome {
 	did := q.insert(r)
 	select {
 	case q.Wake <- struct{}{}:
@@ -44,7 +44,7 @@ func (q *Queue) Add(r *Route) outcome {
 	return did
 }
 
-func (q *Queue) insert(r *Route) outcome {
+func (q *Queue) insert(r *Route) Outcome {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.mergeLocked(r) {

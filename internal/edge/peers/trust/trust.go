@@ -26,7 +26,8 @@ import (
 )
 
 const (
-	leafLife    = 90 * 24 * time.Hour
+	leafLife = 90 * 24 * time.Hour
+	// RenewBefore is how long before its expiry a certificate is renewed.
 	RenewBefore = 30 * 24 * time.Hour
 	backdate    = time.Hour
 	dirMode     = 0o700
