@@ -230,14 +230,15 @@ func newMachine(t testing.TB) *machine {
 	return m
 }
 
-// lastSubnet is the last that a machine of this process got, from a random one on.
-var lastSubnet atomic.Uint32
-
-func init() { lastSubnet.Store(rand.Uint32N(100 << 8)) }
+// firstSubnet is a random one, and subnetsTaken counts those that machines of this process have.
+var (
+	firstSubnet  = sync.OnceValue(func() uint32 { return rand.Uint32N(100 << 8) })
+	subnetsTaken atomic.Uint32
+)
 
 // freeSubnet returns a subnet of 10.90.0.0 to 10.189.255.0 that no other machine of this process has.
 func freeSubnet() netip.Prefix {
-	n := lastSubnet.Add(1) % (100 << 8)
+	n := (firstSubnet() + subnetsTaken.Add(1)) % (100 << 8)
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 90 + byte(n>>8), byte(n), 0}), 24)
 }
 
