@@ -1,13 +1,11 @@
-// Package quota bounds what the sandboxes of a namespace use: their number, their cores and
-// their memory. It reads no list: it counts by the events of the cache ([Quotas.Observe]), and
-// writes nothing.
+// Package quota limits the number, the CPU cores and the memory of the sandboxes of a namespace.
+// It counts from cache events ([Quotas.Observe]); it lists and writes nothing.
 //
-// Spare members of pools, and sandboxes that are dead or on their way out, use nothing. Paused
-// ones count only where the namespace says so.
+// Spare pool members and dead or terminating sandboxes do not count. Paused sandboxes count only
+// if an annotation of the namespace enables it.
 //
-// Within one process the decision has no race: a [Reservation] is counted from before the write
-// that makes or claims a sandbox until the cache shows what was written, and neither twice nor
-// not at all in between. Each replica counts by its own cache and knows its own reservations
-// alone. So several may together exceed a quota, by no more than what they grant within the
-// time in which one's write reaches the others' caches. They do not grant more after that.
+// Decisions within one process do not race: a [Reservation] counts from before the write that
+// creates or claims a sandbox until the cache shows that write, exactly once at any time. Each
+// replica counts from its own cache and its own reservations. So several replicas can together
+// exceed a quota, by at most what they grant before their writes reach each other's caches.
 package quota

@@ -13,7 +13,7 @@ import (
 
 // Annotations on a Namespace, each of which overrides one field of [Limits].
 const (
-	// AnnotationSandboxes is a whole number; 0 lets nothing be made.
+	// AnnotationSandboxes is a whole number; 0 refuses every sandbox.
 	AnnotationSandboxes = "barchan.dev/quota-sandboxes"
 	// AnnotationCPU and AnnotationMemory are quantities: "2.5" cores or "500m", "16Gi".
 	AnnotationCPU    = "barchan.dev/quota-cpu"
@@ -28,28 +28,28 @@ const (
 	CountAll     = "all"
 )
 
-// Limit is a most. Its zero value is none.
+// Limit is an inclusive upper bound. The zero value is unlimited.
 type Limit struct {
 	Most int64
 	Set  bool
 }
 
-// AtMost is a limit of n, which may be 0.
+// AtMost returns a limit of n, which may be 0.
 func AtMost(n int64) Limit { return Limit{Most: n, Set: true} }
 
-// Limits are the quotas of a namespace. The zero value has none.
+// Limits are the quotas of a namespace. The zero value is unlimited.
 type Limits struct {
 	Sandboxes Limit
 	MilliCPU  Limit // thousandths of a core
 	Memory    Limit // bytes
-	// CountPaused has paused sandboxes use what they would use running.
+	// CountPaused counts paused sandboxes like running ones.
 	CountPaused bool
 }
 
 func (l *Limits) none() bool { return !l.Sandboxes.Set && !l.MilliCPU.Set && !l.Memory.Set }
 
-// of is what holds for a namespace, and what is wrong with its annotations. What cannot be read
-// leaves the default in force; where there is none to fall back on, nothing may be made.
+// of returns the limits of a namespace and the errors of its annotations. An invalid value falls
+// back to the default, or to 0 without one, so that a typing error cannot lift a quota.
 func of(ns *corev1.Namespace, defaults Limits) (limits Limits, faults []error) {
 	limits = defaults
 	set := func(name string, into *Limit, parse func(string) (int64, error)) {

@@ -20,64 +20,62 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
-// unseenFor is how long a reservation may wait to be seen in the cache. It only matters for
-// one whose sandbox came and went without the cache having shown it.
-const unseenFor = 2 * time.Minute
+// reservationTTL ends a reservation whose sandbox was created and deleted without the cache showing it.
+const reservationTTL = 2 * time.Minute
 
-// Size is what one sandbox uses.
+// Size is the resource use of one sandbox.
 type Size struct {
 	MilliCPU int64 // thousandths of a core
 	Memory   int64 // bytes
 }
 
-// Reader reads namespaces from memory; package cache has it.
+// Reader reads namespaces from memory; package cache implements it.
 type Reader interface {
-	// Namespace returns an errs.ErrNotFound for one that is not there.
+	// Namespace returns an errs.ErrNotFound for a missing namespace.
 	Namespace(ctx context.Context, name string) (*corev1.Namespace, error)
 }
 
-// Config is what New needs.
+// Config configures New.
 type Config struct {
 	// Reader and Log are required.
 	Reader Reader
 	Log    *slog.Logger
-	// Defaults hold for every namespace whose annotations say nothing else. Zero: no quotas.
+	// Defaults apply to each field that the annotations of a namespace do not set. Zero: unlimited.
 	Defaults Limits
-	// DefaultSize is what a sandbox counts for where its blueprint sets no limits. Default
-	// 2 cores and 1 GiB.
+	// DefaultSize is the size of a sandbox whose template sets no limits. Default 2 cores and 1 GiB.
 	DefaultSize Size
 }
 
-// Quotas knows what is used. It is safe for concurrent use. Nothing of it runs by itself: feed
-// it by Observe.
+// Quotas counts the use of each namespace. It is safe for concurrent use and has no goroutine: the
+// owner passes cache events to Observe.
 type Quotas struct {
 	cfg Config
 	log *slog.Logger
 
 	mu         sync.Mutex
 	namespaces map[string]*namespaceUsage // +checklocks:mu
-	told       map[string]string          // the faults of a namespace that were logged last; +checklocks:mu
+	logged     map[string]string          // the last logged annotation errors by namespace; +checklocks:mu
 }
 
-// namespaceUsage are what one namespace uses; guarded by Quotas.mu.
+// namespaceUsage is the use of one namespace; guarded by Quotas.mu.
 type namespaceUsage struct {
 	running, paused Use
-	reserved        Use // by reservations that are not seen yet
+	reserved        Use // by reservations
 	sandboxes       map[string]entry
 	reservations    map[*Reservation]struct{}
-	bySandbox       map[string]*Reservation // those that are not seen yet
+	bySandbox       map[string]*Reservation // reservations with a sandbox
 }
 
-// entry is what one sandbox counts for.
+// entry is the counted use of one sandbox.
 type entry struct {
 	uid string
-	// version orders what is heard of one sandbox.
+	// version orders the events of one sandbox.
 	version string
 	size    Size
 	paused  bool
 }
 
-// Use is how much is used.
+// Use is a number of sandboxes and their total size.
 type Use struct {
 	Sandboxes int64
 	Size
@@ -93,7 +91,7 @@ func (u Use) plus(v Use) Use {
 	return Use{u.Sandboxes + v.Sandboxes, Size{u.MilliCPU + v.MilliCPU, u.Memory + v.Memory}}
 }
 
-// New checks the configuration.
+// New returns Quotas without any use.
 func New(cfg Config) (*Quotas, error) {
 	if cfg.Reader == nil || cfg.Log == nil {
 		return nil, fmt.Errorf("quota: Reader and Log are required: %w", errs.ErrInvalid)
@@ -106,11 +104,11 @@ func New(cfg Config) (*Quotas, error) {
 	}
 	return &Quotas{
 		cfg: cfg, log: cfg.Log.With(telemetry.Component, "quota"),
-		namespaces: map[string]*namespaceUsage{}, told: map[string]string{},
+		namespaces: map[string]*namespaceUsage{}, logged: map[string]string{},
 	}, nil
 }
 
-// SizeOf adds up the limits of a Pod's containers.
+// SizeOf returns the sum of the limits of a Pod's containers, or DefaultSize where they have none.
 func (q *Quotas) SizeOf(pod *corev1.PodSpec) Size {
 	var cpu, memory resource.Quantity
 	for i := range pod.Containers {
@@ -128,39 +126,29 @@ func (q *Quotas) SizeOf(pod *corev1.PodSpec) Size {
 	return s
 }
 
-// Reserve grants a namespace one more sandbox of a size. release gives the grant back: call it
-// once the cache shows the sandbox, which counts by itself then, or when nothing came of it.
-// A refusal is an errs.ErrExhausted whose public message names the quota, its value and the use.
-func (q *Quotas) Reserve(ctx context.Context, namespace string, size Size) (release func(), err error) {
-	r, err := q.Hold(ctx, Request{Namespace: namespace, Size: size})
-	if err != nil {
-		return nil, err
-	}
-	return r.Release, nil
-}
-
-// Request asks for what one sandbox uses.
+// Request is the use of one sandbox to reserve.
 type Request struct {
 	Namespace string
 	Size      Size
-	// Paused says that the sandbox exists, and is to be resumed.
+	// Paused marks the resume of an existing paused sandbox.
 	Paused bool
 }
 
-// Hold is Reserve for who can say which sandbox it is for before it is written: then the
-// sandbox counts at no time twice. A nil reservation may be used as any other.
+// Hold reserves the use of one more sandbox. The caller names the sandbox by [Reservation.For] before
+// it writes it, and calls Release if the write fails. The reservation is nil if no limit applies.
+// A refusal is an errs.ErrExhausted whose public message names the quota, its value and the use.
 func (q *Quotas) Hold(ctx context.Context, req Request) (*Reservation, error) {
 	limits, err := q.limits(ctx, req.Namespace)
 	if err != nil {
 		return nil, err
 	}
 	if limits.none() || (req.Paused && limits.CountPaused) {
-		return nil, nil //nolint:nilnil // nothing is to be reserved
+		return nil, nil //nolint:nilnil // a nil Reservation is valid
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	b := q.usageLocked(req.Namespace)
-	b.sweep(time.Now())
+	b.dropExpired(time.Now())
 	if err := b.check(&limits, req.Size); err != nil {
 		return nil, err
 	}
@@ -170,37 +158,37 @@ func (q *Quotas) Hold(ctx context.Context, req Request) (*Reservation, error) {
 	return r, nil
 }
 
-// limits are those of a namespace. One that is not there has the defaults: the API server is
-// the one to refuse it.
+// limits returns the limits of a namespace. A missing one has the defaults: the API server refuses
+// the write itself.
 func (q *Quotas) limits(ctx context.Context, namespace string) (Limits, error) {
 	ns, err := q.cfg.Reader.Namespace(ctx, namespace)
 	if errors.Is(err, errs.ErrNotFound) {
 		return q.cfg.Defaults, nil
 	}
 	if err != nil {
-		return Limits{}, fmt.Errorf("read the quotas of namespace %s: %w", namespace, err)
+		return Limits{}, fmt.Errorf("read quotas of namespace %s: %w", namespace, err)
 	}
 	limits, faults := of(ns, q.cfg.Defaults)
-	q.tell(ctx, namespace, errors.Join(faults...))
+	q.logFaults(ctx, namespace, errors.Join(faults...))
 	return limits, nil
 }
 
-// tell logs what is wrong with the annotations of a namespace, once for each state of them.
-func (q *Quotas) tell(ctx context.Context, namespace string, fault error) {
+// logFaults logs the annotation errors of a namespace once for each change of them.
+func (q *Quotas) logFaults(ctx context.Context, namespace string, fault error) {
 	text := ""
 	if fault != nil {
 		text = fault.Error()
 	}
 	q.mu.Lock()
-	news := q.told[namespace] != text
+	changed := q.logged[namespace] != text
 	if text == "" {
-		delete(q.told, namespace)
+		delete(q.logged, namespace)
 	} else {
-		q.told[namespace] = text
+		q.logged[namespace] = text
 	}
 	q.mu.Unlock()
-	if news && fault != nil {
-		q.log.ErrorContext(ctx, "a quota cannot be read; the default holds, or else nothing is granted", telemetry.Namespace, namespace, telemetry.Error, fault)
+	if changed && fault != nil {
+		q.log.ErrorContext(ctx, "quota annotation invalid; using default or 0", telemetry.Namespace, namespace, telemetry.Error, fault)
 	}
 }
 
@@ -214,7 +202,7 @@ func (q *Quotas) usageLocked(namespace string) *namespaceUsage {
 	return b
 }
 
-// used is what counts in a namespace, with what is reserved.
+// used returns the counted and reserved use.
 func (b *namespaceUsage) used(l *Limits) Use {
 	use := b.running.plus(b.reserved)
 	if l.CountPaused {
@@ -223,7 +211,7 @@ func (b *namespaceUsage) used(l *Limits) Use {
 	return use
 }
 
-// check returns an errs.ErrExhausted if one more of a size is too much.
+// check returns an errs.ErrExhausted if one more sandbox of a size exceeds a limit.
 func (b *namespaceUsage) check(l *Limits, size Size) error {
 	use, counted := b.used(l), "running"
 	if l.CountPaused {
@@ -249,7 +237,7 @@ func cores(n int64) string { return strconv.FormatFloat(float64(n)/milli, 'f', -
 
 func bytes(n int64) string { return resource.NewQuantity(n, resource.BinarySI).String() }
 
-// Used is what the sandboxes of a namespace use, with what is reserved for those to come.
+// Used returns the use of a namespace; running includes reservations.
 func (q *Quotas) Used(namespace string) (running, paused Use) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -260,8 +248,8 @@ func (q *Quotas) Used(namespace string) (running, paused Use) {
 	return b.running.plus(b.reserved), b.paused
 }
 
-// Observe takes a change of any Sandbox: newer is nil when it is gone, older when it is new. Beside
-// the cache's events, whoever has ended or paused a sandbox may tell at once.
+// Observe applies a change of a Sandbox: newer is nil after a deletion, older after a creation.
+// A caller that deleted or paused a sandbox may call it before the cache event arrives.
 func (q *Quotas) Observe(older, newer *agents.Sandbox) {
 	s := newer
 	if s == nil {
@@ -273,7 +261,7 @@ func (q *Quotas) Observe(older, newer *agents.Sandbox) {
 	b := q.usageLocked(s.Namespace)
 	if was, known := b.sandboxes[s.Name]; known {
 		if newer == nil && was.uid != string(s.UID) {
-			return // the end of one whose name another has got
+			return // the deletion of an older sandbox of this name
 		}
 		if newer != nil && was.uid == string(s.UID) && precedes(s.ResourceVersion, was.version) {
 			return
@@ -286,12 +274,12 @@ func (q *Quotas) Observe(older, newer *agents.Sandbox) {
 		b.total(now).add(now.size, 1)
 	}
 	if r := b.bySandbox[s.Name]; r != nil && counts && !now.paused {
-		b.drop(r) // it counts by itself from now on
+		b.drop(r) // the entry counts from now on
 	}
-	b.tidy(q.namespaces, s.Namespace)
+	b.deleteIfEmpty(q.namespaces, s.Namespace)
 }
 
-// entry is what a sandbox counts for; false if for nothing.
+// entry returns the use of a sandbox; false if it does not count.
 func (q *Quotas) entry(s *agents.Sandbox) (entry, bool) {
 	if s == nil || pool.MemberOf(s) != "" || sandbox.DeadForGood(s) {
 		return entry{}, false
@@ -323,17 +311,17 @@ func (b *namespaceUsage) drop(r *Reservation) {
 	b.reserved.add(r.size, -1)
 }
 
-// sweep drops what was to be seen long ago.
-func (b *namespaceUsage) sweep(now time.Time) {
+// dropExpired ends reservations older than reservationTTL.
+func (b *namespaceUsage) dropExpired(now time.Time) {
 	for r := range b.reservations {
-		if r.sandbox != "" && now.Sub(r.since) > unseenFor {
+		if r.sandbox != "" && now.Sub(r.since) > reservationTTL {
 			b.drop(r)
 		}
 	}
 }
 
-// tidy forgets books with nothing in them.
-func (b *namespaceUsage) tidy(all map[string]*namespaceUsage, namespace string) {
+// deleteIfEmpty deletes the record of a namespace without sandboxes and reservations.
+func (b *namespaceUsage) deleteIfEmpty(all map[string]*namespaceUsage, namespace string) {
 	if len(b.sandboxes) == 0 && len(b.reservations) == 0 {
 		delete(all, namespace)
 	}

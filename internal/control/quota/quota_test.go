@@ -24,7 +24,7 @@ import (
 
 const team = "team-a"
 
-// namespaces has one namespace with annotations that tests change.
+// namespaces is a Reader of one namespace whose annotations tests change.
 type namespaces struct {
 	annotations map[string]string
 	err         error
@@ -83,7 +83,7 @@ func TestRefusals(t *testing.T) {
 		"default, free":     {defaults: quota.Limits{Sandboxes: quota.AtMost(2)}, there: []*agents.Sandbox{box("a")}},
 		"default, used":     {defaults: quota.Limits{Sandboxes: quota.AtMost(1)}, there: []*agents.Sandbox{box("a")}, want: "at most 1 sandboxes; 1 are running"},
 		"annotation wins":   {map[string]string{quota.AnnotationSandboxes: "2"}, quota.Limits{Sandboxes: quota.AtMost(1)}, []*agents.Sandbox{box("a")}, ""},
-		"zero lets nothing": {annotations: map[string]string{quota.AnnotationSandboxes: "0"}, want: "at most 0 sandboxes"},
+		"zero refuses all":  {annotations: map[string]string{quota.AnnotationSandboxes: "0"}, want: "at most 0 sandboxes"},
 		"CPU":               {annotations: map[string]string{quota.AnnotationCPU: "2.5"}, there: []*agents.Sandbox{box("a", of("1250m", "1Gi"))}, want: "at most 2.5 CPU cores; sandboxes that are running use 1.25, and this one would use 1.5"},
 		"CPU, just":         {annotations: map[string]string{quota.AnnotationCPU: "2750m"}, there: []*agents.Sandbox{box("a", of("1250m", "1Gi"))}},
 		"memory":            {annotations: map[string]string{quota.AnnotationMemory: "4Gi"}, there: []*agents.Sandbox{box("a", of("1", "2Gi"))}, want: "at most 4Gi of memory; sandboxes that are running use 2Gi, and this one would use 3Gi"},
@@ -101,16 +101,16 @@ func TestRefusals(t *testing.T) {
 			for _, s := range give.there {
 				q.Observe(nil, s)
 			}
-			_, err := q.Reserve(t.Context(), team, big)
+			_, err := q.Hold(t.Context(), quota.Request{Namespace: team, Size: big})
 			text, _ := errs.PublicMessage(err)
 			if granted := err == nil; granted != (give.want == "") || !strings.Contains(text, give.want) || (err != nil && !errors.Is(err, errs.ErrExhausted)) {
-				t.Errorf("Reserve = %v (public %q), want %q", err, text, give.want)
+				t.Errorf("Hold = %v (public %q), want %q", err, text, give.want)
 			}
 		})
 	}
 }
 
-func TestFaultsAreNamedOnce(t *testing.T) {
+func TestAnnotationErrorIsLoggedOnce(t *testing.T) {
 	var log bytes.Buffer
 	reader := &namespaces{annotations: map[string]string{quota.AnnotationCPU: "a lot"}}
 	q, err := quota.New(quota.Config{Reader: reader, Log: slog.New(slog.NewTextHandler(&log, nil))})
@@ -118,27 +118,27 @@ func TestFaultsAreNamedOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 3 {
-		_, _ = q.Reserve(t.Context(), team, quota.Size{})
+		_, _ = q.Hold(t.Context(), quota.Request{Namespace: team})
 	}
 	if n := strings.Count(log.String(), "annotation "+quota.AnnotationCPU); n != 1 {
-		t.Errorf("named %d times, want once, in %s", n, log.String())
+		t.Errorf("logged %d times, want once: %s", n, log.String())
 	}
 }
 
 func TestUnreadableNamespaceGrantsNothing(t *testing.T) {
 	q, reader := newQuotas(t, quota.Limits{}, nil)
 	reader.err = errs.ErrUnavailable
-	if _, err := q.Reserve(t.Context(), team, quota.Size{}); !errors.Is(err, errs.ErrUnavailable) {
-		t.Errorf("Reserve = %v", err)
+	if _, err := q.Hold(t.Context(), quota.Request{Namespace: team}); !errors.Is(err, errs.ErrUnavailable) {
+		t.Errorf("Hold = %v", err)
 	}
 	reader.err = errs.ErrNotFound
-	if _, err := q.Reserve(t.Context(), team, quota.Size{}); err != nil {
-		t.Errorf("Reserve in a namespace that is not there = %v", err)
+	if _, err := q.Hold(t.Context(), quota.Request{Namespace: team}); err != nil {
+		t.Errorf("Hold in a missing namespace = %v", err)
 	}
 }
 
-// TestExactlyTheQuota has each claim write its sandbox and the cache show it, before and after the
-// claim has gone on: never more than the quota, and never less.
+// TestExactlyTheQuota creates sandboxes concurrently and shows them in the cache before or after the
+// claim returns: the quota is granted exactly.
 func TestExactlyTheQuota(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		q, _ := newQuotas(t, quota.Limits{Sandboxes: quota.AtMost(50)}, nil)
@@ -151,7 +151,7 @@ func TestExactlyTheQuota(t *testing.T) {
 					return
 				}
 				s := box(fmt.Sprint(i))
-				r.For("conflicting") // a member that another got
+				r.For("conflicting") // a member that another claim took
 				r.For(s.Name)
 				if !late {
 					q.Observe(nil, s)
@@ -169,7 +169,7 @@ func TestExactlyTheQuota(t *testing.T) {
 	}
 }
 
-func TestLifeOfAReservation(t *testing.T) {
+func TestReservationLifecycle(t *testing.T) {
 	q, _ := newQuotas(t, quota.Limits{Sandboxes: quota.AtMost(1)}, nil)
 	ctx := t.Context()
 	used := func(step string, running, paused int64) {
@@ -186,25 +186,22 @@ func TestLifeOfAReservation(t *testing.T) {
 		}
 		return r
 	}
-	release, err := q.Reserve(ctx, team, quota.Size{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := hold(quota.Request{Namespace: team})
 	used("reserved", 1, 0)
-	release()
-	release()
+	r.Release()
+	r.Release()
 	used("released", 0, 0)
 
-	r := hold(quota.Request{Namespace: team})
-	awake, asleep := box("a"), box("a", paused)
+	r = hold(quota.Request{Namespace: team})
+	running, stored := box("a"), box("a", paused)
 	r.For("a")
-	q.Observe(nil, awake)
+	q.Observe(nil, running)
 	used("seen", 1, 0)
 	r.Release()
 	used("released after it was seen", 1, 0)
 	r.For("b")
 	used("named after its release", 1, 0)
-	q.Observe(awake, asleep)
+	q.Observe(running, stored)
 	used("paused", 0, 1)
 
 	other := hold(quota.Request{Namespace: team})
@@ -215,9 +212,9 @@ func TestLifeOfAReservation(t *testing.T) {
 	r = hold(quota.Request{Namespace: team, Paused: true})
 	r.For("a")
 	used("resuming", 1, 1)
-	q.Observe(asleep, asleep) // a change that is none
+	q.Observe(stored, stored) // no change
 	used("still resuming", 1, 1)
-	q.Observe(asleep, awake)
+	q.Observe(stored, running)
 	used("resumed", 1, 0)
 
 	at := func(s *agents.Sandbox, version string) *agents.Sandbox {
@@ -226,13 +223,13 @@ func TestLifeOfAReservation(t *testing.T) {
 	}
 	q.Observe(nil, at(box("a", paused), "10"))
 	q.Observe(nil, at(box("a"), "9"))
-	used("heard late that it was awake", 0, 1)
+	used("late event of the running sandbox", 0, 1)
 	q.Observe(nil, at(box("a"), "11"))
-	used("awake again", 1, 0)
+	used("running again", 1, 0)
 	q.Observe(box("a", func(s *agents.Sandbox) { s.UID = "older" }), nil)
-	used("the end of another of that name", 1, 0)
-	q.Observe(awake, nil)
-	used("gone", 0, 0)
-	q.Observe(awake, nil)
-	used("gone twice", 0, 0)
+	used("deletion of another sandbox of that name", 1, 0)
+	q.Observe(running, nil)
+	used("deleted", 0, 0)
+	q.Observe(running, nil)
+	used("deleted twice", 0, 0)
 }

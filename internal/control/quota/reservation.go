@@ -2,21 +2,20 @@ package quota
 
 import "time"
 
-// Reservation is a grant that is not yet a sandbox in the cache. Its methods may be called on nil.
+// Reservation is a grant whose sandbox the cache does not show yet. Its methods accept a nil receiver.
 type Reservation struct {
 	quotas    *Quotas
 	namespace string
 	size      Size
 
-	// Guarded by Quotas.mu, as its books are.
+	// Guarded by Quotas.mu.
 	sandbox  string // empty until it is known
 	since    time.Time
 	released bool
 }
 
-// For says which sandbox of the namespace the reservation is for. Call it before the sandbox is
-// written, and again if it becomes another: the grant ends by itself as soon as the cache shows
-// a sandbox of that name which counts.
+// For sets the sandbox that the reservation is for. Call it before the write of the sandbox, and again
+// if another one is chosen. The reservation ends once the cache shows that sandbox as running.
 func (r *Reservation) For(name string) {
 	if r == nil {
 		return
@@ -28,7 +27,7 @@ func (r *Reservation) For(name string) {
 		return
 	}
 	b := q.usageLocked(r.namespace)
-	if _, held := b.reservations[r]; !held { // another's sandbox was taken for ours
+	if _, held := b.reservations[r]; !held { // a sandbox of another claim had ended it
 		b.reservations[r] = struct{}{}
 		b.reserved.add(r.size, 1)
 	}
@@ -43,7 +42,7 @@ func (r *Reservation) For(name string) {
 	b.bySandbox[name] = r
 }
 
-// Release gives the grant back, if it has not ended.
+// Release ends the reservation. It may be called more than once.
 func (r *Reservation) Release() {
 	if r == nil {
 		return
@@ -54,5 +53,5 @@ func (r *Reservation) Release() {
 	r.released = true
 	b := q.usageLocked(r.namespace)
 	b.drop(r)
-	b.tidy(q.namespaces, r.namespace)
+	b.deleteIfEmpty(q.namespaces, r.namespace)
 }
