@@ -128,7 +128,7 @@ func (d *Daemon) controllers() []controllerSpec {
 		{"sandboxes", func() (controller, error) {
 			return controllers.NewSandbox(controllers.SandboxConfig{
 				Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Runner: d.machine.Node, Node: d.cfg.NodeName, Changes: d.machine.Node.Changes(), Events: d.recorder, Origins: d.cache,
-				ForkSecrets: d.cfg.ForkSecrets, Served: d.picker.Served,
+				ForkSecrets: d.cfg.ForkSecrets, LastWarmClaim: d.picker.LastWarmClaim,
 			})
 		}},
 		{"history", func() (controller, error) {

@@ -9,23 +9,23 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// CheckpointRunner is the machine that keeps the data of checkpoints; package node has it. Every
-// method may be called any number of times, in any order, and from several goroutines.
+// CheckpointRunner stores the data of checkpoints on a node; package node implements it. All methods are
+// idempotent and safe for concurrent use, in any order.
 type CheckpointRunner interface {
-	// Capture makes a checkpoint, or returns the one that was made before under its UID. Its data are
-	// durable when it returns; after an error there are none. An errs.ErrInvalid or errs.ErrNotFound is
-	// for the user to mend; after any other another try may succeed.
+	// Capture creates a checkpoint, or returns the existing one with its UID. The data are durable when it
+	// returns; after an error there are none. An errs.ErrInvalid or errs.ErrNotFound is final; a retry
+	// may succeed after any other error.
 	Capture(ctx context.Context, c sandbox.Capture) (sandbox.Captured, error)
-	// Captured tells what there is of a checkpoint; none is an errs.ErrNotFound.
+	// Captured returns an existing checkpoint, or an errs.ErrNotFound.
 	Captured(ctx context.Context, ref sandbox.CheckpointRef) (sandbox.Captured, error)
-	// DropCheckpoint returns nil only when no data of a checkpoint are left. It waits for what reads them.
+	// DropCheckpoint deletes all data of a checkpoint. It waits until operations that read them end.
 	DropCheckpoint(ctx context.Context, ref sandbox.CheckpointRef) error
-	// Checkpoints lists all whose data are there.
+	// Checkpoints lists all checkpoints that have data.
 	Checkpoints(ctx context.Context) ([]sandbox.Captured, error)
 }
 
-// Origins tells which sandboxes start from a checkpoint; package cache has it.
+// Origins finds the sandboxes that start from a checkpoint; package cache implements it.
 type Origins interface {
-	// RestoringFrom returns the sandboxes whose specification names a checkpoint, started or not.
+	// RestoringFrom returns the sandboxes whose spec refers to a checkpoint, started or not.
 	RestoringFrom(ctx context.Context, checkpoint types.NamespacedName) ([]agents.Sandbox, error)
 }

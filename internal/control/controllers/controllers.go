@@ -1,7 +1,6 @@
-// Package controllers makes the world what the objects say. Each reconciler is level-based:
-// it reads what is wanted, looks at what is, does one step towards it, and writes what it saw
-// into status. It never remembers what it could observe, and never retries what only a user
-// can mend.
+// Package controllers reconciles Sandbox objects with the sandboxes of a node. Each reconciler is
+// level-triggered: it reads the desired state, observes the actual state, takes one step and writes the
+// result to status. It keeps no state that it can observe, and does not retry errors that only a user can fix.
 package controllers
 
 import (
@@ -28,63 +27,60 @@ import (
 const (
 	retryFirst = 200 * time.Millisecond
 	retryMost  = time.Minute
-	// calm is how long after a claim a member may be started, and patience how long one waits for
-	// that at most. Both are above the resolution of what they are measured by: patience is of the
-	// object's age, in whole seconds.
-	calm     = 100 * time.Millisecond
-	patience = 2 * time.Second
+	// startDelay delays the start of a member after a warm claim; maxStartDelay bounds all delays of one
+	// member by the object's age, which has a resolution of one second.
+	startDelay    = 100 * time.Millisecond
+	maxStartDelay = 2 * time.Second
 )
 
-// Runner is the machine that runs sandboxes; package node has it. Every method may be called
-// any number of times, in any order, and from several goroutines.
+// Runner runs sandboxes on a node; package node implements it. All methods are idempotent and safe for
+// concurrent use, in any order.
 type Runner interface {
-	// Ensure makes the sandbox run, or adopts it if it does.
+	// Ensure starts a sandbox, or adopts a running one.
 	Ensure(ctx context.Context, s *agents.Sandbox) (sandbox.Observed, error)
-	// Bind gives one that runs what its object has got since it was made, and makes it last.
-	// Where nothing is missing, it does nothing, quickly.
+	// Bind applies to a running sandbox what a claim has added to its object, and persists it. It returns
+	// at once if nothing is missing.
 	Bind(ctx context.Context, s *agents.Sandbox) error
-	// SetEgress has one that is there reach what its object says, from the moment that it returns.
-	// Where that is so already, it does nothing, quickly.
+	// SetEgress applies the object's network policy to an existing sandbox. The policy is in force when it
+	// returns. It returns at once if nothing has changed.
 	SetEgress(ctx context.Context, s *agents.Sandbox) error
-	// Suspend puts it to sleep with what the mode keeps; empty means agents.SuspendMemory. Resume
-	// wakes it; filesOnly gives up its memory, for good.
+	// Suspend pauses a sandbox and keeps the state that mode selects; empty means agents.SuspendMemory.
+	// Resume resumes it; filesOnly discards its memory permanently.
 	Suspend(ctx context.Context, ref sandbox.Ref, mode agents.SuspendMode) (sandbox.Observed, error)
 	Resume(ctx context.Context, ref sandbox.Ref, filesOnly bool) (sandbox.Observed, error)
-	// Remove returns nil only when nothing of the sandbox is left.
+	// Remove deletes all resources of a sandbox; nil means that none are left.
 	Remove(ctx context.Context, ref sandbox.Ref) error
-	// ObjectDeleted says that the object of a name is gone, which a finalizer taken away by force does
-	// before Remove was asked for: what is left of it is found out about, and removed.
+	// ObjectDeleted removes leftover resources of a deleted object. They exist if the finalizer was removed
+	// by force before Remove was called.
 	ObjectDeleted(namespace, name string)
-	// Observe tells what is there.
+	// Observe returns the actual state of a sandbox.
 	Observe(ctx context.Context, ref sandbox.Ref) (sandbox.Observed, error)
 }
 
-// SandboxConfig is what NewSandbox needs; every field is required unless it says so.
+// SandboxConfig configures NewSandbox. Log, Client, Cache, Runner and Node are required.
 type SandboxConfig struct {
 	Log    *slog.Logger
 	Client client.Client
 	Cache  cache.Cache
 	Runner Runner
-	// Node is the name by which the Runner's machine stands in status.nodeName. Sandboxes of other
-	// nodes are left alone.
+	// Node is the Runner's name in status.nodeName. Sandboxes of other nodes are ignored.
 	Node string
-	// Origins lets sandboxes that start from a checkpoint wait for it; nil leaves that to the Runner.
+	// Origins delays sandboxes until the checkpoint that they start from is ready; nil leaves that to the Runner.
 	Origins Origins
-	// ForkSecrets lets all sandboxes start from checkpoints that hold what the claims of others brought.
+	// ForkSecrets allows all sandboxes to start from checkpoints that hold other claims' variables.
 	ForkSecrets bool
-	// Changes tells of sandboxes whose container changed by itself.
+	// Changes delivers sandboxes whose container changed on the node.
 	Changes <-chan sandbox.Ref
-	// Events records what users should see beside the object; nil records nothing.
+	// Events records Kubernetes events; nil records none.
 	Events events.EventRecorder
-	// Workers bounds how many sandboxes are worked on at once. Default 16.
+	// Workers is the number of concurrent reconciles. Default 16.
 	Workers int
-	// Starts bounds how many members of pools are started at once. Default half the processors, at
-	// least 1, which leaves the others to those who wait.
+	// Starts bounds concurrent starts of pool members. Default half the processors, at least 1: the others
+	// remain for claims.
 	Starts int
-	// Served, if set, tells when a claim was last served of a stock that has not run out. Members are
-	// not started within a tenth of a second after it, but within two seconds in any case, so that
-	// refills do not hold up claims that follow each other.
-	Served func() time.Time
+	// LastWarmClaim, if set, returns the time of the last claim that left ready members in its pool. Members
+	// start 100 ms after it, and at most two seconds late, so that refills do not slow a burst of claims.
+	LastWarmClaim func() time.Time
 }
 
 // NewSandbox returns the controller of sandboxes on a node. Its Start blocks until ctx is done.
@@ -98,9 +94,9 @@ func NewSandbox(cfg SandboxConfig) (controller.Controller, error) {
 	if cfg.Starts == 0 {
 		cfg.Starts = max(1, runtime.NumCPU()/2)
 	}
-	log, members := cfg.Log.With("component", "sandbox-controller"), newGate(cfg.Starts)
+	log, members := cfg.Log.With("component", "sandbox-controller"), newStartLimiter(cfg.Starts)
 	r := &sandboxReconciler{
-		log: log, client: cfg.Client, cache: cfg.Cache, runner: cfg.Runner, node: cfg.Node, events: cfg.Events, members: members, served: cfg.Served,
+		log: log, client: cfg.Client, cache: cfg.Cache, runner: cfg.Runner, node: cfg.Node, events: cfg.Events, members: members, lastWarmClaim: cfg.LastWarmClaim,
 		origins: cfg.Origins, forkSecrets: cfg.ForkSecrets, refused: newRefusals(),
 	}
 	sources := []source.Source{
@@ -116,13 +112,13 @@ func NewSandbox(cfg SandboxConfig) (controller.Controller, error) {
 
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
-// changes feeds the node's news into the queue.
-func changes(news <-chan sandbox.Ref) source.Source {
+// changes enqueues the sandboxes that the node reports.
+func changes(refs <-chan sandbox.Ref) source.Source {
 	return source.Func(func(ctx context.Context, queue queue) error {
 		go func() { // ends with the controller's context, which outlives every reconcile
 			for {
 				select {
-				case ref := <-news:
+				case ref := <-refs:
 					queue.Add(reconcile.Request{NamespacedName: client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}})
 				case <-ctx.Done():
 					return

@@ -29,21 +29,21 @@ type sandboxReconciler struct {
 	client client.Client
 	cache  client.Reader
 	runner Runner
-	// node is the name of the machine: sandboxes of others are left alone.
+	// node is this node's name; sandboxes of other nodes are ignored.
 	node   string
 	events events.EventRecorder
-	// members is passed by unclaimed members of pools that have never run.
-	members *startLimiter
-	served  func() time.Time // nil: unknown
-	origins Origins          // nil: what a sandbox starts from is not waited for
-	// forkSecrets lets all start from what holds secrets.
+	// members limits the starts of unclaimed pool members that have never run.
+	members       *startLimiter
+	lastWarmClaim func() time.Time // nil: no delay
+	origins       Origins          // nil: no wait for checkpoints
+	// forkSecrets allows all sandboxes to start from checkpoints with secrets.
 	forkSecrets bool
 	refused     *refusals
 }
 
 // Reconcile does one step for one sandbox.
 func (r *sandboxReconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
-	defer r.members.pass(req.NamespacedName)
+	defer r.members.release(req.NamespacedName)
 	s := &agents.Sandbox{}
 	if err := r.cache.Get(ctx, req.NamespacedName, s); err != nil {
 		if apierrors.IsNotFound(err) {
@@ -52,12 +52,12 @@ func (r *sandboxReconciler) Reconcile(ctx context.Context, req reconcile.Request
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	if s.Status.NodeName != "" && s.Status.NodeName != r.node {
-		r.log.DebugContext(ctx, "sandbox of another node left alone", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Node, s.Status.NodeName)
+		r.log.DebugContext(ctx, "sandbox of another node ignored", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Node, s.Status.NodeName)
 		return reconcile.Result{}, nil
 	}
 	result, err := r.step(ctx, s)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		// Somebody else wrote first: their write is an event that brings us back.
+		// A concurrent write; its event also causes a reconcile.
 		return reconcile.Result{RequeueAfter: retryFirst}, nil
 	}
 	return result, err
@@ -67,7 +67,7 @@ func (r *sandboxReconciler) step(ctx context.Context, s *agents.Sandbox) (reconc
 	if s.DeletionTimestamp != nil {
 		return reconcile.Result{}, r.clear(ctx, s)
 	}
-	if expired(s) { // its end is noted, and stands whatever its shutdownTime says now
+	if expired(s) { // the recorded end is final, even if shutdownTime has changed
 		if err := r.clear(ctx, s); err != nil || s.Spec.ShutdownPolicy != agents.ShutdownDelete {
 			return reconcile.Result{}, err
 		}
@@ -79,7 +79,7 @@ func (r *sandboxReconciler) step(ctx context.Context, s *agents.Sandbox) (reconc
 		return r.untilEnd(s), nil
 	}
 	if controllerutil.AddFinalizer(s, agents.NodeFinalizer) {
-		// Intent first: what the finalizer does not hold must not be started.
+		// A sandbox without the finalizer must not start: its removal could not be awaited.
 		if err := r.client.Update(ctx, s); err != nil {
 			return reconcile.Result{}, fmt.Errorf("add finalizer to sandbox %s/%s: %w", s.Namespace, s.Name, err)
 		}
@@ -89,12 +89,11 @@ func (r *sandboxReconciler) step(ctx context.Context, s *agents.Sandbox) (reconc
 	} else if waits || err != nil {
 		return r.untilEnd(s), err
 	}
-	return r.bring(ctx, s)
+	return r.apply(ctx, s)
 }
 
-// bring has the node make of a sandbox what its spec wants, if it is its turn, and writes what came of
-// it.
-func (r *sandboxReconciler) bring(ctx context.Context, s *agents.Sandbox) (reconcile.Result, error) {
+// apply reconciles the container with the spec, unless the start limit defers it, and writes the status.
+func (r *sandboxReconciler) apply(ctx context.Context, s *agents.Sandbox) (reconcile.Result, error) {
 	if !r.mayStart(ctx, s) {
 		return r.untilEnd(s), nil
 	}
@@ -105,10 +104,10 @@ func (r *sandboxReconciler) bring(ctx context.Context, s *agents.Sandbox) (recon
 	switch {
 	case err == nil:
 	case ctx.Err() != nil, apierrors.IsConflict(err), apierrors.IsNotFound(err):
-		// A server that stops leaves it to the next one, and what has changed is looked at again.
+		// The next server continues after a shutdown; a changed object is reconciled again.
 		return reconcile.Result{}, fmt.Errorf("run sandbox %s/%s: %w", s.Namespace, s.Name, err)
 	case tried == suspend || tried == resume:
-		return r.missed(ctx, s, seen, tried, err)
+		return r.transitionFailed(ctx, s, seen, tried, err)
 	default:
 		return r.failed(ctx, s, seen, err)
 	}
@@ -123,8 +122,7 @@ func (r *sandboxReconciler) bring(ctx context.Context, s *agents.Sandbox) (recon
 	return r.untilEnd(s), nil
 }
 
-// bind has the node keep what a sandbox got when it was claimed. It runs either way: a failure
-// says nothing about its health, and changes no status.
+// bind applies what a claim has added. The sandbox runs without it too, so a failure changes no status.
 func (r *sandboxReconciler) bind(ctx context.Context, s *agents.Sandbox) error {
 	err := r.runner.Bind(ctx, s)
 	if err == nil || ctx.Err() != nil {
@@ -133,25 +131,24 @@ func (r *sandboxReconciler) bind(ctx context.Context, s *agents.Sandbox) error {
 	if r.events != nil {
 		r.events.Eventf(s, nil, corev1.EventTypeWarning, "BindFailed", "Bind", "%s", errs.Text(err))
 	}
-	if errors.Is(err, errs.ErrInvalid) { // another try would not help
-		r.log.InfoContext(ctx, "change of a sandbox refused", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, err)
+	if errors.Is(err, errs.ErrInvalid) { // a retry would not help
+		r.log.InfoContext(ctx, "sandbox change refused", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, err)
 		return nil
 	}
 	return fmt.Errorf("bind sandbox %s/%s: %w", s.Namespace, s.Name, err)
 }
 
-// prepare does what comes before a sandbox is started or woken, and before its status is of this
-// generation.
+// prepare runs before a start or resume, and before a status of the current generation is written.
 func (r *sandboxReconciler) prepare(ctx context.Context, s *agents.Sandbox) error {
 	if err := r.announceStart(ctx, s); err != nil {
 		return err
 	}
-	return r.limit(ctx, s)
+	return r.setEgress(ctx, s)
 }
 
-// limit has the node put in force what the sandbox may reach now. Whoever changed it waits for a
-// status of the same generation, which there is not before this has succeeded.
-func (r *sandboxReconciler) limit(ctx context.Context, s *agents.Sandbox) error {
+// setEgress applies the network policy. It runs before the status is written, because clients wait for a
+// status of the generation that has their policy.
+func (r *sandboxReconciler) setEgress(ctx context.Context, s *agents.Sandbox) error {
 	err := r.runner.SetEgress(ctx, s)
 	if err == nil || ctx.Err() != nil {
 		return err
@@ -159,25 +156,25 @@ func (r *sandboxReconciler) limit(ctx context.Context, s *agents.Sandbox) error 
 	if r.events != nil {
 		r.events.Eventf(s, nil, corev1.EventTypeWarning, "NetworkFailed", "SetNetwork", "%s", errs.Text(err))
 	}
-	return fmt.Errorf("set what sandbox %s/%s may reach: %w", s.Namespace, s.Name, err)
+	return fmt.Errorf("set network policy of sandbox %s/%s: %w", s.Namespace, s.Name, err)
 }
 
-// mayStart reports whether it is a sandbox's turn. Only unclaimed members that have never run wait.
+// mayStart reports whether a sandbox may start now. Only unclaimed members that have never run wait.
 func (r *sandboxReconciler) mayStart(ctx context.Context, s *agents.Sandbox) bool {
 	if pool.MemberOf(s) == "" || sandbox.Started(s) {
 		return true
 	}
-	if !r.members.enter(client.ObjectKeyFromObject(s)) {
+	if !r.members.acquire(client.ObjectKeyFromObject(s)) {
 		return false
 	}
-	r.awaitCalm(ctx, s)
+	r.awaitStartDelay(ctx, s)
 	return true
 }
 
-// awaitCalm has a member whose turn it is wait for claims to stop coming. The gate bounds how many
-// workers wait so.
-func (r *sandboxReconciler) awaitCalm(ctx context.Context, s *agents.Sandbox) {
-	for wait := r.untilCalm(s); wait > 0 && ctx.Err() == nil; wait = r.untilCalm(s) {
+// awaitStartDelay delays the start of a member while warm claims arrive. The start limit bounds the number
+// of waiting workers.
+func (r *sandboxReconciler) awaitStartDelay(ctx context.Context, s *agents.Sandbox) {
+	for wait := r.remainingDelay(s); wait > 0 && ctx.Err() == nil; wait = r.remainingDelay(s) {
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():
@@ -185,16 +182,16 @@ func (r *sandboxReconciler) awaitCalm(ctx context.Context, s *agents.Sandbox) {
 	}
 }
 
-// untilCalm is how long a member should wait for claims to stop coming.
-func (r *sandboxReconciler) untilCalm(s *agents.Sandbox) time.Duration {
-	if r.served == nil || time.Since(s.CreationTimestamp.Time) >= patience {
+// remainingDelay returns how long the start of a member is still delayed.
+func (r *sandboxReconciler) remainingDelay(s *agents.Sandbox) time.Duration {
+	if r.lastWarmClaim == nil || time.Since(s.CreationTimestamp.Time) >= maxStartDelay {
 		return 0
 	}
-	return calm - time.Since(r.served())
+	return startDelay - time.Since(r.lastWarmClaim())
 }
 
-// announceStart writes that this node runs the sandbox, before it does anything that may take long. Of
-// two servers that see it without a node, one succeeds, and the other does nothing.
+// announceStart writes this node to the status before any slow step. If two servers see a sandbox without
+// a node, only one write succeeds.
 func (r *sandboxReconciler) announceStart(ctx context.Context, s *agents.Sandbox) error {
 	if s.Status.NodeName != "" || s.Spec.OperatingMode == agents.ModeSuspended {
 		return nil
@@ -205,7 +202,7 @@ func (r *sandboxReconciler) announceStart(ctx context.Context, s *agents.Sandbox
 	return r.writeStatus(ctx, s, status)
 }
 
-// failed records why the sandbox is not as wanted. What only the user can mend is final.
+// failed writes an error to the status. An error that only a user can fix is final.
 func (r *sandboxReconciler) failed(ctx context.Context, s *agents.Sandbox, seen sandbox.Observed, cause error) (reconcile.Result, error) {
 	text := errs.Text(cause)
 	final := isFinal(cause)
@@ -225,19 +222,19 @@ func (r *sandboxReconciler) failed(ctx context.Context, s *agents.Sandbox, seen 
 		r.log.InfoContext(ctx, "sandbox refused", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, cause)
 		return r.untilEnd(s), nil
 	}
-	r.log.WarnContext(ctx, "sandbox not as wanted, retrying", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, cause)
+	r.log.WarnContext(ctx, "sandbox not reconciled; retrying", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, cause)
 	return reconcile.Result{}, fmt.Errorf("run sandbox %s/%s: %w", s.Namespace, s.Name, cause)
 }
 
-// expire acts on a shutdown time that has passed. It only writes, over the version that was read: where
-// a client has extended the sandbox meanwhile, nothing ends. What it wrote has the node clear up.
+// expire handles a passed shutdown time by one write, conditional on the version read, so that a concurrent
+// extension by a client wins. The reconcile of that write removes the sandbox from the node.
 func (r *sandboxReconciler) expire(ctx context.Context, s *agents.Sandbox) error {
 	end := s.Spec.ShutdownTime.UTC().Format(time.RFC3339)
 	var err error
 	switch {
 	case s.Spec.Barchan != nil && s.Spec.Barchan.OnTimeout == agents.TimeoutPause:
 		s.Spec.OperatingMode, s.Spec.ShutdownTime = agents.ModeSuspended, nil
-		s.Spec.Barchan.Resume = agents.ResumeMemory // what was wanted of an earlier resume is done
+		s.Spec.Barchan.Resume = agents.ResumeMemory // resets the mode of an earlier resume
 		err = r.client.Update(ctx, s)
 	case s.Spec.ShutdownPolicy == agents.ShutdownDelete:
 		err = r.client.Delete(ctx, s, client.Preconditions{UID: &s.UID, ResourceVersion: &s.ResourceVersion})
@@ -253,7 +250,7 @@ func (r *sandboxReconciler) expire(ctx context.Context, s *agents.Sandbox) error
 	return nil
 }
 
-// clear removes from the node what has ended for good, and then lets the object go.
+// clear removes an ended sandbox from the node, and then its finalizer.
 func (r *sandboxReconciler) clear(ctx context.Context, s *agents.Sandbox) error {
 	if !controllerutil.ContainsFinalizer(s, agents.NodeFinalizer) {
 		return nil
@@ -275,13 +272,13 @@ func (r *sandboxReconciler) clear(ctx context.Context, s *agents.Sandbox) error 
 	return nil
 }
 
-// expired reports whether the end of a retained sandbox has been noted.
+// expired reports whether the status records the end of a retained sandbox.
 func expired(s *agents.Sandbox) bool {
 	c := meta.FindStatusCondition(s.Status.Conditions, agents.ConditionReady)
 	return c != nil && c.Reason == agents.ReasonSandboxExpired
 }
 
-// writeStatus writes only what differs, and only over the version that was read.
+// writeStatus writes a changed status, conditional on the version read.
 func (r *sandboxReconciler) writeStatus(ctx context.Context, s *agents.Sandbox, status *agents.SandboxStatus) error {
 	if apiequality.Semantic.DeepEqual(&s.Status, status) {
 		return nil
@@ -293,7 +290,7 @@ func (r *sandboxReconciler) writeStatus(ctx context.Context, s *agents.Sandbox, 
 		return fmt.Errorf("write status of sandbox %s/%s: %w", s.Namespace, s.Name, err)
 	}
 	failpoint.Reach("sandbox/status")
-	r.tell(s, &before, &s.Status)
+	r.recordEvents(s, &before, &s.Status)
 	return nil
 }
 

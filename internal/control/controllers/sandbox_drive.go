@@ -21,24 +21,24 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
-// transition is what a sandbox's container is brought to.
+// transition is a change of a sandbox's container.
 type transition int
 
 const (
-	still   transition = iota // it is as wanted, or nobody knows
-	start                     // to run for the first time, or anew
-	suspend                   // to sleep
-	resume                    // to run again
+	still   transition = iota // none is needed, or the state is unknown
+	start                     // also after a loss of the container
+	suspend                   // to paused or stored
+	resume                    // to running
 )
 
-// drive brings the container to what the spec wants. It returns what is there, and what was tried.
+// drive reconciles the container with the spec. It returns the observed state and the attempted transition.
 func (r *sandboxReconciler) drive(ctx context.Context, s *agents.Sandbox) (sandbox.Observed, transition, error) {
 	ref := refOf(s)
 	seen, err := r.runner.Observe(ctx, ref)
 	if err != nil {
 		return seen, still, fmt.Errorf("observe: %w", err)
 	}
-	todo := moveOf(s, seen.State)
+	todo := transitionOf(s, seen.State)
 	if todo == suspend || (todo == resume && resumesFromFiles(s)) {
 		if err := r.confirm(ctx, s); err != nil {
 			return seen, still, err
@@ -48,19 +48,19 @@ func (r *sandboxReconciler) drive(ctx context.Context, s *agents.Sandbox) (sandb
 	case todo == start:
 		seen, err = r.runner.Ensure(ctx, s)
 	case todo == suspend:
-		seen, err = r.runner.Suspend(ctx, ref, keepsAsleep(s))
+		seen, err = r.runner.Suspend(ctx, ref, suspendMode(s))
 	case todo == resume && r.refused.has(s):
-		return seen, still, nil // its status says why
+		return seen, still, nil // the status has the reason
 	case todo == resume && seen.State == sandbox.ContainerAbsent:
-		seen, err = r.runner.Ensure(ctx, anew(s))
+		seen, err = r.runner.Ensure(ctx, withoutRestore(s))
 	case todo == resume:
 		seen, err = r.runner.Resume(ctx, ref, resumesFromFiles(s))
 	}
 	return seen, todo, err
 }
 
-// confirm asks the API server whether a sandbox still says what the cache shows, before memory or files of
-// it are given up. If not, it is a conflict.
+// confirm compares the cached spec with the API server's before memory or files are discarded. A difference
+// is a conflict.
 func (r *sandboxReconciler) confirm(ctx context.Context, s *agents.Sandbox) error {
 	now := &agents.Sandbox{}
 	if err := r.client.Get(ctx, client.ObjectKeyFromObject(s), now); err != nil {
@@ -72,17 +72,16 @@ func (r *sandboxReconciler) confirm(ctx context.Context, s *agents.Sandbox) erro
 	return nil
 }
 
-// errChanged is why a sandbox is looked at again before anything of it is given up.
-var errChanged = errors.New("its spec is not what the cache shows")
+var errChanged = errors.New("its spec differs from the cache")
 
-func moveOf(s *agents.Sandbox, is sandbox.ContainerState) transition {
-	sleeps := s.Spec.OperatingMode == agents.ModeSuspended
+func transitionOf(s *agents.Sandbox, is sandbox.ContainerState) transition {
+	suspended := s.Spec.OperatingMode == agents.ModeSuspended
 	switch {
-	case sleeps && is == sandbox.ContainerRunning:
+	case suspended && is == sandbox.ContainerRunning:
 		return suspend
-	case sleeps, is == sandbox.ContainerRunning, is == sandbox.ContainerExited:
+	case suspended, is == sandbox.ContainerRunning, is == sandbox.ContainerExited:
 		return still
-	case is == sandbox.ContainerPaused, is == sandbox.ContainerAbsent && sandbox.Suspended(s) && sandbox.HasRun(s) && keepsAsleep(s) == agents.SuspendDelete:
+	case is == sandbox.ContainerPaused, is == sandbox.ContainerAbsent && sandbox.Suspended(s) && sandbox.HasRun(s) && suspendMode(s) == agents.SuspendDelete:
 		return resume
 	case is == sandbox.ContainerAbsent:
 		return start
@@ -90,8 +89,8 @@ func moveOf(s *agents.Sandbox, is sandbox.ContainerState) transition {
 	return still
 }
 
-// anew is a sandbox of which nothing but its volumes was kept: it starts from its image.
-func anew(s *agents.Sandbox) *agents.Sandbox {
+// withoutRestore returns a sandbox that starts from its image, because only its volumes were kept.
+func withoutRestore(s *agents.Sandbox) *agents.Sandbox {
 	if s.Spec.Barchan == nil || s.Spec.Barchan.Restore == nil {
 		return s
 	}
@@ -100,24 +99,24 @@ func anew(s *agents.Sandbox) *agents.Sandbox {
 	return s
 }
 
-// keepsAsleep is what a sandbox keeps while it is suspended.
-func keepsAsleep(s *agents.Sandbox) agents.SuspendMode {
+// suspendMode returns what a sandbox keeps while it is suspended.
+func suspendMode(s *agents.Sandbox) agents.SuspendMode {
 	if s.Spec.Barchan == nil {
 		return ""
 	}
 	return s.Spec.Barchan.Suspend
 }
 
-// resumesFromFiles reports whether the next resume gives up the sandbox's memory.
+// resumesFromFiles reports whether the next resume discards the memory.
 func resumesFromFiles(s *agents.Sandbox) bool {
 	return s.Spec.Barchan != nil && s.Spec.Barchan.Resume == agents.ResumeFiles
 }
 
-// refusedFor is after how long a resume is tried again that cannot succeed as far as is known.
-const refusedFor = 10 * time.Minute
+// refusalTTL is the time until a refused resume is retried.
+const refusalTTL = 10 * time.Minute
 
-// refusals are resumes that cannot succeed as the sandboxes' specifications stand. They are lost with
-// the process, which then tries once more.
+// refusals are resumes that cannot succeed with the current spec. They are not persisted: a new process
+// retries once.
 type refusals struct {
 	mu  sync.Mutex
 	all map[types.UID]refusal // +checklocks:mu
@@ -133,7 +132,7 @@ func newRefusals() *refusals { return &refusals{all: map[types.UID]refusal{}} }
 func (r *refusals) add(s *agents.Sandbox) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.all[s.UID] = refusal{s.Generation, time.Now().Add(refusedFor)}
+	r.all[s.UID] = refusal{s.Generation, time.Now().Add(refusalTTL)}
 }
 
 func (r *refusals) has(s *agents.Sandbox) bool {
@@ -149,17 +148,17 @@ func (r *refusals) drop(uid types.UID) {
 	delete(r.all, uid)
 }
 
-// missed records why a sandbox could not be put to sleep, or woken, which never ends it: it runs on,
-// or sleeps on. Another try is made unless only a change of its specification can help.
-func (r *sandboxReconciler) missed(ctx context.Context, s *agents.Sandbox, seen sandbox.Observed, tried transition, cause error) (reconcile.Result, error) {
+// transitionFailed records a failed suspend or resume. The sandbox keeps its state. The controller retries
+// unless only a change of the spec can help.
+func (r *sandboxReconciler) transitionFailed(ctx context.Context, s *agents.Sandbox, seen sandbox.Observed, tried transition, cause error) (reconcile.Result, error) {
 	text := errs.Text(cause)
 	status := statusOf(s, seen)
 	reason, action := sandbox.ReasonResumeFailed, "Resume"
 	switch {
 	case tried == suspend:
 		reason, action = sandbox.ReasonSuspendFailed, "Suspend"
-		setAwake(s, status, text)
-	case errors.Is(cause, errs.ErrUnavailable): // it passes, and is waited for
+		setSuspendFailed(s, status, text)
+	case errors.Is(cause, errs.ErrUnavailable): // temporary
 		setFailure(s, status, agents.ReasonReconcilerError, text, false)
 	default:
 		setFailure(s, status, reason, text, false)
@@ -173,19 +172,19 @@ func (r *sandboxReconciler) missed(ctx context.Context, s *agents.Sandbox, seen 
 	hopeless := tried == resume && (errors.Is(cause, errs.ErrConflict) || isFinal(cause))
 	if hopeless {
 		r.refused.add(s)
-		r.log.WarnContext(ctx, "sandbox cannot be resumed as it is wanted", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, cause)
-		return soonerOf(r.untilEnd(s), refusedFor), nil
+		r.log.WarnContext(ctx, "resume refused with this spec", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, cause)
+		return soonerOf(r.untilEnd(s), refusalTTL), nil
 	}
-	r.log.WarnContext(ctx, "sandbox not as wanted, retrying", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, cause)
+	r.log.WarnContext(ctx, "sandbox not reconciled; retrying", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, cause)
 	return reconcile.Result{}, fmt.Errorf("%s sandbox %s/%s: %w", action, s.Namespace, s.Name, cause)
 }
 
-// isFinal reports whether only the user can mend what an error tells of.
+// isFinal reports whether only a user can fix the cause of an error.
 func isFinal(cause error) bool {
 	return errors.Is(cause, errs.ErrInvalid) || errors.Is(cause, errs.ErrNotFound) || errors.Is(cause, errs.ErrForbidden)
 }
 
-// soonerOf looks again after a time at the latest.
+// soonerOf bounds RequeueAfter by a duration.
 func soonerOf(result reconcile.Result, after time.Duration) reconcile.Result {
 	if result.RequeueAfter == 0 || after < result.RequeueAfter {
 		result.RequeueAfter = after

@@ -11,33 +11,33 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 )
 
-// sandboxEvent is what people should see of a change beside the object.
+// sandboxEvent is a Kubernetes event.
 type sandboxEvent struct{ kind, reason, action, note string }
 
-// tell records what changed between two statuses of a sandbox.
-func (r *sandboxReconciler) tell(s *agents.Sandbox, before, after *agents.SandboxStatus) {
+// recordEvents records the changes between two statuses of a sandbox.
+func (r *sandboxReconciler) recordEvents(s *agents.Sandbox, before, after *agents.SandboxStatus) {
 	if r.events == nil {
 		return
 	}
-	for _, n := range (step{before, after}).news() {
+	for _, n := range (statusChange{before, after}).events() {
 		r.events.Eventf(s, nil, n.kind, n.reason, n.action, "%s", n.note)
 	}
 }
 
-// step is what lies between two statuses of a sandbox.
-type step struct{ before, after *agents.SandboxStatus }
+// statusChange is a pair of successive statuses of a sandbox.
+type statusChange struct{ before, after *agents.SandboxStatus }
 
-func (p step) news() (all []sandboxEvent) {
-	for _, look := range []func() (sandboxEvent, bool){p.started, p.slept, p.woke, p.finished, p.unhealthy, p.ready, p.entrypointEnded} {
-		if n, ok := look(); ok {
+func (p statusChange) events() (all []sandboxEvent) {
+	for _, detect := range []func() (sandboxEvent, bool){p.started, p.suspended, p.resumed, p.finished, p.unhealthy, p.ready, p.entrypointEnded} {
+		if n, ok := detect(); ok {
 			all = append(all, n)
 		}
 	}
 	return all
 }
 
-// became returns a condition that has taken the value in this step.
-func (p step) became(kind string, value metav1.ConditionStatus) *metav1.Condition {
+// became returns the condition if it has changed to the value.
+func (p statusChange) became(kind string, value metav1.ConditionStatus) *metav1.Condition {
 	now, was := meta.FindStatusCondition(p.after.Conditions, kind), meta.FindStatusCondition(p.before.Conditions, kind)
 	if now == nil || now.Status != value || (was != nil && was.Status == value) {
 		return nil
@@ -45,11 +45,11 @@ func (p step) became(kind string, value metav1.ConditionStatus) *metav1.Conditio
 	return now
 }
 
-func (p step) wasAsleep() bool {
+func (p statusChange) wasSuspended() bool {
 	return meta.IsStatusConditionTrue(p.before.Conditions, agents.ConditionSuspended)
 }
 
-func (p step) started() (sandboxEvent, bool) {
+func (p statusChange) started() (sandboxEvent, bool) {
 	if len(p.before.PodIPs) > 0 || len(p.after.PodIPs) == 0 {
 		return sandboxEvent{}, false
 	}
@@ -57,7 +57,7 @@ func (p step) started() (sandboxEvent, bool) {
 	return sandboxEvent{corev1.EventTypeNormal, "Started", "Start", note}, true
 }
 
-func (p step) slept() (sandboxEvent, bool) {
+func (p statusChange) suspended() (sandboxEvent, bool) {
 	c := p.became(agents.ConditionSuspended, metav1.ConditionTrue)
 	if c == nil {
 		return sandboxEvent{}, false
@@ -65,12 +65,12 @@ func (p step) slept() (sandboxEvent, bool) {
 	return sandboxEvent{corev1.EventTypeNormal, "Suspended", "Suspend", "sleeps; " + c.Message}, true
 }
 
-func (p step) woke() (sandboxEvent, bool) {
-	woke := p.wasAsleep() && p.became(agents.ConditionSuspended, metav1.ConditionFalse) != nil
-	return sandboxEvent{corev1.EventTypeNormal, "Resumed", "Resume", "runs again"}, woke
+func (p statusChange) resumed() (sandboxEvent, bool) {
+	resumed := p.wasSuspended() && p.became(agents.ConditionSuspended, metav1.ConditionFalse) != nil
+	return sandboxEvent{corev1.EventTypeNormal, "Resumed", "Resume", "runs again"}, resumed
 }
 
-func (p step) finished() (sandboxEvent, bool) {
+func (p statusChange) finished() (sandboxEvent, bool) {
 	c := p.became(agents.ConditionFinished, metav1.ConditionTrue)
 	if c == nil {
 		return sandboxEvent{}, false
@@ -82,7 +82,7 @@ func (p step) finished() (sandboxEvent, bool) {
 	return sandboxEvent{kind, "Finished", "Run", c.Message}, true
 }
 
-func (p step) unhealthy() (sandboxEvent, bool) {
+func (p statusChange) unhealthy() (sandboxEvent, bool) {
 	c := p.became(agents.ConditionReady, metav1.ConditionFalse)
 	if _, finished := p.finished(); finished || c == nil || c.Reason != agents.ReasonDependenciesNotReady || c.Message == "" {
 		return sandboxEvent{}, false
@@ -91,12 +91,12 @@ func (p step) unhealthy() (sandboxEvent, bool) {
 	return sandboxEvent{corev1.EventTypeWarning, "Unhealthy", "Probe", c.Message}, !first
 }
 
-func (p step) ready() (sandboxEvent, bool) {
-	ready := p.became(agents.ConditionReady, metav1.ConditionTrue) != nil && !p.wasAsleep()
+func (p statusChange) ready() (sandboxEvent, bool) {
+	ready := p.became(agents.ConditionReady, metav1.ConditionTrue) != nil && !p.wasSuspended()
 	return sandboxEvent{corev1.EventTypeNormal, "Ready", "Probe", "its agent answers and its probes succeed"}, ready
 }
 
-func (p step) entrypointEnded() (sandboxEvent, bool) {
+func (p statusChange) entrypointEnded() (sandboxEvent, bool) {
 	code := exitOf(p.after)
 	if _, finished := p.finished(); finished || code == nil || exitOf(p.before) != nil {
 		return sandboxEvent{}, false

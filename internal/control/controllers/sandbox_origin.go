@@ -22,10 +22,9 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
-// awaitsOrigin reports whether a sandbox cannot be started yet because the checkpoint that it starts
-// from is still being made, or holds secrets that it is not allowed; its status then says so. One that
-// there is not, or that failed, is an errs.ErrInvalid. Once a sandbox has run it needs its checkpoint no
-// more.
+// awaitsOrigin reports whether a sandbox must wait for its checkpoint: it is not ready, or holds secrets
+// that the sandbox may not read. The status then has the reason. A missing or failed checkpoint is an
+// errs.ErrInvalid. A sandbox that has run no longer needs its checkpoint.
 func (r *sandboxReconciler) awaitsOrigin(ctx context.Context, s *agents.Sandbox) (waits bool, err error) {
 	if r.origins == nil || s.Spec.Barchan == nil || s.Spec.Barchan.Restore == nil || sandbox.HasRun(s) || s.Spec.OperatingMode == agents.ModeSuspended {
 		return false, nil
@@ -44,8 +43,8 @@ func (r *sandboxReconciler) awaitsOrigin(ctx context.Context, s *agents.Sandbox)
 	return false, r.markSecrets(ctx, s, c.Status.Source.OwnVariables)
 }
 
-// origin reads a checkpoint that a sandbox starts from. What the cache calls missing or failed is asked
-// of the API server before the sandbox ends over it.
+// origin reads the checkpoint that a sandbox starts from. If the cache shows it as missing or failed, the API
+// server decides, because such an error ends the sandbox.
 func (r *sandboxReconciler) origin(ctx context.Context, key types.NamespacedName) (*barchan.Checkpoint, error) {
 	c := &barchan.Checkpoint{}
 	err := r.cache.Get(ctx, key, c)
@@ -69,30 +68,29 @@ func (r *sandboxReconciler) origin(ctx context.Context, key types.NamespacedName
 
 const originField = "spec.barchan.restore.checkpointName"
 
-// holdsSecrets reports whether a checkpoint has what its source's claim brought, and did not let others
-// have.
+// holdsSecrets reports whether a checkpoint has variables of its source's claim that others may not read.
 func holdsSecrets(c *barchan.Checkpoint) bool {
 	return c.Status.Source != nil && c.Status.Source.Secrets
 }
 
-// refuseSecrets says why a sandbox is not started, and what would allow it.
+// refuseSecrets writes to the status why a sandbox is not started, and which setting allows it.
 func (r *sandboxReconciler) refuseSecrets(ctx context.Context, s *agents.Sandbox) error {
 	why := fmt.Sprintf("%s: checkpoint %q holds environment variables that its sandbox was created with, and this one would get them; "+
 		"allow it by spec.barchan.fork.secrets: Allow of this sandbox, or for this one alone by its annotation %s: \"true\", or for all by the server's setting forkSecrets",
 		originField, s.Spec.Barchan.Restore.CheckpointName, pool.AnnotationAllowSecrets)
 	status := waitingStatus(s, why)
 	setFailure(s, status, sandbox.ReasonSecrets, why, false)
-	if _, told := sandbox.RefusedSecrets(s); !told {
+	if _, recorded := sandbox.RefusedSecrets(s); !recorded {
 		if r.events != nil {
 			r.events.Eventf(s, nil, corev1.EventTypeWarning, sandbox.ReasonSecrets, "Run", "%s", why)
 		}
-		r.log.InfoContext(ctx, "sandbox not started with the secrets of another", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name)
+		r.log.InfoContext(ctx, "start from checkpoint with secrets refused", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name)
 	}
 	return r.writeStatus(ctx, s, status)
 }
 
-// markSecrets notes that a sandbox holds what another's claim brought, before it does, so that those
-// that start from it are asked too. own is pool.BindEnv's.
+// markSecrets marks a sandbox as holding another claim's variables before it starts, so that sandboxes
+// started from it are checked too. own is passed to pool.BindEnv.
 func (r *sandboxReconciler) markSecrets(ctx context.Context, s *agents.Sandbox, own bool) error {
 	if pool.BoundEnv(s) && (own || !pool.OwnEnv(s)) {
 		return nil
@@ -113,12 +111,12 @@ func whyNotReady(c *barchan.Checkpoint) string {
 	return "it does not say why"
 }
 
-// ready has the sandboxes looked at that wait for a checkpoint when it changes phase, what it holds, or goes.
+// ready enqueues waiting sandboxes when their checkpoint is deleted, or changes its phase or its secrets.
 func (r *sandboxReconciler) ready(from crcache.Cache) source.Source {
 	enqueue := func(ctx context.Context, c *barchan.Checkpoint, q queue) {
 		waiting, err := r.origins.RestoringFrom(ctx, client.ObjectKeyFromObject(c))
 		if err != nil {
-			r.log.ErrorContext(ctx, "sandboxes of a checkpoint not found", telemetry.Namespace, c.Namespace, telemetry.Name, c.Name, telemetry.Error, err)
+			r.log.ErrorContext(ctx, "cannot list sandboxes of checkpoint", telemetry.Namespace, c.Namespace, telemetry.Name, c.Name, telemetry.Error, err)
 		}
 		for i := range waiting {
 			if !sandbox.HasRun(&waiting[i]) {

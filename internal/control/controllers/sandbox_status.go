@@ -12,12 +12,12 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// startingStatus is what is known before the node has done anything.
+// startingStatus returns the status before the node acts.
 func startingStatus(s *agents.Sandbox) *agents.SandboxStatus {
 	return waitingStatus(s, "the node starts the sandbox")
 }
 
-// waitingStatus is that of a sandbox that has not been started, and what it waits for.
+// waitingStatus returns the status of a sandbox that has not started, with the reason.
 func waitingStatus(s *agents.Sandbox, what string) *agents.SandboxStatus {
 	status := s.Status.DeepCopy()
 	status.Selector = agents.LabelSandboxNameHash + "=" + string(sandbox.IDOf(s.UID))
@@ -28,7 +28,7 @@ func waitingStatus(s *agents.Sandbox, what string) *agents.SandboxStatus {
 	return status
 }
 
-// statusOf translates what the node saw.
+// statusOf returns the status for the observed state.
 func statusOf(s *agents.Sandbox, seen sandbox.Observed) *agents.SandboxStatus {
 	status := s.Status.DeepCopy()
 	if status.Barchan == nil {
@@ -39,7 +39,7 @@ func statusOf(s *agents.Sandbox, seen sandbox.Observed) *agents.SandboxStatus {
 		status.PodIPs, status.NodeName = []string{seen.Address.String()}, seen.Node
 		status.Barchan.Runtime, status.Barchan.Image = seen.Runtime, seen.Image
 	case seen.State == sandbox.ContainerPaused, seen.State == sandbox.ContainerAbsent && s.Spec.OperatingMode == agents.ModeSuspended:
-		status.PodIPs = nil // asleep, it may have given its address back
+		status.PodIPs = nil // a suspended sandbox may have released its address
 	}
 	if !seen.StartedAt.IsZero() {
 		at := metav1.NewTime(seen.StartedAt.Truncate(1e9))
@@ -81,8 +81,8 @@ func setConditions(s *agents.Sandbox, status *agents.SandboxStatus, seen sandbox
 	}
 }
 
-// setReady says whether a sandbox that runs is ready: its probes succeed, and its entrypoint has not failed,
-// which is started again or not as its restartPolicy says.
+// setReady sets the Ready condition of a running sandbox: true if its probes succeed and its entrypoint
+// has not failed.
 func setReady(set func(kind string, value metav1.ConditionStatus, reason, message string), seen sandbox.Observed) {
 	failure := ""
 	if seen.EntrypointExit != nil && *seen.EntrypointExit != 0 {
@@ -98,16 +98,16 @@ func setReady(set func(kind string, value metav1.ConditionStatus, reason, messag
 	}
 }
 
-// keptOfAbsent says of a suspended sandbox that is not on the node what there is of it.
+// keptOfAbsent describes the kept state of a suspended sandbox without data on the node.
 func keptOfAbsent(s *agents.Sandbox) string {
-	if sandbox.HasRun(s) && keepsAsleep(s) == agents.SuspendDelete {
+	if sandbox.HasRun(s) && suspendMode(s) == agents.SuspendDelete {
 		return "its volumes are kept"
 	}
 	return "it has not been started"
 }
 
-// setAwake records why a sandbox could not be put to sleep. It is as ready as it was.
-func setAwake(s *agents.Sandbox, status *agents.SandboxStatus, text string) {
+// setSuspendFailed records a failed suspend. Ready is unchanged.
+func setSuspendFailed(s *agents.Sandbox, status *agents.SandboxStatus, text string) {
 	conditionSetter(s, status)(agents.ConditionSuspended, metav1.ConditionFalse, sandbox.ReasonSuspendFailed, text)
 	after := *s
 	after.Status = *status
@@ -126,8 +126,8 @@ func setFailure(s *agents.Sandbox, status *agents.SandboxStatus, reason, text st
 	status.Barchan.Phase = string(sandbox.PhaseOf(&after))
 }
 
-// expiredStatus is what upstream leaves of a retained sandbox whose time has passed, with the node, which
-// has yet to remove it, and why it had ended before, if it had.
+// expiredStatus returns the status of an expired, retained sandbox, as upstream sets it. It keeps the node,
+// which has yet to remove the sandbox, and the conditions of an earlier end.
 func expiredStatus(s *agents.Sandbox) *agents.SandboxStatus {
 	status := &agents.SandboxStatus{NodeName: s.Status.NodeName, Barchan: &agents.BarchanStatus{ID: string(sandbox.IDOf(s.UID)), Phase: string(sandbox.Dead)}}
 	for _, kind := range []string{agents.ConditionReady, agents.ConditionFinished} {

@@ -148,7 +148,7 @@ func newFixture(t *testing.T, s *agents.Sandbox) *fixture {
 	m := &machine{
 		states: map[sandbox.Ref]sandbox.ContainerState{}, bound: map[sandbox.Ref][]corev1.EnvVar{}, limited: map[sandbox.Ref]*agents.EgressPolicy{},
 	}
-	return &fixture{t, c, m, &sandboxReconciler{log: telemetry.Discard(), client: c, cache: c, runner: m, node: "n1", members: newGate(1), refused: newRefusals()}}
+	return &fixture{t, c, m, &sandboxReconciler{log: telemetry.Discard(), client: c, cache: c, runner: m, node: "n1", members: newStartLimiter(1), refused: newRefusals()}}
 }
 
 // settle reconciles until nothing changes any more and returns the object, nil once it is gone.
@@ -340,7 +340,7 @@ func TestNews(t *testing.T) {
 	w, s := ran(t)
 	empty := &agents.SandboxStatus{}
 	reasons := func(before, after *agents.SandboxStatus) (all []string) {
-		for _, n := range (step{before, after}).news() {
+		for _, n := range (statusChange{before, after}).events() {
 			all = append(all, n.reason)
 		}
 		return all
@@ -364,7 +364,7 @@ func TestNews(t *testing.T) {
 	seen := w.machine.seen(refOf(s))
 	seen.State, seen.Probed, seen.Message = sandbox.ContainerRunning, false, "httpGet: answered 500"
 	s.Spec.OperatingMode, s.Status = agents.ModeRunning, *running
-	if got := (step{running, statusOf(s, seen)}).news(); len(got) != 1 || got[0] != (sandboxEvent{corev1.EventTypeWarning, "Unhealthy", "Probe", seen.Message}) {
+	if got := (statusChange{running, statusOf(s, seen)}).events(); len(got) != 1 || got[0] != (sandboxEvent{corev1.EventTypeWarning, "Unhealthy", "Probe", seen.Message}) {
 		t.Errorf("a failing probe is told as %v", got)
 	}
 	code := int32(3)
@@ -373,7 +373,7 @@ func TestNews(t *testing.T) {
 		t.Errorf("the entrypoint's end is told as %v", got)
 	}
 	seen.State, seen.Message = sandbox.ContainerExited, "killed"
-	if got := (step{running, statusOf(s, seen)}).news(); len(got) != 1 || got[0].kind != corev1.EventTypeWarning || got[0].reason != "Finished" {
+	if got := (statusChange{running, statusOf(s, seen)}).events(); len(got) != 1 || got[0].kind != corev1.EventTypeWarning || got[0].reason != "Finished" {
 		t.Errorf("the end is told as %v", got)
 	}
 }

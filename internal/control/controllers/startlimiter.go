@@ -11,56 +11,55 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// gate lets few members of pools start at once. A pool that fills would otherwise take every
-// worker and every core from those who wait for a sandbox now. Who finds it closed is
-// reconciled again when somebody has left; nobody holds a worker meanwhile.
+// startLimiter bounds concurrent starts of pool members, so that a filling pool does not take all workers
+// and cores from claims. A member above the limit occupies no worker; it is enqueued again when a start ends.
 type startLimiter struct {
-	most int // at once
+	limit int
 
 	mu      sync.Mutex
-	inside  map[types.NamespacedName]struct{} // +checklocks:mu
-	waiting []types.NamespacedName            // first come first; +checklocks:mu
+	active  map[types.NamespacedName]struct{} // +checklocks:mu
+	waiting []types.NamespacedName            // in order of arrival; +checklocks:mu
 	queue   workqueue.TypedRateLimitingInterface[reconcile.Request]
 }
 
-func newGate(most int) *startLimiter {
-	return &startLimiter{most: most, inside: map[types.NamespacedName]struct{}{}}
+func newStartLimiter(limit int) *startLimiter {
+	return &startLimiter{limit: limit, active: map[types.NamespacedName]struct{}{}}
 }
 
-// source only learns where to queue those whose turn has come.
-func (g *startLimiter) source() source.Source {
+// source stores the queue of the controller and emits nothing.
+func (l *startLimiter) source() source.Source {
 	return source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		g.queue = queue
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.queue = queue
 		return nil
 	})
 }
 
-// enter reports whether a member may start now. The end of its reconcile takes it out.
-func (g *startLimiter) enter(key types.NamespacedName) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if _, in := g.inside[key]; in || len(g.inside) < g.most {
-		g.inside[key] = struct{}{}
+// acquire reports whether a member may start now. The end of its reconcile releases the slot.
+func (l *startLimiter) acquire(key types.NamespacedName) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, in := l.active[key]; in || len(l.active) < l.limit {
+		l.active[key] = struct{}{}
 		return true
 	}
-	if !slices.Contains(g.waiting, key) {
-		g.waiting = append(g.waiting, key)
+	if !slices.Contains(l.waiting, key) {
+		l.waiting = append(l.waiting, key)
 	}
 	return false
 }
 
-// pass ends a reconcile of anything: it takes out who was inside, and calls the next if there is room.
-// Whoever is called passes too, so that one who has gone meanwhile holds nobody up.
-func (g *startLimiter) pass(key types.NamespacedName) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	delete(g.inside, key)
-	if len(g.inside) >= g.most || len(g.waiting) == 0 || g.queue == nil {
+// release runs after every reconcile: it frees the slot of key, if any, and enqueues the next waiting member
+// if a slot is free. A deleted member is enqueued too and releases in turn, so it blocks no other.
+func (l *startLimiter) release(key types.NamespacedName) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.active, key)
+	if len(l.active) >= l.limit || len(l.waiting) == 0 || l.queue == nil {
 		return
 	}
-	next := g.waiting[0]
-	g.waiting = g.waiting[1:]
-	g.queue.Add(reconcile.Request{NamespacedName: next})
+	next := l.waiting[0]
+	l.waiting = l.waiting[1:]
+	l.queue.Add(reconcile.Request{NamespacedName: next})
 }

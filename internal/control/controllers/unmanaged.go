@@ -12,21 +12,21 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// Work is what a controller is made of, each of this package and those below it.
+// Work configures a controller of this package or a sub-package.
 type Work struct {
-	// Name in errors and metrics.
+	// Name appears in errors and metrics.
 	Name string
 	Log  *slog.Logger
-	// Workers is how many objects are worked on at once.
+	// Workers is the number of concurrent reconciles.
 	Workers    int
 	Reconciler reconcile.Reconciler
-	// RetryFirst and RetryMost bound the pauses after failures, which double.
+	// RetryFirst and RetryMost bound the exponential backoff.
 	RetryFirst, RetryMost time.Duration
 	Sources               []source.Source
 }
 
-// New returns a controller that no manager runs: its Start blocks until its context is done.
-// Several servers may run in one process, as in tests.
+// New returns a controller without a manager: its Start blocks until its context is done.
+// Its name need not be unique, because tests run several servers in one process.
 func New(w Work) (controller.Controller, error) {
 	unique := true
 	c, err := controller.NewUnmanaged(w.Name, controller.Options{
@@ -37,11 +37,11 @@ func New(w Work) (controller.Controller, error) {
 		LogConstructor:          func(*reconcile.Request) logr.Logger { return logr.FromSlogHandler(w.Log.Handler()) },
 	})
 	if err != nil {
-		return nil, fmt.Errorf("make the %s controller: %w", w.Name, err)
+		return nil, fmt.Errorf("create %s controller: %w", w.Name, err)
 	}
 	for _, s := range w.Sources {
 		if err := c.Watch(s); err != nil {
-			return nil, fmt.Errorf("watch for the %s controller: %w", w.Name, err)
+			return nil, fmt.Errorf("add watch to %s controller: %w", w.Name, err)
 		}
 	}
 	return c, nil

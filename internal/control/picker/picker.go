@@ -64,7 +64,7 @@ type Picker struct {
 	// +checklocks:mu
 	lastClaim uint64
 	// +checklocks:mu
-	served time.Time
+	lastWarmClaim time.Time
 }
 
 // New returns a picker without members; Observe adds them.
@@ -85,22 +85,22 @@ func New(cfg Config) (*Picker, error) {
 	}, nil
 }
 
-// noteLocked records that a claim came, and whether the next one would find a member, too.
+// noteLocked records a claim, and whether its pool has another ready member.
 //
 // +checklocks:p.mu
 func (p *Picker) noteLocked(more bool) {
-	p.served = time.Time{}
+	p.lastWarmClaim = time.Time{}
 	if more {
-		p.served = time.Now()
+		p.lastWarmClaim = time.Now()
 	}
 }
 
-// Served returns when a claim last got a member of a pool that had more: refills wait until such claims
-// pause. It is zero if there was none, or the last one emptied its pool.
-func (p *Picker) Served() time.Time {
+// LastWarmClaim returns the time of the last claim that left ready members in its pool; refills are
+// delayed after it. It is zero without such a claim, or if the last claim emptied its pool.
+func (p *Picker) LastWarmClaim() time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.served
+	return p.lastWarmClaim
 }
 
 // Ready counts the members of a revision that can be leased at once.

@@ -149,7 +149,7 @@ func TestSpreadOverNodes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if more := !p.Served().IsZero(); more != (i < 8) {
+		if more := !p.LastWarmClaim().IsZero(); more != (i < 8) {
 			t.Errorf("after pick %d of 9 there are more: %v", i+1, more)
 		}
 		order = append(order, s.Status.NodeName+s.Name[1:])

@@ -1,24 +1,24 @@
-// Package checkpoint has a node take, keep and drop what Checkpoint objects ask for. It touches no data
-// by itself.
+// Package checkpoint reconciles Checkpoint objects: a node captures, keeps and deletes their data. The
+// controller itself reads and writes no data.
 //
 // # Taking
 //
-// A checkpoint is of one sandbox, by UID: which, and what it was made of, is in the checkpoint's status
-// before the node is asked, so that a crash, or another sandbox of the name, never mixes two. The
-// source is read from the API server each time. One that is not to run on is suspended first, by its
-// specification, and captured when it sleeps. What it cannot be taken of now is waited for, by the
-// source's events and with growing pauses; what only a user can mend fails for good, and a checkpoint
-// that has failed has no data.
+// A checkpoint has one source sandbox, by UID. The controller writes the source and its template to the
+// checkpoint's status before it calls the node, so that a crash or a new sandbox of the same name cannot
+// mix two sources. It reads the source from the API server in each reconcile. A source that must not
+// continue running is first suspended by its spec, and captured when it is paused. If the source cannot
+// be captured yet, the controller retries on its events and with backoff. An error that only a user can
+// fix is final: the checkpoint has failed and has no data.
 //
 // # Imports
 //
-// `barchan snapshot import` brings the data of an import to the node by itself, and changes the
-// object's annotation [AnnotationImport] then; the node is asked at each change.
+// `barchan snapshot import` copies the data to the node and then changes the object's annotation
+// [AnnotationImport]. The controller queries the node after each change.
 //
 // # Keeping
 //
-// A ready checkpoint whose data the node lost has failed. A deleted one stays while a template of its
-// namespace names it, or a sandbox that has not run yet. Data without an object, which a finalizer taken
-// away by force leaves, are found by a sweep, and dropped once the API server has said by name that
-// there is no such object.
+// A ready checkpoint fails if the node has lost its data. A deleted one keeps its finalizer while a template
+// of its namespace, or a sandbox that has not run yet, refers to it. A periodic scan finds data without
+// an object, such as after a forced removal of the finalizer. The controller deletes such data only after the
+// API server has returned NotFound for the object.
 package checkpoint

@@ -1,14 +1,14 @@
-// Package warmup has a template's warm-up run once and not in every sandbox. For each revision of a
-// template with a warm-up, and each namespace with a pool of it that wants members, it makes a seed: a
-// sandbox that nobody gets, in which the node runs the warm-up. When that is ready, a checkpoint is
-// taken of it, and the seed goes. Members and cold starts are restored from the checkpoint
-// ([pool.WarmCheckpoint]); this package makes none of them.
+// Package warmup runs a template's warm-up once instead of in every sandbox. For each revision of a
+// template with a warm-up, and each namespace with a pool of it that needs members, it creates a seed: a sandbox
+// that no claim gets, in which the node runs the warm-up. When the seed is ready, the controller creates
+// a checkpoint of it and deletes the seed. Members and cold starts are restored from the checkpoint
+// ([pool.WarmCheckpoint]); this package creates neither.
 //
-// Seed and checkpoint have one name, made of the template's and the revision, so that there are never
-// two of a revision, whatever a crash or a lagging cache leads to.
+// Seed and checkpoint share a name derived from template and revision. So a revision never has two of
+// them, even after a crash or with a stale cache.
 //
-// A warm-up that fails is tried again after a pause that doubles; until then the seed stays to be looked
-// at. A checkpoint that members cannot be started from is given up, and made anew. What is of an older
-// revision, or of a template that has no pools or no warm-up any more, is deleted; a checkpoint goes
-// when the members that were made from it have started.
+// A failed warm-up is retried with exponential backoff; until then the seed stays for inspection. A
+// checkpoint from which members cannot start is replaced. Seeds and checkpoints of older revisions, or of
+// templates without pools or warm-up, are deleted; a checkpoint only after the members created from it
+// have started.
 package warmup
