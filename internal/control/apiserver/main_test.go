@@ -10,8 +10,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/control/apiserver/etcd"
+	"github.com/barchan-dev/barchan/internal/control/apiserver/liblog"
 )
 
 // writerDir makes the test binary a server that writes until it is killed; see TestKillKeepsWrites.
@@ -30,6 +32,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	liblog.RouteKlog(telemetry.Discard()) // before the etcd of a test logs through it
 	os.Exit(m.Run())
 }
 

@@ -59,7 +59,7 @@ type Trust struct {
 	key   crypto.Signer     // of Dir
 
 	Mu   sync.Mutex
-	Leaf *tls.Certificate // +checklocks:mu
+	Leaf *tls.Certificate // +checklocks:Mu
 }
 
 // Open checks the source, and creates what Dir lacks.
