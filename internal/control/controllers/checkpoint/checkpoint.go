@@ -19,53 +19,53 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/controllers"
 )
 
-// AnnotationImport is changed by whoever imports a checkpoint when its data have reached the node, or
-// will not. As a time of RFC 3339, with nanoseconds, it says when something was done last: what a server
-// before this one was importing has failed.
+// AnnotationImport is set by the importer when the data have reached the node, or the import has failed.
+// An RFC 3339 time with nanoseconds is the time of the last progress: an import that an earlier server
+// process began has failed.
 const AnnotationImport = "barchan.dev/import-changed"
 
 const (
 	retryFirst = 100 * time.Millisecond
 	retryMost  = time.Minute
 
-	// defaultWorkers is more than a node captures at once, so that the others are told what they wait for.
+	// defaultWorkers exceeds the concurrent captures of a node, so that the others get a status too.
 	defaultWorkers = 16
 	defaultSweep   = 5 * time.Minute
 	defaultImport  = 10 * time.Minute
-	// lookAgain is how long a checkpoint that is in use waits for an event that says otherwise.
-	lookAgain = time.Minute
+	// inUseRetry is the retry interval of the deletion of a checkpoint that is in use.
+	inUseRetry = time.Minute
 )
 
-// Objects reads objects from memory; package cache has it. What it returns is the caller's own.
+// Objects reads objects from memory; package cache implements it. The caller owns the results.
 type Objects interface {
 	Checkpoint(ctx context.Context, key types.NamespacedName) (*barchan.Checkpoint, error)
-	// Unfinished returns the checkpoints that are still to be taken of a sandbox.
+	// Unfinished returns the checkpoints of a sandbox that are not captured yet.
 	Unfinished(ctx context.Context, source types.NamespacedName) ([]barchan.Checkpoint, error)
-	// RestoringFrom and TemplatesFrom return the sandboxes and templates that name a checkpoint.
+	// RestoringFrom and TemplatesFrom return the sandboxes and templates that refer to a checkpoint.
 	RestoringFrom(ctx context.Context, checkpoint types.NamespacedName) ([]agents.Sandbox, error)
 	TemplatesFrom(ctx context.Context, checkpoint types.NamespacedName) ([]extensions.SandboxTemplate, error)
 }
 
-// Config is what New needs; every field is required unless it says so.
+// Config configures New. Fields are required unless documented otherwise.
 type Config struct {
 	Log *slog.Logger
-	// Client asks the API server itself, for reads as for writes.
+	// Client reads and writes the API server directly.
 	Client client.Client
-	// Cache is what is watched, and Objects reads it.
+	// Cache provides the watches, and Objects reads it.
 	Cache   crcache.Cache
 	Objects Objects
-	// Runner keeps the data.
+	// Runner stores the data.
 	Runner controllers.CheckpointRunner
-	// Node is the name of the Runner's machine. The checkpoints of others are left alone.
+	// Node is the Runner's node name. Checkpoints of other nodes are ignored.
 	Node string
-	// Events records what users should see beside the object; nil records nothing.
+	// Events records Kubernetes events; nil records none.
 	Events events.EventRecorder
-	// Workers bounds how many checkpoints are worked on at once. Default 16.
+	// Workers is the number of concurrent reconciles. Default 16.
 	Workers int
-	// SweepEvery is how often data without an object, and objects without data, are looked for, besides
-	// once at the start. Default 5 minutes.
+	// SweepEvery is the interval of the scan for data without an object and objects without data; the first
+	// scan runs at the start. Default 5 minutes.
 	SweepEvery time.Duration
-	// ImportPatience is how long an import may take to bring its data. Default 10 minutes.
+	// ImportPatience bounds the duration of an import. Default 10 minutes.
 	ImportPatience time.Duration
 }
 
@@ -110,6 +110,6 @@ type reconciler struct {
 	events         events.EventRecorder
 	sweepEvery     time.Duration
 	importPatience time.Duration
-	// began is when this process did: what was being imported before that will not come.
+	// began is the start of this process: imports begun earlier have failed.
 	began time.Time
 }

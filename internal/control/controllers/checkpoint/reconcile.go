@@ -20,11 +20,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
-// Reconcile does for one checkpoint what can be done now.
+// Reconcile takes one step for a checkpoint.
 func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	c, err := r.objects.Checkpoint(ctx, req.NamespacedName)
 	if errors.Is(err, errs.ErrNotFound) {
-		return reconcile.Result{}, nil // were anything left of it, the sweep would find that
+		return reconcile.Result{}, nil // the scan removes leftover data
 	}
 	if err != nil {
 		return reconcile.Result{}, err
@@ -34,7 +34,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 	result, err := r.step(ctx, c)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		// Somebody else wrote first: look again once the cache shows it.
+		// A concurrent write: reconcile again when the cache shows it.
 		return reconcile.Result{RequeueAfter: retryFirst}, nil
 	}
 	if err != nil {
@@ -43,10 +43,10 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	return result, nil
 }
 
-// elsewhere reports whether a node's name is that of another one, to which its checkpoints are left.
+// elsewhere reports whether a name is that of another node.
 func (r *reconciler) elsewhere(node string) bool { return node != "" && node != r.node }
 
-// nodeOf is the node that has a checkpoint's data, or writes them; empty before that.
+// nodeOf returns the node that has or writes the data; empty before that.
 func nodeOf(c *barchan.Checkpoint) string {
 	if c.Status.Source == nil {
 		return ""
@@ -82,7 +82,7 @@ func (r *reconciler) step(ctx context.Context, c *barchan.Checkpoint) (result re
 	return reconcile.Result{}, r.expire(ctx, c)
 }
 
-// endOf is when a checkpoint that is done is to be deleted.
+// endOf returns when a finished checkpoint expires.
 func endOf(c *barchan.Checkpoint) (at time.Time, ends bool) {
 	if c.Spec.TTLSeconds == nil {
 		return time.Time{}, false
@@ -98,29 +98,29 @@ func endOf(c *barchan.Checkpoint) (at time.Time, ends bool) {
 	return at.Add(time.Duration(*c.Spec.TTLSeconds) * time.Second), true
 }
 
-// expire deletes a checkpoint whose time is over.
+// expire deletes an expired checkpoint.
 func (r *reconciler) expire(ctx context.Context, c *barchan.Checkpoint) error {
 	same := client.Preconditions{UID: &c.UID, ResourceVersion: &c.ResourceVersion}
 	if err := r.client.Delete(ctx, c, same); err != nil {
-		return fmt.Errorf("delete it, as its spec.ttlSeconds say: %w", err)
+		return fmt.Errorf("delete after spec.ttlSeconds: %w", err)
 	}
 	r.tell(c, corev1.EventTypeNormal, "Expired", "Expire", fmt.Sprintf("its spec.ttlSeconds, %d, have passed", *c.Spec.TTLSeconds))
 	return nil
 }
 
-// verify asks the node whether it still has the data of a ready checkpoint.
+// verify checks that the node still has the data of a ready checkpoint.
 func (r *reconciler) verify(ctx context.Context, c *barchan.Checkpoint) error {
 	_, err := r.runner.Captured(ctx, refOf(c))
 	if errors.Is(err, errs.ErrNotFound) {
 		return r.fail(ctx, c, "its data are not on the node any more; delete it, and take another")
 	}
 	if err != nil {
-		return fmt.Errorf("ask the node for its data: %w", err)
+		return fmt.Errorf("query its data on the node: %w", err)
 	}
 	return nil
 }
 
-// await is the part of a checkpoint that somebody imports.
+// await handles a checkpoint that is being imported.
 func (r *reconciler) await(ctx context.Context, c *barchan.Checkpoint) (reconcile.Result, error) {
 	if err := r.hold(ctx, c, ""); err != nil {
 		return reconcile.Result{}, err
@@ -129,11 +129,11 @@ func (r *reconciler) await(ctx context.Context, c *barchan.Checkpoint) (reconcil
 	if err == nil {
 		return reconcile.Result{}, r.finish(ctx, c, got)
 	}
-	if errors.Is(err, errs.ErrUnavailable) { // they are on their way
+	if errors.Is(err, errs.ErrUnavailable) { // the import continues
 		return reconcile.Result{RequeueAfter: r.importPatience}, r.wait(ctx, c, "waits for the data that are imported: "+errs.Text(err))
 	}
 	if !errors.Is(err, errs.ErrNotFound) {
-		return reconcile.Result{}, fmt.Errorf("ask the node for what is imported: %w", err)
+		return reconcile.Result{}, fmt.Errorf("query imported data on the node: %w", err)
 	}
 	left := time.Until(c.CreationTimestamp.Add(r.importPatience))
 	if r.abandoned(c) {
@@ -145,8 +145,8 @@ func (r *reconciler) await(ctx context.Context, c *barchan.Checkpoint) (reconcil
 	return reconcile.Result{RequeueAfter: left}, r.wait(ctx, c, "waits for the data that are imported")
 }
 
-// abandoned reports whether a server before this one was importing a checkpoint. Where the importer has
-// not noted the time, that of the object is gone by, which is of whole seconds: in doubt it is not.
+// abandoned reports whether an earlier server process began the import. Without a time in the annotation it
+// uses the creation time, and its resolution of a second in favor of the import.
 func (r *reconciler) abandoned(c *barchan.Checkpoint) bool {
 	if at, err := time.Parse(time.RFC3339Nano, c.Annotations[AnnotationImport]); err == nil {
 		return at.Before(r.began)
@@ -154,8 +154,8 @@ func (r *reconciler) abandoned(c *barchan.Checkpoint) bool {
 	return c.CreationTimestamp.Time.Before(r.began.Truncate(time.Second))
 }
 
-// hold keeps the object until the node has confirmed that nothing of it is left, and marks it with the
-// sandbox that it is of, if that is known.
+// hold adds the finalizer, which stays until the node has deleted the data, and labels the checkpoint with
+// its source sandbox, if known.
 func (r *reconciler) hold(ctx context.Context, c *barchan.Checkpoint, source sandbox.ID) error {
 	if !controllerutil.AddFinalizer(c, barchan.NodeFinalizer) {
 		return nil
@@ -172,7 +172,7 @@ func (r *reconciler) hold(ctx context.Context, c *barchan.Checkpoint, source san
 	return nil
 }
 
-// remove drops the data first and lets the object go only then.
+// remove deletes the data and then the finalizer.
 func (r *reconciler) remove(ctx context.Context, c *barchan.Checkpoint) (reconcile.Result, error) {
 	if !controllerutil.ContainsFinalizer(c, barchan.NodeFinalizer) {
 		return reconcile.Result{}, nil
@@ -182,18 +182,18 @@ func (r *reconciler) remove(ctx context.Context, c *barchan.Checkpoint) (reconci
 		return reconcile.Result{}, err
 	}
 	if users != "" {
-		return reconcile.Result{RequeueAfter: lookAgain}, r.inUse(ctx, c, users)
+		return reconcile.Result{RequeueAfter: inUseRetry}, r.inUse(ctx, c, users)
 	}
 	if err := r.runner.DropCheckpoint(ctx, refOf(c)); err != nil {
 		if ctx.Err() == nil {
 			r.tell(c, corev1.EventTypeWarning, "RemoveFailed", "Remove", errs.Text(err))
 		}
-		return reconcile.Result{}, fmt.Errorf("drop its data: %w", err)
+		return reconcile.Result{}, fmt.Errorf("delete its data: %w", err)
 	}
 	failpoint.Reach("checkpointobject/dropped")
 	controllerutil.RemoveFinalizer(c, barchan.NodeFinalizer)
 	if err := r.client.Update(ctx, c); err != nil {
-		return reconcile.Result{}, fmt.Errorf("release it: %w", err)
+		return reconcile.Result{}, fmt.Errorf("remove its finalizer: %w", err)
 	}
 	failpoint.Reach("checkpointobject/released")
 	r.log.InfoContext(ctx, "checkpoint removed", telemetry.Namespace, c.Namespace, telemetry.Name, c.Name)
@@ -204,7 +204,7 @@ func refOf(c *barchan.Checkpoint) sandbox.CheckpointRef {
 	return sandbox.CheckpointRef{Namespace: c.Namespace, Name: c.Name, UID: c.UID}
 }
 
-// tell records what users should see beside the object.
+// tell records a Kubernetes event.
 func (r *reconciler) tell(c *barchan.Checkpoint, kind, reason, action, note string) {
 	if r.events != nil {
 		r.events.Eventf(c, nil, kind, reason, action, "%s", note)

@@ -18,10 +18,10 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
-// maxMessage is how long the message of a condition may be.
+// maxMessage is the maximum length of a condition message.
 const maxMessage = 32 << 10
 
-// setReady sets the one condition of a checkpoint.
+// setReady sets the Ready condition of a checkpoint.
 func setReady(c *barchan.Checkpoint, status *barchan.CheckpointStatus, value metav1.ConditionStatus, reason, message string) {
 	meta.SetStatusCondition(&status.Conditions, metav1.Condition{
 		Type: barchan.ConditionReady, Status: value, Reason: reason, ObservedGeneration: c.Generation,
@@ -33,7 +33,7 @@ func notReady(c *barchan.Checkpoint, status *barchan.CheckpointStatus, reason, m
 	setReady(c, status, metav1.ConditionFalse, reason, message)
 }
 
-// wait says what a checkpoint waits for.
+// wait records why a checkpoint waits.
 func (r *reconciler) wait(ctx context.Context, c *barchan.Checkpoint, what string) error {
 	status := c.Status.DeepCopy()
 	status.Phase = barchan.CheckpointPending
@@ -41,13 +41,13 @@ func (r *reconciler) wait(ctx context.Context, c *barchan.Checkpoint, what strin
 	return r.write(ctx, c, status)
 }
 
-// retry says why a try has failed that is followed by another.
+// retry records a failure that is retried.
 func (r *reconciler) retry(ctx context.Context, c *barchan.Checkpoint, why string) error {
 	r.tell(c, corev1.EventTypeWarning, "CaptureFailed", "Capture", why+"; it is tried again")
 	return r.wait(ctx, c, why+"; it is tried again")
 }
 
-// fail ends a checkpoint for good.
+// fail records a final failure.
 func (r *reconciler) fail(ctx context.Context, c *barchan.Checkpoint, why string) error {
 	status := c.Status.DeepCopy()
 	status.Phase = barchan.CheckpointFailed
@@ -60,7 +60,7 @@ func (r *reconciler) fail(ctx context.Context, c *barchan.Checkpoint, why string
 	return nil
 }
 
-// inUse says why a checkpoint that was deleted is still there.
+// inUse records why a deleted checkpoint still exists.
 func (r *reconciler) inUse(ctx context.Context, c *barchan.Checkpoint, users string) error {
 	status := c.Status.DeepCopy()
 	value := metav1.ConditionFalse
@@ -71,7 +71,7 @@ func (r *reconciler) inUse(ctx context.Context, c *barchan.Checkpoint, users str
 	return r.write(ctx, c, status)
 }
 
-// finish writes what the node has.
+// finish writes the status for the node's data.
 func (r *reconciler) finish(ctx context.Context, c *barchan.Checkpoint, got sandbox.Captured) error {
 	status := finished(c, got)
 	if err := r.write(ctx, c, status); err != nil {
@@ -89,7 +89,7 @@ func contents(got sandbox.Captured) string {
 	return "files"
 }
 
-// finished is the status of a checkpoint whose data are durable.
+// finished returns the status of a checkpoint with durable data.
 func finished(c *barchan.Checkpoint, got sandbox.Captured) *barchan.CheckpointStatus {
 	status := c.Status.DeepCopy()
 	status.Phase, status.Content = barchan.CheckpointReady, barchan.ContentFiles
@@ -111,7 +111,7 @@ func finished(c *barchan.Checkpoint, got sandbox.Captured) *barchan.CheckpointSt
 	return status
 }
 
-// lacks says why a checkpoint has no memory that was to have some.
+// lacks returns why requested memory is missing from a checkpoint.
 func lacks(c *barchan.Checkpoint, got sandbox.Captured) string {
 	switch {
 	case got.Memory || c.Spec.Content == barchan.ContentFiles:
@@ -123,7 +123,7 @@ func lacks(c *barchan.Checkpoint, got sandbox.Captured) string {
 	}
 }
 
-// write writes a status that differs, over the version of the object that was read.
+// write writes a changed status, conditional on the version read.
 func (r *reconciler) write(ctx context.Context, c *barchan.Checkpoint, status *barchan.CheckpointStatus) error {
 	status.SnapshotID = c.SnapshotID()
 	if apiequality.Semantic.DeepEqual(&c.Status, status) {

@@ -22,25 +22,25 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
-// verdict is what a source, as it is, lets do.
+// verdict is the decision for the current state of a source.
 type verdict int
 
 const (
-	capture    verdict = iota
-	putToSleep         // suspend it first
-	wait               // it will change
-	refuse             // never
+	capture verdict = iota
+	suspendFirst
+	wait   // until it changes
+	refuse // final
 )
 
-// take gets a checkpoint of its source. Each write before the capture is one that a crash needs.
+// take captures a source. Each write before the capture is required for crash recovery.
 func (r *reconciler) take(ctx context.Context, c *barchan.Checkpoint) error {
-	if c.Status.Phase == barchan.CheckpointWriting { // by an earlier try, maybe of a process that is no more
+	if c.Status.Phase == barchan.CheckpointWriting { // by an earlier attempt, possibly of an earlier process
 		got, err := r.runner.Captured(ctx, refOf(c))
 		if err == nil {
 			return r.finish(ctx, c, got)
 		}
 		if !errors.Is(err, errs.ErrNotFound) {
-			return fmt.Errorf("ask the node for its data: %w", err)
+			return fmt.Errorf("query its data on the node: %w", err)
 		}
 	}
 	s := &agents.Sandbox{}
@@ -61,7 +61,7 @@ func (r *reconciler) take(ctx context.Context, c *barchan.Checkpoint) error {
 	if err := r.hold(ctx, c, sandbox.IDOf(s.UID)); err != nil {
 		return err
 	}
-	if todo == putToSleep {
+	if todo == suspendFirst {
 		if err := r.suspend(ctx, c, s); err != nil {
 			return err
 		}
@@ -75,7 +75,7 @@ func (r *reconciler) take(ctx context.Context, c *barchan.Checkpoint) error {
 	return r.capture(ctx, c, s)
 }
 
-// judge says whether a checkpoint can be taken of a sandbox as it is, and why not yet, or never.
+// judge decides whether a sandbox can be captured, with the reason if not.
 func judge(c *barchan.Checkpoint, s *agents.Sandbox) (todo verdict, why string) {
 	if why = never(c, s); why != "" {
 		return refuse, why
@@ -91,12 +91,12 @@ func judge(c *barchan.Checkpoint, s *agents.Sandbox) (todo verdict, why string) 
 		why, _ = sandbox.SuspendFailure(s)
 		return wait, because(fmt.Sprintf("waits for sandbox %s to sleep", s.Name), why)
 	case awake && !c.Spec.KeepRunning:
-		return putToSleep, fmt.Sprintf("waits for sandbox %s to sleep", s.Name)
+		return suspendFirst, fmt.Sprintf("waits for sandbox %s to sleep", s.Name)
 	}
 	return capture, ""
 }
 
-// never says why there will be no checkpoint of a sandbox; empty if there may be one.
+// never returns why a sandbox can never be captured; empty if it can.
 func never(c *barchan.Checkpoint, s *agents.Sandbox) string {
 	const field = "spec.sandboxName: "
 	known := c.Status.Source
@@ -123,8 +123,8 @@ func because(what, why string) string {
 	return what + ": " + why
 }
 
-// suspend has a source sleep, on the condition that it is as it was read, and that the checkpoint still
-// waits for it: the cache may show one that was taken before the source was resumed.
+// suspend suspends a source, conditional on the version read, if the checkpoint still waits for it: the cache
+// may be stale and the source resumed since the capture.
 func (r *reconciler) suspend(ctx context.Context, c *barchan.Checkpoint, s *agents.Sandbox) error {
 	now := &barchan.Checkpoint{}
 	if err := r.client.Get(ctx, client.ObjectKeyFromObject(c), now); err != nil {
@@ -141,10 +141,9 @@ func (r *reconciler) suspend(ctx context.Context, c *barchan.Checkpoint, s *agen
 	return nil
 }
 
-// errChanged is why a checkpoint is looked at again before its source is suspended.
-var errChanged = errors.New("it is not what the cache shows")
+var errChanged = errors.New("it differs from the cache")
 
-// intend writes down what is about to be captured.
+// intend writes the source to the status before the capture.
 func (r *reconciler) intend(ctx context.Context, c *barchan.Checkpoint, s *agents.Sandbox) error {
 	source, err := sourceOf(s)
 	if err != nil {
@@ -160,7 +159,7 @@ func (r *reconciler) intend(ctx context.Context, c *barchan.Checkpoint, s *agent
 	return nil
 }
 
-// capture has the node take the checkpoint.
+// capture calls the node and writes the outcome.
 func (r *reconciler) capture(ctx context.Context, c *barchan.Checkpoint, s *agents.Sandbox) error {
 	began := time.Now()
 	got, err := r.runner.Capture(ctx, sandbox.Capture{
@@ -172,7 +171,7 @@ func (r *reconciler) capture(ctx context.Context, c *barchan.Checkpoint, s *agen
 		r.log.InfoContext(ctx, "checkpoint taken", telemetry.Namespace, c.Namespace, telemetry.Name, c.Name, telemetry.Sandbox, sandbox.IDOf(s.UID),
 			telemetry.Duration, time.Since(began), "paused", got.Paused)
 		return r.finish(ctx, c, got)
-	case ctx.Err() != nil: // a server that stops leaves it to the next one
+	case ctx.Err() != nil: // shutdown: the next process continues
 		return err
 	case errors.Is(err, errs.ErrInvalid), errors.Is(err, errs.ErrNotFound), errors.Is(err, errs.ErrForbidden):
 		return r.fail(ctx, c, errs.Text(err))
@@ -181,21 +180,21 @@ func (r *reconciler) capture(ctx context.Context, c *barchan.Checkpoint, s *agen
 	}
 }
 
-// sourceOf is what is kept of a sandbox beside its data.
+// sourceOf returns the parts of a sandbox that the status keeps.
 func sourceOf(s *agents.Sandbox) (*barchan.CheckpointSource, error) {
 	blueprint, err := json.Marshal(s.Spec.SandboxBlueprint)
 	if err != nil {
-		return nil, fmt.Errorf("keep the blueprint of sandbox %s: %w", s.Name, err)
+		return nil, fmt.Errorf("encode template of sandbox %s: %w", s.Name, err)
 	}
 	policies := agents.BarchanSpec{}
 	if s.Spec.Barchan != nil {
 		policies = *s.Spec.Barchan.DeepCopy()
 	}
-	// What it was started from itself, and how it is to be resumed, is nobody else's.
+	// Its own origin and resume mode do not apply to other sandboxes.
 	policies.Metadata, policies.Restore, policies.Resume = nil, nil, ""
 	kept, err := json.Marshal(policies)
 	if err != nil {
-		return nil, fmt.Errorf("keep the policies of sandbox %s: %w", s.Name, err)
+		return nil, fmt.Errorf("encode policies of sandbox %s: %w", s.Name, err)
 	}
 	source := &barchan.CheckpointSource{
 		ID: string(sandbox.IDOf(s.UID)), UID: s.UID, Node: s.Status.NodeName,

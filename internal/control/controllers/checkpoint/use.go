@@ -13,12 +13,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// shown is how many users of a checkpoint are named.
+// shown is the maximum number of users in a message.
 const shown = 5
 
-// users says in words who still needs a checkpoint; empty if nobody does. One that is not ready is
-// of use to nobody. What the cache knows of no users is asked of the API server: but for a fork,
-// whose sandboxes were made by whoever deletes it.
+// users describes the users of a checkpoint; empty without any. A checkpoint that is not ready has none. If the
+// cache shows none, the API server is read too, except for a fork: its creator also deletes it.
 func (r *reconciler) users(ctx context.Context, c *barchan.Checkpoint) (string, error) {
 	if c.Status.Phase != barchan.CheckpointReady {
 		return "", nil
@@ -46,8 +45,7 @@ func (r *reconciler) users(ctx context.Context, c *barchan.Checkpoint) (string, 
 	return usersOf(c, liveTemplates.Items, liveBoxes.Items), nil
 }
 
-// usersOf names those of templates and sandboxes that need a checkpoint: of the sandboxes, those that
-// have not run yet.
+// usersOf returns the names of the templates, and of the sandboxes that have not run yet, that use a checkpoint.
 func usersOf(c *barchan.Checkpoint, templates []extensions.SandboxTemplate, boxes []agents.Sandbox) string {
 	var names []string
 	for i := range templates {
@@ -77,7 +75,7 @@ func originOf(b *agents.BarchanSpec) string {
 	return b.Restore.CheckpointName
 }
 
-// needs names the checkpoint that a sandbox is yet to start from.
+// needs returns the checkpoint from which a sandbox has yet to start.
 func needs(s *agents.Sandbox) string {
 	if sandbox.HasRun(s) || sandbox.DeadForGood(s) {
 		return ""

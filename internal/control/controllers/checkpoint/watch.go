@@ -24,11 +24,10 @@ import (
 
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
-// sources are what has checkpoints looked at: themselves, the sandboxes that they are to be taken of,
-// those who hold up the removal of one, and the sweep.
+// sources returns the watches of checkpoints, their sources and their users, and the periodic scan.
 func (r *reconciler) sources(from crcache.Cache) []source.Source {
 	return []source.Source{
-		source.Kind(from, &barchan.Checkpoint{}, &handler.TypedEnqueueRequestForObject[*barchan.Checkpoint]{}, asked()),
+		source.Kind(from, &barchan.Checkpoint{}, &handler.TypedEnqueueRequestForObject[*barchan.Checkpoint]{}, specChanges()),
 		source.Kind(from, &agents.Sandbox{}, handler.TypedFuncs[*agents.Sandbox, reconcile.Request]{
 			UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[*agents.Sandbox], q queue) {
 				if markOf(e.ObjectOld) != markOf(e.ObjectNew) {
@@ -54,9 +53,9 @@ func (r *reconciler) sources(from crcache.Cache) []source.Source {
 	}
 }
 
-// asked passes what others change of a checkpoint: not its status, which this controller writes, and
-// which would otherwise end the pauses between tries.
-func asked() predicate.TypedPredicate[*barchan.Checkpoint] {
+// specChanges passes changes by others. Status changes are this controller's own and would cut its backoff
+// short.
+func specChanges() predicate.TypedPredicate[*barchan.Checkpoint] {
 	return predicate.TypedFuncs[*barchan.Checkpoint]{UpdateFunc: func(e event.TypedUpdateEvent[*barchan.Checkpoint]) bool {
 		old, now := e.ObjectOld, e.ObjectNew
 		return old.Generation != now.Generation || old.UID != now.UID || (old.DeletionTimestamp == nil) != (now.DeletionTimestamp == nil) ||
@@ -64,16 +63,16 @@ func asked() predicate.TypedPredicate[*barchan.Checkpoint] {
 	}}
 }
 
-// mark is all of a sandbox that matters to checkpoints.
+// mark has the fields of a sandbox that matter to checkpoints.
 type mark struct {
 	phase   sandbox.Phase
 	started bool
-	origin  string // what it is yet to start from
+	origin  string // the checkpoint from which it has yet to start
 }
 
 func markOf(s *agents.Sandbox) mark { return mark{sandbox.PhaseOf(s), sandbox.Started(s), needs(s)} }
 
-// changed has those looked at that wait for a sandbox to be in another state, or gone.
+// changed enqueues the checkpoints that wait for a change of a sandbox.
 func (r *reconciler) changed(ctx context.Context, s *agents.Sandbox, q queue) {
 	found, err := r.objects.Unfinished(ctx, client.ObjectKeyFromObject(s))
 	if err != nil {
@@ -85,14 +84,14 @@ func (r *reconciler) changed(ctx context.Context, s *agents.Sandbox, q queue) {
 	r.released(ctx, s.Namespace, needs(s), q)
 }
 
-// freed has the checkpoint looked at that a template named.
+// freed enqueues the checkpoint to which a template referred.
 func (r *reconciler) freed(ctx context.Context, t *extensions.SandboxTemplate, q queue) {
 	if t.Spec.Barchan != nil {
 		r.released(ctx, t.Namespace, originOf(t.Spec.Barchan.Sandbox), q)
 	}
 }
 
-// released has a checkpoint looked at that is to be removed, and may be needed no more.
+// released enqueues a deleted checkpoint that may have lost its last user.
 func (r *reconciler) released(ctx context.Context, namespace, name string, q queue) {
 	if name == "" {
 		return
@@ -103,7 +102,7 @@ func (r *reconciler) released(ctx context.Context, namespace, name string, q que
 	}
 }
 
-// sweeps compares the node's data with the objects, now and at intervals.
+// sweeps runs sweep at the start and periodically.
 func (r *reconciler) sweeps(ctx context.Context, q queue) {
 	every := time.NewTicker(r.sweepEvery)
 	defer every.Stop()
@@ -117,8 +116,8 @@ func (r *reconciler) sweeps(ctx context.Context, q queue) {
 	}
 }
 
-// sweep drops the data whose object is gone, by a clear answer of the API server, and has checkpoints
-// looked at that are ready without data.
+// sweep deletes data whose object the API server reports as not found, and enqueues ready checkpoints
+// without data.
 func (r *reconciler) sweep(ctx context.Context, q queue) {
 	kept, err := r.runner.Checkpoints(ctx)
 	if err != nil {
@@ -146,7 +145,7 @@ func (r *reconciler) sweep(ctx context.Context, q queue) {
 	r.recheck(ctx, q, there)
 }
 
-// recheck has each ready checkpoint looked at that is not among those whose data are there.
+// recheck enqueues each ready checkpoint without data.
 func (r *reconciler) recheck(ctx context.Context, q queue, there map[types.UID]bool) {
 	var all barchan.CheckpointList
 	if err := r.client.List(ctx, &all); err != nil {

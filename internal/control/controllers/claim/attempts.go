@@ -8,17 +8,16 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// attempt is the progress of a claim that has named no sandbox. It belongs to the worker that has the
-// claim.
+// attempt is the progress of a claim without an assigned sandbox. Only the worker of the claim uses it.
 type attempt struct {
 	claim types.UID
-	// since is when the claim was first reconciled here without a fault of the user's, and waits since when
-	// it has waited for a member.
+	// since is the time of the first reconcile without a user error, and waits the start of the wait for a
+	// member.
 	since, waits time.Time
 	// unsure reports that a write of unknown outcome may have given the claim a sandbox: the API server is
 	// read before another is taken.
 	unsure bool
-	// bound is the sandbox reqse agent has taken the claim's variables.
+	// bound is the sandbox whose agent has taken the claim's variables.
 	bound types.UID
 }
 

@@ -14,7 +14,7 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 )
 
-// reservedDomains are those whose keys, and whose subdomains' keys, claims may not bring.
+// reservedDomains are domains whose keys, subdomains included, a claim may not set.
 var reservedDomains = []string{"agents.x-k8s.io", "kubernetes.io", "k8s.io", "barchan.dev"}
 
 // checkMetadata checks what a claim adds to the labels and annotations that the template sets.
@@ -44,7 +44,7 @@ func checkMetadata(add, set *agents.PodMetadata, at *field.Path) (errs field.Err
 	return errs
 }
 
-// checkKey checks the key of a label, or that of an annotation, which may have capitals anywhere.
+// checkKey checks the key of a label or annotation. An annotation key may have capitals anywhere.
 func checkKey(key string, isLabel bool, path *field.Path) (errs field.ErrorList) {
 	form := key
 	if !isLabel {

@@ -27,13 +27,12 @@ import (
 const (
 	retryFirst = 100 * time.Millisecond
 	retryMost  = time.Minute
-	// waitForMember bounds how long one look at a claim waits for a member.
+	// waitForMember bounds the wait for a member in one reconcile.
 	waitForMember   = 2 * time.Second
 	defaultPatience = 30 * time.Second
-	// bindTries is how many sandboxes are tried in one reconcile.
+	// bindTries is the number of sandboxes tried in one reconcile.
 	bindTries = 3
-	// quotaRetry is when a claim that the quota refused is looked at again if nothing of its
-	// namespace ends before.
+	// quotaRetry is the retry interval of a claim that the quota refuses.
 	quotaRetry = time.Minute
 
 	defaultWorkers = 64
@@ -41,7 +40,7 @@ const (
 	waitingShare = 4
 )
 
-// Objects reads objects from memory; package cache has it. What it returns is the caller's own.
+// Objects reads objects from memory; package cache implements it. The caller owns the results.
 type Objects interface {
 	Claim(ctx context.Context, key types.NamespacedName) (*extensions.SandboxClaim, error)
 	Pool(ctx context.Context, key types.NamespacedName) (*extensions.SandboxWarmPool, error)
@@ -49,24 +48,24 @@ type Objects interface {
 	Owned(ctx context.Context, owner types.UID) ([]agents.Sandbox, error)
 }
 
-// Relations tells which claims a change may concern; package cache has it.
+// Relations finds the claims that a change affects; package cache implements it.
 type Relations interface {
 	PoolsOf(ctx context.Context, namespace string, template types.NamespacedName) ([]extensions.SandboxWarmPool, error)
 	ClaimsOn(ctx context.Context, pool types.NamespacedName) ([]extensions.SandboxClaim, error)
 }
 
-// Templates reads a template and its revision from the API server, not from memory; package
-// cache has it.
+// Templates reads a template and its revision from the API server, not from memory;
+// package cache implements it.
 type Templates interface {
 	CurrentTemplate(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, string, error)
 }
 
-// WarmUps reads what a template's warm-up has led to; package cache has it.
+// WarmUps reads warm-up checkpoints; package cache implements it.
 type WarmUps interface {
 	Checkpoint(ctx context.Context, key types.NamespacedName) (*barchan.Checkpoint, error)
 }
 
-// Cache is all that is read.
+// Cache combines all reads.
 type Cache interface {
 	Objects
 	WarmUps
@@ -74,32 +73,31 @@ type Cache interface {
 	Templates
 }
 
-// Config is what New needs; every field is required unless it says so.
+// Config configures New. Fields are required unless documented otherwise.
 type Config struct {
-	// Client asks the API server itself.
+	// Client reads and writes the API server directly.
 	Client client.Client
-	// Watched is what the controller is woken by.
+	// Watched provides the watches.
 	Watched crcache.Cache
-	// Cache has been synced before the controller is started: what an earlier one wrote is in it.
+	// Cache must be synced before the controller starts, so that it shows the writes of an earlier process.
 	Cache  Cache
 	Picker *picker.Picker
-	// Binder; nil starts each claim with variables cold.
+	// Binder is optional; without it each claim with variables starts cold.
 	Binder claiming.Binder
 	Quota  *quota.Quotas
-	// Assumed has the sandboxes that the cache may not show yet; the events of the cache feed it. Default: one
-	// that no event feeds.
+	// Assumed holds written sandboxes that the cache may not show yet; cache events update it. Default: an
+	// instance without events.
 	Assumed *assumecache.Sandboxes
-	// Events records what users should see beside the claim; nil records nothing.
+	// Events records Kubernetes events; nil records none.
 	Events events.EventRecorder
-	// Metrics; nil keeps them to itself.
+	// Metrics is optional.
 	Metrics prometheus.Registerer
-	// Log; nil discards.
+	// Log is optional.
 	Log *slog.Logger
-	// Workers bounds how many claims are worked on at once; a quarter of them at most waits for
-	// members of one pool. Default 64.
+	// Workers is the number of concurrent reconciles; at most a quarter of them wait for members of one
+	// pool. Default 64.
 	Workers int
-	// Patience is how long a claim waits for a member before a sandbox is started cold although members
-	// are in the making. Default 30 s.
+	// Patience bounds the wait for a member that is being created; a cold start follows. Default 30 s.
 	Patience time.Duration
 }
 

@@ -18,11 +18,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/picker"
 )
 
-// reasonQuota is the reason of a claim that its namespace's quota refuses. Upstream has none.
+// reasonQuota is the condition reason for an exceeded quota. Upstream has none.
 const reasonQuota = "QuotaExceeded"
 
-// find returns a sandbox that can be named as the claim's: one that it owns already, a member, or one that
-// was started cold. It returns nil where the claim waits.
+// find returns a sandbox to assign to the claim: one that it already owns, a member, or a cold start.
+// It returns nil while the claim waits.
 func (r *reconciler) find(ctx context.Context, w *work) (*agents.Sandbox, reconcile.Result, error) {
 	if err := r.look(ctx, w); err != nil {
 		return nil, reconcile.Result{}, err
@@ -40,7 +40,7 @@ func (r *reconciler) find(ctx context.Context, w *work) (*agents.Sandbox, reconc
 	return r.pick(ctx, w)
 }
 
-// resume judges the sandboxes that the claim owns and has not named: one to name, or one that starts.
+// resume checks the owned sandboxes that are not assigned: one may be assignable or starting.
 func (r *reconciler) resume(ctx context.Context, w *work) (ready, starting *agents.Sandbox, err error) {
 	owned, err := r.owned(ctx, w)
 	if err != nil {
@@ -98,7 +98,7 @@ func (r *reconciler) pick(ctx context.Context, w *work) (*agents.Sandbox, reconc
 		if time.Since(w.known.waits) > r.patience {
 			return r.start(ctx, w)
 		}
-		if !r.turns.take(w.who, p.UID) {
+		if !r.slots.acquire(w.who, p.UID) {
 			return nil, reconcile.Result{}, nil // a free slot enqueues the claim
 		}
 	}
@@ -125,8 +125,8 @@ func (r *reconciler) pick(ctx context.Context, w *work) (*agents.Sandbox, reconc
 	return nil, reconcile.Result{}, err
 }
 
-// overQuota records a refusal of the quota. The claim is reconciled when a sandbox of its namespace ends,
-// and now and then in case that the quota has changed.
+// overQuota records a refusal by the quota. The claim is reconciled when a sandbox of its namespace ends,
+// and every quotaRetry, because the quota can change.
 func (r *reconciler) overQuota(ctx context.Context, w *work, cause error) (*agents.Sandbox, reconcile.Result, error) {
 	r.attempts.refused(w.who)
 	w.known.waits = time.Time{}
@@ -134,7 +134,7 @@ func (r *reconciler) overQuota(ctx context.Context, w *work, cause error) (*agen
 	return nil, reconcile.Result{RequeueAfter: quotaRetry}, err
 }
 
-// start starts a sandbox cold. It is named once it is ready, and still of the revision.
+// start creates a sandbox for a cold start. It is assigned when it is ready with the current revision.
 func (r *reconciler) start(ctx context.Context, w *work) (*agents.Sandbox, reconcile.Result, error) {
 	s, err := w.op.Create(ctx, true)
 	if err == nil {
@@ -159,7 +159,7 @@ func (r *reconciler) start(ctx context.Context, w *work) (*agents.Sandbox, recon
 	return nil, reconcile.Result{}, fmt.Errorf("start sandbox %s: %w", s.Name, err)
 }
 
-// nameTaken finds the sandbox that has the name of a cold start.
+// nameTaken reads the existing sandbox with the name of a cold start.
 func (r *reconciler) nameTaken(ctx context.Context, w *work) error {
 	s := &agents.Sandbox{}
 	if err := r.client.Get(ctx, client.ObjectKeyFromObject(w.claim), s); err != nil {
@@ -177,7 +177,7 @@ func (r *reconciler) nameTaken(ctx context.Context, w *work) error {
 	}
 }
 
-// pend writes into the claim's status what it waits for.
+// pend writes to the claim's status why it waits.
 func (r *reconciler) pend(ctx context.Context, w *work, what string) error {
 	_, err := r.write(ctx, w, waiting(w.claim, extensions.ReasonSandboxCreatePending, what))
 	return err

@@ -20,19 +20,19 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// plan is what a claim wants of a sandbox, checked against one state of the template.
+// plan is the desired sandbox of a claim, checked against one version of the template.
 type plan struct {
 	claim    *extensions.SandboxClaim
 	pool     *extensions.SandboxWarmPool
 	template *extensions.SandboxTemplate
 	revision string
-	// env is what the claim's agent must be told if the sandbox runs already.
+	// env is sent to the agent if the sandbox is already running.
 	env map[string]string
-	// cold says why no running sandbox will do; empty if one will.
+	// cold is the reason for a cold start; empty if a running sandbox is possible.
 	cold string
 }
 
-// refusal is a fault that only a user can mend. As an error it ends a pick.
+// refusal is an error that only a user can fix. It ends a pick.
 type refusal struct{ reason, message string }
 
 func (r *refusal) Error() string { return r.reason + ": " + r.message }
@@ -41,7 +41,7 @@ func refuse(reason string, errs field.ErrorList) *refusal {
 	return &refusal{reason, errs.ToAggregate().Error()}
 }
 
-// newPlan checks what a claim brings. late says whether variables can be brought to what runs.
+// newPlan validates a claim. late reports whether running sandboxes can take variables.
 func newPlan(c *extensions.SandboxClaim, p *extensions.SandboxWarmPool, t *extensions.SandboxTemplate, revision string, late bool) (*plan, *refusal) {
 	spec := field.NewPath("spec")
 	if errs := checkMetadata(&c.Spec.AdditionalPodMetadata, &t.Spec.PodTemplate.ObjectMeta, spec.Child("additionalPodMetadata")); len(errs) > 0 {
@@ -61,7 +61,7 @@ func newPlan(c *extensions.SandboxClaim, p *extensions.SandboxWarmPool, t *exten
 	return x, nil
 }
 
-// whyCold says what of a claim cannot be brought to a sandbox that runs; empty if nothing.
+// whyCold returns why a claim cannot get a running sandbox; empty if it can.
 func whyCold(c *extensions.SandboxClaim, t *extensions.SandboxTemplate, late bool) string {
 	if len(c.Spec.VolumeClaimTemplates) > 0 {
 		return "spec.volumeClaimTemplates cannot be mounted into a running sandbox"
@@ -84,14 +84,14 @@ func (x *plan) owner() *metav1.OwnerReference {
 	return metav1.NewControllerRef(x.claim, extensions.GroupVersion.WithKind("SandboxClaim"))
 }
 
-// adopt makes a copy of a member the claim's.
+// adopt returns a copy of a member with the claim as owner.
 func (x *plan) adopt(member *agents.Sandbox) *agents.Sandbox {
 	s := pool.Adopt(member, x.owner())
-	x.bring(s)
+	x.apply(s)
 	return s
 }
 
-// fresh is a sandbox of the claim's that is not written yet.
+// fresh returns a new sandbox of the claim, not yet written.
 func (x *plan) fresh() *agents.Sandbox {
 	s := pool.NewSandbox(x.template, x.revision, x.claim.Namespace)
 	s.Name = x.claim.Name
@@ -107,12 +107,12 @@ func (x *plan) fresh() *agents.Sandbox {
 		}
 		s.Spec.VolumeClaimTemplates = append(s.Spec.VolumeClaimTemplates, *v.DeepCopy())
 	}
-	x.bring(s)
+	x.apply(s)
 	return s
 }
 
-// bring puts the claim's variables and metadata into a sandbox. It may be called again.
-func (x *plan) bring(s *agents.Sandbox) {
+// apply sets the claim's variables and metadata on a sandbox. It is idempotent.
+func (x *plan) apply(s *agents.Sandbox) {
 	for _, e := range x.claim.Spec.Env {
 		if at := containerOf(&s.Spec.PodTemplate.Spec, e.ContainerName); at >= 0 {
 			setEnv(&s.Spec.PodTemplate.Spec.Containers[at], e)
@@ -149,7 +149,7 @@ func merged(base, more map[string]string) map[string]string {
 	return all
 }
 
-// containerOf finds a container by name, the first one by none; -1 if there is none.
+// containerOf returns the index of a container by name, the first for an empty name, or -1.
 func containerOf(spec *corev1.PodSpec, name string) int {
 	if name == "" && len(spec.Containers) > 0 {
 		return 0
@@ -157,7 +157,7 @@ func containerOf(spec *corev1.PodSpec, name string) int {
 	return slices.IndexFunc(spec.Containers, func(c corev1.Container) bool { return c.Name == name })
 }
 
-// starts says of a sandbox of the claim's that it starts, and why no running one was taken.
+// starts returns the message for a starting sandbox, with the reason for its cold start.
 func (x *plan) starts(s *agents.Sandbox) string {
 	why := cmp.Or(x.cold, fmt.Sprintf("no member of warm pool %s was ready", x.pool.Name))
 	text := fmt.Sprintf("sandbox %s starts cold: %s", s.Name, why)
@@ -167,17 +167,17 @@ func (x *plan) starts(s *agents.Sandbox) string {
 	return text
 }
 
-// verdict is what to do with a sandbox that a claim owns and has not named yet.
+// verdict is the decision on an owned sandbox that is not assigned.
 type verdict int
 
 const (
-	leave verdict = iota // it goes already
-	name                 // it becomes the claim's for life
-	await                // it starts, and fits so far
-	drop                 // it must not be the claim's
+	leave verdict = iota // it is terminating
+	name                 // assign it to the claim
+	await                // it is starting, and fits so far
+	drop                 // delete it
 )
 
-// judge says what to do with a sandbox that was taken or started for the claim.
+// judge decides on a sandbox that was taken or started for the claim.
 func (x *plan) judge(s *agents.Sandbox) verdict {
 	cold := s.Labels[agents.LabelLaunchType] == agents.LaunchCold
 	fits := pool.Fits(s, x.revision)
@@ -191,15 +191,15 @@ func (x *plan) judge(s *agents.Sandbox) verdict {
 	case fits:
 		return await
 	case cold && pool.RevisionOf(s) == x.revision:
-		return name // it has ended by itself: another one would end alike
+		return name // it exited; another one would exit too
 	default:
 		return drop
 	}
 }
 
-// carried reports whether a sandbox has in its object what the claim brings.
+// carried reports whether a sandbox's object has everything that the claim adds.
 func (x *plan) carried(s *agents.Sandbox) bool {
 	with := s.DeepCopy()
-	x.bring(with)
+	x.apply(with)
 	return apiequality.Semantic.DeepEqual(s.Spec.PodTemplate, with.Spec.PodTemplate)
 }

@@ -126,7 +126,7 @@ func TestPlanBringsOnce(t *testing.T) {
 		t.Fatal(no)
 	}
 	s := x.fresh()
-	x.bring(s)
+	x.apply(s)
 	main, side := s.Spec.PodTemplate.Spec.Containers[0].Env, s.Spec.PodTemplate.Spec.Containers[1].Env
 	if !slices.Equal(main, []corev1.EnvVar{{Name: "SET", Value: "1"}, {Name: "NEW", Value: "3"}}) || !slices.Equal(side, []corev1.EnvVar{{Name: "NEW", Value: "4"}}) {
 		t.Errorf("env %v and %v", main, side)
@@ -171,7 +171,7 @@ func TestJudge(t *testing.T) {
 		"warm, stale and going":   {plain, []func(*agents.Sandbox){warm, stale, leaves}, leave},
 		"warm, but volumes":       {volumes, []func(*agents.Sandbox){warm, run}, drop},
 		"warm, lacks variables":   {brings, []func(*agents.Sandbox){warm, run}, drop},
-		"warm, has variables":     {brings, []func(*agents.Sandbox){warm, run, brings.bring}, name},
+		"warm, has variables":     {brings, []func(*agents.Sandbox){warm, run, brings.apply}, name},
 		"cold, starting":          {plain, nil, await},
 		"cold, ready":             {plain, []func(*agents.Sandbox){run}, name},
 		"cold, entrypoint failed": {plain, []func(*agents.Sandbox){fails}, name},
@@ -259,40 +259,40 @@ func TestTurnsAreFair(t *testing.T) {
 		return reconcile.Request{NamespacedName: types.NamespacedName{Name: name}}
 	}
 	var called []string
-	turns := newTurns(2)
-	turns.start(func(r reconcile.Request) { called = append(called, r.Name) })
+	slots := newPoolSlots(2)
+	slots.start(func(r reconcile.Request) { called = append(called, r.Name) })
 	for name, want := range map[string]bool{"a": true, "b": true} {
-		if turns.take(who(name), "p") != want {
+		if slots.acquire(who(name), "p") != want {
 			t.Errorf("take %s is not %v", name, want)
 		}
 	}
 	for _, name := range []string{"c", "d", "c"} {
-		if turns.take(who(name), "p") {
+		if slots.acquire(who(name), "p") {
 			t.Errorf("%s got a third turn", name)
 		}
 	}
-	if !turns.take(who("x"), "other") || !turns.take(who("a"), "p") {
+	if !slots.acquire(who("x"), "other") || !slots.acquire(who("a"), "p") {
 		t.Error("another pool, or who has a turn, has to wait")
 	}
-	turns.end(who("nobody"))
-	turns.end(who("a"))
-	if turns.take(who("a"), "p") {
+	slots.release(who("nobody"))
+	slots.release(who("a"))
+	if slots.acquire(who("a"), "p") {
 		t.Error("who had a turn was let in before who waits")
 	}
-	if !turns.take(who("c"), "p") {
+	if !slots.acquire(who("c"), "p") {
 		t.Error("who was called was not let in")
 	}
-	turns.end(who("b"))
-	turns.end(who("c")) // without having waited
-	turns.end(who("d"))
-	turns.end(who("a"))
-	turns.end(who("x"))
+	slots.release(who("b"))
+	slots.release(who("c")) // without having waited
+	slots.release(who("d"))
+	slots.release(who("a"))
+	slots.release(who("x"))
 	if !slices.Equal(called, []string{"c", "d", "a"}) {
 		t.Errorf("called %v", called)
 	}
-	turns.mu.Lock()
-	defer turns.mu.Unlock()
-	if len(turns.held)+len(turns.used)+len(turns.parked) > 0 {
-		t.Errorf("left behind: %v %v %v", turns.held, turns.used, turns.parked)
+	slots.mu.Lock()
+	defer slots.mu.Unlock()
+	if len(slots.held)+len(slots.used)+len(slots.parked) > 0 {
+		t.Errorf("left behind: %v %v %v", slots.held, slots.used, slots.parked)
 	}
 }

@@ -35,16 +35,16 @@ type reconciler struct {
 	cache  Cache
 	picker *picker.Picker
 	claims *claiming.Claimer
-	// late reports that variables can be brought to a running sandbox.
+	// late reports whether running sandboxes can take variables.
 	late   bool
 	events events.EventRecorder
 	took   *prometheus.HistogramVec
-	// assumed has the sandboxes, and named the claims, that were written and the cache may not show yet.
+	// assumed and named hold written sandboxes and claims that the cache may not show yet.
 	assumed  *assumecache.Sandboxes
 	named    *assumecache.Claims
 	attempts *attemptCache
-	turns    *poolSlots
-	// patience is as in Config.
+	slots    *poolSlots
+	// patience is Config.Patience.
 	patience time.Duration
 }
 
@@ -65,11 +65,11 @@ func newReconciler(cfg *Config) (*reconciler, error) {
 		log: cfg.Log.With(telemetry.Component, "claim-controller"), client: cfg.Client, cache: cfg.Cache,
 		picker: cfg.Picker, claims: claims, late: cfg.Binder != nil, events: cfg.Events, took: took,
 		assumed: cfg.Assumed, named: assumecache.New(cfg.Cache.Claim),
-		attempts: newAttemptCache(), turns: newTurns(cfg.Workers / waitingShare), patience: cfg.Patience,
+		attempts: newAttemptCache(), slots: newPoolSlots(cfg.Workers / waitingShare), patience: cfg.Patience,
 	}, nil
 }
 
-// work is one reconcile of a claim; it is the owner of what is claimed in it.
+// work is one reconcile of a claim, and the owner of what it claims.
 type work struct {
 	who   reconcile.Request
 	claim *extensions.SandboxClaim
@@ -77,13 +77,13 @@ type work struct {
 	pool  *extensions.SandboxWarmPool
 	late  bool
 	op    *claiming.Claim
-	// plan is of the newest state of the template that was read.
+	// plan is for the last read version of the template.
 	plan *plan
 }
 
 // Reconcile implements [reconcile.Reconciler].
 func (r *reconciler) Reconcile(ctx context.Context, who reconcile.Request) (reconcile.Result, error) {
-	defer r.turns.end(who)
+	defer r.slots.release(who)
 	c, err := r.cache.Claim(ctx, who.NamespacedName)
 	if errors.Is(err, errs.ErrNotFound) {
 		r.named.Forget(r.attempts.forget(who))
@@ -95,7 +95,7 @@ func (r *reconciler) Reconcile(ctx context.Context, who reconcile.Request) (reco
 	w := &work{who: who, claim: r.named.Latest(c), known: r.attempts.of(who, c.UID), late: r.late}
 	result, err := r.step(ctx, w)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		// Another writer was first: reconcile again once the cache shows it.
+		// A concurrent write: reconcile again when the cache shows it.
 		return reconcile.Result{RequeueAfter: retryFirst}, nil
 	}
 	if err != nil {
@@ -107,7 +107,7 @@ func (r *reconciler) Reconcile(ctx context.Context, who reconcile.Request) (reco
 func (r *reconciler) step(ctx context.Context, w *work) (result reconcile.Result, err error) {
 	switch {
 	case w.claim.DeletionTimestamp != nil:
-		return reconcile.Result{}, nil // what it owns goes by its owner reference
+		return reconcile.Result{}, nil // garbage collection deletes what it owns
 	case hasExpired(w.claim):
 		return reconcile.Result{}, r.removeOwned(ctx, w)
 	case isOver(w.claim):
@@ -125,7 +125,7 @@ func (r *reconciler) step(ctx context.Context, w *work) (result reconcile.Result
 	return result, err
 }
 
-// take gets a sandbox for a claim that has named none, or says why there is none.
+// take assigns a sandbox to a claim without one, or records why it has none.
 func (r *reconciler) take(ctx context.Context, w *work) (reconcile.Result, error) {
 	if w.known.since.IsZero() {
 		w.known.since = time.Now()
@@ -143,9 +143,9 @@ func (r *reconciler) take(ctx context.Context, w *work) (reconcile.Result, error
 			return reconcile.Result{}, r.announce(ctx, w, s)
 		}
 		if ctx.Err() != nil {
-			return reconcile.Result{}, fault // this process stops: another one finds what is owned
+			return reconcile.Result{}, fault // shutdown: the next process finds the owned sandbox
 		}
-		r.log.WarnContext(ctx, "sandbox replaced: it did not take the claim's variables",
+		r.log.WarnContext(ctx, "sandbox replaced after failed bind",
 			telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, fault)
 		if err := r.drop(ctx, w, s); err != nil {
 			return reconcile.Result{}, err
@@ -156,7 +156,7 @@ func (r *reconciler) take(ctx context.Context, w *work) (reconcile.Result, error
 	return reconcile.Result{}, errors.Join(err, fault)
 }
 
-// look reads the claim's pool and template, and checks the claim against them.
+// look reads pool and template, and validates the claim.
 func (r *reconciler) look(ctx context.Context, w *work) error {
 	spec := field.NewPath("spec")
 	key := client.ObjectKey{Namespace: w.claim.Namespace, Name: w.claim.Spec.WarmPoolRef.Name}
@@ -174,7 +174,7 @@ func (r *reconciler) look(ctx context.Context, w *work) error {
 	return w.op.Resolve(ctx)
 }
 
-// Resolved implements [claiming.Owner]: it checks the claim against the template as it is now.
+// Resolved implements [claiming.Owner]: it validates the claim against the current template.
 func (w *work) Resolved(t claiming.Template, err error) error {
 	p, key := w.pool, pool.TemplateOf(w.pool)
 	none := err == nil && key.Namespace != p.Namespace && (t.Spec.Barchan == nil || !t.Spec.Barchan.Public)
@@ -205,7 +205,7 @@ func (w *work) Adopt(member *agents.Sandbox, _ claiming.Template) *agents.Sandbo
 // New implements [claiming.Owner].
 func (w *work) New(claiming.Template) *agents.Sandbox { return w.plan.fresh() }
 
-// refuse records a fault that only a user can mend. A sandbox that was taken and not named goes.
+// refuse records an error that only a user can fix, and deletes a taken, unassigned sandbox.
 func (r *reconciler) refuse(ctx context.Context, w *work, no *refusal) error {
 	owned, err := r.owned(ctx, w)
 	if err != nil {
@@ -225,7 +225,7 @@ func (r *reconciler) refuse(ctx context.Context, w *work, no *refusal) error {
 	return nil
 }
 
-// bind hands the claim's variables, once, to a sandbox that ran before it was the claim's.
+// bind sends the claim's variables once to the agent of a sandbox that ran before the claim.
 func (r *reconciler) bind(ctx context.Context, w *work, s *agents.Sandbox) error {
 	if len(w.plan.env) == 0 || s.Labels[agents.LabelLaunchType] == agents.LaunchCold || w.known.bound == s.UID {
 		return nil
@@ -237,7 +237,7 @@ func (r *reconciler) bind(ctx context.Context, w *work, s *agents.Sandbox) error
 	return nil
 }
 
-// announce names the claim's sandbox in its status: from here on it is the claim's for life.
+// announce writes the sandbox to the claim's status; the assignment is final.
 func (r *reconciler) announce(ctx context.Context, w *work, s *agents.Sandbox) error {
 	_, err := r.write(ctx, w, mirrored(w.claim, s))
 	if apierrors.IsNotFound(err) { // the claim is gone
@@ -254,7 +254,7 @@ func (r *reconciler) announce(ctx context.Context, w *work, s *agents.Sandbox) e
 	return nil
 }
 
-// mirror keeps the status of a claim that has named its sandbox.
+// mirror updates the status of a claim with an assigned sandbox.
 func (r *reconciler) mirror(ctx context.Context, w *work) error {
 	s, cached, err := r.sandboxOf(ctx, w.claim)
 	if err != nil {
@@ -280,8 +280,8 @@ func (r *reconciler) mirror(ctx context.Context, w *work) error {
 	return nil
 }
 
-// sandboxOf returns the sandbox that a claim names, nil if it is gone; cached reports whether the cache
-// shows it as the claim's. Otherwise it is read from the API server.
+// sandboxOf returns the assigned sandbox, nil if it is deleted; cached reports whether the cache shows it
+// as owned by the claim. Otherwise it is read from the API server.
 func (r *reconciler) sandboxOf(ctx context.Context, c *extensions.SandboxClaim) (s *agents.Sandbox, cached bool, err error) {
 	key := client.ObjectKey{Namespace: c.Namespace, Name: c.Status.Sandbox.Name}
 	s, err = r.cache.Sandbox(ctx, key)
@@ -304,14 +304,14 @@ func (r *reconciler) sandboxOf(ctx context.Context, c *extensions.SandboxClaim) 
 	return s, false, nil
 }
 
-// owns reports whether a sandbox is controlled by this very claim.
+// owns reports whether this claim, by UID, controls a sandbox.
 func owns(c *extensions.SandboxClaim, s *agents.Sandbox) bool {
 	owner := metav1.GetControllerOfNoCopy(s)
 	return owner != nil && owner.UID == c.UID
 }
 
-// dropOthers deletes what a claim owns beside the sandbox that it named: a write whose response was lost
-// may take effect late.
+// dropOthers deletes owned sandboxes other than the assigned one: a write whose response was lost may
+// take effect late.
 func (r *reconciler) dropOthers(ctx context.Context, w *work) error {
 	all, err := r.cache.Owned(ctx, w.claim.UID)
 	if err != nil {
@@ -325,8 +325,8 @@ func (r *reconciler) dropOthers(ctx context.Context, w *work) error {
 	return err
 }
 
-// drop deletes a sandbox that the claim owns and does not name. Because the claim that was read
-// may be old, the API server is asked first whether it does by now.
+// drop deletes an owned sandbox that is not assigned. It first reads the claim from the API server, because
+// the cached claim may be stale.
 func (r *reconciler) drop(ctx context.Context, w *work, s *agents.Sandbox) error {
 	if s.DeletionTimestamp != nil || r.assumed.Deleted(s.UID) {
 		return nil
@@ -342,10 +342,9 @@ func (r *reconciler) drop(ctx context.Context, w *work, s *agents.Sandbox) error
 	return r.remove(ctx, s)
 }
 
-// errNamed says that a claim names a sandbox that was about to be deleted because it did not.
-var errNamed = errors.New("the claim names this sandbox by now")
+var errNamed = errors.New("the claim already names this sandbox")
 
-// remove deletes a sandbox of the claim's, if it is still the one that was read.
+// remove deletes a sandbox of the claim, conditional on the version read.
 func (r *reconciler) remove(ctx context.Context, s *agents.Sandbox) error {
 	if s.DeletionTimestamp != nil || r.assumed.Deleted(s.UID) {
 		return nil
@@ -359,7 +358,7 @@ func (r *reconciler) remove(ctx context.Context, s *agents.Sandbox) error {
 	return nil
 }
 
-// tell records what users should see beside the claim.
+// tell records a Kubernetes event.
 func (r *reconciler) tell(w *work, kind, reason, note string) {
 	if r.events != nil {
 		r.events.Eventf(w.claim, nil, kind, reason, "Claim", "%s", note)

@@ -8,9 +8,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// turns bounds how many workers wait for the members of one pool, so that a pool that fills
-// slowly does not hold up the claims on others. Who finds no turn left is told, in order, when
-// one is free. Its methods may be called by anyone at any time.
+// poolSlots bounds the workers that wait for members of one pool, so that a slowly filling pool does not
+// block claims on other pools. Requests without a slot are enqueued in order when a slot is free.
+// It is safe for concurrent use.
 type poolSlots struct {
 	most int
 
@@ -18,69 +18,69 @@ type poolSlots struct {
 	// +checklocks:mu
 	call func(reconcile.Request)
 	held map[reconcile.Request]types.UID // +checklocks:mu
-	// used counts held turns, and parked are those that wait for one, both by pool.
+	// used counts the held slots, and parked has the requests that wait, both by pool.
 	used   map[types.UID]int                 // +checklocks:mu
 	parked map[types.UID][]reconcile.Request // +checklocks:mu
 }
 
-func newTurns(most int) *poolSlots {
+func newPoolSlots(most int) *poolSlots {
 	return &poolSlots{
 		most: max(most, 1), call: func(reconcile.Request) {},
 		held: map[reconcile.Request]types.UID{}, used: map[types.UID]int{}, parked: map[types.UID][]reconcile.Request{},
 	}
 }
 
-// start says how to tell of a free turn.
-func (t *poolSlots) start(call func(reconcile.Request)) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.call = call
+// start sets the callback for a request that got a slot.
+func (p *poolSlots) start(call func(reconcile.Request)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.call = call
 }
 
-// take reports whether who asks may wait for a member of the pool now. If not, it is in the row.
-func (t *poolSlots) take(who reconcile.Request, pool types.UID) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.held[who] == pool {
+// acquire reports whether a request may wait for a member of the pool now. If not, it is parked.
+func (p *poolSlots) acquire(who reconcile.Request, pool types.UID) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.held[who] == pool {
 		return true
 	}
-	if t.used[pool] < t.most && len(t.parked[pool]) == 0 {
-		t.held[who] = pool
-		t.used[pool]++
+	if p.used[pool] < p.most && len(p.parked[pool]) == 0 {
+		p.held[who] = pool
+		p.used[pool]++
 		return true
 	}
-	if !slices.Contains(t.parked[pool], who) {
-		t.parked[pool] = append(t.parked[pool], who)
+	if !slices.Contains(p.parked[pool], who) {
+		p.parked[pool] = append(p.parked[pool], who)
 	}
 	return false
 }
 
-// end gives back the turn of who has one, and gives it to the next in the row.
-func (t *poolSlots) end(who reconcile.Request) {
-	t.mu.Lock()
-	pool, has := t.held[who]
+// release frees the slot of a request, if any, and gives it to the next parked one.
+func (p *poolSlots) release(who reconcile.Request) {
+	p.mu.Lock()
+	pool, has := p.held[who]
 	if !has {
-		t.mu.Unlock()
+		p.mu.Unlock()
 		return
 	}
-	delete(t.held, who)
-	t.used[pool]--
+	delete(p.held, who)
+	p.used[pool]--
 	var next reconcile.Request
-	row := t.parked[pool]
-	more := len(row) > 0
+	queue := p.parked[pool]
+	more := len(queue) > 0
 	if more {
-		next, t.parked[pool] = row[0], row[1:]
-		t.held[next] = pool
-		t.used[pool]++
+		next, p.parked[pool] = queue[0], queue[1:]
+		p.held[next] = pool
+		p.used[pool]++
 	}
-	if len(t.parked[pool]) == 0 {
-		delete(t.parked, pool)
+	if len(p.parked[pool]) == 0 {
+		delete(p.parked, pool)
 	}
-	if t.used[pool] == 0 {
-		delete(t.used, pool)
+	if p.used[pool] == 0 {
+		delete(p.used, pool)
 	}
-	call := t.call
-	t.mu.Unlock()
+	call := p.call
+	p.mu.Unlock()
 	if more {
 		call(next)
 	}

@@ -20,10 +20,10 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
-// maxMessage is how long the message of a condition may be.
+// maxMessage is the maximum length of a condition message.
 const maxMessage = 32 << 10
 
-// setter sets conditions of a status.
+// setter returns a function that sets conditions of a status.
 func setter(c *extensions.SandboxClaim, status *extensions.SandboxClaimStatus) func(metav1.Condition) {
 	return func(with metav1.Condition) {
 		with.ObservedGeneration = c.Generation
@@ -36,14 +36,14 @@ func readyOf(status *extensions.SandboxClaimStatus) *metav1.Condition {
 	return meta.FindStatusCondition(status.Conditions, agents.ConditionReady)
 }
 
-// waiting is the status of a claim that has named no sandbox.
+// waiting returns the status of a claim without a sandbox.
 func waiting(c *extensions.SandboxClaim, reason, message string) *extensions.SandboxClaimStatus {
 	status := c.Status.DeepCopy()
 	setter(c, status)(metav1.Condition{Type: agents.ConditionReady, Status: metav1.ConditionFalse, Reason: reason, Message: message})
 	return status
 }
 
-// mirrored is the status of a claim that names a sandbox.
+// mirrored returns the status of a claim with a sandbox.
 func mirrored(c *extensions.SandboxClaim, s *agents.Sandbox) *extensions.SandboxClaimStatus {
 	status := c.Status.DeepCopy()
 	status.Sandbox = extensions.ClaimedSandbox{Name: s.Name, PodIPs: slices.Clone(s.Status.PodIPs)}
@@ -63,20 +63,20 @@ func mirrored(c *extensions.SandboxClaim, s *agents.Sandbox) *extensions.Sandbox
 	return status
 }
 
-// missing is the status of a claim whose sandbox is gone.
+// missing returns the status of a claim whose sandbox is deleted.
 func missing(c *extensions.SandboxClaim) *extensions.SandboxClaimStatus {
 	status := waiting(c, extensions.ReasonSandboxMissing, fmt.Sprintf("sandbox %s is gone; make a new claim to get another", c.Status.Sandbox.Name))
 	status.Sandbox.PodIPs = nil
 	return status
 }
 
-// hasExpired reports whether the end of a claim has been noted. It never comes back.
+// hasExpired reports whether the status records the end of a claim, which is final.
 func hasExpired(c *extensions.SandboxClaim) bool {
 	ready := readyOf(&c.Status)
 	return ready != nil && ready.Reason == extensions.ReasonClaimExpired
 }
 
-// endOf is when a claim ends as far as is known now, and why; false if nothing ends it.
+// endOf returns when and why a claim ends; false if nothing ends it.
 func endOf(c *extensions.SandboxClaim) (at time.Time, why string, ends bool) {
 	l := c.Spec.Lifecycle
 	if l == nil || hasExpired(c) {
@@ -101,7 +101,7 @@ func isOver(c *extensions.SandboxClaim) bool {
 	return ends && !time.Now().Before(at)
 }
 
-// expire ends a claim: its sandbox goes, and the claim as its policy says.
+// expire deletes the sandbox of a claim, and the claim too if its policy is Delete.
 func (r *reconciler) expire(ctx context.Context, w *work) error {
 	_, why, _ := endOf(w.claim)
 	policy, propagation := w.claim.Spec.Lifecycle.ShutdownPolicy, metav1.DeletePropagationBackground
@@ -121,8 +121,8 @@ func (r *reconciler) expire(ctx context.Context, w *work) error {
 	return nil
 }
 
-// retain notes the end of an expired claim, over the version that was read: where a client has extended it
-// meanwhile, nothing ends. Only then its sandbox goes.
+// retain records the end of an expired claim, conditional on the version read, so that a concurrent extension
+// wins. It deletes the sandbox afterwards.
 func (r *reconciler) retain(ctx context.Context, w *work, why string) error {
 	status := waiting(w.claim, extensions.ReasonClaimExpired, why+"; make a new claim to get another sandbox")
 	status.Sandbox = extensions.ClaimedSandbox{}
@@ -134,8 +134,8 @@ func (r *reconciler) retain(ctx context.Context, w *work, why string) error {
 	return r.removeOwned(ctx, w)
 }
 
-// removeOwned deletes the sandboxes of a claim whose end is noted. What the cache does not show as the
-// claim's yet brings it back here by its event.
+// removeOwned deletes the sandboxes of an ended claim. A sandbox that the cache does not show yet causes
+// another reconcile by its event.
 func (r *reconciler) removeOwned(ctx context.Context, w *work) error {
 	owned, err := r.owned(ctx, w)
 	if err != nil {
@@ -149,7 +149,7 @@ func (r *reconciler) removeOwned(ctx context.Context, w *work) error {
 	return nil
 }
 
-// write writes a status if it differs, over the version of the claim that was read.
+// write writes a changed status, conditional on the version read.
 func (r *reconciler) write(ctx context.Context, w *work, status *extensions.SandboxClaimStatus) (changed bool, err error) {
 	if apiequality.Semantic.DeepEqual(&w.claim.Status, status) {
 		return false, nil

@@ -23,19 +23,18 @@ import (
 
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
-// sources are what has claims looked at: changes of their wishes, of their pools' and templates',
-// of their sandboxes, and a free turn to wait.
+// sources returns the watches of claims, pools, templates and sandboxes, and the free slots.
 func (r *reconciler) sources(from crcache.Cache) []source.Source {
 	return []source.Source{
 		source.Func(func(_ context.Context, q queue) error {
-			r.turns.start(q.Add)
+			r.slots.start(q.Add)
 			return nil
 		}),
-		source.Kind(from, &extensions.SandboxClaim{}, &handler.TypedEnqueueRequestForObject[*extensions.SandboxClaim]{}, wishes[*extensions.SandboxClaim]()),
+		source.Kind(from, &extensions.SandboxClaim{}, &handler.TypedEnqueueRequestForObject[*extensions.SandboxClaim]{}, specChanges[*extensions.SandboxClaim]()),
 		source.Kind(from, &extensions.SandboxWarmPool{}, handler.TypedEnqueueRequestsFromMapFunc(func(ctx context.Context, p *extensions.SandboxWarmPool) []reconcile.Request {
-			return r.unserved(ctx, client.ObjectKeyFromObject(p))
-		}), wishes[*extensions.SandboxWarmPool]()),
-		source.Kind(from, &extensions.SandboxTemplate{}, handler.TypedEnqueueRequestsFromMapFunc(r.claimsOf), wishes[*extensions.SandboxTemplate]()),
+			return r.pending(ctx, client.ObjectKeyFromObject(p))
+		}), specChanges[*extensions.SandboxWarmPool]()),
+		source.Kind(from, &extensions.SandboxTemplate{}, handler.TypedEnqueueRequestsFromMapFunc(r.claimsOf), specChanges[*extensions.SandboxTemplate]()),
 		source.Kind(from, &agents.Sandbox{}, handler.TypedFuncs[*agents.Sandbox, reconcile.Request]{
 			CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*agents.Sandbox], q queue) {
 				r.changed(nil, e.Object, q)
@@ -50,28 +49,28 @@ func (r *reconciler) sources(from crcache.Cache) []source.Source {
 	}
 }
 
-// wishes passes what users change: not what a controller writes into status.
-func wishes[T client.Object]() predicate.TypedPredicate[T] {
+// specChanges passes changes by users, not status writes by controllers.
+func specChanges[T client.Object]() predicate.TypedPredicate[T] {
 	return predicate.TypedFuncs[T]{UpdateFunc: func(e event.TypedUpdateEvent[T]) bool {
 		return e.ObjectOld.GetGeneration() != e.ObjectNew.GetGeneration() || e.ObjectOld.GetUID() != e.ObjectNew.GetUID() ||
 			(e.ObjectOld.GetDeletionTimestamp() == nil) != (e.ObjectNew.GetDeletionTimestamp() == nil)
 	}}
 }
 
-// claimsOf returns the claims without a sandbox whose pools are of a template.
+// claimsOf returns the claims without a sandbox on the pools of a template.
 func (r *reconciler) claimsOf(ctx context.Context, t *extensions.SandboxTemplate) (all []reconcile.Request) {
 	pools, err := r.cache.PoolsOf(ctx, "", client.ObjectKeyFromObject(t))
 	if err != nil {
 		r.log.ErrorContext(ctx, "pools of a changed template not found", telemetry.Template, t.Name, telemetry.Error, err)
 	}
 	for i := range pools {
-		all = append(all, r.unserved(ctx, client.ObjectKeyFromObject(&pools[i]))...)
+		all = append(all, r.pending(ctx, client.ObjectKeyFromObject(&pools[i]))...)
 	}
 	return all
 }
 
-// unserved returns the claims on a pool that have no sandbox.
-func (r *reconciler) unserved(ctx context.Context, key types.NamespacedName) (all []reconcile.Request) {
+// pending returns the claims on a pool that have no sandbox.
+func (r *reconciler) pending(ctx context.Context, key types.NamespacedName) (all []reconcile.Request) {
 	claims, err := r.cache.ClaimsOn(ctx, key)
 	if err != nil {
 		r.log.ErrorContext(ctx, "claims on a changed pool not found", telemetry.Pool, key.String(), telemetry.Error, err)
@@ -84,8 +83,8 @@ func (r *reconciler) unserved(ctx context.Context, key types.NamespacedName) (al
 	return all
 }
 
-// changed has those looked at whom a change of a sandbox concerns: the claim that owns it, one
-// that waits for its name, and those that wait for its share of the quota.
+// changed enqueues the claims that a sandbox change affects: its owner, one that waits for its name, and
+// those that wait for its share of the quota.
 func (r *reconciler) changed(old, now *agents.Sandbox, q queue) {
 	s := now
 	if s == nil {
@@ -102,5 +101,5 @@ func (r *reconciler) changed(old, now *agents.Sandbox, q queue) {
 	}
 }
 
-// counts reports whether a sandbox may use up a quota: it neither has ended nor sleeps.
+// counts reports whether a sandbox counts against a quota: it has not ended and is not paused.
 func counts(s *agents.Sandbox) bool { return !sandbox.DeadForGood(s) && !sandbox.Suspended(s) }

@@ -1,8 +1,8 @@
-// Package history writes down what templates said: a TemplateRevision for each revision when it
-// is first seen, numbered in that order. It keeps the newest of each template and the current
-// one. Nothing is decided by the history; it is there for people.
+// Package history creates a TemplateRevision for each revision of a template, numbered in the order in
+// which it observes them. It keeps the newest and the current ones. No component decides by the
+// history; it is for users.
 //
-// A revision that comes back keeps its entry and number. An entry goes with its template.
+// A revision that returns keeps its entry and number. Entries are deleted with their template.
 package history
 
 import (
@@ -36,11 +36,11 @@ import (
 )
 
 const (
-	// Kept is how many revisions of a template are kept, the current one besides if it is older.
+	// Kept is the number of revisions to keep, plus the current one if it is older.
 	Kept = 10
-	// named is how much of a revision is in its entry's name.
+	// named is the length of the revision prefix in an entry's name.
 	named = 10
-	// maxName is the longest name of an object.
+	// maxName is the maximum length of an object name.
 	maxName = 253
 
 	workers    = 2
@@ -48,17 +48,17 @@ const (
 	retryMost  = time.Minute
 )
 
-// Revisions reads the history; package cache has it.
+// Revisions reads the history; package cache implements it.
 type Revisions interface {
 	TemplateRevisions(ctx context.Context, template types.NamespacedName) ([]barchan.TemplateRevision, error)
 }
 
-// Config is what New needs; every field is required.
+// Config configures New; every field is required.
 type Config struct {
 	Log *slog.Logger
-	// Client asks the API server itself, for reads as for writes.
+	// Client reads and writes the API server directly.
 	Client client.Client
-	// Cache is what is watched, and Revisions reads it.
+	// Cache provides the watches, and Revisions reads it.
 	Cache     crcache.Cache
 	Revisions Revisions
 }
@@ -80,7 +80,7 @@ type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 func sources(c crcache.Cache) []source.Source {
 	return []source.Source{
 		source.Kind(c, &extensions.SandboxTemplate{}, &handler.TypedEnqueueRequestForObject[*extensions.SandboxTemplate]{}),
-		// An entry that goes may be that of the current revision.
+		// A deleted entry may be that of the current revision.
 		source.Kind(c, &barchan.TemplateRevision{}, handler.TypedFuncs[*barchan.TemplateRevision, reconcile.Request]{
 			DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*barchan.TemplateRevision], q queue) {
 				q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: e.Object.Namespace, Name: e.Object.Spec.TemplateName}})
@@ -95,7 +95,7 @@ type reconciler struct {
 	revisions Revisions
 }
 
-// Reconcile writes down what one template says, if it is new, and drops what is too old.
+// Reconcile creates the entry of a new revision and deletes old ones.
 func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	t := &extensions.SandboxTemplate{}
 	if err := r.client.Get(ctx, req.NamespacedName, t); err != nil {
@@ -120,7 +120,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if !slices.ContainsFunc(known, is(revision)) {
 		entry, err := r.write(ctx, t, revision, content, known)
 		if apierrors.IsAlreadyExists(err) {
-			// An entry of an earlier template of the name, which goes with that; or of a longer name.
+			// The entry of a deleted template of this name, until it is deleted too; or of a longer name.
 			return reconcile.Result{}, fmt.Errorf("write revision of template %s: its name is taken: %w", req.NamespacedName, err)
 		} else if err != nil {
 			return reconcile.Result{}, err
@@ -136,7 +136,7 @@ func is(revision string) func(barchan.TemplateRevision) bool {
 	}
 }
 
-// of leaves the entries of a template itself: not those of an earlier one of its name.
+// of filters the entries of this template by UID.
 func of(t *extensions.SandboxTemplate, all []barchan.TemplateRevision) []barchan.TemplateRevision {
 	return slices.DeleteFunc(all, func(r barchan.TemplateRevision) bool {
 		return r.Spec.TemplateName != t.Name || !metav1.IsControlledBy(&r, t)
@@ -151,7 +151,7 @@ func (r *reconciler) live(ctx context.Context, t *extensions.SandboxTemplate) ([
 	return of(t, list.Items), nil
 }
 
-// write adds an entry. That none of its name exists is the condition.
+// write creates an entry; it fails if the name exists.
 func (r *reconciler) write(ctx context.Context, t *extensions.SandboxTemplate, revision string, content []byte, known []barchan.TemplateRevision) (*barchan.TemplateRevision, error) {
 	entry := &barchan.TemplateRevision{
 		ObjectMeta: metav1.ObjectMeta{
@@ -170,14 +170,14 @@ func (r *reconciler) write(ctx context.Context, t *extensions.SandboxTemplate, r
 	return entry, nil
 }
 
-// nameOf is the name of a revision's entry.
+// nameOf returns the name of a revision's entry.
 func nameOf(template, revision string) string {
 	revision = revision[:min(named, len(revision))]
 	template = template[:min(len(template), maxName-1-len(revision))]
 	return strings.TrimRight(template, "-.") + "-" + revision
 }
 
-// prune deletes the oldest entries beyond those that are kept.
+// prune deletes the oldest entries beyond Kept.
 func (r *reconciler) prune(ctx context.Context, known []barchan.TemplateRevision, current string) error {
 	slices.SortFunc(known, func(a, b barchan.TemplateRevision) int { return cmp.Compare(b.Spec.Number, a.Spec.Number) })
 	for i, k := range known {
@@ -186,7 +186,7 @@ func (r *reconciler) prune(ctx context.Context, known []barchan.TemplateRevision
 		}
 		same := client.Preconditions{UID: &k.UID, ResourceVersion: &k.ResourceVersion}
 		if err := r.client.Delete(ctx, &k, same); client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("drop revision %d of template %s/%s: %w", k.Spec.Number, k.Namespace, k.Spec.TemplateName, err)
+			return fmt.Errorf("delete revision %d of template %s/%s: %w", k.Spec.Number, k.Namespace, k.Spec.TemplateName, err)
 		}
 	}
 	return nil

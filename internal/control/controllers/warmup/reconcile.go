@@ -25,13 +25,13 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
-// reconcileState is what a pass decides upon.
+// reconcileState is the input of one reconcile.
 type reconcileState struct {
 	at       templateKey
-	template *extensions.SandboxTemplate // nil: none that can be warmed up
+	template *extensions.SandboxTemplate // nil: none with a warm-up
 	revision string
 	pools    []extensions.SandboxWarmPool
-	// seed and checkpoint are those of the revision; stale are all others.
+	// seed and checkpoint have the current revision; stale has all others.
 	seed       *agents.Sandbox
 	checkpoint *barchan.Checkpoint
 	stale      []client.Object
@@ -39,7 +39,7 @@ type reconcileState struct {
 	now        time.Time
 }
 
-// Reconcile does one pass over one place.
+// Reconcile reconciles one template in one namespace.
 func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	s, err := r.look(ctx, placeOf(req))
 	if err != nil {
@@ -47,7 +47,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 	result, err := r.pass(ctx, s)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsAlreadyExists(err) {
-		// Somebody else wrote first, or the cache lags: look again once it shows that.
+		// A concurrent write or a stale cache: reconcile again later.
 		return reconcile.Result{RequeueAfter: retryFirst}, nil
 	}
 	if err != nil {
@@ -76,7 +76,7 @@ func (r *reconciler) look(ctx context.Context, at templateKey) (*reconcileState,
 	return s, r.sort(ctx, s)
 }
 
-// sort finds what warm-ups have led to, and tells what is of the revision.
+// sort separates seeds and checkpoints of the current revision from others.
 func (r *reconciler) sort(ctx context.Context, s *reconcileState) error {
 	checkpoints, err := r.objects.WarmCheckpoints(ctx, s.at.namespace, s.at.template)
 	if err != nil {
@@ -105,7 +105,7 @@ func (r *reconciler) sort(ctx context.Context, s *reconcileState) error {
 	return nil
 }
 
-// wanted reports whether any pool of the place may want members.
+// wanted reports whether a pool of the namespace may need members.
 func (s *reconcileState) wanted() bool {
 	return slices.ContainsFunc(s.pools, func(p extensions.SandboxWarmPool) bool {
 		return (p.Spec.Barchan != nil && p.Spec.Barchan.Autoscale != nil) || p.Spec.Replicas == nil || *p.Spec.Replicas > 0
@@ -135,12 +135,12 @@ func (r *reconciler) pass(ctx context.Context, s *reconcileState) (reconcile.Res
 	return r.advanceSeed(ctx, s)
 }
 
-// keep looks after a checkpoint of the current revision.
+// keep reconciles a checkpoint of the current revision.
 func (r *reconciler) keep(ctx context.Context, s *reconcileState) (reconcile.Result, error) {
 	c := s.checkpoint
 	switch {
 	case c.DeletionTimestamp != nil:
-		return reconcile.Result{}, nil // its end is an event
+		return reconcile.Result{}, nil // its end causes an event
 	case c.Status.Phase == barchan.CheckpointFailed:
 		return r.failed(ctx, s, c, "no checkpoint could be taken of it: "+message(c.Status.Conditions, barchan.ConditionReady))
 	case c.Status.Phase != barchan.CheckpointReady:
@@ -161,7 +161,7 @@ func (r *reconciler) keep(ctx context.Context, s *reconcileState) (reconcile.Res
 	return reconcile.Result{}, r.remove(ctx, s.seed)
 }
 
-// failedRestore is a sandbox that ended without having run, and was to start from a checkpoint as it is.
+// failedRestore returns a sandbox created after the checkpoint that ended before it ran; nil without one.
 func (r *reconciler) failedRestore(ctx context.Context, c *barchan.Checkpoint) (*agents.Sandbox, error) {
 	all, err := r.objects.RestoringFrom(ctx, client.ObjectKeyFromObject(c))
 	if err != nil {
@@ -173,21 +173,20 @@ func (r *reconciler) failedRestore(ctx context.Context, c *barchan.Checkpoint) (
 			return b, nil
 		}
 	}
-	return nil, nil //nolint:nilnil // there need not be one
+	return nil, nil //nolint:nilnil // optional
 }
 
-// createSeed makes a seed.
 func (r *reconciler) createSeed(ctx context.Context, s *reconcileState) error {
 	seed := pool.NewSeed(s.template, s.revision, s.at.namespace, s.owner())
 	if err := r.client.Create(ctx, seed); err != nil {
-		return fmt.Errorf("make a seed: %w", err)
+		return fmt.Errorf("create seed: %w", err)
 	}
 	failpoint.Reach("warmup/seeded")
-	r.log.DebugContext(ctx, "seed made", telemetry.Namespace, seed.Namespace, telemetry.Template, s.template.Name, telemetry.Revision, s.revision)
+	r.log.DebugContext(ctx, "seed created", telemetry.Namespace, seed.Namespace, telemetry.Template, s.template.Name, telemetry.Revision, s.revision)
 	return nil
 }
 
-// owner is what a seed and its checkpoint go with: the template, or elsewhere the oldest of its pools.
+// owner returns the owner of seed and checkpoint: the template, or in other namespaces its oldest pool.
 func (s *reconcileState) owner() *metav1.OwnerReference {
 	if s.at.namespace == s.template.Namespace {
 		return metav1.NewControllerRef(s.template, extensions.GroupVersion.WithKind("SandboxTemplate"))
@@ -195,19 +194,19 @@ func (s *reconcileState) owner() *metav1.OwnerReference {
 	return metav1.NewControllerRef(&s.pools[0], extensions.GroupVersion.WithKind("SandboxWarmPool"))
 }
 
-// raise brings a seed to its checkpoint.
+// advanceSeed creates the checkpoint of a ready seed, and fails one that ended or takes too long.
 func (r *reconciler) advanceSeed(ctx context.Context, s *reconcileState) (reconcile.Result, error) {
 	late := s.seed.CreationTimestamp.Add(startTime + time.Duration(pool.WarmUpOf(s.template).TimeoutSeconds)*time.Second).Sub(s.now)
 	switch phase := sandbox.PhaseOf(s.seed); {
 	case phase == sandbox.Stopping:
-		return reconcile.Result{}, nil // its end is an event
+		return reconcile.Result{}, nil // its end causes an event
 	case phase == sandbox.Dead:
 		_, text, _ := sandbox.Failure(s.seed)
 		return r.failed(ctx, s, s.seed, cmp.Or(text, "its sandbox has ended"))
 	case phase == sandbox.Running:
 		c := pool.NewWarmCheckpoint(s.template, s.revision, s.at.namespace, s.owner())
 		if err := r.client.Create(ctx, c); err != nil {
-			return reconcile.Result{}, fmt.Errorf("ask for a checkpoint: %w", err)
+			return reconcile.Result{}, fmt.Errorf("create checkpoint: %w", err)
 		}
 		failpoint.Reach("warmup/asked")
 		return reconcile.Result{}, nil
@@ -217,8 +216,7 @@ func (r *reconciler) advanceSeed(ctx context.Context, s *reconcileState) (reconc
 	return reconcile.Result{RequeueAfter: late}, nil
 }
 
-// failed leaves a seed or checkpoint that failed to be looked at, until the next try begins with its
-// removal.
+// failed keeps a failed seed or checkpoint for inspection until the next attempt removes it.
 func (r *reconciler) failed(ctx context.Context, s *reconcileState, what client.Object, why string) (reconcile.Result, error) {
 	if s.trouble.fail(what.GetUID(), s.now) {
 		r.log.InfoContext(ctx, "warm-up failed", telemetry.Namespace, s.at.namespace, telemetry.Template, s.template.Name, telemetry.Reason, why)
@@ -249,7 +247,7 @@ func (r *reconciler) removeBoth(ctx context.Context, s *reconcileState) (err err
 	return err
 }
 
-// remove deletes what is still as it was seen.
+// remove deletes an object, conditional on the version read.
 func (r *reconciler) remove(ctx context.Context, o client.Object) error {
 	if o.GetDeletionTimestamp() != nil {
 		return nil

@@ -25,42 +25,42 @@ const (
 	retryFirst = 200 * time.Millisecond
 	retryMost  = time.Minute
 
-	// firstPause and longestPause bound the pauses after warm-ups that failed.
+	// firstPause and longestPause bound the backoff after failed warm-ups.
 	firstPause   = 5 * time.Second
 	longestPause = 10 * time.Minute
-	// startTime is how long a seed may take besides the warm-up itself.
+	// startTime bounds the start of a seed, without the warm-up itself.
 	startTime = 10 * time.Minute
 )
 
-// Templates reads templates and their pools; package cache has it.
+// Templates reads templates and their pools; package cache implements it.
 type Templates interface {
-	// CurrentTemplate returns a template and its revision as the API server has them now.
+	// CurrentTemplate returns a template and its revision from the API server.
 	CurrentTemplate(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, string, error)
 	PoolsOf(ctx context.Context, namespace string, template types.NamespacedName) ([]extensions.SandboxWarmPool, error)
 }
 
-// Made reads what warm-ups have led to; package cache has it.
+// Made reads seeds and checkpoints; package cache implements it.
 type Made interface {
 	WarmCheckpoints(ctx context.Context, namespace string, template types.NamespacedName) ([]barchan.Checkpoint, error)
 	Members(ctx context.Context, pool types.UID) ([]agents.Sandbox, error)
 	RestoringFrom(ctx context.Context, checkpoint types.NamespacedName) ([]agents.Sandbox, error)
 }
 
-// Objects is all that is read.
+// Objects combines all reads.
 type Objects interface {
 	Templates
 	Made
 }
 
-// Config is what New needs; every field is required unless it says so.
+// Config configures New. Fields are required unless documented otherwise.
 type Config struct {
 	Log *slog.Logger
-	// Client asks the API server itself.
+	// Client reads and writes the API server directly.
 	Client client.Client
-	// Cache is what is watched, and Objects reads it.
+	// Cache provides the watches, and Objects reads it.
 	Cache   crcache.Cache
 	Objects Objects
-	// Events records on templates what users should see; nil records nothing.
+	// Events records Kubernetes events on templates; nil records none.
 	Events events.EventRecorder
 }
 
@@ -78,7 +78,7 @@ func New(cfg Config) (controller.Controller, error) {
 	})
 }
 
-// templateKey is where the sandboxes of a template lie that are to be warm.
+// templateKey is a template and the namespace of its pools.
 type templateKey struct {
 	template  types.NamespacedName
 	namespace string
@@ -91,16 +91,15 @@ type reconciler struct {
 	events  events.EventRecorder
 
 	mu       sync.Mutex
-	troubles map[templateKey]*failureBackoff // each used by its own pass alone; +checklocks:mu
+	troubles map[templateKey]*failureBackoff // an element belongs to its reconcile; +checklocks:mu
 }
 
-// failureBackoff is what the warm-ups of one revision have been through. It is lost with the process, which
-// then tries once more.
+// failureBackoff is the backoff of one revision. It is not persisted: a new process retries once.
 type failureBackoff struct {
 	revision string
 	failures int
 	retryAt  time.Time
-	seen     map[types.UID]bool // the seeds and checkpoints whose failure is counted
+	seen     map[types.UID]bool // counted seeds and checkpoints
 }
 
 func (r *reconciler) trouble(at templateKey, revision string) *failureBackoff {
@@ -120,7 +119,7 @@ func (r *reconciler) forget(at templateKey) {
 	delete(r.troubles, at)
 }
 
-// fail counts the failure of a seed or checkpoint once; the pause that follows it is set then.
+// fail counts each failure once and sets the backoff.
 func (t *failureBackoff) fail(of types.UID, now time.Time) (isNew bool) {
 	if t.seen[of] {
 		return false

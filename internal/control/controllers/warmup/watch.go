@@ -23,7 +23,7 @@ import (
 
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
-// request asks for a look at a place. A template's name has no slash.
+// request encodes a templateKey. A template's name has no slash.
 func (p templateKey) request() reconcile.Request {
 	return reconcile.Request{NamespacedName: types.NamespacedName{Namespace: p.namespace, Name: p.template.String()}}
 }
@@ -33,7 +33,7 @@ func placeOf(req reconcile.Request) templateKey {
 	return templateKey{template: types.NamespacedName{Namespace: namespace, Name: name}, namespace: req.Namespace}
 }
 
-// of is the place of something that was made of a template.
+// of returns the key of an object created from a template.
 func of(o client.Object) templateKey {
 	notes := o.GetAnnotations()
 	return templateKey{
@@ -42,7 +42,7 @@ func of(o client.Object) templateKey {
 	}
 }
 
-// sources are what has places looked at.
+// sources returns the watches.
 func (r *reconciler) sources(from crcache.Cache) []source.Source {
 	return []source.Source{
 		source.Kind(from, &extensions.SandboxTemplate{}, handler.TypedEnqueueRequestsFromMapFunc(r.placesOf)),
@@ -80,7 +80,7 @@ func isRestored(s *agents.Sandbox) bool {
 	return s.Spec.Barchan != nil && s.Spec.Barchan.Restore != nil && s.Spec.Barchan.WarmUp != nil
 }
 
-// placesOf are those in which a template has pools, or has left something.
+// placesOf returns requests for the namespaces with pools or warm-up checkpoints of a template.
 func (r *reconciler) placesOf(ctx context.Context, t *extensions.SandboxTemplate) (all []reconcile.Request) {
 	key := client.ObjectKeyFromObject(t)
 	pools, err := r.objects.PoolsOf(ctx, "", key)
