@@ -175,13 +175,18 @@ func TestAbortAfterTheHandler(t *testing.T) {
 	r.ProtoMajor = 2
 	client := &deadlines{ResponseRecorder: httptest.NewRecorder()}
 	x := &exchange{r: r, w: client, rc: http.NewResponseController(client)}
-	early, late := &requestBody{x: x}, &requestBody{x: x}
-	early.abort()
+	bodies := [2]*requestBody{}
+	for i := range bodies {
+		bodies[i] = &requestBody{x: x, trailer: http.Header{}, begun: true}
+		bodies[i].attempt.Store(&bodyAttempt{requestBody: bodies[i]})
+	}
+	early, late := bodies[0], bodies[1]
+	early.current().abort()
 	if client.set != 1 {
 		t.Errorf("abort during the exchange set %d deadlines, want 1", client.set)
 	}
 	late.finish()
-	late.abort()
+	late.current().abort()
 	if client.set != 1 {
 		t.Errorf("abort after the exchange set %d deadlines, want none", client.set-1)
 	}

@@ -122,7 +122,8 @@ func (x *exchange) attachBody(out *http.Request) {
 		}
 	}
 	x.body = &requestBody{x: x, trailer: out.Trailer}
-	out.Body, out.GetBody = x.body, x.body.again
+	out.GetBody = x.body.next
+	out.Body, _ = x.body.next() // it was not read yet
 }
 
 // roundTrip is one request to a sandbox up to the head of its final response.
@@ -190,7 +191,7 @@ func (t *roundTrip) gotConn(info httptrace.GotConnInfo) {
 		return
 	}
 	t.conn = c
-	c.Begin(info.Reused, t.x.body.abort)
+	c.Begin(info.Reused, t.x.body.current().abort)
 }
 
 func (t *roundTrip) gotFirstByte() {

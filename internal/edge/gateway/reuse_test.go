@@ -1,0 +1,102 @@
+package gateway
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+// TestBodyAfterAClosedConnection sends a body while the transport has yet to notice that the service
+// closed the connection it keeps: on a busy machine its reader runs late. Nothing was written, so the
+// request goes out again, whatever its method.
+func TestBodyAfterAClosedConnection(t *testing.T) {
+	var dials atomic.Int64
+	late := &lateReaderDialer{loopDialer: loopDialer{dials: &dials}}
+	w := newFixture(t, func(c *Config) { c.Dialer, c.ServiceIdle = late, eventually.Patience })
+	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		_, _ = w.Write(body)
+	})
+	b := w.box("a")
+	for name, c := range map[string]*http.Client{"http1": w.client, "h2c": w.h2c} {
+		for what, body := range map[string]func() io.Reader{
+			"short":   func() io.Reader { return strings.NewReader("hello") },
+			"chunked": func() io.Reader { return io.MultiReader(strings.NewReader("hello")) },
+			"long":    func() io.Reader { return strings.NewReader(strings.Repeat("hello", 1<<17)) },
+		} {
+			t.Run(name+" "+what, func(t *testing.T) {
+				for n := range 2 {
+					want, err := io.ReadAll(body())
+					if err != nil {
+						t.Fatal(err)
+					}
+					res, text, err := w.try(c, http.MethodPost, b.url(port, "/"), body()) //nolint:bodyclose // try closes it
+					if err != nil {
+						t.Fatalf("request %d: %v", n, err)
+					}
+					if res.StatusCode != http.StatusOK || text != string(want) {
+						t.Fatalf("request %d: got %d with %d bytes, want %d bytes", n, res.StatusCode, len(text), len(want))
+					}
+					w.idle()
+					late.endAll()
+				}
+			})
+		}
+	}
+}
+
+// lateReaderDialer makes connections whose reader runs late: it returns an end of the connection only when
+// the connection has been closed on this side.
+type lateReaderDialer struct {
+	loopDialer
+	mu    sync.Mutex
+	conns []*lateReaderConn
+}
+
+func (d *lateReaderDialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	nc, err := d.loopDialer.DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	c := &lateReaderConn{TCPConn: nc.(*net.TCPConn), closed: make(chan struct{})}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.conns = append(d.conns, c)
+	return c, nil
+}
+
+// endAll ends the receiving side of all connections, as if their peers had closed them.
+func (d *lateReaderDialer) endAll() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, c := range d.conns {
+		_ = c.CloseRead() // fails if the connection is closed already
+	}
+	d.conns = nil
+}
+
+type lateReaderConn struct {
+	*net.TCPConn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (c *lateReaderConn) Read(b []byte) (int, error) {
+	n, err := c.TCPConn.Read(b)
+	if err != nil {
+		<-c.closed
+	}
+	return n, err
+}
+
+func (c *lateReaderConn) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.TCPConn.Close()
+}
