@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds bin/barchan and bin/barchan-agent, both static, with the version in them.
-# With the argument failpoints it builds bin/barchan-failpoints instead, a server
-# that tests can kill at points of their choice.
+# With an argument it builds a server for tests instead: failpoints builds
+# bin/barchan-failpoints, which tests can kill at points of their choice, and race
+# builds bin/barchan-race, which reports data races.
 source "$(dirname "$0")/lib.sh"
 
 version=$(git describe --tags --always --dirty 2>/dev/null || echo unknown)
@@ -16,9 +17,13 @@ with_failpoints() {
 		-o bin/barchan-failpoints ./cmd/barchan
 }
 
+with_race_detector() {
+	CGO_ENABLED=1 go build -buildvcs=false -trimpath -ldflags "-X main.version=$version" -race -o bin/barchan-race ./cmd/barchan
+}
+
 mkdir -p bin
-if [[ ${1:-} == failpoints ]]; then
-	step "build barchan $version with failpoints" with_failpoints
-	exit
-fi
+case ${1:-} in
+failpoints) step "build barchan $version with failpoints" with_failpoints && exit ;;
+race) step "build barchan $version with the race detector" with_race_detector && exit ;;
+esac
 step "build barchan $version" compile

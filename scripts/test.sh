@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Runs tests in random order under the race detector, and prints the ten slowest.
+# Runs tests in random order, and prints the ten slowest.
 #
 #   scripts/test.sh [--all] [ARGUMENT OF go test...]
 #
-# Without --all it leaves out most of the crash matrix, the soak, partitions and kube-apiserver.
+# Without --all it leaves out most of the crash matrix, the soak, partitions, kube-apiserver,
+# and the race detector, which multiplies the time.
 # PKG names packages (default ./...), RUN is a pattern of tests.
 #
 # In CI, up to three tests that failed run once more, each alone; what passes only
@@ -12,9 +13,11 @@
 source "$(dirname "$0")/lib.sh"
 scripts/tool.sh gotestsum pebble
 export TEST_PART=fast
+race=()
 if [[ ${1:-} == --all ]]; then
 	shift
 	TEST_PART=all
+	race=(-race)
 	# Only test/kube needs it, and it takes minutes to build the first time.
 	scripts/tool.sh kube-apiserver
 fi
@@ -41,7 +44,7 @@ fi
 # t.Parallel mostly wait, so that more of them run than there are processors.
 status=0
 gotestsum --format=pkgname-and-test-fails --format-hide-empty-pkg --packages="${PKG:-./...}" --jsonfile="$scratch/json" "${again[@]}" -- \
-	-race -shuffle=on -timeout=45m -p=2 -parallel=4 ${RUN:+-run="$RUN"} "$@" || status=$?
+	"${race[@]}" -shuffle=on -timeout=45m -p=2 -parallel=4 ${RUN:+-run="$RUN"} "$@" || status=$?
 say "the slowest tests"
 gotestsum tool slowest --num=10 --threshold=1s --jsonfile="$scratch/json"
 ((status == 0)) || exit "$status"

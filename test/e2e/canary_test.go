@@ -30,6 +30,7 @@ type canary struct {
 // TestCanaries has programs of many kinds sleep on disk twice, since what comes back from disk has
 // other ways to fail than what never was there, and then be forked.
 func TestCanaries(t *testing.T) {
+	skipInFast(t)
 	t.Parallel()
 	s := newServer(t)
 	s.set("BARCHAN_STORE_AFTER", "1ms")

@@ -60,6 +60,7 @@ func (c *command) ends(code int, text string) {
 
 // TestCommandsEnd ends commands in every way that is not their own, and checks for leftovers.
 func TestCommandsEnd(t *testing.T) {
+	skipInFast(t)
 	t.Parallel()
 	s := newServer(t)
 	s.start()
@@ -118,6 +119,7 @@ func TestCommandsEnd(t *testing.T) {
 
 // TestCopies has files keep their modes and times, and a directory go from sandbox to sandbox as a tar.
 func TestCopies(t *testing.T) {
+	skipInFast(t)
 	t.Parallel()
 	s := newServer(t)
 	s.start()

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -317,21 +316,4 @@ func (w *fixture) heal() {
 	}
 	w.calm()
 	w.clean()
-}
-
-var buildPoints = sync.OnceValues(func() ([]byte, error) {
-	return exec.CommandContext(context.Background(), "../../scripts/build.sh", "failpoints").CombinedOutput()
-})
-
-// programWithPoints builds the server with points in it, once.
-func programWithPoints(t *testing.T) string {
-	t.Helper()
-	path, err := filepath.Abs("../../bin/barchan-failpoints")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if out, err := buildPoints(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
-	return path
 }

@@ -19,6 +19,7 @@ import (
 // TestDoctorDeep leaves one of each kind behind on purpose; the audit must find just these: by the
 // server, and without one.
 func TestDoctorDeep(t *testing.T) {
+	skipInFast(t)
 	t.Parallel()
 	s := newServer(t)
 	s.start()

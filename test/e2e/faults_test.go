@@ -264,6 +264,7 @@ func take(t *testing.T, dir string, leave int64) (giveBack func()) {
 // TestFullDisk fills the disk of a server: first nearly, which it must notice, then wholly, which
 // its storage does not survive. Running sandboxes continue, and the server recovers when there is space.
 func TestFullDisk(t *testing.T) {
+	skipInFast(t)
 	t.Parallel()
 	s := newServerOnDisk(t, "4G")
 	b := s.startWithOnlooker()
@@ -323,6 +324,7 @@ func TestFullDisk(t *testing.T) {
 
 // TestReadOnlyDirectory makes the data directory read-only for files opened from now on.
 func TestReadOnlyDirectory(t *testing.T) {
+	skipInFast(t)
 	t.Parallel()
 	s := newFaulty(t)
 	b := s.startWithOnlooker()
@@ -357,6 +359,7 @@ func TestReadOnlyDirectory(t *testing.T) {
 // TestShortOfMemory keeps more memory free than the machine has. A sandbox paused in RAM resumes, for it has its
 // memory already; a stored one waits.
 func TestShortOfMemory(t *testing.T) {
+	skipInFast(t)
 	t.Parallel()
 	s := newFaulty(t)
 	s.set("BARCHAN_STORE_AFTER", "0s") // in RAM, however long the machine stands still before the resume
@@ -388,6 +391,7 @@ func TestShortOfMemory(t *testing.T) {
 
 // TestFullStore fills etcd to its quota, by objects that have nothing to do with sandboxes.
 func TestFullStore(t *testing.T) {
+	skipInFast(t)
 	t.Parallel()
 	s := newFaulty(t)
 	s.set("BARCHAN_ETCD_QUOTA", "16Mi")
@@ -429,6 +433,7 @@ func TestFullStore(t *testing.T) {
 
 // TestContainerdKilled kills containerd again and again while sandboxes are made.
 func TestContainerdKilled(t *testing.T) {
+	skipInFast(t)
 	t.Parallel()
 	s := newFaulty(t)
 	b := s.startWithOnlooker()

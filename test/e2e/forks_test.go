@@ -104,6 +104,7 @@ func (s *server) checkpoints() []string {
 
 // TestForks multiplies sandboxes in all the ways that clients may.
 func TestForks(t *testing.T) {
+	skipInFast(t)
 	t.Parallel()
 	s := newSleepy(t, "0s")
 	for name, test := range map[string]func(*testing.T, *server){

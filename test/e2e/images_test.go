@@ -336,6 +336,7 @@ func testUnknownImage(t *testing.T, s *server, host string) {
 // TestImageThatChanges imports another image of a name that is in use: members of pools that wait
 // are replaced, and what is claimed, or was captured, keeps the image that it has.
 func TestImageThatChanges(t *testing.T) {
+	skipInFast(t)
 	t.Parallel()
 	s := newServer(t)
 	s.start()

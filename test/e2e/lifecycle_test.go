@@ -23,6 +23,7 @@ import (
 // chooses. The next start finishes or undoes each interrupted operation, and nothing is left
 // once all are removed.
 func TestKilledInTheMiddle(t *testing.T) {
+	skipInFast(t)
 	t.Parallel()
 	s := newServer(t)
 	s.start()
@@ -123,6 +124,7 @@ func (s *server) tryCreate(ctx context.Context, key string) (string, error) {
 
 // TestUpAndDown is what people do with a server in the background.
 func TestUpAndDown(t *testing.T) {
+	skipInFast(t)
 	t.Parallel()
 	s := newServer(t)
 	empty := filepath.Join(s.dir, "nothing")

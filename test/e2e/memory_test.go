@@ -14,6 +14,7 @@ import (
 // TestMemoryGoesToDisk has a sandbox sleep on disk over a restart of the server: afterwards the same
 // process counts on.
 func TestMemoryGoesToDisk(t *testing.T) {
+	skipInFast(t)
 	t.Parallel()
 	s := newServer(t)
 	s.env = append(s.env, "BARCHAN_STORE_AFTER=100ms")

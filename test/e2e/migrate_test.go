@@ -55,6 +55,7 @@ func (w *fixture) identities() map[string]identity {
 // BARCHAN_OLD_BINARY may name a server of that time, which then makes the data. Without it, data of now are
 // taken back to what they were.
 func TestBootOverOlderData(t *testing.T) {
+	skipInFast(t)
 	t.Parallel()
 	bin := programWithPoints(t)
 	old := os.Getenv("BARCHAN_OLD_BINARY")

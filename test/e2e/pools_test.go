@@ -81,7 +81,7 @@ const poolFor = 3
 // one server and follow each other.
 func TestWarmPools(t *testing.T) {
 	t.Parallel()
-	s := newServer(t)
+	s := newRacedServer(t)
 	s.start()
 	s.must("image", "build", "base")
 	t.Run("it fills", func(t *testing.T) {
@@ -450,6 +450,7 @@ func testPoolDeleted(t *testing.T, s *server) {
 
 // TestDefaultPool has the pool that a new server begins with fill as soon as its image is there.
 func TestDefaultPool(t *testing.T) {
+	skipInFast(t)
 	t.Parallel()
 	s := newServer(t)
 	s.env = append(s.env, "BARCHAN_POOL_SIZE=2")

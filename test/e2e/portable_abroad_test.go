@@ -25,6 +25,7 @@ import (
 // on the way: another build of gVisor, a processor or a machine of another kind, a registry that goes, a
 // server that ends. The parts share two instances and follow each other.
 func TestCheckpointsAbroad(t *testing.T) {
+	skipInFast(t)
 	t.Parallel()
 	home, away := newSleepy(t, "0s"), newServer(t)
 	here, there := away.otherRunsc()

@@ -24,6 +24,7 @@ import (
 // TestFullDiskWhileImporting has the disk of a server fill while a checkpoint comes to it. Nothing of it may
 // stay, running sandboxes continue, and with enough space the same import succeeds.
 func TestFullDiskWhileImporting(t *testing.T) {
+	skipInFast(t)
 	t.Parallel()
 	s := newServerOnDisk(t, "4G")
 	s.set("BARCHAN_STORE_AFTER", "0s")

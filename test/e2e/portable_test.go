@@ -27,6 +27,7 @@ import (
 // another instance, which has nothing of the first: by a file, by a registry, and back again. The parts
 // share the two instances and follow each other.
 func TestCheckpointsTravel(t *testing.T) {
+	skipInFast(t)
 	t.Parallel()
 	home, away := newSleepy(t, "0s"), newServer(t)
 	away.set("BARCHAN_STORE_AFTER", "0s")

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -59,6 +60,39 @@ func TestMain(m *testing.M) {
 		}
 		return m.Run()
 	}())
+}
+
+var (
+	buildPoints = sync.OnceValues(func() ([]byte, error) { return buildVariant("failpoints") })
+	buildRaced  = sync.OnceValues(func() ([]byte, error) { return buildVariant("race") })
+)
+
+func buildVariant(name string) ([]byte, error) {
+	return exec.CommandContext(context.Background(), "../../scripts/build.sh", name).CombinedOutput()
+}
+
+// programWithPoints builds the server with failpoints, once.
+func programWithPoints(t *testing.T) string {
+	t.Helper()
+	return variant(t, "failpoints", buildPoints)
+}
+
+func variant(t *testing.T, name string, build func() ([]byte, error)) string {
+	t.Helper()
+	if out, err := build(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	return programs.barchan + "-" + name
+}
+
+// newRacedServer is newServer of a program with the race detector, in make test-all.
+func newRacedServer(t *testing.T) *server {
+	t.Helper()
+	s := newServer(t)
+	if os.Getenv(partVariable) != partFast {
+		s.bin = variant(t, "race", buildRaced)
+	}
+	return s
 }
 
 var instances atomic.Int32
@@ -239,10 +273,22 @@ func (s *server) remove() {
 		s.t.Errorf("down --all left the server running\n%s", s.tail())
 	}
 	s.checkNothingLeft()
+	s.checkNoRace()
 	if s.t.Failed() {
 		s.t.Logf("end of the server's log:\n%s", s.tail())
 	}
 	_ = os.RemoveAll(s.dir)
+}
+
+// checkNoRace fails if the race detector reported anything, also of a server that was killed.
+func (s *server) checkNoRace() {
+	log, err := os.ReadFile(filepath.Join(s.dir, "log"))
+	if err != nil {
+		s.t.Error(err)
+	}
+	if _, report, found := strings.Cut(string(log), "WARNING: DATA RACE"); found {
+		s.t.Errorf("data race in the server:%s", report[:min(len(report), 8<<10)])
+	}
 }
 
 func (s *server) checkNothingLeft() {

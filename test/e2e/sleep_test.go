@@ -85,6 +85,7 @@ func TestSleepBySDK(t *testing.T) {
 // TestManySleeps suspends one sandbox fifty times: every other time it is resumed at once, wherever its
 // memory then is.
 func TestManySleeps(t *testing.T) {
+	skipInFast(t)
 	t.Parallel()
 	s := newSleepy(t, "1ms")
 	id, who := s.echo()
@@ -201,6 +202,7 @@ func TestSleepUnderLoad(t *testing.T) {
 // TestSleepRaces has two clients make conflicting requests. Whatever the responses, the sandbox is then
 // as one of them requested, without leftovers of the other's.
 func TestSleepRaces(t *testing.T) {
+	skipInFast(t)
 	t.Parallel()
 	s := newSleepy(t, "1ms")
 	key := s.localKey()
@@ -266,6 +268,7 @@ func TestSleepRaces(t *testing.T) {
 
 // TestTimeoutWhileDown has the time of sandboxes run out while no server runs.
 func TestTimeoutWhileDown(t *testing.T) {
+	skipInFast(t)
 	t.Parallel()
 	s := newSleepy(t, "1ms")
 	key := s.localKey()

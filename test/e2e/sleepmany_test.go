@@ -19,6 +19,7 @@ import (
 // TestManyAsleep has two hundred sandboxes sleep on disk over a restart. Nothing of them runs, and each
 // resumes as it was.
 func TestManyAsleep(t *testing.T) {
+	skipInFast(t)
 	many := 200
 	if testing.Short() {
 		many = 20
@@ -120,6 +121,7 @@ func (s *server) allIDs() []string {
 // stays in RAM: where space is kept free, nothing is written at all; where none is, the disk runs full in the
 // middle. It can be resumed from there, also while new work is refused, and is stored once there is space.
 func TestDiskFullWhileStoring(t *testing.T) {
+	skipInFast(t)
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		reserve string
@@ -178,6 +180,7 @@ func (s *server) suspended(id string) string {
 // TestDamagedMemory damages memory on disk in each of its files: the sandbox does not start from it, reports
 // it with a remedy, and stays as it is. It resumes when its memory is whole again, or from its files.
 func TestDamagedMemory(t *testing.T) {
+	skipInFast(t)
 	t.Parallel()
 	s := newSleepy(t, "1ms")
 	damage := map[string]func(path string, b []byte) error{

@@ -19,7 +19,7 @@ import (
 // parts share one server and follow each other.
 func TestSnapshotsAndForks(t *testing.T) {
 	t.Parallel()
-	s := newServer(t)
+	s := newRacedServer(t)
 	s.set("BARCHAN_STORE_AFTER", "2s")
 	s.start()
 	s.must("image", "build", "base")

@@ -124,9 +124,19 @@ func both(t *testing.T) (embedded, kube server) {
 	}
 	t.Cleanup(e.Stop)
 	cfg := startKube(t)
-	install(t, cfg)
 	own := e.RESTConfig(apiserver.UserAdmin)
-	return server{"embedded", own, newClient(t, own)}, server{"real", cfg, newClient(t, cfg)}
+	kube = server{"real", cfg, newClient(t, cfg)}
+	t.Cleanup(func() { kube.clear(t) })
+	return server{"embedded", own, newClient(t, own)}, kube
+}
+
+// clear removes the objects of the test, which controllers of other tests would see.
+func (s server) clear(t *testing.T) {
+	for name, k := range kinds() {
+		if err := s.DeleteAllOf(context.WithoutCancel(t.Context()), k.typed(), client.InNamespace(metav1.NamespaceDefault)); err != nil {
+			t.Errorf("remove every %s: %v", name, err)
+		}
+	}
 }
 
 // answer is a server's response to an object.

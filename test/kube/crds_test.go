@@ -116,9 +116,7 @@ func holds(all []apiextensions.CustomResourceDefinitionCondition, kind apiextens
 
 // TestCRDs: a real API server takes our CRDs, and serves each kind at once.
 func TestCRDs(t *testing.T) {
-	cfg := startKube(t)
-	install(t, cfg)
-	c := newClient(t, cfg)
+	c := newClient(t, startKube(t))
 	for _, list := range []client.ObjectList{
 		&agents.SandboxList{}, &extensions.SandboxTemplateList{}, &extensions.SandboxWarmPoolList{}, &extensions.SandboxClaimList{},
 		&barchan.CheckpointList{}, &barchan.APIKeyList{}, &barchan.TemplateRevisionList{},

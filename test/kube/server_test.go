@@ -18,6 +18,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -36,9 +39,29 @@ const (
 	apiPort = "6443"
 )
 
-// startKube runs a kube-apiserver over an etcd of its own until the test ends, and returns how
-// an administrator reaches it. Both listen on the loopback device or a socket only, so nothing
-// of the machine is changed and runs do not meet.
+// kube is the server that all tests share; each has namespaces of its own.
+var kube cluster
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if err := kube.stop(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// cluster is a kube-apiserver over an etcd of its own. Both listen on the loopback device or a
+// socket only, so nothing of the machine is changed and runs do not meet.
+type cluster struct {
+	once   sync.Once
+	config *rest.Config
+	err    error // of the start
+	// undo ends what was started, the last first.
+	undo []func() error
+}
+
+// startKube returns how an administrator reaches the server, which has our CRDs.
 func startKube(t *testing.T) *rest.Config {
 	t.Helper()
 	if testing.Short() {
@@ -48,29 +71,57 @@ func startKube(t *testing.T) *rest.Config {
 		t.Skip("SKIPPED: make test-all runs it")
 	}
 	program := findProgram(t, "kube-apiserver")
-	dir := t.TempDir()
+	kube.once.Do(func() {
+		if kube.err = kube.start(program); kube.err != nil {
+			return
+		}
+		kube.err = errors.New("CRDs were not installed") // if install fails this test
+		install(t, kube.config)
+		kube.err = nil
+	})
+	if kube.err != nil {
+		t.Fatal(kube.err)
+	}
+	return rest.CopyConfig(kube.config)
+}
+
+func (k *cluster) start(program string) error {
+	dir, err := os.MkdirTemp("", "kube") // short, for sockets lie below
+	if err != nil {
+		return err
+	}
+	k.undo = append(k.undo, func() error { return os.RemoveAll(dir) })
 	host := loopbackAddress()
 	pki, err := newPKI(dir, host)
 	if err != nil {
-		t.Fatalf("make certificates: %v", err)
+		return fmt.Errorf("make certificates: %w", err)
 	}
-	etcd := startEtcd(t, dir)
+	etcd, err := k.startEtcd(dir)
+	if err != nil {
+		return fmt.Errorf("start etcd: %w", err)
+	}
 	cmd := exec.Command(program, flags(dir, host, etcd)...) //nolint:noctx // ended by stop, in order
 	var output tail
 	cmd.Stdout, cmd.Stderr = &output, &output
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // also if the test is killed
-	if err := cmd.Start(); err != nil {
-		t.Fatalf("start kube-apiserver: %v", err)
+	exited, err := startWithParent(cmd)
+	if err != nil {
+		return fmt.Errorf("start kube-apiserver: %w", err)
 	}
-	exited := make(chan error, 1)
-	go func() { exited <- cmd.Wait() }()
-	t.Cleanup(func() { stop(t, cmd.Process, exited) })
+	k.undo = append(k.undo, func() error { return end(cmd.Process, exited) })
+	k.config = pki.config(host)
+	if err := awaitReady(context.Background(), k.config, exited); err != nil {
+		return fmt.Errorf("kube-apiserver: %w\n%s", err, output.String())
+	}
+	return nil
+}
 
-	cfg := pki.config(host)
-	if err := awaitReady(t.Context(), cfg, exited); err != nil {
-		t.Fatalf("kube-apiserver: %v\n%s", err, output.String())
+// stop ends the server in order, so that etcd loses no client that still writes.
+func (k *cluster) stop() error {
+	var failures []error
+	for _, undo := range slices.Backward(k.undo) {
+		failures = append(failures, undo())
 	}
-	return cfg
+	return errors.Join(failures...)
 }
 
 func flags(dir, host, etcd string) []string {
@@ -88,18 +139,35 @@ func flags(dir, host, etcd string) []string {
 	}
 }
 
-// stop ends the server in order, so that etcd loses no client that still writes.
-func stop(t *testing.T, p *os.Process, exited chan error) {
-	t.Helper()
+// startWithParent starts a program that the kernel kills if the tests are killed. The kernel watches
+// the thread that started it, so that thread stays until the program ends.
+func startWithParent(cmd *exec.Cmd) (exited chan error, err error) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	exited = make(chan error, 1)
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			exited <- cmd.Wait()
+		}
+	}()
+	return exited, <-started
+}
+
+// end ends the server as a service manager does.
+func end(p *os.Process, exited chan error) error {
 	if err := p.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		t.Errorf("stop kube-apiserver: %v", err)
+		return fmt.Errorf("stop kube-apiserver: %w", err)
 	}
 	select {
 	case <-exited: //nolint:errcheck // it was signalled to end
+		return nil
 	case <-time.After(stopTime):
-		t.Errorf("kube-apiserver ran on for %v after SIGTERM", stopTime)
 		_ = p.Kill()
 		<-exited //nolint:errcheck // it was killed
+		return fmt.Errorf("kube-apiserver did not end within %v of SIGTERM", stopTime)
 	}
 }
 
@@ -113,7 +181,7 @@ func awaitReady(ctx context.Context, cfg *rest.Config, exited chan error) error 
 	}
 	defer c.CloseIdleConnections()
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		err := askReady(ctx, c, cfg.Host)
+		err := checkReady(ctx, c, cfg.Host)
 		if err == nil {
 			return nil
 		}
@@ -128,7 +196,7 @@ func awaitReady(ctx context.Context, cfg *rest.Config, exited chan error) error 
 	}
 }
 
-func askReady(ctx context.Context, c *http.Client, host string) error {
+func checkReady(ctx context.Context, c *http.Client, host string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, host+"/readyz", http.NoBody)
 	if err != nil {
 		return err
@@ -145,16 +213,9 @@ func askReady(ctx context.Context, c *http.Client, host string) error {
 }
 
 // startEtcd runs an etcd in the process, on a socket in dir, and returns the socket's URL.
-func startEtcd(t *testing.T, dir string) string {
-	t.Helper()
-	// The path of a socket must be short, which the directory of a test need not be.
-	sockets, err := os.MkdirTemp("", "kube") //nolint:usetesting // too long a path
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(sockets) })
-	client := url.URL{Scheme: "unix", Path: filepath.Join(sockets, "c")}
-	peer := url.URL{Scheme: "unix", Path: filepath.Join(sockets, "p")}
+func (k *cluster) startEtcd(dir string) (string, error) {
+	client := url.URL{Scheme: "unix", Path: filepath.Join(dir, "c")}
+	peer := url.URL{Scheme: "unix", Path: filepath.Join(dir, "p")}
 	cfg := embed.NewConfig()
 	cfg.Name, cfg.Dir = "test", filepath.Join(dir, "etcd")
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
@@ -163,17 +224,20 @@ func startEtcd(t *testing.T, dir string) string {
 	cfg.InitialCluster = cfg.Name + "=" + peer.String()
 	e, err := embed.StartEtcd(cfg)
 	if err != nil {
-		t.Fatalf("start etcd: %v", err)
+		return "", err
 	}
-	t.Cleanup(e.Close)
+	k.undo = append(k.undo, func() error {
+		e.Close()
+		return nil
+	})
 	select {
 	case <-e.Server.ReadyNotify():
+		return client.String(), nil
 	case err := <-e.Err():
-		t.Fatalf("start etcd: %v", err)
+		return "", err
 	case <-time.After(startTime):
-		t.Fatalf("etcd is not ready within %v", startTime)
+		return "", fmt.Errorf("not ready within %v", startTime)
 	}
-	return client.String()
 }
 
 // loopbackAddress is one of the sixteen million that the loopback device answers, so that the

@@ -21,7 +21,6 @@ import (
 // TestPools: the controller of pools does on Kubernetes what it does on the embedded server.
 func TestPools(t *testing.T) {
 	cfg := startKube(t)
-	install(t, cfg)
 	poolsuite.Run(t, poolsuite.Config{REST: cfg, Start: startPools})
 }
 
@@ -45,7 +44,6 @@ func startPools(t *testing.T, cfg *rest.Config, tuning poolsuite.Tuning) (stop f
 // embedded server.
 func TestCheckpoints(t *testing.T) {
 	cfg := startKube(t)
-	install(t, cfg)
 	checkpointsuite.Run(t, checkpointsuite.Config{
 		REST: cfg, Start: func(t *testing.T, node *checkpointsuite.Node, tuning checkpointsuite.Tuning) func() {
 			return startCheckpoints(t, cfg, node, tuning)
@@ -102,7 +100,6 @@ func startSandboxes(t *testing.T, cfg *rest.Config, machine *checkpointsuite.Mac
 // TestClaims: the controller of claims does on Kubernetes what it does on the embedded server.
 func TestClaims(t *testing.T) {
 	cfg := startKube(t)
-	install(t, cfg)
 	claimsuite.Run(t, claimsuite.Config{
 		REST: cfg, NoCollector: true,
 		New: func(p claimsuite.Parts) (claimsuite.Starter, error) {

@@ -16,11 +16,13 @@ import (
 type Machine struct {
 	mu     sync.Mutex
 	states map[types.UID]sandbox.ContainerState // +checklocks:mu
-	began  []string                             // names, in order; +checklocks:mu
+	starts map[types.UID]int                    // +checklocks:mu
 }
 
 // NewMachine returns a machine that runs nothing.
-func NewMachine() *Machine { return &Machine{states: map[types.UID]sandbox.ContainerState{}} }
+func NewMachine() *Machine {
+	return &Machine{states: map[types.UID]sandbox.ContainerState{}, starts: map[types.UID]int{}}
+}
 
 func (m *Machine) become(uid types.UID, state sandbox.ContainerState) sandbox.Observed {
 	m.mu.Lock()
@@ -43,7 +45,7 @@ func (m *Machine) seenLocked(uid types.UID) sandbox.Observed {
 // Ensure starts a sandbox.
 func (m *Machine) Ensure(_ context.Context, s *agents.Sandbox) (sandbox.Observed, error) {
 	m.mu.Lock()
-	m.began = append(m.began, s.Name)
+	m.starts[s.UID]++
 	m.mu.Unlock()
 	return m.become(s.UID, sandbox.ContainerRunning), nil
 }
@@ -82,14 +84,9 @@ func (m *Machine) Observe(_ context.Context, ref sandbox.Ref) (sandbox.Observed,
 	return m.seenLocked(ref.UID), nil
 }
 
-// starts counts how often a sandbox was started.
-func (m *Machine) starts(name string) (n int) {
+// startsOf returns how often a sandbox was started.
+func (m *Machine) startsOf(s *agents.Sandbox) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, x := range m.began {
-		if x == name {
-			n++
-		}
-	}
-	return n
+	return m.starts[s.UID]
 }

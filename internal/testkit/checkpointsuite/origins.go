@@ -59,8 +59,8 @@ func (w *fixture) isRefused(s *agents.Sandbox, machine *Machine) {
 			w.t.Errorf("sandbox %s has message %q, which does not name %s", s.Name, message, text)
 		}
 	}
-	if sandbox.PhaseOf(s) != sandbox.Starting || sandbox.DeadForGood(s) || machine.starts(s.Name) > 0 {
-		w.t.Errorf("sandbox %s is %s and was started %d times", s.Name, sandbox.PhaseOf(s), machine.starts(s.Name))
+	if sandbox.PhaseOf(s) != sandbox.Starting || sandbox.DeadForGood(s) || machine.startsOf(s) > 0 {
+		w.t.Errorf("sandbox %s is %s and was started %d times", s.Name, sandbox.PhaseOf(s), machine.startsOf(s))
 	}
 	if ready := meta.FindStatusCondition(s.Status.Conditions, agents.ConditionReady); ready.ObservedGeneration != s.Generation {
 		w.t.Errorf("sandbox %s has a condition of generation %d, want %d", s.Name, ready.ObservedGeneration, s.Generation)
@@ -113,7 +113,7 @@ func originsWithSecrets(t *testing.T, cfg Config) {
 	stop = sync.OnceFunc(cfg.StartSandboxes(t, machine, true))
 	w.runs(other, true)
 	w.runs(mine, true)
-	if n := machine.starts("mine"); n != 1 {
+	if n := machine.startsOf(mine); n != 1 {
 		t.Errorf("it was started %d times", n)
 	}
 }
