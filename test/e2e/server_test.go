@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -85,10 +86,12 @@ func variant(t *testing.T, name string, build func() ([]byte, error)) string {
 	return programs.barchan + "-" + name
 }
 
-// newRacedServer is newServer of a program with the race detector, in make test-all.
+// newRacedServer is newServer of a program with the race detector, in make test-all. Its log has
+// the requests that failed.
 func newRacedServer(t *testing.T) *server {
 	t.Helper()
 	s := newServer(t)
+	s.set("BARCHAN_LOG_LEVEL", "debug")
 	if os.Getenv(partVariable) != partFast {
 		s.bin = variant(t, "race", buildRaced)
 	}
@@ -320,10 +323,13 @@ func (s *server) value(key string) string {
 	return ""
 }
 
+// tail returns the end of the log, and before it the requests to sandboxes that failed.
 func (s *server) tail() string {
 	b, _ := os.ReadFile(filepath.Join(s.dir, "log"))
 	lines := strings.Split(string(b), "\n")
-	return strings.Join(lines[max(0, len(lines)-30):], "\n")
+	end := max(0, len(lines)-30)
+	failed := slices.DeleteFunc(lines[:end:end], func(line string) bool { return !strings.Contains(line, "exchange ") })
+	return strings.Join(slices.Concat(failed, lines[end:]), "\n")
 }
 
 // try runs a command of ours and returns what it printed.

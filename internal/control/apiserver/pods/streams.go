@@ -168,6 +168,9 @@ func (c *cuttable) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return watched, bufio.NewReadWriter(bufio.NewReader(watched), rw.Writer), nil
 }
 
+// linger bounds how long a client may continue to send after the stream has ended.
+const linger = time.Second
+
 // watchedConn calls gone when the other end has closed.
 type watchedConn struct {
 	net.Conn
@@ -182,4 +185,14 @@ func (c *watchedConn) Read(b []byte) (int, error) {
 		c.gone()
 	}
 	return n, err
+}
+
+// Close implements net.Conn. It reads what the client still sends: data that is unread when a connection
+// closes makes the kernel reset it, and the client may lose the end of its output.
+func (c *watchedConn) Close() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
+		_ = c.Conn.SetReadDeadline(time.Now().Add(linger))
+		_, _ = io.Copy(io.Discard, c.Conn)
+	}
+	return c.Conn.Close()
 }
