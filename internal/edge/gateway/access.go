@@ -1,93 +1,81 @@
 package gateway
 
 import (
-	"errors"
 	"net/http"
-	"net/url"
-	"strconv"
-	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/credentials"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/reply"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/target"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
-// mayWake makes the agent's checks, because the agent of a paused sandbox cannot. Nil: allowed.
+// resolve finds the sandbox of agent-sandbox's headers. An ID suffices, as in a host. A name can be
+// guessed: it requires an API key of its namespace, or a token of the sandbox. Without one the
+// response does not depend on whether the name exists.
+func (x *exchange) resolve() *reply.Reply {
+	var owner bool
+	x.keyed, owner = credentials.Keys(x.r, x.Namespace, x.g.cfg.KeyNamespace)
+	id, err := sandbox.ParseID(x.Name)
+	isID := err == nil && string(id) == x.Name
+	if isID {
+		if _, ok := x.g.cfg.Routes.Lookup(id); ok {
+			x.ID = id
+			return nil
+		}
+	}
+	if x.g.cfg.Names == nil || (isID && !owner) {
+		return x.g.unknown()
+	}
+	id, found := x.g.cfg.Names(x.r.Context(), x.Namespace, x.Name)
+	if !owner && !credentials.HasTokenOf(x.r, x.g.cfg.Tokens, id) {
+		return x.g.failures.Count(x.r)
+	}
+	if !found {
+		return x.g.unknown()
+	}
+	x.ID = id
+	return nil
+}
+
+// mayPass checks the traffic token, or a signature made with it. The agent's port has its own token,
+// which the agent checks.
+func (x *exchange) mayPass(public bool) bool {
+	if x.Port == envd.Port || public {
+		return true
+	}
+	if got := x.r.Header.Get(envd.HeaderTrafficToken); got != "" {
+		return sandbox.EqualToken(got, x.g.cfg.Tokens.Traffic(x.ID))
+	}
+	until, ok := x.signature.Verify(func() string { return x.g.cfg.Tokens.Traffic(x.ID) }, x.Port)
+	// The cookie is for this sandbox and port alone, if the host or path names them. With headers, it
+	// would also go to other sandboxes, so there is none.
+	if ok && !until.IsZero() && !x.ByHeader {
+		x.grant = x.signature.Cookie(x.Prefix+"/", until, x.r.TLS != nil)
+	}
+	return ok
+}
+
+// mayWake makes the checks of a paused sandbox's agent. Nil: allowed.
 func (x *exchange) mayWake(e *route.Entry) *reply.Reply {
 	if x.Port != envd.Port || !e.Access.Secure {
 		return nil
 	}
-	token := x.g.cfg.Tokens.Agent(x.ID)
-	if got := x.r.Header.Get(envd.HeaderAccessToken); got != "" {
-		if sandbox.EqualToken(got, token) {
-			return nil
-		}
-		return reply.NoWake
-	}
-	switch err := verify(x.r, x.url, token); {
-	case errors.Is(err, envd.ErrSignatureExpired):
-		return &reply.Reply{Status: http.StatusUnauthorized, Message: err.Error()}
-	case err != nil:
-		return reply.NoWake
-	}
-	return nil
+	return credentials.Agent(x.r, x.url, x.g.cfg.Tokens.Agent(x.ID))
 }
 
-// asksWhetherItRuns reports whether a request is only a health check of the agent. E2B's SDKs send one
+// isHealthCheck reports whether a request is only a health check of the agent. E2B's SDKs send one
 // when a stream breaks, as a pause does; it must not wake the sandbox.
-func (x *exchange) asksWhetherItRuns() bool {
+func (x *exchange) isHealthCheck() bool {
 	return x.Port == envd.Port && x.url.Path == envd.PathHealth
 }
 
-// signatureLength is the length of a signature: its version, and a SHA-256 in base 64.
-const signatureLength = len("v1_") + 43
-
-// bySignature finds the sandbox of a signed file URL that does not name it: with one base URL for all
-// sandboxes, E2B's SDKs make URLs without a sandbox ID. The signature is made with one sandbox's token
-// and fits no other, so all secure sandboxes are tried, some microseconds each. Text that cannot be a
-// signature is not tried. The error is envd.ErrSignatureInvalid or envd.ErrSignatureExpired.
+// bySignature finds the target of a signed file URL that does not name it.
 func (g *Gateway) bySignature(r *http.Request) (target.Target, error) {
-	if len(r.URL.Query().Get(envd.QuerySignature)) != signatureLength {
-		return target.Target{}, envd.ErrSignatureInvalid
+	id, err := credentials.SignedFile(r, g.cfg.Routes.All(), g.cfg.Tokens)
+	if err != nil {
+		return target.Target{}, err
 	}
-	for e := range g.cfg.Routes.All() {
-		if !e.Access.Secure {
-			continue
-		}
-		switch err := verify(r, r.URL, g.cfg.Tokens.Agent(e.ID)); {
-		case err == nil:
-			return target.Target{ID: e.ID, Port: envd.Port}, nil
-		case errors.Is(err, envd.ErrSignatureExpired):
-			return target.Target{}, err
-		}
-	}
-	return target.Target{}, envd.ErrSignatureInvalid
-}
-
-// verify checks a file request's signature. The error is one of envd's.
-func verify(r *http.Request, u *url.URL, token string) error {
-	op := envd.OpRead
-	switch r.Method {
-	case http.MethodPost:
-		op = envd.OpWrite
-	case http.MethodGet, http.MethodHead:
-	default:
-		return envd.ErrSignatureInvalid
-	}
-	if u.Path != envd.PathFiles {
-		return envd.ErrSignatureInvalid
-	}
-	q := u.Query()
-	var expiry *time.Time
-	if text := q.Get(envd.QueryExpiration); text != "" {
-		seconds, err := strconv.ParseInt(text, 10, 64)
-		if err != nil {
-			return envd.ErrSignatureInvalid
-		}
-		at := time.Unix(seconds, 0)
-		expiry = &at
-	}
-	return envd.Verify(q.Get(envd.QuerySignature), q.Get(envd.QueryPath), op, q.Get(envd.QueryUsername), token, expiry, time.Now())
+	return target.Target{ID: id, Port: envd.Port}, nil
 }

@@ -17,6 +17,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/signedurl"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/ratelimit"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/target"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
@@ -36,7 +37,7 @@ func TestSignedURL(t *testing.T) {
 	text := good.Encode()
 	past := signedurl.Query(token, port, time.Now().Add(-time.Second)).Encode()
 	later := strings.Replace(text, good.Get(signedurl.QueryExpires), fmt.Sprint(time.Now().Add(time.Hour).Unix()), 1)
-	cookie := cookieAccess + "=" + good.Get(signedurl.QueryExpires) + "." + good.Get(signedurl.QuerySignature)
+	cookie := headers.CookieAccess + "=" + good.Get(signedurl.QueryExpires) + "." + good.Get(signedurl.QuerySignature)
 	path := fmt.Sprintf("/sandbox/%s/%d", b.id, port)
 	for name, c := range map[string]struct {
 		box     *box
@@ -60,7 +61,7 @@ func TestSignedURL(t *testing.T) {
 		"cookie alone":        {b, "/x", []string{"Cookie", cookie}, 200, `/x cookies=[]`, false},
 		"cookie, other box":   {other, "/x", []string{"Cookie", cookie}, 403, "", false},
 		"cookie, cut":         {b, "/x", []string{"Cookie", cookie[:len(cookie)-1]}, 403, "", false},
-		"stale, then good":    {b, "/x", []string{"Cookie", cookieAccess + "=1.v1_x; " + cookie}, 200, `/x cookies=[]`, false},
+		"stale, then good":    {b, "/x", []string{"Cookie", headers.CookieAccess + "=1.v1_x; " + cookie}, 200, `/x cookies=[]`, false},
 		"wrong token as well": {b, "/x?" + text, []string{envd.HeaderTrafficToken, "wrong"}, 403, "", false},
 		"public":              {open, "/x?" + text, nil, 200, `/x cookies=[]`, false},
 		"by path":             {nil, path + "/x?" + text, nil, 200, `/x cookies=[]`, true},
@@ -251,8 +252,8 @@ func FuzzSignedPass(f *testing.F) {
 	}
 	id := sandbox.IDOf("x")
 	good := signedurl.Query(tokens.Traffic(id), 81, time.Now().Add(time.Hour)) // for another port
-	f.Add(good.Encode(), cookieAccess+"="+good.Get(signedurl.QueryExpires)+"."+good.Get(signedurl.QuerySignature))
-	f.Add("a=b&"+signedurl.QuerySignature+"=&"+signedurl.QueryExpires+"&c", "a; b=c; "+cookieAccess+"=.")
+	f.Add(good.Encode(), headers.CookieAccess+"="+good.Get(signedurl.QueryExpires)+"."+good.Get(signedurl.QuerySignature))
+	f.Add("a=b&"+signedurl.QuerySignature+"=&"+signedurl.QueryExpires+"&c", "a; b=c; "+headers.CookieAccess+"=.")
 	g := &Gateway{cfg: Config{Tokens: tokens}}
 	f.Fuzz(func(t *testing.T, query, cookie string) {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)

@@ -301,7 +301,7 @@ func TestSmuggling(t *testing.T) {
 			w := fastPathFixture(t)
 			s := record(t, okAnswer)
 			b := w.box("a")
-			conn := w.lane(t, b, s.port)
+			conn := w.fastConn(t, b, s.port)
 			if _, err := io.WriteString(conn, strings.ReplaceAll(c.send, "HOST", b.host(s.port))); err != nil {
 				t.Fatal(err)
 			}

@@ -4,7 +4,7 @@
 //
 // The steps of a request and the local replies of each:
 //
-//	target (which sandbox, which port)  → 400
+//	target   (which sandbox, which port)  → 400
 //	agent's internal routes             → 404
 //	route                               → 502 unknown or dead; 503 before the table is synced
 //	tokens                              → 403
@@ -13,16 +13,21 @@
 //	held by an idle pause: wait         → 409
 //	connection of this epoch, exchange  → 502 port closed
 //
-//	server     the server of net/http behind a filter for ambiguous requests; TLS and plain HTTP on one port
-//	framing    where HTTP/1 messages end, and which are ambiguous
-//	target     which sandbox and port a request is for
-//	endpoint   the connections to one sandbox in one epoch
-//	fastpath   simple requests at less cost
-//	ratelimit  limits by sandbox, key and client address
-//	reply      the local replies
-//	headers    the headers that the gateway reads or removes
+//	server       the server of net/http behind a filter for ambiguous requests; TLS and plain HTTP on one port
+//	framing      where HTTP/1 messages end, and which are ambiguous
+//	target       which sandbox and port a request is for
+//	endpoint     the connections to one sandbox in one epoch
+//	fastpath     simple requests at less cost
+//	credentials  API keys, tokens, signed URLs and their cookie
+//	wake         one resume per paused sandbox, however many requests wait
+//	traffic      requests in progress: for drains, idle policies and stream timeouts
+//	idle         the execution of idle policies
+//	accesslog    the log of requests
+//	ratelimit    limits by sandbox, key and client address
+//	reply        the local replies
+//	headers      the headers that the gateway reads or removes
 //
-// This package has the exchange of one request, access, wakes and idle policies.
+// This package has the exchange of one request, and connects these.
 //
 // The server of net/http reads requests. A connection of HTTP/1.1 with simple requests to running
 // sandboxes moves to the fast path (package fastpath), which reads it at less cost. It falls back to
@@ -36,5 +41,5 @@
 // The gateway makes no decisions about sandboxes: a Waker resumes them, and Tokens has their secrets.
 // It adds nothing to a response but what HTTP requires of a proxy, and the cookie of a signed URL.
 //
-// Lock order: idleTimer.cut runs with idleTimer.mu held; otherwise no two are held together.
+// Lock order: no two locks of this package are held together; those of its parts are in their comments.
 package gateway

@@ -92,9 +92,8 @@ func TestStreamsEndWithTheSandbox(t *testing.T) {
 }
 
 func (w *fixture) flying() int {
-	w.gateway.flights.mu.Lock()
-	defer w.gateway.flights.mu.Unlock()
-	return w.gateway.flights.count
+	n, _ := w.gateway.requests.Count()
+	return n
 }
 
 // TestServiceDiesMidStream closes the service's connection in the middle of a body.
@@ -176,9 +175,8 @@ func TestDrain(t *testing.T) {
 	drained := make(chan error, 1)
 	go func() { drained <- w.gateway.Drain(ctx) }()
 	eventually.True(t, "the drain has begun", func() bool { // a request before that would be served
-		w.gateway.flights.mu.Lock()
-		defer w.gateway.flights.mu.Unlock()
-		return w.gateway.flights.draining
+		_, draining := w.gateway.requests.Count()
+		return draining
 	})
 	if status, text := w.get(b.url(port, "/")); status != http.StatusServiceUnavailable {
 		t.Errorf("a new request got %d %s", status, text)

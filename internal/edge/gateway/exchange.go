@@ -15,9 +15,13 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/accesslog"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/credentials"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/endpoint"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/reply"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/target"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/traffic"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 	"github.com/barchan-dev/barchan/internal/guest/envd/processpb"
@@ -37,13 +41,14 @@ type exchange struct {
 	// body is the request's body. Nil: there is none, or nothing was sent.
 	body *requestBody
 
-	pass    pass
-	cookies []string // the client's cookies that the sandbox gets; nil: all
-	keyed   []string // headers with API keys, which are not forwarded
-	traced  http.Header
-	traceID string
-	quiet   *idleTimer // of the connection in use
-	begun   *inflight  // admitted by the fast path; nil: not admitted, or already used
+	signature credentials.Signature
+	grant     string   // a cookie to set with the response, if not empty
+	cookies   []string // the client's cookies that the sandbox gets; nil: all
+	keyed     []string // headers with API keys, which are not forwarded
+	traced    http.Header
+	traceID   string
+	quiet     *traffic.IdleTimer // of the connection in use
+	begun     *inflight          // admitted by the fast path; nil: not admitted, or already used
 	// bodySent is true if the fast path has sent the body.
 	bodySent bool
 	counted  bool   // against the sandbox's rate
@@ -89,7 +94,7 @@ const maxLives = 3
 
 // carry sends the request over connections of the epoch that counts it.
 func (x *exchange) carry(entry *route.Entry, u *upstream) error {
-	defer func() { u.traffic.end(x.g.clock()) }()
+	defer func() { u.traffic.End(x.g.clock()) }()
 	if x.Host == "" {
 		x.Host = x.r.Host
 	}
@@ -112,7 +117,9 @@ func (x *exchange) prepare() *reply.Reply {
 			u.Path = "/"
 		}
 	}
-	x.takePass()
+	if x.Port != envd.Port {
+		x.signature, x.cookies = credentials.TakeSignature(x.r, x.url)
+	}
 	x.uri = u.RequestURI()
 	if x.r.Method == http.MethodConnect || !httpguts.ValidHeaderFieldName(x.r.Method) {
 		return &reply.Reply{Status: http.StatusMethodNotAllowed, Message: "The method is not supported"}
@@ -137,7 +144,7 @@ func (x *exchange) fail(err error, entry *route.Entry) {
 	}
 	f := reply.Silent
 	switch {
-	case x.quiet != nil && x.quiet.fired.Load():
+	case x.quiet.Fired():
 		f = reply.StreamIdleReply
 	case entry.Epoch.Ended() || errors.Is(err, endpoint.ErrOver):
 		f = reply.NotFound
@@ -179,17 +186,17 @@ func (x *exchange) answer(res *http.Response) {
 		x.g.metrics.exec.Observe(took)
 	}
 	h := x.w.Header()
-	copyResponseHeader(h, res.Header)
+	headers.CopyResponse(h, res.Header)
 	if _, typed := h["Content-Type"]; !typed {
 		h["Content-Type"] = nil // prevents the server's content sniffing
 	}
 	for name := range res.Trailer {
-		if mayTrail(name) {
+		if headers.MayTrail(name) {
 			h.Add("Trailer", name)
 		}
 	}
-	if x.pass.grant != "" {
-		h.Add("Set-Cookie", x.pass.grant)
+	if x.grant != "" {
+		h.Add("Set-Cookie", x.grant)
 	}
 	x.closeIfEarly()
 	x.status = res.StatusCode
@@ -219,7 +226,7 @@ func (x *exchange) trailers(res *http.Response, announced int) {
 	}
 	h := x.w.Header()
 	for name, values := range res.Trailer {
-		if !mayTrail(name) {
+		if !headers.MayTrail(name) {
 			continue
 		}
 		for _, v := range values {
@@ -247,7 +254,7 @@ func (x *exchange) copyBody(body io.Reader, length int64) error {
 	for {
 		n, err := body.Read(b.Buf)
 		if n > 0 {
-			x.quiet.touch()
+			x.quiet.Touch()
 			if _, err := x.w.Write(b.Buf[:n]); err != nil {
 				return err
 			}
@@ -270,17 +277,16 @@ func (x *exchange) copyBody(body io.Reader, length int64) error {
 // report counts and logs the exchange.
 func (x *exchange) report(ctx context.Context) {
 	x.g.metrics.answered(x.status)
-	level, wanted := x.g.logged(ctx)
-	if !wanted {
+	if !x.g.access.Enabled(ctx) {
 		return
 	}
 	path := ""
 	if x.url != nil {
-		path = x.url.Path // without the query: it may hold signatures
+		path = x.url.Path
 	}
-	x.g.logRequest(ctx, level, &accessRecord{
-		sandbox: x.ID, port: x.Port, method: x.r.Method, host: x.r.Host, path: path, proto: x.r.Proto, remote: x.r.RemoteAddr,
-		status: x.status, bytes: x.bytes, received: x.received.Load(), firstByte: x.firstByte, started: x.started,
-		woken: x.woken, reason: x.reason, trace: x.traceID, agent: x.r.UserAgent(),
+	x.g.access.Write(ctx, &accesslog.Record{
+		Sandbox: x.ID, Port: x.Port, Method: x.r.Method, Host: x.r.Host, Path: path, Proto: x.r.Proto, Remote: x.r.RemoteAddr,
+		Status: x.status, Bytes: x.bytes, Received: x.received.Load(), FirstByte: x.firstByte, Started: x.started,
+		Woken: x.woken, Reason: x.reason, Trace: x.traceID, UserAgent: x.r.UserAgent(),
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/accesslog"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/endpoint"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/fastpath"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/server"
@@ -64,9 +65,9 @@ func (u *inflight) drop() {
 
 // endFast ends the counts that Admit began.
 func (g *Gateway) endFast(u *upstream) {
-	u.traffic.end(g.clock())
+	u.traffic.End(g.clock())
 	g.metrics.inFlight.Dec()
-	g.flights.end()
+	g.requests.End()
 }
 
 // admitted returns a request that the fast path admitted as this package needs it.
@@ -139,16 +140,16 @@ func (m mainPath) Admit(x *fastpath.Exchange) (fastpath.Upstream, bool) {
 		return nil, false
 	}
 	u := m.upstreamOf(entry)
-	if !u.HasResponded(x.Target.Port) || !m.flights.begin() {
+	if !u.HasResponded(x.Target.Port) || !m.requests.Begin() {
 		return nil, false
 	}
-	if !u.traffic.begin() {
-		m.flights.end()
+	if !u.traffic.Begin() {
+		m.requests.End()
 		return nil, false
 	}
 	if u.allowance.Take(m.rateOf(entry)) > 0 {
-		u.traffic.under.Add(-1)
-		m.flights.end()
+		u.traffic.Cancel()
+		m.requests.End()
 		return nil, false
 	}
 	m.metrics.inFlight.Inc()
@@ -180,14 +181,13 @@ func (m mainPath) Done(ctx context.Context, x *fastpath.Exchange) {
 			m.metrics.exec.Observe(x.FirstByte.Seconds())
 		}
 	}
-	level, wanted := m.logged(ctx)
-	if !wanted {
+	if !m.access.Enabled(ctx) {
 		return
 	}
-	m.logRequest(ctx, level, &accessRecord{
-		sandbox: x.Target.ID, port: x.Target.Port, method: x.Method(), host: x.Host(), path: x.Path(), proto: "HTTP/1.1",
-		remote: x.Remote, status: x.Status, bytes: int64(x.Bytes), received: int64(x.Received),
-		firstByte: x.FirstByte, started: x.Started, agent: x.UserAgent(),
+	m.access.Write(ctx, &accesslog.Record{
+		Sandbox: x.Target.ID, Port: x.Target.Port, Method: x.Method(), Host: x.Host(), Path: x.Path(), Proto: "HTTP/1.1",
+		Remote: x.Remote, Status: x.Status, Bytes: int64(x.Bytes), Received: int64(x.Received),
+		FirstByte: x.FirstByte, Started: x.Started, UserAgent: x.UserAgent(),
 	})
 }
 

@@ -13,8 +13,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/edge/gateway/reply"
 )
 
-// TestLaneAndKill: a request that waits on a lane ends with its sandbox.
-func TestLaneAndKill(t *testing.T) {
+// TestFastPathAndKill: a request that waits on a lane ends with its sandbox.
+func TestFastPathAndKill(t *testing.T) {
 	w := fastPathFixture(t)
 	arrived := make(chan struct{}, 1)
 	port := raw(t, func(c net.Conn) {
@@ -33,7 +33,7 @@ func TestLaneAndKill(t *testing.T) {
 	})
 	for _, request := range []string{"GET /never HTTP/1.1\r\nHost: HOST\r\n\r\n", "POST /never HTTP/1.1\r\nHost: HOST\r\nContent-Length: 1\r\n\r\nx"} {
 		b := w.box("a" + request[:1])
-		c := w.lane(t, b, port)
+		c := w.fastConn(t, b, port)
 		go func() {
 			<-arrived
 			b.kill()
@@ -45,9 +45,9 @@ func TestLaneAndKill(t *testing.T) {
 	}
 }
 
-// TestLaneRetries: a service that closes its connections after each answer, without a word, loses
+// TestFastPathRetries: a service that closes its connections after each answer, without a word, loses
 // no request that may be repeated, and others are told.
-func TestLaneRetries(t *testing.T) {
+func TestFastPathRetries(t *testing.T) {
 	w := fastPathFixture(t)
 	var count atomic.Int64
 	port := raw(t, func(c net.Conn) {
@@ -63,7 +63,7 @@ func TestLaneRetries(t *testing.T) {
 		}
 	})
 	b := w.box("a")
-	c := w.lane(t, b, port)
+	c := w.fastConn(t, b, port)
 	for range 30 {
 		if status, body := ask(t, c, "GET / HTTP/1.1\r\nHost: "+b.host(port)+"\r\n\r\n"); status != http.StatusOK && status != http.StatusBadGateway || status == http.StatusOK && body != "ok" {
 			t.Fatalf("got %d %s", status, body)
@@ -72,8 +72,8 @@ func TestLaneRetries(t *testing.T) {
 	w.idle()
 }
 
-// TestLaneClientGone: a client that goes away while its request waits is missed by the service.
-func TestLaneClientGone(t *testing.T) {
+// TestFastPathClientGone: a client that goes away while its request waits is missed by the service.
+func TestFastPathClientGone(t *testing.T) {
 	w := fastPathFixture(t, func(c *Config) { c.responseTime = 200 * time.Millisecond })
 	arrived, gone := make(chan struct{}, 1), make(chan struct{}, 1)
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
@@ -86,7 +86,7 @@ func TestLaneClientGone(t *testing.T) {
 		hello(w, r)
 	})
 	b := w.box("a")
-	c := w.lane(t, b, port)
+	c := w.fastConn(t, b, port)
 	_, _ = io.WriteString(c, "GET /wait HTTP/1.1\r\nHost: "+b.host(port)+"\r\n\r\n")
 	<-arrived
 	_ = c.Close()
@@ -94,8 +94,8 @@ func TestLaneClientGone(t *testing.T) {
 	w.idle()
 }
 
-// TestLaneDrains: a drain closes lanes that wait, lets a request end, and leaves none.
-func TestLaneDrains(t *testing.T) {
+// TestFastPathDrains: a drain closes lanes that wait, lets a request end, and leaves none.
+func TestFastPathDrains(t *testing.T) {
 	w := fastPathFixture(t)
 	arrived, finish := make(chan struct{}, 1), make(chan struct{})
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
@@ -106,8 +106,8 @@ func TestLaneDrains(t *testing.T) {
 		hello(w, r)
 	})
 	b := w.box("a")
-	waiting := w.lane(t, b, port)
-	busy := w.lane(t, b, port)
+	waiting := w.fastConn(t, b, port)
+	busy := w.fastConn(t, b, port)
 	answered := make(chan string, 1)
 	go func() {
 		_, body, err := tryAsk(busy, "GET /wait HTTP/1.1\r\nHost: "+b.host(port)+"\r\n\r\n")

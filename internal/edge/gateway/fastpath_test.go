@@ -37,7 +37,7 @@ func fastPathFixture(t testing.TB, change ...func(*Config)) *fixture {
 func impatient(c *Config) { c.responseTime = 1 }
 
 // fastConn returns a client's connection that is a lane by now, and waits for a request.
-func (w *fixture) lane(t testing.TB, b *box, port uint16) net.Conn {
+func (w *fixture) fastConn(t testing.TB, b *box, port uint16) net.Conn {
 	t.Helper()
 	c := w.connect(t)
 	for i := 0; i < warmUps || w.waiting() == 0 && w.gateway.cfg.responseTime < time.Minute; i++ { // the first opens a connection to the sandbox
@@ -82,8 +82,8 @@ func tryAsk(c net.Conn, request string) (status int, body string, err error) {
 	return res.StatusCode, string(all), err
 }
 
-// TestLaneKeeps says which requests leave a connection a lane, and which do not. All are answered.
-func TestLaneKeeps(t *testing.T) {
+// TestFastPathKeeps says which requests leave a connection a lane, and which do not. All are answered.
+func TestFastPathKeeps(t *testing.T) {
 	w := fastPathFixture(t)
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -122,7 +122,7 @@ func TestLaneKeeps(t *testing.T) {
 		{"POST", "/", fmt.Sprintf("Content-Length: %d\r\n", fastPage), strings.Repeat("x", fastPage), false},
 	} {
 		t.Run(c.method+c.path+c.headers[:min(len(c.headers), 20)], func(t *testing.T) {
-			conn := w.lane(t, b, port)
+			conn := w.fastConn(t, b, port)
 			w.idle()
 			handed := w.handed()
 			status, body := ask(t, conn, c.method+" "+c.path+" HTTP/1.1\r\nHost: "+b.host(port)+"\r\n"+c.headers+"\r\n"+c.body)
@@ -164,8 +164,8 @@ func (w *fixture) handed() int64 {
 	return fallbacks
 }
 
-// TestLaneLate: an answer that a lane does not wait for comes all the same.
-func TestLaneLate(t *testing.T) {
+// TestFastPathLate: an answer that a lane does not wait for comes all the same.
+func TestFastPathLate(t *testing.T) {
 	w := fastPathFixture(t, impatient)
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -188,9 +188,9 @@ func TestLaneLate(t *testing.T) {
 	w.idle()
 }
 
-// TestLaneStreams: what a sandbox has said reaches the client though more is to come, with a length or
+// TestFastPathStreams: what a sandbox has said reaches the client though more is to come, with a length or
 // in chunks.
-func TestLaneStreams(t *testing.T) {
+func TestFastPathStreams(t *testing.T) {
 	w := fastPathFixture(t)
 	more := make(chan struct{}, 1)
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
@@ -206,7 +206,7 @@ func TestLaneStreams(t *testing.T) {
 	})
 	b := w.box("a")
 	for _, path := range []string{"/length", "/chunks"} {
-		c := w.lane(t, b, port)
+		c := w.fastConn(t, b, port)
 		for range 3 {
 			if _, err := io.WriteString(c, "GET "+path+" HTTP/1.1\r\nHost: "+b.host(port)+"\r\n\r\n"); err != nil {
 				t.Fatal(err)
@@ -228,15 +228,15 @@ func TestLaneStreams(t *testing.T) {
 	}
 }
 
-// TestLanePipeline: requests sent at once are answered one by one, on a lane and where it ends.
-func TestLanePipeline(t *testing.T) {
+// TestFastPathPipeline: requests sent at once are answered one by one, on a lane and where it ends.
+func TestFastPathPipeline(t *testing.T) {
 	w := fastPathFixture(t)
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		fmt.Fprintf(w, "%s%s", r.URL.Path, body)
 	})
 	b := w.box("a")
-	c := w.lane(t, b, port)
+	c := w.fastConn(t, b, port)
 	var all, want strings.Builder
 	for i := range 300 {
 		path := "/" + strings.Repeat("p", i)
@@ -261,8 +261,8 @@ func TestLanePipeline(t *testing.T) {
 	}
 }
 
-// TestLaneIsCounted: the access log and the metrics tell of a lane's requests as of all others.
-func TestLaneIsCounted(t *testing.T) {
+// TestFastPathIsCounted: the access log and the metrics tell of a lane's requests as of all others.
+func TestFastPathIsCounted(t *testing.T) {
 	var out strings.Builder
 	registry := prometheus.NewRegistry()
 	w := fastPathFixture(t, func(c *Config) {
@@ -270,7 +270,7 @@ func TestLaneIsCounted(t *testing.T) {
 	})
 	port := backend(t, hello)
 	b := w.box("a")
-	c := w.lane(t, b, port)
+	c := w.fastConn(t, b, port)
 	if w.laneCount() != 1 {
 		t.Fatal("no lane")
 	}
@@ -309,8 +309,8 @@ func TestLaneIsCounted(t *testing.T) {
 	}
 }
 
-// TestLaneRebinds: one connection may be for many sandboxes, and for the API.
-func TestLaneRebinds(t *testing.T) {
+// TestFastPathRebinds: one connection may be for many sandboxes, and for the API.
+func TestFastPathRebinds(t *testing.T) {
 	w := fastPathFixture(t)
 	name := func(text string) uint16 {
 		return backend(t, func(w http.ResponseWriter, r *http.Request) {
@@ -319,8 +319,8 @@ func TestLaneRebinds(t *testing.T) {
 	}
 	one, two := name("one"), name("two")
 	b := w.box("a")
-	c := w.lane(t, b, one)
-	w.lane(t, b, two)
+	c := w.fastConn(t, b, one)
+	w.fastConn(t, b, two)
 	const api = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 	byHeader := fmt.Sprintf("GET / HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: %s\r\nE2b-Sandbox-Port: %d\r\n\r\n", b.id, two)
 	for range 3 {
@@ -338,12 +338,12 @@ func TestLaneRebinds(t *testing.T) {
 	}
 }
 
-// TestLanePrivate: each request on a lane shows the token, or is refused.
-func TestLanePrivate(t *testing.T) {
+// TestFastPathPrivate: each request on a lane shows the token, or is refused.
+func TestFastPathPrivate(t *testing.T) {
 	w := fastPathFixture(t)
 	port := backend(t, hello)
 	b := w.box("a")
-	c := w.lane(t, b, port)
+	c := w.fastConn(t, b, port)
 	private(b.Sandbox)
 	b.apply()
 	request := func(token string) string {

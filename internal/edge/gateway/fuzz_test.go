@@ -126,9 +126,9 @@ func FuzzResponseHead(f *testing.F) {
 		}
 		_ = res.Body.Close()
 		got := http.Header{}
-		copyResponseHeader(got, res.Header)
+		headers.CopyResponse(got, res.Header)
 		for name := range got {
-			if headers.IsHop(name) || slices.Contains(listed(res.Header), name) {
+			if headers.IsHop(name) || slices.Contains(headers.Listed(res.Header), name) {
 				t.Errorf("client would see %s", name)
 			}
 		}

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -22,12 +21,16 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/accesslog"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/credentials"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/endpoint"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/fastpath"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/ratelimit"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/reply"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/server"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/target"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/traffic"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/wake"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
@@ -39,18 +42,6 @@ type Routes interface {
 	All() iter.Seq[route.Route]
 }
 
-// Waker resumes a paused sandbox. Wake returns when it runs; its error's kind (package errs) decides
-// the response to the waiting requests.
-type Waker interface {
-	Wake(ctx context.Context, id sandbox.ID) error
-}
-
-// Tokens returns the secrets that requests must present; sandbox.Tokens implements it.
-type Tokens interface {
-	Agent(id sandbox.ID) string
-	Traffic(id sandbox.ID) string
-}
-
 // Names finds a sandbox by its object's namespace and name.
 type Names func(ctx context.Context, namespace, name string) (sandbox.ID, bool)
 
@@ -59,11 +50,11 @@ type Config struct {
 	// Domains under which sandboxes have hosts. A ":port" at the end is ignored.
 	Domains []string
 	Routes  Routes
-	Tokens  Tokens
+	Tokens  credentials.Tokens
 	// API serves requests that are not for a sandbox. Nil: 404.
 	API http.Handler
 	// Waker nil: no sandbox is woken.
-	Waker Waker
+	Waker wake.Waker
 	// Names lets agent-sandbox's X-Sandbox-ID hold names. Names can be guessed, unlike IDs, so they
 	// require a key or the sandbox's own token. Nil: that header holds sandbox IDs only.
 	Names  Names
@@ -82,9 +73,8 @@ type Config struct {
 	SandboxRate float64
 	// KeyRate limits the API requests per second of one key. 0: unlimited.
 	KeyRate float64
-	// KeyNamespace returns the namespace of an API key, and false for an unknown key. Nil: there are
-	// no keys, and KeyRate counts each text sent as a key.
-	KeyNamespace func(ctx context.Context, key string) (namespace string, ok bool)
+	// KeyNamespace nil: there are no keys, and KeyRate counts each text sent as a key.
+	KeyNamespace credentials.KeyNamespace
 
 	// WakeTimeout bounds the wait for a sandbox to run. Default 60 s.
 	WakeTimeout time.Duration
@@ -108,8 +98,8 @@ type Config struct {
 	// continueWait is how long a body that expects "100 Continue" is held back. Default 1 s; tests set
 	// it.
 	continueWait time.Duration
-	// idleLook is the interval of idle policy checks. Default 1 s; tests set it.
-	idleLook time.Duration
+	// idleInterval is the interval of idle policy checks. Default 1 s; tests set it.
+	idleInterval time.Duration
 	// ServiceIdle closes unused connections to other ports. Default 1.5 s, because many servers close
 	// theirs after 2 or 5 s, and a request that crosses the close is lost.
 	ServiceIdle time.Duration
@@ -120,19 +110,18 @@ type Gateway struct {
 	cfg       Config
 	domains   []string // without port, lower case
 	log       *slog.Logger
-	access    *slog.Logger
+	access    accesslog.Log
 	metrics   *metrics
 	upstreams sync.Map // *route.Epoch -> *upstream
 	endpoints endpoint.Config
-	flights   requestTracker
+	requests  *traffic.Tracker
 	fast      *fastpath.Path // nil: off
 	back      *server.Server // serves the connections that fell back from the fast path
-	wakes     wakes
+	wakes     wake.Group
 	born      time.Time
 	tracer    trace.Tracer // nil: off
 	keys      ratelimit.Keys
-	// failures are the limiters of unauthenticated requests, by client address.
-	failures ratelimit.Limiters[netip.Prefix]
+	failures  credentials.Failures
 }
 
 // New checks the configuration and makes a gateway. It starts nothing.
@@ -140,7 +129,7 @@ func New(cfg Config) (*Gateway, error) {
 	if cfg.Routes == nil || cfg.Tokens == nil || cfg.Log == nil {
 		return nil, fmt.Errorf("gateway needs routes, tokens and a log: %w", errs.ErrInvalid)
 	}
-	g := &Gateway{cfg: cfg, log: cfg.Log.With(telemetry.Component, "gateway"), access: cfg.AccessLog, born: time.Now()}
+	g := &Gateway{cfg: cfg, log: cfg.Log.With(telemetry.Component, "gateway"), requests: traffic.NewTracker(), born: time.Now()}
 	for _, d := range cfg.Domains {
 		name := target.Hostname(d)
 		if name == "" || strings.ContainsAny(name, "/ _:*") {
@@ -149,9 +138,7 @@ func New(cfg Config) (*Gateway, error) {
 		g.domains = append(g.domains, name)
 	}
 	slices.SortFunc(g.domains, func(a, b string) int { return len(b) - len(a) }) // the most specific one first
-	if g.access == nil {
-		g.access = g.log
-	}
+	g.access = accesslog.New(cfg.AccessLog, g.log)
 	if g.cfg.API == nil {
 		g.cfg.API = http.NotFoundHandler()
 	}
@@ -171,7 +158,7 @@ func New(cfg Config) (*Gateway, error) {
 	setDefault(&g.cfg.AgentIdle, time.Minute)
 	setDefault(&g.cfg.responseTime, fastpath.ResponseTime)
 	setDefault(&g.cfg.continueWait, time.Second)
-	setDefault(&g.cfg.idleLook, idleLook)
+	setDefault(&g.cfg.idleInterval, time.Second)
 	setDefault(&g.cfg.ServiceIdle, 1500*time.Millisecond)
 	m, err := newMetrics(cfg.Registerer)
 	if err != nil {
@@ -182,8 +169,7 @@ func New(cfg Config) (*Gateway, error) {
 		Dialer: g.cfg.Dialer, DialTimeout: g.cfg.DialTimeout, Backoff: g.cfg.DialBackoff, AgentIdle: g.cfg.AgentIdle, ServiceIdle: g.cfg.ServiceIdle,
 		ContinueWait: g.cfg.continueWait, Dials: m.dials,
 	}
-	g.flights.cut = make(chan struct{})
-	g.wakes.calls = map[sandbox.ID]*wakeCall{}
+	g.wakes = wake.Group{Waker: cfg.Waker, Timeout: g.cfg.WakeTimeout, Requests: g.requests, Duration: m.wake, Log: g.log}
 	g.back = g.newBack()
 	if !cfg.NoFastPath && g.tracer == nil { // each traced request has a span
 		g.fast = fastpath.New(fastpath.Config{
@@ -234,7 +220,7 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // serveAPI passes a request to the API, if its key's rate allows it.
 func (g *Gateway) serveAPI(w http.ResponseWriter, r *http.Request) {
-	if after := g.keys.Take(r.Context(), apiKeyOf(r)); after > 0 {
+	if after := g.keys.Take(r.Context(), credentials.APIKey(r)); after > 0 {
 		g.metrics.answered(http.StatusBadRequest)
 		reply.OpenToBrowsers(w.Header())
 		reply.TooMany("with this API key", after).Write(w, r, "")
@@ -249,7 +235,7 @@ func (g *Gateway) serveSandbox(w http.ResponseWriter, r *http.Request, t target.
 	x := &exchange{g: g, w: w, r: r, rc: http.NewResponseController(w), Target: t, started: time.Now()}
 	if u != nil {
 		x.resume(u)
-	} else if !g.flights.begin() {
+	} else if !g.requests.Begin() {
 		w.Header().Set("Connection", "close")
 		x.refuse(&reply.Reply{Status: http.StatusServiceUnavailable, Message: "The gateway is shutting down", RetryAfter: 1})
 		return
@@ -262,10 +248,10 @@ func (g *Gateway) serveSandbox(w http.ResponseWriter, r *http.Request, t target.
 		cause := recover()
 		if x.begun != nil { // and then rejected by the main path
 			x.begun.closeConn()
-			x.begun.upstream.traffic.end(g.clock())
+			x.begun.upstream.traffic.End(g.clock())
 		}
 		g.metrics.inFlight.Dec()
-		defer g.flights.end() // nothing is logged after a drain
+		defer g.requests.End() // nothing is logged after a drain
 		x.report(r.Context())
 		end()
 		if cause == nil {
@@ -286,7 +272,7 @@ func (g *Gateway) serveSandbox(w http.ResponseWriter, r *http.Request, t target.
 // Drain rejects new requests to sandboxes and waits until those in progress have ended, WebSockets
 // included. When ctx ends first, it aborts the remaining ones and returns ctx's cause.
 func (g *Gateway) Drain(ctx context.Context) error {
-	idle := g.flights.drain()
+	idle := g.requests.Drain()
 	if g.fast != nil {
 		g.fast.Drain(false)
 	}
@@ -295,7 +281,7 @@ func (g *Gateway) Drain(ctx context.Context) error {
 	case <-idle:
 	case <-ctx.Done():
 		err = fmt.Errorf("drain gateway: %w", context.Cause(ctx))
-		g.flights.abortAll()
+		g.requests.Abort()
 	}
 	g.upstreams.Range(func(_, u any) bool {
 		u.(*upstream).Close()

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,6 +13,7 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/traffic"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -62,7 +62,7 @@ func (w *fixture) idlers(t *testing.T, s *sleeper, boxes ...*box) {
 }
 
 // often has idle policies looked at all the time.
-func often(c *Config) { c.idleLook = 10 * time.Millisecond }
+func often(c *Config) { c.idleInterval = 10 * time.Millisecond }
 
 func idling(action agents.TimeoutAction) func(*agents.Sandbox) {
 	return func(s *agents.Sandbox) {
@@ -98,18 +98,18 @@ func TestIdlePolicy(t *testing.T) {
 	if !got["paused quiet"] || !got["killed doomed"] {
 		t.Errorf("done: %v", got)
 	}
-	if _, under := w.gateway.Idle(busy.id); !under {
-		t.Error("an open stream is no traffic")
+	if _, open := w.trafficOf(busy).Idle(); !open {
+		t.Error("an open stream does not count as traffic")
 	}
 	close(finish)
 	if end := <-s.done; end != "paused busy" {
 		t.Errorf("then %s", end)
 	}
-	if since, under := w.gateway.Idle(free.id); since.IsZero() || under {
-		t.Errorf("a sandbox without policy: idle since %v, busy %v", since, under)
+	if last, open := w.trafficOf(free).Idle(); last == 0 || open {
+		t.Errorf("a sandbox without policy has last traffic %v, busy %v", last, open)
 	}
-	if since, _ := w.gateway.Idle(quiet.id); !since.IsZero() {
-		t.Error("a paused sandbox tells a time")
+	if w.trafficOf(quiet) != nil {
+		t.Error("a paused sandbox has a counter of traffic")
 	}
 }
 
@@ -155,62 +155,4 @@ func TestRequestMeetsIdlePause(t *testing.T) {
 	}
 }
 
-// TestHoldExcludes has many begin and one hold, and never both.
-func TestHoldExcludes(t *testing.T) {
-	var c traffic
-	var inside, holds atomic.Int64
-	var held atomic.Bool
-	var wg sync.WaitGroup
-	stop := make(chan struct{})
-	for range 4 {
-		wg.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				if !c.begin() {
-					if ch := c.held.Load(); ch != nil {
-						<-*ch
-					}
-					continue
-				}
-				inside.Add(1)
-				if held.Load() {
-					t.Error("a request began in a held life")
-				}
-				inside.Add(-1)
-				c.end(0)
-			}
-		})
-	}
-	for holds.Load() < 1000 {
-		release, ok := c.hold(0)
-		if !ok {
-			continue
-		}
-		held.Store(true)
-		for range 10 {
-			runtime.Gosched() // so that one that should wait would get in
-		}
-		if inside.Load() != 0 {
-			t.Error("held with a request under way")
-		}
-		held.Store(false)
-		holds.Add(1)
-		release()
-	}
-	close(stop)
-	wg.Wait()
-	if n := c.under.Load(); n != 0 {
-		t.Errorf("%d are left", n)
-	}
-	c.last.Store(2)
-	if _, ok := c.hold(1); ok {
-		t.Error("held in spite of traffic since")
-	}
-	if _, ok := c.hold(2); !ok {
-		t.Error("not held after the time")
-	}
-}
+func (w *fixture) trafficOf(b *box) *traffic.Counter { return w.gateway.trafficOf(b.id) }

@@ -4,17 +4,13 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"net/http/httptest"
-	"net/netip"
 	"strings"
 	"sync/atomic"
 	"testing"
 
-	"golang.org/x/time/rate"
-
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
-	"github.com/barchan-dev/barchan/internal/edge/gateway/ratelimit"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/credentials"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/target"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
@@ -61,7 +57,7 @@ func TestNamesNeedKeys(t *testing.T) {
 	} {
 		for _, at := range []uint16{envd.Port, port} {
 			for asked, want := range map[string]int{"named": c.status, "nosuch": c.missing} {
-				w.gateway.failures = ratelimit.Limiters[netip.Prefix]{} // nothing else counts here
+				w.gateway.failures = credentials.Failures{} // nothing else counts here
 				seen.Store(nil)
 				res, text := w.do(w.client, http.MethodGet, "http://x/files?path=/etc/shadow", nil, //nolint:bodyclose // do closes it
 					append([]string{target.HeaderName, asked, target.HeaderPort, target.PortText(at)}, c.headers...)...)
@@ -118,31 +114,10 @@ func TestGuessesAreThrottled(t *testing.T) {
 			t.Fatalf("refused with %q, %v", text, res.Header)
 		}
 	}
-	if statuses[401] < failureBurst || statuses[429] == 0 || statuses[401]+statuses[429] != 200 {
+	if statuses[401] < 20 || statuses[429] == 0 || statuses[401]+statuses[429] != 200 {
 		t.Errorf("guesses were answered %v", statuses)
 	}
 	if res, _ := w.do(w.client, http.MethodGet, "http://x/", nil, target.HeaderName, "named", target.HeaderPort, target.PortText(port), "X-API-Key", "default-key"); res.StatusCode != http.StatusOK { //nolint:bodyclose // do closes it
 		t.Errorf("with a key from the same address: %d", res.StatusCode)
-	}
-	f := &w.gateway.failures
-	for i := range 3 * ratelimit.MaxLimiters {
-		a := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
-		f.Get(netip.PrefixFrom(a, 32), func() *rate.Limiter { return ratelimit.NewLimiter(1) })
-	}
-	if n := f.Size(); n > 2*ratelimit.MaxLimiters {
-		t.Errorf("%d addresses are remembered", n)
-	}
-}
-
-func TestClientPrefix(t *testing.T) {
-	for remote, want := range map[string]string{
-		"192.0.2.1:1000": "192.0.2.1/32", "[::ffff:192.0.2.1]:1000": "192.0.2.1/32",
-		"[2001:db8::1:2:3:4]:1": "2001:db8::/64", "[fe80::1%eth0]:1": "fe80::/64", "@": "invalid Prefix",
-	} {
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
-		r.RemoteAddr = remote
-		if got := clientPrefix(r).String(); got != want {
-			t.Errorf("%s: got %s, want %s", remote, got, want)
-		}
 	}
 }

@@ -17,6 +17,8 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/edge/gateway/endpoint"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/framing"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/traffic"
 )
 
 // errMalformed marks a response that is not valid HTTP.
@@ -39,8 +41,8 @@ func speaksGRPC(r *http.Request) bool {
 func (x *exchange) forward(u *upstream) error {
 	ctx, cancel := context.WithCancel(x.r.Context())
 	defer cancel()
-	x.quiet = x.g.watch(cancel)
-	defer x.quiet.stop()
+	x.quiet = traffic.NewIdleTimer(x.g.cfg.StreamIdle, x.g.clock, cancel)
+	defer x.quiet.Stop()
 	defer func() { x.body.finish() }()
 	grpc := speaksGRPC(x.r)
 	t := &roundTrip{x: x}
@@ -87,7 +89,7 @@ func (x *exchange) outgoing(ctx context.Context, u *upstream) *http.Request {
 	}).WithContext(ctx)
 	x.passed(func(name string, values []string) { out.Header[name] = values })
 	x.forwarded(out.Header.Set)
-	if upgrade := upgradeOf(x.r, x.Port); upgrade != "" {
+	if upgrade := headers.UpgradeOf(x.r, x.Port); upgrade != "" {
 		out.Header.Set("Connection", "Upgrade")
 		out.Header.Set("Upgrade", upgrade)
 	}
@@ -117,7 +119,7 @@ func (x *exchange) attachBody(out *http.Request) {
 	}
 	out.Trailer = http.Header{}
 	for name := range x.r.Trailer {
-		if mayTrail(name) {
+		if headers.MayTrail(name) {
 			out.Trailer[name] = nil
 		}
 	}
@@ -155,8 +157,12 @@ func (t *roundTrip) run(ctx context.Context, u *upstream, grpc bool) (*http.Resp
 		t.x.begun = nil
 		if b.Conn != nil {
 			res, err := b.sentTransport().RoundTrip(out)
-			if err == nil || !t.mayRepeat(u) {
-				return res, err
+			if err == nil {
+				return res, nil
+			}
+			b.closeConn() // the transport does not have it if the client was gone before
+			if !t.mayRepeat(u) {
+				return nil, err
 			}
 		}
 	}
@@ -230,7 +236,7 @@ func (t *roundTrip) passInterim(code int, header textproto.MIMEHeader) error {
 		return nil
 	}
 	h := t.x.w.Header()
-	copyResponseHeader(h, http.Header(header))
+	headers.CopyResponse(h, http.Header(header))
 	t.x.w.WriteHeader(code)
 	clear(h)
 	return nil

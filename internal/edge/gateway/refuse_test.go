@@ -22,6 +22,7 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/credentials"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/target"
 	"github.com/barchan-dev/barchan/internal/edge/route"
@@ -149,11 +150,11 @@ func TestByHeader(t *testing.T) {
 		"shared host":        {"sandbox." + testDomain, []string{envd.HeaderSandboxID, string(b.id), envd.HeaderSandboxPort, portText}, 200, shared},
 		"address":            {"127.0.0.1:7700", []string{envd.HeaderSandboxID, string(b.id), envd.HeaderSandboxPort, portText}, 200, "127.0.0.1:7700"},
 		"IPv6":               {"[::1]:7700", []string{envd.HeaderSandboxID, string(b.id), envd.HeaderSandboxPort, portText}, 200, "[::1]:7700"},
-		"router":             {"router.svc", []string{target.HeaderName, "named", target.HeaderPort, portText, headerKey, "key"}, 200, "router.svc"},
+		"router":             {"router.svc", []string{target.HeaderName, "named", target.HeaderPort, portText, credentials.HeaderKey, "key"}, 200, "router.svc"},
 		"router, by ID":      {"router.svc", []string{target.HeaderName, string(b.id), target.HeaderPort, portText}, 200, "router.svc"},
-		"router, namespace":  {"router.svc", []string{target.HeaderName, "named", target.HeaderNamespace, "other", target.HeaderPort, portText, headerKey, "key"}, 401, ""},
+		"router, namespace":  {"router.svc", []string{target.HeaderName, "named", target.HeaderNamespace, "other", target.HeaderPort, portText, credentials.HeaderKey, "key"}, 401, ""},
 		"router, bad name":   {"router.svc", []string{target.HeaderName, "../x", target.HeaderPort, portText}, 400, ""},
-		"router, pod IP":     {"router.svc", []string{target.HeaderName, "nobody", headers.PodIP, "127.0.0.1", target.HeaderPort, portText, headerKey, "key"}, 502, ""},
+		"router, pod IP":     {"router.svc", []string{target.HeaderName, "nobody", headers.PodIP, "127.0.0.1", target.HeaderPort, portText, credentials.HeaderKey, "key"}, 502, ""},
 		"router on sandbox.": {"sandbox." + testDomain, []string{target.HeaderName, "named", target.HeaderPort, portText}, 400, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
 )
 
 // linger is how long a client may continue to send after it received the whole response.
@@ -66,12 +68,12 @@ func (a *bodyAttempt) Read(p []byte) (int, error) {
 	b := a.requestBody
 	n, err := b.x.r.Body.Read(p)
 	b.x.received.Add(int64(n))
-	b.x.quiet.touch()
+	b.x.quiet.Touch()
 	switch {
 	case err == nil:
 	case errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF):
 		for name, values := range b.x.r.Trailer {
-			if mayTrail(name) {
+			if headers.MayTrail(name) {
 				b.trailer[name] = values
 			}
 		}

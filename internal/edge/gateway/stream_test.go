@@ -347,9 +347,8 @@ func echoWebSocket(w http.ResponseWriter, r *http.Request) {
 func (w *fixture) idle() {
 	w.t.Helper()
 	eventually.True(w.t, "the gateway is idle", func() bool {
-		w.gateway.flights.mu.Lock()
-		defer w.gateway.flights.mu.Unlock()
-		return w.gateway.flights.count == 0
+		n, _ := w.gateway.requests.Count()
+		return n == 0
 	})
 }
 

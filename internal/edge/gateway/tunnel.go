@@ -12,13 +12,14 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/edge/gateway/endpoint"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/framing"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/headers"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/server"
 )
 
 // tunnel copies bytes both ways after the sandbox accepted an upgrade.
 func (x *exchange) tunnel(c *endpoint.Conn, res *http.Response) error {
 	both, ok := res.Body.(io.ReadWriter)
-	if !ok || c == nil || x.r.ProtoMajor != 1 || !strings.EqualFold(res.Header.Get("Upgrade"), x.r.Header.Get("Upgrade")) || upgradeOf(x.r, x.Port) == "" {
+	if !ok || c == nil || x.r.ProtoMajor != 1 || !strings.EqualFold(res.Header.Get("Upgrade"), x.r.Header.Get("Upgrade")) || headers.UpgradeOf(x.r, x.Port) == "" {
 		return errMalformed
 	}
 	if b := x.body; b != nil && !b.whole.Load() { // the rest of the body must be read first (RFC 9110, 7.8)
@@ -31,7 +32,7 @@ func (x *exchange) tunnel(c *endpoint.Conn, res *http.Response) error {
 	defer func() { _ = client.Close() }() // both sides have ended by then
 	x.status = res.StatusCode
 	head := &http.Response{StatusCode: res.StatusCode, ProtoMajor: 1, ProtoMinor: 1, Header: http.Header{}}
-	copyResponseHeader(head.Header, res.Header)
+	headers.CopyResponse(head.Header, res.Header)
 	head.Header.Set("Connection", "Upgrade")
 	head.Header.Set("Upgrade", res.Header.Get("Upgrade"))
 	out := bufio.NewWriter(client)
@@ -51,13 +52,13 @@ func (x *exchange) tunnel(c *endpoint.Conn, res *http.Response) error {
 func (x *exchange) join(client net.Conn, ahead []byte, c *endpoint.Conn, from io.Reader) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if _, err := pour(c.Conn, x.quiet.reading(client), ahead); err != nil || c.CloseWrite() != nil {
+		if _, err := pour(c.Conn, x.quiet.Reading(client), ahead); err != nil || c.CloseWrite() != nil {
 			_ = c.Close()
 			return
 		}
 		_ = c.SetReadDeadline(time.Now().Add(tunnelLinger)) // a failure shows in the other direction
 	})
-	n, err := pour(client, x.quiet.reading(from), nil)
+	n, err := pour(client, x.quiet.Reading(from), nil)
 	x.bytes = n
 	if err != nil || c.EpochEnded() || framing.CloseWrite(client) != nil {
 		_ = client.Close() // which unblocks the other direction

@@ -3,6 +3,7 @@ package gateway
 import (
 	"github.com/barchan-dev/barchan/internal/edge/gateway/endpoint"
 	"github.com/barchan-dev/barchan/internal/edge/gateway/ratelimit"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/traffic"
 	"github.com/barchan-dev/barchan/internal/edge/route"
 )
 
@@ -12,7 +13,7 @@ type upstream struct {
 	*endpoint.Endpoint
 	entry *route.Entry // the first entry of the epoch
 
-	traffic   traffic
+	traffic   traffic.Counter
 	allowance ratelimit.Limiter
 }
 
@@ -23,7 +24,7 @@ func (g *Gateway) upstreamOf(e *route.Entry) *upstream {
 	}
 	id := e.ID
 	u := &upstream{entry: e, Endpoint: endpoint.New(&g.endpoints, e.Epoch, e.Address, func() string { return g.cfg.Tokens.Agent(id) })}
-	u.traffic.last.Store(int64(g.clock()))
+	u.traffic.Touch(g.clock())
 	if other, loaded := g.upstreams.LoadOrStore(e.Epoch, u); loaded {
 		return other.(*upstream)
 	}

@@ -74,7 +74,7 @@ func TestWakeJustOver(t *testing.T) {
 	entry, _ := w.table.Lookup(b.id)
 	b.run("10.9.0.2")
 	b.apply()
-	if woken, err := w.gateway.wake(t.Context(), entry); woken || err != nil || k.calls.Load() != 0 {
+	if woken, err := w.gateway.wakes.Wake(t.Context(), entry); woken || err != nil || k.calls.Load() != 0 {
 		t.Errorf("woken %v, %v", woken, err)
 	}
 }

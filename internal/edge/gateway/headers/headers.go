@@ -1,8 +1,17 @@
-// Package headers has the rules for HTTP headers that both paths of the gateway follow. It parses
-// nothing.
+// Package headers has the rules for HTTP headers that both paths of the gateway follow. It reads
+// no messages.
 package headers
 
-import "github.com/barchan-dev/barchan/internal/guest/envd"
+import (
+	"net/http"
+	"net/textproto"
+	"slices"
+	"strings"
+
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+)
 
 // Headers of agent-sandbox's router, and a cookie of ours.
 const (
@@ -37,5 +46,53 @@ func IsGateways(name string) bool {
 		return true
 	default:
 		return false
+	}
+}
+
+// MayTrail reports whether a field may be a trailer. Fields for framing, routing and authentication
+// may not: they took effect when the head was read.
+func MayTrail(name string) bool {
+	return !IsHop(name) && !IsGateways(name) && httpguts.ValidTrailerHeader(name)
+}
+
+// Listed returns the headers that Connection declares hop-by-hop.
+func Listed(h http.Header) []string {
+	var names []string
+	for _, line := range h["Connection"] {
+		for token := range strings.SplitSeq(line, ",") {
+			switch name := textproto.CanonicalMIMEHeaderKey(textproto.TrimString(token)); name {
+			case "", "Close", "Keep-Alive", "Upgrade":
+			default:
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+// UpgradeOf returns the protocol of the client's upgrade request that the sandbox may accept. HTTP/2
+// is excluded: the gateway would not see the requests within it. The agent supports none.
+func UpgradeOf(r *http.Request, port uint16) string {
+	if r.ProtoMajor != 1 || port == envd.Port || !httpguts.HeaderValuesContainsToken(r.Header["Connection"], "Upgrade") {
+		return ""
+	}
+	upgrade := r.Header.Get("Upgrade")
+	if strings.HasPrefix(strings.ToLower(strings.TrimSpace(upgrade)), "h2") || strings.Contains(upgrade, ",") {
+		return ""
+	}
+	return upgrade
+}
+
+// CopyResponse moves the end-to-end  from must not be used afterwards.
+func CopyResponse(to, from http.Header) {
+	drop := Listed(from)
+	for name, values := range from {
+		if IsHop(name) || (drop != nil && slices.Contains(drop, name)) {
+			continue
+		}
+		if had, ok := to[name]; ok {
+			values = append(slices.Clip(had), values...)
+		}
+		to[name] = values
 	}
 }

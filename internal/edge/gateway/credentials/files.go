@@ -1,0 +1,84 @@
+package credentials
+
+import (
+	"errors"
+	"iter"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/reply"
+	"github.com/barchan-dev/barchan/internal/edge/route"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+)
+
+// Agent makes the agent's checks of a request to it at u, because the agent of a paused sandbox cannot.
+// Nil: allowed.
+func Agent(r *http.Request, u *url.URL, token string) *reply.Reply {
+	if got := r.Header.Get(envd.HeaderAccessToken); got != "" {
+		if sandbox.EqualToken(got, token) {
+			return nil
+		}
+		return reply.NoWake
+	}
+	switch err := verify(r, u, token); {
+	case errors.Is(err, envd.ErrSignatureExpired):
+		return &reply.Reply{Status: http.StatusUnauthorized, Message: err.Error()}
+	case err != nil:
+		return reply.NoWake
+	}
+	return nil
+}
+
+// signatureLength is the length of a signature: its version, and a SHA-256 in base 64.
+const signatureLength = len("v1_") + 43
+
+// SignedFile finds the sandbox of a signed file URL that does not name it: with one base URL for all
+// sandboxes, E2B's SDKs make URLs without a sandbox ID. The signature is made with one sandbox's token
+// and fits no other, so all secure sandboxes are tried, some microseconds each. Text that cannot be a
+// signature is not tried. The error is envd.ErrSignatureInvalid or envd.ErrSignatureExpired.
+func SignedFile(r *http.Request, all iter.Seq[route.Route], tokens Tokens) (sandbox.ID, error) {
+	if len(r.URL.Query().Get(envd.QuerySignature)) != signatureLength {
+		return "", envd.ErrSignatureInvalid
+	}
+	for e := range all {
+		if !e.Access.Secure {
+			continue
+		}
+		switch err := verify(r, r.URL, tokens.Agent(e.ID)); {
+		case err == nil:
+			return e.ID, nil
+		case errors.Is(err, envd.ErrSignatureExpired):
+			return "", err
+		}
+	}
+	return "", envd.ErrSignatureInvalid
+}
+
+// verify checks a file request's signature. The error is one of envd's.
+func verify(r *http.Request, u *url.URL, token string) error {
+	op := envd.OpRead
+	switch r.Method {
+	case http.MethodPost:
+		op = envd.OpWrite
+	case http.MethodGet, http.MethodHead:
+	default:
+		return envd.ErrSignatureInvalid
+	}
+	if u.Path != envd.PathFiles {
+		return envd.ErrSignatureInvalid
+	}
+	q := u.Query()
+	var expiry *time.Time
+	if text := q.Get(envd.QueryExpiration); text != "" {
+		seconds, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return envd.ErrSignatureInvalid
+		}
+		at := time.Unix(seconds, 0)
+		expiry = &at
+	}
+	return envd.Verify(q.Get(envd.QuerySignature), q.Get(envd.QueryPath), op, q.Get(envd.QueryUsername), token, expiry, time.Now())
+}

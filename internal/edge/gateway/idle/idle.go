@@ -1,0 +1,112 @@
+// Package idle pauses or removes sandboxes without traffic, as their policies say. It counts no traffic,
+// and starts nothing.
+package idle
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/edge/gateway/traffic"
+	"github.com/barchan-dev/barchan/internal/edge/route"
+)
+
+const (
+	// maxActions bounds how many idle sandboxes are paused or removed at a time.
+	maxActions = 4
+	// actionTimeout bounds one such action; requests that arrive meanwhile wait for it.
+	actionTimeout = 2 * time.Minute
+)
+
+// Suspender executes idle policies.
+type Suspender interface {
+	Pause(ctx context.Context, namespace, id string, keepMemory *bool) error
+	Kill(ctx context.Context, namespace, id string) error
+}
+
+// Policy executes the idle policies of all sandboxes. All fields are required.
+type Policy struct {
+	Suspender Suspender
+	// Interval between two checks.
+	Interval time.Duration
+	Routes   func() iter.Seq[route.Route]
+	// Traffic returns the counter of a sandbox that runs, else nil.
+	Traffic func(id sandbox.ID) *traffic.Counter
+	// Clock is that of the counters.
+	Clock func() time.Duration
+	// Actions counts by action and result.
+	Actions *prometheus.CounterVec
+	Log     *slog.Logger
+}
+
+// Watch pauses or removes sandboxes that had no traffic for the time that their policy sets, until ctx
+// ends and all actions have returned. Failures are retried after the same time again.
+func (p *Policy) Watch(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	slots := make(chan struct{}, maxActions)
+	tick := time.NewTicker(p.Interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-tick.C:
+		}
+		for r := range p.Routes() {
+			if r.Idle.After <= 0 || r.State != sandbox.Running {
+				continue
+			}
+			c := p.Traffic(r.ID)
+			if c == nil {
+				continue
+			}
+			release, ok := c.Hold(p.Clock() - r.Idle.After)
+			if !ok {
+				continue
+			}
+			select {
+			case slots <- struct{}{}:
+			default: // it is still idle at the next check
+				release()
+				continue
+			}
+			wg.Go(func() {
+				defer func() { <-slots }()
+				defer release()
+				p.act(ctx, &r)
+				c.Touch(p.Clock())
+			})
+		}
+	}
+}
+
+// act executes the idle policy of a sandbox. Its traffic is held.
+func (p *Policy) act(ctx context.Context, r *route.Route) {
+	ctx, cancel := context.WithTimeout(ctx, actionTimeout)
+	defer cancel()
+	action, do := "pause", func() error { return p.Suspender.Pause(ctx, r.Namespace, string(r.ID), nil) }
+	if r.Idle.Shutdown {
+		action, do = "shutdown", func() error { return p.Suspender.Kill(ctx, r.Namespace, string(r.ID)) }
+	}
+	err := do()
+	result := "ok"
+	switch {
+	case err == nil:
+		p.Log.InfoContext(ctx, "idle policy executed", telemetry.Sandbox, r.ID, "action", action, "after", r.Idle.After)
+	case errors.Is(err, errs.ErrConflict) || errors.Is(err, errs.ErrNotFound):
+		result = "overtaken" // another client changed it meanwhile
+	default:
+		result = "failed"
+		p.Log.WarnContext(ctx, "idle policy failed", telemetry.Sandbox, r.ID, "action", action, telemetry.Error, err)
+	}
+	p.Actions.WithLabelValues(action, result).Inc()
+}
