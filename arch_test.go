@@ -61,14 +61,15 @@ var layers = [][]string{
 	7:  {"internal/node/checkpoint"},
 	8:  {"internal/node/transfer", "internal/node/operation", "internal/client/cli/terminal"},
 	9:  {"internal/node/inventory", "internal/node/capture", "internal/node/suspend", "internal/node/supervise", "internal/client/cli/app"},
-	10: {"internal/node"},
-	11: {
+	10: {"internal/node/recovery"},
+	11: {"internal/node"},
+	12: {
 		"internal/daemon", "internal/client/cli/admin", "internal/client/cli/artifact", "internal/client/cli/files", "internal/client/cli/ports",
 		"internal/client/cli/resources", "internal/client/cli/sandboxes",
 	},
-	12: {"internal/client/cli"},
-	13: {"cmd/barchan", "cmd/barchan-agent"},
-	14: {"test/bench"},
+	13: {"internal/client/cli"},
+	14: {"cmd/barchan", "cmd/barchan-agent"},
+	15: {"test/bench"},
 }
 
 // owners names, for a dependency that is heavy or dangerous, the packages that

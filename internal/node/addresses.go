@@ -9,13 +9,14 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/ipam"
+	"github.com/barchan-dev/barchan/internal/node/recovery"
 )
 
 // firstReconcile compares the address leases with the host before the first allocation. It waits for a complete scan of the
 // host; a timeout is an errs.ErrUnavailable. Leases that cannot be written, as on a full disk, do not prevent the start: each
 // address is checked before it is allocated, and later reconciles retry.
 func (n *Node) firstReconcile(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, n.bootPatience)
+	ctx, cancel := context.WithTimeout(ctx, n.recovery.BootTimeout)
 	defer cancel()
 	for {
 		_, err := n.reconciler.Reconcile(ctx)
@@ -27,7 +28,7 @@ func (n *Node) firstReconcile(ctx context.Context) error {
 			return nil
 		}
 		n.log.WarnContext(ctx, "allocation waits for a scan of the addresses in use", telemetry.Error, err)
-		if !lifecycle.Sleep(ctx, bootPause) {
+		if !lifecycle.Sleep(ctx, recovery.BootPause) {
 			return fmt.Errorf("compare address leases with the host: %w", errs.Retryable(err))
 		}
 	}

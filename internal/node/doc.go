@@ -7,6 +7,7 @@
 //	registry    one handle for each sandbox: lock, row, status; background tasks
 //	keyedlock   the lock by key, with interruption by a removal
 //	operation   ordered lists of steps with do and undo: create, save, release, bring up, restart
+//	recovery    adoption after a restart, sweeps of the host, and removal
 //	suspend     pause, store and resume, with and without memory
 //	supervise   watches, probes, restarts and ends of running sandboxes
 //	capture     the making of checkpoints
@@ -18,8 +19,7 @@
 //	ctrd, oci, netdev, ipam, egress, resolver, baseimage, toolchain
 //	            owners of containerd, runtimes, network, addresses, DNS and images
 //
-// This package itself connects them: Ensure and Remove (ensure.go), Suspend and Resume (suspend.go), egress and DNS (egress.go),
-// adoption after a restart (adopt.go) and the removal of orphans (watchdog.go).
+// This package itself connects them: Ensure (ensure.go), Suspend and Resume (suspend.go), Bind (bind.go), egress and DNS (egress.go).
 //
 // # How a sandbox is made
 //
@@ -34,6 +34,16 @@
 // restores the memory. The journal decides what counts: until a row is in stage storing, the frozen
 // processes are the sandbox, and files on disk are garbage; until it is live again, the memory on disk is the sandbox, and any
 // part of a container is garbage. See package journal for the stages.
+//
+// # Addresses of stored sandboxes
+//
+// A sandbox on disk keeps its address, unless Config.ReleaseAddresses is set or only its volume claims are kept. The release
+// removes the address in this order
+//
+//	label of the container record → row of the journal → lease
+//
+// so that an address without a lease is in no row. After a crash in between, the next start releases the lease
+// ([suspend.Suspender.AtRest]). A resume takes an address as a create does: until the row is live, only the lease has it.
 //
 // # Imports
 //

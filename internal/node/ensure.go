@@ -8,18 +8,14 @@ import (
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
-	"github.com/barchan-dev/barchan/internal/base/failpoint"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/node/journal"
 	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 	"github.com/barchan-dev/barchan/internal/node/operation"
-	"github.com/barchan-dev/barchan/internal/node/plan"
+	"github.com/barchan-dev/barchan/internal/node/recovery"
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
-
-// undoTimeout bounds the undo of a failed operation, after its request has ended.
-const undoTimeout = time.Minute
 
 // Ensure creates the sandbox and returns when its agent answers. A running, paused or ended sandbox stays as it is. One of
 // which only the volume claims were kept is created again from them and the object. Calls for one sandbox are serialized.
@@ -61,7 +57,7 @@ func (n *Node) find(ctx context.Context, ref sandbox.Ref) error {
 	if err := n.handles.CheckRead(ref); err != nil {
 		return err
 	}
-	return n.rediscover(ctx, ref.UID)
+	return n.recovery.Rediscover(ctx, ref.UID)
 }
 
 // checkUnused rejects a create while processes of the sandbox run that the journal has lost.
@@ -86,11 +82,11 @@ func (n *Node) ensure(ctx context.Context, u *registry.Handle, s *agents.Sandbox
 			return u.Observed(), nil
 		}
 		// The undo of an earlier attempt failed.
-		if err := n.clear(ctx, u, r); err != nil {
+		if err := n.recovery.Clear(ctx, u, r); err != nil {
 			return u.Observed(), err
 		}
 	}
-	if err := n.refused(); err != nil {
+	if err := n.cfg.Refuse(); err != nil {
 		return u.Observed(), err
 	}
 	if err := n.handles.AwaitUnblocked(ctx, u.ID); err != nil {
@@ -149,75 +145,9 @@ func (n *Node) create(ctx context.Context, u *registry.Handle, w *operation.Oper
 	if ctx.Err() != nil {
 		err = fmt.Errorf("%w: %w", err, errs.ErrUnavailable)
 	}
-	undoCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	undoCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recovery.UndoTimeout)
 	defer cancel()
-	return errors.Join(err, n.clear(undoCtx, u, w.Row))
-}
-
-// clear undoes all steps of a sandbox, and then removes its row. After a failure its row and address stay, and Run retries.
-func (n *Node) clear(ctx context.Context, u *registry.Handle, r *journal.Row) (err error) {
-	defer func() {
-		if err != nil && u.Row() != nil {
-			n.removeLater(u)
-		}
-	}()
-	u.SetWatch(nil)
-	u.SetStore(nil)
-	r = new(*r) // readers share the handle's row
-	if r.Stage != journal.Removing {
-		if err := n.handles.Note(u, r, journal.Removing); err != nil {
-			return err
-		}
-	}
-	if err := n.host.Operation(r).Undo(ctx); err != nil {
-		return errs.Retryable(err)
-	}
-	if err := n.journal.Remove(u.Ref); err != nil {
-		return errs.Retryable(err)
-	}
-	failpoint.Reach("row/gone")
-	n.handles.ForgetUnread(u.Ref.UID)
-	u.SetRow(nil)
-	u.Update(func(o *sandbox.Observed) { *o = n.absent() })
-	return nil
-}
-
-// Remove removes a sandbox from the host in any state, and interrupts its create. It returns nil only when nothing of it is
-// left. It may be repeated.
-func (n *Node) Remove(ctx context.Context, ref sandbox.Ref) error {
-	if err := n.awaitAdopted(ctx); err != nil {
-		return err
-	}
-	if n.handles.CheckRead(ref) == nil { // else it is removed by the names that derive from the UID
-		if err := n.rediscover(ctx, ref.UID); err != nil {
-			return err
-		}
-	}
-	u := n.handles.Of(ref)
-	u.SetDesired()
-	taken, done, err := u.AcquireToRemove(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	if u.IsRemoved() {
-		return nil
-	}
-	r := u.Row()
-	if r == nil { // not in the journal; its resources may exist
-		r = &journal.Row{Stage: journal.Removing, Plan: plan.Plan{Ref: ref, ID: u.ID}}
-	}
-	if err := n.handles.AwaitUnblocked(taken, u.ID); err != nil {
-		return err
-	}
-	began := time.Now()
-	if err := n.clear(taken, u, r); err != nil {
-		return fmt.Errorf("remove sandbox %s/%s: %w", ref.Namespace, ref.Name, err)
-	}
-	u.MarkRemoved()
-	n.handles.Drop(u)
-	n.log.InfoContext(ctx, "sandbox removed", telemetry.Namespace, ref.Namespace, telemetry.Sandbox, ref.Name, telemetry.Duration, time.Since(began))
-	return nil
+	return errors.Join(err, n.recovery.Clear(undoCtx, u, w.Row))
 }
 
 // imageUsers returns the sandboxes that need the image of a digest; ended ones do not.

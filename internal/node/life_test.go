@@ -17,6 +17,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/node/recovery"
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
@@ -506,7 +507,7 @@ func TestSweepAsksBeforeItRemoves(t *testing.T) {
 			return ref == refOf(wanted), nil
 		}
 	})
-	for range scansBeforeRemoval {
+	for range recovery.ScansBeforeRemoval {
 		n.Sweep(t.Context())
 	}
 	for s, want := range map[*agents.Sandbox]sandbox.ContainerState{

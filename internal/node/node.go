@@ -32,6 +32,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/operation"
 	"github.com/barchan-dev/barchan/internal/node/plan"
 	"github.com/barchan-dev/barchan/internal/node/programs"
+	"github.com/barchan-dev/barchan/internal/node/recovery"
 	"github.com/barchan-dev/barchan/internal/node/registry"
 	"github.com/barchan-dev/barchan/internal/node/resolver"
 	"github.com/barchan-dev/barchan/internal/node/supervise"
@@ -130,18 +131,13 @@ type Node struct {
 	host        *operation.Host
 	inventory   *inventory.Scanner
 	maker       *capture.Maker
+	recovery    *recovery.Recovery
 
 	// reconciler compares leases with the host; removals counts the orphans that were removed.
 	reconciler *ipam.Reconciler
 	removals   *prometheus.CounterVec
 	// scanned reports whether the last scan of addresses in use was complete.
 	scanned atomic.Bool
-	// sweeping has an element during a Sweep, which alone uses orphanScans: the number of consecutive scans in which a
-	// resource was without a sandbox, by ID.
-	sweeping    chan struct{}
-	orphanScans map[string]int
-	// bootPatience bounds the waits at the start; tests shorten it.
-	bootPatience time.Duration
 	// sweepEvery is how often Run sweeps; tests change it.
 	sweepEvery time.Duration
 
@@ -158,7 +154,7 @@ func New(cfg Config) (*Node, error) {
 	n := &Node{
 		cfg: cfg, log: cfg.Log.With("component", "node"),
 		adopted: make(chan struct{}), changes: make(chan sandbox.Ref), tasks: registry.NewTasks(), dirty: registry.NewChangeQueue(),
-		sweeping: make(chan struct{}, 1), bootPatience: bootPatience, sweepEvery: sweepEvery,
+		sweepEvery: sweepEvery,
 	}
 	var err error
 	if n.runtimes, err = programs.New(programs.Config{Dir: n.runtimesDir(), Runtimes: cfg.Runtimes, Log: n.log}); err != nil {
@@ -170,6 +166,10 @@ func New(cfg Config) (*Node, error) {
 	if n.network, err = netdev.New(cfg.Network); err != nil {
 		return nil, err
 	}
+	n.removals = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Namespace: telemetry.MetricsNamespace, Subsystem: "node", Name: "leftovers_removed_total",
+		Help: "Orphaned resources that were removed from the host, by kind.",
+	}, []string{"kind"})
 	if err := n.open(); err != nil {
 		n.network.Close()
 		return nil, err
@@ -297,9 +297,15 @@ func (n *Node) open() error {
 		Log: n.log, Containerd: n.cfg.Containerd, Host: n.host, Registry: n.handles, Checkpoints: n.checkpoints, Runtimes: n.runtimes,
 		Find: n.find, Release: n.suspender.Release, Refuse: n.cfg.Refuse, CheckSpace: n.cfg.CheckSpace, Later: n.tasks.Start, ObserveStep: n.cfg.ObserveStep,
 	})
+	n.recovery = recovery.New(recovery.Config{
+		Log: n.log, Containerd: n.cfg.Containerd, Host: n.host, Journal: n.journal, Registry: n.handles, Inventory: n.inventory,
+		Network: n.network, Allocator: n.allocator, Checkpoints: n.checkpoints, Maker: n.maker, Supervisor: n.supervisor, Suspender: n.suspender,
+		Exists: n.cfg.Exists, ReconcileAddresses: n.firstReconcile, AdoptEgress: n.adoptEgress, Absent: n.absent,
+		Changes: n.dirty, Later: n.tasks.Start, Removals: n.removals,
+	})
 	n.transfer = transfer.New(transfer.Config{
 		Checkpoints: n.checkpoints, Containerd: n.cfg.Containerd, Offers: n.runtimes.Offers, CheckMemory: n.checkRestores,
-		Refuse: n.refused, CheckSpace: n.cfg.CheckSpace, ObserveStep: n.observeStep, Log: n.log,
+		Refuse: n.cfg.Refuse, CheckSpace: n.cfg.CheckSpace, ObserveStep: n.observeStep, Log: n.log,
 	})
 	return nil
 }
@@ -330,10 +336,6 @@ func (n *Node) newScanner() *inventory.Scanner {
 func (n *Node) Audit(ctx context.Context) ([]string, error) { return n.inventory.Audit(ctx) }
 
 func (n *Node) openReconciler() (err error) {
-	n.removals = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Namespace: telemetry.MetricsNamespace, Subsystem: "node", Name: "leftovers_removed_total",
-		Help: "Orphaned resources that were removed from the host, by kind.",
-	}, []string{"kind"})
 	if n.cfg.Metrics != nil {
 		if err := n.cfg.Metrics.Register(n.removals); err != nil {
 			return fmt.Errorf("register the node's metrics: %w", err)
@@ -372,7 +374,7 @@ func (n *Node) Run(ctx context.Context) error {
 	if err := n.network.Open(ctx); err != nil {
 		return err
 	}
-	if err := n.adopt(ctx); err != nil {
+	if err := n.recovery.Adopt(ctx); err != nil {
 		return err
 	}
 	close(n.adopted)

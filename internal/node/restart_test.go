@@ -175,7 +175,7 @@ func TestContainerdComesLate(t *testing.T) {
 
 	n, err := New(m.cfg)
 	must(t, err)
-	n.bootPatience = 300 * time.Millisecond
+	n.recovery.BootTimeout = 300 * time.Millisecond
 	if err := n.Run(t.Context()); !errors.Is(err, errs.ErrUnavailable) {
 		t.Errorf("error %v", err)
 	}

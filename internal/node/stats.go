@@ -8,6 +8,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/oci"
 	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
@@ -103,4 +104,27 @@ func (n *Node) DiskUsed(ctx context.Context, ref sandbox.Ref) (int64, error) {
 		return nil, err
 	})
 	return u.DiskUse().Bytes, err
+}
+
+// Status is a sandbox and its observed state.
+type Status struct {
+	Ref      sandbox.Ref
+	Observed sandbox.Observed
+}
+
+// List returns all sandboxes of the node, in no order.
+func (n *Node) List(ctx context.Context) ([]Status, error) {
+	if err := n.awaitAdopted(ctx); err != nil {
+		return nil, err
+	}
+	var all []Status
+	for _, u := range n.handles.All() {
+		all = append(all, Status{Ref: u.Ref, Observed: u.Observed()})
+	}
+	return all, nil
+}
+
+// observeStep records the duration of a step.
+func (n *Node) observeStep(class oci.Class, step string, took time.Duration) {
+	n.cfg.ObserveStep(string(class), step, took)
 }

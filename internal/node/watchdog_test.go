@@ -43,11 +43,7 @@ func (o *oracle) into(c *Config) {
 // watched waits for the look that Run begins with, so that a test counts its own.
 func watched(t testing.TB, n *Node) {
 	t.Helper()
-	eventually.True(t, "the first look ends", func() bool {
-		n.sweeping <- struct{}{}
-		defer func() { <-n.sweeping }()
-		return n.orphanScans != nil
-	})
+	eventually.True(t, "the first sweep ends", func() bool { return n.recovery.Sweeps() > 0 })
 }
 
 // forget has the node know nothing of a sandbox.

@@ -1,0 +1,253 @@
+package recovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/lifecycle"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/node/ctrd"
+	"github.com/barchan-dev/barchan/internal/node/journal"
+	"github.com/barchan-dev/barchan/internal/node/registry"
+)
+
+const (
+	// maxConcurrentAdoptions bounds the sandboxes that are adopted at the same time.
+	maxConcurrentAdoptions = 8
+	// BootPause is the pause between two requests to containerd at the start.
+	BootPause = 500 * time.Millisecond
+)
+
+// Adopt takes over the sandboxes of an earlier process: it adopts those that exist, undoes those that were being created or
+// removed, and reconciles the address leases. It decides nothing before the journal and containerd have both answered, and
+// removes nothing that may be running.
+func (rc *Recovery) Adopt(ctx context.Context) error {
+	began := time.Now()
+	rows, err := rc.readJournal(ctx)
+	if err != nil {
+		return err
+	}
+	if err := rc.cfg.Checkpoints.LoadLogged(ctx); err != nil {
+		return err
+	}
+	records, err := rc.awaitRecords(ctx)
+	if err != nil {
+		return err
+	}
+	if err := rc.cfg.Suspender.RemoveOrphans(ctx, rc.sleepers(rows, records)); err != nil {
+		rc.cfg.Log.WarnContext(ctx, "orphaned memory images not removed", telemetry.Error, err)
+	}
+	for _, r := range rows { // every address is leased before the first change
+		rc.cfg.Registry.Of(r.Plan.Ref).SetRow(r)
+		rc.claimAddress(ctx, r)
+	}
+	lives := rc.eachRow(rows, func(r *journal.Row) bool { return r.Stage.Begun() }, func(r *journal.Row) { rc.takeOver(ctx, rc.cfg.Registry.Of(r.Plan.Ref), r) })
+	undone := rc.eachRow(rows, func(r *journal.Row) bool { return !r.Stage.Begun() }, func(r *journal.Row) { rc.undoLeft(ctx, rc.cfg.Registry.Of(r.Plan.Ref)) })
+	rc.cfg.Checkpoints.Adopt(ctx)
+	if err := rc.removeOrphanSnapshots(ctx); err != nil {
+		rc.cfg.Log.WarnContext(ctx, "orphaned snapshots not removed", telemetry.Error, err)
+	}
+	if err := rc.cfg.ReconcileAddresses(ctx); err != nil {
+		return err
+	}
+	rc.cfg.Log.InfoContext(ctx, "sandboxes adopted", "adopted", lives, "undone", undone, telemetry.Duration, time.Since(began))
+	return nil
+}
+
+// readJournal reads all rows, and records the UIDs of unreadable ones.
+func (rc *Recovery) readJournal(ctx context.Context) (rows []*journal.Row, err error) {
+	err = rc.cfg.Journal.Each(func(r *journal.Row) { rows = append(rows, r) }, func(key, value []byte, err error) {
+		rc.cfg.Registry.SetUnread(types.UID(key), err)
+		rc.cfg.Log.ErrorContext(ctx, "unreadable journal row kept, with its sandbox",
+			"key", fmt.Sprintf("%q", key), "value", fmt.Sprintf("%q", value), telemetry.Error, err)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the journal: %w", err)
+	}
+	return rows, nil
+}
+
+// awaitRecords waits for containerd, which may be starting, and lists its containers. A timeout is an errs.ErrUnavailable:
+// without the list nothing is adopted.
+func (rc *Recovery) awaitRecords(ctx context.Context) ([]ctrd.Container, error) {
+	ctx, cancel := context.WithTimeout(ctx, rc.BootTimeout)
+	defer cancel()
+	for {
+		records, err := rc.cfg.Containerd.Records(ctx)
+		if err == nil {
+			return records, nil
+		}
+		rc.cfg.Log.WarnContext(ctx, "adoption waits for containerd", telemetry.Error, err)
+		if !lifecycle.Sleep(ctx, BootPause) {
+			return nil, fmt.Errorf("adopt what runs: %w", errs.Retryable(err))
+		}
+	}
+}
+
+// sleepers returns the IDs of sandboxes whose memory image must be kept.
+func (rc *Recovery) sleepers(rows []*journal.Row, records []ctrd.Container) map[string]bool {
+	keep, known := map[string]bool{}, map[string]bool{}
+	for _, r := range rows {
+		known[string(r.Plan.ID)] = true
+		if r.OnDisk() && r.KeepsMemory() {
+			keep[string(r.Plan.ID)] = true
+		}
+	}
+	for _, r := range records {
+		if !known[r.ID] { // the journal lost it; the sweep checks whether it exists
+			keep[r.ID] = true
+		}
+	}
+	for id := range rc.cfg.Registry.UnreadIDs() {
+		keep[id] = true
+	}
+	return keep
+}
+
+// eachRow calls do for the selected rows, several at once, and counts them.
+func (rc *Recovery) eachRow(rows []*journal.Row, meant func(*journal.Row) bool, do func(*journal.Row)) (count int) {
+	var group errgroup.Group
+	group.SetLimit(maxConcurrentAdoptions)
+	for _, r := range rows {
+		if meant(r) {
+			count++
+			group.Go(func() error {
+				do(r)
+				return nil
+			})
+		}
+	}
+	_ = group.Wait()
+	return count
+}
+
+// claimAddress leases the address of a sandbox to it, unless it has the lease.
+func (rc *Recovery) claimAddress(ctx context.Context, r *journal.Row) {
+	if !r.Stage.Begun() || !r.Address.IsValid() {
+		return
+	}
+	if err := rc.cfg.Allocator.Claim(string(r.Plan.Ref.UID), r.Address); err != nil {
+		rc.cfg.Log.ErrorContext(ctx, "address of a sandbox not leased to it", telemetry.Sandbox, r.Plan.Ref.Name,
+			telemetry.Address, r.Address, telemetry.Error, err)
+	}
+}
+
+// takeOver adopts a sandbox of the journal.
+func (rc *Recovery) takeOver(ctx context.Context, u *registry.Handle, r *journal.Row) {
+	rc.cfg.Supervisor.Appears(u, r)
+	rc.cfg.AdoptEgress(ctx, u, r)
+	switch {
+	case r.Stage == journal.Ended:
+		rc.cfg.Supervisor.SawEnd(u, r)
+		return
+	case r.Stage == journal.Restarting:
+		rc.cfg.Supervisor.SeeRestart(u, "its container was being replaced when the server ended")
+		rc.cfg.Supervisor.RestartLater(u, r, 0)
+		return
+	case r.OnDisk():
+		rc.cfg.Suspender.TakeOver(ctx, u, r)
+		return
+	case !r.Process.Alive():
+		r = rc.cfg.Maker.Uncaptured(u, r)
+		rc.cfg.Supervisor.Died(ctx, u, r, rc.cfg.Supervisor.WhyDied(r, "it ended while the server was down"))
+		return
+	}
+	if r.Stage == journal.Capturing {
+		r = rc.cfg.Maker.Recover(ctx, u, r)
+	}
+	rc.cfg.Supervisor.Watch(u, r)
+	work := rc.cfg.Host.Operation(r)
+	if err := rc.cfg.Network.Adopt(ctx, work.Endpoint()); err != nil {
+		rc.cfg.Log.WarnContext(ctx, "network of a sandbox not adopted", telemetry.Sandbox, u.Ref.Name, telemetry.Error, err)
+	}
+	if r.Stage == journal.Live {
+		return
+	}
+	if r.Stage != journal.Paused { // a pause or resume was interrupted
+		rc.cfg.Suspender.Settle(ctx, u, r)
+	}
+	if now := u.Row(); now.Stage == journal.Paused {
+		rc.cfg.Suspender.SetPaused(u, now)
+	}
+}
+
+// Rediscover adopts a sandbox of the journal that the registry lacks. The registry is an index of the journal; no decision
+// rests on an absence from an index.
+func (rc *Recovery) Rediscover(ctx context.Context, uid types.UID) error {
+	if rc.cfg.Registry.Lookup(uid) != nil {
+		return nil
+	}
+	r, err := rc.cfg.Journal.Get(uid)
+	if err != nil || r == nil {
+		return errs.Retryable(err)
+	}
+	u := rc.cfg.Registry.Of(r.Plan.Ref)
+	_, done, err := u.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	r, err = rc.cfg.Journal.Get(uid) // again, with the lock held
+	found := err == nil && r != nil && !u.IsRemoved() && u.Row() == nil
+	if found {
+		u.SetRow(r)
+	} else if u.Row() == nil {
+		u.MarkRemoved()
+		rc.cfg.Registry.Drop(u)
+	}
+	done()
+	if !found {
+		return errs.Retryable(err)
+	}
+	rc.cfg.Log.ErrorContext(ctx, "sandbox of the journal was not in the registry; adopting it", telemetry.Namespace, u.Ref.Namespace, telemetry.Sandbox, u.Ref.Name)
+	if !r.Stage.Begun() {
+		rc.undoLeft(ctx, u)
+		return nil
+	}
+	rc.claimAddress(ctx, r)
+	rc.takeOver(ctx, u, r)
+	return nil
+}
+
+// removeOrphanSnapshots removes snapshots without a sandbox, container record or mount: containerd may complete a request
+// after its call has failed. No sandbox may be created meanwhile.
+func (rc *Recovery) removeOrphanSnapshots(ctx context.Context) error {
+	keys, err := rc.cfg.Containerd.Snapshots(ctx)
+	if err != nil || len(keys) == 0 {
+		return err
+	}
+	records, err := rc.cfg.Containerd.Records(ctx)
+	if err != nil {
+		return err
+	}
+	mounted, err := rc.cfg.Inventory.Mounts()
+	if err != nil {
+		return err
+	}
+	used := map[string]bool{}
+	for _, id := range mounted {
+		used[id] = true
+	}
+	for _, r := range records {
+		used[r.Snapshot] = true
+	}
+	for _, u := range rc.cfg.Registry.All() {
+		used[string(u.ID)] = used[string(u.ID)] || u.Row() != nil
+	}
+	for id := range rc.cfg.Registry.UnreadIDs() {
+		used[id] = true
+	}
+	var failures []error
+	for _, key := range keys {
+		if !used[key] {
+			rc.cfg.Log.InfoContext(ctx, "orphaned snapshot removed", "snapshot", key)
+			failures = append(failures, rc.cfg.Containerd.RemoveSnapshot(ctx, key))
+		}
+	}
+	return errors.Join(failures...)
+}
