@@ -164,6 +164,7 @@ func TestFailureOrDeathAroundAReleasedAddress(t *testing.T) {
 	for _, name := range append(slices.Clone(asleep), "address", "verify", "network", "tell", "restore", "agent", "hold", "awake") {
 		for _, with := range []error{errBroken, operation.ErrCrash} {
 			t.Run(fmt.Sprintf("%s/%v", name, with), func(t *testing.T) {
+				sampled(t)
 				p.t = t
 				var f fault
 				n, stop := m.node(atOnce, releasing, f.into)

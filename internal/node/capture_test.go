@@ -286,6 +286,7 @@ func TestFailureOfACaptureStep(t *testing.T) {
 				continue
 			}
 			t.Run(kind+"/"+name, func(t *testing.T) {
+				sampled(t)
 				p.t = t
 				ask := checkpointOf(s)
 				ask.FilesOnly = kind == "files"
@@ -325,6 +326,7 @@ func TestDeathAfterEachCaptureStep(t *testing.T) {
 				continue
 			}
 			t.Run(kind+"/"+name, func(t *testing.T) {
+				sampled(t)
 				p.t = t
 				var f fault
 				n, stop := m.node(f.into)

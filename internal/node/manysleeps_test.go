@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"runtime"
 	"strings"
 	"testing"
@@ -28,7 +29,7 @@ import (
 func TestManySleeps(t *testing.T) {
 	t.Parallel()
 	times := 50
-	if testing.Short() {
+	if testing.Short() || os.Getenv("TEST_PART") == "fast" {
 		times = 10
 	}
 	m := newMachine(t)

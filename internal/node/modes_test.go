@@ -368,6 +368,7 @@ func TestDeathAfterAStepWithoutMemory(t *testing.T) {
 	}
 	for i, name := range shelveSteps {
 		t.Run("files/"+name, func(t *testing.T) {
+			sampled(t)
 			n := dies(t, name, shelve(agents.SuspendFiles))
 			if i < slices.Index(shelveSteps, "decided") {
 				finds(t, n, s, "/root", "/data", "/disk", "/dev/shm")
@@ -380,6 +381,7 @@ func TestDeathAfterAStepWithoutMemory(t *testing.T) {
 	}
 	for _, name := range anewSteps {
 		t.Run("anew/"+name, func(t *testing.T) {
+			sampled(t)
 			n := dies(t, name, func(n *Node) error {
 				suspendAs(t, n, s, agents.SuspendFiles)
 				_, err := n.Resume(t.Context(), refOf(s), false)
@@ -394,6 +396,7 @@ func TestDeathAfterAStepWithoutMemory(t *testing.T) {
 	}
 	for _, name := range givingUpMade {
 		t.Run("giving up/"+name, func(t *testing.T) {
+			sampled(t)
 			n := dies(t, name, func(n *Node) error {
 				suspendMemory(t, n, s)
 				_, err := n.Resume(t.Context(), refOf(s), true)
@@ -406,6 +409,7 @@ func TestDeathAfterAStepWithoutMemory(t *testing.T) {
 	}
 	for i, name := range deleteSteps {
 		t.Run("delete/"+name, func(t *testing.T) {
+			sampled(t)
 			n := dies(t, name, shelve(agents.SuspendDelete))
 			if i < slices.Index(deleteSteps, "decided") {
 				finds(t, n, s, "/root", "/data", "/disk", "/dev/shm")
@@ -420,6 +424,7 @@ func TestDeathAfterAStepWithoutMemory(t *testing.T) {
 	}
 	for _, name := range createSteps {
 		t.Run("made again/"+name, func(t *testing.T) {
+			sampled(t)
 			n := dies(t, name, func(n *Node) error {
 				suspendAs(t, n, s, agents.SuspendDelete)
 				_, err := n.Ensure(t.Context(), s)

@@ -294,6 +294,7 @@ func TestDeathAndFailureAfterEachRestoreStep(t *testing.T) {
 	at := *p
 	for _, name := range operation.StepNames() {
 		t.Run(name, func(t *testing.T) {
+			sampled(t)
 			p.t = t
 			n, stop := m.node(breakAfter(name, operation.ErrCrash))
 			f := forkOf(s, ask)

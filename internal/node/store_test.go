@@ -360,6 +360,7 @@ func TestFailureOfASleepOrWakeStep(t *testing.T) {
 	p := startProgram(t, n, s)
 	for _, name := range storeSteps {
 		t.Run("store/"+name, func(t *testing.T) {
+			sampled(t)
 			p.t = t
 			hit := f.arm(name, errBroken)
 			suspendMemory(t, n, s)
@@ -380,6 +381,7 @@ func TestFailureOfASleepOrWakeStep(t *testing.T) {
 	}
 	for _, name := range wakeSteps {
 		t.Run("wake/"+name, func(t *testing.T) {
+			sampled(t)
 			p.t = t
 			was := *n.handles.Lookup(s.UID).Row()
 			suspendMemory(t, n, s)
@@ -409,6 +411,7 @@ func TestDeathAfterEachSleepOrWakeStep(t *testing.T) {
 	stop()
 	for i, name := range slices.Concat(storeSteps, wakeSteps) {
 		t.Run(name, func(t *testing.T) {
+			sampled(t)
 			p.t = t
 			var f fault
 			n, stop := m.node(atOnce, f.into)

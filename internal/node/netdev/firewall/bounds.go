@@ -5,11 +5,11 @@ import (
 	"strconv"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"github.com/barchan-dev/barchan/internal/node/egress"
+	"github.com/barchan-dev/barchan/internal/node/netdev/firewall/match"
+	"github.com/barchan-dev/barchan/internal/node/netdev/firewall/spans"
 )
 
 // Bounds have a chain of their own, to which a sandbox's chain jumps first. What they grant
@@ -31,7 +31,7 @@ func (r *Rules) addBounds(conn *nftables.Conn, chain *nftables.Chain, next *plac
 	back := []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}
 	if b.DNS != "" { // at which servers is for the instance's table to say
 		for _, number := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
-			r.rule(conn, bounds, toDNS(number), back)
+			r.rule(conn, bounds, match.ToDNS(number), back)
 		}
 	}
 	for i, grant := range b.Grants {
@@ -44,7 +44,7 @@ func (r *Rules) addBounds(conn *nftables.Conn, chain *nftables.Chain, next *plac
 				continue
 			}
 			for _, ports := range grant.Ports {
-				r.rule(conn, bounds, toPorts(ports), inSet(set, family), back)
+				r.rule(conn, bounds, match.ToPorts(ports), inSet(set, family), back)
 			}
 			if len(grant.Ports) == 0 {
 				r.rule(conn, bounds, inSet(set, family), back)
@@ -57,35 +57,20 @@ func (r *Rules) addBounds(conn *nftables.Conn, chain *nftables.Chain, next *plac
 
 // addGrantSets adds the sets of a grant, for the families of which it has any address.
 func (r *Rules) addGrantSets(conn *nftables.Conn, next *placed, i int) (sets [2]*nftables.Set, err error) {
-	var own [2][]span
+	var own [2][]spans.Span
 	for _, r := range next.policy.Bounds.Grants[i].Ranges {
 		family := familyOf(r.Prefix.Addr())
-		own[family] = append(own[family], without(r.Prefix, r.Except)...)
+		own[family] = append(own[family], spans.Without(r.Prefix, r.Except)...)
 	}
 	for family, f := range families {
 		if len(own[family]) == 0 {
 			continue
 		}
 		set := &nftables.Set{Table: r.egress.table, Name: next.chain + kindGrant + strconv.Itoa(i) + separator + "ip" + f.suffix, Interval: true, KeyType: f.key}
-		if err := addSet(conn, set, union(own[family])); err != nil {
+		if err := addSet(conn, set, spans.Union(own[family])); err != nil {
 			return sets, fmt.Errorf("grant %d: %w", i, err)
 		}
 		sets[family], next.sets = set, append(next.sets, set.Name)
 	}
 	return sets, nil
-}
-
-// toPorts matches packets to the ports of a protocol.
-func toPorts(p egress.Ports) []expr.Any {
-	numbers := map[string]byte{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}
-	match := protocol(numbers[p.Protocol])
-	if p.First == 0 { // all of them
-		return match
-	}
-	return append(match,
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-		&expr.Range{
-			Op: expr.CmpOpEq, Register: 1,
-			FromData: binaryutil.BigEndian.PutUint16(p.First), ToData: binaryutil.BigEndian.PutUint16(p.Last),
-		})
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/node/egress"
+	"github.com/barchan-dev/barchan/internal/node/netdev/firewall/match"
 )
 
 // Policies are the egress policies of single sandboxes, and the addresses that their names are
@@ -225,7 +226,7 @@ func (r *Rules) addPolicy(conn *nftables.Conn, old, next *placed) error {
 	}
 	next.sets = append(next.sets, allow[0].Name, allow[1].Name, deny[0].Name, deny[1].Name)
 	for i := range families {
-		r.rule(conn, chain, inSet(allow[i], i), accept())
+		r.rule(conn, chain, inSet(allow[i], i), match.Accept())
 	}
 	if p.Pins() {
 		pins := e.pinSets(next.id)
@@ -234,10 +235,10 @@ func (r *Rules) addPolicy(conn *nftables.Conn, old, next *placed) error {
 			if err := e.carryPins(conn, set, i, old, next); err != nil {
 				return err
 			}
-			r.rule(conn, chain, inSet(set, i), accept())
+			r.rule(conn, chain, inSet(set, i), match.Accept())
 		}
 		// A connection outlives the pin that allowed it; forbidden connections were cut.
-		r.rule(conn, chain, established(), accept())
+		r.rule(conn, chain, match.Established(), match.Accept())
 	}
 	for i := range families {
 		r.rule(conn, chain, inSet(deny[i], i), refuse())

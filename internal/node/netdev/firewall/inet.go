@@ -10,6 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/barchan-dev/barchan/internal/node/egress"
+	"github.com/barchan-dev/barchan/internal/node/netdev/firewall/match"
+	"github.com/barchan-dev/barchan/internal/node/netdev/firewall/spans"
 )
 
 // beforeOthers is where our filters hook: before the machine's own, whose accept is final
@@ -59,7 +61,7 @@ func addPrefixSets(conn *nftables.Conn, table *nftables.Table, name string, pref
 				own = append(own, p)
 			}
 		}
-		if err := addSet(conn, sets[i], intervals(own)); err != nil {
+		if err := addSet(conn, sets[i], spans.Intervals(own)); err != nil {
 			return sets, err
 		}
 	}
@@ -84,38 +86,38 @@ func (r *Rules) ground() egress.HostRules {
 // address, and ask a resolver on it.
 func (r *Rules) addInput(conn *nftables.Conn, sets addressSets) {
 	chain := r.filterChain(conn, r.inet, "input", nftables.ChainHookInput, beforeOthers)
-	r.rule(conn, chain, r.from(), established(), accept())
+	r.rule(conn, chain, r.from(), match.Established(), match.Accept())
 	for i := range families {
 		for _, protocol := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
-			r.rule(conn, chain, r.from(), toDNS(protocol), inSet(sets[setResolvers][i], i), accept())
+			r.rule(conn, chain, r.from(), match.ToDNS(protocol), inSet(sets[setResolvers][i], i), match.Accept())
 		}
 	}
 	if r.cfg.Gateway6.IsValid() {
-		for _, kind := range []byte{neighbourSolicitation, neighbourAdvertisement} {
-			r.rule(conn, chain, r.from(), icmp6(kind), accept())
+		for _, kind := range []byte{match.NeighbourSolicitation, match.NeighbourAdvertisement} {
+			r.rule(conn, chain, r.from(), match.ICMP6(kind), match.Accept())
 		}
 	}
-	r.rule(conn, chain, r.from(), drop())
+	r.rule(conn, chain, r.from(), match.Drop())
 }
 
 // addForward lets sandboxes out to public addresses, and answers back in.
 func (r *Rules) addForward(conn *nftables.Conn, sets addressSets) {
 	chain := r.filterChain(conn, r.inet, "forward", nftables.ChainHookForward, beforeOthers)
-	r.rule(conn, chain, r.from(), r.to(), drop())
-	r.rule(conn, chain, r.to(), established(), accept())
-	r.rule(conn, chain, r.to(), drop())
+	r.rule(conn, chain, r.from(), r.to(), match.Drop())
+	r.rule(conn, chain, r.to(), match.Established(), match.Accept())
+	r.rule(conn, chain, r.to(), match.Drop())
 	if !r.cfg.Gateway6.IsValid() {
-		r.rule(conn, chain, r.from(), notFamily(0), drop())
+		r.rule(conn, chain, r.from(), notFamily(0), match.Drop())
 	}
 	for _, protocol := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
 		for i := range families {
-			r.rule(conn, chain, r.from(), toDNS(protocol), inSet(sets[setResolvers][i], i), accept())
+			r.rule(conn, chain, r.from(), match.ToDNS(protocol), inSet(sets[setResolvers][i], i), match.Accept())
 		}
-		r.rule(conn, chain, r.from(), toDNS(protocol), drop())
+		r.rule(conn, chain, r.from(), match.ToDNS(protocol), match.Drop())
 	}
 	for i := range families {
-		r.rule(conn, chain, r.from(), inSet(sets[setReachable][i], i), accept())
-		r.rule(conn, chain, r.from(), inSet(sets[setNotPublic][i], i), drop())
+		r.rule(conn, chain, r.from(), inSet(sets[setReachable][i], i), match.Accept())
+		r.rule(conn, chain, r.from(), inSet(sets[setNotPublic][i], i), match.Drop())
 	}
 }
 
@@ -149,7 +151,7 @@ func (r *Rules) addEgress(conn *nftables.Conn) error {
 	}
 	refuse := conn.AddChain(&nftables.Chain{Name: chainRefuse, Table: e.table})
 	conn.FlushChain(refuse)
-	r.rule(conn, refuse, protocol(unix.IPPROTO_TCP), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})
+	r.rule(conn, refuse, match.Protocol(unix.IPPROTO_TCP), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})
 	r.rule(conn, refuse, []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED}})
 
 	forward := r.filterChain(conn, e.table, "forward", nftables.ChainHookForward, beforeOthers)
@@ -169,7 +171,7 @@ func (r *Rules) addEgress(conn *nftables.Conn) error {
 		for _, number := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
 			r.rule(conn, resolve, r.from(), source(i), []expr.Any{
 				&expr.Lookup{SourceRegister: 1, SetName: e.askers[i].Name, SetID: e.askers[i].ID},
-			}, toDNS(number), []expr.Any{
+			}, match.ToDNS(number), []expr.Any{
 				&expr.Immediate{Register: 1, Data: gateway.AsSlice()},
 				&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(families[i].number), RegAddrMin: 1},
 			})

@@ -5,6 +5,8 @@ import (
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/barchan-dev/barchan/internal/node/netdev/firewall/match"
 )
 
 // Where messages that speak for an address have it: ARP has the sender's hardware address before
@@ -23,7 +25,7 @@ func (r *Rules) addDiscovery(conn *nftables.Conn, chain *nftables.Chain, ours []
 		r.rule(conn, chain, ours, message, []expr.Any{
 			&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: regLink}, mac, address,
 			&expr.Lookup{SourceRegister: regLink, SetName: r.ports[family].Name, SetID: r.ports[family].ID, Invert: true},
-		}, drop())
+		}, match.Drop())
 	}
 	unlessOwn(
 		0, ofEtherType(unix.ETH_P_ARP),
@@ -31,7 +33,7 @@ func (r *Rules) addDiscovery(conn *nftables.Conn, chain *nftables.Chain, ours []
 		&expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: arpSender},
 	)
 	unlessOwn(
-		1, append(ofEtherType(unix.ETH_P_IPV6), icmp6(neighbourAdvertisement)...),
+		1, append(ofEtherType(unix.ETH_P_IPV6), match.ICMP6(match.NeighbourAdvertisement)...),
 		&expr.Payload{Base: expr.PayloadBaseLLHeader, Offset: 6},
 		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: advertisementTarget},
 	)
@@ -74,7 +76,7 @@ func (r *Rules) addBridgeChain(conn *nftables.Conn) {
 			&expr.Payload{DestRegister: regMAC, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6},
 			&expr.Payload{DestRegister: regIP, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: families[i].size},
 			&expr.Lookup{SourceRegister: regLink, SetName: r.ports[i].Name, SetID: r.ports[i].ID},
-		}, accept())
+		}, match.Accept())
 	}
 	permit(unix.ETH_P_ARP, 0, arpSender)
 	for i, f := range families {
@@ -82,5 +84,5 @@ func (r *Rules) addBridgeChain(conn *nftables.Conn) {
 			permit(f.etherType, i, f.source)
 		}
 	}
-	r.rule(conn, chain, ours, drop())
+	r.rule(conn, chain, ours, match.Drop())
 }

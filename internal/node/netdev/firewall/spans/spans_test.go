@@ -1,4 +1,4 @@
-package firewall
+package spans
 
 import (
 	"fmt"
@@ -28,7 +28,7 @@ func TestIntervals(t *testing.T) {
 			prefixes = append(prefixes, netip.MustParsePrefix(s))
 		}
 		var got strings.Builder
-		for _, e := range intervals(prefixes) {
+		for _, e := range Intervals(prefixes) {
 			a, _ := netip.AddrFromSlice(e.Key)
 			if e.IntervalEnd {
 				fmt.Fprintf(&got, "%s", a)
@@ -40,7 +40,7 @@ func TestIntervals(t *testing.T) {
 			fmt.Fprintf(&got, "%s-", a)
 		}
 		if got.String() != tt.want {
-			t.Errorf("intervals(%v) = %s, want %s", tt.give, got.String(), tt.want)
+			t.Errorf("Intervals(%v) = %s, want %s", tt.give, got.String(), tt.want)
 		}
 	}
 }
@@ -56,11 +56,11 @@ func TestWithout(t *testing.T) {
 			for range r.IntN(5) {
 				holes = append(holes, netip.PrefixFrom(near(), 20+r.IntN(13)).Masked())
 			}
-			left := without(whole, holes)
+			left := Without(whole, holes)
 			for range 100 {
 				a := near()
 				want := whole.Contains(a) && !slices.ContainsFunc(holes, func(h netip.Prefix) bool { return h.Contains(a) })
-				got := slices.ContainsFunc(left, func(s span) bool { return !a.Less(s.from) && (!s.to.IsValid() || a.Less(s.to)) })
+				got := slices.ContainsFunc(left, func(s Span) bool { return !a.Less(s.from) && (!s.to.IsValid() || a.Less(s.to)) })
 				if got != want {
 					t.Fatalf("%s without %v = %v: has %s should be %t", whole, holes, left, a, want)
 				}
