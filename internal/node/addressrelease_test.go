@@ -161,7 +161,7 @@ func TestFailureOrDeathAroundAReleasedAddress(t *testing.T) {
 	p := startProgram(t, n, s)
 	stop()
 	asleep := []string{"detach", "discard", "stored", "released"}
-	for _, name := range append(slices.Clone(asleep), "address", "verify", "network", "tell", "restore", "agent", "hold", "awake") {
+	for _, name := range append(slices.Clone(asleep), "address", "verify", "network", "tell", "restore", "agent", "hold", "running") {
 		for _, with := range []error{errBroken, operation.ErrCrash} {
 			t.Run(fmt.Sprintf("%s/%v", name, with), func(t *testing.T) {
 				sampled(t)

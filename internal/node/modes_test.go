@@ -27,9 +27,9 @@ import (
 // is no way back to the memory.
 var (
 	shelveSteps  = []string{"sync", "flush", "decided", "stop", "unmount", "detach", "discard", "stored"}
-	anewSteps    = []string{"network", "mount", "readdress", "start", "agent", "awake"}
+	anewSteps    = []string{"network", "mount", "readdress", "start", "agent", "running"}
 	deleteSteps  = append(slices.Clone(shelveSteps), "released")
-	createSteps  = []string{"address", "network", "snapshot", "mount", "bundle", "record", "start", "agent", "hold", "awake"}
+	createSteps  = []string{"address", "network", "snapshot", "mount", "bundle", "record", "start", "agent", "hold", "running"}
 	givingUpMade = []string{"decided", "stop", "unmount", "detach", "discard", "stored"}
 )
 
@@ -387,7 +387,7 @@ func TestDeathAfterAStepWithoutMemory(t *testing.T) {
 				_, err := n.Resume(t.Context(), refOf(s), false)
 				return err
 			})
-			if name != "awake" {
+			if name != "running" {
 				restsOnFiles(t, n, s, &journal.Row{Address: n.handles.Lookup(s.UID).Row().Address})
 				resume(t, n, s)
 			}
@@ -430,7 +430,7 @@ func TestDeathAfterAStepWithoutMemory(t *testing.T) {
 				_, err := n.Ensure(t.Context(), s)
 				return err
 			})
-			if _, leased := n.allocator.Of(string(s.UID)); leased != (name == "awake") {
+			if _, leased := n.allocator.Of(string(s.UID)); leased != (name == "running") {
 				t.Errorf("leased: %t", leased)
 			}
 			ensure(t, n, s)

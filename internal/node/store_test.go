@@ -34,10 +34,10 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// What is done on the way to disk and back. After "keep" and "awake" the journal was written.
+// What is done on the way to disk and back. After "keep" and "running" the journal was written.
 var (
 	storeSteps = []string{"checkpoint", "flush", "keep", "stop", "unmount", "detach", "discard", "stored"}
-	wakeSteps  = []string{"verify", "network", "mount", "tell", "restore", "agent", "awake"}
+	wakeSteps  = []string{"verify", "network", "mount", "tell", "restore", "agent", "running"}
 )
 
 // atOnce has frozen sandboxes moved to disk without delay.
@@ -438,7 +438,7 @@ func TestDeathAfterEachSleepOrWakeStep(t *testing.T) {
 					t.Errorf("it is %s", got)
 				}
 				noMemory(t, n)
-			case "awake":
+			case "running":
 				if got := stageOf(n, s); got != journal.Live {
 					t.Errorf("it is %s", got)
 				}

@@ -64,7 +64,7 @@ func matrix() (all []crash) {
 		{op: freeze, at: "pause/written row/pausing node/frozen row/paused sandbox/driven sandbox/status"},
 		{op: store, at: "node/checkpoint node/flush row/storing node/keep node/stop node/unmount node/detach row/stored node/stored"},
 		{op: thaw, at: "connect/written row/resuming node/thawed row/live sandbox/driven sandbox/status"},
-		{op: wake, at: `connect/written row/waking node/network node/mount node/restore node/agent row/live node/awake node/forgotten
+		{op: wake, at: `connect/written row/waking node/network node/mount node/restore node/agent row/live node/running node/forgotten
 			sandbox/driven sandbox/status`},
 		{op: restart, at: "row/restarting node/network node/start node/agent row/live"},
 		{op: finish, at: "row/ended sandbox/driven sandbox/status"},
@@ -81,7 +81,7 @@ func matrix() (all []crash) {
 			checkpointobject/dropped checkpointobject/released`},
 		{op: startFromSnapshot, at: "row/making node/snapshot node/verify node/start node/agent row/live create/routed"},
 		{op: forkSandbox, at: "checkpoint/writing checkpoint/ready fork/captured row/making node/verify row/live fork/started"},
-		{op: warmUp, at: "node/warmup warmup/seeded warmup/asked warmup/unseeded"},
+		{op: warmUp, at: "node/warmup warmup/seeded warmup/checkpointed warmup/unseeded"},
 		{op: takeSnapshot, at: "node/capture_held", then: "checkpoint/removed checkpoint/gone checkpointobject/finished"},
 		{op: takeSnapshot, at: "checkpoint/ready", then: "checkpointobject/finished"},
 		{op: cold, at: "node/start node/agent", then: "undo/start undo/network undo/address row/gone"},

@@ -92,7 +92,7 @@ func imports() (all []crash) {
 	for at := range strings.FieldsSeq("import/made import/writing import/base import/data") {
 		all = append(all, crash{op: importSnapshot, at: at})
 	}
-	for at := range strings.FieldsSeq("import/ready import/told checkpointobject/finished") {
+	for at := range strings.FieldsSeq("import/ready import/noted checkpointobject/finished") {
 		all = append(all, crash{op: importArrived, at: at})
 	}
 	return append(all, crash{op: importSnapshot, at: "import/data", then: "checkpoint/removed"})

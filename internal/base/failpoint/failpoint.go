@@ -32,7 +32,7 @@ var names = []string{
 
 	"checkpointobject/suspended", "checkpointobject/intended", "checkpointobject/captured", "checkpointobject/finished",
 	"checkpointobject/dropped", "checkpointobject/released",
-	"warmup/seeded", "warmup/asked", "warmup/unseeded",
+	"warmup/seeded", "warmup/checkpointed", "warmup/unseeded",
 
 	// The controller of sandboxes.
 	"sandbox/seen", "sandbox/driven", "sandbox/status", "sandbox/removed", "sandbox/released",
@@ -47,7 +47,7 @@ var names = []string{
 	// A step of the node is done.
 	"node/address", "node/network", "node/snapshot", "node/mount", "node/bundle", "node/record", "node/start", "node/agent", "node/hold",
 	"node/checkpoint", "node/flush", "node/keep", "node/stop", "node/unmount", "node/detach", "node/stored",
-	"node/restore", "node/awake", "node/forgotten", "node/frozen", "node/thawed",
+	"node/restore", "node/running", "node/forgotten", "node/frozen", "node/thawed",
 	"node/bind_config", "node/bind_agent",
 	"node/verify", "node/warmup",
 	"node/sync", "node/decided", "node/discard", "node/released", "node/readdress", "node/tell",
@@ -55,7 +55,7 @@ var names = []string{
 	// A step of a checkpoint is done, or its row has reached the disk.
 	"checkpoint/writing", "node/capture_row", "node/capture_ahead", "node/capture_held", "node/capture_copied", "node/capture_memory",
 	"node/capture_files", "checkpoint/ready", "node/capture_ready", "checkpoint/dropping", "checkpoint/removed", "checkpoint/gone",
-	"import/made", "import/writing", "import/base", "import/data", "import/ready", "import/told",
+	"import/made", "import/writing", "import/base", "import/data", "import/ready", "import/noted",
 
 	// A step of the node is undone.
 	"undo/start", "undo/record", "undo/mount", "undo/bundle", "undo/snapshot", "undo/network", "undo/address",

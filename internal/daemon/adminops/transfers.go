@@ -234,7 +234,7 @@ func (t transfers) finishImport(ctx context.Context, p Parts, c *barchan.Checkpo
 	if err != nil {
 		return fmt.Errorf("notify the controller of checkpoint %s/%s: %w", c.Namespace, c.Name, err)
 	}
-	failpoint.Reach("import/told")
+	failpoint.Reach("import/noted")
 	uid := c.UID
 	_, err = p.Cache.WaitCheckpoint(ctx, client.ObjectKeyFromObject(c), func(now *barchan.Checkpoint) (bool, error) {
 		switch {

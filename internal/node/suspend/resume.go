@@ -42,7 +42,7 @@ func (p *Suspender) wake(ctx context.Context, u *registry.Handle, r *journal.Row
 		err = p.cfg.Registry.Note(u, &awake, journal.Live)
 	}
 	if err == nil {
-		err = w.After("awake")
+		err = w.After("running")
 	}
 	switch {
 	case errors.Is(err, operation.ErrCrash):

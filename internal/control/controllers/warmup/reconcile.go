@@ -208,7 +208,7 @@ func (r *reconciler) advanceSeed(ctx context.Context, s *reconcileState) (reconc
 		if err := r.client.Create(ctx, c); err != nil {
 			return reconcile.Result{}, fmt.Errorf("create checkpoint: %w", err)
 		}
-		failpoint.Reach("warmup/asked")
+		failpoint.Reach("warmup/checkpointed")
 		return reconcile.Result{}, nil
 	case late <= 0:
 		return r.failed(ctx, s, s.seed, "it is still not done: "+message(s.seed.Status.Conditions, agents.ConditionReady))
