@@ -3,11 +3,15 @@ package manager
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/control/manager/creating"
@@ -101,6 +105,67 @@ func TestNothingToDoIsDecidedLive(t *testing.T) {
 			got := f.mustGet(t, id)
 			if left := time.Until(got.EndAt).Round(time.Minute); got.State != give.state || (give.state == sandboxes.StateRunning && left != give.left) {
 				t.Errorf("it is %s and ends in %s, want %s and %s", got.State, left, give.state, give.left)
+			}
+		})
+	}
+}
+
+// uncached is a cache whose watch has not delivered a template yet; reads of the API server return it.
+type uncached struct {
+	Cache
+	name  string
+	reads *atomic.Int64
+}
+
+func (c uncached) Template(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, error) {
+	if key.Name == c.name {
+		return nil, errs.ErrNotFound
+	}
+	return c.Cache.Template(ctx, key)
+}
+
+func (c uncached) Templates(ctx context.Context, namespace string) ([]extensions.SandboxTemplate, error) {
+	all, err := c.Cache.Templates(ctx, namespace)
+	return slices.DeleteFunc(all, func(t extensions.SandboxTemplate) bool { return t.Name == c.name }), err
+}
+
+func (c uncached) CurrentTemplate(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, string, error) {
+	c.reads.Add(1)
+	return c.Cache.CurrentTemplate(ctx, key)
+}
+
+// TestCreateReadsUncachedTemplates: a create finds a template that was applied just before. A name that no
+// template has costs one read of the API server for each namespace; one in the cache costs none.
+func TestCreateReadsUncachedTemplates(t *testing.T) {
+	const ofClaim = 2 // reads of each claim
+	for name, give := range map[string]struct {
+		template, uncached string
+		refused            bool
+		reads              int64
+	}{
+		"own":             {template: "sized", uncached: "sized", reads: 1 + ofClaim},
+		"own, qualified":  {template: team + "/sized", uncached: "sized", reads: 1 + ofClaim},
+		"public":          {template: "base", uncached: "base", reads: 2 + ofClaim},
+		"not public":      {template: "private", uncached: "private", refused: true, reads: 2},
+		"of another team": {template: "team-b/secret", uncached: "secret", refused: true},
+		"none":            {template: "none", refused: true, reads: 2},
+		"no valid name":   {template: "No_Name", refused: true},
+		"cached":          {template: "sized", reads: ofClaim},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			reads := &atomic.Int64{}
+			m := f.replica(t, func(c *Config) { c.Cache = uncached{f.cluster, give.uncached, reads} })
+			_, err := m.Creates.Create(t.Context(), request(give.template))
+			want := ""
+			if give.refused {
+				want = "template '" + give.template + "' not found"
+			}
+			if message, _ := errs.PublicMessage(err); message != want || (err != nil) != give.refused {
+				t.Fatalf("Create = %v, want %q", err, want)
+			}
+			if got := reads.Load(); got != give.reads {
+				t.Errorf("%d reads of the API server, want %d", got, give.reads)
 			}
 		})
 	}

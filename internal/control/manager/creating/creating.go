@@ -154,15 +154,18 @@ func (cr *Creator) obtain(ctx context.Context, c *createOp) (*agents.Sandbox, er
 	if !errors.Is(err, errs.ErrNotFound) {
 		return nil, err
 	}
-	snap, other := cr.Snapshots.Find(ctx, c.Namespace, c.Template)
-	if errors.Is(other, errs.ErrNotFound) {
+	snap, err := cr.Snapshots.Find(ctx, c.Namespace, c.Template)
+	if errors.Is(err, errs.ErrNotFound) {
+		if t, err = cr.Sandboxes.Templates.ResolveUncached(ctx, c.Namespace, c.Template); err != nil {
+			return nil, err
+		}
+		return cr.claim(ctx, c, client.ObjectKeyFromObject(t))
+	}
+	if err != nil {
 		return nil, err
 	}
-	if other == nil {
-		other = cr.from(ctx, c, snap)
-	}
-	if other != nil {
-		return nil, other
+	if err := cr.from(ctx, c, snap); err != nil {
+		return nil, err
 	}
 	return cr.startCold(ctx, c)
 }

@@ -26,8 +26,10 @@ import (
 // PublicNamespace holds the templates that every tenant may use if they are marked public.
 const PublicNamespace = "barchan-system"
 
-// Cache reads templates from memory; a template that it lacks is an errs.ErrNotFound.
+// Cache reads templates, from memory or by CurrentTemplate from the API server; a template that it lacks is an
+// errs.ErrNotFound.
 type Cache interface {
+	CurrentTemplate(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, string, error)
 	Template(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, error)
 	Templates(ctx context.Context, namespace string) ([]extensions.SandboxTemplate, error)
 }
@@ -120,17 +122,8 @@ func NotFound(name string) error {
 
 // Resolve finds a template by name, alias or ID: the tenant's own first, then the public ones.
 // A namespace ("team/name") and the tag "default" may qualify the name.
-func (c *Catalog) Resolve(ctx context.Context, namespace, asked string) (*extensions.SandboxTemplate, error) {
-	name, from := strings.TrimSuffix(asked, ":default"), sources(namespace)
-	if team, rest, qualified := strings.Cut(name, "/"); qualified {
-		if !slices.Contains(from, team) {
-			return nil, NotFound(asked)
-		}
-		name, from = rest, []string{team}
-	}
-	if name == "" {
-		return nil, NotFound(asked)
-	}
+func (c *Catalog) Resolve(ctx context.Context, namespace, requested string) (*extensions.SandboxTemplate, error) {
+	name, from := parse(namespace, requested)
 	for _, source := range from {
 		t, err := c.find(ctx, source, name, namespace)
 		if err != nil {
@@ -140,7 +133,41 @@ func (c *Catalog) Resolve(ctx context.Context, namespace, asked string) (*extens
 			return t, nil
 		}
 	}
-	return nil, NotFound(asked)
+	return nil, NotFound(requested)
+}
+
+// ResolveUncached finds a template by name that was applied after the last event of the cache. Reads of the API
+// server for one name are shared, so requests for unknown names do not add up.
+func (c *Catalog) ResolveUncached(ctx context.Context, namespace, requested string) (*extensions.SandboxTemplate, error) {
+	name, from := parse(namespace, requested)
+	if len(validation.IsDNS1123Subdomain(name)) > 0 {
+		return nil, NotFound(requested)
+	}
+	for _, source := range from {
+		t, _, err := c.Cache.CurrentTemplate(ctx, types.NamespacedName{Namespace: source, Name: name})
+		if err != nil && !errors.Is(err, errs.ErrNotFound) {
+			return nil, err
+		}
+		if err == nil && Usable(t, namespace) {
+			return t, nil
+		}
+	}
+	return nil, NotFound(requested)
+}
+
+// parse returns the name within a reference to a template, and the namespaces to search; none if it is not valid.
+func parse(namespace, requested string) (name string, from []string) {
+	name, from = strings.TrimSuffix(requested, ":default"), sources(namespace)
+	if team, rest, qualified := strings.Cut(name, "/"); qualified {
+		if !slices.Contains(from, team) {
+			return "", nil
+		}
+		name, from = rest, []string{team}
+	}
+	if name == "" {
+		return "", nil
+	}
+	return name, from
 }
 
 // find returns nil if the namespace has no such template for the tenant.
