@@ -26,6 +26,5 @@ const (
 // Audit compares the machine, the journal, the objects and the routes. No findings means consistent.
 // It scans twice, to exclude what is being created or removed.
 func (c *Client) Audit(ctx context.Context) ([]Finding, error) {
-	var out []Finding
-	return out, c.get(ctx, PathAudit, &out)
+	return get[[]Finding](ctx, c, PathAudit)
 }

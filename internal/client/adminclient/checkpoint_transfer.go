@@ -98,7 +98,7 @@ func (c *Client) ExportCheckpoint(ctx context.Context, req CheckpointExport, pro
 		err = json.Unmarshal([]byte(text), &warnings)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("decode answer of %s: %w", PathCheckpointExport, err), res.Body.Close())
+		return nil, errors.Join(fmt.Errorf("decode response of %s: %w", PathCheckpointExport, err), res.Body.Close())
 	}
 	return &Exported{Reader: &trailed{res}, Size: size, Warnings: warnings, body: res.Body}, nil
 }
@@ -133,7 +133,7 @@ func (c *Client) ImportCheckpoint(ctx context.Context, req CheckpointImport, tar
 		return Imported{}, err
 	}
 	if result.Checkpoint == nil {
-		return Imported{}, fmt.Errorf("decode answer of %s: it names no checkpoint", PathCheckpointImport)
+		return Imported{}, fmt.Errorf("decode response of %s: it names no checkpoint", PathCheckpointImport)
 	}
 	return *result.Checkpoint, nil
 }

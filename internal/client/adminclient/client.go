@@ -40,29 +40,22 @@ func New(socket, dataDir string) *Client {
 
 // Status returns the state of the server.
 func (c *Client) Status(ctx context.Context) (Status, error) {
-	var s Status
-	return s, c.get(ctx, PathStatus, &s)
+	return get[Status](ctx, c, PathStatus)
 }
 
 // Doctor runs the server's checks.
 func (c *Client) Doctor(ctx context.Context) ([]Check, error) {
-	var out []Check
-	return out, c.get(ctx, PathDoctor, &out)
+	return get[[]Check](ctx, c, PathDoctor)
 }
 
 // Images lists the images.
 func (c *Client) Images(ctx context.Context) ([]Image, error) {
-	var out []Image
-	return out, c.get(ctx, PathImages, &out)
+	return get[[]Image](ctx, c, PathImages)
 }
 
 // RemoveImage removes an image by its name; with force also one that templates name.
 func (c *Client) RemoveImage(ctx context.Context, ref string, force bool) error {
-	res, err := c.send(ctx, http.MethodDelete, PathImages+"/"+url.PathEscape(ref)+"?force="+strconv.FormatBool(force), nil)
-	if err != nil {
-		return err
-	}
-	return res.Body.Close()
+	return c.change(ctx, http.MethodDelete, PathImages+"/"+url.PathEscape(ref)+"?force="+strconv.FormatBool(force))
 }
 
 // BuildBase builds the base image.
@@ -95,24 +88,46 @@ func (c *Client) Shutdown(ctx context.Context, req ShutdownRequest, progress fun
 	return c.stream(ctx, PathShutdown, req, progress)
 }
 
-func (c *Client) get(ctx context.Context, path string, out any) error {
-	res, err := c.send(ctx, http.MethodGet, path, nil)
+func get[T any](ctx context.Context, c *Client, path string) (T, error) {
+	return decode[T](c.send(ctx, http.MethodGet, path, nil))
+}
+
+// post sends a request with a single response.
+func post[T any](ctx context.Context, c *Client, path string, in any) (T, error) {
+	return decode[T](c.postJSON(ctx, path, in))
+}
+
+// change sends a request without bodies.
+func (c *Client) change(ctx context.Context, method, path string) error {
+	res, err := c.send(ctx, method, path, nil)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = res.Body.Close() }()
-	if err := json.NewDecoder(res.Body).Decode(out); err != nil {
-		return fmt.Errorf("decode answer of %s: %w", path, err)
+	return res.Body.Close()
+}
+
+// decode reads a response to its end.
+func decode[T any](res *http.Response, err error) (out T, _ error) {
+	if err != nil {
+		return out, err
 	}
-	return nil
+	defer func() { _ = res.Body.Close() }()
+	if err := json.NewDecoder(res.Body).Decode(&out); err != nil {
+		return out, fmt.Errorf("decode response of %s: %w", res.Request.URL.Path, err)
+	}
+	return out, nil
+}
+
+func (c *Client) postJSON(ctx context.Context, path string, in any) (*http.Response, error) {
+	b, err := json.Marshal(in)
+	if err != nil {
+		return nil, fmt.Errorf("encode request to %s: %w", path, err)
+	}
+	return c.send(ctx, http.MethodPost, path, bytes.NewReader(b))
 }
 
 func (c *Client) stream(ctx context.Context, path string, in any, progress func(Event)) (Result, error) {
-	b, err := json.Marshal(in)
-	if err != nil {
-		return Result{}, fmt.Errorf("encode request to %s: %w", path, err)
-	}
-	res, err := c.send(ctx, http.MethodPost, path, bytes.NewReader(b))
+	res, err := c.postJSON(ctx, path, in)
 	if err != nil {
 		return Result{}, err
 	}

@@ -1,10 +1,7 @@
 package adminclient
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"fmt"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -74,7 +71,7 @@ type Repair struct {
 	Detail string `json:"detail"`
 }
 
-// TraceRequest asks for the egress rule that applies to a packet.
+// TraceRequest requests the egress rule that applies to a packet.
 type TraceRequest struct {
 	Sandbox string `json:"sandboxID"`
 	// Destination is an address or a domain name.
@@ -95,51 +92,26 @@ type Trace struct {
 
 // Leases lists the addresses that are not free.
 func (c *Client) Leases(ctx context.Context) ([]Lease, error) {
-	var out []Lease
-	return out, c.get(ctx, PathLeases, &out)
+	return get[[]Lease](ctx, c, PathLeases)
 }
 
 // Subnets counts addresses, the current subnet first.
 func (c *Client) Subnets(ctx context.Context) ([]Subnet, error) {
-	var out []Subnet
-	return out, c.get(ctx, PathSubnets, &out)
+	return get[[]Subnet](ctx, c, PathSubnets)
 }
 
 // FreeAddress ends the quarantine of an address. One that is not quarantined is an errs.ErrConflict
 // that names its owner.
 func (c *Client) FreeAddress(ctx context.Context, addr netip.Addr) error {
-	res, err := c.send(ctx, http.MethodDelete, PathFree+"/"+url.PathEscape(addr.String()), nil)
-	if err != nil {
-		return err
-	}
-	return res.Body.Close()
+	return c.change(ctx, http.MethodDelete, PathFree+"/"+url.PathEscape(addr.String()))
 }
 
 // CheckAddresses reconciles the lease table with the addresses in use, now.
 func (c *Client) CheckAddresses(ctx context.Context) ([]Repair, error) {
-	var out []Repair
-	return out, c.post(ctx, PathCheck, struct{}{}, &out)
+	return post[[]Repair](ctx, c, PathCheck, struct{}{})
 }
 
 // TraceEgress returns the egress rule that applies to a packet. Nothing is sent.
 func (c *Client) TraceEgress(ctx context.Context, req TraceRequest) (Trace, error) {
-	var out Trace
-	return out, c.post(ctx, PathTrace, req, &out)
-}
-
-// post sends a request with a single response.
-func (c *Client) post(ctx context.Context, path string, in, out any) error {
-	body, err := json.Marshal(in)
-	if err != nil {
-		return fmt.Errorf("encode request to %s: %w", path, err)
-	}
-	res, err := c.send(ctx, http.MethodPost, path, bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	defer func() { _ = res.Body.Close() }()
-	if err := json.NewDecoder(res.Body).Decode(out); err != nil {
-		return fmt.Errorf("decode answer of %s: %w", path, err)
-	}
-	return nil
+	return post[Trace](ctx, c, PathTrace, req)
 }

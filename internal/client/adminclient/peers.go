@@ -36,14 +36,12 @@ type PeerKey struct {
 
 // Peers lists the replicas that are present now, the responding one first.
 func (c *Client) Peers(ctx context.Context) ([]Replica, error) {
-	var out []Replica
-	return out, c.get(ctx, PathPeers, &out)
+	return get[[]Replica](ctx, c, PathPeers)
 }
 
 // AddPeerKey adds a gossip key to this replica only. If empty, a new key is made.
 func (c *Client) AddPeerKey(ctx context.Context, key string) (PeerKey, error) {
-	var out PeerKey
-	return out, c.post(ctx, PathPeerKeys, PeerKey{Key: key}, &out)
+	return post[PeerKey](ctx, c, PathPeerKeys, PeerKey{Key: key})
 }
 
 // UsePeerKey makes this replica encrypt with a key. It is an errs.ErrConflict while another replica
@@ -56,13 +54,4 @@ func (c *Client) UsePeerKey(ctx context.Context, id string) error {
 // replica encrypts with it.
 func (c *Client) RemovePeerKey(ctx context.Context, id string) error {
 	return c.change(ctx, http.MethodDelete, PathPeerKeys+"/"+url.PathEscape(id))
-}
-
-// change sends a request without bodies.
-func (c *Client) change(ctx context.Context, method, path string) error {
-	res, err := c.send(ctx, method, path, nil)
-	if err != nil {
-		return err
-	}
-	return res.Body.Close()
 }

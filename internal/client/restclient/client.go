@@ -70,16 +70,12 @@ func New(cfg Config) (*Client, error) {
 
 // Create creates a sandbox and returns once it is ready.
 func (c *Client) Create(ctx context.Context, n NewSandbox) (Sandbox, error) {
-	var s Sandbox
-	_, err := c.call(ctx, http.MethodPost, "/v2/sandboxes", nil, n, &s)
-	return s, err
+	return fetch[Sandbox](ctx, c, http.MethodPost, "/v2/sandboxes", n)
 }
 
 // Get reads a sandbox by its full ID.
 func (c *Client) Get(ctx context.Context, id string) (Detail, error) {
-	var d Detail
-	_, err := c.call(ctx, http.MethodGet, "/sandboxes/"+url.PathEscape(id), nil, nil, &d)
-	return d, err
+	return fetch[Detail](ctx, c, http.MethodGet, "/sandboxes/"+url.PathEscape(id), nil)
 }
 
 // pageSize is the API's maximum.
@@ -123,7 +119,7 @@ func pages[T any](ctx context.Context, c *Client, path string, q url.Values, lim
 			return all, nil
 		}
 		if next == q.Get("nextToken") {
-			return nil, fmt.Errorf("list %s: the server gives the same page for ever: %w", path, errs.ErrUnavailable)
+			return nil, fmt.Errorf("list %s: the server repeats a page: %w", path, errs.ErrUnavailable)
 		}
 		q.Set("nextToken", next)
 	}
@@ -141,20 +137,17 @@ func encodeMetadata(m map[string]string) string {
 
 // Kill deletes a sandbox.
 func (c *Client) Kill(ctx context.Context, id string) error {
-	_, err := c.call(ctx, http.MethodDelete, "/sandboxes/"+url.PathEscape(id), nil, nil, nil)
-	return err
+	return c.do(ctx, http.MethodDelete, "/sandboxes/"+url.PathEscape(id), nil)
 }
 
 // Pause pauses a sandbox.
 func (c *Client) Pause(ctx context.Context, id string) error {
-	_, err := c.call(ctx, http.MethodPost, "/sandboxes/"+url.PathEscape(id)+"/pause", nil, struct{}{}, nil)
-	return err
+	return c.do(ctx, http.MethodPost, "/sandboxes/"+url.PathEscape(id)+"/pause", struct{}{})
 }
 
 // PauseFiles pauses a sandbox and keeps its files only.
 func (c *Client) PauseFiles(ctx context.Context, id string) error {
-	_, err := c.call(ctx, http.MethodPost, "/sandboxes/"+url.PathEscape(id)+"/pause", nil, map[string]bool{"memory": false}, nil)
-	return err
+	return c.do(ctx, http.MethodPost, "/sandboxes/"+url.PathEscape(id)+"/pause", map[string]bool{"memory": false})
 }
 
 // ConnectFiles is Connect that permanently discards the memory of a paused sandbox.
@@ -162,17 +155,13 @@ func (c *Client) ConnectFiles(ctx context.Context, id string, timeout int64) (Sa
 	body := struct {
 		Timeout int64 `json:"timeout,omitempty"`
 		Memory  bool  `json:"memory"`
-	}{timeout, false}
-	var s Sandbox
-	_, err := c.call(ctx, http.MethodPost, "/v2/sandboxes/"+url.PathEscape(id)+"/connect", nil, body, &s)
-	return s, err
+	}{Timeout: timeout}
+	return fetch[Sandbox](ctx, c, http.MethodPost, "/v2/sandboxes/"+url.PathEscape(id)+"/connect", body)
 }
 
 // CreateSnapshot takes a snapshot of a sandbox, and returns once it is durable.
 func (c *Client) CreateSnapshot(ctx context.Context, id string, n NewSnapshot) (Snapshot, error) {
-	var s Snapshot
-	_, err := c.call(ctx, http.MethodPost, "/sandboxes/"+url.PathEscape(id)+"/snapshots", nil, n, &s)
-	return s, err
+	return fetch[Snapshot](ctx, c, http.MethodPost, "/sandboxes/"+url.PathEscape(id)+"/snapshots", n)
 }
 
 // Snapshots lists snapshots, the newest first.
@@ -194,13 +183,12 @@ func (c *Client) Templates(ctx context.Context) ([]Template, error) {
 
 // DeleteSnapshot deletes one snapshot, by its ID.
 func (c *Client) DeleteSnapshot(ctx context.Context, id string) error {
-	_, err := c.call(ctx, http.MethodDelete, "/templates/"+url.PathEscape(id), nil, nil, nil)
-	return err
+	return c.do(ctx, http.MethodDelete, "/templates/"+url.PathEscape(id), nil)
 }
 
 // ForkEach forks a running sandbox, and reports each fork, by its index and in any order, as soon as
 // it runs or has failed. After an error, the results of unreported forks are unknown.
-func (c *Client) ForkEach(ctx context.Context, id string, n NewFork, tell func(place int, one Forked)) error {
+func (c *Client) ForkEach(ctx context.Context, id string, n NewFork, report func(index int, fork Forked)) error {
 	res, err := c.send(ctx, http.MethodPost, "/sandboxes/"+url.PathEscape(id)+"/fork", url.Values{"stream": {"true"}}, n)
 	if err != nil {
 		return err
@@ -211,8 +199,8 @@ func (c *Client) ForkEach(ctx context.Context, id string, n NewFork, tell func(p
 		if err := json.NewDecoder(res.Body).Decode(&all); err != nil {
 			return fmt.Errorf("decode the forks of %s: %w", id, err)
 		}
-		for place, one := range all {
-			tell(place, one)
+		for i, fork := range all {
+			report(i, fork)
 		}
 		return nil
 	}
@@ -223,9 +211,9 @@ func (c *Client) ForkEach(ctx context.Context, id string, n NewFork, tell func(p
 			Forked
 		}
 		if err := lines.Decode(&line); err != nil {
-			return fmt.Errorf("the server's answer ended after %d of %d forks; others may run: %w: %w", seen, count, err, errs.ErrUnavailable)
+			return fmt.Errorf("the server's response ended after %d of %d forks; others may run: %w: %w", seen, count, err, errs.ErrUnavailable)
 		}
-		tell(line.Index, line.Forked)
+		report(line.Index, line.Forked)
 	}
 	_, err = io.Copy(io.Discard, res.Body) // drains the body
 	return err
@@ -237,18 +225,7 @@ func (c *Client) Connect(ctx context.Context, id string, timeout int64) (Sandbox
 	body := struct {
 		Timeout int64 `json:"timeout,omitempty"`
 	}{timeout}
-	var s Sandbox
-	_, err := c.call(ctx, http.MethodPost, "/v2/sandboxes/"+url.PathEscape(id)+"/connect", nil, body, &s)
-	return s, err
-}
-
-// SetTimeout sets the time to live of a sandbox, in seconds from now.
-func (c *Client) SetTimeout(ctx context.Context, id string, seconds int64) error {
-	body := struct {
-		Timeout int64 `json:"timeout"`
-	}{seconds}
-	_, err := c.call(ctx, http.MethodPost, "/sandboxes/"+url.PathEscape(id)+"/timeout", nil, body, nil)
-	return err
+	return fetch[Sandbox](ctx, c, http.MethodPost, "/v2/sandboxes/"+url.PathEscape(id)+"/connect", body)
 }
 
 // Namespace returns the key's namespace, which E2B calls a team.
@@ -270,9 +247,7 @@ func (c *Client) Namespace(ctx context.Context) (string, error) {
 
 // Metrics reads the samples of a sandbox.
 func (c *Client) Metrics(ctx context.Context, id string) ([]Metric, error) {
-	var m []Metric
-	_, err := c.call(ctx, http.MethodGet, "/sandboxes/"+url.PathEscape(id)+"/metrics", nil, nil, &m)
-	return m, err
+	return fetch[[]Metric](ctx, c, http.MethodGet, "/sandboxes/"+url.PathEscape(id)+"/metrics", nil)
 }
 
 // Logs reads lines, oldest first.
@@ -292,6 +267,17 @@ func (c *Client) Logs(ctx context.Context, id string, o LogOptions) ([]LogEntry,
 	return out.Logs, err
 }
 
+// do sends a request whose response has no body of interest.
+func (c *Client) do(ctx context.Context, method, path string, in any) error {
+	_, err := c.call(ctx, method, path, nil, in, nil)
+	return err
+}
+
+func fetch[T any](ctx context.Context, c *Client, method, path string, in any) (out T, err error) {
+	_, err = c.call(ctx, method, path, nil, in, &out)
+	return out, err
+}
+
 // call sends in as JSON, if not nil, and decodes the response into out, if not nil.
 func (c *Client) call(ctx context.Context, method, path string, q url.Values, in, out any) (http.Header, error) {
 	res, err := c.send(ctx, method, path, q, in)
@@ -301,7 +287,7 @@ func (c *Client) call(ctx context.Context, method, path string, q url.Values, in
 	defer func() { _ = res.Body.Close() }()
 	if out != nil {
 		if err := json.NewDecoder(res.Body).Decode(out); err != nil {
-			return nil, fmt.Errorf("decode answer of %s: %w", path, err)
+			return nil, fmt.Errorf("decode response of %s: %w", path, err)
 		}
 	}
 	return res.Header, nil
@@ -352,7 +338,7 @@ func readError(res *http.Response) error {
 		Message string `json:"message"`
 	}
 	if json.Unmarshal(b, &body) != nil || body.Message == "" {
-		body.Message = fmt.Sprintf("the API answered %s", res.Status)
+		body.Message = fmt.Sprintf("the API responded %s", res.Status)
 	}
 	return &Error{Status: res.StatusCode, Message: body.Message}
 }

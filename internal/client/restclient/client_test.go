@@ -43,7 +43,7 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, `{"sandboxID":"i1","templateID":"base","clientID":"c","envdVersion":"0.6.13","envdAccessToken":"t","trafficAccessToken":null,"domain":null}`)
 	case "GET /sandboxes/i1":
 		fmt.Fprint(w, `{"sandboxID":"i1","state":"paused","domain":null,"startedAt":"2026-01-02T03:04:05Z","lifecycle":{"autoResume":false,"onTimeout":"kill"}}`)
-	case "POST /sandboxes/i1/pause", "POST /sandboxes/i1/timeout", "DELETE /sandboxes/i1":
+	case "POST /sandboxes/i1/pause", "DELETE /sandboxes/i1":
 		w.WriteHeader(http.StatusNoContent)
 	case "GET /v2/sandboxes/i1/logs":
 		fmt.Fprintf(w, `{"logs":[{"timestamp":"2026-01-02T03:04:06Z","message":"b"},{"timestamp":"2026-01-02T03:04:05Z","message":"a%s"}]}`, r.URL.Query().Get("cursor"))
@@ -130,10 +130,10 @@ func TestCalls(t *testing.T) {
 	if f.bodies[0]["timeout"] != 60.0 || f.bodies[0]["templateID"] != "base" {
 		t.Errorf("body %v", f.bodies[0])
 	}
-	if err := errors.Join(c.Pause(t.Context(), "i1"), c.SetTimeout(t.Context(), "i1", 9), c.Kill(t.Context(), "i1")); err != nil {
+	if err := errors.Join(c.Pause(t.Context(), "i1"), c.Kill(t.Context(), "i1")); err != nil {
 		t.Error(err)
 	}
-	want := []string{"POST /v2/sandboxes", "POST /sandboxes/i1/pause", "POST /sandboxes/i1/timeout", "DELETE /sandboxes/i1"}
+	want := []string{"POST /v2/sandboxes", "POST /sandboxes/i1/pause", "DELETE /sandboxes/i1"}
 	if !slices.Equal(f.calls, want) {
 		t.Errorf("calls %v", f.calls)
 	}
@@ -159,7 +159,7 @@ func TestErrors(t *testing.T) {
 		text string
 	}{
 		"unknown":   {c.Kill(t.Context(), "i2"), errs.ErrNotFound, "no such sandbox"},
-		"no JSON":   {c.Kill(t.Context(), "i9"), errs.ErrUnavailable, "the API answered 502 Bad Gateway"},
+		"no JSON":   {c.Kill(t.Context(), "i9"), errs.ErrUnavailable, "the API responded 502 Bad Gateway"},
 		"wrong key": {client(t, &fake{}, "x").Kill(t.Context(), "i1"), errs.ErrUnauthenticated, "Invalid API key"},
 	} {
 		if !errors.Is(want.err, want.kind) || want.err.Error() != want.text {
@@ -169,7 +169,7 @@ func TestErrors(t *testing.T) {
 	dead := client(t, &fake{}, key)
 	dead.cfg.URL = "http://127.0.0.1:1"
 	if err := dead.Kill(t.Context(), "i1"); !errors.Is(err, errs.ErrUnavailable) {
-		t.Errorf("nobody there: %v", err)
+		t.Errorf("no listener: %v", err)
 	}
 	for _, bad := range []string{"", "127.0.0.1:80", "ftp://a"} {
 		if _, err := New(Config{URL: bad, HTTP: http.DefaultClient}); !errors.Is(err, errs.ErrInvalid) {

@@ -123,11 +123,6 @@ func (c *Client) Freeze(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, PathFreeze, nil, nil)
 }
 
-// Unfreeze notifies the agent after a thaw.
-func (c *Client) Unfreeze(ctx context.Context) error {
-	return c.call(ctx, http.MethodPost, PathUnfreeze, nil, nil)
-}
-
 // Restored has the agent of a restored sandbox read its configuration again: ID, token, environment,
 // names and system files. Requests that were in flight at the checkpoint end with an error; processes
 // continue. It needs no token. at must be later than the sandbox's previous restore; a repeated call
@@ -247,7 +242,7 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) err
 	defer func() { _ = res.Body.Close() }()
 	if out != nil {
 		if err := json.NewDecoder(res.Body).Decode(out); err != nil {
-			return fmt.Errorf("decode answer of %s: %w", path, err)
+			return fmt.Errorf("decode response of %s: %w", path, err)
 		}
 	}
 	// What is left is read so that the connection can be used again.
