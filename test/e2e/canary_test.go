@@ -184,14 +184,14 @@ func (c canary) compare(before, after string) error {
 		}
 		return nil
 	}
-	who, number, _ := strings.Cut(before, " ")
+	nonce, number, _ := strings.Cut(before, " ")
 	nonceNow, numberNow, _ := strings.Cut(after, " ")
 	was, err := strconv.Atoi(number)
 	if err != nil {
 		return err
 	}
 	is, err := strconv.Atoi(numberNow)
-	if err != nil || nonceNow != who || is < was {
+	if err != nil || nonceNow != nonce || is < was {
 		return fmt.Errorf("it returned %q, want %q", after, before)
 	}
 	return nil

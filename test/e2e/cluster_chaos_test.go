@@ -136,7 +136,7 @@ func (w *clusterFixture) kill() {
 
 // knows verifies a sandbox's route at the gateway of a replica.
 func (w *clusterFixture) knows(r *replica, id string, lives bool) error {
-	status, body, err := r.ask(w.t.Context(), id, "/")
+	status, body, err := r.query(w.t.Context(), id, "/")
 	switch {
 	case err != nil:
 		return err
@@ -195,7 +195,7 @@ func (w *clusterFixture) probe() (stop func() (read, refused int64)) {
 				}
 				w.mu.Unlock()
 				for _, id := range ids {
-					status, body, err := r.ask(ctx, id, "/")
+					status, body, err := r.query(ctx, id, "/")
 					switch {
 					case err != nil: // it is down
 						select {

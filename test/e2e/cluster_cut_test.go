@@ -43,7 +43,7 @@ func TestClusterCutOff(t *testing.T) {
 			path = "/readyz"
 		}
 		eventually.NoError(t, fmt.Sprintf("replica %d answers %d for %q", r.n, status, id), func() error {
-			if got, text, err := r.ask(t.Context(), id, path); err != nil || got != status || !strings.Contains(text, body) {
+			if got, text, err := r.query(t.Context(), id, path); err != nil || got != status || !strings.Contains(text, body) {
 				return errors.Join(err, fmt.Errorf("%d %q", got, text))
 			}
 			return nil

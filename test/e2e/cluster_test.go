@@ -227,7 +227,7 @@ func (r *replica) start() {
 			r.c.t.Fatalf("replica %d ended at its start: %v\n%s", r.n, err, r.tail())
 		default:
 		}
-		status, body, err := r.ask(r.c.t.Context(), "", "/readyz")
+		status, body, err := r.query(r.c.t.Context(), "", "/readyz")
 		if err == nil && status != http.StatusOK {
 			err = fmt.Errorf("%d %s", status, body)
 		}
@@ -253,8 +253,8 @@ func (r *replica) tail() string {
 	return strings.Join(lines[max(0, len(lines)-30):], "\n")
 }
 
-// ask makes one request to the replica; with an ID it is for that sandbox's service.
-func (r *replica) ask(ctx context.Context, id, path string) (int, string, error) {
+// query makes one request to the replica; with an ID it is for that sandbox's service.
+func (r *replica) query(ctx context.Context, id, path string) (int, string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.addr+path, http.NoBody)

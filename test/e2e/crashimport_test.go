@@ -56,14 +56,14 @@ func departed(w *fixture) *subject {
 	w.must("checkpoint", "export", strings.ReplaceAll(snapshotOf(source), ":", "-"), w.artifact(source), "--without-image", "--allow-secrets")
 	w.need(dropSubject(w.t.Context(), w, source))
 	killSubject(w, source)
-	return &subject{name: source.name, who: source.who}
+	return &subject{name: source.name, nonce: source.nonce}
 }
 
 // returned verifies that a sandbox of an import continues where its source was.
 func returned(w *fixture, s *subject) {
 	w.need(createOf(w.t.Context(), w, s, s.name+":default"))
-	if who, _ := w.meet(s.id); who != s.who {
-		w.t.Errorf("sandbox %s returned %s, want %s", s.id, who, s.who)
+	if nonce, _ := w.meet(s.id); nonce != s.nonce {
+		w.t.Errorf("sandbox %s returned %s, want %s", s.id, nonce, s.nonce)
 	}
 }
 

@@ -47,12 +47,12 @@ var (
 		prepare: func(w *fixture) *subject {
 			source := snapshotted(w)
 			killSubject(w, source)
-			return &subject{name: source.name, who: source.who}
+			return &subject{name: source.name, nonce: source.nonce}
 		},
 		do: func(ctx context.Context, w *fixture, s *subject) error { return createOf(ctx, w, s, snapshotOf(s)) },
 		check: func(w *fixture, s *subject) {
-			if who, _ := w.meet(s.id); who != s.who {
-				w.t.Errorf("sandbox %s returned %s, want %s", s.id, who, s.who)
+			if nonce, _ := w.meet(s.id); nonce != s.nonce {
+				w.t.Errorf("sandbox %s returned %s, want %s", s.id, nonce, s.nonce)
 			}
 		}, cleanup: dropAndKill,
 	}
@@ -64,8 +64,8 @@ var (
 				if id == s.id {
 					continue
 				}
-				if who, _ := w.meet(id); who != s.who {
-					w.t.Errorf("fork %s returned %s, its source returned %s", id, who, s.who)
+				if nonce, _ := w.meet(id); nonce != s.nonce {
+					w.t.Errorf("fork %s returned %s, its source returned %s", id, nonce, s.nonce)
 				}
 				w.removeObject(id)
 			}
@@ -210,8 +210,8 @@ func (w *fixture) checkSnapshot(s *subject) {
 	w.t.Helper()
 	x := newSubject("from")
 	eventually.NoError(w.t, "a sandbox starts from "+snapshotOf(s), func() error { return createOf(w.t.Context(), w, x, snapshotOf(s)) })
-	if who, _ := w.meet(x.id); who != s.who {
-		w.t.Errorf("sandbox %s returned %s, want %s", x.id, who, s.who)
+	if nonce, _ := w.meet(x.id); nonce != s.nonce {
+		w.t.Errorf("sandbox %s returned %s, want %s", x.id, nonce, s.nonce)
 	}
 	killSubject(w, x)
 }
@@ -219,9 +219,9 @@ func (w *fixture) checkSnapshot(s *subject) {
 // checkContinues verifies that a subject's processes continue.
 func (w *fixture) checkContinues(s *subject) {
 	w.t.Helper()
-	who, asked := w.meet(s.id)
-	if who != s.who || asked <= s.asked {
-		w.t.Errorf("sandbox %s returned %s, %d; before: %s, %d", s.id, who, asked, s.who, s.asked)
+	nonce, served := w.meet(s.id)
+	if nonce != s.nonce || served <= s.served {
+		w.t.Errorf("sandbox %s returned %s, %d; before: %s, %d", s.id, nonce, served, s.nonce, s.served)
 	}
 }
 

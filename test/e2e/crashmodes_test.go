@@ -85,8 +85,8 @@ func suspendToVolumes(ctx context.Context, w *fixture, s *subject) error {
 func (w *fixture) checkRestarted(s *subject) {
 	w.t.Helper()
 	eventually.NoError(w.t, "sandbox "+s.id+" resumes", func() error { return resumeSubject(w.t.Context(), w, s) })
-	if who, _ := w.meet(s.id); who == s.who {
-		w.t.Errorf("sandbox %s still returned %s", s.id, who)
+	if nonce, _ := w.meet(s.id); nonce == s.nonce {
+		w.t.Errorf("sandbox %s still returned %s", s.id, nonce)
 	}
 	if p := sandbox.PhaseOf(w.object(s.id)); p != sandbox.Running {
 		w.t.Errorf("sandbox %s is %s", s.id, p)

@@ -22,10 +22,10 @@ import (
 
 // subject is what an operation acts on.
 type subject struct {
-	name  string // of the claim, and the idempotency key
-	id    string
-	who   string
-	asked int
+	name   string // of the claim, and the idempotency key
+	id     string
+	nonce  string
+	served int
 }
 
 var subjectNumber atomic.Int64
@@ -108,7 +108,7 @@ var (
 	restart = operation{
 		name: "restart", storeAfter: neverOnDisk, prepare: claimedFrom("again"), do: exitOf,
 		check: func(w *fixture, s *subject) {
-			if who, _ := w.meet(s.id); who == s.who {
+			if nonce, _ := w.meet(s.id); nonce == s.nonce {
 				w.t.Errorf("the program of %s was not restarted", s.id)
 			}
 		}, cleanup: killSubject,
@@ -158,7 +158,7 @@ func claimedFrom(template string) func(*fixture) *subject {
 		w.t.Helper()
 		s := newSubject(template)
 		w.need(create(template)(w.t.Context(), w, s))
-		s.who, s.asked = w.meet(s.id)
+		s.nonce, s.served = w.meet(s.id)
 		return s
 	}
 }
@@ -241,9 +241,9 @@ func (w *fixture) checkSleeps(s *subject) {
 func (w *fixture) checkResumes(s *subject) {
 	w.t.Helper()
 	eventually.NoError(w.t, "sandbox "+s.id+" resumes", func() error { return resumeSubject(w.t.Context(), w, s) })
-	who, asked := w.meet(s.id)
-	if who != s.who || asked <= s.asked {
-		w.t.Errorf("sandbox %s returned %s, %d; before: %s, %d", s.id, who, asked, s.who, s.asked)
+	nonce, served := w.meet(s.id)
+	if nonce != s.nonce || served <= s.served {
+		w.t.Errorf("sandbox %s returned %s, %d; before: %s, %d", s.id, nonce, served, s.nonce, s.served)
 	}
 }
 
@@ -251,9 +251,9 @@ var errAgain = errors.New("not yet")
 
 // exitOf has the program of a sandbox end, and waits for what comes of it.
 func exitOf(ctx context.Context, w *fixture, s *subject) error {
-	who, _, err := w.ask(s.id) //nolint:contextcheck // it has a timeout of its own
+	nonce, _, err := w.query(s.id) //nolint:contextcheck // it has a timeout of its own
 	switch {
-	case err == nil && who != s.who:
+	case err == nil && nonce != s.nonce:
 		return nil
 	case err == nil:
 		_, _, _ = w.visit(s.id, witnessPort, "/exit") //nolint:contextcheck // it has a time of its own

@@ -32,17 +32,17 @@ import (
 )
 
 // witness is a program that cannot be mistaken for another: it serves a word that it made up at its
-// start, and how often it was asked.
+// start, and the number of requests.
 const witness = `
 import http.server, os
-who, asked = os.urandom(8).hex(), 0
+nonce, served = os.urandom(8).hex(), 0
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        global asked
+        global served
         if self.path == "/exit":
             os._exit(3)
-        asked += 1
-        body = f"{who} {asked}".encode()
+        served += 1
+        body = f"{nonce} {served}".encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -93,12 +93,12 @@ type fixture struct {
 	since   int64  // bytes of the log when that was written
 	key     string
 	objects client.Client
-	// running, asleep and claimed are bystanders' IDs; claimed belongs to a SandboxClaim.
-	running, asleep, claimed string
-	who                      map[string]string // by ID
+	// running, paused and claimed are bystanders' IDs; claimed belongs to a SandboxClaim.
+	running, paused, claimed string
+	nonce                    map[string]string // by ID
 }
 
-// in is the fixture for a subtest, which then fails by itself.
+// in is the fixture for a subtest, which then fails alone.
 func (w *fixture) in(t *testing.T) *fixture {
 	c := *w
 	c.server = w.server.in(t)
@@ -115,7 +115,7 @@ func newFixture(t *testing.T) *fixture {
 func newFixtureOf(t *testing.T, bin string) *fixture {
 	t.Helper()
 	s := newServer(t)
-	w := &fixture{server: s, armed: filepath.Join(s.dir, "armed"), who: map[string]string{}}
+	w := &fixture{server: s, armed: filepath.Join(s.dir, "armed"), nonce: map[string]string{}}
 	s.bin = bin
 	s.set(failpoint.Variable, "@"+w.armed)
 	s.set("BARCHAN_STORE_AFTER", "50ms")
@@ -130,18 +130,18 @@ func newFixtureOf(t *testing.T, bin string) *fixture {
 		fmt.Sprintf(fixtureTemplate, "again", "restartPolicy: Always", code) + fmt.Sprintf(fixtureTemplate, "once", "restartPolicy: Never", code) +
 		fmt.Sprintf(fixturePool, "warm-pool", fixtureMembers, "warm") + fmt.Sprintf(fixturePool, "rare-pool", 0, "rare"))
 	w.calm()
-	w.running, w.asleep = s.create(w.key, "warm"), s.create(w.key, "cold")
-	for _, id := range []string{w.running, w.asleep} {
-		w.who[id], _ = w.meet(id)
+	w.running, w.paused = s.create(w.key, "warm"), s.create(w.key, "cold")
+	for _, id := range []string{w.running, w.paused} {
+		w.nonce[id], _ = w.meet(id)
 	}
 	claim := newSubject("bystander")
 	if err := claimObject.do(t.Context(), w, claim); err != nil {
 		t.Fatal(err)
 	}
 	w.claimed = claim.id
-	w.who[claim.id], _ = w.meet(claim.id)
-	w.pause(w.asleep)
-	w.stored(w.asleep)
+	w.nonce[claim.id], _ = w.meet(claim.id)
+	w.pause(w.paused)
+	w.stored(w.paused)
 	w.calm()
 	return w
 }
@@ -207,28 +207,28 @@ func (w *fixture) send(ctx context.Context, method, path, idempotency string, bo
 	return resp.StatusCode, nil
 }
 
-// ask queries the witness of a sandbox through the gateway.
-func (w *fixture) ask(id string) (who string, asked int, err error) {
+// query queries the witness of a sandbox through the gateway.
+func (w *fixture) query(id string) (nonce string, served int, err error) {
 	status, body, err := w.visit(id, witnessPort, "/")
 	if err != nil {
 		return "", 0, err
 	}
-	who, number, ok := strings.Cut(body, " ")
+	nonce, number, ok := strings.Cut(body, " ")
 	if status != http.StatusOK || !ok {
 		return "", 0, fmt.Errorf("%d %s", status, body)
 	}
-	asked, err = strconv.Atoi(number)
-	return who, asked, err
+	served, err = strconv.Atoi(number)
+	return nonce, served, err
 }
 
 // meet waits for a witness to answer.
-func (w *fixture) meet(id string) (who string, asked int) {
+func (w *fixture) meet(id string) (nonce string, served int) {
 	w.t.Helper()
 	eventually.NoError(w.t, "the witness of "+id+" answers", func() (err error) {
-		who, asked, err = w.ask(id)
+		nonce, served, err = w.query(id)
 		return err
 	})
-	return who, asked
+	return nonce, served
 }
 
 func (w *fixture) pause(id string) {
@@ -286,7 +286,7 @@ func (w *fixture) find(ctx context.Context, id string) (*agents.Sandbox, error) 
 func (w *fixture) subjects() (ids []string) {
 	w.t.Helper()
 	for _, x := range w.boxes() {
-		if id := idOf(&x); !isMember(&x) && id != w.running && id != w.asleep && id != w.claimed {
+		if id := idOf(&x); !isMember(&x) && id != w.running && id != w.paused && id != w.claimed {
 			ids = append(ids, id)
 		}
 	}
@@ -353,17 +353,17 @@ type bystander struct {
 	owners   []metav1.OwnerReference
 	address  []string
 	phase    sandbox.Phase
-	asked    int
+	served   int
 }
 
 func (w *fixture) bystanders() (all []bystander) {
 	w.t.Helper()
-	for _, id := range []string{w.running, w.asleep, w.claimed} {
+	for _, id := range []string{w.running, w.paused, w.claimed} {
 		x := w.object(id)
 		b := bystander{id: id, name: x.Name, spec: x.Spec, labels: x.Labels, owners: x.OwnerReferences, phase: sandbox.PhaseOf(x)}
 		b.address = append(b.address, x.Status.PodIPs...)
-		if id != w.asleep {
-			_, b.asked = w.meet(id)
+		if id != w.paused {
+			_, b.served = w.meet(id)
 		}
 		all = append(all, b)
 	}
@@ -376,16 +376,16 @@ func (w *fixture) same(before []bystander) {
 	w.t.Helper()
 	for _, b := range before {
 		x := w.object(b.id)
-		now := bystander{b.id, x.Name, x.Spec, x.Labels, x.OwnerReferences, x.Status.PodIPs, sandbox.PhaseOf(x), b.asked}
+		now := bystander{b.id, x.Name, x.Spec, x.Labels, x.OwnerReferences, x.Status.PodIPs, sandbox.PhaseOf(x), b.served}
 		if !reflect.DeepEqual(now, b) {
 			w.t.Errorf("bystander %s is\n%+v\nwas\n%+v", b.id, now, b)
 		}
-		if b.id == w.asleep {
+		if b.id == w.paused {
 			continue
 		}
-		who, asked, err := w.ask(b.id)
-		if err != nil || who != w.who[b.id] || asked <= b.asked {
-			w.t.Errorf("bystander %s returned %s, %d, %v; before: %s, %d", b.id, who, asked, err, w.who[b.id], b.asked)
+		nonce, served, err := w.query(b.id)
+		if err != nil || nonce != w.nonce[b.id] || served <= b.served {
+			w.t.Errorf("bystander %s returned %s, %d, %v; before: %s, %d", b.id, nonce, served, err, w.nonce[b.id], b.served)
 		}
 	}
 }
@@ -393,11 +393,11 @@ func (w *fixture) same(before []bystander) {
 // resumeBystanders resumes the paused bystander.
 func (w *fixture) resumeBystanders() {
 	w.t.Helper()
-	if _, err := w.send(w.t.Context(), http.MethodPost, "/sandboxes/"+w.asleep+"/connect", "", map[string]any{"timeout": 3600}, nil); err != nil {
+	if _, err := w.send(w.t.Context(), http.MethodPost, "/sandboxes/"+w.paused+"/connect", "", map[string]any{"timeout": 3600}, nil); err != nil {
 		w.t.Fatal(err)
 	}
-	if who, _ := w.meet(w.asleep); who != w.who[w.asleep] {
-		w.t.Errorf("the sleeper returned %s, it was %s", who, w.who[w.asleep])
+	if nonce, _ := w.meet(w.paused); nonce != w.nonce[w.paused] {
+		w.t.Errorf("the paused bystander returned %s, it was %s", nonce, w.nonce[w.paused])
 	}
 	w.clean()
 }

@@ -127,7 +127,7 @@ const selfKnowledge = `cat /proc/sys/kernel/random/boot_id; hostname; hostname -
 
 // testTwentyForks verifies that twenty concurrent forks continue where the source was, each with its own identity.
 func testTwentyForks(t *testing.T, s *server) {
-	id, who := s.echo()
+	id, nonce := s.echo()
 	s.exec(id, "echo shared > /tmp/shared")
 	source := strings.Split(s.exec(id, selfKnowledge), "\n")
 	forks := s.mustFork(id, 20, nil)
@@ -145,8 +145,8 @@ func testTwentyForks(t *testing.T, s *server) {
 		note(name, source[min(i, len(source)-1)], id)
 	}
 	for _, f := range forks {
-		if now := s.who(f.SandboxID); now != who {
-			t.Errorf("fork %s returned %s, the source %s", f.SandboxID, now, who)
+		if now := s.nonce(f.SandboxID); now != nonce {
+			t.Errorf("fork %s returned %s, the source %s", f.SandboxID, now, nonce)
 		}
 		note("token", f.EnvdAccessToken, f.SandboxID)
 		mine := strings.Split(s.exec(f.SandboxID, selfKnowledge+"; cat /tmp/shared; echo "+f.SandboxID+" > /tmp/shared; cat /tmp/shared"), "\n")
@@ -163,8 +163,8 @@ func testTwentyForks(t *testing.T, s *server) {
 	if out := s.exec(id, "cat /tmp/shared"); out != "shared" {
 		t.Errorf("the source has %q of a fork", out)
 	}
-	if now := s.who(id); now != who {
-		t.Errorf("the source returned %s, want %s", now, who)
+	if now := s.nonce(id); now != nonce {
+		t.Errorf("the source returned %s, want %s", now, nonce)
 	}
 	status, _ := s.agentStatus(forks[0].SandboxID, forks[1].EnvdAccessToken)
 	own, text := s.agentStatus(forks[0].SandboxID, forks[0].EnvdAccessToken)
@@ -208,7 +208,7 @@ func testForkSecrets(t *testing.T, s *server) {
 	if status != http.StatusCreated {
 		t.Fatalf("create = %d %s", status, text)
 	}
-	who := s.who(source.SandboxID)
+	nonce := s.nonce(source.SandboxID)
 	own := s.mustFork(source.SandboxID, 1, map[string]any{})[0]
 	name := s.mustKubectl("", "get", "sandboxes", "-o", `jsonpath={.items[?(@.status.barchan.id=="`+source.SandboxID+`")].metadata.name}`)
 	s.mustKubectl("", "annotate", "sandbox", name, "barchan.dev/own-env-") // as one whose variables a SandboxClaim brought
@@ -219,8 +219,8 @@ func testForkSecrets(t *testing.T, s *server) {
 	if out := s.exec(f.SandboxID, "echo $SECRET, $MORE"); out != "of one, of the fork" {
 		t.Errorf("the fork that was allowed has %q", out)
 	}
-	if now := s.who(f.SandboxID); now != who {
-		t.Errorf("the fork returned %s, the source %s", now, who)
+	if now := s.nonce(f.SandboxID); now != nonce {
+		t.Errorf("the fork returned %s, the source %s", now, nonce)
 	}
 	snapshot := s.snapshot(source.SandboxID, map[string]any{"name": "secret"})
 	if status, text, _ := s.createFrom(key, map[string]any{"templateID": snapshot}); status != http.StatusForbidden || !strings.Contains(text, "allowSecrets") {
@@ -230,7 +230,7 @@ func testForkSecrets(t *testing.T, s *server) {
 	if status != http.StatusCreated {
 		t.Fatalf("create that allows secrets = %d %s", status, text)
 	}
-	s.written(source.SandboxID, strings.ReplaceAll(snapshot, ":", "-"), who)
+	s.written(source.SandboxID, strings.ReplaceAll(snapshot, ":", "-"), nonce)
 	s.must("kill", source.SandboxID, own.SandboxID, f.SandboxID, again.SandboxID)
 	if status := s.dropSnapshot(snapshot); status != http.StatusNoContent {
 		t.Errorf("delete of the snapshot = %d", status)
@@ -239,7 +239,7 @@ func testForkSecrets(t *testing.T, s *server) {
 
 // written makes, with kubectl, a sandbox that is like another but for what it starts from: a checkpoint
 // with secrets. It is not started before its own policy allows that.
-func (s *server) written(like, checkpoint, who string) {
+func (s *server) written(like, checkpoint, nonce string) {
 	s.t.Helper()
 	name := s.mustKubectl("", "get", "sandboxes", "-o", `jsonpath={.items[?(@.status.barchan.id=="`+like+`")].metadata.name}`)
 	var o map[string]any
@@ -262,18 +262,18 @@ func (s *server) written(like, checkpoint, who string) {
 		}
 	})
 	s.mustKubectl("", "wait", `--for=jsonpath={.status.conditions[?(@.type=="Ready")].reason}=SecretsRefused`, "sandbox/by-hand", patience)
-	said := s.mustKubectl("", "get", "sandbox", "by-hand", "-o", `jsonpath={.status.barchan.startedAt}{.status.podIPs}{.status.conditions[?(@.type=="Ready")].message}`)
-	if !strings.HasPrefix(said, "spec.barchan.restore.checkpointName: checkpoint ") || !strings.Contains(said, "spec.barchan.fork.secrets: Allow") {
-		s.t.Errorf("it returned %q, want the field, what would allow it, and no start", said)
+	message := s.mustKubectl("", "get", "sandbox", "by-hand", "-o", `jsonpath={.status.barchan.startedAt}{.status.podIPs}{.status.conditions[?(@.type=="Ready")].message}`)
+	if !strings.HasPrefix(message, "spec.barchan.restore.checkpointName: checkpoint ") || !strings.Contains(message, "spec.barchan.fork.secrets: Allow") {
+		s.t.Errorf("it returned %q, want the field, what would allow it, and no start", message)
 	}
-	if told := s.mustKubectl("", "get", "events", "--field-selector", "reason=SecretsRefused", "-o", "jsonpath={.items[*].regarding.name}{.items[*].involvedObject.name}"); !strings.Contains(told, "by-hand") {
-		s.t.Errorf("its event is of %q", told)
+	if object := s.mustKubectl("", "get", "events", "--field-selector", "reason=SecretsRefused", "-o", "jsonpath={.items[*].regarding.name}{.items[*].involvedObject.name}"); !strings.Contains(object, "by-hand") {
+		s.t.Errorf("its event is of %q", object)
 	}
 	s.mustKubectl("", "patch", "sandbox", "by-hand", "--type=merge", "-p", `{"spec":{"barchan":{"fork":{"secrets":"Allow"}}}}`)
 	s.mustKubectl("", "wait", "--for=condition=Ready", "sandbox/by-hand", patience)
 	id := s.mustKubectl("", "get", "sandbox", "by-hand", "-o", "jsonpath={.status.barchan.id}")
-	if now := s.who(id); now != who {
-		s.t.Errorf("it returned %s, the source %s", now, who)
+	if now := s.nonce(id); now != nonce {
+		s.t.Errorf("it returned %s, the source %s", now, nonce)
 	}
 	if out := s.exec(id, "echo $SECRET"); out != "of one" {
 		s.t.Errorf("it has %q", out)
@@ -338,9 +338,9 @@ func testForkOfWriter(t *testing.T, s *server) {
 
 // testSnapshotOutlives kills the source of a snapshot, and starts from it twice.
 func testSnapshotOutlives(t *testing.T, s *server) {
-	for _, asleep := range []bool{false, true} {
-		id, who := s.echo()
-		if asleep {
+	for _, paused := range []bool{false, true} {
+		id, nonce := s.echo()
+		if paused {
 			s.must("pause", id)
 		}
 		snapshot := s.snapshot(id, map[string]any{"name": "kept"})
@@ -351,8 +351,8 @@ func testSnapshotOutlives(t *testing.T, s *server) {
 			if status != http.StatusCreated {
 				t.Fatalf("create from %s = %d %s\n%s", snapshot, status, text, s.tail())
 			}
-			if now := s.who(m.SandboxID); now != who {
-				t.Errorf("it returned %s, want %s", now, who)
+			if now := s.nonce(m.SandboxID); now != nonce {
+				t.Errorf("it returned %s, want %s", now, nonce)
 			}
 			ids = append(ids, m.SandboxID)
 		}
@@ -365,8 +365,8 @@ func testSnapshotOutlives(t *testing.T, s *server) {
 		for _, x := range ids {
 			s.must("pause", x)
 			s.must("resume", x)
-			if now := s.who(x); now != who {
-				t.Errorf("it returned %s, want %s", now, who)
+			if now := s.nonce(x); now != nonce {
+				t.Errorf("it returned %s, want %s", now, nonce)
 			}
 		}
 		s.must(append([]string{"kill"}, ids...)...)

@@ -84,8 +84,8 @@ func (s *server) tlsClient(roots *x509.CertPool) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-// ask makes one request; mod may change it.
-func ask(t *testing.T, c *http.Client, url string, mod func(*http.Request)) (*http.Response, string) {
+// query makes one request; mod may change it.
+func query(t *testing.T, c *http.Client, url string, mod func(*http.Request)) (*http.Response, string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), eventually.Patience)
 	defer cancel()
@@ -119,14 +119,14 @@ func testGateway(t *testing.T, s *server, roots *x509.CertPool) {
 	url := fmt.Sprintf("https://8080-%s.%s", id, testDomain)
 
 	t.Run("HTTP/2 by the operator's certificate", func(t *testing.T) {
-		resp, body := ask(t, s.in(t).tlsClient(roots), url+"/", nil)
+		resp, body := query(t, s.in(t).tlsClient(roots), url+"/", nil)
 		if resp.StatusCode != http.StatusOK || resp.ProtoMajor != 2 || resp.TLS.PeerCertificates[0].SerialNumber.Int64() != 4711 {
 			t.Errorf("%s by %s, certificate %v", resp.Status, resp.Proto, resp.TLS.PeerCertificates[0].SerialNumber)
 		}
 		if want := fmt.Sprintf("host=8080-%s.%s ", id, testDomain); !strings.Contains(body, want) {
 			t.Errorf("the service returned %q, want %q", body, want)
 		}
-		api, text := ask(t, s.in(t).tlsClient(roots), "https://api."+testDomain+"/sandboxes/"+id, func(r *http.Request) { r.Header.Set("X-API-Key", s.localKey()) })
+		api, text := query(t, s.in(t).tlsClient(roots), "https://api."+testDomain+"/sandboxes/"+id, func(r *http.Request) { r.Header.Set("X-API-Key", s.localKey()) })
 		if api.StatusCode != http.StatusOK || !strings.Contains(text, id) {
 			t.Errorf("the API over TLS: %s %s", api.Status, text)
 		}
@@ -169,7 +169,7 @@ func testGateway(t *testing.T, s *server, roots *x509.CertPool) {
 }
 
 func testGatewayRefusals(t *testing.T, s *server, id string) {
-	const nobody = "i0000000000000000000"
+	const unknown = "i0000000000000000000"
 	paused := s.create(s.localKey(), "gate")
 	t.Cleanup(func() { s.call(s.localKey(), http.MethodDelete, "/sandboxes/"+paused, nil) })
 	s.must("pause", paused)
@@ -180,19 +180,19 @@ func testGatewayRefusals(t *testing.T, s *server, id string) {
 		body   string
 	}{
 		"a closed port":     {"9999-" + id, "/", 502, `{"sandboxId":"` + id + `","message":"The sandbox is running but port is not open","port":9999,"code":502}`},
-		"no such sandbox":   {"8080-" + nobody, "/", 502, `{"sandboxId":"` + nobody + `","message":"The sandbox was not found","code":502}`},
+		"no such sandbox":   {"8080-" + unknown, "/", 502, `{"sandboxId":"` + unknown + `","message":"The sandbox was not found","code":502}`},
 		"a paused sandbox":  {"8080-" + paused, "/", 502, `{"sandboxId":"` + paused + `","message":"The sandbox was not found","code":502}`},
 		"internal routes":   {"49983-" + id, "/init", 404, `{"message":"The path does not exist","path":"/init","code":404}`},
 		"a port of letters": {"http-" + id, "/", 400, "invalid port: want a number from 1 to 65535\n"},
 		"a short ID":        {"8080-i123", "/", 400, "invalid sandbox ID: want 20 lower-case letters and digits\n"},
 		"no token":          {"49983-" + id, "/files?path=/etc/passwd", 401, ""},
 	} {
-		resp, body := ask(t, http.DefaultClient, "http://"+s.http+give.path, func(r *http.Request) { r.Host = give.host + "." + testDomain })
+		resp, body := query(t, http.DefaultClient, "http://"+s.http+give.path, func(r *http.Request) { r.Host = give.host + "." + testDomain })
 		if resp.StatusCode != give.status || (give.body != "" && body != give.body) {
 			t.Errorf("%s: %d %q\nwant %d %q", name, resp.StatusCode, body, give.status, give.body)
 		}
 	}
-	resp, body := ask(t, http.DefaultClient, "http://"+s.http+"/", func(r *http.Request) {
+	resp, body := query(t, http.DefaultClient, "http://"+s.http+"/", func(r *http.Request) {
 		r.Host = "9999-" + id + "." + testDomain
 		r.Header.Set("User-Agent", "Mozilla/5.0 (X11; Linux x86_64)")
 		r.Header.Set("Accept", "text/html,*/*")

@@ -149,10 +149,10 @@ func testKubectlLogs(t *testing.T, s *server) {
 	defer func() { _ = cmd.Wait() }()
 	defer func() { _ = cmd.Process.Kill() }()
 	// What the server in the sandbox logs comes once kubectl follows it.
-	asked := make(chan struct{})
+	requested := make(chan struct{})
 	stop := again(1, func(int, int) {
 		select {
-		case <-asked:
+		case <-requested:
 		default:
 			_, _ = s.kubectl("", "exec", "web", "--", "curl", "-s", "127.0.0.1:8080/asked-for")
 		}
@@ -167,7 +167,7 @@ func testKubectlLogs(t *testing.T, s *server) {
 		}
 		text += string(buf[:n])
 	}
-	close(asked)
+	close(requested)
 }
 
 func testKubectlCopy(t *testing.T, s *server) {

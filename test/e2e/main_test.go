@@ -246,7 +246,7 @@ func testRestart(t *testing.T, s *server, sig syscall.Signal) {
 	id := script(`const s = await Sandbox.create({timeoutMs: 600000}); await s.commands.run('echo $$ > /tmp/pid; exec sleep 9999', {background: true, timeoutMs: 0});
 		while (!(await s.files.exists('/tmp/pid'))) {}
 		console.log(s.sandboxId)`)
-	asleep := script(`const s = await Sandbox.create({timeoutMs: 600000}); await s.files.write('kept', 'yes'); await s.pause(); console.log(s.sandboxId)`)
+	paused := script(`const s = await Sandbox.create({timeoutMs: 600000}); await s.files.write('kept', 'yes'); await s.pause(); console.log(s.sandboxId)`)
 	before := script(`console.log((await Sandbox.getInfo('` + id + `')).endAt.toISOString())`)
 	s.stop(sig)
 	s.start()
@@ -256,7 +256,7 @@ func testRestart(t *testing.T, s *server, sig syscall.Signal) {
 	if after := script(`console.log((await Sandbox.getInfo('` + id + `')).endAt.toISOString())`); after != before {
 		t.Errorf("after %v the timeout is %s, was %s", sig, after, before)
 	}
-	if kept := script(`const s = await Sandbox.connect('` + asleep + `'); console.log(await s.files.read('kept')); await s.kill()`); kept != "yes" {
+	if kept := script(`const s = await Sandbox.connect('` + paused + `'); console.log(await s.files.read('kept')); await s.kill()`); kept != "yes" {
 		t.Errorf("after %v the paused sandbox kept %q", sig, kept)
 	}
 	script(`await Sandbox.kill('` + id + `')`)

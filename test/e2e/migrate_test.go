@@ -93,15 +93,15 @@ func TestBootOverOlderData(t *testing.T) {
 	if out := w.sinceArmed(); strings.Contains(out, "phase=caches") || strings.Contains(out, "phase=controllers") {
 		t.Errorf("the boot continued\n%s", out)
 	}
-	if who, err := direct(address); err != nil || who != third.who {
-		t.Errorf("meanwhile the sandbox at %s returned %s, %v; it was %s", address, who, err, third.who)
+	if nonce, err := direct(address); err != nil || nonce != third.nonce {
+		t.Errorf("meanwhile the sandbox at %s returned %s, %v; it was %s", address, nonce, err, third.nonce)
 	}
 	w.disarm()
 	w.awaitReady()
 
 	w.same(before)
-	if who, _ := w.meet(third.id); who != third.who {
-		t.Errorf("sandbox %s returned %s, it was %s", third.id, who, third.who)
+	if nonce, _ := w.meet(third.id); nonce != third.nonce {
+		t.Errorf("sandbox %s returned %s, it was %s", third.id, nonce, third.nonce)
 	}
 	w.calm()
 	if got := w.identities(); !maps.Equal(got, wanted) {
@@ -134,18 +134,18 @@ func (w *fixture) bootsAt(phase string) error {
 }
 
 // direct queries the witness of a sandbox without the gateway.
-func direct(address string) (who string, err error) {
+func direct(address string) (nonce string, err error) {
 	client := http.Client{Timeout: eventually.Patience}
 	resp, err := client.Get("http://" + net.JoinHostPort(address, strconv.Itoa(witnessPort)) + "/")
 	if err != nil {
 		return "", err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	var asked int
-	if _, err := fmt.Fscan(resp.Body, &who, &asked); err != nil {
+	var served int
+	if _, err := fmt.Fscan(resp.Body, &nonce, &served); err != nil {
 		return "", err
 	}
-	return who, nil
+	return nonce, nil
 }
 
 // backdate takes the data directory back to before there were migrations: leases in one bucket, without

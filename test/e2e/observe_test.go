@@ -77,7 +77,7 @@ func testObservability(t *testing.T, s *server, c *traces) {
 			`barchan_build_info{version=`,
 		} {
 			eventually.NoError(t, "what was answered is counted", func() error {
-				if _, text = ask(t, http.DefaultClient, "http://"+s.http+"/metrics", nil); !strings.Contains(text, "\n"+series) {
+				if _, text = query(t, http.DefaultClient, "http://"+s.http+"/metrics", nil); !strings.Contains(text, "\n"+series) {
 					return fmt.Errorf("/metrics has no %s", series)
 				}
 				return nil
@@ -93,10 +93,10 @@ func testObservability(t *testing.T, s *server, c *traces) {
 		}
 	})
 	t.Run("health and phases", func(t *testing.T) {
-		if resp, _ := ask(t, http.DefaultClient, "http://"+s.http+"/healthz", nil); resp.StatusCode != http.StatusOK {
+		if resp, _ := query(t, http.DefaultClient, "http://"+s.http+"/healthz", nil); resp.StatusCode != http.StatusOK {
 			t.Errorf("/healthz = %s", resp.Status)
 		}
-		_, text := ask(t, http.DefaultClient, "http://"+s.http+"/readyz", nil)
+		_, text := query(t, http.DefaultClient, "http://"+s.http+"/readyz", nil)
 		var ready struct {
 			Ready  bool
 			Phase  string

@@ -17,7 +17,7 @@ import (
 
 // BenchmarkPeers is from the answer to a create, which one replica gave, until the gateways of all
 // others lead to the sandbox: real processes, each in a network namespace of its own, over a node
-// that is played. They are asked again and again over connections that are kept; own is the same
+// that is played. They get requests over kept connections; own is the same
 // with the gateway that gave the answer, which knows at once: what one such question takes.
 func BenchmarkPeers(b *testing.B) {
 	c := newCluster(b, 3, restTime)

@@ -202,9 +202,9 @@ func (s *server) script(code string) string {
 func testSDKGetsMember(t *testing.T, s *server) {
 	out := s.script(`const s = await Sandbox.create('py', {timeoutMs: 600000, envs: {WHO: 'me', ODD: 'a $(b) $$ "c"'}, metadata: {suite: 'pools'}});
 		console.log(s.sandboxId); console.log((await s.commands.run('echo $WHO $VERSION; echo "$ODD"')).stdout.trim())`)
-	id, said, _ := strings.Cut(out, "\n")
-	if said != "me 1\na $(b) $$ \"c\"" {
-		t.Errorf("inside: %q", said)
+	id, printed, _ := strings.Cut(out, "\n")
+	if printed != "me 1\na $(b) $$ \"c\"" {
+		t.Errorf("inside: %q", printed)
 	}
 	if x := s.sandbox(id); !launchedWarm(x) || x.OwnerReferences != nil {
 		t.Errorf("the sandbox was no member, or has an owner: %v, %v", x.Labels, x.OwnerReferences)
@@ -224,7 +224,7 @@ func testSDKGetsMember(t *testing.T, s *server) {
 	s.poolFills()
 }
 
-// testTemplateChanges verifies that the first claim after a change has it, whatever members are warm.
+// testTemplateChanges verifies that the first claim after a change has it, for any warm members.
 func testTemplateChanges(t *testing.T, s *server, version int, strategy string) {
 	t.Helper()
 	before := s.poolRevision()

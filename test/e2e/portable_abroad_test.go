@@ -181,7 +181,7 @@ func at(t *testing.T, from map[string]any, path ...string) map[string]any {
 }
 
 // forge makes another artifact of one without an image: what edit changes of its config, of what the node
-// wrote, and of the description of its memory; all else, digests too, is as whoever writes one has it.
+// wrote, and of the description of its memory; all else, digests too, is the writer's.
 func forge(t *testing.T, file string, edit func(c *portable.Config, node, image map[string]any)) (forged string) {
 	t.Helper()
 	must := func(err error) {

@@ -143,7 +143,7 @@ func (s *server) beginTale() (id string) {
 }
 
 // tale returns the current output of the process, not an earlier one's.
-func (s *server) tale(id string) (told tale) {
+func (s *server) tale(id string) (found tale) {
 	s.t.Helper()
 	s.exec(id, "rm -f /tmp/tale")
 	eventually.NoError(s.t, "the process in "+id, func() (err error) {
@@ -151,12 +151,12 @@ func (s *server) tale(id string) (told tale) {
 		if len(fields) != 2 {
 			return fmt.Errorf("%q", fields)
 		}
-		told.word = fields[0]
-		told.count, err = strconv.Atoi(fields[1])
+		found.word = fields[0]
+		found.count, err = strconv.Atoi(fields[1])
 		return err
 	})
-	told.files = s.exec(id, describeFiles)
-	return told
+	found.files = s.exec(id, describeFiles)
+	return found
 }
 
 // checkpointOf takes a checkpoint of a sandbox that keeps running, and returns its object's name.

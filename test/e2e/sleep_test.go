@@ -27,7 +27,7 @@ func newSleepy(t *testing.T, storeAfter string) *server {
 	return s
 }
 
-// echoTemplate is a template of sandboxes that answer with the path that they are asked for, and a
+// echoTemplate is a template of sandboxes that answer with the path of the request, and a
 // word that they made up at their start.
 const echoTemplate = `
 apiVersion: extensions.agents.x-k8s.io/v1beta1
@@ -44,11 +44,11 @@ spec:
         - -c
         - |
           import http.server, os
-          who = os.urandom(8).hex()
+          nonce = os.urandom(8).hex()
           class Handler(http.server.BaseHTTPRequestHandler):
               protocol_version = "HTTP/1.1"
               def do_GET(self):
-                  body = f"{who} {self.path}".encode()
+                  body = f"{nonce} {self.path}".encode()
                   self.send_response(200)
                   self.send_header("Content-Length", str(len(body)))
                   self.end_headers()
@@ -60,17 +60,17 @@ spec:
 `
 
 // echo makes such a sandbox, and returns its word.
-func (s *server) echo() (id, who string) {
+func (s *server) echo() (id, nonce string) {
 	s.t.Helper()
 	id = s.create(s.localKey(), "echo")
-	return id, s.who(id)
+	return id, s.nonce(id)
 }
 
-// who returns the random word of a sandbox, once it responds.
-func (s *server) who(id string) string {
+// nonce returns the random word of a sandbox, once it responds.
+func (s *server) nonce(id string) string {
 	s.t.Helper()
-	who, _, _ := strings.Cut(s.untilServed(id, "/"), " ")
-	return who
+	nonce, _, _ := strings.Cut(s.untilServed(id, "/"), " ")
+	return nonce
 }
 
 // TestSleepBySDK pauses and resumes through the unmodified SDK: by calls, by timeouts and by traffic.
@@ -88,7 +88,7 @@ func TestManySleeps(t *testing.T) {
 	skipInFast(t)
 	t.Parallel()
 	s := newSleepy(t, "1ms")
-	id, who := s.echo()
+	id, nonce := s.echo()
 	s.exec(id, "setsid sh -c 'i=0; while :; do i=$((i+1)); echo $i > /tmp/new; mv /tmp/new /tmp/count; sleep 0.01; done' >/dev/null 2>&1 & until test -e /tmp/count; do sleep 0.01; done")
 	last, files := 0, 0
 	for i := range 50 {
@@ -97,8 +97,8 @@ func TestManySleeps(t *testing.T) {
 			s.onDisk(id)
 		}
 		s.must("resume", id)
-		if now := s.who(id); now != who {
-			t.Fatalf("after sleep %d it returned %s, want %s", i+1, now, who)
+		if now := s.nonce(id); now != nonce {
+			t.Fatalf("after sleep %d it returned %s, want %s", i+1, now, nonce)
 		}
 		var n int
 		if _, err := fmt.Sscan(s.exec(id, "cat /tmp/count"), &n); err != nil || n < last {
@@ -152,7 +152,7 @@ func (s *server) untilNoMemories() {
 // another's response, and each gets one.
 func TestSleepUnderLoad(t *testing.T) {
 	s := newSleepy(t, "1ms")
-	id, who := s.echo()
+	id, nonce := s.echo()
 	var mu sync.Mutex
 	answers := map[string]int{}
 	stop := again(8, func(c, i int) {
@@ -162,7 +162,7 @@ func TestSleepUnderLoad(t *testing.T) {
 		switch {
 		case err != nil: // a closed connection is allowed too
 			kind = "cut off"
-		case status == http.StatusOK && body != who+" "+path:
+		case status == http.StatusOK && body != nonce+" "+path:
 			t.Errorf("%s was answered %q", path, body)
 		case status == http.StatusOK:
 		case status != http.StatusBadGateway || !strings.Contains(body, id):
@@ -194,19 +194,19 @@ func TestSleepUnderLoad(t *testing.T) {
 	}
 	stop()
 	t.Logf("answers: %v", answers)
-	if now := s.who(id); now != who {
-		t.Errorf("it returned %s, want %s", now, who)
+	if now := s.nonce(id); now != nonce {
+		t.Errorf("it returned %s, want %s", now, nonce)
 	}
 }
 
-// TestSleepRaces has two clients make conflicting requests. Whatever the responses, the sandbox is then
+// TestSleepRaces has two clients make conflicting requests. For all responses, the sandbox is then
 // as one of them requested, without leftovers of the other's.
 func TestSleepRaces(t *testing.T) {
 	skipInFast(t)
 	t.Parallel()
 	s := newSleepy(t, "1ms")
 	key := s.localKey()
-	ask := func(id, what string) (int, string, error) {
+	query := func(id, what string) (int, string, error) {
 		switch what {
 		case "kill":
 			return s.tryCall(key, http.MethodDelete, "/sandboxes/"+id, nil)
@@ -219,21 +219,21 @@ func TestSleepRaces(t *testing.T) {
 	allowed := map[int]bool{200: true, 201: true, 204: true, 404: true, 409: true}
 	for _, race := range []struct {
 		first, second string
-		asleep        bool
+		paused        bool
 	}{
 		{"resume", "kill", true}, {"pause", "kill", false}, {"kill", "pause", false}, {"resume", "resume", true}, {"pause", "pause", false}, {"resume", "pause", true},
 	} {
 		t.Run(race.first+" and "+race.second, func(t *testing.T) {
 			s := s.in(t)
 			for range 6 {
-				id, who := s.echo()
-				if race.asleep {
+				id, nonce := s.echo()
+				if race.paused {
 					s.must("pause", id)
 				}
 				var both sync.WaitGroup
 				for _, what := range []string{race.first, race.second} {
 					both.Go(func() {
-						if status, body, err := ask(id, what); !allowed[status] {
+						if status, body, err := query(id, what); !allowed[status] {
 							t.Errorf("%s: %d %s %v", what, status, body, err)
 						}
 					})
@@ -249,14 +249,14 @@ func TestSleepRaces(t *testing.T) {
 					continue
 				}
 				eventually.NoError(t, "it resumes", func() error {
-					status, body, err := ask(id, "resume")
+					status, body, err := query(id, "resume")
 					if err == nil && status/100 != 2 {
 						err = fmt.Errorf("%d %s", status, body)
 					}
 					return err
 				})
-				if now := s.who(id); now != who {
-					t.Errorf("it returned %s, want %s", now, who)
+				if now := s.nonce(id); now != nonce {
+					t.Errorf("it returned %s, want %s", now, nonce)
 				}
 				s.must("kill", id)
 			}
@@ -281,10 +281,10 @@ func TestTimeoutWhileDown(t *testing.T) {
 		return idIn(body)
 	}
 	ends, pauses := made(map[string]any{}), made(map[string]any{"autoPause": true})
-	asleep, _ := s.echo()
-	who := s.who(pauses)
-	s.must("pause", asleep)
-	s.onDisk(asleep)
+	paused, _ := s.echo()
+	nonce := s.nonce(pauses)
+	s.must("pause", paused)
+	s.onDisk(paused)
 	for _, id := range []string{ends, pauses} {
 		if status, body := s.call(key, http.MethodPost, "/sandboxes/"+id+"/timeout", map[string]int{"timeout": 2}); status != http.StatusNoContent {
 			t.Fatalf("timeout = %d %s", status, body)
@@ -300,7 +300,7 @@ func TestTimeoutWhileDown(t *testing.T) {
 		}
 		return nil
 	})
-	for _, id := range []string{pauses, asleep} {
+	for _, id := range []string{pauses, paused} {
 		eventually.NoError(t, id+" is paused", func() error {
 			if status, body := s.call(key, http.MethodGet, "/sandboxes/"+id, nil); status != http.StatusOK || !strings.Contains(body, `"paused"`) {
 				return fmt.Errorf("%d %s", status, body)
@@ -310,7 +310,7 @@ func TestTimeoutWhileDown(t *testing.T) {
 	}
 	s.onDisk(pauses)
 	s.must("resume", pauses)
-	if now := s.who(pauses); now != who {
-		t.Errorf("it returned %s, want %s", now, who)
+	if now := s.nonce(pauses); now != nonce {
+		t.Errorf("it returned %s, want %s", now, nonce)
 	}
 }

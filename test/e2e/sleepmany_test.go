@@ -195,7 +195,7 @@ func TestDamagedMemory(t *testing.T) {
 			}
 			t.Run(file+" "+how, func(t *testing.T) {
 				s := s.in(t)
-				id, who := s.echo()
+				id, nonce := s.echo()
 				s.exec(id, "echo kept > /home/user/kept; sync")
 				s.must("pause", id)
 				s.onDisk(id)
@@ -216,9 +216,9 @@ func TestDamagedMemory(t *testing.T) {
 					}
 				}
 				if how == "truncated" {
-					s.resumesFrom(id, who, path, whole)
+					s.resumesFrom(id, nonce, path, whole)
 				} else {
-					s.resumesFromFiles(id, who)
+					s.resumesFromFiles(id, nonce)
 				}
 				s.must("kill", id)
 			})
@@ -228,10 +228,10 @@ func TestDamagedMemory(t *testing.T) {
 }
 
 // resumesFromFiles gives the memory of a sandbox up, whose files are then still there.
-func (s *server) resumesFromFiles(id, who string) {
+func (s *server) resumesFromFiles(id, nonce string) {
 	s.t.Helper()
 	s.must("resume", id, "--files-only")
-	if now := s.who(id); now == who {
+	if now := s.nonce(id); now == nonce {
 		s.t.Errorf("it still returned %s", now)
 	}
 	if out := s.exec(id, "cat /home/user/kept"); out != "kept" {
@@ -243,13 +243,13 @@ func (s *server) resumesFromFiles(id, who string) {
 }
 
 // resumesFrom repairs the memory of a sandbox, which then resumes.
-func (s *server) resumesFrom(id, who, path string, whole []byte) {
+func (s *server) resumesFrom(id, nonce, path string, whole []byte) {
 	s.t.Helper()
 	if err := os.WriteFile(path, whole, 0o600); err != nil {
 		s.t.Fatal(err)
 	}
 	s.must("resume", id)
-	if now := s.who(id); now != who {
-		s.t.Errorf("it returned %s, want %s", now, who)
+	if now := s.nonce(id); now != nonce {
+		s.t.Errorf("it returned %s, want %s", now, nonce)
 	}
 }

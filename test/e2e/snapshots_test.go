@@ -130,7 +130,7 @@ func (s *server) wantNoCheckpoints() {
 // testSnapshotFields is what our API has beyond E2B's.
 func testSnapshotFields(t *testing.T, s *server) {
 	key := s.localKey()
-	ask := func(want int, method, path string, body, into any) {
+	query := func(want int, method, path string, body, into any) {
 		t.Helper()
 		status, text := s.call(key, method, path, body)
 		if status != want {
@@ -143,36 +143,36 @@ func testSnapshotFields(t *testing.T, s *server) {
 		}
 	}
 	var source struct{ SandboxID string }
-	ask(http.StatusCreated, http.MethodPost, "/v2/sandboxes", map[string]any{"templateID": "base", "envVars": map[string]string{"TOKEN": "s3cret"}, "metadata": map[string]string{"a": "1"}}, &source)
+	query(http.StatusCreated, http.MethodPost, "/v2/sandboxes", map[string]any{"templateID": "base", "envVars": map[string]string{"TOKEN": "s3cret"}, "metadata": map[string]string{"a": "1"}}, &source)
 	var snap struct {
 		SnapshotID, SandboxID, ExpiresAt string
 		Memory, Secrets                  bool
 		MemoryBytes                      int64
 		Names                            []string
 	}
-	ask(http.StatusCreated, http.MethodPost, "/sandboxes/"+source.SandboxID+"/snapshots", map[string]any{"memory": false, "ttl": 3600}, &snap)
+	query(http.StatusCreated, http.MethodPost, "/sandboxes/"+source.SandboxID+"/snapshots", map[string]any{"memory": false, "ttl": 3600}, &snap)
 	if snap.Memory || !snap.Secrets || snap.MemoryBytes != 0 || snap.ExpiresAt == "" || snap.SandboxID != source.SandboxID {
 		t.Errorf("the snapshot is %+v", snap)
 	}
 	var copied struct{ SandboxID string }
-	ask(http.StatusCreated, http.MethodPost, "/v2/sandboxes", map[string]any{"templateID": snap.SnapshotID}, &copied) // the variables are the tenant's own
+	query(http.StatusCreated, http.MethodPost, "/v2/sandboxes", map[string]any{"templateID": snap.SnapshotID}, &copied) // the variables are the tenant's own
 	var forks []struct{ Sandbox struct{ SandboxID string } }
-	ask(http.StatusCreated, http.MethodPost, "/sandboxes/"+source.SandboxID+"/fork",
+	query(http.StatusCreated, http.MethodPost, "/sandboxes/"+source.SandboxID+"/fork",
 		map[string]any{"count": 2, "timeout": 600, "metadata": map[string]string{"b": "2"}, "envVars": map[string]string{"MORE": "yes"}}, &forks)
 	for _, f := range forks {
 		if out := s.exec(f.Sandbox.SandboxID, "echo $TOKEN $MORE"); out != "s3cret yes" {
 			t.Errorf("a new process in the fork has %q", out)
 		}
 		var d struct{ Metadata map[string]string }
-		ask(http.StatusOK, http.MethodGet, "/sandboxes/"+f.Sandbox.SandboxID, nil, &d)
+		query(http.StatusOK, http.MethodGet, "/sandboxes/"+f.Sandbox.SandboxID, nil, &d)
 		if fmt.Sprint(d.Metadata) != "map[a:1 b:2]" {
 			t.Errorf("the fork's metadata are %v", d.Metadata)
 		}
 		s.must("kill", f.Sandbox.SandboxID)
 	}
-	ask(http.StatusNotImplemented, http.MethodDelete, "/templates/base", nil, nil)
-	ask(http.StatusNoContent, http.MethodDelete, "/templates/"+url.PathEscape(snap.Names[0]), nil, nil)
-	ask(http.StatusNotFound, http.MethodDelete, "/templates/"+url.PathEscape(snap.SnapshotID), nil, nil)
+	query(http.StatusNotImplemented, http.MethodDelete, "/templates/base", nil, nil)
+	query(http.StatusNoContent, http.MethodDelete, "/templates/"+url.PathEscape(snap.Names[0]), nil, nil)
+	query(http.StatusNotFound, http.MethodDelete, "/templates/"+url.PathEscape(snap.SnapshotID), nil, nil)
 	s.must("kill", source.SandboxID, copied.SandboxID)
 	s.wantNoCheckpoints()
 }
@@ -225,8 +225,8 @@ func testSnapshotOfDamaged(t *testing.T, s *server) {
 	}
 	s.mustKubectl("apiVersion: barchan.dev/v1alpha1\nkind: Checkpoint\nmetadata: {name: harmed}\nspec: {sandboxName: "+name+"}\n", "apply", "-f", "-")
 	s.mustKubectl("", "wait", "--for=jsonpath={.status.phase}=Failed", "checkpoint/harmed", patience)
-	if says := s.mustKubectl("", "get", "checkpoint", "harmed", "-o", "jsonpath={.status.conditions[0].message}"); !strings.Contains(says, "damaged") || !strings.Contains(says, "spec.content: Files") {
-		t.Errorf("the checkpoint returned %q", says)
+	if message := s.mustKubectl("", "get", "checkpoint", "harmed", "-o", "jsonpath={.status.conditions[0].message}"); !strings.Contains(message, "damaged") || !strings.Contains(message, "spec.content: Files") {
+		t.Errorf("the checkpoint returned %q", message)
 	}
 	s.mustKubectl("", "delete", "checkpoint", "harmed", patience)
 	files := strings.TrimSpace(s.data("snapshot", id, "--files-only"))

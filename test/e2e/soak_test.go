@@ -40,7 +40,7 @@ type held struct {
 	secret string
 	token  string // of its agent
 	claim  bool   // it belongs to a SandboxClaim
-	asleep bool
+	paused bool
 }
 
 // soak is a fixture in which much happens at once.
@@ -211,7 +211,7 @@ func (s *soak) file(ctx context.Context, method string, h *held, content string)
 
 // look verifies that a sandbox has its secret. A worker's own running one must respond.
 func (s *soak) look(ctx context.Context, h *held) error {
-	if h.asleep {
+	if h.paused {
 		return nil
 	}
 	s.count("read")
@@ -226,7 +226,7 @@ func (s *soak) look(ctx context.Context, h *held) error {
 
 // command runs a command in a sandbox.
 func (s *soak) command(ctx context.Context, h *held) error {
-	if h.asleep {
+	if h.paused {
 		return nil
 	}
 	s.count("command")
@@ -244,13 +244,13 @@ func (s *soak) command(ctx context.Context, h *held) error {
 
 func (s *soak) sleepOrWake(ctx context.Context, h *held) error {
 	what, do := "pause", pauseSubject
-	if h.asleep {
+	if h.paused {
 		what, do = "resume", resumeSubject
 	}
 	s.count(what)
 	err := persist(ctx, what+" "+h.id, func(ctx context.Context) error { return do(ctx, s.fixture, &h.subject) })
 	s.mu.Lock()
-	h.asleep = !h.asleep
+	h.paused = !h.paused
 	s.mu.Unlock()
 	return err
 }
@@ -362,7 +362,7 @@ func (s *soak) judge() {
 			s.t.Errorf("the sandbox %s of %q is lost", h.id, h.name)
 			continue
 		}
-		if h.asleep {
+		if h.paused {
 			s.need(s.sleepOrWake(s.t.Context(), h))
 		}
 		s.need(s.look(s.t.Context(), h))
@@ -370,7 +370,7 @@ func (s *soak) judge() {
 	eventually.NoError(s.t, "there is no extra sandbox", func() error { // that of a claim goes a little after it
 		for _, x := range s.boxes() {
 			id := idOf(&x)
-			ours := isMember(&x) || id == s.running || id == s.asleep || id == s.claimed
+			ours := isMember(&x) || id == s.running || id == s.paused || id == s.claimed
 			if !ours && !slices.ContainsFunc(all, func(h *held) bool { return h.id == id }) {
 				return fmt.Errorf("sandbox %s has no owner: %+v", id, x.ObjectMeta)
 			}

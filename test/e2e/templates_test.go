@@ -129,7 +129,7 @@ func testMemory(t *testing.T, s *server, class, id string) {
 	eventually.NoError(t, "the sandbox is dead", func() error {
 		status, body, err := s.visit(id, 49983, "/health")
 		if err == nil && status != http.StatusBadGateway {
-			err = fmt.Errorf("health says %d %s", status, body)
+			err = fmt.Errorf("health returned %d %s", status, body)
 		}
 		return err
 	})

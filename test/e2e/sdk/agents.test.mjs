@@ -43,7 +43,7 @@ test('a terminal', async () => {
 })
 
 for (const workspacePersistence of ['tar', 'snapshot']) {
-  test(`a session goes on elsewhere: ${workspacePersistence}`, async () => {
+  test(`a session continues elsewhere: ${workspacePersistence}`, async () => {
     await use({ workspacePersistence }, async (session, client) => {
       await session.execCommand({ cmd: 'echo kept > kept.txt' })
       const saved = await session.persistWorkspace()

@@ -60,7 +60,7 @@ PyMODINIT_FUNC PyInit__tiny(void) { return PyModule_Create(&module); }
   assert.equal(await run('python -m venv v && v/bin/python -c "import sys; print(sys.prefix)"', { timeoutMs: 120_000 }), '/home/user/v\n')
 })
 
-test('pip says that it reaches no index', async () => {
+test('pip reports that it reaches no index', async () => {
   await assert.rejects(
     sbx.commands.run('pip install --retries 0 --timeout 2 --index-url http://127.0.0.1:9/simple no-such-package'),
     (e) => e instanceof CommandExitError && e.exitCode === 1 && /No matching distribution found for no-such-package/.test(e.stderr),

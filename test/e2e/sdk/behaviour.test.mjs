@@ -24,7 +24,7 @@ describe('one sandbox', () => {
     assert.equal(byName.file.symlinkTarget, undefined)
   })
 
-  test('a watcher tells of a change of mode', async () => {
+  test('a watcher reports a change of mode', async () => {
     await sbx.files.write('watched/file', 'x')
     const seen = []
     const watcher = await sbx.files.watchDir('watched', (e) => { seen.push(`${e.type} ${e.name}`) })
@@ -44,7 +44,7 @@ describe('one sandbox', () => {
     await rpc(sbx, 'filesystem.Filesystem/RemoveWatcher', { watcherId })
   })
 
-  test('a signature that has expired says so', async () => {
+  test('an expired signature is refused with the reason', async () => {
     await sbx.files.write('signed.txt', 'x')
     assert.equal((await fetch(await sbx.downloadUrl('signed.txt', { useSignatureExpiration: 60 }))).status, 200)
     const res = await fetch(await sbx.downloadUrl('signed.txt', { useSignatureExpiration: -60 }))

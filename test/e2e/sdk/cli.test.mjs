@@ -11,7 +11,7 @@ import { until } from './lib.mjs'
 const program = join(import.meta.dirname, 'node_modules/@e2b/cli/dist/index.js')
 let home, sbx
 before(async () => {
-  home = await mkdtemp(join(tmpdir(), 'e2b-cli-')) // it looks there for a configuration
+  home = await mkdtemp(join(tmpdir(), 'e2b-cli-')) // it reads its configuration there
   sbx = await Sandbox.create('base', { timeoutMs: 300_000, metadata: { suite: 'cli' } })
 })
 after(async () => {

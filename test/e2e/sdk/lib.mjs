@@ -1,7 +1,7 @@
 // What the suites share.
 import assert from 'node:assert/strict'
 
-// until asks again and again until there is an answer, and returns it.
+// until retries until there is a result, and returns it.
 export const until = async (what, probe, ms = 120_000) => {
   for (const end = Date.now() + ms; Date.now() < end; ) {
     const got = await probe()

@@ -57,7 +57,7 @@ describe('one sandbox', () => {
   })
   test('a timeout kills the command', async () => {
     await assert.rejects(sbx.commands.run('sleep 60', { timeoutMs: 500 }), TimeoutError)
-    await until('the sleeper is gone', async () => !(await sbx.commands.list()).some((p) => p.args.join(' ').includes('sleep 60')))
+    await until('the background process is gone', async () => !(await sbx.commands.list()).some((p) => p.args.join(' ').includes('sleep 60')))
   })
   test('background, stdin, list, kill, reconnect', async () => {
     const cat = await sbx.commands.run('cat', { background: true, stdin: true })
@@ -70,9 +70,9 @@ describe('one sandbox', () => {
     await sbx.commands.closeStdin(cat.pid)
     assert.equal((await cat.wait()).exitCode, 0)
 
-    const sleeper = await sbx.commands.run('sleep 300', { background: true })
-    assert.equal(await sleeper.kill(), true)
-    await assert.rejects(sleeper.wait(), CommandExitError)
+    const background = await sbx.commands.run('sleep 300', { background: true })
+    assert.equal(await background.kill(), true)
+    await assert.rejects(background.wait(), CommandExitError)
     assert.equal(await sbx.commands.kill(999_999), false)
   })
   test('pty: size, input, resize, kill', async () => {
@@ -154,11 +154,11 @@ describe('one sandbox', () => {
     assert.equal(info.sandboxId, sbx.sandboxId)
     assert.equal(info.metadata.suite, 'one')
     assert.equal(info.metadata['odd key/ü'], 'a b&c=d')
-    const asked = Date.now()
+    const sent = Date.now()
     await sbx.setTimeout(600_000)
     const answered = Date.now()
     const end = (await sbx.getInfo()).endAt.getTime() - 600_000
-    assert.ok(end >= asked - 1000 && end <= answered + 1000, `asked at ${asked}, answered at ${answered}: ${end}`)
+    assert.ok(end >= sent - 1000 && end <= answered + 1000, `sent at ${sent}, answered at ${answered}: ${end}`)
     assert.equal(await sbx.isRunning(), true)
     const metrics = await sbx.getMetrics()
     assert.ok(metrics.at(-1).memTotal > 0)
@@ -179,7 +179,7 @@ describe('one sandbox', () => {
     const back = await Sandbox.connect(sbx.sandboxId, { timeoutMs: 300_000 })
     assert.equal(await back.isRunning(), true)
     const before = Number(await back.files.read('/tmp/tick'))
-    await until('the ticker goes on', async () => Number((await back.files.read('/tmp/tick')) || 0) > before)
+    await until('the ticker continues', async () => Number((await back.files.read('/tmp/tick')) || 0) > before)
     assert.equal(await back.commands.kill(ticker.pid), true)
   })
 })
@@ -196,14 +196,14 @@ test('kill: gone at once, twice is false', async () => {
 })
 
 test('a timeout kills, autoPause pauses', async () => {
-  const [dies, sleeps] = await Promise.all([
+  const [ends, pauses] = await Promise.all([
     Sandbox.create({ timeoutMs: 2_000, metadata: { suite: 'timeout' } }),
     Sandbox.create({ timeoutMs: 2_000, metadata: { suite: 'timeout' }, lifecycle: { onTimeout: 'pause', autoResume: false } }),
   ])
-  await until('the end', async () => !(await dies.isRunning()) && !(await sleeps.isRunning()))
-  await assert.rejects(dies.getInfo(), NotFoundError)
-  await until('the pause', async () => (await sleeps.getInfo()).state === 'paused')
-  assert.equal(await Sandbox.kill(sleeps.sandboxId), true)
+  await until('the end', async () => !(await ends.isRunning()) && !(await pauses.isRunning()))
+  await assert.rejects(ends.getInfo(), NotFoundError)
+  await until('the pause', async () => (await pauses.getInfo()).state === 'paused')
+  assert.equal(await Sandbox.kill(pauses.sandboxId), true)
 })
 
 test('list: metadata, state, pages', async () => {
@@ -231,7 +231,7 @@ test('20 sandboxes at once', async () => {
   }
 })
 
-test('errors say what is wrong', async () => {
+test('errors name the cause', async () => {
   await assert.rejects(Sandbox.create('no-such-template'), /template 'no-such-template' not found/)
   await assert.rejects(Sandbox.create({ apiKey: 'e2b_' + '0'.repeat(40) }), AuthenticationError)
   await assert.rejects(Sandbox.connect('i0000000000000000000'), NotFoundError)

@@ -13,7 +13,7 @@ const until = async (what, probe, ms = 120_000) => {
   assert.fail(`${what}: not within ${ms} ms`)
 }
 
-// get asks a port of a sandbox by its host name, which need not resolve.
+// get sends a request to a port of a sandbox by its host name, which need not resolve.
 const get = (sbx, port, path = '/') => new Promise((resolve, reject) => {
   const url = new URL(process.env.E2B_SANDBOX_URL)
   const req = http.get({ host: url.hostname, port: url.port, path, headers: { Host: sbx.getHost(port) } }, (res) => {
@@ -70,7 +70,7 @@ describe('pause', () => {
     await until('the shell has it', () => screen.includes('word=kept'))
     await sbx.pause()
     const error = await ended
-    assert.ok(error instanceof Error, `the stream of the command says ${error}`)
+    assert.ok(error instanceof Error, `the stream of the command returned ${error}`)
     await sbx.connect()
     let seen = ''
     await sbx.commands.connect(cat.pid, { onStdout: (d) => { seen += d } })
@@ -82,7 +82,7 @@ describe('pause', () => {
     await until('the shell knows the word', () => later.includes('kept 33 77'))
     await sbx.kill()
   })
-  test('a killed sleeper is gone', async () => {
+  test('a killed paused sandbox is gone', async () => {
     const sbx = await Sandbox.create({ timeoutMs: 300_000 })
     await sbx.pause()
     assert.equal(await sbx.kill(), true)
@@ -91,11 +91,11 @@ describe('pause', () => {
 })
 
 describe('the end of the time', () => {
-  test('autoPause: it sleeps, with all that it has', async () => {
+  test('autoPause: it is paused with its state', async () => {
     const sbx = await serving({ lifecycle: { onTimeout: 'pause' } })
     const before = Number((await get(sbx, 8080)).body)
     await sbx.setTimeout(1000)
-    await until('it sleeps', async () => (await sbx.getInfo()).state === 'paused')
+    await until('it is paused', async () => (await sbx.getInfo()).state === 'paused')
     assert.equal((await get(sbx, 8080)).status, 502)
     await sbx.connect({ timeoutMs: 60_000 })
     assert.equal(Number((await get(sbx, 8080)).body), before + 1)
@@ -105,7 +105,7 @@ describe('the end of the time', () => {
     const sbx = await serving({ lifecycle: { onTimeout: 'pause', autoResume: true } })
     const before = Number((await get(sbx, 8080)).body)
     await sbx.setTimeout(1000)
-    await until('it sleeps', async () => (await sbx.getInfo()).state === 'paused')
+    await until('it is paused', async () => (await sbx.getInfo()).state === 'paused')
     const answers = await Promise.all(Array.from({ length: 20 }, () => get(sbx, 8080)))
     assert.deepEqual(answers.map((a) => a.status), Array(20).fill(200))
     assert.deepEqual(answers.map((a) => Number(a.body)).sort((a, b) => a - b), Array.from({ length: 20 }, (_, i) => before + 1 + i))

@@ -12,7 +12,7 @@ const until = async (what, probe, ms = 120_000) => {
   assert.fail(`${what}: not within ${ms} ms`)
 }
 
-// A program that keeps its count in memory alone, and tells it with what it knows of itself.
+// A program that keeps its count in memory alone, and returns it with its identity.
 const counter = `
 import http.server, os, threading, time
 n = 0
@@ -32,10 +32,10 @@ http.server.ThreadingHTTPServer(("0.0.0.0", 8000), H).serve_forever()
 const start = async (sbx) => {
   await sbx.files.write('/home/user/counter.py', counter)
   await sbx.commands.run('python3 counter.py', { background: true, timeoutMs: 0 })
-  return until('the counter', () => ask(sbx))
+  return until('the counter', () => query(sbx))
 }
 // By curl inside, so that it is the program that answers and not a way to it.
-const ask = async (sbx) => {
+const query = async (sbx) => {
   const res = await sbx.commands.run('curl -s 127.0.0.1:8000 || true')
   const [pid, n] = res.stdout.split(' ').map(Number)
   return n ? { pid, n } : undefined
@@ -55,18 +55,18 @@ describe('snapshots', () => {
   })
   after(async () => { await sbx?.kill() })
 
-  test('the source goes on, and another starts from it with its own identity', async () => {
+  test('the source continues, and another starts from it with its own identity', async () => {
     const snap = await sbx.createSnapshot({ name: 'counted' })
     assert.match(snap.snapshotId, /^counted:[a-z0-9]+$/)
     assert.deepEqual(snap.names.map((n) => n.endsWith(`/${snap.snapshotId}`)), [true])
-    const now = await ask(sbx)
+    const now = await query(sbx)
     assert.equal(now.pid, first.pid)
     assert.ok(now.n > first.n, `${now.n} after ${first.n}`)
 
     const copy = await Sandbox.create(snap.snapshotId, { timeoutMs: 600_000, metadata: { copy: 'yes' } })
     try {
       assert.notEqual(copy.sandboxId, sbx.sandboxId)
-      const there = await ask(copy)
+      const there = await query(copy)
       assert.equal(there.pid, first.pid)
       assert.ok(there.n > first.n, `${there.n} is no more than ${first.n}, which it counted to before`)
       await copy.files.write('/home/user/only-here', 'x')
@@ -79,7 +79,7 @@ describe('snapshots', () => {
       await copy.kill()
     }
     const byName = await Sandbox.create('counted', { timeoutMs: 600_000 })
-    assert.equal((await ask(byName)).pid, first.pid)
+    assert.equal((await query(byName)).pid, first.pid)
     await byName.kill()
     assert.equal(await Sandbox.deleteSnapshot(snap.snapshotId), true)
     assert.equal(await Sandbox.deleteSnapshot(snap.snapshotId), false)
@@ -101,22 +101,22 @@ describe('snapshots', () => {
     assert.deepEqual(await all(), [])
   })
 
-  test('of one that sleeps, which sleeps on', async () => {
-    const sleeper = await Sandbox.create({ timeoutMs: 600_000 })
-    const before = await start(sleeper)
-    await sleeper.pause()
-    const snap = await sleeper.createSnapshot()
-    assert.equal((await sleeper.getInfo()).state, 'paused')
+  test('of a paused sandbox, which stays paused', async () => {
+    const paused = await Sandbox.create({ timeoutMs: 600_000 })
+    const before = await start(paused)
+    await paused.pause()
+    const snap = await paused.createSnapshot()
+    assert.equal((await paused.getInfo()).state, 'paused')
     const copy = await Sandbox.create(snap.snapshotId, { timeoutMs: 600_000 })
-    assert.equal((await ask(copy)).pid, before.pid)
-    await sleeper.kill()
+    assert.equal((await query(copy)).pid, before.pid)
+    await paused.kill()
     await Promise.all([copy.kill(), Sandbox.deleteSnapshot(snap.snapshotId)])
   })
 
   test('refusals', async () => {
     await assert.rejects(sbx.createSnapshot({ name: 'Not A Name' }), /400: name: "Not A Name"/)
     await assert.rejects(Sandbox.createSnapshot('i0000000000000000000'), NotFoundError)
-    assert.equal(await Sandbox.deleteSnapshot('nobody/nothing:here'), false)
+    assert.equal(await Sandbox.deleteSnapshot('unknown/nothing:here'), false)
   })
 })
 
@@ -132,7 +132,7 @@ describe('forks', () => {
     assert.equal(forks.length, 5)
     for (const f of forks) assert.ok(f instanceof Sandbox, String(f))
     assert.equal(new Set(forks.map((f) => f.sandboxId)).size, 5)
-    const seen = await Promise.all(forks.map(ask))
+    const seen = await Promise.all(forks.map(query))
     for (const { pid, n } of seen) {
       assert.equal(pid, first.pid)
       assert.ok(n > first.n)
@@ -142,7 +142,7 @@ describe('forks', () => {
     const addresses = await Promise.all([sbx, ...forks].map((f) => f.commands.run('hostname -I')))
     assert.equal(new Set(addresses.map((b) => b.stdout)).size, 6, 'an address is shared')
     assert.equal((await sbx.getInfo()).endAt.getTime(), end.getTime())
-    assert.equal((await ask(sbx)).pid, first.pid)
+    assert.equal((await query(sbx)).pid, first.pid)
     await Promise.all(forks.map((f) => f.kill()))
     assert.deepEqual(await all(), []) // what a fork needs is not listed, and goes
   })
@@ -154,10 +154,10 @@ describe('forks', () => {
   test('refusals', async () => {
     await assert.rejects(Sandbox.fork(sbx.sandboxId, { count: 101 }), /400: count/)
     await assert.rejects(Sandbox.fork('i0000000000000000000'), NotFoundError)
-    const sleeper = await Sandbox.create({ timeoutMs: 600_000 })
-    await sleeper.pause()
-    await assert.rejects(sleeper.fork(), /409: .*paused/)
-    await sleeper.kill()
+    const paused = await Sandbox.create({ timeoutMs: 600_000 })
+    await paused.pause()
+    await assert.rejects(paused.fork(), /409: .*paused/)
+    await paused.kill()
   })
   test('one that was created with variables, which forks and copies have too', async () => {
     const owner = await Sandbox.create({ timeoutMs: 600_000, envs: { TOKEN: 's3cret' } })
@@ -180,14 +180,14 @@ describe('sleep', () => {
     assert.equal(await sbx.pause(), false)
     assert.equal(await sbx.isRunning(), false)
     await sbx.connect({ timeoutMs: 600_000 })
-    const after = await ask(sbx)
+    const after = await query(sbx)
     assert.equal(after.pid, before.pid)
     assert.ok(after.n >= before.n)
     await sbx.files.write('/home/user/kept', 'yes')
     assert.equal(await sbx.pause({ keepMemory: false }), true)
     await sbx.connect({ timeoutMs: 600_000 })
     assert.equal(await sbx.files.read('/home/user/kept'), 'yes')
-    assert.equal(await ask(sbx), undefined)
+    assert.equal(await query(sbx), undefined)
     await sbx.kill()
   })
   test('a resume may give the memory up', async () => {
@@ -203,7 +203,7 @@ describe('sleep', () => {
     const sbx = await Sandbox.create({ timeoutMs: 600_000, lifecycle: { onTimeout: 'pause', autoResume: true } })
     await sbx.files.write('/home/user/kept', 'yes')
     await sbx.setTimeout(1000) // not before, for a write that comes later would wake it for minutes
-    await until('it sleeps', async () => (await sbx.getInfo()).state === 'paused')
+    await until('it is paused', async () => (await sbx.getInfo()).state === 'paused')
     assert.equal(await sbx.files.read('/home/user/kept'), 'yes')
     assert.equal((await sbx.getInfo()).state, 'running')
     await sbx.kill()

@@ -151,19 +151,19 @@ func watchedDirectory() (func() error, error) {
 		}
 		return f.Close()
 	}
-	told := func() error {
+	awaitEvent := func() error {
 		b := make([]byte, 4096)
 		return within("event", func() error {
 			got, err := unix.Read(fd, b)
 			if err == nil && !bytes.Contains(b[:max(got, 0)], fmt.Appendf(nil, "new-%d", n)) {
-				err = fmt.Errorf("no word of new-%d", n)
+				err = fmt.Errorf("no event of new-%d", n)
 			}
 			return err
 		})
 	}
-	return func() error { // one that waited, one anew, and one to wait
+	return func() error { // an old event, a new one, and one left in the queue
 		for range 2 {
-			if err := errors.Join(told(), change()); err != nil {
+			if err := errors.Join(awaitEvent(), change()); err != nil {
 				return err
 			}
 		}
