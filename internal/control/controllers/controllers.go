@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
@@ -110,11 +109,9 @@ func NewSandbox(cfg SandboxConfig) (controller.Controller, error) {
 	return New(Work{Name: "sandbox", Log: log, Workers: cfg.Workers, RetryFirst: retryFirst, RetryMost: retryMost, Reconciler: r, Sources: sources})
 }
 
-type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
-
 // changes enqueues the sandboxes that the node reports.
 func changes(refs <-chan sandbox.Ref) source.Source {
-	return source.Func(func(ctx context.Context, queue queue) error {
+	return source.Func(func(ctx context.Context, queue Queue) error {
 		go func() { // ends with the controller's context, which outlives every reconcile
 			for {
 				select {

@@ -9,9 +9,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
@@ -61,7 +58,7 @@ func (r *sandboxReconciler) origin(ctx context.Context, key types.NamespacedName
 	case err != nil:
 		return nil, fmt.Errorf("read checkpoint %s: %w: %w", key, errs.ErrUnavailable, err)
 	case c.Status.Phase == barchan.CheckpointFailed:
-		return nil, fmt.Errorf("%s: checkpoint %q has failed: %s: %w", originField, key.Name, whyNotReady(c), errs.ErrInvalid)
+		return nil, fmt.Errorf("%s: checkpoint %q has failed: %s: %w", originField, key.Name, ReasonOf(c.Status.Conditions, barchan.ConditionReady), errs.ErrInvalid)
 	}
 	return c, nil
 }
@@ -102,41 +99,26 @@ func (r *sandboxReconciler) markSecrets(ctx context.Context, s *agents.Sandbox, 
 	return nil
 }
 
-func whyNotReady(c *barchan.Checkpoint) string {
-	for _, condition := range c.Status.Conditions {
-		if condition.Type == barchan.ConditionReady {
-			return condition.Message
-		}
-	}
-	return "it does not say why"
-}
-
 // ready enqueues waiting sandboxes when their checkpoint is deleted, or changes its phase or its secrets.
 func (r *sandboxReconciler) ready(from crcache.Cache) source.Source {
-	enqueue := func(ctx context.Context, c *barchan.Checkpoint, q queue) {
+	enqueue := func(ctx context.Context, c *barchan.Checkpoint, q Queue) {
 		waiting, err := r.origins.RestoringFrom(ctx, client.ObjectKeyFromObject(c))
 		if err != nil {
 			r.log.ErrorContext(ctx, "cannot list sandboxes of checkpoint", telemetry.Namespace, c.Namespace, telemetry.Name, c.Name, telemetry.Error, err)
 		}
 		for i := range waiting {
 			if !sandbox.HasRun(&waiting[i]) {
-				q.Add(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&waiting[i])})
+				q.Add(RequestFor(&waiting[i]))
 			}
 		}
 	}
-	return source.Kind(from, &barchan.Checkpoint{}, handler.TypedFuncs[*barchan.Checkpoint, reconcile.Request]{
-		CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[*barchan.Checkpoint], q queue) {
-			if e.Object.Status.Phase == barchan.CheckpointReady {
-				enqueue(ctx, e.Object, q)
-			}
-		},
-		UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[*barchan.Checkpoint], q queue) {
-			if e.ObjectOld.Status.Phase != e.ObjectNew.Status.Phase || holdsSecrets(e.ObjectOld) != holdsSecrets(e.ObjectNew) {
-				enqueue(ctx, e.ObjectNew, q)
-			}
-		},
-		DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[*barchan.Checkpoint], q queue) {
-			enqueue(ctx, e.Object, q)
-		},
+	return Watch(from, &barchan.Checkpoint{}, func(ctx context.Context, old, now *barchan.Checkpoint, q Queue) {
+		switch {
+		case now == nil:
+			enqueue(ctx, old, q)
+		case old == nil && now.Status.Phase == barchan.CheckpointReady,
+			old != nil && (old.Status.Phase != now.Status.Phase || holdsSecrets(old) != holdsSecrets(now)):
+			enqueue(ctx, now, q)
+		}
 	})
 }

@@ -6,7 +6,6 @@ import (
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
@@ -19,7 +18,7 @@ type startLimiter struct {
 	mu      sync.Mutex
 	active  map[types.NamespacedName]struct{} // +checklocks:mu
 	waiting []types.NamespacedName            // in order of arrival; +checklocks:mu
-	queue   workqueue.TypedRateLimitingInterface[reconcile.Request]
+	queue   Queue
 }
 
 func newStartLimiter(limit int) *startLimiter {
@@ -28,7 +27,7 @@ func newStartLimiter(limit int) *startLimiter {
 
 // source stores the queue of the controller and emits nothing.
 func (l *startLimiter) source() source.Source {
-	return source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+	return source.Func(func(_ context.Context, queue Queue) error {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.queue = queue

@@ -6,7 +6,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/workqueue"
 	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -20,47 +19,35 @@ import (
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/controllers"
 )
-
-type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
 // sources returns the watches of checkpoints, their sources and their users, and the periodic scan.
 func (r *reconciler) sources(from crcache.Cache) []source.Source {
 	return []source.Source{
-		source.Kind(from, &barchan.Checkpoint{}, &handler.TypedEnqueueRequestForObject[*barchan.Checkpoint]{}, specChanges()),
-		source.Kind(from, &agents.Sandbox{}, handler.TypedFuncs[*agents.Sandbox, reconcile.Request]{
-			UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[*agents.Sandbox], q queue) {
-				if markOf(e.ObjectOld) != markOf(e.ObjectNew) {
-					r.changed(ctx, e.ObjectOld, q)
-				}
-			},
-			DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[*agents.Sandbox], q queue) {
-				r.changed(ctx, e.Object, q)
-			},
+		source.Kind(from, &barchan.Checkpoint{}, &handler.TypedEnqueueRequestForObject[*barchan.Checkpoint]{}, ownChanges()),
+		controllers.Watch(from, &agents.Sandbox{}, func(ctx context.Context, old, now *agents.Sandbox, q controllers.Queue) {
+			if old != nil && (now == nil || markOf(old) != markOf(now)) {
+				r.changed(ctx, old, q)
+			}
 		}),
-		source.Kind(from, &extensions.SandboxTemplate{}, handler.TypedFuncs[*extensions.SandboxTemplate, reconcile.Request]{
-			UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[*extensions.SandboxTemplate], q queue) {
-				r.freed(ctx, e.ObjectOld, q)
-			},
-			DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[*extensions.SandboxTemplate], q queue) {
-				r.freed(ctx, e.Object, q)
-			},
+		controllers.Watch(from, &extensions.SandboxTemplate{}, func(ctx context.Context, old, _ *extensions.SandboxTemplate, q controllers.Queue) {
+			if old != nil && old.Spec.Barchan != nil {
+				r.released(ctx, old.Namespace, originOf(old.Spec.Barchan.Sandbox), q)
+			}
 		}),
-		source.Func(func(ctx context.Context, q queue) error {
+		source.Func(func(ctx context.Context, q controllers.Queue) error {
 			go r.sweeps(ctx, q) // ends with the controller's context, which outlives every reconcile
 			return nil
 		}),
 	}
 }
 
-// specChanges passes changes by others. Status changes are this controller's own and would cut its backoff
-// short.
-func specChanges() predicate.TypedPredicate[*barchan.Checkpoint] {
-	return predicate.TypedFuncs[*barchan.Checkpoint]{UpdateFunc: func(e event.TypedUpdateEvent[*barchan.Checkpoint]) bool {
-		old, now := e.ObjectOld, e.ObjectNew
-		return old.Generation != now.Generation || old.UID != now.UID || (old.DeletionTimestamp == nil) != (now.DeletionTimestamp == nil) ||
-			old.Annotations[AnnotationImport] != now.Annotations[AnnotationImport]
-	}}
+// ownChanges passes the changes that matter to a checkpoint itself.
+func ownChanges() predicate.TypedPredicate[*barchan.Checkpoint] {
+	return predicate.Or(controllers.SpecChanges[*barchan.Checkpoint](), predicate.TypedFuncs[*barchan.Checkpoint]{UpdateFunc: func(e event.TypedUpdateEvent[*barchan.Checkpoint]) bool {
+		return e.ObjectOld.Annotations[AnnotationImport] != e.ObjectNew.Annotations[AnnotationImport]
+	}})
 }
 
 // mark has the fields of a sandbox that matter to checkpoints.
@@ -73,26 +60,19 @@ type mark struct {
 func markOf(s *agents.Sandbox) mark { return mark{sandbox.PhaseOf(s), sandbox.Started(s), needs(s)} }
 
 // changed enqueues the checkpoints that wait for a change of a sandbox.
-func (r *reconciler) changed(ctx context.Context, s *agents.Sandbox, q queue) {
+func (r *reconciler) changed(ctx context.Context, s *agents.Sandbox, q controllers.Queue) {
 	found, err := r.objects.Unfinished(ctx, client.ObjectKeyFromObject(s))
 	if err != nil {
 		r.log.ErrorContext(ctx, "checkpoints of a changed sandbox not found", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, err)
 	}
 	for i := range found {
-		q.Add(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&found[i])})
+		q.Add(controllers.RequestFor(&found[i]))
 	}
 	r.released(ctx, s.Namespace, needs(s), q)
 }
 
-// freed enqueues the checkpoint to which a template referred.
-func (r *reconciler) freed(ctx context.Context, t *extensions.SandboxTemplate, q queue) {
-	if t.Spec.Barchan != nil {
-		r.released(ctx, t.Namespace, originOf(t.Spec.Barchan.Sandbox), q)
-	}
-}
-
 // released enqueues a deleted checkpoint that may have lost its last user.
-func (r *reconciler) released(ctx context.Context, namespace, name string, q queue) {
+func (r *reconciler) released(ctx context.Context, namespace, name string, q controllers.Queue) {
 	if name == "" {
 		return
 	}
@@ -103,7 +83,7 @@ func (r *reconciler) released(ctx context.Context, namespace, name string, q que
 }
 
 // sweeps runs sweep at the start and periodically.
-func (r *reconciler) sweeps(ctx context.Context, q queue) {
+func (r *reconciler) sweeps(ctx context.Context, q controllers.Queue) {
 	every := time.NewTicker(r.sweepEvery)
 	defer every.Stop()
 	for {
@@ -118,7 +98,7 @@ func (r *reconciler) sweeps(ctx context.Context, q queue) {
 
 // sweep deletes data whose object the API server reports as not found, and enqueues ready checkpoints
 // without data.
-func (r *reconciler) sweep(ctx context.Context, q queue) {
+func (r *reconciler) sweep(ctx context.Context, q controllers.Queue) {
 	kept, err := r.runner.Checkpoints(ctx)
 	if err != nil {
 		if ctx.Err() == nil {
@@ -146,7 +126,7 @@ func (r *reconciler) sweep(ctx context.Context, q queue) {
 }
 
 // recheck enqueues each ready checkpoint without data.
-func (r *reconciler) recheck(ctx context.Context, q queue, there map[types.UID]bool) {
+func (r *reconciler) recheck(ctx context.Context, q controllers.Queue, there map[types.UID]bool) {
 	var all barchan.CheckpointList
 	if err := r.client.List(ctx, &all); err != nil {
 		if ctx.Err() == nil {
@@ -156,7 +136,7 @@ func (r *reconciler) recheck(ctx context.Context, q queue, there map[types.UID]b
 	}
 	for i := range all.Items {
 		if all.Items[i].Status.Phase == barchan.CheckpointReady && !there[all.Items[i].UID] {
-			q.Add(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&all.Items[i])})
+			q.Add(controllers.RequestFor(&all.Items[i]))
 		}
 	}
 }

@@ -5,12 +5,9 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/workqueue"
 	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -19,42 +16,23 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/controllers"
 )
-
-type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
 // sources returns the watches of claims, pools, templates and sandboxes, and the free slots.
 func (r *reconciler) sources(from crcache.Cache) []source.Source {
 	return []source.Source{
-		source.Func(func(_ context.Context, q queue) error {
+		source.Func(func(_ context.Context, q controllers.Queue) error {
 			r.slots.start(q.Add)
 			return nil
 		}),
-		source.Kind(from, &extensions.SandboxClaim{}, &handler.TypedEnqueueRequestForObject[*extensions.SandboxClaim]{}, specChanges[*extensions.SandboxClaim]()),
+		source.Kind(from, &extensions.SandboxClaim{}, &handler.TypedEnqueueRequestForObject[*extensions.SandboxClaim]{}, controllers.SpecChanges[*extensions.SandboxClaim]()),
 		source.Kind(from, &extensions.SandboxWarmPool{}, handler.TypedEnqueueRequestsFromMapFunc(func(ctx context.Context, p *extensions.SandboxWarmPool) []reconcile.Request {
 			return r.pending(ctx, client.ObjectKeyFromObject(p))
-		}), specChanges[*extensions.SandboxWarmPool]()),
-		source.Kind(from, &extensions.SandboxTemplate{}, handler.TypedEnqueueRequestsFromMapFunc(r.claimsOf), specChanges[*extensions.SandboxTemplate]()),
-		source.Kind(from, &agents.Sandbox{}, handler.TypedFuncs[*agents.Sandbox, reconcile.Request]{
-			CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*agents.Sandbox], q queue) {
-				r.changed(nil, e.Object, q)
-			},
-			UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*agents.Sandbox], q queue) {
-				r.changed(e.ObjectOld, e.ObjectNew, q)
-			},
-			DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*agents.Sandbox], q queue) {
-				r.changed(e.Object, nil, q)
-			},
-		}),
+		}), controllers.SpecChanges[*extensions.SandboxWarmPool]()),
+		source.Kind(from, &extensions.SandboxTemplate{}, handler.TypedEnqueueRequestsFromMapFunc(r.claimsOf), controllers.SpecChanges[*extensions.SandboxTemplate]()),
+		controllers.Watch(from, &agents.Sandbox{}, r.changed),
 	}
-}
-
-// specChanges passes changes by users, not status writes by controllers.
-func specChanges[T client.Object]() predicate.TypedPredicate[T] {
-	return predicate.TypedFuncs[T]{UpdateFunc: func(e event.TypedUpdateEvent[T]) bool {
-		return e.ObjectOld.GetGeneration() != e.ObjectNew.GetGeneration() || e.ObjectOld.GetUID() != e.ObjectNew.GetUID() ||
-			(e.ObjectOld.GetDeletionTimestamp() == nil) != (e.ObjectNew.GetDeletionTimestamp() == nil)
-	}}
 }
 
 // claimsOf returns the claims without a sandbox on the pools of a template.
@@ -77,7 +55,7 @@ func (r *reconciler) pending(ctx context.Context, key types.NamespacedName) (all
 	}
 	for i := range claims {
 		if claims[i].Status.Sandbox.Name == "" {
-			all = append(all, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&claims[i])})
+			all = append(all, controllers.RequestFor(&claims[i]))
 		}
 	}
 	return all
@@ -85,11 +63,11 @@ func (r *reconciler) pending(ctx context.Context, key types.NamespacedName) (all
 
 // changed enqueues the claims that a sandbox change affects: its owner, one that waits for its name, and
 // those that wait for its share of the quota.
-func (r *reconciler) changed(old, now *agents.Sandbox, q queue) {
+func (r *reconciler) changed(_ context.Context, old, now *agents.Sandbox, q controllers.Queue) {
 	s := now
 	if s == nil {
 		s = old
-		q.Add(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(s)})
+		q.Add(controllers.RequestFor(s))
 	}
 	if owner := metav1.GetControllerOfNoCopy(s); owner != nil && owner.Kind == "SandboxClaim" {
 		q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: s.Namespace, Name: owner.Name}})

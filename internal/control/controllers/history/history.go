@@ -18,11 +18,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/workqueue"
 	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
@@ -75,16 +73,14 @@ func New(cfg Config) (controller.Controller, error) {
 	})
 }
 
-type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
-
 func sources(c crcache.Cache) []source.Source {
 	return []source.Source{
 		source.Kind(c, &extensions.SandboxTemplate{}, &handler.TypedEnqueueRequestForObject[*extensions.SandboxTemplate]{}),
 		// A deleted entry may be that of the current revision.
-		source.Kind(c, &barchan.TemplateRevision{}, handler.TypedFuncs[*barchan.TemplateRevision, reconcile.Request]{
-			DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*barchan.TemplateRevision], q queue) {
-				q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: e.Object.Namespace, Name: e.Object.Spec.TemplateName}})
-			},
+		controllers.Watch(c, &barchan.TemplateRevision{}, func(_ context.Context, old, now *barchan.TemplateRevision, q controllers.Queue) {
+			if now == nil {
+				q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: old.Namespace, Name: old.Spec.TemplateName}})
+			}
 		}),
 	}
 }

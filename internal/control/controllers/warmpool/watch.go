@@ -8,10 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/workqueue"
 	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
@@ -22,47 +20,35 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/controllers"
 )
-
-type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
 // sources are the events that reconcile a pool.
 func (r *reconciler) sources(c crcache.Cache) []source.Source {
 	return []source.Source{
-		source.Kind(c, &extensions.SandboxWarmPool{}, handler.TypedFuncs[*extensions.SandboxWarmPool, reconcile.Request]{
-			CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*extensions.SandboxWarmPool], q queue) {
-				r.names.Store(e.Object.UID, client.ObjectKeyFromObject(e.Object))
-				q.Add(requestFor(e.Object))
-			},
-			UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*extensions.SandboxWarmPool], q queue) {
-				r.names.Store(e.ObjectNew.UID, client.ObjectKeyFromObject(e.ObjectNew))
-				if e.ObjectOld.Generation != e.ObjectNew.Generation || e.ObjectOld.UID != e.ObjectNew.UID || e.ObjectNew.DeletionTimestamp != nil {
-					q.Add(requestFor(e.ObjectNew))
-				}
-			},
-			DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*extensions.SandboxWarmPool], q queue) {
-				q.Add(requestFor(e.Object))
-			},
+		controllers.Watch(c, &extensions.SandboxWarmPool{}, func(_ context.Context, old, now *extensions.SandboxWarmPool, q controllers.Queue) {
+			if now == nil {
+				q.Add(controllers.RequestFor(old))
+				return
+			}
+			r.names.Store(now.UID, client.ObjectKeyFromObject(now))
+			if old == nil || old.Generation != now.Generation || old.UID != now.UID || now.DeletionTimestamp != nil {
+				q.Add(controllers.RequestFor(now))
+			}
 		}),
 		source.Kind(c, &extensions.SandboxTemplate{}, handler.TypedEnqueueRequestsFromMapFunc(func(ctx context.Context, t *extensions.SandboxTemplate) []reconcile.Request {
 			return r.pools(ctx, "", client.ObjectKeyFromObject(t))
 		})),
-		source.Kind(c, &agents.Sandbox{}, handler.TypedFuncs[*agents.Sandbox, reconcile.Request]{
-			CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[*agents.Sandbox], q queue) {
-				r.expected.observe(e.Object)
-				r.enqueue(ctx, q, e.Object)
-			},
-			UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[*agents.Sandbox], q queue) {
-				r.expected.observe(e.ObjectNew)
-				if markOf(e.ObjectOld) != markOf(e.ObjectNew) {
-					r.enqueue(ctx, q, e.ObjectOld)
-					r.enqueue(ctx, q, e.ObjectNew)
+		controllers.Watch(c, &agents.Sandbox{}, func(ctx context.Context, old, now *agents.Sandbox, q controllers.Queue) {
+			r.expected.observe(cmp.Or(now, old))
+			if old != nil && now != nil && markOf(old) == markOf(now) {
+				return
+			}
+			for _, s := range []*agents.Sandbox{old, now} {
+				if s != nil {
+					r.enqueue(ctx, q, s)
 				}
-			},
-			DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[*agents.Sandbox], q queue) {
-				r.expected.observe(e.Object)
-				r.enqueue(ctx, q, e.Object)
-			},
+			}
 		}),
 		source.Kind(c, &barchan.Checkpoint{}, handler.TypedEnqueueRequestsFromMapFunc(func(ctx context.Context, c *barchan.Checkpoint) []reconcile.Request {
 			if r.WarmUps == nil || c.Labels[barchan.LabelPurpose] != barchan.PurposeWarm {
@@ -71,10 +57,6 @@ func (r *reconciler) sources(c crcache.Cache) []source.Source {
 			return r.poolsWarmedBy(ctx, c)
 		})),
 	}
-}
-
-func requestFor(o client.Object) reconcile.Request {
-	return reconcile.Request{NamespacedName: client.ObjectKeyFromObject(o)}
 }
 
 // poolsWarmedBy are those of the template of a seed, or of its checkpoint.
@@ -89,7 +71,7 @@ func (r *reconciler) pools(ctx context.Context, namespace string, template types
 		r.Log.ErrorContext(ctx, "cannot find pools of changed template", telemetry.Template, template.String(), telemetry.Error, err)
 	}
 	for i := range pools {
-		all = append(all, requestFor(&pools[i]))
+		all = append(all, controllers.RequestFor(&pools[i]))
 	}
 	return all
 }
@@ -127,7 +109,7 @@ func unschedulable(s *agents.Sandbox) bool {
 }
 
 // enqueue reconciles the pool of a sandbox after Coalesce.
-func (r *reconciler) enqueue(ctx context.Context, q queue, s *agents.Sandbox) {
+func (r *reconciler) enqueue(ctx context.Context, q controllers.Queue, s *agents.Sandbox) {
 	if pool.IsSeed(s) {
 		if r.WarmUps != nil {
 			for _, req := range r.poolsWarmedBy(ctx, s) {

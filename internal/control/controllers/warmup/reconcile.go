@@ -10,7 +10,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -23,6 +22,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/controllers"
 )
 
 // reconcileState is the input of one reconcile.
@@ -142,7 +142,7 @@ func (r *reconciler) keep(ctx context.Context, s *reconcileState) (reconcile.Res
 	case c.DeletionTimestamp != nil:
 		return reconcile.Result{}, nil // its end causes an event
 	case c.Status.Phase == barchan.CheckpointFailed:
-		return r.failed(ctx, s, c, "no checkpoint could be taken of it: "+message(c.Status.Conditions, barchan.ConditionReady))
+		return r.failed(ctx, s, c, "no checkpoint could be taken of it: "+controllers.ReasonOf(c.Status.Conditions, barchan.ConditionReady))
 	case c.Status.Phase != barchan.CheckpointReady:
 		return reconcile.Result{}, nil
 	}
@@ -211,7 +211,7 @@ func (r *reconciler) advanceSeed(ctx context.Context, s *reconcileState) (reconc
 		failpoint.Reach("warmup/checkpointed")
 		return reconcile.Result{}, nil
 	case late <= 0:
-		return r.failed(ctx, s, s.seed, "it is still not done: "+message(s.seed.Status.Conditions, agents.ConditionReady))
+		return r.failed(ctx, s, s.seed, "it is still not done: "+controllers.ReasonOf(s.seed.Status.Conditions, agents.ConditionReady))
 	}
 	return reconcile.Result{RequeueAfter: late}, nil
 }
@@ -228,13 +228,6 @@ func (r *reconciler) failed(ctx context.Context, s *reconcileState, what client.
 		return reconcile.Result{RequeueAfter: left}, nil
 	}
 	return reconcile.Result{}, r.removeBoth(ctx, s)
-}
-
-func message(conditions []metav1.Condition, kind string) string {
-	if c := meta.FindStatusCondition(conditions, kind); c != nil && c.Message != "" {
-		return c.Message
-	}
-	return "it does not say why"
 }
 
 func (r *reconciler) removeBoth(ctx context.Context, s *reconcileState) (err error) {

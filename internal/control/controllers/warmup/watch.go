@@ -1,14 +1,13 @@
 package warmup
 
 import (
+	"cmp"
 	"context"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/workqueue"
 	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
@@ -19,9 +18,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/pool"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/controllers"
 )
-
-type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
 // request encodes a templateKey. A template's name has no slash.
 func (p templateKey) request() reconcile.Request {
@@ -55,23 +53,14 @@ func (r *reconciler) sources(from crcache.Cache) []source.Source {
 			}
 			return []reconcile.Request{of(c).request()}
 		})),
-		source.Kind(from, &agents.Sandbox{}, handler.TypedFuncs[*agents.Sandbox, reconcile.Request]{
-			CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*agents.Sandbox], q queue) {
-				if pool.IsSeed(e.Object) {
-					q.Add(of(e.Object).request())
-				}
-			},
-			UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*agents.Sandbox], q queue) {
-				phase := sandbox.PhaseOf(e.ObjectNew)
-				if changed := phase != sandbox.PhaseOf(e.ObjectOld); changed && (pool.IsSeed(e.ObjectNew) || (phase == sandbox.Dead && isRestored(e.ObjectNew))) {
-					q.Add(of(e.ObjectNew).request())
-				}
-			},
-			DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*agents.Sandbox], q queue) {
-				if pool.IsSeed(e.Object) {
-					q.Add(of(e.Object).request())
-				}
-			},
+		controllers.Watch(from, &agents.Sandbox{}, func(_ context.Context, old, now *agents.Sandbox, q controllers.Queue) {
+			updated, s := old != nil && now != nil, cmp.Or(now, old)
+			if updated && sandbox.PhaseOf(old) == sandbox.PhaseOf(now) {
+				return
+			}
+			if pool.IsSeed(s) || (updated && sandbox.PhaseOf(now) == sandbox.Dead && isRestored(now)) {
+				q.Add(of(s).request())
+			}
 		}),
 	}
 }
