@@ -11,7 +11,7 @@
 // # Truth
 //
 // An object in etcd is the only truth about what should be. A spec is written by users, or by the
-// manager on behalf of a user; a status has one writer. Whatever a package here keeps in memory is
+// manager on behalf of a user; a status has one writer. All that a package here keeps in memory is
 // derived, and is rebuilt after a restart.
 //
 // A read from the cache may be old. So a decision that cannot be taken back is a write on condition of the
@@ -19,7 +19,7 @@
 //
 // # How a sandbox comes to be
 //
-// The manager, or the SandboxClaim controller, checks the quota, resolves the template and asks the picker for a warm member.
+// The manager, or the SandboxClaim controller, checks the quota, resolves the template and takes a warm member from the picker.
 // If there is none it writes a new Sandbox. The sandbox controller sees it and calls the
 // node, which starts it; the controller writes what the node reports into the status, and the
 // manager's wait ends. See the packages for pause, resume, checkpoints and forks, which go the same way.

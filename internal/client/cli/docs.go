@@ -64,7 +64,7 @@ func writeCommand(w io.Writer, c *cobra.Command, settings map[string]bool) {
 		return
 	}
 	if c.HasSubCommands() {
-		if strings.Contains(c.Use, " ") { // but for a noun that is a verb too, it does nothing by itself
+		if strings.Contains(c.Use, " ") { // but for a noun that is a verb too, it does nothing alone
 			writeOne(w, c, settings)
 		}
 		for _, sub := range c.Commands() {

@@ -90,7 +90,7 @@ func (e *engine) admit(ctx context.Context, obj, old runtime.Object) field.Error
 	return list
 }
 
-// crdPath is where kubectl looks up a kind that it does not know.
+// crdPath is where kubectl looks up an unknown kind.
 const crdPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 // noCRDs returns an empty list. Without it kubectl would report the failed lookup instead of the

@@ -7,7 +7,7 @@
 // Not assumed, because they are another idea:
 //   - the picker's tombstones and places: they order events of a queue that is derived from the watch,
 //     of objects that other processes wrote, too; and its unconfirmed writes have no known outcome;
-//   - the quota's reservations: each begins before there is an object, and counts what others ask for;
+//   - the quota's reservations: each begins before there is an object, and counts what others request;
 //   - a warm pool's expectations: they count creations and deletions of which the names do not matter;
 //   - a new API key: each of its uses is confirmed by a live read, so that a revoked key is refused.
 //

@@ -62,7 +62,7 @@ func (p statusChange) suspended() (sandboxEvent, bool) {
 	if c == nil {
 		return sandboxEvent{}, false
 	}
-	return sandboxEvent{corev1.EventTypeNormal, "Suspended", "Suspend", "sleeps; " + c.Message}, true
+	return sandboxEvent{corev1.EventTypeNormal, "Suspended", "Suspend", "paused; " + c.Message}, true
 }
 
 func (p statusChange) resumed() (sandboxEvent, bool) {

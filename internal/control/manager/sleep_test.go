@@ -47,18 +47,18 @@ func TestPauseForgetsHowItWasResumed(t *testing.T) {
 	}
 }
 
-// TestFailedPause: the reason is told at once, and the sandbox runs on with the end that it had.
+// TestFailedPause: the reason is returned at once, and the sandbox keeps running with its end.
 func TestFailedPause(t *testing.T) {
 	f := newFixture(t)
 	v := f.mustCreate(t, f.imaged(t, fakecluster.ImageRestless))
-	wantKind(t, f.Sandboxes.Pause(t.Context(), team, string(v.ID), nil), errs.ErrUnavailable, "could not be paused, and runs on: the disk is full")
+	wantKind(t, f.Sandboxes.Pause(t.Context(), team, string(v.ID), nil), errs.ErrUnavailable, "could not be paused and keeps running: the disk is full")
 	if got, err := f.Sandboxes.Get(t.Context(), team, string(v.ID)); err != nil || got.State != sandboxes.StateRunning || !got.EndAt.Equal(v.EndAt) {
 		t.Errorf("Get = %+v, %v", got, err)
 	}
 	f.wantReachable(t, v.ID, true)
 }
 
-// TestFailedResume: the reason is told at once, the sandbox sleeps on without an end, and its files
+// TestFailedResume: the reason is returned at once, the sandbox stays paused without an end, and its files
 // can still be had.
 func TestFailedResume(t *testing.T) {
 	f := newFixture(t)

@@ -464,7 +464,7 @@ func TestSnapshotThatSaysNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := f.Creates.Create(t.Context(), request(snap.ID))
-	wantKind(t, err, errs.ErrConflict, "does not say how its sandbox was made")
+	wantKind(t, err, errs.ErrConflict, "has no blueprint of its sandbox")
 	c = f.checkpoint(t, snap.Object)
 	c.Status.Phase = barchan.CheckpointFailed
 	if err := f.cluster.Status().Update(t.Context(), c); err != nil {

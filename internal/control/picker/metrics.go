@@ -15,8 +15,8 @@ const (
 	resultWarm     = "warm"     // a member was ready
 	resultWaited   = "waited"   // a member became ready
 	resultNone     = "none"     // start one cold
-	resultFailed   = "failed"   // no answer: out of time, or the API server's fault
-	resultConflict = "conflict" // a try that somebody else was ahead of
+	resultFailed   = "failed"   // no result: a timeout, or an error of the API server
+	resultConflict = "conflict" // a write that another claim won
 )
 
 type metrics struct {
@@ -31,7 +31,7 @@ func newMetrics(to prometheus.Registerer) (*metrics, error) {
 			Namespace: telemetry.MetricsNamespace, Subsystem: subsystem, Name: "picks_total",
 			Help: "Picks of warm members by result; conflict counts tries, not picks.",
 		}, []string{"result"}),
-		wait: prometheus.NewHistogram(telemetry.DurationOpts(subsystem, "wait", "Time that picks spent waiting for a member in the making.")),
+		wait: prometheus.NewHistogram(telemetry.DurationOpts(subsystem, "wait", "Time that picks spent waiting for a member that is being created.")),
 		ready: prometheus.NewGauge(prometheus.GaugeOpts{
 			Namespace: telemetry.MetricsNamespace, Subsystem: subsystem, Name: "ready",
 			Help: "Members of warm pools that can be handed out, of all pools and revisions.",

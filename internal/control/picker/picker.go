@@ -165,7 +165,7 @@ func (k *Pick) Reserve(ctx context.Context, revision string) (*Lease, error) {
 // Waited reports whether the last Reserve waited.
 func (k *Pick) Waited() bool { return k.waited }
 
-// count records how a claim ended; one that lost a member goes on.
+// count records how a claim ended; one that lost a member continues.
 func (k *Pick) count(err error) {
 	result := resultFailed
 	switch {

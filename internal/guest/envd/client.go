@@ -140,7 +140,7 @@ func (c *Client) Entrypoint(ctx context.Context) (Entrypoint, error) {
 
 // Logs calls each for every line kept of a source (SourceEntrypoint,
 // SourceAgent, or empty for both), oldest first. With follow it continues until
-// ctx ends or each returns an error, which it then returns. An [Error] of status 503 says that the
+// ctx ends or each returns an error, which it then returns. An [Error] of status 503 means that the
 // sandbox was restored from a checkpoint meanwhile.
 func (c *Client) Logs(ctx context.Context, source string, follow bool, each func(LogLine) error) error {
 	q := url.Values{}

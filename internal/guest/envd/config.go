@@ -118,8 +118,8 @@ func (c *Config) checkEnv() error {
 func ReadConfig(file string) (*Config, error) { return readConfig(file, true) }
 
 // RereadConfig is ReadConfig for an agent that runs already and was restored from a checkpoint. It
-// may be older than the node, which had no say in that, and what it knows of the
-// configuration is better than what it remembers: unknown fields are ignored.
+// may be older than the node, and a partial new
+// configuration is better than the old one: unknown fields are ignored.
 func RereadConfig(file string) (*Config, error) { return readConfig(file, false) }
 
 func readConfig(file string, strict bool) (*Config, error) {

@@ -35,7 +35,7 @@ var (
 )
 
 // Sign allows op on one file to a bearer of the result. path and user are
-// what the URL will say, unresolved; user may be empty. Without an expiry it
+// as in the URL, unresolved; user may be empty. Without an expiry it
 // holds as long as the token.
 func Sign(path string, op Operation, user, token string, expiry *time.Time) string {
 	parts := []string{path, string(op), user, token}

@@ -37,13 +37,13 @@ func DoctorCommand(a *app.App) *cobra.Command {
 	})
 }
 
-// audit calls the server; without one this program makes the checks that it can, and says so.
+// audit calls the server; without one this program runs the checks that need none, and reports it.
 func audit(ctx context.Context, a *app.App, cfg *config.Resolved) ([]adminclient.Finding, error) {
 	found, err := adminclient.New(cfg.AdminSocket(), cfg.DataDir).Audit(ctx)
 	if !errors.Is(err, adminclient.ErrNotRunning) || a.Deps.Audit == nil {
 		return found, err
 	}
-	fmt.Fprintf(a.Stderr, "barchan: no server runs on %s; objects and routes are not looked at\n", cfg.DataDir)
+	fmt.Fprintf(a.Stderr, "barchan: no server on %s; objects and routes are not checked\n", cfg.DataDir)
 	return a.Deps.Audit(ctx, cfg.Config)
 }
 

@@ -32,7 +32,7 @@ func DownCommand(a *app.App) *cobra.Command {
 			"With --all, end every sandbox and remove all that Barchan made on this machine but for the cache.",
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "also remove all sandboxes, their network and the data directory")
-	cmd.Flags().BoolVar(&yes, "yes", false, "with --all: do not ask")
+	cmd.Flags().BoolVar(&yes, "yes", false, "with --all: skip the confirmation")
 	return withSettings(a, cmd, func(cmd *cobra.Command, cfg *config.Resolved) error {
 		if all {
 			return downAll(cmd.Context(), a, cfg, yes)
@@ -117,7 +117,7 @@ func downAll(ctx context.Context, a *app.App, cfg *config.Resolved, yes bool) er
 	if a.Deps.RemoveAll == nil {
 		return errors.New("this build of barchan cannot remove anything")
 	}
-	// Resources have the names of the last start, whatever is configured now.
+	// Resources have the names of the last start, regardless of the present configuration.
 	target := cfg.Config
 	if saved, ok, err := config.LoadSaved(cfg.DataDir); errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("%s is another user's; run this as root or with sudo: %w", cfg.DataDir, errs.ErrForbidden)
@@ -150,7 +150,7 @@ func downAll(ctx context.Context, a *app.App, cfg *config.Resolved, yes bool) er
 	return nil
 }
 
-// confirm asks on a terminal; elsewhere --yes is required.
+// confirm prompts on a terminal; elsewhere --yes is required.
 func confirm(ctx context.Context, a *app.App, question string, yes bool) error {
 	if yes {
 		return nil

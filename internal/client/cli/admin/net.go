@@ -99,7 +99,7 @@ func netReleaseCommand(a *app.App) *cobra.Command {
 		Long: "End the quarantine of an address, once the program that used it is gone. It cools down, and can then be allocated\n" +
 			"again. The address of a sandbox is refused, with the sandbox's name: kill that instead.",
 	}
-	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	cmd.Flags().BoolVar(&yes, "yes", false, "skip the confirmation")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		addr, err := netip.ParseAddr(args[0])
 		if err != nil {

@@ -44,7 +44,7 @@ func UpCommand(a *app.App) *cobra.Command {
 		Use:   "up",
 		Short: "Start the server",
 		Long: "Start the server of the data directory and stay with it, or with --detach leave it in the background once it is ready.\n" +
-			"Sandboxes that run already are adopted. If the server is up, this says so and does nothing.",
+			"Running sandboxes are adopted. If the server is up, the command reports it and changes nothing.",
 	}
 	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "run in the background, and return once the server is ready")
 	cmd.Flags().DurationVar(&wait, "wait", 2*time.Minute, "with --detach: how long to wait for the server")

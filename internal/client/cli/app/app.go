@@ -84,7 +84,7 @@ func (a *App) LocalServer(ctx context.Context) (adminclient.Status, error) {
 	}
 	s, err := client.Status(ctx)
 	if err == nil && !s.Ready {
-		err = fmt.Errorf("barchan is still starting (phase %q); wait for `barchan status` to say ready: %w", s.Phase, errs.ErrUnavailable)
+		err = fmt.Errorf("barchan is still starting (phase %q); wait until `barchan status` reports ready: %w", s.Phase, errs.ErrUnavailable)
 	}
 	return s, err
 }

@@ -71,8 +71,8 @@ func snapshotLsCommand(a *app.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "ls", Aliases: []string{"list"}, Short: "List snapshots",
 		Long: "List the snapshots of the key's namespace, the newest first. With --namespace or -A, list the objects of the\n" +
-			"Kubernetes API instead, also those that the server makes for its own use: their PURPOSE is fork or warm-up. STATUS says\n" +
-			"what one waits for that is not ready, or is deleted and still needed.",
+			"Kubernetes API instead, also those that the server makes for its own use: their PURPOSE is fork or warm-up. STATUS is\n" +
+			"what an unready snapshot, or a deleted one in use, waits for.",
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.SandboxID, "sandbox", "", "only those of one sandbox, by its whole ID if it is gone")

@@ -28,13 +28,13 @@ func snapshotExportCommand(a *app.App) *cobra.Command {
 		Use:   "export SNAPSHOT FILE|-|" + portable.Scheme + "HOST/REPOSITORY:TAG",
 		Short: "Write a snapshot to a tar or a registry",
 		Long: "Write a snapshot, memory and files, as an OCI artifact: a tar with an image layout in it, or the same in a registry,\n" +
-			"for which Docker's configuration of this user has the password. - is standard output. Its memory has whatever the\n" +
-			"sandbox knew, keys and passwords too.",
+			"for which Docker's configuration of this user has the password. - is standard output. Its memory holds all\n" +
+			"secrets of the sandbox, such as keys and passwords.",
 		Example: "  barchan snapshot export build:1 build-1.tar\n  barchan snapshot export build:1 oci://registry.example.com/team/build:1",
 	}
 	s.Flags(cmd, false)
-	cmd.Flags().BoolVar(&req.WithoutImage, "without-image", false, "leave out the base image; who imports it must have that")
-	cmd.Flags().BoolVar(&req.AllowSecrets, "allow-secrets", false, "also a snapshot that holds variables which a claim has brought")
+	cmd.Flags().BoolVar(&req.WithoutImage, "without-image", false, "leave out the base image; the importing server must have it")
+	cmd.Flags().BoolVar(&req.AllowSecrets, "allow-secrets", false, "also a snapshot that holds the variables of a claim")
 	registryFlags(cmd, &access)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		var to portable.Place

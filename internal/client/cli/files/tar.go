@@ -94,7 +94,7 @@ func packEntry(tw *tar.Writer, file, name string, entry fs.DirEntry, c *copier) 
 }
 
 // unpackDir creates dir and unpacks a tar in it. The tar is untrusted: nothing outside dir is touched,
-// whatever names and links it has, nothing becomes setuid, and no device is created.
+// for all names and links, nothing becomes setuid, and no device is created.
 func unpackDir(r io.Reader, dir string, c *copier) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

@@ -34,7 +34,7 @@ func keyCreateCommand(a *app.App) *cobra.Command {
 	}
 	s.Flags(cmd, false)
 	cmd.Flags().StringVar(&description, "description", "", "note to find it again by")
-	cmd.Flags().DurationVar(&expires, "expires", 0, "life of the key (default for ever)")
+	cmd.Flags().DurationVar(&expires, "expires", 0, "life of the key (default unlimited)")
 	a.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if expires < 0 {

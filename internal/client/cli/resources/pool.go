@@ -48,7 +48,7 @@ func poolLsCommand(a *app.App) *cobra.Command {
 	return app.ListCommand(a, app.Lister[extensions.SandboxWarmPool]{
 		Short: "List warm pools",
 		Long: "List warm pools. READY counts sandboxes of the template's current revision, which alone are handed out;\n" +
-			"STATUS says what a pool that is not full waits for.",
+			"STATUS is what an incomplete pool waits for.",
 		Find: app.AllOf[extensions.SandboxWarmPool](app.PoolsResource),
 		Columns: app.Columns[extensions.SandboxWarmPool]{
 			Header: []string{"NAMESPACE", "ID", "NAME", "TEMPLATE", "READY", "DESIRED", "REVISION", "UPDATE", "STATUS", "AGE"},

@@ -42,7 +42,7 @@ func (o *runOptions) flags(cmd *cobra.Command) {
 	f.BoolVar(&o.filesOnly, "files-only", false, "with --from: leave out its memory")
 	f.BoolVar(&o.allowSecrets, "allow-secrets", false, "with --from: although it holds variables that its sandbox was created with")
 	f.DurationVar(&o.timeout, "timeout", time.Hour, "longest life of the sandbox")
-	f.BoolVar(&o.keep, "keep", false, "leave the sandbox running, and tell its ID")
+	f.BoolVar(&o.keep, "keep", false, "leave the sandbox running, and print its ID")
 	f.BoolVar(&o.private, "private", false, "require the traffic token for the sandbox's ports")
 	f.StringArrayVar(&o.allow, "allow", nil, "let it reach only this address, CIDR, host or *.example.com; may be given again")
 	f.StringArrayVar(&o.metadata, "metadata", nil, "NAME=VALUE to keep with the sandbox")

@@ -18,7 +18,7 @@ import (
 type Progress struct {
 	Out   io.Writer
 	TTY   *os.File // nil: not a terminal
-	quiet bool     // nothing is said but on a terminal
+	quiet bool     // report only on a terminal
 
 	mu sync.Mutex
 	// +checklocks:mu

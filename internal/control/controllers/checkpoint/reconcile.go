@@ -104,7 +104,7 @@ func (r *reconciler) expire(ctx context.Context, c *barchan.Checkpoint) error {
 	if err := r.client.Delete(ctx, c, same); err != nil {
 		return fmt.Errorf("delete after spec.ttlSeconds: %w", err)
 	}
-	r.tell(c, corev1.EventTypeNormal, "Expired", "Expire", fmt.Sprintf("its spec.ttlSeconds, %d, have passed", *c.Spec.TTLSeconds))
+	r.recordEvent(c, corev1.EventTypeNormal, "Expired", "Expire", fmt.Sprintf("its spec.ttlSeconds, %d, have passed", *c.Spec.TTLSeconds))
 	return nil
 }
 
@@ -186,7 +186,7 @@ func (r *reconciler) remove(ctx context.Context, c *barchan.Checkpoint) (reconci
 	}
 	if err := r.runner.DropCheckpoint(ctx, refOf(c)); err != nil {
 		if ctx.Err() == nil {
-			r.tell(c, corev1.EventTypeWarning, "RemoveFailed", "Remove", errs.Text(err))
+			r.recordEvent(c, corev1.EventTypeWarning, "RemoveFailed", "Remove", errs.Text(err))
 		}
 		return reconcile.Result{}, fmt.Errorf("delete its data: %w", err)
 	}
@@ -204,8 +204,8 @@ func refOf(c *barchan.Checkpoint) sandbox.CheckpointRef {
 	return sandbox.CheckpointRef{Namespace: c.Namespace, Name: c.Name, UID: c.UID}
 }
 
-// tell records a Kubernetes event.
-func (r *reconciler) tell(c *barchan.Checkpoint, kind, reason, action, note string) {
+// recordEvent records a Kubernetes event.
+func (r *reconciler) recordEvent(c *barchan.Checkpoint, kind, reason, action, note string) {
 	if r.events != nil {
 		r.events.Eventf(c, nil, kind, reason, action, "%s", note)
 	}

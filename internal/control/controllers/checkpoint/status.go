@@ -43,7 +43,7 @@ func (r *reconciler) wait(ctx context.Context, c *barchan.Checkpoint, what strin
 
 // retry records a failure that is retried.
 func (r *reconciler) retry(ctx context.Context, c *barchan.Checkpoint, why string) error {
-	r.tell(c, corev1.EventTypeWarning, "CaptureFailed", "Capture", why+"; it is tried again")
+	r.recordEvent(c, corev1.EventTypeWarning, "CaptureFailed", "Capture", why+"; it is tried again")
 	return r.wait(ctx, c, why+"; it is tried again")
 }
 
@@ -56,7 +56,7 @@ func (r *reconciler) fail(ctx context.Context, c *barchan.Checkpoint, why string
 		return err
 	}
 	r.log.InfoContext(ctx, "checkpoint failed", telemetry.Namespace, c.Namespace, telemetry.Name, c.Name, telemetry.Reason, why)
-	r.tell(c, corev1.EventTypeWarning, "Failed", "Capture", why)
+	r.recordEvent(c, corev1.EventTypeWarning, "Failed", "Capture", why)
 	return nil
 }
 
@@ -78,7 +78,7 @@ func (r *reconciler) finish(ctx context.Context, c *barchan.Checkpoint, got sand
 		return err
 	}
 	failpoint.Reach("checkpointobject/finished")
-	r.tell(c, corev1.EventTypeNormal, barchan.ReasonWritten, "Capture", fmt.Sprintf("%s of sandbox %s are kept, %s", contents(got), c.Spec.SandboxName, status.Size))
+	r.recordEvent(c, corev1.EventTypeNormal, barchan.ReasonWritten, "Capture", fmt.Sprintf("%s of sandbox %s are kept, %s", contents(got), c.Spec.SandboxName, status.Size))
 	return nil
 }
 

@@ -81,16 +81,16 @@ func judge(c *barchan.Checkpoint, s *agents.Sandbox) (todo verdict, why string) 
 		return refuse, why
 	}
 	phase, started := sandbox.PhaseOf(s), sandbox.Started(s)
-	awake := phase == sandbox.Starting || phase == sandbox.Running
+	active := phase == sandbox.Starting || phase == sandbox.Running
 	switch {
-	case phase == sandbox.Pending, awake && !started:
+	case phase == sandbox.Pending, active && !started:
 		return wait, fmt.Sprintf("waits for sandbox %s to start", s.Name)
 	case phase == sandbox.Resuming:
 		return wait, fmt.Sprintf("waits for sandbox %s to run again", s.Name)
 	case phase == sandbox.Pausing:
 		why, _ = sandbox.SuspendFailure(s)
 		return wait, because(fmt.Sprintf("waits for sandbox %s to sleep", s.Name), why)
-	case awake && !c.Spec.KeepRunning:
+	case active && !c.Spec.KeepRunning:
 		return suspendFirst, fmt.Sprintf("waits for sandbox %s to sleep", s.Name)
 	}
 	return capture, ""
@@ -109,7 +109,7 @@ func never(c *barchan.Checkpoint, s *agents.Sandbox) string {
 	case pool.MemberOf(s) != "" && !pool.IsSeed(s):
 		return fmt.Sprintf("%ssandbox %s is a spare member of a warm pool, which may get an owner any time; claim it first", field, s.Name)
 	case deletes && sandbox.Suspended(s):
-		return fmt.Sprintf("%ssandbox %s sleeps, and its spec.barchan.suspend, Delete, has kept nothing to take a checkpoint of; resume it first", field, s.Name)
+		return fmt.Sprintf("%ssandbox %s is paused, and its spec.barchan.suspend, Delete, kept nothing to take a checkpoint of; resume it first", field, s.Name)
 	case deletes && !c.Spec.KeepRunning:
 		return "spec.keepRunning: must be true, for the sandbox's spec.barchan.suspend is Delete, which would leave nothing to take a checkpoint of"
 	}

@@ -98,7 +98,7 @@ func (r *reconciler) pick(ctx context.Context, w *work) (*agents.Sandbox, reconc
 		if time.Since(w.known.waits) > r.patience {
 			return r.start(ctx, w)
 		}
-		if !r.slots.acquire(w.who, p.UID) {
+		if !r.slots.acquire(w.req, p.UID) {
 			return nil, reconcile.Result{}, nil // a free slot enqueues the claim
 		}
 	}
@@ -128,7 +128,7 @@ func (r *reconciler) pick(ctx context.Context, w *work) (*agents.Sandbox, reconc
 // overQuota records a refusal by the quota. The claim is reconciled when a sandbox of its namespace ends,
 // and every quotaRetry, because the quota can change.
 func (r *reconciler) overQuota(ctx context.Context, w *work, cause error) (*agents.Sandbox, reconcile.Result, error) {
-	r.attempts.refused(w.who)
+	r.attempts.refused(w.req)
 	w.known.waits = time.Time{}
 	_, err := r.write(ctx, w, waiting(w.claim, reasonQuota, errs.Text(cause)))
 	return nil, reconcile.Result{RequeueAfter: quotaRetry}, err

@@ -71,7 +71,7 @@ func newReconciler(cfg *Config) (*reconciler, error) {
 
 // work is one reconcile of a claim, and the owner of what it claims.
 type work struct {
-	who   reconcile.Request
+	req   reconcile.Request
 	claim *extensions.SandboxClaim
 	known *attempt
 	pool  *extensions.SandboxWarmPool
@@ -82,24 +82,24 @@ type work struct {
 }
 
 // Reconcile implements [reconcile.Reconciler].
-func (r *reconciler) Reconcile(ctx context.Context, who reconcile.Request) (reconcile.Result, error) {
-	defer r.slots.release(who)
-	c, err := r.cache.Claim(ctx, who.NamespacedName)
+func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	defer r.slots.release(req)
+	c, err := r.cache.Claim(ctx, req.NamespacedName)
 	if errors.Is(err, errs.ErrNotFound) {
-		r.named.Forget(r.attempts.forget(who))
+		r.named.Forget(r.attempts.forget(req))
 		return reconcile.Result{}, nil
 	}
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	w := &work{who: who, claim: r.named.Latest(c), known: r.attempts.of(who, c.UID), late: r.late}
+	w := &work{req: req, claim: r.named.Latest(c), known: r.attempts.of(req, c.UID), late: r.late}
 	result, err := r.step(ctx, w)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		// A concurrent write: reconcile again when the cache shows it.
 		return reconcile.Result{RequeueAfter: retryFirst}, nil
 	}
 	if err != nil {
-		return reconcile.Result{}, fmt.Errorf("claim %s: %w", who, err)
+		return reconcile.Result{}, fmt.Errorf("claim %s: %w", req, err)
 	}
 	return result, nil
 }
@@ -220,8 +220,8 @@ func (r *reconciler) refuse(ctx context.Context, w *work, no *refusal) error {
 	if changed, err := r.write(ctx, w, waiting(w.claim, no.reason, no.message)); err != nil || !changed {
 		return err
 	}
-	r.log.InfoContext(ctx, "claim refused", telemetry.Namespace, w.who.Namespace, telemetry.Name, w.who.Name, telemetry.Reason, no.reason)
-	r.tell(w, corev1.EventTypeWarning, no.reason, no.message)
+	r.log.InfoContext(ctx, "claim refused", telemetry.Namespace, w.req.Namespace, telemetry.Name, w.req.Name, telemetry.Reason, no.reason)
+	r.recordEvent(w, corev1.EventTypeWarning, no.reason, no.message)
 	return nil
 }
 
@@ -249,8 +249,8 @@ func (r *reconciler) announce(ctx context.Context, w *work, s *agents.Sandbox) e
 	launch := s.Labels[agents.LabelLaunchType]
 	took := time.Since(w.known.since)
 	r.took.WithLabelValues(launch).Observe(took.Seconds())
-	r.log.InfoContext(ctx, "claim served", telemetry.Namespace, s.Namespace, telemetry.Name, w.who.Name, telemetry.Sandbox, s.Name, "launch", launch, telemetry.Duration, took)
-	r.tell(w, corev1.EventTypeNormal, "Claimed", fmt.Sprintf("sandbox %s, started %s, is the claim's", s.Name, launch))
+	r.log.InfoContext(ctx, "claim served", telemetry.Namespace, s.Namespace, telemetry.Name, w.req.Name, telemetry.Sandbox, s.Name, "launch", launch, telemetry.Duration, took)
+	r.recordEvent(w, corev1.EventTypeNormal, "Claimed", fmt.Sprintf("sandbox %s, started %s, is the claim's", s.Name, launch))
 	return nil
 }
 
@@ -261,7 +261,7 @@ func (r *reconciler) mirror(ctx context.Context, w *work) error {
 		return err
 	}
 	if cached {
-		r.attempts.forget(w.who)
+		r.attempts.forget(w.req)
 	}
 	if err := r.dropOthers(ctx, w); err != nil {
 		return err
@@ -275,7 +275,7 @@ func (r *reconciler) mirror(ctx context.Context, w *work) error {
 		return err
 	}
 	if s == nil && changed {
-		r.tell(w, corev1.EventTypeWarning, extensions.ReasonSandboxMissing, readyOf(status).Message)
+		r.recordEvent(w, corev1.EventTypeWarning, extensions.ReasonSandboxMissing, readyOf(status).Message)
 	}
 	return nil
 }
@@ -332,7 +332,7 @@ func (r *reconciler) drop(ctx context.Context, w *work, s *agents.Sandbox) error
 		return nil
 	}
 	now := &extensions.SandboxClaim{}
-	err := r.client.Get(ctx, w.who.NamespacedName, now)
+	err := r.client.Get(ctx, w.req.NamespacedName, now)
 	if err == nil && now.UID == w.claim.UID && now.Status.Sandbox.Name == s.Name {
 		return apierrors.NewConflict(schema.GroupResource{Group: extensions.GroupVersion.Group, Resource: "sandboxclaims"}, now.Name, errNamed)
 	}
@@ -358,8 +358,8 @@ func (r *reconciler) remove(ctx context.Context, s *agents.Sandbox) error {
 	return nil
 }
 
-// tell records a Kubernetes event.
-func (r *reconciler) tell(w *work, kind, reason, note string) {
+// recordEvent records a Kubernetes event.
+func (r *reconciler) recordEvent(w *work, kind, reason, note string) {
 	if r.events != nil {
 		r.events.Eventf(w.claim, nil, kind, reason, "Claim", "%s", note)
 	}

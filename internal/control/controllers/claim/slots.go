@@ -38,32 +38,32 @@ func (p *poolSlots) start(call func(reconcile.Request)) {
 }
 
 // acquire reports whether a request may wait for a member of the pool now. If not, it is parked.
-func (p *poolSlots) acquire(who reconcile.Request, pool types.UID) bool {
+func (p *poolSlots) acquire(req reconcile.Request, pool types.UID) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.held[who] == pool {
+	if p.held[req] == pool {
 		return true
 	}
 	if p.used[pool] < p.most && len(p.parked[pool]) == 0 {
-		p.held[who] = pool
+		p.held[req] = pool
 		p.used[pool]++
 		return true
 	}
-	if !slices.Contains(p.parked[pool], who) {
-		p.parked[pool] = append(p.parked[pool], who)
+	if !slices.Contains(p.parked[pool], req) {
+		p.parked[pool] = append(p.parked[pool], req)
 	}
 	return false
 }
 
 // release frees the slot of a request, if any, and gives it to the next parked one.
-func (p *poolSlots) release(who reconcile.Request) {
+func (p *poolSlots) release(req reconcile.Request) {
 	p.mu.Lock()
-	pool, has := p.held[who]
+	pool, has := p.held[req]
 	if !has {
 		p.mu.Unlock()
 		return
 	}
-	delete(p.held, who)
+	delete(p.held, req)
 	p.used[pool]--
 	var next reconcile.Request
 	queue := p.parked[pool]

@@ -116,8 +116,8 @@ func (r *reconciler) expire(ctx context.Context, w *work) error {
 	if err := r.client.Delete(ctx, w.claim, same, client.PropagationPolicy(propagation)); err != nil {
 		return fmt.Errorf("delete the expired claim: %w", err)
 	}
-	r.log.InfoContext(ctx, "expired claim deleted", telemetry.Namespace, w.who.Namespace, telemetry.Name, w.who.Name, telemetry.Reason, why)
-	r.tell(w, corev1.EventTypeNormal, extensions.ReasonClaimExpired, why)
+	r.log.InfoContext(ctx, "expired claim deleted", telemetry.Namespace, w.req.Namespace, telemetry.Name, w.req.Name, telemetry.Reason, why)
+	r.recordEvent(w, corev1.EventTypeNormal, extensions.ReasonClaimExpired, why)
 	return nil
 }
 
@@ -129,8 +129,8 @@ func (r *reconciler) retain(ctx context.Context, w *work, why string) error {
 	if _, err := r.write(ctx, w, status); err != nil {
 		return err
 	}
-	r.log.InfoContext(ctx, "claim expired", telemetry.Namespace, w.who.Namespace, telemetry.Name, w.who.Name, telemetry.Reason, why)
-	r.tell(w, corev1.EventTypeNormal, extensions.ReasonClaimExpired, why)
+	r.log.InfoContext(ctx, "claim expired", telemetry.Namespace, w.req.Namespace, telemetry.Name, w.req.Name, telemetry.Reason, why)
+	r.recordEvent(w, corev1.EventTypeNormal, extensions.ReasonClaimExpired, why)
 	return r.removeOwned(ctx, w)
 }
 

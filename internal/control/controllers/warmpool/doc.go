@@ -16,7 +16,7 @@
 // Recreate, those under deletion included. A deletion that takes longer than Config.GoneAfter no longer counts, so that it
 // cannot block the pool; but at most the desired number of them: in the worst case the pool exists twice.
 //
-// # Who goes first
+// # Order of deletion
 //
 // Failed members, then members of an older revision, then unready ones, then the newest. Every deletion is conditional on
 // the version of the decision, so that a member claimed meanwhile stays.

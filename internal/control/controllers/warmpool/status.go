@@ -201,7 +201,7 @@ func trial(t *failureBackoff) string {
 	if t.refused != "" {
 		return fmt.Sprintf("the API server refuses members: %s; the next try is at %s", t.refused, clock(t.retryAt))
 	}
-	return fmt.Sprintf("the last failure was: %s; the next try is at %s", cmp.Or(t.cause, "not told"), clock(t.retryAt))
+	return fmt.Sprintf("the last failure was: %s; the next try is at %s", cmp.Or(t.cause, "unknown"), clock(t.retryAt))
 }
 
 func clock(t time.Time) string { return t.UTC().Format("15:04:05 UTC") }

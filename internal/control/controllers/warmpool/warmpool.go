@@ -45,7 +45,7 @@ type WarmUps interface {
 	Sandbox(ctx context.Context, key types.NamespacedName) (*agents.Sandbox, error)
 }
 
-// Config is what New needs; every field is required unless it says so.
+// Config is what New needs; every field is required unless its comment allows nil.
 type Config struct {
 	Log *slog.Logger
 	// Client reads and writes the API server itself.

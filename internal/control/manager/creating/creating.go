@@ -208,7 +208,7 @@ func (cr *Creator) createdBefore(ctx context.Context, c *createOp) (*agents.Sand
 
 // reuse returns the sandbox of a name, ready, if it was created for the same request; else nil.
 //
-// If its create may have returned, it is the owner's, whatever the template is now: that is the promise of the key.
+// If its create may have returned, it is the owner's, even if the template has changed: that is the promise of the key.
 // So for a member after its adoption, whose agent may not have its variables yet, and may get them twice; and for
 // a cold start after the last write of its create. An interrupted create is completed if its sandbox fits the present
 // template; else the sandbox is removed, and the result is nil.

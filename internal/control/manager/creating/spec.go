@@ -146,7 +146,7 @@ func (cr *Creator) from(ctx context.Context, c *createOp, snap *barchan.Checkpoi
 	}
 	from := snap.Status.Source
 	if from == nil || len(from.Blueprint.Raw) == 0 {
-		return apistatus.Refuse(errs.ErrConflict, "snapshot %q does not say how its sandbox was made, so none can start from it", snap.SnapshotID())
+		return apistatus.Refuse(errs.ErrConflict, "snapshot %q has no blueprint of its sandbox; take a new one", snap.SnapshotID())
 	}
 	var blueprint agents.SandboxBlueprint
 	var policies agents.BarchanSpec
@@ -156,7 +156,7 @@ func (cr *Creator) from(ctx context.Context, c *createOp, snap *barchan.Checkpoi
 	}
 	if err != nil {
 		return errs.Public(fmt.Errorf("read checkpoint %s/%s: %w: %w", snap.Namespace, snap.Name, errs.ErrConflict, err),
-			fmt.Sprintf("what snapshot %q says of its sandbox cannot be read", snap.SnapshotID()))
+			fmt.Sprintf("the blueprint in snapshot %q cannot be read", snap.SnapshotID()))
 	}
 	o := &origin{
 		restore:  agents.RestoreSource{CheckpointName: snap.Name, FilesOnly: c.FilesOnly},
@@ -203,8 +203,8 @@ func (o *origin) apply(s *agents.Sandbox) {
 
 // mayShare refuses to pass on variables that are not the tenant's own, unless the source, the request or the
 // server allows it; see package pool.
-func (cr *Creator) mayShare(o *origin, source *agents.BarchanSpec, asked bool, what string) error {
-	if !o.secrets || o.own || asked || cr.ForkSecrets || sandbox.HandsOnSecrets(source) {
+func (cr *Creator) mayShare(o *origin, source *agents.BarchanSpec, allowed bool, what string) error {
+	if !o.secrets || o.own || allowed || cr.ForkSecrets || sandbox.HandsOnSecrets(source) {
 		return nil
 	}
 	return apistatus.Refuse(errs.ErrForbidden, "%s holds environment variables that a SandboxClaim brought, and another sandbox would get them; "+

@@ -1,5 +1,5 @@
 // Package idempotency ties a sandbox to the request that created it, so that a repeated request gets the same
-// sandbox. It creates and finds none: the caller does, and asks here whether a sandbox is the request's. It holds no
+// sandbox. It creates and finds none: the caller does, and verifies here that a sandbox is the request's. It holds no
 // lock while it calls.
 package idempotency
 

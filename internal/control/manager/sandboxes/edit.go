@@ -130,8 +130,8 @@ func (st *Store) CheckTimeout(d time.Duration) error {
 }
 
 // WakeTimeout is the time to live of a sandbox after a wake.
-func (st *Store) WakeTimeout(asked time.Duration) time.Duration {
-	return min(max(asked, minWakeTimeout), st.MaxTimeout)
+func (st *Store) WakeTimeout(requested time.Duration) time.Duration {
+	return min(max(requested, minWakeTimeout), st.MaxTimeout)
 }
 
 // SetNetwork replaces a sandbox's egress policy; nil clears it. It returns when the policy is in force. After

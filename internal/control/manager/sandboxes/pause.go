@@ -28,7 +28,7 @@ var (
 )
 
 // Pause pauses a running sandbox until a resume. Its route is closed first. keepMemory nil keeps what the
-// sandbox's spec says. A paused or pausing sandbox is an errs.ErrConflict. If the pause fails, the sandbox
+// sandbox's spec selects. A paused or pausing sandbox is an errs.ErrConflict. If the pause fails, the sandbox
 // continues, and the error has the reason.
 func (st *Store) Pause(ctx context.Context, namespace, id string, keepMemory *bool) (err error) {
 	start := time.Now()
@@ -59,7 +59,7 @@ func (st *Store) Pause(ctx context.Context, namespace, id string, keepMemory *bo
 	failpoint.Reach("pause/written")
 	err = st.awaitTransition(ctx, s, id, func(now *agents.Sandbox) (bool, error) {
 		if message, failed := sandbox.SuspendFailure(now); failed {
-			return false, errs.Public(fmt.Errorf("%w: %w", errTransitionFailed, errs.ErrUnavailable), fmt.Sprintf("Sandbox %q could not be paused, and runs on: %s", id, message))
+			return false, errs.Public(fmt.Errorf("%w: %w", errTransitionFailed, errs.ErrUnavailable), fmt.Sprintf("Sandbox %q could not be paused and keeps running: %s", id, message))
 		}
 		return sandbox.PhaseOf(now) != sandbox.Pausing, nil
 	})

@@ -165,7 +165,7 @@ type Page struct {
 	Items []Sandbox
 	// Next is the cursor of the following page, and empty on the last one.
 	Next string
-	// Running counts the matching running sandboxes of all pages, whatever States selects.
+	// Running counts the matching running sandboxes of all pages, regardless of States.
 	Running int
 }
 

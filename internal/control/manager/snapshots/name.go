@@ -96,13 +96,13 @@ func (n fullName) newest() bool {
 }
 
 // splitID parses a requested name; false if it cannot belong to the team.
-func splitID(namespace, asked string) (fullName, bool) {
-	if team, rest, qualified := strings.Cut(asked, "/"); qualified {
+func splitID(namespace, requested string) (fullName, bool) {
+	if team, rest, qualified := strings.Cut(requested, "/"); qualified {
 		if team != namespace {
 			return fullName{}, false
 		}
-		asked = rest
+		requested = rest
 	}
-	name, tag, _ := strings.Cut(asked, ":")
+	name, tag, _ := strings.Cut(requested, ":")
 	return fullName{name, tag}, name != ""
 }

@@ -111,10 +111,10 @@ func noSnapshot(id string) error {
 }
 
 // Find returns the snapshot of a name and a tag, else the newest of the name, ready ones first.
-func (st *Store) Find(ctx context.Context, namespace, asked string) (*barchan.Checkpoint, error) {
-	name, ours := splitID(namespace, asked)
+func (st *Store) Find(ctx context.Context, namespace, requested string) (*barchan.Checkpoint, error) {
+	name, ours := splitID(namespace, requested)
 	if !ours {
-		return nil, noSnapshot(asked)
+		return nil, noSnapshot(requested)
 	}
 	all, err := st.named(ctx, namespace, name.name)
 	if err != nil {
@@ -126,7 +126,7 @@ func (st *Store) Find(ctx context.Context, namespace, asked string) (*barchan.Ch
 	if name.newest() && len(all) > 0 {
 		return new(slices.MaxFunc(all, compare)), nil
 	}
-	return st.unseen(ctx, namespace, asked, name)
+	return st.unseen(ctx, namespace, requested, name)
 }
 
 // named returns the snapshots of a name.
@@ -148,17 +148,17 @@ func compare(a, b barchan.Checkpoint) int {
 }
 
 // unseen reads a snapshot that another replica may have just made, and of which the client knows the tag.
-func (st *Store) unseen(ctx context.Context, namespace, asked string, name fullName) (*barchan.Checkpoint, error) {
+func (st *Store) unseen(ctx context.Context, namespace, requested string, name fullName) (*barchan.Checkpoint, error) {
 	if name.newest() || !nameForm.MatchString(name.name) || !tagForm.MatchString(name.tag) {
-		return nil, noSnapshot(asked)
+		return nil, noSnapshot(requested)
 	}
 	c := &barchan.Checkpoint{}
 	err := st.Sandboxes.Objects.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name.object()}, c)
 	if apierrors.IsNotFound(err) || (err == nil && (!public(c) || nameOf(c) != name)) {
-		return nil, noSnapshot(asked)
+		return nil, noSnapshot(requested)
 	}
 	if err != nil {
-		return nil, apistatus.From("read snapshot "+asked, err)
+		return nil, apistatus.From("read snapshot "+requested, err)
 	}
 	return c, nil
 }
@@ -193,7 +193,7 @@ func (st *Store) single(ctx context.Context, c *barchan.Checkpoint, id string) e
 	}
 	all, err := st.named(ctx, c.Namespace, name.name)
 	if err == nil && len(all) > 1 {
-		err = apistatus.Refuse(errs.ErrConflict, "there are %d snapshots of the name %q; say which by its tag, as in %q", len(all), name.name, c.SnapshotID())
+		err = apistatus.Refuse(errs.ErrConflict, "there are %d snapshots of the name %q; name one by its tag, as in %q", len(all), name.name, c.SnapshotID())
 	}
 	return err
 }

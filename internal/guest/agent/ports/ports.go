@@ -1,7 +1,6 @@
 // Package ports lists listeners in a sandbox, and forwards to those on its loopback alone.
 //
-// It keeps nothing, and looks only when somebody asks: a sandbox that nobody asks for anything does
-// no work for this. It opens no port of its own, so that no program finds one taken.
+// It keeps nothing and scans only on request, so an unused sandbox does no work for it. It opens no port of its own, so that no program finds one taken.
 package ports
 
 import (
@@ -28,8 +27,8 @@ import (
 // stateListen is how /proc/net/tcp writes LISTEN.
 const stateListen = "0A"
 
-// Look finds the owners of sockets among the processes of a user and group. Who is not root, nor
-// may trace others, sees the sockets of its own kind alone.
+// Look finds the owners of sockets among the processes of a user and group. Without root or the
+// right to trace others, a process sees only the sockets of its own user.
 type Look func(uid, gid uint32, inodes []string) (map[string]Owner, error)
 
 // List returns what listens on TCP, by port and address, as a proc file system has it. What the
@@ -242,7 +241,7 @@ func kindOf(dir string) (k kind, ok bool) {
 // maxName is what the kernel keeps of a process's name, in bytes.
 const maxName = 15
 
-// short bounds a name: what looks in our place runs as a user of the sandbox, who may make up its answer.
+// short bounds a name: the helper runs as a user of the sandbox, which may forge its output.
 func short(name string) string { return strings.ToValidUTF8(name[:min(len(name), maxName)], "") }
 
 func nameOf(dir string) string {

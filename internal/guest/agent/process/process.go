@@ -95,8 +95,8 @@ func (p *process) follow(exit <-chan syscall.WaitStatus) {
 	p.discard()
 }
 
-// discard keeps reading for the children that keep writing, who would else be
-// killed for it by SIGPIPE. A terminal hangs up instead.
+// discard keeps reading after the end, so that SIGPIPE does not kill children that keep
+// writing. A terminal hangs up instead.
 func (p *process) discard() {
 	if p.io.TTY != nil {
 		_ = p.io.TTY.Close()
