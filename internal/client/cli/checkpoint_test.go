@@ -134,7 +134,7 @@ func (y *typist) sees(text string) {
 // ends wants the command to end with an exit code.
 func (y *typist) ends(code int) {
 	y.t.Helper()
-	late := time.AfterFunc(eventually.Patience, func() { _ = y.cmd.Process.Signal(syscall.SIGQUIT) }) // it says where it stands
+	late := time.AfterFunc(eventually.Patience, func() { _ = y.cmd.Process.Signal(syscall.SIGQUIT) }) // it prints its goroutines
 	defer late.Stop()
 	_ = y.cmd.Wait()
 	y.wg.Wait()
@@ -143,16 +143,16 @@ func (y *typist) ends(code int) {
 	}
 }
 
-// Exports and imports say on a terminal how far they are, and nowhere else.
+// Exports and imports report progress on a terminal only.
 func TestTransfersTellHowFar(t *testing.T) {
 	s := newServer(t, nil)
 	file := filepath.Join(t.TempDir(), "one.tar")
 	s.run("", "checkpoint", "export", "one", file).want(t, 0, "", "warning: take care\n")
 	if r := s.run("", "checkpoint", "export", "one", file); r.stderr != "warning: take care\n" {
-		t.Errorf("export without a terminal says %q", r.stderr)
+		t.Errorf("export without a terminal printed %q", r.stderr)
 	}
 	if r := s.run("", "checkpoint", "import", file); r.stdout != "one\n" || r.stderr != "warning: take care\n" {
-		t.Errorf("import without a terminal says %q and %q", r.stdout, r.stderr)
+		t.Errorf("import without a terminal printed %q and %q", r.stdout, r.stderr)
 	}
 	s.run("", "checkpoint", "export", "none", file).want(t, 1, "", "barchan: checkpoint none not found\n")
 
@@ -217,7 +217,7 @@ func TestTransfersAreInterrupted(t *testing.T) {
 		}
 		eventually.True(t, "the server has let go of it", func() bool { return s.travel.inUse.Load() == 0 })
 		if text := y.shows.b.String(); strings.Contains(text, "barchan: ") {
-			t.Errorf("interrupted in %s, it says %q", at, text)
+			t.Errorf("interrupted in %s, it printed %q", at, text)
 		}
 	}
 }

@@ -172,7 +172,7 @@ func TestRunPassesInputOn(t *testing.T) {
 	// A command that ends before its input does, and one that needs none.
 	s.run(big, "run", "-i", "--", "true").want(t, 0, "", "")
 	s.run("ignored", "run", "--", "cat").want(t, 0, "", "")
-	// A pipe is passed on unasked, and one that stays open holds nothing up.
+	// A pipe is passed on without a flag, and one that stays open holds nothing up.
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -216,7 +216,7 @@ func TestExec(t *testing.T) {
 	s.run("", "exec", "-u", "nobody-here", "iaaa", "--", "true").want(t, 1, "", "invalid username: 'nobody-here'")
 	s.run("", "exec", "iaab", "--", "true").want(t, 1, "", "is paused; resume it with `barchan resume "+id2+"`")
 	s.run("", "exec", "iaaa", "--").want(t, 2, "", "COMMAND is missing")
-	// After its interrupt the command must not run on.
+	// After its interrupt the command must not continue.
 	ctx, cancel := context.WithCancel(t.Context())
 	r, w := io.Pipe()
 	done := make(chan int, 1)

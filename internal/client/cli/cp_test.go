@@ -66,7 +66,7 @@ func TestCopyNamesWhatItSkips(t *testing.T) {
 	back := s.run("", "cp", "iaaa:"+remote+"/in", local+"/back")
 	back.want(t, 1, "", "barchan: skipped pipe: FIFOs are not copied\n")
 	if !strings.Contains(back.stderr, "socket ignored") {
-		t.Errorf("nothing said of the socket: %s", back.stderr)
+		t.Errorf("no message on the socket: %s", back.stderr)
 	}
 	if b, err := os.ReadFile(local + "/back/f"); string(b) != "x" {
 		t.Errorf("%q, %v: the rest was not copied", b, err)

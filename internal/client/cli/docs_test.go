@@ -31,7 +31,7 @@ func TestDocsAreFresh(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got, want.Bytes()) {
-		t.Error("docs/cli.md is not what the commands say; run internal/client/cli/generate.sh")
+		t.Error("docs/cli.md differs from the commands; run internal/client/cli/generate.sh")
 	}
 }
 

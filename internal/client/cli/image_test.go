@@ -22,7 +22,7 @@ import (
 type imageRegistry struct {
 	*httptest.Server
 	host, layer string      // the digest of the image's one
-	cut         atomic.Bool // it ends the connection where it is asked for the layer
+	cut         atomic.Bool // it ends the connection at the request for the layer
 }
 
 func newImageRegistry(t *testing.T, start func(*httptest.Server)) *imageRegistry {
@@ -95,7 +95,7 @@ func TestImagePullWithoutTLS(t *testing.T) {
 	s.run("", "image", "pull", ref, "--plain-http").want(t, 0, ref+"\n", "")
 	s.wantImported(t, r.layer)
 
-	// That it went in the middle is why there is no image, not who was to get it.
+	// The cause is the lost connection, not the receiver.
 	r.cut.Store(true)
 	s.run("", "image", "pull", ref, "--plain-http").want(t, 1, "", "pull from "+ref+": ")
 }

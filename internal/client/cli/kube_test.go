@@ -122,12 +122,12 @@ func (s *server) testKeysNamespace(t *testing.T) {
 	s.run("", "--api-key", "e2b_none", "pool", "ls").want(t, 1, "", "barchan: find the namespace of the key; --namespace names another: Invalid API key\n")
 }
 
-// testVariant has run ask for another image and other limits than the template's.
+// testVariant has run request another image and other limits than the template's.
 func (s *server) testVariant(t *testing.T) {
 	var made []extensions.SandboxTemplate
-	asked := 0
+	calls := 0
 	s.templates = func(name string) bool {
-		if asked++; asked == 1 {
+		if calls++; calls == 1 {
 			return false // the view of templates lags
 		}
 		own, err := app.Get[extensions.SandboxTemplate](t.Context(), s.kubeClient(t), app.TemplatesResource, "tenant-a", name)

@@ -39,7 +39,7 @@ func (t tidy) Run() int {
 }
 
 // barchanMain is the program as scripts run it: real but for the server, which
-// only says that it was started, and stays until it is told to stop.
+// only reports that it was started, and stays until it is stopped.
 func barchanMain() {
 	ctx, stop := terminal.WithSignals(context.Background())
 	code := Run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr, app.Deps{
@@ -61,7 +61,7 @@ func barchanMain() {
 }
 
 // scriptServer fails, ends at once, or serves the real admin API until it is
-// told to stop, by the name of its node.
+// stopped, by the name of its node.
 func scriptServer(ctx context.Context, cfg config.Config, log io.Writer) error {
 	fmt.Fprintln(log, "serving on "+cfg.HTTPAddr)
 	switch cfg.NodeName {
@@ -83,17 +83,17 @@ func scriptServer(ctx context.Context, cfg config.Config, log io.Writer) error {
 	return api.Run(ctx)
 }
 
-// scripted is ready when it was asked three times, and has two sandboxes.
+// scripted is ready after three requests, and has two sandboxes.
 type scripted struct {
 	cfg   config.Config
 	stop  func()
-	asked atomic.Int32
+	polls atomic.Int32
 }
 
 func (s *scripted) Status(context.Context) (adminclient.Status, error) {
 	st := adminclient.Status{Version: "1.2.3", PID: os.Getpid(), DataDir: s.cfg.DataDir, Phase: "caches", Sandboxes: map[string]int{"Running": 2}}
 	st.Phases = []adminclient.Phase{{Name: "lock", Done: true, Milli: 1.5}, {Name: "caches"}}
-	if s.asked.Add(1) > 2 {
+	if s.polls.Add(1) > 2 {
 		st.Phases[1] = adminclient.Phase{Name: "caches", Done: true, Milli: 20}
 		st.Ready, st.Phase = true, "ready"
 	}

@@ -69,7 +69,7 @@ func TestNamesOrIDs(t *testing.T) {
 	s.run("", "show", "").want(t, 1, "", "no sandbox has the name")
 }
 
-// TestShowMemory: the place of the memory is the API's to say.
+// TestShowMemory: the API returns the place of the memory.
 func TestShowMemory(t *testing.T) {
 	s := newServer(t, nil)
 	s.add(id1, "paused", nil)
@@ -145,14 +145,14 @@ func TestCompletionOfPaths(t *testing.T) {
 	}
 }
 
-// TestE2BVariables: they count where neither a flag nor a variable of ours says anything, and for their own
+// TestE2BVariables: they count where neither a flag nor a variable of ours is set, and for their own
 // server only.
 func TestE2BVariables(t *testing.T) {
 	s := newServer(t, nil)
 	s.add(id1, "running", nil)
-	var asked []string
+	var keys []string
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		asked = append(asked, r.Header.Get("X-API-Key"))
+		keys = append(keys, r.Header.Get("X-API-Key"))
 		_ = json.NewEncoder(w).Encode([]restclient.Listed{{SandboxID: id2}})
 	}))
 	t.Cleanup(other.Close)
@@ -179,9 +179,9 @@ func TestE2BVariables(t *testing.T) {
 			for name, value := range give.env {
 				t.Setenv(name, value)
 			}
-			asked = nil
+			keys = nil
 			s.exactly(t, give.want, append(give.args, "ls", "-q")...)
-			if got := strings.Join(asked, ","); got != give.key {
+			if got := strings.Join(keys, ","); got != give.key {
 				t.Errorf("the other server got the keys %q, want %q", got, give.key)
 			}
 		})

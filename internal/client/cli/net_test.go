@@ -94,7 +94,7 @@ func TestNetRelease(t *testing.T) {
 	}
 	s.run("", "net", "release", "10.87.0.3").want(t, 1, "", "standard input is no terminal to confirm on; add --yes")
 	if len(s.leases) != 2 {
-		t.Fatal("it was done unasked")
+		t.Fatal("it was done without a confirmation")
 	}
 	s.run("", "net", "release", "10.87.0.3", "--yes").want(t, 0, "10.87.0.3\n", "")
 	if len(s.leases) != 1 {
@@ -110,9 +110,9 @@ func TestNetCheck(t *testing.T) {
 	s := newServer(t, nil)
 	s.run("", "net", "check").want(t, 0, "", "leases and machine agree")
 	s.run("", "net", "check", "--json").want(t, 0, "[]\n", "")
-	s.repairs = []adminclient.Repair{{Kind: "reclaimed", Address: netip.MustParseAddr("10.87.0.2"), Sandbox: id1, Where: "record " + id1, Detail: "in the books it was free"}}
+	s.repairs = []adminclient.Repair{{Kind: "reclaimed", Address: netip.MustParseAddr("10.87.0.2"), Sandbox: id1, Where: "record " + id1, Detail: "in the lease table it was free"}}
 	s.run("", "net", "check").want(t, 0, "10.87.0.2   reclaimed   "+id1, "")
-	s.repairs = append(s.repairs, adminclient.Repair{Kind: adminclient.RepairConflict, Address: netip.MustParseAddr("10.87.0.9"), Detail: "in use by a; in the books it is held by \"b\""})
+	s.repairs = append(s.repairs, adminclient.Repair{Kind: adminclient.RepairConflict, Address: netip.MustParseAddr("10.87.0.9"), Detail: "in use by a; in the lease table it is held by \"b\""})
 	s.run("", "net", "check").want(t, 1, "10.87.0.9   conflict ", "barchan: 1 in conflict; no address was taken away")
 	s.run("", "net", "check", "--json").want(t, 1, `"kind": "conflict"`, "")
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/client/restclient"
 )
 
-// TestSignedPort: the URL that is printed has the signature that the gateway asks for, for the time
-// that was asked for.
+// TestSignedPort: the URL that is printed has the signature that the gateway requires, for the time
+// that was requested.
 func TestSignedPort(t *testing.T) {
 	s := newServer(t, nil)
 	s.add(id1, "running", nil)

@@ -12,7 +12,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
-// TestPorts asks the real agent who listens: here, that is this test.
+// TestPorts lists the listeners of the real agent: here, of this test.
 func TestPorts(t *testing.T) {
 	s := newServer(t, startAgent(t))
 	s.add(id1, "running", nil)

@@ -77,7 +77,7 @@ func (p *program) pid() int {
 func (p *program) ended(code int) {
 	p.t.Helper()
 	pid := p.pid()
-	_ = p.Wait() // its code says it all
+	_ = p.Wait() // its code is checked
 	if got := p.ProcessState.ExitCode(); got != code {
 		p.t.Errorf("exit code %d, want %d; %s", got, code, p.talk.String())
 	}
@@ -117,7 +117,7 @@ func TestClosedPipe(t *testing.T) {
 		_ = out.Close()
 		p.ended(141)
 		if p.talk.Len() != 0 {
-			t.Errorf("%s says %q", c.name, p.talk.String())
+			t.Errorf("%s printed %q", c.name, p.talk.String())
 		}
 	}
 	s.alone(t)
@@ -194,7 +194,7 @@ func TestNotStarted(t *testing.T) {
 	s.run("", "exec", "-w", "/none/such", id1, "--", "true").want(t, 1, "", "cwd '/none/such' does not exist")
 }
 
-// TestLost has a command lose its connection in every way, and tell them apart.
+// TestLost has a command lose its connection in every way, and distinguishes them.
 func TestLost(t *testing.T) {
 	for name, c := range map[string]struct {
 		befall func(s *server)
@@ -222,7 +222,7 @@ func TestLost(t *testing.T) {
 			c.befall(s)
 			s.mu.Unlock()
 			s.front.CloseClientConnections()
-			_ = p.Wait() // its code says it all
+			_ = p.Wait() // its code is checked
 			if code := p.ProcessState.ExitCode(); code != 1 || !strings.Contains(p.talk.String(), c.want) {
 				t.Errorf("exit code %d, %s; want 1, %s", code, fmt.Sprint(&p.talk), c.want)
 			}
@@ -230,7 +230,7 @@ func TestLost(t *testing.T) {
 	}
 }
 
-// TestDetached starts a command that goes on by itself.
+// TestDetached starts a command that continues alone.
 func TestDetached(t *testing.T) {
 	s := newServer(t, startAgent(t))
 	s.add(id1, "running", nil)
@@ -282,7 +282,7 @@ func TestUsersByNumber(t *testing.T) {
 	}
 }
 
-// TestNetworkOfRun has run ask for what a sandbox may reach, and who may reach it.
+// TestNetworkOfRun has run set what a sandbox may reach, and what may reach it.
 func TestNetworkOfRun(t *testing.T) {
 	s := newServer(t, startAgent(t))
 	s.run("", "run", "--private", "--allow", "example.com", "--allow", "10.1.0.0/16", "--", "true").want(t, 0, "", "")
@@ -320,7 +320,7 @@ func TestHostileNames(t *testing.T) {
 			}
 		}
 		if !strings.Contains(r.stdout+r.stderr, `\x1b[2J`) {
-			t.Errorf("%v: %q %q does not say the name", args, r.stdout, r.stderr)
+			t.Errorf("%v: %q %q lacks the name", args, r.stdout, r.stderr)
 		}
 		if r.code == 0 && strings.Contains(r.stdout, "\nrunning") {
 			t.Errorf("%v: %q has a line of the tenant's", args, r.stdout)

@@ -108,7 +108,7 @@ type server struct {
 	// templates knows templates besides base; nil: there are none.
 	templates func(name string) bool
 	bodies    []string        // of pauses, connects, snapshots and forks
-	heard     <-chan struct{} // what forks wait for after the first; nil: nothing
+	printed   <-chan struct{} // what forks wait for after the first; nil: nothing
 	images    []adminclient.Image
 	tar       []byte // the last that was imported; +checklocks:mu
 	leases    []adminclient.Lease

@@ -67,7 +67,7 @@ func (s *server) snapshotList(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(list)
 }
 
-// fork lets the second fork fail. It tells of the last one first, and of the others once that was heard of.
+// fork lets the second fork fail. It reports the last one first, and the others once that was printed.
 func (s *server) fork(w http.ResponseWriter, r *http.Request) {
 	var n restclient.NewFork
 	if err := json.NewDecoder(r.Body).Decode(&n); err != nil {
@@ -92,9 +92,9 @@ func (s *server) fork(w http.ResponseWriter, r *http.Request) {
 			restclient.Forked
 		}{i, all[i]})
 		_ = http.NewResponseController(w).Flush()
-		if s.heard != nil {
+		if s.printed != nil {
 			select {
-			case <-s.heard:
+			case <-s.printed:
 			case <-r.Context().Done():
 			}
 		}
@@ -111,7 +111,7 @@ func TestSnapshots(t *testing.T) {
 	}
 	s.run("", "snapshot", id1, "--name", "mine:v1", "--files-only", "--ttl", "10m", "--json").want(t, 0, `"snapshotID": "mine:v1"`, "")
 	if last := s.bodies[len(s.bodies)-1]; last != `snapshots {"name":"mine:v1","memory":false,"ttl":600}` {
-		t.Errorf("asked for %s", last)
+		t.Errorf("requested %s", last)
 	}
 	s.run("", "snapshot", "ls").want(t, 0, ""+
 		"ID        NAME   SANDBOX                TEMPLATE   CONTENT            SIZE      SECRETS   AGE   ENDS IN\n"+
@@ -142,7 +142,7 @@ func TestFork(t *testing.T) {
 	s.run("", "fork", "iaaa", "--count", "3", "--timeout", "90s", "--allow-secrets", "--metadata", "k=v").
 		want(t, 1, "i0000000000000000002\ni0000000000000000000\n", "barchan: fork 2: quota of the namespace\n")
 	if last := s.bodies[len(s.bodies)-1]; last != `fork {"count":3,"timeout":90,"metadata":{"k":"v"},"allowSecrets":true}` {
-		t.Errorf("asked for %s", last)
+		t.Errorf("requested %s", last)
 	}
 	r := s.run("", "fork", "iaaa", "--count", "2", "--json")
 	var all []restclient.Forked
@@ -156,24 +156,24 @@ func TestFork(t *testing.T) {
 	s.run("", "fork").want(t, 2, "", "SANDBOX is missing")
 }
 
-// heard closes a channel at the first write.
-type heard struct {
+// firstWrite closes a channel at the first write.
+type firstWrite struct {
 	screen
 	once sync.Once
 	c    chan struct{}
 }
 
-func (h *heard) Write(b []byte) (int, error) {
+func (h *firstWrite) Write(b []byte) (int, error) {
 	h.once.Do(func() { close(h.c) })
 	return h.screen.Write(b)
 }
 
-// TestForksAreToldOfAtOnce: the server waits for the first ID to be printed before it tells of another.
-func TestForksAreToldOfAtOnce(t *testing.T) {
+// TestForksAreReportedAtOnce: the server waits for the first ID to be printed before it reports another.
+func TestForksAreReportedAtOnce(t *testing.T) {
 	s := newServer(t, nil)
 	s.add(id1, "running", nil)
-	out := &heard{c: make(chan struct{})}
-	s.heard = out.c
+	out := &firstWrite{c: make(chan struct{})}
+	s.printed = out.c
 	var stderr bytes.Buffer
 	code := Run(t.Context(), []string{"--data-dir", s.dir, "fork", "iaaa", "--count", "3"}, strings.NewReader(""), out, &stderr, app.Deps{Version: "1.2.3"})
 	if got := out.b.String(); code != 1 || got != "i0000000000000000002\ni0000000000000000000\n" || stderr.String() != "barchan: fork 2: quota of the namespace\n" {
@@ -209,7 +209,7 @@ func TestFilesOnly(t *testing.T) {
 	} {
 		s.run("", append(strings.Fields(step[0]), id1)...).want(t, 0, id1+"\n", "")
 		if last := s.bodies[len(s.bodies)-1]; last != step[1] {
-			t.Errorf("%s asks for %s, want %s", step[0], last, step[1])
+			t.Errorf("%s requested %s, want %s", step[0], last, step[1])
 		}
 	}
 }

@@ -28,10 +28,10 @@ func TestInputIsInterrupted(t *testing.T) {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		var says strings.Builder
+		var printed strings.Builder
 		code := make(chan int, 1)
 		go func() {
-			code <- Run(ctx, append([]string{"--data-dir", s.dir}, strings.Fields(args)...), in, io.Discard, &says, app.Deps{})
+			code <- Run(ctx, append([]string{"--data-dir", s.dir}, strings.Fields(args)...), in, io.Discard, &printed, app.Deps{})
 			_ = in.Close()
 		}()
 		eventually.True(t, args+" reads", func() bool {
@@ -40,8 +40,8 @@ func TestInputIsInterrupted(t *testing.T) {
 		})
 		cancel()
 		eventually.True(t, args+" ends", func() bool { return len(code) == 1 })
-		if got := <-code; got != 130 || says.String() != "" {
-			t.Errorf("%s ended with %d and said %q", args, got, says.String())
+		if got := <-code; got != 130 || printed.String() != "" {
+			t.Errorf("%s ended with %d and printed %q", args, got, printed.String())
 		}
 	}
 }

@@ -19,19 +19,19 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// listener is an agent that notes on which connection each path was asked for.
+// listener is an agent that notes on which connection each path was requests for.
 type listener struct {
 	*httptest.Server
-	mu    sync.Mutex
-	asked map[string][]string // +checklocks:mu
+	mu       sync.Mutex
+	requests map[string][]string // +checklocks:mu
 }
 
 func newListener(t *testing.T) *listener {
 	t.Helper()
-	l := &listener{asked: map[string][]string{}}
+	l := &listener{requests: map[string][]string{}}
 	l.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		l.mu.Lock()
-		l.asked[r.URL.Path] = append(l.asked[r.URL.Path], r.RemoteAddr)
+		l.requests[r.URL.Path] = append(l.requests[r.URL.Path], r.RemoteAddr)
 		l.mu.Unlock()
 		w.WriteHeader(http.StatusNoContent)
 	}))
@@ -42,7 +42,7 @@ func newListener(t *testing.T) *listener {
 func (l *listener) connections(path string) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return append([]string{}, l.asked[path]...)
+	return append([]string{}, l.requests[path]...)
 }
 
 // newBinderTo returns a binder that runs and whose every connection reaches l.
@@ -55,7 +55,7 @@ func newBinderTo(t *testing.T, l *listener) *Client {
 	b := New(Config{Tokens: tokens, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", l.Listener.Addr().String())
 	}})
-	b.openIn = eventually.Patience // who gives up on a greeting does not try again
+	b.openIn = eventually.Patience // a dial that times out is not retried
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	var running sync.WaitGroup
 	running.Go(func() { _ = b.Run(ctx) })
@@ -139,6 +139,6 @@ func TestBinderKeepsConnectionsOfSparesOnly(t *testing.T) {
 	b.renew(time.Now().Add(keepOpen))
 	eventually.True(t, "no connection is kept", func() bool { return b.has(stays.UID) })
 	if n := len(l.connections(envd.PathHealth)); n != 4 {
-		t.Errorf("%d connections were opened, want 4: the old one anew", n)
+		t.Errorf("%d connections were opened, want 4: the old one again", n)
 	}
 }

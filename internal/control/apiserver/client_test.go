@@ -278,7 +278,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 		t.Error("a dry run made the object")
 	}
 	bad := sandbox("a")
-	bad.Spec.OperatingMode = "Asleep"
+	bad.Spec.OperatingMode = "Dozing"
 	if err := c.Create(t.Context(), bad, client.DryRunAll); !apierrors.IsInvalid(err) {
 		t.Errorf("a dry run of bad input = %v, want invalid", err)
 	}
@@ -288,7 +288,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 // index, leader election and events.
 func TestManager(t *testing.T) {
 	s := start(t)
-	lease, renew := 2*eventually.Patience, eventually.Patience // who stands still for long loses its lead
+	lease, renew := 2*eventually.Patience, eventually.Patience // a stalled holder loses its lead
 	ctx, cancel := context.WithCancel(t.Context())
 	mgr, err := ctrl.NewManager(s.RESTConfig(apiserver.UserController), ctrl.Options{
 		Scheme: testScheme(t), Metrics: metricsserver.Options{BindAddress: "0"},

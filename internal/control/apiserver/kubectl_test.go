@@ -121,7 +121,7 @@ func TestKubectlRefusals(t *testing.T) {
 		"typo in a field":        {"podTemplate:", "podTemplatee:", []string{`unknown field "spec.podTemplatee"`}},
 		"typo deep in a pod":     {"image:", "imagee:", []string{`unknown field`, `containers[0].imagee`}},
 		"typo in our own part":   {"spec:\n  pod", "spec:\n  barchan: {onTimeot: Pause}\n  pod", []string{`unknown field "spec.barchan.onTimeot"`}},
-		"bad word":               {"spec:\n  pod", "spec:\n  operatingMode: Asleep\n  pod", []string{"spec.operatingMode", `"Asleep"`, `"Running", "Suspended"`}},
+		"bad word":               {"spec:\n  pod", "spec:\n  operatingMode: Dozing\n  pod", []string{"spec.operatingMode", `"Dozing"`, `"Running", "Suspended"`}},
 		"no containers":          {`[{name: main, image: "base:1"}]`, "[]", []string{"spec.podTemplate.spec.containers", "Required value"}},
 		"a container's bad name": {"name: main", "name: Main", []string{"spec.podTemplate.spec.containers[0].name"}},
 		"bad name":               {"name: one", "name: One_1", []string{"metadata.name", "RFC 1123"}},

@@ -71,7 +71,7 @@ func TestRules(t *testing.T) {
 					a := access{user: u, verb: verb, group: group, resource: resource}
 					allowed := want[a] || u == UserAdmin
 					// Only the admin writes the namespaces' status.
-					if got := ask(t, a); got != allowed {
+					if got := authorize(t, a); got != allowed {
 						t.Errorf("%s: allowed = %v, want %v", a, got, allowed)
 					}
 					delete(want, a)
@@ -89,24 +89,24 @@ func TestPaths(t *testing.T) {
 		"/healthz": true, "/livez": true, "/readyz": true, "/readyz/ping": true, "/version": true, "/version/": true,
 		"/": false, "/api": false, "/apis": false, "/openapi/v3": false, "/metrics": false, "/healthzz": false, "/debug/pprof": false,
 	} {
-		if got := ask(t, access{user: user.Anonymous, verb: "get", path: path}); got != open {
+		if got := authorize(t, access{user: user.Anonymous, verb: "get", path: path}); got != open {
 			t.Errorf("anonymous get %s = %v, want %v", path, got, open)
 		}
-		if ask(t, access{user: user.Anonymous, verb: "post", path: path}) {
+		if authorize(t, access{user: user.Anonymous, verb: "post", path: path}) {
 			t.Errorf("anonymous may post %s", path)
 		}
-		if !ask(t, access{user: UserAdmin, verb: "post", path: path}) {
+		if !authorize(t, access{user: UserAdmin, verb: "post", path: path}) {
 			t.Errorf("the admin may not post %s", path)
 		}
 	}
 	for path, open := range map[string]bool{"/apis": true, "/apis/agents.x-k8s.io": true, "/openapi/v3": true, "/metrics": false} {
-		if got := ask(t, access{user: UserNode, verb: "get", path: path}); got != open {
+		if got := authorize(t, access{user: UserNode, verb: "get", path: path}); got != open {
 			t.Errorf("node get %s = %v, want %v", path, got, open)
 		}
 	}
 }
 
-func ask(t *testing.T, a access) bool {
+func authorize(t *testing.T, a access) bool {
 	t.Helper()
 	attrs := authorizer.AttributesRecord{
 		User: &user.DefaultInfo{Name: a.user}, Verb: a.verb, APIGroup: a.group, Resource: a.resource, Path: a.path, ResourceRequest: a.path == "",

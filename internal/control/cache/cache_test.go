@@ -162,7 +162,7 @@ func TestWaitsAreWokenByTheirOwnEvent(t *testing.T) {
 		if err := c.Live().Update(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
-		waiters[step].Wait() // who comes late to an event does not see it
+		waiters[step].Wait() // a late waiter does not see the event
 	}
 }
 

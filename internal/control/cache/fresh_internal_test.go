@@ -44,8 +44,8 @@ func (f *fresh) size() [2]int {
 
 var key = types.NamespacedName{Namespace: "default", Name: "t"}
 
-// ask calls CurrentTemplate n times at once.
-func ask(ctx context.Context, c *Cache, n int) <-chan error {
+// current calls CurrentTemplate n times at once.
+func current(ctx context.Context, c *Cache, n int) <-chan error {
 	got := make(chan error, n)
 	for range n {
 		go func() {
@@ -60,8 +60,8 @@ func ask(ctx context.Context, c *Cache, n int) <-chan error {
 func TestCallersShareReadsThatBeginAfterThem(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, s := newServer()
-		first := ask(t.Context(), c, 1)
-		late := ask(t.Context(), c, 100)
+		first := current(t.Context(), c, 1)
+		late := current(t.Context(), c, 100)
 		if len(s.begun) != 1 {
 			t.Fatalf("%d reads in flight for one template, want 1", len(s.begun))
 		}
@@ -76,7 +76,7 @@ func TestCallersShareReadsThatBeginAfterThem(t *testing.T) {
 			t.Errorf("%d callers answered by %d reads, want 100 by 2", len(late), len(s.begun))
 		}
 		if c.fresh.size() != [2]int{0, 1} {
-			t.Error("something is left in the books")
+			t.Error("a queue or a hash is left")
 		}
 	})
 }
@@ -86,7 +86,7 @@ func TestContextEndsOneWaitAlone(t *testing.T) {
 		c, s := newServer()
 		first, cancelFirst := context.WithCancel(t.Context())
 		next, cancelNext := context.WithCancel(t.Context())
-		now, struck := ask(first, c, 1), ask(next, c, 1)
+		now, struck := current(first, c, 1), current(next, c, 1)
 		for _, one := range []struct {
 			cancel context.CancelFunc
 			got    <-chan error
@@ -101,18 +101,18 @@ func TestContextEndsOneWaitAlone(t *testing.T) {
 			t.Error("reads without callers continue")
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		_ = ask(t.Context(), c, 1)
-		given, kept := ask(ctx, c, 1), ask(t.Context(), c, 1)
+		_ = current(t.Context(), c, 1)
+		given, kept := current(ctx, c, 1), current(t.Context(), c, 1)
 		cancel()
 		if err := <-given; !errors.Is(err, context.Canceled) {
-			t.Errorf("the caller who left = %v", err)
+			t.Errorf("the cancelled caller = %v", err)
 		}
 		s.answers <- nil
 		s.answers <- nil
 		if err := <-kept; err != nil {
-			t.Errorf("the caller who stayed = %v", err)
+			t.Errorf("the other caller = %v", err)
 		}
-		if got := <-ask(ctx, c, 1); !errors.Is(got, context.Canceled) {
+		if got := <-current(ctx, c, 1); !errors.Is(got, context.Canceled) {
 			t.Errorf("call with an ended context = %v", got)
 		}
 	})
@@ -122,7 +122,7 @@ func TestReadIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, _ := newServer()
 		begun := time.Now()
-		if err := <-ask(t.Context(), c, 1); !errors.Is(err, context.DeadlineExceeded) || time.Since(begun) != readTimeout {
+		if err := <-current(t.Context(), c, 1); !errors.Is(err, context.DeadlineExceeded) || time.Since(begun) != readTimeout {
 			t.Errorf("read without an answer = %v after %v", err, time.Since(begun))
 		}
 	})
@@ -131,9 +131,9 @@ func TestReadIsBounded(t *testing.T) {
 func TestStopEndsReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, _ := newServer()
-		now, next := ask(t.Context(), c, 1), ask(t.Context(), c, 1)
+		now, next := current(t.Context(), c, 1), current(t.Context(), c, 1)
 		c.fresh.stop()
-		for _, got := range []<-chan error{now, next, ask(t.Context(), c, 1)} {
+		for _, got := range []<-chan error{now, next, current(t.Context(), c, 1)} {
 			if err := <-got; !errors.Is(err, ErrStopped) {
 				t.Errorf("read of a cache that stops = %v", err)
 			}

@@ -95,7 +95,7 @@ func TestManyWaitsLeaveNothing(t *testing.T) {
 		t.Errorf("%d goroutines still wait", after)
 	}
 	if n := cache.Waiting(c); n != 0 {
-		t.Errorf("%d waits are left in the books", n)
+		t.Errorf("%d waits are left", n)
 	}
 }
 

@@ -41,7 +41,7 @@ type fakeAPI struct {
 	fails    error // of each write
 	version  int
 	written  []*agents.Sandbox
-	told     []envd.InitRequest
+	bound    []envd.InitRequest
 	// Of the owner.
 	cold     bool
 	resolved []string
@@ -122,7 +122,7 @@ func (w *fakeAPI) write(obj client.Object) error {
 }
 
 func (w *fakeAPI) Bind(_ context.Context, _ *agents.Sandbox, req envd.InitRequest) error {
-	w.told = append(w.told, req)
+	w.bound = append(w.bound, req)
 	return nil
 }
 
@@ -187,8 +187,8 @@ func TestTakeWarm(t *testing.T) {
 	if use, _ := w.quotas.Used(namespace); use.Sandboxes != 1 || !x.Wrote() {
 		t.Errorf("%d sandboxes are reserved", use.Sandboxes)
 	}
-	if err := w.Claimer.Bind(t.Context(), s, envd.InitRequest{Open: true}); err != nil || len(w.told) != 1 {
-		t.Errorf("Bind = %v, with %d requests", err, len(w.told))
+	if err := w.Claimer.Bind(t.Context(), s, envd.InitRequest{Open: true}); err != nil || len(w.bound) != 1 {
+		t.Errorf("Bind = %v, with %d requests", err, len(w.bound))
 	}
 }
 

@@ -37,17 +37,17 @@ func (w *fixture) wake(s *agents.Sandbox, mode agents.ResumeMode) {
 	})
 }
 
-// A sandbox that cannot be woken sleeps on and says why, at once; what passes by itself is waited for.
+// A sandbox that cannot be resumed stays paused and reports the reason at once; a transient error is retried.
 func TestSandboxThatCannotBeWoken(t *testing.T) {
 	for name, tt := range map[string]struct {
-		err           error
-		told, retried bool
+		err               error
+		reported, retried bool
 	}{
 		"other build":   {fmt.Errorf("memory: was written by another build: %w", errs.ErrConflict), true, false},
 		"image is gone": {fmt.Errorf("image x: %w", errs.ErrNotFound), true, false},
 		"user's fault":  {fmt.Errorf("spec.x: no: %w", errs.ErrInvalid), true, false},
 		"no room":       {fmt.Errorf("memory: %w", errs.ErrExhausted), true, true},
-		"nobody knows":  {errors.New("runsc: exit status 1"), true, true},
+		"unknown cause": {errors.New("runsc: exit status 1"), true, true},
 		"it will pass":  {fmt.Errorf("containerd: %w", errs.ErrUnavailable), false, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -55,7 +55,7 @@ func TestSandboxThatCannotBeWoken(t *testing.T) {
 			w.sleep(s, agents.SuspendMemory)
 			s, _, err := w.settle()
 			if err != nil || sandbox.PhaseOf(s) != sandbox.Paused {
-				t.Fatalf("asleep: %v, %s", err, sandbox.PhaseOf(s))
+				t.Fatalf("paused: %v, %s", err, sandbox.PhaseOf(s))
 			}
 			w.machine.wakeFails, w.machine.calls = tt.err, nil
 			w.wake(s, agents.ResumeMemory)
@@ -63,14 +63,14 @@ func TestSandboxThatCannotBeWoken(t *testing.T) {
 			if (err != nil) != tt.retried {
 				t.Errorf("Reconcile = %v, want it retried: %v", err, tt.retried)
 			}
-			message, told := sandbox.ResumeFailure(s)
-			if told != tt.told || (told && message != errs.Text(tt.err)) {
-				t.Errorf("ResumeFailure = %q, %v", message, told)
+			message, reported := sandbox.ResumeFailure(s)
+			if reported != tt.reported || (reported && message != errs.Text(tt.err)) {
+				t.Errorf("ResumeFailure = %q, %v", message, reported)
 			}
 			if _, _, dead := sandbox.Failure(s); dead || !sandbox.Suspended(s) || len(s.Status.PodIPs) == 0 {
 				t.Errorf("a failure cost the sandbox: %+v", s.Status)
 			}
-			if told && sandbox.PhaseOf(s) != sandbox.Paused {
+			if reported && sandbox.PhaseOf(s) != sandbox.Paused {
 				t.Errorf("it is %s", sandbox.PhaseOf(s))
 			}
 			w.comesBackFromFiles(tt.retried, message)
@@ -78,7 +78,7 @@ func TestSandboxThatCannotBeWoken(t *testing.T) {
 	}
 }
 
-// comesBackFromFiles looks again at a sandbox that could not be woken, which changes nothing, and then
+// comesBackFromFiles looks again at a sandbox that could not be resumed, which changes nothing, and then
 // has it resumed from its files.
 func (w *fixture) comesBackFromFiles(retried bool, message string) {
 	w.t.Helper()
@@ -95,7 +95,7 @@ func (w *fixture) comesBackFromFiles(retried bool, message string) {
 	}
 }
 
-// A sandbox that cannot be put to sleep runs on, says why, and never ends over it.
+// A sandbox that cannot be paused keeps running, reports the reason, and never ends because of it.
 func TestSandboxThatCannotSleep(t *testing.T) {
 	w, s := ran(t)
 	w.machine.sleepFails = fmt.Errorf("disk: %w", errs.ErrInvalid)
@@ -105,7 +105,7 @@ func TestSandboxThatCannotSleep(t *testing.T) {
 		t.Errorf("SuspendFailure = %q, %v, Reconcile %v", message, failed, err)
 	}
 	if _, _, dead := sandbox.Failure(s); dead || !sandbox.Ready(s) || sandbox.Suspended(s) {
-		t.Errorf("it does not run on: %+v", s.Status.Conditions)
+		t.Errorf("it does not keep running: %+v", s.Status.Conditions)
 	}
 	w.machine.sleepFails = nil
 	if s, _, err = w.settle(); err != nil || sandbox.PhaseOf(s) != sandbox.Paused {
@@ -113,7 +113,7 @@ func TestSandboxThatCannotSleep(t *testing.T) {
 	}
 }
 
-// What a sandbox keeps is told to the node, and what has no address any more shows none.
+// The node receives what a sandbox keeps, and what has no address any more shows none.
 func TestSandboxKeepsWhatItsModeSays(t *testing.T) {
 	w, s := ran(t)
 	w.machine.homeless = map[sandbox.ContainerState]bool{sandbox.ContainerPaused: true}
@@ -121,18 +121,18 @@ func TestSandboxKeepsWhatItsModeSays(t *testing.T) {
 	w.sleep(s, agents.SuspendDelete)
 	s, _, err := w.settle()
 	if err != nil || sandbox.PhaseOf(s) != sandbox.Paused || len(s.Status.PodIPs) != 0 {
-		t.Fatalf("asleep: %v, %s, addresses %v", err, sandbox.PhaseOf(s), s.Status.PodIPs)
+		t.Fatalf("paused: %v, %s, addresses %v", err, sandbox.PhaseOf(s), s.Status.PodIPs)
 	}
 	w.wake(s, agents.ResumeFiles)
 	if s, _, err = w.settle(); err != nil || sandbox.PhaseOf(s) != sandbox.Running || len(s.Status.PodIPs) != 1 {
-		t.Fatalf("awake: %v, %s, addresses %v", err, sandbox.PhaseOf(s), s.Status.PodIPs)
+		t.Fatalf("resumed: %v, %s, addresses %v", err, sandbox.PhaseOf(s), s.Status.PodIPs)
 	}
 	if want := []string{"suspend Delete", "resume from files"}; !slices.Equal(w.machine.calls, want) {
 		t.Errorf("calls %q, want %q", w.machine.calls, want)
 	}
 }
 
-// A node that keeps nothing at all of a sandbox in mode Delete starts it anew, without its checkpoint.
+// A node that keeps nothing at all of a sandbox in mode Delete starts it again, without its checkpoint.
 func TestDeletedSandboxStartsFromItsImage(t *testing.T) {
 	s := newSandbox()
 	s.Spec.Barchan = &agents.BarchanSpec{Restore: &agents.RestoreSource{CheckpointName: "c"}, Suspend: agents.SuspendDelete}
@@ -144,14 +144,14 @@ func TestDeletedSandboxStartsFromItsImage(t *testing.T) {
 	w.update(s, func(s *agents.Sandbox) { s.Spec.OperatingMode = agents.ModeSuspended })
 	delete(w.machine.states, refOf(s))
 	if s, _, err = w.settle(); err != nil || sandbox.PhaseOf(s) != sandbox.Paused || len(s.Status.PodIPs) != 0 {
-		t.Fatalf("asleep: %v, %s", err, sandbox.PhaseOf(s))
+		t.Fatalf("paused: %v, %s", err, sandbox.PhaseOf(s))
 	}
 	if c := meta.FindStatusCondition(s.Status.Conditions, agents.ConditionSuspended); c.Message != "its volumes are kept" {
-		t.Errorf("it says %q", c.Message)
+		t.Errorf("the message is %q", c.Message)
 	}
 	w.update(s, func(s *agents.Sandbox) { s.Spec.OperatingMode = agents.ModeRunning })
 	if s, _, err = w.settle(); err != nil || sandbox.PhaseOf(s) != sandbox.Running || w.machine.origin != "" {
-		t.Errorf("awake: %v, %s, from %q", err, sandbox.PhaseOf(s), w.machine.origin)
+		t.Errorf("resumed: %v, %s, from %q", err, sandbox.PhaseOf(s), w.machine.origin)
 	}
 }
 
@@ -162,7 +162,7 @@ func (origins) RestoringFrom(context.Context, types.NamespacedName) ([]agents.Sa
 	return nil, nil
 }
 
-// A sandbox is not started before its checkpoint is ready, and ends only if the API server itself says
+// A sandbox is not started before its checkpoint is ready, and ends only if the API server itself reports
 // that there will be none.
 func TestSandboxAwaitsItsCheckpoint(t *testing.T) {
 	restored := func() *agents.Sandbox {
@@ -178,7 +178,7 @@ func TestSandboxAwaitsItsCheckpoint(t *testing.T) {
 	for name, tt := range map[string]struct {
 		cached, live *barchan.Checkpoint
 		phase        sandbox.Phase
-		says         string
+		message      string
 	}{
 		"ready":            {checkpoint(barchan.CheckpointReady), checkpoint(barchan.CheckpointReady), sandbox.Running, ""},
 		"being written":    {checkpoint(barchan.CheckpointWriting), checkpoint(barchan.CheckpointWriting), sandbox.Starting, "waits for checkpoint c"},
@@ -201,8 +201,8 @@ func TestSandboxAwaitsItsCheckpoint(t *testing.T) {
 			if err != nil || sandbox.PhaseOf(s) != tt.phase {
 				t.Fatalf("%v, phase %s, %+v", err, sandbox.PhaseOf(s), s.Status.Conditions)
 			}
-			if c := meta.FindStatusCondition(s.Status.Conditions, agents.ConditionReady); c.Message != tt.says {
-				t.Errorf("it says %q, want %q", c.Message, tt.says)
+			if c := meta.FindStatusCondition(s.Status.Conditions, agents.ConditionReady); c.Message != tt.message {
+				t.Errorf("the message is %q, want %q", c.Message, tt.message)
 			}
 			if started := slices.Contains(w.machine.calls, "ensure"); started != (tt.phase == sandbox.Running) {
 				t.Errorf("calls %v", w.machine.calls)
@@ -211,8 +211,8 @@ func TestSandboxAwaitsItsCheckpoint(t *testing.T) {
 	}
 }
 
-// A sandbox that is refused the secrets of another says so, is marked before it gets them, and is not
-// asked again once it has run.
+// A sandbox that is refused the secrets of another reports it, is marked before it gets them, and is not
+// checked again once it has run.
 func TestSandboxFromWhatHoldsSecrets(t *testing.T) {
 	for name, tt := range map[string]struct {
 		secrets, own, setting bool
@@ -220,16 +220,16 @@ func TestSandboxFromWhatHoldsSecrets(t *testing.T) {
 		fork                  *agents.ForkPolicy
 		runs                  bool
 	}{
-		"none":          {runs: true},
-		"nobody asked":  {secrets: true},
-		"refused":       {secrets: true, fork: &agents.ForkPolicy{Secrets: agents.SecretsRefuse}},
-		"marked only":   {secrets: true, annotations: map[string]string{pool.AnnotationBoundEnv: "true"}},
-		"other words":   {secrets: true, annotations: map[string]string{pool.AnnotationAllowSecrets: "yes"}},
-		"by its policy": {secrets: true, fork: &agents.ForkPolicy{Secrets: agents.SecretsAllow}, runs: true},
-		"by a request":  {secrets: true, annotations: map[string]string{pool.AnnotationAllowSecrets: "true"}, runs: true},
-		"by a setting":  {secrets: true, setting: true, runs: true},
-		"own, no word":  {secrets: true, own: true},
-		"own, asked":    {secrets: true, own: true, annotations: map[string]string{pool.AnnotationAllowSecrets: "true"}, runs: true},
+		"none":           {runs: true},
+		"not requested":  {secrets: true},
+		"refused":        {secrets: true, fork: &agents.ForkPolicy{Secrets: agents.SecretsRefuse}},
+		"marked only":    {secrets: true, annotations: map[string]string{pool.AnnotationBoundEnv: "true"}},
+		"other words":    {secrets: true, annotations: map[string]string{pool.AnnotationAllowSecrets: "yes"}},
+		"by its policy":  {secrets: true, fork: &agents.ForkPolicy{Secrets: agents.SecretsAllow}, runs: true},
+		"by a request":   {secrets: true, annotations: map[string]string{pool.AnnotationAllowSecrets: "true"}, runs: true},
+		"by a setting":   {secrets: true, setting: true, runs: true},
+		"own, no word":   {secrets: true, own: true},
+		"own, requested": {secrets: true, own: true, annotations: map[string]string{pool.AnnotationAllowSecrets: "true"}, runs: true},
 		"own and another's": {secrets: true, runs: true, annotations: map[string]string{
 			pool.AnnotationAllowSecrets: "true", pool.AnnotationBoundEnv: "true", pool.AnnotationOwnEnv: "true",
 		}},
@@ -274,7 +274,7 @@ func TestSandboxFromWhatHoldsSecrets(t *testing.T) {
 	}
 }
 
-// What has run once needs its checkpoint no more, and an API server that cannot be asked ends nothing.
+// What has run once needs its checkpoint no more, and an unreachable API server ends nothing.
 func TestSandboxOutlivesItsCheckpoint(t *testing.T) {
 	s := newSandbox()
 	s.Spec.Barchan = &agents.BarchanSpec{Restore: &agents.RestoreSource{CheckpointName: "c"}}
@@ -291,7 +291,7 @@ func TestSandboxOutlivesItsCheckpoint(t *testing.T) {
 	w.r.client = away
 	s, _, err := w.settle()
 	if _, _, dead := sandbox.Failure(s); err == nil || dead {
-		t.Fatalf("it could not be asked: %v, %+v", err, s.Status.Conditions)
+		t.Fatalf("the API server was unreachable: %v, %+v", err, s.Status.Conditions)
 	}
 	w.r.client = w.client
 	c := &barchan.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "c"}, Status: barchan.CheckpointStatus{Phase: barchan.CheckpointReady}}

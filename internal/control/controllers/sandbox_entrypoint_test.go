@@ -10,7 +10,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// A sandbox whose entrypoint has failed runs on, is not ready, and says so.
+// A sandbox whose entrypoint has failed keeps running, is not ready, and reports it.
 func TestFailedEntrypointIsNotReady(t *testing.T) {
 	code := func(c int32) *int32 { return &c }
 	for name, tt := range map[string]struct {

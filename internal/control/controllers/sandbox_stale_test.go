@@ -70,7 +70,7 @@ func TestExtendedSandboxOutlivesAStaleCache(t *testing.T) {
 	}
 }
 
-// Nothing of a sandbox is given up that was asked to run again, or to keep its memory, in time.
+// Nothing is discarded of a sandbox whose spec changed in time to run again or to keep its memory.
 func TestKeptStateOutlivesAStaleCache(t *testing.T) {
 	t.Run("files and memory", func(t *testing.T) {
 		w, s := ran(t)
@@ -113,7 +113,7 @@ func TestNotedEndIsFinished(t *testing.T) {
 	}
 }
 
-// A sandbox that ended by itself still says why after its time.
+// A sandbox that exited still reports the reason after its time.
 func TestExpiredSandboxSaysWhyItEnded(t *testing.T) {
 	w, s := ran(t)
 	w.machine.states[refOf(s)] = sandbox.ContainerExited

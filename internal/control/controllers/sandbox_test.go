@@ -31,14 +31,14 @@ type machine struct {
 	calls  []string
 	fail   error // returned by Ensure, Bind and Remove
 	bound  map[sandbox.Ref][]corev1.EnvVar
-	// limited is what SetEgress was told; limitFails is its answer.
+	// limited is the last policy of SetEgress; limitFails is its error.
 	limited    map[sandbox.Ref]*agents.EgressPolicy
 	limitFails error
 	// sleepFails and wakeFails are the answers of Suspend and Resume.
 	sleepFails, wakeFails error
 	// homeless is what has no address.
 	homeless map[sandbox.ContainerState]bool
-	// origin is the checkpoint that Ensure was told of last.
+	// origin is the last checkpoint that Ensure received.
 	origin string
 }
 
@@ -121,7 +121,7 @@ func (m *machine) Remove(_ context.Context, ref sandbox.Ref) error {
 }
 
 func (m *machine) ObjectDeleted(namespace, name string) {
-	m.calls = append(m.calls, "doubt "+namespace+"/"+name)
+	m.calls = append(m.calls, "deleted "+namespace+"/"+name)
 }
 
 func (m *machine) Observe(_ context.Context, ref sandbox.Ref) (sandbox.Observed, error) {
@@ -319,7 +319,7 @@ func TestSandboxExpiryPauses(t *testing.T) {
 		t.Fatalf("paused: %v, phase %s, shutdown %v", err, sandbox.PhaseOf(s), s.Spec.ShutdownTime)
 	}
 	if s.Spec.Barchan.Resume != agents.ResumeMemory {
-		t.Errorf("the next resume would go on with %s", s.Spec.Barchan.Resume)
+		t.Errorf("the next resume would use %s", s.Spec.Barchan.Resume)
 	}
 }
 
@@ -347,34 +347,34 @@ func TestNews(t *testing.T) {
 	}
 	running := s.Status.DeepCopy()
 	if got := reasons(empty, running); !slices.Equal(got, []string{"Started", "Ready"}) {
-		t.Errorf("a start is told as %v", got)
+		t.Errorf("a start is reported as %v", got)
 	}
 	if got := reasons(running, running.DeepCopy()); got != nil {
-		t.Errorf("no change is told as %v", got)
+		t.Errorf("no change is reported as %v", got)
 	}
 	w.update(s, func(s *agents.Sandbox) { s.Spec.OperatingMode = agents.ModeSuspended })
 	s, _, _ = w.settle()
-	asleep := s.Status.DeepCopy()
-	if got := reasons(running, asleep); !slices.Equal(got, []string{"Suspended"}) {
-		t.Errorf("a pause is told as %v", got)
+	paused := s.Status.DeepCopy()
+	if got := reasons(running, paused); !slices.Equal(got, []string{"Suspended"}) {
+		t.Errorf("a pause is reported as %v", got)
 	}
-	if got := reasons(asleep, running); !slices.Equal(got, []string{"Resumed"}) {
-		t.Errorf("a resume is told as %v", got)
+	if got := reasons(paused, running); !slices.Equal(got, []string{"Resumed"}) {
+		t.Errorf("a resume is reported as %v", got)
 	}
 	seen := w.machine.seen(refOf(s))
 	seen.State, seen.Probed, seen.Message = sandbox.ContainerRunning, false, "httpGet: answered 500"
 	s.Spec.OperatingMode, s.Status = agents.ModeRunning, *running
 	if got := (statusChange{running, statusOf(s, seen)}).events(); len(got) != 1 || got[0] != (sandboxEvent{corev1.EventTypeWarning, "Unhealthy", "Probe", seen.Message}) {
-		t.Errorf("a failing probe is told as %v", got)
+		t.Errorf("a failing probe is reported as %v", got)
 	}
 	code := int32(3)
 	seen.Probed, seen.EntrypointExit = true, &code
 	if got := reasons(running, statusOf(s, seen)); !slices.Equal(got, []string{"EntrypointEnded"}) {
-		t.Errorf("the entrypoint's end is told as %v", got)
+		t.Errorf("the entrypoint's end is reported as %v", got)
 	}
 	seen.State, seen.Message = sandbox.ContainerExited, "killed"
 	if got := (statusChange{running, statusOf(s, seen)}).events(); len(got) != 1 || got[0].kind != corev1.EventTypeWarning || got[0].reason != "Finished" {
-		t.Errorf("the end is told as %v", got)
+		t.Errorf("the end is reported as %v", got)
 	}
 }
 
@@ -390,11 +390,11 @@ func TestSandboxIsBoundToWhatItsObjectGets(t *testing.T) {
 		s.Spec.PodTemplate.Spec.Containers[0].Env = env
 	})
 	if s, _, err = w.settle(); err != nil || len(w.machine.bound[refOf(s)]) > 0 {
-		t.Fatalf("asleep: %v, bound to %v", err, w.machine.bound[refOf(s)])
+		t.Fatalf("paused: %v, bound to %v", err, w.machine.bound[refOf(s)])
 	}
 	w.update(s, func(s *agents.Sandbox) { s.Spec.OperatingMode = agents.ModeRunning })
 	if s, _, err = w.settle(); err != nil || !slices.Equal(w.machine.bound[refOf(s)], env) {
-		t.Fatalf("awake: %v, bound to %v", err, w.machine.bound[refOf(s)])
+		t.Fatalf("resumed: %v, bound to %v", err, w.machine.bound[refOf(s)])
 	}
 	w.machine.fail = fmt.Errorf("agent: %w", errs.ErrUnavailable)
 	if s, _, err = w.settle(); !errors.Is(err, errs.ErrUnavailable) || !sandbox.Ready(s) {
@@ -406,7 +406,7 @@ func TestSandboxIsBoundToWhatItsObjectGets(t *testing.T) {
 	}
 }
 
-// What a sandbox may reach is in force before it wakes, and before its status says that it is.
+// What a sandbox may reach is in force before it resumes, and before its status reports it.
 func TestSandboxIsLimitedBeforeAllElse(t *testing.T) {
 	w := newFixture(t, newSandbox())
 	s, _, err := w.settle()
@@ -439,7 +439,7 @@ func TestSandboxIsLimitedBeforeAllElse(t *testing.T) {
 // An object that is gone without its finalizer is one that the node finds out about.
 func TestGoneObjectIsDoubted(t *testing.T) {
 	w := newFixture(t, &agents.Sandbox{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "other"}})
-	if s, _, err := w.settle(); s != nil || err != nil || !slices.Equal(w.machine.calls, []string{"doubt a/s"}) {
+	if s, _, err := w.settle(); s != nil || err != nil || !slices.Equal(w.machine.calls, []string{"deleted a/s"}) {
 		t.Errorf("%v, %v, calls %q", s, err, w.machine.calls)
 	}
 }

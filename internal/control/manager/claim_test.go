@@ -60,7 +60,7 @@ func testWarmClaim(t *testing.T) {
 		"shutdown":   {s.Spec.ShutdownPolicy, agents.ShutdownDelete},
 		"token":      {v.AgentToken, f.Sandboxes.Tokens.Agent(v.ID)},
 		"template":   {v.TemplateName, "sized"},
-		"told":       {len(f.agents.of(s)), 0},
+		"requests":   {len(f.agents.of(s)), 0},
 	} {
 		if fmt.Sprint(pair[0]) != fmt.Sprint(pair[1]) {
 			t.Errorf("%s: got %v, want %v", name, pair[0], pair[1])
@@ -84,7 +84,7 @@ func TestWarmClaimTellsTheAgent(t *testing.T) {
 	}
 	for name, give := range map[string]struct {
 		change      func(*creating.Request)
-		open        bool // the template's agents ask for no token
+		open        bool // the template's agents require no token
 		enqueueDial func(token string) []envd.InitRequest
 	}{
 		"nothing": {func(*creating.Request) {}, false, func(string) []envd.InitRequest { return nil }},
@@ -109,7 +109,7 @@ func TestWarmClaimTellsTheAgent(t *testing.T) {
 				t.Fatal("the start was cold")
 			}
 			if got, want := f.agents.of(s), give.enqueueDial(f.Sandboxes.Tokens.Agent(v.ID)); !reflect.DeepEqual(got, want) {
-				t.Errorf("the agent was told %+v, want %+v", got, want)
+				t.Errorf("the agent received %+v, want %+v", got, want)
 			}
 			if s.Spec.AgentSecured() != req.Secure || (v.AgentToken != "") != req.Secure {
 				t.Errorf("secured %v with token %q, want %v", s.Spec.AgentSecured(), v.AgentToken, req.Secure)
@@ -125,7 +125,7 @@ func TestWarmClaimTellsTheAgent(t *testing.T) {
 	}
 }
 
-// changeTemplate writes a template anew.
+// changeTemplate writes a template again.
 func (f fixture) changeTemplate(t *testing.T, namespace, name string, change func(*extensions.SandboxTemplate)) {
 	t.Helper()
 	tmpl, err := f.cluster.Template(t.Context(), types.NamespacedName{Namespace: namespace, Name: name})
@@ -205,13 +205,13 @@ func TestPoolsOfOthersAreNotUsed(t *testing.T) {
 	}
 }
 
-// TestUnclaimedMembersDoNotExist asks for a spare member by its ID in each way there is.
+// TestUnclaimedMembersDoNotExist reads a spare member by its ID through each operation.
 func TestUnclaimedMembersDoNotExist(t *testing.T) {
 	f := newFixture(t)
 	s := f.cluster.Fill(t, team, "base", 1)[0]
 	id, ctx := string(sandbox.IDOf(s.UID)), t.Context()
 	unknown := string(sandbox.IDOf("unknown"))
-	for name, ask := range map[string]func(id string) error{
+	for name, call := range map[string]func(id string) error{
 		"get":     func(id string) error { return second(f.Sandboxes.Get(ctx, team, id)) },
 		"kill":    func(id string) error { return f.Sandboxes.Kill(ctx, team, id) },
 		"connect": func(id string) error { return second2(f.Sandboxes.Connect(ctx, team, id, time.Minute, nil)) },
@@ -223,9 +223,9 @@ func TestUnclaimedMembersDoNotExist(t *testing.T) {
 		"metrics": func(id string) error { return second(f.Sandboxes.Metrics(ctx, team, id, time.Time{}, time.Time{})) },
 		"logs":    func(id string) error { return second(f.Sandboxes.Logs(ctx, team, id, sandboxes.LogRequest{})) },
 	} {
-		got, _ := errs.PublicMessage(ask(id))
-		want, _ := errs.PublicMessage(ask(unknown))
-		wantKind(t, ask(id), errs.ErrNotFound, "doesn't exist")
+		got, _ := errs.PublicMessage(call(id))
+		want, _ := errs.PublicMessage(call(unknown))
+		wantKind(t, call(id), errs.ErrNotFound, "doesn't exist")
 		if len(got) != len(want) {
 			t.Errorf("%s: %q for a member, %q for what never was", name, got, want)
 		}
@@ -312,8 +312,8 @@ func TestQuotaHoldsForResume(t *testing.T) {
 	if _, resumed, err := f.Sandboxes.Connect(ctx, team, string(first.ID), time.Minute, nil); err != nil || !resumed {
 		t.Errorf("Connect = resumed %v, %v", resumed, err)
 	}
-	if use, asleep := f.quotas.Used(team); use.Sandboxes != 1 || asleep.Sandboxes != 0 {
-		t.Errorf("%d running and %d paused count, want 1 and 0", use.Sandboxes, asleep.Sandboxes)
+	if use, paused := f.quotas.Used(team); use.Sandboxes != 1 || paused.Sandboxes != 0 {
+		t.Errorf("%d running and %d paused count, want 1 and 0", use.Sandboxes, paused.Sandboxes)
 	}
 }
 

@@ -56,7 +56,7 @@ func (w *realAPI) fill(t *testing.T, members int, managers ...*Manager) {
 }
 
 // TestNetworkIsInForceBeforeTheAnswer reads, as soon as the answer is there, whether the status is
-// of what was asked for: the controller writes it after the node has set the rules.
+// of what was requested: the controller writes it after the node has set the rules.
 func TestNetworkIsInForceBeforeTheAnswer(t *testing.T) {
 	_, w := newRealAPI(t)
 	m, _ := w.manager(t, w.objects)
@@ -88,7 +88,7 @@ func TestNetworkIsInForceBeforeTheAnswer(t *testing.T) {
 }
 
 // TestAWarmClaimIsOneWrite counts what the manager and its picker write, with all that a request
-// may ask for, and reads the effect back at once.
+// may set, and reads the effect back at once.
 func TestAWarmClaimIsOneWrite(t *testing.T) {
 	_, w := newRealAPI(t)
 	m, writer := w.manager(t, w.objects)
@@ -314,13 +314,13 @@ func TestOneKeyOnTheRealServer(t *testing.T) {
 
 // TestTheAgentHearsOverHTTP has the real binder speak to a server that stands for the agent.
 func TestTheAgentHearsOverHTTP(t *testing.T) {
-	type heard struct {
+	type call struct {
 		path, token string
 		req         envd.InitRequest
 	}
-	calls := make(chan heard, 10)
+	calls := make(chan call, 10)
 	agent := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		h := heard{path: r.Method + " " + r.URL.Path, token: r.Header.Get(envd.HeaderAccessToken)}
+		h := call{path: r.Method + " " + r.URL.Path, token: r.Header.Get(envd.HeaderAccessToken)}
 		if err := json.NewDecoder(r.Body).Decode(&h.req); err != nil {
 			t.Error(err)
 		}
@@ -344,14 +344,14 @@ func TestTheAgentHearsOverHTTP(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := heard{"POST /init", m.Sandboxes.Tokens.Agent(v.ID), envd.InitRequest{EnvVars: req.Env, Open: true}}
+	want := call{"POST /init", m.Sandboxes.Tokens.Agent(v.ID), envd.InitRequest{EnvVars: req.Env, Open: true}}
 	if got := <-calls; !reflect.DeepEqual(got, want) {
-		t.Errorf("the agent heard %+v, want %+v", got, want)
+		t.Errorf("the agent received %+v, want %+v", got, want)
 	}
 	if _, err := m.Creates.Create(t.Context(), request("base")); err != nil {
 		t.Fatal(err)
 	}
 	if len(calls) != 0 {
-		t.Error("an agent was told of a claim that brings nothing")
+		t.Error("an agent received a claim without variables")
 	}
 }

@@ -13,9 +13,9 @@ import (
 )
 
 // Issue 11: clients of a sandbox that had ended were answered that it does not exist, and not why.
-func TestEndedSandboxSaysWhy(t *testing.T) {
+func TestEndedSandboxReportsWhy(t *testing.T) {
 	f := newFixture(t)
-	says := func(t *testing.T, v sandboxes.Sandbox, why string) {
+	check := func(t *testing.T, v sandboxes.Sandbox, why string) {
 		t.Helper()
 		_, err := f.Sandboxes.Get(t.Context(), team, string(v.ID))
 		wantKind(t, err, errs.ErrNotFound, "doesn't exist or you don't have access to it: it has ended: "+why)
@@ -35,13 +35,13 @@ func TestEndedSandboxSaysWhy(t *testing.T) {
 	if err := f.cluster.Status().Update(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
-	says(t, v, "out of memory")
+	check(t, v, "out of memory")
 	_ = f.Sandboxes.Kill(t.Context(), team, string(v.ID)) // answers that it has ended
-	says(t, v, "out of memory")
+	check(t, v, "out of memory")
 
 	v = f.mustCreate(t, request("base"))
 	if err := f.Sandboxes.Kill(t.Context(), team, string(v.ID)); err != nil {
 		t.Fatal(err)
 	}
-	says(t, v, "it was killed at ")
+	check(t, v, "it was killed at ")
 }

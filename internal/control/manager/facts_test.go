@@ -86,8 +86,8 @@ func TestAuthenticate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if who, err := f.Keys.Authenticate(ctx, secret); err != nil || who.Namespace != team {
-		t.Errorf("Authenticate = %+v, %v", who, err)
+	if identity, err := f.Keys.Authenticate(ctx, secret); err != nil || identity.Namespace != team {
+		t.Errorf("Authenticate = %+v, %v", identity, err)
 	}
 	for _, wrong := range []string{"", "e2b_", secret[:len(secret)-1], secret + "0", strings.ToUpper(secret), strings.Repeat("x", 10000)} {
 		if _, err := f.Keys.Authenticate(ctx, wrong); !errors.Is(err, errs.ErrUnauthenticated) {
@@ -152,7 +152,7 @@ func (keyless) APIKeyByHash(context.Context, string) (*barchan.APIKey, error) {
 	return nil, errs.ErrNotFound
 }
 
-// Issue 11: samples had the machine's disk, which the fixture's agent says to be of 4 TiB.
+// Issue 11: samples had the machine's disk, which is 4 TiB for the fixture's agent.
 func TestMetricsOfTheDisk(t *testing.T) {
 	f := newFixture(t)
 	a := f.mustCreate(t, request("base"))
@@ -223,16 +223,16 @@ func TestAKeyOutlivesNotItsMaker(t *testing.T) {
 		t.Fatal(err)
 	}
 	for generation := range 3 {
-		who, err := f.Keys.Authenticate(ctx, secret)
+		identity, err := f.Keys.Authenticate(ctx, secret)
 		if err != nil {
 			t.Fatal(err)
 		}
 		later, sooner := end.Add(time.Second), end.Add(-time.Minute)
-		wantKind(t, second2(f.Keys.Create(ctx, who, "later", &later)), errs.ErrInvalid, "expiresAt: must not be later than "+end.Format(time.RFC3339))
-		if k, _, err := f.Keys.Create(ctx, who, "sooner", &sooner); err != nil || !k.ExpiresAt.Equal(sooner) {
+		wantKind(t, second2(f.Keys.Create(ctx, identity, "later", &later)), errs.ErrInvalid, "expiresAt: must not be later than "+end.Format(time.RFC3339))
+		if k, _, err := f.Keys.Create(ctx, identity, "sooner", &sooner); err != nil || !k.ExpiresAt.Equal(sooner) {
 			t.Errorf("generation %d: sooner: %+v, %v", generation, k, err)
 		}
-		k, next, err := f.Keys.Create(ctx, who, "child", nil)
+		k, next, err := f.Keys.Create(ctx, identity, "child", nil)
 		if err != nil || k.ExpiresAt == nil || !k.ExpiresAt.Equal(end) {
 			t.Fatalf("generation %d: %+v, %v; want it to end at %s", generation, k, err, end)
 		}

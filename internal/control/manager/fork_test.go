@@ -65,7 +65,7 @@ func testFork(t *testing.T) {
 	}
 }
 
-// wantFork fails unless a sandbox is as TestFork asked for it.
+// wantFork fails unless a sandbox is as TestFork requested it.
 func (f fixture) wantFork(t *testing.T, v sandboxes.Sandbox) {
 	t.Helper()
 	if left := time.Until(v.EndAt); left > 21*time.Second || left < 20*time.Second {
@@ -110,10 +110,10 @@ func TestForkTellsOfEach(t *testing.T) {
 	other := f.replica(t, func(c *Config) { c.Objects = &oneHeld{Objects: c.Objects, until: held} })
 	source := f.mustCreate(t, request("base"))
 	f.setQuota(t, quota.AnnotationSandboxes, "4")
-	var told []int
+	var reported []int
 	err := other.Creates.ForkEach(t.Context(), forkRequest(source, 5), func(n int, one creating.Forked) {
-		told = append(told, n)
-		switch len(told) {
+		reported = append(reported, n)
+		switch len(reported) {
 		case 1, 2:
 			if !errors.Is(one.Err, errs.ErrExhausted) {
 				t.Errorf("fork %d: %+v, want those without room first", n, one)
@@ -127,14 +127,14 @@ func TestForkTellsOfEach(t *testing.T) {
 		}
 		f.wantReachable(t, one.Sandbox.ID, true)
 	})
-	if slices.Sort(told); err != nil || !slices.Equal(told, []int{0, 1, 2, 3, 4}) {
-		t.Errorf("told of %v, %v", told, err)
+	if slices.Sort(reported); err != nil || !slices.Equal(reported, []int{0, 1, 2, 3, 4}) {
+		t.Errorf("reported %v, %v", reported, err)
 	}
 	f.wantNoCheckpoints(t)
 	if err := f.Sandboxes.Pause(t.Context(), team, string(source.ID), nil); err != nil {
 		t.Fatal(err)
 	}
-	err = f.Creates.ForkEach(t.Context(), forkRequest(source, 2), func(n int, _ creating.Forked) { t.Errorf("told of %d before an error", n) })
+	err = f.Creates.ForkEach(t.Context(), forkRequest(source, 2), func(n int, _ creating.Forked) { t.Errorf("reported %d before an error", n) })
 	wantKind(t, err, errs.ErrConflict, "is paused")
 }
 
@@ -235,7 +235,7 @@ func (f fixture) sandboxes(t *testing.T) []agents.Sandbox {
 	return all
 }
 
-// TestForkWithinAQuota: paused ones count as the namespace says, and forks beyond it fail each.
+// TestForkWithinAQuota: paused ones count as the namespace sets, and forks beyond it fail each.
 func TestForkWithinAQuota(t *testing.T) {
 	for counts, want := range map[string]int{quota.CountRunning: 3, quota.CountAll: 2} {
 		t.Run(counts, func(t *testing.T) {

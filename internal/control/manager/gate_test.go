@@ -17,7 +17,7 @@ import (
 )
 
 // While the gate is closed nothing new is begun, with or without warm members, and what there is
-// can be asked for, prolonged, paused and ended.
+// can be read, prolonged, paused and ended.
 func TestClosedGate(t *testing.T) {
 	gate, err := health.NewGate(telemetry.Discard(), nil)
 	if err != nil {
@@ -75,7 +75,7 @@ func TestClosedGate(t *testing.T) {
 	f.mustCreate(t, request("base"))
 }
 
-// memoryIs sets where the memory of a sandbox is that sleeps, as a node would.
+// memoryIs sets where the memory of a paused sandbox is, as a node would.
 func (f fixture) memoryIs(t *testing.T, id sandbox.ID, place agents.MemoryPlace) {
 	t.Helper()
 	for {
@@ -93,7 +93,7 @@ func (f fixture) memoryIs(t *testing.T, id sandbox.ID, place agents.MemoryPlace)
 	}
 }
 
-// A create that the gate overtakes is told so, and does not wait for its time to run out.
+// A create that the gate overtakes is refused, and does not wait for its time to run out.
 func TestGateClosesAmidCreate(t *testing.T) {
 	gate, err := health.NewGate(telemetry.Discard(), nil)
 	if err != nil {

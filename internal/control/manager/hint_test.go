@@ -11,14 +11,14 @@ import (
 	"github.com/barchan-dev/barchan/internal/edge/route"
 )
 
-// lagging is a cache that has not heard of any sandbox yet.
+// lagging is a cache that has no sandbox yet.
 type lagging struct{ Cache }
 
 func (lagging) SandboxByID(context.Context, sandbox.ID) (*agents.Sandbox, error) {
 	return nil, errs.ErrNotFound
 }
 
-// TestWhatAnotherReplicaMade has a manager asked for a sandbox that only its routes know of.
+// TestWhatAnotherReplicaMade reads a sandbox that only the routes of a manager have.
 func TestWhatAnotherReplicaMade(t *testing.T) {
 	f := newFixture(t)
 	made := f.mustCreate(t, request("base"))
@@ -28,11 +28,11 @@ func TestWhatAnotherReplicaMade(t *testing.T) {
 	if _, err := other.Sandboxes.Get(t.Context(), team, id); !errors.Is(err, errs.ErrNotFound) {
 		t.Errorf("without a route: %v", err)
 	}
-	told, ok := f.routes.Lookup(made.ID)
+	known, ok := f.routes.Lookup(made.ID)
 	if !ok {
 		t.Fatal("the replica that made it has no route")
 	}
-	routes.Upsert(told.Route)
+	routes.Upsert(known.Route)
 	if got, err := other.Sandboxes.Get(t.Context(), team, id); err != nil || got.ID != made.ID {
 		t.Errorf("Get = %v, %v", got.ID, err)
 	}

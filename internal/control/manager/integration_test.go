@@ -207,8 +207,8 @@ func TestReadsShowWhatWasWritten(t *testing.T) {
 	}
 }
 
-func live(ctx context.Context, m *Manager, who string) error {
-	metadata := map[string]string{"who": who}
+func live(ctx context.Context, m *Manager, owner string) error {
+	metadata := map[string]string{"owner": owner}
 	v, err := m.Creates.Create(ctx, creating.Request{Namespace: team, Template: "base", Timeout: 30 * time.Second, Secure: true, Metadata: metadata})
 	if err != nil {
 		return fmt.Errorf("create: %w", err)
@@ -267,8 +267,8 @@ func TestTheServersOwnRefusalsReachTheUser(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if who, err := m.Keys.Authenticate(t.Context(), secret); err != nil || who.Namespace != team || who.Key != k.Name {
-		t.Errorf("Authenticate at once = %+v, %v", who, err)
+	if identity, err := m.Keys.Authenticate(t.Context(), secret); err != nil || identity.Namespace != team || identity.Key != k.Name {
+		t.Errorf("Authenticate at once = %+v, %v", identity, err)
 	}
 	if err := client.IgnoreNotFound(m.Sandboxes.Objects.Get(t.Context(), client.ObjectKey{Namespace: team, Name: "x"}, s)); err != nil {
 		t.Error(err)

@@ -32,7 +32,7 @@ func (c stale) SandboxByID(ctx context.Context, id sandbox.ID) (*agents.Sandbox,
 	return c.Cache.SandboxByID(ctx, id)
 }
 
-// behind returns a replica that has the sandbox in its cache as it is now, whatever is written later.
+// behind returns a replica that has the sandbox in its cache as it is now, regardless of later writes.
 func (f fixture) behind(t *testing.T, v sandboxes.Sandbox) *Manager {
 	t.Helper()
 	old := &atomic.Pointer[agents.Sandbox]{}

@@ -58,7 +58,7 @@ type fakeAgents struct {
 	mu    sync.Mutex
 	fails int // so many requests fail; +checklocks:mu
 	// +checklocks:mu
-	heard map[types.UID][]envd.InitRequest
+	requests map[types.UID][]envd.InitRequest
 }
 
 func (f *fakeAgents) Bind(_ context.Context, s *agents.Sandbox, req envd.InitRequest) error {
@@ -68,10 +68,10 @@ func (f *fakeAgents) Bind(_ context.Context, s *agents.Sandbox, req envd.InitReq
 		f.fails--
 		return errs.ErrUnavailable
 	}
-	if f.heard == nil {
-		f.heard = map[types.UID][]envd.InitRequest{}
+	if f.requests == nil {
+		f.requests = map[types.UID][]envd.InitRequest{}
 	}
-	f.heard[s.UID] = append(f.heard[s.UID], req)
+	f.requests[s.UID] = append(f.requests[s.UID], req)
 	return nil
 }
 
@@ -84,7 +84,7 @@ func (f *fakeAgents) fail(times int) {
 func (f *fakeAgents) of(s *agents.Sandbox) []envd.InitRequest {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.heard[s.UID]
+	return f.requests[s.UID]
 }
 
 // counted counts writes.
@@ -242,7 +242,7 @@ func (f fixture) object(t *testing.T, v sandboxes.Sandbox) *agents.Sandbox {
 	return s
 }
 
-// edit writes a sandbox anew, as often as its controller does so meanwhile.
+// edit writes a sandbox again, as often as its controller does so meanwhile.
 func (f fixture) edit(t *testing.T, v sandboxes.Sandbox, change func(*agents.Sandbox)) {
 	t.Helper()
 	for {

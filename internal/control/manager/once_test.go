@@ -57,7 +57,7 @@ func TestIdempotentCreate(t *testing.T) {
 				t.Fatal(err)
 			}
 			if again := f.mustCreate(t, keyed("k")); again.ID != first.ID || again.State != sandboxes.StatePaused {
-				t.Errorf("while it sleeps, create gave %s, %s", again.ID, again.State)
+				t.Errorf("while it is paused, create gave %s, %s", again.ID, again.State)
 			}
 			if err := f.Sandboxes.Kill(t.Context(), team, string(first.ID)); err != nil {
 				t.Fatal(err)
@@ -112,7 +112,7 @@ func TestOneFlightForOneKey(t *testing.T) {
 	}
 }
 
-// TestACallerThatGoesAwayHarmsNoOther has the first of two leave, who does the work.
+// TestACallerThatGoesAwayHarmsNoOther cancels the first of two callers, which does the work.
 func TestACallerThatGoesAwayHarmsNoOther(t *testing.T) {
 	f := newFixture(t)
 	f.cluster.Hold(true)
@@ -131,7 +131,7 @@ func TestACallerThatGoesAwayHarmsNoOther(t *testing.T) {
 	impatient, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := f.Creates.Create(impatient, keyed("k")); !errors.Is(err, context.Canceled) {
-		t.Errorf("who joins and leaves: %v", err)
+		t.Errorf("a caller that joins and leaves: %v", err)
 	}
 	other := keyed("k")
 	other.Template = "sized"
@@ -180,7 +180,7 @@ func (o *mortal) Delete(ctx context.Context, obj client.Object, opts ...client.D
 }
 
 // TestRetryAcrossACrash: the manager ends after some of a create's writes, the template may change, and the
-// client asks another again.
+// client retries at another.
 func TestRetryAcrossACrash(t *testing.T) {
 	for _, give := range []struct {
 		name            string
@@ -223,10 +223,10 @@ func testRetryAcrossACrash(t *testing.T, members, writes int, answered, given, c
 			t.Fatalf("the same sandbox: %v, want %v", same, want)
 		}
 		if fits := pool.Fits(s, f.revision(t)); !given && !fits {
-			t.Error("what nobody had was answered, and is not of the template as it is now")
+			t.Error("an unclaimed sandbox was returned that is not of the template as it is now")
 		}
-		if heard := after.of(s); members > 0 && (len(heard) == 0 || heard[0].EnvVars["A"] != "1" || heard[0].Open) {
-			t.Errorf("the agent heard %+v, want its variables", heard)
+		if got := after.of(s); members > 0 && (len(got) == 0 || got[0].EnvVars["A"] != "1" || got[0].Open) {
+			t.Errorf("the agent received %+v, want its variables", got)
 		}
 		if left := time.Until(v.EndAt); left > time.Hour+2*time.Second || s.Annotations[idempotency.AnnotationPending] != "" {
 			t.Errorf("it is not finished: ends in %s, marked %v", left, s.Annotations)
@@ -239,7 +239,7 @@ func testRetryAcrossACrash(t *testing.T, members, writes int, answered, given, c
 	f.wantAlive(t, 1, 0)
 }
 
-// createAndDie has a manager make a sandbox and end after so many writes. The sandbox runs on.
+// createAndDie has a manager make a sandbox and end after so many writes. The sandbox keeps running.
 func (f fixture) createAndDie(t *testing.T, req creating.Request, members, writes int, answered bool) *agents.Sandbox {
 	t.Helper()
 	dying := &mortal{Objects: f.objects}
@@ -266,7 +266,7 @@ func (f fixture) createAndDie(t *testing.T, req creating.Request, members, write
 	return &all[0]
 }
 
-// waitUntilRuns returns when a sandbox runs without anybody's doing.
+// waitUntilRuns returns when a sandbox runs without a further request.
 func (f fixture) waitUntilRuns(t *testing.T, s *agents.Sandbox) {
 	t.Helper()
 	_, err := f.cluster.WaitSandbox(t.Context(), client.ObjectKeyFromObject(s), func(s *agents.Sandbox) (bool, error) {

@@ -78,7 +78,7 @@ func (f fixture) mustGet(t *testing.T, id string) sandboxes.Sandbox {
 	return v
 }
 
-// TestOrderOfSnapshotsAndKeysWithinASecond: whatever their names are.
+// TestOrderOfSnapshotsAndKeysWithinASecond: for any names.
 func TestOrderOfSnapshotsAndKeysWithinASecond(t *testing.T) {
 	synctest.Test(t, testOrderOfSnapshotsAndKeysWithinASecond)
 }

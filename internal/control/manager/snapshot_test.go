@@ -32,7 +32,7 @@ func (f fixture) mustSnapshot(t *testing.T, v sandboxes.Sandbox, name string) sn
 	return s
 }
 
-// imaged asks for a sandbox of an image that means something to the stand-in.
+// imaged requests a sandbox of an image that means something to the stand-in.
 func (f fixture) imaged(t *testing.T, image string) creating.Request {
 	t.Helper()
 	if err := f.cluster.Create(t.Context(), fakecluster.Template(team, image, image)); err != nil {
@@ -83,7 +83,7 @@ func TestSnapshot(t *testing.T) {
 	f.wantUntouched(t, v)
 }
 
-// wantUntouched fails unless a sandbox runs on until the end that it had.
+// wantUntouched fails unless a sandbox keeps running until its previous end.
 func (f fixture) wantUntouched(t *testing.T, v sandboxes.Sandbox) {
 	t.Helper()
 	if now, err := f.Sandboxes.Get(t.Context(), team, string(v.ID)); err != nil || now.State != sandboxes.StateRunning || !now.EndAt.Equal(v.EndAt) {
@@ -243,7 +243,7 @@ func TestDeleteSnapshot(t *testing.T) {
 	f.cluster.Hold(false)
 }
 
-// TestSnapshotOfAnotherReplica is asked for before the cache can know of it.
+// TestSnapshotOfAnotherReplica is read before the cache has it.
 func TestSnapshotOfAnotherReplica(t *testing.T) {
 	f := newFixture(t)
 	made := f.mustSnapshot(t, f.mustCreate(t, request("base")), "fresh:1")
@@ -255,7 +255,7 @@ func TestSnapshotOfAnotherReplica(t *testing.T) {
 	wantKind(t, err, errs.ErrNotFound, "")
 }
 
-// blind is a cache that has not heard of any checkpoint yet.
+// blind is a cache that has no checkpoint yet.
 type blind struct{ Cache }
 
 func (blind) Checkpoints(context.Context, string) ([]barchan.Checkpoint, error) { return nil, nil }
@@ -299,7 +299,7 @@ func TestCreateFromASnapshot(t *testing.T) {
 	if s := f.object(t, f.mustCreate(t, files)); !s.Spec.Barchan.Restore.FilesOnly {
 		t.Error("not from its files only")
 	}
-	for _, id := range []string{"mine:v2", "team-b/mine:v1", "nobody"} {
+	for _, id := range []string{"mine:v2", "team-b/mine:v1", "unknown"} {
 		_, err := f.Creates.Create(t.Context(), request(id))
 		wantKind(t, err, errs.ErrNotFound, "template '"+id+"' not found")
 	}
@@ -353,7 +353,7 @@ func TestSecretsOfASnapshot(t *testing.T) {
 	v := f.mustCreate(t, with)
 	own := f.mustSnapshot(t, v, "own")
 	if !own.Secrets {
-		t.Fatal("a snapshot of a sandbox with variables of its own says that it has none")
+		t.Fatal("a snapshot of a sandbox with variables of its own reports none")
 	}
 	if s := f.object(t, f.mustCreate(t, request(own.ID))); !pool.OwnEnv(s) || !pool.AllowsSecrets(s) {
 		t.Errorf("from variables of its own: marked %v", s.Annotations)
@@ -411,7 +411,7 @@ func TestSnapshotNamesWithUnderscores(t *testing.T) {
 	}
 }
 
-// TestTemplateOfACheckpointWithSecrets: whoever wrote the template must have allowed it, and a create says
+// TestTemplateOfACheckpointWithSecrets: the author of the template must have allowed it, and a create reports
 // so at once and leaves nothing.
 func TestTemplateOfACheckpointWithSecrets(t *testing.T) {
 	f := newFixture(t)
@@ -507,7 +507,7 @@ func TestOneSnapshotID(t *testing.T) {
 	snap := f.mustSnapshot(t, f.mustCreate(t, request("base")), "mine:v1")
 	c := f.checkpoint(t, snap.Object)
 	if c.Status.SnapshotID != snap.ID || snap.ID != "mine:v1" {
-		t.Errorf("the API says %q, the object %q", snap.ID, c.Status.SnapshotID)
+		t.Errorf("the API returned %q, the object %q", snap.ID, c.Status.SnapshotID)
 	}
 	c.Labels = map[string]string{barchan.LabelPurpose: barchan.PurposeFork}
 	if id := c.SnapshotID(); id != "" {

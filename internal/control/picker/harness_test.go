@@ -130,14 +130,14 @@ func setTouched(s *agents.Sandbox) {
 	s.Annotations["touched"] += "x"
 }
 
-func setTaken(s *agents.Sandbox) { *s = *adoptAs("somebody else")(s) }
+func setTaken(s *agents.Sandbox) { *s = *adoptAs("another claim")(s) }
 
 var adoptions atomic.Int64
 
-func adoptAs(who string) func(*agents.Sandbox) *agents.Sandbox {
+func adoptAs(owner string) func(*agents.Sandbox) *agents.Sandbox {
 	return func(m *agents.Sandbox) *agents.Sandbox {
 		s := pool.Adopt(m, nil)
-		s.Annotations[claimant] = who
+		s.Annotations[claimant] = owner
 		// In the tests' bubble, time stands still.
 		s.Annotations[pool.AnnotationClaimedAt] = strconv.FormatInt(adoptions.Add(1), 10)
 		return s

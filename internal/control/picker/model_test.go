@@ -18,11 +18,11 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/pool"
 )
 
-// try is one Pick under way, and what the model knows of it.
+// try is one Pick under way, and its state in the model.
 type try struct {
 	n         int
 	revisions map[string]bool // that were current since it began
-	asked     string          // the revision that it was last told
+	revision  string          // the revision that it last received
 	was       string          // that before this step
 	woken     bool            // its wait ended in this step
 	cancel    context.CancelFunc
@@ -48,7 +48,7 @@ type model struct {
 const modelSteps = 250
 
 // Any interleaving of events, picks, conflicts, lost answers, deletions and revisions: no
-// sandbox has two owners, none is stale, none is lost, and who came first is served first.
+// sandbox has two owners, none is stale, none is lost, and claims are served in order.
 // BARCHAN_SEED repeats one run.
 func TestModel(t *testing.T) {
 	first, runs := rand.Uint64()>>1, uint64(150)
@@ -89,7 +89,7 @@ func (m *model) step(do func()) {
 	for _, x := range m.tries {
 		if !x.done {
 			waiting = append(waiting, x)
-			x.was, x.woken = x.asked, false
+			x.was, x.woken = x.revision, false
 		}
 	}
 	do()
@@ -103,15 +103,15 @@ func (m *model) step(do func()) {
 	m.checkOrder(waiting)
 }
 
-// checkOrder: of those who waited, in this order, nobody overtook anybody.
+// checkOrder: of those claim waited, in this order, none overtook another.
 func (m *model) checkOrder(waiting []*try) {
 	for i, early := range waiting {
 		for _, lately := range waiting[i+1:] {
 			switch {
 			case early.was != lately.was || early.cancelled || lately.cancelled:
-			case lately.done && lately.err == nil && lately.asked == lately.was && !early.woken:
+			case lately.done && lately.err == nil && lately.revision == lately.was && !early.woken:
 				m.t.Errorf("pick %d was served before %d", lately.n, early.n)
-			case early.done && errors.Is(early.err, ErrNone) && early.asked == early.was && !lately.woken:
+			case early.done && errors.Is(early.err, ErrNone) && early.revision == early.was && !lately.woken:
 				m.t.Errorf("pick %d was sent away before %d", early.n, lately.n)
 			}
 		}
@@ -134,8 +134,8 @@ func (m *model) resolveWrite(x *try) {
 	if !x.revisions[pool.RevisionOf(x.s)] {
 		m.t.Errorf("pick %d got the stale %s of %s", x.n, uid, pool.RevisionOf(x.s))
 	}
-	if who := m.writer(uid); who != strconv.Itoa(x.n) && m.w.objects[uid] != nil {
-		m.t.Errorf("pick %d got %s, which was written for %s", x.n, uid, who)
+	if claim := m.writer(uid); claim != strconv.Itoa(x.n) && m.w.objects[uid] != nil {
+		m.t.Errorf("pick %d got %s, which was written for %s", x.n, uid, claim)
 	}
 }
 
@@ -232,7 +232,7 @@ func (m *model) pick() *try {
 	m.tries = append(m.tries, x)
 	m.note("pick %d", x.n)
 	req := Request{Pool: poolUID, Adopt: adoptAs(strconv.Itoa(x.n)), Current: func(context.Context) (string, error) {
-		x.asked, x.woken = m.current, true
+		x.revision, x.woken = m.current, true
 		return m.current, nil
 	}}
 	go func() {
@@ -254,7 +254,7 @@ func (m *model) settle() {
 		x.cancelled = true
 		m.step(x.cancel)
 		if !x.done {
-			m.t.Errorf("pick %d goes on", x.n)
+			m.t.Errorf("pick %d continues", x.n)
 		}
 	}
 	for uid := range m.w.objects {
@@ -295,12 +295,12 @@ func (m *model) drain(revision string) {
 	}
 }
 
-// checkWaiting: once all is known, there is something in the making for each that waits.
+// checkWaiting: once all is known, a member is being created for each waiting pick.
 func (m *model) checkWaiting() {
 	waiting := map[string]int{}
 	for _, x := range m.tries {
 		if !x.done {
-			waiting[x.asked]++
+			waiting[x.revision]++
 		}
 	}
 	for revision, n := range waiting {
@@ -321,10 +321,10 @@ func (m *model) checkOrphans() {
 		if err != nil {
 			continue
 		}
-		who, owned := m.owner[uid]
+		claim, owned := m.owner[uid]
 		switch {
-		case owned && (who != n || m.orphans[uid] > 0):
-			m.t.Errorf("%s was written for pick %d, returned by %d, reported %d times", uid, n, who, m.orphans[uid])
+		case owned && (claim != n || m.orphans[uid] > 0):
+			m.t.Errorf("%s was written for pick %d, returned by %d, reported %d times", uid, n, claim, m.orphans[uid])
 		case !owned && m.orphans[uid] != 1:
 			m.t.Errorf("%s was written for pick %d, which knows nothing, and reported %d times", uid, n, m.orphans[uid])
 		}

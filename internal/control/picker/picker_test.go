@@ -137,12 +137,12 @@ func makeReady(ctx context.Context, live client.Client, s *agents.Sandbox, i int
 	return live.Status().Update(ctx, s)
 }
 
-func request(of *extensions.SandboxWarmPool, current func() string, who string) picker.Request {
+func request(of *extensions.SandboxWarmPool, current func() string, owner string) picker.Request {
 	return picker.Request{
 		Pool: of.UID, Current: func(context.Context) (string, error) { return current(), nil },
 		Adopt: func(m *agents.Sandbox) *agents.Sandbox {
 			s := pool.Adopt(m, nil)
-			s.Annotations["test/claimant"] = who
+			s.Annotations["test/claimant"] = owner
 			return s
 		},
 	}
@@ -173,8 +173,8 @@ func TestTwoPickersOnePool(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range members {
 		wg.Go(func() {
-			p, who := []*rig{a, b}[i%2], fmt.Sprint(i)
-			s, err := p.Pick(t.Context(), request(of, func() string { return "r1" }, who))
+			p, owner := []*rig{a, b}[i%2], fmt.Sprint(i)
+			s, err := p.Pick(t.Context(), request(of, func() string { return "r1" }, owner))
 			if err != nil {
 				t.Errorf("pick %d: %v", i, err)
 				return
@@ -182,9 +182,9 @@ func TestTwoPickersOnePool(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			if other, taken := owners[s.UID]; taken {
-				t.Errorf("%s belongs to %s and %s", s.Name, other, who)
+				t.Errorf("%s belongs to %s and %s", s.Name, other, owner)
 			}
-			owners[s.UID] = who
+			owners[s.UID] = owner
 		})
 	}
 	wg.Wait()
@@ -247,7 +247,7 @@ func TestReservationOfADeadPicker(t *testing.T) {
 }
 
 // The template changes under claims, and the members of its old revision take their time to
-// go: who comes after the change gets none of them.
+// go: owner comes after the change gets none of them.
 func TestTemplateChangesUnderClaims(t *testing.T) {
 	api := serve(t)
 	p := over(t, api, nil)

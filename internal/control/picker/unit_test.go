@@ -62,12 +62,12 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 		w.deliver(p)
 		results := make(chan ended, 9)
 		queue(ctx, p, 4, results)
-		expect(t, results, 3, ErrNone) // three in the making, the fourth starts cold
+		expect(t, results, 3, ErrNone) // three being created, the fourth starts cold
 		w.edit(b, setReady)
 		w.deliver(p)
 		synctest.Wait()
 		expect(t, results, 0, nil)
-		// Somebody else is ahead at the next: its waiter keeps its turn, the last goes without.
+		// Another claim takes the next first: its waiter keeps its turn, the last goes without.
 		w.edit(a, setReady)
 		w.mu.Lock()
 		e := w.pending[a][0]
@@ -106,7 +106,7 @@ func TestWaitersOfFailedMembers(t *testing.T) {
 	})
 }
 
-// Nobody waits for a member that is not started before somebody allows it, or before its image can be had.
+// No claim waits for a member whose start is not allowed yet, or before its image can be had.
 func TestWaitersOfMembersThatAreHeldUp(t *testing.T) {
 	for _, reason := range []string{sandbox.ReasonSecrets, sandbox.ReasonImage} {
 		synctest.Test(t, func(t *testing.T) {
@@ -179,7 +179,7 @@ func sameSpread(order []string) bool {
 	return true
 }
 
-// The answer to a write was lost: the caller gets the member, or somebody is told of it.
+// The answer to a write was lost: the caller gets the member, or the orphans report it.
 func TestLostAnswers(t *testing.T) {
 	for name, f := range map[string]fate{"read at once": lostAfter, "seen by its event": blind, "written later": late} {
 		t.Run(name, func(t *testing.T) {
@@ -331,7 +331,7 @@ func (nothing) Get(context.Context, client.ObjectKey, client.Object, ...client.G
 
 func (nothing) Update(context.Context, client.Object, ...client.UpdateOption) error { return nil }
 
-// One operation is a pick, the event that says so, and a new member in its place.
+// One operation is a pick, its event, and a new member in its place.
 func BenchmarkPick(b *testing.B) {
 	for _, n := range []int{10, 1000, 10_000} {
 		b.Run(strconv.Itoa(n), func(b *testing.B) {
@@ -399,7 +399,7 @@ func TestWhatIsGoneStaysGone(t *testing.T) {
 	}
 }
 
-// The last member was written by somebody else, and the event has not come: it is read.
+// The last member was written by another claim, and the event has not come: it is read.
 func TestLastMemberIsReadAnew(t *testing.T) {
 	for name, tt := range map[string]struct {
 		edit func(*agents.Sandbox)
@@ -434,7 +434,7 @@ func TestGivingUpPassesOn(t *testing.T) {
 			results := make(chan ended, 1)
 			queue(ctx, p, 1, results)
 			w.edit(uid, setReady)
-			p.mu.Lock() // both at once: neither goes on before both have come
+			p.mu.Lock() // both at once: neither continues before both are there
 			go cancel()
 			go w.deliver(p)
 			<-ctx.Done()

@@ -54,7 +54,7 @@ func TestProgressWithoutTerminal(t *testing.T) {
 	})
 }
 
-// TestPlain has no character reach a terminal that commands it, or turns text around.
+// TestPlain has no character reach a terminal that commands it, or reverses text.
 func TestPlain(t *testing.T) {
 	for text, want := range map[string]string{
 		"näme 名 🙂":                     "näme 名 🙂",

@@ -27,7 +27,7 @@ func (s stored) Checkpoint(context.Context, types.NamespacedName) (*barchan.Chec
 	return s.c.DeepCopy(), nil
 }
 
-// idle is a Runner that must not be asked for anything.
+// idle is a Runner that must not be called.
 type idle struct{ controllers.CheckpointRunner }
 
 // newStale returns a sandbox that runs on a node, and a checkpoint of it that suspends it first.
@@ -96,7 +96,7 @@ func TestCheckpointOfAnotherNodeIsLeftAlone(t *testing.T) {
 	if err := api.Status().Update(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
-	look(t, api, c) // idle has no data, and panics when it is asked
+	look(t, api, c) // idle has no data, and panics when it is called
 	if err := api.Delete(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}

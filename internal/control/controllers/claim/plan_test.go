@@ -254,39 +254,39 @@ func TestMirrored(t *testing.T) {
 	check("being deleted", metav1.ConditionFalse, extensions.ReasonSandboxNotReady)
 }
 
-func TestTurnsAreFair(t *testing.T) {
-	who := func(name string) reconcile.Request {
+func TestSlotsAreFair(t *testing.T) {
+	req := func(name string) reconcile.Request {
 		return reconcile.Request{NamespacedName: types.NamespacedName{Name: name}}
 	}
 	var called []string
 	slots := newPoolSlots(2)
 	slots.start(func(r reconcile.Request) { called = append(called, r.Name) })
 	for name, want := range map[string]bool{"a": true, "b": true} {
-		if slots.acquire(who(name), "p") != want {
+		if slots.acquire(req(name), "p") != want {
 			t.Errorf("take %s is not %v", name, want)
 		}
 	}
 	for _, name := range []string{"c", "d", "c"} {
-		if slots.acquire(who(name), "p") {
-			t.Errorf("%s got a third turn", name)
+		if slots.acquire(req(name), "p") {
+			t.Errorf("%s got a third slot", name)
 		}
 	}
-	if !slots.acquire(who("x"), "other") || !slots.acquire(who("a"), "p") {
-		t.Error("another pool, or who has a turn, has to wait")
+	if !slots.acquire(req("x"), "other") || !slots.acquire(req("a"), "p") {
+		t.Error("another pool, or a holder of a slot, has to wait")
 	}
-	slots.release(who("nobody"))
-	slots.release(who("a"))
-	if slots.acquire(who("a"), "p") {
-		t.Error("who had a turn was let in before who waits")
+	slots.release(req("unknown"))
+	slots.release(req("a"))
+	if slots.acquire(req("a"), "p") {
+		t.Error("a former holder got a slot before a waiting request")
 	}
-	if !slots.acquire(who("c"), "p") {
-		t.Error("who was called was not let in")
+	if !slots.acquire(req("c"), "p") {
+		t.Error("a called request got no slot")
 	}
-	slots.release(who("b"))
-	slots.release(who("c")) // without having waited
-	slots.release(who("d"))
-	slots.release(who("a"))
-	slots.release(who("x"))
+	slots.release(req("b"))
+	slots.release(req("c")) // without having waited
+	slots.release(req("d"))
+	slots.release(req("a"))
+	slots.release(req("x"))
 	if !slices.Equal(called, []string{"c", "d", "a"}) {
 		t.Errorf("called %v", called)
 	}

@@ -115,7 +115,7 @@ func (w *fixture) change(ctx context.Context, version, want string, have int) {
 	}
 }
 
-func (w *fixture) say(t *extensions.SandboxTemplate, image string) {
+func (w *fixture) setImage(t *extensions.SandboxTemplate, image string) {
 	w.t.Helper()
 	t.Spec.PodTemplate.Spec.Containers[0].Image = image
 	if err := w.client.Update(w.t.Context(), t); err != nil {
@@ -138,27 +138,27 @@ func TestHistory(t *testing.T) {
 	if !sameJSON(t, entry.Spec.Content.Raw, content) {
 		t.Errorf("content is %s, want %s", entry.Spec.Content.Raw, content)
 	}
-	w.say(template, "image-2")
+	w.setImage(template, "image-2")
 	w.numbers(1, 2)
-	w.say(template, "image-1") // comes back
+	w.setImage(template, "image-1") // comes back
 	stop()
 	w.start()
-	w.say(template, "image-3")
+	w.setImage(template, "image-3")
 	again := w.numbers(1, 2, 3)
 	if again[1].UID != entry.UID {
 		t.Error("a revision that came back has a new entry")
 	}
 	var want []int64
 	for n := int64(4); n <= history.Kept+2; n++ {
-		w.say(template, fmt.Sprint("image-", n))
+		w.setImage(template, fmt.Sprint("image-", n))
 		want = nil
 		for k := max(1, n-history.Kept+1); k <= n; k++ {
 			want = append(want, k)
 		}
 		w.numbers(want...)
 	}
-	w.say(template, "image-3") // the oldest that is kept, and now the current one
-	w.say(template, "image-99")
+	w.setImage(template, "image-3") // the oldest that is kept, and now the current one
+	w.setImage(template, "image-99")
 	w.numbers(append(want[1:], history.Kept+3)...)
 }
 

@@ -22,7 +22,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/fakecluster"
 )
 
-// counted counts passes: each asks once what was claimed.
+// counted counts passes: each reads once what was claimed.
 type counted struct {
 	*cache.Cache
 	passes atomic.Int64
@@ -34,7 +34,7 @@ func (c *counted) ClaimedFrom(ctx context.Context, pool types.UID) ([]agents.San
 }
 
 // BenchmarkFill fills a pool from empty, with a stand-in for the node, and empties it again. It
-// tells how many passes that took, with and without waiting for more events.
+// reports how many passes that took, with and without waiting for more events.
 func BenchmarkFill(b *testing.B) {
 	for _, size := range []int32{100, 300} {
 		for _, coalesce := range []time.Duration{-1, 20 * time.Millisecond} {
@@ -124,7 +124,7 @@ func standInForNode(ctx context.Context, b *testing.B, c client.WithWatch) {
 	}
 }
 
-// await waits until a pool says that all is as it wants.
+// await waits until a pool reports that it is complete.
 func await(b *testing.B, c client.WithWatch, p *extensions.SandboxWarmPool, n int32) {
 	b.Helper()
 	events, err := c.Watch(b.Context(), &extensions.SandboxWarmPoolList{}, client.InNamespace(p.Namespace))

@@ -133,7 +133,7 @@ func (s *simulation) count(want state, revision string) (n int) {
 	return n
 }
 
-// pass plans and does, and says which bound was broken.
+// pass plans and applies, and returns the bound that was broken.
 func (s *simulation) pass() error {
 	before, wasReady := len(s.members), s.count(ready, "")
 	a := plan(s.target, s.members, s.now)
@@ -201,7 +201,7 @@ func (s *simulation) settle() {
 	}
 }
 
-// Whatever happens, the bounds hold; and once it is quiet, the pool is as wished.
+// The bounds hold after any events; and once there are none, the pool is as wished.
 func TestPlanProperties(t *testing.T) {
 	for seed := range uint64(1000) {
 		r := rand.New(rand.NewPCG(seed, 7))

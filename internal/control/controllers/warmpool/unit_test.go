@@ -99,7 +99,7 @@ func TestTrouble(t *testing.T) {
 		waits = append(waits, tr.retryAt.Sub(now))
 		now = tr.retryAt
 		if tr.hold(now) {
-			t.Fatal("held for ever")
+			t.Fatal("never released")
 		}
 	}
 	if !slices.IsSorted(waits) || waits[0] != firstRetry || waits[1] != 2*firstRetry || waits[11] != longestRetry {
@@ -164,7 +164,7 @@ func TestAssess(t *testing.T) {
 	}
 }
 
-// The ledger fills in what the cache has not shown, in whatever order events and answers come.
+// The ledger fills in what the cache has not shown, for any order of events and results.
 func TestLedger(t *testing.T) {
 	l := newExpectations()
 	none := map[types.UID]member{}
@@ -191,7 +191,7 @@ func TestLedger(t *testing.T) {
 	l.observe(box("b", map[string]string{pool.LabelOrigin: "p"})) // claimed before the answer to its creation
 	l.add("p", member{uid: "b", since: epoch})
 	if got := l.open("p", epoch).over(none); len(got) != 0 {
-		t.Errorf("the event overtook the answer, and it is counted for ever: %v", got)
+		t.Errorf("the event overtook the result, and it stays counted: %v", got)
 	}
 	l.removing("p", "a", epoch)
 	if got := l.open("p", epoch).over(shown); len(got) != 1 || got[0].state != ending {
@@ -203,7 +203,7 @@ func TestLedger(t *testing.T) {
 	}
 	l.invalidate("p")
 	if e := l.open("p", epoch); !e.read {
-		t.Error("an answer that was lost is not asked for")
+		t.Error("a lost result is not read again")
 	}
 }
 
@@ -316,7 +316,7 @@ func TestConditions(t *testing.T) {
 	}
 }
 
-// An event is told at a change, not at each look.
+// An event is recorded at a change, not at each pass.
 func TestNews(t *testing.T) {
 	status := func(desired int32, is metav1.ConditionStatus, reason string) *extensions.SandboxWarmPoolStatus {
 		return &extensions.SandboxWarmPoolStatus{
@@ -344,7 +344,7 @@ func TestNews(t *testing.T) {
 				got = append(got, n.reason)
 			}
 			if strings.Join(got, " ") != give.want {
-				t.Errorf("told %v, want %q", got, give.want)
+				t.Errorf("recorded %v, want %q", got, give.want)
 			}
 		})
 	}
