@@ -5,10 +5,10 @@ import (
 	"fmt"
 )
 
-// addressBenchmark is the package of the books of addresses, whose benchmark has its floor with it.
+// addressBenchmark is the package of the allocator, whose benchmark has its baseline with it.
 const addressBenchmark = "./internal/node/ipam"
 
-// measureAddress takes addresses from books that are nearly empty and nearly full, beside a bare
+// measureAddress takes addresses from lease tables that are nearly empty and nearly full, beside a bare
 // commit of the same database.
 func measureAddress(ctx context.Context, b *bench) error {
 	found, err := b.benchmarks(ctx, addressBenchmark, "BenchmarkReserve", b.rounds(500))

@@ -57,17 +57,17 @@ func TestParseBenchmark(t *testing.T) {
 	}
 }
 
-// TestDeadClusters: what may be somebody's is let be.
+// TestDeadClusters: what another process may use stays.
 func TestDeadClusters(t *testing.T) {
 	namespaces := []string{"bcl31sb", "bcl31r1", "bcl31r12", "bcl72r1", "bcl3", "bclxr1", "be123", "abcl31r1", "bcl31r1x"}
 	for name, c := range map[string]struct {
 		tests []int
 		want  string
 	}{
-		"nobody":         {nil, "map[bcl31:[bcl31sb bcl31r1 bcl31r12] bcl72:[bcl72r1]]"},
-		"owner of 31":    {[]int{1003}, "map[]"}, // its further clusters may be 72
-		"owner of 72":    {[]int{1007}, "map[bcl31:[bcl31sb bcl31r1 bcl31r12]]"},
-		"nobody of them": {[]int{1019}, "map[bcl31:[bcl31sb bcl31r1 bcl31r12] bcl72:[bcl72r1]]"},
+		"no user":      {nil, "map[bcl31:[bcl31sb bcl31r1 bcl31r12] bcl72:[bcl72r1]]"},
+		"owner of 31":  {[]int{1003}, "map[]"}, // its further clusters may be 72
+		"owner of 72":  {[]int{1007}, "map[bcl31:[bcl31sb bcl31r1 bcl31r12]]"},
+		"another user": {[]int{1019}, "map[bcl31:[bcl31sb bcl31r1 bcl31r12] bcl72:[bcl72r1]]"},
 	} {
 		if got := fmt.Sprint(deadClusters(namespaces, c.tests)); got != c.want {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
@@ -75,7 +75,7 @@ func TestDeadClusters(t *testing.T) {
 	}
 }
 
-// TestSweepCluster: whatever there is of a cluster goes.
+// TestSweepCluster: all of a cluster is removed.
 func TestSweepCluster(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("SKIPPED: network namespaces need root")
@@ -114,7 +114,7 @@ func TestSweepCluster(t *testing.T) {
 	}
 }
 
-// TestSweepFiles: a directory goes once nobody uses it.
+// TestSweepFiles: a directory is removed once it has no user.
 func TestSweepFiles(t *testing.T) {
 	held, gone := filepath.Join(t.TempDir(), "bcl-held"), filepath.Join(t.TempDir(), "bcl-gone")
 	for _, dir := range []string{held, gone} {
@@ -139,7 +139,7 @@ func TestSweepFiles(t *testing.T) {
 		t.Errorf("a directory in use was removed: %v", err)
 	}
 	if _, err := os.Stat(gone); err == nil {
-		t.Error("a directory that nobody uses is left")
+		t.Error("an unused directory is left")
 	}
 }
 

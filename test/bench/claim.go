@@ -40,7 +40,7 @@ const bareTransaction = "bare etcd transaction"
 const claimBenchmark = "./internal/edge/e2b"
 
 // measureClaim takes warm sandboxes from pools: one at a time, each from a full pool while nothing
-// else goes on, and a hundred at once.
+// else continues, and a hundred at once.
 func measureClaim(ctx context.Context, b *bench) error {
 	floor, err := b.benchmarks(ctx, apiBenchmark, "BenchmarkAPI/floor", b.rounds(1000))
 	if err != nil {

@@ -20,7 +20,7 @@ const outside = "outside the node"
 const (
 	// lastUndone is the step that is undone when all others are.
 	lastUndone = "address"
-	// goneTick is how often the server is asked whether that has come to pass.
+	// goneTick is how often the server is polled for it.
 	goneTick = 5 * time.Millisecond
 )
 
@@ -125,7 +125,7 @@ func (b *bench) awaitUndone(ctx context.Context, class string, enough func(now m
 // stepTime is what a histogram of the server knows of a step.
 type stepTime struct{ seconds, count float64 }
 
-// stepNames are the steps to tell of, in their order.
+// stepNames are the reported steps, in their order.
 var stepNames = []string{
 	"image", "journal", "address", "network", "snapshot", "mount", "bundle", "record", "start", "agent", "hold",
 }

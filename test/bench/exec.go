@@ -22,7 +22,7 @@ type ran struct {
 	output time.Time // when the first of it came
 }
 
-// run runs a command to its end, as an SDK does: one RPC whose stream tells of output and end.
+// run runs a command to its end, as an SDK does: one RPC whose stream has output and end.
 func (x box) run(ctx context.Context, argv ...string) (ran, error) {
 	var r ran
 	stream, err := x.agent.Process().Start(ctx, connect.NewRequest(&processpb.StartRequest{
@@ -82,7 +82,7 @@ func (b *bench) execIn(ctx context.Context, class string) error {
 	n := b.rounds(500)
 	health, err := times(n, func() error { return x.agent.Health(ctx) })
 	if err != nil {
-		return fmt.Errorf("ask health: %w", err)
+		return fmt.Errorf("read health: %w", err)
 	}
 	execs, err := times(n, func() error {
 		_, err := x.run(ctx, "/bin/true")
@@ -121,7 +121,7 @@ func times(n int, f func() error) (samples, error) {
 	return took, nil
 }
 
-// startsInside has a shell in the sandbox start /bin/true and tell how long each took: what
+// startsInside has a shell in the sandbox start /bin/true and print how long each took: what
 // the sandbox's kernel itself needs for a process, without us.
 func (x box) startsInside(ctx context.Context, n int) (samples, error) {
 	script := `for ((i = 0; i < ` + strconv.Itoa(n) + `; i++)); do
@@ -139,7 +139,7 @@ func (x box) startsInside(ctx context.Context, n int) (samples, error) {
 		took = append(took, us/1000)
 	}
 	if len(took) != n {
-		return nil, fmt.Errorf("the shell told %d times instead of %d", len(took), n)
+		return nil, fmt.Errorf("the shell printed %d times instead of %d", len(took), n)
 	}
 	return took, nil
 }

@@ -39,7 +39,7 @@ func measureGateway(ctx context.Context, b *bench) error {
 		return err
 	}
 	defer f.close()
-	b.say("gateway: %s", f.versions(ctx))
+	b.logf("gateway: %s", f.versions(ctx))
 	for _, measure := range []func(context.Context, *bench, *lineup) error{gatewayLatency, gatewayRequests, gatewayLarge, gatewayIdle} {
 		if err := measure(ctx, b, f); err != nil {
 			return err
@@ -94,7 +94,7 @@ func over(a, b samples) samples {
 	return out
 }
 
-// gatewayRequests has wrk ask as fast as it can on kept connections.
+// gatewayRequests has wrk send requests as fast as it can on kept connections.
 func gatewayRequests(ctx context.Context, b *bench, f *lineup) error {
 	rates := map[string]samples{}
 	for range b.rounds(10) {

@@ -220,7 +220,7 @@ func (f *lineup) close() {
 	}
 }
 
-// versions says what we stand beside.
+// versions lists the compared programs.
 func (f *lineup) versions(ctx context.Context) string {
 	nginx, _ := exec.CommandContext(ctx, "nginx", "-v").CombinedOutput()
 	haproxy, _ := exec.CommandContext(ctx, "haproxy", "-v").CombinedOutput()

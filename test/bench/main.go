@@ -85,7 +85,7 @@ type bench struct {
 	log    io.Writer
 }
 
-func (b *bench) say(format string, args ...any) {
+func (b *bench) logf(format string, args ...any) {
 	fmt.Fprintf(b.log, "==> "+format+"\n", args...)
 }
 
@@ -143,7 +143,7 @@ func (o options) wanted() []string {
 	return strings.Split(o.only, ",")
 }
 
-// measure does the wanted parts, and removes the server whatever happens.
+// measure does the wanted parts, and always removes the server.
 func (b *bench) measure(ctx context.Context) (err error) {
 	b.report.Machine = describeMachine(ctx)
 	defer func() { b.report.Ended = time.Now() }()
@@ -153,9 +153,9 @@ func (b *bench) measure(ctx context.Context) (err error) {
 	if b.server, err = newServer(ctx, b.dir, b.programs); err != nil {
 		return err
 	}
-	b.say("a server of its own in %s", b.server.dir)
+	b.logf("a server of its own in %s", b.server.dir)
 	defer func() {
-		b.say("remove the server and all that it made")
+		b.logf("remove the server and all that it made")
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTime)
 		defer cancel()
 		err = errors.Join(err, b.server.remove(undo))
@@ -182,17 +182,17 @@ func (b *bench) measureParts(ctx context.Context, alone bool) error {
 			continue
 		}
 		began, before := time.Now(), len(b.report.Figures)
-		b.say("measure: %s", p.name)
+		b.logf("measure: %s", p.name)
 		if err := p.measure(ctx, b); err != nil {
 			if ctx.Err() != nil {
-				return context.Cause(ctx) // whatever it led to
+				return context.Cause(ctx) // regardless of its effect
 			}
 			if alone {
 				return fmt.Errorf("measure %s: %w", p.name, err)
 			}
 			return fmt.Errorf("measure %s: %w\nend of the server's log:\n%s", p.name, err, b.server.tail())
 		}
-		b.say("measure: %s: done in %.0f s", p.name, time.Since(began).Seconds())
+		b.logf("measure: %s: done in %.0f s", p.name, time.Since(began).Seconds())
 		if err := writeFigures(b.log, b.report.Figures[before:]); err != nil {
 			return err
 		}
@@ -208,7 +208,7 @@ func (b *bench) prepare(ctx context.Context) error {
 		return err
 	}
 	b.report.one("boot", "boot to ready, empty data directory", "ms", millis(took)).atMost(emptyBootBar)
-	b.say("make the base image, or take it from the cache")
+	b.logf("make the base image, or take it from the cache")
 	if _, err := b.server.command(ctx, "", "image", "build", "base"); err != nil {
 		return err
 	}

@@ -163,7 +163,7 @@ func (b *bench) countLive(ctx context.Context, boxes []box) error {
 		return err
 	}
 	if first != nil {
-		b.say("not all live: %v", first)
+		b.logf("not all live: %v", first)
 	}
 	b.report.one("density", "idle sandboxes live at once", "sandboxes", float64(live.Load())).atLeast(many)
 	if len(took) > 0 {

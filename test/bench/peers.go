@@ -15,7 +15,7 @@ const (
 // peersBenchmark is the package whose benchmark has three replicas in network namespaces of their own.
 const peersBenchmark = "./test/e2e"
 
-// measurePeers has one replica make sandboxes on a node that is played, and asks the gateways of the
+// measurePeers has one replica make sandboxes on a node that is played, and queries the gateways of the
 // others until they lead there, beside the same question to the gateway that knows at once. A test
 // that is killed removes nothing: what an interrupted run has left goes at its end, or at the next.
 func measurePeers(ctx context.Context, b *bench) (err error) {

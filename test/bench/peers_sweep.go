@@ -41,7 +41,7 @@ func (b *bench) sweepClusters(ctx context.Context) error {
 	}
 	var failed error
 	for tag, parts := range deadClusters(names, tests) {
-		b.say("remove %s, which a run before has left", tag)
+		b.logf("remove %s, which a run before has left", tag)
 		failed = errors.Join(failed, sweepCluster(ctx, tag, parts))
 	}
 	return errors.Join(failed, sweepFiles("/tmp/bcl-*", tests))

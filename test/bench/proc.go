@@ -37,7 +37,7 @@ func procFile(pid int, name string) (string, error) {
 	return string(b), err
 }
 
-// processesIn lists those in the cgroups below a path, in whatever hierarchy.
+// processesIn lists those in the cgroups below a path, in any hierarchy.
 func processesIn(cgroup string) ([]int, error) {
 	all, err := processes()
 	if err != nil {
@@ -106,11 +106,11 @@ func mib(text string) (float64, error) {
 }
 
 // pssOf sums the proportional memory of processes, in MiB. Processes that share one address
-// space, as those of gVisor's platform do, count once: the kernel tells of each as if it were
+// space, as those of gVisor's platform do, count once: the kernel reports each as if it were
 // the only one there.
 func pssOf(pids []int) (float64, error) {
 	sum := 0.0
-	seen := map[string][]int{} // by what the kernel tells, to compare few
+	seen := map[string][]int{} // by what the kernel reports, to compare few
 	for _, pid := range pids {
 		text, err := procFile(pid, "smaps_rollup")
 		if err != nil {
@@ -136,7 +136,7 @@ func pssOf(pids []int) (float64, error) {
 	return sum, nil
 }
 
-// shares tells whether a process has the same address space as one of the others.
+// shares reports whether a process has the same address space as one of the others.
 func shares(pid int, others []int) bool {
 	const kcmpVM = 1
 	for _, other := range others {
@@ -150,7 +150,7 @@ func shares(pid int, others []int) bool {
 
 // cpuOf is the time that processes have had of a processor, in seconds.
 func cpuOf(pids []int) float64 {
-	const ticks = 100 // a second, as the kernel tells programs on every architecture
+	const ticks = 100 // a second, as the kernel reports to programs on every architecture
 	sum := 0.0
 	for _, pid := range pids {
 		text, err := procFile(pid, "stat")

@@ -245,7 +245,7 @@ func loadAverage() string {
 	return strings.Join(strings.Fields(string(b))[:3], " ")
 }
 
-// describeMachine says in a line what was measured on.
+// describeMachine describes the machine in a line.
 func describeMachine(ctx context.Context) string {
 	model := "unknown processor"
 	if b, err := os.ReadFile("/proc/cpuinfo"); err == nil {

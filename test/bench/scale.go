@@ -71,8 +71,8 @@ func (b *bench) churn(ctx context.Context) error {
 	return b.awaitGone(ctx, "gvisor")
 }
 
-// killAll returns when none is left. The server has been started anew, so that its counts of steps
-// say nothing of them.
+// killAll returns when none is left. The server has been started again, so that its counts of steps
+// exclude them.
 func (b *bench) killAll(ctx context.Context, boxes []box) error {
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.SetLimit(atOnce)

@@ -45,7 +45,7 @@ type server struct {
 	paths   map[string]string // programs, by name
 }
 
-// newServer prepares a server. Its programs are copied, so that a build that goes on at the
+// newServer prepares a server. Its programs are copied, so that a build that runs at the
 // same time does not change what is measured.
 func newServer(ctx context.Context, parent, programs string) (*server, error) {
 	dir, err := os.MkdirTemp(parent, "bb-") // short: sockets lie below
@@ -99,7 +99,7 @@ func freeAddr(ctx context.Context) (string, error) {
 func (s *server) logFile() string { return filepath.Join(s.dir, "log") }
 
 // start starts the server and returns how long it took from the start of its process until it
-// said that it is ready.
+// reported that it is ready.
 func (s *server) start(ctx context.Context) (time.Duration, error) {
 	log, err := os.OpenFile(s.logFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -158,7 +158,7 @@ func (s *server) get(ctx context.Context, path string) (*http.Response, error) {
 func (s *server) meet(ctx context.Context) error {
 	status, err := s.admin.Status(ctx)
 	if err != nil {
-		return fmt.Errorf("ask status: %w", err)
+		return fmt.Errorf("read status: %w", err)
 	}
 	s.paths, s.classes = map[string]string{}, []string{"gvisor"}
 	for _, c := range status.Components {
@@ -175,7 +175,7 @@ func (s *server) meet(ctx context.Context) error {
 	return err
 }
 
-// stop ends the server; sandboxes run on.
+// stop ends the server; sandboxes keep running.
 func (s *server) stop() error {
 	if s.cmd == nil {
 		return nil
@@ -257,7 +257,7 @@ func (s *server) create(ctx context.Context, class string) (box, error) {
 	return s.claim(ctx, restclient.NewSandbox{TemplateID: "bench-" + class, Timeout: 3600})
 }
 
-// claim asks for a sandbox by the REST API.
+// claim requests a sandbox by the REST API.
 func (s *server) claim(ctx context.Context, req restclient.NewSandbox) (box, error) {
 	made, err := s.rest.Create(ctx, req)
 	if err != nil {

@@ -142,7 +142,7 @@ func (b *bench) sleepAndWake(ctx context.Context, x box, took *slept, cold bool)
 		return err
 	}
 	took.stored = append(took.stored, millis(time.Since(began)))
-	if err := b.awaitAsleep(ctx, x.id); err != nil {
+	if err := b.awaitStored(ctx, x.id); err != nil {
 		return err
 	}
 	if cold {
@@ -189,8 +189,8 @@ func (b *bench) awaitStores(ctx context.Context, n float64) error {
 	}
 }
 
-// awaitAsleep waits until the object of a sandbox says that its memory is on disk.
-func (b *bench) awaitAsleep(ctx context.Context, id string) error {
+// awaitStored waits until the object of a sandbox reports its memory on disk.
+func (b *bench) awaitStored(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, stopTime)
 	defer cancel()
 	for {

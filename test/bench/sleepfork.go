@@ -33,7 +33,7 @@ func dropCaches() error {
 }
 
 // gapProgram stamps the time every millisecond and keeps the greatest gap. GET / answers with it, in
-// milliseconds, and begins anew.
+// milliseconds, and begins again.
 const gapProgram = `
 import http.server, threading, time
 worst = [0.0]
@@ -73,7 +73,7 @@ func (b *bench) serve(ctx context.Context, x box, program string) error {
 	}
 }
 
-// visit asks port 8080 of a sandbox through the gateway.
+// visit requests port 8080 of a sandbox through the gateway.
 func (b *bench) visit(ctx context.Context, id string) (string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+b.server.addr+"/", nil)
 	if err != nil {
@@ -96,11 +96,11 @@ func (b *bench) visit(ctx context.Context, id string) (string, error) {
 // errLater is the answer to what the server does not have.
 var errLater = errors.New("the server does not have it")
 
-// ask makes a request of the REST API that its client does not know.
-func (b *bench) ask(ctx context.Context, method, path string, body, into any) error {
+// call makes a request of the REST API that its client does not know.
+func (b *bench) call(ctx context.Context, method, path string, body, into any) error {
 	status, err := b.server.admin.Status(ctx)
 	if err != nil {
-		return fmt.Errorf("ask status: %w", err)
+		return fmt.Errorf("read status: %w", err)
 	}
 	key, err := os.ReadFile(status.Addresses.APIKeyFile)
 	if err != nil {
@@ -135,7 +135,7 @@ func (b *bench) ask(ctx context.Context, method, path string, body, into any) er
 	return json.Unmarshal(answer, into)
 }
 
-// snapshots takes snapshots of a sandbox that runs on, and asks it how long it stood still.
+// snapshots takes snapshots of a running sandbox, and reads from it how long it stood still.
 func (b *bench) snapshots(ctx context.Context) error {
 	x, err := b.server.create(ctx, "gvisor")
 	if err != nil {
@@ -167,8 +167,8 @@ func (b *bench) snapshots(ctx context.Context) error {
 		var made struct {
 			SnapshotID string `json:"snapshotID"`
 		}
-		if err := b.ask(ctx, http.MethodPost, "/sandboxes/"+x.id+"/snapshots", struct{}{}, &made); errors.Is(err, errLater) {
-			b.say("no figures of snapshots: %v", err)
+		if err := b.call(ctx, http.MethodPost, "/sandboxes/"+x.id+"/snapshots", struct{}{}, &made); errors.Is(err, errLater) {
+			b.logf("no figures of snapshots: %v", err)
 			return b.server.kill(ctx, x)
 		} else if err != nil {
 			return err
@@ -181,7 +181,7 @@ func (b *bench) snapshots(ctx context.Context) error {
 		if i > 0 { // the first one only warms
 			took, still, idle = append(took, whole), append(still, after), append(idle, before)
 		}
-		if err := b.ask(ctx, http.MethodDelete, "/templates/"+strings.ReplaceAll(strings.ReplaceAll(made.SnapshotID, "/", "%2F"), ":", "%3A"), nil, nil); err != nil {
+		if err := b.call(ctx, http.MethodDelete, "/templates/"+strings.ReplaceAll(strings.ReplaceAll(made.SnapshotID, "/", "%2F"), ":", "%3A"), nil, nil); err != nil {
 			return err
 		}
 	}
@@ -208,7 +208,7 @@ func (b *bench) forks(ctx context.Context) error {
 		for range rounds {
 			whole, first, err := b.fork(ctx, x, n)
 			if errors.Is(err, errLater) {
-				b.say("no figures of forks: %v", err)
+				b.logf("no figures of forks: %v", err)
 				return b.server.kill(ctx, x)
 			}
 			if err != nil {
@@ -232,7 +232,7 @@ func (b *bench) fork(ctx context.Context, x box, n int) (whole, output float64, 
 			Message string `json:"message"`
 		} `json:"error"`
 	}
-	if err := b.ask(ctx, http.MethodPost, "/sandboxes/"+x.id+"/fork", map[string]int{"count": n, "timeout": 3600}, &made); err != nil {
+	if err := b.call(ctx, http.MethodPost, "/sandboxes/"+x.id+"/fork", map[string]int{"count": n, "timeout": 3600}, &made); err != nil {
 		return 0, 0, err
 	}
 	whole = millis(time.Since(began))

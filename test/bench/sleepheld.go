@@ -42,7 +42,7 @@ func (b *bench) wakes(ctx context.Context) error {
 		}
 		var made restclient.Sandbox
 		wakeable := map[string]any{"templateID": "bench-gvisor", "timeout": 3600, "autoPause": true, "autoResume": map[string]bool{"enabled": true}}
-		if err := b.ask(ctx, http.MethodPost, "/sandboxes", wakeable, &made); err != nil {
+		if err := b.call(ctx, http.MethodPost, "/sandboxes", wakeable, &made); err != nil {
 			return err
 		}
 		x, err := b.server.boxOf(made)
@@ -52,7 +52,7 @@ func (b *bench) wakes(ctx context.Context) error {
 		if err := b.serve(ctx, x, gapProgram); err != nil {
 			return err
 		}
-		awake, err := times(b.rounds(50), func() error {
+		running, err := times(b.rounds(50), func() error {
 			_, err := b.visit(ctx, x.id)
 			return err
 		})
@@ -69,7 +69,7 @@ func (b *bench) wakes(ctx context.Context) error {
 				took = append(took, ms)
 			}
 		}
-		f := b.report.add("sleep", "request that wakes from "+from.name, "ms", took).over("request to the same sandbox, awake", awake.at(0.5))
+		f := b.report.add("sleep", "request that wakes from "+from.name, "ms", took).over("request to the same sandbox, awake", running.at(0.5))
 		if from.bar > 0 {
 			f.atMost(from.bar)
 		}
@@ -96,7 +96,7 @@ func (b *bench) wakeByRequest(ctx context.Context, x box, disk bool) (float64, e
 			return 0, err
 		}
 	}
-	if err := b.awaitAsleep(ctx, x.id); err != nil {
+	if err := b.awaitStored(ctx, x.id); err != nil {
 		return 0, err
 	}
 	began := time.Now()
