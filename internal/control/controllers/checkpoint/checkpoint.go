@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -16,6 +17,7 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/controllers"
 )
 
@@ -30,8 +32,6 @@ const (
 
 	// defaultWorkers exceeds the concurrent captures of a node, so that the others get a status too.
 	defaultWorkers = 16
-	defaultSweep   = 5 * time.Minute
-	defaultImport  = 10 * time.Minute
 	// inUseRetry is the retry interval of the deletion of a checkpoint that is in use.
 	inUseRetry = time.Minute
 )
@@ -73,15 +73,9 @@ func (c *Config) complete() error {
 	if c.Log == nil || c.Client == nil || c.Cache == nil || c.Objects == nil || c.Runner == nil || c.Node == "" {
 		return fmt.Errorf("checkpoint controller: Log, Client, Cache, Objects, Runner and Node are required: %w", errs.ErrInvalid)
 	}
-	if c.Workers == 0 {
-		c.Workers = defaultWorkers
-	}
-	if c.SweepEvery == 0 {
-		c.SweepEvery = defaultSweep
-	}
-	if c.ImportPatience == 0 {
-		c.ImportPatience = defaultImport
-	}
+	c.Workers = cmp.Or(c.Workers, defaultWorkers)
+	c.SweepEvery = cmp.Or(c.SweepEvery, 5*time.Minute)
+	c.ImportPatience = cmp.Or(c.ImportPatience, 10*time.Minute)
 	return nil
 }
 
@@ -90,26 +84,16 @@ func New(cfg Config) (controller.Controller, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	r := &reconciler{
-		log: cfg.Log.With("component", "checkpoint-controller"), client: cfg.Client, objects: cfg.Objects, runner: cfg.Runner, node: cfg.Node,
-		events: cfg.Events, sweepEvery: cfg.SweepEvery, importPatience: cfg.ImportPatience,
-		began: time.Now(),
-	}
+	cfg.Log = cfg.Log.With(telemetry.Component, "checkpoint-controller")
+	r := &reconciler{Config: cfg, began: time.Now()}
 	return controllers.New(controllers.Work{
-		Name: "checkpoint", Log: r.log, Workers: cfg.Workers, RetryFirst: retryFirst, RetryMost: retryMost,
+		Name: "checkpoint", Log: r.Log, Workers: cfg.Workers, RetryFirst: retryFirst, RetryMost: retryMost,
 		Reconciler: r, Sources: r.sources(cfg.Cache),
 	})
 }
 
 type reconciler struct {
-	log            *slog.Logger
-	client         client.Client
-	objects        Objects
-	runner         controllers.CheckpointRunner
-	node           string
-	events         events.EventRecorder
-	sweepEvery     time.Duration
-	importPatience time.Duration
+	Config
 	// began is the start of this process: imports begun earlier have failed.
 	began time.Time
 }

@@ -22,7 +22,7 @@ import (
 
 // Reconcile takes one step for a checkpoint.
 func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
-	c, err := r.objects.Checkpoint(ctx, req.NamespacedName)
+	c, err := r.Objects.Checkpoint(ctx, req.NamespacedName)
 	if errors.Is(err, errs.ErrNotFound) {
 		return reconcile.Result{}, nil // the scan removes leftover data
 	}
@@ -44,7 +44,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 }
 
 // elsewhere reports whether a name is that of another node.
-func (r *reconciler) elsewhere(node string) bool { return node != "" && node != r.node }
+func (r *reconciler) elsewhere(node string) bool { return node != "" && node != r.Node }
 
 // nodeOf returns the node that has or writes the data; empty before that.
 func nodeOf(c *barchan.Checkpoint) string {
@@ -101,7 +101,7 @@ func endOf(c *barchan.Checkpoint) (at time.Time, ends bool) {
 // expire deletes an expired checkpoint.
 func (r *reconciler) expire(ctx context.Context, c *barchan.Checkpoint) error {
 	same := client.Preconditions{UID: &c.UID, ResourceVersion: &c.ResourceVersion}
-	if err := r.client.Delete(ctx, c, same); err != nil {
+	if err := r.Client.Delete(ctx, c, same); err != nil {
 		return fmt.Errorf("delete after spec.ttlSeconds: %w", err)
 	}
 	r.recordEvent(c, corev1.EventTypeNormal, "Expired", "Expire", fmt.Sprintf("its spec.ttlSeconds, %d, have passed", *c.Spec.TTLSeconds))
@@ -110,7 +110,7 @@ func (r *reconciler) expire(ctx context.Context, c *barchan.Checkpoint) error {
 
 // verify checks that the node still has the data of a ready checkpoint.
 func (r *reconciler) verify(ctx context.Context, c *barchan.Checkpoint) error {
-	_, err := r.runner.Captured(ctx, refOf(c))
+	_, err := r.Runner.Captured(ctx, refOf(c))
 	if errors.Is(err, errs.ErrNotFound) {
 		return r.fail(ctx, c, "its data are not on the node any more; delete it, and take another")
 	}
@@ -125,22 +125,22 @@ func (r *reconciler) await(ctx context.Context, c *barchan.Checkpoint) (reconcil
 	if err := r.hold(ctx, c, ""); err != nil {
 		return reconcile.Result{}, err
 	}
-	got, err := r.runner.Captured(ctx, refOf(c))
+	got, err := r.Runner.Captured(ctx, refOf(c))
 	if err == nil {
 		return reconcile.Result{}, r.finish(ctx, c, got)
 	}
 	if errors.Is(err, errs.ErrUnavailable) { // the import continues
-		return reconcile.Result{RequeueAfter: r.importPatience}, r.wait(ctx, c, "waits for the data that are imported: "+errs.Text(err))
+		return reconcile.Result{RequeueAfter: r.ImportPatience}, r.wait(ctx, c, "waits for the data that are imported: "+errs.Text(err))
 	}
 	if !errors.Is(err, errs.ErrNotFound) {
 		return reconcile.Result{}, fmt.Errorf("query imported data on the node: %w", err)
 	}
-	left := time.Until(c.CreationTimestamp.Add(r.importPatience))
+	left := time.Until(c.CreationTimestamp.Add(r.ImportPatience))
 	if r.abandoned(c) {
 		return reconcile.Result{}, r.fail(ctx, c, "the import was interrupted by the end of the server; delete it, and import it again")
 	}
 	if left <= 0 {
-		return reconcile.Result{}, r.fail(ctx, c, fmt.Sprintf("the import was interrupted: its data did not come within %s; delete it, and import it again", r.importPatience))
+		return reconcile.Result{}, r.fail(ctx, c, fmt.Sprintf("the import was interrupted: its data did not come within %s; delete it, and import it again", r.ImportPatience))
 	}
 	return reconcile.Result{RequeueAfter: left}, r.wait(ctx, c, "waits for the data that are imported")
 }
@@ -166,7 +166,7 @@ func (r *reconciler) hold(ctx context.Context, c *barchan.Checkpoint, source san
 		}
 		c.Labels[barchan.LabelSandbox] = string(source)
 	}
-	if err := r.client.Update(ctx, c); err != nil {
+	if err := r.Client.Update(ctx, c); err != nil {
 		return fmt.Errorf("add its finalizer: %w", err)
 	}
 	return nil
@@ -184,7 +184,7 @@ func (r *reconciler) remove(ctx context.Context, c *barchan.Checkpoint) (reconci
 	if users != "" {
 		return reconcile.Result{RequeueAfter: inUseRetry}, r.inUse(ctx, c, users)
 	}
-	if err := r.runner.DropCheckpoint(ctx, refOf(c)); err != nil {
+	if err := r.Runner.DropCheckpoint(ctx, refOf(c)); err != nil {
 		if ctx.Err() == nil {
 			r.recordEvent(c, corev1.EventTypeWarning, "RemoveFailed", "Remove", errs.Text(err))
 		}
@@ -192,11 +192,11 @@ func (r *reconciler) remove(ctx context.Context, c *barchan.Checkpoint) (reconci
 	}
 	failpoint.Reach("checkpointobject/dropped")
 	controllerutil.RemoveFinalizer(c, barchan.NodeFinalizer)
-	if err := r.client.Update(ctx, c); err != nil {
+	if err := r.Client.Update(ctx, c); err != nil {
 		return reconcile.Result{}, fmt.Errorf("remove its finalizer: %w", err)
 	}
 	failpoint.Reach("checkpointobject/released")
-	r.log.InfoContext(ctx, "checkpoint removed", telemetry.Namespace, c.Namespace, telemetry.Name, c.Name)
+	r.Log.InfoContext(ctx, "checkpoint removed", telemetry.Namespace, c.Namespace, telemetry.Name, c.Name)
 	return reconcile.Result{}, nil
 }
 
@@ -206,7 +206,7 @@ func refOf(c *barchan.Checkpoint) sandbox.CheckpointRef {
 
 // recordEvent records a Kubernetes event.
 func (r *reconciler) recordEvent(c *barchan.Checkpoint, kind, reason, action, note string) {
-	if r.events != nil {
-		r.events.Eventf(c, nil, kind, reason, action, "%s", note)
+	if r.Events != nil {
+		r.Events.Eventf(c, nil, kind, reason, action, "%s", note)
 	}
 }

@@ -54,7 +54,7 @@ func newStale(t *testing.T, node string) (client.Client, *barchan.Checkpoint) {
 // look reconciles a checkpoint as a cache shows it, and returns what its source is to do then.
 func look(t *testing.T, api client.Client, c *barchan.Checkpoint) agents.OperatingMode {
 	t.Helper()
-	r := &reconciler{log: telemetry.Discard(), client: api, objects: stored{c: c}, runner: idle{}, node: "n1"}
+	r := &reconciler{Config: Config{Log: telemetry.Discard(), Client: api, Objects: stored{c: c}, Runner: idle{}, Node: "n1"}}
 	if _, err := r.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(c)}); err != nil {
 		t.Fatal(err)
 	}

@@ -55,7 +55,7 @@ func (r *reconciler) fail(ctx context.Context, c *barchan.Checkpoint, why string
 	if err := r.write(ctx, c, status); err != nil {
 		return err
 	}
-	r.log.InfoContext(ctx, "checkpoint failed", telemetry.Namespace, c.Namespace, telemetry.Name, c.Name, telemetry.Reason, why)
+	r.Log.InfoContext(ctx, "checkpoint failed", telemetry.Namespace, c.Namespace, telemetry.Name, c.Name, telemetry.Reason, why)
 	r.recordEvent(c, corev1.EventTypeWarning, "Failed", "Capture", why)
 	return nil
 }
@@ -130,7 +130,7 @@ func (r *reconciler) write(ctx context.Context, c *barchan.Checkpoint, status *b
 		return nil
 	}
 	c.Status = *status
-	if err := r.client.Status().Update(ctx, c); err != nil {
+	if err := r.Client.Status().Update(ctx, c); err != nil {
 		return fmt.Errorf("write its status: %w", err)
 	}
 	return nil

@@ -35,7 +35,7 @@ const (
 // take captures a source. Each write before the capture is required for crash recovery.
 func (r *reconciler) take(ctx context.Context, c *barchan.Checkpoint) error {
 	if c.Status.Phase == barchan.CheckpointWriting { // by an earlier attempt, possibly of an earlier process
-		got, err := r.runner.Captured(ctx, refOf(c))
+		got, err := r.Runner.Captured(ctx, refOf(c))
 		if err == nil {
 			return r.finish(ctx, c, got)
 		}
@@ -44,7 +44,7 @@ func (r *reconciler) take(ctx context.Context, c *barchan.Checkpoint) error {
 		}
 	}
 	s := &agents.Sandbox{}
-	err := r.client.Get(ctx, types.NamespacedName{Namespace: c.Namespace, Name: c.Spec.SandboxName}, s)
+	err := r.Client.Get(ctx, types.NamespacedName{Namespace: c.Namespace, Name: c.Spec.SandboxName}, s)
 	if apierrors.IsNotFound(err) {
 		return r.fail(ctx, c, fmt.Sprintf("spec.sandboxName: there is no sandbox %q in namespace %s", c.Spec.SandboxName, c.Namespace))
 	}
@@ -127,14 +127,14 @@ func because(what, why string) string {
 // may be stale and the source resumed since the capture.
 func (r *reconciler) suspend(ctx context.Context, c *barchan.Checkpoint, s *agents.Sandbox) error {
 	now := &barchan.Checkpoint{}
-	if err := r.client.Get(ctx, client.ObjectKeyFromObject(c), now); err != nil {
+	if err := r.Client.Get(ctx, client.ObjectKeyFromObject(c), now); err != nil {
 		return fmt.Errorf("read it: %w", err)
 	}
 	if now.UID != c.UID || now.ResourceVersion != c.ResourceVersion {
 		return apierrors.NewConflict(schema.GroupResource{Group: barchan.GroupVersion.Group, Resource: "checkpoints"}, c.Name, errChanged)
 	}
 	s.Spec.OperatingMode = agents.ModeSuspended
-	if err := r.client.Update(ctx, s); err != nil {
+	if err := r.Client.Update(ctx, s); err != nil {
 		return fmt.Errorf("suspend sandbox %s: %w", s.Name, err)
 	}
 	failpoint.Reach("checkpointobject/suspended")
@@ -162,13 +162,13 @@ func (r *reconciler) intend(ctx context.Context, c *barchan.Checkpoint, s *agent
 // capture calls the node and writes the outcome.
 func (r *reconciler) capture(ctx context.Context, c *barchan.Checkpoint, s *agents.Sandbox) error {
 	began := time.Now()
-	got, err := r.runner.Capture(ctx, sandbox.Capture{
+	got, err := r.Runner.Capture(ctx, sandbox.Capture{
 		Checkpoint: refOf(c), Source: sandbox.Ref{Namespace: s.Namespace, Name: s.Name, UID: s.UID}, FilesOnly: c.Spec.Content == barchan.ContentFiles,
 	})
 	switch {
 	case err == nil:
 		failpoint.Reach("checkpointobject/captured")
-		r.log.InfoContext(ctx, "checkpoint taken", telemetry.Namespace, c.Namespace, telemetry.Name, c.Name, telemetry.Sandbox, sandbox.IDOf(s.UID),
+		r.Log.InfoContext(ctx, "checkpoint taken", telemetry.Namespace, c.Namespace, telemetry.Name, c.Name, telemetry.Sandbox, sandbox.IDOf(s.UID),
 			telemetry.Duration, time.Since(began), "paused", got.Paused)
 		return r.finish(ctx, c, got)
 	case ctx.Err() != nil: // shutdown: the next process continues

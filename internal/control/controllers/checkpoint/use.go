@@ -23,11 +23,11 @@ func (r *reconciler) users(ctx context.Context, c *barchan.Checkpoint) (string, 
 		return "", nil
 	}
 	key := client.ObjectKeyFromObject(c)
-	templates, err := r.objects.TemplatesFrom(ctx, key)
+	templates, err := r.Objects.TemplatesFrom(ctx, key)
 	if err != nil {
 		return "", err
 	}
-	boxes, err := r.objects.RestoringFrom(ctx, key)
+	boxes, err := r.Objects.RestoringFrom(ctx, key)
 	if err != nil {
 		return "", err
 	}
@@ -35,11 +35,11 @@ func (r *reconciler) users(ctx context.Context, c *barchan.Checkpoint) (string, 
 		return text, nil
 	}
 	var liveTemplates extensions.SandboxTemplateList
-	if err := r.client.List(ctx, &liveTemplates, client.InNamespace(c.Namespace)); err != nil {
+	if err := r.Client.List(ctx, &liveTemplates, client.InNamespace(c.Namespace)); err != nil {
 		return "", fmt.Errorf("list templates: %w", err)
 	}
 	var liveBoxes agents.SandboxList
-	if err := r.client.List(ctx, &liveBoxes, client.InNamespace(c.Namespace)); err != nil {
+	if err := r.Client.List(ctx, &liveBoxes, client.InNamespace(c.Namespace)); err != nil {
 		return "", fmt.Errorf("list sandboxes: %w", err)
 	}
 	return usersOf(c, liveTemplates.Items, liveBoxes.Items), nil

@@ -61,9 +61,9 @@ func markOf(s *agents.Sandbox) mark { return mark{sandbox.PhaseOf(s), sandbox.St
 
 // changed enqueues the checkpoints that wait for a change of a sandbox.
 func (r *reconciler) changed(ctx context.Context, s *agents.Sandbox, q controllers.Queue) {
-	found, err := r.objects.Unfinished(ctx, client.ObjectKeyFromObject(s))
+	found, err := r.Objects.Unfinished(ctx, client.ObjectKeyFromObject(s))
 	if err != nil {
-		r.log.ErrorContext(ctx, "checkpoints of a changed sandbox not found", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, err)
+		r.Log.ErrorContext(ctx, "checkpoints of a changed sandbox not found", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, err)
 	}
 	for i := range found {
 		q.Add(controllers.RequestFor(&found[i]))
@@ -77,14 +77,14 @@ func (r *reconciler) released(ctx context.Context, namespace, name string, q con
 		return
 	}
 	key := types.NamespacedName{Namespace: namespace, Name: name}
-	if c, err := r.objects.Checkpoint(ctx, key); err == nil && c.DeletionTimestamp != nil {
+	if c, err := r.Objects.Checkpoint(ctx, key); err == nil && c.DeletionTimestamp != nil {
 		q.Add(reconcile.Request{NamespacedName: key})
 	}
 }
 
 // sweeps runs sweep at the start and periodically.
 func (r *reconciler) sweeps(ctx context.Context, q controllers.Queue) {
-	every := time.NewTicker(r.sweepEvery)
+	every := time.NewTicker(r.SweepEvery)
 	defer every.Stop()
 	for {
 		r.sweep(ctx, q)
@@ -99,10 +99,10 @@ func (r *reconciler) sweeps(ctx context.Context, q controllers.Queue) {
 // sweep deletes data whose object the API server reports as not found, and enqueues ready checkpoints
 // without data.
 func (r *reconciler) sweep(ctx context.Context, q controllers.Queue) {
-	kept, err := r.runner.Checkpoints(ctx)
+	kept, err := r.Runner.Checkpoints(ctx)
 	if err != nil {
 		if ctx.Err() == nil {
-			r.log.WarnContext(ctx, "data of checkpoints not listed", telemetry.Error, err)
+			r.Log.WarnContext(ctx, "data of checkpoints not listed", telemetry.Error, err)
 		}
 		return
 	}
@@ -111,15 +111,15 @@ func (r *reconciler) sweep(ctx context.Context, q controllers.Queue) {
 		ref := kept[i].Checkpoint
 		there[ref.UID] = true
 		c := &barchan.Checkpoint{}
-		err := r.client.Get(ctx, types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}, c)
+		err := r.Client.Get(ctx, types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}, c)
 		if apierrors.IsNotFound(err) || (err == nil && c.UID != ref.UID) {
-			err = r.runner.DropCheckpoint(ctx, ref)
+			err = r.Runner.DropCheckpoint(ctx, ref)
 			if err == nil {
-				r.log.InfoContext(ctx, "data of a checkpoint that is gone dropped", telemetry.Namespace, ref.Namespace, telemetry.Name, ref.Name, telemetry.UID, ref.UID)
+				r.Log.InfoContext(ctx, "data of a checkpoint that is gone dropped", telemetry.Namespace, ref.Namespace, telemetry.Name, ref.Name, telemetry.UID, ref.UID)
 			}
 		}
 		if err != nil && ctx.Err() == nil {
-			r.log.WarnContext(ctx, "data of a checkpoint not swept", telemetry.Namespace, ref.Namespace, telemetry.Name, ref.Name, telemetry.Error, err)
+			r.Log.WarnContext(ctx, "data of a checkpoint not swept", telemetry.Namespace, ref.Namespace, telemetry.Name, ref.Name, telemetry.Error, err)
 		}
 	}
 	r.recheck(ctx, q, there)
@@ -128,9 +128,9 @@ func (r *reconciler) sweep(ctx context.Context, q controllers.Queue) {
 // recheck enqueues each ready checkpoint without data.
 func (r *reconciler) recheck(ctx context.Context, q controllers.Queue, there map[types.UID]bool) {
 	var all barchan.CheckpointList
-	if err := r.client.List(ctx, &all); err != nil {
+	if err := r.Client.List(ctx, &all); err != nil {
 		if ctx.Err() == nil {
-			r.log.WarnContext(ctx, "checkpoints not listed", telemetry.Error, err)
+			r.Log.WarnContext(ctx, "checkpoints not listed", telemetry.Error, err)
 		}
 		return
 	}

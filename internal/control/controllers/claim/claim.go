@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -17,6 +18,7 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/claiming"
 	"github.com/barchan-dev/barchan/internal/control/controllers"
@@ -106,24 +108,20 @@ func New(cfg Config) (controller.Controller, error) {
 	if cfg.Client == nil || cfg.Watched == nil || cfg.Cache == nil || cfg.Picker == nil || cfg.Quota == nil {
 		return nil, fmt.Errorf("claim controller: Client, Watched, Cache, Picker and Quota are required: %w", errs.ErrInvalid)
 	}
-	if cfg.Workers == 0 {
-		cfg.Workers = defaultWorkers
-	}
-	if cfg.Patience == 0 {
-		cfg.Patience = defaultPatience
-	}
+	cfg.Workers, cfg.Patience = cmp.Or(cfg.Workers, defaultWorkers), cmp.Or(cfg.Patience, defaultPatience)
 	if cfg.Assumed == nil {
 		cfg.Assumed = assumecache.New(cfg.Cache.Sandbox)
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
+	cfg.Log = cfg.Log.With(telemetry.Component, "claim-controller")
 	r, err := newReconciler(&cfg)
 	if err != nil {
 		return nil, err
 	}
 	return controllers.New(controllers.Work{
-		Name: "sandboxclaim", Log: r.log, Workers: cfg.Workers, RetryFirst: retryFirst, RetryMost: retryMost,
+		Name: "sandboxclaim", Log: r.Log, Workers: cfg.Workers, RetryFirst: retryFirst, RetryMost: retryMost,
 		Reconciler: r, Sources: r.sources(cfg.Watched),
 	})
 }

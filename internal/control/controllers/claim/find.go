@@ -67,21 +67,21 @@ func (r *reconciler) resume(ctx context.Context, w *work) (ready, starting *agen
 // read.
 func (r *reconciler) owned(ctx context.Context, w *work) ([]agents.Sandbox, error) {
 	if !w.known.unsure {
-		found, err := r.cache.Owned(ctx, w.claim.UID)
+		found, err := r.Cache.Owned(ctx, w.claim.UID)
 		if err != nil {
 			return nil, err
 		}
-		return r.assumed.Merge(found, func(s *agents.Sandbox) bool { return owns(w.claim, s) }), nil
+		return r.Assumed.Merge(found, func(s *agents.Sandbox) bool { return owns(w.claim, s) }), nil
 	}
 	var list agents.SandboxList
-	if err := r.client.List(ctx, &list, client.InNamespace(w.claim.Namespace), client.MatchingLabels{agents.LabelClaimUID: string(w.claim.UID)}); err != nil {
+	if err := r.Client.List(ctx, &list, client.InNamespace(w.claim.Namespace), client.MatchingLabels{agents.LabelClaimUID: string(w.claim.UID)}); err != nil {
 		return nil, fmt.Errorf("list the claim's sandboxes: %w", err)
 	}
 	w.known.unsure = false
 	found := list.Items[:0]
 	for i := range list.Items {
-		if s := &list.Items[i]; owns(w.claim, s) && !r.assumed.Deleted(s.UID) {
-			r.assumed.Assume(ctx, s)
+		if s := &list.Items[i]; owns(w.claim, s) && !r.Assumed.Deleted(s.UID) {
+			r.Assumed.Assume(ctx, s)
 			found = append(found, *s)
 		}
 	}
@@ -91,11 +91,11 @@ func (r *reconciler) owned(ctx context.Context, w *work) ([]agents.Sandbox, erro
 // pick takes a member of the pool.
 func (r *reconciler) pick(ctx context.Context, w *work) (*agents.Sandbox, reconcile.Result, error) {
 	p := w.pool
-	if r.picker.Ready(p.UID, w.plan.revision) == 0 {
+	if r.Picker.Ready(p.UID, w.plan.revision) == 0 {
 		if w.known.waits.IsZero() {
 			w.known.waits = time.Now()
 		}
-		if time.Since(w.known.waits) > r.patience {
+		if time.Since(w.known.waits) > r.Patience {
 			return r.start(ctx, w)
 		}
 		if !r.slots.acquire(w.req, p.UID) {
@@ -162,13 +162,13 @@ func (r *reconciler) start(ctx context.Context, w *work) (*agents.Sandbox, recon
 // nameTaken reads the existing sandbox with the name of a cold start.
 func (r *reconciler) nameTaken(ctx context.Context, w *work) error {
 	s := &agents.Sandbox{}
-	if err := r.client.Get(ctx, client.ObjectKeyFromObject(w.claim), s); err != nil {
+	if err := r.Client.Get(ctx, client.ObjectKeyFromObject(w.claim), s); err != nil {
 		return fmt.Errorf("read sandbox %s: %w", w.claim.Name, err)
 	}
 	owner := metav1.GetControllerOfNoCopy(s)
 	switch {
 	case owns(w.claim, s) && s.DeletionTimestamp == nil:
-		r.assumed.Assume(ctx, s) // the cache lags behind
+		r.Assumed.Assume(ctx, s) // the cache lags behind
 		return nil
 	case s.DeletionTimestamp != nil, owner != nil && owner.Kind == "SandboxClaim" && owner.Name == w.claim.Name:
 		return r.pend(ctx, w, fmt.Sprintf("waits for an earlier sandbox %s to be gone", s.Name))

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -13,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -25,27 +23,19 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/claiming"
-	"github.com/barchan-dev/barchan/internal/control/picker"
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
 type reconciler struct {
-	log    *slog.Logger
-	client client.Client
-	cache  Cache
-	picker *picker.Picker
+	Config
 	claims *claiming.Claimer
 	// late reports whether running sandboxes can take variables.
-	late   bool
-	events events.EventRecorder
-	took   *prometheus.HistogramVec
-	// assumed and named hold written sandboxes and claims that the cache may not show yet.
-	assumed  *assumecache.Sandboxes
+	late bool
+	took *prometheus.HistogramVec
+	// named holds written claims that the cache may not show yet.
 	named    *assumecache.Claims
 	attempts *attemptCache
 	slots    *poolSlots
-	// patience is Config.Patience.
-	patience time.Duration
 }
 
 func newReconciler(cfg *Config) (*reconciler, error) {
@@ -62,10 +52,8 @@ func newReconciler(cfg *Config) (*reconciler, error) {
 		return nil, err
 	}
 	return &reconciler{
-		log: cfg.Log.With(telemetry.Component, "claim-controller"), client: cfg.Client, cache: cfg.Cache,
-		picker: cfg.Picker, claims: claims, late: cfg.Binder != nil, events: cfg.Events, took: took,
-		assumed: cfg.Assumed, named: assumecache.New(cfg.Cache.Claim),
-		attempts: newAttemptCache(), slots: newPoolSlots(cfg.Workers / waitingShare), patience: cfg.Patience,
+		Config: *cfg, claims: claims, late: cfg.Binder != nil, took: took, named: assumecache.New(cfg.Cache.Claim),
+		attempts: newAttemptCache(), slots: newPoolSlots(cfg.Workers / waitingShare),
 	}, nil
 }
 
@@ -84,7 +72,7 @@ type work struct {
 // Reconcile implements [reconcile.Reconciler].
 func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	defer r.slots.release(req)
-	c, err := r.cache.Claim(ctx, req.NamespacedName)
+	c, err := r.Cache.Claim(ctx, req.NamespacedName)
 	if errors.Is(err, errs.ErrNotFound) {
 		r.named.Forget(r.attempts.forget(req))
 		return reconcile.Result{}, nil
@@ -145,7 +133,7 @@ func (r *reconciler) take(ctx context.Context, w *work) (reconcile.Result, error
 		if ctx.Err() != nil {
 			return reconcile.Result{}, fault // shutdown: the next process finds the owned sandbox
 		}
-		r.log.WarnContext(ctx, "sandbox replaced after failed bind",
+		r.Log.WarnContext(ctx, "sandbox replaced after failed bind",
 			telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, fault)
 		if err := r.drop(ctx, w, s); err != nil {
 			return reconcile.Result{}, err
@@ -160,7 +148,7 @@ func (r *reconciler) take(ctx context.Context, w *work) (reconcile.Result, error
 func (r *reconciler) look(ctx context.Context, w *work) error {
 	spec := field.NewPath("spec")
 	key := client.ObjectKey{Namespace: w.claim.Namespace, Name: w.claim.Spec.WarmPoolRef.Name}
-	p, err := r.cache.Pool(ctx, key)
+	p, err := r.Cache.Pool(ctx, key)
 	switch at := spec.Child("warmPoolRef", "name"); {
 	case errors.Is(err, errs.ErrNotFound):
 		return &refusal{extensions.ReasonWarmPoolNotFound, fmt.Sprintf("%s: there is no warm pool %q in namespace %s; create it, or name another", at, key.Name, key.Namespace)}
@@ -220,7 +208,7 @@ func (r *reconciler) refuse(ctx context.Context, w *work, no *refusal) error {
 	if changed, err := r.write(ctx, w, waiting(w.claim, no.reason, no.message)); err != nil || !changed {
 		return err
 	}
-	r.log.InfoContext(ctx, "claim refused", telemetry.Namespace, w.req.Namespace, telemetry.Name, w.req.Name, telemetry.Reason, no.reason)
+	r.Log.InfoContext(ctx, "claim refused", telemetry.Namespace, w.req.Namespace, telemetry.Name, w.req.Name, telemetry.Reason, no.reason)
 	r.recordEvent(w, corev1.EventTypeWarning, no.reason, no.message)
 	return nil
 }
@@ -249,7 +237,7 @@ func (r *reconciler) announce(ctx context.Context, w *work, s *agents.Sandbox) e
 	launch := s.Labels[agents.LabelLaunchType]
 	took := time.Since(w.known.since)
 	r.took.WithLabelValues(launch).Observe(took.Seconds())
-	r.log.InfoContext(ctx, "claim served", telemetry.Namespace, s.Namespace, telemetry.Name, w.req.Name, telemetry.Sandbox, s.Name, "launch", launch, telemetry.Duration, took)
+	r.Log.InfoContext(ctx, "claim served", telemetry.Namespace, s.Namespace, telemetry.Name, w.req.Name, telemetry.Sandbox, s.Name, "launch", launch, telemetry.Duration, took)
 	r.recordEvent(w, corev1.EventTypeNormal, "Claimed", fmt.Sprintf("sandbox %s, started %s, is the claim's", s.Name, launch))
 	return nil
 }
@@ -284,7 +272,7 @@ func (r *reconciler) mirror(ctx context.Context, w *work) error {
 // as owned by the claim. Otherwise it is read from the API server.
 func (r *reconciler) sandboxOf(ctx context.Context, c *extensions.SandboxClaim) (s *agents.Sandbox, cached bool, err error) {
 	key := client.ObjectKey{Namespace: c.Namespace, Name: c.Status.Sandbox.Name}
-	s, err = r.cache.Sandbox(ctx, key)
+	s, err = r.Cache.Sandbox(ctx, key)
 	if err == nil && owns(c, s) {
 		return s, true, nil
 	}
@@ -292,7 +280,7 @@ func (r *reconciler) sandboxOf(ctx context.Context, c *extensions.SandboxClaim) 
 		return nil, false, err
 	}
 	s = &agents.Sandbox{}
-	if err := r.client.Get(ctx, key, s); err != nil {
+	if err := r.Client.Get(ctx, key, s); err != nil {
 		if apierrors.IsNotFound(err) {
 			return nil, false, nil
 		}
@@ -313,7 +301,7 @@ func owns(c *extensions.SandboxClaim, s *agents.Sandbox) bool {
 // dropOthers deletes owned sandboxes other than the assigned one: a write whose response was lost may
 // take effect late.
 func (r *reconciler) dropOthers(ctx context.Context, w *work) error {
-	all, err := r.cache.Owned(ctx, w.claim.UID)
+	all, err := r.Cache.Owned(ctx, w.claim.UID)
 	if err != nil {
 		return err
 	}
@@ -328,11 +316,11 @@ func (r *reconciler) dropOthers(ctx context.Context, w *work) error {
 // drop deletes an owned sandbox that is not assigned. It first reads the claim from the API server, because
 // the cached claim may be stale.
 func (r *reconciler) drop(ctx context.Context, w *work, s *agents.Sandbox) error {
-	if s.DeletionTimestamp != nil || r.assumed.Deleted(s.UID) {
+	if s.DeletionTimestamp != nil || r.Assumed.Deleted(s.UID) {
 		return nil
 	}
 	now := &extensions.SandboxClaim{}
-	err := r.client.Get(ctx, w.req.NamespacedName, now)
+	err := r.Client.Get(ctx, w.req.NamespacedName, now)
 	if err == nil && now.UID == w.claim.UID && now.Status.Sandbox.Name == s.Name {
 		return apierrors.NewConflict(schema.GroupResource{Group: extensions.GroupVersion.Group, Resource: "sandboxclaims"}, now.Name, errNamed)
 	}
@@ -346,21 +334,21 @@ var errNamed = errors.New("the claim already names this sandbox")
 
 // remove deletes a sandbox of the claim, conditional on the version read.
 func (r *reconciler) remove(ctx context.Context, s *agents.Sandbox) error {
-	if s.DeletionTimestamp != nil || r.assumed.Deleted(s.UID) {
+	if s.DeletionTimestamp != nil || r.Assumed.Deleted(s.UID) {
 		return nil
 	}
-	err := r.client.Delete(ctx, s, client.Preconditions{UID: &s.UID})
+	err := r.Client.Delete(ctx, s, client.Preconditions{UID: &s.UID})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete sandbox %s/%s: %w", s.Namespace, s.Name, err)
 	}
 	failpoint.Reach("claimobject/unmade")
-	r.assumed.AssumeDeleted(s)
+	r.Assumed.AssumeDeleted(s)
 	return nil
 }
 
 // recordEvent records a Kubernetes event.
 func (r *reconciler) recordEvent(w *work, kind, reason, note string) {
-	if r.events != nil {
-		r.events.Eventf(w.claim, nil, kind, reason, "Claim", "%s", note)
+	if r.Events != nil {
+		r.Events.Eventf(w.claim, nil, kind, reason, "Claim", "%s", note)
 	}
 }

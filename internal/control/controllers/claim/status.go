@@ -113,10 +113,10 @@ func (r *reconciler) expire(ctx context.Context, w *work) error {
 		return r.retain(ctx, w, why)
 	}
 	same := client.Preconditions{UID: &w.claim.UID, ResourceVersion: &w.claim.ResourceVersion}
-	if err := r.client.Delete(ctx, w.claim, same, client.PropagationPolicy(propagation)); err != nil {
+	if err := r.Client.Delete(ctx, w.claim, same, client.PropagationPolicy(propagation)); err != nil {
 		return fmt.Errorf("delete the expired claim: %w", err)
 	}
-	r.log.InfoContext(ctx, "expired claim deleted", telemetry.Namespace, w.req.Namespace, telemetry.Name, w.req.Name, telemetry.Reason, why)
+	r.Log.InfoContext(ctx, "expired claim deleted", telemetry.Namespace, w.req.Namespace, telemetry.Name, w.req.Name, telemetry.Reason, why)
 	r.recordEvent(w, corev1.EventTypeNormal, extensions.ReasonClaimExpired, why)
 	return nil
 }
@@ -129,7 +129,7 @@ func (r *reconciler) retain(ctx context.Context, w *work, why string) error {
 	if _, err := r.write(ctx, w, status); err != nil {
 		return err
 	}
-	r.log.InfoContext(ctx, "claim expired", telemetry.Namespace, w.req.Namespace, telemetry.Name, w.req.Name, telemetry.Reason, why)
+	r.Log.InfoContext(ctx, "claim expired", telemetry.Namespace, w.req.Namespace, telemetry.Name, w.req.Name, telemetry.Reason, why)
 	r.recordEvent(w, corev1.EventTypeNormal, extensions.ReasonClaimExpired, why)
 	return r.removeOwned(ctx, w)
 }
@@ -156,7 +156,7 @@ func (r *reconciler) write(ctx context.Context, w *work, status *extensions.Sand
 	}
 	c := w.claim.DeepCopy()
 	c.Status = *status
-	if err := r.client.Status().Update(ctx, c); err != nil {
+	if err := r.Client.Status().Update(ctx, c); err != nil {
 		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 			return false, err
 		}

@@ -37,9 +37,9 @@ func (r *reconciler) sources(from crcache.Cache) []source.Source {
 
 // claimsOf returns the claims without a sandbox on the pools of a template.
 func (r *reconciler) claimsOf(ctx context.Context, t *extensions.SandboxTemplate) (all []reconcile.Request) {
-	pools, err := r.cache.PoolsOf(ctx, "", client.ObjectKeyFromObject(t))
+	pools, err := r.Cache.PoolsOf(ctx, "", client.ObjectKeyFromObject(t))
 	if err != nil {
-		r.log.ErrorContext(ctx, "pools of a changed template not found", telemetry.Template, t.Name, telemetry.Error, err)
+		r.Log.ErrorContext(ctx, "pools of a changed template not found", telemetry.Template, t.Name, telemetry.Error, err)
 	}
 	for i := range pools {
 		all = append(all, r.pending(ctx, client.ObjectKeyFromObject(&pools[i]))...)
@@ -49,9 +49,9 @@ func (r *reconciler) claimsOf(ctx context.Context, t *extensions.SandboxTemplate
 
 // pending returns the claims on a pool that have no sandbox.
 func (r *reconciler) pending(ctx context.Context, key types.NamespacedName) (all []reconcile.Request) {
-	claims, err := r.cache.ClaimsOn(ctx, key)
+	claims, err := r.Cache.ClaimsOn(ctx, key)
 	if err != nil {
-		r.log.ErrorContext(ctx, "claims on a changed pool not found", telemetry.Pool, key.String(), telemetry.Error, err)
+		r.Log.ErrorContext(ctx, "claims on a changed pool not found", telemetry.Pool, key.String(), telemetry.Error, err)
 	}
 	for i := range claims {
 		if claims[i].Status.Sandbox.Name == "" {

@@ -66,10 +66,10 @@ func New(cfg Config) (controller.Controller, error) {
 	if cfg.Log == nil || cfg.Client == nil || cfg.Cache == nil || cfg.Revisions == nil {
 		return nil, fmt.Errorf("history controller: Log, Client, Cache and Revisions are required: %w", errs.ErrInvalid)
 	}
-	log := cfg.Log.With("component", "history-controller")
+	cfg.Log = cfg.Log.With(telemetry.Component, "history-controller")
 	return controllers.New(controllers.Work{
-		Name: "history", Log: log, Workers: workers, RetryFirst: retryFirst, RetryMost: retryMost,
-		Reconciler: &reconciler{log: log, client: cfg.Client, revisions: cfg.Revisions}, Sources: sources(cfg.Cache),
+		Name: "history", Log: cfg.Log, Workers: workers, RetryFirst: retryFirst, RetryMost: retryMost,
+		Reconciler: &reconciler{cfg}, Sources: sources(cfg.Cache),
 	})
 }
 
@@ -85,16 +85,12 @@ func sources(c crcache.Cache) []source.Source {
 	}
 }
 
-type reconciler struct {
-	log       *slog.Logger
-	client    client.Client
-	revisions Revisions
-}
+type reconciler struct{ Config }
 
 // Reconcile creates the entry of a new revision and deletes old ones.
 func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	t := &extensions.SandboxTemplate{}
-	if err := r.client.Get(ctx, req.NamespacedName, t); err != nil {
+	if err := r.Client.Get(ctx, req.NamespacedName, t); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	if t.DeletionTimestamp != nil {
@@ -104,7 +100,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err != nil {
 		return reconcile.Result{}, reconcile.TerminalError(err)
 	}
-	known, err := r.revisions.TemplateRevisions(ctx, req.NamespacedName)
+	known, err := r.Revisions.TemplateRevisions(ctx, req.NamespacedName)
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("read the history of template %s: %w", req.NamespacedName, err)
 	}
@@ -141,7 +137,7 @@ func of(t *extensions.SandboxTemplate, all []barchan.TemplateRevision) []barchan
 
 func (r *reconciler) live(ctx context.Context, t *extensions.SandboxTemplate) ([]barchan.TemplateRevision, error) {
 	var list barchan.TemplateRevisionList
-	if err := r.client.List(ctx, &list, client.InNamespace(t.Namespace)); err != nil {
+	if err := r.Client.List(ctx, &list, client.InNamespace(t.Namespace)); err != nil {
 		return nil, fmt.Errorf("list the history of template %s/%s: %w", t.Namespace, t.Name, err)
 	}
 	return of(t, list.Items), nil
@@ -159,10 +155,10 @@ func (r *reconciler) write(ctx context.Context, t *extensions.SandboxTemplate, r
 	for _, k := range known {
 		entry.Spec.Number = max(entry.Spec.Number, k.Spec.Number+1)
 	}
-	if err := r.client.Create(ctx, entry); err != nil {
+	if err := r.Client.Create(ctx, entry); err != nil {
 		return nil, fmt.Errorf("write revision %d of template %s/%s: %w", entry.Spec.Number, t.Namespace, t.Name, err)
 	}
-	r.log.InfoContext(ctx, "template has a new revision", telemetry.Namespace, t.Namespace, telemetry.Template, t.Name, telemetry.Revision, revision, "number", entry.Spec.Number)
+	r.Log.InfoContext(ctx, "template has a new revision", telemetry.Namespace, t.Namespace, telemetry.Template, t.Name, telemetry.Revision, revision, "number", entry.Spec.Number)
 	return entry, nil
 }
 
@@ -181,7 +177,7 @@ func (r *reconciler) prune(ctx context.Context, known []barchan.TemplateRevision
 			continue
 		}
 		same := client.Preconditions{UID: &k.UID, ResourceVersion: &k.ResourceVersion}
-		if err := r.client.Delete(ctx, &k, same); client.IgnoreNotFound(err) != nil {
+		if err := r.Client.Delete(ctx, &k, same); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("delete revision %d of template %s/%s: %w", k.Spec.Number, k.Namespace, k.Spec.TemplateName, err)
 		}
 	}

@@ -58,14 +58,14 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 
 func (r *reconciler) look(ctx context.Context, at templateKey) (*reconcileState, error) {
 	s := &reconcileState{at: at, now: time.Now()}
-	t, revision, err := r.objects.CurrentTemplate(ctx, at.template)
+	t, revision, err := r.Objects.CurrentTemplate(ctx, at.template)
 	if err != nil && !errors.Is(err, errs.ErrNotFound) && !errors.Is(err, errs.ErrInvalid) {
 		return nil, err
 	}
 	if err == nil && t.DeletionTimestamp == nil && pool.KeepsWarmMemory(t) {
 		s.template, s.revision = t, revision
 	}
-	if s.pools, err = r.objects.PoolsOf(ctx, at.namespace, at.template); err != nil {
+	if s.pools, err = r.Objects.PoolsOf(ctx, at.namespace, at.template); err != nil {
 		return nil, err
 	}
 	s.pools = slices.DeleteFunc(s.pools, func(p extensions.SandboxWarmPool) bool { return p.DeletionTimestamp != nil })
@@ -78,7 +78,7 @@ func (r *reconciler) look(ctx context.Context, at templateKey) (*reconcileState,
 
 // sort separates seeds and checkpoints of the current revision from others.
 func (r *reconciler) sort(ctx context.Context, s *reconcileState) error {
-	checkpoints, err := r.objects.WarmCheckpoints(ctx, s.at.namespace, s.at.template)
+	checkpoints, err := r.Objects.WarmCheckpoints(ctx, s.at.namespace, s.at.template)
 	if err != nil {
 		return err
 	}
@@ -89,7 +89,7 @@ func (r *reconciler) sort(ctx context.Context, s *reconcileState) error {
 			s.stale = append(s.stale, c)
 		}
 	}
-	seeds, err := r.objects.Members(ctx, pool.SeedPool)
+	seeds, err := r.Objects.Members(ctx, pool.SeedPool)
 	if err != nil {
 		return err
 	}
@@ -163,7 +163,7 @@ func (r *reconciler) keep(ctx context.Context, s *reconcileState) (reconcile.Res
 
 // failedRestore returns a sandbox created after the checkpoint that ended before it ran; nil without one.
 func (r *reconciler) failedRestore(ctx context.Context, c *barchan.Checkpoint) (*agents.Sandbox, error) {
-	all, err := r.objects.RestoringFrom(ctx, client.ObjectKeyFromObject(c))
+	all, err := r.Objects.RestoringFrom(ctx, client.ObjectKeyFromObject(c))
 	if err != nil {
 		return nil, err
 	}
@@ -178,11 +178,11 @@ func (r *reconciler) failedRestore(ctx context.Context, c *barchan.Checkpoint) (
 
 func (r *reconciler) createSeed(ctx context.Context, s *reconcileState) error {
 	seed := pool.NewSeed(s.template, s.revision, s.at.namespace, s.owner())
-	if err := r.client.Create(ctx, seed); err != nil {
+	if err := r.Client.Create(ctx, seed); err != nil {
 		return fmt.Errorf("create seed: %w", err)
 	}
 	failpoint.Reach("warmup/seeded")
-	r.log.DebugContext(ctx, "seed created", telemetry.Namespace, seed.Namespace, telemetry.Template, s.template.Name, telemetry.Revision, s.revision)
+	r.Log.DebugContext(ctx, "seed created", telemetry.Namespace, seed.Namespace, telemetry.Template, s.template.Name, telemetry.Revision, s.revision)
 	return nil
 }
 
@@ -205,7 +205,7 @@ func (r *reconciler) advanceSeed(ctx context.Context, s *reconcileState) (reconc
 		return r.failed(ctx, s, s.seed, cmp.Or(text, "its sandbox has ended"))
 	case phase == sandbox.Running:
 		c := pool.NewWarmCheckpoint(s.template, s.revision, s.at.namespace, s.owner())
-		if err := r.client.Create(ctx, c); err != nil {
+		if err := r.Client.Create(ctx, c); err != nil {
 			return reconcile.Result{}, fmt.Errorf("create checkpoint: %w", err)
 		}
 		failpoint.Reach("warmup/checkpointed")
@@ -219,9 +219,9 @@ func (r *reconciler) advanceSeed(ctx context.Context, s *reconcileState) (reconc
 // failed keeps a failed seed or checkpoint for inspection until the next attempt removes it.
 func (r *reconciler) failed(ctx context.Context, s *reconcileState, what client.Object, why string) (reconcile.Result, error) {
 	if s.trouble.fail(what.GetUID(), s.now) {
-		r.log.InfoContext(ctx, "warm-up failed", telemetry.Namespace, s.at.namespace, telemetry.Template, s.template.Name, telemetry.Reason, why)
-		if r.events != nil {
-			r.events.Eventf(s.template, nil, corev1.EventTypeWarning, "WarmUpFailed", "WarmUp", "%s", why)
+		r.Log.InfoContext(ctx, "warm-up failed", telemetry.Namespace, s.at.namespace, telemetry.Template, s.template.Name, telemetry.Reason, why)
+		if r.Events != nil {
+			r.Events.Eventf(s.template, nil, corev1.EventTypeWarning, "WarmUpFailed", "WarmUp", "%s", why)
 		}
 	}
 	if left := s.trouble.retryAt.Sub(s.now); left > 0 {
@@ -246,7 +246,7 @@ func (r *reconciler) remove(ctx context.Context, o client.Object) error {
 		return nil
 	}
 	uid, version := o.GetUID(), o.GetResourceVersion()
-	if err := r.client.Delete(ctx, o, client.Preconditions{UID: &uid, ResourceVersion: &version}); client.IgnoreNotFound(err) != nil {
+	if err := r.Client.Delete(ctx, o, client.Preconditions{UID: &uid, ResourceVersion: &version}); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("delete %s: %w", o.GetName(), err)
 	}
 	failpoint.Reach("warmup/unseeded")

@@ -17,6 +17,7 @@ import (
 	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
 	"github.com/barchan-dev/barchan/internal/control/controllers"
 )
 
@@ -69,12 +70,10 @@ func New(cfg Config) (controller.Controller, error) {
 	if cfg.Log == nil || cfg.Client == nil || cfg.Cache == nil || cfg.Objects == nil {
 		return nil, fmt.Errorf("warm-up controller: Log, Client, Cache and Objects are required: %w", errs.ErrInvalid)
 	}
-	r := &reconciler{
-		log: cfg.Log.With("component", "warmup-controller"), client: cfg.Client, objects: cfg.Objects, events: cfg.Events,
-		troubles: map[templateKey]*failureBackoff{},
-	}
+	cfg.Log = cfg.Log.With(telemetry.Component, "warmup-controller")
+	r := &reconciler{Config: cfg, troubles: map[templateKey]*failureBackoff{}}
 	return controllers.New(controllers.Work{
-		Name: "warmup", Log: r.log, Workers: workers, RetryFirst: retryFirst, RetryMost: retryMost, Reconciler: r, Sources: r.sources(cfg.Cache),
+		Name: "warmup", Log: r.Log, Workers: workers, RetryFirst: retryFirst, RetryMost: retryMost, Reconciler: r, Sources: r.sources(cfg.Cache),
 	})
 }
 
@@ -85,10 +84,7 @@ type templateKey struct {
 }
 
 type reconciler struct {
-	log     *slog.Logger
-	client  client.Client
-	objects Objects
-	events  events.EventRecorder
+	Config
 
 	mu       sync.Mutex
 	troubles map[templateKey]*failureBackoff // an element belongs to its reconcile; +checklocks:mu

@@ -72,16 +72,16 @@ func isRestored(s *agents.Sandbox) bool {
 // placesOf returns requests for the namespaces with pools or warm-up checkpoints of a template.
 func (r *reconciler) placesOf(ctx context.Context, t *extensions.SandboxTemplate) (all []reconcile.Request) {
 	key := client.ObjectKeyFromObject(t)
-	pools, err := r.objects.PoolsOf(ctx, "", key)
+	pools, err := r.Objects.PoolsOf(ctx, "", key)
 	if err == nil {
 		var left []barchan.Checkpoint
-		left, err = r.objects.WarmCheckpoints(ctx, "", key)
+		left, err = r.Objects.WarmCheckpoints(ctx, "", key)
 		for i := range left {
 			all = append(all, of(&left[i]).request())
 		}
 	}
 	if err != nil {
-		r.log.ErrorContext(ctx, "pools of a changed template not found", telemetry.Namespace, t.Namespace, telemetry.Template, t.Name, telemetry.Error, err)
+		r.Log.ErrorContext(ctx, "pools of a changed template not found", telemetry.Namespace, t.Namespace, telemetry.Template, t.Name, telemetry.Error, err)
 	}
 	for i := range pools {
 		all = append(all, templateKey{template: key, namespace: pools[i].Namespace}.request())
