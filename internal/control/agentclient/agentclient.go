@@ -87,7 +87,7 @@ func New(cfg Config) *Client {
 // Bind sends a request to the agent of a sandbox. ctx must have a deadline.
 func (b *Client) Bind(ctx context.Context, s *agents.Sandbox, req envd.InitRequest) error {
 	id := sandbox.IDOf(s.UID)
-	agent, err := b.agentOf(s)
+	agent, err := b.Agent(s)
 	if err != nil {
 		return fmt.Errorf("client of the agent of sandbox %s: %w", id, err)
 	}
@@ -105,7 +105,7 @@ func (b *Client) Bind(ctx context.Context, s *agents.Sandbox, req envd.InitReque
 
 // Stats returns what a running sandbox uses now.
 func (b *Client) Stats(ctx context.Context, s *agents.Sandbox) (envd.Metrics, error) {
-	agent, err := b.agentOf(s)
+	agent, err := b.Agent(s)
 	if err != nil {
 		return envd.Metrics{}, err
 	}
@@ -114,7 +114,7 @@ func (b *Client) Stats(ctx context.Context, s *agents.Sandbox) (envd.Metrics, er
 
 // Logs returns the log lines of a sandbox that are not older than since, oldest first.
 func (b *Client) Logs(ctx context.Context, s *agents.Sandbox, since time.Time) (lines []envd.LogLine, err error) {
-	agent, err := b.agentOf(s)
+	agent, err := b.Agent(s)
 	if err != nil {
 		return nil, err
 	}
@@ -127,11 +127,8 @@ func (b *Client) Logs(ctx context.Context, s *agents.Sandbox, since time.Time) (
 	return lines, err
 }
 
-// Agent returns a client of a sandbox's agent, for requests that have no method here.
-func (b *Client) Agent(s *agents.Sandbox) (*envd.Client, error) { return b.agentOf(s) }
-
-// agentOf is a client of a sandbox's agent; one that runs nowhere is an errs.ErrUnavailable.
-func (b *Client) agentOf(s *agents.Sandbox) (*envd.Client, error) {
+// Agent returns a client of a sandbox's agent. A sandbox without an address is an errs.ErrUnavailable.
+func (b *Client) Agent(s *agents.Sandbox) (*envd.Client, error) {
 	id := sandbox.IDOf(s.UID)
 	if len(s.Status.PodIPs) == 0 {
 		return nil, fmt.Errorf("sandbox %s has no address: %w", id, errs.ErrUnavailable)
@@ -294,7 +291,7 @@ func (b *Client) prepare(ctx context.Context, s *agents.Sandbox) {
 // setup and loading in the sandbox kernel, so the owner's first command does not wait for it. Images
 // without the shell are unaffected.
 func (b *Client) prewarmProcess(ctx context.Context, s *agents.Sandbox) {
-	agent, err := b.agentOf(s)
+	agent, err := b.Agent(s)
 	if err != nil {
 		return
 	}

@@ -11,6 +11,7 @@
 package claiming
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,9 +76,7 @@ func New(cfg Config) (*Claimer, error) {
 	if cfg.Creator == nil || cfg.Reader == nil || cfg.Picker == nil || cfg.Quota == nil {
 		return nil, fmt.Errorf("claiming: Creator, Reader, Picker and Quota are required: %w", errs.ErrInvalid)
 	}
-	if cfg.BindTimeout == 0 {
-		cfg.BindTimeout = BindTimeout
-	}
+	cfg.BindTimeout = cmp.Or(cfg.BindTimeout, BindTimeout)
 	return &Claimer{cfg}, nil
 }
 

@@ -4,6 +4,7 @@
 package controllers
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -21,6 +22,7 @@ import (
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
 )
 
 const (
@@ -84,20 +86,12 @@ type SandboxConfig struct {
 
 // NewSandbox returns the controller of sandboxes on a node. Its Start blocks until ctx is done.
 func NewSandbox(cfg SandboxConfig) (controller.Controller, error) {
-	if cfg.Workers == 0 {
-		cfg.Workers = 16
-	}
 	if cfg.Log == nil || cfg.Client == nil || cfg.Cache == nil || cfg.Runner == nil || cfg.Node == "" {
 		return nil, fmt.Errorf("sandbox controller: Log, Client, Cache, Runner and Node are required: %w", errs.ErrInvalid)
 	}
-	if cfg.Starts == 0 {
-		cfg.Starts = max(1, runtime.NumCPU()/2)
-	}
-	log, members := cfg.Log.With("component", "sandbox-controller"), newStartLimiter(cfg.Starts)
-	r := &sandboxReconciler{
-		log: log, client: cfg.Client, cache: cfg.Cache, runner: cfg.Runner, node: cfg.Node, events: cfg.Events, members: members, lastWarmClaim: cfg.LastWarmClaim,
-		origins: cfg.Origins, forkSecrets: cfg.ForkSecrets, refused: newRefusals(),
-	}
+	cfg.Log, cfg.Workers = cfg.Log.With(telemetry.Component, "sandbox-controller"), cmp.Or(cfg.Workers, 16)
+	members := newStartLimiter(cmp.Or(cfg.Starts, max(1, runtime.NumCPU()/2)))
+	r := &sandboxReconciler{SandboxConfig: cfg, cache: cfg.Cache, members: members, refused: newRefusals()}
 	sources := []source.Source{
 		source.Kind(cfg.Cache, &agents.Sandbox{}, &handler.TypedEnqueueRequestForObject[*agents.Sandbox]{}),
 		changes(cfg.Changes),
@@ -106,7 +100,7 @@ func NewSandbox(cfg SandboxConfig) (controller.Controller, error) {
 	if cfg.Origins != nil {
 		sources = append(sources, r.ready(cfg.Cache))
 	}
-	return New(Work{Name: "sandbox", Log: log, Workers: cfg.Workers, RetryFirst: retryFirst, RetryMost: retryMost, Reconciler: r, Sources: sources})
+	return New(Work{Name: "sandbox", Log: cfg.Log, Workers: cfg.Workers, RetryFirst: retryFirst, RetryMost: retryMost, Reconciler: r, Sources: sources})
 }
 
 // changes enqueues the sandboxes that the node reports.

@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -25,20 +23,11 @@ import (
 )
 
 type sandboxReconciler struct {
-	log    *slog.Logger
-	client client.Client
-	cache  client.Reader
-	runner Runner
-	// node is this node's name; sandboxes of other nodes are ignored.
-	node   string
-	events events.EventRecorder
+	SandboxConfig
+	cache client.Reader
 	// members limits the starts of unclaimed pool members that have never run.
-	members       *startLimiter
-	lastWarmClaim func() time.Time // nil: no delay
-	origins       Origins          // nil: no wait for checkpoints
-	// forkSecrets allows all sandboxes to start from checkpoints with secrets.
-	forkSecrets bool
-	refused     *refusals
+	members *startLimiter
+	refused *refusals
 }
 
 // Reconcile does one step for one sandbox.
@@ -47,12 +36,12 @@ func (r *sandboxReconciler) Reconcile(ctx context.Context, req reconcile.Request
 	s := &agents.Sandbox{}
 	if err := r.cache.Get(ctx, req.NamespacedName, s); err != nil {
 		if apierrors.IsNotFound(err) {
-			r.runner.ObjectDeleted(req.Namespace, req.Name)
+			r.Runner.ObjectDeleted(req.Namespace, req.Name)
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	if s.Status.NodeName != "" && s.Status.NodeName != r.node {
-		r.log.DebugContext(ctx, "sandbox of another node ignored", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Node, s.Status.NodeName)
+	if s.Status.NodeName != "" && s.Status.NodeName != r.Node {
+		r.Log.DebugContext(ctx, "sandbox of another node ignored", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Node, s.Status.NodeName)
 		return reconcile.Result{}, nil
 	}
 	result, err := r.step(ctx, s)
@@ -80,7 +69,7 @@ func (r *sandboxReconciler) step(ctx context.Context, s *agents.Sandbox) (reconc
 	}
 	if controllerutil.AddFinalizer(s, agents.NodeFinalizer) {
 		// A sandbox without the finalizer must not start: its removal could not be awaited.
-		if err := r.client.Update(ctx, s); err != nil {
+		if err := r.Client.Update(ctx, s); err != nil {
 			return reconcile.Result{}, fmt.Errorf("add finalizer to sandbox %s/%s: %w", s.Namespace, s.Name, err)
 		}
 	}
@@ -124,15 +113,15 @@ func (r *sandboxReconciler) apply(ctx context.Context, s *agents.Sandbox) (recon
 
 // bind applies what a claim has added. The sandbox runs without it too, so a failure changes no status.
 func (r *sandboxReconciler) bind(ctx context.Context, s *agents.Sandbox) error {
-	err := r.runner.Bind(ctx, s)
+	err := r.Runner.Bind(ctx, s)
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	if r.events != nil {
-		r.events.Eventf(s, nil, corev1.EventTypeWarning, "BindFailed", "Bind", "%s", errs.Text(err))
+	if r.Events != nil {
+		r.Events.Eventf(s, nil, corev1.EventTypeWarning, "BindFailed", "Bind", "%s", errs.Text(err))
 	}
 	if errors.Is(err, errs.ErrInvalid) { // a retry would not help
-		r.log.InfoContext(ctx, "sandbox change refused", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, err)
+		r.Log.InfoContext(ctx, "sandbox change refused", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, err)
 		return nil
 	}
 	return fmt.Errorf("bind sandbox %s/%s: %w", s.Namespace, s.Name, err)
@@ -149,12 +138,12 @@ func (r *sandboxReconciler) prepare(ctx context.Context, s *agents.Sandbox) erro
 // setEgress applies the network policy. It runs before the status is written, because clients wait for a
 // status of the generation that has their policy.
 func (r *sandboxReconciler) setEgress(ctx context.Context, s *agents.Sandbox) error {
-	err := r.runner.SetEgress(ctx, s)
+	err := r.Runner.SetEgress(ctx, s)
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	if r.events != nil {
-		r.events.Eventf(s, nil, corev1.EventTypeWarning, "NetworkFailed", "SetNetwork", "%s", errs.Text(err))
+	if r.Events != nil {
+		r.Events.Eventf(s, nil, corev1.EventTypeWarning, "NetworkFailed", "SetNetwork", "%s", errs.Text(err))
 	}
 	return fmt.Errorf("set network policy of sandbox %s/%s: %w", s.Namespace, s.Name, err)
 }
@@ -184,10 +173,10 @@ func (r *sandboxReconciler) awaitStartDelay(ctx context.Context, s *agents.Sandb
 
 // remainingDelay returns how long the start of a member is still delayed.
 func (r *sandboxReconciler) remainingDelay(s *agents.Sandbox) time.Duration {
-	if r.lastWarmClaim == nil || time.Since(s.CreationTimestamp.Time) >= maxStartDelay {
+	if r.LastWarmClaim == nil || time.Since(s.CreationTimestamp.Time) >= maxStartDelay {
 		return 0
 	}
-	return startDelay - time.Since(r.lastWarmClaim())
+	return startDelay - time.Since(r.LastWarmClaim())
 }
 
 // announceStart writes this node to the status before any slow step. If two servers see a sandbox without
@@ -198,7 +187,7 @@ func (r *sandboxReconciler) announceStart(ctx context.Context, s *agents.Sandbox
 	}
 	failpoint.Reach("sandbox/seen")
 	status := startingStatus(s)
-	status.NodeName = r.node
+	status.NodeName = r.Node
 	return r.writeStatus(ctx, s, status)
 }
 
@@ -212,17 +201,17 @@ func (r *sandboxReconciler) failed(ctx context.Context, s *agents.Sandbox, seen 
 		reason = sandbox.ReasonImage
 	}
 	setFailure(s, status, reason, text, final)
-	if r.events != nil {
-		r.events.Eventf(s, nil, corev1.EventTypeWarning, "Failed", "Run", "%s", text)
+	if r.Events != nil {
+		r.Events.Eventf(s, nil, corev1.EventTypeWarning, "Failed", "Run", "%s", text)
 	}
 	if err := r.writeStatus(ctx, s, status); err != nil {
 		return reconcile.Result{}, err
 	}
 	if final {
-		r.log.InfoContext(ctx, "sandbox refused", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, cause)
+		r.Log.InfoContext(ctx, "sandbox refused", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, cause)
 		return r.untilEnd(s), nil
 	}
-	r.log.WarnContext(ctx, "sandbox not reconciled; retrying", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, cause)
+	r.Log.WarnContext(ctx, "sandbox not reconciled; retrying", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, cause)
 	return reconcile.Result{}, fmt.Errorf("run sandbox %s/%s: %w", s.Namespace, s.Name, cause)
 }
 
@@ -235,17 +224,17 @@ func (r *sandboxReconciler) expire(ctx context.Context, s *agents.Sandbox) error
 	case s.Spec.Barchan != nil && s.Spec.Barchan.OnTimeout == agents.TimeoutPause:
 		s.Spec.OperatingMode, s.Spec.ShutdownTime = agents.ModeSuspended, nil
 		s.Spec.Barchan.Resume = agents.ResumeMemory // resets the mode of an earlier resume
-		err = r.client.Update(ctx, s)
+		err = r.Client.Update(ctx, s)
 	case s.Spec.ShutdownPolicy == agents.ShutdownDelete:
-		err = r.client.Delete(ctx, s, client.Preconditions{UID: &s.UID, ResourceVersion: &s.ResourceVersion})
+		err = r.Client.Delete(ctx, s, client.Preconditions{UID: &s.UID, ResourceVersion: &s.ResourceVersion})
 	default:
 		err = r.writeStatus(ctx, s, expiredStatus(s))
 	}
 	if err != nil {
 		return fmt.Errorf("end expired sandbox %s/%s: %w", s.Namespace, s.Name, err)
 	}
-	if r.events != nil {
-		r.events.Eventf(s, nil, corev1.EventTypeNormal, "Expired", "Expire", "its shutdownTime %s has passed", end)
+	if r.Events != nil {
+		r.Events.Eventf(s, nil, corev1.EventTypeNormal, "Expired", "Expire", "its shutdownTime %s has passed", end)
 	}
 	return nil
 }
@@ -256,19 +245,19 @@ func (r *sandboxReconciler) clear(ctx context.Context, s *agents.Sandbox) error 
 		return nil
 	}
 	r.refused.drop(s.UID)
-	if err := r.runner.Remove(ctx, refOf(s)); err != nil {
-		if r.events != nil && ctx.Err() == nil {
-			r.events.Eventf(s, nil, corev1.EventTypeWarning, "RemoveFailed", "Remove", "%s", errs.Text(err))
+	if err := r.Runner.Remove(ctx, refOf(s)); err != nil {
+		if r.Events != nil && ctx.Err() == nil {
+			r.Events.Eventf(s, nil, corev1.EventTypeWarning, "RemoveFailed", "Remove", "%s", errs.Text(err))
 		}
 		return fmt.Errorf("remove sandbox %s/%s: %w", s.Namespace, s.Name, err)
 	}
 	failpoint.Reach("sandbox/removed")
 	controllerutil.RemoveFinalizer(s, agents.NodeFinalizer)
-	if err := r.client.Update(ctx, s); err != nil {
+	if err := r.Client.Update(ctx, s); err != nil {
 		return fmt.Errorf("release sandbox %s/%s: %w", s.Namespace, s.Name, err)
 	}
 	failpoint.Reach("sandbox/released")
-	r.log.InfoContext(ctx, "sandbox removed", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name)
+	r.Log.InfoContext(ctx, "sandbox removed", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name)
 	return nil
 }
 
@@ -286,7 +275,7 @@ func (r *sandboxReconciler) writeStatus(ctx context.Context, s *agents.Sandbox, 
 	before := s.Status
 	s.Status = *status
 	failpoint.Reach("sandbox/driven")
-	if err := r.client.Status().Update(ctx, s); err != nil {
+	if err := r.Client.Status().Update(ctx, s); err != nil {
 		return fmt.Errorf("write status of sandbox %s/%s: %w", s.Namespace, s.Name, err)
 	}
 	failpoint.Reach("sandbox/status")

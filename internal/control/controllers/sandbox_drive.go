@@ -34,7 +34,7 @@ const (
 // drive reconciles the container with the spec. It returns the observed state and the attempted transition.
 func (r *sandboxReconciler) drive(ctx context.Context, s *agents.Sandbox) (sandbox.Observed, transition, error) {
 	ref := refOf(s)
-	seen, err := r.runner.Observe(ctx, ref)
+	seen, err := r.Runner.Observe(ctx, ref)
 	if err != nil {
 		return seen, still, fmt.Errorf("observe: %w", err)
 	}
@@ -46,15 +46,15 @@ func (r *sandboxReconciler) drive(ctx context.Context, s *agents.Sandbox) (sandb
 	}
 	switch {
 	case todo == start:
-		seen, err = r.runner.Ensure(ctx, s)
+		seen, err = r.Runner.Ensure(ctx, s)
 	case todo == suspend:
-		seen, err = r.runner.Suspend(ctx, ref, suspendMode(s))
+		seen, err = r.Runner.Suspend(ctx, ref, suspendMode(s))
 	case todo == resume && r.refused.has(s):
 		return seen, still, nil // the status has the reason
 	case todo == resume && seen.State == sandbox.ContainerAbsent:
-		seen, err = r.runner.Ensure(ctx, withoutRestore(s))
+		seen, err = r.Runner.Ensure(ctx, withoutRestore(s))
 	case todo == resume:
-		seen, err = r.runner.Resume(ctx, ref, resumesFromFiles(s))
+		seen, err = r.Runner.Resume(ctx, ref, resumesFromFiles(s))
 	}
 	return seen, todo, err
 }
@@ -63,7 +63,7 @@ func (r *sandboxReconciler) drive(ctx context.Context, s *agents.Sandbox) (sandb
 // is a conflict.
 func (r *sandboxReconciler) confirm(ctx context.Context, s *agents.Sandbox) error {
 	now := &agents.Sandbox{}
-	if err := r.client.Get(ctx, client.ObjectKeyFromObject(s), now); err != nil {
+	if err := r.Client.Get(ctx, client.ObjectKeyFromObject(s), now); err != nil {
 		return fmt.Errorf("read sandbox %s/%s: %w", s.Namespace, s.Name, err)
 	}
 	if now.UID != s.UID || !apiequality.Semantic.DeepEqual(&now.Spec, &s.Spec) {
@@ -163,8 +163,8 @@ func (r *sandboxReconciler) transitionFailed(ctx context.Context, s *agents.Sand
 	default:
 		setFailure(s, status, reason, text, false)
 	}
-	if r.events != nil {
-		r.events.Eventf(s, nil, corev1.EventTypeWarning, reason, action, "%s", text)
+	if r.Events != nil {
+		r.Events.Eventf(s, nil, corev1.EventTypeWarning, reason, action, "%s", text)
 	}
 	if err := r.writeStatus(ctx, s, status); err != nil {
 		return reconcile.Result{}, err
@@ -172,10 +172,10 @@ func (r *sandboxReconciler) transitionFailed(ctx context.Context, s *agents.Sand
 	hopeless := tried == resume && (errors.Is(cause, errs.ErrConflict) || isFinal(cause))
 	if hopeless {
 		r.refused.add(s)
-		r.log.WarnContext(ctx, "resume refused with this spec", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, cause)
+		r.Log.WarnContext(ctx, "resume refused with this spec", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, cause)
 		return soonerOf(r.untilEnd(s), refusalTTL), nil
 	}
-	r.log.WarnContext(ctx, "sandbox not reconciled; retrying", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, cause)
+	r.Log.WarnContext(ctx, "sandbox not reconciled; retrying", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Error, cause)
 	return reconcile.Result{}, fmt.Errorf("%s sandbox %s/%s: %w", action, s.Namespace, s.Name, cause)
 }
 

@@ -191,7 +191,7 @@ func TestSandboxAwaitsItsCheckpoint(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newFixture(t, restored())
-			w.r.origins, w.r.cache = origins{}, showing{w.client, tt.cached}
+			w.r.Origins, w.r.cache = origins{}, showing{w.client, tt.cached}
 			if tt.live != nil {
 				if err := w.client.Create(t.Context(), tt.live); err != nil {
 					t.Fatal(err)
@@ -239,7 +239,7 @@ func TestSandboxFromWhatHoldsSecrets(t *testing.T) {
 			s.Annotations = tt.annotations
 			s.Spec.Barchan = &agents.BarchanSpec{Restore: &agents.RestoreSource{CheckpointName: "c"}, Fork: tt.fork}
 			w := newFixture(t, s)
-			w.r.origins, w.r.forkSecrets = origins{}, tt.setting
+			w.r.Origins, w.r.ForkSecrets = origins{}, tt.setting
 			if err := w.client.Create(t.Context(), &barchan.Checkpoint{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "c"},
 				Status:     barchan.CheckpointStatus{Phase: barchan.CheckpointReady, Source: &barchan.CheckpointSource{Secrets: tt.secrets, OwnVariables: tt.own}},
@@ -266,7 +266,7 @@ func TestSandboxFromWhatHoldsSecrets(t *testing.T) {
 				}
 			}
 			w.update(s, func(s *agents.Sandbox) { s.Annotations, s.Spec.Barchan.Fork = nil, nil })
-			w.r.forkSecrets = false
+			w.r.ForkSecrets = false
 			if s, _, err = w.settle(); err != nil || sandbox.PhaseOf(s) != sandbox.Running {
 				t.Errorf("afterwards: %v, %+v", err, s.Status.Conditions)
 			}
@@ -279,7 +279,7 @@ func TestSandboxOutlivesItsCheckpoint(t *testing.T) {
 	s := newSandbox()
 	s.Spec.Barchan = &agents.BarchanSpec{Restore: &agents.RestoreSource{CheckpointName: "c"}}
 	w := newFixture(t, s)
-	w.r.origins, w.r.cache = origins{}, showing{w.client, nil}
+	w.r.Origins, w.r.cache = origins{}, showing{w.client, nil}
 	away := interceptor.NewClient(w.client.(client.WithWatch), interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
 			if _, is := o.(*barchan.Checkpoint); is {
@@ -288,12 +288,12 @@ func TestSandboxOutlivesItsCheckpoint(t *testing.T) {
 			return c.Get(ctx, key, o, opts...)
 		},
 	})
-	w.r.client = away
+	w.r.Client = away
 	s, _, err := w.settle()
 	if _, _, dead := sandbox.Failure(s); err == nil || dead {
 		t.Fatalf("the API server was unreachable: %v, %+v", err, s.Status.Conditions)
 	}
-	w.r.client = w.client
+	w.r.Client = w.client
 	c := &barchan.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "c"}, Status: barchan.CheckpointStatus{Phase: barchan.CheckpointReady}}
 	if err := w.client.Create(t.Context(), c); err != nil {
 		t.Fatal(err)

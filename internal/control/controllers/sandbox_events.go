@@ -16,11 +16,11 @@ type sandboxEvent struct{ kind, reason, action, note string }
 
 // recordEvents records the changes between two statuses of a sandbox.
 func (r *sandboxReconciler) recordEvents(s *agents.Sandbox, before, after *agents.SandboxStatus) {
-	if r.events == nil {
+	if r.Events == nil {
 		return
 	}
 	for _, n := range (statusChange{before, after}).events() {
-		r.events.Eventf(s, nil, n.kind, n.reason, n.action, "%s", n.note)
+		r.Events.Eventf(s, nil, n.kind, n.reason, n.action, "%s", n.note)
 	}
 }
 

@@ -23,7 +23,7 @@ import (
 // that the sandbox may not read. The status then has the reason. A missing or failed checkpoint is an
 // errs.ErrInvalid. A sandbox that has run no longer needs its checkpoint.
 func (r *sandboxReconciler) awaitsOrigin(ctx context.Context, s *agents.Sandbox) (waits bool, err error) {
-	if r.origins == nil || s.Spec.Barchan == nil || s.Spec.Barchan.Restore == nil || sandbox.HasRun(s) || s.Spec.OperatingMode == agents.ModeSuspended {
+	if r.Origins == nil || s.Spec.Barchan == nil || s.Spec.Barchan.Restore == nil || sandbox.HasRun(s) || s.Spec.OperatingMode == agents.ModeSuspended {
 		return false, nil
 	}
 	c, err := r.origin(ctx, types.NamespacedName{Namespace: s.Namespace, Name: s.Spec.Barchan.Restore.CheckpointName})
@@ -34,7 +34,7 @@ func (r *sandboxReconciler) awaitsOrigin(ctx context.Context, s *agents.Sandbox)
 		return true, r.writeStatus(ctx, s, waitingStatus(s, "waits for checkpoint "+c.Name))
 	case !holdsSecrets(c):
 		return false, nil
-	case !r.forkSecrets && !pool.AllowsSecrets(s):
+	case !r.ForkSecrets && !pool.AllowsSecrets(s):
 		return true, r.refuseSecrets(ctx, s)
 	}
 	return false, r.markSecrets(ctx, s, c.Status.Source.OwnVariables)
@@ -50,7 +50,7 @@ func (r *sandboxReconciler) origin(ctx context.Context, key types.NamespacedName
 	}
 	if err != nil || c.Status.Phase == barchan.CheckpointFailed {
 		c = &barchan.Checkpoint{}
-		err = r.client.Get(ctx, key, c)
+		err = r.Client.Get(ctx, key, c)
 	}
 	switch {
 	case apierrors.IsNotFound(err):
@@ -78,10 +78,10 @@ func (r *sandboxReconciler) refuseSecrets(ctx context.Context, s *agents.Sandbox
 	status := waitingStatus(s, why)
 	setFailure(s, status, sandbox.ReasonSecrets, why, false)
 	if _, recorded := sandbox.RefusedSecrets(s); !recorded {
-		if r.events != nil {
-			r.events.Eventf(s, nil, corev1.EventTypeWarning, sandbox.ReasonSecrets, "Run", "%s", why)
+		if r.Events != nil {
+			r.Events.Eventf(s, nil, corev1.EventTypeWarning, sandbox.ReasonSecrets, "Run", "%s", why)
 		}
-		r.log.InfoContext(ctx, "start from checkpoint with secrets refused", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name)
+		r.Log.InfoContext(ctx, "start from checkpoint with secrets refused", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name)
 	}
 	return r.writeStatus(ctx, s, status)
 }
@@ -93,7 +93,7 @@ func (r *sandboxReconciler) markSecrets(ctx context.Context, s *agents.Sandbox, 
 		return nil
 	}
 	pool.BindEnv(s, own)
-	if err := r.client.Update(ctx, s); err != nil {
+	if err := r.Client.Update(ctx, s); err != nil {
 		return fmt.Errorf("mark sandbox %s/%s: %w", s.Namespace, s.Name, err)
 	}
 	return nil
@@ -102,9 +102,9 @@ func (r *sandboxReconciler) markSecrets(ctx context.Context, s *agents.Sandbox, 
 // ready enqueues waiting sandboxes when their checkpoint is deleted, or changes its phase or its secrets.
 func (r *sandboxReconciler) ready(from crcache.Cache) source.Source {
 	enqueue := func(ctx context.Context, c *barchan.Checkpoint, q Queue) {
-		waiting, err := r.origins.RestoringFrom(ctx, client.ObjectKeyFromObject(c))
+		waiting, err := r.Origins.RestoringFrom(ctx, client.ObjectKeyFromObject(c))
 		if err != nil {
-			r.log.ErrorContext(ctx, "cannot list sandboxes of checkpoint", telemetry.Namespace, c.Namespace, telemetry.Name, c.Name, telemetry.Error, err)
+			r.Log.ErrorContext(ctx, "cannot list sandboxes of checkpoint", telemetry.Namespace, c.Namespace, telemetry.Name, c.Name, telemetry.Error, err)
 		}
 		for i := range waiting {
 			if !sandbox.HasRun(&waiting[i]) {

@@ -30,7 +30,7 @@ func testMembersWaitAfterWarmClaim(t *testing.T) {
 		"none, or an empty pool":   {time.Time{}, fresh, false},
 		"maxStartDelay has passed": {time.Now(), old, false},
 	} {
-		r := &sandboxReconciler{lastWarmClaim: func() time.Time { return c.lastClaim }}
+		r := &sandboxReconciler{SandboxConfig: SandboxConfig{LastWarmClaim: func() time.Time { return c.lastClaim }}}
 		if wait := r.remainingDelay(c.s); (wait > 0) != c.waits || wait > startDelay {
 			t.Errorf("%s: waits %s", name, wait)
 		}

@@ -1,6 +1,7 @@
 package quota
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -96,12 +97,8 @@ func New(cfg Config) (*Quotas, error) {
 	if cfg.Reader == nil || cfg.Log == nil {
 		return nil, fmt.Errorf("quota: Reader and Log are required: %w", errs.ErrInvalid)
 	}
-	if cfg.DefaultSize.MilliCPU == 0 {
-		cfg.DefaultSize.MilliCPU = 2 * milli
-	}
-	if cfg.DefaultSize.Memory == 0 {
-		cfg.DefaultSize.Memory = 1 << 30
-	}
+	cfg.DefaultSize.MilliCPU = cmp.Or(cfg.DefaultSize.MilliCPU, 2*milli)
+	cfg.DefaultSize.Memory = cmp.Or(cfg.DefaultSize.Memory, 1<<30)
 	return &Quotas{
 		cfg: cfg, log: cfg.Log.With(telemetry.Component, "quota"),
 		namespaces: map[string]*namespaceUsage{}, logged: map[string]string{},
@@ -116,14 +113,10 @@ func (q *Quotas) SizeOf(pod *corev1.PodSpec) Size {
 		cpu.Add(limits[corev1.ResourceCPU])
 		memory.Add(limits[corev1.ResourceMemory])
 	}
-	s := Size{MilliCPU: cpu.MilliValue(), Memory: memory.Value()}
-	if s.MilliCPU == 0 {
-		s.MilliCPU = q.cfg.DefaultSize.MilliCPU
+	return Size{
+		MilliCPU: cmp.Or(cpu.MilliValue(), q.cfg.DefaultSize.MilliCPU),
+		Memory:   cmp.Or(memory.Value(), q.cfg.DefaultSize.Memory),
 	}
-	if s.Memory == 0 {
-		s.Memory = q.cfg.DefaultSize.Memory
-	}
-	return s
 }
 
 // Request is the use of one sandbox to reserve.

@@ -5,6 +5,7 @@
 package settings
 
 import (
+	"cmp"
 	"crypto/subtle"
 	"errors"
 	"fmt"
@@ -45,13 +46,9 @@ type Settings struct {
 // New takes settings from a configuration.
 func New(cfg *envd.Config, acc account.Database) *Settings {
 	s := &Settings{
-		Accounts: acc, id: cfg.SandboxID, token: cfg.AccessToken, open: cfg.Open, user: cfg.DefaultUser, workdir: cfg.DefaultWorkdir, env: envOf(cfg),
-	}
-	if s.workdir == "" {
-		s.workdir = cfg.Workdir // the template's, or the image's
-	}
-	if s.user == "" {
-		s.user = cfg.User
+		Accounts: acc, id: cfg.SandboxID, token: cfg.AccessToken, open: cfg.Open, user: cmp.Or(cfg.DefaultUser, cfg.User),
+		workdir: cmp.Or(cfg.DefaultWorkdir, cfg.Workdir), // the latter is the template's, or the image's
+		env:     envOf(cfg),
 	}
 	if s.user == "" {
 		s.user = envd.DefaultUser
