@@ -123,12 +123,7 @@ func (t *trailed) Read(b []byte) (int, error) {
 
 // ImportCheckpoint creates a checkpoint from a tar in this package's form.
 func (c *Client) ImportCheckpoint(ctx context.Context, req CheckpointImport, tar io.Reader, progress func(Event)) (Imported, error) {
-	res, err := c.send(ctx, http.MethodPost, PathCheckpointImport+"?"+req.Query().Encode(), tar)
-	if err != nil {
-		return Imported{}, err
-	}
-	defer func() { _ = res.Body.Close() }()
-	result, err := readStream(res.Body, progress)
+	result, err := c.upload(ctx, PathCheckpointImport+"?"+req.Query().Encode(), tar, progress)
 	if err != nil {
 		return Imported{}, err
 	}

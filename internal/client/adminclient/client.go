@@ -75,12 +75,7 @@ func (c *Client) Import(ctx context.Context, tar io.Reader, name string, progres
 	if name != "" {
 		path += "?" + url.Values{"name": {name}}.Encode()
 	}
-	res, err := c.send(ctx, http.MethodPost, path, tar)
-	if err != nil {
-		return Result{}, err
-	}
-	defer func() { _ = res.Body.Close() }()
-	return readStream(res.Body, progress)
+	return c.upload(ctx, path, tar, progress)
 }
 
 // Shutdown stops the server. Its process may exit shortly after the call returns.
@@ -89,12 +84,36 @@ func (c *Client) Shutdown(ctx context.Context, req ShutdownRequest, progress fun
 }
 
 func get[T any](ctx context.Context, c *Client, path string) (T, error) {
-	return decode[T](c.send(ctx, http.MethodGet, path, nil))
+	return call[T](ctx, c, http.MethodGet, path, nil)
 }
 
 // post sends a request with a single response.
-func post[T any](ctx context.Context, c *Client, path string, in any) (T, error) {
-	return decode[T](c.postJSON(ctx, path, in))
+func post[T any](ctx context.Context, c *Client, path string, in any) (out T, err error) {
+	body, err := encode(path, in)
+	if err != nil {
+		return out, err
+	}
+	return call[T](ctx, c, http.MethodPost, path, body)
+}
+
+func call[T any](ctx context.Context, c *Client, method, path string, body io.Reader) (out T, err error) {
+	res, err := c.send(ctx, method, path, body)
+	if err != nil {
+		return out, err
+	}
+	defer func() { _ = res.Body.Close() }()
+	if err := json.NewDecoder(res.Body).Decode(&out); err != nil {
+		return out, fmt.Errorf("decode response of %s: %w", path, err)
+	}
+	return out, nil
+}
+
+func encode(path string, in any) (io.Reader, error) {
+	b, err := json.Marshal(in)
+	if err != nil {
+		return nil, fmt.Errorf("encode request to %s: %w", path, err)
+	}
+	return bytes.NewReader(b), nil
 }
 
 // change sends a request without bodies.
@@ -106,28 +125,17 @@ func (c *Client) change(ctx context.Context, method, path string) error {
 	return res.Body.Close()
 }
 
-// decode reads a response to its end.
-func decode[T any](res *http.Response, err error) (out T, _ error) {
-	if err != nil {
-		return out, err
-	}
-	defer func() { _ = res.Body.Close() }()
-	if err := json.NewDecoder(res.Body).Decode(&out); err != nil {
-		return out, fmt.Errorf("decode response of %s: %w", res.Request.URL.Path, err)
-	}
-	return out, nil
-}
-
-func (c *Client) postJSON(ctx context.Context, path string, in any) (*http.Response, error) {
-	b, err := json.Marshal(in)
-	if err != nil {
-		return nil, fmt.Errorf("encode request to %s: %w", path, err)
-	}
-	return c.send(ctx, http.MethodPost, path, bytes.NewReader(b))
-}
-
 func (c *Client) stream(ctx context.Context, path string, in any, progress func(Event)) (Result, error) {
-	res, err := c.postJSON(ctx, path, in)
+	body, err := encode(path, in)
+	if err != nil {
+		return Result{}, err
+	}
+	return c.upload(ctx, path, body, progress)
+}
+
+// upload sends a body and reads the events of the response.
+func (c *Client) upload(ctx context.Context, path string, body io.Reader, progress func(Event)) (Result, error) {
+	res, err := c.send(ctx, http.MethodPost, path, body)
 	if err != nil {
 		return Result{}, err
 	}

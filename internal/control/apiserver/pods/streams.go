@@ -191,7 +191,7 @@ func (c *watchedConn) Read(b []byte) (int, error) {
 // closes makes the kernel reset it, and the client may lose the end of its output.
 func (c *watchedConn) Close() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
-		_ = c.Conn.SetReadDeadline(time.Now().Add(linger))
+		_ = c.SetReadDeadline(time.Now().Add(linger))
 		_, _ = io.Copy(io.Discard, c.Conn)
 	}
 	return c.Conn.Close()

@@ -39,7 +39,7 @@ type reconciler struct {
 }
 
 func newReconciler(cfg *Config) (*reconciler, error) {
-	took := prometheus.NewHistogramVec(telemetry.DurationOpts("sandboxclaim", "ready", "Time from a claim's first look to its sandbox in its status."), []string{"launch"})
+	took := prometheus.NewHistogramVec(telemetry.DurationOpts("sandboxclaim", "ready", "Time from the first reconcile of a claim to its sandbox in its status."), []string{"launch"})
 	if cfg.Metrics != nil {
 		if err := cfg.Metrics.Register(took); err != nil {
 			return nil, fmt.Errorf("register the claim controller's metrics: %w", err)
