@@ -15,7 +15,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 
 	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
-	barchan "github.com/barchan-dev/barchan/api/barchan/v1alpha1"
 	extensions "github.com/barchan-dev/barchan/api/extensions/v1beta1"
 	"github.com/barchan-dev/barchan/internal/base/errs"
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
@@ -56,23 +55,11 @@ type Relations interface {
 	ClaimsOn(ctx context.Context, pool types.NamespacedName) ([]extensions.SandboxClaim, error)
 }
 
-// Templates reads a template and its revision from the API server, not from memory;
-// package cache implements it.
-type Templates interface {
-	CurrentTemplate(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, string, error)
-}
-
-// WarmUps reads warm-up checkpoints; package cache implements it.
-type WarmUps interface {
-	Checkpoint(ctx context.Context, key types.NamespacedName) (*barchan.Checkpoint, error)
-}
-
 // Cache combines all reads.
 type Cache interface {
 	Objects
-	WarmUps
 	Relations
-	Templates
+	claiming.Reader
 }
 
 // Config configures New. Fields are required unless documented otherwise.
