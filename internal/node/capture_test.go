@@ -70,9 +70,9 @@ func (p *program) as(s *agents.Sandbox) *program {
 // noCheckpoint fails if there is anything of a checkpoint.
 func noCheckpoint(t testing.TB, n *Node) {
 	t.Helper()
-	stray, lame, err := n.checkpoints.Stray(t.Context())
-	if err != nil || len(stray)+len(lame) > 0 {
-		t.Errorf("checkpoints: %v, %v, %v", stray, lame, err)
+	orphans, incomplete, err := n.checkpoints.Orphans(t.Context())
+	if err != nil || len(orphans)+len(incomplete) > 0 {
+		t.Errorf("checkpoints: %v, %v, %v", orphans, incomplete, err)
 	}
 	if names, err := inventory.Entries(n.checkpoints.Root()); err != nil || len(names) > 0 {
 		t.Errorf("directories of checkpoints: %v, %v", names, err)

@@ -22,7 +22,7 @@ import (
 // half removed, and the directory of one that never was. The first is as it was.
 func spoil(t *testing.T, n *Node, asks [5]sandbox.Capture) {
 	t.Helper()
-	unread, lost, lame, dropping := asks[1].Checkpoint, asks[2].Checkpoint, asks[3].Checkpoint, asks[4].Checkpoint
+	unread, lost, incomplete, dropping := asks[1].Checkpoint, asks[2].Checkpoint, asks[3].Checkpoint, asks[4].Checkpoint
 	clean(t, n)
 	put := func(uid types.UID, value string) {
 		must(t, n.db.Update(func(tx *bolt.Tx) error {
@@ -34,7 +34,7 @@ func spoil(t *testing.T, n *Node, asks [5]sandbox.Capture) {
 	}
 	put(unread.UID, `{"stage":"flying","ref":{"UID":"`+string(unread.UID)+`"}}`)
 	put(lost.UID, "")
-	must(t, os.RemoveAll(n.checkpoints.Dir(lame.UID)))
+	must(t, os.RemoveAll(n.checkpoints.Dir(incomplete.UID)))
 	k := n.checkpoints.Of(dropping)
 	c := *k.Row()
 	must(t, n.checkpoints.Move(k, &c, checkpoint.Dropping))
@@ -42,14 +42,14 @@ func spoil(t *testing.T, n *Node, asks [5]sandbox.Capture) {
 }
 
 // tellsStray fails unless a node that has only read the books tells what does not fit together.
-func tellsStray(t *testing.T, m *machine, lost, lame sandbox.CheckpointRef) {
+func tellsStray(t *testing.T, m *machine, lost, incomplete sandbox.CheckpointRef) {
 	t.Helper()
 	n, err := New(m.cfg)
 	must(t, err)
 	must(t, n.checkpoints.Load(func([]byte, []byte, error) {}))
-	stray, told, err := n.checkpoints.Stray(t.Context())
-	if err != nil || len(stray) != 2 || len(stray[lost.UID]) != 2 || len(stray["nobody"]) != 1 || len(told) != 1 || !strings.Contains(told[0], lame.Name) {
-		t.Errorf("told %v, %v, %v", stray, told, err)
+	orphans, told, err := n.checkpoints.Orphans(t.Context())
+	if err != nil || len(orphans) != 2 || len(orphans[lost.UID]) != 2 || len(orphans["nobody"]) != 1 || len(told) != 1 || !strings.Contains(told[0], incomplete.Name) {
+		t.Errorf("told %v, %v, %v", orphans, told, err)
 	}
 	must(t, n.Close())
 }
@@ -94,12 +94,12 @@ func TestStrayCheckpoints(t *testing.T) {
 	}
 	spoil(t, n, asks)
 	stop()
-	whole, unread, lost, lame := asks[0].Checkpoint, asks[1].Checkpoint, asks[2].Checkpoint, asks[3].Checkpoint
-	tellsStray(t, m, lost, lame)
+	whole, unread, lost, incomplete := asks[0].Checkpoint, asks[1].Checkpoint, asks[2].Checkpoint, asks[3].Checkpoint
+	tellsStray(t, m, lost, incomplete)
 	n, _ = m.node()
-	stray, told, err := n.checkpoints.Stray(t.Context())
-	if err != nil || len(stray) != 0 || len(told) != 1 {
-		t.Errorf("after the start %v, %v, %v", stray, told, err)
+	orphans, told, err := n.checkpoints.Orphans(t.Context())
+	if err != nil || len(orphans) != 0 || len(told) != 1 {
+		t.Errorf("after the start %v, %v, %v", orphans, told, err)
 	}
 	left, err := n.Audit(t.Context())
 	if err != nil || !slices.Equal(left, told) {
@@ -109,7 +109,7 @@ func TestStrayCheckpoints(t *testing.T) {
 	if _, err := os.Stat(n.checkpoints.Dir(unread.UID)); err != nil {
 		t.Errorf("what cannot be read is not kept: %v", err)
 	}
-	for _, ref := range []sandbox.CheckpointRef{whole, unread, lame} {
+	for _, ref := range []sandbox.CheckpointRef{whole, unread, incomplete} {
 		must(t, n.DropCheckpoint(t.Context(), ref))
 	}
 	noCheckpoint(t, n)

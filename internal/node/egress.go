@@ -92,13 +92,13 @@ func (n *Node) adoptEgress(ctx context.Context, u *registry.Handle, r *journal.R
 
 // newResolver returns the DNS server of this node's sandboxes.
 func (n *Node) newResolver() (*resolver.Resolver, error) {
-	ground := n.network.Ground()
-	cfg := resolver.Config{Clients: ground.Sandboxes, Sandboxes: n.network, Log: n.cfg.Log, Metrics: n.cfg.Metrics}
-	for _, a := range ground.Gateways {
+	host := n.network.HostRules()
+	cfg := resolver.Config{Clients: host.Sandboxes, Sandboxes: n.network, Log: n.cfg.Log, Metrics: n.cfg.Metrics}
+	for _, a := range host.Gateways {
 		cfg.Listen = append(cfg.Listen, netip.AddrPortFrom(a, dnsPort))
 	}
 	for _, a := range n.cfg.Upstreams { // the resolver itself is no upstream
-		if !slices.Contains(ground.Gateways, a.Addr()) {
+		if !slices.Contains(host.Gateways, a.Addr()) {
 			cfg.Upstreams = append(cfg.Upstreams, a)
 		}
 	}
@@ -123,7 +123,7 @@ func (n *Node) TraceEgress(ctx context.Context, id sandbox.ID, dest string, port
 		}
 	}
 	t := egress.Trace{
-		Policy: p, Pins: n.network.Pins(string(id)), Host: n.network.Ground(), Port: port, Protocol: strings.ToLower(protocol), Lookup: n.resolver.Lookup,
+		Policy: p, Pins: n.network.Pins(string(id)), Host: n.network.HostRules(), Port: port, Protocol: strings.ToLower(protocol), Lookup: n.resolver.Lookup,
 	}
 	t.Host.Machine = egress.HostAddresses()
 	return t.Decide(ctx, dest)

@@ -31,13 +31,13 @@ func newMetrics(to prometheus.Registerer) (*metrics, error) {
 		exec:      prometheus.NewHistogram(telemetry.DurationOpts(subsystem, "exec", "Time from the arrival of a request to start a process in a sandbox to the head of its response: the process runs.")),
 		wake:      prometheus.NewHistogram(telemetry.DurationOpts(subsystem, "wake", "Time that a wake by traffic took.")),
 		dials:     counter("dials_total", "Connections made to sandboxes, by result.", "result"),
-		idle:      counter("idle_actions_total", "What was done to sandboxes without traffic, by action and result; overtaken: somebody else changed it meanwhile.", "action", "result"),
+		idle:      counter("idle_actions_total", "What was done to sandboxes without traffic, by action and result; overtaken: another client changed it meanwhile.", "action", "result"),
 		inFlight: prometheus.NewGauge(prometheus.GaugeOpts{
 			Namespace: telemetry.MetricsNamespace, Subsystem: subsystem, Name: "in_flight",
-			Help: "Requests to sandboxes under way, streams and WebSockets included.",
+			Help: "Requests to sandboxes in progress, streams and WebSockets included.",
 		}),
 	}
-	requests := counter("requests_total", "Requests to sandboxes by class of their answer; aborted: ended without a whole one.", "class")
+	requests := counter("requests_total", "Requests to sandboxes by class of their response; aborted: ended without a whole one.", "class")
 	for i, class := range classes {
 		m.requests[i] = requests.WithLabelValues(class)
 	}

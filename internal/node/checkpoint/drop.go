@@ -129,9 +129,9 @@ func (s *Store) Settle(ctx context.Context) (undone int) {
 	return undone
 }
 
-// Stray finds directories and containerd snapshots of checkpoints without a row, by UID, as lines
+// Orphans finds directories and containerd snapshots of checkpoints without a row, by UID, as lines
 // for operators; and rows with missing data.
-func (s *Store) Stray(ctx context.Context) (stray map[types.UID][]string, incomplete []string, err error) {
+func (s *Store) Orphans(ctx context.Context) (orphans map[types.UID][]string, incomplete []string, err error) {
 	rows := map[types.UID]*Row{}
 	addKnown := func() {
 		for _, k := range s.All() {
@@ -149,13 +149,13 @@ func (s *Store) Stray(ctx context.Context) (stray map[types.UID][]string, incomp
 	committed, err := s.cfg.Containerd.Committed(ctx)
 	failures = append(failures, err)
 	addKnown() // those created meanwhile
-	stray = map[types.UID][]string{}
+	orphans = map[types.UID][]string{}
 	unread := s.Unread()
 	has := map[types.UID]int{}
 	add := func(uid types.UID, what string) {
 		has[uid]++
 		if _, kept := unread[uid]; rows[uid] == nil && !kept {
-			stray[uid] = append(stray[uid], what)
+			orphans[uid] = append(orphans[uid], what)
 		}
 	}
 	for _, dir := range dirs {
@@ -174,14 +174,14 @@ func (s *Store) Stray(ctx context.Context) (stray map[types.UID][]string, incomp
 			incomplete = append(incomplete, fmt.Sprintf("checkpoint %s/%s (%s), with missing files", c.Ref.Namespace, c.Ref.Name, uid))
 		}
 	}
-	return stray, incomplete, nil
+	return orphans, incomplete, nil
 }
 
 // dropStray removes data of checkpoints without a row. None may be in creation.
 func (s *Store) dropStray(ctx context.Context) error {
-	stray, incomplete, err := s.Stray(ctx)
+	orphans, incomplete, err := s.Orphans(ctx)
 	failures := []error{err}
-	for uid, what := range stray {
+	for uid, what := range orphans {
 		s.cfg.Log.InfoContext(ctx, "removing leftovers of a checkpoint without row", "uid", uid, "what", what)
 		if err := CheckRef(sandbox.CheckpointRef{UID: uid}); err != nil {
 			failures = append(failures, err)

@@ -46,10 +46,10 @@ func (s *Scanner) Audit(ctx context.Context) (left []string, err error) {
 	processes, err := s.Processes(v.Known)
 	failures = append(failures, err)
 	left = append(left, processes...)
-	stray, lame, err := s.Checkpoints.Stray(ctx)
+	orphans, incomplete, err := s.Checkpoints.Orphans(ctx)
 	failures = append(failures, err)
-	left = append(left, lame...)
-	for _, what := range stray {
+	left = append(left, incomplete...)
+	for _, what := range orphans {
 		left = append(left, what...)
 	}
 	slices.Sort(left)

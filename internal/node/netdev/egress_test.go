@@ -586,8 +586,8 @@ func TestKernelAgreesWithDecide(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	seen := w.watch(t)
 	sender, marker := newSender(t, n.NetnsPath(a.ID)), newSender(t, n.NetnsPath(other.ID))
-	ground := n.Ground()
-	ground.Machine = []netip.Addr{netip.MustParseAddr("11.0.0.1"), netip.MustParseAddr("2600::1")}
+	host := n.HostRules()
+	host.Machine = []netip.Addr{netip.MustParseAddr("11.0.0.1"), netip.MustParseAddr("2600::1")}
 	counts, bounded := map[egress.Verdict]int{}, map[egress.Verdict]int{}
 	for range 80 {
 		source := randomPolicy(r)
@@ -610,7 +610,7 @@ func TestKernelAgreesWithDecide(t *testing.T) {
 			if len(pins) > 0 && r.IntN(8) == 0 {
 				k.Address = pins[r.IntN(len(pins))].Address
 			}
-			d := egress.Decide(ground, p, pins, k)
+			d := egress.Decide(host, p, pins, k)
 			counts[d.Verdict]++
 			if strings.Contains(d.Rule, "networkPolicy") {
 				bounded[d.Verdict]++

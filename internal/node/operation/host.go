@@ -143,7 +143,7 @@ func (h *Host) ApplyEgress(ctx context.Context, r *journal.Row) error {
 func (h *Host) sandboxResolvers() []netip.Addr {
 	all := []netip.Addr{h.cfg.Network.Gateway()}
 	for _, a := range h.cfg.Resolvers {
-		if !a.IsLoopback() && h.cfg.Network.Ground().Offers(a.Unmap()) && !slices.Contains(all, a) {
+		if !a.IsLoopback() && h.cfg.Network.HostRules().Offers(a.Unmap()) && !slices.Contains(all, a) {
 			all = append(all, a)
 		}
 	}

@@ -79,8 +79,8 @@ func (ps Policies) EgressRules(_ context.Context) ([]string, error) {
 	return slices.Sorted(maps.Keys(found)), nil
 }
 
-// Ground is the limit of all sandboxes of the instance.
-func (ps Policies) Ground() egress.HostRules { return ps.rules.ground() }
+// HostRules returns the limits of all sandboxes of the instance.
+func (ps Policies) HostRules() egress.HostRules { return ps.rules.hostRules() }
 
 func (r *Rules) setEgress(ep Endpoint, p egress.Policy) error {
 	r.mu.Lock()

@@ -57,7 +57,7 @@ func (r *Rules) cutForbidden(of *placed, before egress.Policy) error {
 		}
 		var err error = netlink.ErrDumpInterrupted
 		for try := 0; try < conntrackTries && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
-			_, err = r.flows.ConntrackDeleteFilters(netlink.ConntrackTable, family, forbidden{of, before, r.ground().Gateways})
+			_, err = r.flows.ConntrackDeleteFilters(netlink.ConntrackTable, family, forbidden{of, before, r.hostRules().Gateways})
 		}
 		if err != nil {
 			failures = append(failures, fmt.Errorf("cut connections: %w", err))

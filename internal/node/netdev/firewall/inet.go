@@ -34,14 +34,14 @@ func (r *Rules) addInet(conn *nftables.Conn) error {
 type addressSets map[string][2]*nftables.Set
 
 func (r *Rules) addAddressSets(conn *nftables.Conn) (addressSets, error) {
-	ground := r.ground()
+	host := r.hostRules()
 	var resolvers []netip.Prefix
-	for _, a := range slices.Concat(ground.Gateways, ground.Resolvers) {
+	for _, a := range slices.Concat(host.Gateways, host.Resolvers) {
 		resolvers = append(resolvers, netip.PrefixFrom(a, a.BitLen()))
 	}
 	sets := addressSets{}
 	for name, prefixes := range map[string][]netip.Prefix{
-		setNotPublic: egress.NotPublic(), setReachable: ground.Reachable, setResolvers: resolvers,
+		setNotPublic: egress.NotPublic(), setReachable: host.Reachable, setResolvers: resolvers,
 	} {
 		var err error
 		if sets[name], err = addPrefixSets(conn, r.inet, name, prefixes); err != nil {
@@ -68,8 +68,8 @@ func addPrefixSets(conn *nftables.Conn, table *nftables.Table, name string, pref
 	return sets, nil
 }
 
-// ground is what the rules of this instance keep all sandboxes to.
-func (r *Rules) ground() egress.HostRules {
+// hostRules returns the limits of all sandboxes of the instance.
+func (r *Rules) hostRules() egress.HostRules {
 	g := egress.HostRules{
 		Sandboxes: []netip.Prefix{r.cfg.Subnet.Masked()}, Gateways: []netip.Addr{r.cfg.Gateway}, Reachable: r.cfg.Reachable,
 	}
@@ -127,7 +127,7 @@ func (r *Rules) addTranslation(conn *nftables.Conn) {
 		Name: "translate", Table: r.inet, Type: nftables.ChainTypeNAT,
 		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource,
 	})
-	for _, p := range r.ground().Sandboxes {
+	for _, p := range r.hostRules().Sandboxes {
 		i := familyOf(p.Addr())
 		f := families[i]
 		r.rule(conn, chain, source(i), []expr.Any{

@@ -47,7 +47,7 @@ func (ps Policies) Pins(id string) (pins []egress.Pin) {
 }
 
 // Pin lets whoever sends from an address reach the addresses of a name for a while at least,
-// and returns those that it may reach. What the ground closes is left out. Where the policy
+// and returns those that it may reach. What the host rules close is left out. Where the policy
 // has no use for pins, they are all returned and nothing is done. A name that the policy
 // does not allow, or no longer, is an errs.ErrForbidden.
 func (ps Policies) Pin(ctx context.Context, source netip.Addr, name string, addrs []netip.Addr, keep time.Duration) ([]netip.Addr, error) {
@@ -67,9 +67,9 @@ func (ps Policies) Pin(ctx context.Context, source netip.Addr, name string, addr
 func (r *Rules) pin(source netip.Addr, name string, addrs []netip.Addr, keep time.Duration) (pinned []netip.Addr, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	ground := r.ground()
+	host := r.hostRules()
 	for _, a := range addrs {
-		if a = a.Unmap(); ground.Open(a) {
+		if a = a.Unmap(); host.Open(a) {
 			pinned = append(pinned, a)
 		}
 	}
