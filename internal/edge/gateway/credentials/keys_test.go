@@ -15,7 +15,7 @@ func TestFailuresAreBounded(t *testing.T) {
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
 	for i := range 3 * ratelimit.MaxLimiters {
 		r.RemoteAddr = fmt.Sprintf("10.%d.%d.%d:1", byte(i>>16), byte(i>>8), byte(i))
-		f.Count(r)
+		_ = f.Count(r)
 	}
 	if n := f.limiters.Size(); n > 2*ratelimit.MaxLimiters {
 		t.Errorf("%d limiters, want at most %d", n, 2*ratelimit.MaxLimiters)
