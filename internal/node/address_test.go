@@ -29,7 +29,7 @@ import (
 // narrow leaves five addresses for sandboxes.
 func (m *machine) narrow() { m.cfg.Network.Subnet = netip.PrefixFrom(m.cfg.Network.Subnet.Addr(), 29) }
 
-// drain has others take all addresses that are free, and tells which.
+// drain leases all free addresses to other owners, and returns them.
 func drain(t testing.TB, n *Node) map[netip.Addr]string {
 	t.Helper()
 	got := map[netip.Addr]string{}
@@ -51,8 +51,8 @@ func giveBack(t testing.TB, n *Node, drained map[netip.Addr]string) {
 	}
 }
 
-// looks compares books and machine as often as it takes to release what has no owner.
-func looks(t testing.TB, n *Node) (all []ipam.Repair) {
+// reconcileAddresses compares leases and host as often as it takes to release what has no owner.
+func reconcileAddresses(t testing.TB, n *Node) (all []ipam.Repair) {
 	t.Helper()
 	r, err := ipam.NewReconciler(ipam.ReconcilerConfig{Allocator: n.allocator, Live: n.inventory.InUse, Log: n.log, Every: time.Nanosecond})
 	must(t, err)
@@ -64,7 +64,7 @@ func looks(t testing.TB, n *Node) (all []ipam.Repair) {
 	return all
 }
 
-// lease is what the books have of a sandbox.
+// lease is the allocator's lease of a sandbox.
 func leaseOf(n *Node, uid types.UID) string {
 	l, ok := n.allocator.Of(string(uid))
 	if !ok {
@@ -73,7 +73,7 @@ func leaseOf(n *Node, uid types.UID) string {
 	return fmt.Sprintf("%s %s", l.Address, l.State)
 }
 
-// A full range of addresses is an error that says so, and changes nothing.
+// A full range of addresses is an error with that reason, and changes nothing.
 func TestFullSubnet(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -92,12 +92,12 @@ func TestFullSubnet(t *testing.T) {
 	clean(t, n)
 }
 
-// Addresses that containers have although the books call them free are put aside, 32 of them.
+// Addresses that containers have although they are not leased are quarantined, 32 of them.
 func TestConflictsInARow(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node()
-	uid := types.UID(uuid.NewString()) // somebody's who has all of them
+	uid := types.UID(uuid.NewString()) // the owner of all of them
 	first := n.network.Gateway().Next()
 	for i, addr := 0, first; i < 32+3; i, addr = i+1, addr.Next() {
 		must(t, n.cfg.Containerd.CreateContainer(t.Context(), ctrd.Container{
@@ -119,7 +119,7 @@ func TestConflictsInARow(t *testing.T) {
 	if len(leases) != 32 {
 		t.Errorf("%d addresses are quarantined", len(leases))
 	}
-	// The next try goes on behind them, and past the three that are left.
+	// The next attempt continues after them, and past the three that are left.
 	seen := ensure(t, n, s)
 	if want := 32 + 3; seen.Address != first.Next() && len(n.Leases()) != want+1 {
 		t.Errorf("got %s; leases %+v", seen.Address, n.Leases())
@@ -161,7 +161,7 @@ func (o *obstacle) into(c *Config) {
 	}
 }
 
-// While a removal fails, or stands still, nobody gets the address; it succeeds by itself later.
+// While a removal fails, or hangs, the address is not leased; the removal succeeds later.
 func TestAddressStaysWhileARemovalFailsOrHangs(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -204,7 +204,7 @@ func keptFrom(t *testing.T, n *Node, s *agents.Sandbox, addr netip.Addr) (draine
 	if drained[addr] != "" || len(drained) == 0 {
 		t.Errorf("%v were given, and it has %s", drained, addr)
 	}
-	for _, r := range looks(t, n) {
+	for _, r := range reconcileAddresses(t, n) {
 		if r.Address == addr {
 			t.Errorf("the reconciler changed it: %+v", r)
 		}
@@ -215,7 +215,7 @@ func keptFrom(t *testing.T, n *Node, s *agents.Sandbox, addr netip.Addr) (draine
 	return drained
 }
 
-// Books that say other than what lives are put right before anybody gets an address.
+// Leases that differ from the running sandboxes are repaired before any address is leased.
 func TestBooksAndMachineDiverge(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -250,7 +250,7 @@ func TestBooksAndMachineDiverge(t *testing.T) {
 	if lease, ok := n2.allocator.Of("ghost"); !ok || lease.Address != ghost {
 		t.Errorf("the first look took a lease: %+v, %v", lease, ok)
 	}
-	looks(t, n2)
+	reconcileAddresses(t, n2)
 	for _, owner := range []string{"ghost", "half"} {
 		if lease, ok := n2.allocator.Of(owner); ok {
 			t.Errorf("lease without an owner is left: %+v", lease)

@@ -19,7 +19,7 @@ import (
 
 func releasing(c *Config) { c.ReleaseAddresses = true }
 
-// homeless fails unless a sandbox sleeps without an address, and nobody thinks that it has one.
+// homeless fails unless a sandbox is stored without an address, and nothing refers to one.
 func homeless(t testing.TB, n *Node, s *agents.Sandbox) {
 	t.Helper()
 	seen, err := n.Observe(t.Context(), refOf(s))
@@ -39,12 +39,12 @@ func homeless(t testing.TB, n *Node, s *agents.Sandbox) {
 			t.Errorf("record with %s", r.Labels[operation.LabelAddress])
 		}
 	}
-	booksAgree(t, n)
+	leasesAgree(t, n)
 	clean(t, n)
 }
 
-// booksAgree fails if the books of addresses are not as the machine is.
-func booksAgree(t testing.TB, n *Node) {
+// leasesAgree fails if the leases differ from the host.
+func leasesAgree(t testing.TB, n *Node) {
 	t.Helper()
 	if repairs, err := n.CheckAddresses(t.Context()); err != nil || len(repairs) > 0 {
 		t.Errorf("repairs %+v, %v", repairs, err)
@@ -66,9 +66,9 @@ func atHome(t testing.TB, n *Node, s *agents.Sandbox) netip.Addr {
 	}
 	out, _ := run(t, n, s, "cat /etc/hosts; echo IP=$IP; busybox ifconfig 2>/dev/null || ip addr")
 	if !strings.Contains(out, fmt.Sprintf("%s\t%s\n", seen.Address, s.Name)) || !strings.Contains(out, "IP="+seen.Address.String()+"\n") {
-		t.Errorf("at %s it says\n%s", seen.Address, out)
+		t.Errorf("at %s it prints\n%s", seen.Address, out)
 	}
-	booksAgree(t, n)
+	leasesAgree(t, n)
 	return seen.Address
 }
 
@@ -108,15 +108,15 @@ func TestReleasedAddress(t *testing.T) {
 		must(t, n.Remove(t.Context(), refOf(other)))
 	}
 	if !taken {
-		t.Fatalf("nobody got %s", was)
+		t.Fatalf("no sandbox got %s", was)
 	}
 	resumeOnceRested(t, n, s)
 	if now := atHome(t, n, s); now == was {
 		t.Errorf("two have %s", now)
 	}
-	p.goesOn(n)
+	p.continues(n)
 
-	// So it is where files only are kept, and with the setting changed what sleeps keeps to it.
+	// So it is where files only are kept, and with the setting changed stored sandboxes follow it.
 	suspendAs(t, n, s, agents.SuspendFiles)
 	homeless(t, n, s)
 	stop()
@@ -150,8 +150,8 @@ func resumeOnceRested(t *testing.T, n *Node, s *agents.Sandbox) {
 	})
 }
 
-// Whatever step fails or is the last of a process, the sandbox sleeps on without an address, or has
-// one; the books always agree.
+// If any step fails or is the last of a process, the sandbox stays stored without an address, or has
+// one; the leases always agree.
 func TestFailureOrDeathAroundAReleasedAddress(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -160,15 +160,15 @@ func TestFailureOrDeathAroundAReleasedAddress(t *testing.T) {
 	ensure(t, n, s)
 	p := startProgram(t, n, s)
 	stop()
-	asleep := []string{"detach", "discard", "stored", "released"}
-	for _, name := range append(slices.Clone(asleep), "address", "verify", "network", "tell", "restore", "agent", "hold", "running") {
+	storing := []string{"detach", "discard", "stored", "released"}
+	for _, name := range append(slices.Clone(storing), "address", "verify", "network", "tell", "restore", "agent", "hold", "running") {
 		for _, with := range []error{errBroken, operation.ErrCrash} {
 			t.Run(fmt.Sprintf("%s/%v", name, with), func(t *testing.T) {
 				sampled(t)
 				p.t = t
 				var f fault
 				n, stop := m.node(atOnce, releasing, f.into)
-				if slices.Contains(asleep, name) {
+				if slices.Contains(storing, name) {
 					hit := f.arm(name, with)
 					suspendMemory(t, n, s)
 					awaitHit(t, hit)
@@ -195,7 +195,7 @@ func TestFailureOrDeathAroundAReleasedAddress(t *testing.T) {
 					resume(t, n, s)
 				}
 				atHome(t, n, s)
-				p.goesOn(n)
+				p.continues(n)
 				noMemory(t, n)
 			})
 		}

@@ -28,7 +28,7 @@ func (n *Node) Agent(ctx context.Context, ref sandbox.Ref) (*envd.Client, error)
 	return n.host.AgentOf(u.ID, seen.Address)
 }
 
-// Stats is what a running sandbox's agent says of its usage, as seen from inside.
+// Stats is a running sandbox's usage as its agent reports it, as seen from inside.
 func (n *Node) Stats(ctx context.Context, ref sandbox.Ref) (envd.Metrics, error) {
 	agent, err := n.Agent(ctx, ref)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/journal"
 )
 
-// BenchmarkColdCreate makes sandboxes until their agents answer, and tells the share of each step.
+// BenchmarkColdCreate makes sandboxes until their agents answer, and reports the share of each step.
 func BenchmarkColdCreate(b *testing.B) {
 	for _, c := range []string{"gvisor", "runc"} {
 		b.Run(c, func(b *testing.B) {
@@ -66,7 +66,7 @@ func millis(all []time.Duration, percentile int) float64 {
 }
 
 // BenchmarkSleepOnDisk moves the memory of a sandbox to disk and back, by what it holds, and
-// tells the share of each step. "answered" is a command's output after the resume was asked
+// reports the share of each step. "answered" is a command's output after the resume was requested
 // for; "dd" writes as many bytes as the memory has and syncs them, the floor.
 //
 //	go test -run '^$' -bench SleepOnDisk -benchtime 10x ./internal/node
@@ -160,7 +160,7 @@ func BenchmarkAdopt(b *testing.B) {
 	}
 }
 
-// standIn is a sandbox whose only process is one that sleeps, in its cgroup.
+// standIn is a sandbox whose only process sleeps, in its cgroup.
 func standIn(b *testing.B, n *Node) {
 	b.Helper()
 	s := object(class("runc"))

@@ -96,7 +96,7 @@ func TestBindOutlivesContainerAndServer(t *testing.T) {
 			seen := ensure(t, n, s)
 			eventually.True(t, "the program runs", func() bool { return starts(t, n, s) == 1 })
 			if isOpen(t, n, s) {
-				t.Fatal("the agent of a member answers anybody")
+				t.Fatal("the agent of a member accepts any client")
 			}
 			for range 2 {
 				must(t, n.Bind(t.Context(), claimed(s)))
@@ -112,7 +112,7 @@ func TestBindOutlivesContainerAndServer(t *testing.T) {
 			restartContainer(t, n, s)
 			wantBound(t, n, s, "after a restart of the container")
 			if out, _ := run(t, n, s, "grep -c OWNER=claim /program"); out != "1\n" {
-				t.Errorf("its program, started anew, does not have it: %q", out)
+				t.Errorf("its program, restarted, does not have it: %q", out)
 			}
 
 			stop()
@@ -248,7 +248,7 @@ func TestBindWaitsForItsTime(t *testing.T) {
 	must(t, err)
 	must(t, n.Bind(t.Context(), claimed(s)))
 	if r := n.handles.Lookup(s.UID).Row(); r.Stage != journal.Paused || len(r.Plan.Env) != 2 {
-		t.Errorf("a sleeper was bound: %+v", r)
+		t.Errorf("a suspended sandbox was bound: %+v", r)
 	}
 	_, err = n.Resume(t.Context(), refOf(s), false)
 	must(t, err)

@@ -78,14 +78,14 @@ func TestOlderBuilds(t *testing.T) {
 			t.Errorf("its memory is of build %.12s", got)
 		}
 		resume(t, n, s)
-		p.goesOn(n)
+		p.continues(n)
 		buildOf(s, older)
 	}
 	young := object()
 	ensure(t, n, young)
 	buildOf(young, newer)
 
-	// Started anew, a sandbox is of the newer build; the older one stays for the others.
+	// Restarted, a sandbox is of the newer build; the older one stays for the others.
 	suspendAs(t, n, frozen, agents.SuspendFiles)
 	resume(t, n, frozen)
 	buildOf(frozen, newer)
@@ -122,7 +122,7 @@ func refusesWithout(t *testing.T, n *Node, s *agents.Sandbox, build string) {
 	}
 	for _, text := range []string{build[:12], "no longer on this host", "spec.barchan.resume: Files", "memory=false"} {
 		if !strings.Contains(errs.Text(err), text) {
-			t.Errorf("error %v does not say %q", err, text)
+			t.Errorf("error %v does not contain %q", err, text)
 		}
 	}
 	atRest(t, n, s, &was)
@@ -135,7 +135,7 @@ func TestMemoryOfABetterProcessor(t *testing.T) {
 	err := operation.OrFiles(here.Restores(there))
 	for _, text := range []string{"avx512f", "spec.barchan.resume: Files"} {
 		if !errors.Is(err, errs.ErrConflict) || !strings.Contains(errs.Text(err), text) {
-			t.Errorf("error %v does not say %q", err, text)
+			t.Errorf("error %v does not contain %q", err, text)
 		}
 	}
 }

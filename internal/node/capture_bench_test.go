@@ -12,7 +12,7 @@ import (
 )
 
 // BenchmarkFork makes a checkpoint of a small sandbox that runs, and as many sandboxes of it at once,
-// and tells the time of each step. "still" is how long the source stood still, "cpu" what one of them
+// and reports the time of each step. "still" is how long the source was paused, "cpu" what one of them
 // needs of the processors, the server's part and its own.
 //
 //	go test -run '^$' -bench Fork -benchtime 5x ./internal/node

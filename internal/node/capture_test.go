@@ -60,7 +60,7 @@ func forkOf(s *agents.Sandbox, ask sandbox.Capture, change ...func(*agents.Sandb
 	return f
 }
 
-// as is what a program was when it was last asked, in another sandbox.
+// as the state of a program at the last query, in another sandbox.
 func (p *program) as(s *agents.Sandbox) *program {
 	other := *p
 	other.s = s
@@ -94,11 +94,11 @@ func counts(s *agents.Sandbox) {
 		{Name: "mem", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}},
 	}
 	container(s).VolumeMounts = []corev1.VolumeMount{{Name: "data", MountPath: "/data", SubPath: "a"}, {Name: "disk", MountPath: "/disk"}, {Name: "mem", MountPath: "/mem"}}
-	container(s).Command = []string{"/bin/sh", "-c", "echo said; exit 3"}
+	container(s).Command = []string{"/bin/sh", "-c", "echo hello; exit 3"}
 	container(s).Env = []corev1.EnvVar{{Name: "PATH", Value: "/bin"}, {Name: "NAME", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}}}}
 }
 
-// A sandbox is captured in whatever state it is, goes on as if nothing had been, and others are made of it.
+// A sandbox is captured in any state and continues, and others are made of it.
 func TestCaptureAndFork(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -108,23 +108,23 @@ func TestCaptureAndFork(t *testing.T) {
 	p := startProgram(t, n, s)
 	run(t, n, s, "for v in data disk mem; do echo in $v > /$v/f; done; echo kept > /root/kept")
 	eventually.True(t, "its program has ended", func() bool { return n.handles.Lookup(s.UID).Observed().EntrypointExit != nil })
-	for _, state := range []string{"live", "asleep"} {
-		if state == "asleep" {
+	for _, state := range []string{"live", "suspended"} {
+		if state == "suspended" {
 			suspendMemory(t, n, s)
 			awaitStored(t, n, s)
 		}
 		ask := checkpointOf(s)
 		t.Logf("%s: stood still for %v", state, isWhole(t, n, ask).Paused)
-		if state == "asleep" {
+		if state == "suspended" {
 			resume(t, n, s)
 		}
 		at := *p
-		p.goesOn(n)
+		p.continues(n)
 		stop()
 		n, stop = m.node(atOnce) // what was captured survives
 		for range 2 {
 			forkIsLike(t, n, &at, ask)
-			p.goesOn(n)
+			p.continues(n)
 		}
 		if out, _ := run(t, n, s, "cat /data/f /root/kept"); out != "in data\nkept\n" {
 			t.Errorf("%s: the source has %q", state, out)
@@ -137,10 +137,10 @@ func TestCaptureAndFork(t *testing.T) {
 		}
 	}
 	noCheckpoint(t, n)
-	p.goesOn(n)
+	p.continues(n)
 }
 
-// isWhole captures a sandbox, and fails unless all is told of the checkpoint, however it is asked for.
+// isWhole captures a sandbox, and fails unless each method returns the whole checkpoint.
 func isWhole(t *testing.T, n *Node, ask sandbox.Capture) sandbox.Captured {
 	t.Helper()
 	got := capture1(t, n, ask)
@@ -158,7 +158,7 @@ func isWhole(t *testing.T, n *Node, ask sandbox.Capture) sandbox.Captured {
 	return got
 }
 
-// forkIsLike makes a sandbox of a checkpoint of one of [counts], and fails unless it goes on where its
+// forkIsLike makes a sandbox of a checkpoint of one of [counts], and fails unless it continues where its
 // source was, as itself, and lives like any other.
 func forkIsLike(t *testing.T, n *Node, at *program, ask sandbox.Capture) {
 	t.Helper()
@@ -168,7 +168,7 @@ func forkIsLike(t *testing.T, n *Node, at *program, ask sandbox.Capture) {
 		t.Errorf("it is %+v", seen)
 	}
 	q := at.as(f)
-	q.goesOn(n)
+	q.continues(n)
 	out, _ := run(t, n, f, "cat /data/f /disk/f /mem/f /root/kept; hostname; cat /etc/hostname; grep -c $(hostname) /etc/hosts; echo $NAME")
 	if want := "in data\nin disk\nin mem\nkept\n" + f.Name + "\n" + f.Name + "\n1\n" + f.Name + "\n"; out != want {
 		t.Errorf("it has %q, want %q", out, want)
@@ -176,11 +176,11 @@ func forkIsLike(t *testing.T, n *Node, at *program, ask sandbox.Capture) {
 	run(t, n, f, "echo fork > /data/f; echo fork > /root/kept")
 	suspendMemory(t, n, f)
 	resume(t, n, f)
-	q.goesOn(n)
+	q.continues(n)
 	must(t, n.Remove(t.Context(), refOf(f)))
 }
 
-// Files alone are kept of what is asked for so, and of class runc, in whatever state it is.
+// Files alone are kept on request and of class runc, in any state.
 func TestCaptureFilesOnly(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -221,7 +221,7 @@ func keepsFiles(t *testing.T, n *Node, c, state string) {
 	ensure(t, n, f)
 	out, _ := run(t, n, f, "cat /data/f /disk/f /root/f; [ -e /mem/f ] || echo no memory; [ -e /etc/group ] || echo gone; cat /etc/hostname")
 	if want := "1\n2\n4\nno memory\ngone\n" + f.Name + "\n"; out != want {
-		t.Errorf("fork says %q, want %q", out, want)
+		t.Errorf("fork prints %q, want %q", out, want)
 	}
 	if state != "live" {
 		resume(t, n, s)
@@ -236,7 +236,7 @@ func keepsFiles(t *testing.T, n *Node, c, state string) {
 	clean(t, n)
 }
 
-// One that is frozen in RAM stays so, and others go on where it stands.
+// One that is frozen in RAM stays so, and forks continue from its state.
 func TestCaptureFrozen(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -253,21 +253,21 @@ func TestCaptureFrozen(t *testing.T) {
 	}
 	f := forkOf(s, ask)
 	ensure(t, n, f)
-	p.as(f).goesOn(n)
+	p.as(f).continues(n)
 	stop()
 	n, _ = m.node()
 	if got := stageOf(n, s); got != journal.Paused || n.handles.Lookup(s.UID).Row().Process != process {
 		t.Errorf("it is %s", got)
 	}
 	resume(t, n, s)
-	p.goesOn(n)
-	p.as(f).goesOn(n)
+	p.continues(n)
+	p.as(f).continues(n)
 }
 
 // captureSteps are what is done for a checkpoint of one that runs, with memory.
 var captureSteps = []string{"capture_row", "capture_ahead", "capture_held", "capture_copied", "capture_memory", "capture_files"}
 
-// Whatever step fails, the source goes on and nothing is left; the next attempt succeeds.
+// If any step fails, the source continues and nothing is left; the next attempt succeeds.
 func TestFailureOfACaptureStep(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -296,7 +296,7 @@ func TestFailureOfACaptureStep(t *testing.T) {
 				}
 				noCheckpoint(t, n)
 				if kind != "disk" {
-					p.goesOn(n)
+					p.continues(n)
 				}
 				capture1(t, n, ask)
 				must(t, n.DropCheckpoint(t.Context(), ask.Checkpoint))
@@ -306,12 +306,12 @@ func TestFailureOfACaptureStep(t *testing.T) {
 	}
 	p.t = t
 	resume(t, n, s)
-	p.goesOn(n)
+	p.continues(n)
 	clean(t, n)
 }
 
 // Wherever the process dies, the next one has the source run and nothing left of the checkpoint, or all
-// of it where the books say so.
+// of it where the journal has it.
 func TestDeathAfterEachCaptureStep(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -349,7 +349,7 @@ func TestDeathAfterEachCaptureStep(t *testing.T) {
 				if r, err := n.journal.Get(s.UID); err != nil || r.Stage != journal.Live {
 					t.Errorf("the journal has %+v, %v", r, err)
 				}
-				p.goesOn(n)
+				p.continues(n)
 				clean(t, n)
 				if name != "capture_ready" {
 					noCheckpoint(t, n)
@@ -359,7 +359,7 @@ func TestDeathAfterEachCaptureStep(t *testing.T) {
 				fork := forkOf(s, ask)
 				ensure(t, n, fork)
 				if kind == "memory" {
-					at.as(fork).goesOn(n)
+					at.as(fork).continues(n)
 				}
 				must(t, n.Remove(t.Context(), refOf(fork)))
 				must(t, n.DropCheckpoint(t.Context(), ask.Checkpoint))
@@ -394,29 +394,29 @@ func TestCaptureWithoutRoom(t *testing.T) {
 	defer func() { must(t, unmountTmpfs(n.checkpoints.Root())) }()
 	ask := checkpointOf(s)
 	if _, err := n.Capture(t.Context(), ask); !errors.Is(err, errs.ErrExhausted) || !strings.Contains(err.Error(), "the disk is full") {
-		t.Errorf("error %v, want one that says that the disk is full", err)
+		t.Errorf("error %v, want one for a full disk", err)
 	}
 	noCheckpoint(t, n)
-	p.goesOn(n)
+	p.continues(n)
 	run(t, n, s, "busybox rm /dev/shm/big")
 	capture1(t, n, filesOnly(ask))
 	must(t, n.DropCheckpoint(t.Context(), ask.Checkpoint))
 }
 
-// A checkpoint asks once for the room that its memory and its files take together; without, nothing is
+// A checkpoint checks once for the space of its memory and files together; without, nothing is
 // written.
 func TestCaptureAsksForAllItsRoom(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	var mu sync.Mutex
-	var asked []int64
+	var requested []int64
 	var full bool
 	var wrote atomic.Bool
 	n, _ := m.node(func(c *Config) {
 		c.CheckSpace = func(_ string, bytes int64) error {
 			mu.Lock()
 			defer mu.Unlock()
-			asked = append(asked, bytes)
+			requested = append(requested, bytes)
 			if full {
 				return errs.ErrExhausted
 			}
@@ -442,7 +442,7 @@ func TestCaptureAsksForAllItsRoom(t *testing.T) {
 		least           int64
 	}{{false, true, files + 32<<20}, {false, false, files + 32<<20}, {true, true, files}, {true, false, files}} {
 		mu.Lock()
-		asked, full = nil, tt.full
+		requested, full = nil, tt.full
 		mu.Unlock()
 		wrote.Store(false)
 		ask := checkpointOf(s)
@@ -451,8 +451,8 @@ func TestCaptureAsksForAllItsRoom(t *testing.T) {
 			t.Errorf("%+v: %v", tt, err)
 		}
 		mu.Lock()
-		if len(asked) != 1 || asked[0] < tt.least {
-			t.Errorf("%+v: room for %d bytes was asked for", tt, asked)
+		if len(requested) != 1 || requested[0] < tt.least {
+			t.Errorf("%+v: space for %d bytes was requested", tt, requested)
 		}
 		mu.Unlock()
 		if wrote.Load() == tt.full {
@@ -508,7 +508,7 @@ func TestCaptureOfDamagedMemory(t *testing.T) {
 	capture1(t, n, ask)
 	f := forkOf(s, ask)
 	ensure(t, n, f)
-	p.as(f).goesOn(n)
+	p.as(f).continues(n)
 	must(t, n.Remove(t.Context(), refOf(f)))
 	must(t, n.Remove(t.Context(), refOf(s)))
 	must(t, n.DropCheckpoint(t.Context(), ask.Checkpoint))
@@ -544,7 +544,7 @@ func TestCaptureRefusals(t *testing.T) {
 	noCheckpoint(t, n)
 }
 
-// Whoever removes the source or the checkpoint does not wait until the checkpoint is made.
+// A removal of the source or the checkpoint does not wait until the checkpoint is made.
 func TestCaptureIsInterrupted(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)

@@ -20,9 +20,9 @@ import (
 
 // spoil has one checkpoint with a row that cannot be read, one without a row, one without files, one
 // half removed, and the directory of one that never was. The first is as it was.
-func spoil(t *testing.T, n *Node, asks [5]sandbox.Capture) {
+func spoil(t *testing.T, n *Node, captures [5]sandbox.Capture) {
 	t.Helper()
-	unread, lost, incomplete, dropping := asks[1].Checkpoint, asks[2].Checkpoint, asks[3].Checkpoint, asks[4].Checkpoint
+	unread, lost, incomplete, dropping := captures[1].Checkpoint, captures[2].Checkpoint, captures[3].Checkpoint, captures[4].Checkpoint
 	clean(t, n)
 	put := func(uid types.UID, value string) {
 		must(t, n.db.Update(func(tx *bolt.Tx) error {
@@ -38,48 +38,48 @@ func spoil(t *testing.T, n *Node, asks [5]sandbox.Capture) {
 	k := n.checkpoints.Of(dropping)
 	c := *k.Row()
 	must(t, n.checkpoints.Move(k, &c, checkpoint.Dropping))
-	must(t, os.MkdirAll(n.checkpoints.Dir("nobody"), 0o700))
+	must(t, os.MkdirAll(n.checkpoints.Dir("unknown"), 0o700))
 }
 
-// tellsStray fails unless a node that has only read the books tells what does not fit together.
-func tellsStray(t *testing.T, m *machine, lost, incomplete sandbox.CheckpointRef) {
+// findsOrphans fails unless a node that has only read the journal reports what does not fit together.
+func findsOrphans(t *testing.T, m *machine, lost, incomplete sandbox.CheckpointRef) {
 	t.Helper()
 	n, err := New(m.cfg)
 	must(t, err)
 	must(t, n.checkpoints.Load(func([]byte, []byte, error) {}))
-	orphans, told, err := n.checkpoints.Orphans(t.Context())
-	if err != nil || len(orphans) != 2 || len(orphans[lost.UID]) != 2 || len(orphans["nobody"]) != 1 || len(told) != 1 || !strings.Contains(told[0], incomplete.Name) {
-		t.Errorf("told %v, %v, %v", orphans, told, err)
+	orphans, incompleteRows, err := n.checkpoints.Orphans(t.Context())
+	if err != nil || len(orphans) != 2 || len(orphans[lost.UID]) != 2 || len(orphans["unknown"]) != 1 || len(incompleteRows) != 1 || !strings.Contains(incompleteRows[0], incomplete.Name) {
+		t.Errorf("got %v, %v, %v", orphans, incompleteRows, err)
 	}
 	must(t, n.Close())
 }
 
-// speaksOf fails unless a node answers rightly of what was spoilt.
-func speaksOf(t *testing.T, n *Node, s *agents.Sandbox, asks [5]sandbox.Capture) {
+// showsUnread fails unless a node answers rightly of what was spoilt.
+func showsUnread(t *testing.T, n *Node, s *agents.Sandbox, captures [5]sandbox.Capture) {
 	t.Helper()
-	if remarks := n.checkpoints.Unread(); len(remarks) != 1 || remarks[asks[1].Checkpoint.UID] == nil {
-		t.Errorf("remarks %v", remarks)
+	if unreadRows := n.checkpoints.Unread(); len(unreadRows) != 1 || unreadRows[captures[1].Checkpoint.UID] == nil {
+		t.Errorf("unreadRows %v", unreadRows)
 	}
-	if _, err := n.Captured(t.Context(), asks[0].Checkpoint); err != nil {
+	if _, err := n.Captured(t.Context(), captures[0].Checkpoint); err != nil {
 		t.Error(err)
 	}
-	for _, ref := range []sandbox.CheckpointRef{asks[2].Checkpoint, asks[4].Checkpoint} {
+	for _, ref := range []sandbox.CheckpointRef{captures[2].Checkpoint, captures[4].Checkpoint} {
 		if _, err := n.Captured(t.Context(), ref); !errors.Is(err, errs.ErrNotFound) {
 			t.Errorf("%s: %v", ref.Name, err)
 		}
 	}
-	must(t, n.cfg.Containerd.RemoveCommitted(t.Context(), checkpoint.Snapshot(asks[3].Checkpoint.UID)))
-	for _, ask := range asks[2:4] {
+	must(t, n.cfg.Containerd.RemoveCommitted(t.Context(), checkpoint.Snapshot(captures[3].Checkpoint.UID)))
+	for _, ask := range captures[2:4] {
 		if _, err := n.Ensure(t.Context(), forkOf(s, ask)); !errors.Is(err, errs.ErrNotFound) {
 			t.Errorf("made of one that is gone, or of files that are: %v", err)
 		}
 	}
-	if _, err := n.Capture(t.Context(), asks[1]); !errors.Is(err, errs.ErrUnavailable) || !strings.Contains(err.Error(), "flying") {
+	if _, err := n.Capture(t.Context(), captures[1]); !errors.Is(err, errs.ErrUnavailable) || !strings.Contains(err.Error(), "flying") {
 		t.Errorf("capture of what cannot be read: %v", err)
 	}
 }
 
-// What is there without a row, or a row without what it names, is told; the next start removes what has
+// What is there without a row, or a row without what it names, is reported; the next start removes what has
 // no row, finishes what was being removed, and keeps what it cannot read.
 func TestStrayCheckpoints(t *testing.T) {
 	t.Parallel()
@@ -87,25 +87,25 @@ func TestStrayCheckpoints(t *testing.T) {
 	n, stop := m.node()
 	s := object(class("runc"))
 	ensure(t, n, s)
-	var asks [5]sandbox.Capture
-	for i := range asks {
-		asks[i] = checkpointOf(s)
-		capture1(t, n, asks[i])
+	var captures [5]sandbox.Capture
+	for i := range captures {
+		captures[i] = checkpointOf(s)
+		capture1(t, n, captures[i])
 	}
-	spoil(t, n, asks)
+	spoil(t, n, captures)
 	stop()
-	whole, unread, lost, incomplete := asks[0].Checkpoint, asks[1].Checkpoint, asks[2].Checkpoint, asks[3].Checkpoint
-	tellsStray(t, m, lost, incomplete)
+	whole, unread, lost, incomplete := captures[0].Checkpoint, captures[1].Checkpoint, captures[2].Checkpoint, captures[3].Checkpoint
+	findsOrphans(t, m, lost, incomplete)
 	n, _ = m.node()
-	orphans, told, err := n.checkpoints.Orphans(t.Context())
-	if err != nil || len(orphans) != 0 || len(told) != 1 {
-		t.Errorf("after the start %v, %v, %v", orphans, told, err)
+	orphans, incompleteRows, err := n.checkpoints.Orphans(t.Context())
+	if err != nil || len(orphans) != 0 || len(incompleteRows) != 1 {
+		t.Errorf("after the start %v, %v, %v", orphans, incompleteRows, err)
 	}
 	left, err := n.Audit(t.Context())
-	if err != nil || !slices.Equal(left, told) {
-		t.Errorf("audit tells %v, %v", left, err)
+	if err != nil || !slices.Equal(left, incompleteRows) {
+		t.Errorf("audit has %v, %v", left, err)
 	}
-	speaksOf(t, n, s, asks)
+	showsUnread(t, n, s, captures)
 	if _, err := os.Stat(n.checkpoints.Dir(unread.UID)); err != nil {
 		t.Errorf("what cannot be read is not kept: %v", err)
 	}
@@ -113,8 +113,8 @@ func TestStrayCheckpoints(t *testing.T) {
 		must(t, n.DropCheckpoint(t.Context(), ref))
 	}
 	noCheckpoint(t, n)
-	if remarks := n.checkpoints.Unread(); len(remarks) != 0 {
-		t.Errorf("remarks %v", remarks)
+	if unreadRows := n.checkpoints.Unread(); len(unreadRows) != 0 {
+		t.Errorf("unreadRows %v", unreadRows)
 	}
 	clean(t, n)
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/node/registry"
 )
 
-// Issue 11: what was told of a sandbox's disk was the machine's.
+// Issue 11: the reported disk of a sandbox was the host's.
 func TestDiskUsed(t *testing.T) {
 	t.Parallel()
 	n, _ := newMachine(t).node()

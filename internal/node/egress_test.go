@@ -33,7 +33,7 @@ func inOwnNet(t *testing.T) bool {
 	return ownnet.Inside(t)
 }
 
-// startInternet makes a namespace that has all public addresses, a server that says hello on
+// startInternet makes a namespace that has all public addresses, a server that sends hello on
 // port 80 of each of them, and a DNS server on port 53.
 func startInternet(t *testing.T, zone map[string]string) {
 	t.Helper()
@@ -189,13 +189,13 @@ func TestSandboxReachesWhatItsObjectSays(t *testing.T) {
 	reaches("7.7.7.7", true)
 	reaches("5.5.5.5", false)
 	traced("5.5.5.5", 80, egress.Refused, "internet: false")
-	traced("www.example.com", 80, egress.Allowed, "when the sandbox asks")
+	traced("www.example.com", 80, egress.Allowed, "when the sandbox resolves it")
 	eventually.True(t, "a name is found", func() bool {
 		out, _ := run(t, n, s, "busybox nslookup www.example.com")
 		return strings.Contains(out, "5.5.5.5")
 	})
 	reaches("5.5.5.5", true)
-	finds("www.example.com 8.8.8.8", "5.5.5.5") // whatever server it asks
+	finds("www.example.com 8.8.8.8", "5.5.5.5") // from any server
 	finds("other.com", "NXDOMAIN")
 	finds("other.com 8.8.8.8", "NXDOMAIN")
 	reaches("6.6.6.6", false)
@@ -208,7 +208,7 @@ func TestSandboxReachesWhatItsObjectSays(t *testing.T) {
 		t.Errorf("a name leads to the metadata address: %q", out)
 	}
 
-	// Another server takes over; what the sandbox may reach is as it was before it says anything.
+	// Another server takes over; what the sandbox may reach is as it was before it responds.
 	stop()
 	n, _ = m.node()
 	reaches("5.5.5.5", true)
@@ -225,7 +225,7 @@ func TestSandboxReachesWhatItsObjectSays(t *testing.T) {
 	finds("other.com", "6.6.6.6")
 	traced("6.6.6.6", 80, egress.Refused, "denyOut[0] 6.0.0.0/8")
 
-	// Changes while it sleeps, in memory.
+	// Changes while it is paused, in memory.
 	_, err := n.Suspend(t.Context(), refOf(s), agents.SuspendMemory)
 	must(t, err)
 	must(t, n.SetEgress(t.Context(), setNetwork(s, closedBut("6.6.6.6"))))
@@ -256,7 +256,7 @@ func withRules(t *testing.T, s *agents.Sandbox, own *agents.EgressPolicy, rules 
 	return s
 }
 
-// A real sandbox of a template with a networkPolicy, and what its claim says besides.
+// A real sandbox of a template with a networkPolicy, and of its claim.
 func TestSandboxIsKeptWithinItsTemplatesRules(t *testing.T) {
 	t.Parallel()
 	if !inOwnNet(t) {

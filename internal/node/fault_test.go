@@ -33,7 +33,7 @@ func breakAfter(step string, with error) func(*Config) {
 	}
 }
 
-// Whatever step fails, nothing is left, and the next attempt succeeds.
+// If any step fails, nothing is left, and the next attempt succeeds.
 func TestFailureAtEachStepLeaksNothing(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -140,7 +140,7 @@ func TestContainerdDiesAndComesBack(t *testing.T) {
 	if out, code := run(t, n, s, "echo still"); code != 0 || out != "still\n" {
 		t.Errorf("without containerd: %d %q", code, out)
 	}
-	// What is asked for meanwhile waits for its return; a call that it died over says that another
+	// Calls made meanwhile wait for its return; a call that was in progress at its end reports that another
 	// try may help.
 	other := object()
 	eventually.True(t, "another is made", func() bool {
@@ -156,14 +156,14 @@ func TestContainerdDiesAndComesBack(t *testing.T) {
 	must(t, n.Remove(t.Context(), refOf(s)))
 }
 
-// An address that a live sandbox has although the books call it free is not given again.
+// An address that a live sandbox has although it is not leased is not given again.
 func TestAddressOfALiveSandboxIsQuarantined(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	n, _ := m.node()
 	first := object()
 	taken := ensure(t, n, first).Address
-	n.handles.Lookup(first.UID).SetRow(func() *journal.Row { // the books lose it, and would give out the next
+	n.handles.Lookup(first.UID).SetRow(func() *journal.Row { // the lease is lost, and the next would get it
 		r := *n.handles.Lookup(first.UID).Row()
 		r.Address = taken.Next()
 		return &r
@@ -177,7 +177,7 @@ func TestAddressOfALiveSandboxIsQuarantined(t *testing.T) {
 		quarantined = quarantined || (l.Address == taken.Next() && l.State == "quarantined")
 	}
 	if !quarantined {
-		t.Errorf("books: %+v", n.allocator.List())
+		t.Errorf("leases: %+v", n.allocator.List())
 	}
 	n.handles.Lookup(first.UID).SetRow(func() *journal.Row {
 		r := *n.handles.Lookup(first.UID).Row()

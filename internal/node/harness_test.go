@@ -343,7 +343,7 @@ func (m *machine) node(change ...func(*Config)) (n *Node, stop func()) {
 	select {
 	case <-n.Adopted():
 	case <-ended:
-		m.t.FailNow() // stop tells why
+		m.t.FailNow() // stop logs why
 	}
 	return n, stop
 }
@@ -390,7 +390,7 @@ func run(t testing.TB, n *Node, s *agents.Sandbox, command string) (string, int)
 	return out, code
 }
 
-// provoke runs a shell command that may end the container before its own end is told. What it was to
+// provoke runs a shell command that may end the container before its own end is reported. What it was to
 // bring about is for the caller to see.
 func provoke(t testing.TB, n *Node, s *agents.Sandbox, command string) {
 	t.Helper()

@@ -38,11 +38,11 @@ func TestPauseAndResumeAcrossNodes(t *testing.T) {
 		all = append(all, s)
 		before := ensure(t, n, s)
 		run(t, n, s, "echo kept > /root/kept; (while true; do date +%s%N > /tmp/alive; sleep 0.02; done) > /dev/null 2>&1 &")
-		asleep, err := n.Suspend(t.Context(), refOf(s), agents.SuspendMemory)
-		if err != nil || asleep.State != sandbox.ContainerPaused || asleep.Address != before.Address {
-			t.Fatalf("suspend: %+v, %v", asleep, err)
+		paused, err := n.Suspend(t.Context(), refOf(s), agents.SuspendMemory)
+		if err != nil || paused.State != sandbox.ContainerPaused || paused.Address != before.Address {
+			t.Fatalf("suspend: %+v, %v", paused, err)
 		}
-		if again, err := n.Suspend(t.Context(), refOf(s), agents.SuspendMemory); err != nil || again != asleep {
+		if again, err := n.Suspend(t.Context(), refOf(s), agents.SuspendMemory); err != nil || again != paused {
 			t.Errorf("suspend again: %+v, %v", again, err)
 		}
 		if seen := ensure(t, n, s); seen.State != sandbox.ContainerPaused {
@@ -70,7 +70,7 @@ func wakesAndGoesOn(t *testing.T, n *Node, s *agents.Sandbox) {
 	}
 	if *pod(s).RuntimeClassName == "gvisor" { // runc keeps files only
 		first, _ := run(t, n, s, "cat /tmp/alive")
-		eventually.True(t, "its processes go on", func() bool {
+		eventually.True(t, "its processes continue", func() bool {
 			now, _ := run(t, n, s, "cat /tmp/alive")
 			return now != first && now != ""
 		})
@@ -202,7 +202,7 @@ func TestLimitsUsersAndEnvironment(t *testing.T) {
 	}
 }
 
-// accounted checks what is told of a sandbox of 1.5 processors and 300 MiB.
+// accounted checks the stats of a sandbox of 1.5 processors and 300 MiB.
 func accounted(t *testing.T, n *Node, s *agents.Sandbox) {
 	t.Helper()
 	used, err := n.Usage(t.Context(), refOf(s))
@@ -259,7 +259,7 @@ func TestEndOfASandboxIsTold(t *testing.T) {
 		s := object(class(c))
 		ensure(t, n, s)
 		must(t, n.handles.Lookup(s.UID).Row().Process.Signal(9))
-		for seen := (sandbox.Observed{}); seen.State != sandbox.ContainerExited; { // other changes may be told before
+		for seen := (sandbox.Observed{}); seen.State != sandbox.ContainerExited; { // other changes may come before
 			changed(t, n, refOf(s))
 			var err error
 			seen, err = n.Observe(t.Context(), refOf(s))
@@ -329,7 +329,7 @@ func TestProbes(t *testing.T) {
 		container(s).ReadinessProbe = fast(corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/x", Port: intstr.FromString("web")}})
 	})
 	if seen := ensure(t, n, s); seen.Probed {
-		t.Error("ready before it was asked")
+		t.Error("ready before it was probed")
 	}
 	probed := func(want bool) func() bool {
 		return func() bool {
@@ -421,7 +421,7 @@ func TestRefusals(t *testing.T) {
 	for name, give := range map[string]struct {
 		change func(*agents.Sandbox)
 		kind   error
-		says   string
+		want   string
 	}{
 		"second container":  {func(s *agents.Sandbox) { pod(s).Containers = append(pod(s).Containers, corev1.Container{Name: "b"}) }, errs.ErrInvalid, "containers[1]"},
 		"class not offered": {class("runc"), errs.ErrInvalid, "runtimeClassName"},
@@ -440,8 +440,8 @@ func TestRefusals(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := object(give.change)
 			_, err := n.Ensure(t.Context(), s)
-			if !errors.Is(err, give.kind) || !strings.Contains(err.Error(), give.says) {
-				t.Errorf("error %v, want kind %v naming %q", err, give.kind, give.says)
+			if !errors.Is(err, give.kind) || !strings.Contains(err.Error(), give.want) {
+				t.Errorf("error %v, want kind %v naming %q", err, give.kind, give.want)
 			}
 			left, err := n.Audit(t.Context())
 			if err != nil || len(left) > 0 {
@@ -460,7 +460,7 @@ func TestTwentyAtOnce(t *testing.T) {
 	for i := range all {
 		all[i] = object()
 		making.Go(func() {
-			for range 2 { // a second caller takes turns with the first
+			for range 2 { // a second caller alternates with the first
 				if _, err := n.Ensure(t.Context(), all[i]); err != nil {
 					t.Errorf("sandbox %d: %v", i, err)
 				}

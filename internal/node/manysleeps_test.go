@@ -25,7 +25,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// One sandbox sleeps and wakes many times, and counts on.
+// One sandbox is suspended and resumed many times, and continues to count.
 func TestManySleeps(t *testing.T) {
 	t.Parallel()
 	times := 50
@@ -47,15 +47,15 @@ func TestManySleeps(t *testing.T) {
 			n, stop = m.node(atOnce)
 		}
 		resume(t, n, s)
-		p.goesOn(n)
+		p.continues(n)
 	}
 	noMemory(t, n)
 	clean(t, n)
 	stop()
 }
 
-// Whoever has a stream open when the memory goes to disk hears of its end at once, while the sandbox
-// sleeps, and the process at its other end goes on.
+// A client with an open stream gets its end when the memory goes to disk, while the sandbox
+// is stored, and the process at its other end continues.
 func TestStreamsEndWithTheSleep(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -81,7 +81,7 @@ func TestStreamsEndWithTheSleep(t *testing.T) {
 	}
 	suspendMemory(t, n, s)
 	awaitStored(t, n, s)
-	for stream.Receive() { // it must end by itself
+	for stream.Receive() { // it must end on its own
 	}
 	if err := stream.Err(); err == nil || errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
 		t.Errorf("the stream ended with %v", err)
@@ -94,10 +94,10 @@ func TestStreamsEndWithTheSleep(t *testing.T) {
 	}
 }
 
-// sleeperCost is what a server may hold in memory for one sandbox that sleeps on disk, in bytes.
-const sleeperCost = 64 << 10
+// storedCost is what a server may hold in memory for one stored sandbox, in bytes.
+const storedCost = 64 << 10
 
-// A sandbox that sleeps on disk costs the server little memory and not one process, from a start on.
+// A stored sandbox costs the server little memory and not one process, from a start on.
 func TestCostOfSleepers(t *testing.T) {
 	t.Parallel()
 	const count = 200
@@ -111,7 +111,7 @@ func TestCostOfSleepers(t *testing.T) {
 	var rows []*journal.Row
 	for i := range count {
 		r := one
-		r.Plan.Ref.UID, r.Plan.Ref.Name = types.UID(uuid.NewString()), fmt.Sprint("sleeper-", i)
+		r.Plan.Ref.UID, r.Plan.Ref.Name = types.UID(uuid.NewString()), fmt.Sprint("stored-", i)
 		r.Plan.ID, r.Address = sandbox.IDOf(r.Plan.Ref.UID), netip.Addr{}
 		r.Kept = agents.SuspendDelete // but for the row there is nothing of them on the machine
 		rows = append(rows, &r)
@@ -130,12 +130,12 @@ func TestCostOfSleepers(t *testing.T) {
 	n, stop = m.node()
 	defer stop()
 	held, more := int64(heap())-int64(before), runtime.NumGoroutine()-goroutines
-	t.Logf("%d sleepers: %d bytes of heap for each, %d goroutines more in all, the node's own included", count+1, held/(count+1), more)
-	if held/(count+1) > sleeperCost {
-		t.Errorf("%d bytes for each sleeper, want at most %d", held/(count+1), sleeperCost)
+	t.Logf("%d stored sandboxes: %d bytes of heap for each, %d goroutines more in all, the node's own included", count+1, held/(count+1), more)
+	if held/(count+1) > storedCost {
+		t.Errorf("%d bytes for each stored sandbox, want at most %d", held/(count+1), storedCost)
 	}
 	if more > count/2 {
-		t.Errorf("%d goroutines for %d sleepers", more, count+1)
+		t.Errorf("%d goroutines for %d stored sandboxes", more, count+1)
 	}
 	if all, err := n.List(t.Context()); err != nil || len(all) != count+1 {
 		t.Errorf("%d sandboxes, %v", len(all), err)
@@ -169,7 +169,7 @@ func heap() uint64 {
 }
 
 // BenchmarkVerifiedWake is from disk to an agent that answers, and of that the reading through of
-// the memory, which goes on beside network and mount.
+// the memory, which runs beside network and mount.
 func BenchmarkVerifiedWake(b *testing.B) {
 	for _, mib := range []int{0, 256, 1024} {
 		b.Run(fmt.Sprintf("%dMiB", mib), func(b *testing.B) {

@@ -95,7 +95,7 @@ func restsOnFiles(t testing.TB, n *Node, s *agents.Sandbox, was *journal.Row) {
 	clean(t, n)
 }
 
-// filesSeen fails unless others see that a sandbox sleeps as files, and has its address.
+// filesSeen fails unless a sandbox is observed as suspended to files, and has its address.
 func filesSeen(t testing.TB, n *Node, s *agents.Sandbox, addr netip.Addr) {
 	t.Helper()
 	seen, err := n.Observe(t.Context(), refOf(s))
@@ -122,20 +122,20 @@ func TestFilesOnly(t *testing.T) {
 			leaves(t, n, s)
 			mode := agents.SuspendFiles
 			if c == "runc" {
-				mode = agents.SuspendMemory // it cannot, and says so
+				mode = agents.SuspendMemory // it cannot, and reports that
 			}
 			for range 2 {
 				was := *n.handles.Lookup(s.UID).Row()
-				asleep := suspendAs(t, n, s, mode)
-				if says := strings.Contains(asleep.Message, "class runc keeps files only"); says != (c == "runc") {
-					t.Errorf("it says %q", asleep.Message)
+				suspended := suspendAs(t, n, s, mode)
+				if filesOnly := strings.Contains(suspended.Message, "class runc keeps files only"); filesOnly != (c == "runc") {
+					t.Errorf("got %q", suspended.Message)
 				}
 				restsOnFiles(t, n, s, &was)
-				if again := suspendAs(t, n, s, agents.SuspendDelete); again != asleep {
-					t.Errorf("only what runs is asked what it keeps: %+v", again)
+				if again := suspendAs(t, n, s, agents.SuspendDelete); again != suspended {
+					t.Errorf("the mode matters only for a running sandbox: %+v", again)
 				}
 				if seen := ensure(t, n, s); seen.State != sandbox.ContainerPaused {
-					t.Errorf("ensure of what sleeps: %+v", seen)
+					t.Errorf("ensure of a suspended sandbox: %+v", seen)
 				}
 				stop()
 				n, stop = m.node(atOnce)
@@ -190,7 +190,7 @@ func TestMemoryGivenUp(t *testing.T) {
 	}
 }
 
-// Only volume claims outlive the mode Delete, and the sandbox is made anew of them and its object.
+// Only volume claims outlive the mode Delete, and the sandbox is made again of them and its object.
 func TestVolumesOnly(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -219,7 +219,7 @@ func TestVolumesOnly(t *testing.T) {
 	}
 	suspendAs(t, n, s, agents.SuspendDelete)
 	gone()
-	suspendAs(t, n, s, agents.SuspendMemory) // it sleeps
+	suspendAs(t, n, s, agents.SuspendMemory) // it is suspended
 	n.Sweep(t.Context())
 	n.Sweep(t.Context())
 	if _, err := n.CheckAddresses(t.Context()); err != nil {
@@ -249,7 +249,7 @@ func TestVolumesOnly(t *testing.T) {
 	stop()
 }
 
-// Whatever step fails, once, nothing that was to be kept is lost, and the next try succeeds. Until it
+// If any step fails once, nothing that was to be kept is lost, and the next try succeeds. Until it
 // is decided that memory goes, it stays.
 func TestFailureOfAStepWithoutMemory(t *testing.T) {
 	t.Parallel()
@@ -271,7 +271,7 @@ func TestFailureOfAStepWithoutMemory(t *testing.T) {
 		if seen := suspendAs(t, n, s, agents.SuspendFiles); seen.State != sandbox.ContainerPaused {
 			t.Errorf("%s: %+v", name, seen)
 		}
-		n.Sweep(t.Context()) // goes on with it
+		n.Sweep(t.Context()) // retries it
 		restsOnFiles(t, n, s, &journal.Row{Address: n.handles.Lookup(s.UID).Row().Address})
 		resume(t, n, s)
 		finds(t, n, s, "/root", "/data", "/disk")
@@ -380,7 +380,7 @@ func TestDeathAfterAStepWithoutMemory(t *testing.T) {
 		})
 	}
 	for _, name := range anewSteps {
-		t.Run("anew/"+name, func(t *testing.T) {
+		t.Run("recreate/"+name, func(t *testing.T) {
 			sampled(t)
 			n := dies(t, name, func(n *Node) error {
 				suspendAs(t, n, s, agents.SuspendFiles)
@@ -439,7 +439,7 @@ func TestDeathAfterAStepWithoutMemory(t *testing.T) {
 	}
 }
 
-// Who removes, suspends and resumes at the same time gets what was asked for last, or a reason.
+// Concurrent removals, suspends and resumes end in the state of the last one, or with a reason.
 func TestRacesWithoutMemory(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -492,7 +492,7 @@ func TestRacesWithoutMemory(t *testing.T) {
 	})
 }
 
-// Rows of before there were modes: a sandbox of class runc that was frozen in RAM goes on where it was.
+// Rows of before there were modes: a sandbox of class runc that was frozen in RAM continues where it was.
 func TestFrozenByAnOlderServer(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)

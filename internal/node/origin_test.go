@@ -106,7 +106,7 @@ func TestRestoreRefusals(t *testing.T) {
 	for name, c := range map[string]struct {
 		s    *agents.Sandbox
 		kind error
-		says string
+		want string
 	}{
 		"another namespace": {other, errs.ErrNotFound, "spec.barchan.restore.checkpointName"},
 		"no checkpoint":     {forkOf(s, checkpointOf(s)), errs.ErrNotFound, "spec.barchan.restore.checkpointName"},
@@ -116,8 +116,8 @@ func TestRestoreRefusals(t *testing.T) {
 			return f
 		}(), errs.ErrInvalid, "containers[0].command"},
 	} {
-		if _, err := n.Ensure(t.Context(), c.s); !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: %v, want kind %v naming %q", name, err, c.kind, c.says)
+		if _, err := n.Ensure(t.Context(), c.s); !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want kind %v naming %q", name, err, c.kind, c.want)
 		}
 	}
 	// Without memory it may be made otherwise.
@@ -190,13 +190,13 @@ func TestDamagedCheckpoint(t *testing.T) {
 			for range 2 { // what was found is not remembered as good
 				_, err := n.Ensure(t.Context(), forkOf(s, ask))
 				if !errors.Is(err, errs.ErrInvalid) || !strings.Contains(err.Error(), "damaged") || !strings.Contains(err.Error(), "filesOnly: true") {
-					t.Errorf("error %v, want one that says what works", err)
+					t.Errorf("error %v, want one that names what works", err)
 				}
 			}
 			f := forkOf(s, filesOnly(ask))
 			ensure(t, n, f)
 			if out, _ := run(t, n, f, "cat /root/kept; ls /dev/shm"); out != "kept\n" {
-				t.Errorf("its files say %q", out)
+				t.Errorf("its files have %q", out)
 			}
 			must(t, n.Remove(t.Context(), refOf(f)))
 			clean(t, n)
@@ -260,7 +260,7 @@ func TestDropWhileRestoring(t *testing.T) {
 			must(t, <-made)
 			must(t, <-dropped)
 			noCheckpointOf(t, n, ask.Checkpoint)
-			at.as(fork).goesOn(n)
+			at.as(fork).continues(n)
 			must(t, n.Remove(t.Context(), refOf(fork)))
 			noCheckpoint(t, n)
 			clean(t, n)
@@ -280,7 +280,7 @@ func noCheckpointOf(t testing.TB, n *Node, ref sandbox.CheckpointRef) {
 }
 
 // Wherever the process dies while a sandbox is made from a checkpoint, the next one makes it as if
-// nothing had been begun; and whatever step fails leaves nothing.
+// nothing had been begun; and a failure of any step leaves nothing.
 func TestDeathAndFailureAfterEachRestoreStep(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -314,13 +314,13 @@ func TestDeathAndFailureAfterEachRestoreStep(t *testing.T) {
 			ensure(t, n, f)
 			q := at.as(f)
 			q.t = t
-			q.goesOn(n)
+			q.continues(n)
 			must(t, n.Remove(t.Context(), refOf(f)))
 		})
 	}
 }
 
-// What is made of memory has the agent that is in it, whatever the server has by now.
+// What is made of memory has the agent that is in it, not the server's.
 func TestRestoreWithTheAgentOfThen(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -344,7 +344,7 @@ func TestRestoreWithTheAgentOfThen(t *testing.T) {
 		f := forkOf(s, c.ask)
 		ensure(t, n, f)
 		if c.same {
-			at.as(f).goesOn(n)
+			at.as(f).continues(n)
 		}
 		agentOf := func(s *agents.Sandbox) os.FileInfo {
 			info, err := os.Stat(filepath.Join(n.host.Dir(string(n.handles.Lookup(s.UID).ID)), "agent", "agent"))
@@ -497,7 +497,7 @@ func TestWarmUp(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		change func(*agents.Sandbox)
-		says   string
+		want   string
 	}{
 		"fails":        {warm(0, "/bin/sh", "-c", "echo because; exit 7"), "code 7: \"because\\n\""},
 		"is not there": {warm(0, "/bin/nothing"), "spec.barchan.warmUp.command"},
@@ -505,8 +505,8 @@ func TestWarmUp(t *testing.T) {
 	} {
 		s := object(c.change)
 		_, err := n.Ensure(t.Context(), s)
-		if !errors.Is(err, errs.ErrInvalid) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("one that %s: %v, want one that says %q", name, err, c.says)
+		if !errors.Is(err, errs.ErrInvalid) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("one that %s: %v, want one with %q", name, err, c.want)
 		}
 		if n.handles.Lookup(s.UID) != nil {
 			t.Errorf("one that %s is there", name)

@@ -12,7 +12,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// threads is a program that makes threads until the kernel refuses one; Go says then why, and ends.
+// threads is a program that makes threads until the kernel refuses one; Go then prints why, and exits.
 const threads = `package main
 
 import (
@@ -110,11 +110,11 @@ func TestProcessLimitOfLittleMemory(t *testing.T) {
 	ensure(t, n, s)
 	out, _ := run(t, n, s, `sh -c 'i=0; while [ $i -lt 1000 ]; do i=$((i+1)); sleep 1000 & done; echo all'; echo here`)
 	if !strings.Contains(out, "Resource temporarily unavailable") || !strings.HasSuffix(out, "here\n") {
-		t.Errorf("it says %q", out)
+		t.Errorf("got %q", out)
 	}
 }
 
-// Issue 11: a sandbox that got around the limit within was told to have ended as any other.
+// Issue 11: a sandbox that got around the limit within was reported to have ended as any other.
 func TestTooManyProcessesOfAllUsers(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -127,6 +127,6 @@ func TestTooManyProcessesOfAllUsers(t *testing.T) {
 	done`)
 	eventually.True(t, "it has ended", func() bool { return n.handles.Lookup(s.UID).Observed().State == sandbox.ContainerExited })
 	if why := n.handles.Lookup(s.UID).Observed().Message; !strings.Contains(why, "too many processes") {
-		t.Errorf("it says %q", why)
+		t.Errorf("got %q", why)
 	}
 }

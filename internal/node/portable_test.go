@@ -29,12 +29,12 @@ func artifact(t *testing.T, n *Node) (whole []byte, files int) {
 	}
 	ask := checkpointOf(s)
 	capture1(t, n, ask)
-	var told int64
+	var exported int64
 	l, release, err := n.ExportCheckpoint(t.Context(), ask.Checkpoint, portable.Config{Name: "c", Source: portable.Source{SandboxName: s.Name}}, true,
-		func(done, _ int64) { told = done })
+		func(done, _ int64) { exported = done })
 	must(t, err)
-	if told != l.Layers[0].Size {
-		t.Errorf("%d bytes are told of, its files have %d", told, l.Layers[0].Size)
+	if exported != l.Layers[0].Size {
+		t.Errorf("%d bytes are reported, its files have %d", exported, l.Layers[0].Size)
 	}
 	var b bytes.Buffer
 	must(t, l.Write(t.Context(), &b))
@@ -92,7 +92,7 @@ func (g *gated) Read(b []byte) (int, error) {
 }
 
 // The image that an import brings goes with it when it fails, unless another one has come to lie on it; and
-// when the import is ready, it stays whatever becomes of that.
+// when the import is ready, it stays without it.
 func TestBaseOfAnImport(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -143,11 +143,11 @@ func TestBaseOfAnImport(t *testing.T) {
 func TestRoomForAnImport(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	var room atomic.Int64 // bytes; or, if negative, how often it may still be asked
+	var room atomic.Int64 // bytes; or, if negative, the remaining calls
 	room.Store(1 << 40)
 	n, _ := m.node(func(c *Config) {
-		c.CheckSpace = func(_ string, asked int64) error {
-			if left := room.Load(); (left >= 0 && asked > left) || (left < 0 && room.Add(1) == 0) {
+		c.CheckSpace = func(_ string, bytes int64) error {
+			if left := room.Load(); (left >= 0 && bytes > left) || (left < 0 && room.Add(1) == 0) {
 				return fmt.Errorf("the disk is small: %w", errs.ErrExhausted)
 			}
 			return nil
@@ -171,7 +171,7 @@ func TestRoomForAnImport(t *testing.T) {
 	clean(t, n)
 }
 
-// Issue 11: nothing told what needs an image.
+// Issue 11: nothing reported what needs an image.
 func TestImageUsers(t *testing.T) {
 	t.Parallel()
 	n, _ := newMachine(t).node()

@@ -12,7 +12,7 @@ import (
 )
 
 // While something is wrong with the machine nothing is begun on it, what runs is left alone and
-// can be put to sleep and removed; and whoever watches hears of each write of the journal.
+// can be suspended and removed; and each write of the journal is reported.
 func TestRefusedWork(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -36,7 +36,7 @@ func TestRefusedWork(t *testing.T) {
 	lives, late := object(), object()
 	ensure(t, n, lives)
 	if written.Load() == 0 || failed.Load() != 0 {
-		t.Errorf("%d writes of the journal were told, %d failed", written.Load(), failed.Load())
+		t.Errorf("%d writes of the journal were reported, %d failed", written.Load(), failed.Load())
 	}
 	refusal := fmt.Errorf("the disk is full: %w", errs.ErrUnavailable)
 	wrong.Store(&refusal)
@@ -60,6 +60,6 @@ func TestRefusedWork(t *testing.T) {
 	ensure(t, n, late)
 	must(t, n.db.Close()) // as if its disk had gone
 	if _, err := n.Suspend(t.Context(), refOf(late), agents.SuspendMemory); err == nil || failed.Load() == 0 {
-		t.Errorf("Suspend without a journal = %v; %d failures were told", err, failed.Load())
+		t.Errorf("Suspend without a journal = %v; %d failures were reported", err, failed.Load())
 	}
 }

@@ -103,7 +103,7 @@ func TestDeathIsAnsweredByPolicy(t *testing.T) {
 	clean(t, n)
 }
 
-// One that dies while it sleeps in memory has lost that, and begins anew if its policy says so.
+// One that dies while it is paused in RAM loses its memory, and restarts if its policy allows it.
 func TestDeathWhileFrozen(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -120,7 +120,7 @@ func TestDeathWhileFrozen(t *testing.T) {
 	clean(t, n)
 }
 
-// A server that comes back finds ready what was ready, and asks again for itself.
+// A server that comes back reports ready sandboxes as ready, and probes them again.
 func TestReadinessOutlivesTheServer(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -233,7 +233,7 @@ func TestClassNotOfferedAnyMore(t *testing.T) {
 	clean(t, n)
 }
 
-// A record that somebody removed is written again, and one that sleeps needs none to wake.
+// A removed record is written again; a stored sandbox needs none to resume.
 func TestRecordRemovedByHand(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -255,7 +255,7 @@ func TestRecordRemovedByHand(t *testing.T) {
 	stop()
 	n, _ = m.node(func(c *Config) { c.StoreAfter = time.Hour })
 	resume(t, n, s)
-	p.goesOn(n)
+	p.continues(n)
 	must(t, n.cfg.Containerd.RemoveContainer(t.Context(), id)) // a look may have mended it already
 	n.Sweep(t.Context())
 	if !recorded() {
@@ -264,7 +264,7 @@ func TestRecordRemovedByHand(t *testing.T) {
 	clean(t, n)
 }
 
-// Books that cannot be written keep nobody from starting, and no address is given twice by them.
+// Leases that cannot be written do not prevent a start, and no address is leased twice.
 func TestStartWithBooksThatCannotBeWritten(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)

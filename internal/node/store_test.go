@@ -99,7 +99,7 @@ func (f *fault) into(c *Config) {
 	}
 }
 
-// program is what runs in a sandbox and must go on: a loop that counts in memory and has a
+// program runs in a sandbox and must continue: a loop that counts in memory and has a
 // deleted file open, and a server.
 type program struct {
 	t       testing.TB
@@ -130,11 +130,11 @@ func startProgram(t testing.TB, n *Node, s *agents.Sandbox) *program {
 	}
 	p := &program{t: t, s: s, pid: strings.TrimSpace(out)}
 	p.started = p.startOf(n)
-	p.goesOn(n)
+	p.continues(n)
 	return p
 }
 
-// startOf is when the sandbox's kernel says that the process began.
+// startOf is the start of the process by the sandbox's kernel.
 func (p *program) startOf(n *Node) string {
 	p.t.Helper()
 	out, _ := run(p.t, n, p.s, "cat /proc/"+p.pid+"/stat")
@@ -145,8 +145,8 @@ func (p *program) startOf(n *Node) string {
 	return fields[19]
 }
 
-// goesOn fails unless everything goes on where it was when it was last asked.
-func (p *program) goesOn(n *Node) {
+// continues fails unless everything continues from the state of the last query.
+func (p *program) continues(n *Node) {
 	p.t.Helper()
 	out, code := run(p.t, n, p.s, "touch /root/ask; until [ -e /root/answer ]; do sleep 0.01; done; cat /root/answer /dev/shm/x; busybox rm /root/answer")
 	count, lines := p.counted, p.lines+1
@@ -167,7 +167,7 @@ func (p *program) goesOn(n *Node) {
 	}
 	defer func() { _ = res.Body.Close() }()
 	if body, err := io.ReadAll(res.Body); err != nil || string(body) != "hi\n" {
-		p.t.Errorf("its server says %q, %v", body, err)
+		p.t.Errorf("its server returns %q, %v", body, err)
 	}
 }
 
@@ -212,7 +212,7 @@ func atRest(t testing.TB, n *Node, s *agents.Sandbox, was *journal.Row) {
 	clean(t, n)
 }
 
-// seenAtRest fails unless others see that a sandbox sleeps on disk.
+// seenAtRest fails unless a sandbox is observed as stored.
 func seenAtRest(t testing.TB, n *Node, s *agents.Sandbox, was *journal.Row) {
 	t.Helper()
 	seen, err := n.Observe(t.Context(), refOf(s))
@@ -277,7 +277,7 @@ func TestMemoryMovesToDiskAndBack(t *testing.T) {
 			{Name: "mem", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}},
 		}
 		container(s).VolumeMounts = []corev1.VolumeMount{{Name: "data", MountPath: "/data", SubPath: "a"}, {Name: "disk", MountPath: "/disk"}, {Name: "mem", MountPath: "/mem"}}
-		container(s).Command = []string{"/bin/sh", "-c", "echo said; exit 3"}
+		container(s).Command = []string{"/bin/sh", "-c", "echo hello; exit 3"}
 		container(s).Env = []corev1.EnvVar{{Name: "PATH", Value: "/bin"}}
 		container(s).ReadinessProbe = &corev1.Probe{PeriodSeconds: 1, ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/x", Port: intstr.FromInt32(8000)}}}
 	})
@@ -296,11 +296,11 @@ func TestMemoryMovesToDiskAndBack(t *testing.T) {
 		atRest(t, n, s, &was)
 		suspendMemory(t, n, s)
 		if seen := ensure(t, n, s); seen.State != sandbox.ContainerPaused || seen.EntrypointExit == nil {
-			t.Errorf("ensure of what sleeps: %+v", seen)
+			t.Errorf("ensure of a suspended sandbox: %+v", seen)
 		}
 		must(t, n.Bind(t.Context(), s))
 		if _, err := n.Agent(t.Context(), refOf(s)); !errors.Is(err, errs.ErrNotFound) {
-			t.Errorf("agent of what sleeps: %v", err)
+			t.Errorf("agent of a suspended sandbox: %v", err)
 		}
 		stop()
 		n, stop = m.node(atOnce)
@@ -310,13 +310,13 @@ func TestMemoryMovesToDiskAndBack(t *testing.T) {
 		}
 		resume(t, n, s)
 		resume(t, n, s)
-		p.goesOn(n)
+		p.continues(n)
 		noMemory(t, n)
 		eventually.True(t, "it is ready again", ready)
 		if out, _ := run(t, n, s, "cat /data/f /disk/f /mem/f"); out != "in data\nin disk\nin mem\n" {
 			t.Errorf("volumes have %q", out)
 		}
-		if lines, err := n.Logs(t.Context(), refOf(s), time.Time{}); err != nil || !strings.Contains(fmt.Sprint(lines), "said") {
+		if lines, err := n.Logs(t.Context(), refOf(s), time.Time{}); err != nil || !strings.Contains(fmt.Sprint(lines), "hello") {
 			t.Errorf("logs %v, %v", lines, err)
 		}
 		clean(t, n)
@@ -348,7 +348,7 @@ func TestMemoryThatStays(t *testing.T) {
 	must(t, n.Remove(t.Context(), refOf(s)))
 }
 
-// Whatever step fails, once, the sandbox sleeps on and can be resumed, and so it does on disk
+// If any step fails once, the sandbox stays suspended and can be resumed, and so it does on disk
 // when storing it was tried again.
 func TestFailureOfASleepOrWakeStep(t *testing.T) {
 	t.Parallel()
@@ -366,7 +366,7 @@ func TestFailureOfASleepOrWakeStep(t *testing.T) {
 			suspendMemory(t, n, s)
 			awaitHit(t, hit)
 			resume(t, n, s)
-			p.goesOn(n)
+			p.continues(n)
 			noMemory(t, n)
 
 			was := *n.handles.Lookup(s.UID).Row()
@@ -375,7 +375,7 @@ func TestFailureOfASleepOrWakeStep(t *testing.T) {
 			awaitStored(t, n, s)
 			atRest(t, n, s, &was)
 			resume(t, n, s)
-			p.goesOn(n)
+			p.continues(n)
 			clean(t, n)
 		})
 	}
@@ -392,15 +392,15 @@ func TestFailureOfASleepOrWakeStep(t *testing.T) {
 			}
 			atRest(t, n, s, &was)
 			resume(t, n, s)
-			p.goesOn(n)
+			p.continues(n)
 			noMemory(t, n)
 			clean(t, n)
 		})
 	}
 }
 
-// Wherever the process dies, the next one finds the sandbox asleep, or awake where the journal
-// says so, and nothing lost.
+// Wherever the process dies, the next one finds the sandbox suspended, or running where the journal
+// has that, and nothing lost.
 func TestDeathAfterEachSleepOrWakeStep(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -446,7 +446,7 @@ func TestDeathAfterEachSleepOrWakeStep(t *testing.T) {
 				atRest(t, n, s, &was)
 			}
 			resume(t, n, s)
-			p.goesOn(n)
+			p.continues(n)
 			noMemory(t, n)
 		})
 	}
@@ -471,7 +471,7 @@ func TestRestartWhileStoring(t *testing.T) {
 		n, stop = m.node(atOnce)
 		awaitStored(t, n, s)
 		resume(t, n, s)
-		p.goesOn(n)
+		p.continues(n)
 		noMemory(t, n)
 		clean(t, n)
 	}
@@ -553,7 +553,7 @@ func TestResumeWhileStoring(t *testing.T) {
 			hit, release := f.hold(t, name)
 			suspendMemory(t, n, s)
 			awaitHit(t, hit)
-			// One that gives up harms nobody.
+			// A caller that gives up does no harm.
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
 			if _, err := n.Resume(ctx, refOf(s), false); !errors.Is(err, errs.ErrUnavailable) {
@@ -567,13 +567,13 @@ func TestResumeWhileStoring(t *testing.T) {
 			release()
 			resuming.Wait()
 			must(t, errors.Join(all[:]...))
-			p.goesOn(n)
+			p.continues(n)
 			noMemory(t, n)
 		})
 	}
 }
 
-// Where the disk is full, memory stays in RAM, and says so.
+// Where the disk is full, memory stays in RAM, with that reason.
 func TestFullDiskWhileStoring(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -590,7 +590,7 @@ func TestFullDiskWhileStoring(t *testing.T) {
 			return strings.Contains(n.handles.Lookup(s.UID).Observed().Message, "could not be written")
 		})
 		resume(t, n, s)
-		p.goesOn(n)
+		p.continues(n)
 		noMemory(t, n)
 	}
 	if seen := n.handles.Lookup(s.UID).Observed(); seen.Message != "" {
@@ -605,12 +605,12 @@ func TestFullDiskWhileStoring(t *testing.T) {
 func TestNoRoomToStore(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	var asked atomic.Int64
+	var requested atomic.Int64
 	var full atomic.Bool
 	full.Store(true)
 	n, _ := m.node(atOnce, func(c *Config) {
 		c.CheckSpace = func(_ string, bytes int64) error {
-			asked.Store(max(bytes, asked.Load()))
+			requested.Store(max(bytes, requested.Load()))
 			if full.Load() {
 				return errs.Public(errs.ErrExhausted, "too little room")
 			}
@@ -621,19 +621,19 @@ func TestNoRoomToStore(t *testing.T) {
 	ensure(t, n, s)
 	p := startProgram(t, n, s)
 	run(t, n, s, "dd if=/dev/urandom of=/dev/shm/big bs=1M count=40")
-	if _, err := n.Capture(t.Context(), checkpointOf(s)); !errors.Is(err, errs.ErrExhausted) || asked.Load() < 40<<20 {
-		t.Errorf("Capture = %v after room for %d bytes was asked for", err, asked.Load())
+	if _, err := n.Capture(t.Context(), checkpointOf(s)); !errors.Is(err, errs.ErrExhausted) || requested.Load() < 40<<20 {
+		t.Errorf("Capture = %v after room for %d bytes was requested", err, requested.Load())
 	}
 	noCheckpoint(t, n)
-	asked.Store(0)
+	requested.Store(0)
 	suspendMemory(t, n, s)
 	eventually.True(t, "the failure is seen", func() bool {
 		seen := n.handles.Lookup(s.UID).Observed()
 		return seen.Memory == agents.MemoryInRAM && strings.HasSuffix(seen.Message, "could not be written to disk: too little room")
 	})
 	noMemory(t, n)
-	if asked.Load() < 40<<20 {
-		t.Errorf("room for %d bytes was asked for", asked.Load())
+	if requested.Load() < 40<<20 {
+		t.Errorf("room for %d bytes was requested", requested.Load())
 	}
 	full.Store(false)
 	awaitStored(t, n, s)
@@ -641,7 +641,7 @@ func TestNoRoomToStore(t *testing.T) {
 		t.Errorf("on disk it is %+v", seen)
 	}
 	resume(t, n, s)
-	p.goesOn(n)
+	p.continues(n)
 	if seen := n.handles.Lookup(s.UID).Observed(); seen.Memory != "" {
 		t.Errorf("awake it is %+v", seen)
 	}
@@ -649,7 +649,7 @@ func TestNoRoomToStore(t *testing.T) {
 	clean(t, n)
 }
 
-// Memory that is damaged is not used, and is kept for whoever can mend it: nothing is started of it.
+// Memory that is damaged is not used, and is kept for repair: nothing is started of it.
 func TestDamagedMemory(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -674,7 +674,7 @@ func TestDamagedMemory(t *testing.T) {
 	largest := slices.MaxFunc(img.Files, func(a, b memimage.File) int { return cmp.Compare(a.Size, b.Size) })
 	for name, tt := range map[string]struct {
 		harm func(dir string)
-		says string
+		want string
 	}{
 		"missing":   {func(dir string) { must(t, os.RemoveAll(dir)) }, "damaged"},
 		"truncated": {func(dir string) { must(t, os.Truncate(filepath.Join(dir, largest.Name), largest.Size-1)) }, largest.Name},
@@ -698,9 +698,9 @@ func TestDamagedMemory(t *testing.T) {
 			if errs.Kind(err) != errs.ErrConflict { //nolint:errorlint // this kind, and no other before it
 				t.Errorf("resume: %v", err)
 			}
-			for _, text := range []string{"damaged", tt.says, "spec.barchan.resume: Files", "memory=false"} {
+			for _, text := range []string{"damaged", tt.want, "spec.barchan.resume: Files", "memory=false"} {
 				if !strings.Contains(errs.Text(err), text) {
-					t.Errorf("error %v does not say %q", err, text)
+					t.Errorf("error %v does not contain %q", err, text)
 				}
 			}
 			must(t, os.RemoveAll(image))
@@ -712,7 +712,7 @@ func TestDamagedMemory(t *testing.T) {
 		t.Errorf("%d times something was started of damaged memory", started.Load())
 	}
 	resume(t, n, s)
-	p.goesOn(n)
+	p.continues(n)
 	suspendMemory(t, n, s)
 	awaitStored(t, n, s)
 	must(t, os.Truncate(filepath.Join(image, largest.Name), 1))
@@ -761,7 +761,7 @@ func TestFiveStoredAtOnce(t *testing.T) {
 			}
 		})
 		for _, p := range all {
-			p.goesOn(n)
+			p.continues(n)
 		}
 		noMemory(t, n)
 	}
@@ -798,7 +798,7 @@ func TestBindAroundSleep(t *testing.T) {
 	has("two")
 }
 
-// A sandbox wakes although nobody waits for it any more, for its processes may have begun.
+// A sandbox resumes although no caller waits any more, for its processes may have begun.
 func TestWakeOutlivesWhoAskedForIt(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -823,7 +823,7 @@ func TestWakeOutlivesWhoAskedForIt(t *testing.T) {
 			cancel()
 			release()
 			must(t, <-ended)
-			p.goesOn(n)
+			p.continues(n)
 		})
 	}
 }
@@ -847,7 +847,7 @@ func TestFrozenSandboxDies(t *testing.T) {
 	awaitStored(t, n, s)
 	atRest(t, n, s, &was)
 	resume(t, n, s)
-	p.goesOn(n)
+	p.continues(n)
 
 	n.cfg.StoreAfter = time.Hour // read by the next Suspend alone
 	suspendMemory(t, n, s)

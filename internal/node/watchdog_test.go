@@ -27,12 +27,12 @@ import (
 type oracle struct {
 	exists atomic.Bool
 	fails  atomic.Bool
-	asked  atomic.Int32
+	calls  atomic.Int32
 }
 
 func (o *oracle) into(c *Config) {
 	c.Exists = func(context.Context, sandbox.Ref) (bool, error) {
-		o.asked.Add(1)
+		o.calls.Add(1)
 		if o.fails.Load() {
 			return false, errors.New("no answer")
 		}
@@ -40,7 +40,7 @@ func (o *oracle) into(c *Config) {
 	}
 }
 
-// watched waits for the look that Run begins with, so that a test counts its own.
+// watched waits for the first sweep of Run, so that a test counts its own.
 func watched(t testing.TB, n *Node) {
 	t.Helper()
 	eventually.True(t, "the first sweep ends", func() bool { return n.recovery.Sweeps() > 0 })
@@ -51,7 +51,7 @@ func forget(n *Node, uid types.UID) {
 	n.handles.Drop(n.handles.Lookup(uid))
 }
 
-// agentAnswers reports whether a sandbox runs, whatever the node knows of it.
+// agentAnswers reports whether a sandbox runs, even if the node does not know it.
 func agentAnswers(t testing.TB, n *Node, r *journal.Row) bool {
 	t.Helper()
 	agent, err := n.host.AgentOf(r.Plan.ID, r.Address)
@@ -59,8 +59,8 @@ func agentAnswers(t testing.TB, n *Node, r *journal.Row) bool {
 	return agent.Health(t.Context()) == nil
 }
 
-// A sandbox that the node has lost sight of is found again by the journal, at once if anybody
-// asks for it, and by the watchdog if nobody does.
+// A sandbox that the node has lost is found again by the journal, at once by a
+// request, and otherwise by a sweep.
 func TestIndexMissesARunningSandbox(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -70,7 +70,7 @@ func TestIndexMissesARunningSandbox(t *testing.T) {
 	s := object()
 	before := ensure(t, n, s)
 	for name, find := range map[string]func(){
-		"asked for": func() {},
+		"requested": func() {},
 		"ensured":   func() { ensure(t, n, s) },
 		"watched":   func() { n.Sweep(t.Context()) },
 	} {
@@ -83,8 +83,8 @@ func TestIndexMissesARunningSandbox(t *testing.T) {
 	for range 3 {
 		n.Sweep(t.Context())
 	}
-	if got := leaseOf(n, s.UID); got != before.Address.String()+" held" || o.asked.Load() != 0 {
-		t.Errorf("lease %s; asked %d times for a sandbox that is known", got, o.asked.Load())
+	if got := leaseOf(n, s.UID); got != before.Address.String()+" held" || o.calls.Load() != 0 {
+		t.Errorf("lease %s; %d calls of Exists for a known sandbox", got, o.calls.Load())
 	}
 	if out, code := run(t, n, s, "echo here"); code != 0 || out != "here\n" {
 		t.Errorf("%d %q", code, out)
@@ -95,7 +95,7 @@ func TestIndexMissesARunningSandbox(t *testing.T) {
 }
 
 // A container without a row of the journal lives on, with its address, until the source of truth
-// has said clearly that its sandbox does not exist.
+// has reported that its sandbox does not exist.
 func TestContainerThatTheJournalLost(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -114,7 +114,7 @@ func TestContainerThatTheJournalLost(t *testing.T) {
 		for range 3 {
 			n.Sweep(t.Context())
 		}
-		looks(t, n)
+		reconcileAddresses(t, n)
 		if !agentAnswers(t, n, &was) {
 			t.Fatalf("%s: it does not answer", when)
 		}
@@ -126,8 +126,8 @@ func TestContainerThatTheJournalLost(t *testing.T) {
 	lives("it exists")
 	o.fails.Store(true)
 	lives("no answer")
-	if o.asked.Load() == 0 {
-		t.Error("nobody was asked")
+	if o.calls.Load() == 0 {
+		t.Error("Exists was not called")
 	}
 	if _, err := n.Ensure(t.Context(), s); !errors.Is(err, errs.ErrUnavailable) {
 		t.Errorf("it was made a second time: %v", err)
@@ -146,17 +146,17 @@ func TestContainerThatTheJournalLost(t *testing.T) {
 	clean(t, n)
 }
 
-// What is left without a row is removed after two looks, if nothing living can be part of it.
+// What is left without a row is removed after two sweeps, if nothing that runs can be part of it.
 func TestLeftovers(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	m.sweepEvery = time.Hour // all looks but the first are ours
+	m.sweepEvery = time.Hour // all sweeps but the first are ours
 	var o oracle
 	n, _ := m.node(o.into)
 	watched(t, n)
 	named, nameless := types.UID(uuid.NewString()), types.UID(uuid.NewString())
 	for _, uid := range []types.UID{named, nameless} {
-		litter(t, n, uid)
+		leaveResources(t, n, uid)
 	}
 	record(t, n, named)
 	before, err := n.Audit(t.Context())
@@ -178,8 +178,8 @@ func TestLeftovers(t *testing.T) {
 	clean(t, n)
 }
 
-// litter leaves of a sandbox all that a machine can have but a process.
-func litter(t testing.TB, n *Node, uid types.UID) {
+// leaveResources creates for a sandbox all that a machine can have but a process.
+func leaveResources(t testing.TB, n *Node, uid types.UID) {
 	t.Helper()
 	id := string(sandbox.IDOf(uid))
 	addr, err := n.allocator.Reserve(string(uid))
@@ -215,7 +215,7 @@ func record(t testing.TB, n *Node, uid types.UID) {
 	}))
 }
 
-// Something that runs and has no name is kept, and told.
+// A process without a name is kept, and reported.
 func TestNamelessProcessIsKept(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -232,29 +232,29 @@ func TestNamelessProcessIsKept(t *testing.T) {
 	for range 3 {
 		n.Sweep(t.Context())
 	}
-	looks(t, n)
+	reconcileAddresses(t, n)
 	if !agentAnswers(t, n, &was) || leaseOf(n, s.UID) != was.Address.String()+" held" {
 		t.Errorf("lease %s", leaseOf(n, s.UID))
 	}
 	must(t, was.Process.Signal(9))
 	must(t, was.Process.Wait(t.Context()))
 	n.Sweep(t.Context())
-	looks(t, n)
+	reconcileAddresses(t, n)
 	clean(t, n)
 }
 
-// A row that cannot be read keeps its sandbox and its address until somebody deletes it.
+// A row that cannot be read keeps its sandbox and its address until it is deleted.
 func TestRowThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	n, stop := m.node(atOnce)
-	s, asleep := object(), object()
+	s, stored := object(), object()
 	ensure(t, n, s)
-	ensure(t, n, asleep)
-	suspendMemory(t, n, asleep)
-	awaitStored(t, n, asleep)
+	ensure(t, n, stored)
+	suspendMemory(t, n, stored)
+	awaitStored(t, n, stored)
 	was := *n.handles.Lookup(s.UID).Row()
-	for _, uid := range []types.UID{s.UID, asleep.UID} {
+	for _, uid := range []types.UID{s.UID, stored.UID} {
 		must(t, n.db.Update(func(tx *bolt.Tx) error {
 			return tx.Bucket([]byte("sandboxes")).Put([]byte(uid), []byte(`{"stage":"flying"}`))
 		}))
@@ -266,7 +266,7 @@ func TestRowThatCannotBeRead(t *testing.T) {
 	for range 3 {
 		n.Sweep(t.Context())
 	}
-	looks(t, n)
+	reconcileAddresses(t, n)
 	if !agentAnswers(t, n, &was) || leaseOf(n, s.UID) != was.Address.String()+" held" {
 		t.Errorf("lease %s", leaseOf(n, s.UID))
 	}
@@ -284,7 +284,7 @@ func TestRowThatCannotBeRead(t *testing.T) {
 	}
 	clean(t, n)
 	must(t, n.Remove(t.Context(), refOf(s)))
-	must(t, n.Remove(t.Context(), refOf(asleep)))
+	must(t, n.Remove(t.Context(), refOf(stored)))
 	clean(t, n)
 	if seen := ensure(t, n, s); seen.State != sandbox.ContainerRunning {
 		t.Errorf("%+v", seen)
@@ -295,7 +295,7 @@ func TestRowThatCannotBeRead(t *testing.T) {
 func TestDoubt(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	m.sweepEvery = time.Hour // all looks but the first are ours
+	m.sweepEvery = time.Hour // all sweeps but the first are ours
 	var o oracle
 	n, _ := m.node(o.into)
 	watched(t, n)
@@ -304,8 +304,8 @@ func TestDoubt(t *testing.T) {
 	for range 3 {
 		n.Sweep(t.Context())
 	}
-	if o.asked.Load() != 0 {
-		t.Errorf("asked %d times of a sandbox that is known", o.asked.Load())
+	if o.calls.Load() != 0 {
+		t.Errorf("%d calls of Exists for a known sandbox", o.calls.Load())
 	}
 	n.ObjectDeleted(s.Namespace, s.Name)
 	n.Sweep(t.Context())
@@ -313,8 +313,8 @@ func TestDoubt(t *testing.T) {
 		t.Error("removed after one look")
 	}
 	n.Sweep(t.Context())
-	if n.handles.Lookup(s.UID) != nil || o.asked.Load() != 1 {
-		t.Errorf("asked %d times, and kept", o.asked.Load())
+	if n.handles.Lookup(s.UID) != nil || o.calls.Load() != 1 {
+		t.Errorf("%d calls of Exists, and kept", o.calls.Load())
 	}
 	clean(t, n)
 }

@@ -162,7 +162,7 @@ func TestWildcard(t *testing.T) {
 		t.Errorf("after a restart, without the authority: %v", err)
 	}
 	if states := again.m.States(); states[0].Failures != 0 || time.Until(states[0].Next) < 24*time.Hour {
-		t.Errorf("after a restart it is asked for again: %+v", states)
+		t.Errorf("after a restart it is ordered again: %+v", states)
 	}
 }
 
@@ -245,7 +245,7 @@ func TestNamesWithoutDNS(t *testing.T) {
 	}
 }
 
-// TestAuthorityIsDown: the server serves with what it has, and the next try is told and kept over
+// TestAuthorityIsDown: the server serves with what it has, and the next attempt is reported and kept over
 // a restart, unless the settings change.
 func TestAuthorityIsDown(t *testing.T) {
 	dir := t.TempDir()
@@ -257,7 +257,7 @@ func TestAuthorityIsDown(t *testing.T) {
 		t.Errorf("not served meanwhile: %v", err)
 	}
 	var state acme.State
-	eventually.NoError(t, "the failure is told", func() error {
+	eventually.NoError(t, "the failure is reported", func() error {
 		if state = s.m.States()[0]; state.Failures == 0 {
 			return errors.New("no failure")
 		}
@@ -276,7 +276,7 @@ func TestAuthorityIsDown(t *testing.T) {
 	}
 }
 
-// TestWrongKey: what the DNS server says reaches the operator.
+// TestWrongKey: the DNS server's error reaches the operator.
 func TestWrongKey(t *testing.T) {
 	ns := startNameserver(t)
 	tlsAddr, httpAddr := freeAddr(), freeAddr()
@@ -286,7 +286,7 @@ func TestWrongKey(t *testing.T) {
 	zone.Secret = "d3Jvbmc="
 	m := manager(t, acme.Config{Dir: filepath.Join(dir, "acme"), Directory: p.directory, Roots: p.roots, DNS: zone})
 	startServer(t, m, dir, tlsAddr, httpAddr)
-	eventually.NoError(t, "the failure is told", func() error {
+	eventually.NoError(t, "the failure is reported", func() error {
 		if failure := m.States()[0].Failure; !strings.Contains(failure, "_acme-challenge.box.test") || !strings.Contains(failure, "NOTAUTH") {
 			return errors.New("failure: " + failure)
 		}
@@ -294,7 +294,7 @@ func TestWrongKey(t *testing.T) {
 	})
 }
 
-// TestHook: what a program is run with, and what is told when it fails.
+// TestHook: what a program is run with, and what is reported when it fails.
 func TestHook(t *testing.T) {
 	dir := t.TempDir()
 	written := filepath.Join(dir, "log")
@@ -326,7 +326,7 @@ func TestDomainsThatNobodyCertifies(t *testing.T) {
 	}
 }
 
-// TestBrokenFiles: a certificate that cannot be read is asked for again; the account's key is not
+// TestBrokenFiles: a certificate that cannot be read is ordered again; the account's key is not
 // replaced.
 func TestBrokenFiles(t *testing.T) {
 	dir := t.TempDir()
@@ -347,7 +347,7 @@ func TestBrokenFiles(t *testing.T) {
 	wg.Go(func() { _ = m.Run(ctx) })
 	defer wg.Wait()
 	defer cancel()
-	eventually.NoError(t, "the failure is told", func() error {
+	eventually.NoError(t, "the failure is reported", func() error {
 		if failure := m.States()[0].Failure; !strings.Contains(failure, "account.key") {
 			return errors.New("failure: " + failure)
 		}

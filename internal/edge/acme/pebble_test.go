@@ -41,7 +41,7 @@ type pebble struct {
 	stop       func()
 }
 
-// startPebble starts one that issues certificates which last as long, and asks at the ports.
+// startPebble starts one that issues certificates which last as long, and validates at the ports.
 func startPebble(t *testing.T, dnsServer string, lasts time.Duration, tlsPort, httpPort int) *pebble {
 	t.Helper()
 	program := pebbleProgram(t)
@@ -77,7 +77,7 @@ func startPebble(t *testing.T, dnsServer string, lasts time.Duration, tlsPort, h
 	t.Cleanup(func() {
 		p.stop()
 		if t.Failed() {
-			t.Logf("pebble said:\n%s", p.out.String())
+			t.Logf("pebble's output:\n%s", p.out.String())
 		}
 	})
 	p.await(t)
@@ -117,13 +117,13 @@ func (p *pebble) await(t *testing.T) {
 	})
 }
 
-// trusted is what a client trusts that believes in pebble's root. The port that tells it may open after
+// trusted is what a client trusts that believes in pebble's root. The port that serves it may open after
 // the authority's.
 func (p *pebble) trusted(t *testing.T) *x509.CertPool {
 	t.Helper()
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: p.roots}, DisableKeepAlives: true}}
 	pool := x509.NewCertPool()
-	eventually.NoError(t, "pebble tells its root", func() error {
+	eventually.NoError(t, "pebble serves its root", func() error {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, p.management+"/roots/0", nil)
 		if err != nil {
 			return err
@@ -173,7 +173,7 @@ func ownIP() net.IP {
 // lastPort is the last that freeAddr gave away.
 var lastPort atomic.Int32
 
-// freeAddr is one that nobody else takes, however long nobody listens there.
+// freeAddr is one that no other process takes, even without a listener.
 func freeAddr() string {
 	return net.JoinHostPort(ownIP().String(), strconv.Itoa(int(10_000+lastPort.Add(1)%10_000)))
 }
@@ -282,7 +282,7 @@ func (n *nameserver) update(w dns.ResponseWriter, r, m *dns.Msg) {
 	_ = w.WriteMsg(m)
 }
 
-// left are the records that nobody took away, and how many there were.
+// left are the records that were not removed, and how many there were.
 func (n *nameserver) left() (left []string, added int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -25,7 +25,7 @@ func TestRenewAt(t *testing.T) {
 	}
 }
 
-// TestPauses: few enough for what authorities allow, and never for ever.
+// TestPauses: few enough for what authorities allow, and always bounded.
 func TestPauses(t *testing.T) {
 	var sum time.Duration
 	inHour := 1

@@ -51,7 +51,7 @@ func (fakeWitness) Logs(context.Context, *agents.Sandbox, time.Time) ([]envd.Log
 	}, nil
 }
 
-// silentAgents take whatever they are told.
+// silentAgents accept every call.
 type silentAgents struct{}
 
 func (silentAgents) Bind(context.Context, *agents.Sandbox, envd.InitRequest) error { return nil }
@@ -145,7 +145,7 @@ func (f *fixture) do(method, path, body string, header ...string) (int, string, 
 	return res.StatusCode, string(b), res.Header
 }
 
-// want fails unless the status is as wanted, and decodes the body if asked to.
+// want fails unless the status is as wanted, and decodes the body on request.
 func (f *fixture) want(status int, into any, method, path, body string, header ...string) http.Header {
 	f.t.Helper()
 	got, text, h := f.do(method, path, body, header...)
@@ -292,7 +292,7 @@ func TestErrorsHaveOneShape(t *testing.T) {
 				t.Errorf("content type %q", h.Get("Content-Type"))
 			}
 			if strings.Contains(text, f.key) || strings.Contains(text, "wait for") {
-				t.Errorf("the answer tells too much: %s", text)
+				t.Errorf("the response has too much: %s", text)
 			}
 		})
 	}
@@ -601,7 +601,7 @@ func TestDomainOfTheRequest(t *testing.T) {
 	}
 }
 
-// TestSecureUnlessRefused: v1 gives the agent a token unless the request says that it shall have none.
+// TestSecureUnlessRefused: v1 gives the agent a token unless the request refuses one.
 func TestSecureUnlessRefused(t *testing.T) {
 	f := newFixture(t)
 	for body, secure := range map[string]bool{
@@ -611,7 +611,7 @@ func TestSecureUnlessRefused(t *testing.T) {
 		f.want(201, &s, "POST", "/sandboxes", body)
 		o, err := f.cluster.SandboxByID(t.Context(), sandbox.ID(s.SandboxID))
 		if err != nil || o.Spec.AgentSecured() != secure || (s.EnvdAccessToken != nil) != secure {
-			t.Errorf("%s: token told %v, object secured %v, %v; want %v", body, s.EnvdAccessToken != nil, o.Spec.AgentSecured(), err, secure)
+			t.Errorf("%s: token returned %v, object secured %v, %v; want %v", body, s.EnvdAccessToken != nil, o.Spec.AgentSecured(), err, secure)
 		}
 	}
 }

@@ -178,15 +178,15 @@ func (o *oneHeld) Create(ctx context.Context, obj client.Object, opts ...client.
 	return o.Objects.Create(ctx, obj, opts...)
 }
 
-// TestPauseOfOneThatIsPaused changes nothing, whatever is to be kept, and says what would.
+// TestPauseOfOneThatIsPaused changes nothing, in any mode, and names what would.
 func TestPauseOfOneThatIsPaused(t *testing.T) {
 	f := newFixture(t)
 	s := f.create(`{"templateID":"base"}`)
 	at := "/sandboxes/" + s.SandboxID
 	f.want(204, nil, "POST", at+"/pause", "")
-	for body, says := range map[string]string{"": "is already paused", `{"memory":true}`: "is already paused", `{"memory":false}`: "a connect with memory: false"} {
+	for body, want := range map[string]string{"": "is already paused", `{"memory":true}`: "is already paused", `{"memory":false}`: "a connect with memory: false"} {
 		status, text, _ := f.do("POST", at+"/pause", body)
-		if status != 409 || !strings.Contains(text, "is already paused") || !strings.Contains(text, says) {
+		if status != 409 || !strings.Contains(text, "is already paused") || !strings.Contains(text, want) {
 			t.Errorf("pause %s = %d %s", body, status, text)
 		}
 	}

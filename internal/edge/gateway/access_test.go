@@ -244,7 +244,7 @@ func outcomeOf(t *testing.T, c *http.Client, url, contentType string) string {
 	return string(text)
 }
 
-// FuzzSignedPass: whatever the query and the cookies say, nobody passes, and nothing of ours reaches the sandbox.
+// FuzzSignedPass: no query and no cookie passes, and nothing of ours reaches the sandbox.
 func FuzzSignedPass(f *testing.F) {
 	tokens, err := sandbox.NewTokens([]byte(strings.Repeat("s", 32)))
 	if err != nil {

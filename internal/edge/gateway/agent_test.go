@@ -216,7 +216,7 @@ func TestServiceOnLoopback(t *testing.T) {
 		t.Errorf("WebSocket: %q, %v", got, err)
 	}
 	if status, text := w.get(b.url(closedPort(t), "/")); status != http.StatusBadGateway || !strings.Contains(text, reply.MessagePort) {
-		t.Errorf("a port that nobody listens on: %d %q", status, text)
+		t.Errorf("a port without a listener: %d %q", status, text)
 	}
 	b.kill()
 	if _, _, err := c.Read(t.Context()); err == nil {

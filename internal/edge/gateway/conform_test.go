@@ -171,7 +171,7 @@ func answers(t testing.TB, c net.Conn) []string {
 	}
 }
 
-// checkRequest says what must hold of every byte that the gateway sends to a sandbox: that no
+// checkRequest checks every byte that the gateway sends to a sandbox: that no
 // reader, however lenient, finds another request in it.
 func checkRequest(t testing.TB, text string) {
 	t.Helper()
@@ -297,7 +297,7 @@ func TestSmuggling(t *testing.T) {
 			s := record(t, okAnswer)
 			smuggle(t, s, w.send(t, strings.ReplaceAll(c.send, "HOST", w.box("a").host(s.port))), 0)
 		})
-		t.Run(name+", on a lane", func(t *testing.T) {
+		t.Run(name+", on the fast path", func(t *testing.T) {
 			w := fastPathFixture(t)
 			s := record(t, okAnswer)
 			b := w.box("a")
@@ -343,7 +343,7 @@ func brief(t *testing.T, text string) string {
 	return r.Method + " " + r.RequestURI + " " + string(body)
 }
 
-// TestBadHosts: what is not a host, or two, reaches nobody.
+// TestBadHosts: what is not a host, or two, reaches no sandbox.
 func TestBadHosts(t *testing.T) {
 	w := newFixture(t)
 	s := record(t, okAnswer)
@@ -546,7 +546,7 @@ func TestContinue(t *testing.T) {
 	w.idle()
 }
 
-// TestContinueAndHints: hints that come while the client is told to go on reach it whole.
+// TestContinueAndHints: hints that come with a "100 Continue" reach the client whole.
 func TestContinueAndHints(t *testing.T) {
 	w := newFixture(t)
 	const hint = "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
@@ -578,7 +578,7 @@ func TestContinueAndHints(t *testing.T) {
 }
 
 // TestEarlyAnswerEndsTheConnection: after an answer that came before the end of the request, what
-// the client sends is the rest of a body, however much it looks like a request.
+// the client sends is the rest of a body, even if it looks like a request.
 func TestEarlyAnswerEndsTheConnection(t *testing.T) {
 	w := newFixture(t)
 	port := raw(t, func(c net.Conn) {
@@ -630,7 +630,7 @@ func TestInterim(t *testing.T) {
 	}
 }
 
-// TestBodiless: answers without a body keep the length that they tell, and the connection.
+// TestBodiless: answers without a body keep the length that they announce, and the connection.
 func TestBodiless(t *testing.T) {
 	for name, c := range map[string]struct{ method, answer, want string }{
 		"HEAD":         {"HEAD", "HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n", "Content-Length: 1000"},
@@ -671,7 +671,7 @@ func TestUpgrade(t *testing.T) {
 			return
 		}
 		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: custom/1\r\n\r\nhello ")
-		all, _ := io.ReadAll(in) // until the client has said its last
+		all, _ := io.ReadAll(in) // until the client has closed its side
 		_, _ = c.Write(bytes.ToUpper(all))
 	})
 	host := strings.TrimPrefix(w.box("a").url(port, ""), "http://")
@@ -694,7 +694,7 @@ func TestUpgrade(t *testing.T) {
 }
 
 // TestUpgradeUnderABody: what follows a request belongs to its body until that is whole, whatever the
-// service says, and is read by one.
+// service responds, and has one reader.
 func TestUpgradeUnderABody(t *testing.T) {
 	w := newFixture(t)
 	port := raw(t, func(c net.Conn) {

@@ -14,7 +14,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// drained is a client whose connection the gateway takes over while it cuts all lanes.
+// drained is a client whose connection the gateway takes over while it closes all fast connections.
 type drained struct {
 	*httptest.ResponseRecorder
 	fast *fastpath.Path
@@ -26,7 +26,7 @@ func (d *drained) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return d.conn, bufio.NewReadWriter(bufio.NewReader(d.conn), bufio.NewWriter(d.conn)), nil
 }
 
-// TestDrainMeetsTakeOver: a lane that has no connection yet is nothing to cut, and ends by itself.
+// TestDrainMeetsTakeOver: a fast connection without a socket yet has nothing to close, and ends on its own.
 func TestDrainMeetsTakeOver(t *testing.T) {
 	w := fastPathFixture(t)
 	port := backend(t, hello)
@@ -43,5 +43,5 @@ func TestDrainMeetsTakeOver(t *testing.T) {
 	if got := answers(t, ours); len(got) != 1 || !strings.HasPrefix(got[0], "200 hello") {
 		t.Errorf("got %q", got)
 	}
-	eventually.True(t, "no lane is left", func() bool { return w.laneCount() == 0 })
+	eventually.True(t, "no fast connection is left", func() bool { return w.fastConnCount() == 0 })
 }

@@ -61,7 +61,7 @@ func TestStreamsEndWithTheSandbox(t *testing.T) {
 				before := silences.Load()
 				silent := make(chan int, 1)
 				go func() { silent <- w.statusOf(c, b.url(port, "/silent")) }()
-				// One that has not been sent when the life ends may go on to the next.
+				// One that has not been sent when the epoch ends may use the next.
 				eventually.True(t, "the silent request has been sent", func() bool { return silences.Load() > before })
 				end.end(b)
 				if _, err := io.ReadAll(res.Body); err == nil {
@@ -185,7 +185,7 @@ func TestDrain(t *testing.T) {
 	if text, err := io.ReadAll(res.Body); err != nil || string(text) != "whole" {
 		t.Errorf("request under way got %q, %v", text, err)
 	}
-	cancel() // the WebSocket does not end by itself
+	cancel() // the WebSocket does not end on its own
 	if err := <-drained; !errors.Is(err, context.Canceled) {
 		t.Errorf("Drain = %v, want that it had to cut", err)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/edge/gateway/reply"
 )
 
-// TestFastPathAndKill: a request that waits on a lane ends with its sandbox.
+// TestFastPathAndKill: a request that waits on the fast path ends with its sandbox.
 func TestFastPathAndKill(t *testing.T) {
 	w := fastPathFixture(t)
 	arrived := make(chan struct{}, 1)
@@ -46,7 +46,7 @@ func TestFastPathAndKill(t *testing.T) {
 }
 
 // TestFastPathRetries: a service that closes its connections after each answer, without a word, loses
-// no request that may be repeated, and others are told.
+// no request that may be repeated; others get an error.
 func TestFastPathRetries(t *testing.T) {
 	w := fastPathFixture(t)
 	var count atomic.Int64
@@ -94,7 +94,7 @@ func TestFastPathClientGone(t *testing.T) {
 	w.idle()
 }
 
-// TestFastPathDrains: a drain closes lanes that wait, lets a request end, and leaves none.
+// TestFastPathDrains: a drain closes fast connections that wait, lets a request end, and leaves none.
 func TestFastPathDrains(t *testing.T) {
 	w := fastPathFixture(t)
 	arrived, finish := make(chan struct{}, 1), make(chan struct{})
@@ -120,7 +120,7 @@ func TestFastPathDrains(t *testing.T) {
 	drained := make(chan error, 1)
 	go func() { drained <- w.gateway.Drain(t.Context()) }()
 	if _, err := waiting.Read(make([]byte, 1)); err == nil {
-		t.Error("a lane that waits was sent something")
+		t.Error("an idle fast connection received data")
 	}
 	close(finish)
 	if body := <-answered; body != "hello" {
@@ -129,7 +129,7 @@ func TestFastPathDrains(t *testing.T) {
 	if err := <-drained; err != nil {
 		t.Error(err)
 	}
-	if n := w.laneCount(); n != 0 {
-		t.Errorf("%d lanes are left", n)
+	if n := w.fastConnCount(); n != 0 {
+		t.Errorf("%d fast connections are left", n)
 	}
 }

@@ -21,10 +21,10 @@ import (
 // fastPage is what the fast path holds of a request or response.
 const fastPage = 16 << 10
 
-// warmUps is how many requests lane makes.
+// warmUps is how many requests fastConn makes.
 const warmUps = 2
 
-// fastPathFixture is a fixture in which a busy machine ends no lane.
+// fastPathFixture is a fixture in which a busy machine causes no fallback.
 func fastPathFixture(t testing.TB, change ...func(*Config)) *fixture {
 	t.Helper()
 	if noFastPath {
@@ -33,17 +33,17 @@ func fastPathFixture(t testing.TB, change ...func(*Config)) *fixture {
 	return newFixture(t, append([]func(*Config){func(c *Config) { c.responseTime, c.ServiceIdle = time.Minute, time.Minute }}, change...)...)
 }
 
-// impatient has lanes wait for no answer.
+// impatient makes the fast path wait for no response.
 func impatient(c *Config) { c.responseTime = 1 }
 
-// fastConn returns a client's connection that is a lane by now, and waits for a request.
+// fastConn returns a client's connection that is on the fast path, and waits for a request.
 func (w *fixture) fastConn(t testing.TB, b *box, port uint16) net.Conn {
 	t.Helper()
 	c := w.connect(t)
 	for i := 0; i < warmUps || w.waiting() == 0 && w.gateway.cfg.responseTime < time.Minute; i++ { // the first opens a connection to the sandbox
 		ask(t, c, "GET /warm HTTP/1.1\r\nHost: "+b.host(port)+"\r\n\r\n")
 	}
-	eventually.True(t, "the connection is a lane", func() bool { return w.waiting() > 0 })
+	eventually.True(t, "the connection is on the fast path", func() bool { return w.waiting() > 0 })
 	return c
 }
 
@@ -63,7 +63,7 @@ func ask(t testing.TB, c net.Conn, request string) (status int, body string) {
 	return status, body
 }
 
-// tryAsk asks from any goroutine.
+// tryAsk is ask, for any goroutine.
 func tryAsk(c net.Conn, request string) (status int, body string, err error) {
 	if _, err := io.WriteString(c, request); err != nil {
 		return 0, "", err
@@ -82,7 +82,7 @@ func tryAsk(c net.Conn, request string) (status int, body string, err error) {
 	return res.StatusCode, string(all), err
 }
 
-// TestFastPathKeeps says which requests leave a connection a lane, and which do not. All are answered.
+// TestFastPathKeeps lists which requests keep a connection on the fast path. All get a response.
 func TestFastPathKeeps(t *testing.T) {
 	w := fastPathFixture(t)
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
@@ -141,19 +141,19 @@ func TestFastPathKeeps(t *testing.T) {
 				t.Errorf("got %d %.80q, want %.80q", status, body, want)
 			}
 			if kept := w.handed() == handed; kept != c.keeps {
-				t.Errorf("the connection stayed a lane: %v", kept)
+				t.Errorf("the connection stayed on the fast path: %v", kept)
 			}
 			if status, body := ask(t, conn, "GET /after HTTP/1.1\r\nHost: "+b.host(port)+"\r\n\r\n"); status != http.StatusOK || body != `GET /after ""` {
 				t.Errorf("then got %d %q", status, body)
 			}
 			_ = conn.Close()
-			eventually.True(t, "no lane is left", func() bool { return w.laneCount() == 0 })
+			eventually.True(t, "no fast connection is left", func() bool { return w.fastConnCount() == 0 })
 		})
 	}
 }
 
 // fastConns is how many connections are on the fast path.
-func (w *fixture) laneCount() int {
+func (w *fixture) fastConnCount() int {
 	conns, _, _ := w.gateway.fast.Stats()
 	return conns
 }
@@ -164,7 +164,7 @@ func (w *fixture) handed() int64 {
 	return fallbacks
 }
 
-// TestFastPathLate: an answer that a lane does not wait for comes all the same.
+// TestFastPathLate: a response that is too late for the fast path still arrives.
 func TestFastPathLate(t *testing.T) {
 	w := fastPathFixture(t, impatient)
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
@@ -183,12 +183,12 @@ func TestFastPathLate(t *testing.T) {
 		}
 	}
 	if w.handed() == 0 {
-		t.Error("no lane was late")
+		t.Error("no response was late")
 	}
 	w.idle()
 }
 
-// TestFastPathStreams: what a sandbox has said reaches the client though more is to come, with a length or
+// TestFastPathStreams: what a sandbox has sent reaches the client though more is to come, with a length or
 // in chunks.
 func TestFastPathStreams(t *testing.T) {
 	w := fastPathFixture(t)
@@ -228,7 +228,7 @@ func TestFastPathStreams(t *testing.T) {
 	}
 }
 
-// TestFastPathPipeline: requests sent at once are answered one by one, on a lane and where it ends.
+// TestFastPathPipeline: requests sent at once are answered one by one, on the fast path and where it falls back.
 func TestFastPathPipeline(t *testing.T) {
 	w := fastPathFixture(t)
 	port := backend(t, func(w http.ResponseWriter, r *http.Request) {
@@ -261,7 +261,7 @@ func TestFastPathPipeline(t *testing.T) {
 	}
 }
 
-// TestFastPathIsCounted: the access log and the metrics tell of a lane's requests as of all others.
+// TestFastPathIsCounted: the access log and the metrics have the requests of the fast path.
 func TestFastPathIsCounted(t *testing.T) {
 	var out strings.Builder
 	registry := prometheus.NewRegistry()
@@ -271,8 +271,8 @@ func TestFastPathIsCounted(t *testing.T) {
 	port := backend(t, hello)
 	b := w.box("a")
 	c := w.fastConn(t, b, port)
-	if w.laneCount() != 1 {
-		t.Fatal("no lane")
+	if w.fastConnCount() != 1 {
+		t.Fatal("not on the fast path")
 	}
 	ask(t, c, "POST /x?signature=secret HTTP/1.1\r\nHost: "+b.host(port)+"\r\nUser-Agent: me\r\nContent-Length: 3\r\n\r\nabc")
 	w.idle()
@@ -290,7 +290,7 @@ func TestFastPathIsCounted(t *testing.T) {
 		}
 	}
 	if strings.Contains(out.String(), "secret") {
-		t.Errorf("the log tells a secret: %s", out.String())
+		t.Errorf("the log has a secret: %s", out.String())
 	}
 	families, err := registry.Gather()
 	if err != nil {
@@ -338,7 +338,7 @@ func TestFastPathRebinds(t *testing.T) {
 	}
 }
 
-// TestFastPathPrivate: each request on a lane shows the token, or is refused.
+// TestFastPathPrivate: each request on the fast path shows the token, or is refused.
 func TestFastPathPrivate(t *testing.T) {
 	w := fastPathFixture(t)
 	port := backend(t, hello)

@@ -99,7 +99,7 @@ func compareBind(t *testing.T, g *Gateway, r *http.Request, want target.Target) 
 	}
 }
 
-// served is what net/http's server asks beyond what its parser does.
+// served is what net/http's server checks beyond what its parser does.
 func served(r *http.Request) bool {
 	if len(r.Header["Host"]) > 0 || !httpguts.ValidHostHeader(r.Host) {
 		return false
@@ -112,7 +112,7 @@ func served(r *http.Request) bool {
 	return true
 }
 
-// FuzzResponseHead reads any bytes as a sandbox's answer, and looks at what a client would get.
+// FuzzResponseHead reads any bytes as a sandbox's answer, and checks what a client would get.
 func FuzzResponseHead(f *testing.F) {
 	for _, more := range []string{
 		"Content-Length: 3\r\n", "Transfer-Encoding: chunked\r\nTrailer: A\r\n", "Connection: X-Hop, close\r\nX-Hop: 1\r\n", "X-A:\r\n b\r\n",

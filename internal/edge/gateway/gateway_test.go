@@ -26,7 +26,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// TestMain looks for goroutines that are left. The server of net/http lingers after it has closed a
+// TestMain checks for goroutines that are left. The server of net/http lingers after it has closed a
 // connection under a client that is still sending.
 func TestMain(m *testing.M) {
 	eventually.LeaveNoGoroutines(bothPaths{m}, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
@@ -140,7 +140,7 @@ func serve(t testing.TB, s testServer) string {
 	return l.Addr().String()
 }
 
-// clientTo makes a client that reaches addr whatever the URL's host says.
+// clientTo makes a client that reaches addr for any host of the URL.
 func clientTo(t testing.TB, addr string, protocols func(*http.Protocols)) *http.Client {
 	t.Helper()
 	p := &http.Protocols{}
@@ -225,7 +225,7 @@ func (b *box) host(port uint16) string {
 	return strings.TrimSuffix(strings.TrimPrefix(b.url(port, ""), "http://"), "/")
 }
 
-// get asks the gateway and returns status and body.
+// get sends a request and returns status and body.
 func (w *fixture) get(url string, headers ...string) (int, string) {
 	w.t.Helper()
 	res, text := w.do(w.client, http.MethodGet, url, nil, headers...) //nolint:bodyclose // do closes it
@@ -241,7 +241,7 @@ func (w *fixture) do(c *http.Client, method, url string, body io.Reader, headers
 	return res, text
 }
 
-// statusOf asks as do, from any goroutine. 0: there was no answer.
+// statusOf is do, for any goroutine. 0: there was no answer.
 func (w *fixture) statusOf(c *http.Client, url string) int {
 	res, _, err := w.try(c, http.MethodGet, url, nil) //nolint:bodyclose // try closes it
 	if err != nil {

@@ -17,15 +17,15 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// sleeper puts boxes to sleep, and says which.
-type sleeper struct {
+// pauser pauses boxes, and reports which.
+type pauser struct {
 	boxes map[string]*box
 	done  chan string
 	// during runs before a sandbox is paused; its error fails that.
 	during func(name string) error
 }
 
-func (s *sleeper) Pause(_ context.Context, _, id string, _ *bool) error {
+func (s *pauser) Pause(_ context.Context, _, id string, _ *bool) error {
 	b := s.boxes[id]
 	if s.during != nil {
 		if err := s.during(b.Name); err != nil {
@@ -39,14 +39,14 @@ func (s *sleeper) Pause(_ context.Context, _, id string, _ *bool) error {
 	return nil
 }
 
-func (s *sleeper) Kill(_ context.Context, _, id string) error {
+func (s *pauser) Kill(_ context.Context, _, id string) error {
 	s.boxes[id].kill()
 	s.done <- "killed " + s.boxes[id].Name
 	return nil
 }
 
 // idlers runs idle policies over boxes that get one, until the test ends.
-func (w *fixture) idlers(t *testing.T, s *sleeper, boxes ...*box) {
+func (w *fixture) idlers(t *testing.T, s *pauser, boxes ...*box) {
 	t.Helper()
 	s.boxes, s.done = map[string]*box{}, make(chan string, 100)
 	for _, b := range boxes {
@@ -92,7 +92,7 @@ func TestIdlePolicy(t *testing.T) {
 	if _, err := bufio.NewReader(res.Body).ReadString('\n'); err != nil {
 		t.Fatal(err)
 	}
-	s := &sleeper{}
+	s := &pauser{}
 	w.idlers(t, s, quiet, busy, doomed, free)
 	got := map[string]bool{<-s.done: true, <-s.done: true}
 	if !got["paused quiet"] || !got["killed doomed"] {
@@ -127,7 +127,7 @@ func TestRequestMeetsIdlePause(t *testing.T) {
 			status := make(chan int, 1)
 			var once atomic.Bool
 			before, come := make(chan int, 1), make(chan struct{})
-			s := &sleeper{during: func(string) error {
+			s := &pauser{during: func(string) error {
 				if !once.CompareAndSwap(false, true) {
 					return errors.New("once is enough")
 				}

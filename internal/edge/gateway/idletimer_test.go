@@ -68,7 +68,7 @@ func (p *pipes) run(t *testing.T, s testServer) {
 	})
 }
 
-// TestStreamThatMoves: what moves a little before its time is over goes on, however long.
+// TestStreamThatMoves: a stream with data before each timeout continues.
 func TestStreamThatMoves(t *testing.T) {
 	for name, change := range map[string]func(*http.Protocols){
 		"http1": func(p *http.Protocols) { p.SetHTTP1(true) }, "h2c": func(p *http.Protocols) { p.SetUnencryptedHTTP2(true) },
@@ -136,7 +136,7 @@ func (d *deadlines) SetReadDeadline(time.Time) error {
 	return nil
 }
 
-// TestLinger: the deadline for the rest of a body that nobody wants comes where there may be such a
+// TestLinger: the deadline for the rest of an unread body is set where there may be such a
 // rest, and the connection is closed then; where there is none, it would meet the next request.
 func TestLinger(t *testing.T) {
 	for name, whole := range map[string]bool{"all has come": true, "more may come": false} {

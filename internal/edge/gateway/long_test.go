@@ -136,7 +136,7 @@ func TestSingleBytesBothWays(t *testing.T) {
 	}
 }
 
-// TestWebSocketsForLong keeps WebSockets of several sandboxes busy; nobody sees another's message.
+// TestWebSocketsForLong keeps WebSockets of several sandboxes busy; no one reads another's message.
 func TestWebSocketsForLong(t *testing.T) {
 	w := newFixture(t)
 	port := backend(t, echoWebSocket)
@@ -187,7 +187,7 @@ func TestWebSocketsForLong(t *testing.T) {
 // TestManyStreams has 200 streams on one HTTP/2 connection, all open at once, each with a
 // conversation of its own; then each is a stream as gRPC has them.
 func TestManyStreams(t *testing.T) {
-	const streams, turns = 200, 5
+	const streams, rounds = 200, 5
 	w := newFixture(t)
 	port := backend(t, echoLines)
 	clients := w.clients(t)
@@ -204,7 +204,7 @@ func TestManyStreams(t *testing.T) {
 					wg.Go(func() {
 						var once sync.Once
 						defer once.Do(open.Done)
-						if err := converse(t.Context(), clients[name], b.host(port), contentType, i, turns, func() {
+						if err := converse(t.Context(), clients[name], b.host(port), contentType, i, rounds, func() {
 							once.Do(open.Done)
 							open.Wait() // until all are
 						}); err != nil {
@@ -238,8 +238,8 @@ func echoLines(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Grpc-Status", "0")
 }
 
-// converse takes turns on one stream. begun runs when the answer has begun.
-func converse(ctx context.Context, c *http.Client, host, contentType string, id, turns int, begun func()) error {
+// converse exchanges messages on one stream. begun runs when the answer has begun.
+func converse(ctx context.Context, c *http.Client, host, contentType string, id, rounds int, begun func()) error {
 	pr, pw := io.Pipe()
 	defer func() { _ = pw.Close() }()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+testDomain, pr)
@@ -255,13 +255,13 @@ func converse(ctx context.Context, c *http.Client, host, contentType string, id,
 	defer func() { _ = res.Body.Close() }()
 	begun()
 	in := bufio.NewReader(res.Body)
-	for turn := range turns {
-		want := fmt.Sprintf("%d says %d\n", id, turn)
+	for round := range rounds {
+		want := fmt.Sprintf("%d sends %d\n", id, round)
 		if _, err := io.WriteString(pw, want); err != nil {
 			return err
 		}
 		if got, err := in.ReadString('\n'); err != nil || got != want {
-			return fmt.Errorf("turn %d: %q, %w", turn, got, err)
+			return fmt.Errorf("round %d: %q, %w", round, got, err)
 		}
 	}
 	_ = pw.Close()
@@ -271,7 +271,7 @@ func converse(ctx context.Context, c *http.Client, host, contentType string, id,
 	return nil
 }
 
-// TestStoppedReaderStopsTheWriter: whoever does not read, client or service, stops the other side,
+// TestStoppedReaderStopsTheWriter: a client or service that does not read stops the other side,
 // in requests, responses and tunnels, and the gateway keeps little of what is under way.
 func TestStoppedReaderStopsTheWriter(t *testing.T) {
 	w := newFixture(t)
@@ -328,7 +328,7 @@ func TestStoppedReaderStopsTheWriter(t *testing.T) {
 			}
 			settled(t, &written)
 			if n := written.Load(); n == 0 || n > conns*32<<20 {
-				t.Errorf("%d bytes went into %d connections that nobody reads", n, conns)
+				t.Errorf("%d bytes went into %d connections without a reader", n, conns)
 			}
 			if grown := heap() - before; grown > conns*1<<20 {
 				t.Errorf("the gateway keeps %d bytes for %d connections", grown, conns)
@@ -354,7 +354,7 @@ func flood(c net.Conn, count *atomic.Int64) {
 	}
 }
 
-// settled waits until a count has begun and has been the same for a while: nothing tells that a
+// settled waits until a count has begun and has been the same for a while: no event shows that a
 // writer is stuck.
 func settled(t *testing.T, count *atomic.Int64) {
 	t.Helper()
@@ -382,8 +382,8 @@ func heap() int64 {
 	return int64(m.HeapInuse) + int64(m.StackInuse)
 }
 
-// TestKilledUnderAnUpload kills the sandbox while the client sends: the answer says so, and the
-// client's connection does not go on as if nothing had been.
+// TestKilledUnderAnUpload kills the sandbox while the client sends: the response is an error, and the
+// client's connection closes.
 func TestKilledUnderAnUpload(t *testing.T) {
 	w := newFixture(t)
 	begun := make(chan struct{}, 1)

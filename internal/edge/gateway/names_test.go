@@ -56,13 +56,13 @@ func TestNamesNeedKeys(t *testing.T) {
 		"other namespace":         {append(key, target.HeaderNamespace, "secret"), 401, 401},
 	} {
 		for _, at := range []uint16{envd.Port, port} {
-			for asked, want := range map[string]int{"named": c.status, "nosuch": c.missing} {
+			for requested, want := range map[string]int{"named": c.status, "nosuch": c.missing} {
 				w.gateway.failures = credentials.Failures{} // nothing else counts here
 				seen.Store(nil)
 				res, text := w.do(w.client, http.MethodGet, "http://x/files?path=/etc/shadow", nil, //nolint:bodyclose // do closes it
-					append([]string{target.HeaderName, asked, target.HeaderPort, target.PortText(at)}, c.headers...)...)
+					append([]string{target.HeaderName, requested, target.HeaderPort, target.PortText(at)}, c.headers...)...)
 				if res.StatusCode != want {
-					t.Errorf("%s: %s, port %d: got %d %q, want %d", name, asked, at, res.StatusCode, text, want)
+					t.Errorf("%s: %s, port %d: got %d %q, want %d", name, requested, at, res.StatusCode, text, want)
 				}
 				if want == http.StatusUnauthorized && (seen.Load() != nil || !strings.Contains(text, "X-API-Key") || res.Header.Get("Www-Authenticate") == "") {
 					t.Errorf("%s: refused with %q and %v, or not at all", name, text, res.Header)
@@ -79,7 +79,7 @@ func TestNamesNeedKeys(t *testing.T) {
 }
 
 // TestIDsNeedNoKeys: an ID in the same header is as good as in a host, and a key shown with it does not
-// go on.
+// continue.
 func TestIDsNeedNoKeys(t *testing.T) {
 	var seen http.Header
 	port := backend(t, func(_ http.ResponseWriter, r *http.Request) { seen = r.Header })

@@ -36,7 +36,7 @@ func private(s *agents.Sandbox) {
 
 func hello(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }
 
-// closedPort is a port of loopback on which nobody listens, nor can until the test ends: it is taken.
+// closedPort is a port of loopback without a listener, and none can listen until the test ends: it is taken.
 func closedPort(t *testing.T) uint16 {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -57,9 +57,9 @@ func closedPort(t *testing.T) uint16 {
 func TestRefusals(t *testing.T) {
 	w := newFixture(t)
 	port, closed := backend(t, hello), closedPort(t)
-	up, asleep, dead, shut := w.box("up"), w.box("asleep"), w.box("dead"), w.box("shut", private)
-	asleep.sleep()
-	asleep.apply()
+	up, paused, dead, shut := w.box("up"), w.box("paused"), w.box("dead"), w.box("shut", private)
+	paused.sleep()
+	paused.apply()
 	dead.kill()
 	host := func(b *box, port uint16) string { return fmt.Sprintf("%d-%s.%s", port, b.id, testDomain) }
 	gone := func(b *box) string {
@@ -75,7 +75,7 @@ func TestRefusals(t *testing.T) {
 		"client ID":        {fmt.Sprintf("%d-%s-c1-c2.%s", port, up.id, testDomain), "/", nil, 200, "hello"},
 		"upper case, port": {strings.ToUpper(host(up, port)) + ":7700", "/", nil, 200, "hello"},
 		"dead":             {host(dead, port), "/", nil, 502, gone(dead)},
-		"paused":           {host(asleep, port), "/", nil, 502, gone(asleep)},
+		"paused":           {host(paused, port), "/", nil, 502, gone(paused)},
 		"unknown":          {host(&box{id: sandbox.IDOf("?")}, port), "/", nil, 502, gone(&box{id: sandbox.IDOf("?")})},
 		"port closed": {host(up, closed), "/", nil, 502, fmt.Sprintf(
 			`{"sandboxId":"%s","message":"The sandbox is running but port is not open","port":%d,"code":502}`, up.id, closed)},
@@ -297,18 +297,18 @@ func TestOddAnswers(t *testing.T) {
 		status int
 		body   string
 	}{
-		"nothing":           {"", 502, "closed the connection"},
-		"not HTTP":          {"SSH-2.0-OpenSSH\r\n\r\n", 502, "no valid HTTP"},
-		"bare 101":          {"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n", 502, "no valid HTTP"},
-		"endless head":      {"HTTP/1.1 200 OK\r\n" + strings.Repeat("X-A: "+strings.Repeat("a", 1000)+"\r\n", 1200), 502, "no valid HTTP"},
-		"HTTP/1.0":          {"HTTP/1.0 200 OK\r\n\r\nold", 200, "old"},
-		"early hints":       {"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", 200, "ok"},
-		"endless interim":   {strings.Repeat("HTTP/1.1 102 Processing\r\n\r\n", 50), 502, "no valid HTTP"},
-		"two lengths":       {"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nokk", 502, "no valid HTTP"},
-		"two framings":      {"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n", 502, "no valid HTTP"},
-		"framings, 103":     {"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n1\r\na\r\n0\r\n\r\n", 502, "no valid HTTP"},
-		"bare line feeds":   {"HTTP/1.1 200 OK\nX-A: b\n c\nContent-Length: 2\n\nok", 200, "ok"},
-		"more than it said": {"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong", 200, "ok"},
+		"nothing":             {"", 502, "closed the connection"},
+		"not HTTP":            {"SSH-2.0-OpenSSH\r\n\r\n", 502, "no valid HTTP"},
+		"bare 101":            {"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n", 502, "no valid HTTP"},
+		"endless head":        {"HTTP/1.1 200 OK\r\n" + strings.Repeat("X-A: "+strings.Repeat("a", 1000)+"\r\n", 1200), 502, "no valid HTTP"},
+		"HTTP/1.0":            {"HTTP/1.0 200 OK\r\n\r\nold", 200, "old"},
+		"early hints":         {"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", 200, "ok"},
+		"endless interim":     {strings.Repeat("HTTP/1.1 102 Processing\r\n\r\n", 50), 502, "no valid HTTP"},
+		"two lengths":         {"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nokk", 502, "no valid HTTP"},
+		"two framings":        {"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n", 502, "no valid HTTP"},
+		"framings, 103":       {"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n1\r\na\r\n0\r\n\r\n", 502, "no valid HTTP"},
+		"bare line feeds":     {"HTTP/1.1 200 OK\nX-A: b\n c\nContent-Length: 2\n\nok", 200, "ok"},
+		"more than announced": {"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong", 200, "ok"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			closed := make(chan struct{}, 1)
@@ -369,7 +369,7 @@ func TestAccessLogAndMetrics(t *testing.T) {
 		}
 	}
 	if strings.Contains(out.String(), "secret") {
-		t.Errorf("the log tells a secret: %s", out.String())
+		t.Errorf("the log has a secret: %s", out.String())
 	}
 	families, err := registry.Gather()
 	if err != nil {
@@ -430,7 +430,7 @@ func FuzzTarget(f *testing.F) {
 	})
 }
 
-// checkTarget says what must hold of whatever is let through.
+// checkTarget checks a target that is accepted.
 func checkTarget(t *testing.T, x *exchange) {
 	t.Helper()
 	if x.Port == 0 {
@@ -483,22 +483,22 @@ func TestExpiredSignature(t *testing.T) {
 	w := newFixture(t, func(c *Config) {
 		c.Waker = wakerFunc(func(context.Context, sandbox.ID) error { return errors.New("it must not be woken") })
 	})
-	asleep := w.box("asleep", func(s *agents.Sandbox) { s.Spec.Barchan.Wake = &agents.WakePolicy{OnTraffic: true} })
-	asleep.sleep()
-	asleep.apply()
+	paused := w.box("paused", func(s *agents.Sandbox) { s.Spec.Barchan.Wake = &agents.WakePolicy{OnTraffic: true} })
+	paused.sleep()
+	paused.apply()
 	past, future := time.Unix(1000, 0), time.Now().Add(time.Hour)
-	query := func(signedFor, says time.Time) string {
-		return fmt.Sprintf("/files?path=a.txt&signature_expiration=%d&signature=%s", says.Unix(),
-			url.QueryEscape(envd.Sign("a.txt", envd.OpRead, "", w.tokens.Agent(asleep.id), &signedFor)))
+	query := func(signedFor, shown time.Time) string {
+		return fmt.Sprintf("/files?path=a.txt&signature_expiration=%d&signature=%s", shown.Unix(),
+			url.QueryEscape(envd.Sign("a.txt", envd.OpRead, "", w.tokens.Agent(paused.id), &signedFor)))
 	}
 	for name, c := range map[string]struct {
 		url    string
 		status int
 		text   string
 	}{
-		"by host":         {asleep.url(envd.Port, query(past, past)), 401, envd.ErrSignatureExpired.Error()},
+		"by host":         {paused.url(envd.Port, query(past, past)), 401, envd.ErrSignatureExpired.Error()},
 		"by signature":    {"http://127.0.0.1" + query(past, past), 401, envd.ErrSignatureExpired.Error()},
-		"forged, by host": {asleep.url(envd.Port, query(past, future)), 403, "may not wake"},
+		"forged, by host": {paused.url(envd.Port, query(past, future)), 403, "may not wake"},
 		"forged":          {"http://127.0.0.1" + query(past, future), 401, envd.ErrSignatureInvalid.Error()},
 	} {
 		if status, text := w.get(c.url); status != c.status || !strings.Contains(text, c.text) {
@@ -522,7 +522,7 @@ func TestPreflights(t *testing.T) {
 		})
 	})
 	wakes := func(s *agents.Sandbox) { s.Spec.Barchan.Wake = &agents.WakePolicy{OnTraffic: true} }
-	asleep := func(name string, change ...func(*agents.Sandbox)) *box {
+	pausedBox := func(name string, change ...func(*agents.Sandbox)) *box {
 		b := w.box(name, change...)
 		b.sleep()
 		b.apply()
@@ -537,8 +537,8 @@ func TestPreflights(t *testing.T) {
 		reaches bool
 	}{
 		"private":             {closed.url(port, "/"), ask, 204, false},
-		"private, asleep":     {asleep("a", private, wakes).url(port, "/"), ask, 204, false},
-		"agent, asleep":       {asleep("b", wakes).url(envd.Port, "/files"), ask, 204, false},
+		"private, paused":     {pausedBox("a", private, wakes).url(port, "/"), ask, 204, false},
+		"agent, paused":       {pausedBox("b", wakes).url(envd.Port, "/files"), ask, 204, false},
 		"private, with token": {closed.url(port, "/"), append(ask, envd.HeaderTrafficToken, w.tokens.Traffic(closed.id)), 418, true},
 		"public":              {w.box("open").url(port, "/"), ask, 418, true},
 		"no preflight":        {closed.url(port, "/"), []string{"Origin", "https://a.test"}, 403, false},

@@ -15,7 +15,7 @@ import (
 
 // TestBodyAfterAClosedConnection sends a body while the transport has yet to notice that the service
 // closed the connection it keeps: on a busy machine its reader runs late. Nothing was written, so the
-// request goes out again, whatever its method.
+// request is sent again with any method.
 func TestBodyAfterAClosedConnection(t *testing.T) {
 	var dials atomic.Int64
 	late := &lateReaderDialer{loopDialer: loopDialer{dials: &dials}}

@@ -53,7 +53,7 @@ func (w *fixture) clients(t *testing.T) map[string]*http.Client {
 	}
 }
 
-// https sends requests by TLS whatever their URL says.
+// https sends requests by TLS for any URL.
 type https struct{ http.RoundTripper }
 
 func (h https) RoundTrip(r *http.Request) (*http.Response, error) {

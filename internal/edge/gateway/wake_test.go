@@ -20,7 +20,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
-// waker resumes a box when it is told to, or fails.
+// waker resumes a box, or fails.
 type waker struct {
 	calls   atomic.Int64
 	release chan struct{}
@@ -62,7 +62,7 @@ func TestWakeOnce(t *testing.T) {
 	}
 }
 
-// TestWakeJustOver: who found a sandbox asleep and comes when it has been woken wakes it not again.
+// TestWakeJustOver: a request that found a sandbox paused does not wake it again after another wake.
 func TestWakeJustOver(t *testing.T) {
 	k := &waker{release: make(chan struct{})}
 	close(k.release)
@@ -89,7 +89,7 @@ func TestWakeRefusals(t *testing.T) {
 		"limits": {errs.ErrExhausted, 429}, "busy": {errs.ErrUnavailable, 503}, "odd": {errors.New("odd"), 503},
 		"never ready": {nil, 409},
 	} {
-		// One of its own for each: a wake goes on when the request that began it is answered.
+		// One of its own for each: a wake continues when the request that began it is answered.
 		k := &waker{release: make(chan struct{}), do: func() error { return c.err }}
 		close(k.release)
 		w := newFixture(t, func(cfg *Config) {
@@ -106,7 +106,7 @@ func TestWakeRefusals(t *testing.T) {
 	}
 }
 
-// TestWakeTellsWhy: programs and people are told what is meant for users, and nothing else.
+// TestWakeErrors: responses have the part of an error that is meant for users, and nothing else.
 func TestWakeTellsWhy(t *testing.T) {
 	k := &waker{release: make(chan struct{})}
 	close(k.release)
@@ -132,13 +132,13 @@ func TestWakeTellsWhy(t *testing.T) {
 		b.apply()
 		k.do = func() error { return c.err }
 		status, text := w.get(b.url(port, "/"))
-		var told struct {
+		var response struct {
 			SandboxID sandbox.ID `json:"sandboxId"`
 			Message   string
 			Code      int
 		}
-		if err := json.Unmarshal([]byte(text), &told); err != nil || status != c.status || told.Code != c.status || told.SandboxID != b.id ||
-			!strings.Contains(told.Message, c.want) || c.never != "" && strings.Contains(text, c.never) || len(text) > 1000 {
+		if err := json.Unmarshal([]byte(text), &response); err != nil || status != c.status || response.Code != c.status || response.SandboxID != b.id ||
+			!strings.Contains(response.Message, c.want) || c.never != "" && strings.Contains(text, c.never) || len(text) > 1000 {
 			t.Errorf("%s: got %d %s, want %d %s", name, status, text, c.status, c.want)
 		}
 		status, text = w.get(b.url(port, "/"), browser...)
@@ -148,7 +148,7 @@ func TestWakeTellsWhy(t *testing.T) {
 	}
 }
 
-// TestWakeTokens: who may not pass wakes nobody.
+// TestWakeTokens: a request without access wakes no sandbox.
 func TestWakeTokens(t *testing.T) {
 	k := &waker{release: make(chan struct{})}
 	close(k.release)

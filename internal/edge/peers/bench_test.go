@@ -68,7 +68,7 @@ func BenchmarkLatency(b *testing.B) {
 			from.KeyFile, from.Seeds, from.FlushDelay = to.KeyFile, []string{second.Self().Gossip.String()}, delay
 			first := g.start(from)
 			g.eventually(func() bool { return len(first.Members())+len(second.Members()) == 2 }, "joined")
-			g.told(first, second, 2)
+			g.pushed(first, second, 2)
 			var took []time.Duration
 			for i := 0; b.Loop(); i++ {
 				start := time.Now()

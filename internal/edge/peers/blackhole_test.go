@@ -11,7 +11,7 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// hole is a listener that takes connections and says nothing, ever.
+// hole is a listener that accepts connections and never responds.
 type hole struct {
 	net.Listener
 	mu    sync.Mutex
@@ -46,17 +46,17 @@ func newHole(t *testing.T) *hole {
 	return h
 }
 
-// full is a port whose kernel drops connections: nobody accepts, and its backlog is full.
+// full is a port whose kernel drops connections: its backlog is full.
 func full(t *testing.T) netip.AddrPort {
 	return fullBacklog(t, "127.0.0.61")
 }
 
-// TestBlackHole has a member whose push port swallows everything, in two ways. The others are told
+// TestBlackHole has a member whose push port swallows everything, in two ways. The others get pushes
 // all the same, Push returns each time, what waits for it is bounded, and it ends with Run.
 func TestBlackHole(t *testing.T) {
 	for name, port := range map[string]func() netip.AddrPort{
-		"accepts and says nothing": func() netip.AddrPort { return netip.MustParseAddrPort(newHole(t).Addr().String()) },
-		"drops packets":            func() netip.AddrPort { return full(t) },
+		"accepts and never responds": func() netip.AddrPort { return netip.MustParseAddrPort(newHole(t).Addr().String()) },
+		"drops packets":              func() netip.AddrPort { return full(t) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newGroup(t)
@@ -71,7 +71,7 @@ func TestBlackHole(t *testing.T) {
 			hole := g.impostor("hole", port(), good.keys.ring, join)
 			defer hole()
 			g.eventually(func() bool { return len(first.Members()) == 2 }, "both are members")
-			g.told(first, good, 9999)
+			g.pushed(first, good, 9999)
 
 			// All pushes are done before anything is awaited: none can have waited for the hole, which
 			// never answers.
@@ -82,7 +82,7 @@ func TestBlackHole(t *testing.T) {
 			for i := range room {
 				g.knows(good, testRoute(i, "").ID, fmt.Sprint(n-room+i+1))
 			}
-			// More sandboxes than the queue has room for, in steps that the good one is told of.
+			// More sandboxes than the queue has room for, in steps that the good one gets.
 			for i := range 3 * room {
 				first.Push(testRoute(room+i, "1"))
 				g.knows(good, testRoute(room+i, "").ID, "1")

@@ -41,9 +41,9 @@ type peer struct {
 	table *route.Table
 	cfg   Config
 	// lastBatch has an element after something was applied.
-	heard chan struct{}
-	taken atomic.Int64
-	stop  func()
+	received chan struct{}
+	taken    atomic.Int64
+	stop     func()
 }
 
 func newGroup(t testing.TB) *group { return &group{t: t, dir: t.TempDir(), tune: steady} }
@@ -77,7 +77,7 @@ func steady(c *memberlist.Config) {
 // start runs a replica; its key is that of the first of the group unless it has one.
 func (g *group) start(cfg Config) *peer {
 	g.t.Helper()
-	p := &peer{table: route.NewTable(), cfg: cfg, heard: make(chan struct{}, 1)}
+	p := &peer{table: route.NewTable(), cfg: cfg, received: make(chan struct{}, 1)}
 	take := cfg.OnRoutes
 	cfg.OnRoutes = func(from string, batch []push.Route) {
 		for _, r := range batch {
@@ -91,7 +91,7 @@ func (g *group) start(cfg Config) *peer {
 		if take != nil {
 			take(from, batch)
 		}
-		signal(p.heard)
+		signal(p.received)
 	}
 	var err error
 	if p.Replica, err = New(cfg); err != nil {
@@ -119,7 +119,7 @@ func (g *group) start(cfg Config) *peer {
 }
 
 // members starts n replicas that hold one key and have the first as their seed, and waits until
-// all know all and have told them so.
+// all members know each other.
 func (g *group) members(n int) []*peer {
 	g.t.Helper()
 	var all []*peer
@@ -138,7 +138,7 @@ func (g *group) members(n int) []*peer {
 		g.eventually(func() bool { return len(p.Members()) == n-1 }, p.cfg.Name+" knows all")
 	}
 	for _, p := range all {
-		g.eventually(func() bool { return count(g.t, p, "batches_total", resultOK) >= float64(n-1) }, p.cfg.Name+" tells all")
+		g.eventually(func() bool { return count(g.t, p, "batches_total", resultOK) >= float64(n-1) }, p.cfg.Name+" pushes to all")
 	}
 	return all
 }
@@ -165,7 +165,7 @@ func (g *group) cut(a, b *peer, parted bool) {
 	}
 }
 
-// eventually waits for what nothing tells of by an event.
+// eventually waits for a state without an event.
 func (g *group) eventually(ok func() bool, what string) {
 	g.t.Helper()
 	eventually.True(g.t, what, ok)
@@ -190,7 +190,7 @@ func (g *group) knows(p *peer, id sandbox.ID, version string) {
 			return
 		}
 		select {
-		case <-p.heard:
+		case <-p.received:
 		case <-end:
 			g.t.Fatalf("%s: never %s at %q, has %q", p.cfg.Name, id, version, e.ResourceVersion)
 		}
@@ -217,7 +217,7 @@ func count(t testing.TB, p *peer, name string, labels ...string) float64 {
 	return sum
 }
 
-// testRoute is a route of a sandbox that exists as its number says.
+// testRoute is a route of a sandbox with the number in its name.
 func testRoute(n int, version string) route.Route {
 	uid := types.UID(fmt.Sprintf("uid-%d", n))
 	return route.Route{
@@ -336,16 +336,16 @@ func TestMovedMember(t *testing.T) {
 				t.Fatal("the same life")
 			}
 			g.eventually(func() bool { return len(again.Members()) == 2 }, "rejoined")
-			g.told(all[0], again, 50)
-			g.told(again, all[0], 51)
-			g.told(all[1], again, 52)
+			g.pushed(all[0], again, 50)
+			g.pushed(again, all[0], 51)
+			g.pushed(all[1], again, 52)
 		})
 	}
 }
 
-// told pushes versions of a route until one arrives: a line may not be up yet when its member is
+// pushed pushes versions of a route until one arrives: a sender may not be connected yet when its member is
 // first seen, and what was pushed before is not sent again.
-func (g *group) told(from, to *peer, n int) {
+func (g *group) pushed(from, to *peer, n int) {
 	g.t.Helper()
 	version := 0
 	g.eventually(func() bool {
@@ -353,7 +353,7 @@ func (g *group) told(from, to *peer, n int) {
 		from.Push(testRoute(n, fmt.Sprint(version)))
 		_, ok := look(to.table, testRoute(n, "").ID)
 		return ok
-	}, fmt.Sprintf("%s tells %s", from.cfg.Name, to.cfg.Name))
+	}, fmt.Sprintf("%s pushes to %s", from.cfg.Name, to.cfg.Name))
 }
 
 func TestPartitionHeals(t *testing.T) {
@@ -368,8 +368,8 @@ func TestPartitionHeals(t *testing.T) {
 	for _, p := range all {
 		g.eventually(func() bool { return len(p.Members()) == 1 }, p.cfg.Name+" sees half")
 	}
-	g.told(all[0], all[1], 1)
-	g.told(all[2], all[3], 1)
+	g.pushed(all[0], all[1], 1)
+	g.pushed(all[2], all[3], 1)
 	for _, a := range all[:2] {
 		for _, b := range all[2:] {
 			g.cut(a, b, false)
@@ -378,12 +378,12 @@ func TestPartitionHeals(t *testing.T) {
 	for _, p := range all {
 		g.eventually(func() bool { return len(p.Members()) == 3 }, p.cfg.Name+" sees all")
 	}
-	g.told(all[0], all[3], 2)
-	g.told(all[3], all[0], 3)
+	g.pushed(all[0], all[3], 2)
+	g.pushed(all[3], all[0], 3)
 }
 
-// TestMemberBelievedDead has a member lose another that has heard much from it and lives on, and find
-// it again: what it says then is taken as before.
+// TestMemberBelievedDead has a member lose another that got much from it and is alive, and find
+// it again: its pushes are then applied as before.
 func TestMemberBelievedDead(t *testing.T) {
 	g := newGroup(t)
 	all := g.members(2)
@@ -406,7 +406,7 @@ func TestMemberBelievedDead(t *testing.T) {
 }
 
 // TestSeedByName has a name that means nothing at first, then another's address, then the right
-// one: names are resolved anew, for ever.
+// one: names are resolved again, permanently.
 func TestSeedByName(t *testing.T) {
 	g := newGroup(t)
 	first := g.members(1)[0]
@@ -417,7 +417,7 @@ func TestSeedByName(t *testing.T) {
 	cfg.lookup = func(_ context.Context, _, host string) ([]netip.Addr, error) {
 		switch n := tries.Add(1); {
 		case host != "peers.test":
-			return nil, fmt.Errorf("asked for %q", host)
+			return nil, fmt.Errorf("resolved %q", host)
 		case n < 3:
 			return nil, errors.New("no such host")
 		case n < 5:
@@ -479,7 +479,7 @@ func (g *group) heardOut(from *peer, all []*peer) {
 	g.t.Helper()
 	for _, to := range all {
 		if to != from {
-			eventually.NoError(g.t, from.cfg.Name+" is heard", func() error {
+			eventually.NoError(g.t, from.cfg.Name+" is received", func() error {
 				_, err := from.gossip.Load().Ping(to.cfg.Name, net.UDPAddrFromAddrPort(to.Self().Gossip))
 				return err
 			})
@@ -507,8 +507,8 @@ func TestRotation(t *testing.T) { //nolint:gocyclo // one long tale
 	for _, p := range all {
 		g.eventually(func() bool { return len(p.Members()) == 2 }, "joined")
 	}
-	g.told(all[0], all[1], 900)
-	g.told(all[0], all[2], 901)
+	g.pushed(all[0], all[1], 900)
+	g.pushed(all[0], all[2], 901)
 
 	stop, pushed := make(chan struct{}), make(chan int)
 	go func() {
@@ -554,7 +554,7 @@ func TestRotation(t *testing.T) { //nolint:gocyclo // one long tale
 		g.heardOut(p, all)
 	}
 	for _, p := range all {
-		g.eventually(func() bool { return p.RemoveKey(ctx, old) == nil }, "nobody is known to use it")
+		g.eventually(func() bool { return p.RemoveKey(ctx, old) == nil }, "no member is known to use it")
 		if !slices.Equal(p.Keys(), []string{id}) {
 			t.Errorf("keys: %v, want %v", p.Keys(), id)
 		}

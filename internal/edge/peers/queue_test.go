@@ -145,7 +145,7 @@ func TestPutBack(t *testing.T) {
 		t.Errorf("left %v", left)
 	}
 	q.Add(r(1, "5"))
-	q.PutBack([]*push.Route{{Route: testRoute(1, "7")}}) // somebody pushed an older one meanwhile
+	q.PutBack([]*push.Route{{Route: testRoute(1, "7")}}) // an older one was pushed meanwhile
 	if left := q.Take(5); len(left) != 1 || left[0].ResourceVersion != "7" {
 		t.Errorf("left %v", left)
 	}
@@ -165,7 +165,7 @@ func TestPutBack(t *testing.T) {
 }
 
 // TestTablesConverge sends one history through queues that coalesce to tables, in any order, in
-// parts and doubled: each ends as a table does that heard all in order.
+// parts and doubled: each ends as a table does that got all in order.
 func TestTablesConverge(t *testing.T) {
 	for seed := range uint64(300) {
 		rnd := rand.New(rand.NewPCG(seed, 2))

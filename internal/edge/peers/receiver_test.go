@@ -160,7 +160,7 @@ func TestRunWaitsForHandlers(t *testing.T) {
 	g.eventually(func() bool { return len(slow.Members())+len(other.Members()) == 2 }, "joined")
 	other.Push(testRoute(1, "1"))
 	<-entered
-	g.cut(slow, other, true) // it hears no goodbye, and waits for an answer
+	g.cut(slow, other, true) // it gets no leave message, and waits for a response
 	before := count(t, other, "batches_total", resultFailed)
 	stopped := make(chan struct{})
 	go func() {
@@ -175,8 +175,8 @@ func TestRunWaitsForHandlers(t *testing.T) {
 	}
 }
 
-// TestKeysChangedTogether: whoever changes the keys of a replica at the same time as others waits for
-// them, what the members are told included.
+// TestKeysChangedTogether: concurrent changes of a replica's keys wait for each other, messages
+// to the members included.
 func TestKeysChangedTogether(t *testing.T) {
 	g := newGroup(t)
 	all := g.members(2)
@@ -190,7 +190,7 @@ func TestKeysChangedTogether(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	g.eventually(func() bool { m := all[1].Members(); return len(m) == 1 && len(m[0].Keys) == 2 }, "it is told")
+	g.eventually(func() bool { m := all[1].Members(); return len(m) == 1 && len(m[0].Keys) == 2 }, "the member has both keys")
 }
 
 func or(a, b string) string {
@@ -279,7 +279,7 @@ func asClient(t *testing.T, server *tls.Config) *tls.Config {
 }
 
 // TestOtherAuthority has two members of one gossip key that trust different authorities: neither
-// tells the other anything.
+// sends the other anything.
 func TestOtherAuthority(t *testing.T) {
 	g := newGroup(t)
 	first := g.members(1)[0]
@@ -291,7 +291,7 @@ func TestOtherAuthority(t *testing.T) {
 	first.Push(testRoute(1, "1"))
 	second.Push(testRoute(2, "1"))
 	for _, p := range []*peer{first, second} {
-		g.eventually(func() bool { return count(t, p, "batches_total", resultFailed) > 3 }, "cannot tell")
+		g.eventually(func() bool { return count(t, p, "batches_total", resultFailed) > 3 }, "pushes fail")
 		if p.table.Len() != 0 || p.taken.Load() != 0 || count(t, p, "queued") != 1 {
 			t.Errorf("%s: %d routes, %v queued", p.cfg.Name, p.table.Len(), count(t, p, "queued"))
 		}
@@ -322,7 +322,7 @@ func TestGivenCertificates(t *testing.T) {
 	b.Seeds = []string{first.Self().Gossip.String()}
 	second := g.start(b)
 	g.eventually(func() bool { return len(first.Members()) == 1 }, "joined")
-	g.told(first, second, 1)
+	g.pushed(first, second, 1)
 	was, err := first.trust.Certificate()
 	if err != nil {
 		t.Fatal(err)
@@ -366,7 +366,7 @@ func TestRenewal(t *testing.T) {
 	}
 	first, _ := tr.Certificate()
 	if again, _ := tr.Certificate(); again != first {
-		t.Error("made anew too early")
+		t.Error("made again too early")
 	}
 	near := *first.Leaf
 	near.NotAfter = time.Now().Add(trust.RenewBefore - time.Minute)
@@ -374,6 +374,6 @@ func TestRenewal(t *testing.T) {
 	tr.Leaf = &tls.Certificate{Leaf: &near}
 	tr.Mu.Unlock()
 	if again, err := tr.Certificate(); err != nil || time.Until(again.Leaf.NotAfter) < trust.RenewBefore {
-		t.Errorf("not made anew: %v", err)
+		t.Errorf("not made again: %v", err)
 	}
 }

@@ -137,7 +137,7 @@ func FuzzReadBatch(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// What is taken can be told on, and says the same.
+		// What is accepted can be forwarded unchanged.
 		for _, r := range routes {
 			w := push.RecordOf(&r)
 			if err := w.Check(); err != nil || w.Route() != r {

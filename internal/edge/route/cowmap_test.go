@@ -48,7 +48,7 @@ func comparePages(t *testing.T, hash func(int) uint64) {
 	n := 0
 	x.each(func(int, *int) bool { n++; return n < 3 })
 	if n != 3 {
-		t.Errorf("each went on after false: %d", n)
+		t.Errorf("each continued after false: %d", n)
 	}
 	for k := range m {
 		x = x.without(k)
@@ -77,7 +77,7 @@ func same(t *testing.T, what string, x *cowMap[int, int], want map[int]int) {
 		return true
 	})
 	if len(got) != len(want) || x.size != len(want) {
-		t.Errorf("%s has %d entries and says %d, want %d", what, len(got), x.size, len(want))
+		t.Errorf("%s has %d entries and reports %d, want %d", what, len(got), x.size, len(want))
 	}
 	for k, v := range want {
 		if got[k] != v {
@@ -86,7 +86,7 @@ func same(t *testing.T, what string, x *cowMap[int, int], want map[int]int) {
 	}
 }
 
-// TestPagesHaveRoom: one that is full would be searched for ever, and a crowded one for long.
+// TestPagesHaveRoom: one that is full would be searched endlessly, and a crowded one for long.
 func TestPagesHaveRoom(t *testing.T) {
 	var p bucketPage[int, int]
 	for n := range 500 {

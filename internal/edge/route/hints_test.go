@@ -34,7 +34,7 @@ func routeOf(s *agents.Sandbox) Route {
 	return r
 }
 
-// hinted tells a table what a peer would push about an object.
+// hinted pushes a hint about an object into a table.
 func hinted(x *Table, s *agents.Sandbox) bool {
 	r, keep := FromSandbox(s)
 	if !keep {
@@ -48,7 +48,7 @@ func with(s *agents.Sandbox, change func(*agents.Sandbox)) *agents.Sandbox {
 	return s
 }
 
-// TestHints plays what peers say ahead of the watch, or behind it, or against it.
+// TestHints applies hints ahead of the watch, or behind it, or against it.
 func TestHints(t *testing.T) {
 	id := sandbox.IDOf("u")
 	at := func(addr string) func(*agents.Sandbox) {
@@ -120,7 +120,7 @@ func TestHints(t *testing.T) {
 	}
 }
 
-// TestForgedVersion: a version that no watch will ever pass holds for a bounded time, with nobody
+// TestForgedVersion: a version that no watch will ever pass holds for a bounded time, with no one
 // writing, and not again.
 func TestForgedVersion(t *testing.T) {
 	forged := func(s *agents.Sandbox) *agents.Sandbox { s.ResourceVersion = absurd; return s }
@@ -198,7 +198,7 @@ func TestHintsAreBelievedAgain(t *testing.T) {
 	})
 }
 
-// TestHintsDoNotCut: what a hint says does not end what flows, and what it began ends with it.
+// TestHintsDoNotCut: a hint ends no connections, and an epoch that it began ends with it.
 func TestHintsDoNotCut(t *testing.T) {
 	id := sandbox.IDOf("u")
 	for name, s := range map[string]*agents.Sandbox{
@@ -212,7 +212,7 @@ func TestHintsDoNotCut(t *testing.T) {
 		select {
 		case <-flowing.Changed:
 		default:
-			t.Errorf("%s: nobody is told of the hint", name)
+			t.Errorf("%s: waiters are not notified of the hint", name)
 		}
 		hint, _ := look(x, id)
 		x.Progress("8") // it was not so
@@ -220,7 +220,7 @@ func TestHintsDoNotCut(t *testing.T) {
 			t.Errorf("%s: a hint cut a living sandbox off", name)
 		}
 		if hint.Epoch != nil && hint.Epoch != flowing.Epoch && !hint.Epoch.Ended() {
-			t.Errorf("%s: the life of a hint goes on without it", name)
+			t.Errorf("%s: the epoch of a hint continues without it", name)
 		}
 		if now, _ := look(x, id); now.Epoch != flowing.Epoch {
 			t.Errorf("%s: the truth has another life than before", name)
@@ -228,7 +228,7 @@ func TestHintsDoNotCut(t *testing.T) {
 	}
 }
 
-// TestConfirmedHint goes on with the life that the hint began, until the truth ends it.
+// TestConfirmedHint keeps the epoch that the hint began, until a base record ends it.
 func TestConfirmedHint(t *testing.T) {
 	x, id := synced(5), sandbox.IDOf("u")
 	hinted(x, object("a", "u", 7))
@@ -240,7 +240,7 @@ func TestConfirmedHint(t *testing.T) {
 	hinted(x, object("a", "u", 9))
 	x.Apply(paused(object("a", "u", 8)))
 	if e, _ := look(x, id); !ahead.Epoch.Ended() || e.ResourceVersion != "9" || e.Epoch.Ended() {
-		t.Errorf("paused by the truth and awake by a newer hint: %+v, old life over %v", e, ahead.Epoch.Ended())
+		t.Errorf("paused by the truth and awake by a newer hint: %+v, old epoch ended %v", e, ahead.Epoch.Ended())
 	}
 	x.HintDelete(id, "10")
 	if x.ApplyDelete(object("a", "u", 8)); x.Len() != 0 {
@@ -284,7 +284,7 @@ func TestHintsDoNotOpenDoors(t *testing.T) {
 	}
 }
 
-// TestHintedNames: a hint names what nobody is named, and never takes a name away.
+// TestHintedNames: a hint uses a free name, and never takes a name away.
 func TestHintedNames(t *testing.T) {
 	is := func(x *Table, want types.UID) {
 		t.Helper()
@@ -304,7 +304,7 @@ func TestHintedNames(t *testing.T) {
 	if x.Len() != 1 {
 		t.Errorf("%d routes, want that of the other hint", x.Len())
 	}
-	is(x, "") // who is named so is hidden, and nobody else is until the truth says so
+	is(x, "") // the holder of the name is hidden; no one else has it until a base record does
 	x.Apply(object("a", "v", 12))
 	is(x, "v")
 	if x.Len() != 1 {
@@ -319,7 +319,7 @@ func TestHintedNames(t *testing.T) {
 	is(x, "")
 }
 
-// TestAddressHasOneOwner: a table that has not heard of a sandbox's end does not lead to who has its
+// TestAddressHasOneOwner: a table without the end of a sandbox does not lead to the new holder of its
 // address now.
 func TestAddressHasOneOwner(t *testing.T) {
 	same := func(s *agents.Sandbox) *agents.Sandbox { s.Status.PodIPs[0] = "10.1.1.1"; return s }
@@ -328,7 +328,7 @@ func TestAddressHasOneOwner(t *testing.T) {
 	old, _ := look(x, sandbox.IDOf("u"))
 	x.Apply(same(object("b", "v", 7)))
 	if e, ok := look(x, sandbox.IDOf("u")); !ok || e.Reachable() || !old.Epoch.Ended() {
-		t.Errorf("the address leads to two: %+v, life over %v", e.Route, old.Epoch.Ended())
+		t.Errorf("the address leads to two: %+v, epoch ended %v", e.Route, old.Epoch.Ended())
 	}
 	x.Apply(same(object("a", "u", 6)))
 	if e, _ := look(x, sandbox.IDOf("u")); e.ResourceVersion != "6" || e.Reachable() {
@@ -409,7 +409,7 @@ type tale struct {
 	gone bool
 }
 
-// happen goes on with the life of one sandbox.
+// happen continues the history of one sandbox.
 func (w *simulation) happen() {
 	w.version += 1 + w.rng.IntN(3)
 	i := w.rng.IntN(len(w.named))
@@ -441,7 +441,7 @@ func (w *simulation) happen() {
 	w.tales = append(w.tales, tale{s, false})
 }
 
-// start has a sandbox run, mostly where nobody else is and at times where it was.
+// start has a sandbox run, mostly at a free address and at times where it was.
 func (w *simulation) start(s *agents.Sandbox) {
 	s.Spec.OperatingMode = ""
 	s.Status.Conditions = []metav1.Condition{{Type: agents.ConditionReady, Status: metav1.ConditionTrue}}
@@ -460,7 +460,7 @@ func (w *simulation) start(s *agents.Sandbox) {
 	}
 }
 
-func (w tale) tell(x *Table) {
+func (w tale) apply(x *Table) {
 	if w.gone {
 		x.ApplyDelete(w.s)
 	} else {
@@ -468,12 +468,12 @@ func (w tale) tell(x *Table) {
 	}
 }
 
-// plane is a replica: a table, and one beside it that hears no hints.
+// plane is a replica: a table, and one beside it without hints.
 type plane struct {
 	w           *simulation
 	rng         *rand.Rand
 	table, base *Table
-	told        int // tales that the watch has told
+	seen        int // events that the watch has delivered
 	hints       map[sandbox.ID]time.Time
 }
 
@@ -481,12 +481,12 @@ type plane struct {
 func (p *plane) boot() {
 	p.table, p.base, p.hints = NewTable(), NewTable(), map[sandbox.ID]time.Time{}
 	last := map[types.UID]tale{}
-	for _, w := range p.w.tales[:p.told] {
+	for _, w := range p.w.tales[:p.seen] {
 		last[w.s.UID] = w
 	}
 	for _, w := range last { // a map's order is any
 		if !w.gone {
-			p.both(w.tell)
+			p.both(w.apply)
 		}
 		if p.rng.IntN(4) == 0 {
 			p.push()
@@ -503,16 +503,16 @@ func (p *plane) both(do func(*Table)) {
 // step lets one of the writers write.
 func (p *plane) step() {
 	switch n := p.rng.IntN(40); {
-	case n < 12 && p.told < len(p.w.tales): // the watch
-		w := p.w.tales[p.told]
-		p.told++
-		p.both(w.tell)
+	case n < 12 && p.seen < len(p.w.tales): // the watch
+		w := p.w.tales[p.seen]
+		p.seen++
+		p.both(w.apply)
 		p.both(func(x *Table) { x.Progress(w.s.ResourceVersion) })
-	case n < 14 && p.told == len(p.w.tales): // a bookmark
+	case n < 14 && p.seen == len(p.w.tales): // a bookmark
 		p.both(func(x *Table) { x.Progress(strconv.Itoa(p.w.version)) })
-	case n < 18 && p.told < len(p.w.tales): // a writer of this replica knows before its watch
-		ahead := p.told + p.rng.IntN(min(4, len(p.w.tales)-p.told))
-		p.both(p.w.tales[ahead].tell)
+	case n < 18 && p.seen < len(p.w.tales): // a writer of this replica is ahead of its watch
+		ahead := p.seen + p.rng.IntN(min(4, len(p.w.tales)-p.seen))
+		p.both(p.w.tales[ahead].apply)
 	case n < 32:
 		p.push()
 	case n < 36:
@@ -526,7 +526,7 @@ func (p *plane) step() {
 	}
 }
 
-// push tells a hint of any time: early, late, twice, out of order.
+// push sends a hint of any time: early, late, twice, out of order.
 func (p *plane) push() {
 	if len(p.w.tales) == 0 {
 		return
@@ -540,7 +540,7 @@ func (p *plane) push() {
 	}
 }
 
-// forge tells what is not so.
+// forge sends false hints.
 func (p *plane) forge() {
 	if len(p.w.tales) == 0 {
 		return
@@ -563,16 +563,16 @@ func (p *plane) forge() {
 }
 
 // hint notes since when a sandbox has been one of hints alone.
-func (p *plane) hint(id sandbox.ID, tell func() bool) {
+func (p *plane) hint(id sandbox.ID, apply func() bool) {
 	p.table.mu.Lock()
 	stood := p.table.hints.stands(id) != nil
 	p.table.mu.Unlock()
-	if tell() && (!stood || time.Since(p.hints[id]) >= HintTTL) {
+	if apply() && (!stood || time.Since(p.hints[id]) >= HintTTL) {
 		p.hints[id] = time.Now()
 	}
 }
 
-// check compares with the table that hears no hints.
+// check compares with the table without hints.
 func (p *plane) check(t *testing.T) {
 	t.Helper()
 	p.checkTruth(t)
@@ -612,7 +612,7 @@ func (p *plane) checkSeen(t *testing.T) {
 		}
 		e, ok := look(p.table, r.ID)
 		if !ok || e.Route != r || e.Epoch.Ended() == e.Reachable() {
-			t.Fatalf("All has %+v, Lookup %v %+v, life over %v", r, ok, e.Route, e.Epoch.Ended())
+			t.Fatalf("All has %+v, Lookup %v %+v, epoch ended %v", r, ok, e.Route, e.Epoch.Ended())
 		}
 		if e.Hint && time.Since(p.hints[r.ID]) >= HintTTL {
 			t.Fatalf("%s: a hint of %s", r.ID, time.Since(p.hints[r.ID]))
@@ -621,7 +621,7 @@ func (p *plane) checkSeen(t *testing.T) {
 }
 
 // TestPlanesAgree lets two replicas receive one simulation in ways of their own, with lies among it. Once
-// the watch has caught up and the lies have had their time, both say what is so, and nothing else.
+// the watch has caught up and the false hints have expired, both tables are right.
 func TestPlanesAgree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for seed := range uint64(80) {
@@ -639,8 +639,8 @@ func TestPlanesAgree(t *testing.T) {
 			time.Sleep(HintTTL) // no writer comes by
 			for _, p := range planes {
 				p.check(t)
-				for ; p.told < len(w.tales); p.told++ {
-					p.both(w.tales[p.told].tell)
+				for ; p.seen < len(w.tales); p.seen++ {
+					p.both(w.tales[p.seen].apply)
 				}
 				p.both(func(x *Table) { x.Progress(strconv.Itoa(w.version)) })
 				w.compare(t, seed, p.table)
@@ -649,7 +649,7 @@ func TestPlanesAgree(t *testing.T) {
 	})
 }
 
-// compare finds that a table says what is so.
+// compare checks a table against the objects.
 func (w *simulation) compare(t *testing.T, seed uint64, x *Table) {
 	t.Helper()
 	alive := 0

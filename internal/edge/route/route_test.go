@@ -120,23 +120,23 @@ func TestStaleWriters(t *testing.T) {
 		play func(*Table)
 		want string // the version that is left; empty: no route
 	}{
-		"older upsert":             {func(x *Table) { x.Apply(object("a", "u", 10)); x.Apply(object("a", "u", 9)) }, "10"},
-		"numbers, not strings":     {func(x *Table) { x.Apply(object("a", "u", 9)); x.Apply(object("a", "u", 10)) }, "10"},
-		"same version":             {func(x *Table) { x.Apply(object("a", "u", 5)); x.Apply(paused(object("a", "u", 5))) }, "5"},
-		"older delete":             {func(x *Table) { x.Apply(object("a", "u", 10)); x.Delete(id, "9") }, "10"},
-		"delete of that version":   {func(x *Table) { x.Apply(object("a", "u", 10)); x.Delete(id, "10") }, ""},
-		"resurrection":             {func(x *Table) { x.Apply(object("a", "u", 5)); x.Delete(id, "8"); x.Apply(object("a", "u", 7)) }, ""},
-		"delete before all":        {func(x *Table) { x.Delete(id, "8"); x.Apply(object("a", "u", 8)) }, ""},
-		"truth after a delete":     {func(x *Table) { x.Delete(id, "8"); x.Apply(object("a", "u", 9)) }, "9"},
-		"dying, then late status":  {func(x *Table) { x.Apply(dying(object("a", "u", 5))); x.Apply(dying(object("a", "u", 6))) }, ""},
-		"gone is final":            {func(x *Table) { x.ApplyDelete(object("a", "u", 5)); x.Apply(object("a", "u", 6)) }, ""},
-		"gone by a stale view":     {func(x *Table) { x.Apply(object("a", "u", 9)); x.ApplyDelete(object("a", "u", 5)) }, ""},
-		"paused stays":             {func(x *Table) { x.Apply(object("a", "u", 5)); x.Apply(paused(object("a", "u", 6))) }, "6"},
-		"no version":               {func(x *Table) { s := object("a", "u", 5); s.ResourceVersion = ""; x.Apply(s) }, ""},
-		"a version that is a word": {func(x *Table) { s := object("a", "u", 5); s.ResourceVersion = "0x9"; x.Apply(s) }, ""},
-		"delete without version":   {func(x *Table) { x.Apply(object("a", "u", 5)); x.Delete(id, "") }, "5"},
-		"name reused":              {func(x *Table) { x.Apply(object("a", "u", 5)); x.Apply(object("a", "v", 6)) }, ""},
-		"name reused, told late":   {func(x *Table) { x.Apply(object("a", "v", 6)); x.Apply(object("a", "u", 5)) }, ""},
+		"older upsert":                {func(x *Table) { x.Apply(object("a", "u", 10)); x.Apply(object("a", "u", 9)) }, "10"},
+		"numbers, not strings":        {func(x *Table) { x.Apply(object("a", "u", 9)); x.Apply(object("a", "u", 10)) }, "10"},
+		"same version":                {func(x *Table) { x.Apply(object("a", "u", 5)); x.Apply(paused(object("a", "u", 5))) }, "5"},
+		"older delete":                {func(x *Table) { x.Apply(object("a", "u", 10)); x.Delete(id, "9") }, "10"},
+		"delete of that version":      {func(x *Table) { x.Apply(object("a", "u", 10)); x.Delete(id, "10") }, ""},
+		"resurrection":                {func(x *Table) { x.Apply(object("a", "u", 5)); x.Delete(id, "8"); x.Apply(object("a", "u", 7)) }, ""},
+		"delete before all":           {func(x *Table) { x.Delete(id, "8"); x.Apply(object("a", "u", 8)) }, ""},
+		"truth after a delete":        {func(x *Table) { x.Delete(id, "8"); x.Apply(object("a", "u", 9)) }, "9"},
+		"dying, then late status":     {func(x *Table) { x.Apply(dying(object("a", "u", 5))); x.Apply(dying(object("a", "u", 6))) }, ""},
+		"gone is final":               {func(x *Table) { x.ApplyDelete(object("a", "u", 5)); x.Apply(object("a", "u", 6)) }, ""},
+		"gone by a stale view":        {func(x *Table) { x.Apply(object("a", "u", 9)); x.ApplyDelete(object("a", "u", 5)) }, ""},
+		"paused stays":                {func(x *Table) { x.Apply(object("a", "u", 5)); x.Apply(paused(object("a", "u", 6))) }, "6"},
+		"no version":                  {func(x *Table) { s := object("a", "u", 5); s.ResourceVersion = ""; x.Apply(s) }, ""},
+		"a version that is a word":    {func(x *Table) { s := object("a", "u", 5); s.ResourceVersion = "0x9"; x.Apply(s) }, ""},
+		"delete without version":      {func(x *Table) { x.Apply(object("a", "u", 5)); x.Delete(id, "") }, "5"},
+		"name reused":                 {func(x *Table) { x.Apply(object("a", "u", 5)); x.Apply(object("a", "v", 6)) }, ""},
+		"name reused, delivered late": {func(x *Table) { x.Apply(object("a", "v", 6)); x.Apply(object("a", "u", 5)) }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := NewTable()
@@ -153,7 +153,7 @@ func TestNames(t *testing.T) {
 	x := NewTable()
 	x.Apply(object("a", "u", 5))
 	x.Apply(object("a", "v", 6))
-	x.ApplyDelete(object("a", "u", 7)) // told after the new one
+	x.ApplyDelete(object("a", "u", 7)) // delivered after the new one
 	if id, ok := x.LookupName("ns", "a"); !ok || id != sandbox.IDOf("v") || x.Len() != 1 {
 		t.Errorf("name leads to %q, %v; %d routes", id, ok, x.Len())
 	}
@@ -176,8 +176,8 @@ func TestLife(t *testing.T) {
 	}
 	<-e.Changed
 	x.Apply(paused(object("a", "u", 3)))
-	asleep, _ := look(x, sandbox.IDOf("u"))
-	if !e.Epoch.Ended() || ends != 1 || !asleep.Epoch.Ended() {
+	paused, _ := look(x, sandbox.IDOf("u"))
+	if !e.Epoch.Ended() || ends != 1 || !paused.Epoch.Ended() {
 		t.Fatal("pausing did not end the life")
 	}
 	x.Apply(object("a", "u", 4))
@@ -219,7 +219,7 @@ func TestTombstonesExpire(t *testing.T) {
 	})
 }
 
-// Issue 11: what is asked of a sandbox that has ended says why.
+// Issue 11: a request to a sandbox that has ended gets the reason.
 func TestTombstoneSaysWhy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x := NewTable()
@@ -243,7 +243,7 @@ func TestTombstoneSaysWhy(t *testing.T) {
 			t.Errorf("for another tenant: %q", why)
 		}
 		x.Apply(object("b", "v", 5))
-		x.Delete(sandbox.IDOf("v"), "6") // a peer, who does not say why
+		x.Delete(sandbox.IDOf("v"), "6") // a peer, without a reason
 		killed.UID, killed.ResourceVersion = "v", "7"
 		x.ApplyDelete(killed)
 		if why := x.Ended(ns, sandbox.IDOf("v")); !strings.HasPrefix(why, "it was killed at ") {
@@ -272,14 +272,14 @@ func TestTombstonesAreBounded(t *testing.T) {
 	}
 }
 
-// event is one thing that happens to one of a few objects, as a writer tells it.
+// event is one thing that happens to one of a few objects, as a writer applies it.
 type event struct {
 	uid     int
 	version int
 	what    int // upsert, pause, dying, delete by version, gone
 }
 
-func (e event) tell(x *Table) {
+func (e event) apply(x *Table) {
 	uid := types.UID(strconv.Itoa(e.uid))
 	s := object("n"+strconv.Itoa(e.uid), uid, e.version)
 	switch e.what {
@@ -296,7 +296,7 @@ func (e event) tell(x *Table) {
 	}
 }
 
-// model keeps what each rule says, without snapshots, pages or locks.
+// model implements each rule, without snapshots, pages or locks.
 type model map[int]*modelEntry
 
 type modelEntry struct {
@@ -308,7 +308,7 @@ type modelEntry struct {
 	stoneExpire time.Time
 }
 
-func (m model) tell(e event, now time.Time) {
+func (m model) apply(e event, now time.Time) {
 	x := m[e.uid]
 	if x == nil {
 		x = &modelEntry{}
@@ -317,7 +317,7 @@ func (m model) tell(e event, now time.Time) {
 	if !now.Before(x.stoneExpire) {
 		x.stone, x.final = 0, false
 	}
-	bury := func() {
+	remove := func() {
 		if e.what == 4 && x.alive {
 			x.stone = max(x.stone, x.version)
 		}
@@ -326,7 +326,7 @@ func (m model) tell(e event, now time.Time) {
 	}
 	switch {
 	case e.what >= 4, e.what >= 2 && (!x.alive || e.version >= x.version):
-		bury()
+		remove()
 	case e.what >= 2:
 	case x.final || e.version <= x.stone || (x.alive && e.version <= x.version):
 	default:
@@ -343,14 +343,14 @@ func (m model) check(t testing.TB, x *Table) {
 		e, ok := look(x, id)
 		named, byName := x.LookupName("ns", "n"+strconv.Itoa(uid))
 		if ok != want.alive || byName != ok || (ok && named != id) {
-			t.Fatalf("sandbox %d: found %v, by name %v %q; model says %v", uid, ok, byName, named, want.alive)
+			t.Fatalf("sandbox %d: found %v, by name %v %q; the model has %v", uid, ok, byName, named, want.alive)
 		}
 		if !ok {
 			continue
 		}
 		alive++
 		if e.ResourceVersion != strconv.Itoa(want.version) || e.State != want.state || e.Epoch.Ended() == e.Reachable() {
-			t.Fatalf("sandbox %d: %+v, life over %v; model says %+v", uid, e.Route, e.Epoch.Ended(), *want)
+			t.Fatalf("sandbox %d: %+v, epoch ended %v; the model has %+v", uid, e.Route, e.Epoch.Ended(), *want)
 		}
 	}
 	if x.Len() != alive {
@@ -371,8 +371,8 @@ func TestTableAgainstModel(t *testing.T) {
 			x, m := NewTable(), model{}
 			for range 400 {
 				e := event{uid: rng.IntN(6), version: 1 + rng.IntN(40), what: rng.IntN(9) % 5}
-				e.tell(x)
-				m.tell(e, time.Now())
+				e.apply(x)
+				m.apply(e, time.Now())
 				m.check(t, x)
 				if rng.IntN(30) == 0 {
 					time.Sleep(time.Duration(rng.Int64N(int64(tombstoneTTL))))
@@ -388,15 +388,15 @@ func FuzzTable(f *testing.F) {
 		x, m := NewTable(), model{}
 		for ; len(tape) >= 3; tape = tape[3:] {
 			e := event{uid: int(tape[0] % 8), version: 1 + int(tape[1]), what: int(tape[2] % 5)}
-			e.tell(x)
-			m.tell(e, time.Now())
+			e.apply(x)
+			m.apply(e, time.Now())
 		}
 		m.check(t, x)
 	})
 }
 
-// TestAnyOrder tells one history from three writers, in any order and more than once: the end
-// must be what the truth says.
+// TestAnyOrder applies one history from three writers, in any order and more than once: the end
+// must be the newest state.
 func TestAnyOrder(t *testing.T) {
 	for seed := range uint64(300) {
 		rng := rand.New(rand.NewPCG(seed, 2))
@@ -413,7 +413,7 @@ func TestAnyOrder(t *testing.T) {
 		rng.Shuffle(len(tape), func(i, j int) { tape[i], tape[j] = tape[j], tape[i] })
 		x := NewTable()
 		for _, e := range tape {
-			e.tell(x)
+			e.apply(x)
 		}
 		last := history[len(history)-1]
 		e, ok := look(x, sandbox.IDOf("1"))
@@ -450,7 +450,7 @@ func TestConcurrentWritersAndReaders(t *testing.T) {
 		writers.Go(func() {
 			rng := rand.New(rand.NewPCG(uint64(w), 3))
 			for v := 1; v < 1500; v++ {
-				event{uid: rng.IntN(50), version: v, what: rng.IntN(3)}.tell(x)
+				event{uid: rng.IntN(50), version: v, what: rng.IntN(3)}.apply(x)
 			}
 		})
 	}
@@ -499,7 +499,7 @@ func look(x *Table, id sandbox.ID) (e Entry, ok bool) {
 	return e, ok
 }
 
-// plainMap is what a lookup is measured against: one that nobody can write to meanwhile.
+// plainMap is what a lookup is measured against: one without concurrent writers.
 type plainMap map[sandbox.ID]*record
 
 func (m plainMap) Lookup(id sandbox.ID) (*Entry, bool) {

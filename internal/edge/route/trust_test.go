@@ -8,8 +8,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/base/sandbox"
 )
 
-// TestTrust: from the moment on that a table is not trusted any more, it finds nothing and says that
-// it does not know; writers go on, and all is there when it is trusted again.
+// TestTrust: a table that is no longer trusted finds nothing and reports that it is not
+// synced; writers continue, and everything is there when it is trusted again.
 func TestTrust(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x := NewTable()
@@ -24,7 +24,7 @@ func TestTrust(t *testing.T) {
 			return byID
 		}
 		if !knows() {
-			t.Error("a table that was told nothing is not trusted")
+			t.Error("an unused table is not trusted")
 		}
 		x.TrustUntil(time.Now().Add(time.Minute))
 		time.Sleep(time.Minute - 1)
@@ -44,7 +44,7 @@ func TestTrust(t *testing.T) {
 		x.TrustUntil(time.Time{})
 		time.Sleep(time.Hour)
 		if !knows() {
-			t.Error("the zero time is not for ever")
+			t.Error("the zero time is not permanent")
 		}
 	})
 }

@@ -117,7 +117,7 @@ func etherTypeOf(a netip.Addr) uint16 {
 	return unix.ETH_P_IPV6
 }
 
-// arpRequest asks for an address in another sender's name; the receiver then caches that sender.
+// arpRequest requests an address in another sender's name; the receiver then caches that sender.
 func arpRequest(claimed net.HardwareAddr, sender, target netip.Addr) []byte {
 	arp := append([]byte{0, 1, 8, 0, 6, 4, 0, 1}, claimed...)
 	arp = append(append(arp, sender.AsSlice()...), make([]byte, 6)...)
