@@ -38,9 +38,9 @@ func (s *Stack) Push(ctx context.Context, name string, run func(ctx context.Cont
 	var once sync.Once
 	go func() { // Stop, or the failing branches below, wait for ended
 		defer close(l.ended)
-		l.err = runOne(own, Service{Name: name, Run: func(ctx context.Context) error {
+		l.err = runService(own, name, func(ctx context.Context) error {
 			return run(ctx, func() { once.Do(func() { close(isReady) }) })
-		}})
+		})
 		if l.err != nil {
 			s.fail()
 		}
@@ -94,13 +94,4 @@ func (s *Stack) Stop() error {
 	}
 	s.layers = nil
 	return errors.Join(failures...)
-}
-
-// Wait blocks until ctx is done or a service fails, then stops the stack.
-func (s *Stack) Wait(ctx context.Context) error {
-	select {
-	case <-ctx.Done():
-	case <-s.Failed():
-	}
-	return s.Stop()
 }

@@ -4,12 +4,32 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/barchan-dev/barchan/internal/base/lifecycle"
 )
+
+var errBoom = errors.New("boom")
+
+// TestStackReportsAnEarlyReturn: a service that returns before it is stopped has failed.
+func TestStackReportsAnEarlyReturn(t *testing.T) {
+	for name, give := range map[string]error{"nil": nil, "a cancel of its own": context.Canceled} {
+		t.Run(name, func(t *testing.T) {
+			var s lifecycle.Stack
+			err := s.Push(t.Context(), "early", func(_ context.Context, ready func()) error {
+				ready()
+				return give
+			})
+			<-s.Failed()
+			if err = errors.Join(err, s.Stop()); err == nil {
+				t.Error("no error")
+			}
+		})
+	}
+}
 
 // member returns a service that records its start and its end in events.
 func member(events *[]string, name string, end error) func(context.Context, func()) error {
@@ -58,13 +78,13 @@ func TestStackOutlivesTheContextOfItsStart(t *testing.T) {
 		if !slices.Equal(events, []string{"+store"}) {
 			t.Errorf("events = %v: the service ended out of order", events)
 		}
-		if err := s.Wait(ctx); err != nil {
-			t.Errorf("Wait = %v", err)
+		if err := s.Stop(); err != nil {
+			t.Errorf("Stop = %v", err)
 		}
 	})
 }
 
-func TestStackWaitReportsAFailure(t *testing.T) {
+func TestStackReportsAFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s lifecycle.Stack
 		var events []string
@@ -79,8 +99,9 @@ func TestStackWaitReportsAFailure(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Wait(t.Context()); !errors.Is(err, errBoom) {
-			t.Errorf("Wait = %v, want boom", err)
+		<-s.Failed()
+		if err := s.Stop(); !errors.Is(err, errBoom) || !strings.Contains(err.Error(), "service faulty: boom") {
+			t.Errorf("Stop = %v, want the faulty service named", err)
 		}
 		if !slices.Equal(events, []string{"+store", "-store"}) {
 			t.Errorf("events = %v", events)
@@ -101,7 +122,8 @@ func TestStackPushFails(t *testing.T) {
 		ended := false
 		err = s.Push(ctx, "slow", func(ctx context.Context, _ func()) error {
 			defer func() { ended = true }()
-			return untilAsked(ctx)
+			<-ctx.Done()
+			return ctx.Err()
 		})
 		if !errors.Is(err, context.DeadlineExceeded) || !ended {
 			t.Errorf("Push of one never ready = %v, ended %v", err, ended)
