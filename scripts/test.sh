@@ -14,10 +14,12 @@ source "$(dirname "$0")/lib.sh"
 scripts/tool.sh gotestsum pebble
 export TEST_PART=fast
 race=()
+packages=3
 if [[ ${1:-} == --all ]]; then
 	shift
 	TEST_PART=all
 	race=(-race)
+	packages=2
 	# Only test/kube needs it, and it takes minutes to build the first time.
 	scripts/tool.sh kube-apiserver
 fi
@@ -40,11 +42,11 @@ if [[ ${CI:-} == true ]]; then
 		--rerun-fails-abort-on-data-race --rerun-fails-report="$scratch/again")
 fi
 
-# Two packages at once: tests of real sandboxes load the machine. Tests that call
-# t.Parallel mostly wait, so that more of them run than there are processors.
+# Two packages at once, or three without the race detector: tests of real sandboxes load the
+# machine. Tests that call t.Parallel mostly wait, so that more of them run than there are processors.
 status=0
 gotestsum --format=pkgname-and-test-fails --format-hide-empty-pkg --packages="${PKG:-./...}" --jsonfile="$scratch/json" "${again[@]}" -- \
-	"${race[@]}" -shuffle=on -timeout=45m -p=2 -parallel=4 ${RUN:+-run="$RUN"} "$@" || status=$?
+	"${race[@]}" -shuffle=on -timeout=45m -p="$packages" -parallel=4 ${RUN:+-run="$RUN"} "$@" || status=$?
 say "the slowest tests"
 gotestsum tool slowest --num=10 --threshold=1s --jsonfile="$scratch/json"
 ((status == 0)) || exit "$status"

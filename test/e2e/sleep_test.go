@@ -21,6 +21,7 @@ func newSleepy(t *testing.T, storeAfter string) *server {
 	s := newServer(t)
 	s.set("BARCHAN_STORE_AFTER", storeAfter)
 	s.set("BARCHAN_SPARE_NETWORKS", "0")
+	s.set("BARCHAN_LOG_LEVEL", "debug") // has the requests that failed
 	s.start()
 	s.must("image", "build", "base")
 	s.apply(echoTemplate)
