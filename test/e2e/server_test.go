@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -323,12 +324,17 @@ func (s *server) value(key string) string {
 	return ""
 }
 
+// gatewayError matches the access log's record of a local reply of the gateway.
+var gatewayError = regexp.MustCompile(`msg=request .* status=(429|50[234]) `)
+
 // tail returns the end of the log, and before it the requests to sandboxes that failed.
 func (s *server) tail() string {
 	b, _ := os.ReadFile(filepath.Join(s.dir, "log"))
 	lines := strings.Split(string(b), "\n")
 	end := max(0, len(lines)-30)
-	failed := slices.DeleteFunc(lines[:end:end], func(line string) bool { return !strings.Contains(line, "exchange ") })
+	failed := slices.DeleteFunc(lines[:end:end], func(line string) bool {
+		return !strings.Contains(line, `msg="exchange failed"`) && !gatewayError.MatchString(line)
+	})
 	return strings.Join(slices.Concat(failed, lines[end:]), "\n")
 }
 
