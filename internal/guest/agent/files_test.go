@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"bufio"
 	"bytes"
 	"compress/gzip"
 	"encoding/json"
@@ -243,6 +244,36 @@ func TestUploadThroughLinks(t *testing.T) {
 		t.Error(err)
 	}
 	noStaged(t, a.dir)
+}
+
+// TestRequestAfterAFormWithoutItsEnd sends the last chunk of a form when the form itself has been read: on
+// a busy machine it comes late. The connection must serve the next request.
+func TestRequestAfterAFormWithoutItsEnd(t *testing.T) {
+	a := start(t, envd.Config{})
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(a.base, "http://"))
+	noError(t, err)
+	defer func() { _ = conn.Close() }()
+	file := a.dir + "/form.txt"
+	form := "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"x\"\r\n\r\ncontent\r\n--b--\r\n"
+	_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n",
+		filesURL(file), len(form), form)
+	noError(t, err)
+	eventually.True(t, "the file is written", func() bool {
+		b, err := os.ReadFile(file)
+		return err == nil && string(b) == "content"
+	})
+	in := bufio.NewReader(conn)
+	for _, request := range []string{"0\r\n\r\n", "GET /health HTTP/1.1\r\nHost: x\r\n\r\n"} {
+		_, err := io.WriteString(conn, request)
+		noError(t, err)
+		res, err := http.ReadResponse(in, nil)
+		noError(t, err)
+		_, err = io.Copy(io.Discard, res.Body)
+		noError(t, err)
+		if _ = res.Body.Close(); res.StatusCode/100 != 2 {
+			t.Errorf("after %q: status %d", request, res.StatusCode)
+		}
+	}
 }
 
 func TestMultipart(t *testing.T) {

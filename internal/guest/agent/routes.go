@@ -55,15 +55,17 @@ func (a *Agent) handler() http.Handler {
 	mux.Handle("/", reply.Handler(a.log, func(_ http.ResponseWriter, r *http.Request) error {
 		return reply.Refuse(http.StatusNotFound, "no route %s %s", r.Method, r.URL.Path)
 	}))
-	return allowBrowsers(guard(a.settings, a.requests.track(fullDuplex(mux))))
+	return allowBrowsers(guard(a.settings, a.requests.track(earlyResponse(mux))))
 }
 
-// fullDuplex lets HTTP/1.1 handlers answer before they have read all.
-func fullDuplex(next http.Handler) http.Handler {
+// earlyResponse lets a stream of input over HTTP/1.1 fail before the client has ended it. Its connection is
+// not used again: net/http breaks the next request of a connection whose request body ends after the
+// handler, if the handler had full duplex.
+func earlyResponse(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.ProtoMajor == 1 {
-			// It fails only where it is not needed.
-			_ = http.NewResponseController(w).EnableFullDuplex()
+		if r.ProtoMajor == 1 && r.URL.Path == processpb.ProcessStreamInputProcedure {
+			w.Header().Set("Connection", "close")
+			_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/1.1 supports it
 		}
 		next.ServeHTTP(w, r)
 	})
