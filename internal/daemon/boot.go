@@ -110,7 +110,7 @@ func (d *Daemon) makeGateway(context.Context) error {
 	if d.gateway, err = gateway.New(cfg); err != nil {
 		return err
 	}
-	d.open(d.gateway.Handler())
+	d.open(d.gateway)
 	return nil
 }
 

@@ -220,6 +220,7 @@ func newMachine(t testing.TB) *machine {
 			Subnet: freeSubnet(),
 		},
 		CgroupParent: "/barchan-t" + tag, CoolDown: time.Second,
+		Refuse: func() error { return nil }, CheckSpace: func(string, int64) error { return nil },
 		StartTimeout: eventually.Patience, // no test of ours waits for one that does not answer
 	}}
 	t.Cleanup(func() { m.destroy(dir) })

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -90,10 +91,10 @@ type Config struct {
 	// Exists reports whether the source of truth, not a cache, has a sandbox. The node removes orphans only if it returns
 	// false without an error. Nil: it removes none.
 	Exists func(ctx context.Context, ref sandbox.Ref) (bool, error)
-	// Refuse returns why no work that needs disk space may begin, as an errs.ErrUnavailable. Nil: all may.
+	// Refuse returns why no work that needs disk space may begin, as an errs.ErrUnavailable, or nil. Required.
 	Refuse func() error
 	// CheckSpace returns an errs.ErrExhausted if that many bytes do not fit below a directory, which need not exist. The node
-	// calls it before it writes memory or a checkpoint, for the whole of it. Nil: all fits.
+	// calls it before it writes memory or a checkpoint, for the whole of it. Required.
 	CheckSpace func(dir string, bytes int64) error
 	// Journalled gets the result of each write of the journal; nil: none.
 	Journalled func(error)
@@ -187,8 +188,8 @@ func New(cfg Config) (*Node, error) {
 
 func complete(cfg *Config) error {
 	switch {
-	case cfg.Log == nil || cfg.Containerd == nil:
-		return fmt.Errorf("node: a logger and containerd are needed: %w", errs.ErrInvalid)
+	case cfg.Log == nil || cfg.Containerd == nil || cfg.Refuse == nil || cfg.CheckSpace == nil:
+		return fmt.Errorf("node: a logger, containerd, Refuse and CheckSpace are needed: %w", errs.ErrInvalid)
 	case !filepath.IsAbs(cfg.DataDir) || !filepath.IsAbs(cfg.RunDir):
 		return fmt.Errorf("node directories %q and %q: must be absolute: %w", cfg.DataDir, cfg.RunDir, errs.ErrInvalid)
 	case cfg.MemoryDir != "" && !filepath.IsAbs(cfg.MemoryDir):
@@ -203,13 +204,13 @@ func complete(cfg *Config) error {
 		cfg.Network.Log = cfg.Log
 	}
 	setHooks(cfg)
-	setDefault(&cfg.MemoryDir, filepath.Join(cfg.DataDir, "memory"))
-	setDefault(&cfg.DefaultClass, oci.GVisor)
-	setDefault(&cfg.CoolDown, DefaultCoolDown)
-	setDefault(&cfg.StartTimeout, DefaultStartTimeout)
-	setDefault(&cfg.DefaultLimits.MilliCPU, DefaultCPU)
-	setDefault(&cfg.DefaultLimits.Memory, DefaultMemory)
-	setDefault(&cfg.DefaultLimits.Pids, DefaultPids)
+	cfg.MemoryDir = cmp.Or(cfg.MemoryDir, filepath.Join(cfg.DataDir, "memory"))
+	cfg.DefaultClass = cmp.Or(cfg.DefaultClass, oci.GVisor)
+	cfg.CoolDown = cmp.Or(cfg.CoolDown, DefaultCoolDown)
+	cfg.StartTimeout = cmp.Or(cfg.StartTimeout, DefaultStartTimeout)
+	cfg.DefaultLimits.MilliCPU = cmp.Or(cfg.DefaultLimits.MilliCPU, DefaultCPU)
+	cfg.DefaultLimits.Memory = cmp.Or(cfg.DefaultLimits.Memory, DefaultMemory)
+	cfg.DefaultLimits.Pids = cmp.Or(cfg.DefaultLimits.Pids, DefaultPids)
 	if len(cfg.Upstreams) == 0 {
 		cfg.Upstreams = resolver.Upstreams(cfg.Network.Resolvers)
 	}
@@ -226,24 +227,11 @@ func setHooks(cfg *Config) {
 			*hook = func(string) error { return nil }
 		}
 	}
-	if cfg.CheckSpace == nil {
-		cfg.CheckSpace = func(string, int64) error { return nil }
-	}
-	if cfg.Refuse == nil {
-		cfg.Refuse = func() error { return nil }
-	}
 	if cfg.ObserveStep == nil {
 		cfg.ObserveStep = func(string, string, time.Duration) {}
 	}
 	if cfg.Journalled == nil {
 		cfg.Journalled = func(error) {}
-	}
-}
-
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
 	}
 }
 

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -152,14 +153,14 @@ func New(cfg Config) (*Gateway, error) {
 		g.tracer = cfg.Tracing.Tracer("github.com/barchan-dev/barchan/internal/edge/gateway")
 	}
 	g.keys = ratelimit.Keys{PerSecond: cfg.KeyRate, Namespace: cfg.KeyNamespace}
-	setDefault(&g.cfg.WakeTimeout, time.Minute)
-	setDefault(&g.cfg.DialTimeout, 5*time.Second)
-	setDefault(&g.cfg.ClientIdle, 610*time.Second)
-	setDefault(&g.cfg.AgentIdle, time.Minute)
-	setDefault(&g.cfg.responseTime, fastpath.ResponseTime)
-	setDefault(&g.cfg.continueWait, time.Second)
-	setDefault(&g.cfg.idleInterval, time.Second)
-	setDefault(&g.cfg.ServiceIdle, 1500*time.Millisecond)
+	g.cfg.WakeTimeout = cmp.Or(g.cfg.WakeTimeout, time.Minute)
+	g.cfg.DialTimeout = cmp.Or(g.cfg.DialTimeout, 5*time.Second)
+	g.cfg.ClientIdle = cmp.Or(g.cfg.ClientIdle, 610*time.Second)
+	g.cfg.AgentIdle = cmp.Or(g.cfg.AgentIdle, time.Minute)
+	g.cfg.responseTime = cmp.Or(g.cfg.responseTime, fastpath.ResponseTime)
+	g.cfg.continueWait = cmp.Or(g.cfg.continueWait, time.Second)
+	g.cfg.idleInterval = cmp.Or(g.cfg.idleInterval, time.Second)
+	g.cfg.ServiceIdle = cmp.Or(g.cfg.ServiceIdle, 1500*time.Millisecond)
 	m, err := newMetrics(cfg.Registerer)
 	if err != nil {
 		return nil, fmt.Errorf("register gateway metrics: %w", err)
@@ -178,15 +179,6 @@ func New(cfg Config) (*Gateway, error) {
 	}
 	return g, nil
 }
-
-func setDefault(d *time.Duration, value time.Duration) {
-	if *d == 0 {
-		*d = value
-	}
-}
-
-// Handler returns the gateway as a handler for all hosts.
-func (g *Gateway) Handler() http.Handler { return g }
 
 // Server returns a server of the gateway's handler; see NewServer.
 func (g *Gateway) Server(secure *tls.Config) *server.Server {

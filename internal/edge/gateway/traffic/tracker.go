@@ -8,17 +8,21 @@ import "sync"
 
 // Tracker counts the requests in progress, so that a shutdown can wait for them. Make one with NewTracker.
 type Tracker struct {
+	// Abort closes the channel of Aborted.
+	Abort   func()
 	aborted chan struct{}
 
 	mu       sync.Mutex
 	count    int           // +checklocks:mu
 	draining bool          // +checklocks:mu
-	over     bool          // +checklocks:mu
 	idle     chan struct{} // +checklocks:mu
 }
 
 // NewTracker returns a tracker without requests.
-func NewTracker() *Tracker { return &Tracker{aborted: make(chan struct{})} }
+func NewTracker() *Tracker {
+	aborted := make(chan struct{})
+	return &Tracker{Abort: sync.OnceFunc(func() { close(aborted) }), aborted: aborted}
+}
 
 // Begin counts a request, and reports false while draining.
 func (f *Tracker) Begin() bool {
@@ -66,16 +70,6 @@ func (f *Tracker) Drain() <-chan struct{} {
 		}
 	}
 	return f.idle
-}
-
-// Abort closes the channel of Aborted.
-func (f *Tracker) Abort() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !f.over {
-		f.over = true
-		close(f.aborted)
-	}
 }
 
 // Aborted is closed when requests must end.

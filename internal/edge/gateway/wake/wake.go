@@ -92,17 +92,13 @@ func (g *Group) run(ctx context.Context, id sandbox.ID, c *call) {
 	defer g.Requests.End()
 	ctx, cancel := context.WithTimeout(ctx, g.Timeout)
 	defer cancel()
-	finished := make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Go(func() {
+	go func() { // ends with ctx
 		select {
 		case <-g.Requests.Aborted():
 			cancel()
-		case <-finished:
+		case <-ctx.Done():
 		}
-	})
-	defer wg.Wait()
-	defer close(finished)
+	}()
 	start := time.Now()
 	c.err = errors.New("wake panicked")
 	defer func() {
