@@ -121,7 +121,7 @@ func DecideName(p Policy, pins []Pin, name string) Decision {
 		}
 	}
 	if len(pinned) == 0 {
-		return Decision{Allowed, n.From + ", pinned to its addresses when the sandbox asks for them"}
+		return Decision{Allowed, n.From + ", pinned to its addresses when the sandbox resolves it"}
 	}
 	return Decision{Allowed, n.From + ", pinned to " + strings.Join(pinned, ", ")}
 }
