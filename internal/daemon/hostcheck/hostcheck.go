@@ -226,13 +226,13 @@ func checkDisks(dirs []string, bytes, inodes *watermark) error {
 }
 
 // CheckSpace returns a func that returns an error if bytes more below a directory would leave the disk with
-// less than the reserve. Nil without a reserve.
+// less than the reserve. Without a reserve all fits.
 func CheckSpace(cfg *config.Config) func(dir string, bytes int64) error {
 	mark := diskMark(cfg)
-	if mark.least == 0 {
-		return nil
-	}
 	return func(dir string, bytes int64) error {
+		if mark.least == 0 {
+			return nil
+		}
 		d, err := diskOf(dir)
 		for errors.Is(err, os.ErrNotExist) && dir != filepath.Dir(dir) {
 			dir = filepath.Dir(dir)

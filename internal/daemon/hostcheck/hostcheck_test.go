@@ -151,7 +151,7 @@ func TestCheckSpace(t *testing.T) {
 		t.Errorf("50 of 64 MiB: %v (public %q)", err, text)
 	}
 	cfg.ReserveDisk = resource.Quantity{}
-	if CheckSpace(&cfg) != nil {
-		t.Error("a check exists without a reserve")
+	if err := CheckSpace(&cfg)(dir, 1<<40); err != nil {
+		t.Errorf("without a reserve: %v", err)
 	}
 }
