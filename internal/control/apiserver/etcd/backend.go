@@ -87,7 +87,8 @@ type namedEndpoint struct {
 func (n namedEndpoint) Endpoints() []string { return []string{n.name} }
 
 func (b *Backend) openEmbedded(ctx context.Context, dir string) (err error) {
-	b.etcd, b.fatal, err = startEtcd(ctx, filepath.Join(dir, "etcd"), b.cfg.QuotaBackendBytes, b.log)
+	b.fatal = newFatalHook(ctx)
+	b.etcd, err = startEtcd(ctx, filepath.Join(dir, "etcd"), b.cfg.QuotaBackendBytes, b.log, b.fatal)
 	if err != nil {
 		return err
 	}

@@ -28,43 +28,48 @@ const (
 	// A single member elects itself, so it need not wait long.
 	tickMillis     = 10
 	electionMillis = 50
-	// The log in memory is cut after snapshotCount writes.
-	snapshotCount   = 5000
-	snapshotCatchUp = 500
+	// After snapshotCount writes etcd notes on disk that they are applied; a start applies all later ones again. It
+	// elects itself meanwhile, and panics if the log in memory was cut before an entry that raft has yet to count as
+	// applied. So the log keeps snapshotCatchUp entries, more than there can be of those.
+	snapshotCount   = 2000
+	snapshotCatchUp = 2 * snapshotCount
 )
 
 var errNotReady = errors.New("not ready in time")
 
 // startEtcd runs a single-member etcd over dir in this process, without listeners for clients or
-// peers. Every write is synced to disk before it is acknowledged.
-func startEtcd(ctx context.Context, dir string, quota int64, log *slog.Logger) (*embed.Etcd, *fatalHook, error) {
+// peers. Every write is synced to disk before it is acknowledged. fatal is a new hook of its own.
+func startEtcd(ctx context.Context, dir string, quota int64, log *slog.Logger, fatal *fatalHook) (*embed.Etcd, error) {
 	begun, err := beginFirstStart(dir)
 	if err != nil {
-		return nil, nil, fmt.Errorf("make etcd directory: %w", err)
+		return nil, fmt.Errorf("make etcd directory: %w", err)
 	}
-	fatal := newFatalHook(ctx)
 	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, errNotReady)
 	defer cancel()
 	e, err := openEtcd(ctx, etcdConfig(dir, quota, liblog.NewZap(ctx, log, fatal)), fatal)
 	if err != nil {
-		return nil, nil, fmt.Errorf("open the data in %s: %w%s", dir, err, advice(err))
+		return nil, fmt.Errorf("open the data in %s: %w%s", dir, err, advice(err))
 	}
 	select {
 	case <-e.Server.ReadyNotify():
 		fatal.starting.Store(false)
 		if err = begun(); err == nil {
-			return e, fatal, nil
+			return e, nil
 		}
 	case err = <-e.Err():
 	case <-fatal.running.Done():
-		err = fatal.cause()
 	case <-e.Server.StopNotify():
 		err = errors.New("stopped unexpectedly")
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}
-	e.Close()
-	return nil, nil, fmt.Errorf("start etcd in %s: %w", dir, err)
+	if fatal.running.Err() != nil { // Close would wait for the goroutine that the fatal entry has ended
+		go e.Close()
+		err = fatal.cause()
+	} else {
+		e.Close()
+	}
+	return nil, fmt.Errorf("start etcd in %s: %w", dir, err)
 }
 
 // advice returns the remedy for files that cannot be opened, unless the disk is the cause.

@@ -1,15 +1,22 @@
 package etcd
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 )
 
 // A first start that ended before etcd's first entry leaves a log that never elects a leader.
@@ -17,7 +24,7 @@ func TestFirstStartInterrupted(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "etcd")
 	open := func() {
 		t.Helper()
-		e, _, err := startEtcd(t.Context(), dir, 0, telemetry.Discard())
+		e, err := startEtcd(t.Context(), dir, 0, telemetry.Discard(), newFatalHook(t.Context()))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -84,4 +91,48 @@ func TestEtcdClosesAfterItsWatches(t *testing.T) {
 	}
 	_ = c.Close() // fails, as it was cancelled
 	b.Close()
+}
+
+// A start applies the writes since the last snapshot again. If the log in memory were cut before they are all applied, an
+// election at that moment would end etcd, as raft scans them.
+func TestLogKeepsWhatAStartApplies(t *testing.T) {
+	cfg := etcdConfig(t.TempDir(), 1<<30, zap.NewNop())
+	if cfg.SnapshotCatchUpEntries < 2*cfg.SnapshotCount || cfg.SnapshotCount < 1000 {
+		t.Errorf("snapshots after %d writes, and %d entries kept", cfg.SnapshotCount, cfg.SnapshotCatchUpEntries)
+	}
+}
+
+// A fatal entry of one of etcd's goroutines while it starts is the error of the start, at once, although etcd can no longer be
+// stopped: raft's goroutine has ended, for which it would wait.
+func TestFatalEntryWhileStarting(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "etcd")
+	fatal := newFatalHook(t.Context())
+	failed := make(chan error, 1)
+	go func() {
+		_, err := startEtcd(t.Context(), dir, 1<<30, slog.New(tripwire{slog.DiscardHandler, fatal}), fatal)
+		failed <- err
+	}()
+	select {
+	case err := <-failed:
+		if err == nil || !strings.Contains(err.Error(), "tripwire") {
+			t.Errorf("start: %v", err)
+		}
+	case <-time.After(eventually.Patience):
+		t.Fatal("the start hangs")
+	}
+}
+
+// tripwire is a log whose first entry of an election is fatal.
+type tripwire struct {
+	slog.Handler
+	fatal *fatalHook
+}
+
+func (w tripwire) Enabled(context.Context, slog.Level) bool { return true }
+func (w tripwire) WithAttrs([]slog.Attr) slog.Handler       { return w }
+func (w tripwire) Handle(_ context.Context, r slog.Record) error {
+	if strings.Contains(r.Message, "became candidate") {
+		w.fatal.OnWrite(&zapcore.CheckedEntry{Entry: zapcore.Entry{Message: "tripwire"}}, nil)
+	}
+	return nil
 }
