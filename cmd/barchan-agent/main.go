@@ -1,4 +1,5 @@
-// Command barchan-agent is PID 1 of a sandbox. See package agent.
+// Command barchan-agent is PID 1 of a sandbox, or, in a container that is not its own, a process beside
+// the container's program. See package agent.
 package main
 
 import (
@@ -24,8 +25,11 @@ func run(ctx context.Context) int {
 	file := flag.String("config", envd.ConfigPath, "path of the configuration")
 	version := flag.Bool("version", false, "print the protocol version and exit")
 	owners := flag.String(agent.FlagOwners, "", "print whose the sockets of these inodes are and exit")
+	to := flag.String("install", "", "copy this program into this directory and exit")
+	detached := flag.String("detach", "", "start an agent with this configuration (JSON) beside the container's program, wait until it\nanswers, and run the command that the arguments name, if any")
+	beside := flag.String("beside", "", "be the agent that -detach starts")
 	flag.Parse()
-	if flag.NArg() > 0 {
+	if flag.NArg() > 0 && *detached == "" {
 		fmt.Fprintf(os.Stderr, "barchan-agent: unexpected argument %q\n", flag.Arg(0))
 		return 2
 	}
@@ -39,16 +43,42 @@ func run(ctx context.Context) int {
 		}
 		return 0
 	}
+	switch {
+	case *to != "":
+		return result(install(*to))
+	case *detached != "":
+		err := detach(ctx, *detached)
+		if err == nil && flag.NArg() > 0 {
+			err = become(flag.Args())
+		}
+		return result(err)
+	}
 	// Caught, not ignored: children would inherit that. Neither SIGHUP nor SIGPIPE may end the
 	// sandbox.
 	unheeded := make(chan os.Signal, 1)
 	signal.Notify(unheeded, syscall.SIGHUP, syscall.SIGPIPE)
 	defer signal.Stop(unheeded)
-	a, err := agent.New(*file, os.Stderr)
+	a, err := newAgent(*file, *beside)
 	if err != nil {
 		return fail(err)
 	}
-	if err := a.Run(ctx); err != nil {
+	return result(a.Run(ctx))
+}
+
+func newAgent(file, beside string) (*agent.Agent, error) {
+	if beside == "" {
+		return agent.New(file, os.Stderr)
+	}
+	cfg, err := envd.ParseConfig(beside)
+	if err != nil {
+		return nil, err
+	}
+	return agent.NewBeside(cfg, os.Stderr), nil
+}
+
+// result returns the exit code for an error.
+func result(err error) int {
+	if err != nil {
 		return fail(err)
 	}
 	return 0

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -70,6 +71,24 @@ func New(file string, out io.Writer) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
+	return newAgent(cfg, file, out), nil
+}
+
+// NewBeside is New for an agent beside the program of a container, which is not its own: it is given its
+// configuration, and passes its environment on to the processes that it starts.
+func NewBeside(cfg *envd.Config, out io.Writer) *Agent {
+	own := *cfg
+	own.Env = map[string]string{}
+	for _, v := range os.Environ() {
+		if name, value, ok := strings.Cut(v, "="); ok && name != "" {
+			own.Env[name] = value
+		}
+	}
+	maps.Copy(own.Env, cfg.Env)
+	return newAgent(&own, "", out)
+}
+
+func newAgent(cfg *envd.Config, file string, out io.Writer) *Agent {
 	book := logs.NewBuffer()
 	lines := &logs.LineWriter{Book: book, Source: envd.SourceAgent, Stream: envd.StreamStderr}
 	log := slog.New(slog.NewTextHandler(io.MultiWriter(out, lines), nil)).With("component", "agent")
@@ -82,7 +101,7 @@ func New(file string, out io.Writer) (*Agent, error) {
 		entrypoint: &entrypoint{log: log, cfg: cfg, settings: s, reaper: r, book: book},
 		uploads:    files.NewUploads(), watchers: files.NewWatchers(), meter: usage.NewSampler(), trust: systemTrust(),
 		etc: &etc{root: "/"}, requests: newRequests(),
-	}, nil
+	}
 }
 
 // Run serves until ctx ends; then it sends SIGTERM to all processes, and after a grace SIGKILL.

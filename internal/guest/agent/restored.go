@@ -88,6 +88,9 @@ func (a *Agent) postRestored(w http.ResponseWriter, r *http.Request) error {
 	if err := reply.ReadJSON(w, r, &req); err != nil {
 		return err
 	}
+	if a.file == "" {
+		return reply.Refuse(http.StatusNotFound, "this agent has no configuration file to read again")
+	}
 	cfg, err := envd.RereadConfig(a.file)
 	if err != nil {
 		return err

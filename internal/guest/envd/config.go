@@ -1,6 +1,8 @@
 package envd
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -45,6 +47,10 @@ type Config struct {
 	// AccessToken guards the agent from its first instant. Without one, an agent that is not Open
 	// refuses all requests that need the token, until InitRequest brings one.
 	AccessToken string `json:"accessToken,omitempty"`
+	// AccessTokenSHA256 guards an agent whose configuration others may read, as in the spec of a Pod: it is
+	// the SHA-256 of the token, in hex. The agent knows the token once an InitRequest brought it; until then
+	// it verifies no signature. It excludes AccessToken and Open.
+	AccessTokenSHA256 string `json:"accessTokenSHA256,omitempty"`
 	// Open disables the token check. It excludes AccessToken.
 	Open bool `json:"open,omitempty"`
 	// SystemFiles are files' contents by path, of those in SystemPaths. The node has written them
@@ -101,6 +107,15 @@ func (c *Config) checkAccess() error {
 	if c.Open && c.AccessToken != "" {
 		return fmt.Errorf("open: cannot come with an accessToken")
 	}
+	if c.AccessTokenSHA256 == "" {
+		return nil
+	}
+	if c.Open || c.AccessToken != "" {
+		return fmt.Errorf("accessTokenSHA256: cannot come with an accessToken, or with open")
+	}
+	if sum, err := hex.DecodeString(c.AccessTokenSHA256); err != nil || len(sum) != sha256.Size {
+		return fmt.Errorf("accessTokenSHA256: is not a SHA-256 in hex")
+	}
 	return nil
 }
 
@@ -128,18 +143,41 @@ func readConfig(file string, strict bool) (*Config, error) {
 		return nil, fmt.Errorf("open config: %w", err)
 	}
 	defer func() { _ = f.Close() }()
-	dec := json.NewDecoder(io.LimitReader(f, 16<<20))
+	c, err := decodeConfig(io.LimitReader(f, 16<<20), strict)
+	if err != nil {
+		return nil, fmt.Errorf("config %s: %w", file, err)
+	}
+	return c, nil
+}
+
+// ParseConfig is ReadConfig for JSON text.
+func ParseConfig(text string) (*Config, error) {
+	c, err := decodeConfig(strings.NewReader(text), true)
+	if err != nil {
+		return nil, fmt.Errorf("config: %w", err)
+	}
+	return c, nil
+}
+
+func decodeConfig(from io.Reader, strict bool) (*Config, error) {
+	dec := json.NewDecoder(from)
 	if strict {
 		dec.DisallowUnknownFields()
 	}
 	var c Config
 	if err := dec.Decode(&c); err != nil {
-		return nil, fmt.Errorf("decode config %s: %w", file, err)
+		return nil, fmt.Errorf("decode config: %w", err)
 	}
 	if err := c.Validate(); err != nil {
-		return nil, fmt.Errorf("config %s: %w", file, err)
+		return nil, err
 	}
 	return &c, nil
+}
+
+// TokenSHA256 returns Config.AccessTokenSHA256 of a token.
+func TokenSHA256(token string) string {
+	sum := sha256.Sum256([]byte(token))
+	return hex.EncodeToString(sum[:])
 }
 
 // WriteConfig validates a Config and puts it at file, which only root may read,

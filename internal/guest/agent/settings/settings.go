@@ -12,6 +12,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -36,6 +37,7 @@ type Settings struct {
 	mu      sync.RWMutex
 	id      string            // +checklocks:mu
 	token   string            // +checklocks:mu
+	hash    string            // of the token, in hex, until the token is known; +checklocks:mu
 	open    bool              // +checklocks:mu
 	env     map[string]string // +checklocks:mu
 	user    string            // +checklocks:mu
@@ -46,13 +48,15 @@ type Settings struct {
 // New takes settings from a configuration.
 func New(cfg *envd.Config, acc account.Database) *Settings {
 	s := &Settings{
-		Accounts: acc, id: cfg.SandboxID, token: cfg.AccessToken, open: cfg.Open, user: cmp.Or(cfg.DefaultUser, cfg.User),
+		Accounts: acc, id: cfg.SandboxID, token: cfg.AccessToken, hash: cfg.AccessTokenSHA256, open: cfg.Open, user: cmp.Or(cfg.DefaultUser, cfg.User),
 		workdir: cmp.Or(cfg.DefaultWorkdir, cfg.Workdir), // the latter is the template's, or the image's
 		env:     envOf(cfg),
 	}
 	if s.user == "" {
 		s.user = envd.DefaultUser
-		if _, err := acc.Lookup(s.user); err != nil {
+		if uid := os.Geteuid(); uid != 0 { // it can run programs as nobody else
+			s.user = strconv.Itoa(uid)
+		} else if _, err := acc.Lookup(s.user); err != nil {
 			s.user = "root"
 		}
 	}
@@ -78,7 +82,7 @@ func (s *Settings) Restore(cfg *envd.Config) (another bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	another = s.id != cfg.SandboxID
-	s.id, s.token, s.open, s.env = cfg.SandboxID, cfg.AccessToken, cfg.Open, envOf(cfg)
+	s.id, s.token, s.hash, s.open, s.env = cfg.SandboxID, cfg.AccessToken, cfg.AccessTokenSHA256, cfg.Open, envOf(cfg)
 	s.last = time.Time{} // a previous owner may have set any time
 	return another
 }
@@ -99,13 +103,24 @@ func (s *Settings) Accepts(presented string) bool {
 
 // +checklocksread:s.mu
 func (s *Settings) acceptsLocked(presented string) bool {
-	return s.open || (s.token != "" && subtle.ConstantTimeCompare([]byte(s.token), []byte(presented)) == 1)
+	switch {
+	case s.open:
+		return true
+	case s.token != "":
+		return subtle.ConstantTimeCompare([]byte(s.token), []byte(presented)) == 1
+	case s.hash != "":
+		return subtle.ConstantTimeCompare([]byte(s.hash), []byte(envd.TokenSHA256(presented))) == 1
+	}
+	return false
 }
 
 // Verify checks a file URL's signature.
 func (s *Settings) Verify(signature, path string, op envd.Operation, user string, expiry *time.Time) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
+	if s.token == "" && s.hash != "" {
+		return ErrToken
+	}
 	return envd.Verify(signature, path, op, user, s.token, expiry, time.Now())
 }
 
@@ -118,7 +133,7 @@ func (s *Settings) Apply(req envd.InitRequest, presented string) (applied bool, 
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	first := s.token == "" && req.AccessToken != ""
+	first := s.token == "" && s.hash == "" && req.AccessToken != ""
 	if !first && !s.acceptsLocked(presented) && !s.acceptsLocked(req.AccessToken) {
 		return false, ErrToken
 	}
@@ -129,7 +144,7 @@ func (s *Settings) Apply(req envd.InitRequest, presented string) (applied bool, 
 		s.last = *req.Timestamp
 	}
 	if req.AccessToken != "" || req.Open {
-		s.token, s.open = req.AccessToken, req.Open
+		s.token, s.hash, s.open = req.AccessToken, "", req.Open
 	}
 	if req.DefaultUser != "" {
 		s.user = req.DefaultUser
