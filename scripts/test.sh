@@ -14,12 +14,10 @@ source "$(dirname "$0")/lib.sh"
 scripts/tool.sh gotestsum pebble
 export TEST_PART=fast
 race=()
-packages=3
 if [[ ${1:-} == --all ]]; then
 	shift
 	TEST_PART=all
 	race=(-race)
-	packages=2
 	# Only test/kube needs it, and it takes minutes to build the first time.
 	scripts/tool.sh kube-apiserver
 fi
@@ -39,14 +37,33 @@ scratch=$(mktemp -d)
 again=()
 if [[ ${CI:-} == true ]]; then
 	again=(--rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-run-root-test
-		--rerun-fails-abort-on-data-race --rerun-fails-report="$scratch/again")
+		--rerun-fails-abort-on-data-race --rerun-fails-report=REPORT)
 fi
 
-# Two packages at once, or three without the race detector: tests of real sandboxes load the
-# machine. Tests that call t.Parallel mostly wait, so that more of them run than there are processors.
+# run NAME PACKAGES FLAG... tests packages. Tests of real sandboxes load the machine, so only a few packages run at once;
+# those that call t.Parallel mostly wait, so that more of them run than there are processors. make check has vet look at our
+# code; go test would have it look at all that the code imports too.
+run() {
+	local name=$1 packages=$2
+	shift 2
+	gotestsum --format=pkgname-and-test-fails --format-hide-empty-pkg --packages="$packages" --jsonfile="$scratch/$name.json" "${again[@]/REPORT/$scratch/$name.again}" -- \
+		-vet=off -shuffle=on -timeout=45m -parallel=4 ${RUN:+-run="$RUN"} "$@"
+}
+
 status=0
-gotestsum --format=pkgname-and-test-fails --format-hide-empty-pkg --packages="${PKG:-./...}" --jsonfile="$scratch/json" "${again[@]}" -- \
-	"${race[@]}" -shuffle=on -timeout=45m -p="$packages" -parallel=4 ${RUN:+-run="$RUN"} "$@" || status=$?
+if [[ -n ${PKG:-} ]]; then
+	run all "$PKG" -p=2 "${race[@]}" "$@" || status=$?
+elif ((${#race[@]} == 0)); then
+	run all ./... -p=3 "$@" || status=$?
+else
+	# The tests below test/ are clients: of servers, some of which are built with the race detector, and of controllers that
+	# run under it where they are. They take as long as all others together.
+	run servers ./test/... -p=1 "$@" &
+	servers=$!
+	run packages "$(go list ./... | grep -v '/test/' | tr '\n' ' ')" -p=2 "${race[@]}" "$@" || status=$?
+	wait "$servers" || status=$?
+fi
+cat "$scratch"/*.json >"$scratch/json"
 say "the slowest tests"
 gotestsum tool slowest --num=10 --threshold=1s --jsonfile="$scratch/json"
 ((status == 0)) || exit "$status"
@@ -54,6 +71,7 @@ gotestsum tool slowest --num=10 --threshold=1s --jsonfile="$scratch/json"
 if ((${#again[@]})); then
 	packages=$(left_over "$scratch/json")
 	[[ -z $packages ]] || die "failed as a whole: $packages"
+	cat "$scratch"/*.again >"$scratch/again" 2>/dev/null || true
 	[[ ! -s $scratch/again ]] || say "failed at first, passed alone, to be mended: $(cat "$scratch/again")"
 fi
 

@@ -16,6 +16,7 @@ import (
 // TestClusterKeys rotates the gossip key of three replicas in three rounds. They stay together, and
 // one that restarts afterwards joins the others.
 func TestClusterKeys(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3, restTime)
 	for _, r := range c.replicas {
 		r.env = append(r.env, fmt.Sprintf("BARCHAN_PEER_DIR=%s/own-peers-%d", c.dir, r.n))

@@ -190,6 +190,7 @@ func TestSampleCoversMatrix(t *testing.T) {
 // repeats its request must get what it wanted, and the audit must find nothing. A sample is of the
 // day, or of -seed.
 func TestCrashMatrix(t *testing.T) {
+	t.Parallel()
 	all := matrix()
 	if n := sampleSize(len(all)); n < len(all) {
 		day := *seed

@@ -11,7 +11,7 @@ import (
 // server with the operator's own certificate and domain.
 func TestFeatures(t *testing.T) {
 	t.Parallel()
-	s := newRacedServer(t)
+	s := newServer(t)
 	cert, key, roots := certificateFiles(t, s.dir)
 	spans, address := startCollector(t)
 	s.set("BARCHAN_TLS_CERT", cert)

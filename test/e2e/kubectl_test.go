@@ -39,7 +39,7 @@ spec:
 // as the administrator and with a tenant's key.
 func TestKubectlInSandboxes(t *testing.T) {
 	t.Parallel()
-	s := newRacedServer(t)
+	s := newServer(t)
 	s.start()
 	s.must("image", "build", "base")
 	s.mustKubectl(webManifest, "apply", "-f", "-")

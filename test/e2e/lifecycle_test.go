@@ -209,6 +209,7 @@ func testStopDuringBoot(t *testing.T, s *server, sig syscall.Signal) {
 
 // TestWithoutRoot verifies that each command that needs root returns what to do.
 func TestWithoutRoot(t *testing.T) {
+	t.Parallel()
 	if os.Getuid() != 0 {
 		t.Skip("SKIPPED: becoming nobody needs root")
 	}

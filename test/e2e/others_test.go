@@ -104,6 +104,7 @@ func startContainerd(t *testing.T, namespace string) string {
 // TestTwoServers runs one on an etcd that exists, and one on a containerd that exists, side by
 // side. Neither sees anything of the other, nor do their sandboxes.
 func TestTwoServers(t *testing.T) {
+	t.Parallel()
 	skipInFast(t)
 	if os.Getuid() != 0 {
 		t.Skip("SKIPPED: a whole server needs root")

@@ -7,7 +7,7 @@ import "testing"
 func TestClients(t *testing.T) {
 	t.Parallel()
 	installSDK(t)
-	s := newRacedServer(t)
+	s := newServer(t)
 	s.start()
 	s.must("image", "build", "base")
 	for _, suite := range []string{"base", "behaviour", "cli", "computesdk", "agents", "mastra"} {

@@ -152,6 +152,7 @@ func (s *server) untilNoMemories() {
 // TestSleepUnderLoad has clients call a sandbox all the time while it suspends and resumes. No client gets
 // another's response, and each gets one.
 func TestSleepUnderLoad(t *testing.T) {
+	t.Parallel()
 	s := newSleepy(t, "1ms")
 	id, nonce := s.echo()
 	var mu sync.Mutex

@@ -19,6 +19,7 @@ import (
 // TestManyAsleep has two hundred sandboxes sleep on disk over a restart. Nothing of them runs, and each
 // resumes as it was.
 func TestManyAsleep(t *testing.T) {
+	t.Parallel()
 	skipInFast(t)
 	many := 200
 	if testing.Short() {
