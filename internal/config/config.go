@@ -26,11 +26,18 @@ type Config struct {
 	RunDir   string // sockets and PIDs
 	CacheDir string // what can be built again: runtimes, packages, images
 	NodeName string // this machine in Sandbox objects
-	Role     string // server or replica
+	Role     string // server, controller or replica
 
-	// Of a replica alone.
-	APIKubeconfig string // of the API server that it serves
+	// Of a controller or replica alone.
+	APIKubeconfig string // of the API server that it uses; empty: that of the cluster whose Pod it is
 	TokenSecret   string // file with the secret of all replicas; empty: in the data directory
+
+	// Of a controller alone.
+	AgentImage     string // has the agent of Pods
+	ImageVolumes   bool   // AgentImage is mounted, not copied
+	RuntimeClass   string // of Pods whose template names none; empty: the cluster's default
+	ClusterDomain  string // ends the names of Services
+	LeaseNamespace string // of the Lease that one controller holds
 
 	PeerAddr     string   // gossip with other replicas; empty: there are none
 	PeerPushAddr string   // routes from them
@@ -119,6 +126,8 @@ type Config struct {
 const (
 	// RoleServer is all in one: API server, controllers, manager, gateway, and this machine as node.
 	RoleServer = "server"
+	// RoleController is the controllers of a Kubernetes cluster, where sandboxes are Pods. One of several leads.
+	RoleController = "controller"
 	// RoleReplica is one more manager and gateway for an API server that runs elsewhere.
 	RoleReplica = "replica"
 )
@@ -148,6 +157,8 @@ func Default() Config {
 		DataDir:             "/var/lib/barchan",
 		CacheDir:            "/var/cache/barchan",
 		Role:                RoleServer,
+		ClusterDomain:       "cluster.local",
+		LeaseNamespace:      "barchan-system",
 		HTTPAddr:            "127.0.0.1:7700",
 		TLSAddr:             "127.0.0.1:7743",
 		KubeAddr:            "127.0.0.1:7764",

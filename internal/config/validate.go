@@ -5,11 +5,14 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/barchan-dev/barchan/internal/base/errs"
 )
@@ -65,14 +68,33 @@ func (c *Config) Validate() error {
 
 func (c *Config) checkRole() error {
 	switch {
-	case c.Role != RoleServer && c.Role != RoleReplica:
-		return invalid("role", "%q is neither %s nor %s", c.Role, RoleServer, RoleReplica)
-	case c.Role == RoleReplica && c.APIKubeconfig == "":
-		return invalid("apiKubeconfig", "is missing; a replica needs the kubeconfig of the API server that it serves")
+	case c.Role != RoleServer && c.Role != RoleController && c.Role != RoleReplica:
+		return invalid("role", "%q is none of %s, %s and %s", c.Role, RoleServer, RoleController, RoleReplica)
+	case c.Role != RoleServer && c.APIKubeconfig == "" && os.Getenv("KUBERNETES_SERVICE_HOST") == "":
+		return invalid("apiKubeconfig", "is missing; outside of a cluster a %s needs the kubeconfig of the API server that it uses", c.Role)
 	case c.Role == RoleServer && c.APIKubeconfig != "":
 		return invalid("apiKubeconfig", "is set, but the role is %s, which has an API server of its own", c.Role)
 	}
+	if err := c.checkController(); err != nil {
+		return err
+	}
 	return absolute("apiKubeconfig", c.APIKubeconfig, "tokenSecret", c.TokenSecret, "peerDir", c.PeerDir)
+}
+
+func (c *Config) checkController() error {
+	switch {
+	case c.Role != RoleController:
+		return nil
+	case c.AgentImage == "":
+		return invalid("agentImage", "is missing; it is the image that has the agent of Pods")
+	case len(validation.IsDNS1123Label(c.LeaseNamespace)) > 0:
+		return invalid("leaseNamespace", "%q is not the name of a namespace", c.LeaseNamespace)
+	case len(validation.IsDNS1123Subdomain(c.ClusterDomain)) > 0:
+		return invalid("clusterDomain", "%q is not a domain", c.ClusterDomain)
+	case c.RuntimeClass != "" && len(validation.IsDNS1123Subdomain(c.RuntimeClass)) > 0:
+		return invalid("runtimeClass", "%q is not the name of a RuntimeClass", c.RuntimeClass)
+	}
+	return nil
 }
 
 func (c *Config) checkPeers() error {

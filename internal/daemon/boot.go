@@ -71,7 +71,7 @@ func (d *Daemon) useAPI() error {
 }
 
 func (d *Daemon) makeCache(ctx context.Context) (err error) {
-	if d.cache, err = cache.New(ctx, cache.Config{REST: d.rest, Log: d.cfg.Log}); err != nil {
+	if d.cache, err = cache.New(ctx, cache.Config{REST: d.rest, Log: d.cfg.Log, Pods: d.cfg.Role == config.RoleController}); err != nil {
 		return err
 	}
 	if d.objects == nil {
@@ -136,12 +136,18 @@ func (d *Daemon) httpAPI() (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
+	mux := d.probes()
+	mux.Handle("/", telemetry.TraceHandler(d.tracer, "api", rest))
+	return mux, nil
+}
+
+// probes are what every role answers.
+func (d *Daemon) probes() *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", boot.Healthz)
 	mux.Handle("GET /readyz", d.progress)
 	mux.Handle("GET /metrics", telemetry.MetricsHandler(d.metrics))
-	mux.Handle("/", telemetry.TraceHandler(d.tracer, "api", rest))
-	return mux, nil
+	return mux
 }
 
 // events returns a recorder of Events on objects, and its end.

@@ -96,14 +96,7 @@ type controller interface {
 
 // controllerServices act on objects: sandboxes, checkpoints, pools, claims.
 func (d *Daemon) controllerServices() services {
-	list := services{
-		boot.Background("events", func(ctx context.Context) error {
-			<-ctx.Done()
-			d.flushEvents()
-			return nil
-		}),
-		boot.Background("repairs", d.recordRepairs),
-	}
+	list := services{d.eventService(), boot.Background("repairs", d.recordRepairs)}
 	for _, c := range d.controllers() {
 		list = append(list, boot.Service{Name: c.name, Run: func(ctx context.Context, ready func()) error {
 			made, err := c.make()
@@ -117,33 +110,49 @@ func (d *Daemon) controllerServices() services {
 	return list
 }
 
+// eventService writes the last Events when all that records them has ended.
+func (d *Daemon) eventService() boot.Service {
+	return boot.Background("events", func(ctx context.Context) error {
+		<-ctx.Done()
+		d.flushEvents()
+		return nil
+	})
+}
+
 // controllerSpec constructs one controller.
 type controllerSpec struct {
 	name string
 	make func() (controller, error)
 }
 
+// controllers are those of a server: its own node's, and those of objects.
 func (d *Daemon) controllers() []controllerSpec {
-	return []controllerSpec{
+	return append([]controllerSpec{
 		{"sandboxes", func() (controller, error) {
 			return controllers.NewSandbox(controllers.SandboxConfig{
 				Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Runner: d.machine.Node, Node: d.cfg.NodeName, Changes: d.machine.Node.Changes(), Events: d.recorder, Origins: d.cache,
 				ForkSecrets: d.cfg.ForkSecrets, LastWarmClaim: d.picker.LastWarmClaim,
 			})
 		}},
-		{"history", func() (controller, error) {
-			return history.New(history.Config{Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Revisions: d.cache})
-		}},
 		{"checkpoints", func() (controller, error) {
 			return checkpoint.New(checkpoint.Config{
 				Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Objects: d.cache, Runner: d.machine.Node, Node: d.cfg.NodeName, Events: d.recorder,
 			})
 		}},
-		{"pools", func() (controller, error) {
-			return warmpool.New(warmpool.Config{Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Objects: d.cache, WarmUps: d.cache, Events: d.recorder})
-		}},
 		{"warm-ups", func() (controller, error) {
 			return warmup.New(warmup.Config{Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Objects: d.cache, Events: d.recorder})
+		}},
+	}, d.objectControllers(d.cache)...)
+}
+
+// objectControllers only read and write objects. warmUps is nil where no checkpoint can be taken.
+func (d *Daemon) objectControllers(warmUps warmpool.WarmUps) []controllerSpec {
+	return []controllerSpec{
+		{"history", func() (controller, error) {
+			return history.New(history.Config{Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Revisions: d.cache})
+		}},
+		{"pools", func() (controller, error) {
+			return warmpool.New(warmpool.Config{Log: d.cfg.Log, Client: d.cache.Live(), Cache: d.cache.Informers(), Objects: d.cache, WarmUps: warmUps, Events: d.recorder})
 		}},
 		{"claims", func() (controller, error) {
 			return claim.New(claim.Config{

@@ -26,6 +26,7 @@ import (
 	"github.com/barchan-dev/barchan/internal/control/apiserver"
 	"github.com/barchan-dev/barchan/internal/control/assumecache"
 	"github.com/barchan-dev/barchan/internal/control/cache"
+	"github.com/barchan-dev/barchan/internal/control/controllers/podrun"
 	"github.com/barchan-dev/barchan/internal/control/manager"
 	"github.com/barchan-dev/barchan/internal/control/manager/sandboxes"
 	"github.com/barchan-dev/barchan/internal/control/picker"
@@ -74,13 +75,14 @@ type Daemon struct {
 	ca            *localca.CA
 	acme          *acme.Manager // nil without ACME
 	tokens        *sandbox.Tokens
-	api           *apiserver.Server       // nil in a replica
+	api           *apiserver.Server       // nil but in a server
 	stale         time.Duration           // after which a replica's routes are trusted no more
 	watches       *staleness.ShortWatches // nil but in a replica
 	rest          *rest.Config            // reaches the API server as our own parts
 	cache         *cache.Cache
 	objects       sandboxes.Objects // past HTTP, where the API server is in this process
-	machine       *machine.Machine  // nil in a replica
+	machine       *machine.Machine  // nil but in a server
+	runner        *podrun.Runner    // nil but in a controller
 	routes        *route.Table
 	peers         *peers.Replica // nil where there are none
 	observers     []observer     // of sandboxes, in the order of their calls

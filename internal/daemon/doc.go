@@ -21,5 +21,11 @@
 //
 //	disk, lock, bind, connect, caches, routes, peers, manager, serve
 //
+// A controller of a cluster has no sandboxes of its own and serves none:
+//
+//	disk, lock, bind, connect, caches, pools, election
+//
+// Its controllers run while it holds the cluster's Lease. One that loses the Lease ends.
+//
 // Sandboxes keep running when the process ends; the next boot adopts them.
 package daemon

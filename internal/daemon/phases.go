@@ -34,7 +34,10 @@ type (
 
 // bootPhases returns the phases of this role in order.
 func (d *Daemon) bootPhases() []boot.Phase {
-	if d.cfg.Role == config.RoleReplica {
+	switch d.cfg.Role {
+	case config.RoleController:
+		return d.clusterPhases()
+	case config.RoleReplica:
 		return d.replicaPhases()
 	}
 	return d.serverPhases()
@@ -82,6 +85,19 @@ func (d *Daemon) replicaPhases() []boot.Phase {
 	}
 }
 
+// clusterPhases end with the election, in which a controller waits for its turn.
+func (d *Daemon) clusterPhases() []boot.Phase {
+	return []boot.Phase{
+		{Name: "disk", Provides: resources{freeDisk}, Run: d.awaitDisk},
+		{Name: "lock", Needs: resources{freeDisk}, Provides: resources{dataDir}, Run: d.takeDataDir, Services: d.lockServices},
+		{Name: "bind", Needs: resources{dataDir}, Provides: resources{listeners}, Run: d.bindListeners, Services: d.listenerServices},
+		{Name: "connect", Needs: resources{listeners}, Provides: resources{apiServer}, Run: d.connect},
+		{Name: "caches", Needs: resources{apiServer}, Provides: resources{listedObjects}, Run: d.makeCache, Services: d.cacheServices},
+		{Name: "pools", Needs: resources{listedObjects}, Provides: resources{filledTables}, Run: d.makeTables, Services: d.tableServices},
+		{Name: "election", Needs: resources{listeners, filledTables}, Run: d.makeRunner, Services: d.electionServices},
+	}
+}
+
 // takeDataDir refuses what would end in half a boot.
 func (d *Daemon) takeDataDir(context.Context) error {
 	release, err := machine.Lock(d.cfg.DataDir)
@@ -120,7 +136,7 @@ func (d *Daemon) bindListeners(ctx context.Context) (err error) {
 	if d.plain, err = d.bind(ctx, "httpAddr", d.cfg.HTTPAddr, nil); err != nil {
 		return err
 	}
-	if d.cfg.TLSAddr != "" {
+	if d.cfg.TLSAddr != "" && d.cfg.Role != config.RoleController {
 		tlsConfig, err := d.certificates(ctx)
 		if err == nil {
 			d.secure, err = d.bind(ctx, "tlsAddr", d.cfg.TLSAddr, tlsConfig)

@@ -22,8 +22,8 @@ import (
 	"github.com/barchan-dev/barchan/internal/edge/route"
 )
 
-// connect has a replica use the API server of its kubeconfig. Whether that answers is seen by the
-// caches, which wait for it.
+// connect has a replica or controller use the API server of its kubeconfig, or of the cluster whose Pod it is.
+// Whether that answers is seen by the caches, which wait for it.
 func (d *Daemon) connect(context.Context) (err error) {
 	if err := d.openTokens(); err != nil {
 		return err
@@ -33,7 +33,10 @@ func (d *Daemon) connect(context.Context) (err error) {
 		return fmt.Errorf("apiKubeconfig: %w", err)
 	}
 	d.rest.QPS = -1 // no limit of the client's own; the server has its flow control
-	d.rest.UserAgent = "barchan-replica/" + d.cfg.Version
+	d.rest.UserAgent = "barchan-" + d.cfg.Role + "/" + d.cfg.Version
+	if d.cfg.Role == config.RoleController { // nobody is routed by what it knows
+		return nil
+	}
 	if d.stale, err = staleness.Limit(); err != nil {
 		return err
 	}
@@ -43,11 +46,11 @@ func (d *Daemon) connect(context.Context) (err error) {
 	return nil
 }
 
-// openTokens reads the secret of all tokens. A server makes it; a replica must be given the server's.
+// openTokens reads the secret of all tokens. A server makes it; the other roles must be given theirs.
 func (d *Daemon) openTokens() error {
-	if d.cfg.Role == config.RoleReplica {
+	if d.cfg.Role != config.RoleServer {
 		if _, err := os.Stat(d.cfg.TokenSecret); err != nil {
-			return fmt.Errorf("tokenSecret: copy it from the server's <dataDir>/credentials/token-secret: %w: %w", err, errs.ErrInvalid)
+			return fmt.Errorf("tokenSecret: all replicas and controllers need the same one; that of a server is <dataDir>/credentials/token-secret: %w: %w", err, errs.ErrInvalid)
 		}
 	}
 	secret, err := defaults.LoadSecret(d.cfg.TokenSecret)
@@ -105,7 +108,7 @@ func (d *Daemon) applyHints(_ string, batch []push.Route) {
 // ours reports whether a hint may name an address: none, or one of the sandboxes' subnets where
 // those are known. A replica does not have them.
 func (d *Daemon) ours(addr netip.Addr) bool {
-	if !addr.IsValid() || d.cfg.Role == config.RoleReplica {
+	if !addr.IsValid() || d.cfg.Role != config.RoleServer {
 		return true
 	}
 	return d.cfg.Subnet.Contains(addr) || d.cfg.Subnet6.IsValid() && d.cfg.Subnet6.Contains(addr)

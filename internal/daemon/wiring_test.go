@@ -38,8 +38,8 @@ func wired(t *testing.T, role string) *Daemon {
 	cfg := config.Default()
 	cfg.DataDir, cfg.NodeName, cfg.Role = t.TempDir(), "n", role
 	cfg.RunDir, cfg.TokenSecret = filepath.Join(cfg.DataDir, "run"), filepath.Join(cfg.DataDir, "secret")
-	if role == config.RoleReplica {
-		cfg.APIKubeconfig = "/nowhere"
+	if role != config.RoleServer {
+		cfg.APIKubeconfig, cfg.AgentImage = "/nowhere", "agent"
 	}
 	d, err := New(Config{Config: cfg, Log: telemetry.Discard()})
 	if err != nil {
@@ -60,7 +60,7 @@ func names(phases []boot.Phase) (list []string) {
 func TestBootOrder(t *testing.T) {
 	for role, independent := range map[string][]string{
 		config.RoleServer:  {"defaults, caches"},
-		config.RoleReplica: nil,
+		config.RoleReplica: nil, config.RoleController: nil,
 	} {
 		phases := wired(t, role).bootPhases()
 		if err := boot.Check(phases); err != nil {
@@ -86,7 +86,8 @@ func TestDocumentedOrder(t *testing.T) {
 		}
 		return string(b)
 	}
-	server, replica := names(wired(t, config.RoleServer).bootPhases()), names(wired(t, config.RoleReplica).bootPhases())
+	phasesOf := func(role string) []string { return names(wired(t, role).bootPhases()) }
+	server, replica, cluster := phasesOf(config.RoleServer), phasesOf(config.RoleReplica), phasesOf(config.RoleController)
 	doc := read("doc.go")
 	var documented []string
 	for _, m := range regexp.MustCompile(`(?m)^//\t([a-z-]+)  +\S`).FindAllStringSubmatch(doc, -1) {
@@ -95,11 +96,13 @@ func TestDocumentedOrder(t *testing.T) {
 	if !slices.Equal(documented, server) {
 		t.Errorf("doc.go lists %v, the server's phases are %v", documented, server)
 	}
-	if want := "//\t" + strings.Join(replica, ", ") + "\n"; !strings.Contains(doc, want) {
-		t.Errorf("doc.go lacks %q", want)
+	for _, phases := range [][]string{replica, cluster} {
+		if want := "//\t" + strings.Join(phases, ", ") + "\n"; !strings.Contains(doc, want) {
+			t.Errorf("doc.go lacks %q", want)
+		}
 	}
 	architecture := regexp.MustCompile(` \([^)]*\)`).ReplaceAllString(read("../../ARCHITECTURE.md"), "")
-	for _, phases := range [][]string{server, replica} {
+	for _, phases := range [][]string{server, replica, cluster} {
 		if want := strings.Join(phases, " → "); !strings.Contains(architecture, want) {
 			t.Errorf("ARCHITECTURE.md lacks %q", want)
 		}
@@ -110,14 +113,16 @@ func TestDocumentedOrder(t *testing.T) {
 func TestServices(t *testing.T) {
 	for role, want := range map[string]string{
 		config.RoleServer: "lock: lock; bind: LISTENERS; api: apiserver; caches: cache; node: node files, containerd, node, containerd health; " +
-			"routes: binder, routes; peers: peers; manager: manager; controllers: events, repairs, sandboxes, history, checkpoints, pools, warm-ups, claims; serve: idle, gateway",
-		config.RoleReplica: "lock: lock; bind: LISTENERS; caches: cache; routes: binder, routes, watch proof; peers: peers; manager: manager; serve: gateway",
+			"routes: binder, routes; peers: peers; manager: manager; controllers: events, repairs, sandboxes, checkpoints, warm-ups, history, pools, claims; serve: idle, gateway",
+		config.RoleController: "lock: lock; bind: LISTENERS; caches: cache; pools: binder, routes; election: events, election",
+		config.RoleReplica:    "lock: lock; bind: LISTENERS; caches: cache; routes: binder, routes, watch proof; peers: peers; manager: manager; serve: gateway",
 	} {
 		d := wired(t, role)
 		d.secure, d.acme, d.peers = &front{}, &acme.Manager{}, &peers.Replica{}
-		if role == config.RoleServer {
+		switch role {
+		case config.RoleServer:
 			d.machine = &machine.Machine{Supervisor: &supervisor.Supervisor{}}
-		} else {
+		case config.RoleReplica:
 			d.watches = &staleness.ShortWatches{}
 		}
 		var got []string

@@ -21,6 +21,7 @@ type ContainerState string
 // Container states.
 const (
 	ContainerAbsent  ContainerState = "absent"  // no resources on this node
+	ContainerPending ContainerState = "pending" // a cluster has yet to run or to end its Pod
 	ContainerRunning ContainerState = "running" // its agent answers
 	ContainerPaused  ContainerState = "paused"  // it can be resumed
 	ContainerExited  ContainerState = "exited"  // it exited or was killed
@@ -45,6 +46,12 @@ type Observed struct {
 	EntrypointExit *int32
 	// Memory is where the memory of a paused sandbox is; empty without saved memory.
 	Memory agents.MemoryPlace
-	// Message is the reason if State is exited or Probed false, and what a paused sandbox has saved.
+	// Message is the reason if State is pending or exited or Probed false, what a paused sandbox has saved, and
+	// what a cluster says of a Pod that is ready.
 	Message string
+	// Reason is that of the condition Ready, or of a sandbox that is to be suspended, Suspended, while State is
+	// pending. Empty: DependenciesNotReady, NotSuspended.
+	Reason string
+	// Service and ServiceFQDN name the Service of a sandbox in a cluster.
+	Service, ServiceFQDN string
 }

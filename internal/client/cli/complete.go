@@ -102,7 +102,7 @@ func (a completer) flagChoices() map[string]choices {
 		"pool create template": a.objectChoices(app.TemplateKind()), "namespace": a.namespaceChoices,
 		"output": fixed(app.Formats()...), "ls state": fixed(app.AnyState()...), "net leases state": fixed(admin.LeaseStates()...),
 		"pool create update": fixed("OnReplenish", "Recreate"), "env shell": fixed("sh", "fish", "json"), "net trace protocol": fixed("tcp", "udp", "icmp"),
-		"log-level": fixed("debug", "info", "warn", "error"), "role": fixed(config.RoleServer, config.RoleReplica),
+		"log-level": fixed("debug", "info", "warn", "error"), "role": fixed(config.RoleServer, config.RoleController, config.RoleReplica),
 		"quota-counts": fixed(config.QuotaRunning, config.QuotaAll), "paused-addresses": fixed(config.AddressesKept, config.AddressesReleased),
 		"config": nil, "kubeconfig": nil, "ca-file": nil, "file": nil, "data-dir": nil,
 	}

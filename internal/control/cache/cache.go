@@ -49,6 +49,8 @@ type Config struct {
 	// Log receives the informers' entries. Their library has one logger for the process: the
 	// first cache sets it. Nil: discarded.
 	Log *slog.Logger
+	// Pods has the cache hold the Pods of sandboxes too, without what no controller of ours reads.
+	Pods bool
 }
 
 // Cache holds all objects of our kinds.
@@ -84,7 +86,8 @@ func New(ctx context.Context, cfg Config) (*Cache, error) {
 	watched.Wrap(failures.listen)
 	waits := newNotifier()
 	informers, err := crcache.New(watched, crcache.Options{
-		Scheme: scheme, Mapper: mapper, ReaderFailOnMissingInformer: true, DefaultWatchErrorHandler: failures.note,
+		ByObject: map[client.Object]crcache.ByObject{&corev1.Pod{}: podSelection()},
+		Scheme:   scheme, Mapper: mapper, ReaderFailOnMissingInformer: true, DefaultWatchErrorHandler: failures.note,
 		NewInformer: func(from toolscache.ListerWatcher, o runtime.Object, resync time.Duration, by toolscache.Indexers) toolscache.SharedIndexInformer {
 			return toolscache.NewSharedIndexInformer(&relisting{from, func() { waits.notifyAll(reflect.TypeOf(o)) }}, o, resync, by)
 		},
@@ -100,7 +103,11 @@ func New(ctx context.Context, cfg Config) (*Cache, error) {
 	c.fresh = newFresh(func(ctx context.Context, key types.NamespacedName) (*extensions.SandboxTemplate, error) {
 		return read(ctx, live, key, &extensions.SandboxTemplate{})
 	})
-	if err := c.watch(ctx); err != nil {
+	held := kinds()
+	if cfg.Pods {
+		held = append(held, &corev1.Pod{})
+	}
+	if err := c.watch(ctx, held); err != nil {
 		return nil, err
 	}
 	return c, nil

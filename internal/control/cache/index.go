@@ -1,6 +1,7 @@
 package cache
 
 import (
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -26,6 +27,7 @@ const (
 	indexTemplateOrigin = "barchan.templateOrigin"
 	indexUnfinished     = "barchan.unfinished"
 	indexWarm           = "barchan.warm"
+	indexPodOwner       = "barchan.podOwner"
 )
 
 // index finds objects of one kind by a value.
@@ -63,6 +65,7 @@ func indexes() []index {
 		{indexTemplateOrigin, &extensions.SandboxTemplate{}, of(templateOrigin)},
 		{indexUnfinished, &barchan.Checkpoint{}, of(unfinished)},
 		{indexWarm, &barchan.Checkpoint{}, of(warmUpOf)},
+		{indexPodOwner, &corev1.Pod{}, of(func(p *corev1.Pod) string { return string(owner(p)) })},
 	}
 }
 

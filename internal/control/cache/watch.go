@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 
@@ -38,13 +39,16 @@ type kind struct {
 }
 
 // watch makes the informers of all kinds, which notify the waits.
-func (c *Cache) watch(ctx context.Context) error {
+func (c *Cache) watch(ctx context.Context, held []client.Object) error {
 	for _, ix := range indexes() {
+		if !slices.ContainsFunc(held, func(o client.Object) bool { return reflect.TypeOf(o) == reflect.TypeOf(ix.object) }) {
+			continue
+		}
 		if err := c.informers.IndexField(ctx, ix.object, ix.name, ix.values); err != nil {
 			return fmt.Errorf("register index %s: %w", ix.name, err)
 		}
 	}
-	for _, o := range kinds() {
+	for _, o := range held {
 		informer, err := c.informer(ctx, o)
 		if err != nil {
 			return err

@@ -58,13 +58,14 @@ type Runner interface {
 	Observe(ctx context.Context, ref sandbox.Ref) (sandbox.Observed, error)
 }
 
-// SandboxConfig configures NewSandbox. Log, Client, Cache, Runner and Node are required.
+// SandboxConfig configures NewSandbox. Log, Client, Cache and Runner are required.
 type SandboxConfig struct {
 	Log    *slog.Logger
 	Client client.Client
 	Cache  cache.Cache
 	Runner Runner
-	// Node is the Runner's name in status.nodeName. Sandboxes of other nodes are ignored.
+	// Node is the Runner's name in status.nodeName. Sandboxes of other nodes are ignored. Empty: the Runner is a cluster's. It
+	// runs all sandboxes, and Kubernetes collects what they own, so that they need no finalizer.
 	Node string
 	// Origins delays sandboxes until the checkpoint that they start from is ready; nil leaves that to the Runner.
 	Origins Origins
@@ -72,6 +73,8 @@ type SandboxConfig struct {
 	ForkSecrets bool
 	// Changes delivers sandboxes whose container changed on the node.
 	Changes <-chan sandbox.Ref
+	// Sources has other events that reconcile sandboxes.
+	Sources []source.Source
 	// Events records Kubernetes events; nil records none.
 	Events events.EventRecorder
 	// Workers is the number of concurrent reconciles. Default 16.
@@ -86,8 +89,8 @@ type SandboxConfig struct {
 
 // NewSandbox returns the controller of sandboxes on a node. Its Start blocks until ctx is done.
 func NewSandbox(cfg SandboxConfig) (controller.Controller, error) {
-	if cfg.Log == nil || cfg.Client == nil || cfg.Cache == nil || cfg.Runner == nil || cfg.Node == "" {
-		return nil, fmt.Errorf("sandbox controller: Log, Client, Cache, Runner and Node are required: %w", errs.ErrInvalid)
+	if cfg.Log == nil || cfg.Client == nil || cfg.Cache == nil || cfg.Runner == nil {
+		return nil, fmt.Errorf("sandbox controller: Log, Client, Cache and Runner are required: %w", errs.ErrInvalid)
 	}
 	cfg.Log, cfg.Workers = cfg.Log.With(telemetry.Component, "sandbox-controller"), cmp.Or(cfg.Workers, 16)
 	members := newStartLimiter(cmp.Or(cfg.Starts, max(1, runtime.NumCPU()/2)))
@@ -97,6 +100,7 @@ func NewSandbox(cfg SandboxConfig) (controller.Controller, error) {
 		changes(cfg.Changes),
 		members.source(),
 	}
+	sources = append(sources, cfg.Sources...)
 	if cfg.Origins != nil {
 		sources = append(sources, r.ready(cfg.Cache))
 	}

@@ -40,7 +40,7 @@ func (r *sandboxReconciler) Reconcile(ctx context.Context, req reconcile.Request
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	if s.Status.NodeName != "" && s.Status.NodeName != r.Node {
+	if r.Node != "" && s.Status.NodeName != "" && s.Status.NodeName != r.Node {
 		r.Log.DebugContext(ctx, "sandbox of another node ignored", telemetry.Namespace, s.Namespace, telemetry.Sandbox, s.Name, telemetry.Node, s.Status.NodeName)
 		return reconcile.Result{}, nil
 	}
@@ -67,7 +67,7 @@ func (r *sandboxReconciler) step(ctx context.Context, s *agents.Sandbox) (reconc
 	if sandbox.PhaseOf(s) == sandbox.Dead {
 		return r.untilEnd(s), nil
 	}
-	if controllerutil.AddFinalizer(s, agents.NodeFinalizer) {
+	if r.Node != "" && controllerutil.AddFinalizer(s, agents.NodeFinalizer) {
 		// A sandbox without the finalizer must not start: its removal could not be awaited.
 		if err := r.Client.Update(ctx, s); err != nil {
 			return reconcile.Result{}, fmt.Errorf("add finalizer to sandbox %s/%s: %w", s.Namespace, s.Name, err)
@@ -86,7 +86,9 @@ func (r *sandboxReconciler) apply(ctx context.Context, s *agents.Sandbox) (recon
 	if !r.mayStart(ctx, s) {
 		return r.untilEnd(s), nil
 	}
-	if err := r.prepare(ctx, s); err != nil {
+	if err := r.prepare(ctx, s); isFinal(err) {
+		return r.failed(ctx, s, sandbox.Observed{}, err)
+	} else if err != nil {
 		return reconcile.Result{}, err
 	}
 	seen, tried, err := r.drive(ctx, s)
@@ -180,9 +182,9 @@ func (r *sandboxReconciler) remainingDelay(s *agents.Sandbox) time.Duration {
 }
 
 // announceStart writes this node to the status before any slow step. If two servers see a sandbox without
-// a node, only one write succeeds.
+// a node, only one write succeeds. In a cluster the creation of the Pod has that effect.
 func (r *sandboxReconciler) announceStart(ctx context.Context, s *agents.Sandbox) error {
-	if s.Status.NodeName != "" || s.Spec.OperatingMode == agents.ModeSuspended {
+	if r.Node == "" || s.Status.NodeName != "" || s.Spec.OperatingMode == agents.ModeSuspended {
 		return nil
 	}
 	failpoint.Reach("sandbox/seen")
@@ -239,9 +241,10 @@ func (r *sandboxReconciler) expire(ctx context.Context, s *agents.Sandbox) error
 	return nil
 }
 
-// clear removes an ended sandbox from the node, and then its finalizer.
+// clear removes an ended sandbox from the node, and then its finalizer. What a deleted object owns in a cluster, Kubernetes
+// collects.
 func (r *sandboxReconciler) clear(ctx context.Context, s *agents.Sandbox) error {
-	if !controllerutil.ContainsFinalizer(s, agents.NodeFinalizer) {
+	if r.Node == "" && s.DeletionTimestamp != nil || r.Node != "" && !controllerutil.ContainsFinalizer(s, agents.NodeFinalizer) {
 		return nil
 	}
 	r.refused.drop(s.UID)
@@ -252,7 +255,9 @@ func (r *sandboxReconciler) clear(ctx context.Context, s *agents.Sandbox) error 
 		return fmt.Errorf("remove sandbox %s/%s: %w", s.Namespace, s.Name, err)
 	}
 	failpoint.Reach("sandbox/removed")
-	controllerutil.RemoveFinalizer(s, agents.NodeFinalizer)
+	if !controllerutil.RemoveFinalizer(s, agents.NodeFinalizer) {
+		return nil
+	}
 	if err := r.Client.Update(ctx, s); err != nil {
 		return fmt.Errorf("release sandbox %s/%s: %w", s.Namespace, s.Name, err)
 	}

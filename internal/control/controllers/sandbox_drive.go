@@ -77,13 +77,13 @@ var errChanged = errors.New("its spec differs from the cache")
 func transitionOf(s *agents.Sandbox, is sandbox.ContainerState) transition {
 	suspended := s.Spec.OperatingMode == agents.ModeSuspended
 	switch {
-	case suspended && is == sandbox.ContainerRunning:
+	case suspended && (is == sandbox.ContainerRunning || is == sandbox.ContainerPending):
 		return suspend
 	case suspended, is == sandbox.ContainerRunning, is == sandbox.ContainerExited:
 		return still
 	case is == sandbox.ContainerPaused, is == sandbox.ContainerAbsent && sandbox.Suspended(s) && sandbox.HasRun(s) && suspendMode(s) == agents.SuspendDelete:
 		return resume
-	case is == sandbox.ContainerAbsent:
+	case is == sandbox.ContainerAbsent, is == sandbox.ContainerPending:
 		return start
 	}
 	return still

@@ -20,13 +20,20 @@ func startingStatus(s *agents.Sandbox) *agents.SandboxStatus {
 // waitingStatus returns the status of a sandbox that has not started, with the reason.
 func waitingStatus(s *agents.Sandbox, what string) *agents.SandboxStatus {
 	status := s.Status.DeepCopy()
-	status.Selector = agents.LabelSandboxNameHash + "=" + string(sandbox.IDOf(s.UID))
+	status.Selector = agents.LabelSandboxNameHash + "=" + sandbox.NameHash(s.Name)
 	status.Barchan = &agents.BarchanStatus{ID: string(sandbox.IDOf(s.UID)), Phase: string(sandbox.Starting)}
 	set := conditionSetter(s, status)
+	set(agents.ConditionSuspended, metav1.ConditionFalse, agents.ReasonNotSuspended, notSuspended)
 	set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonDependenciesNotReady, what)
-	set(agents.ConditionSuspended, metav1.ConditionFalse, agents.ReasonNotSuspended, "")
 	return status
 }
+
+// What upstream says in these conditions.
+const (
+	notSuspended = "Sandbox is not suspended"
+	isSuspended  = "Sandbox is suspended"
+	isSuspending = "Sandbox is suspending"
+)
 
 // statusOf returns the status for the observed state.
 func statusOf(s *agents.Sandbox, seen sandbox.Observed) *agents.SandboxStatus {
@@ -35,12 +42,15 @@ func statusOf(s *agents.Sandbox, seen sandbox.Observed) *agents.SandboxStatus {
 		status = startingStatus(s)
 	}
 	switch {
+	case seen.State == sandbox.ContainerPending: // who has its address may not be its agent
+		status.PodIPs, status.NodeName = nil, cmp.Or(seen.Node, status.NodeName)
 	case seen.Address.IsValid():
 		status.PodIPs, status.NodeName = []string{seen.Address.String()}, seen.Node
 		status.Barchan.Runtime, status.Barchan.Image = seen.Runtime, seen.Image
 	case seen.State == sandbox.ContainerPaused, seen.State == sandbox.ContainerAbsent && s.Spec.OperatingMode == agents.ModeSuspended:
 		status.PodIPs = nil // a suspended sandbox may have released its address
 	}
+	status.Service, status.ServiceFQDN = seen.Service, seen.ServiceFQDN
 	if !seen.StartedAt.IsZero() {
 		at := metav1.NewTime(seen.StartedAt.Truncate(1e9))
 		status.Barchan.StartedAt = &at
@@ -60,15 +70,23 @@ func setConditions(s *agents.Sandbox, status *agents.SandboxStatus, seen sandbox
 	case sandbox.ContainerRunning:
 		set(agents.ConditionPodScheduled, metav1.ConditionTrue, "Scheduled", "")
 		setReady(set, seen)
-		set(agents.ConditionSuspended, metav1.ConditionFalse, agents.ReasonNotSuspended, "")
+		set(agents.ConditionSuspended, metav1.ConditionFalse, agents.ReasonNotSuspended, notSuspended)
+	case sandbox.ContainerPending:
+		if suspended {
+			set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxSuspended, isSuspending)
+			set(agents.ConditionSuspended, metav1.ConditionFalse, cmp.Or(seen.Reason, agents.ReasonPodTerminating), seen.Message)
+			return
+		}
+		set(agents.ConditionReady, metav1.ConditionFalse, cmp.Or(seen.Reason, agents.ReasonDependenciesNotReady), seen.Message)
+		set(agents.ConditionSuspended, metav1.ConditionFalse, agents.ReasonNotSuspended, notSuspended)
 	case sandbox.ContainerPaused:
 		if _, failed := sandbox.ResumeFailure(s); !failed {
-			set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxSuspended, "")
+			set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxSuspended, isSuspended)
 		}
 		set(agents.ConditionSuspended, metav1.ConditionTrue, agents.ReasonPodTerminated, cmp.Or(seen.Message, "memory and files are kept"))
 	case sandbox.ContainerAbsent:
 		if suspended {
-			set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxSuspended, "")
+			set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxSuspended, isSuspended)
 			set(agents.ConditionSuspended, metav1.ConditionTrue, agents.ReasonPodTerminated, cmp.Or(seen.Message, keptOfAbsent(s)))
 		}
 	case sandbox.ContainerExited:
@@ -94,7 +112,7 @@ func setReady(set func(kind string, value metav1.ConditionStatus, reason, messag
 	case failure != "":
 		set(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonPodFailed, failure)
 	default:
-		set(agents.ConditionReady, metav1.ConditionTrue, agents.ReasonDependenciesReady, "")
+		set(agents.ConditionReady, metav1.ConditionTrue, agents.ReasonDependenciesReady, seen.Message)
 	}
 }
 
@@ -135,7 +153,7 @@ func expiredStatus(s *agents.Sandbox) *agents.SandboxStatus {
 			status.Conditions = append(status.Conditions, *old)
 		}
 	}
-	conditionSetter(s, status)(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxExpired, "its shutdownTime has passed")
+	conditionSetter(s, status)(agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxExpired, "Sandbox has expired")
 	return status
 }
 

@@ -63,18 +63,18 @@ func (s Server) Status(ctx context.Context) (adminclient.Status, error) {
 // Doctor checks the machine of a running server, also during the boot.
 func (s Server) Doctor(ctx context.Context) ([]adminclient.Check, error) {
 	certificates := checkCertificates(s.cfg.Early().ACME)
-	if s.cfg.Config.Role == config.RoleReplica {
+	if s.cfg.Config.Role != config.RoleServer {
 		return append(s.checkAPI(ctx), certificates...), nil
 	}
 	return append(append(hostcheck.Checks(s.cfg.Gate), certificates...), Doctor(ctx, *s.cfg.Config, false)...), nil
 }
 
-// checkAPI reports whether the API server that a replica serves answers.
+// checkAPI reports whether the API server that a replica or controller uses answers.
 func (s Server) checkAPI(ctx context.Context) []adminclient.Check {
 	check := adminclient.Check{Name: "API server", State: adminclient.CheckOK}
 	remedy := "see apiKubeconfig, " + s.cfg.Config.APIKubeconfig
 	if ready, current, _ := s.cfg.Progress.Snapshot(); !ready {
-		check.State, check.Detail, check.Remedy = adminclient.CheckFailed, "the replica is not ready ("+current+")", remedy
+		check.State, check.Detail, check.Remedy = adminclient.CheckFailed, "the "+s.cfg.Config.Role+" is not ready ("+current+")", remedy
 		return []adminclient.Check{check}
 	}
 	parts := s.cfg.Ready()
@@ -90,7 +90,7 @@ func (s Server) Stop() { s.cfg.Stop() }
 
 // Prepare deletes every sandbox through the API if requested.
 func (s Server) Prepare(ctx context.Context, req adminclient.ShutdownRequest, progress func(adminclient.Event)) error {
-	if !req.All || s.cfg.Config.Role == config.RoleReplica { // a replica has no sandboxes to remove
+	if !req.All || s.cfg.Config.Role != config.RoleServer { // it has no sandboxes to remove
 		return nil
 	}
 	parts, err := s.ready()

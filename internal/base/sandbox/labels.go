@@ -1,0 +1,18 @@
+package sandbox
+
+import (
+	"fmt"
+	"hash/fnv"
+)
+
+// LabelID selects what a sandbox has in a cluster: its Pods, claims and Service. Its value is the sandbox's ID, which no
+// other sandbox ever has, unlike the hash of upstream's label.
+const LabelID = "barchan.dev/sandbox-id"
+
+// NameHash returns the value of upstream's label agents.x-k8s.io/sandbox-name-hash: FNV-1a of the name, 32
+// bits. Two names may share it, so it selects nothing of ours.
+func NameHash(name string) string {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(name)) // never fails
+	return fmt.Sprintf("%08x", h.Sum32())
+}

@@ -1,0 +1,49 @@
+package cache
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apimachinery/pkg/types"
+	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+)
+
+// PodsOf returns the Pods that a sandbox controls, if the cache holds Pods. They have no managed fields, no environment
+// and no volumes.
+func (c *Cache) PodsOf(ctx context.Context, owner types.UID) ([]*corev1.Pod, error) {
+	var list corev1.PodList
+	pods, err := items(ctx, c, &list, &list.Items, "Pods", client.MatchingFields{indexPodOwner: string(owner)})
+	all := make([]*corev1.Pod, len(pods))
+	for i := range pods {
+		all[i] = &pods[i]
+	}
+	return all, err
+}
+
+// podSelection restricts the cache to the Pods of sandboxes, and to what is read of them.
+func podSelection() crcache.ByObject {
+	ours, err := labels.NewRequirement(sandbox.LabelID, selection.Exists, nil)
+	if err != nil {
+		panic(err) // a constant
+	}
+	return crcache.ByObject{Label: labels.NewSelector().Add(*ours), Transform: trimPod}
+}
+
+func trimPod(o any) (any, error) {
+	pod, ok := o.(*corev1.Pod)
+	if !ok {
+		return o, nil
+	}
+	pod.ManagedFields, pod.Annotations = nil, nil
+	pod.Spec.Volumes, pod.Spec.InitContainers = nil, nil
+	for i := range pod.Spec.Containers {
+		c := &pod.Spec.Containers[i]
+		*c = corev1.Container{Name: c.Name, Image: c.Image}
+	}
+	return pod, nil
+}

@@ -1,0 +1,147 @@
+package placement
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+)
+
+// ErrNotOwned means that an object of a sandbox's name is not the sandbox's. It is left as it is.
+var ErrNotOwned = errors.New("is not owned by this sandbox")
+
+// Config configures New. Client, Tokens and AgentImage are required.
+type Config struct {
+	// Client writes to the API server, and reads from it.
+	Client client.Client
+	// Tokens are those of the agents.
+	Tokens *sandbox.Tokens
+	// AgentImage has the agent at /barchan-agent.
+	AgentImage string
+	// ImageVolumes mounts AgentImage as a volume (Kubernetes 1.33 and later, by feature gate before 1.35). Otherwise an init
+	// container copies the agent.
+	ImageVolumes bool
+	// RuntimeClass is that of templates that name none. Empty: the cluster's default.
+	RuntimeClass string
+	// ClusterDomain ends the names of Services. Default cluster.local.
+	ClusterDomain string
+}
+
+// Placer writes the objects of sandboxes. Its methods are idempotent, and safe for concurrent use.
+type Placer struct{ cfg Config }
+
+// New checks the configuration; it sends nothing.
+func New(cfg Config) (*Placer, error) {
+	if cfg.Client == nil || cfg.Tokens == nil || cfg.AgentImage == "" {
+		return nil, fmt.Errorf("placement: Client, Tokens and AgentImage are required: %w", errs.ErrInvalid)
+	}
+	if cfg.ClusterDomain == "" {
+		cfg.ClusterDomain = "cluster.local"
+	}
+	return &Placer{cfg}, nil
+}
+
+// Place writes what a running sandbox lacks: its claims, its Service and then its Pod. owned has the
+// sandbox's Pods, as the caller knows them. Kinds of error: errs.ErrInvalid names a field that the API server or this package refuses;
+// ErrNotOwned, errs.ErrConflict with it, names an object of somebody else's in the way.
+func (p *Placer) Place(ctx context.Context, s *agents.Sandbox, owned []*corev1.Pod) error {
+	if err := errors.Join(p.placeClaims(ctx, s), p.placeService(ctx, s)); err != nil {
+		return err
+	}
+	if len(owned) > 0 {
+		return nil
+	}
+	pod, err := p.Pod(s)
+	if err != nil {
+		return err
+	}
+	return p.create(ctx, s, pod)
+}
+
+// Unplace deletes the Pods of a sandbox, each if it is still the one that the caller saw. Their grace period is that
+// of their spec. Claims and Service stay.
+func (p *Placer) Unplace(ctx context.Context, owned []*corev1.Pod) error {
+	var failures []error
+	for _, pod := range owned {
+		if pod.DeletionTimestamp != nil {
+			continue
+		}
+		failures = append(failures, p.delete(ctx, pod))
+	}
+	return errors.Join(failures...)
+}
+
+// Release deletes the Service of a sandbox that has ended and whose object stays.
+func (p *Placer) Release(ctx context.Context, s *agents.Sandbox) error {
+	if s.Status.Service == "" && !wantsService(s) {
+		return nil
+	}
+	return p.deleteService(ctx, s)
+}
+
+// create writes an object unless the sandbox has it.
+func (p *Placer) create(ctx context.Context, s *agents.Sandbox, o client.Object) error {
+	err := p.cfg.Client.Create(ctx, o)
+	switch {
+	case err == nil:
+		return nil
+	case apierrors.IsAlreadyExists(err):
+		return p.checkOwned(ctx, s, o)
+	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
+		return fmt.Errorf("%w: %w", err, errs.ErrInvalid)
+	case apierrors.IsForbidden(err): // a quota, or an admission policy, which may change
+		return errs.Public(fmt.Errorf("%w: %w", err, errs.ErrExhausted), err.Error())
+	}
+	return fmt.Errorf("create %T %s/%s: %w", o, s.Namespace, o.GetName(), err)
+}
+
+// CheckPod returns ErrNotOwned if a Pod of the sandbox's name is not the sandbox's. It reads the API server.
+func (p *Placer) CheckPod(ctx context.Context, s *agents.Sandbox) error {
+	err := p.checkOwned(ctx, s, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: PodName(s)}})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// checkOwned returns ErrNotOwned if an object is somebody else's.
+func (p *Placer) checkOwned(ctx context.Context, s *agents.Sandbox, o client.Object) error {
+	if err := p.cfg.Client.Get(ctx, client.ObjectKeyFromObject(o), o); err != nil {
+		return fmt.Errorf("read %T %s/%s: %w", o, s.Namespace, o.GetName(), err)
+	}
+	if !metav1.IsControlledBy(o, s) {
+		kind := kindOf(o)
+		return errs.Public(fmt.Errorf("%s %s/%s %w: %w", kind, o.GetNamespace(), o.GetName(), ErrNotOwned, errs.ErrConflict),
+			fmt.Sprintf("%s %s exists and %s; delete or rename it", kind, o.GetName(), ErrNotOwned))
+	}
+	return nil
+}
+
+func kindOf(o client.Object) string {
+	switch o.(type) {
+	case *corev1.Pod:
+		return "Pod"
+	case *corev1.Service:
+		return "Service"
+	default:
+		return "PersistentVolumeClaim"
+	}
+}
+
+// delete deletes an object if it is still the one that was read.
+func (p *Placer) delete(ctx context.Context, o client.Object) error {
+	uid := o.GetUID()
+	err := p.cfg.Client.Delete(ctx, o, client.Preconditions{UID: &uid})
+	if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil
+	}
+	return fmt.Errorf("delete %s %s/%s: %w", kindOf(o), o.GetNamespace(), o.GetName(), err)
+}

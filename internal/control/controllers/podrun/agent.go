@@ -1,0 +1,114 @@
+package podrun
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+)
+
+// prepare tells the agent of a container that has started its token and environment, and returns the state then.
+func (r *Runner) prepare(ctx context.Context, s *agents.Sandbox, pods []*corev1.Pod) (sandbox.Observed, error) {
+	s = s.DeepCopy()
+	s.Status.PodIPs = []string{pods[0].Status.PodIP}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	start := startOf(pods[0])
+	for pause := 10 * time.Millisecond; !r.told(s, start); pause *= 2 { // the status may not show yet that it was
+		err := r.prepareOnce(ctx, s, start)
+		if err == nil {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return r.observed(s, pods), errs.Public(fmt.Errorf("%w: %w", err, errs.ErrUnavailable), "its agent does not answer: "+err.Error())
+		case <-time.After(pause):
+		}
+	}
+	if s.Status.Barchan == nil {
+		s.Status.Barchan = &agents.BarchanStatus{}
+	}
+	s.Status.Barchan.StartedAt = new(metav1.NewTime(start))
+	return r.observed(s, pods), nil
+}
+
+func (r *Runner) prepareOnce(ctx context.Context, s *agents.Sandbox, start time.Time) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	return r.send(ctx, s, start)
+}
+
+// initRequest returns what the agent of a sandbox must know: its token, and the plain values of its first
+// container's environment, which a claim may have added to.
+func (r *Runner) initRequest(s *agents.Sandbox) envd.InitRequest {
+	req := envd.InitRequest{Open: !s.Spec.AgentSecured()}
+	if !req.Open {
+		req.AccessToken = r.cfg.Tokens.Agent(sandbox.IDOf(s.UID))
+	}
+	if containers := s.Spec.PodTemplate.Spec.Containers; len(containers) > 0 {
+		for _, v := range containers[0].Env {
+			if v.ValueFrom == nil && !strings.Contains(v.Value, "$(") { // kubelet has expanded those
+				if req.EnvVars == nil {
+					req.EnvVars = map[string]string{}
+				}
+				req.EnvVars[v.Name] = v.Value
+			}
+		}
+	}
+	return req
+}
+
+// send tells the agent of the container that started then what it must know.
+func (r *Runner) send(ctx context.Context, s *agents.Sandbox, start time.Time) error {
+	req := r.initRequest(s)
+	if err := r.cfg.Agents.Bind(ctx, s, req); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.bound[client.ObjectKeyFromObject(s)] = binding{start.Unix(), fingerprint(req)}
+	return nil
+}
+
+// fingerprint is equal for equal requests.
+func fingerprint(req envd.InitRequest) string {
+	text, err := json.Marshal(req)
+	if err != nil {
+		return "" // not of strings and booleans
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:])
+}
+
+// told reports whether this process has told the agent of the container that started then all that it must know.
+func (r *Runner) told(s *agents.Sandbox, start time.Time) bool {
+	want := binding{start.Unix(), fingerprint(r.initRequest(s))}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.bound[client.ObjectKeyFromObject(s)] == want
+}
+
+func (r *Runner) forget(s types.NamespacedName) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.bound, s)
+}
+
+// refused returns the error of a field of spec.barchan that a Pod cannot honour.
+func refused(name, why string) error {
+	return fmt.Errorf("%w: %w", field.Forbidden(field.NewPath("spec", "barchan", name), why), errs.ErrInvalid)
+}

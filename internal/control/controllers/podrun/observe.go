@@ -1,0 +1,184 @@
+package podrun
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+)
+
+// read returns a sandbox with its Pods.
+func (r *Runner) read(ctx context.Context, ref sandbox.Ref) (*agents.Sandbox, []*corev1.Pod, error) {
+	s, err := r.cfg.Cache.Sandbox(ctx, types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name})
+	if err != nil {
+		return nil, nil, err
+	}
+	if s.UID != ref.UID {
+		return nil, nil, fmt.Errorf("sandbox %s/%s was made again: %w", ref.Namespace, ref.Name, errs.ErrConflict)
+	}
+	pods, err := r.pods(ctx, s.UID)
+	return s, pods, err
+}
+
+// pods returns the Pods of a sandbox, the oldest first.
+func (r *Runner) pods(ctx context.Context, owner types.UID) ([]*corev1.Pod, error) {
+	pods, err := r.cfg.Cache.PodsOf(ctx, owner)
+	if err != nil {
+		return nil, fmt.Errorf("read the Pods of a sandbox: %w", err)
+	}
+	slices.SortFunc(pods, func(a, b *corev1.Pod) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
+	})
+	return pods, nil
+}
+
+// observed returns the state of a sandbox with these Pods. The texts are upstream's where it has any, for its clients compare them.
+func (r *Runner) observed(s *agents.Sandbox, pods []*corev1.Pod) sandbox.Observed {
+	seen := sandbox.Observed{State: sandbox.ContainerAbsent, Message: "Pod has been terminated. Sandbox is suspended"}
+	seen.Service, seen.ServiceFQDN = r.cfg.Placer.Service(s)
+	switch {
+	case len(pods) == 0:
+		return seen
+	case len(pods) > 1:
+		seen.State, seen.Reason = sandbox.ContainerPending, agents.ReasonMultiplePods
+		seen.Message = fmt.Sprintf("it owns %d Pods, of which none is touched: %s", len(pods), names(pods))
+		return seen
+	}
+	pod := pods[0]
+	seen.Node, seen.Runtime, seen.Image = pod.Spec.NodeName, runtimeOf(pod), imageOf(pod)
+	seen.Address, _ = netip.ParseAddr(pod.Status.PodIP) // invalid without one
+	switch {
+	case pod.Status.Phase == corev1.PodSucceeded, pod.Status.Phase == corev1.PodFailed:
+		seen.State, seen.Message = sandbox.ContainerExited, endOf(pod)
+		seen.EntrypointExit = exitCode(pod)
+	case pod.DeletionTimestamp != nil:
+		seen.State, seen.Reason, seen.Message = sandbox.ContainerPending, agents.ReasonPodTerminating, "Pod is terminating. Sandbox is suspending"
+		if s.Spec.OperatingMode != agents.ModeSuspended {
+			seen.Message = "Pod is terminating"
+		}
+	case pod.Status.Phase == corev1.PodRunning && prepared(s, pod):
+		seen.State, seen.StartedAt, seen.Probed = sandbox.ContainerRunning, startOf(pod), isReady(pod)
+		seen.Message = "Pod is Ready"
+		if !seen.Probed {
+			seen.Message = cmp.Or(troubleOf(pod), "Pod is Running but not Ready")
+		} else if seen.Service != "" {
+			seen.Message = "Pod is Ready; Service Exists"
+		}
+	default:
+		seen.State = sandbox.ContainerPending
+		seen.Message = cmp.Or(troubleOf(pod), fmt.Sprintf("Pod exists with phase: %s", cmp.Or(pod.Status.Phase, corev1.PodPending)))
+	}
+	return seen
+}
+
+func names(pods []*corev1.Pod) string {
+	all := make([]string, len(pods))
+	for i, p := range pods {
+		all[i] = p.Name
+	}
+	return strings.Join(all, ", ")
+}
+
+// prepared reports whether the agent of the Pod's running container has accepted the sandbox's token.
+func prepared(s *agents.Sandbox, pod *corev1.Pod) bool {
+	start := startOf(pod)
+	return !start.IsZero() && s.Status.Barchan != nil && s.Status.Barchan.StartedAt != nil && s.Status.Barchan.StartedAt.Time.Equal(start)
+}
+
+// startOf returns when the container with the agent started; zero while it does not run.
+func startOf(pod *corev1.Pod) time.Time {
+	if c := firstContainer(pod); c != nil && c.State.Running != nil {
+		return c.State.Running.StartedAt.Time
+	}
+	return time.Time{}
+}
+
+// firstContainer returns the status of the container with the agent.
+func firstContainer(pod *corev1.Pod) *corev1.ContainerStatus {
+	for i := range pod.Status.ContainerStatuses {
+		if c := &pod.Status.ContainerStatuses[i]; len(pod.Spec.Containers) > 0 && c.Name == pod.Spec.Containers[0].Name {
+			return c
+		}
+	}
+	return nil
+}
+
+func isReady(pod *corev1.Pod) bool {
+	c := condition(pod, corev1.PodReady)
+	return c != nil && c.Status == corev1.ConditionTrue
+}
+
+func condition(pod *corev1.Pod, kind corev1.PodConditionType) *corev1.PodCondition {
+	for i := range pod.Status.Conditions {
+		if c := &pod.Status.Conditions[i]; c.Type == kind {
+			return c
+		}
+	}
+	return nil
+}
+
+// troubleOf returns why a Pod does not get ready, in Kubernetes' words: it is not scheduled, or a container waits for what it
+// cannot get. Empty without trouble.
+func troubleOf(pod *corev1.Pod) string {
+	if c := condition(pod, corev1.PodScheduled); c != nil && c.Status == corev1.ConditionFalse {
+		return strings.Join(nonEmpty(c.Reason, c.Message), ": ")
+	}
+	for _, list := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
+		for _, c := range list {
+			if w := c.State.Waiting; w != nil && w.Reason != "PodInitializing" && w.Reason != "ContainerCreating" {
+				return fmt.Sprintf("container %s: %s", c.Name, strings.Join(nonEmpty(w.Reason, w.Message), ": "))
+			}
+		}
+	}
+	return strings.Join(nonEmpty(pod.Status.Reason, pod.Status.Message), ": ") // of a node that is lost
+}
+
+// endOf returns why a Pod has ended.
+func endOf(pod *corev1.Pod) string {
+	if text := strings.Join(nonEmpty(pod.Status.Reason, pod.Status.Message), ": "); text != "" {
+		return text // such as an eviction
+	}
+	if pod.Status.Phase == corev1.PodSucceeded {
+		return "Pod completed successfully"
+	}
+	if code := exitCode(pod); code != nil {
+		return fmt.Sprintf("Pod failed: its first container ended with code %d", *code)
+	}
+	return "Pod failed"
+}
+
+func nonEmpty(all ...string) []string {
+	return slices.DeleteFunc(all, func(s string) bool { return s == "" })
+}
+
+func exitCode(pod *corev1.Pod) *int32 {
+	if c := firstContainer(pod); c != nil && c.State.Terminated != nil {
+		return &c.State.Terminated.ExitCode
+	}
+	return nil
+}
+
+func imageOf(pod *corev1.Pod) string {
+	if c := firstContainer(pod); c != nil {
+		return c.ImageID
+	}
+	return ""
+}
+
+// runtimeOf returns the RuntimeClass, or what CRI runtimes run without one.
+func runtimeOf(pod *corev1.Pod) string {
+	if pod.Spec.RuntimeClassName != nil {
+		return *pod.Spec.RuntimeClassName
+	}
+	return agents.RuntimeRunc
+}

@@ -1,0 +1,208 @@
+package podrun
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	crcache "sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	agents "github.com/barchan-dev/barchan/api/agents/v1beta1"
+	"github.com/barchan-dev/barchan/internal/base/errs"
+	"github.com/barchan-dev/barchan/internal/base/sandbox"
+	"github.com/barchan-dev/barchan/internal/base/telemetry"
+	"github.com/barchan-dev/barchan/internal/control/controllers"
+	"github.com/barchan-dev/barchan/internal/control/controllers/placement"
+	"github.com/barchan-dev/barchan/internal/guest/envd"
+)
+
+var _ controllers.Runner = (*Runner)(nil)
+
+const (
+	// startTimeout bounds the wait for an agent whose container has just started: the hook that starts it may still run.
+	startTimeout = 3 * time.Second
+	// requestTimeout bounds one request to an agent.
+	requestTimeout = time.Second
+)
+
+// Cache has what the API server told last.
+type Cache interface {
+	// Sandbox returns a sandbox by name, an errs.ErrNotFound if there is none.
+	Sandbox(ctx context.Context, key types.NamespacedName) (*agents.Sandbox, error)
+	// PodsOf returns the Pods that a sandbox controls.
+	PodsOf(ctx context.Context, owner types.UID) ([]*corev1.Pod, error)
+}
+
+// Agents sends requests to the agents of sandboxes by the first of status.podIPs.
+type Agents interface {
+	Bind(ctx context.Context, s *agents.Sandbox, req envd.InitRequest) error
+}
+
+// Config configures New. All but Log is required.
+type Config struct {
+	Log    *slog.Logger
+	Cache  Cache
+	Placer *placement.Placer
+	Agents Agents
+	Tokens *sandbox.Tokens
+}
+
+// Runner runs sandboxes as Pods. It is safe for concurrent use.
+type Runner struct {
+	cfg Config
+
+	mu    sync.Mutex
+	bound map[types.NamespacedName]binding // what the agent of a sandbox was told last; +checklocks:mu
+}
+
+// binding is what an agent was told: to which start of its container, and a hash of the request.
+type binding struct {
+	start       int64 // in seconds, as objects have it
+	fingerprint string
+}
+
+// New returns a Runner.
+func New(cfg Config) (*Runner, error) {
+	if cfg.Cache == nil || cfg.Placer == nil || cfg.Agents == nil || cfg.Tokens == nil {
+		return nil, fmt.Errorf("podrun: Cache, Placer, Agents and Tokens are required: %w", errs.ErrInvalid)
+	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler)).With(telemetry.Component, "podrun")
+	return &Runner{cfg: cfg, bound: map[types.NamespacedName]binding{}}, nil
+}
+
+// Ensure makes the Pod of a sandbox, and prepares its agent once the Pod runs. The returned state is pending until then.
+func (r *Runner) Ensure(ctx context.Context, s *agents.Sandbox) (sandbox.Observed, error) {
+	pods, err := r.pods(ctx, s.UID)
+	if err != nil {
+		return sandbox.Observed{}, err
+	}
+	if b := s.Spec.Barchan; b != nil && b.Restore != nil {
+		return r.observed(s, pods), refused("restore", "a Pod starts from its image only; it has no memory to restore")
+	} else if b != nil && b.WarmUp != nil {
+		return r.observed(s, pods), refused("warmUp", "a Pod does not run one; put it into the image or the entrypoint")
+	}
+	if err := r.cfg.Placer.Place(ctx, s, pods); err != nil {
+		return r.observed(s, pods), err
+	}
+	seen := r.observed(s, pods)
+	if seen.State != sandbox.ContainerPending || len(pods) != 1 || startOf(pods[0]).IsZero() {
+		return seen, nil
+	}
+	return r.prepare(ctx, s, pods)
+}
+
+// Bind tells the agent of a running sandbox what a claim has added to its object. A container that starts again has
+// forgotten that; its agent is told by Ensure.
+func (r *Runner) Bind(ctx context.Context, s *agents.Sandbox) error {
+	start := time.Time{}
+	if s.Status.Barchan != nil && s.Status.Barchan.StartedAt != nil {
+		start = s.Status.Barchan.StartedAt.Time
+	}
+	if r.told(s, start) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	return r.send(ctx, s, start)
+}
+
+// SetEgress refuses what no NetworkPolicy can express.
+func (r *Runner) SetEgress(_ context.Context, s *agents.Sandbox) error {
+	if b := s.Spec.Barchan; b != nil && (b.Network != nil || b.NetworkPolicy != nil) {
+		return refused("network", "the egress of a Pod is not restricted yet; write a NetworkPolicy")
+	}
+	return nil
+}
+
+// Suspend deletes the Pod of a sandbox that keeps its volumes only.
+func (r *Runner) Suspend(ctx context.Context, ref sandbox.Ref, mode agents.SuspendMode) (sandbox.Observed, error) {
+	s, pods, err := r.read(ctx, ref)
+	if err != nil {
+		return sandbox.Observed{}, err
+	}
+	if s.Spec.Barchan != nil && mode != agents.SuspendDelete {
+		return r.observed(s, pods), refused("suspend", fmt.Sprintf("a Pod cannot keep its memory or its root file system; set it to %s, which keeps volumes", agents.SuspendDelete))
+	}
+	if err := r.cfg.Placer.Unplace(ctx, pods); err != nil {
+		return r.observed(s, pods), err
+	}
+	return r.state(ctx, s, pods)
+}
+
+// Resume is not called: a suspended sandbox has no container that could be resumed, so it is started again.
+func (r *Runner) Resume(ctx context.Context, ref sandbox.Ref, _ bool) (sandbox.Observed, error) {
+	s, _, err := r.read(ctx, ref)
+	if err != nil {
+		return sandbox.Observed{}, err
+	}
+	return r.Ensure(ctx, s)
+}
+
+// Remove deletes the Pod and the Service of a sandbox whose object stays. It returns nil once the Pod is gone.
+func (r *Runner) Remove(ctx context.Context, ref sandbox.Ref) error {
+	pods, err := r.pods(ctx, ref.UID)
+	if err != nil {
+		return err
+	}
+	if err := r.cfg.Placer.Unplace(ctx, pods); err != nil {
+		return err
+	}
+	key := types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}
+	s, err := r.cfg.Cache.Sandbox(ctx, key)
+	if err == nil && s.UID == ref.UID {
+		err = r.cfg.Placer.Release(ctx, s)
+	}
+	if err != nil && !errors.Is(err, errs.ErrNotFound) {
+		return err
+	}
+	r.forget(key)
+	return nil
+}
+
+// ObjectDeleted forgets a sandbox; Kubernetes collects what its object owned.
+func (r *Runner) ObjectDeleted(namespace, name string) {
+	r.forget(types.NamespacedName{Namespace: namespace, Name: name})
+}
+
+// Observe returns the state of a sandbox's Pod.
+func (r *Runner) Observe(ctx context.Context, ref sandbox.Ref) (sandbox.Observed, error) {
+	s, pods, err := r.read(ctx, ref)
+	if err != nil {
+		return sandbox.Observed{}, err
+	}
+	return r.state(ctx, s, pods)
+}
+
+// state is observed, but before a sandbox is called suspended for the first time it looks for a Pod of its name that it
+// does not own.
+func (r *Runner) state(ctx context.Context, s *agents.Sandbox, pods []*corev1.Pod) (sandbox.Observed, error) {
+	seen := r.observed(s, pods)
+	if seen.State != sandbox.ContainerAbsent || s.Spec.OperatingMode != agents.ModeSuspended || sandbox.Suspended(s) {
+		return seen, nil
+	}
+	err := r.cfg.Placer.CheckPod(ctx, s)
+	if errors.Is(err, placement.ErrNotOwned) {
+		seen.State, seen.Reason = sandbox.ContainerPending, agents.ReasonPodNotOwned
+		seen.Message = "Refused to delete pod because it is not owned by this sandbox"
+		return seen, nil
+	}
+	return seen, err
+}
+
+// Changes reconciles the sandbox that controls a Pod whenever the Pod changes.
+func Changes(from crcache.Cache) source.Source {
+	return controllers.Watch(from, &corev1.Pod{}, func(_ context.Context, old, now *corev1.Pod, q controllers.Queue) {
+		if owner := metav1.GetControllerOf(cmp.Or(now, old)); owner != nil {
+			q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: cmp.Or(now, old).Namespace, Name: owner.Name}})
+		}
+	})
+}
