@@ -102,7 +102,7 @@ only_one() {
 
 # go_wanted prints the newest Go version that one of our modules asks for.
 go_wanted() {
-	sed -n 's/^go \([0-9.]*\)$/\1/p' go.mod tools/go.mod tools/kubectl/go.mod runtimes/*/go.mod |
+	sed -n 's/^go \([0-9.]*\)$/\1/p' go.mod tools/go.mod tools/*/go.mod runtimes/*/go.mod |
 		sort -V | tail -n 1
 }
 

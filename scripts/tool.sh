@@ -18,13 +18,25 @@ recipe() {
 		version=gvisor.dev/gvisor/runsc/version.version=$(pinned gvisor.dev/gvisor)
 		;;
 	containerd)
-		module=runtimes/containerd package=github.com/containerd/containerd/v2/cmd/containerd
-		version=github.com/containerd/containerd/v2/version.Version=$(pinned github.com/containerd/containerd/v2)
+		containerd_module cmd/containerd
 		# Snapshots are overlayfs's, and there is no kubelet to talk to.
 		tags='no_btrfs no_zfs no_devmapper no_cri no_tracing'
 		;;
-	kube-apiserver)
-		module=runtimes/kubernetes package=k8s.io/kubernetes/cmd/kube-apiserver
+	containerd-cri) # the one that a kubelet talks to, in tests
+		containerd_module cmd/containerd
+		tags='no_btrfs no_zfs no_devmapper no_tracing'
+		;;
+	containerd-shim-runc-v2) containerd_module "cmd/$1" ;;
+	containerd-shim-runsc-v1)
+		module=tools/gvisor-shim package=gvisor.dev/gvisor/shim
+		[[ $(pinned gvisor.dev/gvisor) == "$(module=runtimes/gvisor pinned gvisor.dev/gvisor)" ]] ||
+			die "$module/go.mod pins another gVisor than runtimes/gvisor/go.mod; set the same version"
+		;;
+	cni-bridge) cni_module main/bridge ;;
+	cni-host-local) cni_module ipam/host-local ;;
+	cni-loopback) cni_module main/loopback ;;
+	kube-apiserver | kube-controller-manager | kube-scheduler | kubelet)
+		module=runtimes/kubernetes package=k8s.io/kubernetes/cmd/$1
 		local release minor
 		release=$(pinned k8s.io/kubernetes)
 		minor=${release#v1.}
@@ -42,6 +54,19 @@ recipe() {
 	gotestsum) module=tools package=gotest.tools/gotestsum ;;
 	*) die "no recipe for the program $1" ;;
 	esac
+}
+
+# containerd_module PACKAGE sets what the programs of containerd's module share.
+containerd_module() {
+	module=runtimes/containerd package=github.com/containerd/containerd/v2/$1
+	version=github.com/containerd/containerd/v2/version.Version=$(pinned github.com/containerd/containerd/v2)
+}
+
+# cni_module PLUGIN sets what the CNI plugins share. In the cache their names begin with cni-,
+# for other programs are called bridge and loopback too.
+cni_module() {
+	module=tools/cni package=github.com/containernetworking/plugins/plugins/$1
+	version=github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion=$(pinned github.com/containernetworking/plugins)
 }
 
 # pinned MODULE prints the version that the go.mod of the recipe asks for.
