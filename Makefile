@@ -1,7 +1,7 @@
 # Everything is done by a script under scripts/; a target says which.
 .DEFAULT_GOAL := help
 SHELL := bash
-.PHONY: help up down deps runtimes kubectl build release generate check-generated fmt lint check test test-all test-short bench
+.PHONY: help up down deps runtimes kubectl build release generate check-generated fmt lint check test test-all test-short test-kube bench
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ test: deps runtimes kubectl build ## run the tests, with a sample of crashes (PK
 
 test-all: deps runtimes kubectl build ## run all tests: also all crashes, the soak, partitions, kube-apiserver
 	@scripts/test.sh --all $(ARGS)
+
+test-kube: deps ## run the tests on a real Kubernetes, with kubelet, runc and gVisor
+	@scripts/test.sh --kube $(ARGS)
 
 test-short: runtimes kubectl build ## run the tests that take no time
 	@scripts/test.sh -short $(ARGS)

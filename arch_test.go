@@ -53,7 +53,7 @@ var layers = [][]string{
 		"internal/client/adminclient", "internal/client/restclient", "internal/testkit",
 	},
 	4: {
-		"internal/control/claiming", "internal/control/agentclient", "internal/control/paging", "internal/edge/gateway", "internal/guest/agent", "internal/testkit/claimsuite",
+		"internal/control/claiming", "internal/control/agentclient", "internal/control/paging", "internal/edge/gateway", "internal/guest/agent", "internal/testkit/claimsuite", "internal/testkit/kubecluster",
 		"internal/node/plan", "internal/node/probe", "internal/node/programs",
 	},
 	5:  {"internal/control/controllers", "internal/control/manager", "internal/adminapi", "internal/config", "internal/node/journal"},
@@ -79,7 +79,7 @@ var owners = map[string][]string{
 	"k8s.io/apiextensions-apiserver":   {"internal/control/apiserver"},
 	"k8s.io/cri-streaming":             {"internal/control/apiserver"},
 	"k8s.io/streaming":                 {"internal/control/apiserver"},
-	"go.etcd.io/etcd":                  {"internal/control/apiserver"},
+	"go.etcd.io/etcd":                  {"internal/control/apiserver", "internal/testkit/kubecluster"},
 	"go.etcd.io/bbolt":                 {"internal/node/ipam", "internal/node/journal", "internal/node/checkpoint", "internal/node"},
 	"github.com/containerd/containerd": {"internal/node/ctrd"},
 	"github.com/containerd/errdefs":    {"internal/node/ctrd"},

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Runs tests in random order, and prints the ten slowest.
 #
-#   scripts/test.sh [--all] [ARGUMENT OF go test...]
+#   scripts/test.sh [--all|--kube] [ARGUMENT OF go test...]
 #
 # Without --all it leaves out most of the crash matrix, the soak, partitions, kube-apiserver,
-# and the race detector, which multiplies the time.
+# and the race detector, which multiplies the time. With --kube it runs the tests that need a
+# Kubernetes, and these alone; the other two leave out those that start a whole cluster.
 # PKG names packages (default ./...), RUN is a pattern of tests.
 #
 # In CI, up to three tests that failed run once more, each alone; what passes only
@@ -14,7 +15,13 @@ source "$(dirname "$0")/lib.sh"
 scripts/tool.sh gotestsum pebble
 export TEST_PART=fast
 race=()
-if [[ ${1:-} == --all ]]; then
+if [[ ${1:-} == --kube ]]; then
+	shift
+	TEST_PART=kube
+	PKG=${PKG:-./test/kube/...}
+	scripts/tool.sh kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl \
+		containerd-cri containerd-shim-runc-v2 runsc containerd-shim-runsc-v1 cni-bridge cni-host-local cni-loopback
+elif [[ ${1:-} == --all ]]; then
 	shift
 	TEST_PART=all
 	race=(-race)

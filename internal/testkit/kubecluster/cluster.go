@@ -1,0 +1,305 @@
+package kubecluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+// Addresses within the namespaces of each cluster.
+const (
+	// NodeIP is the address of the API server and of the node.
+	NodeIP = "172.30.0.1"
+	// serviceIP is that of the Service kubernetes.default. It is an address of the API server's
+	// own port, so that it answers without a kube-proxy.
+	serviceIP   = "10.96.0.1"
+	serviceCIDR = "10.96.0.0/16"
+	podCIDR     = "10.244.0.0/24"
+	apiPort     = "443"
+)
+
+// Config selects the size of a cluster.
+type Config struct {
+	// Nodes is how many nodes run Pods: none, so that Pods stay pending, or one.
+	Nodes int
+}
+
+// Cluster is a Kubernetes that ends with the test that started it.
+type Cluster struct {
+	// REST is how an administrator reaches the API server from the test's process, or from any other
+	// on the machine. Its client does not limit its rate.
+	REST *rest.Config
+	// Kubeconfig is a file with the same for programs that [Cluster.Command] runs.
+	Kubeconfig string
+	// Client is a client of REST.
+	Client kubernetes.Interface
+
+	dir      string
+	ns       *namespaces
+	ca       *authority
+	node     *node // nil without one
+	programs []*program
+	undo     undo
+}
+
+// Start starts a cluster. It returns when the API server and the controllers work and the node, if any,
+// is ready. It skips the test without root or programs, in short runs, and in the parts of the tests
+// that leave Kubernetes out. The garbage collector finds the kinds of a CRD up to 30 s after its creation.
+func Start(t testing.TB, cfg Config) *Cluster {
+	t.Helper()
+	if cfg.Nodes < 0 || cfg.Nodes > 1 {
+		t.Fatalf("a cluster of %d nodes: only none or one", cfg.Nodes)
+	}
+	skip(t, cfg)
+	c := &Cluster{}
+	t.Cleanup(func() {
+		if t.Failed() {
+			for _, p := range c.programs {
+				t.Logf("end of the output of %s:\n%s", p.name, p.output.String())
+			}
+		}
+		if err := c.undo.run(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := c.start(t, cfg); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func skip(t testing.TB, cfg Config) {
+	t.Helper()
+	switch part := os.Getenv("TEST_PART"); {
+	case testing.Short():
+		t.Skip("SKIPPED: starting a Kubernetes takes time")
+	case part != "" && part != "kube":
+		t.Skip("SKIPPED: make test-kube runs it")
+	case os.Geteuid() != 0:
+		t.Skip("SKIPPED: needs root for namespaces")
+	}
+	names := []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"}
+	if cfg.Nodes > 0 {
+		names = append(names, nodePrograms...)
+	}
+	for _, name := range names {
+		FindProgram(t, name)
+	}
+}
+
+func (c *Cluster) start(t testing.TB, cfg Config) (err error) {
+	t.Helper()
+	if c.dir, err = os.MkdirTemp("", "kube"); err != nil { // short, for sockets lie below
+		return err
+	}
+	c.undo.add(func() error { return os.RemoveAll(c.dir) })
+	if err := os.Chmod(c.dir, 0o755); err != nil { // users in Pods read mounted files
+		return err
+	}
+	if err := c.startNamespaces(t); err != nil {
+		return err
+	}
+	if err := c.startControlPlane(t.Context()); err != nil {
+		return err
+	}
+	if cfg.Nodes > 0 {
+		if err := c.startNode(t); err != nil {
+			return err
+		}
+	}
+	// The API server rejects Pods until their namespace has a ServiceAccount.
+	eventually.NoError(t, "ServiceAccount default", func() error {
+		_, err := c.Client.CoreV1().ServiceAccounts("default").Get(t.Context(), "default", metav1.GetOptions{})
+		return errors.Join(err, c.alive())
+	})
+	if cfg.Nodes > 0 {
+		c.awaitNode(t)
+	}
+	return nil
+}
+
+// startNamespaces starts the program with PID 1, and sets up mounts and addresses.
+func (c *Cluster) startNamespaces(t testing.TB) error {
+	t.Helper()
+	pod := filepath.Join(c.dir, "pod")
+	buildPod(t, pod)
+	ns, err := newNamespaces(exec.Command(pod)) //nolint:noctx // ended in order
+	if err != nil {
+		return fmt.Errorf("make namespaces: %w", err)
+	}
+	c.ns = ns
+	c.undo.add(ns.end)
+	if err := ns.mount(c.dir, binDir()); err != nil {
+		return err
+	}
+	for _, args := range [][]string{
+		{"link", "set", "lo", "up"},
+		{"address", "add", NodeIP + "/32", "dev", "lo"},
+		{"address", "add", serviceIP + "/32", "dev", "lo"},
+	} {
+		if out, err := ns.command(t.Context(), "ip", args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("ip %v: %w: %s", args, err, out)
+		}
+	}
+	return nil
+}
+
+// startControlPlane starts etcd, the API server, and the programs that are its clients.
+func (c *Cluster) startControlPlane(ctx context.Context) (err error) {
+	if c.ca, err = newAuthority(); err != nil {
+		return fmt.Errorf("make authority: %w", err)
+	}
+	if c.Kubeconfig, err = c.writeKubeconfig("admin", masters); err != nil {
+		return err
+	}
+	// Clients outside connect to a relay, so that those work too that take no dialer, as streams do.
+	host := loopbackAddress()
+	relay, err := startRelay(ctx, host, func(ctx context.Context) (net.Conn, error) {
+		return c.ns.dial(ctx, "tcp", net.JoinHostPort(NodeIP, apiPort))
+	})
+	if err != nil {
+		return fmt.Errorf("listen on %s: %w", host, err)
+	}
+	c.undo.add(relay.close)
+	names := []string{host, NodeIP, serviceIP, "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}
+	if err := c.ca.writeServer(c.dir, names...); err != nil {
+		return fmt.Errorf("write certificates: %w", err)
+	}
+	admin, err := c.ca.client("admin", masters)
+	if err != nil {
+		return fmt.Errorf("issue certificate: %w", err)
+	}
+	if err := admin.write(c.dir, "kubelet-client"); err != nil {
+		return err
+	}
+	c.REST = c.ca.config(relay.listener.Addr().String(), admin)
+	if c.Client, err = kubernetes.NewForConfig(c.REST); err != nil {
+		return err
+	}
+	etcd, err := startEtcd(c.dir, &c.undo)
+	if err != nil {
+		return fmt.Errorf("start etcd: %w", err)
+	}
+	server, err := c.run("kube-apiserver", c.apiserverFlags(etcd)...)
+	if err != nil {
+		return err
+	}
+	if err := awaitReady(ctx, c.REST, server); err != nil {
+		return err
+	}
+	return c.startClients()
+}
+
+func (c *Cluster) apiserverFlags(etcd string) []string {
+	file := func(name string) string { return filepath.Join(c.dir, name) }
+	return append(serverFlags(c.dir, etcd),
+		"--bind-address=0.0.0.0", "--secure-port="+apiPort, "--advertise-address="+NodeIP,
+		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
+		"--service-cluster-ip-range="+serviceCIDR,
+		"--kubelet-certificate-authority="+file("ca.crt"), "--kubelet-preferred-address-types=InternalIP",
+		"--kubelet-client-certificate="+file("kubelet-client.crt"), "--kubelet-client-key="+file("kubelet-client.key"))
+}
+
+// startClients starts the controllers and the scheduler.
+func (c *Cluster) startClients() error {
+	for _, name := range []string{"kube-controller-manager", "kube-scheduler"} {
+		kubeconfig, err := c.writeKubeconfig("system:" + name)
+		if err != nil {
+			return err
+		}
+		args := []string{
+			"--kubeconfig=" + kubeconfig, "--authentication-kubeconfig=" + kubeconfig, "--authorization-kubeconfig=" + kubeconfig,
+			"--bind-address=127.0.0.1", "--leader-elect=false", "--profiling=false", "--kube-api-qps=500", "--kube-api-burst=1000",
+		}
+		if name == "kube-controller-manager" {
+			args = append(args, "--use-service-account-credentials=true", "--enable-hostpath-provisioner=true",
+				"--root-ca-file="+filepath.Join(c.dir, "ca.crt"), "--service-account-private-key-file="+filepath.Join(c.dir, "server.key"))
+		}
+		if _, err := c.run(name, args...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// run starts a program from the cache in the namespaces.
+func (c *Cluster) run(name string, args ...string) (*program, error) {
+	bin := filepath.Join(c.dir, "bin")
+	cmd := exec.Command(filepath.Join(bin, name), args...) //nolint:noctx // the namespaces end it
+	cmd.Env = []string{"PATH=" + bin + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}
+	cmd.Dir = "/"
+	p, err := startProgram(cmd, c.ns)
+	if err != nil {
+		return nil, err
+	}
+	c.programs = append(c.programs, p)
+	return p, nil
+}
+
+// alive returns an error if a program has exited.
+func (c *Cluster) alive() error {
+	for _, p := range c.programs {
+		select {
+		case <-p.exited:
+			return p.failure()
+		default:
+		}
+	}
+	return nil
+}
+
+// writeKubeconfig writes how a user reaches the API server from within the namespaces.
+func (c *Cluster) writeKubeconfig(user string, groups ...string) (path string, err error) {
+	pair, err := c.ca.client(user, groups...)
+	if err != nil {
+		return "", fmt.Errorf("issue certificate: %w", err)
+	}
+	cfg := clientcmdapi.NewConfig()
+	cfg.Clusters["test"] = &clientcmdapi.Cluster{Server: "https://" + net.JoinHostPort(NodeIP, apiPort), CertificateAuthorityData: c.ca.pem}
+	cfg.AuthInfos["user"] = &clientcmdapi.AuthInfo{ClientCertificateData: pair.cert, ClientKeyData: pair.key}
+	cfg.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "user"}
+	cfg.CurrentContext = "test"
+	path = filepath.Join(c.dir, user+".kubeconfig")
+	return path, clientcmd.WriteToFile(*cfg, path)
+}
+
+// Command prepares a program that runs in the cluster's network namespace, where it reaches the API server
+// and Pods, with the machine's own files and KUBECONFIG set. It is killed if the test's process is.
+func (c *Cluster) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	cmd := c.ns.command(ctx, name, args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig)
+	return cmd
+}
+
+// Dial connects from within the cluster's network namespace, to a Pod for example. The address is numeric.
+func (c *Cluster) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	return c.ns.dial(ctx, network, address)
+}
+
+// Namespace creates a namespace that has a ServiceAccount, so that Pods can be created in it. It stays until
+// the cluster ends.
+func (c *Cluster) Namespace(t testing.TB, name string) {
+	t.Helper()
+	ns := namespace(name)
+	if _, err := c.Client.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+	eventually.NoError(t, "ServiceAccount default in "+name, func() error {
+		_, err := c.Client.CoreV1().ServiceAccounts(name).Get(t.Context(), "default", metav1.GetOptions{})
+		return errors.Join(err, c.alive())
+	})
+}

@@ -1,0 +1,142 @@
+package kubecluster
+
+import (
+	"archive/tar"
+	"bytes"
+	"encoding/json"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/barchan-dev/barchan/internal/testkit/eventually"
+)
+
+// PodImage is an image that each node has. Its program, /pod, waits; `/pod serve :8080` answers HTTP
+// requests with the name of the host; `/pod echo` prints its arguments; `/pod cat` copies its input.
+const PodImage = "barchan.test/pod:1"
+
+// Image describes a small image to write.
+type Image struct {
+	// Name is a whole reference, such as barchan.test/pod:1.
+	Name string
+	// Files are executable files to copy into the image, by their absolute paths there.
+	Files map[string]string
+	// Config has the command, environment and user.
+	Config ocispec.ImageConfig
+}
+
+// WriteImage writes an image as an OCI layout in a tar, for [Cluster.ImportImage], and returns its path.
+func WriteImage(t testing.TB, img Image) (ociTar string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "image.tar")
+	if err := img.write(path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func (i Image) write(path string) error {
+	layer, err := i.layer()
+	if err != nil {
+		return err
+	}
+	platform := ocispec.Platform{OS: "linux", Architecture: runtime.GOARCH}
+	config, err := json.Marshal(ocispec.Image{
+		Platform: platform, Config: i.Config,
+		RootFS: ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromBytes(layer)}},
+	})
+	if err != nil {
+		return err
+	}
+	version := specs.Versioned{SchemaVersion: 2}
+	manifest, err := json.Marshal(ocispec.Manifest{
+		Versioned: version, MediaType: ocispec.MediaTypeImageManifest,
+		Config: descriptor(ocispec.MediaTypeImageConfig, config),
+		Layers: []ocispec.Descriptor{descriptor(ocispec.MediaTypeImageLayer, layer)},
+	})
+	if err != nil {
+		return err
+	}
+	top := descriptor(ocispec.MediaTypeImageManifest, manifest)
+	top.Platform = &platform
+	top.Annotations = map[string]string{"io.containerd.image.name": i.Name}
+	index, err := json.Marshal(ocispec.Index{Versioned: version, MediaType: ocispec.MediaTypeImageIndex, Manifests: []ocispec.Descriptor{top}})
+	if err != nil {
+		return err
+	}
+	var out bytes.Buffer
+	w := tar.NewWriter(&out)
+	files := []tarFile{{"oci-layout", 0o644, []byte(`{"imageLayoutVersion":"1.0.0"}`)}, {"index.json", 0o644, index}}
+	for _, b := range [][]byte{layer, config, manifest} {
+		files = append(files, tarFile{"blobs/sha256/" + digest.FromBytes(b).Encoded(), 0o644, b})
+	}
+	for _, f := range files {
+		if err := f.write(w); err != nil {
+			return err
+		}
+	}
+	if err := w.Close(); err != nil {
+		return err
+	}
+	return os.WriteFile(path, out.Bytes(), 0o600)
+}
+
+// layer is the only one of the image, uncompressed.
+func (i Image) layer() ([]byte, error) {
+	var out bytes.Buffer
+	w := tar.NewWriter(&out)
+	for _, dir := range []string{"tmp/", "etc/"} {
+		if err := w.WriteHeader(&tar.Header{Name: dir, Typeflag: tar.TypeDir, Mode: 0o1777}); err != nil {
+			return nil, err
+		}
+	}
+	for target, source := range i.Files {
+		content, err := os.ReadFile(source)
+		if err != nil {
+			return nil, err
+		}
+		if err := (tarFile{target[1:], 0o755, content}).write(w); err != nil {
+			return nil, err
+		}
+	}
+	err := w.Close()
+	return out.Bytes(), err
+}
+
+type tarFile struct {
+	name    string
+	mode    int64
+	content []byte
+}
+
+func (f tarFile) write(w *tar.Writer) error {
+	h := &tar.Header{Name: f.name, Typeflag: tar.TypeReg, Mode: f.mode, Size: int64(len(f.content))}
+	if err := w.WriteHeader(h); err != nil {
+		return err
+	}
+	_, err := io.Copy(w, bytes.NewReader(f.content))
+	return err
+}
+
+func descriptor(mediaType string, content []byte) ocispec.Descriptor {
+	return ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(content), Size: int64(len(content))}
+}
+
+// buildPod builds the program of [PodImage].
+func buildPod(t testing.TB, path string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", path,
+		"github.com/barchan-dev/barchan/internal/testkit/kubecluster/testdata/pod")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+	cmd.WaitDelay = eventually.Patience
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build the program of Pods: %v\n%s", err, out)
+	}
+}
