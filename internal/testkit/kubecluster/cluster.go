@@ -103,17 +103,21 @@ func skip(t testing.TB, cfg Config) {
 
 func (c *Cluster) start(t testing.TB, cfg Config) (err error) {
 	t.Helper()
-	if c.dir, err = os.MkdirTemp("", "kube"); err != nil { // short, for sockets lie below
+	if err := removeStale(); err != nil {
+		return fmt.Errorf("remove leftovers of killed tests: %w", err)
+	}
+	if c.dir, err = makeDir(&c.undo); err != nil {
 		return err
 	}
-	c.undo.add(func() error { return os.RemoveAll(c.dir) })
-	if err := os.Chmod(c.dir, 0o755); err != nil { // users in Pods read mounted files
-		return err
+	// etcd ends after its clients, for which it would wait.
+	etcd, err := startEtcd(c.dir, &c.undo)
+	if err != nil {
+		return fmt.Errorf("start etcd: %w", err)
 	}
 	if err := c.startNamespaces(t); err != nil {
 		return err
 	}
-	if err := c.startControlPlane(t.Context()); err != nil {
+	if err := c.startControlPlane(t.Context(), etcd); err != nil {
 		return err
 	}
 	if cfg.Nodes > 0 {
@@ -158,8 +162,8 @@ func (c *Cluster) startNamespaces(t testing.TB) error {
 	return nil
 }
 
-// startControlPlane starts etcd, the API server, and the programs that are its clients.
-func (c *Cluster) startControlPlane(ctx context.Context) (err error) {
+// startControlPlane starts the API server, and the programs that are its clients.
+func (c *Cluster) startControlPlane(ctx context.Context, etcd string) (err error) {
 	if c.ca, err = newAuthority(); err != nil {
 		return fmt.Errorf("make authority: %w", err)
 	}
@@ -189,10 +193,6 @@ func (c *Cluster) startControlPlane(ctx context.Context) (err error) {
 	c.REST = c.ca.config(relay.listener.Addr().String(), admin)
 	if c.Client, err = kubernetes.NewForConfig(c.REST); err != nil {
 		return err
-	}
-	etcd, err := startEtcd(c.dir, &c.undo)
-	if err != nil {
-		return fmt.Errorf("start etcd: %w", err)
 	}
 	server, err := c.run("kube-apiserver", c.apiserverFlags(etcd)...)
 	if err != nil {
@@ -227,6 +227,7 @@ func (c *Cluster) startClients() error {
 		}
 		if name == "kube-controller-manager" {
 			args = append(args, "--use-service-account-credentials=true", "--enable-hostpath-provisioner=true",
+				"--flex-volume-plugin-dir="+volumePlugins, // it makes the directory
 				"--root-ca-file="+filepath.Join(c.dir, "ca.crt"), "--service-account-private-key-file="+filepath.Join(c.dir, "server.key"))
 		}
 		if _, err := c.run(name, args...); err != nil {

@@ -12,12 +12,11 @@ import (
 	"testing"
 	"text/template"
 
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/barchan-dev/barchan/internal/node/ctrd"
 	"github.com/barchan-dev/barchan/internal/node/oci/cgroups"
@@ -31,6 +30,8 @@ const (
 	RuntimeClassGVisor = "gvisor"
 
 	nodeUser = "system:node:" + NodeName
+	// volumePlugins is in a directory that is the cluster's own.
+	volumePlugins = "/var/lib/kubelet/volume-plugins"
 )
 
 // nodePrograms are what a node needs besides the control plane's programs, and runc.
@@ -165,7 +166,7 @@ resolvConf: {{.Dir}}/resolv.conf
 evictionHard: {memory.available: 100Mi}
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
-volumePluginDir: /var/lib/kubelet/volume-plugins
+volumePluginDir: {{.VolumePlugins}}
 `,
 }
 
@@ -177,7 +178,7 @@ func (c *Cluster) writeNodeFiles() error {
 	if err := pair.write(c.dir, "kubelet"); err != nil {
 		return err
 	}
-	data := map[string]string{"Dir": c.dir, "Image": PodImage, "PodCIDR": podCIDR, "NodeIP": NodeIP, "Cgroup": c.node.cgroup}
+	data := map[string]string{"Dir": c.dir, "Image": PodImage, "PodCIDR": podCIDR, "NodeIP": NodeIP, "Cgroup": c.node.cgroup, "VolumePlugins": volumePlugins}
 	for name, text := range nodeFiles {
 		parsed, err := template.New(name).Parse(text)
 		if err != nil {

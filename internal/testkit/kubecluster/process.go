@@ -110,7 +110,9 @@ func (p *program) kill() error {
 }
 
 // failure describes a program that exited although it should run.
-func (p *program) failure() error { return fmt.Errorf("%s exited: %w\n%s", p.name, p.err, p.output.String()) }
+func (p *program) failure() error {
+	return fmt.Errorf("%s exited: %w\n%s", p.name, p.err, p.output.String())
+}
 
 // FindProgram is the path of a program that scripts/tool.sh builds. It skips the test without the
 // program, and fails it in CI.
