@@ -19,7 +19,8 @@ import (
 )
 
 // PodImage is an image that each node has. Its program, /pod, waits; `/pod serve :8080` answers HTTP
-// requests with the name of the host; `/pod echo` prints its arguments; `/pod cat` copies its input.
+// requests with the name of the host; `/pod echo` prints its arguments; `/pod cat` copies its input;
+// `/pod api /version` prints what the API server responds to the Pod's ServiceAccount.
 const PodImage = "barchan.test/pod:1"
 
 // Image describes a small image to write.

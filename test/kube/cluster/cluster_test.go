@@ -93,7 +93,8 @@ func readKernel(t *testing.T) string {
 	return all.String()
 }
 
-// runs verifies that a Pod becomes ready, answers at its address, and serves exec and port-forward.
+// runs verifies that a Pod becomes ready, answers at its address, and serves exec and port-forward, and
+// reaches the API server.
 func runs(t *testing.T, c *kubecluster.Cluster, pod *corev1.Pod) {
 	ctx := t.Context()
 	pods := c.Client.CoreV1().Pods(pod.Namespace)
@@ -112,6 +113,9 @@ func runs(t *testing.T, c *kubecluster.Cluster, pod *corev1.Pod) {
 	}
 	if got := execute(t, c, pod.Name, strings.NewReader("input"), "/pod", "cat"); got != "input" {
 		t.Errorf("exec copied %q", got)
+	}
+	if got := execute(t, c, pod.Name, nil, "/pod", "api", "/version"); !strings.Contains(got, "gitVersion") {
+		t.Errorf("the API server responds %q to the Pod", got)
 	}
 	if pod.Spec.RuntimeClassName == nil { // containerd connects in the Pod's namespace, where gVisor does not listen
 		forwarded := forward(t, c, pod.Name)

@@ -4,15 +4,20 @@
 //	pod serve ADDR  answer HTTP requests with the name of the host
 //	pod echo ARG... print the arguments
 //	pod cat         copy the input to the output
+//	pod api PATH    print a response of the API server, asked as the Pod's ServiceAccount
 package main
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -38,6 +43,8 @@ func run(args []string) error {
 	case "cat":
 		_, err := io.Copy(os.Stdout, os.Stdin)
 		return err
+	case "api":
+		return readAPI(args[1])
 	}
 	return fmt.Errorf("unknown command %q", args[0])
 }
@@ -77,4 +84,36 @@ func serve(address string) error {
 		}),
 	}
 	return server.ListenAndServe()
+}
+
+// readAPI finds the API server by the variables and files that each Pod has.
+func readAPI(path string) error {
+	const account = "/var/run/secrets/kubernetes.io/serviceaccount"
+	ca, err := os.ReadFile(filepath.Join(account, "ca.crt"))
+	if err != nil {
+		return err
+	}
+	token, err := os.ReadFile(filepath.Join(account, "token"))
+	if err != nil {
+		return err
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca)
+	host := net.JoinHostPort(os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT"))
+	req, err := http.NewRequest(http.MethodGet, "https://"+host+path, http.NoBody)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Authorization", "Bearer "+string(token))
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}, Timeout: time.Minute}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("GET %s: %s", path, resp.Status)
+	}
+	_, err = io.Copy(os.Stdout, resp.Body)
+	return err
 }
