@@ -36,6 +36,9 @@ const (
 type Config struct {
 	// Nodes is how many nodes run Pods: none, so that Pods stay pending, or one.
 	Nodes int
+	// Install, unless nil, creates objects before the controllers start. They know the kinds of CRDs that
+	// are established by then; of later ones the garbage collector learns tens of seconds later.
+	Install func(*rest.Config)
 }
 
 // Cluster is a Kubernetes that ends with the test that started it.
@@ -58,7 +61,7 @@ type Cluster struct {
 
 // Start starts a cluster. It returns when the API server and the controllers work and the node, if any,
 // is ready. It skips the test without root or programs, in short runs, and in the parts of the tests
-// that leave Kubernetes out. The garbage collector finds the kinds of a CRD up to 30 s after its creation.
+// that leave Kubernetes out.
 func Start(t testing.TB, cfg Config) *Cluster {
 	t.Helper()
 	if cfg.Nodes < 0 || cfg.Nodes > 1 {
@@ -117,7 +120,13 @@ func (c *Cluster) start(t testing.TB, cfg Config) (err error) {
 	if err := c.startNamespaces(t); err != nil {
 		return err
 	}
-	if err := c.startControlPlane(t.Context(), etcd); err != nil {
+	if err := c.startServer(t.Context(), etcd); err != nil {
+		return err
+	}
+	if cfg.Install != nil {
+		cfg.Install(rest.CopyConfig(c.REST))
+	}
+	if err := c.startClients(); err != nil {
 		return err
 	}
 	if cfg.Nodes > 0 {
@@ -162,8 +171,8 @@ func (c *Cluster) startNamespaces(t testing.TB) error {
 	return nil
 }
 
-// startControlPlane starts the API server, and the programs that are its clients.
-func (c *Cluster) startControlPlane(ctx context.Context, etcd string) (err error) {
+// startServer starts the API server, and what clients reach it by.
+func (c *Cluster) startServer(ctx context.Context, etcd string) (err error) {
 	if c.ca, err = newAuthority(); err != nil {
 		return fmt.Errorf("make authority: %w", err)
 	}
@@ -198,10 +207,7 @@ func (c *Cluster) startControlPlane(ctx context.Context, etcd string) (err error
 	if err != nil {
 		return err
 	}
-	if err := awaitReady(ctx, c.REST, server); err != nil {
-		return err
-	}
-	return c.startClients()
+	return awaitReady(ctx, c.REST, server)
 }
 
 func (c *Cluster) apiserverFlags(etcd string) []string {

@@ -19,11 +19,16 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/client-go/transport/spdy"
+	"sigs.k8s.io/yaml"
 
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
 	"github.com/barchan-dev/barchan/internal/testkit/kubecluster"
@@ -35,22 +40,26 @@ const port = "8080"
 // owner owned, and a program in the network namespace reaches the API server.
 func TestControlPlane(t *testing.T) {
 	began := time.Now()
-	c := kubecluster.Start(t, kubecluster.Config{})
+	c := kubecluster.Start(t, kubecluster.Config{Install: func(cfg *rest.Config) { installKind(t, cfg) }})
 	t.Logf("started in %v", time.Since(began))
 	ctx := t.Context()
 
 	maps := c.Client.CoreV1().ConfigMaps("default")
-	owner, err := maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "owner"}}, metav1.CreateOptions{})
-	must(t, err)
-	_, err = maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
-		Name: "owned", OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: owner.Name, UID: owner.UID}},
+	owners := newDynamic(t, c.REST).Resource(schema.GroupVersionResource{Group: "barchan.test", Version: "v1", Resource: "owners"}).Namespace("default")
+	owner, err := owners.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "barchan.test/v1", "kind": "Owner", "metadata": map[string]any{"name": "owner"},
 	}}, metav1.CreateOptions{})
 	must(t, err)
-	must(t, maps.Delete(ctx, owner.Name, metav1.DeleteOptions{}))
+	_, err = maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+		Name: "owned", OwnerReferences: []metav1.OwnerReference{{APIVersion: "barchan.test/v1", Kind: "Owner", Name: "owner", UID: owner.GetUID()}},
+	}}, metav1.CreateOptions{})
+	must(t, err)
+	must(t, owners.Delete(ctx, "owner", metav1.DeleteOptions{}))
 	awaitGone(t, "owned ConfigMap", func() error {
 		_, err := maps.Get(ctx, "owned", metav1.GetOptions{})
 		return err
 	})
+	t.Logf("collected after %v", time.Since(began))
 
 	c.Namespace(t, "passing")
 	must(t, c.Client.CoreV1().Namespaces().Delete(ctx, "passing", metav1.DeleteOptions{}))
@@ -64,6 +73,45 @@ func TestControlPlane(t *testing.T) {
 		t.Errorf("kubectl in the network namespace: %v\n%s", err, out)
 	}
 	t.Logf("done after %v", time.Since(began))
+}
+
+// installKind installs a CRD, and waits until the API server serves it.
+func installKind(t *testing.T, cfg *rest.Config) {
+	t.Helper()
+	crd := map[string]any{}
+	must(t, yaml.Unmarshal([]byte(`apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: owners.barchan.test}
+spec:
+  group: barchan.test
+  names: {kind: Owner, plural: owners}
+  scope: Namespaced
+  versions:
+  - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}
+`), &crd))
+	crds := newDynamic(t, cfg).Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	_, err := crds.Create(t.Context(), &unstructured.Unstructured{Object: crd}, metav1.CreateOptions{})
+	must(t, err)
+	eventually.NoError(t, "CRD established", func() error {
+		got, err := crds.Get(t.Context(), "owners.barchan.test", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		conditions, _, err := unstructured.NestedSlice(got.Object, "status", "conditions")
+		for _, c := range conditions {
+			if c, ok := c.(map[string]any); ok && c["type"] == "Established" && c["status"] == "True" {
+				return nil
+			}
+		}
+		return errors.Join(fmt.Errorf("conditions %v", conditions), err)
+	})
+}
+
+func newDynamic(t *testing.T, cfg *rest.Config) dynamic.Interface {
+	t.Helper()
+	c, err := dynamic.NewForConfig(cfg)
+	must(t, err)
+	return c
 }
 
 // TestNode: a node runs Pods.
