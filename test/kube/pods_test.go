@@ -332,6 +332,7 @@ func TestPodSuspendedAndResumed(t *testing.T) {
 			t.Errorf("while it is being suspended: since %v, not %v, addresses %v", got, began, now.Status.PodIPs)
 		}
 		p.await(s, agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxSuspended, "Sandbox is suspending")
+		p.setStatus(pod, func(st *corev1.PodStatus) { st.Phase = corev1.PodSucceeded }) // as its containers end
 		p.end(pod)
 		p.await(s, agents.ConditionSuspended, metav1.ConditionTrue, agents.ReasonPodTerminated, "Pod has been terminated. Sandbox is suspended")
 		now = p.await(s, agents.ConditionReady, metav1.ConditionFalse, agents.ReasonSandboxSuspended, "Sandbox is suspended")

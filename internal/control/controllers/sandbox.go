@@ -241,10 +241,10 @@ func (r *sandboxReconciler) expire(ctx context.Context, s *agents.Sandbox) error
 	return nil
 }
 
-// clear removes an ended sandbox from the node, and then its finalizer. What a deleted object owns in a cluster, Kubernetes
-// collects.
+// clear removes an ended sandbox from the node, and then its finalizer. In a cluster an object that stays may have none, and
+// what a deleted one owns is also collected without.
 func (r *sandboxReconciler) clear(ctx context.Context, s *agents.Sandbox) error {
-	if r.Node == "" && s.DeletionTimestamp != nil || r.Node != "" && !controllerutil.ContainsFinalizer(s, agents.NodeFinalizer) {
+	if (r.Node != "" || s.DeletionTimestamp != nil) && !controllerutil.ContainsFinalizer(s, agents.NodeFinalizer) {
 		return nil
 	}
 	r.refused.drop(s.UID)

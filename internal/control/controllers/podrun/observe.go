@@ -58,14 +58,14 @@ func (r *Runner) observed(s *agents.Sandbox, pods []*corev1.Pod) sandbox.Observe
 	seen.Node, seen.Runtime, seen.Image = pod.Spec.NodeName, runtimeOf(pod), imageOf(pod)
 	seen.Address, _ = netip.ParseAddr(pod.Status.PodIP) // invalid without one
 	switch {
-	case pod.Status.Phase == corev1.PodSucceeded, pod.Status.Phase == corev1.PodFailed:
-		seen.State, seen.Message = sandbox.ContainerExited, endOf(pod)
-		seen.EntrypointExit = exitCode(pod)
-	case pod.DeletionTimestamp != nil:
+	case pod.DeletionTimestamp != nil: // its containers may have ended by now, which is no end of the sandbox
 		seen.State, seen.Reason, seen.Message = sandbox.ContainerPending, agents.ReasonPodTerminating, "Pod is terminating. Sandbox is suspending"
 		if s.Spec.OperatingMode != agents.ModeSuspended {
 			seen.Message = "Pod is terminating"
 		}
+	case pod.Status.Phase == corev1.PodSucceeded, pod.Status.Phase == corev1.PodFailed:
+		seen.State, seen.Message = sandbox.ContainerExited, endOf(pod)
+		seen.EntrypointExit = exitCode(pod)
 	case pod.Status.Phase == corev1.PodRunning && prepared(s, pod):
 		seen.State, seen.StartedAt, seen.Probed = sandbox.ContainerRunning, startOf(pod), isReady(pod)
 		seen.Message = "Pod is Ready"
