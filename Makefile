@@ -56,7 +56,8 @@ test-kube: deps ## run the tests on a real Kubernetes, with kubelet, runc and gV
 test-short: runtimes kubectl build ## run the tests that take no time
 	@scripts/test.sh -short $(ARGS)
 
-release: runtimes build ## make what users install: dist/*.tar.gz, dist/*.deb
+release: runtimes ## make what users install: dist/*.tar.gz, dist/*.deb
+	@scripts/build.sh release
 	@scripts/release.sh
 
 bench: runtimes build ## measure, with a baseline beside each result (ARGS="--only exec --json")

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds bin/barchan and bin/barchan-agent, both static, with the version in them.
-# With an argument it builds a server for tests instead: failpoints builds
+# release leaves the paths of this machine out of them, and shares no compiled package
+# with tests. With another argument it builds a server for tests instead: failpoints builds
 # bin/barchan-failpoints, which tests can kill at points of their choice, and race
 # builds bin/barchan-race, which reports data races.
 source "$(dirname "$0")/lib.sh"
@@ -8,22 +9,23 @@ source "$(dirname "$0")/lib.sh"
 version=$(git describe --tags --always --dirty 2>/dev/null || echo unknown)
 
 compile() {
-	CGO_ENABLED=0 go_build "build barchan" -buildvcs=false -trimpath -ldflags "-s -w -X main.version=$version" -o bin/ \
+	go_build "build barchan" -buildvcs=false "$@" -ldflags "-s -w -X main.version=$version" -o bin/ \
 		./cmd/barchan-agent ./cmd/barchan
 }
 
 with_failpoints() {
-	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w -X main.version=$version" -tags failpoints \
+	go build -buildvcs=false -ldflags "-s -w -X main.version=$version" -tags failpoints \
 		-o bin/barchan-failpoints ./cmd/barchan
 }
 
 with_race_detector() {
-	CGO_ENABLED=1 go build -buildvcs=false -trimpath -ldflags "-X main.version=$version" -race -o bin/barchan-race ./cmd/barchan
+	CGO_ENABLED=1 go build -buildvcs=false -ldflags "-X main.version=$version" -race -o bin/barchan-race ./cmd/barchan
 }
 
 mkdir -p bin
 case ${1:-} in
 failpoints) step "build barchan $version with failpoints" with_failpoints && exit ;;
 race) step "build barchan $version with the race detector" with_race_detector && exit ;;
+release) step "build barchan $version" compile -trimpath && exit ;;
 esac
 step "build barchan $version" compile

@@ -53,6 +53,7 @@ fi
 run() {
 	local name=$1 packages=$2
 	shift 2
+	[[ " $* " != *" -race "* ]] || export CGO_ENABLED=1
 	gotestsum --format=pkgname-and-test-fails --format-hide-empty-pkg --packages="$packages" --jsonfile="$scratch/$name.json" "${again[@]/REPORT/$scratch/$name.again}" -- \
 		-vet=off -shuffle=on -timeout=45m -parallel=4 ${RUN:+-run="$RUN"} "$@"
 }
@@ -65,7 +66,8 @@ elif ((${#race[@]} == 0)); then
 else
 	# The tests below test/ are clients: of servers, some of which are built with the race detector, and of controllers that
 	# run under it where they are. They take as long as all others together.
-	run servers ./test/... -p=1 "$@" &
+	# The longest of them come first.
+	run servers ./test/... -p=1 -shuffle=off "$@" &
 	servers=$!
 	run packages "$(go list ./... | grep -v '/test/' | tr '\n' ' ')" -p=2 "${race[@]}" "$@" || status=$?
 	wait "$servers" || status=$?
@@ -84,4 +86,4 @@ fi
 
 [[ -z ${PKG:-}${RUN:-} ]] || exit 0
 # What is there only in the server that tests can kill.
-go test -race -tags failpoints ./internal/base/failpoint
+CGO_ENABLED=1 go test -race -tags failpoints ./internal/base/failpoint

@@ -91,7 +91,7 @@ build() {
 	local name=$1
 	scratch=$(mktemp -d "$BIN_DIR/.build.XXXXXX")
 	(
-		export CGO_ENABLED=0 GOFLAGS=-buildvcs=false
+		export GOFLAGS=-buildvcs=false
 		cd "$module"
 		[[ -z $prepare ]] || prepared
 		go_build "build $name" -trimpath -ldflags "-s -w ${version:+-X $version}" -tags "$tags" -o "$scratch/$name" "$package"

@@ -48,7 +48,7 @@ type podTest struct {
 
 func startPods(t *testing.T) *podTest {
 	t.Helper()
-	cfg := startKube(t)
+	cfg := podKube.start(t)
 	c, err := cache.New(t.Context(), cache.Config{REST: cfg, Pods: true})
 	if err != nil {
 		t.Fatal(err)

@@ -13,17 +13,27 @@ import (
 	"github.com/barchan-dev/barchan/internal/testkit/kubecluster"
 )
 
-// kube is the server that all tests share; each has namespaces of its own.
-var kube struct {
+// A shared server is started by the first test that needs it.
+type shared struct {
 	once   sync.Once
 	server *kubecluster.Server
 	err    error // of the start
 }
 
+var (
+	// kube is the server of most tests; each has namespaces of its own.
+	kube shared
+	// podKube is that of the tests whose controller acts on all sandboxes of a cluster.
+	podKube shared
+)
+
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if kube.server != nil {
-		if err := kube.server.Stop(); err != nil {
+	for _, s := range []*shared{&kube, &podKube} {
+		if s.server == nil {
+			continue
+		}
+		if err := s.server.Stop(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
@@ -31,8 +41,13 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// startKube returns how an administrator reaches the server, which has our CRDs.
 func startKube(t *testing.T) *rest.Config {
+	t.Helper()
+	return kube.start(t)
+}
+
+// start returns how an administrator reaches the server, which has our CRDs.
+func (s *shared) start(t *testing.T) *rest.Config {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("SKIPPED: starting a kube-apiserver takes time")
@@ -41,16 +56,16 @@ func startKube(t *testing.T) *rest.Config {
 		t.Skip("SKIPPED: make test-all runs it")
 	}
 	program := kubecluster.FindProgram(t, "kube-apiserver")
-	kube.once.Do(func() {
-		if kube.server, kube.err = kubecluster.StartServer(context.Background(), program); kube.err != nil {
+	s.once.Do(func() {
+		if s.server, s.err = kubecluster.StartServer(context.Background(), program); s.err != nil {
 			return
 		}
-		kube.err = errors.New("CRDs were not installed") // if install fails this test
-		install(t, kube.server.REST)
-		kube.err = nil
+		s.err = errors.New("CRDs were not installed") // if install fails this test
+		install(t, s.server.REST)
+		s.err = nil
 	})
-	if kube.err != nil {
-		t.Fatal(kube.err)
+	if s.err != nil {
+		t.Fatal(s.err)
 	}
-	return rest.CopyConfig(kube.server.REST)
+	return rest.CopyConfig(s.server.REST)
 }

@@ -133,7 +133,7 @@ func descriptor(mediaType string, content []byte) ocispec.Descriptor {
 // buildPod builds the program of [PodImage].
 func buildPod(t testing.TB, path string) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", path,
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-ldflags=-s -w", "-o", path,
 		"github.com/barchan-dev/barchan/internal/testkit/kubecluster/testdata/pod")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
 	cmd.WaitDelay = eventually.Patience

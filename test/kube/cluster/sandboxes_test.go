@@ -19,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/yaml"
 
 	"github.com/barchan-dev/barchan/internal/testkit/eventually"
@@ -49,11 +51,8 @@ func TestSandboxes(t *testing.T) {
 	secret := filepath.Join(b.dir, "token-secret")
 	must(t, os.WriteFile(secret, bytes.Repeat([]byte("s"), 32), 0o600))
 	sum := sha256.Sum256([]byte(apiKey))
+	b.applyFile("../../../packaging/kubernetes/rbac.yaml")
 	b.apply(`
-apiVersion: v1
-kind: Namespace
-metadata: {name: barchan-system}
----
 apiVersion: barchan.dev/v1alpha1
 kind: APIKey
 metadata: {name: test, namespace: default}
@@ -200,7 +199,7 @@ func (b *barchan) start(role, secret string, flags ...string) {
 	b.Helper()
 	dir := b.TempDir()
 	args := append([]string{
-		"up", "--role", role, "--data-dir", dir, "--node-name", role, "--api-kubeconfig", b.Kubeconfig, "--token-secret", secret, "--tls-addr", "",
+		"up", "--role", role, "--data-dir", dir, "--node-name", role, "--api-kubeconfig", b.account(role), "--token-secret", secret, "--tls-addr", "",
 	}, flags...)
 	cmd := b.Command(context.WithoutCancel(b.Context()), filepath.Join(b.bin, "barchan"), args...)
 	log := &bytes.Buffer{}
@@ -213,6 +212,9 @@ func (b *barchan) start(role, secret string, flags ...string) {
 		}
 		if b.Failed() {
 			b.Logf("%s:\n%s", role, log)
+		}
+		if strings.Contains(log.String(), "is forbidden") {
+			b.Errorf("%s lacks a right:\n%s", role, log)
 		}
 	})
 	eventually.NoError(b, role+" is ready", func() error {
@@ -257,6 +259,27 @@ func (b *barchan) state() []byte {
 		return fmt.Append(out, err)
 	}
 	return out
+}
+
+func (b *barchan) applyFile(path string) {
+	b.Helper()
+	text, err := os.ReadFile(path)
+	must(b.T, err)
+	b.apply(string(text))
+}
+
+// account returns a kubeconfig with the rights of a role's ServiceAccount, as its Pod would have them.
+func (b *barchan) account(role string) string {
+	b.Helper()
+	admin, err := clientcmd.LoadFromFile(b.Kubeconfig)
+	must(b.T, err)
+	token := strings.TrimSpace(b.kubectl("create", "token", "-n", "barchan-system", "barchan-"+role))
+	for name := range admin.AuthInfos {
+		admin.AuthInfos[name] = &api.AuthInfo{Token: token}
+	}
+	path := filepath.Join(b.TempDir(), "kubeconfig")
+	must(b.T, clientcmd.WriteToFile(*admin, path))
+	return path
 }
 
 func (b *barchan) apply(text string) {
