@@ -62,7 +62,7 @@ status=0
 if [[ -n ${PKG:-} ]]; then
 	run all "$PKG" -p=2 "${race[@]}" "$@" || status=$?
 elif ((${#race[@]} == 0)); then
-	run all ./... -p=3 "$@" || status=$?
+	run all "./test/e2e ./internal/node ./..." -p=3 "$@" || status=$? # the longest first
 else
 	# The tests below test/ are clients: of servers, some of which are built with the race detector, and of controllers that
 	# run under it where they are. They take as long as all others together.

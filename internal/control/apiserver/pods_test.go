@@ -385,6 +385,7 @@ func TestKubectlPortForward(t *testing.T) {
 			// Another sandbox of that name is not what was forwarded to.
 			k.ok("", "delete", "sandbox", "web")
 			k.ok(webSandbox, "apply", "-f", "-")
+			http.DefaultClient.CloseIdleConnections() // they may not have been cut yet
 			resp, err = http.DefaultClient.Do(request(t, "http://127.0.0.1:"+ports["8080"]+"/other"))
 			if err == nil {
 				_ = resp.Body.Close()
