@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/barchan-dev/barchan/internal/config"
 	"github.com/barchan-dev/barchan/internal/daemon/audit"
@@ -34,21 +35,36 @@ type (
 
 // bootPhases returns the phases of this role in order.
 func (d *Daemon) bootPhases() []boot.Phase {
-	switch d.cfg.Role {
+	switch first := d.firstPhases(); d.cfg.Role {
 	case config.RoleController:
-		return d.clusterPhases()
+		return slices.Concat(first, d.connectPhases(), d.clusterPhases())
 	case config.RoleReplica:
-		return d.replicaPhases()
+		return slices.Concat(first, d.connectPhases(), d.replicaPhases())
+	default:
+		return slices.Concat(first, d.serverPhases())
 	}
-	return d.serverPhases()
 }
 
-// serverPhases are listed in the package comment.
-func (d *Daemon) serverPhases() []boot.Phase {
+// firstPhases are those of all roles.
+func (d *Daemon) firstPhases() []boot.Phase {
 	return []boot.Phase{
 		{Name: "disk", Provides: resources{freeDisk}, Run: d.awaitDisk},
 		{Name: "lock", Needs: resources{freeDisk}, Provides: resources{dataDir}, Run: d.takeDataDir, Services: d.lockServices},
 		{Name: "bind", Needs: resources{dataDir}, Provides: resources{listeners}, Run: d.bindListeners, Services: d.listenerServices},
+	}
+}
+
+// connectPhases replace those of the server whose API a role uses.
+func (d *Daemon) connectPhases() []boot.Phase {
+	return []boot.Phase{
+		{Name: "connect", Needs: resources{listeners}, Provides: resources{apiServer}, Run: d.connect},
+		{Name: "caches", Needs: resources{apiServer}, Provides: resources{listedObjects}, Run: d.makeCache, Services: d.cacheServices},
+	}
+}
+
+// serverPhases follow those of all roles. The package comment lists them.
+func (d *Daemon) serverPhases() []boot.Phase {
+	return []boot.Phase{
 		// A port in use is reported before a file changes.
 		{Name: "migrate", Needs: resources{listeners}, Provides: resources{migratedStorage}, Run: d.migrateStorage},
 		{Name: "api", Needs: resources{migratedStorage}, Provides: resources{apiServer}, Run: d.makeAPI, Services: d.apiServices},
@@ -70,14 +86,9 @@ func (d *Daemon) serverPhases() []boot.Phase {
 	}
 }
 
-// replicaPhases lack what the server does whose API a replica uses.
+// replicaPhases serve the E2B API and the gateway.
 func (d *Daemon) replicaPhases() []boot.Phase {
 	return []boot.Phase{
-		{Name: "disk", Provides: resources{freeDisk}, Run: d.awaitDisk},
-		{Name: "lock", Needs: resources{freeDisk}, Provides: resources{dataDir}, Run: d.takeDataDir, Services: d.lockServices},
-		{Name: "bind", Needs: resources{dataDir}, Provides: resources{listeners}, Run: d.bindListeners, Services: d.listenerServices},
-		{Name: "connect", Needs: resources{listeners}, Provides: resources{apiServer}, Run: d.connect},
-		{Name: "caches", Needs: resources{apiServer}, Provides: resources{listedObjects}, Run: d.makeCache, Services: d.cacheServices},
 		{Name: "routes", Needs: resources{listedObjects}, Provides: resources{filledTables}, Run: d.makeTables, Services: d.tableServices},
 		{Name: "peers", Needs: resources{filledTables}, Provides: resources{joinedPeers}, Run: d.makePeers, Services: d.peerServices},
 		{Name: "manager", Needs: resources{filledTables, joinedPeers}, Provides: resources{runningManager}, Run: d.makeManager, Services: d.managerServices},
@@ -88,11 +99,6 @@ func (d *Daemon) replicaPhases() []boot.Phase {
 // clusterPhases end with the election, in which a controller waits for its turn.
 func (d *Daemon) clusterPhases() []boot.Phase {
 	return []boot.Phase{
-		{Name: "disk", Provides: resources{freeDisk}, Run: d.awaitDisk},
-		{Name: "lock", Needs: resources{freeDisk}, Provides: resources{dataDir}, Run: d.takeDataDir, Services: d.lockServices},
-		{Name: "bind", Needs: resources{dataDir}, Provides: resources{listeners}, Run: d.bindListeners, Services: d.listenerServices},
-		{Name: "connect", Needs: resources{listeners}, Provides: resources{apiServer}, Run: d.connect},
-		{Name: "caches", Needs: resources{apiServer}, Provides: resources{listedObjects}, Run: d.makeCache, Services: d.cacheServices},
 		{Name: "pools", Needs: resources{listedObjects}, Provides: resources{filledTables}, Run: d.makeTables, Services: d.tableServices},
 		{Name: "election", Needs: resources{listeners, filledTables}, Run: d.makeRunner, Services: d.electionServices},
 	}

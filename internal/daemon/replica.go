@@ -34,7 +34,7 @@ func (d *Daemon) connect(context.Context) (err error) {
 	}
 	d.rest.QPS = -1 // no limit of the client's own; the server has its flow control
 	d.rest.UserAgent = "barchan-" + d.cfg.Role + "/" + d.cfg.Version
-	if d.cfg.Role == config.RoleController { // nobody is routed by what it knows
+	if d.cfg.Role == config.RoleController { // it routes no requests
 		return nil
 	}
 	if d.stale, err = staleness.Limit(); err != nil {

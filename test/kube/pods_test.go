@@ -97,7 +97,7 @@ func (p *podTest) Bind(_ context.Context, s *agents.Sandbox, req envd.InitReques
 	return nil
 }
 
-func (p *podTest) told(s *agents.Sandbox) []envd.InitRequest {
+func (p *podTest) requests(s *agents.Sandbox) []envd.InitRequest {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.inits[s.UID])
@@ -221,22 +221,22 @@ func TestPodOfASandbox(t *testing.T) {
 	p.checkPod(s, pod)
 	p.checkOthers(s, pod)
 	p.checkRun(s, pod)
-	// What a claim adds reaches the agent, and a container that starts again is told all of it.
+	// What a claim adds reaches the agent, and a container that starts again gets all of it.
 	p.update(s, func(s *agents.Sandbox) {
 		env := &s.Spec.PodTemplate.Spec.Containers[0].Env
 		*env = append(*env, corev1.EnvVar{Name: "CLAIM", Value: "2"})
 	})
 	eventually.True(t, "the claim's variable", func() bool {
-		inits := p.told(s)
+		inits := p.requests(s)
 		return inits[len(inits)-1].EnvVars["CLAIM"] == "2"
 	})
-	before := len(p.told(s))
+	before := len(p.requests(s))
 	p.setStatus(pod, func(st *corev1.PodStatus) {
 		st.ContainerStatuses[0].RestartCount++
 		st.ContainerStatuses[0].State.Running.StartedAt = metav1.NewTime(time.Now().Add(2 * time.Second).Truncate(time.Second))
 	})
 	eventually.True(t, "the restarted agent", func() bool {
-		inits := p.told(s)
+		inits := p.requests(s)
 		return len(inits) > before && inits[len(inits)-1].EnvVars["CLAIM"] == "2"
 	})
 	p.ready(s, "Pod is Ready")
@@ -299,8 +299,8 @@ func (p *podTest) checkRun(s *agents.Sandbox, pod *corev1.Pod) {
 	p.Helper()
 	id := string(sandbox.IDOf(s.UID))
 	now := p.await(s, agents.ConditionReady, metav1.ConditionFalse, agents.ReasonDependenciesNotReady, "Pod exists with phase: Pending")
-	if len(now.Finalizers) > 0 || len(p.told(s)) > 0 {
-		p.Errorf("finalizers %v, agent was told %v", now.Finalizers, p.told(s))
+	if len(now.Finalizers) > 0 || len(p.requests(s)) > 0 {
+		p.Errorf("finalizers %v, agent has got %v", now.Finalizers, p.requests(s))
 	}
 	p.run(pod, "127.0.0.9")
 	now = p.ready(s, "Pod is Ready; Service Exists")
@@ -309,9 +309,9 @@ func (p *podTest) checkRun(s *agents.Sandbox, pod *corev1.Pod) {
 		p.Errorf("status %+v", got)
 	}
 	p.await(s, agents.ConditionSuspended, metav1.ConditionFalse, agents.ReasonNotSuspended, "Sandbox is not suspended")
-	inits := p.told(s)
+	inits := p.requests(s)
 	if len(inits) != 1 || inits[0].AccessToken != p.tokens.Agent(sandbox.ID(id)) || len(inits[0].EnvVars) != 1 || inits[0].EnvVars["A"] != "1" {
-		p.Errorf("the agent was told %+v", inits)
+		p.Errorf("the agent has got %+v", inits)
 	}
 }
 
@@ -351,7 +351,7 @@ func TestPodSuspendedAndResumed(t *testing.T) {
 		p.run(pod, "127.0.0.10")
 		began = since(p.ready(s, "Pod is Ready"))
 	}
-	// A Pod that somebody deletes is made again, and that is no suspension.
+	// A Pod that is deleted by hand is made again, and that is no suspension.
 	if err := p.Delete(t.Context(), pod); err != nil {
 		t.Fatal(err)
 	}

@@ -51,7 +51,7 @@ func New(cfg Config) (*Placer, error) {
 
 // Place writes what a running sandbox lacks: its claims, its Service and then its Pod. owned has the
 // sandbox's Pods, as the caller knows them. Kinds of error: errs.ErrInvalid names a field that the API server or this package refuses;
-// ErrNotOwned, errs.ErrConflict with it, names an object of somebody else's in the way.
+// ErrNotOwned, errs.ErrConflict with it, names an object in the way that the sandbox does not own.
 func (p *Placer) Place(ctx context.Context, s *agents.Sandbox, owned []*corev1.Pod) error {
 	if err := errors.Join(p.placeClaims(ctx, s), p.placeService(ctx, s)); err != nil {
 		return err
@@ -112,7 +112,7 @@ func (p *Placer) CheckPod(ctx context.Context, s *agents.Sandbox) error {
 	return err
 }
 
-// checkOwned returns ErrNotOwned if an object is somebody else's.
+// checkOwned returns ErrNotOwned if the sandbox does not own an object.
 func (p *Placer) checkOwned(ctx context.Context, s *agents.Sandbox, o client.Object) error {
 	if err := p.cfg.Client.Get(ctx, client.ObjectKeyFromObject(o), o); err != nil {
 		return fmt.Errorf("read %T %s/%s: %w", o, s.Namespace, o.GetName(), err)

@@ -21,14 +21,14 @@ import (
 	"github.com/barchan-dev/barchan/internal/guest/envd"
 )
 
-// prepare tells the agent of a container that has started its token and environment, and returns the state then.
+// prepare sends token and environment to the agent of a container that has started, and returns the state after that.
 func (r *Runner) prepare(ctx context.Context, s *agents.Sandbox, pods []*corev1.Pod) (sandbox.Observed, error) {
 	s = s.DeepCopy()
 	s.Status.PodIPs = []string{pods[0].Status.PodIP}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	start := startOf(pods[0])
-	for pause := 10 * time.Millisecond; !r.told(s, start); pause *= 2 { // the status may not show yet that it was
+	for pause := 10 * time.Millisecond; !r.initialized(s, start); pause *= 2 { // the status may not show yet that it is
 		err := r.prepareOnce(ctx, s, start)
 		if err == nil {
 			break
@@ -72,7 +72,7 @@ func (r *Runner) initRequest(s *agents.Sandbox) envd.InitRequest {
 	return req
 }
 
-// send tells the agent of the container that started then what it must know.
+// send sends its request to the agent of the container that started then.
 func (r *Runner) send(ctx context.Context, s *agents.Sandbox, start time.Time) error {
 	req := r.initRequest(s)
 	if err := r.cfg.Agents.Bind(ctx, s, req); err != nil {
@@ -94,8 +94,8 @@ func fingerprint(req envd.InitRequest) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// told reports whether this process has told the agent of the container that started then all that it must know.
-func (r *Runner) told(s *agents.Sandbox, start time.Time) bool {
+// initialized reports whether the agent of the container that started then has accepted the current request of this process.
+func (r *Runner) initialized(s *agents.Sandbox, start time.Time) bool {
 	want := binding{start.Unix(), fingerprint(r.initRequest(s))}
 	r.mu.Lock()
 	defer r.mu.Unlock()

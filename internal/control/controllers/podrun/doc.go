@@ -8,8 +8,8 @@
 //
 // # Readiness
 //
-// A sandbox runs when its Pod runs and its agent has accepted the sandbox's token. The agent is told the token, and the environment of
-// a claim, once for each start of its container: the start that was told is status.barchan.startedAt.
+// A sandbox runs when its Pod runs and its agent has accepted the sandbox's token. The agent gets the token, and the environment of
+// a claim, once for each start of its container: status.barchan.startedAt is the start whose agent has it.
 //
 // # Locks
 //

@@ -34,7 +34,7 @@ const (
 	requestTimeout = time.Second
 )
 
-// Cache has what the API server told last.
+// Cache has the state that the API server sent last.
 type Cache interface {
 	// Sandbox returns a sandbox by name, an errs.ErrNotFound if there is none.
 	Sandbox(ctx context.Context, key types.NamespacedName) (*agents.Sandbox, error)
@@ -61,10 +61,10 @@ type Runner struct {
 	cfg Config
 
 	mu    sync.Mutex
-	bound map[types.NamespacedName]binding // what the agent of a sandbox was told last; +checklocks:mu
+	bound map[types.NamespacedName]binding // the last request that the agent of a sandbox accepted; +checklocks:mu
 }
 
-// binding is what an agent was told: to which start of its container, and a hash of the request.
+// binding identifies a request that an agent accepted: the start of its container, and a hash.
 type binding struct {
 	start       int64 // in seconds, as objects have it
 	fingerprint string
@@ -100,14 +100,14 @@ func (r *Runner) Ensure(ctx context.Context, s *agents.Sandbox) (sandbox.Observe
 	return r.prepare(ctx, s, pods)
 }
 
-// Bind tells the agent of a running sandbox what a claim has added to its object. A container that starts again has
-// forgotten that; its agent is told by Ensure.
+// Bind sends the agent of a running sandbox what a claim has added to its object. A container that starts again has
+// forgotten that; Ensure sends it again.
 func (r *Runner) Bind(ctx context.Context, s *agents.Sandbox) error {
 	start := time.Time{}
 	if s.Status.Barchan != nil && s.Status.Barchan.StartedAt != nil {
 		start = s.Status.Barchan.StartedAt.Time
 	}
-	if r.told(s, start) {
+	if r.initialized(s, start) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)

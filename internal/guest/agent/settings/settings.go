@@ -54,7 +54,7 @@ func New(cfg *envd.Config, acc account.Database) *Settings {
 	}
 	if s.user == "" {
 		s.user = envd.DefaultUser
-		if uid := os.Geteuid(); uid != 0 { // it can run programs as nobody else
+		if uid := os.Geteuid(); uid != 0 { // it can run programs as no other user
 			s.user = strconv.Itoa(uid)
 		} else if _, err := acc.Lookup(s.user); err != nil {
 			s.user = "root"

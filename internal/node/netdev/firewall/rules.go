@@ -19,7 +19,7 @@ import (
 // Names of sets. Those of IPv6 end in a 6.
 const (
 	setPorts     = "ports"     // who may send: link, hardware address, address
-	setNotPublic = "notpublic" // where nobody may send
+	setNotPublic = "notpublic" // where no sandbox may send
 	setReachable = "reachable" // exceptions from it
 	setResolvers = "resolvers" // who may be asked on port 53
 )

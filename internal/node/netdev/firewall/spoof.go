@@ -17,7 +17,7 @@ const (
 )
 
 // addDiscovery keeps ports from claiming, in packets that they send in their own name, addresses
-// that are not their own. That nobody may be a router is the input chain's matter.
+// that are not their own. The input chain prevents that a sandbox is a router.
 func (r *Rules) addDiscovery(conn *nftables.Conn, chain *nftables.Chain, ours []expr.Any) {
 	unlessOwn := func(family int, message []expr.Any, mac, address *expr.Payload) {
 		mac.DestRegister, mac.Len = regMAC, 6
