@@ -120,9 +120,9 @@ func checkToken(t *testing.T, port int) {
 func TestDetachRefusesAnInvalidConfiguration(t *testing.T) {
 	bin := buildAgent(t)
 	for config, want := range map[string]string{
-		`{"accessTokenSHA256":"x"}`:              "accessTokenSHA256: is not a SHA-256 in hex",
-		`{"open":true,"accessTokenSHA256":"00"}`: "accessTokenSHA256: cannot come with",
-		`{"nonesuch":1}`:                         "nonesuch",
+		`{"accessTokenSHA256":"x"}`:                    "accessTokenSHA256: is not a SHA-256 in hex",
+		`{"accessToken":"x","accessTokenSHA256":"00"}`: "accessTokenSHA256: cannot come with",
+		`{"nonesuch":1}`:                               "nonesuch",
 	} {
 		out, err := exec.CommandContext(t.Context(), bin, "-detach", config).CombinedOutput()
 		if err == nil || !strings.Contains(string(out), want) {

@@ -14,6 +14,8 @@ var openRoutes = map[string][]string{
 	envd.PathHealth: {http.MethodGet, http.MethodHead},
 	envd.PathFiles:  {http.MethodGet, http.MethodHead, http.MethodPost},
 	envd.PathInit:   {http.MethodPost},
+	// A client sends its token only after the response.
+	envd.PathIdentity: {http.MethodGet},
 	// It takes no input from its caller, see restored.go.
 	envd.PathRestored: {http.MethodPost},
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net"
 	"net/http"
 	"slices"
 
@@ -46,6 +47,7 @@ func (a *Agent) handler() http.Handler {
 		"POST " + envd.PathUnfreeze:  reply.NoContent,
 		"POST " + envd.PathRestored:  a.postRestored,
 		"GET " + envd.PathEntrypoint: a.getEntrypoint,
+		"GET " + envd.PathIdentity:   a.getIdentity,
 		"GET " + envd.PathLogs:       a.getLogs,
 		"GET " + envd.PathPorts:      a.getPorts,
 		"GET " + envd.PathConnect:    a.getConnect,
@@ -85,6 +87,24 @@ func (a *Agent) getEnvs(w http.ResponseWriter, _ *http.Request) error {
 
 func (a *Agent) getEntrypoint(w http.ResponseWriter, _ *http.Request) error {
 	return reply.JSON(w, a.entrypoint.status())
+}
+
+// getIdentity proves to a client which sandbox this is; see envd.PathIdentity.
+func (a *Agent) getIdentity(w http.ResponseWriter, r *http.Request) error {
+	nonce := r.URL.Query().Get(envd.QueryNonce)
+	if len(nonce) < envd.MinNonce || len(nonce) > envd.MaxNonce {
+		return reply.Refuse(http.StatusBadRequest, "%s: want %d to %d bytes", envd.QueryNonce, envd.MinNonce, envd.MaxNonce)
+	}
+	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	addr, err := envd.AddrOf(local)
+	if err != nil {
+		return err
+	}
+	proof := a.settings.Prove(nonce, addr)
+	if proof == (envd.IdentityProof{}) {
+		return reply.Refuse(http.StatusServiceUnavailable, "the agent does not know its token yet")
+	}
+	return reply.JSON(w, proof)
 }
 
 // postInit takes what is known only once the sandbox has an owner.

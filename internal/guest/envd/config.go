@@ -49,7 +49,7 @@ type Config struct {
 	AccessToken string `json:"accessToken,omitempty"`
 	// AccessTokenSHA256 guards an agent whose configuration others may read, as in the spec of a Pod: it is
 	// the SHA-256 of the token, in hex. The agent knows the token once an InitRequest brought it; until then
-	// it verifies no signature. It excludes AccessToken and Open.
+	// it verifies no signature. It excludes AccessToken. An Open agent uses it only to prove its identity.
 	AccessTokenSHA256 string `json:"accessTokenSHA256,omitempty"`
 	// Open disables the token check. It excludes AccessToken.
 	Open bool `json:"open,omitempty"`
@@ -110,8 +110,8 @@ func (c *Config) checkAccess() error {
 	if c.AccessTokenSHA256 == "" {
 		return nil
 	}
-	if c.Open || c.AccessToken != "" {
-		return fmt.Errorf("accessTokenSHA256: cannot come with an accessToken, or with open")
+	if c.AccessToken != "" {
+		return fmt.Errorf("accessTokenSHA256: cannot come with an accessToken")
 	}
 	if sum, err := hex.DecodeString(c.AccessTokenSHA256); err != nil || len(sum) != sha256.Size {
 		return fmt.Errorf("accessTokenSHA256: is not a SHA-256 in hex")

@@ -78,8 +78,8 @@ type InitRequest struct {
 	// AccessToken guards all later requests. Once set, another one is taken
 	// only from a caller that presents the old one.
 	AccessToken string `json:"accessToken,omitempty"`
-	// Open gives the token up, so that requests need none. It is
-	// our addition to the protocol, needs the token, and excludes AccessToken.
+	// Open has the agent accept requests without the token. With an AccessToken, the agent uses it only to
+	// prove its identity. Open is our addition to the protocol, and needs the token.
 	Open bool `json:"open,omitempty"`
 	// EnvVars are added to those known already, replacing those of the same
 	// name. Every process started afterwards has them.

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -193,5 +194,20 @@ func TestExitCodes(t *testing.T) {
 		if got := envd.ExitCode(c.end); got != c.want {
 			t.Errorf("%s: %d, want %d", c.end.GetStatus(), got, c.want)
 		}
+	}
+}
+
+// TestProveIdentity has the values of OpenSSL: agents of older versions must prove themselves to newer clients.
+func TestProveIdentity(t *testing.T) {
+	addr := netip.MustParseAddr("10.1.2.3")
+	if got := envd.ProveIdentity("secret", "", "ABCDEFGHIJKLMNOP", "i1", addr).Proof; got != "973a6126b43fc674357f394f47fb0858b859fa25a69998d07bdc56c8cd7e90e2" {
+		t.Errorf("by token: %s", got)
+	}
+	got := envd.ProveIdentity("", envd.TokenSHA256("secret"), "ABCDEFGHIJKLMNOP", "i1", netip.MustParseAddr("2001:db8::1"))
+	if want := (envd.IdentityProof{HashProof: "a089ae4f32e8593cd7ad69e259f78bde0180e9808edd3457193a52a19f9ac15f"}); got != want {
+		t.Errorf("by its hash: %+v", got)
+	}
+	if got := envd.ProveIdentity("secret", "", "ABCDEFGHIJKLMNOP", "i1", addr); got.HashProof != envd.ProveIdentity("", envd.TokenSHA256("secret"), "ABCDEFGHIJKLMNOP", "i1", addr).HashProof {
+		t.Errorf("an agent that knows its token proves another hash: %+v", got)
 	}
 }

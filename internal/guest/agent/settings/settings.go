@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -124,6 +125,13 @@ func (s *Settings) Verify(signature, path string, op envd.Operation, user string
 	return envd.Verify(signature, path, op, user, s.token, expiry, time.Now())
 }
 
+// Prove returns the response to a nonce that was received at an address of the sandbox.
+func (s *Settings) Prove(nonce string, addr netip.Addr) envd.IdentityProof {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return envd.ProveIdentity(s.token, s.hash, nonce, s.id, addr)
+}
+
 // Apply applies an /init request completely or not at all. presented is the token of the header. A
 // secured agent accepts a request with the token in the header or, so that a request can be repeated,
 // in the body. An agent without a token accepts its first one.
@@ -143,8 +151,11 @@ func (s *Settings) Apply(req envd.InitRequest, presented string) (applied bool, 
 		}
 		s.last = *req.Timestamp
 	}
-	if req.AccessToken != "" || req.Open {
-		s.token, s.hash, s.open = req.AccessToken, "", req.Open
+	if req.AccessToken != "" {
+		s.token, s.hash, s.open = req.AccessToken, "", false
+	}
+	if req.Open { // the token still proves the identity
+		s.open = true
 	}
 	if req.DefaultUser != "" {
 		s.user = req.DefaultUser
@@ -157,9 +168,6 @@ func (s *Settings) Apply(req envd.InitRequest, presented string) (applied bool, 
 }
 
 func (s *Settings) check(req envd.InitRequest) error {
-	if req.Open && req.AccessToken != "" {
-		return errors.New("open: cannot come with an accessToken")
-	}
 	for k, v := range req.EnvVars {
 		if err := CheckVariable(k, v); err != nil {
 			return fmt.Errorf("envVars: %w", err)
